@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// kubelet-authenticator is a client-go exec credential plugin for kubelets that attest which machine they run on.
+package main
+
+import (
+	"os"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/command"
+)
+
+// version and commit are set by the linker.
+var version, commit = "devel", "unknown"
+
+func main() {
+	os.Exit(command.Program{
+		Name:      "kubelet-authenticator",
+		Version:   version,
+		Commit:    commit,
+		Providers: providers(),
+	}.Main())
+}

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/insecure"
+)
+
+// providers are the ones that this binary carries.
+func providers() []provider.Factory {
+	return []provider.Factory{
+		insecure.Factory(),
+	}
+}

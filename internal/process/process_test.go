@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package process
+
+import (
+	"os"
+	"os/exec"
+	"testing"
+	"time"
+)
+
+func TestAliveSeesTheEndOfAProcess(t *testing.T) {
+	cmd := exec.Command("sleep", "1000")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	id, err := Of(cmd.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !id.Alive() || Parse(id.String()) != id {
+		t.Fatalf("%v: not alive, or not read back", id)
+	}
+	if (ID{PID: id.PID, Start: id.Start + 1}).Alive() {
+		t.Error("another process under the same pid counts as this one")
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	// Nobody has waited for it yet: a zombie is not alive.
+	for deadline := time.Now().Add(5 * time.Second); id.Alive(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("a zombie counts as alive")
+		}
+	}
+	_ = cmd.Wait()
+	if id.Alive() {
+		t.Error("a process that was waited for counts as alive")
+	}
+}
+
+func TestParseRefuses(t *testing.T) {
+	for _, s := range []string{"", "12", "0 5", "-1 5", "a b", "12 -5", "1 2 3"} {
+		if got := Parse(s); got != (ID{}) {
+			t.Errorf("Parse(%q) = %v, want nobody", s, got)
+		}
+	}
+	self, err := Of(os.Getpid())
+	if err != nil || !self.Alive() {
+		t.Errorf("self: %v, %v", self, err)
+	}
+}

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package authenticator
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+)
+
+// kubeadmBootstrapFile is the bootstrap kubeconfig that kubeadm writes and, once the kubelet is healthy, deletes.
+const kubeadmBootstrapFile = "/etc/kubernetes/bootstrap-kubelet.conf"
+
+// access is where a request goes and whose credential goes with it.
+type access struct {
+	config *rest.Config
+	// cluster is the one that the certificate will come from.
+	cluster cache.Origin
+	// credential says in words whose it is.
+	credential string
+	// own is set when it is the node's own certificate.
+	own bool
+}
+
+// ownAccess shows the node's certificate to the cluster asked for; where the question names none, to the one of the bootstrap
+// kubeconfig, or to the one that the certificate came from.
+func (o *Options) ownAccess(pair *cache.Pair) (access, error) {
+	a := access{credential: "the node's own certificate", own: true}
+	var err error
+	switch bootstrap, bootstrapErr := o.bootstrapAccess(); {
+	case o.exec.Cluster != nil:
+		a.cluster = *o.exec.origin()
+		a.config, err = o.exec.restConfig()
+	case bootstrapErr == nil:
+		a.cluster = bootstrap.cluster
+		a.config = rest.AnonymousClientConfig(bootstrap.config)
+		a.config.Proxy = bootstrap.config.Proxy
+	case pair.Origin != nil:
+		a.cluster = *pair.Origin
+		a.config, err = clusterConfig(*pair.Origin)
+	default:
+		err = errors.New("no cluster to ask: the certificate does not say which it came from")
+	}
+	if err != nil {
+		return access{}, &Failure{Configuration, "set provideClusterInfo: true in the kubeconfig's exec stanza", err}
+	}
+	a.config.UserAgent = o.UserAgent
+	a.config.CertData, a.config.KeyData = pair.Chain, pair.Key
+	return a, nil
+}
+
+// bootstrapAccess shows the bootstrap kubeconfig's credential to the server and the CA of that same kubeconfig, and to no other.
+func (o *Options) bootstrapAccess() (access, error) {
+	paths := []string{o.bootstrapKubeconfig}
+	if o.bootstrapKubeconfig == "" {
+		paths = []string{o.dir.File(cache.BootstrapFile), kubeadmBootstrapFile}
+	}
+	for _, path := range paths {
+		a, err := readBootstrap(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return access{}, err
+		}
+		a.config.UserAgent = o.UserAgent
+		if asked := o.exec.origin(); asked != nil {
+			if !asked.SameCluster(a.cluster) {
+				return access{}, &Failure{NoBootstrap, "give the bootstrap kubeconfig of the cluster that the kubelet's kubeconfig names",
+					fmt.Errorf("bootstrap kubeconfig %s: is for %s, but the kubelet asks for %s, with another CA", path, a.cluster.Server, asked.Server)}
+			}
+			a.cluster = *asked
+		}
+		return a, nil
+	}
+	return access{}, &Failure{NoBootstrap, "put a bootstrap kubeconfig there, or name one with --bootstrap-kubeconfig (kubeadm token create --print-join-command)",
+		fmt.Errorf("no bootstrap kubeconfig: %q: no such file", paths)}
+}
+
+// readBootstrap reads a kubeconfig and refuses what this program must not use. The error is fs.ErrNotExist where there is no file.
+func readBootstrap(path string) (access, error) {
+	wrong := func(hint string, err error) (access, error) {
+		return access{}, &Failure{Configuration, hint, fmt.Errorf("bootstrap kubeconfig %s: %w", path, err)}
+	}
+	kubeconfig, err := clientcmd.LoadFromFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return access{}, err
+	}
+	const shape = "it needs a current-context with an https server and a user with a token or a client certificate"
+	if err != nil {
+		return wrong(shape, errors.New("cannot be read as a kubeconfig")) // the cause may quote a token
+	}
+	if err := clientcmd.ResolveLocalPaths(kubeconfig); err != nil {
+		return wrong(shape, err)
+	}
+	if current, ok := kubeconfig.Contexts[kubeconfig.CurrentContext]; ok {
+		if user, ok := kubeconfig.AuthInfos[current.AuthInfo]; ok && (user.Exec != nil || user.AuthProvider != nil) {
+			return wrong("use a token or a client certificate: an exec plugin here could start this program for ever", errors.New("its user is an exec plugin"))
+		}
+		if cluster, ok := kubeconfig.Clusters[current.Cluster]; ok && cluster.InsecureSkipTLSVerify {
+			return wrong("set certificate-authority-data instead", errInsecureTLS)
+		}
+	}
+	config, err := clientcmd.NewDefaultClientConfig(*kubeconfig, &clientcmd.ConfigOverrides{}).ClientConfig()
+	if err != nil {
+		return wrong(shape, errors.New(oneLine(err.Error())))
+	}
+	if err := rest.LoadTLSFiles(config); err != nil {
+		return wrong(shape, err)
+	}
+	if config.BearerToken == "" && config.BearerTokenFile == "" && len(config.CertData) == 0 {
+		return wrong(shape, errors.New("its user has neither a token nor a client certificate"))
+	}
+	cluster := cache.Origin{Server: config.Host, TLSServerName: config.ServerName, CertificateAuthorityData: config.CAData}
+	if _, err := clusterConfig(cluster); err != nil {
+		return wrong(shape, err)
+	}
+	return access{config: config, cluster: cluster, credential: "bootstrap kubeconfig " + path}, nil
+}

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package command is the command line of kubelet-authenticator. An infrastructure provider calls Program.Main from a binary of its own,
+// with a provider of its own.
+package command
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"k8s.io/klog/v2"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
+)
+
+// Program is a binary's own part of the command line.
+type Program struct {
+	// Name is the binary's name, kubelet-authenticator-<provider>.
+	Name string
+	// Providers are those that the binary carries.
+	Providers []provider.Factory
+	// Version and Commit say which build it is; they go into the User-Agent and the version command.
+	Version, Commit string
+	// DefaultProvider is used where the operator names none; empty means that he has to.
+	DefaultProvider string
+	// OnStep, if set, is called before each step of a run and of a worker.
+	OnStep func(authenticator.Step)
+}
+
+// Process is what a main hands over of its process.
+type Process struct {
+	Args []string
+	// Stdout gets one JSON document, or what a person asked for.
+	Stdout, Stderr io.Writer
+	Getenv         func(string) string
+}
+
+// invocation is one call of the command line.
+type invocation struct {
+	Program
+	Process
+	root   *cobra.Command
+	config authenticator.Config // as the flags have it
+	file   string
+	dryRun bool
+	output string
+}
+
+// Run carries out a command line and returns the exit code (docs/exit-codes.md). What goes wrong is said on stderr, once.
+func (p Program) Run(ctx context.Context, process Process) int {
+	i := &invocation{Program: p, Process: process}
+	i.root = i.rootCommand()
+	if err := i.root.ExecuteContext(ctx); err != nil {
+		failure := authenticator.AsFailure(err)
+		i.say(failure)
+		return failure.Reason.Code()
+	}
+	return 0
+}
+
+// say tells a person of an error: one line, and one for what can be done.
+func (i *invocation) say(err error) {
+	_, _ = fmt.Fprintf(i.Stderr, "%s: %s\n", i.Name, strings.Join(strings.Fields(err.Error()), " "))
+	var failure *authenticator.Failure
+	if errors.As(err, &failure) && failure.Hint != "" {
+		_, _ = fmt.Fprintf(i.Stderr, "hint: %s\n", failure.Hint)
+	}
+}
+
+func (i *invocation) rootCommand() *cobra.Command {
+	root := &cobra.Command{
+		Use:   i.Name,
+		Short: "Print the node's client certificate as an ExecCredential, getting one with attestation where there is none",
+		Long: i.Name + ` is a client-go exec credential plugin: the kubelet's kubeconfig names it. It prints the node's client
+certificate as an ExecCredential. Where there is none, or it is due, a detached worker requests one through the
+Kubernetes CSR API, with evidence of which machine this is.
+
+Run it by hand with --dry-run to see what would be sent.`,
+		Args:          noArgs,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		RunE:          i.run,
+	}
+	root.SetArgs(i.Args)
+	root.SetOut(i.Stdout)
+	root.SetErr(i.Stderr)
+	root.CompletionOptions.HiddenDefaultCmd = true
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage(err) })
+	i.config = authenticator.DefaultConfig()
+	i.config.Provider = i.DefaultProvider
+	flags := root.PersistentFlags()
+	bind(flags, &i.config)
+	flags.StringVar(&i.file, "config", authenticator.DefaultConfigFile, "configuration file; read where it exists, and has to exist when named")
+	logs := flag.NewFlagSet("", flag.ContinueOnError)
+	klog.InitFlags(logs)
+	flags.AddGoFlag(logs.Lookup("v"))
+	flags.Lookup("v").Shorthand = "v"
+	flags.Lookup("v").Usage = "log verbosity, to stderr; a worker logs to a file in the certificate directory"
+	root.Flags().BoolVar(&i.dryRun, "dry-run", false, "for a person: show what would be sent and what the API server makes of it; write and create nothing")
+	root.Flags().StringVarP(&i.output, "output", "o", "", "with --dry-run: json or yaml prints the CertificateSigningRequest itself")
+	root.AddCommand(i.workerCommand(), i.versionCommand())
+	return root
+}
+
+func noArgs(c *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return usage(fmt.Errorf("unknown command or argument %q for %s", args[0], c.CommandPath()))
+	}
+	return nil
+}
+
+func usage(err error) error {
+	return &authenticator.Failure{Reason: authenticator.Usage, Hint: "see --help", Err: err}
+}
+
+// bind ties each setting to its flag.
+func bind(flags *pflag.FlagSet, c *authenticator.Config) {
+	flags.StringVar(&c.Provider, "provider", c.Provider, "attestation provider")
+	flags.StringVar(&c.NodeName, "node-name", c.NodeName, "name of this machine's Node (default: as the kubelet computes it)")
+	flags.StringVar(&c.ProviderID, "provider-id", c.ProviderID, "the machine's provider ID (default: as the provider finds it)")
+	flags.StringVar(&c.CertDir, "cert-dir", c.CertDir, "certificate directory")
+	flags.StringVar(&c.RuntimeDir, "runtime-dir", c.RuntimeDir, "directory for a note on the last answer; need not outlive a boot")
+	flags.StringVar(&c.BootstrapKubeconfig, "bootstrap-kubeconfig", c.BootstrapKubeconfig, "kubeconfig with the credential for the first certificate (default: bootstrap.kubeconfig in the certificate directory, then kubeadm's)")
+	flags.StringVar(&c.SignerName, "signer-name", c.SignerName, "signer to ask (default: the provider's)")
+	flags.DurationVar(&c.Expiration.Duration, "expiration", c.Expiration.Duration, "lifetime to ask for, 10m to 87600h; 0 leaves it to the signer")
+	flags.DurationVar(&c.WaitTimeout.Duration, "wait-timeout", c.WaitTimeout.Duration, "longest wait where there is no certificate to print")
+	flags.DurationVar(&c.RenewalWait.Duration, "renewal-wait", c.RenewalWait.Duration, "longest wait for a new certificate while the old one is valid")
+	flags.StringVar(&c.TPMDevice, "tpm-device", c.TPMDevice, "TPM device, or Unix socket of a software TPM (default: as the provider finds it)")
+}
+
+// options merges flags over the file over the defaults, and checks the result. The error is the Options' own, too: a Run
+// under it still prints a valid certificate.
+func (i *invocation) options() (authenticator.Options, error) {
+	exec, err := authenticator.ParseExecInfo(i.Getenv(authenticator.ExecInfoVariable))
+	if err != nil {
+		return authenticator.Options{}, err
+	}
+	given := i.root.PersistentFlags()
+	config, loadErr := authenticator.LoadConfig(i.file, !given.Changed("config"))
+	if config.Provider == "" {
+		config.Provider = i.DefaultProvider
+	}
+	merged := pflag.NewFlagSet("", pflag.ContinueOnError)
+	bind(merged, &config)
+	given.VisitAll(func(f *pflag.Flag) {
+		if f.Changed && merged.Lookup(f.Name) != nil {
+			_ = merged.Set(f.Name, f.Value.String()) // it was parsed once already
+		}
+	})
+	o, err := authenticator.NewOptions(config, i.Providers, exec)
+	if loadErr != nil {
+		o.Invalidate(loadErr)
+		err = loadErr
+	}
+	o.Parent = authenticator.Caller(exec)
+	o.UserAgent = i.Name + "/" + i.Version
+	o.OnStep = i.OnStep
+	return o, err
+}
+
+// run is what the kubelet calls.
+func (i *invocation) run(cmd *cobra.Command, _ []string) error {
+	if i.output != "" && (!i.dryRun || i.output != "json" && i.output != "yaml") {
+		return usage(fmt.Errorf("--output %q: goes with --dry-run, and is json or yaml", i.output))
+	}
+	o, err := i.options()
+	var failure *authenticator.Failure
+	if errors.As(err, &failure) && failure.Reason == authenticator.ExecAPI {
+		return err // there is no answer that client-go would understand
+	}
+	if i.dryRun {
+		return i.printDryRun(cmd.Context(), o)
+	}
+	o.StartWorker = i.startWorker
+	answer, err := authenticator.Run(cmd.Context(), o)
+	for _, remark := range answer.Remarks {
+		i.say(remark)
+	}
+	if err != nil {
+		return err
+	}
+	_, err = i.Stdout.Write(answer.Credential)
+	return err
+}

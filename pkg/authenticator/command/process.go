@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package command
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+)
+
+// Main runs the command line that the process was started with and returns its exit code. It is all that a main function has
+// to call.
+func (p Program) Main() int {
+	stdout, err := protect()
+	if err != nil {
+		_, _ = fmt.Fprintf(os.Stderr, "%s: %v\n", p.Name, err)
+		return authenticator.Unexpected.Code()
+	}
+	return p.Run(context.Background(), Process{Args: os.Args[1:], Stdout: stdout, Stderr: os.Stderr, Getenv: os.Getenv})
+}
+
+// protect makes the process fit to hold a key: no file it makes is readable by others, it leaves no core dump. It returns standard
+// output for the one answer; descriptor 1 is standard error from now on, so that nothing a dependency prints can garble it.
+func protect() (*os.File, error) {
+	syscall.Umask(0o077)
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		return nil, fmt.Errorf("prctl PR_SET_DUMPABLE: %w", err)
+	}
+	stdout, err := unix.FcntlInt(1, unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		return nil, fmt.Errorf("standard output: %w", err)
+	}
+	if err := unix.Dup3(2, 1, 0); err != nil {
+		return nil, fmt.Errorf("standard error: %w", err)
+	}
+	return os.NewFile(uintptr(stdout), "stdout"), nil
+}
+
+// logInto sends everything that would go to standard error into a file, a crash's stack included.
+func logInto(file *os.File) error {
+	return unix.Dup3(int(file.Fd()), 2, 0)
+}

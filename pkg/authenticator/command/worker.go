@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package command
+
+import (
+	"errors"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+)
+
+const (
+	workerName = "worker"
+	parentFlag = "parent"
+)
+
+// graceAfterDeadline is how long a worker that has overrun its deadline may take to write that down.
+const graceAfterDeadline = 5 * time.Second
+
+// startWorker starts this program again as a worker, with the flags that it was given itself.
+func (i *invocation) startWorker(parent process.ID) (process.ID, error) {
+	args := []string{workerName, "--" + parentFlag + "=" + parent.String()}
+	i.root.PersistentFlags().VisitAll(func(f *pflag.Flag) {
+		if f.Changed {
+			args = append(args, "--"+f.Name+"="+f.Value.String())
+		}
+	})
+	return authenticator.StartDetached(args)
+}
+
+func (i *invocation) workerCommand() *cobra.Command {
+	var parent string
+	c := &cobra.Command{
+		Use:    workerName,
+		Short:  "Get a certificate where one is wanted, and end; the root command starts this",
+		Hidden: true,
+		Args:   noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			o, err := i.options()
+			if err != nil {
+				return err
+			}
+			if cmd.Flags().Changed(parentFlag) {
+				o.Parent = process.Parse(parent)
+				i.logToFile(o)
+			}
+			return work(cmd, o)
+		},
+	}
+	c.Flags().StringVar(&parent, parentFlag, "", "process that asked: pid and start time; logs go to a file then")
+	return c
+}
+
+// work ends at the latest a little after the worker's deadline, whatever hangs.
+func work(cmd *cobra.Command, o authenticator.Options) error {
+	done := make(chan error, 1)
+	go func() { done <- authenticator.Work(cmd.Context(), o) }()
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(authenticator.WorkerDeadline + graceAfterDeadline):
+		return &authenticator.Failure{Reason: authenticator.WorkerUnavailable, Err: errors.New("worker: overran its deadline")}
+	}
+}
+
+// logToFile is a best effort: a full disk must not keep a worker from trying.
+func (i *invocation) logToFile(o authenticator.Options) {
+	if log, err := o.OpenLog(); err == nil {
+		_ = logInto(log)
+	}
+}

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package authenticator
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	kjson "sigs.k8s.io/json"
+	"sigs.k8s.io/yaml"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+)
+
+// DefaultConfigFile is read where it exists.
+const DefaultConfigFile = "/etc/kubelet-authenticator/config.yaml"
+
+// DefaultRuntimeDir is where the note about the last answer is kept. It need not outlive a boot.
+const DefaultRuntimeDir = "/run/kubelet-authenticator"
+
+const (
+	configAPIVersion = "authenticator.cluster.x-k8s.io/v1alpha1"
+	configKind       = "KubeletAuthenticatorConfiguration"
+)
+
+// Config is what the operator sets: the configuration file of kind KubeletAuthenticatorConfiguration,
+// authenticator.cluster.x-k8s.io/v1alpha1. Each field is also a flag, and the flag wins.
+type Config struct {
+	metav1.TypeMeta `json:",inline"`
+
+	// Provider names the attestation provider.
+	Provider string `json:"provider,omitempty"`
+	// NodeName is the Node's name; empty means as the kubelet computes it.
+	NodeName string `json:"nodeName,omitempty"`
+	// ProviderID is the machine's spec.providerID; empty lets the provider look.
+	ProviderID string `json:"providerID,omitempty"`
+	// CertDir is the certificate directory.
+	CertDir string `json:"certDir,omitempty"`
+	// RuntimeDir holds a note about the last answer, by which a rejected certificate is noticed.
+	RuntimeDir string `json:"runtimeDir,omitempty"`
+	// BootstrapKubeconfig is a kubeconfig file with the credential for the first certificate; empty means bootstrap.kubeconfig
+	// in CertDir, then /etc/kubernetes/bootstrap-kubelet.conf.
+	BootstrapKubeconfig string `json:"bootstrapKubeconfig,omitempty"`
+	// SignerName is the signer to ask; empty means the provider's.
+	SignerName string `json:"signerName,omitempty"`
+	// Expiration is the lifetime to ask for, 10 minutes to 10 years; 0 leaves it to the signer.
+	Expiration metav1.Duration `json:"expiration,omitzero"`
+	// WaitTimeout is the most that a run waits when it has no certificate to print.
+	WaitTimeout metav1.Duration `json:"waitTimeout,omitzero"`
+	// RenewalWait is the most that a run waits for a new certificate while the old one is still valid.
+	RenewalWait metav1.Duration `json:"renewalWait,omitzero"`
+	// TPMDevice is the path of the TPM device, or of a software TPM's socket; empty lets the provider look.
+	TPMDevice string `json:"tpmDevice,omitempty"`
+}
+
+// DefaultConfig returns what holds where nothing is set.
+func DefaultConfig() Config {
+	return Config{
+		CertDir:     cache.DefaultPath,
+		RuntimeDir:  DefaultRuntimeDir,
+		WaitTimeout: metav1.Duration{Duration: 30 * time.Second},
+		RenewalWait: metav1.Duration{Duration: time.Second},
+	}
+}
+
+// LoadConfig reads a configuration file over the defaults. A file that is not there is an error unless it is optional. On an error
+// the Config holds what could be read, so that the certificate directory may still be found.
+func LoadConfig(path string, optional bool) (Config, error) {
+	c := DefaultConfig()
+	data, err := os.ReadFile(path) //nolint:gosec // G304: the operator's file
+	if err != nil {
+		if optional && errors.Is(err, os.ErrNotExist) {
+			return c, nil
+		}
+		return c, &Failure{Configuration, "name an existing file with --config", fmt.Errorf("configuration file: %w", err)}
+	}
+	if err := ParseConfig(data, &c); err != nil {
+		return c, &Failure{Configuration, "see docs/configuration.md for the fields of " + configKind, fmt.Errorf("configuration file %s: %w", path, err)}
+	}
+	return c, nil
+}
+
+// ParseConfig decodes one YAML document strictly: unknown, doubled and differently-cased fields are errors.
+func ParseConfig(data []byte, into *Config) error {
+	asJSON, err := yaml.YAMLToJSONStrict(data)
+	if err != nil {
+		return errors.New(oneLine(err.Error()))
+	}
+	strict, err := kjson.UnmarshalStrict(asJSON, into)
+	if err = errors.Join(append(strict, err)...); err != nil {
+		return errors.New(oneLine(err.Error()))
+	}
+	if into.APIVersion != configAPIVersion || into.Kind != configKind {
+		return fmt.Errorf("is %.64q of %.64q, not %s of %s", into.Kind, into.APIVersion, configKind, configAPIVersion)
+	}
+	return nil
+}
+
+// oneLine folds a library's error of several lines.
+func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
+
+// checkSignerName applies the API server's rule: a domain of two segments or more, a slash, a path (certificates.k8s.io/v1,
+// spec.signerName).
+func checkSignerName(name string) error {
+	domain, path, ok := strings.Cut(name, "/")
+	if !ok || len(validation.IsDNS1123Subdomain(domain)) > 0 || !strings.Contains(domain, ".") || path == "" || len(name) > 571 {
+		return fmt.Errorf("signerName %.253q: must be like example.com/name, the domain with a dot", name)
+	}
+	return nil
+}

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package authenticator
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/url"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clientauthentication "k8s.io/client-go/pkg/apis/clientauthentication/v1"
+	"k8s.io/client-go/rest"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+)
+
+// ExecInfoVariable is the environment variable in which client-go says what it wants (client.authentication.k8s.io).
+const ExecInfoVariable = "KUBERNETES_EXEC_INFO"
+
+// The versions of the exec API that are answered, in the version asked for. Their fields are the same.
+const (
+	execGroup   = "client.authentication.k8s.io/"
+	execV1      = execGroup + "v1"
+	execV1beta1 = execGroup + "v1beta1"
+)
+
+// ExecAPIVersions returns the versions of the exec API that are answered.
+func ExecAPIVersions() []string { return []string{execV1, execV1beta1} }
+
+// ExecInfo is what client-go asks for. The zero value stands for a person's call by hand, and is answered in v1.
+type ExecInfo struct {
+	// APIVersion is the version to answer in.
+	APIVersion string
+	// Cluster is the cluster to authenticate to, nil where the kubeconfig lacks provideClusterInfo.
+	Cluster *clientauthentication.Cluster
+}
+
+// ParseExecInfo reads the value of ExecInfoVariable; an empty one is a call by hand. Errors are Failures with reason
+// ExecAPI.
+func ParseExecInfo(value string) (ExecInfo, error) {
+	if value == "" {
+		return ExecInfo{}, nil
+	}
+	var ask clientauthentication.ExecCredential
+	if err := json.Unmarshal([]byte(value), &ask); err != nil {
+		return ExecInfo{}, &Failure{ExecAPI, "the plugin is meant to be run by client-go; by hand, leave it unset",
+			fmt.Errorf("%s: not an ExecCredential in JSON", ExecInfoVariable)}
+	}
+	if ask.Kind != "ExecCredential" || ask.APIVersion != execV1 && ask.APIVersion != execV1beta1 {
+		return ExecInfo{}, &Failure{ExecAPI, "set apiVersion in the kubeconfig's exec stanza to " + execV1,
+			fmt.Errorf("%s: asks for %.64q of %.64q, not for an ExecCredential of %s or %s", ExecInfoVariable, ask.Kind, ask.APIVersion, execV1, execV1beta1)}
+	}
+	return ExecInfo{APIVersion: ask.APIVersion, Cluster: ask.Spec.Cluster}, nil
+}
+
+// origin returns the cluster asked for, nil if the question does not say.
+func (e ExecInfo) origin() *cache.Origin {
+	if e.Cluster == nil {
+		return nil
+	}
+	return &cache.Origin{
+		Server:                   e.Cluster.Server,
+		TLSServerName:            e.Cluster.TLSServerName,
+		CertificateAuthorityData: e.Cluster.CertificateAuthorityData,
+	}
+}
+
+// restConfig returns how to reach the cluster asked for, without a credential.
+func (e ExecInfo) restConfig() (*rest.Config, error) {
+	if e.Cluster.InsecureSkipTLSVerify {
+		return nil, errInsecureTLS
+	}
+	config, err := clusterConfig(*e.origin())
+	if err != nil {
+		return nil, err
+	}
+	if e.Cluster.ProxyURL != "" {
+		proxy, err := url.Parse(e.Cluster.ProxyURL)
+		if err != nil {
+			return nil, errors.New("proxy-url: cannot be parsed") // it may hold a password
+		}
+		config.Proxy = proxyFunc(proxy)
+	}
+	return config, nil
+}
+
+// render returns the ExecCredential with the certificate, in the version that was asked for.
+func (e ExecInfo) render(pair *cache.Pair, expiration time.Time) ([]byte, error) {
+	version := e.APIVersion
+	if version == "" {
+		version = execV1
+	}
+	credential := &clientauthentication.ExecCredential{
+		TypeMeta: metav1.TypeMeta{APIVersion: version, Kind: "ExecCredential"},
+		Status: &clientauthentication.ExecCredentialStatus{
+			ExpirationTimestamp:   &metav1.Time{Time: expiration},
+			ClientCertificateData: string(pair.Chain),
+			ClientKeyData:         string(pair.Key),
+		},
+	}
+	data, err := json.Marshal(credential)
+	if err != nil {
+		return nil, fmt.Errorf("print credential: %w", err)
+	}
+	return append(data, '\n'), nil
+}
+
+var errInsecureTLS = errors.New("insecure-skip-tls-verify is set; this program has no such mode")
+
+// clusterConfig returns how to reach a cluster, without a credential. Only HTTPS will do: a token must not travel in the
+// clear.
+func clusterConfig(cluster cache.Origin) (*rest.Config, error) {
+	u, err := url.Parse(cluster.Server)
+	if err != nil || u.Host == "" || !strings.EqualFold(u.Scheme, "https") {
+		return nil, fmt.Errorf("server %.253q: not an https URL", cluster.Server)
+	}
+	return &rest.Config{
+		Host:            cluster.Server,
+		TLSClientConfig: rest.TLSClientConfig{ServerName: cluster.TLSServerName, CAData: cluster.CertificateAuthorityData},
+	}, nil
+}

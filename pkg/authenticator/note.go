@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package authenticator
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
+)
+
+// note is what the last run answered. A run that finds the same parent asking again before the time it was given knows
+// that something made it ask: the API server answered 401. Nothing else tells a plugin why it is run.
+//
+// It is a best effort on a file system that need not outlive a boot: without it, a rejected certificate is served until it is
+// due.
+type note struct {
+	Parent process.ID `json:"parent"`
+	// NodeName and Certificate (its SHA-256) are what was printed.
+	NodeName    string `json:"nodeName"`
+	Certificate string `json:"certificate"`
+	// Until is the expirationTimestamp.
+	Until time.Time `json:"until"`
+	// Reviewed is when the API server was last asked about the certificate.
+	Reviewed time.Time `json:"reviewed,omitzero"`
+	// Rejected is set once it answered 401.
+	Rejected bool `json:"rejected,omitempty"`
+}
+
+// noteFile is the path of the note for one certificate directory.
+type noteFile string
+
+func newNoteFile(runtimeDir, certDir string) noteFile {
+	sum := sha256.Sum256([]byte(filepath.Clean(certDir)))
+	return noteFile(filepath.Join(runtimeDir, hex.EncodeToString(sum[:8])+".json"))
+}
+
+// read returns the note, the zero note where there is none that can be read.
+func (f noteFile) read() note {
+	var n note
+	data, err := os.ReadFile(string(f))
+	if err != nil || json.Unmarshal(data, &n) != nil {
+		return note{}
+	}
+	return n
+}
+
+// write replaces the note. Not durably: it may well be lost.
+func (f noteFile) write(n note) {
+	data, err := json.Marshal(n)
+	if err != nil {
+		return
+	}
+	dir := filepath.Dir(string(f))
+	temp, err := os.CreateTemp(dir, ".note-*")
+	if os.IsNotExist(err) && os.Mkdir(dir, 0o700) == nil {
+		temp, err = os.CreateTemp(dir, ".note-*")
+	}
+	if err != nil {
+		return
+	}
+	_, err = temp.Write(data)
+	if temp.Close() != nil || err != nil || os.Rename(temp.Name(), string(f)) != nil {
+		_ = os.Remove(temp.Name())
+	}
+}

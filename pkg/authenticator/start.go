@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package authenticator
+
+import (
+	"os"
+	"os/exec"
+	"strconv"
+	"syscall"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
+)
+
+// self is this program, even after an upgrade has replaced its file.
+const self = "/proc/self/exe"
+
+// StartDetached starts this program again with args, in a session of its own, its three descriptors on /dev/null and no other
+// inherited: the kubelet waits until nobody holds the plugin's standard output. It inherits the environment.
+func StartDetached(args []string) (process.ID, error) {
+	if err := closeOnExec(); err != nil {
+		return process.ID{}, err
+	}
+	cmd := exec.Command(self, args...) //nolint:gosec // G204: this very program
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return process.ID{}, err
+	}
+	id, err := process.Of(cmd.Process.Pid)
+	// Reap it should it end before this run does: a zombie would look like a worker to others.
+	go func() { _ = cmd.Wait() }()
+	if err != nil {
+		return process.ID{PID: cmd.Process.Pid}, nil // it has ended already
+	}
+	return id, nil
+}
+
+// closeOnExec marks whatever the caller left open in this process beside the three standard descriptors: a worker that held
+// a pipe of the caller's would keep it waiting.
+func closeOnExec() error {
+	open, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return err
+	}
+	for _, entry := range open {
+		if fd, err := strconv.Atoi(entry.Name()); err == nil && fd > 2 {
+			syscall.CloseOnExec(fd)
+		}
+	}
+	return nil
+}

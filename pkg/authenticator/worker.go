@@ -1,0 +1,392 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package authenticator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/klog/v2"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
+)
+
+// The steps of a worker.
+const (
+	StepLock    Step = "lock"
+	StepTidy    Step = "tidy"
+	StepPrepare Step = "prepare"
+	StepSave    Step = "save"
+	StepFile    Step = "file"
+	StepNote    Step = "note"
+	StepWait    Step = "wait"
+	StepCheck   Step = "check"
+	StepInstall Step = "install"
+	StepForget  Step = "forget"
+	StepRecord  Step = "record"
+)
+
+// lockWait is how long a worker waits for the lock: the run that started it holds it for an instant.
+const lockWait = 5 * time.Second
+
+// maxFilings is how many requests one worker files: one, unless requests are deleted under it.
+const maxFilings = 3
+
+// worker is one Work.
+type worker struct {
+	Options
+	lock   *cache.Lock
+	log    klog.Logger
+	result cache.Result
+	since  time.Time
+}
+
+// Work gets a new certificate where one is wanted, carrying on where the last worker stopped, and writes down how it ended. It
+// ends within WorkerDeadline if its context does. There is one worker at a time: another gets a Failure with reason WorkerUnavailable.
+func Work(ctx context.Context, o Options) error {
+	if o.invalid != nil {
+		return o.invalid
+	}
+	ctx, cancel := context.WithTimeout(ctx, WorkerDeadline)
+	defer cancel()
+	w := &worker{Options: o, log: klog.FromContext(ctx)}
+	if err := w.takeLock(ctx); err != nil {
+		return AsFailure(err)
+	}
+	defer w.lock.Unlock()
+	err := w.work(ctx)
+	return w.record(ctx, err)
+}
+
+// enter begins a step and ends the one before.
+func (w *worker) enter(s Step) {
+	now := time.Now()
+	if n := len(w.result.Phases); n > 0 {
+		w.result.Phases[n-1].Milliseconds = float64(now.Sub(w.since).Microseconds()) / 1000
+	}
+	w.result.Phases = append(w.result.Phases, cache.Phase{Name: string(s)})
+	w.since = now
+	w.log.V(1).Info("step", "name", s)
+	w.step(s)
+}
+
+func (w *worker) takeLock(ctx context.Context) error {
+	w.result.Started = w.now().UTC()
+	w.enter(StepLock)
+	ctx, cancel := context.WithTimeout(ctx, lockWait)
+	defer cancel()
+	lock, err := w.dir.WaitLock(ctx)
+	if err != nil {
+		return err
+	}
+	w.lock = lock
+	if w.result.Worker, err = process.Of(os.Getpid()); err == nil {
+		err = lock.NameWorker(w.result.Worker)
+	}
+	if err != nil {
+		lock.Unlock()
+	}
+	return err
+}
+
+// work is the way of a certificate from the wish to the file.
+func (w *worker) work(ctx context.Context) error {
+	s, wanted, err := w.tidy(ctx)
+	if err != nil || !wanted {
+		return err
+	}
+	to, err := w.access(s)
+	if err != nil {
+		return err
+	}
+	err = w.enrol(ctx, s, to)
+	if to.own && errors.Is(err, errRejected) {
+		// The one case in which the node's own certificate will never do again.
+		w.noteRejection(s)
+		if to, err = w.bootstrapAccess(); err == nil {
+			err = w.enrol(ctx, s, to)
+		}
+	}
+	return err
+}
+
+// tidy sets aside what cannot be used, and settles whether a certificate is wanted at all.
+func (w *worker) tidy(ctx context.Context) (s standing, wanted bool, err error) {
+	w.enter(StepTidy)
+	w.lock.Clean()
+	s = w.look()
+	if s.final {
+		return s, false, s.lack
+	}
+	if s.aside {
+		if err := w.setAside(cache.CurrentFile, s.lack); err != nil {
+			return s, false, err
+		}
+	}
+	if _, err := w.dir.State(); cache.IsUnusable(err) {
+		if err := w.setAside(cache.StateFile, err); err != nil {
+			return s, false, err
+		}
+	}
+	if s.elsewhere != nil && w.adopt(ctx, s.elsewhere) {
+		s = w.look()
+	}
+	if s.pair == nil || s.due != "" {
+		if s.nameErr != nil {
+			return s, false, &Failure{Configuration, "set --node-name", s.nameErr}
+		}
+		w.log.Info("a certificate is wanted", "node", s.node, "due", s.due, "lack", s.lack)
+		return s, true, nil
+	}
+	return s, false, w.lock.ForgetPending()
+}
+
+func (w *worker) setAside(name string, why error) error {
+	aside, err := w.dir.SetAside(name, w.now())
+	if err == nil {
+		w.log.Info("set aside", "file", aside, "why", why.Error())
+	}
+	return err
+}
+
+// adopt keeps a certificate that seems to be of another cluster if the cluster asked for takes it for this node: its CA was replaced, and
+// this node has not heard of the bundle with both.
+func (w *worker) adopt(ctx context.Context, pair *cache.Pair) bool {
+	ctx, cancel := context.WithTimeout(ctx, 5*reviewTimeout)
+	defer cancel()
+	username, status, err := w.review(ctx, pair)
+	if err != nil || status != http.StatusCreated || username != pair.Leaf.Subject.CommonName {
+		return false
+	}
+	adopted := *pair
+	adopted.Origin = w.exec.origin()
+	w.log.Info("the cluster has a new CA and takes the certificate", "server", adopted.Origin.Server)
+	return w.lock.Install(&adopted) == nil
+}
+
+// access is the node's own certificate where that may ask for the next one, else the bootstrap credential.
+func (w *worker) access(s standing) (access, error) {
+	if s.pair != nil && !s.rejected && w.renews() {
+		return w.ownAccess(s.pair)
+	}
+	return w.bootstrapAccess()
+}
+
+// enrol files a request, or takes up the pending one, until it comes to something.
+func (w *worker) enrol(ctx context.Context, s standing, to access) error {
+	client, err := csr.NewClient(to.config)
+	if err != nil {
+		return &Failure{Configuration, "check the kubeconfig", err}
+	}
+	pending, err := w.resume(s, to)
+	for range maxFilings {
+		if err == nil && pending == nil {
+			pending, err = w.prepare(ctx, s, to)
+		}
+		if err != nil {
+			return err
+		}
+		request, err := w.file(ctx, client, pending, to)
+		if err != nil {
+			return err
+		}
+		if request != nil {
+			decision, err := w.wait(ctx, client, request, pending, to)
+			if err != nil {
+				return err
+			}
+			if decision.Outcome != csr.Deleted {
+				return w.conclude(decision, request, pending)
+			}
+		}
+		w.log.Info("the request is gone, filing another", "request", w.result.Request)
+		if err := w.lock.ForgetPending(); err != nil {
+			return err
+		}
+		pending = nil
+	}
+	return &Failure{RequestFailed, "find who deletes CertificateSigningRequests", fmt.Errorf("CertificateSigningRequest %s: deleted, and %d before it", w.result.Request, maxFilings-1)}
+}
+
+// resume returns the pending request if it still is what is wanted, else nil.
+func (w *worker) resume(s standing, to access) (*cache.Pending, error) {
+	pending, err := w.dir.Pending()
+	if cache.IsUnusable(err) {
+		return nil, w.setAside(cache.PendingFile, err)
+	}
+	if err != nil || pending == nil {
+		return nil, err
+	}
+	key, err := csr.ParseKey(pending.Key)
+	wanted := err == nil && pending.Provider == w.provider.Name() && pending.NodeName == s.node &&
+		(w.providerID == "" || pending.ProviderID == w.providerID) &&
+		pending.SignerName == w.signerName && equal(pending.ExpirationSeconds, w.expirationSeconds) &&
+		pending.Cluster.SameCluster(to.cluster)
+	// A crash between installing and forgetting leaves a request behind that has been served.
+	served := err == nil && s.pair != nil && cache.SameKey(s.pair.Leaf, key.Public())
+	if wanted && !served {
+		w.log.Info("taking up the pending request", "request", pending.Requests[len(pending.Requests)-1].Name)
+		return pending, nil
+	}
+	return nil, w.lock.ForgetPending()
+}
+
+func equal(a, b *int32) bool { return a == b || a != nil && b != nil && *a == *b }
+
+// file makes sure that the API server has the request; nil means that it had it once and has it no more.
+func (w *worker) file(ctx context.Context, client *csr.Client, pending *cache.Pending, to access) (*certificatesv1.CertificateSigningRequest, error) {
+	w.enter(StepFile)
+	last := &pending.Requests[len(pending.Requests)-1]
+	w.result.Request = last.Name
+	key, err := csr.ParseKey(pending.Key)
+	if err != nil {
+		return nil, err
+	}
+	var request *certificatesv1.CertificateSigningRequest
+	if last.UID == "" {
+		request, err = client.File(ctx, csr.Object(last.Name, pending.SignerName, last.Request, key.Public(), pending.ExpirationSeconds))
+	} else {
+		request, err = client.Get(ctx, last.Name, last.Request)
+	}
+	switch {
+	case apierrors.IsNotFound(err) && last.UID != "", errors.Is(err, csr.ErrNotOurs):
+		return nil, nil
+	case err != nil:
+		return nil, w.apiFailure(err, to)
+	}
+	if last.UID != string(request.UID) {
+		w.enter(StepNote)
+		last.UID = string(request.UID)
+		if err := w.lock.SetPending(pending); err != nil {
+			return nil, err
+		}
+		w.log.Info("filed", "request", last.Name, "signer", pending.SignerName, "server", to.config.Host, "credential", to.credential)
+	}
+	return request, nil
+}
+
+// wait watches the request until something has become of it.
+func (w *worker) wait(ctx context.Context, client *csr.Client, request *certificatesv1.CertificateSigningRequest, pending *cache.Pending, to access) (csr.Decision, error) {
+	w.enter(StepWait)
+	decision, err := client.Wait(ctx, request)
+	if ctx.Err() != nil {
+		return decision, &Failure{WaitingForSigner, "see: kubectl describe csr " + request.Name,
+			fmt.Errorf("CertificateSigningRequest %s: signer %s has not issued a certificate yet", request.Name, pending.SignerName)}
+	}
+	if err != nil {
+		return decision, w.apiFailure(err, to)
+	}
+	return decision, nil
+}
+
+// conclude takes what has become of the request: a certificate is checked and installed, anything else is a failure. The pending
+// request has then served its time.
+func (w *worker) conclude(decision csr.Decision, request *certificatesv1.CertificateSigningRequest, pending *cache.Pending) error {
+	pair, err := w.check(decision, request, pending)
+	if err == nil {
+		w.enter(StepInstall)
+		if err := w.lock.Install(pair); err != nil {
+			return err
+		}
+		w.log.Info("installed", "node", pending.NodeName, "notAfter", pair.Leaf.NotAfter)
+	}
+	w.enter(StepForget)
+	if forgetErr := w.lock.ForgetPending(); err == nil {
+		err = forgetErr
+	}
+	return err
+}
+
+// check turns a decision into a certificate that may be installed, or says why not.
+func (w *worker) check(decision csr.Decision, request *certificatesv1.CertificateSigningRequest, pending *cache.Pending) (*cache.Pair, error) {
+	w.enter(StepCheck)
+	why := func(reason Reason, verb, hint string) error {
+		return &Failure{reason, hint, fmt.Errorf("CertificateSigningRequest %s: %s by signer %s: %q: %q", request.Name, verb, request.Spec.SignerName, decision.Reason, decision.Message)}
+	}
+	switch decision.Outcome {
+	case csr.Denied:
+		return nil, why(RequestDenied, "denied", "ask whoever runs the approver; a new request follows after a pause")
+	case csr.Failed:
+		return nil, why(RequestFailed, "failed", "ask whoever runs the signer; a new request follows after a pause")
+	case csr.Issued:
+		return w.checkIssued(decision.Certificate, request.Name, pending)
+	default:
+		return nil, fmt.Errorf("CertificateSigningRequest %s: unknown outcome %d", request.Name, decision.Outcome)
+	}
+}
+
+// checkIssued accepts a certificate only if its key is ours and it is for this node, for client authentication, and valid now.
+func (w *worker) checkIssued(certificate []byte, name string, pending *cache.Pending) (*cache.Pair, error) {
+	key, err := csr.ParseKey(pending.Key)
+	if err != nil {
+		return nil, err
+	}
+	chain, leaf, err := csr.ParseCertificates(certificate)
+	switch {
+	case err != nil:
+		err = &cache.UnusableError{Problem: err.Error()}
+	case !cache.SameKey(leaf, key.Public()):
+		err = &cache.UnusableError{Problem: "it is for another key"}
+	default:
+		err = cache.CheckNodeCertificate(leaf, pending.NodeName, w.now())
+	}
+	if err != nil {
+		return nil, AsFailure(fmt.Errorf("CertificateSigningRequest %s: issued %w", name, err))
+	}
+	return &cache.Pair{Chain: chain, Key: pending.Key, Leaf: leaf, Origin: &pending.Cluster}, nil
+}
+
+// errRejected says that the API server does not know the node's own certificate.
+var errRejected = errors.New("the API server rejects the node's certificate")
+
+func (w *worker) apiFailure(err error, to access) error {
+	if to.own && apierrors.IsUnauthorized(err) {
+		return fmt.Errorf("%w: %w", errRejected, err)
+	}
+	return apiFailure(err, to.credential)
+}
+
+// noteRejection tells the runs, and the next worker, that the certificate is rejected.
+func (w *worker) noteRejection(s standing) {
+	n := s.note
+	n.Certificate, n.NodeName = s.pair.Fingerprint(), s.pair.NodeName()
+	n.Rejected, n.Reviewed = true, w.now()
+	w.note.write(n)
+}
+
+// record writes down how the worker ended, and when the next one may begin.
+func (w *worker) record(ctx context.Context, err error) error {
+	w.enter(StepRecord)
+	state, stateErr := w.dir.State()
+	if stateErr != nil {
+		state = &cache.State{}
+	}
+	w.result.Finished = w.now().UTC()
+	if err == nil {
+		state.Failures, state.NextAttempt = 0, time.Time{}
+	} else {
+		failure := AsFailure(err)
+		w.result.Reason, w.result.Message, w.result.Hint = string(failure.Reason), failure.Error(), failure.Hint
+		cause := failure.Reason.info().backOff
+		if cause != none {
+			state.Failures++
+		}
+		state.NextAttempt = time.Time{}
+		if wait := cause.delay(state.Failures, rand.Float64()); wait > 0 { //nolint:gosec // G404: jitter
+			state.NextAttempt = w.result.Finished.Add(wait)
+		}
+		err = failure
+		w.log.Info("failed", "reason", failure.Reason, "cause", failure.Error(), "nextAttempt", state.NextAttempt)
+	}
+	state.Last = &w.result
+	return errors.Join(err, w.lock.SetState(state))
+}

@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package cache is the certificate directory of the plugin: the current certificate, the request under way, the last
+// result and the worker's lock. It knows bytes and X.509, not Kubernetes.
+//
+// Readers take no lock: each file is replaced as a whole. Only the holder of the lock writes.
+package cache
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sort"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// DefaultPath is the certificate directory unless the operator names another. It is not below /var/lib/kubelet, which CSI
+// drivers mount into pods.
+const DefaultPath = "/var/lib/kubelet-authenticator"
+
+// The files of the directory.
+const (
+	CurrentFile   = "kubelet-authenticator-current.pem"
+	PendingFile   = "kubelet-authenticator-pending.json"
+	StateFile     = "kubelet-authenticator-state.json"
+	LockFile      = "kubelet-authenticator.lock"
+	LogFile       = "kubelet-authenticator-worker.log"
+	BootstrapFile = "bootstrap.kubeconfig"
+)
+
+const (
+	// maxFileSize bounds every file that is read, in bytes.
+	maxFileSize = 1 << 20
+	// keptAside is how many files set aside are kept per name.
+	keptAside = 3
+
+	asideMark = ".set-aside-"
+	tempMark  = ".tmp-"
+)
+
+// Dir is a certificate directory.
+type Dir struct{ path string }
+
+// At returns the certificate directory at path. It touches nothing.
+func At(path string) Dir { return Dir{path: filepath.Clean(path)} }
+
+// Path returns where the directory is.
+func (d Dir) Path() string { return d.path }
+
+// File returns the path of one of the directory's files.
+func (d Dir) File(name string) string { return filepath.Join(d.path, name) }
+
+// ForeignDirError says that the directory cannot be trusted: someone else could put a file in it. It is never repaired
+// and never moved: it may be somebody's.
+type ForeignDirError struct{ Path, Problem string }
+
+func (e *ForeignDirError) Error() string {
+	return fmt.Sprintf("certificate directory %s: %s", e.Path, e.Problem)
+}
+
+// WriteError says that something in the directory could not be written: a full or read-only disk, or missing rights.
+type WriteError struct {
+	Path string
+	Err  error
+}
+
+func (e *WriteError) Error() string { return fmt.Sprintf("write %s: %v", e.Path, bare(e.Err)) }
+func (e *WriteError) Unwrap() error { return e.Err }
+
+// bare drops the operation and path of a file system error, which our own errors name already.
+func bare(err error) error {
+	var path *fs.PathError
+	if errors.As(err, &path) {
+		return path.Err
+	}
+	var link *os.LinkError
+	if errors.As(err, &link) {
+		return link.Err
+	}
+	return err
+}
+
+// Check returns a *ForeignDirError if others than this user and root may write into the directory, and an error that is
+// fs.ErrNotExist where there is none. It changes nothing.
+func (d Dir) Check() error {
+	info, err := os.Stat(d.path)
+	if err != nil {
+		if errors.Is(err, syscall.ENOTDIR) {
+			return &ForeignDirError{d.path, "a part of its path is not a directory"}
+		}
+		return fmt.Errorf("certificate directory %s: %w", d.path, bare(err))
+	}
+	switch {
+	case !info.IsDir():
+		return &ForeignDirError{d.path, "is not a directory"}
+	case !ownedByUs(info):
+		return &ForeignDirError{d.path, "belongs to another user"}
+	case info.Mode().Perm()&0o022 != 0:
+		return &ForeignDirError{d.path, fmt.Sprintf("others may write into it (mode %04o)", info.Mode().Perm())}
+	}
+	return nil
+}
+
+// Create makes the directory where there is none and closes it to readers.
+func (d Dir) Create() error {
+	if err := os.MkdirAll(d.path, 0o700); err != nil {
+		if errors.Is(err, syscall.ENOTDIR) {
+			return d.Check()
+		}
+		return &WriteError{d.path, err}
+	}
+	if err := d.Check(); err != nil {
+		return err
+	}
+	info, err := os.Stat(d.path)
+	if err != nil {
+		return fmt.Errorf("certificate directory %s: %w", d.path, bare(err))
+	}
+	if info.Mode().Perm() != 0o700 {
+		if err := os.Chmod(d.path, 0o700); err != nil { //nolint:gosec // G302: a directory needs x
+			return &WriteError{d.path, err}
+		}
+	}
+	return nil
+}
+
+// UntrustedFileError says that a file is not one that this program wrote, or may have been changed since.
+type UntrustedFileError struct{ Path, Problem string }
+
+func (e *UntrustedFileError) Error() string { return fmt.Sprintf("%s: %s", e.Path, e.Problem) }
+
+// DamagedFileError says that a file's content makes no sense. It quotes nothing: the content may be a key.
+type DamagedFileError struct{ Path, Problem string }
+
+func (e *DamagedFileError) Error() string { return fmt.Sprintf("%s: %s", e.Path, e.Problem) }
+
+// read returns a file's content and whether others may read it. The error is fs.ErrNotExist, an *UntrustedFileError, or one of the
+// file system.
+func (d Dir) read(name string) (data []byte, exposed bool, err error) {
+	path := d.File(name)
+	// O_NONBLOCK: opening a fifo must not wait for a writer.
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		if errors.Is(err, syscall.ELOOP) {
+			return nil, false, &UntrustedFileError{path, "is a symbolic link"}
+		}
+		return nil, false, fmt.Errorf("%s: %w", path, bare(err))
+	}
+	defer func() { _ = f.Close() }()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, false, fmt.Errorf("%s: %w", path, bare(err))
+	}
+	switch {
+	case !info.Mode().IsRegular():
+		return nil, false, &UntrustedFileError{path, "is not a regular file"}
+	case !ownedByUs(info):
+		return nil, false, &UntrustedFileError{path, "belongs to another user"}
+	case info.Mode().Perm()&0o022 != 0:
+		return nil, false, &UntrustedFileError{path, fmt.Sprintf("others may write it (mode %04o)", info.Mode().Perm())}
+	case info.Size() > maxFileSize:
+		return nil, false, &UntrustedFileError{path, fmt.Sprintf("is larger than %d bytes", maxFileSize)}
+	}
+	data, err = io.ReadAll(io.LimitReader(f, maxFileSize))
+	if err != nil {
+		return nil, false, fmt.Errorf("%s: %w", path, bare(err))
+	}
+	return data, info.Mode().Perm()&0o044 != 0, nil
+}
+
+// write replaces a file as a whole: after a crash at any point either the old or the new content is there, durably once
+// write has returned nil. Errors are *WriteError.
+func (d Dir) write(name string, data []byte) (err error) {
+	path := d.File(name)
+	f, err := os.CreateTemp(d.path, "."+name+tempMark+"*") // mode 0600
+	if err != nil {
+		return &WriteError{path, err}
+	}
+	defer func() {
+		if err != nil {
+			_ = f.Close()
+			_ = os.Remove(f.Name())
+			err = &WriteError{path, err}
+		}
+	}()
+	if _, err := f.Write(data); err != nil {
+		return err
+	}
+	if err := f.Sync(); err != nil {
+		return err
+	}
+	if err := f.Close(); err != nil {
+		return err
+	}
+	if err := os.Rename(f.Name(), path); err != nil {
+		return err
+	}
+	return d.sync()
+}
+
+// remove deletes a file durably. A file that is not there is no error.
+func (d Dir) remove(name string) error {
+	err := os.Remove(d.File(name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err == nil {
+		err = d.sync()
+	}
+	if err != nil {
+		return &WriteError{d.File(name), err}
+	}
+	return nil
+}
+
+// sync makes renames and removals in the directory durable.
+func (d Dir) sync() error {
+	f, err := os.Open(d.path)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	return f.Sync()
+}
+
+// SetAside renames a file that cannot be used, so that an administrator can look at it, and keeps the last few of them. The
+// caller holds the lock. Nothing is lost: what was valid stays readable under its new name, which is returned.
+func (d Dir) SetAside(name string, now time.Time) (string, error) {
+	path := d.File(name)
+	aside := path + asideMark + now.UTC().Format("20060102T150405.000000000Z")
+	if err := os.Rename(path, aside); err != nil {
+		return "", &WriteError{path, err}
+	}
+	old, err := filepath.Glob(path + asideMark + "*")
+	if err == nil {
+		sort.Strings(old) // the time in the name sorts
+		for len(old) > keptAside {
+			_ = os.RemoveAll(old[0])
+			old = old[1:]
+		}
+	}
+	return aside, d.sync()
+}
+
+// IsUnusable reports whether err means that a file is there but must be set aside: damaged or not to be trusted.
+func IsUnusable(err error) bool {
+	var untrusted *UntrustedFileError
+	var damaged *DamagedFileError
+	return errors.As(err, &untrusted) || errors.As(err, &damaged)
+}
+
+// OpenLog opens the worker's log for appending and starts it afresh once it is larger than 1 MiB.
+func (d Dir) OpenLog() (*os.File, error) {
+	path := d.File(LogFile)
+	if info, err := os.Lstat(path); err == nil && (!info.Mode().IsRegular() || info.Size() > maxFileSize) {
+		if err := os.Rename(path, strings.TrimSuffix(path, ".log")+".old.log"); err != nil {
+			return nil, &WriteError{path, err}
+		}
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND|syscall.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, &WriteError{path, err}
+	}
+	return f, nil
+}
+
+// ownedByUs reports whether this user or root owns a file.
+func ownedByUs(info fs.FileInfo) bool {
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	return ok && (stat.Uid == 0 || int(stat.Uid) == os.Geteuid())
+}

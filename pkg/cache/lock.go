@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cache
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/gofrs/flock"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
+)
+
+// ErrLocked says that another process holds the lock.
+var ErrLocked = errors.New("the lock is held by another process")
+
+// Lock is the right to write into the directory. It ends with the process that holds it, however that ends.
+//
+// Its file names the worker. A run that finds the lock free and no such process alive starts a worker, and names it
+// there before it lets the lock go: so however many runs there are, there is one worker.
+type Lock struct {
+	dir   Dir
+	flock *flock.Flock
+}
+
+// TryLock takes the lock or returns ErrLocked. It creates the directory.
+func (d Dir) TryLock() (*Lock, error) {
+	l, err := d.newLock()
+	if err != nil {
+		return nil, err
+	}
+	ok, err := l.flock.TryLock()
+	return l.taken(ok, err)
+}
+
+// WaitLock takes the lock, waiting for it until ctx ends.
+func (d Dir) WaitLock(ctx context.Context) (*Lock, error) {
+	l, err := d.newLock()
+	if err != nil {
+		return nil, err
+	}
+	ok, err := l.flock.TryLockContext(ctx, 5*time.Millisecond)
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+		err = nil
+	}
+	return l.taken(ok, err)
+}
+
+func (d Dir) newLock() (*Lock, error) {
+	if err := d.Create(); err != nil {
+		return nil, err
+	}
+	// A link or a directory in the lock's place would be followed, or fail for ever.
+	if info, err := os.Lstat(d.File(LockFile)); err == nil && !info.Mode().IsRegular() {
+		if _, err := d.SetAside(LockFile, time.Now()); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return nil, err
+		}
+	}
+	return &Lock{dir: d, flock: flock.New(d.File(LockFile), flock.SetFlag(os.O_CREATE|os.O_RDWR|syscall.O_NOFOLLOW))}, nil
+}
+
+func (l *Lock) taken(ok bool, err error) (*Lock, error) {
+	if err != nil {
+		_ = l.flock.Close()
+		return nil, &WriteError{l.dir.File(LockFile), err}
+	}
+	if !ok {
+		_ = l.flock.Close()
+		return nil, fmt.Errorf("%s: %w", l.dir.File(LockFile), ErrLocked)
+	}
+	return l, nil
+}
+
+// Unlock gives the lock back.
+func (l *Lock) Unlock() { _ = l.flock.Close() }
+
+// Clean removes what a crash in the middle of a write left behind.
+func (l *Lock) Clean() {
+	leftovers, err := filepath.Glob(l.dir.File(".*" + tempMark + "*"))
+	if err != nil {
+		return
+	}
+	for _, path := range leftovers {
+		_ = os.Remove(path) // worth no failure: the next worker tries again
+	}
+}
+
+// NameWorker writes down which process is the worker.
+func (l *Lock) NameWorker(id process.ID) error {
+	path := l.dir.File(LockFile)
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC|syscall.O_NOFOLLOW, 0)
+	if err != nil {
+		return &WriteError{path, err}
+	}
+	_, err = f.WriteString(id.String() + "\n")
+	if err = errors.Join(err, f.Close()); err != nil {
+		return &WriteError{path, err}
+	}
+	return nil
+}
+
+// Worker returns the process last named as the worker, the zero ID if there is none. Whether it lives is for the caller to
+// ask; that it lives does not prove that it holds the lock.
+func (d Dir) Worker() process.ID {
+	data, _, err := d.read(LockFile)
+	if err != nil {
+		return process.ID{}
+	}
+	return process.Parse(string(data))
+}

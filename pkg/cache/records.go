@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cache
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"io/fs"
+	"time"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
+)
+
+// recordVersion is the version of the two JSON files. A file of another version is set aside.
+const recordVersion = 1
+
+// Pending is the request under way. It is written before the network call that it speaks of, so that whoever comes after a
+// crash carries on with the same key and the same names instead of asking twice.
+type Pending struct {
+	Version int `json:"version"`
+	// What was asked for, to notice that the operator has since changed his mind.
+	Provider          string `json:"provider"`
+	NodeName          string `json:"nodeName"`
+	ProviderID        string `json:"providerID,omitempty"`
+	SignerName        string `json:"signerName"`
+	ExpirationSeconds *int32 `json:"expirationSeconds,omitempty"`
+	// Cluster is where the requests were filed.
+	Cluster Origin `json:"cluster"`
+	// Key is the private key in PEM. It is never logged.
+	Key []byte `json:"key"`
+	// Requests are the CertificateSigningRequests in flight, in the order in which they are filed. One, unless the provider's
+	// protocol has more rounds.
+	Requests []PendingRequest `json:"requests"`
+}
+
+// PendingRequest is one CertificateSigningRequest in flight.
+type PendingRequest struct {
+	// Name is the object's name, random and chosen here.
+	Name string `json:"name"`
+	// UID is the object's UID once the API server has shown it; empty while it is not known to exist.
+	UID string `json:"uid,omitempty"`
+	// Request is spec.request. An object of that name is ours only if it holds these very bytes.
+	Request []byte `json:"request"`
+	// Filed is when the name was written down.
+	Filed time.Time `json:"filed"`
+}
+
+// State is how the last worker ended, and when the next may begin.
+type State struct {
+	Version int `json:"version"`
+	// Last is nil until a worker has come to an end.
+	Last *Result `json:"last,omitempty"`
+	// Failures counts the workers that failed, one after the other.
+	Failures int `json:"failures,omitempty"`
+	// NextAttempt is the time before which no worker is to be started.
+	NextAttempt time.Time `json:"nextAttempt,omitzero"`
+}
+
+// Result is how one worker ended.
+type Result struct {
+	// Worker is the process it was.
+	Worker process.ID `json:"worker"`
+	// Reason is the name of the reason for its failure, empty after a success.
+	Reason  string `json:"reason,omitempty"`
+	Message string `json:"message,omitempty"`
+	Hint    string `json:"hint,omitempty"`
+	// Request is the name of the last CertificateSigningRequest it worked on.
+	Request  string    `json:"request,omitempty"`
+	Started  time.Time `json:"started"`
+	Finished time.Time `json:"finished"`
+	// Phases are the steps it went through, in order.
+	Phases []Phase `json:"phases,omitempty"`
+}
+
+// Phase is the time one step took.
+type Phase struct {
+	Name         string  `json:"name"`
+	Milliseconds float64 `json:"milliseconds"`
+}
+
+// ParsePending reads a pending file strictly.
+func ParsePending(data []byte) (*Pending, error) {
+	var p Pending
+	if err := decodeRecord(data, &p); err != nil {
+		return nil, err
+	}
+	if p.Version != recordVersion {
+		return nil, errors.New("it was written by another version of this program")
+	}
+	if p.NodeName == "" || p.Provider == "" || p.SignerName == "" || p.Cluster.Server == "" || len(p.Key) == 0 || len(p.Requests) == 0 {
+		return nil, errors.New("it is incomplete")
+	}
+	for _, r := range p.Requests {
+		if r.Name == "" || len(r.Request) == 0 {
+			return nil, errors.New("it is incomplete")
+		}
+	}
+	return &p, nil
+}
+
+// ParseState reads a state file strictly.
+func ParseState(data []byte) (*State, error) {
+	var s State
+	if err := decodeRecord(data, &s); err != nil {
+		return nil, err
+	}
+	if s.Version != recordVersion || s.Failures < 0 {
+		return nil, errors.New("it was written by another version of this program")
+	}
+	return &s, nil
+}
+
+// decodeRecord never quotes the content, which may be a key.
+func decodeRecord(data []byte, into any) error {
+	decoder := json.NewDecoder(bytes.NewReader(data))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(into); err != nil {
+		return errors.New("it is not the JSON that this program writes")
+	}
+	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
+		return errors.New("something follows its JSON")
+	}
+	return nil
+}
+
+// Pending returns the request under way, nil if there is none. An error that IsUnusable calls for SetAside.
+func (d Dir) Pending() (*Pending, error) {
+	return readRecord(d, PendingFile, ParsePending)
+}
+
+// State returns how the last worker ended; the zero State where none did.
+func (d Dir) State() (*State, error) {
+	s, err := readRecord(d, StateFile, ParseState)
+	if s == nil && err == nil {
+		s = &State{}
+	}
+	return s, err
+}
+
+func readRecord[T any](d Dir, name string, parse func([]byte) (*T, error)) (*T, error) {
+	data, exposed, err := d.read(name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, nil
+	case err != nil:
+		return nil, err
+	case exposed && name == PendingFile:
+		// Unlike the current certificate, nothing is lost by making a new key.
+		return nil, &UntrustedFileError{d.File(name), "others may read the key in it"}
+	}
+	record, err := parse(data)
+	if err != nil {
+		return nil, &DamagedFileError{d.File(name), err.Error()}
+	}
+	return record, nil
+}
+
+// SetPending writes down the request under way, durably.
+func (l *Lock) SetPending(p *Pending) error {
+	p.Version = recordVersion
+	return l.writeRecord(PendingFile, p)
+}
+
+// ForgetPending removes the pending file and the key in it.
+func (l *Lock) ForgetPending() error { return l.dir.remove(PendingFile) }
+
+// SetState writes down how the worker ended.
+func (l *Lock) SetState(s *State) error {
+	s.Version = recordVersion
+	return l.writeRecord(StateFile, s)
+}
+
+func (l *Lock) writeRecord(name string, record any) error {
+	data, err := json.MarshalIndent(record, "", "  ")
+	if err != nil {
+		return err
+	}
+	return l.dir.write(name, append(data, '\n'))
+}

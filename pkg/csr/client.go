@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package csr
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+)
+
+const (
+	// callTimeout bounds one request that is answered at once.
+	callTimeout = 10 * time.Second
+	// watchTimeout bounds one watch: a connection that died silently costs no more than this.
+	watchTimeout = 30 * time.Second
+	// pollInterval is the pause between two lists where watching does not work.
+	pollInterval = 2 * time.Second
+)
+
+// ErrNotOurs says that the object of our name holds another request.
+var ErrNotOurs = errors.New("an object of that name exists and holds another request")
+
+// Client talks to certificates.k8s.io/v1 and to nothing else. It has no clientset: the plugin's start-up time is paid by every
+// request of the kubelet.
+type Client struct {
+	rest rest.Interface
+}
+
+// NewClient returns a client for the cluster and the credential of config, which is not changed.
+func NewClient(config *rest.Config) (*Client, error) {
+	scheme := runtime.NewScheme()
+	if err := certificatesv1.AddToScheme(scheme); err != nil {
+		return nil, fmt.Errorf("certificates.k8s.io/v1: %w", err)
+	}
+	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
+	c := rest.CopyConfig(config)
+	c.GroupVersion = &certificatesv1.SchemeGroupVersion
+	c.APIPath = "/apis"
+	c.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	c.ContentType = runtime.ContentTypeJSON
+	c.QPS = -1 // a handful of requests in a lifetime
+	client, err := rest.RESTClientFor(c)
+	if err != nil {
+		return nil, fmt.Errorf("client for %s: %w", config.Host, err)
+	}
+	return &Client{rest: client}, nil
+}
+
+// Create files the request. With dryRun the API server validates it and keeps nothing.
+func (c *Client) Create(ctx context.Context, object *certificatesv1.CertificateSigningRequest, dryRun bool) (*certificatesv1.CertificateSigningRequest, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	options := &metav1.CreateOptions{}
+	if dryRun {
+		options.DryRun = []string{metav1.DryRunAll}
+	}
+	created := &certificatesv1.CertificateSigningRequest{}
+	err := c.rest.Post().Resource("certificatesigningrequests").
+		VersionedParams(options, metav1.ParameterCodec).Body(object).Do(ctx).Into(created)
+	if err != nil {
+		return nil, fmt.Errorf("create CertificateSigningRequest %s: %w", object.Name, err)
+	}
+	return created, nil
+}
+
+// Get returns the object of that name, or ErrNotOurs if its spec.request is not byte for byte the one given: every node may
+// create requests, under any name.
+func (c *Client) Get(ctx context.Context, name string, request []byte) (*certificatesv1.CertificateSigningRequest, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	object := &certificatesv1.CertificateSigningRequest{}
+	if err := c.rest.Get().Resource("certificatesigningrequests").Name(name).Do(ctx).Into(object); err != nil {
+		return nil, fmt.Errorf("get CertificateSigningRequest %s: %w", name, err)
+	}
+	if !bytes.Equal(object.Spec.Request, request) {
+		return nil, fmt.Errorf("CertificateSigningRequest %s: %w", name, ErrNotOurs)
+	}
+	return object, nil
+}
+
+// File makes sure that the object exists and returns it. Whoever has never shown it to exist posts it: in the good case that is the one
+// request. An answer that was lost, or a worker that was killed, leaves an object behind; then it is fetched.
+func (c *Client) File(ctx context.Context, object *certificatesv1.CertificateSigningRequest) (*certificatesv1.CertificateSigningRequest, error) {
+	created, err := c.Create(ctx, object, false)
+	if apierrors.IsAlreadyExists(err) {
+		return c.Get(ctx, object.Name, object.Spec.Request)
+	}
+	return created, err
+}
+
+// Wait returns when something has become of the object, or when ctx ends, with ctx's error. It watches this one object,
+// from the version given on, and lists it where watching is refused or breaks off.
+func (c *Client) Wait(ctx context.Context, object *certificatesv1.CertificateSigningRequest) (Decision, error) {
+	log := klog.FromContext(ctx)
+	for {
+		if decision := Classify(object); decision.Outcome != Pending {
+			return decision, nil
+		}
+		began := time.Now()
+		decision, err := c.watch(ctx, object)
+		if ctx.Err() != nil {
+			return Decision{}, ctx.Err()
+		}
+		if err == nil && decision.Outcome != Pending {
+			return decision, nil
+		}
+		if apierrors.IsUnauthorized(err) {
+			return Decision{}, err
+		}
+		log.V(2).Info("watch ended, listing", "request", object.Name, "cause", err)
+		if err := sleep(ctx, pollInterval-time.Since(began)); err != nil {
+			return Decision{}, err
+		}
+		current, err := c.list(ctx, object)
+		switch {
+		case ctx.Err() != nil:
+			return Decision{}, ctx.Err()
+		case err != nil && !transient(err):
+			return Decision{}, err
+		case err != nil:
+			log.V(2).Info("list failed", "request", object.Name, "cause", err)
+		case current == nil:
+			return Decision{Outcome: Deleted}, nil
+		default:
+			object = current
+		}
+	}
+}
+
+// watch follows the object until something has become of it or the watch ends.
+func (c *Client) watch(ctx context.Context, object *certificatesv1.CertificateSigningRequest) (Decision, error) {
+	ctx, cancel := context.WithTimeout(ctx, watchTimeout+callTimeout)
+	defer cancel()
+	seconds := int64(watchTimeout / time.Second)
+	w, err := c.rest.Get().Resource("certificatesigningrequests").VersionedParams(&metav1.ListOptions{
+		FieldSelector:   fields.OneTermEqualSelector("metadata.name", object.Name).String(),
+		ResourceVersion: object.ResourceVersion,
+		TimeoutSeconds:  &seconds,
+		Watch:           true,
+	}, metav1.ParameterCodec).Watch(ctx)
+	if err != nil {
+		return Decision{}, fmt.Errorf("watch CertificateSigningRequest %s: %w", object.Name, err)
+	}
+	defer w.Stop()
+	for event := range w.ResultChan() {
+		if event.Type == watch.Error {
+			return Decision{}, fmt.Errorf("watch CertificateSigningRequest %s: %w", object.Name, apierrors.FromObject(event.Object))
+		}
+		current, ok := event.Object.(*certificatesv1.CertificateSigningRequest)
+		if !ok || current.UID != object.UID {
+			continue
+		}
+		if decision := Classify(current); decision.Outcome != Pending {
+			return decision, nil
+		}
+		if event.Type == watch.Deleted {
+			return Decision{Outcome: Deleted}, nil
+		}
+	}
+	return Decision{Outcome: Pending}, nil
+}
+
+// list returns the object's present state, nil if it is gone or another has taken its name.
+func (c *Client) list(ctx context.Context, object *certificatesv1.CertificateSigningRequest) (*certificatesv1.CertificateSigningRequest, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	list := &certificatesv1.CertificateSigningRequestList{}
+	err := c.rest.Get().Resource("certificatesigningrequests").VersionedParams(&metav1.ListOptions{
+		FieldSelector: fields.OneTermEqualSelector("metadata.name", object.Name).String(),
+	}, metav1.ParameterCodec).Do(ctx).Into(list)
+	if err != nil {
+		return nil, fmt.Errorf("list CertificateSigningRequest %s: %w", object.Name, err)
+	}
+	for i := range list.Items {
+		if list.Items[i].UID == object.UID {
+			return &list.Items[i], nil
+		}
+	}
+	return nil, nil
+}
+
+// transient reports whether trying again may help: whatever is not a plain refusal.
+func transient(err error) bool {
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) {
+		return true
+	}
+	code := status.Status().Code
+	return code == http.StatusTooManyRequests || code >= http.StatusInternalServerError || code == http.StatusGone
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-timer.C:
+		return nil
+	}
+}

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package csr
+
+import (
+	"bytes"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"strings"
+	"unicode"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+)
+
+// MaxCertificate bounds status.certificate, in bytes.
+const MaxCertificate = 256 << 10
+
+// Outcome is what has become of a request.
+type Outcome int
+
+// The outcomes. The zero value is none of them.
+const (
+	// Pending: nobody has decided, or the certificate is not there yet.
+	Pending Outcome = iota + 1
+	// Issued: status.certificate is there. It has not been checked.
+	Issued
+	// Denied and Failed are final (KEP-1513).
+	Denied
+	Failed
+	// Deleted: the object is gone; the garbage collector takes old ones.
+	Deleted
+)
+
+// Decision is an outcome with what the API server says of it.
+type Decision struct {
+	Outcome Outcome
+	// Reason and Message are the approver's or signer's, shortened and made printable: a peer wrote them.
+	Reason, Message string
+	// Certificate is status.certificate, as it came.
+	Certificate []byte
+}
+
+// Classify says what has become of a request. Denied and Failed beat a certificate: whoever set both is at odds with himself.
+func Classify(object *certificatesv1.CertificateSigningRequest) Decision {
+	for _, condition := range object.Status.Conditions {
+		if condition.Status == corev1.ConditionFalse {
+			continue
+		}
+		switch condition.Type {
+		case certificatesv1.CertificateDenied:
+			return Decision{Outcome: Denied, Reason: printable(condition.Reason, 64), Message: printable(condition.Message, 512)}
+		case certificatesv1.CertificateFailed:
+			return Decision{Outcome: Failed, Reason: printable(condition.Reason, 64), Message: printable(condition.Message, 512)}
+		}
+	}
+	if len(object.Status.Certificate) > 0 {
+		return Decision{Outcome: Issued, Certificate: object.Status.Certificate}
+	}
+	return Decision{Outcome: Pending}
+}
+
+// printable makes a peer's text safe for one line of a terminal or log, at most limit bytes long.
+func printable(s string, limit int) string {
+	s = strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return ' '
+	}, strings.ToValidUTF8(s, "?"))
+	if len(s) > limit {
+		s = strings.ToValidUTF8(s[:limit], "") + " ..."
+	}
+	return s
+}
+
+// ParseCertificates reads status.certificate: PEM blocks of type CERTIFICATE without headers (certificates.k8s.io/v1,
+// CertificateSigningRequestStatus), leaf first, the rest intermediates. It returns the chain in canonical PEM.
+func ParseCertificates(data []byte) (chain []byte, leaf *x509.Certificate, err error) {
+	if len(data) > MaxCertificate {
+		return nil, nil, fmt.Errorf("longer than %d bytes", MaxCertificate)
+	}
+	var out bytes.Buffer
+	rest := data
+	for {
+		var block *pem.Block
+		block, rest = pem.Decode(rest)
+		if block == nil {
+			break
+		}
+		if block.Type != "CERTIFICATE" {
+			return nil, nil, errors.New("it holds a PEM block that is not a certificate")
+		}
+		certificate, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return nil, nil, errors.New("it holds a certificate that does not parse")
+		}
+		if leaf == nil {
+			leaf = certificate
+		}
+		if err := pem.Encode(&out, &pem.Block{Type: block.Type, Bytes: block.Bytes}); err != nil {
+			return nil, nil, err
+		}
+	}
+	if leaf == nil {
+		return nil, nil, errors.New("it is not a certificate in PEM")
+	}
+	return out.Bytes(), leaf, nil
+}
