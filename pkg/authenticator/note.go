@@ -6,9 +6,10 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
-	"time"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
 )
@@ -23,10 +24,10 @@ type note struct {
 	// NodeName and Certificate (its SHA-256) are what was printed.
 	NodeName    string `json:"nodeName"`
 	Certificate string `json:"certificate"`
-	// Until is the expirationTimestamp.
-	Until time.Time `json:"until"`
-	// Reviewed is when the API server was last asked about the certificate.
-	Reviewed time.Time `json:"reviewed,omitzero"`
+	// Until is the expirationTimestamp, in seconds since 1970.
+	Until int64 `json:"until"`
+	// Reviewed is when the API server was last asked about the certificate, in seconds since 1970.
+	Reviewed int64 `json:"reviewed,omitempty"`
 	// Rejected is set once it answered 401.
 	Rejected bool `json:"rejected,omitempty"`
 }
@@ -49,22 +50,14 @@ func (f noteFile) read() note {
 	return n
 }
 
-// write replaces the note. Not durably: it may well be lost.
+// write replaces the note. It may well be lost, or read half-written as no note.
 func (f noteFile) write(n note) {
 	data, err := json.Marshal(n)
 	if err != nil {
 		return
 	}
-	dir := filepath.Dir(string(f))
-	temp, err := os.CreateTemp(dir, ".note-*")
-	if os.IsNotExist(err) && os.Mkdir(dir, 0o700) == nil {
-		temp, err = os.CreateTemp(dir, ".note-*")
-	}
-	if err != nil {
-		return
-	}
-	_, err = temp.Write(data)
-	if temp.Close() != nil || err != nil || os.Rename(temp.Name(), string(f)) != nil {
-		_ = os.Remove(temp.Name())
+	err = os.WriteFile(string(f), data, 0o600)
+	if errors.Is(err, fs.ErrNotExist) && os.Mkdir(filepath.Dir(string(f)), 0o700) == nil {
+		_ = os.WriteFile(string(f), data, 0o600)
 	}
 }

@@ -24,8 +24,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
 
-// WorkerDeadline is the most that one worker lives. The next one carries on where it stopped.
-const WorkerDeadline = 2 * time.Minute
+// DefaultWorkerDeadline is the most that one worker lives. The next one carries on where it stopped.
+const DefaultWorkerDeadline = 2 * time.Minute
 
 // Options is a configuration that has been checked. NewOptions makes it.
 type Options struct {
@@ -51,6 +51,8 @@ type Options struct {
 	UserAgent string
 	// StartWorker starts a detached process that calls Work for the same configuration on behalf of parent. StartDetached does.
 	StartWorker func(parent process.ID) (process.ID, error)
+	// WorkerDeadline is the most that one worker lives; NewOptions sets DefaultWorkerDeadline.
+	WorkerDeadline time.Duration
 	// OnStep, if set, is called before each step of a run or a worker.
 	OnStep func(Step)
 
@@ -73,6 +75,7 @@ func NewOptions(c Config, providers []provider.Factory, exec ExecInfo) (Options,
 		renewalWait:         c.RenewalWait.Duration,
 		note:                newNoteFile(c.RuntimeDir, c.CertDir),
 		exec:                exec,
+		WorkerDeadline:      DefaultWorkerDeadline,
 		now:                 time.Now,
 	}
 	if err := o.check(c, providers); err != nil {
@@ -171,4 +174,12 @@ func (o *Options) OpenLog() (*os.File, error) {
 		return nil, err
 	}
 	return o.dir.OpenLog()
+}
+
+// Steps lists the steps of a run, and then those of a worker, in their order.
+func Steps() []Step {
+	return []Step{
+		StepLook, StepStartWorker, StepPrint,
+		StepLock, StepTidy, StepPrepare, StepSave, StepFile, StepNote, StepWait, StepCheck, StepInstall, StepForget, StepRecord,
+	}
 }

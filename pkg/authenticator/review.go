@@ -32,11 +32,11 @@ func (o *Options) noticeRejection(ctx context.Context, s *standing) {
 	}
 	fingerprint, now := s.pair.Fingerprint(), o.now()
 	known := s.note.Certificate == fingerprint
-	early := known && o.Parent.PID != 0 && s.note.Parent == o.Parent && now.Before(s.note.Until)
+	early := known && o.Parent.PID != 0 && s.note.Parent == o.Parent && now.Unix() < s.note.Until
 	if !early && !s.rejected {
 		return
 	}
-	if since := now.Sub(s.note.Reviewed); since >= 0 && since < reviewInterval {
+	if since := now.Sub(time.Unix(s.note.Reviewed, 0)); since >= 0 && since < reviewInterval {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
@@ -46,7 +46,7 @@ func (o *Options) noticeRejection(ctx context.Context, s *standing) {
 		s.rejected = status == http.StatusUnauthorized
 		s.due = o.whyDue(s.pair, s.rejected)
 	}
-	s.note.Reviewed, s.note.Rejected = now, s.rejected
+	s.note.Reviewed, s.note.Rejected = now.Unix(), s.rejected
 	o.note.write(s.note) // for the worker, and for the runs beside this one
 }
 

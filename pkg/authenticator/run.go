@@ -190,9 +190,11 @@ func (o *Options) print(s standing, answer *Answer) (*Answer, error) {
 
 // remember writes the note about this answer.
 func (o *Options) remember(s standing, until time.Time) {
-	n := note{Parent: o.Parent, NodeName: s.pair.NodeName(), Certificate: s.pair.Fingerprint(), Until: until}
+	n := note{Parent: o.Parent, NodeName: s.pair.NodeName(), Certificate: s.pair.Fingerprint(), Until: until.Unix()}
 	if n.Certificate == s.note.Certificate {
 		n.Reviewed, n.Rejected = s.note.Reviewed, s.note.Rejected
 	}
-	o.note.write(n)
+	if n != s.note {
+		o.note.write(n)
+	}
 }

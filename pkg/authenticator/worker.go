@@ -51,12 +51,12 @@ type worker struct {
 }
 
 // Work gets a new certificate where one is wanted, carrying on where the last worker stopped, and writes down how it ended. It
-// ends within WorkerDeadline if its context does. There is one worker at a time: another gets a Failure with reason WorkerUnavailable.
+// ends within the Options' WorkerDeadline unless the provider hangs. There is one worker at a time: another gets a Failure with reason WorkerUnavailable.
 func Work(ctx context.Context, o Options) error {
 	if o.invalid != nil {
 		return o.invalid
 	}
-	ctx, cancel := context.WithTimeout(ctx, WorkerDeadline)
+	ctx, cancel := context.WithTimeout(ctx, o.WorkerDeadline)
 	defer cancel()
 	w := &worker{Options: o, log: klog.FromContext(ctx)}
 	if err := w.takeLock(ctx); err != nil {
@@ -359,7 +359,7 @@ func (w *worker) apiFailure(err error, to access) error {
 func (w *worker) noteRejection(s standing) {
 	n := s.note
 	n.Certificate, n.NodeName = s.pair.Fingerprint(), s.pair.NodeName()
-	n.Rejected, n.Reviewed = true, w.now()
+	n.Rejected, n.Reviewed = true, w.now().Unix()
 	w.note.write(n)
 }
 

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -30,6 +31,8 @@ type Program struct {
 	Version, Commit string
 	// DefaultProvider is used where the operator names none; empty means that he has to.
 	DefaultProvider string
+	// WorkerDeadline is the most that one worker lives; 0 means authenticator.DefaultWorkerDeadline.
+	WorkerDeadline time.Duration
 	// OnStep, if set, is called before each step of a run and of a worker.
 	OnStep func(authenticator.Step)
 }
@@ -162,6 +165,9 @@ func (i *invocation) options() (authenticator.Options, error) {
 	o.Parent = authenticator.Caller(exec)
 	o.UserAgent = i.Name + "/" + i.Version
 	o.OnStep = i.OnStep
+	if i.WorkerDeadline > 0 {
+		o.WorkerDeadline = i.WorkerDeadline
+	}
 	return o, err
 }
 

@@ -62,7 +62,7 @@ func work(cmd *cobra.Command, o authenticator.Options) error {
 	select {
 	case err := <-done:
 		return err
-	case <-time.After(authenticator.WorkerDeadline + graceAfterDeadline):
+	case <-time.After(o.WorkerDeadline + graceAfterDeadline):
 		return &authenticator.Failure{Reason: authenticator.WorkerUnavailable, Err: errors.New("worker: overran its deadline")}
 	}
 }

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// bench compares the plugin's valid path with a program that only reads and prints the file, side by side in one run: machines
+// are noisy, a ratio is not.
+package main
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+)
+
+func main() {
+	pairs := flag.Int("pairs", 101, "interleaved pairs of runs")
+	limit := flag.Float64("limit", 3.0, "fail if the ratio is above this")
+	flag.Parse()
+	if err := run(*pairs, *limit); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func run(pairs int, limit float64) error {
+	dir, err := os.MkdirTemp("", "bench-")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	plugin, floor := filepath.Join(dir, "kubelet-authenticator"), filepath.Join(dir, "floor")
+	if err := errors.Join(
+		build("..", plugin, "./cmd/kubelet-authenticator"),
+		build(".", floor, "./bench/floor"),
+	); err != nil {
+		return err
+	}
+	certDir := filepath.Join(dir, "certs")
+	server, err := install(certDir)
+	if err != nil {
+		return err
+	}
+	env := append(os.Environ(), "KUBERNETES_EXEC_INFO="+server)
+	config := filepath.Join(dir, "config.yaml")
+	content := fmt.Sprintf("apiVersion: authenticator.cluster.x-k8s.io/v1alpha1\nkind: KubeletAuthenticatorConfiguration\nprovider: insecure\nnodeName: bench\ncertDir: %s\nruntimeDir: %s\n", certDir, filepath.Join(dir, "run"))
+	if err := os.WriteFile(config, []byte(content), 0o600); err != nil {
+		return err
+	}
+	programs := []*program{
+		{name: "floor: read and print the file", args: []string{floor, filepath.Join(certDir, cache.CurrentFile)}, env: os.Environ()},
+		{name: "plugin, by flags", args: []string{plugin, "--provider=insecure", "--node-name=bench", "--cert-dir=" + certDir, "--runtime-dir=" + filepath.Join(dir, "run")}, env: env},
+		{name: "plugin, by configuration file", args: []string{plugin, "--config=" + config}, env: env},
+	}
+	for i := range pairs + 5 {
+		for _, p := range programs {
+			if err := p.once(i >= 5); err != nil { // the first few warm the page cache
+				return err
+			}
+		}
+	}
+	return report(programs, plugin, limit)
+}
+
+func report(programs []*program, plugin string, limit float64) error {
+	info, err := os.Stat(plugin)
+	if err != nil {
+		return err
+	}
+	base := programs[0].median()
+	fmt.Printf("%-32s %10s %8s %12s\n", "valid path", "median", "ratio", "peak memory")
+	for _, p := range programs {
+		fmt.Printf("%-32s %7.2f ms %8.2f %9.1f MB\n", p.name, float64(p.median().Microseconds())/1000, float64(p.median())/float64(base), float64(p.peak)/1024)
+	}
+	fmt.Printf("plugin, stripped: %.2f MB\n", float64(info.Size())/1e6)
+	if ratio := float64(programs[1].median()) / float64(base); ratio > limit {
+		return fmt.Errorf("the valid path takes %.2f times the floor, more than %.2f", ratio, limit)
+	}
+	return nil
+}
+
+// program is one side of the comparison.
+type program struct {
+	name      string
+	args, env []string
+	times     []time.Duration
+	peak      int64 // KiB
+}
+
+func (p *program) once(count bool) error {
+	cmd := exec.Command(p.args[0], p.args[1:]...) //nolint:gosec // G204: built above
+	cmd.Env = p.env
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	began := time.Now()
+	err := cmd.Run()
+	took := time.Since(began)
+	if err != nil || stdout.Len() == 0 {
+		return fmt.Errorf("%s: %w: %s", strings.Join(p.args, " "), err, stderr.String())
+	}
+	if count {
+		p.times = append(p.times, took)
+		if usage, ok := cmd.ProcessState.SysUsage().(*syscall.Rusage); ok {
+			p.peak = max(p.peak, usage.Maxrss)
+		}
+	}
+	return nil
+}
+
+func (p *program) median() time.Duration {
+	sorted := slices.Clone(p.times)
+	slices.Sort(sorted)
+	return sorted[len(sorted)/2]
+}
+
+// build compiles as the product is shipped.
+func build(module, output, pkg string) error {
+	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", output, pkg) //nolint:gosec // G204
+	cmd.Dir = module
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("build %s: %w\n%s", pkg, err, out)
+	}
+	return nil
+}

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"bytes"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+)
+
+// Killed before any step, run or worker: the next runs end with a valid credential, from the one request that was filed.
+func TestKilledBeforeEachStep(t *testing.T) {
+	for _, kind := range []string{"enrolment", "renewal"} {
+		for _, step := range authenticator.Steps() {
+			t.Run(kind+"/"+strings.ReplaceAll(string(step), " ", "-"), func(t *testing.T) {
+				n := renewingNode(t)
+				var old *cache.Pair
+				if kind == "renewal" {
+					old = n.installDue(t)
+				}
+				trap := filepath.Join(t.TempDir(), "kill")
+				n.write(t, trap, []byte(step))
+				n.env = append(n.env, "TEST_KILL_FILE="+trap)
+
+				killed := n.run(t)
+				if kind == "renewal" && killed.code > 0 {
+					t.Errorf("exit code %d while the old certificate is valid: %s", killed.code, killed.stderr)
+				}
+				eventually(t, 15*time.Second, "the process is killed", func() bool { return !exists(trap) })
+				var r result
+				eventually(t, 30*time.Second, "a valid credential is printed", func() bool {
+					r = n.run(t)
+					if kind == "renewal" && r.code != 0 {
+						t.Fatalf("exit code %d while the old certificate is valid: %s", r.code, r.stderr)
+					}
+					return r.code == 0 && (old == nil || !bytes.Equal(r.leaf.Raw, old.Leaf.Raw))
+				})
+				if got := n.whoami(t, r); got != "system:node:"+n.name {
+					t.Errorf("the API server takes it for %q", got)
+				}
+				if filed, live := len(n.requests(t)), n.live(t); filed != 1 || live != 0 {
+					t.Errorf("%d requests were filed, %d are live", filed, live)
+				}
+				// What the dead left behind is cleaned up by whoever comes next.
+				n.run(t)
+				if left, err := filepath.Glob(n.dir.File(".*")); err != nil || len(left) > 0 {
+					t.Errorf("left behind: %v, %v", left, err)
+				}
+			})
+		}
+	}
+}
+
+// An answer that is lost on the way back is found again: the request was filed, and it stays the only one.
+func TestLostAnswerToThePost(t *testing.T) {
+	n := newNode(t)
+	proxy := n.behindProxy(t)
+	cut := proxy.CutAfterRequest(0)
+	r := n.run(t)
+	<-cut
+	if r.code == 0 {
+		t.Log("the worker found its request within one run")
+	}
+	r = n.enrol(t)
+	if got := n.whoami(t, r); got != "system:node:"+n.name {
+		t.Errorf("the API server takes it for %q", got)
+	}
+	if got := len(n.requests(t)); got != 1 {
+		t.Errorf("%d requests were filed", got)
+	}
+}
+
+// A provider that hangs, whatever its context says, does not make a worker outlive its deadline, nor a run its wait.
+func TestWorkerNeverOutlivesItsDeadline(t *testing.T) {
+	n := renewingNode(t)
+	n.provider = "hanging"
+	n.env = append(n.env, "TEST_WORKER_DEADLINE=1s")
+	r := n.run(t, "--wait-timeout=500ms")
+	if r.code != 13 {
+		t.Errorf("exit code %d: %s", r.code, r.stderr)
+	}
+	if r.took > 5*time.Second {
+		t.Errorf("the run took %s", r.took)
+	}
+	worker := n.dir.Worker()
+	if !worker.Alive() {
+		t.Fatal("no worker runs")
+	}
+	// Its deadline, and 5 s to end by itself.
+	eventually(t, 15*time.Second, "the worker ends", func() bool { return !worker.Alive() })
+}
+
+// The worker that waits for the signer ends at its deadline, and the next one takes up its request.
+func TestWorkersTakeOverFromEachOther(t *testing.T) {
+	n := renewingNode(t)
+	n.signer = "example.com/by-hand"
+	n.env = append(n.env, "TEST_WORKER_DEADLINE=2s")
+	seen := map[string]bool{}
+	for range 4 {
+		if r := n.run(t, "--wait-timeout=1500ms"); r.code != 23 || !strings.Contains(r.stderr, "hint: ") {
+			t.Fatalf("exit code %d: %s", r.code, r.stderr)
+		}
+		seen[n.dir.Worker().String()] = true
+	}
+	if len(seen) < 2 {
+		t.Errorf("only %d workers", len(seen))
+	}
+	request := n.requests(t)
+	if len(request) != 1 {
+		t.Fatalf("%d requests", len(request))
+	}
+	n.issue(t, request[0].Name, n.sign(t, request[0], time.Hour))
+	if r := n.run(t); r.code != 0 {
+		t.Errorf("exit code %d: %s", r.code, r.stderr)
+	}
+}

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package e2e tests the plugin against a real control plane.
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
+)
+
+const builtinSigner = "kubernetes.io/kube-apiserver-client-kubelet"
+
+// bed is what all tests of the package share. They run one after the other.
+type bed struct {
+	*testbed.ControlPlane
+	// plugin is the product, testPlugin is built from the library with a provider that renews, and client is a client-go program.
+	plugin, testPlugin, client string
+}
+
+var shared *bed
+
+func TestMain(m *testing.M) {
+	code, err := runAll(m)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "e2e:", err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func runAll(m *testing.M) (code int, err error) {
+	ctx := context.Background()
+	dir, err := os.MkdirTemp("", "e2e-")
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	b := &bed{plugin: filepath.Join(dir, "kubelet-authenticator"), testPlugin: filepath.Join(dir, "testplugin"), client: filepath.Join(dir, "client")}
+	for _, build := range []struct{ module, output, pkg string }{
+		{"../..", b.plugin, "./cmd/kubelet-authenticator"},
+		{"..", b.testPlugin, "./testplugin"},
+		{"..", b.client, "./e2e/client"},
+	} {
+		// As it is shipped: static, stripped.
+		cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", build.output, build.pkg) //nolint:gosec // G204
+		cmd.Dir = build.module
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return 0, fmt.Errorf("build %s: %w\n%s", build.pkg, err, out)
+		}
+	}
+	if b.ControlPlane, err = testbed.Start(ctx, testbed.Options{Progress: os.Stderr}); err != nil {
+		return 0, err
+	}
+	defer func() {
+		if stopErr := b.Stop(); err == nil {
+			err = stopErr
+		}
+	}()
+	if err := b.BindKubeadmBootstrap(ctx); err != nil {
+		return 0, err
+	}
+	if err := b.StartControllerManager(ctx); err != nil {
+		return 0, err
+	}
+	shared = b
+	return m.Run(), nil
+}

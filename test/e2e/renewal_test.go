@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+)
+
+// A certificate that is due is renewed by the node itself: with its own certificate, so that its bootstrap token may be long gone.
+func TestRenewalWithTheNodesOwnCertificate(t *testing.T) {
+	n := renewingNode(t)
+	old := n.installDue(t)
+	if err := os.Remove(n.bootstrap); err != nil {
+		t.Fatal(err)
+	}
+	mark, err := n.AuditMark()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := n.run(t)
+	if r.code != 0 {
+		t.Fatalf("exit code %d: %s", r.code, r.stderr)
+	}
+	eventually(t, 15*time.Second, "the new certificate is printed", func() bool {
+		r = n.run(t)
+		return !bytes.Equal(r.leaf.Raw, old.Leaf.Raw)
+	})
+	if got := n.whoami(t, r); got != "system:node:"+n.name {
+		t.Errorf("the API server takes it for %q", got)
+	}
+	requests := n.requests(t)
+	if len(requests) != 1 || requests[0].Spec.Username != "system:node:"+n.name {
+		t.Errorf("%d requests were filed, the first by %q", len(requests), requests[0].Spec.Username)
+	}
+	events, err := n.AuditSince(mark)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if posts := len(ofPlugin(events, "create")); posts != 1 {
+		t.Errorf("%d POSTs", posts)
+	}
+}
+
+// The provider insecure serves its certificate to the end, and then asks again with the bootstrap credential.
+func TestInsecureDoesNotRenew(t *testing.T) {
+	n := newNode(t)
+	old := n.installDue(t)
+	if r := n.run(t); r.code != 0 || !bytes.Equal(r.leaf.Raw, old.Leaf.Raw) || len(n.requests(t)) != 0 {
+		t.Fatalf("it renewed: %+v", r)
+	}
+	n.install(t, time.Now().Add(-time.Hour), time.Now().Add(-time.Second))
+	r := n.run(t)
+	if r.code != 0 || n.whoami(t, r) != "system:node:"+n.name {
+		t.Fatalf("exit code %d after the end: %s", r.code, r.stderr)
+	}
+	if !strings.Contains(r.stderr, "provider insecure sends no evidence") {
+		t.Errorf("the operator is not warned: %q", r.stderr)
+	}
+	requests := n.requests(t)
+	if len(requests) != 1 || !strings.HasPrefix(requests[0].Spec.Username, "system:bootstrap:") {
+		t.Errorf("%d requests, the first by %q", len(requests), requests[0].Spec.Username)
+	}
+}
+
+// A signer that is away costs the node nothing: each run prints the old certificate within 2 s, no request through the exec
+// transport is lost, and the same CSR is served once the signer is back.
+func TestSignerIsAway(t *testing.T) {
+	const away = 60 * time.Second
+	n := renewingNode(t)
+	old := n.installDue(t)
+	if err := n.StopControllerManager(); err != nil {
+		t.Fatal(err)
+	}
+	running := false
+	t.Cleanup(func() {
+		if !running {
+			_ = n.StartControllerManager(t.Context())
+		}
+	})
+
+	var output bytes.Buffer
+	client := exec.CommandContext(t.Context(), n.client, n.execKubeconfig(t, "client.authentication.k8s.io/v1"), "1s", away.String()) //nolint:gosec // G204
+	client.Stdout = &output
+	if err := client.Start(); err != nil {
+		t.Fatal(err)
+	}
+	slowest := time.Duration(0)
+	for end := time.Now().Add(away); time.Now().Before(end); time.Sleep(3 * time.Second) {
+		r := n.run(t)
+		slowest = max(slowest, r.took)
+		if r.code != 0 || !bytes.Equal(r.leaf.Raw, old.Leaf.Raw) {
+			t.Fatalf("exit code %d, or another certificate: %s", r.code, r.stderr)
+		}
+		if r.took > 2*time.Second {
+			t.Errorf("a run took %s", r.took)
+		}
+		if in := time.Until(r.credential.Status.ExpirationTimestamp.Time); in > 31*time.Second {
+			t.Errorf("client-go is told to come back in %s only", in)
+		}
+	}
+	if err := client.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	requests := 0
+	for lines := bufio.NewScanner(&output); lines.Scan(); requests++ {
+		if !strings.HasPrefix(lines.Text(), "ok ") {
+			t.Errorf("request %d through the exec transport: %s", requests, lines.Text())
+		}
+	}
+	if requests < 25 {
+		t.Errorf("only %d requests were made", requests)
+	}
+	t.Logf("%d requests in %s, none lost; slowest run %s", requests, away, slowest.Round(time.Millisecond))
+
+	pending := n.requests(t)
+	if len(pending) != 1 || n.live(t) != 1 {
+		t.Fatalf("%d requests were filed, %d are live", len(pending), n.live(t))
+	}
+	if err := n.StartControllerManager(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	running = true
+	back := time.Now()
+	// One retry interval is 30 s.
+	var r result
+	eventually(t, 35*time.Second, "the new certificate is served", func() bool {
+		time.Sleep(time.Second)
+		r = n.run(t)
+		return r.code == 0 && !bytes.Equal(r.leaf.Raw, old.Leaf.Raw)
+	})
+	t.Logf("the new certificate was served %s after the signer came back", time.Since(back).Round(time.Millisecond))
+	if after := n.requests(t); len(after) != 1 || after[0].Name != pending[0].Name {
+		t.Errorf("%d requests now", len(after))
+	}
+}
+
+// Denied or failed: the old certificate is printed on, the next request waits.
+func TestDeniedAndFailedRenewalsKeepTheOldCertificate(t *testing.T) {
+	for _, outcome := range []string{"denied", "failed"} {
+		t.Run(outcome, func(t *testing.T) {
+			n := renewingNode(t)
+			n.signer = "example.com/by-hand"
+			old := n.installDue(t)
+			n.run(t)
+			eventually(t, 10*time.Second, "a request is filed", func() bool { return n.live(t) == 1 })
+			name := n.requests(t)[0].Name
+			var err error
+			if outcome == "denied" {
+				err = n.Deny(t.Context(), name, "NotThisOne", "go \x1b[31maway")
+			} else {
+				err = n.Fail(t.Context(), name, "CannotSign", "broken")
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, 10*time.Second, "the worker ends", func() bool { return !n.dir.Worker().Alive() })
+			r := n.run(t)
+			if r.code != 0 || !bytes.Equal(r.leaf.Raw, old.Leaf.Raw) {
+				t.Fatalf("exit code %d: %s", r.code, r.stderr)
+			}
+			if !strings.Contains(r.stderr, name) || !strings.Contains(r.stderr, outcome) || strings.Contains(r.stderr, "\x1b") {
+				t.Errorf("stderr: %q", r.stderr)
+			}
+			state, err := n.dir.State()
+			if err != nil || time.Until(state.NextAttempt) < 20*time.Second {
+				t.Errorf("the next attempt is at %v, %v", state.NextAttempt, err)
+			}
+			if got := len(n.requests(t)); got != 1 {
+				t.Errorf("%d requests", got)
+			}
+			if pending, err := n.dir.Pending(); pending != nil || err != nil {
+				t.Errorf("the request is still pending: %v", err)
+			}
+		})
+	}
+}
+
+// A request that is deleted under the worker is filed again.
+func TestDeletedRequestIsFiledAgain(t *testing.T) {
+	n := newNode(t)
+	n.signer = "example.com/by-hand"
+	if r := n.run(t, "--wait-timeout=500ms"); r.code != 23 {
+		t.Fatalf("exit code %d: %s", r.code, r.stderr)
+	}
+	first := n.requests(t)[0]
+	n.remove(t, first.Name)
+	eventually(t, 10*time.Second, "another is filed", func() bool { return len(n.requests(t)) == 1 && n.requests(t)[0].Name != first.Name })
+	if !bytes.Contains(n.read(t, cache.PendingFile), []byte(n.requests(t)[0].Name)) {
+		t.Error("the new name was not written down")
+	}
+	// Likewise if it goes while no worker looks.
+	n.noWorkerIsLeft(t)
+	second := n.requests(t)[0]
+	n.remove(t, second.Name)
+	n.run(t, "--wait-timeout=500ms")
+	eventually(t, 10*time.Second, "a third is filed", func() bool { return n.live(t) == 1 })
+}
+
+// Certificates with intermediates are printed whole, leaf first.
+func TestChainIsKept(t *testing.T) {
+	n := newNode(t)
+	n.signer = "example.com/by-hand"
+	n.run(t, "--wait-timeout=500ms")
+	request := n.requests(t)[0]
+	chain := append(n.sign(t, request, time.Hour), n.ClientCA().CertPEM()...)
+	n.issue(t, request.Name, chain)
+	r := n.enrol(t)
+	if got := r.credential.Status.ClientCertificateData; got != string(chain) {
+		t.Errorf("printed:\n%s\nissued:\n%s", got, chain)
+	}
+}

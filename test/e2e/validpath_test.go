@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gofrs/flock"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
+)
+
+// Whatever is broken around it, a valid certificate is printed, at once where nothing is due and after the renewal wait where it is.
+func TestValidCertificateIsPrintedWhateverIsBroken(t *testing.T) {
+	for name, wreck := range map[string]func(t *testing.T, n *node){
+		"lock held for ever": func(t *testing.T, n *node) {
+			lock := flock.New(n.dir.File(cache.LockFile))
+			if ok, err := lock.TryLock(); !ok || err != nil {
+				t.Fatal(ok, err)
+			}
+			t.Cleanup(func() { _ = lock.Close() })
+		},
+		"network black-holed": func(t *testing.T, n *node) {
+			if err := n.behindProxy(t).SetMode(testbed.BlackHole); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"connection refused": func(t *testing.T, n *node) {
+			if err := n.behindProxy(t).SetMode(testbed.Refuse); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"no TPM": func(_ *testing.T, n *node) {
+			n.args = append(n.args, "--tpm-device=/nonexistent/tpm")
+		},
+		"no bootstrap kubeconfig": func(t *testing.T, n *node) {
+			if err := os.Remove(n.bootstrap); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"no runtime directory": func(_ *testing.T, n *node) {
+			n.runtime = "/proc/nonexistent"
+		},
+		"configuration broken": func(t *testing.T, n *node) {
+			config := filepath.Join(t.TempDir(), "config.yaml")
+			n.write(t, config, []byte("{nonsense"))
+			n.args = append(n.args, "--config="+config)
+		},
+		"provider unknown": func(_ *testing.T, n *node) { n.provider = "nonesuch" },
+		"pending and state files damaged": func(t *testing.T, n *node) {
+			n.write(t, n.dir.File(cache.PendingFile), []byte("nonsense"))
+			n.write(t, n.dir.File(cache.StateFile), []byte("nonsense"))
+		},
+		"directory read-only": func(t *testing.T, n *node) { n.readOnly(t) },
+	} {
+		t.Run(strings.ReplaceAll(name, " ", "-"), func(t *testing.T) {
+			t.Run("valid", func(t *testing.T) {
+				n := renewingNode(t)
+				pair := n.install(t, time.Now().Add(-time.Minute), time.Now().Add(time.Hour))
+				wreck(t, n)
+				r := n.run(t)
+				if r.code != 0 || !bytes.Equal(r.leaf.Raw, pair.Leaf.Raw) {
+					t.Fatalf("exit code %d: %s", r.code, r.stderr)
+				}
+				if r.took > time.Second {
+					t.Errorf("it took %s", r.took)
+				}
+			})
+			t.Run("due", func(t *testing.T) {
+				n := renewingNode(t)
+				pair := n.installDue(t)
+				wreck(t, n)
+				r := n.run(t)
+				if r.code != 0 || len(n.requests(t)) == 0 && !bytes.Equal(r.leaf.Raw, pair.Leaf.Raw) {
+					t.Fatalf("exit code %d: %s", r.code, r.stderr)
+				}
+				if r.took > 2*time.Second {
+					t.Errorf("it took %s", r.took)
+				}
+			})
+		})
+	}
+}
+
+// readOnly mounts the certificate directory read-only, in place.
+func (n *node) readOnly(t *testing.T) {
+	t.Helper()
+	needRoot(t)
+	n.mount(t, "--bind", n.dir.Path())
+	if out, err := exec.Command("mount", "-o", "remount,bind,ro", n.dir.Path()).CombinedOutput(); err != nil { //nolint:gosec // G204
+		t.Fatalf("mount: %v: %s", err, out)
+	}
+}
+
+// mount mounts something on the certificate directory until the test ends.
+func (n *node) mount(t *testing.T, args ...string) {
+	t.Helper()
+	if out, err := exec.Command("mount", append(args, n.dir.Path())...).CombinedOutput(); err != nil { //nolint:gosec // G204
+		t.Fatalf("mount %v: %v: %s", args, err, out)
+	}
+	t.Cleanup(func() {
+		n.noWorkerIsLeft(t)
+		if out, err := exec.Command("umount", n.dir.Path()).CombinedOutput(); err != nil { //nolint:gosec // G204
+			t.Errorf("umount: %v: %s", err, out)
+		}
+	})
+}
+
+func needRoot(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to mount a file system")
+	}
+}
+
+// The valid path, as the kernel sees it: the certificate is opened, no lock is taken, no socket opened, no process started.
+func TestValidPathTouchesNoLockAndNoNetwork(t *testing.T) {
+	n := renewingNode(t)
+	n.install(t, time.Now().Add(-time.Minute), time.Now().Add(time.Hour))
+	n.run(t) // makes the note
+	trace := filepath.Join(t.TempDir(), "trace")
+	args := append([]string{"-f", "-o", trace, "-e", "trace=%network,%file,flock,fcntl,clone,clone3,fork,vfork,execve", n.plugin}, n.flags()...)
+	cmd := exec.CommandContext(t.Context(), "strace", args...) //nolint:gosec // G204
+	cmd.Env = append(os.Environ(), "KUBERNETES_EXEC_INFO="+n.ask(t))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("strace: %v: %s", err, out)
+	}
+	data, err := os.ReadFile(trace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	opened := map[string]bool{}
+	for line := range strings.Lines(string(data)) {
+		if regexp.MustCompile(`socket\(|connect\(|flock\(|fork\(|clone.*SIGCHLD`).MatchString(line) {
+			t.Errorf("on the valid path: %s", line)
+		}
+		if m := regexp.MustCompile(`open(?:at)?\((?:AT_FDCWD, )?"(` + regexp.QuoteMeta(filepath.Dir(n.dir.Path())) + `[^"]*)"`).FindStringSubmatch(line); m != nil {
+			opened[m[1]] = true
+		}
+	}
+	if !opened[n.dir.File(cache.CurrentFile)] {
+		t.Errorf("the certificate was not opened: the trace shows nothing: %v", opened)
+	}
+	for path := range opened {
+		if path != n.dir.File(cache.CurrentFile) && filepath.Dir(path) != n.runtime {
+			t.Errorf("%s was opened, too", path)
+		}
+	}
+}
+
+// Whatever a dependency prints, standard output is the one document.
+func TestNoiseDoesNotReachStandardOutput(t *testing.T) {
+	n := renewingNode(t)
+	n.provider = "noisy"
+	n.install(t, time.Now().Add(-time.Minute), time.Now().Add(time.Hour))
+	r := n.run(t) // checks standard output
+	if !strings.Contains(r.stderr, "noise\n") || !strings.Contains(r.stderr, "raw noise\n") {
+		t.Errorf("the provider made no noise: %q", r.stderr)
+	}
+}

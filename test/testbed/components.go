@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package testbed
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+)
+
+// CacheVariable names the environment variable that says where the built
+// components are kept. Without it they are in the user's cache folder.
+const CacheVariable = "KUBELET_AUTHENTICATOR_TEST_CACHE"
+
+const (
+	stillBuildingEvery = 30 * time.Second
+	// A half-made folder is only ever touched under the lock, so one that is
+	// found there was left by a build that was killed.
+	partialPrefix = "partial-"
+)
+
+// Components are the paths of the built binaries.
+type Components struct {
+	Etcd              string
+	APIServer         string
+	ControllerManager string
+	Kubectl           string
+
+	// KubernetesVersion is what they were built from, for example "v1.36.3".
+	KubernetesVersion string
+}
+
+type component struct {
+	name    string // of the binary
+	pkg     string // its main package
+	path    func(*Components) *string
+	version string // the module whose version the progress shows
+}
+
+func componentList() []component {
+	return []component{
+		{"etcd", "go.etcd.io/etcd/server/v3", func(c *Components) *string { return &c.Etcd }, "go.etcd.io/etcd/server/v3"},
+		{"kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver", func(c *Components) *string { return &c.APIServer }, "k8s.io/kubernetes"},
+		{"kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager", func(c *Components) *string { return &c.ControllerManager }, "k8s.io/kubernetes"},
+		{"kubectl", "k8s.io/kubernetes/cmd/kubectl", func(c *Components) *string { return &c.Kubectl }, "k8s.io/kubernetes"},
+	}
+}
+
+// recipe is all that decides what the binaries look like.
+type recipe struct {
+	source    string // folder of the components module
+	goMod     []byte
+	goSum     []byte
+	goVersion string
+	flags     []string
+	version   string // of Kubernetes
+}
+
+// Build returns the components, and builds those of this recipe first if that
+// has not happened on this machine yet. A cold build takes minutes, so what it
+// does is written to progress. It may be called from several processes at once.
+func Build(ctx context.Context, progress io.Writer) (Components, error) {
+	r, err := readRecipe(ctx)
+	if err != nil {
+		return Components{}, err
+	}
+	base, err := cacheFolder()
+	if err != nil {
+		return Components{}, err
+	}
+	folder := filepath.Join(base, r.key())
+	if c, ok := r.lookUp(folder); ok {
+		return c, nil
+	}
+
+	if err := os.MkdirAll(base, 0o700); err != nil {
+		return Components{}, fmt.Errorf("make the components' cache: %w", err)
+	}
+	unlock, err := lockFile(ctx, filepath.Join(base, "lock"), progress)
+	if err != nil {
+		return Components{}, fmt.Errorf("lock the components' cache: %w", err)
+	}
+	defer unlock()
+	// Another process may have built them while this one waited.
+	if c, ok := r.lookUp(folder); ok {
+		return c, nil
+	}
+	if err := r.buildInto(ctx, base, folder, progress); err != nil {
+		return Components{}, err
+	}
+	c, ok := r.lookUp(folder)
+	if !ok {
+		return Components{}, fmt.Errorf("components in %s are incomplete after the build", folder)
+	}
+	return c, nil
+}
+
+func readRecipe(ctx context.Context) (*recipe, error) {
+	source, err := findComponents()
+	if err != nil {
+		return nil, err
+	}
+	r := &recipe{source: source}
+	if r.goMod, err = os.ReadFile(filepath.Join(source, "go.mod")); err != nil { //nolint:gosec // a file of this repository
+		return nil, fmt.Errorf("read the components' go.mod: %w", err)
+	}
+	if r.goSum, err = os.ReadFile(filepath.Join(source, "go.sum")); err != nil { //nolint:gosec // a file of this repository
+		return nil, fmt.Errorf("read the components' go.sum: %w", err)
+	}
+	goVersion := exec.CommandContext(ctx, "go", "env", "GOVERSION")
+	goVersion.Dir = source
+	out, err := goVersion.Output()
+	if err != nil {
+		return nil, fmt.Errorf("ask go for its version: %w", err)
+	}
+	r.goVersion = strings.TrimSpace(string(out))
+	if r.version, err = moduleVersion(r.goMod, "k8s.io/kubernetes"); err != nil {
+		return nil, err
+	}
+	if r.flags, err = buildFlags(r.version); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// findComponents walks up from the working directory, which `go test` sets to
+// the package's folder. The paths compiled into the binary would not do: with
+// -trimpath they are not paths of this machine.
+func findComponents() (string, error) {
+	dir, err := os.Getwd()
+	if err != nil {
+		return "", fmt.Errorf("find the working directory: %w", err)
+	}
+	for start := dir; ; dir = filepath.Dir(dir) {
+		candidate := filepath.Join(dir, "test", "components")
+		if _, err := os.Stat(filepath.Join(candidate, "go.mod")); err == nil {
+			return candidate, nil
+		}
+		if dir == filepath.Dir(dir) {
+			return "", fmt.Errorf("no test/components/go.mod above %s", start)
+		}
+	}
+}
+
+func moduleVersion(goMod []byte, module string) (string, error) {
+	line := regexp.MustCompile(`(?m)^\s*(?:require\s+)?` + regexp.QuoteMeta(module) + `\s+(v\S+)`)
+	match := line.FindSubmatch(goMod)
+	if match == nil {
+		return "", fmt.Errorf("the components' go.mod requires no %s", module)
+	}
+	return string(match[1]), nil
+}
+
+// buildFlags stamps the version in, else kubectl cannot parse what the server
+// says it is.
+func buildFlags(version string) ([]string, error) {
+	parts := strings.SplitN(strings.TrimPrefix(version, "v"), ".", 3)
+	if len(parts) != 3 {
+		return nil, fmt.Errorf("version %q of k8s.io/kubernetes is not vX.Y.Z", version)
+	}
+	const variable = " -X k8s.io/component-base/version."
+	ldflags := "-s -w" + variable + "gitVersion=" + version +
+		variable + "gitMajor=" + parts[0] + variable + "gitMinor=" + parts[1]
+	return []string{"-trimpath", "-buildvcs=false", "-ldflags", ldflags}, nil
+}
+
+func (r *recipe) key() string {
+	h := sha256.New()
+	for _, part := range [][]byte{r.goMod, r.goSum, []byte(r.goVersion), []byte(strings.Join(r.flags, " "))} {
+		// The length in front keeps two different splits from colliding.
+		_, _ = fmt.Fprintf(h, "%d:%s", len(part), part) // a hash does not fail
+	}
+	return hex.EncodeToString(h.Sum(nil))[:16]
+}
+
+func cacheFolder() (string, error) {
+	if dir := os.Getenv(CacheVariable); dir != "" {
+		abs, err := filepath.Abs(dir)
+		if err != nil {
+			return "", fmt.Errorf("%s: %w", CacheVariable, err)
+		}
+		return abs, nil
+	}
+	dir, err := os.UserCacheDir()
+	if err != nil {
+		return "", fmt.Errorf("find a cache folder (set %s): %w", CacheVariable, err)
+	}
+	return filepath.Join(dir, "kubelet-authenticator-testbed"), nil
+}
+
+func (r *recipe) lookUp(folder string) (Components, bool) {
+	c := Components{KubernetesVersion: r.version}
+	for _, item := range componentList() {
+		path := filepath.Join(folder, item.name)
+		if info, err := os.Stat(path); err != nil || !info.Mode().IsRegular() {
+			return Components{}, false
+		}
+		*item.path(&c) = path
+	}
+	return c, true
+}
+
+// buildInto builds beside the target and renames, so that a folder with the
+// right name is always complete.
+func (r *recipe) buildInto(ctx context.Context, base, folder string, progress io.Writer) (err error) {
+	if err := removePartial(base); err != nil {
+		return err
+	}
+	partial, err := os.MkdirTemp(base, partialPrefix)
+	if err != nil {
+		return fmt.Errorf("make a folder to build in: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.RemoveAll(partial))
+		}
+	}()
+
+	say(progress, "building the components into %s, minutes if nothing is cached", folder)
+	for _, item := range componentList() {
+		if err := r.buildOne(ctx, item, partial, progress); err != nil {
+			return err
+		}
+	}
+	// An incomplete folder can only be there if somebody deleted from it.
+	if err := os.RemoveAll(folder); err != nil {
+		return fmt.Errorf("clear %s: %w", folder, err)
+	}
+	if err := os.Rename(partial, folder); err != nil {
+		return fmt.Errorf("move the components into place: %w", err)
+	}
+	return nil
+}
+
+func removePartial(base string) error {
+	left, err := filepath.Glob(filepath.Join(base, partialPrefix+"*"))
+	if err != nil {
+		return fmt.Errorf("look for interrupted builds: %w", err)
+	}
+	for _, dir := range left {
+		if err := os.RemoveAll(dir); err != nil {
+			return fmt.Errorf("remove an interrupted build: %w", err)
+		}
+	}
+	return nil
+}
+
+func (r *recipe) buildOne(ctx context.Context, item component, into string, progress io.Writer) error {
+	version, err := moduleVersion(r.goMod, item.version)
+	if err != nil {
+		return err
+	}
+	begun := time.Now()
+	say(progress, "building %s %s ...", item.name, version)
+	args := append([]string{"build"}, r.flags...)
+	args = append(args, "-o", filepath.Join(into, item.name), item.pkg)
+	goBinary, err := exec.LookPath("go")
+	if err != nil {
+		return fmt.Errorf("find go: %w", err)
+	}
+	build, err := StartProcess(Command{
+		Path: goBinary,
+		Args: args,
+		Dir:  r.source,
+		// The caller's own build settings are about the caller's own code.
+		Env:     []string{"CGO_ENABLED=0", "GOWORK=off", "GOFLAGS="},
+		LogFile: filepath.Join(into, item.name+".log"),
+	})
+	if err != nil {
+		return fmt.Errorf("build %s: %w", item.name, err)
+	}
+
+	tick := time.NewTicker(stillBuildingEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return errors.Join(fmt.Errorf("build %s: %w", item.name, ctx.Err()), build.Stop(defaultGrace))
+		case <-tick.C:
+			say(progress, "still building %s ... %d s", item.name, int(time.Since(begun).Seconds()))
+		case <-build.Done():
+			if err := build.Err(); err != nil {
+				return fmt.Errorf("build %s: %w", item.name, err)
+			}
+			say(progress, "built %s in %.0f s", item.name, time.Since(begun).Seconds())
+			return nil
+		}
+	}
+}
+
+// say writes a line of progress. That nobody reads it must not fail a build.
+func say(w io.Writer, format string, args ...any) {
+	if w == nil {
+		return
+	}
+	_, _ = fmt.Fprintf(w, "testbed: "+format+"\n", args...)
+}

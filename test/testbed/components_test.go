@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package testbed
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// TestBuild builds components of a few lines each, in place of the real ones.
+func TestBuild(t *testing.T) {
+	root := fakeComponents(t)
+	deep := filepath.Join(root, "test", "somewhere", "deep")
+	mustMkdir(t, deep)
+	t.Chdir(deep)
+	cache := t.TempDir()
+	t.Setenv(CacheVariable, cache)
+	mustMkdir(t, filepath.Join(cache, partialPrefix+"left-by-a-killed-build"))
+
+	// Two at once build once.
+	var progress lockedBuilder
+	var both sync.WaitGroup
+	var components [2]Components
+	for i := range components {
+		both.Go(func() {
+			var err error
+			if components[i], err = Build(t.Context(), &progress); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	both.Wait()
+	if t.Failed() {
+		t.FailNow()
+	}
+	if components[0] != components[1] {
+		t.Errorf("two builds at once differ: %+v", components)
+	}
+	for _, item := range componentList() {
+		if n := strings.Count(progress.String(), "testbed: built "+item.name+" in "); n != 1 {
+			t.Errorf("%s was built %d times:\n%s", item.name, n, progress.String())
+		}
+	}
+	if left, _ := filepath.Glob(filepath.Join(cache, partialPrefix+"*")); len(left) != 0 {
+		t.Errorf("left behind: %v", left)
+	}
+	out, err := exec.Command(components[0].Kubectl).Output() //nolint:gosec // built by this test
+	if err != nil || string(out) != "kubectl v1.99.3 1 99" {
+		t.Errorf("kubectl says %q, %v", out, err)
+	}
+
+	// A third finds what is there and says nothing.
+	var quiet lockedBuilder
+	again, err := Build(t.Context(), &quiet)
+	if err != nil || again != components[0] || quiet.String() != "" {
+		t.Errorf("built again: %+v, %v, %q", again, err, quiet.String())
+	}
+
+	// Another go.sum is another set of components.
+	mustWrite(t, filepath.Join(root, "test", "components", "go.sum"), "\n")
+	other, err := Build(t.Context(), nil)
+	if err != nil || other == components[0] {
+		t.Errorf("changed go.sum: %+v, %v", other, err)
+	}
+}
+
+func TestBuildReportsTheCompiler(t *testing.T) {
+	root := fakeComponents(t)
+	t.Chdir(root)
+	cache := t.TempDir()
+	t.Setenv(CacheVariable, cache)
+	mustWrite(t, filepath.Join(root, "test", "components", "kubernetes", "cmd", "kubectl", "main.go"), "package main\nfunc main() { nonsense }\n")
+	_, err := Build(t.Context(), nil)
+	if err == nil || !strings.Contains(err.Error(), "build kubectl") || !strings.Contains(err.Error(), "undefined: nonsense") {
+		t.Errorf("Build: %v", err)
+	}
+	left, err := os.ReadDir(cache)
+	if err != nil || len(left) != 1 || left[0].Name() != "lock" {
+		t.Errorf("left in the cache: %v, %v", left, err)
+	}
+}
+
+func TestBuildOutsideTheRepository(t *testing.T) {
+	t.Chdir(t.TempDir())
+	if _, err := Build(t.Context(), nil); err == nil || !strings.Contains(err.Error(), "test/components/go.mod") {
+		t.Errorf("Build: %v", err)
+	}
+}
+
+func TestLockFileWaits(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "lock")
+	unlock, err := lockFile(t.Context(), path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := lockFile(ctx, path, nil); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("locked twice: %v", err)
+	}
+	unlock()
+	unlock, err = lockFile(t.Context(), path, nil)
+	if err != nil {
+		t.Fatalf("after unlocking: %v", err)
+	}
+	unlock()
+}
+
+// fakeComponents makes a repository whose components module is replaced by
+// programs that print what the linker stamped into them.
+func fakeComponents(t *testing.T) string {
+	t.Helper()
+	root := t.TempDir()
+	components := filepath.Join(root, "test", "components")
+	const version = "package version\nvar gitVersion, gitMajor, gitMinor string\nfunc Get() string { return gitVersion + \" \" + gitMajor + \" \" + gitMinor }\n"
+	files := map[string]string{
+		"go.mod": `module example.test/components
+go 1.26.0
+require (
+	go.etcd.io/etcd/server/v3 v3.99.1 // indirect
+	k8s.io/component-base v0.99.3 // indirect
+	k8s.io/kubernetes v1.99.3 // indirect
+)
+replace (
+	go.etcd.io/etcd/server/v3 => ./etcd
+	k8s.io/component-base => ./component-base
+	k8s.io/kubernetes => ./kubernetes
+)
+`,
+		"go.sum":                            "",
+		"etcd/go.mod":                       "module go.etcd.io/etcd/server/v3\n",
+		"etcd/main.go":                      "package main\nfunc main() {}\n",
+		"component-base/go.mod":             "module k8s.io/component-base\n",
+		"component-base/version/version.go": version,
+		"kubernetes/go.mod":                 "module k8s.io/kubernetes\n",
+	}
+	for _, name := range []string{"kube-apiserver", "kube-controller-manager", "kubectl"} {
+		files["kubernetes/cmd/"+name+"/main.go"] = "package main\nimport (\"os\"; \"k8s.io/component-base/version\")\n" +
+			"func main() { os.Stdout.WriteString(\"" + name + " \" + version.Get()) }\n"
+	}
+	for name, content := range files {
+		path := filepath.Join(components, name)
+		mustMkdir(t, filepath.Dir(path))
+		mustWrite(t, path, content)
+	}
+	return root
+}
+
+func mustMkdir(t *testing.T, path string) {
+	t.Helper()
+	if err := os.MkdirAll(path, 0o700); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func mustWrite(t *testing.T, path, content string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// lockedBuilder is a strings.Builder for several writers.
+type lockedBuilder struct {
+	mu sync.Mutex
+	b  strings.Builder
+}
+
+func (l *lockedBuilder) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuilder) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}

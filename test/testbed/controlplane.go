@@ -1,0 +1,349 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package testbed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/keyutil"
+)
+
+const (
+	// Measured 2 to 4 s on two cores; the rest is for a busy machine.
+	startTimeout    = 90 * time.Second
+	adminValidity   = 24 * time.Hour
+	defaultSigning  = time.Hour
+	serviceAccounts = "https://kubernetes.default.svc"
+)
+
+// Options say how a control plane differs from the usual one. The zero value
+// is fine.
+type Options struct {
+	// Components to use; nil means those that Build returns.
+	Components *Components
+	// Progress is given to Build; nil means silence.
+	Progress io.Writer
+	// Dir takes all files and is kept by Stop. Empty means a temporary folder,
+	// which Stop removes.
+	Dir string
+	// ClusterSigningDuration is how long certificates live that the controller
+	// manager signs; zero means an hour.
+	ClusterSigningDuration time.Duration
+	// AuditPolicy replaces the one that Audit's comment describes.
+	AuditPolicy []byte
+	// APIServerArgs are added to the API server's; of a flag given twice the
+	// last one counts.
+	APIServerArgs []string
+}
+
+// ControlPlane is a running etcd and kube-apiserver, and after
+// StartControllerManager a kube-controller-manager.
+type ControlPlane struct {
+	components      Components
+	dir             string
+	ownDir          bool
+	signingDuration time.Duration
+
+	// Two authorities, as a client that trusts a server because of the CA which
+	// issued its own certificate would go unnoticed with one.
+	serverCA *CA
+	clientCA *CA
+
+	addr   string // of the API server, host:port
+	admin  KeyPair
+	client *kubernetes.Clientset
+
+	etcd      *Process
+	apiServer *Process
+
+	mu                sync.Mutex // guards what follows
+	controllerManager *Process
+	stopped           bool
+}
+
+// Start starts etcd and the API server and returns when requests and RBAC's
+// default roles work. Whatever it started is stopped if it fails.
+func Start(ctx context.Context, opts Options) (_ *ControlPlane, err error) {
+	components := opts.Components
+	if components == nil {
+		built, err := Build(ctx, opts.Progress)
+		if err != nil {
+			return nil, fmt.Errorf("build the components: %w", err)
+		}
+		components = &built
+	}
+	// The time limit is for starting: a cold build takes minutes.
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+
+	cp := &ControlPlane{
+		components:      *components,
+		dir:             opts.Dir,
+		signingDuration: opts.ClusterSigningDuration,
+	}
+	if cp.signingDuration == 0 {
+		cp.signingDuration = defaultSigning
+	}
+	if cp.dir == "" {
+		cp.ownDir = true
+		if cp.dir, err = os.MkdirTemp("", "testbed-"); err != nil {
+			return nil, fmt.Errorf("make the control plane's folder: %w", err)
+		}
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, cp.Stop())
+		}
+	}()
+
+	if err := cp.writeFiles(opts.AuditPolicy); err != nil {
+		return nil, err
+	}
+	etcdURL, err := cp.startEtcd(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := cp.startAPIServer(ctx, etcdURL, opts.APIServerArgs); err != nil {
+		return nil, err
+	}
+	return cp, nil
+}
+
+// Stop ends all processes and removes the temporary folder. It returns an error
+// if a component had ended by itself before. A second call does nothing.
+func (cp *ControlPlane) Stop() error {
+	cp.mu.Lock()
+	defer cp.mu.Unlock()
+	if cp.stopped {
+		return nil
+	}
+	cp.stopped = true
+	var errs []error
+	// Nothing is kept, so nothing is gained by an orderly shutdown, for which
+	// the API server would wait until all watches have ended.
+	for _, p := range []*Process{cp.controllerManager, cp.apiServer, cp.etcd} {
+		if p != nil {
+			errs = append(errs, p.Kill())
+		}
+	}
+	if cp.ownDir {
+		errs = append(errs, os.RemoveAll(cp.dir))
+	}
+	return errors.Join(errs...)
+}
+
+// ServerURL returns the API server's URL.
+func (cp *ControlPlane) ServerURL() string { return "https://" + cp.addr }
+
+// ServerCA returns the authority of the serving certificate, PEM.
+func (cp *ControlPlane) ServerCA() []byte { return cp.serverCA.CertPEM() }
+
+// ClientCA returns the authority whose client certificates the API server
+// accepts. It is also the one the controller manager signs with.
+func (cp *ControlPlane) ClientCA() *CA { return cp.clientCA }
+
+// Client returns a client of a member of system:masters.
+func (cp *ControlPlane) Client() kubernetes.Interface { return cp.client }
+
+// Kubectl returns the path of kubectl.
+func (cp *ControlPlane) Kubectl() string { return cp.components.Kubectl }
+
+// Dir returns the folder with all files of the control plane.
+func (cp *ControlPlane) Dir() string { return cp.dir }
+
+// AdminConfig returns a client configuration of a member of system:masters,
+// without a client-side rate limit. It is the caller's own copy.
+func (cp *ControlPlane) AdminConfig() *rest.Config {
+	return &rest.Config{
+		Host: cp.ServerURL(),
+		TLSClientConfig: rest.TLSClientConfig{
+			CAData:   cp.ServerCA(),
+			CertData: cp.admin.CertPEM,
+			KeyData:  cp.admin.KeyPEM,
+		},
+		QPS: -1,
+	}
+}
+
+// Logs returns the ends of the components' logs, for the message of a failed
+// test.
+func (cp *ControlPlane) Logs() string {
+	cp.mu.Lock()
+	defer cp.mu.Unlock()
+	var b strings.Builder
+	for _, p := range []*Process{cp.etcd, cp.apiServer, cp.controllerManager} {
+		if p != nil {
+			b.WriteString(p.LogTail())
+		}
+	}
+	return b.String()
+}
+
+func (cp *ControlPlane) path(name string) string { return filepath.Join(cp.dir, name) }
+
+func (cp *ControlPlane) write(name string, data []byte) error {
+	if err := os.WriteFile(cp.path(name), data, 0o600); err != nil {
+		return fmt.Errorf("write the control plane's %s: %w", name, err)
+	}
+	return nil
+}
+
+// writeFiles makes both authorities and every file the components read.
+func (cp *ControlPlane) writeFiles(auditPolicy []byte) error {
+	var err error
+	if cp.serverCA, err = NewCA("testbed-server-ca"); err != nil {
+		return err
+	}
+	if cp.clientCA, err = NewCA("testbed-client-ca"); err != nil {
+		return err
+	}
+	serving, err := cp.serverCA.IssueServer(
+		[]string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"},
+		[]net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback})
+	if err != nil {
+		return err
+	}
+	now := time.Now()
+	if cp.admin, err = cp.clientCA.IssueClient("testbed-admin", []string{"system:masters"}, now.Add(-time.Hour), now.Add(adminValidity)); err != nil {
+		return err
+	}
+	clientCAKey, err := cp.clientCA.KeyPEM()
+	if err != nil {
+		return fmt.Errorf("encode the client CA's key: %w", err)
+	}
+	tokenKey, err := keyutil.MakeEllipticPrivateKeyPEM()
+	if err != nil {
+		return fmt.Errorf("make the service accounts' key: %w", err)
+	}
+	if auditPolicy == nil {
+		auditPolicy = []byte(defaultAuditPolicy)
+	}
+	for name, data := range map[string][]byte{
+		"serving.crt":       serving.CertPEM,
+		"serving.key":       serving.KeyPEM,
+		"client-ca.crt":     cp.clientCA.CertPEM(),
+		"client-ca.key":     clientCAKey,
+		"tokens.key":        tokenKey,
+		"audit-policy.yaml": auditPolicy,
+	} {
+		if err := cp.write(name, data); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (cp *ControlPlane) startEtcd(ctx context.Context) (string, error) {
+	addr, err := freeLoopbackAddr()
+	if err != nil {
+		return "", err
+	}
+	url := "http://" + addr
+	cp.etcd, err = StartProcess(Command{
+		Path: cp.components.Etcd,
+		Args: []string{
+			"--data-dir=" + cp.path("etcd"),
+			"--listen-client-urls=" + url,
+			"--advertise-client-urls=" + url,
+			"--listen-peer-urls=http://127.0.0.1:0", // it has no peers
+			"--unsafe-no-fsync",
+			"--log-level=warn",
+			// It elects itself after this, and nobody else is there to compete.
+			"--heartbeat-interval=10",
+			"--election-timeout=100",
+		},
+		LogFile: cp.path("etcd.log"),
+	})
+	if err != nil {
+		return "", err
+	}
+	return url, pollWhile(ctx, cp.etcd, "etcd", func(ctx context.Context) error {
+		return getOK(ctx, http.DefaultClient, url+"/health")
+	})
+}
+
+func (cp *ControlPlane) startAPIServer(ctx context.Context, etcdURL string, extra []string) error {
+	addr, err := freeLoopbackAddr()
+	if err != nil {
+		return err
+	}
+	_, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return fmt.Errorf("split %s: %w", addr, err)
+	}
+	cp.addr = addr
+	args := []string{
+		"--etcd-servers=" + etcdURL,
+		"--bind-address=127.0.0.1",
+		"--advertise-address=127.0.0.1",
+		"--secure-port=" + port,
+		"--endpoint-reconciler-type=none",
+		"--tls-cert-file=" + cp.path("serving.crt"),
+		"--tls-private-key-file=" + cp.path("serving.key"),
+		"--client-ca-file=" + cp.path("client-ca.crt"),
+		"--authorization-mode=Node,RBAC",
+		"--enable-admission-plugins=NodeRestriction",
+		"--enable-bootstrap-token-auth=true",
+		"--service-account-issuer=" + serviceAccounts,
+		"--service-account-key-file=" + cp.path("tokens.key"),
+		"--service-account-signing-key-file=" + cp.path("tokens.key"),
+		"--service-cluster-ip-range=10.96.0.0/24",
+		"--audit-policy-file=" + cp.path("audit-policy.yaml"),
+		"--audit-log-path=" + cp.path(auditLog),
+		"--audit-log-format=json",
+		"--audit-log-mode=blocking",
+		"--audit-log-maxsize=10000", // MB; Audit reads one file, so do not rotate
+	}
+	cp.apiServer, err = StartProcess(Command{
+		Path:    cp.components.APIServer,
+		Args:    append(args, extra...),
+		LogFile: cp.path("kube-apiserver.log"),
+	})
+	if err != nil {
+		return err
+	}
+	if cp.client, err = kubernetes.NewForConfig(cp.AdminConfig()); err != nil {
+		return fmt.Errorf("make the admin client: %w", err)
+	}
+	return pollWhile(ctx, cp.apiServer, "the API server", func(ctx context.Context) error {
+		if err := cp.client.RESTClient().Get().AbsPath("/readyz").Do(ctx).Error(); err != nil {
+			return err
+		}
+		// Made in the background, and no part of /readyz.
+		_, err := cp.client.CoreV1().Namespaces().Get(ctx, systemNamespace, metav1.GetOptions{})
+		return err
+	})
+}
+
+// getOK succeeds if the URL answers with 200.
+func getOK(ctx context.Context, client *http.Client, url string) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	answer, err := client.Do(request)
+	if err != nil {
+		return err
+	}
+	body, err := io.ReadAll(io.LimitReader(answer.Body, logTailBytes))
+	if err := errors.Join(err, answer.Body.Close()); err != nil {
+		return err
+	}
+	if answer.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s: %s", url, answer.Status, body)
+	}
+	return nil
+}

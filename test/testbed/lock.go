@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package testbed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"syscall"
+	"time"
+)
+
+const lockRetry = 200 * time.Millisecond
+
+// lockFile takes an exclusive flock and gives it back through the returned
+// function. The kernel also gives it back if this process is killed.
+func lockFile(ctx context.Context, path string, progress io.Writer) (func(), error) {
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600) //nolint:gosec // a path of this package's making
+	if err != nil {
+		return nil, err
+	}
+	for told := false; ; {
+		err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if err == nil {
+			return func() { _ = file.Close() }, nil // closing releases the lock
+		}
+		if !errors.Is(err, syscall.EWOULDBLOCK) && !errors.Is(err, syscall.EINTR) {
+			return nil, errors.Join(fmt.Errorf("flock %s: %w", path, err), file.Close())
+		}
+		if !told {
+			say(progress, "waiting for another process that builds the components")
+			told = true
+		}
+		select {
+		case <-ctx.Done():
+			return nil, errors.Join(fmt.Errorf("wait for %s: %w", path, ctx.Err()), file.Close())
+		case <-time.After(lockRetry):
+		}
+	}
+}
