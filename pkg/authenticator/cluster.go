@@ -27,10 +27,18 @@ type access struct {
 	own bool
 }
 
+// access shows the node's own certificate where that may ask for the next one, else the bootstrap credential.
+func (o *Options) access(s standing) (access, error) {
+	if s.pair != nil && !s.rejected && o.renews() {
+		return o.ownAccess(s.pair)
+	}
+	return o.bootstrapAccess()
+}
+
 // ownAccess shows the node's certificate to the cluster asked for; where the question names none, to the one of the bootstrap
 // kubeconfig, or to the one that the certificate came from.
 func (o *Options) ownAccess(pair *cache.Pair) (access, error) {
-	a := access{credential: "the node's own certificate", own: true}
+	a := access{credential: "the node's own certificate", own: true} //nolint:gosec // G101: words, not a secret
 	var err error
 	switch bootstrap, bootstrapErr := o.bootstrapAccess(); {
 	case o.exec.Cluster != nil:

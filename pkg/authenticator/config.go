@@ -72,7 +72,7 @@ func DefaultConfig() Config {
 // the Config holds what could be read, so that the certificate directory may still be found.
 func LoadConfig(path string, optional bool) (Config, error) {
 	c := DefaultConfig()
-	data, err := os.ReadFile(path) //nolint:gosec // G304: the operator's file
+	data, err := os.ReadFile(path)
 	if err != nil {
 		if optional && errors.Is(err, os.ErrNotExist) {
 			return c, nil

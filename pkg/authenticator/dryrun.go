@@ -42,27 +42,14 @@ func DryRun(ctx context.Context, o Options) (*Report, error) {
 	report := &Report{NodeName: s.node, Provider: o.provider.Name()}
 	o.describe(s, report)
 
-	var to access
-	var err error
-	if s.pair != nil && !s.rejected && o.renews() {
-		to, err = o.ownAccess(s.pair)
-	} else {
-		to, err = o.bootstrapAccess()
-	}
-	noAccess := err
-	pending, key, err := o.build(ctx, s.node, to.cluster)
+	pending, key, err := o.build(ctx, s.node, cache.Origin{})
 	if err != nil {
 		return nil, AsFailure(err)
 	}
 	report.ProviderID = pending.ProviderID
 	first := pending.Requests[0]
 	report.Request = csr.Object(first.Name, pending.SignerName, first.Request, key, pending.ExpirationSeconds)
-	if noAccess != nil {
-		report.Check = "skipped: " + noAccess.Error()
-		return report, nil
-	}
-	report.Server, report.Credential = to.config.Host, to.credential
-	o.haveChecked(ctx, to, report)
+	o.haveChecked(ctx, s, report)
 	return report, nil
 }
 
@@ -70,12 +57,11 @@ func DryRun(ctx context.Context, o Options) (*Report, error) {
 func (o *Options) describe(s standing, report *Report) {
 	file := o.dir.File(cache.CurrentFile)
 	switch {
+	case s.final:
+		report.Certificate, report.Next = "none to print", "fail: "+s.lack.Error()
 	case s.pair == nil:
 		report.Certificate = fmt.Sprintf("none to print: %v", s.lack)
 		report.Next = fmt.Sprintf("have a worker request a certificate, and wait for it at most %s", o.waitTimeout)
-		if s.final {
-			report.Next = "fail: " + s.lack.Error()
-		}
 	default:
 		leaf := s.pair.Leaf
 		report.Certificate = fmt.Sprintf("%s: node %s, valid from %s to %s", file, s.pair.NodeName(), leaf.NotBefore.UTC().Format(time.RFC3339), leaf.NotAfter.UTC().Format(time.RFC3339))
@@ -95,7 +81,14 @@ func (o *Options) describe(s standing, report *Report) {
 	}
 }
 
-func (o *Options) haveChecked(ctx context.Context, to access, report *Report) {
+// haveChecked shows the request to the API server, where there is one to show it to.
+func (o *Options) haveChecked(ctx context.Context, s standing, report *Report) {
+	to, err := o.access(s)
+	if err != nil {
+		report.Check = "skipped: " + err.Error()
+		return
+	}
+	report.Server, report.Credential = to.config.Host, to.credential
 	client, err := csr.NewClient(to.config)
 	if err == nil {
 		_, err = client.Create(ctx, report.Request, true)
@@ -104,7 +97,7 @@ func (o *Options) haveChecked(ctx context.Context, to access, report *Report) {
 		report.Check = "accepted"
 		return
 	}
-	failure := AsFailure(apiFailure(err, to.credential))
+	failure := apiFailure(err, to.credential)
 	if failure.Reason == APIUnreachable {
 		report.Check = "skipped: " + failure.Error()
 		return

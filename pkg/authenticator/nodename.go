@@ -26,7 +26,7 @@ type nodeName struct {
 func findNodeName(given, kubeadmFlags string) (nodeName, error) {
 	name := nodeName{Name: given}
 	if name.Name == "" {
-		data, err := os.ReadFile(kubeadmFlags) //nolint:gosec // G304: a fixed path
+		data, err := os.ReadFile(kubeadmFlags)
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
 			return nodeName{}, fmt.Errorf("node name: %w", err)
 		}

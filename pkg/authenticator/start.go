@@ -25,12 +25,12 @@ func StartDetached(args []string) (process.ID, error) {
 	if err := cmd.Start(); err != nil {
 		return process.ID{}, err
 	}
-	id, err := process.Of(cmd.Process.Pid)
-	// Reap it should it end before this run does: a zombie would look like a worker to others.
-	go func() { _ = cmd.Wait() }()
-	if err != nil {
-		return process.ID{PID: cmd.Process.Pid}, nil // it has ended already
+	id := process.ID{PID: cmd.Process.Pid} // nobody alive, should it have ended already
+	if found, err := process.Of(id.PID); err == nil {
+		id = found
 	}
+	// Reap it should it end before this run does.
+	go func() { _ = cmd.Wait() }()
 	return id, nil
 }
 

@@ -173,14 +173,6 @@ func (w *worker) adopt(ctx context.Context, pair *cache.Pair) bool {
 	return w.lock.Install(&adopted) == nil
 }
 
-// access is the node's own certificate where that may ask for the next one, else the bootstrap credential.
-func (w *worker) access(s standing) (access, error) {
-	if s.pair != nil && !s.rejected && w.renews() {
-		return w.ownAccess(s.pair)
-	}
-	return w.bootstrapAccess()
-}
-
 // enrol files a request, or takes up the pending one, until it comes to something.
 func (w *worker) enrol(ctx context.Context, s standing, to access) error {
 	client, err := csr.NewClient(to.config)

@@ -97,7 +97,7 @@ func TestBadInput(t *testing.T) {
 			if err := os.MkdirAll(n.dir.Path(), 0o700); err != nil {
 				t.Fatal(err)
 			}
-			if err := os.Chmod(n.dir.Path(), 0o777); err != nil { //nolint:gosec // G302: the fault
+			if err := os.Chmod(n.dir.Path(), 0o777); err != nil {
 				t.Fatal(err)
 			}
 		}},

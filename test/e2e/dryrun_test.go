@@ -22,7 +22,7 @@ import (
 // dry runs the plugin with --dry-run as a person does.
 func (n *node) dry(t *testing.T, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
-	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), n.plugin, append(append(n.flags(), "--dry-run"), args...)...) //nolint:gosec // G204
+	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), n.plugin, append(append(n.flags(), "--dry-run"), args...)...)
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	err := cmd.Run()

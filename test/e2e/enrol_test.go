@@ -149,7 +149,7 @@ func TestThroughTheExecStanza(t *testing.T) {
 			if err != nil || out != "system:node:"+n.name {
 				t.Fatalf("kubectl: %v: %s", err, out)
 			}
-			client := exec.CommandContext(t.Context(), n.client, kubeconfig, "100ms", "1s") //nolint:gosec // G204
+			client := exec.CommandContext(t.Context(), n.client, kubeconfig, "100ms", "1s")
 			lines, err := client.Output()
 			if err != nil {
 				t.Fatal(err)
@@ -238,7 +238,7 @@ func TestWorkerHoldsNoDescriptorOfTheCaller(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, n.plugin, append(n.flags(), "--wait-timeout=1s")...) //nolint:gosec // G204
+	cmd := exec.CommandContext(ctx, n.plugin, append(n.flags(), "--wait-timeout=1s")...)
 	cmd.Env = append(os.Environ(), "KUBERNETES_EXEC_INFO="+n.ask(t))
 	cmd.ExtraFiles = []*os.File{write} // as a shell's descriptor 3
 	began := time.Now()
@@ -313,6 +313,6 @@ func tokenOf(t *testing.T, kubeconfig string) string {
 
 func runClient(t *testing.T, n *node, kubeconfig, interval, total string) (string, error) {
 	t.Helper()
-	out, err := exec.CommandContext(t.Context(), n.client, kubeconfig, interval, total).Output() //nolint:gosec // G204
+	out, err := exec.CommandContext(t.Context(), n.client, kubeconfig, interval, total).Output()
 	return string(out), err
 }

@@ -67,7 +67,7 @@ func (n *node) faultyWorker(t *testing.T, call, fault string, when int) bool {
 	trace := n.bootstrap + ".trace"
 	args := []string{"-f", "-qq", "-o", trace, "-e", "trace=" + call, "-e", fmt.Sprintf("inject=%s:%s:when=%d", call, fault, when)}
 	args = append(append(args, n.plugin, "worker"), n.flags()...)
-	cmd := exec.CommandContext(t.Context(), "strace", args...) //nolint:gosec // G204
+	cmd := exec.CommandContext(t.Context(), "strace", args...)
 	cmd.Env = append(os.Environ(), "KUBERNETES_EXEC_INFO="+n.ask(t))
 	out, err := cmd.CombinedOutput()
 	var exit *exec.ExitError

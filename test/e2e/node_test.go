@@ -115,7 +115,7 @@ func (n *node) run(t *testing.T, extra ...string) result {
 
 func (n *node) runContext(ctx context.Context, t *testing.T, args []string) result {
 	t.Helper()
-	cmd := exec.CommandContext(ctx, n.plugin, args...) //nolint:gosec // G204: built by TestMain
+	cmd := exec.CommandContext(ctx, n.plugin, args...)
 	cmd.Env = append(append(os.Environ(), "KUBERNETES_EXEC_INFO="+n.ask(t)), n.env...)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr

@@ -199,7 +199,7 @@ func (n *node) reinstallFrom(t *testing.T, pair *cache.Pair, ca []byte) {
 func TestExposedKeyIsReplaced(t *testing.T) {
 	n := renewingNode(t)
 	pair := n.install(t, time.Now().Add(-time.Minute), time.Now().Add(time.Hour))
-	if err := os.Chmod(n.dir.File(cache.CurrentFile), 0o644); err != nil { //nolint:gosec // G302: the fault
+	if err := os.Chmod(n.dir.File(cache.CurrentFile), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, 15*time.Second, "a new key is printed", func() bool {

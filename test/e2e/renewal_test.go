@@ -87,7 +87,7 @@ func TestSignerIsAway(t *testing.T) {
 	})
 
 	var output bytes.Buffer
-	client := exec.CommandContext(t.Context(), n.client, n.execKubeconfig(t, "client.authentication.k8s.io/v1"), "1s", away.String()) //nolint:gosec // G204
+	client := exec.CommandContext(t.Context(), n.client, n.execKubeconfig(t, "client.authentication.k8s.io/v1"), "1s", away.String())
 	client.Stdout = &output
 	if err := client.Start(); err != nil {
 		t.Fatal(err)

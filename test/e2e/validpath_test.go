@@ -95,7 +95,7 @@ func (n *node) readOnly(t *testing.T) {
 	t.Helper()
 	needRoot(t)
 	n.mount(t, "--bind", n.dir.Path())
-	if out, err := exec.Command("mount", "-o", "remount,bind,ro", n.dir.Path()).CombinedOutput(); err != nil { //nolint:gosec // G204
+	if out, err := exec.Command("mount", "-o", "remount,bind,ro", n.dir.Path()).CombinedOutput(); err != nil {
 		t.Fatalf("mount: %v: %s", err, out)
 	}
 }
@@ -103,12 +103,12 @@ func (n *node) readOnly(t *testing.T) {
 // mount mounts something on the certificate directory until the test ends.
 func (n *node) mount(t *testing.T, args ...string) {
 	t.Helper()
-	if out, err := exec.Command("mount", append(args, n.dir.Path())...).CombinedOutput(); err != nil { //nolint:gosec // G204
+	if out, err := exec.Command("mount", append(args, n.dir.Path())...).CombinedOutput(); err != nil {
 		t.Fatalf("mount %v: %v: %s", args, err, out)
 	}
 	t.Cleanup(func() {
 		n.noWorkerIsLeft(t)
-		if out, err := exec.Command("umount", n.dir.Path()).CombinedOutput(); err != nil { //nolint:gosec // G204
+		if out, err := exec.Command("umount", n.dir.Path()).CombinedOutput(); err != nil {
 			t.Errorf("umount: %v: %s", err, out)
 		}
 	})
@@ -128,7 +128,7 @@ func TestValidPathTouchesNoLockAndNoNetwork(t *testing.T) {
 	n.run(t) // makes the note
 	trace := filepath.Join(t.TempDir(), "trace")
 	args := append([]string{"-f", "-o", trace, "-e", "trace=%network,%file,flock,fcntl,clone,clone3,fork,vfork,execve", n.plugin}, n.flags()...)
-	cmd := exec.CommandContext(t.Context(), "strace", args...) //nolint:gosec // G204
+	cmd := exec.CommandContext(t.Context(), "strace", args...)
 	cmd.Env = append(os.Environ(), "KUBERNETES_EXEC_INFO="+n.ask(t))
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("strace: %v: %s", err, out)
