@@ -47,7 +47,7 @@ func DryRun(ctx context.Context, o Options) (*Report, error) {
 		return nil, AsFailure(err)
 	}
 	report.ProviderID = pending.ProviderID
-	first := pending.Requests[0]
+	first := pending.Last()
 	report.Request = csr.Object(first.Name, pending.SignerName, first.Request, key, pending.ExpirationSeconds)
 	o.haveChecked(ctx, s, report)
 	return report, nil
@@ -76,7 +76,7 @@ func (o *Options) describe(s standing, report *Report) {
 	}
 	report.Pending = "none"
 	if pending, err := o.dir.Pending(); err == nil && pending != nil {
-		last := pending.Requests[len(pending.Requests)-1]
+		last := pending.Last()
 		report.Pending = fmt.Sprintf("%s of %s, signer %s", last.Name, last.Filed.Format(time.RFC3339), pending.SignerName)
 	}
 }

@@ -155,7 +155,7 @@ func lastFailure(last *cache.Result, wait time.Duration) error {
 func (o *Options) whyNotYet(waited time.Duration) error {
 	const hint = "the worker goes on, and the next run carries on with the same request"
 	if pending, err := o.dir.Pending(); err == nil && pending != nil {
-		last := pending.Requests[len(pending.Requests)-1]
+		last := pending.Last()
 		if last.UID != "" {
 			return &Failure{WaitingForSigner, "see: kubectl describe csr " + last.Name + "; " + hint,
 				fmt.Errorf("CertificateSigningRequest %s: signer %s has not issued a certificate within %s", last.Name, pending.SignerName, waited)}

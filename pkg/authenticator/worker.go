@@ -173,38 +173,31 @@ func (w *worker) adopt(ctx context.Context, pair *cache.Pair) bool {
 	return w.lock.Install(&adopted) == nil
 }
 
-// enrol files a request, or takes up the pending one, until it comes to something.
+// enrol takes up the pending request, or prepares one, and sees it through until it comes to something.
 func (w *worker) enrol(ctx context.Context, s standing, to access) error {
 	client, err := csr.NewClient(to.config)
 	if err != nil {
 		return &Failure{Configuration, "check the kubeconfig", err}
 	}
-	pending, err := w.resume(s, to)
 	for range maxFilings {
+		pending, err := w.resume(s, to)
 		if err == nil && pending == nil {
 			pending, err = w.prepare(ctx, s, to)
 		}
 		if err != nil {
 			return err
 		}
-		request, err := w.file(ctx, client, pending, to)
+		decision, err := w.fileAndWait(ctx, client, pending, to)
 		if err != nil {
 			return err
 		}
-		if request != nil {
-			decision, err := w.wait(ctx, client, request, pending, to)
-			if err != nil {
-				return err
-			}
-			if decision.Outcome != csr.Deleted {
-				return w.conclude(decision, request, pending)
-			}
+		if decision.Outcome != csr.Deleted {
+			return w.conclude(decision, pending)
 		}
 		w.log.Info("the request is gone, filing another", "request", w.result.Request)
 		if err := w.lock.ForgetPending(); err != nil {
 			return err
 		}
-		pending = nil
 	}
 	return &Failure{RequestFailed, "find who deletes CertificateSigningRequests", fmt.Errorf("CertificateSigningRequest %s: deleted, and %d before it", w.result.Request, maxFilings-1)}
 }
@@ -226,7 +219,7 @@ func (w *worker) resume(s standing, to access) (*cache.Pending, error) {
 	// A crash between installing and forgetting leaves a request behind that has been served.
 	served := err == nil && s.pair != nil && cache.SameKey(s.pair.Leaf, key.Public())
 	if wanted && !served {
-		w.log.Info("taking up the pending request", "request", pending.Requests[len(pending.Requests)-1].Name)
+		w.log.Info("taking up the pending request", "request", pending.Last().Name)
 		return pending, nil
 	}
 	return nil, w.lock.ForgetPending()
@@ -234,10 +227,42 @@ func (w *worker) resume(s standing, to access) (*cache.Pending, error) {
 
 func equal(a, b *int32) bool { return a == b || a != nil && b != nil && *a == *b }
 
-// file makes sure that the API server has the request; nil means that it had it once and has it no more.
-func (w *worker) file(ctx context.Context, client *csr.Client, pending *cache.Pending, to access) (*certificatesv1.CertificateSigningRequest, error) {
+// fileAndWait makes sure that the API server has the request, and watches it until something has become of it.
+func (w *worker) fileAndWait(ctx context.Context, client *csr.Client, pending *cache.Pending, to access) (csr.Decision, error) {
+	request, err := w.file(ctx, client, pending)
+	if errors.Is(err, errGone) {
+		return csr.Decision{Outcome: csr.Deleted}, nil
+	}
+	var decision csr.Decision
+	if err == nil {
+		w.enter(StepWait)
+		decision, err = client.Wait(ctx, request)
+	}
+	var write *cache.WriteError
+	switch {
+	case err == nil, errors.As(err, &write):
+		return decision, err
+	case request != nil && ctx.Err() != nil:
+		return decision, &Failure{WaitingForSigner, "see: kubectl describe csr " + request.Name,
+			fmt.Errorf("CertificateSigningRequest %s: signer %s has not issued a certificate yet", request.Name, pending.SignerName)}
+	case to.own && apierrors.IsUnauthorized(err):
+		return decision, fmt.Errorf("%w: %w", errRejected, err)
+	default:
+		return decision, apiFailure(err, to.credential)
+	}
+}
+
+var (
+	// errRejected says that the API server does not know the node's own certificate.
+	errRejected = errors.New("the API server rejects the node's certificate")
+	// errGone says that the API server had the request once and has it no more.
+	errGone = errors.New("the request is gone")
+)
+
+// file posts the request, or finds it where it was posted before.
+func (w *worker) file(ctx context.Context, client *csr.Client, pending *cache.Pending) (*certificatesv1.CertificateSigningRequest, error) {
 	w.enter(StepFile)
-	last := &pending.Requests[len(pending.Requests)-1]
+	last := pending.Last()
 	w.result.Request = last.Name
 	key, err := csr.ParseKey(pending.Key)
 	if err != nil {
@@ -251,39 +276,22 @@ func (w *worker) file(ctx context.Context, client *csr.Client, pending *cache.Pe
 	}
 	switch {
 	case apierrors.IsNotFound(err) && last.UID != "", errors.Is(err, csr.ErrNotOurs):
-		return nil, nil
+		return nil, errGone
 	case err != nil:
-		return nil, w.apiFailure(err, to)
+		return nil, err
+	case last.UID == string(request.UID):
+		return request, nil
 	}
-	if last.UID != string(request.UID) {
-		w.enter(StepNote)
-		last.UID = string(request.UID)
-		if err := w.lock.SetPending(pending); err != nil {
-			return nil, err
-		}
-		w.log.Info("filed", "request", last.Name, "signer", pending.SignerName, "server", to.config.Host, "credential", to.credential)
-	}
-	return request, nil
-}
-
-// wait watches the request until something has become of it.
-func (w *worker) wait(ctx context.Context, client *csr.Client, request *certificatesv1.CertificateSigningRequest, pending *cache.Pending, to access) (csr.Decision, error) {
-	w.enter(StepWait)
-	decision, err := client.Wait(ctx, request)
-	if ctx.Err() != nil {
-		return decision, &Failure{WaitingForSigner, "see: kubectl describe csr " + request.Name,
-			fmt.Errorf("CertificateSigningRequest %s: signer %s has not issued a certificate yet", request.Name, pending.SignerName)}
-	}
-	if err != nil {
-		return decision, w.apiFailure(err, to)
-	}
-	return decision, nil
+	w.enter(StepNote)
+	last.UID = string(request.UID)
+	w.log.Info("filed", "request", last.Name, "signer", pending.SignerName, "server", pending.Cluster.Server)
+	return request, w.lock.SetPending(pending)
 }
 
 // conclude takes what has become of the request: a certificate is checked and installed, anything else is a failure. The pending
 // request has then served its time.
-func (w *worker) conclude(decision csr.Decision, request *certificatesv1.CertificateSigningRequest, pending *cache.Pending) error {
-	pair, err := w.check(decision, request, pending)
+func (w *worker) conclude(decision csr.Decision, pending *cache.Pending) error {
+	pair, err := w.check(decision, pending)
 	if err == nil {
 		w.enter(StepInstall)
 		if err := w.lock.Install(pair); err != nil {
@@ -299,10 +307,11 @@ func (w *worker) conclude(decision csr.Decision, request *certificatesv1.Certifi
 }
 
 // check turns a decision into a certificate that may be installed, or says why not.
-func (w *worker) check(decision csr.Decision, request *certificatesv1.CertificateSigningRequest, pending *cache.Pending) (*cache.Pair, error) {
+func (w *worker) check(decision csr.Decision, pending *cache.Pending) (*cache.Pair, error) {
 	w.enter(StepCheck)
+	name := pending.Last().Name
 	why := func(reason Reason, verb, hint string) error {
-		return &Failure{reason, hint, fmt.Errorf("CertificateSigningRequest %s: %s by signer %s: %q: %q", request.Name, verb, request.Spec.SignerName, decision.Reason, decision.Message)}
+		return &Failure{reason, hint, fmt.Errorf("CertificateSigningRequest %s: %s by signer %s: %q: %q", name, verb, pending.SignerName, decision.Reason, decision.Message)}
 	}
 	switch decision.Outcome {
 	case csr.Denied:
@@ -310,14 +319,14 @@ func (w *worker) check(decision csr.Decision, request *certificatesv1.Certificat
 	case csr.Failed:
 		return nil, why(RequestFailed, "failed", "ask whoever runs the signer; a new request follows after a pause")
 	case csr.Issued:
-		return w.checkIssued(decision.Certificate, request.Name, pending)
+		return w.checkIssued(decision.Certificate, pending)
 	default:
-		return nil, fmt.Errorf("CertificateSigningRequest %s: unknown outcome %d", request.Name, decision.Outcome)
+		return nil, fmt.Errorf("CertificateSigningRequest %s: unknown outcome %d", name, decision.Outcome)
 	}
 }
 
 // checkIssued accepts a certificate only if its key is ours and it is for this node, for client authentication, and valid now.
-func (w *worker) checkIssued(certificate []byte, name string, pending *cache.Pending) (*cache.Pair, error) {
+func (w *worker) checkIssued(certificate []byte, pending *cache.Pending) (*cache.Pair, error) {
 	key, err := csr.ParseKey(pending.Key)
 	if err != nil {
 		return nil, err
@@ -332,19 +341,9 @@ func (w *worker) checkIssued(certificate []byte, name string, pending *cache.Pen
 		err = cache.CheckNodeCertificate(leaf, pending.NodeName, w.now())
 	}
 	if err != nil {
-		return nil, AsFailure(fmt.Errorf("CertificateSigningRequest %s: issued %w", name, err))
+		return nil, AsFailure(fmt.Errorf("CertificateSigningRequest %s: issued %w", pending.Last().Name, err))
 	}
 	return &cache.Pair{Chain: chain, Key: pending.Key, Leaf: leaf, Origin: &pending.Cluster}, nil
-}
-
-// errRejected says that the API server does not know the node's own certificate.
-var errRejected = errors.New("the API server rejects the node's certificate")
-
-func (w *worker) apiFailure(err error, to access) error {
-	if to.own && apierrors.IsUnauthorized(err) {
-		return fmt.Errorf("%w: %w", errRejected, err)
-	}
-	return apiFailure(err, to.credential)
 }
 
 // noteRejection tells the runs, and the next worker, that the certificate is rejected.

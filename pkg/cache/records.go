@@ -35,6 +35,9 @@ type Pending struct {
 	Requests []PendingRequest `json:"requests"`
 }
 
+// Last returns the request that is filed last; there is one at least.
+func (p *Pending) Last() *PendingRequest { return &p.Requests[len(p.Requests)-1] }
+
 // PendingRequest is one CertificateSigningRequest in flight.
 type PendingRequest struct {
 	// Name is the object's name, random and chosen here.
