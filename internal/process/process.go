@@ -9,6 +9,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // ID names one process of this boot: a pid alone is reused, a pid with its start time is not. The zero ID is nobody.
@@ -39,6 +40,32 @@ func Of(pid int) (ID, error) {
 		return ID{}, fmt.Errorf("process %d: start time: %w", pid, err)
 	}
 	return ID{PID: pid, Start: start}, nil
+}
+
+// BootID names this boot: process IDs of another mean nothing. It is empty where the kernel does not say.
+func BootID() string {
+	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(data))
+}
+
+// ticksPerSecond is USER_HZ, which is 100 wherever Go runs on Linux.
+const ticksPerSecond = 100
+
+// Age returns how long ago the process started, by a clock that nobody sets. It is 0 where the kernel does not say.
+func (id ID) Age() time.Duration {
+	data, err := os.ReadFile("/proc/uptime")
+	if err != nil {
+		return 0
+	}
+	up, _, _ := strings.Cut(string(data), " ")
+	seconds, err := strconv.ParseFloat(up, 64)
+	if err != nil {
+		return 0
+	}
+	return time.Duration((seconds - float64(id.Start)/ticksPerSecond) * float64(time.Second))
 }
 
 // Alive reports whether this very process still runs.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/url"
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -29,33 +30,35 @@ type access struct {
 
 // access shows the node's own certificate where that may ask for the next one, else the bootstrap credential.
 func (o *Options) access(s standing) (access, error) {
-	if s.pair != nil && !s.rejected && o.renews() {
+	if s.pair != nil && !s.rejected && !s.foreign && o.renews() {
 		return o.ownAccess(s.pair)
 	}
 	return o.bootstrapAccess()
 }
 
-// ownAccess shows the node's certificate to the cluster asked for; where the question names none, to the one of the bootstrap
-// kubeconfig, or to the one that the certificate came from.
+// ownAccess shows the node's certificate to the cluster asked for; where the question names none, to the one that the
+// certificate came from, or to the one of the bootstrap kubeconfig.
 func (o *Options) ownAccess(pair *cache.Pair) (access, error) {
 	a := access{credential: "the node's own certificate", own: true} //nolint:gosec // G101: words, not a secret
 	var err error
-	switch bootstrap, bootstrapErr := o.bootstrapAccess(); {
+	switch {
 	case o.exec.Cluster != nil:
 		a.cluster = *o.exec.origin()
 		a.config, err = o.exec.restConfig()
-	case bootstrapErr == nil:
-		a.cluster = bootstrap.cluster
-		a.config = rest.AnonymousClientConfig(bootstrap.config)
-		a.config.Proxy = bootstrap.config.Proxy
 	case pair.Origin != nil:
 		a.cluster = *pair.Origin
 		a.config, err = clusterConfig(*pair.Origin)
 	default:
-		err = errors.New("no cluster to ask: the certificate does not say which it came from")
+		bootstrap, err := o.bootstrapAccess()
+		if err != nil {
+			return access{}, err
+		}
+		a.cluster = bootstrap.cluster
+		a.config = rest.AnonymousClientConfig(bootstrap.config)
+		a.config.Proxy = bootstrap.config.Proxy
 	}
 	if err != nil {
-		return access{}, &Failure{Configuration, "set provideClusterInfo: true in the kubeconfig's exec stanza", err}
+		return access{}, &Failure{Configuration, "check the cluster in the kubelet's kubeconfig", err}
 	}
 	a.config.UserAgent = o.UserAgent
 	a.config.CertData, a.config.KeyData = pair.Chain, pair.Key
@@ -68,6 +71,8 @@ func (o *Options) bootstrapAccess() (access, error) {
 	if o.bootstrapKubeconfig == "" {
 		paths = []string{o.dir.File(cache.BootstrapFile), kubeadmBootstrapFile}
 	}
+	missing := &Failure{NoBootstrap, "put a bootstrap kubeconfig there, or name one with --bootstrap-kubeconfig (kubeadm token create --print-join-command)",
+		fmt.Errorf("no bootstrap kubeconfig: %q: no such file", paths)}
 	for _, path := range paths {
 		a, err := readBootstrap(path)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -79,15 +84,15 @@ func (o *Options) bootstrapAccess() (access, error) {
 		a.config.UserAgent = o.UserAgent
 		if asked := o.exec.origin(); asked != nil {
 			if !asked.SameCluster(a.cluster) {
-				return access{}, &Failure{NoBootstrap, "give the bootstrap kubeconfig of the cluster that the kubelet's kubeconfig names",
+				missing = &Failure{NoBootstrap, "give the bootstrap kubeconfig of the cluster that the kubelet's kubeconfig names",
 					fmt.Errorf("bootstrap kubeconfig %s: is for %s, but the kubelet asks for %s, with another CA", path, a.cluster.Server, asked.Server)}
+				continue
 			}
 			a.cluster = *asked
 		}
 		return a, nil
 	}
-	return access{}, &Failure{NoBootstrap, "put a bootstrap kubeconfig there, or name one with --bootstrap-kubeconfig (kubeadm token create --print-join-command)",
-		fmt.Errorf("no bootstrap kubeconfig: %q: no such file", paths)}
+	return access{}, missing
 }
 
 // readBootstrap reads a kubeconfig and refuses what this program must not use. The error is fs.ErrNotExist where there is no file.
@@ -110,8 +115,13 @@ func readBootstrap(path string) (access, error) {
 		if user, ok := kubeconfig.AuthInfos[current.AuthInfo]; ok && (user.Exec != nil || user.AuthProvider != nil) {
 			return wrong("use a token or a client certificate: an exec plugin here could start this program for ever", errors.New("its user is an exec plugin"))
 		}
-		if cluster, ok := kubeconfig.Clusters[current.Cluster]; ok && cluster.InsecureSkipTLSVerify {
-			return wrong("set certificate-authority-data instead", errInsecureTLS)
+		if cluster, ok := kubeconfig.Clusters[current.Cluster]; ok {
+			if cluster.InsecureSkipTLSVerify {
+				return wrong("set certificate-authority-data instead", errInsecureTLS)
+			}
+			if _, err := url.Parse(cluster.ProxyURL); err != nil {
+				return wrong(shape, errProxyURL)
+			}
 		}
 	}
 	config, err := clientcmd.NewDefaultClientConfig(*kubeconfig, &clientcmd.ConfigOverrides{}).ClientConfig()

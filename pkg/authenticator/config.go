@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -69,7 +70,8 @@ func DefaultConfig() Config {
 }
 
 // LoadConfig reads a configuration file over the defaults. A file that is not there is an error unless it is optional. On an error
-// the Config holds what could be read, so that the certificate directory may still be found.
+// the Config holds the defaults, but for the certificate directory, which is taken from a file however broken: what is
+// valid there is still to be printed.
 func LoadConfig(path string, optional bool) (Config, error) {
 	c := DefaultConfig()
 	data, err := os.ReadFile(path)
@@ -80,9 +82,23 @@ func LoadConfig(path string, optional bool) (Config, error) {
 		return c, &Failure{Configuration, "name an existing file with --config", fmt.Errorf("configuration file: %w", err)}
 	}
 	if err := ParseConfig(data, &c); err != nil {
+		c = DefaultConfig()
+		c.CertDir = findCertDir(data, c.CertDir)
 		return c, &Failure{Configuration, "see docs/configuration.md for the fields of " + configKind, fmt.Errorf("configuration file %s: %w", path, err)}
 	}
 	return c, nil
+}
+
+// findCertDir looks for the certificate directory in a file that cannot be parsed, line by line.
+func findCertDir(data []byte, otherwise string) string {
+	for line := range strings.Lines(string(data)) {
+		value, ok := strings.CutPrefix(strings.TrimSpace(line), "certDir:")
+		value, _, _ = strings.Cut(value, " #")
+		if value = strings.Trim(strings.TrimSpace(value), `"'`); ok && filepath.IsAbs(value) {
+			return value
+		}
+	}
+	return otherwise
 }
 
 // ParseConfig decodes one YAML document strictly: unknown, doubled and differently-cased fields are errors.

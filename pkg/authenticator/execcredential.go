@@ -80,7 +80,7 @@ func (e ExecInfo) restConfig() (*rest.Config, error) {
 	if e.Cluster.ProxyURL != "" {
 		proxy, err := url.Parse(e.Cluster.ProxyURL)
 		if err != nil {
-			return nil, errors.New("proxy-url: cannot be parsed") // it may hold a password
+			return nil, errProxyURL
 		}
 		config.Proxy = proxyFunc(proxy)
 	}
@@ -108,7 +108,11 @@ func (e ExecInfo) render(pair *cache.Pair, expiration time.Time) ([]byte, error)
 	return append(data, '\n'), nil
 }
 
-var errInsecureTLS = errors.New("insecure-skip-tls-verify is set; this program has no such mode")
+var (
+	errInsecureTLS = errors.New("insecure-skip-tls-verify is set; this program has no such mode")
+	// errProxyURL keeps its cause to itself, which may quote a password.
+	errProxyURL = errors.New("proxy-url: cannot be parsed")
+)
 
 // clusterConfig returns how to reach a cluster, without a credential. Only HTTPS will do: a token must not travel in the
 // clear.

@@ -20,15 +20,16 @@ type standing struct {
 	final bool
 	// aside is set when the file is to be set aside.
 	aside bool
-	// elsewhere is a certificate that is good in itself, but came from another cluster than the one asked for.
-	elsewhere *cache.Pair
 	// due says why a new certificate is wanted although pair can be printed; empty if none is.
 	due string
-	// rejected is set when the API server answered pair with 401.
-	rejected bool
+	// rejected is set when the API server answered pair with 401, foreign when pair came from another cluster than the one asked for: then
+	// pair is printed for want of a better one, and vouches for nothing.
+	rejected, foreign bool
 	// node is the name to ask a certificate for; nameErr says why there is none.
 	node    string
 	nameErr error
+	// remark is what a person should know though pair is printed.
+	remark error
 	// note is what the last run answered.
 	note note
 }
@@ -37,39 +38,58 @@ type standing struct {
 // nothing.
 func (o *Options) look() standing {
 	s := standing{note: o.note.read()}
-	name, err := findNodeName(o.nodeName, KubeadmFlagsFile)
-	s.node, s.nameErr = name.Name, err
-
 	if err := o.dir.Check(); err != nil {
-		return s.without(err)
+		return o.without(s, err)
 	}
 	pair, err := o.dir.Current()
 	if err != nil {
 		s.aside = cache.IsUnusable(err)
-		return s.without(err)
+		return o.without(s, err)
 	}
+	file := o.dir.File(cache.CurrentFile)
 	if err := cache.CheckNodeCertificate(pair.Leaf, "", o.now()); err != nil {
-		return s.without(fmt.Errorf("%s: %w", o.dir.File(cache.CurrentFile), err))
+		var unusable *cache.UnusableError
+		if !errors.As(err, &unusable) || !unusable.Early {
+			return o.without(s, fmt.Errorf("%s: %w", file, err))
+		}
+		// The API server goes by its own clock: ours may well be the wrong one.
+		s.remark = &Failure{ClockWrong, "check this machine's clock", fmt.Errorf("%s: %w, by this machine's clock", file, err)}
 	}
-	if name.Derived && o.servedAs(pair.NodeName(), s.note) {
-		s.node, s.nameErr = pair.NodeName(), nil
-	}
-	if s.nameErr == nil && pair.NodeName() != s.node {
-		return s.without(fmt.Errorf("%s: it is for node %q, but this is node %q", o.dir.File(cache.CurrentFile), pair.NodeName(), s.node))
-	}
-	if asked := o.exec.origin(); asked != nil && pair.Origin != nil && !asked.SameCluster(*pair.Origin) {
-		s.elsewhere = pair
-		return s.without(fmt.Errorf("%s: it came from the cluster at %s, but the kubelet asks for %s, with another CA",
-			o.dir.File(cache.CurrentFile), pair.Origin.Server, asked.Server))
+	if s = o.nameNode(s, pair); s.lack != nil {
+		return s
 	}
 	s.pair = pair
 	s.rejected = s.note.Rejected && s.note.Certificate == pair.Fingerprint()
-	s.due = o.whyDue(pair, s.rejected)
+	asked := o.exec.origin()
+	s.foreign = asked != nil && pair.Origin != nil && !asked.SameCluster(*pair.Origin)
+	s.due = o.whyDue(s)
 	return s
 }
 
-// without notes why nothing can be printed.
-func (s standing) without(err error) standing {
+// nameNode settles which node this is, while it holds a certificate that has not expired. A name that was given decides. One that
+// is derived does not take a certificate away: a host's name can be wrong for a moment at boot, or change under a living kubelet.
+func (o *Options) nameNode(s standing, pair *cache.Pair) standing {
+	held := pair.NodeName()
+	name, err := findNodeName(o.nodeName, KubeadmFlagsFile)
+	switch {
+	case o.invalid != nil:
+		s.node = held
+	case err != nil:
+		s.node, s.remark = held, &Failure{Configuration, "set --node-name", err}
+	case name.Name != held && name.Derived:
+		s.node, s.remark = held, &Failure{Configuration, "set --node-name to settle it",
+			fmt.Errorf("the certificate is for node %q, but this host is called %q", held, name.Name)}
+	case name.Name != held:
+		s.node = name.Name
+		s.lack = fmt.Errorf("%s: it is for node %q, but this is node %q", o.dir.File(cache.CurrentFile), held, name.Name)
+	default:
+		s.node = name.Name
+	}
+	return s
+}
+
+// without notes why nothing can be printed, and whose certificate is wanted.
+func (o *Options) without(s standing, err error) standing {
 	s.lack = err
 	var foreign *cache.ForeignDirError
 	s.final = errors.As(err, &foreign)
@@ -77,23 +97,21 @@ func (s standing) without(err error) standing {
 		s.final = true
 		s.lack = &Failure{DirectoryRefused, "run it as the user that owns the directory, as a rule root", err}
 	}
+	name, err := findNodeName(o.nodeName, KubeadmFlagsFile)
+	s.node, s.nameErr = name.Name, err
 	return s
 }
 
-// servedAs reports whether the very process that asks was given a certificate for this node before. The kubelet computes its name
-// once, so a host renamed under a living kubelet still is the old node.
-func (o *Options) servedAs(node string, n note) bool {
-	return o.Parent.PID != 0 && n.Parent == o.Parent && n.NodeName == node
-}
-
 // whyDue returns why a certificate that can be printed is to be replaced, empty if it is not.
-func (o *Options) whyDue(pair *cache.Pair, rejected bool) string {
+func (o *Options) whyDue(s standing) string {
 	switch {
-	case rejected:
+	case s.rejected:
 		return "the API server rejects it"
-	case pair.Exposed:
+	case s.foreign:
+		return fmt.Sprintf("it came from the cluster at %.253s, and the kubelet asks for another, with another CA", s.pair.Origin.Server)
+	case s.pair.Exposed:
 		return "others could read its key"
-	case o.renews() && !o.now().Before(RenewAt(pair.Leaf)):
+	case o.renews() && !o.now().Before(RenewAt(s.pair.Leaf)):
 		return "its lifetime is nearly over"
 	}
 	return ""

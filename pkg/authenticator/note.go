@@ -6,12 +6,10 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
-	"io/fs"
-	"os"
 	"path/filepath"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
 // note is what the last run answered. A run that finds the same parent asking again before the time it was given knows
@@ -21,8 +19,7 @@ import (
 // due.
 type note struct {
 	Parent process.ID `json:"parent"`
-	// NodeName and Certificate (its SHA-256) are what was printed.
-	NodeName    string `json:"nodeName"`
+	// Certificate is the SHA-256 of what was printed.
 	Certificate string `json:"certificate"`
 	// Until is the expirationTimestamp, in seconds since 1970.
 	Until int64 `json:"until"`
@@ -32,32 +29,34 @@ type note struct {
 	Rejected bool `json:"rejected,omitempty"`
 }
 
-// noteFile is the path of the note for one certificate directory.
-type noteFile string
+// noteFile is where the note for one certificate directory is. It is read and written as carefully as that directory's files.
+type noteFile struct {
+	dir  cache.Dir
+	name string
+}
 
 func newNoteFile(runtimeDir, certDir string) noteFile {
 	sum := sha256.Sum256([]byte(filepath.Clean(certDir)))
-	return noteFile(filepath.Join(runtimeDir, hex.EncodeToString(sum[:8])+".json"))
+	return noteFile{cache.At(runtimeDir), hex.EncodeToString(sum[:8]) + ".json"}
 }
 
 // read returns the note, the zero note where there is none that can be read.
 func (f noteFile) read() note {
 	var n note
-	data, err := os.ReadFile(string(f))
+	if f.dir.Check() != nil {
+		return note{}
+	}
+	data, _, err := f.dir.Read(f.name)
 	if err != nil || json.Unmarshal(data, &n) != nil {
 		return note{}
 	}
 	return n
 }
 
-// write replaces the note. It may well be lost, or read half-written as no note.
+// write replaces the note, where it can.
 func (f noteFile) write(n note) {
 	data, err := json.Marshal(n)
-	if err != nil {
-		return
-	}
-	err = os.WriteFile(string(f), data, 0o600)
-	if errors.Is(err, fs.ErrNotExist) && os.Mkdir(filepath.Dir(string(f)), 0o700) == nil {
-		_ = os.WriteFile(string(f), data, 0o600)
+	if err == nil && f.dir.Create() == nil {
+		_ = f.dir.Write(f.name, data)
 	}
 }

@@ -180,6 +180,6 @@ func (o *Options) OpenLog() (*os.File, error) {
 func Steps() []Step {
 	return []Step{
 		StepLook, StepStartWorker, StepPrint,
-		StepLock, StepTidy, StepPrepare, StepSave, StepFile, StepNote, StepWait, StepCheck, StepInstall, StepForget, StepRecord,
+		StepLock, StepTidy, StepPrepare, StepSave, StepFile, StepNote, StepWait, StepCheck, StepInstall, StepRecord, StepForget,
 	}
 }

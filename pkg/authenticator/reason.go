@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net"
 	"net/url"
-	"time"
 
 	"crypto/tls"
 	"crypto/x509"
@@ -44,15 +43,6 @@ const (
 	ClockWrong           Reason = "ClockWrong"
 	APIUntrusted         Reason = "APIUntrusted"
 	DirectoryNotWritable Reason = "DirectoryNotWritable"
-)
-
-// backOff says how soon a worker may be started again after it ended for a reason.
-type backOff int
-
-const (
-	soon  backOff = iota // nothing was created: 1 to 15 s
-	later                // a request came to nothing: 30 s to 10 min
-	none                 // a request is pending: it is simply watched on
 )
 
 // ReasonInfo describes one Reason.
@@ -182,32 +172,4 @@ func serverOf(raw string) string {
 		return "API server"
 	}
 	return u.Scheme + "://" + u.Host
-}
-
-// The bounds of back-off. Jitter only ever adds to them.
-const (
-	soonFirst, soonMost   = time.Second, 15 * time.Second
-	laterFirst, laterMost = 30 * time.Second, 10 * time.Minute
-	// backOffCeiling is more than any back-off can be: what is longer comes from a clock that was set back.
-	backOffCeiling = 2 * laterMost
-)
-
-// delay returns how long to wait after the nth failure in a row, n from 1; random is in [0, 1).
-func (b backOff) delay(n int, random float64) time.Duration {
-	first, most := soonFirst, soonMost
-	switch b {
-	case none:
-		return 0
-	case later:
-		first, most = laterFirst, laterMost
-	}
-	d := first
-	for ; n > 1 && d < most; n-- {
-		d *= 2
-	}
-	d = min(d, most)
-	if b == later {
-		d += time.Duration(random * float64(d) / 5)
-	}
-	return d
 }

@@ -12,9 +12,8 @@ import (
 	"strings"
 	"time"
 
-	"k8s.io/client-go/rest"
-
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 )
 
 const (
@@ -31,8 +30,7 @@ func (o *Options) noticeRejection(ctx context.Context, s *standing) {
 		return
 	}
 	fingerprint, now := s.pair.Fingerprint(), o.now()
-	known := s.note.Certificate == fingerprint
-	early := known && o.Parent.PID != 0 && s.note.Parent == o.Parent && now.Unix() < s.note.Until
+	early := s.note.Certificate == fingerprint && o.Parent.PID != 0 && s.note.Parent == o.Parent && now.Unix() < s.note.Until
 	if !early && !s.rejected {
 		return
 	}
@@ -44,7 +42,7 @@ func (o *Options) noticeRejection(ctx context.Context, s *standing) {
 	_, status, err := o.review(ctx, s.pair)
 	if err == nil {
 		s.rejected = status == http.StatusUnauthorized
-		s.due = o.whyDue(s.pair, s.rejected)
+		s.due = o.whyDue(*s)
 	}
 	s.note.Reviewed, s.note.Rejected = now.Unix(), s.rejected
 	o.note.write(s.note) // for the worker, and for the runs beside this one
@@ -57,7 +55,7 @@ func (o *Options) review(ctx context.Context, pair *cache.Pair) (username string
 	if err != nil {
 		return "", 0, err
 	}
-	client, err := rest.HTTPClientFor(a.config)
+	client, err := csr.HTTPClient(a.config)
 	if err != nil {
 		return "", 0, fmt.Errorf("review certificate: %w", err)
 	}

@@ -6,8 +6,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"syscall"
 	"time"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
@@ -65,26 +67,27 @@ func (o *Options) printDespite(s standing, answer *Answer) (*Answer, error) {
 	return o.print(s, answer)
 }
 
+// pollInterval is how often a waiting run looks whether the worker has come to an end.
+const pollInterval = 15 * time.Millisecond
+
 // awaitWorker starts the worker if none runs, and waits for what comes of it, at most for budget. It returns the new standing, or
 // the old one with the reason why it is no better.
 func (o *Options) awaitWorker(ctx context.Context, before standing, budget time.Duration, answer *Answer) (standing, error) {
 	ctx, cancel := context.WithTimeout(ctx, budget)
 	defer cancel()
-	began, starts := o.now(), 0
+	warned := false
 	for {
-		if s := o.look(); s.pair != nil && (s.due == "" || before.pair == nil || s.pair.Fingerprint() != before.pair.Fingerprint()) {
+		if s := o.look(); s.betterThan(before) {
 			return s, nil
 		}
-		if !o.dir.Worker().Alive() {
-			started, err := o.startWorker(before, starts, began)
+		if !o.workerRuns() {
+			started, err := o.startWorker(before)
 			if err != nil {
 				return before, AsFailure(err)
 			}
-			if started {
-				starts++
-				if caution := o.provider.Caution(); caution != "" && starts == 1 {
-					answer.Remarks = append(answer.Remarks, errors.New(caution))
-				}
+			if caution := o.provider.Caution(); started && caution != "" && !warned {
+				warned = true
+				answer.Remarks = append(answer.Remarks, errors.New(caution))
 			}
 		}
 		select {
@@ -95,15 +98,32 @@ func (o *Options) awaitWorker(ctx context.Context, before standing, budget time.
 	}
 }
 
-// pollInterval is how often a waiting run looks whether the worker has come to an end.
-const pollInterval = 15 * time.Millisecond
+// betterThan reports whether there is a certificate now that a waiting run should print.
+func (s standing) betterThan(before standing) bool {
+	if s.pair == nil || before.pair == nil {
+		return s.pair != nil
+	}
+	return s.due == "" || s.pair.Fingerprint() != before.pair.Fingerprint()
+}
 
-// maxStarts is how many workers one run starts: each died without a result, or had to be followed by another.
-const maxStarts = 3
+// overdue is how long past its deadline a worker may be alive: it ends by itself a little after it.
+const overdue = 30 * time.Second
 
-// startWorker starts a worker unless one runs. The lock is held while it looks and starts, so that of many runs one does. It returns
-// the last worker's failure where that one came to its end while this run waited, or where it is too early for another.
-func (o *Options) startWorker(before standing, starts int, began time.Time) (bool, error) {
+// workerRuns reports whether a worker is alive. One that has long overrun its deadline, stopped or stuck, is killed.
+func (o *Options) workerRuns() bool {
+	id := o.dir.Worker()
+	if !id.Alive() {
+		return false
+	}
+	if id.Age() > o.WorkerDeadline+overdue {
+		_ = syscall.Kill(id.PID, syscall.SIGKILL)
+	}
+	return true
+}
+
+// startWorker starts a worker unless one runs, or it is too early for another: then the error is the last one's. The lock is held while
+// it looks and starts, so that of many runs one does.
+func (o *Options) startWorker(before standing) (bool, error) {
 	lock, err := o.dir.TryLock()
 	if errors.Is(err, cache.ErrLocked) {
 		return false, nil // another run is starting one, or a worker of unknown name is at it
@@ -112,27 +132,19 @@ func (o *Options) startWorker(before standing, starts int, began time.Time) (boo
 		return false, err
 	}
 	defer lock.Unlock()
-	if o.dir.Worker().Alive() {
+	if o.workerRuns() || o.look().betterThan(before) {
 		return false, nil
 	}
-	if s := o.look(); s.pair != nil && (before.pair == nil || s.pair.Fingerprint() != before.pair.Fingerprint()) {
-		return false, nil // it has just come
+	state := o.readState()
+	if err := o.recordDeath(lock, state); err != nil {
+		return false, err
 	}
-	state, err := o.dir.State()
-	if err != nil {
-		state = &cache.State{} // damaged: the worker sets it aside
+	if wait := o.tooEarly(state); wait > 0 {
+		return false, lastFailure(state.Last, wait)
 	}
-	if last := state.Last; last != nil && last.Reason != "" {
-		wait := state.NextAttempt.Sub(o.now())
-		if wait > 0 && wait <= backOffCeiling {
-			return false, lastFailure(last, wait)
-		}
-		if Reason(last.Reason) != WaitingForSigner && !last.Finished.Before(began) {
-			return false, lastFailure(last, 0)
-		}
-	}
-	if starts >= maxStarts {
-		return false, &Failure{WorkerUnavailable, "see " + o.dir.File(cache.LogFile), errors.New("the worker ended without a result, several times")}
+	// A disk that is full is found out before a process is started.
+	if err := lock.NameWorker(process.ID{}); err != nil {
+		return false, err
 	}
 	o.step(StepStartWorker)
 	id, err := o.StartWorker(o.Parent)
@@ -140,15 +152,6 @@ func (o *Options) startWorker(before standing, starts int, began time.Time) (boo
 		return false, &Failure{WorkerUnavailable, "", fmt.Errorf("start worker: %w", err)}
 	}
 	return true, lock.NameWorker(id)
-}
-
-// lastFailure is the failure that the last worker wrote down.
-func lastFailure(last *cache.Result, wait time.Duration) error {
-	err := errors.New(last.Message)
-	if wait > 0 {
-		err = fmt.Errorf("%w (next attempt in %s)", err, wait.Round(time.Second))
-	}
-	return &Failure{Reason(last.Reason), last.Hint, err}
 }
 
 // whyNotYet says what a run that has waited long enough was waiting for.
@@ -172,6 +175,9 @@ func (o *Options) whyNotYet(waited time.Duration) error {
 // print returns the credential and notes for the next run what was answered.
 func (o *Options) print(s standing, answer *Answer) (*Answer, error) {
 	o.step(StepPrint)
+	if s.remark != nil {
+		answer.Remarks = append(answer.Remarks, s.remark)
+	}
 	now := o.now()
 	expiration := steadyExpiration(s.pair.Leaf, o.renews() || o.provider == nil)
 	if s.due != "" || !expiration.After(now) {
@@ -188,13 +194,17 @@ func (o *Options) print(s standing, answer *Answer) (*Answer, error) {
 	return answer, nil
 }
 
-// remember writes the note about this answer.
+// remember writes the note about this answer. When the API server was last asked is kept, whichever certificate that was about.
 func (o *Options) remember(s standing, until time.Time) {
-	n := note{Parent: o.Parent, NodeName: s.pair.NodeName(), Certificate: s.pair.Fingerprint(), Until: until.Unix()}
-	if n.Certificate == s.note.Certificate {
-		n.Reviewed, n.Rejected = s.note.Reviewed, s.note.Rejected
+	n := s.note
+	n.Parent, n.Certificate, n.Until = o.Parent, s.pair.Fingerprint(), until.Unix()
+	n.Rejected = n.Rejected && n.Certificate == s.note.Certificate
+	if n == s.note {
+		return
 	}
-	if n != s.note {
-		o.note.write(n)
+	// A worker may have noted a rejection meanwhile.
+	if latest := o.note.read(); latest.Certificate == n.Certificate {
+		n.Rejected = latest.Rejected
 	}
+	o.note.write(n)
 }

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net/http"
 	"os"
 	"time"
@@ -16,6 +15,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 )
@@ -31,8 +31,8 @@ const (
 	StepWait    Step = "wait"
 	StepCheck   Step = "check"
 	StepInstall Step = "install"
-	StepForget  Step = "forget"
 	StepRecord  Step = "record"
+	StepForget  Step = "forget"
 )
 
 // lockWait is how long a worker waits for the lock: the run that started it holds it for an instant.
@@ -48,6 +48,9 @@ type worker struct {
 	log    klog.Logger
 	result cache.Result
 	since  time.Time
+	// installed is the certificate that was fetched, and spent is set when the pending request has come to something.
+	installed *cache.Pair
+	spent     bool
 }
 
 // Work gets a new certificate where one is wanted, carrying on where the last worker stopped, and writes down how it ended. It
@@ -63,8 +66,7 @@ func Work(ctx context.Context, o Options) error {
 		return AsFailure(err)
 	}
 	defer w.lock.Unlock()
-	err := w.work(ctx)
-	return w.record(ctx, err)
+	return w.record(w.work(ctx))
 }
 
 // enter begins a step and ends the one before.
@@ -89,13 +91,22 @@ func (w *worker) takeLock(ctx context.Context) error {
 		return err
 	}
 	w.lock = lock
-	if w.result.Worker, err = process.Of(os.Getpid()); err == nil {
-		err = lock.NameWorker(w.result.Worker)
-	}
-	if err != nil {
+	if err = w.claim(); err != nil {
 		lock.Unlock()
 	}
 	return err
+}
+
+// claim makes this process the worker, unless it has been queueing for the lock behind one that was told to wait.
+func (w *worker) claim() (err error) {
+	state := w.readState()
+	if wait := w.tooEarly(state); wait > 0 {
+		return lastFailure(state.Last, wait)
+	}
+	if w.result.Worker, err = process.Of(os.Getpid()); err != nil {
+		return err
+	}
+	return w.lock.NameWorker(w.result.Worker)
 }
 
 // work is the way of a certificate from the wish to the file.
@@ -137,7 +148,7 @@ func (w *worker) tidy(ctx context.Context) (s standing, wanted bool, err error) 
 			return s, false, err
 		}
 	}
-	if s.elsewhere != nil && w.adopt(ctx, s.elsewhere) {
+	if s.foreign && w.adopt(ctx, s.pair) {
 		s = w.look()
 	}
 	if s.pair == nil || s.due != "" {
@@ -147,7 +158,8 @@ func (w *worker) tidy(ctx context.Context) (s standing, wanted bool, err error) 
 		w.log.Info("a certificate is wanted", "node", s.node, "due", s.due, "lack", s.lack)
 		return s, true, nil
 	}
-	return s, false, w.lock.ForgetPending()
+	w.spent = true
+	return s, false, nil
 }
 
 func (w *worker) setAside(name string, why error) error {
@@ -247,9 +259,13 @@ func (w *worker) fileAndWait(ctx context.Context, client *csr.Client, pending *c
 			fmt.Errorf("CertificateSigningRequest %s: signer %s has not issued a certificate yet", request.Name, pending.SignerName)}
 	case to.own && apierrors.IsUnauthorized(err):
 		return decision, fmt.Errorf("%w: %w", errRejected, err)
-	default:
-		return decision, apiFailure(err, to.credential)
 	}
+	failure := apiFailure(err, to.credential)
+	// What was refused outright does not exist, and would be refused again as it is.
+	if failure.Reason == APIRefused && pending.Last().UID == "" && !errors.Is(err, csr.ErrExists) {
+		w.spent = true
+	}
+	return decision, failure
 }
 
 var (
@@ -291,19 +307,19 @@ func (w *worker) file(ctx context.Context, client *csr.Client, pending *cache.Pe
 // conclude takes what has become of the request: a certificate is checked and installed, anything else is a failure. The pending
 // request has then served its time.
 func (w *worker) conclude(decision csr.Decision, pending *cache.Pending) error {
+	w.spent = true
 	pair, err := w.check(decision, pending)
-	if err == nil {
-		w.enter(StepInstall)
-		if err := w.lock.Install(pair); err != nil {
-			return err
-		}
-		w.log.Info("installed", "node", pending.NodeName, "notAfter", pair.Leaf.NotAfter)
+	if err != nil {
+		return err
 	}
-	w.enter(StepForget)
-	if forgetErr := w.lock.ForgetPending(); err == nil {
-		err = forgetErr
+	w.enter(StepInstall)
+	if err := w.lock.Install(pair); err != nil {
+		w.spent = false
+		return err
 	}
-	return err
+	w.installed = pair
+	w.log.Info("installed", "node", pending.NodeName, "notAfter", pair.Leaf.NotAfter)
+	return nil
 }
 
 // check turns a decision into a certificate that may be installed, or says why not.
@@ -349,35 +365,38 @@ func (w *worker) checkIssued(certificate []byte, pending *cache.Pending) (*cache
 // noteRejection tells the runs, and the next worker, that the certificate is rejected.
 func (w *worker) noteRejection(s standing) {
 	n := s.note
-	n.Certificate, n.NodeName = s.pair.Fingerprint(), s.pair.NodeName()
-	n.Rejected, n.Reviewed = true, w.now().Unix()
+	n.Certificate, n.Rejected, n.Reviewed = s.pair.Fingerprint(), true, w.now().Unix()
 	w.note.write(n)
 }
 
-// record writes down how the worker ended, and when the next one may begin.
-func (w *worker) record(ctx context.Context, err error) error {
+// record writes down how the worker ended, and when the next one may begin; then the pending request is forgotten if it has
+// served its time. In this order a crash in between costs no back-off: the request is found decided once more.
+func (w *worker) record(err error) error {
 	w.enter(StepRecord)
-	state, stateErr := w.dir.State()
-	if stateErr != nil {
-		state = &cache.State{}
-	}
-	w.result.Finished = w.now().UTC()
-	if err == nil {
-		state.Failures, state.NextAttempt = 0, time.Time{}
-	} else {
+	now := w.now().UTC()
+	w.result.Finished = now
+	state := w.readState()
+	switch {
+	case err != nil:
 		failure := AsFailure(err)
-		w.result.Reason, w.result.Message, w.result.Hint = string(failure.Reason), failure.Error(), failure.Hint
-		cause := failure.Reason.info().backOff
-		if cause != none {
-			state.Failures++
-		}
-		state.NextAttempt = time.Time{}
-		if wait := cause.delay(state.Failures, rand.Float64()); wait > 0 { //nolint:gosec // G404: jitter
-			state.NextAttempt = w.result.Finished.Add(wait)
-		}
+		w.result.Reason, w.result.Message, w.result.Hint = string(failure.Reason), text.Line(failure.Error(), maxMessage), failure.Hint
+		failed(state, &w.result, now)
+		w.log.Info("failed", "reason", failure.Reason, "cause", w.result.Message, "nextAttempt", state.NextAttempt)
 		err = failure
-		w.log.Info("failed", "reason", failure.Reason, "cause", failure.Error(), "nextAttempt", state.NextAttempt)
+	case w.installed != nil:
+		issued(state, &w.result, w.installed.Leaf.NotAfter, now)
+	default:
+		state.Last, state.Failures = &w.result, 0
 	}
-	state.Last = &w.result
-	return errors.Join(err, w.lock.SetState(state))
+	if stateErr := w.lock.SetState(state); stateErr != nil {
+		return errors.Join(err, stateErr)
+	}
+	if !w.spent {
+		return err
+	}
+	w.enter(StepForget)
+	return errors.Join(err, w.lock.ForgetPending())
 }
+
+// maxMessage bounds what is kept of a failure's text, in bytes: a peer may have written some of it.
+const maxMessage = 1024

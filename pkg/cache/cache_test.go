@@ -283,7 +283,8 @@ func TestDirectoryThatOthersCanWriteIsRefused(t *testing.T) {
 	}
 }
 
-func TestReadableDirectoryIsClosed(t *testing.T) {
+// A directory that is there is left as it is, whosever mistake it was to name it: closing /run would take the machine down.
+func TestCreateChangesNoMode(t *testing.T) {
 	path := t.TempDir()
 	if err := os.Chmod(path, 0o755); err != nil {
 		t.Fatal(err)
@@ -291,7 +292,14 @@ func TestReadableDirectoryIsClosed(t *testing.T) {
 	if err := At(path).Create(); err != nil {
 		t.Fatal(err)
 	}
-	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o700 {
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o755 {
+		t.Errorf("mode %v, %v", info.Mode(), err)
+	}
+	fresh := At(filepath.Join(path, "a", "b"))
+	if err := fresh.Create(); err != nil {
+		t.Fatal(err)
+	}
+	if info, err := os.Stat(fresh.Path()); err != nil || info.Mode().Perm() != 0o700 {
 		t.Errorf("mode %v, %v", info.Mode(), err)
 	}
 }

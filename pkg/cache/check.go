@@ -28,6 +28,8 @@ type UnusableError struct {
 	Problem string
 	// Clock is set when the certificate would do at another time: it has not begun, or has ended.
 	Clock bool
+	// Early is set when it has not begun, by this machine's clock.
+	Early bool
 }
 
 func (e *UnusableError) Error() string { return "certificate: " + e.Problem }
@@ -49,7 +51,7 @@ func CheckNodeCertificate(leaf *x509.Certificate, name string, now time.Time) er
 	case !leaf.NotBefore.Before(leaf.NotAfter):
 		return &UnusableError{Problem: "it ends before it begins"}
 	case leaf.NotBefore.After(now.Add(MaxClockLead)):
-		return &UnusableError{Problem: "it is not valid before " + leaf.NotBefore.UTC().Format(time.RFC3339), Clock: true}
+		return &UnusableError{Problem: "it is not valid before " + leaf.NotBefore.UTC().Format(time.RFC3339), Clock: true, Early: true}
 	case !now.Before(leaf.NotAfter):
 		return &UnusableError{Problem: "it expired at " + leaf.NotAfter.UTC().Format(time.RFC3339), Clock: true}
 	}

@@ -106,27 +106,12 @@ func (d Dir) Check() error {
 	return nil
 }
 
-// Create makes the directory where there is none and closes it to readers.
+// Create makes the directory, 0700, where there is none. It changes nothing about one that is there: that may be /run, by mistake.
 func (d Dir) Create() error {
-	if err := os.MkdirAll(d.path, 0o700); err != nil {
-		if errors.Is(err, syscall.ENOTDIR) {
-			return d.Check()
-		}
+	if err := os.MkdirAll(d.path, 0o700); err != nil && !errors.Is(err, syscall.ENOTDIR) {
 		return &WriteError{d.path, err}
 	}
-	if err := d.Check(); err != nil {
-		return err
-	}
-	info, err := os.Stat(d.path)
-	if err != nil {
-		return fmt.Errorf("certificate directory %s: %w", d.path, bare(err))
-	}
-	if info.Mode().Perm() != 0o700 {
-		if err := os.Chmod(d.path, 0o700); err != nil { //nolint:gosec // G302: a directory needs x
-			return &WriteError{d.path, err}
-		}
-	}
-	return nil
+	return d.Check()
 }
 
 // UntrustedFileError says that a file is not one that this program wrote, or may have been changed since.
@@ -139,9 +124,9 @@ type DamagedFileError struct{ Path, Problem string }
 
 func (e *DamagedFileError) Error() string { return fmt.Sprintf("%s: %s", e.Path, e.Problem) }
 
-// read returns a file's content and whether others may read it. The error is fs.ErrNotExist, an *UntrustedFileError, or one of the
+// Read returns a file's content and whether others may read it. The error is fs.ErrNotExist, an *UntrustedFileError, or one of the
 // file system.
-func (d Dir) read(name string) (data []byte, exposed bool, err error) {
+func (d Dir) Read(name string) (data []byte, exposed bool, err error) {
 	path := d.File(name)
 	// O_NONBLOCK: opening a fifo must not wait for a writer.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
@@ -173,10 +158,13 @@ func (d Dir) read(name string) (data []byte, exposed bool, err error) {
 	return data, info.Mode().Perm()&0o044 != 0, nil
 }
 
-// write replaces a file as a whole: after a crash at any point either the old or the new content is there, durably once
-// write has returned nil. Errors are *WriteError.
-func (d Dir) write(name string, data []byte) (err error) {
+// Write replaces a file as a whole: after a crash at any point either the old or the new content is there, durably once
+// Write has returned nil. Errors are *WriteError.
+func (d Dir) Write(name string, data []byte) (err error) {
 	path := d.File(name)
+	if len(data) > maxFileSize {
+		return &WriteError{path, fmt.Errorf("more than %d bytes, it could not be read again", maxFileSize)}
+	}
 	f, err := os.CreateTemp(d.path, "."+name+tempMark+"*") // mode 0600
 	if err != nil {
 		return &WriteError{path, err}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -90,26 +91,30 @@ func (l *Lock) Clean() {
 	}
 }
 
-// NameWorker writes down which process is the worker.
+// NameWorker writes down which process is the worker; the zero ID is none yet.
 func (l *Lock) NameWorker(id process.ID) error {
 	path := l.dir.File(LockFile)
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC|syscall.O_NOFOLLOW, 0)
 	if err != nil {
 		return &WriteError{path, err}
 	}
-	_, err = f.WriteString(id.String() + "\n")
+	_, err = f.WriteString(id.String() + "\n" + process.BootID() + "\n")
 	if err = errors.Join(err, f.Close()); err != nil {
 		return &WriteError{path, err}
 	}
 	return nil
 }
 
-// Worker returns the process last named as the worker, the zero ID if there is none. Whether it lives is for the caller to
-// ask; that it lives does not prove that it holds the lock.
+// Worker returns the process last named as the worker, the zero ID if there is none, or only one of an earlier boot. Whether
+// it lives is for the caller to ask.
 func (d Dir) Worker() process.ID {
-	data, _, err := d.read(LockFile)
+	data, _, err := d.Read(LockFile)
 	if err != nil {
 		return process.ID{}
 	}
-	return process.Parse(string(data))
+	id, boot, _ := strings.Cut(string(data), "\n")
+	if strings.TrimSuffix(boot, "\n") != process.BootID() {
+		return process.ID{}
+	}
+	return process.Parse(id)
 }

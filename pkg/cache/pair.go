@@ -100,7 +100,7 @@ func ParsePair(data []byte) (*Pair, error) {
 		case block.Type == blockOrigin:
 			var origin Origin
 			// An unreadable origin is no origin: it must not cost a certificate that is good in itself.
-			if json.Unmarshal(block.Bytes, &origin) == nil {
+			if json.Unmarshal(block.Bytes, &origin) == nil && origin.Server != "" {
 				p.Origin = &origin
 			}
 		case strings.HasSuffix(block.Type, "PRIVATE KEY"):
@@ -125,7 +125,10 @@ func ParsePair(data []byte) (*Pair, error) {
 		// The cause may quote what it could not parse.
 		return nil, errors.New("its certificate and key do not parse, or do not belong together")
 	}
-	p.Leaf = parsed.Leaf
+	// parsed.Leaf may be nil: GODEBUG has a switch for it.
+	if p.Leaf, err = x509.ParseCertificate(parsed.Certificate[0]); err != nil {
+		return nil, errors.New("its certificate does not parse")
+	}
 	return p, nil
 }
 
@@ -149,7 +152,7 @@ func (p *Pair) Marshal() ([]byte, error) {
 // Current returns the certificate in the directory. It opens one file and takes no lock. The error is fs.ErrNotExist where there
 // is none, and IsUnusable where there is one that must be set aside.
 func (d Dir) Current() (*Pair, error) {
-	data, exposed, err := d.read(CurrentFile)
+	data, exposed, err := d.Read(CurrentFile)
 	if err != nil {
 		return nil, err
 	}
@@ -167,5 +170,5 @@ func (l *Lock) Install(p *Pair) error {
 	if err != nil {
 		return err
 	}
-	return l.dir.write(CurrentFile, data)
+	return l.dir.Write(CurrentFile, data)
 }

@@ -55,8 +55,11 @@ type State struct {
 	Version int `json:"version"`
 	// Last is nil until a worker has come to an end.
 	Last *Result `json:"last,omitempty"`
-	// Failures counts the workers that failed, one after the other.
+	// Failures counts the workers that failed for causes of one kind, one after the other.
 	Failures int `json:"failures,omitempty"`
+	// Issued is when a certificate was issued last, and Hasty how often in a row one was wanted again soon after.
+	Issued time.Time `json:"issued,omitzero"`
+	Hasty  int       `json:"hasty,omitempty"`
 	// NextAttempt is the time before which no worker is to be started.
 	NextAttempt time.Time `json:"nextAttempt,omitzero"`
 }
@@ -109,7 +112,7 @@ func ParseState(data []byte) (*State, error) {
 	if err := decodeRecord(data, &s); err != nil {
 		return nil, err
 	}
-	if s.Version != recordVersion || s.Failures < 0 {
+	if s.Version != recordVersion || s.Failures < 0 || s.Hasty < 0 {
 		return nil, errors.New("it was written by another version of this program")
 	}
 	return &s, nil
@@ -143,7 +146,7 @@ func (d Dir) State() (*State, error) {
 }
 
 func readRecord[T any](d Dir, name string, parse func([]byte) (*T, error)) (*T, error) {
-	data, exposed, err := d.read(name)
+	data, exposed, err := d.Read(name)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, nil
@@ -180,5 +183,5 @@ func (l *Lock) writeRecord(name string, record any) error {
 	if err != nil {
 		return err
 	}
-	return l.dir.write(name, append(data, '\n'))
+	return l.dir.Write(name, append(data, '\n'))
 }

@@ -31,6 +31,9 @@ const (
 	pollInterval = 2 * time.Second
 )
 
+// ErrExists says that an object of our name exists, and cannot be looked at.
+var ErrExists = errors.New("it exists already")
+
 // ErrNotOurs says that the object of our name holds another request.
 var ErrNotOurs = errors.New("an object of that name exists and holds another request")
 
@@ -53,11 +56,44 @@ func NewClient(config *rest.Config) (*Client, error) {
 	c.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
 	c.ContentType = runtime.ContentTypeJSON
 	c.QPS = -1 // a handful of requests in a lifetime
-	client, err := rest.RESTClientFor(c)
+	transport, err := HTTPClient(c)
+	if err != nil {
+		return nil, err
+	}
+	client, err := rest.RESTClientForConfigAndClient(c, transport)
 	if err != nil {
 		return nil, fmt.Errorf("client for %s: %w", config.Host, err)
 	}
 	return &Client{rest: client}, nil
+}
+
+// maxAnswer bounds what is read of one answer, in bytes.
+const maxAnswer = 8 << 20
+
+// HTTPClient returns a client for the cluster and the credential of config. It follows no redirect, since client-go's
+// transport would show the credential to wherever that leads, and reads no answer without end.
+func HTTPClient(config *rest.Config) (*http.Client, error) {
+	c := rest.CopyConfig(config)
+	c.DisableCompression = true // a few bytes could become many
+	c.Wrap(func(next http.RoundTripper) http.RoundTripper { return limited{next} })
+	client, err := rest.HTTPClientFor(c)
+	if err != nil {
+		return nil, fmt.Errorf("client for %s: %w", config.Host, err)
+	}
+	bounded := *client // HTTPClientFor may return the shared default
+	bounded.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	return &bounded, nil
+}
+
+// limited ends each answer after maxAnswer bytes with an error.
+type limited struct{ next http.RoundTripper }
+
+func (l limited) RoundTrip(request *http.Request) (*http.Response, error) {
+	response, err := l.next.RoundTrip(request)
+	if err == nil {
+		response.Body = http.MaxBytesReader(nil, response.Body, maxAnswer)
+	}
+	return response, err
 }
 
 // Create files the request. With dryRun the API server validates it and keeps nothing.
@@ -97,7 +133,9 @@ func (c *Client) Get(ctx context.Context, name string, request []byte) (*certifi
 func (c *Client) File(ctx context.Context, object *certificatesv1.CertificateSigningRequest) (*certificatesv1.CertificateSigningRequest, error) {
 	created, err := c.Create(ctx, object, false)
 	if apierrors.IsAlreadyExists(err) {
-		return c.Get(ctx, object.Name, object.Spec.Request)
+		if created, err = c.Get(ctx, object.Name, object.Spec.Request); err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrExists, err)
+		}
 	}
 	return created, err
 }
@@ -174,7 +212,8 @@ func (c *Client) watch(ctx context.Context, object *certificatesv1.CertificateSi
 	return Decision{Outcome: Pending}, nil
 }
 
-// list returns the object's present state, nil if it is gone or another has taken its name.
+// list returns the object's present state, nil if it is gone or another has taken its name. A credential that may not list may
+// still get.
 func (c *Client) list(ctx context.Context, object *certificatesv1.CertificateSigningRequest) (*certificatesv1.CertificateSigningRequest, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -182,6 +221,13 @@ func (c *Client) list(ctx context.Context, object *certificatesv1.CertificateSig
 	err := c.rest.Get().Resource("certificatesigningrequests").VersionedParams(&metav1.ListOptions{
 		FieldSelector: fields.OneTermEqualSelector("metadata.name", object.Name).String(),
 	}, metav1.ParameterCodec).Do(ctx).Into(list)
+	if apierrors.IsForbidden(err) {
+		current, err := c.Get(ctx, object.Name, object.Spec.Request)
+		if apierrors.IsNotFound(err) || errors.Is(err, ErrNotOurs) || err == nil && current.UID != object.UID {
+			return nil, nil
+		}
+		return current, err
+	}
 	if err != nil {
 		return nil, fmt.Errorf("list CertificateSigningRequest %s: %w", object.Name, err)
 	}

@@ -8,11 +8,11 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"strings"
-	"unicode"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 )
 
 // MaxCertificate bounds status.certificate, in bytes.
@@ -51,29 +51,15 @@ func Classify(object *certificatesv1.CertificateSigningRequest) Decision {
 		}
 		switch condition.Type {
 		case certificatesv1.CertificateDenied:
-			return Decision{Outcome: Denied, Reason: printable(condition.Reason, 64), Message: printable(condition.Message, 512)}
+			return Decision{Outcome: Denied, Reason: text.Line(condition.Reason, 64), Message: text.Line(condition.Message, 512)}
 		case certificatesv1.CertificateFailed:
-			return Decision{Outcome: Failed, Reason: printable(condition.Reason, 64), Message: printable(condition.Message, 512)}
+			return Decision{Outcome: Failed, Reason: text.Line(condition.Reason, 64), Message: text.Line(condition.Message, 512)}
 		}
 	}
 	if len(object.Status.Certificate) > 0 {
 		return Decision{Outcome: Issued, Certificate: object.Status.Certificate}
 	}
 	return Decision{Outcome: Pending}
-}
-
-// printable makes a peer's text safe for one line of a terminal or log, at most limit bytes long.
-func printable(s string, limit int) string {
-	s = strings.Map(func(r rune) rune {
-		if unicode.IsPrint(r) {
-			return r
-		}
-		return ' '
-	}, strings.ToValidUTF8(s, "?"))
-	if len(s) > limit {
-		s = strings.ToValidUTF8(s[:limit], "") + " ..."
-	}
-	return s
 }
 
 // ParseCertificates reads status.certificate: PEM blocks of type CERTIFICATE without headers (certificates.k8s.io/v1,
@@ -90,8 +76,8 @@ func ParseCertificates(data []byte) (chain []byte, leaf *x509.Certificate, err e
 		if block == nil {
 			break
 		}
-		if block.Type != "CERTIFICATE" {
-			return nil, nil, errors.New("it holds a PEM block that is not a certificate")
+		if block.Type != "CERTIFICATE" || len(block.Headers) > 0 {
+			return nil, nil, errors.New("it holds a PEM block that is not a certificate without headers")
 		}
 		certificate, err := x509.ParseCertificate(block.Bytes)
 		if err != nil {

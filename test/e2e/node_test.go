@@ -35,6 +35,7 @@ type node struct {
 	signer    string
 	plugin    string
 	server    string // what client-go says the server is
+	bare      bool   // args are all the flags
 	args      []string
 	env       []string
 }
@@ -92,6 +93,9 @@ func (n *node) write(t *testing.T, path string, data []byte) {
 
 // flags are what the kubeconfig's exec stanza gives the plugin.
 func (n *node) flags() []string {
+	if n.bare {
+		return n.args
+	}
 	return append([]string{
 		"--provider=" + n.provider, "--node-name=" + n.name, "--cert-dir=" + n.dir.Path(), "--runtime-dir=" + n.runtime,
 		"--bootstrap-kubeconfig=" + n.bootstrap, "--signer-name=" + n.signer, "--provider-id=test://" + n.name,

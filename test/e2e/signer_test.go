@@ -18,11 +18,17 @@ import (
 // sign signs a request as asked, but for the options.
 func (n *node) sign(t *testing.T, request certificatesv1.CertificateSigningRequest, lifetime time.Duration, options ...testbed.SignOption) []byte {
 	t.Helper()
+	return n.signBy(t, n.ClientCA(), request, -5*time.Minute, lifetime, options...)
+}
+
+// signBy signs a request by some CA, valid from and until so long after now.
+func (n *node) signBy(t *testing.T, ca *testbed.CA, request certificatesv1.CertificateSigningRequest, from, until time.Duration, options ...testbed.SignOption) []byte {
+	t.Helper()
 	content, err := attestation.Parse(request.Spec.Request)
 	if err != nil {
 		t.Fatal(err)
 	}
-	certificate, err := n.ClientCA().SignCSR(content.PKCS10, time.Now().Add(-5*time.Minute), time.Now().Add(lifetime), options...)
+	certificate, err := ca.SignCSR(content.PKCS10, time.Now().Add(from), time.Now().Add(until), options...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,7 +55,12 @@ func (n *node) remove(t *testing.T, name string) {
 
 func (n *node) read(t *testing.T, file string) []byte {
 	t.Helper()
-	data, err := os.ReadFile(n.dir.File(file))
+	return n.readPath(t, n.dir.File(file))
+}
+
+func (n *node) readPath(t *testing.T, path string) []byte {
+	t.Helper()
+	data, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,13 +10,13 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/klog/v2"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
@@ -68,12 +68,15 @@ func (p Program) Run(ctx context.Context, process Process) int {
 	return 0
 }
 
+// maxLine bounds a line on standard error, in bytes: a peer may have written some of it.
+const maxLine = 2048
+
 // say tells a person of an error: one line, and one for what can be done.
 func (i *invocation) say(err error) {
-	_, _ = fmt.Fprintf(i.Stderr, "%s: %s\n", i.Name, strings.Join(strings.Fields(err.Error()), " "))
+	_, _ = fmt.Fprintf(i.Stderr, "%s: %s\n", i.Name, text.Line(err.Error(), maxLine))
 	var failure *authenticator.Failure
 	if errors.As(err, &failure) && failure.Hint != "" {
-		_, _ = fmt.Fprintf(i.Stderr, "hint: %s\n", failure.Hint)
+		_, _ = fmt.Fprintf(i.Stderr, "hint: %s\n", text.Line(failure.Hint, maxLine))
 	}
 }
 
