@@ -50,3 +50,19 @@ func TestParseRefuses(t *testing.T) {
 		t.Errorf("self: %v, %v", self, err)
 	}
 }
+
+func TestAgeIsByNoClockThatSomebodySets(t *testing.T) {
+	self, err := Of(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if age := self.Age(); age < 0 || age > time.Hour {
+		t.Errorf("this test has run for %s", age)
+	}
+	if age := (ID{PID: 1, Start: 0}).Age(); age < self.Age() {
+		t.Errorf("the boot is younger than this test: %s", age)
+	}
+	if again := BootID(); again == "" || again != BootID() {
+		t.Errorf("boot %q", BootID())
+	}
+}

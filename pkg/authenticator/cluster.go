@@ -51,7 +51,7 @@ func (o *Options) ownAccess(pair *cache.Pair) (access, error) {
 	default:
 		bootstrap, err := o.bootstrapAccess()
 		if err != nil {
-			return access{}, err
+			return access{}, &Failure{Configuration, "set provideClusterInfo: true in the kubeconfig's exec stanza", fmt.Errorf("no cluster to ask: neither client-go nor the certificate names one, and %w", err)}
 		}
 		a.cluster = bootstrap.cluster
 		a.config = rest.AnonymousClientConfig(bootstrap.config)
@@ -131,12 +131,12 @@ func readBootstrap(path string) (access, error) {
 	if err := rest.LoadTLSFiles(config); err != nil {
 		return wrong(shape, err)
 	}
-	if config.BearerToken == "" && config.BearerTokenFile == "" && len(config.CertData) == 0 {
-		return wrong(shape, errors.New("its user has neither a token nor a client certificate"))
-	}
 	cluster := cache.Origin{Server: config.Host, TLSServerName: config.ServerName, CertificateAuthorityData: config.CAData}
 	if _, err := clusterConfig(cluster); err != nil {
 		return wrong(shape, err)
+	}
+	if config.BearerToken == "" && config.BearerTokenFile == "" && len(config.CertData) == 0 {
+		return wrong(shape, errors.New("its user has neither a token nor a client certificate"))
 	}
 	return access{config: config, cluster: cluster, credential: "bootstrap kubeconfig " + path}, nil
 }

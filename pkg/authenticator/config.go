@@ -103,6 +103,9 @@ func findCertDir(data []byte, otherwise string) string {
 
 // ParseConfig decodes one YAML document strictly: unknown, doubled and differently-cased fields are errors.
 func ParseConfig(data []byte, into *Config) error {
+	if severalDocuments(data) {
+		return errors.New("holds more than one document")
+	}
 	asJSON, err := yaml.YAMLToJSONStrict(data)
 	if err != nil {
 		return errors.New(oneLine(err.Error()))
@@ -117,15 +120,38 @@ func ParseConfig(data []byte, into *Config) error {
 	return nil
 }
 
+// severalDocuments reports whether a document separator follows some content: the parser would pass over what comes after.
+func severalDocuments(data []byte) bool {
+	content := false
+	for line := range strings.Lines(string(data)) {
+		line = strings.TrimRight(line, " \t\r\n")
+		switch {
+		case line == "---" || strings.HasPrefix(line, "--- "):
+			if content {
+				return true
+			}
+		case line != "" && !strings.HasPrefix(line, "#"):
+			content = true
+		}
+	}
+	return false
+}
+
 // oneLine folds a library's error of several lines.
 func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
 
 // checkSignerName applies the API server's rule: a domain of two segments or more, a slash, a path (certificates.k8s.io/v1,
 // spec.signerName).
 func checkSignerName(name string) error {
-	domain, path, ok := strings.Cut(name, "/")
-	if !ok || len(validation.IsDNS1123Subdomain(domain)) > 0 || !strings.Contains(domain, ".") || path == "" || len(name) > 571 {
-		return fmt.Errorf("signerName %.253q: must be like example.com/name, the domain with a dot", name)
+	domain, path, _ := strings.Cut(name, "/")
+	wrong := !strings.Contains(domain, ".") || len(validation.IsDNS1123Subdomain(domain)) > 0 ||
+		len(validation.IsDNS1123Subdomain(path)) > 0 && len(path) <= validation.DNS1123SubdomainMaxLength
+	for _, label := range strings.Split(domain, ".") {
+		wrong = wrong || len(validation.IsDNS1123Label(label)) > 0
+	}
+	// A path may hold a name and a namespace.
+	if wrong || len(path) > validation.DNS1123SubdomainMaxLength+validation.DNS1123LabelMaxLength+1 {
+		return fmt.Errorf("signerName %.253q: must be like example.com/name, the domain with a dot, in lower case", name)
 	}
 	return nil
 }

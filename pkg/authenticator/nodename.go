@@ -59,11 +59,13 @@ func hostnameOverride(env string) string {
 	const flag = "--hostname-override"
 	found := ""
 	for line := range strings.Lines(env) {
-		_, value, ok := strings.Cut(strings.TrimSpace(line), "=")
-		if !ok || strings.HasPrefix(strings.TrimSpace(line), "#") {
+		// As systemd reads an EnvironmentFile (systemd.exec(5)): both marks begin a comment, white space around a value is nothing.
+		line = strings.TrimSpace(line)
+		_, value, ok := strings.Cut(line, "=")
+		if !ok || strings.HasPrefix(line, "#") || strings.HasPrefix(line, ";") {
 			continue
 		}
-		words := strings.Fields(strings.Trim(value, `"'`))
+		words := strings.Fields(strings.Trim(strings.TrimSpace(value), `"'`))
 		for i, word := range words {
 			if rest, ok := strings.CutPrefix(word, flag+"="); ok {
 				found = strings.Trim(rest, `"'`)

@@ -14,6 +14,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
@@ -132,6 +133,7 @@ func AsFailure(err error) *Failure {
 
 // apiFailure sorts what came of a call to the API server. credential says in words whose credential was shown.
 func apiFailure(err error, credential string) *Failure {
+	err = shown{bareURL(err)}
 	var unknownAuthority x509.UnknownAuthorityError
 	var hostname x509.HostnameError
 	var invalid x509.CertificateInvalidError
@@ -150,8 +152,17 @@ func apiFailure(err error, credential string) *Failure {
 	case errors.As(err, &unknownAuthority), errors.As(err, &hostname), errors.As(err, &invalid), errors.As(err, &verification):
 		return &Failure{APIUntrusted, "check server and certificate-authority-data in the kubeconfig", err}
 	}
-	return &Failure{APIUnreachable, "check the network, the proxy settings and the server's address", bareURL(err)}
+	return &Failure{APIUnreachable, "check the network, the proxy settings and the server's address", err}
 }
+
+// shown is an error of which a peer wrote some of the text.
+type shown struct{ error }
+
+func (s shown) Error() string { return text.Line(s.error.Error(), maxMessage) }
+func (s shown) Unwrap() error { return s.error }
+
+// maxMessage bounds the text of a failure that a peer may have written some of, in bytes.
+const maxMessage = 1024
 
 // bareURL shortens a transport error: its URL repeats what the message says already.
 func bareURL(err error) error {

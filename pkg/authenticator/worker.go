@@ -397,6 +397,3 @@ func (w *worker) record(err error) error {
 	w.enter(StepForget)
 	return errors.Join(err, w.lock.ForgetPending())
 }
-
-// maxMessage bounds what is kept of a failure's text, in bytes: a peer may have written some of it.
-const maxMessage = 1024

@@ -105,6 +105,7 @@ func TestPairOfAnyOrderAndWithoutOriginIsRead(t *testing.T) {
 		"key first":       append(bytes.Clone(p.Key), p.Chain...),
 		"without origin":  append(bytes.Clone(p.Chain), p.Key...),
 		"unknown block":   append(append(bytes.Clone(p.Chain), p.Key...), "-----BEGIN X-----\nAA==\n-----END X-----\n"...),
+		"empty origin":    append(append(bytes.Clone(p.Chain), p.Key...), pem.EncodeToMemory(&pem.Block{Type: blockOrigin, Bytes: []byte("{}")})...),
 		"damaged origin":  append(append(bytes.Clone(p.Chain), p.Key...), pem.EncodeToMemory(&pem.Block{Type: blockOrigin, Bytes: []byte("{")})...),
 		"two in chain":    append(append(bytes.Clone(p.Chain), nodePair(t, nil).Chain...), p.Key...),
 		"text in between": append(append(bytes.Clone(p.Chain), "hello\n"...), p.Key...),
@@ -318,6 +319,12 @@ func TestLockIsHeldByOne(t *testing.T) {
 	if err := lock.NameWorker(id); err != nil || d.Worker() != id {
 		t.Errorf("worker %v, %v", d.Worker(), err)
 	}
+	if err := os.WriteFile(d.File(LockFile), []byte(id.String()+"\nanother-boot\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := d.Worker(); got != (process.ID{}) {
+		t.Errorf("a worker of an earlier boot: %v", got)
+	}
 	lock.Unlock()
 	second, err := d.TryLock()
 	if err != nil {
@@ -399,6 +406,15 @@ func TestCleanRemovesTemporariesOnly(t *testing.T) {
 	entries, err := os.ReadDir(d.Path())
 	if err != nil || len(entries) != 2 { // the lock and the certificate
 		t.Errorf("left: %v, %v", entries, err)
+	}
+}
+
+// What could not be read again is not written.
+func TestOversizeIsNotWritten(t *testing.T) {
+	_, lock := lockedDir(t)
+	var write *WriteError
+	if err := lock.SetState(&State{Last: &Result{Message: strings.Repeat("x", maxFileSize)}}); !errors.As(err, &write) {
+		t.Errorf("got %v, want a WriteError", err)
 	}
 }
 

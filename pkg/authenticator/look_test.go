@@ -1,0 +1,344 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package authenticator
+
+import (
+	"bytes"
+	"crypto/x509"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	clientauthentication "k8s.io/client-go/pkg/apis/clientauthentication/v1"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+)
+
+func ofNode(name string) func(*x509.Certificate) {
+	return func(c *x509.Certificate) { c.Subject.CommonName = "system:node:" + name }
+}
+
+// looked is what look should find.
+type looked struct {
+	prints bool
+	lack   string // part of why nothing can be printed
+	reason Reason // of the lack, as a Failure
+	final  bool
+	aside  bool
+	due    string // part of why another is wanted
+	remark string // part of what a person should know
+	// node is the name to ask a certificate for.
+	node string
+}
+
+func TestLook(t *testing.T) {
+	ca, otherCA := newCA(t), newCA(t)
+	const rotten = "-----BEGIN PRIVATE KEY-----\nhunter2hunter2\n-----END PRIVATE KEY-----\n"
+	cluster := func(server string, ca []byte) ExecInfo {
+		return ExecInfo{APIVersion: execV1, Cluster: &clientauthentication.Cluster{Server: server, CertificateAuthorityData: ca}}
+	}
+	from := func(pair *cache.Pair, server string, ca []byte) *cache.Pair {
+		pair.Origin = &cache.Origin{Server: server, CertificateAuthorityData: ca}
+		return pair
+	}
+	noted := func(o *Options, n note) { o.note.write(n) }
+
+	for name, c := range map[string]struct {
+		prepare func(t *testing.T, o *Options)
+		want    looked
+	}{
+		"nothing there": {
+			func(*testing.T, *Options) {},
+			looked{lack: "no such file", node: "a"},
+		},
+		"an empty directory": {
+			func(t *testing.T, o *Options) { put(t, o.dir, "other", nil, 0o600) },
+			looked{lack: "no such file", node: "a"},
+		},
+		"a good certificate": {
+			func(t *testing.T, o *Options) { installPair(t, o.dir, newPair(t, nil)) },
+			looked{prints: true, node: "a"},
+		},
+		"one that is about to end": {
+			func(t *testing.T, o *Options) {
+				installPair(t, o.dir, newPair(t, func(c *x509.Certificate) { c.NotAfter = noon.Add(time.Second) }))
+			},
+			looked{prints: true, due: "nearly over", node: "a"},
+		},
+		"one that has ended": {
+			func(t *testing.T, o *Options) {
+				installPair(t, o.dir, newPair(t, func(c *x509.Certificate) { c.NotAfter = noon }))
+			},
+			looked{lack: "expired", reason: ClockWrong, node: "a"},
+		},
+		"one of tomorrow": {
+			func(t *testing.T, o *Options) {
+				installPair(t, o.dir, newPair(t, func(c *x509.Certificate) { c.NotBefore = noon.Add(11 * time.Minute) }))
+			},
+			looked{prints: true, remark: "not valid before", node: "a"},
+		},
+		"one for servers": {
+			func(t *testing.T, o *Options) {
+				installPair(t, o.dir, newPair(t, func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} }))
+			},
+			looked{lack: "client authentication", reason: CertificateUnusable, node: "a"},
+		},
+		"an administrator's": {
+			func(t *testing.T, o *Options) {
+				installPair(t, o.dir, newPair(t, func(c *x509.Certificate) { c.Subject.Organization = []string{"system:masters"} }))
+			},
+			looked{lack: "organization", reason: CertificateUnusable, node: "a"},
+		},
+		"due": {
+			func(t *testing.T, o *Options) {
+				installPair(t, o.dir, newPair(t, func(c *x509.Certificate) {
+					c.NotBefore, c.NotAfter = noon.Add(-91*time.Minute), noon.Add(9*time.Minute)
+				}))
+			},
+			looked{prints: true, due: "nearly over", node: "a"},
+		},
+		"due, but the provider does not renew": {
+			func(t *testing.T, o *Options) {
+				o.provider = fakeProvider{}
+				installPair(t, o.dir, newPair(t, func(c *x509.Certificate) {
+					c.NotBefore, c.NotAfter = noon.Add(-91*time.Minute), noon.Add(9*time.Minute)
+				}))
+			},
+			looked{prints: true, node: "a"},
+		},
+		"not due yet": {
+			func(t *testing.T, o *Options) {
+				installPair(t, o.dir, newPair(t, func(c *x509.Certificate) {
+					c.NotBefore, c.NotAfter = noon.Add(-79*time.Minute), noon.Add(21*time.Minute)
+				}))
+			},
+			looked{prints: true, node: "a"},
+		},
+		"another node's": {
+			func(t *testing.T, o *Options) { installPair(t, o.dir, newPair(t, ofNode("b"))) },
+			looked{lack: `for node "b"`, node: "a"},
+		},
+		"another node's, served to this very kubelet before, but a name was given": {
+			func(t *testing.T, o *Options) {
+				pair := newPair(t, ofNode("b"))
+				installPair(t, o.dir, pair)
+				o.Parent = kubelet
+				noted(o, note{Parent: kubelet, Certificate: pair.Fingerprint()})
+			},
+			looked{lack: `for node "b"`, node: "a"},
+		},
+		"no name to be had": {
+			func(t *testing.T, o *Options) {
+				o.nodeName = "Not_A_Name"
+				installPair(t, o.dir, newPair(t, nil))
+			},
+			looked{prints: true, remark: "DNS-1123", node: "a"},
+		},
+		"of the cluster asked for": {
+			func(t *testing.T, o *Options) {
+				o.exec = cluster("https://new-address", ca)
+				installPair(t, o.dir, from(newPair(t, nil), "https://old-address", ca))
+			},
+			looked{prints: true, node: "a"},
+		},
+		"of another cluster": {
+			func(t *testing.T, o *Options) {
+				o.exec = cluster("https://x", otherCA)
+				installPair(t, o.dir, from(newPair(t, nil), "https://x", ca))
+			},
+			looked{prints: true, due: "another CA", node: "a"},
+		},
+		"of a cluster, none asked for": {
+			func(t *testing.T, o *Options) {
+				o.exec = ExecInfo{APIVersion: execV1}
+				installPair(t, o.dir, from(newPair(t, nil), "https://x", ca))
+			},
+			looked{prints: true, node: "a"},
+		},
+		"of no known cluster": {
+			func(t *testing.T, o *Options) {
+				o.exec = cluster("https://x", ca)
+				installPair(t, o.dir, newPair(t, nil))
+			},
+			looked{prints: true, node: "a"},
+		},
+		"others can read it": {
+			func(t *testing.T, o *Options) {
+				installPair(t, o.dir, newPair(t, nil))
+				if err := os.Chmod(o.dir.File(cache.CurrentFile), 0o640); err != nil {
+					t.Fatal(err)
+				}
+			},
+			looked{prints: true, due: "others could read", node: "a"},
+		},
+		"others can read it, and the provider does not renew": {
+			func(t *testing.T, o *Options) {
+				o.provider = fakeProvider{}
+				installPair(t, o.dir, newPair(t, nil))
+				if err := os.Chmod(o.dir.File(cache.CurrentFile), 0o604); err != nil {
+					t.Fatal(err)
+				}
+			},
+			looked{prints: true, due: "others could read", node: "a"},
+		},
+		"others can write it": {
+			func(t *testing.T, o *Options) {
+				installPair(t, o.dir, newPair(t, nil))
+				if err := os.Chmod(o.dir.File(cache.CurrentFile), 0o660); err != nil {
+					t.Fatal(err)
+				}
+			},
+			looked{lack: "others may write", aside: true, node: "a"},
+		},
+		"a link to it": {
+			func(t *testing.T, o *Options) {
+				installPair(t, o.dir, newPair(t, nil))
+				if err := errors.Join(os.Rename(o.dir.File(cache.CurrentFile), o.dir.File("x")), os.Symlink("x", o.dir.File(cache.CurrentFile))); err != nil {
+					t.Fatal(err)
+				}
+			},
+			looked{lack: "link", aside: true, node: "a"},
+		},
+		"damaged": {
+			func(t *testing.T, o *Options) { put(t, o.dir, cache.CurrentFile, []byte(rotten), 0o600) },
+			looked{lack: "certificate", aside: true, node: "a"},
+		},
+		"cut short": {
+			func(t *testing.T, o *Options) {
+				pair := newPair(t, nil)
+				put(t, o.dir, cache.CurrentFile, append(bytes.Clone(pair.Chain), pair.Key[:len(pair.Key)/2]...), 0o600)
+			},
+			looked{lack: "private key", aside: true, node: "a"},
+		},
+		"empty": {
+			func(t *testing.T, o *Options) { put(t, o.dir, cache.CurrentFile, nil, 0o600) },
+			looked{lack: "certificate", aside: true, node: "a"},
+		},
+		"rejected": {
+			func(t *testing.T, o *Options) {
+				pair := newPair(t, nil)
+				installPair(t, o.dir, pair)
+				noted(o, note{Certificate: pair.Fingerprint(), Rejected: true})
+			},
+			looked{prints: true, due: "rejects", node: "a"},
+		},
+		"the one before was rejected": {
+			func(t *testing.T, o *Options) {
+				installPair(t, o.dir, newPair(t, nil))
+				noted(o, note{Certificate: newPair(t, nil).Fingerprint(), Rejected: true})
+			},
+			looked{prints: true, node: "a"},
+		},
+		"a note that makes no sense": {
+			func(t *testing.T, o *Options) {
+				installPair(t, o.dir, newPair(t, nil))
+				noted(o, note{})
+				if err := os.WriteFile(o.note.path(), []byte(`{"rejected":true`), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			},
+			looked{prints: true, node: "a"},
+		},
+		"a directory that others can write": {
+			func(t *testing.T, o *Options) {
+				installPair(t, o.dir, newPair(t, nil))
+				if err := os.Chmod(o.dir.Path(), 0o770); err != nil {
+					t.Fatal(err)
+				}
+			},
+			looked{lack: "others may write into it", reason: DirectoryRefused, final: true, node: "a"},
+		},
+		"a file in the directory's place": {
+			func(t *testing.T, o *Options) {
+				if err := os.WriteFile(o.dir.Path(), nil, 0o600); err != nil {
+					t.Fatal(err)
+				}
+			},
+			looked{lack: "not a directory", reason: DirectoryRefused, final: true, node: "a"},
+		},
+		"a directory below a file": {
+			func(t *testing.T, o *Options) {
+				if err := os.WriteFile(o.dir.Path(), nil, 0o600); err != nil {
+					t.Fatal(err)
+				}
+				o.dir = cache.At(o.dir.File("certs"))
+			},
+			looked{lack: "not a directory", reason: DirectoryRefused, final: true, node: "a"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := testOptions(t)
+			c.prepare(t, o)
+			run := filepath.Dir(o.note.path())
+			before := snapshot(t, filepath.Dir(o.dir.Path())) + snapshot(t, run)
+			s := o.look()
+			if after := snapshot(t, filepath.Dir(o.dir.Path())) + snapshot(t, run); after != before {
+				t.Errorf("looking changed something:\n%s\nnow\n%s", before, after)
+			}
+			if (s.pair != nil) != c.want.prints || s.final != c.want.final || s.aside != c.want.aside || s.node != c.want.node {
+				t.Errorf("pair %v, final %v, aside %v, node %q: want %+v", s.pair != nil, s.final, s.aside, s.node, c.want)
+			}
+			if (s.due == "") != (c.want.due == "") || !strings.Contains(s.due, c.want.due) {
+				t.Errorf("due %q, want %q", s.due, c.want.due)
+			}
+			if s.rejected != (c.want.due == "rejects") {
+				t.Errorf("rejected %v", s.rejected)
+			}
+			if s.foreign != (c.want.due == "another CA") {
+				t.Errorf("foreign %v", s.foreign)
+			}
+			if (s.remark == nil) != (c.want.remark == "") || s.remark != nil && !strings.Contains(s.remark.Error(), c.want.remark) {
+				t.Errorf("remark %v, want %q", s.remark, c.want.remark)
+			}
+			if (s.lack != nil) == c.want.prints {
+				t.Fatalf("lack %v, although it can be printed: %v", s.lack, c.want.prints)
+			}
+			if s.lack == nil {
+				return
+			}
+			if !strings.Contains(s.lack.Error(), c.want.lack) || notOneLine(s.lack.Error()) != "" || strings.Contains(s.lack.Error(), "hunter2") {
+				t.Errorf("lack %q, want %q", s.lack, c.want.lack)
+			}
+			if errors.Is(s.lack, fs.ErrNotExist) != (c.want.lack == "no such file") {
+				t.Errorf("lack is that there is none: %v", s.lack)
+			}
+			if got := AsFailure(s.lack).Reason; c.want.reason != "" && got != c.want.reason {
+				t.Errorf("reason %s, want %s", got, c.want.reason)
+			}
+		})
+	}
+}
+
+// A host's name can be wrong for a moment at boot, and change under a living kubelet: it takes no certificate away.
+func TestHostOfAnotherName(t *testing.T) {
+	if _, err := os.Stat(KubeadmFlagsFile); err == nil {
+		t.Skip("this machine is a node: its name is not derived")
+	}
+	o := testOptions(t)
+	o.nodeName = ""
+	installPair(t, o.dir, newPair(t, ofNode("renamed-since.example.com")))
+	s := o.look()
+	if s.pair == nil || s.due != "" || s.node != "renamed-since.example.com" || s.remark == nil || !strings.Contains(s.remark.Error(), "renamed-since.example.com") {
+		t.Errorf("pair %v, due %q, node %q, remark %v", s.pair != nil, s.due, s.node, s.remark)
+	}
+	// Once it has ended, the host's name is the node's.
+	o.now = func() time.Time { return noon.Add(24 * time.Hour) }
+	host, err := os.Hostname()
+	if s := o.look(); err != nil || s.pair != nil || s.node != strings.ToLower(host) {
+		t.Errorf("after its end: pair %v, node %q, %v", s.pair != nil, s.node, err)
+	}
+}
+
+// Under a configuration that is wrong nothing in it is judged.
+func TestWrongConfigurationTakesNoCertificateAway(t *testing.T) {
+	o := testOptions(t)
+	o.invalid, o.nodeName = errors.New("wrong"), "another"
+	installPair(t, o.dir, newPair(t, nil))
+	if s := o.look(); s.pair == nil {
+		t.Errorf("nothing to print: %v", s.lack)
+	}
+}

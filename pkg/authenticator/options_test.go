@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package authenticator
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/insecure"
+)
+
+func testProviders() []provider.Factory {
+	return []provider.Factory{
+		insecure.Factory(),
+		{Name: "broken", New: func(provider.Settings) (provider.Provider, error) { return nil, errors.New("no such device") }},
+		{Name: "nameless", New: func(provider.Settings) (provider.Provider, error) { return fakeProvider{}, nil }},
+		{Name: "device", New: func(s provider.Settings) (provider.Provider, error) {
+			return fakeProvider{signer: "example.com/" + s.TPMDevice}, nil
+		}},
+	}
+}
+
+func TestNewOptionsRefusesWhatCannotWork(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*Config)
+		says   string
+	}{
+		"no provider":               {func(c *Config) { c.Provider = "" }, "provider"},
+		"unknown provider":          {func(c *Config) { c.Provider = "Insecure" }, `"Insecure"`},
+		"provider that fails":       {func(c *Config) { c.Provider = "broken" }, "no such device"},
+		"certDir relative":          {func(c *Config) { c.CertDir = "certs" }, "certDir"},
+		"certDir empty":             {func(c *Config) { c.CertDir = "" }, "certDir"},
+		"certDir from home":         {func(c *Config) { c.CertDir = "~/certs" }, "certDir"},
+		"runtimeDir relative":       {func(c *Config) { c.RuntimeDir = "./run" }, "runtimeDir"},
+		"runtimeDir empty":          {func(c *Config) { c.RuntimeDir = "" }, "runtimeDir"},
+		"nodeName upper case":       {func(c *Config) { c.NodeName = "Node-1" }, "node name"},
+		"nodeName with user name":   {func(c *Config) { c.NodeName = "system:node:a" }, "node name"},
+		"nodeName with a space":     {func(c *Config) { c.NodeName = "a " }, "node name"},
+		"nodeName too long":         {func(c *Config) { c.NodeName = strings.Repeat("a", 254) }, "node name"},
+		"nodeName much too long":    {func(c *Config) { c.NodeName = strings.Repeat("a", 10_000) }, "node name"},
+		"providerID with newline":   {func(c *Config) { c.ProviderID = "aws:///i-1\n" }, "provider ID"},
+		"providerID too long":       {func(c *Config) { c.ProviderID = strings.Repeat("a", 1025) }, "provider ID"},
+		"expiration too short":      {func(c *Config) { c.Expiration.Duration = 10*time.Minute - 1 }, "expiration"},
+		"expiration too long":       {func(c *Config) { c.Expiration.Duration = 10*365*24*time.Hour + 1 }, "expiration"},
+		"expiration negative":       {func(c *Config) { c.Expiration.Duration = -time.Hour }, "expiration"},
+		"expiration beyond int32":   {func(c *Config) { c.Expiration.Duration = 1<<63 - 1 }, "expiration"},
+		"waitTimeout negative":      {func(c *Config) { c.WaitTimeout.Duration = -1 }, "waitTimeout"},
+		"renewalWait negative":      {func(c *Config) { c.RenewalWait.Duration = -time.Second }, "renewalWait"},
+		"signerName without dot":    {func(c *Config) { c.SignerName = "cluster-x-k8s-io/kubelet" }, "signerName"}, // the proposal's
+		"signerName without path":   {func(c *Config) { c.SignerName = "example.com" }, "signerName"},
+		"signerName, empty path":    {func(c *Config) { c.SignerName = "example.com/" }, "signerName"},
+		"signerName, empty domain":  {func(c *Config) { c.SignerName = "/kubelet" }, "signerName"},
+		"signerName, upper case":    {func(c *Config) { c.SignerName = "Example.com/kubelet" }, "signerName"},
+		"signerName, longer path":   {func(c *Config) { c.SignerName = "example.com/kubelet/client" }, "signerName"},
+		"signerName, path in caps":  {func(c *Config) { c.SignerName = "example.com/Kubelet" }, "signerName"},
+		"signerName, path a phrase": {func(c *Config) { c.SignerName = "example.com/kube let" }, "signerName"},
+		"signerName, a long label":  {func(c *Config) { c.SignerName = strings.Repeat("a", 64) + ".com/kubelet" }, "signerName"},
+		"signerName too long":       {func(c *Config) { c.SignerName = "example.com/" + strings.Repeat("a.", 300) + "a" }, "signerName"},
+		"the provider's signerName": {func(c *Config) { c.Provider = "nameless" }, "signerName"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			config := DefaultConfig()
+			config.Provider = insecure.Name
+			c.change(&config)
+			o, err := NewOptions(config, testProviders(), ExecInfo{})
+			failure := wantFailure(t, err, Configuration)
+			if !strings.Contains(failure.Error(), c.says) || failure.Hint == "" {
+				t.Errorf("it does not say %q, or gives no hint: %v", c.says, failure)
+			}
+			// Whoever goes on all the same is stopped where it matters.
+			if _, err := DryRun(t.Context(), o); !errors.Is(err, failure) {
+				t.Errorf("a dry run: %v", err)
+			}
+			if err := Work(t.Context(), o); !errors.Is(err, failure) {
+				t.Errorf("a worker: %v", err)
+			}
+		})
+	}
+}
+
+func TestNewOptionsAccepts(t *testing.T) {
+	for name, change := range map[string]func(*Config){
+		"defaults":                func(*Config) {},
+		"shortest expiration":     func(c *Config) { c.Expiration.Duration = 10 * time.Minute },
+		"longest expiration":      func(c *Config) { c.Expiration.Duration = 87600 * time.Hour },
+		"no waiting":              func(c *Config) { c.WaitTimeout.Duration, c.RenewalWait.Duration = 0, 0 },
+		"longest node name":       func(c *Config) { c.NodeName = strings.Repeat("a", 253) },
+		"Kubernetes' own signer":  func(c *Config) { c.SignerName = "kubernetes.io/kube-apiserver-client-kubelet" },
+		"signer with dotted path": func(c *Config) { c.SignerName = "issuers.cert-manager.io/ns.name" },
+	} {
+		config := DefaultConfig()
+		config.Provider = insecure.Name
+		change(&config)
+		if _, err := NewOptions(config, testProviders(), ExecInfo{}); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestNewOptionsTakesWhatItIsGiven(t *testing.T) {
+	config := DefaultConfig()
+	config.Provider, config.TPMDevice = "device", "tpm7"
+	config.Expiration.Duration = 90*time.Minute + 999*time.Millisecond
+	o, err := NewOptions(config, testProviders(), ExecInfo{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if o.expirationSeconds == nil || *o.expirationSeconds != 5400 {
+		t.Errorf("expirationSeconds %v, want 5400", o.expirationSeconds)
+	}
+	if o.signerName != "example.com/tpm7" {
+		t.Errorf("the provider's settings or its signer are lost: %q", o.signerName)
+	}
+	config.Expiration.Duration = 0
+	config.SignerName = "example.org/other"
+	if o, err = NewOptions(config, testProviders(), ExecInfo{}); err != nil || o.expirationSeconds != nil || o.signerName != "example.org/other" {
+		t.Errorf("expirationSeconds %v, signer %q, %v", o.expirationSeconds, o.signerName, err)
+	}
+}
+
+func TestCallerIsNobodyForAPerson(t *testing.T) {
+	if got := Caller(ExecInfo{}); got.PID != 0 {
+		t.Errorf("got %v", got)
+	}
+	if got := Caller(ExecInfo{APIVersion: execV1}); !got.Alive() {
+		t.Errorf("got %v, which does not live", got)
+	}
+}

@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package authenticator
+
+import (
+	"bytes"
+	"crypto/tls"
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"testing"
+	"time"
+
+	clientauthentication "k8s.io/client-go/pkg/apis/clientauthentication/v1"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
+)
+
+// reviewer is an API server that is asked whom it takes a certificate for.
+type reviewer struct {
+	answer http.HandlerFunc
+	prefix string // of the path
+
+	mu    sync.Mutex
+	calls int
+	// shown is the leaf of the last client certificate, wrong what was not as it should be.
+	shown []byte
+	wrong []string
+}
+
+func (r *reviewer) ServeHTTP(w http.ResponseWriter, request *http.Request) {
+	body, _ := io.ReadAll(request.Body)
+	var review struct{ APIVersion, Kind string }
+	err := json.Unmarshal(body, &review)
+	r.mu.Lock()
+	r.calls++
+	if certificates := request.TLS.PeerCertificates; len(certificates) > 0 {
+		r.shown = certificates[0].Raw
+	}
+	if request.Method != http.MethodPost || request.URL.Path != r.prefix+"/apis/authentication.k8s.io/v1/selfsubjectreviews" ||
+		request.Header.Get("Content-Type") != "application/json" || request.Header.Get("Authorization") != "" || request.UserAgent() != "test/1" ||
+		err != nil || review.APIVersion != "authentication.k8s.io/v1" || review.Kind != "SelfSubjectReview" {
+		r.wrong = append(r.wrong, request.Method+" "+request.URL.String()+" "+string(body))
+	}
+	r.mu.Unlock()
+	r.answer(w, request)
+}
+
+// seen returns how often it was asked, and fails the test if it was asked otherwise than it should be.
+func (r *reviewer) seen(t *testing.T, certificate []byte) int {
+	t.Helper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, wrong := range r.wrong {
+		t.Errorf("asked wrongly: %s", wrong)
+	}
+	if r.calls > 0 && !bytes.Equal(r.shown, certificate) {
+		t.Error("it was not shown the node's certificate")
+	}
+	return r.calls
+}
+
+// reviewed returns Options that ask that API server.
+func reviewed(t *testing.T, answer http.HandlerFunc) (*Options, *reviewer) {
+	t.Helper()
+	api := &reviewer{answer: answer}
+	server, ca := tlsServer(t, api, func(s *httptest.Server) {
+		s.TLS = &tls.Config{ClientAuth: tls.RequestClientCert, MinVersion: tls.VersionTLS12}
+	})
+	o := testOptions(t)
+	o.Parent = kubelet
+	o.exec = ExecInfo{APIVersion: execV1, Cluster: &clientauthentication.Cluster{Server: server.URL, CertificateAuthorityData: ca}}
+	return o, api
+}
+
+func answerCode(code int, body string) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(code)
+		_, _ = io.WriteString(w, body)
+	}
+}
+
+const someone = `{"status":{"userInfo":{"username":"system:node:a"}}}`
+
+func TestOnlyA401MarksTheCertificateAsRejected(t *testing.T) {
+	t.Parallel()
+	hangUp := func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
+	halfAnswer := func(w http.ResponseWriter, r *http.Request) {
+		w.WriteHeader(http.StatusCreated)
+		_, _ = io.WriteString(w, someone[:10])
+		_ = http.NewResponseController(w).Flush()
+		hang(w, r)
+	}
+	for name, c := range map[string]struct {
+		answer http.HandlerFunc
+		was    bool
+		want   bool
+	}{
+		"401":                               {answerCode(401, "Unauthorized"), false, true},
+		"401 again":                         {answerCode(401, "Unauthorized"), true, true},
+		"200":                               {answerCode(200, someone), false, false},
+		"201":                               {answerCode(201, someone), false, false},
+		"201, was rejected":                 {answerCode(201, someone), true, false},
+		"201, but no JSON":                  {answerCode(201, "<html>"), false, false},
+		"201, but no JSON, was rejected":    {answerCode(201, "<html>"), true, true},
+		"403":                               {answerCode(403, "Forbidden"), false, false},
+		"404":                               {answerCode(404, "old API server"), false, false},
+		"407":                               {answerCode(407, "proxy"), false, false},
+		"429":                               {answerCode(429, ""), false, false},
+		"500":                               {answerCode(500, ""), false, false},
+		"503":                               {answerCode(503, ""), false, false},
+		"hangs up":                          {hangUp, false, false},
+		"hangs up, was rejected":            {hangUp, true, true},
+		"hangs":                             {hang, false, false},
+		"hangs, was rejected":               {hang, true, true},
+		"hangs in the middle of its answer": {halfAnswer, false, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			o, api := reviewed(t, c.answer)
+			pair := newPair(t, nil)
+			installPair(t, o.dir, pair)
+			asked := note{Parent: kubelet, Certificate: pair.Fingerprint(), Until: noon.Unix() + 100, Reviewed: noon.Unix() - 60, Rejected: c.was}
+			o.note.write(asked)
+			s := o.look()
+			began := time.Now()
+			o.noticeRejection(t.Context(), &s)
+			if took := time.Since(began); took > 1500*time.Millisecond {
+				t.Errorf("every request of the kubelet waited for %v", took)
+			}
+			if calls := api.seen(t, pair.Leaf.Raw); calls != 1 {
+				t.Errorf("asked %d times", calls)
+			}
+			if s.rejected != c.want || (s.due != "") != c.want || s.pair == nil {
+				t.Errorf("rejected %v, due %q, pair %v; want rejected %v", s.rejected, s.due, s.pair != nil, c.want)
+			}
+			asked.Reviewed, asked.Rejected = noon.Unix(), c.want
+			if got := o.note.read(); got != asked {
+				t.Errorf("note %+v, want %+v", got, asked)
+			}
+		})
+	}
+}
+
+func TestWhenTheAPIServerIsAsked(t *testing.T) {
+	t.Parallel()
+	pair := newPair(t, nil)
+	early := note{Parent: kubelet, Certificate: pair.Fingerprint(), Until: noon.Unix() + 1}
+	with := func(change func(*note)) note {
+		n := early
+		change(&n)
+		return n
+	}
+	for name, c := range map[string]struct {
+		note   note
+		change func(*Options)
+		asks   bool
+	}{
+		"the same parent, too early":                     {early, nil, true},
+		"the first time":                                 {note{}, nil, false},
+		"at the time it was given":                       {with(func(n *note) { n.Until = noon.Unix() }), nil, false},
+		"after it":                                       {with(func(n *note) { n.Until = noon.Unix() - 1 }), nil, false},
+		"another parent":                                 {with(func(n *note) { n.Parent.PID++ }), nil, false},
+		"another parent under the same pid":              {with(func(n *note) { n.Parent.Start++ }), nil, false},
+		"a person":                                       {with(func(n *note) { n.Parent = process.ID{} }), func(o *Options) { o.Parent = process.ID{} }, false},
+		"another certificate was printed":                {with(func(n *note) { n.Certificate = "abc" }), nil, false},
+		"another certificate was printed, and rejected":  {with(func(n *note) { n.Certificate, n.Rejected = "abc", true }), nil, false},
+		"asked 59 s ago":                                 {with(func(n *note) { n.Reviewed = noon.Unix() - 59 }), nil, false},
+		"asked just now":                                 {with(func(n *note) { n.Reviewed = noon.Unix() }), nil, false},
+		"asked 60 s ago":                                 {with(func(n *note) { n.Reviewed = noon.Unix() - 60 }), nil, true},
+		"asked before the clock was set back":            {with(func(n *note) { n.Reviewed = noon.Unix() + 3600 }), nil, true},
+		"rejected, in time, asked a minute ago":          {with(func(n *note) { n.Rejected, n.Until, n.Reviewed = true, 0, noon.Unix()-60 }), nil, true},
+		"rejected, another parent, asked a minute ago":   {with(func(n *note) { n.Rejected, n.Parent.Start, n.Reviewed = true, 1, noon.Unix()-60 }), nil, true},
+		"rejected, asked 59 s ago":                       {with(func(n *note) { n.Rejected, n.Reviewed = true, noon.Unix()-59 }), nil, false},
+		"under a configuration that is wrong":            {early, func(o *Options) { o.invalid = io.EOF }, false},
+		"too early, but there is nothing to ask about":   {early, func(o *Options) { o.now = func() time.Time { return noon.Add(24 * time.Hour) } }, false},
+		"too early, and the note is another directory's": {early, func(o *Options) { o.note = newNoteFile(t.TempDir(), "/another") }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			o, api := reviewed(t, answerCode(201, someone))
+			installPair(t, o.dir, pair)
+			o.note.write(c.note)
+			if c.change != nil {
+				c.change(o)
+			}
+			s := o.look()
+			o.noticeRejection(t.Context(), &s)
+			if calls := api.seen(t, pair.Leaf.Raw); (calls == 1) != c.asks || calls > 1 {
+				t.Errorf("asked %d times, want %v", calls, c.asks)
+			}
+		})
+	}
+}
+
+// However often client-go runs the plugin after a 401, the network is touched once a minute.
+func TestReviewsArePaced(t *testing.T) {
+	t.Parallel()
+	o, api := reviewed(t, answerCode(500, ""))
+	pair := newPair(t, nil)
+	installPair(t, o.dir, pair)
+	o.note.write(note{Parent: kubelet, Certificate: pair.Fingerprint(), Until: noon.Unix() + 3600})
+	now := noon
+	o.now = func() time.Time { return now }
+	for range 1200 { // two minutes of ten requests a second
+		s := o.look()
+		o.noticeRejection(t.Context(), &s)
+		now = now.Add(100 * time.Millisecond)
+	}
+	if calls := api.seen(t, pair.Leaf.Raw); calls != 2 {
+		t.Errorf("asked %d times in two minutes", calls)
+	}
+}
+
+func TestReviewNeedsAClusterAndIsNoFailureWithoutOne(t *testing.T) {
+	o := testOptions(t)
+	o.Parent = kubelet
+	pair := newPair(t, nil) // without an origin
+	installPair(t, o.dir, pair)
+	o.note.write(note{Parent: kubelet, Certificate: pair.Fingerprint(), Until: noon.Unix() + 100})
+	s := o.look()
+	o.noticeRejection(t.Context(), &s)
+	if s.rejected || s.due != "" || s.pair == nil {
+		t.Errorf("rejected %v, due %q", s.rejected, s.due)
+	}
+}
+
+func TestReviewSaysWhom(t *testing.T) {
+	t.Parallel()
+	o, api := reviewed(t, answerCode(201, someone))
+	pair := newPair(t, nil)
+	username, status, err := o.review(t.Context(), pair)
+	if err != nil || username != "system:node:a" || status != 201 {
+		t.Errorf("%q, %d, %v", username, status, err)
+	}
+	api.answer = answerCode(401, someone)
+	api.prefix = "/k8s/clusters/c-1" // an API server need not be at the root
+	o.exec.Cluster.Server += api.prefix + "/"
+	if username, status, err = o.review(t.Context(), pair); err != nil || username != "" || status != 401 {
+		t.Errorf("a name that comes with 401 counts: %q, %d, %v", username, status, err)
+	}
+	if calls := api.seen(t, pair.Leaf.Raw); calls != 2 {
+		t.Errorf("asked %d times", calls)
+	}
+}

@@ -1,0 +1,393 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package authenticator
+
+import (
+	"bytes"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	clientauthentication "k8s.io/client-go/pkg/apis/clientauthentication/v1"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+)
+
+// printed reads what a run printed.
+func printed(t testing.TB, answer *Answer) clientauthentication.ExecCredentialStatus {
+	t.Helper()
+	var credential clientauthentication.ExecCredential
+	if err := json.Unmarshal(answer.Credential, &credential); err != nil || credential.Status == nil {
+		t.Fatalf("%q: %v", answer.Credential, err)
+	}
+	return *credential.Status
+}
+
+// dueSoon makes a certificate that is due at noon.
+func dueSoon(c *x509.Certificate) {
+	c.NotBefore, c.NotAfter = noon.Add(-95*time.Minute), noon.Add(5*time.Minute)
+}
+
+// workerThat pretends that a detached worker, which is this very process, does something.
+func workerThat(t testing.TB, does func()) func(process.ID) (process.ID, error) {
+	t.Helper()
+	self, err := process.Of(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func(process.ID) (process.ID, error) {
+		go does()
+		return self, nil
+	}
+}
+
+// A valid certificate: nothing but printing it, and the same bytes each time, so that no connection is closed.
+func TestRunPrintsAValidCertificateAndDoesNothingElse(t *testing.T) {
+	o := testOptions(t)
+	pair := newPair(t, nil)
+	installPair(t, o.dir, pair)
+	before := snapshot(t, o.dir.Path())
+	first, err := Run(t.Context(), *o)
+	if err != nil || len(first.Remarks) > 0 {
+		t.Fatalf("%v, %v", first.Remarks, err)
+	}
+	now := noon.Add(5*time.Hour + 3*time.Millisecond)
+	o.now = func() time.Time { return now }
+	second, err := Run(t.Context(), *o)
+	if err != nil || !bytes.Equal(first.Credential, second.Credential) {
+		t.Errorf("hours later it prints something else: %v", err)
+	}
+	if after := snapshot(t, o.dir.Path()); after != before {
+		t.Errorf("it left something behind:\n%s\nnow\n%s", before, after)
+	}
+	status := printed(t, first)
+	if status.ClientCertificateData != string(pair.Chain) || !status.ExpirationTimestamp.Time.Equal(RenewAt(pair.Leaf).Truncate(time.Second)) {
+		t.Errorf("expires %v, want the renewal point", status.ExpirationTimestamp)
+	}
+}
+
+func TestRunNotesWhatItPrintedForAParentOnly(t *testing.T) {
+	o := testOptions(t)
+	pair := newPair(t, nil)
+	installPair(t, o.dir, pair)
+	if _, err := Run(t.Context(), *o); err != nil || o.note.read() != (note{}) {
+		t.Errorf("a person's call was noted: %+v, %v", o.note.read(), err)
+	}
+	o.Parent = kubelet
+	answer, err := Run(t.Context(), *o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := note{Parent: kubelet, Certificate: pair.Fingerprint(), Until: printed(t, answer).ExpirationTimestamp.Unix()}
+	if got := o.note.read(); got != want {
+		t.Errorf("note %+v, want %+v", got, want)
+	}
+}
+
+// A renewal that comes to nothing costs the node nothing but the time it is waited for.
+func TestRunPrintsTheOldCertificateWhileARenewalFails(t *testing.T) {
+	failure := &cache.State{Failures: 1, NextAttempt: noon.Add(time.Minute), Last: &cache.Result{Reason: string(RequestDenied), Message: "denied", Hint: "ask", Finished: noon}}
+	for name, prepare := range map[string]func(t *testing.T, o *Options){
+		"no worker can be started": func(*testing.T, *Options) {},
+		"the worker hangs": func(t *testing.T, o *Options) {
+			o.renewalWait = 50 * time.Millisecond
+			o.StartWorker = workerThat(t, func() {})
+		},
+		"the last one was denied a moment ago": func(t *testing.T, o *Options) {
+			lock, err := o.dir.TryLock()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer lock.Unlock()
+			if err := lock.SetState(failure); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"another process holds the lock": func(t *testing.T, o *Options) {
+			o.renewalWait = 50 * time.Millisecond
+			lock, err := o.dir.TryLock()
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(lock.Unlock)
+		},
+		"a directory is in the lock's place": func(t *testing.T, o *Options) {
+			if err := os.Mkdir(o.dir.File(cache.LockFile), 0o700); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := testOptions(t)
+			pair := newPair(t, dueSoon)
+			installPair(t, o.dir, pair)
+			prepare(t, o)
+			began := time.Now()
+			answer, err := Run(t.Context(), *o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if took := time.Since(began); took > time.Second {
+				t.Errorf("it waited for %v", took)
+			}
+			status := printed(t, answer)
+			if status.ClientCertificateData != string(pair.Chain) {
+				t.Error("another certificate was printed")
+			}
+			if until := status.ExpirationTimestamp.Sub(noon); until <= 0 || until > 31*time.Second {
+				t.Errorf("client-go asks again after %v", until)
+			}
+			if len(answer.Remarks) != 1 || !strings.Contains(answer.Remarks[0].Error(), "nearly over") {
+				t.Errorf("remarks %q", answer.Remarks)
+			}
+		})
+	}
+}
+
+func TestRunPrintsTheNewCertificateOnceItIsThere(t *testing.T) {
+	for name, old := range map[string]bool{"after an old one": true, "after none": false} {
+		t.Run(name, func(t *testing.T) {
+			o := testOptions(t)
+			if old {
+				installPair(t, o.dir, newPair(t, dueSoon))
+			}
+			fresh := newPair(t, nil)
+			o.StartWorker = workerThat(t, func() {
+				time.Sleep(50 * time.Millisecond)
+				lock, err := o.dir.WaitLock(t.Context())
+				if err == nil {
+					err = lock.Install(fresh)
+					lock.Unlock()
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			})
+			answer, err := Run(t.Context(), *o)
+			if err != nil || len(answer.Remarks) > 0 {
+				t.Fatalf("%v, %v", answer.Remarks, err)
+			}
+			if printed(t, answer).ClientCertificateData != string(fresh.Chain) {
+				t.Error("another certificate was printed")
+			}
+		})
+	}
+}
+
+// The worker's reason is the run's, at once: nobody waits for a timeout when it is settled that there will be nothing.
+func TestRunReturnsTheWorkersFailure(t *testing.T) {
+	o := testOptions(t)
+	dead := process.ID{PID: 1 << 30, Start: 1}
+	o.StartWorker = func(process.ID) (process.ID, error) {
+		go func() {
+			lock, err := o.dir.WaitLock(t.Context())
+			if err == nil {
+				err = lock.SetState(&cache.State{Failures: 1, Last: &cache.Result{Worker: dead, Reason: string(RequestDenied), Message: "denied by x", Hint: "ask x", Finished: noon}, NextAttempt: noon.Add(30 * time.Second)})
+				lock.Unlock()
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		}()
+		return dead, nil
+	}
+	began := time.Now()
+	answer, err := Run(t.Context(), *o)
+	failure := wantFailure(t, err, RequestDenied)
+	if len(answer.Credential) > 0 || failure.Hint != "ask x" || !strings.Contains(failure.Error(), "denied by x") {
+		t.Errorf("%q, hint %q, %q", failure, failure.Hint, answer.Credential)
+	}
+	if took := time.Since(began); took > 2*time.Second {
+		t.Errorf("it took %v", took)
+	}
+}
+
+// A worker that dies without a word is followed at once by one other; then there is a back-off.
+func TestWorkersThatDieAreBackedOffFrom(t *testing.T) {
+	o := testOptions(t)
+	var starts atomic.Int32
+	o.StartWorker = func(process.ID) (process.ID, error) {
+		return process.ID{PID: 1 << 30, Start: uint64(starts.Add(1))}, nil
+	}
+	for range 5 {
+		_, err := Run(t.Context(), *o)
+		_ = wantFailure(t, err, WorkerUnavailable)
+	}
+	if n := starts.Load(); n != 2 {
+		t.Errorf("%d were started", n)
+	}
+	o.now = func() time.Time { return noon.Add(2 * time.Second) }
+	_, err := Run(t.Context(), *o)
+	_ = wantFailure(t, err, WorkerUnavailable)
+	if n := starts.Load(); n != 3 {
+		t.Errorf("%d were started after the back-off", n)
+	}
+}
+
+// What the last worker wrote by a clock that was ahead does not keep the next from starting.
+func TestResultOfTheFutureIsNoReasonToWait(t *testing.T) {
+	for name, ahead := range map[string]time.Duration{"hours": 8 * time.Hour, "years": 5 * 365 * 24 * time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			o := testOptions(t)
+			future := noon.Add(ahead)
+			last := &cache.Result{Worker: process.ID{PID: 1 << 30, Start: 1}, Reason: string(APIUnreachable), Message: "x", Started: future, Finished: future}
+			writeState(t, o, &cache.State{Failures: 5, Last: last, NextAttempt: future.Add(15 * time.Second)})
+			started := false
+			o.StartWorker = func(process.ID) (process.ID, error) {
+				started = true
+				return process.ID{}, errors.New("started")
+			}
+			_, _ = Run(t.Context(), *o)
+			if !started {
+				t.Error("no worker was started")
+			}
+		})
+	}
+}
+
+func writeState(t *testing.T, o *Options, state *cache.State) {
+	t.Helper()
+	lock, err := o.dir.TryLock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Unlock()
+	if err := lock.SetState(state); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// However many requests the kubelet makes at once, there is one worker, and with it one CertificateSigningRequest.
+func TestManyRunsStartOneWorker(t *testing.T) {
+	o := testOptions(t)
+	fresh := newPair(t, nil)
+	var starts atomic.Int32
+	works := workerThat(t, func() {
+		time.Sleep(100 * time.Millisecond)
+		lock, err := o.dir.WaitLock(t.Context())
+		if err == nil {
+			err = lock.Install(fresh)
+			lock.Unlock()
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	o.StartWorker = func(parent process.ID) (process.ID, error) {
+		starts.Add(1)
+		return works(parent)
+	}
+	var wait sync.WaitGroup
+	for range 30 {
+		wait.Go(func() {
+			answer, err := Run(t.Context(), *o)
+			if err != nil || !bytes.Contains(answer.Credential, []byte("BEGIN CERTIFICATE")) {
+				t.Errorf("%v", err)
+			}
+		})
+	}
+	wait.Wait()
+	if n := starts.Load(); n != 1 {
+		t.Errorf("%d workers were started", n)
+	}
+}
+
+// Between two runs that both see no worker, the lock decides: whoever gets it second finds the first one's worker.
+func TestRunLooksAgainUnderTheLock(t *testing.T) {
+	for name, since := range map[string]func(lock *cache.Lock) error{
+		"a worker was started": func(lock *cache.Lock) error {
+			self, err := process.Of(os.Getpid())
+			return errors.Join(err, lock.NameWorker(self))
+		},
+		"a certificate has come":   func(lock *cache.Lock) error { return lock.Install(newPair(t, nil)) },
+		"another run holds it yet": nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := testOptions(t) // its StartWorker fails
+			lock, err := o.dir.TryLock()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer lock.Unlock()
+			if since != nil {
+				if err := since(lock); err != nil {
+					t.Fatal(err)
+				}
+				lock.Unlock()
+			}
+			if started, err := o.startWorker(standing{}); started || err != nil {
+				t.Errorf("started %v, %v", started, err)
+			}
+		})
+	}
+}
+
+// A configuration that is wrong is said, and the node lives on.
+func TestRunUnderAWrongConfiguration(t *testing.T) {
+	for _, renews := range []bool{true, false} {
+		o := testOptions(t)
+		if !renews {
+			o.provider = nil // there is none under a configuration that names none
+		}
+		wrong := &Failure{Configuration, "hint", errors.New("certDir: wrong")}
+		o.Invalidate(wrong)
+		if answer, err := Run(t.Context(), *o); !errors.Is(err, wrong) || len(answer.Credential) > 0 {
+			t.Errorf("without a certificate: %q, %v", answer.Credential, err)
+		}
+		pair := newPair(t, dueSoon)
+		installPair(t, o.dir, pair)
+		before := snapshot(t, o.dir.Path())
+		answer, err := Run(t.Context(), *o)
+		if err != nil || len(answer.Remarks) != 1 || !errors.Is(answer.Remarks[0], wrong) || printed(t, answer).ClientCertificateData != string(pair.Chain) {
+			t.Errorf("with a certificate: %v, %v", answer.Remarks, err)
+		}
+		if after := snapshot(t, o.dir.Path()); after != before {
+			t.Errorf("something was written:\n%s", after)
+		}
+	}
+}
+
+// A certificate that the API server rejects is better than none: the API server may be the one that is wrong.
+func TestRunPrintsARejectedCertificate(t *testing.T) {
+	o := testOptions(t)
+	o.Parent = kubelet
+	pair := newPair(t, nil)
+	installPair(t, o.dir, pair)
+	rejected := note{Parent: kubelet, Certificate: pair.Fingerprint(), Until: noon.Unix() - 1, Reviewed: noon.Unix() - 1, Rejected: true}
+	o.note.write(rejected)
+	answer, err := Run(t.Context(), *o)
+	if err != nil || len(answer.Remarks) != 1 || printed(t, answer).ClientCertificateData != string(pair.Chain) {
+		t.Fatalf("%v, %v", answer.Remarks, err)
+	}
+	got := o.note.read()
+	if !got.Rejected || got.Reviewed != rejected.Reviewed || got.Until <= noon.Unix() {
+		t.Errorf("what is known of it got lost: %+v", got)
+	}
+}
+
+func TestRunRefusesAForeignDirectoryAtOnce(t *testing.T) {
+	o := testOptions(t)
+	o.StartWorker = func(process.ID) (process.ID, error) {
+		t.Error("a worker was started for a directory that it cannot use")
+		return process.ID{}, errors.New("no")
+	}
+	installPair(t, o.dir, newPair(t, nil))
+	if err := os.Chmod(o.dir.Path(), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	answer, err := Run(t.Context(), *o)
+	if failure := wantFailure(t, err, DirectoryRefused); failure.Hint == "" || len(answer.Credential) > 0 {
+		t.Errorf("%v", failure)
+	}
+	if left, err := filepath.Glob(filepath.Dir(o.dir.Path()) + "/*"); err != nil || len(left) != 1 {
+		t.Errorf("it was touched: %q, %v", left, err)
+	}
+}

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package authenticator
+
+import (
+	"crypto/x509"
+	"encoding/binary"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+)
+
+// leafOf returns a certificate as far as times go: its bytes, which stand for whatever else is in it, and its validity.
+func leafOf(content uint64, notBefore time.Time, lifetime time.Duration) *x509.Certificate {
+	return &x509.Certificate{Raw: binary.BigEndian.AppendUint64(nil, content), NotBefore: notBefore, NotAfter: notBefore.Add(lifetime)}
+}
+
+// lifetimes that are promised to work, and many in between.
+func lifetimes() []time.Duration {
+	const shortest, longest = 10 * time.Minute, 10 * 365 * 24 * time.Hour
+	random := rand.New(rand.NewPCG(1, 2))
+	all := []time.Duration{shortest, time.Hour, 24 * time.Hour, 168 * time.Hour, 365 * 24 * time.Hour, longest}
+	for range 5000 {
+		all = append(all, shortest+time.Duration(random.Int64N(int64(longest-shortest))).Truncate(time.Second))
+	}
+	for range 1000 {
+		all = append(all, shortest+time.Duration(random.Int64N(int64(24*time.Hour))).Truncate(time.Second))
+	}
+	return all
+}
+
+func TestRenewalIsBetweenFourFifthsAndNineTenths(t *testing.T) {
+	for i, lifetime := range lifetimes() {
+		leaf := leafOf(uint64(i), noon, lifetime)
+		at := RenewAt(leaf)
+		if at.Before(noon.Add(lifetime*8/10)) || at.After(noon.Add(lifetime*9/10)) {
+			t.Fatalf("of %v, at %v", lifetime, at.Sub(noon))
+		}
+		if again := RenewAt(leafOf(uint64(i), noon, lifetime)); !again.Equal(at) {
+			t.Fatalf("of the same certificate: at %v, then at %v", at, again)
+		}
+	}
+}
+
+// Machines that were installed together must not renew together.
+func TestRenewalsSpreadOut(t *testing.T) {
+	const fleet, buckets, lifetime = 1000, 10, 168 * time.Hour
+	var count [buckets]int
+	for i := range uint64(fleet) {
+		part := RenewAt(leafOf(i, noon, lifetime)).Sub(noon.Add(lifetime * 8 / 10))
+		count[min(int(part*buckets/(lifetime/10)), buckets-1)]++
+	}
+	for _, n := range count {
+		if n < 60 || n > 140 { // 100 expected, with a standard deviation of 9.5
+			t.Fatalf("not uniform: %v", count)
+		}
+	}
+}
+
+func TestSteadyExpiration(t *testing.T) {
+	for i, lifetime := range lifetimes() {
+		leaf := leafOf(uint64(i), noon, lifetime)
+		for _, renews := range []bool{true, false} {
+			at := steadyExpiration(leaf, renews)
+			switch {
+			case !at.Equal(at.Truncate(time.Second)):
+				t.Fatalf("%v has a fraction of a second, which the timestamp would lose", at)
+			case !steadyExpiration(leaf, renews).Equal(at):
+				t.Fatal("it differs between two calls")
+			case !at.Before(leaf.NotAfter):
+				t.Fatalf("of %v: not before its end", lifetime)
+			case renews && (at.After(RenewAt(leaf)) || RenewAt(leaf).Sub(at) >= time.Second):
+				t.Fatalf("of %v: %v is not the renewal point %v", lifetime, at, RenewAt(leaf))
+			case !renews && leaf.NotAfter.Sub(at) > time.Minute:
+				t.Fatalf("of %v: %v before its end", lifetime, leaf.NotAfter.Sub(at))
+			}
+		}
+	}
+	for lifetime, want := range map[time.Duration]time.Duration{ // from the end, where the provider does not renew
+		10 * time.Minute: 30 * time.Second,
+		20 * time.Minute: time.Minute,
+		24 * time.Hour:   time.Minute,
+	} {
+		if got := noon.Add(lifetime).Sub(steadyExpiration(leafOf(1, noon, lifetime), false)); got != want {
+			t.Errorf("of %v: %v before its end, want %v", lifetime, got, want)
+		}
+	}
+}
+
+func TestNearExpiration(t *testing.T) {
+	for left, most := range map[time.Duration]time.Duration{
+		-time.Second:              2 * time.Second, // while something else is printed all the same
+		0:                         2 * time.Second,
+		100 * time.Millisecond:    2 * time.Second,
+		time.Second:               2 * time.Second,
+		4 * time.Second:           2 * time.Second,
+		40 * time.Second:          11 * time.Second,
+		time.Minute:               16 * time.Second,
+		2 * time.Minute:           31 * time.Second,
+		time.Hour:                 31 * time.Second,
+		10 * 365 * 24 * time.Hour: 31 * time.Second,
+	} {
+		for _, fraction := range []time.Duration{0, 1, 499 * time.Millisecond, 500 * time.Millisecond, time.Second - 1} {
+			now := noon.Add(fraction)
+			leaf := leafOf(1, now.Add(left-time.Hour), time.Hour)
+			at := nearExpiration(leaf, now)
+			if !at.Equal(at.Truncate(time.Second)) {
+				t.Errorf("%v left: %v has a fraction of a second", left, at)
+			}
+			// client-go asks for every request once the timestamp is past: a second of pause at the least.
+			if at.Before(now.Add(time.Second)) || at.After(now.Add(most)) {
+				t.Errorf("%v left, %v into the second: %v from now, want 1s to %v", left, fraction, at.Sub(now), most)
+			}
+		}
+	}
+}
+
+func TestBackOff(t *testing.T) {
+	const minute = time.Minute
+	for name, c := range map[string]struct {
+		cause backOff
+		want  []time.Duration // after the first, second, ... failure in a row, without jitter
+	}{
+		"soon":  {soon, []time.Duration{1e9, 2e9, 4e9, 8e9, 15e9, 15e9, 15e9}},
+		"later": {later, []time.Duration{30e9, minute, 2 * minute, 4 * minute, 8 * minute, 10 * minute, 10 * minute}},
+		"none":  {none, []time.Duration{0, 0, 0}},
+	} {
+		for i, want := range c.want {
+			if got := c.cause.delay(i+1, 0); got != want {
+				t.Errorf("%s, %d failures: %v, want %v", name, i+1, got, want)
+			}
+		}
+		last := c.want[len(c.want)-1]
+		for _, n := range []int{100, 1_000_000, 1 << 62} {
+			if got := c.cause.delay(n, 0); got != last {
+				t.Errorf("%s, %d failures: %v, want %v", name, n, got, last)
+			}
+		}
+		for _, n := range []int{0, -1} { // a state file can say anything
+			if got := c.cause.delay(n, 0); got != c.want[0] {
+				t.Errorf("%s, %d failures: %v, want %v", name, n, got, c.want[0])
+			}
+		}
+	}
+}
+
+func TestBackOffJitterOnlyAdds(t *testing.T) {
+	differs := false
+	for n := 1; n < 12; n++ {
+		for _, cause := range []backOff{soon, later, none} {
+			for _, random := range []float64{0, 0.25, 0.5, 0.999999} {
+				bare, got := cause.delay(n, 0), cause.delay(n, random)
+				if got < bare || got > 12*time.Minute || cause == later && got < 30*time.Second || cause == soon && got > 15*time.Second {
+					t.Errorf("cause %d, %d failures, %v: %v", cause, n, random, got)
+				}
+				if got > backOffCeiling {
+					t.Errorf("%v is longer than what the run takes for a clock set back", got)
+				}
+				differs = differs || cause == later && got != bare
+			}
+		}
+	}
+	if !differs {
+		t.Error("there is no jitter: a denied fleet comes back at once")
+	}
+}
+
+// Failures of another kind start their count anew: a network that was long away does not make the first denial cost 10 minutes.
+func TestFailuresAreCountedByKind(t *testing.T) {
+	state := &cache.State{}
+	fail := func(reason Reason) time.Duration {
+		failed(state, &cache.Result{Reason: string(reason)}, noon)
+		return max(state.NextAttempt.Sub(noon), 0)
+	}
+	for range 7 {
+		fail(APIUnreachable)
+	}
+	if got := fail(RequestDenied); got < 30*time.Second || got > 36*time.Second {
+		t.Errorf("the first denial after failures of the network: %s", got)
+	}
+	if got := fail(WaitingForSigner); got != 0 {
+		t.Errorf("pending: %s", got)
+	}
+	if got := fail(RequestFailed); got < time.Minute {
+		t.Errorf("the second request that came to nothing: %s", got)
+	}
+	if got := fail(APIUnreachable); got != time.Second {
+		t.Errorf("the network again: %s", got)
+	}
+}
+
+// Certificates that are wanted again in short order are paused for, but never past the middle of what remains.
+func TestHastyCertificatesArePausedFor(t *testing.T) {
+	state := &cache.State{}
+	now := noon
+	issue := func(lifetime time.Duration) time.Duration {
+		issued(state, &cache.Result{}, now.Add(lifetime), now)
+		return max(state.NextAttempt.Sub(now), 0)
+	}
+	if got := issue(time.Hour); got != 0 {
+		t.Errorf("the first: %s", got)
+	}
+	now = now.Add(time.Second)
+	if got := issue(time.Hour); got < 30*time.Second || got > 36*time.Second {
+		t.Errorf("the second: %s", got)
+	}
+	now = now.Add(time.Minute)
+	if got := issue(time.Hour); got < time.Minute {
+		t.Errorf("the third: %s", got)
+	}
+	now = now.Add(time.Minute)
+	if got := issue(20 * time.Second); got != 10*time.Second {
+		t.Errorf("one of 20 s: %s", got)
+	}
+	now = now.Add(hastyWithin)
+	if got := issue(time.Hour); got != 0 {
+		t.Errorf("after a while: %s", got)
+	}
+}

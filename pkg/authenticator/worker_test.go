@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package authenticator
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"math/big"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clientauthentication "k8s.io/client-go/pkg/apis/clientauthentication/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
+)
+
+// newWorker returns a worker that holds the lock.
+func newWorker(t testing.TB, o *Options) *worker {
+	t.Helper()
+	w := &worker{Options: *o, log: klog.Background()}
+	if err := w.takeLock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(w.lock.Unlock)
+	return w
+}
+
+// newPending returns a request under way that is what o wants.
+func newPending(t testing.TB, o *Options) *cache.Pending {
+	t.Helper()
+	pending, _, err := o.build(t.Context(), "a", cache.Origin{Server: "https://x"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pending
+}
+
+// sign issues a certificate for the request's key, as its subject asks but for change.
+func sign(t testing.TB, pkcs10 []byte, change func(*x509.Certificate)) []byte {
+	t.Helper()
+	request, err := x509.ParseCertificateRequest(pkcs10)
+	if err != nil {
+		t.Error(err)
+		return nil
+	}
+	ca, _, keyPEM := newCertificate(t, &x509.Certificate{Subject: pkix.Name{CommonName: "ca"}, NotAfter: noon.Add(time.Hour), IsCA: true, BasicConstraintsValid: true})
+	key, err := csr.ParseKey(keyPEM)
+	if err != nil {
+		t.Error(err)
+		return nil
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(2), Subject: request.Subject, NotBefore: noon.Add(-time.Minute), NotAfter: noon.Add(time.Hour),
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}
+	if change != nil {
+		change(template)
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, ca, request.PublicKey, key)
+	if err != nil {
+		t.Error(err)
+		return nil
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+}
+
+func pkcs10Of(t testing.TB, request []byte) []byte {
+	t.Helper()
+	parsed, err := attestation.Parse(request)
+	if err != nil {
+		t.Error(err)
+	}
+	return parsed.PKCS10
+}
+
+func TestOnlyTheCertificateThatWasAskedForIsTaken(t *testing.T) {
+	o := testOptions(t)
+	w := newWorker(t, o)
+	pending := newPending(t, o)
+	pkcs10 := pkcs10Of(t, pending.Requests[0].Request)
+	other := newPending(t, o)
+	for name, c := range map[string]struct {
+		certificate []byte
+		want        Reason // empty: taken
+	}{
+		"as asked":           {sign(t, pkcs10, nil), ""},
+		"with its issuer":    {append(sign(t, pkcs10, nil), newCA(t)...), ""},
+		"the issuer first":   {append(newCA(t), sign(t, pkcs10, nil)...), CertificateUnusable},
+		"for another key":    {sign(t, pkcs10Of(t, other.Requests[0].Request), nil), CertificateUnusable},
+		"another node's":     {sign(t, pkcs10, ofNode("b")), CertificateUnusable},
+		"an administrator's": {sign(t, pkcs10, func(c *x509.Certificate) { c.Subject.Organization = []string{"system:masters"} }), CertificateUnusable},
+		"a CA's":             {sign(t, pkcs10, func(c *x509.Certificate) { c.IsCA, c.BasicConstraintsValid = true, true }), CertificateUnusable},
+		"for servers":        {sign(t, pkcs10, func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} }), CertificateUnusable},
+		"of yesterday":       {sign(t, pkcs10, func(c *x509.Certificate) { c.NotAfter = noon.Add(-time.Second) }), ClockWrong},
+		"of tomorrow":        {sign(t, pkcs10, func(c *x509.Certificate) { c.NotBefore = noon.Add(11 * time.Minute) }), ClockWrong},
+		"garbage":            {[]byte("hunter2"), CertificateUnusable},
+		"a key":              {pending.Key, CertificateUnusable},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pair, err := w.checkIssued(c.certificate, pending)
+			if c.want != "" {
+				if failure := wantFailure(t, err, c.want); pair != nil || strings.Contains(failure.Error(), "hunter2") || !strings.Contains(failure.Error(), pending.Last().Name) {
+					t.Errorf("%v", failure)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !bytes.Equal(pair.Chain, c.certificate) || !bytes.Equal(pair.Key, pending.Key) || pair.Origin.Server != "https://x" {
+				t.Errorf("another pair: %s of %+v", pair.Chain, pair.Origin)
+			}
+		})
+	}
+}
+
+func TestPendingRequestIsTakenUpOnlyIfItIsStillWanted(t *testing.T) {
+	seconds := int32(3600)
+	to := access{cluster: cache.Origin{Server: "https://x"}}
+	for name, c := range map[string]struct {
+		change  func(t *testing.T, o *Options, s *standing, to *access)
+		takenUp bool
+	}{
+		"as it was":           {func(*testing.T, *Options, *standing, *access) {}, true},
+		"another node name":   {func(_ *testing.T, _ *Options, s *standing, _ *access) { s.node = "b" }, false},
+		"another signer":      {func(_ *testing.T, o *Options, _ *standing, _ *access) { o.signerName = "example.com/other" }, false},
+		"another lifetime":    {func(_ *testing.T, o *Options, _ *standing, _ *access) { o.expirationSeconds = &seconds }, false},
+		"another provider ID": {func(_ *testing.T, o *Options, _ *standing, _ *access) { o.providerID = "x://y" }, false},
+		"another cluster":     {func(_ *testing.T, _ *Options, _ *standing, to *access) { to.cluster.Server = "https://y" }, false},
+		"its certificate is there": {func(t *testing.T, o *Options, s *standing, _ *access) {
+			pending, err := o.dir.Pending()
+			if err != nil {
+				t.Fatal(err)
+			}
+			certificate := sign(t, pkcs10Of(t, pending.Requests[0].Request), nil)
+			chain, leaf, err := csr.ParseCertificates(certificate)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.pair = &cache.Pair{Chain: chain, Leaf: leaf, Key: pending.Key}
+		}, false},
+		"damaged": {func(t *testing.T, o *Options, _ *standing, _ *access) {
+			put(t, o.dir, cache.PendingFile, []byte("{"), 0o600)
+		}, false},
+		"readable by others": {func(t *testing.T, o *Options, _ *standing, _ *access) {
+			if err := os.Chmod(o.dir.File(cache.PendingFile), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := testOptions(t)
+			w := newWorker(t, o)
+			want := newPending(t, o)
+			if err := w.lock.SetPending(want); err != nil {
+				t.Fatal(err)
+			}
+			s, to := standing{node: "a"}, to
+			c.change(t, &w.Options, &s, &to)
+			got, err := w.resume(s, to)
+			if err != nil || (got != nil) != c.takenUp {
+				t.Fatalf("taken up %v, %v", got != nil, err)
+			}
+			if got != nil && (got.Requests[0].Name != want.Requests[0].Name || !bytes.Equal(got.Key, want.Key)) {
+				t.Error("another came back")
+			}
+			// Its key must not stay behind in a file that nobody will look at again.
+			if _, err := os.Lstat(o.dir.File(cache.PendingFile)); c.takenUp != (err == nil) {
+				t.Errorf("the file: %v", err)
+			}
+		})
+	}
+}
+
+// apiServer plays as much of an API server as a worker needs.
+type apiServer struct {
+	t *testing.T
+	// decide says what becomes of a request that is filed.
+	decide func(*certificatesv1.CertificateSigningRequest)
+	// refuses are credentials that get a 401: "token" or "certificate".
+	refuses []string
+
+	mu    sync.Mutex
+	filed []string // whose credential each request was filed with
+}
+
+func (a *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	credential := "none"
+	if r.Header.Get("Authorization") != "" {
+		credential = "token"
+	}
+	if len(r.TLS.PeerCertificates) > 0 {
+		credential = "certificate"
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var object certificatesv1.CertificateSigningRequest
+	if err := json.NewDecoder(r.Body).Decode(&object); err != nil || r.Method != http.MethodPost {
+		a.t.Errorf("%s %s: %v", r.Method, r.URL, err)
+	}
+	a.filed = append(a.filed, credential)
+	w.Header().Set("Content-Type", "application/json")
+	if slices.Contains(a.refuses, credential) {
+		w.WriteHeader(http.StatusUnauthorized)
+		_ = json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: "Failure", Code: 401, Reason: metav1.StatusReasonUnauthorized, Message: "Unauthorized"})
+		return
+	}
+	object.UID = "uid"
+	a.decide(&object)
+	w.WriteHeader(http.StatusCreated)
+	_ = json.NewEncoder(w).Encode(object)
+}
+
+// enrolling returns Options that get their certificate from that API server, with a token for the first one.
+func enrolling(t *testing.T, api *apiServer) *Options {
+	t.Helper()
+	api.t = t
+	server, ca := tlsServer(t, api, func(s *httptest.Server) {
+		s.TLS = &tls.Config{ClientAuth: tls.RequestClientCert, MinVersion: tls.VersionTLS12}
+	})
+	o := testOptions(t)
+	o.bootstrapKubeconfig = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer(server.URL, ca), "token: abc"))
+	o.exec = ExecInfo{APIVersion: execV1, Cluster: &clientauthentication.Cluster{Server: server.URL, CertificateAuthorityData: ca}}
+	return o
+}
+
+func TestWorkGetsACertificate(t *testing.T) {
+	issue := func(object *certificatesv1.CertificateSigningRequest) {
+		object.Status.Certificate = sign(t, pkcs10Of(t, object.Spec.Request), nil)
+	}
+	for name, c := range map[string]struct {
+		old     func(*x509.Certificate) // nil: there is none
+		prepare func(o *Options, old *cache.Pair)
+		refuses []string
+		filed   []string
+		failure Reason
+	}{
+		"the first":                        {nil, nil, nil, []string{"token"}, ""},
+		"the next":                         {dueSoon, nil, nil, []string{"certificate"}, ""},
+		"the next, which does not renew":   {dueSoon, func(o *Options, old *cache.Pair) { o.provider, o.note = fakeProvider{}, rejectedNote(o, old) }, nil, []string{"token"}, ""},
+		"after one that ended":             {func(c *x509.Certificate) { c.NotAfter = noon }, nil, nil, []string{"token"}, ""},
+		"after one known to be rejected":   {dueSoon, func(o *Options, old *cache.Pair) { rejectedNote(o, old) }, nil, []string{"token"}, ""},
+		"after one found to be rejected":   {dueSoon, nil, []string{"certificate"}, []string{"certificate", "token"}, ""},
+		"with no credential that is known": {dueSoon, nil, []string{"certificate", "token"}, []string{"certificate", "token"}, BootstrapRefused},
+		"with a token that has run out":    {nil, nil, []string{"token"}, []string{"token"}, BootstrapRefused},
+	} {
+		t.Run(name, func(t *testing.T) {
+			api := &apiServer{decide: issue, refuses: c.refuses}
+			o := enrolling(t, api)
+			var old *cache.Pair
+			if c.old != nil {
+				old = newPair(t, c.old)
+				installPair(t, o.dir, old)
+			}
+			if c.prepare != nil {
+				c.prepare(o, old)
+			}
+			err := Work(t.Context(), *o)
+			if !slices.Equal(api.filed, c.filed) {
+				t.Errorf("filed with %q, want %q", api.filed, c.filed)
+			}
+			state, stateErr := o.dir.State()
+			if stateErr != nil || state.Last == nil || state.Last.Reason != string(c.failure) {
+				t.Errorf("state %+v, %v", state, stateErr)
+			}
+			if c.failure != "" {
+				wantFailure(t, err, c.failure)
+				if state.Failures != 1 || !state.NextAttempt.After(noon) {
+					t.Errorf("state %+v", state)
+				}
+				if n := o.note.read(); old != nil && (!n.Rejected || n.Certificate != old.Fingerprint()) {
+					t.Errorf("the next worker will show the rejected certificate again: %+v", n)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := o.look()
+			if s.pair == nil || s.due != "" || s.lack != nil || s.pair.Origin == nil || s.pair.Origin.Server != o.exec.Cluster.Server {
+				t.Errorf("after it: due %q, lack %v", s.due, s.lack)
+			}
+			if _, err := os.Lstat(o.dir.File(cache.PendingFile)); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("a second copy of the key is left behind: %v", err)
+			}
+			if err := Work(t.Context(), *o); err != nil || len(api.filed) != len(c.filed) {
+				t.Errorf("a worker too many asked again: %q, %v", api.filed, err)
+			}
+		})
+	}
+}
+
+// rejectedNote says that the API server rejects the pair.
+func rejectedNote(o *Options, pair *cache.Pair) noteFile {
+	o.note.write(note{Certificate: pair.Fingerprint(), Rejected: true})
+	return o.note
+}
+
+func TestWorkBacksOffAfterARefusal(t *testing.T) {
+	set := func(kind certificatesv1.RequestConditionType) func(*certificatesv1.CertificateSigningRequest) {
+		return func(object *certificatesv1.CertificateSigningRequest) {
+			object.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{Type: kind, Status: corev1.ConditionTrue, Reason: "Policy", Message: "no\n\x1b[2Jway"}}
+		}
+	}
+	for name, c := range map[string]struct {
+		decide func(*certificatesv1.CertificateSigningRequest)
+		want   Reason
+	}{
+		"denied": {set(certificatesv1.CertificateDenied), RequestDenied},
+		"failed": {set(certificatesv1.CertificateFailed), RequestFailed},
+		"unusable": {func(object *certificatesv1.CertificateSigningRequest) {
+			object.Status.Certificate = sign(t, pkcs10Of(t, object.Spec.Request), ofNode("b"))
+		}, CertificateUnusable},
+	} {
+		t.Run(name, func(t *testing.T) {
+			api := &apiServer{decide: c.decide}
+			o := enrolling(t, api)
+			now := noon
+			o.now = func() time.Time { return now }
+			var pauses []time.Duration
+			for range 7 {
+				wantFailure(t, Work(t.Context(), *o), c.want)
+				state, err := o.dir.State()
+				if err != nil {
+					t.Fatal(err)
+				}
+				pauses = append(pauses, state.NextAttempt.Sub(now))
+				put(t, o.dir, cache.LockFile, nil, 0o600) // a worker is a process that has ended by now
+				_, err = Run(t.Context(), *o)
+				wantFailure(t, err, c.want)
+				if pending, err := o.dir.Pending(); pending != nil || err != nil {
+					t.Errorf("a request that is settled is still pending: %v", err)
+				}
+				now = state.NextAttempt
+			}
+			if len(api.filed) != 7 {
+				t.Errorf("%d requests were filed by seven workers", len(api.filed))
+			}
+			for i, first := 0, 30*time.Second; i < len(pauses); i, first = i+1, min(2*first, 10*time.Minute) {
+				if pauses[i] < first || pauses[i] > first*6/5 {
+					t.Errorf("pause %d is %v, want %v to %v", i, pauses[i], first, first*6/5)
+				}
+			}
+		})
+	}
+}
+
+func TestThereIsOneWorker(t *testing.T) {
+	o := testOptions(t)
+	lock, err := o.dir.TryLock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Unlock()
+	o.provider = nil                                                      // would panic if it came to anything
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond) // it would wait for lockWait
+	defer cancel()
+	wantFailure(t, Work(ctx, *o), WorkerUnavailable)
+	if left, err := filepath.Glob(o.dir.File("*")); err != nil || len(left) != 1 {
+		t.Errorf("it wrote: %q, %v", left, err)
+	}
+}

@@ -1,0 +1,528 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package csr
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"flag"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+)
+
+// TestMain lets all tests that wait for pollInterval wait at once, on machines with few CPUs too.
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if flag.Lookup("test.fuzz").Value.String() == "" {
+		if err := flag.Set("test.parallel", "64"); err != nil {
+			panic(err)
+		}
+	}
+	os.Exit(m.Run())
+}
+
+const (
+	objectName = "node-csr-abcdefghijklmnopqrstuvwxyz"
+	resource   = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
+)
+
+// object is a CertificateSigningRequest of our name.
+func object(uid types.UID, version string, change func(*certificatesv1.CertificateSigningRequest)) *certificatesv1.CertificateSigningRequest {
+	o := Object(objectName, "example.com/signer", []byte("our request"), nil, nil)
+	o.UID, o.ResourceVersion = uid, version
+	if change != nil {
+		change(o)
+	}
+	return o
+}
+
+func issued(o *certificatesv1.CertificateSigningRequest) {
+	o.Status.Certificate = []byte("certificate")
+}
+
+func denied(o *certificatesv1.CertificateSigningRequest) {
+	o.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{condition(certificatesv1.CertificateDenied, corev1.ConditionTrue, "No", "no")}
+}
+
+// api plays an API server. A call that has no answer, or another path or selector than it should, is an error of the test.
+type api struct {
+	create, get answers
+	list, watch answers
+
+	mu      sync.Mutex
+	calls   []string // "create", "get", "list", "watch <resource version>"
+	bodies  [][]byte
+	queries []string
+	wrong   []string
+}
+
+// answers are given in order; the last one is given ever after.
+type answers []func(w http.ResponseWriter, r *http.Request)
+
+func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	query := r.URL.Query()
+	selected := query.Get("fieldSelector") == "metadata.name="+objectName
+	var call, shown string
+	var answer answers
+	ok := r.URL.Path == resource
+	switch {
+	case r.Method == http.MethodPost:
+		call, answer = "create", a.create
+	case r.URL.Path == resource+"/"+objectName:
+		call, answer, ok = "get", a.get, true
+	case query.Get("watch") != "":
+		call, answer, shown, ok = "watch", a.watch, " "+query.Get("resourceVersion"), ok && selected && query.Get("timeoutSeconds") != ""
+	default:
+		call, answer, ok = "list", a.list, ok && selected
+	}
+	body, _ := io.ReadAll(r.Body)
+	a.mu.Lock()
+	n := 0
+	for _, earlier := range a.calls {
+		if strings.HasPrefix(earlier, call) {
+			n++
+		}
+	}
+	a.calls = append(a.calls, call+shown)
+	a.bodies = append(a.bodies, body)
+	a.queries = append(a.queries, r.URL.RawQuery)
+	if !ok || len(answer) == 0 {
+		a.wrong = append(a.wrong, r.Method+" "+r.URL.String())
+	}
+	a.mu.Unlock()
+	if len(answer) == 0 {
+		http.Error(w, "not expected", http.StatusNotImplemented)
+		return
+	}
+	answer[min(n, len(answer)-1)](w, r)
+}
+
+// made returns the calls there have been, and fails the test for those that should not have been.
+func (a *api) made(t *testing.T) []string {
+	t.Helper()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, call := range a.wrong {
+		t.Errorf("unexpected call: %s", call)
+	}
+	return slices.Clone(a.calls)
+}
+
+// start returns a client of the API server over TLS.
+func (a *api) start(t *testing.T) *Client {
+	t.Helper()
+	server := httptest.NewUnstartedServer(a)
+	server.Config.ErrorLog = log.New(io.Discard, "", 0)
+	server.StartTLS()
+	t.Cleanup(func() {
+		server.CloseClientConnections()
+		server.Close()
+	})
+	config := &rest.Config{Host: server.URL, BearerToken: "abc", TLSClientConfig: rest.TLSClientConfig{
+		CAData: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}),
+	}}
+	client, err := NewClient(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if config.APIPath != "" || config.GroupVersion != nil || config.NegotiatedSerializer != nil {
+		t.Error("the caller's config was changed")
+	}
+	return client
+}
+
+func write(w http.ResponseWriter, code int, body any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(body)
+}
+
+func show(o *certificatesv1.CertificateSigningRequest) func(http.ResponseWriter, *http.Request) {
+	return func(w http.ResponseWriter, _ *http.Request) { write(w, http.StatusOK, o) }
+}
+
+// status is the Status object that goes with an HTTP error.
+func status(code int32, reason metav1.StatusReason) metav1.Status {
+	return metav1.Status{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"},
+		Status:   metav1.StatusFailure, Code: code, Reason: reason, Message: string(reason),
+	}
+}
+
+func refuse(code int32, reason metav1.StatusReason) func(http.ResponseWriter, *http.Request) {
+	return func(w http.ResponseWriter, _ *http.Request) { write(w, int(code), status(code, reason)) }
+}
+
+var (
+	unauthorized = refuse(http.StatusUnauthorized, metav1.StatusReasonUnauthorized)
+	forbidden    = refuse(http.StatusForbidden, metav1.StatusReasonForbidden)
+	broken       = refuse(http.StatusInternalServerError, metav1.StatusReasonInternalError)
+	expired      = refuse(http.StatusGone, metav1.StatusReasonExpired)
+	exists       = refuse(http.StatusConflict, metav1.StatusReasonAlreadyExists)
+	notFound     = refuse(http.StatusNotFound, metav1.StatusReasonNotFound)
+)
+
+func lists(items ...*certificatesv1.CertificateSigningRequest) func(http.ResponseWriter, *http.Request) {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		list := certificatesv1.CertificateSigningRequestList{
+			TypeMeta: metav1.TypeMeta{APIVersion: "certificates.k8s.io/v1", Kind: "CertificateSigningRequestList"},
+			ListMeta: metav1.ListMeta{ResourceVersion: "99"},
+			Items:    []certificatesv1.CertificateSigningRequest{},
+		}
+		for _, item := range items {
+			list.Items = append(list.Items, *item)
+		}
+		write(w, http.StatusOK, list)
+	}
+}
+
+// event is one line of a watch. A nil object stands for a watch that stays open from here on.
+type event struct {
+	Type   string `json:"type"`
+	Object any    `json:"object"`
+}
+
+var staysOpen = event{}
+
+// watched sends events and then closes.
+func watched(events ...event) func(http.ResponseWriter, *http.Request) {
+	return func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusOK)
+		_ = http.NewResponseController(w).Flush()
+		for _, e := range events {
+			if e.Object == nil {
+				<-r.Context().Done()
+				return
+			}
+			_ = json.NewEncoder(w).Encode(e)
+			_ = http.NewResponseController(w).Flush()
+		}
+	}
+}
+
+// cutShort breaks the connection in the middle of an event.
+func cutShort(w http.ResponseWriter, _ *http.Request) {
+	w.WriteHeader(http.StatusOK)
+	_, _ = io.WriteString(w, `{"type":"MODIFIED","object":{"kind":"Cert`)
+	_ = http.NewResponseController(w).Flush()
+	panic(http.ErrAbortHandler)
+}
+
+func TestWaitSeesWhatBecomesOfTheRequest(t *testing.T) {
+	t.Parallel()
+	ours := func(version string, change func(*certificatesv1.CertificateSigningRequest)) *certificatesv1.CertificateSigningRequest {
+		return object("ours", version, change)
+	}
+	another := func(change func(*certificatesv1.CertificateSigningRequest)) *certificatesv1.CertificateSigningRequest {
+		return object("another", "50", change)
+	}
+	for name, c := range map[string]struct {
+		list, watch answers
+		want        Outcome
+		calls       []string
+		atLeast     time.Duration // a server in trouble is not asked more often than this
+	}{
+		"issued": {
+			watch: answers{watched(event{"ADDED", ours("10", nil)}, event{"MODIFIED", ours("11", nil)}, event{"MODIFIED", ours("12", issued)}, staysOpen)},
+			want:  Issued, calls: []string{"watch 10"},
+		},
+		"denied": {
+			watch: answers{watched(event{"MODIFIED", ours("11", denied)}, staysOpen)},
+			want:  Denied, calls: []string{"watch 10"},
+		},
+		"deleted": {
+			watch: answers{watched(event{"DELETED", ours("11", nil)}, staysOpen)},
+			want:  Deleted, calls: []string{"watch 10"},
+		},
+		"issued, and deleted before it was seen": {
+			watch: answers{watched(event{"DELETED", ours("11", issued)}, staysOpen)},
+			want:  Issued, calls: []string{"watch 10"},
+		},
+		"a bookmark before": {
+			watch: answers{watched(event{"BOOKMARK", &certificatesv1.CertificateSigningRequest{TypeMeta: ours("", nil).TypeMeta, ObjectMeta: metav1.ObjectMeta{ResourceVersion: "20"}}}, event{"MODIFIED", ours("21", issued)}, staysOpen)},
+			want:  Issued, calls: []string{"watch 10"},
+		},
+		"watching is refused": {
+			watch: answers{forbidden}, list: answers{lists(ours("11", issued))},
+			want: Issued, calls: []string{"watch 10", "list"}, atLeast: pollInterval,
+		},
+		"the version is too old, as an event": {
+			watch: answers{watched(event{"ERROR", status(http.StatusGone, metav1.StatusReasonExpired)}), watched(event{"MODIFIED", ours("31", issued)}, staysOpen)},
+			list:  answers{lists(ours("30", nil))},
+			want:  Issued, calls: []string{"watch 10", "list", "watch 30"}, atLeast: pollInterval,
+		},
+		"the version is too old, as an answer": {
+			watch: answers{expired}, list: answers{lists(ours("30", denied))},
+			want: Denied, calls: []string{"watch 10", "list"}, atLeast: pollInterval,
+		},
+		"the watch is closed": {
+			watch: answers{watched()}, list: answers{lists(ours("11", issued))},
+			want: Issued, calls: []string{"watch 10", "list"}, atLeast: pollInterval,
+		},
+		"the watch breaks in the middle": {
+			watch: answers{cutShort}, list: answers{lists(ours("11", issued))},
+			want: Issued, calls: []string{"watch 10", "list"}, atLeast: pollInterval,
+		},
+		"deleted while nobody watched": {
+			watch: answers{watched()}, list: answers{lists()},
+			want: Deleted, calls: []string{"watch 10", "list"}, atLeast: pollInterval,
+		},
+		"another took its name": {
+			watch: answers{watched(event{"ADDED", another(issued)}, event{"DELETED", another(issued)})}, list: answers{lists(another(issued))},
+			want: Deleted, calls: []string{"watch 10", "list"}, atLeast: pollInterval,
+		},
+		"the list fails once": {
+			watch: answers{watched()}, list: answers{broken, lists(ours("11", issued))},
+			want: Issued, calls: []string{"watch 10", "list", "watch 10", "list"}, atLeast: 2 * pollInterval,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := &api{list: c.list, watch: c.watch}
+			client := server.start(t)
+			ctx, cancel := context.WithTimeout(t.Context(), 3*pollInterval)
+			defer cancel()
+			began := time.Now()
+			got, err := client.Wait(ctx, ours("10", nil))
+			if err != nil {
+				t.Fatalf("after %v: %v", server.made(t), err)
+			}
+			if got.Outcome != c.want || c.want == Issued && string(got.Certificate) != "certificate" {
+				t.Errorf("got %+v, want outcome %d", got, c.want)
+			}
+			if calls := server.made(t); !slices.Equal(calls, c.calls) {
+				t.Errorf("calls %q, want %q", calls, c.calls)
+			}
+			if took := time.Since(began); took < c.atLeast-10*time.Millisecond {
+				t.Errorf("took %v, want at least %v", took, c.atLeast)
+			}
+		})
+	}
+}
+
+func TestWaitGivesUpOnARefusal(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		list, watch, get answers
+		is               func(error) bool
+		calls            []string
+	}{
+		"401 to the watch":     {watch: answers{unauthorized}, is: apierrors.IsUnauthorized, calls: []string{"watch 10"}},
+		"401 as an event":      {watch: answers{watched(event{"ERROR", status(http.StatusUnauthorized, metav1.StatusReasonUnauthorized)})}, is: apierrors.IsUnauthorized, calls: []string{"watch 10"}},
+		"401 to the list":      {watch: answers{watched()}, list: answers{unauthorized}, is: apierrors.IsUnauthorized, calls: []string{"watch 10", "list"}},
+		"403 to all":           {watch: answers{forbidden}, list: answers{forbidden}, get: answers{forbidden}, is: apierrors.IsForbidden, calls: []string{"watch 10", "list", "get"}},
+		"401 after some while": {watch: answers{watched(), unauthorized}, list: answers{lists(object("ours", "12", nil))}, is: apierrors.IsUnauthorized, calls: []string{"watch 10", "list", "watch 12"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := &api{list: c.list, watch: c.watch, get: c.get}
+			client := server.start(t)
+			ctx, cancel := context.WithTimeout(t.Context(), 3*pollInterval)
+			defer cancel()
+			decision, err := client.Wait(ctx, object("ours", "10", nil))
+			if !c.is(err) || decision.Outcome != 0 {
+				t.Errorf("got %+v, %v", decision, err)
+			}
+			if calls := server.made(t); !slices.Equal(calls, c.calls) {
+				t.Errorf("calls %q, want %q", calls, c.calls)
+			}
+		})
+	}
+}
+
+func TestWaitEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	for name, server := range map[string]*api{
+		"while watching": {watch: answers{watched(event{"ADDED", object("ours", "10", nil)}, staysOpen)}},
+		"between lists":  {watch: answers{forbidden}, list: answers{lists(object("ours", "10", nil))}},
+		"while listing":  {watch: answers{forbidden}, list: answers{func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			budget := 100 * time.Millisecond
+			if name == "while listing" {
+				budget += pollInterval
+			}
+			client := server.start(t)
+			ctx, cancel := context.WithTimeout(t.Context(), budget)
+			defer cancel()
+			began := time.Now()
+			decision, err := client.Wait(ctx, object("ours", "10", nil))
+			if !errors.Is(err, context.DeadlineExceeded) || decision.Outcome != 0 {
+				t.Errorf("got %+v, %v", decision, err)
+			}
+			if late := time.Since(began) - budget; late > time.Second {
+				t.Errorf("ended %v late", late)
+			}
+			server.made(t)
+		})
+	}
+}
+
+func TestWaitAsksNobodyAboutADecidedRequest(t *testing.T) {
+	t.Parallel()
+	server := &api{}
+	client := server.start(t)
+	decision, err := client.Wait(t.Context(), object("ours", "10", issued))
+	if err != nil || decision.Outcome != Issued || len(server.made(t)) > 0 {
+		t.Errorf("got %+v, %v", decision, err)
+	}
+}
+
+func TestFile(t *testing.T) {
+	t.Parallel()
+	foreign := func(o *certificatesv1.CertificateSigningRequest) { o.Spec.Request = []byte("our request\n") }
+	for name, c := range map[string]struct {
+		create, get answers
+		is          func(error) bool // nil: it is filed
+		calls       []string
+	}{
+		"filed":               {create: answers{show(object("ours", "10", nil))}, calls: []string{"create"}},
+		"filed before":        {create: answers{exists}, get: answers{show(object("ours", "10", nil))}, calls: []string{"create", "get"}},
+		"another has it":      {create: answers{exists}, get: answers{show(object("another", "10", foreign))}, is: func(err error) bool { return errors.Is(err, ErrNotOurs) }, calls: []string{"create", "get"}},
+		"another without any": {create: answers{exists}, get: answers{show(object("another", "10", func(o *certificatesv1.CertificateSigningRequest) { o.Spec.Request = nil }))}, is: func(err error) bool { return errors.Is(err, ErrNotOurs) }, calls: []string{"create", "get"}},
+		"gone in between":     {create: answers{exists}, get: answers{notFound}, is: apierrors.IsNotFound, calls: []string{"create", "get"}},
+		"401":                 {create: answers{unauthorized}, is: apierrors.IsUnauthorized, calls: []string{"create"}},
+		"403":                 {create: answers{forbidden}, is: apierrors.IsForbidden, calls: []string{"create"}},
+		"401 to the get":      {create: answers{exists}, get: answers{unauthorized}, is: apierrors.IsUnauthorized, calls: []string{"create", "get"}},
+		"another conflict":    {create: answers{refuse(http.StatusConflict, metav1.StatusReasonConflict)}, is: apierrors.IsConflict, calls: []string{"create"}},
+		"500":                 {create: answers{broken}, is: apierrors.IsInternalError, calls: []string{"create"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := &api{create: c.create, get: c.get}
+			client := server.start(t)
+			got, err := client.File(t.Context(), object("", "", nil))
+			if c.is == nil && (err != nil || got == nil || got.UID != "ours") {
+				t.Errorf("got %+v, %v", got, err)
+			}
+			if c.is != nil && (!c.is(err) || got != nil) {
+				t.Errorf("got %+v, %v", got, err)
+			}
+			if calls := server.made(t); !slices.Equal(calls, c.calls) {
+				t.Errorf("calls %q, want %q", calls, c.calls)
+			}
+			var sent certificatesv1.CertificateSigningRequest
+			if err := json.Unmarshal(server.bodies[0], &sent); err != nil || !bytes.Equal(sent.Spec.Request, []byte("our request")) || sent.Name != objectName || sent.GenerateName != "" {
+				t.Errorf("posted %s, %v", server.bodies[0], err)
+			}
+			if strings.Contains(server.queries[0], "dryRun") {
+				t.Errorf("filed with %q", server.queries[0])
+			}
+		})
+	}
+}
+
+func TestDryRunIsOneCallAndSaysSo(t *testing.T) {
+	t.Parallel()
+	server := &api{create: answers{exists}}
+	client := server.start(t)
+	if _, err := client.Create(t.Context(), object("", "", nil), true); !apierrors.IsAlreadyExists(err) {
+		t.Errorf("got %v", err)
+	}
+	if calls := server.made(t); !slices.Equal(calls, []string{"create"}) || server.queries[0] != "dryRun=All" {
+		t.Errorf("calls %q with %q", calls, server.queries)
+	}
+}
+
+func TestGetTakesOnlyOurs(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		get  answers
+		ours []byte
+		is   func(error) bool
+	}{
+		"ours":         {get: answers{show(object("ours", "10", nil))}, ours: []byte("our request")},
+		"a byte more":  {get: answers{show(object("ours", "10", nil))}, ours: []byte("our request."), is: func(err error) bool { return errors.Is(err, ErrNotOurs) }},
+		"a byte less":  {get: answers{show(object("ours", "10", nil))}, ours: []byte("our reques"), is: func(err error) bool { return errors.Is(err, ErrNotOurs) }},
+		"gone":         {get: answers{notFound}, is: apierrors.IsNotFound},
+		"unauthorised": {get: answers{unauthorized}, is: apierrors.IsUnauthorized},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := &api{get: c.get}
+			got, err := server.start(t).Get(t.Context(), objectName, c.ours)
+			if c.is == nil && (err != nil || got.UID != "ours") || c.is != nil && (!c.is(err) || got != nil) {
+				t.Errorf("got %+v, %v", got, err)
+			}
+			server.made(t)
+		})
+	}
+}
+
+// A credential that may only create, get and watch still sees what becomes of its request.
+func TestWaitGetsWhereItMayNotList(t *testing.T) {
+	t.Parallel()
+	server := &api{watch: answers{watched()}, list: answers{forbidden}, get: answers{show(object("ours", "11", issued))}}
+	decision, err := server.start(t).Wait(t.Context(), object("ours", "10", nil))
+	if err != nil || decision.Outcome != Issued {
+		t.Errorf("got %+v, %v", decision, err)
+	}
+}
+
+// A redirect is not followed: client-go's transport would show the token to wherever it leads.
+func TestCredentialIsNotShownToWhereARedirectLeads(t *testing.T) {
+	t.Parallel()
+	stolen := make(chan string, 1)
+	thief := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { stolen <- r.Header.Get("Authorization") }))
+	t.Cleanup(thief.Close)
+	front := httptest.NewTLSServer(http.RedirectHandler(thief.URL, http.StatusTemporaryRedirect))
+	t.Cleanup(front.Close)
+	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: front.Certificate().Raw})
+	client, err := NewClient(&rest.Config{Host: front.URL, BearerToken: "secret", TLSClientConfig: rest.TLSClientConfig{CAData: ca}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.Create(t.Context(), Object(objectName, "example.com/signer", []byte("x"), nil, nil), false); err == nil {
+		t.Error("a redirect counts as success")
+	}
+	select {
+	case authorization := <-stolen:
+		t.Errorf("the redirect was followed with %q", authorization)
+	default:
+	}
+}
+
+// An answer without end ends.
+func TestAnswersAreBounded(t *testing.T) {
+	t.Parallel()
+	front := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		for range 2 * maxAnswer / (1 << 16) {
+			if _, err := w.Write(bytes.Repeat([]byte(" "), 1<<16)); err != nil {
+				return
+			}
+		}
+		_, _ = w.Write([]byte("{}"))
+	}))
+	t.Cleanup(front.Close)
+	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: front.Certificate().Raw})
+	client, err := NewClient(&rest.Config{Host: front.URL, TLSClientConfig: rest.TLSClientConfig{CAData: ca}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = client.Get(t.Context(), objectName, nil)
+	var tooLarge *http.MaxBytesError
+	if !errors.As(err, &tooLarge) {
+		t.Errorf("got %v", err)
+	}
+}
