@@ -70,6 +70,7 @@ func TestReadBootstrapRefuses(t *testing.T) {
 		"http in capitals":             {kubeconfig("server: HTTP://10.0.0.1:8080", token), "https"},
 		"no scheme":                    {kubeconfig("server: 10.0.0.1:6443", token), "https"},
 		"no server":                    {kubeconfig("certificate-authority-data: "+base64Of(newCA(t)), token), ""},
+		"a proxy that is no URL":       {kubeconfig(good+"\nproxy-url: 'http://user:hunter2@[::1'", token), "proxy-url"},
 		"no credential":                {kubeconfig(good, "as-uid: x"), ""},
 		"no credential at all":         {kubeconfig(good, "{}"), "neither"},
 		"a password":                   {kubeconfig(good, "username: x\npassword: "+hunter), "neither"},

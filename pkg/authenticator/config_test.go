@@ -87,9 +87,12 @@ func TestParseConfigIsStrict(t *testing.T) {
 		"null for a duration":          {configHead + "waitTimeout: null\n", "duration"},
 		"yes for a name":               {configHead + "nodeName: yes\n", "nodeName"},
 		"a number for a name":          {configHead + "nodeName: 1e3\n", "nodeName"},
-		"a second document":            {configHead + "---\ncertDir: /a\n", ""},
-		"a second, bad document":       {configHead + "---\nnonsense: [\n", ""},
-		"several":                      {configHead + "a: 1\nb: 2\nCertDir: /x\n", `"CertDir"`},
+		"a second document after the end of the first":   {configHead + "...\nprovider: insecure\n", ""},
+		"two documents of one line":                      {"--- {apiVersion: " + configAPIVersion + ", kind: " + configKind + "}\n--- {certDir: /a}\n", ""},
+		"a second document on the line of its separator": {configHead + "---\t{certDir: /a}\n", ""},
+		"a second document":                              {configHead + "---\ncertDir: /a\n", ""},
+		"a second, bad document":                         {configHead + "---\nnonsense: [\n", ""},
+		"several":                                        {configHead + "a: 1\nb: 2\nCertDir: /x\n", `"CertDir"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			config := DefaultConfig()

@@ -118,7 +118,7 @@ func testOptions(t testing.TB) *Options {
 		note:           newNoteFile(filepath.Join(t.TempDir(), "run"), certs),
 		now:            func() time.Time { return noon },
 		UserAgent:      "test/1",
-		WorkerDeadline: DefaultWorkerDeadline,
+		WorkerDeadline: 24 * time.Hour, // a run kills workers that outlive it, and here they are this very process
 		StartWorker: func(process.ID) (process.ID, error) {
 			return process.ID{}, errors.New("no worker was to be started")
 		},
@@ -214,6 +214,12 @@ func wantFailure(t testing.TB, err error, reason Reason) *Failure {
 		}
 	}
 	return failure
+}
+
+// mustFail is wantFailure for those who want no more of it.
+func mustFail(t testing.TB, err error, reason Reason) {
+	t.Helper()
+	_ = wantFailure(t, err, reason)
 }
 
 // notOneLine says why text cannot be shown on one line of a terminal or log, empty if it can.

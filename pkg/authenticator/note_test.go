@@ -73,6 +73,31 @@ func TestNoteThatCannotBeKeptIsNone(t *testing.T) {
 	}
 }
 
+// What others could have written decides nothing: a certificate that passes for rejected costs the bootstrap credential.
+func TestNoteThatCannotBeTrustedIsNone(t *testing.T) {
+	for name, spoil := range map[string]func(file noteFile) error{
+		"others may write it":            func(file noteFile) error { return os.Chmod(file.path(), 0o666) },
+		"others may write the directory": func(file noteFile) error { return os.Chmod(file.dir.Path(), 0o1777) },
+		"a link": func(file noteFile) error {
+			return errors.Join(os.Rename(file.path(), file.dir.File("x")), os.Symlink("x", file.path()))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			file := newNoteFile(filepath.Join(t.TempDir(), "run"), "/certs")
+			file.write(someNote)
+			if got := file.read(); got != someNote {
+				t.Fatalf("before: %+v", got)
+			}
+			if err := spoil(file); err != nil {
+				t.Fatal(err)
+			}
+			if got := file.read(); got != (note{}) {
+				t.Errorf("read %+v", got)
+			}
+		})
+	}
+}
+
 func TestNoteThatMakesNoSenseIsNone(t *testing.T) {
 	file := newNoteFile(t.TempDir(), "/certs")
 	file.write(someNote)

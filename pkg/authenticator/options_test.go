@@ -4,6 +4,11 @@ package authenticator
 
 import (
 	"errors"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -28,38 +33,39 @@ func TestNewOptionsRefusesWhatCannotWork(t *testing.T) {
 		change func(*Config)
 		says   string
 	}{
-		"no provider":               {func(c *Config) { c.Provider = "" }, "provider"},
-		"unknown provider":          {func(c *Config) { c.Provider = "Insecure" }, `"Insecure"`},
-		"provider that fails":       {func(c *Config) { c.Provider = "broken" }, "no such device"},
-		"certDir relative":          {func(c *Config) { c.CertDir = "certs" }, "certDir"},
-		"certDir empty":             {func(c *Config) { c.CertDir = "" }, "certDir"},
-		"certDir from home":         {func(c *Config) { c.CertDir = "~/certs" }, "certDir"},
-		"runtimeDir relative":       {func(c *Config) { c.RuntimeDir = "./run" }, "runtimeDir"},
-		"runtimeDir empty":          {func(c *Config) { c.RuntimeDir = "" }, "runtimeDir"},
-		"nodeName upper case":       {func(c *Config) { c.NodeName = "Node-1" }, "node name"},
-		"nodeName with user name":   {func(c *Config) { c.NodeName = "system:node:a" }, "node name"},
-		"nodeName with a space":     {func(c *Config) { c.NodeName = "a " }, "node name"},
-		"nodeName too long":         {func(c *Config) { c.NodeName = strings.Repeat("a", 254) }, "node name"},
-		"nodeName much too long":    {func(c *Config) { c.NodeName = strings.Repeat("a", 10_000) }, "node name"},
-		"providerID with newline":   {func(c *Config) { c.ProviderID = "aws:///i-1\n" }, "provider ID"},
-		"providerID too long":       {func(c *Config) { c.ProviderID = strings.Repeat("a", 1025) }, "provider ID"},
-		"expiration too short":      {func(c *Config) { c.Expiration.Duration = 10*time.Minute - 1 }, "expiration"},
-		"expiration too long":       {func(c *Config) { c.Expiration.Duration = 10*365*24*time.Hour + 1 }, "expiration"},
-		"expiration negative":       {func(c *Config) { c.Expiration.Duration = -time.Hour }, "expiration"},
-		"expiration beyond int32":   {func(c *Config) { c.Expiration.Duration = 1<<63 - 1 }, "expiration"},
-		"waitTimeout negative":      {func(c *Config) { c.WaitTimeout.Duration = -1 }, "waitTimeout"},
-		"renewalWait negative":      {func(c *Config) { c.RenewalWait.Duration = -time.Second }, "renewalWait"},
-		"signerName without dot":    {func(c *Config) { c.SignerName = "cluster-x-k8s-io/kubelet" }, "signerName"}, // the proposal's
-		"signerName without path":   {func(c *Config) { c.SignerName = "example.com" }, "signerName"},
-		"signerName, empty path":    {func(c *Config) { c.SignerName = "example.com/" }, "signerName"},
-		"signerName, empty domain":  {func(c *Config) { c.SignerName = "/kubelet" }, "signerName"},
-		"signerName, upper case":    {func(c *Config) { c.SignerName = "Example.com/kubelet" }, "signerName"},
-		"signerName, longer path":   {func(c *Config) { c.SignerName = "example.com/kubelet/client" }, "signerName"},
-		"signerName, path in caps":  {func(c *Config) { c.SignerName = "example.com/Kubelet" }, "signerName"},
-		"signerName, path a phrase": {func(c *Config) { c.SignerName = "example.com/kube let" }, "signerName"},
-		"signerName, a long label":  {func(c *Config) { c.SignerName = strings.Repeat("a", 64) + ".com/kubelet" }, "signerName"},
-		"signerName too long":       {func(c *Config) { c.SignerName = "example.com/" + strings.Repeat("a.", 300) + "a" }, "signerName"},
-		"the provider's signerName": {func(c *Config) { c.Provider = "nameless" }, "signerName"},
+		"no provider":                {func(c *Config) { c.Provider = "" }, "provider"},
+		"unknown provider":           {func(c *Config) { c.Provider = "Insecure" }, `"Insecure"`},
+		"provider that fails":        {func(c *Config) { c.Provider = "broken" }, "no such device"},
+		"certDir relative":           {func(c *Config) { c.CertDir = "certs" }, "certDir"},
+		"certDir empty":              {func(c *Config) { c.CertDir = "" }, "certDir"},
+		"certDir from home":          {func(c *Config) { c.CertDir = "~/certs" }, "certDir"},
+		"runtimeDir relative":        {func(c *Config) { c.RuntimeDir = "./run" }, "runtimeDir"},
+		"runtimeDir empty":           {func(c *Config) { c.RuntimeDir = "" }, "runtimeDir"},
+		"nodeName upper case":        {func(c *Config) { c.NodeName = "Node-1" }, "node name"},
+		"nodeName with user name":    {func(c *Config) { c.NodeName = "system:node:a" }, "node name"},
+		"nodeName with a space":      {func(c *Config) { c.NodeName = "a " }, "node name"},
+		"nodeName too long":          {func(c *Config) { c.NodeName = strings.Repeat("a", 254) }, "node name"},
+		"nodeName much too long":     {func(c *Config) { c.NodeName = strings.Repeat("a", 10_000) }, "node name"},
+		"providerID with newline":    {func(c *Config) { c.ProviderID = "aws:///i-1\n" }, "provider ID"},
+		"providerID too long":        {func(c *Config) { c.ProviderID = strings.Repeat("a", 1025) }, "provider ID"},
+		"expiration too short":       {func(c *Config) { c.Expiration.Duration = 10*time.Minute - 1 }, "expiration"},
+		"expiration too long":        {func(c *Config) { c.Expiration.Duration = 10*365*24*time.Hour + 1 }, "expiration"},
+		"expiration negative":        {func(c *Config) { c.Expiration.Duration = -time.Hour }, "expiration"},
+		"expiration beyond int32":    {func(c *Config) { c.Expiration.Duration = 1<<63 - 1 }, "expiration"},
+		"waitTimeout negative":       {func(c *Config) { c.WaitTimeout.Duration = -1 }, "waitTimeout"},
+		"renewalWait negative":       {func(c *Config) { c.RenewalWait.Duration = -time.Second }, "renewalWait"},
+		"signerName without dot":     {func(c *Config) { c.SignerName = "cluster-x-k8s-io/kubelet" }, "signerName"}, // the proposal's
+		"signerName without path":    {func(c *Config) { c.SignerName = "example.com" }, "signerName"},
+		"signerName, empty path":     {func(c *Config) { c.SignerName = "example.com/" }, "signerName"},
+		"signerName, empty domain":   {func(c *Config) { c.SignerName = "/kubelet" }, "signerName"},
+		"signerName, upper case":     {func(c *Config) { c.SignerName = "Example.com/kubelet" }, "signerName"},
+		"signerName, longer path":    {func(c *Config) { c.SignerName = "example.com/kubelet/client" }, "signerName"},
+		"signerName, path in caps":   {func(c *Config) { c.SignerName = "example.com/Kubelet" }, "signerName"},
+		"signerName, path a phrase":  {func(c *Config) { c.SignerName = "example.com/kube let" }, "signerName"},
+		"signerName, a long label":   {func(c *Config) { c.SignerName = strings.Repeat("a", 64) + ".com/kubelet" }, "signerName"},
+		"signerName, path long, bad": {func(c *Config) { c.SignerName = "example.com/" + strings.Repeat("A/", 130) }, "signerName"},
+		"signerName too long":        {func(c *Config) { c.SignerName = "example.com/" + strings.Repeat("a.", 300) + "a" }, "signerName"},
+		"the provider's signerName":  {func(c *Config) { c.Provider = "nameless" }, "signerName"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			config := DefaultConfig()
@@ -118,6 +124,38 @@ func TestNewOptionsTakesWhatItIsGiven(t *testing.T) {
 	config.SignerName = "example.org/other"
 	if o, err = NewOptions(config, testProviders(), ExecInfo{}); err != nil || o.expirationSeconds != nil || o.signerName != "example.org/other" {
 		t.Errorf("expirationSeconds %v, signer %q, %v", o.expirationSeconds, o.signerName, err)
+	}
+}
+
+// Steps is what tests stop a run or a worker at: one that is not in it goes untested.
+func TestEveryStepIsListed(t *testing.T) {
+	var declared []string
+	for _, name := range []string{"run.go", "worker.go"} {
+		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(file, func(n ast.Node) bool {
+			if spec, ok := n.(*ast.ValueSpec); ok {
+				if kind, ok := spec.Type.(*ast.Ident); ok && kind.Name == "Step" {
+					text, err := strconv.Unquote(spec.Values[0].(*ast.BasicLit).Value)
+					if err != nil {
+						t.Fatal(err)
+					}
+					declared = append(declared, text)
+				}
+			}
+			return true
+		})
+	}
+	var listed []string
+	for _, step := range Steps() {
+		listed = append(listed, string(step))
+	}
+	slices.Sort(declared)
+	slices.Sort(listed)
+	if len(declared) < 14 || !slices.Equal(declared, listed) {
+		t.Errorf("declared: %q\nlisted: %q", declared, listed)
 	}
 }
 

@@ -197,6 +197,8 @@ type apiServer struct {
 	t *testing.T
 	// decide says what becomes of a request that is filed.
 	decide func(*certificatesv1.CertificateSigningRequest)
+	// review answers a SelfSubjectReview.
+	review http.HandlerFunc
 	// refuses are credentials that get a 401: "token" or "certificate".
 	refuses []string
 
@@ -214,6 +216,10 @@ func (a *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if a.review != nil && strings.HasSuffix(r.URL.Path, "/selfsubjectreviews") {
+		a.review(w, r)
+		return
+	}
 	var object certificatesv1.CertificateSigningRequest
 	if err := json.NewDecoder(r.Body).Decode(&object); err != nil || r.Method != http.MethodPost {
 		a.t.Errorf("%s %s: %v", r.Method, r.URL, err)
@@ -284,7 +290,7 @@ func TestWorkGetsACertificate(t *testing.T) {
 				t.Errorf("state %+v, %v", state, stateErr)
 			}
 			if c.failure != "" {
-				wantFailure(t, err, c.failure)
+				mustFail(t, err, c.failure)
 				if state.Failures != 1 || !state.NextAttempt.After(noon) {
 					t.Errorf("state %+v", state)
 				}
@@ -305,6 +311,47 @@ func TestWorkGetsACertificate(t *testing.T) {
 			}
 			if err := Work(t.Context(), *o); err != nil || len(api.filed) != len(c.filed) {
 				t.Errorf("a worker too many asked again: %q, %v", api.filed, err)
+			}
+		})
+	}
+}
+
+// A cluster whose CA was replaced still knows its nodes: their certificates are kept, instead of all being asked for at once. One
+// that does not know them gets neither the certificate as a credential nor as an excuse.
+func TestCertificateOfAnotherCluster(t *testing.T) {
+	for name, c := range map[string]struct {
+		code   int
+		answer string
+		filed  []string
+	}{
+		"known":                     {201, someone, nil},
+		"known as another":          {201, `{"status":{"userInfo":{"username":"system:node:b"}}}`, []string{"token"}},
+		"known as nobody":           {201, `{}`, []string{"token"}},
+		"rejected":                  {401, someone, []string{"token"}},
+		"refused":                   {403, someone, []string{"token"}},
+		"known, but not in so many": {200, someone, []string{"token"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			api := &apiServer{decide: func(object *certificatesv1.CertificateSigningRequest) {
+				object.Status.Certificate = sign(t, pkcs10Of(t, object.Spec.Request), nil)
+			}}
+			api.review = answerCode(c.code, c.answer)
+			o := enrolling(t, api)
+			old := newPair(t, nil)
+			old.Origin = &cache.Origin{Server: o.exec.Cluster.Server, CertificateAuthorityData: newCA(t)}
+			installPair(t, o.dir, old)
+			if s := o.look(); !s.foreign || s.due == "" {
+				t.Fatalf("foreign %v, due %q", s.foreign, s.due)
+			}
+			if err := Work(t.Context(), *o); err != nil {
+				t.Fatal(err)
+			}
+			if !slices.Equal(api.filed, c.filed) {
+				t.Errorf("filed with %q, want %q", api.filed, c.filed)
+			}
+			s := o.look()
+			if s.pair == nil || s.foreign || s.due != "" || (s.pair.Fingerprint() == old.Fingerprint()) != (c.filed == nil) {
+				t.Errorf("after it: foreign %v, due %q, lack %v", s.foreign, s.due, s.lack)
 			}
 		})
 	}
@@ -339,7 +386,7 @@ func TestWorkBacksOffAfterARefusal(t *testing.T) {
 			o.now = func() time.Time { return now }
 			var pauses []time.Duration
 			for range 7 {
-				wantFailure(t, Work(t.Context(), *o), c.want)
+				mustFail(t, Work(t.Context(), *o), c.want)
 				state, err := o.dir.State()
 				if err != nil {
 					t.Fatal(err)
@@ -347,7 +394,7 @@ func TestWorkBacksOffAfterARefusal(t *testing.T) {
 				pauses = append(pauses, state.NextAttempt.Sub(now))
 				put(t, o.dir, cache.LockFile, nil, 0o600) // a worker is a process that has ended by now
 				_, err = Run(t.Context(), *o)
-				wantFailure(t, err, c.want)
+				mustFail(t, err, c.want)
 				if pending, err := o.dir.Pending(); pending != nil || err != nil {
 					t.Errorf("a request that is settled is still pending: %v", err)
 				}
@@ -375,7 +422,7 @@ func TestThereIsOneWorker(t *testing.T) {
 	o.provider = nil                                                      // would panic if it came to anything
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond) // it would wait for lockWait
 	defer cancel()
-	wantFailure(t, Work(ctx, *o), WorkerUnavailable)
+	mustFail(t, Work(ctx, *o), WorkerUnavailable)
 	if left, err := filepath.Glob(o.dir.File("*")); err != nil || len(left) != 1 {
 		t.Errorf("it wrote: %q, %v", left, err)
 	}

@@ -110,10 +110,10 @@ func readRecipe(ctx context.Context) (*recipe, error) {
 		return nil, err
 	}
 	r := &recipe{source: source}
-	if r.goMod, err = os.ReadFile(filepath.Join(source, "go.mod")); err != nil { //nolint:gosec // a file of this repository
+	if r.goMod, err = os.ReadFile(filepath.Join(source, "go.mod")); err != nil {
 		return nil, fmt.Errorf("read the components' go.mod: %w", err)
 	}
-	if r.goSum, err = os.ReadFile(filepath.Join(source, "go.sum")); err != nil { //nolint:gosec // a file of this repository
+	if r.goSum, err = os.ReadFile(filepath.Join(source, "go.sum")); err != nil {
 		return nil, fmt.Errorf("read the components' go.sum: %w", err)
 	}
 	goVersion := exec.CommandContext(ctx, "go", "env", "GOVERSION")

@@ -172,7 +172,7 @@ func (p *Process) LogTail() string {
 }
 
 func readTail(path string, limit int64) ([]byte, error) {
-	file, err := os.Open(path) //nolint:gosec // a log of this package's making
+	file, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}

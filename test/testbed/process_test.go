@@ -26,7 +26,7 @@ func TestNoOrphans(t *testing.T) {
 	for _, way := range []string{"panic", "panic elsewhere", "exit", "killed"} {
 		t.Run(way, func(t *testing.T) {
 			pidFile := filepath.Join(t.TempDir(), "pid")
-			helper := exec.Command(os.Args[0], "-test.run=^TestNoOrphans$") //nolint:gosec // this very binary
+			helper := exec.Command(os.Args[0], "-test.run=^TestNoOrphans$")
 			helper.Env = append(os.Environ(), helperVariable+"="+way, "TESTBED_TEST_PIDFILE="+pidFile)
 			var output bytes.Buffer
 			helper.Stdout, helper.Stderr = &output, &output
@@ -88,7 +88,7 @@ func orphanHelper(way string) {
 func awaitPID(t *testing.T, path string) int {
 	t.Helper()
 	for range 400 {
-		if data, err := os.ReadFile(path); err == nil { //nolint:gosec // in the test's own folder
+		if data, err := os.ReadFile(path); err == nil {
 			pid, err := strconv.Atoi(string(data))
 			if err != nil {
 				t.Fatal(err)

@@ -127,7 +127,7 @@ func testExecKubeconfig(t *testing.T, cp *ControlPlane, token string) {
 case $KUBERNETES_EXEC_INFO in *'"server":"` + cp.ServerURL() + `"'*) ;; *) exit 3 ;; esac
 printf '{"apiVersion":"client.authentication.k8s.io/v1","kind":"ExecCredential","status":{"token":"%s"}}' "$1.$SECRET"
 `
-	if err := os.WriteFile(plugin, []byte(script), 0o700); err != nil { //nolint:gosec // a script has to be executable
+	if err := os.WriteFile(plugin, []byte(script), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	id, secret, _ := strings.Cut(token, ".")

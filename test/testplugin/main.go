@@ -66,11 +66,11 @@ func (noisy) Renews() bool {
 // kill returns a hook that ends the process before the step named in a file, once.
 func kill(file string) func(authenticator.Step) {
 	return func(step authenticator.Step) {
-		wanted, err := os.ReadFile(file) //nolint:gosec // G304: the test's own
+		wanted, err := os.ReadFile(file) //nolint:gosec // G703: the test's own
 		if err != nil || string(wanted) != string(step) {
 			return
 		}
-		_ = os.Remove(file)
+		_ = os.Remove(file) //nolint:gosec // G703: the test's own
 		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 		select {}
 	}

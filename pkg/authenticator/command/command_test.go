@@ -531,13 +531,20 @@ func TestDryRunShowsTheVerdict(t *testing.T) {
 		w.WriteHeader(http.StatusForbidden)
 		_, _ = io.WriteString(w, `{"apiVersion":"v1","kind":"Status","status":"Failure","code":403,"reason":"Forbidden","message":"RBAC says no"}`)
 	}
+	noisy := func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		w.Header().Set("Content-Type", "text/html")
+		w.WriteHeader(http.StatusForbidden)
+		_, _ = io.WriteString(w, "\x1b]0;owned\a<html>\n\x1b[2JRBAC says no\r\n</html>")
+	}
 	for name, c := range map[string]struct {
 		answer http.HandlerFunc
 		code   int
 		says   string
 	}{
-		"accepted": {accepts, 0, "accepted"},
-		"refused":  {refuses, 20, "RBAC says no"},
+		"accepted":                 {accepts, 0, "accepted"},
+		"refused":                  {refuses, 20, "RBAC says no"},
+		"refused by who knows who": {noisy, 20, "RBAC says no"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
@@ -553,6 +560,9 @@ func TestDryRunShowsTheVerdict(t *testing.T) {
 			got := call(t, "", n.with("--dry-run")...)
 			if got.code != c.code || !strings.Contains(got.stdout, c.says) || !strings.Contains(got.stdout, server.URL) || strings.Contains(got.stdout, "skipped") {
 				t.Errorf("%d: %s%s", got.code, got.stdout, got.stderr)
+			}
+			if strings.ContainsAny(got.stdout+got.stderr, "\x1b\a\r") {
+				t.Errorf("a peer writes to the terminal: %q", got.stdout+got.stderr)
 			}
 			if (c.code != 0) != regexp.MustCompile(`^kubelet-authenticator-test: [^\n]*RBAC says no[^\n]*\nhint: [^\n]+\n$`).MatchString(got.stderr) {
 				t.Errorf("standard error: %q", got.stderr)
