@@ -6,6 +6,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"flag"
 	"fmt"
@@ -18,19 +19,20 @@ import (
 	"time"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
 func main() {
 	pairs := flag.Int("pairs", 101, "interleaved pairs of runs")
 	limit := flag.Float64("limit", 3.0, "fail if the ratio is above this")
 	flag.Parse()
-	if err := run(*pairs, *limit); err != nil {
+	if err := run(context.Background(), *pairs, *limit); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
 }
 
-func run(pairs int, limit float64) error {
+func run(ctx context.Context, pairs int, limit float64) error {
 	dir, err := os.MkdirTemp("", "bench-")
 	if err != nil {
 		return err
@@ -38,9 +40,9 @@ func run(pairs int, limit float64) error {
 	defer func() { _ = os.RemoveAll(dir) }()
 	plugin, floor, peak := filepath.Join(dir, "kubelet-authenticator"), filepath.Join(dir, "floor"), filepath.Join(dir, "peak")
 	if err := errors.Join(
-		build("..", plugin, "./cmd/kubelet-authenticator"),
-		build(".", floor, "./bench/floor"),
-		build(".", peak, "./bench/peak"),
+		testbed.GoBuild(ctx, "..", plugin, "./cmd/kubelet-authenticator"),
+		testbed.GoBuild(ctx, ".", floor, "./bench/floor"),
+		testbed.GoBuild(ctx, ".", peak, "./bench/peak"),
 	); err != nil {
 		return err
 	}
@@ -142,15 +144,4 @@ func (p *program) median() time.Duration {
 	sorted := slices.Clone(p.times)
 	slices.Sort(sorted)
 	return sorted[len(sorted)/2]
-}
-
-// build compiles as the product is shipped.
-func build(module, output, pkg string) error {
-	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", output, pkg) //nolint:gosec // G204
-	cmd.Dir = module
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("build %s: %w\n%s", pkg, err, out)
-	}
-	return nil
 }

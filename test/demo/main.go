@@ -47,10 +47,8 @@ func run(ctx context.Context) (err error) {
 		admin: filepath.Join(dir, "admin.conf"), kubelet: filepath.Join(dir, "kubelet.conf"),
 	}
 	title("building the plugin, and the first time a Kubernetes control plane (some minutes)")
-	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", d.plugin, "./cmd/kubelet-authenticator") //nolint:gosec // G204: a fixed command
-	build.Dir, build.Env, build.Stderr = "..", append(os.Environ(), "CGO_ENABLED=0"), os.Stderr
-	if err := build.Run(); err != nil {
-		return fmt.Errorf("build the plugin: %w", err)
+	if err := testbed.GoBuild(ctx, "..", d.plugin, "./cmd/kubelet-authenticator"); err != nil {
+		return err
 	}
 	if d.ControlPlane, err = testbed.Start(ctx, testbed.Options{Progress: os.Stderr}); err != nil {
 		return err

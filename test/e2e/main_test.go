@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 
@@ -47,12 +46,8 @@ func runAll(m *testing.M) (code int, err error) {
 		{"..", b.testPlugin, "./testplugin"},
 		{"..", b.client, "./e2e/client"},
 	} {
-		// As it is shipped: static, stripped.
-		cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", build.output, build.pkg)
-		cmd.Dir = build.module
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return 0, fmt.Errorf("build %s: %w\n%s", build.pkg, err, out)
+		if err := testbed.GoBuild(ctx, build.module, build.output, build.pkg); err != nil {
+			return 0, err
 		}
 	}
 	if b.ControlPlane, err = testbed.Start(ctx, testbed.Options{Progress: os.Stderr}); err != nil {
