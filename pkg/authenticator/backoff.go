@@ -67,11 +67,13 @@ func lastFailure(last *cache.Result, wait time.Duration) error {
 
 // failed notes a failure in state, and how long to wait after it. Failures of another kind start their count anew.
 func failed(state *cache.State, result *cache.Result, now time.Time) {
-	kind := Reason(result.Reason).info().backOff
-	if last := state.Last; last != nil && kind != none {
-		if before := Reason(last.Reason).info().backOff; before != none && before != kind {
-			state.Failures = 0
-		}
+	kind, before := Reason(result.Reason).info().backOff, none
+	if state.Last != nil {
+		before = Reason(state.Last.Reason).info().backOff
+	}
+	// A request that is pending says that what went wrong before it was created goes right again.
+	if kind != before && before != none && (kind != none || before == soon) {
+		state.Failures = 0
 	}
 	state.Last, state.NextAttempt = result, time.Time{}
 	if kind == none {

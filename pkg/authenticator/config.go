@@ -3,13 +3,16 @@
 package authenticator
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"time"
 
+	goyaml "go.yaml.in/yaml/v2"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	kjson "sigs.k8s.io/json"
@@ -120,21 +123,14 @@ func ParseConfig(data []byte, into *Config) error {
 	return nil
 }
 
-// severalDocuments reports whether a document separator follows some content: the parser would pass over what comes after.
+// severalDocuments reports whether a second document follows: the strict parser would pass over it.
 func severalDocuments(data []byte) bool {
-	content := false
-	for line := range strings.Lines(string(data)) {
-		line = strings.TrimRight(line, " \t\r\n")
-		switch {
-		case line == "---" || strings.HasPrefix(line, "--- "):
-			if content {
-				return true
-			}
-		case line != "" && !strings.HasPrefix(line, "#"):
-			content = true
-		}
+	if !bytes.Contains(data, []byte("---")) && !bytes.Contains(data, []byte("...")) {
+		return false // there is no other way to begin or to end one
 	}
-	return false
+	decoder := goyaml.NewDecoder(bytes.NewReader(data))
+	var first, second any
+	return decoder.Decode(&first) == nil && !errors.Is(decoder.Decode(&second), io.EOF)
 }
 
 // oneLine folds a library's error of several lines.
@@ -144,10 +140,12 @@ func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
 // spec.signerName).
 func checkSignerName(name string) error {
 	domain, path, _ := strings.Cut(name, "/")
-	wrong := !strings.Contains(domain, ".") || len(validation.IsDNS1123Subdomain(domain)) > 0 ||
-		len(validation.IsDNS1123Subdomain(path)) > 0 && len(path) <= validation.DNS1123SubdomainMaxLength
-	for _, label := range strings.Split(domain, ".") {
+	wrong := !strings.Contains(domain, ".") || len(validation.IsDNS1123Subdomain(domain)) > 0
+	for label := range strings.SplitSeq(domain, ".") {
 		wrong = wrong || len(validation.IsDNS1123Label(label)) > 0
+	}
+	for label := range strings.SplitSeq(path, ".") {
+		wrong = wrong || len(validation.IsDNS1123Subdomain(label)) > 0
 	}
 	// A path may hold a name and a namespace.
 	if wrong || len(path) > validation.DNS1123SubdomainMaxLength+validation.DNS1123LabelMaxLength+1 {

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -370,6 +371,89 @@ func TestRunPrintsARejectedCertificate(t *testing.T) {
 	got := o.note.read()
 	if !got.Rejected || got.Reviewed != rejected.Reviewed || got.Until <= noon.Unix() {
 		t.Errorf("what is known of it got lost: %+v", got)
+	}
+}
+
+// Near its end a certificate that is not renewed has no steady time left, and must not make client-go ask for every request.
+func TestRunNeverGivesATimeThatIsPast(t *testing.T) {
+	for _, left := range []time.Duration{time.Hour, time.Minute, 59 * time.Second, 2 * time.Second, 100 * time.Millisecond} {
+		o := testOptions(t)
+		o.provider = fakeProvider{}
+		installPair(t, o.dir, newPair(t, func(c *x509.Certificate) { c.NotAfter = noon.Add(24 * time.Hour) }))
+		o.now = func() time.Time { return noon.Add(24*time.Hour - left) }
+		answer, err := Run(t.Context(), *o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if at := printed(t, answer).ExpirationTimestamp; !at.After(o.now()) {
+			t.Errorf("with %v left: %v from now", left, at.Sub(o.now()))
+		}
+	}
+}
+
+// A rejection is the certificate's: the next one starts without it, and what a worker finds out meanwhile is not written over.
+func TestRunKeepsTheRejectionWithItsCertificate(t *testing.T) {
+	pair, other := newPair(t, nil), newPair(t, nil)
+	for name, c := range map[string]struct {
+		read, latest note
+		want         bool
+	}{
+		"rejected before":       {note{Certificate: pair.Fingerprint(), Rejected: true}, note{Certificate: pair.Fingerprint(), Rejected: true}, true},
+		"another was rejected":  {note{Certificate: other.Fingerprint(), Rejected: true}, note{Certificate: other.Fingerprint(), Rejected: true}, false},
+		"rejected meanwhile":    {note{}, note{Certificate: pair.Fingerprint(), Rejected: true}, true},
+		"another was meanwhile": {note{}, note{Certificate: other.Fingerprint(), Rejected: true}, false},
+	} {
+		o := testOptions(t)
+		o.Parent = kubelet
+		o.note.write(c.latest)
+		o.remember(standing{pair: pair, note: c.read}, noon.Add(time.Hour))
+		want := note{Parent: kubelet, Certificate: pair.Fingerprint(), Until: noon.Add(time.Hour).Unix(), Rejected: c.want}
+		if got := o.note.read(); got != want {
+			t.Errorf("%s: %+v, want %+v", name, got, want)
+		}
+	}
+}
+
+// A worker that has long overrun its deadline keeps all others from starting, so it is ended; a younger one is left alone.
+func TestRunEndsAWorkerThatIsStuck(t *testing.T) {
+	for name, c := range map[string]struct {
+		deadline time.Duration
+		killed   bool
+	}{"stuck": {-time.Hour, true}, "at work": {time.Hour, false}} {
+		t.Run(name, func(t *testing.T) {
+			stuck := exec.Command("sleep", "1000")
+			if err := stuck.Start(); err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = stuck.Process.Kill() }()
+			id, err := process.Of(stuck.Process.Pid)
+			if err != nil {
+				t.Fatal(err)
+			}
+			o := testOptions(t)
+			o.WorkerDeadline = c.deadline
+			lock, err := o.dir.TryLock()
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = lock.NameWorker(id)
+			lock.Unlock()
+			if err != nil || !o.workerRuns() {
+				t.Fatalf("it does not count as alive: %v", err)
+			}
+			ended := make(chan struct{})
+			go func() { _ = stuck.Wait(); close(ended) }()
+			select {
+			case <-ended:
+				if !c.killed {
+					t.Error("it was killed")
+				}
+			case <-time.After(200 * time.Millisecond):
+				if c.killed {
+					t.Error("it lives on")
+				}
+			}
+		})
 	}
 }
 

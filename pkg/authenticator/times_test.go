@@ -189,6 +189,30 @@ func TestFailuresAreCountedByKind(t *testing.T) {
 	if got := fail(APIUnreachable); got != time.Second {
 		t.Errorf("the network again: %s", got)
 	}
+	for range 7 {
+		fail(APIUnreachable)
+	}
+	fail(WaitingForSigner) // the network is back, the request is filed
+	if got := fail(RequestDenied); got > 36*time.Second {
+		t.Errorf("the first denial, of a request that was pending for a while: %s", got)
+	}
+}
+
+// The shortest certificates that work are renewed as soon as they are due, however often.
+func TestShortCertificatesAreNotPausedFor(t *testing.T) {
+	for _, backdated := range []time.Duration{0, 5 * time.Minute} {
+		state := &cache.State{}
+		now := noon
+		for i := range uint64(100) {
+			leaf := leafOf(i, now.Add(-backdated), 10*time.Minute+backdated)
+			issued(state, &cache.Result{}, leaf.NotAfter, now)
+			due := RenewAt(leaf)
+			if state.NextAttempt.After(due) {
+				t.Fatalf("certificate %d, backdated by %v: due after %v, but not asked for before %v", i, backdated, due.Sub(now), state.NextAttempt.Sub(now))
+			}
+			now = due
+		}
+	}
 }
 
 // Certificates that are wanted again in short order are paused for, but never past the middle of what remains.
@@ -213,6 +237,10 @@ func TestHastyCertificatesArePausedFor(t *testing.T) {
 	now = now.Add(time.Minute)
 	if got := issue(20 * time.Second); got != 10*time.Second {
 		t.Errorf("one of 20 s: %s", got)
+	}
+	now = now.Add(-time.Hour) // the clock is set back
+	if got := issue(time.Hour); got != 0 {
+		t.Errorf("after one of the future: %s", got)
 	}
 	now = now.Add(hastyWithin)
 	if got := issue(time.Hour); got != 0 {

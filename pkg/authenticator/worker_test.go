@@ -12,10 +12,12 @@ import (
 	"encoding/json"
 	"encoding/pem"
 	"errors"
+	"io"
 	"math/big"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -26,12 +28,14 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	clientauthentication "k8s.io/client-go/pkg/apis/clientauthentication/v1"
 	"k8s.io/klog/v2"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
 
 // newWorker returns a worker that holds the lock.
@@ -425,5 +429,264 @@ func TestThereIsOneWorker(t *testing.T) {
 	mustFail(t, Work(ctx, *o), WorkerUnavailable)
 	if left, err := filepath.Glob(o.dir.File("*")); err != nil || len(left) != 1 {
 		t.Errorf("it wrote: %q, %v", left, err)
+	}
+}
+
+// registry is an API server that keeps what is filed.
+type registry struct {
+	t *testing.T
+	// refusePost and refuseGet are HTTP codes to refuse with, 0 to refuse nothing.
+	refusePost, refuseGet int
+
+	mu      sync.Mutex
+	objects map[string]*certificatesv1.CertificateSigningRequest
+	posts   []string
+}
+
+// add keeps an object, and issues its certificate if it is to be.
+func (r *registry) add(object *certificatesv1.CertificateSigningRequest, uid types.UID, issues bool) {
+	object.UID = uid
+	if issues {
+		object.Status.Certificate = sign(r.t, pkcs10Of(r.t, object.Spec.Request), nil)
+	}
+	if r.objects == nil {
+		r.objects = map[string]*certificatesv1.CertificateSigningRequest{}
+	}
+	r.objects[object.Name] = object
+}
+
+func (r *registry) ServeHTTP(w http.ResponseWriter, request *http.Request) {
+	body, _ := io.ReadAll(request.Body)
+	if request.URL.Query().Get("watch") != "" {
+		<-request.Context().Done()
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	refuse := func(code int) {
+		reason := map[int]metav1.StatusReason{403: metav1.StatusReasonForbidden, 404: metav1.StatusReasonNotFound, 409: metav1.StatusReasonAlreadyExists, 422: metav1.StatusReasonInvalid, 500: metav1.StatusReasonInternalError}[code]
+		answerStatus(code, reason, "refused")(w, request)
+	}
+	name := path.Base(request.URL.Path)
+	switch {
+	case request.Method == http.MethodPost:
+		var object certificatesv1.CertificateSigningRequest
+		if err := json.Unmarshal(body, &object); err != nil {
+			r.t.Error(err)
+		}
+		r.posts = append(r.posts, object.Name)
+		switch {
+		case r.refusePost != 0:
+			refuse(r.refusePost)
+			return
+		case r.objects[object.Name] != nil:
+			refuse(409)
+			return
+		}
+		r.add(&object, "new", true)
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusCreated)
+		_ = json.NewEncoder(w).Encode(object)
+	case r.refuseGet != 0:
+		refuse(r.refuseGet)
+	case r.objects[name] == nil:
+		refuse(404)
+	default:
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(r.objects[name])
+	}
+}
+
+// A worker may be killed, and a network may break, at any point: the next one must neither ask twice nor wait for what will never come.
+func TestWorkCarriesOnWithAPendingRequest(t *testing.T) {
+	filed := func(r *registry, p *cache.Pending, change func(*certificatesv1.CertificateSigningRequest), issues bool) {
+		object := csr.Object(p.Last().Name, p.SignerName, p.Last().Request, nil, nil)
+		if change != nil {
+			change(object)
+		}
+		r.add(object, "uid", issues)
+	}
+	const none, own, another = "no file", "the same request", "another request"
+	for name, c := range map[string]struct {
+		prepare func(r *registry, p *cache.Pending)
+		posts   []string // own or another
+		failure Reason
+		pending string
+	}{
+		"never filed": {
+			func(*registry, *cache.Pending) {},
+			[]string{own}, "", none,
+		},
+		"filed, the answer was lost": {
+			func(r *registry, p *cache.Pending) { filed(r, p, nil, true) },
+			[]string{own}, "", none,
+		},
+		"filed, issued meanwhile": {
+			func(r *registry, p *cache.Pending) { filed(r, p, nil, true); p.Last().UID = "uid" },
+			nil, "", none,
+		},
+		"filed, deleted meanwhile": {
+			func(_ *registry, p *cache.Pending) { p.Last().UID = "uid" },
+			[]string{another}, "", none,
+		},
+		"filed, and pending": {
+			func(r *registry, p *cache.Pending) { filed(r, p, nil, false); p.Last().UID = "uid" },
+			nil, WaitingForSigner, own,
+		},
+		"its name was taken": {
+			func(r *registry, p *cache.Pending) {
+				filed(r, p, func(o *certificatesv1.CertificateSigningRequest) {
+					o.Spec.Request = append([]byte{'\n'}, o.Spec.Request...)
+				}, false)
+			},
+			[]string{own, another}, "", none,
+		},
+		"its name was taken later": {
+			func(r *registry, p *cache.Pending) {
+				filed(r, p, func(o *certificatesv1.CertificateSigningRequest) { o.Spec.Request = []byte("x") }, false)
+				p.Last().UID = "uid"
+			},
+			[]string{another}, "", none,
+		},
+		"may not file": { // and would not the next time: a request that was never there is not kept
+			func(r *registry, _ *cache.Pending) { r.refusePost = 403 },
+			[]string{own}, APIRefused, none,
+		},
+		"is refused as invalid": {
+			func(r *registry, _ *cache.Pending) { r.refusePost = 422 },
+			[]string{own}, APIRefused, none,
+		},
+		"the API server is broken": {
+			func(r *registry, _ *cache.Pending) { r.refusePost = 500 },
+			[]string{own}, APIUnreachable, own,
+		},
+		"filed, may not get": {
+			func(r *registry, p *cache.Pending) { filed(r, p, nil, true); p.Last().UID, r.refuseGet = "uid", 403 },
+			nil, APIRefused, own,
+		},
+		"filed, the answer was lost, may not get": {
+			func(r *registry, p *cache.Pending) { filed(r, p, nil, true); r.refuseGet = 403 },
+			[]string{own}, APIRefused, own,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			api := &registry{t: t}
+			server, ca := tlsServer(t, api, nil)
+			o := testOptions(t)
+			o.bootstrapKubeconfig = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer(server.URL, ca), "token: abc"))
+			pending, _, err := o.build(t.Context(), "a", cache.Origin{Server: server.URL, CertificateAuthorityData: ca})
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.prepare(api, pending)
+			lock, err := o.dir.TryLock()
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = lock.SetPending(pending)
+			lock.Unlock()
+			if err != nil {
+				t.Fatal(err)
+			}
+			put(t, o.dir, "."+cache.CurrentFile+".tmp-1", []byte("left by a crash"), 0o600)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			err = Work(ctx, *o)
+			if c.failure != "" {
+				mustFail(t, err, c.failure)
+			} else if s := o.look(); err != nil || s.pair == nil {
+				t.Errorf("%v, lack %v", err, s.lack)
+			}
+			which := func(name string) string {
+				if name == pending.Last().Name {
+					return own
+				}
+				return another
+			}
+			var posts []string
+			for _, name := range api.posts {
+				posts = append(posts, which(name))
+			}
+			if !slices.Equal(posts, c.posts) {
+				t.Errorf("posted %q, want %q", posts, c.posts)
+			}
+			left := none
+			if p, err := o.dir.Pending(); err != nil {
+				t.Error(err)
+			} else if p != nil {
+				left = which(p.Last().Name)
+				if p.Last().UID != pending.Last().UID || !bytes.Equal(p.Key, pending.Key) {
+					t.Errorf("it was changed: UID %q", p.Last().UID)
+				}
+			}
+			if left != c.pending {
+				t.Errorf("pending is %s, want %s", left, c.pending)
+			}
+			state, err := o.dir.State()
+			if err != nil || state.Last == nil || state.Last.Reason != string(c.failure) || state.NextAttempt.IsZero() != (c.failure == "" || c.failure == WaitingForSigner) {
+				t.Errorf("state %+v, %v", state, err)
+			}
+			if rest, err := filepath.Glob(o.dir.File(".*")); err != nil || len(rest) > 0 {
+				t.Errorf("left behind: %q, %v", rest, err)
+			}
+		})
+	}
+}
+
+// What a worker asks for is what the operator set.
+func TestRequestIsWhatTheOperatorSet(t *testing.T) {
+	o := testOptions(t)
+	seconds := int32(7200)
+	o.expirationSeconds, o.providerID, o.signerName = &seconds, "x://y", "example.com/other"
+	var seen certificatesv1.CertificateSigningRequestSpec
+	api := &apiServer{decide: func(object *certificatesv1.CertificateSigningRequest) {
+		seen = object.Spec
+		object.Status.Certificate = sign(t, pkcs10Of(t, object.Spec.Request), nil)
+	}}
+	there := enrolling(t, api)
+	o.bootstrapKubeconfig, o.exec = there.bootstrapKubeconfig, there.exec
+	asked := &askedProvider{fakeProvider: fakeProvider{renews: true}}
+	o.provider = asked
+	if err := Work(t.Context(), *o); err != nil {
+		t.Fatal(err)
+	}
+	if seen.SignerName != "example.com/other" || seen.ExpirationSeconds == nil || *seen.ExpirationSeconds != 7200 {
+		t.Errorf("filed %+v", seen)
+	}
+	content, err := attestation.Parse(seen.Request)
+	if err != nil || content.Provider != "fake" || string(content.Data) != `{"version":"fake/v1"}` {
+		t.Errorf("evidence %+v, %v", content, err)
+	}
+	parsed, err := x509.ParseCertificateRequest(content.PKCS10)
+	if err != nil || parsed.Subject.CommonName != "system:node:a" || len(parsed.Extensions) != 1 || !bytes.Contains(parsed.Extensions[0].Value, []byte("x://y")) {
+		t.Errorf("request %+v, %v", parsed, err)
+	}
+	// Evidence is bound to the request: the provider has to be told of all of it.
+	if got := asked.request; !bytes.Equal(got.PKCS10, content.PKCS10) || got.NodeName != "a" || got.ProviderID != "x://y" || got.SignerName != "example.com/other" ||
+		got.ExpirationSeconds == nil || *got.ExpirationSeconds != 7200 || got.Name == "" {
+		t.Errorf("the provider was asked for %+v", got)
+	}
+}
+
+// askedProvider remembers what it was asked for.
+type askedProvider struct {
+	fakeProvider
+	request provider.Request
+}
+
+func (p *askedProvider) Evidence(ctx context.Context, request provider.Request) ([]byte, error) {
+	p.request = request
+	return p.fakeProvider.Evidence(ctx, request)
+}
+
+// The run that started it, and the back-off of the worker before it, may be long past when a worker gets the lock.
+func TestWorkerThatQueuedWaitsLikeTheOthers(t *testing.T) {
+	api := &apiServer{decide: func(*certificatesv1.CertificateSigningRequest) { t.Error("it filed a request") }}
+	o := enrolling(t, api)
+	writeState(t, o, &cache.State{Failures: 1, Last: &cache.Result{Reason: string(RequestDenied), Message: "denied", Hint: "ask"}, NextAttempt: noon.Add(time.Minute)})
+	mustFail(t, Work(t.Context(), *o), RequestDenied)
+	if state, err := o.dir.State(); err != nil || state.Failures != 1 {
+		t.Errorf("it counts as a failure: %+v, %v", state, err)
 	}
 }
