@@ -23,7 +23,7 @@ const (
 const (
 	soonFirst, soonMost   = time.Second, 15 * time.Second
 	laterFirst, laterMost = 30 * time.Second, 10 * time.Minute
-	// backOffCeiling is more than any back-off can be: what is longer comes from a clock that was set back.
+	// backOffCeiling is more than any back-off can be.
 	backOffCeiling = 2 * laterMost
 )
 
@@ -49,11 +49,12 @@ func (b backOff) delay(n int, random float64) time.Duration {
 
 // tooEarly returns how long it is until another worker may be started, 0 if it may.
 func (o *Options) tooEarly(state *cache.State) time.Duration {
-	wait := state.NextAttempt.Sub(o.now())
-	if wait < 0 || wait > backOffCeiling || state.Last == nil {
+	now := o.now()
+	// What was written by a clock that has been set back since says nothing.
+	if state.Last == nil || state.Last.Finished.After(now) || state.NextAttempt.Sub(now) > backOffCeiling {
 		return 0
 	}
-	return wait
+	return max(state.NextAttempt.Sub(now), 0)
 }
 
 // lastFailure is what the last worker wrote down, for a run that is too early for another.
@@ -65,8 +66,9 @@ func lastFailure(last *cache.Result, wait time.Duration) error {
 	return &Failure{reason, last.Hint, fmt.Errorf("%s (next attempt in %s)", last.Message, wait.Round(time.Second))}
 }
 
-// failed notes a failure in state, and how long to wait after it. Failures of another kind start their count anew.
-func failed(state *cache.State, result *cache.Result, now time.Time) {
+// failed notes a failure in state, and how long to wait after it. Failures of another kind start their count anew. While a certificate
+// is held, half of what remains of it, to notAfter, may pass at most: there has to be another attempt.
+func failed(state *cache.State, result *cache.Result, notAfter, now time.Time) {
 	kind, before := Reason(result.Reason).info().backOff, none
 	if state.Last != nil {
 		before = Reason(state.Last.Reason).info().backOff
@@ -80,7 +82,11 @@ func failed(state *cache.State, result *cache.Result, now time.Time) {
 		return
 	}
 	state.Failures++
-	state.NextAttempt = now.Add(kind.delay(state.Failures, rand.Float64())) //nolint:gosec // G404: jitter
+	pause := kind.delay(state.Failures, rand.Float64()) //nolint:gosec // G404: jitter
+	if remains := notAfter.Sub(now); remains > 0 {
+		pause = min(pause, max(laterFirst, remains/2))
+	}
+	state.NextAttempt = now.Add(pause)
 }
 
 // hastyWithin is how soon after a certificate was issued the next one counts as hasty.
@@ -117,7 +123,7 @@ func (o *Options) recordDeath(lock *cache.Lock, state *cache.State) error {
 		Worker: dead, Reason: string(WorkerUnavailable), Started: now, Finished: now,
 		Message: "the worker died without a result", Hint: "see " + o.dir.File(cache.LogFile),
 	}
-	failed(state, result, now)
+	failed(state, result, time.Time{}, now)
 	if state.Failures == 1 {
 		state.NextAttempt = time.Time{}
 	}

@@ -54,8 +54,10 @@ func (o *Options) ownAccess(pair *cache.Pair) (access, error) {
 			return access{}, &Failure{Configuration, "set provideClusterInfo: true in the kubeconfig's exec stanza", fmt.Errorf("no cluster to ask: neither client-go nor the certificate names one, and %w", err)}
 		}
 		a.cluster = bootstrap.cluster
-		a.config = rest.AnonymousClientConfig(bootstrap.config)
-		a.config.Proxy = bootstrap.config.Proxy
+		a.config, err = clusterConfig(bootstrap.cluster)
+		if err != nil {
+			return access{}, err
+		}
 	}
 	if err != nil {
 		return access{}, &Failure{Configuration, "check the cluster in the kubelet's kubeconfig", err}
@@ -111,6 +113,7 @@ func readBootstrap(path string) (access, error) {
 	if err := clientcmd.ResolveLocalPaths(kubeconfig); err != nil {
 		return wrong(shape, err)
 	}
+	proxyURL := ""
 	if current, ok := kubeconfig.Contexts[kubeconfig.CurrentContext]; ok {
 		if user, ok := kubeconfig.AuthInfos[current.AuthInfo]; ok && (user.Exec != nil || user.AuthProvider != nil) {
 			return wrong("use a token or a client certificate: an exec plugin here could start this program for ever", errors.New("its user is an exec plugin"))
@@ -122,6 +125,7 @@ func readBootstrap(path string) (access, error) {
 			if _, err := url.Parse(cluster.ProxyURL); err != nil {
 				return wrong(shape, errProxyURL)
 			}
+			proxyURL = cluster.ProxyURL
 		}
 	}
 	config, err := clientcmd.NewDefaultClientConfig(*kubeconfig, &clientcmd.ConfigOverrides{}).ClientConfig()
@@ -131,7 +135,7 @@ func readBootstrap(path string) (access, error) {
 	if err := rest.LoadTLSFiles(config); err != nil {
 		return wrong(shape, err)
 	}
-	cluster := cache.Origin{Server: config.Host, TLSServerName: config.ServerName, CertificateAuthorityData: config.CAData}
+	cluster := cache.Origin{Server: config.Host, TLSServerName: config.ServerName, CertificateAuthorityData: config.CAData, ProxyURL: proxyURL}
 	if _, err := clusterConfig(cluster); err != nil {
 		return wrong(shape, err)
 	}

@@ -92,11 +92,17 @@ func LoadConfig(path string, optional bool) (Config, error) {
 	return c, nil
 }
 
-// findCertDir looks for the certificate directory in a file that cannot be parsed, line by line.
+// findCertDir looks for the certificate directory in a file that is wrong: leniently, and where that fails line by line.
 func findCertDir(data []byte, otherwise string) string {
+	var lenient struct {
+		CertDir string `json:"certDir"`
+	}
+	if yaml.Unmarshal(data, &lenient) == nil && filepath.IsAbs(lenient.CertDir) {
+		return lenient.CertDir
+	}
 	for line := range strings.Lines(string(data)) {
 		value, ok := strings.CutPrefix(strings.TrimSpace(line), "certDir:")
-		value, _, _ = strings.Cut(value, " #")
+		value, _, _ = strings.Cut(strings.ReplaceAll(value, "\t", " "), " #")
 		if value = strings.Trim(strings.TrimSpace(value), `"'`); ok && filepath.IsAbs(value) {
 			return value
 		}
@@ -129,8 +135,16 @@ func severalDocuments(data []byte) bool {
 		return false // there is no other way to begin or to end one
 	}
 	decoder := goyaml.NewDecoder(bytes.NewReader(data))
-	var first, second any
-	return decoder.Decode(&first) == nil && !errors.Is(decoder.Decode(&second), io.EOF)
+	for first := true; ; first = false {
+		var document any
+		err := decoder.Decode(&document)
+		switch {
+		case errors.Is(err, io.EOF), first && err != nil: // what is wrong with the first, the strict parser says
+			return false
+		case err != nil, !first && document != nil:
+			return true
+		}
+	}
 }
 
 // oneLine folds a library's error of several lines.

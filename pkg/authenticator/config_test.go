@@ -208,6 +208,9 @@ func TestCertificateDirectoryIsFoundInABrokenFile(t *testing.T) {
 		"unknown field": {header + "certDir: /x/certs\nnonesuch: 1\n", "/x/certs"},
 		"doubled field": {header + "certDir: \"/x/certs\"\nprovider: a\nprovider: b\n", "/x/certs"},
 		"not YAML":      {header + "certDir: /x/certs # here\n\tprovider: [\n", "/x/certs"},
+		"JSON":          {`{"kind":"KubeletAuthenticatorConfiguration","certDir":"/x/certs","nonesuch":1}`, "/x/certs"},
+		"block scalar":  {header + "certDir: >-\n  /x/certs\nnonesuch: 1\n", "/x/certs"},
+		"tabs":          {header + "certDir:\t/x/certs\t# here\n\tprovider: [\n", "/x/certs"},
 		"relative":      {header + "certDir: certs\nnonesuch: 1\n", DefaultConfig().CertDir},
 		"none named":    {header + "nonesuch: 1\n", DefaultConfig().CertDir},
 	} {
@@ -219,6 +222,24 @@ func TestCertificateDirectoryIsFoundInABrokenFile(t *testing.T) {
 		_ = wantFailure(t, err, Configuration)
 		if config.CertDir != c.want {
 			t.Errorf("%s: %q, want %q", name, config.CertDir, c.want)
+		}
+	}
+}
+
+// What the parser takes for one document is one.
+func TestOneDocumentHoweverMarked(t *testing.T) {
+	const body = "apiVersion: authenticator.cluster.x-k8s.io/v1alpha1\nkind: KubeletAuthenticatorConfiguration\n"
+	for name, content := range map[string]string{
+		"marked":            "---\n" + body,
+		"with a directive":  "%YAML 1.1\n---\n" + body,
+		"comments before":   "# a\n  # b\n---\n" + body,
+		"ended":             body + "...\n",
+		"a mark at the end": body + "---\n",
+		"dots in a comment": body + "# and so on ...\n",
+	} {
+		config := DefaultConfig()
+		if err := ParseConfig([]byte(content), &config); err != nil {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }

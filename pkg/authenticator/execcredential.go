@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"net/url"
 	"strings"
 	"time"
@@ -65,6 +66,7 @@ func (e ExecInfo) origin() *cache.Origin {
 		Server:                   e.Cluster.Server,
 		TLSServerName:            e.Cluster.TLSServerName,
 		CertificateAuthorityData: e.Cluster.CertificateAuthorityData,
+		ProxyURL:                 e.Cluster.ProxyURL,
 	}
 }
 
@@ -73,18 +75,7 @@ func (e ExecInfo) restConfig() (*rest.Config, error) {
 	if e.Cluster.InsecureSkipTLSVerify {
 		return nil, errInsecureTLS
 	}
-	config, err := clusterConfig(*e.origin())
-	if err != nil {
-		return nil, err
-	}
-	if e.Cluster.ProxyURL != "" {
-		proxy, err := url.Parse(e.Cluster.ProxyURL)
-		if err != nil {
-			return nil, errProxyURL
-		}
-		config.Proxy = proxyFunc(proxy)
-	}
-	return config, nil
+	return clusterConfig(*e.origin())
 }
 
 // render returns the ExecCredential with the certificate, in the version that was asked for.
@@ -121,8 +112,16 @@ func clusterConfig(cluster cache.Origin) (*rest.Config, error) {
 	if err != nil || u.Host == "" || !strings.EqualFold(u.Scheme, "https") {
 		return nil, fmt.Errorf("server %.253q: not an https URL", cluster.Server)
 	}
-	return &rest.Config{
+	config := &rest.Config{
 		Host:            cluster.Server,
 		TLSClientConfig: rest.TLSClientConfig{ServerName: cluster.TLSServerName, CAData: cluster.CertificateAuthorityData},
-	}, nil
+	}
+	if cluster.ProxyURL != "" {
+		proxy, err := url.Parse(cluster.ProxyURL)
+		if err != nil {
+			return nil, errProxyURL
+		}
+		config.Proxy = http.ProxyURL(proxy)
+	}
+	return config, nil
 }

@@ -55,13 +55,13 @@ func (o *Options) look() standing {
 		// The API server goes by its own clock: ours may well be the wrong one.
 		s.remark = &Failure{ClockWrong, "check this machine's clock", fmt.Errorf("%s: %w, by this machine's clock", file, err)}
 	}
+	asked := o.exec.origin()
+	s.foreign = asked != nil && pair.Origin != nil && !asked.SameCluster(*pair.Origin)
 	if s = o.nameNode(s, pair); s.lack != nil {
 		return s
 	}
 	s.pair = pair
 	s.rejected = s.note.Rejected && s.note.Certificate == pair.Fingerprint()
-	asked := o.exec.origin()
-	s.foreign = asked != nil && pair.Origin != nil && !asked.SameCluster(*pair.Origin)
 	s.due = o.whyDue(s)
 	return s
 }
@@ -72,7 +72,9 @@ func (o *Options) nameNode(s standing, pair *cache.Pair) standing {
 	held := pair.NodeName()
 	name, err := findNodeName(o.nodeName, KubeadmFlagsFile)
 	switch {
-	case o.invalid != nil:
+	case s.foreign && (err != nil || name.Derived):
+		s.node, s.nameErr = name.Name, err // what another cluster called it says nothing here
+	case o.invalid != nil && (err != nil || o.nodeName == ""):
 		s.node = held
 	case err != nil:
 		s.node, s.remark = held, &Failure{Configuration, "set --node-name", err}

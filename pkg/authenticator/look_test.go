@@ -336,9 +336,40 @@ func TestHostOfAnotherName(t *testing.T) {
 // Under a configuration that is wrong nothing in it is judged.
 func TestWrongConfigurationTakesNoCertificateAway(t *testing.T) {
 	o := testOptions(t)
-	o.invalid, o.nodeName = errors.New("wrong"), "another"
+	o.invalid, o.nodeName = errors.New("wrong"), ""
 	installPair(t, o.dir, newPair(t, nil))
 	if s := o.look(); s.pair == nil {
 		t.Errorf("nothing to print: %v", s.lack)
+	}
+}
+
+// A name that was given is not forgotten because something else in the configuration is wrong: another node's certificate is not
+// printed.
+func TestWrongConfigurationWithAName(t *testing.T) {
+	o := testOptions(t)
+	o.invalid = errors.New("wrong")
+	installPair(t, o.dir, newPair(t, ofNode("b")))
+	if s := o.look(); s.pair != nil {
+		t.Error("another node's certificate would be printed")
+	}
+}
+
+// What another cluster called this machine is not its name in this one.
+func TestForeignCertificateNamesNoNode(t *testing.T) {
+	if _, err := os.Stat(KubeadmFlagsFile); err == nil {
+		t.Skip("this machine is a node: its name is not derived")
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := testOptions(t)
+	o.nodeName = ""
+	o.exec = ExecInfo{APIVersion: execV1, Cluster: &clientauthentication.Cluster{Server: "https://new", CertificateAuthorityData: newCA(t)}}
+	pair := newPair(t, ofNode("old-1"))
+	pair.Origin = &cache.Origin{Server: "https://old", CertificateAuthorityData: newCA(t)}
+	installPair(t, o.dir, pair)
+	if s := o.look(); s.pair == nil || !s.foreign || s.node != strings.ToLower(host) {
+		t.Errorf("pair %v, foreign %v, node %q", s.pair != nil, s.foreign, s.node)
 	}
 }

@@ -12,8 +12,6 @@ package authenticator
 
 import (
 	"fmt"
-	"net/http"
-	"net/url"
 	"os"
 	"path/filepath"
 	"time"
@@ -162,8 +160,6 @@ func Caller(exec ExecInfo) process.ID {
 	}
 	return id
 }
-
-func proxyFunc(proxy *url.URL) func(*http.Request) (*url.URL, error) { return http.ProxyURL(proxy) }
 
 // Invalidate marks the configuration as wrong for a reason found before NewOptions: its file could not be read.
 func (o *Options) Invalidate(err error) { o.invalid = err }

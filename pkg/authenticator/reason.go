@@ -77,8 +77,8 @@ func Reasons() []ReasonInfo {
 		{RequestFailed, 22, "The signer marked the CertificateSigningRequest as failed, or it was deleted each time.", later},
 		{WaitingForSigner, 23, "The CertificateSigningRequest is pending: nobody has approved or signed it yet.", none},
 		{CertificateUnusable, 24, "The certificate that was issued is not one for this node and key.", later},
-		{ClockWrong, 25, "The issued certificate, or the API server's, is valid at another time than this machine's clock shows.", later},
-		{APIUntrusted, 26, "The API server's certificate is not one that the CA in the kubeconfig vouches for.", soon},
+		{ClockWrong, 25, "The issued certificate is valid at another time than this machine's clock shows.", later},
+		{APIUntrusted, 26, "The API server's certificate is not one that the CA in the kubeconfig vouches for, or not at this time.", soon},
 		{DirectoryNotWritable, 27, "The certificate directory cannot be written: the disk is full or read-only, or rights are missing.", soon},
 	}
 }
@@ -148,7 +148,7 @@ func apiFailure(err error, credential string) *Failure {
 	case apierrors.IsInvalid(err), apierrors.IsBadRequest(err), apierrors.IsNotFound(err), apierrors.IsMethodNotSupported(err), apierrors.IsRequestEntityTooLargeError(err):
 		return &Failure{APIRefused, "see what the API server makes of the request with --dry-run", err}
 	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
-		return &Failure{ClockWrong, "check this machine's clock and the API server's certificate", err}
+		return &Failure{APIUntrusted, "check this machine's clock, and how long the API server's certificate lives", err}
 	case errors.As(err, &unknownAuthority), errors.As(err, &hostname), errors.As(err, &invalid), errors.As(err, &verification):
 		return &Failure{APIUntrusted, "check server and certificate-authority-data in the kubeconfig", err}
 	}

@@ -273,12 +273,12 @@ func TestConnectionsThatFailAreSorted(t *testing.T) {
 		"another CA":    {change: func(*x509.Certificate) {}, ca: newCA(t), want: APIUntrusted},
 		"another name":  {change: func(c *x509.Certificate) { c.IPAddresses = []net.IP{net.IPv4(10, 0, 0, 1)} }, want: APIUntrusted},
 		"no server's":   {change: func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} }, want: APIUntrusted},
-		"expired":       {change: func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) }, want: ClockWrong},
-		"not yet valid": {change: func(c *x509.Certificate) { c.NotBefore = time.Now().Add(time.Minute) }, want: ClockWrong},
+		"expired":       {change: func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) }, want: APIUntrusted},
+		"not yet valid": {change: func(c *x509.Certificate) { c.NotBefore = time.Now().Add(time.Minute) }, want: APIUntrusted},
 		"the clock is at 1970": {change: func(c *x509.Certificate) {
 			c.NotBefore = time.Now().Add(20 * 365 * 24 * time.Hour)
 			c.NotAfter = c.NotBefore.Add(time.Hour)
-		}, want: ClockWrong},
+		}, want: APIUntrusted},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -171,7 +171,7 @@ func TestBackOffJitterOnlyAdds(t *testing.T) {
 func TestFailuresAreCountedByKind(t *testing.T) {
 	state := &cache.State{}
 	fail := func(reason Reason) time.Duration {
-		failed(state, &cache.Result{Reason: string(reason)}, noon)
+		failed(state, &cache.Result{Reason: string(reason)}, time.Time{}, noon)
 		return max(state.NextAttempt.Sub(noon), 0)
 	}
 	for range 7 {
@@ -245,5 +245,20 @@ func TestHastyCertificatesArePausedFor(t *testing.T) {
 	now = now.Add(hastyWithin)
 	if got := issue(time.Hour); got != 0 {
 		t.Errorf("after a while: %s", got)
+	}
+}
+
+// However often it fails, there is another attempt before the certificate ends.
+func TestBackOffEndsBeforeTheCertificate(t *testing.T) {
+	state := &cache.State{}
+	for range 10 {
+		failed(state, &cache.Result{Reason: string(RequestDenied)}, noon.Add(4*time.Minute), noon)
+	}
+	if got := state.NextAttempt.Sub(noon); got != 2*time.Minute {
+		t.Errorf("4 minutes before the end: %s", got)
+	}
+	failed(state, &cache.Result{Reason: string(RequestDenied)}, noon.Add(10*time.Second), noon)
+	if got := state.NextAttempt.Sub(noon); got != 30*time.Second {
+		t.Errorf("10 s before the end: %s", got)
 	}
 }

@@ -48,6 +48,8 @@ type worker struct {
 	log    klog.Logger
 	result cache.Result
 	since  time.Time
+	// heldUntil is the end of the certificate that is served meanwhile, zero if there is none.
+	heldUntil time.Time
 	// installed is the certificate that was fetched, and spent is set when the pending request has come to something.
 	installed *cache.Pair
 	spent     bool
@@ -148,8 +150,11 @@ func (w *worker) tidy(ctx context.Context) (s standing, wanted bool, err error) 
 			return s, false, err
 		}
 	}
-	if s.foreign && w.adopt(ctx, s.pair) {
+	if s.foreign && !s.pair.Exposed && w.adopt(ctx, s.pair) {
 		s = w.look()
+	}
+	if s.pair != nil {
+		w.heldUntil = s.pair.Leaf.NotAfter
 	}
 	if s.pair == nil || s.due != "" {
 		if s.nameErr != nil {
@@ -261,11 +266,18 @@ func (w *worker) fileAndWait(ctx context.Context, client *csr.Client, pending *c
 		return decision, fmt.Errorf("%w: %w", errRejected, err)
 	}
 	failure := apiFailure(err, to.credential)
-	// What was refused outright does not exist, and would be refused again as it is.
-	if failure.Reason == APIRefused && pending.Last().UID == "" && !errors.Is(err, csr.ErrExists) {
-		w.spent = true
+	if failure.Reason == APIRefused && pending.Last().UID == "" {
+		w.spent = w.neverCreated(ctx, client, pending)
 	}
 	return decision, failure
+}
+
+// neverCreated reports whether a request that was refused does not exist: it would be refused again as it is, and may be forgotten. It could
+// exist all the same, from a post whose answer was lost.
+func (w *worker) neverCreated(ctx context.Context, client *csr.Client, pending *cache.Pending) bool {
+	last := pending.Last()
+	_, err := client.Get(ctx, last.Name, last.Request)
+	return apierrors.IsNotFound(err) || errors.Is(err, csr.ErrNotOurs)
 }
 
 var (
@@ -380,7 +392,7 @@ func (w *worker) record(err error) error {
 	case err != nil:
 		failure := AsFailure(err)
 		w.result.Reason, w.result.Message, w.result.Hint = string(failure.Reason), text.Line(failure.Error(), maxMessage), failure.Hint
-		failed(state, &w.result, now)
+		failed(state, &w.result, w.heldUntil, now)
 		w.log.Info("failed", "reason", failure.Reason, "cause", w.result.Message, "nextAttempt", state.NextAttempt)
 		err = failure
 	case w.installed != nil:

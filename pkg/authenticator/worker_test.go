@@ -435,8 +435,9 @@ func TestThereIsOneWorker(t *testing.T) {
 // registry is an API server that keeps what is filed.
 type registry struct {
 	t *testing.T
-	// refusePost and refuseGet are HTTP codes to refuse with, 0 to refuse nothing.
+	// refusePost and refuseGet are HTTP codes to refuse with, 0 to refuse nothing; slow leaves pending what is filed.
 	refusePost, refuseGet int
+	slow                  bool
 
 	mu      sync.Mutex
 	objects map[string]*certificatesv1.CertificateSigningRequest
@@ -483,7 +484,7 @@ func (r *registry) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 			refuse(409)
 			return
 		}
-		r.add(&object, "new", true)
+		r.add(&object, "uid", !r.slow)
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(http.StatusCreated)
 		_ = json.NewEncoder(w).Encode(object)
@@ -532,6 +533,14 @@ func TestWorkCarriesOnWithAPendingRequest(t *testing.T) {
 		"filed, and pending": {
 			func(r *registry, p *cache.Pending) { filed(r, p, nil, false); p.Last().UID = "uid" },
 			nil, WaitingForSigner, own,
+		},
+		"never filed, and then pending": { // its UID is noted: should it be deleted, nobody posts the same again
+			func(r *registry, _ *cache.Pending) { r.slow = true },
+			[]string{own}, WaitingForSigner, own,
+		},
+		"filed, the answer was lost, and pending": {
+			func(r *registry, p *cache.Pending) { filed(r, p, nil, false) },
+			[]string{own}, WaitingForSigner, own,
 		},
 		"its name was taken": {
 			func(r *registry, p *cache.Pending) {
@@ -616,8 +625,12 @@ func TestWorkCarriesOnWithAPendingRequest(t *testing.T) {
 				t.Error(err)
 			} else if p != nil {
 				left = which(p.Last().Name)
-				if p.Last().UID != pending.Last().UID || !bytes.Equal(p.Key, pending.Key) {
-					t.Errorf("it was changed: UID %q", p.Last().UID)
+				wantUID := pending.Last().UID
+				if c.failure == WaitingForSigner {
+					wantUID = "uid"
+				}
+				if p.Last().UID != wantUID || !bytes.Equal(p.Key, pending.Key) || !bytes.Equal(p.Last().Request, pending.Last().Request) {
+					t.Errorf("UID %q, want %q, or another key or request", p.Last().UID, wantUID)
 				}
 			}
 			if left != c.pending {

@@ -42,6 +42,8 @@ type Origin struct {
 	// CertificateAuthorityData is the PEM bundle that the server's certificate is checked with; empty means the roots of the
 	// system.
 	CertificateAuthorityData []byte `json:"certificateAuthorityData,omitempty"`
+	// ProxyURL is the proxy to reach it through, if not the environment's. It may hold a password.
+	ProxyURL string `json:"proxyURL,omitempty"`
 }
 
 // SameCluster reports whether two descriptions can be of one cluster. Where both name CAs, it is one cluster if they share a

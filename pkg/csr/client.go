@@ -31,9 +31,6 @@ const (
 	pollInterval = 2 * time.Second
 )
 
-// ErrExists says that an object of our name exists, and cannot be looked at.
-var ErrExists = errors.New("it exists already")
-
 // ErrNotOurs says that the object of our name holds another request.
 var ErrNotOurs = errors.New("an object of that name exists and holds another request")
 
@@ -133,9 +130,7 @@ func (c *Client) Get(ctx context.Context, name string, request []byte) (*certifi
 func (c *Client) File(ctx context.Context, object *certificatesv1.CertificateSigningRequest) (*certificatesv1.CertificateSigningRequest, error) {
 	created, err := c.Create(ctx, object, false)
 	if apierrors.IsAlreadyExists(err) {
-		if created, err = c.Get(ctx, object.Name, object.Spec.Request); err != nil {
-			return nil, fmt.Errorf("%w: %w", ErrExists, err)
-		}
+		return c.Get(ctx, object.Name, object.Spec.Request)
 	}
 	return created, err
 }

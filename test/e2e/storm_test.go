@@ -3,9 +3,14 @@
 package e2e
 
 import (
+	"context"
 	"strings"
+	"sync"
 	"testing"
 	"time"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
@@ -54,8 +59,58 @@ func TestUselessCertificatesMakeNoStorm(t *testing.T) {
 	}
 }
 
-// A request that the API server refuses outright is not held on to.
+// A request that the API server refuses as it is, and that does not exist, is not held on to: the next is another.
 func TestRefusedRequestIsForgotten(t *testing.T) {
+	n := newNode(t)
+	n.signer = "example.com/refused"
+	policies := n.Client().AdmissionregistrationV1()
+	policy := &admissionv1.ValidatingAdmissionPolicy{
+		ObjectMeta: metav1.ObjectMeta{Name: "refuse"},
+		Spec: admissionv1.ValidatingAdmissionPolicySpec{
+			MatchConstraints: &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{{RuleWithOperations: admissionv1.RuleWithOperations{
+				Operations: []admissionv1.OperationType{admissionv1.Create},
+				Rule:       admissionv1.Rule{APIGroups: []string{"certificates.k8s.io"}, APIVersions: []string{"v1"}, Resources: []string{"certificatesigningrequests"}},
+			}}}},
+			Validations: []admissionv1.Validation{{Expression: `object.spec.signerName != "example.com/refused"`}},
+		},
+	}
+	if _, err := policies.ValidatingAdmissionPolicies().Create(t.Context(), policy, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	binding := &admissionv1.ValidatingAdmissionPolicyBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "refuse"},
+		Spec:       admissionv1.ValidatingAdmissionPolicyBindingSpec{PolicyName: "refuse", ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny}},
+	}
+	if _, err := policies.ValidatingAdmissionPolicyBindings().Create(t.Context(), binding, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	lift := sync.OnceValue(func() error {
+		return policies.ValidatingAdmissionPolicyBindings().Delete(context.WithoutCancel(t.Context()), "refuse", metav1.DeleteOptions{})
+	})
+	t.Cleanup(func() { _ = lift() })
+	eventually(t, 20*time.Second, "the policy holds", func() bool {
+		_, _, code := n.dry(t)
+		return code == 20
+	})
+	if r := n.run(t); r.code != 20 {
+		t.Fatalf("exit code %d: %s", r.code, r.stderr)
+	}
+	if pending, err := n.dir.Pending(); pending != nil || err != nil {
+		t.Errorf("it is still pending: %v", err)
+	}
+	if err := lift(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, 30*time.Second, "a request is filed", func() bool {
+		return n.run(t, "--wait-timeout=100ms").code == 23
+	})
+	if got := len(n.requests(t)); got != 1 {
+		t.Errorf("%d requests", got)
+	}
+}
+
+// One that the API server would not even show may exist: it is kept, and filed when that is allowed.
+func TestRefusedRequestThatMayExistIsKept(t *testing.T) {
 	n := newNode(t)
 	nobody, err := n.ClientCA().IssueClient("nobody", nil, time.Now().Add(-time.Minute), time.Now().Add(time.Hour))
 	if err != nil {
@@ -68,9 +123,13 @@ func TestRefusedRequestIsForgotten(t *testing.T) {
 	if r := n.run(t); r.code != 20 {
 		t.Fatalf("exit code %d: %s", r.code, r.stderr)
 	}
-	if pending, err := n.dir.Pending(); pending != nil || err != nil {
-		t.Errorf("it is still pending: %v", err)
+	pending, err := n.dir.Pending()
+	if pending == nil || err != nil {
+		t.Fatalf("it is not pending: %v", err)
 	}
 	n.write(t, n.bootstrap, good)
 	n.enrol(t)
+	if requests := n.requests(t); len(requests) != 1 || requests[0].Name != pending.Last().Name {
+		t.Errorf("%d requests", len(requests))
+	}
 }
