@@ -107,7 +107,8 @@ func issued(state *cache.State, result *cache.Result, notAfter, now time.Time) {
 	}
 	pause := min(later.delay(state.Hasty, rand.Float64()), notAfter.Sub(now)/2) //nolint:gosec // G404: jitter
 	state.NextAttempt = now.Add(pause)
-	result.Message = fmt.Sprintf("CertificateSigningRequest %s: a certificate was issued, %d in short order, and another is wanted already", result.Request, state.Hasty+1)
+	result.Message = fmt.Sprintf("CertificateSigningRequest %s: a certificate was issued, %d in short order, and another is wanted already",
+		result.Request, state.Hasty+1)
 	result.Hint = "check that the API server trusts the signer's CA, how long certificates live, and this machine's clock"
 }
 

@@ -51,7 +51,8 @@ func (o *Options) ownAccess(pair *cache.Pair) (access, error) {
 	default:
 		bootstrap, err := o.bootstrapAccess()
 		if err != nil {
-			return access{}, &Failure{Configuration, "set provideClusterInfo: true in the kubeconfig's exec stanza", fmt.Errorf("no cluster to ask: neither client-go nor the certificate names one, and %w", err)}
+			return access{}, &Failure{Configuration, "set provideClusterInfo: true in the kubeconfig's exec stanza",
+				fmt.Errorf("no cluster to ask: neither client-go nor the certificate names one, and %w", err)}
 		}
 		a.cluster = bootstrap.cluster
 		a.config, err = clusterConfig(bootstrap.cluster)
@@ -73,7 +74,8 @@ func (o *Options) bootstrapAccess() (access, error) {
 	if o.bootstrapKubeconfig == "" {
 		paths = []string{o.dir.File(cache.BootstrapFile), kubeadmBootstrapFile}
 	}
-	missing := &Failure{NoBootstrap, "put a bootstrap kubeconfig there, or name one with --bootstrap-kubeconfig (kubeadm token create --print-join-command)",
+	missing := &Failure{NoBootstrap,
+		"put a bootstrap kubeconfig there, or name one with --bootstrap-kubeconfig (kubeadm token create --print-join-command)",
 		fmt.Errorf("no bootstrap kubeconfig: %q: no such file", paths)}
 	for _, path := range paths {
 		a, err := readBootstrap(path)

@@ -64,7 +64,8 @@ func (o *Options) describe(s standing, report *Report) {
 		report.Next = fmt.Sprintf("have a worker request a certificate, and wait for it at most %s", o.waitTimeout)
 	default:
 		leaf := s.pair.Leaf
-		report.Certificate = fmt.Sprintf("%s: node %s, valid from %s to %s", file, s.pair.NodeName(), leaf.NotBefore.UTC().Format(time.RFC3339), leaf.NotAfter.UTC().Format(time.RFC3339))
+		report.Certificate = fmt.Sprintf("%s: node %s, valid from %s to %s", file, s.pair.NodeName(),
+			leaf.NotBefore.UTC().Format(time.RFC3339), leaf.NotAfter.UTC().Format(time.RFC3339))
 		switch {
 		case s.due != "":
 			report.Next = fmt.Sprintf("print it, and have a worker request another, since %s", s.due)

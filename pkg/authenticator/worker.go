@@ -56,7 +56,8 @@ type worker struct {
 }
 
 // Work gets a new certificate where one is wanted, carrying on where the last worker stopped, and writes down how it ended. It
-// ends within the Options' WorkerDeadline unless the provider hangs. There is one worker at a time: another gets a Failure with reason WorkerUnavailable.
+// ends within the Options' WorkerDeadline unless the provider hangs. There is one worker at a time: another gets a Failure with
+// reason WorkerUnavailable.
 func Work(ctx context.Context, o Options) error {
 	if o.invalid != nil {
 		return o.invalid
@@ -216,7 +217,8 @@ func (w *worker) enrol(ctx context.Context, s standing, to access) error {
 			return err
 		}
 	}
-	return &Failure{RequestFailed, "find who deletes CertificateSigningRequests", fmt.Errorf("CertificateSigningRequest %s: deleted, and %d before it", w.result.Request, maxFilings-1)}
+	return &Failure{RequestFailed, "find who deletes CertificateSigningRequests",
+		fmt.Errorf("CertificateSigningRequest %s: deleted, and %d before it", w.result.Request, maxFilings-1)}
 }
 
 // resume returns the pending request if it still is what is wanted, else nil.
@@ -272,8 +274,8 @@ func (w *worker) fileAndWait(ctx context.Context, client *csr.Client, pending *c
 	return decision, failure
 }
 
-// neverCreated reports whether a request that was refused does not exist: it would be refused again as it is, and may be forgotten. It could
-// exist all the same, from a post whose answer was lost.
+// neverCreated reports whether a request that was refused does not exist: it would be refused again as it is, and may be
+// forgotten. It could exist all the same, from a post whose answer was lost.
 func (w *worker) neverCreated(ctx context.Context, client *csr.Client, pending *cache.Pending) bool {
 	last := pending.Last()
 	_, err := client.Get(ctx, last.Name, last.Request)

@@ -133,7 +133,8 @@ func bind(flags *pflag.FlagSet, c *authenticator.Config) {
 	flags.StringVar(&c.ProviderID, "provider-id", c.ProviderID, "the machine's provider ID (default: as the provider finds it)")
 	flags.StringVar(&c.CertDir, "cert-dir", c.CertDir, "certificate directory")
 	flags.StringVar(&c.RuntimeDir, "runtime-dir", c.RuntimeDir, "directory for a note on the last answer; need not outlive a boot")
-	flags.StringVar(&c.BootstrapKubeconfig, "bootstrap-kubeconfig", c.BootstrapKubeconfig, "kubeconfig with the credential for the first certificate (default: bootstrap.kubeconfig in the certificate directory, then kubeadm's)")
+	flags.StringVar(&c.BootstrapKubeconfig, "bootstrap-kubeconfig", c.BootstrapKubeconfig,
+		"kubeconfig with the credential for the first certificate (default: bootstrap.kubeconfig in the certificate directory, then kubeadm's)")
 	flags.StringVar(&c.SignerName, "signer-name", c.SignerName, "signer to ask (default: the provider's)")
 	flags.DurationVar(&c.Expiration.Duration, "expiration", c.Expiration.Duration, "lifetime to ask for, 10m to 87600h; 0 leaves it to the signer")
 	flags.DurationVar(&c.WaitTimeout.Duration, "wait-timeout", c.WaitTimeout.Duration, "longest wait where there is no certificate to print")
