@@ -8,8 +8,8 @@ import (
 	"unicode"
 )
 
-// Line returns s as one line of printable characters, at most limit bytes long and a mark where it was cut: no escape sequence
-// reaches a terminal, no long text a log.
+// Line returns s as one line of printable characters, at most limit bytes long, and " ..." where it was cut: no escape
+// sequence reaches a terminal, no long text a log.
 func Line(s string, limit int) string {
 	s = strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {

@@ -118,7 +118,7 @@ func readBootstrap(path string) (access, error) {
 	proxyURL := ""
 	if current, ok := kubeconfig.Contexts[kubeconfig.CurrentContext]; ok {
 		if user, ok := kubeconfig.AuthInfos[current.AuthInfo]; ok && (user.Exec != nil || user.AuthProvider != nil) {
-			return wrong("use a token or a client certificate: an exec plugin here could start this program for ever", errors.New("its user is an exec plugin"))
+			return wrong("use a token or a client certificate: an exec plugin here could start this program for ever", errors.New("its user is an exec plugin or an auth provider"))
 		}
 		if cluster, ok := kubeconfig.Clusters[current.Cluster]; ok {
 			if cluster.InsecureSkipTLSVerify {

@@ -40,10 +40,13 @@ func newNoteFile(runtimeDir, certDir string) noteFile {
 	return noteFile{cache.At(runtimeDir), hex.EncodeToString(sum[:8]) + ".json"}
 }
 
+// usable is false under a configuration that is wrong and names no absolute path.
+func (f noteFile) usable() bool { return filepath.IsAbs(f.dir.Path()) }
+
 // read returns the note, the zero note where there is none that can be read.
 func (f noteFile) read() note {
 	var n note
-	if f.dir.Check() != nil {
+	if !f.usable() || f.dir.Check() != nil {
 		return note{}
 	}
 	data, _, err := f.dir.Read(f.name)
@@ -56,7 +59,7 @@ func (f noteFile) read() note {
 // write replaces the note, where it can.
 func (f noteFile) write(n note) {
 	data, err := json.Marshal(n)
-	if err == nil && f.dir.Create() == nil {
+	if err == nil && f.usable() && f.dir.Create() == nil {
 		_ = f.dir.Write(f.name, data)
 	}
 }
