@@ -125,7 +125,7 @@ func testOptions(t testing.TB) *Options {
 		now:            func() time.Time { return noon },
 		UserAgent:      "test/1",
 		WorkerDeadline: 24 * time.Hour, // a run kills workers that outlive it, and here they are this very process
-		StartWorker: func(process.ID) (process.ID, error) {
+		StartWorker: func() (process.ID, error) {
 			return process.ID{}, errors.New("no worker was to be started")
 		},
 	}

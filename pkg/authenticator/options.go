@@ -47,8 +47,8 @@ type Options struct {
 	Parent process.ID
 	// UserAgent is sent with each request to the API server.
 	UserAgent string
-	// StartWorker starts a detached process that calls Work for the same configuration on behalf of parent. StartDetached does.
-	StartWorker func(parent process.ID) (process.ID, error)
+	// StartWorker starts a detached process that calls Work for the same configuration. StartDetached does.
+	StartWorker func() (process.ID, error)
 	// WorkerDeadline is the most that one worker lives; NewOptions sets DefaultWorkerDeadline.
 	WorkerDeadline time.Duration
 	// OnStep, if set, is called before each step of a run or a worker.

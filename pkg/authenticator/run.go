@@ -147,7 +147,7 @@ func (o *Options) startWorker(before standing) (bool, error) {
 		return false, err
 	}
 	o.step(StepStartWorker)
-	id, err := o.StartWorker(o.Parent)
+	id, err := o.StartWorker()
 	if err != nil {
 		return false, &Failure{WorkerUnavailable, "", fmt.Errorf("start worker: %w", err)}
 	}

@@ -38,13 +38,13 @@ func dueSoon(c *x509.Certificate) {
 }
 
 // workerThat pretends that a detached worker, which is this very process, does something.
-func workerThat(t testing.TB, does func()) func(process.ID) (process.ID, error) {
+func workerThat(t testing.TB, does func()) func() (process.ID, error) {
 	t.Helper()
 	self, err := process.Of(os.Getpid())
 	if err != nil {
 		t.Fatal(err)
 	}
-	return func(process.ID) (process.ID, error) {
+	return func() (process.ID, error) {
 		go does()
 		return self, nil
 	}
@@ -153,6 +153,22 @@ func TestRunPrintsTheOldCertificateWhileARenewalFails(t *testing.T) {
 	}
 }
 
+// workerThatInstalls is one that takes a while to get a certificate.
+func workerThatInstalls(t *testing.T, o *Options, fresh *cache.Pair, after time.Duration) func() (process.ID, error) {
+	t.Helper()
+	return workerThat(t, func() {
+		time.Sleep(after)
+		lock, err := o.dir.WaitLock(t.Context())
+		if err == nil {
+			err = lock.Install(fresh)
+			lock.Unlock()
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 func TestRunPrintsTheNewCertificateOnceItIsThere(t *testing.T) {
 	for name, old := range map[string]bool{"after an old one": true, "after none": false} {
 		t.Run(name, func(t *testing.T) {
@@ -161,17 +177,7 @@ func TestRunPrintsTheNewCertificateOnceItIsThere(t *testing.T) {
 				installPair(t, o.dir, newPair(t, dueSoon))
 			}
 			fresh := newPair(t, nil)
-			o.StartWorker = workerThat(t, func() {
-				time.Sleep(50 * time.Millisecond)
-				lock, err := o.dir.WaitLock(t.Context())
-				if err == nil {
-					err = lock.Install(fresh)
-					lock.Unlock()
-				}
-				if err != nil {
-					t.Error(err)
-				}
-			})
+			o.StartWorker = workerThatInstalls(t, o, fresh, 50*time.Millisecond)
 			answer, err := Run(t.Context(), *o)
 			if err != nil || len(answer.Remarks) > 0 {
 				t.Fatalf("%v, %v", answer.Remarks, err)
@@ -187,7 +193,7 @@ func TestRunPrintsTheNewCertificateOnceItIsThere(t *testing.T) {
 func TestRunReturnsTheWorkersFailure(t *testing.T) {
 	o := testOptions(t)
 	dead := process.ID{PID: 1 << 30, Start: 1}
-	o.StartWorker = func(process.ID) (process.ID, error) {
+	o.StartWorker = func() (process.ID, error) {
 		go func() {
 			lock, err := o.dir.WaitLock(t.Context())
 			if err == nil {
@@ -215,7 +221,7 @@ func TestRunReturnsTheWorkersFailure(t *testing.T) {
 func TestWorkersThatDieAreBackedOffFrom(t *testing.T) {
 	o := testOptions(t)
 	var starts atomic.Int32
-	o.StartWorker = func(process.ID) (process.ID, error) {
+	o.StartWorker = func() (process.ID, error) {
 		return process.ID{PID: 1 << 30, Start: uint64(starts.Add(1))}, nil
 	}
 	for range 5 {
@@ -242,7 +248,7 @@ func TestResultOfTheFutureIsNoReasonToWait(t *testing.T) {
 			last := &cache.Result{Worker: process.ID{PID: 1 << 30, Start: 1}, Reason: string(APIUnreachable), Message: "x", Started: future, Finished: future}
 			writeState(t, o, &cache.State{Failures: 5, Last: last, NextAttempt: future.Add(15 * time.Second)})
 			started := false
-			o.StartWorker = func(process.ID) (process.ID, error) {
+			o.StartWorker = func() (process.ID, error) {
 				started = true
 				return process.ID{}, errors.New("started")
 			}
@@ -271,20 +277,10 @@ func TestManyRunsStartOneWorker(t *testing.T) {
 	o := testOptions(t)
 	fresh := newPair(t, nil)
 	var starts atomic.Int32
-	works := workerThat(t, func() {
-		time.Sleep(100 * time.Millisecond)
-		lock, err := o.dir.WaitLock(t.Context())
-		if err == nil {
-			err = lock.Install(fresh)
-			lock.Unlock()
-		}
-		if err != nil {
-			t.Error(err)
-		}
-	})
-	o.StartWorker = func(parent process.ID) (process.ID, error) {
+	works := workerThatInstalls(t, o, fresh, 100*time.Millisecond)
+	o.StartWorker = func() (process.ID, error) {
 		starts.Add(1)
-		return works(parent)
+		return works()
 	}
 	var wait sync.WaitGroup
 	for range 30 {
@@ -459,7 +455,7 @@ func TestRunEndsAWorkerThatIsStuck(t *testing.T) {
 
 func TestRunRefusesAForeignDirectoryAtOnce(t *testing.T) {
 	o := testOptions(t)
-	o.StartWorker = func(process.ID) (process.ID, error) {
+	o.StartWorker = func() (process.ID, error) {
 		t.Error("a worker was started for a directory that it cannot use")
 		return process.ID{}, errors.New("no")
 	}

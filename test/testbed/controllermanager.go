@@ -7,8 +7,6 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
-	"fmt"
-	"net"
 	"net/http"
 	"strings"
 	"time"
@@ -40,13 +38,9 @@ func (cp *ControlPlane) StartControllerManager(ctx context.Context, extraArgs ..
 	if err := cp.WriteKubeconfig(cp.path(kubeconfig), CertificateUser(pair)); err != nil {
 		return err
 	}
-	addr, err := freeLoopbackAddr()
+	addr, port, err := freeLoopbackPort()
 	if err != nil {
 		return err
-	}
-	_, port, err := net.SplitHostPort(addr)
-	if err != nil {
-		return fmt.Errorf("split %s: %w", addr, err)
 	}
 	args := []string{
 		"--kubeconfig=" + cp.path(kubeconfig),

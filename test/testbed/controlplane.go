@@ -276,13 +276,9 @@ func (cp *ControlPlane) startEtcd(ctx context.Context) (string, error) {
 }
 
 func (cp *ControlPlane) startAPIServer(ctx context.Context, etcdURL string, extra []string) error {
-	addr, err := freeLoopbackAddr()
+	addr, port, err := freeLoopbackPort()
 	if err != nil {
 		return err
-	}
-	_, port, err := net.SplitHostPort(addr)
-	if err != nil {
-		return fmt.Errorf("split %s: %w", addr, err)
 	}
 	cp.addr = addr
 	args := []string{

@@ -85,3 +85,14 @@ func freeLoopbackAddr() (string, error) {
 	}
 	return "", errors.Join(errors.New("no free port on loopback"), failure)
 }
+
+// freeLoopbackPort is freeLoopbackAddr for who needs the port by itself, too.
+func freeLoopbackPort() (addr, port string, err error) {
+	if addr, err = freeLoopbackAddr(); err != nil {
+		return "", "", err
+	}
+	if _, port, err = net.SplitHostPort(addr); err != nil {
+		return "", "", fmt.Errorf("split %s: %w", addr, err)
+	}
+	return addr, port, nil
+}

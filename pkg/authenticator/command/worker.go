@@ -14,16 +14,16 @@ import (
 )
 
 const (
-	workerName = "worker"
-	parentFlag = "parent"
+	workerName   = "worker"
+	detachedFlag = "detached"
 )
 
 // graceAfterDeadline is how long a worker that has overrun its deadline may take to write that down.
 const graceAfterDeadline = 5 * time.Second
 
 // startWorker starts this program again as a worker, with the flags that it was given itself.
-func (i *invocation) startWorker(parent process.ID) (process.ID, error) {
-	args := []string{workerName, "--" + parentFlag + "=" + parent.String()}
+func (i *invocation) startWorker() (process.ID, error) {
+	args := []string{workerName, "--" + detachedFlag}
 	i.root.PersistentFlags().VisitAll(func(f *pflag.Flag) {
 		if f.Changed {
 			args = append(args, "--"+f.Name+"="+f.Value.String())
@@ -33,7 +33,7 @@ func (i *invocation) startWorker(parent process.ID) (process.ID, error) {
 }
 
 func (i *invocation) workerCommand() *cobra.Command {
-	var parent string
+	var detached bool
 	c := &cobra.Command{
 		Use:    workerName,
 		Short:  "Get a certificate where one is wanted, and end; the root command starts this",
@@ -44,14 +44,13 @@ func (i *invocation) workerCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if cmd.Flags().Changed(parentFlag) {
-				o.Parent = process.Parse(parent)
+			if detached {
 				i.logToFile(o)
 			}
 			return work(cmd, o)
 		},
 	}
-	c.Flags().StringVar(&parent, parentFlag, "", "process that asked: pid and start time; logs go to a file then")
+	c.Flags().BoolVar(&detached, detachedFlag, false, "log to a file in the certificate directory")
 	return c
 }
 
