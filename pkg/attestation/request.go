@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package attestation is the wire format that the node and the controller share: the PEM blocks of a
-// CertificateSigningRequest's spec.request. It knows bytes only: no I/O, no clock, no Kubernetes.
+// CertificateSigningRequest's spec.request, the documents hello, challenge and proof, and what the proof's MAC is made over. It
+// knows bytes only: no I/O, no clock, no Kubernetes. docs/spec.md describes the same bytes in words.
 package attestation
 
 import (
