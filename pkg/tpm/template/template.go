@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package template is what node and verifier must agree on about the keys of a TPM: the endorsement keys (EK) of the TCG EK
+// Credential Profile for TPM Family 2.0, and the one attestation key (AK). It is pure.
+package template
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rsa"
+	"errors"
+	"fmt"
+	"math/big"
+
+	"github.com/google/go-tpm/tpm2"
+)
+
+// EK is a template of the EK Credential Profile, version 2.6, annex B. The list of them is closed.
+type EK struct {
+	// Name is ours: "ecc-p256". The high range's names end in "-high".
+	Name string
+	// Certificate is the NV index at which the maker of the TPM keeps the EK's certificate (profile, 2.2.1.4 and 2.2.1.5).
+	Certificate uint32
+	// Public is the template as TPM2_CreatePrimary takes it: Unique is what the profile says, not a key.
+	Public tpm2.TPMTPublic
+}
+
+// EKs returns every template, in the order in which a node prefers them: an ECC key takes a chip a quarter of a second to
+// make, an RSA key several; the low range is the one with which chips have shipped longest.
+func EKs() []EK {
+	return []EK{
+		{"ecc-p256", 0x01c0000a, eccEK(low, tpm2.TPMECCNistP256)},
+		{"ecc-p256-high", 0x01c00014, eccEK(highSHA256, tpm2.TPMECCNistP256)},
+		{"ecc-p384-high", 0x01c00016, eccEK(highSHA384, tpm2.TPMECCNistP384)},
+		{"rsa-2048", 0x01c00002, rsaEK(low)},
+		{"rsa-2048-high", 0x01c00012, rsaEK(highSHA256)},
+	}
+}
+
+// EKByName returns the template of that name.
+func EKByName(name string) (EK, bool) {
+	for _, e := range EKs() {
+		if e.Name == name {
+			return e, true
+		}
+	}
+	return EK{}, false
+}
+
+// IsRSA reports whether the template makes an RSA key. Otherwise it makes an ECC key.
+func (e EK) IsRSA() bool { return e.Public.Type == tpm2.TPMAlgRSA }
+
+// PolicyOR returns the branches to give TPM2_PolicyOR after TPM2_PolicySecret(TPM_RH_ENDORSEMENT) has satisfied the first of
+// them. It is nil in the low range, where TPM2_PolicySecret alone is the whole policy.
+func (e EK) PolicyOR() []tpm2.TPM2BDigest {
+	for _, r := range []policies{highSHA256(), highSHA384()} {
+		if bytes.Equal(r.policy, e.Public.AuthPolicy.Buffer) {
+			return []tpm2.TPM2BDigest{{Buffer: r.policyA}, {Buffer: r.policyC}}
+		}
+	}
+	return nil
+}
+
+// PublicArea returns the public area of the EK that a TPM makes from this template, if key is its public key. A
+// certificate holds the key alone; everything else about the EK is the template's.
+func (e EK) PublicArea(key crypto.PublicKey) (tpm2.TPMTPublic, error) {
+	var unique tpm2.TPMUPublicID
+	switch key := key.(type) {
+	case *rsa.PublicKey:
+		if !e.IsRSA() {
+			return tpm2.TPMTPublic{}, &OtherKeyError{e.Name, "an RSA key"}
+		}
+		if err := checkRSA(key); err != nil {
+			return tpm2.TPMTPublic{}, &OtherKeyError{e.Name, err.Error()}
+		}
+		unique = tpm2.NewTPMUPublicID(tpm2.TPMAlgRSA, &tpm2.TPM2BPublicKeyRSA{Buffer: key.N.Bytes()})
+	case *ecdsa.PublicKey:
+		if e.IsRSA() {
+			return tpm2.TPMTPublic{}, &OtherKeyError{e.Name, "an ECC key"}
+		}
+		parameters, err := e.Public.Parameters.ECCDetail()
+		if err != nil {
+			return tpm2.TPMTPublic{}, err
+		}
+		if want, err := curve(parameters.CurveID); err != nil || key.Curve != want {
+			return tpm2.TPMTPublic{}, &OtherKeyError{e.Name, "a key on another curve"}
+		}
+		point, err := key.Bytes() // refuses a point that is not on the curve
+		if err != nil {
+			return tpm2.TPMTPublic{}, &OtherKeyError{e.Name, "a point that is not on its curve"}
+		}
+		x, y := point[1:1+len(point)/2], point[1+len(point)/2:]
+		unique = tpm2.NewTPMUPublicID(tpm2.TPMAlgECC, eccPoint(x, y))
+	default:
+		return tpm2.TPMTPublic{}, &OtherKeyError{e.Name, fmt.Sprintf("a key of type %T", key)}
+	}
+	public := e.Public
+	public.Unique = unique
+	return public, nil
+}
+
+// OtherKeyError says that a key is not one that the template can make.
+type OtherKeyError struct{ Template, Problem string }
+
+func (e *OtherKeyError) Error() string {
+	return fmt.Sprintf("EK template %s does not make %s", e.Template, e.Problem)
+}
+
+// AK returns the template of the attestation key, a primary key of the endorsement hierarchy: in the other hierarchies quotes
+// have firmware version and boot counters obfuscated. The same TPM always makes the same AK from it, so nothing is stored.
+func AK() tpm2.TPMTPublic {
+	return tpm2.TPMTPublic{
+		Type:    tpm2.TPMAlgECC, // made in a quarter of a second where RSA takes several
+		NameAlg: tpm2.TPMAlgSHA256,
+		ObjectAttributes: tpm2.TPMAObject{
+			FixedTPM:            true, // never leaves this TPM
+			FixedParent:         true, // follows from FixedTPM
+			SensitiveDataOrigin: true, // made by the TPM: nobody knows the private half
+			UserWithAuth:        true, // used with its authorisation value, which is empty: whoever may speak to the TPM may quote
+			NoDA:                true, // so an interrupted command does not count towards lockout; there is no secret to guess
+			Restricted:          true, // signs nothing but what the TPM itself has made, so a quote cannot be forged
+			SignEncrypt:         true, // signs; Decrypt must be clear in a restricted signing key
+		},
+		Parameters: tpm2.NewTPMUPublicParms(tpm2.TPMAlgECC, &tpm2.TPMSECCParms{
+			// A restricted key has one fixed scheme.
+			Scheme: tpm2.TPMTECCScheme{
+				Scheme:  tpm2.TPMAlgECDSA,
+				Details: tpm2.NewTPMUAsymScheme(tpm2.TPMAlgECDSA, &tpm2.TPMSSigSchemeECDSA{HashAlg: tpm2.TPMAlgSHA256}),
+			},
+			CurveID: tpm2.TPMECCNistP256,
+		}),
+		Unique: tpm2.NewTPMUPublicID(tpm2.TPMAlgECC, eccPoint(nil, nil)),
+	}
+}
+
+// CheckAK returns the key in an AK's marshalled public area, or an error unless that area is the template, byte for byte but
+// for the point, and the point is on the curve. That an AK of this form is in a TPM, and in which, only credential
+// activation shows.
+func CheckAK(public []byte) (*ecdsa.PublicKey, error) {
+	area, err := Parse(public)
+	if err != nil {
+		return nil, err
+	}
+	key, err := PublicKey(area)
+	if err != nil {
+		return nil, err
+	}
+	ak, ok := key.(*ecdsa.PublicKey)
+	if !ok || !madeFrom(AK(), area) {
+		return nil, errors.New("public area: not made from the AK template")
+	}
+	return ak, nil
+}
+
+// CheckEK returns the template in the closed list that made an EK's marshalled public area, and its key.
+func CheckEK(public []byte) (EK, crypto.PublicKey, error) {
+	area, err := Parse(public)
+	if err != nil {
+		return EK{}, nil, err
+	}
+	key, err := PublicKey(area)
+	if err != nil {
+		return EK{}, nil, err
+	}
+	for _, e := range EKs() {
+		if madeFrom(e.Public, area) {
+			if _, err := e.PublicArea(key); err != nil {
+				return EK{}, nil, err
+			}
+			return e, key, nil
+		}
+	}
+	return EK{}, nil, errors.New("public area: not made from an EK template that is known here")
+}
+
+// madeFrom reports whether area is the template but for its key.
+func madeFrom(template, area tpm2.TPMTPublic) bool {
+	if area.Type != template.Type { // go-tpm panics on a union whose tag is another's
+		return false
+	}
+	template.Unique = area.Unique
+	return bytes.Equal(tpm2.Marshal(template), tpm2.Marshal(area))
+}
+
+// maxPublic bounds a marshalled public area, in bytes. The largest of ours, RSA-2048, has 314.
+const maxPublic = 1024
+
+// Parse reads a marshalled TPMT_PUBLIC. It refuses whatever would not marshal to the same bytes again.
+func Parse(public []byte) (tpm2.TPMTPublic, error) {
+	if len(public) > maxPublic {
+		return tpm2.TPMTPublic{}, fmt.Errorf("public area: more than %d bytes", maxPublic)
+	}
+	area, err := tpm2.Unmarshal[tpm2.TPMTPublic](public)
+	if err != nil {
+		return tpm2.TPMTPublic{}, errors.New("public area: does not parse")
+	}
+	if !bytes.Equal(tpm2.Marshal(area), public) {
+		return tpm2.TPMTPublic{}, errors.New("public area: not in its one encoding")
+	}
+	return *area, nil
+}
+
+// PublicKey returns the key in a public area: RSA of 2048 bits with exponent 65537, or a point that has been checked to be on P-256
+// or P-384.
+func PublicKey(area tpm2.TPMTPublic) (crypto.PublicKey, error) {
+	switch area.Type {
+	case tpm2.TPMAlgRSA:
+		parameters, err := area.Parameters.RSADetail()
+		if err != nil {
+			return nil, fmt.Errorf("public area: %w", err)
+		}
+		modulus, err := area.Unique.RSA()
+		if err != nil {
+			return nil, fmt.Errorf("public area: %w", err)
+		}
+		if parameters.Exponent != 0 { // 0 stands for 65537
+			return nil, errors.New("public area: the exponent of its RSA key is not the default")
+		}
+		key := &rsa.PublicKey{N: new(big.Int).SetBytes(modulus.Buffer), E: exponent}
+		if err := checkRSA(key); err != nil || len(modulus.Buffer) != rsaBits/8 {
+			return nil, fmt.Errorf("public area: holds no RSA key of %d bits", rsaBits)
+		}
+		return key, nil
+	case tpm2.TPMAlgECC:
+		parameters, err := area.Parameters.ECCDetail()
+		if err != nil {
+			return nil, fmt.Errorf("public area: %w", err)
+		}
+		point, err := area.Unique.ECC()
+		if err != nil {
+			return nil, fmt.Errorf("public area: %w", err)
+		}
+		c, err := curve(parameters.CurveID)
+		if err != nil {
+			return nil, err
+		}
+		size := (c.Params().BitSize + 7) / 8
+		if len(point.X.Buffer) > size || len(point.Y.Buffer) > size {
+			return nil, errors.New("public area: a coordinate is too long for its curve")
+		}
+		// Some old chips leave out leading zeros.
+		uncompressed := make([]byte, 1+2*size)
+		uncompressed[0] = 4
+		copy(uncompressed[1+size-len(point.X.Buffer):], point.X.Buffer)
+		copy(uncompressed[1+2*size-len(point.Y.Buffer):], point.Y.Buffer)
+		key, err := ecdsa.ParseUncompressedPublicKey(c, uncompressed)
+		if err != nil {
+			return nil, errors.New("public area: its point is not on its curve")
+		}
+		return key, nil
+	default:
+		return nil, errors.New("public area: neither RSA nor ECC")
+	}
+}
+
+// Name returns the Name of the object with this marshalled public area: its nameAlg, then the hash of it (TPM 2.0 Library, part 1,
+// "Names"). SHA-256 and SHA-384 only.
+func Name(public []byte) ([]byte, error) {
+	area, err := Parse(public)
+	if err != nil {
+		return nil, err
+	}
+	if area.NameAlg != tpm2.TPMAlgSHA256 && area.NameAlg != tpm2.TPMAlgSHA384 {
+		return nil, errors.New("public area: its name is neither SHA-256 nor SHA-384")
+	}
+	name, err := tpm2.ObjectName(&area)
+	if err != nil {
+		return nil, fmt.Errorf("public area: %w", err)
+	}
+	return name.Buffer, nil
+}
+
+const (
+	rsaBits  = 2048
+	exponent = 65537
+)
+
+func checkRSA(key *rsa.PublicKey) error {
+	if key.N == nil || key.N.BitLen() != rsaBits || key.N.Bit(0) == 0 || key.E != exponent {
+		return fmt.Errorf("an RSA key other than one of %d bits with exponent %d", rsaBits, exponent)
+	}
+	return nil
+}
+
+func curve(id tpm2.TPMECCCurve) (elliptic.Curve, error) {
+	switch id {
+	case tpm2.TPMECCNistP256:
+		return elliptic.P256(), nil
+	case tpm2.TPMECCNistP384:
+		return elliptic.P384(), nil
+	default:
+		return nil, errors.New("public area: neither P-256 nor P-384")
+	}
+}
+
+func eccPoint(x, y []byte) *tpm2.TPMSECCPoint {
+	return &tpm2.TPMSECCPoint{X: tpm2.TPM2BECCParameter{Buffer: x}, Y: tpm2.TPM2BECCParameter{Buffer: y}}
+}
