@@ -51,7 +51,8 @@ func TestReadmeNamesTestsThatExist(t *testing.T) {
 // What the README says are the steps are functions of the library.
 func TestReadmeNamesStepsThatExist(t *testing.T) {
 	source := readFile(t, "../../pkg/authenticator/look.go") + readFile(t, "../../pkg/authenticator/run.go") + readFile(t, "../../pkg/authenticator/review.go") +
-		readFile(t, "../../pkg/authenticator/worker.go") + readFile(t, "../../pkg/authenticator/prepare.go")
+		readFile(t, "../../pkg/authenticator/worker.go") + readFile(t, "../../pkg/authenticator/enrol.go") +
+		readFile(t, "../../pkg/authenticator/prepare.go") + readFile(t, "../../pkg/authenticator/conclude.go")
 	named := regexp.MustCompile("\\*\\*`(\\w+)`\\*\\*").FindAllStringSubmatch(readFile(t, "../../README.md"), -1)
 	if len(named) < 10 {
 		t.Fatalf("only %d steps are named", len(named))

@@ -43,6 +43,8 @@ type Config struct {
 	NodeName string `json:"nodeName,omitempty"`
 	// ProviderID is the machine's spec.providerID; empty lets the provider look.
 	ProviderID string `json:"providerID,omitempty"`
+	// ProviderIDScheme makes a provider ID of the machine's system UUID, as <scheme>://<uuid>, where no ProviderID is given.
+	ProviderIDScheme string `json:"providerIDScheme,omitempty"`
 	// CertDir is the certificate directory.
 	CertDir string `json:"certDir,omitempty"`
 	// RuntimeDir holds a note about the last answer, by which a rejected certificate is noticed.

@@ -42,13 +42,13 @@ func DryRun(ctx context.Context, o Options) (*Report, error) {
 	report := &Report{NodeName: s.node, Provider: o.provider.Name()}
 	o.describe(s, report)
 
-	pending, key, err := o.build(ctx, s.node, cache.Origin{})
+	pending, key, err := o.build(ctx, s.node, cache.Origin{}, "", o.readState().Remembered)
 	if err != nil {
 		return nil, AsFailure(err)
 	}
 	report.ProviderID = pending.ProviderID
 	first := pending.Last()
-	report.Request = csr.Object(first.Name, pending.SignerName, first.Request, key, pending.ExpirationSeconds)
+	report.Request = csr.Object(first.Name, signerOf(pending), first.Request, key, pending.ExpirationSeconds)
 	o.haveChecked(ctx, s, report)
 	return report, nil
 }
@@ -78,7 +78,7 @@ func (o *Options) describe(s standing, report *Report) {
 	report.Pending = "none"
 	if pending, err := o.dir.Pending(); err == nil && pending != nil {
 		last := pending.Last()
-		report.Pending = fmt.Sprintf("%s of %s, signer %s", last.Name, last.Filed.Format(time.RFC3339), pending.SignerName)
+		report.Pending = fmt.Sprintf("%s of %s, signer %s", last.Name, last.Filed.Format(time.RFC3339), signerOf(pending))
 	}
 }
 

@@ -127,7 +127,7 @@ func (o *Options) makeProvider(c Config, providers []provider.Factory) error {
 		if factory.Name != c.Provider {
 			continue
 		}
-		p, err := factory.New(provider.Settings{TPMDevice: c.TPMDevice})
+		p, err := factory.New(provider.Settings{TPMDevice: c.TPMDevice, ProviderIDScheme: c.ProviderIDScheme, RuntimeDir: c.RuntimeDir})
 		if err != nil {
 			return fmt.Errorf("provider %s: %w", c.Provider, err)
 		}
@@ -176,6 +176,6 @@ func (o *Options) OpenLog() (*os.File, error) {
 func Steps() []Step {
 	return []Step{
 		StepLook, StepStartWorker, StepPrint,
-		StepLock, StepTidy, StepPrepare, StepSave, StepFile, StepNote, StepWait, StepCheck, StepInstall, StepRecord, StepForget,
+		StepLock, StepTidy, StepPrepare, StepSave, StepFile, StepNote, StepChallenge, StepProve, StepWait, StepCheck, StepInstall, StepRecord, StepForget,
 	}
 }

@@ -44,6 +44,7 @@ const (
 	ClockWrong           Reason = "ClockWrong"
 	APIUntrusted         Reason = "APIUntrusted"
 	DirectoryNotWritable Reason = "DirectoryNotWritable"
+	ChallengeUnanswered  Reason = "ChallengeUnanswered"
 )
 
 // ReasonInfo describes one Reason.
@@ -80,6 +81,7 @@ func Reasons() []ReasonInfo {
 		{ClockWrong, 25, "The issued certificate is valid at another time than this machine's clock shows.", later},
 		{APIUntrusted, 26, "The API server's certificate is not one that the CA in the kubeconfig vouches for, or not at this time.", soon},
 		{DirectoryNotWritable, 27, "The certificate directory cannot be written: the disk is full or read-only, or rights are missing.", soon},
+		{ChallengeUnanswered, 28, "The controller's challenge ran out each time, or was not for this machine's TPM.", later},
 	}
 }
 

@@ -52,7 +52,7 @@ func newWorker(t testing.TB, o *Options) *worker {
 // newPending returns a request under way that is what o wants.
 func newPending(t testing.TB, o *Options) *cache.Pending {
 	t.Helper()
-	pending, _, err := o.build(t.Context(), "a", cache.Origin{Server: "https://x"})
+	pending, _, err := o.build(t.Context(), "a", cache.Origin{Server: "https://x"}, "", "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -584,7 +584,7 @@ func TestWorkCarriesOnWithAPendingRequest(t *testing.T) {
 			server, ca := tlsServer(t, api, nil)
 			o := testOptions(t)
 			o.bootstrapKubeconfig = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer(server.URL, ca), "token: abc"))
-			pending, _, err := o.build(t.Context(), "a", cache.Origin{Server: server.URL, CertificateAuthorityData: ca})
+			pending, _, err := o.build(t.Context(), "a", cache.Origin{Server: server.URL, CertificateAuthorityData: ca}, "", "")
 			if err != nil {
 				t.Fatal(err)
 			}

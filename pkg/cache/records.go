@@ -30,6 +30,10 @@ type Pending struct {
 	Cluster Origin `json:"cluster"`
 	// Key is the private key in PEM. It is never logged.
 	Key []byte `json:"key"`
+	// AttestationVersion is that of the hello's document, and Remember what its provider wants back next time if a certificate comes of it. Empty
+	// for a provider that files no hello.
+	AttestationVersion string `json:"attestationVersion,omitempty"`
+	Remember           string `json:"remember,omitempty"`
 	// Requests are the CertificateSigningRequests in flight, in the order in which they are filed. One, unless the provider's
 	// protocol has more rounds.
 	Requests []PendingRequest `json:"requests"`
@@ -42,6 +46,8 @@ func (p *Pending) Last() *PendingRequest { return &p.Requests[len(p.Requests)-1]
 type PendingRequest struct {
 	// Name is the object's name, random and chosen here.
 	Name string `json:"name"`
+	// Hello is set if this is a hello: its answer, and not a certificate, is what is waited for.
+	Hello bool `json:"hello,omitempty"`
 	// UID is the object's UID once the API server has shown it; empty while it is not known to exist.
 	UID string `json:"uid,omitempty"`
 	// Request is spec.request. An object of that name is ours only if it holds these very bytes.
@@ -60,6 +66,8 @@ type State struct {
 	// Issued is when a certificate was issued last, and Hasty how often in a row one was wanted again soon after.
 	Issued time.Time `json:"issued,omitzero"`
 	Hasty  int       `json:"hasty,omitempty"`
+	// Remembered is what the provider wanted back, as of the last certificate.
+	Remembered string `json:"remembered,omitempty"`
 	// NextAttempt is the time before which no worker is to be started.
 	NextAttempt time.Time `json:"nextAttempt,omitzero"`
 }

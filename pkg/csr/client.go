@@ -135,16 +135,16 @@ func (c *Client) File(ctx context.Context, object *certificatesv1.CertificateSig
 	return created, err
 }
 
-// Wait returns when something has become of the object, or when ctx ends, with ctx's error. It watches this one object,
-// from the version given on, and lists it where watching is refused or breaks off.
-func (c *Client) Wait(ctx context.Context, object *certificatesv1.CertificateSigningRequest) (Decision, error) {
+// Wait returns when something has become of the object, as classify (Classify or ClassifyHello) sees it, or when ctx ends, with ctx's
+// error. It watches this one object, from the version given on, and lists it where watching is refused or breaks off.
+func (c *Client) Wait(ctx context.Context, object *certificatesv1.CertificateSigningRequest, classify func(*certificatesv1.CertificateSigningRequest) Decision) (Decision, error) {
 	log := klog.FromContext(ctx)
 	for {
-		if decision := Classify(object); decision.Outcome != Pending {
+		if decision := classify(object); decision.Outcome != Pending {
 			return decision, nil
 		}
 		began := time.Now()
-		decision, err := c.watch(ctx, object)
+		decision, err := c.watch(ctx, object, classify)
 		if ctx.Err() != nil {
 			return Decision{}, ctx.Err()
 		}
@@ -175,7 +175,7 @@ func (c *Client) Wait(ctx context.Context, object *certificatesv1.CertificateSig
 }
 
 // watch follows the object until something has become of it or the watch ends.
-func (c *Client) watch(ctx context.Context, object *certificatesv1.CertificateSigningRequest) (Decision, error) {
+func (c *Client) watch(ctx context.Context, object *certificatesv1.CertificateSigningRequest, classify func(*certificatesv1.CertificateSigningRequest) Decision) (Decision, error) {
 	ctx, cancel := context.WithTimeout(ctx, watchTimeout+callTimeout)
 	defer cancel()
 	seconds := int64(watchTimeout / time.Second)
@@ -197,7 +197,7 @@ func (c *Client) watch(ctx context.Context, object *certificatesv1.CertificateSi
 		if !ok || current.UID != object.UID {
 			continue
 		}
-		if decision := Classify(current); decision.Outcome != Pending {
+		if decision := classify(current); decision.Outcome != Pending {
 			return decision, nil
 		}
 		if event.Type == watch.Deleted {

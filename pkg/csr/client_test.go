@@ -302,7 +302,7 @@ func TestWaitSeesWhatBecomesOfTheRequest(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 3*pollInterval)
 			defer cancel()
 			began := time.Now()
-			got, err := client.Wait(ctx, ours("10", nil))
+			got, err := client.Wait(ctx, ours("10", nil), Classify)
 			if err != nil {
 				t.Fatalf("after %v: %v", server.made(t), err)
 			}
@@ -338,7 +338,7 @@ func TestWaitGivesUpOnARefusal(t *testing.T) {
 			client := server.start(t)
 			ctx, cancel := context.WithTimeout(t.Context(), 3*pollInterval)
 			defer cancel()
-			decision, err := client.Wait(ctx, object("ours", "10", nil))
+			decision, err := client.Wait(ctx, object("ours", "10", nil), Classify)
 			if !c.is(err) || decision.Outcome != 0 {
 				t.Errorf("got %+v, %v", decision, err)
 			}
@@ -366,7 +366,7 @@ func TestWaitEndsWithItsContext(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), budget)
 			defer cancel()
 			began := time.Now()
-			decision, err := client.Wait(ctx, object("ours", "10", nil))
+			decision, err := client.Wait(ctx, object("ours", "10", nil), Classify)
 			if !errors.Is(err, context.DeadlineExceeded) || decision.Outcome != 0 {
 				t.Errorf("got %+v, %v", decision, err)
 			}
@@ -382,7 +382,7 @@ func TestWaitAsksNobodyAboutADecidedRequest(t *testing.T) {
 	t.Parallel()
 	server := &api{}
 	client := server.start(t)
-	decision, err := client.Wait(t.Context(), object("ours", "10", issued))
+	decision, err := client.Wait(t.Context(), object("ours", "10", issued), Classify)
 	if err != nil || decision.Outcome != Issued || len(server.made(t)) > 0 {
 		t.Errorf("got %+v, %v", decision, err)
 	}
@@ -473,7 +473,7 @@ func TestGetTakesOnlyOurs(t *testing.T) {
 func TestWaitGetsWhereItMayNotList(t *testing.T) {
 	t.Parallel()
 	server := &api{watch: answers{watched()}, list: answers{forbidden}, get: answers{show(object("ours", "11", issued))}}
-	decision, err := server.start(t).Wait(t.Context(), object("ours", "10", nil))
+	decision, err := server.start(t).Wait(t.Context(), object("ours", "10", nil), Classify)
 	if err != nil || decision.Outcome != Issued {
 		t.Errorf("got %+v, %v", decision, err)
 	}

@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 )
 
 // MaxCertificate bounds status.certificate, in bytes.
@@ -32,6 +33,8 @@ const (
 	Failed
 	// Deleted: the object is gone; the garbage collector takes old ones.
 	Deleted
+	// Answered: a hello has its challenge.
+	Answered
 )
 
 // Decision is an outcome with what the API server says of it.
@@ -41,6 +44,9 @@ type Decision struct {
 	Reason, Message string
 	// Certificate is status.certificate, as it came.
 	Certificate []byte
+	// Challenge is the annotation that answers a hello, and Versions that which a denial for its version comes with, both as they
+	// came.
+	Challenge, Versions string
 }
 
 // Classify says what has become of a request. Denied and Failed beat a certificate: whoever set both is at odds with himself.
@@ -58,6 +64,21 @@ func Classify(object *certificatesv1.CertificateSigningRequest) Decision {
 	}
 	if len(object.Status.Certificate) > 0 {
 		return Decision{Outcome: Issued, Certificate: object.Status.Certificate}
+	}
+	return Decision{Outcome: Pending}
+}
+
+// ClassifyHello says what has become of a hello. It is answered with an annotation; a certificate is nothing that anybody asked for.
+func ClassifyHello(object *certificatesv1.CertificateSigningRequest) Decision {
+	decision := Classify(object)
+	switch challenge := object.Annotations[attestation.AnnotationChallenge]; {
+	case decision.Outcome == Denied:
+		decision.Versions = object.Annotations[attestation.AnnotationVersions]
+		return decision
+	case decision.Outcome == Failed:
+		return decision
+	case challenge != "":
+		return Decision{Outcome: Answered, Challenge: challenge}
 	}
 	return Decision{Outcome: Pending}
 }

@@ -111,22 +111,25 @@ func NewName() string {
 	return "node-csr-" + strings.ToLower(base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(random[:]))
 }
 
-// Object returns the CertificateSigningRequest to file. The usages follow from the kind of key (KEP-1513:
-// kubernetes.io/kube-apiserver-client-kubelet): key encipherment only makes sense with RSA. expirationSeconds nil leaves the
-// lifetime to the signer.
-func Object(name, signerName string, request []byte, key crypto.PublicKey, expirationSeconds *int32) *certificatesv1.CertificateSigningRequest {
-	usages := []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature}
+// Usages returns what a request asks the certificate to be good for. It follows from the kind of key (KEP-1513:
+// kubernetes.io/kube-apiserver-client-kubelet): key encipherment only makes sense with RSA.
+func Usages(key crypto.PublicKey) []certificatesv1.KeyUsage {
 	if _, ok := key.(*rsa.PublicKey); ok {
-		usages = append(usages, certificatesv1.UsageKeyEncipherment)
+		return []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageKeyEncipherment, certificatesv1.UsageClientAuth}
 	}
-	usages = append(usages, certificatesv1.UsageClientAuth)
+	return []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth}
+}
+
+// Object returns the CertificateSigningRequest to file, with the Usages of key. expirationSeconds nil leaves the lifetime to
+// the signer.
+func Object(name, signerName string, request []byte, key crypto.PublicKey, expirationSeconds *int32) *certificatesv1.CertificateSigningRequest {
 	return &certificatesv1.CertificateSigningRequest{
 		TypeMeta:   metav1.TypeMeta{APIVersion: certificatesv1.SchemeGroupVersion.String(), Kind: "CertificateSigningRequest"},
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: certificatesv1.CertificateSigningRequestSpec{
 			Request:           request,
 			SignerName:        signerName,
-			Usages:            usages,
+			Usages:            Usages(key),
 			ExpirationSeconds: expirationSeconds,
 		},
 	}

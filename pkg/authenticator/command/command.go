@@ -131,6 +131,7 @@ func bind(flags *pflag.FlagSet, c *authenticator.Config) {
 	flags.StringVar(&c.Provider, "provider", c.Provider, "attestation provider")
 	flags.StringVar(&c.NodeName, "node-name", c.NodeName, "name of this machine's Node (default: as the kubelet computes it)")
 	flags.StringVar(&c.ProviderID, "provider-id", c.ProviderID, "the machine's provider ID (default: as the provider finds it)")
+	flags.StringVar(&c.ProviderIDScheme, "provider-id-scheme", c.ProviderIDScheme, "make the provider ID of the system UUID: <scheme>://<uuid>")
 	flags.StringVar(&c.CertDir, "cert-dir", c.CertDir, "certificate directory")
 	flags.StringVar(&c.RuntimeDir, "runtime-dir", c.RuntimeDir, "directory for a note on the last answer; need not outlive a boot")
 	flags.StringVar(&c.BootstrapKubeconfig, "bootstrap-kubeconfig", c.BootstrapKubeconfig,
