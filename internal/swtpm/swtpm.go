@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package swtpm runs software TPMs for tests, with EK certificates as a maker of chips would put into them. It needs swtpm in
+// PATH, and swtpm_setup for Options.Setup; without them it fails rather than skip.
+package swtpm
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/google/go-tpm/tpm2"
+	"github.com/google/go-tpm/tpm2/transport"
+	"github.com/google/go-tpm/tpm2/transport/linuxudstpm"
+)
+
+// Options say what the TPM holds when it leaves the factory.
+type Options struct {
+	// Certified names the EK templates (package template) that have a certificate in NV.
+	Certified []string
+	// Persistent names the EK templates whose key is at its persistent handle (EK Credential Profile, 2.2.1.4: 0x81010001 and so
+	// on), as many chips have their RSA EK.
+	Persistent []string
+	// Issue may change a certificate before it is signed. It is called once for each.
+	Issue CertificateOption
+	// Chain puts the certificate of the intermediate CA into NV at 0x01c00100.
+	Chain bool
+	// Wrapped puts each EK certificate into the header of the TCG PC Client specification.
+	Wrapped bool
+	// Padding follows each certificate in NV: chips pad with 0x00 or 0xff.
+	Padding []byte
+	// CA issues the certificates, so that several TPMs can be of one make. Nil makes a new one.
+	CA *CA
+	// Setup lets swtpm_setup make and write the certificates, with a CA of its own: those of rsa-2048 and ecc-p384-high. Everything
+	// above is ignored.
+	Setup bool
+}
+
+// TPM is a software TPM. Its methods are for one goroutine at a time.
+type TPM struct {
+	// CA issued the EK certificates. With Options.Setup it has certificates but no keys.
+	CA *CA
+
+	dir string
+	cmd *exec.Cmd
+}
+
+// TB is what Start needs of a testing.TB.
+type TB interface {
+	Helper()
+	Fatalf(format string, args ...any)
+	Cleanup(func())
+}
+
+// Start returns a running TPM, which ends with the test.
+func Start(t TB, o Options) *TPM {
+	t.Helper()
+	tpm, err := New(o)
+	if err != nil {
+		t.Fatalf("software TPM: %v", err)
+	}
+	t.Cleanup(tpm.Stop)
+	return tpm
+}
+
+// New returns a running TPM. The caller stops it.
+func New(o Options) (_ *TPM, err error) {
+	dir, err := os.MkdirTemp("/tmp", "swtpm-") // not TMPDIR: the path of a socket has at most 107 bytes
+	if err != nil {
+		return nil, err
+	}
+	t := &TPM{dir: dir, CA: o.CA}
+	defer func() {
+		if err != nil {
+			t.Stop()
+		}
+	}()
+	if err := os.Mkdir(t.state(), 0o700); err != nil {
+		return nil, err
+	}
+	if o.Setup {
+		if t.CA, err = setup(t.dir, t.state()); err != nil {
+			return nil, err
+		}
+		return t, t.start()
+	}
+	if t.CA == nil {
+		if t.CA, err = NewCA(); err != nil {
+			return nil, err
+		}
+	}
+	if err := t.start(); err != nil {
+		return nil, err
+	}
+	if err := t.manufacture(o); err != nil {
+		return nil, err
+	}
+	return t, t.Reboot() // as a chip comes: with no trace of its making in lockout counter or memory
+}
+
+// Socket is the path of the Unix socket that takes TPM commands. One connection is served after the other.
+func (t *TPM) Socket() string { return filepath.Join(t.dir, "tpm") }
+
+func (t *TPM) state() string { return filepath.Join(t.dir, "state") }
+
+// start starts the process on the state there is: power on, and TPM2_Startup(CLEAR).
+func (t *TPM) start() error {
+	log := filepath.Join(t.dir, "log")
+	//nolint:gosec // the arguments are this package's own
+	cmd := exec.Command("swtpm", "socket", "--tpm2", "--server", "type=unixio,path="+t.Socket(), "--ctrl", "type=unixio,path="+t.Socket()+".ctrl",
+		"--flags", "not-need-init,startup-clear", "--tpmstate", "dir="+t.state(), "--log", "file="+log+",level=1,truncate")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // a test that is killed leaves none behind
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	t.cmd = cmd
+	var err error
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
+		if _, err = t.Capability(tpm2.TPMCapTPMProperties, uint32(tpm2.TPMPTManufacturer), 1); err == nil {
+			return nil
+		}
+	}
+	said, _ := os.ReadFile(log) //nolint:errcheck // it only adds to the error
+	return fmt.Errorf("swtpm does not answer: %w; it says %q", err, said)
+}
+
+// Stop ends the TPM and forgets its state.
+func (t *TPM) Stop() {
+	t.Crash()
+	_ = os.RemoveAll(t.dir)
+}
+
+// Crash cuts the power.
+func (t *TPM) Crash() {
+	if t.cmd != nil {
+		_ = t.cmd.Process.Kill()
+		_ = t.cmd.Wait()
+		t.cmd = nil
+	}
+	_ = os.Remove(t.Socket())
+}
+
+// Boot switches a TPM on after Crash.
+func (t *TPM) Boot() error { return t.start() }
+
+// Reboot is what an orderly reboot of the machine does to its TPM: TPM2_Shutdown(CLEAR), reset, TPM2_Startup(CLEAR).
+func (t *TPM) Reboot() error {
+	if _, err := (tpm2.Shutdown{ShutdownType: tpm2.TPMSUClear}).Execute(t.Transport()); err != nil {
+		return err
+	}
+	t.Crash()
+	return t.start()
+}
+
+// Clear is TPM2_Clear: the owner's keys go, EK and AK stay, the boot counters start again.
+func (t *TPM) Clear() error {
+	_, err := tpm2.Clear{AuthHandle: tpm2.AuthHandle{Handle: tpm2.TPMRHPlatform, Auth: tpm2.PasswordAuth(nil)}}.Execute(t.Transport())
+	return err
+}
+
+// ChangeEPS is TPM2_ChangeEPS: every EK and AK becomes another. The certificates in NV stay, and certify nothing here any more.
+func (t *TPM) ChangeEPS() error {
+	// go-tpm lacks it. Authorised with the platform's empty password.
+	response, err := t.Transport().Send([]byte{0x80, 0x02, 0, 0, 0, 27, 0, 0, 0x01, 0x24, 0x40, 0, 0, 0x0c, 0, 0, 0, 9, 0x40, 0, 0, 9, 0, 0, 0, 0, 0})
+	if err != nil {
+		return err
+	}
+	if code := responseCode(response); code != tpm2.TPMRCSuccess {
+		return fmt.Errorf("TPM2_ChangeEPS: %w", code)
+	}
+	return nil
+}
+
+// Transport speaks to the TPM past whatever is under test, with a connection for each command.
+func (t *TPM) Transport() transport.TPM { return Dial(t.Socket()) }
+
+// Dial speaks to the TPM behind a socket, with a connection for each command.
+func Dial(socket string) transport.TPM {
+	return sender(func(command []byte) ([]byte, error) {
+		conn, err := linuxudstpm.Open(socket)
+		if err != nil {
+			return nil, err
+		}
+		response, err := conn.Send(command)
+		return response, errors.Join(err, conn.Close())
+	})
+}
+
+type sender func([]byte) ([]byte, error)
+
+func (s sender) Send(command []byte) ([]byte, error) { return s(command) }
+
+// Capability is one TPM2_GetCapability.
+func (t *TPM) Capability(c tpm2.TPMCap, property, count uint32) (*tpm2.TPMUCapabilities, error) {
+	rsp, err := tpm2.GetCapability{Capability: c, Property: property, PropertyCount: count}.Execute(t.Transport())
+	if err != nil {
+		return nil, err
+	}
+	return &rsp.CapabilityData.Data, nil
+}
+
+// Handles returns what is loaded: transient objects and sessions. A program that is done leaves none.
+func (t *TPM) Handles() ([]tpm2.TPMHandle, error) {
+	var all []tpm2.TPMHandle
+	for _, first := range []uint32{0x80000000, 0x02000000} {
+		data, err := t.Capability(tpm2.TPMCapHandles, first, 64)
+		if err != nil {
+			return nil, err
+		}
+		handles, err := data.Handles()
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, handles.Handle...)
+	}
+	return all, nil
+}
+
+// LockoutCounter returns how many failures count towards lockout.
+func (t *TPM) LockoutCounter() (uint32, error) {
+	data, err := t.Capability(tpm2.TPMCapTPMProperties, uint32(tpm2.TPMPTLockoutCounter), 1)
+	if err != nil {
+		return 0, err
+	}
+	properties, err := data.TPMProperties()
+	if err != nil || len(properties.TPMProperty) != 1 {
+		return 0, errors.Join(err, errors.New("no answer"))
+	}
+	return properties.TPMProperty[0].Value, nil
+}
+
+// Extend extends a PCR in all banks with the digests of data.
+func (t *TPM) Extend(pcr int, data []byte) error {
+	_, err := tpm2.PCREvent{
+		PCRHandle: tpm2.AuthHandle{Handle: tpm2.TPMHandle(pcr), Auth: tpm2.PasswordAuth(nil)}, //nolint:gosec // PCR numbers are below 24
+		EventData: tpm2.TPM2BEvent{Buffer: slices.Clone(data)},
+	}.Execute(t.Transport())
+	return err
+}
