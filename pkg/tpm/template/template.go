@@ -10,6 +10,9 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rsa"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/asn1"
 	"errors"
 	"fmt"
 	"math/big"
@@ -253,6 +256,27 @@ func PublicKey(area tpm2.TPMTPublic) (crypto.PublicKey, error) {
 	default:
 		return nil, errors.New("public area: neither RSA nor ECC")
 	}
+}
+
+// CertifiedKey returns the key in an EK certificate. Some makers give RSA keys the algorithm identifier id-RSAES-OAEP, with which
+// crypto/x509 returns no key (EK Credential Profile, 3.5.1).
+func CertifiedKey(cert *x509.Certificate) (crypto.PublicKey, error) {
+	if cert.PublicKey != nil {
+		return cert.PublicKey, nil
+	}
+	var spki struct {
+		Algorithm pkix.AlgorithmIdentifier
+		Key       asn1.BitString
+	}
+	rest, err := asn1.Unmarshal(cert.RawSubjectPublicKeyInfo, &spki)
+	if err != nil || len(rest) > 0 || !spki.Algorithm.Algorithm.Equal(asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 1, 7}) {
+		return nil, errors.New("certificate: a key of a kind that is not known here")
+	}
+	key, err := x509.ParsePKCS1PublicKey(spki.Key.RightAlign())
+	if err != nil {
+		return nil, errors.New("certificate: its RSA key does not parse")
+	}
+	return key, nil
 }
 
 // Name returns the Name of the object with this marshalled public area: its nameAlg, then the hash of it (TPM 2.0 Library, part 1,

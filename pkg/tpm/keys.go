@@ -1,0 +1,357 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tpm
+
+import (
+	"crypto"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/google/go-tpm/tpm2"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/tpm/template"
+)
+
+// EK is an endorsement key of this TPM.
+type EK struct {
+	// Template is its name in package template.
+	Template string
+	// Public is its marshalled TPMT_PUBLIC.
+	Public []byte
+	// Certificates are in DER: the EK's, then those of CAs that the TPM holds, in its order. Empty if the TPM has none for this very
+	// key. Nothing here has verified them.
+	Certificates [][]byte
+	// Problem says why a certificate that the TPM holds for this template is left out. Empty where nothing is wrong.
+	Problem string
+	// Slow is set if an RSA key had to be made, which takes chips seconds, each time that it is used.
+	Slow bool
+}
+
+// EKs returns every EK for which the TPM holds a certificate, or the one that it would use without, if it holds none.
+func (t *TPM) EKs() ([]EK, error) {
+	indices, err := t.certificateIndices()
+	if err != nil {
+		return nil, err
+	}
+	var eks []EK
+	for _, e := range template.EKs() {
+		if !slices.Contains(indices, e.Certificate) {
+			continue
+		}
+		ek, err := t.ek(e)
+		if isRefused(err) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("EK %s: %w", e.Name, err)
+		}
+		eks = append(eks, ek)
+	}
+	if len(eks) > 0 {
+		return eks, nil
+	}
+	ek, err := t.ChooseEK("")
+	if err != nil {
+		return nil, err
+	}
+	return []EK{ek}, nil
+}
+
+// ChooseEK returns the EK of the remembered template if the TPM still makes it: a node stays with the EK that it first enrolled
+// with. Otherwise it is the first with a certificate, ECC before RSA, or without any the first that the TPM makes.
+func (t *TPM) ChooseEK(remembered string) (EK, error) {
+	indices, err := t.certificateIndices()
+	if err != nil {
+		return EK{}, err
+	}
+	type candidate struct {
+		template.EK
+		bare bool // will do without a certificate
+	}
+	var candidates []candidate
+	if e, ok := template.EKByName(remembered); ok {
+		candidates = append(candidates, candidate{e, true})
+	}
+	for _, e := range template.EKs() {
+		if slices.Contains(indices, e.Certificate) {
+			candidates = append(candidates, candidate{e, false})
+		}
+	}
+	for _, e := range template.EKs() {
+		candidates = append(candidates, candidate{e, true})
+	}
+	var refused []error
+	for _, c := range candidates {
+		ek, err := t.ek(c.EK)
+		switch {
+		case isRefused(err):
+			refused = append(refused, fmt.Errorf("EK %s: %w", c.Name, err))
+		case err != nil:
+			return EK{}, fmt.Errorf("EK %s: %w", c.Name, err)
+		case c.bare || len(ek.Certificates) > 0:
+			return ek, nil
+		}
+	}
+	return EK{}, errors.Join(refused...)
+}
+
+// isRefused reports whether the TPM does not know an algorithm, curve or size that a template asks for.
+func isRefused(err error) bool {
+	var rc tpm2.TPMFmt1Error
+	if !errors.As(err, &rc) {
+		return false
+	}
+	parameter, _ := rc.Parameter()
+	return parameter
+}
+
+// AK returns the marshalled TPMT_PUBLIC of the attestation key.
+func (t *TPM) AK() ([]byte, error) {
+	var public []byte
+	err := t.withAK(func(ak object) error {
+		public = ak.bytes()
+		_, err := template.CheckAK(public)
+		return err
+	})
+	return public, err
+}
+
+// object is a key in the TPM, for as long as the function lasts that was given it.
+type object struct {
+	handle tpm2.TPMHandle
+	name   tpm2.TPM2BName
+	public tpm2.TPMTPublic
+}
+
+func (o object) bytes() []byte { return tpm2.Marshal(o.public) }
+
+// authorised returns the object as one that a command uses with this authorisation.
+func (o object) authorised(by tpm2.Session) tpm2.AuthHandle {
+	return tpm2.AuthHandle{Handle: o.handle, Name: o.name, Auth: by}
+}
+
+func (t *TPM) withAK(f func(object) error) error { return t.withPrimary(template.AK(), f) }
+
+// withEK calls f with the EK of that template: the persistent one if it is RSA and there is one, as making it is slow.
+func (t *TPM) withEK(e template.EK, f func(object) error) error {
+	if e.IsRSA() {
+		ek, err := t.persistentEK(e)
+		if err != nil {
+			return err
+		}
+		if ek != nil {
+			return f(*ek)
+		}
+	}
+	return t.withPrimary(e.Public, f)
+}
+
+// withPrimary makes a primary key of the endorsement hierarchy, whose authorisation value is taken to be empty, and calls f with it.
+func (t *TPM) withPrimary(area tpm2.TPMTPublic, f func(object) error) error {
+	rsp, err := execute[tpm2.CreatePrimaryResponse](t, "TPM2_CreatePrimary", tpm2.CreatePrimary{
+		PrimaryHandle: tpm2.AuthHandle{Handle: tpm2.TPMRHEndorsement, Auth: tpm2.PasswordAuth(nil)},
+		InPublic:      tpm2.New2B(area),
+	})
+	if err != nil {
+		return err
+	}
+	defer t.flush(rsp.ObjectHandle)
+	public, err := rsp.OutPublic.Contents()
+	if err != nil {
+		return &CommandError{"TPM2_CreatePrimary", err}
+	}
+	return f(object{rsp.ObjectHandle, rsp.Name, *public})
+}
+
+// flush unloads an object or session. It also works after the context has ended. Run tries again what fails here.
+func (t *TPM) flush(handle tpm2.TPMHandle) {
+	_, _ = execute[tpm2.FlushContextResponse](t, "TPM2_FlushContext", tpm2.FlushContext{FlushHandle: handle})
+}
+
+// maxPersistent bounds how many persistent keys are looked at.
+const maxPersistent = 8
+
+// persistentEK returns the EK of that template among the persistent keys in the range for EKs, nil if there is none.
+func (t *TPM) persistentEK(e template.EK) (*object, error) {
+	if t.persistent == nil {
+		var err error
+		if t.persistent, err = t.handles(firstPersistentEK, lastPersistentEK); err != nil {
+			return nil, err
+		}
+	}
+	for _, handle := range t.persistent[:min(len(t.persistent), maxPersistent)] {
+		rsp, err := execute[tpm2.ReadPublicResponse](t, "TPM2_ReadPublic", tpm2.ReadPublic{ObjectHandle: tpm2.TPMHandle(handle)})
+		if err != nil {
+			return nil, err
+		}
+		if made, _, err := template.CheckEK(rsp.OutPublic.Bytes()); err != nil || made.Name != e.Name {
+			continue // another kind of key
+		}
+		public, err := rsp.OutPublic.Contents()
+		if err != nil {
+			return nil, &CommandError{"TPM2_ReadPublic", err}
+		}
+		return &object{tpm2.TPMHandle(handle), rsp.Name, *public}, nil
+	}
+	return nil, nil
+}
+
+// ek returns the EK of a template with its certificate, if the TPM holds one for the key that it has now.
+func (t *TPM) ek(e template.EK) (EK, error) {
+	ek := EK{Template: e.Name}
+	if err := t.withEK(e, func(o object) error {
+		ek.Public = o.bytes()
+		ek.Slow = e.IsRSA() && o.handle < firstPersistentEK
+		return nil
+	}); err != nil {
+		return EK{}, err
+	}
+	made, key, err := template.CheckEK(ek.Public)
+	if err != nil {
+		return EK{}, err
+	}
+	if made.Name != e.Name {
+		return EK{}, fmt.Errorf("the TPM made a key of template %s", made.Name)
+	}
+	indices, err := t.certificateIndices()
+	if err != nil {
+		return EK{}, err
+	}
+	if !slices.Contains(indices, e.Certificate) {
+		return ek, nil
+	}
+	leaf, err := t.certificate(e.Certificate, key)
+	var problem *certificateProblem
+	if errors.As(err, &problem) {
+		ek.Problem = fmt.Sprintf("NV index %#08x: %v", e.Certificate, problem)
+		return ek, nil
+	}
+	if err != nil {
+		return EK{}, err
+	}
+	chain, err := t.chain(indices)
+	if err != nil {
+		return EK{}, err
+	}
+	ek.Certificates = append([][]byte{leaf}, chain...)
+	return ek, nil
+}
+
+// certificateProblem says why what is at an NV index is not this TPM's certificate. The TPM itself is well.
+type certificateProblem struct{ err error }
+
+func (p *certificateProblem) Error() string { return p.err.Error() }
+func (p *certificateProblem) Unwrap() error { return p.err }
+
+// certificate returns the certificate at an NV index if it certifies key: firmware updates and TPM2_ChangeEPS leave
+// certificates of keys behind that no longer exist.
+func (t *TPM) certificate(index uint32, key crypto.PublicKey) ([]byte, error) {
+	data, err := t.readNV(index)
+	if err != nil {
+		return nil, err
+	}
+	der, err := trimCertificate(data)
+	if err != nil {
+		return nil, &certificateProblem{err}
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		return nil, &certificateProblem{err}
+	}
+	certified, err := template.CertifiedKey(cert)
+	if err != nil {
+		return nil, &certificateProblem{err}
+	}
+	if own, ok := key.(interface{ Equal(crypto.PublicKey) bool }); !ok || !own.Equal(certified) {
+		return nil, &certificateProblem{errors.New("certificate: for another key than the TPM has")}
+	}
+	return der, nil
+}
+
+// chain returns the certificates of CAs that the TPM holds. They only spare the verifier from having them, so what cannot be read is
+// left out.
+func (t *TPM) chain(indices []uint32) ([][]byte, error) {
+	var all []byte
+	for _, index := range indices {
+		if index < uint32(firstChain) || len(all) > maxChain*maxCertificate {
+			continue
+		}
+		data, err := t.readNV(index)
+		var problem *certificateProblem
+		if errors.As(err, &problem) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, data...)
+	}
+	return splitChain(all), nil
+}
+
+// certificateIndices returns the NV indices in use for EK certificates and their chain.
+func (t *TPM) certificateIndices() ([]uint32, error) {
+	if t.certificates == nil {
+		var err error
+		if t.certificates, err = t.handles(firstCertificate, lastChain); err != nil {
+			return nil, err
+		}
+	}
+	return t.certificates, nil
+}
+
+// readNV returns what an NV index holds, or a *certificateProblem if the TPM does not let us read it. A TPM that is only busy, or
+// broken, is another matter: the node must not take another EK for it.
+func (t *TPM) readNV(index uint32) ([]byte, error) {
+	properties, err := t.fixedProperties()
+	if err != nil {
+		return nil, err
+	}
+	// A TPM that does not say how much it reads at a time, or nonsense, reads this much.
+	const least = 64
+	data, err := t.tryReadNV(tpm2.TPMHandle(index), max(properties[uint32(tpm2.TPMPTNVBufferMax)], least))
+	var rc tpm2.TPMRC
+	if errors.As(err, &rc) && !rc.IsWarning() && rc != tpm2.TPMRCFailure {
+		return nil, &certificateProblem{err}
+	}
+	return data, err
+}
+
+func (t *TPM) tryReadNV(index tpm2.TPMHandle, chunk uint32) ([]byte, error) {
+	rsp, err := execute[tpm2.NVReadPublicResponse](t, "TPM2_NV_ReadPublic", tpm2.NVReadPublic{NVIndex: index})
+	if err != nil {
+		return nil, err
+	}
+	public, err := rsp.NVPublic.Contents()
+	if err != nil {
+		return nil, &CommandError{"TPM2_NV_ReadPublic", err}
+	}
+	if public.DataSize > maxCertificate {
+		return nil, &certificateProblem{fmt.Errorf("more than %d bytes", maxCertificate)}
+	}
+	named := tpm2.NamedHandle{Handle: index, Name: rsp.NVName}
+	reader := tpm2.AuthHandle{Handle: index, Name: rsp.NVName, Auth: tpm2.PasswordAuth(nil)}
+	if !public.Attributes.AuthRead {
+		reader = tpm2.AuthHandle{Handle: tpm2.TPMRHOwner, Auth: tpm2.PasswordAuth(nil)}
+	}
+	var data []byte
+	for len(data) < int(public.DataSize) {
+		left := uint32(public.DataSize) - uint32(len(data))
+		rsp, err := execute[tpm2.NVReadResponse](t, "TPM2_NV_Read", tpm2.NVRead{
+			AuthHandle: reader,
+			NVIndex:    named,
+			Size:       uint16(min(left, chunk)),
+			Offset:     uint16(len(data)),
+		})
+		if err != nil {
+			return nil, err
+		}
+		if len(rsp.Data.Buffer) == 0 {
+			return nil, &certificateProblem{errors.New("ends early")}
+		}
+		data = append(data, rsp.Data.Buffer...)
+	}
+	return data, nil
+}

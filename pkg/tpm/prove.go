@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tpm
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/google/go-tpm/tpm2"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/tpm/template"
+)
+
+// Challenge is what the controller wants proven, with what this node said in its hello. Of the controller's part nothing is trusted:
+// whoever made it, the TPM only reveals a secret that was made for these two keys.
+type Challenge struct {
+	// EKTemplate, EKPublic and AKPublic are as the hello had them.
+	EKTemplate         string
+	EKPublic, AKPublic []byte
+	// CredentialBlob and EncryptedSecret are what TPM2_MakeCredential returns, a TPM2B_ID_OBJECT and a TPM2B_ENCRYPTED_SECRET, each with
+	// its size before it.
+	CredentialBlob, EncryptedSecret []byte
+	// PCRBank is SHA-256, SHA-384 or SHA-512.
+	PCRBank tpm2.TPMAlgID
+	// PCRs are wanted from that bank: 1 to 24 numbers below 24, each once.
+	PCRs []int
+}
+
+// Quote is the TPM's answer.
+type Quote struct {
+	// Attest is a TPMS_ATTEST, Signature the AK's TPMT_SIGNATURE over it.
+	Attest, Signature []byte
+	// PCRs are the values quoted, in the order of Challenge.PCRs.
+	PCRs [][]byte
+}
+
+// ErrOtherKeys says that the hello's keys are not this TPM's any more, or that the challenge is for other keys: the node must
+// say hello again.
+var ErrOtherKeys = errors.New("the challenge is not for the keys of this TPM")
+
+// ChallengeError says what is wrong with a challenge.
+type ChallengeError struct{ Problem string }
+
+func (e *ChallengeError) Error() string { return "challenge: " + e.Problem }
+
+// BankError says that the TPM does not keep a PCR in that bank.
+type BankError struct {
+	Bank tpm2.TPMAlgID
+	PCR  int
+}
+
+func (e *BankError) Error() string {
+	return fmt.Sprintf("the TPM has no PCR %d in the bank of algorithm %#04x", e.PCR, uint16(e.Bank))
+}
+
+const (
+	pcrCount = 24 // TCG PC Client Platform TPM Profile, 4.6
+	// maxQuotes bounds how often a quote is repeated because a PCR was extended meanwhile.
+	maxQuotes = 5
+	// maxSized bounds a credential's two parts, in bytes. The largest, an RSA-2048 secret, has 258.
+	maxSized = 1024
+)
+
+// Prove has the TPM reveal the challenge's secret and quote the PCRs, with mac(secret) as the quote's extraData.
+//
+// The secret crosses the bus encrypted, to this process, which wipes its copy when mac returns; go-tpm's is left to the garbage
+// collector. mac must not keep the slice.
+func (t *TPM) Prove(c Challenge, mac func(secret []byte) []byte) (Quote, error) {
+	e, ok := template.EKByName(c.EKTemplate)
+	if !ok {
+		return Quote{}, &ChallengeError{"no such EK template"}
+	}
+	blob, err := sized[tpm2.TPM2BIDObject](c.CredentialBlob)
+	if err != nil {
+		return Quote{}, err
+	}
+	encrypted, err := sized[tpm2.TPM2BEncryptedSecret](c.EncryptedSecret)
+	if err != nil {
+		return Quote{}, err
+	}
+	if err := checkPCRs(c.PCRBank, c.PCRs); err != nil {
+		return Quote{}, err
+	}
+	var quote Quote
+	err = t.withAK(func(ak object) error {
+		if !bytes.Equal(ak.bytes(), c.AKPublic) {
+			return fmt.Errorf("AK: %w", ErrOtherKeys)
+		}
+		var extraData []byte
+		if err := t.withEK(e, func(ek object) error {
+			if !bytes.Equal(ek.bytes(), c.EKPublic) {
+				return fmt.Errorf("EK: %w", ErrOtherKeys)
+			}
+			secret, err := t.activate(e, ek, ak, *blob, *encrypted)
+			if err != nil {
+				return err
+			}
+			defer clear(secret)
+			extraData = mac(secret)
+			return nil
+		}); err != nil {
+			return err
+		}
+		quote, err = t.quote(ak, extraData, c.PCRBank, c.PCRs)
+		return err
+	})
+	return quote, err
+}
+
+// sized reads a TPM2B that must be all of data.
+func sized[T tpm2.Marshallable, P interface {
+	*T
+	tpm2.Unmarshallable
+}](data []byte) (*T, error) {
+	if len(data) > maxSized {
+		return nil, &ChallengeError{fmt.Sprintf("a part has more than %d bytes", maxSized)}
+	}
+	v, err := tpm2.Unmarshal[T, P](data)
+	if err != nil || !bytes.Equal(tpm2.Marshal(*v), data) {
+		var wanted T
+		return nil, &ChallengeError{fmt.Sprintf("holds no %T", wanted)}
+	}
+	return v, nil
+}
+
+func checkPCRs(bank tpm2.TPMAlgID, pcrs []int) error {
+	// SHA-1 collisions have been found: two logs could stand for one value.
+	if !slices.Contains([]tpm2.TPMAlgID{tpm2.TPMAlgSHA256, tpm2.TPMAlgSHA384, tpm2.TPMAlgSHA512}, bank) {
+		return &ChallengeError{fmt.Sprintf("PCR bank %#04x is none that can be trusted", uint16(bank))}
+	}
+	if len(pcrs) == 0 {
+		return &ChallengeError{"wants no PCR"}
+	}
+	for i, pcr := range pcrs {
+		if pcr < 0 || pcr >= pcrCount || slices.Contains(pcrs[:i], pcr) {
+			return &ChallengeError{fmt.Sprintf("PCR %d does not exist, or is wanted twice", pcr)}
+		}
+	}
+	return nil
+}
+
+// activate is TPM2_ActivateCredential. The session that authorises the EK is also salted with it, and encrypts the response: the
+// hello's EK is the one that the controller knows, so nobody between here and the TPM can be in its place.
+func (t *TPM) activate(e template.EK, ek, ak object, blob tpm2.TPM2BIDObject, encrypted tpm2.TPM2BEncryptedSecret) ([]byte, error) {
+	const nonceSize = 16 // the least that the TPM takes; the salt makes the key
+	start := time.Now()
+	session, _, err := tpm2.PolicySession(t.conn, e.Public.NameAlg, nonceSize,
+		tpm2.Salted(ek.handle, ek.public), tpm2.AESEncryption(128, tpm2.EncryptOut))
+	if err := t.done("TPM2_StartAuthSession", start, err); err != nil {
+		return nil, err
+	}
+	defer t.flush(session.Handle())
+	// By policy, not by the empty password which the high range would also take: an interrupted use by password of a key that
+	// dictionary attack protection covers counts towards lockout.
+	if _, err := execute[tpm2.PolicySecretResponse](t, "TPM2_PolicySecret", tpm2.PolicySecret{
+		AuthHandle:    tpm2.AuthHandle{Handle: tpm2.TPMRHEndorsement, Auth: tpm2.PasswordAuth(nil)},
+		PolicySession: session.Handle(),
+		NonceTPM:      session.NonceTPM(),
+	}); err != nil {
+		return nil, err
+	}
+	if branches := e.PolicyOR(); branches != nil {
+		if _, err := execute[tpm2.PolicyOrResponse](t, "TPM2_PolicyOR", tpm2.PolicyOr{
+			PolicySession: session.Handle(),
+			PHashList:     tpm2.TPMLDigest{Digests: branches},
+		}); err != nil {
+			return nil, err
+		}
+	}
+	rsp, err := execute[tpm2.ActivateCredentialResponse](t, "TPM2_ActivateCredential", tpm2.ActivateCredential{
+		ActivateHandle: ak.authorised(tpm2.PasswordAuth(nil)),
+		KeyHandle:      ek.authorised(session),
+		CredentialBlob: blob,
+		Secret:         encrypted,
+	})
+	// What a blob for another AK or EK comes to: its MAC is wrong, or RSA does not decrypt it, which libtpms calls TPM_RC_FAILURE. A TPM
+	// that has really failed refuses the next hello too.
+	if errors.Is(err, tpm2.TPMRCIntegrity) || errors.Is(err, tpm2.TPMRCValue) || e.IsRSA() && errors.Is(err, tpm2.TPMRCFailure) {
+		return nil, fmt.Errorf("%w: %w", ErrOtherKeys, err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return rsp.CertInfo.Buffer, nil
+}
+
+// quote quotes the PCRs and reads them, until both agree.
+func (t *TPM) quote(ak object, extraData []byte, bank tpm2.TPMAlgID, pcrs []int) (Quote, error) {
+	for range maxQuotes {
+		rsp, err := execute[tpm2.QuoteResponse](t, "TPM2_Quote", tpm2.Quote{
+			SignHandle:     ak.authorised(tpm2.PasswordAuth(nil)),
+			QualifyingData: tpm2.TPM2BData{Buffer: extraData},
+			PCRSelect:      selection(bank, pcrs), // the scheme is the AK's
+		})
+		if err != nil {
+			return Quote{}, err
+		}
+		digest, err := quotedDigest(rsp.Quoted)
+		if err != nil {
+			return Quote{}, &CommandError{"TPM2_Quote", err}
+		}
+		values, err := t.readPCRs(bank, pcrs)
+		if err != nil {
+			return Quote{}, err
+		}
+		if bytes.Equal(digest, digestOf(pcrs, values)) {
+			return Quote{rsp.Quoted.Bytes(), tpm2.Marshal(rsp.Signature), values}, nil
+		}
+	}
+	return Quote{}, fmt.Errorf("TPM2_Quote: the PCRs changed during each of %d quotes", maxQuotes)
+}
+
+func quotedDigest(attest tpm2.TPM2BAttest) ([]byte, error) {
+	contents, err := attest.Contents()
+	if err != nil {
+		return nil, err
+	}
+	quote, err := contents.Attested.Quote() // refuses another type
+	if err != nil {
+		return nil, err
+	}
+	return quote.PCRDigest.Buffer, nil
+}
+
+// digestOf is what a quote says about PCR values: the hash of the AK's scheme over them, in the order of their numbers.
+func digestOf(pcrs []int, values [][]byte) []byte {
+	h := sha256.New()
+	for _, pcr := range slices.Sorted(slices.Values(pcrs)) {
+		h.Write(values[slices.Index(pcrs, pcr)])
+	}
+	return h.Sum(nil)
+}
+
+// readPCRs returns the values in the order of pcrs. The TPM gives eight at most at a time, and says which.
+func (t *TPM) readPCRs(bank tpm2.TPMAlgID, pcrs []int) ([][]byte, error) {
+	values := make([][]byte, len(pcrs))
+	missing := slices.Sorted(slices.Values(pcrs))
+	for len(missing) > 0 {
+		rsp, err := execute[tpm2.PCRReadResponse](t, "TPM2_PCR_Read", tpm2.PCRRead{PCRSelectionIn: selection(bank, missing)})
+		if err != nil {
+			return nil, err
+		}
+		digests := rsp.PCRValues.Digests
+		var given []int
+		for _, s := range rsp.PCRSelectionOut.PCRSelections {
+			for pcr := range pcrCount {
+				if s.Hash == bank && pcr/8 < len(s.PCRSelect) && s.PCRSelect[pcr/8]>>(pcr%8)&1 == 1 {
+					given = append(given, pcr)
+				}
+			}
+		}
+		if len(given) == 0 {
+			return nil, &BankError{bank, missing[0]}
+		}
+		if len(given) != len(digests) {
+			return nil, &CommandError{"TPM2_PCR_Read", errors.New("as many values as PCRs were expected")}
+		}
+		for i, pcr := range given {
+			at := slices.Index(pcrs, pcr)
+			if at < 0 || values[at] != nil {
+				return nil, &CommandError{"TPM2_PCR_Read", errors.New("a PCR that was not asked for")}
+			}
+			values[at] = digests[i].Buffer
+		}
+		missing = slices.DeleteFunc(missing, func(pcr int) bool { return slices.Contains(given, pcr) })
+	}
+	return values, nil
+}
+
+func selection(bank tpm2.TPMAlgID, pcrs []int) tpm2.TPMLPCRSelection {
+	bitmap := make([]byte, pcrCount/8)
+	for _, pcr := range pcrs {
+		bitmap[pcr/8] |= 1 << (pcr % 8)
+	}
+	return tpm2.TPMLPCRSelection{PCRSelections: []tpm2.TPMSPCRSelection{{Hash: bank, PCRSelect: bitmap}}}
+}

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package tpm is the node's TPM 2.0: which endorsement keys it has, its attestation key, and the proof that a challenge asks
+// for. It knows nothing of Kubernetes.
+//
+// It never writes to the TPM: no NV index, no persistent key. What it loads it flushes, whatever happens.
+package tpm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/gofrs/flock"
+)
+
+// LockFile is the name of the lock in Options.LockDir.
+const LockFile = "kubelet-authenticator-tpm.lock"
+
+// lockWait is how long Run waits for another process to be done with the TPM. Making an RSA key took 20 s on the slowest chip seen.
+const lockWait = 30 * time.Second
+
+// Options say which TPM is used.
+type Options struct {
+	// Device is a character device, or the Unix socket of a software TPM. Empty stands for /dev/tpmrm0, then /dev/tpm0.
+	Device string
+	// LockDir is a directory into which only this user can write, so that nobody else can hold the lock or put a link in its
+	// place. It is created if need be.
+	LockDir string
+}
+
+// TPM is an open TPM. It belongs to the function that Run calls.
+type TPM struct {
+	conn *conn
+	// observe is told of each command, if set.
+	observe func(command string, took time.Duration, err error)
+	// properties, certificates and persistent are what the TPM answered once; nil before.
+	properties   map[uint32]uint32
+	certificates []uint32
+	persistent   []uint32
+}
+
+// LockTimeoutError says that another process kept the TPM's lock all the time that Run waits for it.
+type LockTimeoutError struct{ Path string }
+
+func (e *LockTimeoutError) Error() string {
+	return fmt.Sprintf("TPM: another process has held the lock %s for %v", e.Path, lockWait)
+}
+
+// AbsentError says that no TPM could be opened. It wraps one error for each device that was tried.
+type AbsentError struct{ Tried []error }
+
+func (e *AbsentError) Error() string {
+	return "no TPM: " + strings.ReplaceAll(errors.Join(e.Tried...).Error(), "\n", "; ")
+}
+func (e *AbsentError) Unwrap() []error { return e.Tried }
+
+// Run opens the TPM, calls f and closes it, while no other process of ours uses it.
+//
+// It returns as soon as ctx ends, though a TPM cannot be interrupted: f then goes on in the background until the command under
+// way returns. Every further command fails, what is loaded is flushed, and only then the lock is free again. So f must not
+// touch what its caller goes on to use.
+func Run[T any](ctx context.Context, o Options, f func(*TPM) (T, error)) (T, error) {
+	var none T
+	unlock, err := lock(ctx, o.LockDir)
+	if err != nil {
+		return none, err
+	}
+	type result struct {
+		value T
+		err   error
+	}
+	done := make(chan result, 1)
+	go func() {
+		value, err := use(ctx, o.Device, f)
+		unlock()
+		done <- result{value, err}
+	}()
+	select {
+	case r := <-done:
+		return r.value, r.err
+	case <-ctx.Done():
+		return none, fmt.Errorf("TPM: %w", ctx.Err())
+	}
+}
+
+func use[T any](ctx context.Context, device string, f func(*TPM) (T, error)) (T, error) {
+	devices := []string{device}
+	if device == "" {
+		devices = []string{"/dev/tpmrm0", "/dev/tpm0"} // the first has the kernel's resource manager before it
+	}
+	c, err := open(ctx, devices)
+	if err != nil {
+		var none T
+		return none, err
+	}
+	defer c.close()
+	return f(&TPM{conn: c})
+}
+
+// lock waits for the lock until ctx ends, and for lockWait at most.
+func lock(ctx context.Context, dir string) (unlock func(), err error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("TPM: lock: %w", err)
+	}
+	info, err := os.Stat(dir)
+	if err != nil {
+		return nil, fmt.Errorf("TPM: lock: %w", err)
+	}
+	if info.Mode().Perm()&0o022 != 0 {
+		return nil, fmt.Errorf("TPM: lock: others may write into %s", dir)
+	}
+	path := filepath.Join(dir, LockFile)
+	l := flock.New(path, flock.SetFlag(os.O_CREATE|os.O_RDWR|syscall.O_NOFOLLOW))
+	wait, cancel := context.WithTimeout(ctx, lockWait)
+	defer cancel()
+	_, err = l.TryLockContext(wait, 10*time.Millisecond)
+	if err == nil {
+		return func() { _ = l.Close() }, nil
+	}
+	_ = l.Close()
+	if wait.Err() != nil && ctx.Err() == nil {
+		return nil, &LockTimeoutError{path}
+	}
+	return nil, fmt.Errorf("TPM: lock: %w", err)
+}
