@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tpm
+
+import (
+	"crypto"
+	"crypto/rsa"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/asn1"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+)
+
+// maxRSA bounds the RSA keys of CAs that a node shows, in bits: a signature by a larger one takes long to verify.
+const maxRSA = 8192
+
+// Certificate is what a verified EK certificate says of the TPM. Its maker vouches for it.
+type Certificate struct {
+	// Manufacturer is the id of the TPM's maker (TCG TPM Vendor ID Registry): "IFX", or eight hexadecimal digits where it is not ASCII. Empty,
+	// like Model and Version, if the certificate has no subject alternative name.
+	Manufacturer, Model, Version string
+	// Subject and Issuer are the distinguished names (RFC 2253); the subject is empty as a rule. Serial is hexadecimal.
+	Subject, Issuer, Serial string
+	NotBefore, NotAfter     time.Time
+}
+
+// Object identifiers of X.509 (RFC 5280) and of the TCG (EK Credential Profile, section 4).
+func oidSubjectAltName() asn1.ObjectIdentifier { return asn1.ObjectIdentifier{2, 5, 29, 17} }
+func oidEKCertificate() asn1.ObjectIdentifier  { return asn1.ObjectIdentifier{2, 23, 133, 8, 1} }
+func oidManufacturer() asn1.ObjectIdentifier   { return asn1.ObjectIdentifier{2, 23, 133, 2, 1} }
+func oidModel() asn1.ObjectIdentifier          { return asn1.ObjectIdentifier{2, 23, 133, 2, 2} }
+func oidVersion() asn1.ObjectIdentifier        { return asn1.ObjectIdentifier{2, 23, 133, 2, 3} }
+
+// judgeCertificates judges the certificates of a hello: the EK's and its issuers'. It returns either what the EK's says, verified,
+// or problems.
+func (v *Verifier) judgeCertificates(ek *endorsement, list [][]byte, at time.Time) (*Certificate, verifier.Refusals) {
+	var problems verifier.Refusals
+	if len(list) == 0 {
+		problems.Add(ReasonEKUntrusted, "EK: it has no certificate, and no authoritative source names it")
+		return nil, problems
+	}
+	var certificates []*x509.Certificate
+	for i, der := range list {
+		certificate, err := parseCertificate(der)
+		if err != nil {
+			problems.Add(ReasonEKCertMalformed, "EK: certificate %d: %v", i, err)
+			return nil, problems
+		}
+		certificates = append(certificates, certificate)
+	}
+	leaf := *certificates[0]
+	if !sameKey(leaf.PublicKey, ek.key) {
+		problems.Add(ReasonEKCertMismatch, "EK: the certificate is another key's")
+		return nil, problems
+	}
+	if leaf.IsCA || leaf.KeyUsage&(x509.KeyUsageCertSign|x509.KeyUsageCRLSign) != 0 {
+		problems.Add(ReasonEKIsCA, "EK: the certificate is a CA's")
+	}
+	if problem := checkUsage(&leaf); problem != "" {
+		problems.Add(ReasonEKUsage, "EK: the certificate %s", problem)
+	}
+	name, err := subjectAltName(&leaf)
+	if err != nil {
+		problems.Add(ReasonEKSubjectAltName, "EK: %v", err)
+	}
+	// crypto/x509 leaves a critical subject alternative name to its caller if it holds no DNS name, address or URI. It has been handled.
+	leaf.UnhandledCriticalExtensions = slices.DeleteFunc(slices.Clone(leaf.UnhandledCriticalExtensions), oidSubjectAltName().Equal)
+	if unknown := leaf.UnhandledCriticalExtensions; len(unknown) > 0 {
+		problems.Add(ReasonEKCriticalExtension, "EK: the certificate has critical extension %.64s", unknown[0])
+		leaf.UnhandledCriticalExtensions = nil // said once
+	}
+	if problem := v.chain(&leaf, certificates[1:], at); problem != nil {
+		problems = append(problems, *problem)
+	}
+	if len(problems) > 0 {
+		return nil, problems
+	}
+	return &Certificate{
+		Manufacturer: name.manufacturer, Model: name.model, Version: name.version,
+		Subject: leaf.Subject.String(), Issuer: leaf.Issuer.String(), Serial: leaf.SerialNumber.Text(16),
+		NotBefore: leaf.NotBefore, NotAfter: leaf.NotAfter,
+	}, nil
+}
+
+// parseCertificate parses one certificate to its last byte. Whoever reads it from the TPM has cut off the padding.
+func parseCertificate(der []byte) (*x509.Certificate, error) {
+	certificate, err := x509.ParseCertificate(der)
+	if err != nil {
+		return nil, errors.New("does not parse as X.509")
+	}
+	if len(certificate.Raw) != len(der) {
+		return nil, errors.New("has bytes after it")
+	}
+	if key, ok := certificate.PublicKey.(*rsa.PublicKey); ok && key.N.BitLen() > maxRSA {
+		return nil, fmt.Errorf("has an RSA key of more than %d bits", maxRSA)
+	}
+	return certificate, nil
+}
+
+// sameKey compares keys, not their encodings: older certificates encode an RSA key in a way of their own (id-RSAES-OAEP), which
+// crypto/x509 does not read, so that they match no EK.
+func sameKey(a, b crypto.PublicKey) bool {
+	key, ok := a.(interface{ Equal(crypto.PublicKey) bool })
+	return ok && key.Equal(b)
+}
+
+// checkUsage returns what is wrong with the usages of an EK certificate, "" if nothing is.
+//
+// The EK Credential Profile (section 3.2, "Extended Key Usage") has tcg-kp-EKCertificate for EKs. Issuers that leave it out exist; it is
+// required here all the same: without it any certificate of the same CA, say a web server's, whose key is in software, would pass for an
+// EK's. An EK whose certificate lacks it can be named by an authoritative source. anyExtendedKeyUsage does not stand for it.
+//
+// Key usage (section 3.2, "Key Usage") is keyEncipherment with RSA and keyAgreement with ECC; makers of software TPMs write the former
+// for both. It is judged where there is one: a key that may do neither is no EK.
+func checkUsage(leaf *x509.Certificate) string {
+	if !slices.ContainsFunc(leaf.UnknownExtKeyUsage, oidEKCertificate().Equal) {
+		return "lacks the extended key usage tcg-kp-EKCertificate"
+	}
+	if leaf.KeyUsage != 0 && leaf.KeyUsage&(x509.KeyUsageKeyEncipherment|x509.KeyUsageKeyAgreement) == 0 {
+		return "is for neither key encipherment nor key agreement"
+	}
+	return ""
+}
+
+// chain returns why leaf does not lead to a root at that time, nil if it does. The CAs that a node shows are only a way there.
+func (v *Verifier) chain(leaf *x509.Certificate, shown []*x509.Certificate, at time.Time) *verifier.Refusal {
+	var problem verifier.Refusals
+	if !v.hasRoots {
+		problem.Add(ReasonEKUntrusted, "EK: no roots are configured for its certificate, and no authoritative source names it")
+		return &problem[0]
+	}
+	intermediates := v.intermediates.Clone()
+	for _, ca := range shown {
+		intermediates.AddCert(ca)
+	}
+	// Roots is never nil here: crypto/x509 would take the system's.
+	chains, err := leaf.Verify(x509.VerifyOptions{
+		Roots: v.roots, Intermediates: intermediates, CurrentTime: at, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
+	})
+	if err == nil {
+		if slices.ContainsFunc(chains, v.undenied) {
+			return nil
+		}
+		problem.Add(ReasonEKChainDenied, "EK: its certificate leads to a root through a denied CA only")
+		return &problem[0]
+	}
+	intermediates = v.timelessIntermediates.Clone()
+	for _, ca := range shown {
+		intermediates.AddCert(withoutDates(ca))
+	}
+	if _, err := withoutDates(leaf).Verify(x509.VerifyOptions{
+		Roots: v.timelessRoots, Intermediates: intermediates, CurrentTime: at, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
+	}); err == nil {
+		problem.Add(ReasonEKChainExpired, "EK: its certificate, or a CA's above it, is not valid at %s", at.UTC().Format(time.RFC3339))
+		return &problem[0]
+	}
+	problem.Add(ReasonEKChainUnknown, "EK: its certificate leads to no root that is configured")
+	return &problem[0]
+}
+
+// undenied reports whether no CA of a chain is denied. The EK itself is judged apart.
+func (v *Verifier) undenied(chain []*x509.Certificate) bool {
+	return !slices.ContainsFunc(chain[1:], func(c *x509.Certificate) bool { return v.denied[FingerprintOf(c.RawSubjectPublicKeyInfo)] })
+}
+
+// withoutDates returns a copy of a certificate that is always valid, to find out whether only the dates are in the way.
+func withoutDates(c *x509.Certificate) *x509.Certificate {
+	always := *c
+	always.NotBefore = time.Time{}
+	always.NotAfter = time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC) // RFC 5280, section 4.1.2.5: no end
+	return &always
+}
+
+// tpmName is a TPM's name in a certificate.
+type tpmName struct{ manufacturer, model, version string }
+
+// subjectAltName reads the TPM's name: one directoryName that holds maker, model and version once each and nothing else (EK
+// Credential Profile, section 3.1.2). A certificate without any subject alternative name gives an empty one: virtual TPMs have such.
+func subjectAltName(leaf *x509.Certificate) (tpmName, error) {
+	var value []byte
+	for _, extension := range leaf.Extensions { // crypto/x509 refuses a doubled one
+		if extension.Id.Equal(oidSubjectAltName()) {
+			value = extension.Value
+		}
+	}
+	if value == nil {
+		return tpmName{}, nil
+	}
+	return parseSubjectAltName(value)
+}
+
+// parseSubjectAltName parses the extension's value (RFC 5280, section 4.2.1.6).
+func parseSubjectAltName(value []byte) (tpmName, error) {
+	var general []asn1.RawValue
+	if rest, err := asn1.Unmarshal(value, &general); err != nil || len(rest) > 0 {
+		return tpmName{}, errors.New("the subject alternative name does not parse")
+	}
+	if len(general) != 1 || general[0].Class != asn1.ClassContextSpecific || general[0].Tag != 4 || !general[0].IsCompound {
+		return tpmName{}, errors.New("the subject alternative name is not one directoryName")
+	}
+	var sequence pkix.RDNSequence
+	if rest, err := asn1.Unmarshal(general[0].Bytes, &sequence); err != nil || len(rest) > 0 {
+		return tpmName{}, errors.New("the directoryName does not parse")
+	}
+	var name tpmName
+	for _, set := range sequence {
+		for _, attribute := range set {
+			var field *string
+			switch {
+			case attribute.Type.Equal(oidManufacturer()):
+				field = &name.manufacturer
+			case attribute.Type.Equal(oidModel()):
+				field = &name.model
+			case attribute.Type.Equal(oidVersion()):
+				field = &name.version
+			default:
+				return tpmName{}, errors.New("the directoryName holds more than a TPM's maker, model and version")
+			}
+			text, ok := attribute.Value.(string)
+			if !ok || *field != "" || !isPlain(text) {
+				return tpmName{}, errors.New("the directoryName holds a value twice, or one that is not a short text")
+			}
+			*field = text
+		}
+	}
+	manufacturer, err := maker(name.manufacturer)
+	if err != nil {
+		return tpmName{}, err
+	}
+	version, found := strings.CutPrefix(name.version, "id:")
+	if !found || !isHex(version) {
+		return tpmName{}, errors.New("the TPM's version is not \"id:\" and hexadecimal digits")
+	}
+	if name.model == "" {
+		return tpmName{}, errors.New("the TPM's model is missing")
+	}
+	name.manufacturer = manufacturer
+	return name, nil
+}
+
+// maker decodes a TPMManufacturer, "id:" and eight hexadecimal digits: the four bytes of TPM_PT_MANUFACTURER.
+func maker(s string) (string, error) {
+	digits, found := strings.CutPrefix(s, "id:")
+	b, err := hex.DecodeString(digits)
+	if !found || err != nil || len(b) != 4 {
+		return "", errors.New("the TPM's maker is not \"id:\" and eight hexadecimal digits")
+	}
+	text := trimMaker(string(b))
+	if text == "" || !isPlain(text) {
+		return hex.EncodeToString(b), nil
+	}
+	return text, nil
+}
+
+// trimMaker drops what fills an id up to four bytes: blanks or zeros.
+func trimMaker(s string) string { return strings.TrimRight(s, " \x00") }
+
+// isPlain reports whether s is 1 to 64 characters of printable ASCII.
+func isPlain(s string) bool {
+	return s != "" && len(s) <= 64 && !strings.ContainsFunc(s, func(c rune) bool { return c < ' ' || c > '~' })
+}
+
+func isHex(s string) bool {
+	return s != "" && !strings.ContainsFunc(s, func(c rune) bool { return !strings.ContainsRune("0123456789abcdefABCDEF", c) })
+}

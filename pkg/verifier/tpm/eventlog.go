@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tpm
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"crypto/sha512"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash"
+
+	"github.com/google/go-tpm/tpm2"
+)
+
+// firmwarePCRs are how many PCRs the firmware alone extends: 0 to 7 (TCG PC Client Platform Firmware Profile, section 3.3.4).
+const firmwarePCRs = 8
+
+func isFirmwarePCR(index int) bool { return 0 <= index && index < firmwarePCRs }
+
+// Event log constants (PC Client Platform Firmware Profile, section 10).
+const (
+	eventNoAction   = 3
+	specID          = "Spec ID Event03\x00"
+	startupLocality = "StartupLocality\x00"
+	maxAlgorithms   = 16
+	maxDigest       = 64
+)
+
+var errEventLog = errors.New("ends within an event")
+
+// logReader reads an event log: little endian, whatever the platform. After the first failure everything is zero.
+type logReader struct{ reader }
+
+func (r *logReader) number(size int) uint64 {
+	var b [8]byte
+	copy(b[:], r.bytes(size))
+	return binary.LittleEndian.Uint64(b[:])
+}
+
+// replay reads a crypto-agile event log to its last byte and returns the values of the PCRs 0 to 7 that it leads to in one bank. The log
+// is a node's text. Where it leads to quoted values, the firmware measured these digests in this order; what an event says
+// beside its digest is not checked here, and must not be relied on.
+func replay(data []byte, bank string) (map[int][]byte, error) {
+	newHash, wanted := hashOf(bank)
+	if newHash == nil {
+		return nil, errors.New("no such bank")
+	}
+	r := &logReader{reader{rest: data}}
+	sizes, err := readHeader(r)
+	if err != nil {
+		return nil, err
+	}
+	if _, ok := sizes[wanted]; !ok {
+		return nil, fmt.Errorf("has no digests of bank %s", bank)
+	}
+	values := map[int][]byte{}
+	for i := range firmwarePCRs {
+		values[i] = make([]byte, newHash().Size())
+	}
+	extended, located := false, false // PCR 0
+	for len(r.rest) > 0 {
+		// TCG_PCR_EVENT2: pcrIndex, eventType, digests, eventSize, event.
+		index, kind := r.number(4), r.number(4)
+		digest, err := readDigests(r, sizes, wanted)
+		if err != nil {
+			return nil, err
+		}
+		event := r.bytes(int(r.number(4)))
+		switch {
+		case r.failed:
+			return nil, errEventLog
+		case kind == eventNoAction:
+			locality, ok := bytes.CutPrefix(event, []byte(startupLocality))
+			if !ok || index != 0 {
+				continue // extends nothing
+			}
+			// Section 10.4.5.3: PCR 0 starts with the locality of TPM2_Startup, or 4 if there was a hardware CRTM.
+			if extended || located || len(locality) != 1 || locality[0] != 0 && locality[0] != 3 && locality[0] != 4 {
+				return nil, errors.New("has a startup locality in the wrong place, or an impossible one")
+			}
+			located = true
+			values[0][len(values[0])-1] = locality[0]
+		case index > 23:
+			return nil, errors.New("names a PCR that there is not")
+		case isFirmwarePCR(int(index)):
+			h := newHash()
+			h.Write(values[int(index)])
+			h.Write(digest)
+			values[int(index)] = h.Sum(nil)
+			extended = extended || index == 0
+		}
+	}
+	return values, nil
+}
+
+// readHeader reads the first event, which is in the older form (TCG_PCClientPCREvent) and says which digests follow
+// (TCG_EfiSpecIdEvent). It returns the size of each algorithm's.
+func readHeader(r *logReader) (map[tpm2.TPMAlgID]int, error) {
+	index, kind := r.number(4), r.number(4)
+	digest := r.bytes(20)
+	event := &logReader{reader{rest: r.bytes(int(r.number(4)))}}
+	if r.failed {
+		return nil, errEventLog
+	}
+	if index != 0 || kind != eventNoAction || !bytes.Equal(digest, make([]byte, 20)) || string(event.bytes(len(specID))) != specID {
+		return nil, errors.New("does not begin as a crypto-agile log")
+	}
+	event.bytes(4) // platformClass
+	event.bytes(1) // specVersionMinor
+	major := event.number(1)
+	event.bytes(2) // specErrata, uintnSize
+	count := event.number(4)
+	if event.failed || major != 2 || count == 0 || count > maxAlgorithms {
+		return nil, errors.New("is of another version, or lists no digests")
+	}
+	sizes := map[tpm2.TPMAlgID]int{}
+	for range count {
+		algorithm, size := tpm2.TPMAlgID(event.number(2)), int(event.number(2))
+		_, doubled := sizes[algorithm]
+		if event.failed || doubled || size < 1 || size > maxDigest || knownSize(algorithm) != 0 && knownSize(algorithm) != size {
+			return nil, errors.New("lists digests twice, or of a wrong size")
+		}
+		sizes[algorithm] = size
+	}
+	event.bytes(int(event.number(1))) // vendorInfo
+	if event.failed || len(event.rest) > 0 {
+		return nil, errors.New("its first event does not parse to its last byte")
+	}
+	return sizes, nil
+}
+
+// readDigests reads a TPML_DIGEST_VALUES, in which each algorithm of the header must stand once, and returns the one wanted.
+func readDigests(r *logReader, sizes map[tpm2.TPMAlgID]int, wanted tpm2.TPMAlgID) ([]byte, error) {
+	count := r.number(4)
+	if r.failed {
+		return nil, errEventLog
+	}
+	if count != uint64(len(sizes)) {
+		return nil, errors.New("has an event with other digests than it lists")
+	}
+	seen := map[tpm2.TPMAlgID][]byte{}
+	for range count {
+		algorithm := tpm2.TPMAlgID(r.number(2))
+		size, listed := sizes[algorithm]
+		digest := r.bytes(size)
+		if r.failed {
+			return nil, errEventLog
+		}
+		if _, doubled := seen[algorithm]; doubled || !listed {
+			return nil, errors.New("has an event with other digests than it lists")
+		}
+		seen[algorithm] = digest
+	}
+	return seen[wanted], nil
+}
+
+// hashOf returns a bank's hash and its algorithm.
+func hashOf(bank string) (func() hash.Hash, tpm2.TPMAlgID) {
+	switch bank {
+	case "sha256":
+		return sha256.New, tpm2.TPMAlgSHA256
+	case "sha384":
+		return sha512.New384, tpm2.TPMAlgSHA384
+	case "sha512":
+		return sha512.New, tpm2.TPMAlgSHA512
+	}
+	return nil, tpm2.TPMAlgNull
+}
+
+// knownSize returns the digest size of an algorithm in bytes, 0 if it is not known here.
+func knownSize(algorithm tpm2.TPMAlgID) int {
+	switch algorithm {
+	case tpm2.TPMAlgSHA1:
+		return 20
+	case tpm2.TPMAlgSHA256:
+		return 32
+	case tpm2.TPMAlgSHA384:
+		return 48
+	case tpm2.TPMAlgSHA512:
+		return 64
+	}
+	return 0
+}

@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tpm
+
+import (
+	"bytes"
+	"crypto/sha1"
+	"crypto/sha256"
+	"crypto/sha512"
+	"encoding/binary"
+	"encoding/hex"
+	"testing"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+)
+
+// event is one of a log. Its digests are of data, in the order of the log's algorithms.
+type event struct {
+	pcr, kind uint32
+	data      []byte
+}
+
+type logAlgorithm struct{ id, size uint16 }
+
+func le16(n uint16) []byte { return binary.LittleEndian.AppendUint16(nil, n) }
+func le32(n uint32) []byte { return binary.LittleEndian.AppendUint32(nil, n) }
+
+func join(parts ...[]byte) []byte { return bytes.Join(parts, nil) }
+
+func testAlgorithms() []logAlgorithm { return []logAlgorithm{{4, 20}, {0x0b, 32}, {0x0c, 48}} }
+
+// specEvent is the header's TCG_EfiSpecIdEvent.
+func specEvent(algorithms ...logAlgorithm) []byte {
+	b := join([]byte("Spec ID Event03\x00"), le32(0), []byte{0, 2, 0, 2}, le32(uint32(len(algorithms))))
+	for _, a := range algorithms {
+		b = join(b, le16(a.id), le16(a.size))
+	}
+	return append(b, 0)
+}
+
+func logHeader(spec []byte) []byte {
+	return join(le32(0), le32(3), make([]byte, 20), le32(uint32(len(spec))), spec)
+}
+
+func digests(algorithms []logAlgorithm, data []byte) []byte {
+	b := le32(uint32(len(algorithms)))
+	for _, a := range algorithms {
+		b = append(b, le16(a.id)...)
+		switch a.id {
+		case 4:
+			d := sha1.Sum(data)
+			b = append(b, d[:]...)
+		case 0x0b:
+			d := sha256.Sum256(data)
+			b = append(b, d[:]...)
+		case 0x0c:
+			d := sha512.Sum384(data)
+			b = append(b, d[:]...)
+		}
+	}
+	return b
+}
+
+func (e event) marshal(algorithms []logAlgorithm) []byte {
+	return join(le32(e.pcr), le32(e.kind), digests(algorithms, e.data), le32(uint32(len(e.data))), e.data)
+}
+
+func eventLog(events ...event) []byte {
+	b := logHeader(specEvent(testAlgorithms()...))
+	for _, e := range events {
+		b = append(b, e.marshal(testAlgorithms())...)
+	}
+	return b
+}
+
+func locality(n byte) event { return event{0, 3, append([]byte("StartupLocality\x00"), n)} }
+
+func testEvents() []event {
+	return []event{
+		locality(3), {0, 8, []byte("version")}, {4, 3, []byte("no action, extends nothing")}, {7, 1, []byte("SecureBoot")},
+		{4, 5, []byte("boot loader")}, {0, 4, make([]byte, 4)}, {4, 4, make([]byte, 4)}, {7, 4, make([]byte, 4)}, {9, 13, []byte("initrd")},
+	}
+}
+
+// loggedPCRs are the values to which testEvents leads, computed event by event.
+func loggedPCRs() []attestation.PCR {
+	zero := make([]byte, 32)
+	three := append(make([]byte, 31), 3)
+	extend := func(value []byte, list ...string) []byte {
+		for _, data := range list {
+			d := sha256.Sum256([]byte(data))
+			next := sha256.Sum256(append(bytes.Clone(value), d[:]...))
+			value = next[:]
+		}
+		return value
+	}
+	separator := "\x00\x00\x00\x00"
+	return []attestation.PCR{
+		{Index: 0, Value: extend(three, "version", separator)},
+		{Index: 4, Value: extend(zero, "boot loader", separator)},
+		{Index: 7, Value: extend(zero, "SecureBoot", separator)},
+	}
+}
+
+func wanted(c *Config) { c.EventLog = true }
+
+func eventLogRows() []row {
+	good := eventLog(testEvents()...)
+	logged := func(log []byte) bend { return bend{policy: wanted, pcrs: loggedPCRs(), eventLog: log} }
+	without := func(i int) []byte {
+		events := testEvents()
+		return eventLog(append(events[:i:i], events[i+1:]...)...)
+	}
+	swapped := testEvents()
+	swapped[1], swapped[5] = swapped[5], swapped[1]
+	late := testEvents()
+	late[0], late[1] = late[1], late[0]
+	altered := testEvents()
+	altered[4].data = []byte("another boot loader")
+	header := func(spec []byte) []byte { return logHeader(spec) }
+	oneMore := func(e []byte) []byte { return append(bytes.Clone(good), e...) }
+	two := []logAlgorithm{{4, 20}, {0x0b, 32}}
+	spec := specEvent(testAlgorithms()...)
+	rows := []row{
+		{"event log: missing", logged(nil), false, reasons(ReasonEventLogMissing)},
+		{"event log: of zeros", logged(make([]byte, 1000)), false, reasons(ReasonEventLogMalformed)},
+		{"event log: header alone", logged(header(spec)), false, reasons(ReasonEventLogMismatch)},
+		{"event log: one byte", logged([]byte{0}), false, reasons(ReasonEventLogMalformed)},
+		{"event log: cut short", logged(good[:len(good)-1]), false, reasons(ReasonEventLogMalformed)},
+		{"event log: cut within digests", logged(oneMore(event{0, 1, nil}.marshal(testAlgorithms())[:40])), false, reasons(ReasonEventLogMalformed)},
+		{"event log: zeros after", logged(append(bytes.Clone(good), 0, 0, 0, 0)), false, reasons(ReasonEventLogMalformed)},
+		{"event log: an event left out", logged(without(4)), false, reasons(ReasonEventLogMismatch)},
+		{"event log: an event of PCR 0 left out", logged(without(1)), false, reasons(ReasonEventLogMismatch)},
+		{"event log: an event too many", logged(oneMore(event{7, 1, []byte("x")}.marshal(testAlgorithms()))), false, reasons(ReasonEventLogMismatch)},
+		{"event log: in another order", logged(eventLog(swapped...)), false, reasons(ReasonEventLogMismatch)},
+		{"event log: another boot loader", logged(eventLog(altered...)), false, reasons(ReasonEventLogMismatch)},
+		{"event log: startup locality left out", logged(without(0)), false, reasons(ReasonEventLogMismatch)},
+		{"event log: another startup locality", logged(eventLog(append([]event{locality(4)}, testEvents()[1:]...)...)), false, reasons(ReasonEventLogMismatch)},
+		{"event log: impossible startup locality", logged(eventLog(append([]event{locality(1)}, testEvents()[1:]...)...)), false, reasons(ReasonEventLogMalformed)},
+		{"event log: startup locality too late", logged(eventLog(late...)), false, reasons(ReasonEventLogMalformed)},
+		{"event log: startup locality twice", logged(eventLog(append([]event{locality(3)}, testEvents()...)...)), false, reasons(ReasonEventLogMalformed)},
+		{"event log: startup locality too long", logged(eventLog(append([]event{{0, 3, []byte("StartupLocality\x00\x03\x03")}}, testEvents()[1:]...)...)), false, reasons(ReasonEventLogMalformed)},
+		{"event log: a PCR that there is not", logged(oneMore(event{24, 1, nil}.marshal(testAlgorithms()))), false, reasons(ReasonEventLogMalformed)},
+		{"event log: a huge event", logged(oneMore(join(le32(0), le32(1), digests(testAlgorithms(), nil), le32(0xffffffff)))), false, reasons(ReasonEventLogMalformed)},
+		{"event log: a huge count of digests", logged(oneMore(join(le32(0), le32(1), le32(0xffffffff)))), false, reasons(ReasonEventLogMalformed)},
+		{"event log: a digest less", logged(oneMore(event{0, 1, nil}.marshal(two))), false, reasons(ReasonEventLogMalformed)},
+		{"event log: a digest twice", logged(oneMore(event{0, 1, nil}.marshal([]logAlgorithm{{4, 20}, {0x0b, 32}, {0x0b, 32}}))), false, reasons(ReasonEventLogMalformed)},
+		{"event log: a digest that is not listed", logged(oneMore(join(le32(0), le32(1), le32(3), le16(0x99), make([]byte, 200)))), false, reasons(ReasonEventLogMalformed)},
+		{"event log: header lists a bank twice", logged(header(specEvent(logAlgorithm{0x0b, 32}, logAlgorithm{0x0b, 32}))), false, reasons(ReasonEventLogMalformed)},
+		{"event log: header lists a wrong size", logged(header(specEvent(logAlgorithm{0x0b, 20}))), false, reasons(ReasonEventLogMalformed)},
+		{"event log: header lists a size of none", logged(header(specEvent(logAlgorithm{0x0b, 32}, logAlgorithm{0x77, 0}))), false, reasons(ReasonEventLogMalformed)},
+		{"event log: header lists a huge size", logged(header(specEvent(logAlgorithm{0x0b, 32}, logAlgorithm{0x77, 0xffff}))), false, reasons(ReasonEventLogMalformed)},
+		{"event log: header lists nothing", logged(header(specEvent())), false, reasons(ReasonEventLogMalformed)},
+		{"event log: header without the bank", logged(header(specEvent(logAlgorithm{4, 20}))), false, reasons(ReasonEventLogMalformed)},
+		{"event log: header with bytes after", logged(header(append(bytes.Clone(spec), 0))), false, reasons(ReasonEventLogMalformed)},
+		{"event log: header of another version", logged(header(bytes.Replace(spec, []byte("Event03"), []byte("Event02"), 1))), false, reasons(ReasonEventLogMalformed)},
+		{"event log: header of another major version", logged(header(put(21, 1)(bytes.Clone(spec)))), false, reasons(ReasonEventLogMalformed)},
+		{"event log: header that extends", logged(put(4, 1)(bytes.Clone(good))), false, reasons(ReasonEventLogMalformed)},
+		{"event log: header with a digest", logged(put(8, 1)(bytes.Clone(good))), false, reasons(ReasonEventLogMalformed)},
+		{"event log: header in another PCR", logged(put(0, 1)(bytes.Clone(good))), false, reasons(ReasonEventLogMalformed)},
+	}
+	forged := logged(good)
+	forged.sign = func(quote []byte) []byte { return sign(newKey(theKit().ak.Curve), quote) }
+	forged.eventLog = eventLog(altered...)
+	rows = append(rows, row{"event log: not compared with values that nobody signed", forged, false, reasons(ReasonQuoteSignature)})
+	return rows
+}
+
+// TestEventLogLeadsToTheQuote is the good case.
+func TestEventLogLeadsToTheQuote(t *testing.T) {
+	p := theKit().play(t, bend{policy: wanted, pcrs: loggedPCRs(), eventLog: eventLog(testEvents()...)})
+	evidence, err := p.verifier.Proof(p.proof, p.hello, nil, p.now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(evidence.EventLogPCRs) != 3 {
+		t.Errorf("led to PCRs %v", evidence.EventLogPCRs)
+	}
+}
+
+// TestEventLogLeavesOtherPCRsAlone: PCR 9 is the operating system's too, and so the log need not lead to its value.
+func TestEventLogLeavesOtherPCRsAlone(t *testing.T) {
+	pcrs := append(loggedPCRs(), attestation.PCR{Index: 9, Value: make([]byte, 32)})
+	p := theKit().play(t, bend{
+		policy: func(c *Config) { c.EventLog, c.PCRs.Indexes = true, []int{0, 4, 7, 9} },
+		pcrs:   pcrs, eventLog: eventLog(testEvents()...),
+	})
+	evidence, err := p.verifier.Proof(p.proof, p.hello, nil, p.now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(evidence.EventLogPCRs) != 3 {
+		t.Errorf("claims to have led to PCRs %v", evidence.EventLogPCRs)
+	}
+}
+
+func TestReplayInOtherBanks(t *testing.T) {
+	values, err := replay(eventLog(event{1, 1, []byte("x")}), "sha384")
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := sha512.Sum384([]byte("x"))
+	want := sha512.Sum384(append(make([]byte, 48), d[:]...))
+	if !bytes.Equal(values[1], want[:]) {
+		t.Errorf("got %s", hex.EncodeToString(values[1]))
+	}
+	if _, err := replay(eventLog(), "sha512"); err == nil {
+		t.Error("a bank that is not in the log")
+	}
+	if _, err := replay(eventLog(), "sha1"); err == nil {
+		t.Error("a bank that is never asked for")
+	}
+}
+
+// FuzzReplay: no bytes make the parser panic, and what it reads does not depend on a second reading.
+func FuzzReplay(f *testing.F) {
+	f.Add(eventLog(testEvents()...))
+	f.Add(eventLog(locality(4)))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		for _, bank := range []string{"sha256", "sha384"} {
+			values, err := replay(data, bank)
+			if err == nil && len(values) != firmwarePCRs {
+				t.Fatal("values are missing")
+			}
+		}
+		_, _ = replay(append(bytes.Clone(data), 0), "sha256")
+	})
+}

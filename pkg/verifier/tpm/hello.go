@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tpm
+
+import (
+	"bytes"
+	"crypto/ecdsa"
+	"errors"
+	"io"
+	"slices"
+	"time"
+
+	"github.com/google/go-tpm/tpm2"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/tpm/template"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+)
+
+// Request is one CertificateSigningRequest as the API server holds it. Name, UID and SignerName are what the API server says;
+// the rest is the node's.
+type Request struct {
+	Name, UID, SignerName string
+	// Request is spec.request.
+	Request []byte
+	// Usages and ExpirationSeconds are spec.usages, in their order, and spec.expirationSeconds, nil if unset.
+	Usages            []string
+	ExpirationSeconds *int32
+}
+
+// Claim is a hello that passed. The EK is one to trust; that the TPM with this EK has this AK, or that the node has either, only a proof
+// shows. The zero value is good for nothing.
+type Claim struct {
+	// SignerName is the signer that the proof is going to ask, as the hello has it.
+	SignerName string
+	EK         Endorsement
+	// AKName is the AK's Name (TPM 2.0 Part 1, "Names"), computed here.
+	AKName []byte
+
+	hello    *hello
+	verifier *Verifier
+}
+
+// hello is what is known of a hello while it is judged. A field is nil where the rule before it failed.
+type hello struct {
+	request  Request
+	content  attestation.Request
+	document *attestation.Hello
+	ek       *endorsement
+	akName   []byte
+	akKey    *ecdsa.PublicKey
+	// trusted says that no rule failed.
+	trusted bool
+}
+
+// errNoTime is a caller's mistake.
+var errNoTime = errors.New("no time was given")
+
+// EK returns the fingerprint of the EK that a hello names, to look it up with. Nothing vouches for it: anybody can name any EK.
+func (v *Verifier) EK(request Request) (Fingerprint, error) {
+	var refusals verifier.Refusals
+	h := v.openHello(&refusals, request)
+	if h.document != nil {
+		h.ek = publicEK(&refusals, h.document)
+	}
+	if err := refusals.Err(); err != nil {
+		return Fingerprint{}, err
+	}
+	return h.ek.Fingerprint, nil
+}
+
+// Hello judges a hello. named are the EKs that an authoritative source outside of the policy (a record, an inventory, the
+// platform's API, an annotation that no node can write) names for this call; they count only with Config.NamedEKs, and then
+// no certificate is needed. Its error is verifier.Refusals.
+func (v *Verifier) Hello(request Request, named []Fingerprint, now time.Time) (*Claim, error) {
+	if now.IsZero() {
+		return nil, errNoTime
+	}
+	var refusals verifier.Refusals
+	h := v.judgeHello(&refusals, request, named, now)
+	if err := refusals.Err(); err != nil {
+		return nil, err
+	}
+	if !h.trusted { // cannot be: it comes with a refusal
+		return nil, verifier.Refusals{}
+	}
+	return &Claim{SignerName: h.document.SignerName, EK: h.ek.Endorsement, AKName: bytes.Clone(h.akName), hello: h, verifier: v}, nil
+}
+
+// Challenge answers a hello that this verifier passed. The node can read the secret in it only with the TPM that has the EK, and only
+// while that TPM holds a key with the AK's Name (TPM 2.0 Part 1, "Credential Protection"). random must be cryptographically
+// secure; parts of Go's library draw from the system's source whatever is given.
+func (v *Verifier) Challenge(random io.Reader, claim *Claim, now time.Time) (*attestation.Challenge, error) {
+	if claim == nil || claim.hello == nil || claim.verifier != v {
+		return nil, errors.New("challenge: not for a hello that this verifier has passed")
+	}
+	if now.IsZero() {
+		return nil, errNoTime
+	}
+	h := claim.hello
+	expires := now.Add(v.lifetime).Unix()
+	secret, err := v.secret(v.keys[v.current], h, h.document.SignerName, expires, v.pcrs)
+	if err != nil {
+		return nil, err
+	}
+	key, err := tpm2.ImportEncapsulationKey(&h.ek.public)
+	if err != nil {
+		return nil, err
+	}
+	blob, encrypted, err := tpm2.CreateCredential(full{random}, key, h.akName, secret)
+	if err != nil {
+		return nil, err
+	}
+	// go-tpm returns the TPMS_ID_OBJECT and what is encrypted; on the wire each stands after its size, as the TPM takes it.
+	return &attestation.Challenge{
+		Version:         attestation.VersionTPM,
+		Kind:            attestation.KindChallenge,
+		KeyID:           v.current,
+		Expires:         expires,
+		CredentialBlob:  tpm2.Marshal(tpm2.TPM2BIDObject{Buffer: blob}),
+		EncryptedSecret: tpm2.Marshal(tpm2.TPM2BEncryptedSecret{Buffer: encrypted}),
+		PCRs:            attestation.PCRSelection{Bank: v.pcrs.Bank, Indexes: slices.Clone(v.pcrs.Indexes)},
+		EventLog:        v.eventLog,
+	}, nil
+}
+
+// full reads all that is asked for: go-tpm takes one Read for enough.
+type full struct{ io.Reader }
+
+func (f full) Read(p []byte) (int, error) { return io.ReadFull(f.Reader, p) }
+
+// secret derives the secret of the challenge to h.
+func (v *Verifier) secret(key []byte, h *hello, signer string, expires int64, pcrs attestation.PCRSelection) ([]byte, error) {
+	return attestation.Secret(key, h.request.UID, attestation.SecretInfo{
+		Version:      h.document.Version,
+		ClusterUID:   v.clusterUID,
+		SignerName:   signer,
+		EKPublicKey:  h.ek.PublicKey,
+		AKName:       h.akName,
+		HelloRequest: h.request.Request,
+		Expires:      expires,
+		PCRs:         pcrs,
+	})
+}
+
+// open parses spec.request as far as its document, and returns false where that cannot be judged.
+func (v *Verifier) open(refusals *verifier.Refusals, request Request, kind string) (attestation.Request, bool) {
+	if request.Name == "" || request.UID == "" {
+		refusals.Add(ReasonMalformed, "%s: the object has no name or no UID", kind)
+		return attestation.Request{}, false
+	}
+	content, err := attestation.Parse(request.Request)
+	if err != nil {
+		refusals.Add(ReasonMalformed, "%s: %v", kind, err)
+		return content, false
+	}
+	if content.Provider != Provider {
+		refusals.Add(ReasonProvider, "%s: the provider is %.64q, not %q", kind, content.Provider, Provider)
+		return content, false
+	}
+	version, got := attestation.Head(content.Data)
+	if version == "" {
+		refusals.Add(ReasonMalformed, "%s: does not start with a version", kind)
+		return content, false
+	}
+	if version != attestation.VersionTPM || !slices.Contains(v.versions, version) {
+		refusals.Add(ReasonVersion, "%s: version %.64q is not served, but %s", kind, version, v.versions)
+		return content, false
+	}
+	if got != kind && slices.Contains([]string{attestation.KindHello, attestation.KindChallenge, attestation.KindProof}, got) {
+		refusals.Add(ReasonKind, "a %s stands where a %s belongs", got, kind)
+		return content, false
+	}
+	return content, true
+}
+
+// openHello judges a hello as far as it needs neither time nor trust.
+func (v *Verifier) openHello(refusals *verifier.Refusals, request Request) *hello {
+	h := &hello{request: request}
+	if request.SignerName != attestation.HelloSignerName {
+		refusals.Add(ReasonSigner, "hello: filed under signer %.128q", request.SignerName)
+	}
+	content, ok := v.open(refusals, request, attestation.KindHello)
+	if !ok {
+		return h
+	}
+	h.content = content
+	document, err := attestation.ParseHello(content.Data)
+	if err != nil {
+		refusals.Add(ReasonMalformed, "%v", err)
+		return h
+	}
+	h.document = document
+	if common := v.versions.Common(document.Versions); common != document.Version {
+		refusals.Add(ReasonVersionDowngrade, "hello: in version %.64s, though both sides know %.64s", document.Version, common)
+	}
+	if document.SignerName == attestation.HelloSignerName {
+		refusals.Add(ReasonSigner, "hello: means to ask the signer of hellos, which never issues")
+	}
+	return h
+}
+
+// judgeHello applies every rule to a hello.
+func (v *Verifier) judgeHello(refusals *verifier.Refusals, request Request, named []Fingerprint, now time.Time) *hello {
+	before := len(*refusals)
+	h := v.openHello(refusals, request)
+	if h.document == nil {
+		return h
+	}
+	if h.ek = publicEK(refusals, h.document); h.ek != nil {
+		v.judgeEK(refusals, h.ek, h.document.EKCertificates, named, now)
+	}
+	h.akName, h.akKey = publicAK(refusals, h.document.AKPublic)
+	h.trusted = len(*refusals) == before && len(h.ek.Sources) > 0 && h.akKey != nil
+	return h
+}
+
+// publicAK returns the Name and the key of an AK whose public area is the template, byte for byte but for the point. So the
+// TPM itself made it (sensitiveDataOrigin), never lets it go (fixedTPM, fixedParent) and signs nothing with it but what is
+// its own (restricted): no software key can be loaded under these attributes.
+func publicAK(refusals *verifier.Refusals, public []byte) ([]byte, *ecdsa.PublicKey) {
+	if !bytes.HasPrefix(public, head(template.AK())) {
+		refusals.Add(ReasonAKTemplateMismatch, "AK: the public area is not the template")
+		return nil, nil
+	}
+	if _, err := template.Parse(public); err != nil {
+		refusals.Add(ReasonAKTemplateMismatch, "AK: %v", err)
+		return nil, nil
+	}
+	key, err := template.CheckAK(public)
+	if err != nil {
+		refusals.Add(ReasonAKPoint, "AK: %v", err)
+		return nil, nil
+	}
+	name, err := template.Name(public)
+	if err != nil {
+		refusals.Add(ReasonAKTemplateMismatch, "AK: %v", err)
+		return nil, nil
+	}
+	return name, key
+}
+
+// head returns a template's bytes before its key. Comparing them first keeps hostile tags away from go-tpm's unions.
+func head(area tpm2.TPMTPublic) []byte {
+	if area.Type == tpm2.TPMAlgRSA {
+		area.Unique = tpm2.NewTPMUPublicID(tpm2.TPMAlgRSA, &tpm2.TPM2BPublicKeyRSA{})
+	} else {
+		area.Unique = tpm2.NewTPMUPublicID(tpm2.TPMAlgECC, &tpm2.TPMSECCPoint{})
+	}
+	all := tpm2.Marshal(area)
+	if area.Type == tpm2.TPMAlgRSA {
+		return all[:len(all)-2] // an empty buffer's size
+	}
+	return all[:len(all)-4] // two of them
+}

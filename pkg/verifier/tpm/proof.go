@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tpm
+
+import (
+	"bytes"
+	"crypto/hmac"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+)
+
+// Evidence is what a proof has shown: the TPM with this EK made, after the challenge and for this very request, a quote with this
+// AK. The zero value shows nothing.
+type Evidence struct {
+	// EK is the key that was proven, and what vouches for it.
+	EK Endorsement
+	// AKName is the Name of the AK, a key of the TPM with that EK.
+	AKName []byte
+	// KeyID and Expires are those of the challenge that was answered.
+	KeyID   string
+	Expires time.Time
+	// Boot and FirmwareVersion are as the TPM has them. The version's form is the maker's own.
+	Boot            Boot
+	FirmwareVersion uint64
+	// PCRBank and PCRs are the values quoted.
+	PCRBank string
+	PCRs    []attestation.PCR
+	// EventLogPCRs are those whose values the event log led to; nil without Config.EventLog.
+	EventLogPCRs []int
+}
+
+// proof is what is known of a proof while it is judged.
+type proof struct {
+	request  Request
+	content  attestation.Request
+	document *attestation.Proof
+	quote    *quote
+	// signed says that the AK, in the endorsement hierarchy, made the quote; bound, that it is over the challenge and the request;
+	// measured, that the PCRs are those wanted and the values those quoted.
+	signed, bound, measured bool
+}
+
+// genuine reports whether the values of the proof are the TPM's.
+func (p *proof) genuine() bool { return p.signed && p.bound && p.measured }
+
+// Proof judges a proof and, once more and entirely, the hello it refers to. named is as in Hello. Its error is verifier.Refusals;
+// ReasonChallengeExpired comes last, so that it is the reason of the whole only if nothing else failed.
+func (v *Verifier) Proof(request, helloRequest Request, named []Fingerprint, now time.Time) (*Evidence, error) {
+	if now.IsZero() {
+		return nil, errNoTime
+	}
+	var refusals verifier.Refusals
+	h := v.judgeHello(&refusals, helloRequest, named, now)
+	p := v.openProof(&refusals, request)
+	if p.document == nil {
+		return nil, refusals.Err()
+	}
+	same := matchHello(&refusals, p, h)
+	key, expired := v.matchChallenge(&refusals, p.document, now)
+	p.quote = parseProofQuote(&refusals, p.document)
+	p.measured = v.judgeSelection(&refusals, p)
+	if p.quote != nil && h.akKey != nil {
+		p.signed = judgeSignature(&refusals, p, h)
+	}
+	if p.quote != nil && same && key != nil && h.ek != nil && h.akKey != nil {
+		p.bound = v.judgeMAC(&refusals, p, h, key)
+	}
+	pcrs := v.judgeEventLog(&refusals, p)
+	if p.genuine() {
+		v.judgePCRs(&refusals, p.document)
+		if h.trusted {
+			v.judgeFirmware(&refusals, h.ek, p.quote.firmware)
+		}
+	}
+	refusals = append(refusals, expired...)
+	if err := refusals.Err(); err != nil {
+		return nil, err
+	}
+	return evidence(h, p, pcrs)
+}
+
+// evidence is the one place that accepts a proof.
+func evidence(h *hello, p *proof, eventLogPCRs []int) (*Evidence, error) {
+	if !h.trusted || !p.genuine() { // cannot be: each of them comes with a refusal
+		return nil, verifier.Refusals{}
+	}
+	return &Evidence{
+		EK:              h.ek.Endorsement,
+		AKName:          h.akName,
+		KeyID:           p.document.KeyID,
+		Expires:         time.Unix(p.document.Expires, 0),
+		Boot:            p.quote.boot,
+		FirmwareVersion: p.quote.firmware,
+		PCRBank:         p.document.PCRBank,
+		PCRs:            p.document.PCRs,
+		EventLogPCRs:    eventLogPCRs,
+	}, nil
+}
+
+func (v *Verifier) openProof(refusals *verifier.Refusals, request Request) *proof {
+	p := &proof{request: request}
+	if request.SignerName == attestation.HelloSignerName {
+		refusals.Add(ReasonSigner, "proof: filed under the signer of hellos, which never issues")
+	}
+	content, ok := v.open(refusals, request, attestation.KindProof)
+	if !ok {
+		return p
+	}
+	p.content = content
+	document, err := attestation.ParseProof(content.Data)
+	if err != nil {
+		refusals.Add(ReasonMalformed, "%v", err)
+		return p
+	}
+	p.document = document
+	return p
+}
+
+// matchHello reports whether the proof refers to this hello. What they must have in common is judged beside that: a hello asks
+// for nothing by itself, but its challenge was given for what it says.
+func matchHello(refusals *verifier.Refusals, p *proof, h *hello) bool {
+	same := true
+	fail := func(what string) {
+		refusals.Add(ReasonHelloMismatch, "proof: %s", what)
+		same = false
+	}
+	if p.document.HelloName != h.request.Name {
+		fail("refers to a hello of another name")
+	}
+	if p.document.HelloUID != h.request.UID {
+		fail("refers to a hello with another UID")
+	}
+	if h.document == nil {
+		return false // the hello has been refused
+	}
+	if p.document.Version != h.document.Version {
+		fail("is in another version than the hello")
+	}
+	if p.request.SignerName != h.document.SignerName && p.request.SignerName != attestation.HelloSignerName {
+		fail("is under another signer than the hello says")
+	}
+	if !bytes.Equal(p.content.PKCS10, h.content.PKCS10) {
+		refusals.Add(ReasonRequestMismatch, "proof: its certification request is not the hello's")
+	}
+	if !slices.Equal(p.request.Usages, h.request.Usages) {
+		refusals.Add(ReasonRequestMismatch, "proof: its usages are not the hello's")
+	}
+	if a, b := p.request.ExpirationSeconds, h.request.ExpirationSeconds; (a == nil) != (b == nil) || a != nil && *a != *b {
+		refusals.Add(ReasonRequestMismatch, "proof: its expirationSeconds is not the hello's")
+	}
+	return same
+}
+
+// matchChallenge returns the controller's key that the proof names, nil if there is none or the challenge's time is not one that this
+// controller would have set. That the challenge ran out comes back apart.
+func (v *Verifier) matchChallenge(refusals *verifier.Refusals, document *attestation.Proof, now time.Time) (key []byte, expired verifier.Refusals) {
+	key = v.keys[document.KeyID]
+	if key == nil {
+		refusals.Add(ReasonChallengeKeyUnknown, "proof: there is no key %.64q here", document.KeyID)
+	}
+	if now.Unix() >= document.Expires {
+		expired.Add(ReasonChallengeExpired, "proof: the challenge ran out at %s", time.Unix(document.Expires, 0).UTC().Format(time.RFC3339))
+	}
+	if document.Expires > now.Add(v.lifetime+maxSkew).Unix() {
+		refusals.Add(ReasonChallengeAhead, "proof: the challenge is said to end later than any does")
+		key = nil
+	}
+	return key, expired
+}
+
+func parseProofQuote(refusals *verifier.Refusals, document *attestation.Proof) *quote {
+	q, err := parseQuote(document.Quote)
+	switch {
+	case errors.Is(err, errMagic):
+		refusals.Add(ReasonQuoteMagic, "quote: %v", err)
+	case errors.Is(err, errType):
+		refusals.Add(ReasonQuoteType, "quote: %v", err)
+	case errors.Is(err, errSelection):
+		refusals.Add(ReasonPCRSelection, "quote: %v", err)
+	case err != nil:
+		refusals.Add(ReasonQuoteMalformed, "quote: %v", err)
+	}
+	return q
+}
+
+// judgeSelection reports whether the PCRs quoted are those wanted, and the values given those quoted.
+func (v *Verifier) judgeSelection(refusals *verifier.Refusals, p *proof) bool {
+	given := p.document.Selection()
+	if !sameSelection(given, v.pcrs) {
+		refusals.Add(ReasonPCRSelection, "proof: the PCRs are not those wanted, bank %s, %v", v.pcrs.Bank, v.pcrs.Indexes)
+		return false
+	}
+	if p.quote == nil || p.quote.pcrs.Check() != nil {
+		return false // parseProofQuote has refused it
+	}
+	if !sameSelection(p.quote.pcrs, given) {
+		refusals.Add(ReasonPCRSelection, "quote: the PCRs are not those of the proof")
+		return false
+	}
+	if !bytes.Equal(p.quote.pcrDigest, digestOf(p.document.PCRs)) {
+		refusals.Add(ReasonPCRDigest, "quote: its digest is not that of the values given")
+		return false
+	}
+	return true
+}
+
+func sameSelection(a, b attestation.PCRSelection) bool {
+	return a.Bank == b.Bank && slices.Equal(a.Indexes, b.Indexes)
+}
+
+// judgeSignature reports whether this AK, in the endorsement hierarchy, made the quote.
+func judgeSignature(refusals *verifier.Refusals, p *proof, h *hello) bool {
+	here := bytes.Equal(p.quote.qualifiedSigner, qualifiedName(h.akName))
+	if !here {
+		refusals.Add(ReasonQuoteSigner, "quote: made by another key, or in another hierarchy than the endorsement hierarchy")
+	}
+	s, err := parseSignature(p.document.Signature)
+	switch {
+	case errors.Is(err, errScheme):
+		refusals.Add(ReasonQuoteScheme, "quote: %v", err)
+		return false
+	case err != nil:
+		refusals.Add(ReasonQuoteMalformed, "quote: %v", err)
+		return false
+	case !s.verify(h.akKey, p.document.Quote):
+		refusals.Add(ReasonQuoteSignature, "quote: the signature is not the AK's")
+		return false
+	}
+	return here
+}
+
+// judgeMAC reports whether the quote is over this challenge and this request: only the TPM with the EK could learn the secret, which
+// is derived again from what the API server and the proof say.
+func (v *Verifier) judgeMAC(refusals *verifier.Refusals, p *proof, h *hello, key []byte) bool {
+	secret, err := v.secret(key, h, p.request.SignerName, p.document.Expires, p.document.Selection())
+	if err != nil {
+		refusals.Add(ReasonQuoteMAC, "quote: the secret cannot be derived")
+		return false
+	}
+	want := attestation.Transcript{
+		Version:           p.document.Version,
+		SignerName:        p.request.SignerName,
+		HelloName:         h.request.Name,
+		HelloUID:          h.request.UID,
+		HelloRequest:      h.request.Request,
+		ProofName:         p.request.Name,
+		PKCS10:            p.content.PKCS10,
+		Usages:            p.request.Usages,
+		ExpirationSeconds: p.request.ExpirationSeconds,
+		KeyID:             p.document.KeyID,
+		PCRs:              p.document.Selection(),
+	}.MAC(secret)
+	if !hmac.Equal(p.quote.extraData, want) {
+		refusals.Add(ReasonQuoteMAC, "quote: not over this challenge and this request")
+		return false
+	}
+	return true
+}
+
+// judgePCRs judges the values of a genuine quote.
+func (v *Verifier) judgePCRs(refusals *verifier.Refusals, document *attestation.Proof) {
+	var bad []int
+	for _, pcr := range document.PCRs {
+		allowed, listed := v.values[pcr.Index]
+		if listed && !slices.ContainsFunc(allowed, func(value []byte) bool { return bytes.Equal(value, pcr.Value) }) {
+			bad = append(bad, pcr.Index)
+		}
+	}
+	if len(bad) > 0 {
+		refusals.Add(ReasonPCRPolicy, "PCRs %v have values that are not allowed", bad)
+	}
+}
+
+// judgeFirmware judges the version that a genuine quote reports. Only a verified certificate says who made the TPM, hence which least
+// version is meant.
+func (v *Verifier) judgeFirmware(refusals *verifier.Refusals, ek *endorsement, version uint64) {
+	if len(v.firmware) == 0 {
+		return
+	}
+	if ek.Certificate == nil || ek.Certificate.Manufacturer == "" {
+		refusals.Add(ReasonFirmwareUnknown, "firmware: no verified certificate says who made the TPM")
+		return
+	}
+	if least := v.firmware[ek.Certificate.Manufacturer]; version < least {
+		refusals.Add(ReasonFirmwareTooOld, "firmware: %016x is older than %016x", version, least)
+	}
+}
+
+// judgeEventLog judges the event log, if the policy asks for one, and returns the PCRs whose values it led to. One that nobody
+// asked for is not read.
+func (v *Verifier) judgeEventLog(refusals *verifier.Refusals, p *proof) []int {
+	document := p.document
+	if !v.eventLog {
+		return nil
+	}
+	if len(document.EventLog) == 0 {
+		refusals.Add(ReasonEventLogMissing, "event log: missing")
+		return nil
+	}
+	if document.PCRBank != v.pcrs.Bank {
+		return nil // has been refused
+	}
+	replayed, err := replay(document.EventLog, document.PCRBank)
+	if err != nil {
+		refusals.Add(ReasonEventLogMalformed, "event log: %v", err)
+		return nil
+	}
+	if !p.genuine() {
+		return nil // has been refused: there is nothing to compare with
+	}
+	var good, bad []int
+	for _, pcr := range document.PCRs {
+		switch {
+		case !isFirmwarePCR(pcr.Index):
+		case bytes.Equal(replayed[pcr.Index], pcr.Value):
+			good = append(good, pcr.Index)
+		default:
+			bad = append(bad, pcr.Index)
+		}
+	}
+	if len(bad) > 0 {
+		refusals.Add(ReasonEventLogMismatch, "event log: does not lead to the values of PCRs %v", bad)
+		return nil
+	}
+	return good
+}

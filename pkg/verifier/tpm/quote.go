@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tpm
+
+import (
+	"crypto/ecdsa"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"math/big"
+
+	"github.com/google/go-tpm/tpm2"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+)
+
+// Boot is how often a TPM was started and how long it has run (TPM 2.0 Part 2, TPMS_CLOCK_INFO). A restored snapshot of a virtual
+// TPM, or TPM2_Clear by whoever may clear it, sets it back.
+type Boot struct {
+	// Resets counts TPM Resets, Restarts TPM Restarts and Resumes since the last of them.
+	Resets, Restarts uint32
+	// Clock is in milliseconds.
+	Clock uint64
+	// Safe is false after an unorderly shutdown, until Clock is surely ahead of every value given before.
+	Safe bool
+}
+
+// Before reports whether b was certainly taken before other by the same TPM; if other was seen first, the TPM went back.
+func (b Boot) Before(other Boot) bool {
+	switch {
+	case b.Resets != other.Resets:
+		return b.Resets < other.Resets
+	case b.Restarts != other.Restarts:
+		return b.Restarts < other.Restarts
+	}
+	return b.Clock < other.Clock
+}
+
+// quote is a TPMS_ATTEST of type TPM_ST_ATTEST_QUOTE (TPM 2.0 Part 2, 10.12.12). Until its signature is verified it is a node's text.
+type quote struct {
+	qualifiedSigner []byte
+	extraData       []byte
+	boot            Boot
+	firmware        uint64
+	pcrs            attestation.PCRSelection
+	pcrDigest       []byte
+}
+
+// What is wrong with a quote before any field of it counts.
+var (
+	errMagic     = errors.New("the signed structure does not begin with TPM_GENERATED_VALUE")
+	errType      = errors.New("the signed structure is not of type TPM_ST_ATTEST_QUOTE")
+	errQuote     = errors.New("the quote does not parse to its last byte")
+	errSelection = errors.New("the quote is not over one or more PCRs in one bank")
+	errScheme    = errors.New("the signature is not ECDSA with SHA-256")
+	errSignature = errors.New("the signature does not parse to its last byte")
+)
+
+// reader reads TPM structures: big endian, each variable part after its size. After the first failure everything is zero.
+type reader struct {
+	rest   []byte
+	failed bool
+}
+
+func (r *reader) bytes(n int) []byte {
+	if r.failed || n < 0 || n > len(r.rest) {
+		r.failed = true
+		return nil
+	}
+	b := r.rest[:n:n]
+	r.rest = r.rest[n:]
+	return b
+}
+
+func (r *reader) number(size int) uint64 {
+	var n uint64
+	for _, b := range r.bytes(size) {
+		n = n<<8 | uint64(b)
+	}
+	return n
+}
+
+// sized reads a TPM2B of at most limit bytes.
+func (r *reader) sized(limit int) []byte {
+	n := int(r.number(2))
+	if n > limit {
+		r.failed = true
+	}
+	return r.bytes(n)
+}
+
+// parseQuote reads a TPMS_ATTEST by hand, tag before content: a union is not touched before its tag is known, and each quote that
+// is accepted has one encoding. An error of errSelection comes with a quote, since all else of it can be judged.
+func parseQuote(data []byte) (*quote, error) {
+	r := &reader{rest: data}
+	if r.number(4) != uint64(tpm2.TPMGeneratedValue) {
+		return nil, errMagic
+	}
+	if r.number(2) != uint64(tpm2.TPMSTAttestQuote) {
+		return nil, errType
+	}
+	q := &quote{}
+	q.qualifiedSigner = r.sized(2 + 64) // TPM2B_NAME: an algorithm and its digest
+	q.extraData = r.sized(2 + 64)       // TPM2B_DATA: as large as a TPMT_HA
+	q.boot.Clock = r.number(8)
+	q.boot.Resets = uint32(r.number(4))
+	q.boot.Restarts = uint32(r.number(4))
+	safe := r.number(1) // TPMI_YES_NO
+	q.boot.Safe = safe == 1
+	q.firmware = r.number(8)
+	banks := r.number(4)
+	if r.failed || safe > 1 || banks > 16 { // TPML_PCR_SELECTION: HASH_COUNT is less
+		return nil, errQuote
+	}
+	var selectionErr error
+	if banks != 1 {
+		selectionErr = errSelection
+	}
+	for range banks {
+		bank := bankOf(r.number(2))
+		size := int(r.number(1)) // sizeofSelect: 3 for the 24 PCRs of a PC Client
+		bits := r.bytes(size)
+		if bank == "" || size != 3 {
+			selectionErr = errSelection
+		}
+		var indexes []int
+		for i := range len(bits) * 8 {
+			if bits[i/8]&(1<<(i%8)) != 0 {
+				indexes = append(indexes, i)
+			}
+		}
+		q.pcrs = attestation.PCRSelection{Bank: bank, Indexes: indexes}
+	}
+	q.pcrDigest = r.sized(64)
+	if r.failed || len(r.rest) > 0 {
+		return nil, errQuote
+	}
+	if selectionErr == nil && q.pcrs.Check() != nil {
+		selectionErr = errSelection
+	}
+	if selectionErr != nil {
+		q.pcrs = attestation.PCRSelection{}
+	}
+	return q, selectionErr
+}
+
+// bankOf returns the name of a PCR bank, "" if it is none that can be asked for.
+func bankOf(algorithm uint64) string {
+	switch tpm2.TPMAlgID(algorithm) {
+	case tpm2.TPMAlgSHA256:
+		return "sha256"
+	case tpm2.TPMAlgSHA384:
+		return "sha384"
+	case tpm2.TPMAlgSHA512:
+		return "sha512"
+	}
+	return ""
+}
+
+// signature is a TPMS_SIGNATURE_ECDSA.
+type signature struct{ r, s *big.Int }
+
+// parseSignature reads a TPMT_SIGNATURE (TPM 2.0 Part 2, 11.3.4) of the AK's one scheme. A TPM may leave out leading zeros of r and s:
+// nothing depends on a signature having one encoding.
+func parseSignature(data []byte) (*signature, error) {
+	r := &reader{rest: data}
+	scheme, hash := r.number(2), r.number(2)
+	if r.failed {
+		return nil, errSignature
+	}
+	if tpm2.TPMAlgID(scheme) != tpm2.TPMAlgECDSA || tpm2.TPMAlgID(hash) != tpm2.TPMAlgSHA256 {
+		return nil, errScheme
+	}
+	a, b := r.sized(32), r.sized(32) // P-256
+	if r.failed || len(r.rest) > 0 {
+		return nil, errSignature
+	}
+	return &signature{new(big.Int).SetBytes(a), new(big.Int).SetBytes(b)}, nil
+}
+
+// verify reports whether the signature is key's over data.
+func (s *signature) verify(key *ecdsa.PublicKey, data []byte) bool {
+	digest := sha256.Sum256(data)
+	return ecdsa.Verify(key, digest[:], s.r, s.s)
+}
+
+// qualifiedName returns the Qualified Name of a primary key of the endorsement hierarchy (TPM 2.0 Part 1, "Qualified Name"): the hash of
+// the hierarchy's handle and the key's Name. In the other hierarchies firmware version and boot counters are obfuscated, and the
+// key is another.
+func qualifiedName(name []byte) []byte {
+	input := binary.BigEndian.AppendUint32(nil, uint32(tpm2.TPMRHEndorsement))
+	digest := sha256.Sum256(append(input, name...)) // the AK's nameAlg
+	return append(binary.BigEndian.AppendUint16(nil, uint16(tpm2.TPMAlgSHA256)), digest[:]...)
+}
+
+// digestOf returns what a quote with the AK's scheme says of PCR values (TPM 2.0 Part 3, TPM2_Quote): their SHA-256, whatever the bank.
+func digestOf(pcrs []attestation.PCR) []byte {
+	h := sha256.New()
+	for _, pcr := range pcrs {
+		h.Write(pcr.Value)
+	}
+	return h.Sum(nil)
+}

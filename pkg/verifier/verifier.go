@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package verifier holds what every provider's verifier says in the same words: why it refuses. A verifier is pure: a request, a policy
+// and a time go in, evidence or refusals come out. It does no I/O and reads no clock.
+package verifier
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Reason is why a request is refused: CamelCase, stable, fit for a condition's reason and a counter's label.
+type Reason string
+
+// ReasonRefused stands where no reason was given: the zero values refuse too.
+const ReasonRefused Reason = "Refused"
+
+// MaxMessage bounds the message of one refusal, in bytes.
+const MaxMessage = 256
+
+// Refusal is one rule that a request failed.
+type Refusal struct {
+	Reason Reason
+	// Message is for people. It holds no secret, and of a peer's text at most a few quoted words.
+	Message string
+}
+
+func (r Refusal) String() string {
+	if r.Reason == "" {
+		r.Reason = ReasonRefused
+	}
+	if r.Message == "" {
+		return string(r.Reason)
+	}
+	return string(r.Reason) + ": " + r.Message
+}
+
+// Refusals are all the rules that a request failed, the gravest first. As an error it refuses even when it is empty; Err makes a nil
+// error of an empty list.
+type Refusals []Refusal
+
+// Add notes a failed rule. Whatever is not printable ASCII becomes a question mark.
+func (r *Refusals) Add(reason Reason, format string, arguments ...any) {
+	message := fmt.Sprintf(format, arguments...)
+	if len(message) > MaxMessage {
+		message = message[:MaxMessage-3] + "..."
+	}
+	message = strings.Map(func(c rune) rune {
+		if c < ' ' || c > '~' {
+			return '?'
+		}
+		return c
+	}, message)
+	*r = append(*r, Refusal{reason, message})
+}
+
+// Err returns r as an error, nil if no rule failed.
+func (r Refusals) Err() error {
+	if len(r) == 0 {
+		return nil
+	}
+	return r
+}
+
+// Error joins all of them.
+func (r Refusals) Error() string {
+	if len(r) == 0 {
+		return string(ReasonRefused)
+	}
+	parts := make([]string, len(r))
+	for i := range r {
+		parts[i] = r[i].String()
+	}
+	return strings.Join(parts, "; ")
+}
+
+// Reason returns the first one's: that of the whole.
+func (r Refusals) Reason() Reason {
+	if len(r) == 0 || r[0].Reason == "" {
+		return ReasonRefused
+	}
+	return r[0].Reason
+}
+
+// Reasons returns each reason, in order, once.
+func (r Refusals) Reasons() []Reason {
+	var reasons []Reason
+	seen := map[Reason]bool{}
+	for _, refusal := range r {
+		if refusal.Reason == "" {
+			refusal.Reason = ReasonRefused
+		}
+		if !seen[refusal.Reason] {
+			seen[refusal.Reason] = true
+			reasons = append(reasons, refusal.Reason)
+		}
+	}
+	return reasons
+}
