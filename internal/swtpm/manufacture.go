@@ -22,7 +22,7 @@ func (t *TPM) manufacture(o Options) error {
 		}
 	}
 	for i, name := range o.Persistent {
-		if err := t.persist(name, tpm2.TPMHandle(0x81010001+i)); err != nil { //nolint:gosec // a handful of names
+		if err := t.persist(name, tpm2.TPMHandle(0x81010001+i)); err != nil {
 			return fmt.Errorf("persist %s: %w", name, err)
 		}
 	}
@@ -130,7 +130,7 @@ func (t *TPM) WriteNV(index uint32, data []byte) error {
 			AuthHandle: platform,
 			NVIndex:    tpm2.NamedHandle{Handle: tpm2.TPMHandle(index), Name: public.NVName},
 			Data:       tpm2.TPM2BMaxNVBuffer{Buffer: data[offset:min(offset+chunk, len(data))]},
-			Offset:     uint16(offset), //nolint:gosec // as above
+			Offset:     uint16(offset),
 		}).Execute(t.Transport()); err != nil {
 			return err
 		}

@@ -125,7 +125,7 @@ func (t *TPM) start() error {
 			return nil
 		}
 	}
-	said, _ := os.ReadFile(log) //nolint:errcheck // it only adds to the error
+	said, _ := os.ReadFile(log)
 	return fmt.Errorf("swtpm does not answer: %w; it says %q", err, said)
 }
 

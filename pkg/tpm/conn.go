@@ -51,8 +51,8 @@ func (t *TPM) done(name string, start time.Time, err error) error {
 // conn is a transport.TPM that sends a command at a time, does with each what any of them may need, and knows what they have
 // loaded. go-tpm's own transports are not used: they sleep through warnings without asking a context.
 type conn struct {
-	// ctx ends every command but TPM2_FlushContext.
-	ctx context.Context //nolint:containedctx // a conn lives as long as one call of Run
+	// ctx ends every command but TPM2_FlushContext. A conn lives as long as one call of Run.
+	ctx context.Context
 	rw  io.ReadWriteCloser
 	// managed is set where the kernel's resource manager is between us and the TPM: nobody else's handles are visible then.
 	managed bool

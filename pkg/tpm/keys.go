@@ -310,8 +310,11 @@ func (t *TPM) readNV(index uint32) ([]byte, error) {
 		return nil, err
 	}
 	// A TPM that does not say how much it reads at a time, or nonsense, reads this much.
-	const least = 64
-	data, err := t.tryReadNV(tpm2.TPMHandle(index), max(properties[uint32(tpm2.TPMPTNVBufferMax)], least))
+	chunk := uint16(64)
+	if n := properties[uint32(tpm2.TPMPTNVBufferMax)]; n > uint32(chunk) && n <= maxCertificate {
+		chunk = uint16(n)
+	}
+	data, err := t.tryReadNV(tpm2.TPMHandle(index), chunk)
 	var rc tpm2.TPMRC
 	if errors.As(err, &rc) && !rc.IsWarning() && rc != tpm2.TPMRCFailure {
 		return nil, &certificateProblem{err}
@@ -319,7 +322,7 @@ func (t *TPM) readNV(index uint32) ([]byte, error) {
 	return data, err
 }
 
-func (t *TPM) tryReadNV(index tpm2.TPMHandle, chunk uint32) ([]byte, error) {
+func (t *TPM) tryReadNV(index tpm2.TPMHandle, chunk uint16) ([]byte, error) {
 	rsp, err := execute[tpm2.NVReadPublicResponse](t, "TPM2_NV_ReadPublic", tpm2.NVReadPublic{NVIndex: index})
 	if err != nil {
 		return nil, err
@@ -329,7 +332,7 @@ func (t *TPM) tryReadNV(index tpm2.TPMHandle, chunk uint32) ([]byte, error) {
 		return nil, &CommandError{"TPM2_NV_ReadPublic", err}
 	}
 	if public.DataSize > maxCertificate {
-		return nil, &certificateProblem{fmt.Errorf("more than %d bytes", maxCertificate)}
+		return nil, &certificateProblem{fmt.Errorf("certificate: more than %d bytes", maxCertificate)}
 	}
 	named := tpm2.NamedHandle{Handle: index, Name: rsp.NVName}
 	reader := tpm2.AuthHandle{Handle: index, Name: rsp.NVName, Auth: tpm2.PasswordAuth(nil)}
@@ -337,21 +340,17 @@ func (t *TPM) tryReadNV(index tpm2.TPMHandle, chunk uint32) ([]byte, error) {
 		reader = tpm2.AuthHandle{Handle: tpm2.TPMRHOwner, Auth: tpm2.PasswordAuth(nil)}
 	}
 	var data []byte
-	for len(data) < int(public.DataSize) {
-		left := uint32(public.DataSize) - uint32(len(data))
-		rsp, err := execute[tpm2.NVReadResponse](t, "TPM2_NV_Read", tpm2.NVRead{
-			AuthHandle: reader,
-			NVIndex:    named,
-			Size:       uint16(min(left, chunk)),
-			Offset:     uint16(len(data)),
-		})
+	for offset := uint16(0); offset < public.DataSize; {
+		size := min(public.DataSize-offset, chunk)
+		rsp, err := execute[tpm2.NVReadResponse](t, "TPM2_NV_Read", tpm2.NVRead{AuthHandle: reader, NVIndex: named, Size: size, Offset: offset})
 		if err != nil {
 			return nil, err
 		}
-		if len(rsp.Data.Buffer) == 0 {
-			return nil, &certificateProblem{errors.New("ends early")}
+		if len(rsp.Data.Buffer) != int(size) {
+			return nil, &certificateProblem{errors.New("certificate: ends early")}
 		}
 		data = append(data, rsp.Data.Buffer...)
+		offset += size
 	}
 	return data, nil
 }

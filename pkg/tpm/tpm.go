@@ -56,7 +56,7 @@ func (e *LockTimeoutError) Error() string {
 type AbsentError struct{ Tried []error }
 
 func (e *AbsentError) Error() string {
-	return "no TPM: " + strings.ReplaceAll(errors.Join(e.Tried...).Error(), "\n", "; ")
+	return "no TPM can be opened: " + strings.ReplaceAll(errors.Join(e.Tried...).Error(), "\n", "; ")
 }
 func (e *AbsentError) Unwrap() []error { return e.Tried }
 
@@ -112,7 +112,8 @@ func lock(ctx context.Context, dir string) (unlock func(), err error) {
 	if err != nil {
 		return nil, fmt.Errorf("TPM: lock: %w", err)
 	}
-	if info.Mode().Perm()&0o022 != 0 {
+	owner, ok := info.Sys().(*syscall.Stat_t)
+	if !ok || owner.Uid != 0 && int(owner.Uid) != os.Geteuid() || info.Mode().Perm()&0o022 != 0 {
 		return nil, fmt.Errorf("TPM: lock: others may write into %s", dir)
 	}
 	path := filepath.Join(dir, LockFile)

@@ -348,7 +348,7 @@ func TestLeftOverHandlesAreFlushed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer os.RemoveAll(dir)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	managed := filepath.Join(dir, "tpmrm0")
 	if err := os.Symlink(tpm.Socket(), managed); err != nil {
 		t.Fatal(err)

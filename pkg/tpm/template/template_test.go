@@ -10,6 +10,7 @@ import (
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/rsa"
+	"crypto/x509"
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
@@ -233,6 +234,32 @@ func TestCheckAKRefusesWhatIsNotTheTemplate(t *testing.T) {
 	}
 	if _, _, err := CheckEK(anAK(t, nil)); err == nil {
 		t.Error("an AK is taken as an EK")
+	}
+}
+
+func TestCertifiedKey(t *testing.T) {
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{SerialNumber: big.NewInt(1)}, &x509.Certificate{}, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rsaEncryption := []byte{6, 9, 0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 1, 1, 1}
+	for name, c := range map[string]struct {
+		last byte // of the algorithm identifier
+		ok   bool
+	}{"rsaEncryption": {1, true}, "id-RSAES-OAEP": {7, true}, "another": {99, false}} {
+		changed := bytes.Replace(der, rsaEncryption, append(rsaEncryption[:10:10], c.last), 1)
+		cert, err := x509.ParseCertificate(changed)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		got, err := CertifiedKey(cert)
+		if (err == nil) != c.ok || c.ok && !key.PublicKey.Equal(got) {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
 
