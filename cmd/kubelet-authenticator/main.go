@@ -7,6 +7,7 @@ import (
 	"os"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/command"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
 )
 
 // version and commit are set by the linker.
@@ -14,9 +15,10 @@ var version, commit = "devel", "unknown"
 
 func main() {
 	os.Exit(command.Program{
-		Name:      "kubelet-authenticator",
-		Version:   version,
-		Commit:    commit,
-		Providers: providers(),
+		Name:            "kubelet-authenticator",
+		Version:         version,
+		Commit:          commit,
+		Providers:       providers(),
+		DefaultProvider: tpm.Name,
 	}.Main())
 }

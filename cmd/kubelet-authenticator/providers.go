@@ -5,11 +5,13 @@ package main
 import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/insecure"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
 )
 
 // providers are the ones that this binary carries.
 func providers() []provider.Factory {
 	return []provider.Factory{
+		tpm.Factory(),
 		insecure.Factory(),
 	}
 }

@@ -9,8 +9,10 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
 
 // Report is what a dry run found. It holds no key and no token.
@@ -21,6 +23,8 @@ type Report struct {
 	NodeName, ProviderID, Provider string
 	// Request is the object that would be filed. Its key is forgotten again.
 	Request *certificatesv1.CertificateSigningRequest
+	// Evidence says in words what evidence the request carries, where the provider can tell.
+	Evidence []provider.Fact
 	// Server and Credential are where it would go, and in words with whose credential; empty if there is no such.
 	Server, Credential string
 	// Check says what the API server made of the request with dryRun=All: accepted, refused, or skipped and why.
@@ -49,6 +53,13 @@ func DryRun(ctx context.Context, o Options) (*Report, error) {
 	report.ProviderID = pending.ProviderID
 	first := pending.Last()
 	report.Request = csr.Object(first.Name, signerOf(pending), first.Request, key, pending.ExpirationSeconds)
+	if inspector, ok := o.provider.(provider.Inspector); ok {
+		content, err := attestation.Parse(first.Request)
+		if err != nil {
+			return nil, AsFailure(err)
+		}
+		report.Evidence = inspector.Explain(content.Data)
+	}
 	o.haveChecked(ctx, s, report)
 	return report, nil
 }

@@ -53,8 +53,7 @@ type Inspector interface {
 	Identify(ctx context.Context) (any, error)
 	// Explain says in words what is in a document that Hello or Evidence returned.
 	Explain(document []byte) []Fact
-	// SelfTest tries each thing that the provider needs of the device, and reports it as it ends. It goes on after a failure, and
-	// returns an error if it could not begin.
+	// SelfTest tries each thing that the provider needs of the device, and reports it as it ends. Its error says what failed.
 	SelfTest(ctx context.Context, report func(Check)) error
 }
 
@@ -143,6 +142,8 @@ type Factory struct {
 	Name string
 	// Versions are those of the DATA document that it can write, the newest first.
 	Versions []string
+	// Inspects is set if the provider is an Inspector: the command line then has "<name> selftest".
+	Inspects bool
 	// New makes it. It opens nothing: it also runs when a certificate is served from the directory. An error is one of the
 	// settings.
 	New func(Settings) (Provider, error)

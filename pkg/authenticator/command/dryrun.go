@@ -85,7 +85,12 @@ func readable(report *authenticator.Report) ([]byte, error) {
 	row("  usages", strings.Join(usages, ", "))
 	row("  lifetime", expiration)
 	row("  provider", content.Provider)
-	row("  evidence", string(content.Data))
+	if len(report.Evidence) == 0 {
+		row("  evidence", string(content.Data))
+	}
+	for _, fact := range report.Evidence {
+		row("  evidence, "+fact.Name, fact.Value)
+	}
 	row("  size", fmt.Sprintf("%d bytes", len(spec.Request)))
 	row("to", orNone(report.Server))
 	row("credential", orNone(report.Credential))

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tpm
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/hex"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/tpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/tpm/template"
+)
+
+// Identity is what an inventory needs to know of a TPM. The TPM says it of itself: it is worth as much as the way on which it got into
+// the inventory.
+type Identity struct {
+	// Manufacturer is the TCG vendor ID ("IFX"), Vendor what the maker writes beside it.
+	Manufacturer string `json:"manufacturer"`
+	Vendor       string `json:"vendor,omitempty"`
+	// Firmware is the firmware's version.
+	Firmware string `json:"firmware"`
+	// AKName is the Name of the attestation key, in hex.
+	AKName string `json:"akName"`
+	// EKs are all endorsement keys that have a certificate; the one that none has, where there is no certificate at all.
+	EKs []EKIdentity `json:"eks"`
+}
+
+// EKIdentity is one endorsement key.
+type EKIdentity struct {
+	Template string `json:"template"`
+	// Fingerprint is the SHA-256 of the SubjectPublicKeyInfo, in hex: what an inventory names the EK by.
+	Fingerprint string `json:"fingerprint"`
+	// Certificate is the one from the TPM, nil if it has none.
+	Certificate *CertificateIdentity `json:"certificate,omitempty"`
+}
+
+// CertificateIdentity is what a certificate says. It has not been verified.
+type CertificateIdentity struct {
+	// Fingerprint is the SHA-256 of the certificate, in hex.
+	Fingerprint string `json:"fingerprint"`
+	Subject     string `json:"subject,omitempty"`
+	Issuer      string `json:"issuer,omitempty"`
+	Serial      string `json:"serial,omitempty"`
+	NotAfter    string `json:"notAfter,omitempty"`
+	// Problem says why the rest is missing.
+	Problem string `json:"problem,omitempty"`
+}
+
+// Identify returns an Identity.
+func (p *Provider) Identify(ctx context.Context) (any, error) {
+	identity, err := tpm.Run(ctx, p.options, func(t *tpm.TPM) (*Identity, error) {
+		info, err := t.Info()
+		if err != nil {
+			return nil, err
+		}
+		identity := &Identity{Manufacturer: info.Manufacturer, Vendor: info.Vendor, Firmware: info.FirmwareString()}
+		ak, err := t.AK()
+		if err != nil {
+			return nil, err
+		}
+		if identity.AKName, err = hexName(ak); err != nil {
+			return nil, err
+		}
+		eks, err := t.EKs()
+		if err != nil {
+			return nil, err
+		}
+		for _, ek := range eks {
+			found, err := describe(ek.Template, ek.Public, ek.Certificates)
+			if err != nil {
+				return nil, err
+			}
+			identity.EKs = append(identity.EKs, found)
+		}
+		return identity, nil
+	})
+	if err != nil {
+		return nil, sorted(err)
+	}
+	return identity, nil
+}
+
+func hexName(public []byte) (string, error) {
+	name, err := template.Name(public)
+	return hex.EncodeToString(name), err
+}
+
+// describe takes an EK apart.
+func describe(name string, public []byte, certificates [][]byte) (EKIdentity, error) {
+	_, key, err := template.CheckEK(public)
+	if err != nil {
+		return EKIdentity{}, err
+	}
+	spki, err := x509.MarshalPKIXPublicKey(key)
+	if err != nil {
+		return EKIdentity{}, err
+	}
+	ek := EKIdentity{Template: name, Fingerprint: fingerprint(spki)}
+	if len(certificates) == 0 {
+		return ek, nil
+	}
+	ek.Certificate = &CertificateIdentity{Fingerprint: fingerprint(certificates[0])}
+	leaf, err := x509.ParseCertificate(certificates[0])
+	if err != nil {
+		ek.Certificate.Problem = "it does not parse"
+		return ek, nil
+	}
+	ek.Certificate.Subject, ek.Certificate.Issuer = subject(leaf), text.Line(leaf.Issuer.String(), 256)
+	ek.Certificate.Serial, ek.Certificate.NotAfter = leaf.SerialNumber.Text(16), leaf.NotAfter.UTC().Format(time.RFC3339)
+	return ek, nil
+}
+
+func fingerprint(data []byte) string {
+	sum := sha256.Sum256(data)
+	return hex.EncodeToString(sum[:])
+}
+
+// subject returns the certificate's subject; that of an EK may be empty.
+func subject(c *x509.Certificate) string { return text.Line(c.Subject.String(), 256) }
+
+// Explain says what is in a hello or a proof.
+func (p *Provider) Explain(document []byte) []provider.Fact {
+	if hello, err := attestation.ParseHello(document); err == nil {
+		return explainHello(hello)
+	}
+	if proof, err := attestation.ParseProof(document); err == nil {
+		return []provider.Fact{
+			{Name: "document", Value: fmt.Sprintf("%s of %s, a quote over %d PCRs of bank %s", attestation.KindProof, proof.Version, len(proof.PCRs), proof.PCRBank)},
+			{Name: "answers", Value: proof.HelloName},
+		}
+	}
+	return nil
+}
+
+func explainHello(hello *attestation.Hello) []provider.Fact {
+	facts := []provider.Fact{
+		{Name: "document", Value: fmt.Sprintf("%s of %s; accepts %s", attestation.KindHello, hello.Version, hello.Versions)},
+		{Name: "EK template", Value: hello.EKTemplate},
+	}
+	ek, err := describe(hello.EKTemplate, hello.EKPublic, hello.EKCertificates)
+	if err != nil {
+		return append(facts, provider.Fact{Name: "EK", Value: err.Error()})
+	}
+	facts = append(facts, provider.Fact{Name: "EK fingerprint", Value: ek.Fingerprint})
+	if c := ek.Certificate; c == nil {
+		facts = append(facts, provider.Fact{Name: "EK certificate", Value: "none: an inventory has to name the fingerprint"})
+	} else {
+		facts = append(facts, provider.Fact{
+			Name:  "EK certificate",
+			Value: strings.TrimSpace(fmt.Sprintf("%s serial %s by %s, to %s %s", c.Subject, c.Serial, c.Issuer, c.NotAfter, c.Problem)),
+		}, provider.Fact{Name: "with it", Value: fmt.Sprintf("%d certificates of issuers", len(hello.EKCertificates)-1)})
+	}
+	name, err := hexName(hello.AKPublic)
+	if err != nil {
+		name = err.Error()
+	}
+	return append(facts, provider.Fact{Name: "AK name", Value: name})
+}
+
+// SelfTest goes through each TPM command that the protocol uses.
+func (p *Provider) SelfTest(ctx context.Context, report func(provider.Check)) error {
+	_, err := tpm.Run(ctx, p.options, func(t *tpm.TPM) (struct{}, error) {
+		return struct{}{}, t.SelfTest(func(r tpm.SelfTestResult) {
+			name := r.Command
+			if r.EK != "" {
+				name = r.EK + " " + name
+			}
+			report(provider.Check{Name: name, Took: r.Took, Err: r.Err})
+		})
+	})
+	if err != nil {
+		return sorted(err)
+	}
+	return nil
+}

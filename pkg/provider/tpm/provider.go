@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package tpm is the provider whose evidence comes from the machine's TPM 2.0: a hello says which TPM it is, and a quote by it
+// answers the controller's challenge (docs/spec.md).
+package tpm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/go-tpm/tpm2"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/tpm"
+)
+
+// Name is the provider's name in requests and configuration.
+const Name = "tpm"
+
+// SignerName is the signer of node-attestation-controller that takes this provider's evidence.
+const SignerName = "cluster.x-k8s.io/kube-apiserver-client-kubelet-tpm"
+
+// Factory makes the provider. Its settings are the device, the directory for the lock, and the scheme of a provider ID.
+func Factory() provider.Factory {
+	return provider.Factory{
+		Name:     Name,
+		Versions: []string{string(attestation.VersionTPM)},
+		Inspects: true,
+		New: func(s provider.Settings) (provider.Provider, error) {
+			if s.ProviderIDScheme != "" && !isScheme(s.ProviderIDScheme) {
+				return nil, fmt.Errorf("providerIDScheme %.64q: must be a URI's scheme (RFC 3986, section 3.1) in lower case", s.ProviderIDScheme)
+			}
+			return &Provider{
+				options:   tpm.Options{Device: s.TPMDevice, LockDir: s.RuntimeDir},
+				scheme:    s.ProviderIDScheme,
+				uuidFile:  systemUUID,
+				now:       time.Now,
+				readEvent: tpm.EventLog,
+			}, nil
+		},
+	}
+}
+
+// Provider implements provider.Challenger and provider.Inspector. Each call opens the TPM and closes it again.
+type Provider struct {
+	options   tpm.Options
+	scheme    string
+	uuidFile  string
+	now       func() time.Time
+	readEvent func() ([]byte, error)
+}
+
+var (
+	_ provider.Challenger = (*Provider)(nil)
+	_ provider.Inspector  = (*Provider)(nil)
+)
+
+// Name returns "tpm".
+func (*Provider) Name() string { return Name }
+
+// SignerName returns the default signer.
+func (*Provider) SignerName() string { return SignerName }
+
+// Renews is true: each renewal is attested anew.
+func (*Provider) Renews() bool { return true }
+
+// Caution says nothing.
+func (*Provider) Caution() string { return "" }
+
+// Versions returns those of the documents that this package writes.
+func (*Provider) Versions() attestation.Versions {
+	return attestation.Versions{attestation.VersionTPM}
+}
+
+// Hello says which TPM this is, by the EK of the template that is remembered if the TPM still has it. The template's name is what is to
+// be remembered: a machine's record pins its EK, so a certificate that a firmware update adds must not make the node choose anew.
+func (p *Provider) Hello(ctx context.Context, request provider.Request) (document []byte, remember string, err error) {
+	if request.Version != attestation.VersionTPM {
+		return nil, "", fmt.Errorf("version %q is not one that this provider writes", request.Version)
+	}
+	hello, err := tpm.Run(ctx, p.options, func(t *tpm.TPM) (attestation.Hello, error) {
+		ek, err := t.ChooseEK(request.Remembered)
+		if err != nil {
+			return attestation.Hello{}, err
+		}
+		ak, err := t.AK()
+		return attestation.Hello{
+			Version: attestation.VersionTPM, Versions: p.Versions(), SignerName: request.SignerName,
+			EKTemplate: ek.Template, EKPublic: ek.Public, EKCertificates: ek.Certificates, AKPublic: ak,
+		}, err
+	})
+	if err != nil {
+		return nil, "", sorted(err)
+	}
+	document, err = hello.Marshal()
+	return document, hello.EKTemplate, err
+}
+
+// Evidence answers the challenge: the TPM opens the credential and quotes the PCRs wanted, with a MAC under the secret found in it
+// over all that the request is.
+func (p *Provider) Evidence(ctx context.Context, request provider.Request) ([]byte, error) {
+	challenge, hello, err := p.read(request.Challenge)
+	if err != nil {
+		return nil, err
+	}
+	transcript := attestation.Transcript{
+		Version: attestation.VersionTPM, SignerName: request.SignerName,
+		HelloName: request.Challenge.HelloName, HelloUID: request.Challenge.HelloUID, HelloRequest: request.Challenge.HelloRequest,
+		ProofName: request.Name, PKCS10: request.PKCS10, Usages: request.Usages, ExpirationSeconds: request.ExpirationSeconds,
+		KeyID: challenge.KeyID, PCRs: challenge.PCRs,
+	}
+	proof := attestation.Proof{
+		Version: attestation.VersionTPM, HelloName: transcript.HelloName, HelloUID: transcript.HelloUID,
+		KeyID: challenge.KeyID, Expires: challenge.Expires, PCRBank: challenge.PCRs.Bank,
+	}
+	quote, err := tpm.Run(ctx, p.options, func(t *tpm.TPM) (tpm.Quote, error) {
+		return t.Prove(tpm.Challenge{
+			EKTemplate: hello.EKTemplate, EKPublic: hello.EKPublic, AKPublic: hello.AKPublic,
+			CredentialBlob: challenge.CredentialBlob, EncryptedSecret: challenge.EncryptedSecret,
+			PCRBank: banks[challenge.PCRs.Bank], PCRs: challenge.PCRs.Indexes,
+		}, transcript.MAC)
+	})
+	if err != nil {
+		return nil, sorted(err)
+	}
+	proof.Quote, proof.Signature = quote.Attest, quote.Signature
+	for i, index := range challenge.PCRs.Indexes {
+		proof.PCRs = append(proof.PCRs, attestation.PCR{Index: index, Value: quote.PCRs[i]})
+	}
+	if challenge.EventLog {
+		if proof.EventLog, err = p.readEvent(); err != nil {
+			return nil, err
+		}
+	}
+	return proof.Marshal()
+}
+
+// banks are the PCR banks that a challenge can ask for.
+var banks = map[string]tpm2.TPMAlgID{"sha256": tpm2.TPMAlgSHA256, "sha384": tpm2.TPMAlgSHA384, "sha512": tpm2.TPMAlgSHA512}
+
+// read takes the challenge and its hello apart. A challenge that cannot be answered is stale: a new hello may get a better one.
+func (p *Provider) read(c *provider.Challenge) (*attestation.Challenge, *attestation.Hello, error) {
+	stale := func(hint string, err error) error {
+		return &provider.Error{Class: provider.Stale, Hint: hint, Err: err}
+	}
+	if c == nil {
+		return nil, nil, errors.New("there is no challenge to answer")
+	}
+	request, err := attestation.Parse(c.HelloRequest)
+	if err != nil {
+		return nil, nil, err
+	}
+	hello, err := attestation.ParseHello(request.Data)
+	if err != nil {
+		return nil, nil, stale("", err)
+	}
+	challenge, err := attestation.ParseChallenge(c.Answer)
+	if err != nil {
+		return nil, nil, stale("find out who writes the annotation "+attestation.AnnotationChallenge, err)
+	}
+	if expires := time.Unix(challenge.Expires, 0); !c.Fresh && p.now().After(expires) {
+		return nil, nil, stale("", fmt.Errorf("the challenge expired at %s", expires.UTC().Format(time.RFC3339)))
+	}
+	return challenge, hello, nil
+}
+
+// sorted gives an error of the TPM its class.
+func sorted(err error) error {
+	var absent *tpm.AbsentError
+	switch {
+	case errors.As(err, &absent):
+		return &provider.Error{Class: provider.NoDevice, Hint: "switch the TPM on in the firmware's settings, or name its device with --tpm-device", Err: err}
+	case errors.Is(err, tpm.ErrOtherKeys):
+		return &provider.Error{Class: provider.Stale, Hint: "the TPM's endorsement seed changed, or the challenge was made for another machine", Err: err}
+	}
+	return &provider.Error{Class: provider.DeviceFailed, Hint: "see what the TPM refuses with: kubelet-authenticator tpm selftest", Err: err}
+}
