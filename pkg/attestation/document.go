@@ -20,9 +20,9 @@ const (
 // strings where they cannot be read. It is how a reader finds out that it does not know a version.
 func Head(data []byte) (version Version, kind string) {
 	text, found := strings.CutPrefix(string(data[:min(len(data), 160)]), `{"version":"`)
-	name, text, _ := strings.Cut(text, `"`)
+	name, text, closed := strings.Cut(text, `"`)
 	version = Version(name)
-	if _, number := version.split(); !found || number == 0 {
+	if _, number := version.split(); !found || !closed || number == 0 {
 		return "", ""
 	}
 	if text, found = strings.CutPrefix(text, `,"kind":"`); found {

@@ -16,7 +16,7 @@ const SecretSize = sha256.Size
 
 // The labels keep what is derived here apart from anything else that is ever derived from the same key.
 const (
-	labelSecret     = "kubelet-authenticator attestation secret"
+	labelSecret     = "kubelet-authenticator attestation secret" //nolint:gosec // G101: a label
 	labelTranscript = "kubelet-authenticator attestation transcript"
 )
 
@@ -45,6 +45,9 @@ func Secret(key []byte, helloUID string, info SecretInfo) ([]byte, error) {
 	if len(key) < sha256.Size || helloUID == "" {
 		return nil, errors.New("secret: needs a key of 32 bytes and the hello's UID")
 	}
+	if err := info.PCRs.Check(); err != nil {
+		return nil, err
+	}
 	ek, request := sha256.Sum256(info.EKPublicKey), sha256.Sum256(info.HelloRequest)
 	var b items
 	b.text(labelSecret)
@@ -54,7 +57,7 @@ func Secret(key []byte, helloUID string, info SecretInfo) ([]byte, error) {
 	b.bytes(ek[:])
 	b.bytes(info.AKName)
 	b.bytes(request[:])
-	b.number(uint64(info.Expires))
+	b.number(uint64(info.Expires)) //nolint:gosec // G115: two's complement is as good a name for a time as any
 	b.selection(info.PCRs)
 	return hkdf.Key(sha256.New, key, []byte(helloUID), string(b), SecretSize)
 }
@@ -119,7 +122,7 @@ func (t Transcript) digest() [sha256.Size]byte {
 type items []byte
 
 func (b *items) bytes(item []byte) {
-	*b = append(binary.BigEndian.AppendUint32(*b, uint32(len(item))), item...)
+	*b = append(binary.BigEndian.AppendUint32(*b, uint32(len(item))), item...) //nolint:gosec // G115: nothing here has 4 GiB
 }
 
 func (b *items) text(item string) { b.bytes([]byte(item)) }
@@ -130,7 +133,7 @@ func (b *items) number(n uint64) { b.bytes(binary.BigEndian.AppendUint64(nil, n)
 func (b *items) selection(s PCRSelection) {
 	indexes := make([]byte, 0, len(s.Indexes))
 	for _, index := range s.Indexes {
-		indexes = append(indexes, byte(index))
+		indexes = append(indexes, byte(index)) //nolint:gosec // G115: Check bounds it
 	}
 	b.text(s.Bank)
 	b.bytes(indexes)

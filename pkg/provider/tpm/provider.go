@@ -134,6 +134,12 @@ func (p *Provider) Evidence(ctx context.Context, request provider.Request) ([]by
 		if proof.EventLog, err = p.readEvent(); err != nil {
 			return nil, err
 		}
+		if n := len(proof.EventLog); n > attestation.MaxEventLog {
+			return nil, &provider.Error{
+				Hint: "have the controller's policy not ask for the event log of such machines",
+				Err:  fmt.Errorf("the event log has %d bytes, more than the %d that a request can hold", n, attestation.MaxEventLog),
+			}
+		}
 	}
 	return proof.Marshal()
 }
