@@ -163,7 +163,7 @@ func (v *Verifier) trust(c Config) error {
 		return errors.New("no trust in any EK: one of Roots, AllowedEKs, NamedEKs is required")
 	}
 	if len(c.Roots) == 0 && len(c.Intermediates) > 0 {
-		return errors.New("Intermediates lead nowhere without Roots")
+		return errors.New("without Roots, Intermediates lead nowhere")
 	}
 	if v.allowed[Fingerprint{}] || v.denied[Fingerprint{}] {
 		return errors.New("AllowedEKs, DeniedEKs: an empty fingerprint")

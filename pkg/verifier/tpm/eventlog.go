@@ -30,14 +30,8 @@ const (
 
 var errEventLog = errors.New("ends within an event")
 
-// logReader reads an event log: little endian, whatever the platform. After the first failure everything is zero.
-type logReader struct{ reader }
-
-func (r *logReader) number(size int) uint64 {
-	var b [8]byte
-	copy(b[:], r.bytes(size))
-	return binary.LittleEndian.Uint64(b[:])
-}
+// logReader reads what firmware writes: little endian, whatever the platform.
+func logReader(data []byte) *reader { return &reader{order: binary.LittleEndian, rest: data} }
 
 // replay reads a crypto-agile event log to its last byte and returns the values of the PCRs 0 to 7 that it leads to in one bank. The log
 // is a node's text. Where it leads to quoted values, the firmware measured these digests in this order; what an event says
@@ -47,7 +41,7 @@ func replay(data []byte, bank string) (map[int][]byte, error) {
 	if newHash == nil {
 		return nil, errors.New("no such bank")
 	}
-	r := &logReader{reader{rest: data}}
+	r := logReader(data)
 	sizes, err := readHeader(r)
 	if err != nil {
 		return nil, err
@@ -62,12 +56,12 @@ func replay(data []byte, bank string) (map[int][]byte, error) {
 	extended, located := false, false // PCR 0
 	for len(r.rest) > 0 {
 		// TCG_PCR_EVENT2: pcrIndex, eventType, digests, eventSize, event.
-		index, kind := r.number(4), r.number(4)
+		index, kind := r.uint32(), r.uint32()
 		digest, err := readDigests(r, sizes, wanted)
 		if err != nil {
 			return nil, err
 		}
-		event := r.bytes(int(r.number(4)))
+		event := r.bytes(int(r.uint32()))
 		switch {
 		case r.failed:
 			return nil, errEventLog
@@ -97,10 +91,10 @@ func replay(data []byte, bank string) (map[int][]byte, error) {
 
 // readHeader reads the first event, which is in the older form (TCG_PCClientPCREvent) and says which digests follow
 // (TCG_EfiSpecIdEvent). It returns the size of each algorithm's.
-func readHeader(r *logReader) (map[tpm2.TPMAlgID]int, error) {
-	index, kind := r.number(4), r.number(4)
+func readHeader(r *reader) (map[tpm2.TPMAlgID]int, error) {
+	index, kind := r.uint32(), r.uint32()
 	digest := r.bytes(20)
-	event := &logReader{reader{rest: r.bytes(int(r.number(4)))}}
+	event := logReader(r.bytes(int(r.uint32())))
 	if r.failed {
 		return nil, errEventLog
 	}
@@ -109,22 +103,22 @@ func readHeader(r *logReader) (map[tpm2.TPMAlgID]int, error) {
 	}
 	event.bytes(4) // platformClass
 	event.bytes(1) // specVersionMinor
-	major := event.number(1)
+	major := event.uint8()
 	event.bytes(2) // specErrata, uintnSize
-	count := event.number(4)
+	count := event.uint32()
 	if event.failed || major != 2 || count == 0 || count > maxAlgorithms {
 		return nil, errors.New("is of another version, or lists no digests")
 	}
 	sizes := map[tpm2.TPMAlgID]int{}
 	for range count {
-		algorithm, size := tpm2.TPMAlgID(event.number(2)), int(event.number(2))
+		algorithm, size := tpm2.TPMAlgID(event.uint16()), int(event.uint16())
 		_, doubled := sizes[algorithm]
 		if event.failed || doubled || size < 1 || size > maxDigest || knownSize(algorithm) != 0 && knownSize(algorithm) != size {
 			return nil, errors.New("lists digests twice, or of a wrong size")
 		}
 		sizes[algorithm] = size
 	}
-	event.bytes(int(event.number(1))) // vendorInfo
+	event.bytes(int(event.uint8())) // vendorInfo
 	if event.failed || len(event.rest) > 0 {
 		return nil, errors.New("its first event does not parse to its last byte")
 	}
@@ -132,17 +126,17 @@ func readHeader(r *logReader) (map[tpm2.TPMAlgID]int, error) {
 }
 
 // readDigests reads a TPML_DIGEST_VALUES, in which each algorithm of the header must stand once, and returns the one wanted.
-func readDigests(r *logReader, sizes map[tpm2.TPMAlgID]int, wanted tpm2.TPMAlgID) ([]byte, error) {
-	count := r.number(4)
+func readDigests(r *reader, sizes map[tpm2.TPMAlgID]int, wanted tpm2.TPMAlgID) ([]byte, error) {
+	count := r.uint32()
 	if r.failed {
 		return nil, errEventLog
 	}
-	if count != uint64(len(sizes)) {
+	if int64(count) != int64(len(sizes)) {
 		return nil, errors.New("has an event with other digests than it lists")
 	}
 	seen := map[tpm2.TPMAlgID][]byte{}
 	for range count {
-		algorithm := tpm2.TPMAlgID(r.number(2))
+		algorithm := tpm2.TPMAlgID(r.uint16())
 		size, listed := sizes[algorithm]
 		digest := r.bytes(size)
 		if r.failed {

@@ -56,8 +56,10 @@ var (
 	errSignature = errors.New("the signature does not parse to its last byte")
 )
 
-// reader reads TPM structures: big endian, each variable part after its size. After the first failure everything is zero.
+// reader reads structures of the TCG: numbers in one byte order, each variable part after its size. After the first failure
+// everything is zero.
 type reader struct {
+	order  binary.ByteOrder
 	rest   []byte
 	failed bool
 }
@@ -72,43 +74,51 @@ func (r *reader) bytes(n int) []byte {
 	return b
 }
 
-func (r *reader) number(size int) uint64 {
-	var n uint64
-	for _, b := range r.bytes(size) {
-		n = n<<8 | uint64(b)
+// fixed reads the bytes of a number, zeros after a failure.
+func (r *reader) fixed(n int) []byte {
+	if b := r.bytes(n); b != nil {
+		return b
 	}
-	return n
+	return make([]byte, n)
 }
+
+func (r *reader) uint8() uint8   { return r.fixed(1)[0] }
+func (r *reader) uint16() uint16 { return r.order.Uint16(r.fixed(2)) }
+func (r *reader) uint32() uint32 { return r.order.Uint32(r.fixed(4)) }
+func (r *reader) uint64() uint64 { return r.order.Uint64(r.fixed(8)) }
 
 // sized reads a TPM2B of at most limit bytes.
 func (r *reader) sized(limit int) []byte {
-	n := int(r.number(2))
+	n := int(r.uint16())
 	if n > limit {
 		r.failed = true
 	}
 	return r.bytes(n)
 }
 
+// tpmReader reads what a TPM writes.
+func tpmReader(data []byte) *reader { return &reader{order: binary.BigEndian, rest: data} }
+
 // parseQuote reads a TPMS_ATTEST by hand, tag before content: a union is not touched before its tag is known, and each quote that
 // is accepted has one encoding. An error of errSelection comes with a quote, since all else of it can be judged.
 func parseQuote(data []byte) (*quote, error) {
-	r := &reader{rest: data}
-	if r.number(4) != uint64(tpm2.TPMGeneratedValue) {
+	r := tpmReader(data)
+	if tpm2.TPMGenerated(r.uint32()) != tpm2.TPMGeneratedValue {
 		return nil, errMagic
 	}
-	if r.number(2) != uint64(tpm2.TPMSTAttestQuote) {
+	if tpm2.TPMST(r.uint16()) != tpm2.TPMSTAttestQuote {
 		return nil, errType
 	}
 	q := &quote{}
 	q.qualifiedSigner = r.sized(2 + 64) // TPM2B_NAME: an algorithm and its digest
 	q.extraData = r.sized(2 + 64)       // TPM2B_DATA: as large as a TPMT_HA
-	q.boot.Clock = r.number(8)
-	q.boot.Resets = uint32(r.number(4))
-	q.boot.Restarts = uint32(r.number(4))
-	safe := r.number(1) // TPMI_YES_NO
+	q.boot.Clock = r.uint64()
+	q.boot.Resets = r.uint32()
+	q.boot.Restarts = r.uint32()
+	safe := r.uint8() // TPMI_YES_NO
 	q.boot.Safe = safe == 1
-	q.firmware = r.number(8)
-	banks := r.number(4)
+	q.firmware = r.uint64()
+	banks := r.uint32()
 	if r.failed || safe > 1 || banks > 16 { // TPML_PCR_SELECTION: HASH_COUNT is less
 		return nil, errQuote
 	}
@@ -117,8 +127,8 @@ func parseQuote(data []byte) (*quote, error) {
 		selectionErr = errSelection
 	}
 	for range banks {
-		bank := bankOf(r.number(2))
-		size := int(r.number(1)) // sizeofSelect: 3 for the 24 PCRs of a PC Client
+		bank := bankOf(tpm2.TPMAlgID(r.uint16()))
+		size := int(r.uint8()) // sizeofSelect: 3 for the 24 PCRs of a PC Client
 		bits := r.bytes(size)
 		if bank == "" || size != 3 {
 			selectionErr = errSelection
@@ -145,8 +155,8 @@ func parseQuote(data []byte) (*quote, error) {
 }
 
 // bankOf returns the name of a PCR bank, "" if it is none that can be asked for.
-func bankOf(algorithm uint64) string {
-	switch tpm2.TPMAlgID(algorithm) {
+func bankOf(algorithm tpm2.TPMAlgID) string {
+	switch algorithm {
 	case tpm2.TPMAlgSHA256:
 		return "sha256"
 	case tpm2.TPMAlgSHA384:
@@ -163,12 +173,12 @@ type signature struct{ r, s *big.Int }
 // parseSignature reads a TPMT_SIGNATURE (TPM 2.0 Part 2, 11.3.4) of the AK's one scheme. A TPM may leave out leading zeros of r and s:
 // nothing depends on a signature having one encoding.
 func parseSignature(data []byte) (*signature, error) {
-	r := &reader{rest: data}
-	scheme, hash := r.number(2), r.number(2)
+	r := tpmReader(data)
+	scheme, hash := tpm2.TPMAlgID(r.uint16()), tpm2.TPMAlgID(r.uint16())
 	if r.failed {
 		return nil, errSignature
 	}
-	if tpm2.TPMAlgID(scheme) != tpm2.TPMAlgECDSA || tpm2.TPMAlgID(hash) != tpm2.TPMAlgSHA256 {
+	if scheme != tpm2.TPMAlgECDSA || hash != tpm2.TPMAlgSHA256 {
 		return nil, errScheme
 	}
 	a, b := r.sized(32), r.sized(32) // P-256
