@@ -32,7 +32,7 @@ type CA struct {
 type CertificateOption func(*x509.Certificate)
 
 // TPMManufacturer, TPMModel and TPMVersion are the attributes by which an EK certificate describes its TPM (EK Credential
-// Profile, 3.1.2).
+// Profile).
 const (
 	TPMManufacturer = "id:49424D00"
 	TPMModel        = "swtpm"

@@ -23,7 +23,7 @@ import (
 type Options struct {
 	// Certified names the EK templates (package template) that have a certificate in NV.
 	Certified []string
-	// Persistent names the EK templates whose key is at its persistent handle (EK Credential Profile, 2.2.1.4: 0x81010001 and so
+	// Persistent names the EK templates whose key is at its persistent handle (TCG TPM v2.0 Provisioning Guidance: from 0x81010001
 	// on), as many chips have their RSA EK.
 	Persistent []string
 	// Issue may change a certificate before it is signed. It is called once for each.
@@ -166,7 +166,11 @@ func (t *TPM) Clear() error {
 // ChangeEPS is TPM2_ChangeEPS: every EK and AK becomes another. The certificates in NV stay, and certify nothing here any more.
 func (t *TPM) ChangeEPS() error {
 	// go-tpm lacks it. Authorised with the platform's empty password.
-	response, err := t.Transport().Send([]byte{0x80, 0x02, 0, 0, 0, 27, 0, 0, 0x01, 0x24, 0x40, 0, 0, 0x0c, 0, 0, 0, 9, 0x40, 0, 0, 9, 0, 0, 0, 0, 0})
+	response, err := t.Transport().Send([]byte{
+		0x80, 0x02, 0, 0, 0, 27, 0, 0, 0x01, 0x24, // header: with sessions, 27 bytes, TPM_CC_ChangeEPS
+		0x40, 0, 0, 0x0c, // TPM_RH_PLATFORM
+		0, 0, 0, 9, 0x40, 0, 0, 9, 0, 0, 0, 0, 0, // TPM_RS_PW, empty
+	})
 	if err != nil {
 		return err
 	}

@@ -12,7 +12,7 @@ import (
 const (
 	// maxCertificate bounds one NV index in bytes. Chips have up to 2048.
 	maxCertificate = 8 << 10
-	// maxChain bounds how many certificates of CAs are read.
+	// maxChain bounds how many certificates of CAs are kept, and from how many NV indices they are read.
 	maxChain = 8
 )
 

@@ -97,14 +97,13 @@ func (t *TPM) ChooseEK(remembered string) (EK, error) {
 	return EK{}, errors.Join(refused...)
 }
 
-// isRefused reports whether the TPM does not know an algorithm, curve or size that a template asks for.
+// isRefused reports whether the TPM does not know an algorithm, curve or size that a template asks for. Chips differ in what they
+// call it, and in whether they say which parameter it is about.
 func isRefused(err error) bool {
-	var rc tpm2.TPMFmt1Error
-	if !errors.As(err, &rc) {
-		return false
-	}
-	parameter, _ := rc.Parameter()
-	return parameter
+	return slices.ContainsFunc([]tpm2.TPMRC{
+		tpm2.TPMRCAsymmetric, tpm2.TPMRCSymmetric, tpm2.TPMRCHash, tpm2.TPMRCKeySize, tpm2.TPMRCMode, tpm2.TPMRCType, tpm2.TPMRCKDF,
+		tpm2.TPMRCScheme, tpm2.TPMRCCurve, tpm2.TPMRCValue, tpm2.TPMRCSize, tpm2.TPMRCAttributes,
+	}, func(rc tpm2.TPMRC) bool { return errors.Is(err, rc) })
 }
 
 // AK returns the marshalled TPMT_PUBLIC of the attestation key.
@@ -273,11 +272,9 @@ func (t *TPM) certificate(index uint32, key crypto.PublicKey) ([]byte, error) {
 // chain returns the certificates of CAs that the TPM holds. They only spare the verifier from having them, so what cannot be read is
 // left out.
 func (t *TPM) chain(indices []uint32) ([][]byte, error) {
+	indices = slices.DeleteFunc(slices.Clone(indices), func(index uint32) bool { return index < uint32(firstChain) })
 	var all []byte
-	for _, index := range indices {
-		if index < uint32(firstChain) || len(all) > maxChain*maxCertificate {
-			continue
-		}
+	for _, index := range indices[:min(len(indices), maxChain)] {
 		data, err := t.readNV(index)
 		var problem *certificateProblem
 		if errors.As(err, &problem) {

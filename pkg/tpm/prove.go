@@ -58,7 +58,7 @@ func (e *BankError) Error() string {
 }
 
 const (
-	pcrCount = 24 // TCG PC Client Platform TPM Profile, 4.6
+	pcrCount = 24 // TCG PC Client Platform TPM Profile
 	// maxQuotes bounds how often a quote is repeated because a PCR was extended meanwhile.
 	maxQuotes = 5
 	// maxSized bounds a credential's two parts, in bytes. The largest, an RSA-2048 secret, has 258.

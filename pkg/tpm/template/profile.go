@@ -8,7 +8,7 @@ import (
 	"github.com/google/go-tpm/tpm2"
 )
 
-// policies are how the EKs of one range and name algorithm are authorised (EK Credential Profile, annex B.6).
+// policies are how the EKs of one range and name algorithm are authorised (EK Credential Profile, annex B).
 type policies struct {
 	high    bool
 	nameAlg tpm2.TPMAlgID
@@ -50,7 +50,7 @@ func highSHA384() policies {
 	}
 }
 
-// attributes of an EK (profile, annex B.3 and B.4).
+// attributes of an EK.
 func (p policies) attributes() tpm2.TPMAObject {
 	return tpm2.TPMAObject{
 		FixedTPM:            true,   // never leaves this TPM

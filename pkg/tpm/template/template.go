@@ -20,7 +20,7 @@ import (
 	"github.com/google/go-tpm/tpm2"
 )
 
-// EK is a template of the EK Credential Profile, version 2.6, annex B. The list of them is closed.
+// EK is a template of the EK Credential Profile, version 2.4, annex B. The list of them is closed.
 type EK struct {
 	// Name is ours: "ecc-p256". The high range's names end in "-high".
 	Name string
@@ -259,7 +259,7 @@ func PublicKey(area tpm2.TPMTPublic) (crypto.PublicKey, error) {
 }
 
 // CertifiedKey returns the key in an EK certificate. Some makers give RSA keys the algorithm identifier id-RSAES-OAEP, with which
-// crypto/x509 returns no key (EK Credential Profile, 3.5.1).
+// crypto/x509 returns no key (go-attestation meets them too).
 func CertifiedKey(cert *x509.Certificate) (crypto.PublicKey, error) {
 	if cert.PublicKey != nil {
 		return cert.PublicKey, nil

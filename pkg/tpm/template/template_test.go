@@ -33,7 +33,7 @@ func extend(alg crypto.Hash, old []byte, parts ...[]byte) []byte {
 
 func be32(v uint32) []byte { return binary.BigEndian.AppendUint32(nil, v) }
 
-// policyIndex is the name of the NV index that PolicyC trusts (EK Credential Profile, annex B.5.1).
+// policyIndex is the name of the NV index that PolicyC trusts (EK Credential Profile, annex B).
 func policyIndex(alg crypto.Hash, nameAlg tpm2.TPMAlgID, index uint32, policyA []byte) []byte {
 	public := be32(index)
 	public = binary.BigEndian.AppendUint16(public, uint16(nameAlg))
@@ -79,7 +79,7 @@ func TestPoliciesFollowFromTheFormulae(t *testing.T) {
 	}
 }
 
-// attributes as the numbers printed in the EK Credential Profile, annex B.3 and B.4.
+// attributes as the numbers printed in the EK Credential Profile, annex B.
 func TestEKsAreThoseOfTheProfile(t *testing.T) {
 	type row struct {
 		attributes uint32
@@ -146,7 +146,8 @@ func newRSA(t testing.TB, bits int) *rsa.PublicKey {
 
 func TestEachTemplateTakesItsKeysOnly(t *testing.T) {
 	p256, p384, rsa2048 := newECC(t, elliptic.P256()), newECC(t, elliptic.P384()), newRSA(t, 2048)
-	off := &ecdsa.PublicKey{Curve: elliptic.P256(), X: p256.X, Y: new(big.Int).Xor(p256.Y, big.NewInt(1))} //nolint:staticcheck // a point off the curve cannot be made otherwise
+	//nolint:staticcheck // a point off the curve cannot be made otherwise
+	off := &ecdsa.PublicKey{Curve: elliptic.P256(), X: p256.X, Y: new(big.Int).Xor(p256.Y, big.NewInt(1))}
 	ed, _, _ := ed25519.GenerateKey(rand.Reader)
 	keys := map[string]crypto.PublicKey{
 		"p256": p256, "p384": p384, "rsa2048": rsa2048,
