@@ -28,8 +28,8 @@ func TestChooseEK(t *testing.T) {
 		slow       bool
 		all        []string
 	}{
-		"nothing":         {swtpm.Options{}, "", "ecc-p256", false, false, []string{"ecc-p256"}},
-		"RSA alone":       {swtpm.Options{Certified: []string{"rsa-2048"}}, "", "rsa-2048", true, true, []string{"rsa-2048"}},
+		"nothing":   {swtpm.Options{}, "", "ecc-p256", false, false, []string{"ecc-p256"}},
+		"RSA alone": {swtpm.Options{Certified: []string{"rsa-2048"}}, "", "rsa-2048", true, true, []string{"rsa-2048"}},
 		"RSA, persistent": {swtpm.Options{Certified: []string{"rsa-2048"}, Persistent: []string{"rsa-2048"}}, "", "rsa-2048", true, false,
 			[]string{"rsa-2048"}},
 		"another key is persistent": {swtpm.Options{Certified: []string{"rsa-2048-high"}, Persistent: []string{"ecc-p256", "rsa-2048"}}, "",
