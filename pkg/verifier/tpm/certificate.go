@@ -46,16 +46,19 @@ func (v *Verifier) judgeCertificates(ek *endorsement, list [][]byte, at time.Tim
 		problems.Add(ReasonEKUntrusted, "EK: it has no certificate, and no authoritative source names it")
 		return nil, problems
 	}
-	var certificates []*x509.Certificate
-	for i, der := range list {
-		certificate, err := parseCertificate(der)
-		if err != nil {
-			problems.Add(ReasonEKCertMalformed, "EK: certificate %d: %v", i, err)
-			return nil, problems
-		}
-		certificates = append(certificates, certificate)
+	parsed, err := parseCertificate(list[0])
+	if err != nil {
+		problems.Add(ReasonEKCertMalformed, "EK: the certificate %v", err)
+		return nil, problems
 	}
-	leaf := *certificates[0]
+	leaf := *parsed
+	var issuers []*x509.Certificate
+	for _, der := range list[1:] {
+		// Makers put odd things beside an EK's certificate. What is not X.509 shows no way to a root, and does no harm.
+		if issuer, err := parseCertificate(der); err == nil {
+			issuers = append(issuers, issuer)
+		}
+	}
 	if !sameKey(leaf.PublicKey, ek.key) {
 		problems.Add(ReasonEKCertMismatch, "EK: the certificate is another key's")
 		return nil, problems
@@ -76,7 +79,7 @@ func (v *Verifier) judgeCertificates(ek *endorsement, list [][]byte, at time.Tim
 		problems.Add(ReasonEKCriticalExtension, "EK: the certificate has critical extension %.64s", unknown[0])
 		leaf.UnhandledCriticalExtensions = nil // said once
 	}
-	if problem := v.chain(&leaf, certificates[1:], at); problem != nil {
+	if problem := v.chain(&leaf, issuers, at); problem != nil {
 		problems = append(problems, *problem)
 	}
 	if len(problems) > 0 {

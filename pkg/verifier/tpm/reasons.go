@@ -73,7 +73,7 @@ func Reasons() map[verifier.Reason]string {
 		ReasonEKWeak:              "the EK is an RSA key of the wrong size, or one whose private half can be computed (CVE-2017-15361)",
 		ReasonEKDenied:            "the EK is on the list of those denied",
 		ReasonEKUntrusted:         "nothing vouches for the EK: no certificate that could be verified, and no authoritative source",
-		ReasonEKCertMalformed:     "a certificate does not parse, or has bytes after it",
+		ReasonEKCertMalformed:     "the certificate does not parse, or has bytes after it",
 		ReasonEKCertMismatch:      "the certificate is another key's",
 		ReasonEKIsCA:              "the certificate is a CA's",
 		ReasonEKUsage:             "the certificate is not for an EK",
