@@ -26,11 +26,19 @@ build: ## build the plugin into bin/
 demo: ## start a real control plane and have a node get its certificate
 	cd test && go run ./demo
 
+# Tests that have to have run: without a TPM, nothing is shown.
+TPM_UNIT := $(addprefix TestProveWithEachEK/,ecc-p256 ecc-p384-high rsa-2048)
+TPM_E2E := $(addprefix TestProtocolAgainstSwtpm/,ecc-p256 ecc-p384-high rsa-2048) TestProtocolAgainstTheSimulator \
+	$(addprefix TestTPMEnrolmentAndRenewal/,ecc-p256 ecc-p384-high rsa-2048 swtpm_setup)
+
 .PHONY: test
-test: ## run everything, unit and end to end against a real control plane
-	@scripts/need gcc strace mount
-	$(GOTESTSUM) -- -race ./...
-	cd test && $(GOTESTSUM) -- -race -timeout 20m ./...
+test: ## run everything, unit and end to end against a real control plane and software TPMs
+	@scripts/need gcc strace mount openssl python3 swtpm swtpm_setup tpm2_checkquote /usr/include/openssl/ssl.h
+	@mkdir -p bin
+	$(GOTESTSUM) --jsonfile bin/unit.json -- -race ./...
+	@scripts/ran bin/unit.json $(TPM_UNIT)
+	cd test && $(GOTESTSUM) --jsonfile ../bin/e2e.json -- -race -tags simulator -timeout 20m ./...
+	@scripts/ran bin/e2e.json $(TPM_E2E)
 
 .PHONY: fuzz
 fuzz: ## fuzz each parser for FUZZTIME
@@ -39,7 +47,7 @@ fuzz: ## fuzz each parser for FUZZTIME
 .PHONY: lint
 lint: ## run golangci-lint over all modules
 	$(TOOL) golangci-lint run --allow-parallel-runners ./...
-	cd test && $(TOOL) golangci-lint run --allow-parallel-runners --config ../.golangci.yml ./...
+	cd test && $(TOOL) golangci-lint run --allow-parallel-runners --build-tags simulator --config ../.golangci.yml ./...
 
 .PHONY: vuln
 vuln: ## look for known vulnerabilities, where the database can be reached

@@ -7,6 +7,7 @@ package main
 import (
 	"context"
 	"os"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/command"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/insecure"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
 )
 
 func main() {
@@ -25,6 +27,7 @@ func main() {
 			factory("renewing", func(p insecure.Provider) provider.Provider { return renewing{p} }),
 			factory("hanging", func(p insecure.Provider) provider.Provider { return hanging{p} }),
 			factory("noisy", func(p insecure.Provider) provider.Provider { return noisy{p} }),
+			tpm.Factory(),
 		},
 		WorkerDeadline: deadline,
 		OnStep:         kill(os.Getenv("TEST_KILL_FILE")),
@@ -63,11 +66,18 @@ func (noisy) Renews() bool {
 	return true
 }
 
-// kill returns a hook that ends the process before the step named in a file, once.
+// kill returns a hook that ends the process before the step named in a file, once. "save#2" is the second time that a process takes
+// that step.
 func kill(file string) func(authenticator.Step) {
+	taken := map[authenticator.Step]int{}
 	return func(step authenticator.Step) {
+		taken[step]++
+		name := string(step)
+		if taken[step] > 1 {
+			name += "#" + strconv.Itoa(taken[step])
+		}
 		wanted, err := os.ReadFile(file) //nolint:gosec // G703: the test's own
-		if err != nil || string(wanted) != string(step) {
+		if err != nil || string(wanted) != name {
 			return
 		}
 		_ = os.Remove(file) //nolint:gosec // G703: the test's own

@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"crypto/x509"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -175,8 +176,10 @@ func (p *Provider) SelfTest(ctx context.Context, report func(provider.Check)) er
 			report(provider.Check{Name: name, Took: r.Took, Err: r.Err})
 		})
 	})
-	if err != nil {
+	var absent *tpm.AbsentError
+	if err == nil || errors.As(err, &absent) {
 		return sorted(err)
 	}
-	return nil
+	// Whatever the TPM answered, the challenge was a good one.
+	return &provider.Error{Class: provider.DeviceFailed, Hint: "look for an update of the TPM's firmware, or ask its maker", Err: err}
 }

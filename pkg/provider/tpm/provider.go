@@ -173,10 +173,12 @@ func (p *Provider) read(c *provider.Challenge) (*attestation.Challenge, *attesta
 	return challenge, hello, nil
 }
 
-// sorted gives an error of the TPM its class.
+// sorted gives an error of the TPM its class. No error has none.
 func sorted(err error) error {
 	var absent *tpm.AbsentError
 	switch {
+	case err == nil:
+		return nil
 	case errors.As(err, &absent):
 		return &provider.Error{Class: provider.NoDevice, Hint: "switch the TPM on in the firmware's settings, or name its device with --tpm-device", Err: err}
 	case errors.Is(err, tpm.ErrOtherKeys):

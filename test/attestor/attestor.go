@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package attestor stands in for node-attestation-controller in tests: it challenges hellos and issues what is proven, with the
+// verifier that the controller uses and without its rules about who may be which machine.
+package attestor
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"sync"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+	verifiertpm "github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
+)
+
+// Attestor answers requests for the TPM's signers until its context ends.
+type Attestor struct {
+	Cluster  *testbed.ControlPlane
+	Verifier *verifiertpm.Verifier
+	// NodeName is the one node whose requests are answered.
+	NodeName string
+	// AnyEK has the EK of each hello named by an authoritative source, whatever it is.
+	AnyEK bool
+	// Lifetime is that of the certificates.
+	Lifetime time.Duration
+	// BeforeChallenge and BeforeIssue, if set, are called with the name of the request and may change the world.
+	BeforeChallenge, BeforeIssue func(name string)
+
+	mu       sync.Mutex
+	hellos   int
+	refused  []error
+	answered map[string]bool
+}
+
+// Hellos returns how many hellos were challenged.
+func (a *Attestor) Hellos() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.hellos
+}
+
+// Refused returns why requests were denied.
+func (a *Attestor) Refused() []error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return append([]error(nil), a.refused...)
+}
+
+// Run answers requests until ctx ends. An error is one of the API server.
+func (a *Attestor) Run(ctx context.Context) error {
+	a.answered = map[string]bool{}
+	for {
+		list, err := a.Cluster.Client().CertificatesV1().CertificateSigningRequests().List(ctx, metav1.ListOptions{})
+		if err == nil {
+			for i := range list.Items {
+				if err = a.answer(ctx, &list.Items[i]); err != nil {
+					break
+				}
+			}
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+func (a *Attestor) answer(ctx context.Context, object *certificatesv1.CertificateSigningRequest) error {
+	ours := object.Spec.SignerName == attestation.HelloSignerName || object.Spec.SignerName == tpm.SignerName
+	if !ours || a.answered[string(object.UID)] || len(object.Status.Conditions) > 0 || !a.isOfNode(object) {
+		return nil
+	}
+	a.answered[string(object.UID)] = true
+	var refusal, err error
+	if object.Spec.SignerName == attestation.HelloSignerName {
+		refusal, err = a.challenge(ctx, object)
+	} else {
+		refusal, err = a.issue(ctx, object)
+	}
+	if refusal == nil || err != nil {
+		return err
+	}
+	a.mu.Lock()
+	a.refused = append(a.refused, refusal)
+	a.mu.Unlock()
+	return a.Cluster.Deny(ctx, object.Name, reasonOf(refusal), refusal.Error())
+}
+
+// isOfNode reports whether the request claims the node's name.
+func (a *Attestor) isOfNode(object *certificatesv1.CertificateSigningRequest) bool {
+	block, _ := pem.Decode(object.Spec.Request) // the API server has seen to it that there is one
+	request, err := x509.ParseCertificateRequest(block.Bytes)
+	return err == nil && request.Subject.CommonName == "system:node:"+a.NodeName
+}
+
+func reasonOf(refusal error) string {
+	var refusals verifier.Refusals
+	errors.As(refusal, &refusals)
+	return string(refusals.Reason())
+}
+
+func (a *Attestor) challenge(ctx context.Context, object *certificatesv1.CertificateSigningRequest) (refusal, err error) {
+	request, now := RequestOf(object), time.Now()
+	var named []verifiertpm.Fingerprint
+	if a.AnyEK {
+		ek, err := a.Verifier.EK(request)
+		if err != nil {
+			return err, nil
+		}
+		named = append(named, ek)
+	}
+	claim, err := a.Verifier.Hello(request, named, now)
+	if err != nil {
+		return err, nil
+	}
+	challenge, err := a.Verifier.Challenge(rand.Reader, claim, now)
+	if err != nil {
+		return nil, err
+	}
+	annotation, err := challenge.Marshal()
+	if err != nil {
+		return nil, err
+	}
+	if a.BeforeChallenge != nil {
+		a.BeforeChallenge(object.Name)
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{attestation.AnnotationChallenge: string(annotation)}}})
+	if err != nil {
+		return nil, err
+	}
+	_, err = a.Cluster.Client().CertificatesV1().CertificateSigningRequests().Patch(ctx, object.Name, types.MergePatchType, patch, metav1.PatchOptions{})
+	a.mu.Lock()
+	a.hellos++
+	a.mu.Unlock()
+	return nil, err
+}
+
+func (a *Attestor) issue(ctx context.Context, object *certificatesv1.CertificateSigningRequest) (refusal, err error) {
+	content, err := attestation.Parse(object.Spec.Request)
+	if err != nil {
+		return err, nil
+	}
+	proof, err := attestation.ParseProof(content.Data)
+	if err != nil {
+		return err, nil
+	}
+	hello, err := a.Cluster.Client().CertificatesV1().CertificateSigningRequests().Get(ctx, proof.HelloName, metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	var named []verifiertpm.Fingerprint
+	if a.AnyEK {
+		ek, err := a.Verifier.EK(RequestOf(hello))
+		if err != nil {
+			return err, nil
+		}
+		named = append(named, ek)
+	}
+	if _, err := a.Verifier.Proof(RequestOf(object), RequestOf(hello), named, time.Now()); err != nil {
+		return err, nil
+	}
+	if a.BeforeIssue != nil {
+		a.BeforeIssue(object.Name)
+	}
+	certificate, err := a.Cluster.ClientCA().SignCSR(content.PKCS10, time.Now().Add(-5*time.Minute), time.Now().Add(a.Lifetime))
+	if err != nil {
+		return nil, err
+	}
+	if err := a.Cluster.Approve(ctx, object.Name); err != nil {
+		return nil, err
+	}
+	return nil, a.Cluster.SetCertificate(ctx, object.Name, certificate)
+}
+
+// RequestOf returns what the verifier is told of an object.
+func RequestOf(object *certificatesv1.CertificateSigningRequest) verifiertpm.Request {
+	usages := make([]string, 0, len(object.Spec.Usages))
+	for _, usage := range object.Spec.Usages {
+		usages = append(usages, string(usage))
+	}
+	return verifiertpm.Request{
+		Name: object.Name, UID: string(object.UID), SignerName: object.Spec.SignerName,
+		Request: object.Spec.Request, Usages: usages, ExpirationSeconds: object.Spec.ExpirationSeconds,
+	}
+}
