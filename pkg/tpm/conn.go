@@ -32,9 +32,15 @@ func (e *CommandError) Unwrap() error { return e.Err }
 
 // execute sends one command.
 func execute[R any, C tpm2.Command[R, *R]](t *TPM, name string, command C) (*R, error) {
-	start := time.Now()
+	start := t.begin(name)
 	rsp, err := command.Execute(t.conn)
 	return rsp, t.done(name, start, err)
+}
+
+// begin notes which command is under way, for a Run that does not wait for its end.
+func (t *TPM) begin(name string) time.Time {
+	t.underWay.Store(&name)
+	return time.Now()
 }
 
 // done ends every command of this package, so that every error names its command.

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/google/go-tpm/tpm2"
 
@@ -147,7 +146,7 @@ func checkPCRs(bank tpm2.TPMAlgID, pcrs []int) error {
 // hello's EK is the one that the controller knows, so nobody between here and the TPM can be in its place.
 func (t *TPM) activate(e template.EK, ek, ak object, blob tpm2.TPM2BIDObject, encrypted tpm2.TPM2BEncryptedSecret) ([]byte, error) {
 	const nonceSize = 16 // the least that the TPM takes; the salt makes the key
-	start := time.Now()
+	start := t.begin("TPM2_StartAuthSession")
 	session, _, err := tpm2.PolicySession(t.conn, e.Public.NameAlg, nonceSize,
 		tpm2.Salted(ek.handle, ek.public), tpm2.AESEncryption(128, tpm2.EncryptOut))
 	if err := t.done("TPM2_StartAuthSession", start, err); err != nil {
@@ -177,15 +176,21 @@ func (t *TPM) activate(e template.EK, ek, ak object, blob tpm2.TPM2BIDObject, en
 		CredentialBlob: blob,
 		Secret:         encrypted,
 	})
-	// What a blob for another AK or EK comes to: its MAC is wrong, or RSA does not decrypt it, which libtpms calls TPM_RC_FAILURE. A TPM
-	// that has really failed refuses the next hello too.
-	if errors.Is(err, tpm2.TPMRCIntegrity) || errors.Is(err, tpm2.TPMRCValue) || e.IsRSA() && errors.Is(err, tpm2.TPMRCFailure) {
+	// What a blob for another AK or EK comes to, or one that is none: its MAC is wrong, its form is, or RSA does not decrypt it, which
+	// libtpms calls TPM_RC_FAILURE. A TPM that has really failed refuses the next hello too.
+	if isForOthers(err) || e.IsRSA() && errors.Is(err, tpm2.TPMRCFailure) {
 		return nil, fmt.Errorf("%w: %w", ErrOtherKeys, err)
 	}
 	if err != nil {
 		return nil, err
 	}
 	return rsp.CertInfo.Buffer, nil
+}
+
+// isForOthers reports whether the TPM refused what it was given for what it is.
+func isForOthers(err error) bool {
+	return slices.ContainsFunc([]tpm2.TPMRC{tpm2.TPMRCIntegrity, tpm2.TPMRCValue, tpm2.TPMRCSize, tpm2.TPMRCInsufficient},
+		func(rc tpm2.TPMRC) bool { return errors.Is(err, rc) })
 }
 
 // quote quotes the PCRs and reads them, until both agree.

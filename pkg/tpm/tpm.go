@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -37,6 +38,8 @@ type Options struct {
 // TPM is an open TPM. It belongs to the function that Run calls.
 type TPM struct {
 	conn *conn
+	// underWay names the last command that was begun.
+	underWay *atomic.Pointer[string]
 	// observe is told of each command, if set.
 	observe func(command string, took time.Duration, err error)
 	// properties, certificates and persistent are what the TPM answered once; nil before.
@@ -76,8 +79,9 @@ func Run[T any](ctx context.Context, o Options, f func(*TPM) (T, error)) (T, err
 		err   error
 	}
 	done := make(chan result, 1)
+	var underWay atomic.Pointer[string]
 	go func() {
-		value, err := use(ctx, o.Device, f)
+		value, err := use(ctx, o.Device, &underWay, f)
 		unlock()
 		done <- result{value, err}
 	}()
@@ -85,11 +89,14 @@ func Run[T any](ctx context.Context, o Options, f func(*TPM) (T, error)) (T, err
 	case r := <-done:
 		return r.value, r.err
 	case <-ctx.Done():
-		return none, fmt.Errorf("TPM: %w", ctx.Err())
+		if command := underWay.Load(); command != nil {
+			return none, &CommandError{*command, ctx.Err()}
+		}
+		return none, fmt.Errorf("TPM: open: %w", ctx.Err())
 	}
 }
 
-func use[T any](ctx context.Context, device string, f func(*TPM) (T, error)) (T, error) {
+func use[T any](ctx context.Context, device string, underWay *atomic.Pointer[string], f func(*TPM) (T, error)) (T, error) {
 	devices := []string{device}
 	if device == "" {
 		devices = []string{"/dev/tpmrm0", "/dev/tpm0"} // the first has the kernel's resource manager before it
@@ -100,7 +107,7 @@ func use[T any](ctx context.Context, device string, f func(*TPM) (T, error)) (T,
 		return none, err
 	}
 	defer c.close()
-	return f(&TPM{conn: c})
+	return f(&TPM{conn: c, underWay: underWay})
 }
 
 // lock waits for the lock until ctx ends, and for lockWait at most.

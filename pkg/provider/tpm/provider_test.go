@@ -143,6 +143,9 @@ func TestChallengesThatCannotBeAnswered(t *testing.T) {
 		t.Errorf("%d TPM commands for a malformed challenge", proxy.Count())
 	}
 
+	_, err = p.Evidence(t.Context(), answered(t, p, nil)) // well-formed, but for what the TPM is to open
+	wantError(t, err, provider.Stale)
+
 	if _, err := p.Evidence(t.Context(), provider.Request{}); err == nil {
 		t.Error("evidence without a challenge")
 	}
