@@ -35,7 +35,7 @@ func (r Refusal) String() string {
 	return string(r.Reason) + ": " + r.Message
 }
 
-// Refusals are all the rules that a request failed, the gravest first. As an error it refuses even when it is empty; Err makes a nil
+// Refusals are all the rules that a request failed, in the order in which they were judged. As an error it refuses even when it is empty; Err makes a nil
 // error of an empty list.
 type Refusals []Refusal
 

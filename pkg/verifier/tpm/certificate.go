@@ -19,7 +19,7 @@ import (
 )
 
 // maxRSA bounds the RSA keys of CAs that a node shows, in bits: a signature by a larger one takes long to verify.
-const maxRSA = 8192
+const maxRSA = 4096
 
 // Certificate is what a verified EK certificate says of the TPM. Its maker vouches for it.
 type Certificate struct {
@@ -120,8 +120,8 @@ func sameKey(a, b crypto.PublicKey) bool {
 // required here all the same: without it any certificate of the same CA, say a web server's, whose key is in software, would pass for an
 // EK's. An EK whose certificate lacks it can be named by an authoritative source. anyExtendedKeyUsage does not stand for it.
 //
-// Key usage (section 3.2, "Key Usage") is keyEncipherment with RSA and keyAgreement with ECC; makers of software TPMs write the former
-// for both. It is judged where there is one: a key that may do neither is no EK.
+// Key usage (section 3.2, "Key Usage") is keyEncipherment with RSA and keyAgreement with ECC. Makers mix them up (Intel's ECC EKs have
+// the former, Microsoft's RSA EKs the latter), so either will do. It is judged where there is one: a key that may do neither is no EK.
 func checkUsage(leaf *x509.Certificate) string {
 	if !slices.ContainsFunc(leaf.UnknownExtKeyUsage, oidEKCertificate().Equal) {
 		return "lacks the extended key usage tcg-kp-EKCertificate"

@@ -7,7 +7,7 @@
 //
 //  1. EK says which endorsement key (EK) a hello names, so that an authoritative source can be asked about it.
 //  2. Hello judges the hello, and Challenge answers it.
-//  3. Proof judges the proof, and the hello entirely again: nothing is remembered in between.
+//  3. HelloOf says which hello a proof refers to. Proof judges the proof, and the hello entirely again: nothing is remembered in between.
 //
 // Which machine the EK stands for, who may ask, what the certification request says, and whether boot counters went back since the
 // last time is for the controller to judge.

@@ -36,7 +36,8 @@ type Endorsement struct {
 	// Fingerprint is that of PublicKey, the SubjectPublicKeyInfo in DER.
 	Fingerprint Fingerprint
 	PublicKey   []byte
-	// Template is the EK template's name.
+	// Template is the EK template's name, as the hello has it: of two templates that make the same kind of key, nothing shows which
+	// one made this.
 	Template string
 	// Sources are all that vouch for the EK: one or more.
 	Sources []Source

@@ -69,6 +69,17 @@ func (v *Verifier) EK(request Request) (Fingerprint, error) {
 	return h.ek.Fingerprint, nil
 }
 
+// HelloOf returns the name and the UID of the hello that a proof refers to, to fetch it with. Nothing vouches for them: Proof judges
+// whether they are that hello's.
+func (v *Verifier) HelloOf(request Request) (name, uid string, err error) {
+	var refusals verifier.Refusals
+	p := v.openProof(&refusals, request)
+	if err := refusals.Err(); err != nil {
+		return "", "", err
+	}
+	return p.document.HelloName, p.document.HelloUID, nil
+}
+
 // Hello judges a hello. named are the EKs that an authoritative source outside of the policy (a record, an inventory, the
 // platform's API, an annotation that no node can write) names for this call; they count only with Config.NamedEKs, and then
 // no certificate is needed. Its error is verifier.Refusals.

@@ -210,3 +210,25 @@ func TestProtocolRefuses(t *testing.T) {
 		t.Error("another TPM answered the challenge")
 	}
 }
+
+// TestCertificatesOfSwtpmSetup: EK certificates that somebody else's program made.
+func TestCertificatesOfSwtpmSetup(t *testing.T) {
+	m := boot(t, swtpm.Options{Setup: true})
+	config := theKit().config()
+	config.Roots, config.Intermediates = []*x509.Certificate{m.tpm.CA.Root}, []*x509.Certificate{m.tpm.CA.Intermediate}
+	v, err := New(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, ek := range []string{"rsa-2048", "ecc-p384-high"} {
+		hello, _ := m.hello(ek)
+		claim, err := v.Hello(hello, nil, time.Now())
+		if err != nil {
+			t.Errorf("%s: %v", ek, err)
+			continue
+		}
+		if c := claim.EK.Certificate; claim.EK.Template != ek || c == nil || c.Manufacturer != "00001014" || c.Model != "swtpm" {
+			t.Errorf("%s: %+v", ek, c)
+		}
+	}
+}

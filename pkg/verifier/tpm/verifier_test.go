@@ -64,6 +64,19 @@ func TestClaimAndEvidence(t *testing.T) {
 		!evidence.Expires.Equal(testNow.Add(DefaultChallengeLifetime)) || evidence.PCRBank != "sha256" || len(evidence.PCRs) != 3 || evidence.EventLogPCRs != nil {
 		t.Errorf("evidence: %+v", evidence)
 	}
+	name, uid, err := p.verifier.HelloOf(p.proof)
+	if err != nil || name != p.hello.Name || uid != p.hello.UID {
+		t.Errorf("hello of the proof: %s, %s, %v", name, uid, err)
+	}
+	if _, _, err := p.verifier.HelloOf(p.hello); err == nil {
+		t.Error("a hello refers to a hello")
+	}
+	if _, err := p.verifier.EK(p.proof); err == nil {
+		t.Error("a proof names an EK")
+	}
+	if got := p.verifier.Versions(); got.String() != "tpm/v1" {
+		t.Errorf("versions: %s", got)
+	}
 	fingerprint, err := p.verifier.EK(p.hello)
 	if err != nil || fingerprint != ek.Fingerprint {
 		t.Errorf("EK: %s, %v", fingerprint, err)
