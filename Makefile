@@ -54,5 +54,6 @@ vuln: ## look for known vulnerabilities, where the database can be reached
 	@scripts/vuln $(TOOL) govulncheck ./...
 
 .PHONY: bench
-bench: ## compare the valid path with a program that only reads and prints the file
+bench: ## compare the valid path with a program that only reads and prints the file, and the kinds of EK
+	@scripts/need swtpm
 	cd test && go run ./bench

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// bench compares the plugin's valid path with a program that only reads and prints the file, side by side in one run: machines
-// are noisy, a ratio is not.
+// bench compares the plugin's valid path with a program that only reads and prints the file, and attestations with the kinds of
+// EK, side by side in one run: machines are noisy, a ratio is not.
 package main
 
 import (
@@ -74,7 +74,7 @@ func run(ctx context.Context, pairs int, limit float64) error {
 			return err
 		}
 	}
-	return report(programs, plugin, limit)
+	return errors.Join(report(programs, plugin, limit), benchTPM(ctx, pairs))
 }
 
 func report(programs []*program, plugin string, limit float64) error {
@@ -85,7 +85,7 @@ func report(programs []*program, plugin string, limit float64) error {
 	base := programs[0].median()
 	fmt.Printf("%-32s %10s %8s %12s\n", "valid path", "median", "ratio", "peak memory")
 	for _, p := range programs {
-		fmt.Printf("%-32s %7.2f ms %8.2f %9.1f MB\n", p.name, float64(p.median().Microseconds())/1000, float64(p.median())/float64(base), float64(p.peak)/1024)
+		fmt.Printf("%-32s %7.2f ms %8.2f %9.1f MB\n", p.name, milliseconds(p.median()), float64(p.median())/float64(base), float64(p.peak)/1024)
 	}
 	fmt.Printf("plugin, stripped: %.2f MB\n", float64(info.Size())/1e6)
 	if ratio := float64(programs[1].median()) / float64(base); ratio > limit {
@@ -140,8 +140,4 @@ func (p *program) measureMemory(peak string) error {
 	return nil
 }
 
-func (p *program) median() time.Duration {
-	sorted := slices.Clone(p.times)
-	slices.Sort(sorted)
-	return sorted[len(sorted)/2]
-}
+func (p *program) median() time.Duration { return median(p.times) }

@@ -27,25 +27,25 @@ func TestProtocolAgainstTheSimulator(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = chip.Close() })
-	m := newMachine(t, serve(t, chip), func(c *verifier.Config) { c.NamedEKs = true })
-	hello, _, err := m.provider.Hello(t.Context(), m.ask("hello"))
+	m := newMachine(t, serve(t, chip), verifier.Config{NamedEKs: true})
+	hello, _, err := m.Provider.Hello(t.Context(), m.Ask("hello"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	request, err := m.request("hello", attestation.HelloSignerName, hello)
+	request, err := m.Request("hello", attestation.HelloSignerName, hello)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := m.attest(t); err == nil {
+	if _, err := m.Attest(t.Context()); err == nil {
 		t.Error("an EK that nobody vouches for was accepted")
 	}
-	ek, err := m.verifier.EK(request)
+	ek, err := m.Verifier.EK(request)
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.named = append(m.named, ek)
+	m.Named = append(m.Named, ek)
 	for range 20 {
-		if _, err := m.attest(t); err != nil {
+		if _, err := m.Attest(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
