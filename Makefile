@@ -23,7 +23,8 @@ build: ## build the plugin into bin/
 	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/kubelet-authenticator
 
 .PHONY: demo
-demo: ## start a real control plane and have a node get its certificate
+demo: ## start a real control plane and have a node prove which machine it is
+	@scripts/need swtpm
 	cd test && go run ./demo
 
 # Tests that have to have run: without a TPM, nothing is shown.

@@ -156,7 +156,7 @@ func explainHello(hello *attestation.Hello) []provider.Fact {
 		facts = append(facts, provider.Fact{
 			Name:  "EK certificate",
 			Value: strings.TrimSpace(fmt.Sprintf("%s serial %s by %s, to %s %s", c.Subject, c.Serial, c.Issuer, c.NotAfter, c.Problem)),
-		}, provider.Fact{Name: "with it", Value: fmt.Sprintf("%d certificates of issuers", len(hello.EKCertificates)-1)})
+		}, provider.Fact{Name: "EK issuers", Value: fmt.Sprintf("%d certificates from the TPM", len(hello.EKCertificates)-1)})
 	}
 	name, err := hexName(hello.AKPublic)
 	if err != nil {
