@@ -70,10 +70,7 @@ func (a *Attestor) Run(ctx context.Context) error {
 				}
 			}
 		}
-		if ctx.Err() != nil {
-			return nil
-		}
-		if err != nil {
+		if err != nil && ctx.Err() == nil {
 			return err
 		}
 		select {

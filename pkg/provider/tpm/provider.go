@@ -89,7 +89,9 @@ func (p *Provider) Hello(ctx context.Context, request provider.Request) (documen
 		ak, err := t.AK()
 		return attestation.Hello{
 			Version: attestation.VersionTPM, Versions: p.Versions(), SignerName: request.SignerName,
-			EKTemplate: ek.Template, EKPublic: ek.Public, EKCertificates: ek.Certificates, AKPublic: ak,
+			EKTemplate: ek.Template, EKPublic: ek.Public, AKPublic: ak,
+			// The EK's own comes first. What does not fit of its issuers the verifier has to have.
+			EKCertificates: ek.Certificates[:min(len(ek.Certificates), attestation.MaxCertificates)],
 		}, err
 	})
 	if err != nil {

@@ -252,3 +252,22 @@ func makeCredential(t *testing.T, ek, name, secret []byte) (blob, encrypted []by
 	}
 	return tpm2.Marshal(tpm2.TPM2BIDObject{Buffer: blob}), tpm2.Marshal(tpm2.TPM2BEncryptedSecret{Buffer: encrypted})
 }
+
+// A chip may hold more certificates of issuers than a hello does: the EK's own goes first, and what does not fit is left out.
+func TestLongChainIsCutShort(t *testing.T) {
+	chip := swtpm.Start(t, swtpm.Options{Certified: []string{"ecc-p256"}})
+	for i := range uint32(attestation.MaxCertificates + 1) {
+		if err := chip.WriteNV(0x01c00100+i, chip.CA.Intermediate.Raw); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p := newProvider(t, provider.Settings{TPMDevice: chip.Socket(), RuntimeDir: t.TempDir()})
+	document, _, err := p.Hello(t.Context(), provider.Request{SignerName: SignerName, Version: attestation.VersionTPM})
+	if err != nil {
+		t.Fatal(err)
+	}
+	hello, err := attestation.ParseHello(document)
+	if err != nil || len(hello.EKCertificates) != attestation.MaxCertificates || bytes.Equal(hello.EKCertificates[0], chip.CA.Intermediate.Raw) {
+		t.Errorf("%d certificates, %v", len(hello.EKCertificates), err)
+	}
+}
