@@ -52,13 +52,15 @@ func (w *worker) check(decision csr.Decision, pending *cache.Pending) (*cache.Pa
 	}
 }
 
+const versionHint = "bring the plugin and the controller to releases that have a version in common"
+
 // noCommonVersion names both lists.
 func (w *worker) noCommonVersion(decision csr.Decision, pending *cache.Pending) error {
 	accepted := attestation.Versions{attestation.Version(pending.AttestationVersion)}
 	if challenger, ok := w.provider.(provider.Challenger); ok {
 		accepted = challenger.Versions()
 	}
-	return &Failure{RequestDenied, "bring the plugin and the controller to releases that have a version in common",
+	return &Failure{RequestDenied, versionHint,
 		fmt.Errorf("CertificateSigningRequest %s: no common version of the evidence: this plugin accepts %s, the controller serves %q",
 			pending.Last().Name, accepted, text.Line(decision.Versions, 256))}
 }

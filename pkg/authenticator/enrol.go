@@ -219,6 +219,7 @@ func (w *worker) negotiate(decision csr.Decision, pending *cache.Pending) *Failu
 		return nil
 	}
 	w.version = next
-	return &Failure{RequestDenied, "", fmt.Errorf("CertificateSigningRequest %s: the controller serves %s, the hello was %s",
-		pending.Last().Name, served, pending.AttestationVersion)}
+	return &Failure{RequestDenied, versionHint,
+		fmt.Errorf("CertificateSigningRequest %s: the evidence was to be %s: this plugin accepts %s, the controller serves %s",
+			pending.Last().Name, pending.AttestationVersion, challenger.Versions(), served)}
 }
