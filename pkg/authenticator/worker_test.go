@@ -12,6 +12,7 @@ import (
 	"encoding/json"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"io"
 	"math/big"
 	"net/http"
@@ -484,7 +485,11 @@ func (r *registry) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 			refuse(409)
 			return
 		}
-		r.add(&object, "uid", !r.slow)
+		uid := "uid"
+		if n := len(r.posts); n > 1 {
+			uid = fmt.Sprintf("uid-%d", n)
+		}
+		r.add(&object, types.UID(uid), !r.slow)
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(http.StatusCreated)
 		_ = json.NewEncoder(w).Encode(object)

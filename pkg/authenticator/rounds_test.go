@@ -1,0 +1,1278 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package authenticator
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
+)
+
+// fakeChallenger is a Challenger of which each test replaces what it is about.
+type fakeChallenger struct {
+	fakeProvider
+	versions attestation.Versions
+	hello    func(context.Context, provider.Request) (document []byte, remember string, err error)
+	evidence func(context.Context, provider.Request) ([]byte, error)
+
+	// hellos and proofs are what it was asked for.
+	hellos, proofs []provider.Request
+}
+
+func (p *fakeChallenger) Versions() attestation.Versions { return p.versions }
+
+func (p *fakeChallenger) Hello(ctx context.Context, request provider.Request) ([]byte, string, error) {
+	p.hellos = append(p.hellos, request)
+	return p.hello(ctx, request)
+}
+
+func (p *fakeChallenger) Evidence(ctx context.Context, request provider.Request) ([]byte, error) {
+	p.proofs = append(p.proofs, request)
+	return p.evidence(ctx, request)
+}
+
+// newChallenger returns one that accepts fake/v3 to fake/v1 and has no trouble.
+func newChallenger() *fakeChallenger {
+	return &fakeChallenger{
+		fakeProvider: fakeProvider{renews: true, signer: "example.com/signer"},
+		versions:     attestation.Versions{"fake/v3", "fake/v2", "fake/v1"},
+		hello: func(_ context.Context, request provider.Request) ([]byte, string, error) {
+			return fmt.Appendf(nil, `{"version":%q,"kind":"hello"}`, request.Version), "ek", nil
+		},
+		evidence: func(_ context.Context, request provider.Request) ([]byte, error) {
+			return fmt.Appendf(nil, `{"version":%q,"kind":"proof","name":%q}`, request.Version, request.Name), nil
+		},
+	}
+}
+
+// object is short for what the tests are about.
+type object = certificatesv1.CertificateSigningRequest
+
+// controller is an API server with a controller, which decides on a request once it is watched.
+type controller struct {
+	registry
+	// hello and proof decide on the nth hello and proof, n from 1. Whoever sets a deletion timestamp has deleted it.
+	hello, proof func(n int, o *object)
+	// lose is set if the answer to the nth post is to be lost, n from 1.
+	lose func(n int) bool
+	// stalled is called a while after a request has been watched that nothing has become of.
+	stalled func()
+
+	filed   []*object // in their order, the deleted ones included
+	decided map[string]bool
+}
+
+func (c *controller) ServeHTTP(w http.ResponseWriter, request *http.Request) {
+	if request.URL.Query().Get("watch") != "" {
+		c.watched(w, request)
+		return
+	}
+	c.registry.ServeHTTP(w, request)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if request.Method != http.MethodPost {
+		return
+	}
+	n := len(c.posts)
+	if o := c.objects[c.posts[n-1]]; o != nil && !slices.Contains(c.filed, o) {
+		c.filed = append(c.filed, o)
+	}
+	if c.lose != nil && c.lose(n) {
+		panic(http.ErrAbortHandler)
+	}
+}
+
+// watched decides on the request and shows it; then nothing ever happens to it.
+func (c *controller) watched(w http.ResponseWriter, request *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(http.StatusOK)
+	c.mu.Lock()
+	if o := c.objects[strings.TrimPrefix(request.URL.Query().Get("fieldSelector"), "metadata.name=")]; o != nil {
+		c.decide(o)
+		kind := "MODIFIED"
+		if o.DeletionTimestamp != nil {
+			kind = "DELETED"
+		} else if pending := classify(o).Outcome == csr.Pending; pending && c.stalled != nil {
+			time.AfterFunc(100*time.Millisecond, c.stalled)
+		}
+		_ = json.NewEncoder(w).Encode(map[string]any{"type": kind, "object": o})
+	}
+	c.mu.Unlock()
+	_ = http.NewResponseController(w).Flush()
+	<-request.Context().Done()
+}
+
+func classify(o *object) csr.Decision {
+	if o.Spec.SignerName == attestation.HelloSignerName {
+		return csr.ClassifyHello(o)
+	}
+	return csr.Classify(o)
+}
+
+// decide has the controller decide on a request, once.
+func (c *controller) decide(o *object) {
+	if c.decided[o.Name] {
+		return
+	}
+	c.decided[o.Name] = true
+	hellos, proofs := c.split()
+	if n := slices.Index(hellos, o); n >= 0 {
+		c.hello(n+1, o)
+	} else {
+		c.proof(slices.Index(proofs, o)+1, o)
+	}
+	if o.DeletionTimestamp != nil {
+		delete(c.objects, o.Name)
+	}
+}
+
+// decideAll has it decide while nobody watches.
+func (c *controller) decideAll() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, o := range c.filed {
+		c.decide(o)
+	}
+}
+
+func (c *controller) split() (hellos, proofs []*object) {
+	for _, o := range c.filed {
+		if o.Spec.SignerName == attestation.HelloSignerName {
+			hellos = append(hellos, o)
+		} else {
+			proofs = append(proofs, o)
+		}
+	}
+	return hellos, proofs
+}
+
+// The decisions there are.
+
+func challenge(n int, o *object) {
+	annotate(o, attestation.AnnotationChallenge, fmt.Sprintf("challenge %d", n))
+}
+
+func annotate(o *object, key, value string) {
+	if o.Annotations == nil {
+		o.Annotations = map[string]string{}
+	}
+	o.Annotations[key] = value
+}
+
+func set(kind certificatesv1.RequestConditionType, reason string) func(int, *object) {
+	return func(_ int, o *object) {
+		o.Status.Conditions = append(o.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{Type: kind, Status: corev1.ConditionTrue, Reason: reason, Message: "so it is"})
+	}
+}
+
+func deny(reason string) func(int, *object) { return set(certificatesv1.CertificateDenied, reason) }
+
+func remove(_ int, o *object) { o.DeletionTimestamp = &metav1.Time{Time: noon} }
+
+// node is node "a" with a provider that is challenged, before an API server with a controller. The controller has no objections.
+type node struct {
+	*Options
+	t    testing.TB
+	api  *controller
+	tpm  *fakeChallenger
+	time time.Time
+}
+
+func newNode(t *testing.T) *node {
+	t.Helper()
+	n := &node{Options: testOptions(t), t: t, tpm: newChallenger(), time: noon}
+	n.api = &controller{registry: registry{t: t, slow: true}, decided: map[string]bool{}, hello: challenge, proof: n.issue}
+	server, ca := tlsServer(t, n.api, nil)
+	seconds := int32(7200)
+	n.provider, n.expirationSeconds, n.providerID = n.tpm, &seconds, "x://y"
+	n.bootstrapKubeconfig = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer(server.URL, ca), "token: abc"))
+	n.now = func() time.Time { return n.time }
+	return n
+}
+
+// issue issues a certificate that lives for an hour.
+func (n *node) issue(_ int, o *object) {
+	o.Status.Certificate = sign(n.t, pkcs10Of(n.t, o.Spec.Request), func(c *x509.Certificate) {
+		c.NotBefore, c.NotAfter = n.time.Add(-time.Minute), n.time.Add(time.Hour)
+	})
+}
+
+// work is one worker. It ends when it has nothing to do but to wait.
+func (n *node) work() error {
+	n.t.Helper()
+	ctx, cancel := context.WithTimeout(n.t.Context(), time.Minute)
+	defer cancel()
+	n.api.mu.Lock()
+	n.api.stalled = cancel
+	n.api.mu.Unlock()
+	return Work(ctx, *n.Options)
+}
+
+// later is when no back-off holds any more, and the certificate is due.
+func (n *node) later() { n.time = n.time.Add(57 * time.Minute) }
+
+// errKilled is what a worker panics with that is killed.
+var errKilled = errors.New("killed")
+
+// workUntil is a worker that is killed when it enters its nth step, n from 0. It reports which step that was, "" if it got to its end.
+func (n *node) workUntil(nth int) (killed Step, err error) {
+	n.t.Helper()
+	defer func() {
+		n.OnStep = nil
+		if r := recover(); r != nil && r != any(errKilled) {
+			panic(r)
+		}
+	}()
+	i := 0
+	n.OnStep = func(s Step) {
+		if i++; i > nth {
+			killed = s
+			panic(errKilled)
+		}
+	}
+	return "", n.work()
+}
+
+// pending returns the pending file, which has to be good.
+func (n *node) pending() *cache.Pending {
+	n.t.Helper()
+	pending, err := n.dir.Pending()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return pending
+}
+
+// wantFiled checks how many hellos and proofs there are, that each has a name of its own, and that each name was posted once.
+func (n *node) wantFiled(hellos, proofs int) {
+	n.t.Helper()
+	gotHellos, gotProofs := n.api.split()
+	if len(gotHellos) != hellos || len(gotProofs) != proofs {
+		n.t.Errorf("%d hellos and %d proofs were filed, want %d and %d", len(gotHellos), len(gotProofs), hellos, proofs)
+	}
+	if names := slices.Compact(slices.Sorted(slices.Values(n.api.posts))); len(names) != len(n.api.posts) {
+		n.t.Errorf("a name was posted twice: %q", n.api.posts)
+	}
+}
+
+// wantState checks how the last worker ended: with a pause of this kind.
+func (n *node) wantState(reason Reason, pause backOff) *cache.State {
+	n.t.Helper()
+	state, err := n.dir.State()
+	if err != nil || state.Last == nil {
+		n.t.Fatalf("state %+v, %v", state, err)
+	}
+	if state.Last.Reason != string(reason) {
+		n.t.Errorf("reason %s, want %s: %s", state.Last.Reason, reason, state.Last.Message)
+	}
+	if problem := notOneLine(state.Last.Message); problem != "" {
+		n.t.Errorf("the message %s: %.200q", problem, state.Last.Message)
+	}
+	least, most := map[backOff]time.Duration{soon: soonFirst, later: laterFirst}[pause], map[backOff]time.Duration{soon: soonMost, later: laterMost * 6 / 5}[pause]
+	if state.NextAttempt.IsZero() != (pause == none) || pause != none && (state.NextAttempt.Before(n.time.Add(least)) || state.NextAttempt.After(n.time.Add(most))) {
+		n.t.Errorf("now %s, next attempt %s", n.time, state.NextAttempt)
+	}
+	return state
+}
+
+// wantInstalled checks that the certificate of the last proof is there and that nothing is pending.
+func (n *node) wantInstalled() {
+	n.t.Helper()
+	_, proofs := n.api.split()
+	s := n.look()
+	if s.pair == nil || len(proofs) == 0 || !bytes.Equal(s.pair.Chain, proofs[len(proofs)-1].Status.Certificate) {
+		n.t.Fatalf("not installed: lack %v", s.lack)
+	}
+	if _, err := os.Lstat(n.dir.File(cache.PendingFile)); !errors.Is(err, os.ErrNotExist) {
+		n.t.Errorf("a second copy of the key is left behind: %v", err)
+	}
+}
+
+// wantNothingInstalled checks that there is no certificate.
+func (n *node) wantNothingInstalled() {
+	n.t.Helper()
+	if _, err := os.Lstat(n.dir.File(cache.CurrentFile)); !errors.Is(err, os.ErrNotExist) {
+		n.t.Errorf("a certificate was installed: %v", err)
+	}
+}
+
+// The proof is bound to all of the hello and all of itself: the provider has to be told exactly what is filed.
+func TestProviderIsToldWhatIsFiled(t *testing.T) {
+	n := newNode(t)
+	if err := n.work(); err != nil {
+		t.Fatal(err)
+	}
+	n.wantFiled(1, 1)
+	n.wantInstalled()
+	n.wantState("", none)
+	hello, proof := n.api.filed[0], n.api.filed[1]
+	if hello.Spec.SignerName != attestation.HelloSignerName || proof.Spec.SignerName != "example.com/signer" {
+		t.Errorf("filed under %s and %s", hello.Spec.SignerName, proof.Spec.SignerName)
+	}
+	usages := []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth}
+	for _, o := range []*object{hello, proof} {
+		if !slices.Equal(o.Spec.Usages, usages) || o.Spec.ExpirationSeconds == nil || *o.Spec.ExpirationSeconds != 7200 {
+			t.Errorf("usages %q, expirationSeconds %v", o.Spec.Usages, o.Spec.ExpirationSeconds)
+		}
+		if len(o.Annotations) > 1 || !strings.HasPrefix(o.Name, "node-csr-") || len(o.Labels) > 0 {
+			t.Errorf("metadata %+v", o.ObjectMeta)
+		}
+	}
+	helloContent, helloErr := attestation.Parse(hello.Spec.Request)
+	proofContent, proofErr := attestation.Parse(proof.Spec.Request)
+	if err := errors.Join(helloErr, proofErr); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(helloContent.PKCS10, proofContent.PKCS10) || helloContent.Provider != "fake" || proofContent.Provider != "fake" {
+		t.Error("hello and proof are not for the same certificate")
+	}
+	if got := string(helloContent.Data); got != `{"version":"fake/v3","kind":"hello"}` {
+		t.Errorf("hello %s", got)
+	}
+	if got := string(proofContent.Data); got != fmt.Sprintf(`{"version":"fake/v3","kind":"proof","name":%q}`, proof.Name) {
+		t.Errorf("proof %s", got)
+	}
+
+	seconds := int32(7200)
+	want := provider.Request{
+		PKCS10: helloContent.PKCS10, NodeName: "a", ProviderID: "x://y", Name: hello.Name, SignerName: "example.com/signer",
+		Usages: []string{"digital signature", "client auth"}, ExpirationSeconds: &seconds, Version: "fake/v3",
+	}
+	if got := n.tpm.hellos; len(got) != 1 || !reflect.DeepEqual(got[0], want) {
+		t.Errorf("for the hello it was told %+v, want %+v", got, want)
+	}
+	want.Name = proof.Name
+	want.Challenge = &provider.Challenge{
+		HelloName: hello.Name, HelloUID: "uid", HelloRequest: hello.Spec.Request, Answer: []byte("challenge 1"), Fresh: true,
+	}
+	if got := n.tpm.proofs; len(got) != 1 || !reflect.DeepEqual(got[0], want) {
+		t.Errorf("for the proof it was told %+v, want %+v of %+v", got, want, want.Challenge)
+	}
+}
+
+// Killed at any step, and whatever the controller did until the next worker, a node files one hello and one proof, under the names that
+// it had written down.
+func TestWorkerMayBeKilledAtAnyStep(t *testing.T) {
+	all := newNode(t)
+	var steps []Step
+	all.OnStep = func(s Step) { steps = append(steps, s) }
+	if err := all.work(); err != nil {
+		t.Fatal(err)
+	}
+	if want := []Step{
+		StepLock, StepTidy, StepPrepare, StepSave, StepFile, StepNote, StepChallenge,
+		StepProve, StepSave, StepFile, StepNote, StepWait, StepCheck, StepInstall, StepRecord, StepForget,
+	}; !slices.Equal(steps, want) {
+		t.Fatalf("the steps are %q, want %q", steps, want)
+	}
+	for nth, step := range steps {
+		for _, meanwhile := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%02d %s, decided meanwhile %v", nth, step, meanwhile), func(t *testing.T) {
+				t.Parallel()
+				n := newNode(t)
+				if killed, err := n.workUntil(nth); killed != step {
+					t.Fatalf("killed at %q, %v", killed, err)
+				}
+				left := n.pending()
+				posted := len(n.api.posts)
+				if meanwhile {
+					n.api.decideAll()
+				}
+				if err := n.work(); err != nil {
+					t.Fatal(err)
+				}
+				if hellos, proofs := n.api.split(); len(hellos) != 1 || len(proofs) != 1 {
+					t.Fatalf("%d hellos and %d proofs", len(hellos), len(proofs))
+				}
+				n.wantInstalled()
+				for i, posted := range n.api.filed {
+					if left != nil && i < len(left.Requests) && (left.Requests[i].Name != posted.Name || !bytes.Equal(left.Requests[i].Request, posted.Spec.Request)) {
+						t.Errorf("request %d was written down as %s and filed as %s, or with other bytes", i, left.Requests[i].Name, posted.Name)
+					}
+				}
+				// Only a post that is not known to have arrived is repeated.
+				again := step == StepNote
+				if got := len(n.api.posts); got != 2 && !again || got != 3 && again {
+					t.Errorf("posted %q, %d of them before", n.api.posts, posted)
+				}
+				// The proof that is filed was made for the hello that is filed, and for that name.
+				last := n.tpm.proofs[len(n.tpm.proofs)-1]
+				hello, proof := n.api.filed[0], n.api.filed[1]
+				if last.Name != proof.Name || last.Challenge.HelloName != hello.Name || last.Challenge.HelloUID != string(hello.UID) ||
+					!bytes.Equal(last.Challenge.HelloRequest, hello.Spec.Request) || string(last.Challenge.Answer) != "challenge 1" {
+					t.Errorf("the proof is for %+v of %+v", last, last.Challenge)
+				}
+				before := map[bool]int{false: 7, true: 5}[meanwhile] // no answer was there before: it came while a worker waited
+				for i, asked := range n.tpm.proofs {
+					// The first proof of a worker that had waited is fresh; one made by the next worker is not.
+					fresh := nth < before || nth > 7 && i == 0
+					if asked.Challenge.Fresh != fresh {
+						t.Errorf("proof %d of %d is for a fresh answer: %v, want %v", i+1, len(n.tpm.proofs), asked.Challenge.Fresh, fresh)
+					}
+				}
+				if want := map[bool]int{false: 1, true: 2}[nth == 8]; len(n.tpm.proofs) != want {
+					t.Errorf("%d proofs were made, want %d", len(n.tpm.proofs), want)
+				}
+				if want := map[bool]int{false: 1, true: 2}[nth == 3]; len(n.tpm.hellos) != want {
+					t.Errorf("%d hellos were made, want %d", len(n.tpm.hellos), want)
+				}
+			})
+		}
+	}
+}
+
+// Each worker is killed a few steps after the last one was: all of them together file one hello and one proof.
+func TestWorkersMayBeKilledOverAndOver(t *testing.T) {
+	n := newNode(t)
+	for nth := 0; ; nth++ {
+		killed, err := n.workUntil(nth)
+		if err != nil || nth > 30 {
+			t.Fatal(nth, killed, err)
+		}
+		if killed == "" {
+			break
+		}
+	}
+	hellos, proofs := n.api.split()
+	if len(hellos) != 1 || len(proofs) != 1 {
+		t.Errorf("%d hellos and %d proofs", len(hellos), len(proofs))
+	}
+	if s := n.look(); s.pair == nil || !bytes.Equal(s.pair.Chain, proofs[0].Status.Certificate) {
+		t.Errorf("not installed: %v", s.lack)
+	}
+}
+
+// A post that arrived, and whose answer did not, is not made again under another name.
+func TestAnswerToAPostIsLost(t *testing.T) {
+	for name, nth := range map[string]int{"the hello's": 1, "the proof's": 2} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			n.api.lose = func(post int) bool { return post == nth }
+			mustFail(t, n.work(), APIUnreachable)
+			n.wantState(APIUnreachable, soon)
+			left := n.pending()
+			if left == nil || len(left.Requests) != nth || left.Last().UID != "" {
+				t.Fatalf("pending %+v", left)
+			}
+			n.time = n.time.Add(time.Minute)
+			if err := n.work(); err != nil {
+				t.Fatal(err)
+			}
+			n.wantInstalled()
+			if len(n.api.filed) != 2 || len(n.api.posts) != 3 || n.api.posts[nth-1] != n.api.posts[nth] || n.api.posts[nth-1] != left.Last().Name {
+				t.Errorf("posted %q", n.api.posts)
+			}
+			if got := n.tpm.proofs; len(got) != 1 || got[0].Challenge.HelloUID != string(n.api.filed[0].UID) {
+				t.Errorf("%d proofs", len(got))
+			}
+		})
+	}
+}
+
+// Whoever approves a hello, or signs what is in it, has attested nothing.
+func TestHelloIsNoWayToACertificate(t *testing.T) {
+	approve := set(certificatesv1.CertificateApproved, "AutoApproved")
+	for name, decide := range map[string]func(n *node, i int, o *object){
+		"approved":         func(_ *node, i int, o *object) { approve(i, o) },
+		"issued":           func(n *node, i int, o *object) { n.issue(i, o) },
+		"approved, issued": func(n *node, i int, o *object) { approve(i, o); n.issue(i, o) },
+		"issued, for the wrong node": func(n *node, i int, o *object) {
+			o.Status.Certificate = sign(n.t, pkcs10Of(n.t, o.Spec.Request), ofNode("b"))
+		},
+		"issued, with an empty challenge": func(n *node, i int, o *object) {
+			n.issue(i, o)
+			annotate(o, attestation.AnnotationChallenge, "")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			n.api.hello = func(i int, o *object) { decide(n, i, o) }
+			failure := wantFailure(t, n.work(), WaitingForSigner)
+			if !strings.Contains(failure.Error(), attestation.HelloSignerName) || !strings.Contains(failure.Error(), "challenge") || !strings.Contains(failure.Hint, n.api.posts[0]) {
+				t.Errorf("%v (%s)", failure, failure.Hint)
+			}
+			n.wantState(WaitingForSigner, none)
+			// Nor does the next worker take it, which finds it so.
+			mustFail(t, n.work(), WaitingForSigner)
+			n.wantFiled(1, 0)
+			n.wantNothingInstalled()
+			if pending := n.pending(); pending == nil || pending.Last().UID != "uid" || pending.Last().Name != n.api.posts[0] {
+				t.Errorf("pending %+v", pending)
+			}
+			// It still is what the challenge will come for. What was issued for it is not installed even if the proof is denied.
+			n.api.mu.Lock()
+			challenge(1, n.api.filed[0])
+			n.api.proof = deny("Policy")
+			n.api.mu.Unlock()
+			mustFail(t, n.work(), RequestDenied)
+			n.wantFiled(1, 1)
+			n.wantNothingInstalled()
+		})
+	}
+}
+
+// A refusal is final for the node until its back-off is over, except where another hello may fare better, and even then there are three
+// hellos in one worker at most.
+func TestRefusalsOfHelloAndProof(t *testing.T) {
+	stale := func(ctx context.Context, _ provider.Request) ([]byte, error) {
+		return nil, fmt.Errorf("wrapped: %w", &provider.Error{Class: provider.Stale, Hint: "look at the clock", Err: errors.New("too old")})
+	}
+	first := func(what func(int, *object), then func(int, *object)) func(int, *object) {
+		return func(n int, o *object) {
+			if n == 1 {
+				what(n, o)
+				return
+			}
+			then(n, o)
+		}
+	}
+	for name, c := range map[string]struct {
+		change         func(n *node)
+		hellos, proofs int
+		failure        Reason
+		pause          backOff
+		says           string
+	}{
+		"hello denied":           {func(n *node) { n.api.hello = deny("UnknownEK") }, 1, 0, RequestDenied, later, `"UnknownEK"`},
+		"hello denied, answered": {func(n *node) { n.api.hello = func(i int, o *object) { challenge(i, o); deny("UnknownEK")(i, o) } }, 1, 0, RequestDenied, later, `"UnknownEK"`},
+		"hello failed":           {func(n *node) { n.api.hello = set(certificatesv1.CertificateFailed, "Broken") }, 1, 0, RequestFailed, later, `"Broken"`},
+		"hello failed, answered": {func(n *node) {
+			n.api.hello = func(i int, o *object) { challenge(i, o); set(certificatesv1.CertificateFailed, "Broken")(i, o) }
+		}, 1, 0, RequestFailed, later, `"Broken"`},
+		"hello denied as expired": {func(n *node) { n.api.hello = deny(attestation.ReasonExpired) }, 1, 0, RequestDenied, later, attestation.ReasonExpired},
+		"hello deleted once":      {func(n *node) { n.api.hello = first(remove, challenge) }, 2, 1, "", none, ""},
+		"hellos deleted":          {func(n *node) { n.api.hello = remove }, 3, 0, RequestFailed, later, "deleted"},
+		"proof denied":            {func(n *node) { n.api.proof = deny("Policy") }, 1, 1, RequestDenied, later, `"Policy"`},
+		"proof failed":            {func(n *node) { n.api.proof = set(certificatesv1.CertificateFailed, "Broken") }, 1, 1, RequestFailed, later, `"Broken"`},
+		"proof failed as expired": {func(n *node) { n.api.proof = set(certificatesv1.CertificateFailed, attestation.ReasonExpired) }, 1, 1, RequestFailed, later, ""},
+		"proof deleted once":      {func(n *node) { n.api.proof = first(remove, n.issue) }, 2, 2, "", none, ""},
+		"proofs deleted":          {func(n *node) { n.api.proof = remove }, 3, 3, RequestFailed, later, "deleted"},
+		"proof expired once":      {func(n *node) { n.api.proof = first(deny(attestation.ReasonExpired), n.issue) }, 2, 2, "", none, ""},
+		"proofs expired":          {func(n *node) { n.api.proof = deny(attestation.ReasonExpired) }, 3, 3, ChallengeUnanswered, later, "expired"},
+		"proof nearly expired":    {func(n *node) { n.api.proof = deny(attestation.ReasonExpired + "d") }, 1, 1, RequestDenied, later, ""},
+		"proof expired, issued": {func(n *node) {
+			n.api.proof = func(i int, o *object) { n.issue(i, o); deny(attestation.ReasonExpired)(i, o) }
+		}, 3, 3, ChallengeUnanswered, later, ""},
+		"proof denied for versions": {func(n *node) { n.api.proof = denyVersion("fake/v1") }, 1, 1, RequestDenied, later, attestation.ReasonVersion},
+		"stale once": {func(n *node) {
+			evidence := n.tpm.evidence
+			n.tpm.evidence = func(ctx context.Context, r provider.Request) ([]byte, error) {
+				if len(n.tpm.proofs) == 1 {
+					return stale(ctx, r)
+				}
+				return evidence(ctx, r)
+			}
+		}, 2, 1, "", none, ""},
+		"stale": {func(n *node) { n.tpm.evidence = stale }, 3, 0, ChallengeUnanswered, later, "too old"},
+		"deleted, expired, stale": {func(n *node) {
+			n.api.hello = first(remove, challenge)
+			n.api.proof = deny(attestation.ReasonExpired)
+			evidence := n.tpm.evidence
+			n.tpm.evidence = func(ctx context.Context, r provider.Request) ([]byte, error) {
+				if len(n.tpm.proofs) == 2 {
+					return stale(ctx, r)
+				}
+				return evidence(ctx, r)
+			}
+		}, 3, 1, ChallengeUnanswered, later, "too old"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			c.change(n)
+			err := n.work()
+			n.wantFiled(c.hellos, c.proofs)
+			n.wantState(c.failure, c.pause)
+			if c.failure == "" {
+				if err != nil {
+					t.Fatal(err)
+				}
+				n.wantInstalled()
+			} else {
+				failure := wantFailure(t, err, c.failure)
+				if !strings.Contains(failure.Error(), c.says) || !strings.Contains(failure.Error(), n.api.posts[len(n.api.posts)-1]) {
+					t.Errorf("%v", failure)
+				}
+				if strings.HasSuffix(c.says, "old") && failure.Hint != "look at the clock" {
+					t.Errorf("hint %q", failure.Hint)
+				}
+				n.wantNothingInstalled()
+			}
+			if pending := n.pending(); pending != nil {
+				t.Errorf("a request that is settled is still pending: %q", pending.Last().Name)
+			}
+			// Starting over is starting afresh: one key for two hellos would tie a proof to either of them.
+			keys := map[string]bool{}
+			for _, asked := range n.tpm.hellos {
+				keys[string(asked.PKCS10)] = true
+			}
+			if len(keys) != c.hellos {
+				t.Errorf("%d keys for %d hellos", len(keys), c.hellos)
+			}
+			for i, asked := range n.tpm.proofs {
+				if !asked.Challenge.Fresh {
+					t.Errorf("the answer for proof %d is not fresh", i+1)
+				}
+			}
+			if c.failure != "" {
+				mustFail(t, n.work(), c.failure) // it is too early for another
+				n.wantFiled(c.hellos, c.proofs)
+			}
+		})
+	}
+}
+
+// denyVersion denies a hello for its version and says which ones are served, nothing if that is empty.
+func denyVersion(served string) func(int, *object) {
+	return func(n int, o *object) {
+		deny(attestation.ReasonVersion)(n, o)
+		if served != "" {
+			annotate(o, attestation.AnnotationVersions, served)
+		}
+	}
+}
+
+func TestVersionIsNegotiated(t *testing.T) {
+	four := attestation.Versions{"fake/v4", "fake/v3", "fake/v2", "fake/v1"}
+	serves := func(list string) func(int, *object) {
+		return func(n int, o *object) {
+			content, err := attestation.Parse(o.Spec.Request)
+			if err != nil {
+				panic(err)
+			}
+			for version := range strings.SplitSeq(list, ",") {
+				if bytes.Contains(content.Data, []byte(`"`+version+`"`)) {
+					challenge(n, o)
+					return
+				}
+			}
+			denyVersion(list)(n, o)
+		}
+	}
+	inTurn := func(lists ...string) func(int, *object) {
+		return func(n int, o *object) { denyVersion(lists[min(n, len(lists))-1])(n, o) }
+	}
+	for name, c := range map[string]struct {
+		accepts attestation.Versions // nil: fake/v3 to fake/v1
+		hello   func(int, *object)
+		hellos  []attestation.Version
+		// names is what the failure has to say of the controller's list; "issued" if there is none.
+		names string
+	}{
+		"the newest":                      {nil, serves("fake/v3"), []attestation.Version{"fake/v3"}, "issued"},
+		"newer ones as well":              {nil, serves("fake/v5,fake/v4,fake/v3"), []attestation.Version{"fake/v3"}, "issued"},
+		"an older one":                    {nil, serves("fake/v2"), []attestation.Version{"fake/v3", "fake/v2"}, "issued"},
+		"the oldest":                      {nil, serves("fake/v1"), []attestation.Version{"fake/v3", "fake/v1"}, "issued"},
+		"two older ones":                  {nil, serves("fake/v2,fake/v1"), []attestation.Version{"fake/v3", "fake/v2"}, "issued"},
+		"newer ones, and an older one":    {nil, serves("fake/v9,fake/v1"), []attestation.Version{"fake/v3", "fake/v1"}, "issued"},
+		"newer ones only":                 {nil, serves("fake/v5,fake/v4"), []attestation.Version{"fake/v3"}, `"fake/v5,fake/v4"`},
+		"older than this plugin's":        {attestation.Versions{"fake/v3", "fake/v2"}, serves("fake/v1"), []attestation.Version{"fake/v3"}, `"fake/v1"`},
+		"another provider's":              {nil, serves("real/v2,real/v1"), []attestation.Version{"fake/v3"}, `"real/v2,real/v1"`},
+		"one that it denies":              {nil, inTurn("fake/v3"), []attestation.Version{"fake/v3"}, `"fake/v3"`},
+		"one and the other":               {nil, inTurn("fake/v2", "fake/v3"), []attestation.Version{"fake/v3", "fake/v2"}, `"fake/v3"`},
+		"all, and denies all":             {nil, inTurn("fake/v3,fake/v2,fake/v1"), []attestation.Version{"fake/v3", "fake/v2", "fake/v1"}, `"fake/v3,fake/v2,fake/v1"`},
+		"more, and denies more":           {four, inTurn(four.String()), []attestation.Version{"fake/v4", "fake/v3", "fake/v2"}, `fake/v4,fake/v3,fake/v2,fake/v1`},
+		"nothing that it says":            {nil, inTurn(""), []attestation.Version{"fake/v3"}, `""`},
+		"one twice":                       {nil, inTurn("fake/v2,fake/v2"), []attestation.Version{"fake/v3"}, `"fake/v2,fake/v2"`},
+		"in the wrong order":              {nil, inTurn("fake/v1,fake/v2"), []attestation.Version{"fake/v3"}, `"fake/v1,fake/v2"`},
+		"with white space":                {nil, inTurn("fake/v2, fake/v1"), []attestation.Version{"fake/v3"}, `"fake/v2, fake/v1"`},
+		"garbage":                         {nil, inTurn("\x1b[2J\nfake/v2\u202e"), []attestation.Version{"fake/v3"}, `"[2J fake/v2"`},
+		"garbage without end":             {nil, inTurn(strings.Repeat("fake/v2,", 32<<10)), []attestation.Version{"fake/v3"}, `"fake/v2,fake/v2,`},
+		"garbage that grows when quoted":  {nil, inTurn(strings.Repeat("\"\\", 128<<10)), []attestation.Version{"fake/v3"}, `\"\\\"\\`},
+		"an older one, and then its mind": {nil, inTurn("fake/v2", "fake/v1", ""), []attestation.Version{"fake/v3", "fake/v2", "fake/v1"}, `""`},
+		"an older one, and then deletes it": {nil, func(n int, o *object) {
+			map[bool]func(int, *object){true: denyVersion("fake/v2"), false: remove}[n == 1](n, o)
+		}, []attestation.Version{"fake/v3", "fake/v2", "fake/v2"}, "deleted"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			if c.accepts != nil {
+				n.tpm.versions = c.accepts
+			}
+			n.api.hello = c.hello
+			err := n.work()
+			var hellos []attestation.Version
+			for _, asked := range n.tpm.hellos {
+				hellos = append(hellos, asked.Version)
+			}
+			if !slices.Equal(hellos, c.hellos) {
+				t.Errorf("hellos %q, want %q", hellos, c.hellos)
+			}
+			last := c.hellos[len(c.hellos)-1]
+			switch c.names {
+			case "issued":
+				if err != nil {
+					t.Fatal(err)
+				}
+				n.wantFiled(len(c.hellos), 1)
+				n.wantInstalled()
+				if got := n.tpm.proofs[0].Version; got != last {
+					t.Errorf("the proof is of %s", got)
+				}
+				return
+			case "deleted":
+				mustFail(t, err, RequestFailed)
+				return
+			}
+			failure := wantFailure(t, err, RequestDenied)
+			n.wantFiled(len(c.hellos), 0)
+			n.wantState(RequestDenied, later)
+			accepts := n.tpm.versions.String()
+			if !strings.Contains(failure.Error(), c.names) || !strings.Contains(failure.Error(), accepts) || !strings.Contains(failure.Error(), n.api.posts[len(n.api.posts)-1]) || failure.Hint == "" {
+				t.Errorf("%v (%s)", failure, failure.Hint)
+			}
+			if n.pending() != nil {
+				t.Error("a hello that is settled is still pending")
+			}
+		})
+	}
+}
+
+// A hello that an older plugin filed is one of its version, and a worker that takes it up knows that this was tried.
+func TestVersionIsNegotiatedForAHelloThatWasTakenUp(t *testing.T) {
+	for name, c := range map[string]struct {
+		served string
+		hellos []attestation.Version // all that the second worker makes
+	}{
+		"a newer one":        {"fake/v3", []attestation.Version{"fake/v3"}},
+		"another":            {"fake/v1", []attestation.Version{"fake/v1"}},
+		"that very one":      {"fake/v2", nil},
+		"none that it knows": {"fake/v4", nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			n.tpm.versions = attestation.Versions{"fake/v2"}
+			n.api.hello = func(int, *object) {}
+			mustFail(t, n.work(), WaitingForSigner)
+			n.tpm = newChallenger()
+			n.provider = n.tpm
+			n.api.mu.Lock()
+			denyVersion(c.served)(1, n.api.filed[0])
+			n.api.hello = challenge
+			n.api.mu.Unlock()
+			err := n.work()
+			var hellos []attestation.Version
+			for _, asked := range n.tpm.hellos {
+				hellos = append(hellos, asked.Version)
+			}
+			if !slices.Equal(hellos, c.hellos) {
+				t.Errorf("hellos %q, want %q", hellos, c.hellos)
+			}
+			if c.hellos == nil {
+				mustFail(t, err, RequestDenied)
+			} else if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// What a provider says of its device decides on the exit code. While it proves, the hello and its challenge stay good for the next try.
+func TestProvidersErrors(t *testing.T) {
+	for name, c := range map[string]struct {
+		err   error
+		want  Reason
+		hint  string
+		stale bool // in the second round: a new hello is worth it
+	}{
+		"no device":                 {&provider.Error{Class: provider.NoDevice, Hint: "switch it on", Err: errors.New("broken thing")}, TPMAbsent, "switch it on", false},
+		"the device failed":         {&provider.Error{Class: provider.DeviceFailed, Hint: "try selftest", Err: errors.New("broken thing")}, TPMError, "try selftest", false},
+		"the device failed, deeper": {fmt.Errorf("prove: %w", &provider.Error{Class: provider.DeviceFailed, Hint: "try selftest", Err: errors.New("broken thing")}), TPMError, "try selftest", false},
+		"without a hint":            {&provider.Error{Class: provider.DeviceFailed, Err: errors.New("broken thing")}, TPMError, "", false},
+		"of no class":               {&provider.Error{Hint: "guess", Err: errors.New("broken thing")}, AttestationFailed, "guess", false},
+		"of a class to come":        {&provider.Error{Class: 99, Err: errors.New("broken thing")}, AttestationFailed, "", false},
+		"any other":                 {errors.New("broken thing"), AttestationFailed, "", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			check := func(n *node) {
+				t.Helper()
+				failure := wantFailure(t, n.work(), c.want)
+				state := n.wantState(c.want, soon)
+				if failure.Hint != c.hint || state.Last.Hint != c.hint || !strings.Contains(failure.Error(), "broken thing") || !strings.Contains(failure.Error(), "fake") || !errors.Is(failure, c.err) {
+					t.Errorf("%v (%s)", failure, failure.Hint)
+				}
+			}
+			t.Run("hello", func(t *testing.T) {
+				n := newNode(t)
+				n.tpm.hello = func(context.Context, provider.Request) ([]byte, string, error) { return nil, "new", c.err }
+				check(n)
+				if n.pending() != nil || len(n.api.posts) > 0 {
+					t.Errorf("something was filed: %q", n.api.posts)
+				}
+			})
+			t.Run("proof", func(t *testing.T) {
+				n := newNode(t)
+				works := n.tpm.evidence
+				n.tpm.evidence = func(context.Context, provider.Request) ([]byte, error) { return nil, c.err }
+				check(n)
+				left := n.pending()
+				if left == nil || len(left.Requests) != 1 || left.Last().UID != "uid" || left.Last().Name != n.api.posts[0] {
+					t.Fatalf("pending %+v", left)
+				}
+				n.time = n.time.Add(time.Minute)
+				check(n) // as often as it takes
+				n.time = n.time.Add(time.Minute)
+				n.tpm.evidence = works
+				if err := n.work(); err != nil {
+					t.Fatal(err)
+				}
+				n.wantFiled(1, 1)
+				n.wantInstalled()
+				if len(n.tpm.hellos) != 1 || len(n.tpm.proofs) != 3 {
+					t.Fatalf("asked for %d hellos and %d proofs", len(n.tpm.hellos), len(n.tpm.proofs))
+				}
+				names := map[string]bool{}
+				for i, asked := range n.tpm.proofs {
+					names[asked.Name] = true
+					if string(asked.Challenge.Answer) != "challenge 1" || asked.Challenge.HelloUID != "uid" || asked.Challenge.HelloName != left.Last().Name || asked.Challenge.Fresh != (i == 0) {
+						t.Errorf("proof %d is for %+v", i, asked.Challenge)
+					}
+				}
+				// A name whose evidence was never seen is as good as a new one; what counts is that none is used for two proofs.
+				if len(names) != 3 {
+					t.Errorf("names %v", slices.Sorted(maps.Keys(names)))
+				}
+			})
+		})
+	}
+}
+
+// What cannot be filed is not, and costs no second hello.
+func TestDocumentsThatCannotBeFiled(t *testing.T) {
+	for name, document := range map[string][]byte{"empty": nil, "too large": bytes.Repeat([]byte("x"), attestation.MaxRequestSize)} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			hello, evidence := n.tpm.hello, n.tpm.evidence
+			n.tpm.hello = func(context.Context, provider.Request) ([]byte, string, error) { return document, "", nil }
+			mustFail(t, n.work(), AttestationFailed)
+			n.wantFiled(0, 0)
+			n.later()
+			n.tpm.hello = hello
+			n.tpm.evidence = func(context.Context, provider.Request) ([]byte, error) { return document, nil }
+			mustFail(t, n.work(), AttestationFailed)
+			n.wantFiled(1, 0)
+			n.later()
+			n.tpm.evidence = evidence
+			if err := n.work(); err != nil {
+				t.Fatal(err)
+			}
+			n.wantFiled(1, 1)
+		})
+	}
+}
+
+// A provider that hangs ends with the worker, and the next worker begins where this one was stuck.
+func TestProviderThatHangs(t *testing.T) {
+	for _, round := range []string{"hello", "proof"} {
+		t.Run(round, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			hello, evidence := n.tpm.hello, n.tpm.evidence
+			began := make(chan struct{}, 1)
+			n.tpm.hello = func(ctx context.Context, r provider.Request) ([]byte, string, error) {
+				if round == "hello" {
+					began <- struct{}{}
+					<-ctx.Done()
+					return nil, "", ctx.Err()
+				}
+				return hello(ctx, r)
+			}
+			n.tpm.evidence = func(ctx context.Context, _ provider.Request) ([]byte, error) {
+				began <- struct{}{}
+				<-ctx.Done()
+				return nil, &provider.Error{Class: provider.DeviceFailed, Err: ctx.Err()}
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go func() { ended <- Work(ctx, *n.Options) }()
+			<-began
+			cancel()
+			select {
+			case err := <-ended:
+				mustFail(t, err, map[string]Reason{"hello": AttestationFailed, "proof": TPMError}[round])
+			case <-time.After(time.Minute):
+				t.Fatal("the worker hangs with it")
+			}
+			n.wantState(map[string]Reason{"hello": AttestationFailed, "proof": TPMError}[round], soon)
+			n.wantFiled(map[string]int{"hello": 0, "proof": 1}[round], 0)
+			n.later()
+			n.tpm.hello, n.tpm.evidence = hello, evidence
+			if err := n.work(); err != nil {
+				t.Fatal(err)
+			}
+			n.wantFiled(1, 1)
+			n.wantInstalled()
+		})
+	}
+}
+
+// The deadline that counts is the worker's own: nobody ends its context for it.
+func TestDeadlineReachesTheProvider(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.WorkerDeadline = 4 * time.Second
+	n.tpm.evidence = func(ctx context.Context, _ provider.Request) ([]byte, error) {
+		select {
+		case <-ctx.Done():
+		case <-time.After(time.Minute):
+			t.Error("the deadline passed unnoticed")
+		}
+		return nil, ctx.Err()
+	}
+	mustFail(t, n.work(), AttestationFailed)
+	if pending := n.pending(); pending == nil || len(pending.Requests) != 1 {
+		t.Errorf("pending %+v", pending)
+	}
+}
+
+// A worker that ends while the controller takes its time has failed in nothing: the next one waits on.
+func TestWaitingForTheController(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(n *node)
+		says   string
+		proofs int
+	}{
+		"for a challenge":   {func(n *node) { n.api.hello = func(int, *object) {} }, "has not sent a challenge yet", 0},
+		"for a certificate": {func(n *node) { n.api.proof = func(int, *object) {} }, "has not issued a certificate yet", 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			c.change(n)
+			for range 3 {
+				failure := wantFailure(t, n.work(), WaitingForSigner)
+				last := n.api.filed[len(n.api.filed)-1]
+				if !strings.Contains(failure.Error(), c.says) || !strings.Contains(failure.Error(), last.Name) || !strings.Contains(failure.Error(), last.Spec.SignerName) || !strings.Contains(failure.Hint, last.Name) {
+					t.Errorf("%v (%s)", failure, failure.Hint)
+				}
+				if state := n.wantState(WaitingForSigner, none); state.Failures != 0 {
+					t.Errorf("%d failures", state.Failures)
+				}
+				n.wantFiled(1, c.proofs)
+				if pending := n.pending(); pending == nil || pending.Last().UID != string(last.UID) || pending.Last().Name != last.Name {
+					t.Errorf("pending %+v", pending)
+				}
+			}
+			n.api.mu.Lock()
+			n.api.hello, n.api.proof = challenge, n.issue
+			clear(n.api.decided)
+			n.api.mu.Unlock()
+			if err := n.work(); err != nil {
+				t.Fatal(err)
+			}
+			n.wantFiled(1, 1)
+			n.wantInstalled()
+		})
+	}
+}
+
+// A machine's record pins its EK: what the provider chose is kept if and only if a certificate came of it.
+func TestProviderGetsBackWhatLedToTheLastCertificate(t *testing.T) {
+	n := newNode(t)
+	remember := ""
+	document := n.tpm.hello
+	n.tpm.hello = func(ctx context.Context, r provider.Request) ([]byte, string, error) {
+		data, _, err := document(ctx, r)
+		return data, remember, err
+	}
+	evidence := n.tpm.evidence
+	broken := func(context.Context, provider.Request) ([]byte, error) { return nil, errors.New("broken") }
+	for i, c := range []struct {
+		name     string
+		remember string // what this hello returns
+		change   func()
+		failure  Reason
+		got      string // what this hello gets back
+		kept     string // what is kept after it
+	}{
+		{"the first is denied", "a", func() { n.api.hello = deny("Policy") }, RequestDenied, "", ""},
+		{"its proof is denied", "b", func() { n.api.proof = deny("Policy") }, RequestDenied, "", ""},
+		{"it is of no use", "c", func() { n.api.proof = func(_ int, o *object) { o.Status.Certificate = newCA(t) } }, CertificateUnusable, "", ""},
+		{"it is installed", "d", nil, "", "", "d"},
+		{"the next is denied", "e", func() { n.api.proof = deny("Policy") }, RequestDenied, "d", "d"},
+		{"the provider fails", "f", func() { n.tpm.evidence = broken }, AttestationFailed, "d", "d"},
+		{"the next takes it up", "g", nil, "", "", "f"}, // the hello that is pending had returned f
+		{"another is installed", "h", nil, "", "f", "h"},
+		{"all are deleted", "i", func() { n.api.hello = remove }, RequestFailed, "h", "h"},
+		{"none is needed any more", "", nil, "", "h", ""},
+	} {
+		n.api.mu.Lock()
+		n.api.hello, n.api.proof, n.tpm.evidence = challenge, n.issue, evidence
+		if c.change != nil {
+			c.change()
+		}
+		n.api.mu.Unlock()
+		remember, n.tpm.hellos = c.remember, nil
+		err := n.work()
+		if c.failure != "" {
+			mustFail(t, err, c.failure)
+		} else if err != nil {
+			t.Fatalf("%s: %v", c.name, err)
+		}
+		for _, asked := range n.tpm.hellos {
+			if asked.Remembered != c.got {
+				t.Errorf("%d, %s: it got back %q, want %q", i, c.name, asked.Remembered, c.got)
+			}
+		}
+		if state, err := n.dir.State(); err != nil || state.Remembered != c.kept {
+			t.Errorf("%d, %s: %q is kept, want %q, %v", i, c.name, state.Remembered, c.kept, err)
+		}
+		if c.name == "the next takes it up" && len(n.tpm.hellos) > 0 {
+			t.Errorf("%s: another hello was made", c.name)
+		}
+		n.later()
+	}
+	// A worker that died is noted by the next run.
+	state, err := n.dir.State()
+	if err != nil {
+		t.Fatal(err)
+	}
+	state.Remembered = "z"
+	writeState(t, n.Options, state)
+	lock, err := n.dir.TryLock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Unlock()
+	if err := errors.Join(lock.NameWorker(kubelet), n.recordDeath(lock, n.readState())); err != nil {
+		t.Fatal(err)
+	}
+	if state := n.wantState(WorkerUnavailable, none); state.Remembered != "z" {
+		t.Errorf("%q is kept", state.Remembered)
+	}
+}
+
+// logged is a log that goroutines of client-go may still write to.
+type logged struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *logged) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *logged) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// context returns one whose logger writes all that an operator has a use for, and more, to l.
+func (l *logged) context(t testing.TB) context.Context {
+	t.Helper()
+	return klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(l), textlogger.Verbosity(5))))
+}
+
+// What whoever may annotate a request wrote reaches the provider as it is, and people only as one short line.
+func TestAnswerOfAnySortIsHandedOnAndNeverShown(t *testing.T) {
+	for name, answer := range map[string]string{
+		"control characters": "\x1b]0;owned\a\x1b[2J\r\nlevel=error\u2028\u202e\x00",
+		"256 KiB":            strings.Repeat("A", 256<<10),
+		"not JSON":           "{",
+		"white space":        " ",
+		"format verbs":       "%s%n%!d(MISSING)",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			n.api.hello = func(_ int, o *object) { annotate(o, attestation.AnnotationChallenge, answer) }
+			n.tpm.evidence = func(_ context.Context, r provider.Request) ([]byte, error) {
+				if string(r.Challenge.Answer) != answer {
+					t.Errorf("the provider got %.40q of %d bytes", r.Challenge.Answer, len(r.Challenge.Answer))
+				}
+				return nil, &provider.Error{Class: provider.Stale, Err: errors.New("cannot be read")}
+			}
+			log := &logged{}
+			failure := wantFailure(t, Work(log.context(t), *n.Options), ChallengeUnanswered)
+			n.wantState(ChallengeUnanswered, later)
+			shown := failure.Error() + failure.Hint + log.String()
+			if trimmed := strings.TrimSpace(answer); len(trimmed) > 1 && strings.Contains(shown, trimmed[:min(len(trimmed), 100)]) || len(log.String()) > 8<<10 {
+				t.Errorf("it is shown: %.2000s", shown)
+			}
+		})
+	}
+	// The text of a denial is shown, and of a hello's no less harmlessly than of a proof's.
+	hostile := strings.Repeat("\x1b[2J\n\"\\%s\u202e", 20<<10)
+	for name, change := range map[string]func(*node){
+		"the hello's denial": func(n *node) { n.api.hello = deny(hostile) },
+		"the proof's denial": func(n *node) { n.api.proof = deny(hostile) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			change(n)
+			mustFail(t, n.work(), RequestDenied)
+			n.wantState(RequestDenied, later)
+		})
+	}
+}
+
+// Challenge, key, token and what the provider remembers are nobody's business who reads a log, a state file or an error.
+func TestNothingSecretIsShown(t *testing.T) {
+	n := newNode(t)
+	const secret, token, remembered = "c2VjcmV0LWNoYWxsZW5nZQ", "abc.hunter2hunter2", "remembered-handle"
+	data, err := os.ReadFile(n.bootstrapKubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.bootstrapKubeconfig = writeFile(t, t.TempDir(), "c.conf", strings.ReplaceAll(string(data), "token: abc", "token: "+token))
+	n.api.hello = func(_ int, o *object) { annotate(o, attestation.AnnotationChallenge, secret) }
+	evidence := n.tpm.evidence
+	n.tpm.hello = func(context.Context, provider.Request) ([]byte, string, error) {
+		return []byte("hello"), remembered, nil
+	}
+	n.tpm.evidence = func(ctx context.Context, r provider.Request) ([]byte, error) {
+		switch len(n.tpm.proofs) {
+		case 1:
+			return nil, &provider.Error{Class: provider.Stale, Err: errors.New("cannot be read")}
+		case 2:
+			return nil, &provider.Error{Class: provider.DeviceFailed, Err: errors.New("no answer")}
+		}
+		return evidence(ctx, r)
+	}
+	log := &logged{}
+	ctx := log.context(t)
+	failure := wantFailure(t, Work(ctx, *n.Options), TPMError)
+	left := n.pending()
+	pendingFile, err := os.ReadFile(n.dir.File(cache.PendingFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.time = n.time.Add(time.Minute)
+	if err := Work(ctx, *n.Options); err != nil {
+		t.Fatal(err)
+	}
+	stateFile, err := os.ReadFile(n.dir.File(cache.StateFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(log.String(), "starting over") || !strings.Contains(log.String(), "installed") {
+		t.Fatalf("the log has no trace of it all: %s", log.String())
+	}
+	key := strings.Split(string(left.Key), "\n")[1]
+	for what, text := range map[string]string{"log": log.String(), "error": failure.Error() + failure.Hint, "state": string(stateFile), "pending": string(pendingFile)} {
+		for _, private := range []string{secret, base64Of([]byte(secret)), token, key, base64Of(left.Key), remembered} {
+			// The pending file is where the key is, and the two files are where the provider's own is kept.
+			if strings.Contains(text, private) && (what != "pending" || private != base64Of(left.Key) && private != remembered) && (what != "state" || private != remembered) {
+				t.Errorf("%s holds %q:\n%s", what, private, text)
+			}
+		}
+	}
+}
+
+// A plugin that has just been upgraded finds what the last one left: a request without a hello is seen through as it is.
+func TestPendingFileOfTheEarlierFormat(t *testing.T) {
+	for name, uid := range map[string]string{"posted": "uid", "not posted": ""} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			challenged := n.provider
+			n.provider = fakeProvider{renews: true, signer: "example.com/signer"}
+			n.api.proof = func(int, *object) {}
+			mustFail(t, n.work(), WaitingForSigner)
+			old := n.pending()
+			if uid == "" {
+				n.api.objects, n.api.filed, n.api.posts = nil, nil, nil
+				clear(n.api.decided)
+			}
+			type requestV1 struct {
+				Name    string    `json:"name"`
+				UID     string    `json:"uid,omitempty"`
+				Request []byte    `json:"request"`
+				Filed   time.Time `json:"filed"`
+			}
+			data, err := json.Marshal(struct {
+				Version           int          `json:"version"`
+				Provider          string       `json:"provider"`
+				NodeName          string       `json:"nodeName"`
+				ProviderID        string       `json:"providerID,omitempty"`
+				SignerName        string       `json:"signerName"`
+				ExpirationSeconds *int32       `json:"expirationSeconds,omitempty"`
+				Cluster           cache.Origin `json:"cluster"`
+				Key               []byte       `json:"key"`
+				Requests          []requestV1  `json:"requests"`
+			}{1, old.Provider, old.NodeName, old.ProviderID, old.SignerName, old.ExpirationSeconds, old.Cluster, old.Key,
+				[]requestV1{{old.Last().Name, uid, old.Last().Request, old.Last().Filed}}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			put(t, n.dir, cache.PendingFile, data, 0o600)
+			n.provider = challenged
+			n.api.mu.Lock()
+			n.api.proof = n.issue
+			clear(n.api.decided)
+			n.api.mu.Unlock()
+			if err := n.work(); err != nil {
+				t.Fatal(err)
+			}
+			n.wantFiled(0, 1)
+			n.wantInstalled()
+			if n.api.filed[0].Name != old.Last().Name || len(n.tpm.hellos)+len(n.tpm.proofs) > 0 {
+				t.Errorf("filed %s, want %s; asked for %d hellos and %d proofs", n.api.filed[0].Name, old.Last().Name, len(n.tpm.hellos), len(n.tpm.proofs))
+			}
+			// From here on there are hellos.
+			n.later()
+			if err := n.work(); err != nil {
+				t.Fatal(err)
+			}
+			n.wantFiled(1, 2)
+		})
+	}
+	// Denied for what ends a challenge, it had none: nothing would be better the next time.
+	t.Run("denied as expired", func(t *testing.T) {
+		n := newNode(t)
+		n.provider = fakeProvider{renews: true, signer: "example.com/signer"}
+		n.api.proof = deny(attestation.ReasonExpired)
+		mustFail(t, n.work(), RequestDenied)
+		n.wantFiled(0, 1)
+	})
+}
+
+// A dry run shows the hello that a worker would file, and leaves no trace.
+func TestDryRunShowsTheHello(t *testing.T) {
+	n := newNode(t)
+	writeState(t, n.Options, &cache.State{Remembered: "ek"})
+	before := snapshot(t, n.dir.Path())
+	report, err := DryRun(t.Context(), *n.Options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if report.Request.Spec.SignerName != attestation.HelloSignerName || report.Check != "accepted" || report.Request.Name != n.tpm.hellos[0].Name {
+		t.Errorf("%+v", report)
+	}
+	if got := n.tpm.hellos; len(got) != 1 || got[0].Remembered != "ek" || got[0].Version != "fake/v3" || got[0].SignerName != "example.com/signer" || len(n.tpm.proofs) > 0 {
+		t.Errorf("asked for %+v", got)
+	}
+	if after := snapshot(t, n.dir.Path()); after != before {
+		t.Errorf("it wrote:\n%s\nbefore:\n%s", after, before)
+	}
+}
