@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -26,6 +27,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 )
 
 // TestMain lets all tests that wait for pollInterval wait at once, on machines with few CPUs too.
@@ -317,6 +320,103 @@ func TestWaitSeesWhatBecomesOfTheRequest(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A hello is waited for as a request is, but for what ends it: not a certificate, and not what others did with its name.
+func TestWaitForTheAnswerToAHello(t *testing.T) {
+	t.Parallel()
+	hello := func(uid types.UID, version string, changes ...func(*certificatesv1.CertificateSigningRequest)) *certificatesv1.CertificateSigningRequest {
+		return object(uid, version, func(o *certificatesv1.CertificateSigningRequest) {
+			o.Spec.SignerName = attestation.HelloSignerName
+			for _, change := range changes {
+				change(o)
+			}
+		})
+	}
+	answered := func(o *certificatesv1.CertificateSigningRequest) {
+		o.Annotations = map[string]string{attestation.AnnotationChallenge: "challenge"}
+	}
+	others := func(o *certificatesv1.CertificateSigningRequest) {
+		o.Annotations = map[string]string{"example.com/challenge": "x", attestation.AnnotationChallenge: ""}
+	}
+	unsupported := func(o *certificatesv1.CertificateSigningRequest) {
+		denied(o)
+		o.Annotations = map[string]string{attestation.AnnotationVersions: "x/v1"}
+	}
+	found := hello("ours", "10")
+	for name, c := range map[string]struct {
+		found       *certificatesv1.CertificateSigningRequest // as it is posted or found
+		list, watch answers
+		want        Decision
+		calls       []string
+	}{
+		"answered before": {found: hello("ours", "10", answered), want: Decision{Outcome: Answered, Challenge: "challenge"}},
+		"answered": {
+			watch: answers{watched(event{"MODIFIED", hello("ours", "11", answered)}, staysOpen)},
+			want:  Decision{Outcome: Answered, Challenge: "challenge"}, calls: []string{"watch 10"},
+		},
+		"issued before, then answered": {
+			found: hello("ours", "10", issued),
+			watch: answers{watched(event{"MODIFIED", hello("ours", "11", issued, answered)}, staysOpen)},
+			want:  Decision{Outcome: Answered, Challenge: "challenge"}, calls: []string{"watch 10"},
+		},
+		"issued, annotated by others, then answered": {
+			watch: answers{watched(event{"MODIFIED", hello("ours", "11", issued)}, event{"MODIFIED", hello("ours", "12", issued, others)}, event{"MODIFIED", hello("ours", "13", answered)}, staysOpen)},
+			want:  Decision{Outcome: Answered, Challenge: "challenge"}, calls: []string{"watch 10"},
+		},
+		"another is answered, then it is": {
+			watch: answers{watched(event{"MODIFIED", hello("another", "11", answered)}, event{"DELETED", hello("another", "12", answered)}, event{"MODIFIED", hello("ours", "13", denied)}, staysOpen)},
+			want:  Decision{Outcome: Denied, Reason: "No", Message: "no"}, calls: []string{"watch 10"},
+		},
+		"denied for its version": {
+			watch: answers{watched(event{"MODIFIED", hello("ours", "11", unsupported)}, staysOpen)},
+			want:  Decision{Outcome: Denied, Reason: "No", Message: "no", Versions: "x/v1"}, calls: []string{"watch 10"},
+		},
+		"issued, and deleted": {
+			watch: answers{watched(event{"DELETED", hello("ours", "11", issued)}, staysOpen)},
+			want:  Decision{Outcome: Deleted}, calls: []string{"watch 10"},
+		},
+		"answered while nobody watched": {
+			watch: answers{watched()}, list: answers{lists(hello("another", "11", denied), hello("ours", "12", issued, answered))},
+			want: Decision{Outcome: Answered, Challenge: "challenge"}, calls: []string{"watch 10", "list"},
+		},
+		"issued while nobody watched": {
+			watch: answers{watched(), watched(event{"MODIFIED", hello("ours", "12", answered)}, staysOpen)}, list: answers{lists(hello("ours", "11", issued))},
+			want: Decision{Outcome: Answered, Challenge: "challenge"}, calls: []string{"watch 10", "list", "watch 11"},
+		},
+		"deleted while nobody watched": {
+			watch: answers{watched()}, list: answers{lists(hello("another", "11", answered))},
+			want: Decision{Outcome: Deleted}, calls: []string{"watch 10", "list"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if c.found == nil {
+				c.found = found
+			}
+			server := &api{list: c.list, watch: c.watch}
+			client := server.start(t)
+			ctx, cancel := context.WithTimeout(t.Context(), 5*pollInterval)
+			defer cancel()
+			got, err := client.Wait(ctx, c.found, ClassifyHello)
+			if err != nil || !reflect.DeepEqual(got, c.want) {
+				t.Errorf("got %+v, %v, want %+v", got, err, c.want)
+			}
+			if calls := server.made(t); !slices.Equal(calls, c.calls) {
+				t.Errorf("calls %q, want %q", calls, c.calls)
+			}
+		})
+	}
+	t.Run("never", func(t *testing.T) {
+		t.Parallel()
+		server := &api{watch: answers{watched(event{"MODIFIED", hello("ours", "11", issued, others)}, staysOpen)}}
+		client := server.start(t)
+		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		defer cancel()
+		if got, err := client.Wait(ctx, found, ClassifyHello); !errors.Is(err, context.DeadlineExceeded) || got.Outcome != 0 {
+			t.Errorf("got %+v, %v", got, err)
+		}
+	})
 }
 
 func TestWaitGivesUpOnARefusal(t *testing.T) {

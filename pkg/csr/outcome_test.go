@@ -9,6 +9,7 @@ import (
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"math/big"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -17,6 +18,8 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 )
 
 // condition of a request; a message makes it recognisable.
@@ -61,6 +64,60 @@ func TestClassify(t *testing.T) {
 	}
 }
 
+// A hello ends with its challenge or with a refusal. Whoever approves or signs one has not answered it.
+func TestClassifyHello(t *testing.T) {
+	const yes, no = corev1.ConditionTrue, corev1.ConditionFalse
+	approved := condition(certificatesv1.CertificateApproved, yes, "A", "approved")
+	denied := condition(certificatesv1.CertificateDenied, yes, "D", "denied")
+	failed := condition(certificatesv1.CertificateFailed, yes, "F", "failed")
+	hostile := "\x1b[2J\n\x00" + strings.Repeat("x", 256<<10)
+	type conditions = []certificatesv1.CertificateSigningRequestCondition
+	type annotations = map[string]string
+	const challenge, versions = attestation.AnnotationChallenge, attestation.AnnotationVersions
+	for name, c := range map[string]struct {
+		conditions  conditions
+		certificate string
+		annotations annotations
+		want        Decision
+	}{
+		"nothing yet":                     {nil, "", nil, Decision{Outcome: Pending}},
+		"approved":                        {conditions{approved}, "", nil, Decision{Outcome: Pending}},
+		"issued":                          {nil, "PEM", nil, Decision{Outcome: Pending}},
+		"approved, issued":                {conditions{approved}, "PEM", nil, Decision{Outcome: Pending}},
+		"answered":                        {nil, "", annotations{challenge: "c"}, Decision{Outcome: Answered, Challenge: "c"}},
+		"answered, approved, issued":      {conditions{approved}, "PEM", annotations{challenge: "c"}, Decision{Outcome: Answered, Challenge: "c"}},
+		"answered with nothing":           {nil, "", annotations{challenge: ""}, Decision{Outcome: Pending}},
+		"answered with nothing, issued":   {nil, "PEM", annotations{challenge: ""}, Decision{Outcome: Pending}},
+		"answered with white space":       {nil, "", annotations{challenge: " "}, Decision{Outcome: Answered, Challenge: " "}},
+		"answered by a peer":              {nil, "", annotations{challenge: hostile}, Decision{Outcome: Answered, Challenge: hostile}},
+		"answered with versions":          {nil, "", annotations{challenge: "c", versions: "x/v1"}, Decision{Outcome: Answered, Challenge: "c"}},
+		"versions, and not denied":        {nil, "", annotations{versions: "x/v1"}, Decision{Outcome: Pending}},
+		"annotations of others":           {nil, "", annotations{"x/challenge": "c", attestation.AnnotationEK: "e", strings.ToUpper(challenge): "c"}, Decision{Outcome: Pending}},
+		"denied":                          {conditions{denied}, "", nil, Decision{Outcome: Denied, Reason: "D", Message: "denied"}},
+		"denied, answered":                {conditions{denied}, "", annotations{challenge: "c"}, Decision{Outcome: Denied, Reason: "D", Message: "denied"}},
+		"denied, answered, issued":        {conditions{approved, denied}, "PEM", annotations{challenge: "c"}, Decision{Outcome: Denied, Reason: "D", Message: "denied"}},
+		"denied with versions":            {conditions{denied}, "", annotations{versions: "x/v2,x/v1"}, Decision{Outcome: Denied, Reason: "D", Message: "denied", Versions: "x/v2,x/v1"}},
+		"denied with a peer's versions":   {conditions{denied}, "", annotations{versions: hostile}, Decision{Outcome: Denied, Reason: "D", Message: "denied", Versions: hostile}},
+		"failed":                          {conditions{failed}, "", nil, Decision{Outcome: Failed, Reason: "F", Message: "failed"}},
+		"failed, answered, with versions": {conditions{failed}, "", annotations{challenge: "c", versions: "x/v1"}, Decision{Outcome: Failed, Reason: "F", Message: "failed"}},
+		"not denied, answered":            {conditions{condition(certificatesv1.CertificateDenied, no, "D", "")}, "", annotations{challenge: "c"}, Decision{Outcome: Answered, Challenge: "c"}},
+		"a condition of others, answered": {conditions{condition("Acme", yes, "X", "")}, "", annotations{challenge: "c"}, Decision{Outcome: Answered, Challenge: "c"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			object := &certificatesv1.CertificateSigningRequest{Status: certificatesv1.CertificateSigningRequestStatus{Conditions: c.conditions, Certificate: []byte(c.certificate)}}
+			object.Annotations = c.annotations
+			if got := ClassifyHello(object); !reflect.DeepEqual(got, c.want) {
+				t.Errorf("got %.300v, want %.300v", got, c.want)
+			}
+			// A proof's annotations say nothing.
+			object.Status = certificatesv1.CertificateSigningRequestStatus{}
+			if got := Classify(object); !reflect.DeepEqual(got, Decision{Outcome: Pending}) {
+				t.Errorf("a proof is %.300v", got)
+			}
+		})
+	}
+}
+
 // What an approver wrote ends up in a root shell's terminal and in logs.
 func TestTextOfAPeerIsMadeHarmless(t *testing.T) {
 	for name, text := range map[string]string{
@@ -81,6 +138,9 @@ func TestTextOfAPeerIsMadeHarmless(t *testing.T) {
 				object := &certificatesv1.CertificateSigningRequest{}
 				object.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{condition(kind, corev1.ConditionTrue, text, text)}
 				d := Classify(object)
+				if hello := ClassifyHello(object); !reflect.DeepEqual(hello, d) {
+					t.Errorf("a hello's is %.100q: %.100q", hello.Reason, hello.Message)
+				}
 				for field, got := range map[string]string{"reason": d.Reason, "message": d.Message} {
 					if !utf8.ValidString(got) || strings.ContainsFunc(got, func(r rune) bool { return !unicode.IsPrint(r) }) {
 						t.Errorf("%s of %s is not printable: %q", field, kind, got)
