@@ -18,6 +18,7 @@ import (
 	"math/big"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"syscall"
 	"testing"
@@ -394,6 +395,112 @@ func TestRecordsAreReadBackAndDamagedOnesAreNot(t *testing.T) {
 	}
 	if err := errors.Join(lock.ForgetPending(), lock.ForgetPending()); err != nil {
 		t.Errorf("forgetting twice: %v", err)
+	}
+}
+
+// What the two rounds add to the records is read back, and what they do not need is not written: an older release could not read it.
+func TestRecordsOfTwoRounds(t *testing.T) {
+	d, lock := lockedDir(t)
+	hello := PendingRequest{Name: "node-csr-a", Hello: true, UID: "uid", Request: []byte("hello"), Filed: noon}
+	proof := PendingRequest{Name: "node-csr-b", Request: []byte("proof"), Filed: noon.Add(time.Second)}
+	one := func(requests ...PendingRequest) *Pending {
+		return &Pending{
+			Version: recordVersion, Provider: "tpm", NodeName: "a", SignerName: "x.y/z", Cluster: Origin{Server: "https://a"}, Key: []byte("k"),
+			AttestationVersion: "tpm/v1", Remember: "ecc-p256", Requests: requests,
+		}
+	}
+	for _, want := range []*Pending{one(hello), one(hello, proof)} {
+		if err := lock.SetPending(want); err != nil {
+			t.Fatal(err)
+		}
+		got, err := d.Pending()
+		if err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("read %+v, wrote %+v, %v", got, want, err)
+		}
+		if last := got.Last(); !reflect.DeepEqual(*last, want.Requests[len(want.Requests)-1]) {
+			t.Errorf("the last is %+v", last)
+		}
+		got.Last().UID = "later" // what is noted there is noted in the record
+		if got.Requests[len(got.Requests)-1].UID != "later" {
+			t.Error("Last returns a copy")
+		}
+	}
+	state := &State{Version: recordVersion, Remembered: "ecc-p256"}
+	if err := lock.SetState(state); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := d.State(); err != nil || !reflect.DeepEqual(got, state) {
+		t.Errorf("read %+v, wrote %+v, %v", got, state, err)
+	}
+	plain := one(proof)
+	plain.AttestationVersion, plain.Remember = "", ""
+	if err := errors.Join(lock.SetPending(plain), lock.SetState(&State{})); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{PendingFile, StateFile} {
+		data, _, err := d.Read(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, field := range []string{"attestationVersion", "remember", "hello"} {
+			if strings.Contains(string(data), `"`+field) {
+				t.Errorf("%s holds %s: %s", name, field, data)
+			}
+		}
+	}
+}
+
+func TestPendingFileOfTheEarlierFormatIsRead(t *testing.T) {
+	p, err := ParsePending([]byte(`{"version":1,"provider":"p","nodeName":"n","signerName":"s","cluster":{"server":"https://x"},"key":"AA==",` +
+		`"requests":[{"name":"c","uid":"u","request":"AA==","filed":"2026-11-20T12:00:00Z"}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p.Last().Hello || p.Last().UID != "u" || p.AttestationVersion != "" || p.Remember != "" {
+		t.Errorf("read %+v", p)
+	}
+}
+
+// Each of the requests has to be whole: a worker would file it, or prove with it.
+func TestPendingFileWithHalfARequestIsDamaged(t *testing.T) {
+	const hello, proof = `{"name":"a","hello":true,"request":"AA=="}`, `{"name":"b","request":"AA=="}`
+	for name, c := range map[string]struct {
+		requests string
+		damaged  bool
+	}{
+		"a hello":                  {hello, false},
+		"a hello and a proof":      {hello + "," + proof, false},
+		"none":                     {"", true},
+		"a hello without a name":   {`{"hello":true,"request":"AA=="}`, true},
+		"a hello without bytes":    {`{"name":"a","hello":true},` + proof, true},
+		"a proof without a name":   {hello + `,{"request":"AA=="}`, true},
+		"a proof without bytes":    {hello + `,{"name":"b","request":""}`, true},
+		"an empty one":             {hello + ",{}", true},
+		"no request at all":        {hello + ",null", true},
+		"a hello that is a string": {`{"name":"a","hello":"true","request":"AA=="}`, true},
+		"a field to come":          {`{"name":"a","hello":true,"round":3,"request":"AA=="}`, true},
+	} {
+		p, err := ParsePending([]byte(`{"version":1,"provider":"p","nodeName":"n","signerName":"s","cluster":{"server":"https://x"},"key":"AA==",` +
+			`"attestationVersion":"p/v1","requests":[` + c.requests + `]}`))
+		if (err != nil) != c.damaged || (p == nil) != c.damaged {
+			t.Errorf("%s: %+v, %v", name, p, err)
+		}
+	}
+}
+
+// Two requests as large as they may be, twice base64, still make a file that is read again.
+func TestLargestRecordIsReadBack(t *testing.T) {
+	d, lock := lockedDir(t)
+	large := bytes.Repeat([]byte("x"), 128<<10) // attestation.MaxRequestSize
+	pending := &Pending{
+		Provider: "tpm", NodeName: "a", SignerName: "x.y/z", Cluster: Origin{Server: "https://a", CertificateAuthorityData: large}, Key: []byte("k"),
+		Requests: []PendingRequest{{Name: "a", Hello: true, Request: large}, {Name: "b", Request: large}},
+	}
+	if err := lock.SetPending(pending); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := d.Pending(); err != nil || !bytes.Equal(got.Last().Request, large) {
+		t.Error(err)
 	}
 }
 
