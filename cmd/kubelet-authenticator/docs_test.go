@@ -22,28 +22,32 @@ func readFile(t *testing.T, path string) string {
 	return string(data)
 }
 
-// What the README says is shown by a test is shown by a test.
-func TestReadmeNamesTestsThatExist(t *testing.T) {
-	tests := map[string]bool{}
+// What the documents say is shown by a test has such a test: `TestX`, or `TestX/row` where the row is named in the test files of a package
+// that has TestX.
+func TestDocumentsNameTestsThatExist(t *testing.T) {
+	packages := map[string]string{} // the test files of each
 	err := filepath.WalkDir("../..", func(path string, _ os.DirEntry, err error) error {
-		if err != nil || !strings.HasSuffix(path, "_test.go") {
-			return err
+		if err == nil && strings.HasSuffix(path, "_test.go") {
+			packages[filepath.Dir(path)] += readFile(t, path)
 		}
-		for _, m := range regexp.MustCompile(`(?m)^func (Test\w+)\(`).FindAllStringSubmatch(readFile(t, path), -1) {
-			tests[m[1]] = true
-		}
-		return nil
+		return err
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	named := regexp.MustCompile("`(Test\\w+)`").FindAllStringSubmatch(readFile(t, "../../README.md"), -1)
-	if len(named) < 10 {
-		t.Fatalf("only %d tests are named", len(named))
-	}
-	for _, m := range named {
-		if !tests[m[1]] {
-			t.Errorf("there is no %s", m[1])
+	for document, least := range map[string]int{"README.md": 10, "docs/threat-model.md": 40} {
+		named := regexp.MustCompile("`(Test\\w+)(?:/([^`]+))?`").FindAllStringSubmatch(readFile(t, "../../"+document), -1)
+		if len(named) < least {
+			t.Errorf("%s: only %d tests are named", document, len(named))
+		}
+		for _, m := range named {
+			found := false
+			for _, source := range packages {
+				found = found || strings.Contains(source, "\nfunc "+m[1]+"(") && (m[2] == "" || strings.Contains(source, `"`+m[2]+`"`))
+			}
+			if !found {
+				t.Errorf("%s: there is no %s", document, strings.Trim(m[0], "`"))
+			}
 		}
 	}
 }
