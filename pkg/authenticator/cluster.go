@@ -3,10 +3,13 @@
 package authenticator
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net/url"
+	"strings"
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -26,6 +29,15 @@ type access struct {
 	credential string
 	// own is set when it is the node's own certificate.
 	own bool
+}
+
+// requester tells credentials apart: both rounds have to go under one, since the controller compares who asked. It is a hash.
+func (a access) requester() string {
+	if a.own {
+		return "node" // whichever certificate it is, the name in it is the node's
+	}
+	sum := sha256.Sum256([]byte(strings.Join([]string{a.config.BearerToken, a.config.BearerTokenFile, string(a.config.CertData)}, "\x00")))
+	return hex.EncodeToString(sum[:])
 }
 
 // access shows the node's own certificate where that may ask for the next one, else the bootstrap credential.

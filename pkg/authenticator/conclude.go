@@ -25,7 +25,7 @@ func (w *worker) conclude(decision csr.Decision, pending *cache.Pending) error {
 		w.spent = false
 		return err
 	}
-	w.installed, w.remember = pair, pending.Remember
+	w.installed, w.remember, w.learned = pair, pending.Remember, true
 	w.log.Info("installed", "node", pending.NodeName, "notAfter", pair.Leaf.NotAfter)
 	return nil
 }

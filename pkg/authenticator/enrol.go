@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -66,17 +67,31 @@ func (w *worker) resume(s standing, to access) (*cache.Pending, error) {
 		return nil, err
 	}
 	key, err := csr.ParseKey(pending.Key)
+	if err == nil && s.pair != nil && cache.SameKey(s.pair.Leaf, key.Public()) {
+		// A crash between installing and forgetting leaves a request behind that has been served.
+		w.remember, w.learned = pending.Remember, true
+		return nil, w.lock.ForgetPending()
+	}
 	wanted := err == nil && pending.Provider == w.provider.Name() && pending.NodeName == s.node &&
 		(w.providerID == "" || pending.ProviderID == w.providerID) &&
 		pending.SignerName == w.signerName && equal(pending.ExpirationSeconds, w.expirationSeconds) &&
-		pending.Cluster.SameCluster(to.cluster)
-	// A crash between installing and forgetting leaves a request behind that has been served.
-	served := err == nil && s.pair != nil && cache.SameKey(s.pair.Leaf, key.Public())
-	if wanted && !served {
+		pending.Cluster.SameCluster(to.cluster) && w.canFollow(pending, to)
+	if wanted {
 		w.log.Info("taking up the pending request", "request", pending.Last().Name)
 		return pending, nil
 	}
 	return nil, w.lock.ForgetPending()
+}
+
+// canFollow reports whether what is still to be filed can follow what has been: a proof goes with the hello's credential, in the
+// hello's version.
+func (w *worker) canFollow(pending *cache.Pending, to access) bool {
+	last := pending.Last()
+	if !last.Hello && (len(pending.Requests) == 1 || last.UID != "") {
+		return true // all is filed, or there is one round
+	}
+	challenger, ok := w.provider.(provider.Challenger)
+	return ok && pending.Requester == to.requester() && slices.Contains(challenger.Versions(), attestation.Version(pending.AttestationVersion))
 }
 
 func equal(a, b *int32) bool { return a == b || a != nil && b != nil && *a == *b }
@@ -168,8 +183,17 @@ func (w *worker) failureOf(ctx context.Context, client *csr.Client, request *cer
 		return fmt.Errorf("%w: %w", errRejected, err)
 	}
 	failure := apiFailure(err, to.credential)
-	if failure.Reason == APIRefused && pending.Last().UID == "" {
-		w.spent = w.neverCreated(ctx, client, pending)
+	if failure.Reason != APIRefused || pending.Last().UID != "" || !w.neverCreated(ctx, client, pending) {
+		return failure
+	}
+	if len(pending.Requests) == 1 {
+		w.spent = true
+		return failure
+	}
+	// The hello is as good as before: another proof may follow it.
+	pending.Requests = pending.Requests[:1]
+	if err := w.lock.SetPending(pending); err != nil {
+		return err
 	}
 	return failure
 }
@@ -191,7 +215,7 @@ func (w *worker) startOver(decision csr.Decision, err error, pending *cache.Pend
 	case errors.As(err, &stale) && stale.Class == provider.Stale:
 		return &Failure{ChallengeUnanswered, stale.Hint, fmt.Errorf("CertificateSigningRequest %s: %w", last.Name, err)}
 	case err != nil:
-		return nil
+		return nil //nolint:nilerr // another would fail likewise; the caller has the error
 	case decision.Outcome == csr.Deleted:
 		return &Failure{RequestFailed, "find who deletes CertificateSigningRequests",
 			fmt.Errorf("CertificateSigningRequest %s: deleted, like those before it", last.Name)}
@@ -211,7 +235,7 @@ func (w *worker) negotiate(decision csr.Decision, pending *cache.Pending) *Failu
 	challenger, ok := w.provider.(provider.Challenger)
 	served, err := attestation.ParseVersions(decision.Versions)
 	if !ok || err != nil {
-		return nil
+		return nil //nolint:nilerr // check says that there is no common version
 	}
 	w.tried = append(w.tried, attestation.Version(pending.AttestationVersion))
 	next := challenger.Versions().Common(served, w.tried...)

@@ -21,6 +21,9 @@ func (w *worker) prepare(ctx context.Context, s standing, to access) (*cache.Pen
 	if err != nil {
 		return nil, err
 	}
+	if pending.Last().Hello {
+		pending.Requester = to.requester()
+	}
 	w.enter(StepSave)
 	return pending, w.lock.SetPending(pending)
 }
@@ -36,7 +39,7 @@ func (w *worker) prove(ctx context.Context, pending *cache.Pending, answer strin
 	hello := *pending.Last()
 	content, err := attestation.Parse(hello.Request)
 	if err != nil {
-		return err
+		return &provider.Error{Class: provider.Stale, Err: err}
 	}
 	request := evidenceFor(pending, content.PKCS10, key.Public())
 	request.Challenge = &provider.Challenge{

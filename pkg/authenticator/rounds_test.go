@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net/http"
 	"os"
@@ -76,6 +77,8 @@ type controller struct {
 	registry
 	// hello and proof decide on the nth hello and proof, n from 1. Whoever sets a deletion timestamp has deleted it.
 	hello, proof func(n int, o *object)
+	// refuse is set if the nth post is to be refused, n from 1 (403).
+	refuse func(n int) bool
 	// lose is set if the answer to the nth post is to be lost, n from 1.
 	lose func(n int) bool
 	// stalled is called a while after a request has been watched that nothing has become of.
@@ -88,6 +91,12 @@ type controller struct {
 func (c *controller) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 	if request.URL.Query().Get("watch") != "" {
 		c.watched(w, request)
+		return
+	}
+	if request.Method == http.MethodPost && c.refuse != nil && c.refuse(len(c.posts)+1) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusForbidden)
+		_, _ = io.WriteString(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","message":"no","code":403}`)
 		return
 	}
 	c.registry.ServeHTTP(w, request)
@@ -1066,6 +1075,85 @@ func TestProviderGetsBackWhatLedToTheLastCertificate(t *testing.T) {
 	}
 	if state := n.wantState(WorkerUnavailable, none); state.Remembered != "z" {
 		t.Errorf("%q is kept", state.Remembered)
+	}
+}
+
+// The controller compares who asked: a hello that was filed with another credential is of no use.
+func TestBothRoundsGoUnderOneCredential(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		change func(*testing.T, *node)
+		hellos int
+	}{
+		{"the same", func(*testing.T, *node) {}, 1},
+		{"another token", func(t *testing.T, n *node) {
+			data, err := os.ReadFile(n.bootstrapKubeconfig)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(n.bootstrapKubeconfig, bytes.Replace(data, []byte("token: abc"), []byte("token: abd"), 1), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}, 2},
+		{"a version that is not accepted any more", func(_ *testing.T, n *node) { n.tpm.versions = attestation.Versions{"fake/v2"} }, 2},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			n := newNode(t)
+			n.api.hello = func(int, *object) {}
+			mustFail(t, n.work(), WaitingForSigner)
+			c.change(t, n)
+			n.api.mu.Lock()
+			n.api.hello, n.api.decided = challenge, map[string]bool{}
+			n.api.mu.Unlock()
+			if err := n.work(); err != nil {
+				t.Fatal(err)
+			}
+			n.wantFiled(c.hellos, 1)
+			n.wantInstalled()
+		})
+	}
+}
+
+// A proof that is refused outright leaves the hello as good as it was: no object is filed anew each time.
+func TestProofThatIsRefusedKeepsTheHello(t *testing.T) {
+	n := newNode(t)
+	n.api.refuse = func(n int) bool { return n > 1 }
+	for range 3 {
+		mustFail(t, n.work(), APIRefused)
+		if pending := n.pending(); len(pending.Requests) != 1 || !pending.Last().Hello {
+			t.Fatalf("pending: %d requests", len(pending.Requests))
+		}
+		n.time = n.time.Add(time.Minute)
+	}
+	n.api.refuse = nil
+	if err := n.work(); err != nil {
+		t.Fatal(err)
+	}
+	n.wantFiled(1, 1)
+	n.wantInstalled()
+}
+
+// What the provider wants back is not lost with a worker that installed the certificate and came no further.
+func TestKilledAfterInstallingStillRemembers(t *testing.T) {
+	for _, step := range []Step{StepRecord, StepForget} {
+		n := newNode(t)
+		for nth := 0; ; nth++ {
+			n = newNode(t)
+			killed, err := n.workUntil(nth)
+			if err != nil || killed == "" {
+				t.Fatalf("never came to %s: %v", step, err)
+			}
+			if killed == step {
+				break
+			}
+		}
+		if err := n.work(); err != nil {
+			t.Fatal(err)
+		}
+		if state, err := n.dir.State(); err != nil || state.Remembered != "ek" {
+			t.Errorf("killed before %s: %q is kept, %v", step, state.Remembered, err)
+		}
+		n.wantFiled(1, 1)
 	}
 }
 

@@ -28,6 +28,8 @@ type Pending struct {
 	ExpirationSeconds *int32 `json:"expirationSeconds,omitempty"`
 	// Cluster is where the requests were filed.
 	Cluster Origin `json:"cluster"`
+	// Requester tells whose credential the hello was filed with, without giving it away. The proof has to go with the same.
+	Requester string `json:"requester,omitempty"`
 	// Key is the private key in PEM. It is never logged.
 	Key []byte `json:"key"`
 	// AttestationVersion is that of the hello's document, and Remember what its provider wants back next time if a certificate comes of it. Empty
