@@ -69,9 +69,9 @@ func lastFailure(last *cache.Result, wait time.Duration) error {
 // failed notes a failure in state, and how long to wait after it. Failures of another kind start their count anew. While a certificate
 // is held, half of what remains of it, to notAfter, may pass at most: there has to be another attempt.
 func failed(state *cache.State, result *cache.Result, notAfter, now time.Time) {
-	kind, before := Reason(result.Reason).info().backOff, none
+	kind, before := backOffAfter(result), none
 	if state.Last != nil {
-		before = Reason(state.Last.Reason).info().backOff
+		before = backOffAfter(state.Last)
 	}
 	// A request that is pending says that what went wrong before it was created goes right again.
 	if kind != before && before != none && (kind != none || before == soon) {
@@ -87,6 +87,14 @@ func failed(state *cache.State, result *cache.Result, notAfter, now time.Time) {
 		pause = min(pause, max(laterFirst, remains/2))
 	}
 	state.NextAttempt = now.Add(pause)
+}
+
+// backOffAfter is the back-off of the reason, but a request that was given up is one that came to nothing.
+func backOffAfter(result *cache.Result) backOff {
+	if kind := Reason(result.Reason).info().backOff; kind != soon || !result.Wasted {
+		return kind
+	}
+	return later
 }
 
 // hastyWithin is how soon after a certificate was issued the next one counts as hasty.

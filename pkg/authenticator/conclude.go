@@ -21,13 +21,31 @@ func (w *worker) conclude(decision csr.Decision, pending *cache.Pending) error {
 		return err
 	}
 	w.enter(StepInstall)
+	if err := w.remember(pending); err != nil {
+		w.spent = false
+		return err
+	}
 	if err := w.lock.Install(pair); err != nil {
 		w.spent = false
 		return err
 	}
-	w.installed, w.remember, w.learned = pair, pending.Remember, true
+	w.installed = pair
 	w.log.Info("installed", "node", pending.NodeName, "notAfter", pair.Leaf.NotAfter)
 	return nil
+}
+
+// remember notes what the provider wants back next time, before the certificate is installed: whoever issued it has pinned that, and
+// a kill in between must not lose it.
+func (w *worker) remember(pending *cache.Pending) error {
+	state := w.readState()
+	if state.Remembered[pending.Provider] == pending.Remember {
+		return nil
+	}
+	if state.Remembered == nil {
+		state.Remembered = map[string]string{}
+	}
+	state.Remembered[pending.Provider] = pending.Remember
+	return w.lock.SetState(state)
 }
 
 // check turns a decision into a certificate that may be installed, or says why not.

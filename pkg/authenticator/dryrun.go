@@ -33,8 +33,8 @@ type Report struct {
 	Failure *Failure
 }
 
-// DryRun builds a request and has the API server check it, where one can be reached. It writes no file and creates no
-// object. The error is a *Failure for what a run could not do either, whatever the API server says.
+// DryRun builds a request and has the API server check it, where one can be reached. It writes no file but the
+// provider's lock, and creates no object. The error is a *Failure for what a run could not do either, whatever the API server says.
 func DryRun(ctx context.Context, o Options) (*Report, error) {
 	if o.invalid != nil {
 		return nil, o.invalid
@@ -46,7 +46,7 @@ func DryRun(ctx context.Context, o Options) (*Report, error) {
 	report := &Report{NodeName: s.node, Provider: o.provider.Name()}
 	o.describe(s, report)
 
-	pending, key, err := o.build(ctx, s.node, cache.Origin{}, "", o.readState().Remembered)
+	pending, key, err := o.build(ctx, s.node, cache.Origin{}, "", o.readState().Remembered[o.provider.Name()])
 	if err != nil {
 		return nil, AsFailure(err)
 	}

@@ -49,6 +49,7 @@ func (w *worker) enrol(ctx context.Context, s standing, to access) error {
 			}
 			return w.conclude(decision, pending)
 		}
+		w.result.Wasted = true
 		w.log.Info("starting over", "request", w.result.Request, "cause", again.Error())
 		if err := w.lock.ForgetPending(); err != nil {
 			return err
@@ -69,7 +70,6 @@ func (w *worker) resume(s standing, to access) (*cache.Pending, error) {
 	key, err := csr.ParseKey(pending.Key)
 	if err == nil && s.pair != nil && cache.SameKey(s.pair.Leaf, key.Public()) {
 		// A crash between installing and forgetting leaves a request behind that has been served.
-		w.remember, w.learned = pending.Remember, true
 		return nil, w.lock.ForgetPending()
 	}
 	wanted := err == nil && pending.Provider == w.provider.Name() && pending.NodeName == s.node &&
@@ -156,6 +156,14 @@ func signerOf(pending *cache.Pending) string {
 	return pending.SignerName
 }
 
+// answerTo says what is waited for.
+func answerTo(request *cache.PendingRequest) string {
+	if request.Hello {
+		return "sent a challenge"
+	}
+	return "issued a certificate"
+}
+
 // wait watches the request until it is answered or decided.
 func (w *worker) wait(ctx context.Context, client *csr.Client, request *certificatesv1.CertificateSigningRequest, pending *cache.Pending) (csr.Decision, error) {
 	if pending.Last().Hello {
@@ -173,12 +181,8 @@ func (w *worker) failureOf(ctx context.Context, client *csr.Client, request *cer
 	case errors.As(err, &write):
 		return err
 	case request != nil && ctx.Err() != nil:
-		what := "has not issued a certificate yet"
-		if pending.Last().Hello {
-			what = "has not sent a challenge yet"
-		}
 		return &Failure{WaitingForSigner, "see: kubectl describe csr " + request.Name,
-			fmt.Errorf("CertificateSigningRequest %s: signer %s %s", request.Name, signerOf(pending), what)}
+			fmt.Errorf("CertificateSigningRequest %s: signer %s has not %s yet", request.Name, signerOf(pending), answerTo(pending.Last()))}
 	case to.own && apierrors.IsUnauthorized(err):
 		return fmt.Errorf("%w: %w", errRejected, err)
 	}

@@ -18,7 +18,7 @@ type Identity struct {
 	Device any `json:"device"`
 }
 
-// Identify finds out what this machine is. It needs no API server and writes nothing.
+// Identify finds out what this machine is. It needs no API server, and writes nothing but the provider's lock.
 func Identify(ctx context.Context, o Options) (*Identity, error) {
 	inspector, err := o.inspector()
 	if err != nil {

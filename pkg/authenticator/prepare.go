@@ -17,7 +17,7 @@ import (
 // prepare makes a key and the first request, and writes both down before anybody hears of them.
 func (w *worker) prepare(ctx context.Context, s standing, to access) (*cache.Pending, error) {
 	w.enter(StepPrepare)
-	pending, _, err := w.build(ctx, s.node, to.cluster, w.version, w.readState().Remembered)
+	pending, _, err := w.build(ctx, s.node, to.cluster, w.version, w.readState().Remembered[w.provider.Name()])
 	if err != nil {
 		return nil, err
 	}

@@ -275,6 +275,15 @@ func (n *node) pending() *cache.Pending {
 	return pending
 }
 
+// pendingFile is pending for whoever may not fail.
+func (n *node) pendingFile() *cache.Pending {
+	pending, err := n.dir.Pending()
+	if err != nil {
+		return nil
+	}
+	return pending
+}
+
 // wantFiled checks how many hellos and proofs there are, that each has a name of its own, and that each name was posted once.
 func (n *node) wantFiled(hellos, proofs int) {
 	n.t.Helper()
@@ -1050,8 +1059,8 @@ func TestProviderGetsBackWhatLedToTheLastCertificate(t *testing.T) {
 				t.Errorf("%d, %s: it got back %q, want %q", i, c.name, asked.Remembered, c.got)
 			}
 		}
-		if state, err := n.dir.State(); err != nil || state.Remembered != c.kept {
-			t.Errorf("%d, %s: %q is kept, want %q, %v", i, c.name, state.Remembered, c.kept, err)
+		if state, err := n.dir.State(); err != nil || state.Remembered["fake"] != c.kept {
+			t.Errorf("%d, %s: %q is kept, want %q, %v", i, c.name, state.Remembered["fake"], c.kept, err)
 		}
 		if c.name == "the next takes it up" && len(n.tpm.hellos) > 0 {
 			t.Errorf("%s: another hello was made", c.name)
@@ -1063,7 +1072,7 @@ func TestProviderGetsBackWhatLedToTheLastCertificate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	state.Remembered = "z"
+	state.Remembered = map[string]string{"fake": "z"}
 	writeState(t, n.Options, state)
 	lock, err := n.dir.TryLock()
 	if err != nil {
@@ -1073,7 +1082,7 @@ func TestProviderGetsBackWhatLedToTheLastCertificate(t *testing.T) {
 	if err := errors.Join(lock.NameWorker(kubelet), n.recordDeath(lock, n.readState())); err != nil {
 		t.Fatal(err)
 	}
-	if state := n.wantState(WorkerUnavailable, none); state.Remembered != "z" {
+	if state := n.wantState(WorkerUnavailable, none); state.Remembered["fake"] != "z" {
 		t.Errorf("%q is kept", state.Remembered)
 	}
 }
@@ -1133,10 +1142,11 @@ func TestProofThatIsRefusedKeepsTheHello(t *testing.T) {
 	n.wantInstalled()
 }
 
-// What the provider wants back is not lost with a worker that installed the certificate and came no further.
+// What the provider wants back is not lost with a worker that installed the certificate and came no further. The next worker there
+// is comes when the certificate is due.
 func TestKilledAfterInstallingStillRemembers(t *testing.T) {
 	for _, step := range []Step{StepRecord, StepForget} {
-		n := newNode(t)
+		var n *node
 		for nth := 0; ; nth++ {
 			n = newNode(t)
 			killed, err := n.workUntil(nth)
@@ -1147,13 +1157,82 @@ func TestKilledAfterInstallingStillRemembers(t *testing.T) {
 				break
 			}
 		}
-		if err := n.work(); err != nil {
-			t.Fatal(err)
+		n.later()
+		n.tpm.hellos = nil
+		n.api.hello = deny("Policy")
+		mustFail(t, n.work(), RequestDenied)
+		if got := n.tpm.hellos; len(got) != 1 || got[0].Remembered != "ek" {
+			t.Errorf("killed before %s: the next hello got back %+v", step, got)
 		}
-		if state, err := n.dir.State(); err != nil || state.Remembered != "ek" {
+		if state, err := n.dir.State(); err != nil || state.Remembered["fake"] != "ek" {
 			t.Errorf("killed before %s: %q is kept, %v", step, state.Remembered, err)
 		}
-		n.wantFiled(1, 1)
+	}
+}
+
+// A state file with a field of another release still holds what the provider wants back, and that of another provider's.
+func TestStateOfAnotherReleaseStillRemembers(t *testing.T) {
+	n := newNode(t)
+	put(t, n.dir, cache.StateFile, []byte(`{"version":1,"remembered":{"fake":"ek","other":"x"},"added":true}`), 0o600)
+	n.tpm.hello = func(context.Context, provider.Request) ([]byte, string, error) {
+		return []byte(`{"version":"fake/v3"}`), "new", nil
+	}
+	if err := n.work(); err != nil {
+		t.Fatal(err)
+	}
+	if got := n.tpm.hellos[0].Remembered; got != "ek" {
+		t.Errorf("the hello got back %q", got)
+	}
+	if state, err := n.dir.State(); err != nil || state.Remembered["fake"] != "new" || state.Remembered["other"] != "x" {
+		t.Errorf("%q is kept, %v", state.Remembered, err)
+	}
+}
+
+// A worker that gave a hello up and then fails has left an object behind: whatever it failed for, the next waits longer each time.
+func TestNoHellosWithoutEnd(t *testing.T) {
+	for name, then := range map[string]func(*node){
+		"the device fails": func(n *node) {
+			n.tpm.evidence = func(_ context.Context, r provider.Request) ([]byte, error) {
+				if !r.Challenge.Fresh { // as by a clock that is ahead
+					return nil, &provider.Error{Class: provider.Stale, Err: errors.New("expired")}
+				}
+				return nil, &provider.Error{Class: provider.DeviceFailed, Err: errors.New("TPM2_Quote: no")}
+			}
+		},
+		"the proof is refused": func(n *node) {
+			evidence := n.tpm.evidence
+			n.tpm.evidence = func(ctx context.Context, r provider.Request) ([]byte, error) {
+				if !r.Challenge.Fresh {
+					return nil, &provider.Error{Class: provider.Stale, Err: errors.New("expired")}
+				}
+				return evidence(ctx, r)
+			}
+			refused := map[int]bool{}
+			n.api.refuse = func(nth int) bool {
+				// Posts that are refused do not count, so each number is a hello's or a proof's once.
+				last := n.pendingFile()
+				refused[nth] = last != nil && !last.Last().Hello
+				return refused[nth]
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			then(n)
+			start := n.time
+			for range 30 {
+				if err := n.work(); err == nil {
+					t.Fatal("it came to something")
+				}
+				if state, err := n.dir.State(); err == nil && state.NextAttempt.After(n.time) {
+					n.time = state.NextAttempt
+				}
+			}
+			hellos, _ := n.api.split()
+			if took := n.time.Sub(start); len(hellos) > 31 || took < 3*time.Hour {
+				t.Errorf("%d hellos in %s", len(hellos), took)
+			}
+		})
 	}
 }
 
@@ -1348,7 +1427,7 @@ func TestPendingFileOfTheEarlierFormat(t *testing.T) {
 // A dry run shows the hello that a worker would file, and leaves no trace.
 func TestDryRunShowsTheHello(t *testing.T) {
 	n := newNode(t)
-	writeState(t, n.Options, &cache.State{Remembered: "ek"})
+	writeState(t, n.Options, &cache.State{Remembered: map[string]string{"fake": "ek", "other": "x"}})
 	before := snapshot(t, n.dir.Path())
 	report, err := DryRun(t.Context(), *n.Options)
 	if err != nil {

@@ -161,7 +161,7 @@ func (o *Options) whyNotYet(waited time.Duration) error {
 		last := pending.Last()
 		if last.UID != "" {
 			return &Failure{WaitingForSigner, "see: kubectl describe csr " + last.Name + "; " + hint,
-				fmt.Errorf("CertificateSigningRequest %s: signer %s has not issued a certificate within %s", last.Name, pending.SignerName, waited)}
+				fmt.Errorf("CertificateSigningRequest %s: signer %s has not %s within %s", last.Name, signerOf(pending), answerTo(last), waited)}
 		}
 		return &Failure{APIUnreachable, hint, fmt.Errorf("%s: no answer within %s", pending.Cluster.Server, waited)}
 	}

@@ -15,7 +15,6 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 )
 
 // The steps of a worker.
@@ -50,9 +49,6 @@ type worker struct {
 	// installed is the certificate that was fetched, and spent is set when the pending request has come to something.
 	installed *cache.Pair
 	spent     bool
-	// remember is what the provider wants back next time, if learned: a certificate has come of it.
-	remember string
-	learned  bool
 	// version is that of the provider's documents to write, and tried those that the controller does not serve.
 	version attestation.Version
 	tried   []attestation.Version
@@ -168,11 +164,6 @@ func (w *worker) tidy(ctx context.Context) (s standing, wanted bool, err error) 
 		return s, true, nil
 	}
 	w.spent = true
-	if pending, err := w.dir.Pending(); err == nil && pending != nil {
-		if key, err := csr.ParseKey(pending.Key); err == nil && cache.SameKey(s.pair.Leaf, key.Public()) {
-			w.remember, w.learned = pending.Remember, true // the last worker installed it, and came no further
-		}
-	}
 	return s, false, nil
 }
 
@@ -224,9 +215,6 @@ func (w *worker) record(err error) error {
 		issued(state, &w.result, w.installed.Leaf.NotAfter, now)
 	default:
 		state.Last, state.Failures = &w.result, 0
-	}
-	if err == nil && w.learned {
-		state.Remembered = w.remember
 	}
 	if stateErr := w.lock.SetState(state); stateErr != nil {
 		return errors.Join(err, stateErr)

@@ -425,7 +425,7 @@ func TestRecordsOfTwoRounds(t *testing.T) {
 			t.Error("Last returns a copy")
 		}
 	}
-	state := &State{Version: recordVersion, Remembered: "ecc-p256"}
+	state := &State{Version: recordVersion, Remembered: map[string]string{"tpm": "ecc-p256"}}
 	if err := lock.SetState(state); err != nil {
 		t.Fatal(err)
 	}

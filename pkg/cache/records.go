@@ -68,8 +68,8 @@ type State struct {
 	// Issued is when a certificate was issued last, and Hasty how often in a row one was wanted again soon after.
 	Issued time.Time `json:"issued,omitzero"`
 	Hasty  int       `json:"hasty,omitempty"`
-	// Remembered is what the provider wanted back, as of the last certificate.
-	Remembered string `json:"remembered,omitempty"`
+	// Remembered is what each provider wanted back, as of its last certificate.
+	Remembered map[string]string `json:"remembered,omitempty"`
 	// NextAttempt is the time before which no worker is to be started.
 	NextAttempt time.Time `json:"nextAttempt,omitzero"`
 }
@@ -86,6 +86,8 @@ type Result struct {
 	Request  string    `json:"request,omitempty"`
 	Started  time.Time `json:"started"`
 	Finished time.Time `json:"finished"`
+	// Wasted is set if a request was filed and then given up: the next is not to follow soon.
+	Wasted bool `json:"wasted,omitempty"`
 	// Phases are the steps it went through, in order.
 	Phases []Phase `json:"phases,omitempty"`
 }
@@ -99,7 +101,7 @@ type Phase struct {
 // ParsePending reads a pending file strictly.
 func ParsePending(data []byte) (*Pending, error) {
 	var p Pending
-	if err := decodeRecord(data, &p); err != nil {
+	if err := decodeRecord(data, &p, true); err != nil {
 		return nil, err
 	}
 	if p.Version != recordVersion {
@@ -116,10 +118,11 @@ func ParsePending(data []byte) (*Pending, error) {
 	return &p, nil
 }
 
-// ParseState reads a state file strictly.
+// ParseState reads a state file. Fields that it does not know are passed over: another release may have written them, and what
+// the provider is to remember must not be lost for that.
 func ParseState(data []byte) (*State, error) {
 	var s State
-	if err := decodeRecord(data, &s); err != nil {
+	if err := decodeRecord(data, &s, false); err != nil {
 		return nil, err
 	}
 	if s.Version != recordVersion || s.Failures < 0 || s.Hasty < 0 {
@@ -129,9 +132,11 @@ func ParseState(data []byte) (*State, error) {
 }
 
 // decodeRecord never quotes the content, which may be a key.
-func decodeRecord(data []byte, into any) error {
+func decodeRecord(data []byte, into any, strict bool) error {
 	decoder := json.NewDecoder(bytes.NewReader(data))
-	decoder.DisallowUnknownFields()
+	if strict {
+		decoder.DisallowUnknownFields()
+	}
 	if err := decoder.Decode(into); err != nil {
 		return errors.New("it is not the JSON that this program writes")
 	}

@@ -46,7 +46,7 @@ func splitChain(data []byte) [][]byte {
 			break
 		}
 		chain = append(chain, der)
-		data = data[len(der):]
+		data = data[bytes.Index(data, der)+len(der):] // behind its header, too
 	}
 	return chain
 }

@@ -3,8 +3,12 @@
 package tpm
 
 import (
+	"bytes"
 	"crypto"
+	"crypto/sha256"
+	"crypto/sha512"
 	"crypto/x509"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -100,7 +104,8 @@ func (t *TPM) ChooseEK(remembered string) (EK, error) {
 // isRefused reports whether the TPM does not know an algorithm, curve or size that a template asks for. Chips differ in what they
 // call it, and in whether they say which parameter it is about.
 func isRefused(err error) bool {
-	return slices.ContainsFunc([]tpm2.TPMRC{
+	var command *CommandError
+	return errors.As(err, &command) && command.Command == "TPM2_CreatePrimary" && slices.ContainsFunc([]tpm2.TPMRC{
 		tpm2.TPMRCAsymmetric, tpm2.TPMRCSymmetric, tpm2.TPMRCHash, tpm2.TPMRCKeySize, tpm2.TPMRCMode, tpm2.TPMRCType, tpm2.TPMRCKDF,
 		tpm2.TPMRCScheme, tpm2.TPMRCCurve, tpm2.TPMRCValue, tpm2.TPMRCSize, tpm2.TPMRCAttributes,
 	}, func(rc tpm2.TPMRC) bool { return errors.Is(err, rc) })
@@ -192,9 +197,24 @@ func (t *TPM) persistentEK(e template.EK) (*object, error) {
 		if err != nil {
 			return nil, &CommandError{"TPM2_ReadPublic", err}
 		}
+		if !bytes.Equal(rsp.QualifiedName.Buffer, qualifiedName(e.Public.NameAlg, rsp.Name.Buffer)) {
+			continue // somebody else's key of that form, in another hierarchy
+		}
 		return &object{tpm2.TPMHandle(handle), rsp.Name, *public}, nil
 	}
 	return nil, nil
+}
+
+// qualifiedName is that of a primary key of the endorsement hierarchy (TPM 2.0 Library, part 1, "Qualified Name").
+func qualifiedName(nameAlg tpm2.TPMAlgID, name []byte) []byte {
+	input := append(binary.BigEndian.AppendUint32(nil, uint32(tpm2.TPMRHEndorsement)), name...)
+	qualified := binary.BigEndian.AppendUint16(nil, uint16(nameAlg))
+	if nameAlg == tpm2.TPMAlgSHA384 {
+		digest := sha512.Sum384(input)
+		return append(qualified, digest[:]...)
+	}
+	digest := sha256.Sum256(input)
+	return append(qualified, digest[:]...)
 }
 
 // ek returns the EK of a template with its certificate, if the TPM holds one for the key that it has now.
@@ -277,7 +297,8 @@ func (t *TPM) chain(indices []uint32) ([][]byte, error) {
 	for _, index := range indices[:min(len(indices), maxChain)] {
 		data, err := t.readNV(index)
 		var problem *certificateProblem
-		if errors.As(err, &problem) {
+		var refused tpm2.TPMRC
+		if errors.As(err, &problem) || errors.As(err, &refused) {
 			continue
 		}
 		if err != nil {
@@ -333,7 +354,8 @@ func (t *TPM) tryReadNV(index tpm2.TPMHandle, chunk uint16) ([]byte, error) {
 	}
 	named := tpm2.NamedHandle{Handle: index, Name: rsp.NVName}
 	reader := tpm2.AuthHandle{Handle: index, Name: rsp.NVName, Auth: tpm2.PasswordAuth(nil)}
-	if !public.Attributes.AuthRead {
+	// Not with an authorisation value that may be another than the empty one: a wrong one counts towards lockout.
+	if !public.Attributes.AuthRead || !public.Attributes.NoDA {
 		reader = tpm2.AuthHandle{Handle: tpm2.TPMRHOwner, Auth: tpm2.PasswordAuth(nil)}
 	}
 	var data []byte

@@ -7,6 +7,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"encoding/binary"
 	"errors"
 	"slices"
 	"strings"
@@ -341,4 +342,113 @@ func FuzzTrimCertificate(f *testing.F) {
 			t.Fatal("more than there is")
 		}
 	})
+}
+
+// An NV index among those of issuers' certificates may be anybody's, with a password: trying to read it must not count towards
+// lockout, and must not keep the node from saying hello.
+func TestForeignNVIndexDoesNotLockOut(t *testing.T) {
+	chip := swtpm.Start(t, swtpm.Options{Certified: []string{"ecc-p256"}, Chain: true})
+	for i, attributes := range []tpm2.TPMANV{
+		{OwnerWrite: true, OwnerRead: true, AuthWrite: true, AuthRead: true}, // as tpm2_nvdefine makes it
+		{OwnerWrite: true, AuthWrite: true, AuthRead: true},
+		{OwnerWrite: true, AuthWrite: true, AuthRead: true, NoDA: true},
+	} {
+		if _, err := (tpm2.NVDefineSpace{
+			AuthHandle: tpm2.AuthHandle{Handle: tpm2.TPMRHOwner, Auth: tpm2.PasswordAuth(nil)},
+			Auth:       tpm2.TPM2BAuth{Buffer: []byte("password")},
+			PublicInfo: tpm2.New2B(tpm2.TPMSNVPublic{
+				NVIndex: tpm2.TPMHandle(0x01c00150 + i), NameAlg: tpm2.TPMAlgSHA256, DataSize: 16, Attributes: attributes,
+			}),
+		}).Execute(chip.Transport()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 5 {
+		if k := with(t, chip.Socket(), hello("")); len(k.ek.Certificates) != 2 {
+			t.Errorf("%d certificates", len(k.ek.Certificates))
+		}
+	}
+	if failed, err := chip.LockoutCounter(); err != nil || failed != 0 {
+		t.Errorf("lockout counter %d, %v", failed, err)
+	}
+}
+
+// A TPM that refuses some other command does not make the node choose another EK than the one it stays with.
+func TestRefusalOfAnotherCommandChangesNoEK(t *testing.T) {
+	chip := swtpm.Start(t, swtpm.Options{Certified: []string{"ecc-p256", "rsa-2048"}, Persistent: []string{"rsa-2048"}})
+	proxy := swtpm.NewProxy(t, chip)
+	for _, command := range []tpm2.TPMCC{tpm2.TPMCCGetCapability, tpm2.TPMCCReadPublic} {
+		for _, refusal := range []tpm2.TPMRC{tpm2.TPMRCValue, tpm2.TPMRCSize, tpm2.TPMRCAttributes, tpm2.TPMRCType} {
+			proxy.Reset()
+			proxy.Answer(command, refusal, 1)
+			k, err := Run(t.Context(), Options{Device: proxy.Socket(), LockDir: t.TempDir()}, hello("rsa-2048"))
+			if err == nil && k.ek.Template != "rsa-2048" {
+				t.Errorf("%#x refused with %v: it chose %s", uint32(command), refusal, k.ek.Template)
+			}
+		}
+	}
+}
+
+// A key of the EK's form in another hierarchy, at a handle where EKs are, is not the EK.
+func TestForeignKeyAtAnEKsHandle(t *testing.T) {
+	chip := swtpm.Start(t, swtpm.Options{Certified: []string{"rsa-2048"}})
+	e, _ := template.EKByName("rsa-2048")
+	made, err := tpm2.CreatePrimary{
+		PrimaryHandle: tpm2.AuthHandle{Handle: tpm2.TPMRHOwner, Auth: tpm2.PasswordAuth(nil)},
+		InPublic:      tpm2.New2B(e.Public),
+	}.Execute(chip.Transport())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := (tpm2.EvictControl{
+		Auth:             tpm2.AuthHandle{Handle: tpm2.TPMRHOwner, Auth: tpm2.PasswordAuth(nil)},
+		ObjectHandle:     tpm2.NamedHandle{Handle: made.ObjectHandle, Name: made.Name},
+		PersistentHandle: 0x81010005,
+	}).Execute(chip.Transport()); err != nil {
+		t.Fatal(err)
+	}
+	if k := with(t, chip.Socket(), hello("")); k.ek.Template != "rsa-2048" || len(k.ek.Certificates) == 0 {
+		t.Errorf("chose %s with %d certificates, %s", k.ek.Template, len(k.ek.Certificates), k.ek.Problem)
+	}
+}
+
+// A secret of another size is another service's: a short one could be found from the MAC.
+func TestSecretOfAnotherSizeIsNotUsed(t *testing.T) {
+	chip := swtpm.Start(t, swtpm.Options{Certified: []string{"ecc-p256"}})
+	k := with(t, chip.Socket(), hello(""))
+	for _, size := range []int{1, 2, 16, 31} {
+		c := challenge(t, k)
+		var err error
+		if c.CredentialBlob, c.EncryptedSecret, err = makeCredential(k.ek.Public, k.ak, make([]byte, size)); err != nil {
+			t.Fatal(err)
+		}
+		_, err = Run(t.Context(), Options{Device: chip.Socket(), LockDir: t.TempDir()}, func(tpm *TPM) (Quote, error) {
+			return tpm.Prove(c, func([]byte) []byte {
+				t.Errorf("a secret of %d bytes is used", size)
+				return make([]byte, 32)
+			})
+		})
+		if !errors.Is(err, ErrOtherKeys) {
+			t.Errorf("%d bytes: %v", size, err)
+		}
+	}
+}
+
+// Each certificate of a chain may have a header of its own.
+func TestChainOfWrappedCertificates(t *testing.T) {
+	ca, err := swtpm.NewCA()
+	if err != nil {
+		t.Fatal(err)
+	}
+	der := ca.Intermediate.Raw
+	wrapped := append(binary.BigEndian.AppendUint16([]byte{0x10, 0x01, 0x00}, uint16(len(der))), der...)
+	for name, nv := range map[string][]byte{
+		"plain": append(bytes.Clone(der), der...), "wrapped": append(bytes.Clone(wrapped), wrapped...),
+		"padded": append(append(bytes.Clone(wrapped), 0xff, 0xff), der...),
+	} {
+		chain := splitChain(nv)
+		if len(chain) != 2 || !bytes.Equal(chain[0], der) || !bytes.Equal(chain[1], der) {
+			t.Errorf("%s: %d certificates", name, len(chain))
+		}
+	}
 }

@@ -99,6 +99,10 @@ func (t *TPM) Prove(c Challenge, mac func(secret []byte) []byte) (Quote, error) 
 				return err
 			}
 			defer clear(secret)
+			if len(secret) != sha256.Size {
+				// A short one, of another service's challenge, could be found from the MAC by trying.
+				return fmt.Errorf("EK: %w", ErrOtherKeys)
+			}
 			extraData = mac(secret)
 			return nil
 		}); err != nil {

@@ -406,7 +406,7 @@ TEMPLATES = {
     "ecc-p384-high": ek_ecc(0x000C, 0x000300F2, HIGH_384, 256, 0x0004, b"", b""),
     "rsa-2048": ek_rsa(0x000B, 0x000300B2, LOW, 128, bytes(256)),
     "rsa-2048-high": ek_rsa(0x000B, 0x000300F2, HIGH_256, 128, b""),
-    "ak": ak(b"", b""),
+    "ak": ak(b"kubelet-authenticator tpm/v1".ljust(32, b"\0"), bytes(32)),
 }
 
 

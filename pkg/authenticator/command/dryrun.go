@@ -20,6 +20,8 @@ import (
 
 // printDryRun shows a person what would be sent, and fails if the API server would refuse it.
 func (i *invocation) printDryRun(ctx context.Context, o authenticator.Options) error {
+	ctx, cancel := context.WithTimeout(ctx, o.WorkerDeadline)
+	defer cancel()
 	report, err := authenticator.DryRun(ctx, o)
 	if err != nil {
 		return err

@@ -3,6 +3,7 @@
 package command
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"time"
@@ -29,7 +30,9 @@ func (i *invocation) identifyCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			identity, err := authenticator.Identify(cmd.Context(), o)
+			ctx, cancel := context.WithTimeout(cmd.Context(), o.WorkerDeadline)
+			defer cancel()
+			identity, err := authenticator.Identify(ctx, o)
 			if err != nil {
 				return err
 			}
@@ -73,7 +76,9 @@ func (i *invocation) deviceCommand(name string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return authenticator.SelfTest(cmd.Context(), o, func(check provider.Check) {
+			ctx, cancel := context.WithTimeout(cmd.Context(), o.WorkerDeadline) // it holds the TPM's lock
+			defer cancel()
+			return authenticator.SelfTest(ctx, o, func(check provider.Check) {
 				outcome := "ok"
 				if check.Err != nil {
 					outcome = "FAILED: " + text.Line(check.Err.Error(), maxLine)

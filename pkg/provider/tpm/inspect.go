@@ -40,6 +40,10 @@ type EKIdentity struct {
 	Fingerprint string `json:"fingerprint"`
 	// Certificate is the one from the TPM, nil if it has none.
 	Certificate *CertificateIdentity `json:"certificate,omitempty"`
+	// Problem says why a certificate that the TPM holds for this template is left out.
+	Problem string `json:"problem,omitempty"`
+	// Slow is set if the key has to be made each time, which takes chips seconds.
+	Slow bool `json:"slow,omitempty"`
 }
 
 // CertificateIdentity is what a certificate says. It has not been verified.
@@ -78,6 +82,7 @@ func (p *Provider) Identify(ctx context.Context) (any, error) {
 			if err != nil {
 				return nil, err
 			}
+			found.Problem, found.Slow = text.Line(ek.Problem, 256), ek.Slow
 			identity.EKs = append(identity.EKs, found)
 		}
 		return identity, nil

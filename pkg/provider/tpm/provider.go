@@ -8,9 +8,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"syscall"
 	"time"
 
 	"github.com/google/go-tpm/tpm2"
+	"k8s.io/klog/v2"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
@@ -86,6 +89,7 @@ func (p *Provider) Hello(ctx context.Context, request provider.Request) (documen
 		if err != nil {
 			return attestation.Hello{}, err
 		}
+		klog.FromContext(ctx).Info("endorsement key", "template", ek.Template, "certificates", len(ek.Certificates), "problem", ek.Problem, "slow", ek.Slow)
 		ak, err := t.AK()
 		return attestation.Hello{
 			Version: attestation.VersionTPM, Versions: p.Versions(), SignerName: request.SignerName,
@@ -118,6 +122,11 @@ func (p *Provider) Evidence(ctx context.Context, request provider.Request) ([]by
 		Version: attestation.VersionTPM, HelloName: transcript.HelloName, HelloUID: transcript.HelloUID,
 		KeyID: challenge.KeyID, Expires: challenge.Expires, PCRBank: challenge.PCRs.Bank,
 	}
+	if challenge.EventLog {
+		if proof.EventLog, err = p.eventLog(); err != nil {
+			return nil, err
+		}
+	}
 	quote, err := tpm.Run(ctx, p.options, func(t *tpm.TPM) (tpm.Quote, error) {
 		return t.Prove(tpm.Challenge{
 			EKTemplate: hello.EKTemplate, EKPublic: hello.EKPublic, AKPublic: hello.AKPublic,
@@ -132,18 +141,22 @@ func (p *Provider) Evidence(ctx context.Context, request provider.Request) ([]by
 	for i, index := range challenge.PCRs.Indexes {
 		proof.PCRs = append(proof.PCRs, attestation.PCR{Index: index, Value: quote.PCRs[i]})
 	}
-	if challenge.EventLog {
-		if proof.EventLog, err = p.readEvent(); err != nil {
-			return nil, err
-		}
-		if n := len(proof.EventLog); n > attestation.MaxEventLog {
-			return nil, &provider.Error{
-				Hint: "have the controller's policy not ask for the event log of such machines",
-				Err:  fmt.Errorf("the event log has %d bytes, more than the %d that a request can hold", n, attestation.MaxEventLog),
-			}
+	return proof.Marshal()
+}
+
+// eventLog returns the measured-boot log if a request can hold it.
+func (p *Provider) eventLog() ([]byte, error) {
+	log, err := p.readEvent()
+	if err != nil {
+		return nil, err
+	}
+	if len(log) > attestation.MaxEventLog {
+		return nil, &provider.Error{
+			Hint: "have the controller's policy not ask for the event log of such machines",
+			Err:  fmt.Errorf("the event log has %d bytes, more than the %d that a request can hold", len(log), attestation.MaxEventLog),
 		}
 	}
-	return proof.Marshal()
+	return log, nil
 }
 
 // banks are the PCR banks that a challenge can ask for.
@@ -178,13 +191,22 @@ func (p *Provider) read(c *provider.Challenge) (*attestation.Challenge, *attesta
 // sorted gives an error of the TPM its class. No error has none.
 func sorted(err error) error {
 	var absent *tpm.AbsentError
+	var locked *tpm.LockTimeoutError
+	var bank *tpm.BankError
+	failed := func(hint string) error { return &provider.Error{Class: provider.DeviceFailed, Hint: hint, Err: err} }
 	switch {
 	case err == nil:
 		return nil
+	case errors.As(err, &locked):
+		return failed("find who holds it with: fuser -v " + locked.Path)
+	case errors.Is(err, syscall.EBUSY), errors.Is(err, fs.ErrPermission):
+		return failed("find out who uses the TPM, and run as root")
 	case errors.As(err, &absent):
 		return &provider.Error{Class: provider.NoDevice, Hint: "switch the TPM on in the firmware's settings, or name its device with --tpm-device", Err: err}
+	case errors.As(err, &bank):
+		return failed("have the controller's policy name another bank, or switch that one on in the firmware's settings")
 	case errors.Is(err, tpm.ErrOtherKeys):
 		return &provider.Error{Class: provider.Stale, Hint: "the TPM's endorsement seed changed, or the challenge was made for another machine", Err: err}
 	}
-	return &provider.Error{Class: provider.DeviceFailed, Hint: "see what the TPM refuses with: kubelet-authenticator tpm selftest", Err: err}
+	return failed("see what the TPM refuses with: kubelet-authenticator tpm selftest")
 }

@@ -134,9 +134,13 @@ func AK() tpm2.TPMTPublic {
 			},
 			CurveID: tpm2.TPMECCNistP256,
 		}),
-		Unique: tpm2.NewTPMUPublicID(tpm2.TPMAlgECC, eccPoint(nil, nil)),
+		Unique: tpm2.NewTPMUPublicID(tpm2.TPMAlgECC, eccPoint(append([]byte(akLabel), make([]byte, 32-len(akLabel))...), make([]byte, 32))),
 	}
 }
+
+// akLabel makes the AK another key than that of any other program on the machine which uses an AK of the same form: what such a
+// program signs for its own server must not answer our challenges.
+const akLabel = "kubelet-authenticator tpm/v1"
 
 // CheckAK returns the key in an AK's marshalled public area, or an error unless that area is the template, byte for byte but
 // for the point, and the point is on the curve. That an AK of this form is in a TPM, and in which, only credential

@@ -16,6 +16,7 @@ import (
 	"errors"
 	"math/big"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-tpm/tpm2"
@@ -120,7 +121,8 @@ func TestEKsAreThoseOfTheProfile(t *testing.T) {
 
 func TestAKIsExact(t *testing.T) {
 	// A change here is a change of the protocol: every node would have another AK.
-	const want = "0023000b0005047200000010001800" + "0b00030010" + "00000000"
+	want := "0023000b0005047200000010001800" + "0b00030010" +
+		"0020" + hex.EncodeToString([]byte("kubelet-authenticator tpm/v1")) + "00000000" + "0020" + strings.Repeat("00", 32)
 	if got := hex.EncodeToString(tpm2.Marshal(AK())); got != want {
 		t.Errorf("AK template: %s", got)
 	}
