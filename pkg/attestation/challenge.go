@@ -98,7 +98,7 @@ func (c *Challenge) check() *DocumentError {
 		return fail("kind", "not "+KindChallenge)
 	case c.Version != VersionTPM:
 		return fail("version", "not "+VersionTPM)
-	case !isKeyID(c.KeyID):
+	case !IsKeyID(c.KeyID):
 		return fail("kid", "not a key's name")
 	case c.Expires <= 0:
 		return fail("expires", "not a time")
@@ -112,4 +112,5 @@ func (c *Challenge) check() *DocumentError {
 	return nil
 }
 
-func isKeyID(s string) bool { return bounded(s, maxKeyID, "-._") }
+// IsKeyID reports whether s can be a key's name in a challenge.
+func IsKeyID(s string) bool { return bounded(s, maxKeyID, "-._") }

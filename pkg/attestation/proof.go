@@ -75,7 +75,7 @@ func (p *Proof) check() *DocumentError {
 		return fail("helloName", "not an object's name")
 	case !bounded(p.HelloUID, 64, "-"):
 		return fail("helloUID", "not a UID")
-	case !isKeyID(p.KeyID):
+	case !IsKeyID(p.KeyID):
 		return fail("kid", "not a key's name")
 	case p.Expires <= 0:
 		return fail("expires", "not a time")

@@ -20,7 +20,7 @@ import (
 	"github.com/google/go-tpm/tpm2"
 )
 
-// EK is a template of the EK Credential Profile, version 2.4, annex B. The list of them is closed.
+// EK is a template of the EK Credential Profile, version 2.6, annex B. The list of them is closed.
 type EK struct {
 	// Name is ours: "ecc-p256". The high range's names end in "-high".
 	Name string

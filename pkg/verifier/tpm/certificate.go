@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/tpm/template"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
@@ -59,7 +60,7 @@ func (v *Verifier) judgeCertificates(ek *endorsement, list [][]byte, at time.Tim
 			issuers = append(issuers, issuer)
 		}
 	}
-	if !sameKey(leaf.PublicKey, ek.key) {
+	if certified, err := template.CertifiedKey(&leaf); err != nil || !sameKey(certified, ek.key) {
 		problems.Add(ReasonEKCertMismatch, "EK: the certificate is another key's")
 		return nil, problems
 	}
@@ -107,8 +108,7 @@ func parseCertificate(der []byte) (*x509.Certificate, error) {
 	return certificate, nil
 }
 
-// sameKey compares keys, not their encodings: older certificates encode an RSA key in a way of their own (id-RSAES-OAEP), which
-// crypto/x509 does not read, so that they match no EK.
+// sameKey compares keys, not their encodings.
 func sameKey(a, b crypto.PublicKey) bool {
 	key, ok := a.(interface{ Equal(crypto.PublicKey) bool })
 	return ok && key.Equal(b)
@@ -148,10 +148,15 @@ func (v *Verifier) chain(leaf *x509.Certificate, shown []*x509.Certificate, at t
 		Roots: v.roots, Intermediates: intermediates, CurrentTime: at, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
 	})
 	if err == nil {
-		if slices.ContainsFunc(chains, v.undenied) {
+		chains = slices.DeleteFunc(chains, func(chain []*x509.Certificate) bool { return slices.ContainsFunc(chain[1:], notForEKs) })
+		switch {
+		case slices.ContainsFunc(chains, v.undenied):
 			return nil
+		case len(chains) == 0:
+			problem.Add(ReasonEKUsage, "EK: its certificate leads to a root only through a CA that is not for EKs")
+		default:
+			problem.Add(ReasonEKChainDenied, "EK: its certificate leads to a root through a denied CA only")
 		}
-		problem.Add(ReasonEKChainDenied, "EK: its certificate leads to a root through a denied CA only")
 		return &problem[0]
 	}
 	intermediates = v.timelessIntermediates.Clone()
@@ -166,6 +171,13 @@ func (v *Verifier) chain(leaf *x509.Certificate, shown []*x509.Certificate, at t
 	}
 	problem.Add(ReasonEKChainUnknown, "EK: its certificate leads to no root that is configured")
 	return &problem[0]
+}
+
+// notForEKs reports whether a CA's extended key usages, if it has any, leave out EKs. As crypto/x509 has it for usages that it knows, they
+// bind whatever is below: else a maker's CA for web servers could make software pass for a TPM.
+func notForEKs(ca *x509.Certificate) bool {
+	return len(ca.ExtKeyUsage)+len(ca.UnknownExtKeyUsage) > 0 &&
+		!slices.ContainsFunc(ca.UnknownExtKeyUsage, oidEKCertificate().Equal) && !slices.Contains(ca.ExtKeyUsage, x509.ExtKeyUsageAny)
 }
 
 // undenied reports whether no CA of a chain is denied. The EK itself is judged apart.
@@ -260,6 +272,16 @@ func maker(s string) (string, error) {
 		return hex.EncodeToString(b), nil
 	}
 	return text, nil
+}
+
+// isMaker reports whether s is what maker returns for some certificate, in the registry's upper case.
+func isMaker(s string) bool {
+	id := s
+	if len(s) <= 4 {
+		id = hex.EncodeToString([]byte(s + "\x00\x00\x00\x00"[len(s):]))
+	}
+	name, err := maker("id:" + id)
+	return err == nil && name == s && (len(s) > 4 || s == strings.ToUpper(s))
 }
 
 // trimMaker drops what fills an id up to four bytes: blanks or zeros.

@@ -85,7 +85,7 @@ type Config struct {
 	// TPMs are in use, and so that is for the operator to decide.
 	ChainTime time.Time
 
-	// PCRs are those to be quoted.
+	// PCRs are those to be quoted, from a bank that the machines' firmware measures into: one that it leaves empty, root can fill.
 	PCRs attestation.PCRSelection
 	// PCRValues are the values that are allowed for a PCR among PCRs. One that is not listed may have any.
 	PCRValues map[int][][]byte
@@ -207,8 +207,8 @@ func (v *Verifier) measurements(c Config) error {
 		return errors.New("EventLog: none of PCRs 0 to 7 is among PCRs")
 	}
 	for maker, least := range c.MinimumFirmware {
-		if maker == "" || maker != trimMaker(maker) {
-			return errors.New("MinimumFirmware: not the id of a maker of TPMs")
+		if !isMaker(maker) {
+			return fmt.Errorf("MinimumFirmware: %.32q is not the id of a maker of TPMs", maker)
 		}
 		v.firmware[maker] = least
 	}
@@ -230,6 +230,9 @@ func (v *Verifier) protocol(c Config) error {
 		return errors.New("ClusterUID: required")
 	}
 	for id, key := range c.Keys.ByID {
+		if !attestation.IsKeyID(id) {
+			return fmt.Errorf("Keys: %.64q is no key id", id)
+		}
 		if len(key) < minKey {
 			return fmt.Errorf("Keys: %.64q has less than %d bytes", id, minKey)
 		}

@@ -82,7 +82,7 @@ func (v *Verifier) HelloOf(request Request) (name, uid string, err error) {
 
 // Hello judges a hello. named are the EKs that an authoritative source outside of the policy (a record, an inventory, the
 // platform's API, an annotation that no node can write) names for this call; they count only with Config.NamedEKs, and then
-// no certificate is needed. Its error is verifier.Refusals.
+// no certificate is needed. They add to Config.Roots and narrow nothing: which machine the EK is, the caller finds out. Its error is verifier.Refusals.
 func (v *Verifier) Hello(request Request, named []Fingerprint, now time.Time) (*Claim, error) {
 	if now.IsZero() {
 		return nil, errNoTime

@@ -57,7 +57,7 @@ func (v *Verifier) Proof(request, helloRequest Request, named []Fingerprint, now
 	h := v.judgeHello(&refusals, helloRequest, named, now)
 	p := v.openProof(&refusals, request)
 	if p.document == nil {
-		return nil, refusals.Err()
+		return nil, refusals
 	}
 	same := matchHello(&refusals, p, h)
 	key, expired := v.matchChallenge(&refusals, p.document, now)

@@ -115,7 +115,8 @@ func Reasons() map[verifier.Reason]string {
 }
 
 // CuredByName reports whether an error of Hello would have been nil if an authoritative source had named the EK: nothing that was shown
-// contradicts anything, only trust in the EK is missing. Whoever still waits for such a source waits; everybody else denies.
+// contradicts anything, only trust in the EK is missing. Whoever still waits for such a source waits; everybody else, without
+// Config.NamedEKs above all, denies.
 func CuredByName(err error) bool {
 	var refusals verifier.Refusals
 	if !errors.As(err, &refusals) || len(refusals) == 0 {

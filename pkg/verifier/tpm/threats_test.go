@@ -122,6 +122,14 @@ func TestSoftwareKeyIsNoAK(t *testing.T) {
 // activate is TPM2_ActivateCredential for any key that is loaded, with the EK ecc-p256.
 func activate(t *testing.T, m machine, loaded tpm2.LoadExternalResponse, blob, encrypted []byte) []byte {
 	t.Helper()
+	opened, err := tryActivate(m, loaded, blob, encrypted)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return opened
+}
+
+func tryActivate(m machine, loaded tpm2.LoadExternalResponse, blob, encrypted []byte) ([]byte, error) {
 	chip := m.tpm.Transport()
 	e, _ := template.EKByName("ecc-p256")
 	made, err := tpm2.CreatePrimary{
@@ -129,8 +137,9 @@ func activate(t *testing.T, m machine, loaded tpm2.LoadExternalResponse, blob, e
 		InPublic:      tpm2.New2B(e.Public),
 	}.Execute(chip)
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
+	defer func() { _, _ = tpm2.FlushContext{FlushHandle: made.ObjectHandle}.Execute(chip) }()
 	policy := tpm2.Policy(tpm2.TPMAlgSHA256, 16, func(chip transport.TPM, session tpm2.TPMISHPolicy, nonce tpm2.TPM2BNonce) error {
 		_, err := tpm2.PolicySecret{
 			AuthHandle:    tpm2.AuthHandle{Handle: tpm2.TPMRHEndorsement, Auth: tpm2.PasswordAuth(nil)},
@@ -145,7 +154,7 @@ func activate(t *testing.T, m machine, loaded tpm2.LoadExternalResponse, blob, e
 		Secret:         tpm2.TPM2BEncryptedSecret{Buffer: encrypted},
 	}.Execute(chip)
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
-	return rsp.CertInfo.Buffer
+	return rsp.CertInfo.Buffer, nil
 }
