@@ -118,11 +118,11 @@ func (e *Error) Unwrap() error { return e.Err }
 type Class int
 
 const (
-	// NoDevice: there is nothing to make evidence with.
+	// NoDevice is when there is nothing to make evidence with.
 	NoDevice Class = iota + 1
-	// DeviceFailed: the device refused, or did not answer.
+	// DeviceFailed is when the device refused, or did not answer.
 	DeviceFailed
-	// Stale: the challenge can no longer be answered; a new hello may be.
+	// Stale is when the challenge can no longer be answered; that to a new hello may be.
 	Stale
 )
 

@@ -33,14 +33,13 @@ func newProvider(t *testing.T, s provider.Settings) *Provider {
 	return p
 }
 
-// wantError returns the error's provider.Error, and checks its class.
-func wantError(t *testing.T, err error, class provider.Class) *provider.Error {
+// wantClass checks the class of a provider.Error.
+func wantClass(t *testing.T, err error, class provider.Class) {
 	t.Helper()
 	var sorted *provider.Error
 	if !errors.As(err, &sorted) || sorted.Class != class {
 		t.Fatalf("got %v, want a provider.Error of class %d", err, class)
 	}
-	return sorted
 }
 
 func TestProviderIDIsTheSystemUUID(t *testing.T) {
@@ -125,13 +124,13 @@ func TestChallengesThatCannotBeAnswered(t *testing.T) {
 	})
 	proxy.Reset()
 	_, err := p.Evidence(t.Context(), expired)
-	if wantError(t, err, provider.Stale); proxy.Count() > 0 {
+	if wantClass(t, err, provider.Stale); proxy.Count() > 0 {
 		t.Errorf("%d TPM commands for a challenge that has expired", proxy.Count())
 	}
 	// Where it came while we waited, it is the clock that is wrong; the TPM finds what else is.
 	expired.Challenge.Fresh = true
 	_, err = p.Evidence(t.Context(), expired)
-	if wantError(t, err, provider.Stale); proxy.Count() == 0 {
+	if wantClass(t, err, provider.Stale); proxy.Count() == 0 {
 		t.Error("a fresh challenge was not even tried")
 	}
 
@@ -139,12 +138,12 @@ func TestChallengesThatCannotBeAnswered(t *testing.T) {
 	garbled.Challenge.Answer = append(garbled.Challenge.Answer, ' ')
 	proxy.Reset()
 	_, err = p.Evidence(t.Context(), garbled)
-	if wantError(t, err, provider.Stale); proxy.Count() > 0 {
+	if wantClass(t, err, provider.Stale); proxy.Count() > 0 {
 		t.Errorf("%d TPM commands for a malformed challenge", proxy.Count())
 	}
 
 	_, err = p.Evidence(t.Context(), answered(t, p, nil)) // well-formed, but for what the TPM is to open
-	wantError(t, err, provider.Stale)
+	wantClass(t, err, provider.Stale)
 
 	if _, err := p.Evidence(t.Context(), provider.Request{}); err == nil {
 		t.Error("evidence without a challenge")
@@ -160,7 +159,7 @@ func TestHelloIsInAVersionThatItCanWrite(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	_, _, err := p.Hello(t.Context(), provider.Request{Version: attestation.VersionTPM})
-	wantError(t, err, provider.NoDevice)
+	wantClass(t, err, provider.NoDevice)
 }
 
 // An event log that a request cannot hold is said to be too long, before anything is filed.
