@@ -30,22 +30,7 @@ func TestKilledBeforeEachStep(t *testing.T) {
 				n.write(t, trap, []byte(step))
 				n.env = append(n.env, "TEST_KILL_FILE="+trap)
 
-				killed := n.run(t)
-				if kind == "renewal" && killed.code > 0 {
-					t.Errorf("exit code %d while the old certificate is valid: %s", killed.code, killed.stderr)
-				}
-				eventually(t, 15*time.Second, "the process is killed", func() bool { return !exists(trap) })
-				var r result
-				eventually(t, 30*time.Second, "a valid credential is printed", func() bool {
-					r = n.run(t)
-					if kind == "renewal" && r.code != 0 {
-						t.Fatalf("exit code %d while the old certificate is valid: %s", r.code, r.stderr)
-					}
-					return r.code == 0 && (old == nil || !bytes.Equal(r.leaf.Raw, old.Leaf.Raw))
-				})
-				if got := n.whoami(t, r); got != "system:node:"+n.name {
-					t.Errorf("the API server takes it for %q", got)
-				}
+				n.survives(t, trap, old)
 				if filed, live := len(n.requests(t)), n.live(t); filed != 1 || live != 0 {
 					t.Errorf("%d requests were filed, %d are live", filed, live)
 				}
@@ -56,6 +41,27 @@ func TestKilledBeforeEachStep(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// survives runs the plugin into the trap that kills a process of it, and then until it prints a credential that is not the old one,
+// and that the API server takes. While the old certificate is valid no run fails.
+func (n *node) survives(t *testing.T, trap string, old *cache.Pair) {
+	t.Helper()
+	if killed := n.run(t); old != nil && killed.code > 0 {
+		t.Errorf("exit code %d while the old certificate is valid: %s", killed.code, killed.stderr)
+	}
+	eventually(t, 15*time.Second, "the process is killed", func() bool { return !exists(trap) })
+	var r result
+	eventually(t, 30*time.Second, "a valid credential is printed", func() bool {
+		r = n.run(t)
+		if old != nil && r.code != 0 {
+			t.Fatalf("exit code %d while the old certificate is valid: %s", r.code, r.stderr)
+		}
+		return r.code == 0 && (old == nil || !bytes.Equal(r.leaf.Raw, old.Leaf.Raw))
+	})
+	if got := n.whoami(t, r); got != "system:node:"+n.name {
+		t.Errorf("the API server takes it for %q", got)
 	}
 }
 

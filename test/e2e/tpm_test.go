@@ -171,19 +171,7 @@ func TestTPMKilledBeforeEachStep(t *testing.T) {
 				trap := filepath.Join(t.TempDir(), "kill")
 				n.write(t, trap, []byte(step))
 				n.env = append(n.env, "TEST_KILL_FILE="+trap)
-				n.run(t)
-				eventually(t, 15*time.Second, "the process is killed", func() bool { return !exists(trap) })
-				var r result
-				eventually(t, 30*time.Second, "a valid credential is printed", func() bool {
-					r = n.run(t)
-					if kind == "renewal" && r.code != 0 {
-						t.Fatalf("exit code %d while the old certificate is valid: %s", r.code, r.stderr)
-					}
-					return r.code == 0 && (old == nil || !bytes.Equal(r.leaf.Raw, old.Leaf.Raw))
-				})
-				if got := n.whoami(t, r); got != "system:node:"+n.name {
-					t.Errorf("the API server takes it for %q", got)
-				}
+				n.survives(t, trap, old)
 				n.wantFiled(t, 1, 1)
 				n.nothingLoaded(t)
 			})
