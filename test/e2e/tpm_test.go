@@ -527,8 +527,7 @@ func TestTPMRequestAndChainByOpenSSL(t *testing.T) {
 		for name, der := range map[string][]byte{"leaf": hello.EKCertificates[0], "intermediate": hello.EKCertificates[1], "root": n.tpm.CA.Root.Raw} {
 			n.write(t, filepath.Join(dir, name), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
 		}
-		// openssl knows no directoryName that is critical, as Go does not; -ignore_critical is for that alone.
-		out, err := exec.CommandContext(t.Context(), "openssl", "verify", "-ignore_critical", "-CAfile", filepath.Join(dir, "root"),
+		out, err := exec.CommandContext(t.Context(), "openssl", "verify", "-CAfile", filepath.Join(dir, "root"),
 			"-untrusted", filepath.Join(dir, "intermediate"), filepath.Join(dir, "leaf")).CombinedOutput()
 		if err != nil {
 			t.Errorf("openssl verify: %v: %s", err, out)

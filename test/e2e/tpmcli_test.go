@@ -76,7 +76,8 @@ func TestTPMIdentify(t *testing.T) {
 	}
 	for i, name := range []string{"ecc-p256", "rsa-2048"} {
 		ek := id.Device.EKs[i]
-		if ek.Template != name || ek.Fingerprint != fingerprint(t, n.tpm, name) || ek.Certificate == nil || ek.Certificate.Problem != "" || ek.Certificate.NotAfter == "" {
+		if ek.Template != name || ek.Fingerprint != fingerprint(t, n.tpm, name) || ek.Certificate == nil || ek.Certificate.Problem != "" || ek.Certificate.NotAfter == "" ||
+			ek.Certificate.SubjectAltName != "TPMManufacturer="+swtpm.TPMManufacturer+",TPMModel="+swtpm.TPMModel+",TPMVersion="+swtpm.TPMVersion {
 			t.Errorf("%s: %+v", name, ek)
 		}
 	}

@@ -6,9 +6,12 @@ import (
 	"context"
 	"crypto/sha256"
 	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/asn1"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -50,10 +53,13 @@ type EKIdentity struct {
 type CertificateIdentity struct {
 	// Fingerprint is the SHA-256 of the certificate, in hex.
 	Fingerprint string `json:"fingerprint"`
-	Subject     string `json:"subject,omitempty"`
-	Issuer      string `json:"issuer,omitempty"`
-	Serial      string `json:"serial,omitempty"`
-	NotAfter    string `json:"notAfter,omitempty"`
+	// Subject is the distinguished name; makers leave it empty and name the TPM in the subject alternative name.
+	Subject string `json:"subject,omitempty"`
+	// SubjectAltName names maker, model and version of the TPM (EK Credential Profile, section 3.1.2).
+	SubjectAltName string `json:"subjectAltName,omitempty"`
+	Issuer         string `json:"issuer,omitempty"`
+	Serial         string `json:"serial,omitempty"`
+	NotAfter       string `json:"notAfter,omitempty"`
 	// Problem says why the rest is missing.
 	Problem string `json:"problem,omitempty"`
 }
@@ -118,7 +124,8 @@ func describe(name string, public []byte, certificates [][]byte) (EKIdentity, er
 		ek.Certificate.Problem = "it does not parse"
 		return ek, nil //nolint:nilerr // said in Problem
 	}
-	ek.Certificate.Subject, ek.Certificate.Issuer = subject(leaf), text.Line(leaf.Issuer.String(), 256)
+	ek.Certificate.Subject, ek.Certificate.Issuer = text.Line(leaf.Subject.String(), 256), text.Line(leaf.Issuer.String(), 256)
+	ek.Certificate.SubjectAltName = text.Line(subjectAltName(leaf), 256)
 	ek.Certificate.Serial, ek.Certificate.NotAfter = leaf.SerialNumber.Text(16), leaf.NotAfter.UTC().Format(time.RFC3339)
 	return ek, nil
 }
@@ -128,8 +135,45 @@ func fingerprint(data []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// subject returns the certificate's subject; that of an EK may be empty.
-func subject(c *x509.Certificate) string { return text.Line(c.Subject.String(), 256) }
+// subjectAltName returns the directoryName in the extension of that name (RFC 5280, section 4.2.1.6), empty if there is none.
+func subjectAltName(c *x509.Certificate) string {
+	var parts []string
+	for _, extension := range c.Extensions {
+		var names []asn1.RawValue
+		if !extension.Id.Equal(asn1.ObjectIdentifier{2, 5, 29, 17}) {
+			continue
+		}
+		if _, err := asn1.Unmarshal(extension.Value, &names); err != nil {
+			continue
+		}
+		for _, name := range names {
+			var sequence pkix.RDNSequence
+			if name.Tag != 4 {
+				continue
+			}
+			if _, err := asn1.Unmarshal(name.Bytes, &sequence); err != nil {
+				continue
+			}
+			for _, attribute := range slices.Concat(sequence...) {
+				parts = append(parts, fmt.Sprintf("%s=%v", tpmAttribute(attribute.Type), attribute.Value))
+			}
+		}
+	}
+	return strings.Join(parts, ",")
+}
+
+// tpmAttribute returns the name of an attribute (EK Credential Profile, section 4).
+func tpmAttribute(oid asn1.ObjectIdentifier) string {
+	switch {
+	case oid.Equal(asn1.ObjectIdentifier{2, 23, 133, 2, 1}):
+		return "TPMManufacturer"
+	case oid.Equal(asn1.ObjectIdentifier{2, 23, 133, 2, 2}):
+		return "TPMModel"
+	case oid.Equal(asn1.ObjectIdentifier{2, 23, 133, 2, 3}):
+		return "TPMVersion"
+	}
+	return oid.String()
+}
 
 // Explain says what is in a hello or a proof.
 func (p *Provider) Explain(document []byte) []provider.Fact {
@@ -160,7 +204,7 @@ func explainHello(hello *attestation.Hello) []provider.Fact {
 	} else {
 		facts = append(facts, provider.Fact{
 			Name:  "EK certificate",
-			Value: strings.TrimSpace(fmt.Sprintf("%s serial %s by %s, to %s %s", c.Subject, c.Serial, c.Issuer, c.NotAfter, c.Problem)),
+			Value: strings.TrimSpace(fmt.Sprintf("%s %s serial %s by %s, to %s %s", c.Subject, c.SubjectAltName, c.Serial, c.Issuer, c.NotAfter, c.Problem)),
 		}, provider.Fact{Name: "EK issuers", Value: fmt.Sprintf("%d certificates from the TPM", len(hello.EKCertificates)-1)})
 	}
 	name, err := hexName(hello.AKPublic)
