@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package signing builds and signs a node's client certificate from values that were verified; of a request's own subject and extensions
+// it sees nothing. It knows no Kubernetes API and reads no clock; Files reads two files.
+package signing
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+)
+
+// Limits that hold before anything is decoded.
+const (
+	// maxPEM bounds the certificates and the key, in bytes each: what is handed out has to stay below what a node reads.
+	maxPEM = 64 << 10
+	// maxChain bounds the certificates of a CA, its own included.
+	maxChain = 8
+)
+
+// The sizes that a modulus may have, in bits. Go's TLS, and so the API server, takes no certificate with a larger one.
+const (
+	minRSA   = 2048
+	maxCARSA = 8192
+)
+
+// CAError says why there is no CA to sign with. It is the operator's to mend: a request may wait for it.
+type CAError struct {
+	Problem string
+}
+
+func (e *CAError) Error() string { return "signing CA: " + e.Problem }
+
+// CA is a key pair that may sign, and the chain above it. Only ParseCA makes one; the zero value signs nothing. It does not change.
+type CA struct {
+	// chain holds the CA's own certificate, then each one's issuer as far as it was given.
+	chain []*x509.Certificate
+	key   crypto.Signer
+}
+
+// ParseCA reads a CA: in PEM its certificate, followed by those above it, if any, each the issuer of the one before, and its private key
+// (PKCS #1, PKCS #8 or SEC 1, not encrypted). Whatever keeps it from signing at the time now is a *CAError, which quotes
+// nothing of the key.
+func ParseCA(certificates, key []byte, now time.Time) (*CA, error) {
+	chain, err := parseChain(certificates)
+	if err != nil {
+		return nil, err
+	}
+	signer, err := parseKey(key)
+	if err != nil {
+		return nil, err
+	}
+	ca := &CA{chain, signer}
+	if err := ca.check(); err != nil {
+		return nil, err
+	}
+	if err := ca.checkTime(now); err != nil {
+		return nil, err
+	}
+	return ca, nil
+}
+
+// NotAfter returns when the first certificate of the chain ends; no certificate of a node outlives it.
+func (ca *CA) NotAfter() time.Time {
+	if ca == nil || len(ca.chain) == 0 {
+		return time.Time{}
+	}
+	end := ca.chain[0].NotAfter
+	for _, c := range ca.chain {
+		if c.NotAfter.Before(end) {
+			end = c.NotAfter
+		}
+	}
+	return end
+}
+
+// Fingerprint returns the SHA-256 of the CA's certificate, in hex; empty for the zero value.
+func (ca *CA) Fingerprint() string {
+	if ca == nil || len(ca.chain) == 0 {
+		return ""
+	}
+	return fingerprint(ca.chain[0].Raw)
+}
+
+// String keeps the key out of whatever prints a CA.
+func (ca CA) String() string { return "signing CA " + ca.Fingerprint() }
+
+// GoString is String.
+func (ca CA) GoString() string { return ca.String() }
+
+// check judges all that does not change with time.
+func (ca *CA) check() error {
+	for i, c := range ca.chain {
+		if problem := checkAuthority(c, i); problem != "" {
+			return &CAError{fmt.Sprintf("certificate %d %s", i+1, problem)}
+		}
+		if i == 0 {
+			continue
+		}
+		// A file that holds the old and the new root is a bundle to trust, and would not say which one is to sign.
+		if selfSigned(ca.chain[i-1]) {
+			return &CAError{fmt.Sprintf("certificate %d follows a self-signed one, which has nothing above it", i+1)}
+		}
+		if err := ca.chain[i-1].CheckSignatureFrom(c); err != nil || !bytes.Equal(ca.chain[i-1].RawIssuer, c.RawSubject) {
+			return &CAError{fmt.Sprintf("certificate %d is not the issuer of the one before", i+1)}
+		}
+	}
+	public, ok := ca.key.Public().(interface{ Equal(crypto.PublicKey) bool })
+	if !ok || !public.Equal(ca.chain[0].PublicKey) {
+		return &CAError{"the key is not the certificate's"}
+	}
+	return nil
+}
+
+// checkAuthority says what is wrong with the certificate of a CA that has so many other CAs between itself and a node.
+func checkAuthority(c *x509.Certificate, below int) string {
+	switch {
+	case !c.BasicConstraintsValid || !c.IsCA: // RFC 5280, section 4.2.1.9
+		return "is not a CA's"
+	case c.KeyUsage&x509.KeyUsageCertSign == 0: // section 4.2.1.3
+		return "lacks the key usage keyCertSign"
+	case c.MaxPathLen >= 0 && c.MaxPathLen < below: // section 4.2.1.9
+		return fmt.Sprintf("allows %d CAs below itself, and has %d", c.MaxPathLen, below)
+	case len(c.UnhandledCriticalExtensions) > 0: // section 4.2
+		return "has a critical extension that is not known"
+	case !allowsClientAuth(c):
+		return "has extended key usages without client authentication"
+	case len(c.RawSubject) <= len("\x30\x00"): // section 4.1.2.6
+		return "has no subject"
+	}
+	if err := checkKey(c.PublicKey, maxCARSA); err != nil {
+		return "has a key that will not do: " + err.Error()
+	}
+	return ""
+}
+
+// allowsClientAuth holds a CA's extended key usages to bind all below it, as the API server's verification does.
+func allowsClientAuth(c *x509.Certificate) bool {
+	if len(c.ExtKeyUsage) == 0 && len(c.UnknownExtKeyUsage) == 0 {
+		return true
+	}
+	return slices.Contains(c.ExtKeyUsage, x509.ExtKeyUsageClientAuth) || slices.Contains(c.ExtKeyUsage, x509.ExtKeyUsageAny)
+}
+
+// checkKey refuses what is weak, and what is too costly to verify.
+func checkKey(key crypto.PublicKey, maxRSA int) error {
+	switch key := key.(type) {
+	case *rsa.PublicKey:
+		if key == nil || key.N == nil {
+			return errors.New("it is empty")
+		}
+		if bits := key.N.BitLen(); bits < minRSA || bits > maxRSA {
+			return fmt.Errorf("RSA with %d bits, not %d to %d", bits, minRSA, maxRSA)
+		}
+		// NIST SP 800-56B, section 6.2: an exponent below has cost others their signatures.
+		if key.E < 65537 || key.E%2 == 0 || key.N.Bit(0) == 0 {
+			return errors.New("RSA with an even modulus, or an exponent that is even or less than 65537")
+		}
+		return nil
+	case *ecdsa.PublicKey:
+		if key == nil || key.X == nil || key.Y == nil { //nolint:staticcheck // ECDH would go down with a point that is not there
+			return errors.New("it is empty")
+		}
+		switch key.Curve {
+		case elliptic.P256(), elliptic.P384(), elliptic.P521():
+		default:
+			return errors.New("ECDSA on a curve other than P-256, P-384, P-521")
+		}
+		if _, err := key.ECDH(); err != nil {
+			return errors.New("ECDSA with a point that is not on the curve")
+		}
+		return nil
+	case ed25519.PublicKey:
+		if len(key) != ed25519.PublicKeySize {
+			return errors.New("Ed25519 of another size")
+		}
+		return nil
+	}
+	return errors.New("neither RSA, ECDSA nor Ed25519")
+}
+
+// checkTime refuses before and after the time of any certificate of the chain, and for the zero value.
+func (ca *CA) checkTime(now time.Time) error {
+	if ca == nil || len(ca.chain) == 0 || ca.key == nil {
+		return &CAError{"there is none"}
+	}
+	for i, c := range ca.chain {
+		switch {
+		case now.Before(c.NotBefore):
+			return &CAError{fmt.Sprintf("certificate %d is not valid before %s", i+1, c.NotBefore.UTC().Format(time.RFC3339))}
+		case !now.Before(c.NotAfter):
+			return &CAError{fmt.Sprintf("certificate %d expired at %s", i+1, c.NotAfter.UTC().Format(time.RFC3339))}
+		}
+	}
+	return nil
+}
+
+// handedOut returns what goes with a node's certificate: all but a root, which whoever verifies has to have (RFC 8446, section 4.4.2).
+func (ca *CA) handedOut() []*x509.Certificate {
+	return slices.DeleteFunc(slices.Clone(ca.chain), selfSigned)
+}
+
+func selfSigned(c *x509.Certificate) bool {
+	return bytes.Equal(c.RawSubject, c.RawIssuer) && c.CheckSignatureFrom(c) == nil
+}
+
+func parseChain(data []byte) ([]*x509.Certificate, error) {
+	found, err := blocks(data)
+	if err != nil {
+		return nil, &CAError{"certificate: " + err.Error()}
+	}
+	if len(found) == 0 || len(found) > maxChain {
+		return nil, &CAError{fmt.Sprintf("there are %d certificates, not 1 to %d", len(found), maxChain)}
+	}
+	var chain []*x509.Certificate
+	for i, block := range found {
+		if block.Type != "CERTIFICATE" {
+			return nil, &CAError{fmt.Sprintf("certificate %d is a PEM block of type %.40q", i+1, block.Type)}
+		}
+		c, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return nil, &CAError{fmt.Sprintf("certificate %d does not parse", i+1)}
+		}
+		chain = append(chain, c)
+	}
+	return chain, nil
+}
+
+// parseKey quotes nothing, and no library's error either.
+func parseKey(data []byte) (crypto.Signer, error) {
+	found, err := blocks(data)
+	if err != nil {
+		return nil, &CAError{"key: " + err.Error()}
+	}
+	// What openssl ecparam -genkey writes begins with the curve's name, which the key repeats.
+	if len(found) == 2 && found[0].Type == "EC PARAMETERS" && found[1].Type == "EC PRIVATE KEY" {
+		found = found[1:]
+	}
+	if len(found) != 1 {
+		return nil, &CAError{fmt.Sprintf("key: there are %d PEM blocks, not 1", len(found))}
+	}
+	var key any
+	switch block := found[0]; block.Type {
+	case "RSA PRIVATE KEY": // PKCS #1
+		key, err = x509.ParsePKCS1PrivateKey(block.Bytes)
+	case "EC PRIVATE KEY": // SEC 1
+		key, err = x509.ParseECPrivateKey(block.Bytes)
+	case "PRIVATE KEY": // PKCS #8
+		key, err = x509.ParsePKCS8PrivateKey(block.Bytes)
+	case "ENCRYPTED PRIVATE KEY":
+		return nil, &CAError{"key: it is encrypted"}
+	default:
+		return nil, &CAError{"key: the PEM block is not of type PRIVATE KEY, RSA PRIVATE KEY or EC PRIVATE KEY"}
+	}
+	signer, ok := key.(crypto.Signer)
+	if err != nil || !ok {
+		return nil, &CAError{"key: it does not parse"}
+	}
+	return signer, nil
+}
+
+// blocks takes PEM apart. Only white space may stand around the blocks: pem.Decode alone would pass over text, and over a block that is
+// broken.
+func blocks(data []byte) ([]*pem.Block, error) {
+	if len(data) > maxPEM {
+		return nil, fmt.Errorf("longer than %d bytes", maxPEM)
+	}
+	var found []*pem.Block
+	marker := []byte("-----BEGIN ")
+	count := bytes.Count(data, marker)
+	for rest := bytes.TrimSpace(data); len(rest) > 0; rest = bytes.TrimSpace(rest) {
+		if !bytes.HasPrefix(rest, marker) {
+			return nil, errors.New("there is something beside the PEM blocks")
+		}
+		var block *pem.Block
+		if block, rest = pem.Decode(rest); block == nil {
+			return nil, errors.New("there is a broken PEM block")
+		}
+		if len(block.Headers) > 0 {
+			return nil, errors.New("there is a PEM block with headers, or an encrypted one")
+		}
+		found = append(found, block)
+	}
+	if len(found) != count {
+		return nil, errors.New("there is a broken PEM block")
+	}
+	return found, nil
+}

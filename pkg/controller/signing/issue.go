@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package signing
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rsa"
+	"crypto/sha256"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/asn1"
+	"encoding/hex"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"math/big"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+// The names of a node in the API server's eyes (Kubernetes documentation, "Node authorization").
+const (
+	nodePrefix = "system:node:"
+	nodesGroup = "system:nodes"
+)
+
+const (
+	// shortest is what the API server demands of spec.expirationSeconds at least (certificates.k8s.io/v1); no certificate is made
+	// that has less left.
+	shortest = 10 * time.Minute
+	// longest is the most that an operator may allow: 90 days.
+	longest = 2160 * time.Hour
+	// maxBackdate bounds what Limits may ask for.
+	maxBackdate = time.Hour
+	// maxNodeRSA is the largest modulus of a node's key, in bits (rule S3).
+	maxNodeRSA = 4096
+)
+
+// GrantError says why a grant cannot be signed, whatever the CA.
+type GrantError struct {
+	Problem string
+}
+
+func (e *GrantError) Error() string { return "node certificate: " + e.Problem }
+
+// Grant is what a certificate is made of. Each value has to be a verified one.
+type Grant struct {
+	// NodeName is the record's, not the request's.
+	NodeName string
+	// PublicKey is the request's, whose possession the request's signature shows: P-256, P-384, or RSA with 2048 to 4096 bits.
+	PublicKey crypto.PublicKey
+	// ExpirationSeconds is spec.expirationSeconds: a wish.
+	ExpirationSeconds *int32
+}
+
+// Limits are the operator's. The zero value allows nothing.
+type Limits struct {
+	// Default is the lifetime where none is asked for.
+	Default time.Duration
+	// Min and Max bound the lifetime: a wish beyond them is shortened or lengthened, as kube-controller-manager does.
+	Min, Max time.Duration
+	// Backdate is how far in the past a certificate begins, for nodes whose clock is behind. It is no part of the lifetime.
+	Backdate time.Duration
+}
+
+// DefaultLimits returns what holds where the operator sets nothing.
+func DefaultLimits() Limits {
+	return Limits{Default: 168 * time.Hour, Min: shortest, Max: longest, Backdate: 5 * time.Minute}
+}
+
+// Check returns an error unless 10m <= Min <= Default <= Max <= 2160h and 0 <= Backdate <= 1h.
+func (l Limits) Check() error {
+	switch {
+	case l.Min < shortest:
+		return fmt.Errorf("the shortest lifetime %s is less than %s", l.Min, shortest)
+	case l.Max > longest:
+		return fmt.Errorf("the longest lifetime %s is more than %s", l.Max, longest)
+	case l.Default < l.Min || l.Default > l.Max:
+		return fmt.Errorf("the default lifetime %s is not between %s and %s", l.Default, l.Min, l.Max)
+	case l.Backdate < 0 || l.Backdate > maxBackdate:
+		return fmt.Errorf("certificates begin %s in the past, not 0s to %s", l.Backdate, maxBackdate)
+	}
+	return nil
+}
+
+// Issue returns a client certificate for the node in PEM, followed by the CAs that are not roots. It begins Backdate ago, but not before
+// the CA, and ends when Limits and the CA's end allow. An error is a *CAError where another CA would do, and a *GrantError where
+// none would.
+func Issue(ca *CA, grant Grant, limits Limits, now time.Time, random io.Reader) ([]byte, error) {
+	if err := ca.checkTime(now); err != nil {
+		return nil, err
+	}
+	if err := limits.Check(); err != nil {
+		return nil, err
+	}
+	wanted, err := plan(ca, grant, limits, now)
+	if err != nil {
+		return nil, err
+	}
+	if wanted.SerialNumber, err = newSerial(random); err != nil {
+		return nil, err
+	}
+	// The algorithm follows from the CA's key: SHA-256 with RSA and P-256, SHA-384 with P-384, SHA-512 with P-521, or Ed25519.
+	der, err := x509.CreateCertificate(random, wanted, ca.chain[0], grant.PublicKey, ca.key)
+	if err != nil {
+		return nil, fmt.Errorf("sign certificate for node %s: %w", grant.NodeName, err)
+	}
+	leaf, err := x509.ParseCertificate(der)
+	if err != nil {
+		return nil, fmt.Errorf("sign certificate for node %s: what was signed does not parse: %w", grant.NodeName, err)
+	}
+	if err := verify(leaf, wanted, ca, now); err != nil {
+		return nil, fmt.Errorf("sign certificate for node %s: what was signed is not what was meant: %w", grant.NodeName, err)
+	}
+	var out bytes.Buffer
+	for _, c := range append([]*x509.Certificate{leaf}, ca.handedOut()...) {
+		if err := pem.Encode(&out, &pem.Block{Type: "CERTIFICATE", Bytes: c.Raw}); err != nil {
+			return nil, err
+		}
+	}
+	return out.Bytes(), nil
+}
+
+// plan returns the certificate that is to be, without its serial number.
+func plan(ca *CA, grant Grant, limits Limits, now time.Time) (*x509.Certificate, error) {
+	if len(validation.IsDNS1123Subdomain(grant.NodeName)) > 0 {
+		return nil, &GrantError{fmt.Sprintf("the node name %.253q is not a DNS-1123 subdomain", grant.NodeName)}
+	}
+	if err := checkNodeKey(grant.PublicKey); err != nil {
+		return nil, &GrantError{"the key will not do: " + err.Error()}
+	}
+	spki, err := x509.MarshalPKIXPublicKey(grant.PublicKey)
+	if err != nil {
+		return nil, &GrantError{"the key does not encode"}
+	}
+	subjectID, err := keyID(spki)
+	if err != nil {
+		return nil, &GrantError{"the key does not encode"}
+	}
+	issuerID := ca.chain[0].SubjectKeyId
+	if len(issuerID) == 0 { // an old CA; RFC 5280, section 4.2.1.1 wants one in the node's certificate all the same
+		if issuerID, err = keyID(ca.chain[0].RawSubjectPublicKeyInfo); err != nil {
+			return nil, &CAError{"its key does not encode"}
+		}
+	}
+	lifetime, err := limits.lifetime(grant.ExpirationSeconds)
+	if err != nil {
+		return nil, err
+	}
+	begin := now.UTC().Truncate(time.Second) // a certificate knows seconds
+	notBefore, notAfter := begin.Add(-limits.Backdate), begin.Add(lifetime)
+	for _, c := range ca.chain {
+		if c.NotBefore.After(notBefore) {
+			notBefore = c.NotBefore.UTC()
+		}
+	}
+	if end := ca.NotAfter().UTC(); end.Before(notAfter) {
+		notAfter = end
+	}
+	if notAfter.Sub(begin) < shortest {
+		return nil, &CAError{fmt.Sprintf("it ends at %s, and a certificate needs %s", notAfter.Format(time.RFC3339), shortest)}
+	}
+	usage := x509.KeyUsageDigitalSignature
+	if _, ok := grant.PublicKey.(*rsa.PublicKey); ok {
+		usage |= x509.KeyUsageKeyEncipherment // as the request has to ask for (rule S6)
+	}
+	return &x509.Certificate{
+		RawSubjectPublicKeyInfo: spki, // for verify; CreateCertificate passes over it
+		Subject:                 pkix.Name{Organization: []string{nodesGroup}, CommonName: nodePrefix + grant.NodeName},
+		NotBefore:               notBefore,
+		NotAfter:                notAfter,
+		KeyUsage:                usage,
+		ExtKeyUsage:             []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+		BasicConstraintsValid:   true, // not a CA
+		SubjectKeyId:            subjectID,
+		AuthorityKeyId:          issuerID,
+	}, nil
+}
+
+// lifetime returns what is granted of a wish, as kube-controller-manager's signer does. The API server lets no wish below 10 minutes
+// pass.
+func (l Limits) lifetime(expirationSeconds *int32) (time.Duration, error) {
+	if expirationSeconds == nil {
+		return l.Default, nil
+	}
+	wish := time.Duration(*expirationSeconds) * time.Second
+	if wish < shortest {
+		return 0, &GrantError{fmt.Sprintf("a lifetime of %s is asked for, less than %s", wish, shortest)}
+	}
+	return min(max(wish, l.Min), l.Max), nil
+}
+
+// checkNodeKey applies rule S3.
+func checkNodeKey(key crypto.PublicKey) error {
+	switch k := key.(type) {
+	case *rsa.PublicKey:
+	case *ecdsa.PublicKey:
+		if k != nil && k.Curve != elliptic.P256() && k.Curve != elliptic.P384() {
+			return errors.New("ECDSA on a curve other than P-256, P-384")
+		}
+	default:
+		return errors.New("neither RSA nor ECDSA")
+	}
+	return checkKey(key, maxNodeRSA)
+}
+
+// newSerial returns 128 random bits: positive, and 17 octets at most (RFC 5280, section 4.1.2.2, allows 20).
+func newSerial(random io.Reader) (*big.Int, error) {
+	if random == nil {
+		return nil, errors.New("serial number: there is no source of randomness")
+	}
+	var octets [16]byte
+	if _, err := io.ReadFull(random, octets[:]); err != nil {
+		return nil, fmt.Errorf("serial number: %w", err)
+	}
+	serial := new(big.Int).SetBytes(octets[:])
+	if serial.Sign() <= 0 {
+		return nil, errors.New("serial number: the source of randomness gave nothing but zeros")
+	}
+	return serial, nil
+}
+
+// keyID returns a key identifier (RFC 7093, section 2, method 1).
+func keyID(spki []byte) ([]byte, error) {
+	var info struct {
+		Algorithm pkix.AlgorithmIdentifier
+		PublicKey asn1.BitString
+	}
+	if rest, err := asn1.Unmarshal(spki, &info); err != nil || len(rest) > 0 {
+		return nil, errors.New("not a SubjectPublicKeyInfo")
+	}
+	sum := sha256.Sum256(info.PublicKey.Bytes)
+	return sum[:20], nil
+}
+
+// The extensions of a node's certificate, with whether each is critical (RFC 5280, section 4.2.1). There are no others: no subject
+// alternative name above all.
+func extensions() []string {
+	return []string{"2.5.29.14 false", "2.5.29.15 true", "2.5.29.19 true", "2.5.29.35 false", "2.5.29.37 false"}
+}
+
+// verify reads the certificate as those do who will be shown it, and takes no byte of it on trust.
+func verify(leaf, wanted *x509.Certificate, ca *CA, now time.Time) error {
+	subject, err := asn1.Marshal(wanted.Subject.ToRDNSequence())
+	if err != nil {
+		return err
+	}
+	var found []string
+	for _, e := range leaf.Extensions {
+		found = append(found, fmt.Sprint(e.Id, e.Critical))
+	}
+	slices.Sort(found)
+	switch {
+	case leaf.Version != 3:
+		return errors.New("its version")
+	case !bytes.Equal(leaf.RawSubject, subject):
+		return errors.New("its subject")
+	case !bytes.Equal(leaf.RawSubjectPublicKeyInfo, wanted.RawSubjectPublicKeyInfo):
+		return errors.New("its key")
+	case leaf.SerialNumber.Cmp(wanted.SerialNumber) != 0 || leaf.SerialNumber.Sign() <= 0:
+		return errors.New("its serial number")
+	case !leaf.NotBefore.Equal(wanted.NotBefore) || !leaf.NotAfter.Equal(wanted.NotAfter):
+		return errors.New("its validity")
+	case !slices.Equal(found, extensions()):
+		return fmt.Errorf("its extensions: %v", found)
+	case leaf.KeyUsage != wanted.KeyUsage || !slices.Equal(leaf.ExtKeyUsage, wanted.ExtKeyUsage) || len(leaf.UnknownExtKeyUsage) > 0:
+		return errors.New("its usages")
+	case leaf.IsCA || !leaf.BasicConstraintsValid:
+		return errors.New("its basic constraints")
+	case !bytes.Equal(leaf.SubjectKeyId, wanted.SubjectKeyId) || !bytes.Equal(leaf.AuthorityKeyId, wanted.AuthorityKeyId):
+		return errors.New("its key identifiers")
+	}
+	if err := leaf.CheckSignatureFrom(ca.chain[0]); err != nil {
+		return err
+	}
+	options := x509.VerifyOptions{
+		Roots: x509.NewCertPool(), Intermediates: x509.NewCertPool(),
+		CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}
+	top := len(ca.chain) - 1
+	options.Roots.AddCert(ca.chain[top])
+	for _, c := range ca.chain[:top] {
+		options.Intermediates.AddCert(c)
+	}
+	_, err = leaf.Verify(options)
+	return err
+}
+
+// Fingerprint returns the SHA-256 of the first certificate in status.certificate, in hex: what the record keeps. Others sign too, and
+// may write text around the PEM blocks (certificates.k8s.io/v1, CertificateSigningRequestStatus).
+func Fingerprint(chain []byte) (string, error) {
+	block, _ := pem.Decode(chain)
+	if block == nil || block.Type != "CERTIFICATE" {
+		return "", errors.New("certificate: does not begin with one in PEM")
+	}
+	if _, err := x509.ParseCertificate(block.Bytes); err != nil {
+		return "", errors.New("certificate: does not parse")
+	}
+	return fingerprint(block.Bytes), nil
+}
+
+// CredentialID returns what the API server notes of a request that is made with the certificate of that fingerprint:
+// extra[authentication.kubernetes.io/credential-id] (rule I4).
+func CredentialID(fingerprint string) string { return "X509SHA256=" + fingerprint }
+
+func fingerprint(der []byte) string {
+	sum := sha256.Sum256(der)
+	return hex.EncodeToString(sum[:])
+}
