@@ -204,7 +204,9 @@ func (n *node) installPair(t *testing.T, issued testbed.KeyPair) *cache.Pair {
 		t.Fatal(err)
 	}
 	pair.Origin = &cache.Origin{Server: n.ServerURL(), CertificateAuthorityData: n.ServerCA()}
-	lock, err := n.dir.TryLock()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	lock, err := n.dir.WaitLock(ctx) // a worker that has installed its certificate still tidies up
 	if err != nil {
 		t.Fatal(err)
 	}
