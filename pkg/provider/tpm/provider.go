@@ -89,7 +89,9 @@ func (p *Provider) Hello(ctx context.Context, request provider.Request) (documen
 		if err != nil {
 			return attestation.Hello{}, err
 		}
-		klog.FromContext(ctx).Info("endorsement key", "template", ek.Template, "certificates", len(ek.Certificates), "problem", ek.Problem, "slow", ek.Slow)
+		if ek.Slow || ek.Problem != "" {
+			klog.FromContext(ctx).Info("the endorsement key is slow to make, or its certificate is left out", "template", ek.Template, "slow", ek.Slow, "problem", ek.Problem)
+		}
 		ak, err := t.AK()
 		return attestation.Hello{
 			Version: attestation.VersionTPM, Versions: p.Versions(), SignerName: request.SignerName,
