@@ -59,6 +59,7 @@ var arrows = map[string][]string{
 	"pkg/provider/insecure":     {"pkg/provider"},
 	"pkg/provider/tpm":          {"internal/text", "pkg/attestation", "pkg/provider", "pkg/tpm", "pkg/tpm/template"},
 	"pkg/tpm":                   {"pkg/tpm/template"},
+	"pkg/verifier":              {"pkg/attestation"},
 	"pkg/verifier/tpm":          {"pkg/attestation", "pkg/tpm/template", "pkg/verifier"},
 }
 

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package verifier
+
+import "errors"
+
+// Evidence is what the provider's verifier made of the request, and of its hello, just now. The zero value shows nothing.
+type Evidence struct {
+	// Provider is whose evidence it is.
+	Provider string
+	// EK is the fingerprint of the endorsement key, or whatever else a provider tells machines apart by: for a proof shown, for a hello
+	// claimed. Machines and records name it in the same form.
+	EK string
+	// AK is the Name of the attestation key, in hexadecimal digits, for the record.
+	AK string
+	// SignerName is, with a hello, the signer that it says will be asked.
+	SignerName string
+	// Boot is the TPM's, with a proof, nil where the provider has none.
+	Boot *Boot
+	// Err is why the evidence is refused, if it is a Refusals; any other error says that it could not be judged for now.
+	Err error
+	// Unvouched says of Err that it would be nil if an authority named EK. Then there may be one yet.
+	Unvouched bool
+}
+
+// Boot is how often a TPM was started and how long it has run, as a quote has it (TPM 2.0 Part 2, TPMS_CLOCK_INFO). It has the fields of the
+// TPM provider's Boot.
+type Boot struct {
+	// Resets counts TPM Resets, Restarts TPM Restarts and Resumes since the last of them.
+	Resets, Restarts uint32
+	// Clock is in milliseconds.
+	Clock uint64
+	// Safe is false after an unorderly shutdown, until Clock is surely ahead of every value given before.
+	Safe bool
+}
+
+// before reports whether b was taken before other by the same TPM, which has gone back if other was seen first. An unorderly shutdown sets
+// the clock back only together with a reset.
+func (b Boot) before(other Boot) bool {
+	switch {
+	case b.Resets != other.Resets:
+		return b.Resets < other.Resets
+	case b.Restarts != other.Restarts:
+		return b.Restarts < other.Restarts
+	}
+	return b.Clock < other.Clock
+}
+
+// judgeEvidence takes over what the provider's verifier said: A*. An EK that nobody vouches for yet is looked up all the same: what
+// contradicts it does not wait.
+func (t *trial) judgeEvidence() {
+	e := t.in.Evidence
+	var refusals Refusals
+	refused := errors.As(e.Err, &refusals)
+	switch {
+	case t.lacksHello(): // and there is nothing to judge the proof by
+	case e.Unvouched:
+		t.ek = e.EK
+		t.wait(ReasonMachineNotFound, "nothing vouches for the endorsement key yet: %v", e.Err)
+	case refused && len(refusals) == 0:
+		t.deny(ReasonRefused, "the evidence is refused")
+	case refused:
+		t.denied = append(t.denied, refusals...)
+	case e.Err != nil:
+		t.wait(ReasonAttestationUnavailable, "the evidence could not be judged yet")
+	case t.insecure:
+		t.shown = true // there is none, and that is known
+	case e.EK == "":
+		t.deny(ReasonRefused, "the evidence shows nothing")
+	case e.Provider != t.content.Provider:
+		t.deny(ReasonProviderMismatch, "the evidence was judged as another provider's")
+	default:
+		t.ek, t.shown = e.EK, true
+		t.judgeTarget()
+	}
+}
+
+// judgeTarget applies S1 to the signer that a hello is going to ask.
+func (t *trial) judgeTarget() {
+	if !t.hello {
+		return
+	}
+	target, ours := t.rules.signers[t.in.Evidence.SignerName]
+	if !ours || t.in.Evidence.SignerName == t.in.Request.Spec.SignerName || !target.takes(t.content.Provider) {
+		t.deny(ReasonProviderMismatch, "hello: means to ask a signer that is not for this provider")
+	}
+}

@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package verifier
+
+import (
+	"bytes"
+	"encoding/pem"
+	"slices"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+)
+
+// Input is all that one decision depends on. The caller finds it; the rules decide what of it counts.
+type Input struct {
+	Now time.Time
+	// Request is the one to decide on, as the API server holds it.
+	Request *certificatesv1.CertificateSigningRequest
+	// Hello is the request that the proof refers to, nil if it is not there.
+	Hello    *certificatesv1.CertificateSigningRequest
+	Evidence Evidence
+	// Records are those of the cluster, or at least each that has the request's node name or the evidence's endorsement key, or is of one of
+	// Machines.
+	Records []Record
+	// Machines are those of the cluster, each once, or at least each that has such a record, for which an authority names the
+	// endorsement key, that may have the node name, or that the token was made for.
+	Machines []Machine
+	// Token is about the bootstrap token that the request was filed with.
+	Token Token
+	// Node is whether a Node of the request's name exists.
+	Node Presence
+	// OverRate says that this requester, machine or cluster is over its rate.
+	OverRate bool
+}
+
+// Claim is what a request says, for the caller to look up what Input needs. Nothing vouches for it.
+type Claim struct {
+	Provider string
+	// Hello says that it is filed as one.
+	Hello bool
+	// NodeName and ProviderID are empty where the request has none that is well-formed.
+	NodeName, ProviderID string
+}
+
+// Look reports whether a request is one to decide on, by its signer and, where that is shared, by its PROVIDER block, and what it claims. It
+// does not matter what has been decided.
+func (r *Rules) Look(request *certificatesv1.CertificateSigningRequest) (Claim, bool) {
+	t := r.open(Input{Request: request})
+	if t == nil {
+		return Claim{}, false
+	}
+	t.judgeRequest()
+	return Claim{t.content.Provider, t.hello, t.asks.nodeName, t.asks.providerID}, true
+}
+
+// Judge decides on a request that nobody has decided on yet: Ignore, Wait, Deny, Challenge for a good hello, Approve for a good proof.
+func (r *Rules) Judge(in Input) Decision {
+	t := r.open(in)
+	if t == nil || decided(in.Request) {
+		return Decision{Outcome: Ignore}
+	}
+	t.judge()
+	if d, hold := t.settle(Deny); !hold {
+		return d
+	}
+	if t.hello {
+		return t.grant(Challenge, Record{})
+	}
+	return t.grant(Approve, t.next())
+}
+
+// JudgeSigning decides, of a request that has been approved, whether to sign it: Ignore, Wait, Fail, Sign. Every rule is judged again, and
+// the records must be the API server's, not an older copy: an approval counts only together with the record that was written before it.
+func (r *Rules) JudgeSigning(in Input) Decision {
+	t := r.open(in)
+	if t == nil || !approved(in.Request) {
+		return Decision{Outcome: Ignore}
+	}
+	named := slices.ContainsFunc(in.Records, func(record Record) bool { return record.names(in.Request) })
+	if t.hello || !named {
+		t.deny(ReasonApprovedWithoutAttestation, "approved, but not by this controller")
+	}
+	t.judge()
+	if d, hold := t.settle(Fail); !hold {
+		return d
+	}
+	if t.hello || t.record == nil || !t.record.names(in.Request) { // the one that names it is this machine's
+		t.deny(ReasonApprovedWithoutAttestation, "approved, but not for this machine")
+		d, _ := t.settle(Fail)
+		return d
+	}
+	return t.grant(Sign, *t.record)
+}
+
+// trial is one decision in the making. What a rule finds is zero until then, and where the rule failed.
+type trial struct {
+	rules *Rules
+	in    Input
+	// hello and insecure say which signer is asked.
+	hello, insecure bool
+	// content is what spec.request holds, and asks what the certification request in it asks for.
+	content attestation.Request
+	asks    certification
+	// matches says that the evidence in content is of a provider that the signer is for.
+	matches bool
+	class   Class
+	// ek is the endorsement key shown or claimed; shown says that the provider's verifier accepts the evidence.
+	ek          string
+	shown       bool
+	machine     *Machine
+	record      *Record
+	maxLifetime time.Duration
+
+	// denied contradicts, missing is waited for until the deadline, limited for ever, and warned does not count.
+	denied, missing, limited, warned Refusals
+}
+
+func (t *trial) deny(reason Reason, format string, arguments ...any) {
+	t.denied.Add(reason, format, arguments...)
+}
+
+func (t *trial) wait(reason Reason, format string, arguments ...any) {
+	t.missing.Add(reason, format, arguments...)
+}
+
+func (t *trial) warn(reason Reason, format string, arguments ...any) {
+	t.warned.Add(reason, format, arguments...)
+}
+
+// fail notes that a rule failed which counts as much as mode says.
+func (t *trial) fail(mode Mode, reason Reason, format string, arguments ...any) {
+	switch mode {
+	case Off:
+	case Warn:
+		t.warn(reason, format, arguments...)
+	default:
+		t.deny(reason, format, arguments...)
+	}
+}
+
+// open returns a trial, nil if the request is not ours: another's signer, or, under a signer that is shared, another's evidence or none. This
+// comes before anything is validated.
+func (r *Rules) open(in Input) *trial {
+	if r == nil || in.Request == nil {
+		return nil
+	}
+	signer, ours := r.signers[in.Request.Spec.SignerName]
+	if !ours || signer.Shared && !claims(in.Request.Spec.Request, signer) {
+		return nil
+	}
+	return &trial{
+		rules: r, in: in,
+		hello:    signer.Name == attestation.HelloSignerName,
+		insecure: signer.Name == InsecureSignerName,
+	}
+}
+
+// takes reports whether the signer is for this provider.
+func (s Signer) takes(provider string) bool { return slices.Contains(s.Providers, provider) }
+
+// claims reports whether a request has a PROVIDER block with a provider of the signer, be it malformed otherwise.
+func claims(request []byte, signer Signer) bool {
+	begin := []byte("-----BEGIN " + attestation.BlockProvider + "-----")
+	for {
+		i := bytes.Index(request, begin)
+		if i < 0 {
+			return false
+		}
+		request = request[i:]
+		end := bytes.Index(request[len(begin):], []byte("-----BEGIN "))
+		block := request
+		if end >= 0 {
+			block = request[:len(begin)+end]
+		}
+		if p, _ := pem.Decode(block); p != nil && p.Type == attestation.BlockProvider && signer.takes(string(bytes.TrimSpace(p.Bytes))) {
+			return true
+		}
+		request = request[len(begin):]
+	}
+}
+
+// decided reports whether anybody has decided on a request. Conditions are only ever true (certificates.k8s.io/v1): one that says otherwise
+// counts all the same.
+func decided(request *certificatesv1.CertificateSigningRequest) bool {
+	return len(request.Status.Conditions) > 0 || len(request.Status.Certificate) > 0
+}
+
+// approved reports whether a request is approved, and nothing else yet.
+func approved(request *certificatesv1.CertificateSigningRequest) bool {
+	for _, c := range request.Status.Conditions {
+		if c.Type != certificatesv1.CertificateApproved {
+			return false
+		}
+	}
+	return len(request.Status.Conditions) > 0 && len(request.Status.Certificate) == 0
+}
+
+// judge applies every rule, in the order of the reasons.
+func (t *trial) judge() {
+	if t.in.Now.IsZero() {
+		t.deny(ReasonRefused, "no time was given")
+	}
+	if t.in.OverRate {
+		t.limited.Add(ReasonRateLimited, "too many requests")
+	}
+	t.judgeRequest()
+	t.judgeRequester()
+	if !t.matches {
+		return // there is no evidence to go by
+	}
+	t.judgePair()
+	t.judgeEvidence()
+	t.selectMachine()
+	t.findRecord()
+	t.judgeToken()
+	t.judgeCredential()
+	t.judgeMachine()
+	t.judgeName()
+	t.judgeNodeObject()
+	t.judgeRecords()
+}
+
+// judgeRequest applies S1 to S6.
+func (t *trial) judgeRequest() {
+	spec := t.in.Request.Spec
+	content, err := attestation.Parse(spec.Request)
+	if err != nil {
+		t.deny(ReasonMalformedRequest, "%v", err)
+		return
+	}
+	t.content, t.matches = content, t.rules.signers[spec.SignerName].takes(content.Provider)
+	if !t.matches {
+		t.deny(ReasonProviderMismatch, "the signer is not for the provider %.64q", content.Provider)
+	}
+	t.asks = judgeCertification(&t.denied, content.PKCS10)
+	judgeUsages(&t.denied, spec.Usages, t.asks.key)
+}
+
+// settle returns whether every rule holds, and else what follows: refuse is Deny or Fail. What contradicts beats what is missing.
+func (t *trial) settle(refuse Outcome) (d Decision, hold bool) {
+	d = Decision{Class: t.class, Warnings: t.warned}
+	created := t.in.Request.CreationTimestamp
+	overdue := !created.IsZero() && t.in.Now.Sub(created.Time) >= t.rules.policy.WaitDeadline
+	switch {
+	case len(t.denied) > 0:
+		d.Outcome, d.Refusals = refuse, expiredLast(t.denied)
+	case len(t.missing) > 0 && overdue:
+		d.Outcome, d.Refusals = refuse, t.missing
+	case len(t.missing) > 0 || len(t.limited) > 0:
+		d.Outcome, d.Refusals = Wait, slices.Concat(t.missing, t.limited)
+	case t.class == 0 || t.asks.key == nil || t.asks.nodeName == "" || !t.shown || t.machine == nil: // cannot be: each comes with a refusal
+		d.Outcome, d.Refusals = refuse, Refusals{{Reason: ReasonRefused}}
+	default:
+		hold = true
+	}
+	return d, hold
+}
+
+// expiredLast moves the reason for which a node may start over at once behind all others: it is the whole's only if nothing else failed.
+func expiredLast(refusals Refusals) Refusals {
+	var others, expired Refusals
+	for _, refusal := range refusals {
+		if refusal.Reason == attestation.ReasonExpired {
+			expired = append(expired, refusal)
+		} else {
+			others = append(others, refusal)
+		}
+	}
+	return append(others, expired...)
+}
+
+// grant is the one place from which a request passes.
+func (t *trial) grant(outcome Outcome, record Record) Decision {
+	return Decision{Outcome: outcome, Class: t.class, Warnings: t.warned, Grant: &Grant{
+		NodeName: t.asks.nodeName, PublicKey: t.asks.key, MaxLifetime: t.maxLifetime, Record: record,
+	}}
+}

@@ -1,0 +1,961 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package verifier
+
+import (
+	"context"
+	"crypto/elliptic"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/asn1"
+	"fmt"
+	"net/url"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
+)
+
+type spec = certificatesv1.CertificateSigningRequestSpec
+
+func TestGood(t *testing.T) {
+	for name, c := range map[string]struct {
+		world *world
+		want  Outcome
+		class Class
+	}{
+		"first":                       {good(First), Approve, First},
+		"again":                       {good(Again), Approve, Again},
+		"renewal":                     {good(Renewal), Approve, Renewal},
+		"hello of first":              {goodHello(First), Challenge, First},
+		"hello of again":              {goodHello(Again), Challenge, Again},
+		"hello of renewal":            {goodHello(Renewal), Challenge, Renewal},
+		"another provider's":          {goodAcme(First), Approve, First},
+		"another provider's, again":   {goodAcme(Again), Approve, Again},
+		"another provider's, renewal": {goodAcme(Renewal), Approve, Renewal},
+		"insecure":                    {goodInsecure(), Approve, First},
+		"signing of first":            {goodSigning(First), Sign, First},
+		"signing of again":            {goodSigning(Again), Sign, Again},
+		"signing of renewal":          {goodSigning(Renewal), Sign, Renewal},
+		"signing of insecure": {func() *world {
+			w := goodInsecure()
+			w.approve()
+			return w
+		}(), Sign, First},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := c.world.judge(t)
+			if d.Outcome != c.want || d.Class != c.class || len(d.Refusals) != 0 || len(d.Warnings) != 0 || d.Grant == nil {
+				t.Fatalf("%s, %s: %v, warnings %v", d.Outcome, d.Class, d.Refusals, d.Warnings)
+			}
+			if d.Grant.NodeName != nodeName || d.Grant.MaxLifetime != 0 || !reflect.DeepEqual(d.Grant.PublicKey, key("p256").Public()) {
+				t.Errorf("granted: %+v", d.Grant)
+			}
+			if (d.Outcome == Challenge) != (d.Grant.Record.NodeName == "") {
+				t.Errorf("record: %+v", d.Grant.Record)
+			}
+		})
+	}
+}
+
+// What else passes, beside the requests of the node's half.
+func TestAccepted(t *testing.T) {
+	for name, c := range map[string]struct {
+		world func() *world
+		bend  func(*world)
+	}{
+		"S3: P-384":    {nil, func(w *world) { w.withKey(key("p384")) }},
+		"S3: RSA-2048": {nil, func(w *world) { w.withKey(key("rsa2048")) }},
+		"S3: RSA-4096": {nil, func(w *world) { w.withKey(key("rsa4096")) }},
+		"S4: UTF8Strings": {nil, func(w *world) {
+			w.pkcs10(withSubject(rdn(attribute(oidOrganization, tagUTF8, groupNodes)), rdn(attribute(oidCommonName, tagUTF8, userNode+nodeName))))
+		}},
+		"S5: none":         {nil, func(w *world) { w.named(nodeName, "") }},
+		"S5: longest":      {nil, func(w *world) { w.longProviderID(maxProviderID) }},
+		"S6: other order":  {nil, func(w *world) { w.both(func(s *spec) { slices.Reverse(s.Usages) }) }},
+		"S7: other groups": {nil, func(w *world) { slices.Reverse(w.in.Hello.Spec.Groups) }},
+		"S7: same expirationSeconds": {nil, func(w *world) {
+			w.both(func(s *spec) { n := int32(600); s.ExpirationSeconds = &n })
+		}},
+		"I1: the operator's": {nil, func(w *world) {
+			w.both(func(s *spec) {
+				s.Username, s.Groups = "system:serviceaccount:infra:joiner", []string{"system:serviceaccounts:infra"}
+			})
+			w.policy.Token = Off
+		}},
+		"I3: off":             {nil, func(w *world) { w.in.Token = Token{}; w.policy.Token = Off }},
+		"I4: off":             {renewal, func(w *world) { w.in.Request.Spec.Extra = nil; w.policy.Credential = Off }},
+		"M1: from the record": {again, func(w *world) { w.machine().EKs = nil }},
+		"M1: second EK of a machine": {nil, func(w *world) {
+			w.in.Evidence.EK = "e9"
+			w.machine().EKs = append(w.machine().EKs, NamedEK{EKInventory, "e9"})
+		}},
+		"M1: no provider ID there": {nil, func(w *world) { w.named(nodeName, ""); w.machine().ProviderID = "" }},
+		"M3: renewal within the hour": {renewal, func(w *world) {
+			w.machine().Deleted = testNow.Add(-time.Hour)
+		}},
+		"M4: first source decides": {nil, func(w *world) {
+			w.machine().Names = []NodeName{{NameMachine, "other"}, {NameInventory, nodeName}}
+		}},
+		"M4: source not asked for": {nil, func(w *world) {
+			w.machine().Names = append(w.machine().Names, NodeName{NameHostname, "other"})
+			w.in.Machines[0].Names = append(w.in.Machines[0].Names, NodeName{NameHostname, nodeName})
+		}},
+		"M4: of the record, whatever others claim": {again, func(w *world) {
+			w.machine().Names = nil
+			w.in.Machines[0].Names = []NodeName{{NameMachine, nodeName}}
+		}},
+		"T1: stronger provider than pinned": {again, func(w *world) { w.record().Provider = "acme" }},
+		"T1: insecure before":               {again, func(w *world) { w.record().Provider, w.record().EK = InsecureProvider, "" }},
+		"T1: another's record":              {nil, func(w *world) { w.in.Records = append(w.in.Records, recordOf("worker-3", "e3")) }},
+		"T1: counters, off":                 {again, func(w *world) { w.in.Evidence.Boot.Resets--; w.policy.BootCounters = Off }},
+		"shared signer":                     {nil, func(w *world) { w.in.Request.Spec.SignerName = sharedSigner }},
+		"not overdue":                       {nil, func(w *world) { w.in.Request.CreationTimestamp = metav1.NewTime(testNow.AddDate(0, 0, -1)) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := good(First)
+			if c.world != nil {
+				w = c.world()
+			}
+			c.bend(w)
+			if d := w.judge(t); d.Outcome != Approve || len(d.Warnings) > 0 {
+				t.Errorf("%s: %v, warnings %v", d.Outcome, d.Refusals, d.Warnings)
+			}
+		})
+	}
+}
+
+func first() *world   { return good(First) }
+func again() *world   { return good(Again) }
+func renewal() *world { return good(Renewal) }
+
+func signingOf(class Class) func() *world { return func() *world { return goodSigning(class) } }
+func helloOf(class Class) func() *world   { return func() *world { return goodHello(class) } }
+
+// longProviderID makes all sides agree on a provider ID of n bytes.
+func (w *world) longProviderID(n int) {
+	id := "acme://" + strings.Repeat("x", n-7)
+	w.pkcs10(template(func(r *x509.CertificateRequest) { r.ExtraExtensions = []pkix.Extension{providerIDExtension(id)} }))
+	w.machine().ProviderID = id
+}
+
+func withSubject(rdns ...[]byte) []byte {
+	d := draftOf(key("p256"))
+	d.subject = element(tagSequence, rdns...)
+	return d.sign()
+}
+
+func withAttributes(attributes []byte) []byte {
+	d := draftOf(key("p256"))
+	d.attributes = attributes
+	return d.sign()
+}
+
+func organization() []byte { return rdn(attribute(oidOrganization, tagPrintable, groupNodes)) }
+func commonName() []byte   { return rdn(attribute(oidCommonName, tagPrintable, userNode+nodeName)) }
+func providerIDOfNode() []byte {
+	return extension(oidProviderID, element(tagUTF8, []byte(providerID)))
+}
+
+const sanOID = oidSubjectAltName
+
+// Each rule, in the order of DESIGN's table. Nothing but the reasons named may be given.
+func TestHostile(t *testing.T) {
+	type reasons = []Reason
+	const (
+		oidUnit      = "\x55\x04\x0b"
+		oidSerial    = "\x55\x04\x05"
+		oidChallenge = "\x2a\x86\x48\x86\xf7\x0d\x01\x09\x07" // challengePassword
+		oidKeyUsage  = "\x55\x1d\x0f"
+		oidBasic     = "\x55\x1d\x13"
+	)
+	otherName := element(tagSequence, element(0xa0, element(tagOID, []byte("\x2b\x06\x01\x04\x01\x82\x37\x14\x02\x03")), element(0xa0, element(tagUTF8, []byte("admin")))))
+	p256 := func() *draft { return draftOf(key("p256")) }
+	der := func(b []byte) func(*world) { return func(w *world) { w.pkcs10(b) } }
+	for _, c := range []struct {
+		name  string
+		world func() *world
+		bend  func(*world)
+		want  Outcome
+		why   reasons
+	}{
+		{"S1: unknown signer", first, func(w *world) { w.in.Request.Spec.SignerName = "example.com/other" }, Ignore, nil},
+		{"S1: no signer", first, func(w *world) { w.in.Request.Spec.SignerName = "" }, Ignore, nil},
+		{"S1: serving certificates", first, func(w *world) { w.in.Request.Spec.SignerName = certificatesv1.KubeletServingSignerName }, Ignore, nil},
+		{"S1: insecure, not switched on", goodInsecure, func(w *world) { w.policy.InsecureSigner = "" }, Ignore, nil},
+		{"S1: shared signer, stock kubelet", first, func(w *world) {
+			w.in.Request.Spec.SignerName = sharedSigner
+			w.in.Request.Spec.Request = []byte(block(attestation.BlockRequest, string(goodPKCS10(key("p256")))))
+		}, Ignore, nil},
+		{"S1: shared signer, another's provider", first, func(w *world) {
+			w.in.Request.Spec.SignerName = sharedSigner
+			w.raw(block(attestation.BlockProvider, "tpm"), block(attestation.BlockProvider, "acme"))
+		}, Ignore, nil},
+		{"S1: shared signer, a PROVIDER block that cannot be read", first, func(w *world) {
+			w.in.Request.Spec.SignerName = sharedSigner
+			w.raw("-----END "+attestation.BlockProvider, "-----END")
+		}, Ignore, nil},
+		{"S1: shared hello, another's provider", helloOf(First), func(w *world) {
+			w.policy.SharedHello = true
+			w.raw(block(attestation.BlockProvider, "tpm"), block(attestation.BlockProvider, "other"))
+		}, Ignore, nil},
+		{"S1: decided: approved", first, func(w *world) { w.condition(certificatesv1.CertificateApproved) }, Ignore, nil},
+		{"S1: decided: denied", first, func(w *world) { w.condition(certificatesv1.CertificateDenied) }, Ignore, nil},
+		{"S1: decided: failed", first, func(w *world) { w.condition(certificatesv1.CertificateFailed) }, Ignore, nil},
+		{"S1: decided: a hello approved", helloOf(First), func(w *world) { w.condition(certificatesv1.CertificateApproved) }, Ignore, nil},
+		{"S1: decided: issued", first, func(w *world) { w.in.Request.Status.Certificate = []byte("x") }, Ignore, nil},
+		{"S1: decided, and malformed", first, func(w *world) {
+			w.condition(certificatesv1.CertificateApproved)
+			w.in.Request.Spec.Request = nil
+		}, Ignore, nil},
+		{"S1: no request", first, func(w *world) { w.in.Request = nil }, Ignore, nil},
+		{"S1: another of our providers", first, func(w *world) {
+			w.raw(block(attestation.BlockProvider, "tpm"), block(attestation.BlockProvider, "acme"))
+		}, Deny, reasons{ReasonProviderMismatch}},
+		{"S1: insecure under the TPM's signer", first, func(w *world) {
+			w.raw(block(attestation.BlockProvider, "tpm"), block(attestation.BlockProvider, "insecure"))
+		}, Deny, reasons{ReasonProviderMismatch}},
+		{"S1: hello of a provider that has none", helloOf(First), func(w *world) {
+			w.raw(block(attestation.BlockProvider, "tpm"), block(attestation.BlockProvider, "acme"))
+		}, Deny, reasons{ReasonProviderMismatch}},
+		{"S1: hello for another provider's signer", helloOf(First), func(w *world) { w.in.Evidence.SignerName = acmeSigner }, Deny, reasons{ReasonProviderMismatch}},
+		{"S1: hello for a signer that is not ours", helloOf(First), func(w *world) { w.in.Evidence.SignerName = "example.com/other" }, Deny, reasons{ReasonProviderMismatch}},
+		{"S1: hello for the signer of hellos", helloOf(First), func(w *world) { w.in.Evidence.SignerName = attestation.HelloSignerName }, Deny, reasons{ReasonProviderMismatch}},
+		{"S1: evidence of another provider", first, func(w *world) { w.in.Evidence.Provider = "acme" }, Deny, reasons{ReasonProviderMismatch}},
+
+		{"S2: bytes after", first, func(w *world) { w.in.Request.Spec.Request = append(w.in.Request.Spec.Request, 'x') }, Deny, reasons{ReasonMalformedRequest}},
+		{"S2: a fourth block", first, func(w *world) {
+			w.in.Request.Spec.Request = append(w.in.Request.Spec.Request, block(attestation.BlockData, "x")...)
+		}, Deny, reasons{ReasonMalformedRequest}},
+		{"S2: a header", first, func(w *world) {
+			w.raw("-----BEGIN "+attestation.BlockProvider+"-----\n", "-----BEGIN "+attestation.BlockProvider+"-----\na: b\n\n")
+		}, Deny, reasons{ReasonMalformedRequest}},
+		{"S2: no evidence", first, func(w *world) {
+			w.in.Request.Spec.Request = []byte(block(attestation.BlockRequest, string(goodPKCS10(key("p256")))))
+		}, Deny, reasons{ReasonMalformedRequest}},
+		{"S2: too large", first, func(w *world) {
+			w.in.Request.Spec.Request = append(w.in.Request.Spec.Request, make([]byte, attestation.MaxRequestSize)...)
+		}, Deny, reasons{ReasonMalformedRequest}},
+		{"S2: shared signer, our PROVIDER block in the wrong place", first, func(w *world) {
+			w.in.Request.Spec.SignerName = sharedSigner
+			w.in.Request.Spec.Request = append([]byte("x\n"+block(attestation.BlockProvider, "acme")), w.in.Request.Spec.Request...)
+		}, Deny, reasons{ReasonMalformedRequest}},
+		{"S2: shared signer, our PROVIDER block spelt otherwise", first, func(w *world) {
+			w.in.Request.Spec.SignerName = sharedSigner
+			w.raw(block(attestation.BlockProvider, "tpm"), block(attestation.BlockProvider, "tpm\n"))
+		}, Deny, reasons{ReasonMalformedRequest}},
+		{"S2: malformed, by nobody", first, func(w *world) {
+			w.in.Request.Spec.Request = nil
+			w.in.Request.Spec.Username = "eve"
+		}, Deny, reasons{ReasonMalformedRequest, ReasonRequesterNotAllowed}},
+		{"S2: hello", helloOf(First), func(w *world) { w.in.Request.Spec.Request = []byte("x") }, Deny, reasons{ReasonMalformedRequest}},
+
+		{"S3: RSA-1024", first, func(w *world) { w.withKey(key("rsa1024")) }, Deny, reasons{ReasonUnsupportedKey}},
+		{"S3: RSA-2047", first, func(w *world) { w.withKey(key("rsa2047")) }, Deny, reasons{ReasonUnsupportedKey}},
+		{"S3: RSA-4104", first, func(w *world) { w.withKey(key("rsa4104")) }, Deny, reasons{ReasonUnsupportedKey}},
+		{"S3: RSA with exponent 3", first, func(w *world) { w.withKey(rsaWithExponent3()) }, Deny, reasons{ReasonUnsupportedKey}},
+		{"S3: P-224", first, func(w *world) { w.withKey(key("p224")) }, Deny, reasons{ReasonUnsupportedKey}},
+		{"S3: P-521", first, func(w *world) { w.withKey(key("p521")) }, Deny, reasons{ReasonUnsupportedKey}},
+		{"S3: Ed25519", first, der(ed25519Request()), Deny, reasons{ReasonUnsupportedKey}},
+		{"S3: RSA, usages of ECDSA, too weak", first, func(w *world) { w.pkcs10(goodPKCS10(key("rsa1024"))) }, Deny, reasons{ReasonUnsupportedKey}},
+		{"S3: RSASSA-PSS", first, func(w *world) {
+			w.withKey(key("rsa2048"))
+			w.pkcs10(templateWith(key("rsa2048"), func(r *x509.CertificateRequest) { r.SignatureAlgorithm = x509.SHA256WithRSAPSS }))
+		}, Deny, reasons{ReasonUnsupportedKey}},
+		{"S3: trailing garbage", first, der(append(p256().sign(), "garbage"...)), Deny, reasons{ReasonUnsupportedKey}},
+		{"S3: trailing element", first, der(append(p256().sign(), 0x05, 0)), Deny, reasons{ReasonUnsupportedKey}},
+		{"S3: garbage within, at the end", first, func(w *world) {
+			parts := must(elements(p256().sign(), tagSequence))
+			w.pkcs10(element(tagSequence, parts[0].Bytes, []byte{0x05, 0}))
+		}, Deny, reasons{ReasonUnsupportedKey}},
+		{"S3: garbage within what is signed", first, func(w *world) {
+			d := p256()
+			w.pkcs10(d.signed(element(tagSequence, d.version, d.subject, d.publicKey, d.attributes, []byte{0x05, 0})))
+		}, Deny, reasons{ReasonUnsupportedKey}},
+		{"S3: garbage within the key", first, func(w *world) {
+			d := p256()
+			parts := must(elements(d.publicKey, tagSequence))
+			d.publicKey = element(tagSequence, parts[0].Bytes, []byte{0x05, 0})
+			w.pkcs10(d.sign())
+		}, Deny, reasons{ReasonUnsupportedKey}},
+		{"S3: compressed point", first, func(w *world) {
+			d := p256()
+			parts := must(elements(must(elements(d.publicKey, tagSequence))[0].Bytes, tagSequence, tagBitString))
+			point := parts[1].Bytes[1:]
+			x, y := elliptic.Unmarshal(elliptic.P256(), point) //nolint:staticcheck // SA1019: a point is all that is wanted
+			d.publicKey = element(tagSequence, parts[0].FullBytes, element(tagBitString, []byte{0}, elliptic.MarshalCompressed(elliptic.P256(), x, y)))
+			w.pkcs10(d.sign())
+		}, Deny, reasons{ReasonUnsupportedKey}},
+		{"S3: version 1", first, func(w *world) {
+			d := p256()
+			d.version = []byte{tagInteger, 1, 1}
+			w.pkcs10(d.sign())
+		}, Deny, reasons{ReasonUnsupportedKey}},
+		{"S3: a length spelt at length", first, func(w *world) {
+			d := p256()
+			d.version = []byte{tagInteger, 0x81, 1, 0}
+			w.pkcs10(d.sign())
+		}, Deny, reasons{ReasonUnsupportedKey}},
+		{"S3: parameters beside ECDSA", first, func(w *world) {
+			d := p256()
+			parts := must(elements(d.algorithm, tagSequence))
+			d.algorithm = element(tagSequence, parts[0].Bytes, []byte{0x05, 0})
+			w.pkcs10(d.sign())
+		}, Deny, reasons{ReasonUnsupportedKey}},
+		{"S3: SHA-1", first, func(w *world) {
+			d := p256()
+			d.algorithm = element(tagSequence, element(tagOID, []byte("\x2a\x86\x48\xce\x3d\x04\x01")))
+			w.pkcs10(d.sign())
+		}, Deny, reasons{ReasonUnsupportedKey}},
+		{"S3: signed with another key", first, func(w *world) {
+			d := p256()
+			d.publicKey = must(openCertification(goodPKCS10(key("p384")))).publicKey
+			w.pkcs10(d.sign())
+		}, Deny, reasons{ReasonUnsupportedKey}},
+		{"S3: changed after it was signed", first, func(w *world) {
+			d := p256()
+			info := d.info()
+			d.attributes = []byte{tagAttributes, 0}
+			w.pkcs10(element(tagSequence, d.info(), d.algorithm, element(tagBitString, []byte{0}, d.signature(info))))
+		}, Deny, reasons{ReasonUnsupportedKey}},
+		{"S3: no signature", first, func(w *world) {
+			d := p256()
+			w.pkcs10(element(tagSequence, d.info(), d.algorithm, element(tagBitString)))
+		}, Deny, reasons{ReasonUnsupportedKey}},
+		{"S3: half a byte of a signature", first, func(w *world) {
+			d := p256()
+			w.pkcs10(element(tagSequence, d.info(), d.algorithm, element(tagBitString, []byte{4}, d.signature(d.info()))))
+		}, Deny, reasons{ReasonUnsupportedKey}},
+		{"S3: not DER", first, der([]byte("x")), Deny, reasons{ReasonUnsupportedKey}},
+		{"S3: not a request", first, der(element(tagSequence)), Deny, reasons{ReasonUnsupportedKey}},
+		{"S3: attributes left out", first, func(w *world) {
+			d := p256()
+			d.attributes = nil
+			w.pkcs10(d.sign())
+		}, Deny, reasons{ReasonUnsupportedKey}},
+
+		{"S4: extra OU", first, der(template(func(r *x509.CertificateRequest) { r.Subject.OrganizationalUnit = []string{"x"} })), Deny, reasons{ReasonSubjectMismatch}},
+		{"S4: two CNs, ours first", first, der(withSubject(organization(), commonName(), rdn(attribute(oidCommonName, tagPrintable, "system:node:victim")))), Deny, reasons{ReasonSubjectMismatch}},
+		{"S4: two CNs, ours last", first, der(withSubject(organization(), rdn(attribute(oidCommonName, tagPrintable, "system:node:victim")), commonName())), Deny, reasons{ReasonSubjectMismatch}},
+		{"S4: no O", first, der(withSubject(commonName())), Deny, reasons{ReasonSubjectMismatch}},
+		{"S4: two Os", first, der(template(func(r *x509.CertificateRequest) { r.Subject.Organization = []string{groupNodes, groupMasters} })), Deny, reasons{ReasonSubjectMismatch}},
+		{"S4: O system:masters", first, der(template(func(r *x509.CertificateRequest) { r.Subject.Organization = []string{groupMasters} })), Deny, reasons{ReasonSubjectMismatch}},
+		{"S4: two Os in a set", first, der(withSubject(rdn(attribute(oidOrganization, tagPrintable, groupMasters), attribute(oidOrganization, tagPrintable, groupNodes)), commonName())), Deny, reasons{ReasonSubjectMismatch}},
+		{"S4: O and CN in one set", first, der(withSubject(rdn(attribute(oidCommonName, tagPrintable, userNode+nodeName), attribute(oidOrganization, tagPrintable, groupNodes)))), Deny, reasons{ReasonSubjectMismatch}},
+		{"S4: CN before O", first, der(withSubject(commonName(), organization())), Deny, reasons{ReasonSubjectMismatch}},
+		{"S4: T61String", first, der(withSubject(organization(), rdn(attribute(oidCommonName, 0x14, userNode+nodeName)))), Deny, reasons{ReasonSubjectMismatch}},
+		{"S4: BMPString", first, der(withSubject(rdn(attribute(oidOrganization, 0x1e, "\x00s")), commonName())), Deny, reasons{ReasonSubjectMismatch}},
+		{"S4: serial number", first, der(withSubject(organization(), commonName(), rdn(attribute(oidSerial, tagPrintable, "1")))), Deny, reasons{ReasonSubjectMismatch}},
+		{"S4: an OU for the O", first, der(withSubject(rdn(attribute(oidUnit, tagPrintable, groupNodes)), commonName())), Deny, reasons{ReasonSubjectMismatch}},
+		{"S4: three fields in an attribute", first, der(withSubject(organization(), rdn(element(tagSequence, element(tagOID, []byte(oidCommonName)), element(tagPrintable, []byte(userNode+nodeName)), []byte{0x05, 0})))), Deny, reasons{ReasonSubjectMismatch}},
+		{"S4: a sequence for a set", first, der(withSubject(organization(), element(tagSequence, attribute(oidCommonName, tagPrintable, userNode+nodeName)))), Deny, reasons{ReasonSubjectMismatch}},
+		{"S4: empty", first, der(withSubject()), Deny, reasons{ReasonSubjectMismatch}},
+		{"S4: empty node name", first, der(template(func(r *x509.CertificateRequest) { r.Subject.CommonName = userNode })), Deny, reasons{ReasonSubjectMismatch}},
+		{"S4: no node's name", first, der(template(func(r *x509.CertificateRequest) { r.Subject.CommonName = "worker-1" })), Deny, reasons{ReasonSubjectMismatch}},
+		{"S4: upper case", first, der(template(func(r *x509.CertificateRequest) { r.Subject.CommonName = userNode + "Worker-1" })), Deny, reasons{ReasonSubjectMismatch}},
+		{"S4: with a NUL", first, der(template(func(r *x509.CertificateRequest) { r.Subject.CommonName = userNode + nodeName + "\x00x" })), Deny, reasons{ReasonSubjectMismatch}},
+		{"S4: of 254 characters", first, der(template(func(r *x509.CertificateRequest) { r.Subject.CommonName = userNode + strings.Repeat("a", 254) })), Deny, reasons{ReasonSubjectMismatch}},
+		{"S4: hello", helloOf(First), der(template(func(r *x509.CertificateRequest) { r.Subject.CommonName = userNode })), Deny, reasons{ReasonSubjectMismatch}},
+
+		{"S5: otherName", first, der(withAttributes(extensionRequest(extension(sanOID, otherName)))), Deny, reasons{ReasonForbiddenExtension}},
+		{"S5: otherName beside the provider ID", first, der(withAttributes(extensionRequest(providerIDOfNode(), extension(sanOID, otherName)))), Deny, reasons{ReasonForbiddenExtension}},
+		{"S5: DNS name", first, der(template(func(r *x509.CertificateRequest) { r.DNSNames = []string{"kubernetes"} })), Deny, reasons{ReasonForbiddenExtension}},
+		{"S5: URI", first, der(template(func(r *x509.CertificateRequest) { r.URIs = []*url.URL{{Scheme: "spiffe", Host: "x"}} })), Deny, reasons{ReasonForbiddenExtension}},
+		{"S5: empty SAN", first, der(withAttributes(extensionRequest(extension(sanOID, element(tagSequence))))), Deny, reasons{ReasonForbiddenExtension}},
+		{"S5: CA", first, der(withAttributes(extensionRequest(providerIDOfNode(), extension(oidBasic, element(tagSequence, []byte{1, 1, 0xff}))))), Deny, reasons{ReasonForbiddenExtension}},
+		{"S5: key usage", first, der(withAttributes(extensionRequest(extension(oidKeyUsage, []byte{3, 2, 7, 0x80})))), Deny, reasons{ReasonForbiddenExtension}},
+		{"S5: provider ID twice", first, der(withAttributes(extensionRequest(providerIDOfNode(), providerIDOfNode()))), Deny, reasons{ReasonForbiddenExtension}},
+		{"S5: two extensionRequests", first, der(withAttributes(element(tagAttributes, extensionAttribute(providerIDOfNode()), extensionAttribute(providerIDOfNode())))), Deny, reasons{ReasonForbiddenExtension}},
+		{"S5: two lists in an extensionRequest", first, der(withAttributes(element(tagAttributes, element(tagSequence, element(tagOID, []byte(oidExtensionRequest)), element(tagSet, element(tagSequence, providerIDOfNode()), element(tagSequence, extension(sanOID, otherName))))))), Deny, reasons{ReasonForbiddenExtension}},
+		{"S5: empty extensionRequest", first, der(withAttributes(extensionRequest())), Deny, reasons{ReasonForbiddenExtension}},
+		{"S5: challengePassword", first, der(withAttributes(element(tagAttributes, element(tagSequence, element(tagOID, []byte(oidChallenge)), element(tagSet, element(tagPrintable, []byte("x"))))))), Deny, reasons{ReasonForbiddenExtension}},
+		{"S5: challengePassword beside", first, der(withAttributes(element(tagAttributes, element(tagSequence, element(tagOID, []byte(oidChallenge)), element(tagSet, element(tagPrintable, []byte("x")))), extensionAttribute(providerIDOfNode())))), Deny, reasons{ReasonForbiddenExtension}},
+		{"S5: an attribute of another name", first, der(withAttributes(element(tagAttributes, element(tagSequence, element(tagOID, []byte(oidChallenge)), element(tagSet, element(tagSequence, providerIDOfNode())))))), Deny, reasons{ReasonForbiddenExtension}},
+		{"S5: critical", first, der(template(func(r *x509.CertificateRequest) { r.ExtraExtensions[0].Critical = true })), Deny, reasons{ReasonForbiddenExtension}},
+		{"S5: critical FALSE spelt out", first, der(withAttributes(extensionRequest(element(tagSequence, element(tagOID, []byte(oidProviderID)), []byte{1, 1, 0}, element(tagOctetString, element(tagUTF8, []byte(providerID))))))), Deny, reasons{ReasonForbiddenExtension}},
+		{"S5: PrintableString", first, der(withAttributes(extensionRequest(extension(oidProviderID, element(tagPrintable, []byte(providerID)))))), Deny, reasons{ReasonForbiddenExtension}},
+		{"S5: bytes after the string", first, der(withAttributes(extensionRequest(extension(oidProviderID, append(element(tagUTF8, []byte(providerID)), 5, 0))))), Deny, reasons{ReasonForbiddenExtension}},
+		{"S5: a set for an extension", first, der(withAttributes(extensionRequest(element(tagSet, element(tagOID, []byte(oidProviderID)), element(tagOctetString, element(tagUTF8, []byte(providerID))))))), Deny, reasons{ReasonForbiddenExtension}},
+		{"S5: empty provider ID", first, der(withAttributes(attributesOf(""))), Deny, reasons{ReasonForbiddenExtension}},
+		{"S5: white space", first, der(withAttributes(attributesOf("acme://zone/worker 1"))), Deny, reasons{ReasonForbiddenExtension}},
+		{"S5: not UTF-8", first, der(withAttributes(attributesOf("acme://\xff"))), Deny, reasons{ReasonForbiddenExtension}},
+		{"S5: too long", first, func(w *world) { w.longProviderID(maxProviderID + 1) }, Deny, reasons{ReasonForbiddenExtension}},
+		{"S5: subject and key, too", first, func(w *world) {
+			w.withKey(key("p224"))
+			w.pkcs10(templateWith(key("p224"), func(r *x509.CertificateRequest) {
+				r.Subject.OrganizationalUnit, r.DNSNames = []string{"x"}, []string{"x"}
+			}))
+		}, Deny, reasons{ReasonUnsupportedKey, ReasonSubjectMismatch, ReasonForbiddenExtension}},
+
+		{"S6: server auth, too", first, usages(certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth, certificatesv1.UsageServerAuth), Deny, reasons{ReasonUsageMismatch}},
+		{"S6: server auth", first, usages(certificatesv1.UsageDigitalSignature, certificatesv1.UsageServerAuth), Deny, reasons{ReasonUsageMismatch}},
+		{"S6: key encipherment with ECDSA", first, usages(certificatesv1.UsageDigitalSignature, certificatesv1.UsageKeyEncipherment, certificatesv1.UsageClientAuth), Deny, reasons{ReasonUsageMismatch}},
+		{"S6: twice", first, usages(certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth, certificatesv1.UsageClientAuth), Deny, reasons{ReasonUsageMismatch}},
+		{"S6: none", first, usages(), Deny, reasons{ReasonUsageMismatch}},
+		{"S6: cert sign", first, usages(certificatesv1.UsageCertSign, certificatesv1.UsageClientAuth), Deny, reasons{ReasonUsageMismatch}},
+		{"S6: RSA without key encipherment", first, func(w *world) {
+			w.pkcs10(goodPKCS10(key("rsa2048")))
+		}, Deny, reasons{ReasonUsageMismatch}},
+		{"S6: weak key, and usages of none", first, func(w *world) {
+			w.pkcs10(goodPKCS10(key("p224")))
+			usages(certificatesv1.UsageAny)(w)
+		}, Deny, reasons{ReasonUnsupportedKey, ReasonUsageMismatch}},
+		{"S6: hello", helloOf(First), usages(certificatesv1.UsageAny), Deny, reasons{ReasonUsageMismatch}},
+
+		{"S7: another user", first, func(w *world) { w.in.Hello.Spec.Username = "system:bootstrap:zzzzzz" }, Deny, reasons{ReasonProofMismatch}},
+		{"S7: another uid", first, func(w *world) { w.in.Request.Spec.UID = "u" }, Deny, reasons{ReasonProofMismatch}},
+		{"S7: another group", first, func(w *world) { w.in.Hello.Spec.Groups = append(w.in.Hello.Spec.Groups, "more") }, Deny, reasons{ReasonProofMismatch}},
+		{"S7: a group twice", first, func(w *world) { w.in.Hello.Spec.Groups[1] = w.in.Hello.Spec.Groups[0] }, Deny, reasons{ReasonProofMismatch}},
+		{"S7: another certification request", first, func(w *world) {
+			w.in.Hello = object(First, attestation.HelloSignerName, "hello", "x", goodPKCS10(key("p256")))
+		}, Deny, reasons{ReasonProofMismatch}},
+		{"S7: other usages", first, func(w *world) { slices.Reverse(w.in.Request.Spec.Usages) }, Deny, reasons{ReasonProofMismatch}},
+		{"S7: another expirationSeconds", first, func(w *world) {
+			a, b := int32(600), int32(601)
+			w.in.Request.Spec.ExpirationSeconds, w.in.Hello.Spec.ExpirationSeconds = &a, &b
+		}, Deny, reasons{ReasonProofMismatch}},
+		{"S7: no expirationSeconds in the hello", first, func(w *world) { n := int32(600); w.in.Request.Spec.ExpirationSeconds = &n }, Deny, reasons{ReasonProofMismatch}},
+		{"S7: a proof for a hello", first, func(w *world) { w.in.Hello = w.in.Request }, Deny, reasons{ReasonProofMismatch}},
+		{"S7: another provider", first, func(w *world) {
+			content := must(attestation.Parse(w.in.Hello.Spec.Request))
+			content.Provider = "acme"
+			w.in.Hello.Spec.Request = must(content.Marshal())
+		}, Deny, reasons{ReasonProofMismatch}},
+		{"S7: malformed hello", first, func(w *world) { w.in.Hello.Spec.Request = append(w.in.Hello.Spec.Request, 'x') }, Deny, reasons{ReasonProofMismatch}},
+		{"S7: no hello", first, func(w *world) { w.in.Hello, w.in.Evidence = nil, Evidence{} }, Wait, reasons{ReasonHelloNotFound}},
+		{"S7: no hello, and something contradicts", first, func(w *world) {
+			w.in.Hello, w.in.Evidence = nil, Evidence{}
+			w.in.Request.Spec.Usages = nil
+		}, Deny, reasons{ReasonUsageMismatch}},
+
+		{"I1: nobody", first, user(""), Deny, reasons{ReasonRequesterNotAllowed}},
+		{"I1: anybody", first, user("eve", "system:bootstrappers"), Deny, reasons{ReasonRequesterNotAllowed}},
+		{"I1: administrator", first, user("kubernetes-admin", groupMasters), Deny, reasons{ReasonRequesterNotAllowed}},
+		{"I1: a token's id too long", first, user("system:bootstrap:abc1234", "system:bootstrappers"), Deny, reasons{ReasonRequesterNotAllowed}},
+		{"I1: a token's id with more", first, user("system:bootstrap:abc:12", "system:bootstrappers"), Deny, reasons{ReasonRequesterNotAllowed}},
+		{"I1: no token's id", first, user("system:bootstrap:", "system:bootstrappers"), Deny, reasons{ReasonRequesterNotAllowed}},
+		{"I1: no group", first, user("system:bootstrap:abc123", "system:authenticated"), Deny, reasons{ReasonRequesterNotAllowed}},
+		{"I1: not the operator's group", first, func(w *world) { w.policy.TokenGroup = "system:bootstrappers:workers" }, Deny, reasons{ReasonRequesterNotAllowed}},
+		{"I1: in system:nodes", first, user("system:bootstrap:abc123", "system:bootstrappers", groupNodes), Deny, reasons{ReasonRequesterNotAllowed}},
+		{"I1: in system:masters", first, user("system:bootstrap:abc123", "system:bootstrappers", groupMasters), Deny, reasons{ReasonRequesterNotAllowed}},
+		{"I1: the operator's, not in its group", first, func(w *world) {
+			user("system:serviceaccount:infra:joiner", "system:bootstrappers")(w)
+			w.policy.Token = Off
+		}, Deny, reasons{ReasonRequesterNotAllowed}},
+		{"I1: the operator's, in system:masters", first, func(w *world) {
+			user("system:serviceaccount:infra:joiner", "system:serviceaccounts:infra", groupMasters)(w)
+			w.policy.Token = Off
+		}, Deny, reasons{ReasonRequesterNotAllowed}},
+		{"I1: again", again, user("system:bootstrap:abc123"), Deny, reasons{ReasonRequesterNotAllowed}},
+		{"I1: hello", helloOf(First), user("eve"), Deny, reasons{ReasonRequesterNotAllowed}},
+
+		{"I2: another node", renewal, func(w *world) { w.both(func(s *spec) { s.Username = "system:node:worker-2" }) }, Deny, reasons{ReasonRequesterNotAllowed}},
+		{"I2: another node for its own machine", renewal, func(w *world) {
+			w.both(func(s *spec) { s.Username = "system:node:worker-2" })
+			w.in.Evidence.EK = ek2
+		}, Deny, reasons{ReasonRequesterNotAllowed, ReasonUnknownCredential, ReasonProviderIDMismatch, ReasonAmbiguousName, ReasonNodeNameMismatch, ReasonIdentityBound}},
+		{"I2: no node's name", renewal, func(w *world) { w.both(func(s *spec) { s.Username = userNode }) }, Deny, reasons{ReasonRequesterNotAllowed}},
+		{"I2: not in system:nodes", renewal, func(w *world) { w.both(func(s *spec) { s.Groups = []string{"system:authenticated"} }) }, Deny, reasons{ReasonRequesterNotAllowed}},
+		{"I2: in system:masters", renewal, func(w *world) { w.both(func(s *spec) { s.Groups = append(s.Groups, groupMasters) }) }, Deny, reasons{ReasonRequesterNotAllowed}},
+		{"I2: hello", helloOf(Renewal), func(w *world) { w.in.Request.Spec.Username = "system:node:worker-2" }, Deny, reasons{ReasonRequesterNotAllowed}},
+
+		{"I3: another machine's", first, func(w *world) { w.in.Token.Machine = machine("worker-2").Ref }, Deny, reasons{ReasonTokenNotForMachine}},
+		{"I3: a machine of the same name", first, func(w *world) { w.in.Token.Machine.UID = "older" }, Deny, reasons{ReasonTokenNotForMachine}},
+		{"I3: nobody's", first, func(w *world) { w.in.Token = Token{Known: true} }, Deny, reasons{ReasonTokenNotForMachine}},
+		{"I3: nobody's, and no machine is known", first, func(w *world) {
+			w.in.Token = Token{Known: true}
+			w.in.Machines = nil
+		}, Deny, reasons{ReasonTokenNotForMachine}},
+		{"I3: no token", first, user("system:serviceaccount:infra:joiner", "system:serviceaccounts:infra"), Deny, reasons{ReasonTokenNotForMachine}},
+		{"I3: not known yet", first, func(w *world) { w.in.Token = Token{} }, Wait, reasons{ReasonTokenNotForMachine}},
+		{"I3: hello", helloOf(First), func(w *world) { w.in.Token.Machine = machine("worker-2").Ref }, Deny, reasons{ReasonTokenNotForMachine}},
+		{"I3: signing", signingOf(First), func(w *world) { w.in.Token.Machine = machine("worker-2").Ref }, Fail, reasons{ReasonTokenNotForMachine}},
+
+		{"I4: unknown", renewal, credential(credentialPrefix + "00"), Deny, reasons{ReasonUnknownCredential}},
+		{"I4: empty", renewal, credential(credentialPrefix), Deny, reasons{ReasonUnknownCredential}},
+		{"I4: of another kind", renewal, credential("JTI=" + certificate1), Deny, reasons{ReasonUnknownCredential}},
+		{"I4: two", renewal, credential(credentialPrefix+certificate1, credentialPrefix+"00"), Deny, reasons{ReasonUnknownCredential}},
+		{"I4: none", renewal, func(w *world) { w.in.Request.Spec.Extra = nil }, Deny, reasons{ReasonUnknownCredential}},
+		{"I4: of another machine", renewal, func(w *world) {
+			credential(credentialPrefix + "22")(w)
+			w.in.Records[0].Certificates[0].SHA256 = "22"
+		}, Deny, reasons{ReasonUnknownCredential}},
+		{"I4: no record", renewal, func(w *world) { w.in.Records = w.in.Records[:1] }, Deny, reasons{ReasonUnknownCredential}},
+		{"I4: one is yet to be noted", renewal, func(w *world) {
+			credential(credentialPrefix + "00")(w)
+			w.record().ProofUID = "newer"
+		}, Wait, reasons{ReasonUnknownCredential}},
+		{"I4: hello", helloOf(Renewal), credential(credentialPrefix + "00"), Deny, reasons{ReasonUnknownCredential}},
+
+		{"A: refused", first, func(w *world) { w.in.Evidence = Evidence{Err: Refusals{{"AttestationX", "x"}, {"AttestationY", "y"}}} }, Deny, reasons{"AttestationX", "AttestationY"}},
+		{"A: refused, wrapped", first, func(w *world) { w.in.Evidence.Err = fmt.Errorf("x: %w", Refusals{{"AttestationX", "x"}}.Err()) }, Deny, reasons{"AttestationX"}},
+		{"A: refused without a reason", first, func(w *world) { w.in.Evidence.Err = Refusals{} }, Deny, reasons{ReasonRefused}},
+		{"A: refused, of a machine with a record", again, func(w *world) {
+			w.in.Evidence = Evidence{Err: Refusals{{"AttestationX", "x"}}}
+		}, Deny, reasons{"AttestationX"}},
+		{"A: nothing", first, func(w *world) { w.in.Evidence = Evidence{} }, Deny, reasons{ReasonRefused}},
+		{"A: no EK", first, func(w *world) { w.in.Evidence.EK = "" }, Deny, reasons{ReasonRefused}},
+		{"A: not for now", first, func(w *world) { w.in.Evidence = Evidence{Err: context.DeadlineExceeded} }, Wait, reasons{ReasonAttestationUnavailable}},
+		{"A: expired, and more", first, func(w *world) {
+			w.in.Evidence = Evidence{Err: Refusals{{attestation.ReasonExpired, "x"}}}
+			w.in.Node = Present
+		}, Deny, reasons{ReasonNodeAlreadyRegistered, attestation.ReasonExpired}},
+		{"A: expired", first, func(w *world) { w.in.Evidence = Evidence{Err: Refusals{{attestation.ReasonExpired, "x"}}} }, Deny, reasons{attestation.ReasonExpired}},
+		{"A: insecure, refused", goodInsecure, func(w *world) { w.in.Evidence.Err = Refusals{{"AttestationX", "x"}} }, Deny, reasons{"AttestationX"}},
+		{"A: signing", signingOf(Renewal), func(w *world) { w.in.Evidence = Evidence{Err: Refusals{{"AttestationX", "x"}}} }, Fail, reasons{"AttestationX"}},
+
+		{"M1: not known", first, func(w *world) { w.in.Machines = nil }, Wait, reasons{ReasonMachineNotFound}},
+		{"M1: not vouched for yet", helloOf(First), unvouched(ek1, func(w *world) { w.machine().EKs = nil }), Wait, reasons{ReasonMachineNotFound}},
+		{"M1: not vouched for yet, but known by now", helloOf(First), unvouched(ek1, nil), Wait, reasons{ReasonMachineNotFound}},
+		{"M1: not vouched for, without an error", helloOf(First), func(w *world) { w.in.Evidence.Unvouched = true }, Wait, reasons{ReasonMachineNotFound}},
+		{"M1: not vouched for, another machine's name", helloOf(First), unvouched("e9", nil), Deny, reasons{ReasonNodeNameMismatch}},
+		{"M1: not vouched for, a name with a record", helloOf(Again), unvouched("e9", func(w *world) { w.machine().EKs = nil }), Deny, reasons{ReasonNodeAlreadyRegistered, ReasonIdentityBound}},
+		{"M1: a source that does not count", first, func(w *world) { w.machine().EKs[0].Source = EKAnnotation }, Wait, reasons{ReasonMachineNotFound}},
+		{"M1: a machine without a name", first, func(w *world) { w.machine().Ref = MachineRef{} }, Wait, reasons{ReasonMachineNotFound}},
+		{"M1: two", first, func(w *world) { w.in.Machines[0].EKs = append(w.in.Machines[0].EKs, NamedEK{EKInventory, ek1}) }, Deny, reasons{ReasonAmbiguousMachine}},
+		{"M1: inventory and record", again, func(w *world) {
+			w.in.Machines[0].EKs = append(w.in.Machines[0].EKs, NamedEK{EKInventory, ek1})
+			w.machine().EKs = nil
+		}, Deny, reasons{ReasonAmbiguousMachine}},
+		{"M1: another machine's EK, and its name", first, func(w *world) {
+			w.in.Evidence.EK = ek2
+			w.in.Records = nil
+		}, Deny, reasons{ReasonTokenNotForMachine, ReasonProviderIDMismatch, ReasonNodeNameMismatch, ReasonAmbiguousName}},
+		{"M1: another genuine TPM", first, func(w *world) { w.in.Evidence.EK = "e9" }, Deny, reasons{ReasonNodeNameMismatch}},
+		{"M1: the record's machine is gone", again, func(w *world) { w.in.Machines = w.in.Machines[:1] }, Wait, reasons{ReasonMachineNotFound}},
+		{"M1: another provider ID", first, func(w *world) { w.named(nodeName, "acme://zone/worker-2") }, Deny, reasons{ReasonProviderIDMismatch}},
+		{"M1: another provider ID, hello", helloOf(First), func(w *world) { w.named(nodeName, "acme://zone/worker-2") }, Deny, reasons{ReasonProviderIDMismatch}},
+		{"M1: no provider ID yet", first, func(w *world) { w.machine().ProviderID = "" }, Wait, reasons{ReasonMachineNotReady}},
+
+		{"M2: not ready", first, func(w *world) { w.machine().Ready = false }, Wait, reasons{ReasonMachineNotReady}},
+		{"M2: not ready, renewal", renewal, func(w *world) { w.machine().Ready = false }, Wait, reasons{ReasonMachineNotReady}},
+		{"M2: not ready, and a contradiction", first, func(w *world) { w.machine().Ready = false; w.in.Node = Present }, Deny, reasons{ReasonNodeAlreadyRegistered}},
+
+		{"M3: first", first, deleted(time.Minute), Deny, reasons{ReasonMachineDeleting}},
+		{"M3: again", again, deleted(time.Minute), Deny, reasons{ReasonMachineDeleting}},
+		{"M3: renewal after an hour", renewal, deleted(time.Hour + time.Second), Deny, reasons{ReasonMachineDeleting}},
+		{"M3: signing", signingOf(First), deleted(time.Minute), Fail, reasons{ReasonMachineDeleting}},
+
+		{"M4: another name", first, func(w *world) { w.machine().Names[0].Value = "worker-9" }, Deny, reasons{ReasonNodeNameMismatch}},
+		{"M4: an earlier source says otherwise", first, func(w *world) {
+			w.machine().Names = append(w.machine().Names, NodeName{NameInventory, "worker-9"})
+		}, Deny, reasons{ReasonNodeNameMismatch}},
+		{"M4: a free name", first, func(w *world) { w.named("worker-9", providerID) }, Deny, reasons{ReasonNodeNameMismatch}},
+		{"M4: two names", first, func(w *world) { w.machine().Names = append(w.machine().Names, NodeName{NameMachine, "worker-9"}) }, Deny, reasons{ReasonAmbiguousName}},
+		{"M4: claimed by another machine", first, func(w *world) { w.in.Machines[0].Names[0].Value = nodeName }, Deny, reasons{ReasonAmbiguousName}},
+		{"M4: claimed by another record", first, func(w *world) { w.in.Records[0].NodeName = nodeName }, Deny, reasons{ReasonAmbiguousName, ReasonIdentityBound}},
+		{"M4: again, claimed by another record", again, func(w *world) { w.in.Records[0].NodeName = nodeName }, Deny, reasons{ReasonAmbiguousName, ReasonIdentityBound}},
+		{"M4: no source says", first, func(w *world) { w.machine().Names = nil }, Wait, reasons{ReasonNodeNameUnknown}},
+		{"M4: an empty name", first, func(w *world) { w.machine().Names[0].Value = "" }, Wait, reasons{ReasonNodeNameUnknown}},
+		{"M4: a source not asked for", first, func(w *world) { w.machine().Names[0].Source = NameHostname }, Wait, reasons{ReasonNodeNameUnknown}},
+		{"M4: again under another name", again, func(w *world) { w.named("worker-9", providerID) }, Deny, reasons{ReasonNodeNameMismatch, ReasonIdentityBound}},
+		{"M4: hello", helloOf(First), func(w *world) { w.machine().Names[0].Value = "worker-9" }, Deny, reasons{ReasonNodeNameMismatch}},
+
+		{"M5: a Node exists", first, func(w *world) { w.in.Node = Present }, Deny, reasons{ReasonNodeAlreadyRegistered}},
+		{"M5: a Node exists, hello", helloOf(First), func(w *world) { w.in.Node = Present }, Deny, reasons{ReasonNodeAlreadyRegistered}},
+		{"M5: a Node has appeared before the first certificate", signingOf(First), func(w *world) { w.in.Node = Present }, Fail, reasons{ReasonNodeAlreadyRegistered}},
+		{"M5: not known", first, func(w *world) { w.in.Node = 0 }, Wait, reasons{ReasonNodeAlreadyRegistered}},
+
+		{"T1: EK pinned elsewhere", first, func(w *world) {
+			w.in.Records[0].EK = ek1
+			w.in.Machines[0] = machine("worker-7")
+		}, Deny, reasons{ReasonIdentityBound}},
+		{"T1: EK pinned to a machine that is still there", first, func(w *world) { w.in.Records[0].EK = ek1 }, Deny, reasons{ReasonAmbiguousMachine, ReasonIdentityBound}},
+		{"T1: another EK for this machine", again, func(w *world) {
+			w.in.Evidence.EK = "e9"
+			w.machine().EKs = append(w.machine().EKs, NamedEK{EKInventory, "e9"})
+		}, Deny, reasons{ReasonIdentityBound}},
+		{"T1: another EK for this machine, renewal", renewal, func(w *world) {
+			w.in.Evidence.EK = "e9"
+			w.machine().EKs = append(w.machine().EKs, NamedEK{EKInventory, "e9"})
+		}, Deny, reasons{ReasonIdentityBound}},
+		{"T1: another EK for this machine, hello", helloOf(Again), func(w *world) {
+			w.in.Evidence.EK = "e9"
+			w.machine().EKs = append(w.machine().EKs, NamedEK{EKInventory, "e9"})
+		}, Deny, reasons{ReasonIdentityBound}},
+		{"T1: weaker provider", func() *world { return goodAcme(Again) }, func(w *world) { w.record().Provider = "tpm" }, Deny, reasons{ReasonIdentityBound}},
+		{"T1: weaker provider, renewal", func() *world { return goodAcme(Renewal) }, func(w *world) { w.record().Provider = "tpm" }, Deny, reasons{ReasonIdentityBound}},
+		{"T1: a provider that is none", again, func(w *world) { w.record().Provider = "" }, Deny, reasons{ReasonIdentityBound}},
+		{"T1: another provider ID", again, func(w *world) { w.record().ProviderID = "acme://zone/worker-2" }, Deny, reasons{ReasonIdentityBound}},
+		{"T1: another provider ID, none asked for", again, func(w *world) {
+			w.named(nodeName, "")
+			w.machine().ProviderID = "acme://zone/worker-9"
+		}, Deny, reasons{ReasonIdentityBound}},
+		{"T1: another cluster's record", again, func(w *world) { w.record().Cluster = "c2" }, Deny, reasons{ReasonIdentityBound}},
+		{"T1: two records of a machine", again, func(w *world) { w.in.Records = append(w.in.Records, recordOf(nodeName, ek1)) }, Deny, reasons{ReasonIdentityBound}},
+		{"T1: a record of the machine before", again, func(w *world) { w.record().Machine.UID = "older" }, Deny, reasons{ReasonAmbiguousName, ReasonNodeAlreadyRegistered, ReasonIdentityBound}},
+		{"T1: resets went back", again, func(w *world) {
+			w.policy.BootCounters = Required
+			w.in.Evidence.Boot.Resets--
+		}, Deny, reasons{ReasonBootCountersWentBack}},
+		{"T1: clock went back", renewal, func(w *world) {
+			w.policy.BootCounters = Required
+			w.in.Evidence.Boot.Clock = 999
+		}, Deny, reasons{ReasonBootCountersWentBack}},
+		{"T1: restarts went back", renewal, func(w *world) {
+			w.policy.BootCounters = Required
+			w.in.Evidence.Boot = &Boot{7, 0, 5000, true}
+		}, Deny, reasons{ReasonBootCountersWentBack}},
+		{"T1: signing", signingOf(Again), func(w *world) { w.in.Records[1].EK = "e9" }, Fail, reasons{ReasonIdentityBound}},
+
+		{"R1: over the rate", first, func(w *world) { w.in.OverRate = true }, Wait, reasons{ReasonRateLimited}},
+		{"R1: over the rate for long", first, func(w *world) {
+			w.in.OverRate = true
+			w.created(24 * time.Hour)
+		}, Wait, reasons{ReasonRateLimited}},
+		{"R1: over the rate, and a contradiction", first, func(w *world) { w.in.OverRate = true; w.in.Node = Present }, Deny, reasons{ReasonNodeAlreadyRegistered}},
+		{"R1: over the rate, and something else is missing for long", first, func(w *world) {
+			w.in.OverRate, w.in.Machines = true, nil
+			w.created(time.Hour)
+		}, Deny, reasons{ReasonMachineNotFound}},
+
+		{"wait: before the deadline", first, func(w *world) { w.in.Machines = nil; w.created(DefaultWaitDeadline - time.Second) }, Wait, reasons{ReasonMachineNotFound}},
+		{"wait: at the deadline", first, func(w *world) { w.in.Machines = nil; w.created(DefaultWaitDeadline) }, Deny, reasons{ReasonMachineNotFound}},
+		{"wait: at the operator's deadline", first, func(w *world) {
+			w.policy.WaitDeadline = time.Minute
+			w.in.Machines = nil
+		}, Deny, reasons{ReasonMachineNotFound}},
+		{"wait: from a file", first, func(w *world) { w.in.Machines = nil; w.in.Request.CreationTimestamp = metav1.Time{} }, Wait, reasons{ReasonMachineNotFound}},
+		{"wait: for more than one thing", first, func(w *world) {
+			w.machine().Ready, w.machine().Names, w.in.Node, w.in.Token = false, nil, 0, Token{}
+		}, Wait, reasons{ReasonTokenNotForMachine, ReasonMachineNotReady, ReasonNodeNameUnknown, ReasonNodeAlreadyRegistered}},
+		{"no time", first, func(w *world) { w.in.Now = time.Time{} }, Deny, reasons{ReasonRefused}},
+
+		{"insecure: the machine has a record", goodInsecure, func(w *world) {
+			r := recordOf("worker-9", "")
+			r.Machine, r.Provider = machine(nodeName).Ref, InsecureProvider
+			r.NodeName = nodeName
+			w.in.Records = append(w.in.Records, r)
+		}, Deny, reasons{ReasonIdentityBound}},
+		{"insecure: the machine has shown a TPM", goodInsecure, func(w *world) { w.in.Records = append(w.in.Records, recordOf(nodeName, ek1)) }, Deny, reasons{ReasonIdentityBound}},
+		{"insecure: the name has a record", goodInsecure, func(w *world) {
+			w.in.Records[0].NodeName, w.in.Records[0].Provider, w.in.Records[0].EK = nodeName, InsecureProvider, ""
+		}, Deny, reasons{ReasonAmbiguousName, ReasonIdentityBound}},
+		{"insecure: a Node exists", goodInsecure, func(w *world) { w.in.Node = Present }, Deny, reasons{ReasonNodeAlreadyRegistered}},
+		{"insecure: renewal", goodInsecure, func(w *world) {
+			w.in.Request = object(Renewal, InsecureSignerName, "insecure", "x", goodPKCS10(key("p256")))
+			w.in.Records = append(w.in.Records, recordOf(nodeName, ""))
+			w.record().Provider = InsecureProvider
+		}, Deny, reasons{ReasonRequesterNotAllowed, ReasonIdentityBound}},
+		{"insecure: the token is nobody's", goodInsecure, func(w *world) { w.in.Token = Token{Known: true} }, Deny, reasons{ReasonTokenNotForMachine}},
+		{"insecure: the token is nobody's, and the policy does not care", goodInsecure, func(w *world) {
+			w.policy.Token = Off
+			w.in.Token = Token{Known: true}
+		}, Deny, reasons{ReasonTokenNotForMachine}},
+		{"insecure: the token is not known", goodInsecure, func(w *world) { w.in.Token = Token{} }, Wait, reasons{ReasonMachineNotFound, ReasonTokenNotForMachine}},
+		{"insecure: the token is another machine's", goodInsecure, func(w *world) {
+			w.in.Token.Machine = machine("worker-3").Ref
+			w.in.Machines = append(w.in.Machines, machine("worker-3"))
+		}, Deny, reasons{ReasonProviderIDMismatch, ReasonNodeNameMismatch, ReasonAmbiguousName}},
+		{"insecure: no token", goodInsecure, user("system:serviceaccount:infra:joiner", "system:serviceaccounts:infra"), Deny, reasons{ReasonTokenNotForMachine}},
+		{"insecure: a DNS name", goodInsecure, der(template(func(r *x509.CertificateRequest) { r.DNSNames = []string{"x"} })), Deny, reasons{ReasonForbiddenExtension}},
+		{"insecure: a TPM's document", goodInsecure, func(w *world) {
+			w.raw(block(attestation.BlockProvider, "insecure"), block(attestation.BlockProvider, "tpm"))
+		}, Deny, reasons{ReasonProviderMismatch}},
+		{"insecure: another request was first", func() *world {
+			w := goodInsecure()
+			w.approve()
+			return w
+		}, func(w *world) {
+			w.signing = false
+			w.in.Request = object(First, InsecureSignerName, "second", "x", goodPKCS10(key("p256")))
+		}, Deny, reasons{ReasonIdentityBound}},
+
+		{"signing: not approved", signingOf(First), func(w *world) { w.in.Request.Status.Conditions = nil }, Ignore, nil},
+		{"signing: approved and denied", signingOf(First), func(w *world) { w.condition(certificatesv1.CertificateDenied) }, Ignore, nil},
+		{"signing: approved and failed", signingOf(First), func(w *world) { w.condition(certificatesv1.CertificateFailed) }, Ignore, nil},
+		{"signing: issued", signingOf(First), func(w *world) { w.in.Request.Status.Certificate = []byte("x") }, Ignore, nil},
+		{"signing: another's signer", signingOf(First), func(w *world) { w.in.Request.Spec.SignerName = "example.com/other" }, Ignore, nil},
+		{"signing: no record", signingOf(First), func(w *world) { w.in.Records = nil }, Fail, reasons{ReasonApprovedWithoutAttestation}},
+		{"signing: the record names another", signingOf(Again), func(w *world) { w.in.Records[1].ProofUID = "newer" }, Fail, reasons{ReasonApprovedWithoutAttestation}},
+		{"signing: the record names none", signingOf(Again), func(w *world) { w.in.Records[1].ProofUID = ""; w.in.Request.UID = "" }, Fail, reasons{ReasonApprovedWithoutAttestation}},
+		{"signing: the record names other bytes", signingOf(Again), func(w *world) { w.in.Records[1].ProofSHA256 = digest([]byte("x")) }, Fail, reasons{ReasonApprovedWithoutAttestation}},
+		{"signing: another machine's record names it", signingOf(Again), func(w *world) {
+			w.in.Records[0].ProofUID, w.in.Records[0].ProofSHA256 = w.in.Records[1].ProofUID, w.in.Records[1].ProofSHA256
+			w.in.Records[1].ProofUID = "newer"
+		}, Fail, reasons{ReasonApprovedWithoutAttestation}},
+		{"signing: approved by others, and hostile", signingOf(First), func(w *world) {
+			w.in.Records = nil
+			w.in.Request.Spec.Usages, w.in.Hello.Spec.Usages = nil, nil
+		}, Fail, reasons{ReasonApprovedWithoutAttestation, ReasonUsageMismatch}},
+		{"signing: approved by others, and malformed", signingOf(First), func(w *world) {
+			w.in.Request.Spec.Request = []byte("x")
+		}, Fail, reasons{ReasonApprovedWithoutAttestation, ReasonMalformedRequest}},
+		{"signing: something is missing", signingOf(First), func(w *world) { w.machine().Ready = false }, Wait, reasons{ReasonMachineNotReady}},
+		{"signing: something is missing for long", signingOf(First), func(w *world) { w.machine().Ready = false; w.created(time.Hour) }, Fail, reasons{ReasonMachineNotReady}},
+		{"signing: a hello", helloOf(First), func(w *world) {
+			w.signing = true
+			w.condition(certificatesv1.CertificateApproved)
+		}, Fail, reasons{ReasonApprovedWithoutAttestation}},
+		{"signing: a hello that a record names", helloOf(Again), func(w *world) {
+			w.signing = true
+			w.condition(certificatesv1.CertificateApproved)
+			w.record().ProofUID, w.record().ProofSHA256 = string(w.in.Request.UID), digest(w.in.Request.Spec.Request)
+		}, Fail, reasons{ReasonApprovedWithoutAttestation}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := c.world()
+			c.bend(w)
+			d := w.judge(t)
+			if d.Outcome != c.want || !slices.Equal(d.Refusals.Reasons(), c.why) {
+				t.Errorf("%s, %v, want %s, %v", d.Outcome, d.Refusals, c.want, c.why)
+			}
+			if d.Grant != nil {
+				t.Errorf("granted: %+v", d.Grant)
+			}
+			for _, reason := range d.Refusals.Reasons() {
+				if Reasons()[reason] == "" && !strings.HasPrefix(string(reason), "Attestation") {
+					t.Errorf("%s is not in Reasons", reason)
+				}
+			}
+		})
+	}
+}
+
+func usages(u ...certificatesv1.KeyUsage) func(*world) {
+	return func(w *world) { w.both(func(s *spec) { s.Usages = u }) }
+}
+
+func user(name string, groups ...string) func(*world) {
+	return func(w *world) { w.both(func(s *spec) { s.Username, s.Groups = name, groups }) }
+}
+
+func credential(ids ...string) func(*world) {
+	return func(w *world) { w.in.Request.Spec.Extra[extraCredential] = ids }
+}
+
+func deleted(ago time.Duration) func(*world) {
+	return func(w *world) { w.machine().Deleted = testNow.Add(-ago) }
+}
+
+func (w *world) created(ago time.Duration) {
+	w.in.Request.CreationTimestamp = metav1.NewTime(testNow.Add(-ago))
+}
+
+// unvouched is a hello of which nothing is wrong but that nobody vouches for its EK.
+func unvouched(ek string, bend func(*world)) func(*world) {
+	return func(w *world) {
+		w.in.Evidence = Evidence{EK: ek, Err: Refusals{{"AttestationEKUntrusted", "x"}}, Unvouched: true}
+		if bend != nil {
+			bend(w)
+		}
+	}
+}
+
+func ed25519Request() []byte {
+	// RFC 8410: a key of 32 bytes. It is refused before its signature is looked at.
+	d := draftOf(key("p256"))
+	d.publicKey = element(tagSequence, element(tagSequence, element(tagOID, []byte{0x2b, 0x65, 0x70})), element(tagBitString, []byte{0}, make([]byte, 32)))
+	return d.sign()
+}
+
+func TestWarnings(t *testing.T) {
+	for name, c := range map[string]struct {
+		class Class
+		bend  func(*world)
+		want  Reason
+	}{
+		"I3: another machine's":  {First, func(w *world) { w.policy.Token = Warn; w.in.Token.Machine.UID = "x" }, ReasonTokenNotForMachine},
+		"I3: not known":          {First, func(w *world) { w.policy.Token = Warn; w.in.Token = Token{} }, ReasonTokenNotForMachine},
+		"I4: unknown":            {Renewal, func(w *world) { w.policy.Credential = Warn; w.in.Request.Spec.Extra = nil }, ReasonUnknownCredential},
+		"I4: no record":          {Renewal, func(w *world) { w.policy.Credential = Warn; w.in.Records = nil }, ReasonUnknownCredential},
+		"I4: yet to be noted":    {Renewal, func(w *world) { w.policy.Credential = Warn; w.record().Certificates = nil }, ReasonUnknownCredential},
+		"T1: counters went back": {Again, func(w *world) { w.in.Evidence.Boot.Resets = 0 }, ReasonBootCountersWentBack},
+		"T1: another AK":         {Again, func(w *world) { w.in.Evidence.AK = "a2" }, ReasonAKChanged},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := good(c.class)
+			c.bend(w)
+			if d := w.judge(t); d.Outcome != Approve || !slices.Equal(d.Warnings.Reasons(), []Reason{c.want}) {
+				t.Errorf("%s: %v, warnings %v", d.Outcome, d.Refusals, d.Warnings)
+			}
+		})
+	}
+}
+
+// A renewal without a record, where the policy allows it, takes its name from the sources.
+func TestRenewalWithoutRecordTakesItsNameFromTheSources(t *testing.T) {
+	w := good(Renewal)
+	w.policy.Credential, w.in.Records = Off, nil
+	w.machine().Names[0].Value = "worker-9"
+	if d := w.judge(t); d.Outcome != Deny || d.Refusals.Reason() != ReasonNodeNameMismatch {
+		t.Errorf("%s: %v", d.Outcome, d.Refusals)
+	}
+}
+
+func TestLifetimeOfAMachineBeingDeleted(t *testing.T) {
+	w := good(Renewal)
+	w.machine().Deleted = testNow.Add(-time.Minute)
+	if d := w.judge(t); d.Outcome != Approve || d.Grant.MaxLifetime != time.Hour {
+		t.Errorf("%s: %v, %+v", d.Outcome, d.Refusals, d.Grant)
+	}
+}
+
+func TestRecordThatIsWritten(t *testing.T) {
+	w := good(First)
+	d := w.judge(t)
+	want := Record{
+		Cluster: "c1", Machine: machine(nodeName).Ref, Provider: "tpm", EK: ek1, AK: "a1", ProviderID: providerID, NodeName: nodeName,
+		Boot: &Boot{7, 1, 2000, true}, HelloUID: "uid-hello", ProofUID: "uid-proof", ProofSHA256: digest(w.in.Request.Spec.Request), FirstProofUID: "uid-proof",
+	}
+	if d.Outcome != Approve || !reflect.DeepEqual(d.Grant.Record, want) {
+		t.Errorf("first: %+v", d.Grant)
+	}
+	if w.in.Evidence.Boot.Clock++; d.Grant.Record.Boot.Clock != 2000 {
+		t.Error("the record changes with the input")
+	}
+
+	// A provider without counters, a machine whose provider ID is gone for a moment, a certificate that has ended.
+	w = goodAcme(Again)
+	w.named(nodeName, "")
+	w.machine().ProviderID = ""
+	ended := Certificate{"c0", "uid-old", testNow.Add(-time.Second)}
+	w.record().Certificates = append(w.record().Certificates, ended)
+	before := slices.Clone(w.record().Certificates)
+	d = w.judge(t)
+	want = Record{
+		Cluster: "c1", Machine: machine(nodeName).Ref, Provider: "acme", EK: ek1, ProviderID: providerID, NodeName: nodeName,
+		Boot: &Boot{7, 1, 1000, true}, ProofUID: "uid-acme", ProofSHA256: digest(w.in.Request.Spec.Request), FirstProofUID: "uid-older",
+		Certificates: before[:1],
+	}
+	if d.Outcome != Approve || !reflect.DeepEqual(d.Grant.Record, want) {
+		t.Errorf("again: %v, %+v", d.Refusals, d.Grant)
+	}
+	if !slices.Equal(w.record().Certificates, before) {
+		t.Error("the input was changed")
+	}
+}
+
+// The controller may be killed between any two of its steps: what it was about to do is still right.
+func TestStepsCanBeRepeated(t *testing.T) {
+	for _, class := range []Class{First, Again, Renewal} {
+		w := goodSigning(class)
+		written := w.in.Records[len(w.in.Records)-1]
+
+		w.signing, w.in.Request.Status.Conditions = false, nil // the record is written, nobody has approved
+		if d := w.judge(t); d.Outcome != Approve || d.Class != class || !reflect.DeepEqual(d.Grant.Record, written) {
+			t.Errorf("%s, after the record: %s, %v, %+v", class, d.Outcome, d.Refusals, d.Grant)
+		}
+
+		w.signing = true // the certificate is noted, and was not published
+		w.condition(certificatesv1.CertificateApproved)
+		w.in.Records[len(w.in.Records)-1].Certificates = append(written.Certificates, Certificate{"c2", written.ProofUID, testNow.Add(time.Hour)})
+		if d := w.judge(t); d.Outcome != Sign {
+			t.Errorf("%s, after the note: %s, %v", class, d.Outcome, d.Refusals)
+		}
+	}
+}
+
+// A node comes again after all its certificates have ended: its Node and its record are there, no certificate is.
+func TestAgainAfterEverythingEnded(t *testing.T) {
+	w := good(Again)
+	w.record().Certificates = nil
+	w.approve()
+	if d := w.judge(t); d.Outcome != Sign || d.Class != Again {
+		t.Errorf("%s, %s: %v", d.Outcome, d.Class, d.Refusals)
+	}
+}
+
+func TestLook(t *testing.T) {
+	rules := must(New(goodPolicy()))
+	w := good(First)
+	w.condition(certificatesv1.CertificateApproved)
+	if claim, ours := rules.Look(w.in.Request); !ours || claim != (Claim{"tpm", false, nodeName, providerID}) {
+		t.Errorf("a proof: %+v, %t", claim, ours)
+	}
+	if claim, ours := rules.Look(w.in.Hello); !ours || claim != (Claim{"tpm", true, nodeName, providerID}) {
+		t.Errorf("a hello: %+v, %t", claim, ours)
+	}
+	w.in.Request.Spec.SignerName = "example.com/other"
+	if _, ours := rules.Look(w.in.Request); ours {
+		t.Error("another's signer is ours")
+	}
+	w = good(First)
+	w.in.Request.Spec.Request = nil
+	if claim, ours := rules.Look(w.in.Request); !ours || claim != (Claim{}) {
+		t.Errorf("malformed: %+v, %t", claim, ours)
+	}
+	if _, ours := rules.Look(nil); ours {
+		t.Error("no request is ours")
+	}
+}
+
+func TestZeroValuesDecideNothing(t *testing.T) {
+	w := good(First)
+	var none *Rules
+	for _, rules := range []*Rules{none, {}} {
+		if d := rules.Judge(w.in); d.Outcome != Ignore {
+			t.Errorf("no policy: %s", d.Outcome)
+		}
+		if d := rules.JudgeSigning(goodSigning(First).in); d.Outcome != Ignore {
+			t.Errorf("no policy, signing: %s", d.Outcome)
+		}
+	}
+	rules := must(New(w.policy))
+	if d := rules.Judge(Input{}); d.Outcome != Ignore {
+		t.Errorf("no input: %s", d.Outcome)
+	}
+	if d := rules.Judge(Input{Request: w.in.Request, Hello: w.in.Hello}); d.Outcome != Deny {
+		t.Errorf("a request alone: %s, %v", d.Outcome, d.Refusals)
+	}
+	if (Decision{}).Outcome == Ignore {
+		t.Error("the zero decision is one")
+	}
+}
+
+// They are labels of counters.
+func TestNames(t *testing.T) {
+	var names []string
+	for o := Outcome(0); o <= Sign; o++ {
+		names = append(names, o.String())
+	}
+	for c := Class(0); c <= Renewal; c++ {
+		names = append(names, c.String())
+	}
+	want := "Outcome(0) Ignore Wait Deny Challenge Approve Fail Sign unknown first again renewal"
+	if got := strings.Join(names, " "); got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}
+
+// What the node is told holds nothing of what the other side knows.
+func TestMessagesHoldNoPolicy(t *testing.T) {
+	w := good(First)
+	w.in.Evidence.EK = ek2
+	w.in.Machines[0].Names[0].Value = "secret-name"
+	w.in.Machines[0].ProviderID = "secret://id"
+	w.in.Records[0].NodeName = "secret-name"
+	d := w.judge(t)
+	if message := d.Refusals.Error(); d.Outcome != Deny || strings.Contains(message, "secret") || strings.Contains(message, ek1) {
+		t.Errorf("%s: %s", d.Outcome, message)
+	}
+}
+
+// The two halves have their own code for the same rules.
+func TestSameRulesAsTheNode(t *testing.T) {
+	for _, id := range []string{"", "x", providerID, strings.Repeat("x", maxProviderID), strings.Repeat("x", maxProviderID+1), "a b", "a\u00a0b", "a\u200bb", "a\x00", "\xff", "ü://x", "a\n"} {
+		if got, want := isProviderID(id), csr.CheckProviderID(id) == nil; got != want {
+			t.Errorf("%q: %t, the node says %t", id, got, want)
+		}
+	}
+	if string(must(asn1.Marshal(csr.ProviderIDOID))) != string(element(tagOID, []byte(oidProviderID))) {
+		t.Error("another OID")
+	}
+	for _, kind := range []string{"p256", "p384", "rsa2048"} {
+		var refusals Refusals
+		public := key(kind).Public()
+		if judgeUsages(&refusals, csr.Usages(public), public); refusals != nil {
+			t.Errorf("%s: %v", kind, refusals)
+		}
+	}
+	if InsecureSignerName != "cluster.x-k8s.io/kube-apiserver-client-kubelet-insecure" {
+		t.Error("another signer")
+	}
+}

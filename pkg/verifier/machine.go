@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package verifier
+
+import (
+	"slices"
+	"time"
+)
+
+// MachineRef tells machines apart. The zero value is no machine.
+type MachineRef struct {
+	// Name is the machine's, with whatever makes it unique.
+	Name string
+	// UID is the object's, empty where machines are no objects. That of a record's owner stays right when objects are moved to another
+	// management cluster.
+	UID string
+}
+
+// Machine is what authorities say of a machine. Nothing in it may come from the node: no nodeRef, nothing of a Node.
+type Machine struct {
+	Ref MachineRef
+	// EKs are the endorsement keys that authorities name for it. Those count whose source is in the policy.
+	EKs []NamedEK
+	// ProviderID is its spec.providerID, empty if there is none yet.
+	ProviderID string
+	// Names are the node names that it may have. The policy says which source decides.
+	Names []NodeName
+	// Ready says that its bootstrap data was made and its infrastructure is provisioned.
+	Ready bool
+	// Deleted is when its deletion began, zero if it is not being deleted.
+	Deleted time.Time
+}
+
+// NamedEK is an endorsement key and the authority that names it.
+type NamedEK struct {
+	Source EKSource
+	// EK is in the form of Evidence.EK.
+	EK string
+}
+
+// NodeName is a node name and where it comes from.
+type NodeName struct {
+	Source NameSource
+	Value  string
+}
+
+// Presence is whether something exists. The zero value: it is not known yet.
+type Presence int
+
+// The presences.
+const (
+	Absent Presence = iota + 1
+	Present
+)
+
+// selectMachine applies M1: the endorsement key selects the machine; under the insecure signer the token does.
+func (t *trial) selectMachine() {
+	var found []*Machine
+	for i := range t.in.Machines {
+		if m := &t.in.Machines[i]; m.Ref.Name != "" && t.selects(m) {
+			found = append(found, m)
+		}
+	}
+	switch {
+	case len(found) > 1:
+		t.deny(ReasonAmbiguousMachine, "the evidence belongs to %d machines", len(found))
+	case len(found) == 1:
+		t.machine = found[0]
+	case t.shown:
+		t.wait(ReasonMachineNotFound, "no machine is known that the evidence belongs to")
+	}
+}
+
+func (t *trial) selects(m *Machine) bool {
+	if t.insecure {
+		return t.in.Token.Known && t.in.Token.Machine == m.Ref
+	}
+	return t.ek != "" && (t.vouched(m, t.ek) || slices.ContainsFunc(t.in.Records, func(r Record) bool { return r.EK == t.ek && r.Machine == m.Ref }))
+}
+
+// vouched reports whether a source of the policy names this endorsement key for the machine.
+func (t *trial) vouched(m *Machine, ek string) bool {
+	return slices.ContainsFunc(m.EKs, func(n NamedEK) bool { return n.EK == ek && t.counts(n) })
+}
+
+func (t *trial) counts(n NamedEK) bool {
+	return n.EK != "" && slices.Contains(t.rules.policy.EKSources, n.Source)
+}
+
+// judgeMachine applies the rest of M1, and M2 and M3.
+func (t *trial) judgeMachine() {
+	m := t.machine
+	if m == nil {
+		return
+	}
+	if !m.Ready {
+		t.wait(ReasonMachineNotReady, "the machine is not provisioned yet")
+	}
+	switch {
+	case t.asks.providerID == "" || t.asks.providerID == m.ProviderID:
+	case m.ProviderID == "":
+		t.wait(ReasonMachineNotReady, "the machine has no provider ID yet")
+	default:
+		t.deny(ReasonProviderIDMismatch, "the provider ID is not the machine's")
+	}
+	switch {
+	case m.Deleted.IsZero():
+	case t.class == Renewal && t.in.Now.Sub(m.Deleted) <= deletingRenewal:
+		t.maxLifetime = deletingRenewal
+	default:
+		t.deny(ReasonMachineDeleting, "the machine is being deleted")
+	}
+}
+
+// judgeName applies M4.
+func (t *trial) judgeName() {
+	name := t.asks.nodeName
+	if name == "" {
+		return
+	}
+	if t.machine == nil {
+		t.judgeOwner(name)
+		return
+	}
+	for _, r := range t.in.Records {
+		if r.NodeName == name && r.Machine != t.machine.Ref {
+			t.deny(ReasonAmbiguousName, "the node name is in another machine's record")
+		}
+	}
+	if t.record != nil && t.record.NodeName != name {
+		t.deny(ReasonNodeNameMismatch, "the node name is not the one in the machine's record")
+	}
+	if t.record != nil && t.class != First {
+		return
+	}
+	switch names := t.names(t.machine); {
+	case len(names) == 0:
+		t.wait(ReasonNodeNameUnknown, "nothing says yet which node name the machine has")
+	case len(names) > 1:
+		t.deny(ReasonAmbiguousName, "the machine has %d node names", len(names))
+	case names[0] != name:
+		t.deny(ReasonNodeNameMismatch, "the node name is not the machine's")
+	}
+	for i := range t.in.Machines {
+		if m := &t.in.Machines[i]; m.Ref != t.machine.Ref && slices.Contains(t.names(m), name) {
+			t.deny(ReasonAmbiguousName, "the node name is claimed by another machine")
+		}
+	}
+}
+
+// judgeOwner refuses evidence that belongs to no machine known, if the name is that of one whose endorsement keys are known: waiting
+// would not make it this one.
+func (t *trial) judgeOwner(name string) {
+	if t.ek == "" {
+		return
+	}
+	for i := range t.in.Machines {
+		m := &t.in.Machines[i]
+		if slices.ContainsFunc(m.EKs, t.counts) && !t.selects(m) && slices.Contains(t.names(m), name) {
+			t.deny(ReasonNodeNameMismatch, "the machine of that node name has another endorsement key")
+		}
+	}
+}
+
+// names returns what the first source of the policy says that has any name for the machine, each once.
+func (t *trial) names(m *Machine) []string {
+	for _, source := range t.rules.policy.NameSources {
+		var names []string
+		for _, n := range m.Names {
+			if n.Source == source && n.Value != "" && !slices.Contains(names, n.Value) {
+				names = append(names, n.Value)
+			}
+		}
+		if len(names) > 0 {
+			return names
+		}
+	}
+	return nil
+}
+
+// judgeNodeObject applies M5. Only that a Node exists is taken from it: a node writes the rest.
+func (t *trial) judgeNodeObject() {
+	if t.class != First {
+		return
+	}
+	switch t.in.Node {
+	case Absent:
+	case Present:
+		t.deny(ReasonNodeAlreadyRegistered, "a Node of that name exists")
+	default:
+		t.wait(ReasonNodeAlreadyRegistered, "it is not known yet whether a Node of that name exists")
+	}
+}

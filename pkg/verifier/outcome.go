@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package verifier
+
+import (
+	"crypto"
+	"fmt"
+	"time"
+)
+
+// Outcome is what is to be done with a request. The zero value is no outcome: nothing may be done on it.
+type Outcome int
+
+// The outcomes.
+const (
+	// Ignore: the request is not for us to decide.
+	Ignore Outcome = iota + 1
+	// Wait: something is missing. Look again later; no condition is set.
+	Wait
+	// Deny: something contradicts, or was missing for too long. Terminal.
+	Deny
+	// Challenge: a good hello. It is answered, never approved.
+	Challenge
+	// Approve: every rule holds. Write the Record first, and approve only if that succeeded.
+	Approve
+	// Fail: a request that somebody approved must not be signed. Terminal.
+	Fail
+	// Sign: every rule holds for an approved request that the record names.
+	Sign
+)
+
+func (o Outcome) String() string {
+	switch o {
+	case Ignore:
+		return "Ignore"
+	case Wait:
+		return "Wait"
+	case Deny:
+		return "Deny"
+	case Challenge:
+		return "Challenge"
+	case Approve:
+		return "Approve"
+	case Fail:
+		return "Fail"
+	case Sign:
+		return "Sign"
+	}
+	return fmt.Sprintf("Outcome(%d)", int(o))
+}
+
+// Class is what kind of request it is. The zero value is that of a requester who may ask for nothing.
+type Class int
+
+// The classes.
+const (
+	// First: a bootstrap identity asks for a machine that has no record.
+	First Class = iota + 1
+	// Again: a bootstrap identity asks for a machine that has a record.
+	Again
+	// Renewal: a node asks with its own certificate.
+	Renewal
+)
+
+func (c Class) String() string {
+	switch c {
+	case First:
+		return "first"
+	case Again:
+		return "again"
+	case Renewal:
+		return "renewal"
+	}
+	return "unknown"
+}
+
+// Decision is an outcome with its reasons. The zero value decides nothing.
+type Decision struct {
+	Outcome Outcome
+	Class   Class
+	// Refusals are all the rules that led to Deny or Fail, or what is waited for. No policy's contents are in them: the node reads them.
+	Refusals Refusals
+	// Warnings are rules that failed and do not count, by the policy.
+	Warnings Refusals
+	// Grant is set with Challenge, Approve and Sign.
+	Grant *Grant
+}
+
+// Grant is what the rules have found, for Challenge: claimed, for Approve and Sign: proven. None of it is taken from the request alone.
+type Grant struct {
+	// NodeName is the name that the machine has, and the certificate gets.
+	NodeName string
+	// PublicKey is that of the request, which is signed with it.
+	PublicKey crypto.PublicKey
+	// MaxLifetime bounds the certificate's lifetime; zero: the rules do not.
+	MaxLifetime time.Duration
+	// Record is the machine's record as it is to be from now on. With Challenge there is none to write: the zero value.
+	Record Record
+}

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package verifier
+
+import (
+	"bytes"
+	"slices"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+)
+
+// judgePair applies S7. The challenge was given to whoever filed the hello, for what the hello asks.
+func (t *trial) judgePair() {
+	if t.lacksHello() {
+		t.wait(ReasonHelloNotFound, "the hello that the proof refers to is not there")
+		return
+	}
+	if !t.needsHello() {
+		return
+	}
+	proof, hello := t.in.Request.Spec, t.in.Hello.Spec
+	differ := func(what string) { t.deny(ReasonProofMismatch, "proof and hello differ in %s", what) }
+	if hello.SignerName != attestation.HelloSignerName {
+		t.deny(ReasonProofMismatch, "what the proof refers to is not a hello")
+	}
+	if proof.Username != hello.Username {
+		differ("username")
+	}
+	if proof.UID != hello.UID {
+		differ("uid")
+	}
+	if !slices.Equal(slices.Sorted(slices.Values(proof.Groups)), slices.Sorted(slices.Values(hello.Groups))) {
+		differ("groups")
+	}
+	content, err := attestation.Parse(hello.Request)
+	if err != nil {
+		t.deny(ReasonProofMismatch, "the hello is malformed")
+	}
+	if err == nil && content.Provider != t.content.Provider {
+		differ("provider")
+	}
+	if err == nil && !bytes.Equal(content.PKCS10, t.content.PKCS10) {
+		differ("the certification request")
+	}
+	if !slices.Equal(proof.Usages, hello.Usages) {
+		differ("usages")
+	}
+	if a, b := proof.ExpirationSeconds, hello.ExpirationSeconds; (a == nil) != (b == nil) || a != nil && *a != *b {
+		differ("expirationSeconds")
+	}
+}
+
+func (t *trial) needsHello() bool { return !t.hello && t.rules.challenges(t.content.Provider) }
+
+func (t *trial) lacksHello() bool { return t.needsHello() && t.in.Hello == nil }

@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package verifier
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+)
+
+// Mode is how much a rule counts. The zero value is an error in a Policy.
+type Mode int
+
+// The modes.
+const (
+	// Required: who fails the rule is refused.
+	Required Mode = iota + 1
+	// Warn: it is only reported.
+	Warn
+	// Off: the rule is not judged.
+	Off
+)
+
+// The always-allow signer, for places with no secure mechanism, and its provider.
+const (
+	InsecureSignerName = "cluster.x-k8s.io/kube-apiserver-client-kubelet-insecure"
+	InsecureProvider   = "insecure"
+)
+
+// Limits of the rules.
+const (
+	// DefaultWaitDeadline is how long a request may wait before it is denied.
+	DefaultWaitDeadline = 20 * time.Minute
+	minWaitDeadline     = time.Minute
+	// maxWaitDeadline: kube-controller-manager deletes pending requests after 24 h.
+	maxWaitDeadline = 23 * time.Hour
+	// deletingRenewal is how long after its deletion began a machine may renew, and how long such a certificate may live.
+	deletingRenewal = time.Hour
+)
+
+// EKSource is an authority on which endorsement key (EK) a machine has. Nodes can write none of them. The record is one, always.
+type EKSource string
+
+// The sources of EKs.
+const (
+	EKInventory  EKSource = "Inventory"
+	EKPlatform   EKSource = "Platform"
+	EKAnnotation EKSource = "Annotation"
+)
+
+// NameSource is where a machine's node name comes from. Addresses are what the platform says, and some platforms say what the guest
+// reports.
+type NameSource string
+
+// The sources of node names.
+const (
+	NameInventory   NameSource = "Inventory"
+	NameMachine     NameSource = "MachineName"
+	NameHostname    NameSource = "Hostname"
+	NameInternalDNS NameSource = "InternalDNS"
+	NameExternalDNS NameSource = "ExternalDNS"
+)
+
+// Provider is a kind of evidence.
+type Provider struct {
+	// Name is that in the PROVIDER block.
+	Name string
+	// Challenges says that each proof follows on a hello.
+	Challenges bool
+}
+
+// Signer is a signer that we decide for.
+type Signer struct {
+	Name string
+	// Providers are those whose evidence counts: one, unless the signer is shared.
+	Providers []string
+	// Shared says that others use the signer too: what is not of one of Providers is left to them.
+	Shared bool
+}
+
+// Bootstrapper is an identity that may ask for a node's first certificate, beside bootstrap tokens.
+type Bootstrapper struct {
+	// Username is the user's, to the letter.
+	Username string
+	// Group is one that the user must have.
+	Group string
+}
+
+// Policy is what the operator decides. Nothing in it comes from a node. A field that is not said to have a default must be set.
+type Policy struct {
+	// Cluster is the name of the cluster in records.
+	Cluster string
+	// Providers are those of the signers, the strongest first. A machine that has shown evidence of one is held to that or a stronger
+	// one.
+	Providers []Provider
+	// Signers are those that we decide for. The signer of hellos is not listed: it belongs to them.
+	Signers []Signer
+	// SharedHello says that others answer hellos, too: what is of a provider that is not ours is left to them. Default: it is denied.
+	SharedHello bool
+	// InsecureSigner switches the always-allow signer on, by its name, InsecureSignerName. Default: it is not ours.
+	InsecureSigner string
+	// Bootstrappers may ask for first certificates, beside bootstrap tokens. Default: none.
+	Bootstrappers []Bootstrapper
+	// TokenGroup is the group that the user of a bootstrap token must have. Default: system:bootstrappers, which every token has.
+	TokenGroup string
+	// Token is whether a bootstrap token must have been made for the machine. It is always Required with the insecure signer.
+	Token Mode
+	// Credential is whether a renewal must be asked for with a certificate that is in the record.
+	Credential Mode
+	// BootCounters is whether a TPM is refused whose boot counters went back.
+	BootCounters Mode
+	// EKSources are the authorities on EKs that count beside the record. One, at least, if there are Providers.
+	EKSources []EKSource
+	// NameSources are where node names come from. For each machine the first that has any decides.
+	NameSources []NameSource
+	// WaitDeadline is how long a request may wait. Default: DefaultWaitDeadline.
+	WaitDeadline time.Duration
+}
+
+// Rules judge by one policy. They do not change after New, and may be used concurrently. The zero value has no signer, and so ignores
+// everything.
+type Rules struct {
+	policy  Policy
+	signers map[string]Signer
+}
+
+// New returns the rules of a policy, which it copies, or an error that names the field at fault.
+func New(p Policy) (*Rules, error) {
+	p.Providers, p.Signers = slices.Clone(p.Providers), slices.Clone(p.Signers)
+	p.Bootstrappers, p.EKSources, p.NameSources = slices.Clone(p.Bootstrappers), slices.Clone(p.EKSources), slices.Clone(p.NameSources)
+	if p.TokenGroup == "" {
+		p.TokenGroup = groupBootstrappers
+	}
+	if p.WaitDeadline == 0 {
+		p.WaitDeadline = DefaultWaitDeadline
+	}
+	r := &Rules{policy: p, signers: map[string]Signer{}}
+	for _, step := range []func() error{r.checkProviders, r.checkSigners, r.checkRequesters, r.checkSources, r.checkModes} {
+		if err := step(); err != nil {
+			return nil, err
+		}
+	}
+	return r, nil
+}
+
+func (r *Rules) checkProviders() error {
+	if r.policy.Cluster == "" {
+		return errors.New("cluster: must be set")
+	}
+	seen := map[string]bool{InsecureProvider: true} // it has a switch of its own
+	for _, p := range r.policy.Providers {
+		if err := attestation.CheckProviderName(p.Name); err != nil {
+			return fmt.Errorf("providers: %w", err)
+		}
+		if seen[p.Name] {
+			return fmt.Errorf("providers: %q stands twice, or is not evidence", p.Name)
+		}
+		seen[p.Name] = true
+	}
+	return nil
+}
+
+func (r *Rules) checkSigners() error {
+	hello := Signer{Name: attestation.HelloSignerName, Shared: r.policy.SharedHello}
+	for _, p := range r.policy.Providers {
+		if p.Challenges {
+			hello.Providers = append(hello.Providers, p.Name)
+		}
+	}
+	if len(hello.Providers) > 0 {
+		r.signers[hello.Name] = hello
+	}
+	for _, s := range r.policy.Signers {
+		domain, path, _ := strings.Cut(s.Name, "/")
+		switch _, twice := r.signers[s.Name]; {
+		case !strings.Contains(domain, ".") || path == "" || len(s.Name) > attestation.MaxSignerName:
+			return fmt.Errorf("signers: %.128q is not a signer's name", s.Name)
+		case twice || s.Name == attestation.HelloSignerName || s.Name == InsecureSignerName:
+			return fmt.Errorf("signers: %q stands twice, or is not to be listed", s.Name)
+		case domain == "kubernetes.io" && !s.Shared:
+			return fmt.Errorf("signers: %q is shared with others", s.Name)
+		case len(s.Providers) == 0 || len(s.Providers) > 1 && !s.Shared:
+			return fmt.Errorf("signers: %q is for one provider", s.Name)
+		}
+		for _, name := range s.Providers {
+			if r.rank(name) < 0 || name == InsecureProvider {
+				return fmt.Errorf("signers: %q is for a provider %.64q that is not listed", s.Name, name)
+			}
+		}
+		s.Providers = slices.Clone(s.Providers)
+		r.signers[s.Name] = s
+	}
+	switch r.policy.InsecureSigner {
+	case "":
+	case InsecureSignerName:
+		r.signers[InsecureSignerName] = Signer{Name: InsecureSignerName, Providers: []string{InsecureProvider}}
+	default:
+		return fmt.Errorf("insecureSigner: is %q, or not set", InsecureSignerName)
+	}
+	if len(r.policy.Signers) == 0 && r.policy.InsecureSigner == "" {
+		return errors.New("signers: none is given")
+	}
+	return nil
+}
+
+func (r *Rules) checkRequesters() error {
+	for _, b := range r.policy.Bootstrappers {
+		switch {
+		case b.Username == "" || b.Group == "":
+			return errors.New("bootstrappers: each has a user and a group")
+		case strings.HasPrefix(b.Username, userNode), strings.HasPrefix(b.Username, userBootstrap), b.Username == "system:anonymous":
+			return fmt.Errorf("bootstrappers: %.64q cannot be one", b.Username)
+		case forbiddenGroup(b.Group):
+			return fmt.Errorf("bootstrappers: the group %q cannot be theirs", b.Group)
+		}
+	}
+	if forbiddenGroup(r.policy.TokenGroup) {
+		return fmt.Errorf("tokenGroup: %q cannot be a token's", r.policy.TokenGroup)
+	}
+	return nil
+}
+
+func (r *Rules) checkSources() error {
+	if len(r.policy.EKSources) == 0 && len(r.policy.Providers) > 0 {
+		return errors.New("ekSources: none is given, so no machine could be found")
+	}
+	if bad, ok := unknown(r.policy.EKSources, EKInventory, EKPlatform, EKAnnotation); !ok {
+		return fmt.Errorf("ekSources: %.64q is unknown, or stands twice", bad)
+	}
+	if len(r.policy.NameSources) == 0 {
+		return errors.New("nameSources: none is given")
+	}
+	if bad, ok := unknown(r.policy.NameSources, NameInventory, NameMachine, NameHostname, NameInternalDNS, NameExternalDNS); !ok {
+		return fmt.Errorf("nameSources: %.64q is unknown, or stands twice", bad)
+	}
+	return nil
+}
+
+// unknown returns the first of list that is not one of those known, or stands twice.
+func unknown[T comparable](list []T, known ...T) (T, bool) {
+	for i, item := range list {
+		if !slices.Contains(known, item) || slices.Contains(list[:i], item) {
+			return item, false
+		}
+	}
+	var none T
+	return none, true
+}
+
+func (r *Rules) checkModes() error {
+	for _, m := range []struct {
+		name string
+		mode Mode
+	}{{"token", r.policy.Token}, {"credential", r.policy.Credential}, {"bootCounters", r.policy.BootCounters}} {
+		if m.mode < Required || m.mode > Off {
+			return fmt.Errorf("%s: is Required, Warn or Off", m.name)
+		}
+	}
+	if r.policy.WaitDeadline < minWaitDeadline || r.policy.WaitDeadline > maxWaitDeadline {
+		return fmt.Errorf("waitDeadline: is %s to %s", minWaitDeadline, maxWaitDeadline)
+	}
+	return nil
+}
+
+// rank returns how weak a provider is: 0 is the strongest, the insecure one comes after all others, and -1 is none of ours.
+func (r *Rules) rank(provider string) int {
+	if provider == InsecureProvider {
+		return len(r.policy.Providers)
+	}
+	return slices.IndexFunc(r.policy.Providers, func(p Provider) bool { return p.Name == provider })
+}
+
+// challenges reports whether a proof of this provider follows on a hello.
+func (r *Rules) challenges(provider string) bool {
+	return slices.ContainsFunc(r.policy.Providers, func(p Provider) bool { return p.Name == provider && p.Challenges })
+}

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package verifier
+
+// Every reason of the rules in this package; a provider's verifier has its own beside them, which begin with Attestation. Reasons says
+// what each means.
+const (
+	ReasonMalformedRequest   Reason = "MalformedRequest"
+	ReasonProviderMismatch   Reason = "ProviderMismatch"
+	ReasonUnsupportedKey     Reason = "UnsupportedKey"
+	ReasonSubjectMismatch    Reason = "SubjectMismatch"
+	ReasonForbiddenExtension Reason = "ForbiddenExtension"
+	ReasonUsageMismatch      Reason = "UsageMismatch"
+	ReasonProofMismatch      Reason = "ProofMismatch"
+	ReasonHelloNotFound      Reason = "HelloNotFound"
+
+	ReasonRequesterNotAllowed Reason = "RequesterNotAllowed"
+	ReasonTokenNotForMachine  Reason = "TokenNotForMachine"
+	ReasonUnknownCredential   Reason = "UnknownCredential"
+
+	ReasonAttestationUnavailable Reason = "AttestationUnavailable"
+
+	ReasonMachineNotFound       Reason = "MachineNotFound"
+	ReasonAmbiguousMachine      Reason = "AmbiguousMachine"
+	ReasonProviderIDMismatch    Reason = "ProviderIDMismatch"
+	ReasonMachineNotReady       Reason = "MachineNotReady"
+	ReasonMachineDeleting       Reason = "MachineDeleting"
+	ReasonNodeNameUnknown       Reason = "NodeNameUnknown"
+	ReasonNodeNameMismatch      Reason = "NodeNameMismatch"
+	ReasonAmbiguousName         Reason = "AmbiguousName"
+	ReasonNodeAlreadyRegistered Reason = "NodeAlreadyRegistered"
+
+	ReasonIdentityBound        Reason = "IdentityBound"
+	ReasonBootCountersWentBack Reason = "BootCountersWentBack"
+	ReasonAKChanged            Reason = "AKChanged"
+	ReasonRateLimited          Reason = "RateLimited"
+
+	ReasonApprovedWithoutAttestation Reason = "ApprovedWithoutAttestation"
+)
+
+// Reasons returns every reason of this package and what it means, for documentation and for counters that start at zero.
+func Reasons() map[Reason]string {
+	return map[Reason]string{
+		ReasonRefused: "refused without a reason: a mistake in the program",
+
+		ReasonMalformedRequest:   "spec.request is not exactly the three PEM blocks in their one encoding",
+		ReasonProviderMismatch:   "the evidence is of another provider than the signer is for",
+		ReasonUnsupportedKey:     "the certification request does not parse to its last byte, is not signed with its own key, or that is not ECDSA P-256 or P-384, or RSA of 2048 to 4096 bits with exponent 65537",
+		ReasonSubjectMismatch:    "the subject is not one organization system:nodes, then one common name of system:node: and the node's name, and nothing else",
+		ReasonForbiddenExtension: "there is an extension or attribute other than one well-formed provider ID, such as a subject alternative name",
+		ReasonUsageMismatch:      "the usages are not exactly those of a kubelet's client certificate with a key of this kind",
+		ReasonProofMismatch:      "proof and hello differ in who filed them or in what they ask for",
+		ReasonHelloNotFound:      "the hello that the proof refers to is not there; waits",
+
+		ReasonRequesterNotAllowed: "whoever filed the request may not ask for this node",
+		ReasonTokenNotForMachine:  "the bootstrap token was not made for this machine; waits while that is not known",
+		ReasonUnknownCredential:   "the certificate that asks for its renewal is not one that was issued on evidence; waits while one is about to be noted",
+
+		ReasonAttestationUnavailable: "the evidence could not be judged for now; waits",
+
+		ReasonMachineNotFound:       "no machine is known that the evidence belongs to; waits",
+		ReasonAmbiguousMachine:      "the evidence belongs to more than one machine",
+		ReasonProviderIDMismatch:    "the provider ID is not the machine's",
+		ReasonMachineNotReady:       "the machine is not provisioned yet; waits",
+		ReasonMachineDeleting:       "the machine is being deleted",
+		ReasonNodeNameUnknown:       "nothing says yet which node name the machine has; waits",
+		ReasonNodeNameMismatch:      "the node name is not that of the machine which the evidence belongs to",
+		ReasonAmbiguousName:         "the node name is claimed by another machine or record, or the machine has more than one",
+		ReasonNodeAlreadyRegistered: "a Node of that name exists, and no record says that it is this machine; waits while that is not known",
+
+		ReasonIdentityBound:        "the record contradicts: the endorsement key, the machine or the node name is bound otherwise, or the pinned provider was a stronger one",
+		ReasonBootCountersWentBack: "the TPM's boot counters or clock went back: it was cleared, or restored from a snapshot",
+		ReasonAKChanged:            "the TPM has another attestation key than last time; a warning only",
+		ReasonRateLimited:          "too many requests; waits, and is never denied for it",
+
+		ReasonApprovedWithoutAttestation: "somebody else approved the request, or the machine's record has come to name another one since",
+	}
+}

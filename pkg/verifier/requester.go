@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package verifier
+
+import (
+	"slices"
+	"strings"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+)
+
+// Users, groups and extra that the API server's authenticators give. spec.username, uid, groups and extra are the API server's own words.
+const (
+	userBootstrap      = "system:bootstrap:"
+	userNode           = "system:node:"
+	groupBootstrappers = "system:bootstrappers"
+	groupNodes         = "system:nodes"
+	groupMasters       = "system:masters"
+
+	extraCredential  = "authentication.kubernetes.io/credential-id"
+	credentialPrefix = "X509SHA256="
+)
+
+// forbiddenGroup reports whether no bootstrap identity may be in that group.
+func forbiddenGroup(group string) bool { return group == groupNodes || group == groupMasters }
+
+// Token says which machine a bootstrap token was made for. The zero value: it is not known yet.
+type Token struct {
+	Known bool
+	// Machine is the one, the zero value if the token was made for none.
+	Machine MachineRef
+}
+
+// judgeRequester applies I1 and I2. It sets the class as far as it follows from who asks: First or Renewal.
+func (t *trial) judgeRequester() {
+	spec := t.in.Request.Spec
+	if strings.HasPrefix(spec.Username, userNode) {
+		t.class = Renewal
+		t.judgeNode(spec)
+		return
+	}
+	group, ok := t.rules.bootstrapGroup(spec.Username)
+	if !ok {
+		t.deny(ReasonRequesterNotAllowed, "requester: is neither a bootstrap identity nor a node")
+		return
+	}
+	t.class = First
+	if !slices.Contains(spec.Groups, group) {
+		t.deny(ReasonRequesterNotAllowed, "requester: is not in the group of bootstrap identities")
+	}
+	if slices.ContainsFunc(spec.Groups, forbiddenGroup) {
+		t.deny(ReasonRequesterNotAllowed, "requester: a bootstrap identity is not in %s or %s", groupNodes, groupMasters)
+	}
+}
+
+func (t *trial) judgeNode(spec certificatesv1.CertificateSigningRequestSpec) {
+	if t.insecure {
+		t.deny(ReasonRequesterNotAllowed, "requester: this signer renews no certificate")
+	}
+	if !slices.Contains(spec.Groups, groupNodes) || slices.Contains(spec.Groups, groupMasters) {
+		t.deny(ReasonRequesterNotAllowed, "requester: a node is in %s, and not in %s", groupNodes, groupMasters)
+	}
+	if t.asks.nodeName != "" && spec.Username != userNode+t.asks.nodeName {
+		t.deny(ReasonRequesterNotAllowed, "requester: a node asks for itself only")
+	}
+}
+
+// bootstrapGroup returns the group that a bootstrap identity must have, and whether the user is one.
+func (r *Rules) bootstrapGroup(username string) (string, bool) {
+	if isToken(username) {
+		return r.policy.TokenGroup, true
+	}
+	for _, b := range r.policy.Bootstrappers {
+		if b.Username == username {
+			return b.Group, true
+		}
+	}
+	return "", false
+}
+
+// isToken reports whether the user is that of a bootstrap token: system:bootstrap: and the token's id, six of [a-z0-9].
+func isToken(username string) bool {
+	id, ok := strings.CutPrefix(username, userBootstrap)
+	return ok && len(id) == 6 && strings.Trim(id, "abcdefghijklmnopqrstuvwxyz0123456789") == ""
+}
+
+// judgeToken applies I3.
+func (t *trial) judgeToken() {
+	mode := t.rules.policy.Token
+	if t.insecure {
+		mode = Required // it is all there is
+	}
+	if t.class != First || mode == Off {
+		return
+	}
+	token := t.in.Token
+	switch {
+	case !isToken(t.in.Request.Spec.Username):
+		t.fail(mode, ReasonTokenNotForMachine, "requester: did not come with a bootstrap token")
+	case !token.Known && mode == Required:
+		t.wait(ReasonTokenNotForMachine, "requester: it is not known yet which machine the token was made for")
+	case !token.Known:
+		t.fail(mode, ReasonTokenNotForMachine, "requester: it is not known which machine the token was made for")
+	case token.Machine.Name == "":
+		t.fail(mode, ReasonTokenNotForMachine, "requester: the token was made for no machine")
+	case t.machine != nil && token.Machine != t.machine.Ref:
+		t.fail(mode, ReasonTokenNotForMachine, "requester: the token was made for another machine")
+	}
+}
+
+// judgeCredential applies I4, once it is known which machine's record counts.
+func (t *trial) judgeCredential() {
+	mode := t.rules.policy.Credential
+	if t.class != Renewal || mode == Off || t.machine == nil {
+		return
+	}
+	if t.record == nil {
+		t.fail(mode, ReasonUnknownCredential, "requester: the machine has no record")
+		return
+	}
+	ids := t.in.Request.Spec.Extra[extraCredential]
+	if len(ids) != 1 || !strings.HasPrefix(ids[0], credentialPrefix) {
+		t.fail(mode, ReasonUnknownCredential, "requester: the API server names no certificate, or more than one")
+		return
+	}
+	fingerprint := strings.TrimPrefix(ids[0], credentialPrefix)
+	if fingerprint != "" && slices.ContainsFunc(t.record.Certificates, func(c Certificate) bool { return c.SHA256 == fingerprint }) {
+		return
+	}
+	if t.record.awaitsCertificate() && mode == Required {
+		t.wait(ReasonUnknownCredential, "requester: the certificate is not in the record, where one is yet to be noted")
+		return
+	}
+	t.fail(mode, ReasonUnknownCredential, "requester: the certificate is not in the record")
+}
