@@ -54,6 +54,7 @@ var arrows = map[string][]string{
 	"pkg/authenticator":         {"internal/process", "internal/text", "pkg/attestation", "pkg/cache", "pkg/csr", "pkg/provider"},
 	"internal/swtpm":            {"pkg/tpm/template"}, // for tests
 	"pkg/cache":                 {"internal/process"},
+	"pkg/controller/inventory":  {"internal/text", "pkg/csr"},
 	"pkg/csr":                   {"internal/text", "pkg/attestation"},
 	"pkg/provider":              {"pkg/attestation"},
 	"pkg/provider/insecure":     {"pkg/provider"},

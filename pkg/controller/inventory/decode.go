@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package inventory
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+)
+
+// entry is a machine as it is written: by hand, with its keys in eks, or by `kubelet-authenticator identify`, with them in device.
+type entry struct {
+	// line is where it begins.
+	line    int
+	machine Machine
+	// addresses have the lines on which they stand.
+	addresses []located
+	provider  string
+	device    bool
+	eks       []key
+}
+
+// key is an EK with the line on which it stands.
+type key struct {
+	line int
+	EK
+	certificate bool
+}
+
+// located is a text with the line on which it stands.
+type located struct {
+	line int
+	text string
+}
+
+// list is a document of its own kind.
+type list struct {
+	apiVersion, kind string
+	machines         []entry
+	given            bool
+}
+
+// decodeAll returns all entries of a stream of documents.
+func decodeAll(data []byte) (entries []entry, documents int, err error) {
+	for _, part := range split(data) {
+		decoder := yaml.NewDecoder(bytes.NewReader(part.content))
+		for {
+			var document yaml.Node
+			err := decoder.Decode(&document)
+			if err == io.EOF { //nolint:errorlint // Decode returns it as it is
+				break
+			}
+			if err != nil {
+				return nil, 0, part.syntaxError(err)
+			}
+			d := decoderAt{part.line - 1}
+			if len(document.Content) != 1 {
+				continue
+			}
+			root := document.Content[0]
+			if root.Kind == yaml.ScalarNode && root.ShortTag() == "!!null" && root.Value == "" {
+				continue // nothing between two separators
+			}
+			found, err := d.document(root)
+			if err != nil {
+				return nil, 0, err
+			}
+			entries = append(entries, found...)
+			documents++
+		}
+	}
+	return entries, documents, nil
+}
+
+// part is some of the lines, beginning with the one of that number.
+type part struct {
+	line    int
+	content []byte
+}
+
+// syntaxError has the YAML library count lines from the beginning of the whole.
+func (p part) syntaxError(err error) error {
+	padded := append(bytes.Repeat([]byte("\n"), p.line-1), p.content...)
+	decoder := yaml.NewDecoder(bytes.NewReader(padded))
+	for {
+		var document yaml.Node
+		if again := decoder.Decode(&document); again == io.EOF { //nolint:errorlint // Decode returns it as it is
+			break
+		} else if again != nil {
+			err = again
+			break
+		}
+	}
+	return &Error{Problem: text.Line(strings.TrimPrefix(err.Error(), "yaml: "), 256)}
+}
+
+// split cuts where one output of identify, or one list, follows another without a separator, as cat leaves them: before a line
+// that begins with "{", "device:" or "apiVersion:", if there has been one since the last separator. In one document neither can come twice.
+// After "..." it cuts, too: the YAML library would want "---" next.
+func split(data []byte) []part {
+	var parts []part
+	begin, line, first := 0, 1, 1
+	begun := false
+	for at := 0; at < len(data); line++ {
+		rest := data[at:]
+		next := bytes.IndexByte(rest, '\n') + 1
+		if next == 0 {
+			next = len(rest)
+		}
+		switch {
+		case hasPrefix(rest, "---"):
+			begun = false
+		case hasPrefix(rest, "..."):
+			parts = append(parts, part{first, data[begin : at+next]})
+			begin, first, begun = at+next, line+1, false
+		case hasPrefix(rest, "{"), hasPrefix(rest, "device:"), hasPrefix(rest, "apiVersion:"):
+			if begun {
+				parts = append(parts, part{first, data[begin:at]})
+				begin, first = at, line
+			}
+			begun = true
+		}
+		at += next
+	}
+	return append(parts, part{first, data[begin:]})
+}
+
+func hasPrefix(data []byte, prefix string) bool { return bytes.HasPrefix(data, []byte(prefix)) }
+
+// decoderAt turns YAML's nodes into entries. To a node's line it adds those before the part.
+type decoderAt struct{ before int }
+
+// field decodes the value of one field.
+type field func(*yaml.Node) error
+
+func (d decoderAt) errorf(n *yaml.Node, format string, arguments ...any) error {
+	return &Error{Line: d.line(n), Problem: fmt.Sprintf(format, arguments...)}
+}
+
+func (d decoderAt) line(n *yaml.Node) int { return d.before + n.Line }
+
+// document decodes either a list or one machine.
+func (d decoderAt) document(n *yaml.Node) ([]entry, error) {
+	l := list{}
+	isList := n.Kind == yaml.MappingNode && has(n, "apiVersion", "kind", "machines")
+	if !isList {
+		e, err := d.machine(n)
+		return []entry{e}, err
+	}
+	err := d.mapping(n, "a list of machines", map[string]field{
+		"apiVersion": d.text(&l.apiVersion),
+		"kind":       d.text(&l.kind),
+		"machines": func(n *yaml.Node) error {
+			l.given = true
+			return d.sequence(n, func(n *yaml.Node) error {
+				e, err := d.machine(n)
+				l.machines = append(l.machines, e)
+				return err
+			})
+		},
+	})
+	switch {
+	case err != nil:
+		return nil, err
+	case l.apiVersion != APIVersion || l.kind != Kind:
+		return nil, d.errorf(n, "is %.64q of %.64q, not %s of %s", l.kind, l.apiVersion, Kind, APIVersion)
+	case !l.given:
+		return nil, d.errorf(n, "there is no field machines; an empty list is written []")
+	}
+	return l.machines, nil
+}
+
+func has(n *yaml.Node, keys ...string) bool {
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		for _, key := range keys {
+			if n.Content[i].Value == key {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func (d decoderAt) machine(n *yaml.Node) (entry, error) {
+	e := entry{line: d.line(n)}
+	var ignored string
+	err := d.mapping(n, "a machine", map[string]field{
+		"name":       d.text(&e.machine.Name),
+		"nodeName":   d.text(&e.machine.NodeName),
+		"providerID": d.text(&e.machine.ProviderID),
+		"addresses": func(n *yaml.Node) error {
+			return d.sequence(n, func(n *yaml.Node) error {
+				address := located{line: d.line(n)}
+				err := d.text(&address.text)(n)
+				e.addresses = append(e.addresses, address)
+				return err
+			})
+		},
+		"eks":      d.keys(&e.eks),
+		"provider": d.text(&e.provider),
+		"device": func(n *yaml.Node) error {
+			e.device = true
+			return d.mapping(n, "a device", map[string]field{
+				"manufacturer": d.text(&ignored),
+				"vendor":       d.text(&ignored),
+				"firmware":     d.text(&ignored),
+				"akName":       d.text(&ignored),
+				"eks":          d.keys(&e.eks),
+			})
+		},
+	})
+	if err == nil && e.device && has(n, "eks") {
+		err = d.errorf(n, "a machine has eks or a device, not both")
+	}
+	return e, named(err, e.machine)
+}
+
+func (d decoderAt) keys(into *[]key) field {
+	return func(n *yaml.Node) error {
+		return d.sequence(n, func(n *yaml.Node) error {
+			k := key{line: d.line(n)}
+			var ignored string
+			err := d.mapping(n, "an EK", map[string]field{
+				"fingerprint": d.text(&k.Fingerprint),
+				"template":    d.text(&k.Template),
+				"problem":     d.text(&ignored),
+				"slow":        d.text(&ignored),
+				"certificate": func(n *yaml.Node) error {
+					k.certificate = true
+					return d.mapping(n, "a certificate", map[string]field{
+						"fingerprint":    d.text(&k.CertificateFingerprint),
+						"subject":        d.text(&ignored),
+						"subjectAltName": d.text(&ignored),
+						"issuer":         d.text(&ignored),
+						"serial":         d.text(&ignored),
+						"notAfter":       d.text(&ignored),
+						"problem":        d.text(&ignored),
+					})
+				},
+			})
+			*into = append(*into, k)
+			return err
+		})
+	}
+}
+
+// mapping refuses each field that is not known, one in another case included, and each that comes twice.
+func (d decoderAt) mapping(n *yaml.Node, what string, fields map[string]field) error {
+	if err := d.plain(n); err != nil {
+		return err
+	}
+	if n.Kind != yaml.MappingNode {
+		return d.errorf(n, "here %s is expected, with fields and values", what)
+	}
+	seen := map[string]int{}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		var name string
+		if err := d.text(&name)(n.Content[i]); err != nil {
+			return err
+		}
+		decode, known := fields[name]
+		if !known {
+			return d.errorf(n.Content[i], "%s has no field %.64q", what, name)
+		}
+		if before, twice := seen[name]; twice {
+			return d.errorf(n.Content[i], "the field %q comes a second time, after line %d", name, before)
+		}
+		seen[name] = d.line(n.Content[i])
+		if err := decode(n.Content[i+1]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (d decoderAt) sequence(n *yaml.Node, element field) error {
+	if err := d.plain(n); err != nil {
+		return err
+	}
+	if n.Kind != yaml.SequenceNode {
+		return d.errorf(n, "here a list is expected")
+	}
+	for _, c := range n.Content {
+		if err := element(c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// text takes a value as it is written: a fingerprint may look like a number, a node's name like a truth value.
+func (d decoderAt) text(into *string) field {
+	return func(n *yaml.Node) error {
+		if err := d.plain(n); err != nil {
+			return err
+		}
+		if n.Kind != yaml.ScalarNode || n.ShortTag() == "!!null" {
+			return d.errorf(n, "here a text is expected")
+		}
+		if len(n.Value) > maxText {
+			return d.errorf(n, "here is a text of more than %d bytes", maxText)
+		}
+		*into = n.Value
+		return nil
+	}
+}
+
+// plain refuses what makes YAML say something else than it shows.
+func (d decoderAt) plain(n *yaml.Node) error {
+	switch {
+	case n.Kind == yaml.AliasNode || n.Anchor != "":
+		return d.errorf(n, "anchors and aliases are not taken")
+	case n.Style&yaml.TaggedStyle != 0:
+		return d.errorf(n, "tags are not taken")
+	}
+	return nil
+}

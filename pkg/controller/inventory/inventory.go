@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package inventory holds the machines of a fleet without Cluster API, as the operator wrote them down (docs/inventory.md): which
+// endorsement keys a machine has, and what its node may be called. It is a root of trust: whoever writes it decides who gets in.
+package inventory
+
+import (
+	"net/netip"
+	"slices"
+)
+
+// Machine is one entry. All of it is what the operator says, be it by hand or by taking over what `kubelet-authenticator identify` printed
+// on the machine: then it is worth as much as the way on which it came.
+type Machine struct {
+	// Name is unique. Where the operator gave none it is the node name.
+	Name string
+	// NodeName is the name of the machine's Node, unique, a DNS-1123 subdomain.
+	NodeName string
+	// ProviderID is the machine's spec.providerID, unique, and empty where it is not known.
+	ProviderID string
+	// DNSNames and IPs are the machine's addresses, for serving certificates. No other machine has them, or has one of the DNS names as
+	// its node name.
+	DNSNames []string
+	IPs      []netip.Addr
+	// EKs are its endorsement keys, one or more. No other machine has them.
+	EKs []EK
+}
+
+// EK is an endorsement key.
+type EK struct {
+	// Fingerprint is the SHA-256 of its SubjectPublicKeyInfo, in lower-case hex.
+	Fingerprint string
+	// Template is our name for how the TPM makes it, empty if the operator did not say.
+	Template string
+	// CertificateFingerprint is the SHA-256 of its certificate, in lower-case hex, empty if the operator did not say.
+	CertificateFingerprint string
+}
+
+// Inventory is what Parse accepted. It does not change; what it returns is the caller's. The zero value, and nil, hold no machine.
+type Inventory struct {
+	machines []Machine
+	// byEK, byName and byNodeName hold indices of machines.
+	byEK, byName, byNodeName map[string]int
+}
+
+// ByEK returns the machines with the endorsement key of that fingerprint: none or one, since Parse refuses more.
+func (i *Inventory) ByEK(fingerprint string) []Machine {
+	if i == nil {
+		return nil
+	}
+	m, ok := i.at(i.byEK, fingerprint)
+	if !ok {
+		return nil
+	}
+	return []Machine{m}
+}
+
+// ByName returns the machine of that name.
+func (i *Inventory) ByName(name string) (Machine, bool) {
+	if i == nil {
+		return Machine{}, false
+	}
+	return i.at(i.byName, name)
+}
+
+// ByNodeName returns the machine whose node has that name.
+func (i *Inventory) ByNodeName(name string) (Machine, bool) {
+	if i == nil {
+		return Machine{}, false
+	}
+	return i.at(i.byNodeName, name)
+}
+
+// All returns all machines, in the order in which they were written.
+func (i *Inventory) All() []Machine {
+	if i == nil {
+		return nil
+	}
+	all := make([]Machine, 0, len(i.machines))
+	for _, m := range i.machines {
+		all = append(all, m.clone())
+	}
+	return all
+}
+
+func (i *Inventory) at(index map[string]int, key string) (Machine, bool) {
+	n, ok := index[key]
+	if !ok {
+		return Machine{}, false
+	}
+	return i.machines[n].clone(), true
+}
+
+func (m Machine) clone() Machine {
+	m.DNSNames, m.IPs, m.EKs = slices.Clone(m.DNSNames), slices.Clone(m.IPs), slices.Clone(m.EKs)
+	return m
+}
