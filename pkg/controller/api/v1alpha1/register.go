@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package v1alpha1 has the API group attestation.cluster.x-k8s.io. The schema, with all limits, is packaging/kubernetes/crd.yaml.
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// GroupVersion is the group and version of these types.
+var GroupVersion = schema.GroupVersion{Group: "attestation.cluster.x-k8s.io", Version: "v1alpha1"}
+
+// Resource is what records are called in the API's paths.
+var Resource = GroupVersion.WithResource("nodeattestations")
+
+// AddToScheme makes the types known to a scheme.
+func AddToScheme(scheme *runtime.Scheme) error {
+	scheme.AddKnownTypes(GroupVersion, &NodeAttestation{}, &NodeAttestationList{})
+	metav1.AddToGroupVersion(scheme, GroupVersion)
+	return nil
+}

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policies
+
+import (
+	"encoding/json"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+)
+
+// patch sends a patch to a request or a subresource of it.
+func patch(t *testing.T, client kubernetes.Interface, kind types.PatchType, name string, content any, subresources ...string) error {
+	t.Helper()
+	data, err := json.Marshal(content)
+	if err != nil {
+		t.Fatal(err)
+	}
+	options := metav1.PatchOptions{}
+	if kind == types.ApplyPatchType {
+		force := true
+		options.FieldManager, options.Force = "policies-test", &force
+	}
+	_, err = client.CertificatesV1().CertificateSigningRequests().Patch(t.Context(), name, kind, data, options, subresources...)
+	return err
+}
+
+func TestOnlyTheControllerApproves(t *testing.T) {
+	for _, signer := range guarded {
+		t.Run(signer, func(t *testing.T) {
+			name := filed(t, signer)
+			wantRefusedBy(t, approve(t, shared.admin, name), approvalPolicy)
+			if _, err := shared.RunKubectl(t.Context(), shared.adminKubeconfig, "certificate", "approve", name); err == nil {
+				t.Error("kubectl certificate approve went through")
+			}
+			conditions := map[string]any{"status": map[string]any{"conditions": []any{condition(certificatesv1.CertificateApproved)}}}
+			wantRefusedBy(t, patch(t, shared.admin, types.MergePatchType, name, conditions, "approval"), approvalPolicy)
+			wantRefusedBy(t, patch(t, shared.admin, types.StrategicMergePatchType, name, conditions, "approval"), approvalPolicy)
+			whole := map[string]any{"apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest", "status": conditions["status"]}
+			wantRefusedBy(t, patch(t, shared.admin, types.ApplyPatchType, name, whole, "approval"), approvalPolicy)
+			for _, other := range []string{
+				"system:serviceaccount:kube-system:certificate-controller",
+				"system:serviceaccount:" + namespace + ":default",
+				"system:serviceaccount:default:" + account,
+				controllerUser + "x",
+			} {
+				wantRefusedBy(t, approve(t, as(t, other, "system:masters"), name), approvalPolicy)
+			}
+			if csr := get(t, name); len(csr.Status.Conditions) > 0 {
+				t.Fatalf("there are conditions: %+v", csr.Status.Conditions)
+			}
+
+			controller := shared.controller
+			if signer == insecureSigner { // the right to approve for it is optional
+				controller = as(t, controllerUser, "system:masters")
+			}
+			want(t, approve(t, controller, name))
+			if !hasCondition(get(t, name), certificatesv1.CertificateApproved) {
+				t.Error("the controller's approval is not there")
+			}
+		})
+	}
+}
+
+// Through anything but /approval the API server lets no approval pass; should it ever, the policy has these paths, too.
+func TestApprovalByOtherPaths(t *testing.T) {
+	name := filed(t, tpmSigner)
+	approved := map[string]any{"status": map[string]any{"conditions": []any{condition(certificatesv1.CertificateApproved)}}}
+	if err := patch(t, shared.admin, types.MergePatchType, name, approved, "status"); err == nil {
+		t.Error("an approval passed through /status")
+	}
+	want(t, patch(t, shared.admin, types.MergePatchType, name, approved)) // accepted, and dropped
+	created := newRequest(tpmSigner)
+	created.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{condition(certificatesv1.CertificateApproved)}
+	if _, err := shared.admin.CertificatesV1().CertificateSigningRequests().Create(t.Context(), created, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range []string{name, created.Name} {
+		if csr := get(t, n); len(csr.Status.Conditions) > 0 {
+			t.Errorf("there are conditions: %+v", csr.Status.Conditions)
+		}
+	}
+}
+
+// A request of another signer is nobody's business, and one of ours cannot become one later, nor the reverse.
+func TestSignerCannotBeChanged(t *testing.T) {
+	for _, from := range []string{tpmSigner, "example.com/x"} {
+		name := filed(t, from)
+		other := map[string]any{"spec": map[string]any{"signerName": "example.com/y"}}
+		want(t, patch(t, shared.admin, types.MergePatchType, name, other)) // accepted, and dropped
+		other["status"] = map[string]any{"conditions": []any{condition(certificatesv1.CertificateApproved)}}
+		err := patch(t, shared.admin, types.MergePatchType, name, other, "approval")
+		if from == tpmSigner {
+			wantRefusedBy(t, err, approvalPolicy)
+		} else {
+			want(t, err)
+		}
+		if got := get(t, name).Spec.SignerName; got != from {
+			t.Errorf("the signer is now %s", got)
+		}
+	}
+}
+
+func TestNobodyApprovesAHello(t *testing.T) {
+	name := filed(t, helloSigner)
+	for _, client := range []kubernetes.Interface{shared.admin, shared.controller, as(t, controllerUser, "system:masters")} {
+		wantRefusedBy(t, approve(t, client, name), approvalPolicy)
+	}
+	// It is closed by its denial, or as failed, both through /approval.
+	want(t, decide(t.Context(), shared.controller, name, certificatesv1.CertificateDenied, nil))
+	wantRefusedBy(t, issue(t, shared.admin, name), certificatesPolicy)
+
+	failed := filed(t, helloSigner)
+	want(t, decide(t.Context(), shared.controller, failed, certificatesv1.CertificateFailed, nil))
+	wantRefusedBy(t, approve(t, shared.controller, failed), approvalPolicy)
+}
+
+func TestDenyingIsFree(t *testing.T) {
+	for _, signer := range append([]string{helloSigner}, guarded...) {
+		denied, failed := filed(t, signer), filed(t, signer)
+		want(t, decide(t.Context(), shared.admin, denied, certificatesv1.CertificateDenied, nil))
+		want(t, decide(t.Context(), shared.admin, failed, certificatesv1.CertificateFailed, nil))
+		another := filed(t, signer)
+		want(t, fail(t, shared.admin, another))
+		// And remains so: it cannot be approved any more, by the controller either.
+		if err := approve(t, as(t, controllerUser, "system:masters"), denied); err == nil {
+			t.Errorf("%s: approved after the denial", signer)
+		}
+	}
+}
+
+// What the controller approved others may fail, and add conditions to, but not rewrite.
+func TestApprovalStaysAsTheControllerWroteIt(t *testing.T) {
+	name := filed(t, tpmSigner)
+	want(t, approve(t, shared.controller, name))
+	rewrite := func(client kubernetes.Interface) error {
+		return change(t.Context(), client, name, func(csr *certificatesv1.CertificateSigningRequest) error {
+			csr.Status.Conditions[0].Message = "rewritten"
+			_, err := client.CertificatesV1().CertificateSigningRequests().UpdateApproval(t.Context(), name, csr, metav1.UpdateOptions{})
+			return err
+		})
+	}
+	wantRefusedBy(t, rewrite(shared.admin), approvalPolicy)
+	want(t, rewrite(shared.controller))
+	want(t, decide(t.Context(), shared.admin, name, "SeenByAuditor", nil))
+	want(t, fail(t, shared.admin, name))
+}
+
+func TestOtherSignersAreUntouched(t *testing.T) {
+	for _, signer := range []string{"example.com/x", "kubernetes.io/kube-apiserver-client", "kubernetes.io/kubelet-serving", "cluster.x-k8s.io/other"} {
+		name := filed(t, signer)
+		want(t, approve(t, shared.admin, name))
+		if signer != "kubernetes.io/kube-apiserver-client" && signer != "kubernetes.io/kubelet-serving" { // those are somebody's
+			want(t, issue(t, shared.admin, name))
+		}
+	}
+	long := newRequest("example.com/x")
+	long.Spec.Request = padTo(long.Spec.Request, 300_000)
+	_, err := shared.bootstrapper.CertificatesV1().CertificateSigningRequests().Create(t.Context(), long, metav1.CreateOptions{})
+	want(t, err)
+}
+
+// kube-controller-manager runs with both kubeadm bindings present, as after `kubeadm upgrade`. It approves neither what was filed
+// before the policies, nor what comes now, first or renewal.
+func TestControllerManagerApprovesNothing(t *testing.T) {
+	mark, err := shared.AuditMark()
+	if err != nil {
+		t.Fatal(err)
+	}
+	renewal, err := file(t.Context(), shared.node, builtinSigner)
+	if err != nil {
+		t.Fatal(err)
+	}
+	requests := map[string]string{"filed before the policies": shared.early, "first": filed(t, builtinSigner), "renewal": renewal}
+	// It tried, and was refused, for each that was filed now.
+	tried := map[string]bool{}
+	eventually(t, "kube-controller-manager tries to approve", func() bool {
+		events, err := shared.AuditSince(mark)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range events {
+			if e.User == "system:serviceaccount:kube-system:certificate-controller" && e.Subresource == "approval" {
+				tried[e.Name] = true
+				if e.Code != 403 {
+					t.Errorf("its approval of %s was answered with %d", e.Name, e.Code)
+				}
+			}
+		}
+		return tried[requests["first"]] && tried[renewal]
+	})
+	time.Sleep(3 * time.Second) // a request filed beforehand was approved after 3 s without the policies
+	for what, name := range requests {
+		if csr := get(t, name); len(csr.Status.Conditions) > 0 || len(csr.Status.Certificate) > 0 {
+			t.Errorf("%s: %+v", what, csr.Status)
+		}
+	}
+
+	// unattestedNodes: the controller approves a renewal, and kube-controller-manager signs.
+	want(t, approve(t, shared.controller, renewal))
+	eventually(t, "kube-controller-manager signs", func() bool { return len(get(t, renewal).Status.Certificate) > 0 })
+}
+
+// kube-controller-manager's type checker knows the schema of requests: what it warns of would fail when it is evaluated.
+func TestPoliciesTypeCheck(t *testing.T) {
+	for _, name := range []string{approvalPolicy, annotationPolicy, certificatesPolicy, sizePolicy} {
+		eventually(t, name+" is type-checked", func() bool {
+			policy, err := shared.admin.AdmissionregistrationV1().ValidatingAdmissionPolicies().Get(t.Context(), name, metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if policy.Status.ObservedGeneration != policy.Generation || policy.Status.TypeChecking == nil {
+				return false
+			}
+			for _, warning := range policy.Status.TypeChecking.ExpressionWarnings {
+				t.Errorf("%s: %s: %s", name, warning.FieldRef, warning.Warning)
+			}
+			return true
+		})
+	}
+}

@@ -1,0 +1,423 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package policies tests the manifests in packaging/kubernetes on a real API server: hostile attempts beside their honest counterparts.
+package policies
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
+)
+
+const (
+	manifests      = "../../packaging/kubernetes"
+	namespace      = "node-attestation-system"
+	account        = "node-attestation-controller"
+	controllerUser = "system:serviceaccount:" + namespace + ":" + account
+
+	helloSigner    = "cluster.x-k8s.io/attestation-hello"
+	tpmSigner      = "cluster.x-k8s.io/kube-apiserver-client-kubelet-tpm"
+	insecureSigner = "cluster.x-k8s.io/kube-apiserver-client-kubelet-insecure"
+	servingSigner  = "cluster.x-k8s.io/kubelet-serving-tpm"
+	builtinSigner  = "kubernetes.io/kube-apiserver-client-kubelet"
+
+	approvalPolicy     = "node-attestation-approval"
+	annotationPolicy   = "node-attestation-annotations"
+	certificatesPolicy = "node-attestation-certificates"
+	sizePolicy         = "node-attestation-size"
+
+	nodeName = "node-1"
+)
+
+// guarded are the signers whose requests only the controller approves, signed those for which only it writes the certificate.
+var (
+	guarded = []string{tpmSigner, insecureSigner, servingSigner, builtinSigner}
+	signed  = []string{tpmSigner, insecureSigner, servingSigner}
+)
+
+// bed is what all tests of the package share. They run one after the other.
+type bed struct {
+	*testbed.ControlPlane
+	adminKubeconfig string
+	// token is a kubeadm bootstrap token.
+	token string
+	// admin is a member of system:masters; controller has a token of its service account; bootstrapper and node have what machines have.
+	admin, controller, bootstrapper, node kubernetes.Interface
+	controllerConfig                      *rest.Config
+	// early and earlyAnnotated were filed before the policies were there.
+	early, earlyAnnotated, earlyFull string
+}
+
+var shared *bed
+
+func TestMain(m *testing.M) {
+	code, err := runAll(m)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "policies:", err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func runAll(m *testing.M) (code int, err error) {
+	ctx := context.Background()
+	dir, err := os.MkdirTemp("", "policies-")
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	b := &bed{adminKubeconfig: filepath.Join(dir, "admin.kubeconfig")}
+	if b.ControlPlane, err = testbed.Start(ctx, testbed.Options{Progress: os.Stderr}); err != nil {
+		return 0, err
+	}
+	defer func() {
+		if stopErr := b.Stop(); err == nil {
+			err = stopErr
+		}
+	}()
+	if err := b.prepare(ctx); err != nil {
+		return 0, err
+	}
+	shared = b
+	return m.Run(), nil
+}
+
+// prepare makes a cluster as kubeadm leaves it, with both auto-approving bindings, and then applies the manifests.
+func (b *bed) prepare(ctx context.Context) (err error) {
+	b.admin = b.Client()
+	if err := b.WriteKubeconfig(b.adminKubeconfig, b.AdminUser()); err != nil {
+		return err
+	}
+	if err := b.BindKubeadmBootstrap(ctx); err != nil {
+		return err
+	}
+	if b.token, err = b.CreateBootstrapToken(ctx, time.Hour); err != nil {
+		return err
+	}
+	if b.bootstrapper, err = clientOf(b.BootstrapKubeconfig(b.token)); err != nil {
+		return err
+	}
+	pair, err := b.ClientCA().IssueClient("system:node:"+nodeName, []string{"system:nodes"}, time.Now().Add(-time.Hour), time.Now().Add(time.Hour))
+	if err != nil {
+		return err
+	}
+	if b.node, err = clientOf(b.Kubeconfig(testbed.CertificateUser(pair))); err != nil {
+		return err
+	}
+
+	if b.early, err = file(ctx, b.bootstrapper, builtinSigner); err != nil {
+		return err
+	}
+	forged := func(csr *certificatesv1.CertificateSigningRequest) {
+		csr.Annotations = map[string]string{attestation.AnnotationChallenge: "forged"}
+	}
+	if b.earlyAnnotated, err = file(ctx, b.bootstrapper, helloSigner, forged); err != nil {
+		return err
+	}
+
+	full := func(csr *certificatesv1.CertificateSigningRequest) { csr.Annotations = annotations(5000) }
+	if b.earlyFull, err = file(ctx, b.bootstrapper, helloSigner, full); err != nil {
+		return err
+	}
+
+	if err := b.apply(ctx, "-k", manifests); err != nil {
+		return err
+	}
+	if err := b.awaitPolicies(ctx); err != nil {
+		return err
+	}
+	if b.controllerConfig, err = b.accountConfig(ctx); err != nil {
+		return err
+	}
+	if b.controller, err = kubernetes.NewForConfig(b.controllerConfig); err != nil {
+		return err
+	}
+	// The status controller type-checks the policies; it is one of those that always run.
+	return b.StartControllerManager(ctx, "--controllers=validatingadmissionpolicy-status-controller")
+}
+
+// apply has kubectl apply manifests as the documentation says: on the server's side, and strictly.
+func (b *bed) apply(ctx context.Context, args ...string) error {
+	_, err := b.RunKubectl(ctx, b.adminKubeconfig, append([]string{"apply", "--server-side", "--validate=strict", "--force-conflicts"}, args...)...)
+	return err
+}
+
+// accountConfig returns a client configuration with a token of the controller's service account.
+func (b *bed) accountConfig(ctx context.Context) (*rest.Config, error) {
+	token, err := b.admin.CoreV1().ServiceAccounts(namespace).CreateToken(ctx, account, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	if err != nil {
+		return nil, err
+	}
+	return &rest.Config{
+		Host: b.ServerURL(), BearerToken: token.Status.Token, QPS: -1,
+		TLSClientConfig: rest.TLSClientConfig{CAData: b.ServerCA()},
+	}, nil
+}
+
+// awaitPolicies waits until each policy refuses what it is there to refuse. A policy and its binding reach the API server's
+// admission through informers, some time after they were stored.
+func (b *bed) awaitPolicies(ctx context.Context) error {
+	name, err := file(ctx, b.bootstrapper, tpmSigner)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		_ = b.admin.CertificatesV1().CertificateSigningRequests().Delete(ctx, name, metav1.DeleteOptions{})
+	}()
+	certificate, err := anyCertificate()
+	if err != nil {
+		return err
+	}
+	annotated := newRequest(tpmSigner)
+	annotated.Annotations = map[string]string{attestation.AnnotationEK: "probe"}
+	long := newRequest(tpmSigner)
+	long.Spec.Request = padTo(long.Spec.Request, 200_000)
+	for policy, probe := range map[string]func() error{
+		approvalPolicy: func() error { return decide(ctx, b.admin, name, certificatesv1.CertificateApproved, dryRun) },
+		annotationPolicy: func() error {
+			_, err := b.admin.CertificatesV1().CertificateSigningRequests().Create(ctx, annotated, metav1.CreateOptions{DryRun: dryRun})
+			return err
+		},
+		certificatesPolicy: func() error { return certify(ctx, b.admin, name, certificate, dryRun) },
+		sizePolicy: func() error {
+			_, err := b.admin.CertificatesV1().CertificateSigningRequests().Create(ctx, long, metav1.CreateOptions{DryRun: dryRun})
+			return err
+		},
+	} {
+		if err := await(ctx, func() bool { return refusedBy(probe(), policy) }); err != nil {
+			return fmt.Errorf("policy %s takes no effect: %w", policy, err)
+		}
+	}
+	return nil
+}
+
+var dryRun = []string{metav1.DryRunAll}
+
+const patience = 20 * time.Second
+
+func await(ctx context.Context, condition func() bool) error {
+	for deadline := time.Now().Add(patience); !condition(); time.Sleep(25 * time.Millisecond) {
+		if time.Now().After(deadline) || ctx.Err() != nil {
+			return errors.Join(fmt.Errorf("not within %s", patience), ctx.Err())
+		}
+	}
+	return nil
+}
+
+func eventually(t *testing.T, what string, condition func() bool) {
+	t.Helper()
+	if err := await(t.Context(), condition); err != nil {
+		t.Fatalf("%s: %v", what, err)
+	}
+}
+
+// refusedBy reports whether this policy, and not RBAC or validation, has refused.
+func refusedBy(err error, policy string) bool {
+	return (apierrors.IsForbidden(err) || apierrors.IsRequestEntityTooLargeError(err)) &&
+		strings.Contains(err.Error(), "ValidatingAdmissionPolicy '"+policy+"'")
+}
+
+func wantRefusedBy(t *testing.T, err error, policy string) {
+	t.Helper()
+	if !refusedBy(err, policy) {
+		t.Errorf("policy %s has not refused: %v", policy, err)
+	}
+}
+
+// wantNoRight wants a refusal that no policy has to do with.
+func wantNoRight(t *testing.T, err error) {
+	t.Helper()
+	if !apierrors.IsForbidden(err) || strings.Contains(err.Error(), "ValidatingAdmissionPolicy") {
+		t.Errorf("not refused for want of a right: %v", err)
+	}
+}
+
+func want(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Errorf("refused: %v", err)
+	}
+}
+
+func clientOf(kubeconfig []byte) (kubernetes.Interface, error) {
+	config, err := clientcmd.RESTConfigFromKubeConfig(kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	config.QPS = -1
+	return kubernetes.NewForConfig(config)
+}
+
+// as returns a client of somebody else, by impersonation.
+func as(t *testing.T, user string, groups ...string) kubernetes.Interface {
+	t.Helper()
+	config := shared.AdminConfig()
+	config.Impersonate = rest.ImpersonationConfig{UserName: user, Groups: append(groups, "system:authenticated")}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client
+}
+
+// newRequest is a request as a kubelet would file it.
+func newRequest(signer string) *certificatesv1.CertificateSigningRequest {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		panic(err)
+	}
+	subject := pkix.Name{CommonName: "system:node:" + nodeName, Organization: []string{"system:nodes"}}
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: subject}, key)
+	if err != nil {
+		panic(err)
+	}
+	return &certificatesv1.CertificateSigningRequest{
+		ObjectMeta: metav1.ObjectMeta{Name: "node-csr-" + strings.ToLower(rand.Text())},
+		Spec: certificatesv1.CertificateSigningRequestSpec{
+			Request:    pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}),
+			SignerName: signer,
+			Usages:     []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth},
+		},
+	}
+}
+
+// padTo appends what the API server does not read.
+func padTo(request []byte, size int) []byte {
+	return append(slices.Clone(request), []byte(strings.Repeat("\n", size-len(request)))...)
+}
+
+const maxAnnotations = 256
+
+func annotations(count int) map[string]string {
+	all := map[string]string{}
+	for i := range count {
+		all[fmt.Sprintf("%05x", i)] = ""
+	}
+	return all
+}
+
+// file files a request and returns its name.
+func file(ctx context.Context, client kubernetes.Interface, signer string, options ...func(*certificatesv1.CertificateSigningRequest)) (string, error) {
+	csr := newRequest(signer)
+	for _, option := range options {
+		option(csr)
+	}
+	_, err := client.CertificatesV1().CertificateSigningRequests().Create(ctx, csr, metav1.CreateOptions{})
+	return csr.Name, err
+}
+
+// filed is a request of a bootstrap token, pending.
+func filed(t *testing.T, signer string) string {
+	t.Helper()
+	// Not a name that kube-controller-manager would approve by itself, were it let to.
+	name, err := file(t.Context(), shared.bootstrapper, signer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+func get(t *testing.T, name string) *certificatesv1.CertificateSigningRequest {
+	t.Helper()
+	csr, err := shared.admin.CertificatesV1().CertificateSigningRequests().Get(t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return csr
+}
+
+func hasCondition(csr *certificatesv1.CertificateSigningRequest, kind certificatesv1.RequestConditionType) bool {
+	return slices.ContainsFunc(csr.Status.Conditions, func(c certificatesv1.CertificateSigningRequestCondition) bool { return c.Type == kind })
+}
+
+// change reads a request and has update write it, again where somebody else wrote in between.
+func change(ctx context.Context, client kubernetes.Interface, name string, update func(*certificatesv1.CertificateSigningRequest) error) error {
+	for {
+		csr, err := client.CertificatesV1().CertificateSigningRequests().Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if err = update(csr); !apierrors.IsConflict(err) {
+			return err
+		}
+	}
+}
+
+func condition(kind certificatesv1.RequestConditionType) certificatesv1.CertificateSigningRequestCondition {
+	return certificatesv1.CertificateSigningRequestCondition{Type: kind, Status: corev1.ConditionTrue, Reason: "Test", Message: "by a test"}
+}
+
+// decide adds a condition through /approval.
+func decide(ctx context.Context, client kubernetes.Interface, name string, kind certificatesv1.RequestConditionType, dryRun []string) error {
+	return change(ctx, client, name, func(csr *certificatesv1.CertificateSigningRequest) error {
+		csr.Status.Conditions = append(csr.Status.Conditions, condition(kind))
+		_, err := client.CertificatesV1().CertificateSigningRequests().UpdateApproval(ctx, name, csr, metav1.UpdateOptions{DryRun: dryRun})
+		return err
+	})
+}
+
+func approve(t *testing.T, client kubernetes.Interface, name string) error {
+	t.Helper()
+	return decide(t.Context(), client, name, certificatesv1.CertificateApproved, nil)
+}
+
+// fail adds the condition Failed through /status.
+func fail(t *testing.T, client kubernetes.Interface, name string) error {
+	t.Helper()
+	return change(t.Context(), client, name, func(csr *certificatesv1.CertificateSigningRequest) error {
+		csr.Status.Conditions = append(csr.Status.Conditions, condition(certificatesv1.CertificateFailed))
+		_, err := client.CertificatesV1().CertificateSigningRequests().UpdateStatus(t.Context(), csr, metav1.UpdateOptions{})
+		return err
+	})
+}
+
+// certify writes a certificate through /status.
+func certify(ctx context.Context, client kubernetes.Interface, name string, certificate []byte, dryRun []string) error {
+	return change(ctx, client, name, func(csr *certificatesv1.CertificateSigningRequest) error {
+		csr.Status.Certificate = certificate
+		_, err := client.CertificatesV1().CertificateSigningRequests().UpdateStatus(ctx, csr, metav1.UpdateOptions{DryRun: dryRun})
+		return err
+	})
+}
+
+func issue(t *testing.T, client kubernetes.Interface, name string) error {
+	t.Helper()
+	certificate, err := anyCertificate()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return certify(t.Context(), client, name, certificate, nil)
+}
+
+// anyCertificate is one that nobody trusts: the API server only wants it well formed.
+func anyCertificate() ([]byte, error) {
+	ca, err := testbed.NewCA("nobody")
+	if err != nil {
+		return nil, err
+	}
+	return ca.CertPEM(), nil
+}
