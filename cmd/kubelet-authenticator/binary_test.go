@@ -51,7 +51,7 @@ func TestPluginStaysLean(t *testing.T) {
 var arrows = map[string][]string{
 	"cmd/kubelet-authenticator": {"pkg/authenticator/command", "pkg/provider", "pkg/provider/insecure", "pkg/provider/tpm"},
 	"pkg/authenticator/command": {"internal/process", "internal/text", "pkg/attestation", "pkg/authenticator", "pkg/provider"},
-	"pkg/authenticator":         {"internal/process", "internal/text", "pkg/attestation", "pkg/cache", "pkg/csr", "pkg/provider"},
+	"pkg/authenticator":         {"internal/process", "internal/strict", "internal/text", "pkg/attestation", "pkg/cache", "pkg/csr", "pkg/provider"},
 	"internal/swtpm":            {"pkg/tpm/template"}, // for tests
 	"pkg/cache":                 {"internal/process"},
 	"pkg/controller/inventory":  {"internal/text", "pkg/csr"},

@@ -3,21 +3,18 @@
 package authenticator
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"time"
 
-	goyaml "go.yaml.in/yaml/v2"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
-	kjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/strict"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
@@ -114,39 +111,10 @@ func findCertDir(data []byte, otherwise string) string {
 
 // ParseConfig decodes one YAML document strictly: unknown, doubled and differently-cased fields are errors.
 func ParseConfig(data []byte, into *Config) error {
-	if severalDocuments(data) {
-		return errors.New("holds more than one document")
+	if err := strict.Decode(data, into); err != nil {
+		return err
 	}
-	asJSON, err := yaml.YAMLToJSONStrict(data)
-	if err != nil {
-		return errors.New(oneLine(err.Error()))
-	}
-	strict, err := kjson.UnmarshalStrict(asJSON, into)
-	if err = errors.Join(append(strict, err)...); err != nil {
-		return errors.New(oneLine(err.Error()))
-	}
-	if into.APIVersion != configAPIVersion || into.Kind != configKind {
-		return fmt.Errorf("is %.64q of %.64q, not %s of %s", into.Kind, into.APIVersion, configKind, configAPIVersion)
-	}
-	return nil
-}
-
-// severalDocuments reports whether a second document follows: the strict parser would pass over it.
-func severalDocuments(data []byte) bool {
-	if !bytes.Contains(data, []byte("---")) && !bytes.Contains(data, []byte("...")) {
-		return false // there is no other way to begin or to end one
-	}
-	decoder := goyaml.NewDecoder(bytes.NewReader(data))
-	for first := true; ; first = false {
-		var document any
-		err := decoder.Decode(&document)
-		switch {
-		case errors.Is(err, io.EOF), first && err != nil: // what is wrong with the first, the strict parser says
-			return false
-		case err != nil, !first && document != nil:
-			return true
-		}
-	}
+	return strict.CheckKind(into.TypeMeta, configAPIVersion, configKind)
 }
 
 // oneLine folds a library's error of several lines.

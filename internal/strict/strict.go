@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package strict decodes what an operator wrote in YAML or JSON: what he meant to say and mistyped must not be passed over.
+package strict
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	goyaml "go.yaml.in/yaml/v2"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	kjson "sigs.k8s.io/json"
+	"sigs.k8s.io/yaml"
+)
+
+// Decode decodes one document over what into holds: unknown, doubled and differently-cased fields and a second document are errors, of
+// one line each.
+func Decode(data []byte, into any) error {
+	if severalDocuments(data) {
+		return errors.New("holds more than one document")
+	}
+	asJSON, err := yaml.YAMLToJSONStrict(data)
+	if err != nil {
+		return errors.New(oneLine(err.Error()))
+	}
+	strict, err := kjson.UnmarshalStrict(asJSON, into)
+	if err = errors.Join(append(strict, err)...); err != nil {
+		return errors.New(oneLine(err.Error()))
+	}
+	return nil
+}
+
+// CheckKind returns an error unless a document is of this kind.
+func CheckKind(is metav1.TypeMeta, apiVersion, kind string) error {
+	if is.APIVersion != apiVersion || is.Kind != kind {
+		return fmt.Errorf("is %.64q of %.64q, not %s of %s", is.Kind, is.APIVersion, kind, apiVersion)
+	}
+	return nil
+}
+
+// severalDocuments reports whether a second document follows: the strict parser would pass over it.
+func severalDocuments(data []byte) bool {
+	if !bytes.Contains(data, []byte("---")) && !bytes.Contains(data, []byte("...")) {
+		return false // there is no other way to begin or to end one
+	}
+	decoder := goyaml.NewDecoder(bytes.NewReader(data))
+	for first := true; ; first = false {
+		var document any
+		err := decoder.Decode(&document)
+		switch {
+		case errors.Is(err, io.EOF), first && err != nil: // what is wrong with the first, the strict parser says
+			return false
+		case err != nil, !first && document != nil:
+			return true
+		}
+	}
+}
+
+// oneLine folds a library's error of several lines.
+func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
