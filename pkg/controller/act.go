@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"time"
+
+	"crypto/x509"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+)
+
+// Reasons of conditions that the rules do not know.
+const (
+	ReasonApproved     verifier.Reason = "Attested"
+	ReasonCompleted    verifier.Reason = "AttestationCompleted"
+	ReasonHelloExpired verifier.Reason = "AttestationHelloExpired"
+)
+
+// act carries out a decision.
+func (c *Controller) act(ctx context.Context, object *certificatesv1.CertificateSigningRequest, f *found, d verifier.Decision) (ctrl.Result, error) {
+	switch d.Outcome {
+	case verifier.Ignore:
+		return ctrl.Result{}, nil
+	case verifier.Wait:
+		return ctrl.Result{RequeueAfter: lookAgain}, nil
+	case verifier.Deny:
+		return ctrl.Result{}, c.refuse(ctx, object, f, d)
+	case verifier.Fail:
+		return ctrl.Result{}, c.fail(ctx, object, d)
+	case verifier.Challenge:
+		return c.challenge(ctx, object, f)
+	case verifier.Approve:
+		return ctrl.Result{}, c.approve(ctx, object, f, d)
+	case verifier.Sign:
+		return c.sign(ctx, object, f, d)
+	}
+	return ctrl.Result{}, fmt.Errorf("no such outcome: %v", d.Outcome)
+}
+
+// challenge answers a good hello.
+func (c *Controller) challenge(ctx context.Context, object *certificatesv1.CertificateSigningRequest, f *found) (ctrl.Result, error) {
+	value, expires, err := f.provider.Challenge(object, f.named, f.input.Now)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	ek := fmt.Sprintf("sha256:%s", f.input.Evidence.EK)
+	err = c.annotate(ctx, object, map[string]string{attestation.AnnotationChallenge: value, attestation.AnnotationEK: ek})
+	return ctrl.Result{RequeueAfter: expires.Sub(f.input.Now) + time.Minute}, err
+}
+
+// annotate sets annotations, on the version of the object that was judged.
+func (c *Controller) annotate(ctx context.Context, object *certificatesv1.CertificateSigningRequest, values map[string]string) error {
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": values, "resourceVersion": object.ResourceVersion}})
+	if err != nil {
+		return err
+	}
+	return c.client.Patch(ctx, object.DeepCopy(), client.RawPatch(types.MergePatchType, patch))
+}
+
+// refuse denies, and where the hello's version is not served says first which are.
+func (c *Controller) refuse(ctx context.Context, object *certificatesv1.CertificateSigningRequest, f *found, d verifier.Decision) error {
+	if f.provider != nil && string(d.Refusals.Reason()) == attestation.ReasonVersion {
+		if err := c.annotate(ctx, object, map[string]string{attestation.AnnotationVersions: f.provider.Versions().String()}); err != nil {
+			return err
+		}
+		if err := c.live.Get(ctx, client.ObjectKeyFromObject(object), object); err != nil {
+			return err
+		}
+	}
+	return c.deny(ctx, object, string(d.Refusals.Reason()), d.Refusals.Error())
+}
+
+// maxCondition bounds a condition's message, in bytes.
+const maxCondition = 1024
+
+func condition(kind certificatesv1.RequestConditionType, reason, message string) certificatesv1.CertificateSigningRequestCondition {
+	return certificatesv1.CertificateSigningRequestCondition{
+		Type: kind, Status: corev1.ConditionTrue, Reason: reason, Message: message[:min(len(message), maxCondition)],
+	}
+}
+
+func (c *Controller) deny(ctx context.Context, object *certificatesv1.CertificateSigningRequest, reason, message string) error {
+	denied := object.DeepCopy()
+	denied.Status.Conditions = append(denied.Status.Conditions, condition(certificatesv1.CertificateDenied, reason, message))
+	return c.client.SubResource("approval").Update(ctx, denied)
+}
+
+// fail marks a request that somebody approved and that must not be signed.
+func (c *Controller) fail(ctx context.Context, object *certificatesv1.CertificateSigningRequest, d verifier.Decision) error {
+	failed := object.DeepCopy()
+	failed.Status.Conditions = append(failed.Status.Conditions, condition(certificatesv1.CertificateFailed, string(d.Refusals.Reason()), d.Refusals.Error()))
+	return c.client.Status().Update(ctx, failed)
+}
+
+// approve writes the record, which is the lock: of two requests that both might pass, one is named in it. Then it approves.
+func (c *Controller) approve(ctx context.Context, object *certificatesv1.CertificateSigningRequest, f *found, d verifier.Decision) error {
+	record := f.recordFor(d.Grant.Record.Machine)
+	isNew := record == nil
+	if isNew {
+		record = &v1alpha1.NodeAttestation{ObjectMeta: metav1.ObjectMeta{Namespace: c.Namespace, Name: recordName(d.Grant.Record)}}
+	}
+	writeRecord(record, d.Grant.Record, object, f.input.Hello, f.input.Now)
+	var err error
+	if isNew {
+		err = c.client.Create(ctx, record)
+	} else {
+		err = c.client.Update(ctx, record)
+	}
+	if err != nil {
+		return err
+	}
+	passed := object.DeepCopy()
+	passed.Status.Conditions = append(passed.Status.Conditions, condition(certificatesv1.CertificateApproved, string(ReasonApproved), "the evidence was verified by "+Name))
+	return c.client.SubResource("approval").Update(ctx, passed)
+}
+
+// sign issues the certificate: into the record first, so that no certificate is out that is in no record.
+func (c *Controller) sign(ctx context.Context, object *certificatesv1.CertificateSigningRequest, f *found, d verifier.Decision) (ctrl.Result, error) {
+	ca, err := c.CA.CA(ctx, f.input.Now)
+	if err != nil {
+		c.event(object, corev1.EventTypeWarning, "SigningCAUnavailable", err.Error())
+		return ctrl.Result{RequeueAfter: lookAgain}, nil
+	}
+	limits := c.Limits
+	if most := d.Grant.MaxLifetime; most > 0 {
+		limits.Max, limits.Default = min(limits.Max, most), min(limits.Default, most)
+	}
+	chain, err := signing.Issue(ca, signing.Grant{
+		NodeName: d.Grant.NodeName, PublicKey: d.Grant.PublicKey, ExpirationSeconds: object.Spec.ExpirationSeconds,
+	}, limits, f.input.Now, rand.Reader)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	record := f.recordFor(d.Grant.Record.Machine)
+	if record == nil {
+		return ctrl.Result{}, errors.New("no record to write the certificate into")
+	}
+	if err := noteCertificate(record, object, chain, f.input.Now); err != nil {
+		return ctrl.Result{}, err
+	}
+	if err := c.client.Update(ctx, record); err != nil {
+		return ctrl.Result{}, err
+	}
+	issued := object.DeepCopy()
+	issued.Status.Certificate = chain
+	if err := c.client.Status().Update(ctx, issued); err != nil {
+		return ctrl.Result{}, err
+	}
+	return ctrl.Result{}, c.closeHello(ctx, f.input.Hello)
+}
+
+// finish does what may have been left undone of a request that is done: what another signer issued is noted, and the hello is closed. What
+// no record names was issued without us: the hello that it refers to is anybody's.
+func (c *Controller) finish(ctx context.Context, object *certificatesv1.CertificateSigningRequest, claim verifier.Claim) error {
+	provider := c.providers[claim.Provider]
+	if c.Audit || claim.Hello || provider == nil || len(object.Status.Certificate) == 0 {
+		return nil
+	}
+	f := &found{provider: provider, input: verifier.Input{Request: object}}
+	if err := c.findHello(ctx, f, claim); err != nil {
+		return err
+	}
+	hello := f.input.Hello
+	if c.CA != nil && (hello == nil || stateOf(hello) != undecided) {
+		return nil
+	}
+	record, err := c.recordNaming(ctx, object)
+	if record == nil || err != nil {
+		return err
+	}
+	if c.CA == nil && !noted(record, object.UID) {
+		if err := noteCertificate(record, object, object.Status.Certificate, c.Now()); err != nil {
+			return err
+		}
+		if err := c.client.Update(ctx, record); err != nil {
+			return err
+		}
+	}
+	if hello == nil || record.Status.Hello == nil || record.Status.Hello.UID != hello.UID {
+		return nil
+	}
+	return c.closeHello(ctx, hello)
+}
+
+// recordNaming returns the record that was last written for a request, nil if there is none.
+func (c *Controller) recordNaming(ctx context.Context, object *certificatesv1.CertificateSigningRequest) (*v1alpha1.NodeAttestation, error) {
+	list := &v1alpha1.NodeAttestationList{}
+	if err := c.live.List(ctx, list, client.InNamespace(c.Namespace)); err != nil {
+		return nil, fmt.Errorf("records: %w", err)
+	}
+	for i := range list.Items {
+		if r := list.Items[i].Status.Request; r != nil && r.UID == object.UID {
+			return &list.Items[i], nil
+		}
+	}
+	return nil, nil
+}
+
+// closeHello denies a hello that has served its time. It is not there, or closed, when this is the second time.
+func (c *Controller) closeHello(ctx context.Context, hello *certificatesv1.CertificateSigningRequest) error {
+	if hello == nil || stateOf(hello) != undecided {
+		return nil
+	}
+	err := c.deny(ctx, hello, string(ReasonCompleted), "the proof that followed it was accepted")
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		return nil
+	}
+	return err
+}
+
+// leafOf returns the first certificate of a chain in PEM.
+func leafOf(chain []byte) (*x509.Certificate, error) {
+	block, _ := pem.Decode(chain)
+	if block == nil {
+		return nil, errors.New("the certificate is not PEM")
+	}
+	return x509.ParseCertificate(block.Bytes)
+}

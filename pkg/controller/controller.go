@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package controller decides on the CertificateSigningRequests of one cluster's nodes: it challenges hellos, judges proofs by the rules
+// of pkg/verifier, keeps a record of each machine, approves, and signs. An infrastructure provider embeds it in a manager of its own.
+//
+// A decision is made from what the API server holds at the time, and written in steps that may each be repeated: the record first, then
+// the approval, the certificate into the record, and last the certificate into the request. Whatever is killed in between, the
+// next round goes on from there. Reading order: reconcile.go, gather.go, act.go.
+package controller
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/workqueue"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+)
+
+// Config is what a Controller is made of. A field that is not said to be optional must be set.
+type Config struct {
+	// Rules are the policy.
+	Rules *verifier.Rules
+	// Providers judge evidence.
+	Providers []Provider
+	// Machines are those of the cluster.
+	Machines MachineSource
+	// CA signs. Nil: another signer issues what is approved here.
+	CA signing.Source
+	// Limits bound lifetimes; needed with a CA.
+	Limits signing.Limits
+	// Namespace is where records are kept.
+	Namespace string
+	// Audit decides, reports, and touches nothing. Optional.
+	Audit bool
+	// Concurrency is how many requests are decided on at a time. Default: 4.
+	Concurrency int
+	// Metrics count decisions. Optional.
+	Metrics *Metrics
+	// Now is the clock. Default: the system's.
+	Now func() time.Time
+}
+
+// Controller is a reconciler of CertificateSigningRequests.
+type Controller struct {
+	Config
+	providers map[string]Provider
+	client    client.Client
+	// live reads from the API server itself: what is approved and signed must not rest on an older copy.
+	live   client.Reader
+	events events.EventRecorder
+}
+
+// Name is the controller's, in events and metrics.
+const Name = "node-attestation-controller"
+
+// Add makes a Controller of config and adds it to a manager, whose scheme has certificates.k8s.io/v1, core/v1 and
+// attestation.cluster.x-k8s.io/v1alpha1.
+func Add(manager ctrl.Manager, config Config) error {
+	c, err := newController(config)
+	if err != nil {
+		return err
+	}
+	c.client, c.live = manager.GetClient(), manager.GetAPIReader()
+	c.events = manager.GetEventRecorder(Name)
+	return ctrl.NewControllerManagedBy(manager).Named(Name).
+		For(&certificatesv1.CertificateSigningRequest{}).
+		WithOptions(controller.Options{
+			MaxConcurrentReconciles: c.Concurrency,
+			// The default's pauses grow to a quarter of an hour: so long after an inventory or a CRD has appeared nobody may wait.
+			RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](lookAgain/100, lookAgain),
+		}).
+		Complete(c)
+}
+
+// newController checks a configuration: what is missing is an error, never a rule that does not hold.
+func newController(config Config) (*Controller, error) {
+	c := &Controller{Config: config, providers: map[string]Provider{}}
+	switch {
+	case c.Rules == nil:
+		return nil, errors.New("controller: there are no rules")
+	case c.Machines == nil:
+		return nil, errors.New("controller: there is no source of machines")
+	case c.Namespace == "":
+		return nil, errors.New("controller: there is no namespace for records")
+	case len(c.Providers) == 0:
+		return nil, errors.New("controller: there is no provider")
+	}
+	if c.CA != nil {
+		if err := c.Limits.Check(); err != nil {
+			return nil, fmt.Errorf("controller: %w", err)
+		}
+	}
+	for _, p := range c.Providers {
+		if c.providers[p.Name()] != nil {
+			return nil, fmt.Errorf("controller: provider %q stands twice", p.Name())
+		}
+		c.providers[p.Name()] = p
+	}
+	if c.Concurrency == 0 {
+		c.Concurrency = 4
+	}
+	if c.Now == nil {
+		c.Now = time.Now
+	}
+	return c, nil
+}

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
+)
+
+// Provider is the verifier's half of an attestation provider. It is pure but for the random numbers of a challenge.
+type Provider interface {
+	// Name is that in the PROVIDER block.
+	Name() string
+	// EK returns what a hello or proof claims to be the machine's endorsement key, empty if it is malformed. Nothing vouches for it.
+	EK(request, hello *certificatesv1.CertificateSigningRequest) string
+	// HelloOf returns the name of the hello that a proof refers to, empty for a provider of one round.
+	HelloOf(proof *certificatesv1.CertificateSigningRequest) (string, error)
+	// Judge judges the evidence of a hello (hello is nil) or of a proof. named says that an authority names the EK claimed.
+	Judge(request, hello *certificatesv1.CertificateSigningRequest, named bool, now time.Time) verifier.Evidence
+	// Challenge answers a hello that Judge has just accepted: the annotation's value, and until when it is good.
+	Challenge(hello *certificatesv1.CertificateSigningRequest, named bool, now time.Time) (string, time.Time, error)
+	// Versions are those of the documents that it judges.
+	Versions() attestation.Versions
+}
+
+// TPM is the provider tpm.
+type TPM struct {
+	// Verifier judges, unless Latest is set.
+	Verifier *tpm.Verifier
+	// Latest returns the verifier as it is now, nil while there is none: then nothing can be judged, and requests wait. See KeyStore.
+	Latest func() *tpm.Verifier
+}
+
+func (p TPM) verifier() *tpm.Verifier {
+	if p.Latest != nil {
+		return p.Latest()
+	}
+	return p.Verifier
+}
+
+// errNoVerifier is no verdict: what cannot be judged waits.
+var errNoVerifier = errors.New("there are no challenge keys yet")
+
+// Name returns "tpm".
+func (TPM) Name() string { return "tpm" }
+
+// Versions returns those that the verifier judges.
+func (p TPM) Versions() attestation.Versions {
+	v := p.verifier()
+	if v == nil {
+		return attestation.Versions{attestation.VersionTPM}
+	}
+	return v.Versions()
+}
+
+// EK returns the fingerprint of the hello's EK.
+func (p TPM) EK(request, hello *certificatesv1.CertificateSigningRequest) string {
+	v := p.verifier()
+	if v == nil {
+		return ""
+	}
+	return ekOf(v, request, hello)
+}
+
+func ekOf(v *tpm.Verifier, request, hello *certificatesv1.CertificateSigningRequest) string {
+	if hello == nil {
+		hello = request
+	}
+	ek, err := v.EK(requestOf(hello))
+	if err != nil {
+		return ""
+	}
+	return ek.String()
+}
+
+// HelloOf returns the name in the proof.
+func (p TPM) HelloOf(proof *certificatesv1.CertificateSigningRequest) (string, error) {
+	v := p.verifier()
+	if v == nil {
+		return "", errNoVerifier
+	}
+	name, _, err := v.HelloOf(requestOf(proof))
+	return name, err
+}
+
+// Judge has the verifier judge.
+func (p TPM) Judge(request, hello *certificatesv1.CertificateSigningRequest, named bool, now time.Time) verifier.Evidence {
+	v := p.verifier()
+	if v == nil {
+		return verifier.Evidence{Provider: p.Name(), Err: errNoVerifier}
+	}
+	evidence := verifier.Evidence{Provider: p.Name(), EK: ekOf(v, request, hello)}
+	if request.Spec.SignerName == attestation.HelloSignerName {
+		claim, err := v.Hello(requestOf(request), namedEK(v, request, nil, named), now)
+		if err != nil {
+			evidence.Err, evidence.Unvouched = err, tpm.CuredByName(err)
+			return evidence
+		}
+		evidence.EK, evidence.AK, evidence.SignerName = claim.EK.Fingerprint.String(), hex.EncodeToString(claim.AKName), claim.SignerName
+		return evidence
+	}
+	if hello == nil {
+		evidence.Err = errors.New("its hello is not there")
+		return evidence
+	}
+	shown, err := v.Proof(requestOf(request), requestOf(hello), namedEK(v, request, hello, named), now)
+	if err != nil {
+		evidence.Err, evidence.Unvouched = err, tpm.CuredByName(err)
+		return evidence
+	}
+	boot := verifier.Boot(shown.Boot)
+	evidence.EK, evidence.AK, evidence.Boot = shown.EK.Fingerprint.String(), hex.EncodeToString(shown.AKName), &boot
+	return evidence
+}
+
+func namedEK(v *tpm.Verifier, request, hello *certificatesv1.CertificateSigningRequest, named bool) []tpm.Fingerprint {
+	ek, err := tpm.ParseFingerprint(ekOf(v, request, hello))
+	if err != nil || !named {
+		return nil
+	}
+	return []tpm.Fingerprint{ek}
+}
+
+// Challenge has the verifier make one.
+func (p TPM) Challenge(hello *certificatesv1.CertificateSigningRequest, named bool, now time.Time) (string, time.Time, error) {
+	v := p.verifier()
+	if v == nil {
+		return "", time.Time{}, errNoVerifier
+	}
+	claim, err := v.Hello(requestOf(hello), namedEK(v, hello, nil, named), now)
+	if err != nil {
+		return "", time.Time{}, err
+	}
+	challenge, err := v.Challenge(rand.Reader, claim, now)
+	if err != nil {
+		return "", time.Time{}, err
+	}
+	value, err := challenge.Marshal()
+	return string(value), time.Unix(challenge.Expires, 0), err
+}
+
+// requestOf returns what the verifier is told of an object.
+func requestOf(object *certificatesv1.CertificateSigningRequest) tpm.Request {
+	usages := make([]string, 0, len(object.Spec.Usages))
+	for _, usage := range object.Spec.Usages {
+		usages = append(usages, string(usage))
+	}
+	return tpm.Request{
+		Name: object.Name, UID: string(object.UID), SignerName: object.Spec.SignerName,
+		Request: object.Spec.Request, Usages: usages, ExpirationSeconds: object.Spec.ExpirationSeconds,
+	}
+}
+
+// MachineSource knows the machines of the cluster, by authorities that no node can write.
+type MachineSource interface {
+	// Machines returns all of them. An error means that it is not known now which there are: nothing is decided then.
+	Machines(ctx context.Context, now time.Time) ([]verifier.Machine, error)
+}
+
+// Inventory is the source of machines for fleets without Cluster API.
+type Inventory struct{ File *inventory.File }
+
+// Machines returns those in the file.
+func (i Inventory) Machines(_ context.Context, now time.Time) ([]verifier.Machine, error) {
+	known, err := i.File.Inventory(now)
+	if err != nil {
+		return nil, err
+	}
+	return machinesOf(known), nil
+}
+
+// Problem returns what is wrong with what the file holds, nil if that is in use.
+func (i Inventory) Problem() error { return i.File.Problem() }
+
+// machinesOf returns what the rules are told of an inventory.
+func machinesOf(known *inventory.Inventory) []verifier.Machine {
+	var machines []verifier.Machine
+	for _, m := range known.All() {
+		machine := verifier.Machine{
+			Ref: verifier.MachineRef{Name: m.Name}, ProviderID: m.ProviderID, Ready: true,
+			Names: []verifier.NodeName{{Source: verifier.NameInventory, Value: m.NodeName}},
+		}
+		for _, ek := range m.EKs {
+			machine.EKs = append(machine.EKs, verifier.NamedEK{Source: verifier.EKInventory, EK: ek.Fingerprint})
+		}
+		machines = append(machines, machine)
+	}
+	return machines
+}

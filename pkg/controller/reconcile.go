@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"context"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+)
+
+// lookAgain is how soon a request that waits is looked at again: inventories and machines appear without telling.
+const lookAgain = time.Second
+
+// Reconcile decides on one request, as far as there is something to decide.
+func (c *Controller) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
+	object := &certificatesv1.CertificateSigningRequest{}
+	if err := c.client.Get(ctx, request.NamespacedName, object); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	claim, ours := c.Rules.Look(object)
+	if !ours {
+		return ctrl.Result{}, nil
+	}
+	if open := stateOf(object); open == done {
+		return ctrl.Result{}, c.finish(ctx, object, claim)
+	}
+	now := c.Now()
+	if expires, challenged := c.challengedUntil(object, now); challenged {
+		return c.sweep(ctx, object, expires, now)
+	}
+	found, err := c.gather(ctx, object, claim, now)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	decision := c.judge(object, found)
+	c.report(ctx, object, decision)
+	if c.Audit {
+		if decision.Outcome == verifier.Wait {
+			return ctrl.Result{RequeueAfter: lookAgain}, nil
+		}
+		return ctrl.Result{}, nil
+	}
+	result, err := c.act(ctx, object, found, decision)
+	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
+		// Somebody wrote first. What he wrote is read before anything is decided again.
+		log.FromContext(ctx).V(1).Info("somebody was faster", "request", object.Name, "cause", err.Error())
+		return ctrl.Result{RequeueAfter: lookAgain / 10}, nil
+	}
+	return result, err
+}
+
+// state is how far a request has come.
+type state int
+
+const (
+	undecided state = iota + 1
+	approved
+	// done: denied, failed, or issued.
+	done
+)
+
+func stateOf(object *certificatesv1.CertificateSigningRequest) state {
+	s := undecided
+	for _, condition := range object.Status.Conditions {
+		if condition.Type != certificatesv1.CertificateApproved {
+			return done
+		}
+		s = approved
+	}
+	if len(object.Status.Certificate) > 0 {
+		return done
+	}
+	return s
+}
+
+func (c *Controller) judge(object *certificatesv1.CertificateSigningRequest, found *found) verifier.Decision {
+	if stateOf(object) == approved {
+		if c.CA == nil && found.names(object) {
+			return verifier.Decision{Outcome: verifier.Ignore} // whoever signs for us is about to
+		}
+		return c.Rules.JudgeSigning(found.input)
+	}
+	return c.Rules.Judge(found.input)
+}
+
+// challengedUntil returns the end of the challenge in a hello, if there is one that may be ours: a node can only fool itself with another.
+func (c *Controller) challengedUntil(object *certificatesv1.CertificateSigningRequest, now time.Time) (time.Time, bool) {
+	value := object.Annotations[attestation.AnnotationChallenge]
+	if object.Spec.SignerName != attestation.HelloSignerName || value == "" || stateOf(object) != undecided {
+		return time.Time{}, false
+	}
+	challenge, err := attestation.ParseChallenge([]byte(value))
+	if err != nil {
+		return time.Time{}, false
+	}
+	expires := time.Unix(challenge.Expires, 0)
+	return expires, expires.Before(now.Add(maxChallenge))
+}
+
+// maxChallenge is more than any challenge of ours lasts.
+const maxChallenge = time.Hour
+
+// sweep denies a hello whose challenge has run out, so that none is left open.
+func (c *Controller) sweep(ctx context.Context, object *certificatesv1.CertificateSigningRequest, expires, now time.Time) (ctrl.Result, error) {
+	if wait := expires.Add(time.Minute).Sub(now); wait > 0 || c.Audit {
+		return ctrl.Result{RequeueAfter: max(wait, time.Minute)}, nil
+	}
+	return ctrl.Result{}, c.deny(ctx, object, string(ReasonHelloExpired), "no proof came before the challenge ran out")
+}

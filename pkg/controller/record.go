@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"slices"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+)
+
+// machineSource is the source of machines in records.
+const machineSource = "inventory"
+
+// recordName is the object's name, the same each time for a machine: of two that make its record, one finds it there.
+func recordName(record verifier.Record) string {
+	if name := record.Machine.Name; len(validation.IsDNS1123Subdomain(name)) == 0 {
+		return name
+	}
+	sum := sha256.Sum256([]byte(record.Machine.Name))
+	return "machine-" + hex.EncodeToString(sum[:16])
+}
+
+// recordOf returns what the rules are told of a record.
+func recordOf(object *v1alpha1.NodeAttestation) verifier.Record {
+	record := verifier.Record{
+		Cluster:  object.Spec.Cluster,
+		Machine:  verifier.MachineRef{Name: object.Spec.Machine.Name, UID: string(object.Spec.Machine.UID)},
+		Provider: object.Spec.Provider, AK: object.Spec.AKName,
+		ProviderID: object.Spec.ProviderID, NodeName: object.Spec.NodeName,
+		FirstProofUID: string(object.Status.FirstRequestUID),
+	}
+	if object.Spec.EK != nil {
+		record.EK = object.Spec.EK.Fingerprint
+	}
+	if b := object.Status.Boot; b != nil {
+		record.Boot = &verifier.Boot{Resets: b.Resets, Restarts: b.Restarts, Clock: b.Clock}
+	}
+	if object.Status.Hello != nil {
+		record.HelloUID = string(object.Status.Hello.UID)
+	}
+	if r := object.Status.Request; r != nil {
+		record.ProofUID, record.ProofSHA256 = string(r.UID), r.SHA256
+	}
+	for _, c := range object.Status.Certificates {
+		record.Certificates = append(record.Certificates, verifier.Certificate{SHA256: c.SHA256, ProofUID: string(c.RequestUID), NotAfter: c.NotAfter.Time})
+	}
+	return record
+}
+
+// writeRecord puts what the rules granted into the object.
+func writeRecord(object *v1alpha1.NodeAttestation, record verifier.Record, proof, hello *certificatesv1.CertificateSigningRequest, now time.Time) {
+	object.Spec = v1alpha1.NodeAttestationSpec{
+		Cluster: record.Cluster, Machine: v1alpha1.MachineReference{Source: machineSource, Name: record.Machine.Name, UID: types.UID(record.Machine.UID)},
+		Provider: record.Provider, ProviderID: record.ProviderID, NodeName: record.NodeName, AKName: record.AK,
+	}
+	if record.EK != "" {
+		object.Spec.EK = &v1alpha1.EndorsementKey{Fingerprint: record.EK}
+	}
+	status := &object.Status
+	attested := metav1.NewTime(now)
+	status.LastAttested, status.FirstRequestUID = &attested, types.UID(record.FirstProofUID)
+	status.Boot = nil
+	if b := record.Boot; b != nil {
+		status.Boot = &v1alpha1.BootCounters{Resets: b.Resets, Restarts: b.Restarts, Clock: b.Clock}
+	}
+	status.Hello = nil
+	if hello != nil {
+		status.Hello = &v1alpha1.HelloReference{Name: hello.Name, UID: hello.UID}
+	}
+	status.Request = &v1alpha1.RequestReference{Name: proof.Name, UID: proof.UID, SHA256: record.ProofSHA256}
+	status.Certificates = slices.DeleteFunc(status.Certificates, func(c v1alpha1.IssuedCertificate) bool {
+		return !slices.ContainsFunc(record.Certificates, func(kept verifier.Certificate) bool { return kept.SHA256 == c.SHA256 })
+	})
+}
+
+// noted reports whether a certificate for the request is in the record.
+func noted(record *v1alpha1.NodeAttestation, request types.UID) bool {
+	return slices.ContainsFunc(record.Status.Certificates, func(c v1alpha1.IssuedCertificate) bool { return c.RequestUID == request })
+}
+
+// maxCertificates bounds a record's certificates, as the CRD does: a machine that asks again and again loses the oldest, and is not locked
+// out.
+const maxCertificates = 64
+
+// noteCertificate adds a certificate to the record.
+func noteCertificate(record *v1alpha1.NodeAttestation, request *certificatesv1.CertificateSigningRequest, chain []byte, now time.Time) error {
+	leaf, err := leafOf(chain)
+	if err != nil {
+		return err
+	}
+	sum := sha256.Sum256(leaf.Raw)
+	record.Status.Certificates = slices.DeleteFunc(record.Status.Certificates, func(c v1alpha1.IssuedCertificate) bool { return c.NotAfter.Time.Before(now) })
+	record.Status.Certificates = append(record.Status.Certificates, v1alpha1.IssuedCertificate{
+		SHA256: hex.EncodeToString(sum[:]), Serial: leaf.SerialNumber.Text(16), NotAfter: metav1.NewTime(leaf.NotAfter), RequestUID: request.UID, Noted: true,
+	})
+	if extra := len(record.Status.Certificates) - maxCertificates; extra > 0 {
+		record.Status.Certificates = slices.Delete(record.Status.Certificates, 0, extra)
+	}
+	return nil
+}

@@ -1,0 +1,374 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package controller tests the controller against a real API server, with real plugins and software TPMs.
+package controller
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	clientauthentication "k8s.io/client-go/pkg/apis/clientauthentication/v1"
+	"k8s.io/client-go/rest"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/config"
+	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+	verifiertpm "github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
+)
+
+// bed is what all tests of the package share. They run one after the other.
+type bed struct {
+	*testbed.ControlPlane
+	plugin string
+	client client.Client
+}
+
+var shared *bed
+
+func TestMain(m *testing.M) {
+	ctrl.SetLogger(logr.Discard())
+	code, err := runAll(m)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "controller:", err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func runAll(m *testing.M) (code int, err error) {
+	ctx := context.Background()
+	dir, err := os.MkdirTemp("", "controller-")
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	b := &bed{plugin: filepath.Join(dir, "kubelet-authenticator")}
+	if err := testbed.GoBuild(ctx, "../..", b.plugin, "./cmd/kubelet-authenticator"); err != nil {
+		return 0, err
+	}
+	if b.ControlPlane, err = testbed.Start(ctx, testbed.Options{Progress: os.Stderr}); err != nil {
+		return 0, err
+	}
+	defer func() {
+		if stopErr := b.Stop(); err == nil {
+			err = stopErr
+		}
+	}()
+	if err := b.BindKubeadmBootstrap(ctx); err != nil {
+		return 0, err
+	}
+	admin := filepath.Join(dir, "admin.kubeconfig")
+	if err := b.WriteKubeconfig(admin, b.AdminUser()); err != nil {
+		return 0, err
+	}
+	if out, err := b.RunKubectl(ctx, admin, "apply", "-f", "../../packaging/kubernetes/crd.yaml"); err != nil {
+		return 0, fmt.Errorf("%w: %s", err, out)
+	}
+	if out, err := b.RunKubectl(ctx, admin, "wait", "--for=condition=Established", "crd/nodeattestations.attestation.cluster.x-k8s.io"); err != nil {
+		return 0, fmt.Errorf("%w: %s", err, out)
+	}
+	if b.client, err = client.New(b.AdminConfig(), client.Options{Scheme: newScheme()}); err != nil {
+		return 0, err
+	}
+	shared = b
+	return m.Run(), nil
+}
+
+func newScheme() *runtime.Scheme {
+	scheme := runtime.NewScheme()
+	if err := clientgoscheme.AddToScheme(scheme); err != nil {
+		panic(err)
+	}
+	if err := v1alpha1.AddToScheme(scheme); err != nil {
+		panic(err)
+	}
+	return scheme
+}
+
+// fleet is a controller with an inventory, and a maker of TPMs that it trusts.
+type fleet struct {
+	*bed
+	namespace string
+	inventory string
+	maker     *swtpm.CA
+	key       []byte
+	config    controller.Config
+	// cluster is the UID that challenges and records are for.
+	cluster string
+	// provider may stand before the TPM's.
+	provider func(controller.TPM) controller.Provider
+	// ahead is how far the controller's clock is ahead.
+	ahead atomic.Int64
+	// caCertificate and caKey are the files of the CA that signs.
+	caCertificate, caKey string
+	stop                 func()
+}
+
+// newFleet starts a controller with an empty inventory. change may alter it before.
+func newFleet(t *testing.T, change func(*fleet, *verifier.Policy)) *fleet {
+	t.Helper()
+	maker, err := swtpm.NewCA()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	f := &fleet{
+		bed: shared, maker: maker, key: make([]byte, 32), inventory: filepath.Join(dir, "inventory.yaml"),
+		namespace: strings.ToLower(strings.NewReplacer("/", "-", "_", "-").Replace(t.Name())),
+	}
+	_, _ = rand.Read(f.key) // never fails
+	f.cluster, f.provider = "cluster-uid", func(p controller.TPM) controller.Provider { return p }
+	t.Cleanup(func() { f.forget(t) })
+	if err := f.client.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: f.namespace}}); err != nil {
+		t.Fatal(err)
+	}
+	f.caCertificate, f.caKey = filepath.Join(dir, "ca.crt"), filepath.Join(dir, "ca.key")
+	keyPEM, err := f.ClientCA().KeyPEM()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.write(t, f.caCertificate, f.ClientCA().CertPEM())
+	f.write(t, f.caKey, keyPEM)
+	f.config = controller.Config{
+		Machines:  controller.Inventory{File: inventory.NewFile(f.inventory, 0)},
+		CA:        signing.NewFiles(f.caCertificate, f.caKey),
+		Limits:    signing.DefaultLimits(),
+		Namespace: f.namespace,
+		Now:       func() time.Time { return time.Now().Add(time.Duration(f.ahead.Load())) },
+	}
+	policy := verifier.Policy{
+		Providers:    []verifier.Provider{{Name: tpm.Name, Challenges: true}},
+		Signers:      []verifier.Signer{{Name: tpm.SignerName, Providers: []string{tpm.Name}}},
+		Token:        verifier.Off,
+		Credential:   verifier.Required,
+		BootCounters: verifier.Warn,
+		EKSources:    []verifier.EKSource{verifier.EKInventory},
+		NameSources:  []verifier.NameSource{verifier.NameInventory},
+	}
+	if change != nil {
+		change(f, &policy)
+	}
+	policy.Cluster = f.cluster
+	if f.config.Rules, err = verifier.New(policy); err != nil {
+		t.Fatal(err)
+	}
+	judge, err := verifiertpm.New(verifiertpm.Config{
+		Roots: []*x509.Certificate{maker.Root}, Intermediates: []*x509.Certificate{maker.Intermediate}, NamedEKs: true,
+		PCRs:       attestation.PCRSelection{Bank: "sha256", Indexes: []int{0, 1, 2, 3, 4, 5, 6, 7}},
+		ClusterUID: f.cluster,
+		Keys:       verifiertpm.Keys{Current: "k1", ByID: map[string][]byte{"k1": f.key}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.config.Providers = []controller.Provider{f.provider(controller.TPM{Verifier: judge})}
+	f.start(t)
+	return f
+}
+
+// start runs a controller until the test ends, or stop is called.
+func (f *fleet) start(t *testing.T) {
+	t.Helper()
+	f.stop = f.startWith(t, f.AdminConfig())
+}
+
+// startWith runs another with a client configuration.
+func (f *fleet) startWith(t *testing.T, rest *rest.Config) (stop func()) {
+	t.Helper()
+	skip := true
+	manager, err := ctrl.NewManager(rest, ctrl.Options{
+		Scheme: newScheme(), Metrics: server.Options{BindAddress: "0"}, Controller: config.Controller{SkipNameValidation: &skip},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := controller.Add(manager, f.config); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	ended := make(chan error, 1)
+	go func() { ended <- manager.Start(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("controller: %v", err)
+		}
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+// forget removes all requests: the next test's controller is another.
+func (f *fleet) forget(t *testing.T) {
+	if err := f.client.DeleteAllOf(context.WithoutCancel(t.Context()), &certificatesv1.CertificateSigningRequest{}); err != nil {
+		t.Error(err)
+	}
+}
+
+func (f *fleet) write(t *testing.T, path string, data []byte) {
+	t.Helper()
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// machine is a computer: a TPM, a plugin, and the name that it claims.
+type machine struct {
+	*fleet
+	name, dir string
+	chip      *swtpm.TPM
+	bootstrap string
+	token     string
+	args      []string
+}
+
+// newMachine returns a machine whose TPM is of the fleet's maker.
+func (f *fleet) newMachine(t *testing.T, name string) *machine {
+	t.Helper()
+	m := &machine{fleet: f, name: name, dir: t.TempDir(), chip: swtpm.Start(t, swtpm.Options{Certified: []string{"ecc-p256"}, CA: f.maker})}
+	m.bootstrap = filepath.Join(m.dir, "bootstrap.kubeconfig")
+	var err error
+	if m.token, err = f.CreateBootstrapToken(t.Context(), time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	m.write(t, m.bootstrap, f.BootstrapKubeconfig(m.token))
+	return m
+}
+
+func (m *machine) flags() []string {
+	return append([]string{
+		"--node-name=" + m.name, "--provider-id=test://" + m.name, "--tpm-device=" + m.chip.Socket(), "--cert-dir=" + filepath.Join(m.dir, "certs"),
+		"--runtime-dir=" + filepath.Join(m.dir, "run"), "--bootstrap-kubeconfig=" + m.bootstrap,
+	}, m.args...)
+}
+
+// inventoried adds machines to the inventory, by what identify prints on them.
+func (f *fleet) inventoried(t *testing.T, machines ...*machine) {
+	t.Helper()
+	var all bytes.Buffer
+	for _, m := range machines {
+		out, err := exec.CommandContext(t.Context(), m.plugin, append([]string{"identify"}, m.flags()...)...).Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		all.WriteString("---\n")
+		all.Write(out)
+	}
+	f.write(t, f.inventory, all.Bytes())
+}
+
+// result is what came of one run.
+type result struct {
+	code   int
+	stderr string
+	leaf   *x509.Certificate
+}
+
+func (m *machine) run(t *testing.T, extra ...string) result {
+	t.Helper()
+	ask, err := json.Marshal(clientauthentication.ExecCredential{
+		TypeMeta: metav1.TypeMeta{APIVersion: clientauthentication.SchemeGroupVersion.String(), Kind: "ExecCredential"},
+		Spec:     clientauthentication.ExecCredentialSpec{Cluster: &clientauthentication.Cluster{Server: m.ServerURL(), CertificateAuthorityData: m.ServerCA()}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), m.plugin, append(m.flags(), extra...)...)
+	cmd.Env = append(os.Environ(), "KUBERNETES_EXEC_INFO="+string(ask))
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); cmd.ProcessState == nil {
+		t.Fatal(err)
+	}
+	r := result{code: cmd.ProcessState.ExitCode(), stderr: stderr.String()}
+	if r.code == 0 {
+		credential := &clientauthentication.ExecCredential{}
+		if err := json.Unmarshal(stdout.Bytes(), credential); err != nil {
+			t.Fatal(err)
+		}
+		block, _ := pem.Decode([]byte(credential.Status.ClientCertificateData))
+		if r.leaf, err = x509.ParseCertificate(block.Bytes); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return r
+}
+
+// enrols has the machine get a certificate.
+func (m *machine) enrols(t *testing.T) result {
+	t.Helper()
+	r := m.run(t)
+	if r.code != 0 || r.leaf.Subject.CommonName != "system:node:"+m.name {
+		t.Fatalf("exit code %d: %s", r.code, r.stderr)
+	}
+	return r
+}
+
+// record returns the machine's record.
+func (f *fleet) record(t *testing.T, name string) *v1alpha1.NodeAttestation {
+	t.Helper()
+	record := &v1alpha1.NodeAttestation{}
+	if err := f.client.Get(t.Context(), client.ObjectKey{Namespace: f.namespace, Name: name}, record); err != nil {
+		t.Fatal(err)
+	}
+	return record
+}
+
+// requests returns the requests that claim a node name.
+func (f *fleet) requests(t *testing.T, name string) (hellos, proofs []certificatesv1.CertificateSigningRequest) {
+	t.Helper()
+	list := &certificatesv1.CertificateSigningRequestList{}
+	if err := f.client.List(context.WithoutCancel(t.Context()), list); err != nil {
+		t.Fatal(err)
+	}
+	for _, item := range list.Items {
+		block, _ := pem.Decode(item.Spec.Request)
+		request, err := x509.ParseCertificateRequest(block.Bytes)
+		switch {
+		case err != nil || request.Subject.CommonName != "system:node:"+name:
+		case item.Spec.SignerName == attestation.HelloSignerName:
+			hellos = append(hellos, item)
+		default:
+			proofs = append(proofs, item)
+		}
+	}
+	return hellos, proofs
+}
+
+func eventually(t *testing.T, limit time.Duration, what string, condition func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(limit); !condition(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within %s: %s", limit, what)
+		}
+	}
+}

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"bytes"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+)
+
+// First, renewal and again: one record, one machine, one node name. The controller's clock is behind at first, so that its certificate is
+// due when it comes.
+func TestFirstRenewalAgain(t *testing.T) {
+	f := newFleet(t, func(f *fleet, _ *verifier.Policy) { f.config.Limits.Default = time.Hour })
+	m := f.newMachine(t, "first-node")
+	f.inventoried(t, m)
+	f.ahead.Store(int64(-52 * time.Minute))
+	first := m.enrols(t)
+	f.ahead.Store(0)
+	record := f.record(t, m.name)
+	if record.Spec.NodeName != m.name || record.Spec.ProviderID != "test://"+m.name || record.Spec.EK == nil || len(record.Status.Certificates) != 1 {
+		t.Errorf("%+v", record)
+	}
+	hellos, _ := f.requests(t, m.name)
+	if len(hellos) != 1 {
+		t.Fatalf("%d hellos", len(hellos))
+	}
+	f.closed(t, &hellos[0])
+
+	// It is due: the plugin prints it, and renews it with itself.
+	renewed := m.enrols(t)
+	eventually(t, 15*time.Second, "the renewed certificate is printed", func() bool {
+		renewed = m.enrols(t)
+		return !bytes.Equal(first.leaf.Raw, renewed.leaf.Raw)
+	})
+	_, proofs := f.requests(t, m.name)
+	renewals := 0
+	for i := range proofs {
+		if proofs[i].Spec.Username == "system:node:"+m.name {
+			renewals++
+		}
+	}
+	if len(proofs) != 2 || renewals != 1 {
+		t.Errorf("%d proofs, %d with the node's own certificate", len(proofs), renewals)
+	}
+	if record = f.record(t, m.name); len(record.Status.Certificates) != 2 {
+		t.Errorf("%d certificates are noted", len(record.Status.Certificates))
+	}
+
+	// Another request by the same machine with its bootstrap credential: its certificate was lost.
+	m.loses(t)
+	again := m.enrols(t)
+	if bytes.Equal(renewed.leaf.Raw, again.leaf.Raw) {
+		t.Error("the same certificate")
+	}
+	if record := f.record(t, m.name); len(record.Status.Certificates) != 3 {
+		t.Errorf("%d certificates are noted", len(record.Status.Certificates))
+	}
+}
+
+// A certificate of the cluster's CA that is in no record, as somebody with the CA's key or the wrong approver makes it, renews nothing,
+// though the TPM is the right one.
+func TestRenewalWithACertificateInNoRecord(t *testing.T) {
+	f := newFleet(t, nil)
+	m := f.newMachine(t, "unknown-credential")
+	f.inventoried(t, m)
+	m.enrols(t)
+	m.loses(t)
+	issued, err := f.ClientCA().IssueClient("system:node:"+m.name, []string{"system:nodes"}, time.Now().Add(-95*time.Minute), time.Now().Add(10*time.Minute))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair, err := cache.ParsePair(append(bytes.Clone(issued.CertPEM), issued.KeyPEM...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair.Origin = &cache.Origin{Server: f.ServerURL(), CertificateAuthorityData: f.ServerCA()}
+	if err := m.certs().Create(); err != nil {
+		t.Fatal(err)
+	}
+	lock, err := m.certs().TryLock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = lock.Install(pair)
+	lock.Unlock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.enrols(t) // prints what is there, and starts a worker
+	eventually(t, 10*time.Second, "the renewal is refused", func() bool {
+		hellos, _ := f.requests(t, m.name)
+		for i := range hellos {
+			if hellos[i].Spec.Username == "system:node:"+m.name && reasonOf(&hellos[i]) == string(verifier.ReasonUnknownCredential) {
+				return true
+			}
+		}
+		return false
+	})
+	if n := len(f.record(t, m.name).Status.Certificates); n != 1 {
+		t.Errorf("%d certificates are noted", n)
+	}
+}
+
+// sharedSigner is the one of kube-controller-manager.
+const sharedSigner = certificatesv1.KubeAPIServerClientKubeletSignerName
+
+func approveOnly(f *fleet, p *verifier.Policy) {
+	f.config.CA = nil
+	p.Signers = []verifier.Signer{{Name: sharedSigner, Providers: []string{tpm.Name}, Shared: true}}
+}
+
+// With kube-controller-manager as the signer: what is approved here is issued there, and noted.
+func TestApproveOnly(t *testing.T) {
+	f := newFleet(t, approveOnly)
+	for _, name := range []string{"kubeadm:node-autoapprove-bootstrap", "kubeadm:node-autoapprove-certificate-rotation"} {
+		binding := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		if err := f.client.Delete(t.Context(), binding); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := f.StartControllerManager(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := f.StopControllerManager(); err != nil {
+			t.Error(err)
+		}
+	}()
+	m := f.newMachine(t, "approved-only")
+	m.args = []string{"--signer-name=" + sharedSigner}
+	f.inventoried(t, m)
+	first := m.enrols(t)
+	eventually(t, 5*time.Second, "the certificate is noted", func() bool { return len(f.record(t, m.name).Status.Certificates) == 1 })
+	hellos, _ := f.requests(t, m.name)
+	f.closed(t, &hellos[0])
+
+	p := f.newPeer(t, m.chip, m.credential(t), m.name, m.name)
+	p.signer = sharedSigner
+	hello, proof := p.attests(t)
+	f.issued(t, proof, m.name)
+	f.closed(t, hello)
+	if class := f.get(t, proof.Name).Spec.Username; class != "system:node:"+m.name {
+		t.Errorf("it was asked for by %s", class)
+	}
+
+	m.loses(t)
+	if again := m.enrols(t); bytes.Equal(first.leaf.Raw, again.leaf.Raw) {
+		t.Error("the same certificate")
+	}
+	eventually(t, 5*time.Second, "three certificates are noted", func() bool { return len(f.record(t, m.name).Status.Certificates) == 3 })
+	if records := f.records(t); records != 1 {
+		t.Errorf("%d records", records)
+	}
+}

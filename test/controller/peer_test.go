@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"bytes"
+	"context"
+	"crypto"
+	"crypto/x509"
+	"encoding/pem"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
+)
+
+// peer does by hand what the plugin does: whoever attacks does it out of turn.
+type peer struct {
+	*fleet
+	// api is the credential that it shows.
+	api      *csr.Client
+	provider provider.Challenger
+	key      crypto.Signer
+	keyPEM   []byte
+	pkcs10   []byte
+	signer   string
+}
+
+// asToken is the credential of a bootstrap token.
+func (f *fleet) asToken(token string) *rest.Config {
+	return &rest.Config{Host: f.ServerURL(), TLSClientConfig: rest.TLSClientConfig{CAData: f.ServerCA()}, BearerToken: token, QPS: -1}
+}
+
+// asNode is a node's own credential.
+func (f *fleet) asNode(certificate, key []byte) *rest.Config {
+	return &rest.Config{Host: f.ServerURL(), TLSClientConfig: rest.TLSClientConfig{CAData: f.ServerCA(), CertData: certificate, KeyData: key}, QPS: -1}
+}
+
+// newPeer returns one that claims a node name and the provider ID that belongs to another name.
+func (f *fleet) newPeer(t *testing.T, chip *swtpm.TPM, credential *rest.Config, nodeName, idOf string) *peer {
+	t.Helper()
+	p := &peer{fleet: f, signer: tpm.SignerName}
+	made, err := tpm.Factory().New(provider.Settings{TPMDevice: chip.Socket(), RuntimeDir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.provider = made.(provider.Challenger)
+	if p.api, err = csr.NewClient(credential); err != nil {
+		t.Fatal(err)
+	}
+	if p.key, p.keyPEM, err = csr.NewKey(); err != nil {
+		t.Fatal(err)
+	}
+	if p.pkcs10, err = csr.PKCS10(csr.Identity{NodeName: nodeName, ProviderID: "test://" + idOf}, p.key); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func (p *peer) ask(name string) provider.Request {
+	ask := provider.Request{PKCS10: p.pkcs10, Name: name, SignerName: p.signer, Version: attestation.VersionTPM}
+	for _, usage := range csr.Usages(p.key.Public()) {
+		ask.Usages = append(ask.Usages, string(usage))
+	}
+	return ask
+}
+
+// object wraps a document.
+func (p *peer) object(t *testing.T, signer string, document []byte) *certificatesv1.CertificateSigningRequest {
+	t.Helper()
+	content, err := attestation.Request{PKCS10: p.pkcs10, Provider: tpm.Name, Data: document}.Marshal()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return csr.Object(csr.NewName(), signer, content, p.key.Public(), nil)
+}
+
+func (p *peer) file(t *testing.T, object *certificatesv1.CertificateSigningRequest) *certificatesv1.CertificateSigningRequest {
+	t.Helper()
+	filed, err := p.api.Create(t.Context(), object, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return filed
+}
+
+// hello files one.
+func (p *peer) hello(t *testing.T) *certificatesv1.CertificateSigningRequest {
+	t.Helper()
+	document, _, err := p.provider.Hello(t.Context(), p.ask("hello"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p.file(t, p.object(t, attestation.HelloSignerName, document))
+}
+
+// challenged waits until a hello is answered.
+func (p *peer) challenged(t *testing.T, hello *certificatesv1.CertificateSigningRequest) *certificatesv1.CertificateSigningRequest {
+	t.Helper()
+	eventually(t, 20*time.Second, "the hello is answered", func() bool {
+		hello = p.get(t, hello.Name)
+		if reason := reasonOf(hello); reason != "" {
+			t.Fatalf("the hello was refused: %s: %s", reason, hello.Status.Conditions[0].Message)
+		}
+		return hello.Annotations[attestation.AnnotationChallenge] != ""
+	})
+	return hello
+}
+
+// proof makes one without filing it.
+func (p *peer) proof(t *testing.T, hello *certificatesv1.CertificateSigningRequest) *certificatesv1.CertificateSigningRequest {
+	t.Helper()
+	name := csr.NewName()
+	ask := p.ask(name)
+	ask.Challenge = &provider.Challenge{
+		HelloName: hello.Name, HelloUID: string(hello.UID), HelloRequest: hello.Spec.Request,
+		Answer: []byte(hello.Annotations[attestation.AnnotationChallenge]), Fresh: true,
+	}
+	document, err := p.provider.Evidence(t.Context(), ask)
+	if err != nil {
+		t.Fatal(err)
+	}
+	object := p.object(t, p.signer, document)
+	object.Name = name
+	return object
+}
+
+// attests goes through both rounds.
+func (p *peer) attests(t *testing.T) (hello, proof *certificatesv1.CertificateSigningRequest) {
+	t.Helper()
+	hello = p.challenged(t, p.hello(t))
+	return hello, p.file(t, p.proof(t, hello))
+}
+
+func (f *fleet) get(t *testing.T, name string) *certificatesv1.CertificateSigningRequest {
+	t.Helper()
+	object := &certificatesv1.CertificateSigningRequest{}
+	if err := f.client.Get(t.Context(), client.ObjectKey{Name: name}, object); err != nil {
+		t.Fatal(err)
+	}
+	return object
+}
+
+// reasonOf returns why a request was denied or failed, empty if it was not.
+func reasonOf(object *certificatesv1.CertificateSigningRequest) string {
+	for _, c := range object.Status.Conditions {
+		if c.Type != certificatesv1.CertificateApproved {
+			return c.Reason
+		}
+	}
+	return ""
+}
+
+// refused waits until a request is, for a reason.
+func (f *fleet) refused(t *testing.T, object *certificatesv1.CertificateSigningRequest, reason string) {
+	t.Helper()
+	var got *certificatesv1.CertificateSigningRequest
+	eventually(t, 10*time.Second, "refused: "+object.Name, func() bool {
+		got = f.get(t, object.Name)
+		return reasonOf(got) != "" || len(got.Status.Certificate) > 0
+	})
+	if reasonOf(got) != reason || len(got.Status.Certificate) > 0 {
+		t.Errorf("%d bytes of certificate, reason %q, want %q: %+v", len(got.Status.Certificate), reasonOf(got), reason, got.Status.Conditions)
+	}
+}
+
+// issued waits until a request has its certificate, which the record knows.
+func (f *fleet) issued(t *testing.T, object *certificatesv1.CertificateSigningRequest, machine string) []byte {
+	t.Helper()
+	var got *certificatesv1.CertificateSigningRequest
+	eventually(t, 20*time.Second, "issued: "+object.Name, func() bool {
+		got = f.get(t, object.Name)
+		if reason := reasonOf(got); reason != "" {
+			t.Fatalf("%s: %s", reason, got.Status.Conditions[len(got.Status.Conditions)-1].Message)
+		}
+		return len(got.Status.Certificate) > 0
+	})
+	eventually(t, 5*time.Second, "the certificate is noted", func() bool { return f.notes(t, machine, got.Status.Certificate) })
+	return got.Status.Certificate
+}
+
+// notes reports whether the machine's record has a certificate.
+func (f *fleet) notes(t *testing.T, machine string, certificate []byte) bool {
+	t.Helper()
+	fingerprint, err := signing.Fingerprint(certificate)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range f.record(t, machine).Status.Certificates {
+		if c.SHA256 == fingerprint {
+			return true
+		}
+	}
+	return false
+}
+
+// all returns every request.
+func (f *fleet) all(t *testing.T) []certificatesv1.CertificateSigningRequest {
+	t.Helper()
+	list := &certificatesv1.CertificateSigningRequestList{}
+	if err := f.client.List(context.WithoutCancel(t.Context()), list); err != nil {
+		t.Fatal(err)
+	}
+	return list.Items
+}
+
+// onlyFor checks that no certificate is out but for keys of these leaves.
+func (f *fleet) onlyFor(t *testing.T, leaves ...*x509.Certificate) {
+	t.Helper()
+	for _, item := range f.all(t) {
+		if len(item.Status.Certificate) == 0 {
+			continue
+		}
+		block, _ := pem.Decode(item.Status.Certificate)
+		leaf, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		known := false
+		for _, l := range leaves {
+			known = known || bytes.Equal(l.RawSubjectPublicKeyInfo, leaf.RawSubjectPublicKeyInfo)
+		}
+		if !known {
+			t.Errorf("%s has a certificate, for %s", item.Name, leaf.Subject)
+		}
+	}
+}
+
+func (m *machine) certs() cache.Dir { return cache.At(filepath.Join(m.dir, "certs")) }
+
+// loses removes everything that the plugin remembers.
+func (m *machine) loses(t *testing.T) {
+	t.Helper()
+	var err error
+	for range 20 { // a worker may still tidy up
+		if err = os.RemoveAll(m.certs().Path()); err == nil {
+			return
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	t.Fatal(err)
+}
+
+// credential is what the plugin has in its directory.
+func (m *machine) credential(t *testing.T) *rest.Config {
+	t.Helper()
+	pair, err := m.certs().Current()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m.asNode(pair.Chain, pair.Key)
+}
+
+// closed waits until a hello is, since its proof was accepted.
+func (f *fleet) closed(t *testing.T, hello *certificatesv1.CertificateSigningRequest) {
+	t.Helper()
+	f.refused(t, hello, string(controller.ReasonCompleted))
+}
+
+// records returns how many records there are.
+func (f *fleet) records(t *testing.T) int {
+	t.Helper()
+	list := &v1alpha1.NodeAttestationList{}
+	if err := f.client.List(t.Context(), list, client.InNamespace(f.namespace)); err != nil {
+		t.Fatal(err)
+	}
+	return len(list.Items)
+}
