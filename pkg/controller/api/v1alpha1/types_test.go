@@ -195,7 +195,7 @@ func fill(v reflect.Value, counter *int) {
 	case v.CanInt():
 		v.SetInt(int64(*counter))
 	case v.CanUint():
-		v.SetUint(uint64(*counter % 256)) //nolint:gosec // a small positive number
+		v.SetUint(uint64(*counter % 256))
 	}
 }
 
