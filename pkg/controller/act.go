@@ -103,11 +103,11 @@ func (c *Controller) deny(ctx context.Context, object *certificatesv1.Certificat
 	return c.client.SubResource("approval").Update(ctx, denied)
 }
 
-// fail marks a request that somebody approved and that must not be signed.
+// fail marks a request that somebody approved and that must not be signed. Through /approval: /status would need the right to sign.
 func (c *Controller) fail(ctx context.Context, object *certificatesv1.CertificateSigningRequest, d verifier.Decision) error {
 	failed := object.DeepCopy()
 	failed.Status.Conditions = append(failed.Status.Conditions, condition(certificatesv1.CertificateFailed, string(d.Refusals.Reason()), d.Refusals.Error()))
-	return c.client.Status().Update(ctx, failed)
+	return c.client.SubResource("approval").Update(ctx, failed)
 }
 
 // approve writes the record, which is the lock: of two requests that both might pass, one is named in it. Then it approves.
