@@ -174,7 +174,7 @@ func claims(request []byte, signer Signer) bool {
 		if end >= 0 {
 			block = request[:len(begin)+end]
 		}
-		if p, _ := pem.Decode(block); p != nil && p.Type == attestation.BlockProvider && signer.takes(string(bytes.TrimSpace(p.Bytes))) {
+		if p, _ := pem.Decode(block); p != nil && signer.takes(string(bytes.TrimSpace(p.Bytes))) {
 			return true
 		}
 		request = request[len(begin):]

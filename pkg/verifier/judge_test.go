@@ -108,16 +108,20 @@ func TestAccepted(t *testing.T) {
 			w.machine().Names = append(w.machine().Names, NodeName{NameHostname, "other"})
 			w.in.Machines[0].Names = append(w.in.Machines[0].Names, NodeName{NameHostname, nodeName})
 		}},
+		"M4: one name twice": {nil, func(w *world) { w.machine().Names = append(w.machine().Names, w.machine().Names[0]) }},
 		"M4: of the record, whatever others claim": {again, func(w *world) {
 			w.machine().Names = nil
 			w.in.Machines[0].Names = []NodeName{{NameMachine, nodeName}}
 		}},
-		"T1: stronger provider than pinned": {again, func(w *world) { w.record().Provider = "acme" }},
-		"T1: insecure before":               {again, func(w *world) { w.record().Provider, w.record().EK = InsecureProvider, "" }},
-		"T1: another's record":              {nil, func(w *world) { w.in.Records = append(w.in.Records, recordOf("worker-3", "e3")) }},
-		"T1: counters, off":                 {again, func(w *world) { w.in.Evidence.Boot.Resets--; w.policy.BootCounters = Off }},
-		"shared signer":                     {nil, func(w *world) { w.in.Request.Spec.SignerName = sharedSigner }},
-		"not overdue":                       {nil, func(w *world) { w.in.Request.CreationTimestamp = metav1.NewTime(testNow.AddDate(0, 0, -1)) }},
+		"T1: stronger provider than pinned":  {again, func(w *world) { w.record().Provider = "acme" }},
+		"T1: insecure before":                {again, func(w *world) { w.record().Provider, w.record().EK = InsecureProvider, "" }},
+		"T1: another's record":               {nil, func(w *world) { w.in.Records = append(w.in.Records, recordOf("worker-3", "e3")) }},
+		"T1: a record without a provider ID": {again, func(w *world) { w.record().ProviderID = "" }},
+		"T1: a record without counters":      {again, func(w *world) { w.record().Boot = nil; w.policy.BootCounters = Required }},
+		"T1: a record without an AK":         {again, func(w *world) { w.record().AK = "" }},
+		"T1: counters, off":                  {again, func(w *world) { w.in.Evidence.Boot.Resets--; w.policy.BootCounters = Off }},
+		"shared signer":                      {nil, func(w *world) { w.in.Request.Spec.SignerName = sharedSigner }},
+		"not overdue":                        {nil, func(w *world) { w.in.Request.CreationTimestamp = metav1.NewTime(testNow.AddDate(0, 0, -1)) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := good(First)
@@ -206,6 +210,7 @@ func TestHostile(t *testing.T) {
 			w.policy.SharedHello = true
 			w.raw(block(attestation.BlockProvider, "tpm"), block(attestation.BlockProvider, "other"))
 		}, Ignore, nil},
+		{"S1: hello where no provider has any", helloOf(First), func(w *world) { w.policy.Providers[0].Challenges = false }, Ignore, nil},
 		{"S1: decided: approved", first, func(w *world) { w.condition(certificatesv1.CertificateApproved) }, Ignore, nil},
 		{"S1: decided: denied", first, func(w *world) { w.condition(certificatesv1.CertificateDenied) }, Ignore, nil},
 		{"S1: decided: failed", first, func(w *world) { w.condition(certificatesv1.CertificateFailed) }, Ignore, nil},
@@ -246,6 +251,10 @@ func TestHostile(t *testing.T) {
 		{"S2: shared signer, our PROVIDER block in the wrong place", first, func(w *world) {
 			w.in.Request.Spec.SignerName = sharedSigner
 			w.in.Request.Spec.Request = append([]byte("x\n"+block(attestation.BlockProvider, "acme")), w.in.Request.Spec.Request...)
+		}, Deny, reasons{ReasonMalformedRequest}},
+		{"S2: shared signer, our PROVIDER block first", first, func(w *world) {
+			w.in.Request.Spec.SignerName = sharedSigner
+			w.in.Request.Spec.Request = []byte(block(attestation.BlockProvider, "tpm"))
 		}, Deny, reasons{ReasonMalformedRequest}},
 		{"S2: shared signer, our PROVIDER block spelt otherwise", first, func(w *world) {
 			w.in.Request.Spec.SignerName = sharedSigner
@@ -356,6 +365,12 @@ func TestHostile(t *testing.T) {
 		{"S4: an OU for the O", first, der(withSubject(rdn(attribute(oidUnit, tagPrintable, groupNodes)), commonName())), Deny, reasons{ReasonSubjectMismatch}},
 		{"S4: three fields in an attribute", first, der(withSubject(organization(), rdn(element(tagSequence, element(tagOID, []byte(oidCommonName)), element(tagPrintable, []byte(userNode+nodeName)), []byte{0x05, 0})))), Deny, reasons{ReasonSubjectMismatch}},
 		{"S4: a sequence for a set", first, der(withSubject(organization(), element(tagSequence, attribute(oidCommonName, tagPrintable, userNode+nodeName)))), Deny, reasons{ReasonSubjectMismatch}},
+		{"S4: one field in an attribute", first, der(withSubject(organization(), rdn(element(tagSequence, element(tagOID, []byte(oidCommonName)))))), Deny, reasons{ReasonSubjectMismatch}},
+		{"S4: no field in an attribute", first, der(withSubject(organization(), rdn(element(tagSequence)))), Deny, reasons{ReasonSubjectMismatch}},
+		{"S4: no attribute in a set", first, der(withSubject(organization(), rdn())), Deny, reasons{ReasonSubjectMismatch}},
+		{"S4: two attributes in a set", first, der(withSubject(organization(), rdn(attribute(oidCommonName, tagPrintable, userNode+nodeName), attribute(oidUnit, tagPrintable, "x")))), Deny, reasons{ReasonSubjectMismatch}},
+		{"S4: garbage in an attribute", first, der(withSubject(organization(), rdn(element(tagSequence, []byte{tagPrintable, 9})))), Deny, reasons{ReasonSubjectMismatch}},
+		{"S4: garbage in a set", first, der(withSubject(organization(), rdn([]byte{tagSequence, 9}))), Deny, reasons{ReasonSubjectMismatch}},
 		{"S4: empty", first, der(withSubject()), Deny, reasons{ReasonSubjectMismatch}},
 		{"S4: empty node name", first, der(template(func(r *x509.CertificateRequest) { r.Subject.CommonName = userNode })), Deny, reasons{ReasonSubjectMismatch}},
 		{"S4: no node's name", first, der(template(func(r *x509.CertificateRequest) { r.Subject.CommonName = "worker-1" })), Deny, reasons{ReasonSubjectMismatch}},
@@ -364,6 +379,7 @@ func TestHostile(t *testing.T) {
 		{"S4: of 254 characters", first, der(template(func(r *x509.CertificateRequest) { r.Subject.CommonName = userNode + strings.Repeat("a", 254) })), Deny, reasons{ReasonSubjectMismatch}},
 		{"S4: hello", helloOf(First), der(template(func(r *x509.CertificateRequest) { r.Subject.CommonName = userNode })), Deny, reasons{ReasonSubjectMismatch}},
 
+		{"S4: of a machine with a record", again, der(withSubject(organization())), Deny, reasons{ReasonSubjectMismatch}},
 		{"S5: otherName", first, der(withAttributes(extensionRequest(extension(sanOID, otherName)))), Deny, reasons{ReasonForbiddenExtension}},
 		{"S5: otherName beside the provider ID", first, der(withAttributes(extensionRequest(providerIDOfNode(), extension(sanOID, otherName)))), Deny, reasons{ReasonForbiddenExtension}},
 		{"S5: DNS name", first, der(template(func(r *x509.CertificateRequest) { r.DNSNames = []string{"kubernetes"} })), Deny, reasons{ReasonForbiddenExtension}},
@@ -387,6 +403,11 @@ func TestHostile(t *testing.T) {
 		{"S5: white space", first, der(withAttributes(attributesOf("acme://zone/worker 1"))), Deny, reasons{ReasonForbiddenExtension}},
 		{"S5: not UTF-8", first, der(withAttributes(attributesOf("acme://\xff"))), Deny, reasons{ReasonForbiddenExtension}},
 		{"S5: too long", first, func(w *world) { w.longProviderID(maxProviderID + 1) }, Deny, reasons{ReasonForbiddenExtension}},
+		{"S5: garbage for attributes", first, der(withAttributes(element(tagAttributes, []byte{tagSequence, 9}))), Deny, reasons{ReasonForbiddenExtension}},
+		{"S5: garbage for an attribute", first, der(withAttributes(element(tagAttributes, element(tagSequence, []byte{tagOID, 9})))), Deny, reasons{ReasonForbiddenExtension}},
+		{"S5: an attribute of no value", first, der(withAttributes(element(tagAttributes, element(tagSequence, element(tagOID, []byte(oidExtensionRequest)), element(tagSet))))), Deny, reasons{ReasonForbiddenExtension}},
+		{"S5: garbage for extensions", first, der(withAttributes(extensionRequest([]byte{tagSequence, 9}))), Deny, reasons{ReasonForbiddenExtension}},
+		{"S5: an extension of nothing", first, der(withAttributes(extensionRequest(element(tagSequence)))), Deny, reasons{ReasonForbiddenExtension}},
 		{"S5: subject and key, too", first, func(w *world) {
 			w.withKey(key("p224"))
 			w.pkcs10(templateWith(key("p224"), func(r *x509.CertificateRequest) {
@@ -492,6 +513,9 @@ func TestHostile(t *testing.T) {
 			credential(credentialPrefix + "00")(w)
 			w.record().ProofUID = "newer"
 		}, Wait, reasons{ReasonUnknownCredential}},
+		{"I4: none is yet to be noted, as none was asked for", renewal, func(w *world) {
+			w.record().ProofUID, w.record().Certificates = "", nil
+		}, Deny, reasons{ReasonUnknownCredential}},
 		{"I4: hello", helloOf(Renewal), credential(credentialPrefix + "00"), Deny, reasons{ReasonUnknownCredential}},
 
 		{"A: refused", first, func(w *world) { w.in.Evidence = Evidence{Err: Refusals{{"AttestationX", "x"}, {"AttestationY", "y"}}} }, Deny, reasons{"AttestationX", "AttestationY"}},
@@ -500,6 +524,16 @@ func TestHostile(t *testing.T) {
 		{"A: refused, of a machine with a record", again, func(w *world) {
 			w.in.Evidence = Evidence{Err: Refusals{{"AttestationX", "x"}}}
 		}, Deny, reasons{"AttestationX"}},
+		{"A: refused, of a machine that has shown none before", again, func(w *world) {
+			w.in.Evidence = Evidence{Err: Refusals{{"AttestationX", "x"}}}
+			w.record().Provider, w.record().EK = InsecureProvider, ""
+			w.machine().Deleted = testNow
+		}, Deny, reasons{"AttestationX"}},
+		{"A: refused, beside another machine that has shown none", first, func(w *world) {
+			w.in.Evidence = Evidence{Err: Refusals{{"AttestationX", "x"}}}
+			w.in.Records[0].Provider, w.in.Records[0].EK = InsecureProvider, ""
+			w.in.Node = Present
+		}, Deny, reasons{"AttestationX", ReasonNodeAlreadyRegistered}},
 		{"A: nothing", first, func(w *world) { w.in.Evidence = Evidence{} }, Deny, reasons{ReasonRefused}},
 		{"A: no EK", first, func(w *world) { w.in.Evidence.EK = "" }, Deny, reasons{ReasonRefused}},
 		{"A: not for now", first, func(w *world) { w.in.Evidence = Evidence{Err: context.DeadlineExceeded} }, Wait, reasons{ReasonAttestationUnavailable}},
@@ -516,6 +550,7 @@ func TestHostile(t *testing.T) {
 		{"M1: not vouched for yet, but known by now", helloOf(First), unvouched(ek1, nil), Wait, reasons{ReasonMachineNotFound}},
 		{"M1: not vouched for, without an error", helloOf(First), func(w *world) { w.in.Evidence.Unvouched = true }, Wait, reasons{ReasonMachineNotFound}},
 		{"M1: not vouched for, another machine's name", helloOf(First), unvouched("e9", nil), Deny, reasons{ReasonNodeNameMismatch}},
+		{"M1: not vouched for, the name of a machine without an EK", helloOf(First), unvouched("e9", func(w *world) { w.machine().EKs[0].EK = "" }), Wait, reasons{ReasonMachineNotFound}},
 		{"M1: not vouched for, a name with a record", helloOf(Again), unvouched("e9", func(w *world) { w.machine().EKs = nil }), Deny, reasons{ReasonNodeAlreadyRegistered, ReasonIdentityBound}},
 		{"M1: a source that does not count", first, func(w *world) { w.machine().EKs[0].Source = EKAnnotation }, Wait, reasons{ReasonMachineNotFound}},
 		{"M1: a machine without a name", first, func(w *world) { w.machine().Ref = MachineRef{} }, Wait, reasons{ReasonMachineNotFound}},
@@ -555,6 +590,7 @@ func TestHostile(t *testing.T) {
 		{"M4: no source says", first, func(w *world) { w.machine().Names = nil }, Wait, reasons{ReasonNodeNameUnknown}},
 		{"M4: an empty name", first, func(w *world) { w.machine().Names[0].Value = "" }, Wait, reasons{ReasonNodeNameUnknown}},
 		{"M4: a source not asked for", first, func(w *world) { w.machine().Names[0].Source = NameHostname }, Wait, reasons{ReasonNodeNameUnknown}},
+		{"M4: another name before the first certificate", signingOf(First), func(w *world) { w.machine().Names[0].Value = "worker-9" }, Fail, reasons{ReasonNodeNameMismatch}},
 		{"M4: again under another name", again, func(w *world) { w.named("worker-9", providerID) }, Deny, reasons{ReasonNodeNameMismatch, ReasonIdentityBound}},
 		{"M4: hello", helloOf(First), func(w *world) { w.machine().Names[0].Value = "worker-9" }, Deny, reasons{ReasonNodeNameMismatch}},
 
@@ -637,7 +673,8 @@ func TestHostile(t *testing.T) {
 		{"insecure: the machine has shown a TPM", goodInsecure, func(w *world) { w.in.Records = append(w.in.Records, recordOf(nodeName, ek1)) }, Deny, reasons{ReasonIdentityBound}},
 		{"insecure: the name has a record", goodInsecure, func(w *world) {
 			w.in.Records[0].NodeName, w.in.Records[0].Provider, w.in.Records[0].EK = nodeName, InsecureProvider, ""
-		}, Deny, reasons{ReasonAmbiguousName, ReasonIdentityBound}},
+			w.in.Node = Present
+		}, Deny, reasons{ReasonAmbiguousName, ReasonNodeAlreadyRegistered, ReasonIdentityBound}},
 		{"insecure: a Node exists", goodInsecure, func(w *world) { w.in.Node = Present }, Deny, reasons{ReasonNodeAlreadyRegistered}},
 		{"insecure: renewal", goodInsecure, func(w *world) {
 			w.in.Request = object(Renewal, InsecureSignerName, "insecure", "x", goodPKCS10(key("p256")))
@@ -650,6 +687,7 @@ func TestHostile(t *testing.T) {
 			w.in.Token = Token{Known: true}
 		}, Deny, reasons{ReasonTokenNotForMachine}},
 		{"insecure: the token is not known", goodInsecure, func(w *world) { w.in.Token = Token{} }, Wait, reasons{ReasonMachineNotFound, ReasonTokenNotForMachine}},
+		{"insecure: the token is only guessed", goodInsecure, func(w *world) { w.in.Token.Known = false }, Wait, reasons{ReasonMachineNotFound, ReasonTokenNotForMachine}},
 		{"insecure: the token is another machine's", goodInsecure, func(w *world) {
 			w.in.Token.Machine = machine("worker-3").Ref
 			w.in.Machines = append(w.in.Machines, machine("worker-3"))
@@ -680,6 +718,10 @@ func TestHostile(t *testing.T) {
 		{"signing: another machine's record names it", signingOf(Again), func(w *world) {
 			w.in.Records[0].ProofUID, w.in.Records[0].ProofSHA256 = w.in.Records[1].ProofUID, w.in.Records[1].ProofSHA256
 			w.in.Records[1].ProofUID = "newer"
+		}, Fail, reasons{ReasonApprovedWithoutAttestation}},
+		{"signing: another machine's record names it, and this one has none", signingOf(First), func(w *world) {
+			w.in.Records[0].ProofUID, w.in.Records[0].ProofSHA256 = w.in.Records[1].ProofUID, w.in.Records[1].ProofSHA256
+			w.in.Records = w.in.Records[:1]
 		}, Fail, reasons{ReasonApprovedWithoutAttestation}},
 		{"signing: approved by others, and hostile", signingOf(First), func(w *world) {
 			w.in.Records = nil
@@ -780,6 +822,65 @@ func TestWarnings(t *testing.T) {
 	}
 }
 
+// Each contradiction with a record is told once, and by its own words: the reason is one for all.
+func TestContradictions(t *testing.T) {
+	const machineEK, nameEK, name = "the machine has another endorsement key", "the node name is bound to another endorsement key", "the node name is another one"
+	const otherMachine, id, stronger = "the endorsement key is another machine's", "the provider ID is another one", "the machine is held to a stronger provider"
+	e9 := func(w *world) {
+		w.in.Evidence.EK, w.in.Evidence.AK, w.in.Evidence.Boot = "e9", "a9", &Boot{}
+		w.machine().EKs = append(w.machine().EKs, NamedEK{EKInventory, "e9"})
+	}
+	for about, c := range map[string]struct {
+		world *world
+		bend  func(*world)
+		want  []string
+	}{
+		"the machine's": {good(Again), func(w *world) { e9(w); w.named("worker-9", providerID) }, []string{machineEK, name}},
+		"the machine's, and another machine": {good(Again), func(w *world) {
+			e9(w)
+			w.record().ProviderID = "acme://x"
+			w.machine().ProviderID = "acme://x"
+		}, []string{machineEK, id}},
+		"the platform says otherwise": {good(Again), func(w *world) { w.machine().ProviderID = "acme://x" }, []string{id}},
+		"the node name's":             {good(First), func(w *world) { w.in.Records[0].NodeName = nodeName }, []string{nameEK}},
+		"the node name's, of a machine without an EK": {good(First), func(w *world) {
+			w.in.Records[0].NodeName, w.in.Records[0].EK = nodeName, ""
+		}, nil},
+		"the endorsement key's": {good(First), func(w *world) {
+			w.in.Records[0].EK = ek1
+			w.in.Machines[0] = machine("worker-7")
+		}, []string{otherMachine, name, id}},
+		"the endorsement key's, and the machine is gone": {good(Again), func(w *world) {
+			w.named("worker-9", "acme://x")
+			w.in.Machines = nil
+		}, []string{name, id}},
+		"the endorsement key's, and all is well": {good(Again), func(w *world) {
+			w.named(nodeName, "")
+			w.in.Machines = nil
+		}, nil},
+		"not yet vouched for": {goodHello(Again), func(w *world) {
+			unvouched(ek1, nil)(w)
+			w.in.Evidence.AK, w.in.Evidence.Boot = "a9", &Boot{}
+		}, nil},
+		"insecure": {goodInsecure(), func(w *world) { w.in.Records = append(w.in.Records, recordOf(nodeName, ek1)) },
+			[]string{stronger, "this signer is not for a machine or a node name that has one"}},
+	} {
+		t.Run(about, func(t *testing.T) {
+			c.bend(c.world)
+			d := c.world.judge(t)
+			var got []string
+			for _, refusal := range d.Refusals {
+				if refusal.Reason == ReasonIdentityBound {
+					got = append(got, strings.TrimPrefix(refusal.Message, "record: "))
+				}
+			}
+			if !slices.Equal(got, c.want) || len(d.Warnings) > 0 || d.Grant != nil {
+				t.Errorf("%q, want %q; warnings %v", got, c.want, d.Warnings)
+			}
+		})
+	}
+}
+
 // A renewal without a record, where the policy allows it, takes its name from the sources.
 func TestRenewalWithoutRecordTakesItsNameFromTheSources(t *testing.T) {
 	w := good(Renewal)
@@ -817,13 +918,13 @@ func TestRecordThatIsWritten(t *testing.T) {
 	w.named(nodeName, "")
 	w.machine().ProviderID = ""
 	ended := Certificate{"c0", "uid-old", testNow.Add(-time.Second)}
-	w.record().Certificates = append(w.record().Certificates, ended)
+	w.record().Certificates = append(w.record().Certificates, Certificate{SHA256: "c3"}, ended) // nobody knows when c3 ends
 	before := slices.Clone(w.record().Certificates)
 	d = w.judge(t)
 	want = Record{
 		Cluster: "c1", Machine: machine(nodeName).Ref, Provider: "acme", EK: ek1, ProviderID: providerID, NodeName: nodeName,
 		Boot: &Boot{7, 1, 1000, true}, ProofUID: "uid-acme", ProofSHA256: digest(w.in.Request.Spec.Request), FirstProofUID: "uid-older",
-		Certificates: before[:1],
+		Certificates: before[:2],
 	}
 	if d.Outcome != Approve || !reflect.DeepEqual(d.Grant.Record, want) {
 		t.Errorf("again: %v, %+v", d.Refusals, d.Grant)
@@ -847,7 +948,11 @@ func TestStepsCanBeRepeated(t *testing.T) {
 		w.signing = true // the certificate is noted, and was not published
 		w.condition(certificatesv1.CertificateApproved)
 		w.in.Records[len(w.in.Records)-1].Certificates = append(written.Certificates, Certificate{"c2", written.ProofUID, testNow.Add(time.Hour)})
-		if d := w.judge(t); d.Outcome != Sign {
+		later := class
+		if class == First { // the rules of a first request held when the certificate was made
+			later = Again
+		}
+		if d := w.judge(t); d.Outcome != Sign || d.Class != later {
 			t.Errorf("%s, after the note: %s, %v", class, d.Outcome, d.Refusals)
 		}
 	}

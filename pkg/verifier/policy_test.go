@@ -27,6 +27,7 @@ func TestNewRefuses(t *testing.T) {
 		"a signer too long":            {func(p *Policy) { p.Signers[0].Name = "example.com/" + strings.Repeat("x", 571) }, "signers"},
 		"a signer twice":               {func(p *Policy) { p.Signers[1] = p.Signers[0] }, "signers"},
 		"the signer of hellos":         {func(p *Policy) { p.Signers[0].Name = attestation.HelloSignerName }, "signers"},
+		"the signer of hellos, unused": {func(p *Policy) { p.Providers[0].Challenges, p.Signers[0].Name = false, attestation.HelloSignerName }, "signers"},
 		"the insecure signer listed":   {func(p *Policy) { p.Signers[0].Name = InsecureSignerName }, "signers"},
 		"Kubernetes' signer alone":     {func(p *Policy) { p.Signers[2].Shared = false }, "signers"},
 		"a signer without a provider":  {func(p *Policy) { p.Signers[0].Providers = nil }, "signers"},
@@ -72,6 +73,9 @@ func TestNewTakes(t *testing.T) {
 		"the insecure signer alone": func(p *Policy) {
 			p.Providers, p.Signers, p.EKSources, p.InsecureSigner = nil, nil, nil, InsecureSignerName
 		},
+		"the longest name":                      func(p *Policy) { p.Signers[0].Name = "example.com/" + strings.Repeat("x", 559) },
+		"the shortest deadline":                 func(p *Policy) { p.WaitDeadline = time.Minute },
+		"the longest deadline":                  func(p *Policy) { p.WaitDeadline = 23 * time.Hour },
 		"a shared signer for several providers": func(p *Policy) { p.Signers[2].Providers = []string{"acme", "tpm"} },
 		"no bootstrappers, another deadline":    func(p *Policy) { p.Bootstrappers, p.WaitDeadline = nil, time.Hour },
 	} {

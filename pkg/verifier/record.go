@@ -69,7 +69,7 @@ func (t *trial) findRecord() {
 		if t.machine != nil && r.Machine == t.machine.Ref || t.machine == nil && t.ek != "" && r.EK == t.ek {
 			t.record = r
 		}
-		if t.record == nil && !t.shown && t.ek == "" && t.asks.nodeName != "" && r.NodeName == t.asks.nodeName {
+		if !t.shown && t.ek == "" && t.asks.nodeName != "" && r.NodeName == t.asks.nodeName {
 			t.record = r // who asks is not known; that the rules of a first request failed, too, would be no news
 		}
 	}
@@ -114,7 +114,7 @@ func (t *trial) judgeRecords() {
 		if rank := t.rules.rank(r.Provider); rank < 0 || t.rules.rank(t.content.Provider) > rank {
 			bound("the machine is held to a stronger provider")
 		}
-		if t.insecure && !(machine && r.begins(t.in.Request)) {
+		if t.insecure && (!machine || !r.begins(t.in.Request)) {
 			bound("this signer is not for a machine or a node name that has one")
 		}
 		if ek && t.shown {
@@ -124,11 +124,8 @@ func (t *trial) judgeRecords() {
 }
 
 func (t *trial) judgeProviderID(r *Record) {
-	current := t.asks.providerID
-	if current == "" && t.machine != nil {
-		current = t.machine.ProviderID
-	}
-	if r.ProviderID != "" && current != "" && r.ProviderID != current {
+	other := func(id string) bool { return r.ProviderID != "" && id != "" && id != r.ProviderID }
+	if other(t.asks.providerID) || t.machine != nil && other(t.machine.ProviderID) {
 		t.deny(ReasonIdentityBound, "record: the provider ID is another one")
 	}
 }

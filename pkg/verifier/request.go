@@ -10,6 +10,7 @@ import (
 	"crypto/rsa"
 	"crypto/x509"
 	"encoding/asn1"
+	"encoding/binary"
 	"errors"
 	"slices"
 	"strings"
@@ -305,13 +306,12 @@ func elements(der []byte, tags ...byte) ([]asn1.RawValue, error) {
 	if len(tags) == 0 {
 		return all, nil
 	}
-	if len(all) != len(tags) {
-		return nil, errStructure
-	}
+	found := make([]byte, len(all))
 	for i := range all {
-		if all[i].FullBytes[0] != tags[i] {
-			return nil, errStructure
-		}
+		found[i] = all[i].FullBytes[0]
+	}
+	if !bytes.Equal(found, tags) {
+		return nil, errStructure
 	}
 	return all, nil
 }
@@ -319,18 +319,12 @@ func elements(der []byte, tags ...byte) ([]asn1.RawValue, error) {
 // element writes an element of DER.
 func element(tag byte, content ...[]byte) []byte {
 	joined := bytes.Join(content, nil)
-	out := []byte{tag}
-	switch n := len(joined); {
-	case n < 0x80:
-		out = append(out, byte(n))
-	case n < 0x100:
-		out = append(out, 0x81, byte(n))
-	case n < 0x10000:
-		out = append(out, 0x82, byte(n>>8), byte(n))
-	default:
-		out = append(out, 0x83, byte(n>>16), byte(n>>8), byte(n)) // spec.request has 128 KiB
+	if len(joined) < 0x80 {
+		return append([]byte{tag, byte(len(joined))}, joined...)
 	}
-	return append(out, joined...)
+	length := binary.BigEndian.AppendUint32(nil, uint32(len(joined))) //nolint:gosec // G115: spec.request has at most 128 KiB
+	length = bytes.TrimLeft(length, "\x00")
+	return slices.Concat([]byte{tag, 0x80 | byte(len(length))}, length, joined)
 }
 
 // judgeUsages applies S6. Where the key is not known, either set passes: there is a refusal already.

@@ -18,7 +18,7 @@ const (
 	groupMasters       = "system:masters"
 
 	extraCredential  = "authentication.kubernetes.io/credential-id"
-	credentialPrefix = "X509SHA256="
+	credentialPrefix = "X509SHA256=" //nolint:gosec // G101: a label
 )
 
 // forbiddenGroup reports whether no bootstrap identity may be in that group.
