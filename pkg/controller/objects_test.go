@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"math/big"
+	"strings"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+func requestWith(signer string) *certificatesv1.CertificateSigningRequest {
+	r := &certificatesv1.CertificateSigningRequest{}
+	r.Name, r.UID, r.Spec.SignerName = "r", "u", signer
+	return r
+}
+
+func newTestCA(t *testing.T, end time.Time) map[string][]byte {
+	t.Helper()
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "ca"}, NotBefore: end.Add(-24 * time.Hour), NotAfter: end,
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, private.Public(), private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	secret, err := x509.MarshalPKCS8PrivateKey(private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return map[string][]byte{
+		"tls.crt": pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
+		"tls.key": pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret}),
+	}
+}
+
+// A rotated CA is used at the next look, and until then, or while there is none that will do, the last good one.
+func TestSecretCA(t *testing.T) {
+	now := time.Now()
+	api := &secretAPI{}
+	ca := NewSecretCA(api, types.NamespacedName{Namespace: "n", Name: "ca"})
+	look := func(good, problem bool) string {
+		t.Helper()
+		now = now.Add(objectAge)
+		got, err := ca.CA(t.Context(), now)
+		if (err == nil) != good || (ca.Problem() != nil) != problem {
+			t.Fatalf("%v, problem %v", err, ca.Problem())
+		}
+		return got.Fingerprint()
+	}
+	look(false, true)
+	old, next := newTestCA(t, now.Add(time.Hour)), newTestCA(t, now.Add(2*time.Hour))
+	api.set(old)
+	first := look(true, false)
+	api.set(map[string][]byte{"tls.crt": next["tls.crt"], "tls.key": old["tls.key"]})
+	if look(true, true) != first {
+		t.Error("a pair that does not match is used")
+	}
+	api.set(next)
+	second := look(true, false)
+	if second == first {
+		t.Error("the new CA is not used")
+	}
+	api.set(map[string][]byte{"tls.crt": next["tls.crt"]})
+	if look(true, true) != second {
+		t.Error("the last good one is not used")
+	}
+	api.fail = errors.New("no answer")
+	if look(true, true) != second {
+		t.Error("the last good one is not used")
+	}
+	api.fail = nil
+	api.set(next)
+	look(true, false)
+	now = now.Add(3 * time.Hour)
+	look(false, true)
+}
+
+func TestSecretCAReadsOnceForMany(t *testing.T) {
+	now := time.Now()
+	api := &secretAPI{}
+	api.set(newTestCA(t, now.Add(time.Hour)))
+	reads := 0
+	ca := NewSecretCA(counted{api, &reads}, keySecret)
+	for range 10 {
+		if _, err := ca.CA(t.Context(), now); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := ca.CA(t.Context(), now.Add(-time.Minute)); err != nil || reads != 2 {
+		t.Errorf("%v, %d reads", err, reads)
+	}
+}
+
+type counted struct {
+	client.Reader
+	reads *int
+}
+
+func (c counted) Get(ctx context.Context, key client.ObjectKey, into client.Object, options ...client.GetOption) error {
+	*c.reads++
+	return c.Reader.Get(ctx, key, into, options...)
+}
+
+// configMapAPI is an API server with one ConfigMap.
+type configMapAPI struct {
+	client.Reader
+	data map[string]string
+}
+
+func (a *configMapAPI) Get(_ context.Context, key client.ObjectKey, into client.Object, _ ...client.GetOption) error {
+	if a.data == nil {
+		return apierrors.NewNotFound(corev1.Resource("configmaps"), key.Name)
+	}
+	into.(*corev1.ConfigMap).Data = a.data
+	return nil
+}
+
+func TestConfigMapInventory(t *testing.T) {
+	now := time.Now()
+	api := &configMapAPI{}
+	source := NewConfigMapInventory(api, types.NamespacedName{Namespace: "n", Name: "machines"}, "inventory.yaml")
+	look := func(want int, says string) {
+		t.Helper()
+		now = now.Add(objectAge)
+		machines, err := source.Machines(t.Context(), now)
+		if want < 0 && err == nil || want >= 0 && (err != nil || len(machines) != want) {
+			t.Errorf("%d machines, %v", len(machines), err)
+		}
+		problem := ""
+		if source.Problem() != nil {
+			problem = source.Problem().Error()
+		}
+		if (problem == "") != (says == "") || !strings.Contains(problem, says) {
+			t.Errorf("the problem is %q, not %q", problem, says)
+		}
+	}
+	look(-1, "not found")
+	api.data = map[string]string{"other": ""}
+	look(-1, `no entry "inventory.yaml"`)
+	api.data = map[string]string{"inventory.yaml": "nodeName: a\neks:\n- fingerprint: " + strings.Repeat("ab", 32) + "\n"}
+	look(1, "")
+	api.data = map[string]string{"inventory.yaml": "nodeName: a\n"}
+	look(1, "no endorsement keys")
+	api.data = nil
+	look(1, "not found")
+}
