@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package config is the configuration of node-attestation-controller: the file of kind NodeAttestationControllerConfiguration, and
+// what becomes of it (docs/controller-configuration.md). It fails closed: what is missing is an error that names the field, never a
+// rule that does not hold. An infrastructure provider that embeds the controller can use it, too.
+package config
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/strict"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
+)
+
+// The kind of the file.
+const (
+	APIVersion = "controller.attestation.cluster.x-k8s.io/v1alpha1"
+	Kind       = "NodeAttestationControllerConfiguration"
+)
+
+// Config is the configuration file. Nothing in it comes from a node, or from the API of the cluster that nodes join.
+type Config struct {
+	metav1.TypeMeta `json:",inline"`
+
+	// ClusterUID tells the cluster from all others. A proof for one is worth nothing in another.
+	ClusterUID string `json:"clusterUID"`
+	// Namespace is where records, the challenge keys, and all that is named below are.
+	Namespace string `json:"namespace"`
+	// Signers are those that are decided for.
+	Signers []Signer `json:"signers,omitempty"`
+	// SharedHello leaves the hellos of other providers to other controllers.
+	SharedHello bool `json:"sharedHello,omitempty"`
+	// InsecureSigner switches the always-allow signer on, by its full name.
+	InsecureSigner string `json:"insecureSigner,omitempty"`
+	// Signing is who issues.
+	Signing Signing `json:"signing"`
+	// Lifetimes bound certificates.
+	Lifetimes Lifetimes `json:"lifetimes"`
+	// Inventory has the machines, and with them the endorsement keys that select them.
+	Inventory Inventory `json:"inventory"`
+	// TPM is the policy for the evidence of the provider tpm.
+	TPM *TPM `json:"tpm,omitempty"`
+	// Bootstrappers may ask for first certificates, beside bootstrap tokens.
+	Bootstrappers []Bootstrapper `json:"bootstrappers,omitempty"`
+	// TokenGroup is a group that bootstrap tokens must have.
+	TokenGroup string `json:"tokenGroup,omitempty"`
+	// Token is whether a bootstrap token must have been made for the machine.
+	Token Mode `json:"token"`
+	// Credential is whether a renewal must be asked for with a certificate in the record.
+	Credential Mode `json:"credential"`
+	// BootCounters is whether a TPM is refused whose boot counters went back.
+	BootCounters Mode `json:"bootCounters"`
+	// WaitDeadline is how long a request may wait before it is denied.
+	WaitDeadline metav1.Duration `json:"waitDeadline"`
+	// Audit decides and reports, and touches no request.
+	Audit bool `json:"audit,omitempty"`
+	// ChallengeKeySecret is the Secret with the challenge keys. It is made where there is none.
+	ChallengeKeySecret string `json:"challengeKeySecret"`
+	// LeaderElection lets one of several replicas decide.
+	LeaderElection LeaderElection `json:"leaderElection"`
+	// MetricsBindAddress and HealthBindAddress are where to listen; "0" is nowhere.
+	MetricsBindAddress string `json:"metricsBindAddress"`
+	HealthBindAddress  string `json:"healthBindAddress"`
+}
+
+// Signer is a signer of CertificateSigningRequests.
+type Signer struct {
+	Name string `json:"name"`
+	// Shared says that others use it too: what has no evidence of ours is left to them.
+	Shared bool `json:"shared,omitempty"`
+}
+
+// SigningMode is who issues what is approved.
+type SigningMode string
+
+// The modes of signing. There is no default.
+const (
+	Sign        SigningMode = "Sign"
+	ApproveOnly SigningMode = "ApproveOnly"
+)
+
+// Signing is who issues, and with which CA.
+type Signing struct {
+	Mode SigningMode `json:"mode"`
+	// CAFile and KeyFile, or SecretName, are the CA in mode Sign.
+	CAFile     string `json:"caFile,omitempty"`
+	KeyFile    string `json:"keyFile,omitempty"`
+	SecretName string `json:"secretName,omitempty"`
+}
+
+// Lifetimes are signing.Limits.
+type Lifetimes struct {
+	Default  metav1.Duration `json:"default"`
+	Min      metav1.Duration `json:"min"`
+	Max      metav1.Duration `json:"max"`
+	Backdate metav1.Duration `json:"backdate"`
+}
+
+// Inventory is where the inventory of machines is: one of the two.
+type Inventory struct {
+	File      string        `json:"file,omitempty"`
+	ConfigMap *ConfigMapKey `json:"configMap,omitempty"`
+}
+
+// ConfigMapKey is an entry of a ConfigMap.
+type ConfigMapKey struct {
+	Name string `json:"name"`
+	Key  string `json:"key"`
+}
+
+// Bootstrapper is an identity.
+type Bootstrapper struct {
+	Username string `json:"username"`
+	Group    string `json:"group"`
+}
+
+// Mode is how much a rule counts.
+type Mode string
+
+// The modes of a rule.
+const (
+	Required Mode = "Required"
+	Warn     Mode = "Warn"
+	Off      Mode = "Off"
+)
+
+// TPM is the policy for TPMs, verifier/tpm.Config in words of a file.
+type TPM struct {
+	// RootsFile and IntermediatesFile hold CA certificates in PEM: the roots that EK certificates have to chain to, and CAs on the way.
+	// Without roots, the inventory vouches for EKs by itself.
+	RootsFile         string `json:"rootsFile,omitempty"`
+	IntermediatesFile string `json:"intermediatesFile,omitempty"`
+	// AllowedEKs are trusted without a certificate, DeniedEKs never; of DeniedEKs some may be CAs' keys.
+	AllowedEKs []string `json:"allowedEKs,omitempty"`
+	DeniedEKs  []string `json:"deniedEKs,omitempty"`
+	// PCRs are those to be quoted.
+	PCRs PCRs `json:"pcrs"`
+	// EventLog asks for the firmware's event log, too.
+	EventLog bool `json:"eventLog,omitempty"`
+	// MinimumFirmware is the least firmware version by TPM maker: 16 hexadecimal digits, as TPM2_GetCapability reports its halves.
+	MinimumFirmware map[string]string `json:"minimumFirmware,omitempty"`
+	// ChainTime is when EK certificates must be valid; not set: now.
+	ChainTime *metav1.Time `json:"chainTime,omitempty"`
+	// ChallengeLifetime is how long a challenge may be answered.
+	ChallengeLifetime metav1.Duration `json:"challengeLifetime,omitzero"`
+}
+
+// PCRs are a selection, and which values are allowed.
+type PCRs struct {
+	Bank    string `json:"bank"`
+	Indexes []int  `json:"indexes"`
+	// Values are digests in hex by PCR; a PCR that is not listed may have any value.
+	Values map[string][]string `json:"values,omitempty"`
+}
+
+// LeaderElection is about replicas.
+type LeaderElection struct {
+	Enabled bool `json:"enabled"`
+	// LeaseName is the Lease's, in Namespace.
+	LeaseName string `json:"leaseName"`
+}
+
+// Default returns what holds where nothing is set. By itself it is no configuration: what must be set is not.
+func Default() Config {
+	limits := signing.DefaultLimits()
+	duration := func(d time.Duration) metav1.Duration { return metav1.Duration{Duration: d} }
+	return Config{
+		Namespace: "node-attestation-system",
+		Lifetimes: Lifetimes{
+			Default: duration(limits.Default), Min: duration(limits.Min), Max: duration(limits.Max), Backdate: duration(limits.Backdate),
+		},
+		Token:              Off, // an inventory does not know tokens
+		Credential:         Required,
+		BootCounters:       Warn,
+		WaitDeadline:       duration(verifier.DefaultWaitDeadline),
+		ChallengeKeySecret: "node-attestation-controller-key",
+		LeaderElection:     LeaderElection{Enabled: true, LeaseName: "node-attestation-controller"},
+		MetricsBindAddress: ":8080",
+		HealthBindAddress:  ":8081",
+	}
+}
+
+// DefaultSigners are those that are decided for where none is given.
+func DefaultSigners() []Signer {
+	return []Signer{{Name: tpmSigner}}
+}
+
+// tpmSigner is the signer that the plugin's provider tpm asks.
+const tpmSigner = "cluster.x-k8s.io/kube-apiserver-client-kubelet-" + tpm.Provider
+
+// Load reads a file.
+func Load(path string) (Config, error) {
+	if path == "" {
+		return Config{}, errors.New("configuration file: none is named")
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return Config{}, fmt.Errorf("configuration file: %w", err)
+	}
+	c, err := Parse(data)
+	if err != nil {
+		return Config{}, fmt.Errorf("configuration file %s: %w", path, err)
+	}
+	return c, nil
+}
+
+// Parse decodes one YAML document strictly over the defaults. Settings checks what it says.
+func Parse(data []byte) (Config, error) {
+	c := Default()
+	if err := strict.Decode(data, &c); err != nil {
+		return Config{}, err
+	}
+	if err := strict.CheckKind(c.TypeMeta, APIVersion, Kind); err != nil {
+		return Config{}, err
+	}
+	return c, nil
+}

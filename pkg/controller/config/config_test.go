@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"math/big"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
+	verifiertpm "github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
+)
+
+const head = "apiVersion: " + APIVersion + "\nkind: " + Kind + "\n"
+
+// parts are the fields of the least configuration.
+var parts = map[string]string{
+	"clusterUID": "clusterUID: c\n",
+	"signing":    "signing: {mode: Sign, secretName: ca}\n",
+	"inventory":  "inventory: {file: /inventory.yaml}\n",
+	"tpm":        "tpm: {pcrs: {bank: sha256, indexes: [7]}}\n",
+}
+
+// with returns the least configuration with some fields in the place of its own, and others added.
+func with(fields ...string) string {
+	left := map[string]string{}
+	for name, part := range parts {
+		left[name] = part
+	}
+	out := head
+	for _, field := range fields {
+		name, _, _ := strings.Cut(field, ":")
+		delete(left, name)
+		if !strings.HasPrefix(field, "no ") {
+			out += field + "\n"
+			continue
+		}
+		delete(left, strings.TrimPrefix(field, "no "))
+	}
+	for _, part := range left {
+		out += part
+	}
+	return out
+}
+
+func newSettings(data string) (*Settings, error) {
+	c, err := Parse([]byte(data))
+	if err != nil {
+		return nil, err
+	}
+	return New(c)
+}
+
+func writeCA(t *testing.T) string {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "maker"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return write(t, "# a maker\n"+string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})))
+}
+
+func write(t *testing.T, content string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// What is missing or wrong is an error that names the field.
+func TestNewFailsClosed(t *testing.T) {
+	ca := writeCA(t)
+	eks := strings.Repeat("ab", 32)
+	for name, c := range map[string]struct{ data, says string }{
+		"least":                         {with(), ""},
+		"files":                         {with("signing: {mode: Sign, caFile: /ca.crt, keyFile: /ca.key}"), ""},
+		"approve only":                  {with("signing: {mode: ApproveOnly}", "signers: [{name: kubernetes.io/kube-apiserver-client-kubelet, shared: true}]"), ""},
+		"a ConfigMap":                   {with("inventory: {configMap: {name: a, key: b.yaml}}"), ""},
+		"roots":                         {with("tpm: {rootsFile: " + ca + ", intermediatesFile: " + ca + ", pcrs: {bank: sha256, indexes: [0]}}"), ""},
+		"values":                        {with("tpm: {pcrs: {bank: sha256, indexes: [7], values: {\"7\": [" + eks + "]}}, allowedEKs: [" + eks + "], minimumFirmware: {IFX: \"0007000200000000\"}, eventLog: true, chainTime: 2025-01-02T03:04:05Z, challengeLifetime: 1m}"), ""},
+		"bootstrapper":                  {with("bootstrappers: [{username: a, group: b}]"), ""},
+		"the insecure signer, by name":  {with("insecureSigner: cluster.x-k8s.io/kube-apiserver-client-kubelet-insecure"), ""},
+		"no cluster":                    {with("no clusterUID"), "clusterUID"},
+		"an empty cluster":              {with("clusterUID: \"\""), "clusterUID"},
+		"a cluster with a space":        {with("clusterUID: a b"), "clusterUID"},
+		"no signing":                    {with("no signing"), "signing.mode"},
+		"another mode":                  {with("signing: {mode: sign, secretName: ca}"), "signing.mode"},
+		"no CA":                         {with("signing: {mode: Sign}"), "signing"},
+		"two CAs":                       {with("signing: {mode: Sign, secretName: ca, caFile: /a, keyFile: /b}"), "signing"},
+		"no key":                        {with("signing: {mode: Sign, caFile: /a}"), "keyFile"},
+		"relative":                      {with("signing: {mode: Sign, caFile: a, keyFile: b}"), "absolute"},
+		"a CA that is not used":         {with("signing: {mode: ApproveOnly, secretName: ca}", "signers: [{name: a.b/c}]"), "signing"},
+		"approve only for no one":       {with("signing: {mode: ApproveOnly}"), "signers"},
+		"the CA in the keys' Secret":    {with("signing: {mode: Sign, secretName: node-attestation-controller-key}"), "signing.secretName"},
+		"another's signer":              {with("signers: [{name: kubernetes.io/kube-apiserver-client-kubelet, shared: true}]"), "signers"},
+		"a signer of others":            {with("signing: {mode: ApproveOnly}", "signers: [{name: kubernetes.io/kube-apiserver-client-kubelet}]"), "signers"},
+		"no signers":                    {with("signers: []"), "signers"},
+		"the signer of hellos":          {with("signers: [{name: cluster.x-k8s.io/attestation-hello}]"), "signers"},
+		"the insecure signer, listed":   {with("signers: [{name: cluster.x-k8s.io/kube-apiserver-client-kubelet-insecure}]"), "signers"},
+		"the insecure signer, by yes":   {with("insecureSigner: \"yes\""), "insecureSigner"},
+		"no inventory":                  {with("no inventory"), "inventory"},
+		"an empty inventory":            {with("inventory: {}"), "inventory"},
+		"two inventories":               {with("inventory: {file: /a, configMap: {name: a, key: b}}"), "inventory"},
+		"a relative inventory":          {with("inventory: {file: a}"), "inventory.file"},
+		"a ConfigMap without key":       {with("inventory: {configMap: {name: a}}"), "inventory.configMap.key"},
+		"a ConfigMap without name":      {with("inventory: {configMap: {key: a}}"), "inventory.configMap.name"},
+		"no TPM policy":                 {with("no tpm"), "tpm"},
+		"no PCRs":                       {with("tpm: {}"), "tpm.pcrs"},
+		"no indexes":                    {with("tpm: {pcrs: {bank: sha256, indexes: []}}"), "tpm.pcrs"},
+		"SHA-1":                         {with("tpm: {pcrs: {bank: sha1, indexes: [7]}}"), "PCR"},
+		"a PCR that is not quoted":      {with("tpm: {pcrs: {bank: sha256, indexes: [7], values: {\"4\": [" + eks + "]}}}"), "PCR 4"},
+		"a PCR without value":           {with("tpm: {pcrs: {bank: sha256, indexes: [7], values: {\"7\": []}}}"), "PCR 7"},
+		"a PCR by another name":         {with("tpm: {pcrs: {bank: sha256, indexes: [7], values: {\"07\": [" + eks + "]}}}"), "tpm.pcrs.values"},
+		"a value that is not hex":       {with("tpm: {pcrs: {bank: sha256, indexes: [7], values: {\"7\": [x]}}}"), "tpm.pcrs.values"},
+		"no roots in the file":          {with("tpm: {rootsFile: " + write(t, "# none yet\n") + ", pcrs: {bank: sha256, indexes: [7]}}"), "tpm.rootsFile"},
+		"a broken root":                 {with("tpm: {rootsFile: " + write(t, string(mustRead(t, ca))+"-----BEGIN CERTIFICATE-----\n") + ", pcrs: {bank: sha256, indexes: [7]}}"), "tpm.rootsFile"},
+		"no file of roots":              {with("tpm: {rootsFile: /nonexistent, pcrs: {bank: sha256, indexes: [7]}}"), "tpm.rootsFile"},
+		"intermediates alone":           {with("tpm: {intermediatesFile: " + ca + ", pcrs: {bank: sha256, indexes: [7]}}"), "tpm"},
+		"an EK in upper case":           {with("tpm: {deniedEKs: [" + strings.ToUpper(eks) + "], pcrs: {bank: sha256, indexes: [7]}}"), "tpm.deniedEKs"},
+		"a short EK":                    {with("tpm: {allowedEKs: [ab], pcrs: {bank: sha256, indexes: [7]}}"), "tpm.allowedEKs"},
+		"firmware as people write it":   {with("tpm: {minimumFirmware: {IFX: \"7.2\"}, pcrs: {bank: sha256, indexes: [7]}}"), "tpm.minimumFirmware"},
+		"firmware of no maker":          {with("tpm: {minimumFirmware: {Infineon Technologies: \"0007000200000000\"}, pcrs: {bank: sha256, indexes: [7]}}"), "MinimumFirmware"},
+		"a challenge for a day":         {with("tpm: {challengeLifetime: 24h, pcrs: {bank: sha256, indexes: [7]}}"), "ChallengeLifetime"},
+		"no namespace":                  {with("namespace: \"\""), "namespace"},
+		"no keys' Secret":               {with("challengeKeySecret: \"\""), "challengeKeySecret"},
+		"no lease":                      {with("leaderElection: {leaseName: \"\"}"), "leaderElection.leaseName"},
+		"no address":                    {with("healthBindAddress: \"\""), "healthBindAddress"},
+		"no mode for credentials":       {with("credential: \"\""), "credential"},
+		"another mode for tokens":       {with("token: \"off\""), "token"},
+		"another mode for counters":     {with("bootCounters: deny"), "bootCounters"},
+		"too long a lifetime":           {with("lifetimes: {max: 2161h}"), "lifetimes"},
+		"no lifetime":                   {with("lifetimes: {default: 0s}"), "lifetimes"},
+		"no deadline":                   {with("waitDeadline: 0s"), "waitDeadline"},
+		"too late a deadline":           {with("waitDeadline: 24h"), "waitDeadline"},
+		"a bootstrapper without group":  {with("bootstrappers: [{username: a}]"), "bootstrappers"},
+		"a node as bootstrapper":        {with("bootstrappers: [{username: \"system:node:a\", group: b}]"), "bootstrappers"},
+		"administrators as token group": {with("tokenGroup: system:masters"), "tokenGroup"},
+		"an unknown field":              {with("audti: true"), `"audti"`},
+		"an unknown field below":        {with("signing: {mode: Sign, secretname: ca}"), `"signing.secretname"`},
+		"an unknown field in a list":    {with("signers: [{name: a.b/c, provider: tpm}]"), "provider"},
+		"a field twice":                 {with("audit: true\naudit: false"), `"audit"`},
+		"a field in another case":       {with("Audit: true"), `"Audit"`},
+		"a second document":             {with() + "---\naudit: true\n", "more than one document"},
+		"another kind":                  {strings.Replace(with(), Kind, "KubeletAuthenticatorConfiguration", 1), Kind},
+		"another version":               {strings.Replace(with(), "v1alpha1", "v1", 1), APIVersion},
+		"empty":                         {"", Kind},
+	} {
+		t.Run(name, func(t *testing.T) {
+			settings, err := newSettings(c.data)
+			switch {
+			case c.says == "" && (err != nil || settings.Rules() == nil):
+				t.Error(err)
+			case c.says != "" && (err == nil || settings != nil || !strings.Contains(err.Error(), c.says) || strings.Contains(err.Error(), "\n")):
+				t.Errorf("does not say %q on one line: %v", c.says, err)
+			}
+		})
+	}
+}
+
+func mustRead(t *testing.T, path string) []byte {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+func TestLoad(t *testing.T) {
+	c, err := Load(write(t, with("leaderElection: {enabled: false}", "lifetimes: {default: 24h}")))
+	if err != nil || c.LeaderElection.Enabled || c.LeaderElection.LeaseName == "" || c.Lifetimes.Default.Duration != 24*time.Hour ||
+		c.Lifetimes.Max.Duration != signing.DefaultLimits().Max {
+		t.Errorf("%+v, %v", c, err)
+	}
+	broken := write(t, "clusterUID: [")
+	for path, says := range map[string]string{"": "none is named", "/nonexistent": "/nonexistent", broken: broken} {
+		if _, err := Load(path); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%q: %v", path, err)
+		}
+	}
+}
+
+// Each part comes out as what the controller is made of.
+func TestSettingsMakeAController(t *testing.T) {
+	settings, err := newSettings(with("audit: true", "namespace: other"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	parts, keys := settings.Controller(nil, nil)
+	if _, ok := parts.CA.(*controller.SecretCA); !ok || parts.Rules == nil || !parts.Audit || parts.Namespace != "other" || parts.Limits != signing.DefaultLimits() {
+		t.Errorf("%+v", parts)
+	}
+	if _, ok := parts.Machines.(controller.Inventory); !ok || len(parts.Providers) != 1 || keys.Verifier() != nil {
+		t.Errorf("%+v", parts)
+	}
+	if settings, err = newSettings(with("inventory: {configMap: {name: a, key: b}}", "signing: {mode: Sign, caFile: /a, keyFile: /b}")); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := settings.Machines(nil).(*controller.ConfigMapInventory); !ok {
+		t.Errorf("%T", settings.Machines(nil))
+	}
+	if _, ok := settings.CA(nil).(*signing.Files); !ok {
+		t.Errorf("%T", settings.CA(nil))
+	}
+	if settings, err = newSettings(with("signing: {mode: ApproveOnly}", "signers: [{name: a.b/c}]")); err != nil || settings.CA(nil) != nil {
+		t.Error("there is a CA", err)
+	}
+	if _, err := settings.Verifier(verifiertpm.Keys{}); err == nil {
+		t.Error("a verifier without keys")
+	}
+}
+
+func TestDefaultSignerIsThePlugins(t *testing.T) {
+	if got := DefaultSigners(); len(got) != 1 || got[0].Name != tpm.SignerName || got[0].Shared {
+		t.Errorf("%+v", got)
+	}
+}
+
+// Each field is documented, with its default.
+func TestConfigurationIsDocumented(t *testing.T) {
+	document := string(mustRead(t, "../../../docs/controller-configuration.md"))
+	_, table, _ := strings.Cut(document, "<!-- table -->")
+	table, _, _ = strings.Cut(table, "<!-- /table -->")
+	rows := 0
+	var walk func(prefix string, value reflect.Value)
+	walk = func(prefix string, value reflect.Value) {
+		for i := range value.NumField() {
+			name, _, _ := strings.Cut(value.Type().Field(i).Tag.Get("json"), ",")
+			if name == "" {
+				continue // kind and version
+			}
+			name = prefix + name
+			field := value.Field(i)
+			if field.Kind() == reflect.Pointer && field.Type().Elem().PkgPath() == value.Type().PkgPath() {
+				field = reflect.Zero(field.Type().Elem())
+			}
+			if field.Kind() == reflect.Struct && field.Type().PkgPath() == value.Type().PkgPath() {
+				walk(name+".", field)
+				continue
+			}
+			row := regexp.MustCompile("(?m)^\\| `" + regexp.QuoteMeta(name) + "` \\| (.*?) \\|").FindStringSubmatch(table)
+			if row == nil {
+				t.Errorf("%s has no row", name)
+				continue
+			}
+			rows++
+			if field.Kind() == reflect.Struct && field.FieldByName("Duration").IsValid() {
+				d := time.Duration(field.FieldByName("Duration").Int())
+				if d != 0 && !strings.Contains(row[1], strings.TrimSuffix(strings.TrimSuffix(d.String(), "0s"), "0m")) {
+					t.Errorf("%s: the default %s is not in %q", name, d, row[1])
+				}
+			}
+			if field.Kind() == reflect.String && field.String() != "" && !strings.Contains(row[1], "`"+field.String()+"`") ||
+				field.Kind() == reflect.Bool && !strings.Contains(row[1], map[bool]string{true: "`true`", false: "`false`"}[field.Bool()]) {
+				t.Errorf("%s: the default %v is not in %q", name, field, row[1])
+			}
+			if field.Kind() == reflect.Slice && field.Type().Elem().Kind() == reflect.Struct {
+				walk(name+"[].", reflect.Zero(field.Type().Elem()))
+			}
+		}
+	}
+	walk("", reflect.ValueOf(Default()))
+	if got := strings.Count(table, "\n| `"); got != rows {
+		t.Errorf("%d rows for %d fields", got, rows)
+	}
+	if !strings.Contains(table, DefaultSigners()[0].Name) {
+		t.Error("signers: the default is not in its row")
+	}
+}
+
+// The examples are good ones.
+func TestConfigurationExamplesAreAccepted(t *testing.T) {
+	examples := strings.Split(string(mustRead(t, "../../../docs/controller-configuration.md")), "```yaml\n")[1:]
+	if len(examples) != 2 {
+		t.Errorf("%d examples", len(examples))
+	}
+	for _, example := range examples {
+		example, _, _ = strings.Cut(example, "```")
+		if _, err := newSettings(example); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add([]byte(with()))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		c, err := Parse(data)
+		if err != nil {
+			if strings.Contains(err.Error(), "\n") {
+				t.Errorf("more than a line: %q", err)
+			}
+			return
+		}
+		if c.TPM != nil {
+			c.TPM.RootsFile, c.TPM.IntermediatesFile = "", "" // no files are read here
+		}
+		if settings, err := New(c); (err == nil) != (settings != nil) {
+			t.Error(err)
+		}
+	})
+}

@@ -1,0 +1,351 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"bytes"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/hex"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
+)
+
+// Settings is a configuration that has been checked. New makes it; the zero value has no rules, with which no controller starts.
+type Settings struct {
+	config Config
+	rules  *verifier.Rules
+	limits signing.Limits
+	// tpm lacks the challenge keys.
+	tpm tpm.Config
+}
+
+// New checks a configuration and reads the files of CA certificates that it names. An error names the field at fault.
+func New(c Config) (*Settings, error) {
+	s := &Settings{config: c}
+	for _, step := range []func() error{s.checkNames, s.checkSigning, s.checkInventory, s.makeTPM, s.makeRules} {
+		if err := step(); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+func (s *Settings) checkNames() error {
+	c := s.config
+	switch {
+	case c.ClusterUID == "":
+		return errors.New("clusterUID: must be set, to something that no other cluster has, and not from the cluster's own API")
+	case len(c.ClusterUID) > 128 || strings.ContainsFunc(c.ClusterUID, func(r rune) bool { return r <= ' ' || r > '~' }):
+		return errors.New("clusterUID: has 1 to 128 printable ASCII characters, and no space")
+	case len(validation.IsDNS1123Label(c.Namespace)) > 0:
+		return fmt.Errorf("namespace: %.64q is not the name of one", c.Namespace)
+	}
+	for field, name := range map[string]string{
+		"challengeKeySecret": c.ChallengeKeySecret, "leaderElection.leaseName": c.LeaderElection.LeaseName,
+	} {
+		if len(validation.IsDNS1123Subdomain(name)) > 0 {
+			return fmt.Errorf("%s: %.64q is not an object's name", field, name)
+		}
+	}
+	for field, address := range map[string]string{"metricsBindAddress": c.MetricsBindAddress, "healthBindAddress": c.HealthBindAddress} {
+		if address == "" {
+			return fmt.Errorf("%s: must be host:port, or 0 for none", field)
+		}
+	}
+	return nil
+}
+
+func (s *Settings) checkSigning() error {
+	g := s.config.Signing
+	files, secret := g.CAFile != "" || g.KeyFile != "", g.SecretName != ""
+	switch g.Mode {
+	case Sign:
+		switch {
+		case files == secret:
+			return errors.New("signing: mode Sign needs caFile and keyFile, or secretName, and not both")
+		case files && (g.CAFile == "" || g.KeyFile == ""):
+			return errors.New("signing: caFile and keyFile go together")
+		case files && (!filepath.IsAbs(g.CAFile) || !filepath.IsAbs(g.KeyFile)):
+			return errors.New("signing: caFile and keyFile are absolute paths")
+		case secret && len(validation.IsDNS1123Subdomain(g.SecretName)) > 0:
+			return fmt.Errorf("signing.secretName: %.64q is not an object's name", g.SecretName)
+		case secret && g.SecretName == s.config.ChallengeKeySecret:
+			return errors.New("signing.secretName: is the Secret of the challenge keys")
+		}
+		for _, signer := range s.config.Signers {
+			if strings.HasPrefix(signer.Name, "kubernetes.io/") {
+				return fmt.Errorf("signers: %.128q is kube-controller-manager's to sign, with signing.mode ApproveOnly here", signer.Name)
+			}
+		}
+	case ApproveOnly:
+		switch {
+		case files || secret:
+			return errors.New("signing: mode ApproveOnly uses no CA")
+		case s.config.Signers == nil:
+			return errors.New("signers: must name, with signing.mode ApproveOnly, those that another signer issues for")
+		}
+	case "":
+		return errors.New("signing.mode: must be set: Sign or ApproveOnly")
+	default:
+		return fmt.Errorf("signing.mode: %.64q is neither Sign nor ApproveOnly", g.Mode)
+	}
+	if s.config.Signers == nil {
+		s.config.Signers = DefaultSigners()
+	}
+	l := s.config.Lifetimes
+	s.limits = signing.Limits{Default: l.Default.Duration, Min: l.Min.Duration, Max: l.Max.Duration, Backdate: l.Backdate.Duration}
+	if err := s.limits.Check(); err != nil {
+		return fmt.Errorf("lifetimes: %w", err)
+	}
+	return nil
+}
+
+func (s *Settings) checkInventory() error {
+	i := s.config.Inventory
+	switch {
+	case i.File == "" && i.ConfigMap == nil:
+		return errors.New("inventory: must be set, file or configMap: without a source of endorsement keys no machine would be found")
+	case i.File != "" && i.ConfigMap != nil:
+		return errors.New("inventory: is a file or a configMap, not both")
+	case i.File != "" && !filepath.IsAbs(i.File):
+		return errors.New("inventory.file: must be an absolute path")
+	case i.ConfigMap != nil && len(validation.IsDNS1123Subdomain(i.ConfigMap.Name)) > 0:
+		return fmt.Errorf("inventory.configMap.name: %.64q is not an object's name", i.ConfigMap.Name)
+	case i.ConfigMap != nil && len(validation.IsConfigMapKey(i.ConfigMap.Key)) > 0:
+		return fmt.Errorf("inventory.configMap.key: %.64q is no key of a ConfigMap", i.ConfigMap.Key)
+	}
+	return nil
+}
+
+func (s *Settings) makeRules() error {
+	c := s.config
+	policy := verifier.Policy{
+		Cluster:        c.ClusterUID,
+		Providers:      []verifier.Provider{{Name: tpm.Provider, Challenges: true}},
+		SharedHello:    c.SharedHello,
+		InsecureSigner: c.InsecureSigner,
+		TokenGroup:     c.TokenGroup,
+		EKSources:      []verifier.EKSource{verifier.EKInventory},
+		NameSources:    []verifier.NameSource{verifier.NameInventory},
+		WaitDeadline:   c.WaitDeadline.Duration,
+	}
+	for _, signer := range c.Signers {
+		policy.Signers = append(policy.Signers, verifier.Signer{Name: signer.Name, Providers: []string{tpm.Provider}, Shared: signer.Shared})
+	}
+	for _, b := range c.Bootstrappers {
+		policy.Bootstrappers = append(policy.Bootstrappers, verifier.Bootstrapper{Username: b.Username, Group: b.Group})
+	}
+	for _, m := range []struct {
+		field string
+		mode  Mode
+		into  *verifier.Mode
+	}{{"token", c.Token, &policy.Token}, {"credential", c.Credential, &policy.Credential}, {"bootCounters", c.BootCounters, &policy.BootCounters}} {
+		mode, ok := map[Mode]verifier.Mode{Required: verifier.Required, Warn: verifier.Warn, Off: verifier.Off}[m.mode]
+		if !ok {
+			return fmt.Errorf("%s: %.64q is not Required, Warn or Off", m.field, m.mode)
+		}
+		*m.into = mode
+	}
+	if c.WaitDeadline.Duration == 0 {
+		return errors.New("waitDeadline: must not be 0")
+	}
+	var err error
+	s.rules, err = verifier.New(policy)
+	return err
+}
+
+// maxCAs bounds a file of CA certificates, in bytes: all makers' together have less.
+const maxCAs = 4 << 20
+
+func (s *Settings) makeTPM() error {
+	t := s.config.TPM
+	if t == nil {
+		return errors.New("tpm: must be set: there is no policy for evidence that would suit everybody")
+	}
+	s.tpm = tpm.Config{
+		NamedEKs: true, EventLog: t.EventLog, ClusterUID: s.config.ClusterUID, ChallengeLifetime: t.ChallengeLifetime.Duration,
+		PCRs:      attestation.PCRSelection{Bank: t.PCRs.Bank, Indexes: t.PCRs.Indexes},
+		PCRValues: map[int][][]byte{}, MinimumFirmware: map[string]uint64{},
+	}
+	if t.PCRs.Bank == "" || len(t.PCRs.Indexes) == 0 {
+		return errors.New("tpm.pcrs: must be set, bank and indexes")
+	}
+	if t.ChainTime != nil {
+		s.tpm.ChainTime = t.ChainTime.Time
+	}
+	for _, f := range []struct {
+		field, path string
+		into        *[]*x509.Certificate
+	}{{"tpm.rootsFile", t.RootsFile, &s.tpm.Roots}, {"tpm.intermediatesFile", t.IntermediatesFile, &s.tpm.Intermediates}} {
+		if f.path == "" {
+			continue
+		}
+		var err error
+		if *f.into, err = readCAs(f.path); err != nil {
+			return fmt.Errorf("%s: %w", f.field, err)
+		}
+	}
+	for _, f := range []struct {
+		field string
+		list  []string
+		into  *[]tpm.Fingerprint
+	}{{"tpm.allowedEKs", t.AllowedEKs, &s.tpm.AllowedEKs}, {"tpm.deniedEKs", t.DeniedEKs, &s.tpm.DeniedEKs}} {
+		for _, value := range f.list {
+			fingerprint, err := tpm.ParseFingerprint(value)
+			if err != nil {
+				return fmt.Errorf("%s: %.80q: %w", f.field, value, err)
+			}
+			*f.into = append(*f.into, fingerprint)
+		}
+	}
+	if err := s.makeValues(); err != nil {
+		return err
+	}
+	for maker, version := range t.MinimumFirmware {
+		least, err := strconv.ParseUint(version, 16, 64)
+		if err != nil || len(version) != 16 {
+			return fmt.Errorf("tpm.minimumFirmware: %.32q of %.32q is not 16 hexadecimal digits", version, maker)
+		}
+		s.tpm.MinimumFirmware[maker] = least
+	}
+	// All but the keys is judged now. These are thrown away.
+	key := make([]byte, 32)
+	_, _ = rand.Read(key) // never fails
+	if _, err := s.Verifier(tpm.Keys{Current: "none", ByID: map[string][]byte{"none": key}}); err != nil {
+		return fmt.Errorf("tpm: %w", err)
+	}
+	return nil
+}
+
+func (s *Settings) makeValues() error {
+	for index, values := range s.config.TPM.PCRs.Values {
+		n, err := strconv.Atoi(index)
+		if err != nil || strconv.Itoa(n) != index {
+			return fmt.Errorf("tpm.pcrs.values: %.16q is not the number of a PCR", index)
+		}
+		s.tpm.PCRValues[n] = nil
+		for _, value := range values {
+			digest, err := hex.DecodeString(value)
+			if err != nil {
+				return fmt.Errorf("tpm.pcrs.values: a value of PCR %d is not in hex", n)
+			}
+			s.tpm.PCRValues[n] = append(s.tpm.PCRValues[n], digest)
+		}
+	}
+	return nil
+}
+
+// readCAs reads certificates in PEM, one at least. People write comments between them, which are passed over; a block that is broken is
+// not.
+func readCAs(path string) ([]*x509.Certificate, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	if len(data) > maxCAs {
+		return nil, fmt.Errorf("%s is longer than %d bytes", path, maxCAs)
+	}
+	var all []*x509.Certificate
+	for rest := data; ; {
+		var block *pem.Block
+		if block, rest = pem.Decode(rest); block == nil {
+			break
+		}
+		if block.Type != "CERTIFICATE" {
+			return nil, fmt.Errorf("%s: there is a PEM block of type %.40q", path, block.Type)
+		}
+		certificate, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return nil, fmt.Errorf("%s: certificate %d: %w", path, len(all)+1, err)
+		}
+		all = append(all, certificate)
+	}
+	if len(all) == 0 || len(all) != bytes.Count(data, []byte("-----BEGIN ")) {
+		return nil, fmt.Errorf("%s: holds no certificate in PEM, or a broken block", path)
+	}
+	return all, nil
+}
+
+// Config returns the configuration, with defaults in the place of what is not set.
+func (s *Settings) Config() Config { return s.config }
+
+// Rules returns the policy.
+func (s *Settings) Rules() *verifier.Rules { return s.rules }
+
+// Verifier returns the verifier of TPMs with these challenge keys.
+func (s *Settings) Verifier(keys tpm.Keys) (*tpm.Verifier, error) {
+	c := s.tpm
+	c.Keys = keys
+	return tpm.New(c)
+}
+
+// Source is a CA or an inventory that may change at any time.
+type Source interface {
+	// Problem returns what keeps what is there from being used, nil if nothing does.
+	Problem() error
+}
+
+// CA returns the CA to sign with, nil if another signer issues.
+func (s *Settings) CA(reader client.Reader) signing.Source {
+	switch g := s.config.Signing; {
+	case g.Mode != Sign:
+		return nil
+	case g.SecretName != "":
+		return controller.NewSecretCA(reader, s.named(g.SecretName))
+	default:
+		return signing.NewFiles(g.CAFile, g.KeyFile)
+	}
+}
+
+// inventoryAge is how long a changed file may go unnoticed. Many requests at once share one read.
+const inventoryAge = 500 * time.Millisecond
+
+// Machines returns the source of machines.
+func (s *Settings) Machines(reader client.Reader) controller.MachineSource {
+	if m := s.config.Inventory.ConfigMap; m != nil {
+		return controller.NewConfigMapInventory(reader, s.named(m.Name), m.Key)
+	}
+	return controller.Inventory{File: inventory.NewFile(s.config.Inventory.File, inventoryAge)}
+}
+
+// Keys returns the store of challenge keys.
+func (s *Settings) Keys(reader client.Reader, writer client.Client) *controller.KeyStore {
+	return controller.NewKeyStore(reader, writer, s.named(s.config.ChallengeKeySecret), s.Verifier)
+}
+
+func (s *Settings) named(name string) types.NamespacedName {
+	return types.NamespacedName{Namespace: s.config.Namespace, Name: name}
+}
+
+// Controller returns the configuration of a controller that reads past any cache. Whoever calls it runs the KeyStore, which is a
+// manager's Runnable.
+func (s *Settings) Controller(reader client.Reader, writer client.Client) (controller.Config, *controller.KeyStore) {
+	keys := s.Keys(reader, writer)
+	return controller.Config{
+		Rules:     s.rules,
+		Providers: []controller.Provider{controller.TPM{Latest: keys.Verifier}},
+		Machines:  s.Machines(reader),
+		CA:        s.CA(reader),
+		Limits:    s.limits,
+		Namespace: s.config.Namespace,
+		Audit:     s.config.Audit,
+	}, keys
+}
