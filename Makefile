@@ -19,8 +19,8 @@ help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
 
 .PHONY: build
-build: ## build the plugin into bin/
-	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/kubelet-authenticator
+build: ## build the plugin and the controller into bin/
+	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/kubelet-authenticator ./cmd/node-attestation-controller
 
 .PHONY: demo
 demo: ## start a real control plane and have a node prove which machine it is

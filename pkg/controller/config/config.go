@@ -105,12 +105,12 @@ type Lifetimes struct {
 
 // Inventory is where the inventory of machines is: one of the two.
 type Inventory struct {
-	File      string        `json:"file,omitempty"`
-	ConfigMap *ConfigMapKey `json:"configMap,omitempty"`
+	File      string              `json:"file,omitempty"`
+	ConfigMap *InventoryConfigMap `json:"configMap,omitempty"`
 }
 
-// ConfigMapKey is an entry of a ConfigMap.
-type ConfigMapKey struct {
+// InventoryConfigMap is an entry of a ConfigMap.
+type InventoryConfigMap struct {
 	Name string `json:"name"`
 	Key  string `json:"key"`
 }

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package command is the command line of node-attestation-controller, for a main.
+package command
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"runtime"
+
+	"github.com/spf13/cobra"
+	"k8s.io/klog/v2"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
+)
+
+// DefaultConfigFile is read where --config names no other.
+const DefaultConfigFile = "/etc/node-attestation-controller/config.yaml"
+
+// The exit codes, the plugin's where they mean the same. 2 is left to the Go runtime, which uses it for a crash.
+const (
+	CodeUnexpected    = 1
+	CodeUsage         = 3
+	CodeConfiguration = 10
+)
+
+// Program is a binary's own part of the command line.
+type Program struct {
+	// Version and Commit say which build it is.
+	Version, Commit string
+}
+
+// Process is what a main hands over of its process.
+type Process struct {
+	Args           []string
+	Stdout, Stderr io.Writer
+}
+
+// failure is an error with its exit code and what can be done about it.
+type failure struct {
+	code int
+	hint string
+	err  error
+}
+
+func (f *failure) Error() string { return f.err.Error() }
+func (f *failure) Unwrap() error { return f.err }
+
+// invocation is one call of the command line.
+type invocation struct {
+	Program
+	Process
+	file, kubeconfig string
+}
+
+// maxLine bounds a line on standard error, in bytes: a peer may have written some of it.
+const maxLine = 2048
+
+// Run carries out a command line until ctx ends, and returns the exit code. What goes wrong is said on stderr, once.
+func (p Program) Run(ctx context.Context, process Process) int {
+	i := &invocation{Program: p, Process: process}
+	err := i.rootCommand().ExecuteContext(ctx)
+	if err == nil {
+		return 0
+	}
+	_, _ = fmt.Fprintf(i.Stderr, "%s: %s\n", controller.Name, text.Line(err.Error(), maxLine))
+	var f *failure
+	if !errors.As(err, &f) {
+		return CodeUnexpected
+	}
+	if f.hint != "" {
+		_, _ = fmt.Fprintf(i.Stderr, "hint: %s\n", text.Line(f.hint, maxLine))
+	}
+	return f.code
+}
+
+func (i *invocation) rootCommand() *cobra.Command {
+	root := &cobra.Command{
+		Use:   controller.Name,
+		Short: "Challenge, verify, approve and sign the certificate requests of nodes that attest which machine they are",
+		Long: controller.Name + ` decides on the CertificateSigningRequests of kubelet-authenticator: it challenges the machine's TPM, verifies
+what it proves, finds the machine in the inventory, and approves and signs, or denies, or waits. It runs until it is told
+to end by SIGTERM or SIGINT.`,
+		Args:          noArgs,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		RunE:          i.run,
+	}
+	root.SetArgs(i.Args)
+	root.SetOut(i.Stdout)
+	root.SetErr(i.Stderr)
+	root.CompletionOptions.HiddenDefaultCmd = true
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage(err) })
+	root.PersistentFlags().StringVar(&i.file, "config", DefaultConfigFile, "configuration file, which has to exist")
+	root.Flags().StringVar(&i.kubeconfig, "kubeconfig", "", "kubeconfig file (default: the pod's service account)")
+	logs := flag.NewFlagSet("", flag.ContinueOnError)
+	klog.InitFlags(logs)
+	root.PersistentFlags().AddGoFlag(logs.Lookup("v"))
+	root.PersistentFlags().Lookup("v").Shorthand = "v"
+	root.PersistentFlags().Lookup("v").Usage = "log verbosity, to stderr"
+	root.AddCommand(i.versionCommand())
+	return root
+}
+
+func noArgs(c *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return usage(fmt.Errorf("unknown command or argument %q for %s", args[0], c.CommandPath()))
+	}
+	return nil
+}
+
+func usage(err error) error { return &failure{CodeUsage, "see --help", err} }
+
+// settings reads the configuration file and checks it.
+func (i *invocation) settings() (*config.Settings, error) {
+	c, err := config.Load(i.file)
+	if err != nil {
+		return nil, misconfigured(err)
+	}
+	settings, err := config.New(c)
+	if err != nil {
+		return nil, misconfigured(fmt.Errorf("configuration file %s: %w", i.file, err))
+	}
+	return settings, nil
+}
+
+func misconfigured(err error) error {
+	return &failure{CodeConfiguration, "see docs/controller-configuration.md for the fields of " + config.Kind, err}
+}
+
+// versionInfo is what the version command prints.
+type versionInfo struct {
+	Version   string `json:"version"`
+	Commit    string `json:"commit"`
+	GoVersion string `json:"goVersion"`
+	// Protocols are the versions of the evidence document, by provider.
+	Protocols map[string][]string `json:"protocolVersions"`
+}
+
+func (i *invocation) versionCommand() *cobra.Command {
+	var output string
+	c := &cobra.Command{
+		Use:   "version",
+		Short: "Print version, commit, Go version and protocol versions",
+		Args:  noArgs,
+		RunE: func(*cobra.Command, []string) error {
+			info := versionInfo{
+				Version: i.Version, Commit: i.Commit, GoVersion: runtime.Version(),
+				Protocols: map[string][]string{"tpm": {attestation.VersionTPM}},
+			}
+			switch output {
+			case "":
+				_, err := fmt.Fprintf(i.Stdout, "%s %s (commit %s, %s)\n", controller.Name, info.Version, info.Commit, info.GoVersion)
+				return err
+			case "json":
+				encoder := json.NewEncoder(i.Stdout)
+				encoder.SetIndent("", "  ")
+				return encoder.Encode(info)
+			default:
+				return usage(fmt.Errorf("--output %q: can only be json", output))
+			}
+		},
+	}
+	c.Flags().StringVarP(&output, "output", "o", "", "json prints all of it")
+	return c
+}

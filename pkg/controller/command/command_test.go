@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package command
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+
+	"k8s.io/klog/v2/ktesting"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
+)
+
+const good = "apiVersion: " + config.APIVersion + "\nkind: " + config.Kind + `
+clusterUID: c
+signing: {mode: Sign, secretName: ca}
+inventory: {file: /inventory.yaml}
+tpm: {pcrs: {bank: sha256, indexes: [7]}}
+metricsBindAddress: "0"
+healthBindAddress: "0"
+`
+
+func write(t *testing.T, content string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestExitCodes(t *testing.T) {
+	t.Setenv("KUBERNETES_SERVICE_HOST", "") // not in a pod
+	for name, c := range map[string]struct {
+		args []string
+		code int
+		says string
+	}{
+		"version":              {[]string{"version"}, 0, ""},
+		"help":                 {[]string{"--help"}, 0, ""},
+		"an argument":          {[]string{"start"}, CodeUsage, `"start"`},
+		"an unknown flag":      {[]string{"--confg=x"}, CodeUsage, "--confg"},
+		"an output":            {[]string{"version", "-o", "yaml"}, CodeUsage, "yaml"},
+		"no file":              {[]string{"--config=/nonexistent"}, CodeConfiguration, "/nonexistent"},
+		"an empty name":        {[]string{"--config="}, CodeConfiguration, "none is named"},
+		"a broken file":        {[]string{"--config", write(t, good+"adit: true\n")}, CodeConfiguration, `"adit"`},
+		"a field that is left": {[]string{"--config", write(t, strings.Replace(good, "clusterUID: c\n", "", 1))}, CodeConfiguration, "clusterUID"},
+		"no kubeconfig":        {[]string{"--config", write(t, good), "--kubeconfig=/nonexistent"}, CodeConfiguration, "/nonexistent"},
+		"not in a pod":         {[]string{"--config", write(t, good)}, CodeConfiguration, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var stdout, stderr bytes.Buffer
+			code := Program{Version: "1.2.3"}.Run(t.Context(), Process{Args: c.args, Stdout: &stdout, Stderr: &stderr})
+			if code != c.code || !strings.Contains(stderr.String(), c.says) {
+				t.Errorf("exit code %d, not %d: %s", code, c.code, stderr.String())
+			}
+			if code == 0 && (stdout.Len() == 0 || stderr.Len() > 0) || code != 0 && (stdout.Len() > 0 || strings.Count(stderr.String(), "\nhint: ") != 1) {
+				t.Errorf("stdout %q, stderr %q", stdout.String(), stderr.String())
+			}
+		})
+	}
+}
+
+func TestVersionInJSON(t *testing.T) {
+	var stdout bytes.Buffer
+	if code := (Program{Version: "1.2.3", Commit: "abc"}).Run(t.Context(), Process{Args: []string{"version", "-o", "json"}, Stdout: &stdout}); code != 0 {
+		t.Fatal(code)
+	}
+	var info versionInfo
+	if err := json.Unmarshal(stdout.Bytes(), &info); err != nil || info.Version != "1.2.3" || info.Commit != "abc" || len(info.Protocols["tpm"]) != 1 {
+		t.Errorf("%+v, %v", info, err)
+	}
+}
+
+// The exit codes are those in the document.
+func TestExitCodesAreDocumented(t *testing.T) {
+	document, err := os.ReadFile("../../../docs/controller-configuration.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(document), "## Exit codes")
+	var got []int
+	for _, row := range regexp.MustCompile(`(?m)^\| (\d+) \|`).FindAllStringSubmatch(table, -1) {
+		code, _ := strconv.Atoi(row[1])
+		got = append(got, code)
+	}
+	for _, code := range []int{0, CodeUnexpected, CodeUsage, CodeConfiguration} {
+		found := false
+		for _, documented := range got {
+			found = found || documented == code
+		}
+		if !found {
+			t.Errorf("%d is not documented", code)
+		}
+	}
+}
+
+type source struct{ problem error }
+
+func (s *source) Problem() error { return s.problem }
+
+// What cannot be used is said once, and once that it can be again.
+func TestWatchSaysWhatChanges(t *testing.T) {
+	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
+	s := &source{}
+	w := &watch{sources: map[string]config.Source{"CA": s}, log: logger, said: map[string]string{}}
+	for _, problem := range []error{nil, errors.New("first"), errors.New("first"), errors.New("second\nline"), nil, nil} {
+		s.problem = problem
+		w.look()
+	}
+	said := logger.GetSink().(ktesting.Underlier).GetBuffer().String()
+	for text, times := range map[string]int{"first": 1, "second line": 1, "in use again": 1, "CA": 3} {
+		if strings.Count(said, text) != times {
+			t.Errorf("%q is not said %d times:\n%s", text, times, said)
+		}
+	}
+}

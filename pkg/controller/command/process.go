@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package command
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+)
+
+// Main runs the command line that the process was started with and returns its exit code. It is all that a main function has to call.
+func (p Program) Main() int {
+	// The process holds the CA's key and those of challenges.
+	syscall.Umask(0o077)
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		_, _ = fmt.Fprintf(os.Stderr, "%s: prctl PR_SET_DUMPABLE: %v\n", controller.Name, err)
+		return CodeUnexpected
+	}
+	ctx, cancel := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
+	defer cancel()
+	// A second signal ends it at once.
+	context.AfterFunc(ctx, cancel)
+	return p.Run(ctx, Process{Args: os.Args[1:], Stdout: os.Stdout, Stderr: os.Stderr})
+}
