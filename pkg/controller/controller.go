@@ -75,6 +75,8 @@ func Add(manager ctrl.Manager, config Config) error {
 		For(&certificatesv1.CertificateSigningRequest{}).
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: c.Concurrency,
+			// The priority queue of v0.24.1 can hang when it is stopped while requests are in it (kubernetes-sigs/controller-runtime#3538).
+			UsePriorityQueue: new(false),
 			// The default's pauses grow to a quarter of an hour: so long after an inventory or a CRD has appeared nobody may wait.
 			RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](lookAgain/100, lookAgain),
 		}).

@@ -14,13 +14,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/go-logr/logr/funcr"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -52,10 +52,18 @@ type bed struct {
 	client client.Client
 }
 
-var shared *bed
+var (
+	shared *bed
+	// fleets counts them: each has a namespace of its own.
+	fleets int
+)
 
 func TestMain(m *testing.M) {
-	ctrl.SetLogger(logr.Discard())
+	log := logr.Discard()
+	if os.Getenv("VERBOSE") != "" { // what the controllers say
+		log = funcr.New(func(prefix, args string) { fmt.Fprintln(os.Stderr, prefix, args) }, funcr.Options{})
+	}
+	ctrl.SetLogger(log)
 	code, err := runAll(m)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "controller:", err)
@@ -126,6 +134,7 @@ type fleet struct {
 	cluster string
 	// provider may stand before the TPM's.
 	provider func(controller.TPM) controller.Provider
+	tpm      controller.TPM
 	// ahead is how far the controller's clock is ahead.
 	ahead atomic.Int64
 	// caCertificate and caKey are the files of the CA that signs.
@@ -143,12 +152,13 @@ func newFleet(t *testing.T, change func(*fleet, *verifier.Policy)) *fleet {
 	dir := t.TempDir()
 	f := &fleet{
 		bed: shared, maker: maker, key: make([]byte, 32), inventory: filepath.Join(dir, "inventory.yaml"),
-		namespace: strings.ToLower(strings.NewReplacer("/", "-", "_", "-").Replace(t.Name())),
 	}
+	fleets++
+	f.namespace = fmt.Sprintf("fleet-%d", fleets)
 	_, _ = rand.Read(f.key) // never fails
 	f.cluster, f.provider = "cluster-uid", func(p controller.TPM) controller.Provider { return p }
 	t.Cleanup(func() { f.forget(t) })
-	if err := f.client.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: f.namespace}}); err != nil {
+	if err := f.client.Create(t.Context(), namespace(f.namespace)); err != nil {
 		t.Fatal(err)
 	}
 	f.caCertificate, f.caKey = filepath.Join(dir, "ca.crt"), filepath.Join(dir, "ca.key")
@@ -182,7 +192,7 @@ func newFleet(t *testing.T, change func(*fleet, *verifier.Policy)) *fleet {
 		t.Fatal(err)
 	}
 	judge, err := verifiertpm.New(verifiertpm.Config{
-		Roots: []*x509.Certificate{maker.Root}, Intermediates: []*x509.Certificate{maker.Intermediate}, NamedEKs: true,
+		Roots: []*x509.Certificate{f.maker.Root}, Intermediates: []*x509.Certificate{f.maker.Intermediate}, NamedEKs: true,
 		PCRs:       attestation.PCRSelection{Bank: "sha256", Indexes: []int{0, 1, 2, 3, 4, 5, 6, 7}},
 		ClusterUID: f.cluster,
 		Keys:       verifiertpm.Keys{Current: "k1", ByID: map[string][]byte{"k1": f.key}},
@@ -190,9 +200,14 @@ func newFleet(t *testing.T, change func(*fleet, *verifier.Policy)) *fleet {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.config.Providers = []controller.Provider{f.provider(controller.TPM{Verifier: judge})}
+	f.tpm = controller.TPM{Verifier: judge}
+	f.config.Providers = []controller.Provider{f.provider(f.tpm)}
 	f.start(t)
 	return f
+}
+
+func namespace(name string) *corev1.Namespace {
+	return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
 }
 
 // start runs a controller until the test ends, or stop is called.

@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"context"
+	"crypto/x509"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
+)
+
+// An inventory, and an entry in it, may come long after the request.
+func TestInventoryIsLate(t *testing.T) {
+	f := newFleet(t, nil)
+	early, late := f.newMachine(t, "early"), f.newMachine(t, "late")
+	f.inventoried(t, early, late)
+	both, err := os.ReadFile(f.inventory)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.inventoried(t, early)
+	one, err := os.ReadFile(f.inventory)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(f.inventory); err != nil {
+		t.Fatal(err)
+	}
+	f.stop() // it has read it
+	f.config.Machines = controller.Inventory{File: inventory.NewFile(f.inventory, 0)}
+	f.start(t)
+
+	challenged := func(m *machine, want bool, p *peer, name string) time.Duration {
+		began := time.Now()
+		for time.Since(began) < 10*time.Second {
+			got := f.get(t, name)
+			if reason := reasonOf(got); reason != "" {
+				t.Fatalf("%s: %s", m.name, reason)
+			}
+			if (got.Annotations[attestation.AnnotationChallenge] != "") == want {
+				return time.Since(began)
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		t.Fatalf("%s: not challenged: %v", m.name, p.signer)
+		return 0
+	}
+	p := f.newPeer(t, early.chip, f.asToken(early.token), early.name, early.name)
+	greeting := p.hello(t)
+	q := f.newPeer(t, late.chip, f.asToken(late.token), late.name, late.name)
+	second := q.hello(t)
+	time.Sleep(5 * time.Second) // the queue's own pauses would be long by now
+	if f.get(t, greeting.Name).ResourceVersion != greeting.ResourceVersion {
+		t.Error("something was done without an inventory")
+	}
+	f.write(t, f.inventory, one)
+	if took := challenged(early, true, p, greeting.Name); took > 2*time.Second {
+		t.Errorf("the inventory counted after %s", took)
+	}
+	if got := f.get(t, second.Name); got.ResourceVersion != second.ResourceVersion {
+		t.Errorf("something was done with a machine unknown: %+v", got.Status)
+	}
+	f.write(t, f.inventory, both)
+	if took := challenged(late, true, q, second.Name); took > 2*time.Second {
+		t.Errorf("the entry counted after %s", took)
+	}
+	// A broken file changes nothing.
+	f.write(t, f.inventory, []byte("machines: [{"))
+	p.file(t, p.proof(t, f.get(t, greeting.Name)))
+	late.enrols(t)
+	if err := os.Remove(f.inventory); err != nil {
+		t.Fatal(err)
+	}
+	late.loses(t)
+	late.enrols(t)
+}
+
+// The CA's files appear after the approval.
+func TestCAIsLate(t *testing.T) {
+	f := newFleet(t, nil)
+	m := f.newMachine(t, "ca-late")
+	f.inventoried(t, m)
+	key, err := os.ReadFile(f.caKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(f.caKey); err != nil {
+		t.Fatal(err)
+	}
+	p := f.newPeer(t, m.chip, f.asToken(m.token), m.name, m.name)
+	_, proof := p.attests(t)
+	eventually(t, 10*time.Second, "it is approved", func() bool { return len(f.get(t, proof.Name).Status.Conditions) == 1 })
+	time.Sleep(2 * time.Second)
+	if got := f.get(t, proof.Name); reasonOf(got) != "" || len(got.Status.Certificate) > 0 {
+		t.Errorf("%+v", got.Status)
+	}
+	f.write(t, f.caKey, key)
+	began := time.Now()
+	f.issued(t, proof, m.name)
+	if took := time.Since(began); took > 2*time.Second {
+		t.Errorf("issued after %s", took)
+	}
+}
+
+// While eight machines enrol again and again, the CA is replaced, the key after the certificate: each certificate is of the pair that was
+// there, and soon of the new one.
+func TestCAIsRotatedUnderLoad(t *testing.T) {
+	f := newFleet(t, nil)
+	next, err := testbed.NewCA("next")
+	if err != nil {
+		t.Fatal(err)
+	}
+	nextKey, err := next.KeyPEM()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var machines []*machine
+	for _, letter := range "abcdefgh" {
+		machines = append(machines, f.newMachine(t, "rotated-"+string(letter)))
+	}
+	f.inventoried(t, machines...)
+	ctx, cancel := context.WithTimeout(t.Context(), 12*time.Second)
+	defer cancel()
+	type issued struct {
+		at   time.Time
+		leaf *x509.Certificate
+	}
+	var mu sync.Mutex
+	var all []issued
+	var wait sync.WaitGroup
+	for _, m := range machines {
+		wait.Go(func() {
+			p := f.newPeer(t, m.chip, f.asToken(m.token), m.name, m.name)
+			for ctx.Err() == nil {
+				_, proof := p.attests(t)
+				parsed := leaf(t, f.issued(t, proof, m.name))
+				mu.Lock()
+				all = append(all, issued{time.Now(), parsed})
+				mu.Unlock()
+			}
+		})
+	}
+	time.Sleep(3 * time.Second)
+	f.write(t, f.caCertificate, next.CertPEM())
+	time.Sleep(time.Second)
+	f.write(t, f.caKey, nextKey)
+	rotated := time.Now()
+	wait.Wait()
+	var before, after int
+	var last time.Duration
+	for _, one := range all {
+		old, now := one.leaf.CheckSignatureFrom(f.ClientCA().Certificate()), one.leaf.CheckSignatureFrom(next.Certificate())
+		switch {
+		case old == nil:
+			before++
+			last = max(last, one.at.Sub(rotated))
+		case now == nil:
+			after++
+		default:
+			t.Errorf("signed by neither: %v, %v", old, now)
+		}
+	}
+	t.Logf("%d by the old CA, the last %s after the rotation, %d by the new one", before, last, after)
+	if before == 0 || after == 0 || last > 5*time.Second {
+		t.Error("the new CA came too late, or at once")
+	}
+}
+
+// In audit mode everything is judged, and nothing is done.
+func TestAudit(t *testing.T) {
+	f := newFleet(t, func(f *fleet, _ *verifier.Policy) { f.config.Audit = true })
+	m := f.newMachine(t, "audited")
+	f.inventoried(t, m)
+	p := f.newPeer(t, m.chip, f.asToken(m.token), m.name, m.name)
+	objects := []string{p.hello(t).Name, p.file(t, p.object(t, tpm.SignerName, []byte("{}"))).Name, p.file(t, p.object(t, tpm.SignerName, f.lonelyProof(t, "node-csr-nowhere"))).Name}
+	approved := p.file(t, p.object(t, tpm.SignerName, f.lonelyProof(t, "node-csr-nowhere")))
+	if err := f.Approve(t.Context(), approved.Name); err != nil {
+		t.Fatal(err)
+	}
+	versions := map[string]string{}
+	for _, name := range append(objects, approved.Name) {
+		versions[name] = f.get(t, name).ResourceVersion
+	}
+	time.Sleep(2 * time.Second)
+	for name, version := range versions {
+		if got := f.get(t, name); got.ResourceVersion != version {
+			t.Errorf("%s was touched: %+v %v", name, got.Status, got.Annotations)
+		}
+	}
+	if n := f.records(t); n != 0 {
+		t.Errorf("%d records", n)
+	}
+}
+
+// newer is a controller's provider that serves later versions only.
+type newer struct{ controller.TPM }
+
+func (newer) Versions() attestation.Versions { return attestation.Versions{"tpm/v3", "tpm/v2"} }
+
+// refusing refuses tpm/v1, as its verifier would.
+type refusing struct{ newer }
+
+func (refusing) Judge(request, _ *certificatesv1.CertificateSigningRequest, _ bool, _ time.Time) verifier.Evidence {
+	var refusals verifier.Refusals
+	refusals.Add(attestation.ReasonVersion, "%s is not served", attestation.VersionTPM)
+	return verifier.Evidence{Provider: request.Name, Err: refusals}
+}
+
+// A controller that serves other versions says which, and the plugin names both lists.
+func TestNoCommonVersion(t *testing.T) {
+	f := newFleet(t, func(f *fleet, _ *verifier.Policy) {
+		f.provider = func(p controller.TPM) controller.Provider { return refusing{newer{p}} }
+	})
+	m := f.newMachine(t, "version")
+	f.inventoried(t, m)
+	began := time.Now()
+	r := m.run(t)
+	if r.code != 21 || !strings.Contains(r.stderr, "this plugin accepts [tpm/v1]") && !strings.Contains(r.stderr, "this plugin accepts tpm/v1") || !strings.Contains(r.stderr, "tpm/v3,tpm/v2") {
+		t.Errorf("exit code %d: %s", r.code, r.stderr)
+	}
+	if took := time.Since(began); took > 30*time.Second {
+		t.Errorf("after %s", took)
+	}
+	hellos, proofs := f.requests(t, m.name)
+	if len(hellos) != 1 || len(proofs) != 0 || hellos[0].Annotations[attestation.AnnotationVersions] != "tpm/v3,tpm/v2" || reasonOf(&hellos[0]) != attestation.ReasonVersion {
+		t.Errorf("%d hellos, %d proofs: %+v", len(hellos), len(proofs), hellos)
+	}
+
+	// The other way round: the node is newer than the controller.
+	f.stop()
+	f.config.Providers = []controller.Provider{f.tpm}
+	f.start(t)
+	p := f.newPeer(t, m.chip, f.asToken(m.token), m.name, m.name)
+	document, err := hello(t, p).Marshal()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ahead := []byte(strings.ReplaceAll(string(document), "tpm/v1", "tpm/v2"))
+	greeting := p.file(t, p.object(t, attestation.HelloSignerName, ahead))
+	f.refused(t, greeting, attestation.ReasonVersion)
+	if got := f.get(t, greeting.Name).Annotations[attestation.AnnotationVersions]; got != "tpm/v1" {
+		t.Errorf("annotation %q", got)
+	}
+	m.loses(t)
+	m.enrols(t)
+}
