@@ -57,7 +57,7 @@ var arrows = map[string][]string{
 	"pkg/controller/inventory":        {"internal/text", "pkg/csr"},
 	"cmd/node-attestation-controller": {"pkg/controller/command"},
 	"pkg/controller":                  {"pkg/attestation", "pkg/controller/api/v1alpha1", "pkg/controller/inventory", "pkg/controller/signing", "pkg/verifier", "pkg/verifier/tpm"},
-	"pkg/controller/command":          {"internal/text", "pkg/attestation", "pkg/controller", "pkg/controller/api/v1alpha1", "pkg/controller/config"},
+	"pkg/controller/command":          {"internal/text", "pkg/attestation", "pkg/controller", "pkg/controller/api/v1alpha1", "pkg/controller/config", "pkg/controller/inventory", "pkg/verifier", "pkg/verifier/tpm"},
 	"pkg/controller/config":           {"internal/strict", "pkg/attestation", "pkg/controller", "pkg/controller/inventory", "pkg/controller/signing", "pkg/verifier", "pkg/verifier/tpm"},
 	"pkg/csr":                         {"internal/text", "pkg/attestation"},
 	"pkg/provider":                    {"pkg/attestation"},

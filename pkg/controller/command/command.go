@@ -29,6 +29,8 @@ const (
 	CodeUnexpected    = 1
 	CodeUsage         = 3
 	CodeConfiguration = 10
+	// CodeRefused says that verify was asked of a request which the policy does not pass.
+	CodeRefused = 21
 )
 
 // Program is a binary's own part of the command line.
@@ -105,7 +107,7 @@ to end by SIGTERM or SIGINT.`,
 	root.PersistentFlags().AddGoFlag(logs.Lookup("v"))
 	root.PersistentFlags().Lookup("v").Shorthand = "v"
 	root.PersistentFlags().Lookup("v").Usage = "log verbosity, to stderr"
-	root.AddCommand(i.versionCommand())
+	root.AddCommand(i.versionCommand(), i.verifyCommand())
 	return root
 }
 

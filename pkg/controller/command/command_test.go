@@ -91,7 +91,7 @@ func TestExitCodesAreDocumented(t *testing.T) {
 		code, _ := strconv.Atoi(row[1])
 		got = append(got, code)
 	}
-	for _, code := range []int{0, CodeUnexpected, CodeUsage, CodeConfiguration} {
+	for _, code := range []int{0, CodeUnexpected, CodeUsage, CodeConfiguration, CodeRefused} {
 		found := false
 		for _, documented := range got {
 			found = found || documented == code

@@ -1,0 +1,371 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package command
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
+)
+
+func (i *invocation) verifyCommand() *cobra.Command {
+	var at, machines, keys string
+	c := &cobra.Command{
+		Use:   "verify FILE...",
+		Short: "Judge certificate requests by the policy in the configuration, offline",
+		Long: `verify judges CertificateSigningRequests by the policy in --config, without any API server: manifests in YAML or JSON, such as
+kubectl get csr -o yaml prints, or the PEM of spec.request. A proof needs its hello among the files, and the challenge keys.
+
+What only the cluster knows is assumed: that there is no record and no Node of that name, and with PEM who asks and how. So a
+request for a renewal, which needs a record, does not pass here. What was decided on a request before does not count.
+
+The exit code is 0 if all pass, and 21 if one does not.`,
+		Args: func(c *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return usage(fmt.Errorf("no file is named for %s", c.CommandPath()))
+			}
+			return nil
+		},
+		RunE: func(c *cobra.Command, args []string) error {
+			now := time.Now()
+			if at != "" {
+				var err error
+				if now, err = time.Parse(time.RFC3339, at); err != nil {
+					return usage(fmt.Errorf("--time %.64q: must be like 2006-01-02T15:04:05Z", at))
+				}
+			}
+			v, err := i.newJudge(c.Context(), machines, keys, now)
+			if err != nil {
+				return err
+			}
+			return v.verify(args)
+		},
+	}
+	c.Flags().StringVar(&at, "time", "", "time to judge at, RFC 3339 (default: now)")
+	c.Flags().StringVar(&machines, "inventory", "", "inventory file in the place of the configuration's")
+	c.Flags().StringVar(&keys, "challenge-keys", "", "manifest of the Secret with the challenge keys, to judge proofs with")
+	return c
+}
+
+// judge judges requests offline.
+type judge struct {
+	out      io.Writer
+	now      time.Time
+	settings *config.Settings
+	provider controller.TPM
+	machines []verifier.Machine
+	hasKeys  bool
+	requests []request
+}
+
+// request is one to be judged.
+type request struct {
+	file   string
+	object *certificatesv1.CertificateSigningRequest
+	// assumed says that all but spec.request was.
+	assumed bool
+}
+
+func (i *invocation) newJudge(ctx context.Context, machines, keys string, now time.Time) (*judge, error) {
+	settings, err := i.settings()
+	if err != nil {
+		return nil, err
+	}
+	j := &judge{out: i.Stdout, now: now, settings: settings, hasKeys: keys != ""}
+	var source controller.MachineSource = controller.Inventory{File: inventory.NewFile(machines, 0)}
+	if machines == "" {
+		if settings.Config().Inventory.ConfigMap != nil {
+			return nil, misconfigured(errors.New("the configuration's inventory is in the cluster: name a file with --inventory"))
+		}
+		source = settings.Machines(nil)
+	}
+	if j.machines, err = source.Machines(ctx, now); err != nil {
+		return nil, misconfigured(err)
+	}
+	secrets := tpm.Keys{Current: "none", ByID: map[string][]byte{"none": make([]byte, 32)}}
+	_, _ = rand.Read(secrets.ByID["none"]) // never fails
+	if keys != "" {
+		if secrets, err = readKeys(keys); err != nil {
+			return nil, misconfigured(fmt.Errorf("challenge keys %s: %w", keys, err))
+		}
+	}
+	j.provider.Verifier, err = settings.Verifier(secrets)
+	return j, err
+}
+
+func readKeys(path string) (tpm.Keys, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return tpm.Keys{}, err
+	}
+	secret := &corev1.Secret{}
+	if err := utilyaml.NewYAMLOrJSONDecoder(bytes.NewReader(data), len(data)+1).Decode(secret); err != nil || secret.Kind != "Secret" {
+		return tpm.Keys{}, errors.New("it holds no Secret") // and an error might quote what it does hold
+	}
+	return controller.ParseKeys(secret.Data)
+}
+
+// verify judges all requests in the files.
+func (j *judge) verify(files []string) error {
+	for _, file := range files {
+		found, err := j.read(file)
+		if err == nil && len(found) == 0 {
+			err = errors.New("it holds no CertificateSigningRequest")
+		}
+		if err != nil {
+			return usage(fmt.Errorf("%s: %w", file, err))
+		}
+		j.requests = append(j.requests, found...)
+	}
+	refused := 0
+	for _, r := range j.requests {
+		if !j.show(r) {
+			refused++
+		}
+	}
+	if refused > 0 {
+		return &failure{CodeRefused, "", fmt.Errorf("%d of %d requests do not pass", refused, len(j.requests))}
+	}
+	return nil
+}
+
+// maxFile bounds a file, in bytes.
+const maxFile = 64 << 20
+
+func (j *judge) read(path string) ([]request, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = file.Close() }() // it was only read
+	data, err := io.ReadAll(io.LimitReader(file, maxFile+1))
+	switch {
+	case err != nil:
+		return nil, err
+	case len(data) > maxFile:
+		return nil, fmt.Errorf("longer than %d bytes", maxFile)
+	case bytes.HasPrefix(data, []byte("-----BEGIN ")):
+		return []request{{file: path, object: j.assume(path, data), assumed: true}}, nil
+	}
+	var all []request
+	decoder := utilyaml.NewYAMLOrJSONDecoder(bytes.NewReader(data), 4096)
+	for {
+		var document json.RawMessage
+		err := decoder.Decode(&document)
+		if errors.Is(err, io.EOF) {
+			return all, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		objects, err := objectsIn(document)
+		if err != nil {
+			return nil, err
+		}
+		for _, object := range objects {
+			all = append(all, request{file: path, object: object})
+		}
+	}
+}
+
+// objectsIn returns the requests in a document: itself, or the items of a list.
+func objectsIn(document json.RawMessage) ([]*certificatesv1.CertificateSigningRequest, error) {
+	if len(bytes.TrimSpace(document)) == 0 || string(document) == "null" {
+		return nil, nil
+	}
+	var head struct {
+		metav1.TypeMeta `json:",inline"`
+		Items           []json.RawMessage `json:"items"`
+	}
+	if err := json.Unmarshal(document, &head); err != nil {
+		return nil, err
+	}
+	if head.Kind == "List" || head.Kind == "CertificateSigningRequestList" {
+		var all []*certificatesv1.CertificateSigningRequest
+		for _, item := range head.Items {
+			objects, err := objectsIn(item)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, objects...)
+		}
+		return all, nil
+	}
+	if head.Kind != "CertificateSigningRequest" || head.APIVersion != certificatesv1.SchemeGroupVersion.String() {
+		return nil, fmt.Errorf("there is a %.64q of %.64q, and no CertificateSigningRequest of %s", head.Kind, head.APIVersion, certificatesv1.SchemeGroupVersion)
+	}
+	object := &certificatesv1.CertificateSigningRequest{}
+	if err := json.Unmarshal(document, object); err != nil {
+		return nil, err
+	}
+	// As it was before anybody decided, and without its age: what is waited for is said to be.
+	object.Status, object.CreationTimestamp = certificatesv1.CertificateSigningRequestStatus{}, metav1.Time{}
+	return []*certificatesv1.CertificateSigningRequest{object}, nil
+}
+
+// assume makes the object that a node with a bootstrap token would file with these bytes.
+func (j *judge) assume(path string, data []byte) *certificatesv1.CertificateSigningRequest {
+	c := j.settings.Config()
+	object := &certificatesv1.CertificateSigningRequest{}
+	object.Name, object.UID = filepath.Base(path), "assumed"
+	group := c.TokenGroup
+	if group == "" {
+		group = "system:bootstrappers"
+	}
+	object.Spec = certificatesv1.CertificateSigningRequestSpec{
+		Request: data, Username: "system:bootstrap:000000", Groups: []string{group, "system:authenticated"},
+		Usages: []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth},
+	}
+	if len(c.Signers) > 0 {
+		object.Spec.SignerName = c.Signers[0].Name
+	}
+	content, err := attestation.Parse(data)
+	if err != nil {
+		return object // the rules say what is wrong
+	}
+	if _, kind := attestation.Head(content.Data); kind == attestation.KindHello {
+		object.Spec.SignerName = attestation.HelloSignerName
+	}
+	if asks, err := x509.ParseCertificateRequest(content.PKCS10); err == nil {
+		if _, isRSA := asks.PublicKey.(*rsa.PublicKey); isRSA {
+			object.Spec.Usages = append(object.Spec.Usages, certificatesv1.UsageKeyEncipherment)
+		}
+	}
+	return object
+}
+
+// decide has the rules decide on a request as the controller would.
+func (j *judge) decide(object *certificatesv1.CertificateSigningRequest, claim verifier.Claim) verifier.Decision {
+	in := verifier.Input{Now: j.now, Request: object, Machines: j.machines, Node: verifier.Absent}
+	if claim.Provider == j.provider.Name() {
+		if !claim.Hello {
+			if name, err := j.provider.HelloOf(object); err == nil {
+				in.Hello = j.named(name)
+			}
+		}
+		ek := j.provider.EK(object, in.Hello)
+		named := ek != "" && slices.ContainsFunc(j.machines, func(m verifier.Machine) bool {
+			return slices.ContainsFunc(m.EKs, func(n verifier.NamedEK) bool { return n.EK == ek })
+		})
+		in.Evidence = j.provider.Judge(object, in.Hello, named, j.now)
+	}
+	return j.settings.Rules().Judge(in)
+}
+
+func (j *judge) named(name string) *certificatesv1.CertificateSigningRequest {
+	for _, r := range j.requests {
+		if r.object.Name == name {
+			return r.object
+		}
+	}
+	return nil
+}
+
+// checks are the rules by what they are about, in the order in which they are judged. What is in no other is evidence.
+var checks = []struct {
+	name    string
+	reasons []verifier.Reason
+}{
+	{"request", []verifier.Reason{
+		verifier.ReasonMalformedRequest, verifier.ReasonProviderMismatch, verifier.ReasonUnsupportedKey, verifier.ReasonSubjectMismatch,
+		verifier.ReasonForbiddenExtension, verifier.ReasonUsageMismatch,
+	}},
+	{"requester", []verifier.Reason{verifier.ReasonRequesterNotAllowed, verifier.ReasonTokenNotForMachine, verifier.ReasonUnknownCredential}},
+	{"hello", []verifier.Reason{verifier.ReasonProofMismatch, verifier.ReasonHelloNotFound}},
+	{"evidence", nil},
+	{"machine", []verifier.Reason{
+		verifier.ReasonMachineNotFound, verifier.ReasonAmbiguousMachine, verifier.ReasonProviderIDMismatch, verifier.ReasonMachineNotReady, verifier.ReasonMachineDeleting,
+	}},
+	{"node name", []verifier.Reason{
+		verifier.ReasonNodeNameUnknown, verifier.ReasonNodeNameMismatch, verifier.ReasonAmbiguousName, verifier.ReasonNodeAlreadyRegistered,
+	}},
+	{"record", []verifier.Reason{verifier.ReasonIdentityBound, verifier.ReasonBootCountersWentBack, verifier.ReasonAKChanged}},
+}
+
+// checkOf returns the name of the check that a reason is of.
+func checkOf(reason verifier.Reason) string {
+	for _, check := range checks {
+		if slices.Contains(check.reasons, reason) {
+			return check.name
+		}
+	}
+	return "evidence"
+}
+
+// show prints what becomes of a request, and reports whether it passes.
+func (j *judge) show(r request) bool {
+	claim, ours := j.settings.Rules().Look(r.object)
+	kind := "proof"
+	if claim.Hello {
+		kind = "hello"
+	}
+	j.print("%s: %.253q, %s for node %q", r.file, r.object.Name, kind, claim.NodeName)
+	if !ours {
+		j.print("  not judged: signer %.571q, or its evidence, is not this controller's", r.object.Spec.SignerName)
+		return false
+	}
+	if r.assumed {
+		j.print("  assumed: signer %s, filed by %s", r.object.Spec.SignerName, r.object.Spec.Username)
+	}
+	d := j.decide(r.object, claim)
+	failed := false
+	for _, check := range checks {
+		of := func(all verifier.Refusals) (found []verifier.Refusal) {
+			for _, refusal := range all {
+				if checkOf(refusal.Reason) == check.name {
+					found = append(found, refusal)
+				}
+			}
+			return found
+		}
+		refusals := of(d.Refusals)
+		for _, refusal := range refusals {
+			j.print("  FAIL  %-9s  %s", check.name, refusal)
+		}
+		for _, warning := range of(d.Warnings) {
+			j.print("  warn  %-9s  %s", check.name, warning)
+		}
+		switch {
+		case len(refusals) > 0:
+			failed = true
+		case failed: // later rules may need what an earlier one did not find
+			j.print("  -     %-9s  nothing found, as far as it could be judged", check.name)
+		default:
+			j.print("  pass  %s", check.name)
+		}
+	}
+	passed := d.Outcome == verifier.Challenge || d.Outcome == verifier.Approve
+	if !passed && kind == "proof" && !j.hasKeys {
+		j.print("  note: without --challenge-keys no proof passes")
+	}
+	j.print("  %s", map[bool]string{true: "passed", false: "refused"}[passed]+", class "+d.Class.String()+", outcome "+d.Outcome.String())
+	return passed
+}
+
+// print prints a line. What a peer wrote is quoted.
+func (j *judge) print(format string, arguments ...any) {
+	_, _ = fmt.Fprintf(j.out, format+"\n", arguments...)
+}
