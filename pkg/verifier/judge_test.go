@@ -1064,3 +1064,12 @@ func TestSameRulesAsTheNode(t *testing.T) {
 		t.Error("another signer")
 	}
 }
+
+func TestElementIsDER(t *testing.T) {
+	for _, n := range []int{0, 1, 127, 128, 255, 256, 65535, 65536, 100000} {
+		content := make([]byte, n)
+		if got, want := element(tagOctetString, content), must(asn1.Marshal(content)); string(got) != string(want) {
+			t.Errorf("%d bytes: % x..., want % x...", n, got[:2], want[:2])
+		}
+	}
+}

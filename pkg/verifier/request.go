@@ -320,11 +320,11 @@ func elements(der []byte, tags ...byte) ([]asn1.RawValue, error) {
 func element(tag byte, content ...[]byte) []byte {
 	joined := bytes.Join(content, nil)
 	if len(joined) < 0x80 {
-		return append([]byte{tag, byte(len(joined))}, joined...)
+		return append([]byte{tag, byte(len(joined))}, joined...) //nolint:gosec // G115: less than 128
 	}
 	length := binary.BigEndian.AppendUint32(nil, uint32(len(joined))) //nolint:gosec // G115: spec.request has at most 128 KiB
 	length = bytes.TrimLeft(length, "\x00")
-	return slices.Concat([]byte{tag, 0x80 | byte(len(length))}, length, joined)
+	return slices.Concat([]byte{tag, 0x80 | byte(len(length))}, length, joined) //nolint:gosec // G115: 4 at most
 }
 
 // judgeUsages applies S6. Where the key is not known, either set passes: there is a refusal already.
