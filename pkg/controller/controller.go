@@ -57,6 +57,7 @@ type Controller struct {
 	// live reads from the API server itself: what is approved and signed must not rest on an older copy.
 	live   client.Reader
 	events events.EventRecorder
+	waits  waits
 }
 
 // Name is the controller's, in events and metrics.

@@ -4,10 +4,12 @@ package controller
 
 import (
 	"context"
+	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
@@ -28,7 +30,8 @@ func NewMetrics() (*Metrics, error) {
 	return m, metrics.Registry.Register(m.decisions)
 }
 
-// report lets a decision be seen: a log line, an Event on the request, a counter. What is waited for is said each time in the log only.
+// report lets a decision be seen: a log line, an Event on the request, a counter. What is waited for is said each second in the log only: an Event
+// costs more than the decision, and hundreds of requests may wait.
 func (c *Controller) report(ctx context.Context, object *certificatesv1.CertificateSigningRequest, d verifier.Decision) {
 	if d.Outcome == verifier.Ignore {
 		return
@@ -39,6 +42,9 @@ func (c *Controller) report(ctx context.Context, object *certificatesv1.Certific
 	}
 	log.FromContext(ctx).Info("decided", "request", object.Name, "signer", object.Spec.SignerName, "requester", object.Spec.Username,
 		"class", d.Class.String(), "outcome", d.Outcome.String(), "reason", reason, "message", message, "audit", c.Audit)
+	if !c.waits.news(object.UID, d) {
+		return
+	}
 	if c.Metrics != nil {
 		c.Metrics.decisions.WithLabelValues(object.Spec.SignerName, d.Class.String(), d.Outcome.String(), reason).Inc()
 	}
@@ -50,6 +56,34 @@ func (c *Controller) report(ctx context.Context, object *certificatesv1.Certific
 		kind = corev1.EventTypeWarning
 	}
 	c.event(object, kind, reason, message)
+}
+
+// waits remembers what each request was last said to wait for.
+type waits struct {
+	mu   sync.Mutex
+	last map[types.UID]string
+}
+
+// maxWaits bounds what is remembered: requests may go away while they wait. Forgetting is harmless.
+const maxWaits = 10000
+
+// news reports whether a decision is another than the one before.
+func (w *waits) news(request types.UID, d verifier.Decision) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if d.Outcome != verifier.Wait {
+		delete(w.last, request)
+		return true
+	}
+	message := d.Refusals.Error()
+	if w.last[request] == message {
+		return false
+	}
+	if w.last == nil || len(w.last) >= maxWaits {
+		w.last = map[types.UID]string{}
+	}
+	w.last[request] = message
+	return true
 }
 
 func (c *Controller) event(object *certificatesv1.CertificateSigningRequest, kind, reason, message string) {

@@ -22,7 +22,7 @@ func TestFirstRenewalAgain(t *testing.T) {
 	f := newFleet(t, func(f *fleet, _ *verifier.Policy) { f.config.Limits.Default = time.Hour })
 	m := f.newMachine(t, "first-node")
 	f.inventoried(t, m)
-	f.ahead.Store(int64(-52 * time.Minute))
+	f.ahead.Store(int64(-56 * time.Minute)) // of 65 minutes, backdated five, it has the last tenth left
 	first := m.enrols(t)
 	f.ahead.Store(0)
 	record := f.record(t, m.name)

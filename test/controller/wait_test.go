@@ -61,7 +61,7 @@ func TestInventoryIsLate(t *testing.T) {
 	greeting := p.hello(t)
 	q := f.newPeer(t, late.chip, f.asToken(late.token), late.name, late.name)
 	second := q.hello(t)
-	time.Sleep(5 * time.Second) // the queue's own pauses would be long by now
+	time.Sleep(6500 * time.Millisecond) // the queue's own pauses would be long by now
 	if f.get(t, greeting.Name).ResourceVersion != greeting.ResourceVersion {
 		t.Error("something was done without an inventory")
 	}
@@ -131,7 +131,7 @@ func TestCAIsRotatedUnderLoad(t *testing.T) {
 		machines = append(machines, f.newMachine(t, "rotated-"+string(letter)))
 	}
 	f.inventoried(t, machines...)
-	ctx, cancel := context.WithTimeout(t.Context(), 12*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	type issued struct {
 		at   time.Time
