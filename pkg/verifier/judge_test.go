@@ -380,6 +380,7 @@ func TestHostile(t *testing.T) {
 		{"S4: hello", helloOf(First), der(template(func(r *x509.CertificateRequest) { r.Subject.CommonName = userNode })), Deny, reasons{ReasonSubjectMismatch}},
 
 		{"S4: of a machine with a record", again, der(withSubject(organization())), Deny, reasons{ReasonSubjectMismatch}},
+		{"S4: renewal", renewal, der(withSubject(organization())), Deny, reasons{ReasonSubjectMismatch}},
 		{"S5: otherName", first, der(withAttributes(extensionRequest(extension(sanOID, otherName)))), Deny, reasons{ReasonForbiddenExtension}},
 		{"S5: otherName beside the provider ID", first, der(withAttributes(extensionRequest(providerIDOfNode(), extension(sanOID, otherName)))), Deny, reasons{ReasonForbiddenExtension}},
 		{"S5: DNS name", first, der(template(func(r *x509.CertificateRequest) { r.DNSNames = []string{"kubernetes"} })), Deny, reasons{ReasonForbiddenExtension}},
@@ -516,6 +517,12 @@ func TestHostile(t *testing.T) {
 		{"I4: none is yet to be noted, as none was asked for", renewal, func(w *world) {
 			w.record().ProofUID, w.record().Certificates = "", nil
 		}, Deny, reasons{ReasonUnknownCredential}},
+		{"I4: bare", renewal, credential(certificate1), Deny, reasons{ReasonUnknownCredential}},
+		{"I4: empty on both sides", renewal, func(w *world) {
+			credential(credentialPrefix)(w)
+			w.record().Certificates[0].SHA256 = ""
+		}, Deny, reasons{ReasonUnknownCredential}},
+		{"I4: of no machine known", renewal, func(w *world) { w.in.Records, w.in.Machines = nil, nil }, Wait, reasons{ReasonMachineNotFound}},
 		{"I4: hello", helloOf(Renewal), credential(credentialPrefix + "00"), Deny, reasons{ReasonUnknownCredential}},
 
 		{"A: refused", first, func(w *world) { w.in.Evidence = Evidence{Err: Refusals{{"AttestationX", "x"}, {"AttestationY", "y"}}} }, Deny, reasons{"AttestationX", "AttestationY"}},

@@ -90,7 +90,7 @@ func (t *trial) judgeToken() {
 	if t.insecure {
 		mode = Required // it is all there is
 	}
-	if t.class != First || mode == Off {
+	if t.class != First {
 		return
 	}
 	token := t.in.Token
@@ -111,7 +111,7 @@ func (t *trial) judgeToken() {
 // judgeCredential applies I4, once it is known which machine's record counts.
 func (t *trial) judgeCredential() {
 	mode := t.rules.policy.Credential
-	if t.class != Renewal || mode == Off || t.machine == nil {
+	if t.class != Renewal || t.machine == nil {
 		return
 	}
 	if t.record == nil {
