@@ -301,7 +301,8 @@ func TestPure(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, path := range strings.Fields(string(out)) {
-		allowed := []string{"github.com/google/go-tpm/tpm2"}
+		// The rules judge the API's own types, and names by the API's own syntax.
+		allowed := []string{"github.com/google/go-tpm/tpm2", "k8s.io/api/certificates/v1", "k8s.io/apimachinery/pkg/util/validation"}
 		for _, ours := range []string{"attestation", "tpm/template", "verifier"} {
 			allowed = append(allowed, "github.com/kubelet-authenticator/kubelet-authenticator/pkg/"+ours)
 		}
