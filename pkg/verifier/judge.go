@@ -220,6 +220,7 @@ func (t *trial) judge() {
 	t.judgeName()
 	t.judgeNodeObject()
 	t.judgeRecords()
+	t.judgeSpent()
 }
 
 // judgeRequest applies S1 to S6.

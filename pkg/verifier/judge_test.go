@@ -451,6 +451,14 @@ func TestHostile(t *testing.T) {
 			w.in.Hello.Spec.Request = must(content.Marshal())
 		}, Deny, reasons{ReasonProofMismatch}},
 		{"S7: malformed hello", first, func(w *world) { w.in.Hello.Spec.Request = append(w.in.Hello.Spec.Request, 'x') }, Deny, reasons{ReasonProofMismatch}},
+		{"S7: another proof has followed the hello", again, func(w *world) { w.in.Records[1].HelloUID = string(w.in.Hello.UID) }, Deny, reasons{ReasonProofMismatch}},
+		{"S7: another machine's proof has followed it", again, func(w *world) { w.in.Records[0].HelloUID = string(w.in.Hello.UID) }, Deny, reasons{ReasonProofMismatch}},
+		{"S7: the hello is closed", first, func(w *world) {
+			w.in.Hello.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{Type: certificatesv1.CertificateDenied}}
+		}, Deny, reasons{ReasonProofMismatch}},
+		{"S7: somebody approved the hello", first, func(w *world) {
+			w.in.Hello.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{Type: certificatesv1.CertificateApproved}}
+		}, Deny, reasons{ReasonProofMismatch}},
 		{"S7: no hello", first, func(w *world) { w.in.Hello, w.in.Evidence = nil, Evidence{} }, Wait, reasons{ReasonHelloNotFound}},
 		{"S7: no hello, and something contradicts", first, func(w *world) {
 			w.in.Hello, w.in.Evidence = nil, Evidence{}
@@ -719,13 +727,13 @@ func TestHostile(t *testing.T) {
 		{"signing: issued", signingOf(First), func(w *world) { w.in.Request.Status.Certificate = []byte("x") }, Ignore, nil},
 		{"signing: another's signer", signingOf(First), func(w *world) { w.in.Request.Spec.SignerName = "example.com/other" }, Ignore, nil},
 		{"signing: no record", signingOf(First), func(w *world) { w.in.Records = nil }, Fail, reasons{ReasonApprovedWithoutAttestation}},
-		{"signing: the record names another", signingOf(Again), func(w *world) { w.in.Records[1].ProofUID = "newer" }, Fail, reasons{ReasonApprovedWithoutAttestation}},
-		{"signing: the record names none", signingOf(Again), func(w *world) { w.in.Records[1].ProofUID = ""; w.in.Request.UID = "" }, Fail, reasons{ReasonApprovedWithoutAttestation}},
-		{"signing: the record names other bytes", signingOf(Again), func(w *world) { w.in.Records[1].ProofSHA256 = digest([]byte("x")) }, Fail, reasons{ReasonApprovedWithoutAttestation}},
+		{"signing: the record names another", signingOf(Again), func(w *world) { w.in.Records[1].ProofUID = "newer" }, Fail, reasons{ReasonApprovedWithoutAttestation, ReasonProofMismatch}},
+		{"signing: the record names none", signingOf(Again), func(w *world) { w.in.Records[1].ProofUID = ""; w.in.Request.UID = "" }, Fail, reasons{ReasonApprovedWithoutAttestation, ReasonProofMismatch}},
+		{"signing: the record names other bytes", signingOf(Again), func(w *world) { w.in.Records[1].ProofSHA256 = digest([]byte("x")) }, Fail, reasons{ReasonApprovedWithoutAttestation, ReasonProofMismatch}},
 		{"signing: another machine's record names it", signingOf(Again), func(w *world) {
 			w.in.Records[0].ProofUID, w.in.Records[0].ProofSHA256 = w.in.Records[1].ProofUID, w.in.Records[1].ProofSHA256
 			w.in.Records[1].ProofUID = "newer"
-		}, Fail, reasons{ReasonApprovedWithoutAttestation}},
+		}, Fail, reasons{ReasonProofMismatch}},
 		{"signing: another machine's record names it, and this one has none", signingOf(First), func(w *world) {
 			w.in.Records[0].ProofUID, w.in.Records[0].ProofSHA256 = w.in.Records[1].ProofUID, w.in.Records[1].ProofSHA256
 			w.in.Records = w.in.Records[:1]

@@ -53,3 +53,23 @@ func (t *trial) judgePair() {
 func (t *trial) needsHello() bool { return !t.hello && t.rules.challenges(t.content.Provider) }
 
 func (t *trial) lacksHello() bool { return t.needsHello() && t.in.Hello == nil }
+
+// judgeSpent applies the rest of S7: one proof follows a hello. A second one by the same machine would be as genuine, and get a second
+// certificate for one challenge.
+func (t *trial) judgeSpent() {
+	if !t.needsHello() || t.in.Hello == nil {
+		return
+	}
+	named := false
+	for i := range t.in.Records {
+		r := &t.in.Records[i]
+		named = named || r.names(t.in.Request)
+		if r.HelloUID == string(t.in.Hello.UID) && !r.names(t.in.Request) {
+			t.deny(ReasonProofMismatch, "another proof has followed the hello")
+			return
+		}
+	}
+	if decided(t.in.Hello) && !named {
+		t.deny(ReasonProofMismatch, "the hello is closed")
+	}
+}
