@@ -245,14 +245,11 @@ func (m *machine) certs() cache.Dir { return cache.At(filepath.Join(m.dir, "cert
 // loses removes everything that the plugin remembers.
 func (m *machine) loses(t *testing.T) {
 	t.Helper()
-	var err error
-	for range 20 { // a worker may still tidy up
-		if err = os.RemoveAll(m.certs().Path()); err == nil {
-			return
-		}
-		time.Sleep(50 * time.Millisecond)
+	// A worker that has installed its certificate still tidies up, and would write down anew how it ended.
+	eventually(t, 10*time.Second, "the worker ends", func() bool { return !m.certs().Worker().Alive() })
+	if err := os.RemoveAll(m.certs().Path()); err != nil {
+		t.Fatal(err)
 	}
-	t.Fatal(err)
 }
 
 // credential is what the plugin has in its directory.
