@@ -27,8 +27,8 @@ demo: ## start a real control plane and have a node prove which machine it is
 	@scripts/need swtpm
 	cd test && go run ./demo
 
-# Tests that have to have run: without a TPM, nothing is shown.
-TPM_UNIT := $(addprefix TestProveWithEachEK/,ecc-p256 ecc-p384-high rsa-2048)
+# Tests that have to have run: without a TPM, or the independent implementation, nothing is shown.
+TPM_UNIT := $(addprefix TestProveWithEachEK/,ecc-p256 ecc-p384-high rsa-2048) TestVectorsAreGenerated
 TPM_E2E := $(addprefix TestProtocolAgainstSwtpm/,ecc-p256 ecc-p384-high rsa-2048) TestProtocolAgainstTheSimulator \
 	$(addprefix TestTPMEnrolmentAndRenewal/,ecc-p256 ecc-p384-high rsa-2048 swtpm_setup)
 

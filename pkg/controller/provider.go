@@ -118,8 +118,7 @@ func (p TPM) Judge(request, hello *certificatesv1.CertificateSigningRequest, nam
 		evidence.Err, evidence.Unvouched = err, tpm.CuredByName(err)
 		return evidence
 	}
-	boot := verifier.Boot(shown.Boot)
-	evidence.EK, evidence.AK, evidence.Boot = shown.EK.Fingerprint.String(), hex.EncodeToString(shown.AKName), &boot
+	evidence.EK, evidence.AK, evidence.Boot = shown.EK.Fingerprint.String(), hex.EncodeToString(shown.AKName), &shown.Boot
 	return evidence
 }
 

@@ -23,8 +23,8 @@ type Evidence struct {
 	Unvouched bool
 }
 
-// Boot is how often a TPM was started and how long it has run, as a quote has it (TPM 2.0 Part 2, TPMS_CLOCK_INFO). It has the fields of the
-// TPM provider's Boot.
+// Boot is how often a TPM was started and how long it has run, as a quote has it (TPM 2.0 Part 2, TPMS_CLOCK_INFO). A restored
+// snapshot of a virtual TPM, or TPM2_Clear by whoever may clear it, sets it back.
 type Boot struct {
 	// Resets counts TPM Resets, Restarts TPM Restarts and Resumes since the last of them.
 	Resets, Restarts uint32
@@ -34,9 +34,9 @@ type Boot struct {
 	Safe bool
 }
 
-// before reports whether b was taken before other by the same TPM, which has gone back if other was seen first. An unorderly shutdown sets
+// Before reports whether b was taken before other by the same TPM, which has gone back if other was seen first. An unorderly shutdown sets
 // the clock back only together with a reset.
-func (b Boot) before(other Boot) bool {
+func (b Boot) Before(other Boot) bool {
 	switch {
 	case b.Resets != other.Resets:
 		return b.Resets < other.Resets

@@ -133,7 +133,7 @@ func (t *trial) judgeProviderID(r *Record) {
 // judgeBoot compares what the TPM said now with what it said last. It is one and the same: the endorsement key says so.
 func (t *trial) judgeBoot(r *Record) {
 	e := t.in.Evidence
-	if e.Boot != nil && r.Boot != nil && e.Boot.before(*r.Boot) {
+	if e.Boot != nil && r.Boot != nil && e.Boot.Before(*r.Boot) {
 		t.fail(t.rules.policy.BootCounters, ReasonBootCountersWentBack, "record: the TPM's boot counters or clock went back")
 	}
 	if e.AK != "" && r.AK != "" && e.AK != r.AK {

@@ -70,7 +70,7 @@ func FuzzQuote(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		boot := Boot{theirs.ClockInfo.ResetCount, theirs.ClockInfo.RestartCount, theirs.ClockInfo.Clock, bool(theirs.ClockInfo.Safe)}
+		boot := Boot{Resets: theirs.ClockInfo.ResetCount, Restarts: theirs.ClockInfo.RestartCount, Clock: theirs.ClockInfo.Clock, Safe: bool(theirs.ClockInfo.Safe)}
 		if q.boot != boot || q.firmware != theirs.FirmwareVersion || !bytes.Equal(q.extraData, theirs.ExtraData.Buffer) ||
 			!bytes.Equal(q.qualifiedSigner, theirs.QualifiedSigner.Buffer) || !bytes.Equal(q.pcrDigest, info.PCRDigest.Buffer) {
 			t.Fatal("go-tpm reads other fields")

@@ -12,29 +12,11 @@ import (
 	"github.com/google/go-tpm/tpm2"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// Boot is how often a TPM was started and how long it has run (TPM 2.0 Part 2, TPMS_CLOCK_INFO). A restored snapshot of a virtual
-// TPM, or TPM2_Clear by whoever may clear it, sets it back.
-type Boot struct {
-	// Resets counts TPM Resets, Restarts TPM Restarts and Resumes since the last of them.
-	Resets, Restarts uint32
-	// Clock is in milliseconds.
-	Clock uint64
-	// Safe is false after an unorderly shutdown, until Clock is surely ahead of every value given before.
-	Safe bool
-}
-
-// Before reports whether b was certainly taken before other by the same TPM; if other was seen first, the TPM went back.
-func (b Boot) Before(other Boot) bool {
-	switch {
-	case b.Resets != other.Resets:
-		return b.Resets < other.Resets
-	case b.Restarts != other.Restarts:
-		return b.Restarts < other.Restarts
-	}
-	return b.Clock < other.Clock
-}
+// Boot is what a quote says of how often the TPM was started and how long it has run.
+type Boot = verifier.Boot
 
 // quote is a TPMS_ATTEST of type TPM_ST_ATTEST_QUOTE (TPM 2.0 Part 2, 10.12.12). Until its signature is verified it is a node's text.
 type quote struct {

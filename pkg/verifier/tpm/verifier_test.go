@@ -60,7 +60,7 @@ func TestClaimAndEvidence(t *testing.T) {
 		c.Issuer != "CN=Intermediate,O=Maker" || c.Serial != "7" || !c.NotAfter.Equal(testNow.AddDate(5, 0, 0)) {
 		t.Errorf("certificate: %+v", c)
 	}
-	if evidence.Boot != (Boot{12, 3, 123456789, true}) || evidence.FirmwareVersion != 0x0007003d_00000001 || evidence.KeyID != "k1" ||
+	if evidence.Boot != (Boot{Resets: 12, Restarts: 3, Clock: 123456789, Safe: true}) || evidence.FirmwareVersion != 0x0007003d_00000001 || evidence.KeyID != "k1" ||
 		!evidence.Expires.Equal(testNow.Add(DefaultChallengeLifetime)) || evidence.PCRBank != "sha256" || len(evidence.PCRs) != 3 || evidence.EventLogPCRs != nil {
 		t.Errorf("evidence: %+v", evidence)
 	}
@@ -255,16 +255,16 @@ func TestBootBefore(t *testing.T) {
 		want bool
 	}{
 		"the same":                      {now, false},
-		"later":                         {Boot{5, 2, 1001, true}, false},
-		"after a restart":               {Boot{5, 3, 900, false}, false},
-		"after a reset":                 {Boot{6, 0, 900, false}, false},
-		"clock went back":               {Boot{5, 2, 999, true}, true},
-		"restarts went back":            {Boot{5, 1, 2000, true}, true},
-		"resets went back":              {Boot{4, 9, 2000, true}, true},
+		"later":                         {Boot{Resets: 5, Restarts: 2, Clock: 1001, Safe: true}, false},
+		"after a restart":               {Boot{Resets: 5, Restarts: 3, Clock: 900, Safe: false}, false},
+		"after a reset":                 {Boot{Resets: 6, Restarts: 0, Clock: 900, Safe: false}, false},
+		"clock went back":               {Boot{Resets: 5, Restarts: 2, Clock: 999, Safe: true}, true},
+		"restarts went back":            {Boot{Resets: 5, Restarts: 1, Clock: 2000, Safe: true}, true},
+		"resets went back":              {Boot{Resets: 4, Restarts: 9, Clock: 2000, Safe: true}, true},
 		"cleared":                       {Boot{}, true},
-		"safe or not is no order":       {Boot{5, 2, 1000, false}, false},
-		"a snapshot of the same boot":   {Boot{5, 2, 10, true}, true},
-		"a counter that ran over is so": {Boot{0, 2, 1000, true}, true},
+		"safe or not is no order":       {Boot{Resets: 5, Restarts: 2, Clock: 1000, Safe: false}, false},
+		"a snapshot of the same boot":   {Boot{Resets: 5, Restarts: 2, Clock: 10, Safe: true}, true},
+		"a counter that ran over is so": {Boot{Resets: 0, Restarts: 2, Clock: 1000, Safe: true}, true},
 	} {
 		if got := c.b.Before(now); got != c.want {
 			t.Errorf("%s: %v", name, got)
