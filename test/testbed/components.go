@@ -28,7 +28,7 @@ const (
 	partialPrefix = "partial-"
 )
 
-// Components are the paths of the built binaries.
+// Components are the paths of the control plane's binaries.
 type Components struct {
 	Etcd              string
 	APIServer         string
@@ -39,82 +39,140 @@ type Components struct {
 	KubernetesVersion string
 }
 
+// KubeletComponents are the paths of what StartKubelet runs.
+type KubeletComponents struct {
+	Kubelet string
+	// FakeCRI is a container runtime that runs no containers.
+	FakeCRI string
+}
+
 type component struct {
 	name    string // of the binary
-	pkg     string // its main package
-	path    func(*Components) *string
+	pkg     string // its main package; one that begins with "./" is the components module's own
 	version string // the module whose version the progress shows
 }
 
-func componentList() []component {
-	return []component{
-		{"etcd", "go.etcd.io/etcd/server/v3", func(c *Components) *string { return &c.Etcd }, "go.etcd.io/etcd/server/v3"},
-		{"kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver", func(c *Components) *string { return &c.APIServer }, "k8s.io/kubernetes"},
-		{"kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager", func(c *Components) *string { return &c.ControllerManager }, "k8s.io/kubernetes"},
-		{"kubectl", "k8s.io/kubernetes/cmd/kubectl", func(c *Components) *string { return &c.Kubectl }, "k8s.io/kubernetes"},
-	}
+// componentSet is built together, and apart from the others: nobody waits for what he does not use.
+type componentSet struct {
+	name       string // of its folder, after the key
+	components []component
 }
+
+const kubernetesModule = "k8s.io/kubernetes"
+
+var (
+	controlPlaneSet = componentSet{components: []component{
+		{"etcd", "go.etcd.io/etcd/server/v3", "go.etcd.io/etcd/server/v3"},
+		{"kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver", kubernetesModule},
+		{"kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager", kubernetesModule},
+		{"kubectl", "k8s.io/kubernetes/cmd/kubectl", kubernetesModule},
+	}}
+	kubeletSet = componentSet{name: "-kubelet", components: []component{
+		{"kubelet", "k8s.io/kubernetes/cmd/kubelet", kubernetesModule},
+		{"fakecri", "./fakecri", kubernetesModule}, // its modules are the kubelet's
+	}}
+	kubeadmSet = componentSet{name: "-kubeadm", components: []component{
+		{"kubeadm", "k8s.io/kubernetes/cmd/kubeadm", kubernetesModule},
+	}}
+)
 
 // recipe is all that decides what the binaries look like.
 type recipe struct {
+	set       componentSet
 	source    string // folder of the components module
 	goMod     []byte
 	goSum     []byte
+	own       []byte // sources of the set's packages that are the components module's own
 	goVersion string
 	flags     []string
 	version   string // of Kubernetes
 }
 
-// Build returns the components, and builds those of this recipe first if that
+// Build returns the control plane's components, and builds those of this recipe first if that
 // has not happened on this machine yet. A cold build takes minutes, so what it
 // does is written to progress. It may be called from several processes at once.
 func Build(ctx context.Context, progress io.Writer) (Components, error) {
-	r, err := readRecipe(ctx)
+	r, folder, err := buildSet(ctx, controlPlaneSet, progress)
 	if err != nil {
 		return Components{}, err
+	}
+	return Components{
+		Etcd:              filepath.Join(folder, "etcd"),
+		APIServer:         filepath.Join(folder, "kube-apiserver"),
+		ControllerManager: filepath.Join(folder, "kube-controller-manager"),
+		Kubectl:           filepath.Join(folder, "kubectl"),
+		KubernetesVersion: r.version,
+	}, nil
+}
+
+// BuildKubelet is Build for the kubelet, of the same version.
+func BuildKubelet(ctx context.Context, progress io.Writer) (KubeletComponents, error) {
+	_, folder, err := buildSet(ctx, kubeletSet, progress)
+	if err != nil {
+		return KubeletComponents{}, err
+	}
+	return KubeletComponents{Kubelet: filepath.Join(folder, "kubelet"), FakeCRI: filepath.Join(folder, "fakecri")}, nil
+}
+
+// BuildKubeadm is Build for kubeadm, of the same version. It returns its path.
+func BuildKubeadm(ctx context.Context, progress io.Writer) (string, error) {
+	_, folder, err := buildSet(ctx, kubeadmSet, progress)
+	if err != nil {
+		return "", err
+	}
+	return filepath.Join(folder, "kubeadm"), nil
+}
+
+// buildSet returns the folder with a set's binaries.
+func buildSet(ctx context.Context, set componentSet, progress io.Writer) (*recipe, string, error) {
+	r, err := readRecipe(ctx, set)
+	if err != nil {
+		return nil, "", err
 	}
 	base, err := cacheFolder()
 	if err != nil {
-		return Components{}, err
+		return nil, "", err
 	}
-	folder := filepath.Join(base, r.key())
-	if c, ok := r.lookUp(folder); ok {
-		return c, nil
+	folder := filepath.Join(base, r.key()+set.name)
+	if r.builtInto(folder) {
+		return r, folder, nil
 	}
 
 	if err := os.MkdirAll(base, 0o700); err != nil {
-		return Components{}, fmt.Errorf("make the components' cache: %w", err)
+		return nil, "", fmt.Errorf("make the components' cache: %w", err)
 	}
 	unlock, err := lockFile(ctx, filepath.Join(base, "lock"), progress)
 	if err != nil {
-		return Components{}, fmt.Errorf("lock the components' cache: %w", err)
+		return nil, "", fmt.Errorf("lock the components' cache: %w", err)
 	}
 	defer unlock()
 	// Another process may have built them while this one waited.
-	if c, ok := r.lookUp(folder); ok {
-		return c, nil
+	if r.builtInto(folder) {
+		return r, folder, nil
 	}
 	if err := r.buildInto(ctx, base, folder, progress); err != nil {
-		return Components{}, err
+		return nil, "", err
 	}
-	c, ok := r.lookUp(folder)
-	if !ok {
-		return Components{}, fmt.Errorf("components in %s are incomplete after the build", folder)
+	if !r.builtInto(folder) {
+		return nil, "", fmt.Errorf("components in %s are incomplete after the build", folder)
 	}
-	return c, nil
+	return r, folder, nil
 }
 
-func readRecipe(ctx context.Context) (*recipe, error) {
+func readRecipe(ctx context.Context, set componentSet) (*recipe, error) {
 	source, err := findComponents()
 	if err != nil {
 		return nil, err
 	}
-	r := &recipe{source: source}
+	r := &recipe{set: set, source: source}
 	if r.goMod, err = os.ReadFile(filepath.Join(source, "go.mod")); err != nil {
 		return nil, fmt.Errorf("read the components' go.mod: %w", err)
 	}
 	if r.goSum, err = os.ReadFile(filepath.Join(source, "go.sum")); err != nil {
 		return nil, fmt.Errorf("read the components' go.sum: %w", err)
+	}
+	if r.own, err = ownSources(source, set); err != nil {
+		return nil, err
 	}
 	goVersion := exec.CommandContext(ctx, "go", "env", "GOVERSION")
 	goVersion.Dir = source
@@ -123,13 +181,35 @@ func readRecipe(ctx context.Context) (*recipe, error) {
 		return nil, fmt.Errorf("ask go for its version: %w", err)
 	}
 	r.goVersion = strings.TrimSpace(string(out))
-	if r.version, err = moduleVersion(r.goMod, "k8s.io/kubernetes"); err != nil {
+	if r.version, err = moduleVersion(r.goMod, kubernetesModule); err != nil {
 		return nil, err
 	}
 	if r.flags, err = buildFlags(r.version); err != nil {
 		return nil, err
 	}
 	return r, nil
+}
+
+// ownSources returns the Go files of the set's packages that are the components module's own.
+func ownSources(source string, set componentSet) ([]byte, error) {
+	var all []byte
+	for _, item := range set.components {
+		if !strings.HasPrefix(item.pkg, "./") {
+			continue
+		}
+		files, err := filepath.Glob(filepath.Join(source, item.pkg, "*.go"))
+		if err != nil {
+			return nil, fmt.Errorf("look for the sources of %s: %w", item.name, err)
+		}
+		for _, file := range files {
+			content, err := os.ReadFile(file)
+			if err != nil {
+				return nil, fmt.Errorf("read the sources of %s: %w", item.name, err)
+			}
+			all = append(all, content...)
+		}
+	}
+	return all, nil
 }
 
 // findComponents walks up from the working directory, which `go test` sets to
@@ -175,7 +255,7 @@ func buildFlags(version string) ([]string, error) {
 
 func (r *recipe) key() string {
 	h := sha256.New()
-	for _, part := range [][]byte{r.goMod, r.goSum, []byte(r.goVersion), []byte(strings.Join(r.flags, " "))} {
+	for _, part := range [][]byte{r.goMod, r.goSum, r.own, []byte(r.goVersion), []byte(strings.Join(r.flags, " "))} {
 		// The length in front keeps two different splits from colliding.
 		_, _ = fmt.Fprintf(h, "%d:%s", len(part), part) // a hash does not fail
 	}
@@ -197,16 +277,14 @@ func cacheFolder() (string, error) {
 	return filepath.Join(dir, "kubelet-authenticator-testbed"), nil
 }
 
-func (r *recipe) lookUp(folder string) (Components, bool) {
-	c := Components{KubernetesVersion: r.version}
-	for _, item := range componentList() {
-		path := filepath.Join(folder, item.name)
-		if info, err := os.Stat(path); err != nil || !info.Mode().IsRegular() {
-			return Components{}, false
+// builtInto reports whether all binaries are there.
+func (r *recipe) builtInto(folder string) bool {
+	for _, item := range r.set.components {
+		if info, err := os.Stat(filepath.Join(folder, item.name)); err != nil || !info.Mode().IsRegular() {
+			return false
 		}
-		*item.path(&c) = path
 	}
-	return c, true
+	return true
 }
 
 // buildInto builds beside the target and renames, so that a folder with the
@@ -226,7 +304,7 @@ func (r *recipe) buildInto(ctx context.Context, base, folder string, progress io
 	}()
 
 	say(progress, "building the components into %s, minutes if nothing is cached", folder)
-	for _, item := range componentList() {
+	for _, item := range r.set.components {
 		if err := r.buildOne(ctx, item, partial, progress); err != nil {
 			return err
 		}

@@ -43,7 +43,7 @@ func TestBuild(t *testing.T) {
 	if components[0] != components[1] {
 		t.Errorf("two builds at once differ: %+v", components)
 	}
-	for _, item := range componentList() {
+	for _, item := range controlPlaneSet.components {
 		if n := strings.Count(progress.String(), "testbed: built "+item.name+" in "); n != 1 {
 			t.Errorf("%s was built %d times:\n%s", item.name, n, progress.String())
 		}
@@ -61,6 +61,29 @@ func TestBuild(t *testing.T) {
 	again, err := Build(t.Context(), &quiet)
 	if err != nil || again != components[0] || quiet.String() != "" {
 		t.Errorf("built again: %+v, %v, %q", again, err, quiet.String())
+	}
+
+	// Who asks for more has only that built.
+	kubelet, err := BuildKubelet(t.Context(), &quiet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command(kubelet.FakeCRI).Output(); err != nil || string(out) != "fakecri" {
+		t.Errorf("fakecri says %q, %v", out, err)
+	}
+	if n := strings.Count(quiet.String(), "testbed: built "); n != 2 {
+		t.Errorf("for the kubelet, not two were built:\n%s", quiet.String())
+	}
+	mustWrite(t, filepath.Join(root, "test", "components", "fakecri", "more.go"), "package main\n")
+	if other, err := BuildKubelet(t.Context(), nil); err != nil || other == kubelet {
+		t.Errorf("changed source: %+v, %v", other, err)
+	}
+	kubeadm, err := BuildKubeadm(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command(kubeadm).Output(); err != nil || string(out) != "kubeadm v1.99.3 1 99" {
+		t.Errorf("kubeadm says %q, %v", out, err)
 	}
 
 	// Another go.sum is another set of components.
@@ -135,13 +158,14 @@ replace (
 )
 `,
 		"go.sum":                            "",
+		"fakecri/main.go":                   "package main\nimport \"os\"\nfunc main() { os.Stdout.WriteString(\"fakecri\") }\n",
 		"etcd/go.mod":                       "module go.etcd.io/etcd/server/v3\n",
 		"etcd/main.go":                      "package main\nfunc main() {}\n",
 		"component-base/go.mod":             "module k8s.io/component-base\n",
 		"component-base/version/version.go": version,
 		"kubernetes/go.mod":                 "module k8s.io/kubernetes\n",
 	}
-	for _, name := range []string{"kube-apiserver", "kube-controller-manager", "kubectl"} {
+	for _, name := range []string{"kube-apiserver", "kube-controller-manager", "kubectl", "kubelet", "kubeadm"} {
 		files["kubernetes/cmd/"+name+"/main.go"] = "package main\nimport (\"os\"; \"k8s.io/component-base/version\")\n" +
 			"func main() { os.Stdout.WriteString(\"" + name + " \" + version.Get()) }\n"
 	}
