@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controllerprocess
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
+)
+
+// What the manifests and the default configuration name.
+const (
+	Namespace    = "node-attestation-system"
+	Account      = "node-attestation-controller"
+	CASecret     = "node-attestation-ca" //nolint:gosec // G101: a name
+	Inventory    = "node-attestation-inventory"
+	InventoryKey = "inventory.yaml"
+)
+
+// Manifests are those of packaging/kubernetes that do without containers, in the order in which they are applied.
+var Manifests = []string{"namespace.yaml", "crd.yaml", "policies.yaml", "rbac.yaml"}
+
+const crd = "crd/nodeattestations.attestation.cluster.x-k8s.io"
+
+// Install applies the manifests of the module in a folder, makes the Secret with the cluster's client CA and an inventory without machines, and
+// returns when the policies are in effect.
+func Install(ctx context.Context, cp *testbed.ControlPlane, module string) error {
+	admin := filepath.Join(cp.Dir(), "install.kubeconfig")
+	if err := cp.WriteKubeconfig(admin, cp.AdminUser()); err != nil {
+		return err
+	}
+	apply := []string{"apply", "--server-side", "--validate=strict"}
+	for _, name := range Manifests {
+		apply = append(apply, "--filename="+filepath.Join(module, "packaging", "kubernetes", name))
+	}
+	for _, args := range [][]string{apply, {"wait", "--for=condition=Established", crd}} {
+		if _, err := cp.RunKubectl(ctx, admin, args...); err != nil {
+			return err
+		}
+	}
+	key, err := cp.ClientCA().KeyPEM()
+	if err != nil {
+		return err
+	}
+	ca := &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: CASecret}, Type: corev1.SecretTypeTLS,
+		Data: map[string][]byte{corev1.TLSCertKey: cp.ClientCA().CertPEM(), corev1.TLSPrivateKeyKey: key},
+	}
+	if _, err := cp.Client().CoreV1().Secrets(Namespace).Create(ctx, ca, metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("create secret %s: %w", CASecret, err)
+	}
+	if err := SetInventory(ctx, cp, []byte("apiVersion: authenticator.cluster.x-k8s.io/v1alpha1\nkind: MachineInventory\nmachines: []\n")); err != nil {
+		return err
+	}
+	return awaitPolicies(ctx, cp)
+}
+
+// SetInventory replaces the inventory, such as by what identify prints. The controller reads it again within seconds, and until then the
+// machines in it wait.
+func SetInventory(ctx context.Context, cp *testbed.ControlPlane, content []byte) error {
+	maps := cp.Client().CoreV1().ConfigMaps(Namespace)
+	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: Inventory}, Data: map[string]string{InventoryKey: string(content)}}
+	_, err := maps.Update(ctx, object, metav1.UpdateOptions{})
+	if apierrors.IsNotFound(err) {
+		_, err = maps.Create(ctx, object, metav1.CreateOptions{})
+	}
+	if err != nil {
+		return fmt.Errorf("write config map %s: %w", Inventory, err)
+	}
+	return nil
+}
+
+// Kubeconfig returns one with a new token of the controller's service account, valid for an hour.
+func Kubeconfig(ctx context.Context, cp *testbed.ControlPlane) ([]byte, error) {
+	token, err := cp.Client().CoreV1().ServiceAccounts(Namespace).CreateToken(ctx, Account, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("make a token for service account %s/%s: %w", Namespace, Account, err)
+	}
+	return cp.Kubeconfig(testbed.TokenUser(token.Status.Token)), nil
+}
+
+const policyTimeout = 20 * time.Second
+
+// awaitPolicies waits until each policy that keeps others from doing the controller's work refuses it: a policy reaches the API server's admission
+// through an informer, some time after it was stored. The probe leaves nothing behind.
+func awaitPolicies(ctx context.Context, cp *testbed.ControlPlane) error {
+	ctx, cancel := context.WithTimeout(ctx, policyTimeout)
+	defer cancel()
+	requests := cp.Client().CertificatesV1().CertificateSigningRequests()
+	object, err := probe()
+	if err != nil {
+		return err
+	}
+	filed, err := requests.Create(ctx, object, metav1.CreateOptions{})
+	if err != nil {
+		return fmt.Errorf("file a request to try the policies on: %w", err)
+	}
+	dryRun := metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}}
+	for policy, try := range map[string]func(*certificatesv1.CertificateSigningRequest) error{
+		"node-attestation-approval": func(r *certificatesv1.CertificateSigningRequest) error {
+			r.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{
+				Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue, Reason: "Probe",
+			}}
+			_, err := requests.UpdateApproval(ctx, r.Name, r, dryRun)
+			return err
+		},
+		"node-attestation-annotations": func(r *certificatesv1.CertificateSigningRequest) error {
+			r.Annotations = map[string]string{attestation.AnnotationChallenge: "probe"}
+			_, err := requests.Update(ctx, r, dryRun)
+			return err
+		},
+		"node-attestation-certificates": func(r *certificatesv1.CertificateSigningRequest) error {
+			r.Status.Certificate = cp.ClientCA().CertPEM()
+			_, err := requests.UpdateStatus(ctx, r, dryRun)
+			return err
+		},
+		"node-attestation-size": func(r *certificatesv1.CertificateSigningRequest) error {
+			long := &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: csr.NewName()}, Spec: r.Spec}
+			long.Spec.Request = append(slices.Clone(r.Spec.Request), strings.Repeat("\n", 200_000)...)
+			_, err := requests.Create(ctx, long, metav1.CreateOptions{DryRun: dryRun.DryRun})
+			return err
+		},
+	} {
+		for {
+			err := try(filed.DeepCopy())
+			if err != nil && strings.Contains(err.Error(), "ValidatingAdmissionPolicy '"+policy+"'") {
+				break
+			}
+			select {
+			case <-ctx.Done():
+				return errors.Join(fmt.Errorf("policy %s takes no effect: %w", policy, ctx.Err()), err)
+			case <-time.After(pollInterval):
+			}
+		}
+	}
+	return requests.Delete(ctx, filed.Name, metav1.DeleteOptions{})
+}
+
+// probe is a request that nobody is going to decide on, as there is no controller yet.
+func probe() (*certificatesv1.CertificateSigningRequest, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, key)
+	if err != nil {
+		return nil, err
+	}
+	content := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
+	return csr.Object(csr.NewName(), tpm.SignerName, content, key.Public(), nil), nil
+}

@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package controllerprocess runs node-attestation-controller as it is shipped: the binary, on its service account's credential, with a
+// configuration file, in a cluster with the manifests of packaging/kubernetes. Tests that want to look into it, or to have its
+// writes fail, run the library instead.
+//
+//	controllerprocess.Build(ctx, module, binary)
+//	controllerprocess.Install(ctx, cp, module)
+//	c, err := controllerprocess.New(controllerprocess.Options{ControlPlane: cp, Dir: dir, Binary: binary})
+//	c.Start(ctx)
+//	c.Ready(ctx)
+//	controllerprocess.SetInventory(ctx, cp, machines)
+//	c.Stop()
+package controllerprocess
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"math/big"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strconv"
+	"syscall"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
+)
+
+const (
+	pollInterval = 25 * time.Millisecond
+	readyTimeout = 30 * time.Second
+	// stopTimeout is more than what the controller gives to what is under way (20 s).
+	stopTimeout = 25 * time.Second
+	maxAnswer   = 1 << 20
+)
+
+// Build builds the binary of the module in a folder as it is shipped.
+func Build(ctx context.Context, module, output string) error {
+	return testbed.GoBuild(ctx, module, output, "./cmd/node-attestation-controller")
+}
+
+// Options say what to run.
+type Options struct {
+	// ControlPlane has been given to Install.
+	ControlPlane *testbed.ControlPlane
+	// Dir takes the process's files: configuration, kubeconfig, log. It exists, and is no other process's.
+	Dir string
+	// Binary is what Build built.
+	Binary string
+	// Kubeconfig is whom the process acts as; nil is a new token of its service account with each Start.
+	Kubeconfig []byte
+	// Configure changes the configuration before it is written: see New for what it is without that.
+	Configure func(*config.Config)
+	// Args are added to the command line, such as -v=2.
+	Args []string
+}
+
+// Controller is a controller that can be started, ended, and started again. Its methods are for one goroutine at a time.
+type Controller struct {
+	options         Options
+	health, metrics string // addresses
+	process         *testbed.Process
+}
+
+// New writes the configuration file: mode Sign with the Secret and the ConfigMap that Install makes, PCRs 0 to 7 in SHA-256, leader election, and
+// addresses on loopback that stay the same when it is started again.
+func New(options Options) (*Controller, error) {
+	c := &Controller{options: options}
+	var err error
+	if c.health, err = freeAddress(); err != nil {
+		return nil, err
+	}
+	if c.metrics, err = freeAddress(); err != nil {
+		return nil, err
+	}
+	settings := config.Default()
+	settings.TypeMeta = metav1.TypeMeta{APIVersion: config.APIVersion, Kind: config.Kind}
+	settings.ClusterUID = "7f0c64de-5d1a-4b6e-9c53-30a1c1b1e9f4"
+	settings.Signing = config.Signing{Mode: config.Sign, SecretName: CASecret}
+	settings.Inventory.ConfigMap = &config.InventoryConfigMap{Name: Inventory, Key: InventoryKey}
+	settings.TPM = &config.TPM{PCRs: config.PCRs{Bank: "sha256", Indexes: []int{0, 1, 2, 3, 4, 5, 6, 7}}}
+	settings.HealthBindAddress, settings.MetricsBindAddress = c.health, c.metrics
+	if options.Configure != nil {
+		options.Configure(&settings)
+	}
+	content, err := minimal(settings)
+	if err != nil {
+		return nil, err
+	}
+	return c, os.WriteFile(c.ConfigFile(), content, 0o600)
+}
+
+// minimal is the file as a person would write it: without what is the default.
+func minimal(settings config.Config) ([]byte, error) {
+	var given, byDefault map[string]any
+	for _, c := range []struct {
+		from config.Config
+		to   *map[string]any
+	}{{settings, &given}, {config.Default(), &byDefault}} {
+		content, err := yaml.Marshal(c.from)
+		if err != nil {
+			return nil, err
+		}
+		if err := yaml.Unmarshal(content, c.to); err != nil {
+			return nil, err
+		}
+	}
+	for field, value := range byDefault {
+		if reflect.DeepEqual(given[field], value) {
+			delete(given, field)
+		}
+	}
+	return yaml.Marshal(given)
+}
+
+// ConfigFile is the path of the configuration file.
+func (c *Controller) ConfigFile() string { return filepath.Join(c.options.Dir, "config.yaml") }
+
+// KubeconfigFile is the path of the credential.
+func (c *Controller) KubeconfigFile() string { return filepath.Join(c.options.Dir, "kubeconfig") }
+
+// LogFile is the path of what the process prints. It is appended to from one start to the next.
+func (c *Controller) LogFile() string { return filepath.Join(c.options.Dir, "controller.log") }
+
+// MetricsURL is where the process serves its metrics.
+func (c *Controller) MetricsURL() string { return "http://" + c.metrics + "/metrics" }
+
+// ReadyURL is where it says whether it is ready.
+func (c *Controller) ReadyURL() string { return "http://" + c.health + "/readyz" }
+
+// Process is the one that was started last, nil before the first.
+func (c *Controller) Process() *testbed.Process { return c.process }
+
+// LogTail is the end of the log, for the message of a failure.
+func (c *Controller) LogTail() string {
+	if c.process == nil {
+		return "(the controller was not started)"
+	}
+	return c.process.LogTail()
+}
+
+// Start starts the process and does not wait for anything; see Ready.
+func (c *Controller) Start(ctx context.Context) error {
+	if c.running() {
+		return errors.New("start the controller: it is running")
+	}
+	credential := c.options.Kubeconfig
+	if credential == nil {
+		var err error
+		if credential, err = Kubeconfig(ctx, c.options.ControlPlane); err != nil {
+			return err
+		}
+	}
+	if err := os.WriteFile(c.KubeconfigFile(), credential, 0o600); err != nil {
+		return err
+	}
+	process, err := testbed.StartProcess(testbed.Command{
+		Path:    c.options.Binary,
+		Args:    append([]string{"--config=" + c.ConfigFile(), "--kubeconfig=" + c.KubeconfigFile()}, c.options.Args...),
+		LogFile: c.LogFile(),
+	})
+	if err != nil {
+		return err
+	}
+	c.process = process
+	return nil
+}
+
+func (c *Controller) running() bool {
+	if c.process == nil {
+		return false
+	}
+	select {
+	case <-c.process.Done():
+		return false
+	default:
+		return true
+	}
+}
+
+// Ready waits until /readyz is good: the replica could decide, whether it leads or stands by. Its error has what is missing, or how the
+// process has ended, and the end of the log.
+func (c *Controller) Ready(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
+	defer cancel()
+	for {
+		if !c.running() {
+			return errors.Join(errors.New("the controller is not running"), c.failure())
+		}
+		_, err := get(ctx, c.ReadyURL()+"?verbose")
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait until the controller is ready: %w (last: %w)\n%s", ctx.Err(), err, c.LogTail())
+		case <-time.After(pollInterval):
+		}
+	}
+}
+
+// Metrics returns the metrics in the text format.
+func (c *Controller) Metrics(ctx context.Context) (string, error) { return get(ctx, c.MetricsURL()) }
+
+// Kill ends the process as a crash does, with SIGKILL, and waits. Where it does not run, the error is how it ended.
+func (c *Controller) Kill() error {
+	if c.process == nil {
+		return nil
+	}
+	return c.process.Kill()
+}
+
+// Stop ends the process as a pod is ended, with SIGTERM, and waits. The error says that it did not exit with 0, or not in time, or that it
+// had ended before; nil if it was never started, or has been ended by Stop or Kill.
+func (c *Controller) Stop() error {
+	if !c.running() {
+		return c.failure()
+	}
+	if err := c.process.Signal(syscall.SIGTERM); err != nil {
+		return errors.Join(err, c.failure())
+	}
+	select {
+	case <-c.process.Done():
+		return c.failure()
+	case <-time.After(stopTimeout):
+		tail := c.LogTail()
+		return errors.Join(fmt.Errorf("the controller still runs %s after SIGTERM\n%s", stopTimeout, tail), c.process.Kill())
+	}
+}
+
+// failure is how the process ended by itself, nil if it runs, exited with 0, or was killed by Kill.
+func (c *Controller) failure() error {
+	if c.process == nil {
+		return nil
+	}
+	return c.process.Err()
+}
+
+// get returns what a URL answers with 200, and in the error what it answers else.
+func get(ctx context.Context, url string) (string, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return "", err
+	}
+	answer, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return "", err
+	}
+	body, err := io.ReadAll(io.LimitReader(answer.Body, maxAnswer))
+	if err := errors.Join(err, answer.Body.Close()); err != nil {
+		return "", err
+	}
+	if answer.StatusCode != http.StatusOK {
+		return "", fmt.Errorf("%s: %s: %s", url, answer.Status, body)
+	}
+	return string(body), nil
+}
+
+// freeAddress returns one on loopback, below the range from which the kernel takes ports for outgoing connections, and apart from those of
+// package testbed: it stays free while the process is down.
+func freeAddress() (string, error) {
+	const first, count = 12000, 8000
+	var failure error
+	for range 50 {
+		n, err := rand.Int(rand.Reader, big.NewInt(count))
+		if err != nil {
+			return "", err
+		}
+		address := net.JoinHostPort("127.0.0.1", strconv.FormatInt(first+n.Int64(), 10))
+		listener, err := net.Listen("tcp", address)
+		if err != nil {
+			failure = err
+			continue
+		}
+		return address, listener.Close()
+	}
+	return "", fmt.Errorf("no free port on loopback: %w", failure)
+}
