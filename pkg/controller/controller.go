@@ -39,6 +39,8 @@ type Config struct {
 	Limits signing.Limits
 	// Namespace is where records are kept.
 	Namespace string
+	// Rates bound how often. Default: DefaultRates.
+	Rates Rates
 	// Audit decides, reports, and touches nothing. Optional.
 	Audit bool
 	// Concurrency is how many requests are decided on at a time. Default: 4.
@@ -58,6 +60,7 @@ type Controller struct {
 	live   client.Reader
 	events events.EventRecorder
 	waits  waits
+	turns  *turns
 }
 
 // Name is the controller's, in events and metrics.
@@ -108,6 +111,13 @@ func newController(config Config) (*Controller, error) {
 		}
 		c.providers[p.Name()] = p
 	}
+	if c.Rates == (Rates{}) {
+		c.Rates = DefaultRates()
+	}
+	if err := c.Rates.Check(); err != nil {
+		return nil, fmt.Errorf("controller: rates: %w", err)
+	}
+	c.turns = newTurns(c.Rates)
 	if c.Concurrency == 0 {
 		c.Concurrency = 4
 	}

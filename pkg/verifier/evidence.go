@@ -11,6 +11,9 @@ type Evidence struct {
 	// EK is the fingerprint of the endorsement key, or whatever else a provider tells machines apart by: for a proof shown, for a hello
 	// claimed. Machines and records name it in the same form.
 	EK string
+	// Machine is the machine's MachineRef.Name, where the evidence itself says which it is, as a cloud's signed identity does. There is no
+	// EK then.
+	Machine string
 	// AK is the Name of the attestation key, in hexadecimal digits, for the record.
 	AK string
 	// SignerName is, with a hello, the signer that it says will be asked.
@@ -65,8 +68,8 @@ func (t *trial) judgeEvidence() {
 		t.wait(ReasonAttestationUnavailable, "the evidence could not be judged yet")
 	case t.insecure:
 		t.shown = true // there is none, and that is known
-	case e.EK == "":
-		t.deny(ReasonRefused, "the evidence shows nothing")
+	case (e.EK == "") == (e.Machine == ""):
+		t.deny(ReasonRefused, "the evidence shows nothing, or two things")
 	case e.Provider != t.content.Provider:
 		t.deny(ReasonProviderMismatch, "the evidence was judged as another provider's")
 	default:

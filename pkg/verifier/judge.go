@@ -33,6 +33,8 @@ type Input struct {
 	Node Presence
 	// OverRate says that this requester, machine or cluster is over its rate.
 	OverRate bool
+	// NoSigner says that there is nobody to sign with at present, where this controller signs.
+	NoSigner bool
 }
 
 // Claim is what a request says, for the caller to look up what Input needs. Nothing vouches for it.
@@ -51,21 +53,30 @@ func (r *Rules) Look(request *certificatesv1.CertificateSigningRequest) (Claim, 
 	if t == nil {
 		return Claim{}, false
 	}
-	t.judgeRequest()
+	if t.unattested {
+		t.judgeUnattested()
+	} else {
+		t.judgeRequest()
+	}
 	return Claim{t.content.Provider, t.hello, t.asks.nodeName, t.asks.providerID}, true
 }
 
-// Judge decides on a request that nobody has decided on yet: Ignore, Wait, Deny, Challenge for a good hello, Approve for a good proof.
+// Judge decides on a request that nobody has decided on yet: Ignore, Wait, Deny, Challenge for a good hello, Approve for a good proof,
+// ApproveUnattested for a node that the policy leaves alone.
 func (r *Rules) Judge(in Input) Decision {
 	t := r.open(in)
 	if t == nil || decided(in.Request) {
 		return Decision{Outcome: Ignore}
 	}
 	t.judge()
+	t.judgeOthers()
 	if d, hold := t.settle(Deny); !hold {
 		return d
 	}
-	if t.hello {
+	switch {
+	case t.unattested:
+		return t.grant(ApproveUnattested, Record{})
+	case t.hello:
 		return t.grant(Challenge, Record{})
 	}
 	return t.grant(Approve, t.next())
@@ -75,7 +86,7 @@ func (r *Rules) Judge(in Input) Decision {
 // the records must be the API server's, not an older copy: an approval counts only together with the record that was written before it.
 func (r *Rules) JudgeSigning(in Input) Decision {
 	t := r.open(in)
-	if t == nil || !approved(in.Request) {
+	if t == nil || t.unattested || !approved(in.Request) {
 		return Decision{Outcome: Ignore}
 	}
 	named := slices.ContainsFunc(in.Records, func(record Record) bool { return record.names(in.Request) })
@@ -98,8 +109,8 @@ func (r *Rules) JudgeSigning(in Input) Decision {
 type trial struct {
 	rules *Rules
 	in    Input
-	// hello and insecure say which signer is asked.
-	hello, insecure bool
+	// hello and insecure say which signer is asked, and unattested that no evidence is.
+	hello, insecure, unattested bool
 	// content is what spec.request holds, and asks what the certification request in it asks for.
 	content attestation.Request
 	asks    certification
@@ -145,6 +156,9 @@ func (t *trial) fail(mode Mode, reason Reason, format string, arguments ...any) 
 func (r *Rules) open(in Input) *trial {
 	if r == nil || in.Request == nil {
 		return nil
+	}
+	if r.leavesAlone(in.Request.Spec) {
+		return &trial{rules: r, in: in, unattested: true}
 	}
 	signer, ours := r.signers[in.Request.Spec.SignerName]
 	if !ours || signer.Shared && !claims(in.Request.Spec.Request, signer) {
@@ -205,6 +219,13 @@ func (t *trial) judge() {
 	if t.in.OverRate {
 		t.limited.Add(ReasonRateLimited, "too many requests")
 	}
+	if t.unattested {
+		t.judgeUnattested()
+		return
+	}
+	if t.in.NoSigner {
+		t.wait(ReasonSignerUnavailable, "there is no CA to sign with at present")
+	}
 	t.judgeRequest()
 	t.judgeRequester()
 	if !t.matches {
@@ -251,7 +272,7 @@ func (t *trial) settle(refuse Outcome) (d Decision, hold bool) {
 		d.Outcome, d.Refusals = refuse, t.missing
 	case len(t.missing) > 0 || len(t.limited) > 0:
 		d.Outcome, d.Refusals = Wait, slices.Concat(t.missing, t.limited)
-	case t.class == 0 || t.asks.key == nil || t.asks.nodeName == "" || !t.shown || t.machine == nil: // cannot be: each comes with a refusal
+	case t.class == 0 || t.asks.key == nil || t.asks.nodeName == "" || !t.unattested && (!t.shown || t.machine == nil): // cannot be: each comes with a refusal
 		d.Outcome, d.Refusals = refuse, Refusals{{Reason: ReasonRefused}}
 	default:
 		hold = true

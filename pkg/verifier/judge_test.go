@@ -40,7 +40,11 @@ func TestGood(t *testing.T) {
 		"another provider's":          {goodAcme(First), Approve, First},
 		"another provider's, again":   {goodAcme(Again), Approve, Again},
 		"another provider's, renewal": {goodAcme(Renewal), Approve, Renewal},
+		"a cloud's":                   {goodCloud(First), Approve, First},
+		"a cloud's, again":            {goodCloud(Again), Approve, Again},
+		"a cloud's, renewal":          {goodCloud(Renewal), Approve, Renewal},
 		"insecure":                    {goodInsecure(), Approve, First},
+		"left alone":                  {goodUnattested(), ApproveUnattested, Renewal},
 		"signing of first":            {goodSigning(First), Sign, First},
 		"signing of again":            {goodSigning(Again), Sign, Again},
 		"signing of renewal":          {goodSigning(Renewal), Sign, Renewal},
@@ -58,7 +62,7 @@ func TestGood(t *testing.T) {
 			if d.Grant.NodeName != nodeName || d.Grant.MaxLifetime != 0 || !reflect.DeepEqual(d.Grant.PublicKey, key("p256").Public()) {
 				t.Errorf("granted: %+v", d.Grant)
 			}
-			if (d.Outcome == Challenge) != (d.Grant.Record.NodeName == "") {
+			if (d.Outcome == Challenge || d.Outcome == ApproveUnattested) != reflect.DeepEqual(d.Grant.Record, Record{}) {
 				t.Errorf("record: %+v", d.Grant.Record)
 			}
 		})
@@ -113,6 +117,19 @@ func TestAccepted(t *testing.T) {
 			w.machine().Names = nil
 			w.in.Machines[0].Names = []NodeName{{NameMachine, nodeName}}
 		}},
+		"T1: stronger provider than pinned, by the machine's name": {func() *world { return goodCloud(Again) }, func(w *world) {
+			w.policy.Providers[0], w.policy.Providers[1] = w.policy.Providers[1], w.policy.Providers[0]
+			w.record().Provider, w.record().EK = "tpm", ek1
+		}},
+		"M1: a cloud's, whatever EKs are named": {func() *world { return goodCloud(First) }, func(w *world) { w.machine().EKs = nil }},
+		"S7: the other proof was issued":        {again, func(w *world) { w.record().Open = false }},
+		"S7: a hello, while a proof is open":    {helloOf(Again), func(w *world) { w.record().Open = true }},
+		"S7: the proof that is open":            {func() *world { w := goodSigning(First); w.in.Records[1].Open = true; return w }, func(*world) {}},
+		"left alone: RSA": {goodUnattested, func(w *world) {
+			w.in.Request.Spec.Request = stockRequest(nodeName, "", key("rsa2048"))
+			w.in.Request.Spec.Usages = csr.Usages(key("rsa2048").Public())
+		}},
+		"left alone: no CA here":             {goodUnattested, func(w *world) { w.in.NoSigner = true }},
 		"T1: stronger provider than pinned":  {again, func(w *world) { w.record().Provider = "acme" }},
 		"T1: insecure before":                {again, func(w *world) { w.record().Provider, w.record().EK = InsecureProvider, "" }},
 		"T1: another's record":               {nil, func(w *world) { w.in.Records = append(w.in.Records, recordOf("worker-3", "e3")) }},
@@ -129,13 +146,23 @@ func TestAccepted(t *testing.T) {
 				w = c.world()
 			}
 			c.bend(w)
-			if d := w.judge(t); d.Outcome != Approve || len(d.Warnings) > 0 {
+			want := Approve
+			switch {
+			case w.signing:
+				want = Sign
+			case w.in.Request.Spec.SignerName == attestation.HelloSignerName:
+				want = Challenge
+			case len(w.policy.UnattestedNodes) > 0:
+				want = ApproveUnattested
+			}
+			if d := w.judge(t); d.Outcome != want || len(d.Warnings) > 0 {
 				t.Errorf("%s: %v, warnings %v", d.Outcome, d.Refusals, d.Warnings)
 			}
 		})
 	}
 }
 
+func cloud() *world   { return goodCloud(First) }
 func first() *world   { return good(First) }
 func again() *world   { return good(Again) }
 func renewal() *world { return good(Renewal) }
@@ -721,6 +748,61 @@ func TestHostile(t *testing.T) {
 			w.in.Request = object(First, InsecureSignerName, "second", "x", goodPKCS10(key("p256")))
 		}, Deny, reasons{ReasonIdentityBound}},
 
+		{"left alone: not listed", goodUnattested, func(w *world) { w.policy.UnattestedNodes = []string{"control-plane-0"} }, Ignore, nil},
+		{"left alone: another signer", goodUnattested, func(w *world) { w.in.Request.Spec.SignerName = "kubernetes.io/kube-apiserver-client" }, Ignore, nil},
+		{"left alone: our signer", goodUnattested, func(w *world) { w.in.Request.Spec.SignerName = tpmSigner }, Deny, reasons{ReasonMalformedRequest}},
+		{"left alone: a bootstrap identity", goodUnattested, user("system:bootstrap:abc123", "system:bootstrappers"), Ignore, nil},
+		{"left alone: one listed for another listed", goodUnattested, func(w *world) {
+			w.in.Request.Spec.Request = stockRequest("control-plane-0", "", key("p256"))
+		}, Deny, reasons{ReasonRequesterNotAllowed}},
+		{"left alone: one listed for one not listed", goodUnattested, func(w *world) {
+			w.in.Request.Spec.Request = stockRequest("worker-2", "", key("p256"))
+		}, Deny, reasons{ReasonRequesterNotAllowed, ReasonIdentityBound}},
+		{"left alone: one not listed for one listed", goodUnattested, user(userNode+"worker-2", groupNodes), Ignore, nil},
+		{"left alone: not in the nodes' group", goodUnattested, user(userNode+nodeName, "system:authenticated"), Deny, reasons{ReasonRequesterNotAllowed}},
+		{"left alone: an administrator", goodUnattested, user(userNode+nodeName, groupNodes, groupMasters), Deny, reasons{ReasonRequesterNotAllowed}},
+		{"left alone: it has a record", goodUnattested, func(w *world) { w.in.Records = append(w.in.Records, recordOf(nodeName, ek1)) }, Deny, reasons{ReasonIdentityBound}},
+		{"left alone: a provider ID", goodUnattested, func(w *world) { w.in.Request.Spec.Request = stockRequest(nodeName, providerID, key("p256")) }, Deny, reasons{ReasonForbiddenExtension}},
+		{"left alone: a DNS name", goodUnattested, func(w *world) {
+			w.in.Request.Spec.Request = []byte(block(attestation.BlockRequest, string(template(func(r *x509.CertificateRequest) { r.DNSNames = []string{"x"} }))))
+		}, Deny, reasons{ReasonForbiddenExtension}},
+		{"left alone: another organization", goodUnattested, func(w *world) {
+			w.in.Request.Spec.Request = []byte(block(attestation.BlockRequest, string(template(func(r *x509.CertificateRequest) {
+				r.ExtraExtensions, r.Subject.Organization = nil, []string{groupMasters}
+			}))))
+		}, Deny, reasons{ReasonSubjectMismatch}},
+		{"left alone: bytes behind", goodUnattested, func(w *world) { w.in.Request.Spec.Request = append(w.in.Request.Spec.Request, '\n') }, Deny, reasons{ReasonMalformedRequest}},
+		{"left alone: two blocks", goodUnattested, func(w *world) {
+			w.in.Request.Spec.Request = slices.Concat(w.in.Request.Spec.Request, w.in.Request.Spec.Request)
+		}, Deny, reasons{ReasonMalformedRequest}},
+		{"left alone: a server's certificate", goodUnattested, usages("digital signature", "server auth"), Deny, reasons{ReasonUsageMismatch}},
+		{"left alone: a weak key", goodUnattested, func(w *world) { w.in.Request.Spec.Request = stockRequest(nodeName, "", key("p224")) }, Deny, reasons{ReasonUnsupportedKey}},
+		{"left alone: decided", goodUnattested, func(w *world) { w.condition(certificatesv1.CertificateDenied) }, Ignore, nil},
+		{"left alone: over the rate", goodUnattested, func(w *world) { w.in.OverRate = true }, Wait, reasons{ReasonRateLimited}},
+		{"left alone: no time", goodUnattested, func(w *world) { w.in.Now = time.Time{} }, Deny, reasons{ReasonRefused}},
+		{"left alone: approved, for others to sign", goodUnattested, func(w *world) {
+			w.signing = true
+			w.condition(certificatesv1.CertificateApproved)
+		}, Ignore, nil},
+
+		{"a cloud's: nothing shown", cloud, func(w *world) { w.in.Evidence.Machine = "" }, Deny, reasons{ReasonRefused}},
+		{"a cloud's: two identities", cloud, func(w *world) { w.in.Evidence.EK = ek1 }, Deny, reasons{ReasonRefused}},
+		{"a cloud's: no such machine", cloud, func(w *world) { w.in.Evidence.Machine = "ns/worker-9" }, Wait, reasons{ReasonMachineNotFound}},
+		{"a cloud's: another machine", cloud, func(w *world) { w.in.Evidence.Machine = "ns/worker-2" }, Deny,
+			reasons{ReasonProviderIDMismatch, ReasonNodeNameMismatch, ReasonIdentityBound}},
+		{"a cloud's: refused, with a machine's name", cloud, func(w *world) { w.in.Evidence.Err = Refusals{{"AttestationX", "x"}} }, Deny, reasons{"AttestationX"}},
+		{"a cloud's: not judged, with a machine's name", cloud, func(w *world) { w.in.Evidence.Err = context.Canceled }, Wait, reasons{ReasonAttestationUnavailable}},
+		{"a cloud's: a stronger provider is pinned", func() *world { return goodCloud(Again) }, func(w *world) { w.record().Provider, w.record().EK = "tpm", ek1 }, Deny, reasons{ReasonIdentityBound}},
+
+		{"S7: another proof is open", again, func(w *world) { w.record().Open = true }, Wait, reasons{ReasonRequestPending}},
+		{"S7: another proof is open for long", again, func(w *world) { w.record().Open = true; w.created(time.Hour) }, Deny, reasons{ReasonRequestPending}},
+		{"S7: another proof is open, renewal", renewal, func(w *world) { w.record().Open = true }, Wait, reasons{ReasonRequestPending}},
+		{"no CA", first, func(w *world) { w.in.NoSigner = true }, Wait, reasons{ReasonSignerUnavailable}},
+		{"no CA: a hello", helloOf(First), func(w *world) { w.in.NoSigner = true }, Wait, reasons{ReasonSignerUnavailable}},
+		{"no CA for long", first, func(w *world) { w.in.NoSigner = true; w.created(time.Hour) }, Deny, reasons{ReasonSignerUnavailable}},
+		{"no CA: hostile all the same", first, func(w *world) { w.in.NoSigner = true; w.in.Request.Spec.Usages, w.in.Hello.Spec.Usages = nil, nil }, Deny, reasons{ReasonUsageMismatch}},
+		{"signing: no CA", signingOf(First), func(w *world) { w.in.NoSigner = true }, Wait, reasons{ReasonSignerUnavailable}},
+		{"signing: no CA for long", signingOf(First), func(w *world) { w.in.NoSigner = true; w.created(time.Hour) }, Fail, reasons{ReasonSignerUnavailable}},
 		{"signing: not approved", signingOf(First), func(w *world) { w.in.Request.Status.Conditions = nil }, Ignore, nil},
 		{"signing: approved and denied", signingOf(First), func(w *world) { w.condition(certificatesv1.CertificateDenied) }, Ignore, nil},
 		{"signing: approved and failed", signingOf(First), func(w *world) { w.condition(certificatesv1.CertificateFailed) }, Ignore, nil},

@@ -274,6 +274,31 @@ func goodAcme(class Class) *world {
 	return w
 }
 
+// goodUnattested is what a kubelet without the plugin files, on a node that is left alone.
+func goodUnattested() *world {
+	w := good(Renewal)
+	w.policy.UnattestedNodes = []string{"control-plane-0", nodeName}
+	w.in.Request = object(Renewal, sharedSigner, "stock", "x", goodPKCS10(key("p256")))
+	w.in.Request.Spec.Request = stockRequest(nodeName, "", key("p256"))
+	w.in.Hello, w.in.Evidence, w.in.Records = nil, Evidence{}, w.in.Records[:1]
+	return w
+}
+
+// stockRequest is one PEM block.
+func stockRequest(name, id string, key crypto.Signer) []byte {
+	return []byte(block(attestation.BlockRequest, string(must(csr.PKCS10(csr.Identity{NodeName: name, ProviderID: id}, key)))))
+}
+
+// goodCloud is one of a provider whose evidence says which machine it is of.
+func goodCloud(class Class) *world {
+	w := goodAcme(class)
+	w.in.Evidence.EK, w.in.Evidence.Machine = "", machine(nodeName).Ref.Name
+	for i := range w.in.Records {
+		w.in.Records[i].EK = ""
+	}
+	return w
+}
+
 // approve writes the record and approves, as the controller does.
 func (w *world) approve() {
 	rules := must(New(w.policy))

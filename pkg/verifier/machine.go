@@ -53,7 +53,7 @@ const (
 	Present
 )
 
-// selectMachine applies M1: the endorsement key selects the machine; under the insecure signer the token does.
+// selectMachine applies M1: the endorsement key selects the machine, or evidence that names it; under the insecure signer the token does.
 func (t *trial) selectMachine() {
 	var found []*Machine
 	for i := range t.in.Machines {
@@ -74,6 +74,9 @@ func (t *trial) selectMachine() {
 func (t *trial) selects(m *Machine) bool {
 	if t.insecure {
 		return t.in.Token.Known && t.in.Token.Machine == m.Ref
+	}
+	if t.shown && t.in.Evidence.Machine != "" {
+		return m.Ref.Name == t.in.Evidence.Machine
 	}
 	return t.ek != "" && (t.vouched(m, t.ek) || slices.ContainsFunc(t.in.Records, func(r Record) bool { return r.EK == t.ek && r.Machine == m.Ref }))
 }

@@ -27,6 +27,8 @@ const (
 	Fail
 	// Sign: every rule holds for an approved request that the record names.
 	Sign
+	// ApproveUnattested: a node that the policy leaves alone renews without evidence, by another's signer. No record is written.
+	ApproveUnattested
 )
 
 func (o Outcome) String() string {
@@ -45,6 +47,8 @@ func (o Outcome) String() string {
 		return "Fail"
 	case Sign:
 		return "Sign"
+	case ApproveUnattested:
+		return "ApproveUnattested"
 	}
 	return fmt.Sprintf("Outcome(%d)", int(o))
 }
@@ -82,7 +86,7 @@ type Decision struct {
 	Refusals Refusals
 	// Warnings are rules that failed and do not count, by the policy.
 	Warnings Refusals
-	// Grant is set with Challenge, Approve and Sign.
+	// Grant is set with Challenge, Approve, Sign and ApproveUnattested.
 	Grant *Grant
 }
 
@@ -94,6 +98,6 @@ type Grant struct {
 	PublicKey crypto.PublicKey
 	// MaxLifetime bounds the certificate's lifetime; zero: the rules do not.
 	MaxLifetime time.Duration
-	// Record is the machine's record as it is to be from now on. With Challenge there is none to write: the zero value.
+	// Record is the machine's record as it is to be from now on. With Challenge and ApproveUnattested there is none to write: the zero value.
 	Record Record
 }

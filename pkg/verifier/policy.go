@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/validation"
+
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 )
 
@@ -117,6 +119,9 @@ type Policy struct {
 	EKSources []EKSource
 	// NameSources are where node names come from. For each machine the first that has any decides.
 	NameSources []NameSource
+	// UnattestedNodes are node names that are left alone: what such a node asks of kubernetes.io/kube-apiserver-client-kubelet without
+	// evidence, with its own certificate and for its own name, is approved until it has a record. Default: none.
+	UnattestedNodes []string
 	// WaitDeadline is how long a request may wait. Default: DefaultWaitDeadline.
 	WaitDeadline time.Duration
 }
@@ -131,7 +136,8 @@ type Rules struct {
 // New returns the rules of a policy, which it copies, or an error that names the field at fault.
 func New(p Policy) (*Rules, error) {
 	p.Providers, p.Signers = slices.Clone(p.Providers), slices.Clone(p.Signers)
-	p.Bootstrappers, p.EKSources, p.NameSources = slices.Clone(p.Bootstrappers), slices.Clone(p.EKSources), slices.Clone(p.NameSources)
+	p.Bootstrappers, p.UnattestedNodes = slices.Clone(p.Bootstrappers), slices.Clone(p.UnattestedNodes)
+	p.EKSources, p.NameSources = slices.Clone(p.EKSources), slices.Clone(p.NameSources)
 	if p.TokenGroup == "" {
 		p.TokenGroup = groupBootstrappers
 	}
@@ -139,7 +145,7 @@ func New(p Policy) (*Rules, error) {
 		p.WaitDeadline = DefaultWaitDeadline
 	}
 	r := &Rules{policy: p, signers: map[string]Signer{}}
-	for _, step := range []func() error{r.checkProviders, r.checkSigners, r.checkRequesters, r.checkSources, r.checkModes} {
+	for _, step := range []func() error{r.checkProviders, r.checkSigners, r.checkRequesters, r.checkUnattested, r.checkSources, r.checkModes} {
 		if err := step(); err != nil {
 			return nil, err
 		}
@@ -220,6 +226,15 @@ func (r *Rules) checkRequesters() error {
 	}
 	if forbiddenGroup(r.policy.TokenGroup) {
 		return fmt.Errorf("tokenGroup: %q cannot be a token's", r.policy.TokenGroup)
+	}
+	return nil
+}
+
+func (r *Rules) checkUnattested() error {
+	for i, name := range r.policy.UnattestedNodes {
+		if len(validation.IsDNS1123Subdomain(name)) > 0 || slices.Contains(r.policy.UnattestedNodes[:i], name) {
+			return fmt.Errorf("unattestedNodes: %.64q is not a node's name, or stands twice", name)
+		}
 	}
 	return nil
 }

@@ -34,6 +34,8 @@ const (
 	ReasonBootCountersWentBack Reason = "BootCountersWentBack"
 	ReasonAKChanged            Reason = "AKChanged"
 	ReasonRateLimited          Reason = "RateLimited"
+	ReasonRequestPending       Reason = "RequestPending"
+	ReasonSignerUnavailable    Reason = "SignerUnavailable"
 
 	ReasonApprovedWithoutAttestation Reason = "ApprovedWithoutAttestation"
 )
@@ -72,6 +74,9 @@ func Reasons() map[Reason]string {
 		ReasonBootCountersWentBack: "the TPM's boot counters or clock went back: it was cleared, or restored from a snapshot",
 		ReasonAKChanged:            "the TPM has another attestation key than last time; a warning only",
 		ReasonRateLimited:          "too many requests; waits, and is never denied for it",
+
+		ReasonRequestPending:    "another request of the machine has been approved, or is about to be, and has no certificate yet; waits",
+		ReasonSignerUnavailable: "there is no CA that can sign at present; waits",
 
 		ReasonApprovedWithoutAttestation: "somebody else approved the request, or the machine's record has come to name another one since",
 	}

@@ -26,6 +26,8 @@ type Record struct {
 	// HelloUID and ProofUID are the UIDs of the requests that the record was last written for, and ProofSHA256 is the SHA-256 of the
 	// proof's spec.request in lower-case hexadecimal digits. Only that proof may be signed.
 	HelloUID, ProofUID, ProofSHA256 string
+	// Open says that this proof is there, and neither issued nor refused yet.
+	Open bool
 	// FirstProofUID is the ProofUID that the record was made with.
 	FirstProofUID string
 	// Certificates are those that were issued and have not ended.
@@ -52,8 +54,8 @@ func (r *Record) begins(request *certificatesv1.CertificateSigningRequest) bool 
 	return r.names(request) && r.FirstProofUID == r.ProofUID && len(r.Certificates) == 0
 }
 
-// awaitsCertificate reports whether what was issued for the proof that the record names is not noted yet.
-func (r *Record) awaitsCertificate() bool {
+// AwaitsCertificate reports whether what was issued for the proof that the record names is not noted yet.
+func (r *Record) AwaitsCertificate() bool {
 	return r.ProofUID != "" && !slices.ContainsFunc(r.Certificates, func(c Certificate) bool { return c.ProofUID == r.ProofUID })
 }
 
@@ -166,6 +168,9 @@ func (t *trial) next() Record {
 		}
 		if next.Boot == nil {
 			next.Boot = t.record.Boot
+		}
+		if next.EK == "" {
+			next.EK, next.AK = t.record.EK, t.record.AK
 		}
 	}
 	return next

@@ -127,7 +127,7 @@ func (t *trial) judgeCredential() {
 	if fingerprint != "" && slices.ContainsFunc(t.record.Certificates, func(c Certificate) bool { return c.SHA256 == fingerprint }) {
 		return
 	}
-	if t.record.awaitsCertificate() && mode == Required {
+	if t.record.AwaitsCertificate() && mode == Required {
 		t.wait(ReasonUnknownCredential, "requester: the certificate is not in the record, where one is yet to be noted")
 		return
 	}

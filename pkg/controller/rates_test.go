@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+)
+
+var noon = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+
+// takeTurns asks for all requests again and again, each when it was told to, and returns when each had its turn, in milliseconds.
+func takeTurns(turns *turns, requesterOf func(int) string, count int) []int {
+	served := make([]int, count)
+	due := make([]time.Time, count)
+	for i := range due {
+		served[i], due[i] = -1, noon
+	}
+	for at := 0; at < 60_000; at++ {
+		now := noon.Add(time.Duration(at) * time.Millisecond)
+		for i := range count {
+			if served[i] >= 0 || now.Before(due[i]) {
+				continue
+			}
+			if wait := turns.wait(fmt.Sprint("request-", i), requesterOf(i), now); wait > 0 {
+				due[i] = now.Add(wait)
+			} else {
+				served[i] = at
+			}
+		}
+	}
+	return served
+}
+
+func rates(requester, cluster Rate) Rates {
+	r := DefaultRates()
+	r.Requester, r.Cluster = requester, cluster
+	return r
+}
+
+func TestRequesterIsServedAtItsRate(t *testing.T) {
+	turns := newTurns(rates(Rate{100 * time.Millisecond, 3}, Rate{time.Millisecond, 1000}))
+	served := takeTurns(turns, func(int) string { return "one" }, 13)
+	for i, at := range served {
+		if want := max(0, i-2) * 100; at != want {
+			t.Errorf("request %d had its turn after %d ms, not %d", i, at, want)
+		}
+	}
+	if len(turns.next) != 0 {
+		t.Errorf("%d are still said to wait", len(turns.next))
+	}
+}
+
+// A flood of one requester costs the others nothing, as long as it alone does not make up the cluster's rate.
+func TestFloodOfOneRequesterDelaysNoOther(t *testing.T) {
+	turns := newTurns(rates(Rate{10 * time.Millisecond, 5}, Rate{4 * time.Millisecond, 10}))
+	const flood = 2000
+	served := takeTurns(turns, func(i int) string {
+		if i < flood {
+			return "flood"
+		}
+		return fmt.Sprint("other-", i)
+	}, flood+10)
+	for i := flood; i < len(served); i++ {
+		if served[i] < 0 || served[i] > 100 {
+			t.Errorf("another requester had its turn after %d ms", served[i])
+		}
+	}
+	if last := served[flood-1]; last < 19_000 || last > 21_000 {
+		t.Errorf("the last of the flood had its turn after %d ms", last)
+	}
+}
+
+func TestClusterIsServedAtItsRate(t *testing.T) {
+	turns := newTurns(rates(Rate{time.Millisecond, 10}, Rate{100 * time.Millisecond, 4}))
+	served := takeTurns(turns, func(i int) string { return fmt.Sprint(i) }, 10)
+	for i, at := range served {
+		if want := max(0, i-3) * 100; at != want {
+			t.Errorf("request %d had its turn after %d ms, not %d", i, at, want)
+		}
+	}
+}
+
+func TestTurnIsForOneLook(t *testing.T) {
+	turns := newTurns(rates(Rate{time.Second, 1}, Rate{time.Millisecond, 10}))
+	if turns.wait("a", "one", noon) != 0 {
+		t.Fatal("the first look waits")
+	}
+	if wait := turns.wait("a", "one", noon); wait != time.Second {
+		t.Errorf("the second look waits %s", wait)
+	}
+	turns.forget("a")
+	if len(turns.next) != 0 {
+		t.Error("it is remembered")
+	}
+}
+
+func TestMachineHasItsOwnRate(t *testing.T) {
+	turns := newTurns(DefaultRates())
+	for range DefaultRates().Machine.Burst {
+		if !turns.machineMay("m", noon) {
+			t.Fatal("too early")
+		}
+		turns.machineHas("m", noon)
+	}
+	if turns.machineMay("m", noon) || !turns.machineMay("n", noon) || !turns.machineMay("m", noon.Add(DefaultRates().Machine.Every)) {
+		t.Error("not per machine, or not per time")
+	}
+}
+
+func TestRatesCheck(t *testing.T) {
+	if err := DefaultRates().Check(); err != nil {
+		t.Error(err)
+	}
+	for name, bend := range map[string]func(*Rates){
+		"perRequester.every": func(r *Rates) { r.Requester.Every = 0 },
+		"perCluster.every":   func(r *Rates) { r.Cluster.Every = 2 * time.Hour },
+		"perMachine.burst":   func(r *Rates) { r.Machine.Burst = 0 },
+		"perCluster.burst":   func(r *Rates) { r.Cluster.Burst = maxBurst + 1 },
+	} {
+		r := DefaultRates()
+		bend(&r)
+		if err := r.Check(); err == nil || !strings.HasPrefix(err.Error(), name) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

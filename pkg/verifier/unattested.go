@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package verifier
+
+import (
+	"bytes"
+	"encoding/pem"
+	"slices"
+	"strings"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+)
+
+// leavesAlone reports whether a request is one of a node that the policy leaves alone, to its own signer and without evidence of ours.
+func (r *Rules) leavesAlone(spec certificatesv1.CertificateSigningRequestSpec) bool {
+	name, node := strings.CutPrefix(spec.Username, userNode)
+	return node && spec.SignerName == certificatesv1.KubeAPIServerClientKubeletSignerName && slices.Contains(r.policy.UnattestedNodes, name) &&
+		!bytes.Contains(spec.Request, []byte("-----BEGIN "+attestation.BlockProvider))
+}
+
+// judgeUnattested judges what a kubelet without the plugin files to renew its certificate: by all of S3 to S6 and I2, for no other name
+// than the one it has, and with nothing that it cannot have.
+func (t *trial) judgeUnattested() {
+	spec := t.in.Request.Spec
+	block, _ := pem.Decode(spec.Request)
+	if block == nil || block.Type != attestation.BlockRequest || !bytes.Equal(pem.EncodeToMemory(block), spec.Request) {
+		t.deny(ReasonMalformedRequest, "it is not one PEM block")
+		return
+	}
+	t.asks = judgeCertification(&t.denied, block.Bytes)
+	if t.asks.providerID != "" {
+		t.deny(ReasonForbiddenExtension, "extensions: a node that is not attested has no provider ID to show")
+	}
+	judgeUsages(&t.denied, spec.Usages, t.asks.key)
+	t.judgeRequester()
+	for _, r := range t.in.Records {
+		if t.asks.nodeName != "" && r.NodeName == t.asks.nodeName {
+			t.deny(ReasonIdentityBound, "record: the node is attested, and renews with evidence")
+			return
+		}
+	}
+}
