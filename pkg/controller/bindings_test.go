@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-logr/logr/funcr"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+func newBinding(name, role string) *rbacv1.ClusterRoleBinding {
+	return &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: name, UID: "uid-1", ResourceVersion: "1"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: "system:nodes"}},
+	}
+}
+
+func TestApprovesByItself(t *testing.T) {
+	const kubeadms = "kubeadm:node-autoapprove-bootstrap"
+	for name, c := range map[string]struct {
+		binding *rbacv1.ClusterRoleBinding
+		change  func(*rbacv1.ClusterRoleBinding)
+		want    bool
+	}{
+		"kubeadm's first":    {newBinding(kubeadms, roleNodeClient), nil, true},
+		"kubeadm's second":   {newBinding("kubeadm:node-autoapprove-certificate-rotation", roleSelfNodeClient), nil, true},
+		"another name":       {newBinding("harmless", roleNodeClient), nil, true},
+		"another role":       {newBinding(kubeadms, "view"), nil, false},
+		"a longer role":      {newBinding(kubeadms, roleNodeClient+"s"), nil, false},
+		"the serving role":   {newBinding(kubeadms, strings.TrimSuffix(roleNodeClient, "nodeclient")+"selfnodeserver"), nil, false},
+		"a Role of the name": {newBinding(kubeadms, roleNodeClient), func(b *rbacv1.ClusterRoleBinding) { b.RoleRef.Kind = "Role" }, false},
+		"another API group":  {newBinding(kubeadms, roleNodeClient), func(b *rbacv1.ClusterRoleBinding) { b.RoleRef.APIGroup = "example.com" }, false},
+		"nobody":             {newBinding(kubeadms, roleNodeClient), func(b *rbacv1.ClusterRoleBinding) { b.Subjects = nil }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if c.change != nil {
+				c.change(c.binding)
+			}
+			if got := approvesByItself(c.binding); got != c.want {
+				t.Errorf("%t", got)
+			}
+		})
+	}
+}
+
+// bindingAPI is an API server with one binding.
+type bindingAPI struct {
+	client.Client
+	binding *rbacv1.ClusterRoleBinding
+	deletes int
+	fail    error
+}
+
+func (a *bindingAPI) Get(_ context.Context, key client.ObjectKey, into client.Object, _ ...client.GetOption) error {
+	if a.binding == nil {
+		return apierrors.NewNotFound(bindingResource, key.Name)
+	}
+	a.binding.DeepCopyInto(into.(*rbacv1.ClusterRoleBinding))
+	return nil
+}
+
+func (a *bindingAPI) Delete(_ context.Context, object client.Object, options ...client.DeleteOption) error {
+	a.deletes++
+	var all client.DeleteOptions
+	all.ApplyOptions(options)
+	switch p := all.Preconditions; {
+	case a.fail != nil:
+		return a.fail
+	case p == nil || p.UID == nil || p.ResourceVersion == nil:
+		return errors.New("without preconditions")
+	case *p.UID != a.binding.UID || *p.ResourceVersion != a.binding.ResourceVersion:
+		return apierrors.NewConflict(bindingResource, object.GetName(), errors.New("another"))
+	}
+	a.binding = nil
+	return nil
+}
+
+var bindingResource = schema.GroupResource{Group: rbacv1.GroupName, Resource: "clusterrolebindings"}
+
+// heard collects Events.
+type heard struct{ all []string }
+
+func (h *heard) Eventf(_, _ runtime.Object, kind, reason, _, _ string, args ...any) {
+	h.all = append(h.all, kind+" "+reason+" "+args[0].(string))
+}
+
+func newBindings(api *bindingAPI, config BindingsConfig) (*bindings, *heard, *[]string) {
+	h, lines := &heard{}, &[]string{}
+	log := funcr.New(func(_, args string) { *lines = append(*lines, args) }, funcr.Options{})
+	return &bindings{BindingsConfig: config, reader: api, writer: api, events: h, log: log, said: map[string]reported{}}, h, lines
+}
+
+// A binding is reported once, again after a while, and at once when it is another or has somebody again.
+func TestBindingIsReportedAndReminded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := &bindingAPI{binding: newBinding("b", roleNodeClient)}
+		b, events, lines := newBindings(api, BindingsConfig{Remind: bindingsRemind, Remove: true, Audit: true})
+		look := func(events int, again time.Duration) {
+			t.Helper()
+			result, err := b.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Name: "b"}})
+			if err != nil || result.RequeueAfter != again || len(b.events.(*heard).all) != events || len(*lines) != events {
+				t.Errorf("%v, %v, %q, %q", result, err, b.events.(*heard).all, *lines)
+			}
+		}
+		look(1, 10*time.Minute)
+		look(1, 10*time.Minute)
+		time.Sleep(4 * time.Minute)
+		look(1, 6*time.Minute)
+		time.Sleep(6 * time.Minute)
+		look(2, 10*time.Minute)
+		api.binding.UID = "uid-2"
+		look(3, 10*time.Minute)
+		subjects := api.binding.Subjects
+		api.binding.Subjects = nil
+		look(3, 0)
+		api.binding.Subjects = subjects
+		look(4, 10*time.Minute)
+		if api.deletes != 0 {
+			t.Error("it deletes in audit mode")
+		}
+		for _, want := range []string{"Warning AutoApprovingBinding ", `kubectl delete clusterrolebinding "b"`, "autoApprovingBindings: Remove"} {
+			if !strings.Contains(events.all[0], want) {
+				t.Errorf("%q is not in %q", want, events.all[0])
+			}
+		}
+	})
+}
+
+func TestBindingIsRemoved(t *testing.T) {
+	forbidden := apierrors.NewForbidden(bindingResource, "b", errors.New("RBAC says no"))
+	for name, c := range map[string]struct {
+		fail   error
+		change func(*rbacv1.ClusterRoleBinding)
+		again  time.Duration
+		failed bool
+		says   string
+	}{
+		"removed":             {nil, nil, 0, false, "AutoApprovingBindingRemoved"},
+		"gone before":         {apierrors.NewNotFound(bindingResource, "b"), nil, 0, false, ""},
+		"changed before":      {apierrors.NewConflict(bindingResource, "b", errors.New("x")), nil, 100 * time.Millisecond, false, ""},
+		"forbidden":           {forbidden, nil, time.Minute, false, "optional/remove-bindings.yaml"},
+		"a fault":             {errors.New("broken"), nil, 0, true, ""},
+		"kept by a finalizer": {errors.New("not to be called"), func(b *rbacv1.ClusterRoleBinding) { b.DeletionTimestamp = &metav1.Time{Time: time.Now()} }, 10 * time.Minute, false, "finalizer"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			api := &bindingAPI{binding: newBinding("b", roleSelfNodeClient), fail: c.fail}
+			if c.change != nil {
+				c.change(api.binding)
+			}
+			b, events, _ := newBindings(api, BindingsConfig{Remind: bindingsRemind, Remove: true})
+			result, err := b.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Name: "b"}})
+			if (err != nil) != c.failed || result.RequeueAfter != c.again || (api.binding == nil) != (name == "removed") {
+				t.Errorf("%v, %v, %v", result, err, api.binding)
+			}
+			if said := strings.Join(events.all, "\n"); !strings.Contains(said, c.says) || (said == "") != (c.says == "") {
+				t.Errorf("%q does not say %q", said, c.says)
+			}
+		})
+	}
+}
+
+// What cannot be watched is said once in a while, however often it is tried.
+func TestForbiddenWatchIsSaid(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, _, lines := newBindings(&bindingAPI{}, BindingsConfig{Remind: time.Minute})
+		err := apierrors.NewForbidden(bindingResource, "", errors.New("RBAC says no"))
+		for range 10 {
+			b.watchFailed(t.Context(), nil, err)
+		}
+		time.Sleep(time.Minute)
+		b.watchFailed(t.Context(), nil, err)
+		if len(*lines) != 2 || !strings.Contains((*lines)[0], "packaging/kubernetes/rbac.yaml") {
+			t.Errorf("%q", *lines)
+		}
+	})
+}

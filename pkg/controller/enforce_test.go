@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/go-logr/logr/funcr"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+)
+
+// gateAPI is an API server with Nodes, records, and no place for a Secret but in memory.
+type gateAPI struct {
+	client.Client
+	nodes   []string
+	records []v1alpha1.NodeAttestation
+	// failNodes, failRecords and failSecret are returned as long as fails is not 0; it counts down, and stays below 0.
+	failNodes, failRecords, failSecret error
+	fails, writes                      int
+	secret                             *corev1.Secret
+}
+
+func (a *gateAPI) failing(err error) error {
+	if err == nil || a.fails == 0 {
+		return nil
+	}
+	a.fails--
+	return err
+}
+
+func (a *gateAPI) List(_ context.Context, into client.ObjectList, options ...client.ListOption) error {
+	var all client.ListOptions
+	all.ApplyOptions(options)
+	switch list := into.(type) {
+	case *metav1.PartialObjectMetadataList:
+		for _, name := range a.nodes {
+			list.Items = append(list.Items, metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: name}})
+		}
+		return a.failing(a.failNodes)
+	case *v1alpha1.NodeAttestationList:
+		if all.Namespace != keySecret.Namespace {
+			return fmt.Errorf("records in namespace %q", all.Namespace)
+		}
+		list.Items = a.records
+		return a.failing(a.failRecords)
+	}
+	return fmt.Errorf("%T", into)
+}
+
+func (a *gateAPI) Get(_ context.Context, key client.ObjectKey, into client.Object, _ ...client.GetOption) error {
+	if err := a.failing(a.failSecret); err != nil {
+		return err
+	}
+	if a.secret == nil {
+		return apierrors.NewNotFound(secretResource, key.Name)
+	}
+	a.secret.DeepCopyInto(into.(*corev1.Secret))
+	return nil
+}
+
+func (a *gateAPI) Create(_ context.Context, object client.Object, _ ...client.CreateOption) error {
+	a.secret = object.DeepCopyObject().(*corev1.Secret)
+	return nil
+}
+
+func (a *gateAPI) Update(_ context.Context, object client.Object, _ ...client.UpdateOption) error {
+	a.writes++
+	a.secret = object.DeepCopyObject().(*corev1.Secret)
+	return nil
+}
+
+func newGate(api *gateAPI, unattested ...string) *Gate {
+	return &Gate{Keys: NewKeyStore(api, api, keySecret, build), Cluster: "c", Namespace: keySecret.Namespace, Unattested: unattested, Log: logr.Discard()}
+}
+
+func recordFor(cluster, node string) v1alpha1.NodeAttestation {
+	return v1alpha1.NodeAttestation{Spec: v1alpha1.NodeAttestationSpec{Cluster: cluster, NodeName: node}}
+}
+
+func TestGate(t *testing.T) {
+	forbidden := func(resource string) error {
+		return apierrors.NewForbidden(schema.GroupResource{Resource: resource}, "", errors.New("RBAC says no"))
+	}
+	noKind := &meta.NoKindMatchError{GroupKind: v1alpha1.GroupVersion.WithKind("NodeAttestation").GroupKind()}
+	records := []v1alpha1.NodeAttestation{recordFor("c", "a"), recordFor("other", "b")}
+	for name, c := range map[string]struct {
+		api    gateAPI
+		listed []string
+		nodes  []string
+		says   []string
+	}{
+		"no Nodes":                   {gateAPI{}, nil, nil, nil},
+		"a record":                   {gateAPI{nodes: []string{"a"}, records: records}, nil, nil, nil},
+		"a record, and listed":       {gateAPI{nodes: []string{"a", "b"}, records: records}, []string{"b", "nobody"}, nil, nil},
+		"another cluster's record":   {gateAPI{nodes: []string{"a", "b"}, records: records}, nil, []string{"b"}, []string{"1: b", "audit: true"}},
+		"two":                        {gateAPI{nodes: []string{"d", "c", "a"}, records: records}, nil, []string{"c", "d"}, []string{"2: c, d", "unattestedNodes"}},
+		"no CRD, no Nodes":           {gateAPI{failRecords: noKind, fails: -1}, nil, nil, nil},
+		"no CRD, all listed":         {gateAPI{nodes: []string{"a"}, failRecords: noKind, fails: -1}, []string{"a"}, nil, nil},
+		"no CRD":                     {gateAPI{nodes: []string{"a"}, failRecords: noKind, fails: -1}, nil, nil, []string{"crd.yaml"}},
+		"Nodes are forbidden":        {gateAPI{failNodes: forbidden("nodes"), fails: -1}, nil, nil, []string{"nodes: ", "rbac.yaml"}},
+		"records are forbidden":      {gateAPI{nodes: []string{"a"}, failRecords: forbidden("nodeattestations"), fails: -1}, nil, nil, []string{"records: ", "rbac.yaml"}},
+		"the Secret is forbidden":    {gateAPI{failSecret: forbidden("secrets"), fails: -1}, nil, nil, []string{"secret n/keys: ", "rbac.yaml"}},
+		"unreachable, and then not":  {gateAPI{nodes: []string{"a"}, records: records, failNodes: errors.New("connection refused"), fails: 5}, nil, nil, nil},
+		"unreachable, and then none": {gateAPI{nodes: []string{"b"}, failSecret: errors.New("connection refused"), fails: 5}, nil, []string{"b"}, []string{"1: b"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				err := newGate(&c.api, c.listed...).Open(t.Context())
+				var refused *GateError
+				switch {
+				case len(c.says) == 0:
+					if err != nil || !enforcing(c.api.secret) || len(c.api.secret.Data) != 2 {
+						t.Errorf("%v, %v", err, c.api.secret)
+					}
+					return
+				case !errors.As(err, &refused) || !slices.Equal(refused.Nodes, c.nodes) || c.api.secret != nil && enforcing(c.api.secret):
+					t.Fatalf("%v, %v", err, c.api.secret)
+				}
+				for _, says := range c.says {
+					if !strings.Contains(err.Error()+"\n"+refused.Hint, says) {
+						t.Errorf("does not say %q: %v, %s", says, err, refused.Hint)
+					}
+				}
+				// In audit mode it is a warning.
+				var warned strings.Builder
+				gate := newGate(&c.api, c.listed...)
+				gate.Audit, gate.Log = true, funcr.New(func(_, args string) { warned.WriteString(args) }, funcr.Options{})
+				if err := gate.Open(t.Context()); err != nil || warned.Len() == 0 {
+					t.Errorf("%v, %q", err, warned.String())
+				}
+			})
+		})
+	}
+}
+
+// An API server that does not answer is no refusal, and is not waited for for ever.
+func TestGateGivesUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := &gateAPI{failSecret: errors.New("connection refused"), fails: -1}
+		gate, began := newGate(api), time.Now()
+		err := gate.Open(t.Context())
+		var refused *GateError
+		if err == nil || errors.As(err, &refused) || !errors.Is(err, api.failSecret) || time.Since(began) != gateTimeout {
+			t.Errorf("%v after %s", err, time.Since(began))
+		}
+		gate.Audit = true
+		if err := gate.Open(t.Context()); err != nil {
+			t.Errorf("in audit mode: %v", err)
+		}
+	})
+}
+
+// Once passed, whatever appears or cannot be read is a warning, until a start in audit mode.
+func TestGateRemembers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const other = "example.com/other"
+		api := &gateAPI{nodes: []string{"a"}, records: []v1alpha1.NodeAttestation{recordFor("c", "a")}, secret: &corev1.Secret{}}
+		api.secret.Annotations = map[string]string{AnnotationEnforcingSince: "yes", other: "x"} // not a time: somebody else's
+		open := func(audit bool) error {
+			t.Helper()
+			gate := newGate(api)
+			gate.Audit = audit
+			return gate.Open(t.Context())
+		}
+		if err := open(false); err != nil {
+			t.Fatal(err)
+		}
+		since, data := api.secret.Annotations[AnnotationEnforcingSince], api.secret.Data
+		if _, err := time.Parse(time.RFC3339, since); err != nil || api.secret.Annotations[other] != "x" || len(data) != 2 {
+			t.Fatalf("%v", api.secret)
+		}
+		api.nodes, api.writes = []string{"a", "stray"}, 0
+		time.Sleep(time.Hour)
+		if err := open(false); err != nil {
+			t.Error(err)
+		}
+		api.failNodes, api.fails = apierrors.NewForbidden(schema.GroupResource{Resource: "nodes"}, "", errors.New("RBAC says no")), -1
+		if err := open(false); err != nil {
+			t.Error(err)
+		}
+		api.fails = 0
+		if api.secret.Annotations[AnnotationEnforcingSince] != since || api.writes != 0 {
+			t.Errorf("%d writes, since %s, then %s", api.writes, since, api.secret.Annotations[AnnotationEnforcingSince])
+		}
+		if err := open(true); err != nil || enforcing(api.secret) || api.secret.Annotations[other] != "x" || api.writes != 1 {
+			t.Errorf("%v, %v", err, api.secret)
+		}
+		if err := open(false); err == nil {
+			t.Error("after an audit it was not judged again")
+		}
+		if fmt.Sprint(api.secret.Data) != fmt.Sprint(data) {
+			t.Error("the keys are others")
+		}
+	})
+}
+
+func TestGateNamesTheFirst(t *testing.T) {
+	var nodes []string
+	for i := range 37 {
+		nodes = append(nodes, fmt.Sprintf("node-%02d", i))
+	}
+	err := (&GateError{Nodes: nodes}).Error()
+	if !strings.Contains(err, "37: node-00, ") || !strings.Contains(err, ", node-19 and 17 more") || strings.Contains(err, "node-20") {
+		t.Error(err)
+	}
+	if err := (&GateError{Nodes: nodes[:20]}).Error(); !strings.HasSuffix(err, ", node-19") {
+		t.Error(err)
+	}
+}
+
+// The Nodes are looked at again, and said when they are others.
+func TestGateKeepsLooking(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := &gateAPI{nodes: []string{"a"}}
+		var said []string
+		gate := newGate(api)
+		gate.Log = funcr.New(func(_, args string) { said = append(said, args) }, funcr.Options{})
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- gate.Start(ctx) }()
+		for i, step := range []struct {
+			nodes []string
+			lines int
+			says  string
+		}{{[]string{"a"}, 1, "1: a"}, {[]string{"a"}, 1, "1: a"}, {[]string{"a", "b"}, 2, "2: a, b"}, {nil, 3, "each Node"}, {nil, 3, "each Node"}} {
+			api.nodes = step.nodes
+			if i > 0 {
+				time.Sleep(gateInterval)
+			}
+			synctest.Wait()
+			if len(said) != step.lines || !strings.Contains(said[len(said)-1], step.says) {
+				t.Errorf("%d: %q", i, said)
+			}
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
