@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -43,12 +44,27 @@ func (i *invocation) run(cmd *cobra.Command, _ []string) error {
 	}
 	logger := klog.Background()
 	ctrl.SetLogger(logger)
-	m, err := newManager(cmd.Context(), api, settings, logger)
+	m, gate, err := newManager(cmd.Context(), api, settings, logger)
 	if err != nil {
+		return err
+	}
+	if err := open(cmd.Context(), gate); err != nil || cmd.Context().Err() != nil {
 		return err
 	}
 	logger.Info("starting", "version", i.Version, "commit", i.Commit, "config", i.file, "cluster", settings.Config().ClusterUID, "audit", settings.Config().Audit)
 	return m.Start(cmd.Context())
+}
+
+// open has the gate judge whether enforcement may start. Nothing is wrong if it was told to end meanwhile.
+func open(ctx context.Context, gate *controller.Gate) error {
+	err := gate.Open(ctx)
+	if refused, ok := errors.AsType[*controller.GateError](err); ok {
+		return &failure{CodeConfiguration, refused.Hint, err}
+	}
+	if ctx.Err() == nil {
+		return err
+	}
+	return nil
 }
 
 // apiConfig returns how to reach the API server.
@@ -68,7 +84,7 @@ func (i *invocation) apiConfig() (*rest.Config, error) {
 
 func newScheme() (*runtime.Scheme, error) {
 	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{certificatesv1.AddToScheme, corev1.AddToScheme, v1alpha1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{certificatesv1.AddToScheme, corev1.AddToScheme, rbacv1.AddToScheme, v1alpha1.AddToScheme} {
 		if err := add(scheme); err != nil {
 			return nil, err
 		}
@@ -76,12 +92,12 @@ func newScheme() (*runtime.Scheme, error) {
 	return scheme, nil
 }
 
-// newManager assembles the controller and what goes with it.
-func newManager(ctx context.Context, api *rest.Config, settings *config.Settings, logger klog.Logger) (manager.Manager, error) {
+// newManager assembles the controller and what goes with it. The gate is to be opened before the manager starts.
+func newManager(ctx context.Context, api *rest.Config, settings *config.Settings, logger klog.Logger) (manager.Manager, *controller.Gate, error) {
 	c := settings.Config()
 	scheme, err := newScheme()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	graceful := shutdownTimeout
 	m, err := ctrl.NewManager(api, ctrl.Options{
@@ -94,24 +110,35 @@ func newManager(ctx context.Context, api *rest.Config, settings *config.Settings
 		GracefulShutdownTimeout:       &graceful,
 	})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	parts, keys := settings.Controller(m.GetAPIReader(), m.GetClient())
 	if parts.Metrics, err = controller.NewMetrics(); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if err := controller.Add(m, parts); err != nil {
-		return nil, err
+		return nil, nil, err
+	}
+	cluster, err := controller.NewClusterMetrics()
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := controller.AddBindings(m, settings.Bindings(cluster)); err != nil {
+		return nil, nil, err
+	}
+	gate := settings.Gate(keys, cluster, logger.WithName("gate"))
+	if err := m.Add(gate); err != nil {
+		return nil, nil, err
 	}
 	if err := m.Add(keys); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if err := m.Add(&watch{sources: sourcesOf(parts, keys), log: logger.WithName("sources"), said: map[string]string{}}); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	// A replica that stands by has its cache filled.
 	if _, err := m.GetCache().GetInformer(ctx, &certificatesv1.CertificateSigningRequest{}, cache.BlockUntilSynced(false)); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	for name, check := range map[string]func(context.Context) error{
 		"ca": func(ctx context.Context) error {
@@ -139,10 +166,10 @@ func newManager(ctx context.Context, api *rest.Config, settings *config.Settings
 		},
 	} {
 		if err := m.AddReadyzCheck(name, checker(check)); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 	}
-	return m, m.AddHealthzCheck("ping", healthz.Ping)
+	return m, gate, m.AddHealthzCheck("ping", healthz.Ping)
 }
 
 // checkTimeout bounds a check; probes wait a second.

@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/strict"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
@@ -59,6 +60,13 @@ type Config struct {
 	BootCounters Mode `json:"bootCounters"`
 	// WaitDeadline is how long a request may wait before it is denied.
 	WaitDeadline metav1.Duration `json:"waitDeadline"`
+	// UnattestedNodes are names of nodes that are left alone: they need no record, and renew through
+	// kubernetes.io/kube-apiserver-client-kubelet.
+	UnattestedNodes []string `json:"unattestedNodes,omitempty"`
+	// AutoApprovingBindings is what becomes of ClusterRoleBindings with which kube-controller-manager approves without attestation.
+	AutoApprovingBindings BindingsMode `json:"autoApprovingBindings"`
+	// Rates bound how much is decided.
+	Rates Rates `json:"rates"`
 	// Audit decides and reports, and touches no request.
 	Audit bool `json:"audit,omitempty"`
 	// ChallengeKeySecret is the Secret with the challenge keys. It is made where there is none.
@@ -131,6 +139,28 @@ const (
 	Off      Mode = "Off"
 )
 
+// BindingsMode is what becomes of ClusterRoleBindings with which kube-controller-manager approves without attestation.
+type BindingsMode string
+
+// The modes of such bindings.
+const (
+	Report BindingsMode = "Report"
+	Remove BindingsMode = "Remove"
+)
+
+// Rates are controller.Rates.
+type Rates struct {
+	PerRequester Rate `json:"perRequester"`
+	PerCluster   Rate `json:"perCluster"`
+	PerMachine   Rate `json:"perMachine"`
+}
+
+// Rate is a controller.Rate.
+type Rate struct {
+	Every metav1.Duration `json:"every"`
+	Burst int             `json:"burst"`
+}
+
 // TPM is the policy for TPMs, verifier/tpm.Config in words of a file.
 type TPM struct {
 	// RootsFile and IntermediatesFile hold CA certificates in PEM: the roots that EK certificates have to chain to, and CAs on the way.
@@ -169,21 +199,24 @@ type LeaderElection struct {
 
 // Default returns what holds where nothing is set. By itself it is no configuration: what must be set is not.
 func Default() Config {
-	limits := signing.DefaultLimits()
+	limits, rates := signing.DefaultLimits(), controller.DefaultRates()
 	duration := func(d time.Duration) metav1.Duration { return metav1.Duration{Duration: d} }
+	rate := func(r controller.Rate) Rate { return Rate{Every: duration(r.Every), Burst: r.Burst} }
 	return Config{
 		Namespace: "node-attestation-system",
 		Lifetimes: Lifetimes{
 			Default: duration(limits.Default), Min: duration(limits.Min), Max: duration(limits.Max), Backdate: duration(limits.Backdate),
 		},
-		Token:              Off, // an inventory does not know tokens
-		Credential:         Required,
-		BootCounters:       Warn,
-		WaitDeadline:       duration(verifier.DefaultWaitDeadline),
-		ChallengeKeySecret: "node-attestation-controller-key",
-		LeaderElection:     LeaderElection{Enabled: true, LeaseName: "node-attestation-controller"},
-		MetricsBindAddress: ":8080",
-		HealthBindAddress:  ":8081",
+		Token:                 Off, // an inventory does not know tokens
+		Credential:            Required,
+		BootCounters:          Warn,
+		WaitDeadline:          duration(verifier.DefaultWaitDeadline),
+		AutoApprovingBindings: Report,
+		Rates:                 Rates{PerRequester: rate(rates.Requester), PerCluster: rate(rates.Cluster), PerMachine: rate(rates.Machine)},
+		ChallengeKeySecret:    "node-attestation-controller-key",
+		LeaderElection:        LeaderElection{Enabled: true, LeaseName: "node-attestation-controller"},
+		MetricsBindAddress:    ":8080",
+		HealthBindAddress:     ":8081",
 	}
 }
 

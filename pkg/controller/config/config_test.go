@@ -14,9 +14,13 @@ import (
 	"path/filepath"
 	"reflect"
 	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/go-logr/logr"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
@@ -151,6 +155,20 @@ func TestNewFailsClosed(t *testing.T) {
 		"no mode for credentials":       {with("credential: \"\""), "credential"},
 		"another mode for tokens":       {with("token: \"off\""), "token"},
 		"another mode for counters":     {with("bootCounters: deny"), "bootCounters"},
+		"unattested nodes":              {with("unattestedNodes: [control-plane-1, control-plane-2.example.com]"), ""},
+		"an unattested node, twice":     {with("unattestedNodes: [a, b, a]"), "unattestedNodes"},
+		"an unattested pattern":         {with("unattestedNodes: [\"control-plane-*\"]"), "unattestedNodes"},
+		"an unattested node of no name": {with("unattestedNodes: [\"\"]"), "unattestedNodes"},
+		"an unattested user":            {with("unattestedNodes: [\"system:node:a\"]"), "unattestedNodes"},
+		"bindings that are removed":     {with("autoApprovingBindings: Remove"), ""},
+		"no mode for bindings":          {with("autoApprovingBindings: \"\""), "autoApprovingBindings"},
+		"another mode for bindings":     {with("autoApprovingBindings: remove"), "autoApprovingBindings"},
+		"rates":                         {with("rates: {perRequester: {every: 1s}, perCluster: {every: 1ms, burst: 5000}, perMachine: {burst: 1}}"), ""},
+		"a rate of never":               {with("rates: {perRequester: {every: 0s}}"), "rates.perRequester.every"},
+		"a rate that goes back":         {with("rates: {perCluster: {every: -1s}}"), "rates.perCluster.every"},
+		"a rate with no burst":          {with("rates: {perMachine: {burst: 0}}"), "rates.perMachine.burst"},
+		"a rate that is a number":       {with("rates: {perMachine: {every: 10}}"), "rates.perMachine.every"},
+		"an unknown rate":               {with("rates: {perNode: {every: 1s}}"), "perNode"},
 		"too long a lifetime":           {with("lifetimes: {max: 2161h}"), "lifetimes"},
 		"no lifetime":                   {with("lifetimes: {default: 0s}"), "lifetimes"},
 		"no deadline":                   {with("waitDeadline: 0s"), "waitDeadline"},
@@ -213,6 +231,12 @@ func TestSettingsMakeAController(t *testing.T) {
 	if _, ok := parts.CA.(*controller.SecretCA); !ok || parts.Rules == nil || !parts.Audit || parts.Namespace != "other" || parts.Limits != signing.DefaultLimits() {
 		t.Errorf("%+v", parts)
 	}
+	if parts.Rates != controller.DefaultRates() || settings.Bindings(nil) != (controller.BindingsConfig{Audit: true}) {
+		t.Errorf("%+v, %+v", parts.Rates, settings.Bindings(nil))
+	}
+	if gate := settings.Gate(keys, nil, logr.Discard()); gate.Keys != keys || gate.Cluster != "c" || gate.Namespace != "other" || !gate.Audit || gate.Unattested != nil {
+		t.Errorf("%+v", gate)
+	}
 	if _, ok := parts.Machines.(controller.Inventory); !ok || len(parts.Providers) != 1 || keys.Verifier() != nil {
 		t.Errorf("%+v", parts)
 	}
@@ -230,6 +254,17 @@ func TestSettingsMakeAController(t *testing.T) {
 	}
 	if _, err := settings.Verifier(verifiertpm.Keys{}); err == nil {
 		t.Error("a verifier without keys")
+	}
+	if settings, err = newSettings(with("unattestedNodes: [a, b]", "autoApprovingBindings: Remove", "rates: {perMachine: {burst: 3}}")); err != nil {
+		t.Fatal(err)
+	}
+	parts, keys = settings.Controller(nil, nil)
+	rates := controller.DefaultRates()
+	if rates.Machine.Burst = 3; parts.Rates != rates || settings.Bindings(nil) != (controller.BindingsConfig{Remove: true}) {
+		t.Errorf("%+v, %+v", parts.Rates, settings.Bindings(nil))
+	}
+	if gate := settings.Gate(keys, nil, logr.Discard()); gate.Audit || !slices.Equal(gate.Unattested, []string{"a", "b"}) {
+		t.Errorf("%+v", gate)
 	}
 }
 
@@ -276,6 +311,9 @@ func TestConfigurationIsDocumented(t *testing.T) {
 			if field.Kind() == reflect.String && field.String() != "" && !strings.Contains(row[1], "`"+field.String()+"`") ||
 				field.Kind() == reflect.Bool && !strings.Contains(row[1], map[bool]string{true: "`true`", false: "`false`"}[field.Bool()]) {
 				t.Errorf("%s: the default %v is not in %q", name, field, row[1])
+			}
+			if field.Kind() == reflect.Int && !strings.Contains(row[1], "`"+strconv.FormatInt(field.Int(), 10)+"`") {
+				t.Errorf("%s: the default %d is not in %q", name, field.Int(), row[1])
 			}
 			if field.Kind() == reflect.Slice && field.Type().Elem().Kind() == reflect.Struct {
 				walk(name+"[].", reflect.Zero(field.Type().Elem()))

@@ -16,6 +16,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -33,6 +34,7 @@ type Settings struct {
 	config Config
 	rules  *verifier.Rules
 	limits signing.Limits
+	rates  controller.Rates
 	// tpm lacks the challenge keys.
 	tpm tpm.Config
 }
@@ -40,7 +42,7 @@ type Settings struct {
 // New checks a configuration and reads the files of CA certificates that it names. An error names the field at fault.
 func New(c Config) (*Settings, error) {
 	s := &Settings{config: c}
-	for _, step := range []func() error{s.checkNames, s.checkSigning, s.checkInventory, s.makeTPM, s.makeRules} {
+	for _, step := range []func() error{s.checkNames, s.checkSigning, s.checkInventory, s.checkBindings, s.checkRates, s.makeTPM, s.makeRules} {
 		if err := step(); err != nil {
 			return nil, err
 		}
@@ -135,6 +137,23 @@ func (s *Settings) checkInventory() error {
 	return nil
 }
 
+func (s *Settings) checkBindings() error {
+	if mode := s.config.AutoApprovingBindings; mode != Report && mode != Remove {
+		return fmt.Errorf("autoApprovingBindings: %.64q is not Report or Remove", mode)
+	}
+	return nil
+}
+
+func (s *Settings) checkRates() error {
+	rate := func(r Rate) controller.Rate { return controller.Rate{Every: r.Every.Duration, Burst: r.Burst} }
+	r := s.config.Rates
+	s.rates = controller.Rates{Requester: rate(r.PerRequester), Cluster: rate(r.PerCluster), Machine: rate(r.PerMachine)}
+	if err := s.rates.Check(); err != nil {
+		return fmt.Errorf("rates.%w", err)
+	}
+	return nil
+}
+
 func (s *Settings) makeRules() error {
 	c := s.config
 	policy := verifier.Policy{
@@ -146,6 +165,8 @@ func (s *Settings) makeRules() error {
 		EKSources:      []verifier.EKSource{verifier.EKInventory},
 		NameSources:    []verifier.NameSource{verifier.NameInventory},
 		WaitDeadline:   c.WaitDeadline.Duration,
+
+		UnattestedNodes: c.UnattestedNodes, // checked there
 	}
 	for _, signer := range c.Signers {
 		policy.Signers = append(policy.Signers, verifier.Signer{Name: signer.Name, Providers: []string{tpm.Provider}, Shared: signer.Shared})
@@ -345,7 +366,21 @@ func (s *Settings) Controller(reader client.Reader, writer client.Client) (contr
 		Machines:  s.Machines(reader),
 		CA:        s.CA(reader),
 		Limits:    s.limits,
+		Rates:     s.rates,
 		Namespace: s.config.Namespace,
 		Audit:     s.config.Audit,
 	}, keys
+}
+
+// Bindings returns what controller.AddBindings is told.
+func (s *Settings) Bindings(metrics *controller.ClusterMetrics) controller.BindingsConfig {
+	return controller.BindingsConfig{Remove: s.config.AutoApprovingBindings == Remove, Audit: s.config.Audit, Metrics: metrics}
+}
+
+// Gate returns what lets enforcement start. Whoever calls it opens it before the manager starts, and runs it, a manager's Runnable.
+func (s *Settings) Gate(keys *controller.KeyStore, metrics *controller.ClusterMetrics, log logr.Logger) *controller.Gate {
+	return &controller.Gate{
+		Keys: keys, Cluster: s.config.ClusterUID, Namespace: s.config.Namespace, Unattested: s.config.UnattestedNodes,
+		Audit: s.config.Audit, Metrics: metrics, Log: log,
+	}
 }
