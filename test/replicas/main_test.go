@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package replicas tests node-attestation-controller as it is shipped, one process or several, on the rights and behind the policies of
+// packaging/kubernetes: how it comes and goes, and that nothing is lost, or done twice, when it is killed.
+package replicas
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
+)
+
+const (
+	module    = "../.."
+	leaseName = "node-attestation-controller"
+	keySecret = "node-attestation-controller-key"
+)
+
+// bed is what all tests of the package share. They run one after the other.
+type bed struct {
+	*testbed.ControlPlane
+	plugin, controller string
+	client             client.Client
+}
+
+var shared *bed
+
+func TestMain(m *testing.M) {
+	code, err := runAll(m)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "replicas:", err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func runAll(m *testing.M) (code int, err error) {
+	ctx := context.Background()
+	dir, err := os.MkdirTemp("", "replicas-")
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	b := &bed{plugin: filepath.Join(dir, "kubelet-authenticator"), controller: filepath.Join(dir, "node-attestation-controller")}
+	if err := testbed.GoBuild(ctx, module, b.plugin, "./cmd/kubelet-authenticator"); err != nil {
+		return 0, err
+	}
+	if err := controllerprocess.Build(ctx, module, b.controller); err != nil {
+		return 0, err
+	}
+	if b.ControlPlane, err = testbed.Start(ctx, testbed.Options{Progress: os.Stderr}); err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, b.Stop()) }()
+	if err := b.BindKubeadmBootstrap(ctx); err != nil {
+		return 0, err
+	}
+	if err := controllerprocess.Install(ctx, b.ControlPlane, module); err != nil {
+		return 0, err
+	}
+	scheme := runtime.NewScheme()
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+		return 0, err
+	}
+	if b.client, err = client.New(b.AdminConfig(), client.Options{Scheme: scheme}); err != nil {
+		return 0, err
+	}
+	shared = b
+	return m.Run(), nil
+}
+
+// replica is one process of the controller.
+type replica struct {
+	*controllerprocess.Controller
+	name string
+}
+
+// newReplica prepares one, which ends with the test.
+func newReplica(t *testing.T, name string, change func(*config.Config)) *replica {
+	t.Helper()
+	c, err := controllerprocess.New(controllerprocess.Options{
+		ControlPlane: shared.ControlPlane, Dir: t.TempDir(), Binary: shared.controller, Configure: change,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &replica{c, name}
+	t.Cleanup(func() {
+		if t.Failed() && r.Process() != nil {
+			t.Logf("replica %s: %s", name, r.LogTail())
+		}
+		if err := r.Kill(); err != nil {
+			t.Errorf("replica %s ended by itself: %v", name, err)
+		}
+		if log, err := os.ReadFile(r.LogFile()); err != nil || bytes.Contains(log, []byte("forbidden")) {
+			t.Errorf("replica %s lacks a right, or has no log (%v): %s", name, err, r.LogTail())
+		}
+	})
+	return r
+}
+
+func (r *replica) start(t *testing.T) {
+	t.Helper()
+	if err := r.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (r *replica) ready(t *testing.T) {
+	t.Helper()
+	r.start(t)
+	if err := r.Ready(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// kill ends it as a crash does. If it has ended by itself, that is told.
+func (r *replica) kill(t *testing.T) {
+	t.Helper()
+	if err := r.Kill(); err != nil {
+		t.Fatalf("replica %s ended by itself: %v", r.name, err)
+	}
+}
+
+// leads reports whether it holds the Lease, as far as it knows.
+func (r *replica) leads(ctx context.Context) bool {
+	metrics, err := r.Metrics(ctx)
+	return err == nil && strings.Contains(metrics, `leader_election_master_status{name="`+leaseName+`"} 1`)
+}
+
+// holder returns who holds the Lease, empty if nobody does.
+func holder(t *testing.T) string {
+	t.Helper()
+	lease, err := shared.Client().CoordinationV1().Leases(controllerprocess.Namespace).Get(t.Context(), leaseName, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return ""
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if lease.Spec.HolderIdentity == nil {
+		return ""
+	}
+	return *lease.Spec.HolderIdentity
+}
+
+// forgetAfterwards has a test leave nothing to the next one: no request, no record, and no Lease that would have to run out. It is called
+// before replicas are made, and so done when they have ended.
+func forgetAfterwards(t *testing.T) {
+	t.Helper()
+	t.Cleanup(func() {
+		ctx := context.WithoutCancel(t.Context())
+		if err := errors.Join(
+			shared.client.DeleteAllOf(ctx, &certificatesv1.CertificateSigningRequest{}),
+			shared.client.DeleteAllOf(ctx, &v1alpha1.NodeAttestation{}, client.InNamespace(controllerprocess.Namespace)),
+			shared.Client().CoordinationV1().Leases(controllerprocess.Namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}),
+		); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func inventoried(t *testing.T, machines ...*machine) {
+	t.Helper()
+	if err := controllerprocess.SetInventory(t.Context(), shared.ControlPlane, inventoryOf(t, machines...)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// eachHasOneRecord checks that there is one record for each machine, and that every certificate that was published is in it. issued are those,
+// by node name. It returns how many certificates are noted that nobody was given: a process was killed between noting and publishing.
+func eachHasOneRecord(t *testing.T, machines []*machine, issued map[string][][]byte) (unpublished int) {
+	t.Helper()
+	list := &v1alpha1.NodeAttestationList{}
+	if err := shared.client.List(t.Context(), list, client.InNamespace(controllerprocess.Namespace)); err != nil {
+		t.Fatal(err)
+	}
+	byNode := map[string][]v1alpha1.NodeAttestation{}
+	for _, record := range list.Items {
+		byNode[record.Spec.NodeName] = append(byNode[record.Spec.NodeName], record)
+	}
+	if len(list.Items) != len(machines) {
+		t.Errorf("%d records of %d machines", len(list.Items), len(machines))
+	}
+	for _, m := range machines {
+		records := byNode[m.name]
+		if len(records) != 1 || records[0].Spec.ProviderID != m.providerID() {
+			t.Errorf("%s has %d records: %+v", m.name, len(records), records)
+			continue
+		}
+		noted := map[string]bool{}
+		for _, c := range records[0].Status.Certificates {
+			noted[c.SHA256] = true
+		}
+		for _, certificate := range issued[m.name] {
+			fingerprint, err := signing.Fingerprint(certificate)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !noted[fingerprint] {
+				t.Errorf("%s has a certificate that is in no record", m.name)
+			}
+			delete(noted, fingerprint)
+		}
+		unpublished += len(noted)
+	}
+	return unpublished
+}
+
+func eventually(t *testing.T, limit time.Duration, what string, condition func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(limit); !condition(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within %s: %s", limit, what)
+		}
+	}
+}

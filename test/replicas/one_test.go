@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package replicas
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
+)
+
+// A replica comes up without anything, says what it lacks, is ready when all is there, decides, and ends as told, with the Lease given back.
+func TestOneReplica(t *testing.T) {
+	forgetAfterwards(t)
+	ca := without(t)
+	r := newReplica(t, "first", nil)
+	r.start(t)
+	eventually(t, 10*time.Second, "it is healthy", func() bool { code, _ := r.probe(t, "/healthz"); return code == http.StatusOK })
+	lacks := func(missing ...string) {
+		t.Helper()
+		var code int
+		var body string
+		eventually(t, 10*time.Second, "not ready, for want of "+strings.Join(missing, ", "), func() bool {
+			code, body = r.probe(t, "/readyz?verbose")
+			if (code == http.StatusOK) != (len(missing) == 0) || strings.Count(body, "[-]") != len(missing) {
+				return false
+			}
+			for _, name := range missing {
+				if !strings.Contains(body, "[-]"+name+" failed") {
+					return false
+				}
+			}
+			return strings.Contains(body, "[+]cache ok")
+		})
+	}
+	secrets := shared.Client().CoreV1().Secrets(controllerprocess.Namespace)
+	lacks("ca", "challenge-keys", "inventory")
+	if _, err := secrets.Create(t.Context(), ca, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	lacks("challenge-keys", "inventory")
+	m := newMachines(t, "one", 1)[0]
+	inventoried(t, m)
+	lacks("challenge-keys")
+	setKeys(t.Context(), t, nil)
+	lacks()
+
+	// What is a counter is there from the first decision on.
+	if counted := r.decisions(t); counted != "" {
+		t.Errorf("decisions were counted before there was one: %s", counted)
+	}
+	o := observe(t)
+	if _, err := m.plug(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	want := `node_attestation_decisions_total{class="first",outcome="Approve",reason="Attested",signer="` + tpm.SignerName + `"} 1`
+	if counted := r.decisions(t); !strings.Contains(counted, want+"\n") {
+		t.Errorf("no %s in:\n%s", want, counted)
+	}
+	if n := eachHasOneRecord(t, []*machine{m}, o.eachSignedOnce(t)); n != 0 {
+		t.Errorf("%d certificates are noted that nobody has", n)
+	}
+
+	r.stops(t)
+	if who := holder(t); who != "" {
+		t.Errorf("the Lease is %s's", who)
+	}
+
+	// One that stands by takes over at its next look.
+	r.ready(t)
+	eventually(t, 10*time.Second, "it leads", func() bool { return r.leads(t.Context()) })
+	second := newReplica(t, "second", nil)
+	second.ready(t)
+	time.Sleep(time.Second)
+	if second.leads(t.Context()) {
+		t.Error("both lead")
+	}
+	r.stops(t)
+	began := time.Now()
+	took, err := m.attest(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("the next one led after %s", took)
+	if took > takeover || !second.leads(t.Context()) {
+		t.Errorf("a renewal took %s after the leader had stopped; the second one leads: %t", time.Since(began), second.leads(t.Context()))
+	}
+	second.stops(t)
+}
+
+// takeover is how long it takes until a replica that stands by leads after the Lease was given back: it looks every 2 to 4.4 s (client-go's leader
+// election: RetryPeriod, and JitterFactor 1.2 beside it).
+const takeover = 6 * time.Second
+
+// without takes away the CA and the inventory, spoils the challenge keys, and puts all back when the test has ended. It returns the CA.
+func without(t *testing.T) *corev1.Secret {
+	t.Helper()
+	core := shared.Client().CoreV1()
+	secrets, maps := core.Secrets(controllerprocess.Namespace), core.ConfigMaps(controllerprocess.Namespace)
+	found, err := secrets.Get(t.Context(), controllerprocess.CASecret, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ca := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: found.Name}, Type: found.Type, Data: found.Data}
+	t.Cleanup(func() {
+		ctx := context.WithoutCancel(t.Context())
+		if _, err := secrets.Get(ctx, ca.Name, metav1.GetOptions{}); err != nil {
+			if _, err := secrets.Create(ctx, ca, metav1.CreateOptions{}); err != nil {
+				t.Error(err)
+			}
+		}
+		setKeys(ctx, t, nil)
+	})
+	if err := errors.Join(
+		secrets.Delete(t.Context(), ca.Name, metav1.DeleteOptions{}),
+		maps.Delete(t.Context(), controllerprocess.Inventory, metav1.DeleteOptions{}),
+	); err != nil {
+		t.Fatal(err)
+	}
+	setKeys(t.Context(), t, map[string][]byte{"current": []byte("none")})
+	return ca
+}
+
+// setKeys replaces the content of the Secret with the challenge keys. Of nil the controller makes a key.
+func setKeys(ctx context.Context, t *testing.T, data map[string][]byte) {
+	t.Helper()
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: keySecret}, Data: data}
+	if _, err := shared.Client().CoreV1().Secrets(controllerprocess.Namespace).Update(ctx, secret, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// stops ends it as a pod is ended.
+func (r *replica) stops(t *testing.T) {
+	t.Helper()
+	began := time.Now()
+	if err := r.Stop(); err != nil { // the exit code counts, too
+		t.Fatalf("replica %s: %v", r.name, err)
+	}
+	took := time.Since(began)
+	t.Logf("replica %s stopped within %s", r.name, took)
+	if took > 5*time.Second {
+		t.Error("that is too long")
+	}
+}
+
+// probe is a probe of a kubelet's.
+func (r *replica) probe(t *testing.T, path string) (code int, body string) {
+	t.Helper()
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, strings.TrimSuffix(r.ReadyURL(), "/readyz")+path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer func() { _ = answer.Body.Close() }()
+	content, err := io.ReadAll(answer.Body)
+	if err != nil {
+		return 0, err.Error()
+	}
+	return answer.StatusCode, string(content)
+}
+
+// decisions are the counters of decisions.
+func (r *replica) decisions(t *testing.T) string {
+	t.Helper()
+	metrics, err := r.Metrics(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var counters strings.Builder
+	for line := range strings.Lines(metrics) {
+		if strings.HasPrefix(line, "node_attestation_decisions_total{") {
+			counters.WriteString(line)
+		}
+	}
+	return counters.String()
+}
