@@ -32,7 +32,7 @@ import (
 const (
 	Namespace    = "node-attestation-system"
 	Account      = "node-attestation-controller"
-	CASecret     = "node-attestation-ca" //nolint:gosec // G101: a name
+	CASecret     = "node-attestation-ca"
 	Inventory    = "node-attestation-inventory"
 	InventoryKey = "inventory.yaml"
 )
