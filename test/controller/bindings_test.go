@@ -1,0 +1,379 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr/funcr"
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/config"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
+	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
+)
+
+const (
+	nodeClient     = "system:certificates.k8s.io:certificatesigningrequests:nodeclient"
+	selfNodeClient = "system:certificates.k8s.io:certificatesigningrequests:selfnodeclient"
+
+	kubeadmFirst  = "kubeadm:node-autoapprove-bootstrap"
+	kubeadmSecond = "kubeadm:node-autoapprove-certificate-rotation"
+
+	// soon is how fast a binding has to be noticed.
+	soon = 2 * time.Second
+)
+
+// clusterMetrics are registered once in a process.
+var clusterMetrics = sync.OnceValues(controller.NewClusterMetrics)
+
+// journal is what managers log.
+type journal struct {
+	mu  sync.Mutex
+	all strings.Builder
+}
+
+func (j *journal) write(_, args string) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.all.WriteString(args + "\n")
+}
+
+func (j *journal) says(what string) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return strings.Contains(j.all.String(), what)
+}
+
+// runManager runs a manager until the test ends, and gives up early on what it cannot watch.
+func runManager(t *testing.T, rest *rest.Config, add func(ctrl.Manager) error) *journal {
+	t.Helper()
+	skip, said := true, &journal{}
+	manager, err := ctrl.NewManager(rest, ctrl.Options{
+		Scheme: newScheme(), Metrics: server.Options{BindAddress: "0"}, Logger: funcr.New(said.write, funcr.Options{}),
+		Controller: config.Controller{SkipNameValidation: &skip, CacheSyncTimeout: time.Second},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := add(manager); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	ended := make(chan error, 1)
+	go func() { ended <- manager.Start(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("manager: %v", err)
+		}
+	})
+	return said
+}
+
+func (b *bed) watchBindings(t *testing.T, rest *rest.Config, config controller.BindingsConfig) *journal {
+	t.Helper()
+	var err error
+	if config.Metrics, err = clusterMetrics(); err != nil {
+		t.Fatal(err)
+	}
+	return runManager(t, rest, func(m ctrl.Manager) error { return controller.AddBindings(m, config) })
+}
+
+// bind makes a binding of a ClusterRole to nodes, which is gone when the test ends.
+func (b *bed) bind(t *testing.T, name, role string) *rbacv1.ClusterRoleBinding {
+	t.Helper()
+	binding := &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: "system:nodes"}},
+	}
+	if err := b.client.Create(t.Context(), binding); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { b.unbind(t, name) })
+	return binding
+}
+
+func (b *bed) unbind(t *testing.T, name string) {
+	t.Helper()
+	binding := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	if err := client.IgnoreNotFound(b.client.Delete(context.WithoutCancel(t.Context()), binding)); err != nil {
+		t.Error(err)
+	}
+}
+
+func (b *bed) bound(t *testing.T, name string) bool {
+	t.Helper()
+	err := b.client.Get(t.Context(), client.ObjectKey{Name: name}, &rbacv1.ClusterRoleBinding{})
+	if client.IgnoreNotFound(err) != nil {
+		t.Fatal(err)
+	}
+	return err == nil
+}
+
+// kubeadms makes kubeadm's bindings anew, and again when the test ends.
+func (b *bed) kubeadms(t *testing.T) {
+	t.Helper()
+	restore := func() {
+		for _, k := range []struct{ name, role, group string }{{kubeadmFirst, nodeClient, testbed.BootstrapGroup}, {kubeadmSecond, selfNodeClient, "system:nodes"}} {
+			b.unbind(t, k.name)
+			if err := b.BindGroup(context.WithoutCancel(t.Context()), k.name, k.role, k.group); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	restore()
+	t.Cleanup(restore)
+}
+
+// eventOn returns the note of an Event on that very binding, empty if there is none.
+func (b *bed) eventOn(t *testing.T, binding *rbacv1.ClusterRoleBinding, reason string) string {
+	t.Helper()
+	list := &eventsv1.EventList{}
+	if err := b.client.List(t.Context(), list, client.InNamespace(corev1.NamespaceDefault)); err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range list.Items {
+		if e.Regarding.UID == binding.UID && e.Regarding.Kind == "ClusterRoleBinding" && e.Reason == reason && e.Type == corev1.EventTypeWarning {
+			return e.Note
+		}
+	}
+	return ""
+}
+
+// reported waits until a binding is, and returns the hint.
+func (b *bed) reported(t *testing.T, limit time.Duration, binding *rbacv1.ClusterRoleBinding) (note string) {
+	t.Helper()
+	began := time.Now()
+	eventually(t, limit, "reported: "+binding.Name, func() bool {
+		note = b.eventOn(t, binding, controller.ReasonBinding)
+		return note != ""
+	})
+	t.Logf("%s: reported after %s", binding.Name, time.Since(began).Round(time.Millisecond))
+	return note
+}
+
+// gauged returns the ClusterRole with which a binding is in the gauge, empty if it is not.
+func gauged(t *testing.T, binding string) string {
+	t.Helper()
+	families, err := metrics.Registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, family := range families {
+		if family.GetName() != "node_attestation_auto_approving_bindings" {
+			continue
+		}
+		for _, metric := range family.GetMetric() {
+			labels := map[string]string{}
+			for _, pair := range metric.GetLabel() {
+				labels[pair.GetName()] = pair.GetValue()
+			}
+			if labels["binding"] == binding && metric.GetGauge().GetValue() == 1 {
+				return labels["cluster_role"]
+			}
+		}
+	}
+	return ""
+}
+
+func (b *bed) binding(t *testing.T, name string) *rbacv1.ClusterRoleBinding {
+	t.Helper()
+	binding := &rbacv1.ClusterRoleBinding{}
+	if err := b.client.Get(t.Context(), client.ObjectKey{Name: name}, binding); err != nil {
+		t.Fatal(err)
+	}
+	return binding
+}
+
+// What was there before and what comes later is reported, by its role and not by its name, and nothing is touched.
+func TestBindingsAreReported(t *testing.T) {
+	shared.kubeadms(t)
+	said := shared.watchBindings(t, shared.AdminConfig(), controller.BindingsConfig{})
+	for _, name := range []string{kubeadmFirst, kubeadmSecond} {
+		shared.reported(t, 10*time.Second, shared.binding(t, name))
+	}
+	harmless := shared.bind(t, "kubeadm:node-autoapprove", "view")
+	other := shared.bind(t, "team-a-viewers", nodeClient)
+	if note := shared.reported(t, soon, other); !strings.Contains(note, `kubectl delete clusterrolebinding "team-a-viewers"`) || !strings.Contains(note, nodeClient) {
+		t.Errorf("the Event says %q", note)
+	}
+	if role := gauged(t, other.Name); role != nodeClient {
+		t.Errorf("in the gauge with %q", role)
+	}
+	// One that nobody is bound with is nothing, until somebody is.
+	empty := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "nobody-yet"}, RoleRef: other.RoleRef}
+	if err := shared.client.Create(t.Context(), empty); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { shared.unbind(t, empty.Name) })
+	// Re-created, it is another.
+	shared.unbind(t, other.Name)
+	eventually(t, soon, "it leaves the gauge", func() bool { return gauged(t, other.Name) == "" })
+	again := shared.bind(t, other.Name, selfNodeClient)
+	shared.reported(t, soon, again)
+	if role := gauged(t, again.Name); role != selfNodeClient {
+		t.Errorf("in the gauge with %q", role)
+	}
+	if shared.eventOn(t, harmless, controller.ReasonBinding) != "" || gauged(t, harmless.Name) != "" {
+		t.Error("kubeadm's name makes a binding of another role count")
+	}
+	if shared.eventOn(t, empty, controller.ReasonBinding) != "" || gauged(t, empty.Name) != "" {
+		t.Error("a binding of nobody counts")
+	}
+	empty.Subjects = other.Subjects
+	if err := shared.client.Update(t.Context(), empty); err != nil {
+		t.Fatal(err)
+	}
+	shared.reported(t, soon, empty)
+	for _, name := range []string{kubeadmFirst, kubeadmSecond, again.Name, empty.Name} {
+		if !shared.bound(t, name) || !said.says(name) {
+			t.Errorf("%s is gone, or not in the log", name)
+		}
+	}
+}
+
+// A binding that stays is reported again.
+func TestBindingsAreReportedAgain(t *testing.T) {
+	binding := shared.bind(t, "stays", nodeClient)
+	said := shared.watchBindings(t, shared.AdminConfig(), controller.BindingsConfig{Remind: time.Second})
+	shared.reported(t, 10*time.Second, binding)
+	lines := func() int {
+		said.mu.Lock()
+		defer said.mu.Unlock()
+		n := 0
+		for line := range strings.Lines(said.all.String()) {
+			if strings.Contains(line, `"binding"="stays"`) {
+				n++
+			}
+		}
+		return n
+	}
+	before, began := lines(), time.Now()
+	eventually(t, 10*time.Second, "said twice more", func() bool { return lines() >= before+2 })
+	if took := time.Since(began); took < time.Second {
+		t.Errorf("said twice more within %s", took)
+	}
+}
+
+func TestBindingsAreRemoved(t *testing.T) {
+	shared.kubeadms(t)
+	first := shared.binding(t, kubeadmFirst)
+	shared.watchBindings(t, shared.AdminConfig(), controller.BindingsConfig{Remove: true})
+	eventually(t, 10*time.Second, "kubeadm's are removed", func() bool { return !shared.bound(t, kubeadmFirst) && !shared.bound(t, kubeadmSecond) })
+	eventually(t, soon, "which is said", func() bool { return shared.eventOn(t, first, controller.ReasonBindingRemoved) != "" })
+	harmless := shared.bind(t, kubeadmSecond, "view")
+	for range 3 { // kubeadm upgrade, again and again
+		came := shared.bind(t, kubeadmFirst, nodeClient)
+		began := time.Now()
+		eventually(t, soon, "removed again", func() bool { return !shared.bound(t, kubeadmFirst) })
+		t.Logf("removed after %s", time.Since(began).Round(time.Millisecond))
+		eventually(t, soon, "which is said", func() bool { return shared.eventOn(t, came, controller.ReasonBindingRemoved) != "" })
+		eventually(t, soon, "it is not in the gauge", func() bool { return gauged(t, kubeadmFirst) == "" })
+	}
+	if !shared.bound(t, harmless.Name) {
+		t.Error("a binding of another role was removed")
+	}
+	shared.unbind(t, harmless.Name)
+}
+
+func TestBindingsStayInAuditMode(t *testing.T) {
+	binding := shared.bind(t, "audited", nodeClient)
+	shared.watchBindings(t, shared.AdminConfig(), controller.BindingsConfig{Remove: true, Audit: true})
+	shared.reported(t, 10*time.Second, binding)
+	if !shared.bound(t, binding.Name) {
+		t.Error("it was removed")
+	}
+}
+
+// may gives a user rights, until the test ends, and returns a credential of that user's.
+func (b *bed) may(t *testing.T, user, binding string, rules ...rbacv1.PolicyRule) *rest.Config {
+	t.Helper()
+	ctx := context.WithoutCancel(t.Context())
+	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: binding}, Rules: rules}
+	bound := &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: binding}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: binding},
+		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}},
+	}
+	for _, object := range []client.Object{role, bound} {
+		if err := b.client.Create(ctx, object); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = b.client.Delete(ctx, object) })
+	}
+	as := b.AdminConfig()
+	as.Impersonate = rest.ImpersonationConfig{UserName: user, Groups: []string{"system:authenticated"}}
+	return as
+}
+
+func rule(groups, resources, verbs string) rbacv1.PolicyRule {
+	split := func(s string) []string { return strings.Split(s, ",") }
+	return rbacv1.PolicyRule{APIGroups: split(groups), Resources: split(resources), Verbs: split(verbs)}
+}
+
+// With the rights that packaging/kubernetes/optional gives, kubeadm's are removed, and others are reported with what to do.
+func TestBindingsThatMayNotBeRemoved(t *testing.T) {
+	shared.kubeadms(t)
+	const account = "system:serviceaccount:node-attestation-system:node-attestation-controller"
+	as := shared.may(t, account, "sees-bindings", rule(rbacv1.GroupName, "clusterrolebindings", "list,watch"), rule("events.k8s.io", "events", "create,patch"))
+	first, other := shared.binding(t, kubeadmFirst), shared.bind(t, "somebody-elses", nodeClient)
+	admin := shared.admin(t)
+	const optional = "../../packaging/kubernetes/optional/remove-bindings.yaml"
+	t.Cleanup(func() {
+		if out, err := shared.RunKubectl(context.WithoutCancel(t.Context()), admin, "delete", "--ignore-not-found", "-f", optional); err != nil {
+			t.Errorf("%v: %s", err, out)
+		}
+	})
+	shared.watchBindings(t, as, controller.BindingsConfig{Remove: true, Remind: time.Second})
+	for _, binding := range []*rbacv1.ClusterRoleBinding{first, other} {
+		if note := shared.reported(t, 10*time.Second, binding); !strings.Contains(note, "optional/remove-bindings.yaml") || !strings.Contains(note, binding.Name) {
+			t.Errorf("the Event says %q", note)
+		}
+	}
+	if out, err := shared.RunKubectl(t.Context(), admin, "apply", "-f", optional); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	eventually(t, 10*time.Second, "kubeadm's are removed", func() bool { return !shared.bound(t, kubeadmFirst) && !shared.bound(t, kubeadmSecond) })
+	if !shared.bound(t, other.Name) {
+		t.Error("the other was removed")
+	}
+}
+
+// Who may not watch bindings decides on requests all the same, longer than a manager waits for its caches, and begins to see bindings once that is
+// allowed.
+func TestBindingsThatMayNotBeSeen(t *testing.T) {
+	f := newFleet(t, nil)
+	f.stop()
+	as := f.may(t, "embedder", "embedder", rule(",certificates.k8s.io,attestation.cluster.x-k8s.io,events.k8s.io", "*", "*"))
+	binding := f.bind(t, "unseen", nodeClient)
+	var config controller.BindingsConfig
+	said := runManager(t, as, func(m ctrl.Manager) error {
+		return errors.Join(controller.Add(m, f.config), controller.AddBindings(m, config))
+	})
+	time.Sleep(3 * time.Second) // the manager's patience is 1 s
+	m := f.newMachine(t, "beside-it")
+	f.inventoried(t, m)
+	m.enrols(t)
+	if !said.says("packaging/kubernetes/rbac.yaml") {
+		t.Error("the log does not say what is missing")
+	}
+	if f.eventOn(t, binding, controller.ReasonBinding) != "" {
+		t.Error("it was seen without the right to")
+	}
+	f.may(t, "embedder", "embedder-sees", rule(rbacv1.GroupName, "clusterrolebindings", "list,watch"))
+	f.reported(t, time.Minute, binding)
+}

@@ -1,0 +1,326 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	verifiertpm "github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
+)
+
+const gateCluster = "cluster-uid"
+
+// gated is a namespace with the records and the Secret of gates.
+type gated struct {
+	*bed
+	secret types.NamespacedName
+}
+
+func newGated(t *testing.T) *gated {
+	t.Helper()
+	fleets++
+	g := &gated{shared, types.NamespacedName{Namespace: fmt.Sprintf("fleet-%d", fleets), Name: "challenge-keys"}}
+	if err := g.client.Create(t.Context(), namespace(g.secret.Namespace)); err != nil {
+		t.Fatal(err)
+	}
+	nodes := &corev1.NodeList{}
+	if err := g.client.List(t.Context(), nodes); err != nil || len(nodes.Items) > 0 {
+		t.Fatalf("there are %d Nodes already, %v", len(nodes.Items), err)
+	}
+	return g
+}
+
+// nodes makes Nodes, which are gone when the test ends.
+func (g *gated) nodes(t *testing.T, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		if err := g.client.Create(t.Context(), node); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := g.client.Delete(context.WithoutCancel(t.Context()), node); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func (g *gated) store(api client.Client) *controller.KeyStore {
+	return controller.NewKeyStore(api, api, g.secret, func(keys verifiertpm.Keys) (*verifiertpm.Verifier, error) {
+		return verifiertpm.New(verifiertpm.Config{
+			NamedEKs: true, ClusterUID: gateCluster, Keys: keys, PCRs: attestation.PCRSelection{Bank: "sha256", Indexes: []int{7}},
+		})
+	})
+}
+
+// open is a start of a controller.
+func (g *gated) open(t *testing.T, api client.Client, audit bool, listed ...string) error {
+	gate := &controller.Gate{
+		Keys: g.store(api), Cluster: gateCluster, Namespace: g.secret.Namespace, Unattested: listed, Audit: audit, Log: logr.Discard(),
+	}
+	return gate.Open(t.Context())
+}
+
+// since returns when enforcement began, empty if it has not, and the keys.
+func (g *gated) since(t *testing.T) (string, map[string][]byte) {
+	t.Helper()
+	secret := &corev1.Secret{}
+	if err := client.IgnoreNotFound(g.client.Get(t.Context(), g.secret, secret)); err != nil {
+		t.Fatal(err)
+	}
+	return secret.Annotations[controller.AnnotationEnforcingSince], secret.Data
+}
+
+// refusedFor checks that enforcement does not start, because of these Nodes.
+func refusedFor(t *testing.T, err error, nodes ...string) {
+	t.Helper()
+	var refused *controller.GateError
+	if !errors.As(err, &refused) || !slices.Equal(refused.Nodes, nodes) {
+		t.Errorf("not refused for %v: %v", nodes, err)
+	}
+}
+
+// Enforcement starts once each Node has a record or is listed; that is remembered, until an audit.
+func TestEnforcementStartsOnce(t *testing.T) {
+	g := newGated(t)
+	g.nodes(t, "cp-1", "worker-2", "worker-1")
+	refusedFor(t, g.open(t, g.client, false), "cp-1", "worker-1", "worker-2")
+	refusedFor(t, g.open(t, g.client, false, "cp-1"), "worker-1", "worker-2")
+	for name, cluster := range map[string]string{"worker-1": gateCluster, "worker-2": "another"} {
+		record := &v1alpha1.NodeAttestation{ObjectMeta: metav1.ObjectMeta{Namespace: g.secret.Namespace, Name: name}}
+		record.Spec = v1alpha1.NodeAttestationSpec{
+			Cluster: cluster, Machine: v1alpha1.MachineReference{Source: "inventory", Name: name}, Provider: "tpm", NodeName: name,
+		}
+		if err := g.client.Create(t.Context(), record); err != nil {
+			t.Fatal(err)
+		}
+	}
+	refusedFor(t, g.open(t, g.client, false, "cp-1"), "worker-2")
+	if since, keys := g.since(t); since != "" || keys != nil {
+		t.Errorf("refused, and since %s, %d entries", since, len(keys))
+	}
+	if err := g.open(t, g.client, false, "cp-1", "worker-2"); err != nil {
+		t.Fatal(err)
+	}
+	since, keys := g.since(t)
+	if _, err := time.Parse(time.RFC3339, since); err != nil || len(keys) != 2 {
+		t.Fatalf("%v, %d entries", err, len(keys))
+	}
+	// A stray Node, later, and the list is shorter.
+	g.nodes(t, "virtual-kubelet")
+	time.Sleep(1100 * time.Millisecond)
+	if err := g.open(t, g.client, false); err != nil {
+		t.Error(err)
+	}
+	if now, _ := g.since(t); now != since {
+		t.Errorf("since %s, and then %s", since, now)
+	}
+	if err := g.open(t, g.client, true); err != nil {
+		t.Error(err)
+	}
+	if now, _ := g.since(t); now != "" {
+		t.Errorf("after an audit: since %s", now)
+	}
+	if err := g.open(t, g.client, true); err != nil {
+		t.Error(err)
+	}
+	refusedFor(t, g.open(t, g.client, false, "cp-1", "worker-2"), "virtual-kubelet")
+	if _, after := g.since(t); fmt.Sprint(after) != fmt.Sprint(keys) {
+		t.Error("the keys have changed")
+	}
+}
+
+// Replicas that start at once write one Secret: no keys are lost, whether the Secret was there, empty, or not.
+func TestEnforcementStartsInManyReplicas(t *testing.T) {
+	for _, empty := range []bool{false, true} {
+		g := newGated(t)
+		if empty {
+			if err := g.client.Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: g.secret.Namespace, Name: g.secret.Name}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		const replicas = 8
+		var all sync.WaitGroup
+		errs, keys := make([]error, replicas), make([]map[string][]byte, replicas)
+		for i := range replicas {
+			all.Go(func() {
+				store := g.store(g.client)
+				var beside sync.WaitGroup
+				beside.Go(func() { _ = store.Refresh(t.Context()) })
+				errs[i] = g.open(t, g.client, false)
+				beside.Wait()
+				_, keys[i] = g.since(t)
+				errs[i] = errors.Join(errs[i], store.Refresh(t.Context()))
+			})
+		}
+		all.Wait()
+		since, last := g.since(t)
+		if err := errors.Join(errs...); err != nil || since == "" || len(last) != 2 {
+			t.Errorf("empty %t: since %q, %d entries, %v", empty, since, len(last), err)
+		}
+		for i := range keys {
+			if fmt.Sprint(keys[i]) != fmt.Sprint(last) {
+				t.Errorf("empty %t: replica %d saw other keys", empty, i)
+			}
+		}
+	}
+}
+
+// What keeps the gate from judging is said with what to do.
+func TestEnforcementNeedsToSee(t *testing.T) {
+	g := newGated(t)
+	g.nodes(t, "worker-1")
+	secrets := rule("", "secrets", "get,update")
+	for name, c := range map[string]struct {
+		rules []rbacv1.PolicyRule
+		says  string
+	}{
+		"no-nodes":   {[]rbacv1.PolicyRule{secrets}, "nodes"},
+		"no-records": {[]rbacv1.PolicyRule{secrets, rule("", "nodes", "list")}, "nodeattestations"},
+		"no-secret":  {[]rbacv1.PolicyRule{rule("", "nodes", "list")}, "secrets"},
+		"no-create":  {[]rbacv1.PolicyRule{secrets, rule("", "nodes", "list"), rule(v1alpha1.GroupVersion.Group, "nodeattestations", "list")}, "secrets"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			as := g.may(t, name, name, c.rules...)
+			api, err := client.New(as, client.Options{Scheme: newScheme()})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var refused *controller.GateError
+			eventually(t, 5*time.Second, "refused for "+c.says, func() bool { // the authorizer takes its time
+				err = g.open(t, api, false, "worker-1")
+				if name == "no-records" {
+					err = g.open(t, api, false)
+				}
+				return errors.As(err, &refused) && strings.Contains(err.Error(), `"`+c.says+`"`)
+			})
+			if !strings.Contains(refused.Hint, "rbac.yaml") {
+				t.Errorf("%v, hint %q", err, refused.Hint)
+			}
+			if err := g.open(t, api, true); err != nil {
+				t.Errorf("in audit mode: %v", err)
+			}
+		})
+	}
+}
+
+// Without the CRD there are no records. That is right for a cluster without Nodes.
+func TestEnforcementWithoutCRD(t *testing.T) {
+	g := newGated(t)
+	admin := g.admin(t)
+	const crd = "nodeattestations.attestation.cluster.x-k8s.io"
+	kubectl := func(args ...string) {
+		t.Helper()
+		if out, err := g.RunKubectl(context.WithoutCancel(t.Context()), admin, args...); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	kubectl("delete", "crd", crd)
+	t.Cleanup(func() {
+		kubectl("apply", "-f", "../../packaging/kubernetes/crd.yaml")
+		kubectl("wait", "--for=condition=Established", "crd/"+crd)
+		eventually(t, 10*time.Second, "records can be listed again", func() bool {
+			return g.client.List(context.WithoutCancel(t.Context()), &v1alpha1.NodeAttestationList{}) == nil
+		})
+	})
+	if err := g.open(t, g.client, false); err != nil {
+		t.Errorf("without Nodes: %v", err)
+	}
+	if err := g.open(t, g.client, true); err != nil {
+		t.Error(err)
+	}
+	g.nodes(t, "worker-1")
+	fresh, err := client.New(g.AdminConfig(), client.Options{Scheme: newScheme()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, api := range map[string]client.Client{"that knew the kind": g.client, "that never did": fresh} {
+		var refused *controller.GateError
+		if err := g.open(t, api, false); !errors.As(err, &refused) || !strings.Contains(refused.Hint, "crd.yaml") {
+			t.Errorf("a client %s: %v", name, err)
+		}
+	}
+	if err := g.open(t, g.client, false, "worker-1"); err != nil {
+		t.Errorf("with all Nodes listed: %v", err)
+	}
+}
+
+// admin returns the path of an administrator's kubeconfig.
+func (b *bed) admin(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "admin.kubeconfig")
+	if err := b.WriteKubeconfig(path, b.AdminUser()); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// The program refuses with the exit code of its configuration and names the Nodes, and with them listed goes through all that it is made of.
+func TestProgramStartsToEnforce(t *testing.T) {
+	g := newGated(t)
+	g.nodes(t, "cp-1", "worker-1")
+	dir := t.TempDir()
+	program, file := filepath.Join(dir, "node-attestation-controller"), filepath.Join(dir, "config.yaml")
+	if err := testbed.GoBuild(t.Context(), "../..", program, "./cmd/node-attestation-controller"); err != nil {
+		t.Fatal(err)
+	}
+	start := func(extra string) (*exec.Cmd, *bytes.Buffer) {
+		t.Helper()
+		content := "apiVersion: controller.attestation.cluster.x-k8s.io/v1alpha1\nkind: NodeAttestationControllerConfiguration\nclusterUID: " + gateCluster +
+			"\nnamespace: " + g.secret.Namespace + "\nchallengeKeySecret: " + g.secret.Name + "\nsigning: {mode: ApproveOnly}\nsigners: [{name: example.com/signer}]\n" +
+			"inventory: {file: /nonexistent}\ntpm: {pcrs: {bank: sha256, indexes: [7]}}\nmetricsBindAddress: \"0\"\nhealthBindAddress: \"0\"\n" + extra
+		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		cmd, stderr := exec.CommandContext(t.Context(), program, "--config="+file, "--kubeconfig="+g.admin(t)), &bytes.Buffer{}
+		cmd.Stderr = stderr
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		return cmd, stderr
+	}
+	cmd, stderr := start("unattestedNodes: [cp-1]\n")
+	_ = cmd.Wait() // its exit code follows
+	if code := cmd.ProcessState.ExitCode(); code != 10 || !strings.Contains(stderr.String(), "1: worker-1\nhint: attest them") {
+		t.Errorf("exit code %d: %s", code, stderr)
+	}
+	if since, _ := g.since(t); since != "" {
+		t.Errorf("refused, and since %s", since)
+	}
+	g.kubeadms(t)
+	cmd, stderr = start("unattestedNodes: [cp-1, worker-1]\nautoApprovingBindings: Remove\n")
+	ended := sync.OnceValue(func() error {
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		return cmd.Wait()
+	})
+	t.Cleanup(func() { _ = ended() })
+	eventually(t, 10*time.Second, "enforcement has started", func() bool { since, _ := g.since(t); return since != "" })
+	eventually(t, 20*time.Second, "the leader removes bindings", func() bool { return !g.bound(t, kubeadmFirst) && !g.bound(t, kubeadmSecond) })
+	if err := ended(); err != nil {
+		t.Errorf("%v: %s", err, stderr)
+	}
+}
