@@ -190,6 +190,59 @@ func TestEnforcementStartsInManyReplicas(t *testing.T) {
 	}
 }
 
+// meddler has somebody write after a read of the Secret.
+type meddler struct {
+	client.Client
+	// after is the read after which that is, counted down.
+	after int
+	write func()
+}
+
+func (m *meddler) Get(ctx context.Context, key client.ObjectKey, into client.Object, options ...client.GetOption) error {
+	err := m.Client.Get(ctx, key, into, options...)
+	if m.after--; m.after == 0 {
+		m.write()
+	}
+	return err
+}
+
+// A key that is being rotated in is not written over, whenever that happens.
+func TestEnforcementKeepsWhatOthersWrite(t *testing.T) {
+	g := newGated(t)
+	for after := 1; after <= 3; after++ { // three reads, and one write after the last
+		if err := g.open(t, g.client, true); err != nil { // forgets
+			t.Fatal(err)
+		}
+		id := fmt.Sprintf("next-%d", after)
+		m := &meddler{Client: g.client, after: after, write: func() {
+			secret := &corev1.Secret{}
+			if err := g.client.Get(t.Context(), g.secret, secret); err != nil {
+				t.Fatal(err)
+			}
+			for old := range secret.Data {
+				if strings.HasPrefix(old, "next-") {
+					delete(secret.Data, old)
+				}
+			}
+			secret.Data[id] = bytes.Repeat([]byte{1}, 32)
+			if err := g.client.Update(t.Context(), secret); err != nil {
+				t.Fatal(err)
+			}
+		}}
+		if after == 1 { // the Secret is made beforehand: this is about one that is there
+			if err := g.store(g.client).Refresh(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := g.open(t, m, false); err != nil {
+			t.Fatal(err)
+		}
+		if since, keys := g.since(t); since == "" || m.after > 0 || keys[id] == nil {
+			t.Errorf("after read %d: since %q, %d reads short, %d entries", after, since, m.after, len(keys))
+		}
+	}
+}
+
 // What keeps the gate from judging is said with what to do.
 func TestEnforcementNeedsToSee(t *testing.T) {
 	g := newGated(t)
