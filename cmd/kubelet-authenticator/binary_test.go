@@ -50,14 +50,14 @@ func TestPluginStaysLean(t *testing.T) {
 // arrows are the imports that a package may have of this module's others. What is not listed may have none.
 var arrows = map[string][]string{
 	"cmd/kubelet-authenticator":       {"pkg/authenticator/command", "pkg/provider", "pkg/provider/insecure", "pkg/provider/tpm"},
-	"pkg/authenticator/command":       {"internal/process", "internal/text", "pkg/attestation", "pkg/authenticator", "pkg/provider"},
+	"pkg/authenticator/command":       {"internal/buildinfo", "internal/process", "internal/text", "pkg/attestation", "pkg/authenticator", "pkg/provider"},
 	"pkg/authenticator":               {"internal/process", "internal/strict", "internal/text", "pkg/attestation", "pkg/cache", "pkg/csr", "pkg/provider"},
 	"internal/swtpm":                  {"pkg/tpm/template"}, // for tests
 	"pkg/cache":                       {"internal/process"},
 	"pkg/controller/inventory":        {"internal/text", "pkg/csr"},
 	"cmd/node-attestation-controller": {"pkg/controller/command"},
 	"pkg/controller":                  {"pkg/attestation", "pkg/controller/api/v1alpha1", "pkg/controller/inventory", "pkg/controller/signing", "pkg/verifier", "pkg/verifier/tpm"},
-	"pkg/controller/command":          {"internal/text", "pkg/attestation", "pkg/controller", "pkg/controller/api/v1alpha1", "pkg/controller/config", "pkg/controller/inventory", "pkg/verifier", "pkg/verifier/tpm"},
+	"pkg/controller/command":          {"internal/buildinfo", "internal/text", "pkg/attestation", "pkg/controller", "pkg/controller/api/v1alpha1", "pkg/controller/config", "pkg/controller/inventory", "pkg/verifier", "pkg/verifier/tpm"},
 	"pkg/controller/config":           {"internal/strict", "pkg/attestation", "pkg/controller", "pkg/controller/inventory", "pkg/controller/signing", "pkg/verifier", "pkg/verifier/tpm"},
 	"pkg/csr":                         {"internal/text", "pkg/attestation"},
 	"pkg/provider":                    {"pkg/attestation"},

@@ -5,20 +5,20 @@ package command
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
-	"runtime"
 
 	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/buildinfo"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
 )
 
 // DefaultConfigFile is read where --config names no other.
@@ -137,39 +137,7 @@ func misconfigured(err error) error {
 	return &failure{CodeConfiguration, "see docs/controller-configuration.md for the fields of " + config.Kind, err}
 }
 
-// versionInfo is what the version command prints.
-type versionInfo struct {
-	Version   string `json:"version"`
-	Commit    string `json:"commit"`
-	GoVersion string `json:"goVersion"`
-	// Protocols are the versions of the evidence document, by provider.
-	Protocols map[string][]string `json:"protocolVersions"`
-}
-
 func (i *invocation) versionCommand() *cobra.Command {
-	var output string
-	c := &cobra.Command{
-		Use:   "version",
-		Short: "Print version, commit, Go version and protocol versions",
-		Args:  noArgs,
-		RunE: func(*cobra.Command, []string) error {
-			info := versionInfo{
-				Version: i.Version, Commit: i.Commit, GoVersion: runtime.Version(),
-				Protocols: map[string][]string{"tpm": {attestation.VersionTPM}},
-			}
-			switch output {
-			case "":
-				_, err := fmt.Fprintf(i.Stdout, "%s %s (commit %s, %s)\n", controller.Name, info.Version, info.Commit, info.GoVersion)
-				return err
-			case "json":
-				encoder := json.NewEncoder(i.Stdout)
-				encoder.SetIndent("", "  ")
-				return encoder.Encode(info)
-			default:
-				return usage(fmt.Errorf("--output %q: can only be json", output))
-			}
-		},
-	}
-	c.Flags().StringVarP(&output, "output", "o", "", "json prints all of it")
-	return c
+	info := buildinfo.Info{Version: i.Version, Commit: i.Commit, Protocols: map[string][]string{tpm.Provider: {attestation.VersionTPM}}}
+	return buildinfo.Command(controller.Name, info, i.Stdout, noArgs, usage)
 }

@@ -15,6 +15,7 @@ import (
 
 	"k8s.io/klog/v2/ktesting"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/buildinfo"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
 )
 
@@ -73,7 +74,7 @@ func TestVersionInJSON(t *testing.T) {
 	if code := (Program{Version: "1.2.3", Commit: "abc"}).Run(t.Context(), Process{Args: []string{"version", "-o", "json"}, Stdout: &stdout}); code != 0 {
 		t.Fatal(code)
 	}
-	var info versionInfo
+	var info buildinfo.Info
 	if err := json.Unmarshal(stdout.Bytes(), &info); err != nil || info.Version != "1.2.3" || info.Commit != "abc" || len(info.Protocols["tpm"]) != 1 {
 		t.Errorf("%+v, %v", info, err)
 	}
