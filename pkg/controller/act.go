@@ -30,6 +30,7 @@ import (
 // Reasons of conditions that the rules do not know.
 const (
 	ReasonApproved     verifier.Reason = "Attested"
+	ReasonUnattested   verifier.Reason = "UnattestedNode"
 	ReasonCompleted    verifier.Reason = "AttestationCompleted"
 	ReasonHelloExpired verifier.Reason = "AttestationHelloExpired"
 )
@@ -39,8 +40,6 @@ func (c *Controller) act(ctx context.Context, object *certificatesv1.Certificate
 	switch d.Outcome {
 	case verifier.Ignore:
 		return ctrl.Result{}, nil
-	case verifier.Wait:
-		return ctrl.Result{RequeueAfter: lookAgain}, nil
 	case verifier.Deny:
 		return ctrl.Result{}, c.refuse(ctx, object, f, d)
 	case verifier.Fail:
@@ -51,13 +50,18 @@ func (c *Controller) act(ctx context.Context, object *certificatesv1.Certificate
 		return ctrl.Result{}, c.approve(ctx, object, f, d)
 	case verifier.Sign:
 		return c.sign(ctx, object, f, d)
+	case verifier.ApproveUnattested:
+		return ctrl.Result{}, c.pass(ctx, object, ReasonUnattested, "the node is in unattestedNodes: nothing was verified by "+Name)
 	}
 	return ctrl.Result{}, fmt.Errorf("no such outcome: %v", d.Outcome)
 }
 
 // challenge answers a good hello.
 func (c *Controller) challenge(ctx context.Context, object *certificatesv1.CertificateSigningRequest, f *found) (ctrl.Result, error) {
-	value, expires, err := f.provider.Challenge(object, f.named, f.input.Now)
+	if f.challenger == nil {
+		return ctrl.Result{}, fmt.Errorf("provider %s challenges nobody", f.provider.Name())
+	}
+	value, expires, err := f.challenger.Challenge(object, f.named, f.input.Now)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
@@ -77,8 +81,8 @@ func (c *Controller) annotate(ctx context.Context, object *certificatesv1.Certif
 
 // refuse denies, and where the hello's version is not served says first which are.
 func (c *Controller) refuse(ctx context.Context, object *certificatesv1.CertificateSigningRequest, f *found, d verifier.Decision) error {
-	if f.provider != nil && string(d.Refusals.Reason()) == attestation.ReasonVersion {
-		if err := c.annotate(ctx, object, map[string]string{attestation.AnnotationVersions: f.provider.Versions().String()}); err != nil {
+	if f.challenger != nil && string(d.Refusals.Reason()) == attestation.ReasonVersion {
+		if err := c.annotate(ctx, object, map[string]string{attestation.AnnotationVersions: f.challenger.Versions().String()}); err != nil {
 			return err
 		}
 		if err := c.live.Get(ctx, client.ObjectKeyFromObject(object), object); err != nil {
@@ -127,8 +131,14 @@ func (c *Controller) approve(ctx context.Context, object *certificatesv1.Certifi
 	if err != nil {
 		return err
 	}
+	c.turns.machineHas(d.Grant.Record.Machine.Name, f.input.Now)
+	return c.pass(ctx, object, ReasonApproved, "the evidence was verified by "+Name)
+}
+
+// pass approves: the one place that does.
+func (c *Controller) pass(ctx context.Context, object *certificatesv1.CertificateSigningRequest, reason verifier.Reason, message string) error {
 	passed := object.DeepCopy()
-	passed.Status.Conditions = append(passed.Status.Conditions, condition(certificatesv1.CertificateApproved, string(ReasonApproved), "the evidence was verified by "+Name))
+	passed.Status.Conditions = append(passed.Status.Conditions, condition(certificatesv1.CertificateApproved, string(reason), message))
 	return c.client.SubResource("approval").Update(ctx, passed)
 }
 
@@ -136,8 +146,7 @@ func (c *Controller) approve(ctx context.Context, object *certificatesv1.Certifi
 func (c *Controller) sign(ctx context.Context, object *certificatesv1.CertificateSigningRequest, f *found, d verifier.Decision) (ctrl.Result, error) {
 	ca, err := c.CA.CA(ctx, f.input.Now)
 	if err != nil {
-		c.event(object, corev1.EventTypeWarning, "SigningCAUnavailable", err.Error())
-		return ctrl.Result{RequeueAfter: lookAgain}, nil
+		return ctrl.Result{}, err // it was there a moment ago
 	}
 	limits := c.Limits
 	if most := d.Grant.MaxLifetime; most > 0 {
@@ -174,11 +183,13 @@ func (c *Controller) finish(ctx context.Context, object *certificatesv1.Certific
 	if c.Audit || claim.Hello || provider == nil || len(object.Status.Certificate) == 0 {
 		return nil
 	}
-	f := &found{provider: provider, input: verifier.Input{Request: object}}
-	if err := c.findHello(ctx, f, claim); err != nil {
-		return err
+	var hello *certificatesv1.CertificateSigningRequest
+	if challenger, ok := provider.(Challenger); ok {
+		var err error
+		if hello, err = helloOf(ctx, c.live, challenger, object); err != nil {
+			return err
+		}
 	}
-	hello := f.input.Hello
 	if c.CA != nil && (hello == nil || stateOf(hello) != undecided) {
 		return nil
 	}

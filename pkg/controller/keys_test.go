@@ -242,7 +242,7 @@ func TestKeyStoreRunsUntilItIsToldToEnd(t *testing.T) {
 func TestTPMWithoutKeysJudgesNothing(t *testing.T) {
 	provider := TPM{Latest: func() *tpm.Verifier { return nil }}
 	hello := requestWith(attestation.HelloSignerName)
-	evidence := provider.Judge(hello, nil, true, time.Now())
+	evidence := provider.Judge(t.Context(), Question{Request: hello, Named: true, Now: time.Now()})
 	var refusals verifier.Refusals
 	if evidence.Err == nil || errors.As(evidence.Err, &refusals) || evidence.Unvouched || evidence.EK != "" {
 		t.Errorf("%+v", evidence)

@@ -124,6 +124,16 @@ func (c *ConfigMapInventory) Machines(ctx context.Context, now time.Time) ([]ver
 	return machinesOf(known), nil
 }
 
+// Token returns the machine in the ConfigMap that has this token.
+func (c *ConfigMapInventory) Token(ctx context.Context, id string, now time.Time) (verifier.Token, error) {
+	c.refresh(ctx, now)
+	known, err := c.latest.Inventory()
+	if err != nil {
+		return verifier.Token{}, err
+	}
+	return tokenOf(known, id), nil
+}
+
 // Problem returns what is wrong with what the ConfigMap holds, nil if that is in use.
 func (c *ConfigMapInventory) Problem() error { return c.latest.Problem() }
 

@@ -12,21 +12,35 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
 )
 
-// Provider is the verifier's half of an attestation provider. It is pure but for the random numbers of a challenge.
+// Provider is the verifier's half of an attestation provider.
 type Provider interface {
 	// Name is that in the PROVIDER block.
 	Name() string
+	// Judge judges the evidence of a request.
+	Judge(ctx context.Context, q Question) verifier.Evidence
+}
+
+// Question is what a Provider is asked to judge.
+type Question struct {
+	Request *certificatesv1.CertificateSigningRequest
+	// Hello is what a proof of a Challenger's refers to, nil with a hello and where it is not there.
+	Hello *certificatesv1.CertificateSigningRequest
+	// Named says that an authority names the EK which Challenger.EK returned.
+	Named bool
+	Now   time.Time
+}
+
+// Challenger is a Provider of two rounds, pure but for the random numbers of a challenge.
+type Challenger interface {
+	Provider
 	// EK returns what a hello or proof claims to be the machine's endorsement key, empty if it is malformed. Nothing vouches for it.
 	EK(request, hello *certificatesv1.CertificateSigningRequest) string
-	// HelloOf returns the name of the hello that a proof refers to, empty for a provider of one round.
+	// HelloOf returns the name of the hello that a proof refers to.
 	HelloOf(proof *certificatesv1.CertificateSigningRequest) (string, error)
-	// Judge judges the evidence of a hello (hello is nil) or of a proof. named says that an authority names the EK claimed.
-	Judge(request, hello *certificatesv1.CertificateSigningRequest, named bool, now time.Time) verifier.Evidence
 	// Challenge answers a hello that Judge has just accepted: the annotation's value, and until when it is good.
 	Challenge(hello *certificatesv1.CertificateSigningRequest, named bool, now time.Time) (string, time.Time, error)
 	// Versions are those of the documents that it judges.
@@ -48,8 +62,11 @@ func (p TPM) verifier() *tpm.Verifier {
 	return p.Verifier
 }
 
-// errNoVerifier is no verdict: what cannot be judged waits.
-var errNoVerifier = errors.New("there are no challenge keys yet")
+// They are no verdict: what cannot be judged waits.
+var (
+	errNoVerifier = errors.New("there are no challenge keys yet")
+	errNoHello    = errors.New("its hello is not there")
+)
 
 // Name returns "tpm".
 func (TPM) Name() string { return "tpm" }
@@ -94,29 +111,31 @@ func (p TPM) HelloOf(proof *certificatesv1.CertificateSigningRequest) (string, e
 }
 
 // Judge has the verifier judge.
-func (p TPM) Judge(request, hello *certificatesv1.CertificateSigningRequest, named bool, now time.Time) verifier.Evidence {
+func (p TPM) Judge(_ context.Context, q Question) verifier.Evidence {
 	v := p.verifier()
 	if v == nil {
 		return verifier.Evidence{Provider: p.Name(), Err: errNoVerifier}
 	}
-	evidence := verifier.Evidence{Provider: p.Name(), EK: ekOf(v, request, hello)}
-	if request.Spec.SignerName == attestation.HelloSignerName {
-		claim, err := v.Hello(requestOf(request), namedEK(v, request, nil, named), now)
+	evidence := verifier.Evidence{Provider: p.Name(), EK: ekOf(v, q.Request, q.Hello)}
+	refused := func(err error) verifier.Evidence {
+		evidence.Err, evidence.Unvouched = err, tpm.CuredByName(err)
+		return evidence
+	}
+	if q.Request.Spec.SignerName == attestation.HelloSignerName {
+		claim, err := v.Hello(requestOf(q.Request), namedEK(v, q.Request, nil, q.Named), q.Now)
 		if err != nil {
-			evidence.Err, evidence.Unvouched = err, tpm.CuredByName(err)
-			return evidence
+			return refused(err)
 		}
 		evidence.EK, evidence.AK, evidence.SignerName = claim.EK.Fingerprint.String(), hex.EncodeToString(claim.AKName), claim.SignerName
 		return evidence
 	}
-	if hello == nil {
-		evidence.Err = errors.New("its hello is not there")
+	if q.Hello == nil {
+		evidence.Err = errNoHello
 		return evidence
 	}
-	shown, err := v.Proof(requestOf(request), requestOf(hello), namedEK(v, request, hello, named), now)
+	shown, err := v.Proof(requestOf(q.Request), requestOf(q.Hello), namedEK(v, q.Request, q.Hello, q.Named), q.Now)
 	if err != nil {
-		evidence.Err, evidence.Unvouched = err, tpm.CuredByName(err)
-		return evidence
+		return refused(err)
 	}
 	evidence.EK, evidence.AK, evidence.Boot = shown.EK.Fingerprint.String(), hex.EncodeToString(shown.AKName), &shown.Boot
 	return evidence
@@ -157,42 +176,6 @@ func requestOf(object *certificatesv1.CertificateSigningRequest) tpm.Request {
 	return tpm.Request{
 		Name: object.Name, UID: string(object.UID), SignerName: object.Spec.SignerName,
 		Request: object.Spec.Request, Usages: usages, ExpirationSeconds: object.Spec.ExpirationSeconds,
+		Created: object.CreationTimestamp.Time,
 	}
-}
-
-// MachineSource knows the machines of the cluster, by authorities that no node can write.
-type MachineSource interface {
-	// Machines returns all of them. An error means that it is not known now which there are: nothing is decided then.
-	Machines(ctx context.Context, now time.Time) ([]verifier.Machine, error)
-}
-
-// Inventory is the source of machines for fleets without Cluster API.
-type Inventory struct{ File *inventory.File }
-
-// Machines returns those in the file.
-func (i Inventory) Machines(_ context.Context, now time.Time) ([]verifier.Machine, error) {
-	known, err := i.File.Inventory(now)
-	if err != nil {
-		return nil, err
-	}
-	return machinesOf(known), nil
-}
-
-// Problem returns what is wrong with what the file holds, nil if that is in use.
-func (i Inventory) Problem() error { return i.File.Problem() }
-
-// machinesOf returns what the rules are told of an inventory.
-func machinesOf(known *inventory.Inventory) []verifier.Machine {
-	var machines []verifier.Machine
-	for _, m := range known.All() {
-		machine := verifier.Machine{
-			Ref: verifier.MachineRef{Name: m.Name}, ProviderID: m.ProviderID, Ready: true,
-			Names: []verifier.NodeName{{Source: verifier.NameInventory, Value: m.NodeName}},
-		}
-		for _, ek := range m.EKs {
-			machine.EKs = append(machine.EKs, verifier.NamedEK{Source: verifier.EKInventory, EK: ek.Fingerprint})
-		}
-		machines = append(machines, machine)
-	}
-	return machines
 }

@@ -23,36 +23,70 @@ const lookAgain = time.Second
 func (c *Controller) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
 	object := &certificatesv1.CertificateSigningRequest{}
 	if err := c.client.Get(ctx, request.NamespacedName, object); err != nil {
+		c.turns.forget(request.Name)
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	claim, ours := c.Rules.Look(object)
 	if !ours {
 		return ctrl.Result{}, nil
 	}
-	if open := stateOf(object); open == done {
+	if stateOf(object) == done {
+		c.turns.forget(request.Name)
 		return ctrl.Result{}, c.finish(ctx, object, claim)
+	}
+	if stateOf(object) == approved { // it may have been issued since
+		if err := c.live.Get(ctx, request.NamespacedName, object); err != nil {
+			return ctrl.Result{}, client.IgnoreNotFound(err)
+		}
 	}
 	now := c.Now()
 	if expires, challenged := c.challengedUntil(object, now); challenged {
 		return c.sweep(ctx, object, expires, now)
 	}
-	found, err := c.gather(ctx, object, claim, now)
+	if stateOf(object) == undecided { // nobody but a signer's approver can have many that are approved
+		if wait := c.turns.wait(object.Name, object.Spec.Username, now); wait > 0 {
+			return ctrl.Result{RequeueAfter: wait}, nil
+		}
+	}
+	return c.decide(ctx, object, claim, now)
+}
+
+// decide judges a request, says what became of it, and carries it out.
+func (c *Controller) decide(ctx context.Context, object *certificatesv1.CertificateSigningRequest, claim verifier.Claim, now time.Time) (ctrl.Result, error) {
+	if c.waits.waiting(object.UID) {
+		found, err := c.gather(ctx, object, claim, now, true)
+		if err != nil {
+			return ctrl.Result{}, err
+		}
+		if c.judge(object, found).Outcome == verifier.Wait {
+			return ctrl.Result{RequeueAfter: lookAgain}, nil
+		}
+	}
+	began := time.Now()
+	found, err := c.gather(ctx, object, claim, now, false)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
 	decision := c.judge(object, found)
-	c.report(ctx, object, decision)
-	if c.Audit {
-		if decision.Outcome == verifier.Wait {
-			return ctrl.Result{RequeueAfter: lookAgain}, nil
-		}
-		return ctrl.Result{}, nil
+	if decision.Outcome == verifier.Approve && !c.turns.machineMay(decision.Grant.Record.Machine.Name, now) {
+		found.input.OverRate = true
+		decision = c.judge(object, found)
 	}
-	result, err := c.act(ctx, object, found, decision)
+	took := time.Since(began)
+	var result ctrl.Result
+	switch {
+	case decision.Outcome == verifier.Wait:
+		result.RequeueAfter = lookAgain
+	case !c.Audit:
+		result, err = c.act(ctx, object, found, decision)
+	}
 	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
 		// Somebody wrote first. What he wrote is read before anything is decided again.
 		log.FromContext(ctx).V(1).Info("somebody was faster", "request", object.Name, "cause", err.Error())
 		return ctrl.Result{RequeueAfter: lookAgain / 10}, nil
+	}
+	if err == nil {
+		c.report(ctx, object, found.node, decision, took)
 	}
 	return result, err
 }

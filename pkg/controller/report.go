@@ -5,10 +5,12 @@ package controller
 import (
 	"context"
 	"sync"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
@@ -19,43 +21,72 @@ import (
 // Metrics are the controller's counters. Register them once in a process.
 type Metrics struct {
 	decisions *prometheus.CounterVec
+	age       *prometheus.HistogramVec
+	judging   *prometheus.HistogramVec
 }
 
 // NewMetrics registers the metrics with controller-runtime's registry.
 func NewMetrics() (*Metrics, error) {
-	m := &Metrics{prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "node_attestation_decisions_total",
-		Help: "Decisions on CertificateSigningRequests, by signer, class of request, outcome and reason.",
-	}, []string{"signer", "class", "outcome", "reason"})}
-	return m, metrics.Registry.Register(m.decisions)
+	m := &Metrics{
+		decisions: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "node_attestation_decisions_total",
+			Help: "Decisions on CertificateSigningRequests, by signer, class of request, outcome and reason.",
+		}, []string{"signer", "class", "outcome", "reason"}),
+		age: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "node_attestation_request_age_seconds",
+			Help:    "How old a CertificateSigningRequest is when it is decided on, by signer, class and outcome. The API server counts in whole seconds.",
+			Buckets: []float64{1, 2, 5, 10, 30, 60, 300, 600, 1200},
+		}, []string{"signer", "class", "outcome"}),
+		judging: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "node_attestation_judging_seconds",
+			Help:    "How long it takes to read what a decision depends on and to judge it, by signer.",
+			Buckets: prometheus.ExponentialBuckets(0.001, 2, 14),
+		}, []string{"signer"}),
+	}
+	for _, c := range []prometheus.Collector{m.decisions, m.age, m.judging} {
+		if err := metrics.Registry.Register(c); err != nil {
+			return nil, err
+		}
+	}
+	return m, nil
 }
 
-// report lets a decision be seen: a log line, an Event on the request, a counter. What is waited for is said each second in the log only: an Event
-// costs more than the decision, and hundreds of requests may wait.
-func (c *Controller) report(ctx context.Context, object *certificatesv1.CertificateSigningRequest, d verifier.Decision) {
-	if d.Outcome == verifier.Ignore {
+func (m *Metrics) count(object *certificatesv1.CertificateSigningRequest, d verifier.Decision, reason string, took time.Duration, now time.Time) {
+	if m == nil {
+		return
+	}
+	signer, class, outcome := object.Spec.SignerName, d.Class.String(), d.Outcome.String()
+	m.decisions.WithLabelValues(signer, class, outcome, reason).Inc()
+	m.judging.WithLabelValues(signer).Observe(took.Seconds())
+	if d.Outcome != verifier.Wait {
+		m.age.WithLabelValues(signer, class, outcome).Observe(now.Sub(object.CreationTimestamp.Time).Seconds())
+	}
+}
+
+// report lets a decision be seen: a log line, an Event on the request and on its Node, if there is one, and metrics. What is waited for is
+// said once: an Event costs more than the decision, and hundreds of requests may wait.
+func (c *Controller) report(ctx context.Context, object *certificatesv1.CertificateSigningRequest, node *metav1.PartialObjectMetadata, d verifier.Decision, took time.Duration) {
+	if d.Outcome == verifier.Ignore || !c.waits.news(object.UID, d) {
 		return
 	}
 	reason, message := string(ReasonApproved), d.Outcome.String()
-	if len(d.Refusals) > 0 {
+	switch {
+	case len(d.Refusals) > 0:
 		reason, message = string(d.Refusals.Reason()), d.Refusals.Error()
+	case d.Outcome == verifier.ApproveUnattested:
+		reason, message = string(ReasonUnattested), "approved without evidence, since the node is in unattestedNodes"
 	}
 	log.FromContext(ctx).Info("decided", "request", object.Name, "signer", object.Spec.SignerName, "requester", object.Spec.Username,
 		"class", d.Class.String(), "outcome", d.Outcome.String(), "reason", reason, "message", message, "audit", c.Audit)
-	if !c.waits.news(object.UID, d) {
-		return
-	}
-	if c.Metrics != nil {
-		c.Metrics.decisions.WithLabelValues(object.Spec.SignerName, d.Class.String(), d.Outcome.String(), reason).Inc()
-	}
+	c.Metrics.count(object, d, reason, took, c.Now())
 	for _, warning := range d.Warnings {
-		c.event(object, corev1.EventTypeWarning, string(warning.Reason), warning.Message)
+		c.event(object, node, corev1.EventTypeWarning, string(warning.Reason), warning.Message)
 	}
 	kind := corev1.EventTypeNormal
-	if d.Outcome == verifier.Deny || d.Outcome == verifier.Fail {
+	if d.Outcome == verifier.Deny || d.Outcome == verifier.Fail || d.Outcome == verifier.ApproveUnattested {
 		kind = corev1.EventTypeWarning
 	}
-	c.event(object, kind, reason, message)
+	c.event(object, node, kind, reason, message)
 }
 
 // waits remembers what each request was last said to wait for.
@@ -86,6 +117,19 @@ func (w *waits) news(request types.UID, d verifier.Decision) bool {
 	return true
 }
 
-func (c *Controller) event(object *certificatesv1.CertificateSigningRequest, kind, reason, message string) {
-	c.events.Eventf(object, nil, kind, reason, "Decide", "%s", message[:min(len(message), maxCondition)])
+// waiting reports whether a request was waiting when it was last decided on.
+func (w *waits) waiting(request types.UID) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	_, ok := w.last[request]
+	return ok
+}
+
+// event says something of a request, and of the Node for whose name it asks. Of a Node too, whoever asks: its owner wants to know.
+func (c *Controller) event(object *certificatesv1.CertificateSigningRequest, node *metav1.PartialObjectMetadata, kind, reason, message string) {
+	message = message[:min(len(message), maxCondition)]
+	c.events.Eventf(object, nil, kind, reason, "Decide", "%s", message)
+	if node != nil {
+		c.events.Eventf(node, object, kind, reason, "Decide", "%s: %s", object.Name, message)
+	}
 }

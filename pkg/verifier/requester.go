@@ -78,10 +78,16 @@ func (r *Rules) bootstrapGroup(username string) (string, bool) {
 	return "", false
 }
 
-// isToken reports whether the user is that of a bootstrap token: system:bootstrap: and the token's id, six of [a-z0-9].
-func isToken(username string) bool {
+// TokenID returns the ID of the bootstrap token that a user authenticated with, six of [a-z0-9] after system:bootstrap:, and whether the user
+// is a token's.
+func TokenID(username string) (string, bool) {
 	id, ok := strings.CutPrefix(username, userBootstrap)
-	return ok && len(id) == 6 && strings.Trim(id, "abcdefghijklmnopqrstuvwxyz0123456789") == ""
+	return id, ok && len(id) == 6 && strings.Trim(id, "abcdefghijklmnopqrstuvwxyz0123456789") == ""
+}
+
+func isToken(username string) bool {
+	_, ok := TokenID(username)
+	return ok
 }
 
 // judgeToken applies I3.

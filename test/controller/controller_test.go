@@ -135,6 +135,8 @@ type fleet struct {
 	// provider may stand before the TPM's.
 	provider func(controller.TPM) controller.Provider
 	tpm      controller.TPM
+	// more are other providers beside it.
+	more []controller.Provider
 	// ahead is how far the controller's clock is ahead.
 	ahead atomic.Int64
 	// caCertificate and caKey are the files of the CA that signs.
@@ -201,7 +203,7 @@ func newFleet(t *testing.T, change func(*fleet, *verifier.Policy)) *fleet {
 		t.Fatal(err)
 	}
 	f.tpm = controller.TPM{Verifier: judge}
-	f.config.Providers = []controller.Provider{f.provider(f.tpm)}
+	f.config.Providers = append(f.more, f.provider(f.tpm))
 	f.start(t)
 	return f
 }

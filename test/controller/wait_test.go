@@ -11,8 +11,6 @@ import (
 	"testing"
 	"time"
 
-	certificatesv1 "k8s.io/api/certificates/v1"
-
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
@@ -87,31 +85,25 @@ func TestInventoryIsLate(t *testing.T) {
 	late.enrols(t)
 }
 
-// The CA's files appear after the approval.
+// Without the CA's files not even a hello is answered: its proof would wait, too.
 func TestCAIsLate(t *testing.T) {
 	f := newFleet(t, nil)
 	m := f.newMachine(t, "ca-late")
 	f.inventoried(t, m)
-	key, err := os.ReadFile(f.caKey)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Remove(f.caKey); err != nil {
-		t.Fatal(err)
-	}
+	key := f.takeCA(t)
 	p := f.newPeer(t, m.chip, f.asToken(m.token), m.name, m.name)
-	_, proof := p.attests(t)
-	eventually(t, 10*time.Second, "it is approved", func() bool { return len(f.get(t, proof.Name).Status.Conditions) == 1 })
-	time.Sleep(2 * time.Second)
-	if got := f.get(t, proof.Name); reasonOf(got) != "" || len(got.Status.Certificate) > 0 {
-		t.Errorf("%+v", got.Status)
+	hello := p.hello(t)
+	eventually(t, 5*time.Second, "it is said that it waits", func() bool { return f.said(t, hello, string(verifier.ReasonSignerUnavailable)) })
+	if got := f.get(t, hello.Name); len(got.Status.Conditions) > 0 || len(got.Annotations) > 0 {
+		t.Errorf("%+v %v", got.Status, got.Annotations)
 	}
 	f.write(t, f.caKey, key)
 	began := time.Now()
-	f.issued(t, proof, m.name)
+	hello = p.challenged(t, hello)
 	if took := time.Since(began); took > 2*time.Second {
-		t.Errorf("issued after %s", took)
+		t.Errorf("challenged after %s", took)
 	}
+	f.issued(t, p.file(t, p.proof(t, hello)), m.name)
 }
 
 // While eight machines enrol again and again, the CA is replaced, the key after the certificate: each certificate is of the pair that was
@@ -212,10 +204,10 @@ func (newer) Versions() attestation.Versions { return attestation.Versions{"tpm/
 // refusing refuses tpm/v1, as its verifier would.
 type refusing struct{ newer }
 
-func (refusing) Judge(request, _ *certificatesv1.CertificateSigningRequest, _ bool, _ time.Time) verifier.Evidence {
+func (refusing) Judge(_ context.Context, q controller.Question) verifier.Evidence {
 	var refusals verifier.Refusals
 	refusals.Add(attestation.ReasonVersion, "%s is not served", attestation.VersionTPM)
-	return verifier.Evidence{Provider: request.Name, Err: refusals}
+	return verifier.Evidence{Provider: q.Request.Name, Err: refusals}
 }
 
 // A controller that serves other versions says which, and the plugin names both lists.

@@ -61,7 +61,7 @@ The exit code is 0 if all pass, and 21 if one does not.`,
 			if err != nil {
 				return err
 			}
-			return v.verify(args)
+			return v.verify(c.Context(), args)
 		},
 	}
 	c.Flags().StringVar(&at, "time", "", "time to judge at, RFC 3339 (default: now)")
@@ -129,7 +129,7 @@ func readKeys(path string) (tpm.Keys, error) {
 }
 
 // verify judges all requests in the files.
-func (j *judge) verify(files []string) error {
+func (j *judge) verify(ctx context.Context, files []string) error {
 	for _, file := range files {
 		found, err := j.read(file)
 		if err == nil && len(found) == 0 {
@@ -142,7 +142,7 @@ func (j *judge) verify(files []string) error {
 	}
 	refused := 0
 	for _, r := range j.requests {
-		if !j.show(r) {
+		if !j.show(ctx, r) {
 			refused++
 		}
 	}
@@ -258,7 +258,7 @@ func (j *judge) assume(path string, data []byte) *certificatesv1.CertificateSign
 }
 
 // decide has the rules decide on a request as the controller would.
-func (j *judge) decide(object *certificatesv1.CertificateSigningRequest, claim verifier.Claim) verifier.Decision {
+func (j *judge) decide(ctx context.Context, object *certificatesv1.CertificateSigningRequest, claim verifier.Claim) verifier.Decision {
 	in := verifier.Input{Now: j.now, Request: object, Machines: j.machines, Node: verifier.Absent}
 	if claim.Provider == j.provider.Name() {
 		if !claim.Hello {
@@ -270,7 +270,7 @@ func (j *judge) decide(object *certificatesv1.CertificateSigningRequest, claim v
 		named := ek != "" && slices.ContainsFunc(j.machines, func(m verifier.Machine) bool {
 			return slices.ContainsFunc(m.EKs, func(n verifier.NamedEK) bool { return n.EK == ek })
 		})
-		in.Evidence = j.provider.Judge(object, in.Hello, named, j.now)
+		in.Evidence = j.provider.Judge(ctx, controller.Question{Request: object, Hello: in.Hello, Named: named, Now: j.now})
 	}
 	return j.settings.Rules().Judge(in)
 }
@@ -316,7 +316,7 @@ func checkOf(reason verifier.Reason) string {
 }
 
 // show prints what becomes of a request, and reports whether it passes.
-func (j *judge) show(r request) bool {
+func (j *judge) show(ctx context.Context, r request) bool {
 	claim, ours := j.settings.Rules().Look(r.object)
 	kind := "proof"
 	if claim.Hello {
@@ -330,7 +330,7 @@ func (j *judge) show(r request) bool {
 	if r.assumed {
 		j.print("  assumed: signer %s, filed by %s", r.object.Spec.SignerName, r.object.Spec.Username)
 	}
-	d := j.decide(r.object, claim)
+	d := j.decide(ctx, r.object, claim)
 	failed := false
 	for _, check := range checks {
 		of := func(all verifier.Refusals) (found []verifier.Refusal) {

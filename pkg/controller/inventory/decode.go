@@ -201,8 +201,9 @@ func (d decoderAt) machine(n *yaml.Node) (entry, error) {
 				return err
 			})
 		},
-		"eks":      d.keys(&e.eks),
-		"provider": d.text(&e.provider),
+		"bootstrapTokenID": d.text(&e.machine.TokenID),
+		"eks":              d.keys(&e.eks),
+		"provider":         d.text(&e.provider),
 		"device": func(n *yaml.Node) error {
 			e.device = true
 			return d.mapping(n, "a device", map[string]field{

@@ -22,8 +22,10 @@ type Machine struct {
 	// its node name.
 	DNSNames []string
 	IPs      []netip.Addr
-	// EKs are its endorsement keys, one or more. No other machine has them.
+	// EKs are its endorsement keys. No other machine has them. There is one, or a TokenID.
 	EKs []EK
+	// TokenID is the public part of the bootstrap token that was made for it, empty if the operator did not say. No other machine has it.
+	TokenID string
 }
 
 // EK is an endorsement key.
@@ -39,8 +41,8 @@ type EK struct {
 // Inventory is what Parse accepted. It does not change; what it returns is the caller's. The zero value, and nil, hold no machine.
 type Inventory struct {
 	machines []Machine
-	// byEK, byName and byNodeName hold indices of machines.
-	byEK, byName, byNodeName map[string]int
+	// byEK, byName, byNodeName and byToken hold indices of machines.
+	byEK, byName, byNodeName, byToken map[string]int
 }
 
 // ByEK returns the machines with the endorsement key of that fingerprint: none or one, since Parse refuses more.
@@ -69,6 +71,14 @@ func (i *Inventory) ByNodeName(name string) (Machine, bool) {
 		return Machine{}, false
 	}
 	return i.at(i.byNodeName, name)
+}
+
+// ByToken returns the machine that the bootstrap token with that ID was made for.
+func (i *Inventory) ByToken(id string) (Machine, bool) {
+	if i == nil {
+		return Machine{}, false
+	}
+	return i.at(i.byToken, id)
 }
 
 // All returns all machines, in the order in which they were written.

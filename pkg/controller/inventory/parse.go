@@ -13,6 +13,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
 // The kind of a list of machines.
@@ -82,7 +83,7 @@ func Parse(data []byte) (*Inventory, error) {
 	if documents == 0 {
 		return nil, &Error{Problem: "it is empty; without machines it is kind " + Kind + " with machines: []"}
 	}
-	inventory := &Inventory{byEK: map[string]int{}, byName: map[string]int{}, byNodeName: map[string]int{}}
+	inventory := &Inventory{byEK: map[string]int{}, byName: map[string]int{}, byNodeName: map[string]int{}, byToken: map[string]int{}}
 	claims := claims{}
 	for i := range entries {
 		e := &entries[i]
@@ -96,6 +97,9 @@ func Parse(data []byte) (*Inventory, error) {
 		inventory.byName[e.machine.Name], inventory.byNodeName[e.machine.NodeName] = i, i
 		for _, ek := range e.machine.EKs {
 			inventory.byEK[ek.Fingerprint] = i
+		}
+		if id := e.machine.TokenID; id != "" {
+			inventory.byToken[id] = i
 		}
 	}
 	return inventory, nil
@@ -118,7 +122,9 @@ func (e *entry) check() error {
 		return e.errorf("its provider is %.64q, and only devices of provider %s have endorsement keys", e.provider, tpmProvider)
 	case !e.device && e.provider != "":
 		return e.errorf("it has a provider, but no device")
-	case len(e.eks) == 0:
+	case m.TokenID != "" && !isTokenID(m.TokenID):
+		return e.errorf("its bootstrapTokenID is not six of a to z and 0 to 9: the part of the token before the dot, and never the rest")
+	case len(e.eks) == 0 && m.TokenID == "":
 		return e.errorf("it has no endorsement keys: nothing would find it")
 	case len(e.eks) > maxKeys:
 		return e.errorf("it has more than %d endorsement keys", maxKeys)
@@ -146,6 +152,11 @@ func (e *entry) check() error {
 
 func (e *entry) errorf(format string, arguments ...any) error {
 	return &Error{Line: e.line, Problem: fmt.Sprintf(format, arguments...)}
+}
+
+func isTokenID(id string) bool {
+	_, ok := verifier.TokenID("system:bootstrap:" + id)
+	return ok
 }
 
 func (k *key) problem() string {
@@ -202,6 +213,9 @@ func (c claims) add(e *entry) error {
 	own := [][2]string{{"name", m.Name}, {"DNS name or nodeName", m.NodeName}}
 	if m.ProviderID != "" {
 		own = append(own, [2]string{"providerID", m.ProviderID})
+	}
+	if m.TokenID != "" {
+		own = append(own, [2]string{"bootstrapTokenID", m.TokenID})
 	}
 	for _, ek := range m.EKs {
 		own = append(own, [2]string{"EK", ek.Fingerprint})

@@ -40,6 +40,7 @@ func TestParse(t *testing.T) {
     certificate: {fingerprint: ` + print('b') + `, subject: CN=x, issuer: CN=y, serial: 1f, notAfter: "2030-01-01T00:00:00Z"}
   - fingerprint: ` + print('1') + ` # looks like a number
 - {nodeName: yes, eks: [{fingerprint: ` + strings.Repeat("0", 62) + `e1}]}
+- {nodeName: no-tpm, bootstrapTokenID: 012345}
 `))
 	if err != nil {
 		t.Fatal(err)
@@ -51,6 +52,8 @@ func TestParse(t *testing.T) {
 		EKs: []EK{{print('a'), "ecc-p256", print('b')}, {Fingerprint: print('1')}},
 	}, {
 		Name: "yes", NodeName: "yes", EKs: []EK{{Fingerprint: strings.Repeat("0", 62) + "e1"}},
+	}, {
+		Name: "no-tpm", NodeName: "no-tpm", TokenID: "012345",
 	}}
 	if got := inventory.All(); !reflect.DeepEqual(got, want) {
 		t.Fatalf("got  %+v\nwant %+v", got, want)
@@ -65,6 +68,12 @@ func TestParse(t *testing.T) {
 	}
 	if got, ok := inventory.ByNodeName("worker-7"); !ok || !reflect.DeepEqual(got, want[0]) {
 		t.Errorf("by node name: %+v", got)
+	}
+	if got, ok := inventory.ByToken("012345"); !ok || !reflect.DeepEqual(got, want[2]) {
+		t.Errorf("by token: %+v", got)
+	}
+	if _, ok := inventory.ByToken(""); ok {
+		t.Error("found by no token")
 	}
 	for _, unknown := range []string{"", print('c'), print('b'), strings.ToUpper(print('a')), "worker-7"} {
 		if got := inventory.ByEK(unknown); len(got) > 0 {
@@ -123,20 +132,24 @@ func TestParseRefuses(t *testing.T) {
 	ek := func(text string) string { return head + "- nodeName: a\n  eks:\n  - " + text + "\n" }
 	identity := "device:\n  eks:\n  - fingerprint: " + print('1') + "\n    template: x\n  manufacturer: X\n  firmware: x\n  akName: x\nnodeName: a\nprovider: tpm\n"
 	for name, c := range map[string]struct{ data, says string }{
-		"nothing":            {"", "it is empty"},
-		"white space":        {"\n \n", "it is empty"},
-		"a remark":           {"# nothing\n", "it is empty"},
-		"separators":         {"---\n---\n...\n", "it is empty"},
-		"null":               {"null\n", "line 1: here a machine is expected"},
-		"a word":             {"machines", "line 1: here a machine is expected"},
-		"a list":             {"- nodeName: a\n", "line 1: here a machine is expected"},
-		"binary":             {"\x00\x01", ""},
-		"not UTF-8":          {"nodeName: \xff\n", ""},
-		"no YAML":            {one + "- [\n", "line"},
-		"no YAML after JSON": {"{\"nodeName\": \"a\",\n\"eks\": [{\"fingerprint\": \"" + print('1') + "\"}]}\n{\n\"a\": [\n", "line"},
-		"tabs":               {"nodeName: a\n\teks: []\n", "line 2"},
-		"too long":           {one + strings.Repeat("#", MaxSize), "longer than 16777216 bytes"},
-		"a directive":        {"%YAML 1.1\n%FOO\n", ""},
+		"nothing":             {"", "it is empty"},
+		"white space":         {"\n \n", "it is empty"},
+		"a remark":            {"# nothing\n", "it is empty"},
+		"separators":          {"---\n---\n...\n", "it is empty"},
+		"null":                {"null\n", "line 1: here a machine is expected"},
+		"a word":              {"machines", "line 1: here a machine is expected"},
+		"a list":              {"- nodeName: a\n", "line 1: here a machine is expected"},
+		"binary":              {"\x00\x01", ""},
+		"not UTF-8":           {"nodeName: \xff\n", ""},
+		"no YAML":             {one + "- [\n", "line"},
+		"no YAML after JSON":  {"{\"nodeName\": \"a\",\n\"eks\": [{\"fingerprint\": \"" + print('1') + "\"}]}\n{\n\"a\": [\n", "line"},
+		"tabs":                {"nodeName: a\n\teks: []\n", "line 2"},
+		"too long":            {one + strings.Repeat("#", MaxSize), "longer than 16777216 bytes"},
+		"a whole token":       {entry("bootstrapTokenID: abcdef.0123456789abcdef"), "bootstrapTokenID is not six"},
+		"a token in capitals": {entry("bootstrapTokenID: ABCDEF"), "bootstrapTokenID is not six"},
+		"a token twice":       {head + "- {nodeName: a, bootstrapTokenID: abcdef}\n- {nodeName: b, bootstrapTokenID: abcdef}\n", "is also machine"},
+		"no key, no token":    {head + "- {nodeName: a, bootstrapTokenID: ''}\n", "no endorsement keys"},
+		"a directive":         {"%YAML 1.1\n%FOO\n", ""},
 
 		"no kind":                        {"apiVersion: " + APIVersion + "\nmachines: []\n", `line 1: is "" of`},
 		"no version":                     {"kind: " + Kind + "\nmachines: []\n", "is \"" + Kind + "\" of \"\""},
@@ -380,7 +393,14 @@ func write(t testing.TB, machines []Machine) []byte {
 			}
 			eks = append(eks, e)
 		}
-		d.Machines = append(d.Machines, map[string]any{"name": m.Name, "nodeName": m.NodeName, "providerID": m.ProviderID, "addresses": addresses, "eks": eks})
+		written := map[string]any{"name": m.Name, "nodeName": m.NodeName, "providerID": m.ProviderID, "addresses": addresses, "eks": eks}
+		if eks == nil {
+			delete(written, "eks")
+		}
+		if m.TokenID != "" {
+			written["bootstrapTokenID"] = m.TokenID
+		}
+		d.Machines = append(d.Machines, written)
 	}
 	data, err := json.Marshal(d)
 	if err != nil {
@@ -395,6 +415,7 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte(head + machine('1', "  addresses: [a, 192.0.2.1]\n  providerID: x://y\n") + machine('2', "")))
 	f.Add([]byte("device:\n  eks:\n  - fingerprint: \"" + print('1') + "\"\n    certificate: {fingerprint: " + print('a') + "}\nnodeName: a\nprovider: tpm\ndevice: {eks: [{fingerprint: " + print('b') + "}]}\nnodeName: b\nprovider: tpm\n"))
 	f.Add([]byte(`{"nodeName":"a","eks":[{"fingerprint":"` + print('c') + `"}]}` + "\n" + `{"nodeName":"b","eks":[{"fingerprint":"` + print('d') + `"}]}`))
+	f.Add([]byte(head + "- {nodeName: a, bootstrapTokenID: abc123}\n"))
 	f.Add([]byte("nodeName: &a a\n<<: *a\n"))
 	f.Add([]byte("--- {}\n...\n--- !!map {}\n"))
 	f.Add([]byte(strings.TrimSpace(head) + " []\n"))
@@ -411,7 +432,7 @@ func FuzzParse(f *testing.F) {
 		for _, m := range machines {
 			byName, ok := inventory.ByName(m.Name)
 			byNodeName, also := inventory.ByNodeName(m.NodeName)
-			if !ok || !also || !reflect.DeepEqual(byName, m) || !reflect.DeepEqual(byNodeName, m) || len(m.EKs) == 0 {
+			if !ok || !also || !reflect.DeepEqual(byName, m) || !reflect.DeepEqual(byNodeName, m) || len(m.EKs) == 0 && m.TokenID == "" {
 				t.Fatalf("%+v", m)
 			}
 			for _, ek := range m.EKs {
@@ -419,6 +440,9 @@ func FuzzParse(f *testing.F) {
 					t.Fatalf("%+v has EK %s, which finds %+v", m, ek.Fingerprint, found)
 				}
 				eks++
+			}
+			if found, ok := inventory.ByToken(m.TokenID); ok != (m.TokenID != "") || ok && !reflect.DeepEqual(found, m) {
+				t.Fatalf("%+v: its token finds %+v", m, found)
 			}
 		}
 		if eks != len(inventory.byEK) {

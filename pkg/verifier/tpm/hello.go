@@ -26,6 +26,9 @@ type Request struct {
 	// Usages and ExpirationSeconds are spec.usages, in their order, and spec.expirationSeconds, nil if unset.
 	Usages            []string
 	ExpirationSeconds *int32
+	// Created is when the API server stored it, by its own clock: a proof that came in time stays in time, however long it has to wait for its
+	// machine or a CA. Zero: now.
+	Created time.Time
 }
 
 // Claim is a hello that passed. The EK is one to trust; that the TPM with this EK has this AK, or that the node has either, only a proof

@@ -495,6 +495,14 @@ func proofRows() []row {
 		{"challenge: of another controller's key", bend{keyID: func(id *string, key *[]byte) { *key = bytes.Repeat([]byte("x"), 32) }}, false, reasons(ReasonQuoteMAC)},
 		{"challenge: expired", bend{now: testNow.Add(DefaultChallengeLifetime)}, false, reasons(ReasonChallengeExpired)},
 		{"challenge: expired long ago", bend{now: testNow.AddDate(1, 0, 0)}, false, reasons(ReasonChallengeExpired)},
+		{"challenge: the proof came late", bend{
+			now:          testNow.AddDate(0, 0, 1),
+			proofRequest: func(r *Request) { r.Created = testNow.Add(DefaultChallengeLifetime) },
+		}, false, reasons(ReasonChallengeExpired)},
+		{"challenge: the proof is said to have come later than now", bend{
+			now:          testNow.Add(DefaultChallengeLifetime),
+			proofRequest: func(r *Request) { r.Created = testNow.AddDate(1, 0, 0) },
+		}, false, reasons(ReasonChallengeExpired)},
 		{"challenge: expired, and said to be later", bend{
 			now:   testNow.Add(DefaultChallengeLifetime),
 			proof: func(p *attestation.Proof) { p.Expires += 300 },
@@ -686,6 +694,7 @@ func TestGoodCasesAreAccepted(t *testing.T) {
 	shown := newCA("Shown", k.root, nil)
 	for name, b := range map[string]bend{
 		"untouched":        {},
+		"judged late":      {now: testNow.Add(time.Hour), proofRequest: func(r *Request) { r.Created = testNow.Add(DefaultChallengeLifetime - time.Second) }},
 		"EK ecc-p256-high": {ek: "ecc-p256-high"}, "EK ecc-p384-high": {ek: "ecc-p384-high"},
 		"EK rsa-2048": {ek: "rsa-2048"}, "EK rsa-2048-high": {ek: "rsa-2048-high"},
 		"intermediate shown":   {hello: certificates(shown.issue(k.ekKeys["ecc-p256"], nil), shown.certificate.Raw)},

@@ -60,7 +60,7 @@ func (v *Verifier) Proof(request, helloRequest Request, named []Fingerprint, now
 		return nil, refusals
 	}
 	same := matchHello(&refusals, p, h)
-	key, expired := v.matchChallenge(&refusals, p.document, now)
+	key, expired := v.matchChallenge(&refusals, p, now)
 	p.quote = parseProofQuote(&refusals, p.document)
 	p.measured = v.judgeSelection(&refusals, p)
 	if p.quote != nil && h.akKey != nil {
@@ -157,12 +157,16 @@ func matchHello(refusals *verifier.Refusals, p *proof, h *hello) bool {
 
 // matchChallenge returns the controller's key that the proof names, nil if there is none or the challenge's time is not one that this
 // controller would have set. That the challenge ran out comes back apart.
-func (v *Verifier) matchChallenge(refusals *verifier.Refusals, document *attestation.Proof, now time.Time) (key []byte, expired verifier.Refusals) {
+func (v *Verifier) matchChallenge(refusals *verifier.Refusals, p *proof, now time.Time) (key []byte, expired verifier.Refusals) {
+	document, came := p.document, now
+	if created := p.request.Created; !created.IsZero() && created.Before(now) {
+		came = created
+	}
 	key = v.keys[document.KeyID]
 	if key == nil {
 		refusals.Add(ReasonChallengeKeyUnknown, "proof: there is no key %.64q here", document.KeyID)
 	}
-	if now.Unix() >= document.Expires {
+	if came.Unix() >= document.Expires {
 		expired.Add(ReasonChallengeExpired, "proof: the challenge ran out at %s", time.Unix(document.Expires, 0).UTC().Format(time.RFC3339))
 	}
 	if document.Expires > now.Add(v.lifetime+maxSkew).Unix() {

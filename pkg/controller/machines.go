@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"context"
+	"time"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+)
+
+// MachineSource knows the machines of the cluster, by authorities that no node can write.
+type MachineSource interface {
+	// Machines returns all of them. An error means that it is not known now which there are: nothing is decided then.
+	Machines(ctx context.Context, now time.Time) ([]verifier.Machine, error)
+}
+
+// TokenSource knows which machine a bootstrap token was made for. A MachineSource may be one; without it no token is known, and where the
+// policy requires one first requests wait in vain.
+type TokenSource interface {
+	// Token returns what is known of the token with this ID, the public part of it. The zero value: nothing yet.
+	Token(ctx context.Context, id string, now time.Time) (verifier.Token, error)
+}
+
+// Inventory is the source of machines for fleets without Cluster API.
+type Inventory struct{ File *inventory.File }
+
+// Machines returns those in the file.
+func (i Inventory) Machines(_ context.Context, now time.Time) ([]verifier.Machine, error) {
+	known, err := i.File.Inventory(now)
+	if err != nil {
+		return nil, err
+	}
+	return machinesOf(known), nil
+}
+
+// Token returns the machine in the file that has this token.
+func (i Inventory) Token(_ context.Context, id string, now time.Time) (verifier.Token, error) {
+	known, err := i.File.Inventory(now)
+	if err != nil {
+		return verifier.Token{}, err
+	}
+	return tokenOf(known, id), nil
+}
+
+// Problem returns what is wrong with what the file holds, nil if that is in use.
+func (i Inventory) Problem() error { return i.File.Problem() }
+
+// machinesOf returns what the rules are told of an inventory.
+func machinesOf(known *inventory.Inventory) []verifier.Machine {
+	var machines []verifier.Machine
+	for _, m := range known.All() {
+		machine := verifier.Machine{
+			Ref: verifier.MachineRef{Name: m.Name}, ProviderID: m.ProviderID, Ready: true,
+			Names: []verifier.NodeName{{Source: verifier.NameInventory, Value: m.NodeName}},
+		}
+		for _, ek := range m.EKs {
+			machine.EKs = append(machine.EKs, verifier.NamedEK{Source: verifier.EKInventory, EK: ek.Fingerprint})
+		}
+		machines = append(machines, machine)
+	}
+	return machines
+}
+
+// tokenOf returns what an inventory knows of a token. One that no machine has may be added yet.
+func tokenOf(known *inventory.Inventory, id string) verifier.Token {
+	machine, ok := known.ByToken(id)
+	return verifier.Token{Known: ok, Machine: verifier.MachineRef{Name: machine.Name}}
+}

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"encoding/pem"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+	verifiertpm "github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
+)
+
+// A proof that came in time is not too late when the CA comes long after its challenge has run out: not while it waits to be approved, nor
+// between approval and signature.
+func TestCAComesAfterTheChallengeHasRunOut(t *testing.T) {
+	f := newFleet(t, nil)
+	m := f.newMachine(t, "late-ca")
+	f.inventoried(t, m)
+	p := f.newPeer(t, m.chip, f.asToken(m.token), m.name, m.name)
+	hello := p.challenged(t, p.hello(t))
+	key := f.takeCA(t)
+	time.Sleep(time.Second) // the controller notices
+	proof := p.file(t, p.proof(t, hello))
+	f.ahead.Store(int64(15 * time.Minute))
+	time.Sleep(2 * time.Second)
+	if got := f.get(t, proof.Name); len(got.Status.Conditions) > 0 {
+		t.Fatalf("without a CA: %+v", got.Status)
+	}
+	f.write(t, f.caKey, key)
+	f.issued(t, proof, m.name)
+	f.ahead.Store(0)
+
+	// The same with a request that was approved before the CA went, as by a controller that was killed there.
+	q := f.newPeer(t, m.chip, f.asToken(m.token), m.name, m.name)
+	hello = q.challenged(t, q.hello(t))
+	f.stop()
+	f.config.CA = nil // approves, and does not sign
+	f.start(t)
+	proof = q.file(t, q.proof(t, hello))
+	eventually(t, 10*time.Second, "it is approved", func() bool { return len(f.get(t, proof.Name).Status.Conditions) > 0 })
+	f.stop()
+	f.ahead.Store(int64(15 * time.Minute))
+	f.config.CA = signing.NewFiles(f.caCertificate, f.caKey)
+	f.start(t)
+	f.issued(t, proof, m.name)
+	f.ahead.Store(0)
+}
+
+// takeCA takes the CA's key away and returns it.
+func (f *fleet) takeCA(t *testing.T) []byte {
+	t.Helper()
+	key, err := os.ReadFile(f.caKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.write(t, f.caKey, nil)
+	f.stop() // the last good pair would stay in use
+	f.config.CA = signing.NewFiles(f.caCertificate, f.caKey)
+	f.start(t)
+	return key
+}
+
+// Without a CA until the deadline: what was approved fails, so that no request stays open.
+func TestApprovedRequestThatNobodyCanSignFails(t *testing.T) {
+	f := newFleet(t, nil)
+	m := f.newMachine(t, "no-ca")
+	f.inventoried(t, m)
+	p := f.newPeer(t, m.chip, f.asToken(m.token), m.name, m.name)
+	hello := p.challenged(t, p.hello(t))
+	f.stop()
+	f.config.CA = nil
+	f.start(t)
+	proof := p.file(t, p.proof(t, hello))
+	eventually(t, 10*time.Second, "it is approved", func() bool { return len(f.get(t, proof.Name).Status.Conditions) > 0 })
+	f.stop()
+	f.write(t, f.caKey, nil)
+	f.ahead.Store(int64(verifier.DefaultWaitDeadline + time.Minute))
+	f.config.CA = signing.NewFiles(f.caCertificate, f.caKey)
+	f.start(t)
+	f.refused(t, proof, string(verifier.ReasonSignerUnavailable))
+	f.ahead.Store(0)
+}
+
+// Several proofs of one machine at once, each with a hello of its own: one after the other is issued, none fails.
+func TestProofsOfOneMachineAtOnce(t *testing.T) {
+	f := newFleet(t, nil)
+	f.startWith(t, f.AdminConfig()) // and two controllers
+	m := f.newMachine(t, "many-proofs")
+	f.inventoried(t, m)
+	var proofs []*certificatesv1.CertificateSigningRequest
+	var peers []*peer
+	for range 5 {
+		p := f.newPeer(t, m.chip, f.asToken(m.token), m.name, m.name)
+		peers = append(peers, p)
+		proofs = append(proofs, p.proof(t, p.challenged(t, p.hello(t))))
+	}
+	var wait sync.WaitGroup
+	for i, proof := range proofs {
+		wait.Go(func() { peers[i].file(t, proof) })
+	}
+	wait.Wait()
+	for _, proof := range proofs {
+		f.issued(t, proof, m.name)
+	}
+	// One too many is noted where both controllers were about to issue: the other one's is never published.
+	if n := len(f.record(t, m.name).Status.Certificates); n < len(proofs) || n > 2*len(proofs) {
+		t.Errorf("%d certificates are noted", n)
+	}
+}
+
+// A machine over its rate waits for its turn; so do requesters, and nobody is denied for it.
+func TestRates(t *testing.T) {
+	f := newFleet(t, func(f *fleet, _ *verifier.Policy) {
+		f.config.Rates = controller.DefaultRates()
+		f.config.Rates.Machine = controller.Rate{Every: 4 * time.Second, Burst: 1}
+		f.config.Rates.Requester = controller.Rate{Every: 250 * time.Millisecond, Burst: 8}
+	})
+	m, other := f.newMachine(t, "often"), f.newMachine(t, "seldom")
+	f.inventoried(t, m, other)
+	_, first := f.newPeer(t, m.chip, f.asToken(m.token), m.name, m.name).attests(t)
+	f.issued(t, first, m.name)
+	began := time.Now()
+	_, second := f.newPeer(t, m.chip, f.asToken(m.token), m.name, m.name).attests(t)
+	eventually(t, 3*time.Second, "it is said that it waits", func() bool { return f.said(t, second, string(verifier.ReasonRateLimited)) })
+	f.issued(t, second, m.name)
+	if took := time.Since(began); took < 2*time.Second {
+		t.Errorf("the second certificate came after %s", took)
+	}
+
+	p := f.newPeer(t, m.chip, f.asToken(m.token), m.name, m.name)
+	var flood []*certificatesv1.CertificateSigningRequest
+	for range 30 {
+		flood = append(flood, p.file(t, p.object(t, attestation.HelloSignerName, []byte("{}"))))
+	}
+	began = time.Now()
+	other.enrols(t)
+	if took := time.Since(began); took > 2500*time.Millisecond {
+		t.Errorf("another requester waited %s", took)
+	}
+	decided := 0
+	for _, object := range flood {
+		if reasonOf(f.get(t, object.Name)) != "" {
+			decided++
+		}
+	}
+	if decided > 24 {
+		t.Errorf("%d of %d were judged at once", decided, len(flood))
+	}
+	for _, object := range flood {
+		f.refused(t, object, string(verifiertpm.ReasonMalformed))
+	}
+}
+
+// said reports whether there is an Event of a reason about a request.
+func (f *fleet) said(t *testing.T, object *certificatesv1.CertificateSigningRequest, reason string) bool {
+	t.Helper()
+	return f.saidOf(t, object.Name, reason)
+}
+
+func (f *fleet) saidOf(t *testing.T, name, reason string) bool {
+	t.Helper()
+	list := &eventsv1.EventList{}
+	if err := f.client.List(t.Context(), list, client.InNamespace("default")); err != nil {
+		t.Fatal(err)
+	}
+	for _, event := range list.Items {
+		if event.Regarding.Name == name && event.Reason == reason {
+			return true
+		}
+	}
+	return false
+}
+
+// A node that is left alone renews by the cluster's own signer, with an Event on it each time; nothing else of it passes, and nobody else.
+func TestUnattestedNodes(t *testing.T) {
+	f := newFleet(t, func(_ *fleet, p *verifier.Policy) { p.UnattestedNodes = []string{"control-plane-0"} })
+	if err := f.client.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "control-plane-0"}}); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = f.client.Delete(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "control-plane-0"}})
+	}()
+	stock := func(user, name string) *certificatesv1.CertificateSigningRequest {
+		t.Helper()
+		issued, err := f.ClientCA().IssueClient("system:node:"+user, []string{"system:nodes"}, time.Now().Add(-time.Minute), time.Now().Add(time.Hour))
+		if err != nil {
+			t.Fatal(err)
+		}
+		api, err := csr.NewClient(f.asNode(issued.CertPEM, issued.KeyPEM))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return f.stock(t, api, name)
+	}
+	good := stock("control-plane-0", "control-plane-0")
+	eventually(t, 10*time.Second, "it is approved", func() bool {
+		got := f.get(t, good.Name)
+		return len(got.Status.Conditions) == 1 && got.Status.Conditions[0].Type == certificatesv1.CertificateApproved &&
+			got.Status.Conditions[0].Reason == string(controller.ReasonUnattested)
+	})
+	eventually(t, 5*time.Second, "it is said of the node", func() bool { return f.saidOf(t, "control-plane-0", string(controller.ReasonUnattested)) })
+	// That a node asks for another the API server refuses by itself, under this signer; the rules do, too.
+	open := []*certificatesv1.CertificateSigningRequest{
+		stock("control-plane-1", "control-plane-1"), f.stock(t, f.clientOf(t, f.newToken(t)), "control-plane-0"),
+	}
+	time.Sleep(2 * time.Second)
+	for _, object := range open {
+		if got := f.get(t, object.Name); len(got.Status.Conditions) > 0 {
+			t.Errorf("%s is not ours to decide: %+v", got.Spec.Username, got.Status)
+		}
+	}
+	if n := f.records(t); n != 0 {
+		t.Errorf("%d records", n)
+	}
+}
+
+// stock files what a kubelet without the plugin does.
+func (f *fleet) stock(t *testing.T, api *csr.Client, name string) *certificatesv1.CertificateSigningRequest {
+	t.Helper()
+	key, _, err := csr.NewKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pkcs10, err := csr.PKCS10(csr.Identity{NodeName: name}, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	content := pem.EncodeToMemory(&pem.Block{Type: attestation.BlockRequest, Bytes: pkcs10})
+	object := csr.Object(csr.NewName(), sharedSigner, content, key.Public(), nil)
+	filed, err := api.Create(t.Context(), object, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return filed
+}
