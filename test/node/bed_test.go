@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"encoding/pem"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
+)
+
+// cluster is a control plane with the packaged manifests and a controller.
+type cluster struct {
+	*testbed.ControlPlane
+	controller *controllerprocess.Controller
+}
+
+// starting lets one cluster start after the other: on few processors all at once would take longer than each may.
+var starting sync.Mutex
+
+// newCluster starts one with the controller, whose configuration configure may change.
+func newCluster(t *testing.T, configure func(*config.Config)) *cluster {
+	t.Helper()
+	starting.Lock()
+	defer starting.Unlock()
+	cp, err := testbed.Start(t.Context(), testbed.Options{Progress: os.Stderr})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(cp.Logs())
+		}
+		if err := cp.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	// The nodes' right to file requests, without the bindings that approve them.
+	if err := cp.BindGroup(t.Context(), "bootstrap", "system:node-bootstrapper", testbed.BootstrapGroup); err != nil {
+		t.Fatal(err)
+	}
+	if err := controllerprocess.Install(t.Context(), cp, module); err != nil {
+		t.Fatal(err)
+	}
+	c := &cluster{ControlPlane: cp}
+	c.controller, err = controllerprocess.New(controllerprocess.Options{
+		ControlPlane: cp, Dir: t.TempDir(), Binary: built.controller, Configure: configure,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.startController(t)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(c.controller.LogTail())
+		}
+		if err := c.controller.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+func (c *cluster) startController(t *testing.T) {
+	t.Helper()
+	if err := c.controller.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.controller.Ready(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// machine is a computer with a software TPM, behind a proxy that counts, and a kubelet.
+type machine struct {
+	*cluster
+	name    string
+	args    []string // of the plugin
+	certs   cache.Dir
+	tpm     *swtpm.Proxy
+	kubelet *testbed.Kubelet
+}
+
+// newMachine returns one without a certificate, with a bootstrap token of its own. args are added to the plugin's.
+func (c *cluster) newMachine(t *testing.T, name string, args ...string) *machine {
+	t.Helper()
+	dir := t.TempDir()
+	m := &machine{cluster: c, name: name, certs: cache.At(filepath.Join(dir, "certs"))}
+	m.tpm = swtpm.NewProxy(t, swtpm.Start(t, swtpm.Options{Certified: []string{"ecc-p256"}}))
+	token, err := c.CreateBootstrapToken(t.Context(), time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bootstrap := filepath.Join(dir, "bootstrap.kubeconfig")
+	if err := c.WriteKubeconfig(bootstrap, testbed.TokenUser(token)); err != nil {
+		t.Fatal(err)
+	}
+	m.args = append([]string{
+		"--provider=tpm", "--tpm-device=" + m.tpm.Socket(), "--node-name=" + name, "--provider-id=test://" + name,
+		"--cert-dir=" + m.certs.Path(), "--runtime-dir=" + filepath.Join(dir, "run"), "--bootstrap-kubeconfig=" + bootstrap,
+	}, args...)
+	return m
+}
+
+// identity is what identify prints on the machine, with flags added.
+func (m *machine) identity(t *testing.T, args ...string) []byte {
+	t.Helper()
+	var stderr bytes.Buffer
+	cmd := exec.CommandContext(t.Context(), built.plugin, append(append([]string{"identify"}, m.args...), args...)...)
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("identify: %v: %s", err, &stderr)
+	}
+	m.tpm.Reset() // what is counted is the node's doing
+	return append([]byte("---\n"), out...)
+}
+
+// setInventory replaces the inventory.
+func (c *cluster) setInventory(t *testing.T, identities ...[]byte) {
+	t.Helper()
+	if err := controllerprocess.SetInventory(t.Context(), c.ControlPlane, bytes.Join(identities, nil)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// startKubelet starts the machine's kubelet, whose configuration may get more fields.
+func (m *machine) startKubelet(t *testing.T, config string) {
+	t.Helper()
+	var err error
+	m.kubelet, err = testbed.StartKubelet(t.Context(), testbed.KubeletOptions{
+		Components: built.kubelet,
+		NodeName:   m.name,
+		Kubeconfig: m.ExecKubeconfig("client.authentication.k8s.io/v1", built.plugin, m.args, nil, true),
+		Config:     config,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(m.kubelet.LogTail())
+			m.showWorkerLog(t)
+		}
+		if err := m.kubelet.Remove(); err != nil {
+			t.Error(err)
+		}
+		m.endWorker(t)
+	})
+}
+
+func (m *machine) showWorkerLog(t *testing.T) {
+	if log, err := os.ReadFile(m.certs.File(cache.LogFile)); err == nil {
+		t.Logf("--- worker ---\n%s", log)
+	}
+}
+
+// endWorker ends one that works on without its kubelet, so that it does not write into a directory that goes away.
+func (m *machine) endWorker(t *testing.T) {
+	id := m.certs.Worker()
+	if !id.Alive() {
+		return
+	}
+	if p, err := os.FindProcess(id.PID); err == nil {
+		_ = p.Kill()
+	}
+	eventually(t, 5*time.Second, "the worker ends", func() bool { return !id.Alive() })
+}
+
+// leaf is the certificate that the plugin hands out, nil while there is none.
+func (m *machine) leaf(t *testing.T) *x509.Certificate {
+	t.Helper()
+	pair, err := m.certs.Current()
+	if err != nil {
+		return nil
+	}
+	block, _ := pem.Decode(pair.Chain)
+	leaf, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return leaf
+}
+
+// requests returns the requests that claim the machine's name: hellos, and others.
+func (m *machine) requests(t *testing.T) (hellos, proofs []certificatesv1.CertificateSigningRequest) {
+	t.Helper()
+	list, err := m.Client().CertificatesV1().CertificateSigningRequests().List(context.WithoutCancel(t.Context()), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, item := range list.Items {
+		block, _ := pem.Decode(item.Spec.Request)
+		request, err := x509.ParseCertificateRequest(block.Bytes)
+		switch {
+		case err != nil || request.Subject.CommonName != "system:node:"+m.name:
+		case item.Spec.SignerName == attestation.HelloSignerName:
+			hellos = append(hellos, item)
+		default:
+			proofs = append(proofs, item)
+		}
+	}
+	return hellos, proofs
+}
+
+// eventually waits for a condition, a bound with slack on how long.
+func eventually(t *testing.T, limit time.Duration, what string, condition func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(limit); !condition(); time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within %s: %s", limit, what)
+		}
+	}
+}

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"regexp"
+	"strconv"
+	"testing"
+	"time"
+)
+
+// However often a kubelet without a certificate asks its plugin, the API server and the TPM are left in peace: a denial is followed by a
+// pause, and a request that nobody answers is waited for.
+func TestEnrolmentFailsQuietly(t *testing.T) {
+	t.Parallel()
+	const (
+		observed = 100 * time.Second
+		pause    = 30 * time.Second // after a denial, at least
+		sequence = 25               // TPM commands for a hello and its proof, at most
+	)
+	c := newCluster(t, nil)
+	denied, unknown := c.newMachine(t, "denied"), c.newMachine(t, "unknown")
+	// The inventory knows the one's TPM under another name, and the other's not at all.
+	c.setInventory(t, denied.identity(t, "--node-name=another"))
+	began := time.Now()
+	for _, m := range []*machine{denied, unknown} {
+		m.startKubelet(t, "")
+	}
+	time.Sleep(time.Until(began.Add(observed)))
+
+	for _, m := range []*machine{denied, unknown} {
+		hellos, proofs := m.requests(t)
+		calls := m.calls(t)
+		t.Logf("%s: %d hellos, %d TPM commands, %d calls of the plugin in %s", m.name, len(hellos), m.tpm.Count(), calls, observed)
+		if len(proofs) > 0 || m.leaf(t) != nil {
+			t.Errorf("%s: %d proofs, certificate %v", m.name, len(proofs), m.leaf(t))
+		}
+		if m.tpm.Count() == 0 || m.tpm.Count() > sequence*len(hellos) {
+			t.Errorf("%s: %d TPM commands for %d hellos", m.name, m.tpm.Count(), len(hellos))
+		}
+		if calls <= len(hellos) {
+			t.Errorf("%s: the kubelet called its plugin %d times only, so this shows nothing", m.name, calls)
+		}
+	}
+	if hellos, _ := unknown.requests(t); len(hellos) != 1 {
+		t.Errorf("%d hellos while the first one is pending", len(hellos))
+	}
+	hellos, _ := denied.requests(t)
+	if len(hellos) < 2 {
+		t.Errorf("%d hellos: nothing followed the denial", len(hellos))
+	}
+	for i, hello := range hellos {
+		if len(hello.Status.Conditions) == 0 {
+			t.Errorf("%s is pending", hello.Name)
+		}
+		for _, other := range hellos[:i] {
+			// The API server's times have whole seconds.
+			if apart := hello.CreationTimestamp.Sub(other.CreationTimestamp.Time).Abs(); apart < pause-time.Second {
+				t.Errorf("two hellos %s apart", apart)
+			}
+		}
+	}
+}
+
+var callMetric = regexp.MustCompile(`(?m)^rest_client_exec_plugin_call_total\{[^}]*\} (\d+)$`)
+
+// calls returns how often the kubelet has called its plugin.
+func (m *machine) calls(t *testing.T) int {
+	t.Helper()
+	metrics, err := m.kubelet.Metrics(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	total := 0
+	for _, match := range callMetric.FindAllStringSubmatch(metrics, -1) {
+		n, err := strconv.Atoi(match[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		total += n
+	}
+	return total
+}

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"testing"
+	"time"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
+)
+
+// A machine becomes a node with a certificate that it attested for, its heartbeat goes on, and a restarted kubelet asks for nothing.
+func TestNodeBecomesReady(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, nil)
+	m := c.newMachine(t, "ready")
+	c.setInventory(t, m.identity(t))
+	began := time.Now()
+	m.startKubelet(t, "")
+	eventually(t, time.Minute, "the node is ready", func() bool { return m.ready(t.Context()) == "" })
+	t.Logf("ready after %s", time.Since(began).Round(10*time.Millisecond))
+	p := m.watch(t)
+
+	leaf := m.leaf(t)
+	sum := sha256.Sum256(leaf.Raw)
+	record := m.record(t)
+	if n := len(record.Status.Certificates); n != 1 || record.Status.Certificates[0].SHA256 != hex.EncodeToString(sum[:]) || record.Spec.NodeName != m.name {
+		t.Errorf("the record does not know the certificate %x: %+v", sum, record)
+	}
+	hellos, proofs := m.requests(t)
+	if len(hellos) != 1 || len(proofs) != 1 {
+		t.Errorf("%d hellos and %d proofs", len(hellos), len(proofs))
+	}
+
+	eventually(t, 45*time.Second, "the Lease is renewed three times", func() bool { return p.count() > 3 })
+	commands := m.tpm.Count()
+	if err := m.kubelet.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.kubelet.Start(); err != nil {
+		t.Fatal(err)
+	}
+	before := p.count()
+	eventually(t, 45*time.Second, "the Lease is renewed by the restarted kubelet", func() bool { return p.count() > before+1 })
+	p.stop()
+	p.steady(t, time.Now())
+	if hellos, proofs := m.requests(t); len(hellos) != 1 || len(proofs) != 1 || m.tpm.Count() != commands || !m.leaf(t).Equal(leaf) {
+		t.Errorf("after a restart: %d hellos, %d proofs, %d TPM commands more", len(hellos), len(proofs), m.tpm.Count()-commands)
+	}
+}
+
+// record returns the controller's record of the machine.
+func (m *machine) record(t *testing.T) *v1alpha1.NodeAttestation {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	if err := v1alpha1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	api, err := client.New(m.AdminConfig(), client.Options{Scheme: scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	record := &v1alpha1.NodeAttestation{}
+	if err := api.Get(t.Context(), client.ObjectKey{Namespace: controllerprocess.Namespace, Name: m.name}, record); err != nil {
+		t.Fatal(err)
+	}
+	return record
+}

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"crypto/x509"
+	"testing"
+	"time"
+)
+
+// busy lets the kubelet ask for its node each second, so that it also asks its plugin in the few seconds in which a short-lived
+// certificate is due. The Lease is renewed every 10 s all the same.
+const busy = "nodeStatusUpdateFrequency: 1s\n"
+
+// watchNodes has kube-controller-manager find out about nodes without a heartbeat. It has no CA: the signer is ours.
+func (c *cluster) watchNodes(t *testing.T) {
+	t.Helper()
+	err := c.StartControllerManager(t.Context(), "--controllers=node-lifecycle-controller", "--cluster-signing-cert-file=", "--cluster-signing-key-file=")
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// startShortLived starts a node whose certificates live only so long.
+func startShortLived(t *testing.T, name string, lifetime time.Duration) (*machine, *signer) {
+	t.Helper()
+	c := newCluster(t, approveOnly)
+	c.watchNodes(t)
+	s := c.newSigner(t, lifetime)
+	m := c.newMachine(t, name, "--signer-name="+builtinSigner)
+	c.setInventory(t, m.identity(t))
+	m.startKubelet(t, busy)
+	eventually(t, time.Minute, "the node is ready", func() bool { return m.ready(t.Context()) == "" })
+	if leaf := m.leaf(t); leaf.NotAfter.Sub(leaf.NotBefore) != lifetime {
+		t.Fatalf("the certificate is valid from %s to %s: it is another signer's", leaf.NotBefore, leaf.NotAfter)
+	}
+	return m, s
+}
+
+// One certificate after the other, each attested anew, and the node's heartbeat never misses a beat.
+func TestRotations(t *testing.T) {
+	t.Parallel()
+	const lifetime, rotations = 35 * time.Second, 6
+	m, _ := startShortLived(t, "rotating", lifetime)
+	p := m.watch(t)
+	began := time.Now()
+	leaves := []*x509.Certificate{m.leaf(t)}
+	eventually(t, 4*time.Minute, "the certificate is rotated again and again", func() bool {
+		if last := leaves[len(leaves)-1]; !m.leaf(t).Equal(last) {
+			leaves = append(leaves, m.leaf(t))
+			t.Logf("rotation %d after %s, %s before the end", len(leaves)-1, time.Since(began).Round(100*time.Millisecond),
+				time.Until(last.NotAfter).Round(100*time.Millisecond))
+		}
+		return len(leaves) > rotations
+	})
+	// The last one is used, too.
+	seen := p.count()
+	eventually(t, maxGap, "the Lease is renewed after the last rotation", func() bool { return p.count() > seen })
+	p.stop()
+	p.steady(t, time.Now())
+	for i, leaf := range leaves[1:] {
+		if left := leaves[i].NotAfter.Sub(leaf.NotBefore); left <= 0 {
+			t.Errorf("rotation %d came %s too late", i+1, -left)
+		}
+	}
+	if hellos, proofs := m.requests(t); len(hellos) != len(leaves) || len(proofs) != len(leaves) {
+		t.Errorf("%d hellos and %d proofs for %d certificates", len(hellos), len(proofs), len(leaves))
+	}
+}
+
+// Neither controller nor signer is there while the certificate is due. The old one serves to its end, and as soon as they
+// are back the node gets a new one.
+func TestSignerDownForTheWholeWindow(t *testing.T) {
+	t.Parallel()
+	const lifetime, outage = 75 * time.Second, 12 * time.Second
+	m, s := startShortLived(t, "forsaken", lifetime)
+	p := m.watch(t)
+	leaf := m.leaf(t)
+	// The window begins when a fifth of the lifetime is left.
+	time.Sleep(time.Until(leaf.NotAfter.Add(-lifetime * 3 / 10)))
+	s.away.Store(true)
+	if err := m.controller.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if !m.leaf(t).Equal(leaf) {
+		t.Fatal("the certificate was replaced before the window")
+	}
+
+	time.Sleep(time.Until(leaf.NotAfter))
+	p.steady(t, leaf.NotAfter)
+	if hellos, _ := m.requests(t); len(hellos) != 2 {
+		t.Errorf("%d hellos, not the first and one for the renewal", len(hellos))
+	}
+	time.Sleep(outage)
+	seen := p.count()
+
+	back := time.Now()
+	s.away.Store(false)
+	m.startController(t)
+	eventually(t, 30*time.Second, "the Lease is renewed after the signer's return", func() bool { return p.count() > seen })
+	t.Logf("the Lease is renewed %s after the signer's return", time.Since(back).Round(100*time.Millisecond))
+	eventually(t, 10*time.Second, "the node is ready", func() bool { return m.ready(t.Context()) == "" })
+	if hellos, _ := m.requests(t); len(hellos) > 3 {
+		t.Errorf("%d hellos", len(hellos))
+	}
+}
