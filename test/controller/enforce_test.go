@@ -341,7 +341,7 @@ func TestProgramStartsToEnforce(t *testing.T) {
 	if err := testbed.GoBuild(t.Context(), "../..", program, "./cmd/node-attestation-controller"); err != nil {
 		t.Fatal(err)
 	}
-	start := func(extra string) (*exec.Cmd, *bytes.Buffer) {
+	start := func(kubeconfig, extra string) (*exec.Cmd, *bytes.Buffer) {
 		t.Helper()
 		content := "apiVersion: controller.attestation.cluster.x-k8s.io/v1alpha1\nkind: NodeAttestationControllerConfiguration\nclusterUID: " + gateCluster +
 			"\nnamespace: " + g.secret.Namespace + "\nchallengeKeySecret: " + g.secret.Name + "\nsigning: {mode: ApproveOnly}\nsigners: [{name: example.com/signer}]\n" +
@@ -349,14 +349,14 @@ func TestProgramStartsToEnforce(t *testing.T) {
 		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		cmd, stderr := exec.CommandContext(t.Context(), program, "--config="+file, "--kubeconfig="+g.admin(t)), &bytes.Buffer{}
+		cmd, stderr := exec.CommandContext(t.Context(), program, "--config="+file, "--kubeconfig="+kubeconfig), &bytes.Buffer{}
 		cmd.Stderr = stderr
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
 		return cmd, stderr
 	}
-	cmd, stderr := start("unattestedNodes: [cp-1]\n")
+	cmd, stderr := start(g.admin(t), "unattestedNodes: [cp-1]\n")
 	_ = cmd.Wait() // its exit code follows
 	if code := cmd.ProcessState.ExitCode(); code != 10 || !strings.Contains(stderr.String(), "1: worker-1\nhint: attest them") {
 		t.Errorf("exit code %d: %s", code, stderr)
@@ -365,7 +365,7 @@ func TestProgramStartsToEnforce(t *testing.T) {
 		t.Errorf("refused, and since %s", since)
 	}
 	g.kubeadms(t)
-	cmd, stderr = start("unattestedNodes: [cp-1, worker-1]\nautoApprovingBindings: Remove\n")
+	cmd, stderr = start(g.admin(t), "unattestedNodes: [cp-1, worker-1]\nautoApprovingBindings: Remove\n")
 	ended := sync.OnceValue(func() error {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
 		return cmd.Wait()
@@ -374,6 +374,27 @@ func TestProgramStartsToEnforce(t *testing.T) {
 	eventually(t, 10*time.Second, "enforcement has started", func() bool { since, _ := g.since(t); return since != "" })
 	eventually(t, 20*time.Second, "the leader removes bindings", func() bool { return !g.bound(t, kubeadmFirst) && !g.bound(t, kubeadmSecond) })
 	if err := ended(); err != nil {
+		t.Errorf("%v: %s", err, stderr)
+	}
+	// An API server that is not there yet is waited for, until the program is told to end.
+	admin := g.admin(t)
+	content, err := os.ReadFile(admin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(admin, bytes.ReplaceAll(content, []byte(g.ServerURL()), []byte("https://127.0.0.1:1")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd, stderr = start(admin, "")
+	over := make(chan error, 1)
+	go func() { over <- cmd.Wait() }()
+	select {
+	case err := <-over:
+		t.Fatalf("it does not wait: %v: %s", err, stderr)
+	case <-time.After(2500 * time.Millisecond):
+	}
+	_ = cmd.Process.Signal(syscall.SIGTERM)
+	if err := <-over; err != nil || !strings.Contains(stderr.String(), "connection refused") {
 		t.Errorf("%v: %s", err, stderr)
 	}
 }

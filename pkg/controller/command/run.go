@@ -19,6 +19,7 @@ import (
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
@@ -44,15 +45,36 @@ func (i *invocation) run(cmd *cobra.Command, _ []string) error {
 	}
 	logger := klog.Background()
 	ctrl.SetLogger(logger)
-	m, gate, err := newManager(cmd.Context(), api, settings, logger)
+	gate, err := newGate(api, settings, logger)
 	if err != nil {
 		return err
 	}
 	if err := open(cmd.Context(), gate); err != nil || cmd.Context().Err() != nil {
 		return err
 	}
+	m, err := newManager(cmd.Context(), api, settings, gate, logger)
+	if err != nil {
+		return err
+	}
 	logger.Info("starting", "version", i.Version, "commit", i.Commit, "config", i.file, "cluster", settings.Config().ClusterUID, "audit", settings.Config().Audit)
 	return m.Start(cmd.Context())
+}
+
+// newGate makes the gate with a client of its own: the first of a manager fails at once where the API server does not answer yet.
+func newGate(api *rest.Config, settings *config.Settings, logger klog.Logger) (*controller.Gate, error) {
+	scheme, err := newScheme()
+	if err != nil {
+		return nil, err
+	}
+	live, err := client.New(api, client.Options{Scheme: scheme})
+	if err != nil {
+		return nil, err
+	}
+	metrics, err := controller.NewClusterMetrics()
+	if err != nil {
+		return nil, err
+	}
+	return settings.Gate(settings.Keys(live, live), metrics, logger.WithName("gate")), nil
 }
 
 // open has the gate judge whether enforcement may start. Nothing is wrong if it was told to end meanwhile.
@@ -92,12 +114,12 @@ func newScheme() (*runtime.Scheme, error) {
 	return scheme, nil
 }
 
-// newManager assembles the controller and what goes with it. The gate is to be opened before the manager starts.
-func newManager(ctx context.Context, api *rest.Config, settings *config.Settings, logger klog.Logger) (manager.Manager, *controller.Gate, error) {
+// newManager assembles the controller and what goes with it.
+func newManager(ctx context.Context, api *rest.Config, settings *config.Settings, gate *controller.Gate, logger klog.Logger) (manager.Manager, error) {
 	c := settings.Config()
 	scheme, err := newScheme()
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	graceful := shutdownTimeout
 	m, err := ctrl.NewManager(api, ctrl.Options{
@@ -110,35 +132,30 @@ func newManager(ctx context.Context, api *rest.Config, settings *config.Settings
 		GracefulShutdownTimeout:       &graceful,
 	})
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	parts, keys := settings.Controller(m.GetAPIReader(), m.GetClient())
 	if parts.Metrics, err = controller.NewMetrics(); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	if err := controller.Add(m, parts); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	cluster, err := controller.NewClusterMetrics()
-	if err != nil {
-		return nil, nil, err
+	if err := controller.AddBindings(m, settings.Bindings(gate.Metrics)); err != nil {
+		return nil, err
 	}
-	if err := controller.AddBindings(m, settings.Bindings(cluster)); err != nil {
-		return nil, nil, err
-	}
-	gate := settings.Gate(keys, cluster, logger.WithName("gate"))
 	if err := m.Add(gate); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	if err := m.Add(keys); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	if err := m.Add(&watch{sources: sourcesOf(parts, keys), log: logger.WithName("sources"), said: map[string]string{}}); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	// A replica that stands by has its cache filled.
 	if _, err := m.GetCache().GetInformer(ctx, &certificatesv1.CertificateSigningRequest{}, cache.BlockUntilSynced(false)); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	for name, check := range map[string]func(context.Context) error{
 		"ca": func(ctx context.Context) error {
@@ -166,10 +183,10 @@ func newManager(ctx context.Context, api *rest.Config, settings *config.Settings
 		},
 	} {
 		if err := m.AddReadyzCheck(name, checker(check)); err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 	}
-	return m, gate, m.AddHealthzCheck("ping", healthz.Ping)
+	return m, m.AddHealthzCheck("ping", healthz.Ping)
 }
 
 // checkTimeout bounds a check; probes wait a second.
