@@ -113,6 +113,15 @@ func newController(config Config) (*Controller, error) {
 		}
 		c.providers[p.Name()] = p
 	}
+	wanted, tokens := c.Rules.Needs()
+	for _, name := range wanted {
+		if c.providers[name] == nil {
+			return nil, fmt.Errorf("controller: the rules know a provider %q, and there is none of that name", name)
+		}
+	}
+	if _, ok := c.Machines.(TokenSource); tokens && !ok {
+		return nil, errors.New("controller: the rules ask which machine a bootstrap token was made for, and the source of machines does not know")
+	}
 	if c.Rates == (Rates{}) {
 		c.Rates = DefaultRates()
 	}

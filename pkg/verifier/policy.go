@@ -281,6 +281,18 @@ func (r *Rules) checkModes() error {
 	return nil
 }
 
+// Needs returns the providers whose evidence the rules may be shown, and whether it has to be known which machine a bootstrap token was made
+// for: without it first requests would wait in vain.
+func (r *Rules) Needs() (providers []string, tokens bool) {
+	for _, p := range r.policy.Providers {
+		providers = append(providers, p.Name)
+	}
+	if r.policy.InsecureSigner != "" {
+		providers = append(providers, InsecureProvider)
+	}
+	return providers, r.policy.Token == Required || r.policy.InsecureSigner != ""
+}
+
 // rank returns how weak a provider is: 0 is the strongest, the insecure one comes after all others, and -1 is none of ours.
 func (r *Rules) rank(provider string) int {
 	if provider == InsecureProvider {

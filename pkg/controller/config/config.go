@@ -207,7 +207,7 @@ func Default() Config {
 		Lifetimes: Lifetimes{
 			Default: duration(limits.Default), Min: duration(limits.Min), Max: duration(limits.Max), Backdate: duration(limits.Backdate),
 		},
-		Token:                 Off, // an inventory does not know tokens
+		Token:                 Off, // most inventories list no tokens
 		Credential:            Required,
 		BootCounters:          Warn,
 		WaitDeadline:          duration(verifier.DefaultWaitDeadline),

@@ -340,7 +340,10 @@ func (s *Settings) CA(reader client.Reader) signing.Source {
 const inventoryAge = 500 * time.Millisecond
 
 // Machines returns the source of machines.
-func (s *Settings) Machines(reader client.Reader) controller.MachineSource {
+func (s *Settings) Machines(reader client.Reader) interface {
+	controller.MachineSource
+	controller.TokenSource
+} {
 	if m := s.config.Inventory.ConfigMap; m != nil {
 		return controller.NewConfigMapInventory(reader, s.named(m.Name), m.Key)
 	}
@@ -359,11 +362,15 @@ func (s *Settings) named(name string) types.NamespacedName {
 // Controller returns the configuration of a controller that reads past any cache. Whoever calls it runs the KeyStore, which is a
 // manager's Runnable.
 func (s *Settings) Controller(reader client.Reader, writer client.Client) (controller.Config, *controller.KeyStore) {
-	keys := s.Keys(reader, writer)
+	keys, machines := s.Keys(reader, writer), s.Machines(reader)
+	providers := []controller.Provider{controller.TPM{Latest: keys.Verifier}}
+	if s.config.InsecureSigner != "" {
+		providers = append(providers, controller.FromSigner(verifier.InsecureProvider, controller.InsecureSigner{Tokens: machines}))
+	}
 	return controller.Config{
 		Rules:     s.rules,
-		Providers: []controller.Provider{controller.TPM{Latest: keys.Verifier}},
-		Machines:  s.Machines(reader),
+		Providers: providers,
+		Machines:  machines,
 		CA:        s.CA(reader),
 		Limits:    s.limits,
 		Rates:     s.rates,
