@@ -45,11 +45,15 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
+const crdName = "crd/nodeattestations.attestation.cluster.x-k8s.io"
+
 // bed is what all tests of the package share. They run one after the other.
 type bed struct {
 	*testbed.ControlPlane
 	plugin string
-	client client.Client
+	// adminConfig is an administrator's kubeconfig.
+	adminConfig string
+	client      client.Client
 }
 
 var (
@@ -94,14 +98,14 @@ func runAll(m *testing.M) (code int, err error) {
 	if err := b.BindKubeadmBootstrap(ctx); err != nil {
 		return 0, err
 	}
-	admin := filepath.Join(dir, "admin.kubeconfig")
-	if err := b.WriteKubeconfig(admin, b.AdminUser()); err != nil {
+	b.adminConfig = filepath.Join(dir, "admin.kubeconfig")
+	if err := b.WriteKubeconfig(b.adminConfig, b.AdminUser()); err != nil {
 		return 0, err
 	}
-	if out, err := b.RunKubectl(ctx, admin, "apply", "-f", "../../packaging/kubernetes/crd.yaml"); err != nil {
+	if out, err := b.RunKubectl(ctx, b.adminConfig, "apply", "-f", "../../packaging/kubernetes/crd.yaml"); err != nil {
 		return 0, fmt.Errorf("%w: %s", err, out)
 	}
-	if out, err := b.RunKubectl(ctx, admin, "wait", "--for=condition=Established", "crd/nodeattestations.attestation.cluster.x-k8s.io"); err != nil {
+	if out, err := b.RunKubectl(ctx, b.adminConfig, "wait", "--for=condition=Established", crdName); err != nil {
 		return 0, fmt.Errorf("%w: %s", err, out)
 	}
 	if b.client, err = client.New(b.AdminConfig(), client.Options{Scheme: newScheme()}); err != nil {

@@ -106,6 +106,41 @@ func TestCAIsLate(t *testing.T) {
 	f.issued(t, p.file(t, p.proof(t, hello)), m.name)
 }
 
+// The record's CRD comes after the controller and the request: nothing is decided without it, and all soon after.
+func TestCRDIsLate(t *testing.T) {
+	crd := func(verb string) {
+		t.Helper()
+		if out, err := shared.RunKubectl(context.WithoutCancel(t.Context()), shared.adminConfig, verb, "-f", "../../packaging/kubernetes/crd.yaml"); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	established := func() {
+		t.Helper()
+		if out, err := shared.RunKubectl(context.WithoutCancel(t.Context()), shared.adminConfig, "wait", "--for=condition=Established", crdName); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	crd("delete")
+	t.Cleanup(func() { crd("apply"); established() })
+	f := newFleet(t, nil)
+	m := f.newMachine(t, "crd-late")
+	f.inventoried(t, m)
+	p := f.newPeer(t, m.chip, f.asToken(m.token), m.name, m.name)
+	hello := p.hello(t)
+	time.Sleep(3 * time.Second)
+	if got := f.get(t, hello.Name); len(got.Status.Conditions) > 0 || len(got.Annotations) > 0 {
+		t.Errorf("%+v %v", got.Status, got.Annotations)
+	}
+	crd("apply")
+	established()
+	began := time.Now()
+	hello = p.challenged(t, hello)
+	if took := time.Since(began); took > 2*time.Second {
+		t.Errorf("challenged after %s", took)
+	}
+	f.issued(t, p.file(t, p.proof(t, hello)), m.name)
+}
+
 // While eight machines enrol again and again, the CA is replaced, the key after the certificate: each certificate is of the pair that was
 // there, and soon of the new one.
 func TestCAIsRotatedUnderLoad(t *testing.T) {
