@@ -53,10 +53,12 @@ const (
 	nodeName = "node-1"
 )
 
-// guarded are the signers whose requests only the controller approves, signed those for which only it writes the certificate.
+// guarded are the signers whose requests only the controller approves, signed those for which only it writes the certificate. The manifests give it
+// the rights for those granted: for the others the right is optional, or does not exist yet.
 var (
 	guarded = []string{tpmSigner, insecureSigner, servingSigner, builtinSigner}
 	signed  = []string{tpmSigner, insecureSigner, servingSigner}
+	granted = []string{tpmSigner, builtinSigner}
 )
 
 // bed is what all tests of the package share. They run one after the other.
@@ -275,7 +277,11 @@ func clientOf(kubeconfig []byte) (kubernetes.Interface, error) {
 // as returns a client of somebody else, by impersonation.
 func as(t *testing.T, user string, groups ...string) kubernetes.Interface {
 	t.Helper()
-	config := shared.AdminConfig()
+	return impersonating(t, shared.AdminConfig(), user, groups...)
+}
+
+func impersonating(t *testing.T, config *rest.Config, user string, groups ...string) kubernetes.Interface {
+	t.Helper()
 	config.Impersonate = rest.ImpersonationConfig{UserName: user, Groups: append(groups, "system:authenticated")}
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {

@@ -63,35 +63,45 @@ func TestListsAgree(t *testing.T) {
 	}
 }
 
-// overlay applies the overlay in docs/cluster-setup.md, with another replacement of the controllers, and undoes it afterwards.
-func overlay(t *testing.T, controllers string) error {
+// documentedOverlay writes the overlay with a title in docs/cluster-setup.md into a folder, with replacements in pairs, each of which has to be there once.
+func documentedOverlay(t *testing.T, title string, replacements ...string) (dir string) {
 	t.Helper()
 	document, err := os.ReadFile("../../docs/cluster-setup.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, rest, ok := strings.Cut(string(document), "```yaml\n# overlay\n")
+	_, rest, ok := strings.Cut(string(document), "```yaml\n# "+title+"\n")
 	content, _, closed := strings.Cut(rest, "```")
 	if !ok || !closed {
-		t.Fatal("docs/cluster-setup.md has no overlay")
+		t.Fatalf("docs/cluster-setup.md has no overlay %q", title)
 	}
 	base, err := filepath.Abs(manifests)
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir := t.TempDir()
+	dir = t.TempDir()
 	relative, err := filepath.Rel(dir, base)
 	if err != nil {
 		t.Fatal(err)
 	}
-	const documented = "['system:serviceaccount:node-attestation-system:node-attestation-controller', 'system:serviceaccount:capi-acme-system:manager']"
-	if strings.Count(content, documented) != 1 || strings.Count(content, "../kubernetes") != 1 {
-		t.Fatalf("another overlay than the test knows:\n%s", content)
+	replacements = append(replacements, "../kubernetes", relative)
+	for i := 0; i < len(replacements); i += 2 {
+		if strings.Count(content, replacements[i]) != 1 {
+			t.Fatalf("another overlay than the test knows, without %q:\n%s", replacements[i], content)
+		}
 	}
-	content = strings.NewReplacer(documented, controllers, "../kubernetes", relative).Replace(content)
+	content = strings.NewReplacer(replacements...).Replace(content)
 	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(content), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	return dir
+}
+
+// overlay applies the overlay in docs/cluster-setup.md, with another replacement of the controllers, and undoes it afterwards.
+func overlay(t *testing.T, controllers string) error {
+	t.Helper()
+	const documented = "['system:serviceaccount:node-attestation-system:node-attestation-controller', 'system:serviceaccount:capi-acme-system:manager']"
+	dir := documentedOverlay(t, "overlay", documented, controllers)
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(t.Context())
 		if err := shared.apply(ctx, "-k", manifests); err != nil {

@@ -3,8 +3,6 @@
 package policies
 
 import (
-	"context"
-	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -14,15 +12,10 @@ import (
 
 	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
-	coordinationv1 "k8s.io/api/coordination/v1"
-	corev1 "k8s.io/api/core/v1"
-	eventsv1 "k8s.io/api/events/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 )
 
@@ -45,39 +38,18 @@ const (
 	lease    = "coordination.k8s.io"
 )
 
-// needed is all that the controller does.
-var needed = append(slices.Concat(
-	rights("get list watch", "attestation.cluster.x-k8s.io", "nodeattestations", namespace, ""),
-	rights("create update patch delete", "attestation.cluster.x-k8s.io", "nodeattestations", namespace, ""),
-	rights("get list watch patch", certs, requests, "", ""),
-	rights("update", certs, requests+"/approval", "", ""),
-	rights("update", certs, requests+"/status", "", ""),
-	rights("approve", certs, "signers", "", helloSigner),
-	rights("approve", certs, "signers", "", tpmSigner),
-	rights("approve", certs, "signers", "", servingSigner),
-	rights("approve", certs, "signers", "", builtinSigner),
-	rights("sign", certs, "signers", "", tpmSigner),
-	rights("sign", certs, "signers", "", servingSigner),
-	rights("get list watch", "", "nodes", "", ""),
-	rights("get list watch", rbac, "clusterrolebindings", "", ""),
-	rights("create patch", "", "events", "default", ""),
-	rights("create patch", "events.k8s.io", "events", "default", ""),
-	rights("get list watch update", "", "secrets", namespace, "node-attestation-controller-key"),
-	rights("get list watch", "", "secrets", namespace, "node-attestation-ca"),
-	rights("get list watch", "", "configmaps", namespace, "node-attestation-inventory"),
-	rights("create", lease, "leases", namespace, ""),
-), rights("get update", lease, "leases", namespace, account)...)
-
 // dangerous is what would make more of it than it is.
 var dangerous = slices.Concat(
 	rights("get list watch create", "", "secrets", namespace, ""),
+	rights("list watch", "", "secrets", namespace, keySecret),
+	rights("list watch", "", "secrets", namespace, caSecret),
 	rights("get", "", "secrets", namespace, "another"),
 	rights("get list", "", "secrets", "", ""),
 	rights("get list", "", "secrets", "kube-system", ""),
-	rights("update patch delete", "", "secrets", namespace, "node-attestation-ca"),
-	rights("patch delete", "", "secrets", namespace, "node-attestation-controller-key"),
-	rights("list", "", "configmaps", namespace, ""),
-	rights("update patch", "", "configmaps", namespace, "node-attestation-inventory"),
+	rights("update patch delete", "", "secrets", namespace, caSecret),
+	rights("patch delete", "", "secrets", namespace, keySecret),
+	rights("get list", "", "configmaps", namespace, ""),
+	rights("list watch update patch", "", "configmaps", namespace, inventory),
 	rights("update", lease, "leases", namespace, "another"),
 	rights("get update", lease, "leases", "kube-node-lease", nodeName),
 	rights("create", "", "serviceaccounts/token", namespace, account),
@@ -89,6 +61,7 @@ var dangerous = slices.Concat(
 	rights("approve sign", certs, "signers", "", "cluster.x-k8s.io/*"),
 	rights("approve sign", certs, "signers", "", "kubernetes.io/kubelet-serving"),
 	rights("approve sign", certs, "signers", "", insecureSigner),
+	rights("approve sign", certs, "signers", "", servingSigner),
 	rights("sign", certs, "signers", "", helloSigner),
 	rights("sign", certs, "signers", "", builtinSigner),
 	rights("create update delete deletecollection", certs, requests, "", ""),
@@ -99,8 +72,10 @@ var dangerous = slices.Concat(
 	rights("create update delete", "admissionregistration.k8s.io", "validatingadmissionpolicies", "", ""),
 	rights("create update delete", "admissionregistration.k8s.io", "validatingadmissionpolicybindings", "", ""),
 	rights("update patch delete", "apiextensions.k8s.io", "customresourcedefinitions", "", ""),
-	rights("deletecollection", "attestation.cluster.x-k8s.io", "nodeattestations", namespace, ""),
-	rights("get", "attestation.cluster.x-k8s.io", "nodeattestations", "default", ""),
+	rights("patch delete deletecollection", recordAPI, "nodeattestations", namespace, ""),
+	rights("get list create", recordAPI, "nodeattestations", "default", ""),
+	rights("create", "", "events", "kube-system", ""),
+	rights("create", eventsAPI, "events", "kube-system", ""),
 	rights("*", "*", "*", "", ""),
 )
 
@@ -123,12 +98,8 @@ func may(t *testing.T, client kubernetes.Interface, r right) bool {
 	return answer.Status.Allowed
 }
 
-func TestControllerMayWhatItNeedsAndNoMore(t *testing.T) {
-	for _, r := range needed {
-		if !may(t, shared.controller, r) {
-			t.Errorf("needed, and refused: %s", r)
-		}
-	}
+// That it may do what it needs, and nothing that it does not, is TestRBACIsLeast's.
+func TestControllerMayNothingDangerous(t *testing.T) {
 	for _, r := range dangerous {
 		if may(t, shared.controller, r) {
 			t.Errorf("dangerous, and allowed: %s", r)
@@ -153,209 +124,39 @@ func TestControllerMayWhatItNeedsAndNoMore(t *testing.T) {
 	}
 }
 
-// atom is one verb on one resource, of one name where there are names: the least that can be taken away from a role.
-type atom struct{ rule, verb, group, resource, name int }
-
-func atoms(rules []rbacv1.PolicyRule) []atom {
-	var all []atom
-	for i, rule := range rules {
-		for v := range rule.Verbs {
-			for g := range rule.APIGroups {
-				for r := range rule.Resources {
-					for n := range max(1, len(rule.ResourceNames)) {
-						all = append(all, atom{i, v, g, r, n})
-					}
-				}
-			}
-		}
-	}
-	return all
-}
-
-// without returns the rules without the atom, and what it is called.
-func without(rules []rbacv1.PolicyRule, missing atom) (left []rbacv1.PolicyRule, what string) {
-	for _, a := range atoms(rules) {
-		rule := rules[a.rule]
-		one := rbacv1.PolicyRule{Verbs: []string{rule.Verbs[a.verb]}, APIGroups: []string{rule.APIGroups[a.group]}, Resources: []string{rule.Resources[a.resource]}}
-		if len(rule.ResourceNames) > 0 {
-			one.ResourceNames = []string{rule.ResourceNames[a.name]}
-		}
-		if a == missing {
-			what = strings.TrimSpace(one.Verbs[0] + " " + one.APIGroups[0] + "/" + one.Resources[0] + " " + strings.Join(one.ResourceNames, ""))
-		} else {
-			left = append(left, one)
-		}
-	}
-	return left, what
-}
-
-// Each verb is taken away in turn: exactly one thing that the controller needs is then missed. So none is there for nothing.
-func TestRBACIsLeast(t *testing.T) {
-	ctx := t.Context()
-	cluster, err := shared.admin.RbacV1().ClusterRoles().Get(ctx, account, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	local, err := shared.admin.RbacV1().Roles(namespace).Get(ctx, account, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	missed := map[right]int{}
-	number := 0
-	lessBy := func(namespaced bool, rules []rbacv1.PolicyRule) {
-		for _, a := range atoms(rules) {
-			number++
-			left, what := without(rules, a)
-			group := fmt.Sprintf("less-by-one-%d", number)
-			clusterRules, localRules := cluster.Rules, local.Rules
-			if namespaced {
-				localRules = left
-			} else {
-				clusterRules = left
-			}
-			bindRoles(t, group, clusterRules, localRules)
-			var gone []right
-			eventually(t, "without "+what+" one right is missed", func() bool {
-				gone = nil
-				for _, r := range needed {
-					if !groupMay(ctx, t, group, r) {
-						gone = append(gone, r)
-						if len(gone) > 1 {
-							return false // not yet known to the authorizer
-						}
-					}
-				}
-				return len(gone) == 1
-			})
-			missed[gone[0]]++
-		}
-	}
-	lessBy(false, cluster.Rules)
-	lessBy(true, local.Rules)
-	for _, r := range needed {
-		if missed[r] != 1 {
-			t.Errorf("%s was missed %d times", r, missed[r])
-		}
-	}
-	t.Logf("%d verbs taken away", number)
-}
-
-func bindRoles(t *testing.T, group string, cluster, local []rbacv1.PolicyRule) {
-	t.Helper()
-	meta := metav1.ObjectMeta{Name: group}
-	subjects := []rbacv1.Subject{{APIGroup: rbac, Kind: rbacv1.GroupKind, Name: group}}
-	api := shared.admin.RbacV1()
-	_, err := api.ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: meta, Rules: cluster}, metav1.CreateOptions{})
-	if err == nil {
-		_, err = api.Roles(namespace).Create(t.Context(), &rbacv1.Role{ObjectMeta: meta, Rules: local}, metav1.CreateOptions{})
-	}
-	if err == nil {
-		_, err = api.ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
-			ObjectMeta: meta, Subjects: subjects, RoleRef: rbacv1.RoleRef{APIGroup: rbac, Kind: "ClusterRole", Name: group},
-		}, metav1.CreateOptions{})
-	}
-	if err == nil {
-		_, err = api.RoleBindings(namespace).Create(t.Context(), &rbacv1.RoleBinding{
-			ObjectMeta: meta, Subjects: subjects, RoleRef: rbacv1.RoleRef{APIGroup: rbac, Kind: "Role", Name: group},
-		}, metav1.CreateOptions{})
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		ctx := context.WithoutCancel(t.Context())
-		_ = api.ClusterRoleBindings().Delete(ctx, group, metav1.DeleteOptions{})
-		_ = api.RoleBindings(namespace).Delete(ctx, group, metav1.DeleteOptions{})
-		_ = api.ClusterRoles().Delete(ctx, group, metav1.DeleteOptions{})
-		_ = api.Roles(namespace).Delete(ctx, group, metav1.DeleteOptions{})
-	})
-}
-
-func groupMay(ctx context.Context, t *testing.T, group string, r right) bool {
-	t.Helper()
-	review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{User: "nobody", Groups: []string{group}, ResourceAttributes: r.attributes()}}
-	answer, err := shared.admin.AuthorizationV1().SubjectAccessReviews().Create(ctx, review, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return answer.Status.Allowed
-}
-
-// One enrolment as the controller goes through it, with a token of its service account: the list above is what it really takes.
-func TestControllerWorksWithItsOwnRights(t *testing.T) {
-	ctx, c := t.Context(), shared.controller
-	step := func(what string, err error) {
-		t.Helper()
-		if err != nil {
-			t.Errorf("%s: %v", what, err)
-		}
-	}
-	// Its key, in the Secret that is there, empty.
-	key, err := c.CoreV1().Secrets(namespace).Get(ctx, "node-attestation-controller-key", metav1.GetOptions{})
+// The Secret of the challenge keys is part of the manifests, and what the controller has put there stays when they are applied again.
+func TestKeyOutlivesTheManifests(t *testing.T) {
+	ctx, secrets := t.Context(), shared.controller.CoreV1().Secrets(namespace)
+	key, err := secrets.Get(ctx, keySecret, metav1.GetOptions{})
 	if err != nil || len(key.Data) != 0 {
 		t.Fatalf("the key's Secret: %v, %v", key.Data, err)
 	}
 	key.Data = map[string][]byte{"key": []byte("secret")}
-	_, err = c.CoreV1().Secrets(namespace).Update(ctx, key, metav1.UpdateOptions{})
-	step("write the key", err)
-	_, err = c.CoreV1().Secrets(namespace).Update(ctx, key, metav1.UpdateOptions{})
-	if err == nil {
-		t.Error("another replica overwrites the key")
+	_, err = secrets.Update(ctx, key, metav1.UpdateOptions{})
+	want(t, err)
+	if _, err = secrets.Update(ctx, key, metav1.UpdateOptions{}); !apierrors.IsConflict(err) {
+		t.Errorf("another replica overwrites the key: %v", err)
 	}
-	step("apply the manifests again", shared.apply(ctx, "-k", manifests))
-	if key, err = c.CoreV1().Secrets(namespace).Get(ctx, key.Name, metav1.GetOptions{}); err != nil || string(key.Data["key"]) != "secret" {
+	want(t, shared.apply(ctx, "-k", manifests))
+	if key, err = secrets.Get(ctx, keySecret, metav1.GetOptions{}); err != nil || string(key.Data["key"]) != "secret" {
 		t.Errorf("the key is gone after the manifests were applied again: %v, %v", key.Data, err)
 	}
-	named := metav1.ListOptions{FieldSelector: "metadata.name=node-attestation-ca"}
-	_, err = c.CoreV1().Secrets(namespace).List(ctx, named)
-	step("list the CA's Secret by name", err)
-	watch, err := c.CoreV1().Secrets(namespace).Watch(ctx, named)
-	step("watch the CA's Secret by name", err)
-	if err == nil {
-		watch.Stop()
-	}
-	_, err = c.CoreV1().Secrets(namespace).List(ctx, metav1.ListOptions{})
-	wantNoRight(t, err)
+}
 
-	leader := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: account, Namespace: namespace}}
-	leader, err = c.CoordinationV1().Leases(namespace).Create(ctx, leader, metav1.CreateOptions{})
-	step("create the lease", err)
-	_, err = c.CoordinationV1().Leases(namespace).Update(ctx, leader, metav1.UpdateOptions{})
-	step("renew the lease", err)
-
-	hello, proof := filed(t, helloSigner), filed(t, tpmSigner)
-	challenge := map[string]any{"metadata": map[string]any{"annotations": map[string]any{attestation.AnnotationChallenge: "{}"}}}
-	step("challenge", patch(t, c, types.MergePatchType, hello, challenge))
-	record := fullRecord("walk")
-	_, err = create(t, record, nil)
-	step("record", err)
-	step("approve", approve(t, c, proof))
-	step("issue", issue(t, c, proof))
-	step("close the hello", decide(ctx, c, hello, certificatesv1.CertificateFailed, nil))
-	step("forget", records(t).Delete(ctx, record.Name, metav1.DeleteOptions{}))
-	about := corev1.ObjectReference{APIVersion: "certificates.k8s.io/v1", Kind: "CertificateSigningRequest", Name: proof}
-	_, err = c.CoreV1().Events("default").Create(ctx, &corev1.Event{ObjectMeta: metav1.ObjectMeta{GenerateName: "x"}, InvolvedObject: about}, metav1.CreateOptions{})
-	step("event", err)
-	_, err = c.EventsV1().Events("default").Create(ctx, &eventsv1.Event{
-		ObjectMeta: metav1.ObjectMeta{GenerateName: "x"}, EventTime: metav1.NowMicro(), ReportingController: "x/y", ReportingInstance: "z",
-		Action: "Approve", Reason: "Approved", Type: "Normal", Regarding: about,
-	}, metav1.CreateOptions{})
-	step("event of events.k8s.io", err)
-	if _, err := c.RbacV1().ClusterRoleBindings().List(ctx, metav1.ListOptions{}); err != nil {
-		t.Error(err)
-	}
-	if _, err := c.CoreV1().Nodes().List(ctx, metav1.ListOptions{}); err != nil {
-		t.Error(err)
-	}
-	wantNoRight(t, c.CertificatesV1().CertificateSigningRequests().Delete(ctx, proof, metav1.DeleteOptions{}))
-	// It cannot file a request and then approve it.
-	_, err = file(ctx, c, tpmSigner)
+// It can neither file a request, and then approve it, nor delete what it has decided.
+func TestControllerNeitherFilesNorDeletes(t *testing.T) {
+	_, err := file(t.Context(), shared.controller, tpmSigner)
 	wantNoRight(t, err)
-	// Where it does not sign, Failed goes through /approval: /status asks for the verb sign.
+	err = shared.controller.CertificatesV1().CertificateSigningRequests().Delete(t.Context(), filed(t, tpmSigner), metav1.DeleteOptions{})
+	wantNoRight(t, err)
+}
+
+// Where it does not sign, Failed goes through /approval: /status asks for the verb sign.
+func TestControllerFailsThroughApproval(t *testing.T) {
 	for _, signer := range []string{helloSigner, builtinSigner} {
 		name := filed(t, signer)
-		wantNoRight(t, fail(t, c, name))
-		step("fail a request of "+signer, decide(ctx, c, name, certificatesv1.CertificateFailed, nil))
+		wantNoRight(t, fail(t, shared.controller, name))
+		want(t, decide(t.Context(), shared.controller, name, certificatesv1.CertificateFailed, nil))
 	}
 }
 
@@ -365,6 +166,10 @@ func TestOptionalRights(t *testing.T) {
 		"remove-bindings.yaml": {
 			gained: append(rights("delete", rbac, "clusterrolebindings", "", kubeadm[0]), rights("delete", rbac, "clusterrolebindings", "", kubeadm[1])...),
 			still:  append(rights("delete", rbac, "clusterrolebindings", "", "cluster-admin"), rights("delete", rbac, "clusterrolebindings", "", "")...),
+		},
+		"cert-manager.yaml": {
+			gained: rights("approve", certs, "signers", "", certManagerSigner),
+			still:  append(rights("sign", certs, "signers", "", certManagerSigner), rights("approve", certs, "signers", "", "clusterissuers.cert-manager.io/another")...),
 		},
 		"insecure.yaml": {
 			gained: rights("approve sign", certs, "signers", "", insecureSigner),

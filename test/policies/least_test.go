@@ -1,0 +1,432 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policies
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
+)
+
+const (
+	caSecret  = "node-attestation-ca"
+	keySecret = "node-attestation-controller-key"
+	inventory = "node-attestation-inventory"
+	eventsAPI = "events.k8s.io"
+	recordAPI = "attestation.cluster.x-k8s.io"
+
+	// noWatchList has client-go list before it watches, as it does with API servers before Kubernetes 1.32.
+	noWatchList = "KUBE_FEATURE_WatchListClient"
+)
+
+// role is one that the controller's service account is bound to. namespace is empty for a ClusterRole.
+type role struct {
+	namespace, name string
+	rules           []rbacv1.PolicyRule
+}
+
+// roles are all that the account is bound to, by whatever name.
+func (l *live) roles(t *testing.T) (all []role) {
+	t.Helper()
+	api := l.admin.RbacV1()
+	ours := func(subjects []rbacv1.Subject) bool {
+		return slices.ContainsFunc(subjects, func(s rbacv1.Subject) bool { return s.Name == account && s.Namespace == namespace })
+	}
+	clusterBindings, err := api.ClusterRoleBindings().List(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	for _, b := range clusterBindings.Items {
+		if ours(b.Subjects) {
+			found, err := api.ClusterRoles().Get(t.Context(), b.RoleRef.Name, metav1.GetOptions{})
+			must(t, err)
+			all = append(all, role{name: found.Name, rules: found.Rules})
+		}
+	}
+	bindings, err := api.RoleBindings("").List(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	for _, b := range bindings.Items {
+		if ours(b.Subjects) {
+			found, err := api.Roles(b.Namespace).Get(t.Context(), b.RoleRef.Name, metav1.GetOptions{})
+			must(t, err)
+			all = append(all, role{b.Namespace, found.Name, found.Rules})
+		}
+	}
+	return all
+}
+
+// write replaces the rules of a role.
+func (l *live) write(t *testing.T, r role) {
+	t.Helper()
+	meta := metav1.ObjectMeta{Name: r.name, Namespace: r.namespace}
+	var err error
+	if r.namespace == "" {
+		_, err = l.admin.RbacV1().ClusterRoles().Update(t.Context(), &rbacv1.ClusterRole{ObjectMeta: meta, Rules: r.rules}, metav1.UpdateOptions{})
+	} else {
+		_, err = l.admin.RbacV1().Roles(r.namespace).Update(t.Context(), &rbacv1.Role{ObjectMeta: meta, Rules: r.rules}, metav1.UpdateOptions{})
+	}
+	must(t, err)
+}
+
+// atoms are the least that can be taken away from a role: one verb on one resource, of one name where there are names.
+func (r role) atoms() (all []right) {
+	for _, rule := range r.rules {
+		for _, verb := range rule.Verbs {
+			for _, group := range rule.APIGroups {
+				for _, resource := range rule.Resources {
+					for _, name := range append(rule.ResourceNames, "")[:max(1, len(rule.ResourceNames))] {
+						all = append(all, right{verb, group, resource, r.namespace, name})
+					}
+				}
+			}
+		}
+	}
+	return all
+}
+
+// without is the role less one atom.
+func (r role) without(missing right) role {
+	left := role{namespace: r.namespace, name: r.name}
+	for _, a := range r.atoms() {
+		if a == missing {
+			continue
+		}
+		rule := rbacv1.PolicyRule{Verbs: []string{a.verb}, APIGroups: []string{a.group}, Resources: []string{a.resource}}
+		if a.name != "" {
+			rule.ResourceNames = []string{a.name}
+		}
+		left.rules = append(left.rules, rule)
+	}
+	return left
+}
+
+// covers reports whether the right that a rule gives allows what was asked for.
+func (r right) covers(asked right) bool {
+	return r.verb == asked.verb && r.group == asked.group && r.resource == asked.resource &&
+		(r.name == "" || r.name == asked.name) && (r.namespace == "" || r.namespace == asked.namespace)
+}
+
+// askedFor is what a request needs RBAC to allow, and false if it is about no resource.
+func askedFor(e testbed.AuditEvent) (right, bool) {
+	if e.Resource == "" {
+		return right{}, false
+	}
+	r := right{verb: e.Verb, resource: e.Resource, name: e.Name}
+	if e.Subresource != "" {
+		r.resource += "/" + e.Subresource
+	}
+	path, _, _ := strings.Cut(e.RequestURI, "?")
+	parts := strings.Split(strings.Trim(path, "/"), "/")
+	if parts[0] == "apis" { // /apis/<group>/<version>/..., /api/<version>/...
+		r.group, parts = parts[1], parts[1:]
+	}
+	if parts = parts[2:]; parts[0] == "namespaces" && len(parts) > 2 {
+		r.namespace = parts[1]
+	}
+	if r.verb == "create" {
+		r.name = "" // RBAC is not told
+	}
+	return r, true
+}
+
+// asked returns what the controller has asked for since a mark, and the requests that were refused.
+func (l *live) asked(t *testing.T, mark testbed.AuditMark) (used map[right]bool, forbidden []testbed.AuditEvent) {
+	t.Helper()
+	events, err := l.AuditSince(mark)
+	must(t, err)
+	used = map[right]bool{}
+	for _, e := range events {
+		r, ok := askedFor(e)
+		switch {
+		case e.User != controllerUser || !ok:
+		case e.Code == 403:
+			forbidden = append(forbidden, e)
+		default:
+			used[r] = true
+			// The API server's own admission asks for these on the controller's behalf.
+			if verb := map[string]string{requests + "/approval": "approve", requests + "/status": "sign"}[r.resource]; verb != "" && e.Code == 200 {
+				used[right{verb: verb, group: certs, resource: "signers", name: l.get(t, r.name).Spec.SignerName}] = true
+			}
+		}
+	}
+	return used, forbidden
+}
+
+// approveOnly leaves the signing to kube-controller-manager.
+func approveOnly(c *config.Config) {
+	c.Signers = []config.Signer{{Name: builtinSigner, Shared: true}}
+	c.Signing = config.Signing{Mode: config.ApproveOnly}
+}
+
+// The controller does everything that it can do, as it is shipped and with the rights that it is shipped with: it is refused nothing, and leaves no
+// right unused. Then each right is taken away in turn, the controller does what needs it, and is refused exactly that.
+func TestRBACIsLeast(t *testing.T) {
+	l := newLive(t)
+	m := l.newMachine(t, "walk")
+	early := l.file(t, tpmSigner, hopeless)
+	must(t, decide(t.Context(), l.admin, early, certificatesv1.CertificateApproved, nil))
+	l.install(t)
+	l.inventoried(t, m)
+	t.Run("as it is", func(t *testing.T) { l.usesEverything(t, m, early) })
+	t.Run("less by one", func(t *testing.T) { l.missesEach(t, m) })
+}
+
+// usesEverything walks through all that the controller does.
+func (l *live) usesEverything(t *testing.T, m *machine, early string) {
+	// Its key, leader election, and an enrolment.
+	l.startReady(t, nil)
+	m.begin(t).succeeds(t)
+	// What somebody else approved before the policies were there, and what contradicts.
+	if reason := l.reasonOf(t, early, certificatesv1.CertificateFailed); reason != "ApprovedWithoutAttestation" {
+		t.Errorf("failed: %s", reason)
+	}
+	nodes := l.admin.CoreV1().Nodes()
+	_, err := nodes.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}}, metav1.CreateOptions{})
+	must(t, err)
+	denied := l.file(t, tpmSigner, hopeless)
+	l.reasonOf(t, denied, certificatesv1.CertificateDenied)
+	for _, about := range []string{denied, nodeName} {
+		eventually(t, "an Event on "+about, func() bool {
+			list, err := l.admin.EventsV1().Events("default").List(t.Context(), metav1.ListOptions{FieldSelector: "regarding.name=" + about})
+			must(t, err)
+			return len(list.Items) > 0
+		})
+	}
+	must(t, nodes.Delete(t.Context(), nodeName, metav1.DeleteOptions{})) // with one that has no record no controller starts
+	// The machine has lost its certificate.
+	m.begin(t).succeeds(t)
+	for _, hello := range l.ofNode(t, helloSigner, m.name) {
+		l.reasonOf(t, hello.Name, certificatesv1.CertificateDenied)
+	}
+	// Another signer issues.
+	l.startReady(t, approveOnly)
+	must(t, l.StartControllerManager(t.Context()))
+	m.signer = builtinSigner
+	m.begin(t).succeeds(t)
+	m.signer = tpmSigner
+	eventually(t, "the certificate is noted", func() bool {
+		return strings.Count(l.kubectl(t, "get", "nodeattestations", m.name, "--namespace="+namespace, "--output=jsonpath={.status.certificates[*].sha256}"), " ") == 2
+	})
+	must(t, l.StopControllerManager())
+	// Nothing is touched. In passing, the API server is one that does not send what there is at the start of a watch.
+	t.Setenv(noWatchList, "false")
+	l.startReady(t, func(c *config.Config) { c.Audit = true })
+	untouched := l.file(t, tpmSigner, hopeless)
+	eventually(t, "it is decided on in the log", func() bool { return strings.Contains(l.log(t, 0), untouched) })
+	l.stop(t)
+	if csr := l.get(t, untouched); len(csr.Status.Conditions) > 0 {
+		t.Errorf("touched in audit mode: %+v", csr.Status)
+	}
+
+	used, forbidden := l.asked(t, 0)
+	for _, e := range forbidden {
+		t.Errorf("refused: %s %s", e.Verb, e.RequestURI)
+	}
+	var granted []right
+	for _, r := range l.roles(t) {
+		granted = append(granted, r.atoms()...)
+	}
+	for r := range used {
+		if !slices.ContainsFunc(granted, func(g right) bool { return g.covers(r) }) {
+			t.Errorf("used, and not in rbac.yaml: %s", r)
+		}
+	}
+	for _, g := range granted {
+		if !slices.ContainsFunc(slices.Collect(maps.Keys(used)), g.covers) {
+			t.Errorf("in rbac.yaml, and not used: %s", g)
+		}
+	}
+	t.Logf("%d rights are granted, %d kinds of requests were made", len(granted), len(used))
+}
+
+// log is what the controller has logged from a byte on, without the backslashes of quoted quotes.
+func (l *live) log(t *testing.T, from int) string {
+	t.Helper()
+	data, err := os.ReadFile(l.controller.LogFile())
+	must(t, err)
+	return strings.ReplaceAll(string(data[min(from, len(data)):]), `\`, "")
+}
+
+// refusal is how the API server words that a right is missing.
+func (r right) refusal() string {
+	if r.resource == "signers" {
+		return fmt.Sprintf("user not permitted to %s requests with signerName %q", r.verb, r.name)
+	}
+	return fmt.Sprintf("User %q cannot %s resource %q in API group %q", controllerUser, r.verb, r.resource, r.group)
+}
+
+// request is the one that shows that the right is missing.
+func (r right) request() right {
+	if r.resource != "signers" {
+		return r
+	}
+	return right{verb: "update", group: certs, resource: requests + map[string]string{"approve": "/approval", "sign": "/status"}[r.verb]}
+}
+
+// provocation has the controller do what needs a right that it does not have. What it returns is called when it has the right again, and
+// sees that it goes on from there.
+type provocation func(t *testing.T) (goesOn func(t *testing.T))
+
+// missesEach takes each right away from the controller while it runs.
+func (l *live) missesEach(t *testing.T, m *machine) {
+	nothing := func(*testing.T) {}
+	enrol := func(t *testing.T) func(*testing.T) {
+		// Deleted by hand, a record is made anew.
+		l.kubectl(t, "delete", "nodeattestations", "--all", "--namespace="+namespace)
+		e := m.begin(t)
+		return func(t *testing.T) { e.succeeds(t) }
+	}
+	refuse := func(signer string) provocation {
+		return func(t *testing.T) func(*testing.T) {
+			name := l.file(t, signer, hopeless)
+			return func(t *testing.T) { l.reasonOf(t, name, certificatesv1.CertificateDenied) }
+		}
+	}
+	// What was read from an object is used for half a second.
+	unread := func(then provocation) provocation {
+		return func(t *testing.T) func(*testing.T) {
+			time.Sleep(600 * time.Millisecond)
+			return then(t)
+		}
+	}
+	waitFor := func(*testing.T) func(*testing.T) { return nothing } // it is done every other second
+	restart := func(t *testing.T) func(*testing.T) {
+		l.start(t, nil)
+		return func(t *testing.T) { must(t, l.controller.Ready(t.Context())) }
+	}
+	restartListing := func(t *testing.T) func(*testing.T) {
+		t.Setenv(noWatchList, "false")
+		return restart(t)
+	}
+	loseLease := func(t *testing.T) func(*testing.T) {
+		l.kubectl(t, "delete", "leases", account, "--namespace="+namespace)
+		return func(t *testing.T) {
+			eventually(t, "the lease is there", func() bool {
+				_, err := l.admin.CoordinationV1().Leases(namespace).Get(t.Context(), account, metav1.GetOptions{})
+				return err == nil
+			})
+		}
+	}
+	type row struct {
+		right
+		provoke provocation
+	}
+	running := []row{
+		{right{"approve", certs, "signers", "", helloSigner}, refuse(helloSigner)},
+		{right{"approve", certs, "signers", "", tpmSigner}, refuse(tpmSigner)},
+		{right{"update", certs, requests + "/approval", "", ""}, refuse(helloSigner)},
+		{right{"create", eventsAPI, "events", "default", ""}, func(t *testing.T) func(*testing.T) {
+			refuse(helloSigner)(t)
+			return nothing // a refused Event is not written again
+		}},
+		{right{"get", "", "configmaps", namespace, inventory}, unread(refuse(helloSigner))},
+		{right{"list", recordAPI, "nodeattestations", namespace, ""}, refuse(helloSigner)},
+		{right{"get", "", "nodes", "", ""}, refuse(helloSigner)},
+		{right{"patch", certs, requests, "", ""}, enrol},
+		{right{"get", certs, requests, "", ""}, enrol},
+		{right{"create", recordAPI, "nodeattestations", namespace, ""}, enrol},
+		{right{"update", recordAPI, "nodeattestations", namespace, ""}, enrol},
+		{right{"update", certs, requests + "/status", "", ""}, enrol},
+		{right{"sign", certs, "signers", "", tpmSigner}, enrol},
+		{right{"get", "", "secrets", namespace, caSecret}, unread(enrol)},
+		{right{"get", "", "secrets", namespace, keySecret}, waitFor},
+		{right{"update", "", "secrets", namespace, keySecret}, func(t *testing.T) func(*testing.T) {
+			l.kubectl(t, "patch", "secret", keySecret, "--namespace="+namespace, "--type=json", `--patch=[{"op": "remove", "path": "/data"}]`)
+			return func(t *testing.T) {
+				eventually(t, "there is a key again", func() bool {
+					secret, err := l.admin.CoreV1().Secrets(namespace).Get(t.Context(), keySecret, metav1.GetOptions{})
+					must(t, err)
+					return len(secret.Data) > 0
+				})
+			}
+		}},
+		{right{"update", lease, "leases", namespace, account}, waitFor},
+		{right{"get", lease, "leases", namespace, account}, loseLease},
+		{right{"create", lease, "leases", namespace, ""}, loseLease},
+	}
+	starting := []row{
+		{right{"create", "", "events", namespace, ""}, restart}, // that it leads
+		{right{"watch", certs, requests, "", ""}, restart},
+		{right{"list", certs, requests, "", ""}, restartListing},
+		{right{"watch", rbac, "clusterrolebindings", "", ""}, restart},
+		{right{"list", rbac, "clusterrolebindings", "", ""}, restartListing},
+		{right{"list", "", "nodes", "", ""}, restart},
+	}
+	approving := []row{{right{"approve", certs, "signers", "", builtinSigner}, refuse(builtinSigner)}}
+
+	left := map[right]role{}
+	for _, r := range l.roles(t) {
+		for _, a := range r.atoms() {
+			left[a] = r
+		}
+	}
+	each := func(rows []row) {
+		for _, row := range rows {
+			from, granted := left[row.right]
+			if !granted {
+				t.Errorf("not in rbac.yaml, or twice in this test: %s", row.right)
+				continue
+			}
+			delete(left, row.right)
+			t.Run(row.String(), func(t *testing.T) { l.misses(t, from, row.right, row.provoke) })
+		}
+	}
+	l.startReady(t, nil)
+	each(running)
+	each(starting)
+	l.startReady(t, approveOnly)
+	each(approving)
+	for r := range left {
+		t.Errorf("in rbac.yaml, and nothing shows that it is missed: %s", r)
+	}
+}
+
+// misses takes a right away, and sees in the API server's audit log that the controller was refused it and nothing else, and in the controller's
+// log that it says so.
+func (l *live) misses(t *testing.T, from role, missing right, provoke provocation) {
+	mark, err := l.AuditMark()
+	must(t, err)
+	before := l.controller
+	logged := len(l.log(t, 0))
+	l.write(t, from.without(missing))
+	l.await(t, missing, false)
+	goesOn := provoke(t)
+	if l.controller != before {
+		logged = 0
+	}
+	eventually(t, "it is refused, and says so", func() bool {
+		_, forbidden := l.asked(t, mark)
+		return len(forbidden) > 0 && strings.Contains(l.log(t, logged), missing.refusal())
+	})
+	l.write(t, from)
+	l.await(t, missing, true)
+	goesOn(t)
+	_, forbidden := l.asked(t, mark)
+	for _, e := range forbidden {
+		if r, _ := askedFor(e); !missing.request().covers(r) {
+			t.Errorf("refused, too: %s", r)
+		}
+	}
+}
+
+// await waits until the authorizer knows that the controller has a right, or has not.
+func (l *live) await(t *testing.T, r right, has bool) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("%s is %v", r, has), func() bool {
+		review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{User: controllerUser, ResourceAttributes: r.attributes()}}
+		answer, err := l.admin.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), review, metav1.CreateOptions{})
+		must(t, err)
+		return answer.Status.Allowed == has
+	})
+}

@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policies
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	clientauthentication "k8s.io/client-go/pkg/apis/clientauthentication/v1"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
+)
+
+const module = "../.."
+
+// liveAudit has all that the controller does, and all that anybody does with requests.
+const liveAudit = `apiVersion: audit.k8s.io/v1
+kind: Policy
+rules:
+- level: Metadata
+  omitStages: [RequestReceived]
+  users: [` + controllerUser + `]
+- level: Metadata
+  omitStages: [RequestReceived]
+  resources:
+  - group: certificates.k8s.io
+    resources: [certificatesigningrequests, "certificatesigningrequests/*"]
+- level: None
+`
+
+// live is a cluster of its own, in which the controller runs as it is shipped, under its service account, and machines with TPMs run the plugin.
+type live struct {
+	*testbed.ControlPlane
+	admin, bootstrapper kubernetes.Interface
+	adminKubeconfig     string
+	bootstrapKubeconfig string
+	dir, plugin, binary string
+	// controller is the one that was started last, and started how many there were.
+	controller *controllerprocess.Controller
+	started    int
+}
+
+// newLive returns a cluster as kubeadm leaves it, without our manifests yet.
+func newLive(t *testing.T) *live {
+	t.Helper()
+	ctx, dir := t.Context(), t.TempDir()
+	l := &live{
+		dir: dir, plugin: filepath.Join(dir, "kubelet-authenticator"), binary: filepath.Join(dir, "node-attestation-controller"),
+		adminKubeconfig: filepath.Join(dir, "admin.kubeconfig"), bootstrapKubeconfig: filepath.Join(dir, "bootstrap.kubeconfig"),
+	}
+	must(t, testbed.GoBuild(ctx, module, l.plugin, "./cmd/kubelet-authenticator"))
+	must(t, controllerprocess.Build(ctx, module, l.binary))
+	var err error
+	l.ControlPlane, err = testbed.Start(ctx, testbed.Options{Progress: os.Stderr, AuditPolicy: []byte(liveAudit)})
+	must(t, err)
+	t.Cleanup(func() {
+		if l.controller != nil {
+			ended(t, l.controller.Stop())
+		}
+		ended(t, l.Stop())
+	})
+	l.admin = l.Client()
+	must(t, l.WriteKubeconfig(l.adminKubeconfig, l.AdminUser()))
+	must(t, l.BindKubeadmBootstrap(ctx))
+	token, err := l.CreateBootstrapToken(ctx, time.Hour)
+	must(t, err)
+	l.bootstrapper, err = clientOf(l.BootstrapKubeconfig(token))
+	must(t, err)
+	must(t, os.WriteFile(l.bootstrapKubeconfig, l.BootstrapKubeconfig(token), 0o600))
+	return l
+}
+
+// must ends the test on an error.
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// ended reports how something ended that goes on to the end of the test.
+func ended(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+func (l *live) install(t *testing.T) {
+	t.Helper()
+	must(t, controllerprocess.Install(t.Context(), l.ControlPlane, module))
+}
+
+// start starts a controller, in the place of the one that runs. With no CA it is not ready; see controllerprocess.Controller.Ready.
+func (l *live) start(t *testing.T, configure func(*config.Config)) {
+	t.Helper()
+	l.stop(t)
+	l.started++
+	dir := filepath.Join(l.dir, fmt.Sprintf("controller-%d", l.started))
+	must(t, os.Mkdir(dir, 0o700))
+	var err error
+	l.controller, err = controllerprocess.New(controllerprocess.Options{ControlPlane: l.ControlPlane, Dir: dir, Binary: l.binary, Configure: configure})
+	must(t, err)
+	must(t, l.controller.Start(t.Context()))
+}
+
+// stop ends the controller as a pod is ended: it gives its lease back.
+func (l *live) stop(t *testing.T) {
+	t.Helper()
+	if l.controller != nil {
+		must(t, l.controller.Stop())
+	}
+}
+
+// startReady starts one and waits until it could decide.
+func (l *live) startReady(t *testing.T, configure func(*config.Config)) {
+	t.Helper()
+	l.start(t, configure)
+	must(t, l.controller.Ready(t.Context()))
+}
+
+// kubectl runs it as an administrator.
+func (l *live) kubectl(t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := l.RunKubectl(t.Context(), l.adminKubeconfig, args...)
+	must(t, err)
+	return out
+}
+
+func (l *live) get(t *testing.T, name string) *certificatesv1.CertificateSigningRequest {
+	t.Helper()
+	csr, err := l.admin.CertificatesV1().CertificateSigningRequests().Get(t.Context(), name, metav1.GetOptions{})
+	must(t, err)
+	return csr
+}
+
+func (l *live) requests(t *testing.T) []certificatesv1.CertificateSigningRequest {
+	t.Helper()
+	list, err := l.admin.CertificatesV1().CertificateSigningRequests().List(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	return list.Items
+}
+
+// file files a request as a bootstrap token.
+func (l *live) file(t *testing.T, signer string, options ...func(*certificatesv1.CertificateSigningRequest)) string {
+	t.Helper()
+	name, err := file(t.Context(), l.bootstrapper, signer, options...)
+	must(t, err)
+	return name
+}
+
+// hopeless is a request in the form of ours that is denied at once: what it has for evidence is none, and it asks for too much.
+func hopeless(csr *certificatesv1.CertificateSigningRequest) {
+	block, _ := pem.Decode(csr.Spec.Request)
+	content, err := attestation.Request{PKCS10: block.Bytes, Provider: "tpm", Data: []byte("{}")}.Marshal()
+	if err != nil {
+		panic(err)
+	}
+	csr.Spec.Request, csr.Spec.Usages = content, append(csr.Spec.Usages, certificatesv1.UsageServerAuth)
+}
+
+// reasonOf waits until a request has a condition, and returns its reason.
+func (l *live) reasonOf(t *testing.T, name string, kind certificatesv1.RequestConditionType) (reason string) {
+	t.Helper()
+	eventually(t, string(kind)+": "+name, func() bool {
+		for _, c := range l.get(t, name).Status.Conditions {
+			if c.Type == kind {
+				reason = c.Reason
+				return true
+			}
+		}
+		return false
+	})
+	return reason
+}
+
+// machine is a computer with a TPM, on which the plugin runs.
+type machine struct {
+	*live
+	name, dir, signer string
+	chip              *swtpm.TPM
+}
+
+// newMachine returns one that the inventory does not name yet.
+func (l *live) newMachine(t *testing.T, name string) *machine {
+	t.Helper()
+	return &machine{live: l, name: name, dir: t.TempDir(), signer: tpmSigner, chip: swtpm.Start(t, swtpm.Options{Certified: []string{"ecc-p256"}})}
+}
+
+func (m *machine) flags() []string {
+	return []string{
+		"--node-name=" + m.name, "--provider-id=test://" + m.name, "--tpm-device=" + m.chip.Socket(), "--signer-name=" + m.signer,
+		"--cert-dir=" + filepath.Join(m.dir, "certs"), "--runtime-dir=" + filepath.Join(m.dir, "run"), "--bootstrap-kubeconfig=" + m.bootstrapKubeconfig,
+	}
+}
+
+// inventoried makes an inventory of the machines, by what identify prints on them.
+func (l *live) inventoried(t *testing.T, machines ...*machine) {
+	t.Helper()
+	all := bytes.NewBufferString("apiVersion: authenticator.cluster.x-k8s.io/v1alpha1\nkind: MachineInventory\nmachines: []\n")
+	for _, m := range machines {
+		out, err := exec.CommandContext(t.Context(), m.plugin, append([]string{"identify"}, m.flags()...)...).Output()
+		must(t, err)
+		all.WriteString("---\n")
+		all.Write(out)
+	}
+	must(t, controllerprocess.SetInventory(t.Context(), l.ControlPlane, all.Bytes()))
+}
+
+// enrolment is a run of the plugin that is under way.
+type enrolment struct {
+	*machine
+	process        *exec.Cmd
+	stdout, stderr bytes.Buffer
+	ended          chan error
+}
+
+// begin has a machine that has lost everything ask for a certificate, and does not wait.
+func (m *machine) begin(t *testing.T) *enrolment {
+	t.Helper()
+	certs := cache.At(filepath.Join(m.dir, "certs"))
+	// A worker that has installed its certificate still tidies up.
+	eventually(t, "the plugin's worker ends", func() bool { return !certs.Worker().Alive() })
+	must(t, os.RemoveAll(certs.Path()))
+	ask, err := json.Marshal(clientauthentication.ExecCredential{
+		TypeMeta: metav1.TypeMeta{APIVersion: clientauthentication.SchemeGroupVersion.String(), Kind: "ExecCredential"},
+		Spec:     clientauthentication.ExecCredentialSpec{Cluster: &clientauthentication.Cluster{Server: m.ServerURL(), CertificateAuthorityData: m.ServerCA()}},
+	})
+	must(t, err)
+	e := &enrolment{machine: m, process: exec.CommandContext(context.WithoutCancel(t.Context()), m.plugin, m.flags()...), ended: make(chan error, 1)}
+	e.process.Env = append(os.Environ(), "KUBERNETES_EXEC_INFO="+string(ask))
+	e.process.Stdout, e.process.Stderr = &e.stdout, &e.stderr
+	must(t, e.process.Start())
+	go func() { e.ended <- e.process.Wait() }()
+	t.Cleanup(func() { _ = e.process.Process.Kill() })
+	return e
+}
+
+// succeeds waits for the certificate, which the API server's CA has to have issued for this node.
+func (e *enrolment) succeeds(t *testing.T) *x509.Certificate {
+	t.Helper()
+	select {
+	case err := <-e.ended:
+		if err != nil {
+			t.Fatalf("the plugin: %v\n%s\n%s", err, e.stderr.String(), e.controller.LogTail())
+		}
+	case <-time.After(2 * patience):
+		t.Fatalf("no certificate within %s\n%s", 2*patience, e.controller.LogTail())
+	}
+	credential := &clientauthentication.ExecCredential{}
+	must(t, json.Unmarshal(e.stdout.Bytes(), credential))
+	block, _ := pem.Decode([]byte(credential.Status.ClientCertificateData))
+	leaf, err := x509.ParseCertificate(block.Bytes)
+	must(t, err)
+	roots := x509.NewCertPool()
+	roots.AddCert(e.ClientCA().Certificate())
+	if _, err := leaf.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
+		t.Fatal(err)
+	}
+	if leaf.Subject.CommonName != "system:node:"+e.name {
+		t.Fatalf("a certificate for %s", leaf.Subject)
+	}
+	return leaf
+}
+
+// ofNode returns the requests of a signer for a node's name.
+func (l *live) ofNode(t *testing.T, signer, node string) (found []certificatesv1.CertificateSigningRequest) {
+	t.Helper()
+	for _, csr := range l.requests(t) {
+		block, _ := pem.Decode(csr.Spec.Request)
+		request, err := x509.ParseCertificateRequest(block.Bytes)
+		must(t, err)
+		if csr.Spec.SignerName == signer && strings.TrimPrefix(request.Subject.CommonName, "system:node:") == node {
+			found = append(found, csr)
+		}
+	}
+	return found
+}
