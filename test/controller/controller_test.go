@@ -266,6 +266,8 @@ func (f *fleet) write(t *testing.T, path string, data []byte) {
 type machine struct {
 	*fleet
 	name, dir string
+	// program is the plugin, another than the fleet's.
+	program   string
 	chip      *swtpm.TPM
 	bootstrap string
 	token     string
@@ -323,7 +325,11 @@ func (m *machine) run(t *testing.T, extra ...string) result {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(t.Context(), m.plugin, append(m.flags(), extra...)...)
+	program := m.plugin
+	if m.program != "" {
+		program = m.program
+	}
+	cmd := exec.CommandContext(t.Context(), program, append(m.flags(), extra...)...)
 	cmd.Env = append(os.Environ(), "KUBERNETES_EXEC_INFO="+string(ask))
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr

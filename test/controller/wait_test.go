@@ -6,7 +6,6 @@ import (
 	"context"
 	"crypto/x509"
 	"os"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -229,57 +228,4 @@ func TestAudit(t *testing.T) {
 	if n := f.records(t); n != 0 {
 		t.Errorf("%d records", n)
 	}
-}
-
-// newer is a controller's provider that serves later versions only.
-type newer struct{ controller.TPM }
-
-func (newer) Versions() attestation.Versions { return attestation.Versions{"tpm/v3", "tpm/v2"} }
-
-// refusing refuses tpm/v1, as its verifier would.
-type refusing struct{ newer }
-
-func (refusing) Judge(_ context.Context, q controller.Question) verifier.Evidence {
-	var refusals verifier.Refusals
-	refusals.Add(attestation.ReasonVersion, "%s is not served", attestation.VersionTPM)
-	return verifier.Evidence{Provider: q.Request.Name, Err: refusals}
-}
-
-// A controller that serves other versions says which, and the plugin names both lists.
-func TestNoCommonVersion(t *testing.T) {
-	f := newFleet(t, func(f *fleet, _ *verifier.Policy) {
-		f.provider = func(p controller.TPM) controller.Provider { return refusing{newer{p}} }
-	})
-	m := f.newMachine(t, "version")
-	f.inventoried(t, m)
-	began := time.Now()
-	r := m.run(t)
-	if r.code != 21 || !strings.Contains(r.stderr, "this plugin accepts [tpm/v1]") && !strings.Contains(r.stderr, "this plugin accepts tpm/v1") || !strings.Contains(r.stderr, "tpm/v3,tpm/v2") {
-		t.Errorf("exit code %d: %s", r.code, r.stderr)
-	}
-	if took := time.Since(began); took > 30*time.Second {
-		t.Errorf("after %s", took)
-	}
-	hellos, proofs := f.requests(t, m.name)
-	if len(hellos) != 1 || len(proofs) != 0 || hellos[0].Annotations[attestation.AnnotationVersions] != "tpm/v3,tpm/v2" || reasonOf(&hellos[0]) != attestation.ReasonVersion {
-		t.Errorf("%d hellos, %d proofs: %+v", len(hellos), len(proofs), hellos)
-	}
-
-	// The other way round: the node is newer than the controller.
-	f.stop()
-	f.config.Providers = []controller.Provider{f.tpm}
-	f.start(t)
-	p := f.newPeer(t, m.chip, f.asToken(m.token), m.name, m.name)
-	document, err := hello(t, p).Marshal()
-	if err != nil {
-		t.Fatal(err)
-	}
-	ahead := []byte(strings.ReplaceAll(string(document), "tpm/v1", "tpm/v2"))
-	greeting := p.file(t, p.object(t, attestation.HelloSignerName, ahead))
-	f.refused(t, greeting, attestation.ReasonVersion)
-	if got := f.get(t, greeting.Name).Annotations[attestation.AnnotationVersions]; got != "tpm/v1" {
-		t.Errorf("annotation %q", got)
-	}
-	m.loses(t)
-	m.enrols(t)
 }

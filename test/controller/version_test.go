@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"context"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
+)
+
+// serving is a controller's provider that serves these versions. Those that do not exist yet it would serve to nobody here.
+type serving struct {
+	controller.TPM
+	versions attestation.Versions
+}
+
+func (s serving) Versions() attestation.Versions { return s.versions }
+
+// Judge refuses what this provider does not serve, and has the real one judge the rest.
+func (s serving) Judge(ctx context.Context, q controller.Question) verifier.Evidence {
+	content, err := attestation.Parse(q.Request.Spec.Request)
+	if err == nil {
+		if version, _ := attestation.Head(content.Data); !slices.Contains(s.versions, version) {
+			var refusals verifier.Refusals
+			refusals.Add(attestation.ReasonVersion, "%s is not served", version)
+			return verifier.Evidence{Provider: s.Name(), Err: refusals}
+		}
+	}
+	return s.TPM.Judge(ctx, q)
+}
+
+// Node and controller of several releases: either they agree on what both have, or the node says within 30 s what each accepts.
+func TestVersionMatrix(t *testing.T) {
+	later := filepath.Join(t.TempDir(), "kubelet-authenticator")
+	if err := testbed.GoBuild(t.Context(), "..", later, "./newerplugin"); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		node, controller attestation.Versions
+		// version is what they agree on, empty if they do not; hellos is how many that takes.
+		version attestation.Version
+		hellos  int
+	}{
+		{attestation.Versions{"tpm/v1"}, attestation.Versions{"tpm/v1"}, "tpm/v1", 1},
+		{attestation.Versions{"tpm/v1"}, attestation.Versions{"tpm/v2", "tpm/v1"}, "tpm/v1", 1},
+		{attestation.Versions{"tpm/v1"}, attestation.Versions{"tpm/v3", "tpm/v2"}, "", 1},
+		{attestation.Versions{"tpm/v2", "tpm/v1"}, attestation.Versions{"tpm/v1"}, "tpm/v1", 2},
+		{attestation.Versions{"tpm/v3", "tpm/v2", "tpm/v1"}, attestation.Versions{"tpm/v1"}, "tpm/v1", 2},
+		{attestation.Versions{"tpm/v3", "tpm/v1"}, attestation.Versions{"tpm/v2", "tpm/v1"}, "tpm/v1", 2},
+		{attestation.Versions{"tpm/v2", "tpm/v1"}, attestation.Versions{"tpm/v3"}, "", 1},
+		{attestation.Versions{"tpm/v3", "tpm/v2"}, attestation.Versions{"tpm/v1"}, "", 1},
+		{attestation.Versions{"tpm/v3"}, attestation.Versions{"tpm/v2", "tpm/v1"}, "", 1},
+	} {
+		t.Run(c.node.String()+" to "+c.controller.String(), func(t *testing.T) {
+			f := newFleet(t, func(f *fleet, _ *verifier.Policy) {
+				f.provider = func(p controller.TPM) controller.Provider { return serving{p, c.controller} }
+			})
+			m := f.newMachine(t, "version")
+			f.inventoried(t, m)
+			if len(c.node) > 1 || c.node[0] != attestation.VersionTPM {
+				t.Setenv("TPM_VERSIONS", c.node.String())
+				m.program = later
+			}
+			began := time.Now()
+			r := m.run(t)
+			if took := time.Since(began); took > 30*time.Second {
+				t.Errorf("after %s", took)
+			}
+			hellos, proofs := f.requests(t, m.name)
+			if len(hellos) != c.hellos {
+				t.Errorf("%d hellos", len(hellos))
+			}
+			for _, h := range hellos {
+				if reason := reasonOf(&h); reason == attestation.ReasonVersion && h.Annotations[attestation.AnnotationVersions] != c.controller.String() {
+					t.Errorf("annotations %v", h.Annotations)
+				}
+			}
+			if c.version != "" {
+				if r.code != 0 || len(proofs) != 1 {
+					t.Fatalf("exit code %d, %d proofs: %s", r.code, len(proofs), r.stderr)
+				}
+				content, err := attestation.Parse(proofs[0].Spec.Request)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if version, _ := attestation.Head(content.Data); version != c.version {
+					t.Errorf("they agreed on %s", version)
+				}
+				return
+			}
+			if r.code != 21 || len(proofs) != 0 || !strings.Contains(r.stderr, c.controller.String()) || !strings.Contains(strings.ReplaceAll(r.stderr, " ", ","), c.node.String()) {
+				t.Errorf("exit code %d, %d proofs: %s", r.code, len(proofs), r.stderr)
+			}
+		})
+	}
+}
