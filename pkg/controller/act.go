@@ -30,6 +30,7 @@ import (
 // Reasons of conditions that the rules do not know.
 const (
 	ReasonApproved     verifier.Reason = "Attested"
+	ReasonChallenged   verifier.Reason = "Challenged"
 	ReasonUnattested   verifier.Reason = "UnattestedNode"
 	ReasonCompleted    verifier.Reason = "AttestationCompleted"
 	ReasonHelloExpired verifier.Reason = "AttestationHelloExpired"
@@ -186,7 +187,7 @@ func (c *Controller) finish(ctx context.Context, object *certificatesv1.Certific
 	var hello *certificatesv1.CertificateSigningRequest
 	if challenger, ok := provider.(Challenger); ok {
 		var err error
-		if hello, err = helloOf(ctx, c.live, challenger, object); err != nil {
+		if hello, err = helloOf(ctx, c.client, challenger, object); err != nil { // an older copy does: it is written under its version
 			return err
 		}
 	}
@@ -213,16 +214,11 @@ func (c *Controller) finish(ctx context.Context, object *certificatesv1.Certific
 
 // recordNaming returns the record that was last written for a request, nil if there is none.
 func (c *Controller) recordNaming(ctx context.Context, object *certificatesv1.CertificateSigningRequest) (*v1alpha1.NodeAttestation, error) {
-	list := &v1alpha1.NodeAttestationList{}
-	if err := c.live.List(ctx, list, client.InNamespace(c.Namespace)); err != nil {
-		return nil, fmt.Errorf("records: %w", err)
+	items, err := c.recordsWith(ctx, v1alpha1.FieldRequestUID, string(object.UID))
+	if err != nil || len(items) == 0 {
+		return nil, err
 	}
-	for i := range list.Items {
-		if r := list.Items[i].Status.Request; r != nil && r.UID == object.UID {
-			return &list.Items[i], nil
-		}
-	}
-	return nil, nil
+	return &items[0], nil
 }
 
 // closeHello denies a hello that has served its time. It is not there, or closed, when this is the second time.

@@ -57,11 +57,11 @@ type Controller struct {
 	providers map[string]Provider
 	client    client.Client
 	// live reads from the API server itself: what is approved and signed must not rest on an older copy.
-	live    client.Reader
-	events  events.EventRecorder
-	records recent
-	waits   waits
-	turns   *turns
+	live   client.Reader
+	events events.EventRecorder
+	recent recent
+	waits  waits
+	turns  *turns
 }
 
 // Name is the controller's, in events and metrics.
@@ -75,7 +75,7 @@ func Add(manager ctrl.Manager, config Config) error {
 		return err
 	}
 	c.client, c.live = manager.GetClient(), manager.GetAPIReader()
-	c.records = recent{reader: c.live, namespace: c.Namespace}
+	c.recent = recent{reader: c.live, namespace: c.Namespace}
 	c.events = manager.GetEventRecorder(Name)
 	return ctrl.NewControllerManagedBy(manager).Named(Name).
 		For(&certificatesv1.CertificateSigningRequest{}).

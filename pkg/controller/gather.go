@@ -26,8 +26,11 @@ type found struct {
 	provider Provider
 	// challenger is the provider, if it is one of two rounds.
 	challenger Challenger
-	// named says that an authority names the EK claimed.
+	// ek is the EK claimed, and named says that an authority names it.
+	ek    string
 	named bool
+	// inPassing says that records are all, as they were a moment ago.
+	inPassing bool
 	// records are the objects behind input.Records.
 	records []v1alpha1.NodeAttestation
 	// node is the Node of the name claimed, nil if there is none.
@@ -40,46 +43,113 @@ func (c *Controller) gather(ctx context.Context, object *certificatesv1.Certific
 	f := &found{provider: c.providers[claim.Provider]}
 	f.challenger, _ = f.provider.(Challenger)
 	f.input = verifier.Input{Now: now, Request: object, Node: verifier.Absent}
+	steps := []func(context.Context, *found, verifier.Claim) error{c.findNode, c.findRecords, c.findEvidence, c.findMachineRecords, c.findOpen}
+	if inPassing {
+		steps = []func(context.Context, *found, verifier.Claim) error{c.findRecentRecords, c.findEvidence, c.findOpen}
+	}
+	for _, step := range steps {
+		if err := step(ctx, f, claim); err != nil {
+			return nil, err
+		}
+	}
+	return f, nil
+}
+
+// findEvidence finds the machines, and has the evidence judged. Without a provider there is nothing to find: the rules refuse such a request,
+// or leave the node alone.
+func (c *Controller) findEvidence(ctx context.Context, f *found, claim verifier.Claim) error {
+	if f.provider == nil {
+		return nil
+	}
+	in := &f.input
 	var err error
-	if f.records, err = c.records.list(ctx, now, inPassing); err != nil {
-		return nil, err
+	if in.Machines, err = c.Machines.Machines(ctx, in.Now); err != nil {
+		return fmt.Errorf("machines: %w", err)
+	}
+	if tokens, ok := c.Machines.(TokenSource); ok {
+		if id, token := verifier.TokenID(in.Request.Spec.Username); token {
+			if in.Token, err = tokens.Token(ctx, id, in.Now); err != nil {
+				return fmt.Errorf("bootstrap token: %w", err)
+			}
+		}
+	}
+	if c.CA != nil {
+		_, err := c.CA.CA(ctx, in.Now)
+		in.NoSigner = err != nil // whoever keeps it says why
+	}
+	if f.challenger != nil {
+		if !claim.Hello {
+			if in.Hello, err = helloOf(ctx, c.live, f.challenger, in.Request); err != nil {
+				return err
+			}
+		}
+		f.ek = f.challenger.EK(in.Request, in.Hello)
+		if err := c.findRecordsOf(ctx, f, v1alpha1.FieldEK, f.ek); err != nil {
+			return err
+		}
+		f.named = namesEK(in.Machines, f.ek) || f.ek != "" && slices.ContainsFunc(in.Records, func(r verifier.Record) bool { return r.EK == f.ek })
+	}
+	in.Evidence = f.provider.Judge(ctx, Question{Request: in.Request, Hello: in.Hello, Named: f.named, Now: in.Now})
+	return nil
+}
+
+// findRecords reads the records with the node name that is claimed.
+func (c *Controller) findRecords(ctx context.Context, f *found, claim verifier.Claim) error {
+	return c.findRecordsOf(ctx, f, v1alpha1.FieldNodeName, claim.NodeName)
+}
+
+// findMachineRecords reads the records of each machine that the request may turn out to be of.
+func (c *Controller) findMachineRecords(ctx context.Context, f *found, _ verifier.Claim) error {
+	for _, m := range f.input.Machines {
+		name := m.Ref.Name
+		if !hasEK(m, f.ek) && name != f.input.Evidence.Machine && name != f.input.Token.Machine.Name {
+			continue
+		}
+		if err := c.findRecordsOf(ctx, f, v1alpha1.FieldMachine, name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// findRecordsOf adds the records that have a value in a field; each comes once. All that were found are there already in passing.
+func (c *Controller) findRecordsOf(ctx context.Context, f *found, field, value string) error {
+	if value == "" || f.inPassing {
+		return nil
+	}
+	items, err := c.recordsWith(ctx, field, value)
+	if err != nil {
+		return err
+	}
+	for _, item := range items {
+		if !slices.ContainsFunc(f.records, func(r v1alpha1.NodeAttestation) bool { return r.UID == item.UID }) {
+			f.records = append(f.records, item)
+			f.input.Records = append(f.input.Records, recordOf(&item))
+		}
+	}
+	return nil
+}
+
+// recordsWith reads the records that have a value in a field.
+func (c *Controller) recordsWith(ctx context.Context, field, value string) ([]v1alpha1.NodeAttestation, error) {
+	list := &v1alpha1.NodeAttestationList{}
+	if err := c.live.List(ctx, list, client.InNamespace(c.Namespace), client.MatchingFields{field: value}); err != nil {
+		return nil, fmt.Errorf("records: %w", err)
+	}
+	return list.Items, nil
+}
+
+// findRecentRecords takes all records as they were a moment ago.
+func (c *Controller) findRecentRecords(ctx context.Context, f *found, _ verifier.Claim) error {
+	f.inPassing = true
+	var err error
+	if f.records, err = c.recent.list(ctx, f.input.Now); err != nil {
+		return err
 	}
 	for i := range f.records {
 		f.input.Records = append(f.input.Records, recordOf(&f.records[i]))
 	}
-	if claim.NodeName != "" && !inPassing {
-		if err := c.findNode(ctx, f, claim.NodeName); err != nil {
-			return nil, err
-		}
-	}
-	if f.provider == nil {
-		return f, nil // the rules refuse it, or leave the node alone
-	}
-	if f.input.Machines, err = c.Machines.Machines(ctx, now); err != nil {
-		return nil, fmt.Errorf("machines: %w", err)
-	}
-	if err := c.findToken(ctx, f); err != nil {
-		return nil, err
-	}
-	if c.CA != nil {
-		_, err := c.CA.CA(ctx, now)
-		f.input.NoSigner = err != nil // whoever keeps it says why
-	}
-	ek := ""
-	if f.challenger != nil {
-		if !claim.Hello {
-			if f.input.Hello, err = helloOf(ctx, c.live, f.challenger, object); err != nil {
-				return nil, err
-			}
-		}
-		ek = f.challenger.EK(object, f.input.Hello)
-		f.named = namesEK(f.input.Machines, ek) || ek != "" && slices.ContainsFunc(f.input.Records, func(r verifier.Record) bool { return r.EK == ek })
-	}
-	if err := c.findOpen(ctx, f, claim, ek); err != nil {
-		return nil, err
-	}
-	f.input.Evidence = f.provider.Judge(ctx, Question{Request: object, Hello: f.input.Hello, Named: f.named, Now: now})
-	return f, nil
+	return nil
 }
 
 // helloOf reads the hello that a proof refers to, by the name in it; the rules see to it that it is the right one. It is nil where it is
@@ -106,7 +176,11 @@ func getRequest(ctx context.Context, reader client.Reader, name string) (*certif
 }
 
 // findNode finds out whether a Node exists. Nothing else of it counts.
-func (c *Controller) findNode(ctx context.Context, f *found, name string) error {
+func (c *Controller) findNode(ctx context.Context, f *found, claim verifier.Claim) error {
+	name := claim.NodeName
+	if name == "" {
+		return nil
+	}
 	node := &metav1.PartialObjectMetadata{}
 	node.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Node"))
 	err := c.live.Get(ctx, types.NamespacedName{Name: name}, node)
@@ -120,28 +194,14 @@ func (c *Controller) findNode(ctx context.Context, f *found, name string) error 
 	return nil
 }
 
-// findToken finds out which machine the bootstrap token was made for.
-func (c *Controller) findToken(ctx context.Context, f *found) error {
-	tokens, known := c.Machines.(TokenSource)
-	id, token := verifier.TokenID(f.input.Request.Spec.Username)
-	if !known || !token {
-		return nil
-	}
-	var err error
-	if f.input.Token, err = tokens.Token(ctx, id, f.input.Now); err != nil {
-		return fmt.Errorf("bootstrap token: %w", err)
-	}
-	return nil
-}
-
 // findOpen finds out, of each record that may be this machine's, whether the proof which it names is still on its way.
-func (c *Controller) findOpen(ctx context.Context, f *found, claim verifier.Claim, ek string) error {
+func (c *Controller) findOpen(ctx context.Context, f *found, claim verifier.Claim) error {
 	if claim.Hello {
 		return nil
 	}
 	for i := range f.input.Records {
 		r := &f.input.Records[i]
-		mine := r.NodeName == claim.NodeName || ek != "" && r.EK == ek
+		mine := r.NodeName == claim.NodeName || f.ek != "" && r.EK == f.ek
 		if !mine || !r.AwaitsCertificate() || r.ProofUID == string(f.input.Request.UID) {
 			continue
 		}
@@ -154,7 +214,7 @@ func (c *Controller) findOpen(ctx context.Context, f *found, claim verifier.Clai
 	return nil
 }
 
-// recent are the records as they were read last: many requests that wait share one reading.
+// recent are all records as they were read last: many requests that wait share one reading.
 type recent struct {
 	reader    client.Reader
 	namespace string
@@ -164,23 +224,19 @@ type recent struct {
 	items []v1alpha1.NodeAttestation
 }
 
-// list returns the records as they are, or, in passing, as they were within lookAgain. The caller does not change them.
-func (r *recent) list(ctx context.Context, now time.Time, inPassing bool) ([]v1alpha1.NodeAttestation, error) {
-	if inPassing {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		if age := now.Sub(r.at); age >= 0 && age < lookAgain {
-			return r.items, nil
-		}
+// list returns the records as they were within lookAgain. The caller does not change them.
+func (r *recent) list(ctx context.Context, now time.Time) ([]v1alpha1.NodeAttestation, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if age := now.Sub(r.at); age >= 0 && age < lookAgain {
+		return r.items, nil
 	}
 	list := &v1alpha1.NodeAttestationList{}
 	if err := r.reader.List(ctx, list, client.InNamespace(r.namespace)); err != nil {
 		return nil, fmt.Errorf("records: %w", err)
 	}
-	if inPassing {
-		r.at, r.items = now, list.Items
-	}
-	return list.Items, nil
+	r.at, r.items = now, list.Items
+	return r.items, nil
 }
 
 // names reports whether a record was last written for this request.

@@ -15,6 +15,14 @@ var GroupVersion = schema.GroupVersion{Group: "attestation.cluster.x-k8s.io", Ve
 // Resource is what records are called in the API's paths.
 var Resource = GroupVersion.WithResource("nodeattestations")
 
+// The fields that records can be selected by, in field selectors (the CRD's selectableFields).
+const (
+	FieldNodeName   = "spec.nodeName"
+	FieldMachine    = "spec.machine.name"
+	FieldEK         = "spec.ek.fingerprint"
+	FieldRequestUID = "status.request.uid"
+)
+
 // AddToScheme makes the types known to a scheme.
 func AddToScheme(scheme *runtime.Scheme) error {
 	scheme.AddKnownTypes(GroupVersion, &NodeAttestation{}, &NodeAttestationList{})

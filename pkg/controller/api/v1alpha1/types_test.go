@@ -45,6 +45,9 @@ func readSchema(t *testing.T) properties {
 				Schema struct {
 					Root properties `json:"openAPIV3Schema"`
 				} `json:"schema"`
+				Selectable []struct {
+					JSONPath string `json:"jsonPath"`
+				} `json:"selectableFields"`
 			} `json:"versions"`
 		} `json:"spec"`
 	}
@@ -53,6 +56,13 @@ func readSchema(t *testing.T) properties {
 	}
 	if len(crd.Spec.Versions) != 1 || crd.Spec.Group != GroupVersion.Group || crd.Spec.Versions[0].Name != GroupVersion.Version {
 		t.Fatalf("the CRD is not of one version %s: %s %+v", GroupVersion, crd.Spec.Group, crd.Spec.Versions)
+	}
+	var selectable []string
+	for _, field := range crd.Spec.Versions[0].Selectable {
+		selectable = append(selectable, strings.TrimPrefix(field.JSONPath, "."))
+	}
+	if want := []string{FieldNodeName, FieldMachine, FieldEK, FieldRequestUID}; !slices.Equal(selectable, want) {
+		t.Errorf("fields to select by: %v, want %v", selectable, want)
 	}
 	return crd.Spec.Versions[0].Schema.Root
 }
