@@ -29,19 +29,24 @@ var forbidden = []string{
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller",
 }
 
+// example is an infrastructure provider's own plugin, as docs/ shows it.
+const example = "../../docs/examples/kubelet-authenticator-acme"
+
 func TestPluginStaysLean(t *testing.T) {
-	out, err := exec.Command("go", "list", "-deps", ".").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	deps := strings.Fields(string(out))
-	if len(deps) < 100 {
-		t.Fatalf("only %d dependencies: the list is wrong", len(deps))
-	}
-	for _, dep := range deps {
-		for _, bad := range forbidden {
-			if dep == strings.TrimSuffix(bad, "/") || strings.HasPrefix(dep, strings.TrimSuffix(bad, "/")+"/") {
-				t.Errorf("the plugin depends on %s", dep)
+	for _, pkg := range []string{".", example} {
+		out, err := exec.Command("go", "list", "-deps", pkg).Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		deps := strings.Fields(string(out))
+		if len(deps) < 100 {
+			t.Fatalf("%s: only %d dependencies: the list is wrong", pkg, len(deps))
+		}
+		for _, dep := range deps {
+			for _, bad := range forbidden {
+				if dep == strings.TrimSuffix(bad, "/") || strings.HasPrefix(dep, strings.TrimSuffix(bad, "/")+"/") {
+					t.Errorf("%s: the plugin depends on %s", pkg, dep)
+				}
 			}
 		}
 	}
@@ -118,9 +123,10 @@ func TestBinaryIsStaticAndSmall(t *testing.T) {
 	}
 }
 
-// An infrastructure provider's own plugin, as docs/ shows it, is built and answers.
+// The example is built and answers. Where there is no platform it says so, by the name of its service.
 func TestExampleProvider(t *testing.T) {
-	out, err := exec.Command(build(t, "../../docs/examples/kubelet-authenticator-acme"), "version", "--output", "json").Output()
+	path := build(t, example)
+	out, err := exec.Command(path, "version", "--output", "json").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,6 +135,17 @@ func TestExampleProvider(t *testing.T) {
 	}
 	if err := json.Unmarshal(out, &version); err != nil || len(version.ProtocolVersions["acme"]) != 1 {
 		t.Errorf("version: %s, %v", out, err)
+	}
+	dir := t.TempDir()
+	bootstrap := filepath.Join(dir, "bootstrap.kubeconfig")
+	kubeconfig := `{apiVersion: v1, kind: Config, current-context: a, contexts: [{name: a, context: {cluster: a, user: a}}],
+  clusters: [{name: a, cluster: {server: "https://127.0.0.1:1"}}], users: [{name: a, user: {token: a.a}}]}`
+	if err := os.WriteFile(bootstrap, []byte(kubeconfig), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, err = exec.Command(path, "--dry-run", "--node-name=a", "--cert-dir="+dir, "--runtime-dir="+dir, "--bootstrap-kubeconfig="+bootstrap).CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "/run/acme/identity.sock") || !strings.Contains(string(out), "hint: is this an instance of Acme") {
+		t.Errorf("without a platform: %v, %s", err, out)
 	}
 }
 

@@ -6,6 +6,7 @@ package main
 import (
 	"os"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/docs/examples/acme/identity"
 	"github.com/kubelet-authenticator/kubelet-authenticator/docs/examples/kubelet-authenticator-acme/acme"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator/command"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
@@ -16,6 +17,6 @@ func main() {
 		Name:            "kubelet-authenticator-acme",
 		Version:         "v0.1.0",
 		Providers:       []provider.Factory{acme.Factory()},
-		DefaultProvider: acme.Name,
+		DefaultProvider: identity.Provider,
 	}.Main())
 }

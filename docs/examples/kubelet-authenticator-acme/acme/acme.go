@@ -1,64 +1,135 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package acme shows what an infrastructure provider implements on the node: here the evidence is an identity document that the
-// platform signs and the hypervisor puts into a file.
+// Package acme shows what an infrastructure provider implements on the node. Here the evidence is an identity document that the platform
+// signs for this very request: a service of the platform's, on a Unix socket in each instance, does that for any nonce.
 package acme
 
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
-	"os"
+	"io"
+	"net"
+	"net/http"
+	"time"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/docs/examples/acme/identity"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
 
-// Name is the provider's name in requests and configuration.
-const Name = "acme"
+// DefaultSocket is where the platform's service listens. Only root may connect: whoever may is this machine.
+const DefaultSocket = "/run/acme/identity.sock"
 
-const (
-	version      = "acme/v1"
-	identityFile = "/run/acme/identity.jwt"
-	machineFile  = "/run/acme/machine-id"
-)
+// timeout bounds one call of the service; it is local, and a worker has two minutes for everything.
+const timeout = 5 * time.Second
 
 // Factory makes the provider.
 func Factory() provider.Factory {
 	return provider.Factory{
-		Name:     Name,
-		Versions: []string{version},
-		New:      func(provider.Settings) (provider.Provider, error) { return acme{}, nil },
+		Name:     identity.Provider,
+		Versions: []string{identity.Version},
+		New:      func(provider.Settings) (provider.Provider, error) { return Provider{Socket: DefaultSocket}, nil },
 	}
 }
 
-type acme struct{}
-
-func (acme) Name() string       { return Name }
-func (acme) SignerName() string { return "cluster.x-k8s.io/kube-apiserver-client-kubelet-acme" }
-func (acme) Renews() bool       { return true }
-func (acme) Caution() string    { return "" }
-
-// ProviderID is the machine's spec.providerID, as the cloud controller manager of Acme writes it.
-func (acme) ProviderID(context.Context) (string, error) {
-	id, err := os.ReadFile(machineFile)
-	if err != nil {
-		return "", fmt.Errorf("machine ID: %w", err)
-	}
-	return "acme://" + string(bytes.TrimSpace(id)), nil
+// Provider is the node's half.
+type Provider struct {
+	// Socket is the Unix socket of the platform's service.
+	Socket string
 }
 
-// Evidence binds the platform's document to this request by its hash: alone, the document would serve whoever copies it.
-func (acme) Evidence(_ context.Context, request provider.Request) ([]byte, error) {
-	identity, err := os.ReadFile(identityFile)
+var _ provider.Provider = Provider{}
+
+// Name returns "acme".
+func (Provider) Name() string { return identity.Provider }
+
+// SignerName returns the signer that is asked.
+func (Provider) SignerName() string { return identity.SignerName }
+
+// Renews is true: each renewal comes with evidence of its own.
+func (Provider) Renews() bool { return true }
+
+// Caution is empty: there is evidence.
+func (Provider) Caution() string { return "" }
+
+// ProviderID asks the service which instance this is.
+func (p Provider) ProviderID(ctx context.Context) (string, error) {
+	instance, err := p.call(ctx, http.MethodGet, "/v1/instance", nil)
 	if err != nil {
-		return nil, fmt.Errorf("identity document: %w", err)
+		return "", err
 	}
-	sum := sha256.Sum256(request.PKCS10)
-	return json.Marshal(struct {
-		Version  string `json:"version"`
-		Request  []byte `json:"requestSHA256"`
-		Identity string `json:"identity"`
-	}{version, sum[:], string(identity)})
+	return identity.ProviderID(string(instance)), nil
+}
+
+// Evidence has the service sign a document for this request, and no other: every node can read it in the request.
+func (p Provider) Evidence(ctx context.Context, request provider.Request) ([]byte, error) {
+	nonce := identity.Nonce(request.SignerName, request.Name, request.PKCS10)
+	ask, err := json.Marshal(map[string]any{"audience": identity.Audience, "nonce": nonce})
+	if err != nil {
+		return nil, err
+	}
+	document, err := p.call(ctx, http.MethodPost, "/v1/identity", ask)
+	if err != nil {
+		return nil, err
+	}
+	// A document that would be denied is not sent: here its fault can be told to the one who can mend it.
+	_, says, err := identity.Parse(document)
+	if err == nil && (says.Audience != identity.Audience || !bytes.Equal(says.Nonce, nonce)) {
+		err = errors.New("identity document: it is for another request")
+	}
+	if err != nil {
+		return nil, p.failed(err)
+	}
+	return document, nil
+}
+
+// call asks the service, and takes no more from it than a document may have.
+func (p Provider) call(ctx context.Context, method, path string, body []byte) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, method, "http://acme"+path, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	response, err := p.transport().RoundTrip(request) // follows no redirect
+	if failed, ok := errors.AsType[*net.OpError](err); ok && failed.Op == "dial" && ctx.Err() == nil {
+		return nil, &provider.Error{
+			Class: provider.NoDevice, Hint: "is this an instance of Acme, does acme-agent.service run, and is this process root?",
+			Err: fmt.Errorf("identity service %s: %w", p.Socket, err),
+		}
+	}
+	if err != nil {
+		return nil, p.failed(err)
+	}
+	defer func() { _ = response.Body.Close() }() // it was only read
+	if response.StatusCode != http.StatusOK {
+		return nil, p.failed(fmt.Errorf("%s %s: status %d", method, path, response.StatusCode))
+	}
+	answer, err := io.ReadAll(io.LimitReader(response.Body, identity.MaxSize+1))
+	if err == nil && len(answer) > identity.MaxSize {
+		err = fmt.Errorf("%s %s: answers with more than %d bytes", method, path, identity.MaxSize)
+	}
+	if err != nil {
+		return nil, p.failed(err)
+	}
+	return answer, nil
+}
+
+// transport connects to the socket whatever the address says, and asks no proxy.
+func (p Provider) transport() *http.Transport {
+	return &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", p.Socket)
+		},
+	}
+}
+
+func (p Provider) failed(err error) error {
+	return &provider.Error{
+		Class: provider.DeviceFailed, Hint: "see the log of acme-agent.service",
+		Err: fmt.Errorf("identity service %s: %w", p.Socket, err),
+	}
 }
