@@ -34,7 +34,7 @@ TPM_E2E := $(addprefix TestProtocolAgainstSwtpm/,ecc-p256 ecc-p384-high rsa-2048
 
 .PHONY: test
 test: ## run everything, unit and end to end against a real control plane and software TPMs
-	@scripts/need gcc strace mount ip openssl python3 swtpm swtpm_setup tpm2_checkquote /usr/include/openssl/ssl.h
+	@scripts/need gcc strace mount ip systemd-nspawn openssl python3 swtpm swtpm_setup tpm2_checkquote /usr/include/openssl/ssl.h
 	@mkdir -p bin
 	$(GOTESTSUM) --jsonfile bin/unit.json -- -race ./...
 	@scripts/ran bin/unit.json $(TPM_UNIT)

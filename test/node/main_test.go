@@ -26,6 +26,7 @@ const (
 type programs struct {
 	plugin, controller string
 	kubelet            testbed.KubeletComponents
+	kubeadm            string
 }
 
 var built programs
@@ -60,6 +61,9 @@ func runAll(m *testing.M) (code int, err error) {
 	if _, err := testbed.BuildKubelet(ctx, os.Stderr); err != nil {
 		return 0, err
 	}
+	if _, err := testbed.BuildKubeadm(ctx, os.Stderr); err != nil {
+		return 0, err
+	}
 	made := programsIn(dir)
 	if err := testbed.GoBuild(ctx, module, made.plugin, "./cmd/kubelet-authenticator"); err != nil {
 		return 0, err
@@ -83,6 +87,9 @@ func runIsolated(m *testing.M) (code int, err error) {
 	}
 	built = programsIn(os.Getenv(programsVariable))
 	if built.kubelet, err = testbed.BuildKubelet(context.Background(), os.Stderr); err != nil {
+		return 0, err
+	}
+	if built.kubeadm, err = testbed.BuildKubeadm(context.Background(), os.Stderr); err != nil {
 		return 0, err
 	}
 	// The tests mostly wait: as many at once as there are, whatever the number of processors.

@@ -56,8 +56,10 @@ func EnterIsolation() error {
 	if err := syscall.Mount("proc", "/proc", "proc", 0, ""); err != nil {
 		return fmt.Errorf("mount /proc: %w", err)
 	}
-	if err := syscall.Mount("tmpfs", "/var/log", "tmpfs", 0, ""); err != nil { // the kubelet makes folders there
-		return fmt.Errorf("mount /var/log: %w", err)
+	for _, dir := range []string{"/var/log", "/run"} { // kubelet and systemd-nspawn make folders there
+		if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "mode=0755"); err != nil {
+			return fmt.Errorf("mount %s: %w", dir, err)
+		}
 	}
 	if err := shieldSysctls(); err != nil {
 		return err

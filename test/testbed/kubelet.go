@@ -75,9 +75,7 @@ func StartKubelet(ctx context.Context, options KubeletOptions) (_ *Kubelet, err 
 			err = errors.Join(err, k.Remove())
 		}
 	}()
-	// A node with a loopback address has none, as the kubelet sees it. This one is on the loopback device, and each kubelet has its own.
-	k.address = fmt.Sprintf("10.99.99.%d", kubeletAddresses.Add(1))
-	if err := ip("address", "add", k.address+"/32", "dev", "lo"); err != nil {
+	if k.address, err = newKubeletAddress(); err != nil {
 		return nil, err
 	}
 	for name, content := range map[string]string{
@@ -92,6 +90,13 @@ func StartKubelet(ctx context.Context, options KubeletOptions) (_ *Kubelet, err 
 		return nil, err
 	}
 	return k, k.Start()
+}
+
+// newKubeletAddress returns an address for one kubelet. It is on the loopback device, and no loopback address: a node with one has none, as
+// the kubelet sees it.
+func newKubeletAddress() (string, error) {
+	address := fmt.Sprintf("10.99.99.%d", kubeletAddresses.Add(1))
+	return address, ip("address", "add", address+"/32", "dev", "lo")
 }
 
 func (k *Kubelet) path(name string) string { return filepath.Join(k.dir, name) }

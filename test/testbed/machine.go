@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package testbed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// cgroupRoots are where systemd keeps its groups: on cgroup v1 in the first two, on v2 in the last.
+var cgroupRoots = []string{"/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified", "/sys/fs/cgroup"}
+
+// machineFiles are what every machine has. The links to /dev/null keep systemd from what a container has no use for.
+var machineFiles = map[string]string{
+	"/etc/os-release": "ID=debian\n",
+	"/etc/machine-id": "",
+	"/etc/systemd/system/testbed-sysctl.service": `[Unit]
+Description=What a kubelet would change of the whole machine
+Before=kubelet.service
+[Service]
+Type=oneshot
+ExecStart=/bin/sh -e /opt/testbed/sysctl.sh
+`,
+	"/opt/testbed/sysctl.sh": "cd /opt/testbed/sysctl\nfind . -type f | while read -r name; do mount --bind \"$name\" \"/proc/sys/$name\"; done\n",
+}
+
+var machineLinks = map[string]string{
+	"/bin": "usr/bin", "/sbin": "usr/sbin", "/lib": "usr/lib", "/lib64": "usr/lib64",
+	"/etc/systemd/system/default.target":                                 "/usr/lib/systemd/system/multi-user.target",
+	"/etc/systemd/system/multi-user.target.wants/testbed-sysctl.service": "../testbed-sysctl.service",
+	"/etc/systemd/system/systemd-udevd.service":                          "/dev/null",
+	"/etc/systemd/system/systemd-logind.service":                         "/dev/null",
+	"/etc/systemd/system/systemd-networkd.service":                       "/dev/null",
+	"/etc/systemd/system/getty.target":                                   "/dev/null",
+}
+
+// machineCopies are this machine's, without which programs in /usr do not work. Some are not there on every distribution.
+var machineCopies = []string{"passwd", "group", "shadow", "nsswitch.conf", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "pam.d", "alternatives", "ssl"}
+
+// MachineOptions say what is on a machine's disk.
+type MachineOptions struct {
+	Name string
+	// Files are written, those below /usr too: path to content.
+	Files map[string]string
+	// Programs are copied, and executable: path there to path here.
+	Programs map[string]string
+	// Enabled are units of Files that systemd starts with the machine.
+	Enabled []string
+	// Binds are files or folders of ours that the machine sees, such as sockets: path there to path here.
+	Binds map[string]string
+}
+
+// Machine is a machine with a systemd of its own, in systemd-nspawn. It has this machine's /usr, with what Files and Programs add, an /etc that is
+// nearly empty, and our network. Its methods are for one goroutine at a time.
+type Machine struct {
+	dir     string
+	cgroups []string
+	process *Process
+	leader  string // the PID of its systemd
+}
+
+// StartMachine starts a machine, and returns when its systemd has started what is enabled. It works in a program that Isolate has started.
+func StartMachine(ctx context.Context, options MachineOptions) (_ *Machine, err error) {
+	if !Isolated() {
+		return nil, errors.New("start a machine: not in namespaces of its own, see Isolate")
+	}
+	m := &Machine{}
+	if m.dir, err = os.MkdirTemp("/tmp", "machine-"); err != nil {
+		return nil, fmt.Errorf("make the machine's folder: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, m.Remove())
+		}
+	}()
+	if err := m.makeDisk(options); err != nil {
+		return nil, fmt.Errorf("make the disk of machine %s: %w", options.Name, err)
+	}
+	if err := m.makeCgroups(); err != nil {
+		return nil, fmt.Errorf("make the control groups of machine %s: %w", options.Name, err)
+	}
+	if err := m.boot(options); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	return m, pollWhile(ctx, m.process, "machine "+options.Name, m.booted)
+}
+
+func (m *Machine) makeDisk(options MachineOptions) error {
+	for _, dir := range []string{"root/usr", "root/var/lib", "root/var/log", "root/tmp", "root/root", "root/run", "usr", "work"} {
+		if err := os.MkdirAll(filepath.Join(m.dir, dir), 0o755); err != nil { //nolint:gosec // G301: as on any machine
+			return err
+		}
+	}
+	for _, name := range machineCopies {
+		from := filepath.Join("/etc", name)
+		if _, err := os.Stat(from); errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err := m.makeParent("/etc/" + name); err != nil {
+			return err
+		}
+		if out, err := exec.Command("cp", "-a", from, m.Path("/etc/"+name)).CombinedOutput(); err != nil { //nolint:gosec // G204: our own arguments
+			return fmt.Errorf("copy %s: %w: %s", from, err, out)
+		}
+	}
+	for name, value := range kubeletSysctls {
+		if err := m.WriteFile("/opt/testbed/sysctl/"+name, []byte(value+"\n"), 0o644); err != nil {
+			return err
+		}
+	}
+	names := map[string]string{"/etc/hostname": options.Name + "\n", "/etc/hosts": "127.0.0.1 localhost " + options.Name + "\n"}
+	for _, files := range []map[string]string{machineFiles, names, options.Files} {
+		for path, content := range files {
+			if err := m.WriteFile(path, []byte(content), 0o644); err != nil {
+				return err
+			}
+		}
+	}
+	for path, from := range options.Programs {
+		program, err := os.ReadFile(from)
+		if err != nil {
+			return err
+		}
+		if err := m.WriteFile(path, program, 0o755); err != nil {
+			return err
+		}
+	}
+	links := map[string]string{}
+	for _, unit := range options.Enabled {
+		links["/etc/systemd/system/multi-user.target.wants/"+unit] = "../" + unit
+	}
+	for _, all := range []map[string]string{machineLinks, links} {
+		for path, target := range all {
+			if err := m.makeParent(path); err != nil {
+				return err
+			}
+			if err := os.Symlink(target, m.Path(path)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Path is where a file of the machine is for us. What the machine itself has mounted, such as /run, is not there.
+func (m *Machine) Path(path string) string {
+	if rest, ok := strings.CutPrefix(path, "/usr/"); ok {
+		return filepath.Join(m.dir, "usr", rest)
+	}
+	return filepath.Join(m.dir, "root", path)
+}
+
+func (m *Machine) makeParent(path string) error {
+	return os.MkdirAll(filepath.Dir(m.Path(path)), 0o755) //nolint:gosec // G301: as on any machine
+}
+
+// WriteFile writes a file of the machine, and makes its folder. One below /usr has to be written before the machine starts: see Options.
+func (m *Machine) WriteFile(path string, content []byte, mode os.FileMode) error {
+	if err := m.makeParent(path); err != nil {
+		return err
+	}
+	return os.WriteFile(m.Path(path), content, mode) //nolint:gosec // G703: the test says where
+}
+
+// makeCgroups makes a control group for the machine, so that two do not get into each other's way.
+func (m *Machine) makeCgroups() error {
+	for _, root := range cgroupRoots {
+		if _, err := os.Stat(filepath.Join(root, "cgroup.procs")); err != nil {
+			continue
+		}
+		dir := filepath.Join(root, "testbed-"+filepath.Base(m.dir))
+		if err := os.Mkdir(dir, 0o755); err != nil { //nolint:gosec // G301: as systemd does
+			return err
+		}
+		m.cgroups = append(m.cgroups, dir)
+	}
+	if len(m.cgroups) == 0 {
+		return errors.New("there are none")
+	}
+	return nil
+}
+
+func (m *Machine) boot(options MachineOptions) (err error) {
+	var script strings.Builder
+	for _, group := range m.cgroups {
+		script.WriteString("echo $$ >" + group + "/cgroup.procs && ")
+	}
+	script.WriteString(`exec systemd-nspawn "$@"`)
+	args := []string{
+		"-c", script.String(), "sh",
+		"--directory=" + filepath.Join(m.dir, "root"), "--overlay=/usr:" + filepath.Join(m.dir, "usr") + ":/usr",
+		"--machine=" + options.Name, "--register=no", "--keep-unit", "--console=pipe",
+		"--bind=/dev/null:/dev/kmsg", // the kubelet wants to read it
+	}
+	for there, here := range options.Binds {
+		args = append(args, "--bind="+here+":"+there)
+	}
+	var env []string
+	if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err != nil {
+		env = append(env, "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=0")
+	}
+	m.process, err = StartProcess(Command{Path: "/bin/sh", Args: append(args, "--boot"), Env: env, LogFile: filepath.Join(m.dir, "nspawn.log")})
+	return err
+}
+
+// booted returns an error while systemd is still starting units.
+func (m *Machine) booted(ctx context.Context) error {
+	pid := fmt.Sprint(m.process.PID())
+	children, err := os.ReadFile(filepath.Join("/proc", pid, "task", pid, "children"))
+	if err != nil {
+		return err
+	}
+	all := strings.Fields(string(children))
+	if len(all) == 0 {
+		return errors.New("systemd-nspawn has no child")
+	}
+	m.leader = all[0]
+	state, err := m.Command(ctx, "systemctl", "is-system-running").Output()
+	switch strings.TrimSpace(string(state)) {
+	case "running", "degraded": // degraded: a unit has failed, such as the kubelet, which has no configuration yet
+		return nil
+	}
+	return fmt.Errorf("systemctl says %q: %w", state, err)
+}
+
+// Command returns a command that is run on the machine, as root.
+func (m *Machine) Command(ctx context.Context, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, "nsenter", append([]string{"--target=" + m.leader, "--all", "--"}, args...)...) //nolint:gosec // G204: the purpose
+	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "LC_ALL=C.UTF-8"}
+	cmd.Dir = "/"
+	return cmd
+}
+
+// Run runs a command on the machine. The error has all that it printed.
+func (m *Machine) Run(ctx context.Context, args ...string) (string, error) {
+	out, err := m.Command(ctx, args...).CombinedOutput()
+	if err != nil {
+		return string(out), fmt.Errorf("%s: %w\n%s", strings.Join(args, " "), err, out)
+	}
+	return string(out), nil
+}
+
+// Journal returns what a unit has logged, for the message of a failed test.
+func (m *Machine) Journal(ctx context.Context, unit string) string {
+	out, err := m.Run(ctx, "journalctl", "--no-pager", "--output=cat", "--unit="+unit)
+	if err != nil {
+		return err.Error()
+	}
+	return out
+}
+
+// Remove switches the machine off, hard, and removes every trace.
+func (m *Machine) Remove() error {
+	var errs []error
+	if m.process != nil {
+		errs = append(errs, m.powerOff())
+	}
+	for _, group := range m.cgroups {
+		errs = append(errs, removeCgroup(group))
+	}
+	return errors.Join(append(errs, os.RemoveAll(m.dir))...)
+}
+
+// powerOff kills the machine's systemd, with which the kernel kills all of its processes. systemd-nspawn tidies up and ends by itself then. If it is
+// killed, its machine goes on.
+func (m *Machine) powerOff() error {
+	if m.process.ended() {
+		return m.process.Err()
+	}
+	m.process.told.Store(true)
+	if leader, err := strconv.Atoi(m.leader); err == nil {
+		if err := syscall.Kill(leader, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
+			return fmt.Errorf("kill the machine's systemd: %w", err)
+		}
+	}
+	select {
+	case <-m.process.Done():
+		return nil
+	case <-time.After(effectTimeout):
+		return errors.Join(errors.New("systemd-nspawn outlives its machine"), m.process.Kill())
+	}
+}
+
+// removeCgroup removes a control group and those below it. Processes that were just killed are in them for a moment.
+func removeCgroup(group string) error {
+	var all []string
+	err := filepath.WalkDir(group, func(path string, entry fs.DirEntry, err error) error {
+		if err == nil && entry.IsDir() {
+			all = append(all, path)
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	slices.Reverse(all) // children first
+	for _, dir := range all {
+		for deadline := time.Now().Add(effectTimeout); ; time.Sleep(pollInterval) {
+			err := syscall.Rmdir(dir)
+			if err == nil {
+				break
+			}
+			if !errors.Is(err, syscall.EBUSY) || time.Now().After(deadline) {
+				return fmt.Errorf("remove control group %s: %w", dir, err)
+			}
+		}
+	}
+	return nil
+}
