@@ -3,18 +3,25 @@
 package controller
 
 import (
+	"context"
 	"crypto"
 	"crypto/ed25519"
 	"crypto/x509"
+	"encoding/json"
 	"encoding/pem"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	authenticationv1 "k8s.io/api/authentication/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/docs/examples/acme/identity"
@@ -23,6 +30,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/docs/examples/node-attestation-controller-acme/acme"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
@@ -247,10 +255,19 @@ func keyOf(t *testing.T, key crypto.Signer) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
 }
 
-// The example's own program, as an infrastructure provider runs it.
+// What the example's program has in a cluster.
+const (
+	acmeManifests = "../../docs/examples/node-attestation-controller-acme/kubernetes"
+	acmeNamespace = "node-attestation-acme-system"
+	acmeAccount   = "node-attestation-controller-acme"
+)
+
+// The example's own program, as an infrastructure provider runs it, on the rights of its service account.
 func TestAcmeProgram(t *testing.T) {
 	platformKey := newPlatform(t)
 	f := newFleet(t, nil) // its own controller takes no notice of this signer
+	f.namespace = acmeNamespace
+	kubeconfig := f.acmeIdentity(t)
 	dir := t.TempDir()
 	path := filepath.Join(dir, "node-attestation-controller-acme")
 	if err := testbed.GoBuild(t.Context(), "../..", path, "./docs/examples/node-attestation-controller-acme"); err != nil {
@@ -266,7 +283,7 @@ func TestAcmeProgram(t *testing.T) {
 	f.acmeInventory(t, map[string]*instance{"acme://i-1": honest, "acme://i-2": thief})
 	process, err := testbed.StartProcess(testbed.Command{
 		Path: path, LogFile: filepath.Join(dir, "log"), Args: []string{
-			"--kubeconfig=" + f.admin(t), "--cluster-uid=" + f.cluster, "--namespace=" + f.namespace, "--inventory=" + f.inventory,
+			"--kubeconfig=" + kubeconfig, "--cluster-uid=" + f.cluster, "--inventory=" + f.inventory,
 			"--ca-certificate=" + f.caCertificate, "--ca-key=" + f.caKey, "--platform-key=" + publicKey,
 			"--metrics-bind-address=0", "--health-bind-address=0",
 		},
@@ -286,8 +303,71 @@ func TestAcmeProgram(t *testing.T) {
 	first := honest.files(t, name, honest.evidence(t, name))
 	f.issued(t, first, "acme-4")
 	f.refused(t, thief.files(t, csr.NewName(), evidenceIn(t, f.get(t, first.Name))), string(acme.ReasonRequest))
-	lease := &coordinationv1.Lease{}
-	if err := f.client.Get(t.Context(), client.ObjectKey{Namespace: f.namespace, Name: "node-attestation-controller-acme"}, lease); err != nil {
+	if err := f.client.Get(t.Context(), client.ObjectKey{Namespace: acmeNamespace, Name: acmeAccount}, &coordinationv1.Lease{}); err != nil {
 		t.Error(err)
+	}
+	if log := process.LogTail(); strings.Contains(log, "forbidden") || strings.Contains(log, "cannot ") {
+		t.Errorf("it has not the rights that it needs:\n%s", log)
+	}
+}
+
+// acmeIdentity gives the example's program its rights, and returns the kubeconfig of its service account.
+func (f *fleet) acmeIdentity(t *testing.T) string {
+	t.Helper()
+	manifest := filepath.Join(acmeManifests, "controller.yaml")
+	if out, err := f.RunKubectl(t.Context(), f.admin(t), "apply", "-f", manifest); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	t.Cleanup(func() {
+		if err := f.client.DeleteAllOf(context.WithoutCancel(t.Context()), &v1alpha1.NodeAttestation{}, client.InNamespace(acmeNamespace)); err != nil {
+			t.Error(err)
+		}
+	})
+	token, err := f.Client().CoreV1().ServiceAccounts(acmeNamespace).CreateToken(t.Context(), acmeAccount, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := f.WriteKubeconfig(path, &clientcmdapi.AuthInfo{Token: token.Status.Token}); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// The example's overlay fits the policies as they are: the API server takes them, each with both controllers, and with the example's signer
+// wherever there is a list of signers.
+func TestAcmePolicies(t *testing.T) {
+	admin := shared.admin(t)
+	rendered, err := shared.RunKubectl(t.Context(), admin, "kustomize", acmeManifests)
+	if err != nil {
+		t.Fatalf("%v: %s", err, rendered)
+	}
+	policies := 0
+	for document := range strings.SplitSeq(rendered, "\n---\n") {
+		if !strings.Contains(document, "\nkind: ValidatingAdmissionPolicy\n") {
+			continue
+		}
+		policies++
+		path := filepath.Join(t.TempDir(), "policy.yaml")
+		if err := os.WriteFile(path, []byte(document), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		out, err := shared.RunKubectl(t.Context(), admin, "apply", "--dry-run=server", "-o", "json", "-f", path)
+		if err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		policy := &admissionv1.ValidatingAdmissionPolicy{}
+		if err := json.Unmarshal([]byte(out), policy); err != nil {
+			t.Fatal(err)
+		}
+		for _, v := range policy.Spec.Variables {
+			controllers, signers := strings.Contains(v.Expression, ":"+acmeAccount+"'"), strings.Contains(v.Expression, "'"+identity.SignerName+"'")
+			if controllers != (v.Name == "controllers") || signers != (v.Name == "signers") {
+				t.Errorf("%s: %s: %s", policy.Name, v.Name, v.Expression)
+			}
+		}
+	}
+	if policies != 4 {
+		t.Errorf("%d policies", policies)
 	}
 }
