@@ -30,13 +30,16 @@ func TestEnrolmentFailsQuietly(t *testing.T) {
 
 	for _, m := range []*machine{denied, unknown} {
 		hellos, proofs := m.requests(t)
-		calls := m.calls(t)
+		calls, failed := m.calls(t)
 		t.Logf("%s: %d hellos, %d TPM commands, %d calls of the plugin in %s", m.name, len(hellos), m.tpm.Count(), calls, observed)
 		if len(proofs) > 0 || m.leaf(t) != nil {
 			t.Errorf("%s: %d proofs, certificate %v", m.name, len(proofs), m.leaf(t))
 		}
 		if m.tpm.Count() == 0 || m.tpm.Count() > sequence*len(hellos) {
 			t.Errorf("%s: %d TPM commands for %d hellos", m.name, m.tpm.Count(), len(hellos))
+		}
+		if failed != calls {
+			t.Errorf("%s: %d calls of %d failed", m.name, failed, calls)
 		}
 		if calls <= len(hellos) {
 			t.Errorf("%s: the kubelet called its plugin %d times only, so this shows nothing", m.name, calls)
@@ -62,22 +65,24 @@ func TestEnrolmentFailsQuietly(t *testing.T) {
 	}
 }
 
-var callMetric = regexp.MustCompile(`(?m)^rest_client_exec_plugin_call_total\{[^}]*\} (\d+)$`)
+var callMetric = regexp.MustCompile(`(?m)^rest_client_exec_plugin_call_total\{call_status="([^"]*)",code="[^"]*"\} (\d+)$`)
 
-// calls returns how often the kubelet has called its plugin.
-func (m *machine) calls(t *testing.T) int {
+// calls returns how often the kubelet has called its plugin, and how many calls failed.
+func (m *machine) calls(t *testing.T) (total, failed int) {
 	t.Helper()
 	metrics, err := m.kubelet.Metrics(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	total := 0
 	for _, match := range callMetric.FindAllStringSubmatch(metrics, -1) {
-		n, err := strconv.Atoi(match[1])
+		n, err := strconv.Atoi(match[2])
 		if err != nil {
 			t.Fatal(err)
 		}
 		total += n
+		if match[1] != "no_error" {
+			failed += n
+		}
 	}
-	return total
+	return total, failed
 }

@@ -60,7 +60,7 @@ func TestRotations(t *testing.T) {
 	p.steady(t, time.Now())
 	late := 0
 	for i, leaf := range leaves[1:] {
-		if leaves[i].NotAfter.Before(leaf.NotBefore) {
+		if !leaf.NotBefore.Before(leaves[i].NotAfter) {
 			late++
 		}
 	}
@@ -77,7 +77,8 @@ func TestRotations(t *testing.T) {
 // are back the node gets a new one.
 func TestSignerDownForTheWholeWindow(t *testing.T) {
 	t.Parallel()
-	const lifetime, outage = 75 * time.Second, 12 * time.Second
+	// Due for 15 s at least, so that a kubelet whose plugin fails meanwhile misses a renewal of the Lease.
+	const lifetime, outage = 150 * time.Second, 12 * time.Second
 	m, s := startShortLived(t, "forsaken", lifetime)
 	p := m.watch(t)
 	leaf := m.leaf(t)
@@ -91,6 +92,10 @@ func TestSignerDownForTheWholeWindow(t *testing.T) {
 		t.Fatal("the certificate was replaced before the window")
 	}
 
+	time.Sleep(time.Until(leaf.NotAfter.Add(-time.Second)))
+	if total, failed := m.calls(t); failed > 0 || total < 3 {
+		t.Errorf("while the certificate was valid, %d of %d calls of the plugin failed", failed, total)
+	}
 	time.Sleep(time.Until(leaf.NotAfter))
 	p.steady(t, leaf.NotAfter)
 	if hellos, _ := m.requests(t); len(hellos) != 2 {
