@@ -17,9 +17,6 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
-// kubeadmBootstrapFile is the bootstrap kubeconfig that kubeadm writes and, once the kubelet is healthy, deletes.
-const kubeadmBootstrapFile = "/etc/kubernetes/bootstrap-kubelet.conf"
-
 // access is where a request goes and whose credential goes with it.
 type access struct {
 	config *rest.Config
@@ -84,7 +81,7 @@ func (o *Options) ownAccess(pair *cache.Pair) (access, error) {
 func (o *Options) bootstrapAccess() (access, error) {
 	paths := []string{o.bootstrapKubeconfig}
 	if o.bootstrapKubeconfig == "" {
-		paths = []string{o.dir.File(cache.BootstrapFile), kubeadmBootstrapFile}
+		paths = []string{o.dir.File(cache.BootstrapFile), o.kubeletBootstrap}
 	}
 	missing := &Failure{NoBootstrap,
 		"put a bootstrap kubeconfig there, or name one with --bootstrap-kubeconfig (kubeadm token create --print-join-command)",

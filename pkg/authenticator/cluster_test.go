@@ -16,6 +16,7 @@ import (
 	clientauthentication "k8s.io/client-go/pkg/apis/clientauthentication/v1"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 )
 
 // hunter is a secret that must not be in any error.
@@ -203,7 +204,7 @@ func TestBootstrapCredentialStaysWithItsCluster(t *testing.T) {
 }
 
 func TestBootstrapIsSearchedForInOrder(t *testing.T) {
-	if _, err := os.Stat(kubeadmBootstrapFile); err == nil {
+	if _, err := os.Stat(kubelet.BootstrapFile); err == nil {
 		t.Skip("this machine has a bootstrap kubeconfig of kubeadm's own")
 	}
 	conf := kubeconfig(onServer("https://10.0.0.1:6443", newCA(t)), "token: ")
@@ -212,7 +213,7 @@ func TestBootstrapIsSearchedForInOrder(t *testing.T) {
 		o.bootstrapKubeconfig = ""
 		_, err := o.bootstrapAccess()
 		failure := wantFailure(t, err, NoBootstrap)
-		for _, path := range []string{o.dir.File(cache.BootstrapFile), kubeadmBootstrapFile} {
+		for _, path := range []string{o.dir.File(cache.BootstrapFile), kubelet.BootstrapFile} {
 			if !strings.Contains(failure.Error(), path) {
 				t.Errorf("it does not say that it looked at %s: %v", path, failure)
 			}

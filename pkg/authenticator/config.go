@@ -16,6 +16,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/strict"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 )
 
 // DefaultConfigFile is read where it exists.
@@ -46,9 +47,17 @@ type Config struct {
 	CertDir string `json:"certDir,omitempty"`
 	// RuntimeDir holds a note about the last answer, by which a rejected certificate is noticed.
 	RuntimeDir string `json:"runtimeDir,omitempty"`
-	// BootstrapKubeconfig is a kubeconfig file with the credential for the first certificate; empty means bootstrap.kubeconfig
-	// in CertDir, then /etc/kubernetes/bootstrap-kubelet.conf.
+	// BootstrapKubeconfig is a kubeconfig file with the credential for the first certificate, used where it is; empty means bootstrap.kubeconfig
+	// in CertDir, then KubeletBootstrapKubeconfig.
 	BootstrapKubeconfig string `json:"bootstrapKubeconfig,omitempty"`
+	// KeepBootstrapCredential keeps bootstrap.kubeconfig, the copy that "prepare" makes, beyond the first certificate.
+	KeepBootstrapCredential bool `json:"keepBootstrapCredential,omitempty"`
+	// KubeletKubeconfig is the kubelet's kubeconfig, which "prepare" writes.
+	KubeletKubeconfig string `json:"kubeletKubeconfig,omitempty"`
+	// KubeletBootstrapKubeconfig is the bootstrap kubeconfig that kubeadm writes for the kubelet, and deletes.
+	KubeletBootstrapKubeconfig string `json:"kubeletBootstrapKubeconfig,omitempty"`
+	// PrepareWait is the most that "prepare" waits for the node's first certificate.
+	PrepareWait metav1.Duration `json:"prepareWait,omitzero"`
 	// SignerName is the signer to ask; empty means the provider's.
 	SignerName string `json:"signerName,omitempty"`
 	// Expiration is the lifetime to ask for, 10 minutes to 10 years; 0 leaves it to the signer.
@@ -68,6 +77,11 @@ func DefaultConfig() Config {
 		RuntimeDir:  DefaultRuntimeDir,
 		WaitTimeout: metav1.Duration{Duration: 30 * time.Second},
 		RenewalWait: metav1.Duration{Duration: time.Second},
+
+		KubeletKubeconfig:          kubelet.KubeconfigFile,
+		KubeletBootstrapKubeconfig: kubelet.BootstrapFile,
+		// Below the 4 minutes that kubeadm waits for the kubelet.
+		PrepareWait: metav1.Duration{Duration: 210 * time.Second},
 	}
 }
 

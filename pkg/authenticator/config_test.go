@@ -22,6 +22,7 @@ func TestParseConfigReadsEveryField(t *testing.T) {
 		TypeMeta: metav1.TypeMeta{APIVersion: configAPIVersion, Kind: configKind},
 		Provider: "tpm", NodeName: "a", ProviderID: "x://y", ProviderIDScheme: "x", CertDir: "/certs", RuntimeDir: "/run/x",
 		BootstrapKubeconfig: "/b.conf", SignerName: "example.com/x", TPMDevice: "/dev/tpm0",
+		KeepBootstrapCredential: true, KubeletKubeconfig: "/etc/k.conf", KubeletBootstrapKubeconfig: "/etc/b.conf", PrepareWait: metav1.Duration{Duration: time.Minute},
 		Expiration:  metav1.Duration{Duration: 36 * time.Hour},
 		WaitTimeout: metav1.Duration{Duration: 90 * time.Second},
 		RenewalWait: metav1.Duration{Duration: 1500 * time.Millisecond},

@@ -30,6 +30,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
 
@@ -47,7 +48,7 @@ func TestMain(m *testing.M) {
 
 var noon = time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
 
-var kubelet = process.ID{PID: 4711, Start: 1234}
+var asker = process.ID{PID: 4711, Start: 1234}
 
 // newCertificate returns a self-signed certificate and its key, both in PEM.
 func newCertificate(t testing.TB, template *x509.Certificate) (leaf *x509.Certificate, certificate, key []byte) {
@@ -119,8 +120,8 @@ func testOptions(t testing.TB) *Options {
 	return &Options{
 		provider: fakeProvider{renews: true, signer: "example.com/signer"}, signerName: "example.com/signer",
 		nodeName: "a", dir: cache.At(certs),
-		bootstrapKubeconfig: filepath.Join(t.TempDir(), "none"),
-		waitTimeout:         10 * time.Second, renewalWait: 10 * time.Second,
+		bootstrapKubeconfig: filepath.Join(t.TempDir(), "none"), kubeletBootstrap: kubelet.BootstrapFile,
+		waitTimeout: 10 * time.Second, renewalWait: 10 * time.Second,
 		note:           newNoteFile(filepath.Join(t.TempDir(), "run"), certs),
 		now:            func() time.Time { return noon },
 		UserAgent:      "test/1",

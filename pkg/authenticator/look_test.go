@@ -126,8 +126,8 @@ func TestLook(t *testing.T) {
 			func(t *testing.T, o *Options) {
 				pair := newPair(t, ofNode("b"))
 				installPair(t, o.dir, pair)
-				o.Parent = kubelet
-				noted(o, note{Parent: kubelet, Certificate: pair.Fingerprint()})
+				o.Parent = asker
+				noted(o, note{Parent: asker, Certificate: pair.Fingerprint()})
 			},
 			looked{lack: `for node "b"`, node: "a"},
 		},

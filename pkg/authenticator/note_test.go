@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-var someNote = note{Parent: kubelet, Certificate: "abc", Until: noon.Unix(), Reviewed: noon.Unix() - 5, Rejected: true}
+var someNote = note{Parent: asker, Certificate: "abc", Until: noon.Unix(), Reviewed: noon.Unix() - 5, Rejected: true}
 
 // path is where the note is.
 func (f noteFile) path() string { return f.dir.File(f.name) }
@@ -24,7 +24,7 @@ func TestNoteIsReadBack(t *testing.T) {
 	if got := file.read(); got != someNote {
 		t.Errorf("got %+v, want %+v", got, someNote)
 	}
-	short := note{Parent: kubelet}
+	short := note{Parent: asker}
 	file.write(short) // leaves nothing of the longer one
 	if got := file.read(); got != short {
 		t.Errorf("got %+v, want %+v", got, short)

@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"time"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
@@ -32,6 +33,8 @@ type Options struct {
 	providerID          string // as given, else empty
 	dir                 cache.Dir
 	bootstrapKubeconfig string // as given, else empty
+	kubeletBootstrap    string // kubeadm's
+	keepBootstrap       bool
 	signerName          string
 	expirationSeconds   *int32
 	waitTimeout         time.Duration
@@ -68,6 +71,8 @@ func NewOptions(c Config, providers []provider.Factory, exec ExecInfo) (Options,
 		providerID:          c.ProviderID,
 		dir:                 cache.At(c.CertDir),
 		bootstrapKubeconfig: c.BootstrapKubeconfig,
+		kubeletBootstrap:    c.KubeletBootstrapKubeconfig,
+		keepBootstrap:       c.KeepBootstrapCredential,
 		signerName:          c.SignerName,
 		waitTimeout:         c.WaitTimeout.Duration,
 		renewalWait:         c.RenewalWait.Duration,
@@ -82,11 +87,19 @@ func NewOptions(c Config, providers []provider.Factory, exec ExecInfo) (Options,
 	return o, o.invalid
 }
 
+var plainPath = regexp.MustCompile(`^(/[A-Za-z0-9._-]+)+$`)
+
 // check refuses settings that cannot work, and makes the provider.
 func (o *Options) check(c Config, providers []provider.Factory) error {
 	for name, path := range map[string]string{"certDir": c.CertDir, "runtimeDir": c.RuntimeDir} {
 		if !filepath.IsAbs(path) {
 			return fmt.Errorf("%s %q: must be an absolute path", name, path)
+		}
+	}
+	for name, path := range map[string]string{"kubeletKubeconfig": c.KubeletKubeconfig, "kubeletBootstrapKubeconfig": c.KubeletBootstrapKubeconfig} {
+		// It goes into a file that systemd reads, and onto the kubelet's command line.
+		if !plainPath.MatchString(path) {
+			return fmt.Errorf("%s %q: must be an absolute path of letters, digits and . _ - only", name, path)
 		}
 	}
 	if c.NodeName != "" {
@@ -108,8 +121,8 @@ func (o *Options) check(c Config, providers []provider.Factory) error {
 		seconds := int32(d / time.Second)
 		o.expirationSeconds = &seconds
 	}
-	if o.waitTimeout < 0 || o.renewalWait < 0 {
-		return fmt.Errorf("waitTimeout %s, renewalWait %s: must not be negative", o.waitTimeout, o.renewalWait)
+	if o.waitTimeout < 0 || o.renewalWait < 0 || c.PrepareWait.Duration < 0 {
+		return fmt.Errorf("waitTimeout %s, renewalWait %s, prepareWait %s: must not be negative", o.waitTimeout, o.renewalWait, c.PrepareWait.Duration)
 	}
 	if err := o.makeProvider(c, providers); err != nil {
 		return err

@@ -16,6 +16,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 )
 
 // Reason is a class of failures. Each has an exit code of its own, which reaches the kubelet's metrics as
@@ -45,6 +46,8 @@ const (
 	APIUntrusted         Reason = "APIUntrusted"
 	DirectoryNotWritable Reason = "DirectoryNotWritable"
 	ChallengeUnanswered  Reason = "ChallengeUnanswered"
+	KubeconfigForeign    Reason = "KubeconfigForeign"
+	KubeletNotPrepared   Reason = "KubeletNotPrepared"
 )
 
 // ReasonInfo describes one Reason.
@@ -82,6 +85,8 @@ func Reasons() []ReasonInfo {
 		{APIUntrusted, 26, "The API server's certificate is not one that the CA in the kubeconfig vouches for, or not at this time.", soon},
 		{DirectoryNotWritable, 27, "The certificate directory cannot be written: the disk is full or read-only, or rights are missing.", soon},
 		{ChallengeUnanswered, 28, "The controller's challenge ran out each time, or was not for this machine's TPM.", later},
+		{KubeconfigForeign, 29, "A kubeconfig was to be written where there is one that is not this program's: it is left alone.", soon},
+		{KubeletNotPrepared, 30, "The kubelet's environment file or its kubeconfig could not be written.", soon},
 	}
 }
 
@@ -114,10 +119,13 @@ func AsFailure(err error) *Failure {
 	if errors.As(err, &failure) {
 		return failure
 	}
+	var kubeconfig *kubelet.ForeignError
 	var foreign *cache.ForeignDirError
 	var write *cache.WriteError
 	var unusable *cache.UnusableError
 	switch {
+	case errors.As(err, &kubeconfig):
+		return &Failure{KubeconfigForeign, "move it away if it is not needed any more, or name another file", err}
 	case errors.As(err, &foreign):
 		return &Failure{DirectoryRefused, "make it root's, with mode 0700, or name another with --cert-dir", err}
 	case errors.As(err, &write):

@@ -70,7 +70,7 @@ func reviewed(t *testing.T, answer http.HandlerFunc) (*Options, *reviewer) {
 		s.TLS = &tls.Config{ClientAuth: tls.RequestClientCert, MinVersion: tls.VersionTLS12}
 	})
 	o := testOptions(t)
-	o.Parent = kubelet
+	o.Parent = asker
 	o.exec = ExecInfo{APIVersion: execV1, Cluster: &clientauthentication.Cluster{Server: server.URL, CertificateAuthorityData: ca}}
 	return o, api
 }
@@ -122,7 +122,7 @@ func TestOnlyA401MarksTheCertificateAsRejected(t *testing.T) {
 			o, api := reviewed(t, c.answer)
 			pair := newPair(t, nil)
 			installPair(t, o.dir, pair)
-			asked := note{Parent: kubelet, Certificate: pair.Fingerprint(), Until: noon.Unix() + 100, Reviewed: noon.Unix() - 60, Rejected: c.was}
+			asked := note{Parent: asker, Certificate: pair.Fingerprint(), Until: noon.Unix() + 100, Reviewed: noon.Unix() - 60, Rejected: c.was}
 			o.note.write(asked)
 			s := o.look()
 			began := time.Now()
@@ -148,7 +148,7 @@ func TestOnlyA401MarksTheCertificateAsRejected(t *testing.T) {
 func TestWhenTheAPIServerIsAsked(t *testing.T) {
 	t.Parallel()
 	pair := newPair(t, nil)
-	early := note{Parent: kubelet, Certificate: pair.Fingerprint(), Until: noon.Unix() + 1}
+	early := note{Parent: asker, Certificate: pair.Fingerprint(), Until: noon.Unix() + 1}
 	with := func(change func(*note)) note {
 		n := early
 		change(&n)
@@ -202,7 +202,7 @@ func TestReviewsArePaced(t *testing.T) {
 	o, api := reviewed(t, answerCode(500, ""))
 	pair := newPair(t, nil)
 	installPair(t, o.dir, pair)
-	o.note.write(note{Parent: kubelet, Certificate: pair.Fingerprint(), Until: noon.Unix() + 3600})
+	o.note.write(note{Parent: asker, Certificate: pair.Fingerprint(), Until: noon.Unix() + 3600})
 	now := noon
 	o.now = func() time.Time { return now }
 	for range 1200 { // two minutes of ten requests a second
@@ -217,10 +217,10 @@ func TestReviewsArePaced(t *testing.T) {
 
 func TestReviewNeedsAClusterAndIsNoFailureWithoutOne(t *testing.T) {
 	o := testOptions(t)
-	o.Parent = kubelet
+	o.Parent = asker
 	pair := newPair(t, nil) // without an origin
 	installPair(t, o.dir, pair)
-	o.note.write(note{Parent: kubelet, Certificate: pair.Fingerprint(), Until: noon.Unix() + 100})
+	o.note.write(note{Parent: asker, Certificate: pair.Fingerprint(), Until: noon.Unix() + 100})
 	s := o.look()
 	o.noticeRejection(t.Context(), &s)
 	if s.rejected || s.due != "" || s.pair == nil {

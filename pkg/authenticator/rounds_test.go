@@ -1079,7 +1079,7 @@ func TestProviderGetsBackWhatLedToTheLastCertificate(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer lock.Unlock()
-	if err := errors.Join(lock.NameWorker(kubelet), n.recordDeath(lock, n.readState())); err != nil {
+	if err := errors.Join(lock.NameWorker(asker), n.recordDeath(lock, n.readState())); err != nil {
 		t.Fatal(err)
 	}
 	if state := n.wantState(WorkerUnavailable, none); state.Remembered["fake"] != "z" {

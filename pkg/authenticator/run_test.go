@@ -82,12 +82,12 @@ func TestRunNotesWhatItPrintedForAParentOnly(t *testing.T) {
 	if _, err := Run(t.Context(), *o); err != nil || o.note.read() != (note{}) {
 		t.Errorf("a person's call was noted: %+v, %v", o.note.read(), err)
 	}
-	o.Parent = kubelet
+	o.Parent = asker
 	answer, err := Run(t.Context(), *o)
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := note{Parent: kubelet, Certificate: pair.Fingerprint(), Until: printed(t, answer).ExpirationTimestamp.Unix()}
+	want := note{Parent: asker, Certificate: pair.Fingerprint(), Until: printed(t, answer).ExpirationTimestamp.Unix()}
 	if got := o.note.read(); got != want {
 		t.Errorf("note %+v, want %+v", got, want)
 	}
@@ -355,10 +355,10 @@ func TestRunUnderAWrongConfiguration(t *testing.T) {
 // A certificate that the API server rejects is better than none: the API server may be the one that is wrong.
 func TestRunPrintsARejectedCertificate(t *testing.T) {
 	o := testOptions(t)
-	o.Parent = kubelet
+	o.Parent = asker
 	pair := newPair(t, nil)
 	installPair(t, o.dir, pair)
-	rejected := note{Parent: kubelet, Certificate: pair.Fingerprint(), Until: noon.Unix() - 1, Reviewed: noon.Unix() - 1, Rejected: true}
+	rejected := note{Parent: asker, Certificate: pair.Fingerprint(), Until: noon.Unix() - 1, Reviewed: noon.Unix() - 1, Rejected: true}
 	o.note.write(rejected)
 	answer, err := Run(t.Context(), *o)
 	if err != nil || len(answer.Remarks) != 1 || printed(t, answer).ClientCertificateData != string(pair.Chain) {
@@ -400,10 +400,10 @@ func TestRunKeepsTheRejectionWithItsCertificate(t *testing.T) {
 		"another was meanwhile": {note{}, note{Certificate: other.Fingerprint(), Rejected: true}, false},
 	} {
 		o := testOptions(t)
-		o.Parent = kubelet
+		o.Parent = asker
 		o.note.write(c.latest)
 		o.remember(standing{pair: pair, note: c.read}, noon.Add(time.Hour))
-		want := note{Parent: kubelet, Certificate: pair.Fingerprint(), Until: noon.Add(time.Hour).Unix(), Rejected: c.want}
+		want := note{Parent: asker, Certificate: pair.Fingerprint(), Until: noon.Add(time.Hour).Unix(), Rejected: c.want}
 		if got := o.note.read(); got != want {
 			t.Errorf("%s: %+v, want %+v", name, got, want)
 		}

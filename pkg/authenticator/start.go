@@ -15,12 +15,13 @@ import (
 const self = "/proc/self/exe"
 
 // StartDetached starts this program again with args, in a session of its own, its three descriptors on /dev/null and no other
-// inherited: the kubelet waits until nobody holds the plugin's standard output. It inherits the environment.
-func StartDetached(args []string) (process.ID, error) {
+// inherited: the kubelet waits until nobody holds the plugin's standard output. It inherits the environment, to which env is added.
+func StartDetached(args []string, env ...string) (process.ID, error) {
 	if err := closeOnExec(); err != nil {
 		return process.ID{}, err
 	}
 	cmd := exec.Command(self, args...) //nolint:gosec // G204: this very program
+	cmd.Env = append(os.Environ(), env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
 		return process.ID{}, err

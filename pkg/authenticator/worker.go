@@ -129,7 +129,19 @@ func (w *worker) work(ctx context.Context) error {
 			err = w.enrol(ctx, s, to)
 		}
 	}
+	if w.installed != nil {
+		w.discardBootstrap(ctx)
+	}
 	return err
+}
+
+// discardBootstrap deletes the copy of the bootstrap kubeconfig, which has served. If it cannot, or the worker is killed before, the next
+// "prepare" or worker does.
+func (w *worker) discardBootstrap(ctx context.Context) {
+	deleted, err := w.Options.discardBootstrap(ctx, w.lock, w.installed)
+	if err != nil || deleted {
+		w.log.Info("bootstrap credential", "deleted", deleted, "problem", err)
+	}
 }
 
 // tidy sets aside what cannot be used, and settles whether a certificate is wanted at all.

@@ -235,6 +235,18 @@ func (d Dir) SetAside(name string, now time.Time) (string, error) {
 	return aside, d.sync()
 }
 
+// EverInstalled reports whether there has been a certificate, whatever has become of it.
+func (d Dir) EverInstalled() bool {
+	if _, err := os.Lstat(d.File(CurrentFile)); err == nil {
+		return true
+	}
+	if aside, err := filepath.Glob(d.File(CurrentFile) + asideMark + "*"); err == nil && len(aside) > 0 {
+		return true
+	}
+	state, err := d.State()
+	return err == nil && !state.Issued.IsZero()
+}
+
 // IsUnusable reports whether err means that a file is there but must be set aside: damaged or not to be trusted.
 func IsUnusable(err error) bool {
 	var untrusted *UntrustedFileError
@@ -246,7 +258,7 @@ func IsUnusable(err error) bool {
 func (d Dir) OpenLog() (*os.File, error) {
 	path := d.File(LogFile)
 	if info, err := os.Lstat(path); err == nil && (!info.Mode().IsRegular() || info.Size() > maxFileSize) {
-		if err := os.Rename(path, strings.TrimSuffix(path, ".log")+".old.log"); err != nil {
+		if err := os.Rename(path, oldLog(path)); err != nil {
 			return nil, &WriteError{path, err}
 		}
 	}
@@ -256,6 +268,8 @@ func (d Dir) OpenLog() (*os.File, error) {
 	}
 	return f, nil
 }
+
+func oldLog(path string) string { return strings.TrimSuffix(path, ".log") + ".old.log" }
 
 // ownedByUs reports whether this user or root owns a file.
 func ownedByUs(info fs.FileInfo) bool {

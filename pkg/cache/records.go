@@ -70,6 +70,8 @@ type State struct {
 	Hasty  int       `json:"hasty,omitempty"`
 	// Remembered is what each provider wanted back, as of its last certificate.
 	Remembered map[string]string `json:"remembered,omitempty"`
+	// SpentBootstrap is the SHA-256 of the bootstrap kubeconfig that was deleted last, so that the same one is not copied again.
+	SpentBootstrap string `json:"spentBootstrap,omitempty"`
 	// NextAttempt is the time before which no worker is to be started.
 	NextAttempt time.Time `json:"nextAttempt,omitzero"`
 }
@@ -186,6 +188,9 @@ func (l *Lock) SetPending(p *Pending) error {
 
 // ForgetPending removes the pending file and the key in it.
 func (l *Lock) ForgetPending() error { return l.dir.remove(PendingFile) }
+
+// RemoveBootstrap removes the bootstrap kubeconfig.
+func (l *Lock) RemoveBootstrap() error { return l.dir.remove(BootstrapFile) }
 
 // SetState writes down how the worker ended.
 func (l *Lock) SetState(s *State) error {

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/klog/v2"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
@@ -111,7 +112,7 @@ Run it by hand with --dry-run to see what would be sent.`,
 	flags.Lookup("v").Usage = "log verbosity, to stderr; a worker logs to a file in the certificate directory"
 	root.Flags().BoolVar(&i.dryRun, "dry-run", false, "for a person: show what would be sent and what the API server makes of it; write and create nothing")
 	root.Flags().StringVarP(&i.output, "output", "o", "", "with --dry-run: json or yaml prints the CertificateSigningRequest itself")
-	root.AddCommand(i.workerCommand(), i.versionCommand(), i.identifyCommand())
+	root.AddCommand(i.workerCommand(), i.versionCommand(), i.identifyCommand(), i.prepareCommand(), i.kubeconfigCommand(), i.resetCommand())
 	for _, p := range i.Providers {
 		if p.Inspects {
 			root.AddCommand(i.deviceCommand(p.Name))
@@ -141,6 +142,10 @@ func bind(flags *pflag.FlagSet, c *authenticator.Config) {
 	flags.StringVar(&c.RuntimeDir, "runtime-dir", c.RuntimeDir, "directory for a note on the last answer; need not outlive a boot")
 	flags.StringVar(&c.BootstrapKubeconfig, "bootstrap-kubeconfig", c.BootstrapKubeconfig,
 		"kubeconfig with the credential for the first certificate (default: bootstrap.kubeconfig in the certificate directory, then kubeadm's)")
+	flags.BoolVar(&c.KeepBootstrapCredential, "keep-bootstrap-credential", c.KeepBootstrapCredential, "keep the copy of the bootstrap kubeconfig that \"prepare\" makes")
+	flags.StringVar(&c.KubeletKubeconfig, "kubelet-kubeconfig", c.KubeletKubeconfig, "the kubelet's kubeconfig")
+	flags.StringVar(&c.KubeletBootstrapKubeconfig, "kubelet-bootstrap-kubeconfig", c.KubeletBootstrapKubeconfig, "the kubelet's bootstrap kubeconfig, which kubeadm writes and deletes")
+	flags.DurationVar(&c.PrepareWait.Duration, "prepare-wait", c.PrepareWait.Duration, "longest wait of \"prepare\" for the node's first certificate")
 	flags.StringVar(&c.SignerName, "signer-name", c.SignerName, "signer to ask (default: the provider's)")
 	flags.DurationVar(&c.Expiration.Duration, "expiration", c.Expiration.Duration, "lifetime to ask for, 10m to 87600h; 0 leaves it to the signer")
 	flags.DurationVar(&c.WaitTimeout.Duration, "wait-timeout", c.WaitTimeout.Duration, "longest wait where there is no certificate to print")
@@ -148,13 +153,8 @@ func bind(flags *pflag.FlagSet, c *authenticator.Config) {
 	flags.StringVar(&c.TPMDevice, "tpm-device", c.TPMDevice, "TPM device, or Unix socket of a software TPM (default: as the provider finds it)")
 }
 
-// options merges flags over the file over the defaults, and checks the result. The error is the Options' own, too: a Run
-// under it still prints a valid certificate.
-func (i *invocation) options() (authenticator.Options, error) {
-	exec, err := authenticator.ParseExecInfo(i.Getenv(authenticator.ExecInfoVariable))
-	if err != nil {
-		return authenticator.Options{}, err
-	}
+// settings merges flags over the file over the defaults. The error is that of the file: then the flags and the defaults are returned.
+func (i *invocation) settings() (authenticator.Config, error) {
 	given := i.root.PersistentFlags()
 	config, loadErr := authenticator.LoadConfig(i.file, !given.Changed("config"))
 	if config.Provider == "" {
@@ -167,6 +167,21 @@ func (i *invocation) options() (authenticator.Options, error) {
 			_ = merged.Set(f.Name, f.Value.String()) // it was parsed once already
 		}
 	})
+	return config, loadErr
+}
+
+// options returns the settings, checked. The error is the Options' own, too: a Run under it still prints a valid certificate.
+func (i *invocation) options() (authenticator.Options, error) {
+	config, err := i.settings()
+	return i.optionsOf(config, err, i.Getenv(authenticator.ExecInfoVariable))
+}
+
+// optionsOf checks settings that were read with loadErr, for an exec plugin that is asked execInfo.
+func (i *invocation) optionsOf(config authenticator.Config, loadErr error, execInfo string) (authenticator.Options, error) {
+	exec, err := authenticator.ParseExecInfo(execInfo)
+	if err != nil {
+		return authenticator.Options{}, err
+	}
 	o, err := authenticator.NewOptions(config, i.Providers, exec)
 	if loadErr != nil {
 		o.Invalidate(loadErr)
@@ -194,7 +209,7 @@ func (i *invocation) run(cmd *cobra.Command, _ []string) error {
 	if i.dryRun {
 		return i.printDryRun(cmd.Context(), o)
 	}
-	o.StartWorker = i.startWorker
+	o.StartWorker = func() (process.ID, error) { return i.startWorker() }
 	answer, err := authenticator.Run(cmd.Context(), o)
 	for _, remark := range answer.Remarks {
 		i.say(remark)

@@ -373,8 +373,11 @@ func TestEveryFieldHasItsFlag(t *testing.T) {
 		flags := pflag.NewFlagSet("", pflag.ContinueOnError)
 		bind(flags, &config)
 		value := "x"
-		if f.Value.Type() == "duration" {
+		switch f.Value.Type() {
+		case "duration":
 			value = "1h"
+		case "bool":
+			value = "true"
 		}
 		if err := flags.Set(f.Name, value); err != nil {
 			t.Fatal(err)

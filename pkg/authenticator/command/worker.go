@@ -21,15 +21,20 @@ const (
 // graceAfterDeadline is how long a worker that has overrun its deadline may take to write that down.
 const graceAfterDeadline = 5 * time.Second
 
-// startWorker starts this program again as a worker, with the flags that it was given itself.
-func (i *invocation) startWorker() (process.ID, error) {
-	args := []string{workerName, "--" + detachedFlag}
+// startWorker starts this program again as a worker, with the flags that it was given itself, and env added to its environment.
+func (i *invocation) startWorker(env ...string) (process.ID, error) {
+	return authenticator.StartDetached(append([]string{workerName, "--" + detachedFlag}, i.givenFlags()...), env...)
+}
+
+// givenFlags returns the flags that every command has, as far as they were given.
+func (i *invocation) givenFlags() []string {
+	var args []string
 	i.root.PersistentFlags().VisitAll(func(f *pflag.Flag) {
 		if f.Changed {
 			args = append(args, "--"+f.Name+"="+f.Value.String())
 		}
 	})
-	return authenticator.StartDetached(args)
+	return args
 }
 
 func (i *invocation) workerCommand() *cobra.Command {

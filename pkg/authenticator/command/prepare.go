@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package command
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+	clientauthentication "k8s.io/client-go/pkg/apis/clientauthentication/v1"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
+)
+
+func (i *invocation) prepareCommand() *cobra.Command {
+	var envFile, manifests, command string
+	c := &cobra.Command{
+		Use:   "prepare",
+		Short: "Before the kubelet starts: have it start with this program, and wait for the node's first certificate",
+		Long: `Run by the kubelet's unit before the kubelet (ExecStartPre). Without a configuration file, without anything to join with, or where the
+kubelet's kubeconfig is somebody else's, it leaves the machine alone. Otherwise it keeps a copy of the bootstrap kubeconfig, writes the
+kubelet's kubeconfig if there is none, and the environment file with the kubelet's flags. Before a worker node's first certificate
+it waits for that, and fails if it does not come.`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			config, loadErr := i.settings()
+			exec, err := i.exec(command)
+			if err != nil {
+				return err
+			}
+			return i.prepare(cmd.Context(), config, loadErr, kubelet.Setup{
+				Config: i.file, Kubeconfig: config.KubeletKubeconfig, Bootstrap: config.KubeletBootstrapKubeconfig,
+				Static: config.BootstrapKubeconfig, EnvFile: envFile, Manifests: manifests, Certs: cache.At(config.CertDir), Exec: exec,
+			})
+		},
+	}
+	c.Flags().StringVar(&envFile, "env-file", kubelet.EnvFile, "environment file of the kubelet's unit")
+	c.Flags().StringVar(&manifests, "manifests", kubelet.ManifestsDir, "directory of static pods; with "+kubelet.ServerManifest+" in it, this is a control plane")
+	c.Flags().StringVar(&command, "command", "", "absolute path of this program, for the kubeconfig (default: where it is)")
+	return c
+}
+
+// prepare fails only where the kubelet must not start, or where a worker node has not got its first certificate: later it says what is wrong, and
+// the kubelet lives on with the certificate that it has.
+func (i *invocation) prepare(ctx context.Context, config authenticator.Config, loadErr error, setup kubelet.Setup) error {
+	p, err := kubelet.Prepare(setup, func(line string) { i.tell("%s", line) })
+	for _, problem := range p.Problems {
+		i.say(notWritten(problem))
+	}
+	if err != nil {
+		return notWritten(err)
+	}
+	if !p.Enabled {
+		return nil
+	}
+	info, err := execInfo(p.Cluster)
+	if err != nil {
+		return err
+	}
+	o, err := i.optionsOf(config, loadErr, info)
+	o.StartWorker = func() (process.ID, error) { return i.startWorker(authenticator.ExecInfoVariable + "=" + info) }
+	if p.First {
+		if err != nil {
+			return err // it would wait in vain
+		}
+		return i.awaitFirst(ctx, o, config.PrepareWait.Duration)
+	}
+	if err != nil {
+		i.say(err)
+	}
+	i.discardBootstrap(ctx, o)
+	return nil
+}
+
+func (i *invocation) awaitFirst(ctx context.Context, o authenticator.Options, wait time.Duration) error {
+	i.tell("waiting up to %s for this node's first certificate", wait)
+	leaf, remarks, err := authenticator.AwaitFirst(ctx, o, wait)
+	for _, remark := range remarks {
+		i.say(remark)
+	}
+	if err != nil {
+		return err
+	}
+	i.tell("%s has a certificate, valid until %s", leaf.Subject.CommonName, leaf.NotAfter.UTC().Format(time.RFC3339))
+	i.discardBootstrap(ctx, o)
+	return nil
+}
+
+func (i *invocation) discardBootstrap(ctx context.Context, o authenticator.Options) {
+	deleted, err := authenticator.DiscardBootstrap(ctx, o)
+	if err != nil {
+		i.say(err)
+	}
+	if deleted {
+		i.tell("deleted %s: the node has a certificate of its own", cache.BootstrapFile)
+	}
+}
+
+// execInfo is what client-go asks the plugin that the kubelet's kubeconfig names, so that a worker asks for the same cluster.
+func execInfo(cluster cache.Origin) (string, error) {
+	ask := clientauthentication.ExecCredential{Spec: clientauthentication.ExecCredentialSpec{Cluster: &clientauthentication.Cluster{
+		Server: cluster.Server, TLSServerName: cluster.TLSServerName, ProxyURL: cluster.ProxyURL, CertificateAuthorityData: cluster.CertificateAuthorityData,
+	}}}
+	ask.APIVersion, ask.Kind = clientauthentication.SchemeGroupVersion.String(), "ExecCredential"
+	data, err := json.Marshal(ask)
+	return string(data), err
+}
+
+// notWritten sorts an error about a file outside the certificate directory.
+func notWritten(err error) error {
+	var write *cache.WriteError
+	var foreign *cache.ForeignDirError
+	if errors.As(err, &write) || errors.As(err, &foreign) {
+		return &authenticator.Failure{Reason: authenticator.KubeletNotPrepared, Hint: "see who owns the directory, and whether its file system is full or read-only", Err: err}
+	}
+	return authenticator.AsFailure(err)
+}
+
+// tell is for what goes as it should: one line on standard error.
+func (i *invocation) tell(format string, args ...any) {
+	_, _ = fmt.Fprintf(i.Stderr, "%s: %s\n", i.Name, text.Line(fmt.Sprintf(format, args...), maxLine))
+}

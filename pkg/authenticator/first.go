@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package authenticator
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"time"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
+)
+
+const (
+	// firstPause is the time between two looks whether it is still too early for another worker.
+	firstPause = 500 * time.Millisecond
+	// workerEnd is how long a worker that has installed its certificate may take to write that down.
+	workerEnd = 10 * time.Second
+)
+
+// AwaitFirst waits until the node has a certificate that can be used, having workers fetch it as a Run does, one after the other. After wait it
+// gives up with the reason why there is none yet: a *Failure. Remarks are for people.
+func AwaitFirst(ctx context.Context, o Options, wait time.Duration) (leaf *x509.Certificate, remarks []error, err error) {
+	if o.invalid != nil {
+		return nil, nil, AsFailure(o.invalid)
+	}
+	ctx, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	deadline := time.Now().Add(wait)
+	answer := &Answer{}
+	for {
+		s := o.look()
+		if s.final {
+			return nil, answer.Remarks, AsFailure(s.lack)
+		}
+		if s.pair != nil && !s.rejected && !s.foreign {
+			o.awaitWorkerEnd()
+			return s.pair.Leaf, answer.Remarks, nil
+		}
+		after, failure := o.awaitWorker(ctx, s, time.Until(deadline), answer)
+		if failure == nil && after.pair != nil {
+			continue
+		}
+		if ctx.Err() != nil {
+			return nil, answer.Remarks, o.whyNotYet(wait)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, answer.Remarks, failure
+		case <-time.After(firstPause):
+		}
+	}
+}
+
+// awaitWorkerEnd lets a worker write down that it has succeeded: systemd kills what an ExecStartPre leaves running.
+func (o *Options) awaitWorkerEnd() {
+	for end := time.Now().Add(workerEnd); o.dir.Worker().Alive() && time.Now().Before(end); {
+		time.Sleep(pollInterval)
+	}
+}
+
+// DiscardBootstrap deletes the copy of the bootstrap kubeconfig that "prepare" made, unless it is to be kept, once the API server has taken the
+// node's certificate: a worker does so itself, but may have been killed before. It reports whether the file was deleted.
+func DiscardBootstrap(ctx context.Context, o Options) (bool, error) {
+	if o.invalid != nil {
+		return false, nil // it may be to be kept
+	}
+	if _, err := o.readCopy(); err != nil {
+		return false, ignoreMissing(err)
+	}
+	s := o.look()
+	if s.pair == nil || s.foreign || s.rejected {
+		return false, nil
+	}
+	lock, err := o.dir.TryLock()
+	if errors.Is(err, cache.ErrLocked) {
+		return false, nil // a worker is at it
+	}
+	if err != nil {
+		return false, err
+	}
+	defer lock.Unlock()
+	return o.discardBootstrap(ctx, lock, s.pair)
+}
+
+func ignoreMissing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// readCopy returns the copy that may be deleted. The error is fs.ErrNotExist where there is none.
+func (o *Options) readCopy() ([]byte, error) {
+	if o.keepBootstrap {
+		return nil, fs.ErrNotExist
+	}
+	data, _, err := o.dir.Read(cache.BootstrapFile)
+	if err == nil && !kubelet.IsCopy(data) {
+		err = fs.ErrNotExist // the operator's
+	}
+	return data, err
+}
+
+// discardBootstrap asks the API server first: a certificate that it rejects is no reason to throw away what could get another. That this very
+// credential has served is written down before it is deleted, so that it is not copied again.
+func (o *Options) discardBootstrap(ctx context.Context, lock *cache.Lock, pair *cache.Pair) (bool, error) {
+	copied, err := o.readCopy()
+	if err != nil {
+		return false, ignoreMissing(err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
+	defer cancel()
+	username, status, err := o.review(ctx, pair)
+	if err == nil && (status != http.StatusCreated || username != pair.Leaf.Subject.CommonName) {
+		err = fmt.Errorf("the API server answers the node's certificate with status %d, user %.253q", status, username)
+	}
+	if err != nil {
+		return false, fmt.Errorf("%s is kept for now: %w", o.dir.File(cache.BootstrapFile), bareURL(err))
+	}
+	state, err := o.dir.State()
+	if err != nil {
+		return false, err
+	}
+	state.SpentBootstrap = kubelet.Fingerprint(copied)
+	if err := lock.SetState(state); err != nil {
+		return false, err
+	}
+	return true, lock.RemoveBootstrap()
+}

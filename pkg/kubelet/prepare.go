@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubelet
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+)
+
+// Setup is where everything is on one machine.
+type Setup struct {
+	// Config is this program's configuration file. Where there is none, the machine is left as it is.
+	Config string
+	// Kubeconfig and Bootstrap are the kubelet's two files, KubeconfigFile and BootstrapFile.
+	Kubeconfig, Bootstrap string
+	// Static is the bootstrap kubeconfig that the configuration names, empty if it names none. It is used where it is: never copied, never deleted.
+	Static string
+	// EnvFile and Manifests are EnvFile and ManifestsDir.
+	EnvFile, Manifests string
+	// Certs is the certificate directory.
+	Certs cache.Dir
+	// Exec is the user of a kubelet.conf that is written.
+	Exec Exec
+}
+
+// Preparation is what Prepare came to.
+type Preparation struct {
+	// Enabled is set if the kubelet is to be started with this program as its credential.
+	Enabled bool
+	// First is set if the kubelet should not be started before there is a certificate: the node has never had one of this cluster, and it is
+	// not a control plane.
+	First bool
+	// Cluster is the one that the kubelet's kubeconfig leads to.
+	Cluster cache.Origin
+	// Problems are what could not be done. The kubelet can be started all the same.
+	Problems []error
+}
+
+// preparation is one Prepare.
+type preparation struct {
+	Setup
+	Preparation
+	say        func(string)
+	kubeconfig Kubeconfig
+	bootstrap  Kubeconfig
+	// fresh is set if bootstrap can be used, and has not been copied, used and deleted before.
+	fresh bool
+}
+
+// Prepare makes the kubelet's files fit for this program, or leaves them alone, and says each decision in a line. What is right already is not
+// touched. It can be killed at any point: the next one finds the same decisions. The error, a *cache.WriteError, or that of a foreign
+// directory, says that the kubelet must not be started: without its environment file it would fetch a certificate by itself.
+func Prepare(s Setup, say func(string)) (Preparation, error) {
+	p := &preparation{Setup: s, say: say}
+	if why := p.whyNot(); why != "" {
+		p.disable(why)
+		return p.Preparation, nil
+	}
+	p.keepCopy()
+	if !p.settleKubeconfig() {
+		p.disable(fmt.Sprintf("there is no %s, and no bootstrap kubeconfig that says which cluster to join", s.Kubeconfig))
+		return p.Preparation, nil
+	}
+	p.Enabled = true
+	p.First = p.isFirst() && !exists(filepath.Join(s.Manifests, ServerManifest))
+	return p.Preparation, p.enable()
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return !errors.Is(err, fs.ErrNotExist)
+}
+
+// whyNot returns why this machine is none of this program's, empty if it is.
+func (p *preparation) whyNot() string {
+	if !exists(p.Config) {
+		return "there is no configuration file " + p.Config
+	}
+	p.kubeconfig = ReadKubeconfig(p.Kubeconfig, p.Exec.Command)
+	if p.kubeconfig.Kind != Missing && p.kubeconfig.Kind != Ours {
+		return (&ForeignError{p.kubeconfig}).Error()
+	}
+	p.bootstrap = ReadKubeconfig(p.Bootstrap, p.Exec.Command)
+	static := p.Static != "" && exists(p.Static)
+	if p.bootstrap.Kind == Missing && !static && !exists(p.Certs.File(cache.BootstrapFile)) && !p.Certs.EverInstalled() {
+		return "there is neither a bootstrap kubeconfig nor a certificate yet"
+	}
+	return ""
+}
+
+// disable has the kubelet start as kubeadm has it.
+func (p *preparation) disable(why string) {
+	p.say(why + ": the kubelet starts without kubelet-authenticator")
+	if err := os.Remove(p.EnvFile); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		p.Problems = append(p.Problems, fmt.Errorf("remove: %w", err))
+	}
+}
+
+// enable writes the environment file, last: whoever is killed before has the unit fail.
+func (p *preparation) enable() error {
+	dir, name := cache.At(filepath.Dir(p.EnvFile)), filepath.Base(p.EnvFile)
+	content := Environment(p.Kubeconfig)
+	if err := dir.Create(); err != nil {
+		return err
+	}
+	if before, _, err := dir.Read(name); err == nil && bytes.Equal(before, content) {
+		return nil
+	}
+	if err := dir.Write(name, content); err != nil {
+		return err
+	}
+	p.say("wrote " + p.EnvFile + ": the kubelet starts with kubelet-authenticator")
+	return nil
+}
+
+// copyLockWait is how long a copy waits for a worker that writes into the certificate directory.
+const copyLockWait = 2 * time.Second
+
+// keepCopy copies kubeadm's bootstrap kubeconfig into the certificate directory, unless that very one has been copied and has served already: kubeadm
+// deletes its own as soon as the kubelet is healthy.
+func (p *preparation) keepCopy() {
+	if p.bootstrap.Kind == Missing {
+		return
+	}
+	p.fresh = p.bootstrap.usable()
+	copied, err := copyOf(p.bootstrap)
+	if p.bootstrap.Kind == Ours || p.bootstrap.Kind == OtherExec {
+		p.say(err.Error()) // kubeadm is told to join through an exec plugin
+		return
+	}
+	if err != nil {
+		p.Problems = append(p.Problems, fmt.Errorf("no copy is kept of the bootstrap kubeconfig: %w", err))
+		return
+	}
+	if state, err := p.Certs.State(); err == nil && state.SpentBootstrap == Fingerprint(copied) {
+		p.fresh = false
+		return
+	}
+	if p.Static != "" {
+		return // it alone is asked with
+	}
+	path := p.Certs.File(cache.BootstrapFile)
+	before, exposed, err := p.Certs.Read(cache.BootstrapFile)
+	switch {
+	case err == nil && !IsCopy(before):
+		p.say(path + ": is not a copy of this program's, and left alone")
+		return
+	case err == nil && !exposed && bytes.Equal(before, copied):
+		return
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		p.Problems = append(p.Problems, fmt.Errorf("no copy is kept of the bootstrap kubeconfig: %w", err))
+		return
+	}
+	if err := p.writeCopy(copied); err != nil {
+		p.Problems = append(p.Problems, err)
+		return
+	}
+	p.say(fmt.Sprintf("copied %s to %s", p.Bootstrap, path))
+}
+
+// writeCopy holds the lock, since a worker removes half-written files. One that does not let go is no reason to lose the credential.
+func (p *preparation) writeCopy(copied []byte) error {
+	ctx, cancel := context.WithTimeout(context.Background(), copyLockWait)
+	defer cancel()
+	lock, err := p.Certs.WaitLock(ctx)
+	switch {
+	case err == nil:
+		defer lock.Unlock()
+	case !errors.Is(err, cache.ErrLocked):
+		return err
+	}
+	return p.Certs.Write(cache.BootstrapFile, copied)
+}
+
+// settleKubeconfig writes the kubelet's kubeconfig where there is none, or where kubeadm has since joined the machine to another cluster. It
+// returns false where there is none and nothing that names a cluster: a certificate alone does not, since the machine may have left that cluster
+// with "kubeadm reset".
+func (p *preparation) settleKubeconfig() bool {
+	p.Cluster = p.kubeconfig.Cluster
+	wanted, known := p.findCluster()
+	switch {
+	case p.kubeconfig.Kind == Missing && !known:
+		return false
+	case p.kubeconfig.Kind == Ours && (!p.fresh || !known || p.kubeconfig.ClusterProblem == nil && sameAccess(p.kubeconfig.Cluster, wanted)):
+		return true
+	}
+	content, err := RenderKubeconfig(wanted, p.Exec)
+	if err == nil {
+		_, err = WriteKubeconfig(p.Kubeconfig, content, p.Exec.Command)
+	}
+	if err != nil {
+		p.Problems = append(p.Problems, err)
+		return true
+	}
+	p.Cluster = wanted
+	p.say(fmt.Sprintf("wrote %s, for the cluster at %.253s", p.Kubeconfig, wanted.Server))
+	return true
+}
+
+// findCluster returns the cluster to join: kubeadm's word first, then the operator's, then the copy.
+func (p *preparation) findCluster() (cache.Origin, bool) {
+	if p.bootstrap.usable() {
+		return p.bootstrap.Cluster, true
+	}
+	for _, path := range []string{p.Static, p.Certs.File(cache.BootstrapFile)} {
+		if path == "" {
+			continue
+		}
+		if k := ReadKubeconfig(path, p.Exec.Command); k.usable() {
+			return k.Cluster, true
+		}
+	}
+	return cache.Origin{}, false
+}
+
+// usable reports whether the file leads to a cluster.
+func (k *Kubeconfig) usable() bool {
+	return k.Kind != Missing && k.Kind != Unreadable && k.ClusterProblem == nil
+}
+
+func sameAccess(a, b cache.Origin) bool {
+	return a.Server == b.Server && a.TLSServerName == b.TLSServerName && a.ProxyURL == b.ProxyURL &&
+		bytes.Equal(a.CertificateAuthorityData, b.CertificateAuthorityData)
+}
+
+// isFirst reports whether the node has never had a certificate, or is being joined to another cluster than the one its certificate came from.
+func (p *preparation) isFirst() bool {
+	if !p.Certs.EverInstalled() {
+		return true
+	}
+	pair, err := p.Certs.Current()
+	return p.fresh && err == nil && pair.Origin != nil && !pair.Origin.SameCluster(p.Cluster)
+}
