@@ -4,6 +4,7 @@ package controller
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -66,6 +67,9 @@ func (c *Controller) decide(ctx context.Context, object *certificatesv1.Certific
 	found, err := c.gather(ctx, object, claim, now, false)
 	if err != nil {
 		return ctrl.Result{}, err
+	}
+	if err, refusals := found.input.Evidence.Err, (verifier.Refusals{}); err != nil && !errors.As(err, &refusals) {
+		log.FromContext(ctx).Info("the evidence could not be judged", "request", object.Name, "cause", err.Error()) // the node is not told why
 	}
 	decision := c.judge(object, found)
 	if decision.Outcome == verifier.Approve && !c.turns.machineMay(decision.Grant.Record.Machine.Name, now) {

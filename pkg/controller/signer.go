@@ -20,8 +20,8 @@ import (
 // proposal "Kubelet Authentication", on certificates.k8s.io/v1 and with a context. FromSigner makes a Provider of it. Who may ask, for
 // which node name, and what the record says, is not its business: the rules judge that for every provider alike.
 //
-// An error that is a verifier.Refusals says that the evidence is false, and the request is denied. With any other error it could not be
-// judged, and the request waits. Either reaches the node: no secrets, and nothing of the policy.
+// An error that is a verifier.Refusals says that the evidence is false, and the request is denied; the node is told, so there are no secrets
+// in it, and nothing of the policy. With any other error it could not be judged, and the request waits; that is for the log.
 type ClusterAPISigner interface {
 	// VerifyClientAttestationData returns nil if the evidence in a request for a client certificate is genuine, and about this very
 	// request: its key, and nobody else's.
