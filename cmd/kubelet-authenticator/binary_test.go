@@ -55,10 +55,11 @@ func TestPluginStaysLean(t *testing.T) {
 // arrows are the imports that a package may have of this module's others. What is not listed may have none.
 var arrows = map[string][]string{
 	"cmd/kubelet-authenticator":       {"pkg/authenticator/command", "pkg/provider", "pkg/provider/insecure", "pkg/provider/tpm"},
-	"pkg/authenticator/command":       {"internal/buildinfo", "internal/process", "internal/text", "pkg/attestation", "pkg/authenticator", "pkg/cache", "pkg/kubelet", "pkg/provider"},
+	"pkg/authenticator/command":       {"internal/buildinfo", "internal/process", "internal/text", "pkg/attestation", "pkg/authenticator", "pkg/cache", "pkg/doctor", "pkg/kubelet", "pkg/provider"},
 	"pkg/authenticator":               {"internal/process", "internal/strict", "internal/text", "pkg/attestation", "pkg/cache", "pkg/csr", "pkg/kubelet", "pkg/provider"},
 	"internal/swtpm":                  {"pkg/tpm/template"}, // for tests
 	"pkg/cache":                       {"internal/process"},
+	"pkg/doctor":                      {"internal/text", "pkg/attestation", "pkg/authenticator", "pkg/cache", "pkg/csr", "pkg/kubelet", "pkg/provider"},
 	"pkg/kubelet":                     {"pkg/cache"},
 	"pkg/controller/inventory":        {"internal/text", "pkg/csr"},
 	"cmd/node-attestation-controller": {"pkg/controller/command"},

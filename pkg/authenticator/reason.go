@@ -48,6 +48,7 @@ const (
 	ChallengeUnanswered  Reason = "ChallengeUnanswered"
 	KubeconfigForeign    Reason = "KubeconfigForeign"
 	KubeletNotPrepared   Reason = "KubeletNotPrepared"
+	NodeUnhealthy        Reason = "NodeUnhealthy"
 )
 
 // ReasonInfo describes one Reason.
@@ -87,6 +88,7 @@ func Reasons() []ReasonInfo {
 		{ChallengeUnanswered, 28, "The controller's challenge ran out each time, or was not for this machine's TPM.", later},
 		{KubeconfigForeign, 29, "A kubeconfig was to be written where there is one that is not this program's: it is left alone.", soon},
 		{KubeletNotPrepared, 30, "The kubelet's environment file or its kubeconfig could not be written.", soon},
+		{NodeUnhealthy, 31, "A check of the command doctor failed.", soon},
 	}
 }
 

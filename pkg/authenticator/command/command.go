@@ -112,7 +112,7 @@ Run it by hand with --dry-run to see what would be sent.`,
 	flags.Lookup("v").Usage = "log verbosity, to stderr; a worker logs to a file in the certificate directory"
 	root.Flags().BoolVar(&i.dryRun, "dry-run", false, "for a person: show what would be sent and what the API server makes of it; write and create nothing")
 	root.Flags().StringVarP(&i.output, "output", "o", "", "with --dry-run: json or yaml prints the CertificateSigningRequest itself")
-	root.AddCommand(i.workerCommand(), i.versionCommand(), i.identifyCommand(), i.prepareCommand(), i.kubeconfigCommand(), i.resetCommand())
+	root.AddCommand(i.workerCommand(), i.versionCommand(), i.identifyCommand(), i.prepareCommand(), i.kubeconfigCommand(), i.resetCommand(), i.doctorCommand())
 	for _, p := range i.Providers {
 		if p.Inspects {
 			root.AddCommand(i.deviceCommand(p.Name))

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package command
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/doctor"
+)
+
+func (i *invocation) doctorCommand() *cobra.Command {
+	o := doctor.Options{}
+	var output string
+	c := &cobra.Command{
+		Use:   "doctor",
+		Short: "Examine the node: TPM, files, clock, API server, signer, and the running kubelet; change nothing",
+		Long: `Examine the node for whatever keeps it from getting, or from using, an attested certificate. Nothing is changed, and no request is filed.
+It works without root, and says what it could not see. Give it the flags that the kubelet's kubeconfig gives the plugin.
+
+It exits with 0 unless a check failed: a warning is none.`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if output != "text" && output != "json" {
+				return usage(fmt.Errorf("--output %q: is text or json", output))
+			}
+			if o.Timeout <= 0 {
+				return usage(fmt.Errorf("--timeout %s: must be more than 0", o.Timeout))
+			}
+			o.Config, o.ConfigErr = i.settings()
+			if _, err := i.optionsOf(o.Config, o.ConfigErr, ""); err != nil {
+				o.ConfigErr = err
+			}
+			o.ConfigFile, o.Providers, o.UserAgent = i.file, i.Providers, i.Name+"/"+i.Version
+			return i.printDoctor(doctor.Run(cmd.Context(), o), output)
+		},
+	}
+	c.Flags().StringVarP(&output, "output", "o", "text", "text or json")
+	c.Flags().DurationVar(&o.Timeout, "timeout", doctor.DefaultTimeout, "longest time for all checks together")
+	c.Flags().StringVar(&o.Proc, "proc", "/proc", "where the proc file system is")
+	c.Flags().StringVar(&o.Manifests, "manifests", "", "directory of static pods (default: kubeadm's)")
+	for _, name := range []string{"proc", "manifests"} {
+		c.Flags().Lookup(name).Hidden = true
+	}
+	return c
+}
+
+// printDoctor prints the report, and fails if a check did.
+func (i *invocation) printDoctor(report doctor.Report, output string) error {
+	out := []byte(report.Text())
+	if output == "json" {
+		var err error
+		if out, err = json.MarshalIndent(report, "", "  "); err != nil {
+			return err
+		}
+		out = append(out, '\n')
+	}
+	if _, err := i.Stdout.Write(out); err != nil {
+		return err
+	}
+	if failed := report.Failed(); len(failed) > 0 {
+		return &authenticator.Failure{
+			Reason: authenticator.NodeUnhealthy, Hint: "the remedies are with the checks; docs/doctor.md has each of them",
+			Err: fmt.Errorf("%d checks failed: %s", len(failed), strings.Join(failed, ", ")),
+		}
+	}
+	return nil
+}

@@ -1,0 +1,480 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
+)
+
+const (
+	// callTimeout bounds one request to the API server.
+	callTimeout = 10 * time.Second
+	// warnSkew and failSkew are how far this machine's clock may be off. Kubernetes' own tokens and leases stand a few minutes.
+	warnSkew, failSkew = 30 * time.Second, 5 * time.Minute
+
+	csrPath = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
+	// grantRemedy is for a credential that lacks a right.
+	grantRemedy = "bind its group to the ClusterRole node-attestation-requester, or to system:node-bootstrapper"
+)
+
+// call makes one request. A watch is ended as soon as it is known whether it is allowed.
+func (a *access) call(ctx context.Context, method, path string, query url.Values, body any) (*answer, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	target, err := url.JoinPath(a.cluster.Server, path)
+	if err != nil {
+		return nil, err
+	}
+	var content io.Reader
+	if body != nil {
+		data, err := json.Marshal(body)
+		if err != nil {
+			return nil, err
+		}
+		content = bytes.NewReader(data)
+	}
+	request, err := http.NewRequestWithContext(ctx, method, target+"?"+query.Encode(), content)
+	if err != nil {
+		return nil, err
+	}
+	request.Header.Set("Content-Type", "application/json")
+	request.Header.Set("Accept", "application/json")
+	response, err := a.client.Do(request)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = response.Body.Close() }()
+	result := &answer{status: response.StatusCode, header: response.Header}
+	if query.Get("watch") != "" && result.status == http.StatusOK {
+		return result, nil
+	}
+	result.body, err = io.ReadAll(response.Body)
+	return result, err
+}
+
+// served is what came of asking one server who it is, without a credential.
+type served struct {
+	server, source string
+	header         http.Header
+	// ahead is how far this machine's clock is ahead of the server's, dated is set if the server said.
+	ahead time.Duration
+	dated bool
+	err   error
+}
+
+// askServers asks each server that the plugin would talk to.
+func (e *examination) askServers() []served {
+	var all []served
+	own, ownErr := e.own()
+	bootstrap, bootstrapErr := e.bootstrap()
+	if ownErr == nil {
+		all = append(all, e.ask(own))
+	}
+	needed := e.usable() == nil || !e.renews()
+	if bootstrapErr == nil && (ownErr != nil || needed && bootstrap.cluster.Server != own.cluster.Server) {
+		all = append(all, e.ask(bootstrap))
+	}
+	if asked := e.asked(); len(all) == 0 && asked != nil {
+		// Nothing to show yet, but it is known whom.
+		all = append(all, e.ask(&access{cluster: *asked, source: e.conf().Path}))
+	}
+	return all
+}
+
+// ask shows no credential: whether that is accepted is for other checks. Any answer over a verified connection is one.
+func (e *examination) ask(a *access) served {
+	s := served{server: a.cluster.Server, source: a.source}
+	config, err := clusterConfig(a.cluster)
+	if err == nil {
+		a, err = e.newAccess(config, a.cluster, a.source, "nothing")
+	}
+	if err != nil {
+		s.err = err
+		return s
+	}
+	before := e.Now()
+	result, err := a.call(e.ctx, http.MethodGet, "/version", nil, nil)
+	if err != nil {
+		s.err = err
+		return s
+	}
+	s.header = result.header
+	if date, err := http.ParseTime(result.header.Get("Date")); err == nil {
+		// The server wrote it at some time between the two, and cut it to the second.
+		local := before.Add(e.Now().Sub(before) / 2)
+		s.ahead, s.dated = local.Sub(date.Add(500*time.Millisecond)), true
+	}
+	return s
+}
+
+// badTime reports whether a server was refused because of the time at which its certificate is valid.
+func badTime(err error) bool {
+	var invalid x509.CertificateInvalidError
+	return errors.As(err, &invalid) && invalid.Reason == x509.Expired
+}
+
+func checkClock(_ context.Context, e *examination) finding {
+	const remedy = "have the clock set: chronyc tracking, or timedatectl timesync-status"
+	for _, s := range e.servers() {
+		if badTime(s.err) {
+			return failure(remedy+"; if it is right, renew the API server's certificate", "by this machine's clock, %s, the certificate of %s is not valid", e.Now().UTC().Format(time.RFC3339), s.server)
+		}
+	}
+	for _, s := range e.servers() {
+		if s.err != nil || !s.dated {
+			continue
+		}
+		off := s.ahead.Round(time.Second)
+		switch abs := s.ahead.Abs(); {
+		case abs >= failSkew:
+			return failure(remedy, "%s off the clock of %s (more than %s)", off, s.server, failSkew)
+		case abs >= warnSkew:
+			return warning(remedy, "%s off the clock of %s (more than %s)", off, s.server, warnSkew)
+		}
+		return ok("within %s of the clock of %s", max(s.ahead.Abs().Round(time.Second), time.Second), s.server)
+	}
+	return skipped("no API server has told its time")
+}
+
+func checkAPIServer(_ context.Context, e *examination) finding {
+	all := e.servers()
+	if len(all) == 0 {
+		return skipped("no file that can be read names one")
+	}
+	findings := make([]finding, 0, len(all))
+	for _, s := range all {
+		findings = append(findings, judgeServer(s))
+	}
+	return worst(findings...)
+}
+
+func judgeServer(s served) finding {
+	var verification *tls.CertificateVerificationError
+	var authority x509.UnknownAuthorityError
+	var hostname x509.HostnameError
+	switch {
+	case s.err == nil:
+		return ok("%s answers, as of %s", s.server, s.source)
+	case badTime(s.err):
+		return failure("see clock", "%s: %s", s.server, brief(s.err))
+	case errors.As(s.err, &hostname):
+		return failure("correct server or tls-server-name in "+s.source, "%s: %s", s.server, brief(s.err))
+	case errors.As(s.err, &authority), errors.As(s.err, &verification):
+		return failure("correct certificate-authority-data in "+s.source, "%s: its certificate is not one that the CA in %s vouches for: %s", s.server, s.source, brief(s.err))
+	}
+	return failure("check the address in "+s.source+", the network and the proxy", "%s: %s", s.server, brief(s.err))
+}
+
+// review is whom the API server takes a credential for.
+type review struct {
+	status   int
+	username string
+	says     string
+}
+
+// whoami asks for a SelfSubjectReview, which changes nothing (authentication.k8s.io/v1).
+func (a *access) whoami(ctx context.Context) (review, error) {
+	result, err := a.call(ctx, http.MethodPost, "/apis/authentication.k8s.io/v1/selfsubjectreviews", nil,
+		map[string]string{"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"})
+	if err != nil {
+		return review{}, err
+	}
+	var who struct {
+		Status struct {
+			UserInfo struct {
+				Username string `json:"username"`
+			} `json:"userInfo"`
+		} `json:"status"`
+	}
+	if result.status == http.StatusCreated {
+		if err := json.Unmarshal(result.body, &who); err != nil {
+			return review{}, err
+		}
+	}
+	return review{result.status, who.Status.UserInfo.Username, result.says()}, nil
+}
+
+func (e *examination) reviewOwn() (review, error) {
+	own, err := e.own()
+	if err != nil {
+		return review{}, err
+	}
+	return own.whoami(e.ctx)
+}
+
+func checkCertificateAccepted(_ context.Context, e *examination) finding {
+	if _, err := e.own(); err != nil {
+		return skipped("%s", brief(err))
+	}
+	r, err := e.accepted()
+	pair := e.usable()
+	switch {
+	case err != nil:
+		return skipped("%s: see api-server", brief(err))
+	case r.status == http.StatusUnauthorized:
+		return failure("give kube-apiserver the signer's CA in --client-ca-file; the plugin asks for another certificate meanwhile", "the API server rejects it (401)")
+	case r.status == http.StatusCreated && r.username != pair.Leaf.Subject.CommonName:
+		return failure("check what stands between this node and the API server", "the API server takes it for %.253q", r.username)
+	case r.status == http.StatusCreated:
+		return ok("the API server takes it for %s", r.username)
+	}
+	// Whoever may not ask, or whose API server cannot tell, has been recognised all the same.
+	return ok("it is accepted; whom for the API server does not say (%d)", r.status)
+}
+
+func checkBootstrapCredential(ctx context.Context, e *examination) finding {
+	why := e.need()
+	if err := e.unseen(); err != nil {
+		return skipped("whether it is needed cannot be told: %v", err)
+	}
+	if why == "" {
+		return skipped("not needed: the node renews with its own certificate")
+	}
+	a, err := e.bootstrap()
+	if err != nil {
+		return skipped("see bootstrap-kubeconfig")
+	}
+	if end := a.expires(); !end.IsZero() && !e.Now().Before(end) {
+		return e.whileServed(failure("make a new one: kubeadm token create --print-join-command", "%s: the credential expired at %s", a.source, end.UTC().Format(time.RFC3339)))
+	}
+	r, err := a.whoami(ctx)
+	switch {
+	case err != nil:
+		return skipped("%s: see api-server", brief(err))
+	case r.status == http.StatusUnauthorized:
+		return e.whileServed(failure("make a new one: kubeadm token create --print-join-command", "%s: the API server does not know the credential (401): it has expired, was deleted, or is another cluster's", a.source))
+	case r.status == http.StatusCreated:
+		return ok("the API server takes it for %s; needed since %s", r.username, why)
+	}
+	return ok("it is accepted; whom for the API server does not say (%d); needed since %s", r.status, why)
+}
+
+// expires is when the credential says that it ends: a client certificate, or a service account's token. A bootstrap token does not say.
+func (a *access) expires() time.Time {
+	if block, _ := pem.Decode(a.config.CertData); block != nil {
+		if leaf, err := x509.ParseCertificate(block.Bytes); err == nil {
+			return leaf.NotAfter
+		}
+	}
+	parts := strings.Split(a.config.BearerToken, ".")
+	if len(parts) != 3 {
+		return time.Time{}
+	}
+	payload, err := base64.RawURLEncoding.DecodeString(parts[1])
+	var claims struct {
+		Expires int64 `json:"exp"`
+	}
+	if err != nil || json.Unmarshal(payload, &claims) != nil || claims.Expires == 0 {
+		return time.Time{}
+	}
+	return time.Unix(claims.Expires, 0)
+}
+
+// signers are those that a request is filed under, in their order.
+func (e *examination) signers() []string {
+	p, err := e.attestor()
+	if err != nil {
+		return nil
+	}
+	name := e.Config.SignerName
+	if name == "" {
+		name = p.SignerName()
+	}
+	if _, ok := p.(provider.Challenger); ok {
+		return []string{attestation.HelloSignerName, name}
+	}
+	return []string{name}
+}
+
+// sample is a request as the plugin would file it, but for the evidence, which is the same each time, and takes no TPM.
+func (e *examination) sample(signer string) (*certificatesv1.CertificateSigningRequest, error) {
+	name, _ := e.nodeName()
+	if pair := e.usable(); pair != nil {
+		name = pair.NodeName()
+	}
+	key, _, err := csr.NewKey()
+	if err != nil {
+		return nil, err
+	}
+	pkcs10, err := csr.PKCS10(csr.Identity{NodeName: name, ProviderID: e.Config.ProviderID}, key)
+	if err != nil {
+		return nil, err
+	}
+	request, err := attestation.Request{PKCS10: pkcs10, Provider: e.Config.Provider, Data: []byte(`{"version":"doctor/v1"}`)}.Marshal()
+	if err != nil {
+		return nil, err
+	}
+	var expiration *int32
+	if d := e.Config.Expiration.Duration; d > 0 {
+		seconds := int32(min(d, 10*365*24*time.Hour) / time.Second)
+		expiration = &seconds
+	}
+	return csr.Object(csr.NewName(), signer, request, key.Public(), expiration), nil
+}
+
+// asRequester returns the access that a request would be filed with, or why that cannot be tried.
+func (e *examination) asRequester() (*access, *finding) {
+	a, err := e.requester()
+	if err != nil {
+		f := skipped("no credential to ask with: %s", brief(err))
+		return nil, &f
+	}
+	return a, nil
+}
+
+// unanswered is a check for which the API server could not be asked, nil if it was and knew the credential.
+func unanswered(result *answer, err error) *finding {
+	var f finding
+	switch {
+	case err != nil:
+		f = skipped("%s: see api-server", brief(err))
+	case result.status == http.StatusUnauthorized:
+		f = skipped("the API server does not know the credential: see bootstrap-credential and certificate-accepted")
+	default:
+		return nil
+	}
+	return &f
+}
+
+func checkCreate(ctx context.Context, e *examination) finding {
+	signers := e.signers()
+	if len(signers) == 0 {
+		return skipped("no provider: see configuration")
+	}
+	a, f := e.asRequester()
+	if f != nil {
+		return *f
+	}
+	findings := []finding{ok("with %s, under %s: a dry run is accepted", a.credential, strings.Join(signers, " and "))}
+	for _, signer := range signers {
+		object, err := e.sample(signer)
+		if err != nil {
+			return failure("see configuration", "%v", err)
+		}
+		result, err := a.call(ctx, http.MethodPost, csrPath, url.Values{"dryRun": {"All"}}, object)
+		if f := unanswered(result, err); f != nil {
+			return *f
+		}
+		switch {
+		case result.status == http.StatusForbidden:
+			findings = append(findings, failure(grantRemedy, "with %s, under %s: refused (403): %s", a.credential, signer, result.says()))
+		case result.status != http.StatusCreated:
+			findings = append(findings, failure("see what is refused with --dry-run, and the cluster's admission policies", "with %s, under %s: refused (%d): %s", a.credential, signer, result.status, result.says()))
+		}
+	}
+	return worst(findings...)
+}
+
+func checkWatch(ctx context.Context, e *examination) finding {
+	a, f := e.asRequester()
+	if f != nil {
+		return *f
+	}
+	name := csr.NewName() // nobody has that one
+	watch, err := a.call(ctx, http.MethodGet, csrPath, url.Values{"watch": {"true"}, "timeoutSeconds": {"1"}, "fieldSelector": {"metadata.name=" + name}}, nil)
+	if f := unanswered(watch, err); f != nil {
+		return *f
+	}
+	get, err := a.call(ctx, http.MethodGet, csrPath+"/"+name, nil, nil)
+	if f := unanswered(get, err); f != nil {
+		return *f
+	}
+	watches, gets := watch.status == http.StatusOK, get.status == http.StatusNotFound
+	switch {
+	case watches && gets:
+		return ok("with %s: both are allowed", a.credential)
+	case watches:
+		return warning(grantRemedy, "with %s: get is refused (%d): a request whose answer was lost cannot be found again: %s", a.credential, get.status, get.says())
+	case gets:
+		return warning(grantRemedy, "with %s: watch is refused (%d): the plugin asks every few seconds instead: %s", a.credential, watch.status, watch.says())
+	}
+	return failure(grantRemedy, "with %s: neither watch (%d) nor get (%d) is allowed: %s", a.credential, watch.status, get.status, watch.says())
+}
+
+// roles are those whose holders' requests kube-controller-manager approves by itself, without attestation.
+var roles = map[string]bool{
+	"system:certificates.k8s.io:certificatesigningrequests:nodeclient":     true,
+	"system:certificates.k8s.io:certificatesigningrequests:selfnodeclient": true,
+}
+
+func checkBindings(ctx context.Context, e *examination) finding {
+	const elsewhere = "kubectl get clusterrolebindings -o wide | grep -E 'certificatesigningrequests:(self)?nodeclient'"
+	a, f := e.asRequester()
+	if f != nil {
+		return *f
+	}
+	var names []string
+	next := ""
+	for {
+		query := url.Values{"limit": {"200"}}
+		if next != "" {
+			query.Set("continue", next)
+		}
+		result, err := a.call(ctx, http.MethodGet, "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", query, nil)
+		if f := unanswered(result, err); f != nil {
+			return *f
+		}
+		if result.status != http.StatusOK {
+			return finding{Skipped, fmt.Sprintf("a node may not look (%d), which is as it should be", result.status), "run elsewhere: " + elsewhere}
+		}
+		found, more, err := autoApproving(result.body)
+		if err != nil {
+			return failure("run elsewhere: "+elsewhere, "list of ClusterRoleBindings: %v", err)
+		}
+		names = append(names, found...)
+		if next = more; next == "" {
+			break
+		}
+	}
+	if len(names) == 0 {
+		return ok("there are none")
+	}
+	return warning("kubectl delete clusterrolebinding "+strings.Join(names, " "), "kube-controller-manager approves without attestation, unless an admission policy stops it: %s", strings.Join(names, ", "))
+}
+
+// autoApproving returns the bindings in one page of a list that give somebody one of the roles, and where the next page begins.
+func autoApproving(page []byte) (names []string, next string, err error) {
+	var list struct {
+		Metadata struct {
+			Continue string `json:"continue"`
+		} `json:"metadata"`
+		Items []struct {
+			Metadata struct {
+				Name string `json:"name"`
+			} `json:"metadata"`
+			RoleRef struct {
+				Kind string `json:"kind"`
+				Name string `json:"name"`
+			} `json:"roleRef"`
+			Subjects []struct{} `json:"subjects"`
+		} `json:"items"`
+	}
+	if err := json.Unmarshal(page, &list); err != nil {
+		return nil, "", err
+	}
+	for _, item := range list.Items {
+		if item.RoleRef.Kind == "ClusterRole" && roles[item.RoleRef.Name] && len(item.Subjects) > 0 {
+			names = append(names, item.Metadata.Name)
+		}
+	}
+	return names, list.Metadata.Continue, nil
+}

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
+)
+
+// device is what "identify" prints of a provider's device, as far as it concerns TPMs. Only its JSON is known here, so that a binary
+// without the TPM provider does not carry it.
+type device struct {
+	Manufacturer string `json:"manufacturer"`
+	Firmware     string `json:"firmware"`
+	EKs          []struct {
+		Template    string `json:"template"`
+		Certificate *struct {
+			NotAfter string `json:"notAfter"`
+			Problem  string `json:"problem"`
+		} `json:"certificate"`
+		Problem string `json:"problem"`
+		Slow    bool   `json:"slow"`
+	} `json:"eks"`
+}
+
+// noDeviceError says that the provider has no device to look into.
+type noDeviceError struct{ provider string }
+
+func (e *noDeviceError) Error() string { return "provider " + e.provider + " has no device" }
+
+func (e *examination) readDevice() (device, error) {
+	p, err := e.attestor()
+	if err != nil {
+		return device{}, &noDeviceError{fmt.Sprintf("%.64q", e.Config.Provider)}
+	}
+	inspector, ok := p.(provider.Inspector)
+	if !ok {
+		return device{}, &noDeviceError{p.Name()}
+	}
+	identity, err := inspector.Identify(e.ctx)
+	if err != nil {
+		return device{}, err
+	}
+	data, err := json.Marshal(identity)
+	if err != nil {
+		return device{}, err
+	}
+	var d device
+	return d, json.Unmarshal(data, &d)
+}
+
+func checkTPM(_ context.Context, e *examination) finding {
+	d, err := e.device()
+	var none *noDeviceError
+	var failed *provider.Error
+	switch {
+	case err == nil:
+		return ok("%s firmware %s, %d endorsement keys", d.Manufacturer, d.Firmware, len(d.EKs))
+	case errors.As(err, &none):
+		return skipped("%v", err)
+	case errors.Is(err, context.DeadlineExceeded):
+		return failure("try each command with: tpm selftest, and give doctor longer with --timeout", "%v", err)
+	case errors.Is(err, fs.ErrPermission):
+		return skipped("%v: run this as root", err)
+	case errors.As(err, &failed):
+		return failure(failed.Hint, "%v", err)
+	}
+	return failure("try each command with: tpm selftest", "%v", err)
+}
+
+func checkEKCertificate(_ context.Context, e *examination) finding {
+	d, err := e.device()
+	switch {
+	case err != nil:
+		return skipped("see tpm")
+	case len(d.EKs) == 0:
+		return skipped("provider %s knows no endorsement keys", e.Config.Provider)
+	}
+	const remedy = "name the key in the inventory, by the fingerprint that identify prints"
+	var good []string
+	var findings []finding
+	for _, ek := range d.EKs {
+		switch {
+		case ek.Problem != "":
+			findings = append(findings, warning(remedy, "%s: the certificate is left out: %s", ek.Template, ek.Problem))
+		case ek.Certificate == nil:
+			findings = append(findings, warning(remedy, "%s: there is none in the TPM", ek.Template))
+		case ek.Certificate.Problem != "":
+			findings = append(findings, warning(remedy, "%s: %s", ek.Template, ek.Certificate.Problem))
+		default:
+			good = append(good, ek.Template+", to "+ek.Certificate.NotAfter)
+		}
+	}
+	if len(good) == 0 {
+		return worst(findings...)
+	}
+	if d.EKs[0].Slow {
+		return warning("have the maker's tools make it persistent", "%s; the key is made anew each time, which takes seconds", strings.Join(good, "; "))
+	}
+	return ok("%s", strings.Join(good, "; ")) // one good certificate will do
+}

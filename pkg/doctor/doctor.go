@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package doctor examines a node for whatever keeps it from getting, or from using, an attested certificate. It changes nothing on disk, files
+// no request, and shows no secret. docs/doctor.md has the checks.
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+)
+
+// Status is what a check came to.
+type Status string
+
+// The statuses. Their names are part of the output.
+const (
+	OK      Status = "ok"
+	Warning Status = "warning"
+	Failure Status = "failure"
+	// Skipped is a check that could not be made, or that means nothing here. Its message says why.
+	Skipped Status = "skipped"
+)
+
+// severity orders statuses: the worst of several findings is the result.
+func (s Status) severity() int { return slices.Index([]Status{Skipped, OK, Warning, Failure}, s) }
+
+// Result is what one check came to.
+type Result struct {
+	Name    string `json:"name"`
+	Status  Status `json:"status"`
+	Message string `json:"message"`
+	// Remedy is what can be done, empty where there is nothing to do.
+	Remedy string `json:"remedy,omitempty"`
+}
+
+// Report is the outcome of all checks.
+type Report struct {
+	// Status is Failure if a check failed, else Warning if one warned, else OK.
+	Status Status `json:"status"`
+	// Checks are in the order of Checks.
+	Checks []Result `json:"checks"`
+}
+
+// Failed returns the names of the checks that failed.
+func (r Report) Failed() []string {
+	var names []string
+	for _, check := range r.Checks {
+		if check.Status == Failure {
+			names = append(names, check.Name)
+		}
+	}
+	return names
+}
+
+// finding is a Result in the making.
+type finding struct {
+	status          Status
+	message, remedy string
+}
+
+func ok(format string, args ...any) finding {
+	return finding{status: OK, message: fmt.Sprintf(format, args...)}
+}
+func skipped(format string, args ...any) finding {
+	return finding{status: Skipped, message: fmt.Sprintf(format, args...)}
+}
+func warning(remedy, format string, args ...any) finding {
+	return finding{Warning, fmt.Sprintf(format, args...), remedy}
+}
+func failure(remedy, format string, args ...any) finding {
+	return finding{Failure, fmt.Sprintf(format, args...), remedy}
+}
+
+// worst puts several findings of one check into one: its status is the worst, and what is wrong is said of each. Where nothing is wrong the
+// first finding of that status stands for all.
+func worst(findings ...finding) finding {
+	result := findings[0]
+	for _, f := range findings {
+		if f.status.severity() > result.status.severity() {
+			result = f
+		}
+	}
+	if result.status.severity() < Warning.severity() {
+		return result
+	}
+	var messages, remedies []string
+	for _, f := range findings {
+		if f.status.severity() >= Warning.severity() {
+			messages = append(messages, f.message)
+			if f.remedy != "" && !slices.Contains(remedies, f.remedy) {
+				remedies = append(remedies, f.remedy)
+			}
+		}
+	}
+	result.message, result.remedy = strings.Join(messages, "; "), strings.Join(remedies, "; ")
+	return result
+}
+
+// maxText bounds a message or a remedy in bytes: a peer may have written some of it.
+const maxText = 1024
+
+// grace is how long after the deadline a check may still say itself what it was waiting for.
+const grace = 500 * time.Millisecond
+
+// Run carries out all checks, at the same time, and returns when they have ended or the timeout has passed. A check that panics or hangs is
+// a failure of its own and hides no other.
+func Run(ctx context.Context, o Options) Report {
+	return run(ctx, o.timeout(), Checks(), newExamination(ctx, o))
+}
+
+func run(ctx context.Context, timeout time.Duration, checks []Check, e *examination) Report {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	e.ctx = ctx
+	type numbered struct {
+		index int
+		finding
+	}
+	done := make(chan numbered, len(checks))
+	for i, check := range checks {
+		go func() { done <- numbered{i, guarded(ctx, check, e)} }()
+	}
+	findings := make([]finding, len(checks))
+	for i := range findings {
+		findings[i] = failure("give it longer with --timeout, and see what hangs: the TPM, a file system, or the network", "not finished within %s", timeout)
+	}
+	late := time.NewTimer(timeout + grace)
+	defer late.Stop()
+collect:
+	for range checks {
+		select {
+		case n := <-done:
+			findings[n.index] = n.finding
+		case <-late.C:
+			break collect
+		}
+	}
+	return report(checks, findings)
+}
+
+// guarded turns a panic into a failure of this check alone.
+func guarded(ctx context.Context, check Check, e *examination) (f finding) {
+	defer func() {
+		if p := recover(); p != nil {
+			// What it panicked over may hold a secret: only its type is said.
+			f = failure("report this as a bug", "this check itself failed, with a panic (%T)", p)
+		}
+	}()
+	return check.run(ctx, e)
+}
+
+func report(checks []Check, findings []finding) Report {
+	r := Report{Status: OK}
+	for i, f := range findings {
+		r.Checks = append(r.Checks, Result{checks[i].Name, f.status, text.Line(f.message, maxText), text.Line(f.remedy, maxText)})
+		if f.status.severity() > r.Status.severity() {
+			r.Status = f.status
+		}
+	}
+	return r
+}
+
+// Text lays a report out for a terminal: a line for each check, and its remedy below.
+func (r Report) Text() string {
+	width := 0
+	for _, c := range r.Checks {
+		width = max(width, len(c.Name))
+	}
+	var out strings.Builder
+	for _, c := range r.Checks {
+		_, _ = fmt.Fprintf(&out, "%-7s  %-*s  %s\n", c.Status, width, c.Name, c.Message)
+		if c.Remedy != "" {
+			_, _ = fmt.Fprintf(&out, "%-7s  %-*s  remedy: %s\n", "", width, "", c.Remedy)
+		}
+	}
+	return out.String()
+}

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
+)
+
+// DefaultTimeout bounds all checks together.
+const DefaultTimeout = 30 * time.Second
+
+// Options say what is examined. Empty fields mean what their comments say.
+type Options struct {
+	// Config is what the plugin would work with, ConfigFile where it was read, if it is there, and ConfigErr what is wrong with it.
+	Config     authenticator.Config
+	ConfigFile string
+	ConfigErr  error
+	// Providers are those of this binary.
+	Providers []provider.Factory
+	// UserAgent is sent with each request to the API server.
+	UserAgent string
+	// Timeout is for all checks together; 0 means DefaultTimeout.
+	Timeout time.Duration
+	// Proc is where the proc file system is; empty means /proc.
+	Proc string
+	// Now is this machine's clock; nil means time.Now.
+	Now func() time.Time
+	// Manifests is the directory of static pods; empty means kubelet.ManifestsDir.
+	Manifests string
+}
+
+func (o Options) timeout() time.Duration {
+	if o.Timeout <= 0 {
+		return DefaultTimeout
+	}
+	return o.Timeout
+}
+
+// examination is what the checks share. Each part is found out once, by whichever check needs it first.
+type examination struct {
+	Options
+	ctx context.Context //nolint:containedctx // it lives as long as one call of run
+	dir cache.Dir
+
+	attestor  func() (provider.Provider, error)
+	device    func() (device, error)
+	pair      func() (*cache.Pair, error)
+	running   func() (*kubeletProcess, error)
+	conf      func() kubelet.Kubeconfig
+	bootstrap func() (*access, error)
+	own       func() (*access, error)
+	need      func() string
+	servers   func() []served
+	accepted  func() (review, error)
+}
+
+func newExamination(ctx context.Context, o Options) *examination {
+	setDefault := func(s *string, otherwise string) {
+		if *s == "" {
+			*s = otherwise
+		}
+	}
+	setDefault(&o.Proc, "/proc")
+	setDefault(&o.Manifests, kubelet.ManifestsDir)
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	e := &examination{Options: o, ctx: ctx, dir: cache.At(o.Config.CertDir)}
+	e.attestor = sync.OnceValues(e.makeProvider)
+	e.device = sync.OnceValues(e.readDevice)
+	e.pair = sync.OnceValues(e.readPair)
+	e.running = sync.OnceValues(func() (*kubeletProcess, error) { return findKubelet(e.Proc) })
+	e.conf = sync.OnceValue(e.readConf)
+	e.bootstrap = sync.OnceValues(e.bootstrapAccess)
+	e.own = sync.OnceValues(e.ownAccess)
+	e.need = sync.OnceValue(e.whyBootstrap)
+	e.servers = sync.OnceValue(e.askServers)
+	e.accepted = sync.OnceValues(e.reviewOwn)
+	return e
+}
+
+// makeProvider makes the provider as authenticator.NewOptions does.
+func (e *examination) makeProvider() (provider.Provider, error) {
+	for _, factory := range e.Providers {
+		if factory.Name == e.Config.Provider {
+			return factory.New(provider.Settings{TPMDevice: e.Config.TPMDevice, ProviderIDScheme: e.Config.ProviderIDScheme, RuntimeDir: e.Config.RuntimeDir})
+		}
+	}
+	return nil, fmt.Errorf("provider %.64q is not in this binary", e.Config.Provider)
+}
+
+// renews reports whether the node's own certificate may ask for the next one.
+func (e *examination) renews() bool {
+	p, err := e.attestor()
+	return err != nil || p.Renews()
+}
+
+// errNeedsRoot is why something could not be looked at.
+var errNeedsRoot = errors.New("only root may read it; run this as root")
+
+// readPair returns the certificate if it is there and parses. Whether it is any good is for usable.
+func (e *examination) readPair() (*cache.Pair, error) {
+	pair, err := e.dir.Current()
+	if errors.Is(err, os.ErrPermission) {
+		return nil, fmt.Errorf("%s: %w", e.dir.File(cache.CurrentFile), errNeedsRoot)
+	}
+	return pair, err
+}
+
+// usable returns the certificate if the plugin would print it, nil if not.
+func (e *examination) usable() *cache.Pair {
+	pair, err := e.pair()
+	if err != nil || e.dir.Check() != nil {
+		return nil
+	}
+	var unusable *cache.UnusableError
+	if err := cache.CheckNodeCertificate(pair.Leaf, "", e.Now()); errors.As(err, &unusable) && !unusable.Early {
+		return nil
+	}
+	return pair
+}
+
+// unseen says why the certificate cannot be looked at, nil if it can.
+func (e *examination) unseen() error {
+	if _, err := e.pair(); errors.Is(err, errNeedsRoot) {
+		return err
+	}
+	return nil
+}
+
+// nodeName is this node's name as far as it can be told: the operator's, the running kubelet's, kubeadm's, the host's.
+func (e *examination) nodeName() (name string, derived bool) {
+	if e.Config.NodeName != "" {
+		return e.Config.NodeName, false
+	}
+	if k, err := e.running(); err == nil {
+		if name := k.flags.HostnameOverride; name != "" {
+			return strings.ToLower(strings.TrimSpace(name)), false
+		}
+	}
+	if data, err := os.ReadFile(authenticator.KubeadmFlagsFile); err == nil {
+		args := strings.Fields("kubelet " + kubelet.ParseEnv(data)["KUBELET_KUBEADM_ARGS"])
+		if name := kubelet.ParseFlags(args).HostnameOverride; name != "" {
+			return strings.ToLower(strings.TrimSpace(name)), false
+		}
+	}
+	host, _ := os.Hostname() // an empty name is refused by whoever uses it
+	return strings.ToLower(strings.TrimSpace(host)), true
+}
+
+// whileServed downgrades a failure to a warning while the plugin still has a certificate to print.
+func (e *examination) whileServed(f finding) finding {
+	if f.status == Failure && e.usable() != nil {
+		f.status = Warning
+	}
+	return f
+}

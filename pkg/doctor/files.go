@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+)
+
+// content says what a file holds, and so what its mode may be.
+type content int
+
+const (
+	plain  content = iota // others may read it
+	secret                // nobody else may read it
+	quiet                 // others have no business with it
+)
+
+// judgeFile looks at owner and mode of a file that decides what root trusts. The error is fs.ErrNotExist where there is none.
+func judgeFile(path string, info fs.FileInfo, holds content) finding {
+	mode := info.Mode().Perm()
+	switch {
+	case !info.Mode().IsRegular():
+		return failure("remove "+path, "%s: is not a regular file", path)
+	case !ownedByUs(info):
+		return failure("chown root "+path, "%s: belongs to another user", path)
+	case mode&0o022 != 0:
+		return failure("chmod 0600 "+path, "%s: others may write it (mode %04o)", path, mode)
+	case holds == secret && mode&0o044 != 0:
+		return failure("chmod 0600 "+path+", and have a new credential made: somebody may have read this one", "%s: others may read the credential in it (mode %04o)", path, mode)
+	case holds == quiet && mode&0o044 != 0:
+		return warning("chmod 0600 "+path, "%s: others may read it (mode %04o)", path, mode)
+	}
+	return ok("%s: mode %04o", path, mode)
+}
+
+// ownedByUs reports whether root or this user owns a file.
+func ownedByUs(info fs.FileInfo) bool {
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	return ok && (stat.Uid == 0 || int(stat.Uid) == os.Geteuid())
+}
+
+func checkConfiguration(_ context.Context, e *examination) finding {
+	var f finding
+	info, err := os.Stat(e.ConfigFile)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		f = ok("no file %s: flags and defaults", e.ConfigFile)
+	case err != nil:
+		f = skipped("%v", err)
+	default:
+		f = judgeFile(e.ConfigFile, info, plain)
+	}
+	if e.ConfigErr != nil {
+		failed := authenticator.AsFailure(e.ConfigErr)
+		f = worst(f, failure(failed.Hint, "%v", failed))
+	}
+	return f
+}
+
+// files are what the certificate directory may hold.
+var files = map[string]content{
+	cache.CurrentFile: secret, cache.PendingFile: secret, cache.BootstrapFile: secret,
+	cache.StateFile: quiet, cache.LockFile: quiet, cache.LogFile: quiet,
+}
+
+func checkDirectory(_ context.Context, e *examination) finding {
+	path := e.dir.Path()
+	info, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return warning("the plugin makes it at its first run", "%s: does not exist", path)
+	case errors.Is(err, fs.ErrPermission):
+		return skipped("%s: %v", path, errNeedsRoot)
+	case err != nil:
+		return failure("name another with --cert-dir", "%v", err)
+	}
+	findings := []finding{ok("%s: mode %04o", path, info.Mode().Perm())}
+	if err := e.dir.Check(); err != nil {
+		findings = append(findings, failure(fmt.Sprintf("chown root %s; chmod 0700 %[1]s; or name another with --cert-dir", path), "%v", err))
+	} else if info.Mode().IsDir() && info.Mode().Perm()&0o055 != 0 {
+		findings = append(findings, warning("chmod 0700 "+path, "%s: others may look into it (mode %04o)", path, info.Mode().Perm()))
+	}
+	findings = append(findings, judgeParents(path)...)
+	entries, err := os.ReadDir(path)
+	if errors.Is(err, fs.ErrPermission) {
+		return worst(append(findings[1:], skipped("%s: %v", path, errNeedsRoot))...)
+	}
+	if err != nil {
+		return worst(append(findings, failure("see dmesg for errors of the disk", "%v", err))...)
+	}
+	return worst(append(findings, judgeEntries(path, entries)...)...)
+}
+
+// judgeParents finds folders above in which others could put another directory in the place of this one.
+func judgeParents(path string) []finding {
+	var findings []finding
+	for parent := filepath.Dir(path); ; parent = filepath.Dir(parent) {
+		info, err := os.Stat(parent)
+		if err == nil {
+			open := info.Mode().Perm()&0o022 != 0 && info.Mode()&fs.ModeSticky == 0
+			if open || !ownedByUs(info) {
+				findings = append(findings, failure(fmt.Sprintf("chown root %s; chmod go-w %[1]s", parent), "%s: others may put another directory in the place of %s", parent, path))
+			}
+		}
+		if parent == filepath.Dir(parent) {
+			return findings
+		}
+	}
+}
+
+func judgeEntries(dir string, entries []os.DirEntry) []finding {
+	var findings []finding
+	var aside []string
+	for _, entry := range entries {
+		path := filepath.Join(dir, entry.Name())
+		name, _, isAside := strings.Cut(entry.Name(), ".set-aside-")
+		holds, known := files[name]
+		if isAside {
+			aside = append(aside, entry.Name())
+		}
+		info, err := os.Lstat(path)
+		if !known || isAside || err != nil {
+			continue // nobody reads it
+		}
+		findings = append(findings, judgeFile(path, info, holds))
+	}
+	if len(aside) > 0 {
+		slices.Sort(aside)
+		findings = append(findings, warning("see "+filepath.Join(dir, cache.LogFile)+" for why, then remove them", "%d files could not be used and were set aside, the last is %s", len(aside), aside[len(aside)-1]))
+	}
+	return findings
+}
+
+// overdue is how long after its time a renewal is taken for one that does not work.
+const overdue = 15 * time.Minute
+
+func checkCertificate(_ context.Context, e *examination) finding {
+	file := e.dir.File(cache.CurrentFile)
+	pair, err := e.pair()
+	switch {
+	case errors.Is(err, errNeedsRoot):
+		return skipped("%v", err)
+	case errors.Is(err, fs.ErrNotExist):
+		return failure("see last-result; a run of the plugin requests one", "%s: there is none yet", file)
+	case err != nil:
+		return failure("the plugin sets it aside and requests another: see last-result", "%v", err)
+	}
+	leaf := pair.Leaf
+	span := fmt.Sprintf("node %s, valid from %s to %s", pair.NodeName(), leaf.NotBefore.UTC().Format(time.RFC3339), leaf.NotAfter.UTC().Format(time.RFC3339))
+	findings := []finding{ok("%s", span)}
+	var unusable *cache.UnusableError
+	if err := cache.CheckNodeCertificate(leaf, "", e.Now()); errors.As(err, &unusable) {
+		if unusable.Early {
+			return warning("check this machine's clock", "%s: not yet, by this machine's clock", span)
+		}
+		return failure("the plugin requests another: see last-result", "%s: %v", file, err)
+	}
+	if name, derived := e.nodeName(); name != pair.NodeName() {
+		f := failure("set nodeName; the plugin then requests another certificate", "it is for node %s, but this is node %s", pair.NodeName(), name)
+		if derived {
+			f = warning("set nodeName to settle it", "it is for node %s, but this host is called %s", pair.NodeName(), name)
+		}
+		findings = append(findings, f)
+	}
+	if due := authenticator.RenewAt(leaf); e.renews() && e.Now().After(due.Add(overdue)) {
+		findings = append(findings, warning("see last-result", "%s: its renewal has been due since %s", span, due.UTC().Format(time.RFC3339)))
+	}
+	return worst(findings...)
+}

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"net/url"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+)
+
+const (
+	// pendingWarn and pendingFail are how old a request may be that nobody has decided: our controller denies after 20 minutes by default what it
+	// cannot decide.
+	pendingWarn, pendingFail = 2 * time.Minute, 20 * time.Minute
+	// signerSample is how many requests of a signer are looked at.
+	signerSample = "20"
+)
+
+func checkSigner(ctx context.Context, e *examination) finding {
+	signers := e.signers()
+	if len(signers) == 0 {
+		return skipped("no provider: see configuration")
+	}
+	name := signers[len(signers)-1]
+	if state, err := e.dir.State(); err == nil && !state.Issued.IsZero() {
+		return ok("a certificate was issued to this node at %s", state.Issued.UTC().Format(time.RFC3339))
+	}
+	a, f := e.asRequester()
+	if f != nil {
+		return *f
+	}
+	result, err := a.call(ctx, http.MethodGet, csrPath, url.Values{"fieldSelector": {"spec.signerName=" + name}, "limit": {signerSample}}, nil)
+	if f := unanswered(result, err); f != nil {
+		return *f
+	}
+	if result.status != http.StatusOK {
+		return skipped("this node has had no certificate yet, and %s may not list the requests of others (%d)", a.credential, result.status)
+	}
+	var list certificatesv1.CertificateSigningRequestList
+	if err := json.Unmarshal(result.body, &list); err != nil {
+		return skipped("list of requests: %v", err)
+	}
+	return judgeSigner(name, list.Items)
+}
+
+func judgeSigner(name string, requests []certificatesv1.CertificateSigningRequest) finding {
+	var last time.Time
+	var which string
+	for i := range requests {
+		r := &requests[i]
+		for _, condition := range r.Status.Conditions {
+			if at := condition.LastUpdateTime.Time; !at.Before(last) {
+				last, which = at, fmt.Sprintf("%s (%s)", r.Name, condition.Type)
+			}
+		}
+	}
+	const remedy = "check signerName, and that node-attestation-controller runs and is told of this signer"
+	switch {
+	case which != "":
+		return ok("%s decided %s at %s", name, which, last.UTC().Format(time.RFC3339))
+	case len(requests) > 0:
+		return warning(remedy, "%s has decided none of %d requests", name, len(requests))
+	}
+	return warning(remedy, "no request of signer %s can be seen: whether it is served is not known", name)
+}
+
+func checkLastResult(_ context.Context, e *examination) finding {
+	state, err := e.dir.State()
+	if errors.Is(err, fs.ErrPermission) {
+		return skipped("%s: %v", e.dir.File(cache.StateFile), errNeedsRoot)
+	}
+	if err != nil {
+		return warning("the next worker sets it aside", "%v", err)
+	}
+	pending, err := e.dir.Pending()
+	if err != nil && !errors.Is(err, fs.ErrPermission) {
+		return warning("the next worker sets it aside", "%v", err)
+	}
+	if pending != nil {
+		return e.judgePending(pending, state.Last)
+	}
+	last := state.Last
+	switch {
+	case last == nil:
+		return skipped("no worker has ended yet, and no request is pending")
+	case last.Reason == "" && last.Message != "":
+		return warning(last.Hint, "%s: %s", since(last.Finished), last.Message) // hasty: issued again and again
+	case last.Reason == "":
+		return ok("%s: a certificate was issued, CertificateSigningRequest %s%s", since(last.Finished), last.Request, challengeTook(last.Phases))
+	}
+	return e.whileServed(failure(last.Hint, "%s: %s, %d in a row: %s", since(last.Finished), last.Reason, state.Failures, last.Message))
+}
+
+func since(at time.Time) string { return at.UTC().Format(time.RFC3339) }
+
+// challengeTook says how long the controller took to answer the hello, where there was one.
+func challengeTook(phases []cache.Phase) string {
+	for _, phase := range phases {
+		if phase.Name == string(authenticator.StepChallenge) {
+			return fmt.Sprintf(", its challenge answered within %s", time.Duration(phase.Milliseconds*float64(time.Millisecond)).Round(time.Millisecond))
+		}
+	}
+	return ""
+}
+
+// judgePending goes by the age of the request that waits.
+func (e *examination) judgePending(pending *cache.Pending, last *cache.Result) finding {
+	request := pending.Last()
+	waits, signer := "its certificate", pending.SignerName
+	if request.Hello {
+		waits, signer = "its challenge", e.signers()[0]
+	}
+	age := max(e.Now().Sub(request.Filed), 0).Round(time.Second)
+	message := fmt.Sprintf("CertificateSigningRequest %s, signer %s, waits for %s since %s (%s)", request.Name, signer, waits, since(request.Filed), age)
+	if request.UID == "" {
+		message = fmt.Sprintf("CertificateSigningRequest %s of %s (%s ago) has not been filed yet", request.Name, since(request.Filed), age)
+	}
+	if last != nil && last.Reason != "" {
+		message += fmt.Sprintf("; the last worker ended with %s: %s", last.Reason, last.Message)
+	}
+	remedy := fmt.Sprintf("kubectl describe csr %s; check that node-attestation-controller runs", request.Name)
+	switch {
+	case age >= pendingFail:
+		return e.whileServed(failure(remedy, "%s", message))
+	case age >= pendingWarn:
+		return warning(remedy, "%s", message)
+	}
+	return ok("%s", message)
+}

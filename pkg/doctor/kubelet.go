@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	clientauthentication "k8s.io/client-go/pkg/apis/clientauthentication/v1"
+	"k8s.io/client-go/pkg/apis/clientauthentication/v1beta1"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
+)
+
+// enableRemedy has the kubelet started with the plugin as its credential.
+const enableRemedy = "enable the drop-in for kubelet.service (packaging/systemd), which sets --kubeconfig and --rotate-certificates=false alone; then: systemctl daemon-reload; systemctl restart kubelet"
+
+// readConf reads the kubelet's kubeconfig: the running one's, else the one of the configuration.
+func (e *examination) readConf() kubelet.Kubeconfig {
+	path := e.Config.KubeletKubeconfig
+	if k, err := e.running(); err == nil && k.flags.Kubeconfig != "" {
+		path = k.path(k.flags.Kubeconfig)
+	}
+	return kubelet.ReadKubeconfig(path, "")
+}
+
+func checkKubelet(_ context.Context, e *examination) finding {
+	k, err := e.running()
+	switch {
+	case errors.Is(err, errNoKubelet):
+		return warning("systemctl status kubelet", "none runs: what follows is about files alone")
+	case err != nil:
+		return skipped("%v", err)
+	case len(k.others) > 0:
+		return warning("", "several run: looked at process %d, not at %v", k.pid, k.others)
+	}
+	return ok("process %d", k.pid)
+}
+
+func checkKubeletBootstrap(_ context.Context, e *examination) finding {
+	k, err := e.running()
+	if err != nil {
+		return skipped("no running kubelet")
+	}
+	path := k.flags.BootstrapKubeconfig
+	if path == "" {
+		return ok("no --bootstrap-kubeconfig")
+	}
+	return failure(enableRemedy, "--bootstrap-kubeconfig=%s: the kubelet takes a kubeconfig with an exec user for none, gets itself a certificate without attestation, and writes over %s", path, e.conf().Path)
+}
+
+func checkKubeletRotation(_ context.Context, e *examination) finding {
+	k, err := e.running()
+	if err != nil {
+		return skipped("no running kubelet")
+	}
+	on, source, err := k.rotates()
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return skipped("%v: run this as root", err)
+	case err != nil:
+		return failure("make the file one that the kubelet can read", "%v", err)
+	case on:
+		return failure(enableRemedy, "%s: the kubelet uses the plugin's certificate only to ask for one without attestation", source)
+	}
+	return ok("off, %s", source)
+}
+
+func checkKubeconfig(_ context.Context, e *examination) finding {
+	if k, err := e.running(); err == nil && k.flags.Kubeconfig == "" {
+		return failure(enableRemedy, "the running kubelet has no --kubeconfig: it talks to no API server")
+	}
+	k := e.conf()
+	// The kubelet's own certificate would be used again.
+	rewrite := fmt.Sprintf("systemctl stop kubelet; rm %s %s; %s", k.Path, filepath.Join(filepath.Dir(kubelet.RotatedFile), "kubelet-client-*"), enableRemedy)
+	switch k.Kind {
+	case kubelet.Ours:
+		return e.judgeOurs(k)
+	case kubelet.Missing:
+		return failure("the command prepare writes it where a bootstrap kubeconfig says which cluster to join", "%s: there is none", k.Path)
+	case kubelet.Bootstrapped:
+		return failure(rewrite, "%s: the kubelet has written it after a bootstrap of its own; it uses %s, a certificate without attestation", k.Path, kubelet.RotatedFile)
+	case kubelet.ClientCertificate:
+		f := failure(rewrite, "%s: its user is a client certificate, not the plugin", k.Path)
+		if _, err := os.Stat(filepath.Join(e.Manifests, kubelet.ServerManifest)); err == nil {
+			f.status = Warning
+			f.message += "; as kubeadm init leaves a control plane"
+			f.remedy = "list the node in the controller's unattestedNodes, or migrate it: " + f.remedy
+		}
+		return f
+	case kubelet.Unreadable:
+		if errors.Is(k.Problem, fs.ErrPermission) {
+			return skipped("%s: %v", k.Path, errNeedsRoot)
+		}
+		return failure("correct it: root's, mode 0600, a current-context with a cluster and a user", "%v", k.Problem)
+	}
+	return failure("move it away, and: "+rewrite, "%s: %s", k.Path, k.Kind)
+}
+
+// judgeOurs looks at the file of which the plugin is the user.
+func (e *examination) judgeOurs(k kubelet.Kubeconfig) finding {
+	findings := []finding{ok("%s: its user is the plugin, its cluster %s", k.Path, k.Cluster.Server)}
+	if k.ClusterProblem != nil {
+		findings = append(findings, failure("correct its cluster, or write it anew with the command kubeconfig", "%v", k.ClusterProblem))
+	}
+	if info, err := os.Stat(k.Path); err == nil {
+		findings = append(findings, judgeFile(k.Path, info, quiet))
+	}
+	return worst(findings...)
+}
+
+func checkExec(_ context.Context, e *examination) finding {
+	k := e.conf()
+	if k.Kind != kubelet.Ours {
+		return skipped("the plugin is not its user: see kubelet-kubeconfig")
+	}
+	config, err := clientcmd.LoadFromFile(k.Path)
+	if err != nil {
+		return skipped("see kubelet-kubeconfig")
+	}
+	user := config.AuthInfos[config.Contexts[config.CurrentContext].AuthInfo].Exec // it is there: that is what Ours means
+	findings := append([]finding{ok("%s, %s", user.Command, user.APIVersion)}, judgeCommand(user.Command)...)
+	const anew = "write it anew with the command kubeconfig"
+	switch user.APIVersion {
+	case clientauthentication.SchemeGroupVersion.String():
+	case v1beta1.SchemeGroupVersion.String():
+		findings = append(findings, warning(anew, "apiVersion is %s, and could be v1", user.APIVersion))
+	default:
+		findings = append(findings, failure(anew, "apiVersion is %.64q: the plugin answers %s", user.APIVersion, clientauthentication.SchemeGroupVersion))
+	}
+	switch user.InteractiveMode {
+	case clientcmdapi.NeverExecInteractiveMode:
+	case clientcmdapi.IfAvailableExecInteractiveMode:
+		findings = append(findings, warning(anew, "interactiveMode is IfAvailable, and should be Never"))
+	default:
+		findings = append(findings, failure(anew, "interactiveMode is %.64q, and the kubelet has no terminal: it has to be Never", string(user.InteractiveMode)))
+	}
+	if !user.ProvideClusterInfo {
+		findings = append(findings, warning(anew, "provideClusterInfo is not set: the plugin cannot notice that it is asked for another cluster"))
+	}
+	return worst(findings...)
+}
+
+// judgeCommand looks at the program that the kubelet would start as root.
+func judgeCommand(command string) []finding {
+	if !filepath.IsAbs(command) {
+		where := "looks for it in PATH"
+		if strings.ContainsRune(command, filepath.Separator) {
+			where = "looks for it beside the kubeconfig"
+		}
+		return []finding{failure("name it by an absolute path: the command kubeconfig does", "command %q is relative: client-go %s", command, where)}
+	}
+	const remedy = "install the package again, or name the program where it is"
+	info, err := os.Stat(command)
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return []finding{skipped("command: %v: run this as root", err)}
+	case err != nil:
+		return []finding{failure(remedy, "command: %v", err)}
+	case !info.Mode().IsRegular():
+		return []finding{failure(remedy, "command %s: is not a regular file", command)}
+	case info.Mode().Perm()&0o111 == 0:
+		return []finding{failure("chmod 0755 "+command, "command %s: is not executable (mode %04o)", command, info.Mode().Perm())}
+	case !ownedByUs(info) || info.Mode().Perm()&0o022 != 0:
+		return []finding{failure("chown root "+command+"; chmod 0755 "+command, "command %s: others than root may write it, and the kubelet starts it as root", command)}
+	}
+	return judgeParents(command)
+}

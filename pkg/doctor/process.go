@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
+)
+
+// kubeletName is the name of its process and of its program.
+const kubeletName = "kubelet"
+
+// errNoKubelet says that none runs.
+var errNoKubelet = errors.New("no process of the name kubelet")
+
+// kubeletProcess is a running kubelet.
+type kubeletProcess struct {
+	pid   int
+	flags kubelet.Flags
+	// configDir is its --config-dir.
+	configDir string
+	// cwd is what relative paths in args are relative to, empty if that cannot be told.
+	cwd string
+	// others are processes of the same name.
+	others []int
+}
+
+// findKubelet looks through a proc file system (proc(5)). One in a container has another mount namespace than this process, and is not ours.
+func findKubelet(proc string) (*kubeletProcess, error) {
+	entries, err := os.ReadDir(proc)
+	if err != nil {
+		return nil, err
+	}
+	ours := mountNamespace(proc, "self")
+	var found []*kubeletProcess
+	for _, entry := range entries {
+		pid, err := strconv.Atoi(entry.Name())
+		if err != nil {
+			continue
+		}
+		k := readProcess(filepath.Join(proc, entry.Name()), pid)
+		theirs := mountNamespace(proc, entry.Name())
+		if k == nil || ours != "" && theirs != "" && ours != theirs {
+			continue
+		}
+		found = append(found, k)
+	}
+	if len(found) == 0 {
+		return nil, errNoKubelet
+	}
+	slices.SortFunc(found, func(a, b *kubeletProcess) int { return a.pid - b.pid })
+	for _, other := range found[1:] {
+		found[0].others = append(found[0].others, other.pid)
+	}
+	return found[0], nil
+}
+
+func mountNamespace(proc, pid string) string {
+	link, err := os.Readlink(filepath.Join(proc, pid, "ns", "mnt"))
+	if err != nil {
+		return "" // it takes the right to look into that process
+	}
+	return link
+}
+
+// readProcess returns the process if it is a kubelet, nil if it is something else, or gone.
+func readProcess(dir string, pid int) *kubeletProcess {
+	comm, err := os.ReadFile(filepath.Join(dir, "comm"))
+	if err != nil {
+		return nil
+	}
+	line, err := os.ReadFile(filepath.Join(dir, "cmdline"))
+	if err != nil || len(line) == 0 {
+		return nil // a zombie has none
+	}
+	var args []string
+	for arg := range bytes.SplitSeq(bytes.TrimSuffix(line, []byte{0}), []byte{0}) {
+		args = append(args, string(arg))
+	}
+	if strings.TrimSpace(string(comm)) != kubeletName && filepath.Base(args[0]) != kubeletName {
+		return nil
+	}
+	cwd, _ := os.Readlink(filepath.Join(dir, "cwd")) // the same right
+	return &kubeletProcess{pid: pid, flags: kubelet.ParseFlags(args), configDir: configDir(args), cwd: cwd}
+}
+
+// configDir returns the last --config-dir: kubelet.Flags does not have it.
+func configDir(args []string) string {
+	dir := ""
+	for i, arg := range args {
+		if arg == "--" {
+			break
+		}
+		name, value, given := strings.Cut(arg, "=")
+		if strings.ReplaceAll(name, "_", "-") != "--config-dir" {
+			continue
+		}
+		if dir = value; !given && i+1 < len(args) {
+			dir = args[i+1]
+		}
+	}
+	return dir
+}
+
+// path returns where a file is that the kubelet was given.
+func (k *kubeletProcess) path(name string) string {
+	if filepath.IsAbs(name) {
+		return name
+	}
+	return filepath.Join(k.cwd, name)
+}
+
+// rotates reports whether the kubelet rotates its certificate by itself, and what says so. A flag beats --config-dir, and that beats --config;
+// the default is false (kubelet.config.k8s.io/v1beta1).
+func (k *kubeletProcess) rotates() (rotates bool, source string, err error) {
+	if on := k.flags.RotateCertificates; on != nil {
+		return *on, fmt.Sprintf("--rotate-certificates=%t", *on), nil
+	}
+	source = "by default"
+	paths, err := k.configFiles()
+	if err != nil {
+		return false, source, err
+	}
+	for _, path := range paths {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return false, source, err
+		}
+		var c struct {
+			RotateCertificates *bool `json:"rotateCertificates"`
+		}
+		if err := yaml.Unmarshal(data, &c); err != nil {
+			return false, source, fmt.Errorf("%s: not YAML", path)
+		}
+		if c.RotateCertificates != nil {
+			rotates, source = *c.RotateCertificates, fmt.Sprintf("rotateCertificates: %t in %s", *c.RotateCertificates, path)
+		}
+	}
+	return rotates, source, nil
+}
+
+// configFiles returns its configuration files in the order in which each beats those before it.
+func (k *kubeletProcess) configFiles() ([]string, error) {
+	var paths []string
+	if k.flags.Config != "" {
+		paths = append(paths, k.path(k.flags.Config))
+	}
+	if k.configDir == "" {
+		return paths, nil
+	}
+	// WalkDir's order is lexical, as is the kubelet's.
+	err := filepath.WalkDir(k.path(k.configDir), func(path string, entry fs.DirEntry, err error) error {
+		if err == nil && entry.Type().IsRegular() && filepath.Ext(path) == ".conf" {
+			paths = append(paths, path)
+		}
+		return err
+	})
+	return paths, err
+}
