@@ -1,0 +1,363 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubelet
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+)
+
+// Whatever makes the machine none of ours, the environment file goes and nothing else is touched.
+func TestPrepareLeavesTheMachineAlone(t *testing.T) {
+	cluster := newCluster(t, "https://10.0.0.1:6443")
+	cert, key := certificate(t)
+	certUser := &clientcmdapi.AuthInfo{ClientCertificateData: cert, ClientKeyData: key}
+	for name, c := range map[string]struct {
+		arrange func(*machine)
+		says    string
+	}{
+		"no configuration file":              {func(m *machine) { m.must(os.Remove(m.Config)) }, "no configuration file"},
+		"an image's first boot":              {func(m *machine) { m.must(os.Remove(m.Bootstrap)) }, "neither a bootstrap kubeconfig nor a certificate"},
+		"static one is named, but not there": {func(m *machine) { m.must(os.Remove(m.Bootstrap)); m.Static = filepath.Join(m.root, "none") }, "neither"},
+		"kubelet.conf of ours, and nothing to join with": {func(m *machine) {
+			m.must(os.Remove(m.Bootstrap))
+			m.put(m.Kubeconfig, kubeconfig(t, cluster, execUser(program)))
+		}, "neither"},
+		"a certificate, but no kubelet.conf": {func(m *machine) { m.must(os.Remove(m.Bootstrap)); m.enrolled(cluster) }, "which cluster to join"},
+		"kubeadm init's":                     {func(m *machine) { m.put(m.Kubeconfig, kubeconfig(t, cluster, certUser)) }, "client certificate"},
+		"the kubelet's own": {func(m *machine) {
+			data, err := write("default-cluster", "default-auth", cluster, &clientcmdapi.AuthInfo{ClientCertificate: RotatedFile, ClientKey: RotatedFile})
+			m.must(err)
+			m.put(m.Kubeconfig, data)
+		}, "bootstrap of its own"},
+		"another exec plugin": {func(m *machine) { m.put(m.Kubeconfig, kubeconfig(t, cluster, execUser("/usr/bin/aws"))) }, "another exec plugin"},
+		"a token":             {func(m *machine) { m.put(m.Kubeconfig, kubeconfig(t, cluster, token("t"))) }, "neither an exec plugin"},
+		"garbage":             {func(m *machine) { m.put(m.Kubeconfig, []byte("{")) }, "cannot be read as a kubeconfig"},
+		"empty":               {func(m *machine) { m.put(m.Kubeconfig, nil) }, "no current-context"},
+		"a directory":         {func(m *machine) { m.must(os.MkdirAll(m.Kubeconfig, 0o755)) }, "not a regular file"},
+		"a link to one of ours": {func(m *machine) {
+			m.put(m.root+"/elsewhere", kubeconfig(t, cluster, execUser(program)))
+			m.must(os.Symlink(m.root+"/elsewhere", m.Kubeconfig))
+		}, "symbolic link"},
+		"a link to nothing": {func(m *machine) { m.must(os.Symlink(m.root+"/nothing", m.Kubeconfig)) }, "symbolic link"},
+		"one of ours that others may write": {func(m *machine) {
+			m.put(m.Kubeconfig, kubeconfig(t, cluster, execUser(program)))
+			m.must(os.Chmod(m.Kubeconfig, 0o666))
+		}, "others may write it"},
+		"one of ours that is another user's": {func(m *machine) {
+			m.put(m.Kubeconfig, kubeconfig(t, cluster, execUser(program)))
+			if os.Geteuid() != 0 {
+				t.Skip("only root can give a file away")
+			}
+			m.must(os.Chown(m.Kubeconfig, 65534, 65534))
+		}, "another user"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t)
+			m.put(m.Bootstrap, kubeconfig(t, cluster, token("abcdef.0123456789abcdef")))
+			m.must(os.Mkdir(filepath.Dir(m.EnvFile), 0o700))
+			c.arrange(m)
+			before := m.tree()
+			m.put(m.EnvFile, Environment(m.Kubeconfig))
+			for range 2 {
+				if p := m.prepare(); p.Enabled || p.First || len(p.Problems) > 0 {
+					t.Errorf("%+v", p)
+				}
+				if len(m.said) != 1 || !strings.Contains(m.said[0], c.says) {
+					t.Errorf("said %q, not %q", m.said, c.says)
+				}
+			}
+			if _, err := os.Lstat(m.EnvFile); err == nil {
+				t.Error("the environment file is still there")
+			}
+			m.must(os.Chtimes(filepath.Dir(m.EnvFile), time.Time{}, modTime(t, before, "/run")))
+			if after := m.tree(); after != before {
+				t.Errorf("it changed\n%s\nto\n%s", before, after)
+			}
+		})
+	}
+}
+
+// modTime finds the time of a directory in a tree.
+func modTime(t *testing.T, tree, name string) time.Time {
+	t.Helper()
+	for line := range strings.Lines(tree) {
+		if rest, ok := strings.CutPrefix(strings.TrimSpace(line), name+" "); ok {
+			_, text, _ := strings.Cut(rest, " ")
+			at, err := time.Parse("2006-01-02 15:04:05.999999999 -0700 MST", text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return at
+		}
+	}
+	t.Fatalf("%s is not in %s", name, tree)
+	return time.Time{}
+}
+
+// enabling are the machines on which the kubelet starts with us, and what is found there afterwards.
+type enabling struct {
+	arrange func(*machine)
+	first   bool
+	// cluster is the one in kubelet.conf, copied the token in bootstrap.kubeconfig, empty if there is no such file.
+	cluster  cache.Origin
+	copied   string
+	problems int
+	says     []string
+}
+
+func enablings(t *testing.T) map[string]enabling {
+	here, there := newCluster(t, "https://10.0.0.1:6443"), newCluster(t, "https://10.0.0.2:6443")
+	moved := here
+	moved.Server = "https://api.example.com:6443"
+	bootstrap := func(m *machine, cluster cache.Origin, value string) { m.put(m.Bootstrap, kubeconfig(t, cluster, token(value))) }
+	ours := func(m *machine, cluster cache.Origin) {
+		data, err := RenderKubeconfig(cluster, m.Exec)
+		m.must(err)
+		m.put(m.Kubeconfig, data)
+	}
+	joined := func(m *machine) { // as it is before the first certificate
+		bootstrap(m, here, "one")
+		m.prepare()
+	}
+	return map[string]enabling{
+		"kubeadm joins a worker": {func(m *machine) { bootstrap(m, here, "one") }, true, here, "one", 0, []string{"copied", "wrote", "wrote"}},
+		"a control plane": {func(m *machine) {
+			bootstrap(m, here, "one")
+			m.put(filepath.Join(m.Manifests, ServerManifest), nil)
+		}, false, here, "one", 0, []string{"copied", "wrote", "wrote"}},
+		"again, before there is a certificate": {joined, true, here, "one", 0, nil},
+		"kubeadm has deleted its file":         {func(m *machine) { joined(m); m.must(os.Remove(m.Bootstrap)) }, true, here, "one", 0, nil},
+		"the environment file is gone with the boot": {func(m *machine) { joined(m); m.enrolled(here); m.must(os.RemoveAll(filepath.Dir(m.EnvFile))) },
+			false, here, "one", 0, []string{"wrote"}},
+		"another environment": {func(m *machine) { joined(m); m.put(m.EnvFile, []byte("A=b\n")) }, true, here, "one", 0, []string{"wrote"}},
+		"a certificate that has been set aside": {func(m *machine) {
+			joined(m)
+			m.enrolled(here)
+			_, err := m.Certs.SetAside(cache.CurrentFile, time.Now())
+			m.must(err)
+		}, false, here, "one", 0, nil},
+		"a certificate that was deleted": {func(m *machine) {
+			joined(m)
+			m.locked(func(l *cache.Lock) error { return l.SetState(&cache.State{Issued: time.Now()}) })
+		}, false, here, "one", 0, nil},
+		"the bootstrap credential has served": {func(m *machine) {
+			joined(m)
+			m.enrolled(here)
+			spent := Fingerprint([]byte(m.read(m.Certs.File(cache.BootstrapFile))))
+			m.locked(func(l *cache.Lock) error {
+				return errors.Join(l.SetState(&cache.State{SpentBootstrap: spent}), l.RemoveBootstrap())
+			})
+		}, false, here, "", 0, nil},
+		"a newer token": {func(m *machine) { joined(m); bootstrap(m, here, "two") }, true, here, "two", 0, []string{"copied"}},
+		"joined to another cluster, after kubeadm reset": {func(m *machine) {
+			joined(m)
+			m.enrolled(here)
+			m.must(os.Remove(m.Kubeconfig))
+			bootstrap(m, there, "two")
+		}, true, there, "two", 0, []string{"copied", "wrote"}},
+		"joined to another cluster, without": {func(m *machine) { joined(m); m.enrolled(here); bootstrap(m, there, "two") }, true, there, "two", 0, []string{"copied", "wrote"}},
+		"joined again, the API server has moved": {func(m *machine) { joined(m); m.enrolled(here); bootstrap(m, moved, "two") },
+			false, moved, "two", 0, []string{"copied", "wrote"}},
+		"an operator's own kubelet.conf with us": {func(m *machine) {
+			user := execUser("/opt/acme/kubelet-authenticator-acme")
+			user.Exec.Args = []string{"--provider=acme"}
+			m.put(m.Kubeconfig, kubeconfig(t, here, user))
+			bootstrap(m, here, "one")
+		}, true, here, "one", 0, []string{"copied", "wrote"}},
+		"one with more in it is not written over": {func(m *machine) {
+			ours(m, here)
+			m.put(m.Kubeconfig, append([]byte(m.read(m.Kubeconfig)), "- context:\n    cluster: kubernetes\n    user: node\n  name: more\n"...))
+			data := strings.Replace(m.read(m.Kubeconfig), "- context:\n    cluster: kubernetes\n    user: node\n  name: more\n", "", 1)
+			m.put(m.Kubeconfig, []byte(strings.Replace(data, "contexts:\n", "contexts:\n- context:\n    cluster: kubernetes\n    user: node\n  name: more\n", 1)))
+			bootstrap(m, there, "two")
+		}, true, here, "two", 1, []string{"copied", "wrote"}},
+		"kubeadm joins through an exec plugin": {func(m *machine) { m.put(m.Bootstrap, kubeconfig(t, here, execUser(program))); m.enrolled(here) },
+			false, here, "", 0, []string{"token or a client certificate", "wrote", "wrote"}},
+		"a bootstrap kubeconfig that cannot be read": {func(m *machine) { joined(m); m.put(m.Bootstrap, []byte("{")) }, true, here, "one", 1, nil},
+		"without TLS": {func(m *machine) {
+			joined(m)
+			m.put(m.Bootstrap, kubeconfig(t, cache.Origin{Server: "http://10.0.0.2:8080"}, token("two")))
+		}, true, here, "one", 1, nil},
+		"an operator's own bootstrap.kubeconfig": {func(m *machine) {
+			m.must(m.Certs.Create())
+			m.put(m.Certs.File(cache.BootstrapFile), kubeconfig(t, here, token("static")))
+			bootstrap(m, here, "one")
+		}, true, here, "static", 0, []string{"left alone", "wrote", "wrote"}},
+		"a static credential by name": {func(m *machine) {
+			m.Static = filepath.Join(m.root, "static.conf")
+			m.put(m.Static, kubeconfig(t, here, token("static")))
+		}, true, here, "", 0, []string{"wrote", "wrote"}},
+		"a static credential by name, and kubeadm's": {func(m *machine) {
+			m.Static = filepath.Join(m.root, "static.conf")
+			m.put(m.Static, kubeconfig(t, here, token("static")))
+			bootstrap(m, there, "one")
+		}, true, there, "", 0, []string{"wrote", "wrote"}},
+		"the copy alone": {func(m *machine) { joined(m); m.must(errors.Join(os.Remove(m.Bootstrap), os.Remove(m.Kubeconfig))) },
+			true, here, "one", 0, []string{"wrote"}},
+		"a copy that others can read": {func(m *machine) { joined(m); m.must(os.Chmod(m.Certs.File(cache.BootstrapFile), 0o644)) },
+			true, here, "one", 0, []string{"copied"}},
+		"the CA in a file of its own": {func(m *machine) {
+			m.put(m.root+"/etc/ca.crt", here.CertificateAuthorityData)
+			config := clientcmdapi.NewConfig()
+			config.Clusters["k"] = &clientcmdapi.Cluster{Server: here.Server, CertificateAuthority: "ca.crt"}
+			config.AuthInfos["u"] = token("one")
+			config.Contexts["c"] = &clientcmdapi.Context{Cluster: "k", AuthInfo: "u"}
+			config.CurrentContext = "c"
+			m.put(m.Bootstrap, encode(t, config))
+		}, true, here, "one", 0, []string{"copied", "wrote", "wrote"}},
+	}
+}
+
+func TestPrepare(t *testing.T) {
+	old := syscall.Umask(0) // the modes are ours, whatever the unit says
+	defer syscall.Umask(old)
+	for name, c := range enablings(t) {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t)
+			c.arrange(m)
+			p := m.prepare()
+			if !p.Enabled || p.First != c.first || len(p.Problems) != c.problems {
+				t.Errorf("%+v", p)
+			}
+			if len(m.said) != len(c.says) {
+				t.Errorf("said %q", m.said)
+			}
+			for i := range min(len(m.said), len(c.says)) {
+				if !strings.Contains(m.said[i], c.says[i]) {
+					t.Errorf("said %q, not %q", m.said[i], c.says[i])
+				}
+			}
+			m.check(c, p)
+
+			before := m.tree()
+			again := m.prepare()
+			if after := m.tree(); after != before {
+				t.Errorf("the second one changed\n%s\nto\n%s", before, after)
+			}
+			if again.First != p.First {
+				t.Errorf("the second one: first is %v", again.First)
+			}
+			for _, line := range m.said {
+				if strings.HasPrefix(line, "wrote ") || strings.HasPrefix(line, "copied ") {
+					t.Errorf("the second one %s", line)
+				}
+			}
+		})
+	}
+}
+
+// check looks at what was left behind.
+func (m *machine) check(c enabling, p Preparation) {
+	m.t.Helper()
+	if got, want := m.read(m.EnvFile), "KUBELET_KUBECONFIG_ARGS=--kubeconfig="+m.Kubeconfig+" --rotate-certificates=false\n"; got != want {
+		m.t.Errorf("environment: %q", got)
+	}
+	k := ReadKubeconfig(m.Kubeconfig, "")
+	if k.Kind != Ours || !sameAccess(k.Cluster, c.cluster) || !sameAccess(p.Cluster, c.cluster) {
+		m.t.Errorf("kubelet.conf: %s, cluster %q, reported %q, want %q", k.Kind, k.Cluster.Server, p.Cluster.Server, c.cluster.Server)
+	}
+	copied := ReadKubeconfig(m.Certs.File(cache.BootstrapFile), "")
+	if c.copied == "" {
+		if copied.Kind != Missing {
+			m.t.Errorf("there is a copy: %+v", copied)
+		}
+	} else if copied.Kind != OtherUser || copied.user.Token != c.copied {
+		m.t.Errorf("copy: %s %v", copied.Kind, copied.Problem)
+	}
+	for _, path := range []string{m.EnvFile, m.Kubeconfig, m.Certs.File(cache.BootstrapFile)} {
+		if info, err := os.Lstat(path); err == nil && info.Mode() != 0o600 {
+			m.t.Errorf("%s: mode %s", path, info.Mode())
+		}
+	}
+	if info, err := os.Lstat(m.Certs.Path()); err == nil && info.Mode().Perm() != 0o700 {
+		m.t.Errorf("certificate directory: mode %s", info.Mode())
+	}
+}
+
+// Killed after any of its writes, it comes to the same with the next.
+func TestPrepareIsKilled(t *testing.T) {
+	type killed struct{}
+	for name, c := range enablings(t) {
+		for after := range c.says {
+			t.Run(fmt.Sprint(name, " ", after), func(t *testing.T) {
+				m := newMachine(t)
+				c.arrange(m)
+				func() {
+					defer func() {
+						if got := recover(); got != (killed{}) {
+							t.Fatal(got)
+						}
+					}()
+					lines := 0
+					_, err := Prepare(m.Setup, func(string) {
+						if lines++; lines > after {
+							panic(killed{})
+						}
+					})
+					t.Fatal("it was not killed", err)
+				}()
+				p := m.prepare()
+				if !p.Enabled || p.First != c.first {
+					t.Errorf("%+v", p)
+				}
+				m.check(c, p)
+			})
+		}
+	}
+}
+
+// Without its environment file the kubelet would fetch a certificate by itself: then it must not start.
+func TestPrepareCannotWriteTheEnvironment(t *testing.T) {
+	for name, arrange := range map[string]func(*machine){
+		"a file in place of its directory": func(m *machine) { m.put(filepath.Dir(m.EnvFile), nil) },
+		"others may write there": func(m *machine) {
+			m.must(errors.Join(os.Mkdir(filepath.Dir(m.EnvFile), 0o777), os.Chmod(filepath.Dir(m.EnvFile), 0o777)))
+		},
+		"a directory in its place": func(m *machine) { m.must(os.MkdirAll(m.EnvFile+"/x", 0o755)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t)
+			m.put(m.Bootstrap, kubeconfig(t, newCluster(t, "https://10.0.0.1:6443"), token("one")))
+			arrange(m)
+			if _, err := Prepare(m.Setup, func(string) {}); err == nil {
+				t.Error("no error")
+			}
+		})
+	}
+}
+
+// Links in the place of what is written are replaced or refused, never followed.
+func TestPrepareFollowsNoLink(t *testing.T) {
+	m := newMachine(t)
+	m.put(m.Bootstrap, kubeconfig(t, newCluster(t, "https://10.0.0.1:6443"), token("secret")))
+	victim := filepath.Join(m.root, "victim")
+	m.put(victim, []byte("precious"))
+	m.must(errors.Join(m.Certs.Create(), os.Mkdir(filepath.Dir(m.EnvFile), 0o700),
+		os.Symlink(victim, m.EnvFile), os.Symlink(victim, m.Certs.File(cache.BootstrapFile))))
+	p := m.prepare()
+	if len(p.Problems) != 1 || !strings.Contains(p.Problems[0].Error(), "symbolic link") {
+		t.Errorf("%+v", p)
+	}
+	if got := m.read(victim); got != "precious" {
+		t.Errorf("it wrote through a link: %q", got)
+	}
+	if info, err := os.Lstat(m.EnvFile); err != nil || !info.Mode().IsRegular() {
+		t.Errorf("environment file: %v %v", info, err)
+	}
+	m.must(errors.Join(os.Remove(m.EnvFile), os.Symlink(victim, m.EnvFile), os.Remove(m.Config)))
+	m.prepare()
+	if _, err := os.Lstat(m.EnvFile); err == nil || m.read(victim) != "precious" {
+		t.Errorf("the link is to go, and nothing else: %v", err)
+	}
+}
