@@ -31,6 +31,7 @@ import (
 const (
 	ReasonApproved     verifier.Reason = "Attested"
 	ReasonChallenged   verifier.Reason = "Challenged"
+	ReasonServing      verifier.Reason = "AddressesVerified"
 	ReasonUnattested   verifier.Reason = "UnattestedNode"
 	ReasonCompleted    verifier.Reason = "AttestationCompleted"
 	ReasonHelloExpired verifier.Reason = "AttestationHelloExpired"
@@ -51,6 +52,8 @@ func (c *Controller) act(ctx context.Context, object *certificatesv1.Certificate
 		return ctrl.Result{}, c.approve(ctx, object, f, d)
 	case verifier.Sign:
 		return c.sign(ctx, object, f, d)
+	case verifier.ApproveServing:
+		return ctrl.Result{}, c.pass(ctx, object, ReasonServing, "the machine that has attested has these addresses, as was verified by "+Name)
 	case verifier.ApproveUnattested:
 		return ctrl.Result{}, c.pass(ctx, object, ReasonUnattested, "the node is in unattestedNodes: nothing was verified by "+Name)
 	}

@@ -53,7 +53,8 @@ func machinesOf(known *inventory.Inventory) []verifier.Machine {
 	for _, m := range known.All() {
 		machine := verifier.Machine{
 			Ref: verifier.MachineRef{Name: m.Name}, ProviderID: m.ProviderID, Ready: true,
-			Names: []verifier.NodeName{{Source: verifier.NameInventory, Value: m.NodeName}},
+			Names:     []verifier.NodeName{{Source: verifier.NameInventory, Value: m.NodeName}},
+			Addresses: verifier.Addresses{DNSNames: m.DNSNames, IPs: m.IPs},
 		}
 		for _, ek := range m.EKs {
 			machine.EKs = append(machine.EKs, verifier.NamedEK{Source: verifier.EKInventory, EK: ek.Fingerprint})

@@ -75,6 +75,8 @@ func (c *Controller) report(ctx context.Context, object *certificatesv1.Certific
 		reason, message = string(d.Refusals.Reason()), d.Refusals.Error()
 	case d.Outcome == verifier.Challenge:
 		reason, message = string(ReasonChallenged), "the hello is answered by a challenge"
+	case d.Outcome == verifier.ApproveServing:
+		reason = string(ReasonServing)
 	case d.Outcome == verifier.ApproveUnattested:
 		reason, message = string(ReasonUnattested), "approved without evidence, since the node is in unattestedNodes"
 	}

@@ -40,8 +40,8 @@ type Input struct {
 // Claim is what a request says, for the caller to look up what Input needs. Nothing vouches for it.
 type Claim struct {
 	Provider string
-	// Hello says that it is filed as one.
-	Hello bool
+	// Hello says that it is filed as one, Serving that it is for a serving certificate.
+	Hello, Serving bool
 	// NodeName and ProviderID are empty where the request has none that is well-formed.
 	NodeName, ProviderID string
 }
@@ -53,16 +53,19 @@ func (r *Rules) Look(request *certificatesv1.CertificateSigningRequest) (Claim, 
 	if t == nil {
 		return Claim{}, false
 	}
-	if t.unattested {
+	switch {
+	case t.unattested:
 		t.judgeUnattested()
-	} else {
+	case t.serving:
+		t.judgeServing()
+	default:
 		t.judgeRequest()
 	}
-	return Claim{t.content.Provider, t.hello, t.asks.nodeName, t.asks.providerID}, true
+	return Claim{t.content.Provider, t.hello, t.serving, t.asks.nodeName, t.asks.providerID}, true
 }
 
 // Judge decides on a request that nobody has decided on yet: Ignore, Wait, Deny, Challenge for a good hello, Approve for a good proof,
-// ApproveUnattested for a node that the policy leaves alone.
+// ApproveServing for a serving certificate, ApproveUnattested for a node that the policy leaves alone.
 func (r *Rules) Judge(in Input) Decision {
 	t := r.open(in)
 	if t == nil || decided(in.Request) {
@@ -76,6 +79,8 @@ func (r *Rules) Judge(in Input) Decision {
 	switch {
 	case t.unattested:
 		return t.grant(ApproveUnattested, Record{})
+	case t.serving:
+		return t.grant(ApproveServing, Record{})
 	case t.hello:
 		return t.grant(Challenge, Record{})
 	}
@@ -86,7 +91,7 @@ func (r *Rules) Judge(in Input) Decision {
 // the records must be the API server's, not an older copy: an approval counts only together with the record that was written before it.
 func (r *Rules) JudgeSigning(in Input) Decision {
 	t := r.open(in)
-	if t == nil || t.unattested || !approved(in.Request) {
+	if t == nil || t.unattested || t.serving || !approved(in.Request) {
 		return Decision{Outcome: Ignore}
 	}
 	named := slices.ContainsFunc(in.Records, func(record Record) bool { return record.names(in.Request) })
@@ -109,8 +114,8 @@ func (r *Rules) JudgeSigning(in Input) Decision {
 type trial struct {
 	rules *Rules
 	in    Input
-	// hello and insecure say which signer is asked, and unattested that no evidence is.
-	hello, insecure, unattested bool
+	// hello and insecure say which signer is asked, serving that it is one for serving certificates, and unattested that the node is left alone.
+	hello, insecure, serving, unattested bool
 	// content is what spec.request holds, and asks what the certification request in it asks for.
 	content attestation.Request
 	asks    certification
@@ -159,6 +164,9 @@ func (r *Rules) open(in Input) *trial {
 	}
 	if r.leavesAlone(in.Request.Spec) {
 		return &trial{rules: r, in: in, unattested: true}
+	}
+	if r.serves(in.Request.Spec) {
+		return &trial{rules: r, in: in, serving: true}
 	}
 	signer, ours := r.signers[in.Request.Spec.SignerName]
 	if !ours || signer.Shared && !claims(in.Request.Spec.Request, signer) {
@@ -223,6 +231,10 @@ func (t *trial) judge() {
 		t.judgeUnattested()
 		return
 	}
+	if t.serving {
+		t.judgeServing()
+		return
+	}
 	if t.in.NoSigner {
 		t.wait(ReasonSignerUnavailable, "there is no CA to sign with at present")
 	}
@@ -257,7 +269,7 @@ func (t *trial) judgeRequest() {
 		t.deny(ReasonProviderMismatch, "the signer is not for the provider %.64q", content.Provider)
 	}
 	t.asks = judgeCertification(&t.denied, content.PKCS10)
-	judgeUsages(&t.denied, spec.Usages, t.asks.key)
+	judgeUsages(&t.denied, spec.Usages, t.asks.key, certificatesv1.UsageClientAuth)
 }
 
 // settle returns whether every rule holds, and else what follows: refuse is Deny or Fail. What contradicts beats what is missing.
@@ -272,7 +284,8 @@ func (t *trial) settle(refuse Outcome) (d Decision, hold bool) {
 		d.Outcome, d.Refusals = refuse, t.missing
 	case len(t.missing) > 0 || len(t.limited) > 0:
 		d.Outcome, d.Refusals = Wait, slices.Concat(t.missing, t.limited)
-	case t.class == 0 || t.asks.key == nil || t.asks.nodeName == "" || !t.unattested && (!t.shown || t.machine == nil): // cannot be: each comes with a refusal
+	case t.class == 0 || t.asks.key == nil || t.asks.nodeName == "" || !t.unattested && t.machine == nil ||
+		!t.unattested && !t.serving && !t.shown: // cannot be: each comes with a refusal
 		d.Outcome, d.Refusals = refuse, Refusals{{Reason: ReasonRefused}}
 	default:
 		hold = true

@@ -219,7 +219,10 @@ func TestHostile(t *testing.T) {
 	}{
 		{"S1: unknown signer", first, func(w *world) { w.in.Request.Spec.SignerName = "example.com/other" }, Ignore, nil},
 		{"S1: no signer", first, func(w *world) { w.in.Request.Spec.SignerName = "" }, Ignore, nil},
-		{"S1: serving certificates", first, func(w *world) { w.in.Request.Spec.SignerName = certificatesv1.KubeletServingSignerName }, Ignore, nil},
+		{"S1: serving certificates, not served", first, func(w *world) {
+			w.policy.ServingSigners, w.in.Request.Spec.SignerName = nil, servingSigner
+		}, Ignore, nil},
+		{"S1: evidence for a serving certificate", first, func(w *world) { w.in.Request.Spec.SignerName = servingSigner }, Deny, reasons{ReasonMalformedRequest}},
 		{"S1: insecure, not switched on", goodInsecure, func(w *world) { w.policy.InsecureSigner = "" }, Ignore, nil},
 		{"S1: shared signer, stock kubelet", first, func(w *world) {
 			w.in.Request.Spec.SignerName = sharedSigner
@@ -1069,10 +1072,10 @@ func TestLook(t *testing.T) {
 	rules := must(New(goodPolicy()))
 	w := good(First)
 	w.condition(certificatesv1.CertificateApproved)
-	if claim, ours := rules.Look(w.in.Request); !ours || claim != (Claim{"tpm", false, nodeName, providerID}) {
+	if claim, ours := rules.Look(w.in.Request); !ours || claim != (Claim{"tpm", false, false, nodeName, providerID}) {
 		t.Errorf("a proof: %+v, %t", claim, ours)
 	}
-	if claim, ours := rules.Look(w.in.Hello); !ours || claim != (Claim{"tpm", true, nodeName, providerID}) {
+	if claim, ours := rules.Look(w.in.Hello); !ours || claim != (Claim{"tpm", true, false, nodeName, providerID}) {
 		t.Errorf("a hello: %+v, %t", claim, ours)
 	}
 	w.in.Request.Spec.SignerName = "example.com/other"
@@ -1153,7 +1156,7 @@ func TestSameRulesAsTheNode(t *testing.T) {
 	for _, kind := range []string{"p256", "p384", "rsa2048"} {
 		var refusals Refusals
 		public := key(kind).Public()
-		if judgeUsages(&refusals, csr.Usages(public), public); refusals != nil {
+		if judgeUsages(&refusals, csr.Usages(public), public, certificatesv1.UsageClientAuth); refusals != nil {
 			t.Errorf("%s: %v", kind, refusals)
 		}
 	}

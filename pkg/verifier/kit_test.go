@@ -29,13 +29,14 @@ import (
 )
 
 const (
-	tpmSigner    = "cluster.x-k8s.io/kube-apiserver-client-kubelet-tpm"
-	acmeSigner   = "acme.example.com/kubelet"
-	sharedSigner = certificatesv1.KubeAPIServerClientKubeletSignerName
-	nodeName     = "worker-1"
-	providerID   = "acme://zone/worker-1"
-	ek1, ek2     = "e1e1", "e2e2"
-	certificate1 = "c1c1"
+	tpmSigner     = "cluster.x-k8s.io/kube-apiserver-client-kubelet-tpm"
+	acmeSigner    = "acme.example.com/kubelet"
+	sharedSigner  = certificatesv1.KubeAPIServerClientKubeletSignerName
+	nodeName      = "worker-1"
+	servingSigner = certificatesv1.KubeletServingSignerName
+	providerID    = "acme://zone/worker-1"
+	ek1, ek2      = "e1e1", "e2e2"
+	certificate1  = "c1c1"
 )
 
 var testNow = time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
@@ -165,8 +166,10 @@ func goodPolicy() Policy {
 			{Name: acmeSigner, Providers: []string{"acme"}},
 			{Name: sharedSigner, Providers: []string{"tpm"}, Shared: true},
 		},
-		Bootstrappers: []Bootstrapper{{"system:serviceaccount:infra:joiner", "system:serviceaccounts:infra"}},
-		Token:         Required, Credential: Required, BootCounters: Warn,
+		Bootstrappers:      []Bootstrapper{{"system:serviceaccount:infra:joiner", "system:serviceaccounts:infra"}},
+		ServingSigners:     []string{servingSigner},
+		ForbiddenAddresses: []string{"api.example.com", "192.0.2.1", "10.96.0.0/12", "2001:db8:ffff::/48"},
+		Token:              Required, Credential: Required, BootCounters: Warn,
 		EKSources: []EKSource{EKInventory}, NameSources: []NameSource{NameInventory, NameMachine},
 	}
 }

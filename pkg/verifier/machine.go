@@ -25,6 +25,8 @@ type Machine struct {
 	ProviderID string
 	// Names are the node names that it may have. The policy says which source decides.
 	Names []NodeName
+	// Addresses are those that it may serve under, beside its node name.
+	Addresses Addresses
 	// Ready says that its bootstrap data was made and its infrastructure is provisioned.
 	Ready bool
 	// Deleted is when its deletion began, zero if it is not being deleted.

@@ -29,6 +29,8 @@ const (
 	Sign
 	// ApproveUnattested: a node that the policy leaves alone renews without evidence, by another's signer. No record is written.
 	ApproveUnattested
+	// ApproveServing: a serving certificate of a node that has attested, by another's signer. The record stays as it is.
+	ApproveServing
 )
 
 func (o Outcome) String() string {
@@ -49,6 +51,8 @@ func (o Outcome) String() string {
 		return "Sign"
 	case ApproveUnattested:
 		return "ApproveUnattested"
+	case ApproveServing:
+		return "ApproveServing"
 	}
 	return fmt.Sprintf("Outcome(%d)", int(o))
 }
@@ -64,6 +68,8 @@ const (
 	Again
 	// Renewal: a node asks with its own certificate.
 	Renewal
+	// Serving: a node asks, with its own certificate, for one to serve with.
+	Serving
 )
 
 func (c Class) String() string {
@@ -74,6 +80,8 @@ func (c Class) String() string {
 		return "again"
 	case Renewal:
 		return "renewal"
+	case Serving:
+		return "serving"
 	}
 	return "unknown"
 }
@@ -86,7 +94,7 @@ type Decision struct {
 	Refusals Refusals
 	// Warnings are rules that failed and do not count, by the policy.
 	Warnings Refusals
-	// Grant is set with Challenge, Approve, Sign and ApproveUnattested.
+	// Grant is set with all that let a request pass.
 	Grant *Grant
 }
 
@@ -98,6 +106,6 @@ type Grant struct {
 	PublicKey crypto.PublicKey
 	// MaxLifetime bounds the certificate's lifetime; zero: the rules do not.
 	MaxLifetime time.Duration
-	// Record is the machine's record as it is to be from now on. With Challenge and ApproveUnattested there is none to write: the zero value.
+	// Record is the machine's record as it is to be from now on. Where there is none to write: the zero value.
 	Record Record
 }

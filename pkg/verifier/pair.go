@@ -76,7 +76,7 @@ func (t *trial) judgeSpent() {
 
 // judgeOthers has a proof wait while another one of its machine is on its way: the record can name one, and only that is signed.
 func (t *trial) judgeOthers() {
-	if !t.hello && t.record != nil && t.record.Open && !t.record.names(t.in.Request) {
+	if !t.hello && !t.serving && t.record != nil && t.record.Open && !t.record.names(t.in.Request) {
 		t.wait(ReasonRequestPending, "another request of this machine is being issued")
 	}
 }

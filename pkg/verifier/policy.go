@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
@@ -119,6 +120,11 @@ type Policy struct {
 	EKSources []EKSource
 	// NameSources are where node names come from. For each machine the first that has any decides.
 	NameSources []NameSource
+	// ServingSigners are signers of serving certificates, by another's hand, that we approve for. Default: none.
+	ServingSigners []string
+	// ForbiddenAddresses are DNS names, IPs and CIDRs that no node serves under: the API server's, and the service range. Needed with
+	// ServingSigners.
+	ForbiddenAddresses []string
 	// UnattestedNodes are node names that are left alone: what such a node asks of kubernetes.io/kube-apiserver-client-kubelet without
 	// evidence, with its own certificate and for its own name, is approved until it has a record. Default: none.
 	UnattestedNodes []string
@@ -129,14 +135,16 @@ type Policy struct {
 // Rules judge by one policy. They do not change after New, and may be used concurrently. The zero value has no signer, and so ignores
 // everything.
 type Rules struct {
-	policy  Policy
-	signers map[string]Signer
+	policy    Policy
+	signers   map[string]Signer
+	forbidden forbidden
 }
 
 // New returns the rules of a policy, which it copies, or an error that names the field at fault.
 func New(p Policy) (*Rules, error) {
 	p.Providers, p.Signers = slices.Clone(p.Providers), slices.Clone(p.Signers)
 	p.Bootstrappers, p.UnattestedNodes = slices.Clone(p.Bootstrappers), slices.Clone(p.UnattestedNodes)
+	p.ServingSigners, p.ForbiddenAddresses = slices.Clone(p.ServingSigners), slices.Clone(p.ForbiddenAddresses)
 	p.EKSources, p.NameSources = slices.Clone(p.EKSources), slices.Clone(p.NameSources)
 	if p.TokenGroup == "" {
 		p.TokenGroup = groupBootstrappers
@@ -145,7 +153,7 @@ func New(p Policy) (*Rules, error) {
 		p.WaitDeadline = DefaultWaitDeadline
 	}
 	r := &Rules{policy: p, signers: map[string]Signer{}}
-	for _, step := range []func() error{r.checkProviders, r.checkSigners, r.checkRequesters, r.checkUnattested, r.checkSources, r.checkModes} {
+	for _, step := range []func() error{r.checkProviders, r.checkSigners, r.checkRequesters, r.checkUnattested, r.checkServing, r.checkSources, r.checkModes} {
 		if err := step(); err != nil {
 			return nil, err
 		}
@@ -237,6 +245,32 @@ func (r *Rules) checkUnattested() error {
 		}
 	}
 	return nil
+}
+
+func (r *Rules) checkServing() error {
+	for i, name := range r.policy.ServingSigners {
+		domain, path, _ := strings.Cut(name, "/")
+		_, other := r.signers[name]
+		switch {
+		case !strings.Contains(domain, ".") || path == "" || len(name) > attestation.MaxSignerName:
+			return fmt.Errorf("servingSigners: %.128q is not a signer's name", name)
+		case other || slices.Contains(r.policy.ServingSigners[:i], name) || name == attestation.HelloSignerName || name == InsecureSignerName:
+			return fmt.Errorf("servingSigners: %q stands twice, or is for client certificates", name)
+		case domain == "kubernetes.io" && name != certificatesv1.KubeletServingSignerName:
+			return fmt.Errorf("servingSigners: %q is not for serving certificates", name)
+		}
+	}
+	if len(r.policy.ServingSigners) > 0 && len(r.policy.ForbiddenAddresses) == 0 {
+		return errors.New("forbiddenAddresses: the API server's names and addresses, and the service range, must be given with servingSigners")
+	}
+	var err error
+	for _, entry := range r.policy.ForbiddenAddresses {
+		if _, err := parseForbidden([]string{entry}); err != nil {
+			return fmt.Errorf("forbiddenAddresses: %.64q %w", entry, err)
+		}
+	}
+	r.forbidden, err = parseForbidden(r.policy.ForbiddenAddresses)
+	return err
 }
 
 func (r *Rules) checkSources() error {

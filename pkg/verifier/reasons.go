@@ -37,6 +37,10 @@ const (
 	ReasonRequestPending       Reason = "RequestPending"
 	ReasonSignerUnavailable    Reason = "SignerUnavailable"
 
+	ReasonAddressForbidden Reason = "AddressForbidden"
+	ReasonAddressMismatch  Reason = "AddressMismatch"
+	ReasonAddressUnknown   Reason = "AddressUnknown"
+
 	ReasonApprovedWithoutAttestation Reason = "ApprovedWithoutAttestation"
 )
 
@@ -77,6 +81,10 @@ func Reasons() map[Reason]string {
 
 		ReasonRequestPending:    "another request of the machine has been approved, or is about to be, and has no certificate yet; waits",
 		ReasonSignerUnavailable: "there is no CA that can sign at present; waits",
+
+		ReasonAddressForbidden: "a serving certificate is asked for with a name or address that is no node's own: the API server's, the cluster's services', loopback",
+		ReasonAddressMismatch:  "a serving certificate is asked for with a name or address that is not the machine's, or another's, too",
+		ReasonAddressUnknown:   "nothing says yet which addresses the machine has; waits",
 
 		ReasonApprovedWithoutAttestation: "somebody else approved the request, or the machine's record has come to name another one since",
 	}

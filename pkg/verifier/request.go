@@ -225,31 +225,40 @@ func subjectOf(tags [2]byte, values [2]string) []byte {
 	return element(tagSequence, name(oidOrganization, tags[0], values[0]), name(oidCommonName, tags[1], values[1]))
 }
 
+// extensionsOf returns the extensions in the attributes of a certification request, with their tag and length.
+func extensionsOf(attributes []byte) ([]asn1.RawValue, error) {
+	errOther := errors.New("there is an attribute other than one extensionRequest")
+	all, err := elements(attributes, tagAttributes)
+	if err != nil {
+		return nil, errOther
+	}
+	all, err = elements(all[0].Bytes, tagSequence)
+	if err != nil {
+		return nil, errOther
+	}
+	attribute, err := elements(all[0].Bytes, tagOID, tagSet)
+	if err != nil || string(attribute[0].Bytes) != oidExtensionRequest {
+		return nil, errOther
+	}
+	lists, err := elements(attribute[1].Bytes, tagSequence)
+	if err != nil {
+		return nil, errOther
+	}
+	extensions, err := elements(lists[0].Bytes)
+	if err != nil {
+		return nil, errOther
+	}
+	return extensions, nil
+}
+
 // providerIDOf applies S5 to the attributes of a certification request, with their tag and length. It returns "" where there is none.
 func providerIDOf(attributes []byte) (string, error) {
 	if bytes.Equal(attributes, []byte{tagAttributes, 0}) {
 		return "", nil
 	}
-	errOther := errors.New("there is an attribute other than one extensionRequest")
-	all, err := elements(attributes, tagAttributes)
+	extensions, err := extensionsOf(attributes)
 	if err != nil {
-		return "", errOther
-	}
-	all, err = elements(all[0].Bytes, tagSequence)
-	if err != nil {
-		return "", errOther
-	}
-	attribute, err := elements(all[0].Bytes, tagOID, tagSet)
-	if err != nil || string(attribute[0].Bytes) != oidExtensionRequest {
-		return "", errOther
-	}
-	lists, err := elements(attribute[1].Bytes, tagSequence)
-	if err != nil {
-		return "", errOther
-	}
-	extensions, err := elements(lists[0].Bytes)
-	if err != nil {
-		return "", errOther
+		return "", err
 	}
 	if slices.ContainsFunc(extensions, func(e asn1.RawValue) bool { return extensionIs(e, oidSubjectAltName) }) {
 		return "", errors.New("there is a subject alternative name")
@@ -277,7 +286,12 @@ func providerIDOf(attributes []byte) (string, error) {
 
 // attributesOf writes the attributes of a request with this provider ID.
 func attributesOf(providerID string) []byte {
-	extension := element(tagSequence, element(tagOID, []byte(oidProviderID)), element(tagOctetString, element(tagUTF8, []byte(providerID))))
+	return requestOfExtension(oidProviderID, element(tagUTF8, []byte(providerID)))
+}
+
+// requestOfExtension writes the attributes of a request with one extension, which is not critical.
+func requestOfExtension(oid string, value []byte) []byte {
+	extension := element(tagSequence, element(tagOID, []byte(oid)), element(tagOctetString, value))
 	return element(tagAttributes, element(tagSequence, element(tagOID, []byte(oidExtensionRequest)), element(tagSet, element(tagSequence, extension))))
 }
 
@@ -327,14 +341,17 @@ func element(tag byte, content ...[]byte) []byte {
 	return slices.Concat([]byte{tag, 0x80 | byte(len(length))}, length, joined) //nolint:gosec // G115: 4 at most
 }
 
-// judgeUsages applies S6. Where the key is not known, either set passes: there is a refusal already.
-func judgeUsages(refusals *Refusals, usages []certificatesv1.KeyUsage, key crypto.PublicKey) {
-	plain := []certificatesv1.KeyUsage{certificatesv1.UsageClientAuth, certificatesv1.UsageDigitalSignature}
+// judgeUsages applies S6 for a client (client auth) or a server (server auth). Where the key is not known, either set passes: there is a
+// refusal already.
+func judgeUsages(refusals *Refusals, usages []certificatesv1.KeyUsage, key crypto.PublicKey, whose certificatesv1.KeyUsage) {
+	plain := []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, whose}
 	withRSA := append(slices.Clone(plain), certificatesv1.UsageKeyEncipherment)
+	slices.Sort(plain)
+	slices.Sort(withRSA)
 	sorted := slices.Sorted(slices.Values(usages))
 	_, isRSA := key.(*rsa.PublicKey)
 	if (key == nil || !isRSA) && slices.Equal(sorted, plain) || (key == nil || isRSA) && slices.Equal(sorted, withRSA) {
 		return
 	}
-	refusals.Add(ReasonUsageMismatch, "usages: are not digital signature and client auth, with an RSA key also key encipherment, each once")
+	refusals.Add(ReasonUsageMismatch, "usages: are not digital signature and %s, with an RSA key also key encipherment, each once", whose)
 }

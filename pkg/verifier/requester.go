@@ -117,7 +117,7 @@ func (t *trial) judgeToken() {
 // judgeCredential applies I4, once it is known which machine's record counts.
 func (t *trial) judgeCredential() {
 	mode := t.rules.policy.Credential
-	if t.class != Renewal || t.machine == nil {
+	if t.class != Renewal && t.class != Serving || t.machine == nil {
 		return
 	}
 	if t.record == nil {

@@ -24,16 +24,15 @@ func (r *Rules) leavesAlone(spec certificatesv1.CertificateSigningRequestSpec) b
 // than the one it has, and with nothing that it cannot have.
 func (t *trial) judgeUnattested() {
 	spec := t.in.Request.Spec
-	block, _ := pem.Decode(spec.Request)
-	if block == nil || block.Type != attestation.BlockRequest || !bytes.Equal(pem.EncodeToMemory(block), spec.Request) {
-		t.deny(ReasonMalformedRequest, "it is not one PEM block")
+	der, ok := t.soleBlock()
+	if !ok {
 		return
 	}
-	t.asks = judgeCertification(&t.denied, block.Bytes)
+	t.asks = judgeCertification(&t.denied, der)
 	if t.asks.providerID != "" {
 		t.deny(ReasonForbiddenExtension, "extensions: a node that is not attested has no provider ID to show")
 	}
-	judgeUsages(&t.denied, spec.Usages, t.asks.key)
+	judgeUsages(&t.denied, spec.Usages, t.asks.key, certificatesv1.UsageClientAuth)
 	t.judgeRequester()
 	for _, r := range t.in.Records {
 		if t.asks.nodeName != "" && r.NodeName == t.asks.nodeName {
@@ -41,4 +40,15 @@ func (t *trial) judgeUnattested() {
 			return
 		}
 	}
+}
+
+// soleBlock applies S2 to a request without evidence: one PEM block, in its one encoding.
+func (t *trial) soleBlock() (der []byte, ok bool) {
+	request := t.in.Request.Spec.Request
+	block, _ := pem.Decode(request)
+	if block == nil || block.Type != attestation.BlockRequest || !bytes.Equal(pem.EncodeToMemory(block), request) {
+		t.deny(ReasonMalformedRequest, "it is not one PEM block")
+		return nil, false
+	}
+	return block.Bytes, true
 }

@@ -3,8 +3,11 @@
 package policies
 
 import (
+	"context"
 	"encoding/json"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -223,4 +226,24 @@ func TestPoliciesTypeCheck(t *testing.T) {
 			return true
 		})
 	}
+}
+
+// With the optional policy serving certificates are the controller's to approve, too; without it they are as they were.
+func TestOnlyTheControllerApprovesServing(t *testing.T) {
+	const signer = certificatesv1.KubeletServingSignerName
+	want(t, approve(t, shared.admin, filed(t, signer)))
+	path := filepath.Join(manifests, "optional", "serving.yaml")
+	want(t, shared.apply(t.Context(), "-f", path))
+	defer func() {
+		if _, err := shared.RunKubectl(context.WithoutCancel(t.Context()), shared.adminKubeconfig, "delete", "-f", path); err != nil {
+			t.Error(err)
+		}
+	}()
+	name := filed(t, signer)
+	eventually(t, "the policy is there", func() bool {
+		err := approve(t, shared.admin, filed(t, signer))
+		return err != nil && strings.Contains(err.Error(), "node-attestation-serving")
+	})
+	eventually(t, "the controller may", func() bool { return approve(t, shared.controller, name) == nil })
+	want(t, decide(t.Context(), shared.admin, filed(t, signer), certificatesv1.CertificateDenied, nil))
 }

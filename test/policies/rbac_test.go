@@ -171,6 +171,10 @@ func TestOptionalRights(t *testing.T) {
 			gained: rights("approve", certs, "signers", "", certManagerSigner),
 			still:  append(rights("sign", certs, "signers", "", certManagerSigner), rights("approve", certs, "signers", "", "clusterissuers.cert-manager.io/another")...),
 		},
+		"serving.yaml": {
+			gained: rights("approve", certs, "signers", "", certificatesv1.KubeletServingSignerName),
+			still:  append(rights("sign", certs, "signers", "", certificatesv1.KubeletServingSignerName), rights("approve", certs, "signers", "", "kubernetes.io/*")...),
+		},
 		"insecure.yaml": {
 			gained: rights("approve sign", certs, "signers", "", insecureSigner),
 			still:  rights("approve sign", certs, "signers", "", "cluster.x-k8s.io/*"),

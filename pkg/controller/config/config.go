@@ -40,6 +40,8 @@ type Config struct {
 	SharedHello bool `json:"sharedHello,omitempty"`
 	// InsecureSigner switches the always-allow signer on, by its full name.
 	InsecureSigner string `json:"insecureSigner,omitempty"`
+	// Serving is about kubelets' serving certificates.
+	Serving Serving `json:"serving,omitzero"`
 	// Signing is who issues.
 	Signing Signing `json:"signing"`
 	// Lifetimes bound certificates.
@@ -83,6 +85,13 @@ type Signer struct {
 	Name string `json:"name"`
 	// Shared says that others use it too: what has no evidence of ours is left to them.
 	Shared bool `json:"shared,omitempty"`
+}
+
+// Serving is which serving certificates are approved, by what a node's machine is said to have. They are issued by another signer.
+type Serving struct {
+	Signers []string `json:"signers,omitempty"`
+	// ForbiddenAddresses are DNS names, IPs and CIDRs that no node serves under: the API server's, and the service range.
+	ForbiddenAddresses []string `json:"forbiddenAddresses,omitempty"`
 }
 
 // SigningMode is who issues what is approved.

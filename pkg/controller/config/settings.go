@@ -162,9 +162,13 @@ func (s *Settings) makeRules() error {
 		SharedHello:    c.SharedHello,
 		InsecureSigner: c.InsecureSigner,
 		TokenGroup:     c.TokenGroup,
-		EKSources:      []verifier.EKSource{verifier.EKInventory},
-		NameSources:    []verifier.NameSource{verifier.NameInventory},
-		WaitDeadline:   c.WaitDeadline.Duration,
+
+		ServingSigners:     c.Serving.Signers,
+		ForbiddenAddresses: c.Serving.ForbiddenAddresses,
+
+		EKSources:    []verifier.EKSource{verifier.EKInventory},
+		NameSources:  []verifier.NameSource{verifier.NameInventory},
+		WaitDeadline: c.WaitDeadline.Duration,
 
 		UnattestedNodes: c.UnattestedNodes, // checked there
 	}
