@@ -143,12 +143,15 @@ func checkClock(_ context.Context, e *examination) finding {
 		if s.err != nil || !s.dated {
 			continue
 		}
-		off := s.ahead.Round(time.Second)
-		switch abs := s.ahead.Abs(); {
-		case abs >= failSkew:
-			return failure(remedy, "%s off the clock of %s (more than %s)", off, s.server, failSkew)
-		case abs >= warnSkew:
-			return warning(remedy, "%s off the clock of %s (more than %s)", off, s.server, warnSkew)
+		side := "ahead of"
+		if s.ahead < 0 {
+			side = "behind"
+		}
+		switch off := s.ahead.Abs().Round(time.Second); {
+		case off >= failSkew:
+			return failure(remedy, "%s %s the clock of %s", off, side, s.server)
+		case off >= warnSkew:
+			return warning(remedy, "%s %s the clock of %s", off, side, s.server)
 		}
 		return ok("within %s of the clock of %s", max(s.ahead.Abs().Round(time.Second), time.Second), s.server)
 	}

@@ -114,7 +114,11 @@ func (e *examination) bootstrapAccess() (*access, error) {
 	if err := kubelet.CheckCluster(origin); err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	return e.newAccess(config, origin, path, "the bootstrap credential")
+	a, err := e.newAccess(config, origin, path, "the bootstrap credential")
+	if err != nil {
+		return nil, fmt.Errorf("%s: its CA or its client certificate cannot be used", path)
+	}
+	return a, nil
 }
 
 // asked is the cluster that client-go would name to the plugin, nil if the kubelet's kubeconfig does not say.
@@ -150,7 +154,11 @@ func (e *examination) ownAccess() (*access, error) {
 		return nil, fmt.Errorf("%s: %w", source, err)
 	}
 	config.CertData, config.KeyData = pair.Chain, pair.Key
-	return e.newAccess(config, *cluster, source, "the node's certificate")
+	a, err := e.newAccess(config, *cluster, source, "the node's certificate")
+	if err != nil {
+		return nil, fmt.Errorf("%s: its CA cannot be used", source)
+	}
+	return a, nil
 }
 
 // whyBootstrap returns why the bootstrap credential is needed, empty if it is not, or if that cannot be told.

@@ -14,6 +14,7 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
@@ -86,10 +87,12 @@ func checkLastResult(_ context.Context, e *examination) finding {
 	if err != nil && !errors.Is(err, fs.ErrPermission) {
 		return warning("the next worker sets it aside", "%v", err)
 	}
-	if pending != nil {
-		return e.judgePending(pending, state.Last)
-	}
 	last := state.Last
+	// What kept a worker from getting on with the request counts more than the request's age.
+	stuck := last != nil && last.Reason != "" && last.Reason != string(authenticator.WaitingForSigner) && pending != nil && last.Finished.After(pending.Last().Filed)
+	if pending != nil && !stuck {
+		return e.judgePending(pending)
+	}
 	switch {
 	case last == nil:
 		return skipped("no worker has ended yet, and no request is pending")
@@ -114,19 +117,16 @@ func challengeTook(phases []cache.Phase) string {
 }
 
 // judgePending goes by the age of the request that waits.
-func (e *examination) judgePending(pending *cache.Pending, last *cache.Result) finding {
+func (e *examination) judgePending(pending *cache.Pending) finding {
 	request := pending.Last()
 	waits, signer := "its certificate", pending.SignerName
 	if request.Hello {
-		waits, signer = "its challenge", e.signers()[0]
+		waits, signer = "its challenge", attestation.HelloSignerName
 	}
 	age := max(e.Now().Sub(request.Filed), 0).Round(time.Second)
 	message := fmt.Sprintf("CertificateSigningRequest %s, signer %s, waits for %s since %s (%s)", request.Name, signer, waits, since(request.Filed), age)
 	if request.UID == "" {
 		message = fmt.Sprintf("CertificateSigningRequest %s of %s (%s ago) has not been filed yet", request.Name, since(request.Filed), age)
-	}
-	if last != nil && last.Reason != "" {
-		message += fmt.Sprintf("; the last worker ended with %s: %s", last.Reason, last.Message)
 	}
 	remedy := fmt.Sprintf("kubectl describe csr %s; check that node-attestation-controller runs", request.Name)
 	switch {

@@ -1,0 +1,523 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"context"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
+)
+
+// good is what a machine that is as it should be comes to.
+var good = map[string]Status{
+	"configuration": OK, "tpm": OK, "ek-certificate": OK, "certificate-directory": OK, "certificate": OK, "bootstrap-kubeconfig": OK, "clock": OK,
+	"api-server": OK, "certificate-accepted": OK, "bootstrap-credential": Skipped, "csr-create": OK, "csr-watch": OK, "signer": OK, "last-result": OK,
+	"kubelet": OK, "kubelet-bootstrap": OK, "kubelet-rotation": OK, "kubelet-kubeconfig": OK, "kubelet-exec": OK, "auto-approve-bindings": Skipped,
+}
+
+// fresh is what differs before the first certificate.
+var fresh = map[string]Status{
+	"certificate-directory": Warning, "certificate": Failure, "certificate-accepted": Skipped, "bootstrap-credential": OK, "signer": Warning, "last-result": Skipped,
+}
+
+// with returns expectations with some more.
+func with(base map[string]Status, more ...any) map[string]Status {
+	result := maps.Clone(base)
+	for i := 0; i < len(more); i += 2 {
+		result[more[i].(string)] = more[i+1].(Status)
+	}
+	return result
+}
+
+type state struct {
+	change func(*machine)
+	// want is what differs from good.
+	want map[string]Status
+	// says is in the message or the remedy of the check named first: "check: text".
+	says []string
+}
+
+func (s state) check(t *testing.T) {
+	m := newMachine(t)
+	if s.change != nil {
+		s.change(m)
+	}
+	results := m.examine()
+	for name, status := range good {
+		if want, differs := s.want[name]; differs {
+			status = want
+		}
+		if got := results[name]; got.Status != status {
+			t.Errorf("%s: %s, want %s: %s", name, got.Status, status, got.Message)
+		}
+	}
+	for _, line := range s.says {
+		name, text, _ := strings.Cut(line, ": ")
+		if r, there := results[name]; !there || !strings.Contains(r.Message+"\n"+r.Remedy, text) {
+			t.Errorf("%s does not say %q: %+v", name, text, r)
+		}
+	}
+}
+
+func checkStates(t *testing.T, states map[string]state) {
+	t.Helper()
+	for name, s := range states {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s.check(t)
+		})
+	}
+}
+
+func TestGoodMachine(t *testing.T) {
+	checkStates(t, map[string]state{
+		"renewing":                     {says: []string{"last-result: challenge answered within 12ms", "signer: was issued to this node", "certificate: node " + nodeName, "api-server: kubelet.conf"}},
+		"before its first certificate": {(*machine).bare, fresh, []string{"csr-create: the bootstrap credential", "bootstrap-credential: system:bootstrap:abcdef"}},
+		"with flags in two words": {func(m *machine) {
+			m.run("--kubeconfig", "/nowhere", "--kubeconfig", m.conf, "--rotate_certificates=false", "--hostname_override", nodeName)
+		}, nil, nil},
+		"with relative paths": {func(m *machine) {
+			m.write(m.kubeletConfig, "rotateCertificates: false\n", 0o644)
+			m.run("--kubeconfig=kubelet.conf", "--config=kubelet-config.yaml", "--hostname-override="+nodeName)
+		}, nil, []string{"kubelet-rotation: kubelet-config.yaml"}},
+		"rotation off by default": {func(m *machine) { m.run("--kubeconfig="+m.conf, "--hostname-override="+nodeName) }, nil, []string{"kubelet-rotation: by default"}},
+		"rotation off in a drop-in": {func(m *machine) {
+			m.write(filepath.Join(m.root, "kubelet.d", "10-a.conf"), "rotateCertificates: false\n", 0o644)
+			m.write(filepath.Join(m.root, "kubelet.d", "20-b.txt"), "rotateCertificates: true\n", 0o644)
+			m.run("--kubeconfig="+m.conf, "--config="+m.kubeletConfig, "--config-dir", filepath.Join(m.root, "kubelet.d"), "--hostname-override="+nodeName)
+		}, nil, []string{"kubelet-rotation: 10-a.conf"}},
+		"in its last days, with a token kept": {func(m *machine) { m.writeBootstrap("{token: " + token + "}") }, nil, nil},
+	})
+}
+
+// Each set-up in which a node is Ready and nobody has asked for evidence, as it was measured with the real kubeadm.
+func TestWaysAroundAttestation(t *testing.T) {
+	stock := func(m *machine) []string {
+		m.writeBootstrap("{token: " + token + "}")
+		return []string{"--bootstrap-kubeconfig=" + m.bootstrap, "--kubeconfig=" + m.conf, "--config=" + m.kubeletConfig, "--hostname-override=" + nodeName}
+	}
+	checkStates(t, map[string]state{
+		"a: exec kubelet.conf written first, the kubelet wrote over it": {func(m *machine) {
+			m.run(stock(m)...)
+			m.writeOverwritten()
+		}, map[string]Status{"kubelet-bootstrap": Failure, "kubelet-rotation": Failure, "kubelet-kubeconfig": Failure, "kubelet-exec": Skipped},
+			[]string{"kubelet-kubeconfig: " + kubelet.RotatedFile, "kubelet-kubeconfig: systemctl stop kubelet; rm", "kubelet-bootstrap: --bootstrap-kubeconfig="}},
+		"b: rotateCertificates": {func(m *machine) {
+			m.run("--bootstrap-kubeconfig=", "--kubeconfig="+m.conf, "--config="+m.kubeletConfig, "--hostname-override="+nodeName)
+		}, map[string]Status{"kubelet-rotation": Failure}, []string{"kubelet-rotation: rotateCertificates: true in", "kubelet-rotation: drop-in"}},
+		"b: rotateCertificates, by flag": {func(m *machine) {
+			m.write(m.kubeletConfig, "rotateCertificates: false\n", 0o644)
+			m.run("--kubeconfig="+m.conf, "--config="+m.kubeletConfig, "--rotate-certificates", "--hostname-override="+nodeName)
+		}, map[string]Status{"kubelet-rotation": Failure}, []string{"kubelet-rotation: --rotate-certificates=true"}},
+		"b: rotateCertificates, by a drop-in": {func(m *machine) {
+			m.write(m.kubeletConfig, "rotateCertificates: false\n", 0o644)
+			m.write(filepath.Join(m.root, "kubelet.d", "10-a.conf"), "rotateCertificates: false\n", 0o644)
+			m.write(filepath.Join(m.root, "kubelet.d", "20-b.conf"), "rotateCertificates: true\n", 0o644)
+			m.run("--kubeconfig="+m.conf, "--config="+m.kubeletConfig, "--config-dir="+filepath.Join(m.root, "kubelet.d"), "--hostname-override="+nodeName)
+		}, map[string]Status{"kubelet-rotation": Failure}, []string{"kubelet-rotation: 20-b.conf"}},
+		"c: bootstrap-kubeconfig still given": {func(m *machine) {
+			m.run(append(stock(m), "--rotate-certificates=false")...)
+		}, map[string]Status{"kubelet-bootstrap": Failure}, []string{"kubelet-bootstrap: writes over " /* kubelet.conf */}},
+		"c: bootstrap-kubeconfig in two words": {func(m *machine) {
+			m.run("--kubeconfig="+m.conf, "--bootstrap-kubeconfig", m.bootstrap, "--rotate-certificates=false", "--hostname-override="+nodeName)
+		}, map[string]Status{"kubelet-bootstrap": Failure}, nil},
+		"d: relative command, in PATH": {func(m *machine) { m.writeConf(m.command, "kubelet-authenticator") },
+			map[string]Status{"kubelet-exec": Failure}, []string{"kubelet-exec: looks for it in PATH"}},
+		"d: relative command, beside the kubeconfig": {func(m *machine) { m.writeConf(m.command, "./kubelet-authenticator") },
+			map[string]Status{"kubelet-exec": Failure}, []string{"kubelet-exec: beside the kubeconfig"}},
+		"e: kubelet.conf stock, drop-in not enabled": {func(m *machine) {
+			m.remove(m.certs.Path())
+			m.run("--bootstrap-kubeconfig="+m.bootstrap, "--kubeconfig="+m.conf, "--config="+m.kubeletConfig, "--hostname-override="+nodeName)
+			m.writeOverwritten() // kubeadm has deleted the bootstrap kubeconfig
+		}, with(fresh, "kubelet-bootstrap", Failure, "kubelet-rotation", Failure, "kubelet-kubeconfig", Failure, "kubelet-exec", Skipped, "bootstrap-kubeconfig", Failure,
+			"bootstrap-credential", Skipped, "csr-create", Skipped, "csr-watch", Skipped, "signer", Skipped, "api-server", Skipped, "clock", Skipped), nil},
+		"f: the bootstrap kubeconfig was deleted before there was a certificate": {func(m *machine) { m.remove(m.certs.Path()) },
+			with(fresh, "bootstrap-kubeconfig", Failure, "bootstrap-credential", Skipped, "csr-create", Skipped, "csr-watch", Skipped, "signer", Skipped),
+			[]string{"bootstrap-kubeconfig: there is no usable certificate", "api-server: answers"}},
+	})
+}
+
+func TestTheKubeletAndItsKubeconfig(t *testing.T) {
+	checkStates(t, map[string]state{
+		"none runs": {func(m *machine) {
+			m.remove(filepath.Join(m.proc, fmt.Sprint(kubeletPID)))
+			m.config.NodeName = nodeName
+		},
+			map[string]Status{"kubelet": Warning, "kubelet-bootstrap": Skipped, "kubelet-rotation": Skipped}, nil},
+		"two run": {func(m *machine) { m.process(5000, "kubelet", "/opt/kubelet", "--bootstrap-kubeconfig=/x") },
+			map[string]Status{"kubelet": Warning}, []string{"kubelet: not at [5000]"}},
+		"one in a container is not ours": {func(m *machine) {
+			m.process(100, "kubelet", "kubelet", "--bootstrap-kubeconfig=/x")
+			for pid, namespace := range map[string]string{"self": "mnt:[1]", "100": "mnt:[2]", fmt.Sprint(kubeletPID): "mnt:[1]"} {
+				dir := filepath.Join(m.proc, pid, "ns")
+				if err := errors.Join(os.MkdirAll(dir, 0o755), os.Symlink(namespace, filepath.Join(dir, "mnt"))); err != nil {
+					m.t.Fatal(err)
+				}
+			}
+		}, nil, nil},
+		"no proc": {func(m *machine) { m.remove(m.proc); m.config.NodeName = nodeName },
+			map[string]Status{"kubelet": Skipped, "kubelet-bootstrap": Skipped, "kubelet-rotation": Skipped}, nil},
+		"no --kubeconfig": {func(m *machine) { m.run("--rotate-certificates=false", "--hostname-override="+nodeName) },
+			map[string]Status{"kubelet-kubeconfig": Failure}, []string{"kubelet-kubeconfig: no API server"}},
+		"its configuration file is gone": {func(m *machine) {
+			m.run("--kubeconfig="+m.conf, "--config=/nowhere.yaml", "--hostname-override="+nodeName)
+		},
+			map[string]Status{"kubelet-rotation": Failure}, nil},
+		"its configuration file is no YAML": {func(m *machine) {
+			m.write(m.kubeletConfig, "{", 0o644)
+			m.run("--kubeconfig="+m.conf, "--config="+m.kubeletConfig, "--hostname-override="+nodeName)
+		}, map[string]Status{"kubelet-rotation": Failure}, nil},
+		"kubelet.conf missing": {func(m *machine) { m.remove(m.conf) }, map[string]Status{"kubelet-kubeconfig": Failure, "kubelet-exec": Skipped}, nil},
+		"kubelet.conf is nonsense": {func(m *machine) { m.write(m.conf, "token: "+token, 0o600) },
+			map[string]Status{"kubelet-kubeconfig": Failure, "kubelet-exec": Skipped}, nil},
+		"kubelet.conf writable by others": {func(m *machine) { m.chmod(m.conf, 0o666) },
+			map[string]Status{"kubelet-kubeconfig": Failure, "kubelet-exec": Skipped}, []string{"kubelet-kubeconfig: 0666"}},
+		"kubelet.conf readable by others": {func(m *machine) { m.chmod(m.conf, 0o644) }, map[string]Status{"kubelet-kubeconfig": Warning}, []string{"kubelet-kubeconfig: chmod 0600"}},
+		"another exec plugin": {func(m *machine) { m.writeConf(m.command, "/usr/bin/aws-iam-authenticator") },
+			map[string]Status{"kubelet-kubeconfig": Failure, "kubelet-exec": Skipped}, nil},
+		"a token": {func(m *machine) { m.write(m.conf, m.kubeconfig("a", "b", "{token: "+token+"}"), 0o600) },
+			map[string]Status{"kubelet-kubeconfig": Failure, "kubelet-exec": Skipped}, nil},
+		"a client certificate": {func(m *machine) {
+			m.write(m.conf, m.kubeconfig("a", "b", "{client-certificate: /x, client-key: /x}"), 0o600)
+		},
+			map[string]Status{"kubelet-kubeconfig": Failure, "kubelet-exec": Skipped}, nil},
+		"a client certificate, on a control plane": {func(m *machine) {
+			m.write(m.conf, m.kubeconfig("a", "b", "{client-certificate: /x, client-key: /x}"), 0o600)
+			m.write(filepath.Join(m.root, "manifests", "kube-apiserver.yaml"), "", 0o600)
+		}, map[string]Status{"kubelet-kubeconfig": Warning, "kubelet-exec": Skipped}, []string{"kubelet-kubeconfig: unattestedNodes"}},
+		"the cluster has no CA check": {func(m *machine) { m.writeConf("certificate-authority-data:", "insecure-skip-tls-verify: true\n    x:") },
+			map[string]Status{"kubelet-kubeconfig": Failure}, nil},
+		"the command is not there":      {func(m *machine) { m.remove(m.command) }, map[string]Status{"kubelet-exec": Failure}, []string{"kubelet-exec: no such file"}},
+		"the command is not executable": {func(m *machine) { m.chmod(m.command, 0o644) }, map[string]Status{"kubelet-exec": Failure}, []string{"kubelet-exec: not executable"}},
+		"the command is a directory":    {func(m *machine) { m.remove(m.command); m.write(filepath.Join(m.command, "x"), "", 0o600) }, map[string]Status{"kubelet-exec": Failure}, nil},
+		"others may write the command":  {func(m *machine) { m.chmod(m.command, 0o777) }, map[string]Status{"kubelet-exec": Failure}, nil},
+		"the command is a provider's":   {func(m *machine) { m.write(m.command+"-acme", "", 0o755); m.writeConf(m.command, m.command+"-acme") }, nil, nil},
+		"exec API v1beta1":              {func(m *machine) { m.writeConf("k8s.io/v1", "k8s.io/v1beta1") }, map[string]Status{"kubelet-exec": Warning}, nil},
+		"exec API v1alpha1":             {func(m *machine) { m.writeConf("k8s.io/v1", "k8s.io/v1alpha1") }, map[string]Status{"kubelet-exec": Failure}, nil},
+		"interactiveMode Always":        {func(m *machine) { m.writeConf("interactiveMode: Never", "interactiveMode: Always") }, map[string]Status{"kubelet-exec": Failure}, nil},
+		"interactiveMode missing":       {func(m *machine) { m.writeConf("interactiveMode: Never", "") }, map[string]Status{"kubelet-exec": Failure}, nil},
+		"interactiveMode IfAvailable":   {func(m *machine) { m.writeConf("interactiveMode: Never", "interactiveMode: IfAvailable") }, map[string]Status{"kubelet-exec": Warning}, nil},
+		"no provideClusterInfo":         {func(m *machine) { m.writeConf("provideClusterInfo: true", "provideClusterInfo: false") }, map[string]Status{"kubelet-exec": Warning}, nil},
+		"two things at once": {func(m *machine) {
+			m.chmod(m.command, 0o644)
+			m.writeConf("provideClusterInfo: true", "provideClusterInfo: false")
+		},
+			map[string]Status{"kubelet-exec": Failure}, []string{"kubelet-exec: not executable", "kubelet-exec: provideClusterInfo"}},
+	})
+}
+
+func TestTheDevice(t *testing.T) {
+	const ek = `{"template":"rsa-2048"%s}`
+	device := func(eks ...string) func(*machine) {
+		return func(m *machine) { m.attestor.device = `{"eks":[` + strings.Join(eks, ",") + `]}` }
+	}
+	checkStates(t, map[string]state{
+		"absent": {func(m *machine) {
+			m.attestor.err = &provider.Error{Class: provider.NoDevice, Hint: "look in the firmware", Err: errors.New("no TPM can be opened")}
+		}, map[string]Status{"tpm": Failure, "ek-certificate": Skipped}, []string{"tpm: look in the firmware", "ek-certificate: see tpm"}},
+		"a command refused": {func(m *machine) {
+			m.attestor.err = &provider.Error{Class: provider.DeviceFailed, Hint: "h", Err: errors.New("TPM2_CreatePrimary: TPM_RC_LOCKOUT")}
+		}, map[string]Status{"tpm": Failure, "ek-certificate": Skipped}, []string{"tpm: TPM_RC_LOCKOUT"}},
+		"no right to open it": {func(m *machine) {
+			m.attestor.err = &provider.Error{Class: provider.NoDevice, Err: &os.PathError{Op: "open", Path: "/dev/tpm0", Err: os.ErrPermission}}
+		},
+			map[string]Status{"tpm": Skipped, "ek-certificate": Skipped}, []string{"tpm: run this as root"}},
+		"a panic in the driver": {func(m *machine) { m.attestor.identify = func(context.Context) { panic("nil: " + token) } },
+			map[string]Status{"tpm": Failure, "ek-certificate": Failure}, []string{"tpm: panic"}},
+		"it hangs": {func(m *machine) {
+			m.timeout = 2 * time.Second
+			m.attestor.identify = func(context.Context) { select {} }
+		}, map[string]Status{"tpm": Failure, "ek-certificate": Failure}, []string{"tpm: not finished within 2s"}},
+		"it does not answer in time": {func(m *machine) {
+			m.timeout = 2 * time.Second
+			m.attestor.identify = func(ctx context.Context) {
+				<-ctx.Done()
+				m.attestor.err = fmt.Errorf("TPM2_CreatePrimary: %w", ctx.Err())
+			}
+		}, map[string]Status{"tpm": Failure, "ek-certificate": Skipped}, []string{"tpm: TPM2_CreatePrimary", "tpm: --timeout"}},
+		"a provider without one":            {func(m *machine) { m.config.Provider = "deviceless"; m.writeBootstrap("{token: " + token + "}") }, map[string]Status{"tpm": Skipped, "ek-certificate": Skipped, "bootstrap-credential": OK}, []string{"bootstrap-credential: does not renew"}},
+		"a device without endorsement keys": {device(), map[string]Status{"ek-certificate": Skipped}, nil},
+		"no certificate":                    {device(fmt.Sprintf(ek, "")), map[string]Status{"ek-certificate": Warning}, []string{"ek-certificate: inventory"}},
+		"a certificate that does not parse": {device(fmt.Sprintf(ek, `,"certificate":{"problem":"it does not parse"}`)), map[string]Status{"ek-certificate": Warning}, []string{"ek-certificate: it does not parse"}},
+		"a certificate that was left out":   {device(fmt.Sprintf(ek, `,"problem":"not this key's"`)), map[string]Status{"ek-certificate": Warning}, []string{"ek-certificate: not this key's"}},
+		"one good certificate will do":      {device(fmt.Sprintf(ek, `,"certificate":{"notAfter":"2036"}`), fmt.Sprintf(ek, "")), nil, nil},
+		"a key that is slow to make":        {device(fmt.Sprintf(ek, `,"slow":true,"certificate":{"notAfter":"2036"}`)), map[string]Status{"ek-certificate": Warning}, nil},
+	})
+}
+
+func TestFiles(t *testing.T) {
+	current := func(m *machine) string { return m.certs.File(cache.CurrentFile) }
+	checkStates(t, map[string]state{
+		"directory writable by others": {func(m *machine) { m.chmod(m.certs.Path(), 0o777) },
+			map[string]Status{"certificate-directory": Failure, "certificate-accepted": Skipped, "bootstrap-kubeconfig": Failure, "csr-create": Skipped, "csr-watch": Skipped, "bootstrap-credential": Skipped},
+			[]string{"certificate-directory: chmod 0700"}},
+		"directory open to look into": {func(m *machine) { m.chmod(m.certs.Path(), 0o755) }, map[string]Status{"certificate-directory": Warning}, nil},
+		"a folder above is writable":  {func(m *machine) { m.chmod(m.root, 0o777) }, map[string]Status{"certificate-directory": Failure, "kubelet-exec": Failure}, []string{"certificate-directory: another directory"}},
+		"key readable by others":      {func(m *machine) { m.chmod(current(m), 0o644) }, map[string]Status{"certificate-directory": Failure}, []string{"certificate-directory: others may read the credential"}},
+		"state readable by others":    {func(m *machine) { m.chmod(m.certs.File(cache.StateFile), 0o644) }, map[string]Status{"certificate-directory": Warning}, nil},
+		"state writable by others":    {func(m *machine) { m.chmod(m.certs.File(cache.StateFile), 0o666) }, map[string]Status{"certificate-directory": Failure, "last-result": Warning, "signer": Warning}, nil},
+		"a link in a file's place": {func(m *machine) {
+			if err := errors.Join(os.Rename(current(m), current(m)+".real"), os.Symlink(current(m)+".real", current(m))); err != nil {
+				m.t.Fatal(err)
+			}
+		}, map[string]Status{"certificate-directory": Failure, "certificate": Failure, "certificate-accepted": Skipped, "bootstrap-kubeconfig": Failure, "csr-create": Skipped, "csr-watch": Skipped},
+			[]string{"certificate: symbolic link"}},
+		"another user's file": {func(m *machine) {
+			if os.Geteuid() != 0 {
+				m.t.Skip("only root can give a file away")
+			}
+			if err := os.Chown(m.certs.File(cache.StateFile), 12345, -1); err != nil {
+				m.t.Fatal(err)
+			}
+		}, map[string]Status{"certificate-directory": Failure, "last-result": Warning, "signer": Warning}, []string{"certificate-directory: another user"}},
+		"files set aside": {func(m *machine) { m.write(current(m)+".set-aside-20260101T000000.000000000Z", "", 0o644) },
+			map[string]Status{"certificate-directory": Warning}, []string{"certificate-directory: set aside"}},
+		"a file in the directory's place": {func(m *machine) { m.remove(m.certs.Path()); m.write(m.certs.Path(), "", 0o600) },
+			with(fresh, "certificate-directory", Failure, "bootstrap-kubeconfig", Failure, "bootstrap-credential", Skipped, "csr-create", Skipped, "csr-watch", Skipped, "signer", Skipped, "last-result", Warning), nil},
+		"configuration wrong": {func(m *machine) {
+			m.configErr = &authenticator.Failure{Reason: authenticator.Configuration, Hint: "see docs", Err: errors.New("unknown field")}
+		}, map[string]Status{"configuration": Failure}, []string{"configuration: unknown field", "configuration: see docs"}},
+		"configuration writable by others": {func(m *machine) { m.write(filepath.Join(m.root, "config.yaml"), "", 0o666) }, map[string]Status{"configuration": Failure}, nil},
+		"configuration readable by others": {func(m *machine) { m.write(filepath.Join(m.root, "config.yaml"), "", 0o644) }, nil, nil},
+		"no such provider": {func(m *machine) {
+			m.config.Provider = "nonsense"
+			m.configErr = &authenticator.Failure{Reason: authenticator.Configuration, Hint: "see docs", Err: errors.New("provider nonsense")}
+		},
+			map[string]Status{"configuration": Failure, "tpm": Skipped, "ek-certificate": Skipped, "csr-create": Skipped, "signer": Skipped}, nil},
+	})
+}
+
+func TestTheCertificate(t *testing.T) {
+	lost := map[string]Status{"certificate": Failure, "certificate-accepted": Skipped, "bootstrap-kubeconfig": Failure, "csr-create": Skipped, "csr-watch": Skipped}
+	day := 24 * time.Hour
+	checkStates(t, map[string]state{
+		"none":           {func(m *machine) { m.remove(m.certs.File(cache.CurrentFile)) }, lost, []string{"certificate: there is none yet"}},
+		"damaged":        {func(m *machine) { m.write(m.certs.File(cache.CurrentFile), "SECRETKEY", 0o600) }, lost, nil},
+		"expired":        {func(m *machine) { m.install(nodeName, time.Now().Add(-2*day), time.Now().Add(-day)) }, lost, []string{"certificate: expired at"}},
+		"too early":      {func(m *machine) { m.install(nodeName, time.Now().Add(day), time.Now().Add(2*day)) }, map[string]Status{"certificate": Warning}, []string{"certificate: clock"}},
+		"overdue":        {func(m *machine) { m.install(nodeName, time.Now().Add(-99*time.Hour), time.Now().Add(time.Hour)) }, map[string]Status{"certificate": Warning}, []string{"certificate: due since"}},
+		"another node's": {func(m *machine) { m.install("worker-2", time.Now().Add(-time.Hour), time.Now().Add(day)) }, map[string]Status{"certificate": Failure}, []string{"certificate: worker-2"}},
+		"another host's": {func(m *machine) { m.run("--kubeconfig="+m.conf, "--rotate-certificates=false") }, map[string]Status{"certificate": Warning}, []string{"certificate: nodeName"}},
+		"rejected": {func(m *machine) { m.replies["POST "+reviewURL] = reply{401, ""} },
+			map[string]Status{"certificate-accepted": Failure, "bootstrap-kubeconfig": Warning, "csr-create": Skipped, "csr-watch": Skipped}, []string{"certificate-accepted: --client-ca-file", "bootstrap-kubeconfig: rejects"}},
+		"taken for somebody else": {func(m *machine) {
+			m.replies["POST "+reviewURL] = reply{201, `{"status":{"userInfo":{"username":"eve"}}}`}
+		}, map[string]Status{"certificate-accepted": Failure}, []string{"certificate-accepted: eve"}},
+		"whoami is not allowed": {func(m *machine) { m.replies["POST "+reviewURL] = reply{403, ""} }, nil, nil},
+		"from another cluster": {func(m *machine) {
+			ca, _ := newCA(m.t)
+			m.cluster.CertificateAuthorityData = pemOf("CERTIFICATE", ca.Raw)
+			m.install(nodeName, time.Now().Add(-time.Hour), time.Now().Add(day))
+		}, map[string]Status{"bootstrap-kubeconfig": Warning, "csr-create": Skipped, "csr-watch": Skipped}, []string{"bootstrap-kubeconfig: came from another cluster"}},
+	})
+}
+
+func TestTheBootstrapCredential(t *testing.T) {
+	bare := func(credential string) func(*machine) {
+		return func(m *machine) { m.bare(); m.writeBootstrap(credential) }
+	}
+	refused := with(fresh, "bootstrap-kubeconfig", Failure, "bootstrap-credential", Skipped, "csr-create", Skipped, "csr-watch", Skipped, "signer", Skipped)
+	unknown := with(fresh, "bootstrap-credential", Failure, "csr-create", Skipped, "csr-watch", Skipped, "signer", Skipped)
+	jwt := "a." + base64.RawURLEncoding.EncodeToString([]byte(`{"exp":1000000000}`)) + ".c"
+	checkStates(t, map[string]state{
+		"an unknown token": {bare("{token: abcdef.fedcba9876543210}"), unknown, []string{"bootstrap-credential: 401", "bootstrap-credential: kubeadm token create"}},
+		"an expired JWT":   {bare("{token: " + jwt + "}"), unknown, []string{"bootstrap-credential: expired at 2001-09-09"}},
+		"an exec user":     {bare("{exec: {apiVersion: client.authentication.k8s.io/v1, command: touch, args: [/tmp/never], interactiveMode: Never}}"), refused, nil},
+		"no credential":    {bare("{}"), refused, nil},
+		"nonsense":         {func(m *machine) { m.bare(); m.write(m.bootstrap, "token: ["+token, 0o600) }, refused, nil},
+		"no TLS": {func(m *machine) {
+			m.bare()
+			m.cluster.Server = "http://127.0.0.1:1"
+			m.writeBootstrap("{token: " + token + "}")
+		}, refused, nil},
+		"readable by others": {func(m *machine) { m.bare(); m.chmod(m.bootstrap, 0o644) }, with(fresh, "bootstrap-kubeconfig", Failure), []string{"bootstrap-kubeconfig: others may read the credential"}},
+		"in the certificate directory": {func(m *machine) {
+			m.bare()
+			m.withLock(func(*cache.Lock) error { return os.Rename(m.bootstrap, m.certs.File(cache.BootstrapFile)) })
+		}, with(fresh, "certificate-directory", OK), []string{"bootstrap-kubeconfig: certs/bootstrap.kubeconfig"}},
+		"named by the configuration": {func(m *machine) {
+			m.bare()
+			m.config.BootstrapKubeconfig = m.bootstrap
+			m.config.KubeletBootstrapKubeconfig = "/nowhere"
+		}, fresh, nil},
+		"another cluster's": {func(m *machine) {
+			m.bare()
+			ca, _ := newCA(m.t)
+			m.cluster.CertificateAuthorityData = pemOf("CERTIFICATE", ca.Raw)
+			m.writeBootstrap("{token: " + token + "}")
+		}, with(fresh, "bootstrap-kubeconfig", Failure, "api-server", Failure, "bootstrap-credential", Skipped, "csr-create", Skipped, "csr-watch", Skipped, "signer", Skipped, "clock", Skipped),
+			[]string{"bootstrap-kubeconfig: another CA", "api-server: vouches for"}},
+		"an expired client certificate": {func(m *machine) {
+			m.bare()
+			certificate, key := m.issue(&x509.Certificate{Subject: pkix.Name{CommonName: "joiner"}, NotBefore: time.Now().Add(-2 * time.Hour), NotAfter: time.Now().Add(-time.Hour)})
+			m.writeBootstrap("{client-certificate-data: " + base64.StdEncoding.EncodeToString(certificate) + ", client-key-data: " + base64.StdEncoding.EncodeToString(key) + "}")
+			m.replies["POST "+csrPath], m.replies["GET "+csrPath], m.replies["GET "+csrPath+"?watch"] = reply{401, ""}, reply{401, ""}, reply{401, ""}
+			m.replies["GET "+bindingsURL] = reply{401, ""}
+		}, unknown, []string{"bootstrap-credential: expired at"}},
+		"not needed, and broken": {func(m *machine) { m.writeBootstrap("{}") }, map[string]Status{"bootstrap-kubeconfig": Warning}, nil},
+	})
+}
+
+func TestTheAPIServer(t *testing.T) {
+	untold := map[string]Status{"api-server": Failure, "clock": Skipped, "certificate-accepted": Skipped, "csr-create": Skipped, "csr-watch": Skipped}
+	forbidden := reply{403, `{"message":"certificatesigningrequests is forbidden"}`}
+	csrs := func(m *machine, r ...string) { m.bare(); m.replies["GET "+csrPath] = reply{200, list(m.t, raws(r)...)} }
+	const decided = `{"metadata":{"name":"node-csr-z"},"status":{"conditions":[{"type":"Approved","lastUpdateTime":"2026-01-02T03:04:05Z"}]}}`
+	const undecided = `{"metadata":{"name":"node-csr-y"}}`
+	checkStates(t, map[string]state{
+		"down": {func(m *machine) { m.server.Close() }, untold, []string{"api-server: connection refused", "csr-create: see api-server"}},
+		"wrong CA": {func(m *machine) {
+			ca, _ := newCA(m.t)
+			m.cluster.CertificateAuthorityData = pemOf("CERTIFICATE", ca.Raw)
+			m.writeConf()
+			m.install(nodeName, time.Now().Add(-time.Hour), time.Now().Add(time.Hour*23))
+		}, untold, []string{"api-server: vouches for", "api-server: certificate-authority-data"}},
+		"wrong name": {func(m *machine) { m.cluster.TLSServerName = "other.example.com"; m.writeConf() }, untold, []string{"api-server: tls-server-name"}},
+		"right name": {func(m *machine) { m.cluster.TLSServerName = "api.example.com"; m.writeConf() }, nil, nil},
+		"expired": {func(m *machine) { m.serve(time.Now().Add(-2*time.Hour), time.Now().Add(-time.Hour)); m.writeConf() },
+			with(untold, "clock", Failure), []string{"clock: is not valid", "api-server: expired"}},
+		"clock 6 min ahead":  {func(m *machine) { m.now = func() time.Time { return time.Now().Add(6 * time.Minute) } }, map[string]Status{"clock": Failure}, []string{"clock: 6m0s ahead"}},
+		"clock 6 min behind": {func(m *machine) { m.now = func() time.Time { return time.Now().Add(-6 * time.Minute) } }, map[string]Status{"clock": Failure}, []string{"clock: behind"}},
+		"clock 1 min behind": {func(m *machine) { m.now = func() time.Time { return time.Now().Add(-time.Minute) } }, map[string]Status{"clock": Warning}, nil},
+		"clock 20 s ahead":   {func(m *machine) { m.now = func() time.Time { return time.Now().Add(20 * time.Second) } }, nil, nil},
+		"create forbidden":   {func(m *machine) { m.replies["POST "+csrPath] = forbidden }, map[string]Status{"csr-create": Failure}, []string{"csr-create: 403", "csr-create: node-attestation-requester"}},
+		"create refused":     {func(m *machine) { m.replies["POST "+csrPath] = reply{422, `{"message":"admission says no"}`} }, map[string]Status{"csr-create": Failure}, []string{"csr-create: admission says no"}},
+		"watch forbidden":    {func(m *machine) { m.replies["GET "+csrPath+"?watch"] = forbidden }, map[string]Status{"csr-watch": Warning}, nil},
+		"get forbidden":      {func(m *machine) { m.replies["GET "+csrPath+"/"] = forbidden }, map[string]Status{"csr-watch": Warning}, nil},
+		"both forbidden": {func(m *machine) {
+			m.replies["GET "+csrPath+"?watch"], m.replies["GET "+csrPath+"/"] = forbidden, forbidden
+		}, map[string]Status{"csr-watch": Failure}, nil},
+		"list forbidden":                    {func(m *machine) { m.bare(); m.replies["GET "+csrPath] = forbidden }, with(fresh, "signer", Skipped), nil},
+		"signer decides":                    {func(m *machine) { csrs(m, undecided, decided) }, with(fresh, "signer", OK), []string{"signer: node-csr-z (Approved) at 2026-01-02T03:04:05Z"}},
+		"signer sleeps":                     {func(m *machine) { csrs(m, undecided, undecided) }, fresh, []string{"signer: none of 2"}},
+		"signer never seen":                 {func(m *machine) { csrs(m) }, fresh, []string{"signer: no request of signer " + signerName}},
+		"a message with an escape sequence": {func(m *machine) { m.replies["POST "+csrPath] = reply{422, `{"message":"\u001b[31mred"}`} }, map[string]Status{"csr-create": Failure}, []string{"csr-create: [31mred"}},
+		"bindings gone":                     {func(m *machine) { m.replies["GET "+bindingsURL] = reply{200, list(m.t)} }, map[string]Status{"auto-approve-bindings": OK}, nil},
+		"bindings there": {func(m *machine) {
+			m.replies["GET "+bindingsURL] = reply{200, list(m.t, raws([]string{
+				`{"metadata":{"name":"kubeadm:node-autoapprove-bootstrap"},"subjects":[{}],"roleRef":{"kind":"ClusterRole","name":"system:certificates.k8s.io:certificatesigningrequests:nodeclient"}}`,
+				`{"metadata":{"name":"mine"},"subjects":[{}],"roleRef":{"kind":"ClusterRole","name":"system:certificates.k8s.io:certificatesigningrequests:selfnodeclient"}}`,
+				`{"metadata":{"name":"nobody"},"roleRef":{"kind":"ClusterRole","name":"system:certificates.k8s.io:certificatesigningrequests:selfnodeclient"}}`,
+				`{"metadata":{"name":"other"},"subjects":[{}],"roleRef":{"kind":"ClusterRole","name":"view"}}`,
+			})...)}
+		}, map[string]Status{"auto-approve-bindings": Warning}, []string{"auto-approve-bindings: kubectl delete clusterrolebinding kubeadm:node-autoapprove-bootstrap mine"}},
+		"bindings out of sight": {nil, nil, []string{"auto-approve-bindings: kubectl get clusterrolebindings"}},
+	})
+}
+
+type raw string
+
+func (r raw) MarshalJSON() ([]byte, error) { return []byte(r), nil }
+
+func raws(items []string) []any {
+	result := make([]any, 0, len(items))
+	for _, item := range items {
+		result = append(result, raw(item))
+	}
+	return result
+}
+
+func TestTheLastResult(t *testing.T) {
+	failed := func(reason authenticator.Reason) cache.State {
+		return cache.State{Issued: time.Now().Add(-time.Hour), Failures: 3, Last: &cache.Result{Reason: string(reason), Message: "it went wrong", Hint: "do this", Finished: time.Now()}}
+	}
+	lost := map[string]Status{"certificate": Failure, "certificate-accepted": Skipped, "bootstrap-credential": OK}
+	lose := func(m *machine) {
+		m.remove(m.certs.File(cache.CurrentFile))
+		m.writeBootstrap("{token: " + token + "}")
+	}
+	checkStates(t, map[string]state{
+		"denied, while served": {func(m *machine) { m.setState(failed(authenticator.RequestDenied)) }, map[string]Status{"last-result": Warning}, []string{"last-result: it went wrong", "last-result: do this", "last-result: RequestDenied, 3 in a row"}},
+		"denied":               {func(m *machine) { m.setState(failed(authenticator.RequestDenied)); lose(m) }, with(lost, "last-result", Failure), nil},
+		"again and again": {func(m *machine) {
+			s := failed("")
+			m.setState(s)
+		}, map[string]Status{"last-result": Warning}, nil},
+		"damaged state":                 {func(m *machine) { m.write(m.certs.File(cache.StateFile), "{", 0o600) }, map[string]Status{"last-result": Warning, "signer": Warning}, nil},
+		"damaged pending":               {func(m *machine) { m.write(m.certs.File(cache.PendingFile), "{", 0o600) }, map[string]Status{"last-result": Warning}, nil},
+		"no result yet":                 {func(m *machine) { m.remove(m.certs.File(cache.StateFile)) }, map[string]Status{"last-result": Skipped, "signer": Warning}, nil},
+		"just filed":                    {func(m *machine) { m.setPending(time.Second, true, "u") }, nil, []string{"last-result: waits for its challenge", "last-result: signer " + attestation.HelloSignerName}},
+		"not filed":                     {func(m *machine) { m.setPending(time.Second, true, "") }, nil, []string{"last-result: has not been filed yet"}},
+		"the challenge does not come":   {func(m *machine) { m.setPending(5*time.Minute, true, "u") }, map[string]Status{"last-result": Warning}, []string{"last-result: kubectl describe csr node-csr-b"}},
+		"the certificate does not come": {func(m *machine) { m.setPending(time.Hour, false, "u"); lose(m) }, with(lost, "last-result", Failure), []string{"last-result: waits for its certificate", "last-result: signer " + signerName}},
+		"the same, while served":        {func(m *machine) { m.setPending(time.Hour, false, "u") }, map[string]Status{"last-result": Warning}, nil},
+		"it cannot get on with it": {func(m *machine) {
+			m.setPending(time.Second, false, "")
+			m.setState(failed(authenticator.APIUnreachable))
+			lose(m)
+		}, with(lost, "last-result", Failure), []string{"last-result: APIUnreachable"}},
+		"waiting is no failure": {func(m *machine) {
+			m.setPending(time.Second, false, "u")
+			m.setState(failed(authenticator.WaitingForSigner))
+		}, nil, nil},
+	})
+}
+
+// Both signers of a protocol with a challenge are tried, and the one of the configuration.
+func TestRequestsUnderTheRightSigners(t *testing.T) {
+	m := newMachine(t)
+	m.config.SignerName = "example.com/mine"
+	m.examine()
+	slices.Sort(m.created)
+	if !slices.Equal(m.created, []string{attestation.HelloSignerName, "example.com/mine"}) {
+		t.Errorf("%q", m.created)
+	}
+}
+
+// A list of bindings in pages is read to its end.
+func TestBindingsInPages(t *testing.T) {
+	names, next, err := autoApproving([]byte(`{"metadata":{"continue":"more"},"items":[{"metadata":{"name":"a"},"subjects":[{"name":"x"}],"roleRef":{"kind":"ClusterRole","name":"system:certificates.k8s.io:certificatesigningrequests:nodeclient"}}]}`))
+	if err != nil || next != "more" || !slices.Equal(names, []string{"a"}) {
+		t.Error(names, next, err)
+	}
+	if _, _, err := autoApproving([]byte(`<html>`)); err == nil {
+		t.Error("nonsense is a list")
+	}
+}
+
+// A check that panics, hangs with its context or hangs for ever, is a failure of its own: the others are reported, and in time.
+func TestNoCheckHidesAnother(t *testing.T) {
+	checks := []Check{
+		{Name: "panics", run: func(context.Context, *examination) finding { panic("secret") }},
+		{Name: "waits", run: func(ctx context.Context, _ *examination) finding { <-ctx.Done(); return failure("", "says so itself") }},
+		{Name: "hangs", run: func(context.Context, *examination) finding { select {} }},
+		{Name: "works", run: func(context.Context, *examination) finding { return ok("fine") }},
+	}
+	began := time.Now()
+	report := run(t.Context(), 200*time.Millisecond, checks, &examination{})
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("it took %s", took)
+	}
+	for i, want := range []string{"itself failed, with a panic", "says so itself", "not finished within 200ms", "fine"} {
+		if got := report.Checks[i]; got.Name != checks[i].Name || !strings.Contains(got.Message, want) || strings.Contains(got.Message, "secret") {
+			t.Errorf("%+v, want %q", got, want)
+		}
+	}
+	if got := report.Failed(); !slices.Equal(got, []string{"panics", "waits", "hangs"}) || report.Status != Failure {
+		t.Errorf("%s, %q", report.Status, got)
+	}
+}
+
+func TestText(t *testing.T) {
+	r := Report{Checks: []Result{{"a", OK, "fine", ""}, {"long-name", Failure, "broken", "mend it"}}}
+	const want = "ok       a          fine\nfailure  long-name  broken\n                    remedy: mend it\n"
+	if got := r.Text(); got != want {
+		t.Errorf("\n%q\nwant\n%q", got, want)
+	}
+}
