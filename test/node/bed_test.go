@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -29,6 +30,9 @@ import (
 type cluster struct {
 	*testbed.ControlPlane
 	controller *controllerprocess.Controller
+
+	mu        sync.Mutex
+	inventory [][]byte // what identify printed
 }
 
 // starting lets one cluster start after the other: on few processors all at once would take longer than each may.
@@ -132,10 +136,27 @@ func (m *machine) identity(t *testing.T, args ...string) []byte {
 	return append([]byte("---\n"), out...)
 }
 
-// setInventory replaces the inventory.
-func (c *cluster) setInventory(t *testing.T, identities ...[]byte) {
+// admit adds a machine to the inventory.
+func (c *cluster) admit(t *testing.T, identity []byte) {
 	t.Helper()
-	if err := controllerprocess.SetInventory(t.Context(), c.ControlPlane, bytes.Join(identities, nil)); err != nil {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.inventory = append(c.inventory, identity)
+	c.writeInventory(t)
+}
+
+// dismiss takes a machine out of the inventory.
+func (c *cluster) dismiss(t *testing.T, identity []byte) {
+	t.Helper()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.inventory = slices.DeleteFunc(c.inventory, func(other []byte) bool { return bytes.Equal(other, identity) })
+	c.writeInventory(t)
+}
+
+func (c *cluster) writeInventory(t *testing.T) {
+	t.Helper()
+	if err := controllerprocess.SetInventory(t.Context(), c.ControlPlane, bytes.Join(c.inventory, nil)); err != nil {
 		t.Fatal(err)
 	}
 }

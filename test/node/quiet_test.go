@@ -21,7 +21,7 @@ func TestEnrolmentFailsQuietly(t *testing.T) {
 	c := newCluster(t, nil)
 	denied, unknown := c.newMachine(t, "denied"), c.newMachine(t, "unknown")
 	// The inventory knows the one's TPM under another name, and the other's not at all.
-	c.setInventory(t, denied.identity(t, "--node-name=another"))
+	c.admit(t, denied.identity(t, "--node-name=another"))
 	began := time.Now()
 	for _, m := range []*machine{denied, unknown} {
 		m.startKubelet(t, "")

@@ -21,7 +21,7 @@ func TestNodeBecomesReady(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, nil)
 	m := c.newMachine(t, "ready")
-	c.setInventory(t, m.identity(t))
+	c.admit(t, m.identity(t))
 	began := time.Now()
 	m.startKubelet(t, "")
 	eventually(t, time.Minute, "the node is ready", func() bool { return m.ready(t.Context()) == "" })

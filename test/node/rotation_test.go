@@ -28,7 +28,7 @@ func startShortLived(t *testing.T, name string, lifetime time.Duration) (*machin
 	c.watchNodes(t)
 	s := c.newSigner(t, lifetime)
 	m := c.newMachine(t, name, "--signer-name="+builtinSigner)
-	c.setInventory(t, m.identity(t))
+	c.admit(t, m.identity(t))
 	m.startKubelet(t, busy)
 	eventually(t, time.Minute, "the node is ready", func() bool { return m.ready(t.Context()) == "" })
 	if leaf := m.leaf(t); leaf.NotAfter.Sub(leaf.NotBefore) != lifetime {

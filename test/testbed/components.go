@@ -44,6 +44,9 @@ type KubeletComponents struct {
 	Kubelet string
 	// FakeCRI is a container runtime that runs no containers.
 	FakeCRI string
+
+	// KubernetesVersion is what the kubelet was built from.
+	KubernetesVersion string
 }
 
 type component struct {
@@ -55,6 +58,7 @@ type component struct {
 // componentSet is built together, and apart from the others: nobody waits for what he does not use.
 type componentSet struct {
 	name       string // of its folder, after the key
+	module     string // folder below test/components, empty for the module there
 	components []component
 }
 
@@ -67,8 +71,9 @@ var (
 		{"kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager", kubernetesModule},
 		{"kubectl", "k8s.io/kubernetes/cmd/kubectl", kubernetesModule},
 	}}
+	kubelet    = component{"kubelet", "k8s.io/kubernetes/cmd/kubelet", kubernetesModule}
 	kubeletSet = componentSet{name: "-kubelet", components: []component{
-		{"kubelet", "k8s.io/kubernetes/cmd/kubelet", kubernetesModule},
+		kubelet,
 		{"fakecri", "./fakecri", kubernetesModule}, // its modules are the kubelet's
 	}}
 	kubeadmSet = componentSet{name: "-kubeadm", components: []component{
@@ -107,11 +112,27 @@ func Build(ctx context.Context, progress io.Writer) (Components, error) {
 
 // BuildKubelet is Build for the kubelet, of the same version.
 func BuildKubelet(ctx context.Context, progress io.Writer) (KubeletComponents, error) {
-	_, folder, err := buildSet(ctx, kubeletSet, progress)
+	r, folder, err := buildSet(ctx, kubeletSet, progress)
 	if err != nil {
 		return KubeletComponents{}, err
 	}
-	return KubeletComponents{Kubelet: filepath.Join(folder, "kubelet"), FakeCRI: filepath.Join(folder, "fakecri")}, nil
+	return KubeletComponents{
+		Kubelet: filepath.Join(folder, "kubelet"), FakeCRI: filepath.Join(folder, "fakecri"), KubernetesVersion: r.version,
+	}, nil
+}
+
+// BuildOtherKubelet is BuildKubelet for a kubelet of another minor version, such as "v1.34", which test/components has a folder with a module for.
+func BuildOtherKubelet(ctx context.Context, minor string, progress io.Writer) (KubeletComponents, error) {
+	built, err := BuildKubelet(ctx, progress)
+	if err != nil {
+		return KubeletComponents{}, err
+	}
+	r, folder, err := buildSet(ctx, componentSet{name: "-kubelet", module: minor, components: []component{kubelet}}, progress)
+	if err != nil {
+		return KubeletComponents{}, err
+	}
+	built.Kubelet, built.KubernetesVersion = filepath.Join(folder, "kubelet"), r.version
+	return built, nil
 }
 
 // BuildKubeadm is Build for kubeadm, of the same version. It returns its path.
@@ -164,6 +185,7 @@ func readRecipe(ctx context.Context, set componentSet) (*recipe, error) {
 	if err != nil {
 		return nil, err
 	}
+	source = filepath.Join(source, set.module)
 	r := &recipe{set: set, source: source}
 	if r.goMod, err = os.ReadFile(filepath.Join(source, "go.mod")); err != nil {
 		return nil, fmt.Errorf("read the components' go.mod: %w", err)

@@ -78,6 +78,14 @@ func TestBuild(t *testing.T) {
 	if other, err := BuildKubelet(t.Context(), nil); err != nil || other == kubelet {
 		t.Errorf("changed source: %+v, %v", other, err)
 	}
+	if older, err := BuildOtherKubelet(t.Context(), "v1.98", nil); err != nil {
+		t.Error(err)
+	} else if out, err := exec.Command(older.Kubelet).Output(); err != nil || string(out) != "kubelet v1.98.7 1 98" || older.KubernetesVersion != "v1.98.7" {
+		t.Errorf("the kubelet of %s says %q, %v", older.KubernetesVersion, out, err)
+	}
+	if _, err := BuildOtherKubelet(t.Context(), "v1.97", nil); err == nil || !strings.Contains(err.Error(), "v1.97/go.mod") {
+		t.Errorf("a version that no module is for: %v", err)
+	}
 	kubeadm, err := BuildKubeadm(t.Context(), nil)
 	if err != nil {
 		t.Fatal(err)
@@ -165,6 +173,10 @@ replace (
 		"component-base/version/version.go": version,
 		"kubernetes/go.mod":                 "module k8s.io/kubernetes\n",
 	}
+	files["v1.98/go.sum"] = ""
+	files["v1.98/go.mod"] = "module example.test/components/v1.98\ngo 1.26.0\n" +
+		"require (\nk8s.io/component-base v0.98.7 // indirect\nk8s.io/kubernetes v1.98.7 // indirect\n)\n" +
+		"replace (\nk8s.io/component-base => ../component-base\nk8s.io/kubernetes => ../kubernetes\n)\n"
 	for _, name := range []string{"kube-apiserver", "kube-controller-manager", "kubectl", "kubelet", "kubeadm"} {
 		files["kubernetes/cmd/"+name+"/main.go"] = "package main\nimport (\"os\"; \"k8s.io/component-base/version\")\n" +
 			"func main() { os.Stdout.WriteString(\"" + name + " \" + version.Get()) }\n"

@@ -3,6 +3,7 @@
 package testbed
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -11,6 +12,7 @@ import (
 	"maps"
 	"os/exec"
 	"strings"
+	"time"
 )
 
 // What a machine has beside the programs in /usr/bin: the files of Kubernetes' own packages (kubernetes/release, cmd/krel/templates/latest/kubelet
@@ -46,23 +48,23 @@ ExecStart=/opt/testbed/fakecri /run/fakecri.sock
 `,
 }
 
-// KubeadmMachine returns the options of a machine on which kubeadm can be run; files are added to its own.
-func KubeadmMachine(name, kubeadm string, kubelet KubeletComponents, files map[string]string) MachineOptions {
+// KubeadmMachine returns the options of a machine on which kubeadm can be run, and which reaches this control plane; files are added to its own.
+func (cp *ControlPlane) KubeadmMachine(name, kubeadm string, kubelet KubeletComponents, files map[string]string) MachineOptions {
 	all := maps.Clone(kubeadmFiles)
 	maps.Copy(all, files)
 	return MachineOptions{
-		Name: name, Files: all,
+		Name: name, Files: all, Binds: map[string]string{}, Reaches: cp.addr,
 		Programs: map[string]string{"/usr/bin/kubeadm": kubeadm, "/usr/bin/kubelet": kubelet.Kubelet, "/opt/testbed/fakecri": kubelet.FakeCRI},
 		Enabled:  []string{"kubelet.service", "fakecri.service"},
 	}
 }
 
-// The kubelets of several clusters are in one network: each cluster's have ports of their own. "none", as kubeadm would drop an empty list.
+// "none", as kubeadm would drop an empty list.
 const kubeadmInit = `apiVersion: kubeadm.k8s.io/v1beta4
 kind: InitConfiguration
 bootstrapTokens: [{token: %[1]s, ttl: 1h0m0s}]
 nodeRegistration: {name: control-plane, criSocket: "unix:///run/fakecri.sock"}
-localAPIEndpoint: {advertiseAddress: %[6]s}
+localAPIEndpoint: {advertiseAddress: %[4]s}
 ---
 apiVersion: kubeadm.k8s.io/v1beta4
 kind: ClusterConfiguration
@@ -71,8 +73,6 @@ controlPlaneEndpoint: %[3]s
 ---
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
-port: %[4]d
-healthzPort: %[5]d
 resolvConf: ""
 cgroupDriver: cgroupfs
 cgroupsPerQOS: false
@@ -91,8 +91,7 @@ func (cp *ControlPlane) KubeadmInit(ctx context.Context, kubeadm string) (token 
 	if err != nil {
 		return "", err
 	}
-	number := int(kubeletAddresses.Load())
-	config := fmt.Sprintf(kubeadmInit, token, cp.components.KubernetesVersion, cp.addr, 11000+number, 11500+number, address)
+	config := fmt.Sprintf(kubeadmInit, token, cp.components.KubernetesVersion, cp.addr, address)
 	if err := cp.write("kubeadm-init.yaml", []byte(config)); err != nil {
 		return "", err
 	}
@@ -109,24 +108,38 @@ func (cp *ControlPlane) KubeadmInit(ctx context.Context, kubeadm string) (token 
 	return token, cp.awaitToken(ctx, token[:6], token)
 }
 
+// KubeadmJoin says how a machine joins.
+type KubeadmJoin struct {
+	Name string
+	// Token is a bootstrap token; without one the machine joins with Kubeconfig, a file on it.
+	Token, Kubeconfig string
+	// Timeout is how long kubeadm waits for the kubelet, and again for its certificate; 0 is a minute.
+	Timeout time.Duration
+	// KubeletArgs are flags for the kubelet, name to value.
+	KubeletArgs map[string]string
+}
+
 const kubeadmJoin = `apiVersion: kubeadm.k8s.io/v1beta4
 kind: JoinConfiguration
-timeouts: {kubeletHealthCheck: 1m0s, tlsBootstrap: 1m0s}
-discovery:
-  bootstrapToken: {token: %s, apiServerEndpoint: "%s", caCertHashes: ["sha256:%s"]}
+timeouts: {kubeletHealthCheck: %[1]s, tlsBootstrap: %[1]s}
+discovery: %[2]s
 nodeRegistration:
-  name: %s
+  name: %[3]s
   criSocket: unix:///run/fakecri.sock
-  kubeletExtraArgs: [{name: node-ip, value: %s}]
+  kubeletExtraArgs: %[4]s
   ignorePreflightErrors: [all]
 `
 
-// KubeadmJoinConfig returns the configuration with which a machine joins under a name. Its kubelet gets an address of its own.
-func (cp *ControlPlane) KubeadmJoinConfig(name, token string) (string, error) {
-	address, err := newKubeletAddress()
-	if err != nil {
-		return "", err
+// KubeadmJoinConfig returns the configuration with which a machine joins.
+func (cp *ControlPlane) KubeadmJoinConfig(join KubeadmJoin) string {
+	discovery := fmt.Sprintf("{file: {kubeConfigPath: %s}}", join.Kubeconfig)
+	if join.Token != "" {
+		pin := sha256.Sum256(cp.serverCA.Certificate().RawSubjectPublicKeyInfo)
+		discovery = fmt.Sprintf(`{bootstrapToken: {token: %s, apiServerEndpoint: "%s", caCertHashes: ["sha256:%s"]}}`, join.Token, cp.addr, hex.EncodeToString(pin[:]))
 	}
-	pin := sha256.Sum256(cp.serverCA.Certificate().RawSubjectPublicKeyInfo)
-	return fmt.Sprintf(kubeadmJoin, token, cp.addr, hex.EncodeToString(pin[:]), name, address), nil
+	args := fmt.Sprintf("[{name: node-ip, value: %s}", machineAddress)
+	for name, value := range join.KubeletArgs {
+		args += fmt.Sprintf(", {name: %s, value: %q}", name, value)
+	}
+	return fmt.Sprintf(kubeadmJoin, cmp.Or(join.Timeout, time.Minute), discovery, join.Name, args+"]")
 }

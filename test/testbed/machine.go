@@ -6,13 +6,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 )
@@ -31,18 +34,33 @@ Before=kubelet.service
 Type=oneshot
 ExecStart=/bin/sh -e /opt/testbed/sysctl.sh
 `,
-	"/opt/testbed/sysctl.sh": "cd /opt/testbed/sysctl\nfind . -type f | while read -r name; do mount --bind \"$name\" \"/proc/sys/$name\"; done\n",
+	"/etc/systemd/system/testbed-network.service": `[Unit]
+Before=kubelet.service
+[Service]
+Type=oneshot
+ExecStart=/sbin/ip address add ` + machineAddress + `/32 dev lo
+`,
+	"/etc/systemd/system/testbed-reach.service": "[Service]\nExecStart=/lib/systemd/systemd-socket-proxyd " + reachedSocket + "\n",
+	"/opt/testbed/sysctl.sh":                    "cd /opt/testbed/sysctl\nfind . -type f | while read -r name; do mount --bind \"$name\" \"/proc/sys/$name\"; done\n",
 }
 
 var machineLinks = map[string]string{
 	"/bin": "usr/bin", "/sbin": "usr/sbin", "/lib": "usr/lib", "/lib64": "usr/lib64",
-	"/etc/systemd/system/default.target":                                 "/usr/lib/systemd/system/multi-user.target",
-	"/etc/systemd/system/multi-user.target.wants/testbed-sysctl.service": "../testbed-sysctl.service",
-	"/etc/systemd/system/systemd-udevd.service":                          "/dev/null",
-	"/etc/systemd/system/systemd-logind.service":                         "/dev/null",
-	"/etc/systemd/system/systemd-networkd.service":                       "/dev/null",
-	"/etc/systemd/system/getty.target":                                   "/dev/null",
+	"/etc/systemd/system/default.target":                                  "/usr/lib/systemd/system/multi-user.target",
+	"/etc/systemd/system/multi-user.target.wants/testbed-sysctl.service":  "../testbed-sysctl.service",
+	"/etc/systemd/system/multi-user.target.wants/testbed-network.service": "../testbed-network.service",
+	"/etc/systemd/system/systemd-udevd.service":                           "/dev/null",
+	"/etc/systemd/system/systemd-logind.service":                          "/dev/null",
+	"/etc/systemd/system/systemd-networkd.service":                        "/dev/null",
+	"/etc/systemd/system/getty.target":                                    "/dev/null",
 }
+
+const (
+	// machineAddress is each machine's own, on its loopback device, and no loopback address: a node with one has none, as the kubelet sees it.
+	machineAddress = "10.99.98.1"
+	// reachedSocket leads from a machine to the one address that it reaches.
+	reachedSocket = "/opt/testbed/reached/socket"
+)
 
 // machineCopies are this machine's, without which programs in /usr do not work. Some are not there on every distribution.
 var machineCopies = []string{"passwd", "group", "shadow", "nsswitch.conf", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "pam.d", "alternatives", "ssl"}
@@ -58,15 +76,19 @@ type MachineOptions struct {
 	Enabled []string
 	// Binds are files or folders of ours that the machine sees, such as sockets: path there to path here.
 	Binds map[string]string
+	// Reaches is a TCP address on our loopback device, such as an API server's: the machine reaches it at the same address, and nothing else.
+	Reaches string
 }
 
 // Machine is a machine with a systemd of its own, in systemd-nspawn. It has this machine's /usr, with what Files and Programs add, an /etc that is
-// nearly empty, and our network. Its methods are for one goroutine at a time.
+// nearly empty, and a network of its own. Its methods are for one goroutine at a time.
 type Machine struct {
+	options MachineOptions
 	dir     string
 	cgroups []string
 	process *Process
 	leader  string // the PID of its systemd
+	reached net.Listener
 }
 
 // StartMachine starts a machine, and returns when its systemd has started what is enabled. It works in a program that Isolate has started.
@@ -74,7 +96,7 @@ func StartMachine(ctx context.Context, options MachineOptions) (_ *Machine, err 
 	if !Isolated() {
 		return nil, errors.New("start a machine: not in namespaces of its own, see Isolate")
 	}
-	m := &Machine{}
+	m := &Machine{options: options}
 	if m.dir, err = os.MkdirTemp("/tmp", "machine-"); err != nil {
 		return nil, fmt.Errorf("make the machine's folder: %w", err)
 	}
@@ -86,19 +108,41 @@ func StartMachine(ctx context.Context, options MachineOptions) (_ *Machine, err 
 	if err := m.makeDisk(options); err != nil {
 		return nil, fmt.Errorf("make the disk of machine %s: %w", options.Name, err)
 	}
-	if err := m.makeCgroups(); err != nil {
-		return nil, fmt.Errorf("make the control groups of machine %s: %w", options.Name, err)
+	if err := m.reach(); err != nil {
+		return nil, fmt.Errorf("make the network of machine %s: %w", options.Name, err)
 	}
-	if err := m.boot(options); err != nil {
-		return nil, err
+	return m, m.PowerOn(ctx)
+}
+
+// PowerOn starts the machine after PowerOff, and returns when its systemd has started what is enabled.
+func (m *Machine) PowerOn(ctx context.Context) error {
+	if err := m.makeCgroups(); err != nil {
+		return fmt.Errorf("make the control groups of machine %s: %w", m.options.Name, err)
+	}
+	if err := m.boot(); err != nil {
+		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	return m, pollWhile(ctx, m.process, "machine "+options.Name, m.booted)
+	return pollWhile(ctx, m.process, "machine "+m.options.Name, m.booted)
+}
+
+// PowerOff shuts the machine down in good order. Its disk is as it was, what was in memory, such as /run, is gone; PowerOn may follow.
+func (m *Machine) PowerOff(ctx context.Context) error {
+	m.process.told.Store(true)
+	if _, err := m.Run(ctx, "systemctl", "poweroff", "--no-block"); err != nil {
+		return err
+	}
+	select {
+	case <-m.process.Done():
+	case <-time.After(startTimeout):
+		return fmt.Errorf("machine %s does not end\n%s", m.options.Name, m.process.LogTail())
+	}
+	return m.removeCgroups()
 }
 
 func (m *Machine) makeDisk(options MachineOptions) error {
-	for _, dir := range []string{"root/usr", "root/var/lib", "root/var/log", "root/tmp", "root/root", "root/run", "usr", "work"} {
+	for _, dir := range []string{"root/usr", "root/var/lib", "root/var/log", "root/tmp", "root/root", "root/run", "usr", "reached"} {
 		if err := os.MkdirAll(filepath.Join(m.dir, dir), 0o755); err != nil { //nolint:gosec // G301: as on any machine
 			return err
 		}
@@ -120,8 +164,9 @@ func (m *Machine) makeDisk(options MachineOptions) error {
 			return err
 		}
 	}
+	reached := map[string]string{"/etc/systemd/system/testbed-reach.socket": "[Socket]\nListenStream=" + options.Reaches + "\n"}
 	names := map[string]string{"/etc/hostname": options.Name + "\n", "/etc/hosts": "127.0.0.1 localhost " + options.Name + "\n"}
-	for _, files := range []map[string]string{machineFiles, names, options.Files} {
+	for _, files := range []map[string]string{machineFiles, names, reached, options.Files} {
 		for path, content := range files {
 			if err := m.WriteFile(path, []byte(content), 0o644); err != nil {
 				return err
@@ -137,7 +182,7 @@ func (m *Machine) makeDisk(options MachineOptions) error {
 			return err
 		}
 	}
-	links := map[string]string{}
+	links := map[string]string{"/etc/systemd/system/sockets.target.wants/testbed-reach.socket": "../testbed-reach.socket"}
 	for _, unit := range options.Enabled {
 		links["/etc/systemd/system/multi-user.target.wants/"+unit] = "../" + unit
 	}
@@ -174,6 +219,44 @@ func (m *Machine) WriteFile(path string, content []byte, mode os.FileMode) error
 	return os.WriteFile(m.Path(path), content, mode) //nolint:gosec // G703: the test says where
 }
 
+// reach forwards what comes through the machine's socket, until the machine is removed.
+func (m *Machine) reach() (err error) {
+	m.reached, err = net.Listen("unix", filepath.Join(m.dir, "reached", filepath.Base(reachedSocket)))
+	if err != nil {
+		return err
+	}
+	go func() {
+		for {
+			from, err := m.reached.Accept()
+			if err != nil {
+				return
+			}
+			go forward(from, m.options.Reaches)
+		}
+	}()
+	return nil
+}
+
+// forward copies both ways until both have ended.
+func forward(from net.Conn, address string) {
+	defer func() { _ = from.Close() }()
+	to, err := net.Dial("tcp", address)
+	if err != nil {
+		return // as if nobody listened
+	}
+	defer func() { _ = to.Close() }()
+	var both sync.WaitGroup
+	for _, way := range [][2]net.Conn{{from, to}, {to, from}} {
+		both.Go(func() {
+			_, _ = io.Copy(way[1], way[0])
+			if w, ok := way[1].(interface{ CloseWrite() error }); ok {
+				_ = w.CloseWrite()
+			}
+		})
+	}
+	both.Wait()
+}
+
 // makeCgroups makes a control group for the machine, so that two do not get into each other's way.
 func (m *Machine) makeCgroups() error {
 	for _, root := range cgroupRoots {
@@ -192,7 +275,7 @@ func (m *Machine) makeCgroups() error {
 	return nil
 }
 
-func (m *Machine) boot(options MachineOptions) (err error) {
+func (m *Machine) boot() (err error) {
 	var script strings.Builder
 	for _, group := range m.cgroups {
 		script.WriteString("echo $$ >" + group + "/cgroup.procs && ")
@@ -201,10 +284,11 @@ func (m *Machine) boot(options MachineOptions) (err error) {
 	args := []string{
 		"-c", script.String(), "sh",
 		"--directory=" + filepath.Join(m.dir, "root"), "--overlay=/usr:" + filepath.Join(m.dir, "usr") + ":/usr",
-		"--machine=" + options.Name, "--register=no", "--keep-unit", "--console=pipe",
+		"--machine=" + m.options.Name, "--register=no", "--keep-unit", "--console=pipe",
+		"--private-network", "--bind=" + filepath.Join(m.dir, "reached") + ":" + filepath.Dir(reachedSocket),
 		"--bind=/dev/null:/dev/kmsg", // the kubelet wants to read it
 	}
-	for there, here := range options.Binds {
+	for there, here := range m.options.Binds {
 		args = append(args, "--bind="+here+":"+there)
 	}
 	var env []string
@@ -267,10 +351,19 @@ func (m *Machine) Remove() error {
 	if m.process != nil {
 		errs = append(errs, m.powerOff())
 	}
+	if m.reached != nil {
+		errs = append(errs, m.reached.Close())
+	}
+	return errors.Join(append(errs, m.removeCgroups(), os.RemoveAll(m.dir))...)
+}
+
+func (m *Machine) removeCgroups() error {
+	var errs []error
 	for _, group := range m.cgroups {
 		errs = append(errs, removeCgroup(group))
 	}
-	return errors.Join(append(errs, os.RemoveAll(m.dir))...)
+	m.cgroups = nil
+	return errors.Join(errs...)
 }
 
 // powerOff kills the machine's systemd, with which the kernel kills all of its processes. systemd-nspawn tidies up and ends by itself then. If it is
