@@ -62,6 +62,9 @@ func checkConfiguration(_ context.Context, e *examination) finding {
 	default:
 		f = judgeFile(e.ConfigFile, info, plain)
 	}
+	if errors.Is(e.ConfigErr, fs.ErrPermission) {
+		return skipped("%s: %v: the other checks go by flags and defaults", e.ConfigFile, errNeedsRoot)
+	}
 	if e.ConfigErr != nil {
 		failed := authenticator.AsFailure(e.ConfigErr)
 		f = worst(f, failure(failed.Hint, "%v", failed))
