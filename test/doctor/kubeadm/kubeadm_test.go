@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package kubeadm tests that "kubelet-authenticator doctor" recognises what the real kubeadm and the real kubelet leave behind: attested nodes, and
+// those that got around it. All of that runs in namespaces of its own.
+package kubeadm
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/doctor"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
+	verifier "github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/attestor"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
+)
+
+const (
+	module = "../../.."
+	// pluginVariable names what was built, for the tests in their namespaces.
+	pluginVariable = "KUBELET_AUTHENTICATOR_TEST_PLUGIN"
+
+	pluginFile = "/usr/bin/kubelet-authenticator"
+	configFile = "/etc/kubelet-authenticator/config.yaml"
+	dropInFile = "/usr/lib/systemd/system/kubelet.service.d/20-kubelet-authenticator.conf"
+	joinFile   = "/root/join.yaml"
+	tpmSocket  = "/opt/testbed/tpm"
+)
+
+// starting keeps machines from booting all at once.
+var starting sync.Mutex
+
+// built is what the tests start.
+var built struct {
+	plugin, kubeadm string
+	kubelet         testbed.KubeletComponents
+}
+
+func TestMain(m *testing.M) {
+	code, err := runAll(m)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "doctor/kubeadm:", err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func runAll(m *testing.M) (code int, err error) {
+	ctx := context.Background()
+	switch {
+	case os.Geteuid() != 0:
+		fmt.Fprintln(os.Stderr, "doctor/kubeadm: SKIPPED, NO TEST WITH A REAL KUBELET HAS RUN: a kubelet and its namespaces need root")
+		return 0, nil
+	case testbed.Isolated():
+		return runIsolated(ctx, m)
+	}
+	// In its namespaces nothing can be downloaded, so all is built before.
+	dir, err := os.MkdirTemp("", "doctor-kubeadm-")
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	if _, err := testbed.Build(ctx, os.Stderr); err != nil {
+		return 0, err
+	}
+	if err := buildKubernetes(ctx); err != nil {
+		return 0, err
+	}
+	plugin := filepath.Join(dir, "kubelet-authenticator")
+	if err := testbed.GoBuild(ctx, module, plugin, "./cmd/kubelet-authenticator"); err != nil {
+		return 0, err
+	}
+	if err := os.Setenv(pluginVariable, plugin); err != nil {
+		return 0, err
+	}
+	return testbed.Isolate()
+}
+
+// buildKubernetes builds what a node has of Kubernetes, or finds it where it was built before.
+func buildKubernetes(ctx context.Context) (err error) {
+	if built.kubelet, err = testbed.BuildKubelet(ctx, os.Stderr); err != nil {
+		return err
+	}
+	built.kubeadm, err = testbed.BuildKubeadm(ctx, os.Stderr)
+	return err
+}
+
+func runIsolated(ctx context.Context, m *testing.M) (code int, err error) {
+	if err := testbed.EnterIsolation(); err != nil {
+		return 0, err
+	}
+	if err := buildKubernetes(ctx); err != nil {
+		return 0, err
+	}
+	built.plugin = os.Getenv(pluginVariable)
+	// The tests mostly wait.
+	flag.Parse()
+	if err := flag.Set("test.parallel", "8"); err != nil {
+		return 0, err
+	}
+	return m.Run(), nil
+}
+
+// cluster is one as "kubeadm init" makes it, with the bindings that approve without attestation.
+type cluster struct {
+	*testbed.ControlPlane
+	token string
+}
+
+func newCluster(t *testing.T) *cluster {
+	t.Helper()
+	cp, err := testbed.Start(t.Context(), testbed.Options{Progress: os.Stderr})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := cp.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := cp.StartControllerManager(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	token, err := cp.KubeadmInit(t.Context(), built.kubeadm)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &cluster{cp, token}
+}
+
+// image is what is on a machine's disk beside kubeadm, the kubelet and the plugin's program.
+type image struct {
+	dropIn, enabled bool
+	// conf is a kubelet.conf written before the join.
+	conf        []byte
+	kubeletArgs map[string]string
+}
+
+// join starts a machine, lets kubeadm join it, and waits until its node is there.
+func (c *cluster) join(t *testing.T, name string, i image) *testbed.Machine {
+	t.Helper()
+	chip := swtpm.Start(t, swtpm.Options{Certified: []string{"ecc-p256"}})
+	c.attest(t, name, chip)
+	files := map[string]string{joinFile: c.KubeadmJoinConfig(testbed.KubeadmJoin{Name: name, Token: c.token, KubeletArgs: i.kubeletArgs})}
+	if i.dropIn {
+		content, err := os.ReadFile(filepath.Join(module, "packaging", "systemd", filepath.Base(dropInFile)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		files[dropInFile] = string(content)
+	}
+	if i.enabled {
+		files[configFile] = fmt.Sprintf("apiVersion: authenticator.cluster.x-k8s.io/v1alpha1\nkind: KubeletAuthenticatorConfiguration\n"+
+			"provider: tpm\ntpmDevice: %s\nproviderID: test://%s\n", tpmSocket, name)
+	}
+	options := c.KubeadmMachine(name, built.kubeadm, built.kubelet, files)
+	options.Programs[pluginFile] = built.plugin
+	options.Binds[tpmSocket] = swtpm.NewProxy(t, chip).Socket()
+	m := start(t, options)
+	if i.conf != nil {
+		if err := m.WriteFile(kubelet.KubeconfigFile, i.conf, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if out, err := m.Run(t.Context(), "kubeadm", "join", "--config="+joinFile); err != nil {
+		t.Fatalf("kubeadm join: %v\n%s\n%s", err, out, m.Journal(t.Context(), "kubelet"))
+	}
+	return m
+}
+
+func start(t *testing.T, options testbed.MachineOptions) *testbed.Machine {
+	t.Helper()
+	starting.Lock()
+	defer starting.Unlock()
+	m, err := testbed.StartMachine(t.Context(), options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := m.Remove(); err != nil {
+			t.Error(err)
+		}
+	})
+	return m
+}
+
+// attest has a node's requests answered.
+func (c *cluster) attest(t *testing.T, name string, chip *swtpm.TPM) {
+	t.Helper()
+	key := make([]byte, 32)
+	_, _ = rand.Read(key) // never fails
+	v, err := verifier.New(verifier.Config{
+		Roots: []*x509.Certificate{chip.CA.Root}, Intermediates: []*x509.Certificate{chip.CA.Intermediate},
+		PCRs: attestation.PCRSelection{Bank: "sha256", Indexes: []int{0, 7}}, ClusterUID: "0e4a9a4c-3a4e-4b1f-9f0b-6c2b1f6d2a11",
+		Keys: verifier.Keys{Current: "k1", ByID: map[string][]byte{"k1": key}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := &attestor.Attestor{Cluster: c.ControlPlane, Verifier: v, NodeName: name, Lifetime: time.Hour}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	ended := make(chan error, 1)
+	go func() { ended <- a.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("attestor: %v", err)
+		}
+	})
+}
+
+// examine runs doctor on a machine.
+func examine(t *testing.T, m *testbed.Machine, args ...string) (doctor.Report, int) {
+	t.Helper()
+	cmd := m.Command(t.Context(), append([]string{pluginFile, "doctor", "--output=json"}, args...)...)
+	out, err := cmd.Output()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	var report doctor.Report
+	if err := json.Unmarshal(out, &report); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return report, cmd.ProcessState.ExitCode()
+}
+
+// Each machine joins with success. What doctor then says tells them apart.
+func TestJoinedMachines(t *testing.T) {
+	c := newCluster(t)
+	exec := c.ExecKubeconfig("client.authentication.k8s.io/v1", pluginFile, nil, nil, true)
+	for name, row := range map[string]struct {
+		image
+		args   []string
+		failed []string
+		kind   kubelet.Kind
+	}{
+		"attested": {image{dropIn: true, enabled: true}, nil, nil, kubelet.Ours},
+		// (a) The kubelet wrote over an exec kubelet.conf.
+		"overwritten": {image{enabled: true, conf: exec}, nil,
+			[]string{"certificate", "bootstrap-kubeconfig", "kubelet-bootstrap", "kubelet-rotation", "kubelet-kubeconfig"}, kubelet.Bootstrapped},
+		// (b) It does not bootstrap, but rotates.
+		"rotated": {image{enabled: true, conf: exec, kubeletArgs: map[string]string{"bootstrap-kubeconfig": ""}}, nil, []string{"kubelet-rotation"}, kubelet.Ours},
+		// (e) The drop-in is there, and the file that switches it on is not.
+		"stock": {image{dropIn: true}, []string{"--tpm-device=" + tpmSocket},
+			[]string{"certificate", "bootstrap-kubeconfig", "kubelet-bootstrap", "kubelet-rotation", "kubelet-kubeconfig"}, kubelet.Bootstrapped},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := c.join(t, name, row.image)
+			if k := kubelet.ReadKubeconfig(m.Path(kubelet.KubeconfigFile), ""); k.Kind != row.kind {
+				t.Errorf("kubelet.conf: %s, want: %s", k.Kind, row.kind)
+			}
+			report, code := examine(t, m, row.args...)
+			if got := report.Failed(); !slices.Equal(got, row.failed) || code != map[bool]int{true: 31}[len(row.failed) > 0] {
+				t.Errorf("exit code %d, failed: %q, want %q:\n%s", code, got, row.failed, report.Text())
+			}
+		})
+	}
+}
