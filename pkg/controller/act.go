@@ -29,12 +29,11 @@ import (
 
 // Reasons of conditions that the rules do not know.
 const (
-	ReasonApproved     verifier.Reason = "Attested"
-	ReasonChallenged   verifier.Reason = "Challenged"
-	ReasonServing      verifier.Reason = "AddressesVerified"
-	ReasonUnattested   verifier.Reason = "UnattestedNode"
-	ReasonCompleted    verifier.Reason = "AttestationCompleted"
-	ReasonHelloExpired verifier.Reason = "AttestationHelloExpired"
+	ReasonApproved   verifier.Reason = "Attested"
+	ReasonChallenged verifier.Reason = "Challenged"
+	ReasonServing    verifier.Reason = "AddressesVerified"
+	ReasonUnattested verifier.Reason = "UnattestedNode"
+	ReasonCompleted  verifier.Reason = "AttestationCompleted"
 )
 
 // act carries out a decision.
@@ -182,9 +181,13 @@ func (c *Controller) sign(ctx context.Context, object *certificatesv1.Certificat
 
 // finish does what may have been left undone of a request that is done: what another signer issued is noted, and the hello is closed. What
 // no record names was issued without us: the hello that it refers to is anybody's.
-func (c *Controller) finish(ctx context.Context, object *certificatesv1.CertificateSigningRequest, claim verifier.Claim) error {
+func (c *Controller) finish(ctx context.Context, object *certificatesv1.CertificateSigningRequest) error {
+	if c.Audit || len(object.Status.Certificate) == 0 {
+		return nil
+	}
+	claim, _ := c.Rules.Look(object)
 	provider := c.providers[claim.Provider]
-	if c.Audit || claim.Hello || provider == nil || len(object.Status.Certificate) == 0 {
+	if claim.Hello || provider == nil {
 		return nil
 	}
 	var hello *certificatesv1.CertificateSigningRequest

@@ -16,6 +16,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/lru"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
@@ -62,6 +63,8 @@ type Controller struct {
 	recent recent
 	waits  waits
 	turns  *turns
+	// said is when what was last said of Nodes.
+	said *lru.Cache
 }
 
 // Name is the controller's, in events and metrics.
@@ -114,9 +117,13 @@ func newController(config Config) (*Controller, error) {
 		c.providers[p.Name()] = p
 	}
 	wanted, tokens := c.Rules.Needs()
-	for _, name := range wanted {
-		if c.providers[name] == nil {
-			return nil, fmt.Errorf("controller: the rules know a provider %q, and there is none of that name", name)
+	for _, w := range wanted {
+		p := c.providers[w.Name]
+		if p == nil {
+			return nil, fmt.Errorf("controller: the rules know a provider %q, and there is none of that name", w.Name)
+		}
+		if _, challenges := p.(Challenger); challenges != w.Challenges {
+			return nil, fmt.Errorf("controller: provider %q: rules and provider do not agree on whether it challenges", w.Name)
 		}
 	}
 	if _, ok := c.Machines.(TokenSource); tokens && !ok {
@@ -128,7 +135,7 @@ func newController(config Config) (*Controller, error) {
 	if err := c.Rates.Check(); err != nil {
 		return nil, fmt.Errorf("controller: rates: %w", err)
 	}
-	c.turns = newTurns(c.Rates)
+	c.turns, c.said = newTurns(c.Rates), lru.New(maxLimiters)
 	if c.Concurrency == 0 {
 		c.Concurrency = 4
 	}

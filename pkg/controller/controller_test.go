@@ -46,6 +46,11 @@ func TestConfigIsComplete(t *testing.T) {
 		"a provider of the rules only": {func(_ *Config, p *verifier.Policy) {
 			p.Providers = append(p.Providers, verifier.Provider{Name: "acme"})
 		}, `"acme"`},
+		"rules that say it does not challenge": {func(_ *Config, p *verifier.Policy) { p.Providers[0].Challenges = false }, "challenges"},
+		"rules that say it does": {func(c *Config, p *verifier.Policy) {
+			p.Providers = append(p.Providers, verifier.Provider{Name: "acme", Challenges: true})
+			c.Providers = append(c.Providers, FromSigner("acme", InsecureSigner{}))
+		}, "challenges"},
 		"insecure, without a provider": {func(c *Config, p *verifier.Policy) {
 			p.InsecureSigner, c.Machines = verifier.InsecureSignerName, noTokens{}
 		}, `"insecure"`},

@@ -92,7 +92,12 @@ func (c *Controller) findEvidence(ctx context.Context, f *found, claim verifier.
 		}
 		f.named = namesEK(in.Machines, f.ek) || f.ek != "" && slices.ContainsFunc(in.Records, func(r verifier.Record) bool { return r.EK == f.ek })
 	}
-	in.Evidence = f.provider.Judge(ctx, Question{Request: in.Request, Hello: in.Hello, Named: f.named, Now: in.Now})
+	question := Question{Request: in.Request, Hello: in.Hello, Named: f.named, Now: in.Now}
+	if f.inPassing {
+		in.Evidence = c.waits.evidence(question, func() verifier.Evidence { return f.provider.Judge(ctx, question) })
+	} else {
+		in.Evidence = f.provider.Judge(ctx, question)
+	}
 	return nil
 }
 
@@ -212,7 +217,8 @@ func (c *Controller) findOpen(ctx context.Context, f *found, claim verifier.Clai
 		if err != nil {
 			return err
 		}
-		r.Open = proof != nil && string(proof.UID) == r.ProofUID && stateOf(proof) != done
+		// One that another signer has issued for is open until its certificate is noted.
+		r.Open = proof != nil && string(proof.UID) == r.ProofUID && (stateOf(proof) != done || len(proof.Status.Certificate) > 0)
 	}
 	return nil
 }

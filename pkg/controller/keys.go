@@ -73,8 +73,8 @@ func newKey() map[string][]byte {
 // Secret, or an empty one; of two that do, the API server takes the first, and the other uses that. It never changes a Secret that has
 // anything in it. A changed Secret is read without a restart; what will not do leaves the last good keys in use.
 //
-// A key is rotated in three steps: add the next one; some seconds later make it the current one; a challenge's lifetime after that take the
-// old one away.
+// A key is rotated in three steps: add the next one; some seconds later make it the current one; a challenge's lifetime and the
+// rules' WaitDeadline after that take the old one away: a proof may wait so long.
 type KeyStore struct {
 	reader client.Reader
 	writer client.Client

@@ -3,6 +3,7 @@
 package controller
 
 import (
+	"container/list"
 	"fmt"
 	"sync"
 	"time"
@@ -60,28 +61,74 @@ func (r Rates) Check() error {
 // maxLimiters bounds how many requesters and machines are told apart. One that is forgotten starts with a full burst.
 const maxLimiters = 20000
 
-// turns gives each request its turn to be judged.
+// maxTurn bounds how long a request is told to wait before it asks again: those before it may have gone.
+const maxTurn = 5 * time.Second
+
+// maxLate is how late a request may come back before others are served in its place.
+const maxLate = time.Second
+
+// turns gives each request its turn to be judged: of one requester one after the other, in the order in which they came, and the requesters
+// in turn. So a flood of one, or of some, takes no turns from the others.
 type turns struct {
 	rates   Rates
 	cluster *rate.Limiter
 
 	mu                   sync.Mutex
 	requesters, machines *lru.Cache
-	// next is what each request waits for, by its name.
-	next map[string]turn
+	// lines are the requests that wait, by requester.
+	lines map[string]*line
+	// owners are their requesters.
+	owners map[string]string
+	// round are the requesters whose first request waits for the cluster's rate alone, and due is when they were told to come back.
+	round *line
+	due   map[string]time.Time
 }
 
-// turn is when a request may go on, and whether that is through the last gate: the requester's comes first, so that a flood of one requester takes
-// no turns from the others.
-type turn struct {
-	at   time.Time
-	last bool
+// line is a queue of names. Each has a number, one more than the one before it when it came.
+type line struct {
+	waiting *list.List
+	places  map[string]*list.Element
+	next    int
+}
+
+// ticket is what stands in a line.
+type ticket struct {
+	name   string
+	number int
+}
+
+func newLine() *line { return &line{waiting: list.New(), places: map[string]*list.Element{}} }
+
+// before returns how many are before a name, where all of them that have gone since are counted, or would be if it came now.
+func (l *line) before(name string) int {
+	if l == nil || l.waiting.Len() == 0 {
+		return 0
+	}
+	number := l.next
+	if e := l.places[name]; e != nil {
+		number = e.Value.(ticket).number
+	}
+	return number - l.waiting.Front().Value.(ticket).number
+}
+
+func (l *line) enter(name string) {
+	if l.places[name] == nil {
+		l.places[name] = l.waiting.PushBack(ticket{name, l.next})
+		l.next++
+	}
+}
+
+func (l *line) leave(name string) {
+	if e := l.places[name]; e != nil {
+		l.waiting.Remove(e)
+		delete(l.places, name)
+	}
 }
 
 func newTurns(r Rates) *turns {
 	return &turns{
-		rates: r, cluster: limiter(r.Cluster),
-		requesters: lru.New(maxLimiters), machines: lru.New(maxLimiters), next: map[string]turn{},
+		rates: r, cluster: limiter(r.Cluster), requesters: lru.New(maxLimiters), machines: lru.New(maxLimiters),
+		lines: map[string]*line{}, owners: map[string]string{}, round: newLine(), due: map[string]time.Time{},
 	}
 }
 
@@ -97,37 +144,90 @@ func limiterOf(all *lru.Cache, key string, r Rate) *rate.Limiter {
 	return l
 }
 
-// wait returns how long a request has to wait for its turn; it is its turn at 0. Each turn is for one look.
+// until returns how long it is until a limiter lets one pass; 0 if it does now.
+func until(l *rate.Limiter, r Rate, now time.Time) time.Duration {
+	if tokens := l.TokensAt(now); tokens < 1 {
+		return max(time.Duration((1-tokens)*float64(r.Every)), time.Millisecond)
+	}
+	return 0
+}
+
+// wait returns how long a request has to wait before it asks again whether it is its turn; it is at 0. Each turn is for one look.
 func (t *turns) wait(request, requester string, now time.Time) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	mine, waits := t.next[request]
-	if !waits {
-		mine = turn{at: now.Add(limiterOf(t.requesters, requester, t.rates.Requester).ReserveN(now, 1).DelayFrom(now))}
+	mine := limiterOf(t.requesters, requester, t.rates.Requester)
+	before := t.lines[requester].before(request)
+	delay := until(mine, t.rates.Requester, now) + time.Duration(before)*t.rates.Requester.Every
+	if delay == 0 {
+		if delay = t.waitForCluster(requester, now); delay == 0 {
+			mine.AllowN(now, 1)
+			t.leave(request)
+			return 0
+		}
 	}
-	if !mine.at.After(now) && !mine.last {
-		mine = turn{at: now.Add(t.cluster.ReserveN(now, 1).DelayFrom(now)), last: true}
+	t.enter(request, requester)
+	return min(max(delay, time.Millisecond), maxTurn)
+}
+
+// waitForCluster returns how long the first request of a requester has to wait for its place in the round.
+func (t *turns) waitForCluster(requester string, now time.Time) time.Duration {
+	for first := t.round.waiting.Front(); first != nil; first = t.round.waiting.Front() {
+		name := first.Value.(ticket).name
+		if name == requester || now.Sub(t.due[name]) <= maxLate {
+			break
+		}
+		t.leaveRound(name)
 	}
-	if !mine.at.After(now) {
-		delete(t.next, request)
+	delay := until(t.cluster, t.rates.Cluster, now) + time.Duration(t.round.before(requester))*t.rates.Cluster.Every
+	if delay == 0 {
+		t.cluster.AllowN(now, 1)
+		t.leaveRound(requester)
 		return 0
 	}
-	t.next[request] = mine
-	return mine.at.Sub(now)
+	t.round.enter(requester)
+	t.due[requester] = now.Add(min(delay, maxTurn))
+	return delay
+}
+
+func (t *turns) leaveRound(requester string) {
+	t.round.leave(requester)
+	delete(t.due, requester)
+}
+
+func (t *turns) enter(request, requester string) {
+	if t.lines[requester] == nil {
+		t.lines[requester] = newLine()
+	}
+	t.lines[requester].enter(request)
+	t.owners[request] = requester
+}
+
+func (t *turns) leave(request string) {
+	requester, waits := t.owners[request]
+	if !waits {
+		return
+	}
+	delete(t.owners, request)
+	l := t.lines[requester]
+	if l.leave(request); l.waiting.Len() == 0 {
+		delete(t.lines, requester)
+		t.leaveRound(requester)
+	}
 }
 
 // forget drops the turn of a request that is no more to be judged.
 func (t *turns) forget(request string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	delete(t.next, request)
+	t.leave(request)
 }
 
 // machineMay reports whether a machine may have another certificate now; machineHas counts one.
 func (t *turns) machineMay(machine string, now time.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return limiterOf(t.machines, machine, t.rates.Machine).TokensAt(now) >= 1
+	return until(limiterOf(t.machines, machine, t.rates.Machine), t.rates.Machine, now) == 0
 }
 
 func (t *turns) machineHas(machine string, now time.Time) {

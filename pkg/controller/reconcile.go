@@ -20,41 +20,53 @@ import (
 // lookAgain is how soon a request that waits is looked at again: inventories and machines appear without telling.
 const lookAgain = time.Second
 
-// Reconcile decides on one request, as far as there is something to decide.
+// Reconcile decides on one request, as far as there is something to decide. What costs more than a glance comes after the request's turn.
 func (c *Controller) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
 	object := &certificatesv1.CertificateSigningRequest{}
 	if err := c.client.Get(ctx, request.NamespacedName, object); err != nil {
-		c.turns.forget(request.Name)
+		c.forget(request.Name)
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	claim, ours := c.Rules.Look(object)
-	if !ours {
+	if !c.Rules.Concerned(object) {
 		return ctrl.Result{}, nil
 	}
-	if stateOf(object) == done {
-		c.turns.forget(request.Name)
-		return ctrl.Result{}, c.finish(ctx, object, claim)
-	}
-	if stateOf(object) == approved { // it may have been issued since
+	now := c.Now()
+	switch stateOf(object) {
+	case done:
+		c.forget(request.Name)
+		return ctrl.Result{}, c.finish(ctx, object)
+	case approved: // it may have been issued since
 		if err := c.live.Get(ctx, request.NamespacedName, object); err != nil {
 			return ctrl.Result{}, client.IgnoreNotFound(err)
 		}
-	}
-	now := c.Now()
-	if expires, challenged := c.challengedUntil(object, now); challenged {
-		return c.sweep(ctx, object, expires, now)
-	}
-	if stateOf(object) == undecided { // nobody but a signer's approver can have many that are approved
+	case undecided:
+		expires, challenged := c.challengedUntil(object, now)
+		if wait := expires.Add(time.Minute).Sub(now); challenged && (wait > 0 || c.Audit) {
+			return ctrl.Result{RequeueAfter: max(wait, time.Minute)}, nil
+		}
 		if wait := c.turns.wait(object.Name, object.Spec.Username, now); wait > 0 {
 			return ctrl.Result{RequeueAfter: wait}, nil
 		}
+		if challenged { // so that none is left open
+			return ctrl.Result{}, c.deny(ctx, object, string(verifier.ReasonHelloExpired), "no proof came before the challenge ran out")
+		}
 	}
-	return c.decide(ctx, object, claim, now)
+	return c.decide(ctx, object, now)
 }
 
-// decide judges a request, says what became of it, and carries it out.
-func (c *Controller) decide(ctx context.Context, object *certificatesv1.CertificateSigningRequest, claim verifier.Claim, now time.Time) (ctrl.Result, error) {
-	if c.waits.waiting(object.UID) {
+// forget drops what is remembered of a request that is decided or gone.
+func (c *Controller) forget(name string) {
+	c.turns.forget(name)
+	c.waits.forget(name)
+}
+
+// decide judges a request, carries out what became of it, and says so.
+func (c *Controller) decide(ctx context.Context, object *certificatesv1.CertificateSigningRequest, now time.Time) (ctrl.Result, error) {
+	claim, ours := c.Rules.Look(object)
+	if !ours { // it is another one of that name
+		return ctrl.Result{}, nil
+	}
+	if c.waits.waiting(object) {
 		found, err := c.gather(ctx, object, claim, now, true)
 		if err != nil {
 			return ctrl.Result{}, err
@@ -81,6 +93,8 @@ func (c *Controller) decide(ctx context.Context, object *certificatesv1.Certific
 	switch {
 	case decision.Outcome == verifier.Wait:
 		result.RequeueAfter = lookAgain
+	case decision.Outcome == verifier.Ignore && c.CA == nil && found.names(object): // another signs, or nobody ever does
+		result.RequeueAfter = max(c.Rules.Deadline(object).Sub(now), time.Second)
 	case !c.Audit:
 		result, err = c.act(ctx, object, found, decision)
 	}
@@ -90,7 +104,7 @@ func (c *Controller) decide(ctx context.Context, object *certificatesv1.Certific
 		return ctrl.Result{RequeueAfter: lookAgain / 10}, nil
 	}
 	if err == nil {
-		c.report(ctx, object, found.node, decision, took)
+		c.report(ctx, object, found, decision, took)
 	}
 	return result, err
 }
@@ -120,13 +134,13 @@ func stateOf(object *certificatesv1.CertificateSigningRequest) state {
 }
 
 func (c *Controller) judge(object *certificatesv1.CertificateSigningRequest, found *found) verifier.Decision {
-	if stateOf(object) == approved {
-		if c.CA == nil && found.names(object) {
-			return verifier.Decision{Outcome: verifier.Ignore} // whoever signs for us is about to
-		}
-		return c.Rules.JudgeSigning(found.input)
+	switch {
+	case stateOf(object) != approved:
+		return c.Rules.Judge(found.input)
+	case c.CA == nil && found.names(object):
+		return c.Rules.JudgeUnsigned(found.input)
 	}
-	return c.Rules.Judge(found.input)
+	return c.Rules.JudgeSigning(found.input)
 }
 
 // challengedUntil returns the end of the challenge in a hello, if there is one that may be ours: a node can only fool itself with another.
@@ -145,11 +159,3 @@ func (c *Controller) challengedUntil(object *certificatesv1.CertificateSigningRe
 
 // maxChallenge is more than any challenge of ours lasts.
 const maxChallenge = time.Hour
-
-// sweep denies a hello whose challenge has run out, so that none is left open.
-func (c *Controller) sweep(ctx context.Context, object *certificatesv1.CertificateSigningRequest, expires, now time.Time) (ctrl.Result, error) {
-	if wait := expires.Add(time.Minute).Sub(now); wait > 0 || c.Audit {
-		return ctrl.Result{RequeueAfter: max(wait, time.Minute)}, nil
-	}
-	return ctrl.Result{}, c.deny(ctx, object, string(ReasonHelloExpired), "no proof came before the challenge ran out")
-}

@@ -88,7 +88,7 @@ func noted(record *v1alpha1.NodeAttestation, request types.UID) bool {
 }
 
 // maxCertificates bounds a record's certificates, as the CRD does: a machine that asks again and again loses the oldest, and is not locked
-// out.
+// out. What was noted for a request whose certificate could not be published goes first: nobody has those, but the one in use is older.
 const maxCertificates = 64
 
 // noteCertificate adds a certificate to the record.
@@ -102,8 +102,10 @@ func noteCertificate(record *v1alpha1.NodeAttestation, request *certificatesv1.C
 	record.Status.Certificates = append(record.Status.Certificates, v1alpha1.IssuedCertificate{
 		SHA256: hex.EncodeToString(sum[:]), Serial: leaf.SerialNumber.Text(16), NotAfter: metav1.NewTime(leaf.NotAfter), RequestUID: request.UID, Noted: true,
 	})
-	if extra := len(record.Status.Certificates) - maxCertificates; extra > 0 {
-		record.Status.Certificates = slices.Delete(record.Status.Certificates, 0, extra)
+	for len(record.Status.Certificates) > maxCertificates {
+		all := record.Status.Certificates
+		oldest := max(0, slices.IndexFunc(all[:len(all)-1], func(c v1alpha1.IssuedCertificate) bool { return c.RequestUID == request.UID }))
+		record.Status.Certificates = slices.Delete(all, oldest, oldest+1)
 	}
 	return nil
 }

@@ -14,7 +14,6 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 )
@@ -28,20 +27,30 @@ func TestRecordKeepsTheNewestCertificates(t *testing.T) {
 	now := time.Now()
 	record := &v1alpha1.NodeAttestation{}
 	record.Status.Certificates = []v1alpha1.IssuedCertificate{{RequestUID: "expired", NotAfter: metav1.NewTime(now.Add(-time.Second))}}
-	for i := range maxCertificates + 3 {
+	note := func(i int, request *certificatesv1.CertificateSigningRequest) {
+		t.Helper()
 		der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{SerialNumber: big.NewInt(int64(i)), NotAfter: now.Add(time.Hour)},
 			&x509.Certificate{SerialNumber: big.NewInt(int64(i))}, key.Public(), key)
 		if err != nil {
 			t.Fatal(err)
 		}
-		request := &certificatesv1.CertificateSigningRequest{}
-		request.UID = types.UID(big.NewInt(int64(i)).String())
 		if err := noteCertificate(record, request, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), now); err != nil {
 			t.Fatal(err)
 		}
 	}
+	for i := range maxCertificates + 3 {
+		note(i, requestNamed("", big.NewInt(int64(i)).String()))
+	}
 	got := record.Status.Certificates
 	if len(got) != maxCertificates || got[0].RequestUID != "3" || !noted(record, "66") || noted(record, "2") || noted(record, "expired") {
+		t.Errorf("%d certificates, the first for %s", len(got), got[0].RequestUID)
+	}
+	// One request whose certificate cannot be published, again and again, does not drive out the certificate that is in use.
+	stuck := requestNamed("", "stuck")
+	for i := range 3 * maxCertificates {
+		note(i, stuck)
+	}
+	if got = record.Status.Certificates; len(got) != maxCertificates || !noted(record, "66") || !noted(record, "4") || noted(record, "3") || got[len(got)-1].RequestUID != "stuck" {
 		t.Errorf("%d certificates, the first for %s", len(got), got[0].RequestUID)
 	}
 }

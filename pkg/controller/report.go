@@ -4,6 +4,7 @@ package controller
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -65,10 +66,11 @@ func (m *Metrics) count(object *certificatesv1.CertificateSigningRequest, d veri
 
 // report lets a decision be seen: a log line, an Event on the request and on its Node, if there is one, and metrics. What is waited for is
 // said once: an Event costs more than the decision, and hundreds of requests may wait.
-func (c *Controller) report(ctx context.Context, object *certificatesv1.CertificateSigningRequest, node *metav1.PartialObjectMetadata, d verifier.Decision, took time.Duration) {
-	if d.Outcome == verifier.Ignore || !c.waits.news(object.UID, d) {
+func (c *Controller) report(ctx context.Context, object *certificatesv1.CertificateSigningRequest, f *found, d verifier.Decision, took time.Duration) {
+	if d.Outcome == verifier.Ignore || !c.waits.news(object, d) {
 		return
 	}
+	node := f.node
 	reason, message := string(ReasonApproved), d.Outcome.String()
 	switch {
 	case len(d.Refusals) > 0:
@@ -93,47 +95,102 @@ func (c *Controller) report(ctx context.Context, object *certificatesv1.Certific
 	c.event(object, node, kind, reason, message)
 }
 
-// waits remembers what each request was last said to wait for.
+// waits remembers what each request that waits was last said to wait for, until it is decided or gone.
 type waits struct {
 	mu   sync.Mutex
-	last map[types.UID]string
+	last map[string]*wait
 }
 
-// maxWaits bounds what is remembered: requests may go away while they wait. Forgetting is harmless.
-const maxWaits = 10000
+// wait is what is remembered of one request.
+type wait struct {
+	uid     types.UID
+	message string
+	// evidence is what was made of it when it was last looked at in passing, and of what.
+	evidence verifier.Evidence
+	named    bool
+	hello    types.UID
+	judged   time.Time
+}
+
+// maxJudged is how long a judgement of evidence does for a look in passing.
+const maxJudged = time.Minute
 
 // news reports whether a decision is another than the one before.
-func (w *waits) news(request types.UID, d verifier.Decision) bool {
+func (w *waits) news(request *certificatesv1.CertificateSigningRequest, d verifier.Decision) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if d.Outcome != verifier.Wait {
-		delete(w.last, request)
+		delete(w.last, request.Name)
 		return true
 	}
 	message := d.Refusals.Error()
-	if w.last[request] == message {
-		return false
+	last := w.last[request.Name]
+	if last != nil && last.uid == request.UID {
+		told := last.message == message
+		last.message = message
+		return !told
 	}
-	if w.last == nil || len(w.last) >= maxWaits {
-		w.last = map[types.UID]string{}
+	if w.last == nil {
+		w.last = map[string]*wait{}
 	}
-	w.last[request] = message
+	w.last[request.Name] = &wait{uid: request.UID, message: message}
 	return true
 }
 
 // waiting reports whether a request was waiting when it was last decided on.
-func (w *waits) waiting(request types.UID) bool {
+func (w *waits) waiting(request *certificatesv1.CertificateSigningRequest) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	_, ok := w.last[request]
-	return ok
+	last := w.last[request.Name]
+	return last != nil && last.uid == request.UID
 }
 
-// event says something of a request, and of the Node for whose name it asks. Of a Node too, whoever asks: its owner wants to know.
+func (w *waits) forget(name string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.last, name)
+}
+
+// evidence returns what judge makes of a request, or made of it a moment ago of the same: judging is what costs most, and many may wait. What
+// could not be judged is tried each time.
+func (w *waits) evidence(q Question, judge func() verifier.Evidence) verifier.Evidence {
+	hello := types.UID("")
+	if q.Hello != nil {
+		hello = q.Hello.UID
+	}
+	w.mu.Lock()
+	last := w.last[q.Request.Name]
+	if last != nil && last.uid == q.Request.UID && last.named == q.Named && last.hello == hello && !last.judged.IsZero() &&
+		q.Now.Sub(last.judged) >= 0 && q.Now.Sub(last.judged) < maxJudged {
+		defer w.mu.Unlock()
+		return last.evidence
+	}
+	w.mu.Unlock()
+	evidence := judge()
+	var refusals verifier.Refusals
+	if evidence.Err != nil && !errors.As(evidence.Err, &refusals) {
+		return evidence
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if last := w.last[q.Request.Name]; last != nil && last.uid == q.Request.UID {
+		last.evidence, last.named, last.hello, last.judged = evidence, q.Named, hello, q.Now
+	}
+	return evidence
+}
+
+// event says something of a request, and of the Node for whose name it asks, whoever asks: its owner wants to know. Of a Node the same reason
+// is given once a minute.
 func (c *Controller) event(object *certificatesv1.CertificateSigningRequest, node *metav1.PartialObjectMetadata, kind, reason, message string) {
 	message = message[:min(len(message), maxCondition)]
 	c.events.Eventf(object, nil, kind, reason, "Decide", "%s", message)
-	if node != nil {
-		c.events.Eventf(node, object, kind, reason, "Decide", "%s: %s", object.Name, message)
+	if node == nil {
+		return
 	}
+	key, now := node.Name+"/"+reason, c.Now()
+	if last, ok := c.said.Get(key); ok && now.Sub(last.(time.Time)) < time.Minute {
+		return
+	}
+	c.said.Add(key, now)
+	c.events.Eventf(node, object, kind, reason, "Decide", "%s: %s", object.Name, message)
 }

@@ -64,6 +64,26 @@ func (r *Rules) Look(request *certificatesv1.CertificateSigningRequest) (Claim, 
 	return Claim{t.content.Provider, t.hello, t.serving, t.asks.nodeName, t.asks.providerID}, true
 }
 
+// Concerned reports whether a request is one to decide on, without reading more of it than that takes.
+func (r *Rules) Concerned(request *certificatesv1.CertificateSigningRequest) bool {
+	return r.open(Input{Request: request}) != nil
+}
+
+// Deadline returns when a request has waited long enough.
+func (r *Rules) Deadline(request *certificatesv1.CertificateSigningRequest) time.Time {
+	return request.CreationTimestamp.Add(r.policy.WaitDeadline)
+}
+
+// JudgeUnsigned decides on a request that was approved for another signer, and that a record names: Ignore until the deadline, then Fail, so that
+// it is not in the way of its machine's next for ever.
+func (r *Rules) JudgeUnsigned(in Input) Decision {
+	t := r.open(in)
+	if t == nil || !approved(in.Request) || in.Request.CreationTimestamp.IsZero() || in.Now.Before(r.Deadline(in.Request)) {
+		return Decision{Outcome: Ignore}
+	}
+	return Decision{Outcome: Fail, Refusals: Refusals{{Reason: ReasonSignerUnavailable, Message: "nobody issued it in time"}}}
+}
+
 // Judge decides on a request that nobody has decided on yet: Ignore, Wait, Deny, Challenge for a good hello, Approve for a good proof,
 // ApproveServing for a serving certificate, ApproveUnattested for a node that the policy leaves alone.
 func (r *Rules) Judge(in Input) Decision {
@@ -275,8 +295,7 @@ func (t *trial) judgeRequest() {
 // settle returns whether every rule holds, and else what follows: refuse is Deny or Fail. What contradicts beats what is missing.
 func (t *trial) settle(refuse Outcome) (d Decision, hold bool) {
 	d = Decision{Class: t.class, Warnings: t.warned}
-	created := t.in.Request.CreationTimestamp
-	overdue := !created.IsZero() && t.in.Now.Sub(created.Time) >= t.rules.policy.WaitDeadline
+	overdue := !t.in.Request.CreationTimestamp.IsZero() && !t.in.Now.Before(t.rules.Deadline(t.in.Request))
 	switch {
 	case len(t.denied) > 0:
 		d.Outcome, d.Refusals = refuse, expiredLast(t.denied)

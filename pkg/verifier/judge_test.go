@@ -121,6 +121,13 @@ func TestAccepted(t *testing.T) {
 			w.policy.Providers[0], w.policy.Providers[1] = w.policy.Providers[1], w.policy.Providers[0]
 			w.record().Provider, w.record().EK = "tpm", ek1
 		}},
+		"S7: the hello's challenge has run out since": {nil, func(w *world) { w.closeHello(string(ReasonHelloExpired)) }},
+		"insecure: it could not be published": {func() *world {
+			w := goodInsecure()
+			w.approve()
+			w.in.Records[1].Certificates = []Certificate{{"c9", w.in.Records[1].ProofUID, testNow.Add(time.Hour)}}
+			return w
+		}, func(*world) {}},
 		"M1: a cloud's, whatever EKs are named": {func() *world { return goodCloud(First) }, func(w *world) { w.machine().EKs = nil }},
 		"S7: the other proof was issued":        {again, func(w *world) { w.record().Open = false }},
 		"S7: a hello, while a proof is open":    {helloOf(Again), func(w *world) { w.record().Open = true }},
@@ -720,6 +727,7 @@ func TestHostile(t *testing.T) {
 			w.in.Records[0].NodeName, w.in.Records[0].Provider, w.in.Records[0].EK = nodeName, InsecureProvider, ""
 			w.in.Node = Present
 		}, Deny, reasons{ReasonAmbiguousName, ReasonNodeAlreadyRegistered, ReasonIdentityBound}},
+		{"insecure: the machine has an EK", goodInsecure, func(w *world) { w.machine().EKs = []NamedEK{{EKInventory, ek1}} }, Deny, reasons{ReasonIdentityBound}},
 		{"insecure: a Node exists", goodInsecure, func(w *world) { w.in.Node = Present }, Deny, reasons{ReasonNodeAlreadyRegistered}},
 		{"insecure: renewal", goodInsecure, func(w *world) {
 			w.in.Request = object(Renewal, InsecureSignerName, "insecure", "x", goodPKCS10(key("p256")))
@@ -797,6 +805,12 @@ func TestHostile(t *testing.T) {
 		{"a cloud's: not judged, with a machine's name", cloud, func(w *world) { w.in.Evidence.Err = context.Canceled }, Wait, reasons{ReasonAttestationUnavailable}},
 		{"a cloud's: a stronger provider is pinned", func() *world { return goodCloud(Again) }, func(w *world) { w.record().Provider, w.record().EK = "tpm", ek1 }, Deny, reasons{ReasonIdentityBound}},
 
+		{"S3: longer than any", first, func(w *world) { w.pkcs10(make([]byte, maxPKCS10+1)) }, Deny, reasons{ReasonUnsupportedKey}},
+		{"S7: the hello was closed by somebody", first, func(w *world) { w.closeHello("Admin") }, Deny, reasons{ReasonProofMismatch}},
+		{"S7: the hello was approved, and says that it expired", first, func(w *world) {
+			w.closeHello(string(ReasonHelloExpired))
+			w.in.Hello.Status.Conditions[0].Type = certificatesv1.CertificateApproved
+		}, Deny, reasons{ReasonProofMismatch}},
 		{"S7: another proof is open", again, func(w *world) { w.record().Open = true }, Wait, reasons{ReasonRequestPending}},
 		{"S7: another proof is open for long", again, func(w *world) { w.record().Open = true; w.created(time.Hour) }, Deny, reasons{ReasonRequestPending}},
 		{"S7: another proof is open, renewal", renewal, func(w *world) { w.record().Open = true }, Wait, reasons{ReasonRequestPending}},
@@ -875,6 +889,10 @@ func credential(ids ...string) func(*world) {
 
 func deleted(ago time.Duration) func(*world) {
 	return func(w *world) { w.machine().Deleted = testNow.Add(-ago) }
+}
+
+func (w *world) closeHello(reason string) {
+	w.in.Hello.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{Type: certificatesv1.CertificateDenied, Reason: reason}}
 }
 
 func (w *world) created(ago time.Duration) {
@@ -1089,6 +1107,31 @@ func TestLook(t *testing.T) {
 	}
 	if _, ours := rules.Look(nil); ours {
 		t.Error("no request is ours")
+	}
+}
+
+// What was approved for another signer is in nobody's way once the deadline has passed.
+func TestJudgeUnsigned(t *testing.T) {
+	w := goodSigning(First)
+	rules := must(New(w.policy))
+	if d := rules.JudgeUnsigned(w.in); d.Outcome != Ignore {
+		t.Errorf("before the deadline: %s", d.Outcome)
+	}
+	w.created(DefaultWaitDeadline)
+	if d := rules.JudgeUnsigned(w.in); d.Outcome != Fail || d.Refusals.Reason() != ReasonSignerUnavailable {
+		t.Errorf("at the deadline: %s, %v", d.Outcome, d.Refusals)
+	}
+	for name, bend := range map[string]func(){
+		"issued":           func() { w.in.Request.Status.Certificate = []byte("x") },
+		"not approved":     func() { w.in.Request.Status.Conditions = nil },
+		"another's signer": func() { w.in.Request.Spec.SignerName = "example.com/other" },
+	} {
+		saved := w.in.Request.DeepCopy()
+		bend()
+		if d := rules.JudgeUnsigned(w.in); d.Outcome != Ignore {
+			t.Errorf("%s: %s", name, d.Outcome)
+		}
+		w.in.Request = saved
 	}
 }
 

@@ -261,7 +261,7 @@ func goodInsecure() *world {
 	w := good(First)
 	w.policy.InsecureSigner = InsecureSignerName
 	w.in.Request = object(First, InsecureSignerName, "insecure", `{"version":"insecure/v1"}`, goodPKCS10(key("p256")))
-	w.in.Hello, w.in.Evidence = nil, Evidence{}
+	w.in.Hello, w.in.Evidence, w.machine().EKs = nil, Evidence{}, nil
 	return w
 }
 

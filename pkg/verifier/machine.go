@@ -68,6 +68,9 @@ func (t *trial) selectMachine() {
 		t.deny(ReasonAmbiguousMachine, "the evidence belongs to %d machines", len(found))
 	case len(found) == 1:
 		t.machine = found[0]
+		if t.insecure && slices.ContainsFunc(t.machine.EKs, t.counts) {
+			t.deny(ReasonIdentityBound, "machine: it has an endorsement key, and can show it")
+		}
 	case t.shown:
 		t.wait(ReasonMachineNotFound, "no machine is known that the evidence belongs to")
 	}

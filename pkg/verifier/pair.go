@@ -6,6 +6,8 @@ import (
 	"bytes"
 	"slices"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
+
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 )
 
@@ -69,9 +71,15 @@ func (t *trial) judgeSpent() {
 			return
 		}
 	}
-	if decided(t.in.Hello) && !named {
+	if decided(t.in.Hello) && !expired(t.in.Hello) && !named {
 		t.deny(ReasonProofMismatch, "the hello is closed")
 	}
+}
+
+// expired reports whether a hello was closed since its challenge had run out, and for no other reason: a proof that came in time may still wait.
+func expired(hello *certificatesv1.CertificateSigningRequest) bool {
+	c := hello.Status.Conditions
+	return len(c) == 1 && c[0].Type == certificatesv1.CertificateDenied && c[0].Reason == string(ReasonHelloExpired) && len(hello.Status.Certificate) == 0
 }
 
 // judgeOthers has a proof wait while another one of its machine is on its way: the record can name one, and only that is signed.

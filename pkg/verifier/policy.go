@@ -317,12 +317,10 @@ func (r *Rules) checkModes() error {
 
 // Needs returns the providers whose evidence the rules may be shown, and whether it has to be known which machine a bootstrap token was made
 // for: without it first requests would wait in vain.
-func (r *Rules) Needs() (providers []string, tokens bool) {
-	for _, p := range r.policy.Providers {
-		providers = append(providers, p.Name)
-	}
+func (r *Rules) Needs() (providers []Provider, tokens bool) {
+	providers = slices.Clone(r.policy.Providers)
 	if r.policy.InsecureSigner != "" {
-		providers = append(providers, InsecureProvider)
+		providers = append(providers, Provider{Name: InsecureProvider})
 	}
 	return providers, r.policy.Token == Required || r.policy.InsecureSigner != ""
 }

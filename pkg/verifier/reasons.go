@@ -13,6 +13,7 @@ const (
 	ReasonUsageMismatch      Reason = "UsageMismatch"
 	ReasonProofMismatch      Reason = "ProofMismatch"
 	ReasonHelloNotFound      Reason = "HelloNotFound"
+	ReasonHelloExpired       Reason = "AttestationHelloExpired"
 
 	ReasonRequesterNotAllowed Reason = "RequesterNotAllowed"
 	ReasonTokenNotForMachine  Reason = "TokenNotForMachine"
@@ -57,6 +58,7 @@ func Reasons() map[Reason]string {
 		ReasonUsageMismatch:      "the usages are not exactly those of a kubelet's client certificate with a key of this kind",
 		ReasonProofMismatch:      "proof and hello differ in who filed them or in what they ask for",
 		ReasonHelloNotFound:      "the hello that the proof refers to is not there; waits",
+		ReasonHelloExpired:       "no proof came before the hello's challenge ran out; a proof that did come and waits is not refused for it",
 
 		ReasonRequesterNotAllowed: "whoever filed the request may not ask for this node",
 		ReasonTokenNotForMachine:  "the bootstrap token was not made for this machine; waits while that is not known",

@@ -54,6 +54,12 @@ func (r *Record) begins(request *certificatesv1.CertificateSigningRequest) bool 
 	return r.names(request) && r.FirstProofUID == r.ProofUID && len(r.Certificates) == 0
 }
 
+// repeats reports whether the record was made for this request, whatever was issued for it: one that could not be published is issued again.
+func (r *Record) repeats(request *certificatesv1.CertificateSigningRequest) bool {
+	return r.names(request) && r.FirstProofUID == r.ProofUID &&
+		!slices.ContainsFunc(r.Certificates, func(c Certificate) bool { return c.ProofUID != r.ProofUID })
+}
+
 // AwaitsCertificate reports whether what was issued for the proof that the record names is not noted yet.
 func (r *Record) AwaitsCertificate() bool {
 	return r.ProofUID != "" && !slices.ContainsFunc(r.Certificates, func(c Certificate) bool { return c.ProofUID == r.ProofUID })
@@ -116,7 +122,7 @@ func (t *trial) judgeRecords() {
 		if rank := t.rules.rank(r.Provider); rank < 0 || t.rules.rank(t.content.Provider) > rank {
 			bound("the machine is held to a stronger provider")
 		}
-		if t.insecure && (!machine || !r.begins(t.in.Request)) {
+		if t.insecure && (!machine || !r.repeats(t.in.Request)) {
 			bound("this signer is not for a machine or a node name that has one")
 		}
 		if ek && t.shown {

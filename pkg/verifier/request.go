@@ -12,6 +12,7 @@ import (
 	"encoding/asn1"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"unicode"
@@ -23,6 +24,8 @@ import (
 
 // Limits of a certification request.
 const (
+	// maxPKCS10 is several times what an honest one has, in bytes.
+	maxPKCS10     = 8 << 10
 	maxProviderID = 1024
 	minRSABits    = 2048
 	maxRSABits    = 4096
@@ -91,6 +94,9 @@ type parts struct {
 var errStructure = errors.New("does not parse to its last byte")
 
 func openCertification(der []byte) (parts, error) {
+	if len(der) > maxPKCS10 {
+		return parts{}, fmt.Errorf("is longer than %d bytes", maxPKCS10)
+	}
 	outer, err := elements(der, tagSequence)
 	if err != nil {
 		return parts{}, err

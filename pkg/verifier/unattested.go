@@ -46,7 +46,8 @@ func (t *trial) judgeUnattested() {
 func (t *trial) soleBlock() (der []byte, ok bool) {
 	request := t.in.Request.Spec.Request
 	block, _ := pem.Decode(request)
-	if block == nil || block.Type != attestation.BlockRequest || !bytes.Equal(pem.EncodeToMemory(block), request) {
+	if len(request) > attestation.MaxRequestSize || block == nil || block.Type != attestation.BlockRequest || len(block.Headers) > 0 ||
+		!bytes.Equal(pem.EncodeToMemory(block), request) {
 		t.deny(ReasonMalformedRequest, "it is not one PEM block")
 		return nil, false
 	}

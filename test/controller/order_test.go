@@ -35,7 +35,10 @@ func TestCAComesAfterTheChallengeHasRunOut(t *testing.T) {
 	time.Sleep(time.Second) // the controller notices
 	proof := p.file(t, p.proof(t, hello))
 	f.ahead.Store(int64(15 * time.Minute))
-	time.Sleep(2 * time.Second)
+	f.stop() // what was to be looked at in a quarter of an hour is looked at now: the hello's time is over
+	f.start(t)
+	f.refused(t, hello, string(verifier.ReasonHelloExpired))
+	time.Sleep(time.Second)
 	if got := f.get(t, proof.Name); len(got.Status.Conditions) > 0 {
 		t.Fatalf("without a CA: %+v", got.Status)
 	}
@@ -71,6 +74,31 @@ func (f *fleet) takeCA(t *testing.T) []byte {
 	f.config.CA = signing.NewFiles(f.caCertificate, f.caKey)
 	f.start(t)
 	return key
+}
+
+// With another signer that never issues: after the deadline the proof fails, and the machine's next one is not in its way.
+func TestApprovedRequestThatNobodyIssuesFails(t *testing.T) {
+	f := newFleet(t, approveOnly)
+	m := f.newMachine(t, "never-issued")
+	f.inventoried(t, m)
+	p := f.newPeer(t, m.chip, f.asToken(m.token), m.name, m.name)
+	p.signer = sharedSigner
+	_, proof := p.attests(t)
+	approved := func(object *certificatesv1.CertificateSigningRequest) {
+		t.Helper()
+		eventually(t, 10*time.Second, "it is approved", func() bool { return len(f.get(t, object.Name).Status.Conditions) > 0 })
+	}
+	approved(proof)
+	q := f.newPeer(t, m.chip, f.asToken(m.token), m.name, m.name)
+	q.signer = sharedSigner
+	_, next := q.attests(t)
+	eventually(t, 5*time.Second, "it is said that it waits", func() bool { return f.said(t, next, string(verifier.ReasonRequestPending)) })
+	f.stop()
+	f.ahead.Store(int64(verifier.DefaultWaitDeadline - time.Second))
+	f.start(t)
+	f.refused(t, proof, string(verifier.ReasonSignerUnavailable))
+	approved(next)
+	f.ahead.Store(0)
 }
 
 // Without a CA until the deadline: what was approved fails, so that no request stays open.

@@ -3,6 +3,7 @@
 package tpm
 
 import (
+	"bytes"
 	"crypto"
 	"crypto/rsa"
 	"crypto/x509"
@@ -53,13 +54,7 @@ func (v *Verifier) judgeCertificates(ek *endorsement, list [][]byte, at time.Tim
 		return nil, problems
 	}
 	leaf := *parsed
-	var issuers []*x509.Certificate
-	for _, der := range list[1:] {
-		// Makers put odd things beside an EK's certificate. What is not X.509 shows no way to a root, and does no harm.
-		if issuer, err := parseCertificate(der); err == nil {
-			issuers = append(issuers, issuer)
-		}
-	}
+	issuers := shownIssuers(list[1:])
 	if certified, err := template.CertifiedKey(&leaf); err != nil || !sameKey(certified, ek.key) {
 		problems.Add(ReasonEKCertMismatch, "EK: the certificate is another key's")
 		return nil, problems
@@ -91,6 +86,21 @@ func (v *Verifier) judgeCertificates(ek *endorsement, list [][]byte, at time.Tim
 		Subject: leaf.Subject.String(), Issuer: leaf.Issuer.String(), Serial: leaf.SerialNumber.Text(16),
 		NotBefore: leaf.NotBefore, NotAfter: leaf.NotAfter,
 	}, nil
+}
+
+// shownIssuers returns the certificates beside an EK's. Makers put odd things there: what is not X.509 shows no way to a root, and does no harm. A
+// key is taken once: through several CAs of one name and key, all made up, crypto/x509 would go in every order.
+func shownIssuers(list [][]byte) []*x509.Certificate {
+	var issuers []*x509.Certificate
+	for _, der := range list {
+		issuer, err := parseCertificate(der)
+		if err == nil && !slices.ContainsFunc(issuers, func(other *x509.Certificate) bool {
+			return bytes.Equal(other.RawSubjectPublicKeyInfo, issuer.RawSubjectPublicKeyInfo)
+		}) {
+			issuers = append(issuers, issuer)
+		}
+	}
+	return issuers
 }
 
 // parseCertificate parses one certificate to its last byte. Whoever reads it from the TPM has cut off the padding.

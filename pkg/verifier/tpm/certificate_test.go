@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tpm
+
+import (
+	"crypto/rand"
+	"crypto/x509"
+	"fmt"
+	"testing"
+)
+
+// Five CAs of one key, made up by whoever files a hello, are one: among five with one name crypto/x509 would look in every order.
+func TestAKeyOfAnIssuerIsTakenOnce(t *testing.T) {
+	k := theKit()
+	own := newCA("Made up", nil, nil)
+	list := [][]byte{own.certificate.Raw, []byte("odd"), own.certificate.Raw}
+	for i := range 4 {
+		another := *own.certificate
+		another.DNSNames = []string{fmt.Sprintf("ca-%d.example.com", i)}
+		list = append(list, must(x509.CreateCertificate(rand.Reader, &another, own.certificate, own.key.Public(), own.key)))
+	}
+	list = append(list, k.root.certificate.Raw)
+	if got := shownIssuers(list); len(got) != 2 || !got[0].Equal(own.certificate) || !got[1].Equal(k.root.certificate) {
+		t.Errorf("%d issuers", len(got))
+	}
+}
