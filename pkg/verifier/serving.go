@@ -69,7 +69,7 @@ func (f forbidden) ip(ip netip.Addr) bool {
 // serves reports whether a request is for a serving certificate under a signer of the policy, and not of a node that is left alone.
 func (r *Rules) serves(spec certificatesv1.CertificateSigningRequestSpec) bool {
 	name, node := strings.CutPrefix(spec.Username, userNode)
-	return slices.Contains(r.policy.ServingSigners, spec.SignerName) && !(node && slices.Contains(r.policy.UnattestedNodes, name))
+	return slices.Contains(r.policy.ServingSigners, spec.SignerName) && (!node || !slices.Contains(r.policy.UnattestedNodes, name))
 }
 
 // judgeServing judges what a kubelet files for its serving certificate. There is no evidence in it: the node shows its client certificate, which
