@@ -10,7 +10,10 @@ import (
 	"strings"
 	"testing"
 
+	"sigs.k8s.io/yaml"
+
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 )
 
 func readFile(t *testing.T, path string) string {
@@ -103,15 +106,77 @@ func TestConfigurationIsDocumented(t *testing.T) {
 	}
 }
 
-// The example of a configuration file is one.
-func TestConfigurationExampleIsAccepted(t *testing.T) {
-	_, example, ok := strings.Cut(readFile(t, "../../docs/configuration.md"), "```yaml\n")
-	example, _, _ = strings.Cut(example, "```")
-	config := authenticator.DefaultConfig()
-	if err := authenticator.ParseConfig([]byte(example), &config); err != nil || !ok {
-		t.Fatal(ok, err)
+// blocks returns the code blocks of a document that are in one language.
+func blocks(document, language string) []string {
+	var found []string
+	for _, rest := range strings.Split(document, "```"+language+"\n")[1:] {
+		block, _, _ := strings.Cut(rest, "```")
+		found = append(found, block)
 	}
-	if _, err := authenticator.NewOptions(config, providers(), authenticator.ExecInfo{}); err != nil {
-		t.Error(err)
+	return found
+}
+
+// The examples of a configuration file are some.
+func TestConfigurationExamplesAreAccepted(t *testing.T) {
+	kubeadm := blocks(readFile(t, "../../docs/integration/kubeadm.md"), "yaml")
+	if len(kubeadm) != 2 {
+		t.Fatalf("%d examples", len(kubeadm))
+	}
+	var template struct {
+		Spec struct {
+			Template struct {
+				Spec struct {
+					Files []struct{ Path, Content string } `json:"files"`
+				} `json:"spec"`
+			} `json:"template"`
+		} `json:"spec"`
+	}
+	if err := yaml.Unmarshal([]byte(kubeadm[1]), &template); err != nil || len(template.Spec.Template.Spec.Files) != 1 {
+		t.Fatalf("%v %+v", err, template)
+	}
+	file := template.Spec.Template.Spec.Files[0]
+	if file.Path != authenticator.DefaultConfigFile || file.Content != kubeadm[0] {
+		t.Errorf("Cluster API writes %s with %q", file.Path, file.Content)
+	}
+	for name, example := range map[string]string{
+		"configuration.md":    blocks(readFile(t, "../../docs/configuration.md"), "yaml")[0],
+		"kubeadm.md":          kubeadm[0],
+		"config.example.yaml": readFile(t, "../../packaging/config.example.yaml"),
+	} {
+		config := authenticator.DefaultConfig()
+		if err := authenticator.ParseConfig([]byte(example), &config); err != nil {
+			t.Errorf("%s: %v", name, err)
+		} else if _, err := authenticator.NewOptions(config, providers(), authenticator.ExecInfo{}); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// What is commented out in the example is accepted, too, and is the default where it says so.
+func TestCommentedExampleIsAccepted(t *testing.T) {
+	example := readFile(t, "../../packaging/config.example.yaml")
+	all := regexp.MustCompile(`(?m)^# (\w+: \S+)$`).ReplaceAllString(example, "$1")
+	if strings.Count(example, "\n# ")-strings.Count(all, "\n# ") < 4 {
+		t.Fatalf("nothing was commented in:\n%s", all)
+	}
+	want := authenticator.DefaultConfig()
+	config := want
+	if err := authenticator.ParseConfig([]byte(all), &config); err != nil {
+		t.Fatal(err)
+	}
+	want.TypeMeta, want.Provider, want.ProviderIDScheme = config.TypeMeta, "tpm", "metal"
+	if config != want {
+		t.Errorf("got %+v\nwant %+v", config, want)
+	}
+}
+
+// The drop-in is the one in the document, and leads to the files that prepare writes.
+func TestDropIn(t *testing.T) {
+	dropIn := readFile(t, "../../packaging/systemd/20-kubelet-authenticator.conf")
+	if shown := blocks(readFile(t, "../../docs/integration/kubeadm.md"), "ini"); len(shown) != 1 || shown[0] != dropIn {
+		t.Errorf("shown: %q", shown)
+	}
+	if !strings.Contains(dropIn, "\nEnvironmentFile=-"+kubelet.EnvFile+"\n") {
+		t.Errorf("it does not name %s: %s", kubelet.EnvFile, dropIn)
 	}
 }

@@ -86,8 +86,8 @@ func DefaultConfig() Config {
 }
 
 // LoadConfig reads a configuration file over the defaults. A file that is not there is an error unless it is optional. On an error
-// the Config holds the defaults, but for the certificate directory, which is taken from a file however broken: what is
-// valid there is still to be printed.
+// the Config holds the defaults, but for the certificate directory and the kubelet's files, which are taken from a file however broken: what
+// is valid there is still to be printed.
 func LoadConfig(path string, optional bool) (Config, error) {
 	c := DefaultConfig()
 	data, err := os.ReadFile(path)
@@ -99,28 +99,39 @@ func LoadConfig(path string, optional bool) (Config, error) {
 	}
 	if err := ParseConfig(data, &c); err != nil {
 		c = DefaultConfig()
-		c.CertDir = findCertDir(data, c.CertDir)
+		findPaths(data, &c)
 		return c, &Failure{Configuration, "see docs/configuration.md for the fields of " + configKind, fmt.Errorf("configuration file %s: %w", path, err)}
 	}
 	return c, nil
 }
 
-// findCertDir looks for the certificate directory in a file that is wrong: leniently, and where that fails line by line.
-func findCertDir(data []byte, otherwise string) string {
-	var lenient struct {
-		CertDir string `json:"certDir"`
+// findPaths looks for where things are in a file that is wrong: leniently, and where that fails line by line.
+func findPaths(data []byte, c *Config) {
+	var lenient map[string]any
+	_ = yaml.Unmarshal(data, &lenient) // then there are the lines
+	for name, path := range map[string]*string{
+		"certDir": &c.CertDir, "kubeletKubeconfig": &c.KubeletKubeconfig, "kubeletBootstrapKubeconfig": &c.KubeletBootstrapKubeconfig,
+	} {
+		value, ok := lenient[name].(string)
+		if !ok || !filepath.IsAbs(value) {
+			value = findLine(string(data), name+":")
+		}
+		if filepath.IsAbs(value) {
+			*path = value
+		}
 	}
-	if yaml.Unmarshal(data, &lenient) == nil && filepath.IsAbs(lenient.CertDir) {
-		return lenient.CertDir
-	}
-	for line := range strings.Lines(string(data)) {
-		value, ok := strings.CutPrefix(strings.TrimSpace(line), "certDir:")
+}
+
+// findLine returns the first absolute path that follows a field's name in a line of its own.
+func findLine(data, field string) string {
+	for line := range strings.Lines(data) {
+		value, ok := strings.CutPrefix(strings.TrimSpace(line), field)
 		value, _, _ = strings.Cut(strings.ReplaceAll(value, "\t", " "), " #")
 		if value = strings.Trim(strings.TrimSpace(value), `"'`); ok && filepath.IsAbs(value) {
 			return value
 		}
 	}
-	return otherwise
+	return ""
 }
 
 // ParseConfig decodes one YAML document strictly: unknown, doubled and differently-cased fields are errors.

@@ -23,34 +23,43 @@ const (
 )
 
 // AwaitFirst waits until the node has a certificate that can be used, having workers fetch it as a Run does, one after the other. After wait it
-// gives up with the reason why there is none yet: a *Failure. Remarks are for people.
-func AwaitFirst(ctx context.Context, o Options, wait time.Duration) (leaf *x509.Certificate, remarks []error, err error) {
+// gives up with the reason why there is none yet: a *Failure. Until then remark is told each reason as it comes up, and what else people should know.
+func AwaitFirst(ctx context.Context, o Options, wait time.Duration, remark func(error)) (*x509.Certificate, error) {
 	if o.invalid != nil {
-		return nil, nil, AsFailure(o.invalid)
+		return nil, AsFailure(o.invalid)
 	}
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	deadline := time.Now().Add(wait)
 	answer := &Answer{}
+	var last Reason
 	for {
 		s := o.look()
 		if s.final {
-			return nil, answer.Remarks, AsFailure(s.lack)
+			return nil, AsFailure(s.lack)
 		}
 		if s.pair != nil && !s.rejected && !s.foreign {
 			o.awaitWorkerEnd()
-			return s.pair.Leaf, answer.Remarks, nil
+			return s.pair.Leaf, nil
 		}
 		after, failure := o.awaitWorker(ctx, s, time.Until(deadline), answer)
+		for _, r := range answer.Remarks {
+			remark(r)
+		}
+		answer.Remarks = nil
 		if failure == nil && after.pair != nil {
 			continue
 		}
 		if ctx.Err() != nil {
-			return nil, answer.Remarks, o.whyNotYet(wait)
+			return nil, o.whyNotYet(wait)
+		}
+		if reason := AsFailure(failure).Reason; reason != last {
+			last = reason
+			remark(failure)
 		}
 		select {
 		case <-ctx.Done():
-			return nil, answer.Remarks, failure
+			return nil, failure
 		case <-time.After(firstPause):
 		}
 	}

@@ -87,7 +87,7 @@ func Reasons() []ReasonInfo {
 		{DirectoryNotWritable, 27, "The certificate directory cannot be written: the disk is full or read-only, or rights are missing.", soon},
 		{ChallengeUnanswered, 28, "The controller's challenge ran out each time, or was not for this machine's TPM.", later},
 		{KubeconfigForeign, 29, "A kubeconfig was to be written where there is one that is not this program's: it is left alone.", soon},
-		{KubeletNotPrepared, 30, "The kubelet's environment file or its kubeconfig could not be written.", soon},
+		{KubeletNotPrepared, 30, "The kubelet must not start, or not yet: its kubeconfig could not be read or written, or its environment file not written.", soon},
 		{NodeUnhealthy, 31, "A check of the command doctor failed.", soon},
 	}
 }

@@ -76,6 +76,8 @@ type Kubeconfig struct {
 	// Problem says why the file is Unreadable.
 	Problem error
 
+	// unknown is set if the file system did not let it be read: it may be ours.
+	unknown bool
 	content []byte
 	user    *clientcmdapi.AuthInfo
 }
@@ -98,7 +100,7 @@ func ReadKubeconfig(path, ours string) Kubeconfig {
 		return k
 	}
 	if err != nil {
-		k.Kind, k.Problem = Unreadable, err
+		k.Kind, k.Problem, k.unknown = Unreadable, err, !cache.IsUnusable(err)
 		return k
 	}
 	config, err := clientcmd.Load(data)

@@ -33,8 +33,8 @@ type Setup struct {
 
 // Preparation is what Prepare came to.
 type Preparation struct {
-	// Enabled is set if the kubelet is to be started with this program as its credential.
-	Enabled bool
+	// Enabled is set if the kubelet is to be started with this program as its credential. Otherwise Foreign is set if its kubeconfig is somebody else's.
+	Enabled, Foreign bool
 	// First is set if the kubelet should not be started before there is a certificate: the node has never had one of this cluster, and it is
 	// not a control plane.
 	First bool
@@ -56,44 +56,65 @@ type preparation struct {
 }
 
 // Prepare makes the kubelet's files fit for this program, or leaves them alone, and says each decision in a line. What is right already is not
-// touched. It can be killed at any point: the next one finds the same decisions. The error, a *cache.WriteError, or that of a foreign
-// directory, says that the kubelet must not be started: without its environment file it would fetch a certificate by itself.
+// touched. It can be killed at any point: the next one finds the same decisions. The error is an *UnpreparedError.
 func Prepare(s Setup, say func(string)) (Preparation, error) {
 	p := &preparation{Setup: s, say: say}
-	if why := p.whyNot(); why != "" {
+	why, err := p.whyNot()
+	if err != nil {
+		return p.Preparation, &UnpreparedError{err}
+	}
+	if why != "" {
 		p.disable(why)
 		return p.Preparation, nil
 	}
 	p.keepCopy()
-	if !p.settleKubeconfig() {
+	settled, err := p.settleKubeconfig()
+	if err != nil {
+		return p.Preparation, &UnpreparedError{err}
+	}
+	if !settled {
 		p.disable(fmt.Sprintf("there is no %s, and no bootstrap kubeconfig that says which cluster to join", s.Kubeconfig))
 		return p.Preparation, nil
 	}
 	p.Enabled = true
 	p.First = p.isFirst() && !exists(filepath.Join(s.Manifests, ServerManifest))
-	return p.Preparation, p.enable()
+	if err := p.enable(); err != nil {
+		return p.Preparation, &UnpreparedError{err}
+	}
+	return p.Preparation, nil
 }
+
+// UnpreparedError says that the kubelet must not be started: without its environment file it would fetch a certificate by itself, and write over its
+// kubeconfig.
+type UnpreparedError struct{ Err error }
+
+func (e *UnpreparedError) Error() string { return "the kubelet must not start: " + e.Err.Error() }
+func (e *UnpreparedError) Unwrap() error { return e.Err }
 
 func exists(path string) bool {
 	_, err := os.Stat(path)
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// whyNot returns why this machine is none of this program's, empty if it is.
-func (p *preparation) whyNot() string {
+// whyNot returns why this machine is none of this program's, empty if it is. The error says that it cannot be told.
+func (p *preparation) whyNot() (string, error) {
 	if !exists(p.Config) {
-		return "there is no configuration file " + p.Config
+		return "there is no configuration file " + p.Config, nil
 	}
 	p.kubeconfig = ReadKubeconfig(p.Kubeconfig, p.Exec.Command)
+	if p.kubeconfig.unknown {
+		return "", p.kubeconfig.Problem
+	}
 	if p.kubeconfig.Kind != Missing && p.kubeconfig.Kind != Ours {
-		return (&ForeignError{p.kubeconfig}).Error()
+		p.Foreign = true
+		return (&ForeignError{p.kubeconfig}).Error(), nil
 	}
 	p.bootstrap = ReadKubeconfig(p.Bootstrap, p.Exec.Command)
 	static := p.Static != "" && exists(p.Static)
 	if p.bootstrap.Kind == Missing && !static && !exists(p.Certs.File(cache.BootstrapFile)) && !p.Certs.EverInstalled() {
-		return "there is neither a bootstrap kubeconfig nor a certificate yet"
+		return "there is neither a bootstrap kubeconfig nor a certificate yet", nil
 	}
-	return ""
+	return "", nil
 }
 
 // disable has the kubelet start as kubeadm has it.
@@ -182,27 +203,30 @@ func (p *preparation) writeCopy(copied []byte) error {
 
 // settleKubeconfig writes the kubelet's kubeconfig where there is none, or where kubeadm has since joined the machine to another cluster. It
 // returns false where there is none and nothing that names a cluster: a certificate alone does not, since the machine may have left that cluster
-// with "kubeadm reset".
-func (p *preparation) settleKubeconfig() bool {
+// with "kubeadm reset". An error says that the kubelet would join without us.
+func (p *preparation) settleKubeconfig() (bool, error) {
 	p.Cluster = p.kubeconfig.Cluster
 	wanted, known := p.findCluster()
 	switch {
 	case p.kubeconfig.Kind == Missing && !known:
-		return false
+		return false, errors.Join(p.bootstrap.Problem, p.bootstrap.ClusterProblem)
 	case p.kubeconfig.Kind == Ours && (!p.fresh || !known || p.kubeconfig.ClusterProblem == nil && sameAccess(p.kubeconfig.Cluster, wanted)):
-		return true
+		return true, nil
 	}
 	content, err := RenderKubeconfig(wanted, p.Exec)
 	if err == nil {
 		_, err = WriteKubeconfig(p.Kubeconfig, content, p.Exec.Command)
 	}
-	if err != nil {
+	if err != nil && p.kubeconfig.Kind == Ours {
 		p.Problems = append(p.Problems, err)
-		return true
+		return true, nil
+	}
+	if err != nil {
+		return false, err
 	}
 	p.Cluster = wanted
 	p.say(fmt.Sprintf("wrote %s, for the cluster at %.253s", p.Kubeconfig, wanted.Server))
-	return true
+	return true, nil
 }
 
 // findCluster returns the cluster to join: kubeadm's word first, then the operator's, then the copy.

@@ -120,7 +120,9 @@ func enablings(t *testing.T) map[string]enabling {
 	here, there := newCluster(t, "https://10.0.0.1:6443"), newCluster(t, "https://10.0.0.2:6443")
 	moved := here
 	moved.Server = "https://api.example.com:6443"
-	bootstrap := func(m *machine, cluster cache.Origin, value string) { m.put(m.Bootstrap, kubeconfig(t, cluster, token(value))) }
+	bootstrap := func(m *machine, cluster cache.Origin, value string) {
+		m.put(m.Bootstrap, kubeconfig(t, cluster, token(value)))
+	}
 	ours := func(m *machine, cluster cache.Origin) {
 		data, err := RenderKubeconfig(cluster, m.Exec)
 		m.must(err)
@@ -317,21 +319,26 @@ func TestPrepareIsKilled(t *testing.T) {
 	}
 }
 
-// Without its environment file the kubelet would fetch a certificate by itself: then it must not start.
-func TestPrepareCannotWriteTheEnvironment(t *testing.T) {
+// Without its environment file the kubelet would fetch a certificate by itself, with the bootstrap kubeconfig that is there: then it must not start.
+func TestKubeletMustNotStart(t *testing.T) {
 	for name, arrange := range map[string]func(*machine){
 		"a file in place of its directory": func(m *machine) { m.put(filepath.Dir(m.EnvFile), nil) },
 		"others may write there": func(m *machine) {
 			m.must(errors.Join(os.Mkdir(filepath.Dir(m.EnvFile), 0o777), os.Chmod(filepath.Dir(m.EnvFile), 0o777)))
 		},
+		"a bootstrap kubeconfig without TLS": func(m *machine) {
+			m.put(m.Bootstrap, kubeconfig(t, cache.Origin{Server: "http://10.0.0.2:8080"}, token("two")))
+		},
+		"one that cannot be read":  func(m *machine) { m.put(m.Bootstrap, []byte("{")) },
 		"a directory in its place": func(m *machine) { m.must(os.MkdirAll(m.EnvFile+"/x", 0o755)) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t)
 			m.put(m.Bootstrap, kubeconfig(t, newCluster(t, "https://10.0.0.1:6443"), token("one")))
 			arrange(m)
-			if _, err := Prepare(m.Setup, func(string) {}); err == nil {
-				t.Error("no error")
+			var unprepared *UnpreparedError
+			if _, err := Prepare(m.Setup, func(string) {}); !errors.As(err, &unprepared) {
+				t.Error(err)
 			}
 		})
 	}

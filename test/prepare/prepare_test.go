@@ -228,10 +228,8 @@ func TestAPIServerIsAwayLater(t *testing.T) {
 func TestConfigurationIsBroken(t *testing.T) {
 	m := newMachine(t)
 	broken := func() { m.configure("nonsense: 1") }
-	flags := []string{"--kubelet-kubeconfig=" + m.kubeconfig, "--kubelet-bootstrap-kubeconfig=" + m.bootstrap, "--runtime-dir=" + m.root + "/run",
-		"prepare", "--env-file=" + m.envFile, "--manifests=" + m.manifests}
 	broken()
-	r := m.run(flags...)
+	r := m.prepare()
 	r.want(t, 10, "nonsense")
 	if r.took > 5*time.Second {
 		t.Errorf("it waited for %s", r.took)
@@ -245,9 +243,9 @@ func TestConfigurationIsBroken(t *testing.T) {
 	wait()
 	broken()
 	m.must(os.RemoveAll(filepath.Dir(m.envFile))) // after a boot
-	m.run(flags...).want(t, 0, "nonsense", "wrote "+m.envFile)
+	m.prepare().want(t, 0, "nonsense", "wrote "+m.envFile)
 	m.expire()
-	m.run(flags...).want(t, 0, "nonsense")
+	m.prepare().want(t, 0, "nonsense")
 }
 
 // kubeadm reset and a join to another cluster: the node is held back until that one has admitted it.
@@ -290,7 +288,9 @@ func TestReset(t *testing.T) {
 	stranger := m.certs.File("stranger")
 	m.write(stranger, []byte("precious"))
 	m.must(os.Symlink(stranger, m.certs.File(cache.CurrentFile)))
-	reset := func(args ...string) result { return m.run(append([]string{"reset", "--env-file=" + m.envFile}, args...)...) }
+	reset := func(args ...string) result {
+		return m.run(append([]string{"reset", "--env-file=" + m.envFile}, args...)...)
+	}
 
 	r := reset()
 	r.want(t, 0, "removed "+m.envFile, "removed "+m.certs.File(cache.PendingFile), "removed "+m.certs.File(cache.BootstrapFile), "removed "+m.certs.File(cache.LockFile),

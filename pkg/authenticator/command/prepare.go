@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -57,8 +58,14 @@ func (i *invocation) prepare(ctx context.Context, config authenticator.Config, l
 	if err != nil {
 		return notWritten(err)
 	}
+	if errors.Is(loadErr, fs.ErrNotExist) {
+		loadErr = nil // that is what Prepare went by
+	}
 	if !p.Enabled {
-		return nil
+		if p.Foreign {
+			return nil
+		}
+		return loadErr // it may name other files
 	}
 	info, err := execInfo(p.Cluster)
 	if err != nil {
@@ -81,10 +88,7 @@ func (i *invocation) prepare(ctx context.Context, config authenticator.Config, l
 
 func (i *invocation) awaitFirst(ctx context.Context, o authenticator.Options, wait time.Duration) error {
 	i.tell("waiting up to %s for this node's first certificate", wait)
-	leaf, remarks, err := authenticator.AwaitFirst(ctx, o, wait)
-	for _, remark := range remarks {
-		i.say(remark)
-	}
+	leaf, err := authenticator.AwaitFirst(ctx, o, wait, i.say)
 	if err != nil {
 		return err
 	}
@@ -116,8 +120,8 @@ func execInfo(cluster cache.Origin) (string, error) {
 // notWritten sorts an error about a file outside the certificate directory.
 func notWritten(err error) error {
 	var write *cache.WriteError
-	var foreign *cache.ForeignDirError
-	if errors.As(err, &write) || errors.As(err, &foreign) {
+	var unprepared *kubelet.UnpreparedError
+	if errors.As(err, &write) || errors.As(err, &unprepared) {
 		return &authenticator.Failure{Reason: authenticator.KubeletNotPrepared, Hint: "see who owns the directory, and whether its file system is full or read-only", Err: err}
 	}
 	return authenticator.AsFailure(err)
