@@ -32,6 +32,7 @@ func AwaitFirst(ctx context.Context, o Options, wait time.Duration, remark func(
 	defer cancel()
 	deadline := time.Now().Add(wait)
 	answer := &Answer{}
+	remarked := map[string]bool{}
 	var last Reason
 	for {
 		s := o.look()
@@ -44,7 +45,10 @@ func AwaitFirst(ctx context.Context, o Options, wait time.Duration, remark func(
 		}
 		after, failure := o.awaitWorker(ctx, s, time.Until(deadline), answer)
 		for _, r := range answer.Remarks {
-			remark(r)
+			if !remarked[r.Error()] { // each worker that is started brings the provider's
+				remarked[r.Error()] = true
+				remark(r)
+			}
 		}
 		answer.Remarks = nil
 		if failure == nil && after.pair != nil {

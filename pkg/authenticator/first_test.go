@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package authenticator
+
+import (
+	"bytes"
+	"errors"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+)
+
+// The copy goes once the API server has taken the node's certificate, and only then; only a copy, and only if it is not to be kept.
+func TestDiscardBootstrap(t *testing.T) {
+	t.Parallel()
+	const copied = "# Copied by kubelet-authenticator prepare.\napiVersion: v1\n"
+	for name, c := range map[string]struct {
+		answer  http.HandlerFunc
+		content string
+		arrange func(*Options)
+		deleted bool
+		asked   int
+		says    string
+	}{
+		"taken":               {answerCode(201, someone), copied, nil, true, 1, ""},
+		"for somebody else":   {answerCode(201, `{"status":{"userInfo":{"username":"system:node:b"}}}`), copied, nil, false, 1, "system:node:b"},
+		"rejected":            {answerCode(401, ""), copied, nil, false, 1, "401"},
+		"no such API":         {answerCode(404, ""), copied, nil, false, 1, "404"},
+		"no answer":           {hang, copied, nil, false, 1, "kept for now"},
+		"to be kept":          {answerCode(201, someone), copied, func(o *Options) { o.keepBootstrap = true }, false, 0, ""},
+		"an operator's":       {answerCode(201, someone), "apiVersion: v1\n", nil, false, 0, ""},
+		"configuration wrong": {answerCode(201, someone), copied, func(o *Options) { o.invalid = errors.New("wrong") }, false, 0, ""},
+		"no certificate":      {answerCode(201, someone), copied, func(o *Options) { _ = os.Remove(o.dir.File(cache.CurrentFile)) }, false, 0, ""},
+		"noted as rejected": {answerCode(201, someone), copied, func(o *Options) {
+			pair, _ := o.dir.Current()
+			o.note.write(note{Certificate: pair.Fingerprint(), Rejected: true})
+		}, false, 0, ""},
+		"state damaged": {answerCode(201, someone), copied, func(o *Options) { _ = os.WriteFile(o.dir.File(cache.StateFile), []byte("{"), 0o600) }, false, 1, "JSON"},
+		"a worker is at it": {answerCode(201, someone), copied, func(o *Options) {
+			if _, err := o.dir.TryLock(); err != nil { // until the process ends
+				panic(err)
+			}
+		}, false, 0, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			o, api := reviewed(t, c.answer)
+			installPair(t, o.dir, newPair(t, nil))
+			put(t, o.dir, cache.BootstrapFile, []byte(c.content), 0o600)
+			if c.arrange != nil {
+				c.arrange(o)
+			}
+			deleted, err := DiscardBootstrap(t.Context(), *o)
+			if deleted != c.deleted || (err != nil) != (c.says != "") || err != nil && !strings.Contains(err.Error(), c.says) {
+				t.Errorf("deleted %v, %v", deleted, err)
+			}
+			data, err := os.ReadFile(o.dir.File(cache.BootstrapFile))
+			if (err != nil) != c.deleted || err == nil && !bytes.Equal(data, []byte(c.content)) {
+				t.Errorf("%q %v", data, err)
+			}
+			if api.calls != c.asked {
+				t.Errorf("the API server was asked %d times", api.calls)
+			}
+			if state, err := o.dir.State(); err == nil && (state.SpentBootstrap != "") != c.deleted {
+				t.Errorf("state: %+v", state)
+			}
+			if again, err := DiscardBootstrap(t.Context(), *o); c.deleted && (again || err != nil) {
+				t.Errorf("the second time: %v %v", again, err)
+			}
+		})
+	}
+}
+
+// What no waiting mends is not waited for.
+func TestAwaitFirstGivesUpAtOnce(t *testing.T) {
+	t.Parallel()
+	none := func(err error) { t.Error(err) }
+	o := testOptions(t)
+	o.invalid = errors.New("wrong")
+	_, err := AwaitFirst(t.Context(), *o, time.Hour, none)
+	mustFail(t, err, Unexpected)
+
+	o = testOptions(t)
+	put(t, o.dir, "x", nil, 0o600)
+	if err := os.Chmod(o.dir.Path(), 0o777); err != nil { //nolint:gosec // G302: that is the test
+		t.Fatal(err)
+	}
+	_, err = AwaitFirst(t.Context(), *o, time.Hour, none)
+	mustFail(t, err, DirectoryRefused)
+}
+
+func TestAwaitFirstTakesWhatIsThere(t *testing.T) {
+	t.Parallel()
+	o := testOptions(t)
+	installPair(t, o.dir, newPair(t, nil))
+	leaf, err := AwaitFirst(t.Context(), *o, 0, func(err error) { t.Error(err) })
+	if err != nil || leaf.Subject.CommonName != "system:node:a" {
+		t.Error(leaf, err)
+	}
+}
