@@ -86,7 +86,7 @@ func TestAwaitFirstGivesUpAtOnce(t *testing.T) {
 
 	o = testOptions(t)
 	put(t, o.dir, "x", nil, 0o600)
-	if err := os.Chmod(o.dir.Path(), 0o777); err != nil { //nolint:gosec // G302: that is the test
+	if err := os.Chmod(o.dir.Path(), 0o777); err != nil {
 		t.Fatal(err)
 	}
 	_, err = AwaitFirst(t.Context(), *o, time.Hour, none)
