@@ -191,6 +191,17 @@ func (d Dir) Write(name string, data []byte) (err error) {
 	return d.sync()
 }
 
+// CleanFile removes what a crash in the middle of a Write of that file left behind.
+func (d Dir) CleanFile(name string) {
+	leftovers, err := filepath.Glob(d.File("." + name + tempMark + "*"))
+	if err != nil {
+		return
+	}
+	for _, path := range leftovers {
+		_ = os.Remove(path) // worth no failure: the next one tries again
+	}
+}
+
 // remove deletes a file durably. A file that is not there is no error.
 func (d Dir) remove(name string) error {
 	err := os.Remove(d.File(name))

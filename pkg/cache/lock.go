@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
@@ -81,15 +80,7 @@ func (l *Lock) taken(ok bool, err error) (*Lock, error) {
 func (l *Lock) Unlock() { _ = l.flock.Close() }
 
 // Clean removes what a crash in the middle of a write left behind.
-func (l *Lock) Clean() {
-	leftovers, err := filepath.Glob(l.dir.File(".*" + tempMark + "*"))
-	if err != nil {
-		return
-	}
-	for _, path := range leftovers {
-		_ = os.Remove(path) // worth no failure: the next worker tries again
-	}
-}
+func (l *Lock) Clean() { l.dir.CleanFile("*") }
 
 // NameWorker writes down which process is the worker; the zero ID is none yet.
 func (l *Lock) NameWorker(id process.ID) error {

@@ -260,5 +260,7 @@ func WriteKubeconfig(path string, content []byte, ours string) (bool, error) {
 	if k.Kind == Ours && bytes.Equal(k.content, content) {
 		return false, nil
 	}
-	return true, cache.At(filepath.Dir(path)).Write(filepath.Base(path), content)
+	dir, name := cache.At(filepath.Dir(path)), filepath.Base(path)
+	dir.CleanFile(name)
+	return true, dir.Write(name, content)
 }

@@ -132,6 +132,7 @@ func (p *preparation) enable() error {
 	if err := dir.Create(); err != nil {
 		return err
 	}
+	dir.CleanFile(name)
 	if before, _, err := dir.Read(name); err == nil && bytes.Equal(before, content) {
 		return nil
 	}
@@ -195,6 +196,7 @@ func (p *preparation) writeCopy(copied []byte) error {
 	switch {
 	case err == nil:
 		defer lock.Unlock()
+		lock.Clean() // half of a copy holds a credential, too
 	case !errors.Is(err, cache.ErrLocked):
 		return err
 	}

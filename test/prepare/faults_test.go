@@ -48,6 +48,9 @@ func TestPrepareWhileSystemCallsFail(t *testing.T) {
 					}
 					m.prepare().want(t, 0)
 					m.wantPrepared(fmt.Sprintf("call %d had failed", when))
+					if left, err := filepath.Glob(m.root + "/*/.*"); err != nil || len(left) > 0 {
+						t.Errorf("call %d had failed: left behind: %s, %v", when, left, err)
+					}
 					if !m.copied() {
 						t.Errorf("call %d had failed: there is no copy", when)
 					}
