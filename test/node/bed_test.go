@@ -95,30 +95,40 @@ func (c *cluster) startController(t *testing.T) {
 type machine struct {
 	*cluster
 	name    string
+	dir     string   // for its files
 	args    []string // of the plugin
 	certs   cache.Dir
 	tpm     *swtpm.Proxy
 	kubelet *testbed.Kubelet
+	version testbed.KubeletComponents // of the kubelet
 }
 
-// newMachine returns one without a certificate, with a bootstrap token of its own. args are added to the plugin's.
-func (c *cluster) newMachine(t *testing.T, name string, args ...string) *machine {
+// newMachine returns one without a certificate, and without a credential to get one with.
+func (c *cluster) newMachine(t *testing.T, name string) *machine {
 	t.Helper()
 	dir := t.TempDir()
-	m := &machine{cluster: c, name: name, certs: cache.At(filepath.Join(dir, "certs"))}
+	m := &machine{cluster: c, name: name, dir: dir, certs: cache.At(filepath.Join(dir, "certs")), version: built.kubelet}
 	m.tpm = swtpm.NewProxy(t, swtpm.Start(t, swtpm.Options{Certified: []string{"ecc-p256"}}))
+	m.args = []string{
+		"--provider=tpm", "--tpm-device=" + m.tpm.Socket(), "--node-name=" + name, "--provider-id=test://" + name,
+		"--cert-dir=" + m.certs.Path(), "--runtime-dir=" + filepath.Join(dir, "run"),
+	}
+	return m
+}
+
+// newTokenMachine returns one with a bootstrap token of its own. args are added to the plugin's.
+func (c *cluster) newTokenMachine(t *testing.T, name string, args ...string) *machine {
+	t.Helper()
+	m := c.newMachine(t, name)
 	token, err := c.CreateBootstrapToken(t.Context(), time.Hour)
 	if err != nil {
 		t.Fatal(err)
 	}
-	bootstrap := filepath.Join(dir, "bootstrap.kubeconfig")
+	bootstrap := filepath.Join(m.dir, "bootstrap.kubeconfig")
 	if err := c.WriteKubeconfig(bootstrap, testbed.TokenUser(token)); err != nil {
 		t.Fatal(err)
 	}
-	m.args = append([]string{
-		"--provider=tpm", "--tpm-device=" + m.tpm.Socket(), "--node-name=" + name, "--provider-id=test://" + name,
-		"--cert-dir=" + m.certs.Path(), "--runtime-dir=" + filepath.Join(dir, "run"), "--bootstrap-kubeconfig=" + bootstrap,
-	}, args...)
+	m.args = append(append(m.args, "--bootstrap-kubeconfig="+bootstrap), args...)
 	return m
 }
 
@@ -164,12 +174,14 @@ func (c *cluster) writeInventory(t *testing.T) {
 // startKubelet starts the machine's kubelet, whose configuration may get more fields.
 func (m *machine) startKubelet(t *testing.T, config string) {
 	t.Helper()
+	m.startKubeletWith(t, m.ExecKubeconfig("client.authentication.k8s.io/v1", built.plugin, m.args, nil, true), config)
+}
+
+func (m *machine) startKubeletWith(t *testing.T, kubeconfig []byte, config string) {
+	t.Helper()
 	var err error
 	m.kubelet, err = testbed.StartKubelet(t.Context(), testbed.KubeletOptions{
-		Components: built.kubelet,
-		NodeName:   m.name,
-		Kubeconfig: m.ExecKubeconfig("client.authentication.k8s.io/v1", built.plugin, m.args, nil, true),
-		Config:     config,
+		Components: m.version, NodeName: m.name, Kubeconfig: kubeconfig, Config: config,
 	})
 	if err != nil {
 		t.Fatal(err)

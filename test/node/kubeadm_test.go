@@ -258,9 +258,7 @@ func testDropIn(t *testing.T, k *kubeadmCluster) {
 	c := k.newComputer(t, "attested", image{dropIn: true, enabled: true, join: testbed.KubeadmJoin{Token: k.token}})
 	k.admit(t, c.identity(t))
 	t.Run("first-boot", func(t *testing.T) { // before kubeadm
-		if status := c.prepareStatus(t); status != "0" {
-			t.Errorf("prepare exits with %s", status)
-		}
+		c.mustHavePrepared(t)
 		c.mustHave(t, map[string]bool{kubelet.EnvFile: false, kubelet.KubeconfigFile: false, cache.DefaultPath: false})
 	})
 	c.mustJoin(t)
@@ -275,18 +273,19 @@ func testDropIn(t *testing.T, k *kubeadmCluster) {
 	c.mustBeAttested(t, 1)
 }
 
-// prepareStatus is how the unit's prepare has ended.
-func (c *computer) prepareStatus(t *testing.T) string {
+// mustHavePrepared checks that the unit's prepare has exited with 0.
+func (c *computer) mustHavePrepared(t *testing.T) {
 	t.Helper()
-	out, err := c.os.Run(t.Context(), "systemctl", "show", "kubelet", "--property=ExecStartPre")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, status, ok := strings.Cut(out, "status=")
-	if !ok || !strings.Contains(out, pluginFile+" prepare") {
-		t.Fatalf("the unit runs no prepare: %s", out)
-	}
-	return strings.Fields(status)[0]
+	eventually(t, 20*time.Second, "prepare exits with 0", func() bool {
+		out, err := c.os.Run(t.Context(), "systemctl", "show", "kubelet", "--property=ExecStartPre")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(out, pluginFile+" prepare") {
+			t.Fatalf("the unit runs no prepare: %s", out)
+		}
+		return strings.Contains(out, "code=exited ; status=0 }") // of one that runs, they are (null) and 0/0
+	})
 }
 
 // impatient is a machine whose join does not wait for long.
@@ -300,9 +299,8 @@ func (c *computer) mustFailToJoin(t *testing.T, reason string) {
 	if c.join(t) {
 		t.Fatal("kubeadm join succeeds")
 	}
-	if journal := c.os.Journal(t.Context(), "kubelet"); !strings.Contains(journal, reason) {
-		t.Errorf("the journal has no reason %q", reason)
-	}
+	// On a busy machine it may be the next attempt of the unit that comes as far.
+	eventually(t, 30*time.Second, "the journal says "+reason, func() bool { return strings.Contains(c.os.Journal(t.Context(), "kubelet"), reason) })
 	if c.leaf(t) != nil || len(c.managersRequests(t)) > 0 {
 		t.Error("there is a certificate, or kube-controller-manager was asked for one")
 	}
@@ -544,9 +542,7 @@ func testStock(t *testing.T, k *kubeadmCluster) {
 func testNotEnabled(t *testing.T, k *kubeadmCluster) {
 	c := k.newComputer(t, "inert", image{dropIn: true, join: testbed.KubeadmJoin{Token: k.token}})
 	c.mustJoin(t)
-	if status := c.prepareStatus(t); status != "0" {
-		t.Errorf("prepare exits with %s", status)
-	}
+	c.mustHavePrepared(t)
 	c.mustBeStock(t, k)
 }
 

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
@@ -20,12 +21,15 @@ const (
 	module = "../.."
 	// programsVariable names the folder with what was built, for the tests in their namespaces.
 	programsVariable = "KUBELET_AUTHENTICATOR_TEST_PROGRAMS"
+	// kubeletsVariable asks for kubelets of other versions, too: folders of test/components, such as "v1.34". A cold build takes minutes.
+	kubeletsVariable = "KUBELET_AUTHENTICATOR_TEST_KUBELETS"
 )
 
 // programs are the paths of what the tests start.
 type programs struct {
 	plugin, controller string
 	kubelet            testbed.KubeletComponents
+	others             []testbed.KubeletComponents
 	kubeadm            string
 }
 
@@ -58,13 +62,10 @@ func runAll(m *testing.M) (code int, err error) {
 	if _, err := testbed.Build(ctx, os.Stderr); err != nil {
 		return 0, err
 	}
-	if _, err := testbed.BuildKubelet(ctx, os.Stderr); err != nil {
-		return 0, err
-	}
-	if _, err := testbed.BuildKubeadm(ctx, os.Stderr); err != nil {
-		return 0, err
-	}
 	made := programsIn(dir)
+	if err := made.buildKubernetes(ctx); err != nil {
+		return 0, err
+	}
 	if err := testbed.GoBuild(ctx, module, made.plugin, "./cmd/kubelet-authenticator"); err != nil {
 		return 0, err
 	}
@@ -81,15 +82,28 @@ func programsIn(dir string) programs {
 	return programs{plugin: filepath.Join(dir, "kubelet-authenticator"), controller: filepath.Join(dir, "node-attestation-controller")}
 }
 
+// buildKubernetes builds what a node has of Kubernetes, or finds it where it was built before.
+func (p *programs) buildKubernetes(ctx context.Context) (err error) {
+	if p.kubelet, err = testbed.BuildKubelet(ctx, os.Stderr); err != nil {
+		return err
+	}
+	for minor := range strings.FieldsSeq(os.Getenv(kubeletsVariable)) {
+		other, err := testbed.BuildOtherKubelet(ctx, minor, os.Stderr)
+		if err != nil {
+			return err
+		}
+		p.others = append(p.others, other)
+	}
+	p.kubeadm, err = testbed.BuildKubeadm(ctx, os.Stderr)
+	return err
+}
+
 func runIsolated(m *testing.M) (code int, err error) {
 	if err := testbed.EnterIsolation(); err != nil {
 		return 0, err
 	}
 	built = programsIn(os.Getenv(programsVariable))
-	if built.kubelet, err = testbed.BuildKubelet(context.Background(), os.Stderr); err != nil {
-		return 0, err
-	}
-	if built.kubeadm, err = testbed.BuildKubeadm(context.Background(), os.Stderr); err != nil {
+	if err := built.buildKubernetes(context.Background()); err != nil {
 		return 0, err
 	}
 	// The tests mostly wait: as many at once as there are, whatever the number of processors.

@@ -19,7 +19,7 @@ func TestEnrolmentFailsQuietly(t *testing.T) {
 		sequence = 25               // TPM commands for a hello and its proof, at most
 	)
 	c := newCluster(t, nil)
-	denied, unknown := c.newMachine(t, "denied"), c.newMachine(t, "unknown")
+	denied, unknown := c.newTokenMachine(t, "denied"), c.newTokenMachine(t, "unknown")
 	// The inventory knows the one's TPM under another name, and the other's not at all.
 	c.admit(t, denied.identity(t, "--node-name=another"))
 	began := time.Now()

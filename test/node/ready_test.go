@@ -5,28 +5,48 @@ package node
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"strings"
 	"testing"
 	"time"
 
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
 // A machine becomes a node with a certificate that it attested for, its heartbeat goes on, and a restarted kubelet asks for nothing.
 func TestNodeBecomesReady(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, nil)
-	m := c.newMachine(t, "ready")
+	for _, version := range append([]testbed.KubeletComponents{built.kubelet}, built.others...) {
+		t.Run(version.KubernetesVersion, func(t *testing.T) {
+			t.Parallel()
+			testNodeBecomesReady(t, c, version)
+		})
+	}
+}
+
+func testNodeBecomesReady(t *testing.T, c *cluster, version testbed.KubeletComponents) {
+	m := c.newTokenMachine(t, "ready-"+strings.ReplaceAll(version.KubernetesVersion, ".", "-"))
+	m.version = version
 	c.admit(t, m.identity(t))
 	began := time.Now()
 	m.startKubelet(t, "")
 	eventually(t, time.Minute, "the node is ready", func() bool { return m.ready(t.Context()) == "" })
 	t.Logf("ready after %s", time.Since(began).Round(10*time.Millisecond))
 	p := m.watch(t)
+	node, err := c.Client().CoreV1().Nodes().Get(t.Context(), m.name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if is := node.Status.NodeInfo.KubeletVersion; is != version.KubernetesVersion {
+		t.Errorf("the kubelet's version is %s", is)
+	}
 
 	leaf := m.leaf(t)
 	sum := sha256.Sum256(leaf.Raw)
@@ -59,17 +79,23 @@ func TestNodeBecomesReady(t *testing.T) {
 // record returns the controller's record of the machine.
 func (m *machine) record(t *testing.T) *v1alpha1.NodeAttestation {
 	t.Helper()
+	record := &v1alpha1.NodeAttestation{}
+	if err := m.records(t).Get(t.Context(), client.ObjectKey{Namespace: controllerprocess.Namespace, Name: m.name}, record); err != nil {
+		t.Fatal(err)
+	}
+	return record
+}
+
+// records returns a client for the controller's records.
+func (c *cluster) records(t *testing.T) client.Client {
+	t.Helper()
 	scheme := runtime.NewScheme()
 	if err := v1alpha1.AddToScheme(scheme); err != nil {
 		t.Fatal(err)
 	}
-	api, err := client.New(m.AdminConfig(), client.Options{Scheme: scheme})
+	api, err := client.New(c.AdminConfig(), client.Options{Scheme: scheme})
 	if err != nil {
 		t.Fatal(err)
 	}
-	record := &v1alpha1.NodeAttestation{}
-	if err := api.Get(t.Context(), client.ObjectKey{Namespace: controllerprocess.Namespace, Name: m.name}, record); err != nil {
-		t.Fatal(err)
-	}
-	return record
+	return api
 }

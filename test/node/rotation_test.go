@@ -27,7 +27,7 @@ func startShortLived(t *testing.T, name string, lifetime time.Duration) (*machin
 	c := newCluster(t, approveOnly)
 	c.watchNodes(t)
 	s := c.newSigner(t, lifetime)
-	m := c.newMachine(t, name, "--signer-name="+builtinSigner)
+	m := c.newTokenMachine(t, name, "--signer-name="+builtinSigner)
 	c.admit(t, m.identity(t))
 	m.startKubelet(t, busy)
 	eventually(t, time.Minute, "the node is ready", func() bool { return m.ready(t.Context()) == "" })

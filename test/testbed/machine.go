@@ -38,7 +38,7 @@ ExecStart=/bin/sh -e /opt/testbed/sysctl.sh
 Before=kubelet.service
 [Service]
 Type=oneshot
-ExecStart=/sbin/ip address add ` + machineAddress + `/32 dev lo
+ExecStart=ip address add ` + machineAddress + `/32 dev lo
 `,
 	"/etc/systemd/system/testbed-reach.service": "[Service]\nExecStart=/lib/systemd/systemd-socket-proxyd " + reachedSocket + "\n",
 	"/opt/testbed/sysctl.sh":                    "cd /opt/testbed/sysctl\nfind . -type f | while read -r name; do mount --bind \"$name\" \"/proc/sys/$name\"; done\n",
