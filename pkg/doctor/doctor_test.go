@@ -338,9 +338,17 @@ func TestTheBootstrapCredential(t *testing.T) {
 	checkStates(t, map[string]state{
 		"an unknown token": {bare("{token: abcdef.fedcba9876543210}"), unknown, []string{"bootstrap-credential: 401", "bootstrap-credential: kubeadm token create"}},
 		"an expired JWT":   {bare("{token: " + jwt + "}"), unknown, []string{"bootstrap-credential: expired at 2001-09-09"}},
-		"an exec user":     {bare("{exec: {apiVersion: client.authentication.k8s.io/v1, command: touch, args: [/tmp/never], interactiveMode: Never}}"), refused, nil},
-		"no credential":    {bare("{}"), refused, nil},
-		"nonsense":         {func(m *machine) { m.bare(); m.write(m.bootstrap, "token: ["+token, 0o600) }, refused, nil},
+		"an exec user": {func(m *machine) { // which would be started, were it not refused
+			m.bare()
+			m.writeBootstrap(fmt.Sprintf("{token: %s, exec: {apiVersion: client.authentication.k8s.io/v1, command: touch, args: [%s], interactiveMode: Never}}", token, filepath.Join(m.root, "started")))
+		}, refused, []string{"bootstrap-kubeconfig: exec plugin"}},
+		"no credential":                      {bare("{}"), refused, nil},
+		"nonsense":                           {func(m *machine) { m.bare(); m.write(m.bootstrap, "token: ["+token, 0o600) }, refused, nil},
+		"nonsense that an error would quote": {func(m *machine) { m.bare(); m.write(m.bootstrap, "{apiVersion: "+token+", kind: Config}", 0o600) }, refused, []string{"bootstrap-kubeconfig: cannot be read"}},
+		"no CA check": {func(m *machine) {
+			m.bare()
+			m.write(m.bootstrap, strings.Replace(m.kubeconfig("a", "b", "{token: "+token+"}"), "certificate-authority-data", "insecure-skip-tls-verify: true, x", 1), 0o600)
+		}, refused, []string{"bootstrap-kubeconfig: insecure-skip-tls-verify"}},
 		"no TLS": {func(m *machine) {
 			m.bare()
 			m.cluster.Server = "http://127.0.0.1:1"
@@ -391,7 +399,7 @@ func TestTheAPIServer(t *testing.T) {
 		"wrong name": {func(m *machine) { m.cluster.TLSServerName = "other.example.com"; m.writeConf() }, untold, []string{"api-server: tls-server-name"}},
 		"right name": {func(m *machine) { m.cluster.TLSServerName = "api.example.com"; m.writeConf() }, nil, nil},
 		"expired": {func(m *machine) { m.serve(time.Now().Add(-2*time.Hour), time.Now().Add(-time.Hour)); m.writeConf() },
-			with(untold, "clock", Failure), []string{"clock: is not valid", "api-server: expired"}},
+			with(untold, "clock", Failure), []string{"clock: is not valid", "api-server: expired", "api-server: see clock"}},
 		"clock 6 min ahead":  {func(m *machine) { m.now = func() time.Time { return time.Now().Add(6 * time.Minute) } }, map[string]Status{"clock": Failure}, []string{"clock: 6m0s ahead"}},
 		"clock 6 min behind": {func(m *machine) { m.now = func() time.Time { return time.Now().Add(-6 * time.Minute) } }, map[string]Status{"clock": Failure}, []string{"clock: behind"}},
 		"clock 1 min behind": {func(m *machine) { m.now = func() time.Time { return time.Now().Add(-time.Minute) } }, map[string]Status{"clock": Warning}, nil},
@@ -412,8 +420,8 @@ func TestTheAPIServer(t *testing.T) {
 		"bindings there": {func(m *machine) {
 			m.replies["GET "+bindingsURL] = reply{200, list(m.t, raws([]string{
 				`{"metadata":{"name":"kubeadm:node-autoapprove-bootstrap"},"subjects":[{}],"roleRef":{"kind":"ClusterRole","name":"system:certificates.k8s.io:certificatesigningrequests:nodeclient"}}`,
-				`{"metadata":{"name":"mine"},"subjects":[{}],"roleRef":{"kind":"ClusterRole","name":"system:certificates.k8s.io:certificatesigningrequests:selfnodeclient"}}`,
 				`{"metadata":{"name":"nobody"},"roleRef":{"kind":"ClusterRole","name":"system:certificates.k8s.io:certificatesigningrequests:selfnodeclient"}}`,
+				`{"metadata":{"name":"mine"},"subjects":[{}],"roleRef":{"kind":"ClusterRole","name":"system:certificates.k8s.io:certificatesigningrequests:selfnodeclient"}}`,
 				`{"metadata":{"name":"other"},"subjects":[{}],"roleRef":{"kind":"ClusterRole","name":"view"}}`,
 			})...)}
 		}, map[string]Status{"auto-approve-bindings": Warning}, []string{"auto-approve-bindings: kubectl delete clusterrolebinding kubeadm:node-autoapprove-bootstrap mine"}},

@@ -29,6 +29,7 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unicode"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -456,6 +457,9 @@ func (m *machine) examine() map[string]Result {
 		results[r.Name] = r
 		if r.Status.severity() > worst.severity() {
 			worst = r.Status
+		}
+		if strings.ContainsFunc(r.Message+r.Remedy, unicode.IsControl) {
+			m.t.Errorf("a control character: %+q", r)
 		}
 		if r.Message == "" || r.Status == Failure && r.Remedy == "" || r.Status == OK && r.Remedy != "" {
 			m.t.Errorf("not a whole result: %+v", r)
