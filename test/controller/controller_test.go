@@ -68,51 +68,31 @@ func TestMain(m *testing.M) {
 		log = funcr.New(func(prefix, args string) { fmt.Fprintln(os.Stderr, prefix, args) }, funcr.Options{})
 	}
 	ctrl.SetLogger(log)
-	code, err := runAll(m)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "controller:", err)
-		code = 1
-	}
-	os.Exit(code)
+	os.Exit(testbed.Main(m, setUp))
 }
 
-func runAll(m *testing.M) (code int, err error) {
-	ctx := context.Background()
-	dir, err := os.MkdirTemp("", "controller-")
-	if err != nil {
-		return 0, err
-	}
-	defer func() { _ = os.RemoveAll(dir) }()
-	b := &bed{plugin: filepath.Join(dir, "kubelet-authenticator")}
+func setUp(ctx context.Context, cp *testbed.ControlPlane, dir string) (err error) {
+	b := &bed{ControlPlane: cp, plugin: filepath.Join(dir, "kubelet-authenticator"), adminConfig: filepath.Join(dir, "admin.kubeconfig")}
 	if err := testbed.GoBuild(ctx, "../..", b.plugin, "./cmd/kubelet-authenticator"); err != nil {
-		return 0, err
+		return err
 	}
-	if b.ControlPlane, err = testbed.Start(ctx, testbed.Options{Progress: os.Stderr}); err != nil {
-		return 0, err
-	}
-	defer func() {
-		if stopErr := b.Stop(); err == nil {
-			err = stopErr
-		}
-	}()
 	if err := b.BindKubeadmBootstrap(ctx); err != nil {
-		return 0, err
+		return err
 	}
-	b.adminConfig = filepath.Join(dir, "admin.kubeconfig")
 	if err := b.WriteKubeconfig(b.adminConfig, b.AdminUser()); err != nil {
-		return 0, err
+		return err
 	}
-	if out, err := b.RunKubectl(ctx, b.adminConfig, "apply", "-f", "../../packaging/kubernetes/crd.yaml"); err != nil {
-		return 0, fmt.Errorf("%w: %s", err, out)
+	for _, args := range [][]string{
+		{"apply", "-f", "../../packaging/kubernetes/crd.yaml"},
+		{"wait", "--for=condition=Established", crdName},
+	} {
+		if out, err := b.RunKubectl(ctx, b.adminConfig, args...); err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
 	}
-	if out, err := b.RunKubectl(ctx, b.adminConfig, "wait", "--for=condition=Established", crdName); err != nil {
-		return 0, fmt.Errorf("%w: %s", err, out)
-	}
-	if b.client, err = client.New(b.AdminConfig(), client.Options{Scheme: newScheme()}); err != nil {
-		return 0, err
-	}
+	b.client, err = client.New(b.AdminConfig(), client.Options{Scheme: newScheme()})
 	shared = b
-	return m.Run(), nil
+	return err
 }
 
 func newScheme() *runtime.Scheme {

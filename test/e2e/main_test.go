@@ -5,7 +5,6 @@ package e2e
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -25,45 +24,20 @@ type bed struct {
 var shared *bed
 
 func TestMain(m *testing.M) {
-	code, err := runAll(m)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "e2e:", err)
-		code = 1
-	}
-	os.Exit(code)
-}
-
-func runAll(m *testing.M) (code int, err error) {
-	ctx := context.Background()
-	dir, err := os.MkdirTemp("", "e2e-")
-	if err != nil {
-		return 0, err
-	}
-	defer func() { _ = os.RemoveAll(dir) }()
-	b := &bed{plugin: filepath.Join(dir, "kubelet-authenticator"), testPlugin: filepath.Join(dir, "testplugin"), client: filepath.Join(dir, "client")}
-	for _, build := range []struct{ module, output, pkg string }{
-		{"../..", b.plugin, "./cmd/kubelet-authenticator"},
-		{"..", b.testPlugin, "./testplugin"},
-		{"..", b.client, "./e2e/client"},
-	} {
-		if err := testbed.GoBuild(ctx, build.module, build.output, build.pkg); err != nil {
-			return 0, err
+	os.Exit(testbed.Main(m, func(ctx context.Context, cp *testbed.ControlPlane, dir string) error {
+		shared = &bed{cp, filepath.Join(dir, "kubelet-authenticator"), filepath.Join(dir, "testplugin"), filepath.Join(dir, "client")}
+		for _, build := range []struct{ module, output, pkg string }{
+			{"../..", shared.plugin, "./cmd/kubelet-authenticator"},
+			{"..", shared.testPlugin, "./testplugin"},
+			{"..", shared.client, "./e2e/client"},
+		} {
+			if err := testbed.GoBuild(ctx, build.module, build.output, build.pkg); err != nil {
+				return err
+			}
 		}
-	}
-	if b.ControlPlane, err = testbed.Start(ctx, testbed.Options{Progress: os.Stderr}); err != nil {
-		return 0, err
-	}
-	defer func() {
-		if stopErr := b.Stop(); err == nil {
-			err = stopErr
+		if err := cp.BindKubeadmBootstrap(ctx); err != nil {
+			return err
 		}
-	}()
-	if err := b.BindKubeadmBootstrap(ctx); err != nil {
-		return 0, err
-	}
-	if err := b.StartControllerManager(ctx); err != nil {
-		return 0, err
-	}
-	shared = b
-	return m.Run(), nil
+		return cp.StartControllerManager(ctx)
+	}))
 }

@@ -77,35 +77,10 @@ type bed struct {
 var shared *bed
 
 func TestMain(m *testing.M) {
-	code, err := runAll(m)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "policies:", err)
-		code = 1
-	}
-	os.Exit(code)
-}
-
-func runAll(m *testing.M) (code int, err error) {
-	ctx := context.Background()
-	dir, err := os.MkdirTemp("", "policies-")
-	if err != nil {
-		return 0, err
-	}
-	defer func() { _ = os.RemoveAll(dir) }()
-	b := &bed{adminKubeconfig: filepath.Join(dir, "admin.kubeconfig")}
-	if b.ControlPlane, err = testbed.Start(ctx, testbed.Options{Progress: os.Stderr}); err != nil {
-		return 0, err
-	}
-	defer func() {
-		if stopErr := b.Stop(); err == nil {
-			err = stopErr
-		}
-	}()
-	if err := b.prepare(ctx); err != nil {
-		return 0, err
-	}
-	shared = b
-	return m.Run(), nil
+	os.Exit(testbed.Main(m, func(ctx context.Context, cp *testbed.ControlPlane, dir string) error {
+		shared = &bed{ControlPlane: cp, adminKubeconfig: filepath.Join(dir, "admin.kubeconfig")}
+		return shared.prepare(ctx)
+	}))
 }
 
 // prepare makes a cluster as kubeadm leaves it, with both auto-approving bindings, and then applies the manifests.

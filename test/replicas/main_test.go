@@ -8,7 +8,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -45,47 +44,28 @@ type bed struct {
 var shared *bed
 
 func TestMain(m *testing.M) {
-	code, err := runAll(m)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "replicas:", err)
-		code = 1
-	}
-	os.Exit(code)
+	os.Exit(testbed.Main(m, setUp))
 }
 
-func runAll(m *testing.M) (code int, err error) {
-	ctx := context.Background()
-	dir, err := os.MkdirTemp("", "replicas-")
-	if err != nil {
-		return 0, err
-	}
-	defer func() { _ = os.RemoveAll(dir) }()
-	b := &bed{plugin: filepath.Join(dir, "kubelet-authenticator"), controller: filepath.Join(dir, "node-attestation-controller")}
-	if err := testbed.GoBuild(ctx, module, b.plugin, "./cmd/kubelet-authenticator"); err != nil {
-		return 0, err
-	}
-	if err := controllerprocess.Build(ctx, module, b.controller); err != nil {
-		return 0, err
-	}
-	if b.ControlPlane, err = testbed.Start(ctx, testbed.Options{Progress: os.Stderr}); err != nil {
-		return 0, err
-	}
-	defer func() { err = errors.Join(err, b.Stop()) }()
-	if err := b.BindKubeadmBootstrap(ctx); err != nil {
-		return 0, err
-	}
-	if err := controllerprocess.Install(ctx, b.ControlPlane, module); err != nil {
-		return 0, err
+func setUp(ctx context.Context, cp *testbed.ControlPlane, dir string) (err error) {
+	b := &bed{ControlPlane: cp, plugin: filepath.Join(dir, "kubelet-authenticator"), controller: filepath.Join(dir, "node-attestation-controller")}
+	for _, step := range []func() error{
+		func() error { return testbed.GoBuild(ctx, module, b.plugin, "./cmd/kubelet-authenticator") },
+		func() error { return controllerprocess.Build(ctx, module, b.controller) },
+		func() error { return b.BindKubeadmBootstrap(ctx) },
+		func() error { return controllerprocess.Install(ctx, cp, module) },
+	} {
+		if err := step(); err != nil {
+			return err
+		}
 	}
 	scheme := runtime.NewScheme()
 	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
-		return 0, err
+		return err
 	}
-	if b.client, err = client.New(b.AdminConfig(), client.Options{Scheme: scheme}); err != nil {
-		return 0, err
-	}
+	b.client, err = client.New(b.AdminConfig(), client.Options{Scheme: scheme})
 	shared = b
-	return m.Run(), nil
+	return err
 }
 
 // replica is one process of the controller.
