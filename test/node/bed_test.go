@@ -231,7 +231,7 @@ func (m *machine) leaf(t *testing.T) *x509.Certificate {
 	return leaf
 }
 
-// requests returns the requests that claim the machine's name: hellos, and others.
+// requests returns the requests for client certificates that claim the machine's name: hellos, and others.
 func (m *machine) requests(t *testing.T) (hellos, proofs []certificatesv1.CertificateSigningRequest) {
 	t.Helper()
 	list, err := m.Client().CertificatesV1().CertificateSigningRequests().List(context.WithoutCancel(t.Context()), metav1.ListOptions{})
@@ -242,7 +242,7 @@ func (m *machine) requests(t *testing.T) (hellos, proofs []certificatesv1.Certif
 		block, _ := pem.Decode(item.Spec.Request)
 		request, err := x509.ParseCertificateRequest(block.Bytes)
 		switch {
-		case err != nil || request.Subject.CommonName != "system:node:"+m.name:
+		case err != nil || request.Subject.CommonName != "system:node:"+m.name || item.Spec.SignerName == certificatesv1.KubeletServingSignerName:
 		case item.Spec.SignerName == attestation.HelloSignerName:
 			hellos = append(hellos, item)
 		default:

@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -151,6 +152,33 @@ func (c *computer) mustBecomeReady(t *testing.T) {
 	t.Logf("ready %s later", time.Since(began).Round(100*time.Millisecond))
 }
 
+// Those of the doctor's checks that fail where the kubelet goes past the plugin (docs/doctor.md).
+var (
+	bootstrapsAround = []string{"kubelet-bootstrap", "kubelet-rotation", "kubelet-kubeconfig"}
+	rotatesAround    = []string{"kubelet-rotation"}
+)
+
+// mustDiagnose checks which of the doctor's checks of the kubelet fail. If none should, no other may.
+func (c *computer) mustDiagnose(t *testing.T, failing []string) {
+	t.Helper()
+	out, err := c.os.Command(t.Context(), pluginFile, "doctor", "--output=json").Output()
+	var report struct {
+		Checks []struct{ Name, Status string }
+	}
+	if err := json.Unmarshal(out, &report); err != nil {
+		t.Fatalf("doctor: %v: %s", err, out)
+	}
+	var failed []string
+	for _, check := range report.Checks {
+		if check.Status == "failure" && strings.HasPrefix(check.Name, "kubelet") {
+			failed = append(failed, check.Name)
+		}
+	}
+	if !slices.Equal(failed, failing) || (err == nil) != (len(failing) == 0) {
+		t.Errorf("doctor: %v: the checks that fail are %q, not %q: %s", err, failed, failing, out)
+	}
+}
+
 // has reports whether there is a file on the machine.
 func (c *computer) has(t *testing.T, path string) bool {
 	t.Helper()
@@ -271,6 +299,7 @@ func testDropIn(t *testing.T, k *kubeadmCluster) {
 		})
 	})
 	c.mustBeAttested(t, 1)
+	c.mustDiagnose(t, nil)
 }
 
 // mustHavePrepared checks that the unit's prepare has exited with 0.
@@ -390,6 +419,7 @@ func testBootstrappedAround(t *testing.T, k *kubeadmCluster) {
 	}
 	c.mustBeRefused(t, "system:bootstrap:"+k.token[:6])
 	c.mustBeBootstrapped(t, false)
+	c.mustDiagnose(t, bootstrapsAround)
 }
 
 // Nothing but the policy stands in the way.
@@ -398,6 +428,7 @@ func testBootstrappedAroundNoPolicy(t *testing.T, k *kubeadmCluster) {
 	k.admit(t, c.identity(t))
 	c.mustJoin(t)
 	c.mustBeBootstrapped(t, true)
+	c.mustDiagnose(t, bootstrapsAround)
 }
 
 // mustBeBootstrapped checks that the kubelet went past the plugin altogether, with or without success.
@@ -428,6 +459,7 @@ func testRotatedAround(t *testing.T, k *kubeadmCluster) {
 	if _, err := k.Client().CoreV1().Nodes().Get(t.Context(), c.name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("the node: %v", err)
 	}
+	c.mustDiagnose(t, rotatesAround)
 }
 
 func testRotatedAroundNoPolicy(t *testing.T, k *kubeadmCluster) {
@@ -435,6 +467,7 @@ func testRotatedAroundNoPolicy(t *testing.T, k *kubeadmCluster) {
 	k.admit(t, c.identity(t))
 	c.mustJoin(t)
 	c.mustBeRotated(t, true)
+	c.mustDiagnose(t, rotatesAround)
 }
 
 // mustBeRotated checks that the node has attested, and that the kubelet asked kube-controller-manager all the same.
@@ -544,6 +577,7 @@ func testNotEnabled(t *testing.T, k *kubeadmCluster) {
 	c.mustJoin(t)
 	c.mustHavePrepared(t)
 	c.mustBeStock(t, k)
+	c.mustDiagnose(t, bootstrapsAround)
 }
 
 // mustBeStock checks that kubelet and kube-controller-manager have settled it among themselves, and that nothing is there of us.

@@ -4,17 +4,24 @@ package node
 
 import (
 	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/hex"
+	"net"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
@@ -22,7 +29,10 @@ import (
 // A machine becomes a node with a certificate that it attested for, its heartbeat goes on, and a restarted kubelet asks for nothing.
 func TestNodeBecomesReady(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, nil)
+	c := newCluster(t, func(c *config.Config) {
+		c.Serving = config.Serving{Signers: []string{certificatesv1.KubeletServingSignerName}, ForbiddenAddresses: []string{"10.96.0.0/12"}}
+	})
+	c.approvesServing(t)
 	for _, version := range append([]testbed.KubeletComponents{built.kubelet}, built.others...) {
 		t.Run(version.KubernetesVersion, func(t *testing.T) {
 			t.Parallel()
@@ -34,9 +44,10 @@ func TestNodeBecomesReady(t *testing.T) {
 func testNodeBecomesReady(t *testing.T, c *cluster, version testbed.KubeletComponents) {
 	m := c.newTokenMachine(t, "ready-"+strings.ReplaceAll(version.KubernetesVersion, ".", "-"))
 	m.version = version
-	c.admit(t, m.identity(t))
+	identity := m.identity(t)
+	c.admit(t, identity)
 	began := time.Now()
-	m.startKubelet(t, "")
+	m.startKubelet(t, "serverTLSBootstrap: true\n")
 	eventually(t, time.Minute, "the node is ready", func() bool { return m.ready(t.Context()) == "" })
 	t.Logf("ready after %s", time.Since(began).Round(10*time.Millisecond))
 	p := m.watch(t)
@@ -47,6 +58,10 @@ func testNodeBecomesReady(t *testing.T, c *cluster, version testbed.KubeletCompo
 	if is := node.Status.NodeInfo.KubeletVersion; is != version.KubernetesVersion {
 		t.Errorf("the kubelet's version is %s", is)
 	}
+
+	c.dismiss(t, identity)
+	c.admit(t, append(identity, "addresses: ["+m.kubelet.Address()+"]\n"...))
+	m.serves(t)
 
 	leaf := m.leaf(t)
 	sum := sha256.Sum256(leaf.Raw)
@@ -73,6 +88,48 @@ func testNodeBecomesReady(t *testing.T, c *cluster, version testbed.KubeletCompo
 	p.steady(t, time.Now())
 	if hellos, proofs := m.requests(t); len(hellos) != 1 || len(proofs) != 1 || m.tpm.Count() != commands || !m.leaf(t).Equal(leaf) {
 		t.Errorf("after a restart: %d hellos, %d proofs, %d TPM commands more", len(hellos), len(proofs), m.tpm.Count()-commands)
+	}
+}
+
+// approvesServing lets the controller approve serving certificates, which kube-controller-manager issues.
+func (c *cluster) approvesServing(t *testing.T) {
+	t.Helper()
+	admin := filepath.Join(t.TempDir(), "admin.kubeconfig")
+	if err := c.WriteKubeconfig(admin, c.AdminUser()); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := c.RunKubectl(t.Context(), admin, "apply", "-f", module+"/packaging/kubernetes/optional/serving.yaml"); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if err := c.StartControllerManager(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// serves waits until the kubelet serves with a certificate of the cluster's, for the address that the inventory says the machine has.
+func (m *machine) serves(t *testing.T) {
+	t.Helper()
+	roots := x509.NewCertPool()
+	roots.AddCert(m.ClientCA().Certificate())
+	dialer := &tls.Dialer{NetDialer: &net.Dialer{Timeout: 2 * time.Second}, Config: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}}
+	began := time.Now()
+	eventually(t, time.Minute, "the kubelet serves with an attested node's certificate", func() bool {
+		connection, err := dialer.DialContext(t.Context(), "tcp", net.JoinHostPort(m.kubelet.Address(), "10250"))
+		if err != nil {
+			return false
+		}
+		_ = connection.Close()
+		return true
+	})
+	t.Logf("serves %s after its address was listed", time.Since(began).Round(10*time.Millisecond))
+	list, err := m.Client().CertificatesV1().CertificateSigningRequests().List(t.Context(), metav1.ListOptions{FieldSelector: "spec.signerName=" + certificatesv1.KubeletServingSignerName})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, item := range list.Items {
+		if item.Spec.Username == "system:node:"+m.name && (len(item.Status.Conditions) != 1 || item.Status.Conditions[0].Reason != string(controller.ReasonServing)) {
+			t.Errorf("%s: %+v", item.Name, item.Status.Conditions)
+		}
 	}
 }
 
