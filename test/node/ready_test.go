@@ -30,7 +30,7 @@ import (
 func TestNodeBecomesReady(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, func(c *config.Config) {
-		c.Serving = config.Serving{Signers: []string{certificatesv1.KubeletServingSignerName}, ForbiddenAddresses: []string{"10.96.0.0/12"}}
+		c.Serving = config.Serving{Signers: []string{certificatesv1.KubeletServingSignerName}, ForbiddenAddresses: []string{"10.0.0.0/24"}}
 	})
 	c.approvesServing(t)
 	for _, version := range append([]testbed.KubeletComponents{built.kubelet}, built.others...) {

@@ -166,6 +166,9 @@ func (k *Kubelet) Remove() error {
 	return errors.Join(append(errs, os.RemoveAll(k.dir))...)
 }
 
+// Address is the node's IP, on which the kubelet serves.
+func (k *Kubelet) Address() string { return k.address }
+
 // LogFile is the path of the kubelet's log, which goes on after Start.
 func (k *Kubelet) LogFile() string { return k.path("kubelet.log") }
 
