@@ -196,6 +196,9 @@ func (t *turns) leaveRound(requester string) {
 }
 
 func (t *turns) enter(request, requester string) {
+	if t.owners[request] != requester {
+		t.leave(request) // it was another's of the same name
+	}
 	if t.lines[requester] == nil {
 		t.lines[requester] = newLine()
 	}

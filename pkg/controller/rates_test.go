@@ -111,6 +111,22 @@ func TestForgottenTurnsCostNobody(t *testing.T) {
 	}
 }
 
+// A request that was deleted and filed again under its name by another user has one place.
+func TestTurnOfARequestThatIsAnothersNow(t *testing.T) {
+	turns := newTurns(rates(Rate{time.Second, 1}, Rate{time.Millisecond, 10}))
+	turns.wait("first", "one", noon)
+	turns.wait("again", "one", noon)
+	turns.wait("other", "two", noon)
+	turns.wait("again", "two", noon)
+	if wait := turns.wait("next", "one", noon.Add(time.Second)); wait != 0 {
+		t.Errorf("the first user's next request waits %s", wait)
+	}
+	turns.forget("again")
+	if len(turns.owners)+len(turns.lines)+len(turns.due) != 0 {
+		t.Errorf("remembered: %v", turns.owners)
+	}
+}
+
 // Several requesters with long lines, more than the cluster's rate has room for, leave the others their share.
 func TestFloodsOfSeveralRequesters(t *testing.T) {
 	turns := newTurns(rates(Rate{10 * time.Millisecond, 5}, Rate{5 * time.Millisecond, 10}))

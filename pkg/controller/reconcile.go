@@ -28,6 +28,7 @@ func (c *Controller) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	if !c.Rules.Concerned(object) {
+		c.forget(request.Name)
 		return ctrl.Result{}, nil
 	}
 	now := c.Now()
@@ -36,6 +37,7 @@ func (c *Controller) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 		c.forget(request.Name)
 		return ctrl.Result{}, c.finish(ctx, object)
 	case approved: // it may have been issued since
+		c.turns.forget(request.Name)
 		if err := c.live.Get(ctx, request.NamespacedName, object); err != nil {
 			return ctrl.Result{}, client.IgnoreNotFound(err)
 		}

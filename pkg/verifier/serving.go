@@ -29,8 +29,6 @@ type Addresses struct {
 	IPs      []netip.Addr
 }
 
-func (a Addresses) empty() bool { return len(a.DNSNames) == 0 && len(a.IPs) == 0 }
-
 // forbidden are the names and ranges that no node serves under, beside those that never are anybody's own.
 type forbidden struct {
 	names  []string
@@ -166,8 +164,8 @@ func (t *trial) judgeAddresses(asked Addresses) {
 		return
 	}
 	own := t.machine.Addresses
-	strange := func(what string) {
-		if own.empty() {
+	strange := func(what string, known int) {
+		if known == 0 {
 			t.wait(ReasonAddressUnknown, "addresses: nothing says yet which the machine has")
 		} else {
 			t.deny(ReasonAddressMismatch, "addresses: %.64q is not the machine's", what)
@@ -175,7 +173,7 @@ func (t *trial) judgeAddresses(asked Addresses) {
 	}
 	for _, name := range asked.DNSNames {
 		if name != t.record.NodeName && !slices.Contains(own.DNSNames, name) {
-			strange(name)
+			strange(name, len(own.DNSNames))
 		}
 		if t.othersHave(func(m *Machine) bool {
 			return slices.Contains(m.Addresses.DNSNames, name) || slices.Contains(t.names(m), name)
@@ -186,7 +184,7 @@ func (t *trial) judgeAddresses(asked Addresses) {
 	}
 	for _, ip := range asked.IPs {
 		if !slices.Contains(own.IPs, ip) {
-			strange(ip.String())
+			strange(ip.String(), len(own.IPs))
 		}
 		if t.othersHave(func(m *Machine) bool { return slices.Contains(m.Addresses.IPs, ip) }) {
 			t.deny(ReasonAddressMismatch, "addresses: %s is another machine's, too", ip)

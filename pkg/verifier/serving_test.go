@@ -199,6 +199,8 @@ func TestServingHostile(t *testing.T) {
 		{"no record for long", func(w *world) { w.in.Records = w.in.Records[:1]; w.created(time.Hour) }, Deny, reasons{ReasonMachineNotFound}},
 		{"the machine is not known", func(w *world) { w.in.Machines = w.in.Machines[:1] }, Wait, reasons{ReasonMachineNotFound}},
 		{"no addresses yet", func(w *world) { w.machine().Addresses = Addresses{} }, Wait, reasons{ReasonAddressUnknown}},
+		{"names, and no IPs yet", func(w *world) { w.machine().Addresses.IPs = nil }, Wait, reasons{ReasonAddressUnknown}},
+		{"IPs, and no names yet", func(w *world) { w.machine().Addresses.DNSNames = nil }, Wait, reasons{ReasonAddressUnknown}},
 		{"no addresses yet, and one forbidden", func(w *world) { w.machine().Addresses = Addresses{}; ips("10.96.0.1")(w) }, Deny, reasons{ReasonAddressForbidden}},
 		{"the certificate is yet to be noted", func(w *world) { w.record().Certificates = nil }, Wait, reasons{ReasonUnknownCredential}},
 		{"over the rate", func(w *world) { w.in.OverRate = true }, Wait, reasons{ReasonRateLimited}},
