@@ -106,6 +106,7 @@ func answer(t *testing.T, chip *swtpm.TPM, name string) {
 type usualPlaces struct {
 	t    *testing.T
 	root string
+	env  []string
 }
 
 // mounted are the folders of a machine that are its own.
@@ -113,7 +114,7 @@ var mounted = []string{"/etc", "/var/lib", "/run", "/root"}
 
 func newUsualPlaces(t *testing.T, config, tpm, name string) usualPlaces {
 	t.Helper()
-	d := usualPlaces{t, t.TempDir()}
+	d := usualPlaces{t: t, root: t.TempDir()}
 	token, err := shared.CreateBootstrapToken(t.Context(), time.Hour)
 	if err != nil {
 		t.Fatal(err)
@@ -128,18 +129,23 @@ func newUsualPlaces(t *testing.T, config, tpm, name string) usualPlaces {
 		kubelet.BootstrapFile:                    string(shared.BootstrapKubeconfig(token)),
 		"/var/lib/kubelet/kubeadm-flags.env":     `KUBELET_KUBEADM_ARGS="--hostname-override=` + name + `"` + "\n",
 	} {
-		path = filepath.Join(d.root, path)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		d.write(path, content)
 	}
 	return d
 }
 
-// run runs a shell command on the machine.
+func (d usualPlaces) write(path, content string) {
+	d.t.Helper()
+	path = filepath.Join(d.root, path)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		d.t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		d.t.Fatal(err)
+	}
+}
+
+// run runs a program on the machine, which the shell finds, with variables before it if there are any.
 func (d usualPlaces) run(command string) result {
 	d.t.Helper()
 	script := ""
@@ -148,8 +154,8 @@ func (d usualPlaces) run(command string) result {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.t.Context()), time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "unshare", "--mount", "--kill-child", "--fork", "--propagation", "private", "sh", "-eu", "-c", script+"exec "+command)
+	cmd := exec.CommandContext(ctx, "unshare", "--mount", "--kill-child", "--fork", "--propagation", "private", "sh", "-eu", "-c", script+"exec env "+command)
 	path := filepath.Dir(shared.plugin) + ":" + filepath.Dir(shared.Kubectl()) + ":" + os.Getenv("PATH")
-	cmd.Env = append(os.Environ(), "PATH="+path, "HOME=/root")
+	cmd.Env = append(append(os.Environ(), "PATH="+path, "HOME=/root"), d.env...)
 	return execute(d.t, cmd)
 }

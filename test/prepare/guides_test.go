@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package prepare
+
+import (
+	"context"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
+)
+
+const (
+	module = "../.."
+	guides = module + "/docs/integration/"
+
+	staticFile = "/etc/kubelet-authenticator/bootstrap.kubeconfig"
+)
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+// newUnjoined returns a machine on which there is nothing of kubeadm's, with a configuration that names the static credential, and its name.
+func newUnjoined(t *testing.T, config, name string) usualPlaces {
+	t.Helper()
+	chip := swtpm.Start(t, swtpm.Options{Certified: []string{"ecc-p256"}})
+	d := newUsualPlaces(t, strings.Replace(config, "providerIDScheme: metal", "nodeName: "+name+"\nproviderID: metal://"+name, 1), chip.Socket(), name)
+	if err := os.Rename(filepath.Join(d.root, kubelet.BootstrapFile), filepath.Join(d.root, staticFile)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(filepath.Join(d.root, "/var/lib/kubelet")); err != nil {
+		t.Fatal(err)
+	}
+	answer(t, chip, name)
+	return d
+}
+
+func (d usualPlaces) has(path string) bool {
+	_, err := os.Lstat(filepath.Join(d.root, path))
+	return err == nil
+}
+
+// What docs/integration/without-kubeadm.md has a person type is typed. test/prepare/join starts a kubelet with its configuration.
+func TestWithoutKubeadmDocument(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Fatal("a mount namespace needs root")
+	}
+	document := read(t, guides+"without-kubeadm.md")
+	config, commands := blocks(document, "yaml"), blocks(document, "sh")
+	if len(config) != 2 || len(commands) != 6 {
+		t.Fatalf("%d configurations, commands %q", len(config), commands)
+	}
+	byBootstrap, byServer, dryRun, whoami, prepare, reset := commands[0], commands[1], commands[2], commands[3], commands[4], commands[5]
+
+	t.Run("without the drop-in", func(t *testing.T) {
+		const name = "self-made"
+		d := newUnjoined(t, config[1], name)
+		d.write("/etc/kubelet-authenticator/ca.crt", string(shared.ServerCA()))
+		d.write("/etc/kubernetes/.keep", "")
+		d.run(byBootstrap).want(t, 0, "wrote "+kubelet.KubeconfigFile)
+		d.run(strings.Replace(byServer, "https://cluster.example.com:6443", shared.ServerURL(), 1)).want(t, 0, "is as it should be")
+		if r := d.run(dryRun); r.code != 0 || !strings.Contains(r.stdout+r.stderr, "system:node:"+name) {
+			t.Errorf("%+v", r)
+		}
+		if r := d.run(whoami); r.code != 0 || !strings.Contains(r.stdout, "system:node:"+name) {
+			t.Errorf("%+v", r)
+		}
+		d.run(reset).want(t, 0, "removed "+kubelet.KubeconfigFile, "removed "+cache.DefaultPath)
+		if !d.has(staticFile) {
+			t.Error("the static credential is gone")
+		}
+	})
+	t.Run("with the drop-in", func(t *testing.T) {
+		const name = "self-made-held-back"
+		d := newUnjoined(t, config[1], name)
+		d.write("/etc/kubernetes/.keep", "")
+		d.run(prepare).want(t, 0, "wrote "+kubelet.KubeconfigFile, "wrote "+kubelet.EnvFile, "system:node:"+name+" has a certificate")
+		if !d.has(staticFile) || d.has(filepath.Join(cache.DefaultPath, cache.BootstrapFile)) {
+			t.Error("the static credential is gone, or was copied")
+		}
+	})
+	t.Run("what must not be there", func(t *testing.T) {
+		d := newUnjoined(t, config[1], "refused")
+		d.write(kubelet.KubeconfigFile, string(shared.AdminKubeconfig()))
+		d.run(byBootstrap).want(t, 29, "client certificate")
+		d.run(prepare).want(t, 0, "the kubelet starts without kubelet-authenticator")
+		for name, bootstrap := range map[string][]byte{
+			"an exec user": shared.ExecKubeconfig("client.authentication.k8s.io/v1", shared.plugin, nil, nil, true),
+			"plain HTTP":   shared.BootstrapKubeconfig("a.b", testbed.WithServer("http://127.0.0.1:1")),
+		} {
+			d.write(staticFile, string(bootstrap))
+			if r := d.run("kubelet-authenticator"); r.code != 10 {
+				t.Errorf("%s: %+v", name, r)
+			}
+		}
+	})
+}
+
+// The manifests for Cluster API are what its schema allows, as an API server sees it.
+func TestClusterAPIManifests(t *testing.T) {
+	admin := filepath.Join(t.TempDir(), "admin.kubeconfig")
+	if err := shared.WriteKubeconfig(admin, shared.AdminUser()); err != nil {
+		t.Fatal(err)
+	}
+	kubectl := func(args ...string) error {
+		_, err := shared.RunKubectl(t.Context(), admin, args...)
+		return err
+	}
+	const schema = "testdata/kubeadmconfigtemplates.yaml"
+	if err := kubectl("apply", "--server-side", "--filename="+schema); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if _, err := shared.RunKubectl(context.WithoutCancel(t.Context()), admin, "delete", "--filename="+schema); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := kubectl("wait", "--for=condition=Established", "crd/kubeadmconfigtemplates.bootstrap.cluster.x-k8s.io"); err != nil {
+		t.Fatal(err)
+	}
+	create := func(manifest string) error {
+		file := filepath.Join(t.TempDir(), "manifest.yaml")
+		if err := os.WriteFile(file, []byte(manifest), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return kubectl("create", "--dry-run=server", "--validate=strict", "--filename="+file)
+	}
+	found := 0
+	for _, name := range []string{"kubeadm.md", "bootstrap-by-exec.md"} {
+		for _, block := range blocks(read(t, guides+name), "yaml") {
+			if !strings.Contains(block, "\nkind: KubeadmConfigTemplate\n") {
+				continue
+			}
+			found++
+			if err := create(block); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			if err := create(strings.Replace(block, "permissions:", "permission:", 1)); err == nil || !strings.Contains(err.Error(), "unknown field") {
+				t.Errorf("%s: nobody minds an unknown field: %v", name, err)
+			}
+		}
+	}
+	if found != 2 {
+		t.Errorf("%d manifests", found)
+	}
+}
+
+// Each test that README.md and the guides name is there.
+func TestDocumentedTestsExist(t *testing.T) {
+	var source strings.Builder
+	err := filepath.WalkDir(module, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		data, err := os.ReadFile(path)
+		source.Write(data)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for path, atLeast := range map[string]int{
+		module + "/README.md": 40, guides + "bootstrap-by-exec.md": 1, guides + "confinement.md": 5,
+	} {
+		names := regexp.MustCompile("`(Test[A-Za-z0-9]+)").FindAllStringSubmatch(read(t, path), -1)
+		if len(names) < atLeast {
+			t.Errorf("%s: only %d names", path, len(names))
+		}
+		for _, name := range names {
+			if !strings.Contains(source.String(), "\nfunc "+name[1]+"(") {
+				t.Errorf("%s: there is no %s", path, name[1])
+			}
+		}
+	}
+}
+
+// Each link of README.md and the guides leads to a file.
+func TestLinksLeadSomewhere(t *testing.T) {
+	paths, err := filepath.Glob(guides + "*.md")
+	if err != nil || len(paths) < 4 {
+		t.Fatal(paths, err)
+	}
+	for _, path := range append(paths, module+"/README.md") {
+		links := regexp.MustCompile(`\]\(([^)]+)\)`).FindAllStringSubmatch(read(t, path), -1)
+		if len(links) == 0 {
+			t.Errorf("%s: no links", path)
+		}
+		for _, link := range links {
+			target, _, _ := strings.Cut(link[1], "#")
+			if strings.Contains(target, "://") {
+				continue
+			}
+			if _, err := os.Stat(filepath.Join(filepath.Dir(path), target)); err != nil {
+				t.Errorf("%s: %v", path, err)
+			}
+		}
+	}
+}

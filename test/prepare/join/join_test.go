@@ -1,0 +1,445 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package join has the real kubeadm, kubelet and systemd do what the guides in docs/integration say. All of that runs in namespaces of its own.
+package join
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/yaml"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
+	verifier "github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/attestor"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
+)
+
+const (
+	module = "../../.."
+	// pluginVariable names what was built, for the tests in their namespaces.
+	pluginVariable = "KUBELET_AUTHENTICATOR_TEST_PLUGIN"
+
+	pluginFile       = "/usr/bin/kubelet-authenticator"
+	dropInFile       = "/usr/lib/systemd/system/kubelet.service.d/20-kubelet-authenticator.conf"
+	documentedServer = "https://cluster.example.com:6443"
+	tpmSocket        = "/opt/testbed/tpm"
+
+	configFile    = "/etc/kubelet-authenticator/config.yaml"
+	staticFile    = "/etc/kubelet-authenticator/bootstrap.kubeconfig"
+	discoveryFile = "/etc/kubelet-authenticator/discovery.conf"
+	caFile        = "/etc/kubelet-authenticator/ca.crt"
+	joinFile      = "/etc/kubelet-authenticator/join.yaml"
+)
+
+// built is what the tests start.
+var built struct {
+	plugin, kubeadm string
+	kubelet         testbed.KubeletComponents
+}
+
+func TestMain(m *testing.M) {
+	code, err := runAll(m)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "prepare/join:", err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func runAll(m *testing.M) (code int, err error) {
+	ctx := context.Background()
+	switch {
+	case os.Geteuid() != 0:
+		fmt.Fprintln(os.Stderr, "prepare/join: SKIPPED, NO GUIDE WAS FOLLOWED WITH A REAL KUBEADM: a kubelet and its namespaces need root")
+		return 0, nil
+	case testbed.Isolated():
+		return runIsolated(ctx, m)
+	}
+	// In its namespaces nothing can be downloaded, so all is built before.
+	dir, err := os.MkdirTemp("", "prepare-join-")
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	if _, err := testbed.Build(ctx, os.Stderr); err != nil {
+		return 0, err
+	}
+	if err := buildKubernetes(ctx); err != nil {
+		return 0, err
+	}
+	plugin := filepath.Join(dir, "kubelet-authenticator")
+	if err := testbed.GoBuild(ctx, module, plugin, "./cmd/kubelet-authenticator"); err != nil {
+		return 0, err
+	}
+	if err := os.Setenv(pluginVariable, plugin); err != nil {
+		return 0, err
+	}
+	return testbed.Isolate()
+}
+
+// buildKubernetes builds what a node has of Kubernetes, or finds it where it was built before.
+func buildKubernetes(ctx context.Context) (err error) {
+	if built.kubelet, err = testbed.BuildKubelet(ctx, os.Stderr); err != nil {
+		return err
+	}
+	built.kubeadm, err = testbed.BuildKubeadm(ctx, os.Stderr)
+	return err
+}
+
+func runIsolated(ctx context.Context, m *testing.M) (code int, err error) {
+	if err := testbed.EnterIsolation(); err != nil {
+		return 0, err
+	}
+	if err := buildKubernetes(ctx); err != nil {
+		return 0, err
+	}
+	built.plugin = os.Getenv(pluginVariable)
+	// The tests mostly wait.
+	flag.Parse()
+	if err := flag.Set("test.parallel", "8"); err != nil {
+		return 0, err
+	}
+	return m.Run(), nil
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// guide returns the code blocks of a guide, by language.
+func guide(t *testing.T, name string) map[string][]string {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(module, "docs", "integration", name))
+	must(t, err)
+	found := map[string][]string{}
+	for i, part := range strings.Split(string(data), "```") {
+		if i%2 == 1 {
+			language, block, _ := strings.Cut(part, "\n")
+			found[language] = append(found[language], block)
+		}
+	}
+	return found
+}
+
+// byExec is what docs/integration/bootstrap-by-exec.md has one write and type.
+type byExec struct {
+	byAccount, byCertificate                   string // commands
+	bootstrappers, config, discovery, joinFile string
+	validate, join, doctor                     string // commands
+}
+
+func readByExec(t *testing.T) byExec {
+	t.Helper()
+	found := guide(t, "bootstrap-by-exec.md")
+	texts, commands := found["yaml"], found["sh"]
+	if len(texts) != 5 || len(commands) != 3 {
+		t.Fatalf("%d texts, commands %q", len(texts), commands)
+	}
+	onNode := strings.Split(strings.TrimSpace(commands[2]), "\n")
+	if len(onNode) != 3 {
+		t.Fatalf("%q", onNode)
+	}
+	return byExec{commands[0], commands[1], texts[0], texts[1], texts[2], texts[3], onNode[0], onNode[1], onNode[2]}
+}
+
+// cluster is one as "kubeadm init" makes it, with the bindings that approve without attestation, and with our ClusterRoles.
+type cluster struct {
+	*testbed.ControlPlane
+	admin string // kubeconfig
+}
+
+func newCluster(t *testing.T) *cluster {
+	t.Helper()
+	cp, err := testbed.Start(t.Context(), testbed.Options{Progress: os.Stderr})
+	must(t, err)
+	t.Cleanup(func() {
+		if err := cp.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	must(t, cp.StartControllerManager(t.Context()))
+	_, err = cp.KubeadmInit(t.Context(), built.kubeadm)
+	must(t, err)
+	c := &cluster{cp, filepath.Join(t.TempDir(), "admin.kubeconfig")}
+	must(t, cp.WriteKubeconfig(c.admin, cp.AdminUser()))
+	manifests := filepath.Join(module, "packaging", "kubernetes")
+	c.kubectl(t, c.admin, "apply", "--filename="+filepath.Join(manifests, "namespace.yaml"), "--filename="+filepath.Join(manifests, "rbac.yaml"))
+	return c
+}
+
+func (c *cluster) kubectl(t *testing.T, kubeconfig string, args ...string) string {
+	t.Helper()
+	out, err := c.RunKubectl(t.Context(), kubeconfig, args...)
+	must(t, err)
+	return out
+}
+
+// credential has an administrator make one with the documented commands, where the cluster's CA is, and returns the kubeconfig.
+func (c *cluster) credential(t *testing.T, commands string) []byte {
+	t.Helper()
+	dir, etc := t.TempDir(), t.TempDir()
+	key, err := c.ClientCA().KeyPEM()
+	must(t, err)
+	must(t, os.MkdirAll(filepath.Join(etc, "kubernetes", "pki"), 0o700))
+	for path, content := range map[string][]byte{
+		filepath.Join(dir, "ca.crt"):                      c.ServerCA(),
+		filepath.Join(etc, "kubernetes", "pki", "ca.crt"): c.ClientCA().CertPEM(),
+		filepath.Join(etc, "kubernetes", "pki", "ca.key"): key,
+		filepath.Join(etc, "kubernetes", "admin.conf"):    c.AdminKubeconfig(),
+	} {
+		must(t, os.MkdirAll(filepath.Dir(path), 0o700))
+		must(t, os.WriteFile(path, content, 0o600))
+	}
+	script := "mount --bind " + etc + " /etc\n" + strings.ReplaceAll(commands, documentedServer, c.ServerURL())
+	cmd := exec.CommandContext(t.Context(), "unshare", "--mount", "--propagation", "private", "sh", "-eu", "-c", script)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "KUBECONFIG=/etc/kubernetes/admin.conf", "HOME="+dir,
+		"PATH="+filepath.Dir(c.Kubectl())+":"+filepath.Dir(built.kubeadm)+":"+os.Getenv("PATH"))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s\n%s", err, commands, out)
+	}
+	made, err := clientcmd.LoadFromFile(filepath.Join(dir, "bootstrap.kubeconfig"))
+	must(t, err)
+	for _, cluster := range made.Clusters {
+		cluster.CertificateAuthorityData = c.ServerCA() // here clients and API server have two CAs, kubeadm has one for both
+		cluster.Server = c.ServerURL()                  // kubeadm has it from the cluster, as a host without a scheme
+	}
+	data, err := clientcmd.Write(*made)
+	must(t, err)
+	return data
+}
+
+// mustBeLet checks that a credential is one of those that the controller is told of, and that it may do what the role says and no more.
+func (c *cluster) mustBeLet(t *testing.T, credential []byte, among []config.Bootstrapper) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	must(t, os.WriteFile(file, credential, 0o600))
+	var review struct {
+		Status struct {
+			UserInfo struct {
+				Username string
+				Groups   []string
+			}
+		}
+	}
+	must(t, yaml.Unmarshal([]byte(c.kubectl(t, file, "auth", "whoami", "--output=yaml")), &review))
+	who, listed := review.Status.UserInfo, false
+	for _, b := range among {
+		if b.Username == who.Username && strings.Contains(" "+strings.Join(who.Groups, " ")+" ", " "+b.Group+" ") {
+			listed = true
+		}
+	}
+	if !listed {
+		t.Errorf("%+v is none of %+v", who, among)
+	}
+	for verb, want := range map[string]bool{"create": true, "get": true, "watch": true, "list": false, "delete": false, "patch": false} {
+		_, err := c.RunKubectl(t.Context(), file, "auth", "can-i", verb, "certificatesigningrequests.certificates.k8s.io")
+		if (err == nil) != want {
+			t.Errorf("%s may %s: %v", who.Username, verb, err)
+		}
+	}
+}
+
+// attest has a node's requests answered.
+func (c *cluster) attest(t *testing.T, name string, chip *swtpm.TPM) {
+	t.Helper()
+	key := make([]byte, 32)
+	_, _ = rand.Read(key) // never fails
+	v, err := verifier.New(verifier.Config{
+		Roots: []*x509.Certificate{chip.CA.Root}, Intermediates: []*x509.Certificate{chip.CA.Intermediate},
+		PCRs: attestation.PCRSelection{Bank: "sha256", Indexes: []int{0, 7}}, ClusterUID: "0e4a9a4c-3a4e-4b1f-9f0b-6c2b1f6d2a11",
+		Keys: verifier.Keys{Current: "k1", ByID: map[string][]byte{"k1": key}},
+	})
+	must(t, err)
+	a := &attestor.Attestor{Cluster: c.ControlPlane, Verifier: v, NodeName: name, Lifetime: time.Hour}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	ended := make(chan error, 1)
+	go func() { ended <- a.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("attestor: %v", err)
+		}
+	})
+}
+
+// newMachine starts one with the documented configuration file, a TPM and files of its own.
+func (c *cluster) newMachine(t *testing.T, name, config string, files map[string]string) *testbed.Machine {
+	t.Helper()
+	chip := swtpm.Start(t, swtpm.Options{Certified: []string{"ecc-p256"}})
+	c.attest(t, name, chip)
+	// The host may have no system UUID, or the same one as all of them.
+	files[configFile] = strings.Replace(config, "providerIDScheme: metal", "providerID: metal://"+name, 1) + "tpmDevice: " + tpmSocket + "\n"
+	files[caFile] = string(c.ServerCA())
+	options := c.KubeadmMachine(name, built.kubeadm, built.kubelet, files)
+	options.Programs[pluginFile] = built.plugin
+	options.Binds[tpmSocket] = swtpm.NewProxy(t, chip).Socket()
+	m, err := testbed.StartMachine(t.Context(), options)
+	must(t, err)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(m.Journal(context.WithoutCancel(t.Context()), "kubelet"))
+		}
+		if err := m.Remove(); err != nil {
+			t.Error(err)
+		}
+	})
+	return m
+}
+
+// byUser returns how many requests for client certificates of a node there are to kube-controller-manager, and to others, by who filed them.
+func (c *cluster) byUser(t *testing.T, name string) (managers, others map[string]int) {
+	t.Helper()
+	list, err := c.Client().CertificatesV1().CertificateSigningRequests().List(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	managers, others = map[string]int{}, map[string]int{}
+	for _, r := range list.Items {
+		block, _ := pem.Decode(r.Spec.Request)
+		request, err := x509.ParseCertificateRequest(block.Bytes)
+		if err != nil || request.Subject.CommonName != "system:node:"+name {
+			continue
+		}
+		if r.Spec.SignerName == certificatesv1.KubeAPIServerClientKubeletSignerName {
+			managers[r.Spec.Username]++
+		} else {
+			others[r.Spec.Username]++
+		}
+	}
+	return managers, others
+}
+
+func (c *cluster) mustBecomeReady(t *testing.T, name string) {
+	t.Helper()
+	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(100 * time.Millisecond) {
+		node, err := c.Client().CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{})
+		if err == nil {
+			for _, condition := range node.Status.Conditions {
+				if condition.Type == corev1.NodeReady && condition.Status == corev1.ConditionTrue {
+					return
+				}
+			}
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("node %s is not ready in time: %v", name, err)
+		}
+	}
+}
+
+// The guide is followed to the letter: with each of its credentials, with the drop-in and without it.
+func TestBootstrapByExecDocument(t *testing.T) {
+	documented := readByExec(t)
+	bootstrappers, err := config.Parse([]byte("apiVersion: controller.attestation.cluster.x-k8s.io/v1alpha1\nkind: NodeAttestationControllerConfiguration\n" + documented.bootstrappers))
+	must(t, err)
+	if len(bootstrappers.Bootstrappers) != 2 {
+		t.Fatalf("%+v", bootstrappers.Bootstrappers)
+	}
+	c := newCluster(t)
+	for name, row := range map[string]struct {
+		credential, user string
+		dropIn           bool
+	}{
+		"with-drop-in":    {documented.byAccount, "system:serviceaccount:machines:bootstrap", true},
+		"without-drop-in": {documented.byCertificate, "machines", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			credential := c.credential(t, row.credential)
+			c.mustBeLet(t, credential, bootstrappers.Bootstrappers)
+			files := map[string]string{
+				discoveryFile: strings.Replace(documented.discovery, documentedServer, c.ServerURL(), 1),
+				// What the test's machines need beside it.
+				joinFile: documented.joinFile + "nodeRegistration: " + registration(t, c) + "\n",
+			}
+			if row.dropIn {
+				data, err := os.ReadFile(filepath.Join(module, "packaging", "systemd", filepath.Base(dropInFile)))
+				must(t, err)
+				files[dropInFile] = string(data)
+			}
+			m := c.newMachine(t, name, documented.config, files)
+			must(t, m.WriteFile(staticFile, credential, 0o600))
+			run := func(command string) (string, error) { return m.Run(t.Context(), strings.Fields(command)...) }
+
+			out, err := run(documented.validate)
+			if err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			out, err = run(documented.join)
+			if err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			c.mustBecomeReady(t, name)
+			managers, others := c.byUser(t, name)
+			if len(others) != 1 || others[row.user] != 2 {
+				t.Errorf("requests with evidence: %v", others)
+			}
+			kind := kubelet.ReadKubeconfig(m.Path(kubelet.KubeconfigFile), "").Kind
+			out, err = run(documented.doctor)
+			if row.dropIn && (len(managers) > 0 || kind != kubelet.Ours || err != nil) {
+				t.Errorf("requests without evidence: %v; kubelet.conf: %s; doctor: %v: %s", managers, kind, err, out)
+			}
+			if !row.dropIn && (len(managers) != 1 || managers["system:node:"+name] == 0 || kind != kubelet.Bootstrapped || err == nil) {
+				t.Errorf("requests without evidence: %v; kubelet.conf: %s; doctor: %v: %s", managers, kind, err, out)
+			}
+			if _, err := os.Stat(m.Path(staticFile)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// registration is the nodeRegistration of the test bed's own machines.
+func registration(t *testing.T, c *cluster) string {
+	t.Helper()
+	var join struct{ NodeRegistration map[string]any }
+	must(t, yaml.Unmarshal([]byte(c.KubeadmJoinConfig(testbed.KubeadmJoin{Kubeconfig: discoveryFile})), &join))
+	delete(join.NodeRegistration, "name") // the host's
+	data, err := yaml.Marshal(join.NodeRegistration)
+	must(t, err)
+	inline, err := yaml.YAMLToJSON(data)
+	must(t, err)
+	return string(inline)
+}
+
+// kubeadm takes the documented file as it is, and minds a mistake.
+func TestJoinConfiguration(t *testing.T) {
+	discovery := filepath.Join(t.TempDir(), "discovery.conf")
+	documented := readByExec(t)
+	must(t, os.WriteFile(discovery, []byte(documented.discovery), 0o600))
+	text := strings.Replace(documented.joinFile, discoveryFile, discovery, 1)
+	for name, c := range map[string]struct {
+		text string
+		good bool
+	}{
+		"as documented":    {text, true},
+		"an unknown field": {strings.Replace(text, "kubeConfigPath", "kubeconfigPath", 1), false},
+		"another version":  {strings.Replace(text, "v1beta4", "v1beta9", 1), false},
+		"no such file":     {documented.joinFile, false},
+	} {
+		file := filepath.Join(t.TempDir(), "join.yaml")
+		must(t, os.WriteFile(file, []byte(c.text), 0o600))
+		out, err := exec.CommandContext(t.Context(), built.kubeadm, "config", "validate", "--config="+file).CombinedOutput()
+		if (err == nil) != c.good {
+			t.Errorf("%s: %v: %s", name, err, out)
+		}
+	}
+}
