@@ -37,6 +37,8 @@ const (
 	OtherExec
 	// OtherUser: its user is something else, a token for example.
 	OtherUser
+	// Bypassed: its user is this program, but has another credential beside it. client-go presents that, and never runs this program.
+	Bypassed
 	// Unreadable: it cannot be read, or others than root could have written it. Problem says more.
 	Unreadable
 )
@@ -55,6 +57,8 @@ func (k Kind) String() string {
 		return "its user is another exec plugin"
 	case OtherUser:
 		return "its user is neither an exec plugin nor a client certificate"
+	case Bypassed:
+		return "its user is this program, but has another credential beside it, which goes first"
 	case Unreadable:
 		return "it cannot be used"
 	}
@@ -137,6 +141,9 @@ func (k *Kubeconfig) read(config *clientcmdapi.Config, ours string) {
 		k.Kind, k.Command, k.Args = OtherExec, user.Exec.Command, user.Exec.Args
 		if IsOurs(k.Command, ours) {
 			k.Kind = Ours
+			if hasOther(user) {
+				k.Kind = Bypassed
+			}
 		}
 	case user.ClientCertificate == "" && len(user.ClientCertificateData) == 0:
 		k.Kind = OtherUser
@@ -198,6 +205,12 @@ func (k *Kubeconfig) hasCredential() bool {
 	u := k.user
 	return u != nil && u.Exec == nil && u.AuthProvider == nil &&
 		(u.Token != "" || u.TokenFile != "" || u.ClientCertificate != "" || len(u.ClientCertificateData) > 0)
+}
+
+// hasOther reports whether a user has another credential than an exec plugin.
+func hasOther(u *clientcmdapi.AuthInfo) bool {
+	return u.ClientCertificate != "" || len(u.ClientCertificateData) > 0 || u.ClientKey != "" || len(u.ClientKeyData) > 0 ||
+		u.Token != "" || u.TokenFile != "" || u.Username != "" || u.Password != "" || u.AuthProvider != nil
 }
 
 // Exec is the exec user of a kubeconfig of ours.

@@ -128,6 +128,46 @@ func TestWriteKubeconfig(t *testing.T) {
 	}
 }
 
+// Whatever stands beside the exec stanza goes first in client-go: the file is none of ours then, neither to start with nor to write over.
+func TestACredentialBesideThePlugin(t *testing.T) {
+	cluster := newCluster(t, "https://10.0.0.1:6443")
+	cert, key := certificate(t)
+	for name, beside := range map[string]func(*clientcmdapi.AuthInfo){
+		"client-certificate":      func(u *clientcmdapi.AuthInfo) { u.ClientCertificate = RotatedFile },
+		"client-certificate-data": func(u *clientcmdapi.AuthInfo) { u.ClientCertificateData = cert },
+		"client-key":              func(u *clientcmdapi.AuthInfo) { u.ClientKey = RotatedFile },
+		"client-key-data":         func(u *clientcmdapi.AuthInfo) { u.ClientKeyData = key },
+		"token":                   func(u *clientcmdapi.AuthInfo) { u.Token = "t" },
+		"tokenFile":               func(u *clientcmdapi.AuthInfo) { u.TokenFile = "/t" },
+		"username":                func(u *clientcmdapi.AuthInfo) { u.Username = "u" },
+		"password":                func(u *clientcmdapi.AuthInfo) { u.Password = "p" },
+		"auth-provider":           func(u *clientcmdapi.AuthInfo) { u.AuthProvider = &clientcmdapi.AuthProviderConfig{Name: "oidc"} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t)
+			user := execUser(program)
+			beside(user)
+			m.put(m.Kubeconfig, kubeconfig(t, cluster, user))
+			m.put(m.Bootstrap, kubeconfig(t, cluster, token("one")))
+			m.put(m.EnvFile, Environment(m.Kubeconfig))
+			before := m.read(m.Kubeconfig)
+			if k := ReadKubeconfig(m.Kubeconfig, program); k.Kind != Bypassed {
+				t.Errorf("%s", k.Kind)
+			}
+			if p := m.prepare(); p.Enabled || !p.Foreign || len(m.said) != 1 || !strings.Contains(m.said[0], "beside it") {
+				t.Errorf("%+v %q", p, m.said)
+			}
+			if _, err := os.Lstat(m.EnvFile); err == nil {
+				t.Error("the environment file is still there")
+			}
+			var foreign *ForeignError
+			if _, err := WriteKubeconfig(m.Kubeconfig, []byte("x"), program); !errors.As(err, &foreign) || m.read(m.Kubeconfig) != before {
+				t.Error(err)
+			}
+		})
+	}
+}
+
 // No kind leaks what it read.
 func TestReadKubeconfigSaysNoSecret(t *testing.T) {
 	m := newMachine(t)

@@ -154,7 +154,7 @@ func (p *preparation) keepCopy() {
 	}
 	p.fresh = p.bootstrap.usable()
 	copied, err := copyOf(p.bootstrap)
-	if p.bootstrap.Kind == Ours || p.bootstrap.Kind == OtherExec {
+	if p.bootstrap.Kind == Ours || p.bootstrap.Kind == Bypassed || p.bootstrap.Kind == OtherExec {
 		p.say(err.Error()) // kubeadm is told to join through an exec plugin
 		return
 	}
