@@ -131,6 +131,14 @@ func TestWaysAroundAttestation(t *testing.T) {
 			m.write(filepath.Join(m.root, "kubelet.d", "20-b.conf"), "rotateCertificates: true\n", 0o644)
 			m.run("--kubeconfig="+m.conf, "--config="+m.kubeletConfig, "--config-dir="+filepath.Join(m.root, "kubelet.d"), "--hostname-override="+nodeName)
 		}, map[string]Status{"kubelet-rotation": Failure}, []string{"kubelet-rotation: 20-b.conf"}},
+		"b: rotateCertificates, by a link to a drop-in": {func(m *machine) {
+			m.write(m.kubeletConfig, "rotateCertificates: false\n", 0o644)
+			m.write(filepath.Join(m.root, "kubelet.d", "real"), "rotateCertificates: true\n", 0o644)
+			if err := os.Symlink("real", filepath.Join(m.root, "kubelet.d", "10.conf")); err != nil {
+				m.t.Fatal(err)
+			}
+			m.run("--kubeconfig="+m.conf, "--config="+m.kubeletConfig, "--config-dir="+filepath.Join(m.root, "kubelet.d"), "--hostname-override="+nodeName)
+		}, map[string]Status{"kubelet-rotation": Failure}, []string{"kubelet-rotation: 10.conf"}},
 		"c: bootstrap-kubeconfig still given": {func(m *machine) {
 			m.run(append(stock(m), "--rotate-certificates=false")...)
 		}, map[string]Status{"kubelet-bootstrap": Failure}, []string{"kubelet-bootstrap: writes over " /* kubelet.conf */}},
@@ -179,6 +187,13 @@ func TestTheKubeletAndItsKubeconfig(t *testing.T) {
 			m.run("--kubeconfig="+m.conf, "--config=/nowhere.yaml", "--hostname-override="+nodeName)
 		},
 			map[string]Status{"kubelet-rotation": Failure}, nil},
+		"a link to a drop-in leads nowhere": {func(m *machine) {
+			m.write(filepath.Join(m.root, "kubelet.d", "20.txt"), "", 0o644)
+			if err := os.Symlink("real", filepath.Join(m.root, "kubelet.d", "10.conf")); err != nil {
+				m.t.Fatal(err)
+			}
+			m.run("--kubeconfig="+m.conf, "--config-dir="+filepath.Join(m.root, "kubelet.d"), "--hostname-override="+nodeName)
+		}, map[string]Status{"kubelet-rotation": Failure}, []string{"kubelet-rotation: make the file one that the kubelet can read"}},
 		"its configuration file is no YAML": {func(m *machine) {
 			m.write(m.kubeletConfig, "{", 0o644)
 			m.run("--kubeconfig="+m.conf, "--config="+m.kubeletConfig, "--hostname-override="+nodeName)

@@ -159,9 +159,9 @@ func (k *kubeletProcess) configFiles() ([]string, error) {
 	if k.configDir == "" {
 		return paths, nil
 	}
-	// WalkDir's order is lexical, as is the kubelet's.
+	// As the kubelet does it (cmd/kubelet/app/server.go, mergeKubeletConfigurations): in lexical order, whatever is not a directory, links included.
 	err := filepath.WalkDir(k.path(k.configDir), func(path string, entry fs.DirEntry, err error) error {
-		if err == nil && entry.Type().IsRegular() && filepath.Ext(path) == ".conf" {
+		if err == nil && !entry.IsDir() && filepath.Ext(path) == ".conf" {
 			paths = append(paths, path)
 		}
 		return err
