@@ -105,16 +105,24 @@ func (p *preparation) whyNot() (string, error) {
 	if p.kubeconfig.unknown {
 		return "", p.kubeconfig.Problem
 	}
+	p.bootstrap = ReadKubeconfig(p.Bootstrap, p.Exec.Command)
+	if p.kubeconfig.Kind == Unreadable && p.isJoined() {
+		return "", p.kubeconfig.Problem // it may be ours, torn or with another mode
+	}
 	if p.kubeconfig.Kind != Missing && p.kubeconfig.Kind != Ours {
 		p.Foreign = true
 		return (&ForeignError{p.kubeconfig}).Error(), nil
 	}
-	p.bootstrap = ReadKubeconfig(p.Bootstrap, p.Exec.Command)
 	static := p.Static != "" && exists(p.Static)
-	if p.bootstrap.Kind == Missing && !static && !exists(p.Certs.File(cache.BootstrapFile)) && !p.Certs.EverInstalled() {
+	if !static && !p.isJoined() {
 		return "there is neither a bootstrap kubeconfig nor a certificate yet", nil
 	}
 	return "", nil
+}
+
+// isJoined reports whether the machine is being joined to a cluster, or has been.
+func (p *preparation) isJoined() bool {
+	return p.bootstrap.Kind != Missing || exists(p.Certs.File(cache.BootstrapFile)) || p.Certs.EverInstalled()
 }
 
 // disable has the kubelet start as kubeadm has it.

@@ -42,25 +42,8 @@ func TestPrepareLeavesTheMachineAlone(t *testing.T) {
 		}, "bootstrap of its own"},
 		"another exec plugin": {func(m *machine) { m.put(m.Kubeconfig, kubeconfig(t, cluster, execUser("/usr/bin/aws"))) }, "another exec plugin"},
 		"a token":             {func(m *machine) { m.put(m.Kubeconfig, kubeconfig(t, cluster, token("t"))) }, "neither an exec plugin"},
-		"garbage":             {func(m *machine) { m.put(m.Kubeconfig, []byte("{")) }, "cannot be read as a kubeconfig"},
-		"empty":               {func(m *machine) { m.put(m.Kubeconfig, nil) }, "no current-context"},
-		"a directory":         {func(m *machine) { m.must(os.MkdirAll(m.Kubeconfig, 0o755)) }, "not a regular file"},
-		"a link to one of ours": {func(m *machine) {
-			m.put(m.root+"/elsewhere", kubeconfig(t, cluster, execUser(program)))
-			m.must(os.Symlink(m.root+"/elsewhere", m.Kubeconfig))
-		}, "symbolic link"},
-		"a link to nothing": {func(m *machine) { m.must(os.Symlink(m.root+"/nothing", m.Kubeconfig)) }, "symbolic link"},
-		"one of ours that others may write": {func(m *machine) {
-			m.put(m.Kubeconfig, kubeconfig(t, cluster, execUser(program)))
-			m.must(os.Chmod(m.Kubeconfig, 0o666))
-		}, "others may write it"},
-		"one of ours that is another user's": {func(m *machine) {
-			m.put(m.Kubeconfig, kubeconfig(t, cluster, execUser(program)))
-			if os.Geteuid() != 0 {
-				t.Skip("only root can give a file away")
-			}
-			m.must(os.Chown(m.Kubeconfig, 65534, 65534))
-		}, "another user"},
+		"what cannot be read, on a machine that nothing joins": {func(m *machine) { m.must(os.Remove(m.Bootstrap)); m.put(m.Kubeconfig, []byte("{")) },
+			"cannot be read as a kubeconfig"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t)
@@ -341,6 +324,57 @@ func TestKubeletMustNotStart(t *testing.T) {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// What cannot be read may be ours: without the environment file a kubelet that has a bootstrap kubeconfig would join without attestation, and one that
+// has joined would not start at all.
+func TestUnreadableKubeletConf(t *testing.T) {
+	cluster := newCluster(t, "https://10.0.0.1:6443")
+	ours := kubeconfig(t, cluster, execUser(program))
+	joined := map[string]func(*machine){
+		"joining": func(m *machine) { m.put(m.Bootstrap, kubeconfig(t, cluster, token("one"))) },
+		"copied":  func(m *machine) { m.put(m.Certs.File(cache.BootstrapFile), kubeconfig(t, cluster, token("one"))) },
+		"joined":  func(m *machine) { m.enrolled(cluster) },
+	}
+	for name, c := range map[string]struct {
+		arrange func(*machine)
+		says    string
+	}{
+		"garbage":     {func(m *machine) { m.put(m.Kubeconfig, []byte("{")) }, "cannot be read as a kubeconfig"},
+		"torn":        {func(m *machine) { m.put(m.Kubeconfig, ours[:len(ours)/2]) }, "kubelet.conf"},
+		"empty":       {func(m *machine) { m.put(m.Kubeconfig, nil) }, "no current-context"},
+		"a directory": {func(m *machine) { m.must(os.MkdirAll(m.Kubeconfig, 0o755)) }, "not a regular file"},
+		"a link to one of ours": {func(m *machine) {
+			m.put(m.root+"/elsewhere", ours)
+			m.must(os.Symlink(m.root+"/elsewhere", m.Kubeconfig))
+		}, "symbolic link"},
+		"a link to nothing":                 {func(m *machine) { m.must(os.Symlink(m.root+"/nothing", m.Kubeconfig)) }, "symbolic link"},
+		"one of ours that others may write": {func(m *machine) { m.put(m.Kubeconfig, ours); m.must(os.Chmod(m.Kubeconfig, 0o664)) }, "others may write it"},
+		"one of ours that is another user's": {func(m *machine) {
+			if os.Geteuid() != 0 {
+				t.Skip("only root can give a file away")
+			}
+			m.put(m.Kubeconfig, ours)
+			m.must(os.Chown(m.Kubeconfig, 65534, 65534))
+		}, "another user"},
+	} {
+		for how, join := range joined {
+			t.Run(name+", "+how, func(t *testing.T) {
+				m := newMachine(t)
+				join(m)
+				m.put(m.EnvFile, Environment(m.Kubeconfig))
+				c.arrange(m)
+				before := m.tree()
+				var unprepared *UnpreparedError
+				if _, err := Prepare(m.Setup, func(string) {}); !errors.As(err, &unprepared) || !strings.Contains(err.Error(), c.says) {
+					t.Errorf("%v, not %q", err, c.says)
+				}
+				if after := m.tree(); after != before {
+					t.Errorf("it changed\n%s\nto\n%s", before, after)
+				}
+			})
+		}
 	}
 }
 

@@ -122,7 +122,7 @@ func notWritten(err error) error {
 	var write *cache.WriteError
 	var unprepared *kubelet.UnpreparedError
 	if errors.As(err, &write) || errors.As(err, &unprepared) {
-		return &authenticator.Failure{Reason: authenticator.KubeletNotPrepared, Hint: "see who owns the directory, and whether its file system is full or read-only", Err: err}
+		return &authenticator.Failure{Reason: authenticator.KubeletNotPrepared, Hint: "see who owns the file and its directory, their modes, and whether the file system is full or read-only", Err: err}
 	}
 	return authenticator.AsFailure(err)
 }
