@@ -87,9 +87,10 @@ func newMachine(t testing.TB) *machine {
 	m := &machine{t: t, root: root, Setup: Setup{
 		Config: filepath.Join(root, "config.yaml"), Kubeconfig: filepath.Join(root, "etc/kubelet.conf"), Bootstrap: filepath.Join(root, "etc/bootstrap-kubelet.conf"),
 		EnvFile: filepath.Join(root, "run/kubelet.env"), Manifests: filepath.Join(root, "etc/manifests"), Certs: cache.At(filepath.Join(root, "certs")),
-		Exec: Exec{Command: program},
+		KubeletConfig: filepath.Join(root, "kubelet.yaml"), Exec: Exec{Command: program},
 	}}
 	m.put(m.Config, nil)
+	m.put(m.KubeletConfig, nil)
 	m.must(os.MkdirAll(m.Manifests, 0o755))
 	return m
 }

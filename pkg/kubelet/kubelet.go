@@ -14,6 +14,8 @@ const (
 	ManifestsDir = "/etc/kubernetes/manifests"
 	// ServerManifest is the file in it.
 	ServerManifest = "kube-apiserver.yaml"
+	// ConfigFile is the kubelet's configuration file, which kubeadm writes before it starts the kubelet.
+	ConfigFile = "/var/lib/kubelet/config.yaml"
 	// RotatedFile is the certificate that the kubelet fetches and rotates by itself.
 	RotatedFile = "/var/lib/kubelet/pki/kubelet-client-current.pem"
 )

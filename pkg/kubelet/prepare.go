@@ -23,6 +23,8 @@ type Setup struct {
 	Kubeconfig, Bootstrap string
 	// Static is the bootstrap kubeconfig that the configuration names, empty if it names none. It is used where it is: never copied, never deleted.
 	Static string
+	// KubeletConfig is the kubelet's ConfigFile. Until it is there Static alone does not count: kubeadm refuses to join a machine with a kubelet.conf.
+	KubeletConfig string
 	// EnvFile and Manifests are EnvFile and ManifestsDir.
 	EnvFile, Manifests string
 	// Certs is the certificate directory.
@@ -113,9 +115,14 @@ func (p *preparation) whyNot() (string, error) {
 		p.Foreign = true
 		return (&ForeignError{p.kubeconfig}).Error(), nil
 	}
-	static := p.Static != "" && exists(p.Static)
-	if !static && !p.isJoined() {
+	if p.isJoined() {
+		return "", nil
+	}
+	switch {
+	case p.Static == "" || !exists(p.Static):
 		return "there is neither a bootstrap kubeconfig nor a certificate yet", nil
+	case !exists(p.KubeletConfig):
+		return fmt.Sprintf("there is no %s yet, nor a bootstrap kubeconfig but %s", p.KubeletConfig, p.Static), nil
 	}
 	return "", nil
 }
@@ -245,8 +252,8 @@ func (p *preparation) findCluster() (cache.Origin, bool) {
 		return p.bootstrap.Cluster, true
 	}
 	for _, path := range []string{p.Static, p.Certs.File(cache.BootstrapFile)} {
-		if path == "" {
-			continue
+		if path == "" || path == p.Static && !exists(p.KubeletConfig) {
+			continue // or kubeadm has reset the machine, and is to join it again
 		}
 		if k := ReadKubeconfig(path, p.Exec.Command); k.usable() {
 			return k.Cluster, true

@@ -29,6 +29,17 @@ func TestPrepareLeavesTheMachineAlone(t *testing.T) {
 		"no configuration file":              {func(m *machine) { m.must(os.Remove(m.Config)) }, "no configuration file"},
 		"an image's first boot":              {func(m *machine) { m.must(os.Remove(m.Bootstrap)) }, "neither a bootstrap kubeconfig nor a certificate"},
 		"static one is named, but not there": {func(m *machine) { m.must(os.Remove(m.Bootstrap)); m.Static = filepath.Join(m.root, "none") }, "neither"},
+		"static one, before kubeadm": {func(m *machine) {
+			m.must(errors.Join(os.Remove(m.Bootstrap), os.Remove(m.KubeletConfig)))
+			m.Static = filepath.Join(m.root, "static.conf")
+			m.put(m.Static, kubeconfig(t, cluster, token("static")))
+		}, "kubelet.yaml yet"},
+		"static one, after kubeadm reset": {func(m *machine) {
+			m.must(errors.Join(os.Remove(m.Bootstrap), os.Remove(m.KubeletConfig)))
+			m.Static = filepath.Join(m.root, "static.conf")
+			m.put(m.Static, kubeconfig(t, cluster, token("static")))
+			m.enrolled(cluster)
+		}, "which cluster to join"},
 		"kubelet.conf of ours, and nothing to join with": {func(m *machine) {
 			m.must(os.Remove(m.Bootstrap))
 			m.put(m.Kubeconfig, kubeconfig(t, cluster, execUser(program)))
@@ -188,6 +199,12 @@ func enablings(t *testing.T) map[string]enabling {
 			m.put(m.Static, kubeconfig(t, here, token("static")))
 			bootstrap(m, there, "one")
 		}, true, there, "", 0, []string{"wrote", "wrote"}},
+		"a static credential by name, and kubeadm's, before the kubelet's configuration": {func(m *machine) {
+			m.must(os.Remove(m.KubeletConfig))
+			m.Static = filepath.Join(m.root, "static.conf")
+			m.put(m.Static, kubeconfig(t, here, token("static")))
+			bootstrap(m, here, "one")
+		}, true, here, "", 0, []string{"wrote", "wrote"}},
 		"the copy alone": {func(m *machine) { joined(m); m.must(errors.Join(os.Remove(m.Bootstrap), os.Remove(m.Kubeconfig))) },
 			true, here, "one", 0, []string{"wrote"}},
 		"a copy that others can read": {func(m *machine) { joined(m); m.must(os.Chmod(m.Certs.File(cache.BootstrapFile), 0o644)) },

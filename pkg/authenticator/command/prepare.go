@@ -21,7 +21,7 @@ import (
 )
 
 func (i *invocation) prepareCommand() *cobra.Command {
-	var envFile, manifests, command string
+	var envFile, manifests, kubeletConfig, command string
 	c := &cobra.Command{
 		Use:   "prepare",
 		Short: "Before the kubelet starts: have it start with this program, and wait for the node's first certificate",
@@ -38,12 +38,13 @@ it waits for that, and fails if it does not come.`,
 			}
 			return i.prepare(cmd.Context(), config, loadErr, kubelet.Setup{
 				Config: i.file, Kubeconfig: config.KubeletKubeconfig, Bootstrap: config.KubeletBootstrapKubeconfig,
-				Static: config.BootstrapKubeconfig, EnvFile: envFile, Manifests: manifests, Certs: cache.At(config.CertDir), Exec: exec,
+				Static: config.BootstrapKubeconfig, KubeletConfig: kubeletConfig, EnvFile: envFile, Manifests: manifests, Certs: cache.At(config.CertDir), Exec: exec,
 			})
 		},
 	}
 	c.Flags().StringVar(&envFile, "env-file", kubelet.EnvFile, "environment file of the kubelet's unit")
 	c.Flags().StringVar(&manifests, "manifests", kubelet.ManifestsDir, "directory of static pods; with "+kubelet.ServerManifest+" in it, this is a control plane")
+	c.Flags().StringVar(&kubeletConfig, "kubelet-config", kubelet.ConfigFile, "the kubelet's configuration file: until it is there, bootstrapKubeconfig alone does not count")
 	c.Flags().StringVar(&command, "command", "", "absolute path of this program, for the kubeconfig (default: where it is)")
 	return c
 }
