@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"syscall"
 )
 
 // Remove deletes a file if it is one that this program could have written: a regular file of this user's. It follows no link. A file that
@@ -51,8 +52,15 @@ func (l *Lock) Reset(bootstrap func(data []byte) bool) (removed []string, left [
 	}
 	for _, name := range append(names, LockFile) {
 		if name == BootstrapFile {
-			if data, _, err := l.dir.Read(name); err == nil && !bootstrap(data) {
-				left = append(left, &UntrustedFileError{l.dir.File(name), "is not a copy that this program made"})
+			data, _, err := l.dir.Read(name)
+			if err == nil && !bootstrap(data) {
+				err = &UntrustedFileError{l.dir.File(name), "is not a copy that this program made"}
+			}
+			if errors.Is(err, fs.ErrNotExist) {
+				continue
+			}
+			if err != nil { // it may be the operator's
+				left = append(left, err)
 				continue
 			}
 		}
@@ -64,7 +72,7 @@ func (l *Lock) Reset(bootstrap func(data []byte) bool) (removed []string, left [
 			removed = append(removed, l.dir.File(name))
 		}
 	}
-	if os.Remove(l.dir.path) == nil { // unless something is in it
+	if syscall.Rmdir(l.dir.path) == nil { // unless something is in it, or it is a link that somebody made
 		removed = append(removed, l.dir.path)
 	}
 	return removed, left

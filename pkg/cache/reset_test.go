@@ -67,20 +67,53 @@ func TestReset(t *testing.T) {
 	}
 }
 
+// What cannot be told to be a copy is the operator's.
 func TestResetLeavesAnOperatorsBootstrapKubeconfig(t *testing.T) {
-	d := At(filepath.Join(t.TempDir(), "certs"))
+	for name, c := range map[string]struct {
+		content []byte
+		mode    os.FileMode
+		isCopy  bool
+	}{
+		"no copy":              {[]byte("his"), 0o600, false},
+		"others may write it":  {[]byte("his"), 0o664, true},
+		"too large to be read": {make([]byte, maxFileSize+1), 0o600, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := At(filepath.Join(t.TempDir(), "certs"))
+			lock, err := d.TryLock()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer lock.Unlock()
+			if err := errors.Join(os.WriteFile(d.File(BootstrapFile), c.content, 0o600), os.Chmod(d.File(BootstrapFile), c.mode)); err != nil {
+				t.Fatal(err)
+			}
+			if removed, left := lock.Reset(func([]byte) bool { return c.isCopy }); len(left) != 1 || len(removed) != 1 {
+				t.Errorf("%v %v", removed, left)
+			}
+			if _, err := os.Stat(d.File(BootstrapFile)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// A link to the certificate directory is the operator's.
+func TestResetLeavesALinkToTheDirectory(t *testing.T) {
+	root := t.TempDir()
+	d := At(filepath.Join(root, "certs"))
+	if err := errors.Join(os.Mkdir(filepath.Join(root, "elsewhere"), 0o700), os.Symlink("elsewhere", d.Path())); err != nil {
+		t.Fatal(err)
+	}
 	lock, err := d.TryLock()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer lock.Unlock()
-	if err := os.WriteFile(d.File(BootstrapFile), []byte("his"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if removed, left := lock.Reset(func([]byte) bool { return false }); len(left) != 1 || len(removed) != 1 {
+	if removed, left := lock.Reset(func([]byte) bool { return true }); len(left) != 0 || len(removed) != 1 {
 		t.Errorf("%v %v", removed, left)
 	}
-	if _, err := os.Stat(d.File(BootstrapFile)); err != nil {
+	if _, err := os.Lstat(d.Path()); err != nil {
 		t.Error(err)
 	}
 }
