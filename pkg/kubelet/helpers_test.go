@@ -167,3 +167,8 @@ func (m *machine) tree() string {
 	}))
 	return out.String()
 }
+
+func sameAccess(a, b cache.Origin) bool {
+	return a.Server == b.Server && a.TLSServerName == b.TLSServerName && a.ProxyURL == b.ProxyURL &&
+		bytes.Equal(a.CertificateAuthorityData, b.CertificateAuthorityData)
+}

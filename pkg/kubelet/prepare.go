@@ -218,8 +218,8 @@ func (p *preparation) writeCopy(copied []byte) error {
 	return p.Certs.Write(cache.BootstrapFile, copied)
 }
 
-// settleKubeconfig writes the kubelet's kubeconfig where there is none, or where kubeadm has since joined the machine to another cluster. It
-// returns false where there is none and nothing that names a cluster: a certificate alone does not, since the machine may have left that cluster
+// settleKubeconfig writes the kubelet's kubeconfig where there is none, or where kubeadm has since joined the machine to another cluster: of the
+// same one it is left with the server that an operator has put there. It returns false where there is none and nothing that names a cluster: a certificate alone does not, since the machine may have left that cluster
 // with "kubeadm reset". An error says that the kubelet would join without us.
 func (p *preparation) settleKubeconfig() (bool, error) {
 	p.Cluster = p.kubeconfig.Cluster
@@ -227,7 +227,7 @@ func (p *preparation) settleKubeconfig() (bool, error) {
 	switch {
 	case p.kubeconfig.Kind == Missing && !known:
 		return false, errors.Join(p.bootstrap.Problem, p.bootstrap.ClusterProblem)
-	case p.kubeconfig.Kind == Ours && (!p.fresh || !known || p.kubeconfig.ClusterProblem == nil && sameAccess(p.kubeconfig.Cluster, wanted)):
+	case p.kubeconfig.Kind == Ours && (!p.fresh || !known || p.kubeconfig.ClusterProblem == nil && p.kubeconfig.Cluster.SameCluster(wanted)):
 		return true, nil
 	}
 	content, err := RenderKubeconfig(wanted, p.Exec)
@@ -265,11 +265,6 @@ func (p *preparation) findCluster() (cache.Origin, bool) {
 // usable reports whether the file leads to a cluster.
 func (k *Kubeconfig) usable() bool {
 	return k.Kind != Missing && k.Kind != Unreadable && k.ClusterProblem == nil
-}
-
-func sameAccess(a, b cache.Origin) bool {
-	return a.Server == b.Server && a.TLSServerName == b.TLSServerName && a.ProxyURL == b.ProxyURL &&
-		bytes.Equal(a.CertificateAuthorityData, b.CertificateAuthorityData)
 }
 
 // isFirst reports whether the node has never had a certificate, or is being joined to another cluster than the one its certificate came from.

@@ -164,7 +164,8 @@ func enablings(t *testing.T) map[string]enabling {
 		}, true, there, "two", 0, []string{"copied", "wrote"}},
 		"joined to another cluster, without": {func(m *machine) { joined(m); m.enrolled(here); bootstrap(m, there, "two") }, true, there, "two", 0, []string{"copied", "wrote"}},
 		"joined again, the API server has moved": {func(m *machine) { joined(m); m.enrolled(here); bootstrap(m, moved, "two") },
-			false, moved, "two", 0, []string{"copied", "wrote"}},
+			false, here, "two", 0, []string{"copied"}},
+		"an operator has given it another server": {func(m *machine) { joined(m); m.must(os.Remove(m.Kubeconfig)); ours(m, moved) }, true, moved, "one", 0, nil},
 		"an operator's own kubelet.conf with us": {func(m *machine) {
 			user := execUser("/opt/acme/kubelet-authenticator-acme")
 			user.Exec.Args = []string{"--provider=acme"}
