@@ -4,6 +4,7 @@ package prepare
 
 import (
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -27,9 +28,9 @@ const (
 	documentedProxy = "http://proxy.example.com:3128"
 )
 
-// httpProxy is a proxy that forwards whatever is asked for to the API server, and writes down what was asked.
+// httpProxy is a proxy that forwards whatever is asked for to one server, and writes down what was asked.
 type httpProxy struct {
-	url string
+	url, to string
 
 	mu    sync.Mutex
 	asked []string
@@ -37,10 +38,15 @@ type httpProxy struct {
 
 func newHTTPProxy(t *testing.T) *httpProxy {
 	t.Helper()
-	p := &httpProxy{}
-	server := httptest.NewServer(p)
-	t.Cleanup(server.Close)
-	p.url = server.URL
+	return newHTTPProxyTo(t, shared.ServerURL())
+}
+
+func newHTTPProxyTo(t *testing.T, server string) *httpProxy {
+	t.Helper()
+	p := &httpProxy{to: strings.TrimPrefix(server, "https://")}
+	listening := httptest.NewServer(p)
+	t.Cleanup(listening.Close)
+	p.url = listening.URL
 	return p
 }
 
@@ -48,7 +54,7 @@ func (p *httpProxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	p.mu.Lock()
 	p.asked = append(p.asked, r.Method+" "+r.Host)
 	p.mu.Unlock()
-	to, err := net.DialTimeout("tcp", strings.TrimPrefix(shared.ServerURL(), "https://"), 10*time.Second)
+	to, err := net.DialTimeout("tcp", p.to, 10*time.Second)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadGateway)
 		return
@@ -164,6 +170,23 @@ func TestProxyOfTheKubeconfig(t *testing.T) {
 	d.mustJoin(t, proxy, "behind-own-proxy")
 	if written := read(t, d.root+kubelet.KubeconfigFile); !strings.Contains(written, "proxy-url: "+proxy.url+"\n") {
 		t.Error(written)
+	}
+}
+
+// A proxy that shows a certificate of its own does not get the credential.
+func TestProxyThatOpensTLS(t *testing.T) {
+	opener := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		t.Errorf("it was asked for %s", r.URL)
+	}))
+	opener.Config.ErrorLog = log.New(io.Discard, "", 0) // each handshake is to fail
+	opener.StartTLS()
+	t.Cleanup(opener.Close)
+	proxy := newHTTPProxyTo(t, opener.URL)
+	d := newHidden(t, "opened", "")
+	d.env = append(d.env, "HTTPS_PROXY="+proxy.url)
+	d.run("kubelet-authenticator --wait-timeout=5s").want(t, 26)
+	if proxy.forget(t) == 0 {
+		t.Error("it went past the proxy")
 	}
 }
 

@@ -7,12 +7,14 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/x509"
+	"encoding/json"
 	"encoding/pem"
 	"flag"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -26,6 +28,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/doctor"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 	verifier "github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/attestor"
@@ -358,9 +361,10 @@ func TestBootstrapByExecDocument(t *testing.T) {
 	for name, row := range map[string]struct {
 		credential, user string
 		dropIn           bool
+		failing          []string // of doctor's checks
 	}{
-		"with-drop-in":    {documented.byAccount, "system:serviceaccount:machines:bootstrap", true},
-		"without-drop-in": {documented.byCertificate, "machines", false},
+		"with-drop-in":    {documented.byAccount, "system:serviceaccount:machines:bootstrap", true, nil},
+		"without-drop-in": {documented.byCertificate, "machines", false, []string{"kubelet-bootstrap", "kubelet-rotation", "kubelet-kubeconfig"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			credential := c.credential(t, row.credential)
@@ -394,6 +398,9 @@ func TestBootstrapByExecDocument(t *testing.T) {
 			}
 			kind := kubelet.ReadKubeconfig(m.Path(kubelet.KubeconfigFile), "").Kind
 			out, err = run(documented.doctor)
+			if got := failing(t, m); !slices.Equal(got, row.failing) {
+				t.Errorf("checks that fail: %q, not %q", got, row.failing)
+			}
 			if row.dropIn && (len(managers) > 0 || kind != kubelet.Ours || err != nil) {
 				t.Errorf("requests without evidence: %v; kubelet.conf: %s; doctor: %v: %s", managers, kind, err, out)
 			}
@@ -405,6 +412,21 @@ func TestBootstrapByExecDocument(t *testing.T) {
 			}
 		})
 	}
+}
+
+// failing returns which of doctor's checks fail on a machine.
+func failing(t *testing.T, m *testbed.Machine) []string {
+	t.Helper()
+	out, err := m.Command(t.Context(), pluginFile, "doctor", "--output=json").Output()
+	var report doctor.Report
+	if err := json.Unmarshal(out, &report); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	failed := report.Failed()
+	if (err == nil) != (len(failed) == 0) {
+		t.Errorf("doctor: %v: %q", err, failed)
+	}
+	return failed
 }
 
 // registration is the nodeRegistration of the test bed's own machines.

@@ -98,8 +98,9 @@ func TestSandbox(t *testing.T) {
 		name  = "sandboxed"
 		write = "ReadWritePaths=/etc/kubernetes\n"
 		state = "StateDirectory=kubelet-authenticator\n"
+		run   = "RuntimeDirectory=kubelet-authenticator\n"
 	)
-	for _, exception := range []string{write, state} {
+	for _, exception := range []string{write, state, run} {
 		if !strings.Contains(sandbox, exception) {
 			t.Fatalf("there is no %q", exception)
 		}
@@ -110,6 +111,7 @@ func TestSandbox(t *testing.T) {
 		"/etc/systemd/system/sandboxed.service": sandbox + commands,
 		"/etc/systemd/system/no-write.service":  strings.Replace(sandbox, write, "", 1) + commands,
 		"/etc/systemd/system/no-state.service":  strings.Replace(sandbox, state, "", 1) + commands,
+		"/etc/systemd/system/no-run.service":    strings.Replace(sandbox, run, "", 1) + commands,
 		"/etc/systemd/system/outside.service":   sandbox + "Type=oneshot\nExecStart=touch /var/lib/outside\n",
 		"/etc/kubernetes/manifests/.keep":       "",
 	})
@@ -117,7 +119,7 @@ func TestSandbox(t *testing.T) {
 	for _, row := range []struct {
 		unit string
 		good bool
-	}{{"outside", false}, {"no-write", false}, {"no-state", false}, {"sandboxed", true}} {
+	}{{"outside", false}, {"no-write", false}, {"no-state", false}, {"no-run", false}, {"sandboxed", true}} {
 		out, err := m.Run(t.Context(), "systemctl", "start", row.unit)
 		journal := m.Journal(context.WithoutCancel(t.Context()), row.unit)
 		if (err == nil) != row.good {
