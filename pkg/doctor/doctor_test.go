@@ -168,8 +168,55 @@ func TestTheKubeletAndItsKubeconfig(t *testing.T) {
 			m.config.NodeName = nodeName
 		},
 			map[string]Status{"kubelet": Warning, "kubelet-bootstrap": Skipped, "kubelet-rotation": Skipped}, nil},
-		"two run": {func(m *machine) { m.process(5000, "kubelet", "/opt/kubelet", "--bootstrap-kubeconfig=/x") },
-			map[string]Status{"kubelet": Warning}, []string{"kubelet: not at [5000]"}},
+		"two run": {func(m *machine) {
+			m.process(5000, "kubelet", "/opt/kubelet", "--kubeconfig="+m.conf, "--rotate-certificates=false")
+		}, map[string]Status{"kubelet": Warning}, []string{"kubelet: [4242 5000]"}},
+		"two run, the second one goes past the plugin": {func(m *machine) {
+			m.process(5000, "kubelet", "/opt/kubelet", "--bootstrap-kubeconfig=/x", "--kubeconfig="+m.conf, "--config="+m.kubeletConfig)
+		}, map[string]Status{"kubelet": Warning, "kubelet-bootstrap": Failure, "kubelet-rotation": Failure}, []string{"kubelet-bootstrap: process 5000: ", "kubelet-rotation: process 5000: "}},
+		"two run, the second one has another kubeconfig": {func(m *machine) {
+			other := filepath.Join(m.root, "other.conf")
+			m.write(other, m.kubeconfig("a", "b", "{token: "+token+"}"), 0o600)
+			m.process(5000, "kubelet", "/opt/kubelet", "--kubeconfig="+other, "--rotate-certificates=false")
+		}, map[string]Status{"kubelet": Warning, "kubelet-kubeconfig": Failure, "kubelet-exec": Skipped}, []string{"kubelet-kubeconfig: process 5000: "}},
+		"two run, the second one has a plugin that is not there": {func(m *machine) {
+			other := filepath.Join(m.root, "other.conf")
+			good, err := os.ReadFile(m.conf)
+			if err != nil {
+				m.t.Fatal(err)
+			}
+			m.write(other, strings.ReplaceAll(string(good), m.command, "/nowhere/kubelet-authenticator"), 0o600)
+			m.process(5000, "kubelet", "/opt/kubelet", "--kubeconfig="+other, "--rotate-certificates=false")
+		}, map[string]Status{"kubelet": Warning, "kubelet-exec": Failure}, []string{"kubelet-exec: process 5000: "}},
+		"two run, the second one has no --kubeconfig": {func(m *machine) { m.process(5000, "kubelet", "/opt/kubelet", "--rotate-certificates=false") },
+			map[string]Status{"kubelet": Warning, "kubelet-kubeconfig": Failure}, []string{"kubelet-kubeconfig: process 5000"}},
+		"its files are older than it": {func(m *machine) {
+			m.write(m.kubeletConfig, "rotateCertificates: false\n", 0o644)
+			m.started(time.Now().Add(-time.Hour))
+			m.age(m.conf, 2*time.Hour)
+			m.age(m.kubeletConfig, 2*time.Hour)
+		}, nil, []string{"kubelet: process 4242"}},
+		"kubelet.conf is newer than it": {func(m *machine) {
+			m.started(time.Now().Add(-time.Hour))
+			m.age(m.conf, 59*time.Minute)
+			m.age(m.kubeletConfig, 61*time.Minute)
+		}, map[string]Status{"kubelet": Warning}, []string{"kubelet: kubelet.conf was written", "kubelet: the running kubelet does not know it yet: restart it"}},
+		"its configuration file is newer than it": {func(m *machine) {
+			m.started(time.Now().Add(-time.Hour))
+			m.age(m.conf, 61*time.Minute)
+			m.age(m.kubeletConfig, 59*time.Minute)
+		}, map[string]Status{"kubelet": Warning}, []string{"kubelet: kubelet-config.yaml was written"}},
+		"a drop-in is newer than it": {func(m *machine) {
+			m.started(time.Now().Add(-time.Hour))
+			m.age(m.conf, 61*time.Minute)
+			m.write(filepath.Join(m.root, "kubelet.d", "10-a.conf"), "rotateCertificates: false\n", 0o644)
+			m.run("--kubeconfig="+m.conf, "--config-dir="+filepath.Join(m.root, "kubelet.d"), "--hostname-override="+nodeName)
+		}, map[string]Status{"kubelet": Warning}, []string{"kubelet: 10-a.conf was written"}},
+		"the kubelet has written its kubeconfig itself": {func(m *machine) {
+			m.started(time.Now().Add(-time.Hour))
+			m.age(m.kubeletConfig, 2*time.Hour)
+			m.writeOverwritten()
+		}, map[string]Status{"kubelet-kubeconfig": Failure, "kubelet-exec": Skipped}, nil},
 		"one in a container is not ours": {func(m *machine) {
 			m.process(100, "kubelet", "kubelet", "--bootstrap-kubeconfig=/x")
 			for pid, namespace := range map[string]string{"self": "mnt:[1]", "100": "mnt:[2]", fmt.Sprint(kubeletPID): "mnt:[1]"} {
@@ -206,6 +253,14 @@ func TestTheKubeletAndItsKubeconfig(t *testing.T) {
 		"kubelet.conf readable by others": {func(m *machine) { m.chmod(m.conf, 0o644) }, map[string]Status{"kubelet-kubeconfig": Warning}, []string{"kubelet-kubeconfig: chmod 0600"}},
 		"another exec plugin": {func(m *machine) { m.writeConf(m.command, "/usr/bin/aws-iam-authenticator") },
 			map[string]Status{"kubelet-kubeconfig": Failure, "kubelet-exec": Skipped}, nil},
+		"the plugin and a token": {func(m *machine) { m.writeConf("exec:", "token: "+token+"\n    exec:") },
+			map[string]Status{"kubelet-kubeconfig": Failure, "kubelet-exec": Skipped}, []string{"kubelet-kubeconfig: another credential beside it"}},
+		"the plugin and a client certificate": {func(m *machine) { m.writeConf("exec:", "client-certificate: /x\n    client-key: /x\n    exec:") },
+			map[string]Status{"kubelet-kubeconfig": Failure, "kubelet-exec": Skipped}, []string{"kubelet-kubeconfig: another credential beside it"}},
+		"the plugin and a client certificate, on a control plane": {func(m *machine) {
+			m.writeConf("exec:", "client-certificate: /x\n    client-key: /x\n    exec:")
+			m.write(filepath.Join(m.root, "manifests", "kube-apiserver.yaml"), "", 0o600)
+		}, map[string]Status{"kubelet-kubeconfig": Failure, "kubelet-exec": Skipped}, nil},
 		"a token": {func(m *machine) { m.write(m.conf, m.kubeconfig("a", "b", "{token: "+token+"}"), 0o600) },
 			map[string]Status{"kubelet-kubeconfig": Failure, "kubelet-exec": Skipped}, nil},
 		"a client certificate": {func(m *machine) {
@@ -235,6 +290,16 @@ func TestTheKubeletAndItsKubeconfig(t *testing.T) {
 		},
 			map[string]Status{"kubelet-exec": Failure}, []string{"kubelet-exec: not executable", "kubelet-exec: provideClusterInfo"}},
 	})
+}
+
+// pkg/kubelet may come to know more kinds of kubeconfig than this package does: each but Ours is a failure.
+func TestOnlyOursIsAPass(t *testing.T) {
+	e := newExamination(t.Context(), newMachine(t).options())
+	for kind := range kubelet.Kind(64) {
+		if f := e.judgeConf(kubelet.Kubeconfig{Path: "/nowhere", Kind: kind, Problem: errors.New("x")}); (f.status == Failure) == (kind == kubelet.Ours) {
+			t.Errorf("%s: %+v", kind, f)
+		}
+	}
 }
 
 func TestTheDevice(t *testing.T) {

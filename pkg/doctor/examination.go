@@ -56,7 +56,7 @@ type examination struct {
 	attestor  func() (provider.Provider, error)
 	device    func() (device, error)
 	pair      func() (*cache.Pair, error)
-	running   func() (*kubeletProcess, error)
+	running   func() ([]*kubeletProcess, error)
 	conf      func() kubelet.Kubeconfig
 	bootstrap func() (*access, error)
 	own       func() (*access, error)
@@ -80,7 +80,7 @@ func newExamination(ctx context.Context, o Options) *examination {
 	e.attestor = sync.OnceValues(e.makeProvider)
 	e.device = sync.OnceValues(e.readDevice)
 	e.pair = sync.OnceValues(e.readPair)
-	e.running = sync.OnceValues(func() (*kubeletProcess, error) { return findKubelet(e.Proc) })
+	e.running = sync.OnceValues(func() ([]*kubeletProcess, error) { return findKubelets(e.Proc) })
 	e.conf = sync.OnceValue(e.readConf)
 	e.bootstrap = sync.OnceValues(e.bootstrapAccess)
 	e.own = sync.OnceValues(e.ownAccess)
@@ -144,8 +144,8 @@ func (e *examination) nodeName() (name string, derived bool) {
 	if e.Config.NodeName != "" {
 		return e.Config.NodeName, false
 	}
-	if k, err := e.running(); err == nil {
-		if name := k.flags.HostnameOverride; name != "" {
+	if all, err := e.running(); err == nil {
+		if name := all[0].flags.HostnameOverride; name != "" {
 			return strings.ToLower(strings.TrimSpace(name)), false
 		}
 	}

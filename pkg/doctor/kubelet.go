@@ -22,62 +22,128 @@ import (
 // enableRemedy has the kubelet started with the plugin as its credential.
 const enableRemedy = "enable the drop-in for kubelet.service (packaging/systemd), which sets --kubeconfig and --rotate-certificates=false alone; then: systemctl daemon-reload; systemctl restart kubelet"
 
-// readConf reads the kubelet's kubeconfig: the running one's, else the one of the configuration.
+// confPath returns where a kubelet's kubeconfig is: the configuration says so for one without a --kubeconfig.
+func (e *examination) confPath(k *kubeletProcess) string {
+	if k.flags.Kubeconfig == "" {
+		return e.Config.KubeletKubeconfig
+	}
+	return k.path(k.flags.Kubeconfig)
+}
+
+// readConf reads the kubelet's kubeconfig: the running one's, else the one of the configuration. Of several kubelets it is the first one's.
 func (e *examination) readConf() kubelet.Kubeconfig {
 	path := e.Config.KubeletKubeconfig
-	if k, err := e.running(); err == nil && k.flags.Kubeconfig != "" {
-		path = k.path(k.flags.Kubeconfig)
+	if all, err := e.running(); err == nil {
+		path = e.confPath(all[0])
 	}
 	return kubelet.ReadKubeconfig(path, "")
 }
 
+// eachKubelet returns the worst of what is found of the running kubelets. One that could not be looked at is not as it should be, either.
+func (e *examination) eachKubelet(judge func(*kubeletProcess) finding) finding {
+	all, err := e.running()
+	if err != nil {
+		return skipped("no running kubelet")
+	}
+	var findings []finding
+	var unseen *finding
+	for _, k := range all {
+		f := judge(k)
+		if len(all) > 1 {
+			f.message = fmt.Sprintf("process %d: %s", k.pid, f.message)
+		}
+		if f.status == Skipped {
+			unseen = &f
+		}
+		findings = append(findings, f)
+	}
+	if f := worst(findings...); f.status != OK || unseen == nil {
+		return f
+	}
+	return *unseen
+}
+
 func checkKubelet(_ context.Context, e *examination) finding {
-	k, err := e.running()
+	all, err := e.running()
 	switch {
 	case errors.Is(err, errNoKubelet):
 		return warning("systemctl status kubelet", "none runs: what follows is about files alone")
 	case err != nil:
 		return skipped("%v", err)
-	case len(k.others) > 0:
-		return warning("", "several run: looked at process %d, not at %v", k.pid, k.others)
+	}
+	f := e.eachKubelet(e.judgeStart)
+	if len(all) == 1 {
+		return f
+	}
+	pids := make([]int, 0, len(all))
+	for _, k := range all {
+		pids = append(pids, k.pid)
+	}
+	return worst(warning("stop all but one", "several run, processes %v: each is judged", pids), f)
+}
+
+// judgeStart looks for what has changed since a kubelet was started.
+func (e *examination) judgeStart(k *kubeletProcess) finding {
+	files, err := k.configFiles()
+	if err != nil {
+		files = nil // kubelet-rotation says so
+	}
+	// One that the kubelet has written itself is known to it.
+	if conf := e.confPath(k); kubelet.ReadKubeconfig(conf, "").Kind != kubelet.Bootstrapped {
+		files = append([]string{conf}, files...)
+	}
+	if newer := k.unread(files...); len(newer) > 0 {
+		return warning("systemctl restart kubelet", "process %d was started at %s, before %s was written: the running kubelet does not know it yet: restart it",
+			k.pid, since(k.started), strings.Join(newer, ", "))
 	}
 	return ok("process %d", k.pid)
 }
 
 func checkKubeletBootstrap(_ context.Context, e *examination) finding {
-	k, err := e.running()
-	if err != nil {
-		return skipped("no running kubelet")
-	}
-	path := k.flags.BootstrapKubeconfig
-	if path == "" {
-		return ok("no --bootstrap-kubeconfig")
-	}
-	return failure(enableRemedy, "--bootstrap-kubeconfig=%s: the kubelet takes a kubeconfig with an exec user for none, gets itself a certificate without attestation, and writes over %s", path, e.conf().Path)
+	return e.eachKubelet(func(k *kubeletProcess) finding {
+		path := k.flags.BootstrapKubeconfig
+		if path == "" {
+			return ok("no --bootstrap-kubeconfig")
+		}
+		return failure(enableRemedy, "--bootstrap-kubeconfig=%s: the kubelet takes a kubeconfig with an exec user for none, gets itself a certificate without attestation, and writes over %s", path, e.confPath(k))
+	})
 }
 
 func checkKubeletRotation(_ context.Context, e *examination) finding {
-	k, err := e.running()
-	if err != nil {
-		return skipped("no running kubelet")
+	return e.eachKubelet(func(k *kubeletProcess) finding {
+		on, source, err := k.rotates()
+		switch {
+		case errors.Is(err, fs.ErrPermission):
+			return skipped("%v: run this as root", err)
+		case err != nil:
+			return failure("make the file one that the kubelet can read", "%v", err)
+		case on:
+			return failure(enableRemedy, "%s: the kubelet uses the plugin's certificate only to ask for one without attestation", source)
+		}
+		return ok("off, %s", source)
+	})
+}
+
+// eachConf returns the worst of what is found of the running kubelets' kubeconfigs, or of the one of the configuration if none runs.
+func (e *examination) eachConf(judge func(kubelet.Kubeconfig) finding) finding {
+	if _, err := e.running(); err != nil {
+		return judge(e.conf())
 	}
-	on, source, err := k.rotates()
-	switch {
-	case errors.Is(err, fs.ErrPermission):
-		return skipped("%v: run this as root", err)
-	case err != nil:
-		return failure("make the file one that the kubelet can read", "%v", err)
-	case on:
-		return failure(enableRemedy, "%s: the kubelet uses the plugin's certificate only to ask for one without attestation", source)
-	}
-	return ok("off, %s", source)
+	return e.eachKubelet(func(k *kubeletProcess) finding { return judge(kubelet.ReadKubeconfig(e.confPath(k), "")) })
 }
 
 func checkKubeconfig(_ context.Context, e *examination) finding {
-	if k, err := e.running(); err == nil && k.flags.Kubeconfig == "" {
-		return failure(enableRemedy, "the running kubelet has no --kubeconfig: it talks to no API server")
+	if all, err := e.running(); err == nil {
+		for _, k := range all {
+			if k.flags.Kubeconfig == "" {
+				return failure(enableRemedy, "the running kubelet, process %d, has no --kubeconfig: it talks to no API server", k.pid)
+			}
+		}
 	}
-	k := e.conf()
+	return e.eachConf(e.judgeConf)
+}
+
+func (e *examination) judgeConf(k kubelet.Kubeconfig) finding {
 	// The kubelet's own certificate would be used again.
 	rewrite := fmt.Sprintf("systemctl stop kubelet; rm %s %s; %s", k.Path, filepath.Join(filepath.Dir(kubelet.RotatedFile), "kubelet-client-*"), enableRemedy)
 	switch k.Kind {
@@ -101,6 +167,7 @@ func checkKubeconfig(_ context.Context, e *examination) finding {
 		}
 		return failure("correct it: root's, mode 0600, a current-context with a cluster and a user", "%v", k.Problem)
 	}
+	// Whatever else it is, a kind that is not known here included, the kubelet would go past the plugin.
 	return failure("move it away, and: "+rewrite, "%s: %s", k.Path, k.Kind)
 }
 
@@ -116,8 +183,9 @@ func (e *examination) judgeOurs(k kubelet.Kubeconfig) finding {
 	return worst(findings...)
 }
 
-func checkExec(_ context.Context, e *examination) finding {
-	k := e.conf()
+func checkExec(_ context.Context, e *examination) finding { return e.eachConf(judgeExec) }
+
+func judgeExec(k kubelet.Kubeconfig) finding {
 	if k.Kind != kubelet.Ours {
 		return skipped("the plugin is not its user: see kubelet-kubeconfig")
 	}

@@ -315,6 +315,24 @@ func (m *machine) run(flags ...string) {
 	m.write(filepath.Join(m.proc, "uptime"), "1 1\n", 0o444)
 }
 
+// started has /proc say when the kubelet was started.
+func (m *machine) started(at time.Time) {
+	m.t.Helper()
+	const uptime = 1000
+	boot := at.Add(-uptime * time.Second)
+	m.write(filepath.Join(m.proc, "stat"), fmt.Sprintf("cpu  1 2 3\nbtime %d\nprocesses 5\n", boot.Unix()), 0o444)
+	m.write(filepath.Join(m.proc, strconv.Itoa(kubeletPID), "stat"), fmt.Sprintf("%d (a ) 1 b) S%s %d 0 0\n", kubeletPID, strings.Repeat(" 7", 18), uptime*100), 0o444)
+}
+
+// age has a file be written some time ago.
+func (m *machine) age(path string, ago time.Duration) {
+	m.t.Helper()
+	at := time.Now().Add(-ago)
+	if err := os.Chtimes(path, at, at); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
 // writeConf writes the kubelet's kubeconfig as prepare does, with replacements.
 func (m *machine) writeConf(replacements ...string) {
 	m.t.Helper()

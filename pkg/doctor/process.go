@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"sigs.k8s.io/yaml"
 
@@ -32,17 +33,18 @@ type kubeletProcess struct {
 	configDir string
 	// cwd is what relative paths in args are relative to, empty if that cannot be told.
 	cwd string
-	// others are processes of the same name.
-	others []int
+	// started is the zero time if that cannot be told.
+	started time.Time
 }
 
-// findKubelet looks through a proc file system (proc(5)). One in a container has another mount namespace than this process, and is not ours.
-func findKubelet(proc string) (*kubeletProcess, error) {
+// findKubelets looks through a proc file system (proc(5)), and returns at least one, in the order of their pids. One in a container has another
+// mount namespace than this process, and is not ours.
+func findKubelets(proc string) ([]*kubeletProcess, error) {
 	entries, err := os.ReadDir(proc)
 	if err != nil {
 		return nil, err
 	}
-	ours := mountNamespace(proc, "self")
+	ours, boot := mountNamespace(proc, "self"), bootTime(proc)
 	var found []*kubeletProcess
 	for _, entry := range entries {
 		pid, err := strconv.Atoi(entry.Name())
@@ -54,16 +56,65 @@ func findKubelet(proc string) (*kubeletProcess, error) {
 		if k == nil || ours != "" && theirs != "" && ours != theirs {
 			continue
 		}
+		k.started = startTime(filepath.Join(proc, entry.Name()), boot)
 		found = append(found, k)
 	}
 	if len(found) == 0 {
 		return nil, errNoKubelet
 	}
 	slices.SortFunc(found, func(a, b *kubeletProcess) int { return a.pid - b.pid })
-	for _, other := range found[1:] {
-		found[0].others = append(found[0].others, other.pid)
+	return found, nil
+}
+
+// bootTime returns when the machine was started, by its clock of now, to the second.
+func bootTime(proc string) time.Time {
+	data, err := os.ReadFile(filepath.Join(proc, "stat"))
+	if err != nil {
+		return time.Time{}
 	}
-	return found[0], nil
+	for line := range strings.Lines(string(data)) {
+		if value, ok := strings.CutPrefix(line, "btime "); ok {
+			if seconds, err := strconv.ParseInt(strings.TrimSpace(value), 10, 64); err == nil {
+				return time.Unix(seconds, 0)
+			}
+		}
+	}
+	return time.Time{}
+}
+
+// userHZ is the unit of times in /proc/<pid>/stat: 100 in a second on all that Go runs on (USER_HZ).
+const userHZ = 100
+
+// startTime returns when a process was started.
+func startTime(dir string, boot time.Time) time.Time {
+	const starttime = 22 - 3 // counted from the third field: the second one, comm, stands in parentheses and may hold anything
+	data, err := os.ReadFile(filepath.Join(dir, "stat"))
+	if err != nil || boot.IsZero() {
+		return time.Time{}
+	}
+	fields := strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
+	if len(fields) <= starttime {
+		return time.Time{}
+	}
+	ticks, err := strconv.ParseInt(fields[starttime], 10, 64)
+	if err != nil {
+		return time.Time{}
+	}
+	return boot.Add(time.Duration(ticks) * (time.Second / userHZ))
+}
+
+// timeSlack is how much later than a process a file may have been written that it has read: the time of the boot is known to the second only.
+const timeSlack = 2 * time.Second
+
+// unread returns those of its files that were written after it was started: the kubelet reads them once.
+func (k *kubeletProcess) unread(files ...string) []string {
+	var newer []string
+	for _, file := range files {
+		if info, err := os.Stat(file); err == nil && !k.started.IsZero() && info.ModTime().After(k.started.Add(timeSlack)) {
+			newer = append(newer, file)
+		}
+	}
+	return newer
 }
 
 func mountNamespace(proc, pid string) string {
