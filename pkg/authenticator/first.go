@@ -126,6 +126,13 @@ func (o *Options) discardBootstrap(ctx context.Context, lock *cache.Lock, pair *
 	if err != nil {
 		return false, ignoreMissing(err)
 	}
+	same, err := o.isForCluster(pair)
+	if err != nil {
+		return false, fmt.Errorf("%s is kept: %w", o.dir.File(cache.BootstrapFile), err)
+	}
+	if !same {
+		return false, nil // the node is to join that one yet
+	}
 	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
 	defer cancel()
 	username, status, err := o.review(ctx, pair)
@@ -144,4 +151,14 @@ func (o *Options) discardBootstrap(ctx context.Context, lock *cache.Lock, pair *
 		return false, err
 	}
 	return true, lock.RemoveBootstrap()
+}
+
+// isForCluster reports whether the copy is for the cluster that is asked about the certificate.
+func (o *Options) isForCluster(pair *cache.Pair) (bool, error) {
+	k := kubelet.ReadKubeconfig(o.dir.File(cache.BootstrapFile), "")
+	if err := errors.Join(k.Problem, k.ClusterProblem); err != nil {
+		return false, err
+	}
+	asked, err := o.ownAccess(pair)
+	return err == nil && asked.cluster.SameCluster(k.Cluster), err
 }

@@ -17,10 +17,15 @@ import (
 // The copy goes once the API server has taken the node's certificate, and only then; only a copy, and only if it is not to be kept.
 func TestDiscardBootstrap(t *testing.T) {
 	t.Parallel()
-	const copied = "# Copied by kubelet-authenticator prepare.\napiVersion: v1\n"
+	const mark = "# Copied by kubelet-authenticator prepare.\n"
+	of := func(o *Options, ca []byte) string {
+		return mark + kubeconfig(onServer(o.exec.Cluster.Server, ca), "token: abcdef.0123456789abcdef")
+	}
+	copied := func(o *Options) string { return of(o, o.exec.Cluster.CertificateAuthorityData) }
+	elsewhere := func(o *Options) string { return of(o, newCA(t)) }
 	for name, c := range map[string]struct {
 		answer  http.HandlerFunc
-		content string
+		content func(*Options) string
 		arrange func(*Options)
 		deleted bool
 		asked   int
@@ -32,7 +37,9 @@ func TestDiscardBootstrap(t *testing.T) {
 		"no such API":         {answerCode(404, ""), copied, nil, false, 1, "404"},
 		"no answer":           {hang, copied, nil, false, 1, "kept for now"},
 		"to be kept":          {answerCode(201, someone), copied, func(o *Options) { o.keepBootstrap = true }, false, 0, ""},
-		"an operator's":       {answerCode(201, someone), "apiVersion: v1\n", nil, false, 0, ""},
+		"an operator's":       {answerCode(201, someone), func(*Options) string { return "apiVersion: v1\n" }, nil, false, 0, ""},
+		"another cluster's":   {answerCode(201, someone), elsewhere, nil, false, 0, ""},
+		"nobody's":            {answerCode(201, someone), func(*Options) string { return mark + "apiVersion: v1\n" }, nil, false, 0, "current-context"},
 		"configuration wrong": {answerCode(201, someone), copied, func(o *Options) { o.invalid = errors.New("wrong") }, false, 0, ""},
 		"no certificate":      {answerCode(201, someone), copied, func(o *Options) { _ = os.Remove(o.dir.File(cache.CurrentFile)) }, false, 0, ""},
 		"noted as rejected": {answerCode(201, someone), copied, func(o *Options) {
@@ -50,7 +57,8 @@ func TestDiscardBootstrap(t *testing.T) {
 			t.Parallel()
 			o, api := reviewed(t, c.answer)
 			installPair(t, o.dir, newPair(t, nil))
-			put(t, o.dir, cache.BootstrapFile, []byte(c.content), 0o600)
+			content := []byte(c.content(o))
+			put(t, o.dir, cache.BootstrapFile, content, 0o600)
 			if c.arrange != nil {
 				c.arrange(o)
 			}
@@ -59,7 +67,7 @@ func TestDiscardBootstrap(t *testing.T) {
 				t.Errorf("deleted %v, %v", deleted, err)
 			}
 			data, err := os.ReadFile(o.dir.File(cache.BootstrapFile))
-			if (err != nil) != c.deleted || err == nil && !bytes.Equal(data, []byte(c.content)) {
+			if (err != nil) != c.deleted || err == nil && !bytes.Equal(data, content) {
 				t.Errorf("%q %v", data, err)
 			}
 			if api.calls != c.asked {
