@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"time"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
@@ -31,6 +32,26 @@ type Setup struct {
 	Certs cache.Dir
 	// Exec is the user of a kubelet.conf that is written.
 	Exec Exec
+}
+
+var plainPath = regexp.MustCompile(`^(/[A-Za-z0-9._-]+)+$`)
+
+// Check returns an error unless all paths are absolute, and plain where systemd and the kubelet's command line are to take them as they are. Prepare
+// trusts in that.
+func (s Setup) Check() error {
+	for name, path := range map[string]string{"kubeletKubeconfig": s.Kubeconfig, "kubeletBootstrapKubeconfig": s.Bootstrap} {
+		if !plainPath.MatchString(path) {
+			return fmt.Errorf("%s %.253q: must be an absolute path of letters, digits and . _ - only", name, path)
+		}
+	}
+	for name, path := range map[string]string{
+		"certDir": s.Certs.Path(), "bootstrapKubeconfig": s.Static, "--config": s.Config, "--env-file": s.EnvFile, "--manifests": s.Manifests, "--kubelet-config": s.KubeletConfig,
+	} {
+		if !filepath.IsAbs(path) && (name != "bootstrapKubeconfig" || path != "") {
+			return fmt.Errorf("%s %.253q: must be an absolute path", name, path)
+		}
+	}
+	return nil
 }
 
 // Preparation is what Prepare came to.
@@ -218,9 +239,9 @@ func (p *preparation) writeCopy(copied []byte) error {
 	return p.Certs.Write(cache.BootstrapFile, copied)
 }
 
-// settleKubeconfig writes the kubelet's kubeconfig where there is none, or where kubeadm has since joined the machine to another cluster: of the
-// same one it is left with the server that an operator has put there. It returns false where there is none and nothing that names a cluster: a certificate alone does not, since the machine may have left that cluster
-// with "kubeadm reset". An error says that the kubelet would join without us.
+// settleKubeconfig writes the kubelet's kubeconfig where there is none, or where kubeadm has since joined the machine to another cluster; for the
+// same one it keeps the server that an operator has put there. It returns false where there is none and nothing that names a cluster: a certificate
+// alone does not, since the machine may have left that cluster with "kubeadm reset". An error says that the kubelet would join without us.
 func (p *preparation) settleKubeconfig() (bool, error) {
 	p.Cluster = p.kubeconfig.Cluster
 	wanted, known := p.findCluster()

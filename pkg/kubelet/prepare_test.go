@@ -396,6 +396,38 @@ func TestUnreadableKubeletConf(t *testing.T) {
 	}
 }
 
+func TestCheckSetup(t *testing.T) {
+	if err := newMachine(t).Check(); err != nil {
+		t.Error(err)
+	}
+	named := newMachine(t)
+	if named.Static = "/etc/static credential.conf"; named.Check() != nil {
+		t.Error(named.Check())
+	}
+	for says, change := range map[string]func(*Setup, string){
+		"kubeletKubeconfig":          func(s *Setup, path string) { s.Kubeconfig = path },
+		"kubeletBootstrapKubeconfig": func(s *Setup, path string) { s.Bootstrap = path },
+		"bootstrapKubeconfig":        func(s *Setup, path string) { s.Static = path },
+		"certDir":                    func(s *Setup, path string) { s.Certs = cache.At(path) },
+		"--config":                   func(s *Setup, path string) { s.Config = path },
+		"--env-file":                 func(s *Setup, path string) { s.EnvFile = path },
+		"--manifests":                func(s *Setup, path string) { s.Manifests = path },
+		"--kubelet-config":           func(s *Setup, path string) { s.KubeletConfig = path },
+	} {
+		paths := []string{"etc/kubelet.conf", "./x"}
+		if strings.HasPrefix(says, "kubelet") {
+			paths = append(paths, "", "/etc/a b", "/etc/a --rotate-certificates=true", `/etc/"a"`, "/etc/a'", "/etc/$A", "/etc/a\nB=c", "/etc/a\n", `/etc/a\`, "/")
+		}
+		for _, path := range paths {
+			m := newMachine(t)
+			change(&m.Setup, path)
+			if err := m.Check(); err == nil || !strings.HasPrefix(err.Error(), says+" ") {
+				t.Errorf("%s %q: %v", says, path, err)
+			}
+		}
+	}
+}
+
 // Links in the place of what is written are replaced or refused, never followed.
 func TestPrepareFollowsNoLink(t *testing.T) {
 	m := newMachine(t)

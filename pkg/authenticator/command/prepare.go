@@ -52,6 +52,9 @@ it waits for that, and fails if it does not come.`,
 // prepare fails only where the kubelet must not start, or where a worker node has not got its first certificate: later it says what is wrong, and
 // the kubelet lives on with the certificate that it has.
 func (i *invocation) prepare(ctx context.Context, config authenticator.Config, loadErr error, setup kubelet.Setup) error {
+	if err := setup.Check(); err != nil {
+		return &authenticator.Failure{Reason: authenticator.Configuration, Hint: "see --help and docs/configuration.md for what each setting may be", Err: err}
+	}
 	p, err := kubelet.Prepare(setup, func(line string) { i.tell("%s", line) })
 	for _, problem := range p.Problems {
 		i.say(notWritten(problem))

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -80,6 +81,24 @@ func TestPrepareWithABrokenConfigurationFile(t *testing.T) {
 	call(t, "", prepare...).said(t, 10, "config.yaml")
 	n.write(t, "etc/kubelet.conf", bootstrapConf)
 	call(t, "", prepare...).said(t, 0, "is left alone")
+}
+
+// What goes into the kubelet's environment file and onto its command line is looked at before anything is written.
+func TestPrepareWithPathsThatAreNotPlain(t *testing.T) {
+	n, prepare := joining(t)
+	before := tree(t, n.root)
+	for _, flag := range []string{"--kubelet-kubeconfig=" + n.root + "/etc/kubelet.conf --v=9", "--cert-dir=certs", "--env-file=kubelet.env"} {
+		call(t, "", append(slices.Clone(prepare), flag)...).said(t, 10, "must be an absolute path")
+	}
+	if after := tree(t, n.root); after != before {
+		t.Errorf("it changed\n%s\nto\n%s", before, after)
+	}
+	n.write(t, "config.yaml", configHead+"kubeletKubeconfig: '"+n.root+"/etc/a b'\n{")
+	prepare = slices.DeleteFunc(prepare, func(arg string) bool { return strings.HasPrefix(arg, "--kubelet-kubeconfig=") })
+	call(t, "", prepare...).said(t, 10, "kubeletKubeconfig")
+	if _, err := os.Stat(n.root + "/run/kubelet.env"); err == nil {
+		t.Error("there is an environment file")
+	}
 }
 
 func TestPrepareFails(t *testing.T) {
