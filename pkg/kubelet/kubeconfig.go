@@ -238,6 +238,16 @@ func RenderKubeconfig(cluster cache.Origin, exec Exec) ([]byte, error) {
 	}})
 }
 
+// withCommand returns the file with another command in its exec user, and all else as it is.
+func (k *Kubeconfig) withCommand(command string) ([]byte, error) {
+	config, err := clientcmd.Load(k.content)
+	if err != nil {
+		return nil, fmt.Errorf("%s: cannot be read as a kubeconfig", k.Path)
+	}
+	config.AuthInfos[config.Contexts[config.CurrentContext].AuthInfo].Exec.Command = command // it is there: that is what Ours means
+	return clientcmd.Write(*config)
+}
+
 func write(clusterName, userName string, cluster cache.Origin, user *clientcmdapi.AuthInfo) ([]byte, error) {
 	config := clientcmdapi.NewConfig()
 	config.Clusters[clusterName] = &clientcmdapi.Cluster{

@@ -249,6 +249,7 @@ func (p *preparation) settleKubeconfig() (bool, error) {
 	case p.kubeconfig.Kind == Missing && !known:
 		return false, errors.Join(p.bootstrap.Problem, p.bootstrap.ClusterProblem)
 	case p.kubeconfig.Kind == Ours && (!p.fresh || !known || p.kubeconfig.ClusterProblem == nil && p.kubeconfig.Cluster.SameCluster(wanted)):
+		p.mendCommand()
 		return true, nil
 	}
 	content, err := RenderKubeconfig(wanted, p.Exec)
@@ -265,6 +266,23 @@ func (p *preparation) settleKubeconfig() (bool, error) {
 	p.Cluster = wanted
 	p.say(fmt.Sprintf("wrote %s, for the cluster at %.253s", p.Kubeconfig, wanted.Server))
 	return true, nil
+}
+
+// mendCommand names this program in a kubelet.conf of ours whose command an upgrade has taken away: it was written as the file that a link led to then.
+func (p *preparation) mendCommand() {
+	gone := p.kubeconfig.Command
+	if !p.kubeconfig.Alone || !filepath.IsAbs(gone) || gone == p.Exec.Command || exists(gone) {
+		return
+	}
+	content, err := p.kubeconfig.withCommand(p.Exec.Command)
+	if err == nil {
+		_, err = WriteKubeconfig(p.Kubeconfig, content, p.Exec.Command)
+	}
+	if err != nil {
+		p.Problems = append(p.Problems, err)
+		return
+	}
+	p.say(fmt.Sprintf("wrote %s, with %s: there is no %.253s any more", p.Kubeconfig, p.Exec.Command, gone))
 }
 
 // findCluster returns the cluster to join: kubeadm's word first, then the operator's, then the copy.

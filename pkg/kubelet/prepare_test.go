@@ -167,7 +167,8 @@ func enablings(t *testing.T) map[string]enabling {
 			false, here, "two", 0, []string{"copied"}},
 		"an operator has given it another server": {func(m *machine) { joined(m); m.must(os.Remove(m.Kubeconfig)); ours(m, moved) }, true, moved, "one", 0, nil},
 		"an operator's own kubelet.conf with us": {func(m *machine) {
-			user := execUser("/opt/acme/kubelet-authenticator-acme")
+			user := execUser(m.root + "/kubelet-authenticator-acme")
+			m.put(user.Exec.Command, nil)
 			user.Exec.Args = []string{"--provider=acme"}
 			m.put(m.Kubeconfig, kubeconfig(t, here, user))
 			bootstrap(m, here, "one")
@@ -285,6 +286,53 @@ func (m *machine) check(c enabling, p Preparation) {
 	}
 	if info, err := os.Lstat(m.Certs.Path()); err == nil && info.Mode().Perm() != 0o700 {
 		m.t.Errorf("certificate directory: mode %s", info.Mode())
+	}
+}
+
+// Where the program was behind a link, an upgrade leaves a kubelet.conf that names a file which is gone.
+func TestPrepareAfterAnUpgrade(t *testing.T) {
+	cluster := newCluster(t, "https://10.0.0.1:6443")
+	more := "users:\n- name: more\n  user: {}\n"
+	for name, c := range map[string]struct {
+		command func(*machine) string
+		more    bool
+		mended  bool
+	}{
+		"gone": {func(m *machine) string { return m.root + "/1.0/kubelet-authenticator" }, false, true},
+		"still there": {func(m *machine) string {
+			m.put(m.root+"/1.0/kubelet-authenticator", nil)
+			return m.root + "/1.0/kubelet-authenticator"
+		}, false, false},
+		"found by PATH":               {func(*machine) string { return "kubelet-authenticator" }, false, false},
+		"this one, although gone":     {func(*machine) string { return program }, false, false},
+		"gone, and the file has more": {func(m *machine) string { return m.root + "/1.0/kubelet-authenticator" }, true, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t)
+			m.enrolled(cluster)
+			user := execUser(c.command(m))
+			user.Exec.Args, user.Exec.Env = []string{"--provider=acme"}, []clientcmdapi.ExecEnvVar{{Name: "A", Value: "b"}}
+			data := string(kubeconfig(t, cluster, user))
+			if c.more {
+				data = strings.Replace(data, "users:\n", more, 1)
+			}
+			m.put(m.Kubeconfig, []byte(data))
+			want := data
+			if c.mended {
+				want = strings.Replace(data, user.Exec.Command, program, 1)
+			}
+			for _, lines := range []int{2, 0} {
+				if !c.mended && lines > 0 {
+					lines--
+				}
+				if p := m.prepare(); !p.Enabled || len(p.Problems) > 0 || len(m.said) != lines {
+					t.Errorf("%+v %q", p, m.said)
+				}
+				if got := m.read(m.Kubeconfig); got != want {
+					t.Errorf("%s\nnot\n%s", got, want)
+				}
+			}
+		})
 	}
 }
 
