@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package doctor examines a node for whatever keeps it from getting, or from using, an attested certificate. It changes nothing on disk, files
-// no request, and shows no secret. docs/doctor.md has the checks.
+// Package doctor examines a node for whatever keeps it from getting, or from using, an attested certificate. It changes nothing on disk, but
+// that the provider may create the TPM's lock file, and the runtime directory for it: without the lock it would disturb a worker. It files no
+// request, and shows no secret. docs/doctor.md has the checks.
 package doctor
 
 import (

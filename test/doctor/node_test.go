@@ -24,6 +24,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/doctor"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/tpm"
 	verifier "github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/attestor"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
@@ -211,23 +212,21 @@ func (n *node) requests() []string {
 	return names
 }
 
-// tree describes all the node's files but those in the runtime directory, where the TPM's lock is.
+// tree describes all the node's files but the TPM's lock. The directory that this is in may appear, and nothing else in it.
 func (n *node) tree() string {
 	n.t.Helper()
 	var out strings.Builder
+	run := filepath.Join(n.home, "run")
 	err := filepath.WalkDir(n.home, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
+		if path == n.home || path == run || path == filepath.Join(run, tpm.LockFile) {
+			return nil
+		}
 		info, err := entry.Info()
 		if err != nil {
 			return err
-		}
-		if entry.IsDir() && (entry.Name() == "run" || path == n.home) {
-			if path == n.home {
-				return nil // "run" may appear in it
-			}
-			return fs.SkipDir
 		}
 		_, _ = fmt.Fprintln(&out, path, info.Mode(), info.ModTime(), info.Size())
 		return nil

@@ -18,8 +18,9 @@ func (i *invocation) doctorCommand() *cobra.Command {
 	var output string
 	c := &cobra.Command{
 		Use:   "doctor",
-		Short: "Examine the node: TPM, files, clock, API server, signer, and the running kubelet; change nothing",
-		Long: `Examine the node for whatever keeps it from getting, or from using, an attested certificate. Nothing is changed, and no request is filed.
+		Short: "Examine the node: TPM, files, clock, API server, signer, and the running kubelet",
+		Long: `Examine the node for whatever keeps it from getting, or from using, an attested certificate. No request is filed. Nothing on disk
+is changed, but that the TPM's lock file, and the runtime directory for it, are created where they are missing.
 It works without root, and says what it could not see. Give it the flags that the kubelet's kubeconfig gives the plugin.
 
 It exits with 0 unless a check failed: a warning is none.`,

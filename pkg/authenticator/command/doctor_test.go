@@ -99,3 +99,13 @@ func TestDoctorForAPerson(t *testing.T) {
 		t.Errorf("%d lines for %d checks, exit code %d:\n%s", checks, len(doctor.Checks()), o.code, o.stdout)
 	}
 }
+
+// The help is honest about the one thing that is written.
+func TestDoctorHelp(t *testing.T) {
+	o := call(t, "", "doctor", "--help")
+	for _, says := range []string{"No request is filed", "TPM's lock file, and the runtime directory"} {
+		if !strings.Contains(o.stdout, says) || o.code != 0 {
+			t.Errorf("exit code %d, no %q in\n%s", o.code, says, o.stdout)
+		}
+	}
+}
