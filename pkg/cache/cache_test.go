@@ -516,6 +516,22 @@ func TestCleanRemovesTemporariesOnly(t *testing.T) {
 	}
 }
 
+// Without the lock, what another process may be writing stays.
+func TestCleanFileLeavesWhatIsUnderWay(t *testing.T) {
+	d := At(t.TempDir())
+	for name, age := range map[string]time.Duration{"1": 0, "2": underWay / 2, "3": underWay + time.Second, "4": -2 * underWay} {
+		path := d.File(".a" + tempMark + name)
+		if err := errors.Join(os.WriteFile(path, nil, 0o600), os.Chtimes(path, time.Time{}, time.Now().Add(-age))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d.CleanFile("a")
+	left, err := filepath.Glob(d.File(".a*"))
+	if err != nil || len(left) != 2 || !strings.HasSuffix(left[0], "1") || !strings.HasSuffix(left[1], "2") {
+		t.Errorf("left: %q, %v", left, err)
+	}
+}
+
 // What could not be read again is not written.
 func TestOversizeIsNotWritten(t *testing.T) {
 	_, lock := lockedDir(t)

@@ -191,14 +191,22 @@ func (d Dir) Write(name string, data []byte) (err error) {
 	return d.sync()
 }
 
-// CleanFile removes what a crash in the middle of a Write of that file left behind.
-func (d Dir) CleanFile(name string) {
+// underWay is the age up to which a half-written file may be somebody's who is writing it.
+const underWay = time.Minute
+
+// CleanFile removes what a crash in the middle of a Write of that file left behind. It needs no lock: what may be under way is left alone.
+func (d Dir) CleanFile(name string) { d.clean(name, underWay) }
+
+// clean removes half-written files of at least an age.
+func (d Dir) clean(name string, age time.Duration) {
 	leftovers, err := filepath.Glob(d.File("." + name + tempMark + "*"))
 	if err != nil {
 		return
 	}
 	for _, path := range leftovers {
-		_ = os.Remove(path) // worth no failure: the next one tries again
+		if info, err := os.Lstat(path); err == nil && time.Since(info.ModTime()).Abs() >= age {
+			_ = os.Remove(path) // worth no failure: the next one tries again
+		}
 	}
 }
 

@@ -80,7 +80,7 @@ func (l *Lock) taken(ok bool, err error) (*Lock, error) {
 func (l *Lock) Unlock() { _ = l.flock.Close() }
 
 // Clean removes what a crash in the middle of a write left behind.
-func (l *Lock) Clean() { l.dir.CleanFile("*") }
+func (l *Lock) Clean() { l.dir.clean("*", 0) }
 
 // NameWorker writes down which process is the worker; the zero ID is none yet.
 func (l *Lock) NameWorker(id process.ID) error {

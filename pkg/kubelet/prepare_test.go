@@ -444,6 +444,29 @@ func TestUnreadableKubeletConf(t *testing.T) {
 	}
 }
 
+// Two at once do not take each other's half-written files away.
+func TestPrepareBesideAnother(t *testing.T) {
+	cluster := newCluster(t, "https://10.0.0.1:6443")
+	for range 50 {
+		m := newMachine(t)
+		m.put(m.Bootstrap, kubeconfig(t, cluster, token("one")))
+		m.must(m.Certs.Create())
+		failed := make(chan error)
+		for range 4 {
+			go func() {
+				p, err := Prepare(m.Setup, func(string) {})
+				failed <- errors.Join(append(p.Problems, err)...)
+			}()
+		}
+		for range 4 {
+			if err := <-failed; err != nil {
+				t.Error(err)
+			}
+		}
+		m.check(enabling{cluster: cluster, copied: "one"}, Preparation{Cluster: cluster})
+	}
+}
+
 func TestCheckSetup(t *testing.T) {
 	if err := newMachine(t).Check(); err != nil {
 		t.Error(err)
