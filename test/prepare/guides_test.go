@@ -87,6 +87,8 @@ func TestWithoutKubeadmDocument(t *testing.T) {
 		const name = "self-made-held-back"
 		d := newUnjoined(t, config[1], name)
 		d.write("/etc/kubernetes/.keep", "")
+		d.run(prepare).want(t, 0, "there is no "+kubelet.ConfigFile+" yet", "the kubelet starts without kubelet-authenticator")
+		d.write(kubelet.ConfigFile, config[0])
 		d.run(prepare).want(t, 0, "wrote "+kubelet.KubeconfigFile, "wrote "+kubelet.EnvFile, "system:node:"+name+" has a certificate")
 		if !d.has(staticFile) || d.has(filepath.Join(cache.DefaultPath, cache.BootstrapFile)) {
 			t.Error("the static credential is gone, or was copied")

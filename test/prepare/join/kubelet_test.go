@@ -114,6 +114,7 @@ func TestSandbox(t *testing.T) {
 		"/etc/systemd/system/no-run.service":    strings.Replace(sandbox, run, "", 1) + commands,
 		"/etc/systemd/system/outside.service":   sandbox + "Type=oneshot\nExecStart=touch /var/lib/outside\n",
 		"/etc/kubernetes/manifests/.keep":       "",
+		kubelet.ConfigFile:                      config[0],
 	})
 	must(t, m.WriteFile(staticFile, c.bootstrapToken(t), 0o600))
 	for _, row := range []struct {
