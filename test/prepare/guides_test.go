@@ -88,8 +88,9 @@ func TestWithoutKubeadmDocument(t *testing.T) {
 		d := newUnjoined(t, config[1], name)
 		d.write("/etc/kubernetes/.keep", "")
 		d.run(prepare).want(t, 0, "there is no "+kubelet.ConfigFile+" yet", "the kubelet starts without kubelet-authenticator")
-		d.write(kubelet.ConfigFile, config[0])
-		d.run(prepare).want(t, 0, "wrote "+kubelet.KubeconfigFile, "wrote "+kubelet.EnvFile, "system:node:"+name+" has a certificate")
+		const own = "/etc/kubernetes/kubelet.yaml"
+		d.write(own, config[0])
+		d.run(strings.TrimSpace(prepare)+" --kubelet-config="+own).want(t, 0, "wrote "+kubelet.KubeconfigFile, "wrote "+kubelet.EnvFile, "system:node:"+name+" has a certificate")
 		if !d.has(staticFile) || d.has(filepath.Join(cache.DefaultPath, cache.BootstrapFile)) {
 			t.Error("the static credential is gone, or was copied")
 		}
