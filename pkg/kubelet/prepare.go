@@ -129,23 +129,25 @@ func (p *preparation) whyNot() (string, error) {
 		return "", p.kubeconfig.Problem
 	}
 	p.bootstrap = ReadKubeconfig(p.Bootstrap, p.Exec.Command)
-	if p.kubeconfig.Kind == Unreadable && p.isJoined() {
+	if p.kubeconfig.Kind == Unreadable && (p.isJoined() || p.hasStatic()) {
 		return "", p.kubeconfig.Problem // it may be ours, torn or with another mode
 	}
 	if p.kubeconfig.Kind != Missing && p.kubeconfig.Kind != Ours {
 		p.Foreign = true
 		return (&ForeignError{p.kubeconfig}).Error(), nil
 	}
-	if p.isJoined() {
-		return "", nil
-	}
 	switch {
-	case p.Static == "" || !exists(p.Static):
-		return "there is neither a bootstrap kubeconfig nor a certificate yet", nil
-	case !exists(p.KubeletConfig):
+	case p.isJoined() || p.hasStatic():
+		return "", nil
+	case p.Static != "" && exists(p.Static):
 		return fmt.Sprintf("there is no %s yet, nor a bootstrap kubeconfig but %s", p.KubeletConfig, p.Static), nil
 	}
-	return "", nil
+	return "there is neither a bootstrap kubeconfig nor a certificate yet", nil
+}
+
+// hasStatic reports whether the static credential counts: not on a machine that kubeadm is yet to join, or has reset.
+func (p *preparation) hasStatic() bool {
+	return p.Static != "" && exists(p.Static) && exists(p.KubeletConfig)
 }
 
 // isJoined reports whether the machine is being joined to a cluster, or has been.
@@ -291,8 +293,8 @@ func (p *preparation) findCluster() (cache.Origin, bool) {
 		return p.bootstrap.Cluster, true
 	}
 	for _, path := range []string{p.Static, p.Certs.File(cache.BootstrapFile)} {
-		if path == "" || path == p.Static && !exists(p.KubeletConfig) {
-			continue // or kubeadm has reset the machine, and is to join it again
+		if path == p.Static && !p.hasStatic() {
+			continue
 		}
 		if k := ReadKubeconfig(path, p.Exec.Command); k.usable() {
 			return k.Cluster, true

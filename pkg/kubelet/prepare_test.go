@@ -402,6 +402,10 @@ func TestUnreadableKubeletConf(t *testing.T) {
 		"joining": func(m *machine) { m.put(m.Bootstrap, kubeconfig(t, cluster, token("one"))) },
 		"copied":  func(m *machine) { m.put(m.Certs.File(cache.BootstrapFile), kubeconfig(t, cluster, token("one"))) },
 		"joined":  func(m *machine) { m.enrolled(cluster) },
+		"static": func(m *machine) {
+			m.Static = filepath.Join(m.root, "static.conf")
+			m.put(m.Static, kubeconfig(t, cluster, token("static")))
+		},
 	}
 	for name, c := range map[string]struct {
 		arrange func(*machine)
