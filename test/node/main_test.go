@@ -6,8 +6,6 @@ package node
 
 import (
 	"context"
-	"flag"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -19,8 +17,6 @@ import (
 
 const (
 	module = "../.."
-	// programsVariable names the folder with what was built, for the tests in their namespaces.
-	programsVariable = "KUBELET_AUTHENTICATOR_TEST_PROGRAMS"
 	// kubeletsVariable asks for kubelets of other versions, too: folders of test/components, such as "v1.34". A cold build takes minutes.
 	kubeletsVariable = "KUBELET_AUTHENTICATOR_TEST_KUBELETS"
 )
@@ -36,46 +32,18 @@ type programs struct {
 var built programs
 
 func TestMain(m *testing.M) {
-	code, err := runAll(m)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "node:", err)
-		code = 1
+	build := func(ctx context.Context, dir string) error {
+		made := programsIn(dir)
+		if err := testbed.GoBuild(ctx, module, made.plugin, "./cmd/kubelet-authenticator"); err != nil {
+			return err
+		}
+		return controllerprocess.Build(ctx, module, made.controller)
 	}
-	os.Exit(code)
-}
-
-func runAll(m *testing.M) (code int, err error) {
-	switch {
-	case os.Geteuid() != 0:
-		fmt.Fprintln(os.Stderr, "node: SKIPPED, NO TEST WITH A REAL KUBELET HAS RUN: a kubelet and its namespaces need root")
-		return 0, nil
-	case testbed.Isolated():
-		return runIsolated(m)
-	}
-	// In its namespaces nothing can be downloaded, so all is built before.
-	ctx := context.Background()
-	dir, err := os.MkdirTemp("", "node-")
-	if err != nil {
-		return 0, err
-	}
-	defer func() { _ = os.RemoveAll(dir) }()
-	if _, err := testbed.Build(ctx, os.Stderr); err != nil {
-		return 0, err
-	}
-	made := programsIn(dir)
-	if err := made.buildKubernetes(ctx); err != nil {
-		return 0, err
-	}
-	if err := testbed.GoBuild(ctx, module, made.plugin, "./cmd/kubelet-authenticator"); err != nil {
-		return 0, err
-	}
-	if err := controllerprocess.Build(ctx, module, made.controller); err != nil {
-		return 0, err
-	}
-	if err := os.Setenv(programsVariable, dir); err != nil {
-		return 0, err
-	}
-	return testbed.Isolate()
+	// As many tests at once as there are.
+	os.Exit(testbed.MainIsolated(m, 16, build, func(ctx context.Context, dir string) error {
+		built = programsIn(dir)
+		return built.buildKubernetes(ctx)
+	}))
 }
 
 func programsIn(dir string) programs {
@@ -96,20 +64,4 @@ func (p *programs) buildKubernetes(ctx context.Context) (err error) {
 	}
 	p.kubeadm, err = testbed.BuildKubeadm(ctx, os.Stderr)
 	return err
-}
-
-func runIsolated(m *testing.M) (code int, err error) {
-	if err := testbed.EnterIsolation(); err != nil {
-		return 0, err
-	}
-	built = programsIn(os.Getenv(programsVariable))
-	if err := built.buildKubernetes(context.Background()); err != nil {
-		return 0, err
-	}
-	// The tests mostly wait: as many at once as there are, whatever the number of processors.
-	flag.Parse()
-	if err := flag.Set("test.parallel", "16"); err != nil {
-		return 0, err
-	}
-	return m.Run(), nil
 }

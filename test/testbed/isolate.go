@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 )
@@ -25,6 +26,7 @@ func Isolated() bool { return os.Getenv(isolatedVariable) != "" }
 //
 // In there, call EnterIsolation first.
 func Isolate() (code int, err error) {
+	raiseInotify()
 	// The parent whose death is watched is a thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -45,6 +47,30 @@ func Isolate() (code int, err error) {
 		return 0, fmt.Errorf("run in namespaces of its own: %w", err)
 	}
 	return 0, nil
+}
+
+const (
+	inotifyFile = "/proc/sys/fs/inotify/max_user_instances"
+	// inotifyInstances is what a dozen machines with systemd and kubelets need; the kernel's default is 128 for all of root's together, and a kubelet that
+	// gets none ends.
+	inotifyInstances = 1024
+)
+
+// raiseInotify lets more files be watched at once, until the next boot: no namespace has this for itself. It is the one thing that is changed outside, and
+// not put back, since others may run.
+func raiseInotify() {
+	content, err := os.ReadFile(inotifyFile)
+	if err != nil {
+		return
+	}
+	if limit, err := strconv.Atoi(strings.TrimSpace(string(content))); err != nil || limit >= inotifyInstances {
+		return
+	}
+	if err := os.WriteFile(inotifyFile, []byte(strconv.Itoa(inotifyInstances)), 0); err != nil {
+		fmt.Fprintf(os.Stderr, "testbed: %s stays at %s, which may be too few for kubelets: %v\n", inotifyFile, strings.TrimSpace(string(content)), err)
+		return
+	}
+	fmt.Fprintf(os.Stderr, "testbed: raised fs.inotify.max_user_instances to %d until the next boot\n", inotifyInstances)
 }
 
 // EnterIsolation makes the namespaces usable: loopback, /proc, and what a kubelet would change of the whole machine.

@@ -5,8 +5,10 @@ package testbed
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
+	"strconv"
 )
 
 // Main is for the TestMain of a package whose tests share one control plane, which exits with the code that it returns. It starts the control plane,
@@ -36,4 +38,59 @@ func runMain(tests interface{ Run() int }, setUp func(context.Context, *ControlP
 		return 0, err
 	}
 	return tests.Run(), nil
+}
+
+// programsVariable names the folder with what was built, for the tests in their namespaces.
+const programsVariable = "KUBELET_AUTHENTICATOR_TEST_PROGRAMS"
+
+// MainIsolated is for the TestMain of a package that starts real kubelets, which exits with the code that it returns. It runs the tests in
+// namespaces of their own, parallel of them at once, since they mostly wait. Nothing can be downloaded there, so all is built before: build puts the
+// product's programs into a folder, and find, which is called here and there, builds what a node has of Kubernetes, or finds it, and takes the
+// programs from the folder. Without root no test is run, and that is said.
+func MainIsolated(tests interface{ Run() int }, parallel int, build, find func(ctx context.Context, dir string) error) int {
+	code, err := runMainIsolated(tests, parallel, build, find)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "testbed:", err)
+		return 1
+	}
+	return code
+}
+
+func runMainIsolated(tests interface{ Run() int }, parallel int, build, find func(context.Context, string) error) (code int, err error) {
+	ctx := context.Background()
+	switch {
+	case os.Geteuid() != 0:
+		fmt.Fprintf(os.Stderr, "%s: SKIPPED, NO TEST WITH A REAL KUBELET HAS RUN: a kubelet and its namespaces need root\n", os.Args[0])
+		return 0, nil
+	case Isolated():
+		if err := EnterIsolation(); err != nil {
+			return 0, err
+		}
+		if err := find(ctx, os.Getenv(programsVariable)); err != nil {
+			return 0, err
+		}
+		flag.Parse()
+		if err := flag.Set("test.parallel", strconv.Itoa(parallel)); err != nil {
+			return 0, err
+		}
+		return tests.Run(), nil
+	}
+	dir, err := os.MkdirTemp("", "programs-")
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	if _, err := Build(ctx, os.Stderr); err != nil {
+		return 0, err
+	}
+	if err := find(ctx, dir); err != nil {
+		return 0, err
+	}
+	if err := build(ctx, dir); err != nil {
+		return 0, err
+	}
+	if err := os.Setenv(programsVariable, dir); err != nil {
+		return 0, err
+	}
+	return Isolate()
 }

@@ -10,7 +10,6 @@ import (
 	"crypto/x509"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -31,8 +30,6 @@ import (
 
 const (
 	module = "../../.."
-	// pluginVariable names what was built, for the tests in their namespaces.
-	pluginVariable = "KUBELET_AUTHENTICATOR_TEST_PLUGIN"
 
 	pluginFile = "/usr/bin/kubelet-authenticator"
 	configFile = "/etc/kubelet-authenticator/config.yaml"
@@ -51,68 +48,17 @@ var built struct {
 }
 
 func TestMain(m *testing.M) {
-	code, err := runAll(m)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "doctor/kubeadm:", err)
-		code = 1
+	build := func(ctx context.Context, dir string) error {
+		return testbed.GoBuild(ctx, module, filepath.Join(dir, "kubelet-authenticator"), "./cmd/kubelet-authenticator")
 	}
-	os.Exit(code)
-}
-
-func runAll(m *testing.M) (code int, err error) {
-	ctx := context.Background()
-	switch {
-	case os.Geteuid() != 0:
-		fmt.Fprintln(os.Stderr, "doctor/kubeadm: SKIPPED, NO TEST WITH A REAL KUBELET HAS RUN: a kubelet and its namespaces need root")
-		return 0, nil
-	case testbed.Isolated():
-		return runIsolated(ctx, m)
-	}
-	// In its namespaces nothing can be downloaded, so all is built before.
-	dir, err := os.MkdirTemp("", "doctor-kubeadm-")
-	if err != nil {
-		return 0, err
-	}
-	defer func() { _ = os.RemoveAll(dir) }()
-	if _, err := testbed.Build(ctx, os.Stderr); err != nil {
-		return 0, err
-	}
-	if err := buildKubernetes(ctx); err != nil {
-		return 0, err
-	}
-	plugin := filepath.Join(dir, "kubelet-authenticator")
-	if err := testbed.GoBuild(ctx, module, plugin, "./cmd/kubelet-authenticator"); err != nil {
-		return 0, err
-	}
-	if err := os.Setenv(pluginVariable, plugin); err != nil {
-		return 0, err
-	}
-	return testbed.Isolate()
-}
-
-// buildKubernetes builds what a node has of Kubernetes, or finds it where it was built before.
-func buildKubernetes(ctx context.Context) (err error) {
-	if built.kubelet, err = testbed.BuildKubelet(ctx, os.Stderr); err != nil {
+	os.Exit(testbed.MainIsolated(m, 8, build, func(ctx context.Context, dir string) (err error) {
+		built.plugin = filepath.Join(dir, "kubelet-authenticator")
+		if built.kubelet, err = testbed.BuildKubelet(ctx, os.Stderr); err != nil {
+			return err
+		}
+		built.kubeadm, err = testbed.BuildKubeadm(ctx, os.Stderr)
 		return err
-	}
-	built.kubeadm, err = testbed.BuildKubeadm(ctx, os.Stderr)
-	return err
-}
-
-func runIsolated(ctx context.Context, m *testing.M) (code int, err error) {
-	if err := testbed.EnterIsolation(); err != nil {
-		return 0, err
-	}
-	if err := buildKubernetes(ctx); err != nil {
-		return 0, err
-	}
-	built.plugin = os.Getenv(pluginVariable)
-	// The tests mostly wait.
-	flag.Parse()
-	if err := flag.Set("test.parallel", "8"); err != nil {
-		return 0, err
-	}
-	return m.Run(), nil
+	}))
 }
 
 // cluster is one as "kubeadm init" makes it, with the bindings that approve without attestation.
