@@ -6,6 +6,7 @@ package main
 import (
 	"os"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/clusterapi"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/command"
 )
 
@@ -13,5 +14,5 @@ import (
 var version, commit = "devel", "unknown"
 
 func main() {
-	os.Exit(command.Program{Version: version, Commit: commit}.Main())
+	os.Exit(command.Program{Version: version, Commit: commit, Management: clusterapi.Management{}}.Main())
 }

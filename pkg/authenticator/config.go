@@ -11,7 +11,6 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/yaml"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/strict"
@@ -100,7 +99,7 @@ func LoadConfig(path string, optional bool) (Config, error) {
 	if err := ParseConfig(data, &c); err != nil {
 		c = DefaultConfig()
 		findPaths(data, &c)
-		return c, &Failure{Configuration, "see docs/configuration.md for the fields of " + configKind, fmt.Errorf("configuration file %s: %w", path, err)}
+		return c, &Failure{Configuration, "see kubelet-authenticator-config(5), docs/configuration.md, for the fields of " + configKind, fmt.Errorf("configuration file %s: %w", path, err)}
 	}
 	return c, nil
 }
@@ -144,21 +143,3 @@ func ParseConfig(data []byte, into *Config) error {
 
 // oneLine folds a library's error of several lines.
 func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
-
-// checkSignerName applies the API server's rule: a domain of two segments or more, a slash, a path (certificates.k8s.io/v1,
-// spec.signerName).
-func checkSignerName(name string) error {
-	domain, path, _ := strings.Cut(name, "/")
-	wrong := !strings.Contains(domain, ".") || len(validation.IsDNS1123Subdomain(domain)) > 0
-	for label := range strings.SplitSeq(domain, ".") {
-		wrong = wrong || len(validation.IsDNS1123Label(label)) > 0
-	}
-	for label := range strings.SplitSeq(path, ".") {
-		wrong = wrong || len(validation.IsDNS1123Subdomain(label)) > 0
-	}
-	// A path may hold a name and a namespace.
-	if wrong || len(path) > validation.DNS1123SubdomainMaxLength+validation.DNS1123LabelMaxLength+1 {
-		return fmt.Errorf("signerName %.253q: must be like example.com/name, the domain with a dot, in lower case", name)
-	}
-	return nil
-}

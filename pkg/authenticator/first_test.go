@@ -56,7 +56,8 @@ func TestDiscardBootstrap(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			o, api := reviewed(t, c.answer)
-			installPair(t, o.dir, newPair(t, nil))
+			pair := newPair(t, nil)
+			installPair(t, o.dir, pair)
 			content := []byte(c.content(o))
 			put(t, o.dir, cache.BootstrapFile, content, 0o600)
 			if c.arrange != nil {
@@ -70,8 +71,8 @@ func TestDiscardBootstrap(t *testing.T) {
 			if (err != nil) != c.deleted || err == nil && !bytes.Equal(data, content) {
 				t.Errorf("%q %v", data, err)
 			}
-			if api.calls != c.asked {
-				t.Errorf("the API server was asked %d times", api.calls)
+			if calls := api.seen(t, pair.Leaf.Raw); calls != c.asked {
+				t.Errorf("the API server was asked %d times", calls)
 			}
 			if state, err := o.dir.State(); err == nil && (state.SpentBootstrap != "") != c.deleted {
 				t.Errorf("state: %+v", state)

@@ -82,7 +82,7 @@ func NewOptions(c Config, providers []provider.Factory, exec ExecInfo) (Options,
 		now:                 time.Now,
 	}
 	if err := o.check(c, providers); err != nil {
-		o.invalid = &Failure{Configuration, "see --help and docs/configuration.md for what each setting may be", err}
+		o.invalid = &Failure{Configuration, "see --help and kubelet-authenticator-config(5), docs/configuration.md, for what each setting may be", err}
 	}
 	return o, o.invalid
 }
@@ -130,7 +130,7 @@ func (o *Options) check(c Config, providers []provider.Factory) error {
 	if o.signerName == "" {
 		o.signerName = o.provider.SignerName()
 	}
-	return checkSignerName(o.signerName)
+	return csr.CheckSignerName("signerName", o.signerName)
 }
 
 func (o *Options) makeProvider(c Config, providers []provider.Factory) error {

@@ -16,7 +16,6 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -51,6 +50,8 @@ func (c *Controller) act(ctx context.Context, object *certificatesv1.Certificate
 		return ctrl.Result{}, c.approve(ctx, object, f, d)
 	case verifier.Sign:
 		return c.sign(ctx, object, f, d)
+	case verifier.SignServing:
+		return ctrl.Result{}, c.signServing(ctx, object, f, d)
 	case verifier.ApproveServing:
 		return ctrl.Result{}, c.pass(ctx, object, ReasonServing, "the machine that has attested has these addresses, as was verified by "+Name)
 	case verifier.ApproveUnattested:
@@ -120,18 +121,14 @@ func (c *Controller) fail(ctx context.Context, object *certificatesv1.Certificat
 // approve writes the record, which is the lock: of two requests that both might pass, one is named in it. Then it approves.
 func (c *Controller) approve(ctx context.Context, object *certificatesv1.CertificateSigningRequest, f *found, d verifier.Decision) error {
 	record := f.recordFor(d.Grant.Record.Machine)
-	isNew := record == nil
-	if isNew {
-		record = &v1alpha1.NodeAttestation{ObjectMeta: metav1.ObjectMeta{Namespace: c.Namespace, Name: recordName(d.Grant.Record)}}
+	if record == nil {
+		var err error
+		if record, err = c.records.make(d.Grant.Record); err != nil {
+			return err
+		}
 	}
 	writeRecord(record, d.Grant.Record, object, f.input.Hello, f.input.Now)
-	var err error
-	if isNew {
-		err = c.client.Create(ctx, record)
-	} else {
-		err = c.client.Update(ctx, record)
-	}
-	if err != nil {
+	if err := c.records.write(ctx, record); err != nil {
 		return err
 	}
 	c.turns.machineHas(d.Grant.Record.Machine.Name, f.input.Now)
@@ -151,13 +148,7 @@ func (c *Controller) sign(ctx context.Context, object *certificatesv1.Certificat
 	if err != nil {
 		return ctrl.Result{}, err // it was there a moment ago
 	}
-	limits := c.Limits
-	if most := d.Grant.MaxLifetime; most > 0 {
-		limits.Max, limits.Default = min(limits.Max, most), min(limits.Default, most)
-	}
-	chain, err := signing.Issue(ca, signing.Grant{
-		NodeName: d.Grant.NodeName, PublicKey: d.Grant.PublicKey, ExpirationSeconds: object.Spec.ExpirationSeconds,
-	}, limits, f.input.Now, rand.Reader)
+	chain, err := signing.Issue(ca, grantOf(object, d), c.limits(d), f.input.Now, rand.Reader)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
@@ -168,15 +159,48 @@ func (c *Controller) sign(ctx context.Context, object *certificatesv1.Certificat
 	if err := noteCertificate(record, object, chain, f.input.Now); err != nil {
 		return ctrl.Result{}, err
 	}
-	if err := c.client.Update(ctx, record); err != nil {
+	if err := c.records.write(ctx, record); err != nil {
 		return ctrl.Result{}, err
 	}
-	issued := object.DeepCopy()
-	issued.Status.Certificate = chain
-	if err := c.client.Status().Update(ctx, issued); err != nil {
+	if err := c.publish(ctx, object, chain); err != nil {
 		return ctrl.Result{}, err
 	}
 	return ctrl.Result{}, c.closeHello(ctx, f.input.Hello)
+}
+
+// signServing issues a serving certificate. No record needs to know it: nothing is asked for with one.
+func (c *Controller) signServing(ctx context.Context, object *certificatesv1.CertificateSigningRequest, f *found, d verifier.Decision) error {
+	ca, err := c.CA.CA(ctx, f.input.Now)
+	if err != nil {
+		return err // it was there a moment ago
+	}
+	addresses := d.Grant.Addresses
+	chain, err := signing.IssueServing(ca, signing.ServingGrant{
+		Grant: grantOf(object, d), DNSNames: addresses.DNSNames, IPs: addresses.IPs,
+	}, c.limits(d), f.input.Now, rand.Reader)
+	if err != nil {
+		return err
+	}
+	return c.publish(ctx, object, chain)
+}
+
+func grantOf(object *certificatesv1.CertificateSigningRequest, d verifier.Decision) signing.Grant {
+	return signing.Grant{NodeName: d.Grant.NodeName, PublicKey: d.Grant.PublicKey, ExpirationSeconds: object.Spec.ExpirationSeconds}
+}
+
+// limits are the operator's, and the rules'.
+func (c *Controller) limits(d verifier.Decision) signing.Limits {
+	limits := c.Limits
+	if most := d.Grant.MaxLifetime; most > 0 {
+		limits.Max, limits.Default = min(limits.Max, most), min(limits.Default, most)
+	}
+	return limits
+}
+
+func (c *Controller) publish(ctx context.Context, object *certificatesv1.CertificateSigningRequest, chain []byte) error {
+	issued := object.DeepCopy()
+	issued.Status.Certificate = chain
+	return c.client.Status().Update(ctx, issued)
 }
 
 // finish does what may have been left undone of a request that is done: what another signer issued is noted, and the hello is closed. What
@@ -208,7 +232,7 @@ func (c *Controller) finish(ctx context.Context, object *certificatesv1.Certific
 		if err := noteCertificate(record, object, object.Status.Certificate, c.Now()); err != nil {
 			return err
 		}
-		if err := c.client.Update(ctx, record); err != nil {
+		if err := c.records.write(ctx, record); err != nil {
 			return err
 		}
 	}
@@ -220,7 +244,7 @@ func (c *Controller) finish(ctx context.Context, object *certificatesv1.Certific
 
 // recordNaming returns the record that was last written for a request, nil if there is none.
 func (c *Controller) recordNaming(ctx context.Context, object *certificatesv1.CertificateSigningRequest) (*v1alpha1.NodeAttestation, error) {
-	items, err := c.recordsWith(ctx, v1alpha1.FieldRequestUID, string(object.UID))
+	items, err := c.records.with(ctx, v1alpha1.FieldRequestUID, string(object.UID))
 	if err != nil || len(items) == 0 {
 		return nil, err
 	}

@@ -4,6 +4,7 @@ package controller
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -20,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 )
 
@@ -58,7 +61,8 @@ type BindingsConfig struct {
 // bindings finds ClusterRoleBindings that have kube-controller-manager approve without attestation.
 type bindings struct {
 	BindingsConfig
-	reader client.Reader
+	known  cache.Cache
+	reader client.Reader // known
 	writer client.Writer
 	events events.EventRecorder
 	log    logr.Logger
@@ -81,31 +85,80 @@ type reported struct {
 // It has a cache of its own for that: all that a manager runs waits for everything in the manager's, and the manager ends when the wait is too
 // long.
 func AddBindings(m ctrl.Manager, config BindingsConfig) error {
-	b := &bindings{
-		BindingsConfig: config, writer: m.GetClient(), events: m.GetEventRecorder(Name),
-		log: m.GetLogger().WithName("bindings"), said: map[string]reported{},
+	b, err := newBindings(config, BindingsClients{
+		Config: m.GetConfig(), Cache: cache.Options{HTTPClient: m.GetHTTPClient(), Scheme: m.GetScheme(), Mapper: m.GetRESTMapper()},
+		Writer: m.GetClient(), Events: m.GetEventRecorder(Name), Log: m.GetLogger().WithName("bindings"),
+	})
+	if err != nil {
+		return err
 	}
+	// A cache of its own is for replicas that stand by, too, unless it is wrapped.
+	if err := m.Add(manager.RunnableFunc(b.known.Start)); err != nil {
+		return err
+	}
+	return ctrl.NewControllerManagedBy(m).Named(Name + bindingsSuffix).WatchesRawSource(b.source()).WithOptions(b.options()).Complete(b)
+}
+
+const bindingsSuffix = "-bindings"
+
+// BindingsClients are how the bindings of a cluster are reached.
+type BindingsClients struct {
+	Config *rest.Config
+	// Cache has, at least, the scheme.
+	Cache  cache.Options
+	Writer client.Writer
+	Events events.EventRecorder
+	Log    logr.Logger
+}
+
+// RunBindings does what AddBindings does without a manager, until ctx ends.
+func RunBindings(ctx context.Context, config BindingsConfig, clients BindingsClients) error {
+	b, err := newBindings(config, clients)
+	if err != nil {
+		return err
+	}
+	options := b.options()
+	options.Reconciler, options.SkipNameValidation = b, new(true) // there is one for each cluster
+	options.LogConstructor = func(*reconcile.Request) logr.Logger { return clients.Log }
+	c, err := controller.NewUnmanaged(Name+bindingsSuffix, options)
+	if err != nil {
+		return err
+	}
+	if err := c.Watch(b.source()); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- b.known.Start(ctx) }()
+	err = c.Start(ctx)
+	cancel() // one does not go on without the other
+	return errors.Join(err, <-done)
+}
+
+func newBindings(config BindingsConfig, clients BindingsClients) (*bindings, error) {
+	b := &bindings{BindingsConfig: config, writer: clients.Writer, events: clients.Events, log: clients.Log, said: map[string]reported{}}
 	if b.Remind <= 0 {
 		b.Remind = bindingsRemind
 	}
-	known, err := cache.New(m.GetConfig(), cache.Options{
-		HTTPClient: m.GetHTTPClient(), Scheme: m.GetScheme(), Mapper: m.GetRESTMapper(),
-		DefaultTransform: cache.TransformStripManagedFields(), DefaultWatchErrorHandler: b.watchFailed,
-	})
-	if err != nil {
-		return fmt.Errorf("bindings: %w", err)
+	options := clients.Cache
+	options.DefaultTransform, options.DefaultWatchErrorHandler = trimBinding, b.watchFailed
+	var err error
+	if b.known, err = cache.New(clients.Config, options); err != nil {
+		return nil, fmt.Errorf("bindings: %w", err)
 	}
-	b.reader = known
-	// A cache of its own is for replicas that stand by, too, unless it is wrapped.
-	if err := m.Add(manager.RunnableFunc(known.Start)); err != nil {
-		return err
-	}
-	kind := source.Kind(known, &rbacv1.ClusterRoleBinding{}, &handler.TypedEnqueueRequestForObject[*rbacv1.ClusterRoleBinding]{})
-	return ctrl.NewControllerManagedBy(m).Named(Name + "-bindings").
-		// As a Func it has no WaitForSync, which would end the manager.
-		WatchesRawSource(source.Func(kind.Start)).
-		WithOptions(controller.Options{MaxConcurrentReconciles: 1, UsePriorityQueue: new(false)}). // as in Add
-		Complete(b)
+	b.reader = b.known
+	return b, nil
+}
+
+// source is, as a Func, one without WaitForSync, which would end the manager.
+func (b *bindings) source() source.Source {
+	kind := source.Kind(b.known, &rbacv1.ClusterRoleBinding{}, &handler.TypedEnqueueRequestForObject[*rbacv1.ClusterRoleBinding]{})
+	return source.Func(kind.Start)
+}
+
+func (b *bindings) options() controller.Options {
+	return controller.Options{MaxConcurrentReconciles: 1, UsePriorityQueue: new(false)} // as a Controller's
 }
 
 // Reconcile looks at one ClusterRoleBinding.

@@ -97,7 +97,7 @@ func (h *heard) Eventf(_, _ runtime.Object, kind, reason, _, _ string, args ...a
 	h.all = append(h.all, kind+" "+reason+" "+args[0].(string))
 }
 
-func newBindings(api *bindingAPI, config BindingsConfig) (*bindings, *heard, *[]string) {
+func fakeBindings(api *bindingAPI, config BindingsConfig) (*bindings, *heard, *[]string) {
 	h, lines := &heard{}, &[]string{}
 	log := funcr.New(func(_, args string) { *lines = append(*lines, args) }, funcr.Options{})
 	return &bindings{BindingsConfig: config, reader: api, writer: api, events: h, log: log, said: map[string]reported{}}, h, lines
@@ -107,7 +107,7 @@ func newBindings(api *bindingAPI, config BindingsConfig) (*bindings, *heard, *[]
 func TestBindingIsReportedAndReminded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := &bindingAPI{binding: newBinding("b", roleNodeClient)}
-		b, events, lines := newBindings(api, BindingsConfig{Remind: bindingsRemind, Remove: true, Audit: true})
+		b, events, lines := fakeBindings(api, BindingsConfig{Remind: bindingsRemind, Remove: true, Audit: true})
 		look := func(events int, again time.Duration) {
 			t.Helper()
 			result, err := b.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Name: "b"}})
@@ -160,7 +160,7 @@ func TestBindingIsRemoved(t *testing.T) {
 			if c.change != nil {
 				c.change(api.binding)
 			}
-			b, events, _ := newBindings(api, BindingsConfig{Remind: bindingsRemind, Remove: true})
+			b, events, _ := fakeBindings(api, BindingsConfig{Remind: bindingsRemind, Remove: true})
 			result, err := b.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Name: "b"}})
 			if (err != nil) != c.failed || result.RequeueAfter != c.again || (api.binding == nil) != (name == "removed") {
 				t.Errorf("%v, %v, %v", result, err, api.binding)
@@ -175,7 +175,7 @@ func TestBindingIsRemoved(t *testing.T) {
 // What cannot be watched is said once in a while, however often it is tried.
 func TestForbiddenWatchIsSaid(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b, _, lines := newBindings(&bindingAPI{}, BindingsConfig{Remind: time.Minute})
+		b, _, lines := fakeBindings(&bindingAPI{}, BindingsConfig{Remind: time.Minute})
 		err := apierrors.NewForbidden(bindingResource, "", errors.New("RBAC says no"))
 		for range 10 {
 			b.watchFailed(t.Context(), nil, err)

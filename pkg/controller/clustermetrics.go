@@ -4,47 +4,92 @@ package controller
 
 import (
 	"errors"
+	"strings"
+	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 )
 
-// ClusterMetrics are gauges of what in the cluster goes around attestation. Register them once in a process. A nil *ClusterMetrics
+// ClusterMetrics are gauges of what in a cluster goes around attestation. Register them once in a process. A nil *ClusterMetrics
 // gauges nothing.
 type ClusterMetrics struct {
-	bindings   *prometheus.GaugeVec
-	unattested prometheus.Gauge
+	bindings, unattested *prometheus.GaugeVec
+	cluster              string
+
+	mu    sync.Mutex
+	named map[string]bool
 }
 
-// NewClusterMetrics registers the gauges with controller-runtime's registry.
+// maxBindings bounds the series that a cluster's administrators can make, and so does maxBindingName their length.
+const maxBindings, maxBindingName = 100, 253
+
+// NewClusterMetrics registers the gauges with controller-runtime's registry. For says which cluster's they are.
 func NewClusterMetrics() (*ClusterMetrics, error) {
 	m := &ClusterMetrics{
-		prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		bindings: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "node_attestation_auto_approving_bindings",
 			Help: "1 for each ClusterRoleBinding that has kube-controller-manager approve without attestation.",
-		}, []string{"binding", "cluster_role"}),
-		prometheus.NewGauge(prometheus.GaugeOpts{
+		}, []string{"cluster", "binding", "cluster_role"}),
+		unattested: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "node_attestation_unattested_nodes",
 			Help: "Nodes that have no record and are not listed in unattestedNodes.",
-		}),
+		}, []string{"cluster"}),
 	}
 	return m, errors.Join(metrics.Registry.Register(m.bindings), metrics.Registry.Register(m.unattested))
 }
 
-func (m *ClusterMetrics) bindingFound(binding, clusterRole string) {
+// For returns the gauges of one cluster.
+func (m *ClusterMetrics) For(cluster string) *ClusterMetrics {
+	if m == nil {
+		return nil
+	}
+	return &ClusterMetrics{bindings: m.bindings, unattested: m.unattested, cluster: cluster}
+}
+
+// Forget drops what is gauged of the cluster.
+func (m *ClusterMetrics) Forget() {
 	if m != nil {
-		m.bindings.WithLabelValues(binding, clusterRole).Set(1)
+		m.bindings.DeletePartialMatch(prometheus.Labels{"cluster": m.cluster})
+		m.unattested.DeleteLabelValues(m.cluster)
 	}
 }
 
-func (m *ClusterMetrics) bindingGone(binding string) {
-	if m != nil {
-		m.bindings.DeletePartialMatch(prometheus.Labels{"binding": binding})
+func (m *ClusterMetrics) bindingFound(binding, clusterRole string) {
+	if m == nil {
+		return
 	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if binding = label(binding); !m.named[binding] && len(m.named) >= maxBindings {
+		return
+	}
+	if m.named == nil {
+		m.named = map[string]bool{}
+	}
+	m.named[binding] = true
+	m.bindings.WithLabelValues(m.cluster, binding, clusterRole).Set(1)
+}
+
+func (m *ClusterMetrics) bindingGone(binding string) {
+	if m == nil {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if binding = label(binding); m.named[binding] {
+		delete(m.named, binding)
+		m.bindings.DeletePartialMatch(prometheus.Labels{"cluster": m.cluster, "binding": binding})
+	}
+}
+
+// label returns a name as a label may have it.
+func label(name string) string {
+	return strings.ToValidUTF8(name[:min(len(name), maxBindingName)], "?")
 }
 
 func (m *ClusterMetrics) nodesWithout(n int) {
 	if m != nil {
-		m.unattested.Set(float64(n))
+		m.unattested.WithLabelValues(m.cluster).Set(float64(n))
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/go-logr/logr"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
@@ -34,12 +35,16 @@ type Config struct {
 	Providers []Provider
 	// Machines are those of the cluster.
 	Machines MachineSource
+	// TrustUnnamed says that nothing else has to vouch for an EK which the rules trust on first use, such as its maker's CAs.
+	TrustUnnamed bool
 	// CA signs. Nil: another signer issues what is approved here.
 	CA signing.Source
 	// Limits bound lifetimes; needed with a CA.
 	Limits signing.Limits
 	// Namespace is where records are kept.
 	Namespace string
+	// Owned has records be owned by their machines. Optional: machines that are no objects own nothing.
+	Owned *Owned
 	// Rates bound how often. Default: DefaultRates.
 	Rates Rates
 	// Audit decides, reports, and touches nothing. Optional.
@@ -58,11 +63,11 @@ type Controller struct {
 	providers map[string]Provider
 	client    client.Client
 	// live reads from the API server itself: what is approved and signed must not rest on an older copy.
-	live   client.Reader
-	events events.EventRecorder
-	recent recent
-	waits  waits
-	turns  *turns
+	live    client.Reader
+	events  events.EventRecorder
+	records *records
+	waits   waits
+	turns   *turns
 	// said is when what was last said of Nodes.
 	said *lru.Cache
 }
@@ -70,26 +75,73 @@ type Controller struct {
 // Name is the controller's, in events and metrics.
 const Name = "node-attestation-controller"
 
+// Clients are how a Controller reaches the cluster that nodes join, and where the records are.
+type Clients struct {
+	// Client reads requests from a cache, which NewQueue watches, and writes.
+	Client client.Client
+	// Live reads from the API server itself.
+	Live client.Reader
+	// Events are about requests and Nodes.
+	Events events.EventRecorder
+	// Records reads and writes records, past any cache.
+	Records interface {
+		client.Reader
+		client.Writer
+	}
+}
+
 // Add makes a Controller of config and adds it to a manager, whose scheme has certificates.k8s.io/v1, core/v1 and
-// attestation.cluster.x-k8s.io/v1alpha1.
+// attestation.cluster.x-k8s.io/v1alpha1. Records are in the same cluster as the requests.
 func Add(manager ctrl.Manager, config Config) error {
-	c, err := newController(config)
+	live := manager.GetAPIReader()
+	c, err := New(config, Clients{
+		Client: manager.GetClient(), Live: live, Events: manager.GetEventRecorder(Name),
+		Records: struct {
+			client.Reader
+			client.Writer
+		}{live, manager.GetClient()},
+	})
 	if err != nil {
 		return err
 	}
-	c.client, c.live = manager.GetClient(), manager.GetAPIReader()
-	c.recent = recent{reader: c.live, namespace: c.Namespace}
-	c.events = manager.GetEventRecorder(Name)
 	return ctrl.NewControllerManagedBy(manager).Named(Name).
 		For(&certificatesv1.CertificateSigningRequest{}).
-		WithOptions(controller.Options{
-			MaxConcurrentReconciles: c.Concurrency,
-			// The priority queue of v0.24.1 can hang when it is stopped while requests are in it (kubernetes-sigs/controller-runtime#3538).
-			UsePriorityQueue: new(false),
-			// The default's pauses grow to a quarter of an hour: so long after an inventory or a CRD has appeared nobody may wait.
-			RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](lookAgain/100, lookAgain),
-		}).
+		WithOptions(c.options()).
 		Complete(c)
+}
+
+// New makes a Controller of config for whoever has no manager in the cluster that nodes join: NewQueue gives it requests.
+func New(config Config, clients Clients) (*Controller, error) {
+	c, err := newController(config)
+	if err != nil {
+		return nil, err
+	}
+	c.client, c.live, c.events = clients.Client, clients.Live, clients.Events
+	c.records = &records{reader: clients.Records, writer: clients.Records, namespace: c.Namespace, owned: c.Owned}
+	return c, nil
+}
+
+// NewQueue returns a queue of requests that the Controller decides on, in no manager. Watch has it watch them in a cache, Start runs it.
+func (c *Controller) NewQueue(log logr.Logger) (controller.Controller, error) {
+	options := c.options()
+	options.Reconciler, options.SkipNameValidation = c, new(true) // there is one for each cluster
+	options.LogConstructor = func(request *reconcile.Request) logr.Logger {
+		if request == nil {
+			return log
+		}
+		return log.WithValues("request", request.Name)
+	}
+	return controller.NewUnmanaged(Name, options)
+}
+
+func (c *Controller) options() controller.Options {
+	return controller.Options{
+		MaxConcurrentReconciles: c.Concurrency,
+		// The priority queue of v0.24.1 can hang when it is stopped while requests are in it (kubernetes-sigs/controller-runtime#3538).
+		UsePriorityQueue: new(false),
+		// The default's pauses grow to a quarter of an hour: so long after an inventory or a CRD has appeared nobody may wait.
+		RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](lookAgain/100, lookAgain),
+	}
 }
 
 // newController checks a configuration: what is missing is an error, never a rule that does not hold.
@@ -102,6 +154,8 @@ func newController(config Config) (*Controller, error) {
 		return nil, errors.New("controller: there is no source of machines")
 	case c.Namespace == "":
 		return nil, errors.New("controller: there is no namespace for records")
+	case c.Owned != nil && (c.Owned.Source == "" || c.Owned.Cluster == "" || c.Owned.Owner == nil):
+		return nil, errors.New("controller: owned: records have a source, a cluster, and owners")
 	case len(c.Providers) == 0:
 		return nil, errors.New("controller: there is no provider")
 	}

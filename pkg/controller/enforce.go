@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 )
 
@@ -38,8 +39,10 @@ const (
 // for a reset, must not take away the renewals of all others when the controller's pod is moved. So having passed is remembered, as an
 // annotation on the Secret of the challenge keys, until the controller starts in audit mode.
 type Gate struct {
-	// Keys is the store whose Secret remembers, and whose clients are used. Its reader must not be a cache.
+	// Keys is the store whose Secret remembers, and whose clients are used, for records too. Its reader must not be a cache.
 	Keys *KeyStore
+	// Nodes reads Nodes. Default: as Keys does.
+	Nodes client.Reader
 	// Cluster and Namespace are the UID in records and where they are.
 	Cluster, Namespace string
 	// Unattested are the names of Nodes that are left alone.
@@ -50,6 +53,8 @@ type Gate struct {
 	Metrics *ClusterMetrics
 	// Log says what is found.
 	Log logr.Logger
+	// Hints are what can be done. Default: what is for a controller of one cluster.
+	Hints Hints
 
 	// said are the Nodes that were last warned about.
 	said string
@@ -82,12 +87,26 @@ func named(names []string) string {
 	return text
 }
 
-const (
-	hintNodes  = "attest them, list them in unattestedNodes, or start with audit: true"
-	hintRecord = "apply packaging/kubernetes/crd.yaml, list the Nodes in unattestedNodes, or start with audit: true"
-	hintRights = "apply packaging/kubernetes/rbac.yaml: needed are list on nodes and nodeattestations, and get and update on the challenge keys' Secret, " +
-		"which has to be there where the controller may not create it"
-)
+// Hints are what an operator can do where enforcement does not start.
+type Hints struct {
+	// Nodes is for Nodes that have no record, Record for a kind of records that is not there, Rights for what is forbidden.
+	Nodes, Record, Rights string
+}
+
+// hints are for a controller of one cluster.
+var hints = Hints{
+	Nodes:  "attest them, list them in unattestedNodes, or start with audit: true",
+	Record: "apply packaging/kubernetes/crd.yaml, list the Nodes in unattestedNodes, or start with audit: true",
+	Rights: "apply packaging/kubernetes/rbac.yaml: needed are list on nodes and nodeattestations, and get and update on the challenge keys' Secret, " +
+		"which has to be there where the controller may not create it",
+}
+
+func (g *Gate) hints() Hints {
+	if g.Hints == (Hints{}) {
+		return hints
+	}
+	return g.Hints
+}
 
 // Open returns nil once enforcement may start, at once in audit mode. A *GateError says why it may not; other errors are those of an
 // API server that did not answer in time. Call it before the manager starts.
@@ -104,7 +123,7 @@ func (g *Gate) Open(ctx context.Context) error {
 		case <-ctx.Done():
 			return g.unlessAudit(err)
 		case <-time.After(gatePause):
-			g.Log.Info("cannot look at the cluster yet", "cause", err.Error())
+			g.Log.Info("cannot look at the cluster yet", "cause", text.Line(err.Error(), maxProblem))
 		}
 	}
 }
@@ -114,7 +133,7 @@ func (g *Gate) unlessAudit(err error) error {
 	if err == nil || !g.Audit {
 		return err
 	}
-	g.Log.Info("in audit mode, only a warning", "problem", err.Error())
+	g.Log.Info("in audit mode, only a warning", "problem", text.Line(err.Error(), maxProblem))
 	return nil
 }
 
@@ -134,7 +153,7 @@ func (g *Gate) try(ctx context.Context) error {
 	}
 	if enforcing(secret) {
 		if err := g.look(ctx); err != nil {
-			g.Log.Info("cannot look at the Nodes", "cause", err.Error())
+			g.Log.Info("cannot look at the Nodes", "cause", text.Line(err.Error(), maxProblem))
 		}
 		return nil
 	}
@@ -143,7 +162,7 @@ func (g *Gate) try(ctx context.Context) error {
 		return err
 	}
 	if len(without) > 0 {
-		return &GateError{Nodes: without, Hint: hintNodes}
+		return &GateError{Nodes: without, Hint: g.hints().Nodes}
 	}
 	return g.remember(ctx)
 }
@@ -154,7 +173,7 @@ func (g *Gate) Start(ctx context.Context) error {
 	defer ticker.Stop()
 	for {
 		if err := g.look(ctx); err != nil && ctx.Err() == nil {
-			g.Log.Info("cannot look at the Nodes", "cause", err.Error())
+			g.Log.Info("cannot look at the Nodes", "cause", text.Line(err.Error(), maxProblem))
 		}
 		select {
 		case <-ctx.Done():
@@ -190,8 +209,12 @@ func (g *Gate) look(ctx context.Context) error {
 func (g *Gate) without(ctx context.Context) ([]string, error) {
 	nodes := &metav1.PartialObjectMetadataList{}
 	nodes.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("NodeList"))
-	if err := g.Keys.reader.List(ctx, nodes); err != nil {
-		return nil, gateError("nodes", err)
+	reader := g.Nodes
+	if reader == nil {
+		reader = g.Keys.reader
+	}
+	if err := reader.List(ctx, nodes); err != nil {
+		return nil, g.failed("nodes", err)
 	}
 	var without []string
 	for _, node := range nodes.Items {
@@ -217,10 +240,10 @@ func (g *Gate) attested(ctx context.Context) (map[string]bool, error) {
 	records := &v1alpha1.NodeAttestationList{}
 	err := g.Keys.reader.List(ctx, records, client.InNamespace(g.Namespace))
 	if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
-		return nil, &GateError{Hint: hintRecord, cause: fmt.Errorf("there are Nodes, and the kind NodeAttestation for their records is not there: %w", err)}
+		return nil, &GateError{Hint: g.hints().Record, cause: fmt.Errorf("there are Nodes, and the kind NodeAttestation for their records is not there: %w", err)}
 	}
 	if err != nil {
-		return nil, gateError("records", err)
+		return nil, g.failed("records", err)
 	}
 	names := map[string]bool{}
 	for i := range records.Items {
@@ -231,11 +254,11 @@ func (g *Gate) attested(ctx context.Context) (map[string]bool, error) {
 	return names, nil
 }
 
-// gateError tells what the API server does not allow from what it does not do now.
-func gateError(what string, err error) error {
+// failed tells what the API server does not allow from what it does not do now.
+func (g *Gate) failed(what string, err error) error {
 	err = fmt.Errorf("%s: %w", what, err)
 	if apierrors.IsForbidden(err) {
-		return &GateError{Hint: hintRights, cause: err}
+		return &GateError{Hint: g.hints().Rights, cause: err}
 	}
 	return err
 }
@@ -248,7 +271,7 @@ func (g *Gate) secret(ctx context.Context) (*corev1.Secret, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, gateError(fmt.Sprintf("secret %s", g.Keys.secret), err)
+		return nil, g.failed(fmt.Sprintf("secret %s", g.Keys.secret), err)
 	}
 	return secret, nil
 }
@@ -273,7 +296,7 @@ func (g *Gate) remember(ctx context.Context) error {
 	case secret == nil && made == nil:
 		return fmt.Errorf("secret %s: somebody deleted it", g.Keys.secret)
 	case secret == nil:
-		return gateError("no place to remember it", made)
+		return g.failed("no place to remember it", made)
 	case enforcing(secret):
 		return nil // another replica has passed
 	}
@@ -297,7 +320,7 @@ func (g *Gate) forget(ctx context.Context) error {
 // write updates the version of the Secret that was read.
 func (g *Gate) write(ctx context.Context, secret *corev1.Secret) error {
 	if err := g.Keys.writer.Update(ctx, secret); err != nil {
-		return gateError(fmt.Sprintf("secret %s: annotation %s", g.Keys.secret, AnnotationEnforcingSince), err)
+		return g.failed(fmt.Sprintf("secret %s: annotation %s", g.Keys.secret, AnnotationEnforcingSince), err)
 	}
 	return nil
 }

@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -52,7 +51,21 @@ func (c *Controller) gather(ctx context.Context, object *certificatesv1.Certific
 			return nil, err
 		}
 	}
+	if c.Owned != nil && (f.provider != nil || claim.Serving) { // machines are known
+		f.markOrphans()
+	}
 	return f, nil
+}
+
+// markOrphans marks the records of machines that are gone.
+func (f *found) markOrphans() {
+	there := map[verifier.MachineRef]bool{}
+	for i := range f.input.Machines {
+		there[f.input.Machines[i].Ref] = true
+	}
+	for i := range f.input.Records {
+		f.input.Records[i].Orphaned = !there[f.input.Records[i].Machine]
+	}
 }
 
 // findEvidence finds the machines, and has the evidence judged. Without a provider there is nothing to find: the rules refuse such a request,
@@ -66,6 +79,10 @@ func (c *Controller) findEvidence(ctx context.Context, f *found, claim verifier.
 	if in.Machines, err = c.Machines.Machines(ctx, in.Now); err != nil {
 		return fmt.Errorf("machines: %w", err)
 	}
+	if c.CA != nil {
+		_, err := c.CA.CA(ctx, in.Now)
+		in.NoSigner = err != nil // whoever keeps it says why
+	}
 	if f.provider == nil {
 		return nil // a serving certificate is asked for without evidence
 	}
@@ -75,10 +92,6 @@ func (c *Controller) findEvidence(ctx context.Context, f *found, claim verifier.
 				return fmt.Errorf("bootstrap token: %w", err)
 			}
 		}
-	}
-	if c.CA != nil {
-		_, err := c.CA.CA(ctx, in.Now)
-		in.NoSigner = err != nil // whoever keeps it says why
 	}
 	if f.challenger != nil {
 		if !claim.Hello {
@@ -91,6 +104,9 @@ func (c *Controller) findEvidence(ctx context.Context, f *found, claim verifier.
 			return err
 		}
 		f.named = namesEK(in.Machines, f.ek) || f.ek != "" && slices.ContainsFunc(in.Records, func(r verifier.Record) bool { return r.EK == f.ek })
+		if err := c.trustFirstUse(ctx, f); err != nil {
+			return err
+		}
 	}
 	question := Question{Request: in.Request, Hello: in.Hello, Named: f.named, Now: in.Now}
 	if f.inPassing {
@@ -98,6 +114,18 @@ func (c *Controller) findEvidence(ctx context.Context, f *found, claim verifier.
 	} else {
 		in.Evidence = f.provider.Judge(ctx, question)
 	}
+	return nil
+}
+
+// trustFirstUse has an EK count as named that the rules trust on first use, if nothing else has to vouch for it.
+func (c *Controller) trustFirstUse(ctx context.Context, f *found) error {
+	if f.named || !c.TrustUnnamed || f.ek == "" || !f.input.Token.Known {
+		return nil
+	}
+	if err := c.findRecordsOf(ctx, f, v1alpha1.FieldMachine, f.input.Token.Machine.Name); err != nil {
+		return err
+	}
+	_, f.named = c.Rules.Proposes(f.input, f.ek)
 	return nil
 }
 
@@ -125,37 +153,28 @@ func (c *Controller) findRecordsOf(ctx context.Context, f *found, field, value s
 	if value == "" || f.inPassing {
 		return nil
 	}
-	items, err := c.recordsWith(ctx, field, value)
+	items, err := c.records.with(ctx, field, value)
 	if err != nil {
 		return err
 	}
 	for _, item := range items {
 		if !slices.ContainsFunc(f.records, func(r v1alpha1.NodeAttestation) bool { return r.UID == item.UID }) {
 			f.records = append(f.records, item)
-			f.input.Records = append(f.input.Records, recordOf(&item))
+			f.input.Records = append(f.input.Records, c.records.of(&item))
 		}
 	}
 	return nil
-}
-
-// recordsWith reads the records that have a value in a field.
-func (c *Controller) recordsWith(ctx context.Context, field, value string) ([]v1alpha1.NodeAttestation, error) {
-	list := &v1alpha1.NodeAttestationList{}
-	if err := c.live.List(ctx, list, client.InNamespace(c.Namespace), client.MatchingFields{field: value}); err != nil {
-		return nil, fmt.Errorf("records: %w", err)
-	}
-	return list.Items, nil
 }
 
 // findRecentRecords takes all records as they were a moment ago.
 func (c *Controller) findRecentRecords(ctx context.Context, f *found, _ verifier.Claim) error {
 	f.inPassing = true
 	var err error
-	if f.records, err = c.recent.list(ctx, f.input.Now); err != nil {
+	if f.records, err = c.records.recent(ctx, f.input.Now); err != nil {
 		return err
 	}
 	for i := range f.records {
-		f.input.Records = append(f.input.Records, recordOf(&f.records[i]))
+		f.input.Records = append(f.input.Records, c.records.of(&f.records[i]))
 	}
 	return nil
 }
@@ -223,31 +242,6 @@ func (c *Controller) findOpen(ctx context.Context, f *found, claim verifier.Clai
 	return nil
 }
 
-// recent are all records as they were read last: many requests that wait share one reading.
-type recent struct {
-	reader    client.Reader
-	namespace string
-
-	mu    sync.Mutex
-	at    time.Time
-	items []v1alpha1.NodeAttestation
-}
-
-// list returns the records as they were within lookAgain. The caller does not change them.
-func (r *recent) list(ctx context.Context, now time.Time) ([]v1alpha1.NodeAttestation, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if age := now.Sub(r.at); age >= 0 && age < lookAgain {
-		return r.items, nil
-	}
-	list := &v1alpha1.NodeAttestationList{}
-	if err := r.reader.List(ctx, list, client.InNamespace(r.namespace)); err != nil {
-		return nil, fmt.Errorf("records: %w", err)
-	}
-	r.at, r.items = now, list.Items
-	return r.items, nil
-}
-
 // names reports whether a record was last written for this request.
 func (f *found) names(object *certificatesv1.CertificateSigningRequest) bool {
 	return slices.ContainsFunc(f.records, func(r v1alpha1.NodeAttestation) bool {
@@ -258,7 +252,7 @@ func (f *found) names(object *certificatesv1.CertificateSigningRequest) bool {
 // recordFor returns the object that holds the record of a machine, nil if there is none yet.
 func (f *found) recordFor(machine verifier.MachineRef) *v1alpha1.NodeAttestation {
 	for i := range f.records {
-		if recordOf(&f.records[i]).Machine == machine {
+		if f.input.Records[i].Machine == machine {
 			return f.records[i].DeepCopy()
 		}
 	}

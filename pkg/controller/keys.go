@@ -76,6 +76,11 @@ func newKey() map[string][]byte {
 // A key is rotated in three steps: add the next one; some seconds later make it the current one; a challenge's lifetime and the
 // rules' WaitDeadline after that take the old one away: a proof may wait so long.
 type KeyStore struct {
+	// Interval is how long a changed Secret may go unnoticed. Default: 2 s.
+	Interval time.Duration
+	// Existing has the store fill a Secret that is there, and make none.
+	Existing bool
+
 	reader client.Reader
 	writer client.Client
 	secret types.NamespacedName
@@ -89,12 +94,11 @@ type KeyStore struct {
 	problem error
 }
 
-// keysInterval is how long a changed Secret may go unnoticed.
 const keysInterval = 2 * time.Second
 
 // NewKeyStore returns a KeyStore, which makes its verifiers with build. It reads nothing yet.
 func NewKeyStore(reader client.Reader, writer client.Client, secret types.NamespacedName, build func(tpm.Keys) (*tpm.Verifier, error)) *KeyStore {
-	return &KeyStore{reader: reader, writer: writer, secret: secret, make: build, problem: errors.New("challenge keys: none was read yet")}
+	return &KeyStore{Interval: keysInterval, reader: reader, writer: writer, secret: secret, make: build, problem: errors.New("challenge keys: none was read yet")}
 }
 
 // Verifier returns the verifier with the latest keys, nil while there are none. It is what TPM.Latest wants.
@@ -113,7 +117,7 @@ func (s *KeyStore) Problem() error {
 
 // Start reads the Secret again and again until ctx ends. A manager runs it.
 func (s *KeyStore) Start(ctx context.Context) error {
-	ticker := time.NewTicker(keysInterval)
+	ticker := time.NewTicker(s.Interval)
 	defer ticker.Stop()
 	for {
 		_ = s.Refresh(ctx) // Problem tells
@@ -166,7 +170,7 @@ func (s *KeyStore) read(ctx context.Context) (tpm.Keys, error) {
 	secret := &corev1.Secret{}
 	err := s.reader.Get(ctx, s.secret, secret)
 	switch {
-	case apierrors.IsNotFound(err):
+	case apierrors.IsNotFound(err) && !s.Existing:
 		secret = &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: s.secret.Namespace, Name: s.secret.Name}, Type: corev1.SecretTypeOpaque, Data: newKey()}
 		err = s.writer.Create(ctx, secret)
 	case err == nil && len(secret.Data) == 0:

@@ -100,7 +100,15 @@ func (c *Controller) decide(ctx context.Context, object *certificatesv1.Certific
 	case !c.Audit:
 		result, err = c.act(ctx, object, found, decision)
 	}
-	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
+	if apierrors.IsAlreadyExists(err) {
+		// Another replica made the record, or it is one that is not this cluster's to see, and stays.
+		if !now.Before(c.Rules.Deadline(object)) {
+			return ctrl.Result{}, c.deny(ctx, object, string(verifier.ReasonIdentityBound), "record: there is one of that name, which is not this cluster's")
+		}
+		log.FromContext(ctx).Info("there is a record of that name already", "request", object.Name, "cause", err.Error())
+		return ctrl.Result{RequeueAfter: lookAgain}, nil
+	}
+	if apierrors.IsConflict(err) {
 		// Somebody wrote first. What he wrote is read before anything is decided again.
 		log.FromContext(ctx).V(1).Info("somebody was faster", "request", object.Name, "cause", err.Error())
 		return ctrl.Result{RequeueAfter: lookAgain / 10}, nil

@@ -17,9 +17,6 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// machineSource is the source of machines in records.
-const machineSource = "inventory"
-
 // recordName is the object's name, the same each time for a machine: of two that make its record, one finds it there.
 func recordName(record verifier.Record) string {
 	if name := record.Machine.Name; len(validation.IsDNS1123Subdomain(name)) == 0 {
@@ -59,7 +56,7 @@ func recordOf(object *v1alpha1.NodeAttestation) verifier.Record {
 // writeRecord puts what the rules granted into the object.
 func writeRecord(object *v1alpha1.NodeAttestation, record verifier.Record, proof, hello *certificatesv1.CertificateSigningRequest, now time.Time) {
 	object.Spec = v1alpha1.NodeAttestationSpec{
-		Cluster: record.Cluster, Machine: v1alpha1.MachineReference{Source: machineSource, Name: record.Machine.Name, UID: types.UID(record.Machine.UID)},
+		Cluster: record.Cluster, Machine: object.Spec.Machine,
 		Provider: record.Provider, ProviderID: record.ProviderID, NodeName: record.NodeName, AKName: record.AK,
 	}
 	if record.EK != "" {

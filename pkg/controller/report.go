@@ -24,15 +24,26 @@ type Metrics struct {
 	decisions *prometheus.CounterVec
 	age       *prometheus.HistogramVec
 	judging   *prometheus.HistogramVec
+	cluster   string
 }
 
-// NewMetrics registers the metrics with controller-runtime's registry.
+// For returns the counters of one cluster.
+func (m *Metrics) For(cluster string) *Metrics {
+	return &Metrics{m.decisions, m.age, m.judging, cluster}
+}
+
+// Forget drops what is counted of the cluster.
+func (m *Metrics) Forget() {
+	m.decisions.DeletePartialMatch(prometheus.Labels{"cluster": m.cluster})
+}
+
+// NewMetrics registers the metrics with controller-runtime's registry. For says which cluster's they are.
 func NewMetrics() (*Metrics, error) {
 	m := &Metrics{
 		decisions: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "node_attestation_decisions_total",
-			Help: "Decisions on CertificateSigningRequests, by signer, class of request, outcome and reason.",
-		}, []string{"signer", "class", "outcome", "reason"}),
+			Help: "Decisions on CertificateSigningRequests, by cluster, signer, class of request, outcome and reason.",
+		}, []string{"cluster", "signer", "class", "outcome", "reason"}),
 		age: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "node_attestation_request_age_seconds",
 			Help:    "How old a CertificateSigningRequest is when it is decided on, by signer, class and outcome. The API server counts in whole seconds.",
@@ -57,7 +68,7 @@ func (m *Metrics) count(object *certificatesv1.CertificateSigningRequest, d veri
 		return
 	}
 	signer, class, outcome := object.Spec.SignerName, d.Class.String(), d.Outcome.String()
-	m.decisions.WithLabelValues(signer, class, outcome, reason).Inc()
+	m.decisions.WithLabelValues(m.cluster, signer, class, outcome, reason).Inc()
 	m.judging.WithLabelValues(signer).Observe(took.Seconds())
 	if d.Outcome != verifier.Wait {
 		m.age.WithLabelValues(signer, class, outcome).Observe(now.Sub(object.CreationTimestamp.Time).Seconds())
@@ -82,8 +93,14 @@ func (c *Controller) report(ctx context.Context, object *certificatesv1.Certific
 	case d.Outcome == verifier.ApproveUnattested:
 		reason, message = string(ReasonUnattested), "approved without evidence, since the node is in unattestedNodes"
 	}
-	log.FromContext(ctx).Info("decided", "request", object.Name, "signer", object.Spec.SignerName, "requester", object.Spec.Username,
-		"class", d.Class.String(), "outcome", d.Outcome.String(), "reason", reason, "message", message, "audit", c.Audit)
+	line := []any{
+		"request", object.Name, "signer", object.Spec.SignerName, "requester", object.Spec.Username,
+		"class", d.Class.String(), "outcome", d.Outcome.String(), "reason", reason, "message", message, "audit", c.Audit,
+	}
+	if len(d.Warnings) > 0 {
+		line = append(line, "warnings", d.Warnings.Error())
+	}
+	log.FromContext(ctx).Info("decided", line...)
 	c.Metrics.count(object, d, reason, took, c.Now())
 	for _, warning := range d.Warnings {
 		c.event(object, node, corev1.EventTypeWarning, string(warning.Reason), warning.Message)

@@ -7,6 +7,7 @@ import (
 	"crypto/x509"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
@@ -84,6 +85,88 @@ func FuzzJudge(f *testing.F) {
 		content, err := attestation.Parse(data)
 		if d.Outcome == Approve && (err != nil || content.Provider != "tpm" || !bytes.Equal(content.PKCS10, must(attestation.Parse(request)).PKCS10)) {
 			t.Fatal("another request is approved")
+		}
+	})
+}
+
+// FuzzServing: whatever alternative names are asked for, what is granted is what crypto/x509 reads, and the machine's.
+func FuzzServing(f *testing.F) {
+	dns := func(name string) []byte { return element(tagDNSName, []byte(name)) }
+	sans := func(names ...[]byte) []byte {
+		return requestOfExtension(oidSubjectAltName, element(tagSequence, names...))
+	}
+	f.Add(sans(dns(nodeName), element(tagIPAddress, []byte{192, 0, 2, 11})))
+	f.Add(sans(dns("worker-2"), element(tagIPAddress, []byte{10, 96, 0, 1})))
+	f.Add(sans(element(0x86, []byte("spiffe://x/y")), element(0x81, []byte("a@b")), element(0xa0, element(tagOID, []byte("\x2b\x06")))))
+	f.Add(extensionRequest(providerIDOfNode(), extension(sanOID, element(tagSequence, dns(nodeName)))))
+	w := servings()["ours, approved"]()
+	rules := must(New(w.policy))
+	f.Fuzz(func(t *testing.T, attributes []byte) {
+		d := draftOf(key("p256"))
+		d.attributes = attributes
+		der := d.sign()
+		in := w.in
+		in.Request = w.in.Request.DeepCopy()
+		in.Request.Spec.Request = []byte(block(attestation.BlockRequest, string(der)))
+		decision := rules.JudgeSigning(in)
+		if decision.Outcome != Fail && decision.Outcome != SignServing || (decision.Grant != nil) != (decision.Outcome == SignServing) {
+			t.Fatalf("%s: %v", decision.Outcome, decision.Refusals)
+		}
+		if decision.Grant == nil {
+			return
+		}
+		request, err := x509.ParseCertificateRequest(der)
+		if err != nil || len(request.EmailAddresses)+len(request.URIs) > 0 || len(request.Extensions) != 1 || len(request.DNSNames)+len(request.IPAddresses) == 0 {
+			t.Fatalf("crypto/x509 reads something else: %v", err)
+		}
+		granted, own := decision.Grant.Addresses, w.machine().Addresses
+		if !slices.Equal(granted.DNSNames, request.DNSNames) || len(granted.IPs) != len(request.IPAddresses) {
+			t.Fatalf("granted %v of %v, %v", granted, request.DNSNames, request.IPAddresses)
+		}
+		for _, name := range granted.DNSNames {
+			if name != nodeName && !slices.Contains(own.DNSNames, name) {
+				t.Fatalf("%s is granted", name)
+			}
+		}
+		for i, ip := range granted.IPs {
+			if !slices.Contains(own.IPs, ip) || ip.String() != request.IPAddresses[i].String() {
+				t.Fatalf("%s is granted for %s", ip, request.IPAddresses[i])
+			}
+		}
+	})
+}
+
+// FuzzTrust: whatever is claimed, and whatever the machines are, nothing is trusted on first use but a new machine, by its own token.
+func FuzzTrust(f *testing.F) {
+	f.Add(providerID, providerID, "acme://x", ek1, "", nodeName, nodeName, int64(600), false)
+	f.Add(providerID, providerID, providerID, "e9", "e9", "worker-2", nodeName, int64(7200), true)
+	f.Add("", "", "", "", "", "", "", int64(-600), false)
+	f.Fuzz(func(t *testing.T, asked, id, other, ek, pinned, token, recorded string, age int64, joined bool) {
+		w := goodTrust()
+		if csr.CheckProviderID(asked) != nil {
+			asked = ""
+		}
+		w.named(nodeName, asked)
+		m := w.machine()
+		m.ProviderID, m.Joined, m.Created = id, joined, testNow.Add(-time.Duration(age%1e9)*time.Second)
+		w.another().ProviderID = other
+		w.in.Records[0].EK = pinned
+		w.in.Records[0].Machine.Name = recorded
+		w.in.Token.Machine.Name = token
+		w.in.Evidence.EK = ek
+		rules := must(New(w.policy))
+		ref, proposes := rules.Proposes(w.in, ek)
+		d := rules.Judge(w.in)
+		may := asked != "" && asked == id && other != id && ek != "" && ek != ek2 && ek != pinned && token == m.Ref.Name && recorded != m.Ref.Name &&
+			!joined && age%1e9 < 7200 && age%1e9 >= -300
+		if proposes != may || proposes != (ref == m.Ref) {
+			t.Fatalf("proposes %t, want %t", proposes, may)
+		}
+		if d.Outcome == Approve && !may {
+			t.Fatalf("approved: %+v", d.Grant)
+		}
+		if may && d.Outcome != Approve {
+			t.Fatalf("%s: %v", d.Outcome, d.Refusals)
 		}
 	})
 }

@@ -33,7 +33,8 @@ type Input struct {
 	Node Presence
 	// OverRate says that this requester, machine or cluster is over its rate.
 	OverRate bool
-	// NoSigner says that there is nobody to sign with at present, where this controller signs.
+	// NoSigner says that there is nobody to sign with at present, where this controller signs: client certificates, and serving certificates
+	// under a signer for which SignsServing is true.
 	NoSigner bool
 }
 
@@ -88,7 +89,7 @@ func (r *Rules) JudgeUnsigned(in Input) Decision {
 // ApproveServing for a serving certificate, ApproveUnattested for a node that the policy leaves alone.
 func (r *Rules) Judge(in Input) Decision {
 	t := r.open(in)
-	if t == nil || decided(in.Request) {
+	if t == nil || decided(in.Request) || t.leftToOthers() {
 		return Decision{Outcome: Ignore}
 	}
 	t.judge()
@@ -107,12 +108,21 @@ func (r *Rules) Judge(in Input) Decision {
 	return t.grant(Approve, t.next())
 }
 
-// JudgeSigning decides, of a request that has been approved, whether to sign it: Ignore, Wait, Fail, Sign. Every rule is judged again, and
-// the records must be the API server's, not an older copy: an approval counts only together with the record that was written before it.
+// JudgeSigning decides, of a request that has been approved, whether to sign it: Ignore, Wait, Fail, Sign, and SignServing for a serving
+// certificate under a signer of ours. Every rule is judged again, and the records must be the API server's, not an older copy: an approval
+// counts only together with the record that was written before it.
 func (r *Rules) JudgeSigning(in Input) Decision {
 	t := r.open(in)
-	if t == nil || t.unattested || t.serving || !approved(in.Request) {
+	if t == nil || !t.signedHere() || !approved(in.Request) || t.leftToOthers() {
 		return Decision{Outcome: Ignore}
+	}
+	if t.serving {
+		// Whoever approved it: what the rules go by is in the request, the record and the machine, and an approval adds nothing to that.
+		t.judge()
+		if d, hold := t.settle(Fail); !hold {
+			return d
+		}
+		return t.grant(SignServing, Record{})
 	}
 	named := slices.ContainsFunc(in.Records, func(record Record) bool { return record.names(in.Request) })
 	if t.hello || !named {
@@ -136,6 +146,8 @@ type trial struct {
 	in    Input
 	// hello and insecure say which signer is asked, serving that it is one for serving certificates, and unattested that the node is left alone.
 	hello, insecure, serving, unattested bool
+	// orphans are records that in.Records no longer has.
+	orphans []Record
 	// content is what spec.request holds, and asks what the certification request in it asks for.
 	content attestation.Request
 	asks    certification
@@ -143,10 +155,16 @@ type trial struct {
 	matches bool
 	class   Class
 	// ek is the endorsement key shown or claimed; shown says that the provider's verifier accepts the evidence.
-	ek          string
-	shown       bool
-	machine     *Machine
+	ek      string
+	shown   bool
+	machine *Machine
+	// proposed says that machine is trusted on first use, if nothing is refused.
+	proposed bool
+	// tokenJudged says that I3 was applied.
+	tokenJudged bool
 	record      *Record
+	// addresses are what a serving certificate is asked for with.
+	addresses   Addresses
 	maxLifetime time.Duration
 
 	// denied contradicts, missing is waited for until the deadline, limited for ever, and warned does not count.
@@ -182,6 +200,8 @@ func (r *Rules) open(in Input) *trial {
 	if r == nil || in.Request == nil {
 		return nil
 	}
+	var orphans []Record
+	in.Records, orphans = withoutOrphans(in.Records)
 	if r.leavesAlone(in.Request.Spec) {
 		return &trial{rules: r, in: in, unattested: true}
 	}
@@ -193,10 +213,30 @@ func (r *Rules) open(in Input) *trial {
 		return nil
 	}
 	return &trial{
-		rules: r, in: in,
+		rules: r, in: in, orphans: orphans,
 		hello:    signer.Name == attestation.HelloSignerName,
 		insecure: signer.Name == InsecureSignerName,
 	}
+}
+
+// signedHere reports whether a request is for a signer that this controller may sign for.
+func (t *trial) signedHere() bool {
+	return !t.unattested && (!t.serving || t.rules.SignsServing(t.in.Request.Spec.SignerName))
+}
+
+// withoutOrphans returns the records that count, and those of machines that are gone.
+func withoutOrphans(records []Record) (counting, orphans []Record) {
+	if !slices.ContainsFunc(records, func(r Record) bool { return r.Orphaned }) {
+		return records, nil
+	}
+	for _, r := range records {
+		if r.Orphaned {
+			orphans = append(orphans, r)
+		} else {
+			counting = append(counting, r)
+		}
+	}
+	return counting, orphans
 }
 
 // takes reports whether the signer is for this provider.
@@ -247,6 +287,9 @@ func (t *trial) judge() {
 	if t.in.OverRate {
 		t.limited.Add(ReasonRateLimited, "too many requests")
 	}
+	if t.in.NoSigner && t.signedHere() {
+		t.wait(ReasonSignerUnavailable, "there is no CA to sign with at present")
+	}
 	if t.unattested {
 		t.judgeUnattested()
 		return
@@ -254,9 +297,6 @@ func (t *trial) judge() {
 	if t.serving {
 		t.judgeServing()
 		return
-	}
-	if t.in.NoSigner {
-		t.wait(ReasonSignerUnavailable, "there is no CA to sign with at present")
 	}
 	t.judgeRequest()
 	t.judgeRequester()
@@ -273,6 +313,10 @@ func (t *trial) judge() {
 	t.judgeName()
 	t.judgeNodeObject()
 	t.judgeRecords()
+	if t.shown && !t.hello {
+		t.judgeNamed(t.ek)
+	}
+	t.judgeOrphans()
 	t.judgeSpent()
 }
 
@@ -304,7 +348,7 @@ func (t *trial) settle(refuse Outcome) (d Decision, hold bool) {
 	case len(t.missing) > 0 || len(t.limited) > 0:
 		d.Outcome, d.Refusals = Wait, slices.Concat(t.missing, t.limited)
 	case t.class == 0 || t.asks.key == nil || t.asks.nodeName == "" || !t.unattested && t.machine == nil ||
-		!t.unattested && !t.serving && !t.shown: // cannot be: each comes with a refusal
+		!t.unattested && !t.serving && !t.shown || t.serving && t.addresses.count() == 0: // cannot be: each comes with a refusal
 		d.Outcome, d.Refusals = refuse, Refusals{{Reason: ReasonRefused}}
 	default:
 		hold = true
@@ -328,6 +372,6 @@ func expiredLast(refusals Refusals) Refusals {
 // grant is the one place from which a request passes.
 func (t *trial) grant(outcome Outcome, record Record) Decision {
 	return Decision{Outcome: outcome, Class: t.class, Warnings: t.warned, Grant: &Grant{
-		NodeName: t.asks.nodeName, PublicKey: t.asks.key, MaxLifetime: t.maxLifetime, Record: record,
+		NodeName: t.asks.nodeName, PublicKey: t.asks.key, MaxLifetime: t.maxLifetime, Addresses: t.addresses, Record: record,
 	}}
 }

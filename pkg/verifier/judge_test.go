@@ -92,7 +92,6 @@ func TestAccepted(t *testing.T) {
 			w.both(func(s *spec) {
 				s.Username, s.Groups = "system:serviceaccount:infra:joiner", []string{"system:serviceaccounts:infra"}
 			})
-			w.policy.Token = Off
 		}},
 		"I3: off":             {nil, func(w *world) { w.in.Token = Token{}; w.policy.Token = Off }},
 		"I4: off":             {renewal, func(w *world) { w.in.Request.Spec.Extra = nil; w.policy.Credential = Off }},
@@ -227,8 +226,9 @@ func TestHostile(t *testing.T) {
 		{"S1: unknown signer", first, func(w *world) { w.in.Request.Spec.SignerName = "example.com/other" }, Ignore, nil},
 		{"S1: no signer", first, func(w *world) { w.in.Request.Spec.SignerName = "" }, Ignore, nil},
 		{"S1: serving certificates, not served", first, func(w *world) {
-			w.policy.ServingSigners, w.in.Request.Spec.SignerName = nil, servingSigner
+			w.policy.ServingSigners, w.policy.SignedServingSigners, w.in.Request.Spec.SignerName = nil, nil, servingSigner
 		}, Ignore, nil},
+		{"S1: evidence for a serving certificate of ours", first, func(w *world) { w.in.Request.Spec.SignerName = oursToServe }, Deny, reasons{ReasonMalformedRequest}},
 		{"S1: evidence for a serving certificate", first, func(w *world) { w.in.Request.Spec.SignerName = servingSigner }, Deny, reasons{ReasonMalformedRequest}},
 		{"S1: insecure, not switched on", goodInsecure, func(w *world) { w.policy.InsecureSigner = "" }, Ignore, nil},
 		{"S1: shared signer, stock kubelet", first, func(w *world) {
@@ -540,7 +540,6 @@ func TestHostile(t *testing.T) {
 			w.in.Token = Token{Known: true}
 			w.in.Machines = nil
 		}, Deny, reasons{ReasonTokenNotForMachine}},
-		{"I3: no token", first, user("system:serviceaccount:infra:joiner", "system:serviceaccounts:infra"), Deny, reasons{ReasonTokenNotForMachine}},
 		{"I3: not known yet", first, func(w *world) { w.in.Token = Token{} }, Wait, reasons{ReasonTokenNotForMachine}},
 		{"I3: hello", helloOf(First), func(w *world) { w.in.Token.Machine = machine("worker-2").Ref }, Deny, reasons{ReasonTokenNotForMachine}},
 		{"I3: signing", signingOf(First), func(w *world) { w.in.Token.Machine = machine("worker-2").Ref }, Fail, reasons{ReasonTokenNotForMachine}},
@@ -929,6 +928,13 @@ func TestWarnings(t *testing.T) {
 		"I4: yet to be noted":    {Renewal, func(w *world) { w.policy.Credential = Warn; w.record().Certificates = nil }, ReasonUnknownCredential},
 		"T1: counters went back": {Again, func(w *world) { w.in.Evidence.Boot.Resets = 0 }, ReasonBootCountersWentBack},
 		"T1: another AK":         {Again, func(w *world) { w.in.Evidence.AK = "a2" }, ReasonAKChanged},
+
+		// The record decides, but a first use that was somebody else's must not stay unseen.
+		"T1: another EK is named, comes again": {Again, func(w *world) { w.machine().EKs = []NamedEK{{EKInventory, ek2 + "9"}} }, ReasonEKNotNamed},
+		"T1: another EK is named, renews":      {Renewal, func(w *world) { w.machine().EKs = []NamedEK{{EKInventory, ek2 + "9"}} }, ReasonEKNotNamed},
+		"T1: two others are named": {Renewal, func(w *world) {
+			w.machine().EKs = []NamedEK{{EKInventory, ek2 + "8"}, {EKInventory, ek2 + "9"}, {EKPlatform, ek1}}
+		}, ReasonEKNotNamed},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := good(c.class)
@@ -937,6 +943,30 @@ func TestWarnings(t *testing.T) {
 				t.Errorf("%s: %v, warnings %v", d.Outcome, d.Refusals, d.Warnings)
 			}
 		})
+	}
+}
+
+// What no source that counts says is no news, nor is one of several EKs that are the machine's.
+func TestNoWarningOfEKs(t *testing.T) {
+	for name, eks := range map[string][]NamedEK{
+		"none is named":              nil,
+		"one of several":             {{EKInventory, "e9"}, {EKInventory, ek1}},
+		"a source that counts for 0": {{EKPlatform, "e9"}},
+		"an empty one":               {{EKInventory, ""}},
+	} {
+		for _, class := range []Class{Again, Renewal} {
+			w := good(class)
+			w.machine().EKs = eks
+			if d := w.judge(t); d.Outcome != Approve || len(d.Warnings) > 0 {
+				t.Errorf("%s, %s: %s, %v, warnings %v", class, name, d.Outcome, d.Refusals, d.Warnings)
+			}
+		}
+	}
+	// Evidence that names the machine has no EK, and a machine need not have one.
+	w := goodCloud(Renewal)
+	w.machine().EKs = []NamedEK{{EKInventory, "e9"}}
+	if d := w.judge(t); d.Outcome != Approve || len(d.Warnings) > 0 {
+		t.Errorf("%s, %v, warnings %v", d.Outcome, d.Refusals, d.Warnings)
 	}
 }
 
@@ -1161,13 +1191,13 @@ func TestZeroValuesDecideNothing(t *testing.T) {
 // They are labels of counters.
 func TestNames(t *testing.T) {
 	var names []string
-	for o := Outcome(0); o <= Sign; o++ {
+	for o := Outcome(0); o <= SignServing; o++ {
 		names = append(names, o.String())
 	}
-	for c := Class(0); c <= Renewal; c++ {
+	for c := Class(0); c <= Serving; c++ {
 		names = append(names, c.String())
 	}
-	want := "Outcome(0) Ignore Wait Deny Challenge Approve Fail Sign unknown first again renewal"
+	want := "Outcome(0) Ignore Wait Deny Challenge Approve Fail Sign ApproveUnattested ApproveServing SignServing unknown first again renewal serving"
 	if got := strings.Join(names, " "); got != want {
 		t.Errorf("%s, want %s", got, want)
 	}

@@ -34,6 +34,7 @@ const (
 	sharedSigner  = certificatesv1.KubeAPIServerClientKubeletSignerName
 	nodeName      = "worker-1"
 	servingSigner = certificatesv1.KubeletServingSignerName
+	oursToServe   = "cluster.x-k8s.io/kubelet-serving-tpm"
 	providerID    = "acme://zone/worker-1"
 	ek1, ek2      = "e1e1", "e2e2"
 	certificate1  = "c1c1"
@@ -166,8 +167,8 @@ func goodPolicy() Policy {
 			{Name: acmeSigner, Providers: []string{"acme"}},
 			{Name: sharedSigner, Providers: []string{"tpm"}, Shared: true},
 		},
-		Bootstrappers:      []Bootstrapper{{"system:serviceaccount:infra:joiner", "system:serviceaccounts:infra"}},
-		ServingSigners:     []string{servingSigner},
+		Bootstrappers:  []Bootstrapper{{"system:serviceaccount:infra:joiner", "system:serviceaccounts:infra"}},
+		ServingSigners: []string{servingSigner, oursToServe}, SignedServingSigners: []string{oursToServe},
 		ForbiddenAddresses: []string{"api.example.com", "192.0.2.1", "10.96.0.0/12", "2001:db8:ffff::/48"},
 		Token:              Required, Credential: Required, BootCounters: Warn,
 		EKSources: []EKSource{EKInventory}, NameSources: []NameSource{NameInventory, NameMachine},

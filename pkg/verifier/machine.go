@@ -16,7 +16,7 @@ type MachineRef struct {
 	UID string
 }
 
-// Machine is what authorities say of a machine. Nothing in it may come from the node: no nodeRef, nothing of a Node.
+// Machine is what authorities say of a machine. Nothing in it may come from the node, but for Joined: no nodeRef, nothing of a Node.
 type Machine struct {
 	Ref MachineRef
 	// EKs are the endorsement keys that authorities name for it. Those count whose source is in the policy.
@@ -31,6 +31,10 @@ type Machine struct {
 	Ready bool
 	// Deleted is when its deletion began, zero if it is not being deleted.
 	Deleted time.Time
+	// Created is when it was made, by its object; zero if nothing says so. Only trust on first use asks.
+	Created time.Time
+	// Joined says that it has, or had, a nodeRef. A node can write one, so that it is only ever a reason to refuse.
+	Joined bool
 }
 
 // NamedEK is an endorsement key and the authority that names it.
@@ -55,7 +59,8 @@ const (
 	Present
 )
 
-// selectMachine applies M1: the endorsement key selects the machine, or evidence that names it; under the insecure signer the token does.
+// selectMachine applies M1: the endorsement key selects the machine, or evidence that names it; under the insecure signer the token does, and
+// on first use the provider ID may.
 func (t *trial) selectMachine() {
 	var found []*Machine
 	for i := range t.in.Machines {
@@ -71,6 +76,7 @@ func (t *trial) selectMachine() {
 		if t.insecure && slices.ContainsFunc(t.machine.EKs, t.counts) {
 			t.deny(ReasonIdentityBound, "machine: it has an endorsement key, and can show it")
 		}
+	case t.trustFirstUse():
 	case t.shown:
 		t.wait(ReasonMachineNotFound, "no machine is known that the evidence belongs to")
 	}
@@ -102,7 +108,7 @@ func (t *trial) judgeMachine() {
 		return
 	}
 	if !m.Ready {
-		t.wait(ReasonMachineNotReady, "the machine is not provisioned yet")
+		t.wait(ReasonMachineNotReady, "the machine is not provisioned yet, or is paused")
 	}
 	switch {
 	case t.asks.providerID == "" || t.asks.providerID == m.ProviderID:
@@ -111,9 +117,14 @@ func (t *trial) judgeMachine() {
 	default:
 		t.deny(ReasonProviderIDMismatch, "the provider ID is not the machine's")
 	}
-	switch {
-	case m.Deleted.IsZero():
-	case t.class == Renewal && t.in.Now.Sub(m.Deleted) <= deletingRenewal:
+	t.judgeDeletion()
+}
+
+// judgeDeletion applies M3. A node that has a certificate gets another for a while.
+func (t *trial) judgeDeletion() {
+	switch deleted := t.machine.Deleted; {
+	case deleted.IsZero():
+	case (t.class == Renewal || t.class == Serving) && t.in.Now.Sub(deleted) <= deletingRenewal:
 		t.maxLifetime = deletingRenewal
 	default:
 		t.deny(ReasonMachineDeleting, "the machine is being deleted")
@@ -170,9 +181,12 @@ func (t *trial) judgeOwner(name string) {
 	}
 }
 
-// names returns what the first source of the policy says that has any name for the machine, each once.
-func (t *trial) names(m *Machine) []string {
-	for _, source := range t.rules.policy.NameSources {
+// names returns the node names that the machine has by the policy.
+func (t *trial) names(m *Machine) []string { return m.NodeNames(t.rules.policy.NameSources) }
+
+// NodeNames returns what the first of the sources says that has any name for the machine, each once.
+func (m Machine) NodeNames(sources []NameSource) []string {
+	for _, source := range sources {
 		var names []string
 		for _, n := range m.Names {
 			if n.Source == source && n.Value != "" && !slices.Contains(names, n.Value) {

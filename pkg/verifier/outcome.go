@@ -29,8 +29,10 @@ const (
 	Sign
 	// ApproveUnattested: a node that the policy leaves alone renews without evidence, by another's signer. No record is written.
 	ApproveUnattested
-	// ApproveServing: a serving certificate of a node that has attested, by another's signer. The record stays as it is.
+	// ApproveServing: a serving certificate of a node that has attested. The record stays as it is.
 	ApproveServing
+	// SignServing: every rule holds for a serving certificate that was approved, under a signer of ours. The record stays as it is.
+	SignServing
 )
 
 func (o Outcome) String() string {
@@ -53,6 +55,8 @@ func (o Outcome) String() string {
 		return "ApproveUnattested"
 	case ApproveServing:
 		return "ApproveServing"
+	case SignServing:
+		return "SignServing"
 	}
 	return fmt.Sprintf("Outcome(%d)", int(o))
 }
@@ -106,6 +110,8 @@ type Grant struct {
 	PublicKey crypto.PublicKey
 	// MaxLifetime bounds the certificate's lifetime; zero: the rules do not.
 	MaxLifetime time.Duration
+	// Addresses are the names and IPs that a serving certificate is for: the machine's, and no other's. A client certificate has none.
+	Addresses Addresses
 	// Record is the machine's record as it is to be from now on. Where there is none to write: the zero value.
 	Record Record
 }

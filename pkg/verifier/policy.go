@@ -110,18 +110,24 @@ type Policy struct {
 	Bootstrappers []Bootstrapper
 	// TokenGroup is the group that the user of a bootstrap token must have. Default: system:bootstrappers, which every token has.
 	TokenGroup string
-	// Token is whether a bootstrap token must have been made for the machine. It is always Required with the insecure signer.
+	// Token is whether a bootstrap token must have been made for the machine. It is always Required with the insecure signer. Bootstrappers
+	// have none, and are not asked.
 	Token Mode
 	// Credential is whether a renewal must be asked for with a certificate that is in the record.
 	Credential Mode
 	// BootCounters is whether a TPM is refused whose boot counters went back.
 	BootCounters Mode
-	// EKSources are the authorities on EKs that count beside the record. One, at least, if there are Providers.
+	// EKSources are the authorities on EKs that count beside the record. One, at least, if there are Providers and no TrustOnFirstUse.
 	EKSources []EKSource
+	// TrustOnFirstUse lets the provider ID in a request propose a machine for an EK that no authority names: one of at most 2 h that never
+	// had a record or a nodeRef, to whoever has its bootstrap token first. Token must be Required. Default: it does not.
+	TrustOnFirstUse bool
 	// NameSources are where node names come from. For each machine the first that has any decides.
 	NameSources []NameSource
-	// ServingSigners are signers of serving certificates, by another's hand, that we approve for. Default: none.
+	// ServingSigners are signers of serving certificates that we approve for. Default: none.
 	ServingSigners []string
+	// SignedServingSigners are those of ServingSigners that we sign for, too: no other signer does. Default: none, others sign for all.
+	SignedServingSigners []string
 	// ForbiddenAddresses are DNS names, IPs and CIDRs that no node serves under: the API server's, and the service range. Needed with
 	// ServingSigners.
 	ForbiddenAddresses []string
@@ -144,7 +150,8 @@ type Rules struct {
 func New(p Policy) (*Rules, error) {
 	p.Providers, p.Signers = slices.Clone(p.Providers), slices.Clone(p.Signers)
 	p.Bootstrappers, p.UnattestedNodes = slices.Clone(p.Bootstrappers), slices.Clone(p.UnattestedNodes)
-	p.ServingSigners, p.ForbiddenAddresses = slices.Clone(p.ServingSigners), slices.Clone(p.ForbiddenAddresses)
+	p.ServingSigners, p.SignedServingSigners = slices.Clone(p.ServingSigners), slices.Clone(p.SignedServingSigners)
+	p.ForbiddenAddresses = slices.Clone(p.ForbiddenAddresses)
 	p.EKSources, p.NameSources = slices.Clone(p.EKSources), slices.Clone(p.NameSources)
 	if p.TokenGroup == "" {
 		p.TokenGroup = groupBootstrappers
@@ -260,6 +267,14 @@ func (r *Rules) checkServing() error {
 			return fmt.Errorf("servingSigners: %q is not for serving certificates", name)
 		}
 	}
+	for i, name := range r.policy.SignedServingSigners {
+		switch {
+		case !slices.Contains(r.policy.ServingSigners, name) || slices.Contains(r.policy.SignedServingSigners[:i], name):
+			return fmt.Errorf("signedServingSigners: %.128q is not one of servingSigners, or stands twice", name)
+		case strings.HasPrefix(name, "kubernetes.io/"):
+			return fmt.Errorf("signedServingSigners: kube-controller-manager signs for %q", name)
+		}
+	}
 	if len(r.policy.ServingSigners) > 0 && len(r.policy.ForbiddenAddresses) == 0 {
 		return errors.New("forbiddenAddresses: the API server's names and addresses, and the service range, must be given with servingSigners")
 	}
@@ -274,7 +289,10 @@ func (r *Rules) checkServing() error {
 }
 
 func (r *Rules) checkSources() error {
-	if len(r.policy.EKSources) == 0 && len(r.policy.Providers) > 0 {
+	if r.policy.TrustOnFirstUse && (r.policy.Token != Required || len(r.policy.Providers) == 0) {
+		return errors.New("trustOnFirstUse: a bootstrap token must be required (token), and there must be a provider")
+	}
+	if len(r.policy.EKSources) == 0 && len(r.policy.Providers) > 0 && !r.policy.TrustOnFirstUse {
 		return errors.New("ekSources: none is given, so no machine could be found")
 	}
 	if bad, ok := unknown(r.policy.EKSources, EKInventory, EKPlatform, EKAnnotation); !ok {

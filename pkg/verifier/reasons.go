@@ -30,10 +30,12 @@ const (
 	ReasonNodeNameMismatch      Reason = "NodeNameMismatch"
 	ReasonAmbiguousName         Reason = "AmbiguousName"
 	ReasonNodeAlreadyRegistered Reason = "NodeAlreadyRegistered"
+	ReasonTrustExpired          Reason = "TrustExpired"
 
 	ReasonIdentityBound        Reason = "IdentityBound"
 	ReasonBootCountersWentBack Reason = "BootCountersWentBack"
 	ReasonAKChanged            Reason = "AKChanged"
+	ReasonEKNotNamed           Reason = "EKNotNamed"
 	ReasonRateLimited          Reason = "RateLimited"
 	ReasonRequestPending       Reason = "RequestPending"
 	ReasonSignerUnavailable    Reason = "SignerUnavailable"
@@ -69,16 +71,18 @@ func Reasons() map[Reason]string {
 		ReasonMachineNotFound:       "no machine is known that the evidence belongs to; waits",
 		ReasonAmbiguousMachine:      "the evidence belongs to more than one machine",
 		ReasonProviderIDMismatch:    "the provider ID is not the machine's",
-		ReasonMachineNotReady:       "the machine is not provisioned yet; waits",
+		ReasonMachineNotReady:       "the machine is not provisioned yet, or is paused; waits",
 		ReasonMachineDeleting:       "the machine is being deleted",
 		ReasonNodeNameUnknown:       "nothing says yet which node name the machine has; waits",
 		ReasonNodeNameMismatch:      "the node name is not that of the machine which the evidence belongs to",
 		ReasonAmbiguousName:         "the node name is claimed by another machine or record, or the machine has more than one",
 		ReasonNodeAlreadyRegistered: "a Node of that name exists, and no record says that it is this machine; waits while that is not known",
+		ReasonTrustExpired:          "nothing vouches for the endorsement key, and the machine is too old to be trusted on first use",
 
 		ReasonIdentityBound:        "the record contradicts: the endorsement key, the machine or the node name is bound otherwise, or the pinned provider was a stronger one",
 		ReasonBootCountersWentBack: "the TPM's boot counters or clock went back: it was cleared, or restored from a snapshot",
 		ReasonAKChanged:            "the TPM has another attestation key than last time; a warning only",
+		ReasonEKNotNamed:           "the record has an endorsement key that is none of those named for the machine: by a mistake there, or since another machine came first; a warning only",
 		ReasonRateLimited:          "too many requests; waits, and is never denied for it",
 
 		ReasonRequestPending:    "another request of the machine has been approved, or is about to be, and has no certificate yet; waits",

@@ -28,6 +28,9 @@ type Record struct {
 	HelloUID, ProofUID, ProofSHA256 string
 	// Open says that this proof is there, and neither issued nor refused yet.
 	Open bool
+	// Orphaned says that the machine, an object, is gone, and the record about to go after it. Nothing is decided by such a record, and nothing
+	// that it speaks of is anybody's yet.
+	Orphaned bool
 	// FirstProofUID is the ProofUID that the record was made with.
 	FirstProofUID string
 	// Certificates are those that were issued and have not ended.
@@ -146,6 +149,23 @@ func (t *trial) judgeBoot(r *Record) {
 	}
 	if e.AK != "" && r.AK != "" && e.AK != r.AK {
 		t.warn(ReasonAKChanged, "record: the TPM has another attestation key")
+	}
+}
+
+// judgeNamed warns of an endorsement key that only the record says is the machine's, while sources name others. The record goes on deciding, or a
+// mistake in a source would take nodes down; but this is also what is left of a first use that was an impostor's.
+func (t *trial) judgeNamed(ek string) {
+	if m := t.machine; m != nil && ek != "" && slices.ContainsFunc(m.EKs, t.counts) && !t.vouched(m, ek) {
+		t.warn(ReasonEKNotNamed, "record: its endorsement key is none of those named for the machine")
+	}
+}
+
+// judgeOrphans waits for the records of machines that are gone: their hardware, or their name, may serve the next.
+func (t *trial) judgeOrphans() {
+	for _, r := range t.orphans {
+		if t.ek != "" && r.EK == t.ek || t.asks.nodeName != "" && r.NodeName == t.asks.nodeName || t.machine != nil && r.Machine.Name == t.machine.Ref.Name {
+			t.wait(ReasonIdentityBound, "record: that of a machine that is gone is still there")
+		}
 	}
 }
 

@@ -90,19 +90,21 @@ func isToken(username string) bool {
 	return ok
 }
 
-// judgeToken applies I3.
+// judgeToken applies I3, to bootstrap tokens.
 func (t *trial) judgeToken() {
 	mode := t.rules.policy.Token
 	if t.insecure {
 		mode = Required // it is all there is
 	}
-	if t.class != First {
+	if t.class != First || t.tokenJudged {
 		return
 	}
+	t.tokenJudged = true
 	token := t.in.Token
 	switch {
+	case !isToken(t.in.Request.Spec.Username) && !t.insecure && !t.proposed: // an identity that the operator names, for all machines
 	case !isToken(t.in.Request.Spec.Username):
-		t.fail(mode, ReasonTokenNotForMachine, "requester: did not come with a bootstrap token")
+		t.deny(ReasonTokenNotForMachine, "requester: did not come with a bootstrap token")
 	case !token.Known && mode == Required:
 		t.wait(ReasonTokenNotForMachine, "requester: it is not known yet which machine the token was made for")
 	case !token.Known:

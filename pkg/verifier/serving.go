@@ -29,6 +29,8 @@ type Addresses struct {
 	IPs      []netip.Addr
 }
 
+func (a Addresses) count() int { return len(a.DNSNames) + len(a.IPs) }
+
 // forbidden are the names and ranges that no node serves under, beside those that never are anybody's own.
 type forbidden struct {
 	names  []string
@@ -64,10 +66,21 @@ func (f forbidden) ip(ip netip.Addr) bool {
 	return !ip.IsGlobalUnicast() || slices.ContainsFunc(f.ranges, func(p netip.Prefix) bool { return p.Contains(ip) })
 }
 
-// serves reports whether a request is for a serving certificate under a signer of the policy, and not of a node that is left alone.
+// serves reports whether a request is for a serving certificate under a signer of the policy.
 func (r *Rules) serves(spec certificatesv1.CertificateSigningRequestSpec) bool {
-	name, node := strings.CutPrefix(spec.Username, userNode)
-	return slices.Contains(r.policy.ServingSigners, spec.SignerName) && (!node || !slices.Contains(r.policy.UnattestedNodes, name))
+	return slices.Contains(r.policy.ServingSigners, spec.SignerName)
+}
+
+// leftToOthers reports whether a serving certificate is asked for by a node that is left alone: one that is listed, and has no record.
+func (t *trial) leftToOthers() bool {
+	name, node := strings.CutPrefix(t.in.Request.Spec.Username, userNode)
+	return t.serving && node && slices.Contains(t.rules.policy.UnattestedNodes, name) &&
+		!slices.ContainsFunc(t.in.Records, func(r Record) bool { return r.NodeName == name })
+}
+
+// SignsServing reports whether this controller signs serving certificates under that signer.
+func (r *Rules) SignsServing(signer string) bool {
+	return r != nil && slices.Contains(r.policy.SignedServingSigners, signer)
 }
 
 // judgeServing judges what a kubelet files for its serving certificate. There is no evidence in it: the node shows its client certificate, which
@@ -79,7 +92,7 @@ func (t *trial) judgeServing() {
 	if !ok {
 		return
 	}
-	addresses := t.judgeServingCertification(der)
+	t.addresses = t.judgeServingCertification(der)
 	judgeUsages(&t.denied, spec.Usages, t.asks.key, certificatesv1.UsageServerAuth)
 	if !strings.HasPrefix(spec.Username, userNode) {
 		t.deny(ReasonRequesterNotAllowed, "requester: is not a node")
@@ -91,7 +104,7 @@ func (t *trial) judgeServing() {
 	}
 	t.findServingMachine()
 	t.judgeCredential()
-	t.judgeAddresses(addresses)
+	t.judgeAddresses(t.addresses)
 }
 
 // judgeServingCertification applies S3, S4, and what takes the place of S5.
@@ -143,9 +156,11 @@ func (t *trial) findServingMachine() {
 		t.wait(ReasonMachineNotFound, "the machine in the node's record is not known")
 		return
 	}
-	if deleted := t.machine.Deleted; !deleted.IsZero() && t.in.Now.Sub(deleted) > deletingRenewal {
-		t.deny(ReasonMachineDeleting, "the machine is being deleted")
+	if !t.machine.Ready {
+		t.wait(ReasonMachineNotReady, "the machine is not provisioned yet, or is paused")
 	}
+	t.judgeDeletion()
+	t.judgeNamed(t.record.EK)
 }
 
 // judgeAddresses compares what is asked for with what the machine has, and with what others have.

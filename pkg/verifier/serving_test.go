@@ -7,9 +7,11 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/pem"
 	"net"
 	"net/netip"
 	"net/url"
+	"reflect"
 	"slices"
 	"testing"
 	"time"
@@ -74,29 +76,70 @@ func rawNames(generalNames ...[]byte) func(*world) {
 }
 
 func TestServing(t *testing.T) {
-	for name, bend := range map[string]func(*world){
+	bends := map[string]func(*world){
 		"as a kubelet asks":      func(*world) {},
 		"the node name alone":    names(nodeName),
 		"an IP alone":            ips("192.0.2.11"),
 		"a machine of few words": func(w *world) { w.machine().Addresses = Addresses{}; names(nodeName)(w) },
 		"another proof is open":  func(w *world) { w.record().Open = true },
-		"no CA here":             func(w *world) { w.in.NoSigner = true },
 		"being deleted":          func(w *world) { w.machine().Deleted = testNow.Add(-time.Minute) },
 		"RSA": func(w *world) {
 			w.in.Request.Spec.Request = servingRequest(key("rsa2048"), nil)
 			w.in.Request.Spec.Usages = append(w.in.Request.Spec.Usages, certificatesv1.UsageKeyEncipherment)
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			w := goodServing()
-			bend(w)
-			d := w.judge(t)
-			if d.Outcome != ApproveServing || d.Class != Serving || len(d.Warnings) > 0 || d.Grant == nil || d.Grant.NodeName != nodeName || d.Grant.Record.NodeName != "" {
-				t.Errorf("%s, %s: %v, %+v", d.Outcome, d.Class, d.Refusals, d.Grant)
-			}
-		})
+	}
+	for who, start := range servings() {
+		for name, bend := range bends {
+			t.Run(who+", "+name, func(t *testing.T) {
+				w := start()
+				want := ApproveServing
+				if w.signing {
+					want = SignServing
+				}
+				bend(w)
+				d := w.judge(t)
+				if d.Outcome != want || d.Class != Serving || len(d.Warnings) > 0 || d.Grant == nil || !reflect.DeepEqual(d.Grant.Record, Record{}) {
+					t.Fatalf("%s, %s: %v, %+v", d.Outcome, d.Class, d.Refusals, d.Grant)
+				}
+				asked := must(x509.ParseCertificateRequest(must1(pem.Decode(w.in.Request.Spec.Request)).Bytes))
+				var ips []net.IP
+				for _, ip := range d.Grant.Addresses.IPs {
+					ips = append(ips, ip.AsSlice())
+				}
+				if !slices.Equal(d.Grant.Addresses.DNSNames, asked.DNSNames) || !slices.EqualFunc(ips, asked.IPAddresses, net.IP.Equal) {
+					t.Errorf("addresses %v", d.Grant.Addresses)
+				}
+				if d.Grant.NodeName != nodeName || !reflect.DeepEqual(d.Grant.PublicKey, asked.PublicKey) {
+					t.Errorf("granted: %+v", d.Grant)
+				}
+				if most := d.Grant.MaxLifetime; (most != 0) != !w.machine().Deleted.IsZero() || most != 0 && most != time.Hour {
+					t.Errorf("lifetime %s", most)
+				}
+			})
+		}
 	}
 }
+
+// servings are good requests: those that another signs, ours, and ours once approved.
+func servings() map[string]func() *world {
+	ours := func() *world {
+		w := goodServing()
+		w.in.Request.Spec.SignerName = oursToServe
+		return w
+	}
+	return map[string]func() *world{
+		"another's": goodServing, "ours": ours, "ours, approved": func() *world { return approvedToServe(ours()) },
+	}
+}
+
+// approvedToServe has the request approved, by whomever.
+func approvedToServe(w *world) *world {
+	w.condition(certificatesv1.CertificateApproved)
+	w.signing = true
+	return w
+}
+
+func must1[A, B any](a A, _ B) A { return a }
 
 func TestServingHostile(t *testing.T) {
 	type reasons = []Reason
@@ -107,12 +150,6 @@ func TestServingHostile(t *testing.T) {
 		want Outcome
 		why  reasons
 	}{
-		{"signer not served", func(w *world) { w.policy.ServingSigners = nil }, Ignore, nil},
-		{"another signer", func(w *world) { w.in.Request.Spec.SignerName = "example.com/serving" }, Ignore, nil},
-		{"a node that is left alone", func(w *world) { w.policy.UnattestedNodes = []string{nodeName} }, Ignore, nil},
-		{"decided", func(w *world) { w.condition(certificatesv1.CertificateApproved) }, Ignore, nil},
-		{"approved, for another to sign", func(w *world) { w.signing = true; w.condition(certificatesv1.CertificateApproved) }, Ignore, nil},
-
 		{"another node's DNS name", names("worker-2.example.com"), Deny, reasons{ReasonAddressMismatch}},
 		{"another node's name", names("worker-2"), Deny, reasons{ReasonAddressMismatch}},
 		{"another node's name beside its own", names(nodeName, "worker-2"), Deny, reasons{ReasonAddressMismatch}},
@@ -198,6 +235,8 @@ func TestServingHostile(t *testing.T) {
 		{"no record yet", func(w *world) { w.in.Records = w.in.Records[:1] }, Wait, reasons{ReasonMachineNotFound}},
 		{"no record for long", func(w *world) { w.in.Records = w.in.Records[:1]; w.created(time.Hour) }, Deny, reasons{ReasonMachineNotFound}},
 		{"the machine is not known", func(w *world) { w.in.Machines = w.in.Machines[:1] }, Wait, reasons{ReasonMachineNotFound}},
+		{"the machine is not ready, or paused", func(w *world) { w.machine().Ready = false }, Wait, reasons{ReasonMachineNotReady}},
+		{"the machine is not ready for long", func(w *world) { w.machine().Ready = false; w.created(time.Hour) }, Deny, reasons{ReasonMachineNotReady}},
 		{"no addresses yet", func(w *world) { w.machine().Addresses = Addresses{} }, Wait, reasons{ReasonAddressUnknown}},
 		{"names, and no IPs yet", func(w *world) { w.machine().Addresses.IPs = nil }, Wait, reasons{ReasonAddressUnknown}},
 		{"IPs, and no names yet", func(w *world) { w.machine().Addresses.DNSNames = nil }, Wait, reasons{ReasonAddressUnknown}},
@@ -206,16 +245,134 @@ func TestServingHostile(t *testing.T) {
 		{"over the rate", func(w *world) { w.in.OverRate = true }, Wait, reasons{ReasonRateLimited}},
 		{"no time", func(w *world) { w.in.Now = time.Time{} }, Deny, reasons{ReasonRefused}},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			w := goodServing()
-			c.bend(w)
+		for who, start := range servings() {
+			t.Run(who+", "+c.name, func(t *testing.T) {
+				w, want := start(), c.want
+				if w.signing && want == Deny {
+					want = Fail
+				}
+				c.bend(w)
+				d := w.judge(t)
+				if d.Outcome != want || !slices.Equal(d.Refusals.Reasons(), c.why) {
+					t.Errorf("%s, %v, want %s, %v", d.Outcome, d.Refusals, want, c.why)
+				}
+				if d.Grant != nil {
+					t.Errorf("granted: %+v", d.Grant)
+				}
+			})
+		}
+	}
+}
+
+// A node whose record has another EK than is named for its machine goes on, and is spoken of: in serving, too.
+func TestServingWithAnotherEK(t *testing.T) {
+	for who, start := range servings() {
+		w := start()
+		w.machine().EKs = []NamedEK{{EKInventory, "e9"}}
+		if d := w.judge(t); d.Outcome != ApproveServing && d.Outcome != SignServing || !slices.Equal(d.Warnings.Reasons(), []Reason{ReasonEKNotNamed}) {
+			t.Errorf("%s: %s, %v, warnings %v", who, d.Outcome, d.Refusals, d.Warnings)
+		}
+	}
+}
+
+// What is not for us to decide, or to sign.
+func TestServingIgnored(t *testing.T) {
+	for name, bend := range map[string]func(*world){
+		"signer not served":         func(w *world) { w.policy.ServingSigners, w.policy.SignedServingSigners = nil, nil },
+		"another signer":            func(w *world) { w.in.Request.Spec.SignerName = "example.com/serving" },
+		"a node that is left alone": func(w *world) { w.policy.UnattestedNodes, w.in.Records = []string{nodeName}, nil },
+		"denied":                    func(w *world) { w.condition(certificatesv1.CertificateDenied) },
+		"failed":                    func(w *world) { w.condition(certificatesv1.CertificateFailed) },
+		"issued":                    func(w *world) { w.in.Request.Status.Certificate = []byte("x") },
+	} {
+		for who, start := range servings() {
+			w := start()
+			bend(w)
+			if d := w.judge(t); d.Outcome != Ignore || d.Grant != nil {
+				t.Errorf("%s, %s: %s, %v", who, name, d.Outcome, d.Refusals)
+			}
+		}
+	}
+	for name, w := range map[string]*world{
+		"another's, approved": approvedToServe(servings()["another's"]()),
+		"ours, not approved":  func() *world { w := servings()["ours"](); w.signing = true; return w }(),
+		"ours, approved, nothing to sign any more": func() *world {
+			w := servings()["ours, approved"]()
+			w.policy.SignedServingSigners = nil
+			return w
+		}(),
+		"ours, approved, asked as if it were not": func() *world { w := servings()["ours, approved"](); w.signing = false; return w }(),
+	} {
+		if d := w.judge(t); d.Outcome != Ignore || d.Grant != nil {
+			t.Errorf("%s: %s, %v", name, d.Outcome, d.Refusals)
+		}
+	}
+}
+
+// A node that is listed and has attested all the same is one like others.
+func TestServingOfAListedNodeWithARecord(t *testing.T) {
+	for who, start := range servings() {
+		w := start()
+		w.policy.UnattestedNodes = []string{nodeName}
+		if d := w.judge(t); d.Outcome != ApproveServing && d.Outcome != SignServing {
+			t.Errorf("%s: %s, %v", who, d.Outcome, d.Refusals)
+		}
+	}
+}
+
+// What is ours to sign waits for a CA. What another signs does not.
+func TestServingWithoutCA(t *testing.T) {
+	for who, want := range map[string][4]Outcome{ // soon, late, and hostile with and without a CA
+		"another's": {ApproveServing, ApproveServing, Deny, Deny}, "ours": {Wait, Deny, Deny, Deny}, "ours, approved": {Wait, Fail, Fail, Fail},
+	} {
+		for i, bend := range []func(*world){
+			func(w *world) { w.in.NoSigner = true },
+			func(w *world) { w.in.NoSigner = true; w.created(time.Hour) },
+			func(w *world) { w.in.NoSigner = true; names("worker-2")(w) },
+			names("worker-2"),
+		} {
+			w := servings()[who]()
+			bend(w)
 			d := w.judge(t)
-			if d.Outcome != c.want || !slices.Equal(d.Refusals.Reasons(), c.why) {
-				t.Errorf("%s, %v, want %s, %v", d.Outcome, d.Refusals, c.want, c.why)
+			var why []Reason
+			switch {
+			case want[i] == Wait, want[i] != ApproveServing && i == 1:
+				why = []Reason{ReasonSignerUnavailable}
+			case i > 1:
+				why = []Reason{ReasonAddressMismatch}
 			}
-			if d.Grant != nil {
-				t.Errorf("granted: %+v", d.Grant)
+			if d.Outcome != want[i] || !slices.Equal(d.Refusals.Reasons(), why) {
+				t.Errorf("%s, %d: %s, %v, want %s, %v", who, i, d.Outcome, d.Refusals, want[i], why)
 			}
-		})
+		}
+	}
+	if rules := must(New(goodPolicy())); !rules.SignsServing(oursToServe) || rules.SignsServing(servingSigner) || rules.SignsServing("") || (*Rules)(nil).SignsServing(oursToServe) {
+		t.Error("another signer is ours")
+	}
+}
+
+// An approval is worth nothing by itself: what has changed since counts, and what never held.
+func TestServingSignedAfterAChange(t *testing.T) {
+	for name, c := range map[string]struct {
+		bend func(*world)
+		want Outcome
+		why  []Reason
+	}{
+		"the address is gone":                           {func(w *world) { w.machine().Addresses.IPs = w.machine().Addresses.IPs[:1] }, Fail, []Reason{ReasonAddressMismatch}},
+		"another has the address":                       {func(w *world) { w.in.Machines[0].Addresses = w.machine().Addresses }, Fail, []Reason{ReasonAddressMismatch}},
+		"the address is forbidden":                      {func(w *world) { w.policy.ForbiddenAddresses = []string{"192.0.2.0/24"} }, Fail, []Reason{ReasonAddressForbidden}},
+		"the addresses are unknown":                     {func(w *world) { w.machine().Addresses = Addresses{} }, Wait, []Reason{ReasonAddressUnknown}},
+		"the record is gone":                            {func(w *world) { w.in.Records = w.in.Records[:1] }, Wait, []Reason{ReasonMachineNotFound}},
+		"the certificate has ended":                     {func(w *world) { w.record().Certificates[0].SHA256 = "c9" }, Fail, []Reason{ReasonUnknownCredential}},
+		"approved by somebody, of a bootstrap identity": {user("system:bootstrap:abc123", "system:bootstrappers"), Fail, []Reason{ReasonRequesterNotAllowed}},
+		"approved by somebody, with evidence": {func(w *world) {
+			w.in.Request.Spec.Request = good(Renewal).in.Request.Spec.Request
+		}, Fail, []Reason{ReasonMalformedRequest}},
+	} {
+		w := servings()["ours, approved"]()
+		c.bend(w)
+		if d := w.judge(t); d.Outcome != c.want || !slices.Equal(d.Refusals.Reasons(), c.why) || d.Grant != nil {
+			t.Errorf("%s: %s, %v, want %s, %v", name, d.Outcome, d.Refusals, c.want, c.why)
+		}
 	}
 }

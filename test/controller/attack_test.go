@@ -24,6 +24,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	verifiertpm "github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/oddrequest"
 )
 
 // denied has a plugin that must get nothing.
@@ -384,11 +385,7 @@ func TestApprovedByAnAdministrator(t *testing.T) {
 // lonelyProof is a proof's document that is well-formed and proves nothing.
 func (f *fleet) lonelyProof(t *testing.T, helloName string) []byte {
 	t.Helper()
-	proof := attestation.Proof{
-		Version: attestation.VersionTPM, HelloName: helloName, HelloUID: "uid", KeyID: "k1", Expires: time.Now().Add(time.Minute).Unix(),
-		PCRBank: "sha256", PCRs: []attestation.PCR{{Index: 0, Value: make([]byte, 32)}}, Quote: []byte{1}, Signature: []byte{1},
-	}
-	data, err := proof.Marshal()
+	data, err := oddrequest.Proof(helloName)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -72,7 +72,7 @@ func Install(ctx context.Context, cp *testbed.ControlPlane, module string) error
 	if err := SetInventory(ctx, cp, []byte("apiVersion: authenticator.cluster.x-k8s.io/v1alpha1\nkind: MachineInventory\nmachines: []\n")); err != nil {
 		return err
 	}
-	return awaitPolicies(ctx, cp)
+	return AwaitPolicies(ctx, cp)
 }
 
 // SetInventory replaces the inventory, such as by what identify prints. The controller reads it again within seconds, and until then the
@@ -101,9 +101,9 @@ func Kubeconfig(ctx context.Context, cp *testbed.ControlPlane) ([]byte, error) {
 
 const policyTimeout = 20 * time.Second
 
-// awaitPolicies waits until each policy that keeps others from doing the controller's work refuses it: a policy reaches the API server's admission
+// AwaitPolicies waits until each policy that keeps others from doing the controller's work refuses it: a policy reaches the API server's admission
 // through an informer, some time after it was stored. The probe leaves nothing behind.
-func awaitPolicies(ctx context.Context, cp *testbed.ControlPlane) error {
+func AwaitPolicies(ctx context.Context, cp *testbed.ControlPlane) error {
 	ctx, cancel := context.WithTimeout(ctx, policyTimeout)
 	defer cancel()
 	requests := cp.Client().CertificatesV1().CertificateSigningRequests()

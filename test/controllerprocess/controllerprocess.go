@@ -61,6 +61,8 @@ type Options struct {
 	Kubeconfig []byte
 	// Configure changes the configuration before it is written: see New for what it is without that.
 	Configure func(*config.Config)
+	// Edit changes what is about to be written, by the names of fields: after Configure, and without what is the default.
+	Edit func(map[string]any)
 	// Args are added to the command line, such as -v=2.
 	Args []string
 }
@@ -93,7 +95,14 @@ func New(options Options) (*Controller, error) {
 	if options.Configure != nil {
 		options.Configure(&settings)
 	}
-	content, err := minimal(settings)
+	fields, err := minimal(settings)
+	if err != nil {
+		return nil, err
+	}
+	if options.Edit != nil {
+		options.Edit(fields)
+	}
+	content, err := yaml.Marshal(fields)
 	if err != nil {
 		return nil, err
 	}
@@ -101,7 +110,7 @@ func New(options Options) (*Controller, error) {
 }
 
 // minimal is the file as a person would write it: without what is the default.
-func minimal(settings config.Config) ([]byte, error) {
+func minimal(settings config.Config) (map[string]any, error) {
 	var given, byDefault map[string]any
 	for _, c := range []struct {
 		from config.Config
@@ -120,7 +129,7 @@ func minimal(settings config.Config) ([]byte, error) {
 			delete(given, field)
 		}
 	}
-	return yaml.Marshal(given)
+	return given, nil
 }
 
 // ConfigFile is the path of the configuration file.

@@ -178,6 +178,8 @@ func (n *node) enrol(t *testing.T) result {
 	t.Helper()
 	for range 20 {
 		if r := n.run(t); r.code == 0 {
+			// It records its end after the certificate is there.
+			eventually(t, 10*time.Second, "the worker ends", func() bool { return !n.dir.Worker().Alive() })
 			return r
 		} else if time.Sleep(300 * time.Millisecond); r.code < 0 {
 			t.Fatalf("killed: %+v", r)

@@ -175,6 +175,10 @@ func TestOptionalRights(t *testing.T) {
 			gained: rights("approve", certs, "signers", "", certificatesv1.KubeletServingSignerName),
 			still:  append(rights("sign", certs, "signers", "", certificatesv1.KubeletServingSignerName), rights("approve", certs, "signers", "", "kubernetes.io/*")...),
 		},
+		"serving-tpm.yaml": {
+			gained: rights("approve sign", certs, "signers", "", servingSigner),
+			still:  rights("approve sign", certs, "signers", "", "cluster.x-k8s.io/*"),
+		},
 		"insecure.yaml": {
 			gained: rights("approve sign", certs, "signers", "", insecureSigner),
 			still:  rights("approve sign", certs, "signers", "", "cluster.x-k8s.io/*"),

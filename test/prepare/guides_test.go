@@ -3,7 +3,6 @@
 package prepare
 
 import (
-	"context"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -110,55 +109,6 @@ func TestWithoutKubeadmDocument(t *testing.T) {
 			}
 		}
 	})
-}
-
-// The manifests for Cluster API are what its schema allows, as an API server sees it.
-func TestClusterAPIManifests(t *testing.T) {
-	admin := filepath.Join(t.TempDir(), "admin.kubeconfig")
-	if err := shared.WriteKubeconfig(admin, shared.AdminUser()); err != nil {
-		t.Fatal(err)
-	}
-	kubectl := func(args ...string) error {
-		_, err := shared.RunKubectl(t.Context(), admin, args...)
-		return err
-	}
-	const schema = "testdata/kubeadmconfigtemplates.yaml"
-	if err := kubectl("apply", "--server-side", "--filename="+schema); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if _, err := shared.RunKubectl(context.WithoutCancel(t.Context()), admin, "delete", "--filename="+schema); err != nil {
-			t.Error(err)
-		}
-	})
-	if err := kubectl("wait", "--for=condition=Established", "crd/kubeadmconfigtemplates.bootstrap.cluster.x-k8s.io"); err != nil {
-		t.Fatal(err)
-	}
-	create := func(manifest string) error {
-		file := filepath.Join(t.TempDir(), "manifest.yaml")
-		if err := os.WriteFile(file, []byte(manifest), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return kubectl("create", "--dry-run=server", "--validate=strict", "--filename="+file)
-	}
-	found := 0
-	for _, name := range []string{"kubeadm.md", "bootstrap-by-exec.md"} {
-		for _, block := range blocks(read(t, guides+name), "yaml") {
-			if !strings.Contains(block, "\nkind: KubeadmConfigTemplate\n") {
-				continue
-			}
-			found++
-			if err := create(block); err != nil {
-				t.Errorf("%s: %v", name, err)
-			}
-			if err := create(strings.Replace(block, "permissions:", "permission:", 1)); err == nil || !strings.Contains(err.Error(), "unknown field") {
-				t.Errorf("%s: nobody minds an unknown field: %v", name, err)
-			}
-		}
-	}
-	if found != 2 {
-		t.Errorf("%d manifests", found)
-	}
 }
 
 // Each test that the guides name is there.

@@ -62,7 +62,7 @@ func TestOneReplica(t *testing.T) {
 	if _, err := m.plug(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	want := `node_attestation_decisions_total{class="first",outcome="Approve",reason="Attested",signer="` + tpm.SignerName + `"} 1`
+	want := `node_attestation_decisions_total{class="first",cluster="7f0c64de-5d1a-4b6e-9c53-30a1c1b1e9f4",outcome="Approve",reason="Attested",signer="` + tpm.SignerName + `"} 1`
 	if counted := r.decisions(t); !strings.Contains(counted, want+"\n") {
 		t.Errorf("no %s in:\n%s", want, counted)
 	}

@@ -46,10 +46,12 @@ type AuditEvent struct {
 	Name        string
 	User        string // empty if the request was not authenticated
 	Groups      []string
-	UserAgent   string
-	RequestURI  string
-	Code        int
-	Time        time.Time
+	// ImpersonatedUser is whom the user acted as, empty if as itself.
+	ImpersonatedUser string
+	UserAgent        string
+	RequestURI       string
+	Code             int
+	Time             time.Time
 }
 
 // AuditMark is a point in the audit log. The zero value is its beginning.
@@ -131,6 +133,9 @@ func parseAuditEvent(line []byte) (AuditEvent, error) {
 			Username string   `json:"username"`
 			Groups   []string `json:"groups"`
 		} `json:"user"`
+		ImpersonatedUser struct {
+			Username string `json:"username"`
+		} `json:"impersonatedUser"`
 		UserAgent string `json:"userAgent"`
 		ObjectRef struct {
 			Resource    string `json:"resource"`
@@ -154,9 +159,12 @@ func parseAuditEvent(line []byte) (AuditEvent, error) {
 		Name:        raw.ObjectRef.Name,
 		User:        raw.User.Username,
 		Groups:      raw.User.Groups,
-		UserAgent:   raw.UserAgent,
-		RequestURI:  raw.RequestURI,
-		Code:        raw.ResponseStatus.Code,
-		Time:        raw.StageTimestamp,
+
+		ImpersonatedUser: raw.ImpersonatedUser.Username,
+
+		UserAgent:  raw.UserAgent,
+		RequestURI: raw.RequestURI,
+		Code:       raw.ResponseStatus.Code,
+		Time:       raw.StageTimestamp,
 	}, nil
 }

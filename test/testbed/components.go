@@ -60,9 +60,18 @@ type componentSet struct {
 	name       string // of its folder, after the key
 	module     string // folder below test/components, empty for the module there
 	components []component
+	release    release // Kubernetes' where it is not given
 }
 
-const kubernetesModule = "k8s.io/kubernetes"
+// release is the module whose version is the set's, and the package that has it stamped in.
+type release struct {
+	module, stamp string
+}
+
+const (
+	kubernetesModule = "k8s.io/kubernetes"
+	clusterAPIModule = "sigs.k8s.io/cluster-api"
+)
 
 var (
 	controlPlaneSet = componentSet{components: []component{
@@ -79,6 +88,11 @@ var (
 	kubeadmSet = componentSet{name: "-kubeadm", components: []component{
 		{"kubeadm", "k8s.io/kubernetes/cmd/kubeadm", kubernetesModule},
 	}}
+	kubernetesRelease = release{kubernetesModule, "k8s.io/component-base/version"}
+	// A module of its own, since its requirements are others than Kubernetes'.
+	clusterctlSet = componentSet{name: "-clusterctl", module: "clusterctl", components: []component{
+		{"clusterctl", "sigs.k8s.io/cluster-api/cmd/clusterctl", clusterAPIModule},
+	}, release: release{clusterAPIModule, "sigs.k8s.io/cluster-api/version"}}
 )
 
 // recipe is all that decides what the binaries look like.
@@ -90,7 +104,7 @@ type recipe struct {
 	own       []byte // sources of the set's packages that are the components module's own
 	goVersion string
 	flags     []string
-	version   string // of Kubernetes
+	version   string // of the set's release
 }
 
 // Build returns the control plane's components, and builds those of this recipe first if that
@@ -142,6 +156,15 @@ func BuildKubeadm(ctx context.Context, progress io.Writer) (string, error) {
 		return "", err
 	}
 	return filepath.Join(folder, "kubeadm"), nil
+}
+
+// BuildClusterctl builds clusterctl, of the version of test/components/clusterctl. It returns its path.
+func BuildClusterctl(ctx context.Context, progress io.Writer) (string, error) {
+	_, folder, err := buildSet(ctx, clusterctlSet, progress)
+	if err != nil {
+		return "", err
+	}
+	return filepath.Join(folder, "clusterctl"), nil
 }
 
 // buildSet returns the folder with a set's binaries.
@@ -203,10 +226,14 @@ func readRecipe(ctx context.Context, set componentSet) (*recipe, error) {
 		return nil, fmt.Errorf("ask go for its version: %w", err)
 	}
 	r.goVersion = strings.TrimSpace(string(out))
-	if r.version, err = moduleVersion(r.goMod, kubernetesModule); err != nil {
+	of := set.release
+	if of.module == "" {
+		of = kubernetesRelease
+	}
+	if r.version, err = moduleVersion(r.goMod, of.module); err != nil {
 		return nil, err
 	}
-	if r.flags, err = buildFlags(r.version); err != nil {
+	if r.flags, err = buildFlags(of, r.version); err != nil {
 		return nil, err
 	}
 	return r, nil
@@ -264,12 +291,12 @@ func moduleVersion(goMod []byte, module string) (string, error) {
 
 // buildFlags stamps the version in, else kubectl cannot parse what the server
 // says it is.
-func buildFlags(version string) ([]string, error) {
+func buildFlags(of release, version string) ([]string, error) {
 	parts := strings.SplitN(strings.TrimPrefix(version, "v"), ".", 3)
 	if len(parts) != 3 {
-		return nil, fmt.Errorf("version %q of k8s.io/kubernetes is not vX.Y.Z", version)
+		return nil, fmt.Errorf("version %q of %s is not vX.Y.Z", version, of.module)
 	}
-	const variable = " -X k8s.io/component-base/version."
+	variable := " -X " + of.stamp + "."
 	ldflags := "-s -w" + variable + "gitVersion=" + version +
 		variable + "gitMajor=" + parts[0] + variable + "gitMinor=" + parts[1]
 	return []string{"-trimpath", "-buildvcs=false", "-ldflags", ldflags}, nil

@@ -4,6 +4,7 @@ package testbed
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -47,6 +48,8 @@ type Options struct {
 	// APIServerArgs are added to the API server's; of a flag given twice the
 	// last one counts.
 	APIServerArgs []string
+	// Etcd is another control plane, to be stopped later, whose etcd this one uses, under a prefix of its own. Nil starts one.
+	Etcd *ControlPlane
 }
 
 // ControlPlane is a running etcd and kube-apiserver, and after
@@ -66,7 +69,8 @@ type ControlPlane struct {
 	admin  KeyPair
 	client *kubernetes.Clientset
 
-	etcd      *Process
+	etcdURL   string
+	etcd      *Process // nil where it is another's
 	apiServer *Process
 
 	mu                sync.Mutex // guards what follows
@@ -112,11 +116,14 @@ func Start(ctx context.Context, opts Options) (_ *ControlPlane, err error) {
 	if err := cp.writeFiles(opts.AuditPolicy); err != nil {
 		return nil, err
 	}
-	etcdURL, err := cp.startEtcd(ctx)
-	if err != nil {
+	args := opts.APIServerArgs
+	if opts.Etcd != nil {
+		cp.etcdURL = opts.Etcd.etcdURL
+		args = append([]string{"--etcd-prefix=/" + rand.Text()}, args...)
+	} else if err := cp.startEtcd(ctx); err != nil {
 		return nil, err
 	}
-	if err := cp.startAPIServer(ctx, etcdURL, opts.APIServerArgs); err != nil {
+	if err := cp.startAPIServer(ctx, args); err != nil {
 		return nil, err
 	}
 	return cp, nil
@@ -147,6 +154,9 @@ func (cp *ControlPlane) Stop() error {
 
 // ServerURL returns the API server's URL.
 func (cp *ControlPlane) ServerURL() string { return "https://" + cp.addr }
+
+// EtcdURL returns etcd's URL, for what no API server lets anybody write.
+func (cp *ControlPlane) EtcdURL() string { return cp.etcdURL }
 
 // ServerCA returns the authority of the serving certificate, PEM.
 func (cp *ControlPlane) ServerCA() []byte { return cp.serverCA.CertPEM() }
@@ -246,18 +256,18 @@ func (cp *ControlPlane) writeFiles(auditPolicy []byte) error {
 	return nil
 }
 
-func (cp *ControlPlane) startEtcd(ctx context.Context) (string, error) {
+func (cp *ControlPlane) startEtcd(ctx context.Context) error {
 	addr, err := freeLoopbackAddr()
 	if err != nil {
-		return "", err
+		return err
 	}
-	url := "http://" + addr
+	cp.etcdURL = "http://" + addr
 	cp.etcd, err = StartProcess(Command{
 		Path: cp.components.Etcd,
 		Args: []string{
 			"--data-dir=" + cp.path("etcd"),
-			"--listen-client-urls=" + url,
-			"--advertise-client-urls=" + url,
+			"--listen-client-urls=" + cp.etcdURL,
+			"--advertise-client-urls=" + cp.etcdURL,
 			"--listen-peer-urls=http://127.0.0.1:0", // it has no peers
 			"--unsafe-no-fsync",
 			"--log-level=warn",
@@ -268,21 +278,21 @@ func (cp *ControlPlane) startEtcd(ctx context.Context) (string, error) {
 		LogFile: cp.path("etcd.log"),
 	})
 	if err != nil {
-		return "", err
+		return err
 	}
-	return url, pollWhile(ctx, cp.etcd, "etcd", func(ctx context.Context) error {
-		return getOK(ctx, http.DefaultClient, url+"/health")
+	return pollWhile(ctx, cp.etcd, "etcd", func(ctx context.Context) error {
+		return getOK(ctx, http.DefaultClient, cp.etcdURL+"/health")
 	})
 }
 
-func (cp *ControlPlane) startAPIServer(ctx context.Context, etcdURL string, extra []string) error {
+func (cp *ControlPlane) startAPIServer(ctx context.Context, extra []string) error {
 	addr, port, err := freeLoopbackPort()
 	if err != nil {
 		return err
 	}
 	cp.addr = addr
 	args := []string{
-		"--etcd-servers=" + etcdURL,
+		"--etcd-servers=" + cp.etcdURL,
 		"--bind-address=127.0.0.1",
 		"--advertise-address=127.0.0.1",
 		"--secure-port=" + port,

@@ -58,6 +58,54 @@ func TestControlPlane(t *testing.T) {
 	t.Run("two authorities", func(t *testing.T) { testTwoAuthorities(t, cp) })
 	t.Run("through the proxy", func(t *testing.T) { testLostAnswer(t, cp, token) })
 	t.Run("controller manager", func(t *testing.T) { testControllerManager(t, cp, token) })
+	t.Run("another on its etcd", func(t *testing.T) { testSharedEtcd(t, cp) })
+}
+
+const exampleCRD = `apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: things.example.test}
+spec:
+  group: example.test
+  scope: Cluster
+  names: {kind: Thing, listKind: ThingList, plural: things, singular: thing}
+  versions:
+  - {name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object}}}
+`
+
+// testSharedEtcd has a second API server that knows nothing of the first one's objects, and ends alone.
+func testSharedEtcd(t *testing.T, cp *ControlPlane) {
+	other, err := Start(t.Context(), Options{Components: &cp.components, Etcd: cp})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = other.Stop() })
+	file := filepath.Join(t.TempDir(), "crd.yaml")
+	mustWrite(t, file, exampleCRD)
+	crds, err := ReadCRDs(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := other.InstallCRDs(t.Context(), crds...); err != nil {
+		t.Fatal(err)
+	}
+	things := func(cp *ControlPlane) error {
+		return cp.client.RESTClient().Get().AbsPath("/apis/example.test/v1/things").Do(t.Context()).Error()
+	}
+	if err := things(other); err != nil {
+		t.Error(err)
+	}
+	if err := things(cp); !apierrors.IsNotFound(err) {
+		t.Errorf("the other one's objects: %v", err)
+	}
+	if err := other.Stop(); err != nil {
+		t.Error(err)
+	}
+	if _, err := cp.client.CoreV1().Namespaces().Get(t.Context(), systemNamespace, metav1.GetOptions{}); err != nil {
+		t.Errorf("without the other one: %v", err)
+	}
+	if _, err := ReadCRDs(filepath.Join(t.TempDir(), "*.yaml")); err == nil {
+		t.Error("no files are no error")
+	}
 }
 
 func stopAndLookAround(t *testing.T, cp *ControlPlane) {

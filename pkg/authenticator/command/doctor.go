@@ -65,7 +65,7 @@ func (i *invocation) printDoctor(report doctor.Report, output string) error {
 	}
 	if failed := report.Failed(); len(failed) > 0 {
 		return &authenticator.Failure{
-			Reason: authenticator.NodeUnhealthy, Hint: "the remedies are with the checks; docs/doctor.md has each of them",
+			Reason: authenticator.NodeUnhealthy, Hint: "the remedies are with the checks; kubelet-authenticator(8), docs/doctor.md, has each of them",
 			Err: fmt.Errorf("%d checks failed: %s", len(failed), strings.Join(failed, ", ")),
 		}
 	}

@@ -53,7 +53,7 @@ it waits for that, and fails if it does not come.`,
 // the kubelet lives on with the certificate that it has.
 func (i *invocation) prepare(ctx context.Context, config authenticator.Config, loadErr error, setup kubelet.Setup) error {
 	if err := setup.Check(); err != nil {
-		return &authenticator.Failure{Reason: authenticator.Configuration, Hint: "see --help and docs/configuration.md for what each setting may be", Err: err}
+		return &authenticator.Failure{Reason: authenticator.Configuration, Hint: "see --help and kubelet-authenticator-config(5), docs/configuration.md, for what each setting may be", Err: err}
 	}
 	p, err := kubelet.Prepare(setup, func(line string) { i.tell("%s", line) })
 	for _, problem := range p.Problems {

@@ -37,6 +37,8 @@ const (
 type Program struct {
 	// Version and Commit say which build it is.
 	Version, Commit string
+	// Management is for configurations with clusterAPI. Optional: they are refused without it.
+	Management Management
 }
 
 // Process is what a main hands over of its process.
@@ -59,7 +61,7 @@ func (f *failure) Unwrap() error { return f.err }
 type invocation struct {
 	Program
 	Process
-	file, kubeconfig string
+	file, kubeconfig, watchFilter string
 }
 
 // maxLine bounds a line on standard error, in bytes: a peer may have written some of it.
@@ -102,6 +104,7 @@ to end by SIGTERM or SIGINT.`,
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage(err) })
 	root.PersistentFlags().StringVar(&i.file, "config", DefaultConfigFile, "configuration file, which has to exist")
 	root.Flags().StringVar(&i.kubeconfig, "kubeconfig", "", "kubeconfig file (default: the pod's service account)")
+	root.Flags().StringVar(&i.watchFilter, "watch-filter", "", "clusterAPI.watchFilter of the configuration file, in its place")
 	logs := flag.NewFlagSet("", flag.ContinueOnError)
 	klog.InitFlags(logs)
 	root.PersistentFlags().AddGoFlag(logs.Lookup("v"))
@@ -126,11 +129,27 @@ func (i *invocation) settings() (*config.Settings, error) {
 	if err != nil {
 		return nil, misconfigured(err)
 	}
+	switch {
+	case i.watchFilter != "" && c.ClusterAPI == nil:
+		return nil, usage(errors.New("--watch-filter is for a configuration with clusterAPI"))
+	case i.watchFilter != "":
+		c.ClusterAPI.WatchFilter = i.watchFilter
+	}
 	settings, err := config.New(c)
+	if err == nil && c.ClusterAPI != nil {
+		err = i.checkManagement(settings)
+	}
 	if err != nil {
 		return nil, misconfigured(fmt.Errorf("configuration file %s: %w", i.file, err))
 	}
 	return settings, nil
+}
+
+func (i *invocation) checkManagement(settings *config.Settings) error {
+	if i.Management == nil {
+		return errors.New("clusterAPI: this program knows nothing of Cluster API")
+	}
+	return i.Management.Check(settings)
 }
 
 func misconfigured(err error) error {

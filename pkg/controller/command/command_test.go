@@ -5,15 +5,12 @@ package command
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
 	"testing"
-
-	"k8s.io/klog/v2/ktesting"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/buildinfo"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
@@ -37,6 +34,10 @@ func write(t *testing.T, content string) string {
 	return path
 }
 
+// inManagement is the least configuration of a management cluster.
+var inManagement = strings.NewReplacer("clusterUID: c\n", "clusterAPI: {ekSources: [Annotation]}\n", "signing: {mode: Sign, secretName: ca}", "signing: {mode: Sign}",
+	"inventory: {file: /inventory.yaml}\n", "").Replace(good)
+
 func TestExitCodes(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "") // not in a pod
 	for name, c := range map[string]struct {
@@ -55,6 +56,8 @@ func TestExitCodes(t *testing.T) {
 		"a field that is left": {[]string{"--config", write(t, strings.Replace(good, "clusterUID: c\n", "", 1))}, CodeConfiguration, "clusterUID"},
 		"no kubeconfig":        {[]string{"--config", write(t, good), "--kubeconfig=/nonexistent"}, CodeConfiguration, "/nonexistent"},
 		"not in a pod":         {[]string{"--config", write(t, good)}, CodeConfiguration, ""},
+		"a filter for nothing": {[]string{"--config", write(t, good), "--watch-filter=x"}, CodeUsage, "--watch-filter"},
+		"no Cluster API here":  {[]string{"--config", write(t, inManagement)}, CodeConfiguration, "clusterAPI"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var stdout, stderr bytes.Buffer
@@ -99,27 +102,6 @@ func TestExitCodesAreDocumented(t *testing.T) {
 		}
 		if !found {
 			t.Errorf("%d is not documented", code)
-		}
-	}
-}
-
-type source struct{ problem error }
-
-func (s *source) Problem() error { return s.problem }
-
-// What cannot be used is said once, and once that it can be again.
-func TestWatchSaysWhatChanges(t *testing.T) {
-	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
-	s := &source{}
-	w := &watch{sources: map[string]config.Source{"CA": s}, log: logger, said: map[string]string{}}
-	for _, problem := range []error{nil, errors.New("first"), errors.New("first"), errors.New("second\nline"), nil, nil} {
-		s.problem = problem
-		w.look()
-	}
-	said := logger.GetSink().(ktesting.Underlier).GetBuffer().String()
-	for text, times := range map[string]int{"first": 1, "second line": 1, "in use again": 1, "CA": 3} {
-		if strings.Count(said, text) != times {
-			t.Errorf("%q is not said %d times:\n%s", text, times, said)
 		}
 	}
 }

@@ -5,7 +5,6 @@ package command
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/http"
 	"time"
 
@@ -24,7 +23,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
@@ -45,6 +43,9 @@ func (i *invocation) run(cmd *cobra.Command, _ []string) error {
 	}
 	logger := klog.Background()
 	ctrl.SetLogger(logger)
+	if settings.Config().ClusterAPI != nil {
+		return i.manage(cmd.Context(), api, settings, logger)
+	}
 	gate, err := newGate(api, settings, logger)
 	if err != nil {
 		return err
@@ -74,7 +75,7 @@ func newGate(api *rest.Config, settings *config.Settings, logger klog.Logger) (*
 	if err != nil {
 		return nil, err
 	}
-	return settings.Gate(settings.Keys(live, live), metrics, logger.WithName("gate")), nil
+	return settings.Gate(settings.Keys(live, live), metrics.For(settings.Config().ClusterUID), logger.WithName("gate")), nil
 }
 
 // open has the gate judge whether enforcement may start. Nothing is wrong if it was told to end meanwhile.
@@ -121,23 +122,18 @@ func newManager(ctx context.Context, api *rest.Config, settings *config.Settings
 	if err != nil {
 		return nil, err
 	}
-	graceful := shutdownTimeout
-	m, err := ctrl.NewManager(api, ctrl.Options{
-		Scheme: scheme, Logger: logger,
-		Metrics:                metricsserver.Options{BindAddress: c.MetricsBindAddress},
-		HealthProbeBindAddress: c.HealthBindAddress,
-		LeaderElection:         c.LeaderElection.Enabled, LeaderElectionID: c.LeaderElection.LeaseName, LeaderElectionNamespace: c.Namespace,
-		// The process ends as soon as the manager has stopped: nothing is decided after the lease was given back.
-		LeaderElectionReleaseOnCancel: true,
-		GracefulShutdownTimeout:       &graceful,
-	})
+	options := managerOptions(c, scheme, logger)
+	options.Cache.ByObject = map[client.Object]cache.ByObject{&certificatesv1.CertificateSigningRequest{}: {Transform: controller.TrimRequests(settings.Rules())}}
+	m, err := ctrl.NewManager(api, options)
 	if err != nil {
 		return nil, err
 	}
 	parts, keys := settings.Controller(m.GetAPIReader(), m.GetClient())
-	if parts.Metrics, err = controller.NewMetrics(); err != nil {
+	metrics, err := controller.NewMetrics()
+	if err != nil {
 		return nil, err
 	}
+	parts.Metrics = metrics.For(c.ClusterUID)
 	if err := controller.Add(m, parts); err != nil {
 		return nil, err
 	}
@@ -150,7 +146,7 @@ func newManager(ctx context.Context, api *rest.Config, settings *config.Settings
 	if err := m.Add(keys); err != nil {
 		return nil, err
 	}
-	if err := m.Add(&watch{sources: sourcesOf(parts, keys), log: logger.WithName("sources"), said: map[string]string{}}); err != nil {
+	if err := m.Add(controller.NewProblems(parts, keys, logger.WithName("sources"))); err != nil {
 		return nil, err
 	}
 	// A replica that stands by has its cache filled.
@@ -175,18 +171,69 @@ func newManager(ctx context.Context, api *rest.Config, settings *config.Settings
 			}
 			return nil
 		},
-		"cache": func(ctx context.Context) error {
-			if !m.GetCache().WaitForCacheSync(ctx) {
-				return errors.New("not filled yet")
-			}
-			return nil
-		},
 	} {
 		if err := m.AddReadyzCheck(name, checker(check)); err != nil {
 			return nil, err
 		}
 	}
-	return m, m.AddHealthzCheck("ping", healthz.Ping)
+	return m, addChecks(m)
+}
+
+// addChecks adds what each manager is asked for.
+func addChecks(m manager.Manager) error {
+	filled := func(ctx context.Context) error {
+		if !m.GetCache().WaitForCacheSync(ctx) {
+			return errors.New("not filled yet")
+		}
+		return nil
+	}
+	return errors.Join(m.AddReadyzCheck("cache", checker(filled)), m.AddHealthzCheck("ping", healthz.Ping))
+}
+
+func managerOptions(c config.Config, scheme *runtime.Scheme, logger klog.Logger) ctrl.Options {
+	graceful := shutdownTimeout
+	return ctrl.Options{
+		Scheme: scheme, Logger: logger,
+		Metrics:                metricsserver.Options{BindAddress: c.MetricsBindAddress},
+		HealthProbeBindAddress: c.HealthBindAddress,
+		LeaderElection:         c.LeaderElection.Enabled, LeaderElectionID: c.LeaderElection.LeaseName, LeaderElectionNamespace: c.Namespace,
+		// The process ends as soon as the manager has stopped: nothing is decided after the lease was given back.
+		LeaderElectionReleaseOnCancel: true,
+		GracefulShutdownTimeout:       &graceful,
+	}
+}
+
+// Management serves the workload clusters of a management cluster. Package clusterapi has it; here nothing of Cluster API is known.
+type Management interface {
+	// Check returns an error that names the field if the settings are not for this program.
+	Check(settings *config.Settings) error
+	// Scheme and CacheOptions are those of the manager.
+	Scheme() (*runtime.Scheme, error)
+	CacheOptions(settings *config.Settings) cache.Options
+	// Add adds all that serves them to the manager.
+	Add(ctx context.Context, m manager.Manager, settings *config.Settings, userAgent string) error
+}
+
+// manage is the controller in a management cluster.
+func (i *invocation) manage(ctx context.Context, api *rest.Config, settings *config.Settings, logger klog.Logger) error {
+	scheme, err := i.Management.Scheme()
+	if err != nil {
+		return err
+	}
+	options := managerOptions(settings.Config(), scheme, logger)
+	options.Cache = i.Management.CacheOptions(settings)
+	m, err := ctrl.NewManager(api, options)
+	if err != nil {
+		return err
+	}
+	if err := i.Management.Add(ctx, m, settings, api.UserAgent); err != nil {
+		return err
+	}
+	if err := addChecks(m); err != nil {
+		return err
+	}
+	logger.Info("starting in a management cluster", "version", i.Version, "commit", i.Commit, "config", i.file, "audit", settings.Config().Audit)
+	return m.Start(ctx)
 }
 
 // checkTimeout bounds a check; probes wait a second.
@@ -197,59 +244,5 @@ func checker(check func(context.Context) error) healthz.Checker {
 		ctx, cancel := context.WithTimeout(request.Context(), checkTimeout)
 		defer cancel()
 		return check(ctx)
-	}
-}
-
-// watch logs what keeps a CA, an inventory or the challenge keys from being used, each time that it changes: the last good ones stay
-// in use, and so nobody would notice.
-type watch struct {
-	sources map[string]config.Source
-	log     klog.Logger
-	said    map[string]string
-}
-
-func sourcesOf(parts controller.Config, keys *controller.KeyStore) map[string]config.Source {
-	sources := map[string]config.Source{"challenge keys": keys}
-	if ca, ok := parts.CA.(config.Source); ok {
-		sources["CA"] = ca
-	}
-	if machines, ok := parts.Machines.(config.Source); ok {
-		sources["inventory"] = machines
-	}
-	return sources
-}
-
-// Start looks every now and then until ctx ends.
-func (w *watch) Start(ctx context.Context) error {
-	ticker := time.NewTicker(5 * time.Second)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticker.C:
-			w.look()
-		}
-	}
-}
-
-// NeedLeaderElection has replicas that stand by say it, too.
-func (*watch) NeedLeaderElection() bool { return false }
-
-func (w *watch) look() {
-	for name, source := range w.sources {
-		problem := ""
-		if err := source.Problem(); err != nil {
-			problem = text.Line(err.Error(), maxLine)
-		}
-		if problem == w.said[name] {
-			continue
-		}
-		if problem == "" {
-			w.log.Info(fmt.Sprintf("%s: in use again", name))
-		} else {
-			w.log.Info(fmt.Sprintf("%s: cannot be used, the last good one is if there was one", name), "problem", problem)
-		}
-		w.said[name] = problem
 	}
 }

@@ -94,6 +94,9 @@ func (i *invocation) newJudge(ctx context.Context, machines, keys string, now ti
 	if err != nil {
 		return nil, err
 	}
+	if settings.Config().ClusterAPI != nil {
+		return nil, misconfigured(errors.New("verify judges for one cluster: it takes a configuration with clusterUID and inventory, and not clusterAPI"))
+	}
 	j := &judge{out: i.Stdout, now: now, settings: settings, hasKeys: keys != ""}
 	var source controller.MachineSource = controller.Inventory{File: inventory.NewFile(machines, 0)}
 	if machines == "" {
@@ -298,11 +301,12 @@ var checks = []struct {
 	{"evidence", nil},
 	{"machine", []verifier.Reason{
 		verifier.ReasonMachineNotFound, verifier.ReasonAmbiguousMachine, verifier.ReasonProviderIDMismatch, verifier.ReasonMachineNotReady, verifier.ReasonMachineDeleting,
+		verifier.ReasonTrustExpired,
 	}},
 	{"node name", []verifier.Reason{
 		verifier.ReasonNodeNameUnknown, verifier.ReasonNodeNameMismatch, verifier.ReasonAmbiguousName, verifier.ReasonNodeAlreadyRegistered,
 	}},
-	{"record", []verifier.Reason{verifier.ReasonIdentityBound, verifier.ReasonBootCountersWentBack, verifier.ReasonAKChanged}},
+	{"record", []verifier.Reason{verifier.ReasonIdentityBound, verifier.ReasonBootCountersWentBack, verifier.ReasonAKChanged, verifier.ReasonEKNotNamed}},
 }
 
 // checkOf returns the name of the check that a reason is of.

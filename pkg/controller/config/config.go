@@ -31,8 +31,12 @@ type Config struct {
 	metav1.TypeMeta `json:",inline"`
 
 	// ClusterUID tells the cluster from all others. A proof for one is worth nothing in another.
-	ClusterUID string `json:"clusterUID"`
-	// Namespace is where records, the challenge keys, and all that is named below are.
+	ClusterUID string `json:"clusterUID,omitempty"`
+	// ClusterAPI has the controller serve the workload clusters of a management cluster, each by the rest of this configuration. There is no
+	// ClusterUID then.
+	ClusterAPI *ClusterAPI `json:"clusterAPI,omitempty"`
+	// Namespace is where the Lease, records, the challenge keys, and all that is named below are. With ClusterAPI, records and keys are with
+	// their clusters.
 	Namespace string `json:"namespace"`
 	// Signers are those that are decided for.
 	Signers []Signer `json:"signers,omitempty"`
@@ -54,8 +58,9 @@ type Config struct {
 	Bootstrappers []Bootstrapper `json:"bootstrappers,omitempty"`
 	// TokenGroup is a group that bootstrap tokens must have.
 	TokenGroup string `json:"tokenGroup,omitempty"`
-	// Token is whether a bootstrap token must have been made for the machine.
-	Token Mode `json:"token"`
+	// Token is whether a bootstrap token must have been made for the machine. Default: Required with ClusterAPI, otherwise Off, since most
+	// inventories list no tokens.
+	Token Mode `json:"token,omitempty"`
 	// Credential is whether a renewal must be asked for with a certificate in the record.
 	Credential Mode `json:"credential"`
 	// BootCounters is whether a TPM is refused whose boot counters went back.
@@ -118,6 +123,28 @@ type Lifetimes struct {
 	Min      metav1.Duration `json:"min"`
 	Max      metav1.Duration `json:"max"`
 	Backdate metav1.Duration `json:"backdate"`
+}
+
+// ClusterAPI is about a management cluster.
+type ClusterAPI struct {
+	// Namespaces are those whose Clusters are served. Default: all.
+	Namespaces []string `json:"namespaces,omitempty"`
+	// WatchFilter is the value of the label cluster.x-k8s.io/watch-filter that Clusters must have. Default: any, or none.
+	WatchFilter string `json:"watchFilter,omitempty"`
+	// User is whose rights the controller has in workload clusters: a service account, which policies there name. It is impersonated. Default:
+	// that of packaging/kubernetes.
+	User string `json:"user,omitempty"`
+	// EKSources are what names endorsement keys: Annotation, Inventory, by provider ID, and in an infrastructure provider's own binary Platform.
+	EKSources []verifier.EKSource `json:"ekSources,omitempty"`
+	// NodeNames are where node names come from, for each Machine the first that has any. Default: MachineName.
+	NodeNames []verifier.NameSource `json:"nodeNames,omitempty"`
+	// TrustOnFirstUse lets a new Machine's bootstrap token speak for the endorsement key that comes with it.
+	TrustOnFirstUse bool `json:"trustOnFirstUse,omitempty"`
+	// ServingAddresses are the types of Machines' addresses for which nodes get serving certificates: those that the platform itself vouches for, and
+	// no guest reports. They must be set with serving certificates, and only then.
+	ServingAddresses []string `json:"servingAddresses,omitempty"`
+	// UnattestedControlPlanes leaves the nodes of control plane Machines alone, as UnattestedNodes does.
+	UnattestedControlPlanes bool `json:"unattestedControlPlanes,omitempty"`
 }
 
 // Inventory is where the inventory of machines is: one of the two.
@@ -216,7 +243,6 @@ func Default() Config {
 		Lifetimes: Lifetimes{
 			Default: duration(limits.Default), Min: duration(limits.Min), Max: duration(limits.Max), Backdate: duration(limits.Backdate),
 		},
-		Token:                 Off, // most inventories list no tokens
 		Credential:            Required,
 		BootCounters:          Warn,
 		WaitDeadline:          duration(verifier.DefaultWaitDeadline),

@@ -25,6 +25,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	verifiertpm "github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
 )
 
@@ -58,6 +59,18 @@ func with(fields ...string) string {
 		out += part
 	}
 	return out
+}
+
+// serving is the least section of serving certificates.
+const serving = "serving: {signers: [kubernetes.io/kubelet-serving], forbiddenAddresses: [api.example.com]}"
+
+// withClusterAPI returns the least configuration of a management cluster.
+func withClusterAPI(section string, changes ...string) string {
+	fields := append([]string{"no clusterUID", "no inventory", "clusterAPI: {" + section + "}"}, changes...)
+	if !slices.ContainsFunc(changes, func(c string) bool { return strings.HasPrefix(c, "signing:") }) {
+		fields = append(fields, "signing: {mode: Sign}")
+	}
+	return with(fields...)
 }
 
 func newSettings(data string) (*Settings, error) {
@@ -99,97 +112,122 @@ func TestNewFailsClosed(t *testing.T) {
 	ca := writeCA(t)
 	eks := strings.Repeat("ab", 32)
 	for name, c := range map[string]struct{ data, says string }{
-		"least":                         {with(), ""},
-		"files":                         {with("signing: {mode: Sign, caFile: /ca.crt, keyFile: /ca.key}"), ""},
-		"approve only":                  {with("signing: {mode: ApproveOnly}", "signers: [{name: kubernetes.io/kube-apiserver-client-kubelet, shared: true}]"), ""},
-		"a ConfigMap":                   {with("inventory: {configMap: {name: a, key: b.yaml}}"), ""},
-		"roots":                         {with("tpm: {rootsFile: " + ca + ", intermediatesFile: " + ca + ", pcrs: {bank: sha256, indexes: [0]}}"), ""},
-		"values":                        {with("tpm: {pcrs: {bank: sha256, indexes: [7], values: {\"7\": [" + eks + "]}}, allowedEKs: [" + eks + "], minimumFirmware: {IFX: \"0007000200000000\"}, eventLog: true, chainTime: 2025-01-02T03:04:05Z, challengeLifetime: 1m}"), ""},
-		"bootstrapper":                  {with("bootstrappers: [{username: a, group: b}]"), ""},
-		"the insecure signer, by name":  {with("insecureSigner: cluster.x-k8s.io/kube-apiserver-client-kubelet-insecure"), ""},
-		"no cluster":                    {with("no clusterUID"), "clusterUID"},
-		"an empty cluster":              {with("clusterUID: \"\""), "clusterUID"},
-		"a cluster with a space":        {with("clusterUID: a b"), "clusterUID"},
-		"no signing":                    {with("no signing"), "signing.mode"},
-		"another mode":                  {with("signing: {mode: sign, secretName: ca}"), "signing.mode"},
-		"no CA":                         {with("signing: {mode: Sign}"), "signing"},
-		"two CAs":                       {with("signing: {mode: Sign, secretName: ca, caFile: /a, keyFile: /b}"), "signing"},
-		"no key":                        {with("signing: {mode: Sign, caFile: /a}"), "keyFile"},
-		"relative":                      {with("signing: {mode: Sign, caFile: a, keyFile: b}"), "absolute"},
-		"a CA that is not used":         {with("signing: {mode: ApproveOnly, secretName: ca}", "signers: [{name: a.b/c}]"), "signing"},
-		"approve only for no one":       {with("signing: {mode: ApproveOnly}"), "signers"},
-		"the CA in the keys' Secret":    {with("signing: {mode: Sign, secretName: node-attestation-controller-key}"), "signing.secretName"},
-		"another's signer":              {with("signers: [{name: kubernetes.io/kube-apiserver-client-kubelet, shared: true}]"), "signers"},
-		"a signer of others":            {with("signing: {mode: ApproveOnly}", "signers: [{name: kubernetes.io/kube-apiserver-client-kubelet}]"), "signers"},
-		"no signers":                    {with("signers: []"), "signers"},
-		"the signer of hellos":          {with("signers: [{name: cluster.x-k8s.io/attestation-hello}]"), "signers"},
-		"the insecure signer, listed":   {with("signers: [{name: cluster.x-k8s.io/kube-apiserver-client-kubelet-insecure}]"), "signers"},
-		"the insecure signer, by yes":   {with("insecureSigner: \"yes\""), "insecureSigner"},
-		"no inventory":                  {with("no inventory"), "inventory"},
-		"an empty inventory":            {with("inventory: {}"), "inventory"},
-		"two inventories":               {with("inventory: {file: /a, configMap: {name: a, key: b}}"), "inventory"},
-		"a relative inventory":          {with("inventory: {file: a}"), "inventory.file"},
-		"a ConfigMap without key":       {with("inventory: {configMap: {name: a}}"), "inventory.configMap.key"},
-		"a ConfigMap without name":      {with("inventory: {configMap: {key: a}}"), "inventory.configMap.name"},
-		"no TPM policy":                 {with("no tpm"), "tpm"},
-		"no PCRs":                       {with("tpm: {}"), "tpm.pcrs"},
-		"no indexes":                    {with("tpm: {pcrs: {bank: sha256, indexes: []}}"), "tpm.pcrs"},
-		"SHA-1":                         {with("tpm: {pcrs: {bank: sha1, indexes: [7]}}"), "PCR"},
-		"a PCR that is not quoted":      {with("tpm: {pcrs: {bank: sha256, indexes: [7], values: {\"4\": [" + eks + "]}}}"), "PCR 4"},
-		"a PCR without value":           {with("tpm: {pcrs: {bank: sha256, indexes: [7], values: {\"7\": []}}}"), "PCR 7"},
-		"a PCR by another name":         {with("tpm: {pcrs: {bank: sha256, indexes: [7], values: {\"07\": [" + eks + "]}}}"), "tpm.pcrs.values"},
-		"a value that is not hex":       {with("tpm: {pcrs: {bank: sha256, indexes: [7], values: {\"7\": [x]}}}"), "tpm.pcrs.values"},
-		"no roots in the file":          {with("tpm: {rootsFile: " + write(t, "# none yet\n") + ", pcrs: {bank: sha256, indexes: [7]}}"), "tpm.rootsFile"},
-		"a broken root":                 {with("tpm: {rootsFile: " + write(t, string(mustRead(t, ca))+"-----BEGIN CERTIFICATE-----\n") + ", pcrs: {bank: sha256, indexes: [7]}}"), "tpm.rootsFile"},
-		"no file of roots":              {with("tpm: {rootsFile: /nonexistent, pcrs: {bank: sha256, indexes: [7]}}"), "tpm.rootsFile"},
-		"intermediates alone":           {with("tpm: {intermediatesFile: " + ca + ", pcrs: {bank: sha256, indexes: [7]}}"), "tpm"},
-		"an EK in upper case":           {with("tpm: {deniedEKs: [" + strings.ToUpper(eks) + "], pcrs: {bank: sha256, indexes: [7]}}"), "tpm.deniedEKs"},
-		"a short EK":                    {with("tpm: {allowedEKs: [ab], pcrs: {bank: sha256, indexes: [7]}}"), "tpm.allowedEKs"},
-		"firmware as people write it":   {with("tpm: {minimumFirmware: {IFX: \"7.2\"}, pcrs: {bank: sha256, indexes: [7]}}"), "tpm.minimumFirmware"},
-		"firmware of no maker":          {with("tpm: {minimumFirmware: {Infineon Technologies: \"0007000200000000\"}, pcrs: {bank: sha256, indexes: [7]}}"), "MinimumFirmware"},
-		"a challenge for a day":         {with("tpm: {challengeLifetime: 24h, pcrs: {bank: sha256, indexes: [7]}}"), "ChallengeLifetime"},
-		"no namespace":                  {with("namespace: \"\""), "namespace"},
-		"no keys' Secret":               {with("challengeKeySecret: \"\""), "challengeKeySecret"},
-		"no lease":                      {with("leaderElection: {leaseName: \"\"}"), "leaderElection.leaseName"},
-		"no address":                    {with("healthBindAddress: \"\""), "healthBindAddress"},
-		"no mode for credentials":       {with("credential: \"\""), "credential"},
-		"another mode for tokens":       {with("token: \"off\""), "token"},
-		"another mode for counters":     {with("bootCounters: deny"), "bootCounters"},
-		"unattested nodes":              {with("unattestedNodes: [control-plane-1, control-plane-2.example.com]"), ""},
-		"an unattested node, twice":     {with("unattestedNodes: [a, b, a]"), "unattestedNodes"},
-		"an unattested pattern":         {with("unattestedNodes: [\"control-plane-*\"]"), "unattestedNodes"},
-		"an unattested node of no name": {with("unattestedNodes: [\"\"]"), "unattestedNodes"},
-		"an unattested user":            {with("unattestedNodes: [\"system:node:a\"]"), "unattestedNodes"},
-		"bindings that are removed":     {with("autoApprovingBindings: Remove"), ""},
-		"no mode for bindings":          {with("autoApprovingBindings: \"\""), "autoApprovingBindings"},
-		"another mode for bindings":     {with("autoApprovingBindings: remove"), "autoApprovingBindings"},
-		"rates":                         {with("rates: {perRequester: {every: 1s}, perCluster: {every: 1ms, burst: 5000}, perMachine: {burst: 1}}"), ""},
-		"a rate of never":               {with("rates: {perRequester: {every: 0s}}"), "rates.perRequester.every"},
-		"a rate that goes back":         {with("rates: {perCluster: {every: -1s}}"), "rates.perCluster.every"},
-		"a rate with no burst":          {with("rates: {perMachine: {burst: 0}}"), "rates.perMachine.burst"},
-		"a rate that is a number":       {with("rates: {perMachine: {every: 10}}"), "rates.perMachine.every"},
-		"an unknown rate":               {with("rates: {perNode: {every: 1s}}"), "perNode"},
-		"too long a lifetime":           {with("lifetimes: {max: 2161h}"), "lifetimes"},
-		"no lifetime":                   {with("lifetimes: {default: 0s}"), "lifetimes"},
-		"no deadline":                   {with("waitDeadline: 0s"), "waitDeadline"},
-		"too late a deadline":           {with("waitDeadline: 24h"), "waitDeadline"},
-		"a bootstrapper without group":  {with("bootstrappers: [{username: a}]"), "bootstrappers"},
-		"a node as bootstrapper":        {with("bootstrappers: [{username: \"system:node:a\", group: b}]"), "bootstrappers"},
-		"administrators as token group": {with("tokenGroup: system:masters"), "tokenGroup"},
-		"an unknown field":              {with("audti: true"), `"audti"`},
-		"an unknown field below":        {with("signing: {mode: Sign, secretname: ca}"), `"signing.secretname"`},
-		"an unknown field in a list":    {with("signers: [{name: a.b/c, provider: tpm}]"), "provider"},
-		"a field twice":                 {with("audit: true\naudit: false"), `"audit"`},
-		"a field in another case":       {with("Audit: true"), `"Audit"`},
-		"a second document":             {with() + "---\naudit: true\n", "more than one document"},
-		"another kind":                  {strings.Replace(with(), Kind, "KubeletAuthenticatorConfiguration", 1), Kind},
-		"another version":               {strings.Replace(with(), "v1alpha1", "v1", 1), APIVersion},
-		"empty":                         {"", Kind},
+		"least":                               {with(), ""},
+		"files":                               {with("signing: {mode: Sign, caFile: /ca.crt, keyFile: /ca.key}"), ""},
+		"approve only":                        {with("signing: {mode: ApproveOnly}", "signers: [{name: kubernetes.io/kube-apiserver-client-kubelet, shared: true}]"), ""},
+		"a ConfigMap":                         {with("inventory: {configMap: {name: a, key: b.yaml}}"), ""},
+		"roots":                               {with("tpm: {rootsFile: " + ca + ", intermediatesFile: " + ca + ", pcrs: {bank: sha256, indexes: [0]}}"), ""},
+		"values":                              {with("tpm: {pcrs: {bank: sha256, indexes: [7], values: {\"7\": [" + eks + "]}}, allowedEKs: [" + eks + "], minimumFirmware: {IFX: \"0007000200000000\"}, eventLog: true, chainTime: 2025-01-02T03:04:05Z, challengeLifetime: 1m}"), ""},
+		"bootstrapper":                        {with("bootstrappers: [{username: a, group: b}]"), ""},
+		"the insecure signer, by name":        {with("insecureSigner: cluster.x-k8s.io/kube-apiserver-client-kubelet-insecure"), ""},
+		"Cluster API":                         {withClusterAPI("ekSources: [Annotation]"), ""},
+		"Cluster API, all of it":              {withClusterAPI("ekSources: [Annotation, Platform], nodeNames: [Hostname, MachineName], namespaces: [a, b], watchFilter: x, user: 'system:serviceaccount:a:b', trustOnFirstUse: true, unattestedControlPlanes: true"), ""},
+		"trust on first use alone":            {withClusterAPI("trustOnFirstUse: true"), ""},
+		"Cluster API, an inventory":           {withClusterAPI("ekSources: [Inventory]", "inventory: {file: /a}"), ""},
+		"Cluster API, inventory's name first": {withClusterAPI("ekSources: [Inventory], nodeNames: [Inventory, Hostname]", "inventory: {file: /a}"), ""},
+		"Cluster API, serving":                {withClusterAPI("ekSources: [Annotation], servingAddresses: [Hostname, InternalIP, ExternalIP, InternalDNS, ExternalDNS]", serving), ""},
+		"Cluster API, serving what says who":  {withClusterAPI("ekSources: [Annotation]", serving), "clusterAPI.servingAddresses"},
+		"Cluster API, serving nothing":        {withClusterAPI("ekSources: [Annotation], servingAddresses: []", serving), "clusterAPI.servingAddresses"},
+		"Cluster API, serving node names":     {withClusterAPI("ekSources: [Annotation], servingAddresses: [MachineName]", serving), "clusterAPI.servingAddresses"},
+		"Cluster API, serving twice":          {withClusterAPI("ekSources: [Annotation], servingAddresses: [InternalIP, InternalIP]", serving), "clusterAPI.servingAddresses"},
+		"Cluster API, addresses for nothing":  {withClusterAPI("ekSources: [Annotation], servingAddresses: [InternalIP]"), "clusterAPI.servingAddresses"},
+		"serving without Cluster API":         {with(serving), ""},
+		"Cluster API and a cluster":           {with("clusterAPI: {ekSources: [Annotation]}", "no inventory", "signing: {mode: Sign}"), "clusterUID"},
+		"Cluster API, no source of EKs":       {withClusterAPI(""), "clusterAPI.ekSources"},
+		"Cluster API, another source":         {withClusterAPI("ekSources: [annotation]"), "annotation"},
+		"Cluster API, inventory's name":       {withClusterAPI("ekSources: [Annotation], nodeNames: [Inventory]"), "clusterAPI.nodeNames"},
+		"Cluster API, an admin":               {withClusterAPI("ekSources: [Annotation], user: 'kubernetes-admin'"), "clusterAPI.user"},
+		"Cluster API, half a user":            {withClusterAPI("ekSources: [Annotation], user: 'system:serviceaccount:a'"), "clusterAPI.user"},
+		"Cluster API, a filter":               {withClusterAPI("ekSources: [Annotation], watchFilter: 'a b'"), "clusterAPI.watchFilter"},
+		"Cluster API, a namespace":            {withClusterAPI("ekSources: [Annotation], namespaces: [a, a]"), "clusterAPI.namespaces"},
+		"Cluster API, a CA of its own":        {withClusterAPI("ekSources: [Annotation]", "signing: {mode: Sign, secretName: ca}"), "signing"},
+		"Cluster API, unasked inventory":      {withClusterAPI("ekSources: [Annotation]", "inventory: {file: /a}"), "inventory"},
+		"Cluster API, no inventory":           {withClusterAPI("ekSources: [Inventory]"), "inventory"},
+		"Cluster API, first use, no token":    {withClusterAPI("trustOnFirstUse: true", "token: Warn"), "token"},
+		"Cluster API, nodes left alone":       {withClusterAPI("ekSources: [Annotation]", "unattestedNodes: [a]"), "unattestedNodes"},
+		"no cluster":                          {with("no clusterUID"), "clusterUID"},
+		"an empty cluster":                    {with("clusterUID: \"\""), "clusterUID"},
+		"a cluster with a space":              {with("clusterUID: a b"), "clusterUID"},
+		"no signing":                          {with("no signing"), "signing.mode"},
+		"another mode":                        {with("signing: {mode: sign, secretName: ca}"), "signing.mode"},
+		"no CA":                               {with("signing: {mode: Sign}"), "signing"},
+		"two CAs":                             {with("signing: {mode: Sign, secretName: ca, caFile: /a, keyFile: /b}"), "signing"},
+		"no key":                              {with("signing: {mode: Sign, caFile: /a}"), "keyFile"},
+		"relative":                            {with("signing: {mode: Sign, caFile: a, keyFile: b}"), "absolute"},
+		"a CA that is not used":               {with("signing: {mode: ApproveOnly, secretName: ca}", "signers: [{name: a.b/c}]"), "signing"},
+		"approve only for no one":             {with("signing: {mode: ApproveOnly}"), "signers"},
+		"the CA in the keys' Secret":          {with("signing: {mode: Sign, secretName: node-attestation-controller-key}"), "signing.secretName"},
+		"another's signer":                    {with("signers: [{name: kubernetes.io/kube-apiserver-client-kubelet, shared: true}]"), "signers"},
+		"a signer of others":                  {with("signing: {mode: ApproveOnly}", "signers: [{name: kubernetes.io/kube-apiserver-client-kubelet}]"), "signers"},
+		"no signers":                          {with("signers: []"), "signers"},
+		"the signer of hellos":                {with("signers: [{name: cluster.x-k8s.io/attestation-hello}]"), "signers"},
+		"the insecure signer, listed":         {with("signers: [{name: cluster.x-k8s.io/kube-apiserver-client-kubelet-insecure}]"), "signers"},
+		"the insecure signer, by yes":         {with("insecureSigner: \"yes\""), "insecureSigner"},
+		"no inventory":                        {with("no inventory"), "inventory"},
+		"an empty inventory":                  {with("inventory: {}"), "inventory"},
+		"two inventories":                     {with("inventory: {file: /a, configMap: {name: a, key: b}}"), "inventory"},
+		"a relative inventory":                {with("inventory: {file: a}"), "inventory.file"},
+		"a ConfigMap without key":             {with("inventory: {configMap: {name: a}}"), "inventory.configMap.key"},
+		"a ConfigMap without name":            {with("inventory: {configMap: {key: a}}"), "inventory.configMap.name"},
+		"no TPM policy":                       {with("no tpm"), "tpm"},
+		"no PCRs":                             {with("tpm: {}"), "tpm.pcrs"},
+		"no indexes":                          {with("tpm: {pcrs: {bank: sha256, indexes: []}}"), "tpm.pcrs"},
+		"SHA-1":                               {with("tpm: {pcrs: {bank: sha1, indexes: [7]}}"), "PCR"},
+		"a PCR that is not quoted":            {with("tpm: {pcrs: {bank: sha256, indexes: [7], values: {\"4\": [" + eks + "]}}}"), "PCR 4"},
+		"a PCR without value":                 {with("tpm: {pcrs: {bank: sha256, indexes: [7], values: {\"7\": []}}}"), "PCR 7"},
+		"a PCR by another name":               {with("tpm: {pcrs: {bank: sha256, indexes: [7], values: {\"07\": [" + eks + "]}}}"), "tpm.pcrs.values"},
+		"a value that is not hex":             {with("tpm: {pcrs: {bank: sha256, indexes: [7], values: {\"7\": [x]}}}"), "tpm.pcrs.values"},
+		"no roots in the file":                {with("tpm: {rootsFile: " + write(t, "# none yet\n") + ", pcrs: {bank: sha256, indexes: [7]}}"), "tpm.rootsFile"},
+		"a broken root":                       {with("tpm: {rootsFile: " + write(t, string(mustRead(t, ca))+"-----BEGIN CERTIFICATE-----\n") + ", pcrs: {bank: sha256, indexes: [7]}}"), "tpm.rootsFile"},
+		"no file of roots":                    {with("tpm: {rootsFile: /nonexistent, pcrs: {bank: sha256, indexes: [7]}}"), "tpm.rootsFile"},
+		"intermediates alone":                 {with("tpm: {intermediatesFile: " + ca + ", pcrs: {bank: sha256, indexes: [7]}}"), "tpm"},
+		"an EK in upper case":                 {with("tpm: {deniedEKs: [" + strings.ToUpper(eks) + "], pcrs: {bank: sha256, indexes: [7]}}"), "tpm.deniedEKs"},
+		"a short EK":                          {with("tpm: {allowedEKs: [ab], pcrs: {bank: sha256, indexes: [7]}}"), "tpm.allowedEKs"},
+		"firmware as people write it":         {with("tpm: {minimumFirmware: {IFX: \"7.2\"}, pcrs: {bank: sha256, indexes: [7]}}"), "tpm.minimumFirmware"},
+		"firmware of no maker":                {with("tpm: {minimumFirmware: {Infineon Technologies: \"0007000200000000\"}, pcrs: {bank: sha256, indexes: [7]}}"), "MinimumFirmware"},
+		"a challenge for a day":               {with("tpm: {challengeLifetime: 24h, pcrs: {bank: sha256, indexes: [7]}}"), "ChallengeLifetime"},
+		"no namespace":                        {with("namespace: \"\""), "namespace"},
+		"no keys' Secret":                     {with("challengeKeySecret: \"\""), "challengeKeySecret"},
+		"no lease":                            {with("leaderElection: {leaseName: \"\"}"), "leaderElection.leaseName"},
+		"no address":                          {with("healthBindAddress: \"\""), "healthBindAddress"},
+		"no mode for credentials":             {with("credential: \"\""), "credential"},
+		"another mode for tokens":             {with("token: \"off\""), "token"},
+		"another mode for counters":           {with("bootCounters: deny"), "bootCounters"},
+		"unattested nodes":                    {with("unattestedNodes: [control-plane-1, control-plane-2.example.com]"), ""},
+		"an unattested node, twice":           {with("unattestedNodes: [a, b, a]"), "unattestedNodes"},
+		"an unattested pattern":               {with("unattestedNodes: [\"control-plane-*\"]"), "unattestedNodes"},
+		"an unattested node of no name":       {with("unattestedNodes: [\"\"]"), "unattestedNodes"},
+		"an unattested user":                  {with("unattestedNodes: [\"system:node:a\"]"), "unattestedNodes"},
+		"bindings that are removed":           {with("autoApprovingBindings: Remove"), ""},
+		"no mode for bindings":                {with("autoApprovingBindings: \"\""), "autoApprovingBindings"},
+		"another mode for bindings":           {with("autoApprovingBindings: remove"), "autoApprovingBindings"},
+		"rates":                               {with("rates: {perRequester: {every: 1s}, perCluster: {every: 1ms, burst: 5000}, perMachine: {burst: 1}}"), ""},
+		"a rate of never":                     {with("rates: {perRequester: {every: 0s}}"), "rates.perRequester.every"},
+		"a rate that goes back":               {with("rates: {perCluster: {every: -1s}}"), "rates.perCluster.every"},
+		"a rate with no burst":                {with("rates: {perMachine: {burst: 0}}"), "rates.perMachine.burst"},
+		"a rate that is a number":             {with("rates: {perMachine: {every: 10}}"), "rates.perMachine.every"},
+		"an unknown rate":                     {with("rates: {perNode: {every: 1s}}"), "perNode"},
+		"too long a lifetime":                 {with("lifetimes: {max: 2161h}"), "lifetimes"},
+		"no lifetime":                         {with("lifetimes: {default: 0s}"), "lifetimes"},
+		"no deadline":                         {with("waitDeadline: 0s"), "waitDeadline"},
+		"too late a deadline":                 {with("waitDeadline: 24h"), "waitDeadline"},
+		"a bootstrapper without group":        {with("bootstrappers: [{username: a}]"), "bootstrappers"},
+		"a node as bootstrapper":              {with("bootstrappers: [{username: \"system:node:a\", group: b}]"), "bootstrappers"},
+		"administrators as token group":       {with("tokenGroup: system:masters"), "tokenGroup"},
+		"an unknown field":                    {with("audti: true"), `"audti"`},
+		"an unknown field below":              {with("signing: {mode: Sign, secretname: ca}"), `"signing.secretname"`},
+		"an unknown field in a list":          {with("signers: [{name: a.b/c, provider: tpm}]"), "provider"},
+		"a field twice":                       {with("audit: true\naudit: false"), `"audit"`},
+		"a field in another case":             {with("Audit: true"), `"Audit"`},
+		"a second document":                   {with() + "---\naudit: true\n", "more than one document"},
+		"another kind":                        {strings.Replace(with(), Kind, "KubeletAuthenticatorConfiguration", 1), Kind},
+		"another version":                     {strings.Replace(with(), "v1alpha1", "v1", 1), APIVersion},
+		"empty":                               {"", Kind},
 	} {
 		t.Run(name, func(t *testing.T) {
 			settings, err := newSettings(c.data)
 			switch {
-			case c.says == "" && (err != nil || settings.Rules() == nil):
+			case c.says == "" && (err != nil || settings.Rules() == nil && settings.Config().ClusterAPI == nil):
 				t.Error(err)
 			case c.says != "" && (err == nil || settings != nil || !strings.Contains(err.Error(), c.says) || strings.Contains(err.Error(), "\n")):
 				t.Errorf("does not say %q on one line: %v", c.says, err)
@@ -265,6 +303,37 @@ func TestSettingsMakeAController(t *testing.T) {
 	}
 	if gate := settings.Gate(keys, nil, logr.Discard()); gate.Audit || !slices.Equal(gate.Unattested, []string{"a", "b"}) {
 		t.Errorf("%+v", gate)
+	}
+}
+
+// Each workload cluster has rules of its own; what is common stays as it is.
+func TestWorkloadClusters(t *testing.T) {
+	all, err := newSettings(withClusterAPI("ekSources: [Annotation], servingAddresses: [InternalIP]", serving))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c := all.Config(); c.Token != Required || c.ClusterAPI.User != DefaultUser || !slices.Equal(c.ClusterAPI.NodeNames, []verifier.NameSource{verifier.NameMachine}) {
+		t.Errorf("%+v", c)
+	}
+	if want := []string{"system:serviceaccounts", "system:serviceaccounts:node-attestation-system", "system:authenticated"}; !slices.Equal(all.Config().ClusterAPI.Groups(), want) {
+		t.Errorf("%q", all.Config().ClusterAPI.Groups())
+	}
+	of, err := all.Of(Workload{UID: "u", Namespace: "n", KeySecret: "s", ForbiddenAddresses: []string{"10.96.0.0/12"}, UnattestedNodes: []string{"cp"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := of.Config()
+	if of.Rules() == nil || all.Rules() != nil || c.ClusterUID != "u" || c.Namespace != "n" || c.ChallengeKeySecret != "s" ||
+		!slices.Equal(c.Serving.ForbiddenAddresses, []string{"api.example.com", "10.96.0.0/12"}) || !slices.Equal(c.UnattestedNodes, []string{"cp"}) {
+		t.Errorf("%+v", c)
+	}
+	if c := all.Config(); c.ClusterUID != "" || len(c.Serving.ForbiddenAddresses) != 1 || c.UnattestedNodes != nil {
+		t.Errorf("one cluster's changed what is common: %+v", c)
+	}
+	for name, w := range map[string]Workload{"no UID": {Namespace: "n"}, "an address that is none": {UID: "u", ForbiddenAddresses: []string{"*"}}, "a node that is none": {UID: "u", UnattestedNodes: []string{"*"}}} {
+		if _, err := all.Of(w); err == nil {
+			t.Errorf("%s passes", name)
+		}
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -42,7 +43,9 @@ type Settings struct {
 // New checks a configuration and reads the files of CA certificates that it names. An error names the field at fault.
 func New(c Config) (*Settings, error) {
 	s := &Settings{config: c}
-	for _, step := range []func() error{s.checkNames, s.checkSigning, s.checkInventory, s.checkBindings, s.checkRates, s.makeTPM, s.makeRules} {
+	for _, step := range []func() error{
+		s.checkClusterAPI, s.checkNames, s.checkSigning, s.checkInventory, s.checkBindings, s.checkRates, s.makeTPM, s.makeOwnRules,
+	} {
 		if err := step(); err != nil {
 			return nil, err
 		}
@@ -53,7 +56,7 @@ func New(c Config) (*Settings, error) {
 func (s *Settings) checkNames() error {
 	c := s.config
 	switch {
-	case c.ClusterUID == "":
+	case c.ClusterUID == "" && c.ClusterAPI == nil:
 		return errors.New("clusterUID: must be set, to something that no other cluster has, and not from the cluster's own API")
 	case len(c.ClusterUID) > 128 || strings.ContainsFunc(c.ClusterUID, func(r rune) bool { return r <= ' ' || r > '~' }):
 		return errors.New("clusterUID: has 1 to 128 printable ASCII characters, and no space")
@@ -81,7 +84,9 @@ func (s *Settings) checkSigning() error {
 	switch g.Mode {
 	case Sign:
 		switch {
-		case files == secret:
+		case s.config.ClusterAPI != nil && (files || secret):
+			return errors.New("signing: with clusterAPI the CA is in each cluster's own Secret")
+		case s.config.ClusterAPI == nil && files == secret:
 			return errors.New("signing: mode Sign needs caFile and keyFile, or secretName, and not both")
 		case files && (g.CAFile == "" || g.KeyFile == ""):
 			return errors.New("signing: caFile and keyFile go together")
@@ -123,6 +128,12 @@ func (s *Settings) checkSigning() error {
 func (s *Settings) checkInventory() error {
 	i := s.config.Inventory
 	switch {
+	case s.config.ClusterAPI != nil && !slices.Contains(s.config.ClusterAPI.EKSources, verifier.EKInventory):
+		if i != (Inventory{}) {
+			return errors.New("inventory: is not asked, unless it is one of clusterAPI.ekSources")
+		}
+	case s.config.ClusterAPI != nil && i.ConfigMap != nil:
+		return errors.New("inventory.configMap: with clusterAPI, mount it as a file")
 	case i.File == "" && i.ConfigMap == nil:
 		return errors.New("inventory: must be set, file or configMap: without a source of endorsement keys no machine would be found")
 	case i.File != "" && i.ConfigMap != nil:
@@ -154,6 +165,15 @@ func (s *Settings) checkRates() error {
 	return nil
 }
 
+// makeOwnRules makes the rules of the one cluster, or only tries what they would be.
+func (s *Settings) makeOwnRules() error {
+	if s.config.ClusterAPI != nil {
+		_, err := s.Of(anyCluster)
+		return err
+	}
+	return s.makeRules()
+}
+
 func (s *Settings) makeRules() error {
 	c := s.config
 	policy := verifier.Policy{
@@ -171,6 +191,12 @@ func (s *Settings) makeRules() error {
 		WaitDeadline: c.WaitDeadline.Duration,
 
 		UnattestedNodes: c.UnattestedNodes, // checked there
+	}
+	if c.Signing.Mode == Sign {
+		policy.SignedServingSigners = c.Serving.ownSigners()
+	}
+	if m := c.ClusterAPI; m != nil {
+		policy.EKSources, policy.NameSources, policy.TrustOnFirstUse = m.EKSources, m.NodeNames, m.TrustOnFirstUse
 	}
 	for _, signer := range c.Signers {
 		policy.Signers = append(policy.Signers, verifier.Signer{Name: signer.Name, Providers: []string{tpm.Provider}, Shared: signer.Shared})
@@ -195,6 +221,11 @@ func (s *Settings) makeRules() error {
 	var err error
 	s.rules, err = verifier.New(policy)
 	return err
+}
+
+// ownSigners returns those that nobody but we can sign for: kube-controller-manager does for Kubernetes' own.
+func (s Serving) ownSigners() []string {
+	return slices.DeleteFunc(slices.Clone(s.Signers), func(name string) bool { return strings.HasPrefix(name, "kubernetes.io/") })
 }
 
 // maxCAs bounds a file of CA certificates, in bytes: all makers' together have less.
@@ -254,7 +285,11 @@ func (s *Settings) makeTPM() error {
 	// All but the keys is judged now. These are thrown away.
 	key := make([]byte, 32)
 	_, _ = rand.Read(key) // never fails
-	if _, err := s.Verifier(tpm.Keys{Current: "none", ByID: map[string][]byte{"none": key}}); err != nil {
+	tried := *s
+	if s.config.ClusterAPI != nil {
+		tried.tpm.ClusterUID = anyCluster.UID
+	}
+	if _, err := tried.Verifier(tpm.Keys{Current: "none", ByID: map[string][]byte{"none": key}}); err != nil {
 		return fmt.Errorf("tpm: %w", err)
 	}
 	return nil
@@ -322,12 +357,6 @@ func (s *Settings) Verifier(keys tpm.Keys) (*tpm.Verifier, error) {
 	return tpm.New(c)
 }
 
-// Source is a CA or an inventory that may change at any time.
-type Source interface {
-	// Problem returns what keeps what is there from being used, nil if nothing does.
-	Problem() error
-}
-
 // CA returns the CA to sign with, nil if another signer issues.
 func (s *Settings) CA(reader client.Reader) signing.Source {
 	switch g := s.config.Signing; {
@@ -343,11 +372,14 @@ func (s *Settings) CA(reader client.Reader) signing.Source {
 // inventoryAge is how long a changed file may go unnoticed. Many requests at once share one read.
 const inventoryAge = 500 * time.Millisecond
 
-// Machines returns the source of machines.
-func (s *Settings) Machines(reader client.Reader) interface {
+// Machines are the machines of a cluster, and their bootstrap tokens.
+type Machines interface {
 	controller.MachineSource
 	controller.TokenSource
-} {
+}
+
+// Machines returns the source of machines, the inventory.
+func (s *Settings) Machines(reader client.Reader) Machines {
 	if m := s.config.Inventory.ConfigMap; m != nil {
 		return controller.NewConfigMapInventory(reader, s.named(m.Name), m.Key)
 	}
@@ -366,7 +398,12 @@ func (s *Settings) named(name string) types.NamespacedName {
 // Controller returns the configuration of a controller that reads past any cache. Whoever calls it runs the KeyStore, which is a
 // manager's Runnable.
 func (s *Settings) Controller(reader client.Reader, writer client.Client) (controller.Config, *controller.KeyStore) {
-	keys, machines := s.Keys(reader, writer), s.Machines(reader)
+	keys := s.Keys(reader, writer)
+	return s.Assemble(keys, s.Machines(reader), s.CA(reader)), keys
+}
+
+// Assemble returns the configuration of a controller with these keys, these machines and this CA, nil if another signer issues.
+func (s *Settings) Assemble(keys *controller.KeyStore, machines Machines, ca signing.Source) controller.Config {
 	providers := []controller.Provider{controller.TPM{Latest: keys.Verifier}}
 	if s.config.InsecureSigner != "" {
 		providers = append(providers, controller.FromSigner(verifier.InsecureProvider, controller.InsecureSigner{Tokens: machines}))
@@ -375,12 +412,14 @@ func (s *Settings) Controller(reader client.Reader, writer client.Client) (contr
 		Rules:     s.rules,
 		Providers: providers,
 		Machines:  machines,
-		CA:        s.CA(reader),
+		CA:        ca,
 		Limits:    s.limits,
 		Rates:     s.rates,
 		Namespace: s.config.Namespace,
 		Audit:     s.config.Audit,
-	}, keys
+
+		TrustUnnamed: len(s.tpm.Roots) == 0 && len(s.tpm.AllowedEKs) == 0,
+	}
 }
 
 // Bindings returns what controller.AddBindings is told.

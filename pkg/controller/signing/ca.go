@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package signing builds and signs a node's client certificate from values that were verified; of a request's own subject and extensions
+// Package signing builds and signs a node's certificates from values that were verified; of a request's own subject and extensions
 // it sees nothing. It knows no Kubernetes API and reads no clock; Files reads two files.
 package signing
 
@@ -132,7 +132,7 @@ func checkAuthority(c *x509.Certificate, below int) string {
 		return fmt.Sprintf("allows %d CAs below itself, and has %d", c.MaxPathLen, below)
 	case len(c.UnhandledCriticalExtensions) > 0: // section 4.2
 		return "has a critical extension that is not known"
-	case !allowsClientAuth(c):
+	case !allows(c, x509.ExtKeyUsageClientAuth):
 		return "has extended key usages without client authentication"
 	case len(c.RawSubject) <= len("\x30\x00"): // section 4.1.2.6
 		return "has no subject"
@@ -143,12 +143,12 @@ func checkAuthority(c *x509.Certificate, below int) string {
 	return ""
 }
 
-// allowsClientAuth holds a CA's extended key usages to bind all below it, as the API server's verification does.
-func allowsClientAuth(c *x509.Certificate) bool {
+// allows holds a CA's extended key usages to bind all below it, as the API server's verification does.
+func allows(c *x509.Certificate, usage x509.ExtKeyUsage) bool {
 	if len(c.ExtKeyUsage) == 0 && len(c.UnknownExtKeyUsage) == 0 {
 		return true
 	}
-	return slices.Contains(c.ExtKeyUsage, x509.ExtKeyUsageClientAuth) || slices.Contains(c.ExtKeyUsage, x509.ExtKeyUsageAny)
+	return slices.Contains(c.ExtKeyUsage, usage) || slices.Contains(c.ExtKeyUsage, x509.ExtKeyUsageAny)
 }
 
 // checkKey refuses what is weak, and what is too costly to verify.

@@ -18,7 +18,10 @@ import (
 	"fmt"
 	"io"
 	"math/big"
+	"net"
+	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -59,6 +62,24 @@ type Grant struct {
 	ExpirationSeconds *int32
 }
 
+// ServingGrant is what a serving certificate is made of.
+type ServingGrant struct {
+	Grant
+	// DNSNames, in lower case, and IPs are the machine's, and no other's. One, at least; the node's name is not there by itself.
+	DNSNames []string
+	IPs      []netip.Addr
+}
+
+// maxAddresses bounds the names and IPs in one certificate.
+const maxAddresses = 100
+
+// purpose is what a certificate is for.
+type purpose struct {
+	usage    x509.ExtKeyUsage
+	dnsNames []string
+	ips      []net.IP
+}
+
 // Limits are the operator's. The zero value allows nothing.
 type Limits struct {
 	// Default is the lifetime where none is asked for.
@@ -93,13 +114,48 @@ func (l Limits) Check() error {
 // the CA, and ends when Limits and the CA's end allow. An error is a *CAError where another CA would do, and a *GrantError where
 // none would.
 func Issue(ca *CA, grant Grant, limits Limits, now time.Time, random io.Reader) ([]byte, error) {
+	return sign(ca, grant, purpose{usage: x509.ExtKeyUsageClientAuth}, limits, now, random)
+}
+
+// IssueServing returns a serving certificate for the node, with the names and IPs of the grant and no others. All else is as with Issue.
+func IssueServing(ca *CA, grant ServingGrant, limits Limits, now time.Time, random io.Reader) ([]byte, error) {
+	for _, name := range grant.DNSNames {
+		last := name[strings.LastIndexByte(name, '.')+1:]
+		if len(validation.IsDNS1123Subdomain(name)) > 0 || strings.Trim(last, "0123456789") == "" {
+			return nil, &GrantError{fmt.Sprintf("%.253q is not a DNS-1123 subdomain, or looks like an IP", name)}
+		}
+	}
+	serving := purpose{usage: x509.ExtKeyUsageServerAuth, dnsNames: grant.DNSNames}
+	for _, ip := range grant.IPs {
+		if !ip.IsGlobalUnicast() || ip.Is4In6() || ip.Zone() != "" {
+			return nil, &GrantError{fmt.Sprintf("%.64q is not an address of one machine, or has a zone or two forms", ip)}
+		}
+		serving.ips = append(serving.ips, ip.AsSlice())
+	}
+	count := len(grant.DNSNames) + len(grant.IPs)
+	if count == 0 || count > maxAddresses || repeats(grant.DNSNames) || repeats(grant.IPs) {
+		return nil, &GrantError{fmt.Sprintf("there are %d names and IPs, not 1 to %d, or one stands twice", count, maxAddresses)}
+	}
+	return sign(ca, grant.Grant, serving, limits, now, random)
+}
+
+func repeats[T comparable](list []T) bool {
+	seen := map[T]bool{}
+	for _, item := range list {
+		seen[item] = true
+	}
+	return len(seen) < len(list)
+}
+
+// sign returns a certificate for that purpose.
+func sign(ca *CA, grant Grant, use purpose, limits Limits, now time.Time, random io.Reader) ([]byte, error) {
 	if err := ca.checkTime(now); err != nil {
 		return nil, err
 	}
 	if err := limits.Check(); err != nil {
 		return nil, err
 	}
-	wanted, err := plan(ca, grant, limits, now)
+	wanted, err := plan(ca, grant, use, limits, now)
 	if err != nil {
 		return nil, err
 	}
@@ -116,6 +172,9 @@ func Issue(ca *CA, grant Grant, limits Limits, now time.Time, random io.Reader) 
 		return nil, fmt.Errorf("sign certificate for node %s: what was signed does not parse: %w", grant.NodeName, err)
 	}
 	if err := verify(leaf, wanted, ca, now); err != nil {
+		if invalid := (x509.CertificateInvalidError{}); errors.As(err, &invalid) && invalid.Reason == x509.CANotAuthorizedForThisName {
+			return nil, &CAError{"its name constraints leave out a name or IP of node " + grant.NodeName}
+		}
 		return nil, fmt.Errorf("sign certificate for node %s: what was signed is not what was meant: %w", grant.NodeName, err)
 	}
 	var out bytes.Buffer
@@ -128,7 +187,7 @@ func Issue(ca *CA, grant Grant, limits Limits, now time.Time, random io.Reader) 
 }
 
 // plan returns the certificate that is to be, without its serial number.
-func plan(ca *CA, grant Grant, limits Limits, now time.Time) (*x509.Certificate, error) {
+func plan(ca *CA, grant Grant, use purpose, limits Limits, now time.Time) (*x509.Certificate, error) {
 	if len(validation.IsDNS1123Subdomain(grant.NodeName)) > 0 {
 		return nil, &GrantError{fmt.Sprintf("the node name %.253q is not a DNS-1123 subdomain", grant.NodeName)}
 	}
@@ -147,6 +206,11 @@ func plan(ca *CA, grant Grant, limits Limits, now time.Time) (*x509.Certificate,
 	if len(issuerID) == 0 { // an old CA; RFC 5280, section 4.2.1.1 wants one in the node's certificate all the same
 		if issuerID, err = keyID(ca.chain[0].RawSubjectPublicKeyInfo); err != nil {
 			return nil, &CAError{"its key does not encode"}
+		}
+	}
+	for i, c := range ca.chain { // for client certificates, ParseCA has looked
+		if !allows(c, use.usage) {
+			return nil, &CAError{fmt.Sprintf("certificate %d has extended key usages without server authentication", i+1)}
 		}
 	}
 	lifetime, err := limits.lifetime(grant.ExpirationSeconds)
@@ -176,7 +240,9 @@ func plan(ca *CA, grant Grant, limits Limits, now time.Time) (*x509.Certificate,
 		NotBefore:               notBefore,
 		NotAfter:                notAfter,
 		KeyUsage:                usage,
-		ExtKeyUsage:             []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+		ExtKeyUsage:             []x509.ExtKeyUsage{use.usage},
+		DNSNames:                use.dnsNames,
+		IPAddresses:             use.ips,
 		BasicConstraintsValid:   true, // not a CA
 		SubjectKeyId:            subjectID,
 		AuthorityKeyId:          issuerID,
@@ -239,10 +305,29 @@ func keyID(spki []byte) ([]byte, error) {
 	return sum[:20], nil
 }
 
-// The extensions of a node's certificate, with whether each is critical (RFC 5280, section 4.2.1). There are no others: no subject
-// alternative name above all.
-func extensions() []string {
-	return []string{"2.5.29.14 false", "2.5.29.15 true", "2.5.29.19 true", "2.5.29.35 false", "2.5.29.37 false"}
+// extensionSAN is the subject alternative name.
+const extensionSAN = "2.5.29.17"
+
+// extensions returns those of a node's certificate, with whether each is critical (RFC 5280, section 4.2.1). There are no others: no subject
+// alternative name, above all, but in a serving certificate.
+func extensions(wanted *x509.Certificate) []string {
+	all := []string{"2.5.29.14 false", "2.5.29.15 true", "2.5.29.19 true", "2.5.29.35 false", "2.5.29.37 false"}
+	if len(wanted.DNSNames)+len(wanted.IPAddresses) > 0 {
+		all = slices.Insert(all, 2, extensionSAN+" false")
+	}
+	return all
+}
+
+// alternativeNames returns the names and IPs in DER (RFC 5280, section 4.2.1.6): crypto/x509 passes over kinds of names that it does not know.
+func alternativeNames(names []string, ips []net.IP) ([]byte, error) {
+	var all []asn1.RawValue
+	for _, name := range names {
+		all = append(all, asn1.RawValue{Class: asn1.ClassContextSpecific, Tag: 2, Bytes: []byte(name)})
+	}
+	for _, ip := range ips {
+		all = append(all, asn1.RawValue{Class: asn1.ClassContextSpecific, Tag: 7, Bytes: ip})
+	}
+	return asn1.Marshal(all)
 }
 
 // verify reads the certificate as those do who will be shown it, and takes no byte of it on trust.
@@ -251,9 +336,16 @@ func verify(leaf, wanted *x509.Certificate, ca *CA, now time.Time) error {
 	if err != nil {
 		return err
 	}
+	names, err := alternativeNames(wanted.DNSNames, wanted.IPAddresses)
+	if err != nil {
+		return err
+	}
 	var found []string
 	for _, e := range leaf.Extensions {
 		found = append(found, fmt.Sprint(e.Id, e.Critical))
+		if e.Id.String() == extensionSAN && !bytes.Equal(e.Value, names) {
+			return errors.New("its alternative names")
+		}
 	}
 	slices.Sort(found)
 	switch {
@@ -267,7 +359,7 @@ func verify(leaf, wanted *x509.Certificate, ca *CA, now time.Time) error {
 		return errors.New("its serial number")
 	case !leaf.NotBefore.Equal(wanted.NotBefore) || !leaf.NotAfter.Equal(wanted.NotAfter):
 		return errors.New("its validity")
-	case !slices.Equal(found, extensions()):
+	case !slices.Equal(found, extensions(wanted)):
 		return fmt.Errorf("its extensions: %v", found)
 	case leaf.KeyUsage != wanted.KeyUsage || !slices.Equal(leaf.ExtKeyUsage, wanted.ExtKeyUsage) || len(leaf.UnknownExtKeyUsage) > 0:
 		return errors.New("its usages")
@@ -281,7 +373,7 @@ func verify(leaf, wanted *x509.Certificate, ca *CA, now time.Time) error {
 	}
 	options := x509.VerifyOptions{
 		Roots: x509.NewCertPool(), Intermediates: x509.NewCertPool(),
-		CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+		CurrentTime: now, KeyUsages: wanted.ExtKeyUsage,
 	}
 	top := len(ca.chain) - 1
 	options.Roots.AddCert(ca.chain[top])

@@ -352,7 +352,7 @@ func TestVerify(t *testing.T) {
 	t.Parallel()
 	root := newAuthority(t, "root", "p256", nil, nil)
 	ca := root.parse(t)
-	wanted := must(plan(ca, grant(), DefaultLimits(), now()))
+	wanted := must(plan(ca, grant(), purpose{usage: x509.ExtKeyUsageClientAuth}, DefaultLimits(), now()))
 	wanted.SerialNumber = big.NewInt(42)
 	for name, change := range map[string]func(*x509.Certificate){
 		"":              func(*x509.Certificate) {},

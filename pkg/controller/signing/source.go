@@ -26,14 +26,14 @@ type Source interface {
 	CA(ctx context.Context, now time.Time) (*CA, error)
 }
 
-// FromSecret reads a CA from the data of a Secret.
+// FromSecret reads a CA from the data of a Secret, whose certificates may be a bundle.
 func FromSecret(data map[string][]byte, now time.Time) (*CA, error) {
 	for _, key := range []string{secretCertificate, secretKey} {
 		if len(data[key]) == 0 {
 			return nil, &CAError{"the Secret has no " + key}
 		}
 	}
-	return ParseCA(data[secretCertificate], data[secretKey], now)
+	return ParseBundle(data[secretCertificate], data[secretKey], now)
 }
 
 // Files is a Source that reads two files. It reads them at each use, which costs less than a signature, and so misses no change.

@@ -315,7 +315,7 @@ func TestFromSecret(t *testing.T) {
 		"empty":         {func(m map[string][]byte) { clear(m) }, "no tls.crt"},
 		"no key":        {func(m map[string][]byte) { delete(m, "tls.key") }, "no tls.key"}, // a CA from outside, to Cluster API
 		"an empty key":  {func(m map[string][]byte) { m["tls.key"] = nil }, "no tls.key"},
-		"another's key": {func(m map[string][]byte) { m["tls.key"] = keyPEM(makeKeys()["p256"]) }, "not the certificate's"},
+		"another's key": {func(m map[string][]byte) { m["tls.key"] = keyPEM(makeKeys()["p256"]) }, "of none of 1 certificates"},
 	} {
 		other := maps.Clone(data)
 		c.change(other)

@@ -185,6 +185,19 @@ func examine(t *testing.T, m *testbed.Machine, args ...string) (doctor.Report, i
 	return report, cmd.ProcessState.ExitCode()
 }
 
+// certified waits for the plugin's certificate: kubeadm's join may be done before.
+func certified(t *testing.T, m *testbed.Machine) {
+	t.Helper()
+	path := m.Path("/var/lib/kubelet-authenticator/kubelet-authenticator-current.pem")
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
+		if _, err := os.Stat(path); err == nil {
+			return
+		} else if time.Now().After(deadline) {
+			t.Fatalf("there is no certificate: %v\n%s", err, m.Journal(t.Context(), "kubelet"))
+		}
+	}
+}
+
 // Each machine joins with success. What doctor then says tells them apart.
 func TestJoinedMachines(t *testing.T) {
 	c := newCluster(t)
@@ -210,6 +223,9 @@ func TestJoinedMachines(t *testing.T) {
 			m := c.join(t, name, row.image)
 			if k := kubelet.ReadKubeconfig(m.Path(kubelet.KubeconfigFile), ""); k.Kind != row.kind {
 				t.Errorf("kubelet.conf: %s, want: %s", k.Kind, row.kind)
+			}
+			if !slices.Contains(row.failed, "certificate") {
+				certified(t, m)
 			}
 			report, code := examine(t, m, row.args...)
 			if got := report.Failed(); !slices.Equal(got, row.failed) || code != map[bool]int{true: 31}[len(row.failed) > 0] {

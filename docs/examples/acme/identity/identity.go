@@ -127,3 +127,12 @@ func isInstance(s string) bool {
 
 // ProviderID returns the spec.providerID of an instance, as the cloud controller manager of Acme writes it.
 func ProviderID(instance string) string { return "acme://" + instance }
+
+// Instance returns the instance that has a provider ID.
+func Instance(providerID string) (string, error) {
+	id, ok := strings.CutPrefix(providerID, ProviderID(""))
+	if !ok || !isInstance(id) {
+		return "", fmt.Errorf("%.128q is not the provider ID of an instance of Acme", providerID)
+	}
+	return id, nil
+}

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package platform imitates the service that the platform Acme offers within each of its instances, for the tests of the example.
+// Package platform imitates what the platform Acme offers, for the tests of the example: a service within each of its instances, and an API
+// about all of them.
 package platform
 
 import (

@@ -17,6 +17,7 @@ var Resource = GroupVersion.WithResource("nodeattestations")
 
 // The fields that records can be selected by, in field selectors (the CRD's selectableFields).
 const (
+	FieldCluster    = "spec.cluster"
 	FieldNodeName   = "spec.nodeName"
 	FieldMachine    = "spec.machine.name"
 	FieldEK         = "spec.ek.fingerprint"

@@ -61,7 +61,7 @@ func readSchema(t *testing.T) properties {
 	for _, field := range crd.Spec.Versions[0].Selectable {
 		selectable = append(selectable, strings.TrimPrefix(field.JSONPath, "."))
 	}
-	if want := []string{FieldNodeName, FieldMachine, FieldEK, FieldRequestUID}; !slices.Equal(selectable, want) {
+	if want := []string{FieldCluster, FieldNodeName, FieldMachine, FieldEK, FieldRequestUID}; !slices.Equal(selectable, want) {
 		t.Errorf("fields to select by: %v, want %v", selectable, want)
 	}
 	return crd.Spec.Versions[0].Schema.Root

@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package clusterapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/util/workqueue"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/controllers/clustercache"
+	"sigs.k8s.io/cluster-api/util/annotations"
+	"sigs.k8s.io/cluster-api/util/labels"
+	"sigs.k8s.io/cluster-api/util/secret"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	runtimecontroller "sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
+)
+
+// AnnotationUnattestedNodes is on a Cluster, with the names of its nodes that are left alone, separated by commas.
+const AnnotationUnattestedNodes = "attestation.cluster.x-k8s.io/unattested-nodes"
+
+const (
+	// planning is how many Clusters are looked at at a time.
+	planning = 10
+	// planInterval is how often a Cluster is looked at that nothing is said of: whether its CA has a key is not.
+	planInterval = time.Minute
+	// planRetry is how soon it is looked at again after an error, at the latest.
+	planRetry = 10 * time.Second
+	// maxUnattested bounds the nodes of a cluster that are left alone.
+	maxUnattested = 1000
+)
+
+// clusters keeps an engine for each Cluster that is to be served. It is a reconciler, and runs on the leader.
+type clusters struct {
+	shared
+	connections clustercache.ClusterCache
+	log         logr.Logger
+
+	mu      sync.Mutex
+	engines map[types.NamespacedName]*engine
+	// running is the context of engines; nil before Start, and after.
+	running context.Context //nolint:containedctx // engines outlive the call that starts them
+}
+
+// watch adds the reconciler to a manager.
+func (c *clusters) watch(mgr manager.Manager) error {
+	itself := func(_ context.Context, cluster client.Object) []ctrl.Request {
+		return []ctrl.Request{{NamespacedName: client.ObjectKeyFromObject(cluster)}}
+	}
+	b := ctrl.NewControllerManagedBy(mgr).Named(controller.Name + "-clusters").
+		For(&clusterv1.Cluster{}).
+		WatchesRawSource(c.connections.GetClusterSource(controller.Name, itself)). // once it is connected, and once it no longer is
+		WithOptions(runtimecontroller.Options{
+			MaxConcurrentReconciles: planning,
+			UsePriorityQueue:        new(false), // as in pkg/controller
+			// What kept a Cluster from being served may be mended in a Secret, of which nothing is told: nobody waits a quarter of an hour then.
+			RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[ctrl.Request](50*time.Millisecond, planRetry),
+		})
+	if c.settings.Config().ClusterAPI.UnattestedControlPlanes {
+		b = b.Watches(&clusterv1.Machine{}, handler.EnqueueRequestsFromMapFunc(clusterOfControlPlane))
+	}
+	return b.Complete(c)
+}
+
+// clusterOfControlPlane returns the Cluster of a control plane Machine.
+func clusterOfControlPlane(_ context.Context, object client.Object) []ctrl.Request {
+	machine, ok := object.(*clusterv1.Machine)
+	if _, controlPlane := object.GetLabels()[clusterv1.MachineControlPlaneLabel]; !ok || !controlPlane {
+		return nil
+	}
+	return []ctrl.Request{{NamespacedName: types.NamespacedName{Namespace: machine.Namespace, Name: machine.Spec.ClusterName}}}
+}
+
+// Start lets engines run until ctx ends, and returns once all have ended.
+func (c *clusters) Start(ctx context.Context) error {
+	c.mu.Lock()
+	c.running = ctx
+	c.mu.Unlock()
+	<-ctx.Done()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.running = nil
+	for _, e := range c.engines { // their contexts have ended
+		<-e.ended
+	}
+	c.engines = nil
+	return nil
+}
+
+var (
+	errNotStarted = errors.New("engines are not to run yet, or no longer")
+	errNotEnded   = errors.New("the engine that served the cluster has not ended yet")
+)
+
+// Reconcile sees to it that a Cluster has the engine that it should have. It waits for nothing in the workload cluster.
+func (c *clusters) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
+	cluster := &clusterv1.Cluster{}
+	if err := c.cached.Get(ctx, request.NamespacedName, cluster); client.IgnoreNotFound(err) != nil {
+		return ctrl.Result{}, err
+	} else if err != nil {
+		c.decisions.For(request.String()).Forget()
+		return ctrl.Result{}, c.replace(request.NamespacedName, nil)
+	} else if !c.concerns(cluster) {
+		return ctrl.Result{}, c.replace(request.NamespacedName, nil)
+	}
+	p, err := c.plan(ctx, cluster)
+	if errors.Is(err, clustercache.ErrClusterNotConnected) {
+		return ctrl.Result{}, c.replace(request.NamespacedName, nil) // told once it is
+	}
+	if err != nil {
+		return ctrl.Result{}, err // an engine that runs goes on as it was planned
+	}
+	return ctrl.Result{RequeueAfter: planInterval}, c.replace(request.NamespacedName, p)
+}
+
+// concerns reports whether a Cluster is one to serve.
+func (c *clusters) concerns(cluster *clusterv1.Cluster) bool {
+	filter := c.settings.Config().ClusterAPI.WatchFilter
+	return (filter == "" || labels.HasWatchLabel(cluster, filter)) && !annotations.IsPaused(cluster, cluster)
+}
+
+// plan returns what the cluster's engine has to be made of.
+func (c *clusters) plan(ctx context.Context, cluster *clusterv1.Cluster) (*plan, error) {
+	key := client.ObjectKeyFromObject(cluster)
+	connection, err := c.connections.GetRESTConfig(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	p := &plan{connection: connection}
+	// Of the object, only what does not change.
+	p.cluster = &clusterv1.Cluster{}
+	p.cluster.SetGroupVersionKind(clusterv1.GroupVersion.WithKind("Cluster"))
+	p.cluster.Namespace, p.cluster.Name, p.cluster.UID = cluster.Namespace, cluster.Name, cluster.UID
+	p.cluster.CreationTimestamp = cluster.CreationTimestamp
+	if p.uid, err = identify(ctx, c.live, cluster); err != nil {
+		return nil, err
+	}
+	if p.approveOnly, err = c.approvesOnly(ctx, key); err != nil {
+		return nil, err
+	}
+	if p.unattested, err = c.unattested(ctx, cluster); err != nil {
+		return nil, err
+	}
+	if len(c.settings.Config().Serving.Signers) > 0 {
+		if p.forbidden, err = forbidden(cluster); err != nil {
+			c.events.Eventf(cluster, nil, corev1.EventTypeWarning, "AddressesInvalid", "Plan", "%s", short(err.Error()))
+			return nil, err
+		}
+	}
+	return p, nil
+}
+
+// equal reports whether an engine of p is one of other, too.
+func (p *plan) equal(other *plan) bool {
+	return p.connection == other.connection && p.uid == other.uid && p.cluster.UID == other.cluster.UID && p.approveOnly == other.approveOnly &&
+		reflect.DeepEqual(p.unattested, other.unattested) && reflect.DeepEqual(p.forbidden, other.forbidden)
+}
+
+// replace sees to it that the cluster's engine is one of the plan, or none if that is nil. Each Cluster is reconciled by one worker at a time.
+func (c *clusters) replace(key types.NamespacedName, p *plan) error {
+	c.mu.Lock()
+	old := c.engines[key]
+	if old != nil && p != nil && !old.stopping && old.plan.equal(p) || old == nil && p == nil {
+		c.mu.Unlock()
+		return nil
+	}
+	if old != nil {
+		old.stopping = true
+	}
+	c.mu.Unlock()
+	log := c.log.WithValues("cluster", key)
+	if old != nil {
+		if !old.stop() {
+			return errNotEnded
+		}
+		log.Info("no longer served as it was")
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.engines, key)
+	if p == nil {
+		return nil
+	}
+	if c.running == nil {
+		return errNotStarted
+	}
+	c.engines[key] = startEngine(c.running, c.shared, *p, log)
+	return nil
+}
+
+func caSecret(cluster types.NamespacedName) types.NamespacedName {
+	return types.NamespacedName{Namespace: cluster.Namespace, Name: secret.Name(cluster.Name, secret.ClusterCA)}
+}
+
+// approvesOnly reports whether another signer issues: by the configuration, or since the cluster's CA is external, its key kept elsewhere. While
+// there is no CA at all, one is waited for.
+func (c *clusters) approvesOnly(ctx context.Context, cluster types.NamespacedName) (bool, error) {
+	if c.settings.Config().Signing.Mode != config.Sign {
+		return true, nil
+	}
+	ca := &corev1.Secret{}
+	if err := c.live.Get(ctx, caSecret(cluster), ca); client.IgnoreNotFound(err) != nil {
+		return false, fmt.Errorf("secret %s: %w", caSecret(cluster), err)
+	}
+	return len(ca.Data[secret.TLSCrtDataName]) > 0 && len(ca.Data[secret.TLSKeyDataName]) == 0, nil
+}
+
+// unattested returns the nodes that are left alone: those in the Cluster's annotation, and those of its control plane Machines if the
+// configuration has it so. What is no node's name is said, and left out.
+func (c *clusters) unattested(ctx context.Context, cluster *clusterv1.Cluster) ([]string, error) {
+	var names []string
+	for name := range strings.SplitSeq(cluster.Annotations[AnnotationUnattestedNodes], ",") {
+		if name = strings.TrimSpace(name); name != "" {
+			names = append(names, name)
+		}
+	}
+	if c.settings.Config().ClusterAPI.UnattestedControlPlanes {
+		list := &clusterv1.MachineList{}
+		if err := c.cached.List(ctx, list, client.InNamespace(cluster.Namespace), client.HasLabels{clusterv1.MachineControlPlaneLabel}); err != nil {
+			return nil, fmt.Errorf("control plane machines: %w", err)
+		}
+		for i := range list.Items {
+			if list.Items[i].Spec.ClusterName == cluster.Name {
+				names = append(names, subjectOf(&list.Items[i]).machine.NodeNames(c.settings.Config().ClusterAPI.NodeNames)...)
+			}
+		}
+	}
+	slices.Sort(names)
+	names = slices.Compact(names)
+	valid := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return len(validation.IsDNS1123Subdomain(name)) > 0 })
+	valid = valid[:min(len(valid), maxUnattested)]
+	if left := len(names) - len(valid); left > 0 {
+		c.events.Eventf(cluster, nil, corev1.EventTypeWarning, "UnattestedNodesInvalid", "Plan",
+			"annotation %s: %d entries are no node's name, or more than %d, and are left out", AnnotationUnattestedNodes, left, maxUnattested)
+	}
+	return valid, nil
+}
+
+// kubeadmServices is the service range of a cluster that does not say which it has.
+const kubeadmServices = "10.96.0.0/12"
+
+// forbidden returns what no node of the cluster serves under: services, and the API server's endpoint. What is not understood is an error: it
+// would be allowed.
+func forbidden(cluster *clusterv1.Cluster) ([]string, error) {
+	addresses := slices.Clone(cluster.Spec.ClusterNetwork.Services.CIDRBlocks)
+	if len(addresses) == 0 {
+		addresses = []string{kubeadmServices}
+	}
+	for _, block := range addresses {
+		if _, err := netip.ParsePrefix(block); err != nil {
+			return nil, fmt.Errorf("cluster %s: clusterNetwork.services: %.64q is not a CIDR", cluster.Name, block)
+		}
+	}
+	host := strings.TrimSuffix(strings.ToLower(cluster.Spec.ControlPlaneEndpoint.Host), ".")
+	if host == "" {
+		return addresses, nil
+	}
+	if _, err := netip.ParseAddr(host); err != nil && len(validation.IsDNS1123Subdomain(host)) > 0 {
+		return nil, fmt.Errorf("cluster %s: controlPlaneEndpoint.host: %.253q is neither an IP nor a DNS name", cluster.Name, host)
+	}
+	return append(addresses, host), nil
+}

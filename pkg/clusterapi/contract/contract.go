@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package contract is what an infrastructure provider tells a bootstrap provider about a Cluster's nodes: the signers that issue their
+// certificates. They stand in the status of the InfraCluster, which the provider's own controller writes:
+//
+//	status:
+//	  kubeletClientCertificateSigner: cluster.x-k8s.io/kube-apiserver-client-kubelet-tpm
+//	  kubeletServingCertificateSigner: cluster.x-k8s.io/kubelet-serving-tpm
+//
+// Both fields are optional strings. One that is empty, or not there, says that Kubernetes' own signer issues. The InfraCluster's CRD has
+// to have them in its schema, and the subresource status.
+package contract
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
+)
+
+// The fields of an InfraCluster's status.
+const (
+	ClientField  = "kubeletClientCertificateSigner"
+	ServingField = "kubeletServingCertificateSigner"
+)
+
+// Signers are names of signers (certificates.k8s.io/v1, spec.signerName). An empty one stands for Kubernetes' own.
+type Signers struct {
+	// Client issues the certificates with which kubelets talk to the API server.
+	Client string
+	// Serving issues those that kubelets serve with.
+	Serving string
+}
+
+// OrBuiltin returns both names, Kubernetes' own in the place of empty ones.
+func (s Signers) OrBuiltin() Signers {
+	if s.Client == "" {
+		s.Client = certificatesv1.KubeAPIServerClientKubeletSignerName
+	}
+	if s.Serving == "" {
+		s.Serving = certificatesv1.KubeletServingSignerName
+	}
+	return s
+}
+
+// check is about names that the API server takes in a request, and that can be meant. Each of Kubernetes' own signers issues for one
+// purpose.
+func (s Signers) check() error {
+	for _, f := range []struct{ field, name, builtin string }{
+		{ClientField, s.Client, certificatesv1.KubeAPIServerClientKubeletSignerName},
+		{ServingField, s.Serving, certificatesv1.KubeletServingSignerName},
+	} {
+		if f.name == "" {
+			continue
+		}
+		if err := csr.CheckSignerName("status."+f.field, f.name); err != nil {
+			return err
+		}
+		if strings.HasPrefix(f.name, "kubernetes.io/") && f.name != f.builtin {
+			return fmt.Errorf("status.%s: %.128q does not issue such certificates; Kubernetes' own that does is %s", f.field, f.name, f.builtin)
+		}
+	}
+	return nil
+}
+
+// SignersOf returns what an InfraCluster says. It says nothing where the provider knows nothing of this contract.
+func SignersOf(infraCluster *unstructured.Unstructured) (Signers, error) {
+	signers, err := signersIn(infraCluster.Object)
+	if err == nil {
+		err = signers.check()
+	}
+	if err != nil {
+		return Signers{}, fmt.Errorf("%s %s: %w", infraCluster.GetKind(), client.ObjectKeyFromObject(infraCluster), err)
+	}
+	return signers, nil
+}
+
+func signersIn(object map[string]any) (s Signers, err error) {
+	if s.Client, _, err = unstructured.NestedString(object, "status", ClientField); err != nil {
+		return Signers{}, err
+	}
+	s.Serving, _, err = unstructured.NestedString(object, "status", ServingField)
+	return s, err
+}
+
+// SetSigners writes the signers into the status of an InfraCluster, as the provider's controller has read it: a Conflict says that it was written
+// since. Nothing is written where they stand there already, and nothing but these two fields ever. The object that is given is not changed, so
+// that what a controller has yet to write of it is not lost.
+func SetSigners(ctx context.Context, c client.Client, infraCluster client.Object, signers Signers) error {
+	gvk, err := apiutil.GVKForObject(infraCluster, c.Scheme())
+	if err != nil {
+		return fmt.Errorf("InfraCluster %s: %w", client.ObjectKeyFromObject(infraCluster), err)
+	}
+	if err := setSigners(ctx, c, &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": gvk.GroupVersion().String(), "kind": gvk.Kind,
+		"metadata": map[string]any{"name": infraCluster.GetName(), "namespace": infraCluster.GetNamespace()},
+	}}, infraCluster, signers); err != nil {
+		return fmt.Errorf("%s %s: %w", gvk.Kind, client.ObjectKeyFromObject(infraCluster), err)
+	}
+	return nil
+}
+
+func setSigners(ctx context.Context, c client.Client, target *unstructured.Unstructured, infraCluster client.Object, signers Signers) error {
+	if err := signers.check(); err != nil {
+		return err
+	}
+	object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(infraCluster)
+	if err != nil {
+		return err
+	}
+	now, err := signersIn(object)
+	if err == nil && now == signers {
+		return nil
+	}
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"resourceVersion": infraCluster.GetResourceVersion()},
+		"status":   map[string]any{ClientField: orNull(signers.Client), ServingField: orNull(signers.Serving)},
+	})
+	if err != nil {
+		return err
+	}
+	if err := c.Status().Patch(ctx, target, client.RawPatch(types.MergePatchType, patch)); err != nil {
+		return fmt.Errorf("write status.%s and status.%s: %w", ClientField, ServingField, err)
+	}
+	// The API server drops what a schema does not have, without a word.
+	if now, err = signersIn(target.Object); err != nil || now != signers {
+		return fmt.Errorf("status.%s and status.%s were not stored: add them to the CRD's schema, as strings", ClientField, ServingField)
+	}
+	return nil
+}
+
+// orNull takes the field away where it would be empty.
+func orNull(name string) any {
+	if name == "" {
+		return nil
+	}
+	return name
+}

@@ -1,0 +1,335 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package clusterapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+	"unicode"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
+)
+
+// EKAnnotation names the endorsement keys of a Machine, on it or on its InfraMachine: one or more, separated by commas or white space, each the
+// SHA-256 of its SubjectPublicKeyInfo in lower-case hex, with or without "sha256:" before it. Whoever may annotate these objects decides who
+// gets in.
+const EKAnnotation = attestation.AnnotationEK
+
+const (
+	// maxEKs bounds the EKs of one machine, as an inventory does, and maxAnnotation the annotation that they stand in.
+	maxEKs, maxAnnotation = 16, 2048
+	ekPrefix              = "sha256:"
+)
+
+// ekAnnotation is what an object's EK annotation says. The zero value: there is none.
+type ekAnnotation struct {
+	eks []string
+	err error
+}
+
+func annotationOf(annotations map[string]string) ekAnnotation {
+	value, ok := annotations[EKAnnotation]
+	if !ok {
+		return ekAnnotation{}
+	}
+	eks, err := parseEKs(value)
+	return ekAnnotation{eks, err}
+}
+
+// parseEKs returns the fingerprints in an annotation, each as Evidence.EK has it.
+func parseEKs(value string) ([]string, error) {
+	if len(value) > maxAnnotation {
+		return nil, fmt.Errorf("the annotation %s is longer than %d bytes", EKAnnotation, maxAnnotation)
+	}
+	entries := strings.FieldsFunc(value, func(r rune) bool { return r == ',' || unicode.IsSpace(r) })
+	if len(entries) == 0 || len(entries) > maxEKs {
+		return nil, fmt.Errorf("the annotation %s has no EK, or more than %d", EKAnnotation, maxEKs)
+	}
+	var eks []string
+	for _, entry := range entries {
+		ek, err := tpm.ParseFingerprint(strings.TrimPrefix(entry, ekPrefix))
+		switch {
+		case err != nil:
+			return nil, fmt.Errorf("the annotation %s has %.80q, which is not the SHA-256 of an EK in lower-case hex", EKAnnotation, entry)
+		case slices.Contains(eks, ek.String()):
+			return nil, fmt.Errorf("the annotation %s has the EK %s twice", EKAnnotation, ek)
+		}
+		eks = append(eks, ek.String())
+	}
+	return eks, nil
+}
+
+// merge returns what a Machine's annotation and its InfraMachine's say together: one of them, or both the same.
+func merge(machine, infra ekAnnotation) ([]string, error) {
+	if err := errors.Join(machine.err, infra.err); err != nil {
+		return nil, err
+	}
+	if machine.eks == nil {
+		return infra.eks, nil
+	}
+	if infra.eks != nil && !slices.Equal(slices.Sorted(slices.Values(machine.eks)), slices.Sorted(slices.Values(infra.eks))) {
+		return nil, fmt.Errorf("the annotations %s of the Machine and of its infrastructure differ", EKAnnotation)
+	}
+	return machine.eks, nil
+}
+
+// addAnnotated adds the EKs in annotations. A machine whose annotations are wrong has none from there. One whose InfraMachine cannot be read
+// has those of its own.
+func (s *Machines) addAnnotated(ctx context.Context, subjects []subject, now time.Time, found *problems) {
+	kinds := map[schema.GroupKind]kindEKs{}
+	for i := range subjects {
+		m := &subjects[i]
+		if m.pool {
+			continue
+		}
+		var infra ekAnnotation
+		if s.Infra != nil && m.infra.IsDefined() {
+			kind := m.infra.GroupKind()
+			listed, ok := kinds[kind]
+			if !ok {
+				listed = s.Infra.read(ctx, infraKind{kind, s.Cluster.Namespace}, now)
+				kinds[kind] = listed
+			}
+			switch {
+			case errors.Is(listed.err, errInfraKinds):
+				found.add("InfraMachines", listed.err) // once, whatever the kinds
+			case listed.err != nil:
+				found.add("infrastructure "+kind.String(), listed.err)
+			}
+			// One that is not listed is about to be, or about to go.
+			if infra, ok = listed.names[m.infra.Name]; !ok {
+				m.unsettled = true
+			}
+		}
+		eks, err := merge(m.annotation, infra)
+		if err != nil {
+			found.add("machine "+m.owner, err)
+			m.unsettled = true
+		}
+		m.add(verifier.EKAnnotation, eks...)
+	}
+}
+
+func (m *subject) add(source verifier.EKSource, eks ...string) {
+	for _, ek := range eks {
+		m.machine.EKs = append(m.machine.EKs, verifier.NamedEK{Source: source, EK: ek})
+	}
+}
+
+// infraGroup is that of InfraMachines, by Cluster API's contract.
+const infraGroup = "infrastructure.cluster.x-k8s.io"
+
+const (
+	// infraSharedFor is how long one list of InfraMachines serves, all decisions and Clusters, and infraRetry how soon a kind is tried again
+	// that cannot be listed.
+	infraSharedFor, infraRetry = time.Second, 10 * time.Second
+	// infraTimeout bounds how long a list is waited for: one whose conversion webhook is down takes that long.
+	infraTimeout = 5 * time.Second
+	// infraPage and infraPages bound a list.
+	infraPage, infraPages = 500, 100
+	// maxInfraKinds bounds the kinds that are read in a namespace: looking for one that there is not costs discovery, for which all others wait.
+	maxInfraKinds = 8
+	// infraForget is when a list that nobody asks for any more is dropped.
+	infraForget = 10 * time.Minute
+)
+
+// InfraMetadata reads the EK annotations of InfraMachines, of whatever kind of the group infrastructure.cluster.x-k8s.io, by listing the metadata
+// of a kind in a namespace at most once a second, for all Clusters. It does not watch, since a kind that may not be read must end nothing but
+// its own use. It needs list on the kinds that the Machines refer to.
+type InfraMetadata struct {
+	reader client.Reader
+	mapper meta.RESTMapper
+
+	mu    sync.Mutex
+	kinds map[infraKind]*infraList
+}
+
+type infraKind struct {
+	schema.GroupKind
+	namespace string
+}
+
+var errInfraKinds = fmt.Errorf("the Machines of the namespace refer to more than %d kinds, and the first of them count", maxInfraKinds)
+
+// kindEKs are the annotations of the InfraMachines of a kind, by name, or why they are not known.
+type kindEKs struct {
+	names map[string]ekAnnotation
+	err   error
+}
+
+// infraList is what was read last.
+type infraList struct {
+	// turn is taken by whoever reads or lists.
+	turn chan struct{}
+	at   time.Time
+	kindEKs
+
+	used time.Time // under InfraMetadata.mu
+}
+
+// NewInfraMetadata returns an InfraMetadata. The reader asks the API server itself: a manager's GetAPIReader, never a cache.
+func NewInfraMetadata(reader client.Reader, mapper meta.RESTMapper) *InfraMetadata {
+	return &InfraMetadata{reader: reader, mapper: mapper, kinds: map[infraKind]*infraList{}}
+}
+
+// read returns a kind's annotations as they were within infraSharedFor.
+func (i *InfraMetadata) read(ctx context.Context, kind infraKind, now time.Time) kindEKs {
+	list, err := i.listOf(kind, now)
+	if err != nil {
+		return kindEKs{err: err}
+	}
+	select {
+	case list.turn <- struct{}{}:
+		defer func() { <-list.turn }()
+	case <-ctx.Done():
+		return kindEKs{err: ctx.Err()}
+	}
+	keep := infraSharedFor
+	if list.err != nil {
+		keep = infraRetry
+	}
+	if !list.at.IsZero() && now.Sub(list.at).Abs() < keep { // who waited for it began before it
+		return list.kindEKs
+	}
+	began := time.Now()
+	limited, cancel := context.WithTimeout(ctx, infraTimeout)
+	defer cancel()
+	names, err := i.list(limited, kind)
+	if ctx.Err() != nil {
+		return kindEKs{err: ctx.Err()} // it was this caller's end, and says nothing of the kind
+	}
+	list.at, list.kindEKs = now, kindEKs{names, err}
+	if err != nil {
+		list.at = now.Add(time.Since(began)) // one that took long is left alone afterwards, too
+	}
+	return list.kindEKs
+}
+
+// listOf returns where a kind's annotations are kept, and drops what nobody uses. Whoever may write a Machine can name any kind in it: the first
+// few of a namespace count.
+func (i *InfraMetadata) listOf(kind infraKind, now time.Time) (*infraList, error) {
+	if kind.Group != infraGroup {
+		return nil, fmt.Errorf("is no kind of InfraMachines: those are of the group %s", infraGroup)
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	others := 0
+	for other, list := range i.kinds {
+		if now.Sub(list.used) > infraForget {
+			delete(i.kinds, other)
+		} else if other.namespace == kind.namespace {
+			others++
+		}
+	}
+	if i.kinds[kind] == nil {
+		if others >= maxInfraKinds {
+			return nil, errInfraKinds
+		}
+		i.kinds[kind] = &infraList{turn: make(chan struct{}, 1)}
+	}
+	i.kinds[kind].used = now
+	return i.kinds[kind], nil
+}
+
+func (i *InfraMetadata) list(ctx context.Context, kind infraKind) (map[string]ekAnnotation, error) {
+	mapping, err := i.mapper.RESTMapping(kind.GroupKind)
+	if err != nil {
+		return nil, err
+	}
+	if mapping.Scope.Name() != meta.RESTScopeNameNamespace {
+		return nil, errors.New("is no kind of InfraMachines: it has no namespace")
+	}
+	names := map[string]ekAnnotation{}
+	list := &metav1.PartialObjectMetadataList{}
+	for range infraPages {
+		next := list.Continue
+		list = &metav1.PartialObjectMetadataList{}
+		list.SetGroupVersionKind(mapping.GroupVersionKind.GroupVersion().WithKind(kind.Kind + "List"))
+		if err := i.reader.List(ctx, list, client.InNamespace(kind.namespace), client.Limit(infraPage), client.Continue(next)); err != nil {
+			return nil, fmt.Errorf("list on the kind is needed: %w", err)
+		}
+		for n := range list.Items {
+			names[list.Items[n].Name] = annotationOf(list.Items[n].Annotations)
+		}
+		if list.Continue == "" {
+			return names, nil
+		}
+	}
+	return nil, fmt.Errorf("there are more than %d", infraPage*infraPages)
+}
+
+// Inventory is an inventory as a source of EKs, by provider ID. Entries without one do not count, nor do their tokens. All Clusters share it.
+type Inventory struct {
+	file *inventory.File
+
+	mu sync.Mutex
+	// of is what byProviderID was made of.
+	of           *inventory.Inventory
+	byProviderID map[string]inventory.Machine
+}
+
+// NewInventory returns the inventory in a file.
+func NewInventory(file *inventory.File) *Inventory { return &Inventory{file: file} }
+
+// Problem returns what is wrong with what the file holds, nil if that is in use.
+func (i *Inventory) Problem() error { return i.file.Problem() }
+
+// machines returns what the file holds, or held last. Nothing in it is changed.
+func (i *Inventory) machines(now time.Time) (map[string]inventory.Machine, error) {
+	current, err := i.file.Inventory(now)
+	if err != nil {
+		return nil, err
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.of != current {
+		i.of, i.byProviderID = current, map[string]inventory.Machine{}
+		for _, m := range current.All() {
+			if m.ProviderID != "" {
+				i.byProviderID[m.ProviderID] = m
+			}
+		}
+	}
+	return i.byProviderID, nil
+}
+
+// addInventoried adds the EKs of the inventory, and to instances of MachinePools their node name and addresses.
+func (s *Machines) addInventoried(subjects []subject, now time.Time) {
+	machines, err := s.Inventory.machines(now)
+	for i := range subjects {
+		m := &subjects[i]
+		entry, ok := machines[m.machine.ProviderID]
+		if err != nil {
+			m.unsettled = true // Problem says why
+		}
+		if !ok {
+			continue
+		}
+		for _, ek := range entry.EKs {
+			m.add(verifier.EKInventory, ek.Fingerprint)
+		}
+		if m.pool {
+			m.name(verifier.Addresses{DNSNames: entry.DNSNames, IPs: entry.IPs}, verifier.NodeName{Source: verifier.NameInventory, Value: entry.NodeName})
+		}
+	}
+}
+
+// name adds to what a machine has, without changing what others share.
+func (m *subject) name(addresses verifier.Addresses, names ...verifier.NodeName) {
+	m.machine.Names = slices.Concat(m.machine.Names, names)
+	m.machine.Addresses.DNSNames = slices.Concat(m.machine.Addresses.DNSNames, addresses.DNSNames)
+	m.machine.Addresses.IPs = slices.Concat(m.machine.Addresses.IPs, addresses.IPs)
+}

@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package clusterapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	eventsclient "k8s.io/client-go/kubernetes/typed/events/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/events"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
+)
+
+const (
+	// recordSource is the source of machines in records.
+	recordSource = "cluster-api"
+	// restartPause is how long an engine that failed rests, and refusedPause one that may not start to enforce.
+	restartPause, refusedPause = 5 * time.Second, 30 * time.Second
+	// stopPatience is how long an engine's end is waited for at a time.
+	stopPatience = 500 * time.Millisecond
+	// liveQPS and liveBurst are what one cluster may ask of the management cluster's API server: a flood in one is not to queue up before others.
+	liveQPS, liveBurst = 200, 400
+	// keysInterval is how long a changed Secret of challenge keys may go unnoticed: nobody changes it but by rotating keys.
+	keysInterval = 30 * time.Second
+)
+
+// plan is what an engine is made of. Another plan takes another engine.
+type plan struct {
+	cluster *clusterv1.Cluster
+	// uid tells the cluster from all others, in records and challenges.
+	uid string
+	// connection is how the cluster is reached.
+	connection *rest.Config
+	// approveOnly says that there is no CA key to sign with.
+	approveOnly bool
+	// unattested nodes are left alone; forbidden are addresses that no node serves under.
+	unattested, forbidden []string
+}
+
+// engine serves one workload cluster: it runs what node-attestation-controller is for a cluster, until it is stopped. What it waits for, no other
+// engine waits for.
+type engine struct {
+	shared
+	plan plan
+	log  logr.Logger
+
+	cancel context.CancelFunc
+	// stopping says that it was told to end.
+	stopping bool // under clusters.mu
+	// ended is closed once nothing is decided any more.
+	ended chan struct{}
+}
+
+// shared is what all engines have in common.
+type shared struct {
+	settings *config.Settings
+	// management is how the management cluster is reached. cached reads Cluster API's objects in it, live reads Secrets and records and writes.
+	management *rest.Config
+	cached     client.Client
+	live       client.Client
+	events     events.EventRecorder
+	// infra and inventory are nil where they are not asked, platform where there is none.
+	infra     *InfraMetadata
+	inventory *Inventory
+	platform  *Platform
+
+	decisions *controller.Metrics
+	around    *controller.ClusterMetrics
+}
+
+// startEngine starts an engine, which ends when ctx does, or stop is called.
+func startEngine(ctx context.Context, shared shared, plan plan, log logr.Logger) *engine {
+	e := &engine{shared: shared, plan: plan, log: log, ended: make(chan struct{})}
+	ctx, e.cancel = context.WithCancel(ctx)
+	go func() {
+		defer close(e.ended)
+		e.run(ctx)
+	}()
+	return e
+}
+
+// stop ends the engine, and returns whether it has ended: what waits for an answer from the workload cluster may take its time.
+func (e *engine) stop() bool {
+	e.cancel()
+	select {
+	case <-e.ended:
+		return true
+	case <-time.After(stopPatience):
+		return false
+	}
+}
+
+// name is the cluster's in metrics.
+func (e *engine) name() string { return client.ObjectKeyFromObject(e.plan.cluster).String() }
+
+// run serves the cluster again and again.
+func (e *engine) run(ctx context.Context) {
+	for ctx.Err() == nil {
+		err := e.serve(ctx)
+		e.around.For(e.name()).Forget()
+		if ctx.Err() != nil {
+			return
+		}
+		pause := restartPause
+		var refused *controller.GateError
+		if errors.As(err, &refused) {
+			pause = refusedPause
+			e.events.Eventf(e.plan.cluster, nil, corev1.EventTypeWarning, "EnforcementRefused", "Enforce", "%s; %s", short(err.Error()), refused.Hint)
+		}
+		e.log.Info("the cluster is not served", "cause", text.Line(err.Error(), maxProblem), "again", pause)
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+	}
+}
+
+// hints are what an operator can do for a cluster that is not served. None concerns other clusters.
+var hints = controller.Hints{
+	Nodes:  "attest them, or list them in the Cluster's annotation " + AnnotationUnattestedNodes,
+	Record: "apply packaging/cluster-api/management to the management cluster",
+	Rights: "apply packaging/cluster-api/workload to the workload cluster, and packaging/cluster-api/management to the management cluster",
+}
+
+// maxNote bounds what an Event says, in bytes: the API server takes 1 KiB.
+const maxNote = 700
+
+func short(note string) string { return note[:min(len(note), maxNote)] }
+
+// serve assembles the controller of the cluster and runs it until ctx ends or a part of it fails.
+func (e *engine) serve(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	settings, err := e.settings.Of(config.Workload{
+		UID: e.plan.uid, Namespace: e.plan.cluster.Namespace, KeySecret: keySecret(client.ObjectKeyFromObject(e.plan.cluster)).Name,
+		ApproveOnly: e.plan.approveOnly, ForbiddenAddresses: e.plan.forbidden, UnattestedNodes: e.plan.unattested,
+	})
+	if err != nil {
+		return err
+	}
+	live, err := e.budgeted()
+	if err != nil {
+		return err
+	}
+	w, err := e.reach(settings)
+	if err != nil {
+		return err
+	}
+	defer w.broadcaster.Shutdown() // it began when it was made
+	challengeKeys, around := settings.Keys(live, live), e.around.For(e.name())
+	challengeKeys.Interval, challengeKeys.Existing = keysInterval, true
+	gate := settings.Gate(challengeKeys, around, e.log.WithName("gate"))
+	gate.Nodes, gate.Hints = w.live, hints
+	if err := gate.Open(ctx); err != nil {
+		return err
+	}
+	parts := e.parts(settings, challengeKeys, live)
+	c, err := controller.New(parts, controller.Clients{Client: w.client, Live: w.live, Events: w.recorder, Records: live})
+	if err != nil {
+		return err
+	}
+	queue, err := c.NewQueue(e.log)
+	if err != nil {
+		return err
+	}
+	requests := source.Kind(w.cache, &certificatesv1.CertificateSigningRequest{}, &handler.TypedEnqueueRequestForObject[*certificatesv1.CertificateSigningRequest]{})
+	if err := queue.Watch(requests); err != nil {
+		return err
+	}
+	e.log.Info("serving the cluster", "uid", e.plan.uid, "approveOnly", parts.CA == nil)
+	return all(ctx, cancel,
+		w.cache.Start,
+		queue.Start,
+		challengeKeys.Start,
+		gate.Start,
+		controller.NewProblems(parts, challengeKeys, e.log.WithName("sources")).Start,
+		w.record,
+		e.upkeep(live).Start,
+		func(ctx context.Context) error {
+			return controller.RunBindings(ctx, settings.Bindings(around), controller.BindingsClients{
+				Config: w.unbounded, Cache: w.options, Writer: w.client, Events: w.recorder, Log: e.log.WithName("bindings"),
+			})
+		},
+	)
+}
+
+// all runs functions until ctx ends, which it does when one fails, and returns the first error.
+func all(ctx context.Context, cancel context.CancelFunc, functions ...func(context.Context) error) error {
+	var running sync.WaitGroup
+	failed := make(chan error, len(functions))
+	for _, function := range functions {
+		running.Go(func() {
+			if err := function(ctx); err != nil {
+				failed <- err
+				cancel()
+			}
+		})
+	}
+	running.Wait()
+	select {
+	case err := <-failed:
+		return err
+	default:
+		return ctx.Err()
+	}
+}
+
+// parts returns the controller's configuration for the cluster.
+func (e *engine) parts(settings *config.Settings, challengeKeys *controller.KeyStore, live client.Client) controller.Config {
+	cluster := client.ObjectKeyFromObject(e.plan.cluster)
+	machines := NewMachines(e.machines())
+	var ca signing.Source
+	if !e.plan.approveOnly {
+		ca = controller.NewSecretCA(live, caSecret(cluster))
+	}
+	parts := settings.Assemble(challengeKeys, machines, ca)
+	parts.Metrics = e.decisions.For(e.name())
+	parts.Owned = &controller.Owned{
+		Source: recordSource, Cluster: e.plan.uid, Owner: machines.Owner,
+		Labels: map[string]string{clusterv1.ClusterNameLabel: cluster.Name},
+	}
+	return parts
+}
+
+// machines returns what the cluster's machines are read by.
+func (e *engine) machines() MachinesConfig {
+	c := MachinesConfig{
+		Reader: e.cached, Cluster: client.ObjectKeyFromObject(e.plan.cluster),
+		Annotations: e.infra != nil, Infra: e.infra, Platform: e.platform, Inventory: e.inventory,
+	}
+	for _, kind := range e.settings.Config().ClusterAPI.ServingAddresses {
+		c.ServingAddresses = append(c.ServingAddresses, clusterv1.MachineAddressType(kind))
+	}
+	if e.plan.uid != string(e.plan.cluster.UID) { // the object is younger than the cluster
+		c.MovedAt = e.plan.cluster.CreationTimestamp.Time
+	}
+	return c
+}
+
+func (e *engine) upkeep(live client.Client) *upkeep {
+	return &upkeep{
+		cached: e.cached, live: live, cluster: client.ObjectKeyFromObject(e.plan.cluster), uid: e.plan.uid, events: e.events,
+		log: e.log.WithName("upkeep"), now: time.Now,
+	}
+}
+
+// workload is how an engine reaches the nodes' cluster.
+type workload struct {
+	// unbounded is for watches: requests end when they are given up, and not after a time.
+	unbounded *rest.Config
+	options   cache.Options
+	cache     cache.Cache
+	// client reads requests from the cache, live from the API server.
+	client, live client.Client
+	broadcaster  events.EventBroadcaster
+	recorder     events.EventRecorder
+}
+
+// budgeted returns a client of the management cluster that one engine alone uses.
+func (e *engine) budgeted() (client.Client, error) {
+	own := rest.CopyConfig(e.management)
+	own.QPS, own.Burst = liveQPS, liveBurst
+	return client.New(own, client.Options{Scheme: e.live.Scheme(), Mapper: e.live.RESTMapper()})
+}
+
+// reach makes the clients of one engine. The cache is its own, and goes with it.
+func (e *engine) reach(settings *config.Settings) (*workload, error) {
+	scheme, mapper, connection := e.live.Scheme(), workloadKinds(), guarded(e.plan.connection)
+	unbounded := rest.CopyConfig(connection)
+	unbounded.Timeout = 0
+	w := &workload{unbounded: unbounded, options: cache.Options{Scheme: scheme, Mapper: mapper}}
+	options := w.options
+	options.ByObject = map[client.Object]cache.ByObject{&certificatesv1.CertificateSigningRequest{}: {Transform: controller.TrimRequests(settings.Rules())}}
+	var err error
+	if w.cache, err = cache.New(unbounded, options); err != nil {
+		return nil, fmt.Errorf("cache: %w", err)
+	}
+	if w.live, err = client.New(connection, client.Options{Scheme: scheme, Mapper: mapper}); err != nil {
+		return nil, err
+	}
+	w.client, err = client.New(connection, client.Options{Scheme: scheme, Mapper: mapper, Cache: &client.CacheOptions{Reader: w.cache}})
+	if err != nil {
+		return nil, err
+	}
+	sink, err := eventsclient.NewForConfig(connection)
+	if err != nil {
+		return nil, err
+	}
+	w.broadcaster = events.NewBroadcaster(&events.EventSinkImpl{Interface: sink})
+	w.recorder = w.broadcaster.NewRecorder(scheme, controller.Name)
+	return w, nil
+}
+
+// workloadKinds knows the kinds that are used in workload clusters. None of those is asked which it has.
+func workloadKinds() meta.RESTMapper {
+	mapper := meta.NewDefaultRESTMapper(nil)
+	mapper.Add(certificatesv1.SchemeGroupVersion.WithKind("CertificateSigningRequest"), meta.RESTScopeRoot)
+	mapper.Add(corev1.SchemeGroupVersion.WithKind("Node"), meta.RESTScopeRoot)
+	mapper.Add(rbacv1.SchemeGroupVersion.WithKind("ClusterRoleBinding"), meta.RESTScopeRoot)
+	return mapper
+}
+
+// record sends Events until ctx ends.
+func (w *workload) record(ctx context.Context) error {
+	if err := w.broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
+		return err
+	}
+	<-ctx.Done()
+	return nil
+}

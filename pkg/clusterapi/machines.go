@@ -1,0 +1,369 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package clusterapi
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/annotations"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+)
+
+const (
+	// maxAddresses bounds what is read of one machine's addresses: as many as Cluster API allows.
+	maxAddresses = 256
+	// maxProblems bounds how many machines Problem names, and maxProblem how long it speaks about one.
+	maxProblems, maxProblem = 5, 300
+	// sharedFor is how long one reading of all Machines serves: many requests that are decided at once share it.
+	sharedFor = 100 * time.Millisecond
+	// moveTakes is how long before or after its Cluster a Machine may be made anew by a move, or from a backup.
+	moveTakes = time.Hour
+)
+
+// MachinesConfig is what NewMachines is told.
+type MachinesConfig struct {
+	// Reader has the Machines, MachinePools and KubeadmConfigs of the Cluster's namespace: a cache of the management cluster. What it
+	// returns is not changed, so that nothing needs to be copied.
+	Reader client.Reader
+	// Cluster is the workload Cluster.
+	Cluster types.NamespacedName
+	// Annotations has the EK annotation count.
+	Annotations bool
+	// Infra reads the EK annotation of InfraMachines, too. Default: that of Machines alone counts.
+	Infra *InfraMetadata
+	// Platform is asked for EKs. Default: there is none.
+	Platform *Platform
+	// Inventory has EKs by provider ID. Default: there is none.
+	Inventory *Inventory
+	// ServingAddresses are the types of addresses that a Machine, or an instance as the platform says, has for serving certificates: those that no
+	// guest reports. What an inventory lists counts always. Default: none.
+	ServingAddresses []clusterv1.MachineAddressType
+	// MovedAt is when the Cluster's object was made, if the cluster is older: by a move, or from a backup. Machines that were made at about that
+	// time are older, too. Default: it was not.
+	MovedAt time.Time
+}
+
+// Machines are those of one workload Cluster, as the objects of the management cluster have them: Machines, and the instances of MachinePools
+// that have no Machines. Of what a node can write nothing counts, but that a nodeRef is set.
+type Machines struct {
+	MachinesConfig
+
+	// reading is held while sources are read, whoever wants the same waits for it.
+	reading sync.Mutex
+	// known are the objects read last, by UID.
+	known map[types.UID]known
+	// at is when shared was made.
+	at     time.Time
+	shared []verifier.Machine
+
+	tokens tokens
+
+	mu      sync.Mutex
+	problem error
+}
+
+// known is what an object says at one resourceVersion.
+type known struct {
+	version  string
+	subjects []subject
+}
+
+// subject is a machine on its way to the rules, with what the sources of EKs go by.
+type subject struct {
+	machine verifier.Machine
+	// owner is the Machine's name, or the MachinePool's.
+	owner string
+	// pool says that it is an instance of a MachinePool.
+	pool bool
+	// infra is what the infrastructure provider makes of it.
+	infra clusterv1.ContractVersionedObjectReference
+	// annotation is the Machine's own.
+	annotation ekAnnotation
+	// unsettled says that a source cannot tell now which EKs the machine has.
+	unsettled bool
+}
+
+// NewMachines returns the machines of a Cluster. It reads nothing yet.
+func NewMachines(config MachinesConfig) *Machines {
+	return &Machines{MachinesConfig: config, known: map[types.UID]known{}}
+}
+
+// Machines returns all of them, as they were within a tenth of a second. The caller changes nothing in what is returned.
+//
+// A machine whose EKs cannot be told now, by any one of the sources, or whose object was made in a move, has no time of creation: it is not trusted
+// on first use then.
+func (s *Machines) Machines(ctx context.Context, now time.Time) ([]verifier.Machine, error) {
+	s.reading.Lock()
+	defer s.reading.Unlock()
+	if s.shared != nil && now.Sub(s.at).Abs() < sharedFor { // who waited for it began before it
+		return slices.Clone(s.shared), nil
+	}
+	subjects, err := s.read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var found problems
+	if s.Annotations {
+		s.addAnnotated(ctx, subjects, now, &found)
+	}
+	if s.Inventory != nil {
+		s.addInventoried(subjects, now)
+	}
+	if s.Platform != nil {
+		s.addPlatform(subjects)
+	}
+	machines := make([]verifier.Machine, 0, len(subjects))
+	for i := range subjects {
+		if subjects[i].unsettled || s.remade(subjects[i].machine.Created) {
+			subjects[i].machine.Created = time.Time{}
+		}
+		machines = append(machines, subjects[i].machine)
+	}
+	s.at, s.shared = now, machines
+	s.mu.Lock()
+	s.problem = found.err()
+	s.mu.Unlock()
+	return slices.Clone(machines), nil
+}
+
+// remade reports whether an object was, or may have been, made in a move of the Cluster.
+func (s *Machines) remade(created time.Time) bool {
+	return !s.MovedAt.IsZero() && created.Sub(s.MovedAt).Abs() < moveTakes
+}
+
+// Problem returns what is wrong with EK annotations, the inventory or the platform now, in one line; nil if nothing is.
+func (s *Machines) Problem() error {
+	s.mu.Lock()
+	problem := s.problem
+	s.mu.Unlock()
+	all := []error{problem}
+	if s.Inventory != nil {
+		all = append(all, s.Inventory.Problem())
+	}
+	if s.Platform != nil {
+		all = append(all, s.Platform.Problem(s.Cluster))
+	}
+	return joinLine(all)
+}
+
+// Owner returns the Machine or MachinePool that owns the record of a machine.
+func (s *Machines) Owner(ref verifier.MachineRef) (metav1.OwnerReference, error) {
+	owner := metav1.OwnerReference{APIVersion: clusterv1.GroupVersion.String(), Kind: "Machine", Name: ref.Name, UID: types.UID(ref.UID)}
+	if pool, _, instance := strings.Cut(ref.Name, "/"); instance {
+		owner.Kind, owner.Name = "MachinePool", pool
+	}
+	if owner.Name == "" || owner.UID == "" {
+		return metav1.OwnerReference{}, fmt.Errorf("machine %.253q of cluster %s: is no object", ref.Name, s.Cluster)
+	}
+	return owner, nil
+}
+
+// read returns the Cluster's machines without EKs.
+func (s *Machines) read(ctx context.Context) ([]subject, error) {
+	machines, err := s.listMachines(ctx)
+	if err != nil {
+		return nil, err
+	}
+	pools, err := s.listPools(ctx)
+	if err != nil {
+		return nil, err
+	}
+	known := make(map[types.UID]known, len(s.known))
+	subjects := make([]subject, 0, len(machines))
+	covered := map[string]bool{}         // provider IDs
+	withMachines := map[types.UID]bool{} // pools
+	for i := range machines {
+		m := &machines[i]
+		if m.Spec.ClusterName != s.Cluster.Name {
+			continue
+		}
+		if m.Spec.ProviderID != "" {
+			covered[m.Spec.ProviderID] = true
+		}
+		for _, owner := range m.OwnerReferences {
+			withMachines[owner.UID] = true
+		}
+		subjects = append(subjects, s.remember(known, m, func() []subject {
+			of := subjectOf(m)
+			of.machine.Addresses = s.served(readAddresses(m.Status.Addresses))
+			return []subject{of}
+		})...)
+	}
+	for i := range pools {
+		p := &pools[i]
+		if p.Spec.ClusterName != s.Cluster.Name || withMachines[p.UID] {
+			continue
+		}
+		for _, instance := range s.remember(known, p, func() []subject { return instancesOf(p) }) {
+			if !covered[instance.machine.ProviderID] {
+				subjects = append(subjects, instance)
+			}
+		}
+	}
+	s.known = known
+	return subjects, nil
+}
+
+// remember returns what an object says, and does not look again at one that has not changed.
+func (s *Machines) remember(now map[types.UID]known, object client.Object, look func() []subject) []subject {
+	uid, version := object.GetUID(), object.GetResourceVersion()
+	k, ok := s.known[uid]
+	if !ok || k.version != version || version == "" {
+		k = known{version, look()}
+	}
+	now[uid] = k
+	return k.subjects
+}
+
+// listMachines returns the Machines of the namespace, those of other Clusters too.
+func (s *Machines) listMachines(ctx context.Context) ([]clusterv1.Machine, error) {
+	list := &clusterv1.MachineList{}
+	if err := s.Reader.List(ctx, list, client.InNamespace(s.Cluster.Namespace), client.UnsafeDisableDeepCopy); err != nil {
+		return nil, fmt.Errorf("machines of cluster %s: %w", s.Cluster, err)
+	}
+	return list.Items, nil
+}
+
+// subjectOf returns what a Machine's object says, but for the addresses to serve under. nodeRef, nodeInfo and the conditions that follow from the Node are a node's own words: of
+// them only that there is a nodeRef counts, for it can but speak against the machine.
+func subjectOf(m *clusterv1.Machine) subject {
+	machine := verifier.Machine{
+		Ref:        verifier.MachineRef{Name: m.Name, UID: string(m.UID)},
+		ProviderID: m.Spec.ProviderID,
+		Names:      []verifier.NodeName{{Source: verifier.NameMachine, Value: m.Name}},
+		Ready:      bootstrapped(m) && isTrue(m.Status.Initialization.InfrastructureProvisioned) && !annotations.HasPaused(m),
+		Created:    m.CreationTimestamp.Time,
+		Joined:     m.Status.NodeRef.IsDefined(),
+	}
+	if m.DeletionTimestamp != nil {
+		machine.Deleted = m.DeletionTimestamp.Time
+	}
+	machine.Names = append(machine.Names, namesOf(readAddresses(m.Status.Addresses))...)
+	return subject{machine: machine, owner: m.Name, infra: m.Spec.InfrastructureRef, annotation: annotationOf(m.Annotations)}
+}
+
+// bootstrapped reports whether a Machine's bootstrap data was made. Of data that was given by name, as the Machines of MachinePools have it,
+// Cluster API does not say so in the status.
+func bootstrapped(m *clusterv1.Machine) bool {
+	return isTrue(m.Status.Initialization.BootstrapDataSecretCreated) ||
+		!m.Spec.Bootstrap.ConfigRef.IsDefined() && m.Spec.Bootstrap.DataSecretName != nil
+}
+
+func isTrue(b *bool) bool { return b != nil && *b }
+
+// address is a name or an IP that a machine is said to have.
+type address struct {
+	kind clusterv1.MachineAddressType
+	name string
+	ip   netip.Addr
+}
+
+// readAddresses returns what is well-formed. Names are in lower case then, as a kubelet has its node's. What cannot be one, or is every machine's
+// own, such as localhost, is left out: some platforms report what a guest says while it boots.
+func readAddresses(list clusterv1.MachineAddresses) []address {
+	var read []address
+	for _, a := range list[:min(len(list), maxAddresses)] {
+		switch a.Type {
+		case clusterv1.MachineHostName, clusterv1.MachineInternalDNS, clusterv1.MachineExternalDNS:
+			if name := strings.ToLower(a.Address); isName(name) {
+				read = append(read, address{kind: a.Type, name: name})
+			}
+		case clusterv1.MachineInternalIP, clusterv1.MachineExternalIP:
+			ip, err := netip.ParseAddr(a.Address)
+			if ip = ip.Unmap(); err == nil && ip.IsGlobalUnicast() && ip.Zone() == "" {
+				read = append(read, address{kind: a.Type, ip: ip})
+			}
+		}
+	}
+	return read
+}
+
+// namesOf returns the node names among addresses, by their types.
+func namesOf(addresses []address) []verifier.NodeName {
+	sources := map[clusterv1.MachineAddressType]verifier.NameSource{
+		clusterv1.MachineHostName:    verifier.NameHostname,
+		clusterv1.MachineInternalDNS: verifier.NameInternalDNS,
+		clusterv1.MachineExternalDNS: verifier.NameExternalDNS,
+	}
+	var names []verifier.NodeName
+	for _, a := range addresses {
+		if named := (verifier.NodeName{Source: sources[a.kind], Value: a.name}); a.name != "" && !slices.Contains(names, named) {
+			names = append(names, named)
+		}
+	}
+	return names
+}
+
+// served returns the addresses that a node may serve under.
+func (s *Machines) served(addresses []address) verifier.Addresses {
+	var served verifier.Addresses
+	for _, a := range addresses {
+		switch {
+		case !slices.Contains(s.ServingAddresses, a.kind):
+		case a.name == "":
+			if !slices.Contains(served.IPs, a.ip) {
+				served.IPs = append(served.IPs, a.ip)
+			}
+		case !slices.Contains(served.DNSNames, a.name):
+			served.DNSNames = append(served.DNSNames, a.name)
+		}
+	}
+	return served
+}
+
+func isName(name string) bool {
+	return len(validation.IsDNS1123Subdomain(name)) == 0 &&
+		name != "localhost" && name != "localhost.localdomain" && !strings.HasSuffix(name, ".localhost")
+}
+
+// problems are what is wrong with machines, by name.
+type problems map[string]error
+
+func (p *problems) add(what string, err error) {
+	if *p == nil {
+		*p = problems{}
+	}
+	(*p)[what] = err
+}
+
+// err names a few, always the same.
+func (p problems) err() error {
+	var all []error
+	for what, err := range p {
+		all = append(all, errors.New(text.Line(what+": "+err.Error(), maxProblem)))
+	}
+	slices.SortFunc(all, func(a, b error) int { return cmp.Compare(a.Error(), b.Error()) })
+	if more := len(all) - maxProblems; more > 0 {
+		all = append(all[:maxProblems], fmt.Errorf("and %d more", more))
+	}
+	return joinLine(all)
+}
+
+// joinLine returns errors as one line, nil if there are none.
+func joinLine(all []error) error {
+	var lines []string
+	for _, err := range all {
+		if err != nil {
+			lines = append(lines, text.Line(err.Error(), (maxProblems+1)*maxProblem))
+		}
+	}
+	if len(lines) == 0 {
+		return nil
+	}
+	return errors.New(strings.Join(lines, "; "))
+}

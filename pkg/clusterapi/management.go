@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package clusterapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	bootstrapv1 "sigs.k8s.io/cluster-api/api/bootstrap/kubeadm/v1beta2"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/controllers/clustercache"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	runtimecontroller "sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+)
+
+const (
+	// connecting is how many workload clusters are connected to at a time: one that does not answer takes its time.
+	connecting = 100
+	// inventoryAge is how long a changed inventory may go unnoticed.
+	inventoryAge = 500 * time.Millisecond
+)
+
+// Management has a controller serve the workload clusters of a management cluster. The zero value does.
+type Management struct {
+	// Trust is an infrastructure provider's platform API, which says what TPMs its machines have (ekSources: Platform). Optional.
+	Trust EKTrust
+	// TrustInterval is how often it is asked. Default: 30 s.
+	TrustInterval time.Duration
+}
+
+// Scheme returns the kinds that are used.
+func (Management) Scheme() (*runtime.Scheme, error) {
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{
+		certificatesv1.AddToScheme, corev1.AddToScheme, rbacv1.AddToScheme, v1alpha1.AddToScheme, clusterv1.AddToScheme, bootstrapv1.AddToScheme,
+	} {
+		if err := add(scheme); err != nil {
+			return nil, err
+		}
+	}
+	return scheme, nil
+}
+
+// Check returns an error that names the field if the settings are not to be had with this platform API, or without one.
+func (m Management) Check(settings *config.Settings) error {
+	switch asked := slices.Contains(settings.Config().ClusterAPI.EKSources, verifier.EKPlatform); {
+	case asked && m.Trust == nil:
+		return errors.New("clusterAPI.ekSources: Platform is for an infrastructure provider's own binary, and this one knows no platform")
+	case !asked && m.Trust != nil:
+		return errors.New("clusterAPI.ekSources: lacks Platform, which this binary is for")
+	}
+	return nil
+}
+
+// CacheOptions are those that the manager's cache has to have: of other namespaces nothing is kept, and of bootstrap data no secrets.
+func (Management) CacheOptions(settings *config.Settings) cache.Options {
+	options := cache.Options{
+		DefaultTransform: cache.TransformStripManagedFields(),
+		ByObject:         map[client.Object]cache.ByObject{&bootstrapv1.KubeadmConfig{}: {Transform: StripKubeadmConfig}},
+	}
+	for _, namespace := range settings.Config().ClusterAPI.Namespaces {
+		if options.DefaultNamespaces == nil {
+			options.DefaultNamespaces = map[string]cache.Config{}
+		}
+		options.DefaultNamespaces[namespace] = cache.Config{}
+	}
+	return options
+}
+
+// Add adds what serves workload clusters to a manager, whose scheme is that of Scheme and whose cache has CacheOptions. Its version goes into
+// the user agent.
+func (m Management) Add(ctx context.Context, mgr manager.Manager, settings *config.Settings, userAgent string) error {
+	if err := m.Check(settings); err != nil {
+		return err
+	}
+	c := settings.Config()
+	live, err := client.New(mgr.GetConfig(), client.Options{Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper(), HTTPClient: mgr.GetHTTPClient()})
+	if err != nil {
+		return err
+	}
+	clusters := &clusters{
+		shared:  shared{settings: settings, management: mgr.GetConfig(), cached: mgr.GetClient(), live: live, events: mgr.GetEventRecorder(controller.Name)},
+		log:     mgr.GetLogger().WithName("clusters"),
+		engines: map[types.NamespacedName]*engine{},
+	}
+	if clusters.decisions, err = controller.NewMetrics(); err != nil {
+		return err
+	}
+	if clusters.around, err = controller.NewClusterMetrics(); err != nil {
+		return err
+	}
+	if err := m.addSources(mgr, &clusters.shared); err != nil {
+		return err
+	}
+	clusters.connections, err = clustercache.SetupWithManager(ctrl.LoggerInto(ctx, mgr.GetLogger()), mgr, clustercache.Options{
+		SecretClient:     asUser{live, c.ClusterAPI.User, c.ClusterAPI.Groups()},
+		WatchFilterValue: c.ClusterAPI.WatchFilter,
+		ClusterFilter:    initialized,
+		Client:           clustercache.ClientOptions{UserAgent: userAgent, QPS: -1, Burst: 1}, // the API server has a queue of its own, and knows better
+	}, runtimecontroller.Options{MaxConcurrentReconciles: connecting, UsePriorityQueue: new(false)})
+	if err != nil {
+		return fmt.Errorf("connections to workload clusters: %w", err)
+	}
+	if err := mgr.Add(clusters); err != nil {
+		return err
+	}
+	if err := fillCache(ctx, mgr.GetCache()); err != nil {
+		return err
+	}
+	return clusters.watch(mgr)
+}
+
+// initialized reports whether there is an API server to connect to, and a kubeconfig. A connection that fails is tried again after 30 s only, and
+// nodes that may attest join no sooner.
+func initialized(cluster *clusterv1.Cluster) bool {
+	return isTrue(cluster.Status.Initialization.ControlPlaneInitialized)
+}
+
+// fillCache has a replica that stands by know what the one that leads does.
+func fillCache(ctx context.Context, known cache.Cache) error {
+	for _, object := range []client.Object{&clusterv1.Cluster{}, &clusterv1.Machine{}, &clusterv1.MachinePool{}, &bootstrapv1.KubeadmConfig{}} {
+		_, err := known.GetInformer(ctx, object, cache.BlockUntilSynced(false))
+		if meta.IsNoMatchError(err) { // another bootstrap provider's management cluster has no KubeadmConfigs
+			err = nil
+		}
+		if err != nil {
+			return fmt.Errorf("cache: %T: %w", object, err)
+		}
+	}
+	return nil
+}
+
+// addSources adds the authorities on endorsement keys beside the Machines.
+func (m Management) addSources(mgr manager.Manager, to *shared) error {
+	c := to.settings.Config()
+	if slices.Contains(c.ClusterAPI.EKSources, verifier.EKAnnotation) {
+		to.infra = NewInfraMetadata(to.live, mgr.GetRESTMapper())
+	}
+	if slices.Contains(c.ClusterAPI.EKSources, verifier.EKInventory) {
+		to.inventory = NewInventory(inventory.NewFile(c.Inventory.File, inventoryAge))
+	}
+	if m.Trust == nil {
+		return nil
+	}
+	to.platform = NewPlatform(m.Trust, m.TrustInterval)
+	return mgr.Add(to.platform)
+}

@@ -1,0 +1,468 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package clusterapi
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
+)
+
+// platform is an EKTrust.
+type platform struct {
+	mu      sync.Mutex
+	answers map[string]PlatformAnswer // by provider ID
+	fail    error
+	slow    time.Duration
+	deaf    bool // to the end of its context
+	asked   []string
+	last    []PlatformMachine
+}
+
+func (p *platform) EndorsementKeys(ctx context.Context, machines []PlatformMachine) (map[PlatformMachine]PlatformAnswer, error) {
+	p.mu.Lock()
+	var names []string
+	for _, m := range machines {
+		names = append(names, m.Name)
+	}
+	p.asked, p.last = append(p.asked, strings.Join(names, " ")), slices.Clone(machines)
+	slow, deaf := p.slow, p.deaf
+	p.mu.Unlock()
+	if deaf {
+		time.Sleep(slow)
+	}
+	select {
+	case <-time.After(slow):
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	answers := map[PlatformMachine]PlatformAnswer{{Name: "nobody asked"}: {}}
+	for _, m := range machines {
+		if answer, ok := p.answers[m.ProviderID]; ok {
+			answers[m] = answer
+		}
+	}
+	clear(machines) // what is given is the platform's
+	return answers, p.fail
+}
+
+func (p *platform) set(change func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	change()
+}
+
+// calls returns whom each call since the last look was about.
+func (p *platform) calls() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	defer func() { p.asked = nil }()
+	return strings.Join(p.asked, "; ")
+}
+
+func answer(digits ...string) PlatformAnswer {
+	var a PlatformAnswer
+	for _, d := range digits {
+		f, err := tpm.ParseFingerprint(ek(d))
+		if err != nil {
+			panic(err)
+		}
+		a.EKs = append(a.EKs, f)
+	}
+	return a
+}
+
+// withPlatform runs a test in a bubble, on Machines with a platform that is asked every 30 s.
+func withPlatform(t *testing.T, test func(*testing.T, *platform, *store, *Machines)) {
+	synctest.Test(t, func(t *testing.T) {
+		trust := &platform{answers: map[string]PlatformAnswer{}}
+		p := NewPlatform(trust, 0)
+		ctx, end := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- p.Start(ctx) }()
+		cache := newStore(t)
+		time.Sleep(10 * time.Second) // between the ticks nothing depends on
+		test(t, trust, cache, NewMachines(MachinesConfig{Reader: cache, Cluster: blue, Platform: p}))
+		end()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// look returns the EKs of one machine, once everything has settled that needs no time.
+func look(t *testing.T, s *Machines, name string) string {
+	t.Helper()
+	read(t, s, time.Now())
+	time.Sleep(sharedFor)
+	synctest.Wait()
+	m, ok := read(t, s, time.Now())[name]
+	if !ok {
+		t.Fatalf("%s is missing", name)
+	}
+	time.Sleep(sharedFor)
+	return ekList(m)
+}
+
+func TestPlatform(t *testing.T) {
+	withPlatform(t, func(t *testing.T, trust *platform, cache *store, s *Machines) {
+		trust.set(func() { trust.answers["metal://m"] = answer("a", "b", "a") })
+		cache.put(machine("m"))
+		cache.put(machine("early", func(m *clusterv1.Machine) { m.Spec.ProviderID = "" }))
+		if first := read(t, s, time.Now())["m"]; ekList(first) != "" || !first.Created.IsZero() {
+			t.Errorf("got %+v", first) // nobody waits, and nobody is trusted before there is an answer
+		}
+		if got := look(t, s, "m"); got != "Platform a, Platform b" {
+			t.Errorf("got %s", got)
+		}
+		if got := read(t, s, time.Now())["m"]; got.Created.IsZero() {
+			t.Errorf("got %+v", got)
+		}
+		if got := trust.calls(); got != "m" { // and not about the one without a provider ID
+			t.Errorf("asked about %q", got)
+		}
+		want := PlatformMachine{
+			Cluster: blue, Name: "m", UID: "uid-m", ProviderID: "metal://m",
+			Infrastructure: clusterv1.ContractVersionedObjectReference{APIGroup: infraKindOf.Group, Kind: infraKindOf.Kind, Name: "infra-m"},
+		}
+		if len(trust.last) != 1 || trust.last[0] != want {
+			t.Errorf("asked about %+v", trust.last)
+		}
+
+		// One that is new is asked about at once, and alone; one that the platform does not know is asked about again when all are.
+		cache.put(machine("x"))
+		if got := look(t, s, "x"); got != "" {
+			t.Errorf("got %s", got)
+		}
+		trust.set(func() { trust.answers["metal://x"] = answer("c") })
+		time.Sleep(3 * time.Second)
+		if got := trust.calls(); got != "x" {
+			t.Errorf("asked about %q", got)
+		}
+		time.Sleep(30 * time.Second)
+		if got := trust.calls(); got != "m x" {
+			t.Errorf("asked about %q", got)
+		}
+		if got := look(t, s, "x"); got != "Platform c" {
+			t.Errorf("got %s", got)
+		}
+		problem(t, s.Problem())
+	})
+}
+
+// A question with another provider ID, or about another object, is another one.
+func TestPlatformAnswersStayWithTheirMachine(t *testing.T) {
+	withPlatform(t, func(t *testing.T, trust *platform, cache *store, s *Machines) {
+		trust.set(func() { trust.answers["metal://m"] = answer("a") })
+		cache.put(machine("m"))
+		look(t, s, "m")
+		trust.set(func() { trust.fail = errors.New("down") })
+		trust.set(func() { trust.answers = nil })
+		for what, change := range map[string]func(*clusterv1.Machine){
+			"UID":            func(m *clusterv1.Machine) { m.UID = "other" },
+			"provider ID":    func(m *clusterv1.Machine) { m.Spec.ProviderID = "metal://other" },
+			"infrastructure": func(m *clusterv1.Machine) { m.Spec.InfrastructureRef.Name = "other" },
+		} {
+			cache.put(machine("m", change))
+			if got := look(t, s, "m"); got != "" {
+				t.Errorf("%s: got %s", what, got)
+			}
+		}
+		// And it is forgotten.
+		cache.put(machine("m"))
+		if got := look(t, s, "m"); got != "" {
+			t.Errorf("got %s", got)
+		}
+	})
+}
+
+func TestPlatformFails(t *testing.T) {
+	withPlatform(t, func(t *testing.T, trust *platform, cache *store, s *Machines) {
+		trust.set(func() { trust.answers["metal://m"], trust.answers["metal://x"] = answer("a"), answer("b") })
+		cache.put(machine("m"))
+		cache.put(machine("x"))
+		look(t, s, "m")
+		trust.calls()
+
+		// With an error what there is counts, and of the others the last answer stays.
+		trust.set(func() {
+			trust.fail = fmt.Errorf("vcenter\n%s", strings.Repeat("x", 1<<20))
+			delete(trust.answers, "metal://m")
+			trust.answers["metal://x"] = answer("c")
+		})
+		cache.put(machine("new"))
+		time.Sleep(31 * time.Second)
+		if m, x := look(t, s, "m"), look(t, s, "x"); m != "Platform a" || x != "Platform c" {
+			t.Errorf("got %s and %s", m, x)
+		}
+		problem(t, s.Problem(), "platform: vcenter xxx")
+		if got := read(t, s, time.Now())["new"]; !got.Created.IsZero() {
+			t.Errorf("nobody has said anything of it: %+v", got)
+		}
+		trust.calls()
+		time.Sleep(20 * time.Second)
+		read(t, s, time.Now())
+		if got := trust.calls(); got != "" {
+			t.Errorf("one that failed is asked again before its time, about %q", got)
+		}
+
+		// Without an error it does not.
+		trust.set(func() { trust.fail = nil })
+		time.Sleep(30 * time.Second)
+		if m, x := look(t, s, "m"), look(t, s, "x"); m != "" || x != "Platform c" {
+			t.Errorf("got %s and %s", m, x)
+		}
+		if got := read(t, s, time.Now())["new"]; got.Created.IsZero() {
+			t.Errorf("the platform does not know it: %+v", got)
+		}
+		problem(t, s.Problem())
+	})
+}
+
+func TestPlatformAnswersThatAreNone(t *testing.T) {
+	withPlatform(t, func(t *testing.T, trust *platform, cache *store, s *Machines) {
+		trust.set(func() {
+			trust.answers["metal://m"] = PlatformAnswer{EKs: make([]tpm.Fingerprint, 1)}
+			trust.answers["metal://n"] = PlatformAnswer{EKs: slices.Repeat(answer("a").EKs, maxEKs+1)}
+			trust.answers["metal://x"] = answer("b")
+			trust.answers["metal://y"] = PlatformAnswer{}
+		})
+		for _, name := range []string{"m", "n", "x", "y"} {
+			cache.put(machine(name))
+		}
+		look(t, s, "m")
+		got := read(t, s, time.Now())
+		for name, want := range map[string]string{"m": "", "n": "", "x": "Platform b", "y": ""} {
+			if ekList(got[name]) != want {
+				t.Errorf("%s: got %s", name, ekList(got[name]))
+			}
+			if wrong := name == "m" || name == "n"; got[name].Created.IsZero() != wrong {
+				t.Errorf("%s: created %v", name, got[name].Created)
+			}
+		}
+		problem(t, s.Problem(), "machine m: an EK's fingerprint is all zeros", "machine n: it has more than 16 EKs")
+	})
+}
+
+// Nobody waits for a platform, and one Cluster's does not wait for another's.
+func TestSlowPlatform(t *testing.T) {
+	withPlatform(t, func(t *testing.T, trust *platform, cache *store, s *Machines) {
+		trust.set(func() { trust.slow = time.Hour })
+		cache.put(machine("m"))
+		begin := time.Now()
+		read(t, s, begin)
+		if took := time.Since(begin); took > 0 {
+			t.Errorf("waited %s", took)
+		}
+		synctest.Wait()
+
+		red := types.NamespacedName{Namespace: blue.Namespace, Name: "red"}
+		cache.put(machine("r", func(m *clusterv1.Machine) { m.Spec.ClusterName = red.Name }))
+		other := NewMachines(MachinesConfig{Reader: cache, Cluster: red, Platform: s.Platform})
+		trust.set(func() {
+			trust.slow, trust.answers["metal://r"], trust.answers["metal://m"] = 0, answer("a"), answer("b")
+		})
+		if got := look(t, other, "r"); got != "Platform a" {
+			t.Errorf("got %s", got)
+		}
+		trust.calls()
+		for range 25 { // not a second call while there is one
+			read(t, s, time.Now())
+			time.Sleep(time.Second)
+		}
+		if got := trust.calls(); got != "" {
+			t.Errorf("asked about %q", got)
+		}
+		time.Sleep(platformTimeout)
+		problem(t, other.Problem())
+		if got := look(t, s, "m"); got != "Platform b" {
+			t.Errorf("got %s", got)
+		}
+		trust.set(func() { trust.slow = time.Hour })
+		time.Sleep(2 * platformTimeout)
+		problem(t, s.Problem(), "platform: context deadline exceeded")
+		if got := look(t, s, "m"); got != "Platform b" {
+			t.Errorf("the last answer is gone: %q", got)
+		}
+	})
+}
+
+// A platform that does not end when it should is not called a second time, which is said.
+func TestDeafPlatform(t *testing.T) {
+	withPlatform(t, func(t *testing.T, trust *platform, cache *store, s *Machines) {
+		trust.set(func() { trust.slow, trust.deaf = 5*time.Minute, true })
+		cache.put(machine("m"))
+		read(t, s, time.Now())
+		time.Sleep(time.Minute)
+		problem(t, s.Problem(), "platform: a call made at 2000-01-01T00:00:10Z does not end")
+		if got := trust.calls(); got != "m" {
+			t.Errorf("asked about %q", got)
+		}
+		trust.set(func() { trust.slow, trust.deaf, trust.answers["metal://m"] = 0, false, answer("a") })
+		time.Sleep(5 * time.Minute)
+		if got := look(t, s, "m"); got != "Platform a" {
+			t.Errorf("got %s", got)
+		}
+		problem(t, s.Problem())
+	})
+}
+
+// Many new machines one after another are not as many calls.
+func TestPlatformPace(t *testing.T) {
+	withPlatform(t, func(t *testing.T, trust *platform, cache *store, s *Machines) {
+		for i := range 100 {
+			name := fmt.Sprintf("m%02d", i)
+			trust.set(func() { trust.answers["metal://"+name] = answer("a") })
+			cache.put(machine(name))
+			read(t, s, time.Now())
+			time.Sleep(sharedFor)
+		}
+		time.Sleep(platformPace)
+		if got := strings.Count(trust.calls(), ";") + 1; got < 9 || got > 12 {
+			t.Errorf("%d calls in 10 s", got)
+		}
+		for name, m := range read(t, s, time.Now()) {
+			if ekList(m) != "Platform a" {
+				t.Errorf("%s has no EK a second later", name)
+			}
+		}
+	})
+}
+
+// Only machines that there were last are asked about, and those of a Cluster that nobody asks for any more are not at all.
+func TestPlatformForgets(t *testing.T) {
+	withPlatform(t, func(t *testing.T, trust *platform, cache *store, s *Machines) {
+		trust.set(func() { trust.answers["metal://m"] = answer("a") })
+		cache.put(machine("m"))
+		cache.put(machine("x"))
+		look(t, s, "m")
+		cache.drop(machine("x"))
+		read(t, s, time.Now())
+		trust.calls()
+		time.Sleep(31 * time.Second)
+		if got := trust.calls(); got != "m" {
+			t.Errorf("asked about %q", got)
+		}
+		time.Sleep(2 * platformForget)
+		if got := strings.Count(trust.calls(), "m"); got < 15 || got > 20 {
+			t.Errorf("asked %d times in %s", got, platformForget)
+		}
+		s.Platform.mu.Lock()
+		if left := slices.Collect(maps.Keys(s.Platform.clusters)); len(left) > 0 {
+			t.Errorf("%v are remembered", left)
+		}
+		s.Platform.mu.Unlock()
+		if got := read(t, s, time.Now())["m"]; ekList(got) != "" {
+			t.Errorf("an old answer is in use: %+v", got)
+		}
+		if got := look(t, s, "m"); got != "Platform a" {
+			t.Errorf("got %s", got)
+		}
+	})
+}
+
+// The answer about a machine that went in the meantime is dropped.
+func TestPlatformAnswersLate(t *testing.T) {
+	withPlatform(t, func(t *testing.T, trust *platform, cache *store, s *Machines) {
+		trust.set(func() { trust.answers["metal://m"], trust.slow = answer("a"), 5*time.Second })
+		cache.put(machine("m"))
+		read(t, s, time.Now())
+		time.Sleep(time.Second)
+		cache.drop(machine("m"))
+		read(t, s, time.Now())
+		time.Sleep(10 * time.Second)
+		s.Platform.mu.Lock()
+		defer s.Platform.mu.Unlock()
+		if left := s.Platform.clusters[blue].machines; len(left) > 0 {
+			t.Errorf("%v is remembered", left)
+		}
+	})
+}
+
+func TestPlatformOfInstances(t *testing.T) {
+	withPlatform(t, func(t *testing.T, trust *platform, cache *store, s *Machines) {
+		known := answer("a")
+		known.Addresses = addressList("Hostname=I-1", "InternalDNS=i-1.example.org", "InternalIP=10.0.0.1", "InternalIP=127.0.0.1")
+		trust.set(func() { trust.answers["metal://1"], trust.answers["metal://m"] = known, known })
+		cache.put(pool("p", "metal://1", "metal://2"))
+		cache.put(machine("m"))
+		if got := look(t, s, instance); got != "Platform a" {
+			t.Errorf("got %s", got)
+		}
+		if got := trust.calls(); got != "m p p" {
+			t.Errorf("asked about %q", got)
+		}
+		want := PlatformMachine{
+			Cluster: blue, Name: "p", UID: "uid-p", MachinePool: true, ProviderID: "metal://2",
+			Infrastructure: clusterv1.ContractVersionedObjectReference{APIGroup: infraKindOf.Group, Kind: "MetalMachinePool", Name: "p"},
+		}
+		if trust.last[2] != want {
+			t.Errorf("asked about %+v", trust.last[2])
+		}
+		s.ServingAddresses = anyAddress()
+		for range 2 { // what was added must not pile up
+			time.Sleep(sharedFor)
+			got := read(t, s, time.Now())
+			if first := got[instance]; fmt.Sprint(first.Names) != "[{Hostname i-1} {InternalDNS i-1.example.org}]" ||
+				fmt.Sprint(first.Addresses) != "{[i-1 i-1.example.org] [10.0.0.1]}" || !first.Created.IsZero() {
+				t.Errorf("got %+v", first)
+			}
+			// A Machine has them from its status.
+			if m := got["m"]; ekList(m) != "Platform a" || len(m.Names) != 1 || len(m.Addresses.IPs) != 0 {
+				t.Errorf("got %+v", m)
+			}
+		}
+		s.ServingAddresses = []clusterv1.MachineAddressType{clusterv1.MachineInternalDNS}
+		time.Sleep(sharedFor)
+		if got := read(t, s, time.Now())[instance]; fmt.Sprint(got.Addresses) != "{[i-1.example.org] []}" || len(got.Names) != 2 {
+			t.Errorf("got %+v", got)
+		}
+	})
+}
+
+func TestPlatformIntervals(t *testing.T) {
+	for given, want := range map[time.Duration]time.Duration{
+		0: 30 * time.Second, -1: 5 * time.Second, time.Second: 5 * time.Second, 6 * time.Second: 6 * time.Second, time.Hour: time.Hour,
+	} {
+		if got := NewPlatform(nil, given).interval; got != want {
+			t.Errorf("%s: got %s", given, got)
+		}
+	}
+}
+
+func TestEKFingerprint(t *testing.T) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := x509.MarshalPKIXPublicKey(key.Public())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := EKFingerprint(key.Public()); err != nil || got != tpm.Fingerprint(sha256.Sum256(der)) {
+		t.Errorf("got %s, %v", got, err)
+	}
+	for _, none := range []any{nil, "key", key} {
+		_, err := EKFingerprint(none)
+		problem(t, err, "endorsement key")
+	}
+}

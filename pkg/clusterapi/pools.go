@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package clusterapi
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/annotations"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+)
+
+const (
+	// maxInstances bounds what is read of one MachinePool: as many as Cluster API allows.
+	maxInstances = 10000
+	// instanceDigits is how many hexadecimal digits tell instances of a pool apart.
+	instanceDigits = 16
+)
+
+// listPools returns the MachinePools of the namespace, those of other Clusters too.
+func (s *Machines) listPools(ctx context.Context) ([]clusterv1.MachinePool, error) {
+	list := &clusterv1.MachinePoolList{}
+	if err := s.Reader.List(ctx, list, client.InNamespace(s.Cluster.Namespace), client.UnsafeDisableDeepCopy); err != nil {
+		return nil, fmt.Errorf("machine pools of cluster %s: %w", s.Cluster, err)
+	}
+	return list.Items, nil
+}
+
+// instancesOf returns the instances of a MachinePool, for one that has no Machines: where the infrastructure provider makes Machines for its
+// pools, an instance counts once it has its Machine, and as that.
+//
+// Nothing but its provider ID tells an instance from others. So it has EKs by an inventory or the platform alone, and its node's name from
+// there: of the inventory's entry under verifier.NameInventory, of what the platform says are its addresses under their types. Without one it
+// waits. It has no time of creation: a pool's token was made for none of its instances, and there is no trust on first use.
+func instancesOf(p *clusterv1.MachinePool) []subject {
+	machine := verifier.Machine{
+		Ready: isTrue(p.Status.Initialization.BootstrapDataSecretCreated) && isTrue(p.Status.Initialization.InfrastructureProvisioned) &&
+			!annotations.HasPaused(p),
+	}
+	if p.DeletionTimestamp != nil {
+		machine.Deleted = p.DeletionTimestamp.Time
+	}
+	list := p.Spec.ProviderIDList
+	seen := map[string]bool{"": true}
+	var instances []subject
+	for _, id := range list[:min(len(list), maxInstances)] {
+		if seen[id] {
+			continue
+		}
+		seen[id] = true
+		machine.Ref = verifier.MachineRef{Name: instanceName(p.Name, id), UID: string(p.UID)}
+		machine.ProviderID = id
+		instances = append(instances, subject{machine: machine, owner: p.Name, pool: true, infra: p.Spec.Template.Spec.InfrastructureRef})
+	}
+	return instances
+}
+
+// instanceName returns the name of a pool's instance. No object has a slash in its own.
+func instanceName(pool, providerID string) string {
+	sum := sha256.Sum256([]byte(providerID))
+	return pool + "/" + hex.EncodeToString(sum[:])[:instanceDigits]
+}

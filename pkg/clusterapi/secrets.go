@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package clusterapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/secret"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+)
+
+// AnnotationClusterUID is on a cluster's Secret of challenge keys, with what tells the cluster from all others: the UID that its Cluster object
+// had when it was first served. Another management cluster gives the object another UID, and records are bound to this one.
+const AnnotationClusterUID = "attestation.cluster.x-k8s.io/cluster-uid"
+
+// keys is what Secrets of challenge keys are for, in Cluster API's way of naming: <cluster>-node-attestation.
+const keys = secret.Purpose("node-attestation")
+
+// asUser reads the Secrets of kubeconfigs, and has whoever uses them be a user with less rights than the administrator of the workload cluster,
+// whose credential Cluster API keeps: policies there name that user.
+type asUser struct {
+	client.Reader
+	user   string
+	groups []string
+}
+
+// Get reads one, with the user in it.
+func (r asUser) Get(ctx context.Context, key client.ObjectKey, object client.Object, options ...client.GetOption) error {
+	kubeconfig, ok := object.(*corev1.Secret)
+	if !ok {
+		return fmt.Errorf("%T %s: is no kubeconfig", object, key)
+	}
+	if err := r.Reader.Get(ctx, key, kubeconfig, options...); err != nil {
+		return err
+	}
+	impersonating, err := impersonate(kubeconfig.Data[secret.KubeconfigDataName], r.user, r.groups)
+	if err != nil {
+		return fmt.Errorf("secret %s: %w", key, err)
+	}
+	kubeconfig.Data[secret.KubeconfigDataName] = impersonating
+	return nil
+}
+
+// impersonate puts a user into a kubeconfig. Whoever may write such a Secret must not have the controller run a program, or send a file of
+// its own to a server: all has to be in the kubeconfig. Errors quote nothing of it.
+func impersonate(kubeconfig []byte, user string, groups []string) ([]byte, error) {
+	config, err := clientcmd.Load(kubeconfig)
+	if err != nil || len(kubeconfig) == 0 {
+		return nil, errors.New("does not hold a kubeconfig under " + secret.KubeconfigDataName)
+	}
+	for _, cluster := range config.Clusters {
+		switch {
+		case cluster.CertificateAuthority != "":
+			return nil, errors.New("the kubeconfig names a file: certificate-authority")
+		case !strings.HasPrefix(strings.ToLower(cluster.Server), "https://"):
+			return nil, errors.New("the kubeconfig names a server that is not reached by https")
+		case cluster.ProxyURL != "":
+			return nil, errors.New("the kubeconfig wants a way of its own: proxy-url; the controller's environment can name a proxy")
+		case cluster.InsecureSkipTLSVerify:
+			return nil, errors.New("the kubeconfig does not want the server verified: insecure-skip-tls-verify")
+		}
+		cluster.DisableCompression = true // a little would become a lot
+	}
+	for _, info := range config.AuthInfos {
+		if problem := elsewhere(info); problem != "" {
+			return nil, errors.New("the kubeconfig " + problem)
+		}
+		info.Impersonate, info.ImpersonateGroups = user, groups
+		info.ImpersonateUID, info.ImpersonateUserExtra = "", nil
+	}
+	return clientcmd.Write(*config)
+}
+
+// elsewhere says what of a credential is not in the kubeconfig itself.
+func elsewhere(info *clientcmdapi.AuthInfo) string {
+	switch {
+	case info.TokenFile != "":
+		return "names a file: tokenFile"
+	case info.ClientCertificate != "":
+		return "names a file: client-certificate"
+	case info.ClientKey != "":
+		return "names a file: client-key"
+	case info.Exec != nil:
+		return "wants to run a program: exec"
+	case info.AuthProvider != nil:
+		return "wants an auth-provider"
+	}
+	return ""
+}
+
+// keySecret names a cluster's Secret of challenge keys.
+func keySecret(cluster types.NamespacedName) types.NamespacedName {
+	return types.NamespacedName{Namespace: cluster.Namespace, Name: secret.Name(cluster.Name, keys)}
+}
+
+// identify returns what tells a cluster from all others, and writes it down where it is not yet: into the Secret that goes with the Cluster when
+// it is moved. The challenge keys are put into it later.
+func identify(ctx context.Context, live client.Client, cluster *clusterv1.Cluster) (string, error) {
+	key := keySecret(client.ObjectKeyFromObject(cluster))
+	object := &corev1.Secret{}
+	err := live.Get(ctx, key, object)
+	if client.IgnoreNotFound(err) != nil {
+		return "", fmt.Errorf("secret %s: %w", key, err)
+	}
+	if uid := object.Annotations[AnnotationClusterUID]; err == nil && uid != "" {
+		return uid, nil
+	}
+	uid, remembered := remembered(ctx, live, cluster)
+	if remembered != nil {
+		return "", remembered
+	}
+	metav1.SetMetaDataAnnotation(&object.ObjectMeta, AnnotationClusterUID, uid)
+	if err == nil {
+		err = live.Update(ctx, object) // of the version that was read
+	} else {
+		object.Namespace, object.Name, object.Type = key.Namespace, key.Name, clusterv1.ClusterSecretType
+		object.Labels = map[string]string{clusterv1.ClusterNameLabel: cluster.Name}
+		object.OwnerReferences = []metav1.OwnerReference{ownedBy(cluster)}
+		err = live.Create(ctx, object)
+	}
+	if apierrors.IsAlreadyExists(err) || apierrors.IsConflict(err) {
+		return "", fmt.Errorf("secret %s: somebody was faster: %w", key, err)
+	}
+	if err != nil {
+		return "", fmt.Errorf("secret %s: %w", key, err)
+	}
+	return uid, nil
+}
+
+// remembered returns what the cluster's records say it is, if there are any: a Secret that somebody deleted must not turn each of its nodes into
+// another cluster's. Otherwise it is the object's UID.
+func remembered(ctx context.Context, live client.Reader, cluster *clusterv1.Cluster) (string, error) {
+	records := &v1alpha1.NodeAttestationList{}
+	if err := live.List(ctx, records, client.InNamespace(cluster.Namespace), client.MatchingLabels{clusterv1.ClusterNameLabel: cluster.Name}); err != nil {
+		return "", fmt.Errorf("records of cluster %s: %w", cluster.Name, err)
+	}
+	uid := ""
+	for i := range records.Items {
+		switch is := records.Items[i].Spec.Cluster; {
+		case uid == "":
+			uid = is
+		case is != uid:
+			return "", fmt.Errorf("records of cluster %s: they do not agree on what the cluster is; set the annotation %s on the Secret %s",
+				cluster.Name, AnnotationClusterUID, keySecret(client.ObjectKeyFromObject(cluster)))
+		}
+	}
+	if uid == "" {
+		uid = string(cluster.UID)
+	}
+	return uid, nil
+}
+
+func ownedBy(cluster *clusterv1.Cluster) metav1.OwnerReference {
+	return metav1.OwnerReference{APIVersion: clusterv1.GroupVersion.String(), Kind: "Cluster", Name: cluster.Name, UID: cluster.UID}
+}

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+)
+
+// DefaultUser is who the controller is in workload clusters: the service account of packaging/kubernetes.
+const DefaultUser = userServiceAccount + "node-attestation-system:node-attestation-controller"
+
+const userServiceAccount = "system:serviceaccount:"
+
+// checkClusterAPI sets what is not set, too.
+func (s *Settings) checkClusterAPI() error {
+	if s.config.Token == "" {
+		s.config.Token = Off
+		if s.config.ClusterAPI != nil {
+			s.config.Token = Required
+		}
+	}
+	if s.config.ClusterAPI == nil {
+		return nil
+	}
+	m := *s.config.ClusterAPI // the caller's stays as it is
+	s.config.ClusterAPI = &m
+	if m.User == "" {
+		m.User = DefaultUser
+	}
+	if len(m.NodeNames) == 0 {
+		m.NodeNames = []verifier.NameSource{verifier.NameMachine}
+	}
+	if slices.Contains(m.EKSources, verifier.EKInventory) && !slices.Contains(m.NodeNames, verifier.NameInventory) {
+		m.NodeNames = append(slices.Clone(m.NodeNames), verifier.NameInventory) // instances of MachinePools have no other
+	}
+	namespace, name, _ := strings.Cut(strings.TrimPrefix(m.User, userServiceAccount), ":")
+	switch {
+	case s.config.ClusterUID != "":
+		return errors.New("clusterUID: is each Cluster's own with clusterAPI")
+	case len(s.config.UnattestedNodes) > 0:
+		return errors.New("unattestedNodes: with clusterAPI they are in an annotation of each Cluster")
+	case len(m.EKSources) == 0 && !m.TrustOnFirstUse:
+		return errors.New("clusterAPI.ekSources: must be set, Annotation, Inventory or Platform: without a source of endorsement keys no machine would be found")
+	case slices.Contains(m.NodeNames, verifier.NameInventory) && !slices.Contains(m.EKSources, verifier.EKInventory):
+		return errors.New("clusterAPI.nodeNames: Inventory is asked only if it is one of clusterAPI.ekSources")
+	case !strings.HasPrefix(m.User, userServiceAccount) || len(validation.IsDNS1123Label(namespace)) > 0 || len(validation.IsDNS1123Subdomain(name)) > 0:
+		return fmt.Errorf("clusterAPI.user: %.128q is not %s<namespace>:<name>", m.User, userServiceAccount)
+	case len(validation.IsValidLabelValue(m.WatchFilter)) > 0:
+		return fmt.Errorf("clusterAPI.watchFilter: %.64q is not the value of a label", m.WatchFilter)
+	}
+	for i, namespace := range m.Namespaces {
+		if len(validation.IsDNS1123Label(namespace)) > 0 || slices.Contains(m.Namespaces[:i], namespace) {
+			return fmt.Errorf("clusterAPI.namespaces: %.64q is not the name of one, or stands twice", namespace)
+		}
+	}
+	return s.checkServingAddresses()
+}
+
+// checkServingAddresses has the operator say which addresses are not the guest's own words: no default would suit every platform.
+func (s *Settings) checkServingAddresses() error {
+	types := s.config.ClusterAPI.ServingAddresses
+	switch serving := len(s.config.Serving.Signers) > 0; {
+	case serving && len(types) == 0:
+		return errors.New("clusterAPI.servingAddresses: must be set with serving.signers, to the types of Machines' addresses that the platform itself vouches for: " +
+			"of what a guest reports, root on a node would get certificates for any address")
+	case !serving && len(types) > 0:
+		return errors.New("clusterAPI.servingAddresses: is for serving certificates, and serving.signers is not set")
+	}
+	for i, t := range types {
+		if !slices.Contains([]string{"Hostname", "InternalIP", "ExternalIP", "InternalDNS", "ExternalDNS"}, t) || slices.Contains(types[:i], t) {
+			return fmt.Errorf("clusterAPI.servingAddresses: %.64q is not Hostname, InternalIP, ExternalIP, InternalDNS or ExternalDNS, or stands twice", t)
+		}
+	}
+	return nil
+}
+
+// Groups returns the groups of ClusterAPI.User, as the API server would give them to the service account.
+func (m *ClusterAPI) Groups() []string {
+	namespace, _, _ := strings.Cut(strings.TrimPrefix(m.User, userServiceAccount), ":")
+	return []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace, "system:authenticated"}
+}
+
+// Workload is what is each workload cluster's own.
+type Workload struct {
+	// UID tells the cluster from all others.
+	UID string
+	// Namespace is where its records are, KeySecret the Secret there with its challenge keys.
+	Namespace, KeySecret string
+	// ApproveOnly says that there is no CA key, whatever the configuration's mode is.
+	ApproveOnly bool
+	// ForbiddenAddresses are, beside those of the configuration, what no node serves under.
+	ForbiddenAddresses []string
+	// UnattestedNodes are left alone.
+	UnattestedNodes []string
+}
+
+// Of returns the settings of one workload cluster.
+func (s *Settings) Of(w Workload) (*Settings, error) {
+	of := *s
+	of.config.ClusterUID, of.config.Namespace, of.config.ChallengeKeySecret = w.UID, w.Namespace, w.KeySecret
+	of.config.UnattestedNodes = w.UnattestedNodes
+	if len(of.config.Serving.Signers) > 0 {
+		of.config.Serving.ForbiddenAddresses = slices.Concat(s.config.Serving.ForbiddenAddresses, w.ForbiddenAddresses)
+	}
+	if w.ApproveOnly {
+		of.config.Signing = Signing{Mode: ApproveOnly}
+	}
+	of.tpm.ClusterUID = w.UID
+	if err := of.makeRules(); err != nil {
+		return nil, err
+	}
+	return &of, nil
+}
+
+// anyCluster stands for a cluster while a configuration is checked that is for several.
+var anyCluster = Workload{UID: "any", ForbiddenAddresses: []string{"127.0.0.1"}}

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package signing
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/x509"
+	"fmt"
+	"slices"
+	"time"
+)
+
+// ParseBundle reads a CA as ParseCA does, but for the order of the certificates: while a CA is rotated, some are only to be trusted, such as the
+// old root and the new one in Cluster API's <cluster>-ca. The key tells which of them signs; of several with that key it is the one that ends last
+// of those whose time it is.
+func ParseBundle(certificates, key []byte, now time.Time) (*CA, error) {
+	bundle, err := parseChain(certificates)
+	if err != nil {
+		return nil, err
+	}
+	signer, err := parseKey(key)
+	if err != nil {
+		return nil, err
+	}
+	public, _ := signer.Public().(interface{ Equal(crypto.PublicKey) bool })
+	var own []*x509.Certificate
+	for _, c := range bundle {
+		if public != nil && public.Equal(c.PublicKey) {
+			own = append(own, c)
+		}
+	}
+	if len(own) == 0 {
+		return nil, &CAError{fmt.Sprintf("the key is that of none of %d certificates", len(bundle))}
+	}
+	slices.SortStableFunc(own, func(a, b *x509.Certificate) int { return b.NotAfter.Compare(a.NotAfter) })
+	for _, c := range own {
+		ca := &CA{chainOf(c, bundle), signer}
+		if err = ca.check(); err == nil {
+			err = ca.checkTime(now)
+		}
+		if err == nil {
+			return ca, nil
+		}
+	}
+	return nil, err
+}
+
+// chainOf returns a certificate and those of the bundle above it.
+func chainOf(c *x509.Certificate, bundle []*x509.Certificate) []*x509.Certificate {
+	chain := []*x509.Certificate{c}
+	for len(chain) <= len(bundle) && !selfSigned(c) {
+		above := slices.IndexFunc(bundle, func(issuer *x509.Certificate) bool {
+			return !slices.Contains(chain, issuer) && bytes.Equal(issuer.RawSubject, c.RawIssuer) && c.CheckSignatureFrom(issuer) == nil
+		})
+		if above < 0 {
+			break
+		}
+		c = bundle[above]
+		chain = append(chain, c)
+	}
+	return chain
+}

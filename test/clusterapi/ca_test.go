@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package clusterapi
+
+import (
+	"encoding/pem"
+	"slices"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"sigs.k8s.io/cluster-api/util/secret"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
+)
+
+// caInterval is how soon another CA is used.
+const caInterval = 15 * time.Second
+
+// While a CA is rotated, <cluster>-ca has the certificates of both. Whose key is there is who signs, wherever its certificate stands, and a key that
+// belongs to none of them signs nothing.
+func TestCARotation(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, shared.management)
+	c := w.newCluster(t, "workload", nil)
+	w.start(t, nil)
+	m := c.newMachine(t, "m", nil)
+	m.attests(t)
+	before := c.workload.ClientCA()
+	m.signedBy(t, before)
+	after, err := testbed.NewCA("after")
+	if err != nil {
+		t.Fatal(err)
+	}
+	set := func(signer *testbed.CA, certificates ...*testbed.CA) {
+		t.Helper()
+		key, err := signer.KeyPEM()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var bundle []byte
+		for _, ca := range certificates {
+			bundle = append(bundle, ca.CertPEM()...)
+		}
+		update(t, c.client, c.ca, func(ca *corev1.Secret) {
+			ca.Data = map[string][]byte{secret.TLSCrtDataName: bundle, secret.TLSKeyDataName: key}
+		})
+	}
+	again := func() *attempt {
+		m.certificate = nil // its API server does not know the CA that comes
+		return m.begins(t)
+	}
+	for _, step := range []struct {
+		what         string
+		signer       *testbed.CA
+		certificates []*testbed.CA
+	}{
+		{"the new one behind the old one", after, []*testbed.CA{before, after}},
+		{"back, the old one behind the new one", before, []*testbed.CA{after, before}},
+		{"the new one in front of the old one", after, []*testbed.CA{after, before}},
+		{"the new one alone", after, []*testbed.CA{after}},
+	} {
+		t.Run(step.what, func(t *testing.T) {
+			set(step.signer, step.certificates...)
+			since := time.Now()
+			eventually(t, caInterval, "it signs", func() bool {
+				again().ends(t)
+				return m.issuer(t) == step.signer.Certificate().Subject.CommonName
+			})
+			t.Logf("after %s", time.Since(since).Round(time.Millisecond))
+			m.signedBy(t, step.signer)
+		})
+	}
+	// The key of another: what was used last is used on.
+	set(before, after)
+	time.Sleep(caInterval)
+	again().ends(t)
+	m.signedBy(t, after)
+	set(before, before)
+	eventually(t, caInterval, "it signs", func() bool {
+		again().ends(t)
+		return m.issuer(t) == before.Certificate().Subject.CommonName
+	})
+	m.signedBy(t, before)
+}
+
+// issuer is the common name of who issued the machine's certificate.
+func (m *machine) issuer(t *testing.T) string {
+	t.Helper()
+	_, leaf, err := csr.ParseCertificates(m.certificate)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return leaf.Issuer.CommonName
+}
+
+func (m *machine) signedBy(t *testing.T, ca *testbed.CA) {
+	t.Helper()
+	_, leaf, err := csr.ParseCertificates(m.certificate)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := leaf.CheckSignatureFrom(ca.Certificate()); err != nil {
+		t.Error(err)
+	}
+}
+
+// A cluster whose CA's key is kept elsewhere has its requests approved, and somebody else issues: who that is the operator has added to the policy,
+// for which the controller's own user stands here. The record knows what was issued.
+func TestExternalCA(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, shared.management)
+	w.start(t, nil)
+	c := w.newCluster(t, "external", func(c *cluster) { delete(c.ca.Data, secret.TLSKeyDataName) })
+	other := w.newCluster(t, "internal", nil)
+	m := c.newMachine(t, "m", nil)
+	_, proof := m.peer(t).attests(t)
+	eventually(t, 10*time.Second, "it is approved", func() bool { return approved(c.get(t, proof.Name)) })
+	other.newMachine(t, "other", nil).attests(t)
+	time.Sleep(2 * time.Second)
+	if got := c.get(t, proof.Name); len(got.Status.Certificate) > 0 || reasonOf(got) != "" {
+		t.Fatalf("%+v", got.Status)
+	}
+
+	config := c.workload.AdminConfig()
+	config.Impersonate.UserName = controllerUser
+	signer, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	block, _ := pem.Decode(proof.Spec.Request)
+	certificate, err := c.workload.ClientCA().SignCSR(block.Bytes, time.Now().Add(-time.Minute), time.Now().Add(time.Hour))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := c.get(t, proof.Name)
+	got.Status.Certificate = certificate
+	if _, err := signer.CertificatesV1().CertificateSigningRequests().UpdateStatus(t.Context(), got, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	fingerprint, err := signing.Fingerprint(certificate)
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, 10*time.Second, "the certificate is noted", func() bool {
+		for _, noted := range m.record(t, m.name).Status.Certificates {
+			if noted.SHA256 == fingerprint && noted.Noted {
+				return true
+			}
+		}
+		return false
+	})
+	m.remembered(t)
+}
+
+func approved(r *certificatesv1.CertificateSigningRequest) bool {
+	return slices.ContainsFunc(r.Status.Conditions, func(c certificatesv1.CertificateSigningRequestCondition) bool {
+		return c.Type == certificatesv1.CertificateApproved
+	})
+}

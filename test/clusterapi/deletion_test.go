@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package clusterapi
+
+import (
+	"testing"
+	"time"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+)
+
+// A Machine that is being deleted drains for a while, and its node renews for an hour at most. When it is gone, so is its record, which takes
+// Kubernetes' garbage collector alone, and the hardware serves the next Machine.
+func TestMachineDeleted(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, shared.management)
+	c := w.newCluster(t, "workload", nil)
+	w.start(t, nil)
+	held := func(m *machine) { m.object.Finalizers = []string{clusterv1.MachineFinalizer} }
+	m, unborn := c.newMachine(t, "old", held), c.newMachine(t, "unborn", held)
+	m.attests(t)
+	if left := m.left(t); left < 2*time.Hour {
+		t.Fatalf("a certificate that is no proof of anything: it lives for %s", left)
+	}
+	m.remembered(t)
+	for _, d := range []*machine{m, unborn} {
+		if err := c.client.Delete(t.Context(), d.object); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, 10*time.Second, "a renewal is for an hour at most", func() bool { // it is seen that it is being deleted
+		m.attests(t)
+		return m.left(t) <= time.Hour
+	})
+	if reason := c.refusesTry(t, unborn.peer(t)); reason != string(verifier.ReasonMachineDeleting) {
+		t.Errorf("a first certificate was refused for %s", reason)
+	}
+	if m.record(t, "old") == nil {
+		t.Error("the record was gone before the Machine")
+	}
+
+	for _, d := range []*machine{m, unborn} {
+		update(t, c.client, d.object, func(object *clusterv1.Machine) { object.Finalizers = nil })
+	}
+	eventually(t, 30*time.Second, "the record is collected", func() bool { return m.record(t, "old") == nil })
+	// Its certificate lives on for a while, and renews no more.
+	p := m.peer(t)
+	after := p.hello(t)
+	time.Sleep(3 * time.Second)
+	if got := c.get(t, after.Name); len(got.Annotations) > 0 {
+		t.Errorf("a machine that is gone was challenged: %v", got.Annotations)
+	}
+	next := c.newMachineOf(t, m.computer, "new", nil)
+	next.attests(t)
+	next.remembered(t)
+}
+
+// left is how much longer the machine's certificate lives.
+func (m *machine) left(t *testing.T) time.Duration {
+	t.Helper()
+	_, leaf, err := csr.ParseCertificates(m.certificate)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return time.Until(leaf.NotAfter)
+}

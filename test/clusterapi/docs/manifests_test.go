@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package docs
+
+import (
+	"bytes"
+	"crypto/rand"
+	"encoding/json"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"text/template"
+
+	bootstrapv1 "sigs.k8s.io/cluster-api/api/bootstrap/kubeadm/v1beta2"
+	controlplanev1 "sigs.k8s.io/cluster-api/api/controlplane/kubeadm/v1beta2"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/yaml"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
+)
+
+// elsewhere are kinds that have no schema in an API server, or need more than that; other tests read them.
+var elsewhere = map[string]bool{
+	"KubeletAuthenticatorConfiguration":      true, // TestNodeFiles, and test/prepare
+	"NodeAttestationControllerConfiguration": true, // TestControllerConfigurations
+	"Kustomization":                          true, // TestManagement, TestNamespaces
+	"RoleBinding":                            true, // TestNamespaces
+	"Config":                                 true, // those of the other guides, in test/prepare
+	"JoinConfiguration":                      true,
+	"KubeletConfiguration":                   true,
+}
+
+// Every manifest of Cluster API in the guides and the examples is what its own schema allows, as an API server sees it. So is the same with a
+// field more not: somebody looks.
+func TestManifests(t *testing.T) {
+	checked := map[string]int{}
+	for _, m := range manifests(t) {
+		if elsewhere[m.kind] {
+			continue
+		}
+		checked[m.kind]++
+		if err := management.try(t, m.text); err != nil {
+			t.Errorf("%s: %v", m, err)
+		}
+		if err := management.try(t, strings.Replace(m.text, "\nspec:\n", "\nspec:\n  unknownField: true\n", 1)); err == nil || !strings.Contains(err.Error(), "unknown field") {
+			t.Errorf("%s: nobody minds an unknown field: %v", m, err)
+		}
+	}
+	want := map[string]int{
+		"Cluster": 2, "ClusterClass": 2, "ClusterResourceSet": 2, "KubeadmConfig": 2, "KubeadmConfigTemplate": 5, "KubeadmControlPlane": 2,
+		"KubeadmControlPlaneTemplate": 1, "MachineDeployment": 1, "MachinePool": 1,
+	}
+	if !maps.Equal(checked, want) {
+		t.Errorf("%v were checked, not %v: write the new ones here", checked, want)
+	}
+}
+
+// The controller takes what is said to be its configuration; config.yaml is the first of them.
+func TestControllerConfigurations(t *testing.T) {
+	var first string
+	found := 0
+	for _, m := range manifests(t) {
+		if m.kind != config.Kind {
+			continue
+		}
+		found++
+		c, err := config.Parse([]byte(m.text))
+		if err != nil {
+			t.Errorf("%s: %v", m, err)
+			continue
+		}
+		if _, err := config.New(c); err != nil {
+			t.Errorf("%s: %v", m, err)
+		}
+		if first == "" && m.where == "cluster-api.md" {
+			first = m.text
+		}
+	}
+	if found != 4 {
+		t.Errorf("%d configurations", found)
+	}
+	if first != read(t, examples+"/management/config.yaml") {
+		t.Error("the configuration in the guide and config.yaml differ")
+	}
+}
+
+// filesOf returns the files that a manifest has a machine have.
+func filesOf(t *testing.T, m manifest) []bootstrapv1.File {
+	t.Helper()
+	var err error
+	var spec *bootstrapv1.KubeadmConfigSpec
+	switch m.kind {
+	case "KubeadmConfig":
+		object := &bootstrapv1.KubeadmConfig{}
+		err, spec = yaml.UnmarshalStrict([]byte(m.text), object), &object.Spec
+	case "KubeadmConfigTemplate":
+		object := &bootstrapv1.KubeadmConfigTemplate{}
+		err, spec = yaml.UnmarshalStrict([]byte(m.text), object), &object.Spec.Template.Spec
+	case "KubeadmControlPlane":
+		object := &controlplanev1.KubeadmControlPlane{}
+		err, spec = yaml.UnmarshalStrict([]byte(m.text), object), &object.Spec.KubeadmConfigSpec
+	default:
+		return nil
+	}
+	if err != nil {
+		t.Fatalf("%s: %v", m, err)
+	}
+	return spec.Files
+}
+
+// The plugin takes what templates have machines have as its configuration.
+func TestNodeFiles(t *testing.T) {
+	configurations, patches := 0, 0
+	for _, m := range manifests(t) {
+		for _, f := range filesOf(t, m) {
+			switch f.Path {
+			case "/etc/kubelet-authenticator/config.yaml":
+				configurations++
+				checkNodeFile(t, m, f)
+			case "/etc/kubernetes/patches/kubeletconfiguration0+strategic.yaml":
+				patches++
+				var kubelet struct {
+					APIVersion         string `json:"apiVersion"`
+					Kind               string `json:"kind"`
+					ServerTLSBootstrap bool   `json:"serverTLSBootstrap"`
+				}
+				if err := yaml.UnmarshalStrict([]byte(f.Content), &kubelet); err != nil || kubelet.Kind != "KubeletConfiguration" || !kubelet.ServerTLSBootstrap {
+					t.Errorf("%s: %+v %v", m, kubelet, err)
+				}
+			case "/etc/kubelet-authenticator/bootstrap.kubeconfig":
+				if f.ContentFrom.Secret.Name == "" || f.Permissions != "0600" {
+					t.Errorf("%s: %+v", m, f)
+				}
+			default:
+				t.Errorf("%s: a file that nobody checks: %s", m, f.Path)
+			}
+		}
+	}
+	if configurations != 8 || patches != 1 {
+		t.Errorf("%d configurations, %d patches", configurations, patches)
+	}
+}
+
+func checkNodeFile(t *testing.T, m manifest, f bootstrapv1.File) {
+	t.Helper()
+	var c authenticator.Config
+	err := authenticator.ParseConfig([]byte(f.Content), &c)
+	if err != nil || c.Provider != "tpm" || c.ProviderIDScheme != "metal" || f.Permissions != "0600" || f.Owner != "root:root" {
+		t.Errorf("%s: %+v %+v %v", m, c, f, err)
+	}
+	if pool := m.kind == "KubeadmConfig" || m.where == "bootstrap-by-exec.md"; (c.BootstrapKubeconfig != "") != pool {
+		t.Errorf("%s: bootstrapKubeconfig is %q", m, c.BootstrapKubeconfig)
+	}
+}
+
+// A ClusterClass's patch gives its templates what the templates of other Clusters have, and leaves them alone for Clusters that do not ask for it.
+func TestClusterClassPatches(t *testing.T) {
+	templates, namespace := map[string]string{}, newNamespace(t)
+	for _, text := range objects(read(t, examples+"/clusterclass.yaml")) {
+		if _, kind := kindOf(text); strings.HasSuffix(kind, "Template") {
+			templates[kind] = strings.ToLower(kind) + "/metal"
+			if kind == "KubeadmConfigTemplate" {
+				templates[kind] += "-workers"
+			}
+			management.mustKubectl(t, "create", namespace, "--filename="+write(t, text))
+		}
+	}
+	variables := map[string]any{"nodeAttestation": map[string]any{"providerIDScheme": "metal"}}
+	found := map[string]int{}
+	for _, m := range manifests(t) {
+		if m.kind != "ClusterClass" {
+			continue
+		}
+		class := &clusterv1.ClusterClass{}
+		if err := yaml.UnmarshalStrict([]byte(m.text), class); err != nil {
+			t.Fatal(err)
+		}
+		for _, patch := range class.Spec.Patches {
+			if got := render(t, patch.EnabledIf, variables); got != "true" {
+				t.Errorf("%s: enabled with the variable: %q", m, got)
+			}
+			if got := render(t, patch.EnabledIf, map[string]any{}); got == "true" {
+				t.Errorf("%s: enabled without the variable", m)
+			}
+			for _, definition := range patch.Definitions {
+				kind := definition.Selector.Kind
+				found[m.where+" "+kind]++
+				patched := management.mustKubectl(t, "patch", templates[kind], namespace, "--type=json", "--dry-run=server", "--output=yaml", "--patch="+jsonPatch(t, definition, variables))
+				checkPatched(t, m, kind, patched)
+			}
+		}
+	}
+	want := map[string]int{"cluster-api.md KubeadmConfigTemplate": 1, "clusterclass.yaml KubeadmConfigTemplate": 1, "clusterclass.yaml KubeadmControlPlaneTemplate": 1}
+	if !maps.Equal(found, want) {
+		t.Errorf("%v", found)
+	}
+}
+
+// newNamespace makes a namespace in the management cluster, and returns kubectl's flag for it.
+func newNamespace(t *testing.T) string {
+	t.Helper()
+	name := "test-" + strings.ToLower(rand.Text())
+	management.mustKubectl(t, "create", "namespace", name)
+	return "--namespace=" + name
+}
+
+// jsonPatch is a definition as Cluster API makes it for a Cluster with these variables.
+func jsonPatch(t *testing.T, definition clusterv1.PatchDefinition, variables map[string]any) string {
+	t.Helper()
+	var operations []map[string]any
+	for _, p := range definition.JSONPatches {
+		var value any
+		var text []byte
+		if p.Value != nil {
+			text = p.Value.Raw
+		} else {
+			text = []byte(render(t, p.ValueFrom.Template, variables))
+		}
+		if err := yaml.Unmarshal(text, &value); err != nil {
+			t.Fatal(err)
+		}
+		operations = append(operations, map[string]any{"op": p.Op, "path": p.Path, "value": value})
+	}
+	data, err := json.Marshal(operations)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+func render(t *testing.T, text string, variables map[string]any) string {
+	t.Helper()
+	tpl, err := template.New("").Parse(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	if err := tpl.Execute(&out, variables); err != nil {
+		t.Fatal(err)
+	}
+	return out.String()
+}
+
+func checkPatched(t *testing.T, m manifest, kind, text string) {
+	t.Helper()
+	var spec bootstrapv1.KubeadmConfigSpec
+	if kind == "KubeadmControlPlaneTemplate" {
+		object := &controlplanev1.KubeadmControlPlaneTemplate{}
+		if err := yaml.UnmarshalStrict([]byte(text), object); err != nil {
+			t.Fatal(err)
+		}
+		spec = object.Spec.Template.Spec.KubeadmConfigSpec
+		if !slices.Equal(spec.PostKubeadmCommands, deletesBindings(t)) {
+			t.Errorf("%s: %s: commands %q", m, kind, spec.PostKubeadmCommands)
+		}
+	} else {
+		object := &bootstrapv1.KubeadmConfigTemplate{}
+		if err := yaml.UnmarshalStrict([]byte(text), object); err != nil {
+			t.Fatal(err)
+		}
+		spec = object.Spec.Template.Spec
+	}
+	if len(spec.Files) != 1 {
+		t.Fatalf("%s: %s: files %+v", m, kind, spec.Files)
+	}
+	checkNodeFile(t, m, spec.Files[0])
+}
+
+// deletesBindings is what control planes run, by every manifest the same.
+func deletesBindings(t *testing.T) (commands []string) {
+	t.Helper()
+	for _, m := range manifests(t) {
+		if m.kind != "KubeadmControlPlane" {
+			continue
+		}
+		object := &controlplanev1.KubeadmControlPlane{}
+		if err := yaml.UnmarshalStrict([]byte(m.text), object); err != nil {
+			t.Fatal(err)
+		}
+		if now := object.Spec.KubeadmConfigSpec.PostKubeadmCommands; commands != nil && !slices.Equal(now, commands) {
+			t.Errorf("%s: %q", m, now)
+		} else {
+			commands = now
+		}
+	}
+	return commands
+}

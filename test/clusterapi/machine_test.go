@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package clusterapi
+
+import (
+	"bytes"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	clientauthentication "k8s.io/client-go/pkg/apis/clientauthentication/v1"
+	"k8s.io/client-go/rest"
+	bootstrapv1 "sigs.k8s.io/cluster-api/api/bootstrap/kubeadm/v1beta2"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
+)
+
+// computer has a TPM.
+type computer struct {
+	dir      string
+	chip     *swtpm.TPM
+	provider provider.Challenger
+	// ek is the SHA-256 of its endorsement key, in hex.
+	ek string
+}
+
+// newComputer makes one. It is used from one goroutine at a time.
+func newComputer(t *testing.T) *computer {
+	t.Helper()
+	return newComputerWith(t, swtpm.Options{Certified: []string{"ecc-p256"}, CA: shared.maker})
+}
+
+func newComputerWith(t *testing.T, options swtpm.Options) *computer {
+	t.Helper()
+	c := &computer{dir: t.TempDir(), chip: swtpm.Start(t, options)}
+	made, err := tpm.Factory().New(provider.Settings{TPMDevice: c.chip.Socket(), RuntimeDir: c.dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.provider = made.(provider.Challenger)
+	device, err := made.(provider.Inspector).Identify(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.ek = device.(*tpm.Identity).EKs[0].Fingerprint
+	return c
+}
+
+// machine is a computer that joins a cluster, with its Machine.
+type machine struct {
+	*computer
+	*cluster
+	name, providerID string
+	// token is the bootstrap token that was made for it; with static it shows another credential than that.
+	token  string
+	static func(*rest.Config)
+	// object, infra and config are what Cluster API has of it; a change for newMachine that makes one nil has it left out. It may keep what it
+	// took away in late.
+	object *clusterv1.Machine
+	infra  *unstructured.Unstructured
+	config *bootstrapv1.KubeadmConfig
+	late   struct {
+		object *clusterv1.Machine
+		infra  *unstructured.Unstructured
+		config *bootstrapv1.KubeadmConfig
+	}
+	// args are for the plugin.
+	args []string
+	// certificate and key are the latest that attest got.
+	certificate, key []byte
+}
+
+// newMachine makes a computer with a Machine that Cluster API is done with: provisioned, its bootstrap data made, its EK in its annotation. change may
+// alter what is about to be created.
+func (c *cluster) newMachine(t *testing.T, name string, change func(*machine)) *machine {
+	t.Helper()
+	return c.newMachineOf(t, newComputer(t), name, change)
+}
+
+// newMachineOf is newMachine with hardware that there is.
+func (c *cluster) newMachineOf(t *testing.T, hardware *computer, name string, change func(*machine)) *machine {
+	t.Helper()
+	m := &machine{computer: hardware, cluster: c, name: name, providerID: "test://" + name, token: c.newToken(t)}
+	t.Cleanup(m.stopWorker)
+	m.draft()
+	if change != nil {
+		change(m)
+	}
+	m.put(t)
+	return m
+}
+
+func (m *machine) draft() {
+	m.infra = infraObject("TestMachine", m.namespace, m.name)
+	m.infra.Object["spec"] = map[string]any{"providerID": m.providerID}
+	m.infra.Object["status"] = map[string]any{
+		"initialization": map[string]any{"provisioned": true},
+		"addresses":      []any{map[string]any{"type": "InternalIP", "address": "192.0.2.1"}},
+	}
+	m.config = m.kubeadmConfig(m.name, m.token)
+	m.object = &clusterv1.Machine{
+		ObjectMeta: m.meta(m.name),
+		Spec: clusterv1.MachineSpec{
+			ClusterName: m.cluster.name, ProviderID: m.providerID,
+			Bootstrap: clusterv1.Bootstrap{
+				ConfigRef:      clusterv1.ContractVersionedObjectReference{APIGroup: bootstrapv1.GroupVersion.Group, Kind: "KubeadmConfig", Name: m.name},
+				DataSecretName: &m.name,
+			},
+			InfrastructureRef: clusterv1.ContractVersionedObjectReference{
+				APIGroup: m.infra.GroupVersionKind().Group, Kind: m.infra.GetKind(), Name: m.name,
+			},
+		},
+		Status: clusterv1.MachineStatus{
+			Initialization: clusterv1.MachineInitializationStatus{InfrastructureProvisioned: new(true), BootstrapDataSecretCreated: new(true)},
+			Addresses:      clusterv1.MachineAddresses{{Type: clusterv1.MachineInternalIP, Address: "192.0.2.1"}},
+			Phase:          string(clusterv1.MachinePhaseProvisioned),
+		},
+	}
+	m.object.Annotations = map[string]string{attestation.AnnotationEK: m.ek}
+}
+
+// kubeadmConfig is one with a token.
+func (c *cluster) kubeadmConfig(name, token string) *bootstrapv1.KubeadmConfig {
+	return &bootstrapv1.KubeadmConfig{
+		ObjectMeta: c.meta(name),
+		Spec: bootstrapv1.KubeadmConfigSpec{JoinConfiguration: bootstrapv1.JoinConfiguration{Discovery: bootstrapv1.Discovery{
+			BootstrapToken: bootstrapv1.BootstrapTokenDiscovery{Token: token, APIServerEndpoint: c.object.Spec.ControlPlaneEndpoint.String(), UnsafeSkipCAVerification: new(true)},
+		}}},
+		Status: bootstrapv1.KubeadmConfigStatus{
+			Initialization: bootstrapv1.KubeadmConfigInitializationStatus{DataSecretCreated: new(true)}, DataSecretName: name,
+		},
+	}
+}
+
+// put creates what is drafted: the Cluster owns the Machine, and the Machine the rest.
+func (m *machine) put(t *testing.T) {
+	t.Helper()
+	if m.object == nil {
+		return
+	}
+	m.object.OwnerReferences = []metav1.OwnerReference{m.cluster.owner()}
+	status := m.object.Status
+	m.create(t, m.object)
+	updateStatus(t, m.client, m.object, func(object *clusterv1.Machine) { object.Status = status })
+	if m.infra != nil {
+		m.putInfra(t)
+	}
+	if m.config != nil {
+		m.putConfig(t, m.config, m.owner())
+	}
+}
+
+// putInfra creates the infrastructure machine.
+func (m *machine) putInfra(t *testing.T) {
+	t.Helper()
+	status := m.infra.Object["status"]
+	m.infra.SetOwnerReferences([]metav1.OwnerReference{m.owner()})
+	m.infra.SetLabels(m.object.Labels)
+	m.create(t, m.infra)
+	updateStatus(t, m.client, m.infra, func(infra *unstructured.Unstructured) { infra.Object["status"] = status })
+}
+
+// putConfig creates a KubeadmConfig, and the Secret with the data that was made of it.
+func (c *cluster) putConfig(t *testing.T, config *bootstrapv1.KubeadmConfig, owner metav1.OwnerReference) {
+	t.Helper()
+	status := config.Status
+	config.OwnerReferences = []metav1.OwnerReference{owner}
+	c.create(t, config)
+	updateStatus(t, c.client, config, func(object *bootstrapv1.KubeadmConfig) { object.Status = status })
+	data := &corev1.Secret{ObjectMeta: c.meta(config.Name), Type: clusterv1.ClusterSecretType, StringData: map[string]string{"value": "#cloud-config"}}
+	data.OwnerReferences = []metav1.OwnerReference{
+		{APIVersion: bootstrapv1.GroupVersion.String(), Kind: "KubeadmConfig", Name: config.Name, UID: config.UID, Controller: new(true)},
+	}
+	c.create(t, data)
+}
+
+// owner is the Machine.
+func (m *machine) owner() metav1.OwnerReference {
+	return metav1.OwnerReference{APIVersion: clusterv1.GroupVersion.String(), Kind: "Machine", Name: m.object.Name, UID: m.object.UID}
+}
+
+// registered makes the Node that the kubelet would, and has the Machine refer to it, as Cluster API does by the provider ID.
+func (m *machine) registered(t *testing.T) {
+	t.Helper()
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: m.name}, Spec: corev1.NodeSpec{ProviderID: m.providerID}}
+	if err := m.workload.client.Create(t.Context(), node); err != nil {
+		t.Fatal(err)
+	}
+	updateStatus(t, m.client, m.object, func(object *clusterv1.Machine) {
+		object.Status.NodeRef.Name, object.Status.Phase = m.name, string(clusterv1.MachinePhaseRunning)
+	})
+}
+
+func (m *machine) certs() cache.Dir { return cache.At(filepath.Join(m.dir, "certs")) }
+
+// loses removes everything that the plugin remembers.
+func (m *machine) loses(t *testing.T) {
+	t.Helper()
+	// A worker that has installed its certificate still tidies up, and would write down anew how it ended.
+	eventually(t, 10*time.Second, "the worker ends", func() bool { return !m.certs().Worker().Alive() })
+	if err := os.RemoveAll(m.certs().Path()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// stopWorker ends what a plugin may have left running.
+func (m *machine) stopWorker() {
+	for worker := m.certs().Worker(); worker.Alive(); time.Sleep(5 * time.Millisecond) {
+		_ = syscall.Kill(worker.PID, syscall.SIGKILL)
+	}
+}
+
+// result is what came of one run of the plugin.
+type result struct {
+	code   int
+	stderr string
+	leaf   *x509.Certificate
+}
+
+// run runs the plugin once, as a kubelet does.
+func (m *machine) run(t *testing.T, extra ...string) result {
+	t.Helper()
+	if err := shared.built(); err != nil {
+		t.Fatal(err)
+	}
+	bootstrap := filepath.Join(m.dir, "bootstrap.kubeconfig")
+	if err := os.WriteFile(bootstrap, m.workload.BootstrapKubeconfig(m.token), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ask, err := json.Marshal(clientauthentication.ExecCredential{
+		TypeMeta: metav1.TypeMeta{APIVersion: clientauthentication.SchemeGroupVersion.String(), Kind: "ExecCredential"},
+		Spec: clientauthentication.ExecCredentialSpec{
+			Cluster: &clientauthentication.Cluster{Server: m.workload.ServerURL(), CertificateAuthorityData: m.workload.ServerCA()},
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	args := append([]string{
+		"--node-name=" + m.name, "--provider-id=" + m.providerID, "--tpm-device=" + m.chip.Socket(), "--cert-dir=" + m.certs().Path(),
+		"--runtime-dir=" + m.dir, "--bootstrap-kubeconfig=" + bootstrap,
+	}, m.args...)
+	cmd := exec.CommandContext(t.Context(), shared.plugin, append(args, extra...)...)
+	cmd.Env = append(os.Environ(), "KUBERNETES_EXEC_INFO="+string(ask))
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); cmd.ProcessState == nil {
+		t.Fatal(err)
+	}
+	r := result{code: cmd.ProcessState.ExitCode(), stderr: stderr.String()}
+	if r.code != 0 {
+		return r
+	}
+	credential := &clientauthentication.ExecCredential{}
+	if err := json.Unmarshal(stdout.Bytes(), credential); err != nil {
+		t.Fatal(err)
+	}
+	block, _ := pem.Decode([]byte(credential.Status.ClientCertificateData))
+	if r.leaf, err = x509.ParseCertificate(block.Bytes); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// enrols has the plugin get a certificate, or print the one that it has.
+func (m *machine) enrols(t *testing.T) result {
+	t.Helper()
+	r := m.run(t)
+	if r.code != 0 || r.leaf.Subject.CommonName != "system:node:"+m.name {
+		t.Fatalf("%s: exit code %d: %s", m.name, r.code, r.stderr)
+	}
+	if err := r.leaf.CheckSignatureFrom(m.workload.ClientCA().Certificate()); err != nil {
+		t.Fatalf("%s: %v", m.name, err)
+	}
+	pair, err := m.certs().Current()
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.certificate, m.key = pair.Chain, pair.Key
+	return r
+}

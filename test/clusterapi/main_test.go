@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package clusterapi tests node-attestation-controller as it is shipped in Cluster API management clusters: real API servers with Cluster API's own
+// CustomResourceDefinitions, whose controllers do not run, since each test plays them; workload clusters, each with an API server of its own;
+// the real plugin with software TPMs.
+//
+//	w := newWorld(t, shared.management)     // a namespace
+//	c := w.newCluster(t, "c", nil)          // a Cluster with an API server, and the Secrets that Cluster API makes
+//	w.start(t, nil)                         // the controller, for that namespace
+//	m := c.newMachine(t, "m", nil)          // a computer with a TPM, and its Machine
+//	m.enrols(t)                             // by the plugin
+//
+// Tests call t.Parallel where nothing speaks against it: they mostly wait.
+package clusterapi
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	ctrl "sigs.k8s.io/controller-runtime"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
+)
+
+const (
+	module = "../.."
+	// parallel tests mostly wait.
+	parallel = "6"
+)
+
+// bed is what all tests of the package share.
+type bed struct {
+	management         *management
+	workloads          pool
+	plugin, controller string
+	// built returns when plugin and controller are.
+	built func() error
+	// maker makes all TPMs.
+	maker *swtpm.CA
+}
+
+var shared *bed
+
+func TestMain(m *testing.M) {
+	ctrl.SetLogger(logr.Discard()) // what a client has to say, such as that a kind is deprecated
+	flag.Parse()
+	if err := flag.Set("test.parallel", parallel); err != nil {
+		panic(err)
+	}
+	os.Exit(testbed.Main(m, func(ctx context.Context, cp *testbed.ControlPlane, dir string) error {
+		b := &bed{plugin: filepath.Join(dir, "kubelet-authenticator"), controller: filepath.Join(dir, "node-attestation-controller")}
+		shared = b
+		b.workloads = pool{etcd: cp, starting: make(chan struct{}, 3)}
+		b.built = sync.OnceValue(func() error {
+			return errors.Join(
+				testbed.GoBuild(ctx, module, b.plugin, "./cmd/kubelet-authenticator"), controllerprocess.Build(ctx, module, b.controller),
+			)
+		})
+		go func() { _ = b.built() }() // whoever needs it asks again
+		return b.setUp(ctx, cp)
+	}))
+}
+
+func (b *bed) setUp(ctx context.Context, cp *testbed.ControlPlane) (err error) {
+	if b.maker, err = swtpm.NewCA(); err != nil {
+		return err
+	}
+	b.management, err = newManagement(ctx, cp)
+	return err
+}
+
+// world is one test's part of a management cluster: a namespace, its clusters, and the controllers that serve it.
+type world struct {
+	*management
+	namespace string
+
+	mu          sync.Mutex
+	controllers []*controllerprocess.Controller
+	workloads   []*workload
+}
+
+// newWorld makes a namespace. When the test has ended, first all controllers end, and then others may have the workload clusters.
+func newWorld(t *testing.T, m *management) *world {
+	t.Helper()
+	w := &world{management: m, namespace: m.newNamespace(t)}
+	w.ends(t)
+	return w
+}
+
+// ends has the world end with the test.
+func (w *world) ends(t *testing.T) {
+	t.Helper()
+	t.TempDir() // before the cleanup, so that directories go after it
+	t.Cleanup(func() {
+		for _, c := range w.controllers {
+			if t.Failed() {
+				t.Logf("controller: %s", c.LogTail())
+			}
+			checkLog(t, c)
+		}
+		for _, workload := range w.workloads {
+			shared.workloads.giveBack(context.WithoutCancel(t.Context()), workload)
+		}
+	})
+}
+
+func eventually(t *testing.T, limit time.Duration, what string, condition func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(limit); !condition(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within %s: %s", limit, what)
+		}
+	}
+}
+
+// decided is how soon a decision follows what it waited for, and slack what a busy machine may add.
+const (
+	decided = 2 * time.Second
+	slack   = 2 * time.Second
+)
+
+// follows checks how long something took.
+func follows(t *testing.T, what string, since time.Time) {
+	t.Helper()
+	took := time.Since(since)
+	t.Logf("%s: %s", what, took.Round(time.Millisecond))
+	if took > decided+slack {
+		t.Errorf("%s: after %s, not within %s", what, took, decided)
+	}
+}
+
+var names struct {
+	sync.Mutex
+	count int
+}
+
+// unique returns a name that no other test has.
+func unique(prefix string) string {
+	names.Lock()
+	defer names.Unlock()
+	names.count++
+	return fmt.Sprintf("%s-%d", prefix, names.count)
+}

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package clusterapi
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	bootstrapv1 "sigs.k8s.io/cluster-api/api/bootstrap/kubeadm/v1beta2"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
+)
+
+// newTarget starts a second management cluster, with the same providers as the first one.
+func newTarget(t *testing.T) *management {
+	t.Helper()
+	cp, err := testbed.Start(t.Context(), testbed.Options{Etcd: shared.management.ControlPlane})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := cp.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	target, err := newManagement(t.Context(), cp)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range []*management{shared.management, target} {
+		provider := &unstructured.Unstructured{Object: map[string]any{
+			"providerName": "cluster-api", "type": "CoreProvider", "version": "v1.14.2",
+		}}
+		provider.SetGroupVersionKind(schema.GroupVersionKind{Group: "clusterctl.cluster.x-k8s.io", Version: "v1alpha3", Kind: "Provider"})
+		provider.SetNamespace("default")
+		provider.SetName("cluster-api")
+		if err := m.client.Create(t.Context(), provider); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return target
+}
+
+// mover returns what has clusterctl move all clusters of a namespace. It needs no network for that.
+func mover(t *testing.T, namespace string, from, to *management) func() error {
+	t.Helper()
+	clusterctl, err := testbed.BuildClusterctl(t.Context(), os.Stderr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	settings := filepath.Join(dir, "clusterctl.yaml")
+	if err := os.WriteFile(settings, []byte("providers: []\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), clusterctl, "move", "--config="+settings, "--namespace="+namespace, "--kubeconfig="+from.admin,
+		"--to-kubeconfig="+to.admin)
+	cmd.Env = append(os.Environ(), "CLUSTERCTL_DISABLE_VERSIONCHECK=true", "HOME="+dir, "XDG_CONFIG_HOME="+dir)
+	return func() error {
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("clusterctl move: %w\n%s", err, out)
+		}
+		return nil
+	}
+}
+
+// What clusterctl moves lacks its status, which has to be found out anew by the controllers at the target. Until the test has played them, machines
+// wait; then they renew with the certificates that they had, and nothing is attested for the first time.
+func TestMove(t *testing.T) {
+	t.Parallel()
+	elected := func(file map[string]any) { delete(file, "leaderElection") } // the only one on the first management cluster
+	source := newWorld(t, shared.management)
+	old := source.start(t, elected)
+	c := source.newCluster(t, "workload", nil)
+	m, other := c.newMachine(t, "m", nil), c.newMachine(t, "other", nil)
+	for _, m := range []*machine{m, other} {
+		m.attests(t)
+		m.registered(t)
+	}
+	m.attests(t)
+	before, identity := m.remembered(t), c.identity(t)
+	target := &world{management: newTarget(t), namespace: source.namespace}
+	target.ends(t)
+
+	// While clusterctl waits for an object that is not to be moved yet, the Cluster is paused already: the old controller does nothing more.
+	update(t, source.client, m.infra, func(o *unstructured.Unstructured) { o.SetAnnotations(map[string]string{blockMove: "true"}) })
+	move, moved := mover(t, source.namespace, source.management, target.management), make(chan error, 1)
+	go func() { moved <- move() }()
+	eventually(t, 30*time.Second, "the Cluster is paused", func() bool {
+		if err := source.client.Get(t.Context(), client.ObjectKeyFromObject(c.object), c.object); err != nil {
+			t.Fatal(err)
+		}
+		return c.object.Spec.Paused != nil && *c.object.Spec.Paused
+	})
+	time.Sleep(time.Second)
+	a := m.begins(t)
+	a.waits(t, 3*time.Second)
+	update(t, source.client, m.infra, func(o *unstructured.Unstructured) { o.SetAnnotations(nil) })
+	if err := <-moved; err != nil {
+		t.Fatal(err)
+	}
+	if n := len(source.records(t)); n != 0 {
+		t.Errorf("%d records stay behind", n)
+	}
+	a.waits(t, 3*time.Second)
+
+	target.start(t, elected)
+	a.waits(t, 4*time.Second) // statuses are not there
+	c.arrive(t, target)
+	since := time.Now()
+	m.arrive(t)
+	a.follows(t, "a renewal after the move", since)
+	other.arrive(t)
+	other.attests(t)
+	after := m.remembered(t)
+	if c.identity(t) != identity || after.Spec.Cluster != identity || after.Status.FirstRequestUID != before.Status.FirstRequestUID ||
+		*after.Spec.EK != *before.Spec.EK || after.Spec.AKName != before.Spec.AKName {
+		t.Errorf("the cluster was %s, the record\n%+v\nand is\n%+v", identity, before, after)
+	}
+	for _, certificate := range before.Status.Certificates {
+		if !slices.ContainsFunc(after.Status.Certificates, func(c v1alpha1.IssuedCertificate) bool { return c.SHA256 == certificate.SHA256 }) {
+			t.Errorf("certificate %s is forgotten", certificate.SHA256)
+		}
+	}
+	// Machines join there as they did before, and the first controller is out of it.
+	c.newMachine(t, "new", nil).attests(t)
+	if err := old.Stop(); err != nil {
+		t.Error(err)
+	}
+	m.attests(t)
+	if n := len(target.records(t)); n != 3 {
+		t.Errorf("%d records", n)
+	}
+}
+
+const blockMove = "clusterctl.cluster.x-k8s.io/block-move"
+
+// arrive has a cluster be at another management cluster, with the status that Cluster API finds out.
+func (c *cluster) arrive(t *testing.T, at *world) {
+	t.Helper()
+	status := c.object.Status
+	c.world = at
+	updateStatus(t, c.client, c.object, func(object *clusterv1.Cluster) { object.Status = status })
+	updateStatus(t, c.client, c.infra, func(infra *unstructured.Unstructured) {
+		infra.Object["status"] = map[string]any{"initialization": map[string]any{"provisioned": true}}
+	})
+}
+
+// arrive does the same for its machine.
+func (m *machine) arrive(t *testing.T) {
+	t.Helper()
+	infra, config, object := m.infra.Object["status"], m.config.Status, m.object.Status
+	updateStatus(t, m.client, m.infra, func(o *unstructured.Unstructured) { o.Object["status"] = infra })
+	updateStatus(t, m.client, m.config, func(o *bootstrapv1.KubeadmConfig) { o.Status = config })
+	updateStatus(t, m.client, m.object, func(o *clusterv1.Machine) { o.Status = object })
+}

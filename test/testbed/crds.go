@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package testbed
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apiextensions "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset/typed/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+)
+
+// ModuleDir returns the folder with the source of a module that the module in a folder requires.
+func ModuleDir(ctx context.Context, from, module string) (string, error) {
+	cmd := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", module) //nolint:gosec // G204: running go is the purpose
+	cmd.Dir = from
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("look for module %s: %w\n%s", module, err, stderr.String())
+	}
+	return string(bytes.TrimSpace(out)), nil
+}
+
+// ReadCRDs returns the CustomResourceDefinitions in files, each of which has one. A path may have wildcards.
+func ReadCRDs(paths ...string) ([]*apiextensionsv1.CustomResourceDefinition, error) {
+	var all []*apiextensionsv1.CustomResourceDefinition
+	for _, path := range paths {
+		files, err := filepath.Glob(path)
+		if err != nil || len(files) == 0 {
+			return nil, errors.Join(fmt.Errorf("no CustomResourceDefinitions in %s", path), err)
+		}
+		for _, file := range files {
+			content, err := os.ReadFile(file)
+			if err != nil {
+				return nil, err
+			}
+			crd := &apiextensionsv1.CustomResourceDefinition{}
+			if err := yaml.UnmarshalStrict(content, crd); err != nil {
+				return nil, fmt.Errorf("%s: %w", file, err)
+			}
+			all = append(all, crd)
+		}
+	}
+	return all, nil
+}
+
+// InstallCRDs creates CustomResourceDefinitions, and returns when each is established, and its objects are served.
+func (cp *ControlPlane) InstallCRDs(ctx context.Context, crds ...*apiextensionsv1.CustomResourceDefinition) error {
+	client, err := apiextensions.NewForConfig(cp.AdminConfig())
+	if err != nil {
+		return fmt.Errorf("make a client for CustomResourceDefinitions: %w", err)
+	}
+	for _, crd := range crds {
+		if _, err := client.CustomResourceDefinitions().Create(ctx, crd, metav1.CreateOptions{}); err != nil {
+			return fmt.Errorf("create %s: %w", crd.Name, err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	for _, crd := range crds {
+		if err := poll(ctx, crd.Name, func(ctx context.Context) error {
+			return cp.established(ctx, client, crd)
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// established is nil when the API server says so, and serves the version that is stored.
+func (cp *ControlPlane) established(ctx context.Context, client apiextensions.ApiextensionsV1Interface, crd *apiextensionsv1.CustomResourceDefinition) error {
+	now, err := client.CustomResourceDefinitions().Get(ctx, crd.Name, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	for _, c := range now.Status.Conditions {
+		if c.Type != apiextensionsv1.Established || c.Status != apiextensionsv1.ConditionTrue {
+			continue
+		}
+		for _, version := range crd.Spec.Versions {
+			if version.Storage {
+				path := "/apis/" + crd.Spec.Group + "/" + version.Name + "/" + crd.Spec.Names.Plural
+				return cp.client.RESTClient().Get().AbsPath(path).Param("limit", "1").Do(ctx).Error()
+			}
+		}
+	}
+	return fmt.Errorf("not established: %+v", now.Status.Conditions)
+}
