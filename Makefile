@@ -4,10 +4,16 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 
-VERSION ?= devel
-COMMIT ?= $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
-LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
+VERSION ?= v0.0.0-devel
+COMMIT ?= $(shell git describe --always --exclude='*' --abbrev=12 --dirty 2>/dev/null || echo unknown)
+# No build ID: it would be made of the folder's content as it happens to be.
+LDFLAGS := -s -w -buildid= -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 FUZZTIME ?= 10s
+
+DIST ?= dist
+ARCHES ?= amd64 arm64
+FORMATS ?= deb rpm tar sysext
+SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null)
 
 export GOFLAGS := -buildvcs=false
 # Tools are pinned in a module of their own, apart from the product's dependencies.
@@ -18,9 +24,30 @@ GOTESTSUM := $(TOOL) gotestsum --format=pkgname --format-hide-empty-pkg
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
 
+# By the environment, so that no shell reads what is in them.
+build packages release: export VERSION := $(VERSION)
+build packages release: export LDFLAGS := $(LDFLAGS)
+packages: export SOURCE_DATE_EPOCH := $(SOURCE_DATE_EPOCH)
+packages: export ARCHES := $(ARCHES)
+packages: export FORMATS := $(FORMATS)
+packages release: export DIST := $(DIST)
+
 .PHONY: build
 build: ## build the plugin and the controller into bin/
-	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/kubelet-authenticator ./cmd/node-attestation-controller
+	CGO_ENABLED=0 go build -trimpath -ldflags "$$LDFLAGS" -o bin/ ./cmd/kubelet-authenticator ./cmd/node-attestation-controller
+
+# The plugin's: it is what machine images need. Reproducible: the same commit, VERSION and Go release make the same bytes.
+.PHONY: packages
+packages: ## make deb, rpm, tarball and sysext image of the plugin, with SBOMs and SHA256SUMS, in DIST (also: VERSION, ARCHES, FORMATS)
+	@scripts/need mksquashfs
+	@packaging/build "$$DIST"
+
+.PHONY: release
+release: ## make what a release of VERSION has, in DIST, signed with the cosign key COSIGN_KEY (and COSIGN_PASSWORD)
+	@scripts/release check "$$VERSION"
+	@$(MAKE) --no-print-directory packages ARCHES='amd64 arm64' FORMATS='deb rpm tar sysext' \
+		COMMIT="$$(git rev-parse --short=12 HEAD)" SOURCE_DATE_EPOCH="$$(git log -1 --format=%ct)"
+	@scripts/release sign "$$DIST/SHA256SUMS" cosign.pub
 
 .PHONY: demo
 demo: ## start a real control plane and have a node prove which machine it is
@@ -30,22 +57,28 @@ demo: ## start a real control plane and have a node prove which machine it is
 # Tests that have to have run: without a TPM, or the independent implementation, nothing is shown.
 TPM_UNIT := $(addprefix TestProveWithEachEK/,ecc-p256 ecc-p384-high rsa-2048) TestVectorsAreGenerated
 TPM_E2E := $(addprefix TestProtocolAgainstSwtpm/,ecc-p256 ecc-p384-high rsa-2048) TestProtocolAgainstTheSimulator \
-	$(addprefix TestTPMEnrolmentAndRenewal/,ecc-p256 ecc-p384-high rsa-2048 swtpm_setup)
+	$(addprefix TestTPMEnrolmentAndRenewal/,ecc-p256 ecc-p384-high rsa-2048 swtpm_setup) TestMove TestManyClustersAndABlackHole
 # Without a real kubelet and kubeadm, which need root, it is not shown that a node joins.
 ROOT := $(filter 0,$(shell id -u))
-NODE_E2E := TestNodeBecomesReady $(addprefix TestKubeadm/,drop-in drop-in/first-boot drop-in/restart not-in-inventory denied bootstrap-by-exec \
+NODE_E2E := TestNodeBecomesReady $(addprefix TestKubeadm/,package sysext baked-image drop-in drop-in/first-boot drop-in/restart not-in-inventory denied bootstrap-by-exec \
 	bootstrapped-around rotated-around) $(addprefix TestKubeadmWithoutController/,join reboot) \
-	$(addprefix TestKubeadmWithoutPolicy/,stock drop-in-not-enabled bootstrapped-around rotated-around)
+	TestReproducible TestInstallAndPurge $(addprefix TestKubeadmWithoutPolicy/,stock package drop-in-not-enabled bootstrapped-around rotated-around)
 
+# How many suites are run at once: most of the time they wait.
+E2E_SUITES ?= $(shell echo $$(($$(nproc) * 3 / 2)))
+
+# Not vetted here: lint does that, and from a cold cache it takes minutes.
 .PHONY: test
 test: ## run everything, unit and end to end against a real control plane and software TPMs
-	@scripts/need gcc strace mount ip systemd-nspawn openssl python3 swtpm swtpm_setup tpm2_checkquote /usr/include/openssl/ssl.h
+	@scripts/need gcc strace mount ip systemd-nspawn openssl python3 swtpm swtpm_setup tpm2_checkquote /usr/include/openssl/ssl.h \
+		mksquashfs rpm rpm2archive lintian ansible-playbook
 	@mkdir -p bin
-	$(GOTESTSUM) --jsonfile bin/unit.json -- -race ./...
+	$(GOTESTSUM) --jsonfile bin/unit.json -- -race -vet=off ./...
+	go -C tools test -race -vet=off ./...
 	@scripts/ran bin/unit.json $(TPM_UNIT)
-	cd test && $(GOTESTSUM) --jsonfile ../bin/e2e.json -- -race -tags simulator -timeout 20m ./...
+	cd test && $(GOTESTSUM) --jsonfile ../bin/e2e.json -- -race -vet=off -tags simulator -timeout 20m -p $(E2E_SUITES) ./...
 	@scripts/ran bin/e2e.json $(TPM_E2E) $(if $(ROOT),$(NODE_E2E))
-	$(if $(ROOT),,@echo "*** the tests of real kubelets and of kubeadm were skipped: they need root ***")
+	$(if $(ROOT),,@echo "*** the tests of real kubelets, of kubeadm and of packages that are installed were skipped: they need root ***")
 
 .PHONY: test-skew
 test-skew: ## run a kubelet of Kubernetes 1.34, too, against the control plane (as root; builds for some minutes the first time)
@@ -53,13 +86,18 @@ test-skew: ## run a kubelet of Kubernetes 1.34, too, against the control plane (
 	cd test && KUBELET_AUTHENTICATOR_TEST_KUBELETS=v1.34 go test -count=1 -run TestNodeBecomesReady -v ./node
 
 .PHONY: fuzz
-fuzz: ## fuzz each parser for FUZZTIME
-	@scripts/fuzz $(FUZZTIME)
+fuzz: ## fuzz each parser for FUZZTIME, or those of FUZZED
+	@scripts/fuzz $(FUZZTIME) $(FUZZED)
 
 .PHONY: lint
-lint: ## run golangci-lint over all modules
+lint: ## run golangci-lint over all modules, and what reads shell scripts, man pages and the Ansible role
+	@scripts/need shellcheck mandoc ansible-lint
+	shellcheck .ci/run packaging/build packaging/daemon-reload packaging/tree scripts/*
+	scripts/lint-man
+	cd image-builder/ansible && ansible-lint --offline --profile production
 	$(TOOL) golangci-lint run --allow-parallel-runners ./...
 	cd test && $(TOOL) golangci-lint run --allow-parallel-runners --build-tags simulator --config ../.golangci.yml ./...
+	cd tools && go tool golangci-lint run --allow-parallel-runners --config ../.golangci.yml ./...
 
 .PHONY: vuln
 vuln: ## look for known vulnerabilities, where the database can be reached

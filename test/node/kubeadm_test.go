@@ -60,6 +60,8 @@ func newKubeadmCluster(t *testing.T) *kubeadmCluster {
 
 // image is what is on a machine's disk beside kubeadm, the kubelet and the plugin's program.
 type image struct {
+	// bare is one without the plugin's program.
+	bare bool
 	// dropIn is the packaged one of the kubelet's unit.
 	dropIn bool
 	// config is added to the plugin's configuration file. Without enabled there is none.
@@ -90,11 +92,12 @@ func (k *kubeadmCluster) newComputer(t *testing.T, name string, i image) *comput
 		files[dropInFile] = string(content)
 	}
 	if i.enabled {
-		files[configFile] = fmt.Sprintf("apiVersion: authenticator.cluster.x-k8s.io/v1alpha1\nkind: KubeletAuthenticatorConfiguration\n"+
-			"provider: tpm\ntpmDevice: %s\nproviderID: test://%s\n", tpmSocket, name) + i.config
+		files[configFile] = m.config() + i.config
 	}
 	options := k.KubeadmMachine(name, built.kubeadm, built.kubelet, files)
-	options.Programs[pluginFile] = built.plugin
+	if !i.bare {
+		options.Programs[pluginFile] = built.plugin
+	}
 	options.Binds[tpmSocket] = m.tpm.Socket()
 
 	starting.Lock()
@@ -120,6 +123,12 @@ func (k *kubeadmCluster) newComputer(t *testing.T, name string, i image) *comput
 		}
 	}
 	return c
+}
+
+// config is the plugin's configuration file on a machine of its own.
+func (m *machine) config() string {
+	return fmt.Sprintf("apiVersion: authenticator.cluster.x-k8s.io/v1alpha1\nkind: KubeletAuthenticatorConfiguration\n"+
+		"provider: tpm\ntpmDevice: %s\nproviderID: test://%s\n", tpmSocket, m.name)
 }
 
 // join runs "kubeadm join", and returns whether it says that the node has joined.
@@ -268,6 +277,9 @@ func TestKubeadm(t *testing.T) {
 	k := newKubeadmCluster(t)
 	for name, test := range map[string]func(*testing.T, *kubeadmCluster){
 		"drop-in":             testDropIn,
+		"baked-image":         testBakedImage,
+		"package":             testPackage,
+		"sysext":              testSysext,
 		"not-in-inventory":    testNotInInventory,
 		"denied":              testDenied,
 		"bootstrap-by-exec":   testBootstrapByExec,
@@ -554,6 +566,7 @@ func TestKubeadmWithoutPolicy(t *testing.T) {
 	k.dropPolicy(t)
 	for name, test := range map[string]func(*testing.T, *kubeadmCluster){
 		"stock":               testStock,
+		"package":             testPackageUnderARunningKubelet,
 		"drop-in-not-enabled": testNotEnabled,
 		"bootstrapped-around": testBootstrappedAroundNoPolicy,
 		"rotated-around":      testRotatedAroundNoPolicy,

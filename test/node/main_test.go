@@ -8,6 +8,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -24,6 +25,8 @@ const (
 // programs are the paths of what the tests start.
 type programs struct {
 	plugin, controller string
+	packages           string // the folder with the artifacts of the plugin
+	goss               string
 	kubelet            testbed.KubeletComponents
 	others             []testbed.KubeletComponents
 	kubeadm            string
@@ -37,6 +40,12 @@ func TestMain(m *testing.M) {
 		if err := testbed.GoBuild(ctx, module, made.plugin, "./cmd/kubelet-authenticator"); err != nil {
 			return err
 		}
+		if err := testbed.MakePackages(ctx, module, made.packages, "FORMATS=tar deb sysext", "ARCHES="+runtime.GOARCH, "VERSION=v0.0.0-test"); err != nil {
+			return err
+		}
+		if err := testbed.GoBuild(ctx, module+"/tools/goss", made.goss, "github.com/goss-org/goss/cmd/goss"); err != nil {
+			return err
+		}
 		return controllerprocess.Build(ctx, module, made.controller)
 	}
 	// As many tests at once as there are.
@@ -47,7 +56,10 @@ func TestMain(m *testing.M) {
 }
 
 func programsIn(dir string) programs {
-	return programs{plugin: filepath.Join(dir, "kubelet-authenticator"), controller: filepath.Join(dir, "node-attestation-controller")}
+	return programs{
+		plugin: filepath.Join(dir, "kubelet-authenticator"), controller: filepath.Join(dir, "node-attestation-controller"),
+		packages: filepath.Join(dir, "packages"), goss: filepath.Join(dir, "goss"),
+	}
 }
 
 // buildKubernetes builds what a node has of Kubernetes, or finds it where it was built before.

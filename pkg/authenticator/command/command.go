@@ -69,6 +69,9 @@ func (p Program) Run(ctx context.Context, process Process) int {
 	return 0
 }
 
+// Command returns the tree of commands with their flags, for what documents them. Run is what carries them out.
+func (p Program) Command() *cobra.Command { return (&invocation{Program: p}).rootCommand() }
+
 // maxLine bounds a line on standard error, in bytes: a peer may have written some of it.
 const maxLine = 2048
 
