@@ -107,3 +107,8 @@ vuln: ## look for known vulnerabilities, where the database can be reached
 bench: ## compare the valid path with a program that only reads and prints the file, and the kinds of EK
 	@scripts/need swtpm
 	cd test && go run ./bench
+
+.PHONY: bench-scale
+bench-scale: ## measure a thousand enrolments at once, what each costs beside kube-controller-manager's, and how that grows (ONLY: some of them)
+	@scripts/need swtpm
+	cd test && go run ./scale -only '$(ONLY)'

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
+)
+
+// module is the product's, as seen from where this is run.
+const module = ".."
+
+// bench is what the measurements share.
+type bench struct {
+	size float64 // what numbers are multiplied by
+
+	dir, binary string // made when first asked for
+	failed      []error
+}
+
+// close removes all files.
+func (b *bench) close() {
+	if b.dir != "" {
+		if err := os.RemoveAll(b.dir); err != nil {
+			fmt.Fprintln(os.Stderr, "scale:", err)
+		}
+	}
+}
+
+// sized is a number of machines or of requests, as told by -size, and one at least.
+func (b *bench) sized(n int) int { return max(1, int(math.Round(float64(n)*b.size))) }
+
+// expect notes what does not hold that should. The measurement goes on, and its table is printed all the same.
+func (b *bench) expect(holds bool, format string, args ...any) {
+	if holds {
+		return
+	}
+	err := fmt.Errorf(format, args...)
+	fmt.Println("DOES NOT HOLD:", err)
+	b.failed = append(b.failed, err)
+}
+
+// say is for remarks below a table.
+func (b *bench) say(format string, args ...any) { fmt.Printf(format+"\n", args...) }
+
+// folder returns a new one that goes with the bench.
+func (b *bench) folder(name string) (string, error) {
+	if b.dir == "" {
+		dir, err := os.MkdirTemp("", "scale-")
+		if err != nil {
+			return "", err
+		}
+		b.dir = dir
+	}
+	return os.MkdirTemp(b.dir, name+"-")
+}
+
+// controllerBinary builds node-attestation-controller, once.
+func (b *bench) controllerBinary(ctx context.Context) (string, error) {
+	if b.binary == "" {
+		dir, err := b.folder("bin")
+		if err != nil {
+			return "", err
+		}
+		binary := filepath.Join(dir, "node-attestation-controller")
+		if err := controllerprocess.Build(ctx, module, binary); err != nil {
+			return "", err
+		}
+		b.binary = binary
+	}
+	return b.binary, nil
+}
+
+// withControlPlane has a function use a control plane with the manifests that are shipped, without a controller, and stops it.
+func (b *bench) withControlPlane(ctx context.Context, options testbed.Options, use func(cp *testbed.ControlPlane) error) (err error) {
+	if options.Progress == nil {
+		options.Progress = os.Stderr
+	}
+	cp, err := testbed.Start(ctx, options)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, cp.Stop()) }()
+	if err := controllerprocess.Install(ctx, cp, module); err != nil {
+		return err
+	}
+	return use(cp)
+}
+
+// describe says on what this is measured, and how busy that is already.
+func describe() {
+	load := "unknown"
+	if content, err := os.ReadFile("/proc/loadavg"); err == nil {
+		load, _, _ = strings.Cut(string(content), " ")
+	}
+	fmt.Printf("%d CPUs (%s), %s, load when started %s\n", runtime.NumCPU(), cpuModel(), runtime.Version(), load)
+}
+
+func cpuModel() string {
+	file, err := os.Open("/proc/cpuinfo")
+	if err != nil {
+		return "unknown"
+	}
+	defer func() { _ = file.Close() }() // only read
+	for lines := bufio.NewScanner(file); lines.Scan(); {
+		if key, value, ok := strings.Cut(lines.Text(), ":"); ok && strings.TrimSpace(key) == "model name" {
+			return strings.TrimSpace(value)
+		}
+	}
+	return "unknown"
+}

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// scale measures what the controller does with many machines at once, what it costs, and how that grows: against a real etcd and kube-apiserver, with the
+// shipped binary and the rights and policies that are shipped. It prints a table per measurement, and fails where a bound that is promised does not hold.
+//
+//	go run ./scale                  # all of them
+//	go run ./scale -only enrol,cost # some
+//	go run ./scale -size 0.05       # all of them with a twentieth of the machines, to try the program; bounds on time hold all the same
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// measurement is one table or more. It starts what it needs, and leaves nothing behind.
+type measurement struct {
+	name, about string
+	run         func(ctx context.Context, b *bench) error
+}
+
+// measurements are in the order in which they are run.
+var measurements = []measurement{}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, os.Args[1:])
+	stop()
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "scale:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, args []string) error {
+	flags := flag.NewFlagSet("scale", flag.ContinueOnError)
+	only := flags.String("only", "", "the names of the measurements to run, separated by commas; empty for all")
+	size := flags.Float64("size", 1, "what numbers of machines, nodes and requests are multiplied by")
+	flags.Usage = func() {
+		fmt.Fprintln(os.Stderr, "usage: scale [-only name,...] [-size factor]")
+		for _, m := range measurements {
+			fmt.Fprintf(os.Stderr, "  %-10s %s\n", m.name, m.about)
+		}
+		flags.PrintDefaults()
+	}
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	if flags.NArg() > 0 {
+		return fmt.Errorf("unexpected argument %q", flags.Arg(0))
+	}
+	wanted, err := choose(*only)
+	if err != nil {
+		return err
+	}
+	b := &bench{size: *size}
+	defer b.close()
+	describe()
+	var failed []error
+	for _, m := range wanted {
+		if ctx.Err() != nil {
+			break
+		}
+		began := time.Now()
+		fmt.Printf("\n== %s: %s\n", m.name, m.about)
+		b.failed = nil
+		err := m.run(ctx, b)
+		fmt.Printf("(%s took %s)\n", m.name, time.Since(began).Round(time.Second))
+		if err := errors.Join(err, errors.Join(b.failed...)); err != nil {
+			failed = append(failed, fmt.Errorf("%s: %w", m.name, err))
+		}
+	}
+	return errors.Join(errors.Join(failed...), ctx.Err())
+}
+
+// choose returns the measurements with these names, in their own order.
+func choose(names string) ([]measurement, error) {
+	if names == "" {
+		return measurements, nil
+	}
+	wanted := strings.Split(names, ",")
+	var chosen []measurement
+	for _, m := range measurements {
+		if i := slices.Index(wanted, m.name); i >= 0 {
+			chosen = append(chosen, m)
+			wanted = slices.Delete(wanted, i, i+1)
+		}
+	}
+	if len(wanted) > 0 {
+		return nil, fmt.Errorf("there is no measurement %q", wanted[0])
+	}
+	return chosen, nil
+}
