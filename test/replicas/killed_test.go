@@ -111,8 +111,8 @@ func (c *crowd) all(t *testing.T, what string) {
 	}
 	c.times = nil
 	for _, m := range c.machines {
-		if m.certificate == nil {
-			t.Errorf("%s has no certificate", m.name)
+		if m.Certificate == nil {
+			t.Errorf("%s has no certificate", m.Name)
 		}
 	}
 	if t.Failed() {

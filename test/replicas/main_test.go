@@ -182,22 +182,22 @@ func eachHasOneRecord(t *testing.T, machines []*machine, issued map[string][][]b
 		t.Errorf("%d records of %d machines", len(list.Items), len(machines))
 	}
 	for _, m := range machines {
-		records := byNode[m.name]
-		if len(records) != 1 || records[0].Spec.ProviderID != m.providerID() {
-			t.Errorf("%s has %d records: %+v", m.name, len(records), records)
+		records := byNode[m.Name]
+		if len(records) != 1 || records[0].Spec.ProviderID != m.ProviderID() {
+			t.Errorf("%s has %d records: %+v", m.Name, len(records), records)
 			continue
 		}
 		noted := map[string]bool{}
 		for _, c := range records[0].Status.Certificates {
 			noted[c.SHA256] = true
 		}
-		for _, certificate := range issued[m.name] {
+		for _, certificate := range issued[m.Name] {
 			fingerprint, err := signing.Fingerprint(certificate)
 			if err != nil {
 				t.Fatal(err)
 			}
 			if !noted[fingerprint] {
-				t.Errorf("%s has a certificate that is in no record", m.name)
+				t.Errorf("%s has a certificate that is in no record", m.Name)
 			}
 			delete(noted, fingerprint)
 		}

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fleet
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
+)
+
+// Inventory is what an operator makes of the machines' own words: a document for each, in order.
+func Inventory(ctx context.Context, machines ...*Machine) ([]byte, error) {
+	documents := make([][]byte, len(machines))
+	err := each(len(machines), func(i int) (err error) {
+		if documents[i], err = machines[i].document(ctx); err != nil {
+			return fmt.Errorf("%s: %w", machines[i].Name, err)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	const separator = "---\n"
+	return append([]byte(separator), bytes.Join(documents, []byte(separator))...), nil
+}
+
+// document is the machine's entry in an inventory, as identify prints it.
+func (m *Machine) document(ctx context.Context) ([]byte, error) {
+	inspector, ok := m.Provider.(provider.Inspector)
+	if !ok {
+		return nil, errors.New("its provider does not say what it is")
+	}
+	device, err := inspector.Identify(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return yaml.Marshal(map[string]any{"nodeName": m.Name, "providerID": m.ProviderID(), "provider": tpm.Name, "device": device})
+}

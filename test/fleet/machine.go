@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package fleet makes machines, each with a TPM of its own, that enrol by hand: they file what the plugin's worker files and wait for what it waits
+// for, over a connection of their own, without a process for each.
+//
+//	m, err := fleet.NewSwtpm("node-a", dir, ca)
+//	defer m.Stop()
+//	inventory, err := fleet.Inventory(ctx, m)
+//	times, err := m.Attest(ctx, fleet.Cluster{URL: url, CA: ca, Token: token, Issuer: issuer})
+package fleet
+
+import (
+	"fmt"
+	"sync"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
+)
+
+// Chip is a TPM behind a Unix socket.
+type Chip interface {
+	// Socket is the path that provider.Settings takes.
+	Socket() string
+	// Stop ends it.
+	Stop()
+}
+
+// Machine is a computer with a TPM of its own. Its methods are for one goroutine at a time.
+type Machine struct {
+	// Name is its Node's.
+	Name string
+	// Dir is where its files are, such as the TPM's lock.
+	Dir string
+	// Chip is its TPM.
+	Chip Chip
+	// Provider is what speaks to the TPM.
+	Provider provider.Challenger
+	// Certificate and Key are the latest that it got, in PEM; empty before.
+	Certificate, Key []byte
+}
+
+// New returns a machine with a TPM, which ends with it. dir exists, and is no other machine's.
+func New(name, dir string, chip Chip) (*Machine, error) {
+	made, err := tpm.Factory().New(provider.Settings{TPMDevice: chip.Socket(), RuntimeDir: dir})
+	if err != nil {
+		return nil, err
+	}
+	return &Machine{Name: name, Dir: dir, Chip: chip, Provider: made.(provider.Challenger)}, nil
+}
+
+// NewSwtpm returns a machine with a process of swtpm whose EK, an ecc-p256, has a certificate of that maker's.
+func NewSwtpm(name, dir string, maker *swtpm.CA) (*Machine, error) {
+	chip, err := swtpm.New(swtpm.Options{Certified: []string{certified}, CA: maker})
+	if err != nil {
+		return nil, fmt.Errorf("%s: software TPM: %w", name, err)
+	}
+	m, err := New(name, dir, chip)
+	if err != nil {
+		chip.Stop()
+	}
+	return m, err
+}
+
+// certified is the kind of EK that a machine's TPM has a certificate for.
+const certified = "ecc-p256"
+
+// ProviderID is the machine's.
+func (m *Machine) ProviderID() string { return "test://" + m.Name }
+
+// Stop switches the TPM off.
+func (m *Machine) Stop() { m.Chip.Stop() }
+
+// Make calls a function for 0 to count-1, a few at a time, and returns what it made, in order. After an error nothing that was made is left.
+func Make(count int, one func(i int) (*Machine, error)) ([]*Machine, error) {
+	all := make([]*Machine, count)
+	err := each(count, func(i int) (err error) {
+		all[i], err = one(i)
+		return err
+	})
+	if err != nil {
+		Stop(all...)
+		return nil, err
+	}
+	return all, nil
+}
+
+// Stop stops machines. Nil is none.
+func Stop(machines ...*Machine) {
+	for _, m := range machines {
+		if m != nil {
+			m.Stop()
+		}
+	}
+}
+
+// atOnce is how many machines are made, or asked, at a time.
+const atOnce = 4
+
+// each calls f for 0 to count-1, some at a time, and returns its first error. After that it begins no more.
+func each(count int, f func(i int) error) error {
+	var mu sync.Mutex
+	var failed error
+	next := 0
+	take := func() (i int, ok bool) {
+		mu.Lock()
+		defer mu.Unlock()
+		i, ok = next, next < count && failed == nil
+		next++
+		return i, ok
+	}
+	var wait sync.WaitGroup
+	for range min(atOnce, count) {
+		wait.Go(func() {
+			for i, ok := take(); ok; i, ok = take() {
+				if err := f(i); err != nil {
+					mu.Lock()
+					if failed == nil {
+						failed = err
+					}
+					mu.Unlock()
+				}
+			}
+		})
+	}
+	wait.Wait()
+	return failed
+}
