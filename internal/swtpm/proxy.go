@@ -46,21 +46,34 @@ type action struct {
 // NewProxy returns a proxy before a TPM. It ends with the test.
 func NewProxy(t TB, tpm *TPM) *Proxy {
 	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "swtpm-")
+	p, err := OpenProxy(tpm)
 	if err != nil {
 		t.Fatalf("proxy: %v", err)
 	}
+	t.Cleanup(p.Close)
+	return p
+}
+
+// OpenProxy returns a proxy before a TPM. The caller closes it, once.
+func OpenProxy(tpm *TPM) (*Proxy, error) {
+	dir, err := os.MkdirTemp("/tmp", "swtpm-")
+	if err != nil {
+		return nil, err
+	}
 	p := &Proxy{dir: dir, backend: tpm.Socket(), stop: make(chan struct{})}
 	if p.listener, err = net.Listen("unix", p.Socket()); err != nil {
-		t.Fatalf("proxy: %v", err)
+		_ = os.RemoveAll(dir)
+		return nil, err
 	}
 	go p.accept()
-	t.Cleanup(func() {
-		close(p.stop)
-		_ = p.listener.Close()
-		_ = os.RemoveAll(dir)
-	})
-	return p
+	return p, nil
+}
+
+// Close ends the proxy; what it holds back is answered no more.
+func (p *Proxy) Close() {
+	close(p.stop)
+	_ = p.listener.Close()
+	_ = os.RemoveAll(p.dir)
 }
 
 // Socket is the path of the proxy's socket.
