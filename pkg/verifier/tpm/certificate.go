@@ -5,6 +5,7 @@ package tpm
 import (
 	"bytes"
 	"crypto"
+	"crypto/ecdsa"
 	"crypto/rsa"
 	"crypto/x509"
 	"crypto/x509/pkix"
@@ -20,8 +21,12 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// maxRSA bounds the RSA keys of CAs that a node shows, in bits: a signature by a larger one takes long to verify.
-const maxRSA = 4096
+// maxRSA and maxCurve bound the keys of CAs that a node shows, in bits: a signature by a larger one takes long to verify. Where a maker has such a
+// CA, the operator can configure it.
+const (
+	maxRSA   = 4096
+	maxCurve = 384
+)
 
 // Certificate is what a verified EK certificate says of the TPM. Its maker vouches for it.
 type Certificate struct {
@@ -89,13 +94,13 @@ func (v *Verifier) judgeCertificates(ek *endorsement, list [][]byte, at time.Tim
 }
 
 // shownIssuers returns the certificates beside an EK's. Makers put odd things there: what is not X.509 shows no way to a root, and does no harm. A
-// key is taken once: through several CAs of one name and key, all made up, crypto/x509 would go in every order.
+// name is taken once, and so is a key: through several CAs of one name, all made up, crypto/x509 would go in every order.
 func shownIssuers(list [][]byte) []*x509.Certificate {
 	var issuers []*x509.Certificate
 	for _, der := range list {
 		issuer, err := parseCertificate(der)
 		if err == nil && !slices.ContainsFunc(issuers, func(other *x509.Certificate) bool {
-			return bytes.Equal(other.RawSubjectPublicKeyInfo, issuer.RawSubjectPublicKeyInfo)
+			return bytes.Equal(other.RawSubject, issuer.RawSubject) || bytes.Equal(other.RawSubjectPublicKeyInfo, issuer.RawSubjectPublicKeyInfo)
 		}) {
 			issuers = append(issuers, issuer)
 		}
@@ -112,8 +117,15 @@ func parseCertificate(der []byte) (*x509.Certificate, error) {
 	if len(certificate.Raw) != len(der) {
 		return nil, errors.New("has bytes after it")
 	}
-	if key, ok := certificate.PublicKey.(*rsa.PublicKey); ok && key.N.BitLen() > maxRSA {
-		return nil, fmt.Errorf("has an RSA key of more than %d bits", maxRSA)
+	switch key := certificate.PublicKey.(type) {
+	case *rsa.PublicKey:
+		if key.N.BitLen() > maxRSA {
+			return nil, fmt.Errorf("has an RSA key of more than %d bits", maxRSA)
+		}
+	case *ecdsa.PublicKey:
+		if bits := key.Curve.Params().BitSize; bits > maxCurve {
+			return nil, fmt.Errorf("has a key on a curve of more than %d bits", maxCurve)
+		}
 	}
 	return certificate, nil
 }

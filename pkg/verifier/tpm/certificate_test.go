@@ -3,14 +3,16 @@
 package tpm
 
 import (
+	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/x509"
 	"fmt"
 	"testing"
 )
 
-// Five CAs of one key, made up by whoever files a hello, are one: among five with one name crypto/x509 would look in every order.
-func TestAKeyOfAnIssuerIsTakenOnce(t *testing.T) {
+// Five CAs of one key or one name, made up by whoever files a hello, are one: among five with one name crypto/x509 would look in every order. One whose
+// signatures take long to verify is none.
+func TestAnIssuerIsTakenOnce(t *testing.T) {
 	k := theKit()
 	own := newCA("Made up", nil, nil)
 	list := [][]byte{own.certificate.Raw, []byte("odd"), own.certificate.Raw}
@@ -19,6 +21,10 @@ func TestAKeyOfAnIssuerIsTakenOnce(t *testing.T) {
 		another.DNSNames = []string{fmt.Sprintf("ca-%d.example.com", i)}
 		list = append(list, must(x509.CreateCertificate(rand.Reader, &another, own.certificate, own.key.Public(), own.key)))
 	}
+	for range 4 {
+		list = append(list, newCA("Made up", nil, nil).certificate.Raw)
+	}
+	list = append(list, ring(&k.ecEKs["ecc-p256"].PublicKey, elliptic.P521())[1:]...)
 	list = append(list, k.root.certificate.Raw)
 	if got := shownIssuers(list); len(got) != 2 || !got[0].Equal(own.certificate) || !got[1].Equal(k.root.certificate) {
 		t.Errorf("%d issuers", len(got))
