@@ -69,7 +69,7 @@ func (c *clusters) watch(mgr manager.Manager) error {
 		WatchesRawSource(c.connections.GetClusterSource(controller.Name, itself)). // once it is connected, and once it no longer is
 		WithOptions(runtimecontroller.Options{
 			MaxConcurrentReconciles: planning,
-			UsePriorityQueue:        new(false), // as in pkg/controller
+			UsePriorityQueue:        new(false), // as in pkg/controller/bindings.go
 			// What kept a Cluster from being served may be mended in a Secret, of which nothing is told: nobody waits a quarter of an hour then.
 			RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[ctrl.Request](50*time.Millisecond, planRetry),
 		})

@@ -20,8 +20,6 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/handler"
-	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
@@ -177,12 +175,8 @@ func (e *engine) serve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	queue, err := c.NewQueue(e.log)
+	queue, err := c.NewQueue(w.cache, e.log)
 	if err != nil {
-		return err
-	}
-	requests := source.Kind(w.cache, &certificatesv1.CertificateSigningRequest{}, &handler.TypedEnqueueRequestForObject[*certificatesv1.CertificateSigningRequest]{})
-	if err := queue.Watch(requests); err != nil {
 		return err
 	}
 	e.log.Info("serving the cluster", "uid", e.plan.uid, "approveOnly", parts.CA == nil)

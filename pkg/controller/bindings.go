@@ -158,7 +158,8 @@ func (b *bindings) source() source.Source {
 }
 
 func (b *bindings) options() controller.Options {
-	return controller.Options{MaxConcurrentReconciles: 1, UsePriorityQueue: new(false)} // as a Controller's
+	// The priority queue of v0.24.1 can hang when it is stopped while requests are in it (kubernetes-sigs/controller-runtime#3538).
+	return controller.Options{MaxConcurrentReconciles: 1, UsePriorityQueue: new(false)}
 }
 
 // Reconcile looks at one ClusterRoleBinding.

@@ -19,9 +19,13 @@ import (
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/lru"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
@@ -68,6 +72,8 @@ type Controller struct {
 	records *records
 	waits   waits
 	turns   *turns
+	// requesters are of the requests in the queue.
+	requesters *requesters
 	// said is when what was last said of Nodes.
 	said *lru.Cache
 }
@@ -105,7 +111,7 @@ func Add(manager ctrl.Manager, config Config) error {
 		return err
 	}
 	return ctrl.NewControllerManagedBy(manager).Named(Name).
-		For(&certificatesv1.CertificateSigningRequest{}).
+		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(c.requesters.watched())).
 		WithOptions(c.options()).
 		Complete(c)
 }
@@ -121,8 +127,8 @@ func New(config Config, clients Clients) (*Controller, error) {
 	return c, nil
 }
 
-// NewQueue returns a queue of requests that the Controller decides on, in no manager. Watch has it watch them in a cache, Start runs it.
-func (c *Controller) NewQueue(log logr.Logger) (controller.Controller, error) {
+// NewQueue returns a queue of the requests in a cache, on which the Controller decides, in no manager. Start runs it.
+func (c *Controller) NewQueue(requests cache.Cache, log logr.Logger) (controller.Controller, error) {
 	options := c.options()
 	options.Reconciler, options.SkipNameValidation = c, new(true) // there is one for each cluster
 	options.LogConstructor = func(request *reconcile.Request) logr.Logger {
@@ -131,14 +137,17 @@ func (c *Controller) NewQueue(log logr.Logger) (controller.Controller, error) {
 		}
 		return log.WithValues("request", request.Name)
 	}
-	return controller.NewUnmanaged(Name, options)
+	queue, err := controller.NewUnmanaged(Name, options)
+	if err != nil {
+		return nil, err
+	}
+	return queue, queue.Watch(source.Kind[client.Object](requests, &certificatesv1.CertificateSigningRequest{}, &handler.EnqueueRequestForObject{}, c.requesters.watched()))
 }
 
 func (c *Controller) options() controller.Options {
 	return controller.Options{
 		MaxConcurrentReconciles: c.Concurrency,
-		// The priority queue of v0.24.1 can hang when it is stopped while requests are in it (kubernetes-sigs/controller-runtime#3538).
-		UsePriorityQueue: new(false),
+		NewQueue:                c.requesters.newFairQueue,
 		// The default's pauses grow to a quarter of an hour: so long after an inventory or a CRD has appeared nobody may wait.
 		RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](lookAgain/100, lookAgain),
 	}
@@ -146,7 +155,7 @@ func (c *Controller) options() controller.Options {
 
 // newController checks a configuration: what is missing is an error, never a rule that does not hold.
 func newController(config Config) (*Controller, error) {
-	c := &Controller{Config: config, providers: map[string]Provider{}}
+	c := &Controller{Config: config, providers: map[string]Provider{}, requesters: &requesters{byName: map[string]string{}}}
 	switch {
 	case c.Rules == nil:
 		return nil, errors.New("controller: there are no rules")

@@ -4,6 +4,7 @@ package controller
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
@@ -12,7 +13,7 @@ import (
 
 // MachineSource knows the machines of the cluster, by authorities that no node can write.
 type MachineSource interface {
-	// Machines returns all of them. An error means that it is not known now which there are: nothing is decided then.
+	// Machines returns all of them, which nobody changes. An error means that it is not known now which there are: nothing is decided then.
 	Machines(ctx context.Context, now time.Time) ([]verifier.Machine, error)
 }
 
@@ -24,20 +25,26 @@ type TokenSource interface {
 }
 
 // Inventory is the source of machines for fleets without Cluster API.
-type Inventory struct{ File *inventory.File }
+type Inventory struct {
+	file *inventory.File
+	told told
+}
+
+// NewInventory returns a source of the machines in a file.
+func NewInventory(file *inventory.File) *Inventory { return &Inventory{file: file} }
 
 // Machines returns those in the file.
-func (i Inventory) Machines(_ context.Context, now time.Time) ([]verifier.Machine, error) {
-	known, err := i.File.Inventory(now)
+func (i *Inventory) Machines(_ context.Context, now time.Time) ([]verifier.Machine, error) {
+	known, err := i.file.Inventory(now)
 	if err != nil {
 		return nil, err
 	}
-	return machinesOf(known), nil
+	return i.told.of(known), nil
 }
 
 // Token returns the machine in the file that has this token.
-func (i Inventory) Token(_ context.Context, id string, now time.Time) (verifier.Token, error) {
-	known, err := i.File.Inventory(now)
+func (i *Inventory) Token(_ context.Context, id string, now time.Time) (verifier.Token, error) {
+	known, err := i.file.Inventory(now)
 	if err != nil {
 		return verifier.Token{}, err
 	}
@@ -45,12 +52,30 @@ func (i Inventory) Token(_ context.Context, id string, now time.Time) (verifier.
 }
 
 // Problem returns what is wrong with what the file holds, nil if that is in use.
-func (i Inventory) Problem() error { return i.File.Problem() }
+func (i *Inventory) Problem() error { return i.file.Problem() }
+
+// told keeps what the rules are told of an inventory until there is another: each decision asks for all of it.
+type told struct {
+	mu       sync.Mutex
+	known    *inventory.Inventory
+	machines []verifier.Machine
+}
+
+// of returns the machines of an inventory. Nobody changes them.
+func (t *told) of(known *inventory.Inventory) []verifier.Machine {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.known != known {
+		t.known, t.machines = known, machinesOf(known)
+	}
+	return t.machines
+}
 
 // machinesOf returns what the rules are told of an inventory.
 func machinesOf(known *inventory.Inventory) []verifier.Machine {
-	var machines []verifier.Machine
-	for _, m := range known.All() {
+	all := known.All()
+	machines := make([]verifier.Machine, 0, len(all))
+	for _, m := range all {
 		machine := verifier.Machine{
 			Ref: verifier.MachineRef{Name: m.Name}, ProviderID: m.ProviderID, Ready: true,
 			Names:     []verifier.NodeName{{Source: verifier.NameInventory, Value: m.NodeName}},

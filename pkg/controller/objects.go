@@ -104,6 +104,7 @@ type ConfigMapInventory struct {
 	configMap types.NamespacedName
 	key       string
 	latest    inventory.Latest
+	told      told
 
 	mu   sync.Mutex
 	read time.Time
@@ -121,7 +122,7 @@ func (c *ConfigMapInventory) Machines(ctx context.Context, now time.Time) ([]ver
 	if err != nil {
 		return nil, err
 	}
-	return machinesOf(known), nil
+	return c.told.of(known), nil
 }
 
 // Token returns the machine in the ConfigMap that has this token.

@@ -161,7 +161,7 @@ func (t *trial) judgeName() {
 		t.deny(ReasonNodeNameMismatch, "the node name is not the machine's")
 	}
 	for i := range t.in.Machines {
-		if m := &t.in.Machines[i]; m.Ref != t.machine.Ref && slices.Contains(t.names(m), name) {
+		if m := &t.in.Machines[i]; m.Ref != t.machine.Ref && t.claims(m, name) {
 			t.deny(ReasonAmbiguousName, "the node name is claimed by another machine")
 		}
 	}
@@ -175,7 +175,7 @@ func (t *trial) judgeOwner(name string) {
 	}
 	for i := range t.in.Machines {
 		m := &t.in.Machines[i]
-		if slices.ContainsFunc(m.EKs, t.counts) && !t.selects(m) && slices.Contains(t.names(m), name) {
+		if slices.ContainsFunc(m.EKs, t.counts) && !t.selects(m) && t.claims(m, name) {
 			t.deny(ReasonNodeNameMismatch, "the machine of that node name has another endorsement key")
 		}
 	}
@@ -183,6 +183,11 @@ func (t *trial) judgeOwner(name string) {
 
 // names returns the node names that the machine has by the policy.
 func (t *trial) names(m *Machine) []string { return m.NodeNames(t.rules.policy.NameSources) }
+
+// claims reports whether a name is one of those. There may be very many machines: of most this is plain at a glance.
+func (t *trial) claims(m *Machine, name string) bool {
+	return slices.ContainsFunc(m.Names, func(n NodeName) bool { return n.Value == name }) && slices.Contains(t.names(m), name)
+}
 
 // NodeNames returns what the first of the sources says that has any name for the machine, each once.
 func (m Machine) NodeNames(sources []NameSource) []string {

@@ -155,7 +155,7 @@ func newFleet(t *testing.T, change func(*fleet, *verifier.Policy)) *fleet {
 	f.write(t, f.caCertificate, f.ClientCA().CertPEM())
 	f.write(t, f.caKey, keyPEM)
 	f.config = controller.Config{
-		Machines:  controller.Inventory{File: inventory.NewFile(f.inventory, 0)},
+		Machines:  controller.NewInventory(inventory.NewFile(f.inventory, 0)),
 		CA:        signing.NewFiles(f.caCertificate, f.caKey),
 		Limits:    signing.DefaultLimits(),
 		Namespace: f.namespace,

@@ -78,7 +78,7 @@ func (f *fleet) clientOf(t *testing.T, token string) *csr.Client {
 func TestInsecureSigner(t *testing.T) {
 	f := newFleet(t, func(f *fleet, p *verifier.Policy) {
 		p.InsecureSigner = verifier.InsecureSignerName
-		machines := f.config.Machines.(controller.Inventory)
+		machines := f.config.Machines.(*controller.Inventory)
 		f.more = []controller.Provider{controller.FromSigner(verifier.InsecureProvider, controller.InsecureSigner{Tokens: machines})}
 	})
 	mine, others, nobodys := f.newToken(t), f.newToken(t), f.newToken(t)

@@ -36,7 +36,7 @@ func TestInventoryIsLate(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.stop() // it has read it
-	f.config.Machines = controller.Inventory{File: inventory.NewFile(f.inventory, 0)}
+	f.config.Machines = controller.NewInventory(inventory.NewFile(f.inventory, 0))
 	f.start(t)
 
 	challenged := func(m *machine, want bool, p *peer, name string) time.Duration {

@@ -121,7 +121,7 @@ func (o options) controller() (controller.Config, error) {
 	if err != nil {
 		return controller.Config{}, err
 	}
-	machines := controller.Inventory{File: inventory.NewFile(o.inventory, time.Second)}
+	machines := controller.NewInventory(inventory.NewFile(o.inventory, time.Second))
 	return controller.Config{
 		Rules:     rules,
 		Providers: []controller.Provider{controller.FromSigner(identity.Provider, acme.Signer{PlatformKey: key, Machines: machines})},

@@ -98,7 +98,7 @@ func (i *invocation) newJudge(ctx context.Context, machines, keys string, now ti
 		return nil, misconfigured(errors.New("verify judges for one cluster: it takes a configuration with clusterUID and inventory, and not clusterAPI"))
 	}
 	j := &judge{out: i.Stdout, now: now, settings: settings, hasKeys: keys != ""}
-	var source controller.MachineSource = controller.Inventory{File: inventory.NewFile(machines, 0)}
+	var source controller.MachineSource = controller.NewInventory(inventory.NewFile(machines, 0))
 	if machines == "" {
 		if settings.Config().Inventory.ConfigMap != nil {
 			return nil, misconfigured(errors.New("the configuration's inventory is in the cluster: name a file with --inventory"))

@@ -275,7 +275,7 @@ func TestSettingsMakeAController(t *testing.T) {
 	if gate := settings.Gate(keys, nil, logr.Discard()); gate.Keys != keys || gate.Cluster != "c" || gate.Namespace != "other" || !gate.Audit || gate.Unattested != nil {
 		t.Errorf("%+v", gate)
 	}
-	if _, ok := parts.Machines.(controller.Inventory); !ok || len(parts.Providers) != 1 || keys.Verifier() != nil {
+	if _, ok := parts.Machines.(*controller.Inventory); !ok || len(parts.Providers) != 1 || keys.Verifier() != nil {
 		t.Errorf("%+v", parts)
 	}
 	if settings, err = newSettings(with("inventory: {configMap: {name: a, key: b}}", "signing: {mode: Sign, caFile: /a, keyFile: /b}")); err != nil {

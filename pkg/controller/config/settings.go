@@ -383,7 +383,7 @@ func (s *Settings) Machines(reader client.Reader) Machines {
 	if m := s.config.Inventory.ConfigMap; m != nil {
 		return controller.NewConfigMapInventory(reader, s.named(m.Name), m.Key)
 	}
-	return controller.Inventory{File: inventory.NewFile(s.config.Inventory.File, inventoryAge)}
+	return controller.NewInventory(inventory.NewFile(s.config.Inventory.File, inventoryAge))
 }
 
 // Keys returns the store of challenge keys.

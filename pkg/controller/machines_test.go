@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
+)
+
+// What the rules are told changes with the file, and only then.
+func TestInventoryIsToldOnce(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "inventory.yaml")
+	source := NewInventory(inventory.NewFile(file, 0))
+	now := time.Now()
+	if _, err := source.Machines(t.Context(), now); err == nil {
+		t.Error("machines of a file that is not there")
+	}
+	for i, nodeName := range []string{"a", "b"} {
+		content := fmt.Sprintf("apiVersion: authenticator.cluster.x-k8s.io/v1alpha1\nkind: MachineInventory\nmachines:\n"+
+			"- {name: m, nodeName: %s, providerID: test://m, bootstrapTokenID: abcde%d}\n", nodeName, i)
+		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		first, err := source.Machines(t.Context(), now)
+		if err != nil || len(first) != 1 || first[0].Names[0].Value != nodeName {
+			t.Fatalf("%+v, %v", first, err)
+		}
+		again, err := source.Machines(t.Context(), now)
+		if err != nil || &again[0] != &first[0] {
+			t.Errorf("told anew: %v", err)
+		}
+		if token, err := source.Token(t.Context(), fmt.Sprintf("abcde%d", i), now); err != nil || token.Machine.Name != "m" {
+			t.Errorf("%+v, %v", token, err)
+		}
+	}
+}
