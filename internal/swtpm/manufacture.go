@@ -14,8 +14,8 @@ import (
 // chainIndex is the first NV index for certificates of CAs (EK Credential Profile, 2.2.1.5.2).
 const chainIndex = 0x01c00100
 
-// manufacture puts certificates and persistent keys into a new TPM, by authority of the platform hierarchy, as its maker does.
-func (t *TPM) manufacture(o Options) error {
+// Manufacture puts certificates and persistent keys into a new TPM, by authority of the platform hierarchy, as its maker does. The CA is the chip's.
+func (t *Chip) Manufacture(o Options) error {
 	for _, name := range o.Certified {
 		if err := t.certify(name, o); err != nil {
 			return fmt.Errorf("certify %s: %w", name, err)
@@ -32,7 +32,7 @@ func (t *TPM) manufacture(o Options) error {
 	return nil
 }
 
-func (t *TPM) certify(name string, o Options) error {
+func (t *Chip) certify(name string, o Options) error {
 	e, ok := template.EKByName(name)
 	if !ok {
 		return fmt.Errorf("no such EK template")
@@ -53,7 +53,7 @@ func (t *TPM) certify(name string, o Options) error {
 	})
 }
 
-func (t *TPM) persist(name string, at tpm2.TPMHandle) error {
+func (t *Chip) persist(name string, at tpm2.TPMHandle) error {
 	e, ok := template.EKByName(name)
 	if !ok {
 		return fmt.Errorf("no such EK template")
@@ -72,7 +72,7 @@ func (t *TPM) persist(name string, at tpm2.TPMHandle) error {
 	})
 }
 
-func (t *TPM) withEK(e template.EK, f func(tpm2.TPMHandle, tpm2.TPMTPublic) error) error {
+func (t *Chip) withEK(e template.EK, f func(tpm2.TPMHandle, tpm2.TPMTPublic) error) error {
 	rsp, err := tpm2.CreatePrimary{
 		PrimaryHandle: tpm2.AuthHandle{Handle: tpm2.TPMRHEndorsement, Auth: tpm2.PasswordAuth(nil)},
 		InPublic:      tpm2.New2B(e.Public),
@@ -89,7 +89,7 @@ func (t *TPM) withEK(e template.EK, f func(tpm2.TPMHandle, tpm2.TPMTPublic) erro
 }
 
 // EK returns the public area of the EK of that template, as the TPM makes it.
-func (t *TPM) EK(name string) (public tpm2.TPMTPublic, err error) {
+func (t *Chip) EK(name string) (public tpm2.TPMTPublic, err error) {
 	e, ok := template.EKByName(name)
 	if !ok {
 		return public, fmt.Errorf("no such EK template")
@@ -99,7 +99,7 @@ func (t *TPM) EK(name string) (public tpm2.TPMTPublic, err error) {
 }
 
 // WriteNV puts data at a new NV index that anybody can read, in place of what is there.
-func (t *TPM) WriteNV(index uint32, data []byte) error {
+func (t *Chip) WriteNV(index uint32, data []byte) error {
 	platform := tpm2.AuthHandle{Handle: tpm2.TPMRHPlatform, Auth: tpm2.PasswordAuth(nil)}
 	if old, err := (tpm2.NVReadPublic{NVIndex: tpm2.TPMHandle(index)}).Execute(t.Transport()); err == nil {
 		handle := tpm2.NamedHandle{Handle: tpm2.TPMHandle(index), Name: old.NVName}

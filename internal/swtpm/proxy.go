@@ -43,8 +43,8 @@ type action struct {
 	cut      bool
 }
 
-// NewProxy returns a proxy before a TPM. It ends with the test.
-func NewProxy(t TB, tpm *TPM) *Proxy {
+// NewProxy returns a proxy before a TPM behind a socket. It ends with the test.
+func NewProxy(t TB, tpm Socketed) *Proxy {
 	t.Helper()
 	p, err := OpenProxy(tpm)
 	if err != nil {
@@ -54,8 +54,11 @@ func NewProxy(t TB, tpm *TPM) *Proxy {
 	return p
 }
 
+// Socketed is a TPM behind a Unix socket.
+type Socketed interface{ Socket() string }
+
 // OpenProxy returns a proxy before a TPM. The caller closes it, once.
-func OpenProxy(tpm *TPM) (*Proxy, error) {
+func OpenProxy(tpm Socketed) (*Proxy, error) {
 	dir, err := os.MkdirTemp("/tmp", "swtpm-")
 	if err != nil {
 		return nil, err

@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"syscall"
 	"time"
 
@@ -43,8 +42,7 @@ type Options struct {
 
 // TPM is a software TPM. Its methods are for one goroutine at a time.
 type TPM struct {
-	// CA issued the EK certificates. With Options.Setup it has certificates but no keys.
-	CA *CA
+	Chip
 
 	dir string
 	cmd *exec.Cmd
@@ -74,7 +72,8 @@ func New(o Options) (_ *TPM, err error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &TPM{dir: dir, CA: o.CA}
+	t := &TPM{dir: dir}
+	t.Chip = Chip{CA: o.CA, TPM: Dial(t.Socket())}
 	defer func() {
 		if err != nil {
 			t.Stop()
@@ -97,7 +96,7 @@ func New(o Options) (_ *TPM, err error) {
 	if err := t.start(); err != nil {
 		return nil, err
 	}
-	if err := t.manufacture(o); err != nil {
+	if err := t.Manufacture(o); err != nil {
 		return nil, err
 	}
 	return t, t.Reboot() // as a chip comes: with no trace of its making in lockout counter or memory
@@ -157,32 +156,6 @@ func (t *TPM) Reboot() error {
 	return t.start()
 }
 
-// Clear is TPM2_Clear: the owner's keys go, EK and AK stay, the boot counters start again.
-func (t *TPM) Clear() error {
-	_, err := tpm2.Clear{AuthHandle: tpm2.AuthHandle{Handle: tpm2.TPMRHPlatform, Auth: tpm2.PasswordAuth(nil)}}.Execute(t.Transport())
-	return err
-}
-
-// ChangeEPS is TPM2_ChangeEPS: every EK and AK becomes another. The certificates in NV stay, and certify nothing here any more.
-func (t *TPM) ChangeEPS() error {
-	// go-tpm lacks it. Authorised with the platform's empty password.
-	response, err := t.Transport().Send([]byte{
-		0x80, 0x02, 0, 0, 0, 27, 0, 0, 0x01, 0x24, // header: with sessions, 27 bytes, TPM_CC_ChangeEPS
-		0x40, 0, 0, 0x0c, // TPM_RH_PLATFORM
-		0, 0, 0, 9, 0x40, 0, 0, 9, 0, 0, 0, 0, 0, // TPM_RS_PW, empty
-	})
-	if err != nil {
-		return err
-	}
-	if code := responseCode(response); code != tpm2.TPMRCSuccess {
-		return fmt.Errorf("TPM2_ChangeEPS: %w", code)
-	}
-	return nil
-}
-
-// Transport speaks to the TPM past whatever is under test, with a connection for each command.
-func (t *TPM) Transport() transport.TPM { return Dial(t.Socket()) }
-
 // Dial speaks to the TPM behind a socket, with a connection for each command.
 func Dial(socket string) transport.TPM {
 	return sender(func(command []byte) ([]byte, error) {
@@ -198,51 +171,3 @@ func Dial(socket string) transport.TPM {
 type sender func([]byte) ([]byte, error)
 
 func (s sender) Send(command []byte) ([]byte, error) { return s(command) }
-
-// Capability is one TPM2_GetCapability.
-func (t *TPM) Capability(c tpm2.TPMCap, property, count uint32) (*tpm2.TPMUCapabilities, error) {
-	rsp, err := tpm2.GetCapability{Capability: c, Property: property, PropertyCount: count}.Execute(t.Transport())
-	if err != nil {
-		return nil, err
-	}
-	return &rsp.CapabilityData.Data, nil
-}
-
-// Handles returns what is loaded: transient objects and sessions. A program that is done leaves none.
-func (t *TPM) Handles() ([]tpm2.TPMHandle, error) {
-	var all []tpm2.TPMHandle
-	for _, first := range []uint32{0x80000000, 0x02000000} {
-		data, err := t.Capability(tpm2.TPMCapHandles, first, 64)
-		if err != nil {
-			return nil, err
-		}
-		handles, err := data.Handles()
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, handles.Handle...)
-	}
-	return all, nil
-}
-
-// LockoutCounter returns how many failures count towards lockout.
-func (t *TPM) LockoutCounter() (uint32, error) {
-	data, err := t.Capability(tpm2.TPMCapTPMProperties, uint32(tpm2.TPMPTLockoutCounter), 1)
-	if err != nil {
-		return 0, err
-	}
-	properties, err := data.TPMProperties()
-	if err != nil || len(properties.TPMProperty) != 1 {
-		return 0, errors.Join(err, errors.New("no answer"))
-	}
-	return properties.TPMProperty[0].Value, nil
-}
-
-// Extend extends a PCR in all banks with the digests of data.
-func (t *TPM) Extend(pcr int, data []byte) error {
-	_, err := tpm2.PCREvent{
-		PCRHandle: tpm2.AuthHandle{Handle: tpm2.TPMHandle(pcr), Auth: tpm2.PasswordAuth(nil)}, //nolint:gosec // PCR numbers are below 24
-		EventData: tpm2.TPM2BEvent{Buffer: slices.Clone(data)},
-	}.Execute(t.Transport())
-	return err
-}

@@ -16,6 +16,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/tpmmodel"
 )
 
 // Chip is a TPM behind a Unix socket.
@@ -54,6 +55,19 @@ func NewSwtpm(name, dir string, maker *swtpm.CA) (*Machine, error) {
 	chip, err := swtpm.New(swtpm.Options{Certified: []string{certified}, CA: maker})
 	if err != nil {
 		return nil, fmt.Errorf("%s: software TPM: %w", name, err)
+	}
+	m, err := New(name, dir, chip)
+	if err != nil {
+		chip.Stop()
+	}
+	return m, err
+}
+
+// NewModel returns the same with a model of a TPM in this process, of which there may be thousands.
+func NewModel(name, dir string, maker *swtpm.CA) (*Machine, error) {
+	chip, err := tpmmodel.NewChip(swtpm.Options{Certified: []string{certified}, CA: maker})
+	if err != nil {
+		return nil, fmt.Errorf("%s: model of a TPM: %w", name, err)
 	}
 	m, err := New(name, dir, chip)
 	if err != nil {

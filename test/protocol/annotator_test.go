@@ -19,8 +19,10 @@ import (
 
 // Whoever may annotate hellos has the victim's TPM open what was made for a hello of his own, in the victim's name and for his own key. The
 // TPM does, and still neither the victim's request nor his own is proven.
-func TestChallengeOfAnotherHello(t *testing.T) {
-	chip := swtpm.Start(t, swtpm.Options{Certified: []string{"ecc-p256"}})
+func TestChallengeOfAnotherHello(t *testing.T) { forEachChip(t, testAnnotator) }
+
+func testAnnotator(t *testing.T, start starter) {
+	chip := start(t, swtpm.Options{Certified: []string{"ecc-p256"}})
 	victim := newMachine(t, chip.Socket(), trust(chip))
 	attacker := newMachine(t, chip.Socket(), trust(chip)) // another key; he knows the victim's EK and AK, as everybody does
 	attacker.Verifier = victim.Verifier

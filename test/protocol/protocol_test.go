@@ -24,15 +24,20 @@ func newMachine(t *testing.T, socket string, config verifier.Config) *Machine {
 }
 
 // trust is a policy that trusts the maker of a chip.
-func trust(chip *swtpm.TPM) verifier.Config {
-	return verifier.Config{Roots: []*x509.Certificate{chip.CA.Root}, Intermediates: []*x509.Certificate{chip.CA.Intermediate}}
+func trust(c chip) verifier.Config {
+	return verifier.Config{Roots: []*x509.Certificate{c.maker().Root}, Intermediates: []*x509.Certificate{c.maker().Intermediate}}
 }
 
 // The whole protocol with each kind of EK, against swtpm.
-func TestProtocolAgainstSwtpm(t *testing.T) {
+func TestProtocolAgainstSwtpm(t *testing.T) { testProtocol(t, startSwtpm) }
+
+// The same against the model.
+func TestProtocolAgainstModel(t *testing.T) { testProtocol(t, startModel) }
+
+func testProtocol(t *testing.T, start starter) {
 	for _, template := range []string{"rsa-2048", "ecc-p256", "ecc-p384-high", "rsa-2048-high", "ecc-p256-high"} {
 		t.Run(template, func(t *testing.T) {
-			chip := swtpm.Start(t, swtpm.Options{Certified: []string{template}})
+			chip := start(t, swtpm.Options{Certified: []string{template}})
 			proxy := swtpm.NewProxy(t, chip)
 			config := trust(chip)
 			config.PCRs.Bank = "sha256"
@@ -48,7 +53,7 @@ func TestProtocolAgainstSwtpm(t *testing.T) {
 				t.Errorf("%d TPM commands", n)
 			}
 			// A TPM of the same make that nobody made a certificate for is another.
-			other := swtpm.Start(t, swtpm.Options{CA: chip.CA})
+			other := start(t, swtpm.Options{CA: chip.maker()})
 			if _, err := newMachine(t, other.Socket(), trust(chip)).Attest(t.Context()); err == nil {
 				t.Error("a TPM without a certificate was accepted")
 			}
@@ -57,8 +62,10 @@ func TestProtocolAgainstSwtpm(t *testing.T) {
 }
 
 // A node stays with the EK it enrolled with, even if the TPM gets one that it would have preferred.
-func TestNodeStaysWithItsEK(t *testing.T) {
-	chip := swtpm.Start(t, swtpm.Options{Certified: []string{"ecc-p256", "rsa-2048"}})
+func TestNodeStaysWithItsEK(t *testing.T) { forEachChip(t, testStays) }
+
+func testStays(t *testing.T, start starter) {
+	chip := start(t, swtpm.Options{Certified: []string{"ecc-p256", "rsa-2048"}})
 	m := newMachine(t, chip.Socket(), trust(chip))
 	for remembered, want := range map[string]string{"": "ecc-p256", "rsa-2048": "rsa-2048", "ecc-p256": "ecc-p256", "nonsense": "ecc-p256"} {
 		ask := m.Ask("hello")
@@ -70,8 +77,10 @@ func TestNodeStaysWithItsEK(t *testing.T) {
 }
 
 // A thousand attestations leave no transient object and no session behind.
-func TestThousandRunsLeaveNothingInTheTPM(t *testing.T) {
-	chip := swtpm.Start(t, swtpm.Options{Certified: []string{"ecc-p256"}})
+func TestThousandRunsLeaveNothingInTheTPM(t *testing.T) { forEachChip(t, testThousand) }
+
+func testThousand(t *testing.T, start starter) {
+	chip := start(t, swtpm.Options{Certified: []string{"ecc-p256"}})
 	m := newMachine(t, chip.Socket(), trust(chip))
 	for i := range 1000 {
 		if _, err := m.Attest(t.Context()); err != nil {
@@ -87,8 +96,10 @@ func TestThousandRunsLeaveNothingInTheTPM(t *testing.T) {
 }
 
 // A PCR that was extended is quoted with its value, and the policy says what that means.
-func TestExtendedPCRsAreJudged(t *testing.T) {
-	chip := swtpm.Start(t, swtpm.Options{Certified: []string{"ecc-p256"}})
+func TestExtendedPCRsAreJudged(t *testing.T) { forEachChip(t, testExtended) }
+
+func testExtended(t *testing.T, start starter) {
+	chip := start(t, swtpm.Options{Certified: []string{"ecc-p256"}})
 	good := make([]byte, 32) // as after a reset
 	config := trust(chip)
 	config.PCRValues = map[int][][]byte{4: {good}}

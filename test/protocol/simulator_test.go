@@ -5,11 +5,6 @@
 package protocol
 
 import (
-	"encoding/binary"
-	"io"
-	"net"
-	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/google/go-tpm/tpm2/transport"
@@ -17,6 +12,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	verifier "github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/tpmmodel"
 )
 
 // The same against Microsoft's reference implementation, in this process: another TPM than swtpm, behind the same kind of socket. It
@@ -51,47 +47,13 @@ func TestProtocolAgainstTheSimulator(t *testing.T) {
 	}
 }
 
-// serve puts the simulator behind a Unix socket, one connection after the other.
+// serve puts the simulator behind a Unix socket. It takes one command after the other, as the provider sends them.
 func serve(t *testing.T, chip transport.TPM) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "simulator-")
+	socket, err := tpmmodel.Serve(chip)
 	if err != nil {
 		t.Fatal(err)
 	}
-	socket := filepath.Join(dir, "tpm")
-	listener, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = listener.Close()
-		_ = os.RemoveAll(dir)
-	})
-	go func() {
-		for {
-			conn, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			for {
-				header := make([]byte, 10)
-				if _, err := io.ReadFull(conn, header); err != nil {
-					break
-				}
-				command := append(header, make([]byte, binary.BigEndian.Uint32(header[2:6])-10)...)
-				if _, err := io.ReadFull(conn, command[10:]); err != nil {
-					break
-				}
-				response, err := chip.Send(command)
-				if err != nil {
-					break
-				}
-				if _, err := conn.Write(response); err != nil {
-					break
-				}
-			}
-			_ = conn.Close()
-		}
-	}()
-	return socket
+	t.Cleanup(func() { _ = socket.Close() })
+	return socket.Path()
 }
