@@ -53,6 +53,11 @@ func (b *bench) expect(holds bool, format string, args ...any) {
 // say is for remarks below a table.
 func (b *bench) say(format string, args ...any) { fmt.Printf(format+"\n", args...) }
 
+// note is for what is going on meanwhile.
+func (b *bench) note(format string, args ...any) {
+	fmt.Fprintf(os.Stderr, "scale: "+format+"\n", args...)
+}
+
 // folder returns a new one that goes with the bench.
 func (b *bench) folder(name string) (string, error) {
 	if b.dir == "" {
