@@ -11,6 +11,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/asn1"
+	"fmt"
 	"math/big"
 	"time"
 
@@ -81,8 +82,8 @@ func (f *forger) proof() ([]byte, error) {
 	return f.request(document)
 }
 
-// madeUp returns a certificate of the hello's EK and as many CAs as a hello may have beside it: all of one name, with keys that take long to verify with,
-// each signed by the next one and the last by the first. Whoever looks for a way to a root tries each of them at each step.
+// madeUp returns a certificate of the hello's EK and as many CAs as a hello may have beside it, each signed by the next one, on the curve that takes longest
+// of those that are taken: whoever looks for a way to a root verifies them all (BenchmarkHostileHello of pkg/verifier/tpm has what costs less).
 func madeUp(hello *attestation.Hello) ([][]byte, error) {
 	ek, err := ekKey(hello)
 	if err != nil {
@@ -92,11 +93,11 @@ func madeUp(hello *attestation.Hello) ([][]byte, error) {
 	keys, cas := make([]*ecdsa.PrivateKey, count), make([]*x509.Certificate, count)
 	now := time.Now()
 	for i := range count {
-		if keys[i], err = ecdsa.GenerateKey(elliptic.P521(), rand.Reader); err != nil {
+		if keys[i], err = ecdsa.GenerateKey(elliptic.P384(), rand.Reader); err != nil {
 			return nil, err
 		}
 		cas[i] = &x509.Certificate{
-			SerialNumber: big.NewInt(int64(i + 1)), Subject: pkix.Name{CommonName: "Made up"}, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour),
+			SerialNumber: big.NewInt(int64(i + 1)), Subject: pkix.Name{CommonName: fmt.Sprintf("Made up %d", i)}, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour),
 			KeyUsage: x509.KeyUsageCertSign, BasicConstraintsValid: true, IsCA: true,
 		}
 	}

@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"net/http"
 	"net/url"
 	"sync"
@@ -31,22 +30,11 @@ const (
 	quiet    = 12 * time.Second
 	// maxDelay is by how much others may be delayed.
 	maxDelay = 2 * time.Second
-	// junkTimeout bounds how long it takes until all of it is denied: 100 s at the rate for one requester, and what waits for its hello is looked
-	// at meanwhile.
-	junkTimeout = 6 * time.Minute
+	// junkTimeout is how long is waited until all of it is denied: 100 s at the rate for one requester, and what waits for its hello is looked at meanwhile.
+	junkTimeout = 5 * time.Minute
 	// nobodysSigner has no controller.
 	nobodysSigner = "example.com/nobody"
 )
-
-// phase is a part of a flood, and what was measured in it.
-type phase struct {
-	name                  string
-	from, to              time.Time
-	took                  []time.Duration
-	controller, apiServer readings
-}
-
-func (p phase) length() time.Duration { return p.to.Sub(p.from) }
 
 // flood is what became of one.
 type flood struct {
@@ -62,7 +50,7 @@ func junk(ctx context.Context, b *bench) error {
 	count := b.sized(junkRequests)
 	var floods [2]*flood
 	for i, nobodys := range []bool{true, false} {
-		fmt.Fprintf(b.progress, "scale: %d requests, to nobody's signer: %t\n", count, nobodys)
+		b.note("%d requests, to nobody's signer: %t", count, nobodys)
 		if err := b.withSite(ctx, siteOptions{machines: others + 1, configure: func(c *config.Config) {
 			c.WaitDeadline = metav1.Duration{Duration: time.Minute} // for what waits for a hello
 		}}, func(s *site) (err error) {
@@ -84,19 +72,11 @@ func junk(ctx context.Context, b *bench) error {
 				quantile(p.took, .5)-quantile(base.took, .5), slowest(p.took)-slowest(base.took), share(p.controller.cpu(), p.length()), share(p.apiServer.cpu(), p.length()))
 		}
 	}
-	report.print(b.out)
+	report.print()
 	filing, deciding := real.phases[1], real.phases[2]
-	b.say("%d requests were filed in %s (%.0f a second), and all denied %s after the last; the controller had %.0f MiB at most, %.0f with nobody's signer",
-		count, figure(filing.length()), float64(count)/filing.length().Seconds(), figure(deciding.length()), real.peak, control.peak)
-	calls := newTable("calls of the controller, per request denied", "GET", "POST", "PUT", "PATCH", "events written", "CPU")
-	both := func(name string, labels ...string) float64 {
-		return (filing.controller.sum(name, labels...) + deciding.controller.sum(name, labels...)) / float64(count)
-	}
-	calls.row("others' enrolments with it", both("rest_client_requests_total", `method="GET"`), both("rest_client_requests_total", `method="POST"`),
-		both("rest_client_requests_total", `method="PUT"`), both("rest_client_requests_total", `method="PATCH"`),
-		(filing.apiServer.sum("apiserver_request_total", `resource="events"`, `verb="POST"`)+deciding.apiServer.sum("apiserver_request_total", `resource="events"`, `verb="POST"`))/float64(count),
-		time.Duration((filing.controller.cpu()+deciding.controller.cpu()).Seconds()/float64(count)*float64(time.Second)))
-	calls.print(b.out)
+	b.say("%d requests were filed in %s (%.0f a second), and %d of them denied %s after the last; the controller had %.0f MiB at most, %.0f with nobody's signer",
+		count, figure(filing.length()), float64(count)/filing.length().Seconds(), real.decided, figure(deciding.length()), real.peak, control.peak)
+	real.printCosts()
 	for _, p := range real.phases[1:] {
 		base := real.phases[0]
 		b.expect(slowest(p.took)-slowest(base.took) < maxDelay, "%s: the slowest took %s longer than before", p.name, slowest(p.took)-slowest(base.took))
@@ -106,8 +86,28 @@ func junk(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// share is how many processors were busy.
-func share(cpu, of time.Duration) float64 { return cpu.Seconds() / of.Seconds() }
+// printCosts says what each request cost that was denied: without what the others' enrolments did, as far as the time before the flood shows.
+func (f *flood) printCosts() {
+	perDenial := func(of func(phase) float64) float64 {
+		base := f.phases[0]
+		total := -of(base) / float64(len(base.took)) * float64(len(f.phases[1].took)+len(f.phases[2].took))
+		for _, p := range f.phases[1:] {
+			total += of(p)
+		}
+		return total / float64(f.decided)
+	}
+	calls := func(method string) float64 {
+		return perDenial(func(p phase) float64 { return p.controller.sum("rest_client_requests_total", `method="`+method+`"`) })
+	}
+	costs := newTable("", "GET", "POST", "PUT", "PATCH", "events", "controller CPU", "API server CPU, with the filing")
+	costs.row("for each request that was denied", calls("GET"), calls("POST"), calls("PUT"), calls("PATCH"),
+		perDenial(func(p phase) float64 {
+			return p.apiServer.sum("apiserver_request_total", `resource="events"`, `verb="POST"`)
+		}),
+		time.Duration(perDenial(func(p phase) float64 { return float64(p.controller.cpu()) })),
+		time.Duration(perDenial(func(p phase) float64 { return float64(p.apiServer.cpu()) })))
+	costs.print()
+}
 
 // flood files the requests, and follows them to their end.
 func (s *site) flood(ctx context.Context, count int, nobodys bool) (*flood, error) {
@@ -143,9 +143,11 @@ func (s *site) flood(ctx context.Context, count int, nobodys bool) (*flood, erro
 			return s.awaitDenials(ctx, before, count)
 		}},
 	} {
-		if err := s.during(ctx, f, p.name, p.do); err != nil {
+		measured, err := s.during(ctx, p.name, p.do)
+		if err != nil {
 			return nil, err
 		}
+		f.phases = append(f.phases, *measured)
 	}
 	if err := enrolling.end(); err != nil {
 		return nil, err
@@ -161,58 +163,21 @@ func (s *site) flood(ctx context.Context, count int, nobodys bool) (*flood, erro
 	return f, err
 }
 
-// during measures one phase.
-func (s *site) during(ctx context.Context, f *flood, name string, do func() error) error {
-	p := phase{name: name}
-	read := func() (controller, apiServer readings, err error) {
-		if controller, err = readController(ctx, s.controller); err == nil {
-			apiServer, err = readAPIServer(ctx, s.cp)
-		}
-		return controller, apiServer, err
-	}
-	controller, apiServer, err := read()
-	if err != nil {
-		return err
-	}
-	p.from = time.Now()
-	if err := do(); err != nil {
-		return err
-	}
-	p.to = time.Now()
-	if p.controller, p.apiServer, err = read(); err != nil {
-		return err
-	}
-	p.controller, p.apiServer = p.controller.minus(controller), p.apiServer.minus(apiServer)
-	f.phases = append(f.phases, p)
-	return nil
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(d):
-		return nil
-	}
-}
-
-// awaitDenials waits until the controller has denied as many since an earlier reading.
+// awaitDenials waits until the controller has denied as many since an earlier reading, and not for ever: how many it has is counted afterwards.
 func (s *site) awaitDenials(ctx context.Context, since readings, count int) error {
-	ctx, cancel := context.WithTimeout(ctx, junkTimeout)
-	defer cancel()
-	for {
+	for deadline := time.Now().Add(junkTimeout); time.Now().Before(deadline); {
 		now, err := readController(ctx, s.controller)
 		if err != nil {
 			return err
 		}
-		got := now.minus(since).sum("node_attestation_decisions_total", `outcome="Deny"`)
-		if got >= float64(count) {
+		if now.minus(since).sum("node_attestation_decisions_total", `outcome="Deny"`) >= float64(count) {
 			return nil
 		}
 		if err := sleep(ctx, time.Second); err != nil {
-			return fmt.Errorf("%.0f of %d requests are denied: %w", got, count, err)
+			return err
 		}
 	}
+	return nil
 }
 
 // denied counts the token's requests that are denied.

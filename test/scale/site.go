@@ -132,6 +132,14 @@ func (s *site) startController(ctx context.Context, configure func(*config.Confi
 	return s.controller.Ready(ctx)
 }
 
+// restart starts a controller anew, with another configuration.
+func (s *site) restart(ctx context.Context, configure func(*config.Config)) error {
+	if err := s.controller.Kill(); err != nil {
+		return err
+	}
+	return s.startController(ctx, configure)
+}
+
 func writeCertificate(path string, certificate *x509.Certificate) error {
 	return os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate.Raw}), 0o600)
 }

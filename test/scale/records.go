@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
+)
+
+// recordClient reads and writes records as the controller does: nobody else may write them.
+func (s *site) recordClient(ctx context.Context) (client.Client, error) {
+	kubeconfig, err := controllerprocess.Kubeconfig(ctx, s.cp)
+	if err != nil {
+		return nil, err
+	}
+	config, err := clientcmd.RESTConfigFromKubeConfig(kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	config.QPS = -1
+	scheme := runtime.NewScheme()
+	if err := v1alpha1.AddToScheme(scheme); err != nil {
+		return nil, err
+	}
+	return client.New(config, client.Options{Scheme: scheme})
+}
+
+// fillers is how many records are made at a time.
+const fillers = 8
+
+// fillRecords makes records of machines that do not exist, numbered from one to another, each as the first machine's is, who has enrolled.
+func (s *site) fillRecords(ctx context.Context, records client.Client, from, to int) error {
+	real := &v1alpha1.NodeAttestation{}
+	if err := records.Get(ctx, types.NamespacedName{Namespace: controllerprocess.Namespace, Name: s.machines[0].Name}, real); err != nil {
+		return err
+	}
+	var (
+		next atomic.Int64
+		wait sync.WaitGroup
+		mu   sync.Mutex
+		errs error
+	)
+	next.Store(int64(from))
+	for range fillers {
+		wait.Go(func() {
+			for i := int(next.Add(1)) - 1; i < to; i = int(next.Add(1)) - 1 {
+				if err := records.Create(ctx, absentRecord(real, i)); err != nil {
+					mu.Lock()
+					errs = errors.Join(errs, err)
+					mu.Unlock()
+					return
+				}
+			}
+		})
+	}
+	wait.Wait()
+	return errs
+}
+
+// absentRecord is the record of the machine in listed with that number.
+func absentRecord(like *v1alpha1.NodeAttestation, i int) *v1alpha1.NodeAttestation {
+	r := like.DeepCopy()
+	r.ObjectMeta = metav1.ObjectMeta{Namespace: like.Namespace, Name: absentName(i)}
+	r.Spec.Machine.Name, r.Spec.NodeName, r.Spec.ProviderID = absentName(i), absentName(i), absentProviderID(i)
+	r.Spec.EK.Fingerprint, r.Spec.AKName = absentEK(i), "000b"+absentEK(i)
+	uid := types.UID(fmt.Sprintf("%08x-0000-4000-8000-000000000000", i))
+	r.Status.FirstRequestUID = uid
+	for j := range r.Status.Certificates {
+		r.Status.Certificates[j].SHA256, r.Status.Certificates[j].RequestUID = absentEK(i), uid
+	}
+	return r
+}
