@@ -45,7 +45,11 @@ func ParseExecInfo(value string) (ExecInfo, error) {
 	if value == "" {
 		return ExecInfo{}, nil
 	}
-	var ask clientauthentication.ExecCredential
+	// Without the status, which is for the answer: to find its fields takes as long as to read the question.
+	var ask struct {
+		metav1.TypeMeta `json:",inline"`
+		Spec            clientauthentication.ExecCredentialSpec `json:"spec"`
+	}
 	if err := json.Unmarshal([]byte(value), &ask); err != nil {
 		return ExecInfo{}, &Failure{ExecAPI, "the plugin is meant to be run by client-go; by hand, leave it unset",
 			fmt.Errorf("%s: not an ExecCredential in JSON", ExecInfoVariable)}
@@ -84,9 +88,13 @@ func (e ExecInfo) render(pair *cache.Pair, expiration time.Time) ([]byte, error)
 	if version == "" {
 		version = execV1
 	}
-	credential := &clientauthentication.ExecCredential{
-		TypeMeta: metav1.TypeMeta{APIVersion: version, Kind: "ExecCredential"},
-		Status: &clientauthentication.ExecCredentialStatus{
+	// Without the spec, which is the question's: to find its fields takes longer than to write the answer.
+	credential := struct {
+		metav1.TypeMeta `json:",inline"`
+		Status          clientauthentication.ExecCredentialStatus `json:"status"`
+	}{
+		metav1.TypeMeta{APIVersion: version, Kind: "ExecCredential"},
+		clientauthentication.ExecCredentialStatus{
 			ExpirationTimestamp:   &metav1.Time{Time: expiration},
 			ClientCertificateData: string(pair.Chain),
 			ClientKeyData:         string(pair.Key),

@@ -14,12 +14,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
 	"time"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
 
@@ -87,8 +87,6 @@ func NewOptions(c Config, providers []provider.Factory, exec ExecInfo) (Options,
 	return o, o.invalid
 }
 
-var plainPath = regexp.MustCompile(`^(/[A-Za-z0-9._-]+)+$`)
-
 // check refuses settings that cannot work, and makes the provider.
 func (o *Options) check(c Config, providers []provider.Factory) error {
 	for name, path := range map[string]string{"certDir": c.CertDir, "runtimeDir": c.RuntimeDir} {
@@ -98,7 +96,7 @@ func (o *Options) check(c Config, providers []provider.Factory) error {
 	}
 	for name, path := range map[string]string{"kubeletKubeconfig": c.KubeletKubeconfig, "kubeletBootstrapKubeconfig": c.KubeletBootstrapKubeconfig} {
 		// It goes into a file that systemd reads, and onto the kubelet's command line.
-		if !plainPath.MatchString(path) {
+		if !kubelet.PlainPath(path) {
 			return fmt.Errorf("%s %q: must be an absolute path of letters, digits and . _ - only", name, path)
 		}
 	}

@@ -127,9 +127,10 @@ func ParsePair(data []byte) (*Pair, error) {
 		// The cause may quote what it could not parse.
 		return nil, errors.New("its certificate and key do not parse, or do not belong together")
 	}
-	// parsed.Leaf may be nil: GODEBUG has a switch for it.
-	if p.Leaf, err = x509.ParseCertificate(parsed.Certificate[0]); err != nil {
-		return nil, errors.New("its certificate does not parse")
+	if p.Leaf = parsed.Leaf; p.Leaf == nil { // GODEBUG has a switch for it
+		if p.Leaf, err = x509.ParseCertificate(parsed.Certificate[0]); err != nil {
+			return nil, errors.New("its certificate does not parse")
+		}
 	}
 	return p, nil
 }

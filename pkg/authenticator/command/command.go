@@ -108,11 +108,11 @@ Run it by hand with --dry-run to see what would be sent.`,
 	flags := root.PersistentFlags()
 	bind(flags, &i.config)
 	flags.StringVar(&i.file, "config", authenticator.DefaultConfigFile, "configuration file; read where it exists, and has to exist when named")
-	logs := flag.NewFlagSet("", flag.ContinueOnError)
-	klog.InitFlags(logs)
-	flags.AddGoFlag(logs.Lookup("v"))
+	// To be set, it sets klog's. klog.InitFlags would make twenty flags for this one.
+	flags.AddGoFlag(&flag.Flag{
+		Name: "v", Value: new(klog.Level), DefValue: "0", Usage: "log verbosity, to stderr; a worker logs to a file in the certificate directory",
+	})
 	flags.Lookup("v").Shorthand = "v"
-	flags.Lookup("v").Usage = "log verbosity, to stderr; a worker logs to a file in the certificate directory"
 	root.Flags().BoolVar(&i.dryRun, "dry-run", false, "for a person: show what would be sent and what the API server makes of it; write and create nothing")
 	root.Flags().StringVarP(&i.output, "output", "o", "", "with --dry-run: json or yaml prints the CertificateSigningRequest itself")
 	root.AddCommand(i.workerCommand(), i.versionCommand(), i.identifyCommand(), i.prepareCommand(), i.kubeconfigCommand(), i.resetCommand(), i.doctorCommand())
