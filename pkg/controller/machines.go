@@ -4,6 +4,7 @@ package controller
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -13,8 +14,34 @@ import (
 
 // MachineSource knows the machines of the cluster, by authorities that no node can write.
 type MachineSource interface {
-	// Machines returns all of them, which nobody changes. An error means that it is not known now which there are: nothing is decided then.
+	// Machines returns all of them, for the caller to keep. An error means that it is not known now which there are: nothing is decided then.
 	Machines(ctx context.Context, now time.Time) ([]verifier.Machine, error)
+}
+
+// lender is a MachineSource that has them at hand: a decision, which only reads them, spares the copy of all.
+type lender interface {
+	MachineSource
+	// lend returns what Machines does. Nobody may change it.
+	lend(ctx context.Context, now time.Time) ([]verifier.Machine, error)
+}
+
+// machines returns the machines of a source for a decision.
+func machines(ctx context.Context, source MachineSource, now time.Time) ([]verifier.Machine, error) {
+	if l, ok := source.(lender); ok {
+		return l.lend(ctx, now)
+	}
+	return source.Machines(ctx, now)
+}
+
+// copied returns what was lent as somebody's own.
+func copied(machines []verifier.Machine, err error) ([]verifier.Machine, error) {
+	own := slices.Clone(machines)
+	for i := range own {
+		m := &own[i]
+		m.Names, m.EKs = slices.Clone(m.Names), slices.Clone(m.EKs)
+		m.Addresses.DNSNames, m.Addresses.IPs = slices.Clone(m.Addresses.DNSNames), slices.Clone(m.Addresses.IPs)
+	}
+	return own, err
 }
 
 // TokenSource knows which machine a bootstrap token was made for. A MachineSource may be one; without it no token is known, and where the
@@ -34,7 +61,11 @@ type Inventory struct {
 func NewInventory(file *inventory.File) *Inventory { return &Inventory{file: file} }
 
 // Machines returns those in the file.
-func (i *Inventory) Machines(_ context.Context, now time.Time) ([]verifier.Machine, error) {
+func (i *Inventory) Machines(ctx context.Context, now time.Time) ([]verifier.Machine, error) {
+	return copied(i.lend(ctx, now))
+}
+
+func (i *Inventory) lend(_ context.Context, now time.Time) ([]verifier.Machine, error) {
 	known, err := i.file.Inventory(now)
 	if err != nil {
 		return nil, err
@@ -61,7 +92,7 @@ type told struct {
 	machines []verifier.Machine
 }
 
-// of returns the machines of an inventory. Nobody changes them.
+// of returns the machines of an inventory, to be lent.
 func (t *told) of(known *inventory.Inventory) []verifier.Machine {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"testing"
 	"time"
 
@@ -26,13 +27,22 @@ func TestInventoryIsToldOnce(t *testing.T) {
 		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		first, err := source.Machines(t.Context(), now)
+		first, err := machines(t.Context(), source, now)
 		if err != nil || len(first) != 1 || first[0].Names[0].Value != nodeName {
 			t.Fatalf("%+v, %v", first, err)
 		}
-		again, err := source.Machines(t.Context(), now)
+		again, err := machines(t.Context(), source, now)
 		if err != nil || &again[0] != &first[0] {
 			t.Errorf("told anew: %v", err)
+		}
+		// Who asks for his own may do with them as he likes.
+		own, err := source.Machines(t.Context(), now)
+		if err != nil || !reflect.DeepEqual(own, first) {
+			t.Fatalf("%+v, %v", own, err)
+		}
+		own[0].Names[0].Value, own[0].ProviderID = "changed", "changed"
+		if first[0].Names[0].Value != nodeName || first[0].ProviderID != "test://m" {
+			t.Errorf("%+v", first)
 		}
 		if token, err := source.Token(t.Context(), fmt.Sprintf("abcde%d", i), now); err != nil || token.Machine.Name != "m" {
 			t.Errorf("%+v, %v", token, err)

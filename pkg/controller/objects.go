@@ -117,6 +117,10 @@ func NewConfigMapInventory(reader client.Reader, configMap types.NamespacedName,
 
 // Machines returns those in the ConfigMap, or in the last good one.
 func (c *ConfigMapInventory) Machines(ctx context.Context, now time.Time) ([]verifier.Machine, error) {
+	return copied(c.lend(ctx, now))
+}
+
+func (c *ConfigMapInventory) lend(ctx context.Context, now time.Time) ([]verifier.Machine, error) {
 	c.refresh(ctx, now)
 	known, err := c.latest.Inventory()
 	if err != nil {
