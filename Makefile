@@ -25,12 +25,14 @@ help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
 
 # By the environment, so that no shell reads what is in them.
-build packages release: export VERSION := $(VERSION)
-build packages release: export LDFLAGS := $(LDFLAGS)
-packages: export SOURCE_DATE_EPOCH := $(SOURCE_DATE_EPOCH)
-packages: export ARCHES := $(ARCHES)
+build packages image release: export VERSION := $(VERSION)
+build packages image release: export LDFLAGS := $(LDFLAGS)
+packages image: export SOURCE_DATE_EPOCH := $(SOURCE_DATE_EPOCH)
+packages image: export ARCHES := $(ARCHES)
 packages: export FORMATS := $(FORMATS)
-packages release: export DIST := $(DIST)
+packages image release: export DIST := $(DIST)
+image: export COMMIT := $(COMMIT)
+image release: export IMAGE_REPO := $(IMAGE_REPO)
 
 .PHONY: build
 build: ## build the plugin and the controller into bin/
@@ -42,12 +44,20 @@ packages: ## make deb, rpm, tarball and sysext image of the plugin, with SBOMs a
 	@scripts/need mksquashfs
 	@packaging/build "$$DIST"
 
+# On a base that is fetched by its digest (.ko.yaml). After "packages", whose SHA256SUMS it adds to.
+.PHONY: image
+image: ## make the controller's image in DIST, with SBOMs, and push it to IMAGE_REPO if that is set (also: VERSION, ARCHES)
+	@packaging/image/build "$$DIST"
+
 .PHONY: release
-release: ## make what a release of VERSION has, in DIST, signed with the cosign key COSIGN_KEY (and COSIGN_PASSWORD)
+release: ## make what a release of VERSION has, in DIST, signed with the cosign key COSIGN_KEY (and COSIGN_PASSWORD), and push the image to IMAGE_REPO if that is set
 	@scripts/release check "$$VERSION"
 	@$(MAKE) --no-print-directory packages ARCHES='amd64 arm64' FORMATS='deb rpm tar sysext' \
 		COMMIT="$$(git rev-parse --short=12 HEAD)" SOURCE_DATE_EPOCH="$$(git log -1 --format=%ct)"
+	@$(MAKE) --no-print-directory image ARCHES='amd64 arm64' COMMIT="$$(git rev-parse --short=12 HEAD)" SOURCE_DATE_EPOCH="$$(git log -1 --format=%ct)"
 	@scripts/release sign "$$DIST/SHA256SUMS" cosign.pub
+	@[ -z "$$IMAGE_REPO" ] || scripts/release sign-image \
+		"$$IMAGE_REPO/node-attestation-controller@$$(cat "$$DIST/node-attestation-controller-$${VERSION#v}.digest")" cosign.pub
 
 .PHONY: demo
 demo: ## start a real control plane and have a node prove which machine it is
@@ -92,7 +102,7 @@ fuzz: ## fuzz each parser for FUZZTIME, or those of FUZZED
 .PHONY: lint
 lint: ## run golangci-lint over all modules, and what reads shell scripts, man pages and the Ansible role
 	@scripts/need shellcheck mandoc ansible-lint
-	shellcheck .ci/run packaging/build packaging/daemon-reload packaging/tree scripts/*
+	shellcheck .ci/run packaging/build packaging/daemon-reload packaging/image/build packaging/tree scripts/*
 	scripts/lint-man
 	cd image-builder/ansible && ansible-lint --offline --profile production
 	$(TOOL) golangci-lint run --allow-parallel-runners ./...
@@ -104,9 +114,9 @@ vuln: ## look for known vulnerabilities, where the database can be reached
 	@scripts/vuln $(TOOL) govulncheck ./...
 
 .PHONY: bench
-bench: ## compare the valid path with a program that only reads and prints the file, and the kinds of EK
+bench: ## measure the plugin: valid path, TPM, first certificate, stalls with the signer dead, jitter, each against something else (ARGS: see go run ./bench -h)
 	@scripts/need swtpm
-	cd test && go run ./bench
+	cd test && go run ./bench $(ARGS)
 
 .PHONY: bench-scale
 bench-scale: ## measure a thousand enrolments at once, what each costs beside kube-controller-manager's, and how that grows (ONLY: some of them)
