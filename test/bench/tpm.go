@@ -6,8 +6,6 @@ import (
 	"context"
 	"crypto/x509"
 	"fmt"
-	"os"
-	"slices"
 	"time"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
@@ -15,16 +13,18 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/protocol"
 )
 
-// attested is a software TPM with one kind of EK, and the times of its attestations.
+// attested is a software TPM with one kind of EK, the times of its attestations, and how many commands they take.
 type attested struct {
-	ek                   string
-	machine              *protocol.Machine
-	greet, prove, verify []time.Duration
+	ek                                        string
+	chip                                      *swtpm.TPM
+	machine                                   *protocol.Machine
+	greet, prove, both, verify                []time.Duration
+	helloCommands, proofCommands, allCommands int
 }
 
-// benchTPM compares the kinds of EK, in turns. A chip takes a hundred times as long as a software TPM; the ratios say which part of it
-// is the EK's.
-func benchTPM(ctx context.Context, rounds int) error {
+// tpm compares the kinds of EK, in turns. A chip takes a hundred times as long as a software TPM; the commands are the same, and the
+// ratios say which part of the time is the EK's.
+func (b *bench) tpm(ctx context.Context) error {
 	var all []*attested
 	for _, ek := range []string{"ecc-p256", "ecc-p384-high", "rsa-2048"} {
 		chip, err := swtpm.New(swtpm.Options{Certified: []string{ek}})
@@ -32,48 +32,89 @@ func benchTPM(ctx context.Context, rounds int) error {
 			return err
 		}
 		defer chip.Stop()
-		lockDir, err := os.MkdirTemp("", "bench-")
-		if err != nil {
+		a := &attested{ek: ek, chip: chip}
+		if a.machine, err = b.machineOf(chip, chip.Socket(), ek); err != nil {
 			return err
 		}
-		defer func() { _ = os.RemoveAll(lockDir) }()
-		machine, err := protocol.New(chip.Socket(), lockDir, verifier.Config{
-			Roots: []*x509.Certificate{chip.CA.Root}, Intermediates: []*x509.Certificate{chip.CA.Intermediate},
-		})
-		if err != nil {
-			return err
+		if err := b.countCommands(ctx, a); err != nil {
+			return fmt.Errorf("%s: %w", ek, err)
 		}
-		all = append(all, &attested{ek: ek, machine: machine})
+		all = append(all, a)
 	}
-	for i := range rounds + 3 {
+	for i := range b.attestations + warmUps {
 		for _, a := range all {
 			attestation, err := a.machine.Attest(ctx)
 			if err != nil {
 				return fmt.Errorf("%s: %w", a.ek, err)
 			}
-			if i >= 3 {
+			if i >= warmUps {
 				a.greet = append(a.greet, attestation.Greet)
 				a.prove = append(a.prove, attestation.Prove)
+				a.both = append(a.both, attestation.Greet+attestation.Prove)
 				a.verify = append(a.verify, attestation.Verify)
 			}
 		}
 	}
-	fmt.Printf("\n%-32s %10s %10s %10s %8s\n", "attestation, software TPM", "hello", "proof", "verifier", "ratio")
-	var base time.Duration
 	for _, a := range all {
-		greet, prove, verify := median(a.greet), median(a.prove), median(a.verify)
-		if base == 0 {
-			base = greet + prove
-		}
-		fmt.Printf("%-32s %7.2f ms %7.2f ms %7.2f ms %8.2f\n", a.ek, milliseconds(greet), milliseconds(prove), milliseconds(verify), float64(greet+prove)/float64(base))
+		b.table.add(a.rows(all[0])...)
 	}
 	return nil
 }
 
-func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+// rows compares one kind of EK with the first.
+func (a *attested) rows(base *attested) (rows []row) {
+	for _, phase := range []struct {
+		name         string
+		commands     int
+		ours, theirs []time.Duration
+	}{
+		{"hello", a.helloCommands, a.greet, base.greet},
+		{"proof", a.proofCommands, a.prove, base.prove},
+		{"both", a.allCommands, a.both, base.both},
+	} {
+		what := fmt.Sprintf("TPM, %s: %s, %d commands", a.ek, phase.name, phase.commands)
+		if a == base {
+			rows = append(rows, row{what: what, figure: milliseconds(median(phase.ours))})
+		} else {
+			rows = append(rows, compared(what, phase.ours, base.ek, phase.theirs))
+		}
+	}
+	return append(rows, compared(fmt.Sprintf("TPM, %s: the verifier's part", a.ek), a.verify, "both", a.both))
+}
 
-func median(times []time.Duration) time.Duration {
-	sorted := slices.Clone(times)
-	slices.Sort(sorted)
-	return sorted[len(sorted)/2]
+func (b *bench) machineOf(chip *swtpm.TPM, socket, name string) (*protocol.Machine, error) {
+	lock, err := b.folder("tpm", name)
+	if err != nil {
+		return nil, err
+	}
+	return protocol.New(socket, lock, verifier.Config{
+		Roots: []*x509.Certificate{chip.CA.Root}, Intermediates: []*x509.Certificate{chip.CA.Intermediate},
+	})
+}
+
+// countCommands goes through an attestation behind a proxy that counts, apart from those whose time is taken.
+func (b *bench) countCommands(ctx context.Context, a *attested) error {
+	proxy, err := swtpm.OpenProxy(a.chip)
+	if err != nil {
+		return err
+	}
+	defer proxy.Close()
+	machine, err := b.machineOf(a.chip, proxy.Socket(), a.ek)
+	if err != nil {
+		return err
+	}
+	if _, _, err := machine.Provider.Hello(ctx, machine.Ask("hello")); err != nil {
+		return err
+	}
+	a.helloCommands = proxy.Count()
+	proxy.Reset()
+	if _, err := machine.Attest(ctx); err != nil {
+		return err
+	}
+	a.allCommands = proxy.Count()
+	a.proofCommands = a.allCommands - a.helloCommands
+	if a.helloCommands == 0 || a.proofCommands <= 0 {
+		return fmt.Errorf("%d commands for a hello, %d with the proof", a.helloCommands, a.allCommands)
+	}
+	return nil
 }
