@@ -114,9 +114,9 @@ vuln: ## look for known vulnerabilities, where the database can be reached
 	@scripts/vuln $(TOOL) govulncheck ./...
 
 .PHONY: bench
-bench: ## measure the plugin: valid path, TPM, first certificate, stalls with the signer dead, jitter, each against something else (ARGS: see go run ./bench -h)
+bench: ## measure the plugin: valid path, TPM, first certificate, stalls with the signer dead, jitter, each beside something else (ONLY: some of them)
 	@scripts/need swtpm
-	cd test && go run ./bench $(ARGS)
+	cd test && go run ./bench -only '$(ONLY)'
 
 .PHONY: bench-scale
 bench-scale: ## measure a thousand enrolments at once, what each costs beside kube-controller-manager's, and how that grows (ONLY: some of them)
