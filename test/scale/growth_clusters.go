@@ -203,7 +203,12 @@ func putCluster(ctx context.Context, cp *testbed.ControlPlane, api client.Client
 		},
 		Type: clusterv1.ClusterSecretType, Data: map[string][]byte{secret.TLSCrtDataName: cp.ClientCA().CertPEM(), secret.TLSKeyDataName: key},
 	}
-	for _, s := range []*corev1.Secret{ca, kubeconfig.GenerateSecret(object, cp.Kubeconfig(cp.AdminUser()))} {
+	// An identity of its own for each, so that client-go shares no connections between them.
+	pair, err := cp.ClientCA().IssueClient("administrator-of-"+name, []string{"system:masters"}, time.Now().Add(-time.Hour), time.Now().Add(time.Hour))
+	if err != nil {
+		return err
+	}
+	for _, s := range []*corev1.Secret{ca, kubeconfig.GenerateSecret(object, cp.Kubeconfig(testbed.CertificateUser(pair)))} {
 		if err := api.Create(ctx, s); err != nil {
 			return err
 		}

@@ -22,7 +22,7 @@ const (
 	// waitingTokens file what waits, each its part: a token has a rate of its own.
 	waitingTokens = 4
 	// waitingTimeout bounds how long it takes until the controller has looked at all of it.
-	waitingTimeout = 3 * time.Minute
+	waitingTimeout = 6 * time.Minute
 )
 
 // growthPending has machines enrol beside hellos that wait for their machine to appear in the inventory.

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"sync"
@@ -42,10 +43,14 @@ const fillers = 8
 
 // fillRecords makes records of machines that do not exist, numbered from one to another, each as the first machine's is, who has enrolled.
 func (s *site) fillRecords(ctx context.Context, records client.Client, from, to int) error {
-	real := &v1alpha1.NodeAttestation{}
-	if err := records.Get(ctx, types.NamespacedName{Namespace: controllerprocess.Namespace, Name: s.machines[0].Name}, real); err != nil {
+	found := &v1alpha1.NodeAttestationList{}
+	if err := records.List(ctx, found, client.InNamespace(controllerprocess.Namespace), client.MatchingFields{v1alpha1.FieldNodeName: s.machines[0].Name}); err != nil {
 		return err
 	}
+	if len(found.Items) != 1 || len(found.Items[0].Status.Certificates) == 0 {
+		return fmt.Errorf("%s has %d records, or no certificate", s.machines[0].Name, len(found.Items))
+	}
+	real := &found.Items[0]
 	var (
 		next atomic.Int64
 		wait sync.WaitGroup
@@ -77,8 +82,11 @@ func absentRecord(like *v1alpha1.NodeAttestation, i int) *v1alpha1.NodeAttestati
 	r.Spec.EK.Fingerprint, r.Spec.AKName = absentEK(i), "000b"+absentEK(i)
 	uid := types.UID(fmt.Sprintf("%08x-0000-4000-8000-000000000000", i))
 	r.Status.FirstRequestUID = uid
-	for j := range r.Status.Certificates {
-		r.Status.Certificates[j].SHA256, r.Status.Certificates[j].RequestUID = absentEK(i), uid
+	one := r.Status.Certificates[0]
+	r.Status.Certificates = nil
+	for n := range 2 { // it has renewed once
+		one.SHA256, one.RequestUID = fmt.Sprintf("%x", sha256.Sum256(fmt.Appendf(nil, "certificate %d of %d", n, i))), uid
+		r.Status.Certificates = append(r.Status.Certificates, one)
 	}
 	return r
 }
