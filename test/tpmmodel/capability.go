@@ -3,6 +3,7 @@
 package tpmmodel
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 
@@ -32,7 +33,7 @@ func (t *TPM) getCapability(c *call) ([]byte, tpm2.TPMRC) {
 		if !ok {
 			return nil, about(tpm2.TPMRCHandle, ofParameter, 2)
 		}
-		slices.Sort(all)
+		slices.SortFunc(all, func(a, b tpm2.TPMHandle) int { return cmp.Compare(number(a), number(b)) }) // all of one kind, or sessions
 		out, more = list(all, min(count, maxHandles), func(h tpm2.TPMHandle) []byte { return be32(uint32(h)) })
 	case tpm2.TPMCapTPMProperties:
 		out, more = list(t.properties(tpm2.TPMPT(property)), min(count, maxProperties), func(p tpm2.TPMSTaggedProperty) []byte { return tpm2.Marshal(p) })
@@ -76,13 +77,7 @@ func list[T any](all []T, count int, marshal func(T) []byte) (out []byte, more b
 
 // attributesOf is a TPMA_CC.
 func attributesOf(code tpm2.TPMCC) []byte {
-	handles := 0
-	for _, h := range commands[code].handles {
-		if h.takes != nil {
-			handles++
-		}
-	}
-	return be32(uint32(code) | uint32(handles)<<25) //nolint:gosec // at most 2
+	return be32(uint32(code) | uint32(len(commands[code].handles))<<25) //nolint:gosec // at most 2
 }
 
 // handlesOf returns the handles in use of the kind of one, from it on.
@@ -95,7 +90,7 @@ func (t *TPM) handlesOf(first tpm2.TPMHandle) (all []tpm2.TPMHandle, ok bool) {
 	switch kind(first) {
 	case tpm2.TPMHTPCR:
 		for i := range pcrCount {
-			add(tpm2.TPMHandle(i)) //nolint:gosec // below 24
+			add(tpm2.TPMHandle(i))
 		}
 	case tpm2.TPMHTNVIndex:
 		for h := range t.nv {
@@ -103,13 +98,13 @@ func (t *TPM) handlesOf(first tpm2.TPMHandle) (all []tpm2.TPMHandle, ok bool) {
 		}
 	case tpm2.TPMHTHMACSession: // of both kinds: TPM_HT_LOADED_SESSION. They are counted by what is the same in both.
 		for h := range t.sessions {
-			if h&0xffffff >= first&0xffffff {
-				all = append(all, h)
+			if h >= number(first) {
+				all = append(all, t.sessions[h].handle)
 			}
 		}
 	case tpm2.TPMHTPolicySession: // TPM_HT_SAVED_SESSION: saving contexts is not modelled
 	case tpm2.TPMHTPermanent:
-		for _, h := range []tpm2.TPMHandle{tpm2.TPMRHOwner, tpm2.TPMRHNull, tpm2.TPMRSPW, tpm2.TPMRHLockout, tpm2.TPMRHEndorsement, tpm2.TPMRHPlatform} {
+		for _, h := range []tpm2.TPMHandle{tpm2.TPMRHOwner, tpm2.TPMRHNull, tpm2.TPMRSPW, tpm2.TPMRHLockout, tpm2.TPMRHEndorsement, tpm2.TPMRHPlatform, platformNV} {
 			add(h)
 		}
 	case tpm2.TPMHTTransient:
@@ -126,6 +121,9 @@ func (t *TPM) handlesOf(first tpm2.TPMHandle) (all []tpm2.TPMHandle, ok bool) {
 	return all, true
 }
 
+// platformNV is TPM_RH_PLATFORM_NV.
+const platformNV = tpm2.TPMHandle(0x4000000d)
+
 // text is four characters of a property.
 func text(s string) uint32 {
 	var v uint32
@@ -138,7 +136,10 @@ func text(s string) uint32 {
 	return v
 }
 
-// properties returns the TPM's, from one on.
+// unassigned is between TPM_PT_CONTEXT_GAP_MAX and TPM_PT_NV_COUNTERS_MAX.
+const unassigned = tpm2.TPMPT(0x115)
+
+// properties returns the TPM's, from one on to the last of its group: PT_FIXED or PT_VAR.
 func (t *TPM) properties(first tpm2.TPMPT) []tpm2.TPMSTaggedProperty {
 	loaded, sessions := uint32(len(t.objects)), uint32(len(t.sessions)) //nolint:gosec // at most 3
 	values := map[tpm2.TPMPT]uint32{
@@ -173,9 +174,19 @@ func (t *TPM) properties(first tpm2.TPMPT) []tpm2.TPMSTaggedProperty {
 		tpm2.TPMPTLockoutCounter:    t.failures,
 		tpm2.TPMPTMaxAuthFail:       maxFailures,
 	}
+	// Every one of both groups is there, but for a number that the specification leaves out.
+	for p := tpm2.TPMPTFamilyIndicator; p <= tpm2.TPMPTMaxCapBuffer; p++ {
+		if p != unassigned {
+			values[p] += 0
+		}
+	}
+	for p := tpm2.TPMPTPermanent; p <= tpm2.TPMPTAuditCounter1; p++ {
+		values[p] += 0
+	}
+	first = max(first, tpm2.TPMPTFamilyIndicator)
 	var all []tpm2.TPMSTaggedProperty
 	for _, p := range slices.Sorted(maps.Keys(values)) {
-		if p >= first {
+		if p >= first && p>>8 == first>>8 {
 			all = append(all, tpm2.TPMSTaggedProperty{Property: p, Value: values[p]})
 		}
 	}

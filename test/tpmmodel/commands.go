@@ -68,9 +68,13 @@ func kind(h tpm2.TPMHandle) tpm2.TPMHT { return tpm2.TPMHT(h >> 24) }
 
 func isPCR(h tpm2.TPMHandle) bool    { return kind(h) == tpm2.TPMHTPCR && h < pcrCount }
 func isNV(h tpm2.TPMHandle) bool     { return kind(h) == tpm2.TPMHTNVIndex }
-func isPolicy(h tpm2.TPMHandle) bool { return kind(h) == tpm2.TPMHTPolicySession }
-func isObject(h tpm2.TPMHandle) bool {
-	return kind(h) == tpm2.TPMHTTransient || kind(h) == tpm2.TPMHTPersistent
+func isPolicy(h tpm2.TPMHandle) bool { return isSession(h) && kind(h) == tpm2.TPMHTPolicySession }
+func isTransient(h tpm2.TPMHandle) bool {
+	return h >= firstTransient && h < firstTransient+maxObjects
+}
+func isObject(h tpm2.TPMHandle) bool { return isTransient(h) || kind(h) == tpm2.TPMHTPersistent }
+func isSession(h tpm2.TPMHandle) bool {
+	return (kind(h) == tpm2.TPMHTHMACSession || kind(h) == tpm2.TPMHTPolicySession) && number(h) < maxActive
 }
 func isProvision(h tpm2.TPMHandle) bool { return h == tpm2.TPMRHOwner || h == tpm2.TPMRHPlatform }
 func isHierarchy(h tpm2.TPMHandle) bool {
@@ -87,21 +91,14 @@ func orNull(f func(tpm2.TPMHandle) bool) func(tpm2.TPMHandle) bool {
 
 // The commands that need no file of their own.
 
-// startup finds the TPM started.
-func (t *TPM) startup(c *call) ([]byte, tpm2.TPMRC) {
-	if rc := c.startupType(); rc != 0 {
-		return nil, rc
-	}
-	return nil, tpm2.TPMRCInitialize
-}
+// startup finds the TPM started, whatever it is asked for.
+func (t *TPM) startup(*call) ([]byte, tpm2.TPMRC) { return nil, tpm2.TPMRCInitialize }
 
 // shutdown has nothing to save.
-func (t *TPM) shutdown(c *call) ([]byte, tpm2.TPMRC) { return nil, c.startupType() }
-
-func (c *call) startupType() tpm2.TPMRC {
+func (t *TPM) shutdown(c *call) ([]byte, tpm2.TPMRC) {
 	su := c.in.parameter(1).u16()
 	c.in.check(su <= uint16(tpm2.TPMSUState), tpm2.TPMRCValue)
-	return c.in.end()
+	return nil, c.in.end()
 }
 
 // selfTest finds nothing wrong.

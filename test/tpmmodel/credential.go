@@ -54,9 +54,9 @@ func (o *object) open(encrypted []byte, label string) ([]byte, tpm2.TPMRC) {
 		return secret, 0
 	}
 	in := &reader{data: encrypted}
-	x, y := in.point()
-	if rc := in.end(); rc != 0 {
-		return nil, rc &^ 0xf00
+	x, y := in.point() // what is behind it nobody minds
+	if in.rc != 0 {
+		return nil, in.rc
 	}
 	size := (o.key.ecc.Curve.Params().BitSize + 7) / 8
 	point := make([]byte, 1+2*size)
@@ -97,7 +97,7 @@ func (o *object) unwrap(blob, seed, name []byte) ([]byte, tpm2.TPMRC) {
 	in := &reader{data: blob}
 	integrity := in.sized(maxDigest)
 	if in.rc != 0 {
-		return nil, in.rc &^ 0xf00
+		return nil, in.rc
 	}
 	identity := in.data
 	hmacKey := tpm2.KDFa(h, seed, "INTEGRITY", nil, nil, h.Size()*8)
@@ -113,9 +113,9 @@ func (o *object) unwrap(blob, seed, name []byte) ([]byte, tpm2.TPMRC) {
 	//nolint:staticcheck // the mode that the specification prescribes; the HMAC authenticates
 	cipher.NewCFBDecrypter(block, make([]byte, aes.BlockSize)).XORKeyStream(plain, identity)
 	in = &reader{data: plain}
-	credential := in.sized(h.Size())
+	credential := in.sized(maxDigest)
 	if rc := in.end(); rc != 0 {
-		return nil, rc &^ 0xf00
+		return nil, rc
 	}
 	return credential, 0
 }

@@ -12,7 +12,9 @@ type entity struct {
 	auth, policy []byte
 	policyAlg    tpm2.TPMAlgID
 	// byPassword says for what the authorisation value is good, byPolicy the same for the policy.
-	byPassword, byPolicy func(tpm2.TPMCC, role) bool
+	byPassword, byPolicy func(tpm2.TPMCC) bool
+	// adminByPolicy is set if what takes the role of an administrator takes the policy.
+	adminByPolicy bool
 	// counts is set if a wrong authorisation value counts towards lockout.
 	counts bool
 
@@ -21,8 +23,8 @@ type entity struct {
 	nv      *nvIndex
 }
 
-func always(tpm2.TPMCC, role) bool { return true }
-func never(tpm2.TPMCC, role) bool  { return false }
+func always(tpm2.TPMCC) bool { return true }
+func never(tpm2.TPMCC) bool  { return false }
 
 // entity looks a handle up. TPM_RC_REFERENCE_H0 is for what was not loaded.
 func (t *TPM) entity(h tpm2.TPMHandle) (*entity, tpm2.TPMRC) {
@@ -34,9 +36,12 @@ func (t *TPM) entity(h tpm2.TPMHandle) (*entity, tpm2.TPMRC) {
 	case tpm2.TPMHTPCR:
 		return bare, 0
 	case tpm2.TPMHTHMACSession, tpm2.TPMHTPolicySession:
-		s, ok := t.sessions[h]
+		s, ok := t.sessions[number(h)]
 		if !ok {
 			return nil, tpm2.TPMRCReferenceH0
+		}
+		if kind(h) == tpm2.TPMHTPolicySession && s.kind == tpm2.TPMSEHMAC {
+			return nil, tpm2.TPMRCHandle
 		}
 		bare.session, bare.byPassword = s, never
 		return bare, 0
@@ -66,13 +71,9 @@ func (o *object) entity(h tpm2.TPMHandle) *entity {
 	a := o.public.ObjectAttributes
 	return &entity{
 		handle: h, name: o.name, auth: o.auth, policy: o.public.AuthPolicy.Buffer, policyAlg: o.public.NameAlg, counts: !a.NoDA, object: o,
-		byPassword: func(_ tpm2.TPMCC, r role) bool {
-			if r == admin {
-				return !a.AdminWithPolicy
-			}
-			return a.UserWithAuth
-		},
-		byPolicy: func(tpm2.TPMCC, role) bool { return len(o.public.AuthPolicy.Buffer) > 0 },
+		byPassword:    func(tpm2.TPMCC) bool { return a.UserWithAuth },
+		byPolicy:      func(tpm2.TPMCC) bool { return len(o.public.AuthPolicy.Buffer) > 0 },
+		adminByPolicy: a.AdminWithPolicy,
 	}
 }
 

@@ -24,6 +24,7 @@ import (
 const (
 	maxObjects    = 3
 	maxSessions   = 3
+	maxActive     = 64 // sessions with those that are saved
 	maxPersistent = 16
 	maxMessage    = 4096
 )
@@ -38,7 +39,7 @@ type TPM struct {
 
 	objects    map[tpm2.TPMHandle]*object
 	persistent map[tpm2.TPMHandle]*object
-	sessions   map[tpm2.TPMHandle]*session
+	sessions   map[tpm2.TPMHandle]*session // by number
 	nv         map[tpm2.TPMHandle]*nvIndex
 	pcrs       pcrs
 	// failures count towards lockout.
@@ -123,7 +124,7 @@ func (t *TPM) execute(data []byte) []byte {
 	tag, size, code := header.u16(), header.u32(), header.u32()
 	switch {
 	case header.rc != 0:
-		return failure(tpm2.TPMRCCommandSize)
+		return failure(tpm2.TPMRCInsufficient)
 	case tag != noSessions && tag != withSessions:
 		return failure(rcBadTag)
 	case int(size) != len(data):
@@ -161,7 +162,7 @@ func (t *TPM) takeHandles(c *call, known command) tpm2.TPMRC {
 	for i, handle := range c.handles {
 		e, rc := t.entity(handle)
 		if rc == tpm2.TPMRCReferenceH0 {
-			return rc + tpm2.TPMRC(i) //nolint:gosec // at most 2
+			return rc + tpm2.TPMRC(i)
 		}
 		if rc != 0 {
 			return about(rc, ofHandle, i+1)

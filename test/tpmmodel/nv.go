@@ -28,13 +28,13 @@ func (n *nvIndex) entity() *entity {
 	a := n.public.Attributes
 	return &entity{
 		handle: n.public.NVIndex, name: n.name(), auth: n.auth, policy: n.public.AuthPolicy.Buffer, policyAlg: n.public.NameAlg, counts: !a.NoDA, nv: n,
-		byPassword: func(code tpm2.TPMCC, _ role) bool {
+		byPassword: func(code tpm2.TPMCC) bool {
 			if code == tpm2.TPMCCNVWrite {
 				return a.AuthWrite
 			}
 			return a.AuthRead
 		},
-		byPolicy: func(code tpm2.TPMCC, _ role) bool {
+		byPolicy: func(code tpm2.TPMCC) bool {
 			if code == tpm2.TPMCCNVWrite {
 				return a.PolicyWrite
 			}
@@ -74,7 +74,10 @@ func (t *TPM) nvDefineSpace(c *call) ([]byte, tpm2.TPMRC) {
 	if len(trimmed(auth)) > h.Size() {
 		return nil, about(tpm2.TPMRCSize, ofParameter, 1)
 	}
-	if rc := checkNV(*public, c.handles[0] == tpm2.TPMRHPlatform); rc != 0 {
+	if public.Attributes.PlatformCreate != (c.handles[0] == tpm2.TPMRHPlatform) {
+		return nil, about(tpm2.TPMRCAttributes, ofHandle, 1)
+	}
+	if rc := checkNV(*public); rc != 0 {
 		return nil, about(rc, ofParameter, 2)
 	}
 	if t.nv[public.NVIndex] != nil {
@@ -92,7 +95,7 @@ func (t *TPM) nvDefineSpace(c *call) ([]byte, tpm2.TPMRC) {
 }
 
 // checkNV returns what makes a public area none that an index can have.
-func checkNV(p tpm2.TPMSNVPublic, byPlatform bool) tpm2.TPMRC {
+func checkNV(p tpm2.TPMSNVPublic) tpm2.TPMRC {
 	a := p.Attributes
 	h, _ := hashOf(p.NameAlg)
 	policy := len(p.AuthPolicy.Buffer)
@@ -101,8 +104,7 @@ func checkNV(p tpm2.TPMSNVPublic, byPlatform bool) tpm2.TPMRC {
 		return tpm2.TPMRCSize
 	case a.NT != tpm2.TPMNTOrdinary, // others are not modelled
 		a.Written, a.ReadLocked, a.WriteLocked,
-		a.PlatformCreate != byPlatform,
-		a.PolicyDelete && !byPlatform,
+		a.PolicyDelete && !a.PlatformCreate,
 		!a.PPWrite && !a.OwnerWrite && !a.AuthWrite && !a.PolicyWrite,
 		!a.PPRead && !a.OwnerRead && !a.AuthRead && !a.PolicyRead:
 		return tpm2.TPMRCAttributes
@@ -128,14 +130,12 @@ func (t *TPM) nvUndefineSpace(c *call) ([]byte, tpm2.TPMRC) {
 
 // mayNot is how an access by the first handle of a command is refused whose attribute is not set.
 func (c *call) mayNot(platform, owner bool) tpm2.TPMRC {
-	ok := true
+	ok := c.handles[0] == c.handles[1] // by its own authorisation, which has been checked
 	switch c.handles[0] {
 	case tpm2.TPMRHPlatform:
 		ok = platform
 	case tpm2.TPMRHOwner:
 		ok = owner
-	default:
-		ok = c.handles[0] == c.handles[1] // by its own authorisation, which has been checked
 	}
 	if !ok {
 		return tpm2.TPMRCNVAuthorization

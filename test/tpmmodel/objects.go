@@ -114,14 +114,14 @@ func (t *TPM) readPublic(c *call) ([]byte, tpm2.TPMRC) {
 // flushContext is TPM2_FlushContext, whose handle is a parameter.
 func (t *TPM) flushContext(c *call) ([]byte, tpm2.TPMRC) {
 	h := tpm2.TPMHandle(c.in.parameter(1).u32())
-	isSession := kind(h) == tpm2.TPMHTHMACSession || kind(h) == tpm2.TPMHTPolicySession
-	c.in.check(isSession || kind(h) == tpm2.TPMHTTransient, tpm2.TPMRCValue)
+	c.in.check(isSession(h) || isTransient(h), tpm2.TPMRCValue)
 	if rc := c.in.end(); rc != 0 {
 		return nil, rc
 	}
-	_, isLoaded := t.sessions[h]
-	if isSession {
-		delete(t.sessions, h)
+	var isLoaded bool
+	if isSession(h) {
+		_, isLoaded = t.sessions[number(h)]
+		delete(t.sessions, number(h))
 	} else {
 		_, isLoaded = t.objects[h]
 		delete(t.objects, h)

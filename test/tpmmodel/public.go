@@ -11,8 +11,8 @@ import (
 // symmetricOf is a TPMT_SYM_DEF or TPMT_SYM_DEF_OBJECT: AES in CFB mode, or nothing.
 type symmetricOf struct{ aesBits int }
 
-// symmetric reads one. session says that it is a session's, of which AES with 192 bits is one; and what a key may not have.
-func (r *reader) symmetric(session bool) symmetricOf {
+// symmetric reads one.
+func (r *reader) symmetric() symmetricOf {
 	switch alg := r.alg(); {
 	case r.rc != 0 || alg == tpm2.TPMAlgNull:
 		return symmetricOf{}
@@ -24,7 +24,6 @@ func (r *reader) symmetric(session bool) symmetricOf {
 	r.check(bits == 128 || bits == 256 || bits == 192, tpm2.TPMRCValue)
 	mode := r.alg()
 	r.check(mode == tpm2.TPMAlgCFB, tpm2.TPMRCMode)
-	_ = session
 	return symmetricOf{bits}
 }
 
@@ -56,7 +55,7 @@ func (r *reader) template() *template {
 	r.check(ok, tpm2.TPMRCHash)
 	r.check(r.u32()&reservedAttributes == 0, tpm2.TPMRCReservedBits)
 	r.sized(maxDigest) // authPolicy
-	t.symmetric = r.symmetric(false)
+	t.symmetric = r.symmetric()
 	t.scheme = r.alg()
 	if alg == tpm2.TPMAlgRSA {
 		r.check(t.scheme == tpm2.TPMAlgNull, tpm2.TPMRCValue) // schemes for RSA keys are not modelled
@@ -112,10 +111,11 @@ func (t *template) check() tpm2.TPMRC {
 	case a.SignEncrypt == a.Decrypt && (a.Restricted || !a.SignEncrypt):
 		return tpm2.TPMRCAttributes
 	}
+	isStorage := a.Restricted && a.Decrypt
 	switch {
-	case a.Restricted && a.Decrypt && t.symmetric.aesBits == 0, !(a.Restricted && a.Decrypt) && t.symmetric.aesBits != 0:
+	case isStorage != (t.symmetric.aesBits != 0):
 		return tpm2.TPMRCSymmetric
-	case a.Restricted && a.Decrypt && t.scheme != tpm2.TPMAlgNull, a.Restricted && a.SignEncrypt && t.scheme == tpm2.TPMAlgNull,
+	case isStorage && t.scheme != tpm2.TPMAlgNull, a.Restricted && a.SignEncrypt && t.scheme == tpm2.TPMAlgNull,
 		!a.SignEncrypt && t.scheme == tpm2.TPMAlgECDSA:
 		return tpm2.TPMRCScheme
 	}

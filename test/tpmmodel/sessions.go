@@ -51,7 +51,7 @@ func (t *TPM) startAuthSession(c *call) ([]byte, tpm2.TPMRC) {
 	secret := c.in.parameter(2).sized(maxSecret)
 	kind := tpm2.TPMSE(c.in.parameter(3).u8())
 	c.in.check(kind == tpm2.TPMSEHMAC || kind == tpm2.TPMSEPolicy || kind == tpm2.TPMSETrial, tpm2.TPMRCValue)
-	symmetric := c.in.parameter(4).symmetric(true)
+	symmetric := c.in.parameter(4).symmetric()
 	alg := c.in.parameter(5).alg()
 	h, ok := hashOf(alg)
 	c.in.check(ok, tpm2.TPMRCHash)
@@ -84,21 +84,21 @@ func (t *TPM) startAuthSession(c *call) ([]byte, tpm2.TPMRC) {
 	if kind != tpm2.TPMSEHMAC {
 		first = tpm2.TPMHandle(tpm2.TPMHTPolicySession) << 24
 	}
-	s.handle = t.freeSession(first)
-	t.sessions[s.handle] = s
+	s.handle = first + t.freeSession()
+	t.sessions[number(s.handle)] = s
 	c.made = &s.handle
 	return sized(s.nonceTPM), 0
 }
 
-// freeSession returns a handle whose number no session of either kind has.
-func (t *TPM) freeSession(first tpm2.TPMHandle) tpm2.TPMHandle {
-	for i := tpm2.TPMHandle(0); ; i++ {
-		_, isHMAC := t.sessions[tpm2.TPMHandle(tpm2.TPMHTHMACSession)<<24+i]
-		_, isPolicy := t.sessions[tpm2.TPMHandle(tpm2.TPMHTPolicySession)<<24+i]
-		if !isHMAC && !isPolicy {
-			return first + i
-		}
+// number is what is a session's own in its handle; the rest is its kind.
+func number(h tpm2.TPMHandle) tpm2.TPMHandle { return h & 0xffffff }
+
+// freeSession returns the first number that no session has.
+func (t *TPM) freeSession() (free tpm2.TPMHandle) {
+	for t.sessions[free] != nil {
+		free++
 	}
+	return free
 }
 
 // salt opens the secret that a session is salted with.
@@ -159,13 +159,16 @@ func (t *TPM) takeSessions(c *call, known command, tag uint16) tpm2.TPMRC {
 	return c.decrypt()
 }
 
+// leastAuth is the size of an authorisation that is empty.
+const leastAuth = 9
+
 func (t *TPM) readAuths(c *call) tpm2.TPMRC {
 	if len(c.in.data) < 4 {
 		return tpm2.TPMRCInsufficient
 	}
 	size := int(c.in.u32())
-	if size < 9 || size > len(c.in.data) {
-		return tpm2.TPMRCAuthSize
+	if size < leastAuth || size > len(c.in.data) {
+		return tpm2.TPMRCSize // as the reference implementation; the specification has TPM_RC_AUTHSIZE, too
 	}
 	area := &reader{data: c.in.data[:size:size]}
 	c.in.data = c.in.data[size:]
@@ -175,8 +178,7 @@ func (t *TPM) readAuths(c *call) tpm2.TPMRC {
 			return tpm2.TPMRCAuthSize
 		}
 		a := &authorization{handle: tpm2.TPMHandle(area.begin(ofSession, n).u32())}
-		isSession := kind(a.handle) == tpm2.TPMHTHMACSession || kind(a.handle) == tpm2.TPMHTPolicySession
-		area.check(isSession || a.handle == tpm2.TPMRSPW, tpm2.TPMRCValue)
+		area.check(isSession(a.handle) || a.handle == tpm2.TPMRSPW, tpm2.TPMRCValue)
 		a.nonce = area.sized(maxDigest)
 		a.attributes = area.u8()
 		area.check(a.attributes&attrReserved == 0, tpm2.TPMRCReservedBits)
@@ -184,15 +186,16 @@ func (t *TPM) readAuths(c *call) tpm2.TPMRC {
 		if area.rc != 0 {
 			return area.rc
 		}
-		if !isSession {
+		if a.handle == tpm2.TPMRSPW {
 			area.check(a.attributes&^attrContinue == 0, tpm2.TPMRCAttributes)
 			area.check(len(a.nonce) == 0, tpm2.TPMRCNonce)
 		} else {
-			s, ok := t.sessions[a.handle]
+			s, ok := t.sessions[number(a.handle)]
 			if !ok {
-				return tpm2.TPMRCReferenceS0 + tpm2.TPMRC(n-1) //nolint:gosec // at most 2
+				return tpm2.TPMRCReferenceS0 + tpm2.TPMRC(n-1)
 			}
 			a.session = s
+			area.check(kind(s.handle) == kind(a.handle), tpm2.TPMRCHandle)
 			for _, other := range c.auths {
 				area.check(other.handle != a.handle, tpm2.TPMRCHandle)
 			}
@@ -217,7 +220,10 @@ const maxFailures = 3
 // checkAuth checks one of the authorisations.
 func (t *TPM) checkAuth(c *call, known command, index int, a *authorization) tpm2.TPMRC {
 	if a.entity == nil {
-		if a.session == nil || a.attributes&(attrDecrypt|attrEncrypt) == 0 {
+		if a.session == nil {
+			return tpm2.TPMRCHandle // a password for nothing
+		}
+		if a.attributes&(attrDecrypt|attrEncrypt) == 0 {
 			return tpm2.TPMRCAttributes // it is there for nothing
 		}
 		return c.checkHMAC(index, a)
@@ -230,7 +236,7 @@ func (t *TPM) checkAuth(c *call, known command, index int, a *authorization) tpm
 		}
 	}
 	if a.session != nil && a.session.kind == tpm2.TPMSEPolicy {
-		if !a.entity.byPolicy(c.code, r) {
+		if !a.entity.byPolicy(c.code) {
 			return tpm2.TPMRCAuthUnavailable
 		}
 		if rc := c.checkPolicy(a, r); rc != 0 {
@@ -241,7 +247,10 @@ func (t *TPM) checkAuth(c *call, known command, index int, a *authorization) tpm
 	if a.entity.counts && t.failures >= maxFailures {
 		return tpm2.TPMRCLockout
 	}
-	if !a.entity.byPassword(c.code, r) {
+	if r == admin && a.entity.adminByPolicy {
+		return tpm2.TPMRCAuthType
+	}
+	if !a.entity.byPassword(c.code) && r != admin {
 		return tpm2.TPMRCAuthUnavailable
 	}
 	var rc tpm2.TPMRC
@@ -435,7 +444,7 @@ func (t *TPM) authorizeResponse(c *call, out []byte) (parameters, auths []byte) 
 			s.restart()
 		}
 		if a.attributes&attrContinue == 0 {
-			delete(t.sessions, s.handle)
+			delete(t.sessions, number(s.handle))
 		}
 	}
 	return out, auths

@@ -20,7 +20,7 @@ const (
 
 // about adds to a code what it is about. number counts from 1.
 func about(rc, kind tpm2.TPMRC, number int) tpm2.TPMRC {
-	if rc&format1 == 0 || rc>>8 != 0 { // of another format, or it says so already
+	if rc&format1 == 0 || rc>>8 != 0 || number == 0 { // of another format, or it says so already, or it is about nothing yet
 		return rc
 	}
 	return rc | kind | tpm2.TPMRC(number<<8) //nolint:gosec // at most 15
