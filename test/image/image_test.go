@@ -16,6 +16,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -94,7 +95,7 @@ func TestContents(t *testing.T) {
 		"var": fs.ModeDir | 0o555, "var/run": fs.ModeDir | 0o555, "var/run/ko": fs.ModeDir | 0o555,
 		"ko-app": fs.ModeDir | 0o555, strings.TrimPrefix(entrypoint, "/"): 0o555,
 	}
-	if got := extract(t, img, t.TempDir()); !maps.Equal(got, want) {
+	if _, got := unpack(t); !maps.Equal(got, want) {
 		t.Errorf("there is %v, not %v", got, want)
 	}
 }
@@ -102,8 +103,7 @@ func TestContents(t *testing.T) {
 // The binary is built as "make build" does it: static, stripped, without paths and what git says, with version and commit.
 func TestBinary(t *testing.T) {
 	t.Parallel()
-	root := t.TempDir()
-	extract(t, pull(t, "project"), root)
+	root, _ := unpack(t)
 	path := filepath.Join(root, entrypoint)
 	binary, err := elf.Open(path)
 	if err != nil {
@@ -144,6 +144,21 @@ func TestBinary(t *testing.T) {
 			t.Errorf("it has no %q in it", text)
 		}
 	}
+}
+
+var unpacked struct {
+	once  sync.Once
+	found map[string]fs.FileMode
+}
+
+// unpack returns a folder with what the layers have, and a list of that. It is unpacked once, as that takes seconds under the race detector.
+func unpack(t *testing.T) (root string, found map[string]fs.FileMode) {
+	t.Helper()
+	unpacked.once.Do(func() { unpacked.found = extract(t, pull(t, "project"), shared.root) })
+	if unpacked.found == nil {
+		t.Fatal("another test has failed to unpack it")
+	}
+	return shared.root, unpacked.found
 }
 
 // extract unpacks the layers into a folder, and returns what they have. What would take away or lead elsewhere fails the test.

@@ -42,6 +42,8 @@ type built struct {
 	base name.Digest
 	// dist has what "make image" leaves beside the image.
 	dist string
+	// root is for unpack.
+	root string
 	// commit and epoch are what the image was told.
 	commit, epoch string
 	// digest is the image's.
@@ -71,6 +73,10 @@ func run(m *testing.M) (code int, err error) {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(shared.dist)) }()
+	if shared.root, err = os.MkdirTemp("", "root-"); err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(shared.root)) }()
 	if shared.commit, err = git(ctx, "rev-parse", "--short=12", "HEAD"); err != nil {
 		return 0, err
 	}
