@@ -61,7 +61,7 @@ func (f *failure) Unwrap() error { return f.err }
 type invocation struct {
 	Program
 	Process
-	file, kubeconfig, watchFilter string
+	file, kubeconfig, watchFilter, leaderIdentity string
 }
 
 // maxLine bounds a line on standard error, in bytes: a peer may have written some of it.
@@ -105,6 +105,7 @@ to end by SIGTERM or SIGINT.`,
 	root.PersistentFlags().StringVar(&i.file, "config", DefaultConfigFile, "configuration file, which has to exist")
 	root.Flags().StringVar(&i.kubeconfig, "kubeconfig", "", "kubeconfig file (default: the pod's service account)")
 	root.Flags().StringVar(&i.watchFilter, "watch-filter", "", "clusterAPI.watchFilter of the configuration file, in its place")
+	root.Flags().StringVar(&i.leaderIdentity, "leader-identity", "", "who this replica is in the Lease, such as its pod's UID: one that is restarted leads on (default: a new one with each start)")
 	logs := flag.NewFlagSet("", flag.ContinueOnError)
 	klog.InitFlags(logs)
 	root.PersistentFlags().AddGoFlag(logs.Lookup("v"))
