@@ -45,9 +45,20 @@ func (b *bench) expect(holds bool, format string, args ...any) {
 	if holds {
 		return
 	}
-	err := fmt.Errorf(format, args...)
+	err := brief(fmt.Errorf(format, args...))
 	fmt.Println("DOES NOT HOLD:", err)
 	b.failed = append(b.failed, err)
+}
+
+// briefLines is how much is said of what has gone wrong: a thousand machines may say the same.
+const briefLines = 8
+
+func brief(err error) error {
+	lines := strings.Split(err.Error(), "\n")
+	if len(lines) <= briefLines {
+		return err
+	}
+	return fmt.Errorf("%s\n... and %d lines more", strings.Join(lines[:briefLines], "\n"), len(lines)-briefLines)
 }
 
 // say is for remarks below a table.

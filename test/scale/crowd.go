@@ -52,7 +52,7 @@ func (b *bench) newCrowd(prefix string, count, real int, cluster fleet.Cluster) 
 		if i < c.real {
 			return fleet.NewSwtpm(name, dir, maker)
 		}
-		return fleet.NewSwtpm(name, dir, maker)
+		return fleet.NewModel(name, dir, maker)
 	})
 	return c, err
 }

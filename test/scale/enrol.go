@@ -27,8 +27,8 @@ const (
 	enrolled = 1000
 	// stuck is what no machine may take, from its first hello to its certificate.
 	stuck = time.Minute
-	// minKills is how often a replica is killed, at least, while requests are open.
-	minKills = 3
+	// minKills is how often a replica is killed, at least, while requests are open, and maxKills at most: a start costs processor time, too.
+	minKills, maxKills = 3, 6
 	// maxHits is how often a machine loses the leader that it waits for. That costs up to 24 s each time: the 15 s that the Lease has to run, and what
 	// the other one needs to see its last renewal, and to look again. A third time would be more than any machine may take.
 	maxHits = 2
@@ -128,7 +128,7 @@ type kill struct {
 // run kills until all machines have ended.
 func (k *killer) run(ctx context.Context, done <-chan struct{}) error {
 	began := time.Now()
-	for {
+	for len(k.kills) < maxKills {
 		leads, err := leader(ctx, k.pair)
 		if err != nil {
 			return err
@@ -175,6 +175,7 @@ func (k *killer) run(ctx context.Context, done <-chan struct{}) error {
 		}
 		k.missing = append(k.missing, time.Since(deposed))
 	}
+	return nil
 }
 
 func (k *killer) other(than *replica) *replica {

@@ -54,7 +54,7 @@ func (b *bench) replicas(ctx context.Context, cp *testbed.ControlPlane, count in
 		if err != nil {
 			return all, stop, err
 		}
-		c, err := controllerprocess.New(controllerprocess.Options{ControlPlane: cp, Dir: dir, Binary: binary, Configure: configure})
+		c, err := controllerprocess.New(controllerprocess.Options{ControlPlane: cp, Dir: dir, Binary: binary, Configure: configure, Args: []string{"--leader-identity=" + name}})
 		if err != nil {
 			return all, stop, err
 		}
