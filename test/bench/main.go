@@ -31,7 +31,7 @@ const module = ".."
 func main() {
 	b := &bench{}
 	flag.IntVar(&b.pairs, "pairs", 201, "runs of each side of the valid path")
-	flag.IntVar(&b.attestations, "attestations", 41, "attestations with each kind of EK")
+	flag.IntVar(&b.attestations, "attestations", 61, "attestations with each kind of EK")
 	flag.IntVar(&b.enrolments, "enrolments", 25, "first certificates on each side")
 	flag.DurationVar(&b.traffic, "traffic", time.Minute, "how long requests are sent while the signer is dead")
 	flag.IntVar(&b.fleet, "fleet", 10_000, "nodes of the simulated fleet")

@@ -17,18 +17,25 @@ func quantile[T cmp.Ordered](values []T, q float64) T {
 
 func median[T cmp.Ordered](values []T) T { return quantile(values, 0.5) }
 
-// compared is a row of two sides that were measured in turns: the ratio is that of the medians, the spread that of the rounds.
+// compared is a row of two sides that were measured in turns. The ratio is the median of the rounds', not that of the medians: what else the
+// machine does comes and goes, and in a round both sides have the same of it.
 func compared(what string, ours []time.Duration, against string, theirs []time.Duration) row {
+	ratios := rounds(ours, theirs)
+	return row{
+		what: what, figure: milliseconds(median(ours)),
+		against: against + ", " + milliseconds(median(theirs)),
+		ratio:   fmt.Sprintf("%.2f", median(ratios)),
+		spread:  fmt.Sprintf("%.2f-%.2f", quantile(ratios, 0.25), quantile(ratios, 0.75)),
+	}
+}
+
+// rounds are the ratios of single rounds.
+func rounds(ours, theirs []time.Duration) []float64 {
 	ratios := make([]float64, min(len(ours), len(theirs)))
 	for i := range ratios {
 		ratios[i] = over(ours[i], theirs[i])
 	}
-	return row{
-		what: what, figure: milliseconds(median(ours)),
-		against: against + ", " + milliseconds(median(theirs)),
-		ratio:   fmt.Sprintf("%.2f", over(median(ours), median(theirs))),
-		spread:  fmt.Sprintf("%.2f-%.2f", quantile(ratios, 0.25), quantile(ratios, 0.75)),
-	}
+	return ratios
 }
 
 // over is how often one fits into the other.

@@ -13,7 +13,7 @@ type row struct {
 	what, figure string
 	// against is what it is compared with, with that one's figure.
 	against, ratio string
-	// spread is from the first to the third quartile of the ratios of single rounds.
+	// spread is from the first to the third quartile of the rounds' ratios, where there are rounds.
 	spread string
 }
 

@@ -73,7 +73,7 @@ func (b *bench) validPath(ctx context.Context) error {
 			ratio: fmt.Sprintf("%.2f", over(float64(info.Size()), maxSize)),
 		},
 	)
-	if ratio := over(median(flags.times), median(base.times)); ratio > b.limit {
+	if ratio := median(rounds(flags.times, base.times)); ratio > b.limit {
 		return fmt.Errorf("it takes %.2f times the floor, more than %.2f", ratio, b.limit)
 	}
 	return nil
