@@ -31,14 +31,14 @@ type ofModel struct{ *tpmmodel.Chip }
 func (c ofModel) maker() *swtpm.CA { return c.CA }
 
 // starter starts a chip that ends with the test.
-type starter func(*testing.T, swtpm.Options) chip
+type starter func(testing.TB, swtpm.Options) chip
 
-func startSwtpm(t *testing.T, o swtpm.Options) chip {
+func startSwtpm(t testing.TB, o swtpm.Options) chip {
 	t.Helper()
 	return ofSwtpm{swtpm.Start(t, o)}
 }
 
-func startModel(t *testing.T, o swtpm.Options) chip {
+func startModel(t testing.TB, o swtpm.Options) chip {
 	t.Helper()
 	c, err := tpmmodel.NewChip(o)
 	if err != nil {
@@ -48,9 +48,12 @@ func startModel(t *testing.T, o swtpm.Options) chip {
 	return ofModel{c}
 }
 
+// starters are all of them.
+var starters = map[string]starter{"swtpm": startSwtpm, "model": startModel}
+
 // forEachChip runs a test against swtpm and against the model: what holds of the one has to hold of the other.
 func forEachChip(t *testing.T, test func(*testing.T, starter)) {
-	for name, start := range map[string]starter{"swtpm": startSwtpm, "model": startModel} {
+	for name, start := range starters {
 		t.Run(name, func(t *testing.T) { test(t, start) })
 	}
 }

@@ -14,7 +14,7 @@ import (
 	verifier "github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
 )
 
-func newMachine(t *testing.T, socket string, config verifier.Config) *Machine {
+func newMachine(t testing.TB, socket string, config verifier.Config) *Machine {
 	t.Helper()
 	m, err := New(socket, t.TempDir(), config)
 	if err != nil {

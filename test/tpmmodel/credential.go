@@ -45,9 +45,9 @@ func (t *TPM) activateCredential(c *call) ([]byte, tpm2.TPMRC) {
 // open returns the secret that somebody encrypted to the object's key (part 1, annexes B.10 and C.6).
 func (o *object) open(encrypted []byte, label string) ([]byte, tpm2.TPMRC) {
 	h, _ := hashOf(o.public.NameAlg)
-	if o.key.rsa != nil {
+	if o.rsa != nil {
 		// OAEP's label ends in a zero.
-		secret, err := rsa.DecryptOAEP(h.New(), rand.Reader, o.key.rsa, encrypted, append([]byte(label), 0))
+		secret, err := rsa.DecryptOAEP(h.New(), rand.Reader, o.rsa, encrypted, append([]byte(label), 0))
 		if err != nil || len(secret) > h.Size() {
 			return nil, tpm2.TPMRCValue
 		}
@@ -58,7 +58,7 @@ func (o *object) open(encrypted []byte, label string) ([]byte, tpm2.TPMRC) {
 	if in.rc != 0 {
 		return nil, in.rc
 	}
-	size := (o.key.ecc.Curve.Params().BitSize + 7) / 8
+	size := (o.ecc.Curve.Params().BitSize + 7) / 8
 	point := make([]byte, 1+2*size)
 	point[0] = 4
 	if len(bytes.TrimLeft(x, "\x00")) > size || len(bytes.TrimLeft(y, "\x00")) > size {
@@ -66,7 +66,7 @@ func (o *object) open(encrypted []byte, label string) ([]byte, tpm2.TPMRC) {
 	}
 	fill(point[1:1+size], x)
 	fill(point[1+size:], y)
-	ephemeral, err := ecdsa.ParseUncompressedPublicKey(o.key.ecc.Curve, point)
+	ephemeral, err := ecdsa.ParseUncompressedPublicKey(o.ecc.Curve, point)
 	if err != nil {
 		return nil, tpm2.TPMRCECCPoint
 	}
@@ -74,7 +74,7 @@ func (o *object) open(encrypted []byte, label string) ([]byte, tpm2.TPMRC) {
 	if err != nil {
 		return nil, tpm2.TPMRCECCPoint
 	}
-	ours, err := o.key.ecc.ECDH()
+	ours, err := o.ecc.ECDH()
 	if err != nil {
 		return nil, tpm2.TPMRCFailure
 	}
@@ -82,7 +82,7 @@ func (o *object) open(encrypted []byte, label string) ([]byte, tpm2.TPMRC) {
 	if err != nil {
 		return nil, tpm2.TPMRCNoResult
 	}
-	return tpm2.KDFe(h, z, label, x, o.key.unique[2:2+size], h.Size()*8), 0
+	return tpm2.KDFe(h, z, label, x, o.unique[2:2+size], h.Size()*8), 0
 }
 
 // fill puts a number into a field of a fixed size.

@@ -3,6 +3,7 @@
 package tpmmodel
 
 import (
+	"bytes"
 	"crypto/aes"
 	"crypto/cipher"
 	"crypto/ecdsa"
@@ -25,53 +26,69 @@ type key struct {
 	unique []byte
 }
 
+// primary is a key that was made of a template, with all that follows from that.
+type primary struct {
+	key
+	hierarchy tpm2.TPMHandle
+	template  *template
+	public    tpm2.TPMTPublic
+	// area is the marshalled public area.
+	area                []byte
+	name, qualifiedName []byte
+}
+
 // maxPrimaries bounds how many primary keys are remembered.
 const maxPrimaries = 16
 
-// primary derives the key that a hierarchy's seed makes of a template and of what the caller adds: always the same.
-func (t *TPM) primary(hierarchy tpm2.TPMHandle, template, sensitive []byte) (*key, error) {
-	input := append(append(append([]byte{}, t.seeds[hierarchy]...), template...), sensitive...)
-	id := sha256.Sum256(input)
-	if k, ok := t.primaries[id]; ok {
-		return k, nil
+// primary derives the key that a hierarchy's seed makes of a template: always the same.
+func (t *TPM) primary(hierarchy tpm2.TPMHandle, from *template) (*primary, tpm2.TPMRC) {
+	id := sha256.Sum256(append(be32(uint32(hierarchy)), from.all...))
+	if p, ok := t.primaries[id]; ok {
+		return p, 0
 	}
-	public, err := tpm2.Unmarshal[tpm2.TPMTPublic](template)
+	asked, err := tpm2.Unmarshal[tpm2.TPMTPublic](from.all)
 	if err != nil {
-		return nil, err
+		return nil, tpm2.TPMRCFailure // it has been read
 	}
-	stream, err := newStream(derive(t.seeds[hierarchy], "primary", id[:]))
+	if rc := from.check(*asked); rc != 0 {
+		return nil, about(rc, ofParameter, 2)
+	}
+	p := &primary{hierarchy: hierarchy, template: from}
+	if err := p.make(asked.Type == tpm2.TPMAlgRSA, from.curve, newStream(derive(t.seeds[hierarchy], "primary", id[:]))); err != nil {
+		return nil, tpm2.TPMRCFailure
+	}
+	p.area = append(bytes.Clone(from.fixed), p.unique...)
+	public, err := tpm2.Unmarshal[tpm2.TPMTPublic](p.area)
 	if err != nil {
-		return nil, err
+		return nil, tpm2.TPMRCFailure
 	}
-	k := &key{}
-	if public.Type == tpm2.TPMAlgRSA {
-		err = k.makeRSA(stream)
-	} else {
-		var parameters *tpm2.TPMSECCParms
-		if parameters, err = public.Parameters.ECCDetail(); err == nil {
-			err = k.makeECC(stream, curves[parameters.CurveID])
-		}
-	}
-	if err != nil {
-		return nil, err
-	}
+	p.public = *public
+	p.name = nameOf(from.nameAlg, p.area)
+	p.qualifiedName = nameOf(from.nameAlg, be32(uint32(hierarchy)), p.name)
 	if len(t.primaries) >= maxPrimaries {
 		clear(t.primaries)
 	}
-	t.primaries[id] = k
-	return k, nil
+	t.primaries[id] = p
+	return p, 0
+}
+
+func (k *key) make(isRSA bool, curve tpm2.TPMECCCurve, s stream) error {
+	if isRSA {
+		return k.makeRSA(s)
+	}
+	return k.makeECC(s, curves[curve])
 }
 
 // stream is what keys are made of, as long as need be.
 type stream struct{ cipher.Stream }
 
-func newStream(seed []byte) (stream, error) {
+func newStream(seed []byte) stream {
 	block, err := aes.NewCipher(seed)
 	if err != nil {
-		return stream{}, err
+		panic(err) // derive returns as many bytes as AES-256 takes
 	}
 	//nolint:gosec // the same bytes each time are what it is for
-	return stream{cipher.NewCTR(block, make([]byte, aes.BlockSize))}, nil
+	return stream{cipher.NewCTR(block, make([]byte, aes.BlockSize))}
 }
 
 // next returns the next bytes.

@@ -35,7 +35,7 @@ type TPM struct {
 	// seeds are what primary keys are derived from, by hierarchy, and proofs what tickets are.
 	seeds, proofs map[tpm2.TPMHandle][]byte
 	// primaries are the keys that were derived, as that takes time.
-	primaries map[[sha256.Size]byte]*key
+	primaries map[[sha256.Size]byte]*primary
 
 	objects    map[tpm2.TPMHandle]*object
 	persistent map[tpm2.TPMHandle]*object
@@ -54,7 +54,7 @@ var _ transport.TPM = (*TPM)(nil)
 func New(seed []byte) *TPM {
 	t := &TPM{
 		seeds: map[tpm2.TPMHandle][]byte{}, proofs: map[tpm2.TPMHandle][]byte{},
-		primaries: map[[sha256.Size]byte]*key{},
+		primaries: map[[sha256.Size]byte]*primary{},
 		objects:   map[tpm2.TPMHandle]*object{}, persistent: map[tpm2.TPMHandle]*object{},
 		sessions: map[tpm2.TPMHandle]*session{}, nv: map[tpm2.TPMHandle]*nvIndex{},
 		pcrs: newPCRs(), started: time.Now(),

@@ -18,16 +18,21 @@ const (
 // nvIndex is an ordinary index.
 type nvIndex struct {
 	public tpm2.TPMSNVPublic
-	auth   []byte
-	data   []byte
+	// area is the marshalled public area, and name follows from it. The first write changes both.
+	area, name []byte
+	auth, data []byte
 }
 
-func (n *nvIndex) name() []byte { return nameOf(n.public.NameAlg, tpm2.Marshal(n.public)) }
+// describe sets what follows from the public area.
+func (n *nvIndex) describe() {
+	n.area = tpm2.Marshal(n.public)
+	n.name = nameOf(n.public.NameAlg, n.area)
+}
 
 func (n *nvIndex) entity() *entity {
 	a := n.public.Attributes
 	return &entity{
-		handle: n.public.NVIndex, name: n.name(), auth: n.auth, policy: n.public.AuthPolicy.Buffer, policyAlg: n.public.NameAlg, counts: !a.NoDA, nv: n,
+		handle: n.public.NVIndex, name: n.name, auth: n.auth, policy: n.public.AuthPolicy.Buffer, policyAlg: n.public.NameAlg, counts: !a.NoDA, nv: n,
 		byPassword: func(code tpm2.TPMCC) bool {
 			if code == tpm2.TPMCCNVWrite {
 				return a.AuthWrite
@@ -90,7 +95,9 @@ func (t *TPM) nvDefineSpace(c *call) ([]byte, tpm2.TPMRC) {
 	if used > maxNV {
 		return nil, tpm2.TPMRCNVSpace
 	}
-	t.nv[public.NVIndex] = &nvIndex{public: *public, auth: bytes.Clone(trimmed(auth)), data: bytes.Repeat([]byte{0xff}, int(public.DataSize))}
+	n := &nvIndex{public: *public, auth: bytes.Clone(trimmed(auth)), data: bytes.Repeat([]byte{0xff}, int(public.DataSize))}
+	n.describe()
+	t.nv[public.NVIndex] = n
 	return nil, 0
 }
 
@@ -164,7 +171,10 @@ func (t *TPM) nvWrite(c *call) ([]byte, tpm2.TPMRC) {
 		return nil, tpm2.TPMRCNVRange
 	}
 	copy(n.data[offset:], data)
-	a.Written = true
+	if !a.Written {
+		a.Written = true
+		n.describe()
+	}
 	return nil, 0
 }
 
@@ -201,5 +211,5 @@ func (t *TPM) nvReadPublic(c *call) ([]byte, tpm2.TPMRC) {
 		return nil, rc
 	}
 	n := c.entities[0].nv
-	return append(sized(tpm2.Marshal(n.public)), sized(n.name())...), 0
+	return append(sized(n.area), sized(n.name)...), 0
 }

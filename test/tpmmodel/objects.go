@@ -11,14 +11,8 @@ import (
 
 // object is a loaded key.
 type object struct {
-	hierarchy tpm2.TPMHandle
-	public    tpm2.TPMTPublic
-	// area is the marshalled public area.
-	area                []byte
-	name, qualifiedName []byte
-	auth                []byte
-	key                 *key
-	template            *template
+	*primary
+	auth []byte
 }
 
 // The first handles of their kinds, and where the platform's persistent ones begin.
@@ -49,29 +43,18 @@ func (t *TPM) createPrimary(c *call) ([]byte, tpm2.TPMRC) {
 	if len(t.objects) >= maxObjects {
 		return nil, tpm2.TPMRCObjectMemory
 	}
-	if rc := made.check(); rc != 0 {
-		return nil, about(rc, ofParameter, 2)
+	p, rc := t.primary(c.handles[0], made)
+	if rc != 0 {
+		return nil, rc
 	}
-	h, _ := hashOf(made.public.NameAlg)
+	h, _ := hashOf(made.nameAlg)
 	switch {
 	case len(trimmed(auth)) > h.Size():
 		return nil, about(tpm2.TPMRCSize, ofParameter, 1)
 	case len(data) > 0: // an asymmetric key has none
 		return nil, about(tpm2.TPMRCValue, ofParameter, 1)
 	}
-	hierarchy := c.handles[0]
-	k, err := t.primary(hierarchy, tpm2.Marshal(made.public), data)
-	if err != nil {
-		return nil, tpm2.TPMRCFailure
-	}
-	o := &object{hierarchy: hierarchy, area: append(bytes.Clone(made.fixed), k.unique...), auth: bytes.Clone(trimmed(auth)), key: k, template: made}
-	public, err := tpm2.Unmarshal[tpm2.TPMTPublic](o.area)
-	if err != nil {
-		return nil, tpm2.TPMRCFailure
-	}
-	o.public = *public
-	o.name = nameOf(o.public.NameAlg, o.area)
-	o.qualifiedName = nameOf(o.public.NameAlg, be32(uint32(hierarchy)), o.name)
+	o := &object{primary: p, auth: bytes.Clone(trimmed(auth))}
 	handle := firstTransient
 	for t.objects[handle] != nil {
 		handle++

@@ -29,9 +29,9 @@ func (r *reader) symmetric() symmetricOf {
 
 // template is what TPM2_CreatePrimary is given: a TPMT_PUBLIC.
 type template struct {
-	// public is all of it, and fixed its marshalled form up to the unique field.
-	public tpm2.TPMTPublic
-	fixed  []byte
+	// all is it, fixed the part up to the unique field.
+	all, fixed []byte
+	nameAlg    tpm2.TPMAlgID
 
 	symmetric symmetricOf
 	// scheme is the key's, TPM_ALG_NULL for none; schemeHash its hash.
@@ -51,7 +51,8 @@ func (r *reader) template() *template {
 	t := &template{scheme: tpm2.TPMAlgNull}
 	alg := r.alg()
 	r.check(alg == tpm2.TPMAlgECC || alg == tpm2.TPMAlgRSA, tpm2.TPMRCType) // KEYEDHASH and SYMCIPHER are not modelled
-	_, ok := hashOf(r.alg())
+	t.nameAlg = r.alg()
+	_, ok := hashOf(t.nameAlg)
 	r.check(ok, tpm2.TPMRCHash)
 	r.check(r.u32()&reservedAttributes == 0, tpm2.TPMRCReservedBits)
 	r.sized(maxDigest) // authPolicy
@@ -78,15 +79,9 @@ func (r *reader) template() *template {
 		t.fixed = consumed(start, r.data)
 		r.point()
 	}
-	if r.rc != 0 {
-		return t
+	if r.rc == 0 {
+		t.all = consumed(start, r.data)
 	}
-	public, err := tpm2.Unmarshal[tpm2.TPMTPublic](consumed(start, r.data))
-	if err != nil {
-		r.fail(tpm2.TPMRCFailure) // it has been read
-		return t
-	}
-	t.public = *public
 	return t
 }
 
@@ -99,10 +94,10 @@ const maxCoordinate = 66
 func (r *reader) point() (x, y []byte) { return r.sized(maxCoordinate), r.sized(maxCoordinate) }
 
 // check returns what makes a template none that a key can be made from (part 2, 8.3, and part 3, "TPM2_Create").
-func (t *template) check() tpm2.TPMRC {
-	a := t.public.ObjectAttributes
-	h, _ := hashOf(t.public.NameAlg)
-	policy := len(t.public.AuthPolicy.Buffer)
+func (t *template) check(public tpm2.TPMTPublic) tpm2.TPMRC {
+	a := public.ObjectAttributes
+	h, _ := hashOf(t.nameAlg)
+	policy := len(public.AuthPolicy.Buffer)
 	switch {
 	case policy != 0 && policy != h.Size():
 		return tpm2.TPMRCSize
@@ -119,8 +114,8 @@ func (t *template) check() tpm2.TPMRC {
 		!a.SignEncrypt && t.scheme == tpm2.TPMAlgECDSA:
 		return tpm2.TPMRCScheme
 	}
-	if t.public.Type == tpm2.TPMAlgRSA {
-		if parameters, err := t.public.Parameters.RSADetail(); err != nil || parameters.Exponent != 0 {
+	if public.Type == tpm2.TPMAlgRSA {
+		if parameters, err := public.Parameters.RSADetail(); err != nil || parameters.Exponent != 0 {
 			return tpm2.TPMRCRange
 		}
 	}

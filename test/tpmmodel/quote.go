@@ -27,7 +27,7 @@ func (t *TPM) quote(c *call) ([]byte, tpm2.TPMRC) {
 	}
 	o := c.entities[0].object
 	switch {
-	case !o.public.ObjectAttributes.SignEncrypt, o.key.ecc == nil:
+	case !o.public.ObjectAttributes.SignEncrypt, o.ecc == nil:
 		return nil, about(tpm2.TPMRCKey, ofHandle, 1)
 	case o.template.scheme == tpm2.TPMAlgNull && scheme == tpm2.TPMAlgNull:
 		return nil, about(tpm2.TPMRCScheme, ofParameter, 2)
@@ -46,7 +46,7 @@ func (t *TPM) quote(c *call) ([]byte, tpm2.TPMRC) {
 			PCRSelect: selectionOf(selected), PCRDigest: tpm2.TPM2BDigest{Buffer: t.pcrs.digest(h, selected)},
 		}),
 	}))
-	signature, err := o.key.sign(h, schemeHash, attest)
+	signature, err := o.sign(h, schemeHash, attest)
 	if err != nil {
 		return nil, tpm2.TPMRCFailure
 	}
