@@ -10,12 +10,16 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rsa"
+	"crypto/sha256"
+	"crypto/sha512"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/asn1"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/big"
+	"slices"
 
 	"github.com/google/go-tpm/tpm2"
 )
@@ -28,25 +32,45 @@ type EK struct {
 	Certificate uint32
 	// Public is the template as TPM2_CreatePrimary takes it: Unique is what the profile says, not a key.
 	Public tpm2.TPMTPublic
+
+	// head is how every public area starts that the template makes. It is shared, and never changes.
+	head []byte
+}
+
+// kind is an EK template before it is made: each caller gets one of his own.
+type kind struct {
+	name        string
+	certificate uint32
+	public      func() tpm2.TPMTPublic
+}
+
+func (k kind) ek() EK { return EK{k.name, k.certificate, k.public(), ekHeads()[k.name]} }
+
+func kinds() []kind {
+	return []kind{
+		{"ecc-p256", 0x01c0000a, func() tpm2.TPMTPublic { return eccEK(low, tpm2.TPMECCNistP256) }},
+		{"ecc-p256-high", 0x01c00014, func() tpm2.TPMTPublic { return eccEK(highSHA256, tpm2.TPMECCNistP256) }},
+		{"ecc-p384-high", 0x01c00016, func() tpm2.TPMTPublic { return eccEK(highSHA384, tpm2.TPMECCNistP384) }},
+		{"rsa-2048", 0x01c00002, func() tpm2.TPMTPublic { return rsaEK(low) }},
+		{"rsa-2048-high", 0x01c00012, func() tpm2.TPMTPublic { return rsaEK(highSHA256) }},
+	}
 }
 
 // EKs returns every template, in the order in which a node prefers them: an ECC key takes a chip a quarter of a second to
 // make, an RSA key several; the low range is the one with which chips have shipped longest.
 func EKs() []EK {
-	return []EK{
-		{"ecc-p256", 0x01c0000a, eccEK(low, tpm2.TPMECCNistP256)},
-		{"ecc-p256-high", 0x01c00014, eccEK(highSHA256, tpm2.TPMECCNistP256)},
-		{"ecc-p384-high", 0x01c00016, eccEK(highSHA384, tpm2.TPMECCNistP384)},
-		{"rsa-2048", 0x01c00002, rsaEK(low)},
-		{"rsa-2048-high", 0x01c00012, rsaEK(highSHA256)},
+	var all []EK
+	for _, k := range kinds() {
+		all = append(all, k.ek())
 	}
+	return all
 }
 
 // EKByName returns the template of that name.
 func EKByName(name string) (EK, bool) {
-	for _, e := range EKs() {
-		if e.Name == name {
-			return e, true
+	for _, k := range kinds() {
+		if k.name == name {
+			return k.ek(), true
 		}
 	}
 	return EK{}, false
@@ -142,55 +166,6 @@ func AK() tpm2.TPMTPublic {
 // program signs for its own server must not answer our challenges.
 const akLabel = "kubelet-authenticator tpm/v1"
 
-// CheckAK returns the key in an AK's marshalled public area, or an error unless that area is the template, byte for byte but
-// for the point, and the point is on the curve. That an AK of this form is in a TPM, and in which, only credential
-// activation shows.
-func CheckAK(public []byte) (*ecdsa.PublicKey, error) {
-	area, err := Parse(public)
-	if err != nil {
-		return nil, err
-	}
-	key, err := PublicKey(area)
-	if err != nil {
-		return nil, err
-	}
-	ak, ok := key.(*ecdsa.PublicKey)
-	if !ok || !madeFrom(AK(), area) {
-		return nil, errors.New("public area: not made from the AK template")
-	}
-	return ak, nil
-}
-
-// CheckEK returns the template in the closed list that made an EK's marshalled public area, and its key.
-func CheckEK(public []byte) (EK, crypto.PublicKey, error) {
-	area, err := Parse(public)
-	if err != nil {
-		return EK{}, nil, err
-	}
-	key, err := PublicKey(area)
-	if err != nil {
-		return EK{}, nil, err
-	}
-	for _, e := range EKs() {
-		if madeFrom(e.Public, area) {
-			if _, err := e.PublicArea(key); err != nil {
-				return EK{}, nil, err
-			}
-			return e, key, nil
-		}
-	}
-	return EK{}, nil, errors.New("public area: not made from an EK template that is known here")
-}
-
-// madeFrom reports whether area is the template but for its key.
-func madeFrom(template, area tpm2.TPMTPublic) bool {
-	if area.Type != template.Type { // go-tpm panics on a union whose tag is another's
-		return false
-	}
-	template.Unique = area.Unique
-	return bytes.Equal(tpm2.Marshal(template), tpm2.Marshal(area))
-}
-
 // maxPublic bounds a marshalled public area, in bytes. The largest of ours, RSA-2048, has 314.
 const maxPublic = 1024
 
@@ -284,20 +259,22 @@ func CertifiedKey(cert *x509.Certificate) (crypto.PublicKey, error) {
 }
 
 // Name returns the Name of the object with this marshalled public area: its nameAlg, then the hash of it (TPM 2.0 Library, part 1,
-// "Names"). SHA-256 and SHA-384 only.
+// "Names"). SHA-256 and SHA-384 only. It says nothing of the area, not even that it is one: CheckAK, CheckEK and Parse do.
 func Name(public []byte) ([]byte, error) {
-	area, err := Parse(public)
-	if err != nil {
-		return nil, err
+	if len(public) < 4 || len(public) > maxPublic {
+		return nil, errors.New("public area: has no name")
 	}
-	if area.NameAlg != tpm2.TPMAlgSHA256 && area.NameAlg != tpm2.TPMAlgSHA384 {
+	nameAlg := public[2:4] // after the type
+	switch tpm2.TPMAlgID(binary.BigEndian.Uint16(nameAlg)) {
+	case tpm2.TPMAlgSHA256:
+		digest := sha256.Sum256(public)
+		return slices.Concat(nameAlg, digest[:]), nil
+	case tpm2.TPMAlgSHA384:
+		digest := sha512.Sum384(public)
+		return slices.Concat(nameAlg, digest[:]), nil
+	default:
 		return nil, errors.New("public area: its name is neither SHA-256 nor SHA-384")
 	}
-	name, err := tpm2.ObjectName(&area)
-	if err != nil {
-		return nil, fmt.Errorf("public area: %w", err)
-	}
-	return name.Buffer, nil
 }
 
 const (

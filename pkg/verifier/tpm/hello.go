@@ -233,17 +233,14 @@ func (v *Verifier) judgeHello(refusals *verifier.Refusals, request Request, name
 // TPM itself made it (sensitiveDataOrigin), never lets it go (fixedTPM, fixedParent) and signs nothing with it but what is
 // its own (restricted): no software key can be loaded under these attributes.
 func publicAK(refusals *verifier.Refusals, public []byte) ([]byte, *ecdsa.PublicKey) {
-	if !bytes.HasPrefix(public, head(template.AK())) {
-		refusals.Add(ReasonAKTemplateMismatch, "AK: the public area is not the template")
-		return nil, nil
-	}
-	if _, err := template.Parse(public); err != nil {
-		refusals.Add(ReasonAKTemplateMismatch, "AK: %v", err)
-		return nil, nil
-	}
 	key, err := template.CheckAK(public)
-	if err != nil {
+	var bad *template.KeyError
+	switch {
+	case errors.As(err, &bad):
 		refusals.Add(ReasonAKPoint, "AK: %v", err)
+		return nil, nil
+	case err != nil:
+		refusals.Add(ReasonAKTemplateMismatch, "AK: the public area is not the template")
 		return nil, nil
 	}
 	name, err := template.Name(public)
@@ -252,18 +249,4 @@ func publicAK(refusals *verifier.Refusals, public []byte) ([]byte, *ecdsa.Public
 		return nil, nil
 	}
 	return name, key
-}
-
-// head returns a template's bytes before its key. Comparing them first keeps hostile tags away from go-tpm's unions.
-func head(area tpm2.TPMTPublic) []byte {
-	if area.Type == tpm2.TPMAlgRSA {
-		area.Unique = tpm2.NewTPMUPublicID(tpm2.TPMAlgRSA, &tpm2.TPM2BPublicKeyRSA{})
-	} else {
-		area.Unique = tpm2.NewTPMUPublicID(tpm2.TPMAlgECC, &tpm2.TPMSECCPoint{})
-	}
-	all := tpm2.Marshal(area)
-	if area.Type == tpm2.TPMAlgRSA {
-		return all[:len(all)-2] // an empty buffer's size
-	}
-	return all[:len(all)-4] // two of them
 }

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package template
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/ecdsa"
+	"encoding/binary"
+	"errors"
+	"sync"
+
+	"github.com/google/go-tpm/tpm2"
+)
+
+// Whether a template made a public area is judged on bytes: a marshalled area is its parameters, which are the template's to the last bit,
+// and then its key. So no parser sees anything but the key, and go-tpm marshals each template only once: by reflection it takes longer than the
+// signatures of a whole hello.
+var (
+	akHead  = sync.OnceValue(func() []byte { return head(AK()) })
+	ekHeads = sync.OnceValue(func() map[string][]byte {
+		heads := map[string][]byte{}
+		for _, k := range kinds() {
+			heads[k.name] = head(k.public())
+		}
+		return heads
+	})
+)
+
+// head returns a template, marshalled, up to its key.
+func head(template tpm2.TPMTPublic) []byte {
+	if template.Type == tpm2.TPMAlgRSA {
+		template.Unique = tpm2.NewTPMUPublicID(tpm2.TPMAlgRSA, &tpm2.TPM2BPublicKeyRSA{})
+		all := tpm2.Marshal(template)
+		return all[:len(all)-2] // an empty buffer's size
+	}
+	template.Unique = tpm2.NewTPMUPublicID(tpm2.TPMAlgECC, eccPoint(nil, nil))
+	all := tpm2.Marshal(template)
+	return all[:len(all)-4] // two of them
+}
+
+// KeyError says that a public area is a template's, but that what it has for a key is none: a point that is not on the curve, a number that is
+// no modulus.
+type KeyError struct{ Err error }
+
+func (e *KeyError) Error() string { return e.Err.Error() }
+
+// Unwrap returns what is wrong with the key.
+func (e *KeyError) Unwrap() error { return e.Err }
+
+// CheckAK returns the key in an AK's marshalled public area, or an error unless that area is the template, byte for byte but
+// for the point, and the point is on the curve: a *KeyError where only the point is wrong. That an AK of this form is in a TPM, and in
+// which, only credential activation shows.
+func CheckAK(public []byte) (*ecdsa.PublicKey, error) {
+	_, key, err := made(AK(), akHead(), public)
+	if err != nil {
+		return nil, err
+	}
+	ak, ok := key.(*ecdsa.PublicKey)
+	if !ok { // cannot be: the template is an ECC key's
+		return nil, errNotMade
+	}
+	return ak, nil
+}
+
+// CheckEK returns the template in the closed list that made an EK's marshalled public area, and its key. Its error is a *KeyError where only the
+// key is wrong.
+func CheckEK(public []byte) (EK, crypto.PublicKey, error) {
+	for _, k := range kinds() {
+		if !bytes.HasPrefix(public, ekHeads()[k.name]) {
+			continue // at most one has this head
+		}
+		e := k.ek()
+		_, key, err := e.Parse(public)
+		if err != nil {
+			return EK{}, nil, err
+		}
+		return e, key, nil
+	}
+	return EK{}, nil, errNotMade
+}
+
+// Parse reads the marshalled public area of an EK that this template made, and returns its key too. Its error is a *KeyError where only the
+// key is wrong.
+func (e EK) Parse(public []byte) (tpm2.TPMTPublic, crypto.PublicKey, error) {
+	return made(e.Public, e.head, public)
+}
+
+var errNotMade = errors.New("public area: not made from a template that is known here")
+
+// made reads a public area that starts with a template's head. What follows has one encoding: it is read to the last byte, and nothing in
+// it is skipped.
+func made(template tpm2.TPMTPublic, head, public []byte) (tpm2.TPMTPublic, crypto.PublicKey, error) {
+	if len(public) > maxPublic || len(head) == 0 || !bytes.HasPrefix(public, head) {
+		return tpm2.TPMTPublic{}, nil, errNotMade
+	}
+	area, rest := template, public[len(head):]
+	if template.Type == tpm2.TPMAlgRSA {
+		modulus, rest, ok := sized(rest)
+		if !ok || len(rest) > 0 {
+			return tpm2.TPMTPublic{}, nil, errNotMade
+		}
+		area.Unique = tpm2.NewTPMUPublicID(tpm2.TPMAlgRSA, &tpm2.TPM2BPublicKeyRSA{Buffer: modulus})
+	} else {
+		x, rest, okX := sized(rest)
+		y, rest, okY := sized(rest)
+		if !okX || !okY || len(rest) > 0 {
+			return tpm2.TPMTPublic{}, nil, errNotMade
+		}
+		area.Unique = tpm2.NewTPMUPublicID(tpm2.TPMAlgECC, eccPoint(x, y))
+	}
+	key, err := PublicKey(area)
+	if err != nil {
+		return tpm2.TPMTPublic{}, nil, &KeyError{err}
+	}
+	return area, key, nil
+}
+
+// sized reads a TPM2B: two bytes of size, and as many bytes. It returns a copy of them, and what follows.
+func sized(data []byte) (buffer, rest []byte, ok bool) {
+	if len(data) < 2 {
+		return nil, nil, false
+	}
+	size := int(binary.BigEndian.Uint16(data))
+	data = data[2:]
+	if len(data) < size {
+		return nil, nil, false
+	}
+	return bytes.Clone(data[:size]), data[size:], true
+}
