@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
@@ -26,15 +27,13 @@ type crowd struct {
 	machines []*fleet.Machine
 	real     int
 	cluster  fleet.Cluster
-
-	mu sync.Mutex
-	// hits is how often the leader was killed while a machine was at it, for those that are.
-	hits map[*fleet.Machine]int
+	// atIt is how many have no certificate yet.
+	atIt atomic.Int64
 }
 
 // newCrowd makes machines, of which the first few have a real swtpm.
 func (b *bench) newCrowd(prefix string, count, real int, cluster fleet.Cluster) (*crowd, error) {
-	c := &crowd{real: min(real, count), cluster: cluster, hits: map[*fleet.Machine]int{}}
+	c := &crowd{real: min(real, count), cluster: cluster}
 	dir, err := b.folder(prefix)
 	if err != nil {
 		return nil, err
@@ -67,48 +66,17 @@ func (c *crowd) attest(ctx context.Context) ([]fleet.Times, error) {
 	times, failed := make([]fleet.Times, len(c.machines)), make([]error, len(c.machines))
 	start := make(chan struct{})
 	var wait sync.WaitGroup
+	c.atIt.Store(int64(len(c.machines)))
 	for i, m := range c.machines {
 		wait.Go(func() {
 			<-start
-			c.enter(m)
-			defer c.leave(m)
+			defer c.atIt.Add(-1)
 			times[i], failed[i] = m.Attest(ctx, c.cluster)
 		})
 	}
 	close(start)
 	wait.Wait()
 	return times, errors.Join(failed...)
-}
-
-func (c *crowd) enter(m *fleet.Machine) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.hits[m] = 0
-}
-
-func (c *crowd) leave(m *fleet.Machine) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.hits, m)
-}
-
-// hit notes that all who are at it have lost their leader.
-func (c *crowd) hit() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for m := range c.hits {
-		c.hits[m]++
-	}
-}
-
-// atIt returns how many are at it, and how often the one was hit that was hit most.
-func (c *crowd) atIt() (count, worst int) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, n := range c.hits {
-		worst = max(worst, n)
-	}
-	return len(c.hits), worst
 }
 
 // took are the times from the first hello to the certificate of those that got one.
