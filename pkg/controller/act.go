@@ -9,6 +9,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"reflect"
 	"time"
 
 	"crypto/x509"
@@ -53,9 +54,11 @@ func (c *Controller) act(ctx context.Context, object *certificatesv1.Certificate
 	case verifier.SignServing:
 		return ctrl.Result{}, c.signServing(ctx, object, f, d)
 	case verifier.ApproveServing:
-		return ctrl.Result{}, c.pass(ctx, object, ReasonServing, "the machine that has attested has these addresses, as was verified by "+Name)
+		_, err := c.pass(ctx, object, ReasonServing, "the machine that has attested has these addresses, as was verified by "+Name)
+		return ctrl.Result{}, err
 	case verifier.ApproveUnattested:
-		return ctrl.Result{}, c.pass(ctx, object, ReasonUnattested, "the node is in unattestedNodes: nothing was verified by "+Name)
+		_, err := c.pass(ctx, object, ReasonUnattested, "the node is in unattestedNodes: nothing was verified by "+Name)
+		return ctrl.Result{}, err
 	}
 	return ctrl.Result{}, fmt.Errorf("no such outcome: %v", d.Outcome)
 }
@@ -118,7 +121,8 @@ func (c *Controller) fail(ctx context.Context, object *certificatesv1.Certificat
 	return c.client.SubResource("approval").Update(ctx, failed)
 }
 
-// approve writes the record, which is the lock: of two requests that both might pass, one is named in it. Then it approves.
+// approve writes the record, which is the lock: of two requests that both might pass, one is named in it. Then it approves. Unless
+// another wrote meanwhile what may be against it, f is then what the API server holds.
 func (c *Controller) approve(ctx context.Context, object *certificatesv1.CertificateSigningRequest, f *found, d verifier.Decision) error {
 	record := f.recordFor(d.Grant.Record.Machine)
 	if record == nil {
@@ -127,19 +131,28 @@ func (c *Controller) approve(ctx context.Context, object *certificatesv1.Certifi
 			return err
 		}
 	}
+	before := record.Spec
 	writeRecord(record, d.Grant.Record, object, f.input.Hello, f.input.Now)
 	if err := c.records.write(ctx, record); err != nil {
 		return err
 	}
 	c.turns.machineHas(d.Grant.Record.Machine.Name, f.input.Now)
-	return c.pass(ctx, object, ReasonApproved, "the evidence was verified by "+Name)
+	passed, err := c.pass(ctx, object, ReasonApproved, "the evidence was verified by "+Name)
+	if err != nil {
+		return err
+	}
+	f.hold(record, c.records.of(record))
+	if reflect.DeepEqual(record.Spec, before) || c.alone(ctx, f, d.Grant.Record) {
+		f.input.Request = passed
+	}
+	return nil
 }
 
-// pass approves: the one place that does.
-func (c *Controller) pass(ctx context.Context, object *certificatesv1.CertificateSigningRequest, reason verifier.Reason, message string) error {
+// pass approves: the one place that does. It returns what the API server holds then.
+func (c *Controller) pass(ctx context.Context, object *certificatesv1.CertificateSigningRequest, reason verifier.Reason, message string) (*certificatesv1.CertificateSigningRequest, error) {
 	passed := object.DeepCopy()
 	passed.Status.Conditions = append(passed.Status.Conditions, condition(certificatesv1.CertificateApproved, string(reason), message))
-	return c.client.SubResource("approval").Update(ctx, passed)
+	return passed, c.client.SubResource("approval").Update(ctx, passed)
 }
 
 // sign issues the certificate: into the record first, so that no certificate is out that is in no record.

@@ -157,26 +157,35 @@ func (c *Controller) findRecordsOf(ctx context.Context, f *found, field, value s
 	if err != nil {
 		return err
 	}
-	for _, item := range items {
-		if !slices.ContainsFunc(f.records, func(r v1alpha1.NodeAttestation) bool { return r.UID == item.UID }) {
-			f.records = append(f.records, item)
-			f.input.Records = append(f.input.Records, c.records.of(&item))
+	for i := range items {
+		if !f.holds(&items[i]) {
+			f.hold(&items[i], c.records.of(&items[i]))
 		}
 	}
 	return nil
 }
 
+// alone reports whether the records that a new one must agree with are still those that were found before it was written: of two that contradict
+// each other, whoever wrote second sees the first one.
+func (c *Controller) alone(ctx context.Context, f *found, written verifier.Record) bool {
+	for field, value := range map[string]string{v1alpha1.FieldNodeName: written.NodeName, v1alpha1.FieldEK: written.EK} {
+		if value == "" {
+			continue
+		}
+		items, err := c.records.with(ctx, field, value)
+		if err != nil || slices.ContainsFunc(items, func(r v1alpha1.NodeAttestation) bool { return !f.holds(&r) }) {
+			return false
+		}
+	}
+	return true
+}
+
 // findRecentRecords takes all records as they were a moment ago.
 func (c *Controller) findRecentRecords(ctx context.Context, f *found, _ verifier.Claim) error {
 	f.inPassing = true
-	var err error
-	if f.records, err = c.records.recent(ctx, f.input.Now); err != nil {
-		return err
-	}
-	for i := range f.records {
-		f.input.Records = append(f.input.Records, c.records.of(&f.records[i]))
-	}
-	return nil
+	items, told, err := c.records.recent(ctx, f.input.Now)
+	f.records, f.input.Records = items, slices.Clone(told)
+	return err
 }
 
 // helloOf reads the hello that a proof refers to, by the name in it; the rules see to it that it is the right one. It is nil where it is
@@ -257,4 +266,22 @@ func (f *found) recordFor(machine verifier.MachineRef) *v1alpha1.NodeAttestation
 		}
 	}
 	return nil
+}
+
+// holds reports whether a record is among those found, as it is.
+func (f *found) holds(object *v1alpha1.NodeAttestation) bool {
+	return slices.ContainsFunc(f.records, func(r v1alpha1.NodeAttestation) bool {
+		return r.UID == object.UID && r.ResourceVersion == object.ResourceVersion
+	})
+}
+
+// hold takes over a record as it is now.
+func (f *found) hold(object *v1alpha1.NodeAttestation, record verifier.Record) {
+	for i := range f.records {
+		if f.records[i].UID == object.UID {
+			f.records[i], f.input.Records[i] = *object, record
+			return
+		}
+	}
+	f.records, f.input.Records = append(f.records, *object), append(f.input.Records, record)
 }

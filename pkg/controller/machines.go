@@ -33,6 +33,14 @@ func machines(ctx context.Context, source MachineSource, now time.Time) ([]verif
 	return source.Machines(ctx, now)
 }
 
+// lent returns the machines of a source that lends them, which are the same ones until they change, nil of another.
+func (c *Controller) lent(ctx context.Context, now time.Time) ([]verifier.Machine, error) {
+	if l, ok := c.Machines.(lender); ok {
+		return l.lend(ctx, now)
+	}
+	return nil, nil
+}
+
 // copied returns what was lent as somebody's own.
 func copied(machines []verifier.Machine, err error) ([]verifier.Machine, error) {
 	own := slices.Clone(machines)

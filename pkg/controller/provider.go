@@ -86,18 +86,19 @@ func (p TPM) EK(request, hello *certificatesv1.CertificateSigningRequest) string
 	if v == nil {
 		return ""
 	}
-	return ekOf(v, request, hello)
-}
-
-func ekOf(v *tpm.Verifier, request, hello *certificatesv1.CertificateSigningRequest) string {
-	if hello == nil {
-		hello = request
-	}
-	ek, err := v.EK(requestOf(hello))
+	ek, err := openHello(v, request, hello).EK()
 	if err != nil {
 		return ""
 	}
 	return ek.String()
+}
+
+// openHello reads the hello that a request is, or that it refers to.
+func openHello(v *tpm.Verifier, request, hello *certificatesv1.CertificateSigningRequest) *tpm.Opened {
+	if hello == nil {
+		hello = request
+	}
+	return v.Open(requestOf(hello))
 }
 
 // HelloOf returns the name in the proof.
@@ -116,13 +117,22 @@ func (p TPM) Judge(_ context.Context, q Question) verifier.Evidence {
 	if v == nil {
 		return verifier.Evidence{Provider: p.Name(), Err: errNoVerifier}
 	}
-	evidence := verifier.Evidence{Provider: p.Name(), EK: ekOf(v, q.Request, q.Hello)}
+	isHello := q.Request.Spec.SignerName == attestation.HelloSignerName
+	refersTo := q.Hello
+	if isHello {
+		refersTo = nil
+	}
+	hello := openHello(v, q.Request, refersTo)
+	evidence := verifier.Evidence{Provider: p.Name()}
+	if ek, err := hello.EK(); err == nil {
+		evidence.EK = ek.String()
+	}
 	refused := func(err error) verifier.Evidence {
 		evidence.Err, evidence.Unvouched = err, tpm.CuredByName(err)
 		return evidence
 	}
-	if q.Request.Spec.SignerName == attestation.HelloSignerName {
-		claim, err := v.Hello(requestOf(q.Request), namedEK(v, q.Request, nil, q.Named), q.Now)
+	if isHello {
+		claim, err := hello.Hello(namedEK(hello, q.Named), q.Now)
 		if err != nil {
 			return refused(err)
 		}
@@ -133,7 +143,7 @@ func (p TPM) Judge(_ context.Context, q Question) verifier.Evidence {
 		evidence.Err = errNoHello
 		return evidence
 	}
-	shown, err := v.Proof(requestOf(q.Request), requestOf(q.Hello), namedEK(v, q.Request, q.Hello, q.Named), q.Now)
+	shown, err := hello.Proof(requestOf(q.Request), namedEK(hello, q.Named), q.Now)
 	if err != nil {
 		return refused(err)
 	}
@@ -141,8 +151,9 @@ func (p TPM) Judge(_ context.Context, q Question) verifier.Evidence {
 	return evidence
 }
 
-func namedEK(v *tpm.Verifier, request, hello *certificatesv1.CertificateSigningRequest, named bool) []tpm.Fingerprint {
-	ek, err := tpm.ParseFingerprint(ekOf(v, request, hello))
+// namedEK returns the EK that a hello claims, if an authority names it.
+func namedEK(hello *tpm.Opened, named bool) []tpm.Fingerprint {
+	ek, err := hello.EK()
 	if err != nil || !named {
 		return nil
 	}
@@ -155,7 +166,8 @@ func (p TPM) Challenge(hello *certificatesv1.CertificateSigningRequest, named bo
 	if v == nil {
 		return "", time.Time{}, errNoVerifier
 	}
-	claim, err := v.Hello(requestOf(hello), namedEK(v, hello, nil, named), now)
+	opened := openHello(v, hello, nil)
+	claim, err := opened.Hello(namedEK(opened, named), now)
 	if err != nil {
 		return "", time.Time{}, err
 	}

@@ -61,6 +61,9 @@ func (r Rates) Check() error {
 // maxLimiters bounds how many requesters and machines are told apart. One that is forgotten starts with a full burst.
 const maxLimiters = 20000
 
+// denials bounds the Events about what is denied to one requester: each costs the API server as much as the denial.
+func denials() Rate { return Rate{Every: time.Second, Burst: 50} }
+
 // maxTurn bounds how long a request is told to wait before it asks again: those before it may have gone.
 const maxTurn = 5 * time.Second
 
@@ -75,6 +78,8 @@ type turns struct {
 
 	mu                   sync.Mutex
 	requesters, machines *lru.Cache
+	// told are limiters of Events, by requester.
+	told *lru.Cache
 	// lines are the requests that wait, by requester.
 	lines map[string]*line
 	// owners are their requesters.
@@ -127,7 +132,7 @@ func (l *line) leave(name string) {
 
 func newTurns(r Rates) *turns {
 	return &turns{
-		rates: r, cluster: limiter(r.Cluster), requesters: lru.New(maxLimiters), machines: lru.New(maxLimiters),
+		rates: r, cluster: limiter(r.Cluster), requesters: lru.New(maxLimiters), machines: lru.New(maxLimiters), told: lru.New(maxLimiters),
 		lines: map[string]*line{}, owners: map[string]string{}, round: newLine(), due: map[string]time.Time{},
 	}
 }
@@ -237,4 +242,11 @@ func (t *turns) machineHas(machine string, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	limiterOf(t.machines, machine, t.rates.Machine).AllowN(now, 1)
+}
+
+// tells reports whether there may be an Event about another denial to this requester, and counts it.
+func (t *turns) tells(requester string, now time.Time) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return limiterOf(t.told, requester, denials()).AllowN(now, 1)
 }

@@ -174,3 +174,25 @@ func TestRatesCheck(t *testing.T) {
 		}
 	}
 }
+
+// Of a flood that is denied a little is told, and of others' denials all.
+func TestDenialsAreToldInMeasure(t *testing.T) {
+	all, now := newTurns(DefaultRates()), time.Now()
+	count := func(requester string, now time.Time) (told int) {
+		for range 1000 {
+			if all.tells(requester, now) {
+				told++
+			}
+		}
+		return told
+	}
+	if got := count("flood", now); got != denials().Burst {
+		t.Errorf("%d of a flood", got)
+	}
+	if !all.tells("another", now) {
+		t.Error("another's is not told")
+	}
+	if got := count("flood", now.Add(3*time.Second)); got != 3 {
+		t.Errorf("%d three seconds later", got)
+	}
+}

@@ -46,6 +46,9 @@ func (c *Controller) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 		if wait := expires.Add(time.Minute).Sub(now); challenged && (wait > 0 || c.Audit) {
 			return ctrl.Result{RequeueAfter: max(wait, time.Minute)}, nil
 		}
+		if lent, err := c.lent(ctx, now); err == nil && c.waits.early(object, lent, now) {
+			return ctrl.Result{RequeueAfter: lookAgain}, nil
+		}
 		if wait := c.turns.wait(object.Name, object.Spec.Username, now); wait > 0 {
 			return ctrl.Result{RequeueAfter: wait}, nil
 		}
@@ -74,7 +77,7 @@ func (c *Controller) decide(ctx context.Context, object *certificatesv1.Certific
 			return ctrl.Result{}, err
 		}
 		if c.judge(object, found).Outcome == verifier.Wait {
-			return ctrl.Result{RequeueAfter: lookAgain}, nil
+			return c.again(object, found), nil
 		}
 	}
 	began := time.Now()
@@ -90,19 +93,33 @@ func (c *Controller) decide(ctx context.Context, object *certificatesv1.Certific
 		found.input.OverRate = true
 		decision = c.judge(object, found)
 	}
-	took := time.Since(began)
-	var result ctrl.Result
+	result, err := c.carryOut(ctx, object, found, decision, time.Since(began))
+	if held := found.input.Request; err == nil && c.CA != nil && stateOf(object) == undecided && stateOf(held) == approved {
+		// It is signed by what was just read and written, and under its versions. Otherwise the approval, which is watched, brings it here again.
+		return c.carryOut(ctx, held, found, c.judge(held, found), 0)
+	}
+	return result, err
+}
+
+// again has a request that waits come back.
+func (c *Controller) again(object *certificatesv1.CertificateSigningRequest, found *found) ctrl.Result {
+	c.waits.looked(object, found.input.Machines, c.Rules.Deadline(object), found.input.Now)
+	return ctrl.Result{RequeueAfter: lookAgain}
+}
+
+// carryOut carries out a decision, and says so.
+func (c *Controller) carryOut(ctx context.Context, object *certificatesv1.CertificateSigningRequest, found *found, decision verifier.Decision, took time.Duration) (result ctrl.Result, err error) {
 	switch {
 	case decision.Outcome == verifier.Wait:
-		result.RequeueAfter = lookAgain
+		result = c.again(object, found)
 	case decision.Outcome == verifier.Ignore && c.CA == nil && found.names(object): // another signs, or nobody ever does
-		result.RequeueAfter = max(c.Rules.Deadline(object).Sub(now), time.Second)
+		result.RequeueAfter = max(c.Rules.Deadline(object).Sub(found.input.Now), time.Second)
 	case !c.Audit:
 		result, err = c.act(ctx, object, found, decision)
 	}
 	if apierrors.IsAlreadyExists(err) {
 		// Another replica made the record, or it is one that is not this cluster's to see, and stays.
-		if !now.Before(c.Rules.Deadline(object)) {
+		if !found.input.Now.Before(c.Rules.Deadline(object)) {
 			return ctrl.Result{}, c.deny(ctx, object, string(verifier.ReasonIdentityBound), "record: there is one of that name, which is not this cluster's")
 		}
 		log.FromContext(ctx).Info("there is a record of that name already", "request", object.Name, "cause", err.Error())

@@ -33,6 +33,9 @@ type Owned struct {
 	Owner func(verifier.MachineRef) (metav1.OwnerReference, error)
 }
 
+// readingShare is how much longer than it took a reading of all records does at least.
+const readingShare = 20
+
 // records are where the records of one cluster are.
 type records struct {
 	reader    client.Reader
@@ -40,10 +43,11 @@ type records struct {
 	namespace string
 	owned     *Owned
 
-	// mu guards what is known of all of them since at.
-	mu    sync.Mutex
-	at    time.Time
-	items []v1alpha1.NodeAttestation
+	// mu guards what is known of all of them since at, until the reading is old.
+	mu      sync.Mutex
+	at, old time.Time
+	items   []v1alpha1.NodeAttestation
+	told    []verifier.Record
 }
 
 // with reads the records that have a value in a field.
@@ -51,19 +55,25 @@ func (s *records) with(ctx context.Context, field, value string) ([]v1alpha1.Nod
 	return s.list(ctx, client.MatchingFields{field: value})
 }
 
-// recent returns all records as they were within lookAgain: many requests that wait share one reading. The caller does not change them.
-func (s *records) recent(ctx context.Context, now time.Time) ([]v1alpha1.NodeAttestation, error) {
+// recent returns all records as they were a moment ago, and what the rules are told of them: many requests that wait share one reading. How long it
+// does follows from how long it took, so that waiting never costs more than a part of that. The caller changes neither.
+func (s *records) recent(ctx context.Context, now time.Time) ([]v1alpha1.NodeAttestation, []verifier.Record, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if age := now.Sub(s.at); age >= 0 && age < lookAgain {
-		return s.items, nil
+	if now.Before(s.old) && !now.Before(s.at) {
+		return s.items, s.told, nil
 	}
+	began := time.Now()
 	items, err := s.list(ctx, client.MatchingFields{})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	s.at, s.items = now, items
-	return items, nil
+	s.at, s.old = now, now.Add(max(lookAgain, readingShare*time.Since(began)))
+	s.items, s.told = items, make([]verifier.Record, len(items))
+	for i := range items {
+		s.told[i] = s.of(&items[i])
+	}
+	return s.items, s.told, nil
 }
 
 func (s *records) list(ctx context.Context, fields client.MatchingFields) ([]v1alpha1.NodeAttestation, error) {

@@ -4,15 +4,12 @@ package controller
 
 import (
 	"context"
-	"errors"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
@@ -75,8 +72,8 @@ func (m *Metrics) count(object *certificatesv1.CertificateSigningRequest, d veri
 	}
 }
 
-// report lets a decision be seen: a log line, an Event on the request and on its Node, if there is one, and metrics. What is waited for is
-// said once: an Event costs more than the decision, and hundreds of requests may wait.
+// report lets a decision be seen: a log line, metrics, and, of what came of a request in the end, an Event on it and on its Node, if there is one. What
+// is waited for is said once: an Event costs more than the decision, and hundreds of requests may wait.
 func (c *Controller) report(ctx context.Context, object *certificatesv1.CertificateSigningRequest, f *found, d verifier.Decision, took time.Duration) {
 	if d.Outcome == verifier.Ignore || !c.waits.news(object, d) {
 		return
@@ -105,95 +102,15 @@ func (c *Controller) report(ctx context.Context, object *certificatesv1.Certific
 	for _, warning := range d.Warnings {
 		c.event(object, node, corev1.EventTypeWarning, string(warning.Reason), warning.Message)
 	}
-	kind := corev1.EventTypeNormal
-	if d.Outcome == verifier.Deny || d.Outcome == verifier.Fail || d.Outcome == verifier.ApproveUnattested {
-		kind = corev1.EventTypeWarning
+	switch {
+	case d.Outcome == verifier.Challenge, d.Outcome == verifier.Approve && c.CA != nil:
+		// A step on the way. An Event costs as much as the step.
+	case d.Outcome == verifier.Deny && !c.turns.tells(object.Spec.Username, c.Now()):
+	case d.Outcome == verifier.Deny, d.Outcome == verifier.Fail, d.Outcome == verifier.ApproveUnattested:
+		c.event(object, node, corev1.EventTypeWarning, reason, message)
+	default:
+		c.event(object, node, corev1.EventTypeNormal, reason, message)
 	}
-	c.event(object, node, kind, reason, message)
-}
-
-// waits remembers what each request that waits was last said to wait for, until it is decided or gone.
-type waits struct {
-	mu   sync.Mutex
-	last map[string]*wait
-}
-
-// wait is what is remembered of one request.
-type wait struct {
-	uid     types.UID
-	message string
-	// evidence is what was made of it when it was last looked at in passing, and of what.
-	evidence verifier.Evidence
-	named    bool
-	hello    types.UID
-	judged   time.Time
-}
-
-// maxJudged is how long a judgement of evidence does for a look in passing.
-const maxJudged = time.Minute
-
-// news reports whether a decision is another than the one before.
-func (w *waits) news(request *certificatesv1.CertificateSigningRequest, d verifier.Decision) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if d.Outcome != verifier.Wait {
-		delete(w.last, request.Name)
-		return true
-	}
-	message := d.Refusals.Error()
-	last := w.last[request.Name]
-	if last != nil && last.uid == request.UID {
-		told := last.message == message
-		last.message = message
-		return !told
-	}
-	if w.last == nil {
-		w.last = map[string]*wait{}
-	}
-	w.last[request.Name] = &wait{uid: request.UID, message: message}
-	return true
-}
-
-// waiting reports whether a request was waiting when it was last decided on.
-func (w *waits) waiting(request *certificatesv1.CertificateSigningRequest) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	last := w.last[request.Name]
-	return last != nil && last.uid == request.UID
-}
-
-func (w *waits) forget(name string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	delete(w.last, name)
-}
-
-// evidence returns what judge makes of a request, or made of it a moment ago of the same: judging is what costs most, and many may wait. What
-// could not be judged is tried each time.
-func (w *waits) evidence(q Question, judge func() verifier.Evidence) verifier.Evidence {
-	hello := types.UID("")
-	if q.Hello != nil {
-		hello = q.Hello.UID
-	}
-	w.mu.Lock()
-	last := w.last[q.Request.Name]
-	if last != nil && last.uid == q.Request.UID && last.named == q.Named && last.hello == hello && !last.judged.IsZero() &&
-		q.Now.Sub(last.judged) >= 0 && q.Now.Sub(last.judged) < maxJudged {
-		defer w.mu.Unlock()
-		return last.evidence
-	}
-	w.mu.Unlock()
-	evidence := judge()
-	var refusals verifier.Refusals
-	if evidence.Err != nil && !errors.As(evidence.Err, &refusals) {
-		return evidence
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if last := w.last[q.Request.Name]; last != nil && last.uid == q.Request.UID {
-		last.evidence, last.named, last.hello, last.judged = evidence, q.Named, hello, q.Now
-	}
-	return evidence
 }
 
 // event says something of a request, and of the Node for whose name it asks, whoever asks: its owner wants to know. Of a Node the same reason
