@@ -24,7 +24,13 @@ const idleFor = 6 * time.Second
 func growthNodes(ctx context.Context, b *bench) error {
 	load := newCurve("machines in the inventory", "bytes each", "parsed in", "allocated, MiB", "ready after", "RSS, MiB", "heap, MiB", "idle CPU, 1/1000")
 	use := newCurve("machines in the inventory", "enrolment, median", "slowest", "controller CPU", "API server CPU", "one judgement")
+	printed := 0
 	err := b.withSite(ctx, siteOptions{machines: 2}, func(s *site) error {
+		own, err := fleet.Inventory(ctx, s.machines...)
+		if err != nil {
+			return err
+		}
+		printed = len(own) / len(s.machines)
 		for _, count := range []int{1_000, 10_000, 50_000} {
 			if err := s.withMachines(ctx, b.sized(count), load, use); err != nil {
 				return err
@@ -37,7 +43,9 @@ func growthNodes(ctx context.Context, b *bench) error {
 	}
 	load.finish()
 	use.finish()
-	b.say("a ConfigMap's 1 MiB holds %d machines that are written as short as they can be", (1<<20)*1000/len(listed(1000)))
+	shortest := len(listed(1000)) / 1000
+	b.say("1 MiB, what a ConfigMap holds, is %d machines as short as they can be written (%d bytes), and %d as identify prints them (%d bytes); a file holds 16 MiB",
+		(1<<20)/shortest, shortest, (1<<20)/printed, printed)
 	return nil
 }
 
