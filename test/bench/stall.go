@@ -21,7 +21,7 @@ import (
 const (
 	// trafficEvery is how far apart requests are.
 	trafficEvery = 100 * time.Millisecond
-	// stalledBeyond the median of the undisturbed node, a request is stalled: a busy machine alone does not do that.
+	// stalledBeyond what the other node's request of the same moment took, a request is stalled: what a busy machine does, it does to both.
 	stalledBeyond = 250 * time.Millisecond
 	// requestLimit is for one request: longer than anything that the plugin waits for.
 	requestLimit = time.Minute
@@ -158,14 +158,15 @@ func (t *traffic) request(ctx context.Context) error {
 	return nil
 }
 
-// stalls are the requests that took longer than a limit: how many, in how many groups of neighbours, and for how long in all.
-func (t *traffic) stalls(limit time.Duration) (requests, groups int, sum time.Duration) {
+// stalls are the requests that took longer than the other node's of the same moment: how many, in how many groups of neighbours, and by how much
+// in all.
+func (t *traffic) stalls(other *traffic) (requests, groups int, sum time.Duration) {
 	before := false
-	for _, took := range t.took {
-		stalled := took > limit
+	for i, took := range t.took {
+		stalled := took > other.took[i]+stalledBeyond
 		if stalled {
 			requests++
-			sum += took
+			sum += took - other.took[i]
 		}
 		if stalled && !before {
 			groups++
@@ -177,18 +178,17 @@ func (t *traffic) stalls(limit time.Duration) (requests, groups int, sum time.Du
 
 func stallRows(disturbed, undisturbed *traffic) []row {
 	const what, against = "renewal due, signer dead: ", "nothing due, "
-	limit := median(undisturbed.took) + stalledBeyond
-	requests, groups, sum := disturbed.stalls(limit)
-	otherRequests, otherGroups, otherSum := undisturbed.stalls(limit)
+	requests, groups, sum := disturbed.stalls(undisturbed)
+	otherRequests, otherGroups, otherSum := undisturbed.stalls(disturbed)
 	count := func(requests, groups, of int) string {
 		return fmt.Sprintf("%d of %d, in %d groups", requests, of, groups)
 	}
 	rows := []row{{
-		what:    what + "requests stalled, more than " + milliseconds(limit),
+		what:    what + "requests stalled, by " + milliseconds(stalledBeyond),
 		figure:  count(requests, groups, len(disturbed.took)),
 		against: against + count(otherRequests, otherGroups, len(undisturbed.took)),
 	}, {
-		what: what + "their waits in all", figure: milliseconds(sum), against: against + milliseconds(otherSum),
+		what: what + "by how much in all", figure: milliseconds(sum), against: against + milliseconds(otherSum),
 	}}
 	for _, q := range []struct {
 		name string
