@@ -9,6 +9,8 @@
 //  2. Hello judges the hello, and Challenge answers it.
 //  3. HelloOf says which hello a proof refers to. Proof judges the proof, and the hello entirely again: nothing is remembered in between.
 //
+// For one decision, Open reads a hello once: what it returns has EK, Hello and Proof too.
+//
 // Which machine the EK stands for, who may ask, what the certification request says, and whether boot counters went back since the
 // last time is for the controller to judge.
 package tpm

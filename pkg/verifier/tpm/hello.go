@@ -59,18 +59,50 @@ type hello struct {
 // errNoTime is a caller's mistake.
 var errNoTime = errors.New("no time was given")
 
-// EK returns the fingerprint of the EK that a hello names, to look it up with. Nothing vouches for it: anybody can name any EK.
-func (v *Verifier) EK(request Request) (Fingerprint, error) {
-	var refusals verifier.Refusals
-	h := v.openHello(&refusals, request)
-	if h.document != nil {
-		h.ek = publicEK(&refusals, h.document)
-	}
-	if err := refusals.Err(); err != nil {
+// Opened is a hello that has been read and not judged, for one decision: to read it takes longer than all of its rules but the signatures. It does
+// not change, and may be judged more than once. The zero value refuses everything.
+type Opened struct {
+	hello    hello
+	refusals verifier.Refusals
+	verifier *Verifier
+}
+
+// Open reads a hello as far as it needs neither time nor trust. What is wrong with it, the methods say.
+func (v *Verifier) Open(request Request) *Opened {
+	o := &Opened{verifier: v}
+	o.hello = v.openHello(&o.refusals, request)
+	return o
+}
+
+// EK returns the fingerprint of the EK that the hello names, to look it up with. Nothing vouches for it: anybody can name any EK.
+func (o *Opened) EK() (Fingerprint, error) {
+	if err := o.refusals.Err(); err != nil {
 		return Fingerprint{}, err
 	}
-	return h.ek.Fingerprint, nil
+	if o.hello.ek == nil { // of an Opened, cannot be: it comes with a refusal
+		return Fingerprint{}, verifier.Refusals{}
+	}
+	return o.hello.ek.Fingerprint, nil
 }
+
+// Hello is Verifier.Hello.
+func (o *Opened) Hello(named []Fingerprint, now time.Time) (*Claim, error) {
+	if now.IsZero() {
+		return nil, errNoTime
+	}
+	var refusals verifier.Refusals
+	h := o.judge(&refusals, named, now)
+	if err := refusals.Err(); err != nil {
+		return nil, err
+	}
+	if !h.trusted { // cannot be: it comes with a refusal
+		return nil, verifier.Refusals{}
+	}
+	return &Claim{SignerName: h.document.SignerName, EK: h.ek.Endorsement, AKName: bytes.Clone(h.akName), hello: h, verifier: o.verifier}, nil
+}
+
+// EK is Opened.EK.
+func (v *Verifier) EK(request Request) (Fingerprint, error) { return v.Open(request).EK() }
 
 // HelloOf returns the name and the UID of the hello that a proof refers to, to fetch it with. Nothing vouches for them: Proof judges
 // whether they are that hello's.
@@ -87,18 +119,7 @@ func (v *Verifier) HelloOf(request Request) (name, uid string, err error) {
 // platform's API, an annotation that no node can write) names for this call; they count only with Config.NamedEKs, and then
 // no certificate is needed. They add to Config.Roots and narrow nothing: which machine the EK is, the caller finds out. Its error is verifier.Refusals.
 func (v *Verifier) Hello(request Request, named []Fingerprint, now time.Time) (*Claim, error) {
-	if now.IsZero() {
-		return nil, errNoTime
-	}
-	var refusals verifier.Refusals
-	h := v.judgeHello(&refusals, request, named, now)
-	if err := refusals.Err(); err != nil {
-		return nil, err
-	}
-	if !h.trusted { // cannot be: it comes with a refusal
-		return nil, verifier.Refusals{}
-	}
-	return &Claim{SignerName: h.document.SignerName, EK: h.ek.Endorsement, AKName: bytes.Clone(h.akName), hello: h, verifier: v}, nil
+	return v.Open(request).Hello(named, now)
 }
 
 // Challenge answers a hello that this verifier passed. The node can read the secret in it only with the TPM that has the EK, and only
@@ -189,8 +210,8 @@ func (v *Verifier) open(refusals *verifier.Refusals, request Request, kind strin
 }
 
 // openHello judges a hello as far as it needs neither time nor trust.
-func (v *Verifier) openHello(refusals *verifier.Refusals, request Request) *hello {
-	h := &hello{request: request}
+func (v *Verifier) openHello(refusals *verifier.Refusals, request Request) hello {
+	h := hello{request: request}
 	if request.SignerName != attestation.HelloSignerName {
 		refusals.Add(ReasonSigner, "hello: filed under signer %.128q", request.SignerName)
 	}
@@ -211,22 +232,27 @@ func (v *Verifier) openHello(refusals *verifier.Refusals, request Request) *hell
 	if document.SignerName == attestation.HelloSignerName {
 		refusals.Add(ReasonSigner, "hello: means to ask the signer of hellos, which never issues")
 	}
+	h.ek = publicEK(refusals, document)
 	return h
 }
 
-// judgeHello applies every rule to a hello.
-func (v *Verifier) judgeHello(refusals *verifier.Refusals, request Request, named []Fingerprint, now time.Time) *hello {
+// judge applies every rule to a hello: those that it was opened with, and the rest to a copy.
+func (o *Opened) judge(refusals *verifier.Refusals, named []Fingerprint, now time.Time) *hello {
 	before := len(*refusals)
-	h := v.openHello(refusals, request)
+	*refusals = append(*refusals, o.refusals...)
+	h := o.hello
 	if h.document == nil {
-		return h
+		return &h
 	}
-	if h.ek = publicEK(refusals, h.document); h.ek != nil {
-		v.judgeEK(refusals, h.ek, h.document.EKCertificates, named, now)
+	if h.ek != nil {
+		ek := *h.ek
+		ek.PublicKey = bytes.Clone(ek.PublicKey)
+		h.ek = &ek
+		o.verifier.judgeEK(refusals, h.ek, h.document.EKCertificates, named, now)
 	}
 	h.akName, h.akKey = publicAK(refusals, h.document.AKPublic)
 	h.trusted = len(*refusals) == before && len(h.ek.Sources) > 0 && h.akKey != nil
-	return h
+	return &h
 }
 
 // publicAK returns the Name and the key of an AK whose public area is the template, byte for byte but for the point. So the

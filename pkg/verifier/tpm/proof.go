@@ -50,11 +50,20 @@ func (p *proof) genuine() bool { return p.signed && p.bound && p.measured }
 // Proof judges a proof and, once more and entirely, the hello it refers to. named is as in Hello. Its error is verifier.Refusals;
 // ReasonChallengeExpired comes last, so that it is the reason of the whole only if nothing else failed.
 func (v *Verifier) Proof(request, helloRequest Request, named []Fingerprint, now time.Time) (*Evidence, error) {
+	return v.Open(helloRequest).Proof(request, named, now)
+}
+
+// Proof is Verifier.Proof, for a proof that refers to the hello opened.
+func (o *Opened) Proof(request Request, named []Fingerprint, now time.Time) (*Evidence, error) {
 	if now.IsZero() {
 		return nil, errNoTime
 	}
+	v := o.verifier
+	if v == nil {
+		return nil, verifier.Refusals{}
+	}
 	var refusals verifier.Refusals
-	h := v.judgeHello(&refusals, helloRequest, named, now)
+	h := o.judge(&refusals, named, now)
 	p := v.openProof(&refusals, request)
 	if p.document == nil {
 		return nil, refusals
