@@ -4,6 +4,7 @@ package controller
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -30,6 +31,8 @@ type found struct {
 	named bool
 	// inPassing says that records are all, as they were a moment ago.
 	inPassing bool
+	// hopeless says that a hello's evidence is refused whoever names its EK: nothing more need be found.
+	hopeless bool
 	// records are the objects behind input.Records.
 	records []v1alpha1.NodeAttestation
 	// node is the Node of the name claimed, nil if there is none.
@@ -42,7 +45,7 @@ func (c *Controller) gather(ctx context.Context, object *certificatesv1.Certific
 	f := &found{provider: c.providers[claim.Provider]}
 	f.challenger, _ = f.provider.(Challenger)
 	f.input = verifier.Input{Now: now, Request: object, Node: verifier.Absent}
-	steps := []func(context.Context, *found, verifier.Claim) error{c.findNode, c.findRecords, c.findEvidence, c.findMachineRecords, c.findOpen}
+	steps := []func(context.Context, *found, verifier.Claim) error{c.findHopeless, c.findNode, c.findRecords, c.findEvidence, c.findMachineRecords, c.findOpen}
 	if inPassing {
 		steps = []func(context.Context, *found, verifier.Claim) error{c.findRecentRecords, c.findEvidence, c.findOpen}
 	}
@@ -50,11 +53,24 @@ func (c *Controller) gather(ctx context.Context, object *certificatesv1.Certific
 		if err := step(ctx, f, claim); err != nil {
 			return nil, err
 		}
+		if f.hopeless {
+			return f, nil
+		}
 	}
 	if c.Owned != nil && (f.provider != nil || claim.Serving) { // machines are known
 		f.markOrphans()
 	}
 	return f, nil
+}
+
+// findHopeless judges a hello as if its EK were named: a flood of what is no evidence then costs the API server the denials alone.
+func (c *Controller) findHopeless(ctx context.Context, f *found, claim verifier.Claim) error {
+	if f.challenger == nil || !claim.Hello {
+		return nil
+	}
+	f.input.Evidence = f.provider.Judge(ctx, Question{Request: f.input.Request, Named: true, Now: f.input.Now})
+	f.hopeless = isVerdict(f.input.Evidence.Err) && !f.input.Evidence.Unvouched
+	return nil
 }
 
 // markOrphans marks the records of machines that are gone.
@@ -109,12 +125,20 @@ func (c *Controller) findEvidence(ctx context.Context, f *found, claim verifier.
 		}
 	}
 	question := Question{Request: in.Request, Hello: in.Hello, Named: f.named, Now: in.Now}
-	if f.inPassing {
+	switch {
+	case f.inPassing:
 		in.Evidence = c.waits.evidence(question, func() verifier.Evidence { return f.provider.Judge(ctx, question) })
-	} else {
+	case claim.Hello && f.named: // it has been judged so
+	default:
 		in.Evidence = f.provider.Judge(ctx, question)
 	}
 	return nil
+}
+
+// isVerdict reports whether an error of a Provider is about the evidence, and none that may pass.
+func isVerdict(err error) bool {
+	var refusals verifier.Refusals
+	return err != nil && errors.As(err, &refusals)
 }
 
 // trustFirstUse has an EK count as named that the rules trust on first use, if nothing else has to vouch for it.

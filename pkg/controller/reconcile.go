@@ -4,7 +4,6 @@ package controller
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -85,7 +84,7 @@ func (c *Controller) decide(ctx context.Context, object *certificatesv1.Certific
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	if err, refusals := found.input.Evidence.Err, (verifier.Refusals{}); err != nil && !errors.As(err, &refusals) {
+	if err := found.input.Evidence.Err; err != nil && !isVerdict(err) {
 		log.FromContext(ctx).Info("the evidence could not be judged", "request", object.Name, "cause", err.Error()) // the node is not told why
 	}
 	decision := c.judge(object, found)

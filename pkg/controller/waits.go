@@ -3,7 +3,6 @@
 package controller
 
 import (
-	"errors"
 	"sync"
 	"time"
 
@@ -131,8 +130,7 @@ func (w *waits) evidence(q Question, judge func() verifier.Evidence) verifier.Ev
 	}
 	w.mu.Unlock()
 	evidence := judge()
-	var refusals verifier.Refusals
-	if evidence.Err != nil && !errors.As(evidence.Err, &refusals) {
+	if evidence.Err != nil && !isVerdict(evidence.Err) {
 		return evidence
 	}
 	w.mu.Lock()
