@@ -24,6 +24,9 @@ const module = ".."
 type bench struct {
 	size float64 // what numbers are multiplied by
 
+	// profiles is the folder for profiles, empty for none, and profileAddress where the controller serves its own then.
+	profiles, profileAddress string
+
 	dir, binary string // made when first asked for
 	failed      []error
 }
@@ -89,7 +92,13 @@ func (b *bench) controllerBinary(ctx context.Context) (string, error) {
 			return "", err
 		}
 		binary := filepath.Join(dir, "node-attestation-controller")
-		if err := controllerprocess.Build(ctx, module, binary); err != nil {
+		build := func() error { return controllerprocess.Build(ctx, module, binary) }
+		if b.profiles != "" {
+			build = func() error {
+				return errors.Join(b.chooseProfileAddress(), testbed.GoBuild(ctx, ".", binary, "./scale/profiled"))
+			}
+		}
+		if err := build(); err != nil {
 			return "", err
 		}
 		b.binary = binary

@@ -33,7 +33,7 @@ func compare(ctx context.Context, b *bench) error {
 			b.note("round %d of %d: %d nodes, then %d machines", round+1, rounds, count, count)
 			name := fmt.Sprintf("round %d", round+1)
 			err := withManager(ctx, cp, func() error {
-				one, err := measure(ctx, cp, name+", kube-controller-manager", count, managerUser, managerProcess, func() (time.Duration, error) {
+				one, err := b.measure(ctx, cp, name+", kube-controller-manager", count, managerUser, managerProcess, func() (time.Duration, error) {
 					return enrolNodes(ctx, cp, token, newNodes(fmt.Sprintf("theirs-%d", round), count))
 				})
 				theirs = append(theirs, one)
@@ -43,7 +43,7 @@ func compare(ctx context.Context, b *bench) error {
 				return err
 			}
 			err = b.withOurs(ctx, cp, []crowdSize{{fmt.Sprintf("ours-%d", round), count, realTPMs}}, func(crowds []*crowd) error {
-				one, err := measure(ctx, cp, name+", node-attestation-controller", count, ourUser, ourProcess, func() (time.Duration, error) {
+				one, err := b.measure(ctx, cp, name+", node-attestation-controller", count, ourUser, ourProcess, func() (time.Duration, error) {
 					times, err := crowds[0].attest(ctx)
 					return spanned(times), err
 				})

@@ -5,6 +5,7 @@
 //
 //	go run ./scale                  # all of them
 //	go run ./scale -only enrol,cost # some
+//	go run ./scale -only cost -profile /tmp/profiles
 //	go run ./scale -size 0.05       # all of them with a twentieth of the machines, to try the program; bounds on time hold all the same
 package main
 
@@ -57,8 +58,9 @@ func run(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("scale", flag.ContinueOnError)
 	only := flags.String("only", "", "the names of the measurements to run, separated by commas; empty for all")
 	size := flags.Float64("size", 1, "what numbers of machines, nodes and requests are multiplied by")
+	profiles := flags.String("profile", "", "folder for CPU profiles of the controller and the API server, of cost and compare; empty for none")
 	flags.Usage = func() {
-		fmt.Fprintln(os.Stderr, "usage: scale [-only name,...] [-size factor]")
+		fmt.Fprintln(os.Stderr, "usage: scale [-only name,...] [-size factor] [-profile folder]")
 		for _, m := range measurements {
 			fmt.Fprintf(os.Stderr, "  %-10s %s\n", m.name, m.about)
 		}
@@ -74,7 +76,7 @@ func run(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	b := &bench{size: *size}
+	b := &bench{size: *size, profiles: *profiles}
 	defer b.close()
 	describe()
 	var failed []error
