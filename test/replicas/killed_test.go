@@ -210,7 +210,7 @@ func (c *crowd) killAtWork(t *testing.T, o *observer, r *replica) {
 	var open int
 	var oldest time.Duration
 	eventually(t, deposed, "there is work, and all who wait for it have not waited for long", func() bool {
-		open, oldest = o.open(), c.oldest()
+		open, oldest = o.Open(), c.oldest()
 		return open >= atWork && oldest < young
 	})
 	r.kill(t)
@@ -242,7 +242,7 @@ func TestKilledWithoutMercy(t *testing.T) {
 	kills, hits := 0, 0
 	for time.Now().Before(end) {
 		time.Sleep(between(dice, 700*time.Millisecond, 1500*time.Millisecond))
-		if o.open() > 0 {
+		if o.Open() > 0 {
 			hits++
 		}
 		r.kill(t)

@@ -23,9 +23,9 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/witness"
 )
 
 const (
@@ -166,42 +166,21 @@ func inventoried(t *testing.T, machines ...*machine) {
 	}
 }
 
-// eachHasOneRecord checks that there is one record for each machine, and that every certificate that was published is in it. issued are those,
-// by node name. It returns how many certificates are noted that nobody was given: a process was killed between noting and publishing.
+// eachHasOneRecord checks what witness.OneRecordEach says. issued are the certificates by node name. It returns how many certificates are noted that nobody
+// was given.
 func eachHasOneRecord(t *testing.T, machines []*machine, issued map[string][][]byte) (unpublished int) {
 	t.Helper()
 	list := &v1alpha1.NodeAttestationList{}
 	if err := shared.client.List(t.Context(), list, client.InNamespace(controllerprocess.Namespace)); err != nil {
 		t.Fatal(err)
 	}
-	byNode := map[string][]v1alpha1.NodeAttestation{}
-	for _, record := range list.Items {
-		byNode[record.Spec.NodeName] = append(byNode[record.Spec.NodeName], record)
+	all := make([]witness.Machine, len(machines))
+	for i, m := range machines {
+		all[i] = witness.Machine{Name: m.Name, ProviderID: m.ProviderID()}
 	}
-	if len(list.Items) != len(machines) {
-		t.Errorf("%d records of %d machines", len(list.Items), len(machines))
-	}
-	for _, m := range machines {
-		records := byNode[m.Name]
-		if len(records) != 1 || records[0].Spec.ProviderID != m.ProviderID() {
-			t.Errorf("%s has %d records: %+v", m.Name, len(records), records)
-			continue
-		}
-		noted := map[string]bool{}
-		for _, c := range records[0].Status.Certificates {
-			noted[c.SHA256] = true
-		}
-		for _, certificate := range issued[m.Name] {
-			fingerprint, err := signing.Fingerprint(certificate)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if !noted[fingerprint] {
-				t.Errorf("%s has a certificate that is in no record", m.Name)
-			}
-			delete(noted, fingerprint)
-		}
-		unpublished += len(noted)
+	unpublished, err := witness.OneRecordEach(list.Items, all, issued)
+	if err != nil {
+		t.Error(err)
 	}
 	return unpublished
 }
