@@ -53,22 +53,25 @@ func next(queue workqueue.TypedRateLimitingInterface[reconcile.Request]) (all []
 func TestRequestersAreServedInTurn(t *testing.T) {
 	queue, file, _ := newTestQueue(t)
 	for i := range 10_000 {
-		file(fmt.Sprintf("junk-%d", i), "flood")
+		file(fmt.Sprintf("junk-%d", i), "system:bootstrap:aaaaaa")
 	}
-	file("a-1", "a")
-	file("b-1", "b")
-	file("a-2", "a")
+	file("b-1", "system:bootstrap:bbbbbb")
+	file("c-1", "system:bootstrap:cccccc")
+	file("b-2", "system:bootstrap:bbbbbb")
+	for i := range 100 { // and many others renew
+		file(fmt.Sprintf("node-%d", i), fmt.Sprintf("system:node:%d", i))
+	}
 	queue.Add(inQueue("of nobody that is known"))
-	if n := queue.Len(); n != 10_004 {
+	if n := queue.Len(); n != 10_104 {
 		t.Fatalf("%d wait", n)
 	}
 	got := next(queue)
-	want := []string{"junk-0", "a-1", "b-1", "of nobody that is known", "junk-1", "a-2", "junk-2", "junk-3"}
+	want := []string{"node-0", "junk-0", "of nobody that is known", "node-1", "b-1", "node-2", "c-1", "node-3", "junk-1", "node-4", "b-2", "node-5", "junk-2"}
 	if !slices.Equal(got[:len(want)], want) {
 		t.Errorf("%q, want %q", got[:len(want)], want)
 	}
-	if len(got) != 10_004 || got[10_003] != "junk-9999" {
-		t.Errorf("%d came, the last %q", len(got), got[len(got)-1])
+	if len(got) != 10_104 || got[10_103] != "junk-9999" || slices.Index(got, "node-99") > 205 {
+		t.Errorf("%d came, the last %q, the last node's as number %d", len(got), got[len(got)-1], slices.Index(got, "node-99"))
 	}
 }
 

@@ -102,7 +102,11 @@ func (c *Controller) decide(ctx context.Context, object *certificatesv1.Certific
 
 // again has a request that waits come back.
 func (c *Controller) again(object *certificatesv1.CertificateSigningRequest, found *found) ctrl.Result {
-	c.waits.looked(object, found.input.Machines, c.Rules.Deadline(object), found.input.Now)
+	var lent []verifier.Machine
+	if _, ok := c.Machines.(lender); ok { // others' are a copy for each decision, which is not to be kept
+		lent = found.input.Machines
+	}
+	c.waits.looked(object, lent, c.Rules.Deadline(object), found.input.Now)
 	return ctrl.Result{RequeueAfter: lookAgain}
 }
 

@@ -33,7 +33,7 @@ type Owned struct {
 	Owner func(verifier.MachineRef) (metav1.OwnerReference, error)
 }
 
-// readingShare is how much longer than it took a reading of all records does at least.
+// readingShare is how much longer than it took a reading of all records does, up to lookAtLeast.
 const readingShare = 20
 
 // records are where the records of one cluster are.
@@ -56,7 +56,7 @@ func (s *records) with(ctx context.Context, field, value string) ([]v1alpha1.Nod
 }
 
 // recent returns all records as they were a moment ago, and what the rules are told of them: many requests that wait share one reading. How long it
-// does follows from how long it took, so that waiting never costs more than a part of that. The caller changes neither.
+// does follows from how long it took, so that waiting costs a part of the time only. The caller changes neither.
 func (s *records) recent(ctx context.Context, now time.Time) ([]v1alpha1.NodeAttestation, []verifier.Record, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -68,7 +68,7 @@ func (s *records) recent(ctx context.Context, now time.Time) ([]v1alpha1.NodeAtt
 	if err != nil {
 		return nil, nil, err
 	}
-	s.at, s.old = now, now.Add(max(lookAgain, readingShare*time.Since(began)))
+	s.at, s.old = now, now.Add(min(max(lookAgain, readingShare*time.Since(began)), lookAtLeast))
 	s.items, s.told = items, make([]verifier.Record, len(items))
 	for i := range items {
 		s.told[i] = s.of(&items[i])

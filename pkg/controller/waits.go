@@ -30,7 +30,7 @@ type wait struct {
 	named    bool
 	hello    types.UID
 	judged   time.Time
-	// next is when it is looked at again, unless the machines are others than these by then.
+	// next is when it is looked at again, unless the machines are others by then than these, which were lent.
 	next     time.Time
 	machines []verifier.Machine
 }
@@ -66,7 +66,7 @@ func (w *waits) waiting(request *certificatesv1.CertificateSigningRequest) bool 
 }
 
 // looked notes that a request is still waiting: the longer it has been, the more seldom it is looked at.
-func (w *waits) looked(request *certificatesv1.CertificateSigningRequest, machines []verifier.Machine, deadline, now time.Time) {
+func (w *waits) looked(request *certificatesv1.CertificateSigningRequest, lent []verifier.Machine, deadline, now time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if last := w.last[request.Name]; last == nil || last.uid != request.UID {
@@ -77,7 +77,7 @@ func (w *waits) looked(request *certificatesv1.CertificateSigningRequest, machin
 	if deadline.After(now) && deadline.Before(last.next) {
 		last.next = deadline
 	}
-	last.machines = machines
+	last.machines = lent
 }
 
 // early reports whether a request that waits need not be looked at yet. Machines that are not lent are new each time, and do not count.
