@@ -36,8 +36,9 @@ func between(dice *rand.Rand, shortest, longest time.Duration) time.Duration {
 	return shortest + time.Duration(dice.Int64N(int64(longest-shortest)))
 }
 
-// stuck is what no request may take, from the filing of the hello to the certificate.
-const stuck = time.Minute
+// stuck is what no request may take, from the filing of the hello to the certificate, on a machine that does other things as well: two takeovers
+// and the work.
+const stuck = 90 * time.Second
 
 // crowd is machines that attest, each in a goroutine of its own, until they are told that it is enough.
 type crowd struct {
@@ -130,7 +131,7 @@ const (
 	// the other one needs to see its last renewal, and to look again: up to 4.4 s each, so 24 s at most. A machine is hit twice, and not thrice.
 	young = 25 * time.Second
 	// deposed bounds those 24 s, on a busy machine.
-	deposed = 40 * time.Second
+	deposed = 80 * time.Second
 )
 
 // While a hundred machines enrol, and renew, whoever leads is killed at a random time, again and again. Each machine gets its certificates,
