@@ -53,7 +53,7 @@ type Config struct {
 	Rates Rates
 	// Audit decides, reports, and touches nothing. Optional.
 	Audit bool
-	// Concurrency is how many requests are decided on at a time. Default: 4.
+	// Concurrency is how many requests are decided on at a time. Most of the time they wait for the API server. Default: 16.
 	Concurrency int
 	// Metrics count decisions. Optional.
 	Metrics *Metrics
@@ -200,7 +200,7 @@ func newController(config Config) (*Controller, error) {
 	}
 	c.turns, c.said = newTurns(c.Rates), lru.New(maxLimiters)
 	if c.Concurrency == 0 {
-		c.Concurrency = 4
+		c.Concurrency = 16
 	}
 	if c.Now == nil {
 		c.Now = time.Now

@@ -40,7 +40,8 @@ type found struct {
 }
 
 // gather reads all that the rules ask for, from the API server itself. In passing, for a request that was waiting when it was last looked
-// at, it does with somewhat older records and asks for no Node: what is still waited for is found out so, and nothing is decided on it.
+// at, or for a hello among very many, it does with somewhat older records and asks for no Node: what is still waited for is found out so, or that a
+// challenge may be tried, and nothing else is decided on it.
 func (c *Controller) gather(ctx context.Context, object *certificatesv1.CertificateSigningRequest, claim verifier.Claim, now time.Time, inPassing bool) (*found, error) {
 	f := &found{provider: c.providers[claim.Provider]}
 	f.challenger, _ = f.provider.(Challenger)

@@ -46,6 +46,7 @@ func (c *Controller) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 			return ctrl.Result{RequeueAfter: max(wait, time.Minute)}, nil
 		}
 		if lent, err := c.lent(ctx, now); err == nil && c.waits.early(object, lent, now) {
+			c.turns.forget(object.Name) // nobody stands in line behind it
 			return ctrl.Result{RequeueAfter: lookAgain}, nil
 		}
 		if wait := c.turns.wait(object.Name, object.Spec.Username, now); wait > 0 {
@@ -70,16 +71,19 @@ func (c *Controller) decide(ctx context.Context, object *certificatesv1.Certific
 	if !ours { // it is another one of that name
 		return ctrl.Result{}, nil
 	}
-	if c.waits.waiting(object) {
+	began := time.Now()
+	if waiting, crowded := c.waits.waiting(object), claim.Hello && c.requesters.crowd(); waiting || crowded {
 		found, err := c.gather(ctx, object, claim, now, true)
 		if err != nil {
 			return ctrl.Result{}, err
 		}
-		if c.judge(object, found).Outcome == verifier.Wait {
+		switch decision := c.judge(object, found); {
+		case waiting && decision.Outcome == verifier.Wait:
 			return c.again(object, found), nil
+		case crowded && decision.Outcome == verifier.Challenge: // which grants nothing: the proof is judged by what the API server holds then
+			return c.carryOut(ctx, object, found, decision, time.Since(began))
 		}
 	}
-	began := time.Now()
 	found, err := c.gather(ctx, object, claim, now, false)
 	if err != nil {
 		return ctrl.Result{}, err

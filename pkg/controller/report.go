@@ -106,6 +106,7 @@ func (c *Controller) report(ctx context.Context, object *certificatesv1.Certific
 	case d.Outcome == verifier.Challenge, d.Outcome == verifier.Approve && c.CA != nil:
 		// A step on the way. An Event costs as much as the step.
 	case d.Outcome == verifier.Deny && !c.turns.tells(object.Spec.Username, c.Now()):
+		c.eventOnNode(object, node, corev1.EventTypeWarning, reason, message)
 	case d.Outcome == verifier.Deny, d.Outcome == verifier.Fail, d.Outcome == verifier.ApproveUnattested:
 		c.event(object, node, corev1.EventTypeWarning, reason, message)
 	default:
@@ -116,8 +117,13 @@ func (c *Controller) report(ctx context.Context, object *certificatesv1.Certific
 // event says something of a request, and of the Node for whose name it asks, whoever asks: its owner wants to know. Of a Node the same reason
 // is given once a minute.
 func (c *Controller) event(object *certificatesv1.CertificateSigningRequest, node *metav1.PartialObjectMetadata, kind, reason, message string) {
+	c.events.Eventf(object, nil, kind, reason, "Decide", "%s", message[:min(len(message), maxCondition)])
+	c.eventOnNode(object, node, kind, reason, message)
+}
+
+// eventOnNode says it of the Node alone.
+func (c *Controller) eventOnNode(object *certificatesv1.CertificateSigningRequest, node *metav1.PartialObjectMetadata, kind, reason, message string) {
 	message = message[:min(len(message), maxCondition)]
-	c.events.Eventf(object, nil, kind, reason, "Decide", "%s", message)
 	if node == nil {
 		return
 	}

@@ -9,6 +9,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
@@ -131,6 +132,8 @@ func (i *invocation) settings() (*config.Settings, error) {
 		return nil, misconfigured(err)
 	}
 	switch {
+	case strings.Contains(i.leaderIdentity, "$("): // all replicas would have it, and all would lead
+		return nil, usage(fmt.Errorf("--leader-identity: %q refers to a variable that the pod's env does not have", i.leaderIdentity))
 	case i.watchFilter != "" && c.ClusterAPI == nil:
 		return nil, usage(errors.New("--watch-filter is for a configuration with clusterAPI"))
 	case i.watchFilter != "":

@@ -12,7 +12,6 @@ import (
 	"encoding/asn1"
 	"encoding/hex"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -99,7 +98,7 @@ func shownIssuers(list [][]byte) []*x509.Certificate {
 	var issuers []*x509.Certificate
 	for _, der := range list {
 		issuer, err := parseCertificate(der)
-		if err == nil && !slices.ContainsFunc(issuers, func(other *x509.Certificate) bool {
+		if err == nil && !isSlow(issuer) && !slices.ContainsFunc(issuers, func(other *x509.Certificate) bool {
 			return bytes.Equal(other.RawSubject, issuer.RawSubject) || bytes.Equal(other.RawSubjectPublicKeyInfo, issuer.RawSubjectPublicKeyInfo)
 		}) {
 			issuers = append(issuers, issuer)
@@ -117,17 +116,18 @@ func parseCertificate(der []byte) (*x509.Certificate, error) {
 	if len(certificate.Raw) != len(der) {
 		return nil, errors.New("has bytes after it")
 	}
+	return certificate, nil
+}
+
+// isSlow reports whether a signature by the key of a certificate takes long to verify.
+func isSlow(certificate *x509.Certificate) bool {
 	switch key := certificate.PublicKey.(type) {
 	case *rsa.PublicKey:
-		if key.N.BitLen() > maxRSA {
-			return nil, fmt.Errorf("has an RSA key of more than %d bits", maxRSA)
-		}
+		return key.N.BitLen() > maxRSA
 	case *ecdsa.PublicKey:
-		if bits := key.Curve.Params().BitSize; bits > maxCurve {
-			return nil, fmt.Errorf("has a key on a curve of more than %d bits", maxCurve)
-		}
+		return key.Curve.Params().BitSize > maxCurve
 	}
-	return certificate, nil
+	return false
 }
 
 // sameKey compares keys, not their encodings.
