@@ -28,7 +28,7 @@ const (
 	// stuck is what no machine may take, from its first hello to its certificate.
 	stuck = time.Minute
 	// minKills is how often a replica is killed, at least, while requests are open, and maxKills at most: a start costs processor time, too.
-	minKills, maxKills = 3, 10
+	minKills, maxKills = 3, 6
 	// calmFrom and calmTo are for how long nobody is killed after one that was killed is back, and somebody leads.
 	calmFrom, calmTo = 500 * time.Millisecond, 5 * time.Second
 )
