@@ -67,6 +67,7 @@ demo: ## start a real control plane and have a node prove which machine it is
 # Tests that have to have run: without a TPM, or the independent implementation, nothing is shown.
 TPM_UNIT := $(addprefix TestProveWithEachEK/,ecc-p256 ecc-p384-high rsa-2048) TestVectorsAreGenerated
 TPM_E2E := $(addprefix TestProtocolAgainstSwtpm/,ecc-p256 ecc-p384-high rsa-2048) TestProtocolAgainstTheSimulator \
+	$(addprefix TestProtocolAgainstModel/,ecc-p256 ecc-p384-high rsa-2048) TestModelAnswersAsSwtpm TestModelActivatesAsSwtpm TestModelRefusesAsSwtpm \
 	$(addprefix TestTPMEnrolmentAndRenewal/,ecc-p256 ecc-p384-high rsa-2048 swtpm_setup) TestMove TestManyClustersAndABlackHole
 # Without a real kubelet and kubeadm, which need root, it is not shown that a node joins.
 ROOT := $(filter 0,$(shell id -u))

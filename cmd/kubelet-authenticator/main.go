@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// kubelet-authenticator is a client-go exec credential plugin for kubelets that attest which machine they run on.
-
 // A run ends within milliseconds and needs one thread: it does not have to find out how much of the CPUs its cgroup may have.
 //
 //go:debug containermaxprocs=0
 //go:debug updatemaxprocs=0
+
+// kubelet-authenticator is a client-go exec credential plugin for kubelets that attest which machine they run on.
 package main
 
 import (

@@ -14,7 +14,7 @@ import (
 
 // MachineSource knows the machines of the cluster, by authorities that no node can write.
 type MachineSource interface {
-	// Machines returns all of them, for the caller to keep. An error means that it is not known now which there are: nothing is decided then.
+	// Machines returns all of them, in a slice of the caller's own. An error means that it is not known now which there are: nothing is decided then.
 	Machines(ctx context.Context, now time.Time) ([]verifier.Machine, error)
 }
 

@@ -99,7 +99,9 @@ func (c *Controller) decide(ctx context.Context, object *certificatesv1.Certific
 	result, err := c.carryOut(ctx, object, found, decision, time.Since(began))
 	if held := found.input.Request; err == nil && c.CA != nil && stateOf(object) == undecided && stateOf(held) == approved {
 		// It is signed by what was just read and written, and under its versions. Otherwise the approval, which is watched, brings it here again.
-		return c.carryOut(ctx, held, found, c.judge(held, found), 0)
+		began := time.Now()
+		decision := c.judge(held, found)
+		return c.carryOut(ctx, held, found, decision, time.Since(began))
 	}
 	return result, err
 }

@@ -43,7 +43,8 @@ type records struct {
 	namespace string
 	owned     *Owned
 
-	// mu guards what is known of all of them since at, until the reading is old.
+	// reading is held by who reads all of them; mu guards what is known of them since at, until the reading is old.
+	reading sync.Mutex
 	mu      sync.Mutex
 	at, old time.Time
 	items   []v1alpha1.NodeAttestation
@@ -56,24 +57,45 @@ func (s *records) with(ctx context.Context, field, value string) ([]v1alpha1.Nod
 }
 
 // recent returns all records as they were a moment ago, and what the rules are told of them: many requests that wait share one reading. How long it
-// does follows from how long it took, so that waiting costs a part of the time only. The caller changes neither.
+// does follows from how long it took, so that waiting costs a part of the time only. While one reads, the others do with the last reading. The
+// caller changes neither.
 func (s *records) recent(ctx context.Context, now time.Time) ([]v1alpha1.NodeAttestation, []verifier.Record, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if now.Before(s.old) && !now.Before(s.at) {
-		return s.items, s.told, nil
+	if items, told, ok := s.last(now); ok {
+		return items, told, nil
+	}
+	if s.reading.TryLock() {
+		defer s.reading.Unlock()
+	} else if items, told, any := s.last(time.Time{}); any {
+		return items, told, nil
+	} else {
+		s.reading.Lock()
+		defer s.reading.Unlock()
+		if items, told, ok := s.last(now); ok {
+			return items, told, nil
+		}
 	}
 	began := time.Now()
 	items, err := s.list(ctx, client.MatchingFields{})
 	if err != nil {
 		return nil, nil, err
 	}
-	s.at, s.old = now, now.Add(min(max(lookAgain, readingShare*time.Since(began)), lookAtLeast))
-	s.items, s.told = items, make([]verifier.Record, len(items))
+	told := make([]verifier.Record, len(items))
 	for i := range items {
-		s.told[i] = s.of(&items[i])
+		told[i] = s.of(&items[i])
 	}
-	return s.items, s.told, nil
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.at, s.old = now, now.Add(min(max(lookAgain, readingShare*time.Since(began)), lookAtLeast))
+	s.items, s.told = items, told
+	return items, told, nil
+}
+
+// last returns the last reading if it is not old, or any if now is zero.
+func (s *records) last(now time.Time) ([]v1alpha1.NodeAttestation, []verifier.Record, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ok := !s.at.IsZero() && (now.IsZero() || now.Before(s.old) && now.After(s.at.Add(-lookAgain))) // else the clock was put back
+	return s.items, s.told, ok
 }
 
 func (s *records) list(ctx context.Context, fields client.MatchingFields) ([]v1alpha1.NodeAttestation, error) {

@@ -57,7 +57,7 @@ func TestExitCodes(t *testing.T) {
 		"no kubeconfig":        {[]string{"--config", write(t, good), "--kubeconfig=/nonexistent"}, CodeConfiguration, "/nonexistent"},
 		"not in a pod":         {[]string{"--config", write(t, good)}, CodeConfiguration, ""},
 		"a filter for nothing": {[]string{"--config", write(t, good), "--watch-filter=x"}, CodeUsage, "--watch-filter"},
-		"nobody's identity":   {[]string{"--config", write(t, good), "--leader-identity=$(POD_NAME)_$(POD_UID)"}, CodeUsage, "--leader-identity"},
+		"nobody's identity":    {[]string{"--config", write(t, good), "--leader-identity=$(POD_NAME)_$(POD_UID)"}, CodeUsage, "--leader-identity"},
 		"no Cluster API here":  {[]string{"--config", write(t, inManagement)}, CodeConfiguration, "clusterAPI"},
 	} {
 		t.Run(name, func(t *testing.T) {
