@@ -198,7 +198,7 @@ func TestUnusableCertificates(t *testing.T) {
 			old := n.installDue(t)
 			n.run(t)
 			eventually(t, 10*time.Second, "a request is filed", func() bool { return n.live(t) == 1 })
-			request := n.requests(t)[0]
+			request := n.request(t)
 			life := c.life
 			if life == 0 {
 				life = time.Hour
@@ -227,7 +227,7 @@ func TestAnswerThatIsNotACertificateIsRefusedByTheNode(t *testing.T) {
 	n := newNode(t)
 	n.signer = "example.com/by-hand"
 	n.run(t, "--wait-timeout=500ms")
-	request := n.requests(t)[0]
+	request := n.request(t)
 	if err := n.Approve(t.Context(), request.Name); err != nil {
 		t.Fatal(err)
 	}

@@ -225,6 +225,19 @@ func (n *node) installDue(t *testing.T) *cache.Pair {
 	return n.install(t, time.Now().Add(-95*time.Minute), time.Now().Add(10*time.Minute))
 }
 
+// request returns the first of its requests, which a worker may be about to file.
+func (n *node) request(t *testing.T) (first certificatesv1.CertificateSigningRequest) {
+	t.Helper()
+	eventually(t, 20*time.Second, "a request is filed", func() bool {
+		all := n.requests(t)
+		if len(all) > 0 {
+			first = all[0]
+		}
+		return len(all) > 0
+	})
+	return first
+}
+
 // requests returns the CertificateSigningRequests that ask for this node's name.
 func (n *node) requests(t *testing.T) []certificatesv1.CertificateSigningRequest {
 	t.Helper()

@@ -151,7 +151,7 @@ func TestDeniedAndFailedRenewalsKeepTheOldCertificate(t *testing.T) {
 			old := n.installDue(t)
 			n.run(t)
 			eventually(t, 10*time.Second, "a request is filed", func() bool { return n.live(t) == 1 })
-			name := n.requests(t)[0].Name
+			name := n.request(t).Name
 			var err error
 			if outcome == "denied" {
 				err = n.Deny(t.Context(), name, "NotThisOne", "go \x1b[31maway")
@@ -190,15 +190,15 @@ func TestDeletedRequestIsFiledAgain(t *testing.T) {
 	if r := n.run(t, "--wait-timeout=500ms"); r.code != 23 {
 		t.Fatalf("exit code %d: %s", r.code, r.stderr)
 	}
-	first := n.requests(t)[0]
+	first := n.request(t)
 	n.remove(t, first.Name)
 	eventually(t, 10*time.Second, "another is filed", func() bool { return len(n.requests(t)) == 1 && n.requests(t)[0].Name != first.Name })
-	if !bytes.Contains(n.read(t, cache.PendingFile), []byte(n.requests(t)[0].Name)) {
+	if !bytes.Contains(n.read(t, cache.PendingFile), []byte(n.request(t).Name)) {
 		t.Error("the new name was not written down")
 	}
 	// Likewise if it goes while no worker looks.
 	n.noWorkerIsLeft(t)
-	second := n.requests(t)[0]
+	second := n.request(t)
 	n.remove(t, second.Name)
 	n.run(t, "--wait-timeout=500ms")
 	eventually(t, 10*time.Second, "a third is filed", func() bool { return n.live(t) == 1 })
@@ -209,7 +209,7 @@ func TestChainIsKept(t *testing.T) {
 	n := newNode(t)
 	n.signer = "example.com/by-hand"
 	n.run(t, "--wait-timeout=500ms")
-	request := n.requests(t)[0]
+	request := n.request(t)
 	chain := append(n.sign(t, request, time.Hour), n.ClientCA().CertPEM()...)
 	n.issue(t, request.Name, chain)
 	r := n.enrol(t)

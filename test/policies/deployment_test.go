@@ -31,7 +31,7 @@ func TestPodsAreRestricted(t *testing.T) {
 	}
 	container := made.Spec.Containers[0]
 	if made.Spec.ServiceAccountName != account || *made.Spec.Priority < 1_000_000_000 || len(container.VolumeMounts) != 2 ||
-		strings.Join(container.Args, " ") != "--config=/etc/node-attestation-controller/config.yaml" || !*container.SecurityContext.ReadOnlyRootFilesystem {
+		strings.Join(container.Args, " ") != "--config=/etc/node-attestation-controller/config.yaml --leader-identity=$(POD_NAME)_$(POD_UID)" || !*container.SecurityContext.ReadOnlyRootFilesystem {
 		t.Errorf("pod: %+v", made.Spec)
 	}
 	for what, spoil := range map[string]func(*corev1.Pod){

@@ -330,9 +330,9 @@ func (l *live) missesEach(t *testing.T, m *machine) {
 			refuse(helloSigner)(t)
 			return nothing // a refused Event is not written again
 		}},
-		{right{"get", "", "configmaps", namespace, inventory}, unread(refuse(helloSigner))},
-		{right{"list", recordAPI, "nodeattestations", namespace, ""}, refuse(helloSigner)},
-		{right{"get", "", "nodes", "", ""}, refuse(helloSigner)},
+		{right{"get", "", "configmaps", namespace, inventory}, unread(refuse(tpmSigner))},
+		{right{"list", recordAPI, "nodeattestations", namespace, ""}, refuse(tpmSigner)},
+		{right{"get", "", "nodes", "", ""}, refuse(tpmSigner)},
 		{right{"patch", certs, requests, "", ""}, enrol},
 		{right{"get", certs, requests, "", ""}, enrol},
 		{right{"create", recordAPI, "nodeattestations", namespace, ""}, enrol},
