@@ -74,6 +74,7 @@ func TestInsecureDoesNotRenew(t *testing.T) {
 // transport is lost, and the same CSR is served once the signer is back.
 func TestSignerIsAway(t *testing.T) {
 	const away = 60 * time.Second
+	const slack = 4 * time.Second // what a busy machine may add
 	n := renewingNode(t)
 	old := n.installDue(t)
 	if err := n.StopControllerManager(); err != nil {
@@ -99,7 +100,7 @@ func TestSignerIsAway(t *testing.T) {
 		if r.code != 0 || !bytes.Equal(r.leaf.Raw, old.Leaf.Raw) {
 			t.Fatalf("exit code %d, or another certificate: %s", r.code, r.stderr)
 		}
-		if r.took > 2*time.Second {
+		if r.took > 2*time.Second+slack {
 			t.Errorf("a run took %s", r.took)
 		}
 		if in := time.Until(r.credential.Status.ExpirationTimestamp.Time); in > 31*time.Second {
