@@ -269,10 +269,10 @@ type workload struct {
 }
 
 // budgeted returns a client of the management cluster that one engine alone uses.
-func (e *engine) budgeted() (client.Client, error) {
+func (e *engine) budgeted() (client.WithWatch, error) {
 	own := rest.CopyConfig(e.management)
 	own.QPS, own.Burst = liveQPS, liveBurst
-	return client.New(own, client.Options{Scheme: e.live.Scheme(), Mapper: e.live.RESTMapper()})
+	return client.NewWithWatch(own, client.Options{Scheme: e.live.Scheme(), Mapper: e.live.RESTMapper()})
 }
 
 // reach makes the clients of one engine. The cache is its own, and goes with it.

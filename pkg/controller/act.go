@@ -9,7 +9,6 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"reflect"
 	"time"
 
 	"crypto/x509"
@@ -121,8 +120,8 @@ func (c *Controller) fail(ctx context.Context, object *certificatesv1.Certificat
 	return c.client.SubResource("approval").Update(ctx, failed)
 }
 
-// approve writes the record, which is the lock: of two requests that both might pass, one is named in it. Then it approves. Unless
-// another wrote meanwhile what may be against it, f is then what the API server holds.
+// approve writes the record, which is the lock: of two requests that both might pass, one is named in it. Then it approves, if nobody wrote
+// meanwhile what may be against it; f is then what the API server holds.
 func (c *Controller) approve(ctx context.Context, object *certificatesv1.CertificateSigningRequest, f *found, d verifier.Decision) error {
 	record := f.recordFor(d.Grant.Record.Machine)
 	if record == nil {
@@ -131,9 +130,12 @@ func (c *Controller) approve(ctx context.Context, object *certificatesv1.Certifi
 			return err
 		}
 	}
-	before := record.Spec
 	writeRecord(record, d.Grant.Record, object, f.input.Hello, f.input.Now)
 	if err := c.records.write(ctx, record); err != nil {
+		return err
+	}
+	f.hold(record, c.records.of(record))
+	if err := c.checkSole(ctx, f, record); err != nil {
 		return err
 	}
 	c.turns.machineHas(d.Grant.Record.Machine.Name, f.input.Now)
@@ -141,10 +143,7 @@ func (c *Controller) approve(ctx context.Context, object *certificatesv1.Certifi
 	if err != nil {
 		return err
 	}
-	f.hold(record, c.records.of(record))
-	if reflect.DeepEqual(record.Spec, before) || c.alone(ctx, f, d.Grant.Record) {
-		f.input.Request = passed
-	}
+	f.input.Request = passed
 	return nil
 }
 

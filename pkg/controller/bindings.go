@@ -14,7 +14,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
-	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -68,8 +67,6 @@ type bindings struct {
 	log    logr.Logger
 	// said is when each binding was last reported. There is one worker, and it alone uses it.
 	said map[string]reported
-	// forbidden is when it was last said that bindings cannot be watched. The one watch alone uses it.
-	forbidden time.Time
 }
 
 type reported struct {
@@ -100,6 +97,8 @@ func AddBindings(m ctrl.Manager, config BindingsConfig) error {
 }
 
 const bindingsSuffix = "-bindings"
+
+const unwatchedBindings = "bindings that approve without attestation go unnoticed: list and watch on clusterrolebindings are needed"
 
 // BindingsClients are how the bindings of a cluster are reached.
 type BindingsClients struct {
@@ -142,7 +141,8 @@ func newBindings(config BindingsConfig, clients BindingsClients) (*bindings, err
 		b.Remind = bindingsRemind
 	}
 	options := clients.Cache
-	options.DefaultTransform, options.DefaultWatchErrorHandler = trimBinding, b.watchFailed
+	failures := &watchFailures{log: clients.Log, remind: b.Remind, what: unwatchedBindings}
+	options.DefaultTransform, options.DefaultWatchErrorHandler = trimBinding, failures.handle
 	var err error
 	if b.known, err = cache.New(clients.Config, options); err != nil {
 		return nil, fmt.Errorf("bindings: %w", err)
@@ -241,17 +241,4 @@ func bindingMessage(binding *rbacv1.ClusterRoleBinding, forbidden error) string 
 func (b *bindings) say(binding *rbacv1.ClusterRoleBinding, reason, action, message string) {
 	b.log.Info(message, "binding", binding.Name, "reason", reason, "audit", b.Audit)
 	b.events.Eventf(binding, nil, corev1.EventTypeWarning, reason, action, "%s", message[:min(len(message), maxCondition)])
-}
-
-// watchFailed says that bindings cannot be seen, as often as one that can be is reported.
-func (b *bindings) watchFailed(ctx context.Context, reflector *toolscache.Reflector, err error) {
-	if !apierrors.IsForbidden(err) {
-		toolscache.DefaultWatchErrorHandler(ctx, reflector, err)
-		return
-	}
-	if now := time.Now(); b.forbidden.IsZero() || now.Sub(b.forbidden) >= b.Remind {
-		b.forbidden = now
-		b.log.Info("bindings that approve without attestation go unnoticed: list and watch on clusterrolebindings are needed, see packaging/kubernetes/rbac.yaml",
-			"cause", err.Error())
-	}
 }

@@ -175,14 +175,15 @@ func TestBindingIsRemoved(t *testing.T) {
 // What cannot be watched is said once in a while, however often it is tried.
 func TestForbiddenWatchIsSaid(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b, _, lines := fakeBindings(&bindingAPI{}, BindingsConfig{Remind: time.Minute})
+		b, _, lines := fakeBindings(&bindingAPI{}, BindingsConfig{})
+		failures := &watchFailures{log: b.log, what: unwatchedBindings, remind: time.Minute}
 		err := apierrors.NewForbidden(bindingResource, "", errors.New("RBAC says no"))
 		for range 10 {
-			b.watchFailed(t.Context(), nil, err)
+			failures.handle(t.Context(), nil, err)
 		}
 		time.Sleep(time.Minute)
-		b.watchFailed(t.Context(), nil, err)
-		if len(*lines) != 2 || !strings.Contains((*lines)[0], "packaging/kubernetes/rbac.yaml") {
+		failures.handle(t.Context(), nil, err)
+		if len(*lines) != 2 || !strings.Contains((*lines)[0], "clusterrolebindings") {
 			t.Errorf("%q", *lines)
 		}
 	})

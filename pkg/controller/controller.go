@@ -89,29 +89,30 @@ type Clients struct {
 	Live client.Reader
 	// Events are about requests and Nodes.
 	Events events.EventRecorder
-	// Records reads and writes records, past any cache.
-	Records interface {
-		client.Reader
-		client.Writer
-	}
+	// Records reads records from the API server itself, watches and writes them.
+	Records client.WithWatch
 }
 
 // Add makes a Controller of config and adds it to a manager, whose scheme has certificates.k8s.io/v1, core/v1 and
 // attestation.cluster.x-k8s.io/v1alpha1. Records are in the same cluster as the requests.
 func Add(manager ctrl.Manager, config Config) error {
-	live := manager.GetAPIReader()
-	c, err := New(config, Clients{
-		Client: manager.GetClient(), Live: live, Events: manager.GetEventRecorder(Name),
-		Records: struct {
-			client.Reader
-			client.Writer
-		}{live, manager.GetClient()},
+	records, err := client.NewWithWatch(manager.GetConfig(), client.Options{
+		HTTPClient: manager.GetHTTPClient(), Scheme: manager.GetScheme(), Mapper: manager.GetRESTMapper(),
 	})
+	if err != nil {
+		return err
+	}
+	c, err := New(config, Clients{Client: manager.GetClient(), Live: manager.GetAPIReader(), Events: manager.GetEventRecorder(Name), Records: records})
+	if err != nil {
+		return err
+	}
+	told, err := c.tell(manager.GetLogger().WithName("records"))
 	if err != nil {
 		return err
 	}
 	return ctrl.NewControllerManagedBy(manager).Named(Name).
 		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(c.requesters.watched())).
+		WatchesRawSource(told).
 		WithOptions(c.options()).
 		Complete(c)
 }
@@ -123,8 +124,18 @@ func New(config Config, clients Clients) (*Controller, error) {
 		return nil, err
 	}
 	c.client, c.live, c.events = clients.Client, clients.Live, clients.Events
-	c.records = &records{reader: clients.Records, writer: clients.Records, namespace: c.Namespace, owned: c.Owned}
+	c.records = newRecords(clients.Records, c.Namespace, c.Owned)
 	return c, nil
+}
+
+// tell returns what has records be told of as long as the Controller runs.
+func (c *Controller) tell(log logr.Logger) (source.Source, error) {
+	told, err := newToldRecords(c.records, log)
+	if err != nil {
+		return nil, err
+	}
+	c.records.told = told
+	return told.source(), nil
 }
 
 // NewQueue returns a queue of the requests in a cache, on which the Controller decides, in no manager. Start runs it.
@@ -139,6 +150,13 @@ func (c *Controller) NewQueue(requests cache.Cache, log logr.Logger) (controller
 	}
 	queue, err := controller.NewUnmanaged(Name, options)
 	if err != nil {
+		return nil, err
+	}
+	told, err := c.tell(log.WithName("records"))
+	if err != nil {
+		return nil, err
+	}
+	if err := queue.Watch(told); err != nil {
 		return nil, err
 	}
 	return queue, queue.Watch(source.Kind[client.Object](requests, &certificatesv1.CertificateSigningRequest{}, &handler.EnqueueRequestForObject{}, c.requesters.watched()))

@@ -29,8 +29,8 @@ type found struct {
 	// ek is the EK claimed, and named says that an authority names it.
 	ek    string
 	named bool
-	// inPassing says that records are all, as they were a moment ago.
-	inPassing bool
+	// reading is where the records are from.
+	reading reading
 	// hopeless says that a hello's evidence is refused whoever names its EK: nothing more need be found.
 	hopeless bool
 	// records are the objects behind input.Records.
@@ -39,18 +39,14 @@ type found struct {
 	node *metav1.PartialObjectMetadata
 }
 
-// gather reads all that the rules ask for, from the API server itself. In passing, for a request that was waiting when it was last looked
-// at, or for a hello among very many, it does with somewhat older records and asks for no Node: what is still waited for is found out so, or that a
-// challenge may be tried, and nothing else is decided on it.
-func (c *Controller) gather(ctx context.Context, object *certificatesv1.CertificateSigningRequest, claim verifier.Claim, now time.Time, inPassing bool) (*found, error) {
-	f := &found{provider: c.providers[claim.Provider]}
+// gather reads all that the rules ask for.
+func (c *Controller) gather(ctx context.Context, object *certificatesv1.CertificateSigningRequest, claim verifier.Claim, now time.Time, from reading) (*found, error) {
+	f := &found{provider: c.providers[claim.Provider], reading: from}
 	f.challenger, _ = f.provider.(Challenger)
 	f.input = verifier.Input{Now: now, Request: object, Node: verifier.Absent}
-	steps := []func(context.Context, *found, verifier.Claim) error{c.findHopeless, c.findNode, c.findRecords, c.findEvidence, c.findMachineRecords, c.findOpen}
-	if inPassing {
-		steps = []func(context.Context, *found, verifier.Claim) error{c.findRecentRecords, c.findEvidence, c.findOpen}
-	}
-	for _, step := range steps {
+	for _, step := range []func(context.Context, *found, verifier.Claim) error{
+		c.findHopeless, c.findNode, c.findRecords, c.findEvidence, c.findMachineRecords, c.findOpen,
+	} {
 		if err := step(ctx, f, claim); err != nil {
 			return nil, err
 		}
@@ -66,7 +62,7 @@ func (c *Controller) gather(ctx context.Context, object *certificatesv1.Certific
 
 // findHopeless judges a hello as if its EK were named: a flood of what is no evidence then costs the API server the denials alone.
 func (c *Controller) findHopeless(ctx context.Context, f *found, claim verifier.Claim) error {
-	if f.challenger == nil || !claim.Hello {
+	if f.challenger == nil || !claim.Hello || f.reading.passing() {
 		return nil
 	}
 	f.input.Evidence = f.provider.Judge(ctx, Question{Request: f.input.Request, Named: true, Now: f.input.Now})
@@ -127,7 +123,7 @@ func (c *Controller) findEvidence(ctx context.Context, f *found, claim verifier.
 	}
 	question := Question{Request: in.Request, Hello: in.Hello, Named: f.named, Now: in.Now}
 	switch {
-	case f.inPassing:
+	case f.reading.passing():
 		in.Evidence = c.waits.evidence(question, func() verifier.Evidence { return f.provider.Judge(ctx, question) })
 	case claim.Hello && f.named: // it has been judged so
 	default:
@@ -173,12 +169,18 @@ func (c *Controller) findMachineRecords(ctx context.Context, f *found, _ verifie
 	return nil
 }
 
-// findRecordsOf adds the records that have a value in a field; each comes once. All that were found are there already in passing.
+// findRecordsOf adds the records that have a value in a field; each comes once.
 func (c *Controller) findRecordsOf(ctx context.Context, f *found, field, value string) error {
-	if value == "" || f.inPassing {
+	if value == "" {
 		return nil
 	}
-	items, err := c.records.with(ctx, field, value)
+	var items []v1alpha1.NodeAttestation
+	var err error
+	if f.reading == fromAPIServer {
+		items, err = c.records.with(ctx, field, value)
+	} else {
+		items, err = c.records.told.with(field, value)
+	}
 	if err != nil {
 		return err
 	}
@@ -190,27 +192,30 @@ func (c *Controller) findRecordsOf(ctx context.Context, f *found, field, value s
 	return nil
 }
 
-// alone reports whether the records that a new one must agree with are still those that were found before it was written: of two that contradict
-// each other, whoever wrote second sees the first one.
-func (c *Controller) alone(ctx context.Context, f *found, written verifier.Record) bool {
+// checkSole finds out whether the records that one which was written must agree with are those that were found before: of two that contradict each
+// other, whoever wrote second sees the first one. The error is a conflict if they are not.
+func (c *Controller) checkSole(ctx context.Context, f *found, record *v1alpha1.NodeAttestation) error {
+	if c.records.isSole(record) {
+		return nil
+	}
+	written := recordOf(record)
 	for field, value := range map[string]string{v1alpha1.FieldNodeName: written.NodeName, v1alpha1.FieldEK: written.EK} {
 		if value == "" {
 			continue
 		}
 		items, err := c.records.with(ctx, field, value)
-		if err != nil || slices.ContainsFunc(items, func(r v1alpha1.NodeAttestation) bool { return !f.holds(&r) }) {
-			return false
+		if err != nil {
+			return err
+		}
+		for i := range items {
+			if !f.holds(&items[i]) {
+				return apierrors.NewConflict(v1alpha1.GroupVersion.WithResource("nodeattestations").GroupResource(), record.Name,
+					fmt.Errorf("the record %s was written meanwhile", items[i].Name))
+			}
 		}
 	}
-	return true
-}
-
-// findRecentRecords takes all records as they were a moment ago.
-func (c *Controller) findRecentRecords(ctx context.Context, f *found, _ verifier.Claim) error {
-	f.inPassing = true
-	items, told, err := c.records.recent(ctx, f.input.Now)
-	f.records, f.input.Records = items, slices.Clone(told)
-	return err
+	c.records.noteSole(record)
+	return nil
 }
 
 // helloOf reads the hello that a proof refers to, by the name in it; the rules see to it that it is the right one. It is nil where it is
@@ -239,7 +244,7 @@ func getRequest(ctx context.Context, reader client.Reader, name string) (*certif
 // findNode finds out whether a Node exists. Nothing else of it counts.
 func (c *Controller) findNode(ctx context.Context, f *found, claim verifier.Claim) error {
 	name := claim.NodeName
-	if name == "" {
+	if name == "" || f.reading.passing() {
 		return nil
 	}
 	node := &metav1.PartialObjectMetadata{}

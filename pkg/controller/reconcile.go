@@ -4,6 +4,7 @@ package controller
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -72,38 +73,34 @@ func (c *Controller) decide(ctx context.Context, object *certificatesv1.Certific
 		return ctrl.Result{}, nil
 	}
 	began := time.Now()
-	if waiting, crowded := c.waits.waiting(object), claim.Hello && c.requesters.crowd(); waiting || crowded {
-		found, err := c.gather(ctx, object, claim, now, true)
+	for _, from := range c.readings(object, claim) {
+		found, err := c.gather(ctx, object, claim, now, from)
 		if err != nil {
 			return ctrl.Result{}, err
 		}
-		switch decision := c.judge(object, found); {
-		case waiting && decision.Outcome == verifier.Wait:
-			return c.again(object, found), nil
-		case crowded && decision.Outcome == verifier.Challenge: // which grants nothing: the proof is judged by what the API server holds then
-			return c.carryOut(ctx, object, found, decision, time.Since(began))
+		if err := found.input.Evidence.Err; err != nil && !isVerdict(err) && from == fromAPIServer {
+			log.FromContext(ctx).Info("the evidence could not be judged", "request", object.Name, "cause", err.Error()) // the node is not told why
 		}
+		decision := c.judge(object, found)
+		if decision.Outcome == verifier.Approve && !c.turns.machineMay(decision.Grant.Record.Machine.Name, now) {
+			found.input.OverRate = true
+			decision = c.judge(object, found)
+		}
+		if !found.settles(decision) {
+			continue
+		}
+		result, err := c.carryOut(ctx, object, found, decision, time.Since(began))
+		if isOutdated(err) && from != fromAPIServer {
+			continue
+		}
+		if held := found.input.Request; err == nil && c.CA != nil && stateOf(object) == undecided && stateOf(held) == approved {
+			// It is signed by what was just read and written, and under its versions. Otherwise the approval, which is watched, brings it here again.
+			began := time.Now()
+			result, err = c.carryOut(ctx, held, found, c.judge(held, found), time.Since(began))
+		}
+		return c.afterwards(ctx, object, now, result, err)
 	}
-	found, err := c.gather(ctx, object, claim, now, false)
-	if err != nil {
-		return ctrl.Result{}, err
-	}
-	if err := found.input.Evidence.Err; err != nil && !isVerdict(err) {
-		log.FromContext(ctx).Info("the evidence could not be judged", "request", object.Name, "cause", err.Error()) // the node is not told why
-	}
-	decision := c.judge(object, found)
-	if decision.Outcome == verifier.Approve && !c.turns.machineMay(decision.Grant.Record.Machine.Name, now) {
-		found.input.OverRate = true
-		decision = c.judge(object, found)
-	}
-	result, err := c.carryOut(ctx, object, found, decision, time.Since(began))
-	if held := found.input.Request; err == nil && c.CA != nil && stateOf(object) == undecided && stateOf(held) == approved {
-		// It is signed by what was just read and written, and under its versions. Otherwise the approval, which is watched, brings it here again.
-		began := time.Now()
-		decision := c.judge(held, found)
-		return c.carryOut(ctx, held, found, decision, time.Since(began))
-	}
-	return result, err
+	return ctrl.Result{}, fmt.Errorf("request %s: nothing settles it", object.Name) // what is from the API server does
 }
 
 // again has a request that waits come back.
@@ -126,21 +123,31 @@ func (c *Controller) carryOut(ctx context.Context, object *certificatesv1.Certif
 	case !c.Audit:
 		result, err = c.act(ctx, object, found, decision)
 	}
-	if apierrors.IsAlreadyExists(err) {
+	if err == nil {
+		c.report(ctx, object, found, decision, took)
+	}
+	return result, err
+}
+
+// isOutdated reports whether something was written meanwhile.
+func isOutdated(err error) bool {
+	return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err)
+}
+
+// afterwards returns when a request is looked at again that was just decided on, or was to be.
+func (c *Controller) afterwards(ctx context.Context, object *certificatesv1.CertificateSigningRequest, now time.Time, result ctrl.Result, err error) (ctrl.Result, error) {
+	switch {
+	case apierrors.IsAlreadyExists(err):
 		// Another replica made the record, or it is one that is not this cluster's to see, and stays.
-		if !found.input.Now.Before(c.Rules.Deadline(object)) {
+		if !now.Before(c.Rules.Deadline(object)) {
 			return ctrl.Result{}, c.deny(ctx, object, string(verifier.ReasonIdentityBound), "record: there is one of that name, which is not this cluster's")
 		}
 		log.FromContext(ctx).Info("there is a record of that name already", "request", object.Name, "cause", err.Error())
 		return ctrl.Result{RequeueAfter: lookAgain}, nil
-	}
-	if apierrors.IsConflict(err) {
+	case apierrors.IsConflict(err):
 		// Somebody wrote first. What he wrote is read before anything is decided again.
 		log.FromContext(ctx).V(1).Info("somebody was faster", "request", object.Name, "cause", err.Error())
 		return ctrl.Result{RequeueAfter: lookAgain / 10}, nil
-	}
-	if err == nil {
-		c.report(ctx, object, found, decision, took)
 	}
 	return result, err
 }

@@ -5,11 +5,10 @@ package controller
 import (
 	"context"
 	"fmt"
-	"sync"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/lru"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
@@ -33,72 +32,33 @@ type Owned struct {
 	Owner func(verifier.MachineRef) (metav1.OwnerReference, error)
 }
 
-// readingShare is how much longer than it took a reading of all records does, up to lookAtLeast.
-const readingShare = 20
-
 // records are where the records of one cluster are.
 type records struct {
-	reader    client.Reader
-	writer    client.Writer
+	api       client.WithWatch
 	namespace string
 	owned     *Owned
+	// told are the records as a watch tells of them. It is nil where everything is read from the API server.
+	told *toldRecords
+	// sole has, by UID, each record of which it was seen, after it was written, that no other has its node name or EK. It stays so as long as nobody
+	// else writes it: who writes another looks for this one afterwards.
+	sole *lru.Cache
+}
 
-	// reading is held by who reads all of them; mu guards what is known of them since at, until the reading is old.
-	reading sync.Mutex
-	mu      sync.Mutex
-	at, old time.Time
-	items   []v1alpha1.NodeAttestation
-	told    []verifier.Record
+func newRecords(api client.WithWatch, namespace string, owned *Owned) *records {
+	return &records{api: api, namespace: namespace, owned: owned, sole: lru.New(maxLimiters)}
 }
 
 // with reads the records that have a value in a field.
 func (s *records) with(ctx context.Context, field, value string) ([]v1alpha1.NodeAttestation, error) {
-	return s.list(ctx, client.MatchingFields{field: value})
+	list := &v1alpha1.NodeAttestationList{}
+	if err := s.api.List(ctx, list, s.scope(client.MatchingFields{field: value})...); err != nil {
+		return nil, fmt.Errorf("records: %w", err)
+	}
+	return list.Items, nil
 }
 
-// recent returns all records as they were a moment ago, and what the rules are told of them: many requests that wait share one reading. How long it
-// does follows from how long it took, so that waiting costs a part of the time only. While one reads, the others do with the last reading. The
-// caller changes neither.
-func (s *records) recent(ctx context.Context, now time.Time) ([]v1alpha1.NodeAttestation, []verifier.Record, error) {
-	if items, told, ok := s.last(now); ok {
-		return items, told, nil
-	}
-	if s.reading.TryLock() {
-		defer s.reading.Unlock()
-	} else if items, told, any := s.last(time.Time{}); any {
-		return items, told, nil
-	} else {
-		s.reading.Lock()
-		defer s.reading.Unlock()
-		if items, told, ok := s.last(now); ok {
-			return items, told, nil
-		}
-	}
-	began := time.Now()
-	items, err := s.list(ctx, client.MatchingFields{})
-	if err != nil {
-		return nil, nil, err
-	}
-	told := make([]verifier.Record, len(items))
-	for i := range items {
-		told[i] = s.of(&items[i])
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.at, s.old = now, now.Add(min(max(lookAgain, readingShare*time.Since(began)), lookAtLeast))
-	s.items, s.told = items, told
-	return items, told, nil
-}
-
-// last returns the last reading if it is not old, or any if now is zero.
-func (s *records) last(now time.Time) ([]v1alpha1.NodeAttestation, []verifier.Record, bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	ok := !s.at.IsZero() && (now.IsZero() || now.Before(s.old) && now.After(s.at.Add(-lookAgain))) // else the clock was put back
-	return s.items, s.told, ok
-}
-
-func (s *records) list(ctx context.Context, fields client.MatchingFields) ([]v1alpha1.NodeAttestation, error) {
+// scope selects this cluster's records.
+func (s *records) scope(fields client.MatchingFields) []client.ListOption {
 	if s.owned != nil {
 		fields[v1alpha1.FieldCluster] = s.owned.Cluster
 	}
@@ -106,11 +66,7 @@ func (s *records) list(ctx context.Context, fields client.MatchingFields) ([]v1a
 	if len(fields) > 0 {
 		options = append(options, fields)
 	}
-	list := &v1alpha1.NodeAttestationList{}
-	if err := s.reader.List(ctx, list, options...); err != nil {
-		return nil, fmt.Errorf("records: %w", err)
-	}
-	return list.Items, nil
+	return options
 }
 
 // of returns what the rules are told of a record.
@@ -151,8 +107,34 @@ func (s *records) make(record verifier.Record) (*v1alpha1.NodeAttestation, error
 
 // write creates a record, or updates the version that was read.
 func (s *records) write(ctx context.Context, object *v1alpha1.NodeAttestation) error {
+	write, sole := func() error { return s.api.Update(ctx, object) }, s.isSole(object)
 	if object.ResourceVersion == "" {
-		return s.writer.Create(ctx, object)
+		write, sole = func() error { return s.api.Create(ctx, object) }, false
 	}
-	return s.writer.Update(ctx, object)
+	if err := write(); err != nil {
+		return err
+	}
+	s.told.wrote(object)
+	if sole {
+		s.noteSole(object)
+	}
+	return nil
+}
+
+// identity is what no two records share, in one version of a record.
+type identity struct{ version, nodeName, ek string }
+
+func identityOf(object *v1alpha1.NodeAttestation) identity {
+	record := recordOf(object)
+	return identity{object.ResourceVersion, record.NodeName, record.EK}
+}
+
+// isSole reports whether no other record has what this one has, or will have once it is written.
+func (s *records) isSole(object *v1alpha1.NodeAttestation) bool {
+	seen, known := s.sole.Get(object.UID)
+	return known && seen == identityOf(object)
+}
+
+func (s *records) noteSole(object *v1alpha1.NodeAttestation) {
+	s.sole.Add(object.UID, identityOf(object))
 }

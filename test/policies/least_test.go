@@ -359,6 +359,7 @@ func (l *live) missesEach(t *testing.T, m *machine) {
 		{right{"create", "", "events", namespace, ""}, restart}, // that it leads
 		{right{"watch", certs, requests, "", ""}, restart},
 		{right{"list", certs, requests, "", ""}, restartListing},
+		{right{"watch", recordAPI, "nodeattestations", namespace, ""}, restart},
 		{right{"watch", rbac, "clusterrolebindings", "", ""}, restart},
 		{right{"list", rbac, "clusterrolebindings", "", ""}, restartListing},
 		{right{"list", "", "nodes", "", ""}, restart},

@@ -73,7 +73,7 @@ var dangerous = slices.Concat(
 	rights("create update delete", "admissionregistration.k8s.io", "validatingadmissionpolicybindings", "", ""),
 	rights("update patch delete", "apiextensions.k8s.io", "customresourcedefinitions", "", ""),
 	rights("patch delete deletecollection", recordAPI, "nodeattestations", namespace, ""),
-	rights("get list create", recordAPI, "nodeattestations", "default", ""),
+	rights("get list watch create", recordAPI, "nodeattestations", "default", ""),
 	rights("create", "", "events", "kube-system", ""),
 	rights("create", eventsAPI, "events", "kube-system", ""),
 	rights("*", "*", "*", "", ""),
@@ -233,7 +233,7 @@ func TestRequestersRights(t *testing.T) {
 		rights("approve sign", certs, "signers", "", tpmSigner),
 		rights("get list", "", "nodes", "", ""),
 		rights("get list", "", "secrets", "", ""),
-		rights("get list create update", v1alpha1.GroupVersion.Group, "nodeattestations", namespace, ""),
+		rights("get list watch create update", v1alpha1.GroupVersion.Group, "nodeattestations", namespace, ""),
 	) {
 		if may(t, machine, r) {
 			t.Errorf("a machine may %s", r)

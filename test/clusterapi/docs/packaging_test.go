@@ -169,7 +169,7 @@ func managementRights(t *testing.T) {
 		right{"list watch", configGroup, "kubeadmconfigs", "", ""},
 		right{"list", infraGroup, "metalmachines", "fleet", ""},
 		right{"get create update", "", "secrets", "fleet", ""},
-		right{"list create update delete", recordGroup, "nodeattestations", "fleet", ""},
+		right{"list watch create update delete", recordGroup, "nodeattestations", "fleet", ""},
 		right{"create", "events.k8s.io", "events", "fleet", ""},
 		right{"get update", leaseGroup, "leases", namespace, "node-attestation-controller"},
 	)
@@ -287,14 +287,14 @@ func TestNamespaces(t *testing.T) {
 	bound.mustKubectl(t, "apply", "--server-side", "--validate=strict", "-k", dir)
 	bound.wantRights(t, true,
 		right{"get create update", "", "secrets", "fleet", ""},
-		right{"list create update", recordGroup, "nodeattestations", "fleet", ""},
+		right{"list watch create update", recordGroup, "nodeattestations", "fleet", ""},
 		right{"list watch", clusterGroup, "clusters", "fleet", ""},
 		right{"get update", leaseGroup, "leases", namespace, "node-attestation-controller"},
 	)
 	for _, elsewhere := range []string{"", "another", namespace} {
 		bound.wantRights(t, false,
 			right{"get list create update", "", "secrets", elsewhere, ""},
-			right{"list create update", recordGroup, "nodeattestations", elsewhere, ""},
+			right{"list watch create update", recordGroup, "nodeattestations", elsewhere, ""},
 			right{"list watch", clusterGroup, "clusters", elsewhere, ""},
 		)
 	}
@@ -365,7 +365,7 @@ func (s *server) workloadRights(t *testing.T) {
 		right{"create update patch delete", "", "nodes", "", ""},
 		right{"impersonate", "", "users", "", ""},
 		right{"create update delete", rbacGroup, "clusterrolebindings", "", ""},
-		right{"list", recordGroup, "nodeattestations", "", ""},
+		right{"list watch", recordGroup, "nodeattestations", "", ""},
 	)
 	// What Cluster API's ClusterCache asks for to see whether it is connected.
 	if err := s.controller(t).CertificatesV1().RESTClient().Get().AbsPath("/").Do(t.Context()).Error(); err != nil {

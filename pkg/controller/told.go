@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-logr/logr"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+)
+
+// toldRecords are the records of one cluster as a watch tells of them: a moment old, and older where the watch hangs. The API server has no
+// index of fields, and goes through all records for each List. What is decided by these is checked when it is carried out (reading.settles).
+type toldRecords struct {
+	informer toolscache.SharedIndexInformer
+	// known is the informer's store and what was written here since.
+	known toolscache.MutationCache
+	// watched says that there was a watch when one was last asked for.
+	watched atomic.Bool
+}
+
+// writtenFor is how long what was written here is known without the watch: one that was deleted since is, too.
+const writtenFor = 15 * time.Second
+
+// toldBy are the fields by which told records are found.
+var toldBy = map[string]func(*v1alpha1.NodeAttestation) string{
+	v1alpha1.FieldNodeName: func(r *v1alpha1.NodeAttestation) string { return r.Spec.NodeName },
+	v1alpha1.FieldMachine:  func(r *v1alpha1.NodeAttestation) string { return r.Spec.Machine.Name },
+	v1alpha1.FieldEK: func(r *v1alpha1.NodeAttestation) string {
+		if r.Spec.EK == nil {
+			return ""
+		}
+		return r.Spec.EK.Fingerprint
+	},
+}
+
+// newToldRecords makes the watch of a cluster's records; its source starts it.
+func newToldRecords(s *records, log logr.Logger) (*toldRecords, error) {
+	t := &toldRecords{}
+	calls := &toolscache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			if options.ResourceVersion == "0" { // whatever an API server happens to remember: another leader has just written
+				options.ResourceVersion = ""
+			}
+			list := &v1alpha1.NodeAttestationList{}
+			page := &client.ListOptions{Raw: &options, Limit: options.Limit, Continue: options.Continue}
+			err := s.api.List(ctx, list, append(s.scope(nil), page)...)
+			return list, t.note(err)
+		},
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			events, err := s.api.Watch(ctx, &v1alpha1.NodeAttestationList{}, append(s.scope(nil), &client.ListOptions{Raw: &options})...)
+			return events, t.note(err)
+		},
+	}
+	indexers := toolscache.Indexers{}
+	for field, value := range toldBy {
+		indexers[field] = func(object any) ([]string, error) { return []string{value(object.(*v1alpha1.NodeAttestation))}, nil }
+	}
+	t.informer = toolscache.NewSharedIndexInformer(toolscache.ToListWatcherWithWatchListSemantics(calls, s.api), &v1alpha1.NodeAttestation{}, 0, indexers)
+	t.known = toolscache.NewIntegerResourceVersionMutationCache(log, t.informer.GetStore(), t.informer.GetIndexer(), writtenFor, true)
+	failures := &watchFailures{log: log, what: "records are read from the API server for each decision, which is slow: list and watch on nodeattestations are needed", remind: bindingsRemind}
+	return t, errors.Join(t.informer.SetTransform(trimRecord), t.informer.SetWatchErrorHandlerWithContext(failures.handle))
+}
+
+// trimRecord drops what nobody reads; an update without it leaves it as it is.
+func trimRecord(object any) (any, error) {
+	if record, ok := object.(*v1alpha1.NodeAttestation); ok {
+		record.ManagedFields = nil
+	}
+	return object, nil
+}
+
+func (t *toldRecords) note(err error) error {
+	t.watched.Store(err == nil)
+	return err
+}
+
+// source has the watch begin and end with a controller, which does not wait for it: until something was told records are read.
+func (t *toldRecords) source() source.Source {
+	return source.Func(func(ctx context.Context, _ workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+		go t.informer.RunWithContext(ctx)
+		return nil
+	})
+}
+
+// has reports whether all records were told of, and others would be.
+func (t *toldRecords) has() bool { return t != nil && t.informer.HasSynced() && t.watched.Load() }
+
+// with returns the records that have a value in a field. The caller changes none.
+func (t *toldRecords) with(field, value string) ([]v1alpha1.NodeAttestation, error) {
+	found, err := t.known.ByIndex(field, value)
+	items := make([]v1alpha1.NodeAttestation, len(found))
+	for i := range found {
+		items[i] = *found[i].(*v1alpha1.NodeAttestation)
+	}
+	return items, err
+}
+
+// wrote takes over a record that was just written.
+func (t *toldRecords) wrote(record *v1alpha1.NodeAttestation) {
+	if t != nil {
+		t.known.Mutation(record.DeepCopy())
+	}
+}
