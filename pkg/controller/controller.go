@@ -124,7 +124,7 @@ func New(config Config, clients Clients) (*Controller, error) {
 		return nil, err
 	}
 	c.client, c.live, c.events = clients.Client, clients.Live, clients.Events
-	c.records = newRecords(clients.Records, c.Namespace, c.Owned)
+	c.records = &records{api: clients.Records, namespace: c.Namespace, owned: c.Owned}
 	return c, nil
 }
 

@@ -195,26 +195,16 @@ func (c *Controller) findRecordsOf(ctx context.Context, f *found, field, value s
 // checkSole finds out whether the records that one which was written must agree with are those that were found before: of two that contradict each
 // other, whoever wrote second sees the first one. The error is a conflict if they are not.
 func (c *Controller) checkSole(ctx context.Context, f *found, record *v1alpha1.NodeAttestation) error {
-	if c.records.isSole(record) {
-		return nil
+	items, err := c.records.like(ctx, record)
+	if err != nil {
+		return err
 	}
-	written := recordOf(record)
-	for field, value := range map[string]string{v1alpha1.FieldNodeName: written.NodeName, v1alpha1.FieldEK: written.EK} {
-		if value == "" {
-			continue
-		}
-		items, err := c.records.with(ctx, field, value)
-		if err != nil {
-			return err
-		}
-		for i := range items {
-			if !f.holds(&items[i]) {
-				return apierrors.NewConflict(v1alpha1.GroupVersion.WithResource("nodeattestations").GroupResource(), record.Name,
-					fmt.Errorf("the record %s was written meanwhile", items[i].Name))
-			}
+	for i := range items {
+		if !f.holds(&items[i]) {
+			return apierrors.NewConflict(v1alpha1.GroupVersion.WithResource("nodeattestations").GroupResource(), record.Name,
+				fmt.Errorf("the record %s was written meanwhile", items[i].Name))
 		}
 	}
-	c.records.noteSole(record)
 	return nil
 }
 

@@ -18,7 +18,7 @@ const (
 	// inCrowd does the same. It settles that a hello among very many is challenged, which grants nothing.
 	inCrowd
 	// asTold goes by what was told. It settles that a hello is challenged, and that a proof is approved: the record is written under the version
-	// that was told, or made under the one name that it can have, and what it must agree with is read after that (checkSole).
+	// that was told, or made under the one name that it can have, and what it must agree with is looked at after that (checkSole).
 	asTold
 	// fromAPIServer goes by what the API server holds, and settles everything.
 	fromAPIServer

@@ -5,10 +5,10 @@ package controller
 import (
 	"context"
 	"fmt"
+	"maps"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/utils/lru"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
@@ -39,13 +39,6 @@ type records struct {
 	owned     *Owned
 	// told are the records as a watch tells of them. It is nil where everything is read from the API server.
 	told *toldRecords
-	// sole has, by UID, each record of which it was seen, after it was written, that no other has its node name or EK. It stays so as long as nobody
-	// else writes it: who writes another looks for this one afterwards.
-	sole *lru.Cache
-}
-
-func newRecords(api client.WithWatch, namespace string, owned *Owned) *records {
-	return &records{api: api, namespace: namespace, owned: owned, sole: lru.New(maxLimiters)}
 }
 
 // with reads the records that have a value in a field.
@@ -57,14 +50,16 @@ func (s *records) with(ctx context.Context, field, value string) ([]v1alpha1.Nod
 	return list.Items, nil
 }
 
-// scope selects this cluster's records.
+// scope selects those of this cluster's records that have values in fields.
 func (s *records) scope(fields client.MatchingFields) []client.ListOption {
+	selected := client.MatchingFields{}
 	if s.owned != nil {
-		fields[v1alpha1.FieldCluster] = s.owned.Cluster
+		selected[v1alpha1.FieldCluster] = s.owned.Cluster
 	}
+	maps.Copy(selected, fields)
 	options := []client.ListOption{client.InNamespace(s.namespace)}
-	if len(fields) > 0 {
-		options = append(options, fields)
+	if len(selected) > 0 {
+		options = append(options, selected)
 	}
 	return options
 }
@@ -107,34 +102,33 @@ func (s *records) make(record verifier.Record) (*v1alpha1.NodeAttestation, error
 
 // write creates a record, or updates the version that was read.
 func (s *records) write(ctx context.Context, object *v1alpha1.NodeAttestation) error {
-	write, sole := func() error { return s.api.Update(ctx, object) }, s.isSole(object)
+	write := func() error { return s.api.Update(ctx, object) }
 	if object.ResourceVersion == "" {
-		write, sole = func() error { return s.api.Create(ctx, object) }, false
+		write = func() error { return s.api.Create(ctx, object) }
 	}
-	if err := write(); err != nil {
-		return err
+	err := write()
+	if err == nil {
+		s.told.wrote(object)
 	}
-	s.told.wrote(object)
-	if sole {
-		s.noteSole(object)
-	}
-	return nil
+	return err
 }
 
-// identity is what no two records share, in one version of a record.
-type identity struct{ version, nodeName, ek string }
-
-func identityOf(object *v1alpha1.NodeAttestation) identity {
-	record := recordOf(object)
-	return identity{object.ResourceVersion, record.NodeName, record.EK}
-}
-
-// isSole reports whether no other record has what this one has, or will have once it is written.
-func (s *records) isSole(object *v1alpha1.NodeAttestation) bool {
-	seen, known := s.sole.Get(object.UID)
-	return known && seen == identityOf(object)
-}
-
-func (s *records) noteSole(object *v1alpha1.NodeAttestation) {
-	s.sole.Add(object.UID, identityOf(object))
+// like returns the records that have the node name or the EK of one that was written, as they were then or later.
+func (s *records) like(ctx context.Context, written *v1alpha1.NodeAttestation) (all []v1alpha1.NodeAttestation, err error) {
+	with := func(field, value string) ([]v1alpha1.NodeAttestation, error) { return s.with(ctx, field, value) }
+	if s.told.has() && s.told.until(ctx, written.ResourceVersion) {
+		with = s.told.seen
+	}
+	for _, field := range []string{v1alpha1.FieldNodeName, v1alpha1.FieldEK} {
+		value := fields[field](written)
+		if value == "" {
+			continue
+		}
+		items, err := with(field, value)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, items...)
+	}
+	return all, nil
 }

@@ -11,6 +11,8 @@ import (
 	"github.com/go-logr/logr"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+	utilwait "k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
@@ -34,8 +36,11 @@ type toldRecords struct {
 // writtenFor is how long what was written here is known without the watch: one that was deleted since is, too.
 const writtenFor = 15 * time.Second
 
-// toldBy are the fields by which told records are found.
-var toldBy = map[string]func(*v1alpha1.NodeAttestation) string{
+// toldWithin is how long an own write is waited for to be told.
+const toldWithin = time.Second
+
+// fields are those by which records are found.
+var fields = map[string]func(*v1alpha1.NodeAttestation) string{
 	v1alpha1.FieldNodeName: func(r *v1alpha1.NodeAttestation) string { return r.Spec.NodeName },
 	v1alpha1.FieldMachine:  func(r *v1alpha1.NodeAttestation) string { return r.Spec.Machine.Name },
 	v1alpha1.FieldEK: func(r *v1alpha1.NodeAttestation) string {
@@ -65,7 +70,7 @@ func newToldRecords(s *records, log logr.Logger) (*toldRecords, error) {
 		},
 	}
 	indexers := toolscache.Indexers{}
-	for field, value := range toldBy {
+	for field, value := range fields {
 		indexers[field] = func(object any) ([]string, error) { return []string{value(object.(*v1alpha1.NodeAttestation))}, nil }
 	}
 	t.informer = toolscache.NewSharedIndexInformer(toolscache.ToListWatcherWithWatchListSemantics(calls, s.api), &v1alpha1.NodeAttestation{}, 0, indexers)
@@ -98,9 +103,27 @@ func (t *toldRecords) source() source.Source {
 // has reports whether all records were told of, and others would be.
 func (t *toldRecords) has() bool { return t != nil && t.informer.HasSynced() && t.watched.Load() }
 
-// with returns the records that have a value in a field. The caller changes none.
+// with returns the records that have a value in a field, those that were just written here included. The caller changes none.
 func (t *toldRecords) with(field, value string) ([]v1alpha1.NodeAttestation, error) {
-	found, err := t.known.ByIndex(field, value)
+	return recordsOf(t.known.ByIndex(field, value))
+}
+
+// seen returns the records that have a value in a field by what was told alone.
+func (t *toldRecords) seen(field, value string) ([]v1alpha1.NodeAttestation, error) {
+	return recordsOf(t.informer.GetIndexer().ByIndex(field, value))
+}
+
+// until waits until everything was told that was written before a version, and reports whether it was: a watch tells in the order of versions, and
+// client-go's store keeps it (InOrderInformers, AtomicFIFO).
+func (t *toldRecords) until(ctx context.Context, version string) bool {
+	err := utilwait.PollUntilContextTimeout(ctx, 2*time.Millisecond, toldWithin, true, func(context.Context) (bool, error) {
+		order, err := resourceversion.CompareResourceVersion(t.informer.GetStore().LastStoreSyncResourceVersion(), version)
+		return order >= 0, err
+	})
+	return err == nil
+}
+
+func recordsOf(found []any, err error) ([]v1alpha1.NodeAttestation, error) {
 	items := make([]v1alpha1.NodeAttestation, len(found))
 	for i := range found {
 		items[i] = *found[i].(*v1alpha1.NodeAttestation)

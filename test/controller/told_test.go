@@ -3,6 +3,7 @@
 package controller
 
 import (
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -120,39 +121,35 @@ func (m *machine) attested(t *testing.T) *peer {
 	return m.newPeer(t, m.chip, m.asNode(m.issued(t, proof, m.name), p.keyPEM), m.name, m.name)
 }
 
-// By what a watch tells, an enrolment lists records twice, to see that it is alone, and a renewal not at all.
+// A decision goes by what a watch tells, and lists no records.
 func TestRecordsAreNotListed(t *testing.T) {
 	f, dog := newWatchedFleet(t)
-	first, m := f.newMachine(t, "warms-up"), f.newMachine(t, "watched")
-	f.inventoried(t, first, m)
-	eventually(t, 20*time.Second, "enrolments go by the watch", func() bool {
-		first.attested(t)
-		return dog.counted() == 0 // as in the renewals below: it is alone
-	})
-	node := m.attested(t)
-	if n := dog.counted(); n != 2 {
-		t.Errorf("an enrolment lists records %d times", n)
+	machines := []*machine{f.newMachine(t, "warms-up")}
+	for i := range 3 { // on a busy machine an own write may be told too late
+		machines = append(machines, f.newMachine(t, fmt.Sprintf("watched-%d", i)))
 	}
-	_, proof := node.attests(t)
-	f.issued(t, proof, m.name)
-	if n := dog.counted(); n != 0 {
-		t.Errorf("a renewal lists records %d times", n)
-	}
-	// Another leader has not seen that it is alone.
-	f.stop()
-	config := f.AdminConfig()
-	config.Wrap(dog.wrap)
-	f.stop = f.startWith(t, config)
-	eventually(t, 20*time.Second, "renewals go by the watch again", func() bool {
-		first.attested(t)
+	f.inventoried(t, machines...)
+	eventually(t, 20*time.Second, "it goes by the watch", func() bool {
+		machines[0].attested(t)
 		return dog.counted() == 0
 	})
-	for _, want := range []int{2, 0} {
+	least := [2]int{1, 1}
+	for _, m := range machines[1:] {
+		node := m.attested(t)
+		least[0] = min(least[0], dog.counted())
 		_, proof := node.attests(t)
 		f.issued(t, proof, m.name)
-		if n := dog.counted(); n != want {
-			t.Errorf("after a restart a renewal lists records %d times, not %d", n, want)
-		}
+		least[1] = min(least[1], dog.counted())
+	}
+	if least != [2]int{} {
+		t.Errorf("records are listed by each enrolment, and by each renewal: %v", least)
+	}
+}
+
+func remove(t *testing.T, f *fleet, record *v1alpha1.NodeAttestation) {
+	t.Helper()
+	if err := f.client.Delete(t.Context(), record); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -180,12 +177,6 @@ func TestHungWatch(t *testing.T) {
 			t.Fatal(err)
 		}
 		return record
-	}
-	remove := func(record *v1alpha1.NodeAttestation) {
-		t.Helper()
-		if err := f.client.Delete(t.Context(), record); err != nil {
-			t.Fatal(err)
-		}
 	}
 	refused := func(name string) {
 		t.Helper()
@@ -216,33 +207,33 @@ func TestHungWatch(t *testing.T) {
 			_, proof := renewed.attests(t)
 			f.issued(t, proof, "known")
 		}
-		if n := dog.counted(); n != 0 {
+		if n := dog.counted(); n != 3*2 { // and that nobody else has its name and EK is asked
 			t.Errorf("%d lists", n)
 		}
 	})
 	t.Run("its record was deleted", func(t *testing.T) {
 		record := f.record(t, "deleted")
-		remove(record)
+		remove(t, f, record)
 		machines["deleted"].attested(t)
 		if got := f.record(t, "deleted"); got.UID == record.UID || len(got.Status.Certificates) != 1 {
 			t.Errorf("%+v", got)
 		}
 	})
 	t.Run("another's record was deleted", func(t *testing.T) {
-		remove(freed)
+		remove(t, f, freed)
 		machines["freed"].attested(t)
 	})
 	t.Run("another's record was made", func(t *testing.T) {
 		taken := other("taken")
 		refused("taken")
 		refused("taken")
-		remove(taken)
+		remove(t, f, taken)
 		machines["taken"].attested(t)
 	})
 	t.Run("its record was made", func(t *testing.T) {
 		node := machines["new"].attested(t)
 		record := f.record(t, "new")
-		remove(record)
+		remove(t, f, record)
 		time.Sleep(16 * time.Second) // until what was written here is forgotten
 		record.ResourceVersion, record.UID = "", ""
 		if err := f.client.Create(t.Context(), record); err != nil {
