@@ -29,9 +29,12 @@ type found struct {
 	// ek is the EK claimed, and named says that an authority names it.
 	ek    string
 	named bool
-	// reading is where the records are from.
+	// isHello says what the request is, and reading by what it is judged.
+	isHello bool
 	reading reading
-	// hopeless says that a hello's evidence is refused whoever names its EK: nothing more need be found.
+	// judged is what was made of the evidence, by this reading and those before.
+	judged judgements
+	// hopeless says that a hello's evidence is refused whoever names its EK.
 	hopeless bool
 	// records are the objects behind input.Records.
 	records []v1alpha1.NodeAttestation
@@ -39,19 +42,22 @@ type found struct {
 	node *metav1.PartialObjectMetadata
 }
 
-// gather reads all that the rules ask for.
-func (c *Controller) gather(ctx context.Context, object *certificatesv1.CertificateSigningRequest, claim verifier.Claim, now time.Time, from reading) (*found, error) {
-	f := &found{provider: c.providers[claim.Provider], reading: from}
+// gather reads what the rules ask for, as far as a reading goes.
+func (c *Controller) gather(ctx context.Context, object *certificatesv1.CertificateSigningRequest, claim verifier.Claim, now time.Time, from reading, judged judgements) (*found, error) {
+	f := &found{provider: c.providers[claim.Provider], isHello: claim.Hello, reading: from, judged: judged}
 	f.challenger, _ = f.provider.(Challenger)
 	f.input = verifier.Input{Now: now, Request: object, Node: verifier.Absent}
-	for _, step := range []func(context.Context, *found, verifier.Claim) error{
-		c.findHopeless, c.findNode, c.findRecords, c.findEvidence, c.findMachineRecords, c.findOpen,
-	} {
-		if err := step(ctx, f, claim); err != nil {
+	type step = func(context.Context, *found, verifier.Claim) error
+	steps := []step{c.findNode, c.findRecords, c.findEvidence, c.findMachineRecords, c.findOpen}
+	switch from {
+	case evidenceAlone:
+		steps = []step{c.findHopeless}
+	case whileWaiting:
+		steps = []step{c.findRecords, c.findEvidence, c.findMachineRecords, c.findOpen}
+	}
+	for _, find := range steps {
+		if err := find(ctx, f, claim); err != nil {
 			return nil, err
-		}
-		if f.hopeless {
-			return f, nil
 		}
 	}
 	if c.Owned != nil && (f.provider != nil || claim.Serving) { // machines are known
@@ -60,12 +66,35 @@ func (c *Controller) gather(ctx context.Context, object *certificatesv1.Certific
 	return f, nil
 }
 
-// findHopeless judges a hello as if its EK were named: a flood of what is no evidence then costs the API server the denials alone.
-func (c *Controller) findHopeless(ctx context.Context, f *found, claim verifier.Claim) error {
-	if f.challenger == nil || !claim.Hello || f.reading.passing() {
-		return nil
+// judgements are what was made of the evidence of one request, while it is decided on.
+type judgements map[judgement]verifier.Evidence
+
+type judgement struct {
+	named bool
+	hello types.UID
+}
+
+func (j judgements) of(ctx context.Context, provider Provider, q Question) verifier.Evidence {
+	about := judgementOf(q)
+	evidence, ok := j[about]
+	if !ok {
+		evidence = provider.Judge(ctx, q)
+		j[about] = evidence
 	}
-	f.input.Evidence = f.provider.Judge(ctx, Question{Request: f.input.Request, Named: true, Now: f.input.Now})
+	return evidence
+}
+
+func judgementOf(q Question) judgement {
+	of := judgement{named: q.Named}
+	if q.Hello != nil {
+		of.hello = q.Hello.UID
+	}
+	return of
+}
+
+// findHopeless judges a hello as if its EK were named.
+func (c *Controller) findHopeless(ctx context.Context, f *found, _ verifier.Claim) error {
+	f.input.Evidence = f.judged.of(ctx, f.provider, Question{Request: f.input.Request, Named: true, Now: f.input.Now})
 	f.hopeless = isVerdict(f.input.Evidence.Err) && !f.input.Evidence.Unvouched
 	return nil
 }
@@ -121,15 +150,17 @@ func (c *Controller) findEvidence(ctx context.Context, f *found, claim verifier.
 			return err
 		}
 	}
-	question := Question{Request: in.Request, Hello: in.Hello, Named: f.named, Now: in.Now}
-	switch {
-	case f.reading.passing():
-		in.Evidence = c.waits.evidence(question, func() verifier.Evidence { return f.provider.Judge(ctx, question) })
-	case claim.Hello && f.named: // it has been judged so
-	default:
-		in.Evidence = f.provider.Judge(ctx, question)
+	if known, ok := c.waits.evidence(f.question()); ok && f.reading == whileWaiting {
+		in.Evidence = known
+	} else {
+		in.Evidence = f.judged.of(ctx, f.provider, f.question())
 	}
 	return nil
+}
+
+// question is what the provider is asked, once everything of it was found.
+func (f *found) question() Question {
+	return Question{Request: f.input.Request, Hello: f.input.Hello, Named: f.named, Now: f.input.Now}
 }
 
 // isVerdict reports whether an error of a Provider is about the evidence, and none that may pass.
@@ -155,8 +186,13 @@ func (c *Controller) findRecords(ctx context.Context, f *found, claim verifier.C
 	return c.findRecordsOf(ctx, f, v1alpha1.FieldNodeName, claim.NodeName)
 }
 
-// findMachineRecords reads the records of each machine that the request may turn out to be of.
+// findMachineRecords reads the records of each machine that the request may turn out to be of, and those of an EK that only its judge knew.
 func (c *Controller) findMachineRecords(ctx context.Context, f *found, _ verifier.Claim) error {
+	if ek := f.input.Evidence.EK; ek != f.ek {
+		if err := c.findRecordsOf(ctx, f, v1alpha1.FieldEK, ek); err != nil {
+			return err
+		}
+	}
 	for _, m := range f.input.Machines {
 		name := m.Ref.Name
 		if !hasEK(m, f.ek) && name != f.input.Evidence.Machine && name != f.input.Token.Machine.Name {
@@ -234,7 +270,7 @@ func getRequest(ctx context.Context, reader client.Reader, name string) (*certif
 // findNode finds out whether a Node exists. Nothing else of it counts.
 func (c *Controller) findNode(ctx context.Context, f *found, claim verifier.Claim) error {
 	name := claim.NodeName
-	if name == "" || f.reading.passing() {
+	if name == "" {
 		return nil
 	}
 	node := &metav1.PartialObjectMetadata{}

@@ -47,7 +47,7 @@ func NewSecretCA(reader client.Reader, secret types.NamespacedName) *SecretCA {
 func (s *SecretCA) CA(ctx context.Context, now time.Time) (*signing.CA, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !fresh(s.read, now) {
+	if !inventory.Fresh(s.read, now, objectAge) {
 		s.problem = s.refresh(ctx, now)
 		s.read = now
 	}
@@ -90,12 +90,6 @@ func (s *SecretCA) refresh(ctx context.Context, now time.Time) error {
 		s.good, s.version = ca, version
 	}
 	return nil
-}
-
-// fresh reports whether what was read then need not be read again. A clock that was put back must not keep it from being read.
-func fresh(read, now time.Time) bool {
-	age := now.Sub(read)
-	return !read.IsZero() && age >= 0 && age < objectAge
 }
 
 // ConfigMapInventory is the source of machines whose inventory is in a ConfigMap.
@@ -143,9 +137,14 @@ func (c *ConfigMapInventory) Token(ctx context.Context, id string, now time.Time
 func (c *ConfigMapInventory) Problem() error { return c.latest.Problem() }
 
 func (c *ConfigMapInventory) refresh(ctx context.Context, now time.Time) {
-	c.mu.Lock()
+	if !c.mu.TryLock() {
+		if _, err := c.latest.Inventory(); err == nil { // somebody reads: the last one does meanwhile
+			return
+		}
+		c.mu.Lock()
+	}
 	defer c.mu.Unlock()
-	if fresh(c.read, now) {
+	if inventory.Fresh(c.read, now, objectAge) {
 		return
 	}
 	c.read = now

@@ -140,13 +140,3 @@ func (r *requesters) of(name string) string {
 	defer r.mu.Unlock()
 	return r.byName[name]
 }
-
-// crowd reports whether so many requests are open that what costs the API server counts.
-func (r *requesters) crowd() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return len(r.byName) > crowded
-}
-
-// crowded is how many open requests are a crowd: more than machines that are added a few at a time ever make.
-const crowded = 100

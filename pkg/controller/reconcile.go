@@ -72,9 +72,9 @@ func (c *Controller) decide(ctx context.Context, object *certificatesv1.Certific
 	if !ours { // it is another one of that name
 		return ctrl.Result{}, nil
 	}
-	began := time.Now()
+	began, judged := time.Now(), judgements{}
 	for _, from := range c.readings(object, claim) {
-		found, err := c.gather(ctx, object, claim, now, from)
+		found, err := c.gather(ctx, object, claim, now, from, judged)
 		if err != nil {
 			return ctrl.Result{}, err
 		}
@@ -110,6 +110,7 @@ func (c *Controller) again(object *certificatesv1.CertificateSigningRequest, fou
 		lent = found.input.Machines
 	}
 	c.waits.looked(object, lent, c.Rules.Deadline(object), found.input.Now)
+	c.waits.keep(found.question(), found.input.Evidence)
 	return ctrl.Result{RequeueAfter: lookAgain}
 }
 

@@ -102,29 +102,24 @@ func (s *records) make(record verifier.Record) (*v1alpha1.NodeAttestation, error
 
 // write creates a record, or updates the version that was read.
 func (s *records) write(ctx context.Context, object *v1alpha1.NodeAttestation) error {
-	write := func() error { return s.api.Update(ctx, object) }
 	if object.ResourceVersion == "" {
-		write = func() error { return s.api.Create(ctx, object) }
+		return s.api.Create(ctx, object)
 	}
-	err := write()
-	if err == nil {
-		s.told.wrote(object)
-	}
-	return err
+	return s.api.Update(ctx, object)
 }
 
 // like returns the records that have the node name or the EK of one that was written, as they were then or later.
 func (s *records) like(ctx context.Context, written *v1alpha1.NodeAttestation) (all []v1alpha1.NodeAttestation, err error) {
-	with := func(field, value string) ([]v1alpha1.NodeAttestation, error) { return s.with(ctx, field, value) }
-	if s.told.has() && s.told.until(ctx, written.ResourceVersion) {
-		with = s.told.seen
+	find := func(field, value string) ([]v1alpha1.NodeAttestation, error) { return s.with(ctx, field, value) }
+	if s.told.has() && s.told.tells(ctx, written) {
+		find = s.told.with
 	}
 	for _, field := range []string{v1alpha1.FieldNodeName, v1alpha1.FieldEK} {
-		value := fields[field](written)
+		value := valueOf[field](written)
 		if value == "" {
 			continue
 		}
-		items, err := with(field, value)
+		items, err := find(field, value)
 		if err != nil {
 			return nil, err
 		}

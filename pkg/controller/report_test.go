@@ -4,6 +4,7 @@ package controller
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"time"
 
@@ -71,10 +72,11 @@ func TestEvidenceOfWhatWaitsIsJudgedOnce(t *testing.T) {
 		{Question{Request: request, Hello: hello, Named: true, Now: noon.Add(maxJudged)}, nil, 6},
 		{Question{Request: requestNamed("proof", "9"), Hello: hello, Named: true, Now: noon.Add(maxJudged)}, nil, 7},
 	} {
-		w.evidence(step.question, func() verifier.Evidence {
+		if _, known := w.evidence(step.question); !known {
 			judged++
-			return verifier.Evidence{Err: step.err}
-		})
+			w.keep(step.question, verifier.Evidence{Err: step.err})
+		}
+		w.keep(step.question, verifier.Evidence{Err: errors.New("it was judged again")})
 		if judged != step.want {
 			t.Errorf("step %d: judged %d times, want %d", i, judged, step.want)
 		}

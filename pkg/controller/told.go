@@ -11,7 +11,6 @@ import (
 	"github.com/go-logr/logr"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/resourceversion"
 	utilwait "k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	toolscache "k8s.io/client-go/tools/cache"
@@ -24,23 +23,23 @@ import (
 )
 
 // toldRecords are the records of one cluster as a watch tells of them: a moment old, and older where the watch hangs. The API server has no
-// index of fields, and goes through all records for each List. What is decided by these is checked when it is carried out (reading.settles).
+// index of fields, and goes through all records for each List. What may be decided by these is said at the readings.
 type toldRecords struct {
 	informer toolscache.SharedIndexInformer
-	// known is the informer's store and what was written here since.
-	known toolscache.MutationCache
-	// watched says that there was a watch when one was last asked for.
-	watched atomic.Bool
+	// heard is when the watch was last heard of, the zero value if there was none when one was last asked for; untold is when an own write was last
+	// waited for in vain.
+	heard, untold atomic.Value
 }
 
-// writtenFor is how long what was written here is known without the watch: one that was deleted since is, too.
-const writtenFor = 15 * time.Second
+const (
+	// silence is how long a watch may say nothing: the API server sends a bookmark each minute.
+	silence = 3 * time.Minute
+	// toldWithin is how long is waited until an own write is told, and untoldFor how long nothing told counts after that was in vain.
+	toldWithin, untoldFor = 2 * time.Second, 10 * time.Second
+)
 
-// toldWithin is how long an own write is waited for to be told.
-const toldWithin = time.Second
-
-// fields are those by which records are found.
-var fields = map[string]func(*v1alpha1.NodeAttestation) string{
+// valueOf are the fields by which records are found.
+var valueOf = map[string]func(*v1alpha1.NodeAttestation) string{
 	v1alpha1.FieldNodeName: func(r *v1alpha1.NodeAttestation) string { return r.Spec.NodeName },
 	v1alpha1.FieldMachine:  func(r *v1alpha1.NodeAttestation) string { return r.Spec.Machine.Name },
 	v1alpha1.FieldEK: func(r *v1alpha1.NodeAttestation) string {
@@ -66,16 +65,21 @@ func newToldRecords(s *records, log logr.Logger) (*toldRecords, error) {
 		},
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 			events, err := s.api.Watch(ctx, &v1alpha1.NodeAttestationList{}, append(s.scope(nil), &client.ListOptions{Raw: &options})...)
-			return events, t.note(err)
+			if t.note(err) != nil {
+				return nil, err
+			}
+			return watch.Filter(events, func(event watch.Event) (watch.Event, bool) {
+				t.heard.Store(time.Now())
+				return event, true
+			}), nil
 		},
 	}
 	indexers := toolscache.Indexers{}
-	for field, value := range fields {
+	for field, value := range valueOf {
 		indexers[field] = func(object any) ([]string, error) { return []string{value(object.(*v1alpha1.NodeAttestation))}, nil }
 	}
 	t.informer = toolscache.NewSharedIndexInformer(toolscache.ToListWatcherWithWatchListSemantics(calls, s.api), &v1alpha1.NodeAttestation{}, 0, indexers)
-	t.known = toolscache.NewIntegerResourceVersionMutationCache(log, t.informer.GetStore(), t.informer.GetIndexer(), writtenFor, true)
-	failures := &watchFailures{log: log, what: "records are read from the API server for each decision, which is slow: list and watch on nodeattestations are needed", remind: bindingsRemind}
+	failures := &watchFailures{log: log, what: "records are read from the API server for each decision, which is slow: list and watch on nodeattestations are needed", remind: unwatchedRemind}
 	return t, errors.Join(t.informer.SetTransform(trimRecord), t.informer.SetWatchErrorHandlerWithContext(failures.handle))
 }
 
@@ -88,7 +92,11 @@ func trimRecord(object any) (any, error) {
 }
 
 func (t *toldRecords) note(err error) error {
-	t.watched.Store(err == nil)
+	if err != nil {
+		t.heard.Store(time.Time{})
+	} else {
+		t.heard.Store(time.Now())
+	}
 	return err
 }
 
@@ -100,26 +108,32 @@ func (t *toldRecords) source() source.Source {
 	})
 }
 
-// has reports whether all records were told of, and others would be.
-func (t *toldRecords) has() bool { return t != nil && t.informer.HasSynced() && t.watched.Load() }
-
-// with returns the records that have a value in a field, those that were just written here included. The caller changes none.
-func (t *toldRecords) with(field, value string) ([]v1alpha1.NodeAttestation, error) {
-	return recordsOf(t.known.ByIndex(field, value))
+// has reports whether what was told counts: all records were, and others would be.
+func (t *toldRecords) has() bool {
+	if t == nil || !t.informer.HasSynced() || t.informer.GetStore().LastStoreSyncResourceVersion() == "" { // empty without AtomicFIFO
+		return false
+	}
+	heard, _ := t.heard.Load().(time.Time)
+	untold, _ := t.untold.Load().(time.Time)
+	return time.Since(heard) < silence && time.Since(untold) >= untoldFor
 }
 
-// seen returns the records that have a value in a field by what was told alone.
-func (t *toldRecords) seen(field, value string) ([]v1alpha1.NodeAttestation, error) {
+// with returns the records that have a value in a field. The caller changes none.
+func (t *toldRecords) with(field, value string) ([]v1alpha1.NodeAttestation, error) {
 	return recordsOf(t.informer.GetIndexer().ByIndex(field, value))
 }
 
-// until waits until everything was told that was written before a version, and reports whether it was: a watch tells in the order of versions, and
-// client-go's store keeps it (InOrderInformers, AtomicFIFO).
-func (t *toldRecords) until(ctx context.Context, version string) bool {
+// tells waits until a record is told as it was just written, and reports whether it was. Then so is what was written before it: a watch tells in the
+// order of versions, and client-go keeps it (InOrderInformers, AtomicFIFO). Not by comparing versions: they begin anew where etcd is restored, and a watch does not.
+func (t *toldRecords) tells(ctx context.Context, written *v1alpha1.NodeAttestation) bool {
 	err := utilwait.PollUntilContextTimeout(ctx, 2*time.Millisecond, toldWithin, true, func(context.Context) (bool, error) {
-		order, err := resourceversion.CompareResourceVersion(t.informer.GetStore().LastStoreSyncResourceVersion(), version)
-		return order >= 0, err
+		item, _, err := t.informer.GetStore().Get(written)
+		told, _ := item.(*v1alpha1.NodeAttestation)
+		return told != nil && told.UID == written.UID && told.ResourceVersion == written.ResourceVersion, err
 	})
+	if err != nil {
+		t.untold.Store(time.Now())
+	}
 	return err == nil
 }
 
@@ -129,11 +143,4 @@ func recordsOf(found []any, err error) ([]v1alpha1.NodeAttestation, error) {
 		items[i] = *found[i].(*v1alpha1.NodeAttestation)
 	}
 	return items, err
-}
-
-// wrote takes over a record that was just written.
-func (t *toldRecords) wrote(record *v1alpha1.NodeAttestation) {
-	if t != nil {
-		t.known.Mutation(record.DeepCopy())
-	}
 }

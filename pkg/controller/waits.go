@@ -25,11 +25,10 @@ type waits struct {
 type wait struct {
 	uid     types.UID
 	message string
-	// evidence is what was made of it when it was last looked at in passing, and of what.
+	// evidence is what was made of it at a time, and of what.
 	evidence verifier.Evidence
-	named    bool
-	hello    types.UID
-	judged   time.Time
+	judged   judgement
+	at       time.Time
 	// next is when it is looked at again, unless the machines are others by then than these, which were lent.
 	next     time.Time
 	machines []verifier.Machine
@@ -114,29 +113,26 @@ func (w *waits) forget(name string) {
 	delete(w.last, name)
 }
 
-// evidence returns what judge makes of a request, or made of it a moment ago of the same: judging is what costs most, and many may wait. What
-// could not be judged is tried each time.
-func (w *waits) evidence(q Question, judge func() verifier.Evidence) verifier.Evidence {
-	hello := types.UID("")
-	if q.Hello != nil {
-		hello = q.Hello.UID
-	}
+// evidence returns what was made a moment ago of a request that waits: judging is what costs most, and many may wait.
+func (w *waits) evidence(q Question) (verifier.Evidence, bool) {
 	w.mu.Lock()
+	defer w.mu.Unlock()
 	last := w.last[q.Request.Name]
-	if last != nil && last.uid == q.Request.UID && last.named == q.Named && last.hello == hello && !last.judged.IsZero() &&
-		q.Now.Sub(last.judged) >= 0 && q.Now.Sub(last.judged) < maxJudged {
-		defer w.mu.Unlock()
-		return last.evidence
+	if last == nil || last.uid != q.Request.UID || last.judged != judgementOf(q) {
+		return verifier.Evidence{}, false
 	}
-	w.mu.Unlock()
-	evidence := judge()
-	if evidence.Err != nil && !isVerdict(evidence.Err) {
-		return evidence
+	age := q.Now.Sub(last.at)
+	return last.evidence, age >= 0 && age < maxJudged
+}
+
+// keep remembers what was made of a request that waits. What could not be judged is tried each time.
+func (w *waits) keep(q Question, evidence verifier.Evidence) {
+	if _, known := w.evidence(q); known || evidence.Err != nil && !isVerdict(evidence.Err) {
+		return
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if last := w.last[q.Request.Name]; last != nil && last.uid == q.Request.UID {
-		last.evidence, last.named, last.hello, last.judged = evidence, q.Named, hello, q.Now
+		last.evidence, last.judged, last.at = evidence, judgementOf(q), q.Now
 	}
-	return evidence
 }

@@ -11,6 +11,9 @@ import (
 	toolscache "k8s.io/client-go/tools/cache"
 )
 
+// unwatchedRemind is how often it is said that something may not be watched.
+const unwatchedRemind = 10 * time.Minute
+
 // watchFailures says from time to time that something may not be watched, and leaves other failures to client-go. One watch alone uses it.
 type watchFailures struct {
 	log logr.Logger

@@ -92,11 +92,20 @@ func (f *File) Inventory(now time.Time) (*Inventory, error) {
 // Problem returns what kept the last call of Inventory from using what is in the file, nil if nothing did.
 func (f *File) Problem() error { return f.latest.Problem() }
 
+// longest is more than a decision takes.
+const longest = 10 * time.Second
+
+// Fresh reports whether what many decisions share and was read then does for one that began at the time now: it is not as old as an age, and somewhat
+// younger than the decision, if that has been waiting. A clock that was put back must not keep it from being read.
+func Fresh(read, now time.Time, age time.Duration) bool {
+	since := now.Sub(read)
+	return !read.IsZero() && since > -longest && since < age
+}
+
 func (f *File) refresh(now time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	// A clock that was put back must not keep the file from being read.
-	if age := now.Sub(f.read); !f.read.IsZero() && age >= 0 && age < f.interval {
+	if f.interval > 0 && Fresh(f.read, now, f.interval) {
 		return
 	}
 	f.read = now
