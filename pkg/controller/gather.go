@@ -32,10 +32,10 @@ type found struct {
 	// isHello says what the request is, and reading by what it is judged.
 	isHello bool
 	reading reading
-	// judged is what was made of the evidence, by this reading and those before.
-	judged judgements
-	// hopeless says that a hello's evidence is refused whoever names its EK.
-	hopeless bool
+	// known is what this reading found, and those before.
+	known *known
+	// unreadable says that a hello is none.
+	unreadable bool
 	// records are the objects behind input.Records.
 	records []v1alpha1.NodeAttestation
 	// node is the Node of the name claimed, nil if there is none.
@@ -43,21 +43,24 @@ type found struct {
 }
 
 // gather reads what the rules ask for, as far as a reading goes.
-func (c *Controller) gather(ctx context.Context, object *certificatesv1.CertificateSigningRequest, claim verifier.Claim, now time.Time, from reading, judged judgements) (*found, error) {
-	f := &found{provider: c.providers[claim.Provider], isHello: claim.Hello, reading: from, judged: judged}
+func (c *Controller) gather(ctx context.Context, object *certificatesv1.CertificateSigningRequest, claim verifier.Claim, now time.Time, from reading, known *known) (*found, error) {
+	f := &found{provider: c.providers[claim.Provider], isHello: claim.Hello, reading: from, known: known}
 	f.challenger, _ = f.provider.(Challenger)
 	f.input = verifier.Input{Now: now, Request: object, Node: verifier.Absent}
 	type step = func(context.Context, *found, verifier.Claim) error
 	steps := []step{c.findNode, c.findRecords, c.findEvidence, c.findMachineRecords, c.findOpen}
 	switch from {
-	case evidenceAlone:
-		steps = []step{c.findHopeless}
+	case unjudged:
+		steps = []step{c.findUnreadable, c.findNode, c.findRecords, c.findEvidence, c.findMachineRecords}
 	case whileWaiting:
 		steps = []step{c.findRecords, c.findEvidence, c.findMachineRecords, c.findOpen}
 	}
 	for _, find := range steps {
 		if err := find(ctx, f, claim); err != nil {
 			return nil, err
+		}
+		if f.unreadable {
+			return f, nil
 		}
 	}
 	if c.Owned != nil && (f.provider != nil || claim.Serving) { // machines are known
@@ -66,20 +69,27 @@ func (c *Controller) gather(ctx context.Context, object *certificatesv1.Certific
 	return f, nil
 }
 
-// judgements are what was made of the evidence of one request, while it is decided on.
-type judgements map[judgement]verifier.Evidence
+// known is what was found about one request while it is decided on, and need not be found again.
+type known struct {
+	// node is the Node, once looked says that it was looked for.
+	node   *metav1.PartialObjectMetadata
+	looked bool
+	// evidence is what was made of the evidence.
+	evidence map[judgement]verifier.Evidence
+}
 
+// judgement is by what evidence is judged.
 type judgement struct {
 	named bool
 	hello types.UID
 }
 
-func (j judgements) of(ctx context.Context, provider Provider, q Question) verifier.Evidence {
+func (k *known) judge(ctx context.Context, provider Provider, q Question) verifier.Evidence {
 	about := judgementOf(q)
-	evidence, ok := j[about]
+	evidence, ok := k.evidence[about]
 	if !ok {
 		evidence = provider.Judge(ctx, q)
-		j[about] = evidence
+		k.evidence[about] = evidence
 	}
 	return evidence
 }
@@ -92,10 +102,13 @@ func judgementOf(q Question) judgement {
 	return of
 }
 
-// findHopeless judges a hello as if its EK were named.
-func (c *Controller) findHopeless(ctx context.Context, f *found, _ verifier.Claim) error {
-	f.input.Evidence = f.judged.of(ctx, f.provider, Question{Request: f.input.Request, Named: true, Now: f.input.Now})
-	f.hopeless = isVerdict(f.input.Evidence.Err) && !f.input.Evidence.Unvouched
+// findUnreadable judges a hello that names no EK: its document is none.
+func (c *Controller) findUnreadable(ctx context.Context, f *found, _ verifier.Claim) error {
+	if f.challenger.EK(f.input.Request, nil) != "" {
+		return nil
+	}
+	f.input.Evidence = f.known.judge(ctx, f.provider, Question{Request: f.input.Request, Now: f.input.Now})
+	f.unreadable = isVerdict(f.input.Evidence.Err) && !f.input.Evidence.Unvouched
 	return nil
 }
 
@@ -150,10 +163,14 @@ func (c *Controller) findEvidence(ctx context.Context, f *found, claim verifier.
 			return err
 		}
 	}
-	if known, ok := c.waits.evidence(f.question()); ok && f.reading == whileWaiting {
-		in.Evidence = known
-	} else {
-		in.Evidence = f.judged.of(ctx, f.provider, f.question())
+	before, ok := c.waits.evidence(f.question())
+	switch {
+	case f.reading == unjudged: // at best
+		in.Evidence = verifier.Evidence{Provider: f.provider.Name(), EK: f.ek, Err: verifier.Refusals{{Reason: verifier.ReasonRefused}}, Unvouched: true}
+	case f.reading == whileWaiting && ok:
+		in.Evidence = before
+	default:
+		in.Evidence = f.known.judge(ctx, f.provider, f.question())
 	}
 	return nil
 }
@@ -273,16 +290,22 @@ func (c *Controller) findNode(ctx context.Context, f *found, claim verifier.Clai
 	if name == "" {
 		return nil
 	}
-	node := &metav1.PartialObjectMetadata{}
-	node.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Node"))
-	err := c.live.Get(ctx, types.NamespacedName{Name: name}, node)
-	switch {
-	case apierrors.IsNotFound(err):
-		return nil
-	case err != nil:
-		return fmt.Errorf("node %s: %w", name, err)
+	if !f.known.looked {
+		node := &metav1.PartialObjectMetadata{}
+		node.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Node"))
+		err := c.live.Get(ctx, types.NamespacedName{Name: name}, node)
+		switch {
+		case apierrors.IsNotFound(err):
+		case err != nil:
+			return fmt.Errorf("node %s: %w", name, err)
+		default:
+			f.known.node = node
+		}
+		f.known.looked = true
 	}
-	f.node, f.input.Node = node, verifier.Present
+	if f.node = f.known.node; f.node != nil {
+		f.input.Node = verifier.Present
+	}
 	return nil
 }
 

@@ -231,6 +231,17 @@ func (t *turns) forget(request string) {
 	t.leave(request)
 }
 
+// denialWorkers is how many requests of one requester are denied at a time, on the average: the slower the API server answers, the fewer.
+const denialWorkers = 2
+
+// denied has a requester's next turns come the later the longer it took to deny one of its requests.
+func (t *turns) denied(requester string, took time.Duration, now time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	count := int(took / (denialWorkers * t.rates.Requester.Every))
+	limiterOf(t.requesters, requester, t.rates.Requester).ReserveN(now, min(count, t.rates.Requester.Burst))
+}
+
 // machineMay reports whether a machine may have another certificate now; machineHas counts one.
 func (t *turns) machineMay(machine string, now time.Time) bool {
 	t.mu.Lock()

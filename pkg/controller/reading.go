@@ -3,6 +3,8 @@
 package controller
 
 import (
+	"time"
+
 	certificatesv1 "k8s.io/api/certificates/v1"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
@@ -15,9 +17,9 @@ type reading int
 const (
 	// whileWaiting goes by what was told, and asks for no Node. It settles that a request which waits goes on waiting.
 	whileWaiting reading = iota + 1
-	// evidenceAlone reads nothing. It settles that a hello is denied whose evidence is refused whoever names its EK: a flood of those costs the API
-	// server the denials alone.
-	evidenceAlone
+	// unjudged goes by what was told, and judges no certificates, which costs most. It settles that a hello is denied which is none, or against which
+	// something speaks whatever its evidence is worth.
+	unjudged
 	// asTold goes by what was told. It settles what becomes of a hello: a challenge grants nothing, and who was denied one by records that are no more
 	// asks again half a minute later. And it settles that a proof is approved: the record is written under the version that was told, or made under
 	// the one name that it can have, and what it must agree with is looked at after that (checkSole).
@@ -27,7 +29,7 @@ const (
 )
 
 // readings are those by which a request is judged, one after the other, until one settles it.
-func (c *Controller) readings(object *certificatesv1.CertificateSigningRequest, claim verifier.Claim) []reading {
+func (c *Controller) readings(object *certificatesv1.CertificateSigningRequest, claim verifier.Claim, now time.Time) []reading {
 	provider := c.providers[claim.Provider]
 	_, challenges := provider.(Challenger)
 	told, waits := c.records.told.has() && stateOf(object) == undecided, c.waits.waiting(object)
@@ -35,8 +37,8 @@ func (c *Controller) readings(object *certificatesv1.CertificateSigningRequest, 
 	if told && waits {
 		all = append(all, whileWaiting)
 	}
-	if challenges && claim.Hello && !waits {
-		all = append(all, evidenceAlone)
+	if told && challenges && claim.Hello && !waits && now.Before(c.Rules.Deadline(object)) { // at its deadline what is missing speaks against it
+		all = append(all, unjudged)
 	}
 	if told && !c.Audit && provider != nil && !claim.Serving { // nothing is written in audit mode, nor of others into a record
 		all = append(all, asTold)
@@ -49,8 +51,8 @@ func (f *found) settles(d verifier.Decision) bool {
 	switch f.reading {
 	case whileWaiting:
 		return d.Outcome == verifier.Wait
-	case evidenceAlone:
-		return f.hopeless
+	case unjudged:
+		return d.Outcome == verifier.Deny
 	case asTold:
 		return f.isHello || d.Outcome == verifier.Approve
 	}

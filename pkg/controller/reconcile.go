@@ -72,9 +72,9 @@ func (c *Controller) decide(ctx context.Context, object *certificatesv1.Certific
 	if !ours { // it is another one of that name
 		return ctrl.Result{}, nil
 	}
-	began, judged := time.Now(), judgements{}
-	for _, from := range c.readings(object, claim) {
-		found, err := c.gather(ctx, object, claim, now, from, judged)
+	began, known := time.Now(), &known{evidence: map[judgement]verifier.Evidence{}}
+	for _, from := range c.readings(object, claim, now) {
+		found, err := c.gather(ctx, object, claim, now, from, known)
 		if err != nil {
 			return ctrl.Result{}, err
 		}
@@ -92,6 +92,9 @@ func (c *Controller) decide(ctx context.Context, object *certificatesv1.Certific
 		result, err := c.carryOut(ctx, object, found, decision, time.Since(began))
 		if isOutdated(err) && from != fromAPIServer {
 			continue
+		}
+		if decision.Outcome == verifier.Deny {
+			c.turns.denied(object.Spec.Username, time.Since(began), now)
 		}
 		if held := found.input.Request; err == nil && c.CA != nil && stateOf(object) == undecided && stateOf(held) == approved {
 			// It is signed by what was just read and written, and under its versions. Otherwise the approval, which is watched, brings it here again.

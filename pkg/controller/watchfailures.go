@@ -31,6 +31,6 @@ func (w *watchFailures) handle(ctx context.Context, reflector *toolscache.Reflec
 	}
 	if now := time.Now(); w.said.IsZero() || now.Sub(w.said) >= w.remind {
 		w.said = now
-		w.log.Info(w.what+"; see rbac.yaml in packaging", "cause", err.Error())
+		w.log.Info(w.what+", see packaging/kubernetes/rbac.yaml", "cause", err.Error())
 	}
 }
