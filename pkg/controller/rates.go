@@ -232,7 +232,7 @@ func (t *turns) forget(request string) {
 }
 
 // denialWorkers is how many requests of one requester are denied at a time, on the average: the slower the API server answers, the fewer.
-const denialWorkers = 2
+const denialWorkers = 1
 
 // denied has a requester's next turns come the later the longer it took to deny one of its requests.
 func (t *turns) denied(requester string, took time.Duration, now time.Time) {
