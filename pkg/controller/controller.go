@@ -3,9 +3,9 @@
 // Package controller decides on the CertificateSigningRequests of one cluster's nodes: it challenges hellos, judges proofs by the rules
 // of pkg/verifier, keeps a record of each machine, approves, and signs. An infrastructure provider embeds it in a manager of its own.
 //
-// A decision is made from what the API server holds at the time, and written in steps that may each be repeated: the record first, then
-// the approval, the certificate into the record, and last the certificate into the request. Whatever is killed in between, the
-// next round goes on from there. Reading order: reconcile.go, gather.go, act.go.
+// A decision is written in steps that may each be repeated: the record first, then the approval, the certificate into the record, and last the
+// certificate into the request. Whatever is killed in between, the next round goes on from there. How old what it is made from may be is in
+// reading.go. Reading order: reconcile.go, reading.go, gather.go, act.go.
 package controller
 
 import (
@@ -66,7 +66,7 @@ type Controller struct {
 	Config
 	providers map[string]Provider
 	client    client.Client
-	// live reads from the API server itself: what is approved and signed must not rest on an older copy.
+	// live reads from the API server itself.
 	live    client.Reader
 	events  events.EventRecorder
 	records *records

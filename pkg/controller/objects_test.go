@@ -14,6 +14,7 @@ import (
 	"math/big"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -163,4 +164,43 @@ func TestConfigMapInventory(t *testing.T) {
 	look(1, "no endorsement keys")
 	api.data = nil
 	look(1, "not found")
+}
+
+// While one decision reads the ConfigMap anew, the others go by what was read before.
+func TestConfigMapInventoryIsReadByOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := &configMapAPI{data: map[string]string{"inventory.yaml": "nodeName: a\neks:\n- fingerprint: " + strings.Repeat("ab", 32) + "\n"}}
+		reads := 0
+		source := NewConfigMapInventory(slowly{counted{api, &reads}}, types.NamespacedName{Namespace: "n", Name: "machines"}, "inventory.yaml")
+		look := func(now time.Time) time.Duration {
+			began := time.Now()
+			if machines, err := source.Machines(t.Context(), now); err != nil || len(machines) != 1 {
+				t.Errorf("%d machines, %v", len(machines), err)
+			}
+			return time.Since(began)
+		}
+		began := time.Now()
+		if look(began) != time.Second {
+			t.Error("it was not read")
+		}
+		done := make(chan time.Duration)
+		go func() { done <- look(began.Add(objectAge)) }()
+		synctest.Wait()
+		for _, now := range []time.Time{began.Add(-time.Second), began, began.Add(time.Hour)} {
+			if took := look(now); took != 0 {
+				t.Errorf("it took %v", took)
+			}
+		}
+		if took := <-done; took != time.Second || reads != 2 {
+			t.Errorf("it took %v, and there were %d reads", took, reads)
+		}
+	})
+}
+
+// slowly takes a second for each object.
+type slowly struct{ client.Reader }
+
+func (s slowly) Get(ctx context.Context, key client.ObjectKey, into client.Object, options ...client.GetOption) error {
+	time.Sleep(time.Second)
+	return s.Reader.Get(ctx, key, into, options...)
 }

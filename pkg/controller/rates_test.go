@@ -196,3 +196,26 @@ func TestDenialsAreToldInMeasure(t *testing.T) {
 		t.Errorf("%d three seconds later", got)
 	}
 }
+
+// A denial takes as many turns as fit into its time, of its requester alone, and never more than all that may be saved up.
+func TestDenialTakesTurns(t *testing.T) {
+	turns := newTurns(rates(Rate{10 * time.Millisecond, 5}, Rate{time.Millisecond, 1000}))
+	for name, c := range map[string]struct{ took, wait time.Duration }{
+		"fast": {time.Millisecond, 0}, "as long as a turn": {10 * time.Millisecond, 0},
+		"as long as all": {50 * time.Millisecond, 10 * time.Millisecond}, "for very long": {time.Hour, 10 * time.Millisecond},
+	} {
+		turns.denied(name, c.took, noon)
+		if got := turns.wait("request-"+name, name, noon); got != c.wait {
+			t.Errorf("%s: the next turn is after %v, not %v", name, got, c.wait)
+		}
+	}
+	for range 4 {
+		turns.denied("one", 20*time.Millisecond, noon)
+	}
+	if got := turns.wait("request-one", "one", noon); got != 40*time.Millisecond { // 8 of 5 are gone, and one is wanted
+		t.Errorf("after four denials the next turn is after %v", got)
+	}
+	if got := turns.wait("request-another", "another", noon); got != 0 {
+		t.Errorf("another requester waits for %v", got)
+	}
+}

@@ -109,7 +109,7 @@ func (r *Rules) Judge(in Input) Decision {
 }
 
 // JudgeSigning decides, of a request that has been approved, whether to sign it: Ignore, Wait, Fail, Sign, and SignServing for a serving
-// certificate under a signer of ours. Every rule is judged again, and the records must be the API server's, not an older copy: an approval
+// certificate under a signer of ours. Every rule is judged again, and the records must be those of now: an approval
 // counts only together with the record that was written before it.
 func (r *Rules) JudgeSigning(in Input) Decision {
 	t := r.open(in)

@@ -105,6 +105,8 @@ func TestFileIsReadOnceInAnInterval(t *testing.T) {
 	holds(t, file, now().Add(time.Second-1), '1', "")
 	holds(t, file, now().Add(time.Second), '2', "")
 	put(t, path, head+machine('3', ""))
+	holds(t, file, now().Add(-5*time.Second), '2', "") // a decision that began before it was read
+	holds(t, file, now().Add(time.Second), '2', "")
 	holds(t, file, now().Add(-time.Hour), '3', "") // the clock was put back
 }
 
