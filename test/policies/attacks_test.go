@@ -123,11 +123,12 @@ func TestBindingsComeBackInVain(t *testing.T) {
 				codes[e.Name] = append(codes[e.Name], e.Code)
 			}
 		}
-		return !slices.ContainsFunc(slices.Collect(maps.Values(tried)), func(name string) bool { return len(codes[name]) == 0 })
+		return !slices.ContainsFunc(slices.Collect(maps.Values(tried)), func(name string) bool { return !slices.Contains(codes[name], 403) })
 	})
 	time.Sleep(time.Until(began.Add(10 * time.Second)))
 	for name, answers := range codes {
-		if slices.ContainsFunc(answers, func(code int) bool { return code != 403 }) {
+		// A busy API server answers 504 at times; each is tried until it was refused.
+		if slices.ContainsFunc(answers, func(code int) bool { return code != 403 && code < 500 }) {
 			t.Errorf("kube-controller-manager's approvals of %s were answered with %v", name, answers)
 		}
 	}
