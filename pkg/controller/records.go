@@ -111,7 +111,7 @@ func (s *records) write(ctx context.Context, object *v1alpha1.NodeAttestation) e
 // like returns the records that have the node name or the EK of one that was written, as they were then or later.
 func (s *records) like(ctx context.Context, written *v1alpha1.NodeAttestation) (all []v1alpha1.NodeAttestation, err error) {
 	find := func(field, value string) ([]v1alpha1.NodeAttestation, error) { return s.with(ctx, field, value) }
-	if s.told.has() && s.told.tells(ctx, written) {
+	if s.told.inTime() && s.told.tells(ctx, written) {
 		find = s.told.with
 	}
 	for _, field := range []string{v1alpha1.FieldNodeName, v1alpha1.FieldEK} {

@@ -34,7 +34,7 @@ type toldRecords struct {
 const (
 	// silence is how long a watch may say nothing: the API server sends a bookmark each minute.
 	silence = 3 * time.Minute
-	// toldWithin is how long is waited until an own write is told, and untoldFor how long nothing told counts after that was in vain.
+	// toldWithin is how long is waited until an own write is told, and untoldFor how long nothing is granted by what is told after that was in vain.
 	toldWithin, untoldFor = 2 * time.Second, 10 * time.Second
 )
 
@@ -108,14 +108,22 @@ func (t *toldRecords) source() source.Source {
 	})
 }
 
-// has reports whether what was told counts: all records were, and others would be.
-func (t *toldRecords) has() bool {
+// hears reports whether all records were told of, and others would be.
+func (t *toldRecords) hears() bool {
 	if t == nil || !t.informer.HasSynced() || t.informer.GetStore().LastStoreSyncResourceVersion() == "" { // empty without AtomicFIFO
 		return false
 	}
 	heard, _ := t.heard.Load().(time.Time)
+	return time.Since(heard) < silence
+}
+
+// inTime reports whether, moreover, no own write was waited for in vain just now.
+func (t *toldRecords) inTime() bool {
+	if !t.hears() {
+		return false
+	}
 	untold, _ := t.untold.Load().(time.Time)
-	return time.Since(heard) < silence && time.Since(untold) >= untoldFor
+	return time.Since(untold) >= untoldFor
 }
 
 // with returns the records that have a value in a field. The caller changes none.
