@@ -183,7 +183,7 @@ func TestForbiddenWatchIsSaid(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		failures.handle(t.Context(), nil, err)
-		if len(*lines) != 2 || !strings.Contains((*lines)[0], "clusterrolebindings") {
+		if len(*lines) != 2 || !strings.Contains((*lines)[0], "packaging/kubernetes/rbac.yaml") {
 			t.Errorf("%q", *lines)
 		}
 	})

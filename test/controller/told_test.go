@@ -21,9 +21,8 @@ import (
 
 // watchdog counts how a controller reads records, and has its watch of them hang.
 type watchdog struct {
-	mu sync.Mutex
-	// lists and watches count the calls.
-	lists, watches int
+	mu    sync.Mutex
+	lists int
 	// hangs is closed when the watch goes on; nil if it does not hang.
 	hangs chan struct{}
 }
@@ -40,13 +39,11 @@ func (w watchedTrip) RoundTrip(request *http.Request) (*http.Response, error) {
 		return w.next.RoundTrip(request)
 	}
 	watch := request.URL.Query().Get("watch") != ""
-	w.mu.Lock()
-	if watch {
-		w.watches++
-	} else {
+	if !watch {
+		w.mu.Lock()
 		w.lists++
+		w.mu.Unlock()
 	}
-	w.mu.Unlock()
 	response, err := w.next.RoundTrip(request)
 	if err == nil && watch {
 		response.Body = &hangingBody{ReadCloser: response.Body, watchdog: w.watchdog, closed: make(chan struct{})}
@@ -198,7 +195,7 @@ func TestHungWatch(t *testing.T) {
 		}
 		f.refused(t, request, string(verifier.ReasonAmbiguousName))
 	}
-	persists := func(name string) []byte { // a hello may be denied by what is no more; a proof is not
+	persists := func(name string) { // a hello may be denied by what is no more; a proof is not
 		t.Helper()
 		var p *peer
 		var hello *certificatesv1.CertificateSigningRequest
@@ -206,7 +203,7 @@ func TestHungWatch(t *testing.T) {
 			p, hello = answered(name)
 			return reasonOf(hello) == ""
 		})
-		return f.issued(t, p.file(t, p.proof(t, hello)), name)
+		f.issued(t, p.file(t, p.proof(t, hello)), name)
 	}
 	proven, challenged := answered("proven")
 	proof := proven.proof(t, challenged)
