@@ -31,8 +31,9 @@ type SecretCA struct {
 	reader client.Reader
 	secret types.NamespacedName
 
+	shared inventory.Shared
+
 	mu      sync.Mutex
-	read    time.Time
 	version string
 	good    *signing.CA
 	problem error
@@ -45,12 +46,9 @@ func NewSecretCA(reader client.Reader, secret types.NamespacedName) *SecretCA {
 
 // CA returns the pair that the Secret holds, or held last.
 func (s *SecretCA) CA(ctx context.Context, now time.Time) (*signing.CA, error) {
+	s.shared.Refresh(now, objectAge, s.has, func() { s.refresh(ctx, now) })
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !inventory.Fresh(s.read, now, objectAge) {
-		s.problem = s.refresh(ctx, now)
-		s.read = now
-	}
 	if s.good == nil {
 		if s.problem == nil {
 			return nil, &signing.CAError{Problem: "there is none"}
@@ -74,21 +72,39 @@ func (s *SecretCA) Problem() error {
 	return s.problem
 }
 
-func (s *SecretCA) refresh(ctx context.Context, now time.Time) error {
+// has reports whether there has been a good pair.
+func (s *SecretCA) has() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.good != nil
+}
+
+func (s *SecretCA) refresh(ctx context.Context, now time.Time) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	object := &corev1.Secret{}
-	if err := s.reader.Get(ctx, s.secret, object); err != nil {
-		return fmt.Errorf("signing CA: secret %s: %w", s.secret, err)
+	err := s.reader.Get(ctx, s.secret, object)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != nil {
+		s.problem = fmt.Errorf("signing CA: secret %s: %w", s.secret, err)
+		return
 	}
-	if version := string(object.UID) + "/" + object.ResourceVersion; s.good == nil || version != s.version {
-		// What will not do is judged anew each time: it may be a CA whose time has not come.
-		ca, err := signing.FromSecret(object.Data, now)
-		if err != nil {
-			return fmt.Errorf("secret %s: %w", s.secret, err)
-		}
-		s.good, s.version = ca, version
+	s.problem = s.take(object, now)
+}
+
+// take has the pair in a Secret used, if it is another one; the caller holds the mutex.
+func (s *SecretCA) take(object *corev1.Secret, now time.Time) error {
+	version := string(object.UID) + "/" + object.ResourceVersion
+	if s.good != nil && version == s.version {
+		return nil
 	}
+	// What will not do is judged anew each time: it may be a CA whose time has not come.
+	ca, err := signing.FromSecret(object.Data, now)
+	if err != nil {
+		return fmt.Errorf("secret %s: %w", s.secret, err)
+	}
+	s.good, s.version = ca, version
 	return nil
 }
 
@@ -99,9 +115,7 @@ type ConfigMapInventory struct {
 	key       string
 	latest    inventory.Latest
 	told      told
-
-	mu   sync.Mutex
-	read time.Time
+	shared    inventory.Shared
 }
 
 // NewConfigMapInventory returns a source for the entry key of a ConfigMap. It reads nothing yet.
@@ -115,7 +129,7 @@ func (c *ConfigMapInventory) Machines(ctx context.Context, now time.Time) ([]ver
 }
 
 func (c *ConfigMapInventory) lend(ctx context.Context, now time.Time) ([]verifier.Machine, error) {
-	c.refresh(ctx, now)
+	c.shared.Refresh(now, objectAge, c.latest.Has, func() { c.refresh(ctx) })
 	known, err := c.latest.Inventory()
 	if err != nil {
 		return nil, err
@@ -125,7 +139,7 @@ func (c *ConfigMapInventory) lend(ctx context.Context, now time.Time) ([]verifie
 
 // Token returns the machine in the ConfigMap that has this token.
 func (c *ConfigMapInventory) Token(ctx context.Context, id string, now time.Time) (verifier.Token, error) {
-	c.refresh(ctx, now)
+	c.shared.Refresh(now, objectAge, c.latest.Has, func() { c.refresh(ctx) })
 	known, err := c.latest.Inventory()
 	if err != nil {
 		return verifier.Token{}, err
@@ -136,18 +150,7 @@ func (c *ConfigMapInventory) Token(ctx context.Context, id string, now time.Time
 // Problem returns what is wrong with what the ConfigMap holds, nil if that is in use.
 func (c *ConfigMapInventory) Problem() error { return c.latest.Problem() }
 
-func (c *ConfigMapInventory) refresh(ctx context.Context, now time.Time) {
-	if !c.mu.TryLock() {
-		if _, err := c.latest.Inventory(); err == nil { // somebody reads: the last one does meanwhile
-			return
-		}
-		c.mu.Lock()
-	}
-	defer c.mu.Unlock()
-	if inventory.Fresh(c.read, now, objectAge) {
-		return
-	}
-	c.read = now
+func (c *ConfigMapInventory) refresh(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	object := &corev1.ConfigMap{}

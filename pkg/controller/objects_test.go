@@ -11,6 +11,7 @@ import (
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"math/big"
 	"strings"
 	"testing"
@@ -166,35 +167,60 @@ func TestConfigMapInventory(t *testing.T) {
 	look(1, "not found")
 }
 
-// While one decision reads the ConfigMap anew, the others go by what was read before.
-func TestConfigMapInventoryIsReadByOne(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		api := &configMapAPI{data: map[string]string{"inventory.yaml": "nodeName: a\neks:\n- fingerprint: " + strings.Repeat("ab", 32) + "\n"}}
-		reads := 0
-		source := NewConfigMapInventory(slowly{counted{api, &reads}}, types.NamespacedName{Namespace: "n", Name: "machines"}, "inventory.yaml")
-		look := func(now time.Time) time.Duration {
-			began := time.Now()
-			if machines, err := source.Machines(t.Context(), now); err != nil || len(machines) != 1 {
-				t.Errorf("%d machines, %v", len(machines), err)
+// While one decision reads an object anew, the others go by what was read before.
+func TestObjectsAreReadByOne(t *testing.T) {
+	name := types.NamespacedName{Namespace: "n", Name: "o"}
+	for object, sourceOf := range map[string]func(count func(client.Reader) client.Reader) func(context.Context, time.Time) error{
+		"inventory": func(count func(client.Reader) client.Reader) func(context.Context, time.Time) error {
+			api := &configMapAPI{data: map[string]string{"inventory.yaml": "nodeName: a\neks:\n- fingerprint: " + strings.Repeat("ab", 32) + "\n"}}
+			source := NewConfigMapInventory(count(api), name, "inventory.yaml")
+			return func(ctx context.Context, now time.Time) error {
+				machines, err := source.Machines(ctx, now)
+				if err == nil && len(machines) != 1 {
+					return fmt.Errorf("%d machines", len(machines))
+				}
+				return err
 			}
-			return time.Since(began)
-		}
-		began := time.Now()
-		if look(began) != time.Second {
-			t.Error("it was not read")
-		}
-		done := make(chan time.Duration)
-		go func() { done <- look(began.Add(objectAge)) }()
-		synctest.Wait()
-		for _, now := range []time.Time{began.Add(-time.Second), began, began.Add(time.Hour)} {
-			if took := look(now); took != 0 {
-				t.Errorf("it took %v", took)
+		},
+		"CA": func(count func(client.Reader) client.Reader) func(context.Context, time.Time) error {
+			api := &secretAPI{}
+			api.set(newTestCA(t, time.Now().Add(24*time.Hour)))
+			source := NewSecretCA(count(api), name)
+			return func(ctx context.Context, now time.Time) error {
+				_, err := source.CA(ctx, now)
+				return err
 			}
-		}
-		if took := <-done; took != time.Second || reads != 2 {
-			t.Errorf("it took %v, and there were %d reads", took, reads)
-		}
-	})
+		},
+	} {
+		t.Run(object, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				reads := 0
+				source := sourceOf(func(r client.Reader) client.Reader { return slowly{counted{r, &reads}} })
+				look := func(now time.Time) time.Duration {
+					began := time.Now()
+					if err := source(t.Context(), now); err != nil {
+						t.Error(err)
+					}
+					return time.Since(began)
+				}
+				began := time.Now()
+				if look(began) != time.Second {
+					t.Error("it was not read")
+				}
+				done := make(chan time.Duration)
+				go func() { done <- look(began.Add(objectAge)) }()
+				synctest.Wait()
+				for _, now := range []time.Time{began.Add(-time.Second), began, began.Add(time.Hour)} {
+					if took := look(now); took != 0 {
+						t.Errorf("it took %v", took)
+					}
+				}
+				if took := <-done; took != time.Second || reads != 2 {
+					t.Errorf("it took %v, and there were %d reads", took, reads)
+				}
+			})
+		})
+	}
 }
 
 // slowly takes a second for each object.

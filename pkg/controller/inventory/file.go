@@ -47,6 +47,12 @@ func (l *Latest) Fail(err error) {
 	l.problem = err
 }
 
+// Has reports whether there has been a good one.
+func (l *Latest) Has() bool {
+	_, err := l.Inventory()
+	return err == nil
+}
+
 // Inventory returns the last good one, or an error if there has been none.
 func (l *Latest) Inventory() (*Inventory, error) {
 	l.mu.Lock()
@@ -73,9 +79,7 @@ type File struct {
 	path     string
 	interval time.Duration
 	latest   Latest
-
-	mu   sync.Mutex
-	read time.Time
+	shared   Shared
 }
 
 // NewFile returns a File that reads anew what it read an interval ago or longer; each time if the interval is 0. It reads nothing yet.
@@ -85,30 +89,14 @@ func NewFile(path string, interval time.Duration) *File {
 
 // Inventory returns what the file holds at the time now, or held last. It is the same pointer until the content changes.
 func (f *File) Inventory(now time.Time) (*Inventory, error) {
-	f.refresh(now)
+	f.shared.Refresh(now, f.interval, f.latest.Has, f.refresh)
 	return f.latest.Inventory()
 }
 
 // Problem returns what kept the last call of Inventory from using what is in the file, nil if nothing did.
 func (f *File) Problem() error { return f.latest.Problem() }
 
-// longest is more than a decision takes.
-const longest = 10 * time.Second
-
-// Fresh reports whether what many decisions share and was read then does for one that began at the time now: it is not as old as an age, and somewhat
-// younger than the decision, if that has been waiting. A clock that was put back must not keep it from being read.
-func Fresh(read, now time.Time, age time.Duration) bool {
-	since := now.Sub(read)
-	return !read.IsZero() && since > -longest && since < age
-}
-
-func (f *File) refresh(now time.Time) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.interval > 0 && Fresh(f.read, now, f.interval) {
-		return
-	}
-	f.read = now
+func (f *File) refresh() {
 	content, err := read(f.path)
 	if err != nil {
 		f.latest.Fail(fmt.Errorf("inventory: %w", err))
