@@ -77,6 +77,7 @@ type turns struct {
 	cluster *rate.Limiter
 
 	mu                   sync.Mutex
+	latest               time.Time // see at
 	requesters, machines *lru.Cache
 	// told are limiters of Events, by requester.
 	told *lru.Cache
@@ -137,6 +138,15 @@ func newTurns(r Rates) *turns {
 	}
 }
 
+// at returns the time now, or a later one that was told before: decisions that began first may end last, and a rate.Limiter whose time goes back
+// counts what is in between twice. The caller holds the mutex.
+func (t *turns) at(now time.Time) time.Time {
+	if now.After(t.latest) {
+		t.latest = now
+	}
+	return t.latest
+}
+
 func limiter(r Rate) *rate.Limiter { return rate.NewLimiter(rate.Every(r.Every), r.Burst) }
 
 // limiterOf returns that of a key; the caller holds the mutex.
@@ -161,6 +171,7 @@ func until(l *rate.Limiter, r Rate, now time.Time) time.Duration {
 func (t *turns) wait(request, requester string, now time.Time) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	now = t.at(now)
 	mine := limiterOf(t.requesters, requester, t.rates.Requester)
 	before := t.lines[requester].before(request)
 	delay := until(mine, t.rates.Requester, now) + time.Duration(before)*t.rates.Requester.Every
@@ -238,6 +249,7 @@ const denialWorkers = 1
 func (t *turns) denied(requester string, took time.Duration, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	now = t.at(now)
 	count := int(took / (denialWorkers * t.rates.Requester.Every))
 	limiterOf(t.requesters, requester, t.rates.Requester).ReserveN(now, min(count, t.rates.Requester.Burst))
 }
@@ -246,12 +258,14 @@ func (t *turns) denied(requester string, took time.Duration, now time.Time) {
 func (t *turns) machineMay(machine string, now time.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	now = t.at(now)
 	return until(limiterOf(t.machines, machine, t.rates.Machine), t.rates.Machine, now) == 0
 }
 
 func (t *turns) machineHas(machine string, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	now = t.at(now)
 	limiterOf(t.machines, machine, t.rates.Machine).AllowN(now, 1)
 }
 
@@ -259,5 +273,6 @@ func (t *turns) machineHas(machine string, now time.Time) {
 func (t *turns) tells(requester string, now time.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	now = t.at(now)
 	return limiterOf(t.told, requester, denials()).AllowN(now, 1)
 }

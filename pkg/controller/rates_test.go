@@ -219,3 +219,41 @@ func TestDenialTakesTurns(t *testing.T) {
 		t.Errorf("another requester waits for %v", got)
 	}
 }
+
+// Sixteen workers deny a flood, in a second each: after the first round, one at a time.
+func TestDenialsThatTakeLongAreFew(t *testing.T) {
+	turns := newTurns(DefaultRates())
+	var busy [16]time.Time // when they began
+	denied := 0
+	const seconds = 60
+	for at := range seconds * 100 {
+		now := noon.Add(time.Duration(at) * 10 * time.Millisecond)
+		for i, began := range busy {
+			if !began.IsZero() && now.Sub(began) >= time.Second-time.Duration(i)*10*time.Millisecond {
+				turns.denied("flood", time.Second, began)
+				busy[i] = time.Time{}
+				denied++
+			}
+			if busy[i].IsZero() && turns.wait(fmt.Sprint("request-", at, i), "flood", now) == 0 {
+				busy[i] = now
+			}
+			turns.forget(fmt.Sprint("request-", at, i))
+		}
+	}
+	if denied < seconds || denied > seconds+2*len(busy) {
+		t.Errorf("%d were denied within %d seconds", denied, seconds)
+	}
+}
+
+// Decisions that began first may end last: what others have had since is not given back.
+func TestTimeOfTurnsDoesNotGoBack(t *testing.T) {
+	turns := newTurns(DefaultRates())
+	turns.machineHas("machine", noon)
+	for range denials().Burst {
+		turns.machineHas("machine", noon.Add(-time.Minute))
+		turns.tells("flood", noon.Add(-time.Minute))
+	}
+	if turns.machineMay("machine", noon) || turns.tells("flood", noon) {
+		t.Error("what was counted is forgotten")
+	}
+}
