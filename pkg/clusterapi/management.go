@@ -97,7 +97,7 @@ func (m Management) Add(ctx context.Context, mgr manager.Manager, settings *conf
 		return err
 	}
 	clusters := &clusters{
-		shared:  shared{settings: settings, management: mgr.GetConfig(), cached: mgr.GetClient(), live: live, events: mgr.GetEventRecorder(controller.Name)},
+		shared:  shared{settings: settings, management: mgr.GetConfig(), cached: mgr.GetClient(), live: live, events: controller.Sparing(mgr.GetEventRecorder(controller.Name))},
 		log:     mgr.GetLogger().WithName("clusters"),
 		engines: map[types.NamespacedName]*engine{},
 	}

@@ -40,7 +40,7 @@ const (
 
 const (
 	// bindingsRemind is how soon a binding that is still there is reported again.
-	bindingsRemind = 10 * time.Minute
+	bindingsRemind = sayAgain
 	// bindingsRetry is how soon it is tried again to remove one that may not be removed.
 	bindingsRetry = time.Minute
 )
@@ -51,7 +51,7 @@ type BindingsConfig struct {
 	Remove bool
 	// Audit never deletes.
 	Audit bool
-	// Remind is how soon a binding that is still there is reported again. Default: 10 minutes.
+	// Remind is how soon a binding that is still there is reported again. Default: 15 minutes, since Sparing drops what comes sooner.
 	Remind time.Duration
 	// Metrics gauge what is found. Optional.
 	Metrics *ClusterMetrics
@@ -136,7 +136,7 @@ func RunBindings(ctx context.Context, config BindingsConfig, clients BindingsCli
 }
 
 func newBindings(config BindingsConfig, clients BindingsClients) (*bindings, error) {
-	b := &bindings{BindingsConfig: config, writer: clients.Writer, events: clients.Events, log: clients.Log, said: map[string]reported{}}
+	b := &bindings{BindingsConfig: config, writer: clients.Writer, events: Sparing(clients.Events), log: clients.Log, said: map[string]reported{}}
 	if b.Remind <= 0 {
 		b.Remind = bindingsRemind
 	}

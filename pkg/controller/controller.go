@@ -87,7 +87,7 @@ type Clients struct {
 	Client client.Client
 	// Live reads from the API server itself.
 	Live client.Reader
-	// Events are about requests and Nodes.
+	// Events are about requests and Nodes. Sparing is applied to it.
 	Events events.EventRecorder
 	// Records reads records from the API server itself, watches and writes them.
 	Records client.WithWatch
@@ -123,7 +123,7 @@ func New(config Config, clients Clients) (*Controller, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.client, c.live, c.events = clients.Client, clients.Live, clients.Events
+	c.client, c.live, c.events = clients.Client, clients.Live, Sparing(clients.Events)
 	c.records = &records{api: clients.Records, namespace: c.Namespace, owned: c.Owned}
 	return c, nil
 }
