@@ -3,6 +3,7 @@
 package image
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io/fs"
@@ -217,13 +218,14 @@ func TestSignature(t *testing.T) {
 	}
 }
 
+// commandIn runs a command in a folder, and returns its standard output.
 func commandIn(t *testing.T, dir, name string, args ...string) string {
 	t.Helper()
+	var stdout, stderr bytes.Buffer
 	cmd := exec.CommandContext(t.Context(), name, args...)
-	cmd.Dir = dir
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		t.Fatalf("%s %q: %v\n%s", name, args, err, out)
+	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("%s %q: %v\n%s%s", name, args, err, &stdout, &stderr)
 	}
-	return string(out)
+	return stdout.String()
 }

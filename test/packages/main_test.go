@@ -74,7 +74,7 @@ func each(t *testing.T, formats []string, test func(*testing.T, artifact)) {
 	}
 }
 
-// command runs one, and returns what it printed.
+// command runs one, and returns its standard output.
 func command(t *testing.T, name string, args ...string) string {
 	t.Helper()
 	return commandIn(t, "", name, args...)
@@ -89,7 +89,7 @@ func commandIn(t *testing.T, dir, name string, args ...string) string {
 	if err := cmd.Run(); err != nil {
 		t.Fatalf("%s %q: %v\n%s%s", name, args, err, &stdout, &stderr)
 	}
-	return stdout.String() + stderr.String()
+	return stdout.String()
 }
 
 // unpack returns a folder with what the artifact installs.
