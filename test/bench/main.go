@@ -67,6 +67,7 @@ var measurements = []struct {
 	measure func(*bench, context.Context) error
 }{
 	{"valid", (*bench).validPath},
+	{"layers", (*bench).validLayers},
 	{"tpm", (*bench).tpm},
 	{"enrolment", (*bench).enrolment},
 	{"stall", (*bench).stall},

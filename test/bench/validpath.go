@@ -41,12 +41,8 @@ func (b *bench) validPath(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for i := range b.pairs + warmUps {
-		for _, p := range programs {
-			if err := p.once(ctx, i >= warmUps); err != nil {
-				return err
-			}
-		}
+	if err := inTurns(ctx, programs, b.pairs); err != nil {
+		return err
 	}
 	for range 11 {
 		for _, p := range programs {
@@ -110,6 +106,18 @@ func (b *bench) validPrograms(floor string) ([]*program, error) {
 		{args: []string{b.plugin, "--provider=insecure", "--node-name=bench", "--cert-dir=" + certs, "--runtime-dir=" + run}, env: env},
 		{args: []string{b.plugin, "--config=" + config}, env: env},
 	}, nil
+}
+
+// inTurns runs each program so often.
+func inTurns(ctx context.Context, programs []*program, often int) error {
+	for i := range often + warmUps {
+		for _, p := range programs {
+			if err := p.once(ctx, i >= warmUps); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 func (p *program) once(ctx context.Context, count bool) error {
