@@ -25,7 +25,7 @@ const (
 
 // memoryOf is the memory of a replica that leads, and of one that stands by.
 func memoryOf(ctx context.Context, b *bench) error {
-	c := newCurve("records and machines", "idle, MiB", "heap, MiB", "after enrolments", "most", "heap", "standby, MiB", "goroutines")
+	c := newCurve("records and machines", "idle, MiB", "heap, MiB", "after enrolments", "most", "heap", "standby, MiB", "heap", "goroutines")
 	err := b.withSite(ctx, siteOptions{machines: crowded}, func(s *site) error {
 		records, err := s.recordClient(ctx)
 		if err != nil {
@@ -108,9 +108,10 @@ func (s *site) replicas(ctx context.Context, count int, c *curve) (err error) {
 	used, err1 := memory(leader.Process(), "VmRSS")
 	most, err2 := memory(leader.Process(), "VmHWM")
 	other, err3 := memory(standby.Process(), "VmRSS")
+	others, err4 := readController(ctx, standby)
 	const heap = "go_memstats_heap_inuse_bytes"
-	c.add(count, idle, mib(before, heap), used, most, mib(after, heap), other, after.sum("go_goroutines"))
-	return errors.Join(err1, err2, err3)
+	c.add(count, idle, mib(before, heap), used, most, mib(after, heap), other, mib(others, heap), after.sum("go_goroutines"))
+	return errors.Join(err1, err2, err3, err4)
 }
 
 // enrolAtOnce has all machines enrol.
