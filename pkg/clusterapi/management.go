@@ -34,7 +34,7 @@ import (
 const (
 	// connecting is how many workload clusters are connected to at a time: one that does not answer takes its time.
 	connecting = 100
-	// inventoryAge is how long a changed inventory may go unnoticed.
+	// inventoryAge is how long a changed inventory may go unnoticed, and two seconds more while it is read.
 	inventoryAge = 500 * time.Millisecond
 )
 

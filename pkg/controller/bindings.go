@@ -40,7 +40,7 @@ const (
 
 const (
 	// bindingsRemind is how soon a binding that is still there is reported again.
-	bindingsRemind = sayAgain
+	bindingsRemind = sayAgain + time.Minute
 	// bindingsRetry is how soon it is tried again to remove one that may not be removed.
 	bindingsRetry = time.Minute
 )
@@ -51,7 +51,7 @@ type BindingsConfig struct {
 	Remove bool
 	// Audit never deletes.
 	Audit bool
-	// Remind is how soon a binding that is still there is reported again. Default: 15 minutes, since Sparing drops what comes sooner.
+	// Remind is how soon a binding that is still there is reported again. Default: 15 minutes. Sparing drops Events that come sooner.
 	Remind time.Duration
 	// Metrics gauge what is found. Optional.
 	Metrics *ClusterMetrics

@@ -13,9 +13,9 @@ import (
 
 const (
 	// sayAgain is how soon the same Event is recorded again. client-go remembers one for twelve minutes at most.
-	sayAgain = 15 * time.Minute
+	sayAgain = 14 * time.Minute
 	// maxSaid bounds how many Events are remembered.
-	maxSaid = 4096
+	maxSaid = 1024
 )
 
 // sparing is what Sparing returns.
@@ -24,7 +24,7 @@ type sparing struct {
 	said     *lru.Cache
 }
 
-// Sparing returns a recorder that drops an Event if there was one like it within 15 minutes: of the same version of an object and of what it is related
+// Sparing returns a recorder that drops an Event if there was one like it within 14 minutes: of the same version of an object and of what it is related
 // to, with the same type, reason and action. client-go makes a series of two such Events, for which it needs the right to change Events, and keeps the
 // message of the first.
 func Sparing(recorder events.EventRecorder) events.EventRecorder {
@@ -33,22 +33,22 @@ func Sparing(recorder events.EventRecorder) events.EventRecorder {
 
 // Eventf records an Event, or drops it.
 func (s *sparing) Eventf(regarding, related runtime.Object, kind, reason, action, note string, args ...any) {
-	like, now := [...]string{version(regarding), version(related), kind, reason, action}, time.Now()
-	if last, ok := s.said.Get(like); ok && now.Sub(last.(time.Time)) < sayAgain {
-		return
+	of, known := version(regarding)
+	to, knownToo := version(related)
+	if like, now := [...]string{of, to, kind, reason, action}, time.Now(); known && (knownToo || related == nil) {
+		if last, ok := s.said.Get(like); ok && now.Sub(last.(time.Time)) < sayAgain {
+			return
+		}
+		s.said.Add(like, now)
 	}
-	s.said.Add(like, now)
 	s.recorder.Eventf(regarding, related, kind, reason, action, note, args...)
 }
 
-// version tells versions of objects apart.
-func version(object runtime.Object) string {
-	if object == nil {
-		return ""
-	}
+// version tells versions of objects apart; it is false of what is no object.
+func version(object runtime.Object) (string, bool) {
 	o, err := meta.Accessor(object)
 	if err != nil {
-		return ""
+		return "", false
 	}
-	return o.GetNamespace() + "/" + o.GetName() + "/" + string(o.GetUID()) + "/" + o.GetResourceVersion()
+	return o.GetNamespace() + "/" + o.GetName() + "/" + string(o.GetUID()) + "/" + o.GetResourceVersion(), true
 }

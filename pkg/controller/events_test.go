@@ -15,6 +15,8 @@ import (
 	eventsv1 "k8s.io/api/events/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/events"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
 // patches is a sink of Events that counts those that are changed, which the controller has no right to.
@@ -70,8 +72,27 @@ func TestEventsAreNotPatched(t *testing.T) {
 		synctest.Wait()
 		sink.mu.Lock()
 		defer sink.mu.Unlock()
-		if sink.patched != 0 || sink.created["A"] != 2*4 || sink.created["B"] != 4+1 {
+		if sink.patched != 0 || sink.created["A"] != 2*5 || sink.created["B"] != 5+1 {
 			t.Errorf("within an hour %v were created, and %d patched", sink.created, sink.patched)
 		}
 	})
+}
+
+// It is what a Controller says it with.
+func TestControllersEventsAreSparing(t *testing.T) {
+	rules, err := verifier.New(policy())
+	if err != nil {
+		t.Fatal(err)
+	}
+	events := &heard{}
+	c, err := New(Config{Rules: rules, Providers: []Provider{TPM{}}, Machines: noMachines{}, Namespace: "n"}, Clients{Events: events})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, message := range []string{"first", "second"} {
+		c.event(requestNamed("r", "r"), nil, corev1.EventTypeNormal, "A", message)
+	}
+	if len(events.all) != 1 {
+		t.Errorf("%q", events.all)
+	}
 }

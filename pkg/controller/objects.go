@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	// objectAge is how old what was read from the API server may be: many requests at once share one read.
+	// objectAge is how old what was read from the API server may be, and two seconds more while it is read: many requests at once share one read.
 	objectAge = 500 * time.Millisecond
 	// readTimeout bounds one read.
 	readTimeout = 10 * time.Second
@@ -46,7 +46,7 @@ func NewSecretCA(reader client.Reader, secret types.NamespacedName) *SecretCA {
 
 // CA returns the pair that the Secret holds, or held last.
 func (s *SecretCA) CA(ctx context.Context, now time.Time) (*signing.CA, error) {
-	s.shared.Refresh(now, objectAge, s.has, func() { s.refresh(ctx, now) })
+	s.shared.Refresh(now, objectAge, func() { s.refresh(ctx, now) })
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.good == nil {
@@ -70,13 +70,6 @@ func (s *SecretCA) Problem() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.problem
-}
-
-// has reports whether there has been a good pair.
-func (s *SecretCA) has() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.good != nil
 }
 
 func (s *SecretCA) refresh(ctx context.Context, now time.Time) {
@@ -129,7 +122,7 @@ func (c *ConfigMapInventory) Machines(ctx context.Context, now time.Time) ([]ver
 }
 
 func (c *ConfigMapInventory) lend(ctx context.Context, now time.Time) ([]verifier.Machine, error) {
-	c.shared.Refresh(now, objectAge, c.latest.Has, func() { c.refresh(ctx) })
+	c.shared.Refresh(now, objectAge, func() { c.refresh(ctx) })
 	known, err := c.latest.Inventory()
 	if err != nil {
 		return nil, err
@@ -139,7 +132,7 @@ func (c *ConfigMapInventory) lend(ctx context.Context, now time.Time) ([]verifie
 
 // Token returns the machine in the ConfigMap that has this token.
 func (c *ConfigMapInventory) Token(ctx context.Context, id string, now time.Time) (verifier.Token, error) {
-	c.shared.Refresh(now, objectAge, c.latest.Has, func() { c.refresh(ctx) })
+	c.shared.Refresh(now, objectAge, func() { c.refresh(ctx) })
 	known, err := c.latest.Inventory()
 	if err != nil {
 		return verifier.Token{}, err

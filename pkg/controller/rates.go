@@ -138,10 +138,13 @@ func newTurns(r Rates) *turns {
 	}
 }
 
-// at returns the time now, or a later one that was told before: decisions that began first may end last, and a rate.Limiter whose time goes back
-// counts what is in between twice. The caller holds the mutex.
+// maxBack is more than a decision takes: a time that is further back is that of a clock which was put back.
+const maxBack = time.Minute
+
+// at returns the time now, or a somewhat later one that was told before: decisions that began first may end last, and a rate.Limiter whose time goes
+// back counts what is in between twice. The caller holds the mutex.
 func (t *turns) at(now time.Time) time.Time {
-	if now.After(t.latest) {
+	if now.After(t.latest) || t.latest.Sub(now) > maxBack {
 		t.latest = now
 	}
 	return t.latest

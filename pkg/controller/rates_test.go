@@ -250,10 +250,21 @@ func TestTimeOfTurnsDoesNotGoBack(t *testing.T) {
 	turns := newTurns(DefaultRates())
 	turns.machineHas("machine", noon)
 	for range denials().Burst {
-		turns.machineHas("machine", noon.Add(-time.Minute))
-		turns.tells("flood", noon.Add(-time.Minute))
+		turns.machineHas("machine", noon.Add(-maxBack))
+		turns.tells("flood", noon.Add(-maxBack))
 	}
 	if turns.machineMay("machine", noon) || turns.tells("flood", noon) {
 		t.Error("what was counted is forgotten")
+	}
+	// A clock that was a year ahead keeps nobody waiting once it is right.
+	turns.wait("request", "requester", noon.AddDate(1, 0, 0))
+	served := 0
+	for at := range 1000 {
+		if turns.wait(fmt.Sprint("request-", at), "requester", noon.Add(time.Duration(at)*10*time.Millisecond)) == 0 {
+			served++
+		}
+	}
+	if served < 1000 {
+		t.Errorf("%d of 1000 had their turn", served)
 	}
 }

@@ -143,16 +143,24 @@ func (b *bed) kubeadms(t *testing.T) {
 // eventOn returns the note of an Event on that very binding, empty if there is none.
 func (b *bed) eventOn(t *testing.T, binding *rbacv1.ClusterRoleBinding, reason string) string {
 	t.Helper()
+	for _, e := range b.eventsOn(t, binding, reason) {
+		return e.Note
+	}
+	return ""
+}
+
+func (b *bed) eventsOn(t *testing.T, binding *rbacv1.ClusterRoleBinding, reason string) (all []eventsv1.Event) {
+	t.Helper()
 	list := &eventsv1.EventList{}
 	if err := b.client.List(t.Context(), list, client.InNamespace(corev1.NamespaceDefault)); err != nil {
 		t.Fatal(err)
 	}
 	for _, e := range list.Items {
 		if e.Regarding.UID == binding.UID && e.Regarding.Kind == "ClusterRoleBinding" && e.Reason == reason && e.Type == corev1.EventTypeWarning {
-			return e.Note
+			all = append(all, e)
 		}
 	}
-	return ""
+	return all
 }
 
 // reported waits until a binding is, and returns the hint.
@@ -267,6 +275,10 @@ func TestBindingsAreReportedAgain(t *testing.T) {
 	eventually(t, 10*time.Second, "said twice more", func() bool { return lines() >= before+2 })
 	if took := time.Since(began); took < time.Second {
 		t.Errorf("said twice more within %s", took)
+	}
+	// The controller has no right to change Events.
+	if all := shared.eventsOn(t, binding, controller.ReasonBinding); len(all) != 1 || all[0].Series != nil {
+		t.Errorf("it is in the log again and again, and in Events: %+v", all)
 	}
 }
 

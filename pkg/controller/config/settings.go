@@ -369,7 +369,7 @@ func (s *Settings) CA(reader client.Reader) signing.Source {
 	}
 }
 
-// inventoryAge is how long a changed file may go unnoticed. Many requests at once share one read.
+// inventoryAge is how long a changed file may go unnoticed, and two seconds more while it is read. Many requests at once share one read.
 const inventoryAge = 500 * time.Millisecond
 
 // Machines are the machines of a cluster, and their bootstrap tokens.

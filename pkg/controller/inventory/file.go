@@ -16,10 +16,12 @@ import (
 // Latest keeps the last good one of the contents that an inventory has one after another, as those of a ConfigMap. The zero value waits
 // for the first. It may be used by several at a time.
 type Latest struct {
-	mu sync.Mutex
 	// verdict is what Parse said of the content of that sum.
+	offers  sync.Mutex
 	sum     [sha256.Size]byte
 	verdict error
+
+	mu      sync.Mutex
 	good    *Inventory
 	problem error
 }
@@ -27,14 +29,20 @@ type Latest struct {
 // Offer takes over new content, or says why it will not do; then the last good one stays in use. Content that was offered just before
 // costs nothing.
 func (l *Latest) Offer(content []byte) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.offers.Lock()
+	defer l.offers.Unlock()
+	var good *Inventory
 	if sum := sha256.Sum256(content); sum != l.sum { // nothing hashes to the zero value
-		inventory, err := Parse(content)
+		inventory, err := Parse(content) // which takes long, and nobody waits for it who needs the last good one
 		if err == nil {
-			l.good = inventory
+			good = inventory
 		}
 		l.sum, l.verdict = sum, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if good != nil {
+		l.good = good
 	}
 	l.problem = l.verdict
 	return l.problem
@@ -45,12 +53,6 @@ func (l *Latest) Fail(err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.problem = err
-}
-
-// Has reports whether there has been a good one.
-func (l *Latest) Has() bool {
-	_, err := l.Inventory()
-	return err == nil
 }
 
 // Inventory returns the last good one, or an error if there has been none.
@@ -89,7 +91,7 @@ func NewFile(path string, interval time.Duration) *File {
 
 // Inventory returns what the file holds at the time now, or held last. It is the same pointer until the content changes.
 func (f *File) Inventory(now time.Time) (*Inventory, error) {
-	f.shared.Refresh(now, f.interval, f.latest.Has, f.refresh)
+	f.shared.Refresh(now, f.interval, f.refresh)
 	return f.latest.Inventory()
 }
 

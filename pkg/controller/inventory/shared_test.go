@@ -8,29 +8,38 @@ import (
 	"time"
 )
 
-// Who comes while another reads waits for him only if there is nothing to use, or if each call is to read.
+// Who comes while another reads goes by what was read before, if that is not long ago, and waits for him otherwise.
 func TestSharedWhileAnotherReads(t *testing.T) {
 	t.Parallel()
+	const age = time.Minute
 	for name, c := range map[string]struct {
-		age    time.Duration
-		usable bool
-		waits  bool
-		reads  int32
+		age time.Duration
+		// ago is how long ago it was read before, or how much later the decision began for which it was; 0 if it was not.
+		ago   time.Duration
+		waits bool
+		reads int32 // by two
 	}{
-		"something to use":     {age: time.Minute, usable: true, reads: 1},
-		"nothing to use":       {age: time.Minute, waits: true, reads: 1},
-		"each call is to read": {usable: true, waits: true, reads: 2},
+		"read just before":                       {age: age, ago: age, reads: 1},
+		"read somewhat before":                   {age: age, ago: age + late - 1, reads: 1},
+		"read long before":                       {age: age, ago: age + late, waits: true, reads: 1},
+		"never read":                             {age: age, waits: true, reads: 1},
+		"each call is to read":                   {waits: true, reads: 2},
+		"each call is to read, a bit later":      {ago: time.Second, waits: true, reads: 2},
+		"each call is to read, and began before": {ago: -time.Second, waits: true, reads: 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var s Shared
+			if c.ago != 0 {
+				s.Refresh(now().Add(-c.ago), age, func() {})
+			}
 			var reads atomic.Int32
 			reading, end := make(chan struct{}, 2), make(chan struct{})
 			refresh := func() <-chan struct{} {
 				done := make(chan struct{})
 				go func() {
 					defer close(done)
-					s.Refresh(time.Now(), c.age, func() bool { return c.usable }, func() {
+					s.Refresh(now(), c.age, func() {
 						reads.Add(1)
 						reading <- struct{}{}
 						<-end
