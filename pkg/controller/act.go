@@ -138,7 +138,7 @@ func (c *Controller) approve(ctx context.Context, object *certificatesv1.Certifi
 	if err := c.checkSole(ctx, f, record); err != nil {
 		return err
 	}
-	c.turns.machineHas(d.Grant.Record.Machine.Name, f.input.Now)
+	c.turns.machineHas(d.Grant.Record.Machine.Name, c.Now())
 	passed, err := c.pass(ctx, object, ReasonApproved, "the evidence was verified by "+Name)
 	if err != nil {
 		return err
@@ -156,7 +156,7 @@ func (c *Controller) pass(ctx context.Context, object *certificatesv1.Certificat
 
 // sign issues the certificate: into the record first, so that no certificate is out that is in no record.
 func (c *Controller) sign(ctx context.Context, object *certificatesv1.CertificateSigningRequest, f *found, d verifier.Decision) (ctrl.Result, error) {
-	ca, err := c.CA.CA(ctx, f.input.Now)
+	ca, err := c.CA.CA(ctx, c.Now())
 	if err != nil {
 		return ctrl.Result{}, err // it was there a moment ago
 	}
@@ -182,7 +182,7 @@ func (c *Controller) sign(ctx context.Context, object *certificatesv1.Certificat
 
 // signServing issues a serving certificate. No record needs to know it: nothing is asked for with one.
 func (c *Controller) signServing(ctx context.Context, object *certificatesv1.CertificateSigningRequest, f *found, d verifier.Decision) error {
-	ca, err := c.CA.CA(ctx, f.input.Now)
+	ca, err := c.CA.CA(ctx, c.Now())
 	if err != nil {
 		return err // it was there a moment ago
 	}

@@ -26,7 +26,7 @@ type sparing struct {
 
 // Sparing returns a recorder that drops an Event if there was one like it within 14 minutes: of the same version of an object and of what it is related
 // to, with the same type, reason and action. client-go makes a series of two such Events, for which it needs the right to change Events, and keeps the
-// message of the first.
+// message of the first. So of a request that waits the Event has the first cause of its reason, and the log the latest.
 func Sparing(recorder events.EventRecorder) events.EventRecorder {
 	return &sparing{recorder, lru.New(maxSaid)}
 }

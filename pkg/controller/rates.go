@@ -138,11 +138,11 @@ func newTurns(r Rates) *turns {
 	}
 }
 
-// maxBack is more than a decision takes: a time that is further back is that of a clock which was put back.
+// maxBack is more than passes between asking for the time and telling it: a time that is further back is that of a clock which was put back.
 const maxBack = time.Minute
 
-// at returns the time now, or a somewhat later one that was told before: decisions that began first may end last, and a rate.Limiter whose time goes
-// back counts what is in between twice. The caller holds the mutex.
+// at returns the time now, or a somewhat later one that was told before: a rate.Limiter whose time goes back counts what is in between twice. The
+// caller holds the mutex.
 func (t *turns) at(now time.Time) time.Time {
 	if now.After(t.latest) || t.latest.Sub(now) > maxBack {
 		t.latest = now

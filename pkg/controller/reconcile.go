@@ -50,7 +50,7 @@ func (c *Controller) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 			c.turns.forget(object.Name) // nobody stands in line behind it
 			return ctrl.Result{RequeueAfter: lookAgain}, nil
 		}
-		if wait := c.turns.wait(object.Name, object.Spec.Username, now); wait > 0 {
+		if wait := c.turns.wait(object.Name, object.Spec.Username, c.Now()); wait > 0 {
 			return ctrl.Result{RequeueAfter: wait}, nil
 		}
 		if challenged { // so that none is left open
@@ -82,7 +82,7 @@ func (c *Controller) decide(ctx context.Context, object *certificatesv1.Certific
 			log.FromContext(ctx).Info("the evidence could not be judged", "request", object.Name, "cause", err.Error()) // the node is not told why
 		}
 		decision := c.judge(object, found)
-		if decision.Outcome == verifier.Approve && !c.turns.machineMay(decision.Grant.Record.Machine.Name, now) {
+		if decision.Outcome == verifier.Approve && !c.turns.machineMay(decision.Grant.Record.Machine.Name, c.Now()) {
 			found.input.OverRate = true
 			decision = c.judge(object, found)
 		}
@@ -94,7 +94,7 @@ func (c *Controller) decide(ctx context.Context, object *certificatesv1.Certific
 			continue
 		}
 		if decision.Outcome == verifier.Deny {
-			c.turns.denied(object.Spec.Username, time.Since(began), now)
+			c.turns.denied(object.Spec.Username, time.Since(began), c.Now())
 		}
 		if held := found.input.Request; err == nil && c.CA != nil && stateOf(object) == undecided && stateOf(held) == approved {
 			// It is signed by what was just read and written, and under its versions. Otherwise the approval, which is watched, brings it here again.

@@ -3,6 +3,7 @@
 package inventory
 
 import (
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -69,5 +70,35 @@ func TestSharedWhileAnotherReads(t *testing.T) {
 				t.Errorf("%d reads", got)
 			}
 		})
+	}
+}
+
+// However many wait, and however far apart they began, one more reading does for all: it began after they came.
+func TestSharedByManyWhoWait(t *testing.T) {
+	t.Parallel()
+	const age = time.Second
+	var s Shared
+	var reads atomic.Int32
+	reading, end := make(chan struct{}, 20), make(chan struct{})
+	var wait sync.WaitGroup
+	refresh := func(at time.Time) {
+		wait.Go(func() {
+			s.Refresh(at, age, func() {
+				reads.Add(1)
+				reading <- struct{}{}
+				<-end
+			})
+		})
+	}
+	refresh(now())
+	<-reading
+	for i := range 16 {
+		refresh(now().Add(time.Duration(i+1) * (age + late)))
+	}
+	time.Sleep(time.Second) // until they wait
+	close(end)
+	wait.Wait()
+	if got := reads.Load(); got != 2 {
+		t.Errorf("%d reads", got)
 	}
 }
