@@ -115,19 +115,19 @@ func TestBindingIsReportedAndReminded(t *testing.T) {
 				t.Errorf("%v, %v, %q, %q", result, err, b.events.(*heard).all, *lines)
 			}
 		}
-		look(1, bindingsRemind)
-		look(1, bindingsRemind)
+		look(1, 15*time.Minute)
+		look(1, 15*time.Minute)
 		time.Sleep(4 * time.Minute)
-		look(1, bindingsRemind-4*time.Minute)
-		time.Sleep(bindingsRemind - 4*time.Minute)
-		look(2, bindingsRemind)
+		look(1, 11*time.Minute)
+		time.Sleep(11 * time.Minute)
+		look(2, 15*time.Minute)
 		api.binding.UID = "uid-2"
-		look(3, bindingsRemind)
+		look(3, 15*time.Minute)
 		subjects := api.binding.Subjects
 		api.binding.Subjects = nil
 		look(3, 0)
 		api.binding.Subjects = subjects
-		look(4, bindingsRemind)
+		look(4, 15*time.Minute)
 		if api.deletes != 0 {
 			t.Error("it deletes in audit mode")
 		}
@@ -153,7 +153,7 @@ func TestBindingIsRemoved(t *testing.T) {
 		"changed before":      {apierrors.NewConflict(bindingResource, "b", errors.New("x")), nil, 100 * time.Millisecond, false, ""},
 		"forbidden":           {forbidden, nil, time.Minute, false, "optional/remove-bindings.yaml"},
 		"a fault":             {errors.New("broken"), nil, 0, true, ""},
-		"kept by a finalizer": {errors.New("not to be called"), func(b *rbacv1.ClusterRoleBinding) { b.DeletionTimestamp = &metav1.Time{Time: time.Now()} }, bindingsRemind, false, "finalizer"},
+		"kept by a finalizer": {errors.New("not to be called"), func(b *rbacv1.ClusterRoleBinding) { b.DeletionTimestamp = &metav1.Time{Time: time.Now()} }, 15 * time.Minute, false, "finalizer"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			api := &bindingAPI{binding: newBinding("b", roleSelfNodeClient), fail: c.fail}

@@ -16,8 +16,8 @@ import (
 // Latest keeps the last good one of the contents that an inventory has one after another, as those of a ConfigMap. The zero value waits
 // for the first. It may be used by several at a time.
 type Latest struct {
+	offers sync.Mutex // held by Offer
 	// verdict is what Parse said of the content of that sum.
-	offers  sync.Mutex
 	sum     [sha256.Size]byte
 	verdict error
 
