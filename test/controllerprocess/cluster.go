@@ -101,48 +101,71 @@ func Kubeconfig(ctx context.Context, cp *testbed.ControlPlane) ([]byte, error) {
 
 const policyTimeout = 20 * time.Second
 
-// AwaitPolicies waits until each policy that keeps others from doing the controller's work refuses it: a policy reaches the API server's admission
-// through an informer, some time after it was stored. The probe leaves nothing behind.
-func AwaitPolicies(ctx context.Context, cp *testbed.ControlPlane) error {
+// AwaitPolicies waits until each policy of ours that the cluster has, and that keeps others from doing the controller's work, refuses it: a policy
+// reaches the API server's admission through an informer, up to seconds after it was stored. The probes leave nothing behind.
+func AwaitPolicies(ctx context.Context, cp *testbed.ControlPlane) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, policyTimeout)
 	defer cancel()
-	requests := cp.Client().CertificatesV1().CertificateSigningRequests()
-	object, err := probe()
+	bindings, err := cp.Client().AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return err
+		return fmt.Errorf("list the policies' bindings: %w", err)
 	}
-	filed, err := requests.Create(ctx, object, metav1.CreateOptions{})
-	if err != nil {
-		return fmt.Errorf("file a request to try the policies on: %w", err)
+	requests := cp.Client().CertificatesV1().CertificateSigningRequests()
+	filed := map[string]*certificatesv1.CertificateSigningRequest{tpm.SignerName: nil, certificatesv1.KubeletServingSignerName: nil}
+	for signer := range filed {
+		object, err := probe(signer)
+		if err != nil {
+			return err
+		}
+		if filed[signer], err = requests.Create(ctx, object, metav1.CreateOptions{}); err != nil {
+			return fmt.Errorf("file a request to try the policies on: %w", err)
+		}
+		defer func() {
+			err = errors.Join(err, requests.Delete(context.WithoutCancel(ctx), object.Name, metav1.DeleteOptions{}))
+		}()
 	}
 	dryRun := metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}}
-	for policy, try := range map[string]func(*certificatesv1.CertificateSigningRequest) error{
-		"node-attestation-approval": func(r *certificatesv1.CertificateSigningRequest) error {
-			r.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{
-				Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue, Reason: "Probe",
-			}}
-			_, err := requests.UpdateApproval(ctx, r.Name, r, dryRun)
-			return err
-		},
-		"node-attestation-annotations": func(r *certificatesv1.CertificateSigningRequest) error {
+	approve := func(signer string) error {
+		r := filed[signer].DeepCopy()
+		r.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{
+			Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue, Reason: "Probe",
+		}}
+		_, err := requests.UpdateApproval(ctx, r.Name, r, dryRun)
+		return err
+	}
+	tries := map[string]func() error{
+		"node-attestation-approval": func() error { return approve(tpm.SignerName) },
+		"node-attestation-serving":  func() error { return approve(certificatesv1.KubeletServingSignerName) },
+		"node-attestation-annotations": func() error {
+			r := filed[tpm.SignerName].DeepCopy()
 			r.Annotations = map[string]string{attestation.AnnotationChallenge: "probe"}
 			_, err := requests.Update(ctx, r, dryRun)
 			return err
 		},
-		"node-attestation-certificates": func(r *certificatesv1.CertificateSigningRequest) error {
+		"node-attestation-certificates": func() error {
+			r := filed[tpm.SignerName].DeepCopy()
 			r.Status.Certificate = cp.ClientCA().CertPEM()
 			_, err := requests.UpdateStatus(ctx, r, dryRun)
 			return err
 		},
-		"node-attestation-size": func(r *certificatesv1.CertificateSigningRequest) error {
-			long := &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: csr.NewName()}, Spec: r.Spec}
-			long.Spec.Request = append(slices.Clone(r.Spec.Request), strings.Repeat("\n", 200_000)...)
+		"node-attestation-size": func() error {
+			long := &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: csr.NewName()}, Spec: filed[tpm.SignerName].Spec}
+			long.Spec.Request = append(slices.Clone(long.Spec.Request), strings.Repeat("\n", 200_000)...)
 			_, err := requests.Create(ctx, long, metav1.CreateOptions{DryRun: dryRun.DryRun})
 			return err
 		},
-	} {
+	}
+	for _, binding := range bindings.Items {
+		policy := binding.Spec.PolicyName
+		try, ok := tries[policy]
+		if !ok {
+			if strings.HasPrefix(policy, "node-attestation-") {
+				return fmt.Errorf("nothing tries whether policy %s is in effect", policy)
+			}
+			continue
+		}
 		for {
-			err := try(filed.DeepCopy())
+			err := try()
 			if err != nil && strings.Contains(err.Error(), "ValidatingAdmissionPolicy '"+policy+"'") {
 				break
 			}
@@ -153,11 +176,11 @@ func AwaitPolicies(ctx context.Context, cp *testbed.ControlPlane) error {
 			}
 		}
 	}
-	return requests.Delete(ctx, filed.Name, metav1.DeleteOptions{})
+	return nil
 }
 
 // probe is a request that nobody is going to decide on, as there is no controller yet.
-func probe() (*certificatesv1.CertificateSigningRequest, error) {
+func probe(signer string) (*certificatesv1.CertificateSigningRequest, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, err
@@ -167,5 +190,5 @@ func probe() (*certificatesv1.CertificateSigningRequest, error) {
 		return nil, err
 	}
 	content := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
-	return csr.Object(csr.NewName(), tpm.SignerName, content, key.Public(), nil), nil
+	return csr.Object(csr.NewName(), signer, content, key.Public(), nil), nil
 }

@@ -30,6 +30,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -124,7 +125,7 @@ func (b *bed) prepare(ctx context.Context) (err error) {
 	if err := b.apply(ctx, "-k", manifests); err != nil {
 		return err
 	}
-	if err := b.awaitPolicies(ctx); err != nil {
+	if err := controllerprocess.AwaitPolicies(ctx, b.ControlPlane); err != nil {
 		return err
 	}
 	if b.controllerConfig, err = b.accountConfig(ctx); err != nil {
@@ -153,43 +154,6 @@ func (b *bed) accountConfig(ctx context.Context) (*rest.Config, error) {
 		Host: b.ServerURL(), BearerToken: token.Status.Token, QPS: -1,
 		TLSClientConfig: rest.TLSClientConfig{CAData: b.ServerCA()},
 	}, nil
-}
-
-// awaitPolicies waits until each policy refuses what it is there to refuse. A policy and its binding reach the API server's
-// admission through informers, some time after they were stored.
-func (b *bed) awaitPolicies(ctx context.Context) error {
-	name, err := file(ctx, b.bootstrapper, tpmSigner)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		_ = b.admin.CertificatesV1().CertificateSigningRequests().Delete(ctx, name, metav1.DeleteOptions{})
-	}()
-	certificate, err := anyCertificate()
-	if err != nil {
-		return err
-	}
-	annotated := newRequest(tpmSigner)
-	annotated.Annotations = map[string]string{attestation.AnnotationEK: "probe"}
-	long := newRequest(tpmSigner)
-	long.Spec.Request = padTo(long.Spec.Request, 200_000)
-	for policy, probe := range map[string]func() error{
-		approvalPolicy: func() error { return decide(ctx, b.admin, name, certificatesv1.CertificateApproved, dryRun) },
-		annotationPolicy: func() error {
-			_, err := b.admin.CertificatesV1().CertificateSigningRequests().Create(ctx, annotated, metav1.CreateOptions{DryRun: dryRun})
-			return err
-		},
-		certificatesPolicy: func() error { return certify(ctx, b.admin, name, certificate, dryRun) },
-		sizePolicy: func() error {
-			_, err := b.admin.CertificatesV1().CertificateSigningRequests().Create(ctx, long, metav1.CreateOptions{DryRun: dryRun})
-			return err
-		},
-	} {
-		if err := await(ctx, func() bool { return refusedBy(probe(), policy) }); err != nil {
-			return fmt.Errorf("policy %s takes no effect: %w", policy, err)
-		}
-	}
-	return nil
 }
 
 var dryRun = []string{metav1.DryRunAll}
