@@ -177,7 +177,7 @@ func callAPI(t *testing.T, server string, ca []byte) error {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
 	object := &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: "node-csr-x"}}
 	if _, err = client.Create(ctx, object, true); err == nil {

@@ -604,7 +604,11 @@ func TestWorkCarriesOnWithAPendingRequest(t *testing.T) {
 				t.Fatal(err)
 			}
 			put(t, o.dir, "."+cache.CurrentFile+".tmp-1", []byte("left by a crash"), 0o600)
-			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			enough := 10 * time.Second
+			if c.failure == WaitingForSigner { // in vain
+				enough = 3 * time.Second
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), enough)
 			defer cancel()
 			err = Work(ctx, *o)
 			if c.failure != "" {

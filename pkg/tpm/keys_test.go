@@ -277,7 +277,7 @@ func TestPCRsThatChange(t *testing.T) {
 	c := challenge(t, k)
 	for name, times := range map[string]int{"once": 1, "for ever": 1000} {
 		p.Reset()
-		p.Delay(20*time.Millisecond, tpm2.TPMCCPCRRead)
+		p.Delay(250*time.Millisecond, tpm2.TPMCCPCRRead)
 		stop, stopped := make(chan struct{}), make(chan struct{})
 		go func() { // extends after each quote
 			defer close(stopped)

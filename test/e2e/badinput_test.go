@@ -35,12 +35,12 @@ func TestBadInput(t *testing.T) {
 			n.write(t, n.bootstrap, n.BootstrapKubeconfig("abcdef.0123456789abcdef"))
 		}},
 		"expired token": {18, "Unauthorized", func(t *testing.T, n *node) {
-			token, err := n.CreateBootstrapToken(t.Context(), 2*time.Second)
+			token, err := n.CreateBootstrapToken(t.Context(), 6*time.Second)
 			if err != nil {
 				t.Fatal(err)
 			}
 			n.write(t, n.bootstrap, n.BootstrapKubeconfig(token))
-			time.Sleep(13 * time.Second) // the API server remembers a good token for 10 s
+			time.Sleep(17 * time.Second) // the API server remembers a good token for 10 s
 		}},
 		"no RBAC": {20, "forbidden", func(t *testing.T, n *node) {
 			nobody, err := n.ClientCA().IssueClient("nobody", nil, time.Now().Add(-time.Minute), time.Now().Add(time.Hour))

@@ -36,6 +36,7 @@ func TestKilledBeforeEachStep(t *testing.T) {
 				}
 				// What the dead left behind is cleaned up by whoever comes next.
 				n.run(t)
+				eventually(t, 10*time.Second, "the worker ends", func() bool { return !n.dir.Worker().Alive() })
 				if left, err := filepath.Glob(n.dir.File(".*")); err != nil || len(left) > 0 {
 					t.Errorf("left behind: %v, %v", left, err)
 				}
@@ -109,6 +110,8 @@ func TestWorkersTakeOverFromEachOther(t *testing.T) {
 	n := renewingNode(t)
 	n.signer = "example.com/by-hand"
 	n.env = append(n.env, "TEST_WORKER_DEADLINE=2s")
+	n.run(t, "--wait-timeout=100ms")
+	n.request(t)
 	seen := map[string]bool{}
 	for range 4 {
 		if r := n.run(t, "--wait-timeout=1500ms"); r.code != 23 || !strings.Contains(r.stderr, "hint: ") {

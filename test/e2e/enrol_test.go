@@ -61,6 +61,7 @@ func TestFirstCertificate(t *testing.T) {
 		t.Errorf("filed: %q %q, %v", filed.Provider, filed.Data, err)
 	}
 
+	eventually(t, 10*time.Second, "the worker ends", func() bool { return !n.dir.Worker().Alive() })
 	before := n.snapshot(t)
 	second := n.run(t)
 	if second.code != 0 || second.stdout != first.stdout || second.stderr != "" {

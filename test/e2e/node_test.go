@@ -282,6 +282,9 @@ func (n *node) whoami(t *testing.T, r result) string {
 	return out
 }
 
+// slack is what a busy machine may add to a run that waits.
+const slack = 4 * time.Second
+
 // eventually waits for a condition, a bound with slack on how long.
 func eventually(t *testing.T, limit time.Duration, what string, condition func() bool) {
 	t.Helper()

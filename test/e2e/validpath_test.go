@@ -99,6 +99,11 @@ func TestValidCertificateIsPrintedWhateverIsBroken(t *testing.T) {
 				if r.code != 0 || !bytes.Equal(r.leaf.Raw, pair.Leaf.Raw) {
 					t.Fatalf("exit code %d: %s", r.code, r.stderr)
 				}
+				for range 2 { // a busy machine is so once; what waits does each time
+					if r.took > time.Second {
+						r = n.run(t)
+					}
+				}
 				if r.took > time.Second {
 					t.Errorf("it took %s", r.took)
 				}
@@ -111,7 +116,7 @@ func TestValidCertificateIsPrintedWhateverIsBroken(t *testing.T) {
 				if r.code != 0 || len(n.requests(t)) == 0 && !bytes.Equal(r.leaf.Raw, pair.Leaf.Raw) {
 					t.Fatalf("exit code %d: %s", r.code, r.stderr)
 				}
-				if r.took > 2*time.Second {
+				if r.took > 2*time.Second+slack {
 					t.Errorf("it took %s", r.took)
 				}
 			})

@@ -68,11 +68,11 @@ func TestSignerIsLate(t *testing.T) {
 
 // Without a signer the unit fails, with the reason; the same request heals it, whoever takes it up.
 func TestHonestFailure(t *testing.T) {
-	m := newMachine(t, "prepareWait: 2s")
+	m := newMachine(t, "prepareWait: 5s")
 	for range 2 { // systemd starts it again
 		r := m.prepare()
-		r.want(t, 23, "waiting up to 2s", "signer "+m.signer+" has not issued a certificate", "hint: ")
-		if r.took < 2*time.Second || r.took > 10*time.Second {
+		r.want(t, 23, "waiting up to 5s", "signer "+m.signer+" has not issued a certificate", "hint: ")
+		if r.took < 5*time.Second || r.took > 15*time.Second {
 			t.Errorf("it took %s", r.took)
 		}
 		m.endWorker() // as systemd does
@@ -260,7 +260,7 @@ func TestJoinsAnotherCluster(t *testing.T) {
 	})
 	m.must(os.Remove(m.kubeconfig)) // kubeadm reset
 	m.join(other)
-	m.configure("prepareWait: 1s")
+	m.configure("prepareWait: 5s")
 	m.prepare().want(t, 23, "copied "+m.bootstrap, "wrote "+m.kubeconfig+", for the cluster at "+other.ServerURL())
 	m.endWorker()
 	m.configure("prepareWait: 30s")
@@ -279,7 +279,7 @@ func TestJoinsAnotherCluster(t *testing.T) {
 
 // A reset ends the worker, takes what is ours, and leaves what is not.
 func TestReset(t *testing.T) {
-	m := newMachine(t, "prepareWait: 1s")
+	m := newMachine(t, "prepareWait: 5s")
 	m.prepare().want(t, 23)
 	worker := m.certs.Worker()
 	if !worker.Alive() {
