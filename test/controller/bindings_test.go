@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr/funcr"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -64,7 +65,7 @@ func runManager(t *testing.T, rest *rest.Config, add func(ctrl.Manager) error) *
 	skip, said := true, &journal{}
 	manager, err := ctrl.NewManager(rest, ctrl.Options{
 		Scheme: newScheme(), Metrics: server.Options{BindAddress: "0"}, Logger: funcr.New(said.write, funcr.Options{}),
-		Controller: config.Controller{SkipNameValidation: &skip, CacheSyncTimeout: time.Second},
+		Controller: config.Controller{SkipNameValidation: &skip, CacheSyncTimeout: 5 * time.Second},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -312,7 +313,7 @@ func TestBindingsStayInAuditMode(t *testing.T) {
 	}
 }
 
-// may gives a user rights, until the test ends, and returns a credential of that user's.
+// may gives a user rights, until the test ends, and returns a credential of that user's when the authorizer knows them.
 func (b *bed) may(t *testing.T, user, binding string, rules ...rbacv1.PolicyRule) *rest.Config {
 	t.Helper()
 	ctx := context.WithoutCancel(t.Context())
@@ -326,6 +327,18 @@ func (b *bed) may(t *testing.T, user, binding string, rules ...rbacv1.PolicyRule
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = b.client.Delete(ctx, object) })
+	}
+	for _, rule := range rules {
+		eventually(t, 10*time.Second, "the rights of "+binding, func() bool {
+			review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+				User:               user,
+				ResourceAttributes: &authorizationv1.ResourceAttributes{Group: rule.APIGroups[0], Resource: rule.Resources[0], Verb: rule.Verbs[0]},
+			}}
+			if err := b.client.Create(ctx, review); err != nil {
+				t.Fatal(err)
+			}
+			return review.Status.Allowed
+		})
 	}
 	as := b.AdminConfig()
 	as.Impersonate = rest.ImpersonationConfig{UserName: user, Groups: []string{"system:authenticated"}}
@@ -376,7 +389,7 @@ func TestBindingsThatMayNotBeSeen(t *testing.T) {
 	said := runManager(t, as, func(m ctrl.Manager) error {
 		return errors.Join(controller.Add(m, f.config), controller.AddBindings(m, config))
 	})
-	time.Sleep(3 * time.Second) // the manager's patience is 1 s
+	time.Sleep(7 * time.Second) // the manager's patience is 5 s
 	m := f.newMachine(t, "beside-it")
 	f.inventoried(t, m)
 	m.enrols(t)

@@ -151,35 +151,35 @@ func TestProofsOfOneMachineAtOnce(t *testing.T) {
 
 // A machine over its rate waits for its turn; so do requesters, and nobody is denied for it.
 func TestRates(t *testing.T) {
+	const every = 30 * time.Second
 	rate := controller.Rate{Every: 250 * time.Millisecond, Burst: 8}
 	f := newFleet(t, func(f *fleet, _ *verifier.Policy) {
 		f.config.Rates = controller.DefaultRates()
-		f.config.Rates.Machine = controller.Rate{Every: 4 * time.Second, Burst: 1}
+		f.config.Rates.Machine = controller.Rate{Every: every, Burst: 1}
 		f.config.Rates.Requester = rate
 	})
 	m, other := f.newMachine(t, "often"), f.newMachine(t, "seldom")
 	f.inventoried(t, m, other)
 	_, first := f.newPeer(t, m.chip, f.asToken(m.token), m.name, m.name).attests(t)
 	f.issued(t, first, m.name)
-	began := time.Now()
 	_, second := f.newPeer(t, m.chip, f.asToken(m.token), m.name, m.name).attests(t)
-	eventually(t, 3*time.Second, "it is said that it waits", func() bool { return f.said(t, second, string(verifier.ReasonRateLimited)) })
-	f.issued(t, second, m.name)
-	if took := time.Since(began); took < 2*time.Second {
-		t.Errorf("the second certificate came after %s", took)
+	eventually(t, 10*time.Second, "it is said that it waits", func() bool { return f.said(t, second, string(verifier.ReasonRateLimited)) })
+	time.Sleep(2 * time.Second) // it is looked at again meanwhile
+	if got := f.get(t, second.Name); len(got.Status.Conditions) > 0 {
+		t.Errorf("over the rate: %+v", got.Status)
 	}
+	f.ahead.Store(int64(every))
+	f.issued(t, second, m.name)
 
 	p := f.newPeer(t, m.chip, f.asToken(m.token), m.name, m.name)
 	var flood []*certificatesv1.CertificateSigningRequest
 	flooded := time.Now()
-	for range 30 {
+	for range 100 { // long enough for the other to enrol meanwhile, on a busy machine, too
 		flood = append(flood, p.file(t, p.object(t, attestation.HelloSignerName, []byte("{}"))))
 	}
-	began = time.Now()
+	began := time.Now()
 	other.enrols(t)
-	if took := time.Since(began); took > 2500*time.Millisecond {
-		t.Errorf("another requester waited %s", took)
-	}
+	t.Logf("another requester enrolled within %s", time.Since(began))
 	decided := 0
 	for _, object := range flood {
 		if reasonOf(f.get(t, object.Name)) != "" {
@@ -188,6 +188,9 @@ func TestRates(t *testing.T) {
 	}
 	if took := time.Since(flooded); decided > rate.Burst+1+int(took/rate.Every) {
 		t.Errorf("%d of %d were judged within %s", decided, len(flood), took)
+	}
+	if decided == len(flood) {
+		t.Error("another requester waited for the flood's end")
 	}
 	for _, object := range flood {
 		f.refused(t, object, string(verifiertpm.ReasonMalformed))

@@ -111,7 +111,7 @@ func (p *peer) hello(t *testing.T) *certificatesv1.CertificateSigningRequest {
 // challenged waits until a hello is answered.
 func (p *peer) challenged(t *testing.T, hello *certificatesv1.CertificateSigningRequest) *certificatesv1.CertificateSigningRequest {
 	t.Helper()
-	eventually(t, 20*time.Second, "the hello is answered", func() bool {
+	eventually(t, time.Minute, "the hello is answered", func() bool {
 		hello = p.get(t, hello.Name)
 		if reason := reasonOf(hello); reason != "" {
 			t.Fatalf("the hello was refused: %s: %s", reason, hello.Status.Conditions[0].Message)
@@ -169,7 +169,7 @@ func reasonOf(object *certificatesv1.CertificateSigningRequest) string {
 func (f *fleet) refused(t *testing.T, object *certificatesv1.CertificateSigningRequest, reason string) {
 	t.Helper()
 	var got *certificatesv1.CertificateSigningRequest
-	eventually(t, 10*time.Second, "refused: "+object.Name, func() bool {
+	eventually(t, 30*time.Second, "refused: "+object.Name, func() bool {
 		got = f.get(t, object.Name)
 		return reasonOf(got) != "" || len(got.Status.Certificate) > 0
 	})
@@ -182,7 +182,7 @@ func (f *fleet) refused(t *testing.T, object *certificatesv1.CertificateSigningR
 func (f *fleet) issued(t *testing.T, object *certificatesv1.CertificateSigningRequest, machine string) []byte {
 	t.Helper()
 	var got *certificatesv1.CertificateSigningRequest
-	eventually(t, 20*time.Second, "issued: "+object.Name, func() bool {
+	eventually(t, time.Minute, "issued: "+object.Name, func() bool {
 		got = f.get(t, object.Name)
 		if reason := reasonOf(got); reason != "" {
 			t.Fatalf("%s: %s", reason, got.Status.Conditions[len(got.Status.Conditions)-1].Message)

@@ -13,8 +13,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// maxGap is the longest time between two renewals of a node's Lease that counts as none missed: the kubelet renews it every 10 s.
-const maxGap = 15 * time.Second
+// maxGap is the longest time between two renewals of a node's Lease that counts as none missed: the kubelet renews it every 10 s, and
+// one missed makes 20 s. A busy machine may be late.
+const maxGap = 19 * time.Second
 
 const pulseInterval = 250 * time.Millisecond
 
@@ -53,32 +54,44 @@ func (p *pulse) look(ctx context.Context, m *machine) {
 	if err != nil || lease.Spec.RenewTime == nil {
 		return
 	}
-	ready := m.ready(ctx)
+	notReady, err := m.notReady(ctx)
+	if err != nil {
+		return
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if at := lease.Spec.RenewTime.Time; len(p.renewals) == 0 || at.After(p.renewals[len(p.renewals)-1]) {
 		p.renewals = append(p.renewals, at)
 	}
-	if ready != "" && ctx.Err() == nil {
-		p.notReady = append(p.notReady, time.Now().Format(time.TimeOnly)+" "+ready)
+	if notReady != "" {
+		p.notReady = append(p.notReady, time.Now().Format(time.TimeOnly)+" "+notReady)
 	}
 }
 
-// ready returns why the node is not ready, and is empty if it is.
+// ready returns why the node is not ready, or why that is not known, and is empty if it is.
 func (m *machine) ready(ctx context.Context) string {
-	node, err := m.Client().CoreV1().Nodes().Get(ctx, m.name, metav1.GetOptions{})
+	why, err := m.notReady(ctx)
 	if err != nil {
 		return err.Error()
+	}
+	return why
+}
+
+// notReady returns why the node is not ready, and is empty if it is.
+func (m *machine) notReady(ctx context.Context) (why string, err error) {
+	node, err := m.Client().CoreV1().Nodes().Get(ctx, m.name, metav1.GetOptions{})
+	if err != nil {
+		return "", err
 	}
 	for _, c := range node.Status.Conditions {
 		if c.Type == corev1.NodeReady {
 			if c.Status == corev1.ConditionTrue {
-				return ""
+				return "", nil
 			}
-			return fmt.Sprintf("%s: %s: %s", c.Status, c.Reason, c.Message)
+			return fmt.Sprintf("%s: %s: %s", c.Status, c.Reason, c.Message), nil
 		}
 	}
-	return "has no condition Ready"
+	return "has no condition Ready", nil
 }
 
 // count returns how many renewals were seen.

