@@ -15,17 +15,13 @@ package controllerprocess
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
-	"math/big"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"reflect"
-	"strconv"
 	"syscall"
 	"time"
 
@@ -70,19 +66,19 @@ type Options struct {
 // Controller is a controller that can be started, ended, and started again. Its methods are for one goroutine at a time.
 type Controller struct {
 	options         Options
-	health, metrics string // addresses
+	health, metrics *testbed.Port // also while no process runs
 	process         *testbed.Process
 }
 
 // New writes the configuration file: mode Sign with the Secret and the ConfigMap that Install makes, PCRs 0 to 7 in SHA-256, leader election, and
-// addresses on loopback that stay the same when it is started again.
+// addresses on loopback that stay the same when it is started again, and are nobody else's in between.
 func New(options Options) (*Controller, error) {
 	c := &Controller{options: options}
 	var err error
-	if c.health, err = freeAddress(); err != nil {
+	if c.health, err = testbed.TakePort(); err != nil {
 		return nil, err
 	}
-	if c.metrics, err = freeAddress(); err != nil {
+	if c.metrics, err = testbed.TakePort(); err != nil {
 		return nil, err
 	}
 	settings := config.Default()
@@ -91,7 +87,7 @@ func New(options Options) (*Controller, error) {
 	settings.Signing = config.Signing{Mode: config.Sign, SecretName: CASecret}
 	settings.Inventory.ConfigMap = &config.InventoryConfigMap{Name: Inventory, Key: InventoryKey}
 	settings.TPM = &config.TPM{PCRs: config.PCRs{Bank: "sha256", Indexes: []int{0, 1, 2, 3, 4, 5, 6, 7}}}
-	settings.HealthBindAddress, settings.MetricsBindAddress = c.health, c.metrics
+	settings.HealthBindAddress, settings.MetricsBindAddress = c.health.Addr(), c.metrics.Addr()
 	if options.Configure != nil {
 		options.Configure(&settings)
 	}
@@ -142,10 +138,10 @@ func (c *Controller) KubeconfigFile() string { return filepath.Join(c.options.Di
 func (c *Controller) LogFile() string { return filepath.Join(c.options.Dir, "controller.log") }
 
 // MetricsURL is where the process serves its metrics.
-func (c *Controller) MetricsURL() string { return "http://" + c.metrics + "/metrics" }
+func (c *Controller) MetricsURL() string { return "http://" + c.metrics.Addr() + "/metrics" }
 
 // ReadyURL is where it says whether it is ready.
-func (c *Controller) ReadyURL() string { return "http://" + c.health + "/readyz" }
+func (c *Controller) ReadyURL() string { return "http://" + c.health.Addr() + "/readyz" }
 
 // Process is the one that was started last, nil before the first.
 func (c *Controller) Process() *testbed.Process { return c.process }
@@ -273,25 +269,4 @@ func get(ctx context.Context, url string) (string, error) {
 		return "", fmt.Errorf("%s: %s: %s", url, answer.Status, body)
 	}
 	return string(body), nil
-}
-
-// freeAddress returns one on loopback, below the range from which the kernel takes ports for outgoing connections, and apart from those of
-// package testbed: it stays free while the process is down.
-func freeAddress() (string, error) {
-	const first, count = 12000, 8000
-	var failure error
-	for range 50 {
-		n, err := rand.Int(rand.Reader, big.NewInt(count))
-		if err != nil {
-			return "", err
-		}
-		address := net.JoinHostPort("127.0.0.1", strconv.FormatInt(first+n.Int64(), 10))
-		listener, err := net.Listen("tcp", address)
-		if err != nil {
-			failure = err
-			continue
-		}
-		return address, listener.Close()
-	}
-	return "", fmt.Errorf("no free port on loopback: %w", failure)
 }

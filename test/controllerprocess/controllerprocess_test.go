@@ -88,7 +88,7 @@ func TestConfigurationFile(t *testing.T) {
 	if _, err := config.New(read); err != nil {
 		t.Fatal(err)
 	}
-	if !read.Audit || read.BootCounters != config.Required || read.HealthBindAddress != c.health || read.WaitDeadline != config.Default().WaitDeadline {
+	if !read.Audit || read.BootCounters != config.Required || read.HealthBindAddress != c.health.Addr() || read.WaitDeadline != config.Default().WaitDeadline {
 		t.Errorf("%+v", read)
 	}
 	if content, err := os.ReadFile(c.ConfigFile()); err != nil || strings.Contains(string(content), "waitDeadline") {

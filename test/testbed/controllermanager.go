@@ -38,7 +38,7 @@ func (cp *ControlPlane) StartControllerManager(ctx context.Context, extraArgs ..
 	if err := cp.WriteKubeconfig(cp.path(kubeconfig), CertificateUser(pair)); err != nil {
 		return err
 	}
-	addr, port, err := freeLoopbackPort()
+	addr, port, err := cp.takePort()
 	if err != nil {
 		return err
 	}

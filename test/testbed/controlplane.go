@@ -65,7 +65,8 @@ type ControlPlane struct {
 	serverCA *CA
 	clientCA *CA
 
-	addr   string // of the API server, host:port
+	ports  []*Port // freed by Stop
+	addr   string  // of the API server, host:port
 	admin  KeyPair
 	client *kubernetes.Clientset
 
@@ -146,10 +147,26 @@ func (cp *ControlPlane) Stop() error {
 			errs = append(errs, p.Kill())
 		}
 	}
+	for _, p := range cp.ports {
+		p.Free()
+	}
 	if cp.ownDir {
 		errs = append(errs, os.RemoveAll(cp.dir))
 	}
 	return errors.Join(errs...)
+}
+
+// takePort returns a port for a component, which nobody else gets before Stop.
+func (cp *ControlPlane) takePort() (addr, port string, err error) {
+	p, err := TakePort()
+	if err != nil {
+		return "", "", err
+	}
+	cp.ports = append(cp.ports, p)
+	if _, port, err = net.SplitHostPort(p.Addr()); err != nil {
+		return "", "", fmt.Errorf("split %s: %w", p.Addr(), err)
+	}
+	return p.Addr(), port, nil
 }
 
 // ServerURL returns the API server's URL.
@@ -257,7 +274,7 @@ func (cp *ControlPlane) writeFiles(auditPolicy []byte) error {
 }
 
 func (cp *ControlPlane) startEtcd(ctx context.Context) error {
-	addr, err := freeLoopbackAddr()
+	addr, _, err := cp.takePort()
 	if err != nil {
 		return err
 	}
@@ -286,7 +303,7 @@ func (cp *ControlPlane) startEtcd(ctx context.Context) error {
 }
 
 func (cp *ControlPlane) startAPIServer(ctx context.Context, extra []string) error {
-	addr, port, err := freeLoopbackPort()
+	addr, port, err := cp.takePort()
 	if err != nil {
 		return err
 	}

@@ -30,7 +30,7 @@ const (
 // Proxy forwards TCP connections and breaks them on demand. TLS passes through
 // it, so it sees no requests, but client certificates work.
 type Proxy struct {
-	addr   string
+	port   *Port // also while it is closed, until Close
 	target string
 	wait   sync.WaitGroup
 
@@ -61,13 +61,13 @@ func NewProxy(target string) (*Proxy, error) {
 	if _, _, err := net.SplitHostPort(target); err != nil {
 		return nil, fmt.Errorf("proxy: %w", err)
 	}
-	addr, err := freeLoopbackAddr()
+	port, err := TakePort()
 	if err != nil {
 		return nil, fmt.Errorf("proxy: %w", err)
 	}
 	passing := make(chan struct{})
 	close(passing)
-	p := &Proxy{addr: addr, target: target, passing: passing, links: map[*link]struct{}{}}
+	p := &Proxy{port: port, target: target, passing: passing, links: map[*link]struct{}{}}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err := p.listen(); err != nil {
@@ -77,10 +77,10 @@ func NewProxy(target string) (*Proxy, error) {
 }
 
 // Addr returns the proxy's host:port, which stays the same.
-func (p *Proxy) Addr() string { return p.addr }
+func (p *Proxy) Addr() string { return p.port.Addr() }
 
 // URL returns the proxy's address as a server of kubeconfigs.
-func (p *Proxy) URL() string { return "https://" + p.addr }
+func (p *Proxy) URL() string { return "https://" + p.Addr() }
 
 // Stats returns what the proxy has seen so far.
 func (p *Proxy) Stats() Stats {
@@ -164,6 +164,7 @@ func (p *Proxy) Close() error {
 	p.resetLinks()
 	p.mu.Unlock()
 	p.wait.Wait()
+	p.port.Free()
 	if err != nil {
 		return fmt.Errorf("proxy: %w", err)
 	}
@@ -172,7 +173,7 @@ func (p *Proxy) Close() error {
 
 // listen is called with the lock held.
 func (p *Proxy) listen() error {
-	listener, err := net.Listen("tcp", p.addr)
+	listener, err := net.Listen("tcp", p.Addr())
 	if err != nil {
 		return fmt.Errorf("proxy: %w", err)
 	}

@@ -4,12 +4,7 @@ package testbed
 
 import (
 	"context"
-	"crypto/rand"
-	"errors"
 	"fmt"
-	"math/big"
-	"net"
-	"strconv"
 	"time"
 )
 
@@ -55,44 +50,4 @@ func pollWhile(ctx context.Context, p *Process, what string, check func(context.
 		return fmt.Errorf("wait for %s: %s has exited\n%s", what, p.name, p.LogTail())
 	}
 	return fmt.Errorf("%w\n%s", err, p.LogTail())
-}
-
-// Below the range from which Linux takes ports for outgoing connections and for
-// port 0, so that a port found free is not given away before it is used.
-const (
-	firstPort = 20000
-	portCount = 12000
-)
-
-// freeLoopbackAddr returns an address on 127.0.0.1 that nobody listens on.
-func freeLoopbackAddr() (string, error) {
-	var failure error
-	for range 50 {
-		n, err := rand.Int(rand.Reader, big.NewInt(portCount))
-		if err != nil {
-			return "", fmt.Errorf("choose a port: %w", err)
-		}
-		addr := net.JoinHostPort("127.0.0.1", strconv.FormatInt(firstPort+n.Int64(), 10))
-		listener, err := net.Listen("tcp", addr)
-		if err != nil {
-			failure = err
-			continue
-		}
-		if err := listener.Close(); err != nil {
-			return "", fmt.Errorf("release %s: %w", addr, err)
-		}
-		return addr, nil
-	}
-	return "", errors.Join(errors.New("no free port on loopback"), failure)
-}
-
-// freeLoopbackPort is freeLoopbackAddr for who needs the port by itself, too.
-func freeLoopbackPort() (addr, port string, err error) {
-	if addr, err = freeLoopbackAddr(); err != nil {
-		return "", "", err
-	}
-	if _, port, err = net.SplitHostPort(addr); err != nil {
-		return "", "", fmt.Errorf("split %s: %w", addr, err)
-	}
-	return addr, port, nil
 }
