@@ -10,10 +10,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apiextensions "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset/typed/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/yaml"
 )
 
@@ -53,7 +55,7 @@ func ReadCRDs(paths ...string) ([]*apiextensionsv1.CustomResourceDefinition, err
 	return all, nil
 }
 
-// InstallCRDs creates CustomResourceDefinitions, and returns when each is established, and its objects are served.
+// InstallCRDs creates CustomResourceDefinitions, and returns when each is established, its objects are served, and clients that look for its kind find it.
 func (cp *ControlPlane) InstallCRDs(ctx context.Context, crds ...*apiextensionsv1.CustomResourceDefinition) error {
 	client, err := apiextensions.NewForConfig(cp.AdminConfig())
 	if err != nil {
@@ -76,22 +78,38 @@ func (cp *ControlPlane) InstallCRDs(ctx context.Context, crds ...*apiextensionsv
 	return nil
 }
 
-// established is nil when the API server says so, and serves the version that is stored.
+// established is nil when the API server says so, serves the version that is stored, and lists each version that is served.
 func (cp *ControlPlane) established(ctx context.Context, client apiextensions.ApiextensionsV1Interface, crd *apiextensionsv1.CustomResourceDefinition) error {
 	now, err := client.CustomResourceDefinitions().Get(ctx, crd.Name, metav1.GetOptions{})
 	if err != nil {
 		return err
 	}
-	for _, c := range now.Status.Conditions {
-		if c.Type != apiextensionsv1.Established || c.Status != apiextensionsv1.ConditionTrue {
-			continue
+	if !slices.ContainsFunc(now.Status.Conditions, func(c apiextensionsv1.CustomResourceDefinitionCondition) bool {
+		return c.Type == apiextensionsv1.Established && c.Status == apiextensionsv1.ConditionTrue
+	}) {
+		return fmt.Errorf("not established: %+v", now.Status.Conditions)
+	}
+	// Clients find a kind in a list that is made later.
+	_, listed, _, err := cp.client.GroupsAndMaybeResources()
+	if err != nil {
+		return err
+	}
+	for _, version := range crd.Spec.Versions {
+		group := schema.GroupVersion{Group: crd.Spec.Group, Version: version.Name}
+		if version.Served && !lists(listed[group], crd.Spec.Names.Plural) {
+			return fmt.Errorf("%s is not listed in %s", crd.Spec.Names.Plural, group)
 		}
-		for _, version := range crd.Spec.Versions {
-			if version.Storage {
-				path := "/apis/" + crd.Spec.Group + "/" + version.Name + "/" + crd.Spec.Names.Plural
-				return cp.client.RESTClient().Get().AbsPath(path).Param("limit", "1").Do(ctx).Error()
+		if version.Storage {
+			path := "/apis/" + group.String() + "/" + crd.Spec.Names.Plural
+			if err := cp.client.RESTClient().Get().AbsPath(path).Param("limit", "1").Do(ctx).Error(); err != nil {
+				return err
 			}
 		}
 	}
-	return fmt.Errorf("not established: %+v", now.Status.Conditions)
+	return nil
+}
+
+// lists reports whether a list, nil if there is none, has a resource.
+func lists(list *metav1.APIResourceList, plural string) bool {
+	return list != nil && slices.ContainsFunc(list.APIResources, func(r metav1.APIResource) bool { return r.Name == plural })
 }

@@ -45,12 +45,8 @@ func TestNoOrphans(t *testing.T) {
 			if err := helper.Wait(); err == nil {
 				t.Fatalf("the helper ended well:\n%s", output.String())
 			}
-			deadline := time.Now().Add(5 * time.Second)
-			for running(pid) {
-				if time.Now().After(deadline) {
-					t.Fatalf("child %d outlives its parent", pid)
-				}
-				time.Sleep(pollInterval)
+			if !ends(pid) {
+				t.Fatalf("child %d outlives its parent", pid)
 			}
 		})
 	}
@@ -146,9 +142,12 @@ func TestStopReachesTheGroup(t *testing.T) {
 	if err := child.Stop(100 * time.Millisecond); err != nil {
 		t.Error(err)
 	}
-	time.Sleep(100 * time.Millisecond)
-	if running(child.PID()) || running(grandchild) {
+	if running(child.PID()) {
 		t.Error("still running after Stop")
+	}
+	// Stop waits for the child alone.
+	if !ends(grandchild) {
+		t.Error("the grandchild still runs after Stop")
 	}
 }
 
@@ -176,6 +175,16 @@ func start(t *testing.T, name string, args ...string) *Process {
 	}
 	t.Cleanup(func() { _ = p.Kill() }) // its error is a matter of the test
 	return p
+}
+
+// ends waits a while for a process to end, and reports whether it did.
+func ends(pid int) bool {
+	for deadline := time.Now().Add(5 * time.Second); running(pid); time.Sleep(pollInterval) {
+		if time.Now().After(deadline) {
+			return false
+		}
+	}
+	return true
 }
 
 // running reports whether a process exists that is more than a zombie, which

@@ -29,13 +29,14 @@ func TestProxyPasses(t *testing.T) {
 
 func TestProxyBreaksAndHeals(t *testing.T) {
 	tests := []struct {
-		name string
-		mode Mode
-		want error
+		name   string
+		mode   Mode
+		within time.Duration
+		want   error
 	}{
-		{"refuse", Refuse, syscall.ECONNREFUSED},
-		{"reset", Reset, syscall.ECONNRESET},
-		{"black hole", BlackHole, context.DeadlineExceeded},
+		{"refuse", Refuse, 5 * time.Second, syscall.ECONNREFUSED},
+		{"reset", Reset, 5 * time.Second, syscall.ECONNRESET},
+		{"black hole", BlackHole, 500 * time.Millisecond, context.DeadlineExceeded},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -44,7 +45,7 @@ func TestProxyBreaksAndHeals(t *testing.T) {
 			for range 2 { // it is there after healing, and breaks again
 				f.setMode(t, test.mode)
 				f.client.CloseIdleConnections() // TestProxyFreezes has the existing one
-				if err := f.get(t, "/", 500*time.Millisecond); !errors.Is(err, test.want) {
+				if err := f.get(t, "/", test.within); !errors.Is(err, test.want) {
 					t.Errorf("new connection: %v, want %v", err, test.want)
 				}
 				f.setMode(t, Pass)

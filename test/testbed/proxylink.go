@@ -10,9 +10,10 @@ import (
 
 const (
 	quietTick = 20 * time.Millisecond
-	// An API server on this machine answers within this, or is silent because
-	// it has answered.
-	quietBeforeCut = 200 * time.Millisecond
+	// An API server on this machine, and a client in the middle of its request,
+	// go on within this however busy the machine is, or are silent because the
+	// request was answered.
+	quietBeforeCut = time.Second
 	// So long the server may carry out a request whose answer is lost: if its
 	// side were closed with the client's, it would give up the request.
 	quietAfterCut = time.Second
