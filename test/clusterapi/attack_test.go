@@ -596,7 +596,7 @@ func tokenOfAnotherMachine(t *testing.T, a *arena) {
 	// One that was put into two Machines' configurations is either's no longer.
 	a.putConfig(t, a.kubeadmConfig("with-a-copied-token", other.token), m.owner())
 	copied := a.newMachine(t, "with-a-copied-token", func(m *machine) { m.config = nil })
-	time.Sleep(time.Second) // it is seen, too
+	a.catchesUp(t, nil)
 	a.refuses(t, a.newPeer(t, copied.computer, a.asToken(other.token), copied.name, copied.providerID), verifier.ReasonTokenNotForMachine)
 	a.refuses(t, other.peer(t), verifier.ReasonTokenNotForMachine)
 	// Nobody's.
@@ -618,6 +618,7 @@ func tokenOfAPool(t *testing.T, a *arena) {
 func oneEKForTwoMachines(t *testing.T, a *arena) {
 	first := a.newMachine(t, "one-of-two", nil)
 	second := a.newMachineOf(t, first.computer, "two-of-two", nil)
+	a.catchesUp(t, nil) // else the first may be the only one
 	a.refuses(t, first.peer(t), verifier.ReasonAmbiguousMachine)
 	a.refuses(t, second.peer(t), verifier.ReasonAmbiguousMachine)
 	update(t, a.client, second.object, func(o *clusterv1.Machine) { delete(o.Annotations, attestation.AnnotationEK) })
@@ -993,7 +994,7 @@ func guestReportsHostname(t *testing.T, a, _, _ *arena) {
 	})
 	a.trusts(t, certificate)
 	reported("named.example.test")
-	time.Sleep(time.Second)
+	a.catchesUp(t, nil)
 	a.refuses(t, as(thief), verifier.ReasonAmbiguousName) // and the record has it
 	// A name of no Machine's, whose Node is there already: a control plane's, say.
 	if err := a.workload.client.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "without-a-machine"}}); err != nil {

@@ -3,6 +3,7 @@
 package clusterapi
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -358,6 +359,22 @@ func (c *cluster) untouched(t *testing.T) {
 }
 
 func (c *cluster) String() string { return fmt.Sprintf("%s/%s", c.namespace, c.name) }
+
+// isLetGo does what has a controller no longer serve the cluster, and waits until it has said that it does not.
+func (c *cluster) isLetGo(t *testing.T, controller *controllerprocess.Controller, do func()) {
+	t.Helper()
+	times := func() (n int) {
+		for line := range bytes.Lines(logOf(t, controller)) {
+			if bytes.Contains(line, []byte("no longer served")) && bytes.Contains(line, []byte(`"`+c.String()+`"`)) {
+				n++
+			}
+		}
+		return n
+	}
+	before := times()
+	do()
+	eventually(t, 10*time.Second, "it is let go of", func() bool { return times() > before })
+}
 
 // isOf reports whether a request is among some.
 func isOf(name string, requests []certificatesv1.CertificateSigningRequest) bool {

@@ -96,14 +96,15 @@ func TestMove(t *testing.T) {
 	// While clusterctl waits for an object that is not to be moved yet, the Cluster is paused already: the old controller does nothing more.
 	update(t, source.client, m.infra, func(o *unstructured.Unstructured) { o.SetAnnotations(map[string]string{blockMove: "true"}) })
 	move, moved := mover(t, source.namespace, source.management, target.management), make(chan error, 1)
-	go func() { moved <- move() }()
-	eventually(t, 30*time.Second, "the Cluster is paused", func() bool {
-		if err := source.client.Get(t.Context(), client.ObjectKeyFromObject(c.object), c.object); err != nil {
-			t.Fatal(err)
-		}
-		return c.object.Spec.Paused != nil && *c.object.Spec.Paused
+	c.isLetGo(t, old, func() {
+		go func() { moved <- move() }()
+		eventually(t, 30*time.Second, "the Cluster is paused", func() bool {
+			if err := source.client.Get(t.Context(), client.ObjectKeyFromObject(c.object), c.object); err != nil {
+				t.Fatal(err)
+			}
+			return c.object.Spec.Paused != nil && *c.object.Spec.Paused
+		})
 	})
-	time.Sleep(time.Second)
 	a := m.begins(t)
 	a.waits(t, 3*time.Second)
 	update(t, source.client, m.infra, func(o *unstructured.Unstructured) { o.SetAnnotations(nil) })

@@ -23,7 +23,7 @@ func paused(o metav1.Object) {
 func TestPaused(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, shared.management)
-	w.start(t, nil)
+	controller := w.start(t, nil)
 	for _, how := range []struct {
 		name           string
 		pause, unpause func(*clusterv1.Cluster)
@@ -42,8 +42,7 @@ func TestPaused(t *testing.T) {
 			a.follows(t, "unpaused", since)
 
 			// One that is served is let go of. What is filed then waits, renewals and first requests alike.
-			update(t, c.client, c.object, how.pause)
-			time.Sleep(time.Second)
+			c.isLetGo(t, controller, func() { update(t, c.client, c.object, how.pause) })
 			filed := c.requests(t)
 			renewal, second := first.begins(t), c.newMachine(t, "second-"+how.name, nil).begins(t)
 			renewal.waits(t, 3*time.Second)
@@ -88,7 +87,7 @@ func TestOthersClusters(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, shared.management)
-			w.start(t, filter.file, filter.args...)
+			controller := w.start(t, filter.file, filter.args...)
 			label := func(value string) func(*clusterv1.Cluster) {
 				return func(o *clusterv1.Cluster) { metav1.SetMetaDataLabel(&o.ObjectMeta, clusterv1.WatchLabel, value) }
 			}
@@ -100,8 +99,7 @@ func TestOthersClusters(t *testing.T) {
 			since := time.Now()
 			update(t, c.client, c.object, label("blue"))
 			a.follows(t, "the label is set", since)
-			update(t, c.client, c.object, label("red"))
-			time.Sleep(time.Second)
+			c.isLetGo(t, controller, func() { update(t, c.client, c.object, label("red")) })
 			a = m.begins(t)
 			a.waits(t, 3*time.Second)
 			since = time.Now()

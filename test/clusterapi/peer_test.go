@@ -156,6 +156,14 @@ func (p *peer) challenged(t *testing.T, hello *certificatesv1.CertificateSigning
 	return hello
 }
 
+// catchesUp waits until the controller has seen what was done to Machines and KubeadmConfigs: one watch tells of all of a kind, in their order, and of
+// a new Machine, whose hello is answered, last. change is for that one.
+func (c *cluster) catchesUp(t *testing.T, change func(*machine)) {
+	t.Helper()
+	p := c.newMachine(t, unique("last"), change).peer(t)
+	p.challenged(t, p.hello(t))
+}
+
 // proof makes one without filing it.
 func (p *peer) proof(t *testing.T, hello *certificatesv1.CertificateSigningRequest) *certificatesv1.CertificateSigningRequest {
 	t.Helper()

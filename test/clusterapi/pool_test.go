@@ -87,8 +87,9 @@ func TestMachinePool(t *testing.T) {
 	c := w.newCluster(t, "workload", nil)
 	inventory := filepath.Join(t.TempDir(), "inventory.yaml")
 	first, second, third, stranger := c.newInstance(t, "pool-0"), c.newInstance(t, "pool-1"), c.newInstance(t, "pool-2"), c.newInstance(t, "pool-3")
+	last := c.newInstance(t, "pool-4")
 	var known bytes.Buffer
-	for _, m := range []*machine{first, second, third} {
+	for _, m := range []*machine{first, second, third, last} {
 		known.Write(m.entry(t))
 	}
 	if err := os.WriteFile(inventory, known.Bytes(), 0o600); err != nil {
@@ -108,7 +109,9 @@ func TestMachinePool(t *testing.T) {
 
 	// It is filed before the platform says that the instance is there, and waits.
 	p := c.newPool(t, "pool", "", first.providerID)
-	first.static, second.static, third.static, stranger.static = static, static, static, static
+	for _, m := range []*machine{first, second, third, stranger, last} {
+		m.static = static
+	}
 	late := second.begins(t)
 	first.attests(t)
 	record := c.recordOf(t, first)
@@ -139,7 +142,9 @@ func TestMachinePool(t *testing.T) {
 
 	// The platform takes an instance away: its node renews no more, and the others go on.
 	update(t, c.client, p.object, func(o *clusterv1.MachinePool) { o.Spec.ProviderIDList = []string{second.providerID} })
-	time.Sleep(time.Second)
+	// One watch tells of all pools: of a new one last.
+	c.newPool(t, "last", "", last.providerID)
+	last.attests(t)
 	gone := first.begins(t)
 	second.attests(t)
 	gone.waits(t, 3*time.Second)
@@ -180,17 +185,13 @@ func TestMachinePoolToken(t *testing.T) {
 // bindGroup lets a group file requests and watch its own, with the role that the manifests have for that.
 func (c *cluster) bindGroup(t *testing.T, group string) {
 	t.Helper()
-	binding := &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: group},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "node-attestation-requester"},
-		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: group}},
-	}
-	if err := c.workload.client.Create(t.Context(), binding); err != nil {
-		t.Fatal(err)
-	}
 	t.Cleanup(func() {
+		binding := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: group}}
 		if err := c.workload.client.Delete(context.WithoutCancel(t.Context()), binding); err != nil {
 			t.Error(err)
 		}
 	})
+	if err := c.workload.BindGroup(t.Context(), group, "node-attestation-requester", group); err != nil {
+		t.Fatal(err)
+	}
 }

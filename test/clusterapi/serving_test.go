@@ -345,7 +345,7 @@ func (c *cluster) refusesSharedAddresses(t *testing.T, m, other *machine) {
 			clusterv1.MachineAddress{Type: clusterv1.MachineExternalIP, Address: "192.0.2.10"},
 			clusterv1.MachineAddress{Type: clusterv1.MachineHostName, Address: m.name})
 	})
-	time.Sleep(time.Second)
+	c.catchesUp(t, nil)
 	for _, by := range []*machine{m, other} {
 		filed, _ := c.asksToServe(t, by.credential(), ownServing, by.name, serves{ips: []string{"192.0.2.10"}})
 		c.refused(t, filed, string(verifier.ReasonAddressMismatch))

@@ -94,8 +94,7 @@ func TestTrustOnFirstUse(t *testing.T) {
 		t.Run(refused.name, func(t *testing.T) {
 			m := c.newMachine(t, refused.name, unnamed)
 			p := refused.by(t, m)
-			// What was done to the Machine may not be seen yet.
-			time.Sleep(500 * time.Millisecond)
+			c.catchesUp(t, unnamed) // else it might yet go by the Machine as it was
 			before := m.version(t)
 			c.refuses(t, p, refused.want)
 			if m.version(t) != before {
