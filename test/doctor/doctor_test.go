@@ -82,13 +82,13 @@ func TestTPMThatRefuses(t *testing.T) {
 
 func TestExpiredToken(t *testing.T) {
 	n := newNode(t)
-	token, err := n.CreateBootstrapToken(t.Context(), 2*time.Second)
+	token, err := n.CreateBootstrapToken(t.Context(), 6*time.Second)
 	if err != nil {
 		t.Fatal(err)
 	}
 	n.token = token
 	n.write(n.bootstrap, n.BootstrapKubeconfig(token))
-	time.Sleep(13 * time.Second) // the API server remembers a good token for 10 s
+	time.Sleep(17 * time.Second) // the API server remembers a good token for 10 s
 	e := n.examine()
 	n.wantFailed(e, "certificate", "bootstrap-credential")
 	n.want(e, doctor.Failure, "(401)", "bootstrap-credential")
