@@ -169,6 +169,9 @@ func TestConfigMapInventory(t *testing.T) {
 
 // While one decision reads an object anew, the others go by what was read before.
 func TestObjectsAreReadByOne(t *testing.T) {
+	// In a bubble whoever waits for a mutex waits for ever: its time stands still then.
+	hangs := time.AfterFunc(time.Minute, func() { panic("TestObjectsAreReadByOne: somebody waits until another has read") })
+	defer hangs.Stop()
 	name := types.NamespacedName{Namespace: "n", Name: "o"}
 	for object, sourceOf := range map[string]func(count func(client.Reader) client.Reader) func(context.Context, time.Time) error{
 		"inventory": func(count func(client.Reader) client.Reader) func(context.Context, time.Time) error {

@@ -3,7 +3,9 @@
 package inventory
 
 import (
+	"bytes"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -140,6 +142,49 @@ func TestLatest(t *testing.T) {
 	}
 	if err := l.Offer([]byte("x")); err == nil || errors.Is(l.Problem(), fs.ErrNotExist) {
 		t.Errorf("got %v, %v", err, l.Problem())
+	}
+}
+
+// Nobody who needs the last good one waits while new content is parsed.
+func TestLatestIsThereWhileContentIsParsed(t *testing.T) {
+	t.Parallel()
+	var l Latest
+	if err := l.Offer([]byte(head + machine('1', ""))); err != nil {
+		t.Fatal(err)
+	}
+	const machines, least = 20_000, 5 // more than while the content is hashed
+	many := bytes.NewBufferString(head)
+	for i := range machines {
+		fmt.Fprintf(many, "- nodeName: node-%d\n  eks:\n  - fingerprint: %064x\n", i, i)
+	}
+	done := make(chan error, 1)
+	go func() { done <- l.Offer(many.Bytes()) }()
+	offered := func() bool {
+		if l.offers.TryLock() {
+			l.offers.Unlock()
+			return false
+		}
+		return true
+	}
+	for had := 0; ; time.Sleep(time.Millisecond) {
+		before := offered()
+		if _, err := l.Inventory(); err != nil || l.Problem() != nil {
+			t.Fatalf("got %v, %v", err, l.Problem())
+		}
+		if before && offered() {
+			had++
+		}
+		select {
+		case err := <-done:
+			if err != nil || had < least {
+				t.Errorf("%v; the last good one was had %d times meanwhile", err, had)
+			}
+			if inventory, err := l.Inventory(); err != nil || len(inventory.All()) != machines {
+				t.Errorf("got %d machines, %v", len(inventory.All()), err)
+			}
+			return
+		default:
+		}
 	}
 }
 
