@@ -936,6 +936,7 @@ func tokensOfOneID(t *testing.T, a, b, d *arena) {
 func anothersRecord(t *testing.T, a, _, d *arena) {
 	victim := d.newMachine(t, "has-a-foreign-record", nil)
 	thief := victim.impostor(t)
+	a.catchesUp(t, nil) // once it is served it has its identity
 	planted := &v1alpha1.NodeAttestation{
 		ObjectMeta: d.meta("planted"),
 		Spec: v1alpha1.NodeAttestationSpec{
