@@ -302,7 +302,7 @@ func TestWaitSeesWhatBecomesOfTheRequest(t *testing.T) {
 			t.Parallel()
 			server := &api{list: c.list, watch: c.watch}
 			client := server.start(t)
-			ctx, cancel := context.WithTimeout(t.Context(), 3*pollInterval)
+			ctx, cancel := context.WithTimeout(t.Context(), 5*pollInterval)
 			defer cancel()
 			began := time.Now()
 			got, err := client.Wait(ctx, ours("10", nil), Classify)
@@ -436,7 +436,7 @@ func TestWaitGivesUpOnARefusal(t *testing.T) {
 			t.Parallel()
 			server := &api{list: c.list, watch: c.watch, get: c.get}
 			client := server.start(t)
-			ctx, cancel := context.WithTimeout(t.Context(), 3*pollInterval)
+			ctx, cancel := context.WithTimeout(t.Context(), 5*pollInterval)
 			defer cancel()
 			decision, err := client.Wait(ctx, object("ours", "10", nil), Classify)
 			if !c.is(err) || decision.Outcome != 0 {
@@ -458,7 +458,7 @@ func TestWaitEndsWithItsContext(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			budget := 100 * time.Millisecond
+			budget := 500 * time.Millisecond
 			if name == "while listing" {
 				budget += pollInterval
 			}

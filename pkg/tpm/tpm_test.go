@@ -238,10 +238,10 @@ func TestHangingTPM(t *testing.T) {
 			c := challenge(t, with(t, p.Socket(), hello("")))
 			release := p.Hang(code)
 			o := Options{Device: p.Socket(), LockDir: t.TempDir()}
-			ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second) // the command is sent by then
 			defer cancel()
 			start := time.Now()
-			if _, err := Run(ctx, o, prove(c)); !errors.Is(err, context.DeadlineExceeded) || time.Since(start) > time.Second {
+			if _, err := Run(ctx, o, prove(c)); !errors.Is(err, context.DeadlineExceeded) || time.Since(start) > 5*time.Second {
 				t.Errorf("after %v: %v", time.Since(start), err)
 			}
 			again, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
@@ -290,7 +290,7 @@ func TestBusyTPMIsAskedAgain(t *testing.T) {
 	defer cancel()
 	start := time.Now()
 	if _, err := Run(ctx, Options{Device: p.Socket(), LockDir: t.TempDir()}, prove(c)); !errors.Is(err, context.DeadlineExceeded) ||
-		time.Since(start) > time.Second {
+		time.Since(start) > 5*time.Second {
 		t.Errorf("after %v: %v", time.Since(start), err)
 	}
 	p.Reset()
