@@ -20,6 +20,8 @@ const (
 	ReasonVersion = "UnsupportedAttestationVersion"
 	// ReasonExpired is the reason for which a proof is denied whose challenge ran out: a new hello may follow at once.
 	ReasonExpired = "AttestationChallengeExpired"
+	// ReasonNodeRegistered is the reason of a denial that an operator can end by deleting the Node.
+	ReasonNodeRegistered = "NodeAlreadyRegistered"
 )
 
 // Limits of a Hello.

@@ -60,7 +60,11 @@ func (w *worker) check(decision csr.Decision, pending *cache.Pending) (*cache.Pa
 		if pending.Last().Hello && decision.Reason == attestation.ReasonVersion {
 			return nil, w.noCommonVersion(decision, pending)
 		}
-		return nil, why(RequestDenied, "denied", "ask whoever runs the approver; a new request follows after a pause")
+		hint := "ask whoever runs the approver; a new request follows after a pause"
+		if decision.Reason == attestation.ReasonNodeRegistered {
+			hint = fmt.Sprintf("if this machine is that node and its record was lost, delete the Node: kubectl delete node %s; a new request follows after a pause", pending.NodeName)
+		}
+		return nil, why(RequestDenied, "denied", hint)
 	case csr.Failed:
 		return nil, why(RequestFailed, "failed", "ask whoever runs the signer; a new request follows after a pause")
 	case csr.Issued:

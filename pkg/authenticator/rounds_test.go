@@ -581,6 +581,7 @@ func TestRefusalsOfHelloAndProof(t *testing.T) {
 		"hello failed, answered": {func(n *node) {
 			n.api.hello = func(i int, o *object) { challenge(i, o); set(certificatesv1.CertificateFailed, "Broken")(i, o) }
 		}, 1, 0, RequestFailed, later, `"Broken"`},
+		"hello denied for a Node": {func(n *node) { n.api.hello = deny(attestation.ReasonNodeRegistered) }, 1, 0, RequestDenied, later, attestation.ReasonNodeRegistered},
 		"hello denied as expired": {func(n *node) { n.api.hello = deny(attestation.ReasonExpired) }, 1, 0, RequestDenied, later, attestation.ReasonExpired},
 		"hello deleted once":      {func(n *node) { n.api.hello = first(remove, challenge) }, 2, 1, "", none, ""},
 		"hellos deleted":          {func(n *node) { n.api.hello = remove }, 3, 0, RequestFailed, later, "deleted"},

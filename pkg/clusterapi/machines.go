@@ -129,6 +129,7 @@ func (s *Machines) Machines(ctx context.Context, now time.Time) ([]verifier.Mach
 	}
 	machines := make([]verifier.Machine, 0, len(subjects))
 	for i := range subjects {
+		subjects[i].machine.EKsIncomplete = subjects[i].unsettled
 		if subjects[i].unsettled || s.remade(subjects[i].machine.Created) {
 			subjects[i].machine.Created = time.Time{}
 		}
@@ -248,7 +249,7 @@ func subjectOf(m *clusterv1.Machine) subject {
 		Names:      []verifier.NodeName{{Source: verifier.NameMachine, Value: m.Name}},
 		Ready:      bootstrapped(m) && isTrue(m.Status.Initialization.InfrastructureProvisioned) && !annotations.HasPaused(m),
 		Created:    m.CreationTimestamp.Time,
-		Joined:     m.Status.NodeRef.IsDefined(),
+		NodeRef:    m.Status.NodeRef.Name,
 	}
 	if m.DeletionTimestamp != nil {
 		machine.Deleted = m.DeletionTimestamp.Time

@@ -74,13 +74,13 @@ func TestMachine(t *testing.T) {
 			func(m *verifier.Machine) { m.Deleted = start.Add(time.Hour) },
 		},
 		"EK annotation that does not count": {annotated(ek("a")), func(*verifier.Machine) {}},
-		// A node writes its Node, and Cluster API copies: none of it but that there is one.
+		// A node writes its Node, and Cluster API copies: of that nothing but the name of the Node is read.
 		"nodeRef that points elsewhere": {
 			func(m *clusterv1.Machine) {
 				m.Status.NodeRef.Name = "control-plane-0"
 				m.Status.NodeInfo = &corev1.NodeSystemInfo{MachineID: "control-plane-0", SystemUUID: "metal://control-plane-0"}
 			},
-			func(m *verifier.Machine) { m.Joined = true },
+			func(m *verifier.Machine) { m.NodeRef = "control-plane-0" },
 		},
 		"names by type": {
 			addresses("Hostname=Worker-1", "InternalDNS=W1.Example.Org", "ExternalDNS=w1.example.com", "Hostname=worker-1"),

@@ -47,6 +47,9 @@ type Config struct {
 	Limits signing.Limits
 	// Namespace is where records are kept.
 	Namespace string
+	// AcceptedEKChanges returns the changes of endorsement keys that an operator acknowledged, by the names that the log and the Events give
+	// them; see KeyStore.AcceptedEKChanges. Optional: none.
+	AcceptedEKChanges func() []string
 	// Owned has records be owned by their machines. Optional: machines that are no objects own nothing.
 	Owned *Owned
 	// Rates bound how often. Default: DefaultRates.
@@ -113,6 +116,7 @@ func Add(manager ctrl.Manager, config Config) error {
 	return ctrl.NewControllerManagedBy(manager).Named(Name).
 		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(c.requesters.watched())).
 		WatchesRawSource(told).
+		WatchesRawSource(c.ekChanges(manager.GetLogger().WithName("ek-changes"))).
 		WithOptions(c.options()).
 		Complete(c)
 }
@@ -156,8 +160,10 @@ func (c *Controller) NewQueue(requests cache.Cache, log logr.Logger) (controller
 	if err != nil {
 		return nil, err
 	}
-	if err := queue.Watch(told); err != nil {
-		return nil, err
+	for _, source := range []source.Source{told, c.ekChanges(log.WithName("ek-changes"))} {
+		if err := queue.Watch(source); err != nil {
+			return nil, err
+		}
 	}
 	return queue, queue.Watch(source.Kind[client.Object](requests, &certificatesv1.CertificateSigningRequest{}, &handler.EnqueueRequestForObject{}, c.requesters.watched()))
 }

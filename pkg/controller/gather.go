@@ -141,6 +141,9 @@ func (c *Controller) findEvidence(ctx context.Context, f *found, claim verifier.
 	if f.provider == nil {
 		return nil // a serving certificate is asked for without evidence
 	}
+	if err := c.findNodeRefs(ctx, f, claim); err != nil {
+		return err
+	}
 	if tokens, ok := c.Machines.(TokenSource); ok {
 		if id, token := verifier.TokenID(in.Request.Spec.Username); token {
 			if in.Token, err = tokens.Token(ctx, id, in.Now); err != nil {
@@ -171,6 +174,20 @@ func (c *Controller) findEvidence(ctx context.Context, f *found, claim verifier.
 		in.Evidence = before
 	default:
 		in.Evidence = f.known.judge(ctx, f.provider, f.question())
+	}
+	return nil
+}
+
+// findNodeRefs reads the record of the Node that the machine with the provider ID claimed refers to: it may be another machine's.
+func (c *Controller) findNodeRefs(ctx context.Context, f *found, claim verifier.Claim) error {
+	for i := range f.input.Machines {
+		m := &f.input.Machines[i]
+		if m.NodeRef == "" || m.NodeRef == claim.NodeName || m.ProviderID != claim.ProviderID {
+			continue
+		}
+		if err := c.findRecordsOf(ctx, f, v1alpha1.FieldNodeName, m.NodeRef); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -291,22 +308,30 @@ func (c *Controller) findNode(ctx context.Context, f *found, claim verifier.Clai
 		return nil
 	}
 	if !f.known.looked {
-		node := &metav1.PartialObjectMetadata{}
-		node.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Node"))
-		err := c.live.Get(ctx, types.NamespacedName{Name: name}, node)
-		switch {
-		case apierrors.IsNotFound(err):
-		case err != nil:
-			return fmt.Errorf("node %s: %w", name, err)
-		default:
-			f.known.node = node
+		node, err := c.getNode(ctx, name)
+		if err != nil {
+			return err
 		}
-		f.known.looked = true
+		f.known.node, f.known.looked = node, true
 	}
 	if f.node = f.known.node; f.node != nil {
 		f.input.Node = verifier.Present
 	}
 	return nil
+}
+
+// getNode returns a Node's metadata, nil where there is none of that name.
+func (c *Controller) getNode(ctx context.Context, name string) (*metav1.PartialObjectMetadata, error) {
+	node := &metav1.PartialObjectMetadata{}
+	node.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Node"))
+	err := c.live.Get(ctx, types.NamespacedName{Name: name}, node)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("node %s: %w", name, err)
+	}
+	return node, nil
 }
 
 // findOpen finds out, of each record that may be this machine's, whether the proof which it names is still on its way.

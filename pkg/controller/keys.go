@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"strings"
 	"sync"
 	"time"
 
@@ -92,6 +93,19 @@ type KeyStore struct {
 	keys    tpm.Keys
 	current *tpm.Verifier
 	problem error
+	// accepted is the Secret's annotation AnnotationAcceptEKChanges.
+	accepted string
+}
+
+// AnnotationAcceptEKChanges is on the challenge keys' Secret where an operator acknowledges changes of endorsement keys that are held. It
+// has the names that the log and the Events give them, separated by commas.
+const AnnotationAcceptEKChanges = "attestation.cluster.x-k8s.io/accept-ek-changes"
+
+// AcceptedEKChanges returns what the operator acknowledged, as the Secret had it when it was last read.
+func (s *KeyStore) AcceptedEKChanges() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return strings.FieldsFunc(s.accepted, func(r rune) bool { return r == ',' || r == ' ' })
 }
 
 const keysInterval = 2 * time.Second
@@ -177,7 +191,7 @@ func (s *KeyStore) read(ctx context.Context) (tpm.Keys, error) {
 		secret.Data = newKey()
 		err = s.writer.Update(ctx, secret) // of the version that was read
 	case err == nil:
-		return ParseKeys(secret.Data)
+		return s.parse(secret)
 	default:
 		return tpm.Keys{}, err
 	}
@@ -188,5 +202,13 @@ func (s *KeyStore) read(ctx context.Context) (tpm.Keys, error) {
 	if err := s.reader.Get(ctx, s.secret, secret); err != nil {
 		return tpm.Keys{}, err
 	}
+	return s.parse(secret)
+}
+
+// parse reads what is in the Secret.
+func (s *KeyStore) parse(secret *corev1.Secret) (tpm.Keys, error) {
+	s.mu.Lock()
+	s.accepted = secret.Annotations[AnnotationAcceptEKChanges]
+	s.mu.Unlock()
 	return ParseKeys(secret.Data)
 }

@@ -36,7 +36,11 @@ func recordOf(object *v1alpha1.NodeAttestation) verifier.Record {
 		FirstProofUID: string(object.Status.FirstRequestUID),
 	}
 	if object.Spec.EK != nil {
-		record.EK = object.Spec.EK.Fingerprint
+		record.EK, record.EKSource = object.Spec.EK.Fingerprint, verifier.EKSource(object.Spec.EK.Source)
+	}
+	record.EKReplaced = object.Status.EKReplaced != nil
+	for _, former := range object.Status.EKHistory {
+		record.FormerEKs = append(record.FormerEKs, former.Fingerprint)
 	}
 	if b := object.Status.Boot; b != nil {
 		record.Boot = &verifier.Boot{Resets: b.Resets, Restarts: b.Restarts, Clock: b.Clock}
@@ -55,12 +59,13 @@ func recordOf(object *v1alpha1.NodeAttestation) verifier.Record {
 
 // writeRecord puts what the rules granted into the object.
 func writeRecord(object *v1alpha1.NodeAttestation, record verifier.Record, proof, hello *certificatesv1.CertificateSigningRequest, now time.Time) {
+	noteReplacement(object, record, proof, now)
 	object.Spec = v1alpha1.NodeAttestationSpec{
 		Cluster: record.Cluster, Machine: object.Spec.Machine,
 		Provider: record.Provider, ProviderID: record.ProviderID, NodeName: record.NodeName, AKName: record.AK,
 	}
 	if record.EK != "" {
-		object.Spec.EK = &v1alpha1.EndorsementKey{Fingerprint: record.EK}
+		object.Spec.EK = &v1alpha1.EndorsementKey{Fingerprint: record.EK, Source: string(record.EKSource)}
 	}
 	status := &object.Status
 	attested := metav1.NewTime(now)
@@ -79,6 +84,22 @@ func writeRecord(object *v1alpha1.NodeAttestation, record verifier.Record, proof
 	})
 }
 
+// maxEKHistory bounds the former EKs of a record, as the CRD does.
+const maxEKHistory = 8
+
+// noteReplacement keeps the EK that another one is about to replace.
+func noteReplacement(object *v1alpha1.NodeAttestation, record verifier.Record, proof *certificatesv1.CertificateSigningRequest, now time.Time) {
+	former := object.Spec.EK
+	if former == nil || record.EK == "" || former.Fingerprint == record.EK {
+		return
+	}
+	history := append(object.Status.EKHistory, v1alpha1.FormerEK{
+		Fingerprint: former.Fingerprint, Source: former.Source, Replaced: metav1.NewTime(now), RequestUID: proof.UID,
+	})
+	object.Status.EKHistory = history[max(0, len(history)-maxEKHistory):]
+	object.Status.EKReplaced = nil
+}
+
 // noted reports whether a certificate for the request is in the record.
 func noted(record *v1alpha1.NodeAttestation, request types.UID) bool {
 	return slices.ContainsFunc(record.Status.Certificates, func(c v1alpha1.IssuedCertificate) bool { return c.RequestUID == request })
@@ -95,7 +116,12 @@ func noteCertificate(record *v1alpha1.NodeAttestation, request *certificatesv1.C
 		return err
 	}
 	sum := sha256.Sum256(leaf.Raw)
-	record.Status.Certificates = slices.DeleteFunc(record.Status.Certificates, func(c v1alpha1.IssuedCertificate) bool { return c.NotAfter.Time.Before(now) })
+	history := record.Status.EKHistory
+	replaces := len(history) > 0 && history[len(history)-1].RequestUID == request.UID
+	record.Status.Certificates = slices.DeleteFunc(record.Status.Certificates, func(c v1alpha1.IssuedCertificate) bool {
+		// What was issued to the former EK vouches for nothing once the new one has a certificate.
+		return c.NotAfter.Time.Before(now) || replaces && c.RequestUID != request.UID
+	})
 	record.Status.Certificates = append(record.Status.Certificates, v1alpha1.IssuedCertificate{
 		SHA256: hex.EncodeToString(sum[:]), Serial: leaf.SerialNumber.Text(16), NotAfter: metav1.NewTime(leaf.NotAfter), RequestUID: request.UID, Noted: true,
 	})

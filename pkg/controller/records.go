@@ -50,6 +50,18 @@ func (s *records) with(ctx context.Context, field, value string) ([]v1alpha1.Nod
 	return list.Items, nil
 }
 
+// all returns the records of this cluster, by the watch where there is one. The caller changes none.
+func (s *records) all(ctx context.Context) ([]v1alpha1.NodeAttestation, error) {
+	if s.told.hears() {
+		return recordsOf(s.told.informer.GetStore().List(), nil)
+	}
+	list := &v1alpha1.NodeAttestationList{}
+	if err := s.api.List(ctx, list, s.scope(nil)...); err != nil {
+		return nil, fmt.Errorf("records: %w", err)
+	}
+	return list.Items, nil
+}
+
 // scope selects those of this cluster's records that have values in fields.
 func (s *records) scope(fields client.MatchingFields) []client.ListOption {
 	selected := client.MatchingFields{}

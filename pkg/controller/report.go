@@ -21,17 +21,19 @@ type Metrics struct {
 	decisions *prometheus.CounterVec
 	age       *prometheus.HistogramVec
 	judging   *prometheus.HistogramVec
+	ekChanges *prometheus.GaugeVec
 	cluster   string
 }
 
 // For returns the counters of one cluster.
 func (m *Metrics) For(cluster string) *Metrics {
-	return &Metrics{m.decisions, m.age, m.judging, cluster}
+	return &Metrics{m.decisions, m.age, m.judging, m.ekChanges, cluster}
 }
 
 // Forget drops what is counted of the cluster.
 func (m *Metrics) Forget() {
 	m.decisions.DeletePartialMatch(prometheus.Labels{"cluster": m.cluster})
+	m.ekChanges.DeletePartialMatch(prometheus.Labels{"cluster": m.cluster})
 }
 
 // NewMetrics registers the metrics with controller-runtime's registry. For says which cluster's they are.
@@ -51,8 +53,12 @@ func NewMetrics() (*Metrics, error) {
 			Help:    "How long it takes to read what a decision depends on and to judge it, by signer.",
 			Buckets: prometheus.ExponentialBuckets(0.001, 2, 14),
 		}, []string{"signer"}),
+		ekChanges: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "node_attestation_ek_changes",
+			Help: "Machines for which a source names other endorsement keys than it did, by cluster, source and state: accepted or held.",
+		}, []string{"cluster", "source", "state"}),
 	}
-	for _, c := range []prometheus.Collector{m.decisions, m.age, m.judging} {
+	for _, c := range []prometheus.Collector{m.decisions, m.age, m.judging, m.ekChanges} {
 		if err := metrics.Registry.Register(c); err != nil {
 			return nil, err
 		}
@@ -70,6 +76,14 @@ func (m *Metrics) count(object *certificatesv1.CertificateSigningRequest, d veri
 	if d.Outcome != verifier.Wait {
 		m.age.WithLabelValues(signer, class, outcome).Observe(now.Sub(object.CreationTimestamp.Time).Seconds())
 	}
+}
+
+func (m *Metrics) gaugeEKChanges(source verifier.EKSource, accepted, held int) {
+	if m == nil {
+		return
+	}
+	m.ekChanges.WithLabelValues(m.cluster, string(source), "accepted").Set(float64(accepted))
+	m.ekChanges.WithLabelValues(m.cluster, string(source), "held").Set(float64(held))
 }
 
 // report lets a decision be seen: a log line, metrics, and, of what came of a request in the end, an Event on it and on its Node, if there is one. What

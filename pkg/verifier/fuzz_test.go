@@ -148,7 +148,10 @@ func FuzzTrust(f *testing.F) {
 		}
 		w.named(nodeName, asked)
 		m := w.machine()
-		m.ProviderID, m.Joined, m.Created = id, joined, testNow.Add(-time.Duration(age%1e9)*time.Second)
+		m.ProviderID, m.Created = id, testNow.Add(-time.Duration(age%1e9)*time.Second)
+		if joined {
+			m.NodeRef = "a-node"
+		}
 		w.another().ProviderID = other
 		w.in.Records[0].EK = pinned
 		w.in.Records[0].Machine.Name = recorded

@@ -163,6 +163,8 @@ type trial struct {
 	// tokenJudged says that I3 was applied.
 	tokenJudged bool
 	record      *Record
+	// pendingEK says that ek is to replace the key in record, and waits for that.
+	pendingEK bool
 	// addresses are what a serving certificate is asked for with.
 	addresses   Addresses
 	maxLifetime time.Duration
@@ -313,8 +315,8 @@ func (t *trial) judge() {
 	t.judgeName()
 	t.judgeNodeObject()
 	t.judgeRecords()
-	if t.shown && !t.hello {
-		t.judgeNamed(t.ek)
+	if t.shown && !t.hello && t.record != nil && t.record.EK == t.ek {
+		t.judgeNamed(t.record)
 	}
 	t.judgeOrphans()
 	t.judgeSpent()

@@ -93,9 +93,10 @@ func TestAccepted(t *testing.T) {
 				s.Username, s.Groups = "system:serviceaccount:infra:joiner", []string{"system:serviceaccounts:infra"}
 			})
 		}},
-		"I3: off":             {nil, func(w *world) { w.in.Token = Token{}; w.policy.Token = Off }},
-		"I4: off":             {renewal, func(w *world) { w.in.Request.Spec.Extra = nil; w.policy.Credential = Off }},
-		"M1: from the record": {again, func(w *world) { w.machine().EKs = nil }},
+		"I3: off": {nil, func(w *world) { w.in.Token = Token{}; w.policy.Token = Off }},
+		"I4: off": {renewal, func(w *world) { w.in.Request.Spec.Extra = nil; w.policy.Credential = Off }},
+		"M1: from the record, with the machine's token": {again, func(w *world) { w.machine().EKs, w.in.Token = nil, good(First).in.Token }},
+		"M1: from the record, whatever the token":       {again, func(w *world) { w.machine().EKs, w.policy.Token = nil, Off }},
 		"M1: second EK of a machine": {nil, func(w *world) {
 			w.in.Evidence.EK = "e9"
 			w.machine().EKs = append(w.machine().EKs, NamedEK{EKInventory, "e9"})
@@ -567,6 +568,13 @@ func TestHostile(t *testing.T) {
 			w.record().Certificates[0].SHA256 = ""
 		}, Deny, reasons{ReasonUnknownCredential}},
 		{"I4: of no machine known", renewal, func(w *world) { w.in.Records, w.in.Machines = nil, nil }, Wait, reasons{ReasonMachineNotFound}},
+		{"I3: again, by the record alone, another machine's token", again, func(w *world) {
+			w.machine().EKs, w.in.Token = nil, Token{true, machine("worker-2").Ref}
+		}, Deny, reasons{ReasonTokenNotForMachine}},
+		{"I3: again, by the record alone, a token of no machine", again, func(w *world) {
+			w.machine().EKs, w.in.Token = nil, Token{Known: true}
+		}, Deny, reasons{ReasonTokenNotForMachine}},
+		{"I3: again, by the record alone, a token not known yet", helloOf(Again), func(w *world) { w.machine().EKs = nil }, Wait, reasons{ReasonTokenNotForMachine}},
 		{"I4: hello", helloOf(Renewal), credential(credentialPrefix + "00"), Deny, reasons{ReasonUnknownCredential}},
 
 		{"A: refused", first, func(w *world) { w.in.Evidence = Evidence{Err: Refusals{{"AttestationX", "x"}, {"AttestationY", "y"}}} }, Deny, reasons{"AttestationX", "AttestationY"}},
@@ -930,8 +938,10 @@ func TestWarnings(t *testing.T) {
 		"T1: another AK":         {Again, func(w *world) { w.in.Evidence.AK = "a2" }, ReasonAKChanged},
 
 		// The record decides, but a first use that was somebody else's must not stay unseen.
-		"T1: another EK is named, comes again": {Again, func(w *world) { w.machine().EKs = []NamedEK{{EKInventory, ek2 + "9"}} }, ReasonEKNotNamed},
-		"T1: another EK is named, renews":      {Renewal, func(w *world) { w.machine().EKs = []NamedEK{{EKInventory, ek2 + "9"}} }, ReasonEKNotNamed},
+		"T1: another EK is named, comes again": {Again, func(w *world) {
+			w.machine().EKs, w.in.Token = []NamedEK{{EKInventory, ek2 + "9"}}, good(First).in.Token
+		}, ReasonEKNotNamed},
+		"T1: another EK is named, renews": {Renewal, func(w *world) { w.machine().EKs = []NamedEK{{EKInventory, ek2 + "9"}} }, ReasonEKNotNamed},
 		"T1: two others are named": {Renewal, func(w *world) {
 			w.machine().EKs = []NamedEK{{EKInventory, ek2 + "8"}, {EKInventory, ek2 + "9"}, {EKPlatform, ek1}}
 		}, ReasonEKNotNamed},
@@ -956,7 +966,7 @@ func TestNoWarningOfEKs(t *testing.T) {
 	} {
 		for _, class := range []Class{Again, Renewal} {
 			w := good(class)
-			w.machine().EKs = eks
+			w.machine().EKs, w.in.Token = eks, good(First).in.Token
 			if d := w.judge(t); d.Outcome != Approve || len(d.Warnings) > 0 {
 				t.Errorf("%s, %s: %s, %v, warnings %v", class, name, d.Outcome, d.Refusals, d.Warnings)
 			}
@@ -1051,7 +1061,7 @@ func TestRecordThatIsWritten(t *testing.T) {
 	w := good(First)
 	d := w.judge(t)
 	want := Record{
-		Cluster: "c1", Machine: machine(nodeName).Ref, Provider: "tpm", EK: ek1, AK: "a1", ProviderID: providerID, NodeName: nodeName,
+		Cluster: "c1", Machine: machine(nodeName).Ref, Provider: "tpm", EK: ek1, AK: "a1", EKSource: EKInventory, ProviderID: providerID, NodeName: nodeName,
 		Boot: &Boot{7, 1, 2000, true}, HelloUID: "uid-hello", ProofUID: "uid-proof", ProofSHA256: digest(w.in.Request.Spec.Request), FirstProofUID: "uid-proof",
 	}
 	if d.Outcome != Approve || !reflect.DeepEqual(d.Grant.Record, want) {
@@ -1070,7 +1080,7 @@ func TestRecordThatIsWritten(t *testing.T) {
 	before := slices.Clone(w.record().Certificates)
 	d = w.judge(t)
 	want = Record{
-		Cluster: "c1", Machine: machine(nodeName).Ref, Provider: "acme", EK: ek1, ProviderID: providerID, NodeName: nodeName,
+		Cluster: "c1", Machine: machine(nodeName).Ref, Provider: "acme", EK: ek1, EKSource: EKInventory, ProviderID: providerID, NodeName: nodeName,
 		Boot: &Boot{7, 1, 1000, true}, ProofUID: "uid-acme", ProofSHA256: digest(w.in.Request.Spec.Request), FirstProofUID: "uid-older",
 		Certificates: before[:2],
 	}

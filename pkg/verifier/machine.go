@@ -16,11 +16,13 @@ type MachineRef struct {
 	UID string
 }
 
-// Machine is what authorities say of a machine. Nothing in it may come from the node, but for Joined: no nodeRef, nothing of a Node.
+// Machine is what authorities say of a machine. Nothing in it may come from a node, but for NodeRef.
 type Machine struct {
 	Ref MachineRef
 	// EKs are the endorsement keys that authorities name for it. Those count whose source is in the policy.
 	EKs []NamedEK
+	// EKsIncomplete says that a source could not be read: it may name keys that are not in EKs.
+	EKsIncomplete bool
 	// ProviderID is its spec.providerID, empty if there is none yet.
 	ProviderID string
 	// Names are the node names that it may have. The policy says which source decides.
@@ -33,8 +35,9 @@ type Machine struct {
 	Deleted time.Time
 	// Created is when it was made, by its object; zero if nothing says so. Only trust on first use asks.
 	Created time.Time
-	// Joined says that it has, or had, a nodeRef. A node can write one, so that it is only ever a reason to refuse.
-	Joined bool
+	// NodeRef is the name of the Node that its object refers to, empty if there is none. Any node can have a Machine refer to its Node, so
+	// that this is only ever a reason to refuse.
+	NodeRef string
 }
 
 // NamedEK is an endorsement key and the authority that names it.
@@ -73,9 +76,10 @@ func (t *trial) selectMachine() {
 		t.deny(ReasonAmbiguousMachine, "the evidence belongs to %d machines", len(found))
 	case len(found) == 1:
 		t.machine = found[0]
-		if t.insecure && slices.ContainsFunc(t.machine.EKs, t.counts) {
+		if t.insecure && slices.ContainsFunc(t.machine.EKs, t.rules.counts) {
 			t.deny(ReasonIdentityBound, "machine: it has an endorsement key, and can show it")
 		}
+	case t.selectContested():
 	case t.trustFirstUse():
 	case t.shown:
 		t.wait(ReasonMachineNotFound, "no machine is known that the evidence belongs to")
@@ -89,16 +93,15 @@ func (t *trial) selects(m *Machine) bool {
 	if t.shown && t.in.Evidence.Machine != "" {
 		return m.Ref.Name == t.in.Evidence.Machine
 	}
-	return t.ek != "" && (t.vouched(m, t.ek) || slices.ContainsFunc(t.in.Records, func(r Record) bool { return r.EK == t.ek && r.Machine == m.Ref }))
-}
-
-// vouched reports whether a source of the policy names this endorsement key for the machine.
-func (t *trial) vouched(m *Machine, ek string) bool {
-	return slices.ContainsFunc(m.EKs, func(n NamedEK) bool { return n.EK == ek && t.counts(n) })
-}
-
-func (t *trial) counts(n NamedEK) bool {
-	return n.EK != "" && slices.Contains(t.rules.policy.EKSources, n.Source)
+	if t.ek == "" {
+		return false
+	}
+	if t.rules.names(m, t.ek) {
+		// While the record decides, other keys that are named for its machine select nothing.
+		r := t.recordOf(m)
+		return r == nil || r.EK == t.ek || t.namingOf(r, m) == agreed || t.namingOf(r, m) == replaced
+	}
+	return slices.ContainsFunc(t.in.Records, func(r Record) bool { return r.EK == t.ek && r.Machine == m.Ref && t.namingOf(&r, m) != replaced })
 }
 
 // judgeMachine applies the rest of M1, and M2 and M3.
@@ -175,7 +178,7 @@ func (t *trial) judgeOwner(name string) {
 	}
 	for i := range t.in.Machines {
 		m := &t.in.Machines[i]
-		if slices.ContainsFunc(m.EKs, t.counts) && !t.selects(m) && t.claims(m, name) {
+		if slices.ContainsFunc(m.EKs, t.rules.counts) && !t.selects(m) && t.claims(m, name) {
 			t.deny(ReasonNodeNameMismatch, "the machine of that node name has another endorsement key")
 		}
 	}
@@ -213,7 +216,7 @@ func (t *trial) judgeNodeObject() {
 	switch t.in.Node {
 	case Absent:
 	case Present:
-		t.deny(ReasonNodeAlreadyRegistered, "a Node of that name exists")
+		t.deny(ReasonNodeAlreadyRegistered, "a Node of that name exists, and no record says that it is this machine's: an operator who knows that it is deletes the Node")
 	default:
 		t.wait(ReasonNodeAlreadyRegistered, "it is not known yet whether a Node of that name exists")
 	}

@@ -2,6 +2,8 @@
 
 package verifier
 
+import "github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+
 // Every reason of the rules in this package; a provider's verifier has its own beside them, which begin with Attestation. Reasons says
 // what each means.
 const (
@@ -29,13 +31,16 @@ const (
 	ReasonNodeNameUnknown       Reason = "NodeNameUnknown"
 	ReasonNodeNameMismatch      Reason = "NodeNameMismatch"
 	ReasonAmbiguousName         Reason = "AmbiguousName"
-	ReasonNodeAlreadyRegistered Reason = "NodeAlreadyRegistered"
+	ReasonNodeAlreadyRegistered Reason = attestation.ReasonNodeRegistered
 	ReasonTrustExpired          Reason = "TrustExpired"
 
 	ReasonIdentityBound        Reason = "IdentityBound"
 	ReasonBootCountersWentBack Reason = "BootCountersWentBack"
 	ReasonAKChanged            Reason = "AKChanged"
 	ReasonEKNotNamed           Reason = "EKNotNamed"
+	ReasonEKReplaced           Reason = "EKReplaced"
+	ReasonEKChangePending      Reason = "EKChangePending"
+	ReasonRecordRecovered      Reason = "RecordRecovered"
 	ReasonRateLimited          Reason = "RateLimited"
 	ReasonRequestPending       Reason = "RequestPending"
 	ReasonSignerUnavailable    Reason = "SignerUnavailable"
@@ -76,13 +81,16 @@ func Reasons() map[Reason]string {
 		ReasonNodeNameUnknown:       "nothing says yet which node name the machine has; waits",
 		ReasonNodeNameMismatch:      "the node name is not that of the machine which the evidence belongs to",
 		ReasonAmbiguousName:         "the node name is claimed by another machine or record, or the machine has more than one",
-		ReasonNodeAlreadyRegistered: "a Node of that name exists, and no record says that it is this machine; waits while that is not known",
+		ReasonNodeAlreadyRegistered: "a Node of that name exists, and no record says that it is this machine: if it is, delete the Node (kubectl delete node NAME), and the machine gets in; waits while that is not known",
 		ReasonTrustExpired:          "nothing vouches for the endorsement key, and the machine is too old to be trusted on first use",
 
 		ReasonIdentityBound:        "the record contradicts: the endorsement key, the machine or the node name is bound otherwise, or the pinned provider was a stronger one",
 		ReasonBootCountersWentBack: "the TPM's boot counters or clock went back: it was cleared, or restored from a snapshot",
 		ReasonAKChanged:            "the TPM has another attestation key than last time; a warning only",
 		ReasonEKNotNamed:           "the record has an endorsement key that is none of those named for the machine: by a mistake there, or since another machine came first; a warning only",
+		ReasonEKReplaced:           "the source that named this endorsement key for the machine names another one now",
+		ReasonEKChangePending:      "the source names another endorsement key for the machine than its record has, and the controller has not accepted that yet: it takes seconds, or an operator's acknowledgement; waits, and for the key in the record it is a warning only",
+		ReasonRecordRecovered:      "the machine's record was lost, or is older than the certificate that asks, and is written anew, since a source names the endorsement key; a warning only",
 		ReasonRateLimited:          "too many requests; waits, and is never denied for it",
 
 		ReasonRequestPending:    "another request of the machine has been approved, or is about to be, and has no certificate yet; waits",

@@ -19,6 +19,10 @@ type Record struct {
 	Machine MachineRef
 	// Provider, EK and AK are as in Evidence. Under the insecure provider there is no EK.
 	Provider, EK, AK string
+	// EKSource is the source that named EK when it was last attested. It is empty if none did, and in records of older releases.
+	EKSource EKSource
+	// EKReplaced says that the controller accepted that this source names other keys for the machine (Rules.ContradictsEK).
+	EKReplaced bool
 	// ProviderID is the machine's, NodeName the node's.
 	ProviderID, NodeName string
 	// Boot is the last one shown, nil if there was none.
@@ -31,6 +35,8 @@ type Record struct {
 	// Orphaned says that the machine, an object, is gone, and the record about to go after it. Nothing is decided by such a record, and nothing
 	// that it speaks of is anybody's yet.
 	Orphaned bool
+	// FormerEKs are those that EK has replaced.
+	FormerEKs []string
 	// FirstProofUID is the ProofUID that the record was made with.
 	FirstProofUID string
 	// Certificates are those that were issued and have not ended.
@@ -68,6 +74,11 @@ func (r *Record) AwaitsCertificate() bool {
 	return r.ProofUID != "" && !slices.ContainsFunc(r.Certificates, func(c Certificate) bool { return c.ProofUID == r.ProofUID })
 }
 
+// issued reports whether a certificate is one that was issued to the machine and has not ended.
+func (r *Record) issued(fingerprint string) bool {
+	return slices.ContainsFunc(r.Certificates, func(c Certificate) bool { return c.SHA256 == fingerprint })
+}
+
 func digest(data []byte) string {
 	sum := sha256.Sum256(data)
 	return hex.EncodeToString(sum[:])
@@ -96,7 +107,7 @@ func (t *trial) judgeRecords() {
 	for i := range t.in.Records {
 		r := &t.in.Records[i]
 		machine := t.machine != nil && r.Machine == t.machine.Ref
-		ek := t.ek != "" && r.EK == t.ek
+		ek := t.hasKey(r)
 		name := t.asks.nodeName != "" && r.NodeName == t.asks.nodeName
 		if !machine && !ek && !name {
 			continue
@@ -110,10 +121,10 @@ func (t *trial) judgeRecords() {
 		if ek && t.machine != nil && !machine {
 			bound("the endorsement key is another machine's")
 		}
-		if t.ek != "" && r.EK != "" && !ek && machine {
-			bound("the machine has another endorsement key")
+		if t.ek != "" && r.EK != "" && r.EK != t.ek && machine {
+			t.judgeReplacement(r)
 		}
-		if t.ek != "" && r.EK != "" && !ek && !machine {
+		if t.ek != "" && r.EK != "" && r.EK != t.ek && !machine {
 			bound("the node name is bound to another endorsement key")
 		}
 		if t.asks.nodeName != "" && !name {
@@ -131,6 +142,21 @@ func (t *trial) judgeRecords() {
 		if ek && t.shown {
 			t.judgeBoot(r)
 		}
+	}
+}
+
+// judgeReplacement judges another key than the one in the machine's record. It passes only where the source that vouched for the record's
+// key names this one now, and the controller has accepted that.
+func (t *trial) judgeReplacement(r *Record) {
+	switch {
+	case r.names(t.in.Request): // it was approved with the key in the record
+		t.deny(ReasonIdentityBound, "record: the machine has another endorsement key")
+	case t.pendingEK: // it waits for that
+	case t.namingOf(r, t.machine) == replaced && t.rules.names(t.machine, t.ek):
+		t.warn(ReasonEKReplaced, "record: the endorsement key is now %.16s..., named by the source %s, and was %.16s...",
+			t.ek, t.rules.sourceOf(t.machine, t.ek, r.EKSource), r.EK)
+	default:
+		t.deny(ReasonIdentityBound, "record: the machine has another endorsement key")
 	}
 }
 
@@ -152,14 +178,6 @@ func (t *trial) judgeBoot(r *Record) {
 	}
 }
 
-// judgeNamed warns of an endorsement key that only the record says is the machine's, while sources name others. The record goes on deciding, or a
-// mistake in a source would take nodes down; but this is also what is left of a first use that was an impostor's.
-func (t *trial) judgeNamed(ek string) {
-	if m := t.machine; m != nil && ek != "" && slices.ContainsFunc(m.EKs, t.counts) && !t.vouched(m, ek) {
-		t.warn(ReasonEKNotNamed, "record: its endorsement key is none of those named for the machine")
-	}
-}
-
 // judgeOrphans waits for the records of machines that are gone: their hardware, or their name, may serve the next.
 func (t *trial) judgeOrphans() {
 	for _, r := range t.orphans {
@@ -175,6 +193,7 @@ func (t *trial) next() Record {
 		Cluster: t.rules.policy.Cluster, Machine: t.machine.Ref,
 		Provider: t.content.Provider, EK: t.ek, AK: t.in.Evidence.AK,
 		ProviderID: t.machine.ProviderID, NodeName: t.asks.nodeName,
+		EKSource: t.rules.sourceOf(t.machine, t.ek, t.recordedSource()),
 		ProofUID: string(t.in.Request.UID), ProofSHA256: digest(t.in.Request.Spec.Request), FirstProofUID: string(t.in.Request.UID),
 	}
 	if t.in.Hello != nil {
@@ -192,12 +211,23 @@ func (t *trial) next() Record {
 		if next.ProviderID == "" {
 			next.ProviderID = t.record.ProviderID
 		}
-		if next.Boot == nil {
+		if next.Boot == nil && next.EK == t.record.EK {
 			next.Boot = t.record.Boot
 		}
 		if next.EK == "" {
 			next.EK, next.AK = t.record.EK, t.record.AK
 		}
+		if next.EK == t.record.EK && next.EKSource == "" {
+			next.EKSource = t.record.EKSource
+		}
 	}
 	return next
+}
+
+// recordedSource returns the source in the machine's record.
+func (t *trial) recordedSource() EKSource {
+	if t.record == nil {
+		return ""
+	}
+	return t.record.EKSource
 }

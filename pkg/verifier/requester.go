@@ -96,7 +96,9 @@ func (t *trial) judgeToken() {
 	if t.insecure {
 		mode = Required // it is all there is
 	}
-	if t.class != First || t.tokenJudged {
+	// A machine with a record comes again with any token only if an authority names it now.
+	again := t.class == Again && !t.insecure && t.machine != nil && !t.namedNow()
+	if t.class != First && !again || t.tokenJudged {
 		return
 	}
 	t.tokenJudged = true
@@ -122,17 +124,29 @@ func (t *trial) judgeCredential() {
 	if t.class != Renewal && t.class != Serving || t.machine == nil {
 		return
 	}
+	mayRecover := mode == Recover && t.class == Renewal && t.namedNow() && t.recordIsOlder()
+	if mode == Recover {
+		mode = Required
+	}
+	ids := t.in.Request.Spec.Extra[extraCredential]
+	if len(ids) != 1 || !strings.HasPrefix(ids[0], credentialPrefix) || ids[0] == credentialPrefix {
+		t.fail(mode, ReasonUnknownCredential, "requester: the API server names no certificate, or more than one")
+		return
+	}
+	if t.record == nil && mayRecover {
+		t.warn(ReasonRecordRecovered, "record: the machine had none, and gets a new one")
+		return
+	}
 	if t.record == nil {
 		t.fail(mode, ReasonUnknownCredential, "requester: the machine has no record")
 		return
 	}
-	ids := t.in.Request.Spec.Extra[extraCredential]
-	if len(ids) != 1 || !strings.HasPrefix(ids[0], credentialPrefix) {
-		t.fail(mode, ReasonUnknownCredential, "requester: the API server names no certificate, or more than one")
+	fingerprint := strings.TrimPrefix(ids[0], credentialPrefix)
+	if t.record.issued(fingerprint) {
 		return
 	}
-	fingerprint := strings.TrimPrefix(ids[0], credentialPrefix)
-	if fingerprint != "" && slices.ContainsFunc(t.record.Certificates, func(c Certificate) bool { return c.SHA256 == fingerprint }) {
+	if mayRecover && !slices.ContainsFunc(t.in.Records, func(r Record) bool { return r.Machine != t.machine.Ref && r.issued(fingerprint) }) {
+		t.warn(ReasonRecordRecovered, "record: it does not have the certificate that asks, as when it was restored from a backup")
 		return
 	}
 	if t.record.AwaitsCertificate() && mode == Required {
@@ -140,4 +154,11 @@ func (t *trial) judgeCredential() {
 		return
 	}
 	t.fail(mode, ReasonUnknownCredential, "requester: the certificate is not in the record")
+}
+
+// recordIsOlder reports whether the machine has no record, or one that is older than the live certificate which asks: each certificate in
+// it has ended. A node that renews when its certificate is due never has two live ones that are both older than a backup, so a record that
+// was restored comes to this before its node asks again. Beside a live certificate in the record, an unknown one was issued around us.
+func (t *trial) recordIsOlder() bool {
+	return t.record == nil || !slices.ContainsFunc(t.record.Certificates, func(c Certificate) bool { return t.in.Now.Before(c.NotAfter) || c.NotAfter.IsZero() })
 }

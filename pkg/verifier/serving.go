@@ -160,7 +160,10 @@ func (t *trial) findServingMachine() {
 		t.wait(ReasonMachineNotReady, "the machine is not provisioned yet, or is paused")
 	}
 	t.judgeDeletion()
-	t.judgeNamed(t.record.EK)
+	if t.namingOf(t.record, t.machine) == replaced {
+		t.deny(ReasonEKReplaced, "record: the source that named the machine's endorsement key names another one now")
+	}
+	t.judgeNamed(t.record)
 }
 
 // judgeAddresses compares what is asked for with what the machine has, and with what others have.

@@ -52,7 +52,7 @@ func (t *trial) trustFirstUse() bool {
 	if len(found) > 1 {
 		t.deny(ReasonAmbiguousMachine, "first use: the provider ID is that of %d machines", len(found))
 	}
-	if len(found) != 1 || slices.ContainsFunc(found[0].EKs, t.counts) {
+	if len(found) != 1 || slices.ContainsFunc(found[0].EKs, t.rules.counts) {
 		return false
 	}
 	t.machine, t.proposed = found[0], true
@@ -69,12 +69,18 @@ func (t *trial) judgeUnused() {
 		t.deny(ReasonIdentityBound, "first use: the machine has a record")
 	}
 	if slices.ContainsFunc(t.in.Records, func(r Record) bool { return r.EK == t.ek }) ||
-		slices.ContainsFunc(t.in.Machines, func(m Machine) bool { return t.vouched(&m, t.ek) }) {
+		slices.ContainsFunc(t.in.Machines, func(m Machine) bool { return t.rules.names(&m, t.ek) }) {
 		t.deny(ReasonIdentityBound, "first use: the endorsement key is another machine's")
 	}
-	if t.machine.Joined {
+	if node := t.machine.NodeRef; node != "" && !t.isAnothers(node) {
 		t.deny(ReasonNodeAlreadyRegistered, "first use: the machine has, or had, a Node")
 	}
+}
+
+// isAnothers reports whether another machine's record has this node name. An attested node that registers with this machine's provider
+// ID has its Machine refer to the wrong Node: that must not keep the machine out.
+func (t *trial) isAnothers(node string) bool {
+	return slices.ContainsFunc(t.in.Records, func(r Record) bool { return r.NodeName == node && r.Machine != t.machine.Ref })
 }
 
 // judgeAge refuses a machine that is too old. One whose age is not known waits: a source may yet name its key.

@@ -59,7 +59,7 @@ func TestTrustOnFirstUse(t *testing.T) {
 		{"made a little ahead", made(-5 * time.Minute), Approve, nil, true},
 		{"the key is named: nothing else matters", func(w *world) {
 			made(24 * time.Hour)(w)
-			w.machine().EKs, w.machine().Joined = []NamedEK{{EKInventory, ek1}}, true
+			w.machine().EKs, w.machine().NodeRef = []NamedEK{{EKInventory, ek1}}, "a-node"
 		}, Approve, nil, false},
 		// What it does not stop, as documented: whoever has the token and the provider ID, and is first, is the machine. See
 		// TestFirstUseIsWorthTheTokensSecrecy for what follows.
@@ -98,12 +98,18 @@ func TestTrustOnFirstUse(t *testing.T) {
 		{"far from made", made(-5*time.Minute - time.Second), Wait, reasons{ReasonMachineNotFound}, false},
 		{"two hours old", made(2 * time.Hour), Deny, reasons{ReasonTrustExpired}, false},
 		{"years old", made(30000 * time.Hour), Deny, reasons{ReasonTrustExpired}, false},
-		{"it has, or had, a nodeRef", func(w *world) { w.machine().Joined = true }, Deny, reasons{ReasonNodeAlreadyRegistered}, false},
+		{"it has, or had, a nodeRef", func(w *world) { w.machine().NodeRef = "a-node" }, Deny, reasons{ReasonNodeAlreadyRegistered}, false},
+		{"its nodeRef is to a Node of its own name", func(w *world) { w.machine().NodeRef = nodeName }, Deny, reasons{ReasonNodeAlreadyRegistered}, false},
+		// An attested node that claims this machine's provider ID has it refer to that node.
+		{"its nodeRef is to another machine's Node", func(w *world) { w.machine().NodeRef = "worker-2" }, Approve, nil, true},
+		{"its nodeRef is to a Node whose record is about to go", func(w *world) {
+			w.machine().NodeRef, w.in.Records[0].Orphaned = "worker-2", true
+		}, Deny, reasons{ReasonNodeAlreadyRegistered}, false},
 
 		{"the machine has a record", recorded(func(*Record) {}), Deny, reasons{ReasonIdentityBound}, false},
 		{"the machine has a record, and a Node", func(w *world) {
 			recorded(func(*Record) {})(w)
-			w.in.Node, w.machine().Joined = Present, true
+			w.in.Node, w.machine().NodeRef = Present, "a-node"
 		}, Deny, reasons{ReasonIdentityBound, ReasonNodeAlreadyRegistered}, false},
 		{"the machine has a record without a key", recorded(func(r *Record) { r.EK, r.Provider = "", InsecureProvider }), Deny, reasons{ReasonIdentityBound}, false},
 		{"a record of the machine before", recorded(func(r *Record) { r.Machine.UID = "older" }), Deny, reasons{ReasonIdentityBound, ReasonAmbiguousName}, false},
@@ -116,7 +122,7 @@ func TestTrustOnFirstUse(t *testing.T) {
 		}, Deny, reasons{ReasonIdentityBound}, false},
 		// In these two the key selects the machine, as without trust on first use.
 		{"the key is in another machine's record", func(w *world) { w.in.Records[0].EK, w.in.Machines[0].EKs = ek1, nil }, Deny,
-			reasons{ReasonProviderIDMismatch, ReasonNodeNameMismatch, ReasonIdentityBound}, false},
+			reasons{ReasonTokenNotForMachine, ReasonProviderIDMismatch, ReasonNodeNameMismatch, ReasonIdentityBound}, false},
 		{"the key is named for another machine", func(w *world) { w.another().EKs = []NamedEK{{EKInventory, ek1}} }, Deny,
 			reasons{ReasonTokenNotForMachine, ReasonProviderIDMismatch, ReasonNodeNameMismatch, ReasonAmbiguousName}, false},
 		{"the key is named for a machine without a name", func(w *world) {
@@ -130,7 +136,7 @@ func TestTrustOnFirstUse(t *testing.T) {
 		{"all at once", func(w *world) {
 			recorded(func(*Record) {})(w)
 			made(3 * time.Hour)(w)
-			w.in.Token.Machine, w.machine().Joined = machine("worker-2").Ref, true
+			w.in.Token.Machine, w.machine().NodeRef = machine("worker-2").Ref, "a-node"
 		}, Deny, reasons{ReasonTokenNotForMachine, ReasonIdentityBound, ReasonNodeAlreadyRegistered, ReasonTrustExpired}, false},
 
 		// The other rules hold as for any first request.
@@ -230,14 +236,14 @@ func TestNothingElseIsTrustedOnFirstUse(t *testing.T) {
 		"a cloud's, no such machine":    {goodCloud(First), func(w *world) { w.in.Evidence.Machine = "ns/worker-9" }, Wait, []Reason{ReasonMachineNotFound}},
 		"a cloud's, of another machine": {goodCloud(First), func(w *world) { w.in.Evidence.Machine = "ns/worker-2" }, Deny, []Reason{ReasonProviderIDMismatch, ReasonNodeNameMismatch, ReasonIdentityBound}},
 		"a cloud's, with a key nobody names": {goodCloud(First), func(w *world) {
-			w.in.Evidence.Machine, w.in.Evidence.EK, w.in.Evidence.Unvouched, w.machine().Joined = "ns/worker-9", "e9", true, true
+			w.in.Evidence.Machine, w.in.Evidence.EK, w.in.Evidence.Unvouched, w.machine().NodeRef = "ns/worker-9", "e9", true, "a-node"
 		}, Wait, []Reason{ReasonMachineNotFound}},
 		"a vendor's, of one round": {goodAcme(First), nil, Approve, nil},
 		"insecure":                 {goodInsecure(), nil, Approve, nil},
 		"insecure, the token is not known": {goodInsecure(), func(w *world) { w.in.Token = Token{} }, Wait,
 			[]Reason{ReasonMachineNotFound, ReasonTokenNotForMachine}},
 		"insecure, an old machine that has joined": {goodInsecure(), func(w *world) {
-			w.machine().Created, w.machine().Joined = testNow.AddDate(-1, 0, 0), true
+			w.machine().Created, w.machine().NodeRef = testNow.AddDate(-1, 0, 0), "a-node"
 		}, Approve, nil},
 	} {
 		w := trusting(c.world)
@@ -294,7 +300,7 @@ func TestSigningAfterTrust(t *testing.T) {
 	}{
 		"at once":                     {func(*world) {}, Sign, nil},
 		"hours later":                 {func(w *world) { w.in.Now = testNow.Add(3 * time.Hour) }, Sign, nil},
-		"it has joined":               {func(w *world) { w.machine().Joined = true }, Sign, nil},
+		"it has joined":               {func(w *world) { w.machine().NodeRef = "a-node" }, Sign, nil},
 		"switched off since":          {func(w *world) { w.policy.TrustOnFirstUse = false }, Sign, nil},
 		"the token is another's":      {func(w *world) { w.in.Token.Machine = machine("worker-2").Ref }, Fail, []Reason{ReasonTokenNotForMachine}},
 		"the token is gone":           {func(w *world) { w.in.Token = Token{} }, Wait, []Reason{ReasonTokenNotForMachine}},
@@ -313,7 +319,8 @@ func TestSigningAfterTrust(t *testing.T) {
 	// The node's renewals, and its way back, as with any record.
 	for _, class := range []Class{Again, Renewal} {
 		w := trusting(good(class))
-		w.machine().Created, w.machine().Joined = testNow.AddDate(-1, 0, 0), true
+		w.machine().Created, w.machine().NodeRef = testNow.AddDate(-1, 0, 0), "a-node"
+		w.in.Token = good(First).in.Token
 		if d := w.judge(t); d.Outcome != Approve || d.Class != class {
 			t.Errorf("%s: %s, %v", class, d.Outcome, d.Refusals)
 		}

@@ -89,7 +89,7 @@ func TestTrustOnFirstUse(t *testing.T) {
 			other := c.newMachine(t, "whose-ek-it-is", unnamed)
 			other.attests(t)
 			return c.newPeer(t, other.computer, m.credential(), m.name, m.providerID)
-		}, verifier.ReasonProviderIDMismatch, true}, // the EK selects the other one
+		}, verifier.ReasonTokenNotForMachine, true}, // the EK selects the other one
 	} {
 		t.Run(refused.name, func(t *testing.T) {
 			m := c.newMachine(t, refused.name, unnamed)
@@ -106,6 +106,16 @@ func TestTrustOnFirstUse(t *testing.T) {
 			}
 		})
 	}
+	// An attested node registers with this Machine's provider ID, and Cluster API ties the Machine to that Node.
+	t.Run("referring to the Node of another", func(t *testing.T) {
+		thief, victim := c.newMachine(t, "claims-ids", unnamed), c.newMachine(t, "claimed-id", unnamed)
+		thief.attests(t)
+		thief.claimsNode(t, victim.providerID)
+		updateStatus(t, c.client, victim.object, func(o *clusterv1.Machine) { o.Status.NodeRef.Name = thief.name })
+		c.catchesUp(t, unnamed)
+		victim.attests(t)
+		victim.remembered(t)
+	})
 	t.Run("almost two hours old", func(t *testing.T) {
 		m := c.newMachine(t, "almost-two-hours-old", unnamed)
 		m.madeAgo(t, 2*time.Hour-2*time.Minute)

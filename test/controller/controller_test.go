@@ -177,19 +177,25 @@ func newFleet(t *testing.T, change func(*fleet, *verifier.Policy)) *fleet {
 	if f.config.Rules, err = verifier.New(policy); err != nil {
 		t.Fatal(err)
 	}
-	judge, err := verifiertpm.New(verifiertpm.Config{
+	f.tpm = controller.TPM{Verifier: f.verifier(t)}
+	f.config.Providers = append(f.more, f.provider(f.tpm))
+	f.start(t)
+	return f
+}
+
+// verifier returns one that trusts the fleet's maker, but for these EKs.
+func (f *fleet) verifier(t *testing.T, denied ...verifiertpm.Fingerprint) *verifiertpm.Verifier {
+	t.Helper()
+	v, err := verifiertpm.New(verifiertpm.Config{
 		Roots: []*x509.Certificate{f.maker.Root}, Intermediates: []*x509.Certificate{f.maker.Intermediate}, NamedEKs: true,
 		PCRs:       attestation.PCRSelection{Bank: "sha256", Indexes: []int{0, 1, 2, 3, 4, 5, 6, 7}},
-		ClusterUID: f.cluster,
-		Keys:       verifiertpm.Keys{Current: "k1", ByID: map[string][]byte{"k1": f.key}},
+		ClusterUID: f.cluster, DeniedEKs: denied,
+		Keys: verifiertpm.Keys{Current: "k1", ByID: map[string][]byte{"k1": f.key}},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.tpm = controller.TPM{Verifier: judge}
-	f.config.Providers = append(f.more, f.provider(f.tpm))
-	f.start(t)
-	return f
+	return v
 }
 
 func namespace(name string) *corev1.Namespace {

@@ -4,10 +4,14 @@ package controller
 
 import (
 	"bytes"
+	"context"
+	"os/exec"
+	"strings"
 	"testing"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -66,14 +70,110 @@ func TestFirstRenewalAgain(t *testing.T) {
 	}
 }
 
-// A certificate of the cluster's CA that is in no record, as somebody with the CA's key or the wrong approver makes it, renews nothing,
-// though the TPM is the right one.
+// A certificate of the cluster's CA that is in no record, as somebody with the CA's key or the wrong approver makes it, renews nothing
+// while the record has a live one, though the TPM is the right one.
 func TestRenewalWithACertificateInNoRecord(t *testing.T) {
-	f := newFleet(t, nil)
-	m := f.newMachine(t, "unknown-credential")
+	for name, mode := range map[string]verifier.Mode{"required": verifier.Required, "recover": verifier.Recover} {
+		t.Run(name, func(t *testing.T) {
+			f := newFleet(t, func(_ *fleet, p *verifier.Policy) { p.Credential = mode })
+			m := f.newMachine(t, "unknown-credential-"+name)
+			f.inventoried(t, m)
+			m.enrols(t)
+			m.loses(t)
+			m.getsAround(t)
+			m.enrols(t) // prints what is there, and starts a worker
+			eventually(t, 10*time.Second, "the renewal is refused", func() bool { return f.renewalRefused(t, m.name, verifier.ReasonUnknownCredential) })
+			if n := len(f.record(t, m.name).Status.Certificates); n != 1 {
+				t.Errorf("%d certificates are noted", n)
+			}
+		})
+	}
+}
+
+// A record that was deleted, as an operator's reset did, or that came back from a backup without what was issued since, is made anew
+// when the node renews: a source names its EK.
+func TestRecordIsRecovered(t *testing.T) {
+	f := newFleet(t, func(_ *fleet, p *verifier.Policy) { p.Credential = verifier.Recover })
+	m := f.newMachine(t, "recovered")
+	f.inventoried(t, m)
+	first := m.enrols(t)
+	backup := f.record(t, m.name)
+	for _, lost := range []struct {
+		what string
+		lose func()
+	}{
+		{"deleted", func() { remove(t, f, f.record(t, m.name)) }},
+		{"restored from a backup", func() {
+			old := f.record(t, m.name)
+			old.Spec, old.Status = backup.Spec, backup.Status
+			old.Status.Certificates[0].NotAfter = metav1.NewTime(time.Now().Add(-time.Second)) // as in a backup of last month
+			if err := f.client.Update(t.Context(), old); err != nil {
+				t.Fatal(err)
+			}
+		}},
+	} {
+		lost.lose()
+		p := f.newPeer(t, m.chip, m.credential(t), m.name, m.name)
+		hello, proof := p.attests(t)
+		certificate := f.issued(t, proof, m.name)
+		f.says(t, proof.Name, string(verifier.ReasonRecordRecovered))
+		f.closed(t, hello)
+		record := f.record(t, m.name)
+		if record.Spec.NodeName != m.name || record.Spec.EK.Fingerprint != backup.Spec.EK.Fingerprint || record.Spec.EK.Source != string(verifier.EKInventory) ||
+			record.Status.LastAttested.Time.Before(backup.Status.LastAttested.Time) {
+			t.Errorf("%s: %+v", lost.what, record)
+		}
+		if bytes.Equal(leaf(t, certificate).Raw, first.leaf.Raw) {
+			t.Errorf("%s: the same certificate", lost.what)
+		}
+	}
+}
+
+// A first enrolment over a Node that is there takes the operator's act: the Node is deleted.
+func TestNodeIsDeletedForANewEnrolment(t *testing.T) {
+	f := newFleet(t, func(_ *fleet, p *verifier.Policy) { p.Credential = verifier.Recover })
+	m := f.newMachine(t, "record-and-certificate-lost")
 	f.inventoried(t, m)
 	m.enrols(t)
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: m.name}}
+	if err := f.client.Create(t.Context(), node); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = f.client.Delete(context.WithoutCancel(t.Context()), node) })
+	remove(t, f, f.record(t, m.name))
 	m.loses(t)
+	r := m.run(t)
+	act := "kubectl delete node " + m.name
+	if r.code == 0 || !strings.Contains(r.stderr, string(verifier.ReasonNodeAlreadyRegistered)) || !strings.Contains(r.stderr, act) {
+		t.Fatalf("exit code %d: %s", r.code, r.stderr)
+	}
+	if out, err := exec.CommandContext(t.Context(), m.plugin, append([]string{"doctor"}, m.flags()...)...).Output(); err == nil || !strings.Contains(string(out), act) {
+		t.Errorf("doctor does not name the act: %v, %s", err, out)
+	}
+	if err := f.client.Delete(t.Context(), node); err != nil {
+		t.Fatal(err)
+	}
+	p := f.newPeer(t, m.chip, f.asToken(m.token), m.name, m.name)
+	_, proof := p.attests(t)
+	f.issued(t, proof, m.name)
+}
+
+// renewalRefused reports whether a hello of the node's own was denied for this reason.
+func (f *fleet) renewalRefused(t *testing.T, name string, reason verifier.Reason) bool {
+	t.Helper()
+	hellos, _ := f.requests(t, name)
+	for i := range hellos {
+		if hellos[i].Spec.Username == "system:node:"+name && reasonOf(&hellos[i]) == string(reason) {
+			return true
+		}
+	}
+	return false
+}
+
+// getsAround installs a certificate of the cluster's CA that the controller did not issue, and that is due.
+func (m *machine) getsAround(t *testing.T) {
+	t.Helper()
+	f := m.fleet
 	issued, err := f.ClientCA().IssueClient("system:node:"+m.name, []string{"system:nodes"}, time.Now().Add(-95*time.Minute), time.Now().Add(10*time.Minute))
 	if err != nil {
 		t.Fatal(err)
@@ -94,19 +194,6 @@ func TestRenewalWithACertificateInNoRecord(t *testing.T) {
 	lock.Unlock()
 	if err != nil {
 		t.Fatal(err)
-	}
-	m.enrols(t) // prints what is there, and starts a worker
-	eventually(t, 10*time.Second, "the renewal is refused", func() bool {
-		hellos, _ := f.requests(t, m.name)
-		for i := range hellos {
-			if hellos[i].Spec.Username == "system:node:"+m.name && reasonOf(&hellos[i]) == string(verifier.ReasonUnknownCredential) {
-				return true
-			}
-		}
-		return false
-	})
-	if n := len(f.record(t, m.name).Status.Certificates); n != 1 {
-		t.Errorf("%d certificates are noted", n)
 	}
 }
 

@@ -40,7 +40,8 @@ func (i *invocation) verifyCommand() *cobra.Command {
 kubectl get csr -o yaml prints, or the PEM of spec.request. A proof needs its hello among the files, and the challenge keys.
 
 What only the cluster knows is assumed: that there is no record and no Node of that name, and with PEM who asks and how. So a
-request for a renewal, which needs a record, does not pass here. What was decided on a request before does not count.
+renewal passes here only where a lost record would be made anew (credential: Recover). What was decided on a request before does not
+count.
 
 The exit code is 0 if all pass, and 21 if one does not.`,
 		Args: func(c *cobra.Command, args []string) error {

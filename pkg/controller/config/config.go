@@ -61,7 +61,11 @@ type Config struct {
 	// Token is whether a bootstrap token must have been made for the machine. Default: Required with ClusterAPI, otherwise Off, since most
 	// inventories list no tokens.
 	Token Mode `json:"token,omitempty"`
-	// Credential is whether a renewal must be asked for with a certificate in the record.
+	// EKNotNamed is whether a machine is refused when the source that vouched for its endorsement key names other keys: Required or Warn.
+	// Default: Warn for the source Platform, Required for others.
+	EKNotNamed Mode `json:"ekNotNamed,omitempty"`
+	// Credential is whether a renewal must be asked for with a certificate in the record. Recover is Required, but makes a record anew that
+	// was lost, for a machine whose endorsement key a source names.
 	Credential Mode `json:"credential"`
 	// BootCounters is whether a TPM is refused whose boot counters went back.
 	BootCounters Mode `json:"bootCounters"`
@@ -173,6 +177,8 @@ const (
 	Required Mode = "Required"
 	Warn     Mode = "Warn"
 	Off      Mode = "Off"
+	// Recover is for credential alone.
+	Recover Mode = "Recover"
 )
 
 // BindingsMode is what becomes of ClusterRoleBindings with which kube-controller-manager approves without attestation.
@@ -243,7 +249,7 @@ func Default() Config {
 		Lifetimes: Lifetimes{
 			Default: duration(limits.Default), Min: duration(limits.Min), Max: duration(limits.Max), Backdate: duration(limits.Backdate),
 		},
-		Credential:            Required,
+		Credential:            Recover,
 		BootCounters:          Warn,
 		WaitDeadline:          duration(verifier.DefaultWaitDeadline),
 		AutoApprovingBindings: Report,

@@ -210,10 +210,20 @@ func (s *Settings) makeRules() error {
 		into  *verifier.Mode
 	}{{"token", c.Token, &policy.Token}, {"credential", c.Credential, &policy.Credential}, {"bootCounters", c.BootCounters, &policy.BootCounters}} {
 		mode, ok := map[Mode]verifier.Mode{Required: verifier.Required, Warn: verifier.Warn, Off: verifier.Off}[m.mode]
-		if !ok {
+		switch {
+		case m.mode == Recover && m.field == "credential":
+			mode = verifier.Recover
+		case !ok && m.field == "credential":
+			return fmt.Errorf("credential: %.64q is not Recover, Required, Warn or Off", m.mode)
+		case !ok:
 			return fmt.Errorf("%s: %.64q is not Required, Warn or Off", m.field, m.mode)
 		}
 		*m.into = mode
+	}
+	var ok bool
+	policy.EKNotNamed, ok = map[Mode]verifier.Mode{"": 0, Required: verifier.Required, Warn: verifier.Warn}[c.EKNotNamed]
+	if !ok {
+		return fmt.Errorf("ekNotNamed: %.64q is not Required or Warn", c.EKNotNamed)
 	}
 	if c.WaitDeadline.Duration == 0 {
 		return errors.New("waitDeadline: must not be 0")
@@ -417,6 +427,8 @@ func (s *Settings) Assemble(keys *controller.KeyStore, machines Machines, ca sig
 		Rates:     s.rates,
 		Namespace: s.config.Namespace,
 		Audit:     s.config.Audit,
+
+		AcceptedEKChanges: keys.AcceptedEKChanges,
 
 		TrustUnnamed: len(s.tpm.Roots) == 0 && len(s.tpm.AllowedEKs) == 0,
 	}

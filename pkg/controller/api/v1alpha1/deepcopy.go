@@ -51,6 +51,8 @@ func (in *NodeAttestationStatus) DeepCopyInto(out *NodeAttestationStatus) {
 	out.Request = copyOf(in.Request)
 	// metav1.Time holds a time.Time, which is a value but for the time zone, which nobody changes.
 	out.Certificates = slices.Clone(in.Certificates)
+	out.EKReplaced = copyOf(in.EKReplaced)
+	out.EKHistory = slices.Clone(in.EKHistory)
 }
 
 // DeepCopyInto copies the list into out.

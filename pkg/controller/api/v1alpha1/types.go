@@ -59,6 +59,9 @@ type EndorsementKey struct {
 	Fingerprint string `json:"fingerprint"`
 	// Template is the name of the template that the TPM makes it from, if that is known.
 	Template string `json:"template,omitempty"`
+	// Source is the source that named the EK when it was last attested, such as Inventory. It is empty if none did, as in trust on first
+	// use, and in records of older releases.
+	Source string `json:"source,omitempty"`
 }
 
 // NodeAttestationStatus is what changes with each attestation.
@@ -77,6 +80,30 @@ type NodeAttestationStatus struct {
 	// Certificates are those that were issued to the machine and have not ended, the newest last. A renewal has to be asked for with one
 	// of them.
 	Certificates []IssuedCertificate `json:"certificates,omitempty"`
+	// EKReplaced is set while the source in spec.ek names other EKs for the machine, and the controller has accepted that: the EK in
+	// spec is refused, and one that the source names takes its place.
+	EKReplaced *EKReplacement `json:"ekReplaced,omitempty"`
+	// EKHistory has the EKs that the machine had before, the newest last; 8 at most.
+	EKHistory []FormerEK `json:"ekHistory,omitempty"`
+}
+
+// EKReplacement says since when an EK is refused.
+type EKReplacement struct {
+	// Since is when the change was accepted.
+	Since metav1.Time `json:"since"`
+	// Acknowledged says that an operator acknowledged the change. One that was not counts towards the limit of changes that are accepted
+	// without.
+	Acknowledged bool `json:"acknowledged"`
+}
+
+// FormerEK is an EK that another one has replaced.
+type FormerEK struct {
+	// Fingerprint and Source are as in EndorsementKey.
+	Fingerprint string `json:"fingerprint"`
+	Source      string `json:"source,omitempty"`
+	// Replaced is when another EK was first attested in its place, and RequestUID the UID of the request in which it was.
+	Replaced   metav1.Time `json:"replaced"`
+	RequestUID types.UID   `json:"requestUID"`
 }
 
 // BootCounters are those of TPMS_CLOCK_INFO. The TPM signed them; that they never go back is what makes them worth remembering.

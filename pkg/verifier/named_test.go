@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package verifier
+
+import (
+	"slices"
+	"testing"
+	"time"
+)
+
+// replacing is a world in which the inventory vouched for ek1, and now names "b" for the honest machine. The policy is as controllers
+// have it.
+func replacing(w *world) *world {
+	w.policy.Credential = Recover
+	w.machine().EKs = []NamedEK{{EKInventory, "b"}}
+	for i := range w.in.Records {
+		w.in.Records[i].EKSource = EKInventory
+	}
+	return w
+}
+
+// shows has the request come from the TPM with this key.
+func (w *world) shows(ek string) {
+	w.in.Evidence.EK, w.in.Evidence.AK = ek, "ak of "+ek
+	if w.in.Evidence.Boot != nil {
+		w.in.Evidence.Boot = &Boot{1, 0, 10, true}
+	}
+}
+
+// Who gets in when the source that vouched for a machine's key names another one: the TPM of the record (A), or the one named (B).
+func TestReplacedEK(t *testing.T) {
+	type reasons = []Reason
+	accepted := func(w *world) { w.record().EKReplaced = true }
+	pending := func(*world) {}
+	annotated := func(w *world) {
+		w.policy.EKSources = append(w.policy.EKSources, EKAnnotation)
+		w.record().EKSource, w.machine().EKs = EKAnnotation, []NamedEK{{EKAnnotation, "b"}}
+	}
+	platform := func(w *world) {
+		w.policy.EKSources = append(w.policy.EKSources, EKPlatform)
+		w.record().EKSource, w.machine().EKs = EKPlatform, []NamedEK{{EKPlatform, "b"}}
+	}
+	all := func(bends ...func(*world)) func(*world) {
+		return func(w *world) {
+			for _, bend := range bends {
+				bend(w)
+			}
+		}
+	}
+	for _, c := range []struct {
+		name string
+		bend func(*world)
+		// a and b are what becomes of a proof by each TPM, "" for Approve; warns are the warnings of the one that passes.
+		a, b, warns Reason
+	}{
+		{"accepted", accepted, ReasonEKReplaced, "", ReasonEKReplaced},
+		{"accepted, an annotation", all(annotated, accepted), ReasonEKReplaced, "", ReasonEKReplaced},
+		{"accepted, Required for a platform", all(platform, accepted, func(w *world) { w.policy.EKNotNamed = Required }), ReasonEKReplaced, "", ReasonEKReplaced},
+		{"not accepted yet", pending, "", ReasonEKChangePending, ReasonEKChangePending},
+
+		// Whatever the record says, it goes on deciding where the policy, or what is known of the source, says so.
+		{"accepted, and switched off since", all(accepted, func(w *world) { w.policy.EKNotNamed = Warn }), "", ReasonIdentityBound, ReasonEKNotNamed},
+		{"a platform only warns", all(platform, accepted), "", ReasonIdentityBound, ReasonEKNotNamed},
+		{"nobody vouched for it", all(accepted, func(w *world) { w.record().EKSource = "" }), "", ReasonIdentityBound, ReasonEKNotNamed},
+		{"another source vouched for it", all(annotated, accepted, func(w *world) { w.record().EKSource = EKInventory }), "", ReasonIdentityBound, ReasonEKNotNamed},
+		{"the source counts no more", all(accepted, func(w *world) {
+			w.policy.EKSources = []EKSource{EKAnnotation}
+			w.machine().EKs = []NamedEK{{EKAnnotation, "b"}}
+		}), "", ReasonIdentityBound, ReasonEKNotNamed},
+		{"a source could not be read", all(accepted, func(w *world) { w.machine().EKsIncomplete = true }), "", ReasonIdentityBound, ReasonEKNotNamed},
+	} {
+		for _, class := range []Class{Again, Renewal} {
+			for ek, want := range map[string]Reason{ek1: c.a, "b": c.b} {
+				w := replacing(good(class))
+				w.in.Token = good(First).in.Token
+				w.shows(ek)
+				c.bend(w)
+				w.record().AK = "ak of " + ek1
+				w.record().Boot = &Boot{1, 0, 5, true}
+				d := w.judge(t)
+				switch {
+				case want == "":
+					if d.Outcome != Approve || !slices.Equal(d.Warnings.Reasons(), reasons{c.warns}) || d.Grant.Record.EK != ek {
+						t.Errorf("%s, %s, %s: %s, %v, warnings %v", c.name, class, ek, d.Outcome, d.Refusals, d.Warnings)
+					}
+				case want == ReasonEKChangePending:
+					if d.Outcome != Wait || !slices.Equal(d.Refusals.Reasons(), reasons{want}) {
+						t.Errorf("%s, %s, %s: %s, %v", c.name, class, ek, d.Outcome, d.Refusals)
+					}
+				case d.Outcome != Deny || !slices.Equal(d.Refusals.Reasons(), reasons{want}):
+					t.Errorf("%s, %s, %s: %s, %v", c.name, class, ek, d.Outcome, d.Refusals)
+				}
+			}
+		}
+	}
+}
+
+// The source names the old key again, beside the new one, or none: the record's key is as good as before.
+func TestEKIsNamedAgain(t *testing.T) {
+	for name, eks := range map[string][]NamedEK{
+		"again":          {{EKInventory, ek1}},
+		"beside another": {{EKInventory, "b"}, {EKInventory, ek1}},
+		"none":           nil,
+	} {
+		w := replacing(good(Renewal))
+		w.machine().EKs, w.record().EKReplaced = eks, true
+		if d := w.judge(t); d.Outcome != Approve || len(d.Warnings) > 0 {
+			t.Errorf("%s: %s, %v, warnings %v", name, d.Outcome, d.Refusals, d.Warnings)
+		}
+	}
+}
+
+// The record of a replaced key keeps the name and the history of requests, and is signed as any other. The token is not asked: a source
+// names the key.
+func TestReplacementIsRecorded(t *testing.T) {
+	for _, class := range []Class{Again, Renewal} {
+		for _, credential := range []Mode{Recover, Required} {
+			w := replacing(good(class))
+			w.policy.Credential = credential
+			w.record().EKReplaced, w.record().AK = true, "ak of "+ek1
+			w.shows("b")
+			d := w.judge(t)
+			if d.Outcome != Approve {
+				t.Fatalf("%s: %s, %v", class, d.Outcome, d.Refusals)
+			}
+			r := d.Grant.Record
+			if r.EK != "b" || r.AK != "ak of b" || r.EKSource != EKInventory || r.EKReplaced || r.NodeName != nodeName || r.FirstProofUID != "uid-older" ||
+				r.Boot == nil || *r.Boot != *w.in.Evidence.Boot {
+				t.Errorf("%s: %+v", class, r)
+			}
+			w.approve()
+			if d := w.judge(t); d.Outcome != Sign || d.Class != class {
+				t.Errorf("%s: %s, %s, %v", class, d.Outcome, d.Class, d.Refusals)
+			}
+			// The other TPM is refused for good.
+			w.in.Records[1].Certificates, w.signing, w.in.Request.Status.Conditions = recordOf(nodeName, "b").Certificates, false, nil
+			w.in.Request.UID, w.in.Records[1].FormerEKs = "another", []string{ek1}
+			w.shows(ek1)
+			if d := w.judge(t); d.Outcome != Deny || d.Refusals.Reason() != ReasonEKReplaced {
+				t.Errorf("%s: the key that was replaced: %s, %v", class, d.Outcome, d.Refusals)
+			}
+			// Unless the source names it again, for this machine or another.
+			w.machine().EKs = []NamedEK{{EKInventory, ek1}}
+			w.in.Records[1].EKReplaced, w.in.Hello.UID = true, "another-hello"
+			if d := w.judge(t); d.Outcome != Approve {
+				t.Errorf("%s: named again: %s, %v", class, d.Outcome, d.Refusals)
+			}
+		}
+	}
+}
+
+// Two machines exchange their TPMs, and the inventory says so. Each is known by the key that is named for it.
+func TestExchangedEKs(t *testing.T) {
+	w := replacing(good(Renewal))
+	w.machine().EKs, w.in.Machines[0].EKs = []NamedEK{{EKInventory, ek2}}, []NamedEK{{EKInventory, ek1}}
+
+	// Until both changes are accepted the records decide, and no key belongs to two machines.
+	if d := w.judge(t); d.Outcome != Approve || !slices.Equal(d.Warnings.Reasons(), []Reason{ReasonEKChangePending}) {
+		t.Errorf("not accepted: %s, %v, warnings %v", d.Outcome, d.Refusals, d.Warnings)
+	}
+	w.in.Records[0].EKReplaced, w.in.Records[1].EKReplaced = true, true
+	if d := w.judge(t); d.Outcome != Deny {
+		t.Errorf("the old key under the old name: %s, %v", d.Outcome, d.Refusals)
+	}
+	w.shows(ek2)
+	if d := w.judge(t); d.Outcome != Approve || d.Grant.Record.EK != ek2 || d.Grant.Record.Machine != machine(nodeName).Ref {
+		t.Errorf("the new key: %s, %v", d.Outcome, d.Refusals)
+	}
+}
+
+// A request that the record names was approved with the record's key, and no other.
+func TestReplacementAfterTheApproval(t *testing.T) {
+	w := replacing(goodSigning(Renewal))
+	w.record().EKReplaced = true
+	if d := w.judge(t); d.Outcome != Fail || !slices.Equal(d.Refusals.Reasons(), []Reason{ReasonEKReplaced}) {
+		t.Errorf("the key is replaced before it is signed: %s, %v", d.Outcome, d.Refusals)
+	}
+	w.shows("b")
+	if d := w.judge(t); d.Outcome != Fail {
+		t.Errorf("another key in a request that was approved: %s, %v", d.Outcome, d.Refusals)
+	}
+}
+
+func TestServingWithAReplacedEK(t *testing.T) {
+	w := goodServing()
+	for i := range w.in.Records {
+		w.in.Records[i].EKSource = EKInventory
+	}
+	w.machine().EKs = []NamedEK{{EKInventory, "b"}}
+	if d := w.judge(t); d.Outcome != ApproveServing || !slices.Equal(d.Warnings.Reasons(), []Reason{ReasonEKChangePending}) {
+		t.Errorf("not accepted: %s, %v, warnings %v", d.Outcome, d.Refusals, d.Warnings)
+	}
+	w.record().EKReplaced = true
+	if d := w.judge(t); d.Outcome != Deny || !slices.Equal(d.Refusals.Reasons(), []Reason{ReasonEKReplaced}) {
+		t.Errorf("accepted: %s, %v", d.Outcome, d.Refusals)
+	}
+}
+
+// A record that was lost, or restored from a backup, is made anew in a renewal, where a source names the key.
+func TestRecordIsRecovered(t *testing.T) {
+	lost := func(w *world) { w.in.Records = w.in.Records[:1] }
+	restored := func(w *world) {
+		w.record().Certificates = []Certificate{{"older", "uid-older", testNow.Add(-time.Second)}}
+	}
+	for _, c := range []struct {
+		name string
+		bend func(*world)
+		want Outcome
+		why  Reason
+	}{
+		{"lost", lost, Approve, ReasonRecordRecovered},
+		{"restored", restored, Approve, ReasonRecordRecovered},
+		{"restored while a certificate was awaited", func(w *world) { restored(w); w.record().ProofUID = "newer" }, Approve, ReasonRecordRecovered},
+		{"restored without any certificate", func(w *world) { w.record().Certificates = nil }, Approve, ReasonRecordRecovered},
+		{"neither", func(*world) {}, Approve, ""},
+
+		// Beside a live certificate in the record, another one was not issued by evidence.
+		{"a live certificate is in the record", credential(credentialPrefix + "00"), Deny, ReasonUnknownCredential},
+		{"one that ends at nobody knows when", func(w *world) { w.record().Certificates = []Certificate{{SHA256: "c9", ProofUID: "uid-older"}} }, Deny, ReasonUnknownCredential},
+
+		{"lost, Required", func(w *world) { lost(w); w.policy.Credential = Required }, Deny, ReasonUnknownCredential},
+		{"restored, Required", func(w *world) { restored(w); w.policy.Credential = Required }, Deny, ReasonUnknownCredential},
+		{"lost, and no source names the key", func(w *world) { lost(w); w.machine().EKs = nil }, Wait, ReasonMachineNotFound},
+		{"restored, and no source names the key", func(w *world) { restored(w); w.machine().EKs = nil }, Deny, ReasonUnknownCredential},
+		{"restored, and the source names another key", func(w *world) { replacing(w); restored(w) }, Deny, ReasonUnknownCredential},
+		{"lost, and the key is denied", func(w *world) {
+			lost(w)
+			w.in.Evidence = Evidence{EK: ek1, Err: Refusals{{"AttestationEKDenied", "x"}}}
+		}, Deny, "AttestationEKDenied"},
+		{"lost, by a certificate of another node", func(w *world) { lost(w); user(userNode+"worker-2", groupNodes)(w) }, Deny, ReasonRequesterNotAllowed},
+		{"lost, without a certificate", func(w *world) { lost(w); w.in.Request.Spec.Extra = nil }, Deny, ReasonUnknownCredential},
+		{"lost, with two", func(w *world) { lost(w); credential(credentialPrefix+"a", credentialPrefix+"b")(w) }, Deny, ReasonUnknownCredential},
+		{"lost, by an empty fingerprint", func(w *world) { lost(w); credential(credentialPrefix)(w) }, Deny, ReasonUnknownCredential},
+		{"restored, by a certificate of another machine's record", func(w *world) {
+			restored(w)
+			credential(credentialPrefix + w.in.Records[0].Certificates[0].SHA256)(w)
+		}, Deny, ReasonUnknownCredential},
+		{"lost, and the name is another machine's", func(w *world) { lost(w); w.in.Records[0].NodeName = nodeName }, Deny, ReasonAmbiguousName},
+		{"lost, and the sources give another name", func(w *world) { lost(w); w.machine().Names[0].Value = "worker-9" }, Deny, ReasonNodeNameMismatch},
+		{"a first request over an existing Node", func(w *world) {
+			*w = *good(First)
+			w.policy.Credential, w.in.Node = Recover, Present
+		}, Deny, ReasonNodeAlreadyRegistered},
+	} {
+		w := good(Renewal)
+		w.policy.Credential = Recover
+		c.bend(w)
+		d := w.judge(t)
+		why := d.Refusals.Reasons()
+		if d.Outcome == Approve {
+			why = d.Warnings.Reasons()
+		}
+		if d.Outcome != c.want || len(why) > 1 && d.Outcome == Approve || c.why != "" && (len(why) == 0 || why[0] != c.why) || c.why == "" && len(why) > 0 {
+			t.Errorf("%s: %s, %v, warnings %v", c.name, d.Outcome, d.Refusals, d.Warnings)
+		}
+		if d.Outcome == Approve {
+			w.approve()
+			if d := w.judge(t); d.Outcome != Sign {
+				t.Errorf("%s: %s, %v", c.name, d.Outcome, d.Refusals)
+			}
+		}
+	}
+	serving := goodServing()
+	serving.policy.Credential, serving.record().Certificates = Recover, []Certificate{{"older", "uid-older", testNow.Add(-time.Second)}}
+	if d := serving.judge(t); d.Outcome != Deny || d.Refusals.Reason() != ReasonUnknownCredential {
+		t.Errorf("a serving certificate: %s, %v", d.Outcome, d.Refusals)
+	}
+}
