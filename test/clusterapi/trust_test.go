@@ -29,7 +29,7 @@ func TestTrustOnFirstUse(t *testing.T) {
 	w := newWorld(t, shared.management)
 	c := w.newCluster(t, "workload", nil)
 	controller := w.start(t, func(file map[string]any) {
-		clusterAPI(file)["trustOnFirstUse"] = true
+		clusterAPI(file)["trustOnFirstUse"], clusterAPI(file)["trustAnyTPM"] = true, true
 		delete(clusterAPI(file), "ekSources")
 	})
 

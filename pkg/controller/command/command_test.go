@@ -56,6 +56,7 @@ func TestExitCodes(t *testing.T) {
 		"a field that is left": {[]string{"--config", write(t, strings.Replace(good, "clusterUID: c\n", "", 1))}, CodeConfiguration, "clusterUID"},
 		"no kubeconfig":        {[]string{"--config", write(t, good), "--kubeconfig=/nonexistent"}, CodeConfiguration, "/nonexistent"},
 		"not in a pod":         {[]string{"--config", write(t, good)}, CodeConfiguration, ""},
+		"software for a TPM":   {[]string{"--config", write(t, strings.Replace(inManagement, "ekSources: [Annotation]", "trustOnFirstUse: true", 1))}, CodeConfiguration, "clusterAPI.trustAnyTPM: true"},
 		"a filter for nothing": {[]string{"--config", write(t, good), "--watch-filter=x"}, CodeUsage, "--watch-filter"},
 		"nobody's identity":    {[]string{"--config", write(t, good), "--leader-identity=$(POD_NAME)_$(POD_UID)"}, CodeUsage, "--leader-identity"},
 		"no Cluster API here":  {[]string{"--config", write(t, inManagement)}, CodeConfiguration, "clusterAPI"},

@@ -60,7 +60,30 @@ func (s *Settings) checkClusterAPI() error {
 			return fmt.Errorf("clusterAPI.namespaces: %.64q is not the name of one, or stands twice", namespace)
 		}
 	}
+	if err := s.checkFirstUse(); err != nil {
+		return err
+	}
 	return s.checkServingAddresses()
+}
+
+// checkFirstUse requires something that tells a TPM from software. Trust on first use pins the endorsement key that comes first,
+// and software can make any number of such keys. TPM is nil here if it is missing; makeTPM refuses that.
+func (s *Settings) checkFirstUse() error {
+	m, t := s.config.ClusterAPI, s.config.TPM
+	if t == nil {
+		return nil
+	}
+	vouched := t.RootsFile != "" || len(t.AllowedEKs) > 0
+	switch {
+	case m.TrustAnyTPM && !m.TrustOnFirstUse:
+		return errors.New("clusterAPI.trustAnyTPM: is for clusterAPI.trustOnFirstUse, which is not set: remove it")
+	case m.TrustAnyTPM && vouched:
+		return errors.New("clusterAPI.trustAnyTPM: contradicts tpm.rootsFile and tpm.allowedEKs, which limit the TPMs that are trusted: remove one of them")
+	case m.TrustOnFirstUse && !m.TrustAnyTPM && !vouched:
+		return errors.New("clusterAPI.trustOnFirstUse: needs tpm.rootsFile with the CAs of the TPMs' makers, since software would pass for a TPM: " +
+			"set it, or clusterAPI.trustAnyTPM: true to accept any TPM, software TPMs too")
+	}
+	return nil
 }
 
 // checkServingAddresses has the operator say which addresses are not the guest's own words: no default would suit every platform.

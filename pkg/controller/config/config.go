@@ -143,7 +143,10 @@ type ClusterAPI struct {
 	// NodeNames are where node names come from, for each Machine the first that has any. Default: MachineName.
 	NodeNames []verifier.NameSource `json:"nodeNames,omitempty"`
 	// TrustOnFirstUse lets a new Machine's bootstrap token speak for the endorsement key that comes with it.
+	// It needs TPM.RootsFile, TPM.AllowedEKs, or TrustAnyTPM.
 	TrustOnFirstUse bool `json:"trustOnFirstUse,omitempty"`
+	// TrustAnyTPM has TrustOnFirstUse accept every endorsement key, also that of a TPM in software.
+	TrustAnyTPM bool `json:"trustAnyTPM,omitempty"`
 	// ServingAddresses are the types of Machines' addresses for which nodes get serving certificates: those that the platform itself vouches for, and
 	// no guest reports. They must be set with serving certificates, and only then.
 	ServingAddresses []string `json:"servingAddresses,omitempty"`

@@ -121,8 +121,17 @@ func TestNewFailsClosed(t *testing.T) {
 		"bootstrapper":                        {with("bootstrappers: [{username: a, group: b}]"), ""},
 		"the insecure signer, by name":        {with("insecureSigner: cluster.x-k8s.io/kube-apiserver-client-kubelet-insecure"), ""},
 		"Cluster API":                         {withClusterAPI("ekSources: [Annotation]"), ""},
-		"Cluster API, all of it":              {withClusterAPI("ekSources: [Annotation, Platform], nodeNames: [Hostname, MachineName], namespaces: [a, b], watchFilter: x, user: 'system:serviceaccount:a:b', trustOnFirstUse: true, unattestedControlPlanes: true"), ""},
-		"trust on first use alone":            {withClusterAPI("trustOnFirstUse: true"), ""},
+		"Cluster API, all of it":              {withClusterAPI("ekSources: [Annotation, Platform], nodeNames: [Hostname, MachineName], namespaces: [a, b], watchFilter: x, user: 'system:serviceaccount:a:b', trustOnFirstUse: true, trustAnyTPM: true, unattestedControlPlanes: true"), ""},
+		"first use of any TPM":                {withClusterAPI("trustOnFirstUse: true, trustAnyTPM: true"), ""},
+		"first use of a maker's TPM":          {withClusterAPI("trustOnFirstUse: true", "tpm: {rootsFile: "+ca+", pcrs: {bank: sha256, indexes: [0]}}"), ""},
+		"first use of a listed TPM":           {withClusterAPI("trustOnFirstUse: true", "tpm: {allowedEKs: ["+eks+"], pcrs: {bank: sha256, indexes: [0]}}"), ""},
+		"first use of software":               {withClusterAPI("trustOnFirstUse: true"), "clusterAPI.trustOnFirstUse: needs tpm.rootsFile"},
+		"first use of software, its remedy":   {withClusterAPI("trustOnFirstUse: true"), "set it, or clusterAPI.trustAnyTPM: true"},
+		"first use of software, some named":   {withClusterAPI("ekSources: [Annotation], trustOnFirstUse: true"), "clusterAPI.trustOnFirstUse"},
+		"first use of software, for certain":  {withClusterAPI("trustOnFirstUse: true, trustAnyTPM: false"), "clusterAPI.trustOnFirstUse"},
+		"any TPM, no first use":               {withClusterAPI("ekSources: [Annotation], trustAnyTPM: true"), "clusterAPI.trustAnyTPM: is for clusterAPI.trustOnFirstUse, which is not set: remove it"},
+		"any TPM, of a maker":                 {withClusterAPI("trustOnFirstUse: true, trustAnyTPM: true", "tpm: {rootsFile: "+ca+", pcrs: {bank: sha256, indexes: [0]}}"), "clusterAPI.trustAnyTPM: contradicts tpm.rootsFile"},
+		"any TPM, of a list":                  {withClusterAPI("trustOnFirstUse: true, trustAnyTPM: true", "tpm: {allowedEKs: ["+eks+"], pcrs: {bank: sha256, indexes: [0]}}"), "clusterAPI.trustAnyTPM: contradicts tpm.rootsFile and tpm.allowedEKs"},
 		"Cluster API, an inventory":           {withClusterAPI("ekSources: [Inventory]", "inventory: {file: /a}"), ""},
 		"Cluster API, inventory's name first": {withClusterAPI("ekSources: [Inventory], nodeNames: [Inventory, Hostname]", "inventory: {file: /a}"), ""},
 		"Cluster API, serving":                {withClusterAPI("ekSources: [Annotation], servingAddresses: [Hostname, InternalIP, ExternalIP, InternalDNS, ExternalDNS]", serving), ""},
@@ -143,7 +152,7 @@ func TestNewFailsClosed(t *testing.T) {
 		"Cluster API, a CA of its own":        {withClusterAPI("ekSources: [Annotation]", "signing: {mode: Sign, secretName: ca}"), "signing"},
 		"Cluster API, unasked inventory":      {withClusterAPI("ekSources: [Annotation]", "inventory: {file: /a}"), "inventory"},
 		"Cluster API, no inventory":           {withClusterAPI("ekSources: [Inventory]"), "inventory"},
-		"Cluster API, first use, no token":    {withClusterAPI("trustOnFirstUse: true", "token: Warn"), "token"},
+		"Cluster API, first use, no token":    {withClusterAPI("trustOnFirstUse: true, trustAnyTPM: true", "token: Warn"), "token"},
 		"Cluster API, nodes left alone":       {withClusterAPI("ekSources: [Annotation]", "unattestedNodes: [a]"), "unattestedNodes"},
 		"no cluster":                          {with("no clusterUID"), "clusterUID"},
 		"an empty cluster":                    {with("clusterUID: \"\""), "clusterUID"},
@@ -303,6 +312,30 @@ func TestSettingsMakeAController(t *testing.T) {
 	}
 	if gate := settings.Gate(keys, nil, logr.Discard()); gate.Audit || !slices.Equal(gate.Unattested, []string{"a", "b"}) {
 		t.Errorf("%+v", gate)
+	}
+}
+
+// Only trustAnyTPM has the controller accept an endorsement key on first use that nothing vouches for.
+func TestSoftwareTPMIsNotTrustedByDefault(t *testing.T) {
+	roots := "tpm: {rootsFile: " + writeCA(t) + ", pcrs: {bank: sha256, indexes: [7]}}"
+	list := "tpm: {allowedEKs: [" + strings.Repeat("ab", 32) + "], pcrs: {bank: sha256, indexes: [7]}}"
+	for name, c := range map[string]struct {
+		data string
+		any  bool
+	}{
+		"any TPM":       {withClusterAPI("trustOnFirstUse: true, trustAnyTPM: true"), true},
+		"roots":         {withClusterAPI("trustOnFirstUse: true", roots), false},
+		"a list":        {withClusterAPI("trustOnFirstUse: true", list), false},
+		"no first use":  {withClusterAPI("ekSources: [Annotation]"), false},
+		"no management": {with(), false},
+	} {
+		settings, err := newSettings(c.data)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if got := settings.Assemble(settings.Keys(nil, nil), nil, nil).TrustUnnamed; got != c.any {
+			t.Errorf("%s: TrustUnnamed is %v", name, got)
+		}
 	}
 }
 

@@ -430,7 +430,7 @@ func (s *Settings) Assemble(keys *controller.KeyStore, machines Machines, ca sig
 
 		AcceptedEKChanges: keys.AcceptedEKChanges,
 
-		TrustUnnamed: len(s.tpm.Roots) == 0 && len(s.tpm.AllowedEKs) == 0,
+		TrustUnnamed: s.config.ClusterAPI != nil && s.config.ClusterAPI.TrustAnyTPM,
 	}
 }
 

@@ -78,7 +78,7 @@ func TestControllerConfigurations(t *testing.T) {
 			first = m.text
 		}
 	}
-	if found != 4 {
+	if found != 5 {
 		t.Errorf("%d configurations", found)
 	}
 	if first != read(t, examples+"/management/config.yaml") {
