@@ -3,17 +3,21 @@
 package controller
 
 import (
+	"bytes"
+	"errors"
 	"testing"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
 )
 
-// A hello is judged by what it is itself, even if another is given as the one that it refers to; a proof, by that one.
-func TestAHelloIsJudgedByItself(t *testing.T) {
+// newTestVerifier accepts the EKs that its caller names.
+func newTestVerifier(t *testing.T) *tpm.Verifier {
+	t.Helper()
 	v, err := tpm.New(tpm.Config{
 		NamedEKs: true, ClusterUID: "c", Keys: tpm.Keys{Current: "k", ByID: map[string][]byte{"k": []byte("0123456789abcdef0123456789abcdef")}},
 		PCRs: attestation.PCRSelection{Bank: "sha256", Indexes: []int{7}},
@@ -21,7 +25,71 @@ func TestAHelloIsJudgedByItself(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	provider := TPM{Verifier: v}
+	return v
+}
+
+// A proof without its hello is refused if it does not parse. Otherwise, and while there is no verifier, nothing is decided.
+func TestAProofWithoutItsHello(t *testing.T) {
+	proof, err := attestation.Proof{
+		Version: attestation.VersionTPM, HelloName: "h", HelloUID: "u", KeyID: "k", Expires: 1, PCRBank: "sha256",
+		PCRs: []attestation.PCR{{Index: 0, Value: make([]byte, 32)}, {Index: 7, Value: make([]byte, 32)}}, Quote: []byte{1}, Signature: []byte{1},
+	}.Marshal()
+	if err != nil {
+		t.Fatal(err)
+	}
+	with := func(old, replacement string) []byte {
+		changed := bytes.Replace(proof, []byte(old), []byte(replacement), 1)
+		if bytes.Equal(changed, proof) {
+			t.Fatalf("no %s in %s", old, proof)
+		}
+		return changed
+	}
+	judge := func(p TPM, data []byte) verifier.Evidence {
+		request := requestWith("example.com/signer")
+		if request.Spec.Request, err = (attestation.Request{PKCS10: []byte{1}, Provider: "tpm", Data: data}).Marshal(); err != nil {
+			t.Fatal(err)
+		}
+		return p.Judge(t.Context(), Question{Request: request, Now: time.Now()})
+	}
+	provider := TPM{Verifier: newTestVerifier(t)}
+	for name, c := range map[string]struct {
+		data []byte
+		want verifier.Reason
+	}{
+		"another version":     {with("tpm/v1", "tpm/v2"), tpm.ReasonVersion},
+		"another provider's":  {with("tpm/v1", "acme/v1"), tpm.ReasonVersion},
+		"no version":          {[]byte("{}"), tpm.ReasonMalformed},
+		"white space":         {with(`,"kid"`, `, "kid"`), tpm.ReasonMalformed},
+		"white space before":  {append([]byte(" "), proof...), tpm.ReasonMalformed},
+		"a line feed after":   {append(bytes.Clone(proof), '\n'), tpm.ReasonMalformed},
+		"bytes after":         {append(bytes.Clone(proof), 'x'), tpm.ReasonMalformed},
+		"a PCR twice":         {with(`"index":7`, `"index":0`), tpm.ReasonMalformed},
+		"a field twice":       {with(`,"kid":"k"`, `,"kid":"k","kid":"k"`), tpm.ReasonMalformed},
+		"a field in capitals": {with(`"kid"`, `"KID"`), tpm.ReasonMalformed},
+		"an unknown field":    {with(`,"kid"`, `,"more":1,"kid"`), tpm.ReasonMalformed},
+		"a missing field":     {with(`,"kid":"k"`, ``), tpm.ReasonMalformed},
+		"no hello's name":     {with(`"helloName":"h"`, `"helloName":""`), tpm.ReasonMalformed},
+		"a hello":             {with(`"kind":"proof"`, `"kind":"hello"`), tpm.ReasonKind},
+		"a challenge":         {with(`"kind":"proof"`, `"kind":"challenge"`), tpm.ReasonKind},
+		"of no kind":          {with(`"kind":"proof"`, `"kind":"other"`), tpm.ReasonMalformed},
+	} {
+		evidence := judge(provider, c.data)
+		var refusals verifier.Refusals
+		if !errors.As(evidence.Err, &refusals) || refusals.Reason() != c.want || evidence.Unvouched || evidence.EK != "" {
+			t.Errorf("%s: %+v, not %s", name, evidence, c.want)
+		}
+		if evidence := judge(TPM{}, c.data); evidence.Err == nil || isVerdict(evidence.Err) {
+			t.Errorf("%s: judged without challenge keys: %+v", name, evidence)
+		}
+	}
+	if evidence := judge(provider, proof); evidence.Err == nil || isVerdict(evidence.Err) {
+		t.Errorf("a well-formed proof: %+v", evidence)
+	}
+}
+
+// A hello is judged by what it is itself, even if another is given as the one that it refers to; a proof, by that one.
+func TestAHelloIsJudgedByItself(t *testing.T) {
+	provider := TPM{Verifier: newTestVerifier(t)}
 	judge := func(request, hello *certificatesv1.CertificateSigningRequest) string {
 		evidence := provider.Judge(t.Context(), Question{Request: request, Hello: hello, Named: true, Now: time.Now()})
 		if evidence.Err == nil || evidence.EK != "" {

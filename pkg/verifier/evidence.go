@@ -56,7 +56,7 @@ func (t *trial) judgeEvidence() {
 	var refusals Refusals
 	refused := errors.As(e.Err, &refusals)
 	switch {
-	case t.lacksHello(): // and there is nothing to judge the proof by
+	case t.lacksHello() && (!refused || e.Unvouched): // judgePair waits for the hello; only the proof itself can be refused without it
 	case e.Unvouched:
 		t.ek = e.EK
 		t.wait(ReasonMachineNotFound, "nothing vouches for the endorsement key yet: %v", e.Err)

@@ -498,6 +498,22 @@ func TestHostile(t *testing.T) {
 			w.in.Hello.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{Type: certificatesv1.CertificateApproved}}
 		}, Deny, reasons{ReasonProofMismatch}},
 		{"S7: no hello", first, func(w *world) { w.in.Hello, w.in.Evidence = nil, Evidence{} }, Wait, reasons{ReasonHelloNotFound}},
+		{"S7: no hello, and the proof is refused", first, func(w *world) {
+			w.in.Hello, w.in.Evidence = nil, Evidence{Provider: "tpm", Err: Refusals{{"AttestationX", "x"}}}
+		}, Deny, reasons{"AttestationX"}},
+		{"S7: no hello, and the proof is refused, signing", signingOf(First), func(w *world) {
+			w.in.Hello, w.in.Evidence = nil, Evidence{Provider: "tpm", Err: Refusals{{"AttestationX", "x"}}}
+		}, Fail, reasons{"AttestationX"}},
+		{"S7: no hello, and the proof is refused without a reason", first, func(w *world) {
+			w.in.Hello, w.in.Evidence = nil, Evidence{Provider: "tpm", Err: Refusals{}}
+		}, Deny, reasons{ReasonRefused}},
+		{"S7: no hello, and no verdict", first, func(w *world) {
+			w.in.Hello, w.in.Evidence = nil, Evidence{Provider: "tpm", Err: context.DeadlineExceeded}
+		}, Wait, reasons{ReasonHelloNotFound}},
+		{"S7: no hello, and nothing vouches for the EK", first, func(w *world) {
+			w.in.Hello, w.in.Evidence = nil, Evidence{Provider: "tpm", Err: Refusals{{"AttestationX", "x"}}, Unvouched: true}
+		}, Wait, reasons{ReasonHelloNotFound}},
+		{"S7: no hello, and good evidence", first, func(w *world) { w.in.Hello = nil }, Wait, reasons{ReasonHelloNotFound}},
 		{"S7: no hello, and something contradicts", first, func(w *world) {
 			w.in.Hello, w.in.Evidence = nil, Evidence{}
 			w.in.Request.Spec.Usages = nil

@@ -64,7 +64,7 @@ func Reasons() map[Reason]string {
 		ReasonForbiddenExtension: "there is an extension or attribute other than one well-formed provider ID, such as a subject alternative name",
 		ReasonUsageMismatch:      "the usages are not exactly those of a kubelet's client certificate with a key of this kind",
 		ReasonProofMismatch:      "proof and hello differ in who filed them or in what they ask for",
-		ReasonHelloNotFound:      "the hello that the proof refers to is not there; waits",
+		ReasonHelloNotFound:      "the hello that the proof refers to is not there; waits. A proof that does not parse is denied for that instead",
 		ReasonHelloExpired:       "no proof came before the hello's challenge ran out; a proof that did come and waits is not refused for it",
 
 		ReasonRequesterNotAllowed: "whoever filed the request may not ask for this node",
