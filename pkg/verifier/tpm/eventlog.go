@@ -22,6 +22,7 @@ func isFirmwarePCR(index int) bool { return 0 <= index && index < firmwarePCRs }
 // Event log constants (PC Client Platform Firmware Profile, section 10).
 const (
 	eventNoAction   = 3
+	eventHCRTM      = 0x80000010 // EV_EFI_HCRTM_EVENT
 	specID          = "Spec ID Event03\x00"
 	startupLocality = "StartupLocality\x00"
 	maxAlgorithms   = 16
@@ -36,6 +37,15 @@ func logReader(data []byte) *reader { return &reader{order: binary.LittleEndian,
 // replay reads a crypto-agile event log to its last byte and returns the values of the PCRs 0 to 7 that it leads to in one bank. The log
 // is a node's text. Where it leads to quoted values, the firmware measured these digests in this order; what an event says
 // beside its digest is not checked here, and must not be relied on.
+//
+// PCR 0 starts at one of three values, in its last byte. A log that claims another start than the TPM had does not lead to the
+// quoted value, so a wrong decision here refuses a machine and never admits one.
+//   - 4, if the TPM was given an H-CRTM event sequence before TPM2_Startup: "The value 0...4 represents evidence that the initial
+//     measurement was from an H-CRTM" (TPM 2.0 Part 1, revision 1.59, clause 34.3). EV_EFI_HCRTM_EVENT is that measurement (PC
+//     Client Platform Firmware Profile, version 1.05 revision 23, clause 10.4.1). TPM2_Startup leaves PCR 0 alone then, whatever
+//     its locality, so a startup locality changes nothing.
+//   - The locality of TPM2_Startup, if a startup locality is logged (same profile, clause 10.4.5.3).
+//   - Otherwise 0.
 func replay(data []byte, bank string) (map[int][]byte, error) {
 	newHash, wanted := hashOf(bank)
 	if newHash == nil {
@@ -53,7 +63,7 @@ func replay(data []byte, bank string) (map[int][]byte, error) {
 	for i := range firmwarePCRs {
 		values[i] = make([]byte, newHash().Size())
 	}
-	extended, located := false, false // PCR 0
+	hcrtm, extended, located := false, false, false // PCR 0: its first event is of the H-CRTM; it has another event
 	for len(r.rest) > 0 {
 		// TCG_PCR_EVENT2: pcrIndex, eventType, digests, eventSize, event.
 		index, kind := r.uint32(), r.uint32()
@@ -70,20 +80,26 @@ func replay(data []byte, bank string) (map[int][]byte, error) {
 			if !ok || index != 0 {
 				continue // extends nothing
 			}
-			// Section 10.4.5.3: PCR 0 starts with the locality of TPM2_Startup, or 4 if there was a hardware CRTM.
 			if extended || located || len(locality) != 1 || locality[0] != 0 && locality[0] != 3 && locality[0] != 4 {
 				return nil, errors.New("has a startup locality in the wrong place, or an impossible one")
 			}
 			located = true
-			values[0][len(values[0])-1] = locality[0]
+			if !hcrtm {
+				values[0][len(values[0])-1] = locality[0]
+			}
 		case index > 23:
 			return nil, errors.New("names a PCR that there is not")
 		case isFirmwarePCR(int(index)):
+			if index == 0 && kind == eventHCRTM && !hcrtm && !extended {
+				hcrtm = true
+				values[0][len(values[0])-1] = 4
+			} else if index == 0 {
+				extended = true // no H-CRTM comes after TPM2_Startup: such an event is an extend like any other
+			}
 			h := newHash()
 			h.Write(values[int(index)])
 			h.Write(digest)
 			values[int(index)] = h.Sum(nil)
-			extended = extended || index == 0
 		}
 	}
 	return values, nil

@@ -75,6 +75,9 @@ func eventLog(events ...event) []byte {
 
 func locality(n byte) event { return event{0, 3, append([]byte("StartupLocality\x00"), n)} }
 
+// hcrtm is the event of a measurement before TPM2_Startup.
+func hcrtm() event { return event{0, eventHCRTM, []byte("HCRTM")} }
+
 func testEvents() []event {
 	return []event{
 		locality(3), {0, 8, []byte("version")}, {4, 3, []byte("no action, extends nothing")}, {7, 1, []byte("SecureBoot")},
@@ -136,6 +139,10 @@ func eventLogRows() []row {
 		{"event log: another boot loader", logged(eventLog(altered...)), false, reasons(ReasonEventLogMismatch)},
 		{"event log: startup locality left out", logged(without(0)), false, reasons(ReasonEventLogMismatch)},
 		{"event log: another startup locality", logged(eventLog(append([]event{locality(4)}, testEvents()[1:]...)...)), false, reasons(ReasonEventLogMismatch)},
+		{"event log: H-CRTM, and PCR 0 did not start there", logged(eventLog(append([]event{hcrtm()}, testEvents()...)...)), false, reasons(ReasonEventLogMismatch)},
+		{"event log: H-CRTM in the place of the startup locality", logged(eventLog(append([]event{hcrtm()}, testEvents()[1:]...)...)), false, reasons(ReasonEventLogMismatch)},
+		{"event log: startup locality too late after an H-CRTM", logged(eventLog(append([]event{hcrtm()}, late...)...)), false, reasons(ReasonEventLogMalformed)},
+		{"event log: impossible startup locality after an H-CRTM", logged(eventLog(append([]event{hcrtm(), locality(1)}, testEvents()[1:]...)...)), false, reasons(ReasonEventLogMalformed)},
 		{"event log: impossible startup locality", logged(eventLog(append([]event{locality(1)}, testEvents()[1:]...)...)), false, reasons(ReasonEventLogMalformed)},
 		{"event log: startup locality too late", logged(eventLog(late...)), false, reasons(ReasonEventLogMalformed)},
 		{"event log: startup locality twice", logged(eventLog(append([]event{locality(3)}, testEvents()...)...)), false, reasons(ReasonEventLogMalformed)},
@@ -194,6 +201,52 @@ func TestEventLogLeavesOtherPCRsAlone(t *testing.T) {
 	}
 }
 
+// PCR 0 starts at 4 after an H-CRTM, whatever the locality of TPM2_Startup was, and at that locality without one.
+func TestStartOfPCR0(t *testing.T) {
+	version, other := event{0, 8, []byte("version")}, event{7, 1, []byte("SecureBoot")}
+	for name, c := range map[string]struct {
+		start  byte
+		events []event
+	}{
+		"nothing said":                           {0, []event{version}},
+		"locality 0":                             {0, []event{locality(0), version}},
+		"locality 3":                             {3, []event{locality(3), version}},
+		"locality 4":                             {4, []event{locality(4), version}},
+		"H-CRTM":                                 {4, []event{hcrtm(), version}},
+		"H-CRTM alone":                           {4, []event{hcrtm()}},
+		"H-CRTM, after other PCRs' events":       {4, []event{other, hcrtm(), version}},
+		"H-CRTM, then locality 0":                {4, []event{hcrtm(), locality(0), version}},
+		"H-CRTM, then locality 3":                {4, []event{hcrtm(), locality(3), version}},
+		"H-CRTM, then locality 4":                {4, []event{hcrtm(), locality(4), version}},
+		"locality 0, then H-CRTM":                {4, []event{locality(0), hcrtm(), version}},
+		"locality 3, then H-CRTM":                {4, []event{locality(3), hcrtm(), version}},
+		"locality 4, then H-CRTM":                {4, []event{locality(4), hcrtm(), version}},
+		"H-CRTM twice":                           {4, []event{hcrtm(), hcrtm(), version}},
+		"H-CRTM after another event":             {0, []event{version, hcrtm()}},
+		"locality 3, H-CRTM after another event": {3, []event{locality(3), version, hcrtm()}},
+		"H-CRTM of another PCR":                  {0, []event{{1, eventHCRTM, []byte("HCRTM")}, version}},
+	} {
+		want := append(make([]byte, 31), c.start)
+		for _, e := range c.events {
+			if e.pcr == 0 && e.kind != eventNoAction {
+				d := sha256.Sum256(e.data)
+				next := sha256.Sum256(append(want, d[:]...))
+				want = next[:]
+			}
+		}
+		values, err := replay(eventLog(c.events...), "sha256")
+		if err != nil || !bytes.Equal(values[0], want) {
+			t.Errorf("%s: PCR 0 does not start at %d: %v", name, c.start, err)
+		}
+	}
+	// Of a TPM that was given the H-CRTM "hcrtm" and then started, at locality 0 or 3: what TPM2_PCR_Read returned.
+	measured := "455781052d7ada0dac1694514c6ac9956195d012e0cbee43c531c311902fa91f"
+	values, err := replay(eventLog(event{0, eventHCRTM, []byte("hcrtm")}), "sha256")
+	if err != nil || hex.EncodeToString(values[0]) != measured {
+		t.Errorf("a TPM has %s in PCR 0, not %x: %v", measured, values[0], err)
+	}
+}
+
 func TestReplayInOtherBanks(t *testing.T) {
 	values, err := replay(eventLog(event{1, 1, []byte("x")}), "sha384")
 	if err != nil {
@@ -216,6 +269,7 @@ func TestReplayInOtherBanks(t *testing.T) {
 func FuzzReplay(f *testing.F) {
 	f.Add(eventLog(testEvents()...))
 	f.Add(eventLog(locality(4)))
+	f.Add(eventLog(hcrtm(), locality(0)))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		for _, bank := range []string{"sha256", "sha384"} {
 			values, err := replay(data, bank)
