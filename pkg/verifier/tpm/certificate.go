@@ -12,6 +12,7 @@ import (
 	"encoding/asn1"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -191,8 +192,61 @@ func (v *Verifier) chain(leaf *x509.Certificate, shown []*x509.Certificate, at t
 		problem.Add(ReasonEKChainExpired, "EK: its certificate, or a CA's above it, is not valid at %s", at.UTC().Format(time.RFC3339))
 		return &problem[0]
 	}
+	if weak := v.signedWithSHA1(leaf, shown); weak != nil {
+		which := "it"
+		if weak != leaf {
+			which = fmt.Sprintf("the CA %.64q above it", weak.Subject.String())
+		}
+		problem.Add(ReasonEKChainSHA1, "EK: its certificate leads to a root, but %s is signed with SHA-1, which counts for nothing: an inventory can name the EK", which)
+		return &problem[0]
+	}
 	problem.Add(ReasonEKChainUnknown, "EK: its certificate leads to no root that is configured")
 	return &problem[0]
+}
+
+// signedWithSHA1 returns the first certificate with a SHA-1 signature on a way from leaf to a root, nil if there is no such way.
+// crypto/x509 refuses SHA-1 since forgeries are affordable, and so does this package: nothing accepts a chain by what is found
+// here. It only explains a refusal, so a forger gains another reason for it. Each signature is verified nevertheless, since the
+// reason makes operators think of naming the EK. Dates do not count: the EK would be refused at any time.
+func (v *Verifier) signedWithSHA1(leaf *x509.Certificate, shown []*x509.Certificate) *x509.Certificate {
+	cas := slices.Concat(v.rootList, v.intermediateList, shown)
+	seen := map[*x509.Certificate]bool{} // so that each signature is verified once
+	var lead func(c, weak *x509.Certificate) *x509.Certificate
+	lead = func(c, weak *x509.Certificate) *x509.Certificate {
+		seen[c] = true
+		for i, ca := range cas {
+			if seen[ca] || !bytes.Equal(c.RawIssuer, ca.RawSubject) || notForEKs(ca) || v.denied[FingerprintOf(ca.RawSubjectPublicKeyInfo)] {
+				continue
+			}
+			sha1, ok := signedBy(c, ca)
+			if !ok {
+				continue
+			}
+			first := weak
+			if first == nil && sha1 {
+				first = c
+			}
+			if i >= len(v.rootList) { // of a root, nobody's signature counts
+				first = lead(ca, first)
+			}
+			if first != nil {
+				return first
+			}
+		}
+		return nil
+	}
+	return lead(leaf, nil)
+}
+
+// signedBy reports whether a CA signed a certificate, and whether with SHA-1.
+func signedBy(c, ca *x509.Certificate) (sha1, ok bool) {
+	err := c.CheckSignatureFrom(ca)
+	var insecure x509.InsecureAlgorithmError
+	if err == nil || !errors.As(err, &insecure) || c.SignatureAlgorithm != x509.SHA1WithRSA && c.SignatureAlgorithm != x509.ECDSAWithSHA1 {
+		return false, err == nil
+	}
+	// Of all that CheckSignatureFrom judges, only this signature is left. CheckSignature takes SHA-1.
+	return true, ca.CheckSignature(c.SignatureAlgorithm, c.RawTBSCertificate, c.Signature) == nil
 }
 
 // notForEKs reports whether a CA's extended key usages, if it has any, leave out EKs. As crypto/x509 has it for usages that it knows, they

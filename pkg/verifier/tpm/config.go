@@ -114,18 +114,20 @@ type Verifier struct {
 	roots, intermediates *x509.CertPool
 	// timeless are the same CAs without their dates: they tell an expired chain from an unknown one, and never make a chain count.
 	timelessRoots, timelessIntermediates *x509.CertPool
-	hasRoots, namedEKs                   bool
-	allowed, denied                      map[Fingerprint]bool
-	chainTime                            time.Time
-	pcrs                                 attestation.PCRSelection
-	values                               map[int][][]byte
-	eventLog                             bool
-	firmware                             map[string]uint64
-	versions                             attestation.Versions
-	clusterUID                           string
-	current                              string
-	keys                                 map[string][]byte
-	lifetime                             time.Duration
+	// The same CAs as lists, since a pool cannot be read: they explain why a chain does not count, and never make one count.
+	rootList, intermediateList []*x509.Certificate
+	hasRoots, namedEKs         bool
+	allowed, denied            map[Fingerprint]bool
+	chainTime                  time.Time
+	pcrs                       attestation.PCRSelection
+	values                     map[int][][]byte
+	eventLog                   bool
+	firmware                   map[string]uint64
+	versions                   attestation.Versions
+	clusterUID                 string
+	current                    string
+	keys                       map[string][]byte
+	lifetime                   time.Duration
 }
 
 // New returns the verifier of a policy, which it copies, or an error that names the field at fault.
@@ -133,6 +135,7 @@ func New(c Config) (*Verifier, error) {
 	v := &Verifier{
 		roots: x509.NewCertPool(), intermediates: x509.NewCertPool(),
 		timelessRoots: x509.NewCertPool(), timelessIntermediates: x509.NewCertPool(),
+		rootList: slices.Clone(c.Roots), intermediateList: slices.Clone(c.Intermediates),
 		hasRoots: len(c.Roots) > 0, namedEKs: c.NamedEKs,
 		allowed: set(c.AllowedEKs), denied: set(c.DeniedEKs),
 		chainTime: c.ChainTime, eventLog: c.EventLog, clusterUID: c.ClusterUID, lifetime: c.ChallengeLifetime,

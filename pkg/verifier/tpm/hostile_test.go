@@ -126,6 +126,11 @@ func helloRows() []row {
 	shown := newCA("Shown", k.root, nil)
 	old := newCA("Old", k.root, func(c *x509.Certificate) { c.NotAfter = testNow.Add(-time.Hour) })
 	noCA := &ca{must(x509.ParseCertificate(good)), k.ecEKs["ecc-p256"]}
+	sha1 := newCA("SHA-1", k.root, withSHA1)
+	belowSHA1 := newCA("Below SHA-1", sha1, nil)
+	withRSA := newCAWith(rsa2048(), "RSA Root", nil, nil)
+	webCA := newCA("Web", k.root, func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} })
+	weak := k.intermediate.issue(p256, withSHA1)
 	off := func(at int) func([]byte) []byte {
 		return func(data []byte) []byte { data[at] ^= 1; return data }
 	}
@@ -274,6 +279,23 @@ func helloRows() []row {
 		{"certificate: only through a denied root", bend{policy: func(c *Config) {
 			c.DeniedEKs = []Fingerprint{FingerprintOf(k.root.certificate.RawSubjectPublicKeyInfo)}
 		}}, true, reasons(ReasonEKChainDenied)},
+		{"certificate: signed with SHA-1", bend{hello: issued(withSHA1)}, true, reasons(ReasonEKChainSHA1)},
+		{"certificate: a CA signed with SHA-1", bend{hello: certificates(sha1.issue(p256, nil), sha1.certificate.Raw)}, true, reasons(ReasonEKChainSHA1)},
+		{"certificate: a CA of the policy signed with SHA-1", bend{policy: func(c *Config) { c.Intermediates = append(c.Intermediates, sha1.certificate) }, hello: certificates(sha1.issue(p256, nil))}, true, reasons(ReasonEKChainSHA1)},
+		{"certificate: a CA of a CA signed with SHA-1", bend{hello: certificates(belowSHA1.issue(p256, nil), belowSHA1.certificate.Raw, sha1.certificate.Raw)}, true, reasons(ReasonEKChainSHA1)},
+		{"certificate: signed with SHA-1 and RSA", bend{policy: func(c *Config) { c.Roots = append(c.Roots, withRSA.certificate) }, hello: certificates(withRSA.issue(p256, func(c *x509.Certificate) { c.SignatureAlgorithm = x509.SHA1WithRSA }))}, true, reasons(ReasonEKChainSHA1)},
+		{"certificate: signed with SHA-1, and expired", bend{hello: issued(func(c *x509.Certificate) { withSHA1(c); c.NotAfter = testNow.Add(-time.Minute) })}, true, reasons(ReasonEKChainSHA1)},
+		{"certificate: signed with SHA-1, without a usage", bend{hello: issued(func(c *x509.Certificate) { withSHA1(c); c.UnknownExtKeyUsage = nil })}, true, reasons(ReasonEKUsage, ReasonEKChainSHA1)},
+		{"certificate: signed with SHA-1, altered", bend{hello: certificates(put(len(weak)-1, weak[len(weak)-1]^1)(bytes.Clone(weak)))}, true, reasons(ReasonEKChainUnknown)},
+		{"certificate: signed with SHA-1, of an unknown root", bend{hello: certificates(other.issue(p256, withSHA1), other.certificate.Raw)}, true, reasons(ReasonEKChainUnknown)},
+		{"certificate: signed with SHA-1, of an impostor with the issuer's name", bend{hello: certificates(impostor.issue(p256, withSHA1), impostor.certificate.Raw)}, true, reasons(ReasonEKChainUnknown)},
+		{"certificate: signed with SHA-1, self-signed", bend{hello: certificates(selfSigned(k.ecEKs["ecc-p256"], withSHA1))}, true, reasons(ReasonEKChainUnknown)},
+		{"certificate: signed with SHA-1, issued by an EK", bend{hello: certificates(noCA.issue(p256, withSHA1), good)}, true, reasons(ReasonEKChainUnknown)},
+		{"certificate: signed with SHA-1, by a CA that is not for EKs", bend{hello: certificates(webCA.issue(p256, withSHA1), webCA.certificate.Raw)}, true, reasons(ReasonEKChainUnknown)},
+		{"certificate: signed with SHA-1, by a denied CA", bend{policy: func(c *Config) {
+			c.DeniedEKs = []Fingerprint{FingerprintOf(k.intermediate.certificate.RawSubjectPublicKeyInfo)}
+		}, hello: issued(withSHA1)}, true, reasons(ReasonEKChainUnknown)},
+		{"certificate: signed with SHA-1, though another EK is named", bend{policy: func(c *Config) { c.NamedEKs = true }, named: []Fingerprint{{1}}, hello: issued(withSHA1)}, true, reasons(ReasonEKChainSHA1)},
 		{"certificate: no roots, and not the system's", bend{policy: func(c *Config) {
 			c.Roots, c.Intermediates, c.NamedEKs = nil, nil, true
 		}}, true, reasons(ReasonEKUntrusted)},
@@ -357,10 +379,13 @@ func hugeCA() []byte {
 	return must(x509.CreateCertificate(rand.Reader, c, k.root.certificate, key, k.root.key))
 }
 
-func selfSigned(key *ecdsa.PrivateKey) []byte {
+func selfSigned(key *ecdsa.PrivateKey, changes ...func(*x509.Certificate)) []byte {
 	c := &x509.Certificate{
 		SerialNumber: big.NewInt(1), NotBefore: testNow.AddDate(-1, 0, 0), NotAfter: testNow.AddDate(1, 0, 0),
 		UnknownExtKeyUsage: []asn1.ObjectIdentifier{{2, 23, 133, 8, 1}}, ExtraExtensions: []pkix.Extension{goodSAN()},
+	}
+	for _, change := range changes {
+		change(c)
 	}
 	return must(x509.CreateCertificate(rand.Reader, c, c, key.Public(), key))
 }

@@ -81,11 +81,14 @@ func newROCA() *rsa.PublicKey {
 // ca is a CA of a maker of TPMs.
 type ca struct {
 	certificate *x509.Certificate
-	key         *ecdsa.PrivateKey
+	key         crypto.Signer
 }
 
 func newCA(name string, parent *ca, change func(*x509.Certificate)) *ca {
-	key := newKey(elliptic.P256())
+	return newCAWith(newKey(elliptic.P256()), name, parent, change)
+}
+
+func newCAWith(key crypto.Signer, name string, parent *ca, change func(*x509.Certificate)) *ca {
 	c := &x509.Certificate{
 		SerialNumber:          big.NewInt(time.Now().UnixNano()),
 		Subject:               pkix.Name{Organization: []string{"Maker"}, CommonName: name},
@@ -105,6 +108,9 @@ func newCA(name string, parent *ca, change func(*x509.Certificate)) *ca {
 	der := must(x509.CreateCertificate(rand.Reader, c, signer, key.Public(), signerKey))
 	return &ca{must(x509.ParseCertificate(der)), key}
 }
+
+// withSHA1 has a certificate be signed as makers did until about 2016.
+func withSHA1(c *x509.Certificate) { c.SignatureAlgorithm = x509.ECDSAWithSHA1 }
 
 // san is the subject alternative name of an EK certificate, of these attributes under 2.23.133.2.
 func san(critical bool, attributes ...pkix.AttributeTypeAndValue) pkix.Extension {

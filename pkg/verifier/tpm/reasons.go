@@ -33,6 +33,7 @@ const (
 	ReasonEKChainExpired      verifier.Reason = "AttestationEKChainExpired"
 	ReasonEKChainUnknown      verifier.Reason = "AttestationEKChainUnknown"
 	ReasonEKChainDenied       verifier.Reason = "AttestationEKChainDenied"
+	ReasonEKChainSHA1         verifier.Reason = "AttestationEKChainSHA1"
 	ReasonAKTemplateMismatch  verifier.Reason = "AttestationAKTemplateMismatch"
 	ReasonAKPoint             verifier.Reason = "AttestationAKPoint"
 	ReasonHelloMismatch       verifier.Reason = "AttestationHelloMismatch"
@@ -82,6 +83,7 @@ func Reasons() map[verifier.Reason]string {
 		ReasonEKChainExpired:      "the certificate leads to a root, but not at the time that counts",
 		ReasonEKChainUnknown:      "the certificate leads to no root that is configured",
 		ReasonEKChainDenied:       "the certificate leads to a root only through a CA on the list of those denied",
+		ReasonEKChainSHA1:         "the certificate leads to a root, but it or a CA's above it is signed with SHA-1, which is never accepted; an inventory can name the EK",
 
 		ReasonAKTemplateMismatch: "the AK's public area is not the template",
 		ReasonAKPoint:            "the AK's public key is no point of its curve",
@@ -125,7 +127,7 @@ func CuredByName(err error) bool {
 	for _, refusal := range refusals {
 		switch refusal.Reason {
 		case ReasonEKUntrusted, ReasonEKCertMalformed, ReasonEKIsCA, ReasonEKUsage, ReasonEKSubjectAltName,
-			ReasonEKCriticalExtension, ReasonEKChainExpired, ReasonEKChainUnknown, ReasonEKChainDenied:
+			ReasonEKCriticalExtension, ReasonEKChainExpired, ReasonEKChainUnknown, ReasonEKChainDenied, ReasonEKChainSHA1:
 		default:
 			return false
 		}

@@ -66,6 +66,36 @@ func TestCAForOtherUsesVouchesForNoEK(t *testing.T) {
 	}
 }
 
+// An EK whose chain is signed with SHA-1 counts once an authority names it, and then by that alone.
+func TestSHA1ChainIsCuredByName(t *testing.T) {
+	k := theKit()
+	sub := newCA("SHA-1", k.root, withSHA1)
+	fingerprint := FingerprintOf(spkiOf(k.ekKeys["ecc-p256"]))
+	for name, chain := range map[string][][]byte{
+		"the EK's own": {k.intermediate.issue(k.ekKeys["ecc-p256"], withSHA1)},
+		"a CA's":       {sub.issue(k.ekKeys["ecc-p256"], nil), sub.certificate.Raw},
+	} {
+		b := bend{hello: certificates(chain...), policy: func(c *Config) { c.NamedEKs = true }}
+		p := k.play(t, b)
+		_, err := p.verifier.Hello(p.hello, nil, p.now)
+		if err == nil || !CuredByName(err) || !strings.Contains(err.Error(), "SHA-1") || !strings.Contains(err.Error(), "inventory") {
+			t.Errorf("%s: %v", name, err)
+		}
+		b.named = []Fingerprint{fingerprint}
+		p = k.play(t, b)
+		evidence, err := p.verifier.Proof(p.proof, p.hello, p.named, p.now)
+		if err != nil || evidence.EK.ChainVerified() || evidence.EK.Certificate != nil {
+			t.Errorf("%s, named: %+v, %v", name, evidence, err)
+		}
+	}
+	// Nobody's signature counts on a root. One that is signed with SHA-1 is as good as ever.
+	root := newCA("SHA-1 Root", nil, withSHA1)
+	hello, proof := judged(t, bend{hello: certificates(root.issue(k.ekKeys["ecc-p256"], nil)), policy: func(c *Config) { c.Roots = append(c.Roots, root.certificate) }})
+	if len(hello)+len(proof) > 0 {
+		t.Errorf("a root signed with SHA-1: %v, %v", hello, proof)
+	}
+}
+
 // A misspelt maker would switch the check off without a word.
 func TestMinimumFirmwareNamesAMaker(t *testing.T) {
 	for _, maker := range []string{"", "Infineon", "ifx", "49465800", "id:49465800", "0x49465800", "\x00IFX", "IFX ", "I\nF", "IF\xfc", "0123456g"} {
