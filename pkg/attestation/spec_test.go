@@ -4,6 +4,9 @@ package attestation
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"crypto/sha512"
+	"encoding/binary"
 	"encoding/hex"
 	"fmt"
 	"os"
@@ -69,7 +72,7 @@ func TestSpecHasTheFields(t *testing.T) {
 // Names, labels and limits.
 func TestSpecHasTheConstants(t *testing.T) {
 	for heading, wanted := range map[string][]string{
-		"1. Roles and objects": {HelloSignerName, AnnotationChallenge, AnnotationVersions, AnnotationEK},
+		"1. Roles and objects": {HelloSignerName, AnnotationChallenge, AnnotationVersions, AnnotationEK, "A and B come from one requester", "itself only", "**Renewal**"},
 		"3. `spec.request`":    {BlockRequest, BlockProvider, BlockData, strconv.Itoa(MaxRequestSize), fmt.Sprintf("1 to %d letters", MaxProviderName)},
 		"5. Documents":         {VersionTPM, fmt.Sprintf("1 to %d |", MaxSignerName), fmt.Sprintf("1 to %d |", maxKeyID)},
 		"6. hello":             {strconv.Itoa(MaxDocument), fmt.Sprintf("1 to %d |", MaxPublic), fmt.Sprintf("at most %d, each 1 to %d;", MaxCertificates, MaxCertificate), fmt.Sprintf("1 to %d versions", maxVersions)},
@@ -132,6 +135,104 @@ func TestSpecHasTheTemplates(t *testing.T) {
 		if !bytes.Equal(page[name], raw) {
 			t.Errorf("%s: the page has %x, want %x", name, page[name], raw)
 		}
+	}
+}
+
+// The branches for TPM2_PolicyOR are those that the node gives its TPM, and lead to the policies of the templates.
+func TestSpecHasThePolicies(t *testing.T) {
+	page := map[string][]byte{}
+	for _, row := range regexp.MustCompile("(?m)^\\| (Policy[A-C], SHA-(?:256|384)) \\| `([0-9a-f]+)` \\|$").FindAllStringSubmatch(section(t, "11. Keys of the TPM"), -1) {
+		value, err := hex.DecodeString(row[2])
+		if err != nil || page[row[1]] != nil {
+			t.Fatalf("%s: twice, or %v", row[1], err)
+		}
+		page[row[1]] = value
+	}
+	if len(page) != 6 {
+		t.Errorf("%d policies", len(page))
+	}
+	seen := map[string]bool{}
+	for _, e := range template.EKs() {
+		bank, newHash := "SHA-256", sha256.New
+		if e.Public.NameAlg == tpm2.TPMAlgSHA384 {
+			bank, newHash = "SHA-384", sha512.New384
+		}
+		sum := func(parts ...[]byte) []byte {
+			h := newHash()
+			for _, part := range parts {
+				h.Write(part)
+			}
+			return h.Sum(nil)
+		}
+		start := make([]byte, newHash().Size())
+		a, b, c := page["PolicyA, "+bank], page["PolicyB, "+bank], page["PolicyC, "+bank]
+		// TPM 2.0 Part 3, TPM2_PolicySecret: the handle's name, then an empty policyRef. TPM2_PolicyOR: the branches as they are listed.
+		secret := sum(sum(start, []byte{0, 0, 0x01, 0x51}, []byte{0x40, 0, 0, 0x0b}))
+		if either := sum(start, []byte{0, 0, 0x01, 0x71}, a, c); !bytes.Equal(a, secret) || !bytes.Equal(b, either) {
+			t.Errorf("%s: PolicyA is %x, not %x, or PolicyB %x, not %x", bank, a, secret, b, either)
+		}
+		branches, policy := e.PolicyOR(), a
+		if branches != nil {
+			policy = b
+			if len(branches) != 2 || !bytes.Equal(branches[0].Buffer, a) || !bytes.Equal(branches[1].Buffer, c) {
+				t.Errorf("%s: the branches are %x", e.Name, branches)
+			}
+			seen[bank] = true
+		}
+		if !bytes.Equal(e.Public.AuthPolicy.Buffer, policy) {
+			t.Errorf("%s: the policy is %x", e.Name, e.Public.AuthPolicy.Buffer)
+		}
+	}
+	if len(seen) != 2 {
+		t.Errorf("templates with branches in %v", seen)
+	}
+}
+
+// Each row of section 10 is one item in the vectors, and of the length that the row has.
+func TestSpecRowsAreItems(t *testing.T) {
+	text := section(t, "10. Secret, transcript, MAC")
+	v := loadVectors(t)
+	secrets, transcripts, found := strings.Cut(text, "`transcript` is `item(x)`")
+	if !found || !strings.Contains(secrets, "`info` is `item(x)`") {
+		t.Fatal("it is not said what rows are")
+	}
+	check := func(name, table string, data []byte) {
+		rows := regexp.MustCompile(`(?m)^\| ([A-Za-z ]+) \| (any|\d+)(?: to (\d+))? \| `).FindAllStringSubmatch(table, -1)
+		if len(rows) < 10 {
+			t.Fatalf("%d rows", len(rows))
+		}
+		for _, row := range rows {
+			if len(data) < 4 {
+				t.Fatalf("%s: no item for the row %s", name, row[1])
+			}
+			size := int(binary.BigEndian.Uint32(data))
+			least, _ := strconv.Atoi(row[2]) // any: 0
+			most := least
+			if row[2] == "any" {
+				most = len(data)
+			} else if row[3] != "" {
+				most, _ = strconv.Atoi(row[3])
+			}
+			if size < least || size > most || size > len(data)-4 {
+				t.Errorf("%s: the item of the row %s has %d bytes", name, row[1], size)
+				return
+			}
+			data = data[4+size:]
+		}
+		if len(data) > 0 {
+			t.Errorf("%s: %d bytes after the last row's item", name, len(data))
+		}
+	}
+	if len(v.Secrets) == 0 || len(v.Transcripts) == 0 {
+		t.Fatal("no vectors")
+	}
+	for _, s := range v.Secrets {
+		if len(s.AKName) == 34 { // the name of an AK of this version
+			check(s.Name, secrets, s.Info)
+		}
+	}
+	for _, s := range v.Transcripts {
+		check(s.Name, transcripts, s.Transcript)
 	}
 }
 
