@@ -49,21 +49,35 @@ type Decision struct {
 	Challenge, Versions string
 }
 
-// Classify says what has become of a request. Denied and Failed beat a certificate: whoever set both is at odds with himself.
+// ReasonUnknownCondition is Decision.Reason of a request that a condition of an unknown type ended.
+const ReasonUnknownCondition = "UnknownCondition"
+
+// Classify says what has become of a request. Denied and Failed beat a certificate: whoever set both is at odds with himself. A
+// condition of a type that Kubernetes does not define, such as "approved", ends a request that has no certificate: the controller never
+// signs it, and kube-controller-manager never cleans it up, so that waiting would have no end.
 func Classify(object *certificatesv1.CertificateSigningRequest) Decision {
-	for _, condition := range object.Status.Conditions {
-		if condition.Status == corev1.ConditionFalse {
+	var unknown *certificatesv1.CertificateSigningRequestCondition
+	for i, condition := range object.Status.Conditions {
+		outcome := Denied
+		switch condition.Type {
+		case certificatesv1.CertificateApproved:
+			continue
+		case certificatesv1.CertificateDenied:
+		case certificatesv1.CertificateFailed:
+			outcome = Failed
+		default:
+			unknown = &object.Status.Conditions[i]
 			continue
 		}
-		switch condition.Type {
-		case certificatesv1.CertificateDenied:
-			return Decision{Outcome: Denied, Reason: text.Line(condition.Reason, 64), Message: text.Line(condition.Message, 512)}
-		case certificatesv1.CertificateFailed:
-			return Decision{Outcome: Failed, Reason: text.Line(condition.Reason, 64), Message: text.Line(condition.Message, 512)}
+		if condition.Status != corev1.ConditionFalse {
+			return Decision{Outcome: outcome, Reason: text.Line(condition.Reason, 64), Message: text.Line(condition.Message, 512)}
 		}
 	}
 	if len(object.Status.Certificate) > 0 {
 		return Decision{Outcome: Issued, Certificate: object.Status.Certificate}
+	}
+	if unknown != nil {
+		return Decision{Outcome: Failed, Reason: ReasonUnknownCondition, Message: fmt.Sprintf("it has a condition of type %+.64q", unknown.Type)}
 	}
 	return Decision{Outcome: Pending}
 }

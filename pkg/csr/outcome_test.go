@@ -52,7 +52,12 @@ func TestClassify(t *testing.T) {
 		"condition unknown":              {conditions{condition(certificatesv1.CertificateDenied, corev1.ConditionUnknown, "D", "")}, "PEM", Decision{Outcome: Denied, Reason: "D"}},
 		"not denied":                     {conditions{condition(certificatesv1.CertificateDenied, no, "D", "")}, "", Decision{Outcome: Pending}},
 		"not denied, not failed, issued": {conditions{condition(certificatesv1.CertificateDenied, no, "D", ""), condition(certificatesv1.CertificateFailed, no, "F", "")}, "PEM", Decision{Outcome: Issued, Certificate: []byte("PEM")}},
-		"a condition of others":          {conditions{condition("Acme", yes, "X", "")}, "", Decision{Outcome: Pending}},
+		"a condition of others":          {conditions{condition("Acme", yes, "X", "")}, "", Decision{Outcome: Failed, Reason: ReasonUnknownCondition, Message: `it has a condition of type "Acme"`}},
+		"lower case":                     {conditions{condition("approved", yes, "X", "")}, "", Decision{Outcome: Failed, Reason: ReasonUnknownCondition, Message: `it has a condition of type "approved"`}},
+		"approved, lower case":           {conditions{approved, condition("approved", no, "X", "")}, "", Decision{Outcome: Failed, Reason: ReasonUnknownCondition, Message: `it has a condition of type "approved"`}},
+		"a blank":                        {conditions{condition("Approved ", yes, "X", ""), approved}, "", Decision{Outcome: Failed, Reason: ReasonUnknownCondition, Message: `it has a condition of type "Approved "`}},
+		"lower case, denied":             {conditions{condition("approved", yes, "X", ""), denied}, "", Decision{Outcome: Denied, Reason: "D", Message: "denied"}},
+		"lower case, issued":             {conditions{approved, condition("approved", yes, "X", "")}, "PEM", Decision{Outcome: Issued, Certificate: []byte("PEM")}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			object := &certificatesv1.CertificateSigningRequest{Status: certificatesv1.CertificateSigningRequestStatus{Conditions: c.conditions, Certificate: []byte(c.certificate)}}
@@ -101,7 +106,7 @@ func TestClassifyHello(t *testing.T) {
 		"failed":                          {conditions{failed}, "", nil, Decision{Outcome: Failed, Reason: "F", Message: "failed"}},
 		"failed, answered, with versions": {conditions{failed}, "", annotations{challenge: "c", versions: "x/v1"}, Decision{Outcome: Failed, Reason: "F", Message: "failed"}},
 		"not denied, answered":            {conditions{condition(certificatesv1.CertificateDenied, no, "D", "")}, "", annotations{challenge: "c"}, Decision{Outcome: Answered, Challenge: "c"}},
-		"a condition of others, answered": {conditions{condition("Acme", yes, "X", "")}, "", annotations{challenge: "c"}, Decision{Outcome: Answered, Challenge: "c"}},
+		"a condition of others, answered": {conditions{condition("Acme", yes, "X", "")}, "", annotations{challenge: "c"}, Decision{Outcome: Failed, Reason: ReasonUnknownCondition, Message: `it has a condition of type "Acme"`}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			object := &certificatesv1.CertificateSigningRequest{Status: certificatesv1.CertificateSigningRequestStatus{Conditions: c.conditions, Certificate: []byte(c.certificate)}}

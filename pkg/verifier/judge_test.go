@@ -252,6 +252,11 @@ func TestHostile(t *testing.T) {
 		{"S1: decided: approved", first, func(w *world) { w.condition(certificatesv1.CertificateApproved) }, Ignore, nil},
 		{"S1: decided: denied", first, func(w *world) { w.condition(certificatesv1.CertificateDenied) }, Ignore, nil},
 		{"S1: decided: failed", first, func(w *world) { w.condition(certificatesv1.CertificateFailed) }, Ignore, nil},
+		{"S1: decided: approved, in lower case", first, func(w *world) { w.condition("approved") }, Ignore, nil},
+		{"S1: decided: approved, in capitals", first, func(w *world) { w.condition("APPROVED") }, Ignore, nil},
+		{"S1: decided: approved, and a blank", first, func(w *world) { w.condition("Approved ") }, Ignore, nil},
+		{"S1: decided: a condition of others", first, func(w *world) { w.condition("Acme") }, Ignore, nil},
+		{"S1: decided: a hello, approved in lower case", helloOf(First), func(w *world) { w.condition("approved") }, Ignore, nil},
 		{"S1: decided: a hello approved", helloOf(First), func(w *world) { w.condition(certificatesv1.CertificateApproved) }, Ignore, nil},
 		{"S1: decided: issued", first, func(w *world) { w.in.Request.Status.Certificate = []byte("x") }, Ignore, nil},
 		{"S1: decided, and malformed", first, func(w *world) {
@@ -498,6 +503,9 @@ func TestHostile(t *testing.T) {
 			w.in.Hello.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{Type: certificatesv1.CertificateApproved}}
 		}, Deny, reasons{ReasonProofMismatch}},
 		{"S7: no hello", first, func(w *world) { w.in.Hello, w.in.Evidence = nil, Evidence{} }, Wait, reasons{ReasonHelloNotFound}},
+		{"S7: somebody approved the hello, in lower case", first, func(w *world) {
+			w.in.Hello.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{Type: "approved"}}
+		}, Deny, reasons{ReasonProofMismatch}},
 		{"S7: no hello, and the proof is refused", first, func(w *world) {
 			w.in.Hello, w.in.Evidence = nil, Evidence{Provider: "tpm", Err: Refusals{{"AttestationX", "x"}}}
 		}, Deny, reasons{"AttestationX"}},
@@ -846,6 +854,12 @@ func TestHostile(t *testing.T) {
 		{"signing: not approved", signingOf(First), func(w *world) { w.in.Request.Status.Conditions = nil }, Ignore, nil},
 		{"signing: approved and denied", signingOf(First), func(w *world) { w.condition(certificatesv1.CertificateDenied) }, Ignore, nil},
 		{"signing: approved and failed", signingOf(First), func(w *world) { w.condition(certificatesv1.CertificateFailed) }, Ignore, nil},
+		{"signing: approved in lower case, too", signingOf(First), func(w *world) { w.condition("approved") }, Ignore, nil},
+		{"signing: approved in capitals, too", signingOf(First), func(w *world) { w.condition("APPROVED") }, Ignore, nil},
+		{"signing: approved and a blank, too", signingOf(First), func(w *world) { w.condition("Approved ") }, Ignore, nil},
+		{"signing: approved, and a condition of others", signingOf(First), func(w *world) { w.condition("Acme") }, Ignore, nil},
+		{"signing: approved in lower case alone", signingOf(First), func(w *world) { w.in.Request.Status.Conditions[0].Type = "approved" }, Ignore, nil},
+		{"signing: approved and a blank alone", signingOf(First), func(w *world) { w.in.Request.Status.Conditions[0].Type = "Approved " }, Ignore, nil},
 		{"signing: issued", signingOf(First), func(w *world) { w.in.Request.Status.Certificate = []byte("x") }, Ignore, nil},
 		{"signing: another's signer", signingOf(First), func(w *world) { w.in.Request.Spec.SignerName = "example.com/other" }, Ignore, nil},
 		{"signing: no record", signingOf(First), func(w *world) { w.in.Records = nil }, Fail, reasons{ReasonApprovedWithoutAttestation}},

@@ -56,6 +56,24 @@ func TestNoCertificateAfterADenialOrFailure(t *testing.T) {
 	wantRefusedBy(t, issue(t, shared.controller, failed), certificatesPolicy)
 }
 
+// A condition of any type but Approved, to the letter, ends a request: also beside a true Approved, and whichever was first.
+func TestNoCertificateBesideAnotherCondition(t *testing.T) {
+	for _, kind := range []certificatesv1.RequestConditionType{"approved", "APPROVED", "Approved ", " Approved", "SeenByAuditor"} {
+		alone, beside, before := filed(t, tpmSigner), filed(t, tpmSigner), filed(t, tpmSigner)
+		want(t, decide(t.Context(), shared.admin, alone, kind, nil))
+		want(t, approve(t, shared.controller, beside))
+		want(t, decide(t.Context(), shared.admin, beside, kind, nil))
+		want(t, decide(t.Context(), shared.admin, before, kind, nil))
+		want(t, approve(t, shared.controller, before))
+		for _, name := range []string{alone, beside, before} {
+			if !hasCondition(get(t, name), kind) {
+				t.Fatalf("%q: the API server did not take it", kind)
+			}
+			wantRefusedBy(t, issue(t, shared.controller, name), certificatesPolicy)
+		}
+	}
+}
+
 func TestNobodyIssuesForAHello(t *testing.T) {
 	name := filed(t, helloSigner)
 	wantRefusedBy(t, issue(t, shared.admin, name), certificatesPolicy)
