@@ -138,7 +138,8 @@ func TestSpecHasTheTemplates(t *testing.T) {
 	}
 }
 
-// The branches for TPM2_PolicyOR are those that the node gives its TPM, and lead to the policies of the templates.
+// The branches for TPM2_PolicyOR are those that the node gives its TPM, and lead to the policies of
+// the templates.
 func TestSpecHasThePolicies(t *testing.T) {
 	page := map[string][]byte{}
 	for _, row := range regexp.MustCompile("(?m)^\\| (Policy[A-C], SHA-(?:256|384)) \\| `([0-9a-f]+)` \\|$").FindAllStringSubmatch(section(t, "11. Keys of the TPM"), -1) {
@@ -166,7 +167,8 @@ func TestSpecHasThePolicies(t *testing.T) {
 		}
 		start := make([]byte, newHash().Size())
 		a, b, c := page["PolicyA, "+bank], page["PolicyB, "+bank], page["PolicyC, "+bank]
-		// TPM 2.0 Part 3, TPM2_PolicySecret: the handle's name, then an empty policyRef. TPM2_PolicyOR: the branches as they are listed.
+		// TPM 2.0 Part 3, TPM2_PolicySecret: the handle's name, then an empty policyRef.
+		// TPM2_PolicyOR: the branches as they are listed.
 		secret := sum(sum(start, []byte{0, 0, 0x01, 0x51}, []byte{0x40, 0, 0, 0x0b}))
 		if either := sum(start, []byte{0, 0, 0x01, 0x71}, a, c); !bytes.Equal(a, secret) || !bytes.Equal(b, either) {
 			t.Errorf("%s: PolicyA is %x, not %x, or PolicyB %x, not %x", bank, a, secret, b, either)

@@ -39,8 +39,9 @@ type Config struct {
 	Providers []Provider
 	// Machines are those of the cluster.
 	Machines MachineSource
-	// TrustUnnamed says that nothing else has to vouch for an EK which the rules trust on first use, such as its maker's CAs. Any
-	// software can then pass for a TPM. Default: something has to.
+	// TrustUnnamed says that nothing else has to vouch for an EK which the rules trust on first
+	// use, such as its maker's CAs. Any software can then pass for a TPM. Default: something
+	// has to.
 	TrustUnnamed bool
 	// CA signs. Nil: another signer issues what is approved here.
 	CA signing.Source

@@ -283,7 +283,7 @@ func (c *Controller) checkSole(ctx context.Context, f *found, record *v1alpha1.N
 func helloOf(ctx context.Context, reader client.Reader, provider Challenger, proof *certificatesv1.CertificateSigningRequest) (*certificatesv1.CertificateSigningRequest, error) {
 	name, err := provider.HelloOf(proof)
 	if err != nil || name == "" {
-		return nil, nil //nolint:nilerr // Judge parses the proof again without its hello, and refuses it for this error
+		return nil, nil //nolint:nilerr // Judge refuses such a proof without its hello
 	}
 	return getRequest(ctx, reader, name)
 }

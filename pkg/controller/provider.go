@@ -20,8 +20,9 @@ import (
 type Provider interface {
 	// Name is that in the PROVIDER block.
 	Name() string
-	// Judge judges the evidence of a request. A Challenger refuses a proof without its hello only for what is wrong with the proof
-	// itself, since the hello may only not be known yet. For the missing hello it returns another error, or none.
+	// Judge judges the evidence of a request. A Challenger refuses a proof without its hello
+	// only for what is wrong with the proof itself, since the hello may only not be known yet.
+	// For the missing hello it returns another error, or none.
 	Judge(ctx context.Context, q Question) verifier.Evidence
 }
 
@@ -40,7 +41,8 @@ type Challenger interface {
 	Provider
 	// EK returns what a hello or proof claims to be the machine's endorsement key, empty if it is malformed. Nothing vouches for it.
 	EK(request, hello *certificatesv1.CertificateSigningRequest) string
-	// HelloOf returns the name of the hello that a proof refers to. Of a proof with which that fails, Judge says what is wrong.
+	// HelloOf returns the name of the hello that a proof refers to. Of a proof with which that
+	// fails, Judge says what is wrong.
 	HelloOf(proof *certificatesv1.CertificateSigningRequest) (string, error)
 	// Challenge answers a hello that Judge has just accepted: the annotation's value, and until when it is good.
 	Challenge(hello *certificatesv1.CertificateSigningRequest, named bool, now time.Time) (string, time.Time, error)
@@ -141,7 +143,8 @@ func (p TPM) Judge(_ context.Context, q Question) verifier.Evidence {
 		return evidence
 	}
 	if q.Hello == nil {
-		// Nothing could be right about a proof that does not parse, whatever its hello says. One that parses waits for its hello.
+		// Nothing could be right about a proof that does not parse, whatever its hello
+		// says. One that parses waits for its hello.
 		if _, _, err := v.HelloOf(requestOf(q.Request)); err != nil {
 			return refused(err)
 		}

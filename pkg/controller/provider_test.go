@@ -28,7 +28,8 @@ func newTestVerifier(t *testing.T) *tpm.Verifier {
 	return v
 }
 
-// A proof without its hello is refused if it does not parse. Otherwise, and while there is no verifier, nothing is decided.
+// A proof without its hello is refused if it does not parse. Otherwise, and while there is no
+// verifier, nothing is decided.
 func TestAProofWithoutItsHello(t *testing.T) {
 	proof, err := attestation.Proof{
 		Version: attestation.VersionTPM, HelloName: "h", HelloUID: "u", KeyID: "k", Expires: 1, PCRBank: "sha256",

@@ -162,7 +162,8 @@ type state int
 const (
 	undecided state = iota + 1
 	approved
-	// done: denied, failed, issued, or with a condition of any other type. Such a type ends a request: see approved in pkg/verifier.
+	// done: denied, failed, issued, or with a condition of any other type. Such a type ends a
+	// request: see approved in pkg/verifier.
 	done
 )
 

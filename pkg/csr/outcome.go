@@ -52,9 +52,10 @@ type Decision struct {
 // ReasonUnknownCondition is Decision.Reason of a request that a condition of an unknown type ended.
 const ReasonUnknownCondition = "UnknownCondition"
 
-// Classify says what has become of a request. Denied and Failed beat a certificate: whoever set both is at odds with himself. A
-// condition of a type that Kubernetes does not define, such as "approved", ends a request that has no certificate: the controller never
-// signs it, and kube-controller-manager never cleans it up, so that waiting would have no end.
+// Classify says what has become of a request. Denied and Failed beat a certificate: whoever set
+// both is at odds with himself. A condition of a type that Kubernetes does not define, such as
+// "approved", ends a request that has no certificate: the controller never signs it, and
+// kube-controller-manager never cleans it up, so that waiting would have no end.
 func Classify(object *certificatesv1.CertificateSigningRequest) Decision {
 	var unknown *certificatesv1.CertificateSigningRequestCondition
 	for i, condition := range object.Status.Conditions {

@@ -265,14 +265,16 @@ func claims(request []byte, signer Signer) bool {
 	}
 }
 
-// decided reports whether anybody has decided on a request. A condition counts whatever its type and status are: see approved.
+// decided reports whether anybody has decided on a request. A condition counts whatever its type
+// and status are: see approved.
 func decided(request *certificatesv1.CertificateSigningRequest) bool {
 	return len(request.Status.Conditions) > 0 || len(request.Status.Certificate) > 0
 }
 
-// approved reports whether a request is approved, and nothing else yet. The API server accepts any type of condition, such as
-// "approved", "APPROVED" or "Approved " with a blank. Each type that is not exactly "Approved" ends a request as "Denied" does, also
-// beside a true "Approved": nobody can say what its writer meant, and to sign is what cannot be taken back.
+// approved reports whether a request is approved, and nothing else yet. The API server accepts any
+// type of condition, such as "approved", "APPROVED" or "Approved " with a blank. Each type that is
+// not exactly "Approved" ends a request as "Denied" does, also beside a true "Approved": nobody can
+// say what its writer meant, and to sign is what cannot be taken back.
 func approved(request *certificatesv1.CertificateSigningRequest) bool {
 	for _, c := range request.Status.Conditions {
 		if c.Type != certificatesv1.CertificateApproved {

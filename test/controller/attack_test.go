@@ -448,7 +448,8 @@ func TestRequestsOfOthersAreLeftAlone(t *testing.T) {
 	}
 }
 
-// Two proofs for one hello at once: exactly one certificate, which is noted; the record names one request.
+// Two proofs for one hello at once: exactly one certificate, which is noted; the record names one
+// request.
 func TestTwoProofsForOneHello(t *testing.T) {
 	f := newFleet(t, nil)
 	m := f.newMachine(t, "two-proofs")

@@ -16,7 +16,8 @@ import (
 	"k8s.io/client-go/util/retry"
 )
 
-// afterApproval notes what the controller asks the API server. Once armed it has its writes fail from the next approval on, until it is disarmed.
+// afterApproval notes what the controller asks the API server. Once armed it has its writes fail
+// from the next approval on, until it is disarmed.
 type afterApproval struct {
 	mu              sync.Mutex
 	asked           []string
@@ -82,8 +83,10 @@ func (f *fleet) adds(t *testing.T, name string, kinds ...certificatesv1.RequestC
 	}
 }
 
-// The API server accepts conditions such as "approved". Each type but "Approved" ends a request, also beside a true "Approved": a hello is not answered,
-// a genuine proof is neither approved nor signed, not even one that the controller itself approved, and no request is looked at again and again.
+// The API server accepts conditions such as "approved". Each type but "Approved" ends a request,
+// also beside a true "Approved": a hello is not answered, a genuine proof is neither approved nor
+// signed, not even one that the controller itself approved, and no request is looked at again and
+// again.
 func TestOddConditions(t *testing.T) {
 	f := newFleet(t, nil)
 	f.stop()

@@ -43,8 +43,8 @@ func TestOddRequests(t *testing.T) {
 	f.onlyFor(t, m.enrols(t).leaf)
 }
 
-// A proof that does not parse is denied at once, for what is wrong with it: although its hello is there, or is not. One that parses, and whose hello
-// is not there, waits beside them.
+// A proof that does not parse is denied at once, for what is wrong with it: although its hello is
+// there, or is not. One that parses, and whose hello is not there, waits beside them.
 func TestMalformedProofs(t *testing.T) {
 	f := newFleet(t, nil)
 	m := f.newMachine(t, "malformed")

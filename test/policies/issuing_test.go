@@ -56,7 +56,8 @@ func TestNoCertificateAfterADenialOrFailure(t *testing.T) {
 	wantRefusedBy(t, issue(t, shared.controller, failed), certificatesPolicy)
 }
 
-// A condition of any type but Approved, to the letter, ends a request: also beside a true Approved, and whichever was first.
+// A condition of any type but Approved, to the letter, ends a request: also beside a true Approved,
+// and whichever was first.
 func TestNoCertificateBesideAnotherCondition(t *testing.T) {
 	for _, kind := range []certificatesv1.RequestConditionType{"approved", "APPROVED", "Approved ", " Approved", "SeenByAuditor"} {
 		alone, beside, before := filed(t, tpmSigner), filed(t, tpmSigner), filed(t, tpmSigner)

@@ -66,8 +66,9 @@ func (s *Settings) checkClusterAPI() error {
 	return s.checkServingAddresses()
 }
 
-// checkFirstUse requires something that tells a TPM from software. Trust on first use pins the endorsement key that comes first,
-// and software can make any number of such keys. TPM is nil here if it is missing; makeTPM refuses that.
+// checkFirstUse requires something that tells a TPM from software. Trust on first use pins the
+// endorsement key that comes first, and software can make any number of such keys. TPM is nil here
+// if it is missing; makeTPM refuses that.
 func (s *Settings) checkFirstUse() error {
 	m, t := s.config.ClusterAPI, s.config.TPM
 	if t == nil {

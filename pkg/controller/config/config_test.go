@@ -315,7 +315,8 @@ func TestSettingsMakeAController(t *testing.T) {
 	}
 }
 
-// Only trustAnyTPM has the controller accept an endorsement key on first use that nothing vouches for.
+// Only trustAnyTPM has the controller accept an endorsement key on first use that nothing vouches
+// for.
 func TestSoftwareTPMIsNotTrustedByDefault(t *testing.T) {
 	roots := "tpm: {rootsFile: " + writeCA(t) + ", pcrs: {bank: sha256, indexes: [7]}}"
 	list := "tpm: {allowedEKs: [" + strings.Repeat("ab", 32) + "], pcrs: {bank: sha256, indexes: [7]}}"

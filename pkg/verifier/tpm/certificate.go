@@ -204,10 +204,11 @@ func (v *Verifier) chain(leaf *x509.Certificate, shown []*x509.Certificate, at t
 	return &problem[0]
 }
 
-// signedWithSHA1 returns the first certificate with a SHA-1 signature on a way from leaf to a root, nil if there is no such way.
-// crypto/x509 refuses SHA-1 since forgeries are affordable, and so does this package: nothing accepts a chain by what is found
-// here. It only explains a refusal, so a forger gains another reason for it. Each signature is verified nevertheless, since the
-// reason makes operators think of naming the EK. Dates do not count: the EK would be refused at any time.
+// signedWithSHA1 returns the first certificate with a SHA-1 signature on a way from leaf to a root,
+// nil if there is no such way. crypto/x509 refuses SHA-1 since forgeries are affordable, and so
+// does this package: nothing accepts a chain by what is found here. It only explains a refusal, so
+// a forger gains another reason for it. Each signature is verified nevertheless, since the reason
+// makes operators think of naming the EK. Dates do not count: the EK would be refused at any time.
 func (v *Verifier) signedWithSHA1(leaf *x509.Certificate, shown []*x509.Certificate) *x509.Certificate {
 	cas := slices.Concat(v.rootList, v.intermediateList, shown)
 	seen := map[*x509.Certificate]bool{} // so that each signature is verified once
@@ -245,7 +246,8 @@ func signedBy(c, ca *x509.Certificate) (sha1, ok bool) {
 	if err == nil || !errors.As(err, &insecure) || c.SignatureAlgorithm != x509.SHA1WithRSA && c.SignatureAlgorithm != x509.ECDSAWithSHA1 {
 		return false, err == nil
 	}
-	// Of all that CheckSignatureFrom judges, only this signature is left. CheckSignature takes SHA-1.
+	// Of all that CheckSignatureFrom judges, only this signature is left. CheckSignature takes
+	// SHA-1.
 	return true, ca.CheckSignature(c.SignatureAlgorithm, c.RawTBSCertificate, c.Signature) == nil
 }
 

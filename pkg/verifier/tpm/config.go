@@ -114,7 +114,8 @@ type Verifier struct {
 	roots, intermediates *x509.CertPool
 	// timeless are the same CAs without their dates: they tell an expired chain from an unknown one, and never make a chain count.
 	timelessRoots, timelessIntermediates *x509.CertPool
-	// The same CAs as lists, since a pool cannot be read: they explain why a chain does not count, and never make one count.
+	// The same CAs as lists, since a pool cannot be read: they explain why a chain does not
+	// count, and never make one count.
 	rootList, intermediateList []*x509.Certificate
 	hasRoots, namedEKs         bool
 	allowed, denied            map[Fingerprint]bool

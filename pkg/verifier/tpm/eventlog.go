@@ -38,13 +38,15 @@ func logReader(data []byte) *reader { return &reader{order: binary.LittleEndian,
 // is a node's text. Where it leads to quoted values, the firmware measured these digests in this order; what an event says
 // beside its digest is not checked here, and must not be relied on.
 //
-// PCR 0 starts at one of three values, in its last byte. A log that claims another start than the TPM had does not lead to the
-// quoted value, so a wrong decision here refuses a machine and never admits one.
-//   - 4, if the TPM was given an H-CRTM event sequence before TPM2_Startup: "The value 0...4 represents evidence that the initial
-//     measurement was from an H-CRTM" (TPM 2.0 Part 1, revision 1.59, clause 34.3). EV_EFI_HCRTM_EVENT is that measurement (PC
-//     Client Platform Firmware Profile, version 1.05 revision 23, clause 10.4.1). TPM2_Startup leaves PCR 0 alone then, whatever
-//     its locality, so a startup locality changes nothing.
-//   - The locality of TPM2_Startup, if a startup locality is logged (same profile, clause 10.4.5.3).
+// PCR 0 starts at one of three values, in its last byte. A log that claims another start than the
+// TPM had does not lead to the quoted value, so a wrong decision here refuses a machine and never
+// admits one.
+//   - 4, if the TPM was given an H-CRTM event sequence before TPM2_Startup: "The value 0...4
+//     represents evidence that the initial measurement was from an H-CRTM" (TPM 2.0 Part 1,
+//     revision 1.59, clause 34.3). EV_EFI_HCRTM_EVENT is that measurement (PC Client Platform
+//     Firmware Profile, version 1.05 revision 23, clause 10.4.1). TPM2_Startup leaves PCR 0
+//     alone then, so a startup locality changes nothing.
+//   - The locality of TPM2_Startup, if a startup locality is logged (clause 10.4.5.3).
 //   - Otherwise 0.
 func replay(data []byte, bank string) (map[int][]byte, error) {
 	newHash, wanted := hashOf(bank)
@@ -63,7 +65,8 @@ func replay(data []byte, bank string) (map[int][]byte, error) {
 	for i := range firmwarePCRs {
 		values[i] = make([]byte, newHash().Size())
 	}
-	hcrtm, extended, located := false, false, false // PCR 0: its first event is of the H-CRTM; it has another event
+	// Of PCR 0: whether its first event is of an H-CRTM, it has another event, and its locality is known.
+	hcrtm, extended, located := false, false, false
 	for len(r.rest) > 0 {
 		// TCG_PCR_EVENT2: pcrIndex, eventType, digests, eventSize, event.
 		index, kind := r.uint32(), r.uint32()
@@ -94,7 +97,7 @@ func replay(data []byte, bank string) (map[int][]byte, error) {
 				hcrtm = true
 				values[0][len(values[0])-1] = 4
 			} else if index == 0 {
-				extended = true // no H-CRTM comes after TPM2_Startup: such an event is an extend like any other
+				extended = true // a later H-CRTM event, too: none comes after TPM2_Startup
 			}
 			h := newHash()
 			h.Write(values[int(index)])

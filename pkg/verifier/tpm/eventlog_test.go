@@ -201,7 +201,8 @@ func TestEventLogLeavesOtherPCRsAlone(t *testing.T) {
 	}
 }
 
-// PCR 0 starts at 4 after an H-CRTM, whatever the locality of TPM2_Startup was, and at that locality without one.
+// PCR 0 starts at 4 after an H-CRTM, whatever the locality of TPM2_Startup was, and at that
+// locality without one.
 func TestStartOfPCR0(t *testing.T) {
 	version, other := event{0, 8, []byte("version")}, event{7, 1, []byte("SecureBoot")}
 	for name, c := range map[string]struct {
@@ -239,7 +240,8 @@ func TestStartOfPCR0(t *testing.T) {
 			t.Errorf("%s: PCR 0 does not start at %d: %v", name, c.start, err)
 		}
 	}
-	// Of a TPM that was given the H-CRTM "hcrtm" and then started, at locality 0 or 3: what TPM2_PCR_Read returned.
+	// Of a TPM that was given the H-CRTM "hcrtm" and then started, at locality 0 or 3: what
+	// TPM2_PCR_Read returned.
 	measured := "455781052d7ada0dac1694514c6ac9956195d012e0cbee43c531c311902fa91f"
 	values, err := replay(eventLog(event{0, eventHCRTM, []byte("hcrtm")}), "sha256")
 	if err != nil || hex.EncodeToString(values[0]) != measured {
