@@ -118,7 +118,7 @@ func TestOddConditions(t *testing.T) {
 	// And one that the controller approves, and cannot sign before it has another condition.
 	held.arm(true)
 	last := p.file(t, p.proof(t, p.challenged(t, p.hello(t))))
-	eventually(t, 30*time.Second, "the controller approves", func() bool { return len(f.get(t, last.Name).Status.Conditions) == 1 })
+	eventually(t, time.Minute, "the controller approves", func() bool { return len(f.get(t, last.Name).Status.Conditions) == 1 })
 	if !f.recordNames(t, m.name, last) {
 		t.Fatal("it was not the controller who approved")
 	}
