@@ -5,6 +5,7 @@ package testbed
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -19,17 +20,22 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// ModuleDir returns the folder with the source of a module that the module in a folder requires.
+// ModuleDir returns the folder with the source of a module that the module in a folder requires, and
+// downloads that source first if it is not in the module cache.
 func ModuleDir(ctx context.Context, from, module string) (string, error) {
-	cmd := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", module) //nolint:gosec // G204: running go is the purpose
+	cmd := exec.CommandContext(ctx, "go", "mod", "download", "-json", module) //nolint:gosec // G204: running go is the purpose
 	cmd.Dir = from
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
 	if err != nil {
-		return "", fmt.Errorf("look for module %s: %w\n%s", module, err, stderr.String())
+		return "", fmt.Errorf("look for module %s: %w\n%s%s", module, err, out, stderr.String())
 	}
-	return string(bytes.TrimSpace(out)), nil
+	var downloaded struct{ Dir string }
+	if err := json.Unmarshal(out, &downloaded); err != nil {
+		return "", fmt.Errorf("look for module %s: %w", module, err)
+	}
+	return downloaded.Dir, nil
 }
 
 // ReadCRDs returns the CustomResourceDefinitions in files, each of which has one. A path may have wildcards.
