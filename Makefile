@@ -22,7 +22,7 @@ GOTESTSUM := $(TOOL) gotestsum --format=pkgname --format-hide-empty-pkg
 
 .PHONY: help
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-17s %s\n", $$1, $$2 }'
 
 # By the environment, so that no shell reads what is in them.
 build packages image release: export VERSION := $(VERSION)
@@ -96,6 +96,11 @@ test-skew: ## run a kubelet of Kubernetes 1.34, too, against the control plane (
 	@scripts/need swtpm mount ip
 	cd test && KUBELET_AUTHENTICATOR_TEST_KUBELETS=v1.34 go test -count=1 -run TestNodeBecomesReady -v ./node
 
+.PHONY: test-cert-manager
+test-cert-manager: ## run the real cert-manager, too, before the policies for it and after (builds for some minutes the first time)
+	@scripts/need swtpm
+	cd test && go test -count=1 -tags certmanager -run TestRealCertManager -v ./policies
+
 .PHONY: fuzz
 fuzz: ## fuzz each parser for FUZZTIME, or those of FUZZED
 	@scripts/fuzz $(FUZZTIME) $(FUZZED)
@@ -107,7 +112,7 @@ lint: ## run golangci-lint over all modules, and what reads shell scripts, man p
 	scripts/lint-man
 	cd image-builder/ansible && ansible-lint --offline --profile production
 	$(TOOL) golangci-lint run --allow-parallel-runners ./...
-	cd test && $(TOOL) golangci-lint run --allow-parallel-runners --build-tags simulator --config ../.golangci.yml ./...
+	cd test && $(TOOL) golangci-lint run --allow-parallel-runners --build-tags simulator,certmanager --config ../.golangci.yml ./...
 	cd tools && go tool golangci-lint run --allow-parallel-runners --config ../.golangci.yml ./...
 
 .PHONY: vuln
