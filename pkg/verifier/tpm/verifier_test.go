@@ -237,7 +237,7 @@ func TestFingerprint(t *testing.T) {
 }
 
 func TestEveryReasonIsExplained(t *testing.T) {
-	pattern := regexp.MustCompile(`^(Attestation[A-Za-z]+|UnsupportedAttestationVersion)$`)
+	pattern := regexp.MustCompile(`^(Attestation[A-Za-z0-9]+|UnsupportedAttestationVersion)$`)
 	if len(Reasons()) < 40 {
 		t.Errorf("%d reasons", len(Reasons()))
 	}
