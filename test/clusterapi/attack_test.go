@@ -945,7 +945,12 @@ func anothersRecord(t *testing.T, a, _, d *arena) {
 		},
 	}
 	planted.OwnerReferences = []metav1.OwnerReference{victim.owner()}
-	d.create(t, planted)
+	if err := d.client.Create(t.Context(), planted.DeepCopy()); !isPlanted(err) {
+		t.Errorf("an administrator writes a record: %v", err)
+	}
+	if err := d.asController(t).Create(t.Context(), planted); err != nil { // as if the policy had been missing
+		t.Fatal(err)
+	}
 	d.refuses(t, thief.peer(t), verifier.ReasonNodeNameMismatch)
 	d.attests(t, victim)
 	victim.remembered(t)

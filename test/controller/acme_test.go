@@ -367,7 +367,7 @@ func TestAcmePolicies(t *testing.T) {
 			}
 		}
 	}
-	if policies != 4 {
+	if policies != 7 {
 		t.Errorf("%d policies", policies)
 	}
 }

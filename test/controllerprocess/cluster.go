@@ -21,8 +21,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
@@ -154,6 +159,36 @@ func AwaitPolicies(ctx context.Context, cp *testbed.ControlPlane) (err error) {
 			_, err := requests.Create(ctx, long, metav1.CreateOptions{DryRun: dryRun.DryRun})
 			return err
 		},
+	}
+	masked := cp.AdminConfig() // may all that an administrator may, and belongs to the groups of machines besides
+	masked.Impersonate = rest.ImpersonationConfig{UserName: "system:bootstrap:probe1", Groups: []string{"system:masters", "system:bootstrappers", "system:authenticated"}}
+	machine, err := kubernetes.NewForConfig(masked)
+	if err != nil {
+		return err
+	}
+	objects, err := dynamic.NewForConfig(cp.AdminConfig())
+	if err != nil {
+		return err
+	}
+	tries["node-attestation-metadata"] = func() error {
+		labelled := &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: csr.NewName()}, Spec: filed[tpm.SignerName].Spec}
+		labelled.Finalizers = []string{"probe.invalid/1", "probe.invalid/2", "probe.invalid/3", "probe.invalid/4", "probe.invalid/5"}
+		_, err := requests.Create(ctx, labelled, metav1.CreateOptions{DryRun: dryRun.DryRun})
+		return err
+	}
+	tries["node-attestation-signers"] = func() error {
+		other := &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: csr.NewName()}, Spec: filed[tpm.SignerName].Spec}
+		other.Spec.SignerName = "probe.invalid/signer"
+		_, err := machine.CertificatesV1().CertificateSigningRequests().Create(ctx, other, metav1.CreateOptions{DryRun: dryRun.DryRun})
+		return err
+	}
+	tries["node-attestation-records"] = func() error {
+		record := &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": v1alpha1.GroupVersion.String(), "kind": "NodeAttestation", "metadata": map[string]any{"name": "probe"},
+			"spec": map[string]any{"cluster": "probe", "machine": map[string]any{"source": "probe", "name": "probe"}, "provider": "probe", "nodeName": "probe"},
+		}}
+		_, err := objects.Resource(v1alpha1.Resource).Namespace(Namespace).Create(ctx, record, metav1.CreateOptions{DryRun: dryRun.DryRun})
+		return err
 	}
 	for _, binding := range bindings.Items {
 		policy := binding.Spec.PolicyName

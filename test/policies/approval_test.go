@@ -93,11 +93,14 @@ func TestApprovalByOtherPaths(t *testing.T) {
 // A request of another signer is nobody's business, and one of ours cannot become one later, nor the reverse.
 func TestSignerCannotBeChanged(t *testing.T) {
 	for _, from := range []string{tpmSigner, "example.com/x"} {
-		name := filed(t, from)
+		name, err := file(t.Context(), shared.admin, from)
+		if err != nil {
+			t.Fatal(err)
+		}
 		other := map[string]any{"spec": map[string]any{"signerName": "example.com/y"}}
 		want(t, patch(t, shared.admin, types.MergePatchType, name, other)) // accepted, and dropped
 		other["status"] = map[string]any{"conditions": []any{condition(certificatesv1.CertificateApproved)}}
-		err := patch(t, shared.admin, types.MergePatchType, name, other, "approval")
+		err = patch(t, shared.admin, types.MergePatchType, name, other, "approval")
 		if from == tpmSigner {
 			wantRefusedBy(t, err, approvalPolicy)
 		} else {
@@ -156,15 +159,18 @@ func TestApprovalStaysAsTheControllerWroteIt(t *testing.T) {
 
 func TestOtherSignersAreUntouched(t *testing.T) {
 	for _, signer := range []string{"example.com/x", "kubernetes.io/kube-apiserver-client", "kubernetes.io/kubelet-serving", "cluster.x-k8s.io/other"} {
-		name := filed(t, signer)
+		name, err := file(t.Context(), shared.admin, signer) // what machines may ask for is in signers_test.go
+		if err != nil {
+			t.Fatal(err)
+		}
 		want(t, approve(t, shared.admin, name))
 		if signer != "kubernetes.io/kube-apiserver-client" && signer != "kubernetes.io/kubelet-serving" { // those are somebody's
 			want(t, issue(t, shared.admin, name))
 		}
 	}
 	long := newRequest("example.com/x")
-	long.Spec.Request = padTo(long.Spec.Request, 300_000)
-	_, err := shared.bootstrapper.CertificatesV1().CertificateSigningRequests().Create(t.Context(), long, metav1.CreateOptions{})
+	long.Spec.Request, long.Labels = padTo(long.Spec.Request, 300_000), annotations(5000)
+	_, err := shared.admin.CertificatesV1().CertificateSigningRequests().Create(t.Context(), long, metav1.CreateOptions{})
 	want(t, err)
 }
 
@@ -215,7 +221,7 @@ func TestControllerManagerApprovesNothing(t *testing.T) {
 
 // kube-controller-manager's type checker knows the schema of requests: what it warns of would fail when it is evaluated.
 func TestPoliciesTypeCheck(t *testing.T) {
-	for _, name := range []string{approvalPolicy, annotationPolicy, certificatesPolicy, sizePolicy} {
+	for _, name := range []string{approvalPolicy, annotationPolicy, certificatesPolicy, sizePolicy, metadataPolicy, signersPolicy, recordsPolicy} {
 		eventually(t, name+" is type-checked", func() bool {
 			policy, err := shared.admin.AdmissionregistrationV1().ValidatingAdmissionPolicies().Get(t.Context(), name, metav1.GetOptions{})
 			if err != nil {
@@ -234,7 +240,7 @@ func TestPoliciesTypeCheck(t *testing.T) {
 
 // With the optional policy serving certificates are the controller's to approve, too; without it they are as they were.
 func TestOnlyTheControllerApprovesServing(t *testing.T) {
-	const signer = certificatesv1.KubeletServingSignerName
+	const signer = kubeletServing
 	want(t, approve(t, shared.admin, filed(t, signer)))
 	path := filepath.Join(manifests, "optional", "serving.yaml")
 	want(t, shared.apply(t.Context(), "-f", path))

@@ -214,7 +214,7 @@ func TestCertManagerIssues(t *testing.T) {
 			_, err := file(ctx, l.bootstrapper, certManagerSigner, annotated(key, "true"))
 			return refusedBy(err, certManagerPolicy)
 		})
-		_, err := file(ctx, l.bootstrapper, "clusterissuers.cert-manager.io/another", annotated(key, "true"))
+		_, err := file(ctx, l.admin, "clusterissuers.cert-manager.io/another", annotated(key, "true"))
 		want(t, err)
 	}
 	lifetime := func(seconds int32) func(*certificatesv1.CertificateSigningRequest) {

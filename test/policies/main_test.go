@@ -45,11 +45,16 @@ const (
 	insecureSigner = "cluster.x-k8s.io/kube-apiserver-client-kubelet-insecure"
 	servingSigner  = "cluster.x-k8s.io/kubelet-serving-tpm"
 	builtinSigner  = "kubernetes.io/kube-apiserver-client-kubelet"
+	clientSigner   = certificatesv1.KubeAPIServerClientSignerName
+	kubeletServing = certificatesv1.KubeletServingSignerName
 
 	approvalPolicy     = "node-attestation-approval"
 	annotationPolicy   = "node-attestation-annotations"
 	certificatesPolicy = "node-attestation-certificates"
 	sizePolicy         = "node-attestation-size"
+	metadataPolicy     = "node-attestation-metadata"
+	signersPolicy      = "node-attestation-signers"
+	recordsPolicy      = "node-attestation-records"
 
 	nodeName = "node-1"
 )
@@ -73,6 +78,9 @@ type bed struct {
 	controllerConfig                      *rest.Config
 	// early and earlyAnnotated were filed before the policies were there.
 	early, earlyAnnotated, earlyFull string
+	// earlyMetadata has 2000 labels, 100 finalizers and 100 owners. earlyNode and earlyController ask another signer for a node's name and for
+	// the controller's.
+	earlyMetadata, earlyNode, earlyController string
 }
 
 var shared *bed
@@ -118,7 +126,20 @@ func (b *bed) prepare(ctx context.Context) (err error) {
 	}
 
 	full := func(csr *certificatesv1.CertificateSigningRequest) { csr.Annotations = annotations(5000) }
-	if b.earlyFull, err = file(ctx, b.bootstrapper, helloSigner, full); err != nil {
+	if b.earlyFull, err = file(ctx, b.bootstrapper, "example.com/x", full); err != nil {
+		return err
+	}
+
+	heavy := func(csr *certificatesv1.CertificateSigningRequest) {
+		csr.Labels, csr.Finalizers, csr.OwnerReferences = annotations(2000), finalizers(100), owners(100, "pod")
+	}
+	if b.earlyMetadata, err = file(ctx, b.bootstrapper, helloSigner, heavy); err != nil {
+		return err
+	}
+	if b.earlyNode, err = file(ctx, b.bootstrapper, clientSigner, named("system:node:victim", "system:nodes")); err != nil {
+		return err
+	}
+	if b.earlyController, err = file(ctx, b.node, clientSigner, named(controllerUser, "system:serviceaccounts")); err != nil {
 		return err
 	}
 
@@ -231,23 +252,33 @@ func impersonating(t *testing.T, config *rest.Config, user string, groups ...str
 
 // newRequest is a request as a kubelet would file it.
 func newRequest(signer string) *certificatesv1.CertificateSigningRequest {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		panic(err)
-	}
-	subject := pkix.Name{CommonName: "system:node:" + nodeName, Organization: []string{"system:nodes"}}
-	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: subject}, key)
-	if err != nil {
-		panic(err)
-	}
 	return &certificatesv1.CertificateSigningRequest{
 		ObjectMeta: metav1.ObjectMeta{Name: "node-csr-" + strings.ToLower(rand.Text())},
 		Spec: certificatesv1.CertificateSigningRequestSpec{
-			Request:    pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}),
+			Request:    requestFor("system:node:"+nodeName, "system:nodes"),
 			SignerName: signer,
 			Usages:     []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth},
 		},
 	}
+}
+
+// named has a request be about somebody.
+func named(user string, groups ...string) func(*certificatesv1.CertificateSigningRequest) {
+	return func(csr *certificatesv1.CertificateSigningRequest) { csr.Spec.Request = requestFor(user, groups...) }
+}
+
+// requestFor returns a PKCS#10 request in PEM, of a new key.
+func requestFor(user string, groups ...string) []byte {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		panic(err)
+	}
+	subject := pkix.Name{CommonName: user, Organization: groups}
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: subject}, key)
+	if err != nil {
+		panic(err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
 }
 
 // padTo appends what the API server does not read.

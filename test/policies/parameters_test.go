@@ -4,6 +4,7 @@ package policies
 
 import (
 	"context"
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -31,13 +32,16 @@ func policies(t *testing.T) []admissionv1.ValidatingAdmissionPolicy {
 
 var (
 	quoted      = regexp.MustCompile(`'([^']*)'`)
-	signerLists = map[string][]string{approvalPolicy: guarded, certificatesPolicy: signed, sizePolicy: append([]string{helloSigner}, guarded...)}
+	ours        = append([]string{helloSigner}, guarded...)
+	signerLists = map[string][]string{
+		approvalPolicy: guarded, certificatesPolicy: signed, sizePolicy: ours, metadataPolicy: ours, signersPolicy: append([]string{kubeletServing}, ours...),
+	}
 )
 
 // The lists stand in several policies: they have to say the same, and at the place where overlays patch them.
 func TestListsAgree(t *testing.T) {
 	all := policies(t)
-	if len(all) != 4 {
+	if len(all) != 7 {
 		t.Fatalf("%d policies", len(all))
 	}
 	list := func(expression string) (found []string) {
@@ -129,6 +133,21 @@ func overlay(t *testing.T, controllers string) error {
 			_, err := client.CertificatesV1().CertificateSigningRequests().Patch(ctx, name, types.MergePatchType, annotation, metav1.PatchOptions{DryRun: dryRun})
 			return err
 		})
+		inEffect(metadataPolicy, func(client kubernetes.Interface) error {
+			labels, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": annotations(maxLabels + 1)}})
+			if err != nil {
+				return err
+			}
+			_, err = client.CertificatesV1().CertificateSigningRequests().Patch(ctx, name, types.MergePatchType, labels, metav1.PatchOptions{DryRun: dryRun})
+			return err
+		})
+		record, err := fullRecordJSON(t)
+		if err != nil {
+			t.Fatal(err)
+		}
+		inEffect(recordsPolicy, func(client kubernetes.Interface) error {
+			return client.CertificatesV1().RESTClient().Post().AbsPath(recordsPath(namespace)).Param("dryRun", metav1.DryRunAll).Body(record).Do(ctx).Error()
+		})
 		inEffect(approvalPolicy, func(client kubernetes.Interface) error { return decide(ctx, client, name, "Approved", dryRun) })
 		if err := decide(ctx, shared.controller, name, "Approved", nil); err != nil { // for only then it may be issued
 			t.Fatal(err)
@@ -171,7 +190,7 @@ func TestBrokenParametersFailClosed(t *testing.T) {
 		wantRefusedBy(t, approve(t, shared.admin, filed(t, tpmSigner)), approvalPolicy)
 	}
 	for _, p := range policies(t) {
-		if p.Name == sizePolicy { // it has no use for them
+		if p.Name == sizePolicy || p.Name == signersPolicy { // they have no use for them
 			continue
 		}
 		p.Spec.Variables = p.Spec.Variables[1:]
@@ -214,7 +233,10 @@ func TestMissingConfigMapWouldStopEverySigner(t *testing.T) {
 	if _, err := api.ValidatingAdmissionPolicyBindings().Create(ctx, binding, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	foreign := filed(t, "example.com/x")
+	foreign, err := file(ctx, shared.admin, "example.com/x")
+	if err != nil {
+		t.Fatal(err)
+	}
 	eventually(t, "another signer's request is refused", func() bool {
 		err := decide(ctx, shared.admin, foreign, "Approved", dryRun)
 		return err != nil && strings.Contains(err.Error(), "no params found")

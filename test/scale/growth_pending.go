@@ -122,7 +122,7 @@ func (s *site) wait(ctx context.Context, request *certificatesv1.CertificateSign
 		if err != nil {
 			return err
 		}
-		if err := s.file(ctx, token, part); err != nil {
+		if err := s.file(ctx, s.withToken(token), part); err != nil {
 			return err
 		}
 	}

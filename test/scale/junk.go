@@ -116,6 +116,10 @@ func (s *site) flood(ctx context.Context, count int, nobodys bool) (*flood, erro
 		return nil, err
 	}
 	token := s.tokens[others] // the last machine is the attacker's own
+	attacker := s.withToken(token)
+	if nobodys {
+		attacker = s.cp.AdminConfig() // a token may not ask that signer
+	}
 	s.machines[others].Stop()
 	s.machines = s.machines[:others]
 	for i := range s.machines {
@@ -135,7 +139,7 @@ func (s *site) flood(ctx context.Context, count int, nobodys bool) (*flood, erro
 		do   func() error
 	}{
 		{"before", func() error { return sleep(ctx, baseline) }},
-		{"while junk is filed", func() error { return s.file(ctx, token, requests) }},
+		{"while junk is filed", func() error { return s.file(ctx, attacker, requests) }},
 		{"while it is decided", func() error {
 			if nobodys {
 				return sleep(ctx, quiet)
@@ -201,8 +205,12 @@ func (s *site) denied(ctx context.Context, token string) (count int, err error) 
 	}
 }
 
+func (s *site) withToken(token string) *rest.Config {
+	return &rest.Config{Host: s.cp.ServerURL(), TLSClientConfig: rest.TLSClientConfig{CAData: s.cp.ServerCA()}, BearerToken: token}
+}
+
 // file files requests as fast as the API server takes them.
-func (s *site) file(ctx context.Context, token string, requests []*certificatesv1.CertificateSigningRequest) error {
+func (s *site) file(ctx context.Context, as *rest.Config, requests []*certificatesv1.CertificateSigningRequest) error {
 	next := make(chan *certificatesv1.CertificateSigningRequest)
 	var mu sync.Mutex
 	var failed error
@@ -211,10 +219,9 @@ func (s *site) file(ctx context.Context, token string, requests []*certificatesv
 	defer cancel()
 	for range junkConnections {
 		// client-go shares connections between clients of one credential, unless they choose proxies their own way.
-		api, err := csr.NewClient(&rest.Config{
-			Host: s.cp.ServerURL(), TLSClientConfig: rest.TLSClientConfig{CAData: s.cp.ServerCA()}, BearerToken: token,
-			Proxy: func(*http.Request) (*url.URL, error) { return nil, nil },
-		})
+		config := rest.CopyConfig(as)
+		config.Proxy = func(*http.Request) (*url.URL, error) { return nil, nil }
+		api, err := csr.NewClient(config)
 		if err != nil {
 			return err
 		}

@@ -25,7 +25,7 @@ import (
 var elsewhere = map[string]bool{
 	"KubeletAuthenticatorConfiguration":      true, // TestNodeFiles, and test/prepare
 	"NodeAttestationControllerConfiguration": true, // TestControllerConfigurations
-	"Kustomization":                          true, // TestManagement, TestNamespaces
+	"Kustomization":                          true, // TestManagement, TestNamespaces, TestMoveOverlay
 	"RoleBinding":                            true, // TestNamespaces
 	"Config":                                 true, // those of the other guides, in test/prepare
 	"JoinConfiguration":                      true,

@@ -242,6 +242,70 @@ func onlyItsOwnSecrets(t *testing.T) {
 	refused("update a CA", err)
 }
 
+// Nobody but the controller writes records, except while the overlay for moves in the guide is applied, whom that names.
+func TestMoveOverlay(t *testing.T) {
+	apply := []string{"apply", "--server-side", "--force-conflicts", "--validate=strict", "-k"}
+	management.mustKubectl(t, append(apply, examples+"/management")...)
+	management.mustKubectl(t, "wait", "--for=condition=Established", "crd/nodeattestations."+recordGroup)
+	fleet := strings.TrimPrefix(newNamespace(t), "--namespace=")
+	record := write(t, `apiVersion: attestation.cluster.x-k8s.io/v1alpha1
+kind: NodeAttestation
+metadata: {name: planted, namespace: `+fleet+`}
+spec: {cluster: c, machine: {source: cluster-api, name: m}, provider: tpm, nodeName: m}
+`)
+	refused := func(user string) bool {
+		t.Helper()
+		out, err := management.kubectl(t, "create", "--dry-run=server", "--as="+user, "--as-group=system:masters", "--filename="+record)
+		if err != nil && !strings.Contains(err.Error()+out, "ValidatingAdmissionPolicy 'node-attestation-records'") {
+			t.Fatalf("%s: %v %s", user, err, out)
+		}
+		return err != nil
+	}
+	becomes := func(user string, want bool) {
+		t.Helper()
+		for deadline := time.Now().Add(20 * time.Second); refused(user) != want; time.Sleep(50 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("%s is refused: %t", user, !want)
+			}
+		}
+	}
+	const mover = "kubernetes-admin"
+	becomes(mover, true)
+	if refused(controllerUser) {
+		t.Error("the controller is refused")
+	}
+	management.mustKubectl(t, append(apply, overlayOf(t, "move"))...)
+	becomes(mover, false)
+	if !refused("another") || refused(controllerUser) {
+		t.Error("the overlay lets others write, or the controller not")
+	}
+	management.mustKubectl(t, append(apply, examples+"/management")...)
+	becomes(mover, true)
+}
+
+// overlayOf writes the overlay of the management cluster with that title in the guide into a folder.
+func overlayOf(t *testing.T, title string) (dir string) {
+	t.Helper()
+	dir, overlay := t.TempDir(), ""
+	for _, block := range blocks(read(t, document), "yaml") {
+		if rest, ok := strings.CutPrefix(block, "# "+title+"\n"); ok {
+			overlay = rest
+		}
+	}
+	base, err := filepath.Abs(examples + "/management")
+	if err != nil {
+		t.Fatal(err)
+	}
+	relative, err := filepath.Rel(dir, base)
+	if err != nil || strings.Count(overlay, "../management") != 1 {
+		t.Fatalf("another overlay than the test knows: %v\n%s", err, overlay)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(strings.Replace(overlay, "../management", relative, 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
 // command returns the one command of the guide that begins so.
 func command(t *testing.T, prefix string) string {
 	t.Helper()
@@ -261,28 +325,14 @@ func command(t *testing.T, prefix string) string {
 
 // With the rights in some namespaces only, by the overlay and the file in the guide.
 func TestNamespaces(t *testing.T) {
-	dir := t.TempDir()
-	overlay, binding := "", ""
+	dir, binding := overlayOf(t, "namespaces"), ""
 	for _, block := range blocks(read(t, document), "yaml") {
-		if rest, ok := strings.CutPrefix(block, "# namespaces\n"); ok {
-			overlay = rest
-		}
 		if _, kind := kindOf(block); kind == "RoleBinding" {
 			binding = block
 		}
 	}
-	base, err := filepath.Abs(examples + "/management")
-	if err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "fleet.yaml"), []byte(binding), 0o600); err != nil {
 		t.Fatal(err)
-	}
-	relative, err := filepath.Rel(dir, base)
-	if err != nil || strings.Count(overlay, "../management") != 1 {
-		t.Fatalf("another overlay than the test knows: %v\n%s", err, overlay)
-	}
-	for name, content := range map[string]string{"kustomization.yaml": strings.Replace(overlay, "../management", relative, 1), "fleet.yaml": binding} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
 	}
 	bound := startWorkload(t) // an empty one; what is about Cluster API's kinds are rights alone
 	bound.mustKubectl(t, "create", "namespace", "fleet")

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policies
+
+import (
+	"context"
+	"slices"
+	"testing"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+)
+
+// forMachines are the signers that machines may ask, in the manifests as they are.
+var forMachines = append([]string{kubeletServing}, ours...)
+
+// asks has somebody file a request for a signer, and leaves nothing behind.
+func asks(t *testing.T, client kubernetes.Interface, signer string) error {
+	t.Helper()
+	_, err := client.CertificatesV1().CertificateSigningRequests().Create(t.Context(), newRequest(signer), metav1.CreateOptions{DryRun: dryRun})
+	return err
+}
+
+// The way round attestation: a bootstrap token and a node's credential ask kube-controller-manager's signer for API clients for the names of
+// another node and of the controller, which may read the CA's key. An administrator approves all that there is, and kube-controller-manager
+// signs. Neither what comes now nor what was filed before the policies gets a certificate, and an administrator's own request does.
+func TestAnotherSignerIsNoWayRound(t *testing.T) {
+	victims := map[string]edit{"a node": named("system:node:victim", "system:nodes"), "the controller": named(controllerUser, "system:serviceaccounts")}
+	for who, client := range map[string]kubernetes.Interface{"bootstrap token": shared.bootstrapper, "node": shared.node} {
+		for what, change := range victims {
+			t.Run(who+" asks to be "+what, func(t *testing.T) {
+				_, err := file(t.Context(), client, clientSigner, change)
+				wantRefusedBy(t, err, signersPolicy)
+			})
+		}
+	}
+	early := []string{shared.earlyNode, shared.earlyController}
+	honest, err := file(t.Context(), shared.admin, clientSigner, named("an-operators-program"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range append(slices.Clone(early), honest) {
+		_, err := shared.RunKubectl(t.Context(), shared.adminKubeconfig, "certificate", "approve", name)
+		if (err == nil) != (name == honest) {
+			t.Errorf("kubectl certificate approve %s: %v", name, err)
+		}
+	}
+	for _, name := range early {
+		for _, client := range []kubernetes.Interface{shared.admin, as(t, controllerUser, "system:masters"), as(t, kcmApprover, "system:masters")} {
+			wantRefusedBy(t, approve(t, client, name), signersPolicy)
+		}
+	}
+	eventually(t, "kube-controller-manager signs the administrator's", func() bool { return len(get(t, honest).Status.Certificate) > 0 })
+	for _, name := range early {
+		if csr := get(t, name); len(csr.Status.Conditions)+len(csr.Status.Certificate) > 0 {
+			t.Errorf("%s: %+v", name, csr.Status)
+		}
+		want(t, decide(t.Context(), shared.admin, name, certificatesv1.CertificateDenied, nil))
+	}
+}
+
+// Machines may ask the six signers, and no others. Whoever else asks may ask all.
+func TestSignersForMachines(t *testing.T) {
+	const token = "system:bootstrap:abcdef"
+	machines := map[string]kubernetes.Interface{
+		"bootstrap token": shared.bootstrapper, "node": shared.node,
+		"token of more groups": as(t, token, "system:bootstrappers", "system:bootstrappers:workers", "system:masters"),
+		"group of tokens":      as(t, "anybody", "system:masters", "system:bootstrappers"),
+		"group of nodes":       as(t, "anybody", "system:masters", "system:nodes"),
+	}
+	others := []string{clientSigner, "example.com/x", "cluster.x-k8s.io/other", "clusterissuers.cert-manager.io/node-ca", "issuers.cert-manager.io/kube-system.node-ca"}
+	for who, client := range machines {
+		t.Run(who, func(t *testing.T) {
+			for _, signer := range forMachines {
+				want(t, asks(t, client, signer))
+			}
+			for _, signer := range others {
+				wantRefusedBy(t, asks(t, client, signer), signersPolicy)
+			}
+		})
+	}
+	for who, client := range map[string]kubernetes.Interface{
+		"administrator": shared.admin, "controller": as(t, controllerUser, "system:masters"),
+		"groups of like names": as(t, "anybody", "system:masters", "system:bootstrappers:workers", "system:node", "system:nodes:x"),
+	} {
+		t.Run(who, func(t *testing.T) {
+			for _, signer := range slices.Concat(forMachines, others) {
+				want(t, asks(t, client, signer))
+			}
+		})
+	}
+}
+
+// The overlay in docs/cluster-setup.md adds a network plugin's signer, and a user who files for machines.
+func TestAddedSigner(t *testing.T) {
+	const plugin, other, bootstrapper = "example.com/network-plugin", "example.com/x", "system:serviceaccount:machines:bootstrap"
+	static := as(t, bootstrapper, "system:masters")
+	wantRefusedBy(t, asks(t, shared.node, plugin), signersPolicy)
+	want(t, asks(t, static, other))
+	early, err := file(t.Context(), static, other)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := documentedOverlay(t, "signers")
+	t.Cleanup(func() {
+		ctx := context.WithoutCancel(t.Context())
+		if err := shared.apply(ctx, "-k", manifests); err != nil {
+			t.Fatal(err)
+		}
+		if err := await(ctx, func() bool {
+			_, err := shared.node.CertificatesV1().CertificateSigningRequests().Create(ctx, newRequest(plugin), metav1.CreateOptions{DryRun: dryRun})
+			return refusedBy(err, signersPolicy)
+		}); err != nil {
+			t.Fatal(err)
+		}
+	})
+	want(t, shared.apply(t.Context(), "-k", dir))
+	eventually(t, "a node asks the plugin's signer", func() bool { return asks(t, shared.node, plugin) == nil })
+	name, err := file(t.Context(), shared.node, plugin)
+	want(t, err)
+	want(t, approve(t, shared.admin, name))
+	want(t, issue(t, shared.admin, name))
+	for _, signer := range forMachines {
+		want(t, asks(t, shared.node, signer))
+		want(t, asks(t, static, signer))
+	}
+	for _, client := range []kubernetes.Interface{shared.bootstrapper, shared.node, static} {
+		wantRefusedBy(t, asks(t, client, other), signersPolicy)
+	}
+	wantRefusedBy(t, approve(t, shared.admin, early), signersPolicy)
+	want(t, decide(t.Context(), shared.admin, early, certificatesv1.CertificateDenied, nil))
+}
