@@ -503,13 +503,18 @@ func requestsOfOthers(t *testing.T, a *arena) {
 	}
 	hello := p.challenged(t, p.hello(t))
 	untouched := []*certificatesv1.CertificateSigningRequest{hello}
+	const otherSigner = "example.test/other"
+	operator := *p // a machine may ask neither of the two signers
+	if operator.api, err = csr.NewClient(a.workload.AdminConfig()); err != nil {
+		t.Fatal(err)
+	}
 	for _, o := range []*certificatesv1.CertificateSigningRequest{
 		csr.Object(csr.NewName(), sharedSigner, bare, p.key.Public(), nil),
 		csr.Object(csr.NewName(), sharedSigner, foreign, p.key.Public(), nil),
-		csr.Object(csr.NewName(), "example.test/other", bare, p.key.Public(), nil),
-		p.lonely(t, "example.test/other", hello.Name),
+		csr.Object(csr.NewName(), otherSigner, bare, p.key.Public(), nil),
+		p.lonely(t, otherSigner, hello.Name),
 	} {
-		untouched = append(untouched, p.file(t, o))
+		untouched = append(untouched, operator.file(t, o))
 	}
 	for _, target := range untouched {
 		lonely := p.file(t, p.lonely(t, tpm.SignerName, target.Name))

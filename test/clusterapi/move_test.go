@@ -149,8 +149,9 @@ func TestMove(t *testing.T) {
 	}
 }
 
-// admitMover lets an administrator, as whom clusterctl runs, write records, by the change that docs/integration/cluster-api.md describes. Without it
-// the policy keeps everybody but the controller from that.
+// admitMover lets an administrator, as whom clusterctl runs, write records, by the change that
+// docs/integration/cluster-api.md describes. Without it the policy keeps everybody but the
+// controller from that.
 func (w *world) admitMover(t *testing.T) {
 	t.Helper()
 	record := &v1alpha1.NodeAttestation{

@@ -43,9 +43,10 @@ func (m *management) asController(t *testing.T) client.Client {
 	return m.clientAs(t, controllerUser, "system:masters")
 }
 
-// A tenant who may do everything in a Cluster's namespace plants a record that ties the victim's Machine and node name to his own TPM. With it the
-// controller would have given him the node's certificate, over the annotated EK. Nor does he turn the record that is there into such a one. The
-// machine gets its certificate, and he does not.
+// A tenant who may do everything in a Cluster's namespace plants a record that ties the victim's
+// Machine and node name to his own TPM. With it the controller would have given him the node's
+// certificate, over the annotated EK. The machine gets its certificate, and he does not. Nor does
+// he change a record that is there.
 func TestTenantPlantsARecord(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, shared.management)
@@ -78,7 +79,7 @@ func TestTenantPlantsARecord(t *testing.T) {
 		t.Errorf("planted: %v", err)
 	}
 	stored := w.record(t, first.remembered(t).Name)
-	stored.Spec.EK.Fingerprint = thief.ek
+	stored.Spec.EK.Fingerprint = strings.Repeat("0", 64)
 	if err := tenant.Update(t.Context(), stored); !isPlanted(err) {
 		t.Errorf("altered: %v", err)
 	}
@@ -88,7 +89,8 @@ func TestTenantPlantsARecord(t *testing.T) {
 	first.attests(t)
 }
 
-// The garbage collector does its work: it takes away an owner that leaves its dependents behind, and deletes a record with its machine.
+// The garbage collector does its work: it takes away an owner that leaves its dependents behind,
+// and deletes a record with its machine.
 func TestGarbageCollectorAndRecords(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, shared.management)

@@ -29,7 +29,7 @@ func TestAnnotationsOnCreate(t *testing.T) {
 				_, err = file(t.Context(), client, helloSigner, annotated(key, ""))
 				wantRefusedBy(t, err, annotationPolicy)
 			}
-			_, err := file(t.Context(), client, "example.com/x", annotated(reserved[0], "forged"))
+			_, err := file(t.Context(), shared.admin, "example.com/x", annotated(reserved[0], "forged"))
 			wantRefusedBy(t, err, annotationPolicy)
 			// What does not belong to us is free.
 			for _, key := range []string{"example.com/note", "cluster-x-k8s-io/other", "attestation.cluster.x-k8s.io.example.com/challenge", "x"} {

@@ -78,8 +78,8 @@ type bed struct {
 	controllerConfig                      *rest.Config
 	// early and earlyAnnotated were filed before the policies were there.
 	early, earlyAnnotated, earlyFull string
-	// earlyMetadata has 2000 labels, 100 finalizers and 100 owners. earlyNode and earlyController ask another signer for a node's name and for
-	// the controller's.
+	// earlyMetadata has 2000 labels, 100 finalizers and 100 owners. earlyNode and earlyController
+	// ask another signer for a node's name and for the controller's.
 	earlyMetadata, earlyNode, earlyController string
 }
 

@@ -41,7 +41,8 @@ func owners(count int, name string) (all []metav1.OwnerReference) {
 
 type edit = func(*certificatesv1.CertificateSigningRequest)
 
-// metadataRows are the largest that are accepted, the smallest that are not, and such as were used to exhaust the controller's memory.
+// metadataRows are the largest that are accepted, the smallest that are not, and such as were used
+// to exhaust the controller's memory.
 func metadataRows() (accepted, refused, heavy map[string]edit) {
 	labels := func(count int) edit {
 		return func(c *certificatesv1.CertificateSigningRequest) { c.Labels = annotations(count) }
@@ -94,8 +95,9 @@ func metadataRows() (accepted, refused, heavy map[string]edit) {
 	return accepted, refused, heavy
 }
 
-// One bootstrap token filed requests with 600 kB of labels until the controller had no memory left. What a request for one of its signers may
-// carry beside its specification is bounded, for whoever files it.
+// One bootstrap token filed requests with 600 kB of labels until the controller had no memory left.
+// What a request for one of its signers may carry beside its specification is bounded, for whoever
+// files it.
 func TestMetadataOnCreate(t *testing.T) {
 	accepted, refused, heavy := metadataRows()
 	create := func(client kubernetes.Interface, signer string, change edit, dryRun []string) error {
@@ -146,7 +148,8 @@ func TestMetadataOnCreate(t *testing.T) {
 	}
 }
 
-// The same limits hold for whoever may change a request, through each path that lets metadata pass. The controller is exempt.
+// The same limits hold for whoever may change a request, through each path that lets metadata pass.
+// The controller is exempt.
 func TestMetadataOnUpdate(t *testing.T) {
 	accepted, refused, _ := metadataRows()
 	controller := as(t, controllerUser, "system:masters") // its own rights are tested elsewhere
@@ -175,7 +178,8 @@ func TestMetadataOnUpdate(t *testing.T) {
 	}
 }
 
-// A request that was filed before the policy can be denied, changed otherwise, and emptied; the controller annotates it.
+// A request that was filed before the policy can be denied, changed otherwise, and emptied; the
+// controller annotates it.
 func TestMetadataFromBeforeThePolicies(t *testing.T) {
 	name := shared.earlyMetadata
 	set := func(client kubernetes.Interface, metadata map[string]any) error {

@@ -9,6 +9,7 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 )
 
@@ -22,9 +23,11 @@ func asks(t *testing.T, client kubernetes.Interface, signer string) error {
 	return err
 }
 
-// The way round attestation: a bootstrap token and a node's credential ask kube-controller-manager's signer for API clients for the names of
-// another node and of the controller, which may read the CA's key. An administrator approves all that there is, and kube-controller-manager
-// signs. Neither what comes now nor what was filed before the policies gets a certificate, and an administrator's own request does.
+// The way round attestation: a bootstrap token and a node's credential ask
+// kube-controller-manager's signer for API clients for the names of another node and of the
+// controller, which may read the CA's key. An administrator approves all that there is, and
+// kube-controller-manager signs. Neither what comes now nor what was filed before the policies gets
+// a certificate, and an administrator's own request does.
 func TestAnotherSignerIsNoWayRound(t *testing.T) {
 	victims := map[string]edit{"a node": named("system:node:victim", "system:nodes"), "the controller": named(controllerUser, "system:serviceaccounts")}
 	for who, client := range map[string]kubernetes.Interface{"bootstrap token": shared.bootstrapper, "node": shared.node} {
@@ -49,6 +52,12 @@ func TestAnotherSignerIsNoWayRound(t *testing.T) {
 	for _, name := range early {
 		for _, client := range []kubernetes.Interface{shared.admin, as(t, controllerUser, "system:masters"), as(t, kcmApprover, "system:masters")} {
 			wantRefusedBy(t, approve(t, client, name), signersPolicy)
+		}
+		// The policy matches /approval alone: what is below shows that no other path approves.
+		approved := map[string]any{"status": map[string]any{"conditions": []any{condition(certificatesv1.CertificateApproved)}}}
+		want(t, patch(t, shared.admin, types.MergePatchType, name, approved)) // accepted, and dropped
+		if err := patch(t, shared.admin, types.MergePatchType, name, approved, "status"); err == nil {
+			t.Error("an approval passed through /status")
 		}
 	}
 	eventually(t, "kube-controller-manager signs the administrator's", func() bool { return len(get(t, honest).Status.Certificate) > 0 })
@@ -92,7 +101,8 @@ func TestSignersForMachines(t *testing.T) {
 	}
 }
 
-// The overlay in docs/cluster-setup.md adds a network plugin's signer, and a user who files for machines.
+// The overlay in docs/cluster-setup.md adds a network plugin's signer, and a user who files for
+// machines.
 func TestAddedSigner(t *testing.T) {
 	const plugin, other, bootstrapper = "example.com/network-plugin", "example.com/x", "system:serviceaccount:machines:bootstrap"
 	static := as(t, bootstrapper, "system:masters")

@@ -59,8 +59,9 @@ func tenant(t *testing.T, namespace string) (user string) {
 	return "tenant-of-" + namespace
 }
 
-// A record that a tenant planted gave a node's certificate to another TPM. Whoever may do everything in a namespace writes no record there, in
-// no way, an administrator neither. Both may delete one, and change what the controller does not go by.
+// A record that a tenant planted gave a node's certificate to another TPM. Whoever may do
+// everything in a namespace writes no record there, in no way, an administrator neither. Both may
+// delete one, and change what the controller does not go by.
 func TestOnlyTheControllerWritesRecords(t *testing.T) {
 	const place = "tenants"
 	user := tenant(t, place)

@@ -242,7 +242,8 @@ func onlyItsOwnSecrets(t *testing.T) {
 	refused("update a CA", err)
 }
 
-// Nobody but the controller writes records, except while the overlay for moves in the guide is applied, whom that names.
+// Nobody but the controller writes records, except while the overlay for moves in the guide is
+// applied, whom that names.
 func TestMoveOverlay(t *testing.T) {
 	apply := []string{"apply", "--server-side", "--force-conflicts", "--validate=strict", "-k"}
 	management.mustKubectl(t, append(apply, examples+"/management")...)
@@ -283,7 +284,8 @@ spec: {cluster: c, machine: {source: cluster-api, name: m}, provider: tpm, nodeN
 	becomes(mover, true)
 }
 
-// overlayOf writes the overlay of the management cluster with that title in the guide into a folder.
+// overlayOf writes the overlay of the management cluster with that title in the guide into a
+// folder.
 func overlayOf(t *testing.T, title string) (dir string) {
 	t.Helper()
 	dir, overlay := t.TempDir(), ""
