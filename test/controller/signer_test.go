@@ -150,7 +150,9 @@ func TestTPMSigner(t *testing.T) {
 		t.Errorf("a copy: %v", err)
 	}
 	lonely := f.lonelyProof(t, "node-csr-nowhere")
-	if err := signer.VerifyClientAttestationData(t.Context(), p.object(t, tpm.SignerName, lonely)); err == nil || errors.As(err, &refusals) {
+	filed := p.object(t, tpm.SignerName, lonely)
+	filed.UID = "as-the-api-server-has-it"
+	if err := signer.VerifyClientAttestationData(t.Context(), filed); err == nil || errors.As(err, &refusals) {
 		t.Errorf("a proof whose hello is not there: %v", err)
 	}
 	if err := signer.VerifyServingAttestationData(t.Context(), proof); err == nil {
