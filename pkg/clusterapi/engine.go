@@ -282,7 +282,7 @@ func (e *engine) reach(settings *config.Settings) (*workload, error) {
 	unbounded.Timeout = 0
 	w := &workload{unbounded: unbounded, options: cache.Options{Scheme: scheme, Mapper: mapper}}
 	options := w.options
-	options.ByObject = map[client.Object]cache.ByObject{&certificatesv1.CertificateSigningRequest{}: {Transform: controller.TrimRequests(settings.Rules())}}
+	controller.TrimCache(&options, settings.Rules())
 	var err error
 	if w.cache, err = cache.New(unbounded, options); err != nil {
 		return nil, fmt.Errorf("cache: %w", err)

@@ -9,6 +9,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"crypto/x509"
@@ -82,7 +83,27 @@ func (c *Controller) annotate(ctx context.Context, object *certificatesv1.Certif
 	if err != nil {
 		return err
 	}
-	return c.client.Patch(ctx, object.DeepCopy(), client.RawPatch(types.MergePatchType, patch))
+	return written(c.client.Patch(ctx, object.DeepCopy(), client.RawPatch(types.MergePatchType, patch)))
+}
+
+// writeStatus writes fields of the status through a subresource, on the version of the object that
+// was judged, and returns what the API server has then. It is a patch, since the cached copy lacks
+// labels, finalizers and whatever else no decision reads: an update would remove them.
+func (c *Controller) writeStatus(ctx context.Context, object *certificatesv1.CertificateSigningRequest, subresource string, fields map[string]any) (*certificatesv1.CertificateSigningRequest, error) {
+	version := map[string]any{"uid": object.UID, "resourceVersion": object.ResourceVersion}
+	patch, err := json.Marshal(map[string]any{"metadata": version, "status": fields})
+	if err != nil {
+		return nil, err
+	}
+	now := &certificatesv1.CertificateSigningRequest{}
+	now.Name = object.Name
+	return now, written(c.client.SubResource(subresource).Patch(ctx, now, client.RawPatch(types.MergePatchType, patch)))
+}
+
+// addCondition adds a condition. A merge patch replaces the list: of a request that has conditions, the
+// object is what the API server returned, and not the cached copy.
+func (c *Controller) addCondition(ctx context.Context, object *certificatesv1.CertificateSigningRequest, added certificatesv1.CertificateSigningRequestCondition) (*certificatesv1.CertificateSigningRequest, error) {
+	return c.writeStatus(ctx, object, "approval", map[string]any{"conditions": append(slices.Clone(object.Status.Conditions), added)})
 }
 
 // refuse denies, and where the hello's version is not served says first which are.
@@ -108,16 +129,14 @@ func condition(kind certificatesv1.RequestConditionType, reason, message string)
 }
 
 func (c *Controller) deny(ctx context.Context, object *certificatesv1.CertificateSigningRequest, reason, message string) error {
-	denied := object.DeepCopy()
-	denied.Status.Conditions = append(denied.Status.Conditions, condition(certificatesv1.CertificateDenied, reason, message))
-	return c.client.SubResource("approval").Update(ctx, denied)
+	_, err := c.addCondition(ctx, object, condition(certificatesv1.CertificateDenied, reason, message))
+	return err
 }
 
 // fail marks a request that somebody approved and that must not be signed. Through /approval: /status would need the right to sign.
 func (c *Controller) fail(ctx context.Context, object *certificatesv1.CertificateSigningRequest, d verifier.Decision) error {
-	failed := object.DeepCopy()
-	failed.Status.Conditions = append(failed.Status.Conditions, condition(certificatesv1.CertificateFailed, string(d.Refusals.Reason()), d.Refusals.Error()))
-	return c.client.SubResource("approval").Update(ctx, failed)
+	_, err := c.addCondition(ctx, object, condition(certificatesv1.CertificateFailed, string(d.Refusals.Reason()), d.Refusals.Error()))
+	return err
 }
 
 // approve writes the record, which is the lock: of two requests that both might pass, one is named in it. Then it approves, if nobody wrote
@@ -138,20 +157,18 @@ func (c *Controller) approve(ctx context.Context, object *certificatesv1.Certifi
 	if err := c.checkSole(ctx, f, record); err != nil {
 		return err
 	}
-	c.turns.machineHas(d.Grant.Record.Machine.Name, c.Now())
 	passed, err := c.pass(ctx, object, ReasonApproved, "the evidence was verified by "+Name)
 	if err != nil {
 		return err
 	}
+	c.turns.machineHas(d.Grant.Record.Machine.Name, c.Now()) // an approval that was refused must not count
 	f.input.Request = passed
 	return nil
 }
 
 // pass approves: the one place that does. It returns what the API server holds then.
 func (c *Controller) pass(ctx context.Context, object *certificatesv1.CertificateSigningRequest, reason verifier.Reason, message string) (*certificatesv1.CertificateSigningRequest, error) {
-	passed := object.DeepCopy()
-	passed.Status.Conditions = append(passed.Status.Conditions, condition(certificatesv1.CertificateApproved, string(reason), message))
-	return passed, c.client.SubResource("approval").Update(ctx, passed)
+	return c.addCondition(ctx, object, condition(certificatesv1.CertificateApproved, string(reason), message))
 }
 
 // sign issues the certificate: into the record first, so that no certificate is out that is in no record.
@@ -210,9 +227,8 @@ func (c *Controller) limits(d verifier.Decision) signing.Limits {
 }
 
 func (c *Controller) publish(ctx context.Context, object *certificatesv1.CertificateSigningRequest, chain []byte) error {
-	issued := object.DeepCopy()
-	issued.Status.Certificate = chain
-	return c.client.Status().Update(ctx, issued)
+	_, err := c.writeStatus(ctx, object, "status", map[string]any{"certificate": chain})
+	return err
 }
 
 // finish does what may have been left undone of a request that is done: what another signer issued is noted, and the hello is closed. What

@@ -115,9 +115,9 @@ func (s *records) make(record verifier.Record) (*v1alpha1.NodeAttestation, error
 // write creates a record, or updates the version that was read.
 func (s *records) write(ctx context.Context, object *v1alpha1.NodeAttestation) error {
 	if object.ResourceVersion == "" {
-		return s.api.Create(ctx, object)
+		return written(s.api.Create(ctx, object))
 	}
-	return s.api.Update(ctx, object)
+	return written(s.api.Update(ctx, object))
 }
 
 // like returns the records that have the node name or the EK of one that was written, as they were then or later.

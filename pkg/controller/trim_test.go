@@ -4,11 +4,18 @@ package controller
 
 import (
 	"bytes"
+	"context"
+	"reflect"
+	"strconv"
+	"strings"
 	"testing"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	toolscache "k8s.io/client-go/tools/cache"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
@@ -25,8 +32,9 @@ func TestRequestsAreTrimmed(t *testing.T) {
 	request := func(signer string, size int, conditions ...certificatesv1.RequestConditionType) *certificatesv1.CertificateSigningRequest {
 		r := &certificatesv1.CertificateSigningRequest{
 			ObjectMeta: metav1.ObjectMeta{
-				Name: "r", UID: "u", ResourceVersion: "7", CreationTimestamp: metav1.Now(), Annotations: map[string]string{"a": "b"},
-				ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "m"}},
+				Name: "r", UID: "u", ResourceVersion: "7", CreationTimestamp: metav1.Now(),
+				Annotations: map[string]string{"a": "b", attestation.AnnotationChallenge: "c"}, Labels: map[string]string{"a": "b"}, GenerateName: "g",
+				Finalizers: []string{"example.com/f"}, OwnerReferences: []metav1.OwnerReference{{Name: "o"}}, ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "m"}},
 			},
 			Spec: certificatesv1.CertificateSigningRequestSpec{SignerName: signer, Username: "n", Request: bytes.Repeat([]byte("x"), size), Extra: map[string]certificatesv1.ExtraValue{"a": {"b"}}},
 		}
@@ -74,12 +82,71 @@ func TestRequestsAreTrimmed(t *testing.T) {
 		if len(got.Spec.Request) != c.size || cap(got.Spec.Request) > 2*attestation.MaxRequestSize || stateOf(got) != c.state || rules.Concerned(got) != concerned {
 			t.Errorf("%s: %d bytes, of %d, %v", name, len(got.Spec.Request), cap(got.Spec.Request), stateOf(got))
 		}
-		if got.Name != "r" || got.UID != "u" || got.ResourceVersion != "7" || got.ManagedFields != nil || (c.size == 0) != (got.Annotations == nil && got.Spec.Extra == nil) {
+		kept := metav1.ObjectMeta{Name: "r", UID: "u", ResourceVersion: "7", CreationTimestamp: c.request.CreationTimestamp}
+		if c.size > 0 {
+			kept.Annotations = map[string]string{attestation.AnnotationChallenge: "c"}
+		}
+		if !reflect.DeepEqual(got.ObjectMeta, kept) || (c.size == 0) != (got.Spec.Extra == nil) {
 			t.Errorf("%s: %+v", name, got.ObjectMeta)
 		}
+		if again, err := TrimRequests(rules)(got.DeepCopy()); err != nil || !reflect.DeepEqual(again, got) {
+			t.Errorf("%s: trimmed twice: %+v, %v", name, again, err)
+		}
+	}
+	long := request("example.com/tpm", 100)
+	long.Annotations[attestation.AnnotationChallenge] = strings.Repeat("c", attestation.MaxChallenge+1)
+	if out, err := TrimRequests(rules)(long); err != nil || out.(*certificatesv1.CertificateSigningRequest).Annotations != nil {
+		t.Errorf("a challenge that is too long: %+v, %v", out, err)
 	}
 	if out, err := TrimRequests(rules)("another object"); err != nil || out != "another object" {
 		t.Errorf("%v, %v", out, err)
+	}
+}
+
+// Where requests are listed, whatever version is asked for, no answer has more than a page of them,
+// and those of the pages before are trimmed by then.
+func TestListsAreTrimmed(t *testing.T) {
+	const count = 2*listPage + 1
+	rules, err := verifier.New(policy())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pages int
+	var before []certificatesv1.CertificateSigningRequest
+	lists := &toolscache.ListWatch{ListWithContextFunc: func(_ context.Context, options metav1.ListOptions) (runtime.Object, error) {
+		if options.ResourceVersion != "" || options.ResourceVersionMatch != "" || options.Limit != listPage {
+			t.Errorf("the watch cache answers without pages: %+v", options)
+		}
+		for i := range before {
+			if before[i].Labels != nil {
+				t.Errorf("page %d was not trimmed before the next", pages)
+			}
+		}
+		list := &certificatesv1.CertificateSigningRequestList{ListMeta: metav1.ListMeta{ResourceVersion: "9"}}
+		for i := pages * listPage; i < min(count, (pages+1)*listPage); i++ {
+			list.Items = append(list.Items, certificatesv1.CertificateSigningRequest{
+				ObjectMeta: metav1.ObjectMeta{Name: strconv.Itoa(i), ResourceVersion: "7", Labels: map[string]string{"a": "b"}},
+				Spec:       certificatesv1.CertificateSigningRequestSpec{SignerName: "example.com/tpm"},
+			})
+		}
+		if pages++; pages*listPage < count {
+			list.Continue = strconv.Itoa(pages)
+		}
+		before = list.Items
+		return list, nil
+	}}
+	list, err := pagedList(lists, TrimRequests(rules)).(*toolscache.ListWatch).ListWithContext(t.Context(), metav1.ListOptions{ResourceVersion: "0", Limit: 500})
+	if err != nil {
+		t.Fatal(err)
+	}
+	items, err := meta.ExtractList(list)
+	if err != nil || len(items) != count || pages != 3 {
+		t.Fatalf("%d requests in %d pages, %v", len(items), pages, err)
+	}
+	for i, item := range items {
+		if got := item.(*certificatesv1.CertificateSigningRequest); got.Name != strconv.Itoa(i) || got.Labels != nil {
+			t.Errorf("%d: %+v", i, got.ObjectMeta)
+		}
 	}
 }
 

@@ -212,9 +212,11 @@ func (f *fleet) start(t *testing.T) {
 func (f *fleet) startWith(t *testing.T, rest *rest.Config) (stop func()) {
 	t.Helper()
 	skip := true
-	manager, err := ctrl.NewManager(rest, ctrl.Options{
+	options := ctrl.Options{
 		Scheme: newScheme(), Metrics: server.Options{BindAddress: "0"}, Controller: config.Controller{SkipNameValidation: &skip},
-	})
+	}
+	controller.TrimCache(&options.Cache, f.config.Rules)
+	manager, err := ctrl.NewManager(rest, options)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -180,6 +180,7 @@ func TestRBACIsLeast(t *testing.T) {
 	l.inventoried(t, m)
 	t.Run("as it is", func(t *testing.T) { l.usesEverything(t, m, early) })
 	t.Run("less by one", func(t *testing.T) { l.missesEach(t, m) })
+	t.Run("refused writes", func(t *testing.T) { l.reportsRefusedWrites(t, m) })
 }
 
 // usesEverything walks through all that the controller does.
@@ -271,7 +272,7 @@ func (r right) request() right {
 	if r.resource != "signers" {
 		return r
 	}
-	return right{verb: "update", group: certs, resource: requests + map[string]string{"approve": "/approval", "sign": "/status"}[r.verb]}
+	return right{verb: "patch", group: certs, resource: requests + map[string]string{"approve": "/approval", "sign": "/status"}[r.verb]}
 }
 
 // provocation has the controller do what needs a right that it does not have. What it returns is called when it has the right again, and
@@ -325,7 +326,7 @@ func (l *live) missesEach(t *testing.T, m *machine) {
 	running := []row{
 		{right{"approve", certs, "signers", "", helloSigner}, refuse(helloSigner)},
 		{right{"approve", certs, "signers", "", tpmSigner}, refuse(tpmSigner)},
-		{right{"update", certs, requests + "/approval", "", ""}, refuse(helloSigner)},
+		{right{"patch", certs, requests + "/approval", "", ""}, refuse(helloSigner)},
 		{right{"create", eventsAPI, "events", "default", ""}, func(t *testing.T) func(*testing.T) {
 			refuse(helloSigner)(t)
 			return nothing // a refused Event is not written again
@@ -337,7 +338,7 @@ func (l *live) missesEach(t *testing.T, m *machine) {
 		{right{"get", certs, requests, "", ""}, enrol},
 		{right{"create", recordAPI, "nodeattestations", namespace, ""}, enrol},
 		{right{"update", recordAPI, "nodeattestations", namespace, ""}, enrol},
-		{right{"update", certs, requests + "/status", "", ""}, enrol},
+		{right{"patch", certs, requests + "/status", "", ""}, enrol},
 		{right{"sign", certs, "signers", "", tpmSigner}, enrol},
 		{right{"get", "", "secrets", namespace, caSecret}, unread(enrol)},
 		{right{"get", "", "secrets", namespace, keySecret}, waitFor},

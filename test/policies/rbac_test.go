@@ -65,6 +65,8 @@ var dangerous = slices.Concat(
 	rights("sign", certs, "signers", "", helloSigner),
 	rights("sign", certs, "signers", "", builtinSigner),
 	rights("create update delete deletecollection", certs, requests, "", ""),
+	rights("update", certs, requests+"/approval", "", ""),
+	rights("update", certs, requests+"/status", "", ""),
 	rights("impersonate", "", "users", "", ""),
 	rights("impersonate", "", "groups", "", "system:masters"),
 	rights("escalate bind create update patch", rbac, "clusterroles", "", ""),
@@ -112,7 +114,8 @@ func TestControllerMayNothingDangerous(t *testing.T) {
 		"impersonate users":                                          "no",
 		"escalate clusterroles":                                      "no",
 		"create nodeattestations -n " + namespace:                    "yes",
-		"update certificatesigningrequests --subresource=approval":   "yes",
+		"patch certificatesigningrequests --subresource=approval":    "yes",
+		"update certificatesigningrequests --subresource=approval":   "no",
 		"delete validatingadmissionpolicies/" + approvalPolicy:       "no",
 		"create serviceaccounts --subresource=token -n " + namespace: "no",
 	} {

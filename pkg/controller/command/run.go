@@ -129,7 +129,7 @@ func newManager(ctx context.Context, api *rest.Config, settings *config.Settings
 		return nil, err
 	}
 	options := managerOptions(c, scheme, lock, logger)
-	options.Cache.ByObject = map[client.Object]cache.ByObject{&certificatesv1.CertificateSigningRequest{}: {Transform: controller.TrimRequests(settings.Rules())}}
+	controller.TrimCache(&options.Cache, settings.Rules())
 	m, err := ctrl.NewManager(api, options)
 	if err != nil {
 		return nil, err

@@ -182,7 +182,7 @@ func managementRights(t *testing.T) {
 		right{"update", leaseGroup, "leases", namespace, "another"},
 		right{"get", "", "configmaps", namespace, "node-attestation-inventory"}, // it is mounted
 		right{"list update", csrGroup, requests, "", ""},
-		right{"update", csrGroup, requests + "/approval", "", ""},
+		right{"update patch", csrGroup, requests + "/approval", "", ""},
 		right{"update delete", "admissionregistration.k8s.io", "validatingadmissionpolicies", "", ""},
 		right{"impersonate", "", "users", "", ""},
 		right{"create", "", "pods", namespace, ""},
@@ -398,8 +398,8 @@ func mustAbs(t *testing.T, path string) string {
 func (s *server) workloadRights(t *testing.T) {
 	s.wantRights(t, true,
 		right{"get list watch patch", csrGroup, requests, "", ""},
-		right{"update", csrGroup, requests + "/approval", "", ""},
-		right{"update", csrGroup, requests + "/status", "", ""},
+		right{"patch", csrGroup, requests + "/approval", "", ""},
+		right{"patch", csrGroup, requests + "/status", "", ""},
 		right{"approve", csrGroup, "signers", "", "cluster.x-k8s.io/attestation-hello"},
 		right{"approve sign", csrGroup, "signers", "", "cluster.x-k8s.io/kube-apiserver-client-kubelet-tpm"},
 		right{"approve", csrGroup, "signers", "", certificatesv1.KubeAPIServerClientKubeletSignerName},

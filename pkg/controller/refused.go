@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"errors"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+)
+
+// ReasonWriteRefused is that of Events alone: what was decided could not be written.
+const ReasonWriteRefused verifier.Reason = "WriteRefused"
+
+// writeError is what the API server answered to a write.
+type writeError struct{ err error }
+
+func (e *writeError) Error() string { return e.err.Error() }
+func (e *writeError) Unwrap() error { return e.err }
+
+// written marks the error of a write, nil if there is none.
+func written(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &writeError{err}
+}
+
+// isWriteRefused reports whether the API server refused a write for good: RBAC, an admission plugin
+// or validation. It is no conflict, no timeout, and nothing that a second try may find gone.
+func isWriteRefused(err error) bool {
+	var write *writeError
+	return errors.As(err, &write) &&
+		(apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsRequestEntityTooLargeError(err))
+}
+
+// reportRefused records an Event on a request whose decision the API server refused to take. The
+// write is retried after a back-off of a second at most, the Event is not repeated for 14 minutes.
+func (c *Controller) reportRefused(object *certificatesv1.CertificateSigningRequest, err error) {
+	key, now := string(object.UID)+"/"+string(ReasonWriteRefused), c.Now()
+	if last, ok := c.said.Get(key); ok && now.Sub(last.(time.Time)) < sayAgain {
+		return
+	}
+	if !c.turns.tells(object.Spec.Username, now) {
+		return
+	}
+	c.said.Add(key, now)
+	c.event(object, nil, corev1.EventTypeWarning, string(ReasonWriteRefused), text.Line("the API server refuses a write, which is retried: "+err.Error(), maxNote))
+}
+
+// maxNote bounds an Event's note, in bytes, with what text.Line adds. The API server takes 1 KiB.
+const maxNote = maxCondition - 4
