@@ -73,7 +73,7 @@ TPM_E2E := $(addprefix TestProtocolAgainstSwtpm/,ecc-p256 ecc-p384-high rsa-2048
 ROOT := $(filter 0,$(shell id -u))
 NODE_E2E := TestNodeBecomesReady $(addprefix TestKubeadm/,package sysext baked-image drop-in drop-in/first-boot drop-in/restart not-in-inventory denied bootstrap-by-exec \
 	bootstrapped-around rotated-around) $(addprefix TestKubeadmWithoutController/,join reboot) \
-	TestReproducible TestRunsAlone TestRunsInACluster TestInstallAndPurge $(addprefix TestKubeadmWithoutPolicy/,stock package drop-in-not-enabled bootstrapped-around rotated-around)
+	TestMemoryLimit TestReproducible TestRunsAlone TestRunsInACluster TestInstallAndPurge $(addprefix TestKubeadmWithoutPolicy/,stock package drop-in-not-enabled bootstrapped-around rotated-around)
 
 # How many suites are run at once: most of the time they wait.
 E2E_SUITES ?= $(shell echo $$(($$(nproc) * 3 / 2)))
@@ -100,6 +100,11 @@ test-skew: ## run a kubelet of Kubernetes 1.34, too, against the control plane (
 test-cert-manager: ## run the real cert-manager, too, before the policies for it and after (builds for some minutes the first time)
 	@scripts/need swtpm
 	cd test && go test -count=1 -tags certmanager -run TestRealCertManager -v ./policies
+
+.PHONY: test-memory
+test-memory: ## run the controller within the memory that its manifest gives it, beside thousands of the largest requests (as root, for some minutes, with 16 GiB)
+	@scripts/need swtpm
+	cd test && KUBELET_AUTHENTICATOR_TEST_MEMORY=full go test -count=1 -timeout 60m -tags simulator -run TestMemoryLimit -v ./memory
 
 .PHONY: fuzz
 fuzz: ## fuzz each parser for FUZZTIME, or those of FUZZED

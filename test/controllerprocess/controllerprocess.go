@@ -61,6 +61,10 @@ type Options struct {
 	Edit func(map[string]any)
 	// Args are added to the command line, such as -v=2.
 	Args []string
+	// Env is added to the environment.
+	Env []string
+	// Memory limits the process's memory. Optional.
+	Memory *testbed.MemoryGroup
 }
 
 // Controller is a controller that can be started, ended, and started again. Its methods are for one goroutine at a time.
@@ -169,11 +173,16 @@ func (c *Controller) Start(ctx context.Context) error {
 	if err := os.WriteFile(c.KubeconfigFile(), credential, 0o600); err != nil {
 		return err
 	}
-	process, err := testbed.StartProcess(testbed.Command{
+	command := testbed.Command{
 		Path:    c.options.Binary,
 		Args:    append([]string{"--config=" + c.ConfigFile(), "--kubeconfig=" + c.KubeconfigFile()}, c.options.Args...),
+		Env:     c.options.Env,
 		LogFile: c.LogFile(),
-	})
+	}
+	if c.options.Memory != nil {
+		command = c.options.Memory.Within(command)
+	}
+	process, err := testbed.StartProcess(command)
 	if err != nil {
 		return err
 	}

@@ -48,6 +48,8 @@ type Options struct {
 	// APIServerArgs are added to the API server's; of a flag given twice the
 	// last one counts.
 	APIServerArgs []string
+	// EtcdArgs are added to etcd's, in the same way.
+	EtcdArgs []string
 	// Etcd is another control plane, to be stopped later, whose etcd this one uses, under a prefix of its own. Nil starts one.
 	Etcd *ControlPlane
 }
@@ -121,7 +123,7 @@ func Start(ctx context.Context, opts Options) (_ *ControlPlane, err error) {
 	if opts.Etcd != nil {
 		cp.etcdURL = opts.Etcd.etcdURL
 		args = append([]string{"--etcd-prefix=/" + rand.Text()}, args...)
-	} else if err := cp.startEtcd(ctx); err != nil {
+	} else if err := cp.startEtcd(ctx, opts.EtcdArgs); err != nil {
 		return nil, err
 	}
 	if err := cp.startAPIServer(ctx, args); err != nil {
@@ -273,7 +275,7 @@ func (cp *ControlPlane) writeFiles(auditPolicy []byte) error {
 	return nil
 }
 
-func (cp *ControlPlane) startEtcd(ctx context.Context) error {
+func (cp *ControlPlane) startEtcd(ctx context.Context, extra []string) error {
 	addr, _, err := cp.takePort()
 	if err != nil {
 		return err
@@ -281,7 +283,7 @@ func (cp *ControlPlane) startEtcd(ctx context.Context) error {
 	cp.etcdURL = "http://" + addr
 	cp.etcd, err = StartProcess(Command{
 		Path: cp.components.Etcd,
-		Args: []string{
+		Args: append([]string{
 			"--data-dir=" + cp.path("etcd"),
 			"--listen-client-urls=" + cp.etcdURL,
 			"--advertise-client-urls=" + cp.etcdURL,
@@ -291,7 +293,7 @@ func (cp *ControlPlane) startEtcd(ctx context.Context) error {
 			// It elects itself after this, and nobody else is there to compete.
 			"--heartbeat-interval=10",
 			"--election-timeout=100",
-		},
+		}, extra...),
 		LogFile: cp.path("etcd.log"),
 	})
 	if err != nil {
