@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -82,6 +83,8 @@ type shared struct {
 
 	decisions *controller.Metrics
 	around    *controller.ClusterMetrics
+	// policies compares the management cluster's admission policies with the release's.
+	policies *controller.PolicyCheck
 }
 
 // startEngine starts an engine, which ends when ctx does, or stop is called.
@@ -135,6 +138,8 @@ func (e *engine) run(ctx context.Context) {
 var hints = controller.Hints{
 	Nodes:  "attest them, or list them in the Cluster's annotation " + AnnotationUnattestedNodes,
 	Record: "apply packaging/cluster-api/management to the management cluster",
+	Policies: "apply packaging/cluster-api/workload to the workload cluster, and packaging/cluster-api/management to the management cluster, " +
+		"with your overlays if you have some, name other controllers in policies.controllers, or set policies.mode: Warn",
 	Rights: "apply packaging/cluster-api/workload to the workload cluster, and packaging/cluster-api/management to the management cluster",
 }
 
@@ -165,12 +170,18 @@ func (e *engine) serve(ctx context.Context) error {
 	defer w.broadcaster.Shutdown() // it began when it was made
 	challengeKeys, around := settings.Keys(live, live), e.around.For(e.name())
 	challengeKeys.Interval, challengeKeys.Existing = keysInterval, true
-	gate := settings.Gate(challengeKeys, around, e.log.WithName("gate"))
+	check := settings.PolicyCheck(w.live)
+	gate := settings.Gate(challengeKeys, around, e.log.WithName("gate"), check, e.policies)
 	gate.Nodes, gate.Hints = w.live, hints
 	if err := gate.Open(ctx); err != nil {
 		return err
 	}
 	parts := e.parts(settings, challengeKeys, live)
+	policies := settings.Policies(check, around)
+	policies.Tell = e.tell
+	if parts.Policies, err = controller.NewPolicies(policies, w.watching, w.recorder, e.log.WithName("policies")); err != nil {
+		return err
+	}
 	c, err := controller.New(parts, controller.Clients{Client: w.client, Live: w.live, Events: w.recorder, Records: live})
 	if err != nil {
 		return err
@@ -188,12 +199,18 @@ func (e *engine) serve(ctx context.Context) error {
 		controller.NewProblems(parts, challengeKeys, e.log.WithName("sources")).Start,
 		w.record,
 		e.upkeep(live).Start,
+		parts.Policies.Start,
 		func(ctx context.Context) error {
 			return controller.RunBindings(ctx, settings.Bindings(around), controller.BindingsClients{
 				Config: w.unbounded, Cache: w.options, Writer: w.client, Events: w.recorder, Log: e.log.WithName("bindings"),
 			})
 		},
 	)
+}
+
+// tell says in an Event on the Cluster, too, what concerns the workload cluster: whoever takes its policies away may take its own Events away.
+func (e *engine) tell(kind, reason, message string) {
+	e.events.Eventf(e.plan.cluster, nil, kind, reason, "Compare", "%s", short(message))
 }
 
 // all runs functions until ctx ends, which it does when one fails, and returns the first error.
@@ -264,8 +281,10 @@ type workload struct {
 	cache     cache.Cache
 	// client reads requests from the cache, live from the API server.
 	client, live client.Client
-	broadcaster  events.EventBroadcaster
-	recorder     events.EventRecorder
+	// watching is unbounded, too, and has no cache.
+	watching    client.WithWatch
+	broadcaster events.EventBroadcaster
+	recorder    events.EventRecorder
 }
 
 // budgeted returns a client of the management cluster that one engine alone uses.
@@ -294,6 +313,9 @@ func (e *engine) reach(settings *config.Settings) (*workload, error) {
 	if err != nil {
 		return nil, err
 	}
+	if w.watching, err = client.NewWithWatch(unbounded, client.Options{Scheme: scheme, Mapper: mapper}); err != nil {
+		return nil, err
+	}
 	sink, err := eventsclient.NewForConfig(connection)
 	if err != nil {
 		return nil, err
@@ -308,7 +330,10 @@ func workloadKinds() meta.RESTMapper {
 	mapper := meta.NewDefaultRESTMapper(nil)
 	mapper.Add(certificatesv1.SchemeGroupVersion.WithKind("CertificateSigningRequest"), meta.RESTScopeRoot)
 	mapper.Add(corev1.SchemeGroupVersion.WithKind("Node"), meta.RESTScopeRoot)
+	mapper.Add(corev1.SchemeGroupVersion.WithKind("Namespace"), meta.RESTScopeRoot)
 	mapper.Add(rbacv1.SchemeGroupVersion.WithKind("ClusterRoleBinding"), meta.RESTScopeRoot)
+	mapper.Add(admissionv1.SchemeGroupVersion.WithKind("ValidatingAdmissionPolicy"), meta.RESTScopeRoot)
+	mapper.Add(admissionv1.SchemeGroupVersion.WithKind("ValidatingAdmissionPolicyBinding"), meta.RESTScopeRoot)
 	return mapper
 }
 

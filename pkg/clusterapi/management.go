@@ -9,6 +9,8 @@ import (
 	"slices"
 	"time"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	authenticationv1 "k8s.io/api/authentication/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -36,6 +38,8 @@ const (
 	connecting = 100
 	// inventoryAge is how long a changed inventory may go unnoticed, and two seconds more while it is read.
 	inventoryAge = 500 * time.Millisecond
+	// managementName is the management cluster's in metrics. Those of workload clusters have a slash.
+	managementName = "management"
 )
 
 // Management has a controller serve the workload clusters of a management cluster. The zero value does.
@@ -50,7 +54,8 @@ type Management struct {
 func (Management) Scheme() (*runtime.Scheme, error) {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{
-		certificatesv1.AddToScheme, corev1.AddToScheme, rbacv1.AddToScheme, v1alpha1.AddToScheme, clusterv1.AddToScheme, bootstrapv1.AddToScheme,
+		admissionv1.AddToScheme, authenticationv1.AddToScheme, certificatesv1.AddToScheme, corev1.AddToScheme, rbacv1.AddToScheme, v1alpha1.AddToScheme,
+		clusterv1.AddToScheme, bootstrapv1.AddToScheme,
 	} {
 		if err := add(scheme); err != nil {
 			return nil, err
@@ -107,6 +112,9 @@ func (m Management) Add(ctx context.Context, mgr manager.Manager, settings *conf
 	if clusters.around, err = controller.NewClusterMetrics(); err != nil {
 		return err
 	}
+	if err := clusters.addPolicies(mgr); err != nil {
+		return err
+	}
 	if err := m.addSources(mgr, &clusters.shared); err != nil {
 		return err
 	}
@@ -126,6 +134,13 @@ func (m Management) Add(ctx context.Context, mgr manager.Manager, settings *conf
 		return err
 	}
 	return clusters.watch(mgr)
+}
+
+// addPolicies has the management cluster's own admission policies watched, and no cluster be enforced for without them.
+func (c *clusters) addPolicies(mgr manager.Manager) error {
+	c.policies = c.settings.ManagementPolicyCheck(c.live)
+	_, err := controller.AddPolicies(mgr, c.settings.Policies(c.policies, c.around.For(managementName)))
+	return err
 }
 
 // initialized reports whether there is an API server to connect to, and a kubeconfig. A connection that fails is tried again after 30 s only, and

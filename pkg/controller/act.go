@@ -74,6 +74,9 @@ func (c *Controller) challenge(ctx context.Context, object *certificatesv1.Certi
 	}
 	ek := fmt.Sprintf("sha256:%s", f.input.Evidence.EK)
 	err = c.annotate(ctx, object, map[string]string{attestation.AnnotationChallenge: value, attestation.AnnotationEK: ek})
+	if err == nil {
+		c.Policies.Challenged(object.Name)
+	}
 	return ctrl.Result{RequeueAfter: expires.Sub(f.input.Now) + time.Minute}, err
 }
 

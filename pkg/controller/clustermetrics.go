@@ -14,8 +14,8 @@ import (
 // ClusterMetrics are gauges of what in a cluster goes around attestation. Register them once in a process. A nil *ClusterMetrics
 // gauges nothing.
 type ClusterMetrics struct {
-	bindings, unattested *prometheus.GaugeVec
-	cluster              string
+	bindings, unattested, policies *prometheus.GaugeVec
+	cluster                        string
 
 	mu    sync.Mutex
 	named map[string]bool
@@ -35,8 +35,12 @@ func NewClusterMetrics() (*ClusterMetrics, error) {
 			Name: "node_attestation_unattested_nodes",
 			Help: "Nodes that have no record and are not listed in unattestedNodes.",
 		}, []string{"cluster"}),
+		policies: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "node_attestation_policy_problems",
+			Help: "1 for each problem of an admission policy that keeps it from being in force, and with the problem NotWatched where that is not known.",
+		}, []string{"cluster", "policy", "problem"}),
 	}
-	return m, errors.Join(metrics.Registry.Register(m.bindings), metrics.Registry.Register(m.unattested))
+	return m, errors.Join(metrics.Registry.Register(m.bindings), metrics.Registry.Register(m.unattested), metrics.Registry.Register(m.policies))
 }
 
 // For returns the gauges of one cluster.
@@ -44,7 +48,7 @@ func (m *ClusterMetrics) For(cluster string) *ClusterMetrics {
 	if m == nil {
 		return nil
 	}
-	return &ClusterMetrics{bindings: m.bindings, unattested: m.unattested, cluster: cluster}
+	return &ClusterMetrics{bindings: m.bindings, unattested: m.unattested, policies: m.policies, cluster: cluster}
 }
 
 // Forget drops what is gauged of the cluster.
@@ -52,6 +56,7 @@ func (m *ClusterMetrics) Forget() {
 	if m != nil {
 		m.bindings.DeletePartialMatch(prometheus.Labels{"cluster": m.cluster})
 		m.unattested.DeleteLabelValues(m.cluster)
+		m.policies.DeletePartialMatch(prometheus.Labels{"cluster": m.cluster})
 	}
 }
 
@@ -91,5 +96,19 @@ func label(name string) string {
 func (m *ClusterMetrics) nodesWithout(n int) {
 	if m != nil {
 		m.unattested.WithLabelValues(m.cluster).Set(float64(n))
+	}
+}
+
+// policyProblems gauges what is known of the admission policies, in the place of what was.
+func (m *ClusterMetrics) policyProblems(v verdict) {
+	if m == nil {
+		return
+	}
+	m.policies.DeletePartialMatch(prometheus.Labels{"cluster": m.cluster})
+	if v.reason == ReasonPoliciesUnwatched {
+		m.policies.WithLabelValues(m.cluster, "", v.reason).Set(1)
+	}
+	for _, p := range v.problems {
+		m.policies.WithLabelValues(m.cluster, p.Policy, p.Problem).Set(1)
 	}
 }

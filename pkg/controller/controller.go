@@ -62,6 +62,8 @@ type Config struct {
 	Concurrency int
 	// Metrics count decisions. Optional.
 	Metrics *Metrics
+	// Policies are told which hellos are open, to prove a policy on one. Optional.
+	Policies *Policies
 	// Now is the clock. Default: the system's.
 	Now func() time.Time
 }

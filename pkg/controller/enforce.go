@@ -47,6 +47,8 @@ type Gate struct {
 	Cluster, Namespace string
 	// Unattested are the names of Nodes that are left alone.
 	Unattested []string
+	// Policies are the admission policies that have to be in force when enforcement starts. None: it starts without them.
+	Policies []*PolicyCheck
 	// Audit refuses nothing, and forgets that enforcement had started.
 	Audit bool
 	// Metrics gauge the Nodes. Optional.
@@ -64,6 +66,8 @@ type Gate struct {
 type GateError struct {
 	// Nodes are those without a record that are not listed, if that is why, in the order of their names.
 	Nodes []string
+	// Policies are the admission policies that are not in force, if that is why.
+	Policies []PolicyProblem
 	// Hint is what can be done.
 	Hint  string
 	cause error
@@ -72,6 +76,9 @@ type GateError struct {
 func (e *GateError) Error() string {
 	if e.cause != nil {
 		return fmt.Sprintf("enforcement does not start: %v", e.cause)
+	}
+	if len(e.Policies) > 0 {
+		return "enforcement does not start: admission policies are not in force: " + describe(e.Policies)
 	}
 	return fmt.Sprintf("enforcement does not start: Nodes that have no record and are not in unattestedNodes: %s", named(e.Nodes))
 }
@@ -89,16 +96,19 @@ func named(names []string) string {
 
 // Hints are what an operator can do where enforcement does not start.
 type Hints struct {
-	// Nodes is for Nodes that have no record, Record for a kind of records that is not there, Rights for what is forbidden.
-	Nodes, Record, Rights string
+	// Nodes is for Nodes that have no record, Record for a kind of records that is not there, Policies for admission policies that are not in
+	// force, Rights for what is forbidden.
+	Nodes, Record, Policies, Rights string
 }
 
 // hints are for a controller of one cluster.
 var hints = Hints{
 	Nodes:  "attest them, list them in unattestedNodes, or start with audit: true",
 	Record: "apply packaging/kubernetes/crd.yaml, list the Nodes in unattestedNodes, or start with audit: true",
-	Rights: "apply packaging/kubernetes/rbac.yaml: needed are list on nodes and nodeattestations, and get and update on the challenge keys' Secret, " +
-		"which has to be there where the controller may not create it",
+	Policies: "apply packaging/kubernetes/policies.yaml, with your overlay if you have one, name other controllers in policies.controllers, " +
+		"or set policies.mode: Warn",
+	Rights: "apply packaging/kubernetes/rbac.yaml: needed are list on nodes, nodeattestations, validatingadmissionpolicies and their bindings, " +
+		"and get and update on the challenge keys' Secret, which has to be there where the controller may not create it",
 }
 
 func (g *Gate) hints() Hints {
@@ -164,7 +174,27 @@ func (g *Gate) try(ctx context.Context) error {
 	if len(without) > 0 {
 		return &GateError{Nodes: without, Hint: g.hints().Nodes}
 	}
+	if err := g.policiesInForce(ctx); err != nil {
+		return err
+	}
 	return g.remember(ctx)
+}
+
+// policiesInForce returns a *GateError where admission policies are missing, altered or deny nothing.
+func (g *Gate) policiesInForce(ctx context.Context) error {
+	for _, check := range g.Policies {
+		problems, err := check.Check(ctx)
+		if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
+			return &GateError{Hint: g.hints().Policies, cause: fmt.Errorf("the API server has no ValidatingAdmissionPolicies: %w", err)}
+		}
+		if err != nil {
+			return g.failed("policies", err)
+		}
+		if len(problems) > 0 {
+			return &GateError{Policies: problems, Hint: g.hints().Policies}
+		}
+	}
+	return nil
 }
 
 // Start goes on looking at the Nodes until ctx ends, for the log and the gauge. A manager runs it, on the leader.

@@ -29,7 +29,7 @@ func (c *Controller) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	}
 	if !c.Rules.Concerned(object) {
 		c.forget(request.Name)
-		return ctrl.Result{}, nil
+		return c.noticeIssued(ctx, object)
 	}
 	result, err := c.proceed(ctx, request, object)
 	if isWriteRefused(err) {
@@ -44,7 +44,10 @@ func (c *Controller) proceed(ctx context.Context, request ctrl.Request, object *
 	switch stateOf(object) {
 	case done:
 		c.forget(request.Name)
-		return ctrl.Result{}, c.finish(ctx, object)
+		if err := c.finish(ctx, object); err != nil {
+			return ctrl.Result{}, err
+		}
+		return c.noticeIssued(ctx, object)
 	case approved: // it may have been issued since
 		c.turns.forget(request.Name)
 		if err := c.live.Get(ctx, request.NamespacedName, object); err != nil {

@@ -4,6 +4,7 @@ package controller
 
 import (
 	"context"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -22,18 +23,20 @@ type Metrics struct {
 	age       *prometheus.HistogramVec
 	judging   *prometheus.HistogramVec
 	ekChanges *prometheus.GaugeVec
+	issued    *prometheus.CounterVec
 	cluster   string
 }
 
 // For returns the counters of one cluster.
 func (m *Metrics) For(cluster string) *Metrics {
-	return &Metrics{m.decisions, m.age, m.judging, m.ekChanges, cluster}
+	return &Metrics{m.decisions, m.age, m.judging, m.ekChanges, m.issued, cluster}
 }
 
 // Forget drops what is counted of the cluster.
 func (m *Metrics) Forget() {
 	m.decisions.DeletePartialMatch(prometheus.Labels{"cluster": m.cluster})
 	m.ekChanges.DeletePartialMatch(prometheus.Labels{"cluster": m.cluster})
+	m.issued.DeletePartialMatch(prometheus.Labels{"cluster": m.cluster})
 }
 
 // NewMetrics registers the metrics with controller-runtime's registry. For says which cluster's they are.
@@ -57,8 +60,12 @@ func NewMetrics() (*Metrics, error) {
 			Name: "node_attestation_ek_changes",
 			Help: "Machines for which a source names other endorsement keys than it did, by cluster, source and state: accepted or held.",
 		}, []string{"cluster", "source", "state"}),
+		issued: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "node_attestation_issued_without_attestation_total",
+			Help: "Certificates issued to nodes and bootstrap identities that no record names, by cluster, signer, and what is known of the node name.",
+		}, []string{"cluster", "signer", "name"}),
 	}
-	for _, c := range []prometheus.Collector{m.decisions, m.age, m.judging, m.ekChanges} {
+	for _, c := range []prometheus.Collector{m.decisions, m.age, m.judging, m.ekChanges, m.issued} {
 		if err := metrics.Registry.Register(c); err != nil {
 			return nil, err
 		}
@@ -84,6 +91,17 @@ func (m *Metrics) gaugeEKChanges(source verifier.EKSource, accepted, held int) {
 	}
 	m.ekChanges.WithLabelValues(m.cluster, string(source), "accepted").Set(float64(accepted))
 	m.ekChanges.WithLabelValues(m.cluster, string(source), "held").Set(float64(held))
+}
+
+// countIssued counts a certificate that no record names. Of signers that are not Kubernetes' own nor this project's there may be any number.
+func (m *Metrics) countIssued(signer, name string) {
+	if m == nil {
+		return
+	}
+	if !strings.HasPrefix(signer, "kubernetes.io/") && !strings.HasPrefix(signer, "cluster.x-k8s.io/") {
+		signer = "other"
+	}
+	m.issued.WithLabelValues(m.cluster, label(signer), name).Inc()
 }
 
 // report lets a decision be seen: a log line, metrics, and, of what came of a request in the end, an Event on it and on its Node, if there is one. What

@@ -110,6 +110,7 @@ func trimmed(request *certificatesv1.CertificateSigningRequest) *certificatesv1.
 	for _, c := range request.Status.Conditions {
 		kept.Status.Conditions = append(kept.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{Type: c.Type, Status: c.Status})
 	}
+	keepIssued(kept, request)
 	return kept
 }
 

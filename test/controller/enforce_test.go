@@ -364,8 +364,14 @@ func TestProgramStartsToEnforce(t *testing.T) {
 	if since, _ := g.since(t); since != "" {
 		t.Errorf("refused, and since %s", since)
 	}
+	cmd, stderr = start(g.admin(t), "unattestedNodes: [cp-1, worker-1]\n")
+	_ = cmd.Wait() // its exit code follows
+	if code := cmd.ProcessState.ExitCode(); code != 10 || !strings.Contains(stderr.String(), approvalPolicy+": "+controller.PolicyMissing) ||
+		!strings.Contains(stderr.String(), "\nhint: apply packaging/kubernetes/policies.yaml") {
+		t.Errorf("without policies: exit code %d: %s", code, stderr)
+	}
 	g.kubeadms(t)
-	cmd, stderr = start(g.admin(t), "unattestedNodes: [cp-1, worker-1]\nautoApprovingBindings: Remove\n")
+	cmd, stderr = start(g.admin(t), "policies: {mode: Warn}\nunattestedNodes: [cp-1, worker-1]\nautoApprovingBindings: Remove\n")
 	ended := sync.OnceValue(func() error {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
 		return cmd.Wait()

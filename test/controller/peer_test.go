@@ -146,7 +146,7 @@ func (p *peer) attests(t *testing.T) (hello, proof *certificatesv1.CertificateSi
 	return hello, p.file(t, p.proof(t, hello))
 }
 
-func (f *fleet) get(t *testing.T, name string) *certificatesv1.CertificateSigningRequest {
+func (f *bed) get(t *testing.T, name string) *certificatesv1.CertificateSigningRequest {
 	t.Helper()
 	object := &certificatesv1.CertificateSigningRequest{}
 	if err := f.client.Get(t.Context(), client.ObjectKey{Name: name}, object); err != nil {

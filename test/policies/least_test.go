@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -27,6 +28,7 @@ const (
 	inventory = "node-attestation-inventory"
 	eventsAPI = "events.k8s.io"
 	recordAPI = "attestation.cluster.x-k8s.io"
+	admission = "admissionregistration.k8s.io"
 
 	// noWatchList has client-go list before it watches, as it does with API servers before Kubernetes 1.32.
 	noWatchList = "KUBE_FEATURE_WatchListClient"
@@ -150,6 +152,8 @@ func (l *live) asked(t *testing.T, mark testbed.AuditMark) (used map[right]bool,
 		r, ok := askedFor(e)
 		switch {
 		case e.User != controllerUser || !ok:
+		case r.resource == requests+"/approval" && strings.Contains(e.RequestURI, "dryRun=All"):
+			// A policy refuses it, which is what it is for. The right is shown by the approvals that are meant.
 		case e.Code == 403:
 			forbidden = append(forbidden, e)
 		default:
@@ -234,7 +238,8 @@ func (l *live) usesEverything(t *testing.T, m *machine, early string) {
 	for _, e := range forbidden {
 		t.Errorf("refused: %s %s", e.Verb, e.RequestURI)
 	}
-	var granted []right
+	// Every authenticated user may ask who it is, by the API server's own role system:basic-user.
+	granted := []right{{"create", "authentication.k8s.io", "selfsubjectreviews", "", ""}}
 	for _, r := range l.roles(t) {
 		granted = append(granted, r.atoms()...)
 	}
@@ -310,6 +315,19 @@ func (l *live) missesEach(t *testing.T, m *machine) {
 		t.Setenv(noWatchList, "false")
 		return restart(t)
 	}
+	// Without a binding the condition on the namespace is another.
+	unbind := func(t *testing.T) func(*testing.T) {
+		inForce := func(status string) {
+			l.kubectl(t, "wait", "--for=condition=NodeAttestationPoliciesInForce="+status, "namespace/"+namespace, "--timeout=20s")
+		}
+		must(t, l.admin.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Delete(t.Context(), sizePolicy, metav1.DeleteOptions{}))
+		return func(t *testing.T) {
+			l.kubectl(t, "annotate", "validatingadmissionpolicy", sizePolicy, "test=again", "--overwrite")
+			inForce("false")
+			l.kubectl(t, "apply", "--server-side", "--filename="+filepath.Join(manifests, "policies.yaml"))
+			inForce("true")
+		}
+	}
 	loseLease := func(t *testing.T) func(*testing.T) {
 		l.kubectl(t, "delete", "leases", account, "--namespace="+namespace)
 		return func(t *testing.T) {
@@ -355,6 +373,8 @@ func (l *live) missesEach(t *testing.T, m *machine) {
 		{right{"update", lease, "leases", namespace, account}, waitFor},
 		{right{"get", lease, "leases", namespace, account}, loseLease},
 		{right{"create", lease, "leases", namespace, ""}, loseLease},
+		{right{"get", "", "namespaces/status", "", namespace}, unbind},
+		{right{"patch", "", "namespaces/status", "", namespace}, unbind},
 	}
 	starting := []row{
 		{right{"create", "", "events", namespace, ""}, restart}, // that it leads
@@ -364,6 +384,10 @@ func (l *live) missesEach(t *testing.T, m *machine) {
 		{right{"watch", rbac, "clusterrolebindings", "", ""}, restart},
 		{right{"list", rbac, "clusterrolebindings", "", ""}, restartListing},
 		{right{"list", "", "nodes", "", ""}, restart},
+		{right{"watch", admission, "validatingadmissionpolicies", "", ""}, restart},
+		{right{"watch", admission, "validatingadmissionpolicybindings", "", ""}, restart},
+		{right{"list", admission, "validatingadmissionpolicies", "", ""}, restartListing},
+		{right{"list", admission, "validatingadmissionpolicybindings", "", ""}, restartListing},
 	}
 	approving := []row{{right{"approve", certs, "signers", "", builtinSigner}, refuse(builtinSigner)}}
 

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	authenticationv1 "k8s.io/api/authentication/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -81,7 +83,7 @@ func newGate(api *rest.Config, settings *config.Settings, logger klog.Logger) (*
 	if err != nil {
 		return nil, err
 	}
-	return settings.Gate(settings.Keys(live, live), metrics.For(settings.Config().ClusterUID), logger.WithName("gate")), nil
+	return settings.Gate(settings.Keys(live, live), metrics.For(settings.Config().ClusterUID), logger.WithName("gate"), settings.PolicyCheck(live)), nil
 }
 
 // open has the gate judge whether enforcement may start. Nothing is wrong if it was told to end meanwhile.
@@ -113,7 +115,9 @@ func (i *invocation) apiConfig() (*rest.Config, error) {
 
 func newScheme() (*runtime.Scheme, error) {
 	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{certificatesv1.AddToScheme, corev1.AddToScheme, rbacv1.AddToScheme, v1alpha1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{
+		admissionv1.AddToScheme, authenticationv1.AddToScheme, certificatesv1.AddToScheme, corev1.AddToScheme, rbacv1.AddToScheme, v1alpha1.AddToScheme,
+	} {
 		if err := add(scheme); err != nil {
 			return nil, err
 		}
@@ -134,12 +138,19 @@ func newManager(ctx context.Context, api *rest.Config, settings *config.Settings
 	if err != nil {
 		return nil, err
 	}
+	live, err := client.New(api, client.Options{HTTPClient: m.GetHTTPClient(), Scheme: scheme, Mapper: m.GetRESTMapper()})
+	if err != nil {
+		return nil, err
+	}
 	parts, keys := settings.Controller(m.GetAPIReader(), m.GetClient())
 	metrics, err := controller.NewMetrics()
 	if err != nil {
 		return nil, err
 	}
 	parts.Metrics = metrics.For(c.ClusterUID)
+	if parts.Policies, err = controller.AddPolicies(m, settings.Policies(settings.PolicyCheck(live), gate.Metrics)); err != nil {
+		return nil, err
+	}
 	if err := controller.Add(m, parts); err != nil {
 		return nil, err
 	}

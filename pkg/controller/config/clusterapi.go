@@ -107,8 +107,13 @@ func (s *Settings) checkServingAddresses() error {
 
 // Groups returns the groups of ClusterAPI.User, as the API server would give them to the service account.
 func (m *ClusterAPI) Groups() []string {
+	return []string{"system:serviceaccounts", "system:serviceaccounts:" + m.userNamespace(), "system:authenticated"}
+}
+
+// userNamespace returns the namespace of ClusterAPI.User.
+func (m *ClusterAPI) userNamespace() string {
 	namespace, _, _ := strings.Cut(strings.TrimPrefix(m.User, userServiceAccount), ":")
-	return []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace, "system:authenticated"}
+	return namespace
 }
 
 // Workload is what is each workload cluster's own.

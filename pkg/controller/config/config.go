@@ -76,6 +76,8 @@ type Config struct {
 	UnattestedNodes []string `json:"unattestedNodes,omitempty"`
 	// AutoApprovingBindings is what becomes of ClusterRoleBindings with which kube-controller-manager approves without attestation.
 	AutoApprovingBindings BindingsMode `json:"autoApprovingBindings"`
+	// Policies is about the admission policies that keep others from doing the controller's work.
+	Policies Policies `json:"policies"`
 	// Rates bound how much is decided.
 	Rates Rates `json:"rates"`
 	// Audit decides and reports, and touches no request.
@@ -193,6 +195,14 @@ const (
 	Remove BindingsMode = "Remove"
 )
 
+// Policies is what the controller expects of the admission policies.
+type Policies struct {
+	// Mode is whether enforcement starts only where they are in force. It never stops for them.
+	Mode Mode `json:"mode"`
+	// Controllers are the users that they name beside this controller.
+	Controllers []string `json:"controllers,omitempty"`
+}
+
 // Rates are controller.Rates.
 type Rates struct {
 	PerRequester Rate `json:"perRequester"`
@@ -256,6 +266,7 @@ func Default() Config {
 		BootCounters:          Warn,
 		WaitDeadline:          duration(verifier.DefaultWaitDeadline),
 		AutoApprovingBindings: Report,
+		Policies:              Policies{Mode: Required},
 		Rates:                 Rates{PerRequester: rate(rates.Requester), PerCluster: rate(rates.Cluster), PerMachine: rate(rates.Machine)},
 		ChallengeKeySecret:    "node-attestation-controller-key",
 		LeaderElection:        LeaderElection{Enabled: true, LeaseName: "node-attestation-controller"},

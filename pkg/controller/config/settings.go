@@ -44,7 +44,7 @@ type Settings struct {
 func New(c Config) (*Settings, error) {
 	s := &Settings{config: c}
 	for _, step := range []func() error{
-		s.checkClusterAPI, s.checkNames, s.checkSigning, s.checkInventory, s.checkBindings, s.checkRates, s.makeTPM, s.makeOwnRules,
+		s.checkClusterAPI, s.checkNames, s.checkSigning, s.checkInventory, s.checkBindings, s.checkPolicies, s.checkRates, s.makeTPM, s.makeOwnRules,
 	} {
 		if err := step(); err != nil {
 			return nil, err
@@ -151,6 +151,19 @@ func (s *Settings) checkInventory() error {
 func (s *Settings) checkBindings() error {
 	if mode := s.config.AutoApprovingBindings; mode != Report && mode != Remove {
 		return fmt.Errorf("autoApprovingBindings: %.64q is not Report or Remove", mode)
+	}
+	return nil
+}
+
+func (s *Settings) checkPolicies() error {
+	p := s.config.Policies
+	if p.Mode != Required && p.Mode != Warn {
+		return fmt.Errorf("policies.mode: %.64q is not Required or Warn", p.Mode)
+	}
+	for i, name := range p.Controllers {
+		if name == "" || strings.ContainsAny(name, `'"\\`) || slices.Contains(p.Controllers[:i], name) {
+			return fmt.Errorf("policies.controllers: %.128q is not a user's name, or stands twice", name)
+		}
 	}
 	return nil
 }
@@ -439,10 +452,38 @@ func (s *Settings) Bindings(metrics *controller.ClusterMetrics) controller.Bindi
 	return controller.BindingsConfig{Remove: s.config.AutoApprovingBindings == Remove, Audit: s.config.Audit, Metrics: metrics}
 }
 
+// PolicyCheck returns what compares the admission policies of the cluster that nodes join with the release's.
+func (s *Settings) PolicyCheck(api client.Client) *controller.PolicyCheck {
+	check := &controller.PolicyCheck{Scope: controller.PoliciesAlone, Client: api, Others: s.config.Policies.Controllers}
+	if s.config.ClusterAPI != nil {
+		check.Scope, check.User = controller.PoliciesWorkload, s.config.ClusterAPI.User
+	}
+	return check
+}
+
+// ManagementPolicyCheck returns what does so for a management cluster.
+func (s *Settings) ManagementPolicyCheck(api client.Client) *controller.PolicyCheck {
+	return &controller.PolicyCheck{Scope: controller.PoliciesManagement, Client: api, Others: s.config.Policies.Controllers}
+}
+
+// Policies returns what controller.AddPolicies makes a watch of.
+func (s *Settings) Policies(check *controller.PolicyCheck, metrics *controller.ClusterMetrics) controller.PoliciesConfig {
+	namespace := s.config.Namespace
+	if m := s.config.ClusterAPI; m != nil && check.Scope == controller.PoliciesWorkload {
+		namespace = m.userNamespace()
+	}
+	return controller.PoliciesConfig{Check: check, Namespace: namespace, Audit: s.config.Audit, Metrics: metrics}
+}
+
 // Gate returns what lets enforcement start. Whoever calls it opens it before the manager starts, and runs it, a manager's Runnable.
-func (s *Settings) Gate(keys *controller.KeyStore, metrics *controller.ClusterMetrics, log logr.Logger) *controller.Gate {
+// The policies are those that have to be in force, unless the configuration says otherwise.
+func (s *Settings) Gate(keys *controller.KeyStore, metrics *controller.ClusterMetrics, log logr.Logger, policies ...*controller.PolicyCheck) *controller.Gate {
+	if s.config.Policies.Mode != Required {
+		policies = nil
+	}
 	return &controller.Gate{
-		Keys: keys, Cluster: s.config.ClusterUID, Namespace: s.config.Namespace, Unattested: s.config.UnattestedNodes,
+		Policies: policies,
+		Keys:     keys, Cluster: s.config.ClusterUID, Namespace: s.config.Namespace, Unattested: s.config.UnattestedNodes,
 		Audit: s.config.Audit, Metrics: metrics, Log: log,
 	}
 }

@@ -53,7 +53,9 @@ func listed(t *testing.T, folder string) []string {
 // What packaging/kubernetes has is in one of the two, or is named here: who adds something says where it goes.
 func TestKustomizations(t *testing.T) {
 	alone := []string{"Role/node-attestation-controller", "RoleBinding/node-attestation-controller", "Secret/node-attestation-controller-key"}
-	both := []string{"Namespace/node-attestation-system"}
+	both := []string{
+		"ClusterRole/node-attestation-controller-policies", "ClusterRoleBinding/node-attestation-controller-policies", "Namespace/node-attestation-system",
+	}
 	own := []string{
 		"ClusterRole/node-attestation-controller-management", "ClusterRoleBinding/node-attestation-controller-management",
 		"ClusterRole/node-attestation-controller-workload", "ClusterRoleBinding/node-attestation-controller-workload",
@@ -136,6 +138,7 @@ const (
 	csrGroup     = "certificates.k8s.io"
 	rbacGroup    = "rbac.authorization.k8s.io"
 	leaseGroup   = "coordination.k8s.io"
+	policyGroup  = "admissionregistration.k8s.io"
 	requests     = "certificatesigningrequests"
 )
 
@@ -172,6 +175,9 @@ func managementRights(t *testing.T) {
 		right{"list watch create update delete", recordGroup, "nodeattestations", "fleet", ""},
 		right{"create", "events.k8s.io", "events", "fleet", ""},
 		right{"get update", leaseGroup, "leases", namespace, "node-attestation-controller"},
+		right{"list watch", policyGroup, "validatingadmissionpolicies", "", ""},
+		right{"list watch", policyGroup, "validatingadmissionpolicybindings", "", ""},
+		right{"get patch", "", "namespaces/status", "", namespace},
 	)
 	management.wantRights(t, false,
 		right{"list watch patch delete", "", "secrets", "fleet", ""},
@@ -183,7 +189,9 @@ func managementRights(t *testing.T) {
 		right{"get", "", "configmaps", namespace, "node-attestation-inventory"}, // it is mounted
 		right{"list update", csrGroup, requests, "", ""},
 		right{"update patch", csrGroup, requests + "/approval", "", ""},
-		right{"update delete", "admissionregistration.k8s.io", "validatingadmissionpolicies", "", ""},
+		right{"create update patch delete", policyGroup, "validatingadmissionpolicies", "", ""},
+		right{"get patch", "", "namespaces/status", "", "fleet"},
+		right{"update patch", "", "namespaces", "", namespace},
 		right{"impersonate", "", "users", "", ""},
 		right{"create", "", "pods", namespace, ""},
 		right{"create", "", "serviceaccounts/token", namespace, ""},
@@ -345,6 +353,9 @@ func TestNamespaces(t *testing.T) {
 		right{"list watch create update", recordGroup, "nodeattestations", "fleet", ""},
 		right{"list watch", clusterGroup, "clusters", "fleet", ""},
 		right{"get update", leaseGroup, "leases", namespace, "node-attestation-controller"},
+		right{"list watch", policyGroup, "validatingadmissionpolicies", "", ""},
+		right{"list watch", policyGroup, "validatingadmissionpolicybindings", "", ""},
+		right{"get patch", "", "namespaces/status", "", namespace},
 	)
 	for _, elsewhere := range []string{"", "another", namespace} {
 		bound.wantRights(t, false,
@@ -407,8 +418,13 @@ func (s *server) workloadRights(t *testing.T) {
 		right{"get list", "", "nodes", "", ""},
 		right{"list watch", rbacGroup, "clusterrolebindings", "", ""},
 		right{"create", "events.k8s.io", "events", "default", ""},
+		right{"list watch", policyGroup, "validatingadmissionpolicies", "", ""},
+		right{"list watch", policyGroup, "validatingadmissionpolicybindings", "", ""},
+		right{"get patch", "", "namespaces/status", "", namespace},
 	)
 	s.wantRights(t, false,
+		right{"create update patch delete", policyGroup, "validatingadmissionpolicybindings", "", ""},
+		right{"get patch", "", "namespaces/status", "", "kube-system"},
 		right{"approve sign", csrGroup, "signers", "", "kubernetes.io/kube-apiserver-client"},
 		right{"approve sign", csrGroup, "signers", "", "cluster.x-k8s.io/kubelet-serving-tpm"},
 		right{"sign", csrGroup, "signers", "", certificatesv1.KubeAPIServerClientKubeletSignerName},

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+)
+
+// AnnotationIssuedAround is on a request that was reported as issued without attestation, with the fingerprint of the certificate. No
+// replica reports it again.
+const AnnotationIssuedAround = "attestation.cluster.x-k8s.io/issued-without-attestation"
+
+// ReasonIssuedAround is that of the Event on such a request, and on the Node of the name in the certificate.
+const ReasonIssuedAround = "IssuedWithoutAttestation"
+
+// cachedIssued is on a request in the cache alone, of which nothing else is kept: it was issued to a node or a bootstrap identity.
+const cachedIssued = "attestation.cluster.x-k8s.io/cached-issued"
+
+// How certificates that no record names are counted.
+const (
+	// namedAttested says that the name in the certificate has a record, namedOther that it has none.
+	namedAttested, namedOther = "attested", "other"
+	// namedUnattested is of a node that is left alone, for its own name.
+	namedUnattested = "unattested"
+	// namedForgotten says that the controller approved the request, and that its record was deleted since.
+	namedForgotten = "forgotten"
+)
+
+// groupsOfNodes are the groups whose members ask for certificates of nodes.
+var groupsOfNodes = []string{"system:bootstrappers", "system:nodes"}
+
+// issuedToNode reports whether a request of a node or a bootstrap identity was issued. Serving certificates of the built-in signer are
+// not in question: nothing can be asked of the API server with one.
+func issuedToNode(request *certificatesv1.CertificateSigningRequest) bool {
+	return len(request.Status.Certificate) > 0 && request.Spec.SignerName != certificatesv1.KubeletServingSignerName &&
+		request.Annotations[AnnotationIssuedAround] == "" &&
+		slices.ContainsFunc(request.Spec.Groups, func(group string) bool { return slices.Contains(groupsOfNodes, group) })
+}
+
+// keepIssued has a request that is otherwise dropped from the cache be looked at once it was issued. It keeps neither the certificate nor the requester:
+// both are read again, should it come to that.
+func keepIssued(kept, request *certificatesv1.CertificateSigningRequest) {
+	if issuedToNode(request) {
+		kept.Annotations = map[string]string{cachedIssued: ""}
+	}
+}
+
+// noticeIssued reports once that a request was issued without attestation: no record names it. It says so after a look at what the API server
+// holds: the record is written before the certificate, and the watch of records may be late.
+func (c *Controller) noticeIssued(ctx context.Context, object *certificatesv1.CertificateSigningRequest) (ctrl.Result, error) {
+	if !c.suspicious(object) {
+		return ctrl.Result{}, nil
+	}
+	request := &certificatesv1.CertificateSigningRequest{}
+	if err := c.live.Get(ctx, client.ObjectKeyFromObject(object), request); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	if request.UID != object.UID || !issuedToNode(request) || c.Rules.Serves(request) {
+		return ctrl.Result{}, nil
+	}
+	leaf, err := leafOf(request.Status.Certificate)
+	if err != nil { // the API server takes none that does not parse; trying again would not help
+		log.FromContext(ctx).Error(err, "a certificate was issued that does not parse", "request", request.Name)
+		return ctrl.Result{}, nil
+	}
+	if c.Now().After(leaf.NotAfter) { // it has left its record
+		return ctrl.Result{}, nil
+	}
+	node := nodeOf(leaf)
+	var records []v1alpha1.NodeAttestation
+	if node != "" {
+		if records, err = c.records.with(ctx, v1alpha1.FieldNodeName, node); err != nil {
+			return ctrl.Result{}, err
+		}
+	}
+	if slices.ContainsFunc(records, func(r v1alpha1.NodeAttestation) bool { return knows(&r, request.UID) }) {
+		return ctrl.Result{}, nil
+	}
+	return c.reportIssued(ctx, request, leaf, node, records)
+}
+
+// suspicious reports whether a request may have been issued without attestation, as far as the caches tell. Nearly always it was not.
+func (c *Controller) suspicious(object *certificatesv1.CertificateSigningRequest) bool {
+	if _, only := object.Annotations[cachedIssued]; only && len(object.Status.Certificate) == 0 {
+		return true
+	}
+	if !issuedToNode(object) || c.Rules.Serves(object) {
+		return false
+	}
+	leaf, err := leafOf(object.Status.Certificate)
+	if err != nil || !c.records.told.hears() {
+		return true
+	}
+	node := nodeOf(leaf)
+	records, err := c.records.told.with(v1alpha1.FieldNodeName, node)
+	if err != nil || len(records) == 0 && c.leftAlone(object, node) {
+		c.countIssued(object, namedUnattested)
+		return err != nil
+	}
+	return !slices.ContainsFunc(records, func(r v1alpha1.NodeAttestation) bool { return knows(&r, object.UID) })
+}
+
+// nodeOf returns the name of the node that a certificate makes its holder, empty if it makes him none.
+func nodeOf(leaf *x509.Certificate) string {
+	node, ok := strings.CutPrefix(leaf.Subject.CommonName, "system:node:")
+	if !ok {
+		return ""
+	}
+	return node
+}
+
+// knows reports whether a record names a request.
+func knows(record *v1alpha1.NodeAttestation, request types.UID) bool {
+	return record.Status.Request != nil && record.Status.Request.UID == request || noted(record, request)
+}
+
+// leftAlone reports whether a node that the policy leaves alone has asked for its own name.
+func (c *Controller) leftAlone(request *certificatesv1.CertificateSigningRequest, node string) bool {
+	return node != "" && request.Spec.Username == "system:node:"+node && c.Rules.Unattested(node)
+}
+
+// reportIssued says so in the request's annotation first, by which all others know, and then in the log, in Events and in the metrics.
+func (c *Controller) reportIssued(ctx context.Context, request *certificatesv1.CertificateSigningRequest, leaf *x509.Certificate, node string, records []v1alpha1.NodeAttestation) (ctrl.Result, error) {
+	sum := sha256.Sum256(leaf.Raw)
+	line := []any{
+		"request", request.Name, "signer", request.Spec.SignerName, "requester", request.Spec.Username,
+		"subject", text.Line(leaf.Subject.CommonName, 256), "sha256", hex.EncodeToString(sum[:]), "notAfter", leaf.NotAfter.UTC().Format(time.RFC3339), "audit", c.Audit,
+	}
+	name := namedOther
+	switch {
+	case len(records) == 0 && c.leftAlone(request, node):
+		c.countIssued(request, namedUnattested)
+		return ctrl.Result{}, nil
+	case len(records) > 0:
+		name = namedAttested
+	}
+	if forgotten(request, records) {
+		name = namedForgotten
+	}
+	if c.Audit || name == namedForgotten {
+		if c.countIssued(request, name) {
+			log.FromContext(ctx).Info("a certificate was issued that no record names", append(line, "name", name)...)
+		}
+		return ctrl.Result{}, nil
+	}
+	err := c.annotate(ctx, request, map[string]string{AnnotationIssuedAround: "sha256:" + hex.EncodeToString(sum[:])})
+	switch {
+	case apierrors.IsConflict(err):
+		return ctrl.Result{RequeueAfter: lookAgain / 10}, nil
+	case err != nil && !apierrors.IsForbidden(err): // without the right to annotate it is reported by each leader
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	if !c.countIssued(request, name) {
+		return ctrl.Result{}, nil
+	}
+	message := fmt.Sprintf("signer %s issued a certificate for %s to %s without attestation: no record names it (sha256 %x, until %s)",
+		request.Spec.SignerName, text.Line(leaf.Subject.CommonName, 256), text.Line(request.Spec.Username, 256), sum, leaf.NotAfter.UTC().Format(time.RFC3339))
+	if name == namedAttested {
+		message = fmt.Sprintf("the node name %s has a record, of machine %s, and somebody has got another certificate for it: %s", node, records[0].Spec.Machine.Name, message)
+	}
+	log.FromContext(ctx).Error(nil, message, line...)
+	c.event(request, c.nodeNamed(ctx, node), corev1.EventTypeWarning, ReasonIssuedAround, message)
+	return ctrl.Result{}, nil
+}
+
+// forgotten reports whether the controller approved a request and its record was deleted since, and perhaps made anew: what is there is younger. Only
+// who may approve could make others believe it.
+func forgotten(request *certificatesv1.CertificateSigningRequest, records []v1alpha1.NodeAttestation) bool {
+	return slices.ContainsFunc(request.Status.Conditions, func(condition certificatesv1.CertificateSigningRequestCondition) bool {
+		return condition.Type == certificatesv1.CertificateApproved && condition.Reason == string(ReasonApproved) &&
+			!slices.ContainsFunc(records, func(r v1alpha1.NodeAttestation) bool {
+				return !r.CreationTimestamp.After(condition.LastUpdateTime.Time)
+			})
+	})
+}
+
+// countIssued counts a request, and reports false if it has counted it before.
+func (c *Controller) countIssued(request *certificatesv1.CertificateSigningRequest, name string) bool {
+	key := "issued/" + string(request.UID)
+	if _, counted := c.said.Get(key); counted {
+		return false
+	}
+	c.said.Add(key, c.Now())
+	c.Metrics.countIssued(request.Spec.SignerName, name)
+	return true
+}
+
+// nodeNamed returns the Node of a name, nil if there is none. An Event on it is not worth an error.
+func (c *Controller) nodeNamed(ctx context.Context, name string) *metav1.PartialObjectMetadata {
+	if name == "" {
+		return nil
+	}
+	node := &metav1.PartialObjectMetadata{}
+	node.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Node"))
+	if err := c.live.Get(ctx, types.NamespacedName{Name: name}, node); err != nil {
+		return nil
+	}
+	return node
+}

@@ -1,0 +1,361 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/packaging"
+)
+
+// PolicyScope is which of the release's admission policies a cluster has.
+type PolicyScope int
+
+// The kinds of clusters.
+const (
+	// PoliciesAlone are those of a cluster whose controller runs in it, packaging/kubernetes.
+	PoliciesAlone PolicyScope = iota + 1
+	// PoliciesWorkload are those of a workload cluster, packaging/cluster-api/workload.
+	PoliciesWorkload
+	// PoliciesManagement are those of a management cluster, packaging/cluster-api/management.
+	PoliciesManagement
+)
+
+// labelScope is on each manifest, with the flavours of Cluster API that have it.
+const labelScope = "attestation.cluster.x-k8s.io/cluster-api"
+
+// The problems that a policy can have.
+const (
+	// PolicyMissing says that the policy or its binding is not there.
+	PolicyMissing = "Missing"
+	// PolicyAltered says that one of the two is not the release's.
+	PolicyAltered = "Altered"
+	// PolicyNotDenying says that the binding only warns or audits.
+	PolicyNotDenying = "NotDenying"
+	// PolicyNotEffective says that the API server let pass what the policy refuses, although the objects are right.
+	PolicyNotEffective = "NotEffective"
+)
+
+// PolicyProblem is what keeps a policy from being in force.
+type PolicyProblem struct {
+	Policy string
+	// Problem is one of the constants above, Detail what differs.
+	Problem, Detail string
+}
+
+func (p PolicyProblem) String() string {
+	return fmt.Sprintf("%s: %s: %s", p.Policy, p.Problem, p.Detail)
+}
+
+// describe returns problems in one line.
+func describe(problems []PolicyProblem) string {
+	all := make([]string, len(problems))
+	for i, p := range problems {
+		all[i] = p.String()
+	}
+	return strings.Join(all, "; ")
+}
+
+// policySet are the policies and bindings of a release, in the order of the manifests.
+type policySet struct {
+	policies []admissionv1.ValidatingAdmissionPolicy
+	bindings []admissionv1.ValidatingAdmissionPolicyBinding
+}
+
+// releases are parsed once.
+var releases = map[PolicyScope]func() (*policySet, error){
+	PoliciesAlone:    sync.OnceValues(func() (*policySet, error) { return parsePolicies("", packaging.Policies) }),
+	PoliciesWorkload: sync.OnceValues(func() (*policySet, error) { return parsePolicies("workload", packaging.Policies) }),
+	PoliciesManagement: sync.OnceValues(func() (*policySet, error) {
+		return parsePolicies("management", packaging.Policies, packaging.ManagementPolicies)
+	}),
+}
+
+// parsePolicies reads manifests, and keeps those with this value of the label, or "both". An empty value keeps all.
+func parsePolicies(scope string, manifests ...[]byte) (*policySet, error) {
+	set := &policySet{}
+	for _, manifest := range manifests {
+		documents := utilyaml.NewDocumentDecoder(io.NopCloser(bytes.NewReader(manifest)))
+		content := make([]byte, len(manifest))
+		for {
+			n, err := documents.Read(content)
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			if err != nil {
+				return nil, fmt.Errorf("policies of the release: %w", err)
+			}
+			if err := set.add(scope, content[:n]); err != nil {
+				return nil, fmt.Errorf("policies of the release: %w", err)
+			}
+		}
+	}
+	if len(set.policies) == 0 || len(set.bindings) == 0 {
+		return nil, fmt.Errorf("policies of the release: there are none for %q", scope)
+	}
+	return set, nil
+}
+
+func (s *policySet) add(scope string, document []byte) error {
+	var of metav1.PartialObjectMetadata
+	if err := yaml.Unmarshal(document, &of); err != nil {
+		return err
+	}
+	if label := of.Labels[labelScope]; scope != "" && label != scope && label != "both" {
+		return nil
+	}
+	switch of.Kind {
+	case "ValidatingAdmissionPolicy":
+		var policy admissionv1.ValidatingAdmissionPolicy
+		if err := yaml.UnmarshalStrict(document, &policy); err != nil {
+			return err
+		}
+		s.policies = append(s.policies, policy)
+	case "ValidatingAdmissionPolicyBinding":
+		var binding admissionv1.ValidatingAdmissionPolicyBinding
+		if err := yaml.UnmarshalStrict(document, &binding); err != nil {
+			return err
+		}
+		s.bindings = append(s.bindings, binding)
+	case "": // comments alone
+	default:
+		return fmt.Errorf("a %s among them", of.Kind)
+	}
+	return nil
+}
+
+// compare returns what keeps the release's policies from being in force, where those found are there. The caller changes none of them meanwhile.
+func (s *policySet) compare(policies []admissionv1.ValidatingAdmissionPolicy, bindings []admissionv1.ValidatingAdmissionPolicyBinding, controllers []string) (problems []PolicyProblem) {
+	for i := range s.policies {
+		want := &s.policies[i]
+		at := slices.IndexFunc(policies, func(p admissionv1.ValidatingAdmissionPolicy) bool { return p.Name == want.Name })
+		if at < 0 {
+			problems = append(problems, PolicyProblem{want.Name, PolicyMissing, "the policy is not there"})
+		} else if detail := differs(&want.Spec, &policies[at].Spec, controllers); detail != "" {
+			problems = append(problems, PolicyProblem{want.Name, PolicyAltered, detail})
+		}
+	}
+	for i := range s.bindings {
+		want := &s.bindings[i]
+		at := slices.IndexFunc(bindings, func(b admissionv1.ValidatingAdmissionPolicyBinding) bool { return b.Name == want.Name })
+		if at < 0 {
+			problems = append(problems, PolicyProblem{want.Spec.PolicyName, PolicyMissing, "its binding " + want.Name + " is not there"})
+		} else if problem, detail := loosens(&want.Spec, &bindings[at].Spec); problem != "" {
+			problems = append(problems, PolicyProblem{want.Spec.PolicyName, problem, "its binding " + want.Name + ": " + detail})
+		}
+	}
+	return problems
+}
+
+// differs says what of a policy is not the release's, as the API server stores it. Lists of names in variables are the overlay's
+// to change: the controllers are exactly those given, and any other list has what the release's has, and perhaps more.
+func differs(want, got *admissionv1.ValidatingAdmissionPolicySpec, controllers []string) string {
+	want, got = defaulted(want), defaulted(got)
+	if len(want.Variables) == len(got.Variables) {
+		for i := range want.Variables {
+			w, g := &want.Variables[i], &got.Variables[i]
+			shipped, list := literals(w.Expression)
+			if w.Name != g.Name || !list {
+				continue
+			}
+			if detail := listDiffers(w.Name, shipped, g.Expression, controllers); detail != "" {
+				return detail
+			}
+			g.Expression = w.Expression
+		}
+	}
+	for _, field := range []struct {
+		name      string
+		want, got any
+	}{
+		{"failurePolicy", want.FailurePolicy, got.FailurePolicy},
+		{"matchConstraints", want.MatchConstraints, got.MatchConstraints},
+		{"matchConditions", want.MatchConditions, got.MatchConditions},
+		{"paramKind", want.ParamKind, got.ParamKind},
+		{"variables", want.Variables, got.Variables},
+		{"validations", want.Validations, got.Validations},
+		{"the rest of its spec", want, got},
+	} {
+		if !equality.Semantic.DeepEqual(field.want, field.got) {
+			return field.name + ": not the release's"
+		}
+	}
+	return ""
+}
+
+// listDiffers says what is wrong with a list that stands where the release has one of literals.
+func listDiffers(name string, shipped []string, expression string, controllers []string) string {
+	found, ok := literals(expression)
+	if !ok {
+		return "variable " + name + ": is not a list of literals"
+	}
+	wanted := shipped
+	if name == "controllers" {
+		wanted = controllers
+		for _, n := range found {
+			if !slices.Contains(controllers, n) {
+				return fmt.Sprintf("variable controllers: has %.128q, which is not configured", n)
+			}
+		}
+	}
+	for _, n := range wanted {
+		if !slices.Contains(found, n) {
+			return fmt.Sprintf("variable %s: lacks %.128q", name, n)
+		}
+	}
+	return ""
+}
+
+const literal = `(?:'[^'"\\]*'|"[^'"\\]*")`
+
+var (
+	listOfLiterals = regexp.MustCompile(`^\s*\[\s*(?:` + literal + `\s*(?:,\s*` + literal + `\s*)*,?\s*)?\]\s*$`)
+	oneLiteral     = regexp.MustCompile(literal)
+)
+
+// literals returns the strings of a CEL list of plain string literals, and false for any other expression.
+func literals(expression string) (all []string, ok bool) {
+	if !listOfLiterals.MatchString(expression) {
+		return nil, false
+	}
+	for _, quoted := range oneLiteral.FindAllString(expression, -1) {
+		all = append(all, quoted[1:len(quoted)-1])
+	}
+	return all, true
+}
+
+// defaulted returns a copy as the API server stores it, with what is left out set to its default.
+func defaulted(spec *admissionv1.ValidatingAdmissionPolicySpec) *admissionv1.ValidatingAdmissionPolicySpec {
+	spec = spec.DeepCopy()
+	if spec.FailurePolicy == nil {
+		spec.FailurePolicy = new(admissionv1.Fail)
+	}
+	spec.MatchConstraints = defaultedMatch(spec.MatchConstraints)
+	return spec
+}
+
+func defaultedMatch(match *admissionv1.MatchResources) *admissionv1.MatchResources {
+	if match == nil {
+		match = &admissionv1.MatchResources{}
+	}
+	if match.MatchPolicy == nil {
+		match.MatchPolicy = new(admissionv1.Equivalent)
+	}
+	if match.NamespaceSelector == nil {
+		match.NamespaceSelector = &metav1.LabelSelector{}
+	}
+	if match.ObjectSelector == nil {
+		match.ObjectSelector = &metav1.LabelSelector{}
+	}
+	for _, rules := range [][]admissionv1.NamedRuleWithOperations{match.ResourceRules, match.ExcludeResourceRules} {
+		for i := range rules {
+			if rules[i].Scope == nil {
+				rules[i].Scope = new(admissionv1.AllScopes)
+			}
+		}
+	}
+	return match
+}
+
+// loosens says in what a binding has its policy refuse less than the release's does. More actions than Deny do no harm.
+func loosens(want, got *admissionv1.ValidatingAdmissionPolicyBindingSpec) (problem, detail string) {
+	everything := defaultedMatch(nil)
+	switch {
+	case got.PolicyName != want.PolicyName:
+		return PolicyAltered, "is of another policy"
+	case got.ParamRef != nil:
+		return PolicyAltered, "has a paramRef"
+	case !equality.Semantic.DeepEqual(defaultedMatch(got.MatchResources.DeepCopy()), everything):
+		return PolicyAltered, "matchResources: does not hold for everything"
+	case !slices.Contains(got.ValidationActions, admissionv1.Deny):
+		return PolicyNotDenying, "validationActions: lack Deny"
+	}
+	return "", ""
+}
+
+// PolicyCheck compares the admission policies of one cluster with the release's.
+type PolicyCheck struct {
+	// Scope says which policies the cluster has to have.
+	Scope PolicyScope
+	// Client reads from the API server itself.
+	Client client.Client
+	// User is whom the policies name as the controller. Empty: whoever the API server says that Client is, which it tells every
+	// authenticated user by default.
+	User string
+	// Others are the other controllers that the policies name.
+	Others []string
+
+	mu   sync.Mutex
+	self string
+}
+
+// Check reads policies and bindings, and returns what keeps them from being in force.
+func (c *PolicyCheck) Check(ctx context.Context) ([]PolicyProblem, error) {
+	var policies admissionv1.ValidatingAdmissionPolicyList
+	var bindings admissionv1.ValidatingAdmissionPolicyBindingList
+	for _, list := range []client.ObjectList{&policies, &bindings} {
+		if err := c.Client.List(ctx, list); err != nil {
+			return nil, fmt.Errorf("admission policies: %w", err)
+		}
+	}
+	return c.compare(ctx, policies.Items, bindings.Items)
+}
+
+func (c *PolicyCheck) compare(ctx context.Context, policies []admissionv1.ValidatingAdmissionPolicy, bindings []admissionv1.ValidatingAdmissionPolicyBinding) ([]PolicyProblem, error) {
+	parse := releases[c.Scope]
+	if parse == nil {
+		return nil, errors.New("admission policies: it is not said which a cluster has to have")
+	}
+	release, err := parse()
+	if err != nil {
+		return nil, err
+	}
+	user, err := c.user(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return release.compare(policies, bindings, append([]string{user}, c.Others...)), nil
+}
+
+// user returns whom the policies have to name.
+func (c *PolicyCheck) user(ctx context.Context) (string, error) {
+	if c.User != "" {
+		return c.User, nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.self == "" {
+		review := &authenticationv1.SelfSubjectReview{}
+		if err := c.Client.Create(ctx, review); err != nil {
+			return "", fmt.Errorf("which user the controller is: %w", err)
+		}
+		c.self = review.Status.UserInfo.Username
+	}
+	return c.self, nil
+}
+
+// names reports whether the release has a policy or a binding of that name.
+func (c *PolicyCheck) names(object client.Object) bool {
+	release, err := releases[c.Scope]()
+	if err != nil {
+		return false
+	}
+	return slices.ContainsFunc(release.policies, func(p admissionv1.ValidatingAdmissionPolicy) bool { return p.Name == object.GetName() }) ||
+		slices.ContainsFunc(release.bindings, func(b admissionv1.ValidatingAdmissionPolicyBinding) bool { return b.Name == object.GetName() })
+}

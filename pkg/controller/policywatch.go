@@ -1,0 +1,447 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-logr/logr"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+)
+
+// ConditionPolicies is the type of the condition on the Namespace's status that says whether the admission policies are in force.
+const ConditionPolicies = "NodeAttestationPoliciesInForce"
+
+// Reasons of that condition. Those with which it is True or False are reasons of Events, too.
+const (
+	ReasonPoliciesInForce    = "PoliciesInForce"
+	ReasonPoliciesNotInForce = "PoliciesNotInForce"
+	// ReasonPoliciesUnwatched says that it is not known, ReasonPoliciesAudit that in audit mode nothing depends on it.
+	ReasonPoliciesUnwatched = "NotWatched"
+	ReasonPoliciesAudit     = "AuditMode"
+)
+
+const (
+	// policiesInterval is how often the controller compares without an event, and tries again what failed.
+	policiesInterval = 30 * time.Second
+	// policiesSettle is how long events are collected: one apply writes several objects.
+	policiesSettle = 500 * time.Millisecond
+	// proveInterval is how often a policy is proven at most. proveAgain is how soon one is tried again that let a request pass: the API server
+	// evaluates a policy up to seconds after it has stored it.
+	proveInterval, proveAgain = time.Minute, 10 * time.Second
+	// policiesPatience is how long the first answers of the API server are waited for.
+	policiesPatience = 15 * time.Second
+)
+
+// provenPolicy is the one that refuses everybody the approval of a hello.
+const provenPolicy = "node-attestation-approval"
+
+const unwatchedPolicies = "nobody notices when the admission policies are gone: list and watch on validatingadmissionpolicies and validatingadmissionpolicybindings are needed"
+
+// PoliciesConfig is what NewPolicies makes a watch of.
+type PoliciesConfig struct {
+	// Check has the client by which policies are read, and says which there have to be.
+	Check *PolicyCheck
+	// Namespace is the one whose status has the condition.
+	Namespace string
+	// Audit reports no error: nothing depends on the policies.
+	Audit bool
+	// Remind is how soon a problem that is still there is reported again. Default: 15 minutes.
+	Remind time.Duration
+	// Prove is how often a policy is proven at most. Default: a minute.
+	Prove time.Duration
+	// Metrics gauge the problems. Optional.
+	Metrics *ClusterMetrics
+	// Tell is given what an Event on the Namespace says, to say it elsewhere. Optional.
+	Tell func(kind, reason, message string)
+}
+
+// Policies watches the admission policies of one cluster, and says when they are not in force. It decides nothing: renewals go on.
+type Policies struct {
+	PoliciesConfig
+	api    client.WithWatch
+	events events.EventRecorder
+	log    logr.Logger
+
+	policies, bindings toolscache.SharedIndexInformer
+	// forbidden says of each of the two that it was refused when it was last listed or watched.
+	forbidden [2]atomic.Bool
+	changed   chan struct{}
+	// hello is the name of a request that was just challenged.
+	hello atomic.Pointer[string]
+	hints chan struct{}
+
+	// What follows belongs to Start's goroutine.
+	last     verdict
+	reported time.Time
+	// since is when the objects were last found to be right, the zero value while they are not.
+	since time.Time
+	// tried is when a policy was last proven, passed how often in a row the request passed, and again the request for the next try.
+	tried  time.Time
+	passed int
+	again  string
+	// written is the condition as it was last seen or written, and when.
+	written   corev1.NamespaceCondition
+	writtenAt time.Time
+	namespace *corev1.Namespace
+	unwritten string
+}
+
+// verdict is what is known of the policies.
+type verdict struct {
+	status          corev1.ConditionStatus
+	reason, message string
+	problems        []PolicyProblem
+}
+
+// NewPolicies returns a watch, which Start runs. The client reads and writes at the API server itself. Config.Check reads with it.
+func NewPolicies(config PoliciesConfig, api client.WithWatch, recorder events.EventRecorder, log logr.Logger) (*Policies, error) {
+	p := &Policies{
+		PoliciesConfig: config, api: api, events: Sparing(recorder), log: log,
+		changed: make(chan struct{}, 1), hints: make(chan struct{}, 1),
+	}
+	if p.Remind <= 0 {
+		p.Remind = bindingsRemind
+	}
+	if p.Prove <= 0 {
+		p.Prove = proveInterval
+	}
+	var err error
+	if p.policies, err = p.informer(0, &admissionv1.ValidatingAdmissionPolicyList{}, &admissionv1.ValidatingAdmissionPolicy{}); err != nil {
+		return nil, err
+	}
+	p.bindings, err = p.informer(1, &admissionv1.ValidatingAdmissionPolicyBindingList{}, &admissionv1.ValidatingAdmissionPolicyBinding{})
+	return p, err
+}
+
+// AddPolicies adds a watch to a manager, whose leader runs it.
+func AddPolicies(m ctrl.Manager, config PoliciesConfig) (*Policies, error) {
+	api, err := client.NewWithWatch(m.GetConfig(), client.Options{HTTPClient: m.GetHTTPClient(), Scheme: m.GetScheme(), Mapper: m.GetRESTMapper()})
+	if err != nil {
+		return nil, err
+	}
+	p, err := NewPolicies(config, api, m.GetEventRecorder(Name), m.GetLogger().WithName("policies"))
+	if err != nil {
+		return nil, err
+	}
+	return p, m.Add(p)
+}
+
+// informer returns the watch of one of the two kinds. Of objects that are not the release's it keeps the names.
+func (p *Policies) informer(index int, list client.ObjectList, object client.Object) (toolscache.SharedIndexInformer, error) {
+	note := func(err error) error {
+		if before := p.forbidden[index].Swap(apierrors.IsForbidden(err)); before != apierrors.IsForbidden(err) {
+			p.wake()
+		}
+		return err
+	}
+	calls := &toolscache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			into := list.DeepCopyObject().(client.ObjectList)
+			err := p.api.List(ctx, into, &client.ListOptions{Raw: &options, Limit: options.Limit, Continue: options.Continue})
+			return into, note(err)
+		},
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			w, err := p.api.Watch(ctx, list.DeepCopyObject().(client.ObjectList), &client.ListOptions{Raw: &options})
+			return w, note(err)
+		},
+	}
+	informer := toolscache.NewSharedIndexInformer(toolscache.ToListWatcherWithWatchListSemantics(calls, p.api), object, 0, toolscache.Indexers{})
+	failures := &watchFailures{log: p.log, what: unwatchedPolicies, remind: p.Remind}
+	if err := informer.SetWatchErrorHandlerWithContext(failures.handle); err != nil {
+		return nil, err
+	}
+	if err := informer.SetTransform(p.trim); err != nil {
+		return nil, err
+	}
+	_, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+		AddFunc: func(any) { p.wake() }, UpdateFunc: func(any, any) { p.wake() }, DeleteFunc: func(any) { p.wake() },
+	})
+	return informer, err
+}
+
+// trim drops what nobody compares.
+func (p *Policies) trim(object any) (any, error) {
+	switch o := object.(type) {
+	case *admissionv1.ValidatingAdmissionPolicy:
+		o.ManagedFields, o.Annotations, o.Labels, o.Status = nil, nil, nil, admissionv1.ValidatingAdmissionPolicyStatus{}
+		if !p.Check.names(o) {
+			o.Spec = admissionv1.ValidatingAdmissionPolicySpec{}
+		}
+	case *admissionv1.ValidatingAdmissionPolicyBinding:
+		o.ManagedFields, o.Annotations, o.Labels = nil, nil, nil
+		if !p.Check.names(o) {
+			o.Spec = admissionv1.ValidatingAdmissionPolicyBindingSpec{}
+		}
+	}
+	return object, nil
+}
+
+func (p *Policies) wake() {
+	select {
+	case p.changed <- struct{}{}:
+	default:
+	}
+}
+
+// Challenged says that a hello is open, on which a policy can be proven. It costs its caller nothing; a nil *Policies proves nothing.
+func (p *Policies) Challenged(name string) {
+	if p == nil || p.Audit {
+		return
+	}
+	p.hello.Store(&name)
+	select {
+	case p.hints <- struct{}{}:
+	default:
+	}
+}
+
+// Start watches until ctx ends. A manager runs it, on the leader.
+func (p *Policies) Start(ctx context.Context) error {
+	var running sync.WaitGroup
+	defer running.Wait()
+	for _, informer := range []toolscache.SharedIndexInformer{p.policies, p.bindings} {
+		running.Go(func() { informer.RunWithContext(ctx) })
+	}
+	began := time.Now()
+	ticker := time.NewTicker(min(policiesInterval, p.Remind))
+	defer ticker.Stop()
+	for first := time.NewTimer(0); ; {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-p.changed:
+			first.Reset(policiesSettle)
+			continue
+		case <-first.C:
+		case <-p.hints:
+		case <-ticker.C:
+		}
+		v := p.judge(ctx, began)
+		if v.reason == "" {
+			first.Reset(policiesSettle)
+			continue
+		}
+		p.report(ctx, v)
+		if again := p.prove(ctx, v); again > 0 {
+			first.Reset(again)
+		}
+	}
+}
+
+// judge returns what is known of the policies, or no reason while the API server's first answers are on their way.
+func (p *Policies) judge(ctx context.Context, began time.Time) verdict {
+	unknown := func(message string) verdict {
+		p.since = time.Time{}
+		return verdict{status: corev1.ConditionUnknown, reason: ReasonPoliciesUnwatched, message: message}
+	}
+	switch {
+	case p.forbidden[0].Load() || p.forbidden[1].Load():
+		return unknown(unwatchedPolicies)
+	case p.policies.HasSynced() && p.bindings.HasSynced():
+	case time.Since(began) < policiesPatience:
+		return verdict{}
+	default:
+		return unknown("the API server does not say which policies there are")
+	}
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	problems, err := p.Check.compare(ctx, stored[admissionv1.ValidatingAdmissionPolicy](p.policies), stored[admissionv1.ValidatingAdmissionPolicyBinding](p.bindings))
+	if err != nil {
+		return unknown(text.Line(err.Error(), maxProblem))
+	}
+	switch {
+	case len(problems) > 0:
+		p.since, p.passed = time.Time{}, 0
+	case p.since.IsZero():
+		p.since = time.Now()
+	case p.passed > 1:
+		problems = []PolicyProblem{{provenPolicy, PolicyNotEffective, "policy and binding are there, and the API server lets a hello be approved: is its admission plugin ValidatingAdmissionPolicy on?"}}
+	}
+	switch {
+	case p.Audit:
+		message := "nothing depends on the policies in audit mode"
+		if len(problems) > 0 {
+			message += "; not in force: " + describe(problems)
+		}
+		return verdict{corev1.ConditionUnknown, ReasonPoliciesAudit, message, problems}
+	case len(problems) > 0:
+		return verdict{corev1.ConditionFalse, ReasonPoliciesNotInForce, "requests can be approved without attestation; apply the release's policies, and replace one to which a field was added: " + describe(problems), problems}
+	}
+	return verdict{status: corev1.ConditionTrue, reason: ReasonPoliciesInForce, message: "the policies and their bindings are the release's"}
+}
+
+// stored returns what an informer has.
+func stored[T any](informer toolscache.SharedIndexInformer) []T {
+	var all []T
+	for _, item := range informer.GetStore().List() {
+		if object, ok := item.(*T); ok {
+			all = append(all, *object)
+		}
+	}
+	return all
+}
+
+// report says what is known, if it is not what was said last, and a problem from time to time.
+func (p *Policies) report(ctx context.Context, v verdict) {
+	now := time.Now()
+	v.message = v.message[:min(len(v.message), maxCondition)]
+	p.Metrics.policyProblems(v)
+	news := v.reason != p.last.reason || v.message != p.last.message
+	before := p.last.status
+	p.last = v
+	p.writeCondition(ctx, v, now)
+	remind := v.status == corev1.ConditionFalse && now.Sub(p.reported) >= p.Remind
+	if !news && !remind {
+		return
+	}
+	p.reported = now
+	switch {
+	case v.status == corev1.ConditionFalse:
+		p.log.Error(nil, "the admission policies are not in force", "message", v.message, "reason", v.reason)
+		p.event(corev1.EventTypeWarning, v)
+	case v.status == corev1.ConditionTrue && before == corev1.ConditionFalse:
+		p.log.Info("the admission policies are in force again")
+		p.event(corev1.EventTypeNormal, v)
+	default:
+		p.log.Info("admission policies", "status", v.status, "reason", v.reason, "message", v.message)
+	}
+}
+
+func (p *Policies) event(kind string, v verdict) {
+	regarding := p.namespace
+	if regarding == nil { // it could not be read: an Event can be about a name
+		regarding = &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: p.Namespace}}
+	}
+	p.events.Eventf(regarding, nil, kind, v.reason, "Compare", "%s", v.message)
+	if p.Tell != nil {
+		p.Tell(kind, v.reason, v.message)
+	}
+}
+
+// writeCondition has the Namespace's status say it. What was written is read again from time to time: others may change it.
+func (p *Policies) writeCondition(ctx context.Context, v verdict, now time.Time) {
+	want := corev1.NamespaceCondition{Type: ConditionPolicies, Status: v.status, Reason: v.reason, Message: v.message}
+	says := p.written.Status == want.Status && p.written.Reason == want.Reason && p.written.Message == want.Message
+	if says && now.Sub(p.writtenAt) < p.Remind {
+		return
+	}
+	err := p.putCondition(ctx, want)
+	if err == nil {
+		p.written, p.writtenAt, p.unwritten = want, now, ""
+		return
+	}
+	if cause := text.Line(err.Error(), maxProblem); cause != p.unwritten {
+		p.unwritten = cause
+		p.log.Info("the condition cannot be written, see packaging/kubernetes/rbac.yaml", "namespace", p.Namespace, "cause", cause)
+	}
+}
+
+func (p *Policies) putCondition(ctx context.Context, want corev1.NamespaceCondition) error {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	status := p.api.SubResource("status")
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: p.Namespace}}
+	if err := status.Get(ctx, namespace.DeepCopy(), namespace); err != nil {
+		return err
+	}
+	p.namespace = namespace
+	want.LastTransitionTime = metav1.Now()
+	for _, c := range namespace.Status.Conditions {
+		if c.Type != want.Type {
+			continue
+		}
+		if c.Status == want.Status && c.Reason == want.Reason && c.Message == want.Message {
+			return nil
+		}
+		if c.Status == want.Status {
+			want.LastTransitionTime = c.LastTransitionTime
+		}
+	}
+	// Conditions of other types stay: they are merged by their types.
+	patch, err := json.Marshal(map[string]any{"status": map[string]any{"conditions": []corev1.NamespaceCondition{want}}})
+	if err != nil {
+		return err
+	}
+	return status.Patch(ctx, namespace, client.RawPatch(types.StrategicMergePatchType, patch))
+}
+
+// prove tries whether the API server evaluates the policies: nobody may approve a hello, the controller neither. It is a dry run. The
+// result is how soon to try again, 0 for when there is the next hello.
+func (p *Policies) prove(ctx context.Context, v verdict) (again time.Duration) {
+	name := p.again
+	if name == "" {
+		if hello := p.hello.Load(); hello != nil {
+			name = *hello
+		}
+	}
+	now := time.Now()
+	pause := p.Prove
+	if p.again != "" {
+		pause = min(proveAgain, p.Prove)
+	}
+	if name == "" || p.since.IsZero() || now.Sub(p.since) < min(policiesPatience, p.Prove) || now.Sub(p.tried) < pause {
+		return 0
+	}
+	p.tried, p.again = now, ""
+	p.hello.Store(nil)
+	switch refused, err := p.refuses(ctx, name); {
+	case err != nil:
+		p.log.V(1).Info("a policy could not be proven", "request", name, "cause", err.Error())
+	case refused:
+		if p.passed > 0 {
+			p.passed = 0
+			return policiesSettle // it is in force again
+		}
+	default:
+		if p.passed++; p.passed == 1 {
+			p.again = name
+			return min(proveAgain, p.Prove) + policiesSettle
+		}
+		if v.status == corev1.ConditionTrue {
+			return policiesSettle
+		}
+	}
+	return 0
+}
+
+// refuses reports whether the policy refuses the approval of a hello. Any other answer is an error.
+func (p *Policies) refuses(ctx context.Context, name string) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	hello := &certificatesv1.CertificateSigningRequest{}
+	if err := p.api.Get(ctx, types.NamespacedName{Name: name}, hello); err != nil {
+		return false, err
+	}
+	if stateOf(hello) != undecided {
+		return false, fmt.Errorf("request %s: is decided", name)
+	}
+	hello.Status.Conditions = append(hello.Status.Conditions, condition(certificatesv1.CertificateApproved, "DryRun", "whether a policy refuses it"))
+	err := p.api.SubResource("approval").Update(ctx, hello, client.DryRunAll)
+	if err == nil {
+		return false, nil
+	}
+	if (apierrors.IsForbidden(err) || apierrors.IsInvalid(err)) && strings.Contains(err.Error(), "ValidatingAdmissionPolicy '"+provenPolicy+"'") {
+		return true, nil
+	}
+	return false, err
+}

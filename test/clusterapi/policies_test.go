@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package clusterapi
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
+)
+
+// inForce returns the condition in a cluster.
+func inForce(t *testing.T, c client.Client) corev1.NamespaceCondition {
+	t.Helper()
+	namespace := &corev1.Namespace{}
+	if err := c.Get(t.Context(), client.ObjectKey{Name: controllerprocess.Namespace}, namespace); err != nil {
+		t.Fatal(err)
+	}
+	for _, condition := range namespace.Status.Conditions {
+		if condition.Type == controller.ConditionPolicies {
+			return condition
+		}
+	}
+	return corev1.NamespaceCondition{}
+}
+
+// A workload cluster's policies are watched by its engine: what is wrong stands in that cluster, and in an Event on the Cluster. Enforcement does not
+// start without them.
+func TestPoliciesOfAWorkloadCluster(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, shared.management)
+	c := w.newCluster(t, "policed", nil)
+	api := c.workload.client
+	const policy = "node-attestation-approval"
+	binding := &admissionv1.ValidatingAdmissionPolicyBinding{}
+	if err := api.Get(t.Context(), client.ObjectKey{Name: policy}, binding); err != nil {
+		t.Fatal(err)
+	}
+	restore := func() {
+		again := &admissionv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: policy, Labels: binding.Labels}, Spec: binding.Spec}
+		if err := api.Create(t.Context(), again); err != nil {
+			t.Fatal(err)
+		}
+	}
+	said := func(reason string) bool {
+		list := &eventsv1.EventList{}
+		if err := w.client.List(t.Context(), list, client.InNamespace(w.namespace)); err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range list.Items {
+			if e.Regarding.Kind == "Cluster" && e.Reason == reason && strings.Contains(e.Note, policy) {
+				return true
+			}
+		}
+		return false
+	}
+	if err := api.Delete(t.Context(), binding.DeepCopy()); err != nil {
+		t.Fatal(err)
+	}
+	w.start(t, nil)
+	eventually(t, 30*time.Second, "enforcement is refused", func() bool { return said("EnforcementRefused") })
+	restore()
+	eventually(t, time.Minute, "the policies are in force", func() bool { return inForce(t, api).Status == corev1.ConditionTrue })
+	if err := api.Delete(t.Context(), &admissionv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: policy}}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, 10*time.Second, "the condition says that one is missing", func() bool {
+		condition := inForce(t, api)
+		return condition.Status == corev1.ConditionFalse && strings.Contains(condition.Message, policy+": "+controller.PolicyMissing)
+	})
+	eventually(t, 10*time.Second, "an Event on the Cluster says so", func() bool { return said(controller.ReasonPoliciesNotInForce) })
+	restore()
+	eventually(t, 10*time.Second, "the policies are in force again", func() bool { return inForce(t, api).Status == corev1.ConditionTrue })
+	eventually(t, 10*time.Second, "the management cluster's are, too", func() bool { return inForce(t, w.client).Status == corev1.ConditionTrue })
+	if err := controllerprocess.AwaitPolicies(t.Context(), c.workload.ControlPlane); err != nil { // for the next test
+		t.Fatal(err)
+	}
+}
