@@ -94,12 +94,18 @@ func TestAnnotationsOnUpdate(t *testing.T) {
 	}
 }
 
-// The controller may patch only the main resource.
+// The controller may patch, and update nothing.
 func TestControllerAnnotatesWithItsOwnRights(t *testing.T) {
 	name := filed(t, helloSigner)
 	challenge := map[string]any{"metadata": map[string]any{"annotations": map[string]any{attestation.AnnotationChallenge: "{}"}}}
 	want(t, patch(t, shared.controller, types.MergePatchType, name, challenge))
-	wantNoRight(t, patch(t, shared.controller, types.MergePatchType, name, challenge, "status"))
+	csr := get(t, name)
+	_, err := shared.controller.CertificatesV1().CertificateSigningRequests().Update(t.Context(), csr, metav1.UpdateOptions{})
+	wantNoRight(t, err)
+	_, err = shared.controller.CertificatesV1().CertificateSigningRequests().UpdateStatus(t.Context(), csr, metav1.UpdateOptions{})
+	wantNoRight(t, err)
+	_, err = shared.controller.CertificatesV1().CertificateSigningRequests().UpdateApproval(t.Context(), name, csr, metav1.UpdateOptions{})
+	wantNoRight(t, err)
 }
 
 // A forged annotation that was there before the policies stays, until the controller writes its own.

@@ -147,8 +147,7 @@ func TestApprovalStaysAsTheControllerWroteIt(t *testing.T) {
 	rewrite := func(client kubernetes.Interface) error {
 		return change(t.Context(), client, name, func(csr *certificatesv1.CertificateSigningRequest) error {
 			csr.Status.Conditions[0].Message = "rewritten"
-			_, err := client.CertificatesV1().CertificateSigningRequests().UpdateApproval(t.Context(), name, csr, metav1.UpdateOptions{})
-			return err
+			return write(t.Context(), client, csr, "approval", map[string]any{"conditions": csr.Status.Conditions}, nil)
 		})
 	}
 	wantRefusedBy(t, rewrite(shared.admin), approvalPolicy)

@@ -10,6 +10,7 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -25,6 +26,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -347,12 +349,21 @@ func condition(kind certificatesv1.RequestConditionType) certificatesv1.Certific
 	return certificatesv1.CertificateSigningRequestCondition{Type: kind, Status: corev1.ConditionTrue, Reason: "Test", Message: "by a test"}
 }
 
+// write patches the status of the version that was read, as the controller does: it may not update.
+func write(ctx context.Context, client kubernetes.Interface, csr *certificatesv1.CertificateSigningRequest, subresource string, fields map[string]any, dryRun []string) error {
+	content, err := json.Marshal(map[string]any{"metadata": map[string]any{"resourceVersion": csr.ResourceVersion}, "status": fields})
+	if err != nil {
+		return err
+	}
+	_, err = client.CertificatesV1().CertificateSigningRequests().Patch(ctx, csr.Name, types.MergePatchType, content, metav1.PatchOptions{DryRun: dryRun}, subresource)
+	return err
+}
+
 // decide adds a condition through /approval.
 func decide(ctx context.Context, client kubernetes.Interface, name string, kind certificatesv1.RequestConditionType, dryRun []string) error {
 	return change(ctx, client, name, func(csr *certificatesv1.CertificateSigningRequest) error {
 		csr.Status.Conditions = append(csr.Status.Conditions, condition(kind))
-		_, err := client.CertificatesV1().CertificateSigningRequests().UpdateApproval(ctx, name, csr, metav1.UpdateOptions{DryRun: dryRun})
-		return err
+		return write(ctx, client, csr, "approval", map[string]any{"conditions": csr.Status.Conditions}, dryRun)
 	})
 }
 
@@ -366,17 +377,14 @@ func fail(t *testing.T, client kubernetes.Interface, name string) error {
 	t.Helper()
 	return change(t.Context(), client, name, func(csr *certificatesv1.CertificateSigningRequest) error {
 		csr.Status.Conditions = append(csr.Status.Conditions, condition(certificatesv1.CertificateFailed))
-		_, err := client.CertificatesV1().CertificateSigningRequests().UpdateStatus(t.Context(), csr, metav1.UpdateOptions{})
-		return err
+		return write(t.Context(), client, csr, "status", map[string]any{"conditions": csr.Status.Conditions}, nil)
 	})
 }
 
 // certify writes a certificate through /status.
 func certify(ctx context.Context, client kubernetes.Interface, name string, certificate []byte, dryRun []string) error {
 	return change(ctx, client, name, func(csr *certificatesv1.CertificateSigningRequest) error {
-		csr.Status.Certificate = certificate
-		_, err := client.CertificatesV1().CertificateSigningRequests().UpdateStatus(ctx, csr, metav1.UpdateOptions{DryRun: dryRun})
-		return err
+		return write(ctx, client, csr, "status", map[string]any{"certificate": certificate}, dryRun)
 	})
 }
 

@@ -25,6 +25,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -452,9 +453,8 @@ func (s *server) onlyTheUserApproves(t *testing.T) {
 			t.Fatal(err)
 		}
 		approve := func(c kubernetes.Interface) error {
-			approved := csr.DeepCopy()
-			approved.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue, Reason: "Test"}}
-			_, err := c.CertificatesV1().CertificateSigningRequests().UpdateApproval(t.Context(), csr.Name, approved, metav1.UpdateOptions{})
+			approved := []byte(`{"status":{"conditions":[{"type":"Approved","status":"True","reason":"Test"}]}}`)
+			_, err := c.CertificatesV1().CertificateSigningRequests().Patch(t.Context(), csr.Name, types.MergePatchType, approved, metav1.PatchOptions{}, "approval")
 			return err
 		}
 		if err := approve(s.Client()); !apierrors.IsForbidden(err) {
