@@ -164,7 +164,7 @@ func (s *policySet) compare(policies []admissionv1.ValidatingAdmissionPolicy, bi
 }
 
 // differs says what of a policy is not the release's, as the API server stores it. Lists of names in variables are the overlay's
-// to change: the controllers are exactly those given, and any other list has what the release's has, and perhaps more.
+// to change: the controllers are exactly those given, and an extensible list has what the release's has, and perhaps more.
 func differs(want, got *admissionv1.ValidatingAdmissionPolicySpec, controllers []string) string {
 	want, got = defaulted(want), defaulted(got)
 	if len(want.Variables) == len(got.Variables) {
@@ -208,9 +208,11 @@ func listDiffers(name string, shipped []string, expression string, controllers [
 	wanted := shipped
 	if name == "controllers" {
 		wanted = controllers
+	}
+	if !slices.Contains(extensible, name) {
 		for _, n := range found {
-			if !slices.Contains(controllers, n) {
-				return fmt.Sprintf("variable controllers: has %.128q, which is not configured", n)
+			if !slices.Contains(wanted, n) {
+				return fmt.Sprintf("variable %s: has %.128q, which is not configured", name, n)
 			}
 		}
 	}
@@ -221,6 +223,10 @@ func listDiffers(name string, shipped []string, expression string, controllers [
 	}
 	return ""
 }
+
+// extensible are the lists to which an overlay may add: what is guarded, whose requests are limited, and who may move records. Of any other list
+// it is not known that more entries do not exempt somebody.
+var extensible = []string{"signers", "bootstrappers", "movers"}
 
 const literal = `(?:'[^'"\\]*'|"[^'"\\]*")`
 

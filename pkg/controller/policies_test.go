@@ -161,3 +161,18 @@ func TestLiterals(t *testing.T) {
 		}
 	}
 }
+
+// More entries are for lists of which that is known to do no harm, or to be the operator's to say.
+func TestListsThatMayHaveMore(t *testing.T) {
+	for name, more := range map[string]bool{"signers": true, "bootstrappers": true, "movers": true, "exempt": false, "controllers": false} {
+		if detail := listDiffers(name, []string{"a"}, "['a']", []string{"a"}); detail != "" {
+			t.Errorf("%s: %s", name, detail)
+		}
+		if detail := listDiffers(name, []string{"a"}, "['a', 'b']", []string{"a"}); (detail == "") != more {
+			t.Errorf("%s with one more: %q", name, detail)
+		}
+		if detail := listDiffers(name, []string{"a"}, "[]", []string{"a"}); detail == "" {
+			t.Errorf("%s may be empty", name)
+		}
+	}
+}
