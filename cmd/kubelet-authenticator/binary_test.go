@@ -65,7 +65,7 @@ var arrows = map[string][]string{
 	"cmd/node-attestation-controller": {"pkg/clusterapi", "pkg/controller/command"},
 	"pkg/clusterapi":                  {"internal/text", "pkg/attestation", "pkg/controller", "pkg/controller/api/v1alpha1", "pkg/controller/config", "pkg/controller/inventory", "pkg/controller/signing", "pkg/verifier", "pkg/verifier/tpm"},
 	"pkg/clusterapi/contract":         {"pkg/csr"},
-	"pkg/controller":                  {"internal/text", "pkg/attestation", "pkg/controller/api/v1alpha1", "pkg/controller/inventory", "pkg/controller/signing", "pkg/verifier", "pkg/verifier/tpm"},
+	"pkg/controller":                  {"internal/text", "packaging", "pkg/attestation", "pkg/controller/api/v1alpha1", "pkg/controller/inventory", "pkg/controller/signing", "pkg/verifier", "pkg/verifier/tpm"},
 	"pkg/controller/command":          {"internal/buildinfo", "internal/text", "pkg/attestation", "pkg/controller", "pkg/controller/api/v1alpha1", "pkg/controller/config", "pkg/controller/inventory", "pkg/verifier", "pkg/verifier/tpm"},
 	"pkg/controller/config":           {"internal/strict", "pkg/attestation", "pkg/controller", "pkg/controller/inventory", "pkg/controller/signing", "pkg/verifier", "pkg/verifier/tpm"},
 	"pkg/csr":                         {"internal/text", "pkg/attestation"},
