@@ -93,14 +93,20 @@ func (c *Controller) annotate(ctx context.Context, object *certificatesv1.Certif
 // was judged, and returns what the API server has then. It is a patch, since the cached copy lacks
 // labels, finalizers and whatever else no decision reads: an update would remove them.
 func (c *Controller) writeStatus(ctx context.Context, object *certificatesv1.CertificateSigningRequest, subresource string, fields map[string]any) (*certificatesv1.CertificateSigningRequest, error) {
-	version := map[string]any{"uid": object.UID, "resourceVersion": object.ResourceVersion}
-	patch, err := json.Marshal(map[string]any{"metadata": version, "status": fields})
+	patch, err := statusPatch(object, fields)
 	if err != nil {
 		return nil, err
 	}
-	now := &certificatesv1.CertificateSigningRequest{}
-	now.Name = object.Name
-	return now, written(c.client.SubResource(subresource).Patch(ctx, now, client.RawPatch(types.MergePatchType, patch)))
+	result := &certificatesv1.CertificateSigningRequest{}
+	result.Name = object.Name
+	return result, written(c.client.SubResource(subresource).Patch(ctx, result, patch))
+}
+
+// statusPatch returns a merge patch of fields of the status, for this version of the object alone.
+func statusPatch(object *certificatesv1.CertificateSigningRequest, fields map[string]any) (client.Patch, error) {
+	version := map[string]any{"uid": object.UID, "resourceVersion": object.ResourceVersion}
+	patch, err := json.Marshal(map[string]any{"metadata": version, "status": fields})
+	return client.RawPatch(types.MergePatchType, patch), err
 }
 
 // addCondition adds a condition. A merge patch replaces the list: of a request that has conditions, the

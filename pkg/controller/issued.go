@@ -178,7 +178,11 @@ func (c *Controller) reportIssued(ctx context.Context, request *certificatesv1.C
 		message = fmt.Sprintf("the node name %s has a record, of machine %s, and somebody has got another certificate for it: %s", node, records[0].Spec.Machine.Name, message)
 	}
 	log.FromContext(ctx).Error(nil, message, line...)
-	c.event(request, c.nodeNamed(ctx, node), corev1.EventTypeWarning, ReasonIssuedAround, message)
+	var registered *metav1.PartialObjectMetadata
+	if node != "" {
+		registered, _ = c.getNode(ctx, node) // an Event on it is not worth an error
+	}
+	c.event(request, registered, corev1.EventTypeWarning, ReasonIssuedAround, message)
 	return ctrl.Result{}, nil
 }
 
@@ -202,17 +206,4 @@ func (c *Controller) countIssued(request *certificatesv1.CertificateSigningReque
 	c.said.Add(key, c.Now())
 	c.Metrics.countIssued(request.Spec.SignerName, name)
 	return true
-}
-
-// nodeNamed returns the Node of a name, nil if there is none. An Event on it is not worth an error.
-func (c *Controller) nodeNamed(ctx context.Context, name string) *metav1.PartialObjectMetadata {
-	if name == "" {
-		return nil
-	}
-	node := &metav1.PartialObjectMetadata{}
-	node.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Node"))
-	if err := c.live.Get(ctx, types.NamespacedName{Name: name}, node); err != nil {
-		return nil
-	}
-	return node
 }

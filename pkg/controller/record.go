@@ -52,6 +52,9 @@ func recordOf(object *v1alpha1.NodeAttestation) verifier.Record {
 		record.ProofUID, record.ProofSHA256 = string(r.UID), r.SHA256
 	}
 	for _, c := range object.Status.Certificates {
+		if c.FormerEK {
+			continue
+		}
 		record.Certificates = append(record.Certificates, verifier.Certificate{SHA256: c.SHA256, ProofUID: string(c.RequestUID), NotAfter: c.NotAfter.Time})
 	}
 	return record
@@ -80,7 +83,8 @@ func writeRecord(object *v1alpha1.NodeAttestation, record verifier.Record, proof
 	}
 	status.Request = &v1alpha1.RequestReference{Name: proof.Name, UID: proof.UID, SHA256: record.ProofSHA256}
 	status.Certificates = slices.DeleteFunc(status.Certificates, func(c v1alpha1.IssuedCertificate) bool {
-		return !slices.ContainsFunc(record.Certificates, func(kept verifier.Certificate) bool { return kept.SHA256 == c.SHA256 })
+		return !slices.ContainsFunc(record.Certificates, func(kept verifier.Certificate) bool { return kept.SHA256 == c.SHA256 }) &&
+			!(c.FormerEK && now.Before(c.NotAfter.Time))
 	})
 }
 
@@ -116,12 +120,14 @@ func noteCertificate(record *v1alpha1.NodeAttestation, request *certificatesv1.C
 		return err
 	}
 	sum := sha256.Sum256(leaf.Raw)
-	history := record.Status.EKHistory
-	replaces := len(history) > 0 && history[len(history)-1].RequestUID == request.UID
-	record.Status.Certificates = slices.DeleteFunc(record.Status.Certificates, func(c v1alpha1.IssuedCertificate) bool {
+	record.Status.Certificates = slices.DeleteFunc(record.Status.Certificates, func(c v1alpha1.IssuedCertificate) bool { return c.NotAfter.Time.Before(now) })
+	if history := record.Status.EKHistory; len(history) > 0 && history[len(history)-1].RequestUID == request.UID {
 		// What was issued to the former EK vouches for nothing once the new one has a certificate.
-		return c.NotAfter.Time.Before(now) || replaces && c.RequestUID != request.UID
-	})
+		for i := range record.Status.Certificates {
+			c := &record.Status.Certificates[i]
+			c.FormerEK = c.FormerEK || c.RequestUID != request.UID
+		}
+	}
 	record.Status.Certificates = append(record.Status.Certificates, v1alpha1.IssuedCertificate{
 		SHA256: hex.EncodeToString(sum[:]), Serial: leaf.SerialNumber.Text(16), NotAfter: metav1.NewTime(leaf.NotAfter), RequestUID: request.UID, Noted: true,
 	})

@@ -140,6 +140,9 @@ type IssuedCertificate struct {
 	NotAfter metav1.Time `json:"notAfter"`
 	// RequestUID is the UID of the request that it was issued for.
 	RequestUID types.UID `json:"requestUID"`
+	// FormerEK says that the certificate was issued to an EK that another one has replaced. It vouches for no request, and only tells that
+	// the certificate was issued here.
+	FormerEK bool `json:"formerEK,omitempty"`
 	// Noted tells a certificate that is known to have been published from one that was about to be.
 	Noted bool `json:"noted"`
 }
