@@ -84,7 +84,7 @@ func writeRecord(object *v1alpha1.NodeAttestation, record verifier.Record, proof
 	status.Request = &v1alpha1.RequestReference{Name: proof.Name, UID: proof.UID, SHA256: record.ProofSHA256}
 	status.Certificates = slices.DeleteFunc(status.Certificates, func(c v1alpha1.IssuedCertificate) bool {
 		return !slices.ContainsFunc(record.Certificates, func(kept verifier.Certificate) bool { return kept.SHA256 == c.SHA256 }) &&
-			!(c.FormerEK && now.Before(c.NotAfter.Time))
+			(!c.FormerEK || !now.Before(c.NotAfter.Time))
 	})
 }
 

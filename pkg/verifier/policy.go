@@ -329,7 +329,10 @@ func (r *Rules) checkModes() error {
 		name string
 		mode Mode
 	}{{"token", r.policy.Token}, {"credential", r.policy.Credential}, {"bootCounters", r.policy.BootCounters}} {
-		if m.mode < Required || m.mode > Off && !(m.mode == Recover && m.name == "credential") {
+		if m.mode == Recover && m.name == "credential" {
+			continue
+		}
+		if m.mode < Required || m.mode > Off {
 			return fmt.Errorf("%s: is Required, Warn or Off", m.name)
 		}
 	}

@@ -5,6 +5,7 @@ package clusterapi
 import (
 	"context"
 	"crypto/x509"
+	"encoding/json"
 	"encoding/pem"
 	"net/http"
 	"net/http/httptest"
@@ -21,6 +22,7 @@ import (
 	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -476,17 +478,23 @@ func approvedByAnAdministrator(t *testing.T, a *arena) {
 	a.attests(t, m)
 }
 
-// approve does what `kubectl certificate approve` does.
+// approve does what `kubectl certificate approve` does, by a patch: the controller's user has no right to update.
 func approve(ctx context.Context, api kubernetes.Interface, request *certificatesv1.CertificateSigningRequest) error {
 	for {
 		got, err := api.CertificatesV1().CertificateSigningRequests().Get(ctx, request.Name, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
-		got.Status.Conditions = append(got.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
-			Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue, Reason: "KubectlApprove",
+		patch, err := json.Marshal(map[string]any{
+			"metadata": map[string]any{"resourceVersion": got.ResourceVersion},
+			"status": map[string]any{"conditions": append(got.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
+				Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue, Reason: "KubectlApprove",
+			})},
 		})
-		if _, err = api.CertificatesV1().CertificateSigningRequests().UpdateApproval(ctx, request.Name, got, metav1.UpdateOptions{}); !apierrors.IsConflict(err) {
+		if err != nil {
+			return err
+		}
+		if _, err = api.CertificatesV1().CertificateSigningRequests().Patch(ctx, request.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "approval"); !apierrors.IsConflict(err) {
 			return err
 		}
 	}

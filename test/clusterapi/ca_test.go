@@ -3,6 +3,7 @@
 package clusterapi
 
 import (
+	"encoding/json"
 	"encoding/pem"
 	"slices"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/cluster-api/util/secret"
 
@@ -138,9 +140,11 @@ func TestExternalCA(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := c.get(t, proof.Name)
-	got.Status.Certificate = certificate
-	if _, err := signer.CertificatesV1().CertificateSigningRequests().UpdateStatus(t.Context(), got, metav1.UpdateOptions{}); err != nil {
+	patch, err := json.Marshal(map[string]any{"status": map[string]any{"certificate": certificate}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := signer.CertificatesV1().CertificateSigningRequests().Patch(t.Context(), proof.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status"); err != nil {
 		t.Fatal(err)
 	}
 	fingerprint, err := signing.Fingerprint(certificate)
