@@ -208,7 +208,8 @@ func (e *engine) serve(ctx context.Context) error {
 	)
 }
 
-// tell says in an Event on the Cluster, too, what concerns the workload cluster: whoever takes its policies away may take its own Events away.
+// tell says in an Event on the Cluster, too, what concerns the workload cluster: whoever takes its
+// policies away may take its own Events away.
 func (e *engine) tell(kind, reason, message string) {
 	e.events.Eventf(e.plan.cluster, nil, kind, reason, "Compare", "%s", short(message))
 }

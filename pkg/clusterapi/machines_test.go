@@ -74,7 +74,8 @@ func TestMachine(t *testing.T) {
 			func(m *verifier.Machine) { m.Deleted = start.Add(time.Hour) },
 		},
 		"EK annotation that does not count": {annotated(ek("a")), func(*verifier.Machine) {}},
-		// A node writes its Node, and Cluster API copies: of that nothing but the name of the Node is read.
+		// A node writes its Node, and Cluster API copies: of that nothing but the name of the Node
+		// is read.
 		"nodeRef that points elsewhere": {
 			func(m *clusterv1.Machine) {
 				m.Status.NodeRef.Name = "control-plane-0"

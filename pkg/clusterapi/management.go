@@ -38,7 +38,8 @@ const (
 	connecting = 100
 	// inventoryAge is how long a changed inventory may go unnoticed, and two seconds more while it is read.
 	inventoryAge = 500 * time.Millisecond
-	// managementName is the management cluster's in metrics. Those of workload clusters have a slash.
+	// managementName is the management cluster's in metrics. Those of workload clusters have a
+	// slash.
 	managementName = "management"
 )
 
@@ -136,7 +137,8 @@ func (m Management) Add(ctx context.Context, mgr manager.Manager, settings *conf
 	return clusters.watch(mgr)
 }
 
-// addPolicies has the management cluster's own admission policies watched, and no cluster be enforced for without them.
+// addPolicies has the management cluster's own admission policies watched, and no cluster be
+// enforced for without them.
 func (c *clusters) addPolicies(mgr manager.Manager) error {
 	c.policies = c.settings.ManagementPolicyCheck(c.live)
 	_, err := controller.AddPolicies(mgr, c.settings.Policies(c.policies, c.around.For(managementName)))

@@ -109,8 +109,8 @@ func statusPatch(object *certificatesv1.CertificateSigningRequest, fields map[st
 	return client.RawPatch(types.MergePatchType, patch), err
 }
 
-// addCondition adds a condition. A merge patch replaces the list: of a request that has conditions, the
-// object is what the API server returned, and not the cached copy.
+// addCondition adds a condition. A merge patch replaces the list: of a request that has conditions,
+// the object is what the API server returned, and not the cached copy.
 func (c *Controller) addCondition(ctx context.Context, object *certificatesv1.CertificateSigningRequest, added certificatesv1.CertificateSigningRequestCondition) (*certificatesv1.CertificateSigningRequest, error) {
 	return c.writeStatus(ctx, object, "approval", map[string]any{"conditions": append(slices.Clone(object.Status.Conditions), added)})
 }

@@ -31,19 +31,21 @@ const (
 )
 
 const (
-	// ekChangesInterval is how often records and sources are compared, and ekChangesUnwatched how often while records are not watched: each
-	// time lists them all then.
+	// ekChangesInterval is how often records and sources are compared, and ekChangesUnwatched how
+	// often while records are not watched: each time lists them all then.
 	ekChangesInterval, ekChangesUnwatched = 2 * time.Second, time.Minute
-	// freeEKChanges and freeEKPercent bound the changes of a source that are accepted without an operator: the larger of the two, of the
-	// machines that the source vouched for. An operator replaces a few boards at a time; a mistake in a source changes many.
+	// freeEKChanges and freeEKPercent bound the changes of a source that are accepted without an
+	// operator: the larger of the two, of the machines that the source vouched for. An operator
+	// replaces a few boards at a time; a mistake in a source changes many.
 	freeEKChanges, freeEKPercent = 3, 5
 	// ekChangesRemind is how often changes that are held are reported again.
 	ekChangesRemind = 15 * time.Minute
 )
 
-// ekChanges decides whether it takes effect that a source names other EKs for machines than those which it vouched for
-// (verifier.Rules.ContradictsEK). What is accepted is written into the machine's record, and the rules go by that: so it stays accepted,
-// and is counted, whatever the source says of others later.
+// ekChanges decides whether it takes effect that a source names other EKs for machines than those
+// which it vouched for (verifier.Rules.ContradictsEK). What is accepted is written into the
+// machine's record, and the rules go by that: so it stays accepted, and is counted, whatever the
+// source says of others later.
 type ekChanges struct {
 	*Controller
 	log logr.Logger
@@ -63,7 +65,8 @@ type ekChange struct {
 	machine *verifier.Machine
 }
 
-// ekChanges returns a source that compares records and sources as long as the Controller runs, on the leader.
+// ekChanges returns a source that compares records and sources as long as the Controller runs, on
+// the leader.
 func (c *Controller) ekChanges(log logr.Logger) source.Source {
 	e := &ekChanges{Controller: c, log: log, reported: map[verifier.EKSource]reportedChanges{}}
 	return source.Func(func(ctx context.Context, _ workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
@@ -115,9 +118,9 @@ func (e *ekChanges) compare(ctx context.Context, now time.Time) error {
 		}
 		vouched[record.EKSource]++
 		switch {
-		case e.Rules.ContradictsEK(record, *machine):
+		case e.Rules.ContradictsEK(&record, machine):
 			changes[record.EKSource] = append(changes[record.EKSource], ekChange{object, record, machine})
-		case record.EKReplaced && e.Rules.NamesEK(*machine, record.EK):
+		case record.EKReplaced && e.Rules.NamesEK(machine, record.EK):
 			if err := e.mark(ctx, object, nil); err != nil {
 				return err
 			}
@@ -143,7 +146,7 @@ func (e *ekChanges) settle(ctx context.Context, source verifier.EKSource, vouche
 	name := nameOfChanges(source, changes)
 	acknowledged := e.AcceptedEKChanges != nil && slices.Contains(e.AcceptedEKChanges(), name)
 	if free := max(freeEKChanges, vouched*freeEKPercent/100); unacknowledged > free && !acknowledged {
-		e.hold(ctx, source, name, changes, fmt.Sprintf("%d of the %d machines that the source vouched for, and at most %d without an acknowledgement",
+		e.hold(ctx, source, name, changes, fmt.Sprintf("the source changed the EKs of %d of its %d machines; at most %d are accepted without an acknowledgement",
 			unacknowledged, vouched, free), now)
 		return nil
 	}
@@ -192,7 +195,7 @@ func (e *ekChanges) hold(ctx context.Context, source verifier.EKSource, name str
 		"change", name, "why", why, "nodes", named(nodes), "hint", cure, "audit", e.Audit)
 	for _, node := range nodes[:min(len(nodes), maxNamed)] {
 		e.eventOnNamed(ctx, node, ReasonEKChangeHeld, fmt.Sprintf(
-			"%s names other endorsement keys for the machine, as for %s; its record decides: %s", source, why, cure))
+			"%s names other endorsement keys for the machine. Its record decides, since %s; %s", source, why, cure))
 	}
 }
 
@@ -205,8 +208,9 @@ func (e *ekChanges) isNews(source verifier.EKSource, name string, now time.Time)
 	return true
 }
 
-// nameOfChanges returns what an operator acknowledges: the source, and a digest of which machines change from which EK to which. An
-// acknowledgement is for these, and for no change that comes later.
+// nameOfChanges returns what an operator acknowledges: the source, and a digest of which machines
+// change from which EK to which. An acknowledgement is for these, and for no change that comes
+// later.
 func nameOfChanges(source verifier.EKSource, changes []ekChange) string {
 	lines := make([]string, 0, len(changes))
 	for _, change := range changes {

@@ -47,7 +47,8 @@ type Gate struct {
 	Cluster, Namespace string
 	// Unattested are the names of Nodes that are left alone.
 	Unattested []string
-	// Policies are the admission policies that have to be in force when enforcement starts. None: it starts without them.
+	// Policies are the admission policies that have to be in force when enforcement starts. None:
+	// it starts without them.
 	Policies []*PolicyCheck
 	// Audit refuses nothing, and forgets that enforcement had started.
 	Audit bool
@@ -96,8 +97,8 @@ func named(names []string) string {
 
 // Hints are what an operator can do where enforcement does not start.
 type Hints struct {
-	// Nodes is for Nodes that have no record, Record for a kind of records that is not there, Policies for admission policies that are not in
-	// force, Rights for what is forbidden.
+	// Nodes is for Nodes that have no record, Record for a kind of records that is not there,
+	// Policies for admission policies that are not in force, Rights for what is forbidden.
 	Nodes, Record, Policies, Rights string
 }
 
@@ -180,12 +181,13 @@ func (g *Gate) try(ctx context.Context) error {
 	return g.remember(ctx)
 }
 
-// policiesInForce returns a *GateError where admission policies are missing, altered or deny nothing.
+// policiesInForce returns a *GateError where admission policies are missing, altered or deny
+// nothing.
 func (g *Gate) policiesInForce(ctx context.Context) error {
 	for _, check := range g.Policies {
 		problems, err := check.Check(ctx)
 		if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
-			return &GateError{Hint: g.hints().Policies, cause: fmt.Errorf("the API server has no ValidatingAdmissionPolicies: %w", err)}
+			return &GateError{Hint: g.hints().Policies, cause: fmt.Errorf("the API server does not serve ValidatingAdmissionPolicy (admissionregistration.k8s.io/v1), Kubernetes 1.31 or later is needed: %w", err)}
 		}
 		if err != nil {
 			return g.failed("policies", err)

@@ -178,7 +178,8 @@ func (c *Controller) findEvidence(ctx context.Context, f *found, claim verifier.
 	return nil
 }
 
-// findNodeRefs reads the record of the Node that the machine with the provider ID claimed refers to: it may be another machine's.
+// findNodeRefs reads the record of the Node that the machine with the provider ID claimed refers
+// to: it may be another machine's.
 func (c *Controller) findNodeRefs(ctx context.Context, f *found, claim verifier.Claim) error {
 	for i := range f.input.Machines {
 		m := &f.input.Machines[i]

@@ -25,56 +25,63 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 )
 
-// AnnotationIssuedAround is on a request that was reported as issued without attestation, with the fingerprint of the certificate. No
-// replica reports it again.
+// AnnotationIssuedAround is on a request that was reported as issued without attestation, with the
+// fingerprint of the certificate. No replica reports it again.
 const AnnotationIssuedAround = "attestation.cluster.x-k8s.io/issued-without-attestation"
 
-// ReasonIssuedAround is that of the Event on such a request, and on the Node of the name in the certificate.
+// ReasonIssuedAround is that of the Event on such a request, and on the Node of the name in the
+// certificate.
 const ReasonIssuedAround = "IssuedWithoutAttestation"
 
-// cachedIssued is on a request in the cache alone, of which nothing else is kept: it was issued to a node or a bootstrap identity.
+// cachedIssued is on a request in the cache alone, of which nothing else is kept: it was issued to
+// a node or a bootstrap identity.
 const cachedIssued = "attestation.cluster.x-k8s.io/cached-issued"
 
 // How certificates that no record names are counted.
 const (
-	// namedAttested says that the name in the certificate has a record, namedOther that it has none.
+	// namedAttested says that the name in the certificate has a record, namedOther that it has
+	// none.
 	namedAttested, namedOther = "attested", "other"
 	// namedUnattested is of a node that is left alone, for its own name.
 	namedUnattested = "unattested"
-	// namedForgotten says that the controller approved the request, and that its record was deleted since.
+	// namedForgotten says that the controller approved the request, and that its record was deleted
+	// since.
 	namedForgotten = "forgotten"
 )
 
 // groupsOfNodes are the groups whose members ask for certificates of nodes.
 var groupsOfNodes = []string{"system:bootstrappers", "system:nodes"}
 
-// issuedToNode reports whether a request of a node or a bootstrap identity was issued. Serving certificates of the built-in signer are
-// not in question: nothing can be asked of the API server with one.
+// issuedToNode reports whether a request of a node or a bootstrap identity was issued. Serving
+// certificates of the built-in signer are not in question: nothing can be asked of the API server
+// with one.
 func issuedToNode(request *certificatesv1.CertificateSigningRequest) bool {
 	return len(request.Status.Certificate) > 0 && request.Spec.SignerName != certificatesv1.KubeletServingSignerName &&
 		request.Annotations[AnnotationIssuedAround] == "" &&
 		slices.ContainsFunc(request.Spec.Groups, func(group string) bool { return slices.Contains(groupsOfNodes, group) })
 }
 
-// keepIssued has a request that is otherwise dropped from the cache be looked at once it was issued. It keeps neither the certificate nor the requester:
-// both are read again, should it come to that.
+// keepIssued has a request that is otherwise dropped from the cache be looked at once it was
+// issued. It keeps neither the certificate nor the requester: both are read again, should it come
+// to that.
 func keepIssued(kept, request *certificatesv1.CertificateSigningRequest) {
 	if issuedToNode(request) {
 		kept.Annotations = map[string]string{cachedIssued: ""}
 	}
 }
 
-// noticeIssued reports once that a request was issued without attestation: no record names it. It says so after a look at what the API server
-// holds: the record is written before the certificate, and the watch of records may be late.
+// noticeIssued reports once that a request was issued without attestation: no record names it. It
+// says so after a look at what the API server holds: the record is written before the certificate,
+// and the watch of records may be late.
 func (c *Controller) noticeIssued(ctx context.Context, object *certificatesv1.CertificateSigningRequest) (ctrl.Result, error) {
-	if !c.suspicious(object) {
+	if !c.needsLiveCheck(object) {
 		return ctrl.Result{}, nil
 	}
 	request := &certificatesv1.CertificateSigningRequest{}
 	if err := c.live.Get(ctx, client.ObjectKeyFromObject(object), request); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	if request.UID != object.UID || !issuedToNode(request) || c.Rules.Serves(request) {
+	if request.UID != object.UID || !issuedToNode(request) || c.Rules.IsServingRequest(request) {
 		return ctrl.Result{}, nil
 	}
 	leaf, err := leafOf(request.Status.Certificate)
@@ -98,12 +105,13 @@ func (c *Controller) noticeIssued(ctx context.Context, object *certificatesv1.Ce
 	return c.reportIssued(ctx, request, leaf, node, records)
 }
 
-// suspicious reports whether a request may have been issued without attestation, as far as the caches tell. Nearly always it was not.
-func (c *Controller) suspicious(object *certificatesv1.CertificateSigningRequest) bool {
+// needsLiveCheck reports whether a request may have been issued without attestation, by the caches.
+// Nearly always it was not. It counts the nodes in unattestedNodes.
+func (c *Controller) needsLiveCheck(object *certificatesv1.CertificateSigningRequest) bool {
 	if _, only := object.Annotations[cachedIssued]; only && len(object.Status.Certificate) == 0 {
 		return true
 	}
-	if !issuedToNode(object) || c.Rules.Serves(object) {
+	if !issuedToNode(object) || c.Rules.IsServingRequest(object) {
 		return false
 	}
 	leaf, err := leafOf(object.Status.Certificate)
@@ -112,14 +120,18 @@ func (c *Controller) suspicious(object *certificatesv1.CertificateSigningRequest
 	}
 	node := nodeOf(leaf)
 	records, err := c.records.told.with(v1alpha1.FieldNodeName, node)
-	if err != nil || len(records) == 0 && c.leftAlone(object, node) {
+	if err != nil {
+		return true
+	}
+	if len(records) == 0 && c.leftAlone(object, node) {
 		c.countIssued(object, namedUnattested)
-		return err != nil
+		return false
 	}
 	return !slices.ContainsFunc(records, func(r v1alpha1.NodeAttestation) bool { return knows(&r, object.UID) })
 }
 
-// nodeOf returns the name of the node that a certificate makes its holder, empty if it makes him none.
+// nodeOf returns the name of the node that a certificate makes its holder, empty if it makes him
+// none.
 func nodeOf(leaf *x509.Certificate) string {
 	node, ok := strings.CutPrefix(leaf.Subject.CommonName, "system:node:")
 	if !ok {
@@ -135,10 +147,11 @@ func knows(record *v1alpha1.NodeAttestation, request types.UID) bool {
 
 // leftAlone reports whether a node that the policy leaves alone has asked for its own name.
 func (c *Controller) leftAlone(request *certificatesv1.CertificateSigningRequest, node string) bool {
-	return node != "" && request.Spec.Username == "system:node:"+node && c.Rules.Unattested(node)
+	return node != "" && request.Spec.Username == "system:node:"+node && c.Rules.IsUnattestedNode(node)
 }
 
-// reportIssued says so in the request's annotation first, by which all others know, and then in the log, in Events and in the metrics.
+// reportIssued says so in the request's annotation first, by which all others know, and then in the
+// log, in Events and in the metrics.
 func (c *Controller) reportIssued(ctx context.Context, request *certificatesv1.CertificateSigningRequest, leaf *x509.Certificate, node string, records []v1alpha1.NodeAttestation) (ctrl.Result, error) {
 	sum := sha256.Sum256(leaf.Raw)
 	line := []any{
@@ -186,8 +199,8 @@ func (c *Controller) reportIssued(ctx context.Context, request *certificatesv1.C
 	return ctrl.Result{}, nil
 }
 
-// forgotten reports whether the controller approved a request and its record was deleted since, and perhaps made anew: what is there is younger. Only
-// who may approve could make others believe it.
+// forgotten reports whether the controller approved a request and its record was deleted since, and
+// perhaps made anew: what is there is younger. Only who may approve could make others believe it.
 func forgotten(request *certificatesv1.CertificateSigningRequest, records []v1alpha1.NodeAttestation) bool {
 	return slices.ContainsFunc(request.Status.Conditions, func(condition certificatesv1.CertificateSigningRequestCondition) bool {
 		return condition.Type == certificatesv1.CertificateApproved && condition.Reason == string(ReasonApproved) &&

@@ -97,11 +97,13 @@ type KeyStore struct {
 	accepted string
 }
 
-// AnnotationAcceptEKChanges is on the challenge keys' Secret where an operator acknowledges changes of endorsement keys that are held. It
-// has the names that the log and the Events give them, separated by commas.
+// AnnotationAcceptEKChanges is on the challenge keys' Secret where an operator acknowledges changes
+// of endorsement keys that are held. It has the names that the log and the Events give them,
+// separated by commas.
 const AnnotationAcceptEKChanges = "attestation.cluster.x-k8s.io/accept-ek-changes"
 
-// AcceptedEKChanges returns what the operator acknowledged, as the Secret had it when it was last read.
+// AcceptedEKChanges returns what the operator acknowledged, as the Secret had it when it was last
+// read.
 func (s *KeyStore) AcceptedEKChanges() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -48,7 +48,8 @@ const (
 	PolicyAltered = "Altered"
 	// PolicyNotDenying says that the binding only warns or audits.
 	PolicyNotDenying = "NotDenying"
-	// PolicyNotEffective says that the API server let pass what the policy refuses, although the objects are right.
+	// PolicyNotEffective says that the API server let pass what the policy refuses, although the
+	// objects are right.
 	PolicyNotEffective = "NotEffective"
 )
 
@@ -87,7 +88,8 @@ var releases = map[PolicyScope]func() (*policySet, error){
 	}),
 }
 
-// parsePolicies reads manifests, and keeps those with this value of the label, or "both". An empty value keeps all.
+// parsePolicies reads manifests, and keeps those with this value of the label, or "both". An empty
+// value keeps all.
 func parsePolicies(scope string, manifests ...[]byte) (*policySet, error) {
 	set := &policySet{}
 	for _, manifest := range manifests {
@@ -135,19 +137,20 @@ func (s *policySet) add(scope string, document []byte) error {
 		s.bindings = append(s.bindings, binding)
 	case "": // comments alone
 	default:
-		return fmt.Errorf("a %s among them", of.Kind)
+		return fmt.Errorf("unexpected kind %s", of.Kind)
 	}
 	return nil
 }
 
-// compare returns what keeps the release's policies from being in force, where those found are there. The caller changes none of them meanwhile.
+// compare returns what keeps the release's policies from being in force, where those found are
+// there. The caller changes none of them meanwhile.
 func (s *policySet) compare(policies []admissionv1.ValidatingAdmissionPolicy, bindings []admissionv1.ValidatingAdmissionPolicyBinding, controllers []string) (problems []PolicyProblem) {
 	for i := range s.policies {
 		want := &s.policies[i]
 		at := slices.IndexFunc(policies, func(p admissionv1.ValidatingAdmissionPolicy) bool { return p.Name == want.Name })
 		if at < 0 {
 			problems = append(problems, PolicyProblem{want.Name, PolicyMissing, "the policy is not there"})
-		} else if detail := differs(&want.Spec, &policies[at].Spec, controllers); detail != "" {
+		} else if detail := specDifference(&want.Spec, &policies[at].Spec, controllers); detail != "" {
 			problems = append(problems, PolicyProblem{want.Name, PolicyAltered, detail})
 		}
 	}
@@ -156,16 +159,17 @@ func (s *policySet) compare(policies []admissionv1.ValidatingAdmissionPolicy, bi
 		at := slices.IndexFunc(bindings, func(b admissionv1.ValidatingAdmissionPolicyBinding) bool { return b.Name == want.Name })
 		if at < 0 {
 			problems = append(problems, PolicyProblem{want.Spec.PolicyName, PolicyMissing, "its binding " + want.Name + " is not there"})
-		} else if problem, detail := loosens(&want.Spec, &bindings[at].Spec); problem != "" {
+		} else if problem, detail := bindingProblem(&want.Spec, &bindings[at].Spec); problem != "" {
 			problems = append(problems, PolicyProblem{want.Spec.PolicyName, problem, "its binding " + want.Name + ": " + detail})
 		}
 	}
 	return problems
 }
 
-// differs says what of a policy is not the release's, as the API server stores it. Lists of names in variables are the overlay's
-// to change: the controllers are exactly those given, and an extensible list has what the release's has, and perhaps more.
-func differs(want, got *admissionv1.ValidatingAdmissionPolicySpec, controllers []string) string {
+// specDifference says what of a policy is not the release's, as the API server stores it. Lists of
+// names in variables are the overlay's to change: the controllers are exactly those given, and an
+// extensible list has what the release's has, and perhaps more.
+func specDifference(want, got *admissionv1.ValidatingAdmissionPolicySpec, controllers []string) string {
 	want, got = defaulted(want), defaulted(got)
 	if len(want.Variables) == len(got.Variables) {
 		for i := range want.Variables {
@@ -174,7 +178,7 @@ func differs(want, got *admissionv1.ValidatingAdmissionPolicySpec, controllers [
 			if w.Name != g.Name || !list {
 				continue
 			}
-			if detail := listDiffers(w.Name, shipped, g.Expression, controllers); detail != "" {
+			if detail := listDifference(w.Name, shipped, g.Expression, controllers); detail != "" {
 				return detail
 			}
 			g.Expression = w.Expression
@@ -199,8 +203,8 @@ func differs(want, got *admissionv1.ValidatingAdmissionPolicySpec, controllers [
 	return ""
 }
 
-// listDiffers says what is wrong with a list that stands where the release has one of literals.
-func listDiffers(name string, shipped []string, expression string, controllers []string) string {
+// listDifference says what is wrong with a list that stands where the release has one of literals.
+func listDifference(name string, shipped []string, expression string, controllers []string) string {
 	found, ok := literals(expression)
 	if !ok {
 		return "variable " + name + ": is not a list of literals"
@@ -224,8 +228,8 @@ func listDiffers(name string, shipped []string, expression string, controllers [
 	return ""
 }
 
-// extensible are the lists to which an overlay may add: what is guarded, whose requests are limited, and who may move records. Of any other list
-// it is not known that more entries do not exempt somebody.
+// extensible are the lists that an overlay may extend. More entries in any other list might exempt
+// somebody.
 var extensible = []string{"signers", "bootstrappers", "movers"}
 
 const literal = `(?:'[^'"\\]*'|"[^'"\\]*")`
@@ -235,7 +239,8 @@ var (
 	oneLiteral     = regexp.MustCompile(literal)
 )
 
-// literals returns the strings of a CEL list of plain string literals, and false for any other expression.
+// literals returns the strings of a CEL list of plain string literals, and false for any other
+// expression.
 func literals(expression string) (all []string, ok bool) {
 	if !listOfLiterals.MatchString(expression) {
 		return nil, false
@@ -279,8 +284,9 @@ func defaultedMatch(match *admissionv1.MatchResources) *admissionv1.MatchResourc
 	return match
 }
 
-// loosens says in what a binding has its policy refuse less than the release's does. More actions than Deny do no harm.
-func loosens(want, got *admissionv1.ValidatingAdmissionPolicyBindingSpec) (problem, detail string) {
+// bindingProblem says in what a binding has its policy refuse less than the release's does. More
+// actions than Deny do no harm.
+func bindingProblem(want, got *admissionv1.ValidatingAdmissionPolicyBindingSpec) (problem, detail string) {
 	everything := defaultedMatch(nil)
 	switch {
 	case got.PolicyName != want.PolicyName:
@@ -301,8 +307,8 @@ type PolicyCheck struct {
 	Scope PolicyScope
 	// Client reads from the API server itself.
 	Client client.Client
-	// User is whom the policies name as the controller. Empty: whoever the API server says that Client is, which it tells every
-	// authenticated user by default.
+	// User is whom the policies name as the controller. Empty: whoever the API server says that
+	// Client is, which it tells every authenticated user by default.
 	User string
 	// Others are the other controllers that the policies name.
 	Others []string
@@ -324,11 +330,7 @@ func (c *PolicyCheck) Check(ctx context.Context) ([]PolicyProblem, error) {
 }
 
 func (c *PolicyCheck) compare(ctx context.Context, policies []admissionv1.ValidatingAdmissionPolicy, bindings []admissionv1.ValidatingAdmissionPolicyBinding) ([]PolicyProblem, error) {
-	parse := releases[c.Scope]
-	if parse == nil {
-		return nil, errors.New("admission policies: it is not said which a cluster has to have")
-	}
-	release, err := parse()
+	release, err := c.release()
 	if err != nil {
 		return nil, err
 	}
@@ -356,9 +358,18 @@ func (c *PolicyCheck) user(ctx context.Context) (string, error) {
 	return c.self, nil
 }
 
-// names reports whether the release has a policy or a binding of that name.
-func (c *PolicyCheck) names(object client.Object) bool {
-	release, err := releases[c.Scope]()
+// release returns the policies that the cluster has to have.
+func (c *PolicyCheck) release() (*policySet, error) {
+	parse := releases[c.Scope]
+	if parse == nil {
+		return nil, errors.New("admission policies: PolicyCheck.Scope is not set")
+	}
+	return parse()
+}
+
+// isOurs reports whether the release has a policy or a binding of that name.
+func (c *PolicyCheck) isOurs(object client.Object) bool {
+	release, err := c.release()
 	if err != nil {
 		return false
 	}

@@ -33,7 +33,8 @@ func (s *policySet) clone() *policySet {
 	return c
 }
 
-// Each flavour has the policies that its kustomization selects, each with its binding, which denies.
+// Each flavour has the policies that its kustomization selects, each with its binding, which
+// denies.
 func TestReleasePolicies(t *testing.T) {
 	for scope, wanted := range map[PolicyScope]struct{ has, lacks string }{
 		PoliciesAlone:      {"node-attestation-approval", "node-attestation-secrets"},
@@ -165,13 +166,13 @@ func TestLiterals(t *testing.T) {
 // More entries are for lists of which that is known to do no harm, or to be the operator's to say.
 func TestListsThatMayHaveMore(t *testing.T) {
 	for name, more := range map[string]bool{"signers": true, "bootstrappers": true, "movers": true, "exempt": false, "controllers": false} {
-		if detail := listDiffers(name, []string{"a"}, "['a']", []string{"a"}); detail != "" {
+		if detail := listDifference(name, []string{"a"}, "['a']", []string{"a"}); detail != "" {
 			t.Errorf("%s: %s", name, detail)
 		}
-		if detail := listDiffers(name, []string{"a"}, "['a', 'b']", []string{"a"}); (detail == "") != more {
+		if detail := listDifference(name, []string{"a"}, "['a', 'b']", []string{"a"}); (detail == "") != more {
 			t.Errorf("%s with one more: %q", name, detail)
 		}
-		if detail := listDiffers(name, []string{"a"}, "[]", []string{"a"}); detail == "" {
+		if detail := listDifference(name, []string{"a"}, "[]", []string{"a"}); detail == "" {
 			t.Errorf("%s may be empty", name)
 		}
 	}

@@ -4,21 +4,16 @@ package controller
 
 import (
 	"context"
-	"encoding/json"
-	"fmt"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/go-logr/logr"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
-	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
@@ -28,25 +23,29 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 )
 
-// ConditionPolicies is the type of the condition on the Namespace's status that says whether the admission policies are in force.
+// ConditionPolicies is the type of the condition on the Namespace's status that says whether the
+// admission policies are in force.
 const ConditionPolicies = "NodeAttestationPoliciesInForce"
 
 // Reasons of that condition. Those with which it is True or False are reasons of Events, too.
 const (
 	ReasonPoliciesInForce    = "PoliciesInForce"
 	ReasonPoliciesNotInForce = "PoliciesNotInForce"
-	// ReasonPoliciesUnwatched says that it is not known, ReasonPoliciesAudit that in audit mode nothing depends on it.
+	// ReasonPoliciesUnwatched says that it is not known, ReasonPoliciesAudit that in audit mode
+	// nothing depends on it.
 	ReasonPoliciesUnwatched = "NotWatched"
 	ReasonPoliciesAudit     = "AuditMode"
 )
 
 const (
-	// policiesInterval is how often the controller compares without an event, and tries again what failed.
+	// policiesInterval is how often the controller compares without an event, and tries again what
+	// failed.
 	policiesInterval = 30 * time.Second
 	// policiesSettle is how long events are collected: one apply writes several objects.
 	policiesSettle = 500 * time.Millisecond
-	// proveInterval is how often a policy is proven at most. proveAgain is how soon one is tried again that let a request pass: the API server
-	// evaluates a policy up to seconds after it has stored it.
+	// proveInterval is how often a policy is proven at most. proveAgain is how soon one is tried
+	// again that let a request pass: the API server evaluates a policy up to seconds after it has
+	// stored it.
 	proveInterval, proveAgain = time.Minute, 10 * time.Second
 	// policiesPatience is how long the first answers of the API server are waited for.
 	policiesPatience = 15 * time.Second
@@ -55,7 +54,7 @@ const (
 // provenPolicy is the one that refuses everybody the approval of a hello.
 const provenPolicy = "node-attestation-approval"
 
-const unwatchedPolicies = "nobody notices when the admission policies are gone: list and watch on validatingadmissionpolicies and validatingadmissionpolicybindings are needed"
+const unwatchedPolicies = "cannot watch the admission policies: list and watch on validatingadmissionpolicies and validatingadmissionpolicybindings are needed"
 
 // PoliciesConfig is what NewPolicies makes a watch of.
 type PoliciesConfig struct {
@@ -75,7 +74,8 @@ type PoliciesConfig struct {
 	Tell func(kind, reason, message string)
 }
 
-// Policies watches the admission policies of one cluster, and says when they are not in force. It decides nothing: renewals go on.
+// Policies watches the admission policies of one cluster, and says when they are not in force. It
+// decides nothing: renewals go on.
 type Policies struct {
 	PoliciesConfig
 	api    client.WithWatch
@@ -95,7 +95,8 @@ type Policies struct {
 	reported time.Time
 	// since is when the objects were last found to be right, the zero value while they are not.
 	since time.Time
-	// tried is when a policy was last proven, passed how often in a row the request passed, and again the request for the next try.
+	// tried is when a policy was last proven, passed how often in a row the request passed, and
+	// again the request for the next try.
 	tried  time.Time
 	passed int
 	again  string
@@ -104,6 +105,8 @@ type Policies struct {
 	writtenAt time.Time
 	namespace *corev1.Namespace
 	unwritten string
+	// unproven says that it was logged that a policy cannot be proven for want of a right.
+	unproven bool
 }
 
 // verdict is what is known of the policies.
@@ -113,7 +116,8 @@ type verdict struct {
 	problems        []PolicyProblem
 }
 
-// NewPolicies returns a watch, which Start runs. The client reads and writes at the API server itself. Config.Check reads with it.
+// NewPolicies returns a watch, which Start runs. The client reads and writes at the API server
+// itself. Config.Check reads with it.
 func NewPolicies(config PoliciesConfig, api client.WithWatch, recorder events.EventRecorder, log logr.Logger) (*Policies, error) {
 	p := &Policies{
 		PoliciesConfig: config, api: api, events: Sparing(recorder), log: log,
@@ -146,7 +150,8 @@ func AddPolicies(m ctrl.Manager, config PoliciesConfig) (*Policies, error) {
 	return p, m.Add(p)
 }
 
-// informer returns the watch of one of the two kinds. Of objects that are not the release's it keeps the names.
+// informer returns the watch of one of the two kinds. Of objects that are not the release's it
+// keeps the names.
 func (p *Policies) informer(index int, list client.ObjectList, object client.Object) (toolscache.SharedIndexInformer, error) {
 	note := func(err error) error {
 		if before := p.forbidden[index].Swap(apierrors.IsForbidden(err)); before != apierrors.IsForbidden(err) {
@@ -184,12 +189,12 @@ func (p *Policies) trim(object any) (any, error) {
 	switch o := object.(type) {
 	case *admissionv1.ValidatingAdmissionPolicy:
 		o.ManagedFields, o.Annotations, o.Labels, o.Status = nil, nil, nil, admissionv1.ValidatingAdmissionPolicyStatus{}
-		if !p.Check.names(o) {
+		if !p.Check.isOurs(o) {
 			o.Spec = admissionv1.ValidatingAdmissionPolicySpec{}
 		}
 	case *admissionv1.ValidatingAdmissionPolicyBinding:
 		o.ManagedFields, o.Annotations, o.Labels = nil, nil, nil
-		if !p.Check.names(o) {
+		if !p.Check.isOurs(o) {
 			o.Spec = admissionv1.ValidatingAdmissionPolicyBindingSpec{}
 		}
 	}
@@ -203,7 +208,8 @@ func (p *Policies) wake() {
 	}
 }
 
-// Challenged says that a hello is open, on which a policy can be proven. It costs its caller nothing; a nil *Policies proves nothing.
+// Challenged says that a hello is open, on which a policy can be proven. It costs its caller
+// nothing; a nil *Policies proves nothing.
 func (p *Policies) Challenged(name string) {
 	if p == nil || p.Audit {
 		return
@@ -248,7 +254,8 @@ func (p *Policies) Start(ctx context.Context) error {
 	}
 }
 
-// judge returns what is known of the policies, or no reason while the API server's first answers are on their way.
+// judge returns what is known of the policies, or no reason while the API server's first answers
+// are on their way.
 func (p *Policies) judge(ctx context.Context, began time.Time) verdict {
 	unknown := func(message string) verdict {
 		p.since = time.Time{}
@@ -261,7 +268,7 @@ func (p *Policies) judge(ctx context.Context, began time.Time) verdict {
 	case time.Since(began) < policiesPatience:
 		return verdict{}
 	default:
-		return unknown("the API server does not say which policies there are")
+		return unknown("the API server has not answered the list of admission policies yet")
 	}
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
@@ -285,7 +292,7 @@ func (p *Policies) judge(ctx context.Context, began time.Time) verdict {
 		}
 		return verdict{corev1.ConditionUnknown, ReasonPoliciesAudit, message, problems}
 	case len(problems) > 0:
-		return verdict{corev1.ConditionFalse, ReasonPoliciesNotInForce, "requests can be approved without attestation; apply the release's policies, and replace one to which a field was added: " + describe(problems), problems}
+		return verdict{corev1.ConditionFalse, ReasonPoliciesNotInForce, describe(problems) + ". Requests can be approved without attestation: apply the release's policies with your overlay (docs/controller-configuration.md)", problems}
 	}
 	return verdict{status: corev1.ConditionTrue, reason: ReasonPoliciesInForce, message: "the policies and their bindings are the release's"}
 }
@@ -336,118 +343,4 @@ func (p *Policies) event(kind string, v verdict) {
 	if p.Tell != nil {
 		p.Tell(kind, v.reason, v.message)
 	}
-}
-
-// writeCondition has the Namespace's status say it. What was written is read again from time to time: others may change it.
-func (p *Policies) writeCondition(ctx context.Context, v verdict, now time.Time) {
-	want := corev1.NamespaceCondition{Type: ConditionPolicies, Status: v.status, Reason: v.reason, Message: v.message}
-	says := p.written.Status == want.Status && p.written.Reason == want.Reason && p.written.Message == want.Message
-	if says && now.Sub(p.writtenAt) < p.Remind {
-		return
-	}
-	err := p.putCondition(ctx, want)
-	if err == nil {
-		p.written, p.writtenAt, p.unwritten = want, now, ""
-		return
-	}
-	if cause := text.Line(err.Error(), maxProblem); cause != p.unwritten {
-		p.unwritten = cause
-		p.log.Info("the condition cannot be written, see packaging/kubernetes/rbac.yaml", "namespace", p.Namespace, "cause", cause)
-	}
-}
-
-func (p *Policies) putCondition(ctx context.Context, want corev1.NamespaceCondition) error {
-	ctx, cancel := context.WithTimeout(ctx, readTimeout)
-	defer cancel()
-	status := p.api.SubResource("status")
-	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: p.Namespace}}
-	if err := status.Get(ctx, namespace.DeepCopy(), namespace); err != nil {
-		return err
-	}
-	p.namespace = namespace
-	want.LastTransitionTime = metav1.Now()
-	for _, c := range namespace.Status.Conditions {
-		if c.Type != want.Type {
-			continue
-		}
-		if c.Status == want.Status && c.Reason == want.Reason && c.Message == want.Message {
-			return nil
-		}
-		if c.Status == want.Status {
-			want.LastTransitionTime = c.LastTransitionTime
-		}
-	}
-	// Conditions of other types stay: they are merged by their types.
-	patch, err := json.Marshal(map[string]any{"status": map[string]any{"conditions": []corev1.NamespaceCondition{want}}})
-	if err != nil {
-		return err
-	}
-	return status.Patch(ctx, namespace, client.RawPatch(types.StrategicMergePatchType, patch))
-}
-
-// prove tries whether the API server evaluates the policies: nobody may approve a hello, the controller neither. It is a dry run. The
-// result is how soon to try again, 0 for when there is the next hello.
-func (p *Policies) prove(ctx context.Context, v verdict) (again time.Duration) {
-	name := p.again
-	if name == "" {
-		if hello := p.hello.Load(); hello != nil {
-			name = *hello
-		}
-	}
-	now := time.Now()
-	pause := p.Prove
-	if p.again != "" {
-		pause = min(proveAgain, p.Prove)
-	}
-	if name == "" || p.since.IsZero() || now.Sub(p.since) < min(policiesPatience, p.Prove) || now.Sub(p.tried) < pause {
-		return 0
-	}
-	p.tried, p.again = now, ""
-	p.hello.Store(nil)
-	switch refused, err := p.refuses(ctx, name); {
-	case err != nil:
-		p.log.V(1).Info("a policy could not be proven", "request", name, "cause", err.Error())
-	case refused:
-		if p.passed > 0 {
-			p.passed = 0
-			return policiesSettle // it is in force again
-		}
-	default:
-		if p.passed++; p.passed == 1 {
-			p.again = name
-			return min(proveAgain, p.Prove) + policiesSettle
-		}
-		if v.status == corev1.ConditionTrue {
-			return policiesSettle
-		}
-	}
-	return 0
-}
-
-// refuses reports whether the policy refuses the approval of a hello. Any other answer is an error.
-func (p *Policies) refuses(ctx context.Context, name string) (bool, error) {
-	ctx, cancel := context.WithTimeout(ctx, readTimeout)
-	defer cancel()
-	hello := &certificatesv1.CertificateSigningRequest{}
-	if err := p.api.Get(ctx, types.NamespacedName{Name: name}, hello); err != nil {
-		return false, err
-	}
-	if stateOf(hello) != undecided {
-		return false, fmt.Errorf("request %s: is decided", name)
-	}
-	// As the controller approves: by a patch, for which alone it has the right.
-	patch, err := statusPatch(hello, map[string]any{"conditions": []certificatesv1.CertificateSigningRequestCondition{
-		condition(certificatesv1.CertificateApproved, "DryRun", "whether a policy refuses it"),
-	}})
-	if err != nil {
-		return false, err
-	}
-	err = p.api.SubResource("approval").Patch(ctx, hello, patch, client.DryRunAll)
-	if err == nil {
-		return false, nil
-	}
-	if (apierrors.IsForbidden(err) || apierrors.IsInvalid(err)) && strings.Contains(err.Error(), "ValidatingAdmissionPolicy '"+provenPolicy+"'") {
-		return true, nil
-	}
-	return false, err
 }

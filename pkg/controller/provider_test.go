@@ -88,7 +88,8 @@ func TestAProofWithoutItsHello(t *testing.T) {
 	}
 }
 
-// A hello is judged by what it is itself, even if another is given as the one that it refers to; a proof, by that one.
+// A hello is judged by what it is itself, even if another is given as the one that it refers to; a
+// proof, by that one.
 func TestAHelloIsJudgedByItself(t *testing.T) {
 	provider := TPM{Verifier: newTestVerifier(t)}
 	judge := func(request, hello *certificatesv1.CertificateSigningRequest) string {

@@ -20,7 +20,8 @@ import (
 // lookAgain is how soon a request that waits is looked at again: inventories and machines appear without telling.
 const lookAgain = time.Second
 
-// Reconcile decides on one request, as far as there is something to decide, and reports a write that the API server refused.
+// Reconcile decides on one request, as far as there is something to decide, and reports a write
+// that the API server refused.
 func (c *Controller) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
 	object := &certificatesv1.CertificateSigningRequest{}
 	if err := c.client.Get(ctx, request.NamespacedName, object); err != nil {
@@ -38,7 +39,8 @@ func (c *Controller) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	return result, err
 }
 
-// proceed takes a request of ours on from its state. What costs more than a glance comes after the request's turn.
+// proceed takes a request of ours on from its state. What costs more than a glance comes after the
+// request's turn.
 func (c *Controller) proceed(ctx context.Context, request ctrl.Request, object *certificatesv1.CertificateSigningRequest) (ctrl.Result, error) {
 	now := c.Now()
 	switch stateOf(object) {

@@ -50,7 +50,8 @@ func (s *records) with(ctx context.Context, field, value string) ([]v1alpha1.Nod
 	return list.Items, nil
 }
 
-// all returns the records of this cluster, by the watch where there is one. The caller changes none.
+// all returns the records of this cluster, by the watch where there is one. The caller changes
+// none.
 func (s *records) all(ctx context.Context) ([]v1alpha1.NodeAttestation, error) {
 	if s.told.hears() {
 		return recordsOf(s.told.informer.GetStore().List(), nil)

@@ -93,7 +93,8 @@ func (m *Metrics) gaugeEKChanges(source verifier.EKSource, accepted, held int) {
 	m.ekChanges.WithLabelValues(m.cluster, string(source), "held").Set(float64(held))
 }
 
-// countIssued counts a certificate that no record names. Of signers that are not Kubernetes' own nor this project's there may be any number.
+// countIssued counts a certificate that no record names. Of signers that are not Kubernetes' own
+// nor this project's there may be any number.
 func (m *Metrics) countIssued(signer, name string) {
 	if m == nil {
 		return

@@ -20,7 +20,8 @@ import (
 )
 
 // TrimCache has a cache keep of CertificateSigningRequests only what decisions read, and never hold
-// many whole requests at a time: whoever may file requests decides how many there are, and how large.
+// many whole requests at a time: whoever may file requests decides how many there are, and how
+// large.
 func TrimCache(options *cache.Options, rules *verifier.Rules) {
 	trim := TrimRequests(rules)
 	if options.ByObject == nil {
@@ -40,7 +41,8 @@ const listPage = 5
 
 // pagedList lists in small pages and trims each one. client-go's informers stream their first state
 // and trim each object of it. But they list where the API server does not stream (before Kubernetes
-// 1.34), and after errors; then the answer has all requests, and is trimmed only once it is decoded.
+// 1.34), and after errors; then the answer has all requests, and is trimmed only once it is
+// decoded.
 func pagedList(lw toolscache.ListerWatcher, trim toolscache.TransformFunc) toolscache.ListerWatcher {
 	whole := toolscache.ToListerWatcherWithContext(lw)
 	return &toolscache.ListWatch{
@@ -70,9 +72,10 @@ func pagedList(lw toolscache.ListerWatcher, trim toolscache.TransformFunc) tools
 	}
 }
 
-// TrimRequests is a transform for a cache of CertificateSigningRequests; see TrimCache. A request of
-// ours keeps spec and status, since decisions read them. A longer one keeps as much as shows that it
-// is too long. What writes a trimmed request must be a patch: an update would remove what is missing.
+// TrimRequests is a transform for a cache of CertificateSigningRequests; see TrimCache. A request
+// of ours keeps spec and status, since decisions read them. A longer one keeps as much as shows
+// that it is too long. What writes a trimmed request must be a patch: an update would remove what
+// is missing.
 func TrimRequests(rules *verifier.Rules) toolscache.TransformFunc {
 	return func(object any) (any, error) {
 		request, ok := object.(*certificatesv1.CertificateSigningRequest)
@@ -101,8 +104,8 @@ func identity(request *certificatesv1.CertificateSigningRequest) metav1.ObjectMe
 	}
 }
 
-// trimmed keeps of a request its identity, its signer, and the types of its conditions. Dropping the
-// username means that no unattested-node rule can match it.
+// trimmed keeps of a request its identity, its signer, and the types of its conditions. Dropping
+// the username means that no unattested-node rule can match it.
 func trimmed(request *certificatesv1.CertificateSigningRequest) *certificatesv1.CertificateSigningRequest {
 	kept := &certificatesv1.CertificateSigningRequest{
 		TypeMeta: request.TypeMeta, ObjectMeta: identity(request), Spec: certificatesv1.CertificateSigningRequestSpec{SignerName: request.Spec.SignerName},

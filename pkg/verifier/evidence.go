@@ -57,7 +57,8 @@ func (t *trial) judgeEvidence() {
 	refused := errors.As(e.Err, &refusals)
 	switch {
 	case t.lacksHello() && (!refused || e.Unvouched):
-		// judgePair waits for the hello. Only what is wrong with the proof itself is refused without it.
+		// judgePair waits for the hello. Only what is wrong with the proof itself is refused
+		// without it.
 	case e.Unvouched:
 		t.ek = e.EK
 		t.wait(ReasonMachineNotFound, "nothing vouches for the endorsement key yet: %v", e.Err)

@@ -16,7 +16,8 @@ type MachineRef struct {
 	UID string
 }
 
-// Machine is what authorities say of a machine. Nothing in it may come from a node, but for NodeRef.
+// Machine is what authorities say of a machine. Nothing in it may come from a node, but for
+// NodeRef.
 type Machine struct {
 	Ref MachineRef
 	// EKs are the endorsement keys that authorities name for it. Those count whose source is in the policy.
@@ -35,8 +36,8 @@ type Machine struct {
 	Deleted time.Time
 	// Created is when it was made, by its object; zero if nothing says so. Only trust on first use asks.
 	Created time.Time
-	// NodeRef is the name of the Node that its object refers to, empty if there is none. Any node can have a Machine refer to its Node, so
-	// that this is only ever a reason to refuse.
+	// NodeRef is the name of the Node that its object refers to, empty if there is none. Any node
+	// can have a Machine refer to its Node, so that this is only ever a reason to refuse.
 	NodeRef string
 }
 
@@ -79,7 +80,7 @@ func (t *trial) selectMachine() {
 		if t.insecure && slices.ContainsFunc(t.machine.EKs, t.rules.counts) {
 			t.deny(ReasonIdentityBound, "machine: it has an endorsement key, and can show it")
 		}
-	case t.selectContested():
+	case t.judgeContestedKey():
 	case t.trustFirstUse():
 	case t.shown:
 		t.wait(ReasonMachineNotFound, "no machine is known that the evidence belongs to")
@@ -96,12 +97,12 @@ func (t *trial) selects(m *Machine) bool {
 	if t.ek == "" {
 		return false
 	}
-	if t.rules.names(m, t.ek) {
+	if t.rules.NamesEK(m, t.ek) {
 		// While the record decides, other keys that are named for its machine select nothing.
 		r := t.recordOf(m)
-		return r == nil || r.EK == t.ek || t.namingOf(r, m) == agreed || t.namingOf(r, m) == replaced
+		return r == nil || r.EK == t.ek || t.namingOf(r, m) == keyAgrees || t.namingOf(r, m) == keyReplaced
 	}
-	return slices.ContainsFunc(t.in.Records, func(r Record) bool { return r.EK == t.ek && r.Machine == m.Ref && t.namingOf(&r, m) != replaced })
+	return slices.ContainsFunc(t.in.Records, func(r Record) bool { return r.EK == t.ek && r.Machine == m.Ref && t.namingOf(&r, m) != keyReplaced })
 }
 
 // judgeMachine applies the rest of M1, and M2 and M3.
@@ -216,7 +217,7 @@ func (t *trial) judgeNodeObject() {
 	switch t.in.Node {
 	case Absent:
 	case Present:
-		t.deny(ReasonNodeAlreadyRegistered, "a Node of that name exists, and no record says that it is this machine's: an operator who knows that it is deletes the Node")
+		t.deny(ReasonNodeAlreadyRegistered, "a Node of that name exists, and no record ties it to this machine. If it is this machine: kubectl delete node %s", t.asks.nodeName)
 	default:
 		t.wait(ReasonNodeAlreadyRegistered, "it is not known yet whether a Node of that name exists")
 	}

@@ -4,52 +4,51 @@ package verifier
 
 import "slices"
 
-// naming compares the endorsement key in a machine's record with the keys that the sources of the policy name for that machine now.
+// naming compares the key in a machine's record with the keys that the sources name for it now.
 type naming int
 
 const (
-	// agreed: a source names the record's key, or no source names any.
-	agreed naming = iota + 1
-	// warned: the sources name other keys, and that only warns. The record decides.
-	warned
-	// held: the source that vouched for the record's key names other keys, and the controller has not accepted that. The record decides.
-	held
-	// replaced: as held, and accepted. The source decides, and the record's key counts no longer.
-	replaced
+	// keyAgrees: a source names the record's key, or no source names any.
+	keyAgrees naming = iota + 1
+	// keyWarned: the sources name other keys, and that only warns. The record decides.
+	keyWarned
+	// keyHeld: the source that vouched for the record's key names other keys, and the controller
+	// has not accepted that. The record decides.
+	keyHeld
+	// keyReplaced: as keyHeld, and accepted. The source decides, and the record's key counts no
+	// longer.
+	keyReplaced
 )
 
 // namingOf returns how the key in the record of a machine compares with those named for it.
 func (t *trial) namingOf(r *Record, m *Machine) naming {
-	if r.EK == "" || !slices.ContainsFunc(m.EKs, t.rules.counts) || t.rules.names(m, r.EK) {
-		return agreed
+	if r.EK == "" || !slices.ContainsFunc(m.EKs, t.rules.counts) || t.rules.NamesEK(m, r.EK) {
+		return keyAgrees
 	}
-	if !t.rules.ContradictsEK(*r, *m) {
-		return warned
+	if !t.rules.ContradictsEK(r, m) {
+		return keyWarned
 	}
 	if r.EKReplaced {
-		return replaced
+		return keyReplaced
 	}
-	return held
+	return keyHeld
 }
 
-// NamesEK reports whether a source of the policy names an endorsement key for a machine.
-func (r *Rules) NamesEK(m Machine, ek string) bool { return r.names(&m, ek) }
-
-// ContradictsEK reports whether the source that vouched for the endorsement key in the record of a machine now names other keys for
-// that machine, and the policy has that count (Policy.EKNotNamed). A source that names no key contradicts nothing, and neither does one
-// that could not be read.
-func (r *Rules) ContradictsEK(record Record, m Machine) bool {
-	if record.EK == "" || record.Machine != m.Ref || m.EKsIncomplete || r.ekNotNamed(record.EKSource) != Required || r.names(&m, record.EK) {
+// ContradictsEK reports whether the source of the record's EK now names other keys for the machine.
+// It is false if that source is silent or unreadable, or if Policy.EKNotNamed only warns.
+func (r *Rules) ContradictsEK(record *Record, m *Machine) bool {
+	if record.EK == "" || record.Machine != m.Ref || m.EKsIncomplete || r.ekNotNamed(record.EKSource) != Required || r.NamesEK(m, record.EK) {
 		return false
 	}
 	return slices.ContainsFunc(m.EKs, func(n NamedEK) bool { return n.Source == record.EKSource && r.counts(n) })
 }
 
-// ekNotNamed returns how much it counts that a source names other keys than the one it vouched for. A key for which no source vouched,
-// as in trust on first use, only warns.
+// ekNotNamed returns how much it counts that a source names other keys than the one it vouched for.
+// A key for which no source vouched, as in trust on first use, only warns.
 //
-// The default depends on who writes the source. An inventory and an annotation are statements about one machine, made on purpose. What
-// a platform answers is computed, and some platforms list only a part of a machine's keys.
+// The default depends on who writes the source. An inventory and an annotation are statements about
+// one machine, made on purpose. A platform's answer is computed, and some platforms list only a
+// part of a machine's keys.
 func (r *Rules) ekNotNamed(source EKSource) Mode {
 	switch {
 	case source == "":
@@ -67,12 +66,13 @@ func (r *Rules) counts(n NamedEK) bool {
 	return n.EK != "" && slices.Contains(r.policy.EKSources, n.Source)
 }
 
-// names reports whether a source of the policy names this key for the machine.
-func (r *Rules) names(m *Machine, ek string) bool {
+// NamesEK reports whether a source of the policy names an endorsement key for a machine.
+func (r *Rules) NamesEK(m *Machine, ek string) bool {
 	return slices.ContainsFunc(m.EKs, func(n NamedEK) bool { return n.EK == ek && r.counts(n) })
 }
 
-// sourceOf returns the source of the policy that names this key for the machine, and preferred if that does.
+// sourceOf returns the source of the policy that names this key for the machine, and preferred if
+// that does.
 func (r *Rules) sourceOf(m *Machine, ek string, preferred EKSource) EKSource {
 	found := EKSource("")
 	for _, source := range r.policy.EKSources {
@@ -83,13 +83,13 @@ func (r *Rules) sourceOf(m *Machine, ek string, preferred EKSource) EKSource {
 	return found
 }
 
-// namedNow reports whether an authority says now that the evidence is the selected machine's: a source names the key, or the evidence
-// itself says which machine it is of.
+// namedNow reports whether an authority says now that the evidence is the selected machine's: a
+// source names the key, or the evidence itself says which machine it is of.
 func (t *trial) namedNow() bool {
 	if t.machine == nil {
 		return false
 	}
-	return t.ek != "" && t.rules.names(t.machine, t.ek) || t.shown && t.in.Evidence.Machine != ""
+	return t.ek != "" && t.rules.NamesEK(t.machine, t.ek) || t.shown && t.in.Evidence.Machine != ""
 }
 
 // recordOf returns the record of a machine, nil if there is none.
@@ -102,7 +102,8 @@ func (t *trial) recordOf(m *Machine) *Record {
 	return nil
 }
 
-// hasKey reports whether a record pins this request's key: a key that was replaced is pinned no more.
+// hasKey reports whether a record pins this request's key: a key that was replaced is pinned no
+// more.
 func (t *trial) hasKey(r *Record) bool {
 	if t.ek == "" || r.EK != t.ek {
 		return false
@@ -112,15 +113,16 @@ func (t *trial) hasKey(r *Record) bool {
 	}
 	for i := range t.in.Machines {
 		if m := &t.in.Machines[i]; m.Ref == r.Machine {
-			return t.namingOf(r, m) != replaced
+			return t.namingOf(r, m) != keyReplaced
 		}
 	}
 	return true
 }
 
-// selectContested handles a key over which the record and the sources disagree. It reports whether there is such a machine, and says
-// what follows for the key in the request: the one that was replaced, or the one that is to replace it.
-func (t *trial) selectContested() bool {
+// judgeContestedKey judges a key over which the record and the sources of a machine disagree: one
+// that was replaced is denied, one that is to replace it waits. It reports whether there is such a
+// machine.
+func (t *trial) judgeContestedKey() bool {
 	for i := range t.in.Machines {
 		m := &t.in.Machines[i]
 		r := t.recordOf(m)
@@ -128,17 +130,17 @@ func (t *trial) selectContested() bool {
 			continue
 		}
 		former := slices.Contains(r.FormerEKs, t.ek)
-		if r.EK != t.ek && !former && !t.rules.names(m, t.ek) {
+		if r.EK != t.ek && !former && !t.rules.NamesEK(m, t.ek) {
 			continue
 		}
 		switch n := t.namingOf(r, m); {
-		case former || n == replaced && r.EK == t.ek:
+		case former || n == keyReplaced && r.EK == t.ek:
 			t.machine = m
 			t.deny(ReasonEKReplaced, "record: the source that named this endorsement key for the machine names another one now")
-		case n == held:
+		case n == keyHeld:
 			t.machine, t.pendingEK = m, true
 			t.wait(ReasonEKChangePending, "record: this endorsement key is to replace the machine's, and the controller has not accepted the change yet")
-		case n == warned:
+		case n == keyWarned:
 			t.machine = m // its record refuses the key
 		default:
 			continue
@@ -148,16 +150,16 @@ func (t *trial) selectContested() bool {
 	return false
 }
 
-// judgeNamed warns of an endorsement key that only the record says is the machine's, while sources name others. The record goes on deciding, or a
-// mistake in a source would take nodes down; but this is also what is left of a first use that was an impostor's.
+// judgeNamed warns of an endorsement key that the record has and the sources do not name. An
+// impostor who came first under trust on first use looks the same.
 func (t *trial) judgeNamed(record *Record) {
 	if t.machine == nil || record == nil {
 		return
 	}
 	switch t.namingOf(record, t.machine) {
-	case warned:
+	case keyWarned:
 		t.warn(ReasonEKNotNamed, "record: its endorsement key is none of those named for the machine")
-	case held:
+	case keyHeld:
 		t.warn(ReasonEKChangePending, "record: its endorsement key is none of those named for the machine; the record decides until the change is accepted")
 	}
 }

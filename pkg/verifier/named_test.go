@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// replacing is a world in which the inventory vouched for ek1, and now names "b" for the honest machine. The policy is as controllers
-// have it.
+// replacing is a world in which the inventory vouched for ek1, and now names "b" for the honest
+// machine. The policy is as controllers have it.
 func replacing(w *world) *world {
 	w.policy.Credential = Recover
 	w.machine().EKs = []NamedEK{{EKInventory, "b"}}
@@ -27,7 +27,8 @@ func (w *world) shows(ek string) {
 	}
 }
 
-// Who gets in when the source that vouched for a machine's key names another one: the TPM of the record (A), or the one named (B).
+// Who gets in when the source that vouched for a machine's key names another one: the TPM of the
+// record (A), or the one named (B).
 func TestReplacedEK(t *testing.T) {
 	type reasons = []Reason
 	accepted := func(w *world) { w.record().EKReplaced = true }
@@ -50,7 +51,8 @@ func TestReplacedEK(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		bend func(*world)
-		// a and b are what becomes of a proof by each TPM, "" for Approve; warns are the warnings of the one that passes.
+		// a and b are what becomes of a proof by each TPM, "" for Approve; warns are the warnings
+		// of the one that passes.
 		a, b, warns Reason
 	}{
 		{"accepted", accepted, ReasonEKReplaced, "", ReasonEKReplaced},
@@ -58,7 +60,8 @@ func TestReplacedEK(t *testing.T) {
 		{"accepted, Required for a platform", all(platform, accepted, func(w *world) { w.policy.EKNotNamed = Required }), ReasonEKReplaced, "", ReasonEKReplaced},
 		{"not accepted yet", pending, "", ReasonEKChangePending, ReasonEKChangePending},
 
-		// Whatever the record says, it goes on deciding where the policy, or what is known of the source, says so.
+		// Whatever the record says, it goes on deciding where the policy, or what is known of the
+		// source, says so.
 		{"accepted, and switched off since", all(accepted, func(w *world) { w.policy.EKNotNamed = Warn }), "", ReasonIdentityBound, ReasonEKNotNamed},
 		{"a platform only warns", all(platform, accepted), "", ReasonIdentityBound, ReasonEKNotNamed},
 		{"nobody vouched for it", all(accepted, func(w *world) { w.record().EKSource = "" }), "", ReasonIdentityBound, ReasonEKNotNamed},
@@ -95,7 +98,8 @@ func TestReplacedEK(t *testing.T) {
 	}
 }
 
-// The source names the old key again, beside the new one, or none: the record's key is as good as before.
+// The source names the old key again, beside the new one, or none: the record's key is as good as
+// before.
 func TestEKIsNamedAgain(t *testing.T) {
 	for name, eks := range map[string][]NamedEK{
 		"again":          {{EKInventory, ek1}},
@@ -110,8 +114,8 @@ func TestEKIsNamedAgain(t *testing.T) {
 	}
 }
 
-// The record of a replaced key keeps the name and the history of requests, and is signed as any other. The token is not asked: a source
-// names the key.
+// The record of a replaced key keeps the name and the history of requests, and is signed as any
+// other. The token is not asked: a source names the key.
 func TestReplacementIsRecorded(t *testing.T) {
 	for _, class := range []Class{Again, Renewal} {
 		for _, credential := range []Mode{Recover, Required} {
@@ -149,7 +153,8 @@ func TestReplacementIsRecorded(t *testing.T) {
 	}
 }
 
-// Two machines exchange their TPMs, and the inventory says so. Each is known by the key that is named for it.
+// Two machines exchange their TPMs, and the inventory says so. Each is known by the key that is
+// named for it.
 func TestExchangedEKs(t *testing.T) {
 	w := replacing(good(Renewal))
 	w.machine().EKs, w.in.Machines[0].EKs = []NamedEK{{EKInventory, ek2}}, []NamedEK{{EKInventory, ek1}}
@@ -196,7 +201,8 @@ func TestServingWithAReplacedEK(t *testing.T) {
 	}
 }
 
-// A record that was lost, or restored from a backup, is made anew in a renewal, where a source names the key.
+// A record that was lost, or restored from a backup, is made anew in a renewal, where a source
+// names the key.
 func TestRecordIsRecovered(t *testing.T) {
 	lost := func(w *world) { w.in.Records = w.in.Records[:1] }
 	restored := func(w *world) {

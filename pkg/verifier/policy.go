@@ -115,15 +115,17 @@ type Policy struct {
 	// Token is whether a bootstrap token must have been made for the machine. It is always Required with the insecure signer. Bootstrappers
 	// have none, and are not asked.
 	Token Mode
-	// Credential is whether a renewal must be asked for with a certificate that is in the record. With Recover another certificate of the
-	// node does, if a source names the endorsement key now, and the record was lost or is older than the certificate: each in it has ended.
+	// Credential is whether a renewal must be asked for with a certificate that is in the record.
+	// Recover also accepts another certificate of the node if a source names the endorsement key
+	// and the record was lost: it is missing, or all its certificates have ended.
 	Credential Mode
 	// BootCounters is whether a TPM is refused whose boot counters went back.
 	BootCounters Mode
 	// EKSources are the authorities on EKs that count beside the record. One, at least, if there are Providers and no TrustOnFirstUse.
 	EKSources []EKSource
-	// EKNotNamed is whether a machine is refused when the source that vouched for its endorsement key names other keys: Required or Warn.
-	// It counts once the controller has accepted the change (Record.EKReplaced). Default: Warn for EKPlatform, Required for other sources.
+	// EKNotNamed is whether a machine is refused when the source that vouched for its endorsement
+	// key names other keys: Required or Warn. It counts once the controller has accepted the change
+	// (Record.EKReplaced). Default: Warn for EKPlatform, Required for other sources.
 	EKNotNamed Mode
 	// TrustOnFirstUse lets the provider ID in a request propose a machine for an EK that no authority names: one of at most 2 h that never
 	// had a record or a nodeRef, to whoever has its bootstrap token first. Token must be Required. Default: it does not.

@@ -19,9 +19,11 @@ type Record struct {
 	Machine MachineRef
 	// Provider, EK and AK are as in Evidence. Under the insecure provider there is no EK.
 	Provider, EK, AK string
-	// EKSource is the source that named EK when it was last attested. It is empty if none did, and in records of older releases.
+	// EKSource is the source that named EK when it was last attested. It is empty if none did, and
+	// in records of older releases.
 	EKSource EKSource
-	// EKReplaced says that the controller accepted that this source names other keys for the machine (Rules.ContradictsEK).
+	// EKReplaced says that the controller accepted that this source names other keys
+	// (Rules.ContradictsEK).
 	EKReplaced bool
 	// ProviderID is the machine's, NodeName the node's.
 	ProviderID, NodeName string
@@ -145,14 +147,15 @@ func (t *trial) judgeRecords() {
 	}
 }
 
-// judgeReplacement judges another key than the one in the machine's record. It passes only where the source that vouched for the record's
-// key names this one now, and the controller has accepted that.
+// judgeReplacement judges another key than the one in the machine's record. It passes only where
+// the source that vouched for the record's key names this one now, and the controller has accepted
+// that.
 func (t *trial) judgeReplacement(r *Record) {
 	switch {
 	case r.names(t.in.Request): // it was approved with the key in the record
 		t.deny(ReasonIdentityBound, "record: the machine has another endorsement key")
 	case t.pendingEK: // it waits for that
-	case t.namingOf(r, t.machine) == replaced && t.rules.names(t.machine, t.ek):
+	case t.namingOf(r, t.machine) == keyReplaced && t.rules.NamesEK(t.machine, t.ek):
 		t.warn(ReasonEKReplaced, "record: the endorsement key is now %.16s..., named by the source %s, and was %.16s...",
 			t.ek, t.rules.sourceOf(t.machine, t.ek, r.EKSource), r.EK)
 	default:

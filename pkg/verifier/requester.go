@@ -156,9 +156,10 @@ func (t *trial) judgeCredential() {
 	t.fail(mode, ReasonUnknownCredential, "requester: the certificate is not in the record")
 }
 
-// recordIsOlder reports whether the machine has no record, or one that is older than the live certificate which asks: each certificate in
-// it has ended. A node that renews when its certificate is due never has two live ones that are both older than a backup, so a record that
-// was restored comes to this before its node asks again. Beside a live certificate in the record, an unknown one was issued around us.
+// recordIsOlder reports whether the record is missing, or older than the live certificate that
+// asks. It is older if all its certificates have ended. A restored record comes to that before its
+// node asks again, since a node renews when a fifth of the lifetime is left. If a certificate in
+// the record is live, an unknown one was issued around us.
 func (t *trial) recordIsOlder() bool {
 	return t.record == nil || !slices.ContainsFunc(t.record.Certificates, func(c Certificate) bool { return t.in.Now.Before(c.NotAfter) || c.NotAfter.IsZero() })
 }

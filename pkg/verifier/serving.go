@@ -71,6 +71,12 @@ func (r *Rules) serves(spec certificatesv1.CertificateSigningRequestSpec) bool {
 	return slices.Contains(r.policy.ServingSigners, spec.SignerName)
 }
 
+// IsServingRequest reports whether a request is for a serving certificate, under a signer of the
+// policy. No record names those.
+func (r *Rules) IsServingRequest(request *certificatesv1.CertificateSigningRequest) bool {
+	return r != nil && r.serves(request.Spec)
+}
+
 // leftToOthers reports whether a serving certificate is asked for by a node that is left alone: one that is listed, and has no record.
 func (t *trial) leftToOthers() bool {
 	name, node := strings.CutPrefix(t.in.Request.Spec.Username, userNode)
@@ -160,7 +166,7 @@ func (t *trial) findServingMachine() {
 		t.wait(ReasonMachineNotReady, "the machine is not provisioned yet, or is paused")
 	}
 	t.judgeDeletion()
-	if t.namingOf(t.record, t.machine) == replaced {
+	if t.namingOf(t.record, t.machine) == keyReplaced {
 		t.deny(ReasonEKReplaced, "record: the source that named the machine's endorsement key names another one now")
 	}
 	t.judgeNamed(t.record)

@@ -69,7 +69,7 @@ func (t *trial) judgeUnused() {
 		t.deny(ReasonIdentityBound, "first use: the machine has a record")
 	}
 	if slices.ContainsFunc(t.in.Records, func(r Record) bool { return r.EK == t.ek }) ||
-		slices.ContainsFunc(t.in.Machines, func(m Machine) bool { return t.rules.names(&m, t.ek) }) {
+		slices.ContainsFunc(t.in.Machines, func(m Machine) bool { return t.rules.NamesEK(&m, t.ek) }) {
 		t.deny(ReasonIdentityBound, "first use: the endorsement key is another machine's")
 	}
 	if node := t.machine.NodeRef; node != "" && !t.isAnothers(node) {
@@ -77,8 +77,9 @@ func (t *trial) judgeUnused() {
 	}
 }
 
-// isAnothers reports whether another machine's record has this node name. An attested node that registers with this machine's provider
-// ID has its Machine refer to the wrong Node: that must not keep the machine out.
+// isAnothers reports whether another machine's record has this node name. If an attested node
+// registers with this machine's provider ID, the Machine refers to that Node. That must not keep
+// this machine out.
 func (t *trial) isAnothers(node string) bool {
 	return slices.ContainsFunc(t.in.Records, func(r Record) bool { return r.NodeName == node && r.Machine != t.machine.Ref })
 }

@@ -20,6 +20,11 @@ func (r *Rules) leavesAlone(spec certificatesv1.CertificateSigningRequestSpec) b
 		!bytes.Contains(spec.Request, []byte("-----BEGIN "+attestation.BlockProvider))
 }
 
+// IsUnattestedNode reports whether the policy leaves the node of that name alone.
+func (r *Rules) IsUnattestedNode(node string) bool {
+	return r != nil && slices.Contains(r.policy.UnattestedNodes, node)
+}
+
 // judgeUnattested judges what a kubelet without the plugin files to renew its certificate: by all of S3 to S6 and I2, for no other name
 // than the one it has, and with nothing that it cannot have.
 func (t *trial) judgeUnattested() {

@@ -478,7 +478,8 @@ func approvedByAnAdministrator(t *testing.T, a *arena) {
 	a.attests(t, m)
 }
 
-// approve does what `kubectl certificate approve` does, by a patch: the controller's user has no right to update.
+// approve does what `kubectl certificate approve` does, by a patch: the controller's user has no
+// right to update.
 func approve(ctx context.Context, api kubernetes.Interface, request *certificatesv1.CertificateSigningRequest) error {
 	for {
 		got, err := api.CertificatesV1().CertificateSigningRequests().Get(ctx, request.Name, metav1.GetOptions{})

@@ -35,8 +35,8 @@ func inForce(t *testing.T, c client.Client) corev1.NamespaceCondition {
 	return corev1.NamespaceCondition{}
 }
 
-// A workload cluster's policies are watched by its engine: what is wrong stands in that cluster, and in an Event on the Cluster. Enforcement does not
-// start without them.
+// A workload cluster's policies are watched by its engine: what is wrong stands in that cluster,
+// and in an Event on the Cluster. Enforcement does not start without them.
 func TestPoliciesOfAWorkloadCluster(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, shared.management)

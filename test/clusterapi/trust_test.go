@@ -106,7 +106,8 @@ func TestTrustOnFirstUse(t *testing.T) {
 			}
 		})
 	}
-	// An attested node registers with this Machine's provider ID, and Cluster API ties the Machine to that Node.
+	// An attested node registers with this Machine's provider ID, and Cluster API ties the Machine
+	// to that Node.
 	t.Run("referring to the Node of another", func(t *testing.T) {
 		thief, victim := c.newMachine(t, "claims-ids", unnamed), c.newMachine(t, "claimed-id", unnamed)
 		thief.attests(t)

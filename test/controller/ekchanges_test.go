@@ -78,7 +78,8 @@ func (f *fleet) says(t *testing.T, name, reason string) (note string) {
 	return note
 }
 
-// TPM A enrolled. Then the inventory names TPM B for that machine: A is refused, whatever it comes with, and B is admitted.
+// TPM A enrolled. Then the inventory names TPM B for that machine: A is refused, whatever it comes
+// with, and B is admitted.
 func TestInventoryReplacesAnEK(t *testing.T) {
 	f := newFleet(t, func(_ *fleet, p *verifier.Policy) { p.Credential = verifier.Recover })
 	a, b := f.newMachine(t, "replaced"), f.newMachine(t, "replaced")
@@ -152,7 +153,8 @@ func TestDeniedEKIsNotRecovered(t *testing.T) {
 	}
 }
 
-// Class Again goes by the record alone where no source names the EK: then the token must be the machine's.
+// Class Again goes by the record alone where no source names the EK: then the token must be the
+// machine's.
 func TestAgainTakesTheMachinesToken(t *testing.T) {
 	f := newFleet(t, func(f *fleet, p *verifier.Policy) { p.Token = verifier.Required })
 	m, other := f.newMachine(t, "comes-again"), f.newMachine(t, "its-neighbour")
@@ -168,7 +170,8 @@ func TestAgainTakesTheMachinesToken(t *testing.T) {
 	_, proof := f.newPeer(t, m.chip, f.asToken(other.token), m.name, m.name).attests(t)
 	f.issued(t, proof, m.name)
 
-	// No longer named: the record's source is unknown, as in records of older releases, and the inventory names another EK.
+	// No longer named: the record's source is unknown, as in records of older releases, and the
+	// inventory names another EK.
 	record := f.record(t, m.name)
 	record.Spec.EK.Source = ""
 	if err := f.client.Update(t.Context(), record); err != nil {
@@ -181,8 +184,8 @@ func TestAgainTakesTheMachinesToken(t *testing.T) {
 	f.says(t, proof.Name, string(verifier.ReasonEKNotNamed))
 }
 
-// A mistake in the inventory takes down three machines at most, at once or in steps. The others renew by their records, until an
-// operator acknowledges the change.
+// A mistake in the inventory takes down three machines at most, at once or in steps. The others
+// renew by their records, until an operator acknowledges the change.
 func TestManyEKChangesAreHeld(t *testing.T) {
 	var keys *controller.KeyStore
 	var secret types.NamespacedName

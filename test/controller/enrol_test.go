@@ -70,8 +70,9 @@ func TestFirstRenewalAgain(t *testing.T) {
 	}
 }
 
-// A certificate of the cluster's CA that is in no record, as somebody with the CA's key or the wrong approver makes it, renews nothing
-// while the record has a live one, though the TPM is the right one.
+// A certificate of the cluster's CA that is in no record, as somebody with the CA's key or the
+// wrong approver makes it, renews nothing while the record has a live one, though the TPM is the
+// right one.
 func TestRenewalWithACertificateInNoRecord(t *testing.T) {
 	for name, mode := range map[string]verifier.Mode{"required": verifier.Required, "recover": verifier.Recover} {
 		t.Run(name, func(t *testing.T) {
@@ -90,8 +91,8 @@ func TestRenewalWithACertificateInNoRecord(t *testing.T) {
 	}
 }
 
-// A record that was deleted, as an operator's reset did, or that came back from a backup without what was issued since, is made anew
-// when the node renews: a source names its EK.
+// A record that was deleted, as an operator's reset did, or that came back from a backup without
+// what was issued since, is made anew when the node renews: a source names its EK.
 func TestRecordIsRecovered(t *testing.T) {
 	f := newFleet(t, func(_ *fleet, p *verifier.Policy) { p.Credential = verifier.Recover })
 	m := f.newMachine(t, "recovered")
@@ -170,7 +171,8 @@ func (f *fleet) renewalRefused(t *testing.T, name string, reason verifier.Reason
 	return false
 }
 
-// getsAround installs a certificate of the cluster's CA that the controller did not issue, and that is due.
+// getsAround installs a certificate of the cluster's CA that the controller did not issue, and that
+// is due.
 func (m *machine) getsAround(t *testing.T) {
 	t.Helper()
 	f := m.fleet

@@ -80,7 +80,8 @@ func (f *fleet) around(t *testing.T, name string) float64 {
 	return sampled(t, "node_attestation_issued_without_attestation_total", map[string]string{"cluster": f.namespace, "name": name})
 }
 
-// What kube-controller-manager issues to nodes and bootstrap tokens is reported once, over restarts and in each replica, and nothing else is.
+// What kube-controller-manager issues to nodes and bootstrap tokens is reported once, over restarts
+// and in each replica, and nothing else is.
 func TestIssuedAround(t *testing.T) {
 	counted, err := counters()
 	if err != nil {
@@ -122,7 +123,8 @@ func TestIssuedAround(t *testing.T) {
 	f.approvedByHand(t, another)
 	f.comesThrough(t, another)
 	f.isReported(t, another)
-	// What is left out: a serving certificate, and whoever is neither a node nor a bootstrap identity.
+	// What is left out: a serving certificate, and whoever is neither a node nor a bootstrap
+	// identity.
 	serving := f.files(t, f.asNode(certificate, renews.keyPEM), certificatesv1.KubeletServingSignerName, m.name)
 	f.approvedByHand(t, serving)
 	f.comesThrough(t, serving)
@@ -138,7 +140,8 @@ func TestIssuedAround(t *testing.T) {
 	f.comesThrough(t, alone)
 	eventually(t, 10*time.Second, "a node that is left alone is counted", func() bool { return f.around(t, "unattested") == 1 })
 
-	// Another leader, and two at once, begin with all that is there. What they do last is seen after all that.
+	// Another leader, and two at once, begin with all that is there. What they do last is seen
+	// after all that.
 	f.stop()
 	f.start(t)
 	f.startWith(t, f.AdminConfig())
@@ -164,7 +167,8 @@ func TestIssuedAround(t *testing.T) {
 	}
 }
 
-// Our own certificates are not reported where the watch of records is late, nor where their record was deleted.
+// Our own certificates are not reported where the watch of records is late, nor where their record
+// was deleted.
 func TestOwnCertificatesAreNotAround(t *testing.T) {
 	f, dog := newWatchedFleet(t)
 	m := f.newMachine(t, "own")

@@ -63,8 +63,8 @@ const (
 
 // The controller runs under the limit of its manifest, in a control group. There are many requests
 // when it starts: as large as the API server takes them under our signers, of 600 kB under a signer
-// of nobody's, and of 600 kB under our signers from before the policies. A machine enrols while they
-// are read and denied, and another one after the controller was killed.
+// of nobody's, and of 600 kB under our signers from before the policies. A machine enrols while
+// they are read and denied, and another one after the controller was killed.
 func TestMemoryLimit(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("a limit on memory needs root")
@@ -167,8 +167,8 @@ type flood struct {
 	key     crypto.PublicKey
 	content []byte
 	der     []byte
-	// bootstrapper has a bootstrap token; somebody may create requests, and is in none of the groups
-	// of bootstrap tokens and nodes.
+	// bootstrapper has a bootstrap token; somebody may create requests, and is in none of the
+	// groups of bootstrap tokens and nodes.
 	bootstrapper, somebody *rest.Config
 }
 

@@ -20,8 +20,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// ModuleDir returns the folder with the source of a module that the module in a folder requires, and
-// downloads that source first if it is not in the module cache.
+// ModuleDir returns the folder with the source of a module that the module in a folder requires,
+// and downloads that source first if it is not in the module cache.
 func ModuleDir(ctx context.Context, from, module string) (string, error) {
 	cmd := exec.CommandContext(ctx, "go", "mod", "download", "-json", module) //nolint:gosec // G204: running go is the purpose
 	cmd.Dir = from

@@ -61,11 +61,13 @@ type Config struct {
 	// Token is whether a bootstrap token must have been made for the machine. Default: Required with ClusterAPI, otherwise Off, since most
 	// inventories list no tokens.
 	Token Mode `json:"token,omitempty"`
-	// EKNotNamed is whether a machine is refused when the source that vouched for its endorsement key names other keys: Required or Warn.
-	// Default: Warn for the source Platform, Required for others.
+	// EKNotNamed is whether a machine is refused when the source that vouched for its endorsement
+	// key names other keys: Required or Warn. Default: Warn for the source Platform, Required for
+	// others.
 	EKNotNamed Mode `json:"ekNotNamed,omitempty"`
-	// Credential is whether a renewal must be asked for with a certificate in the record. Recover is Required, but makes a record anew that
-	// was lost, for a machine whose endorsement key a source names.
+	// Credential is whether a renewal must be asked for with a certificate in the record. Recover
+	// is Required, but makes a record anew that was lost, for a machine whose endorsement key a
+	// source names.
 	Credential Mode `json:"credential"`
 	// BootCounters is whether a TPM is refused whose boot counters went back.
 	BootCounters Mode `json:"bootCounters"`

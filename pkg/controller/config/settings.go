@@ -452,7 +452,8 @@ func (s *Settings) Bindings(metrics *controller.ClusterMetrics) controller.Bindi
 	return controller.BindingsConfig{Remove: s.config.AutoApprovingBindings == Remove, Audit: s.config.Audit, Metrics: metrics}
 }
 
-// PolicyCheck returns what compares the admission policies of the cluster that nodes join with the release's.
+// PolicyCheck returns what compares the admission policies of the cluster that nodes join with the
+// release's.
 func (s *Settings) PolicyCheck(api client.Client) *controller.PolicyCheck {
 	check := &controller.PolicyCheck{Scope: controller.PoliciesAlone, Client: api, Others: s.config.Policies.Controllers}
 	if s.config.ClusterAPI != nil {

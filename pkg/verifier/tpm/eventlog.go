@@ -65,7 +65,8 @@ func replay(data []byte, bank string) (map[int][]byte, error) {
 	for i := range firmwarePCRs {
 		values[i] = make([]byte, newHash().Size())
 	}
-	// Of PCR 0: whether its first event is of an H-CRTM, it has another event, and its locality is known.
+	// Of PCR 0: whether its first event is of an H-CRTM, it has another event, and its locality is
+	// known.
 	hcrtm, extended, located := false, false, false
 	for len(r.rest) > 0 {
 		// TCG_PCR_EVENT2: pcrIndex, eventType, digests, eventSize, event.

@@ -59,8 +59,8 @@ type EndorsementKey struct {
 	Fingerprint string `json:"fingerprint"`
 	// Template is the name of the template that the TPM makes it from, if that is known.
 	Template string `json:"template,omitempty"`
-	// Source is the source that named the EK when it was last attested, such as Inventory. It is empty if none did, as in trust on first
-	// use, and in records of older releases.
+	// Source is the source that named the EK when it was last attested, such as Inventory. It is
+	// empty if none did, as in trust on first use, and in records of older releases.
 	Source string `json:"source,omitempty"`
 }
 
@@ -80,8 +80,9 @@ type NodeAttestationStatus struct {
 	// Certificates are those that were issued to the machine and have not ended, the newest last. A renewal has to be asked for with one
 	// of them.
 	Certificates []IssuedCertificate `json:"certificates,omitempty"`
-	// EKReplaced is set while the source in spec.ek names other EKs for the machine, and the controller has accepted that: the EK in
-	// spec is refused, and one that the source names takes its place.
+	// EKReplaced is set while the source in spec.ek names other EKs for the machine, and the
+	// controller has accepted that: the EK in spec is refused, and one that the source names takes
+	// its place.
 	EKReplaced *EKReplacement `json:"ekReplaced,omitempty"`
 	// EKHistory has the EKs that the machine had before, the newest last; 8 at most.
 	EKHistory []FormerEK `json:"ekHistory,omitempty"`
@@ -91,8 +92,8 @@ type NodeAttestationStatus struct {
 type EKReplacement struct {
 	// Since is when the change was accepted.
 	Since metav1.Time `json:"since"`
-	// Acknowledged says that an operator acknowledged the change. One that was not counts towards the limit of changes that are accepted
-	// without.
+	// Acknowledged says that an operator acknowledged the change. One that was not counts towards
+	// the limit of changes that are accepted without.
 	Acknowledged bool `json:"acknowledged"`
 }
 
@@ -101,7 +102,8 @@ type FormerEK struct {
 	// Fingerprint and Source are as in EndorsementKey.
 	Fingerprint string `json:"fingerprint"`
 	Source      string `json:"source,omitempty"`
-	// Replaced is when another EK was first attested in its place, and RequestUID the UID of the request in which it was.
+	// Replaced is when another EK was first attested in its place, and RequestUID the UID of the
+	// request in which it was.
 	Replaced   metav1.Time `json:"replaced"`
 	RequestUID types.UID   `json:"requestUID"`
 }
@@ -140,8 +142,8 @@ type IssuedCertificate struct {
 	NotAfter metav1.Time `json:"notAfter"`
 	// RequestUID is the UID of the request that it was issued for.
 	RequestUID types.UID `json:"requestUID"`
-	// FormerEK says that the certificate was issued to an EK that another one has replaced. It vouches for no request, and only tells that
-	// the certificate was issued here.
+	// FormerEK says that the certificate was issued to an EK that another one has replaced. It
+	// vouches for no request, and only tells that the certificate was issued here.
 	FormerEK bool `json:"formerEK,omitempty"`
 	// Noted tells a certificate that is known to have been published from one that was about to be.
 	Noted bool `json:"noted"`
