@@ -111,13 +111,13 @@ func (s *Machines) addAnnotated(ctx context.Context, subjects []subject, now tim
 			}
 			// One that is not listed is about to be, or about to go.
 			if infra, ok = listed.names[m.infra.Name]; !ok {
-				m.unsettled = true
+				m.unread(verifier.EKAnnotation)
 			}
 		}
 		eks, err := merge(m.annotation, infra)
 		if err != nil {
 			found.add("machine "+m.owner, err)
-			m.unsettled = true
+			m.unread(verifier.EKAnnotation)
 		}
 		m.add(verifier.EKAnnotation, eks...)
 	}
@@ -313,7 +313,7 @@ func (s *Machines) addInventoried(subjects []subject, now time.Time) {
 		m := &subjects[i]
 		entry, ok := machines[m.machine.ProviderID]
 		if err != nil {
-			m.unsettled = true // Problem says why
+			m.unread(verifier.EKInventory) // Problem says why
 		}
 		if !ok {
 			continue

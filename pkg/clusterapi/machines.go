@@ -94,8 +94,12 @@ type subject struct {
 	infra clusterv1.ContractVersionedObjectReference
 	// annotation is the Machine's own.
 	annotation ekAnnotation
-	// unsettled says that a source cannot tell now which EKs the machine has.
-	unsettled bool
+}
+
+// unread notes that a source cannot tell now which EKs the machine has. What others share is not
+// changed.
+func (m *subject) unread(source verifier.EKSource) {
+	m.machine.Unread = append(slices.Clone(m.machine.Unread), source)
 }
 
 // NewMachines returns the machines of a Cluster. It reads nothing yet.
@@ -129,8 +133,7 @@ func (s *Machines) Machines(ctx context.Context, now time.Time) ([]verifier.Mach
 	}
 	machines := make([]verifier.Machine, 0, len(subjects))
 	for i := range subjects {
-		subjects[i].machine.EKsIncomplete = subjects[i].unsettled
-		if subjects[i].unsettled || s.remade(subjects[i].machine.Created) {
+		if len(subjects[i].machine.Unread) > 0 || s.remade(subjects[i].machine.Created) {
 			subjects[i].machine.Created = time.Time{}
 		}
 		machines = append(machines, subjects[i].machine)

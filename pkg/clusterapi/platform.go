@@ -283,7 +283,7 @@ func (s *Machines) addPlatform(subjects []subject) {
 	for i := range subjects {
 		m, state := &subjects[i], states[wanted[i]]
 		if !state.answered {
-			m.unsettled = true
+			m.unread(verifier.EKPlatform)
 		}
 		m.add(verifier.EKPlatform, state.eks...)
 		if m.pool {

@@ -49,10 +49,9 @@ type Config struct {
 	Limits signing.Limits
 	// Namespace is where records are kept.
 	Namespace string
-	// AcceptedEKChanges returns the changes of endorsement keys that an operator acknowledged, by
-	// the names that the log and the Events give them; see KeyStore.AcceptedEKChanges. Optional:
-	// none.
-	AcceptedEKChanges func() []string
+	// AcceptedEKChanges are the operator's acknowledgements of changed endorsement keys, such as a
+	// *KeyStore's. Optional: there are none.
+	AcceptedEKChanges Acknowledgements
 	// Owned has records be owned by their machines. Optional: machines that are no objects own nothing.
 	Owned *Owned
 	// Rates bound how often. Default: DefaultRates.

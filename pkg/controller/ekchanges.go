@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -31,9 +32,10 @@ const (
 )
 
 const (
-	// ekChangesInterval is how often records and sources are compared, and ekChangesUnwatched how
-	// often while records are not watched: each time lists them all then.
-	ekChangesInterval, ekChangesUnwatched = 2 * time.Second, time.Minute
+	// ekChangesInterval is how often records and sources are compared, where the machines are at
+	// hand. ekChangesSlow is how often where reading them may cost API calls, and
+	// ekChangesUnwatched while records are not watched: each time lists them all then.
+	ekChangesInterval, ekChangesSlow, ekChangesUnwatched = 2 * time.Second, 30 * time.Second, time.Minute
 	// freeEKChanges and freeEKPercent bound the changes of a source that are accepted without an
 	// operator: the larger of the two, of the machines that the source vouched for. An operator
 	// replaces a few boards at a time; a mistake in a source changes many.
@@ -44,13 +46,22 @@ const (
 
 // ekChanges decides whether it takes effect that a source names other EKs for machines than those
 // which it vouched for (verifier.Rules.ContradictsEK). What is accepted is written into the
-// machine's record, and the rules go by that: so it stays accepted, and is counted, whatever the
-// source says of others later.
+// machine's record, and the rules go by that. So it stays accepted, and is counted, whatever the
+// source says later, until it names the EK again or the new TPM has enrolled.
 type ekChanges struct {
 	*Controller
 	log logr.Logger
+	// acknowledged are the changes that an operator acknowledged and that are being written, by
+	// source.
+	acknowledged map[verifier.EKSource]acknowledgedChanges
 	// reported are the changes of each source that were last reported without being accepted.
 	reported map[verifier.EKSource]reportedChanges
+}
+
+// acknowledgedChanges is one acknowledgement: its name, and the changes that it is for.
+type acknowledgedChanges struct {
+	name string
+	keys map[string]bool
 }
 
 type reportedChanges struct {
@@ -58,17 +69,32 @@ type reportedChanges struct {
 	at   time.Time
 }
 
-// ekChange is a machine whose record has an EK that its source no longer names.
+// ekChange is a machine whose record has an EK that its source does not name.
 type ekChange struct {
-	object  *v1alpha1.NodeAttestation
-	record  verifier.Record
-	machine *verifier.Machine
+	object *v1alpha1.NodeAttestation
+	record verifier.Record
+	// named are the EKs that the source names now, sorted; none where it contradicts nothing now.
+	named []string
+}
+
+// key tells the change from all others: which machine, which EK, and which EKs are to take its
+// place.
+func (c ekChange) key() string {
+	return fmt.Sprintf("%q %q %q %q", c.record.Machine.Name, c.record.Machine.UID, c.record.EK, c.named)
+}
+
+// isNew reports whether the change is not accepted as it is now.
+func (c ekChange) isNew() bool {
+	return len(c.named) > 0 && !slices.Equal(c.named, c.record.EKReplacedBy)
 }
 
 // ekChanges returns a source that compares records and sources as long as the Controller runs, on
 // the leader.
 func (c *Controller) ekChanges(log logr.Logger) source.Source {
-	e := &ekChanges{Controller: c, log: log, reported: map[verifier.EKSource]reportedChanges{}}
+	e := &ekChanges{
+		Controller: c, log: log,
+		acknowledged: map[verifier.EKSource]acknowledgedChanges{}, reported: map[verifier.EKSource]reportedChanges{},
+	}
 	return source.Func(func(ctx context.Context, _ workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 		go e.run(ctx)
 		return nil
@@ -76,7 +102,11 @@ func (c *Controller) ekChanges(log logr.Logger) source.Source {
 }
 
 func (e *ekChanges) run(ctx context.Context) {
-	ticker := time.NewTicker(ekChangesInterval)
+	interval := ekChangesInterval
+	if _, shared := e.Machines.(lender); !shared {
+		interval = ekChangesSlow
+	}
+	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
 	for last := time.Now(); ; {
 		select {
@@ -96,6 +126,16 @@ func (e *ekChanges) run(ctx context.Context) {
 
 // compare goes once through all records.
 func (e *ekChanges) compare(ctx context.Context, now time.Time) error {
+	objects, err := e.records.all(ctx)
+	if err != nil {
+		return err
+	}
+	objects = slices.DeleteFunc(objects, func(o v1alpha1.NodeAttestation) bool {
+		return o.Spec.EK == nil || !e.Rules.RefusesUnnamed(verifier.EKSource(o.Spec.EK.Source))
+	})
+	if len(objects) == 0 {
+		return nil // reading the machines costs some sources a call
+	}
 	known, err := machines(ctx, e.Machines, now)
 	if err != nil {
 		return fmt.Errorf("machines: %w", err)
@@ -104,92 +144,140 @@ func (e *ekChanges) compare(ctx context.Context, now time.Time) error {
 	for i := range known {
 		byRef[known[i].Ref] = &known[i]
 	}
-	objects, err := e.records.all(ctx)
-	if err != nil {
-		return err
-	}
 	vouched, changes := map[verifier.EKSource]int{}, map[verifier.EKSource][]ekChange{}
+	var failed []error
 	for i := range objects {
 		object := &objects[i]
 		record := e.records.of(object)
 		machine := byRef[record.Machine]
-		if machine == nil || record.EKSource == "" {
-			continue
-		}
-		vouched[record.EKSource]++
+		change := ekChange{object: object, record: record}
 		switch {
-		case e.Rules.ContradictsEK(&record, machine):
-			changes[record.EKSource] = append(changes[record.EKSource], ekChange{object, record, machine})
-		case record.EKReplaced && e.Rules.NamesEK(machine, record.EK):
-			if err := e.mark(ctx, object, nil); err != nil {
-				return err
+		case machine == nil:
+		case e.Rules.NamesEK(machine, record.EK):
+			vouched[record.EKSource]++
+			if record.EKReplacedBy != nil {
+				failed = append(failed, e.mark(ctx, object, nil))
+				e.log.Info("a source names the EK again", "node", record.NodeName, "machine", record.Machine.Name, "source", record.EKSource)
 			}
-			e.log.Info("the source names the EK again", "node", record.NodeName, "machine", record.Machine.Name, "source", record.EKSource)
+			continue
+		case e.Rules.ContradictsEK(&record, machine):
+			vouched[record.EKSource]++
+			change.named = namedBy(record.EKSource, machine)
+		default:
+			vouched[record.EKSource]++
+		}
+		if change.isNew() || record.EKReplacedBy != nil {
+			changes[record.EKSource] = append(changes[record.EKSource], change)
 		}
 	}
 	for _, source := range slices.Sorted(maps.Keys(vouched)) {
-		if err := e.settle(ctx, source, vouched[source], changes[source], now); err != nil {
-			return err
+		failed = append(failed, e.settle(ctx, source, vouched[source], changes[source], now))
+	}
+	return errors.Join(failed...)
+}
+
+// namedBy returns the EKs that a source names for a machine, sorted, each once.
+func namedBy(source verifier.EKSource, machine *verifier.Machine) []string {
+	var named []string
+	for _, ek := range machine.EKs {
+		if ek.Source == source && ek.EK != "" {
+			named = append(named, ek.EK)
 		}
 	}
-	return nil
+	slices.Sort(named)
+	return slices.Compact(named)
 }
 
 // settle accepts the changes of one source, or holds them.
 func (e *ekChanges) settle(ctx context.Context, source verifier.EKSource, vouched int, changes []ekChange, now time.Time) error {
-	unacknowledged := 0
-	for _, change := range changes {
-		if r := change.object.Status.EKReplaced; r == nil || !r.Acknowledged {
-			unacknowledged++
-		}
-	}
 	name := nameOfChanges(source, changes)
-	acknowledged := e.AcceptedEKChanges != nil && slices.Contains(e.AcceptedEKChanges(), name)
-	if free := max(freeEKChanges, vouched*freeEKPercent/100); unacknowledged > free && !acknowledged {
-		e.hold(ctx, source, name, changes, fmt.Sprintf("the source changed the EKs of %d of its %d machines; at most %d are accepted without an acknowledgement",
-			unacknowledged, vouched, free), now)
-		return nil
-	}
-	e.Metrics.gaugeEKChanges(source, len(changes), 0)
-	if e.Audit { // no record is written
-		if len(changes) > 0 && e.isNews(source, name, now) {
-			e.log.Info("a source names other EKs for machines: enforcement would refuse those in their records", "source", source, "change", name, "machines", len(changes))
+	if e.AcceptedEKChanges != nil && slices.Contains(e.AcceptedEKChanges.List(), name) {
+		keys := map[string]bool{}
+		for _, change := range changes {
+			keys[change.key()] = true
 		}
-		return nil
+		e.acknowledged[source] = acknowledgedChanges{name, keys}
 	}
-	delete(e.reported, source)
+	acknowledged := e.acknowledged[source]
+	var accept, pending []ekChange
+	counted := 0 // what is refused, or would be, without an acknowledgement
 	for _, change := range changes {
 		before := change.object.Status.EKReplaced
-		if before != nil && (before.Acknowledged || !acknowledged) {
-			continue
+		switch {
+		case acknowledged.keys[change.key()] && (change.isNew() || !before.Acknowledged):
+			accept = append(accept, change)
+		case change.isNew():
+			pending = append(pending, change)
+			counted++
+		case !before.Acknowledged:
+			counted++
 		}
-		if err := e.mark(ctx, change.object, &v1alpha1.EKReplacement{Since: metav1.NewTime(now), Acknowledged: acknowledged}); err != nil {
-			return err
-		}
-		if before != nil {
-			continue
-		}
-		e.log.Info("the source names other EKs for the machine: the one in its record is refused from now on", "node", change.record.NodeName,
-			"machine", change.record.Machine.Name, "source", source, "ek", change.record.EK, "acknowledged", acknowledged)
-		e.eventOnNamed(ctx, change.record.NodeName, ReasonEKChangeAccepted, fmt.Sprintf(
-			"%s names other endorsement keys for machine %s: the key sha256:%s is refused from now on", source, change.record.Machine.Name, change.record.EK))
 	}
+	if free := max(freeEKChanges, vouched*freeEKPercent/100); counted <= free {
+		accept, pending = append(accept, pending...), nil
+		if !e.Audit {
+			delete(e.reported, source)
+		}
+	} else {
+		e.hold(ctx, source, name, pending, fmt.Sprintf("the source changed the EKs of %d of its %d machines; at most %d are accepted without an acknowledgement",
+			counted, vouched, free), now)
+	}
+	e.Metrics.gaugeEKChanges(source, len(changes)-len(pending), len(pending))
+	if e.Audit { // no record is written
+		if len(accept) > 0 && e.isNews(source, name, now) {
+			e.log.Info("a source names other EKs for machines: enforcement would refuse those in their records", "source", source, "change", name, "machines", len(accept))
+		}
+		return nil
+	}
+	var failed []error
+	for _, change := range accept {
+		failed = append(failed, e.accept(ctx, change, acknowledged.keys[change.key()], now))
+	}
+	if err := errors.Join(failed...); err != nil || acknowledged.name == "" {
+		return err
+	}
+	// All of it is written: it is taken from the Secret, so that the same mistake is held next
+	// time.
+	if err := e.AcceptedEKChanges.Remove(ctx, acknowledged.name); err != nil {
+		return err
+	}
+	delete(e.acknowledged, source)
 	return nil
 }
 
-// hold reports changes that are not accepted. What was accepted of them before stays so.
-func (e *ekChanges) hold(ctx context.Context, source verifier.EKSource, name string, changes []ekChange, why string, now time.Time) {
-	var nodes []string
-	for _, change := range changes {
-		if change.object.Status.EKReplaced == nil {
-			nodes = append(nodes, change.record.NodeName)
+// accept writes into a record that its EK is refused from now on, and which may take its place.
+func (e *ekChanges) accept(ctx context.Context, change ekChange, acknowledged bool, now time.Time) error {
+	record := change.record
+	replacement := &v1alpha1.EKReplacement{Since: metav1.NewTime(now), EKs: change.named, Acknowledged: acknowledged}
+	if before := change.object.Status.EKReplaced; before != nil {
+		replacement.Since = before.Since
+		if !change.isNew() {
+			replacement.EKs = before.EKs
 		}
 	}
-	slices.Sort(nodes)
-	e.Metrics.gaugeEKChanges(source, len(changes)-len(nodes), len(nodes))
-	if !e.isNews(source, name, now) {
+	if err := e.mark(ctx, change.object, replacement); err != nil {
+		return fmt.Errorf("record %s: %w", change.object.Name, err)
+	}
+	if !change.isNew() {
+		return nil
+	}
+	e.log.Info("a source names other EKs for the machine: the one in its record is refused from now on", "node", record.NodeName,
+		"machine", record.Machine.Name, "source", record.EKSource, "ek", record.EK, "acknowledged", acknowledged)
+	e.eventOnNamed(ctx, record.NodeName, ReasonEKChangeAccepted, fmt.Sprintf(
+		"%s names other endorsement keys for machine %s: the key sha256:%s is refused from now on", record.EKSource, record.Machine.Name, record.EK))
+	return nil
+}
+
+// hold reports changes that are not accepted.
+func (e *ekChanges) hold(ctx context.Context, source verifier.EKSource, name string, pending []ekChange, why string, now time.Time) {
+	if len(pending) == 0 || !e.isNews(source, name, now) {
 		return
 	}
+	nodes := make([]string, len(pending))
+	for i, change := range pending {
+		nodes[i] = change.record.NodeName
+	}
+	slices.Sort(nodes)
 	cure := fmt.Sprintf("if the source is right, annotate the Secret of the challenge keys with %s=%s", AnnotationAcceptEKChanges, name)
 	e.log.Error(nil, "a source names other EKs for too many machines: the change is held, and the records decide", "source", source,
 		"change", name, "why", why, "nodes", named(nodes), "hint", cure, "audit", e.Audit)
@@ -209,22 +297,16 @@ func (e *ekChanges) isNews(source verifier.EKSource, name string, now time.Time)
 }
 
 // nameOfChanges returns what an operator acknowledges: the source, and a digest of which machines
-// change from which EK to which. An acknowledgement is for these, and for no change that comes
-// later.
+// change from which EK to which. It names these changes, and no change that comes later.
 func nameOfChanges(source verifier.EKSource, changes []ekChange) string {
-	lines := make([]string, 0, len(changes))
+	keys := make([]string, 0, len(changes))
 	for _, change := range changes {
-		var named []string
-		for _, ek := range change.machine.EKs {
-			if ek.Source == source {
-				named = append(named, ek.EK)
-			}
+		if change.isNew() || !change.object.Status.EKReplaced.Acknowledged {
+			keys = append(keys, change.key())
 		}
-		slices.Sort(named)
-		lines = append(lines, fmt.Sprintf("%q %q %q %q", change.record.Machine.Name, change.record.Machine.UID, change.record.EK, named))
 	}
-	slices.Sort(lines)
-	sum := sha256.Sum256([]byte(strings.Join(lines, "\n")))
+	slices.Sort(keys)
+	sum := sha256.Sum256([]byte(strings.Join(keys, "\n")))
 	return fmt.Sprintf("%s-%s", source, hex.EncodeToString(sum[:8]))
 }
 

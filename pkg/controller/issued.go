@@ -23,6 +23,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 )
 
 // AnnotationIssuedAround is on a request that was reported as issued without attestation, with the
@@ -57,8 +58,19 @@ var groupsOfNodes = []string{"system:bootstrappers", "system:nodes"}
 // with one.
 func issuedToNode(request *certificatesv1.CertificateSigningRequest) bool {
 	return len(request.Status.Certificate) > 0 && request.Spec.SignerName != certificatesv1.KubeletServingSignerName &&
-		request.Annotations[AnnotationIssuedAround] == "" &&
+		!isMarked(request) &&
 		slices.ContainsFunc(request.Spec.Groups, func(group string) bool { return slices.Contains(groupsOfNodes, group) })
+}
+
+// isMarked reports whether the request has the mark of its certificate: another value may be the
+// requester's own.
+func isMarked(request *certificatesv1.CertificateSigningRequest) bool {
+	value := request.Annotations[AnnotationIssuedAround]
+	if value == "" {
+		return false
+	}
+	fingerprint, err := signing.Fingerprint(request.Status.Certificate)
+	return err == nil && value == "sha256:"+fingerprint
 }
 
 // keepIssued has a request that is otherwise dropped from the cache be looked at once it was
@@ -166,7 +178,7 @@ func (c *Controller) reportIssued(ctx context.Context, request *certificatesv1.C
 	case len(records) > 0:
 		name = namedAttested
 	}
-	if forgotten(request, records) {
+	if c.Rules.Concerned(request) && forgotten(request, records) {
 		name = namedForgotten
 	}
 	if c.Audit || name == namedForgotten {

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -102,12 +103,44 @@ type KeyStore struct {
 // separated by commas.
 const AnnotationAcceptEKChanges = "attestation.cluster.x-k8s.io/accept-ek-changes"
 
-// AcceptedEKChanges returns what the operator acknowledged, as the Secret had it when it was last
-// read.
-func (s *KeyStore) AcceptedEKChanges() []string {
+// Acknowledgements are the names of changes that an operator has acknowledged.
+type Acknowledgements interface {
+	// List returns them as they were read last.
+	List() []string
+	// Remove takes one away, once the change has taken effect.
+	Remove(ctx context.Context, name string) error
+}
+
+// List returns what the operator acknowledged, as the Secret had it when it was last read.
+func (s *KeyStore) List() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return strings.FieldsFunc(s.accepted, func(r rune) bool { return r == ',' || r == ' ' })
+	return splitNames(s.accepted)
+}
+
+func splitNames(names string) []string {
+	return strings.FieldsFunc(names, func(r rune) bool { return r == ',' || r == ' ' })
+}
+
+// Remove takes an acknowledgement out of the Secret's annotation.
+func (s *KeyStore) Remove(ctx context.Context, name string) error {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	secret := &corev1.Secret{}
+	if err := s.reader.Get(ctx, s.secret, secret); err != nil {
+		return fmt.Errorf("secret %s: %w", s.secret, err)
+	}
+	names := splitNames(secret.Annotations[AnnotationAcceptEKChanges])
+	if left := slices.DeleteFunc(slices.Clone(names), func(n string) bool { return n == name }); len(left) > 0 {
+		secret.Annotations[AnnotationAcceptEKChanges] = strings.Join(left, ",")
+	} else {
+		delete(secret.Annotations, AnnotationAcceptEKChanges)
+	}
+	if err := s.writer.Update(ctx, secret); err != nil { // of the version that was read
+		return fmt.Errorf("secret %s: annotation %s: %w", s.secret, AnnotationAcceptEKChanges, err)
+	}
+	_, err := s.parse(secret)
+	return err
 }
 
 const keysInterval = 2 * time.Second

@@ -38,7 +38,9 @@ func recordOf(object *v1alpha1.NodeAttestation) verifier.Record {
 	if object.Spec.EK != nil {
 		record.EK, record.EKSource = object.Spec.EK.Fingerprint, verifier.EKSource(object.Spec.EK.Source)
 	}
-	record.EKReplaced = object.Status.EKReplaced != nil
+	if r := object.Status.EKReplaced; r != nil {
+		record.EKReplacedBy = r.EKs
+	}
 	for _, former := range object.Status.EKHistory {
 		record.FormerEKs = append(record.FormerEKs, former.Fingerprint)
 	}
@@ -102,6 +104,11 @@ func noteReplacement(object *v1alpha1.NodeAttestation, record verifier.Record, p
 	})
 	object.Status.EKHistory = history[max(0, len(history)-maxEKHistory):]
 	object.Status.EKReplaced = nil
+	// What was issued to the former EK vouches for nothing any more, and only tells that it was
+	// issued.
+	for i := range object.Status.Certificates {
+		object.Status.Certificates[i].FormerEK = true
+	}
 }
 
 // noted reports whether a certificate for the request is in the record.
@@ -121,13 +128,6 @@ func noteCertificate(record *v1alpha1.NodeAttestation, request *certificatesv1.C
 	}
 	sum := sha256.Sum256(leaf.Raw)
 	record.Status.Certificates = slices.DeleteFunc(record.Status.Certificates, func(c v1alpha1.IssuedCertificate) bool { return c.NotAfter.Time.Before(now) })
-	if history := record.Status.EKHistory; len(history) > 0 && history[len(history)-1].RequestUID == request.UID {
-		// What was issued to the former EK vouches for nothing once the new one has a certificate.
-		for i := range record.Status.Certificates {
-			c := &record.Status.Certificates[i]
-			c.FormerEK = c.FormerEK || c.RequestUID != request.UID
-		}
-	}
 	record.Status.Certificates = append(record.Status.Certificates, v1alpha1.IssuedCertificate{
 		SHA256: hex.EncodeToString(sum[:]), Serial: leaf.SerialNumber.Text(16), NotAfter: metav1.NewTime(leaf.NotAfter), RequestUID: request.UID, Noted: true,
 	})

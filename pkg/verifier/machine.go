@@ -22,8 +22,8 @@ type Machine struct {
 	Ref MachineRef
 	// EKs are the endorsement keys that authorities name for it. Those count whose source is in the policy.
 	EKs []NamedEK
-	// EKsIncomplete says that a source could not be read: it may name keys that are not in EKs.
-	EKsIncomplete bool
+	// Unread are the sources that could not be read: they may name keys that are not in EKs.
+	Unread []EKSource
 	// ProviderID is its spec.providerID, empty if there is none yet.
 	ProviderID string
 	// Names are the node names that it may have. The policy says which source decides.
@@ -97,12 +97,23 @@ func (t *trial) selects(m *Machine) bool {
 	if t.ek == "" {
 		return false
 	}
-	if t.rules.NamesEK(m, t.ek) {
-		// While the record decides, other keys that are named for its machine select nothing.
-		r := t.recordOf(m)
-		return r == nil || r.EK == t.ek || t.namingOf(r, m) == keyAgrees || t.namingOf(r, m) == keyReplaced
+	r := t.recordOf(m)
+	if r != nil && r.EK == t.ek {
+		return t.namingOf(r, m) != keyReplaced
 	}
-	return slices.ContainsFunc(t.in.Records, func(r Record) bool { return r.EK == t.ek && r.Machine == m.Ref && t.namingOf(&r, m) != keyReplaced })
+	if !t.rules.NamesEK(m, t.ek) {
+		return false
+	}
+	if r == nil || r.EK == "" {
+		return true
+	}
+	switch t.namingOf(r, m) {
+	case keyAgrees:
+		return true
+	case keyReplaced: // the key may still be another machine's
+		return t.mayReplace(r, m) && !slices.ContainsFunc(t.in.Records, func(other Record) bool { return other.Machine != m.Ref && t.hasKey(&other) })
+	}
+	return false // the record decides
 }
 
 // judgeMachine applies the rest of M1, and M2 and M3.

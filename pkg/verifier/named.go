@@ -20,27 +20,47 @@ const (
 	keyReplaced
 )
 
-// namingOf returns how the key in the record of a machine compares with those named for it.
+// namingOf returns how the key in the record of a machine compares with those named for it. What
+// was accepted stays so until a source names the record's key again, whatever the sources say
+// meanwhile.
 func (t *trial) namingOf(r *Record, m *Machine) naming {
-	if r.EK == "" || !slices.ContainsFunc(m.EKs, t.rules.counts) || t.rules.NamesEK(m, r.EK) {
+	switch {
+	case r.EK == "" || t.rules.NamesEK(m, r.EK):
 		return keyAgrees
-	}
-	if !t.rules.ContradictsEK(r, m) {
-		return keyWarned
-	}
-	if r.EKReplaced {
+	case t.replaced(r):
 		return keyReplaced
+	case !slices.ContainsFunc(m.EKs, t.rules.counts):
+		return keyAgrees
+	case t.rules.ContradictsEK(r, m):
+		return keyHeld
 	}
-	return keyHeld
+	return keyWarned
+}
+
+// replaced reports whether other keys were accepted in the place of a record's.
+func (t *trial) replaced(r *Record) bool {
+	return r.EKReplacedBy != nil && t.rules.RefusesUnnamed(r.EKSource)
+}
+
+// mayReplace reports whether the key in the request is one that was accepted in the place of the
+// record's, and is named for its machine now.
+func (t *trial) mayReplace(r *Record, m *Machine) bool {
+	return t.namingOf(r, m) == keyReplaced && slices.Contains(r.EKReplacedBy, t.ek) && t.rules.NamesEK(m, t.ek)
 }
 
 // ContradictsEK reports whether the source of the record's EK now names other keys for the machine.
 // It is false if that source is silent or unreadable, or if Policy.EKNotNamed only warns.
 func (r *Rules) ContradictsEK(record *Record, m *Machine) bool {
-	if record.EK == "" || record.Machine != m.Ref || m.EKsIncomplete || r.ekNotNamed(record.EKSource) != Required || r.NamesEK(m, record.EK) {
+	if record.EK == "" || record.Machine != m.Ref || slices.Contains(m.Unread, record.EKSource) || !r.RefusesUnnamed(record.EKSource) || r.NamesEK(m, record.EK) {
 		return false
 	}
 	return slices.ContainsFunc(m.EKs, func(n NamedEK) bool { return n.Source == record.EKSource && r.counts(n) })
+}
+
+// RefusesUnnamed reports whether the policy refuses a machine when this source, which vouched for
+// its key, names other keys. A source that the policy does not have refuses nothing.
+func (r *Rules) RefusesUnnamed(source EKSource) bool {
+	return slices.Contains(r.policy.EKSources, source) && r.ekNotNamed(source) == Required
 }
 
 // ekNotNamed returns how much it counts that a source names other keys than the one it vouched for.
@@ -102,13 +122,13 @@ func (t *trial) recordOf(m *Machine) *Record {
 	return nil
 }
 
-// hasKey reports whether a record pins this request's key: a key that was replaced is pinned no
-// more.
+// hasKey reports whether a record pins this request's key. A key that was replaced is pinned no
+// more, also where its machine is gone.
 func (t *trial) hasKey(r *Record) bool {
 	if t.ek == "" || r.EK != t.ek {
 		return false
 	}
-	if !r.EKReplaced {
+	if !t.replaced(r) {
 		return true
 	}
 	for i := range t.in.Machines {
@@ -116,31 +136,32 @@ func (t *trial) hasKey(r *Record) bool {
 			return t.namingOf(r, m) != keyReplaced
 		}
 	}
-	return true
+	return false
 }
 
 // judgeContestedKey judges a key over which the record and the sources of a machine disagree: one
 // that was replaced is denied, one that is to replace it waits. It reports whether there is such a
 // machine.
 func (t *trial) judgeContestedKey() bool {
+	if t.ek == "" {
+		return false
+	}
+	named := slices.ContainsFunc(t.in.Machines, func(m Machine) bool { return t.rules.NamesEK(&m, t.ek) })
 	for i := range t.in.Machines {
 		m := &t.in.Machines[i]
 		r := t.recordOf(m)
-		if r == nil || m.Ref.Name == "" || t.ek == "" {
+		if r == nil || m.Ref.Name == "" {
 			continue
 		}
-		former := slices.Contains(r.FormerEKs, t.ek)
-		if r.EK != t.ek && !former && !t.rules.NamesEK(m, t.ek) {
-			continue
-		}
-		switch n := t.namingOf(r, m); {
-		case former || n == keyReplaced && r.EK == t.ek:
+		n, names := t.namingOf(r, m), t.rules.NamesEK(m, t.ek)
+		switch {
+		case !named && (slices.Contains(r.FormerEKs, t.ek) || n == keyReplaced && r.EK == t.ek):
 			t.machine = m
 			t.deny(ReasonEKReplaced, "record: the source that named this endorsement key for the machine names another one now")
-		case n == keyHeld:
+		case names && (n == keyHeld || n == keyReplaced):
 			t.machine, t.pendingEK = m, true
 			t.wait(ReasonEKChangePending, "record: this endorsement key is to replace the machine's, and the controller has not accepted the change yet")
-		case n == keyWarned:
+		case names && n == keyWarned:
 			t.machine = m // its record refuses the key
 		default:
 			continue

@@ -31,7 +31,7 @@ func (w *world) shows(ek string) {
 // record (A), or the one named (B).
 func TestReplacedEK(t *testing.T) {
 	type reasons = []Reason
-	accepted := func(w *world) { w.record().EKReplaced = true }
+	accepted := func(w *world) { w.record().EKReplacedBy = []string{"b"} }
 	pending := func(*world) {}
 	annotated := func(w *world) {
 		w.policy.EKSources = append(w.policy.EKSources, EKAnnotation)
@@ -65,12 +65,18 @@ func TestReplacedEK(t *testing.T) {
 		{"accepted, and switched off since", all(accepted, func(w *world) { w.policy.EKNotNamed = Warn }), "", ReasonIdentityBound, ReasonEKNotNamed},
 		{"a platform only warns", all(platform, accepted), "", ReasonIdentityBound, ReasonEKNotNamed},
 		{"nobody vouched for it", all(accepted, func(w *world) { w.record().EKSource = "" }), "", ReasonIdentityBound, ReasonEKNotNamed},
-		{"another source vouched for it", all(annotated, accepted, func(w *world) { w.record().EKSource = EKInventory }), "", ReasonIdentityBound, ReasonEKNotNamed},
+		{"another source vouched for it", all(annotated, func(w *world) { w.record().EKSource = EKInventory }), "", ReasonIdentityBound, ReasonEKNotNamed},
 		{"the source counts no more", all(accepted, func(w *world) {
 			w.policy.EKSources = []EKSource{EKAnnotation}
 			w.machine().EKs = []NamedEK{{EKAnnotation, "b"}}
 		}), "", ReasonIdentityBound, ReasonEKNotNamed},
-		{"a source could not be read", all(accepted, func(w *world) { w.machine().EKsIncomplete = true }), "", ReasonIdentityBound, ReasonEKNotNamed},
+		{"the source could not be read", func(w *world) { w.machine().Unread = []EKSource{EKInventory} }, "", ReasonIdentityBound, ReasonEKNotNamed},
+		{"another source could not be read", func(w *world) { w.machine().Unread = []EKSource{EKPlatform} }, "", ReasonEKChangePending, ReasonEKChangePending},
+
+		// What was accepted stays so, and is for the keys that were accepted.
+		{"accepted, and the source could not be read", all(accepted, func(w *world) { w.machine().Unread = []EKSource{EKInventory} }), ReasonEKReplaced, "", ReasonEKReplaced},
+		{"accepted, and then another key is named", all(accepted, func(w *world) { w.machine().EKs = []NamedEK{{EKInventory, "c"}} }), ReasonEKReplaced, ReasonNodeNameMismatch, ""},
+		{"another key was accepted", func(w *world) { w.record().EKReplacedBy = []string{"c"} }, ReasonEKReplaced, ReasonEKChangePending, ""},
 	} {
 		for _, class := range []Class{Again, Renewal} {
 			for ek, want := range map[string]Reason{ek1: c.a, "b": c.b} {
@@ -90,7 +96,7 @@ func TestReplacedEK(t *testing.T) {
 					if d.Outcome != Wait || !slices.Equal(d.Refusals.Reasons(), reasons{want}) {
 						t.Errorf("%s, %s, %s: %s, %v", c.name, class, ek, d.Outcome, d.Refusals)
 					}
-				case d.Outcome != Deny || !slices.Equal(d.Refusals.Reasons(), reasons{want}):
+				case d.Outcome != Deny || d.Refusals.Reason() != want:
 					t.Errorf("%s, %s, %s: %s, %v", c.name, class, ek, d.Outcome, d.Refusals)
 				}
 			}
@@ -104,10 +110,9 @@ func TestEKIsNamedAgain(t *testing.T) {
 	for name, eks := range map[string][]NamedEK{
 		"again":          {{EKInventory, ek1}},
 		"beside another": {{EKInventory, "b"}, {EKInventory, ek1}},
-		"none":           nil,
 	} {
 		w := replacing(good(Renewal))
-		w.machine().EKs, w.record().EKReplaced = eks, true
+		w.machine().EKs, w.record().EKReplacedBy = eks, []string{"b"}
 		if d := w.judge(t); d.Outcome != Approve || len(d.Warnings) > 0 {
 			t.Errorf("%s: %s, %v, warnings %v", name, d.Outcome, d.Refusals, d.Warnings)
 		}
@@ -121,14 +126,14 @@ func TestReplacementIsRecorded(t *testing.T) {
 		for _, credential := range []Mode{Recover, Required} {
 			w := replacing(good(class))
 			w.policy.Credential = credential
-			w.record().EKReplaced, w.record().AK = true, "ak of "+ek1
+			w.record().EKReplacedBy, w.record().AK = []string{"b"}, "ak of "+ek1
 			w.shows("b")
 			d := w.judge(t)
 			if d.Outcome != Approve {
 				t.Fatalf("%s: %s, %v", class, d.Outcome, d.Refusals)
 			}
 			r := d.Grant.Record
-			if r.EK != "b" || r.AK != "ak of b" || r.EKSource != EKInventory || r.EKReplaced || r.NodeName != nodeName || r.FirstProofUID != "uid-older" ||
+			if r.EK != "b" || r.AK != "ak of b" || r.EKSource != EKInventory || r.EKReplacedBy != nil || r.NodeName != nodeName || r.FirstProofUID != "uid-older" ||
 				r.Boot == nil || *r.Boot != *w.in.Evidence.Boot {
 				t.Errorf("%s: %+v", class, r)
 			}
@@ -145,7 +150,7 @@ func TestReplacementIsRecorded(t *testing.T) {
 			}
 			// Unless the source names it again, for this machine or another.
 			w.machine().EKs = []NamedEK{{EKInventory, ek1}}
-			w.in.Records[1].EKReplaced, w.in.Hello.UID = true, "another-hello"
+			w.in.Records[1].EKReplacedBy, w.in.Hello.UID = []string{ek1}, "another-hello"
 			if d := w.judge(t); d.Outcome != Approve {
 				t.Errorf("%s: named again: %s, %v", class, d.Outcome, d.Refusals)
 			}
@@ -163,7 +168,7 @@ func TestExchangedEKs(t *testing.T) {
 	if d := w.judge(t); d.Outcome != Approve || !slices.Equal(d.Warnings.Reasons(), []Reason{ReasonEKChangePending}) {
 		t.Errorf("not accepted: %s, %v, warnings %v", d.Outcome, d.Refusals, d.Warnings)
 	}
-	w.in.Records[0].EKReplaced, w.in.Records[1].EKReplaced = true, true
+	w.in.Records[0].EKReplacedBy, w.in.Records[1].EKReplacedBy = []string{ek1}, []string{ek2}
 	if d := w.judge(t); d.Outcome != Deny {
 		t.Errorf("the old key under the old name: %s, %v", d.Outcome, d.Refusals)
 	}
@@ -173,10 +178,75 @@ func TestExchangedEKs(t *testing.T) {
 	}
 }
 
+// After A was accepted to be replaced, the source falls silent: A stays refused, or changes could
+// be made in steps that are never counted.
+func TestReplacedEKStaysRefused(t *testing.T) {
+	w := replacing(good(Renewal))
+	w.record().EKReplacedBy, w.machine().EKs = []string{"b"}, nil
+	if d := w.judge(t); d.Outcome != Deny || d.Refusals.Reason() != ReasonEKReplaced {
+		t.Errorf("%s, %v", d.Outcome, d.Refusals)
+	}
+}
+
+// A board moves from worker-2 to the honest machine, and worker-2's new key never comes. Whatever
+// becomes of worker-2, its old record is in nobody's way.
+func TestMovedBoard(t *testing.T) {
+	for name, bend := range map[string]func(*world){
+		"another key is named for it": func(w *world) { w.in.Machines[0].EKs = []NamedEK{{EKInventory, "c"}} },
+		"no key is named for it":      func(w *world) { w.in.Machines[0].EKs = nil },
+		"its source is unread":        func(w *world) { w.in.Machines[0].EKs, w.in.Machines[0].Unread = nil, []EKSource{EKInventory} },
+		"it is gone":                  func(w *world) { w.in.Machines = w.in.Machines[1:] },
+	} {
+		for _, enrolled := range []bool{false, true} {
+			w := replacing(good(Renewal))
+			w.machine().EKs = []NamedEK{{EKInventory, ek2}}
+			w.record().EKReplacedBy = []string{ek2}
+			if enrolled {
+				w.record().EK, w.record().FormerEKs, w.record().EKReplacedBy = ek2, []string{ek1}, nil
+			}
+			w.in.Records[0].EKReplacedBy = []string{"c"}
+			w.record().AK = "ak of " + ek2
+			w.record().Boot = nil
+			w.shows(ek2)
+			bend(w)
+			if d := w.judge(t); d.Outcome != Approve || d.Grant.NodeName != nodeName {
+				t.Errorf("%s, enrolled %t: %s, %v", name, enrolled, d.Outcome, d.Refusals)
+			}
+		}
+	}
+}
+
+// A source gives a healthy machine's key to another machine, by mistake, and that is accepted. The
+// healthy machine keeps its name: its own record pins the key.
+func TestAcceptedMistakeTakesNoOtherDown(t *testing.T) {
+	w := replacing(good(Renewal))
+	w.machine().EKs = []NamedEK{{EKInventory, ek1}}
+	w.in.Machines[0].EKs = []NamedEK{{EKInventory, ek1}} // worker-2's is ek2
+	w.in.Records[0].EKReplacedBy = []string{ek1}
+	if d := w.judge(t); d.Outcome != Approve || d.Grant.NodeName != nodeName {
+		t.Errorf("%s, %v", d.Outcome, d.Refusals)
+	}
+	// Its own change is held: the record decides.
+	w.machine().EKs = []NamedEK{{EKInventory, "x"}}
+	if d := w.judge(t); d.Outcome != Approve || d.Grant.NodeName != nodeName {
+		t.Errorf("held: %s, %v", d.Outcome, d.Refusals)
+	}
+}
+
+// A goes out and comes back: while that is not accepted, A waits and is not denied.
+func TestFormerEKComesBack(t *testing.T) {
+	w := replacing(good(Renewal))
+	w.record().EK, w.record().FormerEKs = "b", []string{ek1}
+	w.machine().EKs = []NamedEK{{EKInventory, ek1}}
+	if d := w.judge(t); d.Outcome != Wait || d.Refusals.Reason() != ReasonEKChangePending {
+		t.Errorf("%s, %v", d.Outcome, d.Refusals)
+	}
+}
+
 // A request that the record names was approved with the record's key, and no other.
 func TestReplacementAfterTheApproval(t *testing.T) {
 	w := replacing(goodSigning(Renewal))
-	w.record().EKReplaced = true
+	w.record().EKReplacedBy = []string{"b"}
 	if d := w.judge(t); d.Outcome != Fail || !slices.Equal(d.Refusals.Reasons(), []Reason{ReasonEKReplaced}) {
 		t.Errorf("the key is replaced before it is signed: %s, %v", d.Outcome, d.Refusals)
 	}
@@ -195,7 +265,7 @@ func TestServingWithAReplacedEK(t *testing.T) {
 	if d := w.judge(t); d.Outcome != ApproveServing || !slices.Equal(d.Warnings.Reasons(), []Reason{ReasonEKChangePending}) {
 		t.Errorf("not accepted: %s, %v, warnings %v", d.Outcome, d.Refusals, d.Warnings)
 	}
-	w.record().EKReplaced = true
+	w.record().EKReplacedBy = []string{"b"}
 	if d := w.judge(t); d.Outcome != Deny || !slices.Equal(d.Refusals.Reasons(), []Reason{ReasonEKReplaced}) {
 		t.Errorf("accepted: %s, %v", d.Outcome, d.Refusals)
 	}

@@ -125,7 +125,7 @@ type Policy struct {
 	EKSources []EKSource
 	// EKNotNamed is whether a machine is refused when the source that vouched for its endorsement
 	// key names other keys: Required or Warn. It counts once the controller has accepted the change
-	// (Record.EKReplaced). Default: Warn for EKPlatform, Required for other sources.
+	// (Record.EKReplacedBy). Default: Warn for EKPlatform, Required for other sources.
 	EKNotNamed Mode
 	// TrustOnFirstUse lets the provider ID in a request propose a machine for an EK that no authority names: one of at most 2 h that never
 	// had a record or a nodeRef, to whoever has its bootstrap token first. Token must be Required. Default: it does not.

@@ -22,9 +22,10 @@ type Record struct {
 	// EKSource is the source that named EK when it was last attested. It is empty if none did, and
 	// in records of older releases.
 	EKSource EKSource
-	// EKReplaced says that the controller accepted that this source names other keys
-	// (Rules.ContradictsEK).
-	EKReplaced bool
+	// EKReplacedBy are the keys that the controller accepted in the place of EK, which its source
+	// named (Rules.ContradictsEK). EK is refused until a source names it again. Nil: nothing was
+	// accepted.
+	EKReplacedBy []string
 	// ProviderID is the machine's, NodeName the node's.
 	ProviderID, NodeName string
 	// Boot is the last one shown, nil if there was none.
@@ -155,7 +156,7 @@ func (t *trial) judgeReplacement(r *Record) {
 	case r.names(t.in.Request): // it was approved with the key in the record
 		t.deny(ReasonIdentityBound, "record: the machine has another endorsement key")
 	case t.pendingEK: // it waits for that
-	case t.namingOf(r, t.machine) == keyReplaced && t.rules.NamesEK(t.machine, t.ek):
+	case t.mayReplace(r, t.machine):
 		t.warn(ReasonEKReplaced, "record: the endorsement key is now %.16s..., named by the source %s, and was %.16s...",
 			t.ek, t.rules.sourceOf(t.machine, t.ek, r.EKSource), r.EK)
 	default:

@@ -141,6 +141,11 @@ func (t *trial) judgeCredential() {
 		t.fail(mode, ReasonUnknownCredential, "requester: the machine has no record")
 		return
 	}
+	if t.record.names(t.in.Request) && len(t.record.FormerEKs) > 0 {
+		// A new board with the old disk asks with the former key's certificate, which was judged before
+		// the record was written for this very request. Since then it counts no more.
+		return
+	}
 	fingerprint := strings.TrimPrefix(ids[0], credentialPrefix)
 	if t.record.issued(fingerprint) {
 		return

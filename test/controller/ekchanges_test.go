@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os/exec"
 	"regexp"
 	"strings"
@@ -193,7 +194,7 @@ func TestManyEKChangesAreHeld(t *testing.T) {
 		p.Credential = verifier.Recover
 		secret = types.NamespacedName{Namespace: f.namespace, Name: "challenge-keys"}
 		keys = controller.NewKeyStore(f.client, f.client, secret, func(verifiertpm.Keys) (*verifiertpm.Verifier, error) { return &verifiertpm.Verifier{}, nil })
-		f.config.AcceptedEKChanges = keys.AcceptedEKChanges
+		f.config.AcceptedEKChanges = keys
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -244,21 +245,34 @@ func TestManyEKChangesAreHeld(t *testing.T) {
 	if refused(machines[1]) {
 		t.Fatal("accepted by an acknowledgement of another change")
 	}
-	f.annotate(t, secret, name[1])
+	f.annotate(t, secret, "Inventory-0000000000000000,"+name[1])
 	for _, m := range machines[1:] {
 		eventually(t, 15*time.Second, "the acknowledged change is accepted", func() bool { return refused(m) })
 		f.refused(t, renew[m.name].hello(t), string(verifier.ReasonEKReplaced))
 	}
 
 	// The operator finds that it was a mistake after all.
+	mistake := maps.Clone(eks)
 	for _, m := range machines {
 		eks[m.name] = f.record(t, m.name).Spec.EK.Fingerprint
 	}
 	f.names(t, eks)
-	for _, m := range machines[:2] {
+	for _, m := range machines {
 		eventually(t, 15*time.Second, "the EK counts again", func() bool { return !refused(m) })
-		_, proof := renew[m.name].attests(t)
-		f.issued(t, proof, m.name)
+	}
+	_, proof := renew["held-0"].attests(t)
+	f.issued(t, proof, "held-0")
+
+	// The same mistake again is held again: an acknowledgement is used once.
+	f.names(t, mistake)
+	time.Sleep(5 * time.Second)
+	for _, m := range machines {
+		if refused(m) {
+			t.Errorf("%s is refused by an acknowledgement that was used", m.name)
+		}
+	}
+	if left := keys.List(); len(left) != 1 || left[0] == name[1] {
+		t.Errorf("the Secret has %v", left)
 	}
 }
 

@@ -385,7 +385,8 @@ func TestPoliciesMayNotBeWatched(t *testing.T) {
 	eventually(t, time.Minute, "the policies are in force", func() bool { return b.inForce(t).Status == corev1.ConditionTrue })
 }
 
-// tries counts dry runs, and those that the policy on approvals refused: RBAC refuses with 403, too.
+// tries counts dry runs, and those that the policy on approvals refused: RBAC refuses with 403,
+// too.
 type tries struct{ all, refused atomic.Int32 }
 
 func (n *tries) wrap(next http.RoundTripper) http.RoundTripper { return triedTrip{n, next} }

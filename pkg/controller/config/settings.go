@@ -441,7 +441,7 @@ func (s *Settings) Assemble(keys *controller.KeyStore, machines Machines, ca sig
 		Namespace: s.config.Namespace,
 		Audit:     s.config.Audit,
 
-		AcceptedEKChanges: keys.AcceptedEKChanges,
+		AcceptedEKChanges: keys,
 
 		TrustUnnamed: s.config.ClusterAPI != nil && s.config.ClusterAPI.TrustAnyTPM,
 	}
@@ -458,6 +458,9 @@ func (s *Settings) PolicyCheck(api client.Client) *controller.PolicyCheck {
 	check := &controller.PolicyCheck{Scope: controller.PoliciesAlone, Client: api, Others: s.config.Policies.Controllers}
 	if s.config.ClusterAPI != nil {
 		check.Scope, check.User = controller.PoliciesWorkload, s.config.ClusterAPI.User
+	}
+	for _, b := range s.config.Bootstrappers {
+		check.Bootstrappers = append(check.Bootstrappers, b.Username)
 	}
 	return check
 }

@@ -52,6 +52,9 @@ func (in *NodeAttestationStatus) DeepCopyInto(out *NodeAttestationStatus) {
 	// metav1.Time holds a time.Time, which is a value but for the time zone, which nobody changes.
 	out.Certificates = slices.Clone(in.Certificates)
 	out.EKReplaced = copyOf(in.EKReplaced)
+	if in.EKReplaced != nil {
+		out.EKReplaced.EKs = slices.Clone(in.EKReplaced.EKs)
+	}
 	out.EKHistory = slices.Clone(in.EKHistory)
 }
 

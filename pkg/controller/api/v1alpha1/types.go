@@ -80,9 +80,8 @@ type NodeAttestationStatus struct {
 	// Certificates are those that were issued to the machine and have not ended, the newest last. A renewal has to be asked for with one
 	// of them.
 	Certificates []IssuedCertificate `json:"certificates,omitempty"`
-	// EKReplaced is set while the source in spec.ek names other EKs for the machine, and the
-	// controller has accepted that: the EK in spec is refused, and one that the source names takes
-	// its place.
+	// EKReplaced is set once the source in spec.ek named other EKs for the machine, and the
+	// controller accepted that. The EK in spec is refused until a source names it again.
 	EKReplaced *EKReplacement `json:"ekReplaced,omitempty"`
 	// EKHistory has the EKs that the machine had before, the newest last; 8 at most.
 	EKHistory []FormerEK `json:"ekHistory,omitempty"`
@@ -95,6 +94,9 @@ type EKReplacement struct {
 	// Acknowledged says that an operator acknowledged the change. One that was not counts towards
 	// the limit of changes that are accepted without.
 	Acknowledged bool `json:"acknowledged"`
+	// EKs are the fingerprints that the source named when the change was accepted, 1 to 16. They
+	// alone may take the EK's place.
+	EKs []string `json:"eks"`
 }
 
 // FormerEK is an EK that another one has replaced.
