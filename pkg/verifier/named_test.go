@@ -141,6 +141,11 @@ func TestReplacementIsRecorded(t *testing.T) {
 			if d := w.judge(t); d.Outcome != Sign || d.Class != class {
 				t.Errorf("%s: %s, %s, %v", class, d.Outcome, d.Class, d.Refusals)
 			}
+			// The former key's certificates count no more, the one that asked neither.
+			w.in.Records[1].Certificates, w.in.Records[1].FormerEKs = nil, []string{ek1}
+			if d := w.judge(t); d.Outcome != Sign || slices.Contains(d.Warnings.Reasons(), ReasonRecordRecovered) {
+				t.Errorf("%s: %s, %v, warnings %v", class, d.Outcome, d.Refusals, d.Warnings)
+			}
 			// The other TPM is refused for good.
 			w.in.Records[1].Certificates, w.signing, w.in.Request.Status.Conditions = recordOf(nodeName, "b").Certificates, false, nil
 			w.in.Request.UID, w.in.Records[1].FormerEKs = "another", []string{ek1}
