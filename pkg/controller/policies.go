@@ -142,18 +142,15 @@ func (s *policySet) add(scope string, document []byte) error {
 	return nil
 }
 
-// configuredNames are the users whom the policies of a cluster have to name.
-type configuredNames struct{ controllers, bootstrappers []string }
-
 // compare returns what keeps the release's policies from being in force, where those found are
 // there. The caller changes none of them meanwhile.
-func (s *policySet) compare(policies []admissionv1.ValidatingAdmissionPolicy, bindings []admissionv1.ValidatingAdmissionPolicyBinding, configured configuredNames) (problems []PolicyProblem) {
+func (s *policySet) compare(policies []admissionv1.ValidatingAdmissionPolicy, bindings []admissionv1.ValidatingAdmissionPolicyBinding, controllers []string) (problems []PolicyProblem) {
 	for i := range s.policies {
 		want := &s.policies[i]
 		at := slices.IndexFunc(policies, func(p admissionv1.ValidatingAdmissionPolicy) bool { return p.Name == want.Name })
 		if at < 0 {
 			problems = append(problems, PolicyProblem{want.Name, PolicyMissing, "the policy is not there"})
-		} else if detail := specDifference(&want.Spec, &policies[at].Spec, configured); detail != "" {
+		} else if detail := specDifference(&want.Spec, &policies[at].Spec, controllers); detail != "" {
 			problems = append(problems, PolicyProblem{want.Name, PolicyAltered, detail})
 		}
 	}
@@ -172,7 +169,7 @@ func (s *policySet) compare(policies []admissionv1.ValidatingAdmissionPolicy, bi
 // specDifference says what of a policy is not the release's, as the API server stores it. Lists of
 // names in variables are the overlay's to change: the controllers are exactly those given, and an
 // extensible list has what the release's has, and perhaps more.
-func specDifference(want, got *admissionv1.ValidatingAdmissionPolicySpec, configured configuredNames) string {
+func specDifference(want, got *admissionv1.ValidatingAdmissionPolicySpec, controllers []string) string {
 	want, got = defaulted(want), defaulted(got)
 	if len(want.Variables) == len(got.Variables) {
 		for i := range want.Variables {
@@ -181,7 +178,7 @@ func specDifference(want, got *admissionv1.ValidatingAdmissionPolicySpec, config
 			if w.Name != g.Name || !list {
 				continue
 			}
-			if detail := listDifference(w.Name, shipped, g.Expression, configured); detail != "" {
+			if detail := listDifference(w.Name, shipped, g.Expression, controllers); detail != "" {
 				return detail
 			}
 			g.Expression = w.Expression
@@ -207,17 +204,14 @@ func specDifference(want, got *admissionv1.ValidatingAdmissionPolicySpec, config
 }
 
 // listDifference says what is wrong with a list that stands where the release has one of literals.
-func listDifference(name string, shipped []string, expression string, configured configuredNames) string {
+func listDifference(name string, shipped []string, expression string, controllers []string) string {
 	found, ok := literals(expression)
 	if !ok {
 		return "variable " + name + ": is not a list of literals"
 	}
 	wanted := shipped
-	switch name {
-	case "controllers":
-		wanted = configured.controllers
-	case "bootstrappers":
-		wanted = slices.Concat(shipped, configured.bootstrappers)
+	if name == "controllers" {
+		wanted = controllers
 	}
 	if !slices.Contains(extensible, name) {
 		for _, n := range found {
@@ -318,8 +312,6 @@ type PolicyCheck struct {
 	User string
 	// Others are the other controllers that the policies name.
 	Others []string
-	// Bootstrappers are the users in Policy.Bootstrappers, whom the policies have to name.
-	Bootstrappers []string
 
 	mu   sync.Mutex
 	self string
@@ -346,7 +338,7 @@ func (c *PolicyCheck) compare(ctx context.Context, policies []admissionv1.Valida
 	if err != nil {
 		return nil, err
 	}
-	return release.compare(policies, bindings, configuredNames{append([]string{user}, c.Others...), c.Bootstrappers}), nil
+	return release.compare(policies, bindings, append([]string{user}, c.Others...)), nil
 }
 
 // user returns whom the policies have to name.

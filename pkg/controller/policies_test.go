@@ -48,7 +48,7 @@ func TestReleasePolicies(t *testing.T) {
 		if !named(wanted.has) || named(wanted.lacks) || len(set.policies) != len(set.bindings) {
 			t.Errorf("scope %d: %d policies, %d bindings", scope, len(set.policies), len(set.bindings))
 		}
-		if problems := set.compare(set.policies, set.bindings, configuredNames{controllers: []string{shippedController}}); len(problems) > 0 {
+		if problems := set.compare(set.policies, set.bindings, []string{shippedController}); len(problems) > 0 {
 			t.Errorf("scope %d is not itself: %v", scope, problems)
 		}
 	}
@@ -131,7 +131,7 @@ func TestPoliciesAreCompared(t *testing.T) {
 		want := release(t, PoliciesAlone)
 		got := want.clone()
 		c.change(got)
-		problems := want.compare(got.policies, got.bindings, configuredNames{controllers: []string{shippedController}})
+		problems := want.compare(got.policies, got.bindings, []string{shippedController})
 		switch {
 		case c.problem == "":
 			if len(problems) > 0 {
@@ -143,13 +143,8 @@ func TestPoliciesAreCompared(t *testing.T) {
 	}
 	// All of the configured controllers have to be named.
 	want := release(t, PoliciesAlone)
-	if problems := want.compare(want.policies, want.bindings, configuredNames{controllers: []string{shippedController, "another"}}); len(problems) != len(want.policies) {
+	if problems := want.compare(want.policies, want.bindings, []string{shippedController, "another"}); len(problems) != len(want.policies) {
 		t.Errorf("one of two controllers is not named: %v", problems)
-	}
-	// So have the users in bootstrappers, in the one policy that has such a list.
-	lacks := want.compare(want.policies, want.bindings, configuredNames{[]string{shippedController}, []string{"joiner"}})
-	if len(lacks) != 1 || lacks[0].Policy != "node-attestation-signers" || !strings.Contains(lacks[0].Detail, `lacks "joiner"`) {
-		t.Errorf("a bootstrapper is not named: %v", lacks)
 	}
 }
 
@@ -171,13 +166,13 @@ func TestLiterals(t *testing.T) {
 // More entries are for lists of which that is known to do no harm, or to be the operator's to say.
 func TestListsThatMayHaveMore(t *testing.T) {
 	for name, more := range map[string]bool{"signers": true, "bootstrappers": true, "movers": true, "exempt": false, "controllers": false} {
-		if detail := listDifference(name, []string{"a"}, "['a']", configuredNames{controllers: []string{"a"}}); detail != "" {
+		if detail := listDifference(name, []string{"a"}, "['a']", []string{"a"}); detail != "" {
 			t.Errorf("%s: %s", name, detail)
 		}
-		if detail := listDifference(name, []string{"a"}, "['a', 'b']", configuredNames{controllers: []string{"a"}}); (detail == "") != more {
+		if detail := listDifference(name, []string{"a"}, "['a', 'b']", []string{"a"}); (detail == "") != more {
 			t.Errorf("%s with one more: %q", name, detail)
 		}
-		if detail := listDifference(name, []string{"a"}, "[]", configuredNames{controllers: []string{"a"}}); detail == "" {
+		if detail := listDifference(name, []string{"a"}, "[]", []string{"a"}); detail == "" {
 			t.Errorf("%s may be empty", name)
 		}
 	}

@@ -142,8 +142,8 @@ func (t *trial) judgeCredential() {
 		return
 	}
 	if t.record.names(t.in.Request) && len(t.record.FormerEKs) > 0 {
-		// A new board with the old disk asks with the former key's certificate, which was judged before
-		// the record was written for this very request. Since then it counts no more.
+		// A new board with the old disk asks with the former key's certificate, which was judged
+		// before the record was written for this very request. Since then it counts no more.
 		return
 	}
 	fingerprint := strings.TrimPrefix(ids[0], credentialPrefix)

@@ -459,9 +459,6 @@ func (s *Settings) PolicyCheck(api client.Client) *controller.PolicyCheck {
 	if s.config.ClusterAPI != nil {
 		check.Scope, check.User = controller.PoliciesWorkload, s.config.ClusterAPI.User
 	}
-	for _, b := range s.config.Bootstrappers {
-		check.Bootstrappers = append(check.Bootstrappers, b.Username)
-	}
 	return check
 }
 
