@@ -714,6 +714,7 @@ func whatANodeWrites(t *testing.T, a *arena) {
 func floods(t *testing.T, a *arena) {
 	victim, honest := a.newMachine(t, "flooded", nil), a.newMachine(t, "beside-a-flood", nil)
 	thief, stranger := victim.impostor(t), a.newInstance(t, "stranger")
+	victim.args = append(victim.args, "--wait-timeout=1m") // as long as the bound below
 	attacker, waiting := thief.peer(t), stranger.peer(t)
 	var wait sync.WaitGroup
 	flood := func(p, of *peer) {
@@ -744,7 +745,7 @@ func floods(t *testing.T, a *arena) {
 		gets()
 		took := time.Since(began)
 		t.Logf("%s has its certificate within %s", what, took.Round(time.Millisecond))
-		if took > 30*time.Second {
+		if took > time.Minute { // 9 s alone; each denial takes a busy API server several times as long
 			t.Error("that is too long")
 		}
 	}
