@@ -41,6 +41,8 @@ const (
 	// policiesInterval is how often the controller compares without an event, and tries again what
 	// failed.
 	policiesInterval = 30 * time.Second
+	// conditionRetry is how soon a condition is written again that the API server refused.
+	conditionRetry = 5 * time.Second
 	// policiesSettle is how long events are collected: one apply writes several objects.
 	policiesSettle = 500 * time.Millisecond
 	// proveInterval is how often a policy is proven at most. proveAgain is how soon one is tried
@@ -248,8 +250,11 @@ func (p *Policies) Start(ctx context.Context) error {
 			continue
 		}
 		p.report(ctx, v)
-		if again := p.prove(ctx, v); again > 0 {
+		switch again := p.prove(ctx, v); {
+		case again > 0:
 			first.Reset(again)
+		case p.unwritten != "":
+			first.Reset(conditionRetry)
 		}
 	}
 }

@@ -199,7 +199,11 @@ func TestCertManagerIssues(t *testing.T) {
 	l.kubectl(t, append(apply, "-k", documentedOverlay(t, "cert-manager"))...)
 	l.kubectl(t, append(apply, "-f", manifests+"/optional/cert-manager.yaml")...)
 
-	// Before the controller runs, and decides.
+	// Before the controller runs, and decides. The API server has the overlay's lists a moment later.
+	eventually(t, "machines may ask the issuer", func() bool {
+		_, err := file(ctx, l.bootstrapper, certManagerSigner)
+		return err == nil
+	})
 	bare := l.file(t, certManagerSigner)
 	eventually(t, "an administrator cannot approve", func() bool {
 		return refusedBy(decide(ctx, l.admin, bare, certificatesv1.CertificateApproved, dryRun), approvalPolicy)
