@@ -139,7 +139,7 @@ func (s *KeyStore) Remove(ctx context.Context, name string) error {
 	if err := s.writer.Update(ctx, secret); err != nil { // of the version that was read
 		return fmt.Errorf("secret %s: annotation %s: %w", s.secret, AnnotationAcceptEKChanges, err)
 	}
-	_, err := s.parse(secret)
+	_, err := s.load(secret)
 	return err
 }
 
@@ -226,7 +226,7 @@ func (s *KeyStore) read(ctx context.Context) (tpm.Keys, error) {
 		secret.Data = newKey()
 		err = s.writer.Update(ctx, secret) // of the version that was read
 	case err == nil:
-		return s.parse(secret)
+		return s.load(secret)
 	default:
 		return tpm.Keys{}, err
 	}
@@ -237,11 +237,11 @@ func (s *KeyStore) read(ctx context.Context) (tpm.Keys, error) {
 	if err := s.reader.Get(ctx, s.secret, secret); err != nil {
 		return tpm.Keys{}, err
 	}
-	return s.parse(secret)
+	return s.load(secret)
 }
 
-// parse reads what is in the Secret.
-func (s *KeyStore) parse(secret *corev1.Secret) (tpm.Keys, error) {
+// load reads the keys in the Secret, and keeps the operator's acknowledgements.
+func (s *KeyStore) load(secret *corev1.Secret) (tpm.Keys, error) {
 	s.mu.Lock()
 	s.accepted = secret.Annotations[AnnotationAcceptEKChanges]
 	s.mu.Unlock()

@@ -152,11 +152,10 @@ func (t *trial) judgeRecords() {
 // the source that vouched for the record's key names this one now, and the controller has accepted
 // that.
 func (t *trial) judgeReplacement(r *Record) {
+	recorded := r.names(t.in.Request) // it was approved with the key in the record
 	switch {
-	case r.names(t.in.Request): // it was approved with the key in the record
-		t.deny(ReasonIdentityBound, "record: the machine has another endorsement key")
-	case t.pendingEK: // it waits for that
-	case t.mayReplace(r, t.machine):
+	case !recorded && t.pendingEK: // it waits for that
+	case !recorded && t.mayReplace(r, t.machine):
 		t.warn(ReasonEKReplaced, "record: the endorsement key is now %.16s..., named by the source %s, and was %.16s...",
 			t.ek, t.rules.sourceOf(t.machine, t.ek, r.EKSource), r.EK)
 	default:

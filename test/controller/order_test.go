@@ -11,9 +11,7 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
-	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
@@ -205,16 +203,7 @@ func (f *fleet) said(t *testing.T, object *certificatesv1.CertificateSigningRequ
 
 func (f *fleet) saidOf(t *testing.T, name, reason string) bool {
 	t.Helper()
-	list := &eventsv1.EventList{}
-	if err := f.client.List(t.Context(), list, client.InNamespace("default")); err != nil {
-		t.Fatal(err)
-	}
-	for _, event := range list.Items {
-		if event.Regarding.Name == name && event.Reason == reason {
-			return true
-		}
-	}
-	return false
+	return len(f.eventsOf(t, name, reason)) > 0
 }
 
 // A node that is left alone renews by the cluster's own signer, with an Event on it each time; nothing else of it passes, and nobody else.
