@@ -331,9 +331,10 @@ func (f *flood) enrols(t *testing.T, m *fleet.Machine, token string, controller 
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), enrolTimeout)
 	defer cancel()
+	process := controller.Process()
 	go func() { // a killed controller ends the wait
 		select {
-		case <-controller.Process().Done():
+		case <-process.Done():
 			cancel()
 		case <-ctx.Done():
 		}
