@@ -26,6 +26,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 )
 
 const (
@@ -81,8 +82,8 @@ type shared struct {
 	inventory *Inventory
 	platform  *Platform
 
-	decisions *controller.Metrics
-	around    *controller.ClusterMetrics
+	decisions *telemetry.Metrics
+	around    *telemetry.ClusterMetrics
 	// policies compares the management cluster's admission policies with the release's.
 	policies *controller.PolicyCheck
 }

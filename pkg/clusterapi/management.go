@@ -30,6 +30,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
@@ -103,14 +104,14 @@ func (m Management) Add(ctx context.Context, mgr manager.Manager, settings *conf
 		return err
 	}
 	clusters := &clusters{
-		shared:  shared{settings: settings, management: mgr.GetConfig(), cached: mgr.GetClient(), live: live, events: controller.Sparing(mgr.GetEventRecorder(controller.Name))},
+		shared:  shared{settings: settings, management: mgr.GetConfig(), cached: mgr.GetClient(), live: live, events: telemetry.NewDedupRecorder(mgr.GetEventRecorder(controller.Name))},
 		log:     mgr.GetLogger().WithName("clusters"),
 		engines: map[types.NamespacedName]*engine{},
 	}
-	if clusters.decisions, err = controller.NewMetrics(); err != nil {
+	if clusters.decisions, err = telemetry.NewMetrics(); err != nil {
 		return err
 	}
-	if clusters.around, err = controller.NewClusterMetrics(); err != nil {
+	if clusters.around, err = telemetry.NewClusterMetrics(); err != nil {
 		return err
 	}
 	if err := clusters.addPolicies(mgr); err != nil {

@@ -24,6 +24,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
@@ -128,12 +129,9 @@ func (c *Controller) refuse(ctx context.Context, object *certificatesv1.Certific
 	return c.deny(ctx, object, string(d.Refusals.Reason()), d.Refusals.Error())
 }
 
-// maxCondition bounds a condition's message, in bytes.
-const maxCondition = 1024
-
 func condition(kind certificatesv1.RequestConditionType, reason, message string) certificatesv1.CertificateSigningRequestCondition {
 	return certificatesv1.CertificateSigningRequestCondition{
-		Type: kind, Status: corev1.ConditionTrue, Reason: reason, Message: message[:min(len(message), maxCondition)],
+		Type: kind, Status: corev1.ConditionTrue, Reason: reason, Message: telemetry.Message(message),
 	}
 }
 

@@ -23,6 +23,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 )
 
 // The ClusterRoles whose holders' requests kube-controller-manager approves by itself: whoever has the first joins as any node, and with the
@@ -40,7 +42,7 @@ const (
 
 const (
 	// bindingsRemind is how soon a binding that is still there is reported again.
-	bindingsRemind = sayAgain + time.Minute
+	bindingsRemind = telemetry.DedupInterval + time.Minute
 	// bindingsRetry is how soon it is tried again to remove one that may not be removed.
 	bindingsRetry = time.Minute
 )
@@ -51,10 +53,10 @@ type BindingsConfig struct {
 	Remove bool
 	// Audit never deletes.
 	Audit bool
-	// Remind is how soon a binding that is still there is reported again. Default: 15 minutes. Sparing drops Events that come sooner.
+	// Remind is how soon a binding that is still there is reported again. Default: 15 minutes. telemetry.NewDedupRecorder drops Events that come sooner.
 	Remind time.Duration
 	// Metrics gauge what is found. Optional.
-	Metrics *ClusterMetrics
+	Metrics *telemetry.ClusterMetrics
 }
 
 // bindings finds ClusterRoleBindings that have kube-controller-manager approve without attestation.
@@ -136,13 +138,13 @@ func RunBindings(ctx context.Context, config BindingsConfig, clients BindingsCli
 }
 
 func newBindings(config BindingsConfig, clients BindingsClients) (*bindings, error) {
-	b := &bindings{BindingsConfig: config, writer: clients.Writer, events: Sparing(clients.Events), log: clients.Log, said: map[string]reported{}}
+	b := &bindings{BindingsConfig: config, writer: clients.Writer, events: telemetry.NewDedupRecorder(clients.Events), log: clients.Log, said: map[string]reported{}}
 	if b.Remind <= 0 {
 		b.Remind = bindingsRemind
 	}
 	options := clients.Cache
-	failures := &watchFailures{log: clients.Log, remind: b.Remind, what: unwatchedBindings}
-	options.DefaultTransform, options.DefaultWatchErrorHandler = trimBinding, failures.handle
+	failures := &telemetry.WatchErrors{Log: clients.Log, Message: unwatchedBindings, Remind: b.Remind}
+	options.DefaultTransform, options.DefaultWatchErrorHandler = trimBinding, failures.Handle
 	var err error
 	if b.known, err = cache.New(clients.Config, options); err != nil {
 		return nil, fmt.Errorf("bindings: %w", err)
@@ -170,10 +172,10 @@ func (b *bindings) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Re
 	}
 	if !approvesByItself(binding) { // or it is gone
 		delete(b.said, request.Name)
-		b.Metrics.bindingGone(request.Name)
+		b.Metrics.BindingGone(request.Name)
 		return ctrl.Result{}, nil
 	}
-	b.Metrics.bindingFound(binding.Name, binding.RoleRef.Name)
+	b.Metrics.BindingFound(binding.Name, binding.RoleRef.Name)
 	if !b.Remove || b.Audit || !binding.DeletionTimestamp.IsZero() {
 		return b.report(binding, nil), nil
 	}
@@ -240,5 +242,5 @@ func bindingMessage(binding *rbacv1.ClusterRoleBinding, forbidden error) string 
 
 func (b *bindings) say(binding *rbacv1.ClusterRoleBinding, reason, action, message string) {
 	b.log.Info(message, "binding", binding.Name, "reason", reason, "audit", b.Audit)
-	b.events.Eventf(binding, nil, corev1.EventTypeWarning, reason, action, "%s", message[:min(len(message), maxCondition)])
+	b.events.Eventf(binding, nil, corev1.EventTypeWarning, reason, action, "%s", telemetry.Message(message))
 }

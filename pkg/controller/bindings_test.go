@@ -18,6 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 )
 
 func newBinding(name, role string) *rbacv1.ClusterRoleBinding {
@@ -176,13 +178,13 @@ func TestBindingIsRemoved(t *testing.T) {
 func TestForbiddenWatchIsSaid(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, _, lines := fakeBindings(&bindingAPI{}, BindingsConfig{})
-		failures := &watchFailures{log: b.log, what: unwatchedBindings, remind: time.Minute}
+		failures := &telemetry.WatchErrors{Log: b.log, Message: unwatchedBindings, Remind: time.Minute}
 		err := apierrors.NewForbidden(bindingResource, "", errors.New("RBAC says no"))
 		for range 10 {
-			failures.handle(t.Context(), nil, err)
+			failures.Handle(t.Context(), nil, err)
 		}
 		time.Sleep(time.Minute)
-		failures.handle(t.Context(), nil, err)
+		failures.Handle(t.Context(), nil, err)
 		if len(*lines) != 2 || !strings.Contains((*lines)[0], "packaging/kubernetes/rbac.yaml") {
 			t.Errorf("%q", *lines)
 		}

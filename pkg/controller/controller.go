@@ -28,6 +28,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
@@ -61,7 +62,7 @@ type Config struct {
 	// Concurrency is how many requests are decided on at a time. Most of the time they wait for the API server. Default: 16.
 	Concurrency int
 	// Metrics count decisions. Optional.
-	Metrics *Metrics
+	Metrics *telemetry.Metrics
 	// Policies are told which hellos are open, to prove a policy on one. Optional.
 	Policies *Policies
 	// Now is the clock. Default: the system's.
@@ -86,7 +87,7 @@ type Controller struct {
 }
 
 // Name is the controller's, in events and metrics.
-const Name = "node-attestation-controller"
+const Name = telemetry.Component
 
 // Clients are how a Controller reaches the cluster that nodes join, and where the records are.
 type Clients struct {
@@ -94,7 +95,7 @@ type Clients struct {
 	Client client.Client
 	// Live reads from the API server itself.
 	Live client.Reader
-	// Events are about requests and Nodes. Sparing is applied to it.
+	// Events are about requests and Nodes. telemetry.NewDedupRecorder is applied to it.
 	Events events.EventRecorder
 	// Records reads records from the API server itself, watches and writes them.
 	Records client.WithWatch
@@ -131,7 +132,7 @@ func New(config Config, clients Clients) (*Controller, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.client, c.live, c.events = clients.Client, clients.Live, Sparing(clients.Events)
+	c.client, c.live, c.events = clients.Client, clients.Live, telemetry.NewDedupRecorder(clients.Events)
 	c.records = &records{api: clients.Records, namespace: c.Namespace, owned: c.Owned}
 	return c, nil
 }

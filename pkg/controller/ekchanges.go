@@ -22,6 +22,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
@@ -119,7 +120,7 @@ func (e *ekChanges) run(ctx context.Context) {
 		}
 		last = time.Now()
 		if err := e.compare(ctx, e.Now()); err != nil && ctx.Err() == nil {
-			e.log.Info("cannot compare the records with the sources of EKs", "cause", text.Line(err.Error(), maxProblem))
+			e.log.Info("cannot compare the records with the sources of EKs", "cause", text.Line(err.Error(), telemetry.MaxLogged))
 		}
 	}
 }
@@ -222,7 +223,7 @@ func (e *ekChanges) settle(ctx context.Context, source verifier.EKSource, vouche
 		e.hold(ctx, source, name, pending, fmt.Sprintf("the source changed the EKs of %d of its %d machines; at most %d are accepted without an acknowledgement",
 			counted, vouched, free), now)
 	}
-	e.Metrics.gaugeEKChanges(source, len(changes)-len(pending), len(pending))
+	e.Metrics.EKChanges(source, len(changes)-len(pending), len(pending))
 	if e.Audit { // no record is written
 		if len(accept) > 0 && e.isNews(source, name, now) {
 			e.log.Info("a source names other EKs for machines: enforcement would refuse those in their records", "source", source, "change", name, "machines", len(accept))
@@ -323,6 +324,6 @@ func (e *ekChanges) mark(ctx context.Context, object *v1alpha1.NodeAttestation, 
 // eventOnNamed records a warning on a Node, if there is one of that name.
 func (e *ekChanges) eventOnNamed(ctx context.Context, name, reason, message string) {
 	if node, err := e.getNode(ctx, name); err == nil && node != nil {
-		e.events.Eventf(node, nil, corev1.EventTypeWarning, reason, "Compare", "%s", message[:min(len(message), maxCondition)])
+		e.events.Eventf(node, nil, corev1.EventTypeWarning, reason, "Compare", "%s", telemetry.Message(message))
 	}
 }

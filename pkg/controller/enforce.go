@@ -19,6 +19,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 )
 
 // AnnotationEnforcingSince is on the challenge keys' Secret once enforcement has started, with the time in RFC 3339.
@@ -53,7 +54,7 @@ type Gate struct {
 	// Audit refuses nothing, and forgets that enforcement had started.
 	Audit bool
 	// Metrics gauge the Nodes. Optional.
-	Metrics *ClusterMetrics
+	Metrics *telemetry.ClusterMetrics
 	// Log says what is found.
 	Log logr.Logger
 	// Hints are what can be done. Default: what is for a controller of one cluster.
@@ -134,7 +135,7 @@ func (g *Gate) Open(ctx context.Context) error {
 		case <-ctx.Done():
 			return g.unlessAudit(err)
 		case <-time.After(gatePause):
-			g.Log.Info("cannot look at the cluster yet", "cause", text.Line(err.Error(), maxProblem))
+			g.Log.Info("cannot look at the cluster yet", "cause", text.Line(err.Error(), telemetry.MaxLogged))
 		}
 	}
 }
@@ -144,7 +145,7 @@ func (g *Gate) unlessAudit(err error) error {
 	if err == nil || !g.Audit {
 		return err
 	}
-	g.Log.Info("in audit mode, only a warning", "problem", text.Line(err.Error(), maxProblem))
+	g.Log.Info("in audit mode, only a warning", "problem", text.Line(err.Error(), telemetry.MaxLogged))
 	return nil
 }
 
@@ -164,7 +165,7 @@ func (g *Gate) try(ctx context.Context) error {
 	}
 	if enforcing(secret) {
 		if err := g.look(ctx); err != nil {
-			g.Log.Info("cannot look at the Nodes", "cause", text.Line(err.Error(), maxProblem))
+			g.Log.Info("cannot look at the Nodes", "cause", text.Line(err.Error(), telemetry.MaxLogged))
 		}
 		return nil
 	}
@@ -205,7 +206,7 @@ func (g *Gate) Start(ctx context.Context) error {
 	defer ticker.Stop()
 	for {
 		if err := g.look(ctx); err != nil && ctx.Err() == nil {
-			g.Log.Info("cannot look at the Nodes", "cause", text.Line(err.Error(), maxProblem))
+			g.Log.Info("cannot look at the Nodes", "cause", text.Line(err.Error(), telemetry.MaxLogged))
 		}
 		select {
 		case <-ctx.Done():
@@ -257,13 +258,13 @@ func (g *Gate) without(ctx context.Context) ([]string, error) {
 	if len(without) > 0 {
 		attested, err := g.attested(ctx)
 		if err != nil {
-			g.Metrics.nodesWithout(len(without))
+			g.Metrics.NodesWithoutRecord(len(without))
 			return nil, err
 		}
 		without = slices.DeleteFunc(without, func(name string) bool { return attested[name] })
 	}
 	slices.Sort(without)
-	g.Metrics.nodesWithout(len(without))
+	g.Metrics.NodesWithoutRecord(len(without))
 	return without, nil
 }
 

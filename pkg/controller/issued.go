@@ -229,6 +229,6 @@ func (c *Controller) countIssued(request *certificatesv1.CertificateSigningReque
 		return false
 	}
 	c.said.Add(key, c.Now())
-	c.Metrics.countIssued(request.Spec.SignerName, name)
+	c.Metrics.IssuedWithoutAttestation(request.Spec.SignerName, name)
 	return true
 }

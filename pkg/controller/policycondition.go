@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 )
 
 // writeCondition has the Namespace's status say it. What was written is read again from time to
@@ -28,7 +29,7 @@ func (p *Policies) writeCondition(ctx context.Context, v verdict, now time.Time)
 		p.written, p.writtenAt, p.unwritten = want, now, ""
 		return
 	}
-	if cause := text.Line(err.Error(), maxProblem); cause != p.unwritten {
+	if cause := text.Line(err.Error(), telemetry.MaxLogged); cause != p.unwritten {
 		p.unwritten = cause
 		p.log.Info("the condition cannot be written, see packaging/kubernetes/rbac.yaml", "namespace", p.Namespace, "cause", cause)
 	}

@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 )
 
 // ConditionPolicies is the type of the condition on the Namespace's status that says whether the
@@ -71,7 +72,7 @@ type PoliciesConfig struct {
 	// Prove is how often a policy is proven at most. Default: a minute.
 	Prove time.Duration
 	// Metrics gauge the problems. Optional.
-	Metrics *ClusterMetrics
+	Metrics *telemetry.ClusterMetrics
 	// Tell is given what an Event on the Namespace says, to say it elsewhere. Optional.
 	Tell func(kind, reason, message string)
 }
@@ -122,7 +123,7 @@ type verdict struct {
 // itself. Config.Check reads with it.
 func NewPolicies(config PoliciesConfig, api client.WithWatch, recorder events.EventRecorder, log logr.Logger) (*Policies, error) {
 	p := &Policies{
-		PoliciesConfig: config, api: api, events: Sparing(recorder), log: log,
+		PoliciesConfig: config, api: api, events: telemetry.NewDedupRecorder(recorder), log: log,
 		changed: make(chan struct{}, 1), hints: make(chan struct{}, 1),
 	}
 	if p.Remind <= 0 {
@@ -173,8 +174,8 @@ func (p *Policies) informer(index int, list client.ObjectList, object client.Obj
 		},
 	}
 	informer := toolscache.NewSharedIndexInformer(toolscache.ToListWatcherWithWatchListSemantics(calls, p.api), object, 0, toolscache.Indexers{})
-	failures := &watchFailures{log: p.log, what: unwatchedPolicies, remind: p.Remind}
-	if err := informer.SetWatchErrorHandlerWithContext(failures.handle); err != nil {
+	failures := &telemetry.WatchErrors{Log: p.log, Message: unwatchedPolicies, Remind: p.Remind}
+	if err := informer.SetWatchErrorHandlerWithContext(failures.Handle); err != nil {
 		return nil, err
 	}
 	if err := informer.SetTransform(p.trim); err != nil {
@@ -279,7 +280,7 @@ func (p *Policies) judge(ctx context.Context, began time.Time) verdict {
 	defer cancel()
 	problems, err := p.Check.compare(ctx, stored[admissionv1.ValidatingAdmissionPolicy](p.policies), stored[admissionv1.ValidatingAdmissionPolicyBinding](p.bindings))
 	if err != nil {
-		return unknown(text.Line(err.Error(), maxProblem))
+		return unknown(text.Line(err.Error(), telemetry.MaxLogged))
 	}
 	switch {
 	case len(problems) > 0:
@@ -316,8 +317,8 @@ func stored[T any](informer toolscache.SharedIndexInformer) []T {
 // report says what is known, if it is not what was said last, and a problem from time to time.
 func (p *Policies) report(ctx context.Context, v verdict) {
 	now := time.Now()
-	v.message = v.message[:min(len(v.message), maxCondition)]
-	p.Metrics.policyProblems(v)
+	v.message = telemetry.Message(v.message)
+	p.Metrics.PolicyProblems(gauged(v))
 	news := v.reason != p.last.reason || v.message != p.last.message
 	before := p.last.status
 	p.last = v
@@ -348,4 +349,15 @@ func (p *Policies) event(kind string, v verdict) {
 	if p.Tell != nil {
 		p.Tell(kind, v.reason, v.message)
 	}
+}
+
+// gauged returns the problems for the gauge, with NotWatched where they are not known.
+func gauged(v verdict) (problems []telemetry.PolicyProblem) {
+	if v.reason == ReasonPoliciesUnwatched {
+		problems = append(problems, telemetry.PolicyProblem{Problem: v.reason})
+	}
+	for _, p := range v.problems {
+		problems = append(problems, telemetry.PolicyProblem{Policy: p.Policy, Problem: p.Problem})
+	}
+	return problems
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/go-logr/logr"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 )
 
 // Source is a CA, an inventory, or whatever else may change at any time.
@@ -29,8 +30,6 @@ type Problems struct {
 const (
 	// problemsInterval is how often sources are asked.
 	problemsInterval = 5 * time.Second
-	// maxProblem bounds what is said of one, in bytes: others wrote some of it.
-	maxProblem = 2048
 )
 
 // NewProblems returns the problems of what a Controller is made of.
@@ -66,7 +65,7 @@ func (p *Problems) look() {
 	for name, source := range p.sources {
 		problem := ""
 		if err := source.Problem(); err != nil {
-			problem = text.Line(err.Error(), maxProblem)
+			problem = text.Line(err.Error(), telemetry.MaxLogged)
 		}
 		if problem == p.said[name] {
 			continue

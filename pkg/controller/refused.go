@@ -11,6 +11,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
@@ -43,7 +44,7 @@ func isWriteRefused(err error) bool {
 // write is retried after a back-off of a second at most, the Event is not repeated for 14 minutes.
 func (c *Controller) reportRefused(object *certificatesv1.CertificateSigningRequest, err error) {
 	key, now := string(object.UID)+"/"+string(ReasonWriteRefused), c.Now()
-	if last, ok := c.said.Get(key); ok && now.Sub(last.(time.Time)) < sayAgain {
+	if last, ok := c.said.Get(key); ok && now.Sub(last.(time.Time)) < telemetry.DedupInterval {
 		return
 	}
 	if !c.turns.tells(object.Spec.Username, now) {
@@ -54,4 +55,4 @@ func (c *Controller) reportRefused(object *certificatesv1.CertificateSigningRequ
 }
 
 // maxNote bounds an Event's note, in bytes, with what text.Line adds. The API server takes 1 KiB.
-const maxNote = maxCondition - 4
+const maxNote = telemetry.MaxMessage - 4

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
@@ -80,5 +81,24 @@ func TestEvidenceOfWhatWaitsIsJudgedOnce(t *testing.T) {
 		if judged != step.want {
 			t.Errorf("step %d: judged %d times, want %d", i, judged, step.want)
 		}
+	}
+}
+
+// A Controller records by a telemetry.NewDedupRecorder.
+func TestControllersEventsAreNotRepeated(t *testing.T) {
+	rules, err := verifier.New(policy())
+	if err != nil {
+		t.Fatal(err)
+	}
+	events := &heard{}
+	c, err := New(Config{Rules: rules, Providers: []Provider{TPM{}}, Machines: noMachines{}, Namespace: "n"}, Clients{Events: events})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, message := range []string{"first", "second"} {
+		c.event(requestNamed("r", "r"), nil, corev1.EventTypeNormal, "A", message)
+	}
+	if len(events.all) != 1 {
+		t.Errorf("%q", events.all)
 	}
 }

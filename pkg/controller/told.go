@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 )
 
 // toldRecords are the records of one cluster as a watch tells of them: a moment old, and older where the watch hangs. The API server has no
@@ -30,6 +31,9 @@ type toldRecords struct {
 	// waited for in vain.
 	heard, untold atomic.Value
 }
+
+// unwatchedRemind is how often a missing right to watch records is logged.
+const unwatchedRemind = 10 * time.Minute
 
 const (
 	// silence is how long a watch may say nothing: the API server sends a bookmark each minute.
@@ -79,8 +83,8 @@ func newToldRecords(s *records, log logr.Logger) (*toldRecords, error) {
 		indexers[field] = func(object any) ([]string, error) { return []string{value(object.(*v1alpha1.NodeAttestation))}, nil }
 	}
 	t.informer = toolscache.NewSharedIndexInformer(toolscache.ToListWatcherWithWatchListSemantics(calls, s.api), &v1alpha1.NodeAttestation{}, 0, indexers)
-	failures := &watchFailures{log: log, what: "records are read from the API server for each decision, which is slow: list and watch on nodeattestations are needed", remind: unwatchedRemind}
-	return t, errors.Join(t.informer.SetTransform(trimRecord), t.informer.SetWatchErrorHandlerWithContext(failures.handle))
+	failures := &telemetry.WatchErrors{Log: log, Message: "records are read from the API server for each decision, which is slow: list and watch on nodeattestations are needed", Remind: unwatchedRemind}
+	return t, errors.Join(t.informer.SetTransform(trimRecord), t.informer.SetWatchErrorHandlerWithContext(failures.Handle))
 }
 
 // trimRecord drops what nobody reads; an update without it leaves it as it is.

@@ -24,6 +24,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -39,7 +40,7 @@ const (
 )
 
 // clusterMetrics are registered once in a process.
-var clusterMetrics = sync.OnceValues(controller.NewClusterMetrics)
+var clusterMetrics = sync.OnceValues(telemetry.NewClusterMetrics)
 
 // journal is what managers log.
 type journal struct {

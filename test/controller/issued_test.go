@@ -17,13 +17,14 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
 const kubeletSigner = certificatesv1.KubeAPIServerClientKubeletSignerName
 
 // counters are registered once in a process.
-var counters = sync.OnceValues(controller.NewMetrics)
+var counters = sync.OnceValues(telemetry.NewMetrics)
 
 // files has a credential file a request as a kubelet does.
 func (f *fleet) files(t *testing.T, credential *rest.Config, signer, node string) *certificatesv1.CertificateSigningRequest {

@@ -30,6 +30,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
@@ -83,7 +84,7 @@ func run(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	if config.Metrics, err = controller.NewMetrics(); err != nil {
+	if config.Metrics, err = telemetry.NewMetrics(); err != nil {
 		return err
 	}
 	if err := controller.Add(manager, config); err != nil {

@@ -30,6 +30,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 )
 
 // shutdownTimeout is how long what is under way may take to end; it is less than a pod's grace period.
@@ -79,7 +80,7 @@ func newGate(api *rest.Config, settings *config.Settings, logger klog.Logger) (*
 	if err != nil {
 		return nil, err
 	}
-	metrics, err := controller.NewClusterMetrics()
+	metrics, err := telemetry.NewClusterMetrics()
 	if err != nil {
 		return nil, err
 	}
@@ -143,7 +144,7 @@ func newManager(ctx context.Context, api *rest.Config, settings *config.Settings
 		return nil, err
 	}
 	parts, keys := settings.Controller(m.GetAPIReader(), m.GetClient())
-	metrics, err := controller.NewMetrics()
+	metrics, err := telemetry.NewMetrics()
 	if err != nil {
 		return nil, err
 	}

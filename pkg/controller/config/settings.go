@@ -26,6 +26,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
 )
@@ -448,7 +449,7 @@ func (s *Settings) Assemble(keys *controller.KeyStore, machines Machines, ca sig
 }
 
 // Bindings returns what controller.AddBindings is told.
-func (s *Settings) Bindings(metrics *controller.ClusterMetrics) controller.BindingsConfig {
+func (s *Settings) Bindings(metrics *telemetry.ClusterMetrics) controller.BindingsConfig {
 	return controller.BindingsConfig{Remove: s.config.AutoApprovingBindings == Remove, Audit: s.config.Audit, Metrics: metrics}
 }
 
@@ -468,7 +469,7 @@ func (s *Settings) ManagementPolicyCheck(api client.Client) *controller.PolicyCh
 }
 
 // Policies returns what controller.AddPolicies makes a watch of.
-func (s *Settings) Policies(check *controller.PolicyCheck, metrics *controller.ClusterMetrics) controller.PoliciesConfig {
+func (s *Settings) Policies(check *controller.PolicyCheck, metrics *telemetry.ClusterMetrics) controller.PoliciesConfig {
 	namespace := s.config.Namespace
 	if m := s.config.ClusterAPI; m != nil && check.Scope == controller.PoliciesWorkload {
 		namespace = m.userNamespace()
@@ -478,7 +479,7 @@ func (s *Settings) Policies(check *controller.PolicyCheck, metrics *controller.C
 
 // Gate returns what lets enforcement start. Whoever calls it opens it before the manager starts, and runs it, a manager's Runnable.
 // The policies are those that have to be in force, unless the configuration says otherwise.
-func (s *Settings) Gate(keys *controller.KeyStore, metrics *controller.ClusterMetrics, log logr.Logger, policies ...*controller.PolicyCheck) *controller.Gate {
+func (s *Settings) Gate(keys *controller.KeyStore, metrics *telemetry.ClusterMetrics, log logr.Logger, policies ...*controller.PolicyCheck) *controller.Gate {
 	if s.config.Policies.Mode != Required {
 		policies = nil
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+package telemetry
 
 import (
 	"context"
@@ -13,10 +13,10 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
-
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
 // patches is a sink of Events that counts those that are changed, which the controller has no right to.
@@ -44,7 +44,8 @@ func (p *patches) Patch(_ context.Context, event *eventsv1.Event, _ []byte) (*ev
 	return event, nil
 }
 
-// Whatever is said again and again, client-go makes no series of it; of another version of an object it is said at once.
+// An Event that is repeated for an hour never becomes a series, and another version of an object has
+// its own Event at once.
 func TestEventsAreNotPatched(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sink := &patches{created: map[string]int{}}
@@ -59,7 +60,7 @@ func TestEventsAreNotPatched(t *testing.T) {
 		if err := certificatesv1.AddToScheme(scheme); err != nil {
 			t.Fatal(err)
 		}
-		recorder := Sparing(broadcaster.NewRecorder(scheme, "test"))
+		recorder := NewDedupRecorder(broadcaster.NewRecorder(scheme, "test"))
 		request, other := requestNamed("r", "r"), requestNamed("s", "s")
 		for range 60 * 60 {
 			recorder.Eventf(request, nil, corev1.EventTypeNormal, "A", "Decide", "a")
@@ -78,21 +79,6 @@ func TestEventsAreNotPatched(t *testing.T) {
 	})
 }
 
-// It is what a Controller says it with.
-func TestControllersEventsAreSparing(t *testing.T) {
-	rules, err := verifier.New(policy())
-	if err != nil {
-		t.Fatal(err)
-	}
-	events := &heard{}
-	c, err := New(Config{Rules: rules, Providers: []Provider{TPM{}}, Machines: noMachines{}, Namespace: "n"}, Clients{Events: events})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, message := range []string{"first", "second"} {
-		c.event(requestNamed("r", "r"), nil, corev1.EventTypeNormal, "A", message)
-	}
-	if len(events.all) != 1 {
-		t.Errorf("%q", events.all)
-	}
+func requestNamed(name string, uid types.UID) *certificatesv1.CertificateSigningRequest {
+	return &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: name, UID: uid}}
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+package telemetry
 
 import (
 	"errors"
@@ -11,17 +11,19 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 )
 
-// ClusterMetrics are gauges of what in a cluster goes around attestation. Register them once in a process. A nil *ClusterMetrics
-// gauges nothing.
+// ClusterMetrics are gauges of a cluster's ways around attestation. Register them once in a process.
+// A nil *ClusterMetrics gauges nothing.
 type ClusterMetrics struct {
 	bindings, unattested, policies *prometheus.GaugeVec
 	cluster                        string
 
-	mu    sync.Mutex
-	named map[string]bool
+	mu sync.Mutex
+	// bindingNames are those that have a series.
+	bindingNames map[string]bool
 }
 
-// maxBindings bounds the series that a cluster's administrators can make, and so does maxBindingName their length.
+// maxBindings and maxBindingName bound the number and the length of the series that a cluster's
+// administrators can make.
 const maxBindings, maxBindingName = 100, 253
 
 // NewClusterMetrics registers the gauges with controller-runtime's registry. For says which cluster's they are.
@@ -60,55 +62,58 @@ func (m *ClusterMetrics) Forget() {
 	}
 }
 
-func (m *ClusterMetrics) bindingFound(binding, clusterRole string) {
+// BindingFound gauges a ClusterRoleBinding that has kube-controller-manager approve.
+func (m *ClusterMetrics) BindingFound(binding, clusterRole string) {
 	if m == nil {
 		return
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if binding = label(binding); !m.named[binding] && len(m.named) >= maxBindings {
+	if binding = label(binding); !m.bindingNames[binding] && len(m.bindingNames) >= maxBindings {
 		return
 	}
-	if m.named == nil {
-		m.named = map[string]bool{}
+	if m.bindingNames == nil {
+		m.bindingNames = map[string]bool{}
 	}
-	m.named[binding] = true
+	m.bindingNames[binding] = true
 	m.bindings.WithLabelValues(m.cluster, binding, clusterRole).Set(1)
 }
 
-func (m *ClusterMetrics) bindingGone(binding string) {
+// BindingGone drops the gauge of such a binding.
+func (m *ClusterMetrics) BindingGone(binding string) {
 	if m == nil {
 		return
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if binding = label(binding); m.named[binding] {
-		delete(m.named, binding)
+	if binding = label(binding); m.bindingNames[binding] {
+		delete(m.bindingNames, binding)
 		m.bindings.DeletePartialMatch(prometheus.Labels{"cluster": m.cluster, "binding": binding})
 	}
 }
 
-// label returns a name as a label may have it.
+// label returns a name that is a valid value of a label.
 func label(name string) string {
 	return strings.ToValidUTF8(name[:min(len(name), maxBindingName)], "?")
 }
 
-func (m *ClusterMetrics) nodesWithout(n int) {
+// NodesWithoutRecord gauges how many Nodes have no record and are not listed as unattested.
+func (m *ClusterMetrics) NodesWithoutRecord(n int) {
 	if m != nil {
 		m.unattested.WithLabelValues(m.cluster).Set(float64(n))
 	}
 }
 
-// policyProblems gauges what is known of the admission policies, in the place of what was.
-func (m *ClusterMetrics) policyProblems(v verdict) {
+// PolicyProblem is a problem of an admission policy; Policy is empty if it is about all of them.
+type PolicyProblem struct{ Policy, Problem string }
+
+// PolicyProblems gauges the problems of the admission policies, and drops those of the call before.
+func (m *ClusterMetrics) PolicyProblems(problems []PolicyProblem) {
 	if m == nil {
 		return
 	}
 	m.policies.DeletePartialMatch(prometheus.Labels{"cluster": m.cluster})
-	if v.reason == ReasonPoliciesUnwatched {
-		m.policies.WithLabelValues(m.cluster, "", v.reason).Set(1)
-	}
-	for _, p := range v.problems {
+	for _, p := range problems {
 		m.policies.WithLabelValues(m.cluster, p.Policy, p.Problem).Set(1)
 	}
 }

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package telemetry
+
+import (
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/lru"
+)
+
+const (
+	// DedupInterval is how soon the same Event may be recorded again. client-go remembers an Event
+	// for twelve minutes at most.
+	DedupInterval = 14 * time.Minute
+	// maxRemembered bounds how many Events are remembered.
+	maxRemembered = 1024
+)
+
+// dedupRecorder is what NewDedupRecorder returns.
+type dedupRecorder struct {
+	recorder     events.EventRecorder
+	lastRecorded *lru.Cache
+}
+
+// NewDedupRecorder returns a recorder that drops an Event if it recorded the same within
+// DedupInterval: with the same type, reason and action, and about the same version of an object and
+// of a related one. client-go would make a series of two such Events. It needs the right to change
+// Events for that, and keeps the first message. So a waiting request has the first cause of its
+// reason in its Event, and the latest in the log.
+func NewDedupRecorder(recorder events.EventRecorder) events.EventRecorder {
+	return &dedupRecorder{recorder, lru.New(maxRemembered)}
+}
+
+// Eventf records an Event, or drops it.
+func (r *dedupRecorder) Eventf(regarding, related runtime.Object, kind, reason, action, note string, args ...any) {
+	about, known := versionOf(regarding)
+	to, knownToo := versionOf(related)
+	if key, now := [...]string{about, to, kind, reason, action}, time.Now(); known && (knownToo || related == nil) {
+		if last, ok := r.lastRecorded.Get(key); ok && now.Sub(last.(time.Time)) < DedupInterval {
+			return
+		}
+		r.lastRecorded.Add(key, now)
+	}
+	r.recorder.Eventf(regarding, related, kind, reason, action, note, args...)
+}
+
+// versionOf identifies a version of an object. It returns false for what is no API object.
+func versionOf(object runtime.Object) (string, bool) {
+	o, err := meta.Accessor(object)
+	if err != nil {
+		return "", false
+	}
+	return o.GetNamespace() + "/" + o.GetName() + "/" + string(o.GetUID()) + "/" + o.GetResourceVersion(), true
+}

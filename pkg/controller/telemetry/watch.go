@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package telemetry
+
+import (
+	"context"
+	"time"
+
+	"github.com/go-logr/logr"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	toolscache "k8s.io/client-go/tools/cache"
+)
+
+// WatchErrors handles the errors of one informer. It logs a missing right from time to time, and
+// leaves other errors to client-go.
+type WatchErrors struct {
+	Log logr.Logger
+	// Message says what does not work without the right, and which right that is.
+	Message string
+	// Remind is how often the missing right is logged.
+	Remind time.Duration
+
+	lastLogged time.Time
+}
+
+// Handle is a client-go WatchErrorHandlerWithContext.
+func (w *WatchErrors) Handle(ctx context.Context, reflector *toolscache.Reflector, err error) {
+	if !apierrors.IsForbidden(err) {
+		toolscache.DefaultWatchErrorHandler(ctx, reflector, err)
+		return
+	}
+	if now := time.Now(); w.lastLogged.IsZero() || now.Sub(w.lastLogged) >= w.Remind {
+		w.lastLogged = now
+		w.Log.Info(w.Message+", see packaging/kubernetes/rbac.yaml", "cause", err.Error())
+	}
+}
