@@ -24,6 +24,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/bindings"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
@@ -202,7 +203,7 @@ func (e *engine) serve(ctx context.Context) error {
 		e.upkeep(live).Start,
 		parts.Policies.Start,
 		func(ctx context.Context) error {
-			return controller.RunBindings(ctx, settings.Bindings(around), controller.BindingsClients{
+			return bindings.Run(ctx, settings.Bindings(around), bindings.Clients{
 				Config: w.unbounded, Cache: w.options, Writer: w.client, Events: w.recorder, Log: e.log.WithName("bindings"),
 			})
 		},

@@ -42,6 +42,9 @@ const (
 	// policiesInterval is how often the controller compares without an event, and tries again what
 	// failed.
 	policiesInterval = 30 * time.Second
+	// policiesRemind is how often a problem is reported that stays. It is longer than
+	// telemetry.DedupInterval.
+	policiesRemind = telemetry.DedupInterval + time.Minute
 	// conditionRetry is how soon a condition is written again that the API server refused.
 	conditionRetry = 5 * time.Second
 	// policiesSettle is how long events are collected: one apply writes several objects.
@@ -127,7 +130,7 @@ func NewPolicies(config PoliciesConfig, api client.WithWatch, recorder events.Ev
 		changed: make(chan struct{}, 1), hints: make(chan struct{}, 1),
 	}
 	if p.Remind <= 0 {
-		p.Remind = bindingsRemind
+		p.Remind = policiesRemind
 	}
 	if p.Prove <= 0 {
 		p.Prove = proveInterval

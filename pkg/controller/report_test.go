@@ -12,6 +12,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"k8s.io/apimachinery/pkg/runtime"
+
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
@@ -90,7 +92,7 @@ func TestControllersEventsAreNotRepeated(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	events := &heard{}
+	events := &eventList{}
 	c, err := New(Config{Rules: rules, Providers: []Provider{TPM{}}, Machines: noMachines{}, Namespace: "n"}, Clients{Events: events})
 	if err != nil {
 		t.Fatal(err)
@@ -101,4 +103,11 @@ func TestControllersEventsAreNotRepeated(t *testing.T) {
 	if len(events.all) != 1 {
 		t.Errorf("%q", events.all)
 	}
+}
+
+// eventList collects Events.
+type eventList struct{ all []string }
+
+func (l *eventList) Eventf(_, _ runtime.Object, kind, reason, _, _ string, args ...any) {
+	l.all = append(l.all, kind+" "+reason+" "+args[0].(string))
 }

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	toolscache "k8s.io/client-go/tools/cache"
@@ -115,17 +114,4 @@ func trimmed(request *certificatesv1.CertificateSigningRequest) *certificatesv1.
 	}
 	keepIssued(kept, request)
 	return kept
-}
-
-// trimBinding is a transform for a cache of ClusterRoleBindings: whom a role is bound to does not matter, but that it is to somebody.
-func trimBinding(object any) (any, error) {
-	binding, ok := object.(*rbacv1.ClusterRoleBinding)
-	if !ok {
-		return object, nil
-	}
-	binding.ManagedFields, binding.Annotations, binding.Labels = nil, nil, nil
-	if len(binding.Subjects) > 1 {
-		binding.Subjects = []rbacv1.Subject{binding.Subjects[0]}
-	}
-	return binding, nil
 }

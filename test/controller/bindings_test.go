@@ -24,6 +24,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/bindings"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
@@ -86,13 +87,13 @@ func runManager(t *testing.T, rest *rest.Config, add func(ctrl.Manager) error) *
 	return said
 }
 
-func (b *bed) watchBindings(t *testing.T, rest *rest.Config, config controller.BindingsConfig) *journal {
+func (b *bed) watchBindings(t *testing.T, rest *rest.Config, config bindings.Config) *journal {
 	t.Helper()
 	var err error
 	if config.Metrics, err = clusterMetrics(); err != nil {
 		t.Fatal(err)
 	}
-	return runManager(t, rest, func(m ctrl.Manager) error { return controller.AddBindings(m, config) })
+	return runManager(t, rest, func(m ctrl.Manager) error { return bindings.Add(m, config) })
 }
 
 // bind makes a binding of a ClusterRole to nodes, which is gone when the test ends.
@@ -170,7 +171,7 @@ func (b *bed) reported(t *testing.T, limit time.Duration, binding *rbacv1.Cluste
 	t.Helper()
 	began := time.Now()
 	eventually(t, limit, "reported: "+binding.Name, func() bool {
-		note = b.eventOn(t, binding, controller.ReasonBinding)
+		note = b.eventOn(t, binding, bindings.ReasonAutoApproving)
 		return note != ""
 	})
 	t.Logf("%s: reported after %s", binding.Name, time.Since(began).Round(time.Millisecond))
@@ -213,7 +214,7 @@ func (b *bed) binding(t *testing.T, name string) *rbacv1.ClusterRoleBinding {
 // What was there before and what comes later is reported, by its role and not by its name, and nothing is touched.
 func TestBindingsAreReported(t *testing.T) {
 	shared.kubeadms(t)
-	said := shared.watchBindings(t, shared.AdminConfig(), controller.BindingsConfig{})
+	said := shared.watchBindings(t, shared.AdminConfig(), bindings.Config{})
 	for _, name := range []string{kubeadmFirst, kubeadmSecond} {
 		shared.reported(t, 10*time.Second, shared.binding(t, name))
 	}
@@ -239,10 +240,10 @@ func TestBindingsAreReported(t *testing.T) {
 	if role := gauged(t, again.Name); role != selfNodeClient {
 		t.Errorf("in the gauge with %q", role)
 	}
-	if shared.eventOn(t, harmless, controller.ReasonBinding) != "" || gauged(t, harmless.Name) != "" {
+	if shared.eventOn(t, harmless, bindings.ReasonAutoApproving) != "" || gauged(t, harmless.Name) != "" {
 		t.Error("kubeadm's name makes a binding of another role count")
 	}
-	if shared.eventOn(t, empty, controller.ReasonBinding) != "" || gauged(t, empty.Name) != "" {
+	if shared.eventOn(t, empty, bindings.ReasonAutoApproving) != "" || gauged(t, empty.Name) != "" {
 		t.Error("a binding of nobody counts")
 	}
 	empty.Subjects = other.Subjects
@@ -260,7 +261,7 @@ func TestBindingsAreReported(t *testing.T) {
 // A binding that stays is reported again.
 func TestBindingsAreReportedAgain(t *testing.T) {
 	binding := shared.bind(t, "stays", nodeClient)
-	said := shared.watchBindings(t, shared.AdminConfig(), controller.BindingsConfig{Remind: time.Second})
+	said := shared.watchBindings(t, shared.AdminConfig(), bindings.Config{Remind: time.Second})
 	shared.reported(t, 10*time.Second, binding)
 	lines := func() int {
 		said.mu.Lock()
@@ -279,7 +280,7 @@ func TestBindingsAreReportedAgain(t *testing.T) {
 		t.Errorf("said twice more within %s", took)
 	}
 	// The controller has no right to change Events.
-	if all := shared.eventsOn(t, binding, controller.ReasonBinding); len(all) != 1 || all[0].Series != nil {
+	if all := shared.eventsOn(t, binding, bindings.ReasonAutoApproving); len(all) != 1 || all[0].Series != nil {
 		t.Errorf("it is in the log again and again, and in Events: %+v", all)
 	}
 }
@@ -287,16 +288,16 @@ func TestBindingsAreReportedAgain(t *testing.T) {
 func TestBindingsAreRemoved(t *testing.T) {
 	shared.kubeadms(t)
 	first := shared.binding(t, kubeadmFirst)
-	shared.watchBindings(t, shared.AdminConfig(), controller.BindingsConfig{Remove: true})
+	shared.watchBindings(t, shared.AdminConfig(), bindings.Config{Remove: true})
 	eventually(t, 10*time.Second, "kubeadm's are removed", func() bool { return !shared.bound(t, kubeadmFirst) && !shared.bound(t, kubeadmSecond) })
-	eventually(t, soon, "which is said", func() bool { return shared.eventOn(t, first, controller.ReasonBindingRemoved) != "" })
+	eventually(t, soon, "which is said", func() bool { return shared.eventOn(t, first, bindings.ReasonRemoved) != "" })
 	harmless := shared.bind(t, kubeadmSecond, "view")
 	for range 3 { // kubeadm upgrade, again and again
 		came := shared.bind(t, kubeadmFirst, nodeClient)
 		began := time.Now()
 		eventually(t, soon, "removed again", func() bool { return !shared.bound(t, kubeadmFirst) })
 		t.Logf("removed after %s", time.Since(began).Round(time.Millisecond))
-		eventually(t, soon, "which is said", func() bool { return shared.eventOn(t, came, controller.ReasonBindingRemoved) != "" })
+		eventually(t, soon, "which is said", func() bool { return shared.eventOn(t, came, bindings.ReasonRemoved) != "" })
 		eventually(t, soon, "it is not in the gauge", func() bool { return gauged(t, kubeadmFirst) == "" })
 	}
 	if !shared.bound(t, harmless.Name) {
@@ -307,7 +308,7 @@ func TestBindingsAreRemoved(t *testing.T) {
 
 func TestBindingsStayInAuditMode(t *testing.T) {
 	binding := shared.bind(t, "audited", nodeClient)
-	shared.watchBindings(t, shared.AdminConfig(), controller.BindingsConfig{Remove: true, Audit: true})
+	shared.watchBindings(t, shared.AdminConfig(), bindings.Config{Remove: true, Audit: true})
 	shared.reported(t, 10*time.Second, binding)
 	if !shared.bound(t, binding.Name) {
 		t.Error("it was removed")
@@ -364,7 +365,7 @@ func TestBindingsThatMayNotBeRemoved(t *testing.T) {
 			t.Errorf("%v: %s", err, out)
 		}
 	})
-	shared.watchBindings(t, as, controller.BindingsConfig{Remove: true, Remind: time.Second})
+	shared.watchBindings(t, as, bindings.Config{Remove: true, Remind: time.Second})
 	for _, binding := range []*rbacv1.ClusterRoleBinding{first, other} {
 		if note := shared.reported(t, 10*time.Second, binding); !strings.Contains(note, "optional/remove-bindings.yaml") || !strings.Contains(note, binding.Name) {
 			t.Errorf("the Event says %q", note)
@@ -386,9 +387,9 @@ func TestBindingsThatMayNotBeSeen(t *testing.T) {
 	f.stop()
 	as := f.may(t, "embedder", "embedder", rule(",certificates.k8s.io,attestation.cluster.x-k8s.io,events.k8s.io", "*", "*"))
 	binding := f.bind(t, "unseen", nodeClient)
-	var config controller.BindingsConfig
+	var config bindings.Config
 	said := runManager(t, as, func(m ctrl.Manager) error {
-		return errors.Join(controller.Add(m, f.config), controller.AddBindings(m, config))
+		return errors.Join(controller.Add(m, f.config), bindings.Add(m, config))
 	})
 	time.Sleep(7 * time.Second) // the manager's patience is 5 s
 	m := f.newMachine(t, "beside-it")
@@ -397,7 +398,7 @@ func TestBindingsThatMayNotBeSeen(t *testing.T) {
 	if !said.says("packaging/kubernetes/rbac.yaml") {
 		t.Error("the log does not say what is missing")
 	}
-	if f.eventOn(t, binding, controller.ReasonBinding) != "" {
+	if f.eventOn(t, binding, bindings.ReasonAutoApproving) != "" {
 		t.Error("it was seen without the right to")
 	}
 	f.may(t, "embedder", "embedder-sees", rule(rbacv1.GroupName, "clusterrolebindings", "list,watch"))

@@ -28,6 +28,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/docs/examples/node-attestation-controller-acme/acme"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/bindings"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
@@ -91,7 +92,7 @@ func run(ctx context.Context, o options) error {
 		return err
 	}
 	// Whoever has kube-controller-manager approve without evidence goes past all this: that is said in Events.
-	if err := controller.AddBindings(manager, controller.BindingsConfig{}); err != nil {
+	if err := bindings.Add(manager, bindings.Config{}); err != nil {
 		return err
 	}
 	if err := errors.Join(manager.AddHealthzCheck("ping", healthz.Ping), manager.AddReadyzCheck("ping", healthz.Ping)); err != nil {

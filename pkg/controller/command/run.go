@@ -29,6 +29,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/bindings"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 )
@@ -155,7 +156,7 @@ func newManager(ctx context.Context, api *rest.Config, settings *config.Settings
 	if err := controller.Add(m, parts); err != nil {
 		return nil, err
 	}
-	if err := controller.AddBindings(m, settings.Bindings(gate.Metrics)); err != nil {
+	if err := bindings.Add(m, settings.Bindings(gate.Metrics)); err != nil {
 		return nil, err
 	}
 	if err := m.Add(gate); err != nil {

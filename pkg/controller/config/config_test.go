@@ -23,6 +23,7 @@ import (
 	"github.com/go-logr/logr"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/bindings"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
@@ -278,7 +279,7 @@ func TestSettingsMakeAController(t *testing.T) {
 	if _, ok := parts.CA.(*controller.SecretCA); !ok || parts.Rules == nil || !parts.Audit || parts.Namespace != "other" || parts.Limits != signing.DefaultLimits() {
 		t.Errorf("%+v", parts)
 	}
-	if parts.Rates != controller.DefaultRates() || settings.Bindings(nil) != (controller.BindingsConfig{Audit: true}) {
+	if parts.Rates != controller.DefaultRates() || settings.Bindings(nil) != (bindings.Config{Audit: true}) {
 		t.Errorf("%+v, %+v", parts.Rates, settings.Bindings(nil))
 	}
 	if gate := settings.Gate(keys, nil, logr.Discard()); gate.Keys != keys || gate.Cluster != "c" || gate.Namespace != "other" || !gate.Audit || gate.Unattested != nil {
@@ -307,7 +308,7 @@ func TestSettingsMakeAController(t *testing.T) {
 	}
 	parts, keys = settings.Controller(nil, nil)
 	rates := controller.DefaultRates()
-	if rates.Machine.Burst = 3; parts.Rates != rates || settings.Bindings(nil) != (controller.BindingsConfig{Remove: true}) {
+	if rates.Machine.Burst = 3; parts.Rates != rates || settings.Bindings(nil) != (bindings.Config{Remove: true}) {
 		t.Errorf("%+v, %+v", parts.Rates, settings.Bindings(nil))
 	}
 	if gate := settings.Gate(keys, nil, logr.Discard()); gate.Audit || !slices.Equal(gate.Unattested, []string{"a", "b"}) {

@@ -24,6 +24,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/bindings"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
@@ -448,9 +449,9 @@ func (s *Settings) Assemble(keys *controller.KeyStore, machines Machines, ca sig
 	}
 }
 
-// Bindings returns what controller.AddBindings is told.
-func (s *Settings) Bindings(metrics *telemetry.ClusterMetrics) controller.BindingsConfig {
-	return controller.BindingsConfig{Remove: s.config.AutoApprovingBindings == Remove, Audit: s.config.Audit, Metrics: metrics}
+// Bindings returns what bindings.Add is told.
+func (s *Settings) Bindings(metrics *telemetry.ClusterMetrics) bindings.Config {
+	return bindings.Config{Remove: s.config.AutoApprovingBindings == Remove, Audit: s.config.Audit, Metrics: metrics}
 }
 
 // PolicyCheck returns what compares the admission policies of the cluster that nodes join with the

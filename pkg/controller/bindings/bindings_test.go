@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+package bindings
 
 import (
 	"context"
@@ -92,29 +92,29 @@ func (a *bindingAPI) Delete(_ context.Context, object client.Object, options ...
 
 var bindingResource = schema.GroupResource{Group: rbacv1.GroupName, Resource: "clusterrolebindings"}
 
-// heard collects Events.
-type heard struct{ all []string }
+// eventList collects Events.
+type eventList struct{ all []string }
 
-func (h *heard) Eventf(_, _ runtime.Object, kind, reason, _, _ string, args ...any) {
+func (h *eventList) Eventf(_, _ runtime.Object, kind, reason, _, _ string, args ...any) {
 	h.all = append(h.all, kind+" "+reason+" "+args[0].(string))
 }
 
-func fakeBindings(api *bindingAPI, config BindingsConfig) (*bindings, *heard, *[]string) {
-	h, lines := &heard{}, &[]string{}
+func fakeBindings(api *bindingAPI, config Config) (*finder, *eventList, *[]string) {
+	h, lines := &eventList{}, &[]string{}
 	log := funcr.New(func(_, args string) { *lines = append(*lines, args) }, funcr.Options{})
-	return &bindings{BindingsConfig: config, reader: api, writer: api, events: h, log: log, said: map[string]reported{}}, h, lines
+	return &finder{Config: config, reader: api, writer: api, events: h, log: log, lastReported: map[string]reported{}}, h, lines
 }
 
 // A binding is reported once, again after a while, and at once when it is another or has somebody again.
 func TestBindingIsReportedAndReminded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := &bindingAPI{binding: newBinding("b", roleNodeClient)}
-		b, events, lines := fakeBindings(api, BindingsConfig{Remind: bindingsRemind, Remove: true, Audit: true})
+		b, events, lines := fakeBindings(api, Config{Remind: remindInterval, Remove: true, Audit: true})
 		look := func(events int, again time.Duration) {
 			t.Helper()
 			result, err := b.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Name: "b"}})
-			if err != nil || result.RequeueAfter != again || len(b.events.(*heard).all) != events || len(*lines) != events {
-				t.Errorf("%v, %v, %q, %q", result, err, b.events.(*heard).all, *lines)
+			if err != nil || result.RequeueAfter != again || len(b.events.(*eventList).all) != events || len(*lines) != events {
+				t.Errorf("%v, %v, %q, %q", result, err, b.events.(*eventList).all, *lines)
 			}
 		}
 		look(1, 15*time.Minute)
@@ -162,7 +162,7 @@ func TestBindingIsRemoved(t *testing.T) {
 			if c.change != nil {
 				c.change(api.binding)
 			}
-			b, events, _ := fakeBindings(api, BindingsConfig{Remind: bindingsRemind, Remove: true})
+			b, events, _ := fakeBindings(api, Config{Remind: remindInterval, Remove: true})
 			result, err := b.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Name: "b"}})
 			if (err != nil) != c.failed || result.RequeueAfter != c.again || (api.binding == nil) != (name == "removed") {
 				t.Errorf("%v, %v, %v", result, err, api.binding)
@@ -177,8 +177,8 @@ func TestBindingIsRemoved(t *testing.T) {
 // What cannot be watched is said once in a while, however often it is tried.
 func TestForbiddenWatchIsSaid(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b, _, lines := fakeBindings(&bindingAPI{}, BindingsConfig{})
-		failures := &telemetry.WatchErrors{Log: b.log, Message: unwatchedBindings, Remind: time.Minute}
+		b, _, lines := fakeBindings(&bindingAPI{}, Config{})
+		failures := &telemetry.WatchErrors{Log: b.log, Message: unwatched, Remind: time.Minute}
 		err := apierrors.NewForbidden(bindingResource, "", errors.New("RBAC says no"))
 		for range 10 {
 			failures.Handle(t.Context(), nil, err)
@@ -189,4 +189,19 @@ func TestForbiddenWatchIsSaid(t *testing.T) {
 			t.Errorf("%q", *lines)
 		}
 	})
+}
+
+func TestBindingsAreTrimmed(t *testing.T) {
+	binding := &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "b", UID: "u", ResourceVersion: "7", Finalizers: []string{"f"}, Annotations: map[string]string{"a": "b"}},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: roleNodeClient}, Subjects: make([]rbacv1.Subject, 1000),
+	}
+	if !approvesByItself(binding) {
+		t.Fatal("it is not one that matters")
+	}
+	out, err := trimBinding(binding)
+	got, ok := out.(*rbacv1.ClusterRoleBinding)
+	if err != nil || !ok || len(got.Subjects) != 1 || got.Annotations != nil || !approvesByItself(got) || got.UID != "u" || got.ResourceVersion != "7" {
+		t.Errorf("%+v, %v", got, err)
+	}
 }

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package bindings finds ClusterRoleBindings that have kube-controller-manager approve requests of
+// kubelets without attestation. It reports them and, if configured, removes them.
+package bindings
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
+)
+
+// kube-controller-manager approves the requests of a holder of these ClusterRoles. With the first
+// anybody joins as any node, with the second a node renews, both without evidence.
+const (
+	roleNodeClient     = "system:certificates.k8s.io:certificatesigningrequests:nodeclient"
+	roleSelfNodeClient = "system:certificates.k8s.io:certificatesigningrequests:selfnodeclient"
+)
+
+// Reasons of Events on ClusterRoleBindings.
+const (
+	ReasonAutoApproving = "AutoApprovingBinding"
+	ReasonRemoved       = "AutoApprovingBindingRemoved"
+)
+
+const (
+	// remindInterval is how often a binding is reported that stays.
+	remindInterval = telemetry.DedupInterval + time.Minute
+	// forbiddenRetry is how soon the removal of a binding is tried again that was forbidden.
+	forbiddenRetry = time.Minute
+	// conflictRetry is how soon a binding is read again that changed before it was removed.
+	conflictRetry = 100 * time.Millisecond
+)
+
+// Config configures Add and Run. The zero value reports.
+type Config struct {
+	// Remove deletes the bindings that are found. Otherwise they are only reported.
+	Remove bool
+	// Audit never deletes.
+	Audit bool
+	// Remind is how often a binding is reported that stays. Default: 15 minutes, which is longer than
+	// telemetry.DedupInterval.
+	Remind time.Duration
+	// Metrics gauge what is found. Optional.
+	Metrics *telemetry.ClusterMetrics
+}
+
+// finder reconciles ClusterRoleBindings.
+type finder struct {
+	Config
+	cache  cache.Cache
+	reader client.Reader // the cache
+	writer client.Writer
+	events events.EventRecorder
+	log    logr.Logger
+	// lastReported is when each binding was last reported. Only the one worker uses it.
+	lastReported map[string]reported
+}
+
+type reported struct {
+	uid types.UID
+	at  time.Time
+}
+
+// Add adds a controller to a manager that finds the bindings by their role, not by their name:
+// `kubeadm upgrade` makes them anew. Only the leader runs it. The manager's scheme must have
+// rbac.authorization.k8s.io/v1.
+//
+// It needs list and watch on clusterrolebindings. While these are forbidden it logs that from time
+// to time. So it has a cache of its own: a manager ends when its own cache cannot sync.
+func Add(m ctrl.Manager, config Config) error {
+	f, err := newFinder(config, Clients{
+		Config: m.GetConfig(), Cache: cache.Options{HTTPClient: m.GetHTTPClient(), Scheme: m.GetScheme(), Mapper: m.GetRESTMapper()},
+		Writer: m.GetClient(), Events: m.GetEventRecorder(telemetry.Component), Log: m.GetLogger().WithName("bindings"),
+	})
+	if err != nil {
+		return err
+	}
+	// A RunnableFunc runs on the leader alone. The cache itself would run on each replica.
+	if err := m.Add(manager.RunnableFunc(f.cache.Start)); err != nil {
+		return err
+	}
+	return ctrl.NewControllerManagedBy(m).Named(telemetry.Component + suffix).WatchesRawSource(f.source()).WithOptions(f.options()).Complete(f)
+}
+
+const suffix = "-bindings"
+
+const unwatched = "bindings that approve without attestation go unnoticed: list and watch on clusterrolebindings are needed"
+
+// Clients reach the cluster of the bindings.
+type Clients struct {
+	Config *rest.Config
+	// Cache has at least the scheme.
+	Cache  cache.Options
+	Writer client.Writer
+	Events events.EventRecorder
+	Log    logr.Logger
+}
+
+// Run does without a manager what Add does, until ctx ends.
+func Run(ctx context.Context, config Config, clients Clients) error {
+	f, err := newFinder(config, clients)
+	if err != nil {
+		return err
+	}
+	options := f.options()
+	options.Reconciler, options.SkipNameValidation = f, new(true) // one runs for each cluster
+	options.LogConstructor = func(*reconcile.Request) logr.Logger { return clients.Log }
+	c, err := controller.NewUnmanaged(telemetry.Component+suffix, options)
+	if err != nil {
+		return err
+	}
+	if err := c.Watch(f.source()); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- f.cache.Start(ctx) }()
+	err = c.Start(ctx)
+	cancel() // without the controller the cache is of no use
+	return errors.Join(err, <-done)
+}
+
+func newFinder(config Config, clients Clients) (*finder, error) {
+	f := &finder{Config: config, writer: clients.Writer, events: telemetry.NewDedupRecorder(clients.Events), log: clients.Log, lastReported: map[string]reported{}}
+	if f.Remind <= 0 {
+		f.Remind = remindInterval
+	}
+	options := clients.Cache
+	failures := &telemetry.WatchErrors{Log: clients.Log, Message: unwatched, Remind: f.Remind}
+	options.DefaultTransform, options.DefaultWatchErrorHandler = trimBinding, failures.Handle
+	var err error
+	if f.cache, err = cache.New(clients.Config, options); err != nil {
+		return nil, fmt.Errorf("bindings: %w", err)
+	}
+	f.reader = f.cache
+	return f, nil
+}
+
+// source returns the cache's events as a Func, which has no WaitForSync: that would end the manager.
+func (f *finder) source() source.Source {
+	kind := source.Kind(f.cache, &rbacv1.ClusterRoleBinding{}, &handler.TypedEnqueueRequestForObject[*rbacv1.ClusterRoleBinding]{})
+	return source.Func(kind.Start)
+}
+
+func (f *finder) options() controller.Options {
+	// The priority queue of v0.24.1 can hang when it is stopped while requests are in it (kubernetes-sigs/controller-runtime#3538).
+	return controller.Options{MaxConcurrentReconciles: 1, UsePriorityQueue: new(false)}
+}
+
+// Reconcile reports or removes one ClusterRoleBinding.
+func (f *finder) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
+	binding := &rbacv1.ClusterRoleBinding{}
+	if err := f.reader.Get(ctx, request.NamespacedName, binding); client.IgnoreNotFound(err) != nil {
+		return ctrl.Result{}, err
+	}
+	if !approvesByItself(binding) { // or it is gone
+		delete(f.lastReported, request.Name)
+		f.Metrics.BindingGone(request.Name)
+		return ctrl.Result{}, nil
+	}
+	f.Metrics.BindingFound(binding.Name, binding.RoleRef.Name)
+	if !f.Remove || f.Audit || !binding.DeletionTimestamp.IsZero() {
+		return f.report(binding, nil), nil
+	}
+	switch err := f.remove(ctx, binding); {
+	case err == nil || apierrors.IsNotFound(err):
+		return ctrl.Result{}, nil // the delete event brings it here again
+	case apierrors.IsConflict(err):
+		return ctrl.Result{RequeueAfter: conflictRetry}, nil // it has changed
+	case apierrors.IsForbidden(err):
+		return f.report(binding, err), nil
+	default:
+		return ctrl.Result{}, err
+	}
+}
+
+// approvesByItself reports whether a binding gives anybody one of the two roles.
+func approvesByItself(binding *rbacv1.ClusterRoleBinding) bool {
+	role := binding.RoleRef
+	return len(binding.Subjects) > 0 && role.APIGroup == rbacv1.GroupName && role.Kind == "ClusterRole" &&
+		(role.Name == roleNodeClient || role.Name == roleSelfNodeClient)
+}
+
+// remove deletes exactly the version that was read.
+func (f *finder) remove(ctx context.Context, binding *rbacv1.ClusterRoleBinding) error {
+	err := f.writer.Delete(ctx, binding, client.Preconditions{UID: &binding.UID, ResourceVersion: &binding.ResourceVersion})
+	if err != nil {
+		return err
+	}
+	f.record(binding, ReasonRemoved, "Remove", fmt.Sprintf(
+		"removed: with the role %s kube-controller-manager approved requests of kubelets without attestation", binding.RoleRef.Name))
+	return nil
+}
+
+// report reports a binding, at most once in Remind. forbidden is why it could not be removed, or
+// nil.
+func (f *finder) report(binding *rbacv1.ClusterRoleBinding, forbidden error) ctrl.Result {
+	again := f.Remind
+	now := time.Now()
+	last := f.lastReported[binding.Name]
+	if last.uid == binding.UID && now.Sub(last.at) < f.Remind {
+		again = f.Remind - now.Sub(last.at)
+	} else {
+		f.lastReported[binding.Name] = reported{binding.UID, now}
+		f.record(binding, ReasonAutoApproving, "Report", message(binding, forbidden))
+	}
+	if forbidden != nil {
+		again = min(again, forbiddenRetry)
+	}
+	return ctrl.Result{RequeueAfter: again}
+}
+
+func message(binding *rbacv1.ClusterRoleBinding, forbidden error) string {
+	what := fmt.Sprintf("with the role %s kube-controller-manager approves requests of kubelets without attestation; ", binding.RoleRef.Name)
+	byHand := fmt.Sprintf("kubectl delete clusterrolebinding %.253q", binding.Name)
+	switch {
+	case forbidden != nil:
+		return what + "the controller may not remove it: apply packaging/kubernetes/optional/remove-bindings.yaml, which is for the two " +
+			"of kubeadm, or " + byHand
+	case !binding.DeletionTimestamp.IsZero():
+		return what + "it is being deleted, and a finalizer keeps it"
+	default:
+		return what + "remove it: " + byHand + ", or set autoApprovingBindings: Remove"
+	}
+}
+
+func (f *finder) record(binding *rbacv1.ClusterRoleBinding, reason, action, message string) {
+	f.log.Info(message, "binding", binding.Name, "reason", reason, "audit", f.Audit)
+	f.events.Eventf(binding, nil, corev1.EventTypeWarning, reason, action, "%s", telemetry.Message(message))
+}
+
+// trimBinding is a transform for a cache of ClusterRoleBindings. It matters only whether a role is
+// bound to anybody.
+func trimBinding(object any) (any, error) {
+	binding, ok := object.(*rbacv1.ClusterRoleBinding)
+	if !ok {
+		return object, nil
+	}
+	binding.ManagedFields, binding.Annotations, binding.Labels = nil, nil, nil
+	if len(binding.Subjects) > 1 {
+		binding.Subjects = []rbacv1.Subject{binding.Subjects[0]}
+	}
+	return binding, nil
+}
