@@ -57,6 +57,7 @@ var arrows = map[string][]string{
 	"cmd/kubelet-authenticator":       {"pkg/authenticator/command", "pkg/provider", "pkg/provider/insecure", "pkg/provider/tpm"},
 	"pkg/authenticator/command":       {"internal/buildinfo", "internal/process", "internal/text", "pkg/attestation", "pkg/authenticator", "pkg/cache", "pkg/doctor", "pkg/kubelet", "pkg/provider"},
 	"pkg/authenticator":               {"internal/process", "internal/strict", "internal/text", "pkg/attestation", "pkg/cache", "pkg/csr", "pkg/kubelet", "pkg/provider"},
+	"internal/statetest":              {"pkg/csr/state"},    // for tests
 	"internal/swtpm":                  {"pkg/tpm/template"}, // for tests
 	"pkg/cache":                       {"internal/process"},
 	"pkg/doctor":                      {"internal/text", "pkg/attestation", "pkg/authenticator", "pkg/cache", "pkg/csr", "pkg/kubelet", "pkg/provider"},
@@ -65,15 +66,15 @@ var arrows = map[string][]string{
 	"cmd/node-attestation-controller": {"pkg/clusterapi", "pkg/controller/command"},
 	"pkg/clusterapi":                  {"internal/text", "pkg/attestation", "pkg/controller", "pkg/controller/api/v1alpha1", "pkg/controller/config", "pkg/controller/inventory", "pkg/controller/signing", "pkg/verifier", "pkg/verifier/tpm"},
 	"pkg/clusterapi/contract":         {"pkg/csr"},
-	"pkg/controller":                  {"internal/text", "packaging", "pkg/attestation", "pkg/controller/api/v1alpha1", "pkg/controller/inventory", "pkg/controller/signing", "pkg/verifier", "pkg/verifier/tpm"},
+	"pkg/controller":                  {"internal/text", "packaging", "pkg/attestation", "pkg/controller/api/v1alpha1", "pkg/controller/inventory", "pkg/controller/signing", "pkg/csr/state", "pkg/verifier", "pkg/verifier/tpm"},
 	"pkg/controller/command":          {"internal/buildinfo", "internal/text", "pkg/attestation", "pkg/controller", "pkg/controller/api/v1alpha1", "pkg/controller/config", "pkg/controller/inventory", "pkg/verifier", "pkg/verifier/tpm"},
 	"pkg/controller/config":           {"internal/strict", "pkg/attestation", "pkg/controller", "pkg/controller/inventory", "pkg/controller/signing", "pkg/verifier", "pkg/verifier/tpm"},
-	"pkg/csr":                         {"internal/text", "pkg/attestation"},
+	"pkg/csr":                         {"internal/text", "pkg/attestation", "pkg/csr/state"},
 	"pkg/provider":                    {"pkg/attestation"},
 	"pkg/provider/insecure":           {"pkg/provider"},
 	"pkg/provider/tpm":                {"internal/text", "pkg/attestation", "pkg/provider", "pkg/tpm", "pkg/tpm/template"},
 	"pkg/tpm":                         {"pkg/tpm/template"},
-	"pkg/verifier":                    {"pkg/attestation"},
+	"pkg/verifier":                    {"pkg/attestation", "pkg/csr/state"},
 	"pkg/verifier/tpm":                {"pkg/attestation", "pkg/tpm/template", "pkg/verifier"},
 }
 

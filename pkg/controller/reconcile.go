@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	csrstate "github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr/state"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
@@ -176,23 +177,18 @@ type state int
 const (
 	undecided state = iota + 1
 	approved
-	// done: denied, failed, issued, or with a condition of any other type. Such a type ends a
-	// request: see approved in pkg/verifier.
+	// done: nothing is left to decide or to sign.
 	done
 )
 
 func stateOf(object *certificatesv1.CertificateSigningRequest) state {
-	s := undecided
-	for _, condition := range object.Status.Conditions {
-		if condition.Type != certificatesv1.CertificateApproved {
-			return done
-		}
-		s = approved
+	switch csrstate.Of(object) {
+	case csrstate.Pending:
+		return undecided
+	case csrstate.Approved:
+		return approved
 	}
-	if len(object.Status.Certificate) > 0 {
-		return done
-	}
-	return s
+	return done
 }
 
 func (c *Controller) judge(object *certificatesv1.CertificateSigningRequest, found *found) verifier.Decision {

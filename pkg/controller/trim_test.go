@@ -4,6 +4,7 @@ package controller
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"reflect"
 	"strconv"
@@ -11,12 +12,15 @@ import (
 	"testing"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	toolscache "k8s.io/client-go/tools/cache"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/statetest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	csrstate "github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr/state"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
@@ -38,7 +42,7 @@ func TestRequestsAreTrimmed(t *testing.T) {
 			Spec: certificatesv1.CertificateSigningRequestSpec{SignerName: signer, Username: "n", Request: bytes.Repeat([]byte("x"), size), Extra: map[string]certificatesv1.ExtraValue{"a": {"b"}}},
 		}
 		for _, c := range conditions {
-			r.Status.Conditions = append(r.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{Type: c, Message: "long"})
+			r.Status.Conditions = append(r.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{Type: c, Status: corev1.ConditionTrue, Message: "long"})
 		}
 		return r
 	}
@@ -145,6 +149,22 @@ func TestListsAreTrimmed(t *testing.T) {
 	for i, item := range items {
 		if got := item.(*certificatesv1.CertificateSigningRequest); got.Name != strconv.Itoa(i) || got.Labels != nil {
 			t.Errorf("%d: %+v", i, got.ObjectMeta)
+		}
+	}
+}
+
+// A request that ended without a certificate is trimmed, and still ended: the queue and Reconcile
+// go by its state.
+func TestStateOf(t *testing.T) {
+	want := map[csrstate.State]state{csrstate.Pending: undecided, csrstate.Approved: approved}
+	for _, c := range statetest.Cases() {
+		request := &certificatesv1.CertificateSigningRequest{Status: c.Status}
+		got := stateOf(request)
+		if got != cmp.Or(want[c.State], done) {
+			t.Errorf("%s: %d", c.Title, got)
+		}
+		if kept := stateOf(trimmed(request)); kept != got && len(c.Status.Certificate) == 0 {
+			t.Errorf("%s: %d, and %d once trimmed", c.Title, got, kept)
 		}
 	}
 }

@@ -10,10 +10,10 @@ import (
 	"fmt"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
-	corev1 "k8s.io/api/core/v1"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr/state"
 )
 
 // MaxCertificate bounds status.certificate, in bytes.
@@ -49,38 +49,28 @@ type Decision struct {
 	Challenge, Versions string
 }
 
-// ReasonUnknownCondition is Decision.Reason of a request that a condition of an unknown type ended.
+// ReasonUnknownCondition is Decision.Reason of a request that is closed (state.Closed).
 const ReasonUnknownCondition = "UnknownCondition"
 
-// Classify says what has become of a request. Denied and Failed beat a certificate: whoever set
-// both is at odds with himself. A condition of a type that Kubernetes does not define, such as
-// "approved", ends a request that has no certificate: the controller never signs it, and
-// kube-controller-manager never cleans it up, so that waiting would have no end.
+// Classify says what has become of a request, from its state. A request that is Closed has failed
+// for the node: nobody ever signs it, so waiting would have no end.
 func Classify(object *certificatesv1.CertificateSigningRequest) Decision {
-	var unknown *certificatesv1.CertificateSigningRequestCondition
-	for i, condition := range object.Status.Conditions {
-		outcome := Denied
-		switch condition.Type {
-		case certificatesv1.CertificateApproved:
-			continue
-		case certificatesv1.CertificateDenied:
-		case certificatesv1.CertificateFailed:
-			outcome = Failed
-		default:
-			unknown = &object.Status.Conditions[i]
-			continue
-		}
-		if condition.Status != corev1.ConditionFalse {
-			return Decision{Outcome: outcome, Reason: text.Line(condition.Reason, 64), Message: text.Line(condition.Message, 512)}
-		}
-	}
-	if len(object.Status.Certificate) > 0 {
+	reached, cause := state.Explain(object)
+	switch reached {
+	case state.Pending, state.Approved:
+		return Decision{Outcome: Pending}
+	case state.Issued:
 		return Decision{Outcome: Issued, Certificate: object.Status.Certificate}
+	case state.Denied:
+		return Decision{Outcome: Denied, Reason: text.Line(cause.Reason, 64), Message: text.Line(cause.Message, 512)}
+	case state.Failed:
+		return Decision{Outcome: Failed, Reason: text.Line(cause.Reason, 64), Message: text.Line(cause.Message, 512)}
 	}
-	if unknown != nil {
-		return Decision{Outcome: Failed, Reason: ReasonUnknownCondition, Message: fmt.Sprintf("it has a condition of type %+.64q", unknown.Type)}
+	message := fmt.Sprintf("it has a condition of type %+.64q", cause.Type)
+	if cause.Type == certificatesv1.CertificateApproved {
+		message += fmt.Sprintf(" and status %+.64q", cause.Status)
 	}
-	return Decision{Outcome: Pending}
+	return Decision{Outcome: Failed, Reason: ReasonUnknownCondition, Message: message}
 }
 
 // ClassifyHello says what has become of a hello. It is answered with an annotation; a certificate is nothing that anybody asked for.

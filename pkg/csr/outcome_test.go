@@ -19,7 +19,9 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/statetest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr/state"
 )
 
 // condition of a request; a message makes it recognisable.
@@ -50,8 +52,10 @@ func TestClassify(t *testing.T) {
 		"failed, issued":                 {conditions{approved, failed}, "PEM", Decision{Outcome: Failed, Reason: "F", Message: "failed"}},
 		"status of the condition absent": {conditions{condition(certificatesv1.CertificateDenied, "", "D", "")}, "", Decision{Outcome: Denied, Reason: "D"}},
 		"condition unknown":              {conditions{condition(certificatesv1.CertificateDenied, corev1.ConditionUnknown, "D", "")}, "PEM", Decision{Outcome: Denied, Reason: "D"}},
-		"not denied":                     {conditions{condition(certificatesv1.CertificateDenied, no, "D", "")}, "", Decision{Outcome: Pending}},
-		"not denied, not failed, issued": {conditions{condition(certificatesv1.CertificateDenied, no, "D", ""), condition(certificatesv1.CertificateFailed, no, "F", "")}, "PEM", Decision{Outcome: Issued, Certificate: []byte("PEM")}},
+		"not denied":                     {conditions{condition(certificatesv1.CertificateDenied, no, "D", "")}, "", Decision{Outcome: Denied, Reason: "D"}},
+		"not denied, not failed, issued": {conditions{condition(certificatesv1.CertificateDenied, no, "D", ""), condition(certificatesv1.CertificateFailed, no, "F", "")}, "PEM", Decision{Outcome: Denied, Reason: "D"}},
+		"not approved":                   {conditions{condition(certificatesv1.CertificateApproved, no, "X", "")}, "", Decision{Outcome: Failed, Reason: ReasonUnknownCondition, Message: `it has a condition of type "Approved" and status "False"`}},
+		"approved, not approved":         {conditions{approved, condition(certificatesv1.CertificateApproved, "", "X", "")}, "", Decision{Outcome: Failed, Reason: ReasonUnknownCondition, Message: `it has a condition of type "Approved" and status ""`}},
 		"a condition of others":          {conditions{condition("Acme", yes, "X", "")}, "", Decision{Outcome: Failed, Reason: ReasonUnknownCondition, Message: `it has a condition of type "Acme"`}},
 		"lower case":                     {conditions{condition("approved", yes, "X", "")}, "", Decision{Outcome: Failed, Reason: ReasonUnknownCondition, Message: `it has a condition of type "approved"`}},
 		"approved, lower case":           {conditions{approved, condition("approved", no, "X", "")}, "", Decision{Outcome: Failed, Reason: ReasonUnknownCondition, Message: `it has a condition of type "approved"`}},
@@ -66,6 +70,16 @@ func TestClassify(t *testing.T) {
 				t.Errorf("got %+v, want %+v", got, c.want)
 			}
 		})
+	}
+}
+
+// A request that has ended for the controller and the rules has ended for the node as well.
+func TestClassifyAgrees(t *testing.T) {
+	want := map[state.State]Outcome{state.Pending: Pending, state.Approved: Pending, state.Issued: Issued, state.Denied: Denied, state.Failed: Failed, state.Closed: Failed}
+	for _, c := range statetest.Cases() {
+		if got := Classify(&certificatesv1.CertificateSigningRequest{Status: c.Status}); got.Outcome != want[c.State] {
+			t.Errorf("%s: %+v, want %d", c.Title, got, want[c.State])
+		}
 	}
 }
 
@@ -105,7 +119,7 @@ func TestClassifyHello(t *testing.T) {
 		"denied with a peer's versions":   {conditions{denied}, "", annotations{versions: hostile}, Decision{Outcome: Denied, Reason: "D", Message: "denied", Versions: hostile}},
 		"failed":                          {conditions{failed}, "", nil, Decision{Outcome: Failed, Reason: "F", Message: "failed"}},
 		"failed, answered, with versions": {conditions{failed}, "", annotations{challenge: "c", versions: "x/v1"}, Decision{Outcome: Failed, Reason: "F", Message: "failed"}},
-		"not denied, answered":            {conditions{condition(certificatesv1.CertificateDenied, no, "D", "")}, "", annotations{challenge: "c"}, Decision{Outcome: Answered, Challenge: "c"}},
+		"not denied, answered":            {conditions{condition(certificatesv1.CertificateDenied, no, "D", "")}, "", annotations{challenge: "c"}, Decision{Outcome: Denied, Reason: "D"}},
 		"a condition of others, answered": {conditions{condition("Acme", yes, "X", "")}, "", annotations{challenge: "c"}, Decision{Outcome: Failed, Reason: ReasonUnknownCondition, Message: `it has a condition of type "Acme"`}},
 	} {
 		t.Run(name, func(t *testing.T) {

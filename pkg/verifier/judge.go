@@ -11,6 +11,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr/state"
 )
 
 // Input is all that one decision depends on. The caller finds it; the rules decide what of it counts.
@@ -79,7 +80,7 @@ func (r *Rules) Deadline(request *certificatesv1.CertificateSigningRequest) time
 // it is not in the way of its machine's next for ever.
 func (r *Rules) JudgeUnsigned(in Input) Decision {
 	t := r.open(in)
-	if t == nil || !approved(in.Request) || in.Request.CreationTimestamp.IsZero() || in.Now.Before(r.Deadline(in.Request)) {
+	if t == nil || state.Of(in.Request) != state.Approved || in.Request.CreationTimestamp.IsZero() || in.Now.Before(r.Deadline(in.Request)) {
 		return Decision{Outcome: Ignore}
 	}
 	return Decision{Outcome: Fail, Refusals: Refusals{{Reason: ReasonSignerUnavailable, Message: "nobody issued it in time"}}}
@@ -89,7 +90,7 @@ func (r *Rules) JudgeUnsigned(in Input) Decision {
 // ApproveServing for a serving certificate, ApproveUnattested for a node that the policy leaves alone.
 func (r *Rules) Judge(in Input) Decision {
 	t := r.open(in)
-	if t == nil || decided(in.Request) || t.leftToOthers() {
+	if t == nil || state.Of(in.Request) != state.Pending || t.leftToOthers() {
 		return Decision{Outcome: Ignore}
 	}
 	t.judge()
@@ -113,7 +114,7 @@ func (r *Rules) Judge(in Input) Decision {
 // counts only together with the record that was written before it.
 func (r *Rules) JudgeSigning(in Input) Decision {
 	t := r.open(in)
-	if t == nil || !t.signedHere() || !approved(in.Request) || t.leftToOthers() {
+	if t == nil || !t.signedHere() || state.Of(in.Request) != state.Approved || t.leftToOthers() {
 		return Decision{Outcome: Ignore}
 	}
 	if t.serving {
@@ -263,25 +264,6 @@ func claims(request []byte, signer Signer) bool {
 		}
 		request = request[len(begin):]
 	}
-}
-
-// decided reports whether anybody has decided on a request. A condition counts whatever its type
-// and status are: see approved.
-func decided(request *certificatesv1.CertificateSigningRequest) bool {
-	return len(request.Status.Conditions) > 0 || len(request.Status.Certificate) > 0
-}
-
-// approved reports whether a request is approved, and nothing else yet. The API server accepts any
-// type of condition, such as "approved", "APPROVED" or "Approved " with a blank. Each type that is
-// not exactly "Approved" ends a request as "Denied" does, also beside a true "Approved": nobody can
-// say what its writer meant, and to sign is what cannot be taken back.
-func approved(request *certificatesv1.CertificateSigningRequest) bool {
-	for _, c := range request.Status.Conditions {
-		if c.Type != certificatesv1.CertificateApproved {
-			return false
-		}
-	}
-	return len(request.Status.Conditions) > 0 && len(request.Status.Certificate) == 0
 }
 
 // judge applies every rule, in the order of the reasons.

@@ -19,8 +19,10 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/statetest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr/state"
 )
 
 type spec = certificatesv1.CertificateSigningRequestSpec
@@ -1283,6 +1285,22 @@ func TestElementIsDER(t *testing.T) {
 		content := make([]byte, n)
 		if got, want := element(tagOctetString, content), must(asn1.Marshal(content)); string(got) != string(want) {
 			t.Errorf("%d bytes: % x..., want % x...", n, got[:2], want[:2])
+		}
+	}
+}
+
+// Only a request that is Pending is decided on, and only one that is Approved is signed.
+func TestState(t *testing.T) {
+	for _, c := range statetest.Cases() {
+		w := first()
+		w.in.Request.Status = c.Status
+		if d := w.judge(t); (d.Outcome == Approve) != (c.State == state.Pending) || d.Outcome != Approve && d.Outcome != Ignore {
+			t.Errorf("%s: %s, %v", c.Title, d.Outcome, d.Refusals)
+		}
+		w = signingOf(First)()
+		w.in.Request.Status = c.Status
+		if d := w.judge(t); (d.Outcome == Sign) != (c.State == state.Approved) || d.Outcome != Sign && d.Outcome != Ignore {
+			t.Errorf("signing: %s: %s, %v", c.Title, d.Outcome, d.Refusals)
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr/state"
 )
 
 // judgePair applies S7. The challenge was given to whoever filed the hello, for what the hello asks.
@@ -71,15 +72,16 @@ func (t *trial) judgeSpent() {
 			return
 		}
 	}
-	if decided(t.in.Hello) && !expired(t.in.Hello) && !named {
+	if state.Of(t.in.Hello) != state.Pending && !expired(t.in.Hello) && !named {
 		t.deny(ReasonProofMismatch, "the hello is closed")
 	}
 }
 
 // expired reports whether a hello was closed since its challenge had run out, and for no other reason: a proof that came in time may still wait.
 func expired(hello *certificatesv1.CertificateSigningRequest) bool {
-	c := hello.Status.Conditions
-	return len(c) == 1 && c[0].Type == certificatesv1.CertificateDenied && c[0].Reason == string(ReasonHelloExpired) && len(hello.Status.Certificate) == 0
+	reached, cause := state.Explain(hello)
+	alone := len(hello.Status.Conditions) == 1 && len(hello.Status.Certificate) == 0
+	return reached == state.Denied && alone && cause.Reason == string(ReasonHelloExpired)
 }
 
 // judgeOthers has a proof wait while another one of its machine is on its way: the record can name one, and only that is signed.
