@@ -99,7 +99,7 @@ type subject struct {
 // unread notes that a source cannot tell now which EKs the machine has. What others share is not
 // changed.
 func (m *subject) unread(source verifier.EKSource) {
-	m.machine.Unread = append(slices.Clone(m.machine.Unread), source)
+	m.machine.UnavailableSources = append(slices.Clone(m.machine.UnavailableSources), source)
 }
 
 // NewMachines returns the machines of a Cluster. It reads nothing yet.
@@ -133,7 +133,7 @@ func (s *Machines) Machines(ctx context.Context, now time.Time) ([]verifier.Mach
 	}
 	machines := make([]verifier.Machine, 0, len(subjects))
 	for i := range subjects {
-		if len(subjects[i].machine.Unread) > 0 || s.remade(subjects[i].machine.Created) {
+		if len(subjects[i].machine.UnavailableSources) > 0 || s.remade(subjects[i].machine.Created) {
 			subjects[i].machine.Created = time.Time{}
 		}
 		machines = append(machines, subjects[i].machine)

@@ -244,7 +244,7 @@ func (c *Controller) finish(ctx context.Context, object *certificatesv1.Certific
 	if c.Audit || len(object.Status.Certificate) == 0 {
 		return nil
 	}
-	claim, _ := c.Rules.Look(object)
+	claim, _ := c.Rules.ParseClaim(object)
 	provider := c.providers[claim.Provider]
 	if claim.Hello || provider == nil {
 		return nil

@@ -108,7 +108,7 @@ func (c *Controller) findUnreadable(ctx context.Context, f *found, _ verifier.Cl
 		return nil
 	}
 	f.input.Evidence = f.known.judge(ctx, f.provider, Question{Request: f.input.Request, Now: f.input.Now})
-	f.unreadable = isVerdict(f.input.Evidence.Err) && !f.input.Evidence.Unvouched
+	f.unreadable = isVerdict(f.input.Evidence.Err) && !f.input.Evidence.EKUntrusted
 	return nil
 }
 
@@ -136,7 +136,7 @@ func (c *Controller) findEvidence(ctx context.Context, f *found, claim verifier.
 	}
 	if c.CA != nil {
 		_, err := c.CA.CA(ctx, in.Now)
-		in.NoSigner = err != nil // whoever keeps it says why
+		in.SignerUnavailable = err != nil // whoever keeps it says why
 	}
 	if f.provider == nil {
 		return nil // a serving certificate is asked for without evidence
@@ -169,7 +169,7 @@ func (c *Controller) findEvidence(ctx context.Context, f *found, claim verifier.
 	before, ok := c.waits.evidence(f.question())
 	switch {
 	case f.reading == unjudged: // at best
-		in.Evidence = verifier.Evidence{Provider: f.provider.Name(), EK: f.ek, Err: verifier.Refusals{{Reason: verifier.ReasonRefused}}, Unvouched: true}
+		in.Evidence = verifier.Evidence{Provider: f.provider.Name(), EK: f.ek, Err: verifier.Refusals{{Reason: verifier.ReasonRefused}}, EKUntrusted: true}
 	case f.reading == whileWaiting && ok:
 		in.Evidence = before
 	default:
@@ -212,7 +212,7 @@ func (c *Controller) trustFirstUse(ctx context.Context, f *found) error {
 	if err := c.findRecordsOf(ctx, f, v1alpha1.FieldMachine, f.input.Token.Machine.Name); err != nil {
 		return err
 	}
-	_, f.named = c.Rules.Proposes(f.input, f.ek)
+	_, f.named = c.Rules.TrustsOnFirstUse(f.input, f.ek)
 	return nil
 }
 
@@ -351,7 +351,7 @@ func (c *Controller) findOpen(ctx context.Context, f *found, claim verifier.Clai
 			return err
 		}
 		// One that another signer has issued for is open until its certificate is noted.
-		r.Open = proof != nil && string(proof.UID) == r.ProofUID && (stateOf(proof) != done || len(proof.Status.Certificate) > 0)
+		r.ProofPending = proof != nil && string(proof.UID) == r.ProofUID && (stateOf(proof) != done || len(proof.Status.Certificate) > 0)
 	}
 	return nil
 }

@@ -178,7 +178,7 @@ func (c *Controller) reportIssued(ctx context.Context, request *certificatesv1.C
 	case len(records) > 0:
 		name = namedAttested
 	}
-	if c.Rules.Concerned(request) && forgotten(request, records) {
+	if c.Rules.Matches(request) && forgotten(request, records) {
 		name = namedForgotten
 	}
 	if c.Audit || name == namedForgotten {

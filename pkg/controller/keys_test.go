@@ -244,7 +244,7 @@ func TestTPMWithoutKeysJudgesNothing(t *testing.T) {
 	hello := requestWith(attestation.HelloSignerName)
 	evidence := provider.Judge(t.Context(), Question{Request: hello, Named: true, Now: time.Now()})
 	var refusals verifier.Refusals
-	if evidence.Err == nil || errors.As(evidence.Err, &refusals) || evidence.Unvouched || evidence.EK != "" {
+	if evidence.Err == nil || errors.As(evidence.Err, &refusals) || evidence.EKUntrusted || evidence.EK != "" {
 		t.Errorf("%+v", evidence)
 	}
 	if _, _, err := provider.Challenge(hello, true, time.Now()); err == nil {

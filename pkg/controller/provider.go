@@ -131,7 +131,7 @@ func (p TPM) Judge(_ context.Context, q Question) verifier.Evidence {
 		evidence.EK = ek.String()
 	}
 	refused := func(err error) verifier.Evidence {
-		evidence.Err, evidence.Unvouched = err, tpm.CuredByName(err)
+		evidence.Err, evidence.EKUntrusted = err, tpm.CuredByName(err)
 		return evidence
 	}
 	if isHello {

@@ -76,7 +76,7 @@ func TestAProofWithoutItsHello(t *testing.T) {
 	} {
 		evidence := judge(provider, c.data)
 		var refusals verifier.Refusals
-		if !errors.As(evidence.Err, &refusals) || refusals.Reason() != c.want || evidence.Unvouched || evidence.EK != "" {
+		if !errors.As(evidence.Err, &refusals) || refusals.Reason() != c.want || evidence.EKUntrusted || evidence.EK != "" {
 			t.Errorf("%s: %+v, not %s", name, evidence, c.want)
 		}
 		if evidence := judge(TPM{}, c.data); evidence.Err == nil || isVerdict(evidence.Err) {

@@ -29,7 +29,7 @@ func (c *Controller) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 		c.forget(request.Name)
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	if !c.Rules.Concerned(object) {
+	if !c.Rules.Matches(object) {
 		c.forget(request.Name)
 		return c.noticeIssued(ctx, object)
 	}
@@ -83,7 +83,7 @@ func (c *Controller) forget(name string) {
 
 // decide judges a request, carries out what became of it, and says so.
 func (c *Controller) decide(ctx context.Context, object *certificatesv1.CertificateSigningRequest, now time.Time) (ctrl.Result, error) {
-	claim, ours := c.Rules.Look(object)
+	claim, ours := c.Rules.ParseClaim(object)
 	if !ours { // it is another one of that name
 		return ctrl.Result{}, nil
 	}
@@ -98,7 +98,7 @@ func (c *Controller) decide(ctx context.Context, object *certificatesv1.Certific
 		}
 		decision := c.judge(object, found)
 		if decision.Outcome == verifier.Approve && !c.turns.machineMay(decision.Grant.Record.Machine.Name, c.Now()) {
-			found.input.OverRate = true
+			found.input.RateLimited = true
 			decision = c.judge(object, found)
 		}
 		if !found.settles(decision) {

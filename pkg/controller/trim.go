@@ -82,7 +82,7 @@ func TrimRequests(rules *verifier.Rules) toolscache.TransformFunc {
 			return object, nil
 		}
 		refused := stateOf(request) == done && len(request.Status.Certificate) == 0
-		if refused || !rules.Concerned(request) {
+		if refused || !rules.Matches(request) {
 			return trimmed(request), nil
 		}
 		kept := &certificatesv1.CertificateSigningRequest{TypeMeta: request.TypeMeta, ObjectMeta: identity(request), Spec: request.Spec, Status: request.Status}

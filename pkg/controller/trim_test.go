@@ -76,13 +76,13 @@ func TestRequestsAreTrimmed(t *testing.T) {
 		"another's":       {request("example.com/other", 1<<20), 0, undecided},
 		"another's, done": {request("example.com/other", 1<<20, certificatesv1.CertificateApproved), 0, approved},
 	} {
-		concerned := rules.Concerned(c.request)
+		concerned := rules.Matches(c.request)
 		out, err := TrimRequests(rules)(c.request)
 		got, ok := out.(*certificatesv1.CertificateSigningRequest)
 		if err != nil || !ok {
 			t.Fatalf("%s: %v", name, err)
 		}
-		if len(got.Spec.Request) != c.size || cap(got.Spec.Request) > 2*attestation.MaxRequestSize || stateOf(got) != c.state || rules.Concerned(got) != concerned {
+		if len(got.Spec.Request) != c.size || cap(got.Spec.Request) > 2*attestation.MaxRequestSize || stateOf(got) != c.state || rules.Matches(got) != concerned {
 			t.Errorf("%s: %d bytes, of %d, %v", name, len(got.Spec.Request), cap(got.Spec.Request), stateOf(got))
 		}
 		kept := metav1.ObjectMeta{Name: "r", UID: "u", ResourceVersion: "7", CreationTimestamp: c.request.CreationTimestamp}

@@ -22,8 +22,8 @@ type Evidence struct {
 	Boot *Boot
 	// Err is why the evidence is refused, if it is a Refusals; any other error says that it could not be judged for now.
 	Err error
-	// Unvouched says of Err that it would be nil if an authority named EK. Then there may be one yet.
-	Unvouched bool
+	// EKUntrusted says of Err that it would be nil if an authority named EK. Then there may be one yet.
+	EKUntrusted bool
 }
 
 // Boot is how often a TPM was started and how long it has run, as a quote has it (TPM 2.0 Part 2, TPMS_CLOCK_INFO). A restored
@@ -51,42 +51,42 @@ func (b Boot) Before(other Boot) bool {
 
 // judgeEvidence takes over what the provider's verifier said: A*. An EK that nobody vouches for yet is looked up all the same: what
 // contradicts it does not wait.
-func (t *trial) judgeEvidence() {
-	e := t.in.Evidence
+func (e *evaluation) judgeEvidence() {
+	evidence := e.in.Evidence
 	var refusals Refusals
-	refused := errors.As(e.Err, &refusals)
+	refused := errors.As(evidence.Err, &refusals)
 	switch {
-	case t.lacksHello() && (!refused || e.Unvouched):
+	case e.lacksHello() && (!refused || evidence.EKUntrusted):
 		// judgePair waits for the hello. Only what is wrong with the proof itself is refused
 		// without it.
-	case e.Unvouched:
-		t.ek = e.EK
-		t.wait(ReasonMachineNotFound, "nothing vouches for the endorsement key yet: %v", e.Err)
+	case evidence.EKUntrusted:
+		e.ek = evidence.EK
+		e.wait(ReasonMachineNotFound, "nothing vouches for the endorsement key yet: %v", evidence.Err)
 	case refused && len(refusals) == 0:
-		t.deny(ReasonRefused, "the evidence is refused")
+		e.deny(ReasonRefused, "the evidence is refused")
 	case refused:
-		t.denied = append(t.denied, refusals...)
-	case e.Err != nil:
-		t.wait(ReasonAttestationUnavailable, "the evidence could not be judged yet")
-	case t.insecure:
-		t.shown = true // there is none, and that is known
-	case (e.EK == "") == (e.Machine == ""):
-		t.deny(ReasonRefused, "the evidence shows nothing, or two things")
-	case e.Provider != t.content.Provider:
-		t.deny(ReasonProviderMismatch, "the evidence was judged as another provider's")
+		e.denied = append(e.denied, refusals...)
+	case evidence.Err != nil:
+		e.wait(ReasonAttestationUnavailable, "the evidence could not be judged yet")
+	case e.insecure:
+		e.evidenceAccepted = true // there is none, and that is known
+	case (evidence.EK == "") == (evidence.Machine == ""):
+		e.deny(ReasonRefused, "the evidence shows nothing, or two things")
+	case evidence.Provider != e.content.Provider:
+		e.deny(ReasonProviderMismatch, "the evidence was judged as another provider's")
 	default:
-		t.ek, t.shown = e.EK, true
-		t.judgeTarget()
+		e.ek, e.evidenceAccepted = evidence.EK, true
+		e.judgeTargetSigner()
 	}
 }
 
-// judgeTarget applies S1 to the signer that a hello is going to ask.
-func (t *trial) judgeTarget() {
-	if !t.hello {
+// judgeTargetSigner applies S1 to the signer that a hello is going to ask.
+func (e *evaluation) judgeTargetSigner() {
+	if !e.hello {
 		return
 	}
-	target, ours := t.rules.signers[t.in.Evidence.SignerName]
-	if !ours || t.in.Evidence.SignerName == t.in.Request.Spec.SignerName || !target.takes(t.content.Provider) {
-		t.deny(ReasonProviderMismatch, "hello: means to ask a signer that is not for this provider")
+	target, ours := e.rules.signers[e.in.Evidence.SignerName]
+	if !ours || e.in.Evidence.SignerName == e.in.Request.Spec.SignerName || !target.accepts(e.content.Provider) {
+		e.deny(ReasonProviderMismatch, "hello: means to ask a signer that is not for this provider")
 	}
 }

@@ -16,7 +16,7 @@ import (
 // FuzzCertification: what passes is, written anew, the same, and crypto/x509 reads nothing else in it. Signing the fuzzed parts lets the
 // fuzzer get past the signature.
 func FuzzCertification(f *testing.F) {
-	good := must(openCertification(goodPKCS10(key("p256"))))
+	good := must(splitPKCS10(goodPKCS10(key("p256"))))
 	f.Add(good.subject, good.attributes, []byte(nil))
 	f.Add(good.subject, []byte{tagAttributes, 0}, []byte(nil))
 	f.Add(element(tagSequence, organization(), commonName(), commonName()), extensionRequest(extension(sanOID, nil), providerIDOfNode()), []byte(nil))
@@ -29,7 +29,7 @@ func FuzzCertification(f *testing.F) {
 			whole = d.sign()
 		}
 		var refusals Refusals
-		asks := judgeCertification(&refusals, whole)
+		asks := judgePKCS10(&refusals, whole)
 		if len(refusals) > 0 {
 			if asks.key != nil && asks.nodeName != "" && slices.Equal(refusals.Reasons(), []Reason{ReasonUnsupportedKey}) {
 				t.Fatal("a key that was refused is there")
@@ -73,7 +73,7 @@ func FuzzJudge(f *testing.F) {
 		in := w.in
 		in.Request = w.in.Request.DeepCopy()
 		in.Request.Spec.Request, in.Request.Spec.SignerName = data, signer
-		rules.Look(in.Request)
+		rules.ParseClaim(in.Request)
 		d := rules.Judge(in)
 		if d.Outcome != Ignore && d.Outcome != Deny && d.Outcome != Approve {
 			t.Fatalf("%s: %v", d.Outcome, d.Refusals)
@@ -158,7 +158,7 @@ func FuzzTrust(f *testing.F) {
 		w.in.Token.Machine.Name = token
 		w.in.Evidence.EK = ek
 		rules := must(New(w.policy))
-		ref, proposes := rules.Proposes(w.in, ek)
+		ref, proposes := rules.TrustsOnFirstUse(w.in, ek)
 		d := rules.Judge(w.in)
 		may := asked != "" && asked == id && other != id && ek != "" && ek != ek2 && ek != pinned && token == m.Ref.Name && recorded != m.Ref.Name &&
 			!joined && age%1e9 < 7200 && age%1e9 >= -300

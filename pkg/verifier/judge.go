@@ -32,11 +32,11 @@ type Input struct {
 	Token Token
 	// Node is whether a Node of the request's name exists.
 	Node Presence
-	// OverRate says that this requester, machine or cluster is over its rate.
-	OverRate bool
-	// NoSigner says that there is nobody to sign with at present, where this controller signs: client certificates, and serving certificates
+	// RateLimited says that this requester, machine or cluster is over its rate.
+	RateLimited bool
+	// SignerUnavailable says that there is nobody to sign with at present, where this controller signs: client certificates, and serving certificates
 	// under a signer for which SignsServing is true.
-	NoSigner bool
+	SignerUnavailable bool
 }
 
 // Claim is what a request says, for the caller to look up what Input needs. Nothing vouches for it.
@@ -48,27 +48,27 @@ type Claim struct {
 	NodeName, ProviderID string
 }
 
-// Look reports whether a request is one to decide on, by its signer and, where that is shared, by its PROVIDER block, and what it claims. It
+// ParseClaim reports whether a request is one to decide on, by its signer and, where that is shared, by its PROVIDER block, and what it claims. It
 // does not matter what has been decided.
-func (r *Rules) Look(request *certificatesv1.CertificateSigningRequest) (Claim, bool) {
-	t := r.open(Input{Request: request})
-	if t == nil {
+func (r *Rules) ParseClaim(request *certificatesv1.CertificateSigningRequest) (Claim, bool) {
+	e := r.newEvaluation(Input{Request: request})
+	if e == nil {
 		return Claim{}, false
 	}
 	switch {
-	case t.unattested:
-		t.judgeUnattested()
-	case t.serving:
-		t.judgeServing()
+	case e.unattested:
+		e.judgeUnattested()
+	case e.serving:
+		e.judgeServing()
 	default:
-		t.judgeRequest()
+		e.judgeRequest()
 	}
-	return Claim{t.content.Provider, t.hello, t.serving, t.asks.nodeName, t.asks.providerID}, true
+	return Claim{e.content.Provider, e.hello, e.serving, e.requested.nodeName, e.requested.providerID}, true
 }
 
-// Concerned reports whether a request is one to decide on, without reading more of it than that takes.
-func (r *Rules) Concerned(request *certificatesv1.CertificateSigningRequest) bool {
-	return r.open(Input{Request: request}) != nil
+// Matches reports whether a request is one to decide on, without reading more of it than that takes.
+func (r *Rules) Matches(request *certificatesv1.CertificateSigningRequest) bool {
+	return r.newEvaluation(Input{Request: request}) != nil
 }
 
 // Deadline returns when a request has waited long enough.
@@ -79,8 +79,8 @@ func (r *Rules) Deadline(request *certificatesv1.CertificateSigningRequest) time
 // JudgeUnsigned decides on a request that was approved for another signer, and that a record names: Ignore until the deadline, then Fail, so that
 // it is not in the way of its machine's next for ever.
 func (r *Rules) JudgeUnsigned(in Input) Decision {
-	t := r.open(in)
-	if t == nil || state.Of(in.Request) != state.Approved || in.Request.CreationTimestamp.IsZero() || in.Now.Before(r.Deadline(in.Request)) {
+	e := r.newEvaluation(in)
+	if e == nil || state.Of(in.Request) != state.Approved || in.Request.CreationTimestamp.IsZero() || in.Now.Before(r.Deadline(in.Request)) {
 		return Decision{Outcome: Ignore}
 	}
 	return Decision{Outcome: Fail, Refusals: Refusals{{Reason: ReasonSignerUnavailable, Message: "nobody issued it in time"}}}
@@ -89,83 +89,83 @@ func (r *Rules) JudgeUnsigned(in Input) Decision {
 // Judge decides on a request that nobody has decided on yet: Ignore, Wait, Deny, Challenge for a good hello, Approve for a good proof,
 // ApproveServing for a serving certificate, ApproveUnattested for a node that the policy leaves alone.
 func (r *Rules) Judge(in Input) Decision {
-	t := r.open(in)
-	if t == nil || state.Of(in.Request) != state.Pending || t.leftToOthers() {
+	e := r.newEvaluation(in)
+	if e == nil || state.Of(in.Request) != state.Pending || e.leftToOtherApprovers() {
 		return Decision{Outcome: Ignore}
 	}
-	t.judge()
-	t.judgeOthers()
-	if d, hold := t.settle(Deny); !hold {
+	e.judge()
+	e.judgeOtherProofs()
+	if d, hold := e.conclude(Deny); !hold {
 		return d
 	}
 	switch {
-	case t.unattested:
-		return t.grant(ApproveUnattested, Record{})
-	case t.serving:
-		return t.grant(ApproveServing, Record{})
-	case t.hello:
-		return t.grant(Challenge, Record{})
+	case e.unattested:
+		return e.grant(ApproveUnattested, Record{})
+	case e.serving:
+		return e.grant(ApproveServing, Record{})
+	case e.hello:
+		return e.grant(Challenge, Record{})
 	}
-	return t.grant(Approve, t.next())
+	return e.grant(Approve, e.nextRecord())
 }
 
 // JudgeSigning decides, of a request that has been approved, whether to sign it: Ignore, Wait, Fail, Sign, and SignServing for a serving
 // certificate under a signer of ours. Every rule is judged again, and the records must be those of now: an approval
 // counts only together with the record that was written before it.
 func (r *Rules) JudgeSigning(in Input) Decision {
-	t := r.open(in)
-	if t == nil || !t.signedHere() || state.Of(in.Request) != state.Approved || t.leftToOthers() {
+	e := r.newEvaluation(in)
+	if e == nil || !e.signedHere() || state.Of(in.Request) != state.Approved || e.leftToOtherApprovers() {
 		return Decision{Outcome: Ignore}
 	}
-	if t.serving {
+	if e.serving {
 		// Whoever approved it: what the rules go by is in the request, the record and the machine, and an approval adds nothing to that.
-		t.judge()
-		if d, hold := t.settle(Fail); !hold {
+		e.judge()
+		if d, hold := e.conclude(Fail); !hold {
 			return d
 		}
-		return t.grant(SignServing, Record{})
+		return e.grant(SignServing, Record{})
 	}
-	named := slices.ContainsFunc(in.Records, func(record Record) bool { return record.names(in.Request) })
-	if t.hello || !named {
-		t.deny(ReasonApprovedWithoutAttestation, "approved, but not by this controller")
+	named := slices.ContainsFunc(in.Records, func(record Record) bool { return record.isFor(in.Request) })
+	if e.hello || !named {
+		e.deny(ReasonApprovedWithoutAttestation, "approved, but not by this controller")
 	}
-	t.judge()
-	if d, hold := t.settle(Fail); !hold {
+	e.judge()
+	if d, hold := e.conclude(Fail); !hold {
 		return d
 	}
-	if t.hello || t.record == nil || !t.record.names(in.Request) { // the one that names it is this machine's
-		t.deny(ReasonApprovedWithoutAttestation, "approved, but not for this machine")
-		d, _ := t.settle(Fail)
+	if e.hello || e.record == nil || !e.record.isFor(in.Request) { // the one that names it is this machine's
+		e.deny(ReasonApprovedWithoutAttestation, "approved, but not for this machine")
+		d, _ := e.conclude(Fail)
 		return d
 	}
-	return t.grant(Sign, *t.record)
+	return e.grant(Sign, *e.record)
 }
 
-// trial is one decision in the making. What a rule finds is zero until then, and where the rule failed.
-type trial struct {
+// evaluation is one decision in the making. What a rule finds is zero until then, and where the rule failed.
+type evaluation struct {
 	rules *Rules
 	in    Input
 	// hello and insecure say which signer is asked, serving that it is one for serving certificates, and unattested that the node is left alone.
 	hello, insecure, serving, unattested bool
 	// orphans are records that in.Records no longer has.
 	orphans []Record
-	// content is what spec.request holds, and asks what the certification request in it asks for.
-	content attestation.Request
-	asks    certification
-	// matches says that the evidence in content is of a provider that the signer is for.
-	matches bool
-	class   Class
-	// ek is the endorsement key shown or claimed; shown says that the provider's verifier accepts the evidence.
-	ek      string
-	shown   bool
-	machine *Machine
-	// proposed says that machine is trusted on first use, if nothing is refused.
-	proposed bool
+	// content is what spec.request holds, and requested what the certification request in it asks for.
+	content   attestation.Request
+	requested requestedCertificate
+	// providerMatches says that the evidence in content is of a provider that the signer is for.
+	providerMatches bool
+	class           Class
+	// ek is the endorsement key shown or claimed; evidenceAccepted says that the provider's verifier accepts the evidence.
+	ek               string
+	evidenceAccepted bool
+	machine          *Machine
+	// trustedOnFirstUse says that machine is trusted on first use, if nothing is refused.
+	trustedOnFirstUse bool
 	// tokenJudged says that I3 was applied.
 	tokenJudged bool
 	record      *Record
-	// pendingEK says that ek is to replace the key in record, and waits for that.
-	pendingEK bool
+	// ekChangePending says that ek is to replace the key in record, and waits for that.
+	ekChangePending bool
 	// addresses are what a serving certificate is asked for with.
 	addresses   Addresses
 	maxLifetime time.Duration
@@ -174,48 +174,48 @@ type trial struct {
 	denied, missing, limited, warned Refusals
 }
 
-func (t *trial) deny(reason Reason, format string, arguments ...any) {
-	t.denied.Add(reason, format, arguments...)
+func (e *evaluation) deny(reason Reason, format string, arguments ...any) {
+	e.denied.Add(reason, format, arguments...)
 }
 
-func (t *trial) wait(reason Reason, format string, arguments ...any) {
-	t.missing.Add(reason, format, arguments...)
+func (e *evaluation) wait(reason Reason, format string, arguments ...any) {
+	e.missing.Add(reason, format, arguments...)
 }
 
-func (t *trial) warn(reason Reason, format string, arguments ...any) {
-	t.warned.Add(reason, format, arguments...)
+func (e *evaluation) warn(reason Reason, format string, arguments ...any) {
+	e.warned.Add(reason, format, arguments...)
 }
 
 // fail notes that a rule failed which counts as much as mode says.
-func (t *trial) fail(mode Mode, reason Reason, format string, arguments ...any) {
+func (e *evaluation) fail(mode Mode, reason Reason, format string, arguments ...any) {
 	switch mode {
 	case Off:
 	case Warn:
-		t.warn(reason, format, arguments...)
+		e.warn(reason, format, arguments...)
 	default:
-		t.deny(reason, format, arguments...)
+		e.deny(reason, format, arguments...)
 	}
 }
 
-// open returns a trial, nil if the request is not ours: another's signer, or, under a signer that is shared, another's evidence or none. This
+// newEvaluation returns an evaluation, nil if the request is not ours: another's signer, or, under a signer that is shared, another's evidence or none. This
 // comes before anything is validated.
-func (r *Rules) open(in Input) *trial {
+func (r *Rules) newEvaluation(in Input) *evaluation {
 	if r == nil || in.Request == nil {
 		return nil
 	}
 	var orphans []Record
 	in.Records, orphans = withoutOrphans(in.Records)
-	if r.leavesAlone(in.Request.Spec) {
-		return &trial{rules: r, in: in, unattested: true}
+	if r.isUnattestedRenewal(in.Request.Spec) {
+		return &evaluation{rules: r, in: in, unattested: true}
 	}
-	if r.serves(in.Request.Spec) {
-		return &trial{rules: r, in: in, serving: true}
+	if r.isForServing(in.Request.Spec) {
+		return &evaluation{rules: r, in: in, serving: true}
 	}
 	signer, ours := r.signers[in.Request.Spec.SignerName]
-	if !ours || signer.Shared && !claims(in.Request.Spec.Request, signer) {
+	if !ours || signer.Shared && !namesProvider(in.Request.Spec.Request, signer) {
 		return nil
 	}
-	return &trial{
+	return &evaluation{
 		rules: r, in: in, orphans: orphans,
 		hello:    signer.Name == attestation.HelloSignerName,
 		insecure: signer.Name == InsecureSignerName,
@@ -223,8 +223,8 @@ func (r *Rules) open(in Input) *trial {
 }
 
 // signedHere reports whether a request is for a signer that this controller may sign for.
-func (t *trial) signedHere() bool {
-	return !t.unattested && (!t.serving || t.rules.SignsServing(t.in.Request.Spec.SignerName))
+func (e *evaluation) signedHere() bool {
+	return !e.unattested && (!e.serving || e.rules.SignsServing(e.in.Request.Spec.SignerName))
 }
 
 // withoutOrphans returns the records that count, and those of machines that are gone.
@@ -242,11 +242,11 @@ func withoutOrphans(records []Record) (counting, orphans []Record) {
 	return counting, orphans
 }
 
-// takes reports whether the signer is for this provider.
-func (s Signer) takes(provider string) bool { return slices.Contains(s.Providers, provider) }
+// accepts reports whether the signer is for this provider.
+func (s Signer) accepts(provider string) bool { return slices.Contains(s.Providers, provider) }
 
-// claims reports whether a request has a PROVIDER block with a provider of the signer, be it malformed otherwise.
-func claims(request []byte, signer Signer) bool {
+// namesProvider reports whether a request has a PROVIDER block with a provider of the signer, be it malformed otherwise.
+func namesProvider(request []byte, signer Signer) bool {
 	begin := []byte("-----BEGIN " + attestation.BlockProvider + "-----")
 	for {
 		i := bytes.Index(request, begin)
@@ -259,7 +259,7 @@ func claims(request []byte, signer Signer) bool {
 		if end >= 0 {
 			block = request[:len(begin)+end]
 		}
-		if p, _ := pem.Decode(block); p != nil && signer.takes(string(bytes.TrimSpace(p.Bytes))) {
+		if p, _ := pem.Decode(block); p != nil && signer.accepts(string(bytes.TrimSpace(p.Bytes))) {
 			return true
 		}
 		request = request[len(begin):]
@@ -267,75 +267,75 @@ func claims(request []byte, signer Signer) bool {
 }
 
 // judge applies every rule, in the order of the reasons.
-func (t *trial) judge() {
-	if t.in.Now.IsZero() {
-		t.deny(ReasonRefused, "no time was given")
+func (e *evaluation) judge() {
+	if e.in.Now.IsZero() {
+		e.deny(ReasonRefused, "no time was given")
 	}
-	if t.in.OverRate {
-		t.limited.Add(ReasonRateLimited, "too many requests")
+	if e.in.RateLimited {
+		e.limited.Add(ReasonRateLimited, "too many requests")
 	}
-	if t.in.NoSigner && t.signedHere() {
-		t.wait(ReasonSignerUnavailable, "there is no CA to sign with at present")
+	if e.in.SignerUnavailable && e.signedHere() {
+		e.wait(ReasonSignerUnavailable, "there is no CA to sign with at present")
 	}
-	if t.unattested {
-		t.judgeUnattested()
+	if e.unattested {
+		e.judgeUnattested()
 		return
 	}
-	if t.serving {
-		t.judgeServing()
+	if e.serving {
+		e.judgeServing()
 		return
 	}
-	t.judgeRequest()
-	t.judgeRequester()
-	if !t.matches {
+	e.judgeRequest()
+	e.judgeRequester()
+	if !e.providerMatches {
 		return // there is no evidence to go by
 	}
-	t.judgePair()
-	t.judgeEvidence()
-	t.selectMachine()
-	t.findRecord()
-	t.judgeToken()
-	t.judgeCredential()
-	t.judgeMachine()
-	t.judgeName()
-	t.judgeNodeObject()
-	t.judgeRecords()
-	if t.shown && !t.hello && t.record != nil && t.record.EK == t.ek {
-		t.judgeNamed(t.record)
+	e.judgePair()
+	e.judgeEvidence()
+	e.selectMachine()
+	e.findRecord()
+	e.judgeToken()
+	e.judgeCredential()
+	e.judgeMachine()
+	e.judgeName()
+	e.judgeNodeObject()
+	e.judgeRecords()
+	if e.evidenceAccepted && !e.hello && e.record != nil && e.record.EK == e.ek {
+		e.warnIfNotNamed(e.record)
 	}
-	t.judgeOrphans()
-	t.judgeSpent()
+	e.judgeOrphans()
+	e.judgeHelloReuse()
 }
 
 // judgeRequest applies S1 to S6.
-func (t *trial) judgeRequest() {
-	spec := t.in.Request.Spec
+func (e *evaluation) judgeRequest() {
+	spec := e.in.Request.Spec
 	content, err := attestation.Parse(spec.Request)
 	if err != nil {
-		t.deny(ReasonMalformedRequest, "%v", err)
+		e.deny(ReasonMalformedRequest, "%v", err)
 		return
 	}
-	t.content, t.matches = content, t.rules.signers[spec.SignerName].takes(content.Provider)
-	if !t.matches {
-		t.deny(ReasonProviderMismatch, "the signer is not for the provider %.64q", content.Provider)
+	e.content, e.providerMatches = content, e.rules.signers[spec.SignerName].accepts(content.Provider)
+	if !e.providerMatches {
+		e.deny(ReasonProviderMismatch, "the signer is not for the provider %.64q", content.Provider)
 	}
-	t.asks = judgeCertification(&t.denied, content.PKCS10)
-	judgeUsages(&t.denied, spec.Usages, t.asks.key, certificatesv1.UsageClientAuth)
+	e.requested = judgePKCS10(&e.denied, content.PKCS10)
+	judgeUsages(&e.denied, spec.Usages, e.requested.key, certificatesv1.UsageClientAuth)
 }
 
-// settle returns whether every rule holds, and else what follows: refuse is Deny or Fail. What contradicts beats what is missing.
-func (t *trial) settle(refuse Outcome) (d Decision, hold bool) {
-	d = Decision{Class: t.class, Warnings: t.warned}
-	overdue := !t.in.Request.CreationTimestamp.IsZero() && !t.in.Now.Before(t.rules.Deadline(t.in.Request))
+// conclude returns whether every rule holds, and else what follows: refuse is Deny or Fail. What contradicts beats what is missing.
+func (e *evaluation) conclude(refuse Outcome) (d Decision, hold bool) {
+	d = Decision{Class: e.class, Warnings: e.warned}
+	overdue := !e.in.Request.CreationTimestamp.IsZero() && !e.in.Now.Before(e.rules.Deadline(e.in.Request))
 	switch {
-	case len(t.denied) > 0:
-		d.Outcome, d.Refusals = refuse, expiredLast(t.denied)
-	case len(t.missing) > 0 && overdue:
-		d.Outcome, d.Refusals = refuse, t.missing
-	case len(t.missing) > 0 || len(t.limited) > 0:
-		d.Outcome, d.Refusals = Wait, slices.Concat(t.missing, t.limited)
-	case t.class == 0 || t.asks.key == nil || t.asks.nodeName == "" || !t.unattested && t.machine == nil ||
-		!t.unattested && !t.serving && !t.shown || t.serving && t.addresses.count() == 0: // cannot be: each comes with a refusal
+	case len(e.denied) > 0:
+		d.Outcome, d.Refusals = refuse, expiredLast(e.denied)
+	case len(e.missing) > 0 && overdue:
+		d.Outcome, d.Refusals = refuse, e.missing
+	case len(e.missing) > 0 || len(e.limited) > 0:
+		d.Outcome, d.Refusals = Wait, slices.Concat(e.missing, e.limited)
+	case e.class == 0 || e.requested.key == nil || e.requested.nodeName == "" || !e.unattested && e.machine == nil ||
+		!e.unattested && !e.serving && !e.evidenceAccepted || e.serving && e.addresses.count() == 0: // cannot be: each comes with a refusal
 		d.Outcome, d.Refusals = refuse, Refusals{{Reason: ReasonRefused}}
 	default:
 		hold = true
@@ -357,8 +357,8 @@ func expiredLast(refusals Refusals) Refusals {
 }
 
 // grant is the one place from which a request passes.
-func (t *trial) grant(outcome Outcome, record Record) Decision {
-	return Decision{Outcome: outcome, Class: t.class, Warnings: t.warned, Grant: &Grant{
-		NodeName: t.asks.nodeName, PublicKey: t.asks.key, MaxLifetime: t.maxLifetime, Addresses: t.addresses, Record: record,
+func (e *evaluation) grant(outcome Outcome, record Record) Decision {
+	return Decision{Outcome: outcome, Class: e.class, Warnings: e.warned, Grant: &Grant{
+		NodeName: e.requested.nodeName, PublicKey: e.requested.key, MaxLifetime: e.maxLifetime, Addresses: e.addresses, Record: record,
 	}}
 }

@@ -131,14 +131,14 @@ func TestAccepted(t *testing.T) {
 			return w
 		}, func(*world) {}},
 		"M1: a cloud's, whatever EKs are named": {func() *world { return goodCloud(First) }, func(w *world) { w.machine().EKs = nil }},
-		"S7: the other proof was issued":        {again, func(w *world) { w.record().Open = false }},
-		"S7: a hello, while a proof is open":    {helloOf(Again), func(w *world) { w.record().Open = true }},
-		"S7: the proof that is open":            {func() *world { w := goodSigning(First); w.in.Records[1].Open = true; return w }, func(*world) {}},
+		"S7: the other proof was issued":        {again, func(w *world) { w.record().ProofPending = false }},
+		"S7: a hello, while a proof is open":    {helloOf(Again), func(w *world) { w.record().ProofPending = true }},
+		"S7: the proof that is open":            {func() *world { w := goodSigning(First); w.in.Records[1].ProofPending = true; return w }, func(*world) {}},
 		"left alone: RSA": {goodUnattested, func(w *world) {
 			w.in.Request.Spec.Request = stockRequest(nodeName, "", key("rsa2048"))
 			w.in.Request.Spec.Usages = csr.Usages(key("rsa2048").Public())
 		}},
-		"left alone: no CA here":             {goodUnattested, func(w *world) { w.in.NoSigner = true }},
+		"left alone: no CA here":             {goodUnattested, func(w *world) { w.in.SignerUnavailable = true }},
 		"T1: stronger provider than pinned":  {again, func(w *world) { w.record().Provider = "acme" }},
 		"T1: insecure before":                {again, func(w *world) { w.record().Provider, w.record().EK = InsecureProvider, "" }},
 		"T1: another's record":               {nil, func(w *world) { w.in.Records = append(w.in.Records, recordOf("worker-3", "e3")) }},
@@ -370,7 +370,7 @@ func TestHostile(t *testing.T) {
 		}, Deny, reasons{ReasonUnsupportedKey}},
 		{"S3: signed with another key", first, func(w *world) {
 			d := p256()
-			d.publicKey = must(openCertification(goodPKCS10(key("p384")))).publicKey
+			d.publicKey = must(splitPKCS10(goodPKCS10(key("p384")))).publicKey
 			w.pkcs10(d.sign())
 		}, Deny, reasons{ReasonUnsupportedKey}},
 		{"S3: changed after it was signed", first, func(w *world) {
@@ -521,7 +521,7 @@ func TestHostile(t *testing.T) {
 			w.in.Hello, w.in.Evidence = nil, Evidence{Provider: "tpm", Err: context.DeadlineExceeded}
 		}, Wait, reasons{ReasonHelloNotFound}},
 		{"S7: no hello, and nothing vouches for the EK", first, func(w *world) {
-			w.in.Hello, w.in.Evidence = nil, Evidence{Provider: "tpm", Err: Refusals{{"AttestationX", "x"}}, Unvouched: true}
+			w.in.Hello, w.in.Evidence = nil, Evidence{Provider: "tpm", Err: Refusals{{"AttestationX", "x"}}, EKUntrusted: true}
 		}, Wait, reasons{ReasonHelloNotFound}},
 		{"S7: no hello, and good evidence", first, func(w *world) { w.in.Hello = nil }, Wait, reasons{ReasonHelloNotFound}},
 		{"S7: no hello, and something contradicts", first, func(w *world) {
@@ -633,7 +633,7 @@ func TestHostile(t *testing.T) {
 		{"M1: not known", first, func(w *world) { w.in.Machines = nil }, Wait, reasons{ReasonMachineNotFound}},
 		{"M1: not vouched for yet", helloOf(First), unvouched(ek1, func(w *world) { w.machine().EKs = nil }), Wait, reasons{ReasonMachineNotFound}},
 		{"M1: not vouched for yet, but known by now", helloOf(First), unvouched(ek1, nil), Wait, reasons{ReasonMachineNotFound}},
-		{"M1: not vouched for, without an error", helloOf(First), func(w *world) { w.in.Evidence.Unvouched = true }, Wait, reasons{ReasonMachineNotFound}},
+		{"M1: not vouched for, without an error", helloOf(First), func(w *world) { w.in.Evidence.EKUntrusted = true }, Wait, reasons{ReasonMachineNotFound}},
 		{"M1: not vouched for, another machine's name", helloOf(First), unvouched("e9", nil), Deny, reasons{ReasonNodeNameMismatch}},
 		{"M1: not vouched for, the name of a machine without an EK", helloOf(First), unvouched("e9", func(w *world) { w.machine().EKs[0].EK = "" }), Wait, reasons{ReasonMachineNotFound}},
 		{"M1: not vouched for, a name with a record", helloOf(Again), unvouched("e9", func(w *world) { w.machine().EKs = nil }), Deny, reasons{ReasonNodeAlreadyRegistered, ReasonIdentityBound}},
@@ -726,14 +726,14 @@ func TestHostile(t *testing.T) {
 		}, Deny, reasons{ReasonBootCountersWentBack}},
 		{"T1: signing", signingOf(Again), func(w *world) { w.in.Records[1].EK = "e9" }, Fail, reasons{ReasonIdentityBound}},
 
-		{"R1: over the rate", first, func(w *world) { w.in.OverRate = true }, Wait, reasons{ReasonRateLimited}},
+		{"R1: over the rate", first, func(w *world) { w.in.RateLimited = true }, Wait, reasons{ReasonRateLimited}},
 		{"R1: over the rate for long", first, func(w *world) {
-			w.in.OverRate = true
+			w.in.RateLimited = true
 			w.created(24 * time.Hour)
 		}, Wait, reasons{ReasonRateLimited}},
-		{"R1: over the rate, and a contradiction", first, func(w *world) { w.in.OverRate = true; w.in.Node = Present }, Deny, reasons{ReasonNodeAlreadyRegistered}},
+		{"R1: over the rate, and a contradiction", first, func(w *world) { w.in.RateLimited = true; w.in.Node = Present }, Deny, reasons{ReasonNodeAlreadyRegistered}},
 		{"R1: over the rate, and something else is missing for long", first, func(w *world) {
-			w.in.OverRate, w.in.Machines = true, nil
+			w.in.RateLimited, w.in.Machines = true, nil
 			w.created(time.Hour)
 		}, Deny, reasons{ReasonMachineNotFound}},
 
@@ -822,7 +822,7 @@ func TestHostile(t *testing.T) {
 		{"left alone: a server's certificate", goodUnattested, usages("digital signature", "server auth"), Deny, reasons{ReasonUsageMismatch}},
 		{"left alone: a weak key", goodUnattested, func(w *world) { w.in.Request.Spec.Request = stockRequest(nodeName, "", key("p224")) }, Deny, reasons{ReasonUnsupportedKey}},
 		{"left alone: decided", goodUnattested, func(w *world) { w.condition(certificatesv1.CertificateDenied) }, Ignore, nil},
-		{"left alone: over the rate", goodUnattested, func(w *world) { w.in.OverRate = true }, Wait, reasons{ReasonRateLimited}},
+		{"left alone: over the rate", goodUnattested, func(w *world) { w.in.RateLimited = true }, Wait, reasons{ReasonRateLimited}},
 		{"left alone: no time", goodUnattested, func(w *world) { w.in.Now = time.Time{} }, Deny, reasons{ReasonRefused}},
 		{"left alone: approved, for others to sign", goodUnattested, func(w *world) {
 			w.signing = true
@@ -844,15 +844,18 @@ func TestHostile(t *testing.T) {
 			w.closeHello(string(ReasonHelloExpired))
 			w.in.Hello.Status.Conditions[0].Type = certificatesv1.CertificateApproved
 		}, Deny, reasons{ReasonProofMismatch}},
-		{"S7: another proof is open", again, func(w *world) { w.record().Open = true }, Wait, reasons{ReasonRequestPending}},
-		{"S7: another proof is open for long", again, func(w *world) { w.record().Open = true; w.created(time.Hour) }, Deny, reasons{ReasonRequestPending}},
-		{"S7: another proof is open, renewal", renewal, func(w *world) { w.record().Open = true }, Wait, reasons{ReasonRequestPending}},
-		{"no CA", first, func(w *world) { w.in.NoSigner = true }, Wait, reasons{ReasonSignerUnavailable}},
-		{"no CA: a hello", helloOf(First), func(w *world) { w.in.NoSigner = true }, Wait, reasons{ReasonSignerUnavailable}},
-		{"no CA for long", first, func(w *world) { w.in.NoSigner = true; w.created(time.Hour) }, Deny, reasons{ReasonSignerUnavailable}},
-		{"no CA: hostile all the same", first, func(w *world) { w.in.NoSigner = true; w.in.Request.Spec.Usages, w.in.Hello.Spec.Usages = nil, nil }, Deny, reasons{ReasonUsageMismatch}},
-		{"signing: no CA", signingOf(First), func(w *world) { w.in.NoSigner = true }, Wait, reasons{ReasonSignerUnavailable}},
-		{"signing: no CA for long", signingOf(First), func(w *world) { w.in.NoSigner = true; w.created(time.Hour) }, Fail, reasons{ReasonSignerUnavailable}},
+		{"S7: another proof is open", again, func(w *world) { w.record().ProofPending = true }, Wait, reasons{ReasonRequestPending}},
+		{"S7: another proof is open for long", again, func(w *world) { w.record().ProofPending = true; w.created(time.Hour) }, Deny, reasons{ReasonRequestPending}},
+		{"S7: another proof is open, renewal", renewal, func(w *world) { w.record().ProofPending = true }, Wait, reasons{ReasonRequestPending}},
+		{"no CA", first, func(w *world) { w.in.SignerUnavailable = true }, Wait, reasons{ReasonSignerUnavailable}},
+		{"no CA: a hello", helloOf(First), func(w *world) { w.in.SignerUnavailable = true }, Wait, reasons{ReasonSignerUnavailable}},
+		{"no CA for long", first, func(w *world) { w.in.SignerUnavailable = true; w.created(time.Hour) }, Deny, reasons{ReasonSignerUnavailable}},
+		{"no CA: hostile all the same", first, func(w *world) {
+			w.in.SignerUnavailable = true
+			w.in.Request.Spec.Usages, w.in.Hello.Spec.Usages = nil, nil
+		}, Deny, reasons{ReasonUsageMismatch}},
+		{"signing: no CA", signingOf(First), func(w *world) { w.in.SignerUnavailable = true }, Wait, reasons{ReasonSignerUnavailable}},
+		{"signing: no CA for long", signingOf(First), func(w *world) { w.in.SignerUnavailable = true; w.created(time.Hour) }, Fail, reasons{ReasonSignerUnavailable}},
 		{"signing: not approved", signingOf(First), func(w *world) { w.in.Request.Status.Conditions = nil }, Ignore, nil},
 		{"signing: approved and denied", signingOf(First), func(w *world) { w.condition(certificatesv1.CertificateDenied) }, Ignore, nil},
 		{"signing: approved and failed", signingOf(First), func(w *world) { w.condition(certificatesv1.CertificateFailed) }, Ignore, nil},
@@ -941,7 +944,7 @@ func (w *world) created(ago time.Duration) {
 // unvouched is a hello of which nothing is wrong but that nobody vouches for its EK.
 func unvouched(ek string, bend func(*world)) func(*world) {
 	return func(w *world) {
-		w.in.Evidence = Evidence{EK: ek, Err: Refusals{{"AttestationEKUntrusted", "x"}}, Unvouched: true}
+		w.in.Evidence = Evidence{EK: ek, Err: Refusals{{"AttestationEKUntrusted", "x"}}, EKUntrusted: true}
 		if bend != nil {
 			bend(w)
 		}
@@ -1162,22 +1165,22 @@ func TestLook(t *testing.T) {
 	rules := must(New(goodPolicy()))
 	w := good(First)
 	w.condition(certificatesv1.CertificateApproved)
-	if claim, ours := rules.Look(w.in.Request); !ours || claim != (Claim{"tpm", false, false, nodeName, providerID}) {
+	if claim, ours := rules.ParseClaim(w.in.Request); !ours || claim != (Claim{"tpm", false, false, nodeName, providerID}) {
 		t.Errorf("a proof: %+v, %t", claim, ours)
 	}
-	if claim, ours := rules.Look(w.in.Hello); !ours || claim != (Claim{"tpm", true, false, nodeName, providerID}) {
+	if claim, ours := rules.ParseClaim(w.in.Hello); !ours || claim != (Claim{"tpm", true, false, nodeName, providerID}) {
 		t.Errorf("a hello: %+v, %t", claim, ours)
 	}
 	w.in.Request.Spec.SignerName = "example.com/other"
-	if _, ours := rules.Look(w.in.Request); ours {
+	if _, ours := rules.ParseClaim(w.in.Request); ours {
 		t.Error("another's signer is ours")
 	}
 	w = good(First)
 	w.in.Request.Spec.Request = nil
-	if claim, ours := rules.Look(w.in.Request); !ours || claim != (Claim{}) {
+	if claim, ours := rules.ParseClaim(w.in.Request); !ours || claim != (Claim{}) {
 		t.Errorf("malformed: %+v, %t", claim, ours)
 	}
-	if _, ours := rules.Look(nil); ours {
+	if _, ours := rules.ParseClaim(nil); ours {
 		t.Error("no request is ours")
 	}
 }

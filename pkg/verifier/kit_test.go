@@ -94,7 +94,7 @@ type draft struct {
 
 // draftOf is a good one.
 func draftOf(key crypto.Signer) *draft {
-	p := must(openCertification(goodPKCS10(key)))
+	p := must(splitPKCS10(goodPKCS10(key)))
 	return &draft{[]byte{tagInteger, 1, 0}, p.subject, p.publicKey, p.attributes, p.algorithm, key}
 }
 

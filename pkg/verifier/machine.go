@@ -22,8 +22,8 @@ type Machine struct {
 	Ref MachineRef
 	// EKs are the endorsement keys that authorities name for it. Those count whose source is in the policy.
 	EKs []NamedEK
-	// Unread are the sources that could not be read: they may name keys that are not in EKs.
-	Unread []EKSource
+	// UnavailableSources are the sources that could not be read: they may name keys that are not in EKs.
+	UnavailableSources []EKSource
 	// ProviderID is its spec.providerID, empty if there is none yet.
 	ProviderID string
 	// Names are the node names that it may have. The policy says which source decides.
@@ -65,143 +65,143 @@ const (
 
 // selectMachine applies M1: the endorsement key selects the machine, or evidence that names it; under the insecure signer the token does, and
 // on first use the provider ID may.
-func (t *trial) selectMachine() {
-	var found []*Machine
-	for i := range t.in.Machines {
-		if m := &t.in.Machines[i]; m.Ref.Name != "" && t.selects(m) {
-			found = append(found, m)
+func (e *evaluation) selectMachine() {
+	var selected []*Machine
+	for i := range e.in.Machines {
+		if m := &e.in.Machines[i]; m.Ref.Name != "" && e.selects(m) {
+			selected = append(selected, m)
 		}
 	}
 	switch {
-	case len(found) > 1:
-		t.deny(ReasonAmbiguousMachine, "the evidence belongs to %d machines", len(found))
-	case len(found) == 1:
-		t.machine = found[0]
-		if t.insecure && slices.ContainsFunc(t.machine.EKs, t.rules.counts) {
-			t.deny(ReasonIdentityBound, "machine: it has an endorsement key, and can show it")
+	case len(selected) > 1:
+		e.deny(ReasonAmbiguousMachine, "the evidence belongs to %d machines", len(selected))
+	case len(selected) == 1:
+		e.machine = selected[0]
+		if e.insecure && slices.ContainsFunc(e.machine.EKs, e.rules.trustsSource) {
+			e.deny(ReasonIdentityBound, "machine: it has an endorsement key, and can show it")
 		}
-	case t.judgeContestedKey():
-	case t.trustFirstUse():
-	case t.shown:
-		t.wait(ReasonMachineNotFound, "no machine is known that the evidence belongs to")
+	case e.judgeContestedEK():
+	case e.selectOnFirstUse():
+	case e.evidenceAccepted:
+		e.wait(ReasonMachineNotFound, "no machine is known that the evidence belongs to")
 	}
 }
 
-func (t *trial) selects(m *Machine) bool {
-	if t.insecure {
-		return t.in.Token.Known && t.in.Token.Machine == m.Ref
+func (e *evaluation) selects(m *Machine) bool {
+	if e.insecure {
+		return e.in.Token.Known && e.in.Token.Machine == m.Ref
 	}
-	if t.shown && t.in.Evidence.Machine != "" {
-		return m.Ref.Name == t.in.Evidence.Machine
+	if e.evidenceAccepted && e.in.Evidence.Machine != "" {
+		return m.Ref.Name == e.in.Evidence.Machine
 	}
-	if t.ek == "" {
+	if e.ek == "" {
 		return false
 	}
-	r := t.recordOf(m)
-	if r != nil && r.EK == t.ek {
-		return t.namingOf(r, m) != keyReplaced
+	r := e.recordOf(m)
+	if r != nil && r.EK == e.ek {
+		return e.ekStateOf(r, m) != ekStateReplaced
 	}
-	if !t.rules.NamesEK(m, t.ek) {
+	if !e.rules.NamesEK(m, e.ek) {
 		return false
 	}
 	if r == nil || r.EK == "" {
 		return true
 	}
-	switch t.namingOf(r, m) {
-	case keyAgrees:
+	switch e.ekStateOf(r, m) {
+	case ekStateConfirmed:
 		return true
-	case keyReplaced: // the key may still be another machine's
-		return t.mayReplace(r, m) && !slices.ContainsFunc(t.in.Records, func(other Record) bool { return other.Machine != m.Ref && t.hasKey(&other) })
+	case ekStateReplaced: // the key may still be another machine's
+		return e.isAcceptedReplacement(r, m) && !slices.ContainsFunc(e.in.Records, func(other Record) bool { return other.Machine != m.Ref && e.pinsEK(&other) })
 	}
 	return false // the record decides
 }
 
 // judgeMachine applies the rest of M1, and M2 and M3.
-func (t *trial) judgeMachine() {
-	m := t.machine
+func (e *evaluation) judgeMachine() {
+	m := e.machine
 	if m == nil {
 		return
 	}
 	if !m.Ready {
-		t.wait(ReasonMachineNotReady, "the machine is not provisioned yet, or is paused")
+		e.wait(ReasonMachineNotReady, "the machine is not provisioned yet, or is paused")
 	}
 	switch {
-	case t.asks.providerID == "" || t.asks.providerID == m.ProviderID:
+	case e.requested.providerID == "" || e.requested.providerID == m.ProviderID:
 	case m.ProviderID == "":
-		t.wait(ReasonMachineNotReady, "the machine has no provider ID yet")
+		e.wait(ReasonMachineNotReady, "the machine has no provider ID yet")
 	default:
-		t.deny(ReasonProviderIDMismatch, "the provider ID is not the machine's")
+		e.deny(ReasonProviderIDMismatch, "the provider ID is not the machine's")
 	}
-	t.judgeDeletion()
+	e.judgeDeletion()
 }
 
 // judgeDeletion applies M3. A node that has a certificate gets another for a while.
-func (t *trial) judgeDeletion() {
-	switch deleted := t.machine.Deleted; {
+func (e *evaluation) judgeDeletion() {
+	switch deleted := e.machine.Deleted; {
 	case deleted.IsZero():
-	case (t.class == Renewal || t.class == Serving) && t.in.Now.Sub(deleted) <= deletingRenewal:
-		t.maxLifetime = deletingRenewal
+	case (e.class == Renewal || e.class == Serving) && e.in.Now.Sub(deleted) <= deletingRenewal:
+		e.maxLifetime = deletingRenewal
 	default:
-		t.deny(ReasonMachineDeleting, "the machine is being deleted")
+		e.deny(ReasonMachineDeleting, "the machine is being deleted")
 	}
 }
 
 // judgeName applies M4.
-func (t *trial) judgeName() {
-	name := t.asks.nodeName
+func (e *evaluation) judgeName() {
+	name := e.requested.nodeName
 	if name == "" {
 		return
 	}
-	if t.machine == nil {
-		t.judgeOwner(name)
+	if e.machine == nil {
+		e.judgeNameOwner(name)
 		return
 	}
-	for _, r := range t.in.Records {
-		if r.NodeName == name && r.Machine != t.machine.Ref {
-			t.deny(ReasonAmbiguousName, "the node name is in another machine's record")
+	for _, r := range e.in.Records {
+		if r.NodeName == name && r.Machine != e.machine.Ref {
+			e.deny(ReasonAmbiguousName, "the node name is in another machine's record")
 		}
 	}
-	if t.record != nil && t.record.NodeName != name {
-		t.deny(ReasonNodeNameMismatch, "the node name is not the one in the machine's record")
+	if e.record != nil && e.record.NodeName != name {
+		e.deny(ReasonNodeNameMismatch, "the node name is not the one in the machine's record")
 	}
-	if t.record != nil && t.class != First {
+	if e.record != nil && e.class != First {
 		return
 	}
-	switch names := t.names(t.machine); {
+	switch names := e.nodeNames(e.machine); {
 	case len(names) == 0:
-		t.wait(ReasonNodeNameUnknown, "nothing says yet which node name the machine has")
+		e.wait(ReasonNodeNameUnknown, "nothing says yet which node name the machine has")
 	case len(names) > 1:
-		t.deny(ReasonAmbiguousName, "the machine has %d node names", len(names))
+		e.deny(ReasonAmbiguousName, "the machine has %d node names", len(names))
 	case names[0] != name:
-		t.deny(ReasonNodeNameMismatch, "the node name is not the machine's")
+		e.deny(ReasonNodeNameMismatch, "the node name is not the machine's")
 	}
-	for i := range t.in.Machines {
-		if m := &t.in.Machines[i]; m.Ref != t.machine.Ref && t.claims(m, name) {
-			t.deny(ReasonAmbiguousName, "the node name is claimed by another machine")
+	for i := range e.in.Machines {
+		if m := &e.in.Machines[i]; m.Ref != e.machine.Ref && e.hasNodeName(m, name) {
+			e.deny(ReasonAmbiguousName, "the node name is claimed by another machine")
 		}
 	}
 }
 
-// judgeOwner refuses evidence that belongs to no machine known, if the name is that of one whose endorsement keys are known: waiting
+// judgeNameOwner refuses evidence that belongs to no machine known, if the name is that of one whose endorsement keys are known: waiting
 // would not make it this one.
-func (t *trial) judgeOwner(name string) {
-	if t.ek == "" {
+func (e *evaluation) judgeNameOwner(name string) {
+	if e.ek == "" {
 		return
 	}
-	for i := range t.in.Machines {
-		m := &t.in.Machines[i]
-		if slices.ContainsFunc(m.EKs, t.rules.counts) && !t.selects(m) && t.claims(m, name) {
-			t.deny(ReasonNodeNameMismatch, "the machine of that node name has another endorsement key")
+	for i := range e.in.Machines {
+		m := &e.in.Machines[i]
+		if slices.ContainsFunc(m.EKs, e.rules.trustsSource) && !e.selects(m) && e.hasNodeName(m, name) {
+			e.deny(ReasonNodeNameMismatch, "the machine of that node name has another endorsement key")
 		}
 	}
 }
 
-// names returns the node names that the machine has by the policy.
-func (t *trial) names(m *Machine) []string { return m.NodeNames(t.rules.policy.NameSources) }
+// nodeNames returns the node names that the machine has by the policy.
+func (e *evaluation) nodeNames(m *Machine) []string { return m.NodeNames(e.rules.policy.NameSources) }
 
-// claims reports whether a name is one of those. There may be very many machines: of most this is plain at a glance.
-func (t *trial) claims(m *Machine, name string) bool {
-	return slices.ContainsFunc(m.Names, func(n NodeName) bool { return n.Value == name }) && slices.Contains(t.names(m), name)
+// hasNodeName reports whether a name is one of those. There may be very many machines: of most this is plain at a glance.
+func (e *evaluation) hasNodeName(m *Machine, name string) bool {
+	return slices.ContainsFunc(m.Names, func(n NodeName) bool { return n.Value == name }) && slices.Contains(e.nodeNames(m), name)
 }
 
 // NodeNames returns what the first of the sources says that has any name for the machine, each once.
@@ -221,15 +221,15 @@ func (m Machine) NodeNames(sources []NameSource) []string {
 }
 
 // judgeNodeObject applies M5. Only that a Node exists is taken from it: a node writes the rest.
-func (t *trial) judgeNodeObject() {
-	if t.class != First {
+func (e *evaluation) judgeNodeObject() {
+	if e.class != First {
 		return
 	}
-	switch t.in.Node {
+	switch e.in.Node {
 	case Absent:
 	case Present:
-		t.deny(ReasonNodeAlreadyRegistered, "a Node of that name exists, and no record ties it to this machine. If it is this machine: kubectl delete node %s", t.asks.nodeName)
+		e.deny(ReasonNodeAlreadyRegistered, "a Node of that name exists, and no record ties it to this machine. If it is this machine: kubectl delete node %s", e.requested.nodeName)
 	default:
-		t.wait(ReasonNodeAlreadyRegistered, "it is not known yet whether a Node of that name exists")
+		e.wait(ReasonNodeAlreadyRegistered, "it is not known yet whether a Node of that name exists")
 	}
 }

@@ -13,18 +13,18 @@ import (
 )
 
 // judgePair applies S7. The challenge was given to whoever filed the hello, for what the hello asks.
-func (t *trial) judgePair() {
-	if t.lacksHello() {
-		t.wait(ReasonHelloNotFound, "the hello that the proof refers to is not there")
+func (e *evaluation) judgePair() {
+	if e.lacksHello() {
+		e.wait(ReasonHelloNotFound, "the hello that the proof refers to is not there")
 		return
 	}
-	if !t.needsHello() {
+	if !e.needsHello() {
 		return
 	}
-	proof, hello := t.in.Request.Spec, t.in.Hello.Spec
-	differ := func(what string) { t.deny(ReasonProofMismatch, "proof and hello differ in %s", what) }
+	proof, hello := e.in.Request.Spec, e.in.Hello.Spec
+	differ := func(what string) { e.deny(ReasonProofMismatch, "proof and hello differ in %s", what) }
 	if hello.SignerName != attestation.HelloSignerName {
-		t.deny(ReasonProofMismatch, "what the proof refers to is not a hello")
+		e.deny(ReasonProofMismatch, "what the proof refers to is not a hello")
 	}
 	if proof.Username != hello.Username {
 		differ("username")
@@ -37,12 +37,12 @@ func (t *trial) judgePair() {
 	}
 	content, err := attestation.Parse(hello.Request)
 	if err != nil {
-		t.deny(ReasonProofMismatch, "the hello is malformed")
+		e.deny(ReasonProofMismatch, "the hello is malformed")
 	}
-	if err == nil && content.Provider != t.content.Provider {
+	if err == nil && content.Provider != e.content.Provider {
 		differ("provider")
 	}
-	if err == nil && !bytes.Equal(content.PKCS10, t.content.PKCS10) {
+	if err == nil && !bytes.Equal(content.PKCS10, e.content.PKCS10) {
 		differ("the certification request")
 	}
 	if !slices.Equal(proof.Usages, hello.Usages) {
@@ -53,40 +53,41 @@ func (t *trial) judgePair() {
 	}
 }
 
-func (t *trial) needsHello() bool { return !t.hello && t.rules.challenges(t.content.Provider) }
+func (e *evaluation) needsHello() bool { return !e.hello && e.rules.challenges(e.content.Provider) }
 
-func (t *trial) lacksHello() bool { return t.needsHello() && t.in.Hello == nil }
+func (e *evaluation) lacksHello() bool { return e.needsHello() && e.in.Hello == nil }
 
-// judgeSpent applies the rest of S7: one proof follows a hello. A second one by the same machine would be as genuine, and get a second
+// judgeHelloReuse applies the rest of S7: one proof follows a hello. A second one by the same machine would be as genuine, and get a second
 // certificate for one challenge.
-func (t *trial) judgeSpent() {
-	if !t.needsHello() || t.in.Hello == nil {
+func (e *evaluation) judgeHelloReuse() {
+	if !e.needsHello() || e.in.Hello == nil {
 		return
 	}
 	named := false
-	for i := range t.in.Records {
-		r := &t.in.Records[i]
-		named = named || r.names(t.in.Request)
-		if r.HelloUID == string(t.in.Hello.UID) && !r.names(t.in.Request) {
-			t.deny(ReasonProofMismatch, "another proof has followed the hello")
+	for i := range e.in.Records {
+		r := &e.in.Records[i]
+		named = named || r.isFor(e.in.Request)
+		if r.HelloUID == string(e.in.Hello.UID) && !r.isFor(e.in.Request) {
+			e.deny(ReasonProofMismatch, "another proof has followed the hello")
 			return
 		}
 	}
-	if state.Of(t.in.Hello) != state.Pending && !expired(t.in.Hello) && !named {
-		t.deny(ReasonProofMismatch, "the hello is closed")
+	if state.Of(e.in.Hello) != state.Pending && !closedByExpiry(e.in.Hello) && !named {
+		e.deny(ReasonProofMismatch, "the hello is closed")
 	}
 }
 
-// expired reports whether a hello was closed since its challenge had run out, and for no other reason: a proof that came in time may still wait.
-func expired(hello *certificatesv1.CertificateSigningRequest) bool {
+// closedByExpiry reports whether a hello was closed because its challenge had run out, and for no
+// other reason: a proof that came in time may still wait.
+func closedByExpiry(hello *certificatesv1.CertificateSigningRequest) bool {
 	reached, cause := state.Explain(hello)
 	alone := len(hello.Status.Conditions) == 1 && len(hello.Status.Certificate) == 0
 	return reached == state.Denied && alone && cause.Reason == string(ReasonHelloExpired)
 }
 
-// judgeOthers has a proof wait while another one of its machine is on its way: the record can name one, and only that is signed.
-func (t *trial) judgeOthers() {
-	if !t.hello && !t.serving && t.record != nil && t.record.Open && !t.record.names(t.in.Request) {
-		t.wait(ReasonRequestPending, "another request of this machine is being issued")
+// judgeOtherProofs has a proof wait while another one of its machine is on its way: the record can name one, and only that is signed.
+func (e *evaluation) judgeOtherProofs() {
+	if !e.hello && !e.serving && e.record != nil && e.record.ProofPending && !e.record.isFor(e.in.Request) {
+		e.wait(ReasonRequestPending, "another request of this machine is being issued")
 	}
 }

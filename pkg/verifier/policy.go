@@ -151,7 +151,7 @@ type Policy struct {
 type Rules struct {
 	policy    Policy
 	signers   map[string]Signer
-	forbidden forbidden
+	forbidden forbiddenAddresses
 }
 
 // New returns the rules of a policy, which it copies, or an error that names the field at fault.
@@ -288,11 +288,11 @@ func (r *Rules) checkServing() error {
 	}
 	var err error
 	for _, entry := range r.policy.ForbiddenAddresses {
-		if _, err := parseForbidden([]string{entry}); err != nil {
+		if _, err := parseForbiddenAddresses([]string{entry}); err != nil {
 			return fmt.Errorf("forbiddenAddresses: %.64q %w", entry, err)
 		}
 	}
-	r.forbidden, err = parseForbidden(r.policy.ForbiddenAddresses)
+	r.forbidden, err = parseForbiddenAddresses(r.policy.ForbiddenAddresses)
 	return err
 }
 
@@ -303,22 +303,22 @@ func (r *Rules) checkSources() error {
 	if len(r.policy.EKSources) == 0 && len(r.policy.Providers) > 0 && !r.policy.TrustOnFirstUse {
 		return errors.New("ekSources: none is given, so no machine could be found")
 	}
-	if bad, ok := unknown(r.policy.EKSources, EKInventory, EKPlatform, EKAnnotation); !ok {
+	if bad, ok := firstInvalid(r.policy.EKSources, EKInventory, EKPlatform, EKAnnotation); !ok {
 		return fmt.Errorf("ekSources: %.64q is unknown, or stands twice", bad)
 	}
 	if len(r.policy.NameSources) == 0 {
 		return errors.New("nameSources: none is given")
 	}
-	if bad, ok := unknown(r.policy.NameSources, NameInventory, NameMachine, NameHostname, NameInternalDNS, NameExternalDNS); !ok {
+	if bad, ok := firstInvalid(r.policy.NameSources, NameInventory, NameMachine, NameHostname, NameInternalDNS, NameExternalDNS); !ok {
 		return fmt.Errorf("nameSources: %.64q is unknown, or stands twice", bad)
 	}
 	return nil
 }
 
-// unknown returns the first of list that is not one of those known, or stands twice.
-func unknown[T comparable](list []T, known ...T) (T, bool) {
+// firstInvalid returns the first of list that is not one of those known, or stands twice.
+func firstInvalid[T comparable](list []T, allowed ...T) (T, bool) {
 	for i, item := range list {
-		if !slices.Contains(known, item) || slices.Contains(list[:i], item) {
+		if !slices.Contains(allowed, item) || slices.Contains(list[:i], item) {
 			return item, false
 		}
 	}

@@ -33,8 +33,8 @@ type Record struct {
 	// HelloUID and ProofUID are the UIDs of the requests that the record was last written for, and ProofSHA256 is the SHA-256 of the
 	// proof's spec.request in lower-case hexadecimal digits. Only that proof may be signed.
 	HelloUID, ProofUID, ProofSHA256 string
-	// Open says that this proof is there, and neither issued nor refused yet.
-	Open bool
+	// ProofPending says that this proof is there, and neither issued nor refused yet.
+	ProofPending bool
 	// Orphaned says that the machine, an object, is gone, and the record about to go after it. Nothing is decided by such a record, and nothing
 	// that it speaks of is anybody's yet.
 	Orphaned bool
@@ -55,20 +55,20 @@ type Certificate struct {
 	NotAfter time.Time
 }
 
-// names reports whether the record was last written for this request.
-func (r *Record) names(request *certificatesv1.CertificateSigningRequest) bool {
+// isFor reports whether the record was last written for this request.
+func (r *Record) isFor(request *certificatesv1.CertificateSigningRequest) bool {
 	return r.ProofUID != "" && r.ProofUID == string(request.UID) && r.ProofSHA256 == digest(request.Spec.Request)
 }
 
-// begins reports whether the record was made for this request, and nothing came of it yet: the rules of a first request hold until it is
+// isFirstProof reports whether the record was made for this request, and nothing came of it yet: the rules of a first request hold until it is
 // signed.
-func (r *Record) begins(request *certificatesv1.CertificateSigningRequest) bool {
-	return r.names(request) && r.FirstProofUID == r.ProofUID && len(r.Certificates) == 0
+func (r *Record) isFirstProof(request *certificatesv1.CertificateSigningRequest) bool {
+	return r.isFor(request) && r.FirstProofUID == r.ProofUID && len(r.Certificates) == 0
 }
 
-// repeats reports whether the record was made for this request, whatever was issued for it: one that could not be published is issued again.
-func (r *Record) repeats(request *certificatesv1.CertificateSigningRequest) bool {
-	return r.names(request) && r.FirstProofUID == r.ProofUID &&
+// isOnlyProof reports whether the record was made for this request, whatever was issued for it: one that could not be published is issued again.
+func (r *Record) isOnlyProof(request *certificatesv1.CertificateSigningRequest) bool {
+	return r.isFor(request) && r.FirstProofUID == r.ProofUID &&
 		!slices.ContainsFunc(r.Certificates, func(c Certificate) bool { return c.ProofUID != r.ProofUID })
 }
 
@@ -88,62 +88,62 @@ func digest(data []byte) string {
 }
 
 // findRecord finds the machine's record, and with it whether a bootstrap identity asks for the first time or again.
-func (t *trial) findRecord() {
-	for i := range t.in.Records {
-		r := &t.in.Records[i]
-		if t.machine != nil && r.Machine == t.machine.Ref || t.machine == nil && t.ek != "" && r.EK == t.ek {
-			t.record = r
+func (e *evaluation) findRecord() {
+	for i := range e.in.Records {
+		r := &e.in.Records[i]
+		if e.machine != nil && r.Machine == e.machine.Ref || e.machine == nil && e.ek != "" && r.EK == e.ek {
+			e.record = r
 		}
-		if !t.shown && t.ek == "" && t.asks.nodeName != "" && r.NodeName == t.asks.nodeName {
-			t.record = r // who asks is not known; that the rules of a first request failed, too, would be no news
+		if !e.evidenceAccepted && e.ek == "" && e.requested.nodeName != "" && r.NodeName == e.requested.nodeName {
+			e.record = r // who asks is not known; that the rules of a first request failed, too, would be no news
 		}
 	}
-	if t.class == First && t.record != nil && !t.record.begins(t.in.Request) {
-		t.class = Again
+	if e.class == First && e.record != nil && !e.record.isFirstProof(e.in.Request) {
+		e.class = Again
 	}
 }
 
 // judgeRecords applies T1 to every record that has this machine, this endorsement key or this node name.
-func (t *trial) judgeRecords() {
-	bound := func(what string) { t.deny(ReasonIdentityBound, "record: %s", what) }
+func (e *evaluation) judgeRecords() {
+	bound := func(what string) { e.deny(ReasonIdentityBound, "record: %s", what) }
 	records := 0
-	for i := range t.in.Records {
-		r := &t.in.Records[i]
-		machine := t.machine != nil && r.Machine == t.machine.Ref
-		ek := t.hasKey(r)
-		name := t.asks.nodeName != "" && r.NodeName == t.asks.nodeName
+	for i := range e.in.Records {
+		r := &e.in.Records[i]
+		machine := e.machine != nil && r.Machine == e.machine.Ref
+		ek := e.pinsEK(r)
+		name := e.requested.nodeName != "" && r.NodeName == e.requested.nodeName
 		if !machine && !ek && !name {
 			continue
 		}
 		if records++; records == 2 {
 			bound("more than one has this machine, endorsement key or node name")
 		}
-		if r.Cluster != t.rules.policy.Cluster {
+		if r.Cluster != e.rules.policy.Cluster {
 			bound("it is another cluster's")
 		}
-		if ek && t.machine != nil && !machine {
+		if ek && e.machine != nil && !machine {
 			bound("the endorsement key is another machine's")
 		}
-		if t.ek != "" && r.EK != "" && r.EK != t.ek && machine {
-			t.judgeReplacement(r)
+		if e.ek != "" && r.EK != "" && r.EK != e.ek && machine {
+			e.judgeReplacement(r)
 		}
-		if t.ek != "" && r.EK != "" && r.EK != t.ek && !machine {
+		if e.ek != "" && r.EK != "" && r.EK != e.ek && !machine {
 			bound("the node name is bound to another endorsement key")
 		}
-		if t.asks.nodeName != "" && !name {
+		if e.requested.nodeName != "" && !name {
 			bound("the node name is another one")
 		}
 		if machine || ek {
-			t.judgeProviderID(r)
+			e.judgeProviderID(r)
 		}
-		if rank := t.rules.rank(r.Provider); rank < 0 || t.rules.rank(t.content.Provider) > rank {
+		if rank := e.rules.rank(r.Provider); rank < 0 || e.rules.rank(e.content.Provider) > rank {
 			bound("the machine is held to a stronger provider")
 		}
-		if t.insecure && (!machine || !r.repeats(t.in.Request)) {
+		if e.insecure && (!machine || !r.isOnlyProof(e.in.Request)) {
 			bound("this signer is not for a machine or a node name that has one")
 		}
-		if ek && t.shown {
-			t.judgeBoot(r)
+		if ek && e.evidenceAccepted {
+			e.judgeBoot(r)
 		}
 	}
 }
@@ -151,86 +151,86 @@ func (t *trial) judgeRecords() {
 // judgeReplacement judges another key than the one in the machine's record. It passes only where
 // the source that vouched for the record's key names this one now, and the controller has accepted
 // that.
-func (t *trial) judgeReplacement(r *Record) {
-	recorded := r.names(t.in.Request) // it was approved with the key in the record
+func (e *evaluation) judgeReplacement(r *Record) {
+	recorded := r.isFor(e.in.Request) // it was approved with the key in the record
 	switch {
-	case !recorded && t.pendingEK: // it waits for that
-	case !recorded && t.mayReplace(r, t.machine):
-		t.warn(ReasonEKReplaced, "record: the endorsement key is now %.16s..., named by the source %s, and was %.16s...",
-			t.ek, t.rules.sourceOf(t.machine, t.ek, r.EKSource), r.EK)
+	case !recorded && e.ekChangePending: // it waits for that
+	case !recorded && e.isAcceptedReplacement(r, e.machine):
+		e.warn(ReasonEKReplaced, "record: the endorsement key is now %.16s..., named by the source %s, and was %.16s...",
+			e.ek, e.rules.sourceOf(e.machine, e.ek, r.EKSource), r.EK)
 	default:
-		t.deny(ReasonIdentityBound, "record: the machine has another endorsement key")
+		e.deny(ReasonIdentityBound, "record: the machine has another endorsement key")
 	}
 }
 
-func (t *trial) judgeProviderID(r *Record) {
+func (e *evaluation) judgeProviderID(r *Record) {
 	other := func(id string) bool { return r.ProviderID != "" && id != "" && id != r.ProviderID }
-	if other(t.asks.providerID) || t.machine != nil && other(t.machine.ProviderID) {
-		t.deny(ReasonIdentityBound, "record: the provider ID is another one")
+	if other(e.requested.providerID) || e.machine != nil && other(e.machine.ProviderID) {
+		e.deny(ReasonIdentityBound, "record: the provider ID is another one")
 	}
 }
 
 // judgeBoot compares what the TPM said now with what it said last. It is one and the same: the endorsement key says so.
-func (t *trial) judgeBoot(r *Record) {
-	e := t.in.Evidence
-	if e.Boot != nil && r.Boot != nil && e.Boot.Before(*r.Boot) {
-		t.fail(t.rules.policy.BootCounters, ReasonBootCountersWentBack, "record: the TPM's boot counters or clock went back")
+func (e *evaluation) judgeBoot(r *Record) {
+	evidence := e.in.Evidence
+	if evidence.Boot != nil && r.Boot != nil && evidence.Boot.Before(*r.Boot) {
+		e.fail(e.rules.policy.BootCounters, ReasonBootCountersWentBack, "record: the TPM's boot counters or clock went back")
 	}
-	if e.AK != "" && r.AK != "" && e.AK != r.AK {
-		t.warn(ReasonAKChanged, "record: the TPM has another attestation key")
+	if evidence.AK != "" && r.AK != "" && evidence.AK != r.AK {
+		e.warn(ReasonAKChanged, "record: the TPM has another attestation key")
 	}
 }
 
 // judgeOrphans waits for the records of machines that are gone: their hardware, or their name, may serve the next.
-func (t *trial) judgeOrphans() {
-	for _, r := range t.orphans {
-		if t.ek != "" && r.EK == t.ek || t.asks.nodeName != "" && r.NodeName == t.asks.nodeName || t.machine != nil && r.Machine.Name == t.machine.Ref.Name {
-			t.wait(ReasonIdentityBound, "record: that of a machine that is gone is still there")
+func (e *evaluation) judgeOrphans() {
+	for _, r := range e.orphans {
+		if e.ek != "" && r.EK == e.ek || e.requested.nodeName != "" && r.NodeName == e.requested.nodeName || e.machine != nil && r.Machine.Name == e.machine.Ref.Name {
+			e.wait(ReasonIdentityBound, "record: that of a machine that is gone is still there")
 		}
 	}
 }
 
-// next returns the machine's record as it is to be once this proof is approved.
-func (t *trial) next() Record {
+// nextRecord returns the machine's record as it is to be once this proof is approved.
+func (e *evaluation) nextRecord() Record {
 	next := Record{
-		Cluster: t.rules.policy.Cluster, Machine: t.machine.Ref,
-		Provider: t.content.Provider, EK: t.ek, AK: t.in.Evidence.AK,
-		ProviderID: t.machine.ProviderID, NodeName: t.asks.nodeName,
-		EKSource: t.rules.sourceOf(t.machine, t.ek, t.recordedSource()),
-		ProofUID: string(t.in.Request.UID), ProofSHA256: digest(t.in.Request.Spec.Request), FirstProofUID: string(t.in.Request.UID),
+		Cluster: e.rules.policy.Cluster, Machine: e.machine.Ref,
+		Provider: e.content.Provider, EK: e.ek, AK: e.in.Evidence.AK,
+		ProviderID: e.machine.ProviderID, NodeName: e.requested.nodeName,
+		EKSource: e.rules.sourceOf(e.machine, e.ek, e.recordedSource()),
+		ProofUID: string(e.in.Request.UID), ProofSHA256: digest(e.in.Request.Spec.Request), FirstProofUID: string(e.in.Request.UID),
 	}
-	if t.in.Hello != nil {
-		next.HelloUID = string(t.in.Hello.UID)
+	if e.in.Hello != nil {
+		next.HelloUID = string(e.in.Hello.UID)
 	}
-	if t.in.Evidence.Boot != nil {
-		boot := *t.in.Evidence.Boot
+	if e.in.Evidence.Boot != nil {
+		boot := *e.in.Evidence.Boot
 		next.Boot = &boot
 	}
-	if t.record != nil {
-		next.FirstProofUID = t.record.FirstProofUID
-		next.Certificates = slices.DeleteFunc(slices.Clone(t.record.Certificates), func(c Certificate) bool {
-			return !c.NotAfter.IsZero() && c.NotAfter.Before(t.in.Now)
+	if e.record != nil {
+		next.FirstProofUID = e.record.FirstProofUID
+		next.Certificates = slices.DeleteFunc(slices.Clone(e.record.Certificates), func(c Certificate) bool {
+			return !c.NotAfter.IsZero() && c.NotAfter.Before(e.in.Now)
 		})
 		if next.ProviderID == "" {
-			next.ProviderID = t.record.ProviderID
+			next.ProviderID = e.record.ProviderID
 		}
-		if next.Boot == nil && next.EK == t.record.EK {
-			next.Boot = t.record.Boot
+		if next.Boot == nil && next.EK == e.record.EK {
+			next.Boot = e.record.Boot
 		}
 		if next.EK == "" {
-			next.EK, next.AK = t.record.EK, t.record.AK
+			next.EK, next.AK = e.record.EK, e.record.AK
 		}
-		if next.EK == t.record.EK && next.EKSource == "" {
-			next.EKSource = t.record.EKSource
+		if next.EK == e.record.EK && next.EKSource == "" {
+			next.EKSource = e.record.EKSource
 		}
 	}
 	return next
 }
 
 // recordedSource returns the source in the machine's record.
-func (t *trial) recordedSource() EKSource {
-	if t.record == nil {
+func (e *evaluation) recordedSource() EKSource {
+	if e.record == nil {
 		return ""
 	}
-	return t.record.EKSource
+	return e.record.EKSource
 }

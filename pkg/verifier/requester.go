@@ -32,36 +32,36 @@ type Token struct {
 }
 
 // judgeRequester applies I1 and I2. It sets the class as far as it follows from who asks: First or Renewal.
-func (t *trial) judgeRequester() {
-	spec := t.in.Request.Spec
+func (e *evaluation) judgeRequester() {
+	spec := e.in.Request.Spec
 	if strings.HasPrefix(spec.Username, userNode) {
-		t.class = Renewal
-		t.judgeNode(spec)
+		e.class = Renewal
+		e.judgeNode(spec)
 		return
 	}
-	group, ok := t.rules.bootstrapGroup(spec.Username)
+	group, ok := e.rules.bootstrapGroup(spec.Username)
 	if !ok {
-		t.deny(ReasonRequesterNotAllowed, "requester: is neither a bootstrap identity nor a node")
+		e.deny(ReasonRequesterNotAllowed, "requester: is neither a bootstrap identity nor a node")
 		return
 	}
-	t.class = First
+	e.class = First
 	if !slices.Contains(spec.Groups, group) {
-		t.deny(ReasonRequesterNotAllowed, "requester: is not in the group of bootstrap identities")
+		e.deny(ReasonRequesterNotAllowed, "requester: is not in the group of bootstrap identities")
 	}
 	if slices.ContainsFunc(spec.Groups, forbiddenGroup) {
-		t.deny(ReasonRequesterNotAllowed, "requester: a bootstrap identity is not in %s or %s", groupNodes, groupMasters)
+		e.deny(ReasonRequesterNotAllowed, "requester: a bootstrap identity is not in %s or %s", groupNodes, groupMasters)
 	}
 }
 
-func (t *trial) judgeNode(spec certificatesv1.CertificateSigningRequestSpec) {
-	if t.insecure {
-		t.deny(ReasonRequesterNotAllowed, "requester: this signer renews no certificate")
+func (e *evaluation) judgeNode(spec certificatesv1.CertificateSigningRequestSpec) {
+	if e.insecure {
+		e.deny(ReasonRequesterNotAllowed, "requester: this signer renews no certificate")
 	}
 	if !slices.Contains(spec.Groups, groupNodes) || slices.Contains(spec.Groups, groupMasters) {
-		t.deny(ReasonRequesterNotAllowed, "requester: a node is in %s, and not in %s", groupNodes, groupMasters)
+		e.deny(ReasonRequesterNotAllowed, "requester: a node is in %s, and not in %s", groupNodes, groupMasters)
 	}
-	if t.asks.nodeName != "" && spec.Username != userNode+t.asks.nodeName {
-		t.deny(ReasonRequesterNotAllowed, "requester: a node asks for itself only")
+	if e.requested.nodeName != "" && spec.Username != userNode+e.requested.nodeName {
+		e.deny(ReasonRequesterNotAllowed, "requester: a node asks for itself only")
 	}
 }
 
@@ -91,80 +91,80 @@ func isToken(username string) bool {
 }
 
 // judgeToken applies I3, to bootstrap tokens.
-func (t *trial) judgeToken() {
-	mode := t.rules.policy.Token
-	if t.insecure {
+func (e *evaluation) judgeToken() {
+	mode := e.rules.policy.Token
+	if e.insecure {
 		mode = Required // it is all there is
 	}
 	// A machine with a record comes again with any token only if an authority names it now.
-	again := t.class == Again && !t.insecure && t.machine != nil && !t.namedNow()
-	if t.class != First && !again || t.tokenJudged {
+	again := e.class == Again && !e.insecure && e.machine != nil && !e.namedByAuthority()
+	if e.class != First && !again || e.tokenJudged {
 		return
 	}
-	t.tokenJudged = true
-	token := t.in.Token
+	e.tokenJudged = true
+	token := e.in.Token
 	switch {
-	case !isToken(t.in.Request.Spec.Username) && !t.insecure && !t.proposed: // an identity that the operator names, for all machines
-	case !isToken(t.in.Request.Spec.Username):
-		t.deny(ReasonTokenNotForMachine, "requester: did not come with a bootstrap token")
+	case !isToken(e.in.Request.Spec.Username) && !e.insecure && !e.trustedOnFirstUse: // an identity that the operator names, for all machines
+	case !isToken(e.in.Request.Spec.Username):
+		e.deny(ReasonTokenNotForMachine, "requester: did not come with a bootstrap token")
 	case !token.Known && mode == Required:
-		t.wait(ReasonTokenNotForMachine, "requester: it is not known yet which machine the token was made for")
+		e.wait(ReasonTokenNotForMachine, "requester: it is not known yet which machine the token was made for")
 	case !token.Known:
-		t.fail(mode, ReasonTokenNotForMachine, "requester: it is not known which machine the token was made for")
+		e.fail(mode, ReasonTokenNotForMachine, "requester: it is not known which machine the token was made for")
 	case token.Machine.Name == "":
-		t.fail(mode, ReasonTokenNotForMachine, "requester: the token was made for no machine")
-	case t.machine != nil && token.Machine != t.machine.Ref:
-		t.fail(mode, ReasonTokenNotForMachine, "requester: the token was made for another machine")
+		e.fail(mode, ReasonTokenNotForMachine, "requester: the token was made for no machine")
+	case e.machine != nil && token.Machine != e.machine.Ref:
+		e.fail(mode, ReasonTokenNotForMachine, "requester: the token was made for another machine")
 	}
 }
 
 // judgeCredential applies I4, once it is known which machine's record counts.
-func (t *trial) judgeCredential() {
-	mode := t.rules.policy.Credential
-	if t.class != Renewal && t.class != Serving || t.machine == nil {
+func (e *evaluation) judgeCredential() {
+	mode := e.rules.policy.Credential
+	if e.class != Renewal && e.class != Serving || e.machine == nil {
 		return
 	}
-	mayRecover := mode == Recover && t.class == Renewal && t.namedNow() && t.recordIsOlder()
+	mayRecover := mode == Recover && e.class == Renewal && e.namedByAuthority() && e.recordIsStale()
 	if mode == Recover {
 		mode = Required
 	}
-	ids := t.in.Request.Spec.Extra[extraCredential]
+	ids := e.in.Request.Spec.Extra[extraCredential]
 	if len(ids) != 1 || !strings.HasPrefix(ids[0], credentialPrefix) || ids[0] == credentialPrefix {
-		t.fail(mode, ReasonUnknownCredential, "requester: the API server names no certificate, or more than one")
+		e.fail(mode, ReasonUnknownCredential, "requester: the API server names no certificate, or more than one")
 		return
 	}
-	if t.record == nil && mayRecover {
-		t.warn(ReasonRecordRecovered, "record: the machine had none, and gets a new one")
+	if e.record == nil && mayRecover {
+		e.warn(ReasonRecordRecovered, "record: the machine had none, and gets a new one")
 		return
 	}
-	if t.record == nil {
-		t.fail(mode, ReasonUnknownCredential, "requester: the machine has no record")
+	if e.record == nil {
+		e.fail(mode, ReasonUnknownCredential, "requester: the machine has no record")
 		return
 	}
-	if t.record.names(t.in.Request) && len(t.record.FormerEKs) > 0 {
+	if e.record.isFor(e.in.Request) && len(e.record.FormerEKs) > 0 {
 		// A new board with the old disk asks with the former key's certificate, which was judged
 		// before the record was written for this very request. Since then it counts no more.
 		return
 	}
 	fingerprint := strings.TrimPrefix(ids[0], credentialPrefix)
-	if t.record.issued(fingerprint) {
+	if e.record.issued(fingerprint) {
 		return
 	}
-	if mayRecover && !slices.ContainsFunc(t.in.Records, func(r Record) bool { return r.Machine != t.machine.Ref && r.issued(fingerprint) }) {
-		t.warn(ReasonRecordRecovered, "record: it does not have the certificate that asks, as when it was restored from a backup")
+	if mayRecover && !slices.ContainsFunc(e.in.Records, func(r Record) bool { return r.Machine != e.machine.Ref && r.issued(fingerprint) }) {
+		e.warn(ReasonRecordRecovered, "record: it does not have the certificate that asks, as when it was restored from a backup")
 		return
 	}
-	if t.record.AwaitsCertificate() && mode == Required {
-		t.wait(ReasonUnknownCredential, "requester: the certificate is not in the record, where one is yet to be noted")
+	if e.record.AwaitsCertificate() && mode == Required {
+		e.wait(ReasonUnknownCredential, "requester: the certificate is not in the record, where one is yet to be noted")
 		return
 	}
-	t.fail(mode, ReasonUnknownCredential, "requester: the certificate is not in the record")
+	e.fail(mode, ReasonUnknownCredential, "requester: the certificate is not in the record")
 }
 
-// recordIsOlder reports whether the record is missing, or older than the live certificate that
+// recordIsStale reports whether the record is missing, or older than the live certificate that
 // asks. It is older if all its certificates have ended. A restored record comes to that before its
 // node asks again, since a node renews when a fifth of the lifetime is left. If a certificate in
 // the record is live, an unknown one was issued around us.
-func (t *trial) recordIsOlder() bool {
-	return t.record == nil || !slices.ContainsFunc(t.record.Certificates, func(c Certificate) bool { return t.in.Now.Before(c.NotAfter) || c.NotAfter.IsZero() })
+func (e *evaluation) recordIsStale() bool {
+	return e.record == nil || !slices.ContainsFunc(e.record.Certificates, func(c Certificate) bool { return e.in.Now.Before(c.NotAfter) || c.NotAfter.IsZero() })
 }

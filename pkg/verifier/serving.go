@@ -31,15 +31,15 @@ type Addresses struct {
 
 func (a Addresses) count() int { return len(a.DNSNames) + len(a.IPs) }
 
-// forbidden are the names and ranges that no node serves under, beside those that never are anybody's own.
-type forbidden struct {
+// forbiddenAddresses are the names and ranges that no node serves under, beside those that never are anybody's own.
+type forbiddenAddresses struct {
 	names  []string
 	ranges []netip.Prefix
 }
 
-// parseForbidden reads DNS names, IPs and CIDRs.
-func parseForbidden(list []string) (forbidden, error) {
-	var f forbidden
+// parseForbiddenAddresses reads DNS names, IPs and CIDRs.
+func parseForbiddenAddresses(list []string) (forbiddenAddresses, error) {
+	var f forbiddenAddresses
 	for _, entry := range list {
 		if ip, err := netip.ParseAddr(entry); err == nil {
 			ip = ip.Unmap()
@@ -49,39 +49,39 @@ func parseForbidden(list []string) (forbidden, error) {
 		} else if len(validation.IsDNS1123Subdomain(entry)) == 0 {
 			f.names = append(f.names, entry)
 		} else {
-			return forbidden{}, errors.New("is neither a DNS name in lower case, an IP nor a CIDR")
+			return forbiddenAddresses{}, errors.New("is neither a DNS name in lower case, an IP nor a CIDR")
 		}
 	}
 	return f, nil
 }
 
-func (f forbidden) name(name string) bool {
+func (f forbiddenAddresses) hasName(name string) bool {
 	last := name[strings.LastIndexByte(name, '.')+1:]
 	// What the cluster's own DNS answers for, and every machine's own name.
 	return slices.Contains(f.names, name) || last == "localhost" || last == "svc" || name == "kubernetes" || strings.HasPrefix(name, "kubernetes.default") ||
 		strings.HasSuffix(name, ".localhost.localdomain") || name == "localhost.localdomain" || strings.Contains(name, ".svc.")
 }
 
-func (f forbidden) ip(ip netip.Addr) bool {
+func (f forbiddenAddresses) hasIP(ip netip.Addr) bool {
 	return !ip.IsGlobalUnicast() || slices.ContainsFunc(f.ranges, func(p netip.Prefix) bool { return p.Contains(ip) })
 }
 
-// serves reports whether a request is for a serving certificate under a signer of the policy.
-func (r *Rules) serves(spec certificatesv1.CertificateSigningRequestSpec) bool {
+// isForServing reports whether a request is for a serving certificate under a signer of the policy.
+func (r *Rules) isForServing(spec certificatesv1.CertificateSigningRequestSpec) bool {
 	return slices.Contains(r.policy.ServingSigners, spec.SignerName)
 }
 
 // IsServingRequest reports whether a request is for a serving certificate, under a signer of the
 // policy. No record names those.
 func (r *Rules) IsServingRequest(request *certificatesv1.CertificateSigningRequest) bool {
-	return r != nil && r.serves(request.Spec)
+	return r != nil && r.isForServing(request.Spec)
 }
 
-// leftToOthers reports whether a serving certificate is asked for by a node that is left alone: one that is listed, and has no record.
-func (t *trial) leftToOthers() bool {
-	name, node := strings.CutPrefix(t.in.Request.Spec.Username, userNode)
-	return t.serving && node && slices.Contains(t.rules.policy.UnattestedNodes, name) &&
-		!slices.ContainsFunc(t.in.Records, func(r Record) bool { return r.NodeName == name })
+// leftToOtherApprovers reports whether a serving certificate is asked for by a node that is left alone: one that is listed, and has no record.
+func (e *evaluation) leftToOtherApprovers() bool {
+	name, node := strings.CutPrefix(e.in.Request.Spec.Username, userNode)
+	return e.serving && node && slices.Contains(e.rules.policy.UnattestedNodes, name) &&
+		!slices.ContainsFunc(e.in.Records, func(r Record) bool { return r.NodeName == name })
 }
 
 // SignsServing reports whether this controller signs serving certificates under that signer.
@@ -91,134 +91,134 @@ func (r *Rules) SignsServing(signer string) bool {
 
 // judgeServing judges what a kubelet files for its serving certificate. There is no evidence in it: the node shows its client certificate, which
 // was issued on evidence, and its machine has the addresses, by an authority that the node cannot write.
-func (t *trial) judgeServing() {
-	t.class = Serving
-	spec := t.in.Request.Spec
-	der, ok := t.soleBlock()
+func (e *evaluation) judgeServing() {
+	e.class = Serving
+	spec := e.in.Request.Spec
+	der, ok := e.soleBlock()
 	if !ok {
 		return
 	}
-	t.addresses = t.judgeServingCertification(der)
-	judgeUsages(&t.denied, spec.Usages, t.asks.key, certificatesv1.UsageServerAuth)
+	e.addresses = e.judgeServingPKCS10(der)
+	judgeUsages(&e.denied, spec.Usages, e.requested.key, certificatesv1.UsageServerAuth)
 	if !strings.HasPrefix(spec.Username, userNode) {
-		t.deny(ReasonRequesterNotAllowed, "requester: is not a node")
+		e.deny(ReasonRequesterNotAllowed, "requester: is not a node")
 	} else {
-		t.judgeNode(spec)
+		e.judgeNode(spec)
 	}
-	if t.asks.nodeName == "" {
+	if e.requested.nodeName == "" {
 		return
 	}
-	t.findServingMachine()
-	t.judgeCredential()
-	t.judgeAddresses(t.addresses)
+	e.findServingMachine()
+	e.judgeCredential()
+	e.judgeAddresses(e.addresses)
 }
 
-// judgeServingCertification applies S3, S4, and what takes the place of S5.
-func (t *trial) judgeServingCertification(der []byte) Addresses {
-	parts, err := openCertification(der)
+// judgeServingPKCS10 applies S3, S4, and what takes the place of S5.
+func (e *evaluation) judgeServingPKCS10(der []byte) Addresses {
+	parts, err := splitPKCS10(der)
 	if err != nil {
-		t.deny(ReasonUnsupportedKey, "certification request: %v", err)
+		e.deny(ReasonUnsupportedKey, "certification request: %v", err)
 		return Addresses{}
 	}
-	if t.asks.key, err = parts.checkKey(der); err != nil {
-		t.deny(ReasonUnsupportedKey, "certification request: %v", err)
+	if e.requested.key, err = parts.checkKey(der); err != nil {
+		e.deny(ReasonUnsupportedKey, "certification request: %v", err)
 	}
-	if t.asks.nodeName, err = nodeNameOf(parts.subject); err != nil {
-		t.deny(ReasonSubjectMismatch, "subject: %v", err)
+	if e.requested.nodeName, err = nodeNameOf(parts.subject); err != nil {
+		e.deny(ReasonSubjectMismatch, "subject: %v", err)
 	}
 	addresses, err := addressesOf(parts.attributes)
 	if err != nil {
-		t.deny(ReasonForbiddenExtension, "extensions: %v", err)
+		e.deny(ReasonForbiddenExtension, "extensions: %v", err)
 	}
 	return addresses
 }
 
 // findServingMachine finds the record of the node name, and with it the machine.
-func (t *trial) findServingMachine() {
-	for i := range t.in.Records {
-		if r := &t.in.Records[i]; r.NodeName == t.asks.nodeName {
-			if t.record != nil {
-				t.deny(ReasonIdentityBound, "record: more than one has this node name")
+func (e *evaluation) findServingMachine() {
+	for i := range e.in.Records {
+		if r := &e.in.Records[i]; r.NodeName == e.requested.nodeName {
+			if e.record != nil {
+				e.deny(ReasonIdentityBound, "record: more than one has this node name")
 			}
-			t.record = r
+			e.record = r
 		}
 	}
-	if t.record == nil {
-		t.wait(ReasonMachineNotFound, "the node has no record: it did not attest yet")
+	if e.record == nil {
+		e.wait(ReasonMachineNotFound, "the node has no record: it did not attest yet")
 		return
 	}
-	if t.record.Cluster != t.rules.policy.Cluster {
-		t.deny(ReasonIdentityBound, "record: it is another cluster's")
+	if e.record.Cluster != e.rules.policy.Cluster {
+		e.deny(ReasonIdentityBound, "record: it is another cluster's")
 	}
-	if t.record.Provider == InsecureProvider || t.rules.rank(t.record.Provider) < 0 {
-		t.deny(ReasonProviderMismatch, "the node never showed evidence")
+	if e.record.Provider == InsecureProvider || e.rules.rank(e.record.Provider) < 0 {
+		e.deny(ReasonProviderMismatch, "the node never showed evidence")
 	}
-	for i := range t.in.Machines {
-		if m := &t.in.Machines[i]; m.Ref == t.record.Machine {
-			t.machine = m
+	for i := range e.in.Machines {
+		if m := &e.in.Machines[i]; m.Ref == e.record.Machine {
+			e.machine = m
 		}
 	}
-	if t.machine == nil {
-		t.wait(ReasonMachineNotFound, "the machine in the node's record is not known")
+	if e.machine == nil {
+		e.wait(ReasonMachineNotFound, "the machine in the node's record is not known")
 		return
 	}
-	if !t.machine.Ready {
-		t.wait(ReasonMachineNotReady, "the machine is not provisioned yet, or is paused")
+	if !e.machine.Ready {
+		e.wait(ReasonMachineNotReady, "the machine is not provisioned yet, or is paused")
 	}
-	t.judgeDeletion()
-	if t.namingOf(t.record, t.machine) == keyReplaced {
-		t.deny(ReasonEKReplaced, "record: the source that named the machine's endorsement key names another one now")
+	e.judgeDeletion()
+	if e.ekStateOf(e.record, e.machine) == ekStateReplaced {
+		e.deny(ReasonEKReplaced, "record: the source that named the machine's endorsement key names another one now")
 	}
-	t.judgeNamed(t.record)
+	e.warnIfNotNamed(e.record)
 }
 
 // judgeAddresses compares what is asked for with what the machine has, and with what others have.
-func (t *trial) judgeAddresses(asked Addresses) {
+func (e *evaluation) judgeAddresses(asked Addresses) {
 	for _, name := range asked.DNSNames {
-		if t.rules.forbidden.name(name) {
-			t.deny(ReasonAddressForbidden, "addresses: %.64q is no node's own", name)
+		if e.rules.forbidden.hasName(name) {
+			e.deny(ReasonAddressForbidden, "addresses: %.64q is no node's own", name)
 		}
 	}
 	for _, ip := range asked.IPs {
-		if t.rules.forbidden.ip(ip) {
-			t.deny(ReasonAddressForbidden, "addresses: %s is no node's own", ip)
+		if e.rules.forbidden.hasIP(ip) {
+			e.deny(ReasonAddressForbidden, "addresses: %s is no node's own", ip)
 		}
 	}
-	if t.machine == nil {
+	if e.machine == nil {
 		return
 	}
-	own := t.machine.Addresses
-	strange := func(what string, known int) {
+	own := e.machine.Addresses
+	refuseForeign := func(what string, known int) {
 		if known == 0 {
-			t.wait(ReasonAddressUnknown, "addresses: nothing says yet which the machine has")
+			e.wait(ReasonAddressUnknown, "addresses: nothing says yet which the machine has")
 		} else {
-			t.deny(ReasonAddressMismatch, "addresses: %.64q is not the machine's", what)
+			e.deny(ReasonAddressMismatch, "addresses: %.64q is not the machine's", what)
 		}
 	}
 	for _, name := range asked.DNSNames {
-		if name != t.record.NodeName && !slices.Contains(own.DNSNames, name) {
-			strange(name, len(own.DNSNames))
+		if name != e.record.NodeName && !slices.Contains(own.DNSNames, name) {
+			refuseForeign(name, len(own.DNSNames))
 		}
-		if t.othersHave(func(m *Machine) bool {
-			return slices.Contains(m.Addresses.DNSNames, name) || slices.Contains(t.names(m), name)
+		if e.otherMachineHas(func(m *Machine) bool {
+			return slices.Contains(m.Addresses.DNSNames, name) || slices.Contains(e.nodeNames(m), name)
 		}) ||
-			slices.ContainsFunc(t.in.Records, func(r Record) bool { return r.NodeName == name && r.Machine != t.record.Machine }) {
-			t.deny(ReasonAddressMismatch, "addresses: %.64q is another machine's, too", name)
+			slices.ContainsFunc(e.in.Records, func(r Record) bool { return r.NodeName == name && r.Machine != e.record.Machine }) {
+			e.deny(ReasonAddressMismatch, "addresses: %.64q is another machine's, too", name)
 		}
 	}
 	for _, ip := range asked.IPs {
 		if !slices.Contains(own.IPs, ip) {
-			strange(ip.String(), len(own.IPs))
+			refuseForeign(ip.String(), len(own.IPs))
 		}
-		if t.othersHave(func(m *Machine) bool { return slices.Contains(m.Addresses.IPs, ip) }) {
-			t.deny(ReasonAddressMismatch, "addresses: %s is another machine's, too", ip)
+		if e.otherMachineHas(func(m *Machine) bool { return slices.Contains(m.Addresses.IPs, ip) }) {
+			e.deny(ReasonAddressMismatch, "addresses: %s is another machine's, too", ip)
 		}
 	}
 }
 
-func (t *trial) othersHave(has func(*Machine) bool) bool {
-	for i := range t.in.Machines {
-		if m := &t.in.Machines[i]; m.Ref != t.machine.Ref && has(m) {
+func (e *evaluation) otherMachineHas(has func(*Machine) bool) bool {
+	for i := range e.in.Machines {
+		if m := &e.in.Machines[i]; m.Ref != e.machine.Ref && has(m) {
 			return true
 		}
 	}
@@ -247,16 +247,16 @@ func addressesOf(attributes []byte) (Addresses, error) {
 	if err != nil || len(names) == 0 || len(names) > maxAddresses {
 		return Addresses{}, errors.New("there is no alternative name, or there are too many")
 	}
-	var found Addresses
+	var addresses Addresses
 	for _, name := range names {
-		if err := found.add(name); err != nil {
+		if err := addresses.add(name); err != nil {
 			return Addresses{}, err
 		}
 	}
 	if !bytes.Equal(attributes, requestOfExtension(oidSubjectAltName, list[0].FullBytes)) {
 		return Addresses{}, errors.New("the alternative names are not in their one encoding")
 	}
-	return found, nil
+	return addresses, nil
 }
 
 // add takes one GeneralName.

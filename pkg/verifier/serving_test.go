@@ -81,7 +81,7 @@ func TestServing(t *testing.T) {
 		"the node name alone":    names(nodeName),
 		"an IP alone":            ips("192.0.2.11"),
 		"a machine of few words": func(w *world) { w.machine().Addresses = Addresses{}; names(nodeName)(w) },
-		"another proof is open":  func(w *world) { w.record().Open = true },
+		"another proof is open":  func(w *world) { w.record().ProofPending = true },
 		"being deleted":          func(w *world) { w.machine().Deleted = testNow.Add(-time.Minute) },
 		"RSA": func(w *world) {
 			w.in.Request.Spec.Request = servingRequest(key("rsa2048"), nil)
@@ -242,7 +242,7 @@ func TestServingHostile(t *testing.T) {
 		{"IPs, and no names yet", func(w *world) { w.machine().Addresses.DNSNames = nil }, Wait, reasons{ReasonAddressUnknown}},
 		{"no addresses yet, and one forbidden", func(w *world) { w.machine().Addresses = Addresses{}; ips("10.96.0.1")(w) }, Deny, reasons{ReasonAddressForbidden}},
 		{"the certificate is yet to be noted", func(w *world) { w.record().Certificates = nil }, Wait, reasons{ReasonUnknownCredential}},
-		{"over the rate", func(w *world) { w.in.OverRate = true }, Wait, reasons{ReasonRateLimited}},
+		{"over the rate", func(w *world) { w.in.RateLimited = true }, Wait, reasons{ReasonRateLimited}},
 		{"no time", func(w *world) { w.in.Now = time.Time{} }, Deny, reasons{ReasonRefused}},
 	} {
 		for who, start := range servings() {
@@ -326,9 +326,9 @@ func TestServingWithoutCA(t *testing.T) {
 		"another's": {ApproveServing, ApproveServing, Deny, Deny}, "ours": {Wait, Deny, Deny, Deny}, "ours, approved": {Wait, Fail, Fail, Fail},
 	} {
 		for i, bend := range []func(*world){
-			func(w *world) { w.in.NoSigner = true },
-			func(w *world) { w.in.NoSigner = true; w.created(time.Hour) },
-			func(w *world) { w.in.NoSigner = true; names("worker-2")(w) },
+			func(w *world) { w.in.SignerUnavailable = true },
+			func(w *world) { w.in.SignerUnavailable = true; w.created(time.Hour) },
+			func(w *world) { w.in.SignerUnavailable = true; names("worker-2")(w) },
 			names("worker-2"),
 		} {
 			w := servings()[who]()

@@ -13,8 +13,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 )
 
-// leavesAlone reports whether a request is one of a node that the policy leaves alone, to its own signer and without evidence of ours.
-func (r *Rules) leavesAlone(spec certificatesv1.CertificateSigningRequestSpec) bool {
+// isUnattestedRenewal reports whether a request is one of a node that the policy leaves alone, to its own signer and without evidence of ours.
+func (r *Rules) isUnattestedRenewal(spec certificatesv1.CertificateSigningRequestSpec) bool {
 	name, node := strings.CutPrefix(spec.Username, userNode)
 	return node && spec.SignerName == certificatesv1.KubeAPIServerClientKubeletSignerName && slices.Contains(r.policy.UnattestedNodes, name) &&
 		!bytes.Contains(spec.Request, []byte("-----BEGIN "+attestation.BlockProvider))
@@ -27,33 +27,33 @@ func (r *Rules) IsUnattestedNode(node string) bool {
 
 // judgeUnattested judges what a kubelet without the plugin files to renew its certificate: by all of S3 to S6 and I2, for no other name
 // than the one it has, and with nothing that it cannot have.
-func (t *trial) judgeUnattested() {
-	spec := t.in.Request.Spec
-	der, ok := t.soleBlock()
+func (e *evaluation) judgeUnattested() {
+	spec := e.in.Request.Spec
+	der, ok := e.soleBlock()
 	if !ok {
 		return
 	}
-	t.asks = judgeCertification(&t.denied, der)
-	if t.asks.providerID != "" {
-		t.deny(ReasonForbiddenExtension, "extensions: a node that is not attested has no provider ID to show")
+	e.requested = judgePKCS10(&e.denied, der)
+	if e.requested.providerID != "" {
+		e.deny(ReasonForbiddenExtension, "extensions: a node that is not attested has no provider ID to show")
 	}
-	judgeUsages(&t.denied, spec.Usages, t.asks.key, certificatesv1.UsageClientAuth)
-	t.judgeRequester()
-	for _, r := range t.in.Records {
-		if t.asks.nodeName != "" && r.NodeName == t.asks.nodeName {
-			t.deny(ReasonIdentityBound, "record: the node is attested, and renews with evidence")
+	judgeUsages(&e.denied, spec.Usages, e.requested.key, certificatesv1.UsageClientAuth)
+	e.judgeRequester()
+	for _, r := range e.in.Records {
+		if e.requested.nodeName != "" && r.NodeName == e.requested.nodeName {
+			e.deny(ReasonIdentityBound, "record: the node is attested, and renews with evidence")
 			return
 		}
 	}
 }
 
 // soleBlock applies S2 to a request without evidence: one PEM block, in its one encoding.
-func (t *trial) soleBlock() (der []byte, ok bool) {
-	request := t.in.Request.Spec.Request
+func (e *evaluation) soleBlock() (der []byte, ok bool) {
+	request := e.in.Request.Spec.Request
 	block, _ := pem.Decode(request)
 	if len(request) > attestation.MaxRequestSize || block == nil || block.Type != attestation.BlockRequest || len(block.Headers) > 0 ||
 		!bytes.Equal(pem.EncodeToMemory(block), request) {
-		t.deny(ReasonMalformedRequest, "it is not one PEM block")
+		e.deny(ReasonMalformedRequest, "it is not one PEM block")
 		return nil, false
 	}
 	return block.Bytes, true

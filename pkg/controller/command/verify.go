@@ -322,7 +322,7 @@ func checkOf(reason verifier.Reason) string {
 
 // show prints what becomes of a request, and reports whether it passes.
 func (j *judge) show(ctx context.Context, r request) bool {
-	claim, ours := j.settings.Rules().Look(r.object)
+	claim, ours := j.settings.Rules().ParseClaim(r.object)
 	kind := "proof"
 	if claim.Hello {
 		kind = "hello"

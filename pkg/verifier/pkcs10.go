@@ -54,24 +54,24 @@ const (
 	oidProviderID       = "\x2b\x06\x01\x04\x01\xd6\x79\x02\x01\x15" // 1.3.6.1.4.1.11129.2.1.21
 )
 
-// certification is what a certification request asks for. A field is zero where its rule failed.
-type certification struct {
+// requestedCertificate is what a certification request asks for. A field is zero where its rule failed.
+type requestedCertificate struct {
 	key      crypto.PublicKey
 	nodeName string
 	// providerID is also empty where the request has none.
 	providerID string
 }
 
-// judgeCertification applies S3, S4 and S5 to a PKCS#10 request in DER. It judges bytes: what it finds, it writes anew and
+// judgePKCS10 applies S3, S4 and S5 to a PKCS#10 request in DER. It judges bytes: what it finds, it writes anew and
 // compares, so that nothing which crypto/x509 overlooks (a second common name, a kind of alternative name, bytes between the
 // elements) is there.
-func judgeCertification(refusals *Refusals, der []byte) certification {
-	parts, err := openCertification(der)
+func judgePKCS10(refusals *Refusals, der []byte) requestedCertificate {
+	parts, err := splitPKCS10(der)
 	if err != nil {
 		refusals.Add(ReasonUnsupportedKey, "certification request: %v", err)
-		return certification{}
+		return requestedCertificate{}
 	}
-	var c certification
+	var c requestedCertificate
 	if c.key, err = parts.checkKey(der); err != nil {
 		refusals.Add(ReasonUnsupportedKey, "certification request: %v", err)
 	}
@@ -84,8 +84,8 @@ func judgeCertification(refusals *Refusals, der []byte) certification {
 	return c
 }
 
-// parts are the elements of a certification request, each with its tag and length.
-type parts struct {
+// pkcs10Parts are the elements of a certification request, each with its tag and length.
+type pkcs10Parts struct {
 	info, subject, publicKey, attributes, algorithm []byte
 	// signature is without them.
 	signature []byte
@@ -93,34 +93,34 @@ type parts struct {
 
 var errStructure = errors.New("does not parse to its last byte")
 
-func openCertification(der []byte) (parts, error) {
+func splitPKCS10(der []byte) (pkcs10Parts, error) {
 	if len(der) > maxPKCS10 {
-		return parts{}, fmt.Errorf("is longer than %d bytes", maxPKCS10)
+		return pkcs10Parts{}, fmt.Errorf("is longer than %d bytes", maxPKCS10)
 	}
 	outer, err := elements(der, tagSequence)
 	if err != nil {
-		return parts{}, err
+		return pkcs10Parts{}, err
 	}
 	all, err := elements(outer[0].Bytes, tagSequence, tagSequence, tagBitString)
 	if err != nil {
-		return parts{}, err
+		return pkcs10Parts{}, err
 	}
 	info, err := elements(all[0].Bytes, tagInteger, tagSequence, tagSequence, tagAttributes)
 	if err != nil {
-		return parts{}, err
+		return pkcs10Parts{}, err
 	}
 	signature := all[2].Bytes
 	if len(signature) < 2 || signature[0] != 0 { // the number of bits that are not used
-		return parts{}, errStructure
+		return pkcs10Parts{}, errStructure
 	}
-	return parts{
+	return pkcs10Parts{
 		info: all[0].FullBytes, subject: info[1].FullBytes, publicKey: info[2].FullBytes, attributes: info[3].FullBytes,
 		algorithm: all[1].FullBytes, signature: signature[1:],
 	}, nil
 }
 
-// checkKey applies S3 to what openCertification split.
-func (p parts) checkKey(der []byte) (crypto.PublicKey, error) {
+// checkKey applies S3 to what splitPKCS10 split.
+func (p pkcs10Parts) checkKey(der []byte) (crypto.PublicKey, error) {
 	key, err := x509.ParsePKIXPublicKey(p.publicKey)
 	if err != nil {
 		return nil, errors.New("its key cannot be read")
@@ -162,7 +162,7 @@ func checkKeyKind(key crypto.PublicKey) error {
 }
 
 // signatureAlgorithm returns the algorithm whose one encoding p has. RSASSA-PSS and SHA-1 are none.
-func (p parts) signatureAlgorithm() x509.SignatureAlgorithm {
+func (p pkcs10Parts) signatureAlgorithm() x509.SignatureAlgorithm {
 	ecdsaWith := func(last byte) []byte { // RFC 5758, 3.2: no parameters
 		return element(tagSequence, element(tagOID, []byte("\x2a\x86\x48\xce\x3d\x04\x03"), []byte{last}))
 	}
@@ -326,11 +326,11 @@ func elements(der []byte, tags ...byte) ([]asn1.RawValue, error) {
 	if len(tags) == 0 {
 		return all, nil
 	}
-	found := make([]byte, len(all))
+	got := make([]byte, len(all))
 	for i := range all {
-		found[i] = all[i].FullBytes[0]
+		got[i] = all[i].FullBytes[0]
 	}
-	if !bytes.Equal(found, tags) {
+	if !bytes.Equal(got, tags) {
 		return nil, errStructure
 	}
 	return all, nil
@@ -349,8 +349,8 @@ func element(tag byte, content ...[]byte) []byte {
 
 // judgeUsages applies S6 for a client (client auth) or a server (server auth). Where the key is not known, either set passes: there is a
 // refusal already.
-func judgeUsages(refusals *Refusals, usages []certificatesv1.KeyUsage, key crypto.PublicKey, whose certificatesv1.KeyUsage) {
-	plain := []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, whose}
+func judgeUsages(refusals *Refusals, usages []certificatesv1.KeyUsage, key crypto.PublicKey, auth certificatesv1.KeyUsage) {
+	plain := []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, auth}
 	withRSA := append(slices.Clone(plain), certificatesv1.UsageKeyEncipherment)
 	slices.Sort(plain)
 	slices.Sort(withRSA)
@@ -359,5 +359,5 @@ func judgeUsages(refusals *Refusals, usages []certificatesv1.KeyUsage, key crypt
 	if (key == nil || !isRSA) && slices.Equal(sorted, plain) || (key == nil || isRSA) && slices.Equal(sorted, withRSA) {
 		return
 	}
-	refusals.Add(ReasonUsageMismatch, "usages: are not digital signature and %s, with an RSA key also key encipherment, each once", whose)
+	refusals.Add(ReasonUsageMismatch, "usages: are not digital signature and %s, with an RSA key also key encipherment, each once", auth)
 }

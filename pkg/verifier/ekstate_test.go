@@ -70,11 +70,11 @@ func TestReplacedEK(t *testing.T) {
 			w.policy.EKSources = []EKSource{EKAnnotation}
 			w.machine().EKs = []NamedEK{{EKAnnotation, "b"}}
 		}), "", ReasonIdentityBound, ReasonEKNotNamed},
-		{"the source could not be read", func(w *world) { w.machine().Unread = []EKSource{EKInventory} }, "", ReasonIdentityBound, ReasonEKNotNamed},
-		{"another source could not be read", func(w *world) { w.machine().Unread = []EKSource{EKPlatform} }, "", ReasonEKChangePending, ReasonEKChangePending},
+		{"the source could not be read", func(w *world) { w.machine().UnavailableSources = []EKSource{EKInventory} }, "", ReasonIdentityBound, ReasonEKNotNamed},
+		{"another source could not be read", func(w *world) { w.machine().UnavailableSources = []EKSource{EKPlatform} }, "", ReasonEKChangePending, ReasonEKChangePending},
 
 		// What was accepted stays so, and is for the keys that were accepted.
-		{"accepted, and the source could not be read", all(accepted, func(w *world) { w.machine().Unread = []EKSource{EKInventory} }), ReasonEKReplaced, "", ReasonEKReplaced},
+		{"accepted, and the source could not be read", all(accepted, func(w *world) { w.machine().UnavailableSources = []EKSource{EKInventory} }), ReasonEKReplaced, "", ReasonEKReplaced},
 		{"accepted, and then another key is named", all(accepted, func(w *world) { w.machine().EKs = []NamedEK{{EKInventory, "c"}} }), ReasonEKReplaced, ReasonNodeNameMismatch, ""},
 		{"another key was accepted", func(w *world) { w.record().EKReplacedBy = []string{"c"} }, ReasonEKReplaced, ReasonEKChangePending, ""},
 	} {
@@ -199,8 +199,10 @@ func TestMovedBoard(t *testing.T) {
 	for name, bend := range map[string]func(*world){
 		"another key is named for it": func(w *world) { w.in.Machines[0].EKs = []NamedEK{{EKInventory, "c"}} },
 		"no key is named for it":      func(w *world) { w.in.Machines[0].EKs = nil },
-		"its source is unread":        func(w *world) { w.in.Machines[0].EKs, w.in.Machines[0].Unread = nil, []EKSource{EKInventory} },
-		"it is gone":                  func(w *world) { w.in.Machines = w.in.Machines[1:] },
+		"its source is unread": func(w *world) {
+			w.in.Machines[0].EKs, w.in.Machines[0].UnavailableSources = nil, []EKSource{EKInventory}
+		},
+		"it is gone": func(w *world) { w.in.Machines = w.in.Machines[1:] },
 	} {
 		for _, enrolled := range []bool{false, true} {
 			w := replacing(good(Renewal))

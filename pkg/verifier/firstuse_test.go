@@ -31,7 +31,7 @@ func (w *world) another() *Machine {
 	return &w.in.Machines[2]
 }
 
-// Each condition of trust on first use, for proof and hello alike. Proposes is asked before there is any evidence.
+// Each condition of trust on first use, for proof and hello alike. TrustsOnFirstUse is asked before there is any evidence.
 func TestTrustOnFirstUse(t *testing.T) {
 	type reasons = []Reason
 	made := func(ago time.Duration) func(*world) {
@@ -151,7 +151,7 @@ func TestTrustOnFirstUse(t *testing.T) {
 		{"the evidence is refused", func(w *world) { w.in.Evidence = Evidence{EK: ek1, Err: Refusals{{"AttestationX", "x"}}} }, Deny, reasons{"AttestationX"}, true},
 		{"the evidence is not judged yet", func(w *world) { w.in.Evidence = Evidence{EK: ek1, Err: context.Canceled} }, Wait, reasons{ReasonAttestationUnavailable}, true},
 		{"the evidence says that nobody names its key", func(w *world) {
-			w.in.Evidence.Unvouched, w.in.Evidence.Err = true, Refusals{{"AttestationEKUntrusted", "x"}}
+			w.in.Evidence.EKUntrusted, w.in.Evidence.Err = true, Refusals{{"AttestationEKUntrusted", "x"}}
 		}, Wait, reasons{ReasonMachineNotFound}, true},
 	} {
 		for _, hello := range []bool{false, true} {
@@ -164,7 +164,7 @@ func TestTrustOnFirstUse(t *testing.T) {
 			}
 			t.Run(name, func(t *testing.T) {
 				c.bend(w)
-				ref, proposes := must(New(w.policy)).Proposes(w.in, w.in.Evidence.EK)
+				ref, proposes := must(New(w.policy)).TrustsOnFirstUse(w.in, w.in.Evidence.EK)
 				if proposes != c.proposes || proposes && ref != machine(nodeName).Ref || !proposes && ref != (MachineRef{}) {
 					t.Errorf("proposes %v, %t, want %t", ref, proposes, c.proposes)
 				}
@@ -177,8 +177,8 @@ func TestTrustOnFirstUse(t *testing.T) {
 						t.Errorf("twice: %s", refusal)
 					}
 				}
-				// Until Proposes has said yes, the evidence is that of a key which nobody names.
-				w.in.Evidence.Unvouched, w.in.Evidence.Err = true, Refusals{{"AttestationEKUntrusted", "x"}}
+				// Until TrustsOnFirstUse has said yes, the evidence is that of a key which nobody names.
+				w.in.Evidence.EKUntrusted, w.in.Evidence.Err = true, Refusals{{"AttestationEKUntrusted", "x"}}
 				if d := w.judge(t); d.Outcome != Wait && d.Outcome != Deny || d.Refusals == nil || !proposes && want == Deny && d.Outcome != Deny {
 					t.Errorf("unvouched: %s, %v", d.Outcome, d.Refusals)
 				}
@@ -212,13 +212,13 @@ func TestProposesNothingElse(t *testing.T) {
 		if c.bend != nil {
 			c.bend(c.world)
 		}
-		if ref, proposes := must(New(c.world.policy)).Proposes(c.world.in, c.ek); proposes || ref != (MachineRef{}) {
+		if ref, proposes := must(New(c.world.policy)).TrustsOnFirstUse(c.world.in, c.ek); proposes || ref != (MachineRef{}) {
 			t.Errorf("%s: %v", name, ref)
 		}
 	}
 	w := goodTrust()
 	for _, rules := range []*Rules{nil, {}} {
-		if _, proposes := rules.Proposes(w.in, ek1); proposes {
+		if _, proposes := rules.TrustsOnFirstUse(w.in, ek1); proposes {
 			t.Error("no policy proposes")
 		}
 	}
@@ -236,7 +236,7 @@ func TestNothingElseIsTrustedOnFirstUse(t *testing.T) {
 		"a cloud's, no such machine":    {goodCloud(First), func(w *world) { w.in.Evidence.Machine = "ns/worker-9" }, Wait, []Reason{ReasonMachineNotFound}},
 		"a cloud's, of another machine": {goodCloud(First), func(w *world) { w.in.Evidence.Machine = "ns/worker-2" }, Deny, []Reason{ReasonProviderIDMismatch, ReasonNodeNameMismatch, ReasonIdentityBound}},
 		"a cloud's, with a key nobody names": {goodCloud(First), func(w *world) {
-			w.in.Evidence.Machine, w.in.Evidence.EK, w.in.Evidence.Unvouched, w.machine().NodeRef = "ns/worker-9", "e9", true, "a-node"
+			w.in.Evidence.Machine, w.in.Evidence.EK, w.in.Evidence.EKUntrusted, w.machine().NodeRef = "ns/worker-9", "e9", true, "a-node"
 		}, Wait, []Reason{ReasonMachineNotFound}},
 		"a vendor's, of one round": {goodAcme(First), nil, Approve, nil},
 		"insecure":                 {goodInsecure(), nil, Approve, nil},
@@ -281,7 +281,7 @@ func TestFirstUseIsWorthTheTokensSecrecy(t *testing.T) {
 				t.Errorf("the machine's %s: %s, %v", name, d.Outcome, d.Refusals)
 			}
 		}
-		if _, proposes := must(New(victim.policy)).Proposes(victim.in, ek1); proposes {
+		if _, proposes := must(New(victim.policy)).TrustsOnFirstUse(victim.in, ek1); proposes {
 			t.Errorf("the machine's %s: its key counts", name)
 		}
 		unvouched(ek1, nil)(victim)
