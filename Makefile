@@ -22,7 +22,7 @@ GOTESTSUM := $(TOOL) gotestsum --format=pkgname --format-hide-empty-pkg
 
 .PHONY: help
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-17s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-17s %s\n", $$1, $$2 }'
 
 # By the environment, so that no shell reads what is in them.
 build packages image release: export VERSION := $(VERSION)
@@ -77,17 +77,41 @@ NODE_E2E := TestNodeBecomesReady $(addprefix TestKubeadm/,package sysext baked-i
 
 # How many suites are run at once: most of the time they wait.
 E2E_SUITES ?= $(shell echo $$(($$(nproc) * 3 / 2)))
+# Unit tests wait, too, for timeouts and for software TPMs: more of them than processors are run at once.
+UNIT_FLAGS := -vet=off -p $(shell echo $$(($$(nproc) * 2))) -parallel $(shell echo $$(($$(nproc) * 4)))
+E2E_FLAGS := -race -vet=off -tags simulator -timeout 20m
+
+UNIT_NEEDS := gcc openssl python3 swtpm swtpm_setup tpm2_checkquote /usr/include/openssl/ssl.h
+E2E_NEEDS := $(UNIT_NEEDS) strace mount ip systemd-nspawn mksquashfs rpm rpm2archive lintian ansible-playbook
+
+.PHONY: check
+check: lint unit ## run what each commit has to pass: lint and unit
+
+# Without the race detector, which doubles the time and is part of "make test". With -count=1, no result comes from the cache.
+.PHONY: unit
+unit: ## run the unit tests, without the race detector
+	@scripts/need $(UNIT_NEEDS)
+	@mkdir -p bin
+	$(GOTESTSUM) --jsonfile bin/unit.json -- $(UNIT_FLAGS) -count=1 ./...
+
+.PHONY: e2e
+e2e: export SUITE := $(SUITE)
+e2e: export RUN := $(RUN)
+e2e: ## run one suite of test/, or one test of it (SUITE=controller, RUN=TestStolenToken)
+	@scripts/need $(E2E_NEEDS)
+	@ls test/"$$SUITE"/*_test.go >/dev/null 2>&1 || { echo "set SUITE to one of:" $$(cd test && find * -name '*_test.go' -printf '%h\n' | sort -u); exit 1; } >&2
+	@mkdir -p bin
+	cd test && $(TOOL) gotestsum --format=testname --jsonfile "../bin/e2e-$${SUITE//\//-}.json" -- $(E2E_FLAGS) -count=1 $${RUN:+-run "$$RUN"} "./$$SUITE"
 
 # Not vetted here: lint does that, and from a cold cache it takes minutes.
 .PHONY: test
 test: ## run everything, unit and end to end against a real control plane and software TPMs
-	@scripts/need gcc strace mount ip systemd-nspawn openssl python3 swtpm swtpm_setup tpm2_checkquote /usr/include/openssl/ssl.h \
-		mksquashfs rpm rpm2archive lintian ansible-playbook
+	@scripts/need $(E2E_NEEDS)
 	@mkdir -p bin
-	$(GOTESTSUM) --jsonfile bin/unit.json -- -race -vet=off ./...
+	$(GOTESTSUM) --jsonfile bin/unit.json -- -race $(UNIT_FLAGS) ./...
 	go -C tools test -race -vet=off ./...
 	@scripts/ran bin/unit.json $(TPM_UNIT)
-	cd test && $(GOTESTSUM) --jsonfile ../bin/e2e.json -- -race -vet=off -tags simulator -timeout 20m -p $(E2E_SUITES) ./...
+	cd test && $(GOTESTSUM) --jsonfile ../bin/e2e.json -- $(E2E_FLAGS) -p $(E2E_SUITES) ./...
 	@scripts/ran bin/e2e.json $(TPM_E2E) $(if $(ROOT),$(NODE_E2E))
 	$(if $(ROOT),,@echo "*** the tests of real kubelets, of kubeadm and of packages that are installed were skipped: they need root ***")
 
