@@ -4,6 +4,7 @@
 package text
 
 import (
+	"fmt"
 	"strings"
 	"unicode"
 )
@@ -20,6 +21,18 @@ func Line(s string, limit int) string {
 	s = strings.Join(strings.Fields(s), " ")
 	if len(s) > limit {
 		s = strings.ToValidUTF8(s[:limit], "") + " ..."
+	}
+	return s
+}
+
+// MaxNames is how many names Names lists.
+const MaxNames = 20
+
+// Names returns how many names there are, and the first MaxNames of them.
+func Names(names []string) string {
+	s := fmt.Sprintf("%d: %s", len(names), strings.Join(names[:min(len(names), MaxNames)], ", "))
+	if more := len(names) - MaxNames; more > 0 {
+		s += fmt.Sprintf(" and %d more", more)
 	}
 	return s
 }

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/lastgood"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
@@ -271,44 +272,41 @@ func (i *InfraMetadata) list(ctx context.Context, kind infraKind) (map[string]ek
 	return nil, fmt.Errorf("there are more than %d", infraPage*infraPages)
 }
 
-// Inventory is an inventory as a source of EKs, by provider ID. Entries without one do not count, nor do their tokens. All Clusters share it.
+// Inventory is an inventory as a source of EKs, by provider ID. Entries without one do not count, nor
+// do their tokens. All Clusters share it.
 type Inventory struct {
-	file *inventory.File
-
-	mu sync.Mutex
-	// of is what byProviderID was made of.
-	of           *inventory.Inventory
-	byProviderID map[string]inventory.Machine
+	file *lastgood.File[map[string]inventory.Machine]
 }
 
-// NewInventory returns the inventory in a file.
-func NewInventory(file *inventory.File) *Inventory { return &Inventory{file: file} }
+// NewInventory returns the inventory in the file at path, which is read again once the last read is
+// older than maxAge.
+func NewInventory(path string, maxAge time.Duration) *Inventory {
+	return &Inventory{&lastgood.File[map[string]inventory.Machine]{
+		Name: "inventory", Path: path, MaxSize: inventory.MaxSize, MaxAge: maxAge, Parse: parseInventory,
+	}}
+}
 
-// Problem returns what is wrong with what the file holds, nil if that is in use.
-func (i *Inventory) Problem() error { return i.file.Problem() }
-
-// machines returns what the file holds, or held last. Nothing in it is changed.
-func (i *Inventory) machines(now time.Time) (map[string]inventory.Machine, error) {
-	current, err := i.file.Inventory(now)
+// parseInventory returns the machines of an inventory by their provider IDs.
+func parseInventory(content []byte) (map[string]inventory.Machine, error) {
+	parsed, err := inventory.Parse(content)
 	if err != nil {
 		return nil, err
 	}
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if i.of != current {
-		i.of, i.byProviderID = current, map[string]inventory.Machine{}
-		for _, m := range current.All() {
-			if m.ProviderID != "" {
-				i.byProviderID[m.ProviderID] = m
-			}
+	byProviderID := map[string]inventory.Machine{}
+	for _, m := range parsed.All() {
+		if m.ProviderID != "" {
+			byProviderID[m.ProviderID] = m
 		}
 	}
-	return i.byProviderID, nil
+	return byProviderID, nil
 }
+
+// Problem returns what is wrong with the content of the file, nil if it is in use.
+func (i *Inventory) Problem() error { return i.file.Problem() }
 
 // addInventoried adds the EKs of the inventory, and to instances of MachinePools their node name and addresses.
 func (s *Machines) addInventoried(subjects []subject, now time.Time) {
-	machines, err := s.Inventory.machines(now)
+	machines, err := s.Inventory.file.Get(now)
 	for i := range subjects {
 		m := &subjects[i]
 		entry, ok := machines[m.machine.ProviderID]

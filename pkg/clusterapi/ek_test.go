@@ -411,7 +411,7 @@ func inventoryOf(t testing.TB, fields string) *Inventory {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "inventory.yaml")
 	writeInventory(t, path, fields)
-	return NewInventory(inventory.NewFile(path, 0))
+	return NewInventory(path, 0)
 }
 
 func writeInventory(t testing.TB, path, fields string) {
@@ -424,7 +424,7 @@ func writeInventory(t testing.TB, path, fields string) {
 
 func TestInventoryChanges(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "inventory.yaml")
-	s := NewMachines(MachinesConfig{Reader: newStore(t, machine("m")), Cluster: blue, Inventory: NewInventory(inventory.NewFile(path, 0))})
+	s := NewMachines(MachinesConfig{Reader: newStore(t, machine("m")), Cluster: blue, Inventory: NewInventory(path, 0)})
 	// There has been none: nobody can tell which EKs the machine has.
 	if got := read(t, s, start)["m"]; ekList(got) != "" || !got.Created.IsZero() {
 		t.Errorf("got %+v", got)

@@ -26,7 +26,9 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/bindings"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/preflight"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 )
 
@@ -86,7 +88,7 @@ type shared struct {
 	decisions *telemetry.Metrics
 	around    *telemetry.ClusterMetrics
 	// policies compares the management cluster's admission policies with the release's.
-	policies *controller.PolicyCheck
+	policies *preflight.PolicyCheck
 }
 
 // startEngine starts an engine, which ends when ctx does, or stop is called.
@@ -123,7 +125,7 @@ func (e *engine) run(ctx context.Context) {
 			return
 		}
 		pause := restartPause
-		var refused *controller.GateError
+		var refused *preflight.Error
 		if errors.As(err, &refused) {
 			pause = refusedPause
 			e.events.Eventf(e.plan.cluster, nil, corev1.EventTypeWarning, "EnforcementRefused", "Enforce", "%s; %s", short(err.Error()), refused.Hint)
@@ -137,7 +139,7 @@ func (e *engine) run(ctx context.Context) {
 }
 
 // hints are what an operator can do for a cluster that is not served. None concerns other clusters.
-var hints = controller.Hints{
+var hints = preflight.Hints{
 	Nodes:  "attest them, or list them in the Cluster's annotation " + AnnotationUnattestedNodes,
 	Record: "apply packaging/cluster-api/management to the management cluster",
 	Policies: "apply packaging/cluster-api/workload to the workload cluster, and packaging/cluster-api/management to the management cluster, " +
@@ -173,17 +175,19 @@ func (e *engine) serve(ctx context.Context) error {
 	challengeKeys, around := settings.Keys(live, live), e.around.For(e.name())
 	challengeKeys.Interval, challengeKeys.Existing = keysInterval, true
 	check := settings.PolicyCheck(w.live)
-	gate := settings.Gate(challengeKeys, around, e.log.WithName("gate"), check, e.policies)
+	gate := settings.Gate(challengeKeys, live, around, e.log.WithName("gate"), check, e.policies)
 	gate.Nodes, gate.Hints = w.live, hints
 	if err := gate.Open(ctx); err != nil {
 		return err
 	}
 	parts := e.parts(settings, challengeKeys, live)
-	policies := settings.Policies(check, around)
+	policies := settings.PolicyWatch(check, around)
 	policies.Tell = e.tell
-	if parts.Policies, err = controller.NewPolicies(policies, w.watching, w.recorder, e.log.WithName("policies")); err != nil {
+	watch, err := preflight.NewPolicyWatch(policies, w.watching, w.recorder, e.log.WithName("policies"))
+	if err != nil {
 		return err
 	}
+	parts.Challenged = watch.Challenged
 	c, err := controller.New(parts, controller.Clients{Client: w.client, Live: w.live, Events: w.recorder, Records: live})
 	if err != nil {
 		return err
@@ -198,10 +202,10 @@ func (e *engine) serve(ctx context.Context) error {
 		queue.Start,
 		challengeKeys.Start,
 		gate.Start,
-		controller.NewProblems(parts, challengeKeys, e.log.WithName("sources")).Start,
+		sources.NewHealth(map[string]any{"challenge keys": challengeKeys, "CA": parts.CA, "machines": parts.Machines}, e.log.WithName("sources")).Start,
 		w.record,
 		e.upkeep(live).Start,
-		parts.Policies.Start,
+		watch.Start,
 		func(ctx context.Context) error {
 			return bindings.Run(ctx, settings.Bindings(around), bindings.Clients{
 				Config: w.unbounded, Cache: w.options, Writer: w.client, Events: w.recorder, Log: e.log.WithName("bindings"),
@@ -238,12 +242,12 @@ func all(ctx context.Context, cancel context.CancelFunc, functions ...func(conte
 }
 
 // parts returns the controller's configuration for the cluster.
-func (e *engine) parts(settings *config.Settings, challengeKeys *controller.KeyStore, live client.Client) controller.Config {
+func (e *engine) parts(settings *config.Settings, challengeKeys *sources.KeyStore, live client.Client) controller.Config {
 	cluster := client.ObjectKeyFromObject(e.plan.cluster)
 	machines := NewMachines(e.machines())
 	var ca signing.Source
 	if !e.plan.approveOnly {
-		ca = controller.NewSecretCA(live, caSecret(cluster))
+		ca = sources.NewSecretCA(live, caSecret(cluster))
 	}
 	parts := settings.Assemble(challengeKeys, machines, ca)
 	parts.Metrics = e.decisions.For(e.name())

@@ -29,7 +29,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/preflight"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
@@ -142,7 +142,7 @@ func (m Management) Add(ctx context.Context, mgr manager.Manager, settings *conf
 // enforced for without them.
 func (c *clusters) addPolicies(mgr manager.Manager) error {
 	c.policies = c.settings.ManagementPolicyCheck(c.live)
-	_, err := controller.AddPolicies(mgr, c.settings.Policies(c.policies, c.around.For(managementName)))
+	_, err := preflight.AddPolicyWatch(mgr, c.settings.PolicyWatch(c.policies, c.around.For(managementName)))
 	return err
 }
 
@@ -173,7 +173,7 @@ func (m Management) addSources(mgr manager.Manager, to *shared) error {
 		to.infra = NewInfraMetadata(to.live, mgr.GetRESTMapper())
 	}
 	if slices.Contains(c.ClusterAPI.EKSources, verifier.EKInventory) {
-		to.inventory = NewInventory(inventory.NewFile(c.Inventory.File, inventoryAge))
+		to.inventory = NewInventory(c.Inventory.File, inventoryAge)
 	}
 	if m.Trust == nil {
 		return nil

@@ -15,7 +15,6 @@ import (
 	"crypto/x509"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -23,8 +22,8 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/internal/statuspatch"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
@@ -76,7 +75,7 @@ func (c *Controller) challenge(ctx context.Context, object *certificatesv1.Certi
 	ek := fmt.Sprintf("sha256:%s", f.input.Evidence.EK)
 	err = c.annotate(ctx, object, map[string]string{attestation.AnnotationChallenge: value, attestation.AnnotationEK: ek})
 	if err == nil {
-		c.Policies.Challenged(object.Name)
+		c.Challenged(object.Name)
 	}
 	return ctrl.Result{RequeueAfter: expires.Sub(f.input.Now) + time.Minute}, err
 }
@@ -94,20 +93,13 @@ func (c *Controller) annotate(ctx context.Context, object *certificatesv1.Certif
 // was judged, and returns what the API server has then. It is a patch, since the cached copy lacks
 // labels, finalizers and whatever else no decision reads: an update would remove them.
 func (c *Controller) writeStatus(ctx context.Context, object *certificatesv1.CertificateSigningRequest, subresource string, fields map[string]any) (*certificatesv1.CertificateSigningRequest, error) {
-	patch, err := statusPatch(object, fields)
+	patch, err := statuspatch.New(object, fields)
 	if err != nil {
 		return nil, err
 	}
 	result := &certificatesv1.CertificateSigningRequest{}
 	result.Name = object.Name
 	return result, written(c.client.SubResource(subresource).Patch(ctx, result, patch))
-}
-
-// statusPatch returns a merge patch of fields of the status, for this version of the object alone.
-func statusPatch(object *certificatesv1.CertificateSigningRequest, fields map[string]any) (client.Patch, error) {
-	version := map[string]any{"uid": object.UID, "resourceVersion": object.ResourceVersion}
-	patch, err := json.Marshal(map[string]any{"metadata": version, "status": fields})
-	return client.RawPatch(types.MergePatchType, patch), err
 }
 
 // addCondition adds a condition. A merge patch replaces the list: of a request that has conditions,
@@ -129,20 +121,14 @@ func (c *Controller) refuse(ctx context.Context, object *certificatesv1.Certific
 	return c.deny(ctx, object, string(d.Refusals.Reason()), d.Refusals.Error())
 }
 
-func condition(kind certificatesv1.RequestConditionType, reason, message string) certificatesv1.CertificateSigningRequestCondition {
-	return certificatesv1.CertificateSigningRequestCondition{
-		Type: kind, Status: corev1.ConditionTrue, Reason: reason, Message: telemetry.Message(message),
-	}
-}
-
 func (c *Controller) deny(ctx context.Context, object *certificatesv1.CertificateSigningRequest, reason, message string) error {
-	_, err := c.addCondition(ctx, object, condition(certificatesv1.CertificateDenied, reason, message))
+	_, err := c.addCondition(ctx, object, statuspatch.Condition(certificatesv1.CertificateDenied, reason, message))
 	return err
 }
 
 // fail marks a request that somebody approved and that must not be signed. Through /approval: /status would need the right to sign.
 func (c *Controller) fail(ctx context.Context, object *certificatesv1.CertificateSigningRequest, d verifier.Decision) error {
-	_, err := c.addCondition(ctx, object, condition(certificatesv1.CertificateFailed, string(d.Refusals.Reason()), d.Refusals.Error()))
+	_, err := c.addCondition(ctx, object, statuspatch.Condition(certificatesv1.CertificateFailed, string(d.Refusals.Reason()), d.Refusals.Error()))
 	return err
 }
 
@@ -175,7 +161,7 @@ func (c *Controller) approve(ctx context.Context, object *certificatesv1.Certifi
 
 // pass approves: the one place that does. It returns what the API server holds then.
 func (c *Controller) pass(ctx context.Context, object *certificatesv1.CertificateSigningRequest, reason verifier.Reason, message string) (*certificatesv1.CertificateSigningRequest, error) {
-	return c.addCondition(ctx, object, condition(certificatesv1.CertificateApproved, string(reason), message))
+	return c.addCondition(ctx, object, statuspatch.Condition(certificatesv1.CertificateApproved, string(reason), message))
 }
 
 // sign issues the certificate: into the record first, so that no certificate is out that is in no record.

@@ -63,8 +63,9 @@ type Config struct {
 	Concurrency int
 	// Metrics count decisions. Optional.
 	Metrics *telemetry.Metrics
-	// Policies are told which hellos are open, to prove a policy on one. Optional.
-	Policies *Policies
+	// Challenged is called with the name of each hello that was challenged. It must not block.
+	// Optional.
+	Challenged func(name string)
 	// Now is the clock. Default: the system's.
 	Now func() time.Time
 }
@@ -233,6 +234,9 @@ func newController(config Config) (*Controller, error) {
 	}
 	if c.Now == nil {
 		c.Now = time.Now
+	}
+	if c.Challenged == nil {
+		c.Challenged = func(string) {}
 	}
 	return c, nil
 }

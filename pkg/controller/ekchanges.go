@@ -22,6 +22,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
@@ -44,6 +45,14 @@ const (
 	// ekChangesRemind is how often changes that are held are reported again.
 	ekChangesRemind = 15 * time.Minute
 )
+
+// Acknowledgements are the names of changes that an operator has acknowledged.
+type Acknowledgements interface {
+	// List returns them as they were read last.
+	List() []string
+	// Remove takes one away, once the change has taken effect.
+	Remove(ctx context.Context, name string) error
+}
 
 // ekChanges decides whether it takes effect that a source names other EKs for machines than those
 // which it vouched for (verifier.Rules.ContradictsEK). What is accepted is written into the
@@ -104,7 +113,7 @@ func (c *Controller) ekChanges(log logr.Logger) source.Source {
 
 func (e *ekChanges) run(ctx context.Context) {
 	interval := ekChangesInterval
-	if _, shared := e.Machines.(lender); !shared {
+	if _, shared := e.Machines.(SharedSource); !shared {
 		interval = ekChangesSlow
 	}
 	ticker := time.NewTicker(interval)
@@ -137,7 +146,7 @@ func (e *ekChanges) compare(ctx context.Context, now time.Time) error {
 	if len(objects) == 0 {
 		return nil // reading the machines costs some sources a call
 	}
-	known, err := machines(ctx, e.Machines, now)
+	known, err := machinesOf(ctx, e.Machines, now)
 	if err != nil {
 		return fmt.Errorf("machines: %w", err)
 	}
@@ -279,10 +288,10 @@ func (e *ekChanges) hold(ctx context.Context, source verifier.EKSource, name str
 		nodes[i] = change.record.NodeName
 	}
 	slices.Sort(nodes)
-	cure := fmt.Sprintf("if the source is right, annotate the Secret of the challenge keys with %s=%s", AnnotationAcceptEKChanges, name)
+	cure := fmt.Sprintf("if the source is right, annotate the Secret of the challenge keys with %s=%s", sources.AnnotationAcceptEKChanges, name)
 	e.log.Error(nil, "a source names other EKs for too many machines: the change is held, and the records decide", "source", source,
-		"change", name, "why", why, "nodes", named(nodes), "hint", cure, "audit", e.Audit)
-	for _, node := range nodes[:min(len(nodes), maxNamed)] {
+		"change", name, "why", why, "nodes", text.Names(nodes), "hint", cure, "audit", e.Audit)
+	for _, node := range nodes[:min(len(nodes), text.MaxNames)] {
 		e.eventOnNamed(ctx, node, ReasonEKChangeHeld, fmt.Sprintf(
 			"%s names other endorsement keys for the machine. Its record decides, since %s; %s", source, why, cure))
 	}

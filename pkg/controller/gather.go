@@ -131,7 +131,7 @@ func (c *Controller) findEvidence(ctx context.Context, f *found, claim verifier.
 	}
 	in := &f.input
 	var err error
-	if in.Machines, err = machines(ctx, c.Machines, in.Now); err != nil {
+	if in.Machines, err = machinesOf(ctx, c.Machines, in.Now); err != nil {
 		return fmt.Errorf("machines: %w", err)
 	}
 	if c.CA != nil {

@@ -54,7 +54,7 @@ type Challenger interface {
 type TPM struct {
 	// Verifier judges, unless Latest is set.
 	Verifier *tpm.Verifier
-	// Latest returns the verifier as it is now, nil while there is none: then nothing can be judged, and requests wait. See KeyStore.
+	// Latest returns the verifier as it is now, nil while there is none: then nothing can be judged, and requests wait. See sources.KeyStore.
 	Latest func() *tpm.Verifier
 }
 

@@ -109,3 +109,29 @@ func TestAHelloIsJudgedByItself(t *testing.T) {
 		t.Errorf("%q with each hello", one)
 	}
 }
+
+// Without keys nothing is refused: what cannot be judged waits.
+func TestTPMWithoutKeysJudgesNothing(t *testing.T) {
+	provider := TPM{Latest: func() *tpm.Verifier { return nil }}
+	hello := requestWith(attestation.HelloSignerName)
+	evidence := provider.Judge(t.Context(), Question{Request: hello, Named: true, Now: time.Now()})
+	var refusals verifier.Refusals
+	if evidence.Err == nil || errors.As(evidence.Err, &refusals) || evidence.EKUntrusted || evidence.EK != "" {
+		t.Errorf("%+v", evidence)
+	}
+	if _, _, err := provider.Challenge(hello, true, time.Now()); err == nil {
+		t.Error("it challenges")
+	}
+	if _, err := provider.HelloOf(hello); err == nil {
+		t.Error("it reads a proof")
+	}
+	if provider.EK(hello, nil) != "" || len(provider.Versions()) != 1 {
+		t.Error("it knows something")
+	}
+}
+
+func requestWith(signer string) *certificatesv1.CertificateSigningRequest {
+	r := &certificatesv1.CertificateSigningRequest{}
+	r.Name, r.UID, r.Spec.SignerName = "r", "u", signer
+	return r
+}

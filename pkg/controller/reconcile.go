@@ -61,7 +61,7 @@ func (c *Controller) proceed(ctx context.Context, request ctrl.Request, object *
 		if wait := expires.Add(time.Minute).Sub(now); challenged && (wait > 0 || c.Audit) {
 			return ctrl.Result{RequeueAfter: max(wait, time.Minute)}, nil
 		}
-		if lent, err := c.lent(ctx, now); err == nil && c.waits.early(object, lent, now) {
+		if lent, err := c.sharedMachines(ctx, now); err == nil && c.waits.early(object, lent, now) {
 			c.turns.forget(object.Name) // nobody stands in line behind it
 			return ctrl.Result{RequeueAfter: lookAgain}, nil
 		}
@@ -124,7 +124,7 @@ func (c *Controller) decide(ctx context.Context, object *certificatesv1.Certific
 // again has a request that waits come back.
 func (c *Controller) again(object *certificatesv1.CertificateSigningRequest, found *found) ctrl.Result {
 	var lent []verifier.Machine
-	if _, ok := c.Machines.(lender); ok { // others' are a copy for each decision, which is not to be kept
+	if _, ok := c.Machines.(SharedSource); ok { // others' are a copy for each decision, which is not to be kept
 		lent = found.input.Machines
 	}
 	c.waits.looked(object, lent, c.Rules.Deadline(object), found.input.Now)

@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/preflight"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 )
 
@@ -28,7 +28,7 @@ func inForce(t *testing.T, c client.Client) corev1.NamespaceCondition {
 		t.Fatal(err)
 	}
 	for _, condition := range namespace.Status.Conditions {
-		if condition.Type == controller.ConditionPolicies {
+		if condition.Type == preflight.ConditionPolicies {
 			return condition
 		}
 	}
@@ -94,9 +94,9 @@ func TestPoliciesOfAWorkloadCluster(t *testing.T) {
 	}
 	eventually(t, 10*time.Second, "the condition says that one is missing", func() bool {
 		condition := inForce(t, api)
-		return condition.Status == corev1.ConditionFalse && strings.Contains(condition.Message, policy+": "+controller.PolicyMissing)
+		return condition.Status == corev1.ConditionFalse && strings.Contains(condition.Message, policy+": "+preflight.PolicyMissing)
 	})
-	eventually(t, 10*time.Second, "an Event on the Cluster says so", func() bool { return said(controller.ReasonPoliciesNotInForce) })
+	eventually(t, 10*time.Second, "an Event on the Cluster says so", func() bool { return said(preflight.ReasonPoliciesNotInForce) })
 	restore()
 	eventually(t, 10*time.Second, "the policies are in force again", func() bool { return inForce(t, api).Status == corev1.ConditionTrue })
 	eventually(t, 10*time.Second, "the management cluster's are, too", func() bool { return inForce(t, w.client).Status == corev1.ConditionTrue })

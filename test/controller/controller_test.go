@@ -37,8 +37,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	verifiertpm "github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
@@ -155,7 +155,7 @@ func newFleet(t *testing.T, change func(*fleet, *verifier.Policy)) *fleet {
 	f.write(t, f.caCertificate, f.ClientCA().CertPEM())
 	f.write(t, f.caKey, keyPEM)
 	f.config = controller.Config{
-		Machines:  controller.NewInventory(inventory.NewFile(f.inventory, 0)),
+		Machines:  sources.NewInventory(f.inventory, 0),
 		CA:        signing.NewFiles(f.caCertificate, f.caKey),
 		Limits:    signing.DefaultLimits(),
 		Namespace: f.namespace,

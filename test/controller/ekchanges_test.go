@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	verifiertpm "github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
 )
@@ -188,12 +189,12 @@ func TestAgainTakesTheMachinesToken(t *testing.T) {
 // A mistake in the inventory takes down three machines at most, at once or in steps. The others
 // renew by their records, until an operator acknowledges the change.
 func TestManyEKChangesAreHeld(t *testing.T) {
-	var keys *controller.KeyStore
+	var keys *sources.KeyStore
 	var secret types.NamespacedName
 	f := newFleet(t, func(f *fleet, p *verifier.Policy) {
 		p.Credential = verifier.Recover
 		secret = types.NamespacedName{Namespace: f.namespace, Name: "challenge-keys"}
-		keys = controller.NewKeyStore(f.client, f.client, secret, func(verifiertpm.Keys) (*verifiertpm.Verifier, error) { return &verifiertpm.Verifier{}, nil })
+		keys = sources.NewKeyStore(f.client, f.client, secret, func(verifiertpm.Keys) (*verifiertpm.Verifier, error) { return &verifiertpm.Verifier{}, nil })
 		f.config.AcceptedEKChanges = keys
 	})
 	ctx, cancel := context.WithCancel(t.Context())
@@ -236,7 +237,7 @@ func TestManyEKChangesAreHeld(t *testing.T) {
 	f.refused(t, renew["held-0"].hello(t), string(verifier.ReasonEKReplaced))
 
 	// An acknowledgement of another change is none of this.
-	name := regexp.MustCompile(controller.AnnotationAcceptEKChanges + `=(Inventory-[0-9a-f]{16})`).FindStringSubmatch(note)
+	name := regexp.MustCompile(sources.AnnotationAcceptEKChanges + `=(Inventory-[0-9a-f]{16})`).FindStringSubmatch(note)
 	if name == nil {
 		t.Fatalf("the Event does not say how to acknowledge: %s", note)
 	}
@@ -279,7 +280,7 @@ func TestManyEKChangesAreHeld(t *testing.T) {
 // annotate acknowledges a change.
 func (f *fleet) annotate(t *testing.T, secret types.NamespacedName, change string) {
 	t.Helper()
-	patch := fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, controller.AnnotationAcceptEKChanges, change)
+	patch := fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, sources.AnnotationAcceptEKChanges, change)
 	object := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: secret.Namespace, Name: secret.Name}}
 	if err := f.client.Patch(t.Context(), object, client.RawPatch(types.MergePatchType, []byte(patch))); err != nil {
 		t.Fatal(err)

@@ -25,8 +25,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/preflight"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
 	verifiertpm "github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
@@ -69,8 +70,8 @@ func (g *gated) nodes(t *testing.T, names ...string) {
 	}
 }
 
-func (g *gated) store(api client.Client) *controller.KeyStore {
-	return controller.NewKeyStore(api, api, g.secret, func(keys verifiertpm.Keys) (*verifiertpm.Verifier, error) {
+func (g *gated) store(api client.Client) *sources.KeyStore {
+	return sources.NewKeyStore(api, api, g.secret, func(keys verifiertpm.Keys) (*verifiertpm.Verifier, error) {
 		return verifiertpm.New(verifiertpm.Config{
 			NamedEKs: true, ClusterUID: gateCluster, Keys: keys, PCRs: attestation.PCRSelection{Bank: "sha256", Indexes: []int{7}},
 		})
@@ -79,8 +80,8 @@ func (g *gated) store(api client.Client) *controller.KeyStore {
 
 // open is a start of a controller.
 func (g *gated) open(t *testing.T, api client.Client, audit bool, listed ...string) error {
-	gate := &controller.Gate{
-		Keys: g.store(api), Cluster: gateCluster, Namespace: g.secret.Namespace, Unattested: listed, Audit: audit, Log: logr.Discard(),
+	gate := &preflight.Preflight{
+		Keys: g.store(api), Records: api, Cluster: gateCluster, Namespace: g.secret.Namespace, Unattested: listed, Audit: audit, Log: logr.Discard(),
 	}
 	return gate.Open(t.Context())
 }
@@ -92,13 +93,13 @@ func (g *gated) since(t *testing.T) (string, map[string][]byte) {
 	if err := client.IgnoreNotFound(g.client.Get(t.Context(), g.secret, secret)); err != nil {
 		t.Fatal(err)
 	}
-	return secret.Annotations[controller.AnnotationEnforcingSince], secret.Data
+	return secret.Annotations[preflight.AnnotationEnforcingSince], secret.Data
 }
 
 // refusedFor checks that enforcement does not start, because of these Nodes.
 func refusedFor(t *testing.T, err error, nodes ...string) {
 	t.Helper()
-	var refused *controller.GateError
+	var refused *preflight.Error
 	if !errors.As(err, &refused) || !slices.Equal(refused.Nodes, nodes) {
 		t.Errorf("not refused for %v: %v", nodes, err)
 	}
@@ -263,7 +264,7 @@ func TestEnforcementNeedsToSee(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			var refused *controller.GateError
+			var refused *preflight.Error
 			eventually(t, 5*time.Second, "refused for "+c.says, func() bool { // the authorizer takes its time
 				err = g.open(t, api, false, "worker-1")
 				if name == "no-records" {
@@ -312,7 +313,7 @@ func TestEnforcementWithoutCRD(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, api := range map[string]client.Client{"that knew the kind": g.client, "that never did": fresh} {
-		var refused *controller.GateError
+		var refused *preflight.Error
 		if err := g.open(t, api, false); !errors.As(err, &refused) || !strings.Contains(refused.Hint, "crd.yaml") {
 			t.Errorf("a client %s: %v", name, err)
 		}
@@ -366,7 +367,7 @@ func TestProgramStartsToEnforce(t *testing.T) {
 	}
 	cmd, stderr = start(g.admin(t), "unattestedNodes: [cp-1, worker-1]\n")
 	_ = cmd.Wait() // its exit code follows
-	if code := cmd.ProcessState.ExitCode(); code != 10 || !strings.Contains(stderr.String(), approvalPolicy+": "+controller.PolicyMissing) ||
+	if code := cmd.ProcessState.ExitCode(); code != 10 || !strings.Contains(stderr.String(), approvalPolicy+": "+preflight.PolicyMissing) ||
 		!strings.Contains(stderr.String(), "\nhint: apply packaging/kubernetes/policies.yaml") {
 		t.Errorf("without policies: exit code %d: %s", code, stderr)
 	}

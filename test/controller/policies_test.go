@@ -35,7 +35,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/preflight"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
@@ -125,24 +125,24 @@ func (b *bed) asShipped() *rest.Config {
 }
 
 // watchPolicies runs a watch until the test ends.
-func (b *bed) watchPolicies(t *testing.T, as *rest.Config, change func(*controller.PoliciesConfig)) (*controller.Policies, *journal) {
+func (b *bed) watchPolicies(t *testing.T, as *rest.Config, change func(*preflight.WatchConfig)) (*preflight.PolicyWatch, *journal) {
 	t.Helper()
 	gauges, err := clusterMetrics()
 	if err != nil {
 		t.Fatal(err)
 	}
-	var p *controller.Policies
+	var p *preflight.PolicyWatch
 	said := runManager(t, as, func(m ctrl.Manager) error {
-		c := controller.PoliciesConfig{Namespace: shippedNamespace, Metrics: gauges.For("policed")}
+		c := preflight.WatchConfig{Namespace: shippedNamespace, Metrics: gauges.For("policed")}
 		api, err := client.New(as, client.Options{Scheme: newScheme()})
 		if err != nil {
 			return err
 		}
-		c.Check = &controller.PolicyCheck{Scope: controller.PoliciesAlone, Client: api}
+		c.Check = &preflight.PolicyCheck{Scope: preflight.PoliciesAlone, Client: api}
 		if change != nil {
 			change(&c)
 		}
-		p, err = controller.AddPolicies(m, c)
+		p, err = preflight.AddPolicyWatch(m, c)
 		return err
 	})
 	t.Cleanup(gauges.For("policed").Forget)
@@ -157,7 +157,7 @@ func (b *bed) inForce(t *testing.T) corev1.NamespaceCondition {
 		t.Fatal(err)
 	}
 	for _, c := range namespace.Status.Conditions {
-		if c.Type == controller.ConditionPolicies {
+		if c.Type == preflight.ConditionPolicies {
 			return c
 		}
 	}
@@ -238,7 +238,7 @@ func TestPoliciesAreWatched(t *testing.T) {
 	b := shared
 	b.policed(t)
 	_, said := b.watchPolicies(t, b.asShipped(), nil)
-	b.becomes(t, corev1.ConditionTrue, controller.ReasonPoliciesInForce, "")
+	b.becomes(t, corev1.ConditionTrue, preflight.ReasonPoliciesInForce, "")
 	api := b.Client().AdmissionregistrationV1()
 	policy := func(change func(*admissionv1.ValidatingAdmissionPolicySpec)) func() error {
 		return func() error {
@@ -276,38 +276,38 @@ func TestPoliciesAreWatched(t *testing.T) {
 		title, problem, says string
 		change               func() error
 	}{
-		{"all bindings are deleted", controller.PolicyMissing, approvalPolicy, func() (err error) {
+		{"all bindings are deleted", preflight.PolicyMissing, approvalPolicy, func() (err error) {
 			for _, name := range b.policyNames(t) {
 				err = errors.Join(err, api.ValidatingAdmissionPolicyBindings().Delete(t.Context(), name, metav1.DeleteOptions{}))
 			}
 			return err
 		}},
-		{"a policy is deleted", controller.PolicyMissing, "the policy is not there", func() error {
+		{"a policy is deleted", preflight.PolicyMissing, "the policy is not there", func() error {
 			return api.ValidatingAdmissionPolicies().Delete(t.Context(), approvalPolicy, metav1.DeleteOptions{})
 		}},
-		{"a binding only audits", controller.PolicyNotDenying, "validationActions", binding(func(p bindingSpec) { p.ValidationActions = []admissionv1.ValidationAction{admissionv1.Audit} })},
-		{"a binding is narrowed", controller.PolicyAltered, "matchResources", binding(func(p bindingSpec) {
+		{"a binding only audits", preflight.PolicyNotDenying, "validationActions", binding(func(p bindingSpec) { p.ValidationActions = []admissionv1.ValidationAction{admissionv1.Audit} })},
+		{"a binding is narrowed", preflight.PolicyAltered, "matchResources", binding(func(p bindingSpec) {
 			p.MatchResources = &admissionv1.MatchResources{NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}}}
 		})},
-		{"an expression is altered", controller.PolicyAltered, "validations", policy(func(p spec) { p.Validations[1].Expression = "true || " + p.Validations[1].Expression })},
-		{"failurePolicy is Ignore", controller.PolicyAltered, "failurePolicy", policy(func(p spec) { p.FailurePolicy = new(admissionv1.Ignore) })},
-		{"a resource is left out", controller.PolicyAltered, "matchConstraints", policy(func(p spec) {
+		{"an expression is altered", preflight.PolicyAltered, "validations", policy(func(p spec) { p.Validations[1].Expression = "true || " + p.Validations[1].Expression })},
+		{"failurePolicy is Ignore", preflight.PolicyAltered, "failurePolicy", policy(func(p spec) { p.FailurePolicy = new(admissionv1.Ignore) })},
+		{"a resource is left out", preflight.PolicyAltered, "matchConstraints", policy(func(p spec) {
 			r := &p.MatchConstraints.ResourceRules[0]
 			r.Resources = r.Resources[:1]
 		})},
-		{"a signer is left out", controller.PolicyAltered, "kube-apiserver-client-kubelet", list(1, "'kubernetes.io/kube-apiserver-client-kubelet'", "'example.com/none'")},
-		{"a controller is added", controller.PolicyAltered, "kubernetes-admin", list(0, "[", "['kubernetes-admin', ")},
+		{"a signer is left out", preflight.PolicyAltered, "kube-apiserver-client-kubelet", list(1, "'kubernetes.io/kube-apiserver-client-kubelet'", "'example.com/none'")},
+		{"a controller is added", preflight.PolicyAltered, "kubernetes-admin", list(0, "[", "['kubernetes-admin', ")},
 	} {
 		t.Run(c.title, func(t *testing.T) {
 			if err := c.change(); err != nil {
 				t.Fatal(err)
 			}
-			condition := b.becomes(t, corev1.ConditionFalse, controller.ReasonPoliciesNotInForce, c.says)
+			condition := b.becomes(t, corev1.ConditionFalse, preflight.ReasonPoliciesNotInForce, c.says)
 			if !strings.Contains(condition.Message, c.problem) || condition.LastTransitionTime.IsZero() {
 				t.Errorf("the condition is %+v", condition)
 			}
 			eventually(t, 5*time.Second, "an Event says so", func() bool {
-				for _, note := range b.eventsAbout(t, shippedNamespace, controller.ReasonPoliciesNotInForce) {
+				for _, note := range b.eventsAbout(t, shippedNamespace, preflight.ReasonPoliciesNotInForce) {
 					if strings.Contains(note, c.says) {
 						return true
 					}
@@ -327,7 +327,7 @@ func TestPoliciesAreWatched(t *testing.T) {
 			} else {
 				b.apply(t, "policies.yaml")
 			}
-			b.becomes(t, corev1.ConditionTrue, controller.ReasonPoliciesInForce, "")
+			b.becomes(t, corev1.ConditionTrue, preflight.ReasonPoliciesInForce, "")
 			if sampled(t, "node_attestation_policy_problems", map[string]string{"cluster": "policed"}) != 0 {
 				t.Error("it is still in the gauge")
 			}
@@ -342,7 +342,7 @@ func TestPoliciesAreWatched(t *testing.T) {
 		if err := binding(func(p bindingSpec) { p.ValidationActions = []admissionv1.ValidationAction{admissionv1.Warn} })(); err != nil {
 			t.Fatal(err)
 		}
-		condition := b.becomes(t, corev1.ConditionFalse, controller.ReasonPoliciesNotInForce, "validationActions")
+		condition := b.becomes(t, corev1.ConditionFalse, preflight.ReasonPoliciesNotInForce, "validationActions")
 		if strings.Contains(condition.Message, "signers") || condition.LastTransitionTime.Before(&mark.LastTransitionTime) {
 			t.Errorf("the condition is %+v", condition)
 		}
@@ -356,10 +356,10 @@ func TestPoliciesInAuditMode(t *testing.T) {
 	if err := b.client.Delete(t.Context(), &admissionv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: approvalPolicy}}); err != nil {
 		t.Fatal(err)
 	}
-	before := len(b.eventsAbout(t, shippedNamespace, controller.ReasonPoliciesNotInForce))
-	_, said := b.watchPolicies(t, b.asShipped(), func(c *controller.PoliciesConfig) { c.Audit = true })
-	b.becomes(t, corev1.ConditionUnknown, controller.ReasonPoliciesAudit, approvalPolicy+": "+controller.PolicyMissing)
-	if len(b.eventsAbout(t, shippedNamespace, controller.ReasonPoliciesNotInForce)) != before || said.says("the admission policies are not in force") {
+	before := len(b.eventsAbout(t, shippedNamespace, preflight.ReasonPoliciesNotInForce))
+	_, said := b.watchPolicies(t, b.asShipped(), func(c *preflight.WatchConfig) { c.Audit = true })
+	b.becomes(t, corev1.ConditionUnknown, preflight.ReasonPoliciesAudit, approvalPolicy+": "+preflight.PolicyMissing)
+	if len(b.eventsAbout(t, shippedNamespace, preflight.ReasonPoliciesNotInForce)) != before || said.says("the admission policies are not in force") {
 		t.Error("in audit mode it is an error")
 	}
 }
@@ -371,12 +371,12 @@ func TestPoliciesMayNotBeWatched(t *testing.T) {
 	b.policed(t)
 	status := rule("", "namespaces/status", "get,patch")
 	as := b.may(t, "blind", "blind-writes", status)
-	_, said := b.watchPolicies(t, as, func(c *controller.PoliciesConfig) { c.Check.User = shippedAccount })
-	b.becomes(t, corev1.ConditionUnknown, controller.ReasonPoliciesUnwatched, "validatingadmissionpolicybindings")
+	_, said := b.watchPolicies(t, as, func(c *preflight.WatchConfig) { c.Check.User = shippedAccount })
+	b.becomes(t, corev1.ConditionUnknown, preflight.ReasonPoliciesUnwatched, "validatingadmissionpolicybindings")
 	if !said.says("packaging/kubernetes/rbac.yaml") {
 		t.Error("the log does not say what is missing")
 	}
-	if sampled(t, "node_attestation_policy_problems", map[string]string{"cluster": "policed", "problem": controller.ReasonPoliciesUnwatched}) != 1 {
+	if sampled(t, "node_attestation_policy_problems", map[string]string{"cluster": "policed", "problem": preflight.ReasonPoliciesUnwatched}) != 1 {
 		t.Error("it is not in the gauge")
 	}
 	b.may(t, "blind", "blind-sees", rbacv1.PolicyRule{
@@ -423,8 +423,8 @@ func TestPolicyIsProven(t *testing.T) {
 	}
 	tried, as := &tries{}, b.asShipped()
 	as.Wrap(tried.wrap)
-	p, _ := b.watchPolicies(t, as, func(c *controller.PoliciesConfig) { c.Prove = time.Second })
-	b.becomes(t, corev1.ConditionTrue, controller.ReasonPoliciesInForce, "")
+	p, _ := b.watchPolicies(t, as, func(c *preflight.WatchConfig) { c.Prove = time.Second })
+	b.becomes(t, corev1.ConditionTrue, preflight.ReasonPoliciesInForce, "")
 	time.Sleep(1100 * time.Millisecond) // the policies have been right for that long
 	hello, began := b.bareHello(t), time.Now()
 	eventually(t, 20*time.Second, "a policy is proven, and again", func() bool {
@@ -461,13 +461,13 @@ func TestPolicyIsNotEffective(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.apply(t, "namespace.yaml", "policies.yaml", "rbac.yaml")
-	p, _ := b.watchPolicies(t, b.asShipped(), func(c *controller.PoliciesConfig) { c.Prove = time.Second })
-	b.becomes(t, corev1.ConditionTrue, controller.ReasonPoliciesInForce, "")
+	p, _ := b.watchPolicies(t, b.asShipped(), func(c *preflight.WatchConfig) { c.Prove = time.Second })
+	b.becomes(t, corev1.ConditionTrue, preflight.ReasonPoliciesInForce, "")
 	hello := b.bareHello(t)
 	eventually(t, 20*time.Second, "it is found out", func() bool {
 		p.Challenged(hello.Name)
 		c := b.inForce(t)
-		return c.Status == corev1.ConditionFalse && strings.Contains(c.Message, approvalPolicy+": "+controller.PolicyNotEffective)
+		return c.Status == corev1.ConditionFalse && strings.Contains(c.Message, approvalPolicy+": "+preflight.PolicyNotEffective)
 	})
 }
 
@@ -476,9 +476,9 @@ func TestPolicyIsNotEffective(t *testing.T) {
 func TestEnforcementNeedsPolicies(t *testing.T) {
 	b, g := shared, newGated(t)
 	b.policed(t)
-	check := &controller.PolicyCheck{Scope: controller.PoliciesAlone, Client: g.client, User: shippedAccount}
-	open := func(policies ...*controller.PolicyCheck) error {
-		gate := &controller.Gate{Keys: g.store(g.client), Cluster: gateCluster, Namespace: g.secret.Namespace, Policies: policies, Log: logr.Discard()}
+	check := &preflight.PolicyCheck{Scope: preflight.PoliciesAlone, Client: g.client, User: shippedAccount}
+	open := func(policies ...*preflight.PolicyCheck) error {
+		gate := &preflight.Preflight{Keys: g.store(g.client), Cluster: gateCluster, Namespace: g.secret.Namespace, Policies: policies, Log: logr.Discard()}
 		return gate.Open(t.Context())
 	}
 	unbind := func() {
@@ -487,7 +487,7 @@ func TestEnforcementNeedsPolicies(t *testing.T) {
 		}
 	}
 	unbind()
-	var refused *controller.GateError
+	var refused *preflight.Error
 	if err := open(check); !errors.As(err, &refused) || len(refused.Policies) != 1 || refused.Policies[0].Policy != approvalPolicy || !strings.Contains(refused.Hint, "policies.yaml") {
 		t.Errorf("without a binding: %v", err)
 	}
@@ -498,7 +498,7 @@ func TestEnforcementNeedsPolicies(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := open(&controller.PolicyCheck{Scope: controller.PoliciesAlone, Client: blind, User: shippedAccount}); !errors.As(err, &refused) || !strings.Contains(refused.Hint, "rbac.yaml") {
+	if err := open(&preflight.PolicyCheck{Scope: preflight.PoliciesAlone, Client: blind, User: shippedAccount}); !errors.As(err, &refused) || !strings.Contains(refused.Hint, "rbac.yaml") {
 		t.Errorf("without the right to look: %v", err)
 	}
 	b.apply(t, "policies.yaml")
@@ -510,7 +510,7 @@ func TestEnforcementNeedsPolicies(t *testing.T) {
 		t.Errorf("enforcement had started: %v", err)
 	}
 	other := newGated(t)
-	gate := &controller.Gate{Keys: other.store(g.client), Cluster: gateCluster, Namespace: other.secret.Namespace, Log: logr.Discard()}
+	gate := &preflight.Preflight{Keys: other.store(g.client), Cluster: gateCluster, Namespace: other.secret.Namespace, Log: logr.Discard()}
 	if err := gate.Open(t.Context()); err != nil {
 		t.Errorf("the configuration does not ask for them: %v", err)
 	}
@@ -524,10 +524,10 @@ func TestRenewalWithoutPolicies(t *testing.T) {
 	if err := b.client.DeleteAllOf(t.Context(), &admissionv1.ValidatingAdmissionPolicyBinding{}); err != nil {
 		t.Fatal(err)
 	}
-	b.becomes(t, corev1.ConditionFalse, controller.ReasonPoliciesNotInForce, approvalPolicy)
+	b.becomes(t, corev1.ConditionFalse, preflight.ReasonPoliciesNotInForce, approvalPolicy)
 	f := newFleet(t, nil)
 	f.stop()
-	f.config.Policies = p
+	f.config.Challenged = p.Challenged
 	f.start(t)
 	m := f.newMachine(t, "unpoliced")
 	f.inventoried(t, m)
@@ -544,15 +544,15 @@ func TestShippedPoliciesCompareAsEqual(t *testing.T) {
 	b.policed(t) // the others are variations of these
 	for _, c := range []struct {
 		title, kustomization string
-		check                *controller.PolicyCheck
+		check                *preflight.PolicyCheck
 	}{
-		{"packaging/kubernetes", "../../packaging/kubernetes", &controller.PolicyCheck{Scope: controller.PoliciesAlone}},
-		{"the example of a provider", "../../docs/examples/node-attestation-controller-acme/kubernetes", &controller.PolicyCheck{
-			Scope: controller.PoliciesAlone, Others: []string{"system:serviceaccount:node-attestation-acme-system:node-attestation-controller-acme"},
+		{"packaging/kubernetes", "../../packaging/kubernetes", &preflight.PolicyCheck{Scope: preflight.PoliciesAlone}},
+		{"the example of a provider", "../../docs/examples/node-attestation-controller-acme/kubernetes", &preflight.PolicyCheck{
+			Scope: preflight.PoliciesAlone, Others: []string{"system:serviceaccount:node-attestation-acme-system:node-attestation-controller-acme"},
 		}},
-		{"packaging/cluster-api/workload", "../../packaging/cluster-api/workload", &controller.PolicyCheck{Scope: controller.PoliciesWorkload}},
-		{"packaging/cluster-api/management", "../../packaging/cluster-api/management", &controller.PolicyCheck{Scope: controller.PoliciesManagement}},
-		{"the example of a management cluster", "../../docs/examples/cluster-api/management", &controller.PolicyCheck{Scope: controller.PoliciesManagement}},
+		{"packaging/cluster-api/workload", "../../packaging/cluster-api/workload", &preflight.PolicyCheck{Scope: preflight.PoliciesWorkload}},
+		{"packaging/cluster-api/management", "../../packaging/cluster-api/management", &preflight.PolicyCheck{Scope: preflight.PoliciesManagement}},
+		{"the example of a management cluster", "../../docs/examples/cluster-api/management", &preflight.PolicyCheck{Scope: preflight.PoliciesManagement}},
 	} {
 		t.Run(c.title, func(t *testing.T) {
 			built, err := b.RunKubectl(t.Context(), b.adminConfig, "kustomize", c.kustomization)
@@ -577,7 +577,7 @@ func TestShippedPoliciesCompareAsEqual(t *testing.T) {
 			if problems, err := c.check.Check(t.Context()); err != nil || len(problems) > 0 {
 				t.Errorf("%v, %v", problems, err)
 			}
-			if c.check.Scope == controller.PoliciesManagement {
+			if c.check.Scope == preflight.PoliciesManagement {
 				err := b.Client().AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Delete(t.Context(), "node-attestation-secrets", metav1.DeleteOptions{})
 				if err != nil {
 					t.Error(err)

@@ -15,6 +15,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/insecure"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
@@ -78,7 +79,7 @@ func (f *fleet) clientOf(t *testing.T, token string) *csr.Client {
 func TestInsecureSigner(t *testing.T) {
 	f := newFleet(t, func(f *fleet, p *verifier.Policy) {
 		p.InsecureSigner = verifier.InsecureSignerName
-		machines := f.config.Machines.(*controller.Inventory)
+		machines := f.config.Machines.(*sources.Inventory)
 		f.more = []controller.Provider{controller.FromSigner(verifier.InsecureProvider, controller.InsecureSigner{Tokens: machines})}
 	})
 	mine, others, nobodys := f.newToken(t), f.newToken(t), f.newToken(t)

@@ -11,8 +11,7 @@ import (
 	"time"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
@@ -43,7 +42,7 @@ func TestInventoryIsLate(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.stop() // it has read it
-	f.config.Machines = controller.NewInventory(inventory.NewFile(f.inventory, 0))
+	f.config.Machines = sources.NewInventory(f.inventory, 0)
 	f.start(t)
 
 	challenged := func(m *machine, want bool, p *peer, name string) time.Duration {

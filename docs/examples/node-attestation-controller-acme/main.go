@@ -29,8 +29,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/bindings"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
@@ -123,7 +123,7 @@ func (o options) controller() (controller.Config, error) {
 	if err != nil {
 		return controller.Config{}, err
 	}
-	machines := controller.NewInventory(inventory.NewFile(o.inventory, time.Second))
+	machines := sources.NewInventory(o.inventory, time.Second)
 	return controller.Config{
 		Rules:     rules,
 		Providers: []controller.Provider{controller.FromSigner(identity.Provider, acme.Signer{PlatformKey: key, Machines: machines})},

@@ -31,6 +31,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/bindings"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/preflight"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 )
 
@@ -72,7 +74,7 @@ func (i *invocation) run(cmd *cobra.Command, _ []string) error {
 }
 
 // newGate makes the gate with a client of its own: the first of a manager fails at once where the API server does not answer yet.
-func newGate(api *rest.Config, settings *config.Settings, logger klog.Logger) (*controller.Gate, error) {
+func newGate(api *rest.Config, settings *config.Settings, logger klog.Logger) (*preflight.Preflight, error) {
 	scheme, err := newScheme()
 	if err != nil {
 		return nil, err
@@ -85,13 +87,13 @@ func newGate(api *rest.Config, settings *config.Settings, logger klog.Logger) (*
 	if err != nil {
 		return nil, err
 	}
-	return settings.Gate(settings.Keys(live, live), metrics.For(settings.Config().ClusterUID), logger.WithName("gate"), settings.PolicyCheck(live)), nil
+	return settings.Gate(settings.Keys(live, live), live, metrics.For(settings.Config().ClusterUID), logger.WithName("gate"), settings.PolicyCheck(live)), nil
 }
 
 // open has the gate judge whether enforcement may start. Nothing is wrong if it was told to end meanwhile.
-func open(ctx context.Context, gate *controller.Gate) error {
+func open(ctx context.Context, gate *preflight.Preflight) error {
 	err := gate.Open(ctx)
-	if refused, ok := errors.AsType[*controller.GateError](err); ok {
+	if refused, ok := errors.AsType[*preflight.Error](err); ok {
 		return &failure{CodeConfiguration, refused.Hint, err}
 	}
 	if ctx.Err() == nil {
@@ -128,7 +130,7 @@ func newScheme() (*runtime.Scheme, error) {
 }
 
 // newManager assembles the controller and what goes with it.
-func newManager(ctx context.Context, api *rest.Config, settings *config.Settings, gate *controller.Gate, lock resourcelock.Interface, logger klog.Logger) (manager.Manager, error) {
+func newManager(ctx context.Context, api *rest.Config, settings *config.Settings, gate *preflight.Preflight, lock resourcelock.Interface, logger klog.Logger) (manager.Manager, error) {
 	c := settings.Config()
 	scheme, err := newScheme()
 	if err != nil {
@@ -150,9 +152,11 @@ func newManager(ctx context.Context, api *rest.Config, settings *config.Settings
 		return nil, err
 	}
 	parts.Metrics = metrics.For(c.ClusterUID)
-	if parts.Policies, err = controller.AddPolicies(m, settings.Policies(settings.PolicyCheck(live), gate.Metrics)); err != nil {
+	watch, err := preflight.AddPolicyWatch(m, settings.PolicyWatch(settings.PolicyCheck(live), gate.Metrics))
+	if err != nil {
 		return nil, err
 	}
+	parts.Challenged = watch.Challenged
 	if err := controller.Add(m, parts); err != nil {
 		return nil, err
 	}
@@ -165,7 +169,7 @@ func newManager(ctx context.Context, api *rest.Config, settings *config.Settings
 	if err := m.Add(keys); err != nil {
 		return nil, err
 	}
-	if err := m.Add(controller.NewProblems(parts, keys, logger.WithName("sources"))); err != nil {
+	if err := m.Add(sources.NewHealth(map[string]any{"challenge keys": keys, "CA": parts.CA, "machines": parts.Machines}, logger.WithName("sources"))); err != nil {
 		return nil, err
 	}
 	// A replica that stands by has its cache filled.

@@ -26,7 +26,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
 )
@@ -99,7 +99,7 @@ func (i *invocation) newJudge(ctx context.Context, machines, keys string, now ti
 		return nil, misconfigured(errors.New("verify judges for one cluster: it takes a configuration with clusterUID and inventory, and not clusterAPI"))
 	}
 	j := &judge{out: i.Stdout, now: now, settings: settings, hasKeys: keys != ""}
-	var source controller.MachineSource = controller.NewInventory(inventory.NewFile(machines, 0))
+	var source controller.MachineSource = sources.NewInventory(machines, 0)
 	if machines == "" {
 		if settings.Config().Inventory.ConfigMap != nil {
 			return nil, misconfigured(errors.New("the configuration's inventory is in the cluster: name a file with --inventory"))
@@ -129,7 +129,7 @@ func readKeys(path string) (tpm.Keys, error) {
 	if err := utilyaml.NewYAMLOrJSONDecoder(bytes.NewReader(data), len(data)+1).Decode(secret); err != nil || secret.Kind != "Secret" {
 		return tpm.Keys{}, errors.New("it holds no Secret") // and an error might quote what it does hold
 	}
-	return controller.ParseKeys(secret.Data)
+	return sources.ParseKeys(secret.Data)
 }
 
 // verify judges all requests in the files.

@@ -18,6 +18,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
@@ -87,7 +88,7 @@ func TestVerify(t *testing.T) {
 	}
 	secret := &corev1.Secret{Data: map[string][]byte{"current": []byte("k1"), "k1": []byte("0123456789abcdef0123456789abcdef")}}
 	secret.APIVersion, secret.Kind = "v1", "Secret"
-	keys, err := controller.ParseKeys(secret.Data)
+	keys, err := sources.ParseKeys(secret.Data)
 	if err != nil {
 		t.Fatal(err)
 	}

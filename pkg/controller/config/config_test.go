@@ -25,6 +25,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/bindings"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	verifiertpm "github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
@@ -276,22 +277,22 @@ func TestSettingsMakeAController(t *testing.T) {
 		t.Fatal(err)
 	}
 	parts, keys := settings.Controller(nil, nil)
-	if _, ok := parts.CA.(*controller.SecretCA); !ok || parts.Rules == nil || !parts.Audit || parts.Namespace != "other" || parts.Limits != signing.DefaultLimits() {
+	if _, ok := parts.CA.(*sources.SecretCA); !ok || parts.Rules == nil || !parts.Audit || parts.Namespace != "other" || parts.Limits != signing.DefaultLimits() {
 		t.Errorf("%+v", parts)
 	}
 	if parts.Rates != controller.DefaultRates() || settings.Bindings(nil) != (bindings.Config{Audit: true}) {
 		t.Errorf("%+v, %+v", parts.Rates, settings.Bindings(nil))
 	}
-	if gate := settings.Gate(keys, nil, logr.Discard()); gate.Keys != keys || gate.Cluster != "c" || gate.Namespace != "other" || !gate.Audit || gate.Unattested != nil {
+	if gate := settings.Gate(keys, nil, nil, logr.Discard()); gate.Keys != keys || gate.Cluster != "c" || gate.Namespace != "other" || !gate.Audit || gate.Unattested != nil {
 		t.Errorf("%+v", gate)
 	}
-	if _, ok := parts.Machines.(*controller.Inventory); !ok || len(parts.Providers) != 1 || keys.Verifier() != nil {
+	if _, ok := parts.Machines.(*sources.Inventory); !ok || len(parts.Providers) != 1 || keys.Verifier() != nil {
 		t.Errorf("%+v", parts)
 	}
 	if settings, err = newSettings(with("inventory: {configMap: {name: a, key: b}}", "signing: {mode: Sign, caFile: /a, keyFile: /b}")); err != nil {
 		t.Fatal(err)
 	}
-	if _, ok := settings.Machines(nil).(*controller.ConfigMapInventory); !ok {
+	if _, ok := settings.Machines(nil).(*sources.ConfigMapInventory); !ok {
 		t.Errorf("%T", settings.Machines(nil))
 	}
 	if _, ok := settings.CA(nil).(*signing.Files); !ok {
@@ -311,7 +312,7 @@ func TestSettingsMakeAController(t *testing.T) {
 	if rates.Machine.Burst = 3; parts.Rates != rates || settings.Bindings(nil) != (bindings.Config{Remove: true}) {
 		t.Errorf("%+v, %+v", parts.Rates, settings.Bindings(nil))
 	}
-	if gate := settings.Gate(keys, nil, logr.Discard()); gate.Audit || !slices.Equal(gate.Unattested, []string{"a", "b"}) {
+	if gate := settings.Gate(keys, nil, nil, logr.Discard()); gate.Audit || !slices.Equal(gate.Unattested, []string{"a", "b"}) {
 		t.Errorf("%+v", gate)
 	}
 }

@@ -25,8 +25,9 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/bindings"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/preflight"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
@@ -388,7 +389,7 @@ func (s *Settings) CA(reader client.Reader) signing.Source {
 	case g.Mode != Sign:
 		return nil
 	case g.SecretName != "":
-		return controller.NewSecretCA(reader, s.named(g.SecretName))
+		return sources.NewSecretCA(reader, s.named(g.SecretName))
 	default:
 		return signing.NewFiles(g.CAFile, g.KeyFile)
 	}
@@ -406,14 +407,14 @@ type Machines interface {
 // Machines returns the source of machines, the inventory.
 func (s *Settings) Machines(reader client.Reader) Machines {
 	if m := s.config.Inventory.ConfigMap; m != nil {
-		return controller.NewConfigMapInventory(reader, s.named(m.Name), m.Key)
+		return sources.NewConfigMapInventory(reader, s.named(m.Name), m.Key)
 	}
-	return controller.NewInventory(inventory.NewFile(s.config.Inventory.File, inventoryAge))
+	return sources.NewInventory(s.config.Inventory.File, inventoryAge)
 }
 
 // Keys returns the store of challenge keys.
-func (s *Settings) Keys(reader client.Reader, writer client.Client) *controller.KeyStore {
-	return controller.NewKeyStore(reader, writer, s.named(s.config.ChallengeKeySecret), s.Verifier)
+func (s *Settings) Keys(reader client.Reader, writer client.Client) *sources.KeyStore {
+	return sources.NewKeyStore(reader, writer, s.named(s.config.ChallengeKeySecret), s.Verifier)
 }
 
 func (s *Settings) named(name string) types.NamespacedName {
@@ -422,13 +423,13 @@ func (s *Settings) named(name string) types.NamespacedName {
 
 // Controller returns the configuration of a controller that reads past any cache. Whoever calls it runs the KeyStore, which is a
 // manager's Runnable.
-func (s *Settings) Controller(reader client.Reader, writer client.Client) (controller.Config, *controller.KeyStore) {
+func (s *Settings) Controller(reader client.Reader, writer client.Client) (controller.Config, *sources.KeyStore) {
 	keys := s.Keys(reader, writer)
 	return s.Assemble(keys, s.Machines(reader), s.CA(reader)), keys
 }
 
 // Assemble returns the configuration of a controller with these keys, these machines and this CA, nil if another signer issues.
-func (s *Settings) Assemble(keys *controller.KeyStore, machines Machines, ca signing.Source) controller.Config {
+func (s *Settings) Assemble(keys *sources.KeyStore, machines Machines, ca signing.Source) controller.Config {
 	providers := []controller.Provider{controller.TPM{Latest: keys.Verifier}}
 	if s.config.InsecureSigner != "" {
 		providers = append(providers, controller.FromSigner(verifier.InsecureProvider, controller.InsecureSigner{Tokens: machines}))
@@ -456,37 +457,38 @@ func (s *Settings) Bindings(metrics *telemetry.ClusterMetrics) bindings.Config {
 
 // PolicyCheck returns what compares the admission policies of the cluster that nodes join with the
 // release's.
-func (s *Settings) PolicyCheck(api client.Client) *controller.PolicyCheck {
-	check := &controller.PolicyCheck{Scope: controller.PoliciesAlone, Client: api, Others: s.config.Policies.Controllers}
+func (s *Settings) PolicyCheck(api client.Client) *preflight.PolicyCheck {
+	check := &preflight.PolicyCheck{Scope: preflight.PoliciesAlone, Client: api, Others: s.config.Policies.Controllers}
 	if s.config.ClusterAPI != nil {
-		check.Scope, check.User = controller.PoliciesWorkload, s.config.ClusterAPI.User
+		check.Scope, check.User = preflight.PoliciesWorkload, s.config.ClusterAPI.User
 	}
 	return check
 }
 
 // ManagementPolicyCheck returns what does so for a management cluster.
-func (s *Settings) ManagementPolicyCheck(api client.Client) *controller.PolicyCheck {
-	return &controller.PolicyCheck{Scope: controller.PoliciesManagement, Client: api, Others: s.config.Policies.Controllers}
+func (s *Settings) ManagementPolicyCheck(api client.Client) *preflight.PolicyCheck {
+	return &preflight.PolicyCheck{Scope: preflight.PoliciesManagement, Client: api, Others: s.config.Policies.Controllers}
 }
 
-// Policies returns what controller.AddPolicies makes a watch of.
-func (s *Settings) Policies(check *controller.PolicyCheck, metrics *telemetry.ClusterMetrics) controller.PoliciesConfig {
+// PolicyWatch returns the configuration of a watch of the admission policies.
+func (s *Settings) PolicyWatch(check *preflight.PolicyCheck, metrics *telemetry.ClusterMetrics) preflight.WatchConfig {
 	namespace := s.config.Namespace
-	if m := s.config.ClusterAPI; m != nil && check.Scope == controller.PoliciesWorkload {
+	if m := s.config.ClusterAPI; m != nil && check.Scope == preflight.PoliciesWorkload {
 		namespace = m.userNamespace()
 	}
-	return controller.PoliciesConfig{Check: check, Namespace: namespace, Audit: s.config.Audit, Metrics: metrics}
+	return preflight.WatchConfig{Check: check, Namespace: namespace, Audit: s.config.Audit, Metrics: metrics}
 }
 
-// Gate returns what lets enforcement start. Whoever calls it opens it before the manager starts, and runs it, a manager's Runnable.
-// The policies are those that have to be in force, unless the configuration says otherwise.
-func (s *Settings) Gate(keys *controller.KeyStore, metrics *telemetry.ClusterMetrics, log logr.Logger, policies ...*controller.PolicyCheck) *controller.Gate {
+// Gate returns what lets enforcement start. The caller opens it before the manager starts, and adds
+// it to the manager. records reads records and Nodes past any cache. The policies are those that
+// have to be in force, unless the configuration says otherwise.
+func (s *Settings) Gate(keys *sources.KeyStore, records client.Reader, metrics *telemetry.ClusterMetrics, log logr.Logger, policies ...*preflight.PolicyCheck) *preflight.Preflight {
 	if s.config.Policies.Mode != Required {
 		policies = nil
 	}
-	return &controller.Gate{
+	return &preflight.Preflight{
 		Policies: policies,
-		Keys:     keys, Cluster: s.config.ClusterUID, Namespace: s.config.Namespace, Unattested: s.config.UnattestedNodes,
+		Keys:     keys, Records: records, Cluster: s.config.ClusterUID, Namespace: s.config.Namespace, Unattested: s.config.UnattestedNodes,
 		Audit: s.config.Audit, Metrics: metrics, Log: log,
 	}
 }

@@ -9,8 +9,9 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"sync"
 	"time"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/lastgood"
 )
 
 // The keys of a Secret of type kubernetes.io/tls, which Cluster API's <cluster>-ca has too.
@@ -36,71 +37,65 @@ func FromSecret(data map[string][]byte, now time.Time) (*CA, error) {
 	return ParseBundle(data[secretCertificate], data[secretKey], now)
 }
 
-// Files is a Source that reads two files. It reads them at each use, which costs less than a signature, and so misses no change.
+// Files is a Source that reads two files. It reads them at each use, which costs less than a
+// signature, and so misses no change.
 //
-// A rotation writes one file after the other. What was read last and fits together stays in use until the files hold another
-// pair that does, or until it expires: whatever is wrong meanwhile, files that are gone included, Problem tells. Who wants no more
-// certificates from a CA therefore has to put another in its place, or end the process.
+// A rotation writes one file after the other. While the two files are no valid pair, or are missing,
+// the last good pair stays in use until it expires, and Problem says why. To stop a CA from signing,
+// replace it in the files, or end the process.
 type Files struct {
 	certificate, key string
-
-	mu sync.Mutex
-	// good is the CA in use, sum what it was read from.
-	good    *CA
-	sum     [2][sha256.Size]byte
-	problem error
+	pair             lastgood.Value[*CA]
 }
 
-// NewFiles returns a Source for the files with the CA's certificate and with its key, as ParseCA reads them. It reads nothing yet.
-func NewFiles(certificate, key string) *Files { return &Files{certificate: certificate, key: key} }
+// NewFiles returns a Source for the files with the CA's certificate and with its key, as ParseCA
+// reads them. It reads nothing yet.
+func NewFiles(certificate, key string) *Files {
+	// An invalid pair may be a CA whose time has not come.
+	return &Files{certificate: certificate, key: key, pair: lastgood.Value[*CA]{Rejudge: true}}
+}
 
-// CA returns the CA that the files hold, or the last one that they held.
+// CA returns the CA in the files, or the last good one.
 func (f *Files) CA(_ context.Context, now time.Time) (*CA, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.problem = f.refresh(now)
-	if f.good == nil {
-		return nil, f.problem
+	problem := f.refresh(now)
+	ca, ok := f.pair.Get()
+	if !ok {
+		return nil, problem
 	}
-	err := f.good.checkTime(now)
+	err := ca.checkTime(now)
 	switch {
 	case err == nil:
-		return f.good, nil
-	case f.problem != nil:
-		return nil, fmt.Errorf("%w; and those in the files cannot take over: %w", err, f.problem)
+		return ca, nil
+	case problem != nil:
+		return nil, fmt.Errorf("%w; and those in the files cannot take over: %w", err, problem)
 	}
-	f.problem = err
+	f.pair.Fail(err)
 	return nil, err
 }
 
 // Problem returns what kept the last call of CA from using what is in the files, nil if nothing did.
-func (f *Files) Problem() error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.problem
-}
+func (f *Files) Problem() error { return f.pair.Problem() }
 
-// refresh takes over what is in the files, if that will do.
+// refresh takes over the pair in the files if it is valid.
 func (f *Files) refresh(now time.Time) error {
 	certificate, err := read(f.certificate)
 	if err != nil {
+		f.pair.Fail(err)
 		return err
 	}
 	key, err := read(f.key)
 	if err != nil {
+		f.pair.Fail(err)
 		return err
 	}
-	sum := [2][sha256.Size]byte{sha256.Sum256(certificate), sha256.Sum256(key)}
-	if f.good != nil && sum == f.sum {
-		return nil
-	}
-	// What will not do is judged anew each time: it may be a CA whose time has not come.
-	ca, err := ParseCA(certificate, key, now)
-	if err != nil {
-		return fmt.Errorf("%s and %s: %w", f.certificate, f.key, err)
-	}
-	f.good, f.sum = ca, sum
-	return nil
+	sums := [2][sha256.Size]byte{sha256.Sum256(certificate), sha256.Sum256(key)}
+	return f.pair.Offer(string(sums[0][:])+string(sums[1][:]), func() (*CA, error) {
+		ca, err := ParseCA(certificate, key, now)
+		if err != nil {
+			return nil, fmt.Errorf("%s and %s: %w", f.certificate, f.key, err)
+		}
+		return ca, nil
+	})
 }
 
 // read reads a file of bounded size.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+package sources
 
 import (
 	"fmt"
@@ -9,14 +9,12 @@ import (
 	"reflect"
 	"testing"
 	"time"
-
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
 )
 
-// What the rules are told changes with the file, and only then.
-func TestInventoryIsToldOnce(t *testing.T) {
+// The shared machines change with the file, and only then.
+func TestInventoryIsParsedOnce(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "inventory.yaml")
-	source := NewInventory(inventory.NewFile(file, 0))
+	source := NewInventory(file, 0)
 	now := time.Now()
 	if _, err := source.Machines(t.Context(), now); err == nil {
 		t.Error("machines of a file that is not there")
@@ -27,15 +25,15 @@ func TestInventoryIsToldOnce(t *testing.T) {
 		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		first, err := machines(t.Context(), source, now)
+		first, err := source.Shared(t.Context(), now)
 		if err != nil || len(first) != 1 || first[0].Names[0].Value != nodeName {
 			t.Fatalf("%+v, %v", first, err)
 		}
-		again, err := machines(t.Context(), source, now)
+		again, err := source.Shared(t.Context(), now)
 		if err != nil || &again[0] != &first[0] {
-			t.Errorf("told anew: %v", err)
+			t.Errorf("parsed again: %v", err)
 		}
-		// Who asks for his own may do with them as he likes.
+		// Machines returns a copy that the caller may change.
 		own, err := source.Machines(t.Context(), now)
 		if err != nil || !reflect.DeepEqual(own, first) {
 			t.Fatalf("%+v, %v", own, err)

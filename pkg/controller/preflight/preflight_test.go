@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+package preflight
 
 import (
 	"context"
@@ -21,11 +21,16 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
 )
 
-// gateAPI is an API server with Nodes, records, and no place for a Secret but in memory.
-type gateAPI struct {
+// clusterAPI is an API server with Nodes, records, and no place for a Secret but in memory.
+type clusterAPI struct {
 	client.Client
 	nodes   []string
 	records []v1alpha1.NodeAttestation
@@ -35,7 +40,7 @@ type gateAPI struct {
 	secret                             *corev1.Secret
 }
 
-func (a *gateAPI) failing(err error) error {
+func (a *clusterAPI) failing(err error) error {
 	if err == nil || a.fails == 0 {
 		return nil
 	}
@@ -43,7 +48,7 @@ func (a *gateAPI) failing(err error) error {
 	return err
 }
 
-func (a *gateAPI) List(_ context.Context, into client.ObjectList, options ...client.ListOption) error {
+func (a *clusterAPI) List(_ context.Context, into client.ObjectList, options ...client.ListOption) error {
 	var all client.ListOptions
 	all.ApplyOptions(options)
 	switch list := into.(type) {
@@ -62,7 +67,7 @@ func (a *gateAPI) List(_ context.Context, into client.ObjectList, options ...cli
 	return fmt.Errorf("%T", into)
 }
 
-func (a *gateAPI) Get(_ context.Context, key client.ObjectKey, into client.Object, _ ...client.GetOption) error {
+func (a *clusterAPI) Get(_ context.Context, key client.ObjectKey, into client.Object, _ ...client.GetOption) error {
 	if err := a.failing(a.failSecret); err != nil {
 		return err
 	}
@@ -73,55 +78,66 @@ func (a *gateAPI) Get(_ context.Context, key client.ObjectKey, into client.Objec
 	return nil
 }
 
-func (a *gateAPI) Create(_ context.Context, object client.Object, _ ...client.CreateOption) error {
+func (a *clusterAPI) Create(_ context.Context, object client.Object, _ ...client.CreateOption) error {
 	a.secret = object.DeepCopyObject().(*corev1.Secret)
 	return nil
 }
 
-func (a *gateAPI) Update(_ context.Context, object client.Object, _ ...client.UpdateOption) error {
+func (a *clusterAPI) Update(_ context.Context, object client.Object, _ ...client.UpdateOption) error {
 	a.writes++
 	a.secret = object.DeepCopyObject().(*corev1.Secret)
 	return nil
 }
 
-func newGate(api *gateAPI, unattested ...string) *Gate {
-	return &Gate{Keys: NewKeyStore(api, api, keySecret, build), Cluster: "c", Namespace: keySecret.Namespace, Unattested: unattested, Log: logr.Discard()}
+var (
+	keySecret      = types.NamespacedName{Namespace: "n", Name: "keys"}
+	secretResource = schema.GroupResource{Resource: "secrets"}
+)
+
+func build(keys tpm.Keys) (*tpm.Verifier, error) {
+	return tpm.New(tpm.Config{
+		NamedEKs: true, ClusterUID: "c", Keys: keys, PCRs: attestation.PCRSelection{Bank: "sha256", Indexes: []int{7}},
+	})
+}
+
+func newPreflight(api *clusterAPI, unattested ...string) *Preflight {
+	return &Preflight{Keys: sources.NewKeyStore(api, api, keySecret, build), Records: api, Cluster: "c", Namespace: keySecret.Namespace, Unattested: unattested, Log: logr.Discard()}
 }
 
 func recordFor(cluster, node string) v1alpha1.NodeAttestation {
 	return v1alpha1.NodeAttestation{Spec: v1alpha1.NodeAttestationSpec{Cluster: cluster, NodeName: node}}
 }
 
-func TestGate(t *testing.T) {
+func TestPreflight(t *testing.T) {
 	forbidden := func(resource string) error {
 		return apierrors.NewForbidden(schema.GroupResource{Resource: resource}, "", errors.New("RBAC says no"))
 	}
 	noKind := &meta.NoKindMatchError{GroupKind: v1alpha1.GroupVersion.WithKind("NodeAttestation").GroupKind()}
 	records := []v1alpha1.NodeAttestation{recordFor("c", "a"), recordFor("other", "b")}
 	for name, c := range map[string]struct {
-		api    gateAPI
+		api    clusterAPI
 		listed []string
 		nodes  []string
 		says   []string
 	}{
-		"no Nodes":                   {gateAPI{}, nil, nil, nil},
-		"a record":                   {gateAPI{nodes: []string{"a"}, records: records}, nil, nil, nil},
-		"a record, and listed":       {gateAPI{nodes: []string{"a", "b"}, records: records}, []string{"b", "nobody"}, nil, nil},
-		"another cluster's record":   {gateAPI{nodes: []string{"a", "b"}, records: records}, nil, []string{"b"}, []string{"1: b", "audit: true"}},
-		"two":                        {gateAPI{nodes: []string{"d", "c", "a"}, records: records}, nil, []string{"c", "d"}, []string{"2: c, d", "unattestedNodes"}},
-		"no CRD, no Nodes":           {gateAPI{failRecords: noKind, fails: -1}, nil, nil, nil},
-		"no CRD, all listed":         {gateAPI{nodes: []string{"a"}, failRecords: noKind, fails: -1}, []string{"a"}, nil, nil},
-		"no CRD":                     {gateAPI{nodes: []string{"a"}, failRecords: noKind, fails: -1}, nil, nil, []string{"crd.yaml"}},
-		"Nodes are forbidden":        {gateAPI{failNodes: forbidden("nodes"), fails: -1}, nil, nil, []string{"nodes: ", "rbac.yaml"}},
-		"records are forbidden":      {gateAPI{nodes: []string{"a"}, failRecords: forbidden("nodeattestations"), fails: -1}, nil, nil, []string{"records: ", "rbac.yaml"}},
-		"the Secret is forbidden":    {gateAPI{failSecret: forbidden("secrets"), fails: -1}, nil, nil, []string{"secret n/keys: ", "rbac.yaml"}},
-		"unreachable, and then not":  {gateAPI{nodes: []string{"a"}, records: records, failNodes: errors.New("connection refused"), fails: 5}, nil, nil, nil},
-		"unreachable, and then none": {gateAPI{nodes: []string{"b"}, failSecret: errors.New("connection refused"), fails: 5}, nil, []string{"b"}, []string{"1: b"}},
+		"no Nodes":                   {clusterAPI{}, nil, nil, nil},
+		"a record":                   {clusterAPI{nodes: []string{"a"}, records: records}, nil, nil, nil},
+		"a record, and listed":       {clusterAPI{nodes: []string{"a", "b"}, records: records}, []string{"b", "nobody"}, nil, nil},
+		"another cluster's record":   {clusterAPI{nodes: []string{"a", "b"}, records: records}, nil, []string{"b"}, []string{"1: b", "audit: true"}},
+		"two":                        {clusterAPI{nodes: []string{"d", "c", "a"}, records: records}, nil, []string{"c", "d"}, []string{"2: c, d", "unattestedNodes"}},
+		"no CRD, no Nodes":           {clusterAPI{failRecords: noKind, fails: -1}, nil, nil, nil},
+		"no CRD, all listed":         {clusterAPI{nodes: []string{"a"}, failRecords: noKind, fails: -1}, []string{"a"}, nil, nil},
+		"no CRD":                     {clusterAPI{nodes: []string{"a"}, failRecords: noKind, fails: -1}, nil, nil, []string{"crd.yaml"}},
+		"Nodes are forbidden":        {clusterAPI{failNodes: forbidden("nodes"), fails: -1}, nil, nil, []string{"nodes: ", "rbac.yaml"}},
+		"records are forbidden":      {clusterAPI{nodes: []string{"a"}, failRecords: forbidden("nodeattestations"), fails: -1}, nil, nil, []string{"records: ", "rbac.yaml"}},
+		"the Secret is forbidden":    {clusterAPI{failSecret: forbidden("secrets"), fails: -1}, nil, nil, []string{"secret n/keys: ", "rbac.yaml"}},
+		"unreachable, and then not":  {clusterAPI{nodes: []string{"a"}, records: records, failNodes: errors.New("connection refused"), fails: 5}, nil, nil, nil},
+		"unreachable, and then none": {clusterAPI{nodes: []string{"b"}, failSecret: errors.New("connection refused"), fails: 5}, nil, []string{"b"}, []string{"1: b"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				err := newGate(&c.api, c.listed...).Open(t.Context())
-				var refused *GateError
+				err := newPreflight(&c.api, c.listed...).Open(t.Context())
+				var refused *Error
 				switch {
 				case len(c.says) == 0:
 					if err != nil || !enforcing(c.api.secret) || len(c.api.secret.Data) != 2 {
@@ -138,9 +154,9 @@ func TestGate(t *testing.T) {
 				}
 				// In audit mode it is a warning.
 				var warned strings.Builder
-				gate := newGate(&c.api, c.listed...)
-				gate.Audit, gate.Log = true, funcr.New(func(_, args string) { warned.WriteString(args) }, funcr.Options{})
-				if err := gate.Open(t.Context()); err != nil || warned.Len() == 0 {
+				preflight := newPreflight(&c.api, c.listed...)
+				preflight.Audit, preflight.Log = true, funcr.New(func(_, args string) { warned.WriteString(args) }, funcr.Options{})
+				if err := preflight.Open(t.Context()); err != nil || warned.Len() == 0 {
 					t.Errorf("%v, %q", err, warned.String())
 				}
 			})
@@ -149,33 +165,33 @@ func TestGate(t *testing.T) {
 }
 
 // An API server that does not answer is no refusal, and is not waited for for ever.
-func TestGateGivesUp(t *testing.T) {
+func TestPreflightGivesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		api := &gateAPI{failSecret: errors.New("connection refused"), fails: -1}
-		gate, began := newGate(api), time.Now()
-		err := gate.Open(t.Context())
-		var refused *GateError
-		if err == nil || errors.As(err, &refused) || !errors.Is(err, api.failSecret) || time.Since(began) != gateTimeout {
+		api := &clusterAPI{failSecret: errors.New("connection refused"), fails: -1}
+		preflight, began := newPreflight(api), time.Now()
+		err := preflight.Open(t.Context())
+		var refused *Error
+		if err == nil || errors.As(err, &refused) || !errors.Is(err, api.failSecret) || time.Since(began) != openTimeout {
 			t.Errorf("%v after %s", err, time.Since(began))
 		}
-		gate.Audit = true
-		if err := gate.Open(t.Context()); err != nil {
+		preflight.Audit = true
+		if err := preflight.Open(t.Context()); err != nil {
 			t.Errorf("in audit mode: %v", err)
 		}
 	})
 }
 
 // Once passed, whatever appears or cannot be read is a warning, until a start in audit mode.
-func TestGateRemembers(t *testing.T) {
+func TestPreflightRemembers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const other = "example.com/other"
-		api := &gateAPI{nodes: []string{"a"}, records: []v1alpha1.NodeAttestation{recordFor("c", "a")}, secret: &corev1.Secret{}}
+		api := &clusterAPI{nodes: []string{"a"}, records: []v1alpha1.NodeAttestation{recordFor("c", "a")}, secret: &corev1.Secret{}}
 		api.secret.Annotations = map[string]string{AnnotationEnforcingSince: "yes", other: "x"} // not a time: somebody else's
 		open := func(audit bool) error {
 			t.Helper()
-			gate := newGate(api)
-			gate.Audit = audit
-			return gate.Open(t.Context())
+			preflight := newPreflight(api)
+			preflight.Audit = audit
+			return preflight.Open(t.Context())
 		}
 		if err := open(false); err != nil {
 			t.Fatal(err)
@@ -209,45 +225,45 @@ func TestGateRemembers(t *testing.T) {
 	})
 }
 
-func TestGateNamesTheFirst(t *testing.T) {
+func TestPreflightNamesTheFirst(t *testing.T) {
 	var nodes []string
 	for i := range 37 {
 		nodes = append(nodes, fmt.Sprintf("node-%02d", i))
 	}
-	err := (&GateError{Nodes: nodes}).Error()
+	err := (&Error{Nodes: nodes}).Error()
 	if !strings.Contains(err, "37: node-00, ") || !strings.Contains(err, ", node-19 and 17 more") || strings.Contains(err, "node-20") {
 		t.Error(err)
 	}
-	if err := (&GateError{Nodes: nodes[:20]}).Error(); !strings.HasSuffix(err, ", node-19") {
+	if err := (&Error{Nodes: nodes[:20]}).Error(); !strings.HasSuffix(err, ", node-19") {
 		t.Error(err)
 	}
 }
 
 // rounds has other Nodes each time.
 type rounds struct {
-	gateAPI
+	clusterAPI
 	nodes [][]string
 }
 
 func (r *rounds) List(ctx context.Context, into client.ObjectList, options ...client.ListOption) error {
 	if _, nodes := into.(*metav1.PartialObjectMetadataList); nodes {
-		r.gateAPI.nodes, r.nodes = r.nodes[0], r.nodes[1:]
+		r.clusterAPI.nodes, r.nodes = r.nodes[0], r.nodes[1:]
 	}
-	return r.gateAPI.List(ctx, into, options...)
+	return r.clusterAPI.List(ctx, into, options...)
 }
 
 // The Nodes are looked at again, and said when they are others.
-func TestGateKeepsLooking(t *testing.T) {
+func TestPreflightKeepsLooking(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := &rounds{nodes: [][]string{{"a"}, {"a"}, {"a", "b"}, {"a", "b"}, nil, nil}}
 		looks := time.Duration(len(api.nodes))
 		var said []string
-		gate := newGate(&api.gateAPI)
-		gate.Keys = NewKeyStore(api, api, keySecret, build)
-		gate.Log = funcr.New(func(_, args string) { said = append(said, args) }, funcr.Options{})
-		ctx, cancel := context.WithTimeout(t.Context(), looks*gateInterval-time.Second)
+		preflight := newPreflight(&api.clusterAPI)
+		preflight.Keys = sources.NewKeyStore(api, api, keySecret, build)
+		preflight.Log = funcr.New(func(_, args string) { said = append(said, args) }, funcr.Options{})
+		ctx, cancel := context.WithTimeout(t.Context(), looks*nodesInterval-time.Second)
 		defer cancel()
-		if err := gate.Start(ctx); err != nil || len(api.nodes) > 0 {
+		if err := preflight.Start(ctx); err != nil || len(api.nodes) > 0 {
 			t.Errorf("%v, %d looks short", err, len(api.nodes))
 		}
 		if len(said) != 3 || !strings.Contains(said[0], "1: a") || !strings.Contains(said[1], "2: a, b") || !strings.Contains(said[2], "each Node") {

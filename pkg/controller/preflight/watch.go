@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+package preflight
 
 import (
 	"context"
@@ -62,8 +62,8 @@ const provenPolicy = "node-attestation-approval"
 
 const unwatchedPolicies = "cannot watch the admission policies: list and watch on validatingadmissionpolicies and validatingadmissionpolicybindings are needed"
 
-// PoliciesConfig is what NewPolicies makes a watch of.
-type PoliciesConfig struct {
+// WatchConfig is what NewPolicyWatch makes a watch of.
+type WatchConfig struct {
 	// Check has the client by which policies are read, and says which there have to be.
 	Check *PolicyCheck
 	// Namespace is the one whose status has the condition.
@@ -80,10 +80,10 @@ type PoliciesConfig struct {
 	Tell func(kind, reason, message string)
 }
 
-// Policies watches the admission policies of one cluster, and says when they are not in force. It
+// PolicyWatch watches the admission policies of one cluster, and says when they are not in force. It
 // decides nothing: renewals go on.
-type Policies struct {
-	PoliciesConfig
+type PolicyWatch struct {
+	WatchConfig
 	api    client.WithWatch
 	events events.EventRecorder
 	log    logr.Logger
@@ -122,142 +122,142 @@ type verdict struct {
 	problems        []PolicyProblem
 }
 
-// NewPolicies returns a watch, which Start runs. The client reads and writes at the API server
+// NewPolicyWatch returns a watch, which Start runs. The client reads and writes at the API server
 // itself. Config.Check reads with it.
-func NewPolicies(config PoliciesConfig, api client.WithWatch, recorder events.EventRecorder, log logr.Logger) (*Policies, error) {
-	p := &Policies{
-		PoliciesConfig: config, api: api, events: telemetry.NewDedupRecorder(recorder), log: log,
+func NewPolicyWatch(config WatchConfig, api client.WithWatch, recorder events.EventRecorder, log logr.Logger) (*PolicyWatch, error) {
+	w := &PolicyWatch{
+		WatchConfig: config, api: api, events: telemetry.NewDedupRecorder(recorder), log: log,
 		changed: make(chan struct{}, 1), hints: make(chan struct{}, 1),
 	}
-	if p.Remind <= 0 {
-		p.Remind = policiesRemind
+	if w.Remind <= 0 {
+		w.Remind = policiesRemind
 	}
-	if p.Prove <= 0 {
-		p.Prove = proveInterval
+	if w.Prove <= 0 {
+		w.Prove = proveInterval
 	}
 	var err error
-	if p.policies, err = p.informer(0, &admissionv1.ValidatingAdmissionPolicyList{}, &admissionv1.ValidatingAdmissionPolicy{}); err != nil {
+	if w.policies, err = w.informer(0, &admissionv1.ValidatingAdmissionPolicyList{}, &admissionv1.ValidatingAdmissionPolicy{}); err != nil {
 		return nil, err
 	}
-	p.bindings, err = p.informer(1, &admissionv1.ValidatingAdmissionPolicyBindingList{}, &admissionv1.ValidatingAdmissionPolicyBinding{})
-	return p, err
+	w.bindings, err = w.informer(1, &admissionv1.ValidatingAdmissionPolicyBindingList{}, &admissionv1.ValidatingAdmissionPolicyBinding{})
+	return w, err
 }
 
-// AddPolicies adds a watch to a manager, whose leader runs it.
-func AddPolicies(m ctrl.Manager, config PoliciesConfig) (*Policies, error) {
+// AddPolicyWatch adds a watch to a manager, whose leader runs it.
+func AddPolicyWatch(m ctrl.Manager, config WatchConfig) (*PolicyWatch, error) {
 	api, err := client.NewWithWatch(m.GetConfig(), client.Options{HTTPClient: m.GetHTTPClient(), Scheme: m.GetScheme(), Mapper: m.GetRESTMapper()})
 	if err != nil {
 		return nil, err
 	}
-	p, err := NewPolicies(config, api, m.GetEventRecorder(Name), m.GetLogger().WithName("policies"))
+	w, err := NewPolicyWatch(config, api, m.GetEventRecorder(telemetry.Component), m.GetLogger().WithName("policies"))
 	if err != nil {
 		return nil, err
 	}
-	return p, m.Add(p)
+	return w, m.Add(w)
 }
 
 // informer returns the watch of one of the two kinds. Of objects that are not the release's it
 // keeps the names.
-func (p *Policies) informer(index int, list client.ObjectList, object client.Object) (toolscache.SharedIndexInformer, error) {
+func (w *PolicyWatch) informer(index int, list client.ObjectList, object client.Object) (toolscache.SharedIndexInformer, error) {
 	note := func(err error) error {
-		if before := p.forbidden[index].Swap(apierrors.IsForbidden(err)); before != apierrors.IsForbidden(err) {
-			p.wake()
+		if before := w.forbidden[index].Swap(apierrors.IsForbidden(err)); before != apierrors.IsForbidden(err) {
+			w.wake()
 		}
 		return err
 	}
 	calls := &toolscache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 			into := list.DeepCopyObject().(client.ObjectList)
-			err := p.api.List(ctx, into, &client.ListOptions{Raw: &options, Limit: options.Limit, Continue: options.Continue})
+			err := w.api.List(ctx, into, &client.ListOptions{Raw: &options, Limit: options.Limit, Continue: options.Continue})
 			return into, note(err)
 		},
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-			w, err := p.api.Watch(ctx, list.DeepCopyObject().(client.ObjectList), &client.ListOptions{Raw: &options})
+			w, err := w.api.Watch(ctx, list.DeepCopyObject().(client.ObjectList), &client.ListOptions{Raw: &options})
 			return w, note(err)
 		},
 	}
-	informer := toolscache.NewSharedIndexInformer(toolscache.ToListWatcherWithWatchListSemantics(calls, p.api), object, 0, toolscache.Indexers{})
-	failures := &telemetry.WatchErrors{Log: p.log, Message: unwatchedPolicies, Remind: p.Remind}
+	informer := toolscache.NewSharedIndexInformer(toolscache.ToListWatcherWithWatchListSemantics(calls, w.api), object, 0, toolscache.Indexers{})
+	failures := &telemetry.WatchErrors{Log: w.log, Message: unwatchedPolicies, Remind: w.Remind}
 	if err := informer.SetWatchErrorHandlerWithContext(failures.Handle); err != nil {
 		return nil, err
 	}
-	if err := informer.SetTransform(p.trim); err != nil {
+	if err := informer.SetTransform(w.trim); err != nil {
 		return nil, err
 	}
 	_, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
-		AddFunc: func(any) { p.wake() }, UpdateFunc: func(any, any) { p.wake() }, DeleteFunc: func(any) { p.wake() },
+		AddFunc: func(any) { w.wake() }, UpdateFunc: func(any, any) { w.wake() }, DeleteFunc: func(any) { w.wake() },
 	})
 	return informer, err
 }
 
 // trim drops what nobody compares.
-func (p *Policies) trim(object any) (any, error) {
+func (w *PolicyWatch) trim(object any) (any, error) {
 	switch o := object.(type) {
 	case *admissionv1.ValidatingAdmissionPolicy:
 		o.ManagedFields, o.Annotations, o.Labels, o.Status = nil, nil, nil, admissionv1.ValidatingAdmissionPolicyStatus{}
-		if !p.Check.isOurs(o) {
+		if !w.Check.isOurs(o) {
 			o.Spec = admissionv1.ValidatingAdmissionPolicySpec{}
 		}
 	case *admissionv1.ValidatingAdmissionPolicyBinding:
 		o.ManagedFields, o.Annotations, o.Labels = nil, nil, nil
-		if !p.Check.isOurs(o) {
+		if !w.Check.isOurs(o) {
 			o.Spec = admissionv1.ValidatingAdmissionPolicyBindingSpec{}
 		}
 	}
 	return object, nil
 }
 
-func (p *Policies) wake() {
+func (w *PolicyWatch) wake() {
 	select {
-	case p.changed <- struct{}{}:
+	case w.changed <- struct{}{}:
 	default:
 	}
 }
 
 // Challenged says that a hello is open, on which a policy can be proven. It costs its caller
-// nothing; a nil *Policies proves nothing.
-func (p *Policies) Challenged(name string) {
-	if p == nil || p.Audit {
+// nothing; a nil *PolicyWatch proves nothing.
+func (w *PolicyWatch) Challenged(name string) {
+	if w == nil || w.Audit {
 		return
 	}
-	p.hello.Store(&name)
+	w.hello.Store(&name)
 	select {
-	case p.hints <- struct{}{}:
+	case w.hints <- struct{}{}:
 	default:
 	}
 }
 
 // Start watches until ctx ends. A manager runs it, on the leader.
-func (p *Policies) Start(ctx context.Context) error {
+func (w *PolicyWatch) Start(ctx context.Context) error {
 	var running sync.WaitGroup
 	defer running.Wait()
-	for _, informer := range []toolscache.SharedIndexInformer{p.policies, p.bindings} {
+	for _, informer := range []toolscache.SharedIndexInformer{w.policies, w.bindings} {
 		running.Go(func() { informer.RunWithContext(ctx) })
 	}
 	began := time.Now()
-	ticker := time.NewTicker(min(policiesInterval, p.Remind))
+	ticker := time.NewTicker(min(policiesInterval, w.Remind))
 	defer ticker.Stop()
 	for first := time.NewTimer(0); ; {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-p.changed:
+		case <-w.changed:
 			first.Reset(policiesSettle)
 			continue
 		case <-first.C:
-		case <-p.hints:
+		case <-w.hints:
 		case <-ticker.C:
 		}
-		v := p.judge(ctx, began)
+		v := w.judge(ctx, began)
 		if v.reason == "" {
 			first.Reset(policiesSettle)
 			continue
 		}
-		p.report(ctx, v)
-		switch again := p.prove(ctx, v); {
+		w.report(ctx, v)
+		switch again := w.prove(ctx, v); {
 		case again > 0:
 			first.Reset(again)
-		case p.unwritten != "":
+		case w.unwritten != "":
 			first.Reset(conditionRetry)
 		}
 	}
@@ -265,15 +265,15 @@ func (p *Policies) Start(ctx context.Context) error {
 
 // judge returns what is known of the policies, or no reason while the API server's first answers
 // are on their way.
-func (p *Policies) judge(ctx context.Context, began time.Time) verdict {
+func (w *PolicyWatch) judge(ctx context.Context, began time.Time) verdict {
 	unknown := func(message string) verdict {
-		p.since = time.Time{}
+		w.since = time.Time{}
 		return verdict{status: corev1.ConditionUnknown, reason: ReasonPoliciesUnwatched, message: message}
 	}
 	switch {
-	case p.forbidden[0].Load() || p.forbidden[1].Load():
+	case w.forbidden[0].Load() || w.forbidden[1].Load():
 		return unknown(unwatchedPolicies)
-	case p.policies.HasSynced() && p.bindings.HasSynced():
+	case w.policies.HasSynced() && w.bindings.HasSynced():
 	case time.Since(began) < policiesPatience:
 		return verdict{}
 	default:
@@ -281,20 +281,20 @@ func (p *Policies) judge(ctx context.Context, began time.Time) verdict {
 	}
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	problems, err := p.Check.compare(ctx, stored[admissionv1.ValidatingAdmissionPolicy](p.policies), stored[admissionv1.ValidatingAdmissionPolicyBinding](p.bindings))
+	problems, err := w.Check.compare(ctx, stored[admissionv1.ValidatingAdmissionPolicy](w.policies), stored[admissionv1.ValidatingAdmissionPolicyBinding](w.bindings))
 	if err != nil {
 		return unknown(text.Line(err.Error(), telemetry.MaxLogged))
 	}
 	switch {
 	case len(problems) > 0:
-		p.since, p.passed = time.Time{}, 0
-	case p.since.IsZero():
-		p.since = time.Now()
-	case p.passed > 1:
+		w.since, w.passed = time.Time{}, 0
+	case w.since.IsZero():
+		w.since = time.Now()
+	case w.passed > 1:
 		problems = []PolicyProblem{{provenPolicy, PolicyNotEffective, "policy and binding are there, and the API server lets a hello be approved: is its admission plugin ValidatingAdmissionPolicy on?"}}
 	}
 	switch {
-	case p.Audit:
+	case w.Audit:
 		message := "nothing depends on the policies in audit mode"
 		if len(problems) > 0 {
 			message += "; not in force: " + describe(problems)
@@ -318,39 +318,39 @@ func stored[T any](informer toolscache.SharedIndexInformer) []T {
 }
 
 // report says what is known, if it is not what was said last, and a problem from time to time.
-func (p *Policies) report(ctx context.Context, v verdict) {
+func (w *PolicyWatch) report(ctx context.Context, v verdict) {
 	now := time.Now()
 	v.message = telemetry.Message(v.message)
-	p.Metrics.PolicyProblems(gauged(v))
-	news := v.reason != p.last.reason || v.message != p.last.message
-	before := p.last.status
-	p.last = v
-	p.writeCondition(ctx, v, now)
-	remind := v.status == corev1.ConditionFalse && now.Sub(p.reported) >= p.Remind
+	w.Metrics.PolicyProblems(gauged(v))
+	news := v.reason != w.last.reason || v.message != w.last.message
+	before := w.last.status
+	w.last = v
+	w.writeCondition(ctx, v, now)
+	remind := v.status == corev1.ConditionFalse && now.Sub(w.reported) >= w.Remind
 	if !news && !remind {
 		return
 	}
-	p.reported = now
+	w.reported = now
 	switch {
 	case v.status == corev1.ConditionFalse:
-		p.log.Error(nil, "the admission policies are not in force", "message", v.message, "reason", v.reason)
-		p.event(corev1.EventTypeWarning, v)
+		w.log.Error(nil, "the admission policies are not in force", "message", v.message, "reason", v.reason)
+		w.event(corev1.EventTypeWarning, v)
 	case v.status == corev1.ConditionTrue && before == corev1.ConditionFalse:
-		p.log.Info("the admission policies are in force again")
-		p.event(corev1.EventTypeNormal, v)
+		w.log.Info("the admission policies are in force again")
+		w.event(corev1.EventTypeNormal, v)
 	default:
-		p.log.Info("admission policies", "status", v.status, "reason", v.reason, "message", v.message)
+		w.log.Info("admission policies", "status", v.status, "reason", v.reason, "message", v.message)
 	}
 }
 
-func (p *Policies) event(kind string, v verdict) {
-	regarding := p.namespace
+func (w *PolicyWatch) event(kind string, v verdict) {
+	regarding := w.namespace
 	if regarding == nil { // it could not be read: an Event can be about a name
-		regarding = &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: p.Namespace}}
+		regarding = &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.Namespace}}
 	}
-	p.events.Eventf(regarding, nil, kind, v.reason, "Compare", "%s", v.message)
-	if p.Tell != nil {
-		p.Tell(kind, v.reason, v.message)
+	w.events.Eventf(regarding, nil, kind, v.reason, "Compare", "%s", v.message)
+	if w.Tell != nil {
+		w.Tell(kind, v.reason, v.message)
 	}
 }
 

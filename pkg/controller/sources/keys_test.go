@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+package sources
 
 import (
 	"bytes"
@@ -19,7 +19,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
 )
 
@@ -154,7 +153,7 @@ func TestKeyStoreMakesOneKey(t *testing.T) {
 				t.Errorf("%d were written", api.writes)
 			}
 			for _, store := range stores {
-				if store.Verifier() == nil || store.keys.Current != string(api.secret.Data["current"]) || !bytes.Equal(store.keys.ByID[store.keys.Current], api.secret.Data[store.keys.Current]) {
+				if current := keysOf(store); store.Verifier() == nil || current.Current != string(api.secret.Data["current"]) || !bytes.Equal(current.ByID[current.Current], api.secret.Data[current.Current]) {
 					t.Error("a replica has another key")
 				}
 			}
@@ -169,8 +168,8 @@ func TestKeyStoreYields(t *testing.T) {
 			api := &secretAPI{secret: start}
 			api.between = func() { api.set(map[string][]byte{"current": []byte("winner"), "winner": key(1)}) }
 			store := NewKeyStore(api, api, keySecret, build)
-			if err := store.Refresh(t.Context()); err != nil || store.keys.Current != "winner" || api.writes != 1 {
-				t.Errorf("%v, %q, %d writes", err, store.keys.Current, api.writes)
+			if err := store.Refresh(t.Context()); err != nil || keysOf(store).Current != "winner" || api.writes != 1 {
+				t.Errorf("%v, %q, %d writes", err, keysOf(store).Current, api.writes)
 			}
 		})
 	}
@@ -199,7 +198,7 @@ func TestKeyStoreRereads(t *testing.T) {
 	}
 	api.set(map[string][]byte{"current": []byte("b"), "a": key(1), "b": key(2)})
 	second := refresh(true)
-	if second == first || store.keys.Current != "b" {
+	if second == first || keysOf(store).Current != "b" {
 		t.Error("the new keys are not used")
 	}
 	api.set(map[string][]byte{"current": []byte("b"), "a": key(9)})
@@ -238,22 +237,7 @@ func TestKeyStoreRunsUntilItIsToldToEnd(t *testing.T) {
 	}
 }
 
-// Without keys nothing is refused: what cannot be judged waits.
-func TestTPMWithoutKeysJudgesNothing(t *testing.T) {
-	provider := TPM{Latest: func() *tpm.Verifier { return nil }}
-	hello := requestWith(attestation.HelloSignerName)
-	evidence := provider.Judge(t.Context(), Question{Request: hello, Named: true, Now: time.Now()})
-	var refusals verifier.Refusals
-	if evidence.Err == nil || errors.As(evidence.Err, &refusals) || evidence.EKUntrusted || evidence.EK != "" {
-		t.Errorf("%+v", evidence)
-	}
-	if _, _, err := provider.Challenge(hello, true, time.Now()); err == nil {
-		t.Error("it challenges")
-	}
-	if _, err := provider.HelloOf(hello); err == nil {
-		t.Error("it reads a proof")
-	}
-	if provider.EK(hello, nil) != "" || len(provider.Versions()) != 1 {
-		t.Error("it knows something")
-	}
+func keysOf(store *KeyStore) tpm.Keys {
+	current, _ := store.latest.Get()
+	return current.keys
 }

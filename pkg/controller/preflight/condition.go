@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+package preflight
 
 import (
 	"context"
@@ -18,32 +18,32 @@ import (
 
 // writeCondition has the Namespace's status say it. What was written is read again from time to
 // time: others may change it.
-func (p *Policies) writeCondition(ctx context.Context, v verdict, now time.Time) {
+func (w *PolicyWatch) writeCondition(ctx context.Context, v verdict, now time.Time) {
 	want := corev1.NamespaceCondition{Type: ConditionPolicies, Status: v.status, Reason: v.reason, Message: v.message}
-	says := p.written.Status == want.Status && p.written.Reason == want.Reason && p.written.Message == want.Message
-	if says && now.Sub(p.writtenAt) < p.Remind {
+	says := w.written.Status == want.Status && w.written.Reason == want.Reason && w.written.Message == want.Message
+	if says && now.Sub(w.writtenAt) < w.Remind {
 		return
 	}
-	err := p.putCondition(ctx, want)
+	err := w.putCondition(ctx, want)
 	if err == nil {
-		p.written, p.writtenAt, p.unwritten = want, now, ""
+		w.written, w.writtenAt, w.unwritten = want, now, ""
 		return
 	}
-	if cause := text.Line(err.Error(), telemetry.MaxLogged); cause != p.unwritten {
-		p.unwritten = cause
-		p.log.Info("the condition cannot be written, see packaging/kubernetes/rbac.yaml", "namespace", p.Namespace, "cause", cause)
+	if cause := text.Line(err.Error(), telemetry.MaxLogged); cause != w.unwritten {
+		w.unwritten = cause
+		w.log.Info("the condition cannot be written, see packaging/kubernetes/rbac.yaml", "namespace", w.Namespace, "cause", cause)
 	}
 }
 
-func (p *Policies) putCondition(ctx context.Context, want corev1.NamespaceCondition) error {
+func (w *PolicyWatch) putCondition(ctx context.Context, want corev1.NamespaceCondition) error {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	status := p.api.SubResource("status")
-	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: p.Namespace}}
+	status := w.api.SubResource("status")
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.Namespace}}
 	if err := status.Get(ctx, namespace.DeepCopy(), namespace); err != nil {
 		return err
 	}
-	p.namespace = namespace
+	w.namespace = namespace
 	want.LastTransitionTime = metav1.Now()
 	for _, c := range namespace.Status.Conditions {
 		if c.Type != want.Type {

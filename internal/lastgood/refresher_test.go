@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package inventory
+package lastgood
 
 import (
 	"sync"
@@ -9,20 +9,20 @@ import (
 	"time"
 )
 
-// Who comes while another reads goes by what was read before, if that is not long ago, and waits for him otherwise.
-func TestSharedWhileAnotherReads(t *testing.T) {
+// While another caller reads, the last read is good for two seconds more. After that a caller waits.
+func TestRefreshWhileAnotherReads(t *testing.T) {
 	t.Parallel()
 	const age = time.Minute
 	for name, c := range map[string]struct {
 		age time.Duration
-		// ago is how long ago it was read before, or how much later the decision began for which it was; 0 if it was not.
+		// ago is how long before this decision the decision began that read last. 0: there was none.
 		ago   time.Duration
 		waits bool
 		reads int32 // by two
 	}{
 		"read just before":                       {age: age, ago: age, reads: 1},
-		"read somewhat before":                   {age: age, ago: age + late - 1, reads: 1},
-		"read long before":                       {age: age, ago: age + late, waits: true, reads: 1},
+		"read somewhat before":                   {age: age, ago: age + grace - 1, reads: 1},
+		"read long before":                       {age: age, ago: age + grace, waits: true, reads: 1},
 		"never read":                             {age: age, waits: true, reads: 1},
 		"each call is to read":                   {waits: true, reads: 2},
 		"each call is to read, a bit later":      {ago: time.Second, waits: true, reads: 2},
@@ -30,9 +30,9 @@ func TestSharedWhileAnotherReads(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			var s Shared
+			var r Refresher
 			if c.ago != 0 {
-				s.Refresh(now().Add(-c.ago), age, func() {})
+				r.Refresh(now().Add(-c.ago), age, func() {})
 			}
 			var reads atomic.Int32
 			reading, end := make(chan struct{}, 2), make(chan struct{})
@@ -40,7 +40,7 @@ func TestSharedWhileAnotherReads(t *testing.T) {
 				done := make(chan struct{})
 				go func() {
 					defer close(done)
-					s.Refresh(now(), c.age, func() {
+					r.Refresh(now(), c.age, func() {
 						reads.Add(1)
 						reading <- struct{}{}
 						<-end
@@ -73,17 +73,17 @@ func TestSharedWhileAnotherReads(t *testing.T) {
 	}
 }
 
-// However many wait, and however far apart they began, one more reading does for all: it began after they came.
-func TestSharedByManyWhoWait(t *testing.T) {
+// However many callers wait, one more read is enough for all: it began after they came.
+func TestRefreshForManyThatWait(t *testing.T) {
 	t.Parallel()
 	const age = time.Second
-	var s Shared
+	var r Refresher
 	var reads atomic.Int32
 	reading, end := make(chan struct{}, 20), make(chan struct{})
 	var wait sync.WaitGroup
 	refresh := func(at time.Time) {
 		wait.Go(func() {
-			s.Refresh(at, age, func() {
+			r.Refresh(at, age, func() {
 				reads.Add(1)
 				reading <- struct{}{}
 				<-end
@@ -93,12 +93,14 @@ func TestSharedByManyWhoWait(t *testing.T) {
 	refresh(now())
 	<-reading
 	for i := range 16 {
-		refresh(now().Add(time.Duration(i+1) * (age + late)))
+		refresh(now().Add(time.Duration(i+1) * (age + grace)))
 	}
-	time.Sleep(time.Second) // until they wait
+	time.Sleep(time.Second) // until all wait
 	close(end)
 	wait.Wait()
 	if got := reads.Load(); got != 2 {
 		t.Errorf("%d reads", got)
 	}
 }
+
+func now() time.Time { return time.Date(2026, 11, 3, 12, 0, 0, 0, time.UTC) }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+package sources
 
 import (
 	"context"
@@ -18,18 +18,11 @@ import (
 	"testing/synctest"
 	"time"
 
-	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
-
-func requestWith(signer string) *certificatesv1.CertificateSigningRequest {
-	r := &certificatesv1.CertificateSigningRequest{}
-	r.Name, r.UID, r.Spec.SignerName = "r", "u", signer
-	return r
-}
 
 func newTestCA(t *testing.T, end time.Time) map[string][]byte {
 	t.Helper()
@@ -62,7 +55,7 @@ func TestSecretCA(t *testing.T) {
 	ca := NewSecretCA(api, types.NamespacedName{Namespace: "n", Name: "ca"})
 	look := func(good, problem bool) string {
 		t.Helper()
-		now = now.Add(objectAge)
+		now = now.Add(maxAge)
 		got, err := ca.CA(t.Context(), now)
 		if (err == nil) != good || (ca.Problem() != nil) != problem {
 			t.Fatalf("%v, problem %v", err, ca.Problem())
@@ -143,7 +136,7 @@ func TestConfigMapInventory(t *testing.T) {
 	source := NewConfigMapInventory(api, types.NamespacedName{Namespace: "n", Name: "machines"}, "inventory.yaml")
 	look := func(want int, says string) {
 		t.Helper()
-		now = now.Add(objectAge)
+		now = now.Add(maxAge)
 		machines, err := source.Machines(t.Context(), now)
 		if want < 0 && err == nil || want >= 0 && (err != nil || len(machines) != want) {
 			t.Errorf("%d machines, %v", len(machines), err)
@@ -211,9 +204,9 @@ func TestObjectsAreReadByOne(t *testing.T) {
 					t.Error("it was not read")
 				}
 				done := make(chan time.Duration)
-				go func() { done <- look(began.Add(objectAge)) }()
+				go func() { done <- look(began.Add(maxAge)) }()
 				synctest.Wait()
-				for _, now := range []time.Time{began.Add(-time.Second), began, began.Add(objectAge + time.Second)} {
+				for _, now := range []time.Time{began.Add(-time.Second), began, began.Add(maxAge + time.Second)} {
 					if took := look(now); took != 0 {
 						t.Errorf("it took %v", took)
 					}

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lastgood
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+)
+
+// File is the last known good content of a file. While the file is invalid or missing, the last
+// good content stays in use. It may be used by several goroutines.
+type File[T any] struct {
+	// Name prefixes errors about reading. Path is the file's, and MaxSize bounds it in bytes: Parse
+	// gets one byte more at most, and refuses it.
+	Name, Path string
+	MaxSize    int64
+	// MaxAge is how long ago the file may have been read. At 0 each call reads it.
+	MaxAge time.Duration
+	// Parse returns the content's value, or why the content is invalid.
+	Parse func([]byte) (T, error)
+
+	refresher Refresher
+	value     Value[T]
+}
+
+// Get returns the file's value at the time now, or the last good one. The value stays the same
+// until the file's content changes.
+func (f *File[T]) Get(now time.Time) (T, error) {
+	f.refresher.Refresh(now, f.MaxAge, f.refresh)
+	value, ok := f.value.Get()
+	if ok {
+		return value, nil
+	}
+	if err := f.value.Problem(); err != nil {
+		return value, err
+	}
+	return value, fmt.Errorf("%s: %w", f.Name, errNone)
+}
+
+var errNone = errors.New("there is none yet")
+
+// Problem returns what kept the last call of Get from using what is in the file, nil if nothing
+// did.
+func (f *File[T]) Problem() error { return f.value.Problem() }
+
+func (f *File[T]) refresh() {
+	content, err := f.read()
+	if err != nil {
+		f.value.Fail(fmt.Errorf("%s: %w", f.Name, err))
+		return
+	}
+	sum := sha256.Sum256(content)
+	_ = f.value.Offer(string(sum[:]), func() (T, error) { return f.Parse(content) }) // Problem returns it
+}
+
+func (f *File[T]) read() ([]byte, error) {
+	file, err := os.Open(f.Path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = file.Close() }() // it was only read
+	var content bytes.Buffer
+	if _, err := content.ReadFrom(io.LimitReader(file, f.MaxSize+1)); err != nil {
+		return nil, err
+	}
+	return content.Bytes(), nil
+}

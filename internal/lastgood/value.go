@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package lastgood holds the last known good value of a source, such as a file or a Secret, that
+// may change, break or disappear at any time. The value stays in use until a better one is there,
+// and Problem says what is wrong meanwhile.
+package lastgood
+
+import "sync"
+
+// Value is the last known good value of a source. Its zero value has none yet. It may be used by
+// several goroutines.
+type Value[T any] struct {
+	// Rejudge has invalid content parsed each time that it is offered. It is for content that
+	// becomes valid by itself, such as a CA whose time has not come.
+	Rejudge bool
+
+	offering sync.Mutex // held by Offer
+
+	mu    sync.Mutex
+	good  T
+	isSet bool
+	// version is of the good value, invalid is of what was last found to be invalid, and verdict
+	// says why.
+	version, invalid string
+	verdict          error
+	problem          error
+}
+
+// Offer parses new content and takes it over, or returns why it is invalid: then the last good
+// value stays in use. The version identifies the content. Content that is in use, or that was just
+// found to be invalid, is not parsed again. Nobody who calls Get waits for parse.
+func (v *Value[T]) Offer(version string, parse func() (T, error)) error {
+	v.offering.Lock()
+	defer v.offering.Unlock()
+	if known, err := v.lookup(version); known {
+		return err
+	}
+	value, err := parse()
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.problem = err; err != nil {
+		v.invalid, v.verdict = version, err
+		return err
+	}
+	v.good, v.isSet, v.version = value, true, version
+	v.verdict = nil
+	return nil
+}
+
+// lookup reports whether a version was judged before, and the verdict.
+func (v *Value[T]) lookup(version string) (known bool, verdict error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	switch {
+	case v.isSet && version == v.version:
+		v.problem = nil
+	case v.verdict != nil && version == v.invalid && !v.Rejudge:
+		v.problem = v.verdict
+	default:
+		return false, nil
+	}
+	return true, v.problem
+}
+
+// Fail notes that the source could not be read. The last good value stays in use.
+func (v *Value[T]) Fail(err error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.problem = err
+}
+
+// Get returns the last good value. It returns false while there has been none.
+func (v *Value[T]) Get() (T, bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.good, v.isSet
+}
+
+// Problem returns what keeps the source's latest content from being used, nil if it is in use.
+func (v *Value[T]) Problem() error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.problem
+}

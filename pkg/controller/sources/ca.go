@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sources
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/lastgood"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
+)
+
+// SecretCA is a signing.Source that reads a Secret of type kubernetes.io/tls, such as Cluster API's
+// <cluster>-ca. While the Secret is invalid or cannot be read, the last good pair stays in use
+// until it expires. To stop a CA from signing, replace it in the Secret, or end the process.
+type SecretCA struct {
+	reader client.Reader
+	secret types.NamespacedName
+
+	refresher lastgood.Refresher
+	pair      lastgood.Value[*signing.CA]
+}
+
+// NewSecretCA returns a SecretCA. The reader must not be a cache: that would see a rotation late.
+func NewSecretCA(reader client.Reader, secret types.NamespacedName) *SecretCA {
+	// An invalid pair may be a CA whose time has not come.
+	return &SecretCA{reader: reader, secret: secret, pair: lastgood.Value[*signing.CA]{Rejudge: true}}
+}
+
+// CA returns the pair in the Secret, or the last good one.
+func (s *SecretCA) CA(ctx context.Context, now time.Time) (*signing.CA, error) {
+	s.refresher.Refresh(now, maxAge, func() { s.refresh(ctx, now) })
+	ca, ok := s.pair.Get()
+	if !ok {
+		if err := s.pair.Problem(); err != nil {
+			return nil, err
+		}
+		return nil, &signing.CAError{Problem: "there is none"}
+	}
+	if end := ca.NotAfter(); !now.Before(end) {
+		expired := &signing.CAError{Problem: "expired at " + end.UTC().Format(time.RFC3339)}
+		if s.pair.Problem() == nil {
+			s.pair.Fail(expired)
+		}
+		return nil, expired
+	}
+	return ca, nil
+}
+
+// Problem returns what kept the last call of CA from using what is in the Secret, nil if nothing
+// did.
+func (s *SecretCA) Problem() error { return s.pair.Problem() }
+
+func (s *SecretCA) refresh(ctx context.Context, now time.Time) {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	object := &corev1.Secret{}
+	if err := s.reader.Get(ctx, s.secret, object); err != nil {
+		s.pair.Fail(fmt.Errorf("signing CA: secret %s: %w", s.secret, err))
+		return
+	}
+	_ = s.pair.Offer(string(object.UID)+"/"+object.ResourceVersion, func() (*signing.CA, error) { // Problem returns it
+		ca, err := signing.FromSecret(object.Data, now)
+		if err != nil {
+			return nil, fmt.Errorf("secret %s: %w", s.secret, err)
+		}
+		return ca, nil
+	})
+}
