@@ -89,7 +89,7 @@ func (p TPM) EK(request, hello *certificatesv1.CertificateSigningRequest) string
 	if v == nil {
 		return ""
 	}
-	ek, err := openHello(v, request, hello).EK()
+	ek, err := openHello(v, request, hello).ClaimedEK()
 	if err != nil {
 		return ""
 	}
@@ -97,11 +97,11 @@ func (p TPM) EK(request, hello *certificatesv1.CertificateSigningRequest) string
 }
 
 // openHello reads the hello that a request is, or that it refers to.
-func openHello(v *tpm.Verifier, request, hello *certificatesv1.CertificateSigningRequest) *tpm.Opened {
+func openHello(v *tpm.Verifier, request, hello *certificatesv1.CertificateSigningRequest) *tpm.ParsedHello {
 	if hello == nil {
 		hello = request
 	}
-	return v.Open(requestOf(hello))
+	return v.ParseHello(requestOf(hello))
 }
 
 // HelloOf returns the name in the proof.
@@ -110,7 +110,7 @@ func (p TPM) HelloOf(proof *certificatesv1.CertificateSigningRequest) (string, e
 	if v == nil {
 		return "", errNoVerifier
 	}
-	name, _, err := v.HelloOf(requestOf(proof))
+	name, _, err := v.HelloReference(requestOf(proof))
 	return name, err
 }
 
@@ -127,15 +127,15 @@ func (p TPM) Judge(_ context.Context, q Question) verifier.Evidence {
 	}
 	hello := openHello(v, q.Request, refersTo)
 	evidence := verifier.Evidence{Provider: p.Name()}
-	if ek, err := hello.EK(); err == nil {
+	if ek, err := hello.ClaimedEK(); err == nil {
 		evidence.EK = ek.String()
 	}
 	refused := func(err error) verifier.Evidence {
-		evidence.Err, evidence.EKUntrusted = err, tpm.CuredByName(err)
+		evidence.Err, evidence.EKUntrusted = err, tpm.OnlyEKUntrusted(err)
 		return evidence
 	}
 	if isHello {
-		claim, err := hello.Hello(namedEK(hello, q.Named), q.Now)
+		claim, err := hello.Verify(namedEK(hello, q.Named), q.Now)
 		if err != nil {
 			return refused(err)
 		}
@@ -145,13 +145,13 @@ func (p TPM) Judge(_ context.Context, q Question) verifier.Evidence {
 	if q.Hello == nil {
 		// Nothing could be right about a proof that does not parse, whatever its hello
 		// says. One that parses waits for its hello.
-		if _, _, err := v.HelloOf(requestOf(q.Request)); err != nil {
+		if _, _, err := v.HelloReference(requestOf(q.Request)); err != nil {
 			return refused(err)
 		}
 		evidence.Err = errNoHello
 		return evidence
 	}
-	shown, err := hello.Proof(requestOf(q.Request), namedEK(hello, q.Named), q.Now)
+	shown, err := hello.VerifyProof(requestOf(q.Request), namedEK(hello, q.Named), q.Now)
 	if err != nil {
 		return refused(err)
 	}
@@ -160,8 +160,8 @@ func (p TPM) Judge(_ context.Context, q Question) verifier.Evidence {
 }
 
 // namedEK returns the EK that a hello claims, if an authority names it.
-func namedEK(hello *tpm.Opened, named bool) []tpm.Fingerprint {
-	ek, err := hello.EK()
+func namedEK(hello *tpm.ParsedHello, named bool) []tpm.Fingerprint {
+	ek, err := hello.ClaimedEK()
 	if err != nil || !named {
 		return nil
 	}
@@ -175,7 +175,7 @@ func (p TPM) Challenge(hello *certificatesv1.CertificateSigningRequest, named bo
 		return "", time.Time{}, errNoVerifier
 	}
 	opened := openHello(v, hello, nil)
-	claim, err := opened.Hello(namedEK(opened, named), now)
+	claim, err := opened.Verify(namedEK(opened, named), now)
 	if err != nil {
 		return "", time.Time{}, err
 	}

@@ -119,13 +119,13 @@ func (a *Attestor) challenge(ctx context.Context, object *certificatesv1.Certifi
 	request, now := RequestOf(object), time.Now()
 	var named []verifiertpm.Fingerprint
 	if a.AnyEK {
-		ek, err := a.Verifier.EK(request)
+		ek, err := a.Verifier.ClaimedEK(request)
 		if err != nil {
 			return err, nil
 		}
 		named = append(named, ek)
 	}
-	claim, err := a.Verifier.Hello(request, named, now)
+	claim, err := a.Verifier.VerifyHello(request, named, now)
 	if err != nil {
 		return err, nil
 	}
@@ -166,13 +166,13 @@ func (a *Attestor) issue(ctx context.Context, object *certificatesv1.Certificate
 	}
 	var named []verifiertpm.Fingerprint
 	if a.AnyEK {
-		ek, err := a.Verifier.EK(RequestOf(hello))
+		ek, err := a.Verifier.ClaimedEK(RequestOf(hello))
 		if err != nil {
 			return err, nil
 		}
 		named = append(named, ek)
 	}
-	if _, err := a.Verifier.Proof(RequestOf(object), RequestOf(hello), named, time.Now()); err != nil {
+	if _, err := a.Verifier.VerifyProof(RequestOf(object), RequestOf(hello), named, time.Now()); err != nil {
 		return err, nil
 	}
 	if a.BeforeIssue != nil {

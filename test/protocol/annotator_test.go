@@ -33,7 +33,7 @@ func testAnnotator(t *testing.T, start starter) {
 	now := time.Now()
 	answer := func(v *verifier.Verifier, hello verifier.Request) []byte {
 		t.Helper()
-		claim, err := v.Hello(hello, nil, now)
+		claim, err := v.VerifyHello(hello, nil, now)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -70,7 +70,7 @@ func testAnnotator(t *testing.T, start starter) {
 			}
 			refused := func(whose string, proof, hello verifier.Request) {
 				t.Helper()
-				_, err := victim.Verifier.Proof(proof, hello, nil, now)
+				_, err := victim.Verifier.VerifyProof(proof, hello, nil, now)
 				var refusals common.Refusals
 				if !errors.As(err, &refusals) || !slices.Equal(refusals.Reasons(), []common.Reason{verifier.ReasonQuoteMAC}) {
 					t.Errorf("%s: %v", whose, err)

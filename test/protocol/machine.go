@@ -73,7 +73,7 @@ func (m *Machine) Ask(name string) provider.Request {
 // Attestation is what came of both rounds, and how long each side took for its part.
 type Attestation struct {
 	Hello                *attestation.Hello
-	Evidence             *verifier.Evidence
+	Evidence             *verifier.VerifiedProof
 	Greet, Prove, Verify time.Duration
 }
 
@@ -99,7 +99,7 @@ func (m *Machine) Attest(ctx context.Context) (a Attestation, err error) {
 	if err != nil {
 		return a, err
 	}
-	claim, err := m.Verifier.Hello(hello, m.Named, began)
+	claim, err := m.Verifier.VerifyHello(hello, m.Named, began)
 	if err != nil {
 		return a, err
 	}
@@ -123,7 +123,7 @@ func (m *Machine) Attest(ctx context.Context) (a Attestation, err error) {
 	if err != nil {
 		return a, err
 	}
-	if a.Evidence, err = m.Verifier.Proof(proof, hello, m.Named, began); err != nil {
+	if a.Evidence, err = m.Verifier.VerifyProof(proof, hello, m.Named, began); err != nil {
 		return a, err
 	}
 	if a.Evidence == nil {

@@ -28,14 +28,14 @@ const (
 	maxCurve = 384
 )
 
-// Certificate is what a verified EK certificate says of the TPM. Its maker vouches for it.
-type Certificate struct {
-	// Manufacturer is the id of the TPM's maker (TCG TPM Vendor ID Registry): "IFX", or eight hexadecimal digits where it is not ASCII. Empty,
+// ekCertificate is what a verified EK certificate says of the TPM. Its maker vouches for it.
+type ekCertificate struct {
+	// manufacturer is the id of the TPM's maker (TCG TPM Vendor ID Registry): "IFX", or eight hexadecimal digits where it is not ASCII. Empty,
 	// like Model and Version, if the certificate has no subject alternative name.
-	Manufacturer, Model, Version string
-	// Subject and Issuer are the distinguished names (RFC 2253); the subject is empty as a rule. Serial is hexadecimal.
-	Subject, Issuer, Serial string
-	NotBefore, NotAfter     time.Time
+	manufacturer, model, version string
+	// subject and Issuer are the distinguished names (RFC 2253); the subject is empty as a rule. Serial is hexadecimal.
+	subject, issuer, serial string
+	notBefore, notAfter     time.Time
 }
 
 // Object identifiers of X.509 (RFC 5280) and of the TCG (EK Credential Profile, section 4).
@@ -47,55 +47,55 @@ func oidVersion() asn1.ObjectIdentifier        { return asn1.ObjectIdentifier{2,
 
 // judgeCertificates judges the certificates of a hello: the EK's and its issuers'. It returns either what the EK's says, verified,
 // or problems.
-func (v *Verifier) judgeCertificates(ek *endorsement, list [][]byte, at time.Time) (*Certificate, verifier.Refusals) {
+func (v *Verifier) judgeCertificates(ek *candidateEK, list [][]byte, at time.Time) (*ekCertificate, verifier.Refusals) {
 	var problems verifier.Refusals
 	if len(list) == 0 {
-		problems.Add(ReasonEKUntrusted, "EK: it has no certificate, and no authoritative source names it")
+		problems.Add(reasonEKUntrusted, "EK: it has no certificate, and no authoritative source names it")
 		return nil, problems
 	}
 	parsed, err := parseCertificate(list[0])
 	if err != nil {
-		problems.Add(ReasonEKCertMalformed, "EK: the certificate %v", err)
+		problems.Add(reasonEKCertMalformed, "EK: the certificate %v", err)
 		return nil, problems
 	}
 	leaf := *parsed
-	issuers := shownIssuers(list[1:])
+	issuers := usableIssuers(list[1:])
 	if certified, err := template.CertifiedKey(&leaf); err != nil || !sameKey(certified, ek.key) {
-		problems.Add(ReasonEKCertMismatch, "EK: the certificate is another key's")
+		problems.Add(reasonEKCertMismatch, "EK: the certificate is another key's")
 		return nil, problems
 	}
 	if leaf.IsCA || leaf.KeyUsage&(x509.KeyUsageCertSign|x509.KeyUsageCRLSign) != 0 {
-		problems.Add(ReasonEKIsCA, "EK: the certificate is a CA's")
+		problems.Add(reasonEKIsCA, "EK: the certificate is a CA's")
 	}
 	if problem := checkUsage(&leaf); problem != "" {
-		problems.Add(ReasonEKUsage, "EK: the certificate %s", problem)
+		problems.Add(reasonEKUsage, "EK: the certificate %s", problem)
 	}
 	name, err := subjectAltName(&leaf)
 	if err != nil {
-		problems.Add(ReasonEKSubjectAltName, "EK: %v", err)
+		problems.Add(reasonEKSubjectAltName, "EK: %v", err)
 	}
 	// crypto/x509 leaves a critical subject alternative name to its caller if it holds no DNS name, address or URI. It has been handled.
 	leaf.UnhandledCriticalExtensions = slices.DeleteFunc(slices.Clone(leaf.UnhandledCriticalExtensions), oidSubjectAltName().Equal)
 	if unknown := leaf.UnhandledCriticalExtensions; len(unknown) > 0 {
-		problems.Add(ReasonEKCriticalExtension, "EK: the certificate has critical extension %.64s", unknown[0])
+		problems.Add(reasonEKCriticalExtension, "EK: the certificate has critical extension %.64s", unknown[0])
 		leaf.UnhandledCriticalExtensions = nil // said once
 	}
-	if problem := v.chain(&leaf, issuers, at); problem != nil {
+	if problem := v.verifyChain(&leaf, issuers, at); problem != nil {
 		problems = append(problems, *problem)
 	}
 	if len(problems) > 0 {
 		return nil, problems
 	}
-	return &Certificate{
-		Manufacturer: name.manufacturer, Model: name.model, Version: name.version,
-		Subject: leaf.Subject.String(), Issuer: leaf.Issuer.String(), Serial: leaf.SerialNumber.Text(16),
-		NotBefore: leaf.NotBefore, NotAfter: leaf.NotAfter,
+	return &ekCertificate{
+		manufacturer: name.manufacturer, model: name.model, version: name.version,
+		subject: leaf.Subject.String(), issuer: leaf.Issuer.String(), serial: leaf.SerialNumber.Text(16),
+		notBefore: leaf.NotBefore, notAfter: leaf.NotAfter,
 	}, nil
 }
 
-// shownIssuers returns the certificates beside an EK's. Makers put odd things there: what is not X.509 shows no way to a root, and does no harm. A
+// usableIssuers returns the certificates beside an EK's. Makers put odd things there: what is not X.509 shows no way to a root, and does no harm. A
 // name is taken once, and so is a key: through several CAs of one name, all made up, crypto/x509 would go in every order.
-func shownIssuers(list [][]byte) []*x509.Certificate {
+func usableIssuers(list [][]byte) []*x509.Certificate {
 	var issuers []*x509.Certificate
 	for _, der := range list {
 		issuer, err := parseCertificate(der)
@@ -155,15 +155,15 @@ func checkUsage(leaf *x509.Certificate) string {
 	return ""
 }
 
-// chain returns why leaf does not lead to a root at that time, nil if it does. The CAs that a node shows are only a way there.
-func (v *Verifier) chain(leaf *x509.Certificate, shown []*x509.Certificate, at time.Time) *verifier.Refusal {
+// verifyChain returns why leaf does not lead to a root at that time, nil if it does. The CAs that a node shows are only a way there.
+func (v *Verifier) verifyChain(leaf *x509.Certificate, fromNode []*x509.Certificate, at time.Time) *verifier.Refusal {
 	var problem verifier.Refusals
 	if !v.hasRoots {
-		problem.Add(ReasonEKUntrusted, "EK: no roots are configured for its certificate, and no authoritative source names it")
+		problem.Add(reasonEKUntrusted, "EK: no roots are configured for its certificate, and no authoritative source names it")
 		return &problem[0]
 	}
 	intermediates := v.intermediates.Clone()
-	for _, ca := range shown {
+	for _, ca := range fromNode {
 		intermediates.AddCert(ca)
 	}
 	// Roots is never nil here: crypto/x509 would take the system's.
@@ -173,34 +173,34 @@ func (v *Verifier) chain(leaf *x509.Certificate, shown []*x509.Certificate, at t
 	if err == nil {
 		chains = slices.DeleteFunc(chains, func(chain []*x509.Certificate) bool { return slices.ContainsFunc(chain[1:], notForEKs) })
 		switch {
-		case slices.ContainsFunc(chains, v.undenied):
+		case slices.ContainsFunc(chains, v.hasNoDeniedCA):
 			return nil
 		case len(chains) == 0:
-			problem.Add(ReasonEKUsage, "EK: its certificate leads to a root only through a CA that is not for EKs")
+			problem.Add(reasonEKUsage, "EK: its certificate leads to a root only through a CA that is not for EKs")
 		default:
-			problem.Add(ReasonEKChainDenied, "EK: its certificate leads to a root through a denied CA only")
+			problem.Add(reasonEKChainDenied, "EK: its certificate leads to a root through a denied CA only")
 		}
 		return &problem[0]
 	}
 	intermediates = v.timelessIntermediates.Clone()
-	for _, ca := range shown {
+	for _, ca := range fromNode {
 		intermediates.AddCert(withoutDates(ca))
 	}
 	if _, err := withoutDates(leaf).Verify(x509.VerifyOptions{
 		Roots: v.timelessRoots, Intermediates: intermediates, CurrentTime: at, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
 	}); err == nil {
-		problem.Add(ReasonEKChainExpired, "EK: its certificate, or a CA's above it, is not valid at %s", at.UTC().Format(time.RFC3339))
+		problem.Add(reasonEKChainExpired, "EK: its certificate, or a CA's above it, is not valid at %s", at.UTC().Format(time.RFC3339))
 		return &problem[0]
 	}
-	if weak := v.signedWithSHA1(leaf, shown); weak != nil {
+	if weak := v.signedWithSHA1(leaf, fromNode); weak != nil {
 		which := "it"
 		if weak != leaf {
 			which = fmt.Sprintf("the CA %.64q above it", weak.Subject.String())
 		}
-		problem.Add(ReasonEKChainSHA1, "EK: its certificate leads to a root, but %s is signed with SHA-1, which counts for nothing: an inventory can name the EK", which)
+		problem.Add(reasonEKChainSHA1, "EK: its certificate leads to a root, but %s is signed with SHA-1, which counts for nothing: an inventory can name the EK", which)
 		return &problem[0]
 	}
-	problem.Add(ReasonEKChainUnknown, "EK: its certificate leads to no root that is configured")
+	problem.Add(reasonEKChainUnknown, "EK: its certificate leads to no root that is configured")
 	return &problem[0]
 }
 
@@ -209,11 +209,11 @@ func (v *Verifier) chain(leaf *x509.Certificate, shown []*x509.Certificate, at t
 // does this package: nothing accepts a chain by what is found here. It only explains a refusal, so
 // a forger gains another reason for it. Each signature is verified nevertheless, since the reason
 // makes operators think of naming the EK. Dates do not count: the EK would be refused at any time.
-func (v *Verifier) signedWithSHA1(leaf *x509.Certificate, shown []*x509.Certificate) *x509.Certificate {
-	cas := slices.Concat(v.rootList, v.intermediateList, shown)
+func (v *Verifier) signedWithSHA1(leaf *x509.Certificate, fromNode []*x509.Certificate) *x509.Certificate {
+	cas := slices.Concat(v.rootList, v.intermediateList, fromNode)
 	seen := map[*x509.Certificate]bool{} // so that each signature is verified once
-	var lead func(c, weak *x509.Certificate) *x509.Certificate
-	lead = func(c, weak *x509.Certificate) *x509.Certificate {
+	var walk func(c, weak *x509.Certificate) *x509.Certificate
+	walk = func(c, weak *x509.Certificate) *x509.Certificate {
 		seen[c] = true
 		for i, ca := range cas {
 			if seen[ca] || !bytes.Equal(c.RawIssuer, ca.RawSubject) || notForEKs(ca) || v.denied[FingerprintOf(ca.RawSubjectPublicKeyInfo)] {
@@ -228,7 +228,7 @@ func (v *Verifier) signedWithSHA1(leaf *x509.Certificate, shown []*x509.Certific
 				first = c
 			}
 			if i >= len(v.rootList) { // of a root, nobody's signature counts
-				first = lead(ca, first)
+				first = walk(ca, first)
 			}
 			if first != nil {
 				return first
@@ -236,7 +236,7 @@ func (v *Verifier) signedWithSHA1(leaf *x509.Certificate, shown []*x509.Certific
 		}
 		return nil
 	}
-	return lead(leaf, nil)
+	return walk(leaf, nil)
 }
 
 // signedBy reports whether a CA signed a certificate, and whether with SHA-1.
@@ -258,8 +258,8 @@ func notForEKs(ca *x509.Certificate) bool {
 		!slices.ContainsFunc(ca.UnknownExtKeyUsage, oidEKCertificate().Equal) && !slices.Contains(ca.ExtKeyUsage, x509.ExtKeyUsageAny)
 }
 
-// undenied reports whether no CA of a chain is denied. The EK itself is judged apart.
-func (v *Verifier) undenied(chain []*x509.Certificate) bool {
+// hasNoDeniedCA reports whether no CA of a chain is denied. The EK itself is judged apart.
+func (v *Verifier) hasNoDeniedCA(chain []*x509.Certificate) bool {
 	return !slices.ContainsFunc(chain[1:], func(c *x509.Certificate) bool { return v.denied[FingerprintOf(c.RawSubjectPublicKeyInfo)] })
 }
 
@@ -323,7 +323,7 @@ func parseSubjectAltName(value []byte) (tpmName, error) {
 			*field = text
 		}
 	}
-	manufacturer, err := maker(name.manufacturer)
+	manufacturer, err := parseManufacturer(name.manufacturer)
 	if err != nil {
 		return tpmName{}, err
 	}
@@ -338,32 +338,32 @@ func parseSubjectAltName(value []byte) (tpmName, error) {
 	return name, nil
 }
 
-// maker decodes a TPMManufacturer, "id:" and eight hexadecimal digits: the four bytes of TPM_PT_MANUFACTURER.
-func maker(s string) (string, error) {
+// parseManufacturer decodes a TPMManufacturer, "id:" and eight hexadecimal digits: the four bytes of TPM_PT_MANUFACTURER.
+func parseManufacturer(s string) (string, error) {
 	digits, found := strings.CutPrefix(s, "id:")
 	b, err := hex.DecodeString(digits)
 	if !found || err != nil || len(b) != 4 {
 		return "", errors.New("the TPM's maker is not \"id:\" and eight hexadecimal digits")
 	}
-	text := trimMaker(string(b))
+	text := trimManufacturer(string(b))
 	if text == "" || !isPlain(text) {
 		return hex.EncodeToString(b), nil
 	}
 	return text, nil
 }
 
-// isMaker reports whether s is what maker returns for some certificate, in the registry's upper case.
-func isMaker(s string) bool {
+// isManufacturerID reports whether s is what maker returns for some certificate, in the registry's upper case.
+func isManufacturerID(s string) bool {
 	id := s
 	if len(s) <= 4 {
 		id = hex.EncodeToString([]byte(s + "\x00\x00\x00\x00"[len(s):]))
 	}
-	name, err := maker("id:" + id)
+	name, err := parseManufacturer("id:" + id)
 	return err == nil && name == s && (len(s) > 4 || s == strings.ToUpper(s))
 }
 
-// trimMaker drops what fills an id up to four bytes: blanks or zeros.
-func trimMaker(s string) string { return strings.TrimRight(s, " \x00") }
+// trimManufacturer drops what fills an id up to four bytes: blanks or zeros.
+func trimManufacturer(s string) string { return strings.TrimRight(s, " \x00") }
 
 // isPlain reports whether s is 1 to 64 characters of printable ASCII.
 func isPlain(s string) bool {

@@ -5,11 +5,13 @@
 //
 // The order is the controller's:
 //
-//  1. EK says which endorsement key (EK) a hello names, so that an authoritative source can be asked about it.
-//  2. Hello judges the hello, and Challenge answers it.
-//  3. HelloOf says which hello a proof refers to. Proof judges the proof, and the hello entirely again: nothing is remembered in between.
+//  1. ClaimedEK says which endorsement key (EK) a hello names, so that an authoritative source can be asked about it.
+//  2. VerifyHello judges the hello, and Challenge answers it.
+//  3. HelloReference says which hello a proof refers to. VerifyProof judges the proof, and the hello
+//     entirely again: nothing is remembered in between.
 //
-// For one decision, Open reads a hello once: what it returns has EK, Hello and Proof too.
+// For one decision, ParseHello reads a hello once: what it returns has ClaimedEK, Verify and
+// VerifyProof.
 //
 // Which machine the EK stands for, who may ask, what the certification request says, and whether boot counters went back since the
 // last time is for the controller to judge.
@@ -33,8 +35,8 @@ const Provider = "tpm"
 
 // Limits of a Config.
 const (
-	// DefaultChallengeLifetime is how long a challenge may be answered.
-	DefaultChallengeLifetime = 10 * time.Minute
+	// defaultChallengeLifetime is how long a challenge may be answered.
+	defaultChallengeLifetime = 10 * time.Minute
 	minChallengeLifetime     = 30 * time.Second
 	maxChallengeLifetime     = time.Hour
 	// maxSkew is how much the clocks of two replicas may differ.
@@ -144,7 +146,7 @@ func New(c Config) (*Verifier, error) {
 		values: map[int][][]byte{}, firmware: map[string]uint64{}, keys: map[string][]byte{},
 		versions: slices.Clone(c.Versions), current: c.Keys.Current,
 	}
-	for _, step := range []func(Config) error{v.trust, v.measurements, v.protocol} {
+	for _, step := range []func(Config) error{v.setTrust, v.setMeasurements, v.setProtocol} {
 		if err := step(c); err != nil {
 			return nil, err
 		}
@@ -163,8 +165,8 @@ func set(list []Fingerprint) map[Fingerprint]bool {
 	return m
 }
 
-// trust fills what vouches for an EK.
-func (v *Verifier) trust(c Config) error {
+// setTrust fills what vouches for an EK.
+func (v *Verifier) setTrust(c Config) error {
 	if len(c.Roots) == 0 && len(c.AllowedEKs) == 0 && !c.NamedEKs {
 		return errors.New("no trust in any EK: one of Roots, AllowedEKs, NamedEKs is required")
 	}
@@ -190,8 +192,8 @@ func (v *Verifier) trust(c Config) error {
 	return add("Intermediates", c.Intermediates, v.intermediates, v.timelessIntermediates)
 }
 
-// measurements fills what the TPM must say of its platform.
-func (v *Verifier) measurements(c Config) error {
+// setMeasurements fills what the TPM must say of its platform.
+func (v *Verifier) setMeasurements(c Config) error {
 	if err := v.pcrs.Check(); err != nil {
 		return fmt.Errorf("PCRs: %w", err)
 	}
@@ -213,7 +215,7 @@ func (v *Verifier) measurements(c Config) error {
 		return errors.New("EventLog: none of PCRs 0 to 7 is among PCRs")
 	}
 	for maker, least := range c.MinimumFirmware {
-		if !isMaker(maker) {
+		if !isManufacturerID(maker) {
 			return fmt.Errorf("MinimumFirmware: %.32q is not the id of a maker of TPMs", maker)
 		}
 		v.firmware[maker] = least
@@ -221,8 +223,8 @@ func (v *Verifier) measurements(c Config) error {
 	return nil
 }
 
-// protocol fills what challenges are made of.
-func (v *Verifier) protocol(c Config) error {
+// setProtocol fills what challenges are made of.
+func (v *Verifier) setProtocol(c Config) error {
 	if len(v.versions) == 0 {
 		v.versions = attestation.Versions{attestation.VersionTPM}
 	}
@@ -251,7 +253,7 @@ func (v *Verifier) protocol(c Config) error {
 		return fmt.Errorf("Keys: the current one, %.64q, is not among them", v.current)
 	}
 	if v.lifetime == 0 {
-		v.lifetime = DefaultChallengeLifetime
+		v.lifetime = defaultChallengeLifetime
 	}
 	if v.lifetime < minChallengeLifetime || v.lifetime > maxChallengeLifetime {
 		return fmt.Errorf("ChallengeLifetime: from %s to %s", minChallengeLifetime, maxChallengeLifetime)

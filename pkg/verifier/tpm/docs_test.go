@@ -25,7 +25,7 @@ func TestReasonsAreDocumented(t *testing.T) {
 		t.Fatal(err)
 	}
 	page := string(data)
-	for name, reasons := range map[string]map[verifier.Reason]string{"rules": verifier.Reasons(), "tpm": Reasons()} {
+	for name, reasons := range map[string]map[verifier.Reason]string{"rules": verifier.Reasons(), "tpm": reasonMeanings()} {
 		begin, end := "<!-- "+name+" -->\n", "<!-- /"+name+" -->\n"
 		before, rest, ok := strings.Cut(page, begin)
 		have, after, ok2 := strings.Cut(rest, end)
@@ -56,7 +56,7 @@ func tableOf(reasons map[verifier.Reason]string) string {
 
 // A reason has one meaning, whichever package gives it.
 func TestReasonsAreApart(t *testing.T) {
-	for reason := range Reasons() {
+	for reason := range reasonMeanings() {
 		if _, twice := verifier.Reasons()[reason]; twice {
 			t.Errorf("%s stands in both tables", reason)
 		}

@@ -18,38 +18,38 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// Source is what vouches for an EK.
-type Source string
+// trustSource is what vouches for an EK.
+type trustSource string
 
-// The sources of trust in an EK, in the order in which Endorsement.Sources has them.
+// The sources of trust in an EK, in the order in which Endorsement.sources has them.
 const (
-	// SourceAllowed is Config.AllowedEKs.
-	SourceAllowed Source = "allowed"
-	// SourceNamed is the caller, for one call.
-	SourceNamed Source = "named"
-	// SourceChain is a certificate that chains to Config.Roots.
-	SourceChain Source = "chain"
+	// trustAllowed is Config.AllowedEKs.
+	trustAllowed trustSource = "allowed"
+	// trustNamed is the caller, for one call.
+	trustNamed trustSource = "named"
+	// trustChain is a certificate that chains to Config.Roots.
+	trustChain trustSource = "chain"
 )
 
 // Endorsement is an EK and what vouches for it.
 type Endorsement struct {
 	// Fingerprint is that of PublicKey, the SubjectPublicKeyInfo in DER.
 	Fingerprint Fingerprint
-	PublicKey   []byte
-	// Template is the EK template's name, as the hello has it: of two templates that make the same kind of key, nothing shows which
+	publicKey   []byte
+	// template is the EK template's name, as the hello has it: of two templates that make the same kind of key, nothing shows which
 	// one made this.
-	Template string
-	// Sources are all that vouch for the EK: one or more.
-	Sources []Source
-	// Certificate is what the EK's certificate says; nil unless it was verified.
-	Certificate *Certificate
+	template string
+	// sources are all that vouch for the EK: one or more.
+	sources []trustSource
+	// certificate is what the EK's certificate says; nil unless it was verified.
+	certificate *ekCertificate
 }
 
-// ChainVerified reports whether the EK's certificate chains to a root.
-func (e Endorsement) ChainVerified() bool { return slices.Contains(e.Sources, SourceChain) }
+// chainVerified reports whether the EK's certificate chains to a root.
+func (e Endorsement) chainVerified() bool { return slices.Contains(e.sources, trustChain) }
 
-// endorsement is an EK while it is judged.
-type endorsement struct {
+// candidateEK is an EK while it is judged.
+type candidateEK struct {
 	Endorsement
 	public tpm2.TPMTPublic
 	key    crypto.PublicKey
@@ -58,32 +58,32 @@ type endorsement struct {
 // publicEK returns the EK that a hello names, nil unless its public area is that of the template named, byte for byte but for the
 // key (EK Credential Profile, annex B). So the EK is a restricted decryption key: it opens credentials for nobody but the
 // TPM itself.
-func publicEK(refusals *verifier.Refusals, document *attestation.Hello) *endorsement {
-	made, ok := template.EKByName(document.EKTemplate)
+func publicEK(refusals *verifier.Refusals, document *attestation.Hello) *candidateEK {
+	ekTemplate, ok := template.EKByName(document.EKTemplate)
 	if !ok {
-		refusals.Add(ReasonEKTemplateUnknown, "EK: template %.32q is not known", document.EKTemplate)
+		refusals.Add(reasonEKTemplateUnknown, "EK: template %.32q is not known", document.EKTemplate)
 		return nil
 	}
-	area, key, err := made.Parse(document.EKPublic)
+	area, key, err := ekTemplate.Parse(document.EKPublic)
 	var bad *template.KeyError
 	switch {
-	case errors.As(err, &bad) && made.IsRSA():
-		refusals.Add(ReasonEKWeak, "EK: %v", err)
+	case errors.As(err, &bad) && ekTemplate.IsRSA():
+		refusals.Add(reasonEKWeak, "EK: %v", err)
 		return nil
 	case errors.As(err, &bad):
-		refusals.Add(ReasonEKPoint, "EK: %v", err)
+		refusals.Add(reasonEKPoint, "EK: %v", err)
 		return nil
 	case err != nil:
-		refusals.Add(ReasonEKPublicMismatch, "EK: the public area is not that of template %s", made.Name)
+		refusals.Add(reasonEKPublicMismatch, "EK: the public area is not that of template %s", ekTemplate.Name)
 		return nil
 	}
 	spki, err := x509.MarshalPKIXPublicKey(key)
 	if err != nil {
-		refusals.Add(ReasonEKPublicMismatch, "EK: the public key cannot be encoded")
+		refusals.Add(reasonEKPublicMismatch, "EK: the public key cannot be encoded")
 		return nil
 	}
-	return &endorsement{
-		Endorsement: Endorsement{Fingerprint: FingerprintOf(spki), PublicKey: spki, Template: made.Name},
+	return &candidateEK{
+		Endorsement: Endorsement{Fingerprint: FingerprintOf(spki), publicKey: spki, template: ekTemplate.Name},
 		public:      area,
 		key:         key,
 	}
@@ -91,18 +91,18 @@ func publicEK(refusals *verifier.Refusals, document *attestation.Hello) *endorse
 
 // judgeEK decides whether the EK counts: it does if a source names it or its certificate chains to a root. Where a source names
 // it, its certificate is not relied on, and counts for nothing unless it is good; but one that is another key's contradicts.
-func (v *Verifier) judgeEK(refusals *verifier.Refusals, ek *endorsement, certificates [][]byte, named []Fingerprint, now time.Time) {
+func (v *Verifier) judgeEK(refusals *verifier.Refusals, ek *candidateEK, certificates [][]byte, namedEKs []Fingerprint, now time.Time) {
 	if v.denied[ek.Fingerprint] {
 		refusals.Add(ReasonEKDenied, "EK: %s is denied", ek.Fingerprint)
 	}
 	if key, ok := ek.key.(*rsa.PublicKey); ok && isROCA(key.N) {
-		refusals.Add(ReasonEKWeak, "EK: its RSA key has the form of those made by a faulty library (CVE-2017-15361)")
+		refusals.Add(reasonEKWeak, "EK: its RSA key has the form of those made by a faulty library (CVE-2017-15361)")
 	}
 	if v.allowed[ek.Fingerprint] {
-		ek.Sources = append(ek.Sources, SourceAllowed)
+		ek.sources = append(ek.sources, trustAllowed)
 	}
-	if v.namedEKs && slices.Contains(named, ek.Fingerprint) {
-		ek.Sources = append(ek.Sources, SourceNamed)
+	if v.namedEKs && slices.Contains(namedEKs, ek.Fingerprint) {
+		ek.sources = append(ek.sources, trustNamed)
 	}
 	at := v.chainTime
 	if at.IsZero() {
@@ -110,17 +110,17 @@ func (v *Verifier) judgeEK(refusals *verifier.Refusals, ek *endorsement, certifi
 	}
 	certificate, problems := v.judgeCertificates(ek, certificates, at)
 	if certificate != nil {
-		ek.Sources = append(ek.Sources, SourceChain)
-		ek.Certificate = certificate
+		ek.sources = append(ek.sources, trustChain)
+		ek.certificate = certificate
 	}
-	trusted := len(ek.Sources) > 0
+	trusted := len(ek.sources) > 0
 	for _, problem := range problems {
-		if !trusted || problem.Reason == ReasonEKCertMismatch {
+		if !trusted || problem.Reason == reasonEKCertMismatch {
 			*refusals = append(*refusals, problem)
 		}
 	}
 	if !trusted && len(problems) == 0 { // judgeCertificates always has a problem then; should it ever have none, this refuses
-		refusals.Add(ReasonEKUntrusted, "EK: nothing vouches for it")
+		refusals.Add(reasonEKUntrusted, "EK: nothing vouches for it")
 	}
 }
 

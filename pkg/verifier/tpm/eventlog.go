@@ -67,7 +67,7 @@ func replay(data []byte, bank string) (map[int][]byte, error) {
 	}
 	// Of PCR 0: whether its first event is of an H-CRTM, it has another event, and its locality is
 	// known.
-	hcrtm, extended, located := false, false, false
+	hcrtm, extended, localitySeen := false, false, false
 	for len(r.rest) > 0 {
 		// TCG_PCR_EVENT2: pcrIndex, eventType, digests, eventSize, event.
 		index, kind := r.uint32(), r.uint32()
@@ -84,10 +84,10 @@ func replay(data []byte, bank string) (map[int][]byte, error) {
 			if !ok || index != 0 {
 				continue // extends nothing
 			}
-			if extended || located || len(locality) != 1 || locality[0] != 0 && locality[0] != 3 && locality[0] != 4 {
+			if extended || localitySeen || len(locality) != 1 || locality[0] != 0 && locality[0] != 3 && locality[0] != 4 {
 				return nil, errors.New("has a startup locality in the wrong place, or an impossible one")
 			}
-			located = true
+			localitySeen = true
 			if !hcrtm {
 				values[0][len(values[0])-1] = locality[0]
 			}
@@ -133,7 +133,7 @@ func readHeader(r *reader) (map[tpm2.TPMAlgID]int, error) {
 	for range count {
 		algorithm, size := tpm2.TPMAlgID(event.uint16()), int(event.uint16())
 		_, doubled := sizes[algorithm]
-		if event.failed || doubled || size < 1 || size > maxDigest || knownSize(algorithm) != 0 && knownSize(algorithm) != size {
+		if event.failed || doubled || size < 1 || size > maxDigest || digestSize(algorithm) != 0 && digestSize(algorithm) != size {
 			return nil, errors.New("lists digests twice, or of a wrong size")
 		}
 		sizes[algorithm] = size
@@ -183,8 +183,8 @@ func hashOf(bank string) (func() hash.Hash, tpm2.TPMAlgID) {
 	return nil, tpm2.TPMAlgNull
 }
 
-// knownSize returns the digest size of an algorithm in bytes, 0 if it is not known here.
-func knownSize(algorithm tpm2.TPMAlgID) int {
+// digestSize returns the digest size of an algorithm in bytes, 0 if it is not known here.
+func digestSize(algorithm tpm2.TPMAlgID) int {
 	switch algorithm {
 	case tpm2.TPMAlgSHA1:
 		return 20

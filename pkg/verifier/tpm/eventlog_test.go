@@ -125,63 +125,63 @@ func eventLogRows() []row {
 	two := []logAlgorithm{{4, 20}, {0x0b, 32}}
 	spec := specEvent(testAlgorithms()...)
 	rows := []row{
-		{"event log: missing", logged(nil), false, reasons(ReasonEventLogMissing)},
-		{"event log: of zeros", logged(make([]byte, 1000)), false, reasons(ReasonEventLogMalformed)},
-		{"event log: header alone", logged(header(spec)), false, reasons(ReasonEventLogMismatch)},
-		{"event log: one byte", logged([]byte{0}), false, reasons(ReasonEventLogMalformed)},
-		{"event log: cut short", logged(good[:len(good)-1]), false, reasons(ReasonEventLogMalformed)},
-		{"event log: cut within digests", logged(oneMore(event{0, 1, nil}.marshal(testAlgorithms())[:40])), false, reasons(ReasonEventLogMalformed)},
-		{"event log: zeros after", logged(append(bytes.Clone(good), 0, 0, 0, 0)), false, reasons(ReasonEventLogMalformed)},
-		{"event log: an event left out", logged(without(4)), false, reasons(ReasonEventLogMismatch)},
-		{"event log: an event of PCR 0 left out", logged(without(1)), false, reasons(ReasonEventLogMismatch)},
-		{"event log: an event too many", logged(oneMore(event{7, 1, []byte("x")}.marshal(testAlgorithms()))), false, reasons(ReasonEventLogMismatch)},
-		{"event log: in another order", logged(eventLog(swapped...)), false, reasons(ReasonEventLogMismatch)},
-		{"event log: another boot loader", logged(eventLog(altered...)), false, reasons(ReasonEventLogMismatch)},
-		{"event log: startup locality left out", logged(without(0)), false, reasons(ReasonEventLogMismatch)},
-		{"event log: another startup locality", logged(eventLog(append([]event{locality(4)}, testEvents()[1:]...)...)), false, reasons(ReasonEventLogMismatch)},
-		{"event log: H-CRTM, and PCR 0 did not start there", logged(eventLog(append([]event{hcrtm()}, testEvents()...)...)), false, reasons(ReasonEventLogMismatch)},
-		{"event log: H-CRTM in the place of the startup locality", logged(eventLog(append([]event{hcrtm()}, testEvents()[1:]...)...)), false, reasons(ReasonEventLogMismatch)},
-		{"event log: startup locality too late after an H-CRTM", logged(eventLog(append([]event{hcrtm()}, late...)...)), false, reasons(ReasonEventLogMalformed)},
-		{"event log: impossible startup locality after an H-CRTM", logged(eventLog(append([]event{hcrtm(), locality(1)}, testEvents()[1:]...)...)), false, reasons(ReasonEventLogMalformed)},
-		{"event log: impossible startup locality", logged(eventLog(append([]event{locality(1)}, testEvents()[1:]...)...)), false, reasons(ReasonEventLogMalformed)},
-		{"event log: startup locality too late", logged(eventLog(late...)), false, reasons(ReasonEventLogMalformed)},
-		{"event log: startup locality twice", logged(eventLog(append([]event{locality(3)}, testEvents()...)...)), false, reasons(ReasonEventLogMalformed)},
-		{"event log: startup locality too long", logged(eventLog(append([]event{{0, 3, []byte("StartupLocality\x00\x03\x03")}}, testEvents()[1:]...)...)), false, reasons(ReasonEventLogMalformed)},
-		{"event log: a PCR that there is not", logged(oneMore(event{24, 1, nil}.marshal(testAlgorithms()))), false, reasons(ReasonEventLogMalformed)},
-		{"event log: a huge event", logged(oneMore(join(le32(0), le32(1), digests(testAlgorithms(), nil), le32(0xffffffff)))), false, reasons(ReasonEventLogMalformed)},
-		{"event log: a huge count of digests", logged(oneMore(join(le32(0), le32(1), le32(0xffffffff)))), false, reasons(ReasonEventLogMalformed)},
-		{"event log: a digest less", logged(oneMore(event{0, 1, nil}.marshal(two))), false, reasons(ReasonEventLogMalformed)},
-		{"event log: a digest twice", logged(oneMore(event{0, 1, nil}.marshal([]logAlgorithm{{4, 20}, {0x0b, 32}, {0x0b, 32}}))), false, reasons(ReasonEventLogMalformed)},
-		{"event log: a digest that is not listed", logged(oneMore(join(le32(0), le32(1), le32(3), le16(0x99), make([]byte, 200)))), false, reasons(ReasonEventLogMalformed)},
-		{"event log: header lists a bank twice", logged(header(specEvent(logAlgorithm{0x0b, 32}, logAlgorithm{0x0b, 32}))), false, reasons(ReasonEventLogMalformed)},
-		{"event log: header lists a wrong size", logged(header(specEvent(logAlgorithm{0x0b, 20}))), false, reasons(ReasonEventLogMalformed)},
-		{"event log: header lists a size of none", logged(header(specEvent(logAlgorithm{0x0b, 32}, logAlgorithm{0x77, 0}))), false, reasons(ReasonEventLogMalformed)},
-		{"event log: header lists a huge size", logged(header(specEvent(logAlgorithm{0x0b, 32}, logAlgorithm{0x77, 0xffff}))), false, reasons(ReasonEventLogMalformed)},
-		{"event log: header lists nothing", logged(header(specEvent())), false, reasons(ReasonEventLogMalformed)},
-		{"event log: header without the bank", logged(header(specEvent(logAlgorithm{4, 20}))), false, reasons(ReasonEventLogMalformed)},
-		{"event log: header with bytes after", logged(header(append(bytes.Clone(spec), 0))), false, reasons(ReasonEventLogMalformed)},
-		{"event log: header of another version", logged(header(bytes.Replace(spec, []byte("Event03"), []byte("Event02"), 1))), false, reasons(ReasonEventLogMalformed)},
-		{"event log: header of another major version", logged(header(put(21, 1)(bytes.Clone(spec)))), false, reasons(ReasonEventLogMalformed)},
-		{"event log: header that extends", logged(put(4, 1)(bytes.Clone(good))), false, reasons(ReasonEventLogMalformed)},
-		{"event log: header with a digest", logged(put(8, 1)(bytes.Clone(good))), false, reasons(ReasonEventLogMalformed)},
-		{"event log: header in another PCR", logged(put(0, 1)(bytes.Clone(good))), false, reasons(ReasonEventLogMalformed)},
+		{"event log: missing", logged(nil), false, reasons(reasonEventLogMissing)},
+		{"event log: of zeros", logged(make([]byte, 1000)), false, reasons(reasonEventLogMalformed)},
+		{"event log: header alone", logged(header(spec)), false, reasons(reasonEventLogMismatch)},
+		{"event log: one byte", logged([]byte{0}), false, reasons(reasonEventLogMalformed)},
+		{"event log: cut short", logged(good[:len(good)-1]), false, reasons(reasonEventLogMalformed)},
+		{"event log: cut within digests", logged(oneMore(event{0, 1, nil}.marshal(testAlgorithms())[:40])), false, reasons(reasonEventLogMalformed)},
+		{"event log: zeros after", logged(append(bytes.Clone(good), 0, 0, 0, 0)), false, reasons(reasonEventLogMalformed)},
+		{"event log: an event left out", logged(without(4)), false, reasons(reasonEventLogMismatch)},
+		{"event log: an event of PCR 0 left out", logged(without(1)), false, reasons(reasonEventLogMismatch)},
+		{"event log: an event too many", logged(oneMore(event{7, 1, []byte("x")}.marshal(testAlgorithms()))), false, reasons(reasonEventLogMismatch)},
+		{"event log: in another order", logged(eventLog(swapped...)), false, reasons(reasonEventLogMismatch)},
+		{"event log: another boot loader", logged(eventLog(altered...)), false, reasons(reasonEventLogMismatch)},
+		{"event log: startup locality left out", logged(without(0)), false, reasons(reasonEventLogMismatch)},
+		{"event log: another startup locality", logged(eventLog(append([]event{locality(4)}, testEvents()[1:]...)...)), false, reasons(reasonEventLogMismatch)},
+		{"event log: H-CRTM, and PCR 0 did not start there", logged(eventLog(append([]event{hcrtm()}, testEvents()...)...)), false, reasons(reasonEventLogMismatch)},
+		{"event log: H-CRTM in the place of the startup locality", logged(eventLog(append([]event{hcrtm()}, testEvents()[1:]...)...)), false, reasons(reasonEventLogMismatch)},
+		{"event log: startup locality too late after an H-CRTM", logged(eventLog(append([]event{hcrtm()}, late...)...)), false, reasons(reasonEventLogMalformed)},
+		{"event log: impossible startup locality after an H-CRTM", logged(eventLog(append([]event{hcrtm(), locality(1)}, testEvents()[1:]...)...)), false, reasons(reasonEventLogMalformed)},
+		{"event log: impossible startup locality", logged(eventLog(append([]event{locality(1)}, testEvents()[1:]...)...)), false, reasons(reasonEventLogMalformed)},
+		{"event log: startup locality too late", logged(eventLog(late...)), false, reasons(reasonEventLogMalformed)},
+		{"event log: startup locality twice", logged(eventLog(append([]event{locality(3)}, testEvents()...)...)), false, reasons(reasonEventLogMalformed)},
+		{"event log: startup locality too long", logged(eventLog(append([]event{{0, 3, []byte("StartupLocality\x00\x03\x03")}}, testEvents()[1:]...)...)), false, reasons(reasonEventLogMalformed)},
+		{"event log: a PCR that there is not", logged(oneMore(event{24, 1, nil}.marshal(testAlgorithms()))), false, reasons(reasonEventLogMalformed)},
+		{"event log: a huge event", logged(oneMore(join(le32(0), le32(1), digests(testAlgorithms(), nil), le32(0xffffffff)))), false, reasons(reasonEventLogMalformed)},
+		{"event log: a huge count of digests", logged(oneMore(join(le32(0), le32(1), le32(0xffffffff)))), false, reasons(reasonEventLogMalformed)},
+		{"event log: a digest less", logged(oneMore(event{0, 1, nil}.marshal(two))), false, reasons(reasonEventLogMalformed)},
+		{"event log: a digest twice", logged(oneMore(event{0, 1, nil}.marshal([]logAlgorithm{{4, 20}, {0x0b, 32}, {0x0b, 32}}))), false, reasons(reasonEventLogMalformed)},
+		{"event log: a digest that is not listed", logged(oneMore(join(le32(0), le32(1), le32(3), le16(0x99), make([]byte, 200)))), false, reasons(reasonEventLogMalformed)},
+		{"event log: header lists a bank twice", logged(header(specEvent(logAlgorithm{0x0b, 32}, logAlgorithm{0x0b, 32}))), false, reasons(reasonEventLogMalformed)},
+		{"event log: header lists a wrong size", logged(header(specEvent(logAlgorithm{0x0b, 20}))), false, reasons(reasonEventLogMalformed)},
+		{"event log: header lists a size of none", logged(header(specEvent(logAlgorithm{0x0b, 32}, logAlgorithm{0x77, 0}))), false, reasons(reasonEventLogMalformed)},
+		{"event log: header lists a huge size", logged(header(specEvent(logAlgorithm{0x0b, 32}, logAlgorithm{0x77, 0xffff}))), false, reasons(reasonEventLogMalformed)},
+		{"event log: header lists nothing", logged(header(specEvent())), false, reasons(reasonEventLogMalformed)},
+		{"event log: header without the bank", logged(header(specEvent(logAlgorithm{4, 20}))), false, reasons(reasonEventLogMalformed)},
+		{"event log: header with bytes after", logged(header(append(bytes.Clone(spec), 0))), false, reasons(reasonEventLogMalformed)},
+		{"event log: header of another version", logged(header(bytes.Replace(spec, []byte("Event03"), []byte("Event02"), 1))), false, reasons(reasonEventLogMalformed)},
+		{"event log: header of another major version", logged(header(put(21, 1)(bytes.Clone(spec)))), false, reasons(reasonEventLogMalformed)},
+		{"event log: header that extends", logged(put(4, 1)(bytes.Clone(good))), false, reasons(reasonEventLogMalformed)},
+		{"event log: header with a digest", logged(put(8, 1)(bytes.Clone(good))), false, reasons(reasonEventLogMalformed)},
+		{"event log: header in another PCR", logged(put(0, 1)(bytes.Clone(good))), false, reasons(reasonEventLogMalformed)},
 	}
 	forged := logged(good)
 	forged.sign = func(quote []byte) []byte { return sign(newKey(theKit().ak.Curve), quote) }
 	forged.eventLog = eventLog(altered...)
-	rows = append(rows, row{"event log: not compared with values that nobody signed", forged, false, reasons(ReasonQuoteSignature)})
+	rows = append(rows, row{"event log: not compared with values that nobody signed", forged, false, reasons(reasonQuoteSignature)})
 	return rows
 }
 
 // TestEventLogLeadsToTheQuote is the good case.
 func TestEventLogLeadsToTheQuote(t *testing.T) {
 	p := theKit().play(t, bend{policy: wanted, pcrs: loggedPCRs(), eventLog: eventLog(testEvents()...)})
-	evidence, err := p.verifier.Proof(p.proof, p.hello, nil, p.now)
+	evidence, err := p.verifier.VerifyProof(p.proof, p.hello, nil, p.now)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(evidence.EventLogPCRs) != 3 {
-		t.Errorf("led to PCRs %v", evidence.EventLogPCRs)
+	if len(evidence.eventLogPCRs) != 3 {
+		t.Errorf("led to PCRs %v", evidence.eventLogPCRs)
 	}
 }
 
@@ -192,12 +192,12 @@ func TestEventLogLeavesOtherPCRsAlone(t *testing.T) {
 		policy: func(c *Config) { c.EventLog, c.PCRs.Indexes = true, []int{0, 4, 7, 9} },
 		pcrs:   pcrs, eventLog: eventLog(testEvents()...),
 	})
-	evidence, err := p.verifier.Proof(p.proof, p.hello, nil, p.now)
+	evidence, err := p.verifier.VerifyProof(p.proof, p.hello, nil, p.now)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(evidence.EventLogPCRs) != 3 {
-		t.Errorf("claims to have led to PCRs %v", evidence.EventLogPCRs)
+	if len(evidence.eventLogPCRs) != 3 {
+		t.Errorf("claims to have led to PCRs %v", evidence.eventLogPCRs)
 	}
 }
 

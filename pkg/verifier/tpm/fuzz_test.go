@@ -31,7 +31,7 @@ func FuzzPublic(f *testing.F) {
 		}
 		if ek != nil {
 			e, _ := template.EKByName(name)
-			if len(ek.PublicKey) == 0 || !bytes.HasPrefix(data, head(e.Public)) || !bytes.Equal(tpm2.Marshal(ek.public), data) {
+			if len(ek.publicKey) == 0 || !bytes.HasPrefix(data, head(e.Public)) || !bytes.Equal(tpm2.Marshal(ek.public), data) {
 				t.Fatal("an EK of another form")
 			}
 			if _, err := tpm2.ImportEncapsulationKey(&ek.public); err != nil {
@@ -70,7 +70,7 @@ func FuzzQuote(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		boot := Boot{Resets: theirs.ClockInfo.ResetCount, Restarts: theirs.ClockInfo.RestartCount, Clock: theirs.ClockInfo.Clock, Safe: bool(theirs.ClockInfo.Safe)}
+		boot := verifier.Boot{Resets: theirs.ClockInfo.ResetCount, Restarts: theirs.ClockInfo.RestartCount, Clock: theirs.ClockInfo.Clock, Safe: bool(theirs.ClockInfo.Safe)}
 		if q.boot != boot || q.firmware != theirs.FirmwareVersion || !bytes.Equal(q.extraData, theirs.ExtraData.Buffer) ||
 			!bytes.Equal(q.qualifiedSigner, theirs.QualifiedSigner.Buffer) || !bytes.Equal(q.pcrDigest, info.PCRDigest.Buffer) {
 			t.Fatal("go-tpm reads other fields")
@@ -133,7 +133,7 @@ func FuzzCertificate(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Fuzz(func(t *testing.T, leaf, issuer []byte) {
-		ek := &endorsement{key: k.ekKeys["ecc-p256"]}
+		ek := &candidateEK{key: k.ekKeys["ecc-p256"]}
 		certificate, problems := v.judgeCertificates(ek, [][]byte{leaf, issuer}, testNow)
 		if (certificate == nil) != (len(problems) > 0) {
 			t.Fatal("refused without a reason, or accepted with one")
@@ -164,20 +164,20 @@ func FuzzHello(f *testing.F) {
 	f.Add(must(attestation.Parse(p.hello.Request)).Data, false)
 	f.Add(must(attestation.Parse(p.proof.Request)).Data, false)
 	f.Add(p.hello.Request, true)
-	fingerprint := must(p.verifier.EK(p.hello))
+	fingerprint := must(p.verifier.ClaimedEK(p.hello))
 	f.Fuzz(func(t *testing.T, data []byte, raw bool) {
 		r, ok := wrap(t, p.hello, data, raw)
 		if !ok {
 			return
 		}
-		claim, err := p.verifier.Hello(r, nil, p.now)
+		claim, err := p.verifier.VerifyHello(r, nil, p.now)
 		if err == nil && claim.EK.Fingerprint != fingerprint {
 			t.Fatal("another EK is trusted")
 		}
-		if _, err := p.verifier.Proof(p.proof, r, nil, p.now); err == nil && !bytes.Equal(r.Request, p.hello.Request) {
+		if _, err := p.verifier.VerifyProof(p.proof, r, nil, p.now); err == nil && !bytes.Equal(r.Request, p.hello.Request) {
 			t.Fatal("another hello goes with the proof")
 		}
-		_, _ = p.verifier.EK(r)
+		_, _ = p.verifier.ClaimedEK(r)
 	})
 }
 
@@ -194,7 +194,7 @@ func FuzzProof(f *testing.F) {
 		if !ok {
 			return
 		}
-		if _, err := p.verifier.Proof(r, p.hello, nil, p.now); err != nil {
+		if _, err := p.verifier.VerifyProof(r, p.hello, nil, p.now); err != nil {
 			return
 		}
 		got := must(attestation.ParseProof(must(attestation.Parse(r.Request)).Data))

@@ -31,9 +31,9 @@ type Request struct {
 	Created time.Time
 }
 
-// Claim is a hello that passed. The EK is one to trust; that the TPM with this EK has this AK, or that the node has either, only a proof
+// VerifiedHello is a hello that passed. The EK is one to trust; that the TPM with this EK has this AK, or that the node has either, only a proof
 // shows. The zero value is good for nothing.
-type Claim struct {
+type VerifiedHello struct {
 	// SignerName is the signer that the proof is going to ask, as the hello has it.
 	SignerName string
 	EK         Endorsement
@@ -49,7 +49,7 @@ type hello struct {
 	request  Request
 	content  attestation.Request
 	document *attestation.Hello
-	ek       *endorsement
+	ek       *candidateEK
 	akName   []byte
 	akKey    *ecdsa.PublicKey
 	// trusted says that no rule failed.
@@ -59,73 +59,75 @@ type hello struct {
 // errNoTime is a caller's mistake.
 var errNoTime = errors.New("no time was given")
 
-// Opened is a hello that has been read and not judged, for one decision: to read it takes longer than all of its rules but the signatures. It does
+// ParsedHello is a hello that has been read and not judged, for one decision: to read it takes longer than all of its rules but the signatures. It does
 // not change, and may be judged more than once. The zero value refuses everything.
-type Opened struct {
+type ParsedHello struct {
 	hello    hello
 	refusals verifier.Refusals
 	verifier *Verifier
 }
 
-// Open reads a hello as far as it needs neither time nor trust. What is wrong with it, the methods say.
-func (v *Verifier) Open(request Request) *Opened {
-	o := &Opened{verifier: v}
-	o.hello = v.openHello(&o.refusals, request)
+// ParseHello reads a hello as far as it needs neither time nor trust. What is wrong with it, the methods say.
+func (v *Verifier) ParseHello(request Request) *ParsedHello {
+	o := &ParsedHello{verifier: v}
+	o.hello = v.parseHello(&o.refusals, request)
 	return o
 }
 
-// EK returns the fingerprint of the EK that the hello names, to look it up with. Nothing vouches for it: anybody can name any EK.
-func (o *Opened) EK() (Fingerprint, error) {
-	if err := o.refusals.Err(); err != nil {
+// ClaimedEK returns the fingerprint of the EK that the hello names, to look it up with. Nothing vouches for it: anybody can name any EK.
+func (parsed *ParsedHello) ClaimedEK() (Fingerprint, error) {
+	if err := parsed.refusals.Err(); err != nil {
 		return Fingerprint{}, err
 	}
-	if o.hello.ek == nil { // of an Opened, cannot be: it comes with a refusal
+	if parsed.hello.ek == nil { // cannot be: it comes with a refusal
 		return Fingerprint{}, verifier.Refusals{}
 	}
-	return o.hello.ek.Fingerprint, nil
+	return parsed.hello.ek.Fingerprint, nil
 }
 
-// Hello is Verifier.Hello.
-func (o *Opened) Hello(named []Fingerprint, now time.Time) (*Claim, error) {
+// Verify is Verifier.VerifyHello.
+func (parsed *ParsedHello) Verify(namedEKs []Fingerprint, now time.Time) (*VerifiedHello, error) {
 	if now.IsZero() {
 		return nil, errNoTime
 	}
 	var refusals verifier.Refusals
-	h := o.judge(&refusals, named, now)
+	h := parsed.verify(&refusals, namedEKs, now)
 	if err := refusals.Err(); err != nil {
 		return nil, err
 	}
 	if !h.trusted { // cannot be: it comes with a refusal
 		return nil, verifier.Refusals{}
 	}
-	return &Claim{SignerName: h.document.SignerName, EK: h.ek.Endorsement, AKName: bytes.Clone(h.akName), hello: h, verifier: o.verifier}, nil
+	return &VerifiedHello{SignerName: h.document.SignerName, EK: h.ek.Endorsement, AKName: bytes.Clone(h.akName), hello: h, verifier: parsed.verifier}, nil
 }
 
-// EK is Opened.EK.
-func (v *Verifier) EK(request Request) (Fingerprint, error) { return v.Open(request).EK() }
+// ClaimedEK is ParsedHello.ClaimedEK.
+func (v *Verifier) ClaimedEK(request Request) (Fingerprint, error) {
+	return v.ParseHello(request).ClaimedEK()
+}
 
-// HelloOf returns the name and the UID of the hello that a proof refers to, to fetch it with. Nothing vouches for them: Proof judges
+// HelloReference returns the name and the UID of the hello that a proof refers to, to fetch it with. Nothing vouches for them: VerifyProof judges
 // whether they are that hello's.
-func (v *Verifier) HelloOf(request Request) (name, uid string, err error) {
+func (v *Verifier) HelloReference(request Request) (name, uid string, err error) {
 	var refusals verifier.Refusals
-	p := v.openProof(&refusals, request)
+	p := v.parseProof(&refusals, request)
 	if err := refusals.Err(); err != nil {
 		return "", "", err
 	}
 	return p.document.HelloName, p.document.HelloUID, nil
 }
 
-// Hello judges a hello. named are the EKs that an authoritative source outside of the policy (a record, an inventory, the
+// VerifyHello judges a hello. namedEKs are those that an authoritative source outside of the policy (a record, an inventory, the
 // platform's API, an annotation that no node can write) names for this call; they count only with Config.NamedEKs, and then
 // no certificate is needed. They add to Config.Roots and narrow nothing: which machine the EK is, the caller finds out. Its error is verifier.Refusals.
-func (v *Verifier) Hello(request Request, named []Fingerprint, now time.Time) (*Claim, error) {
-	return v.Open(request).Hello(named, now)
+func (v *Verifier) VerifyHello(request Request, namedEKs []Fingerprint, now time.Time) (*VerifiedHello, error) {
+	return v.ParseHello(request).Verify(namedEKs, now)
 }
 
 // Challenge answers a hello that this verifier passed. The node can read the secret in it only with the TPM that has the EK, and only
 // while that TPM holds a key with the AK's Name (TPM 2.0 Part 1, "Credential Protection"). random must be cryptographically
 // secure; parts of Go's library draw from the system's source whatever is given.
-func (v *Verifier) Challenge(random io.Reader, claim *Claim, now time.Time) (*attestation.Challenge, error) {
+func (v *Verifier) Challenge(random io.Reader, claim *VerifiedHello, now time.Time) (*attestation.Challenge, error) {
 	if claim == nil || claim.hello == nil || claim.verifier != v {
 		return nil, errors.New("challenge: not for a hello that this verifier has passed")
 	}
@@ -142,7 +144,7 @@ func (v *Verifier) Challenge(random io.Reader, claim *Claim, now time.Time) (*at
 	if err != nil {
 		return nil, err
 	}
-	blob, encrypted, err := tpm2.CreateCredential(full{random}, key, h.akName, secret)
+	blob, encrypted, err := tpm2.CreateCredential(fullReader{random}, key, h.akName, secret)
 	if err != nil {
 		return nil, err
 	}
@@ -159,10 +161,10 @@ func (v *Verifier) Challenge(random io.Reader, claim *Claim, now time.Time) (*at
 	}, nil
 }
 
-// full reads all that is asked for: go-tpm takes one Read for enough.
-type full struct{ io.Reader }
+// fullReader reads all that is asked for: go-tpm takes one Read for enough.
+type fullReader struct{ io.Reader }
 
-func (f full) Read(p []byte) (int, error) { return io.ReadFull(f.Reader, p) }
+func (f fullReader) Read(p []byte) (int, error) { return io.ReadFull(f.Reader, p) }
 
 // secret derives the secret of the challenge to h.
 func (v *Verifier) secret(key []byte, h *hello, signer string, expires int64, pcrs attestation.PCRSelection) ([]byte, error) {
@@ -170,7 +172,7 @@ func (v *Verifier) secret(key []byte, h *hello, signer string, expires int64, pc
 		Version:      h.document.Version,
 		ClusterUID:   v.clusterUID,
 		SignerName:   signer,
-		EKPublicKey:  h.ek.PublicKey,
+		EKPublicKey:  h.ek.publicKey,
 		AKName:       h.akName,
 		HelloRequest: h.request.Request,
 		Expires:      expires,
@@ -178,8 +180,8 @@ func (v *Verifier) secret(key []byte, h *hello, signer string, expires int64, pc
 	})
 }
 
-// open parses spec.request as far as its document, and returns false where that cannot be judged.
-func (v *Verifier) open(refusals *verifier.Refusals, request Request, kind string) (attestation.Request, bool) {
+// parseRequest parses spec.request as far as its document, and returns false where that cannot be judged.
+func (v *Verifier) parseRequest(refusals *verifier.Refusals, request Request, kind string) (attestation.Request, bool) {
 	if request.Name == "" || request.UID == "" {
 		refusals.Add(ReasonMalformed, "%s: the object has no name or no UID", kind)
 		return attestation.Request{}, false
@@ -190,7 +192,7 @@ func (v *Verifier) open(refusals *verifier.Refusals, request Request, kind strin
 		return content, false
 	}
 	if content.Provider != Provider {
-		refusals.Add(ReasonProvider, "%s: the provider is %.64q, not %q", kind, content.Provider, Provider)
+		refusals.Add(reasonProvider, "%s: the provider is %.64q, not %q", kind, content.Provider, Provider)
 		return content, false
 	}
 	version, got := attestation.Head(content.Data)
@@ -209,13 +211,13 @@ func (v *Verifier) open(refusals *verifier.Refusals, request Request, kind strin
 	return content, true
 }
 
-// openHello judges a hello as far as it needs neither time nor trust.
-func (v *Verifier) openHello(refusals *verifier.Refusals, request Request) hello {
+// parseHello judges a hello as far as it needs neither time nor trust.
+func (v *Verifier) parseHello(refusals *verifier.Refusals, request Request) hello {
 	h := hello{request: request}
 	if request.SignerName != attestation.HelloSignerName {
-		refusals.Add(ReasonSigner, "hello: filed under signer %.128q", request.SignerName)
+		refusals.Add(reasonSigner, "hello: filed under signer %.128q", request.SignerName)
 	}
-	content, ok := v.open(refusals, request, attestation.KindHello)
+	content, ok := v.parseRequest(refusals, request, attestation.KindHello)
 	if !ok {
 		return h
 	}
@@ -227,31 +229,31 @@ func (v *Verifier) openHello(refusals *verifier.Refusals, request Request) hello
 	}
 	h.document = document
 	if common := v.versions.Common(document.Versions); common != document.Version {
-		refusals.Add(ReasonVersionDowngrade, "hello: in version %.64s, though both sides know %.64s", document.Version, common)
+		refusals.Add(reasonVersionDowngrade, "hello: in version %.64s, though both sides know %.64s", document.Version, common)
 	}
 	if document.SignerName == attestation.HelloSignerName {
-		refusals.Add(ReasonSigner, "hello: means to ask the signer of hellos, which never issues")
+		refusals.Add(reasonSigner, "hello: means to ask the signer of hellos, which never issues")
 	}
 	h.ek = publicEK(refusals, document)
 	return h
 }
 
-// judge applies every rule to a hello: those that it was opened with, and the rest to a copy.
-func (o *Opened) judge(refusals *verifier.Refusals, named []Fingerprint, now time.Time) *hello {
+// verify applies every rule to a hello: those that it was opened with, and the rest to a copy.
+func (parsed *ParsedHello) verify(refusals *verifier.Refusals, namedEKs []Fingerprint, now time.Time) *hello {
 	before := len(*refusals)
-	*refusals = append(*refusals, o.refusals...)
-	h := o.hello
+	*refusals = append(*refusals, parsed.refusals...)
+	h := parsed.hello
 	if h.document == nil {
 		return &h
 	}
 	if h.ek != nil {
 		ek := *h.ek
-		ek.PublicKey = bytes.Clone(ek.PublicKey)
+		ek.publicKey = bytes.Clone(ek.publicKey)
 		h.ek = &ek
-		o.verifier.judgeEK(refusals, h.ek, h.document.EKCertificates, named, now)
+		parsed.verifier.judgeEK(refusals, h.ek, h.document.EKCertificates, namedEKs, now)
 	}
 	h.akName, h.akKey = publicAK(refusals, h.document.AKPublic)
-	h.trusted = len(*refusals) == before && len(h.ek.Sources) > 0 && h.akKey != nil
+	h.trusted = len(*refusals) == before && len(h.ek.sources) > 0 && h.akKey != nil
 	return &h
 }
 
@@ -263,15 +265,15 @@ func publicAK(refusals *verifier.Refusals, public []byte) ([]byte, *ecdsa.Public
 	var bad *template.KeyError
 	switch {
 	case errors.As(err, &bad):
-		refusals.Add(ReasonAKPoint, "AK: %v", err)
+		refusals.Add(reasonAKPoint, "AK: %v", err)
 		return nil, nil
 	case err != nil:
-		refusals.Add(ReasonAKTemplateMismatch, "AK: the public area is not the template")
+		refusals.Add(reasonAKTemplateMismatch, "AK: the public area is not the template")
 		return nil, nil
 	}
 	name, err := template.Name(public)
 	if err != nil {
-		refusals.Add(ReasonAKTemplateMismatch, "AK: %v", err)
+		refusals.Add(reasonAKTemplateMismatch, "AK: %v", err)
 		return nil, nil
 	}
 	return name, key

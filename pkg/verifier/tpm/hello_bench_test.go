@@ -55,7 +55,7 @@ func BenchmarkHostileHello(b *testing.B) {
 	run := func(name string, p played, passes bool) {
 		b.Run(name, func(b *testing.B) {
 			for b.Loop() {
-				if _, err := p.verifier.Hello(p.hello, nil, p.now); (err == nil) != passes {
+				if _, err := p.verifier.VerifyHello(p.hello, nil, p.now); (err == nil) != passes {
 					b.Fatal(err)
 				}
 			}

@@ -23,6 +23,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/tpm/template"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
 const (
@@ -219,7 +220,7 @@ type attest struct {
 	magic         uint32
 	kind          uint16
 	signer, extra []byte
-	boot          Boot
+	boot          verifier.Boot
 	safe          byte
 	firmware      uint64
 	selections    []selection
@@ -358,7 +359,7 @@ func (k *kit) play(t testing.TB, b bend) played {
 	call(b.helloRequest, &hello)
 
 	// The controller's side of the challenge, as the specification has it.
-	expires := testNow.Add(DefaultChallengeLifetime).Unix()
+	expires := testNow.Add(defaultChallengeLifetime).Unix()
 	call(b.expires, &expires)
 	keyID, key := "k1", k.key
 	if b.keyID != nil {
@@ -396,7 +397,7 @@ func (k *kit) play(t testing.TB, b bend) played {
 	name = through(b.name, name)
 	a := attest{
 		magic: 0xff544347, kind: 0x8018, signer: qualified(0x4000000b, name), extra: transcript.MAC(secret),
-		boot: Boot{Resets: 12, Restarts: 3, Clock: 123456789}, safe: 1, firmware: 0x0007003d_00000001,
+		boot: verifier.Boot{Resets: 12, Restarts: 3, Clock: 123456789}, safe: 1, firmware: 0x0007003d_00000001,
 		selections: []selection{selectionOf(0x000b, indexes...)}, digest: values.Sum(nil),
 	}
 	call(b.attest, &a)

@@ -13,24 +13,24 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// Evidence is what a proof has shown: the TPM with this EK made, after the challenge and for this very request, a quote with this
+// VerifiedProof is what a proof has shown: the TPM with this EK made, after the challenge and for this very request, a quote with this
 // AK. The zero value shows nothing.
-type Evidence struct {
+type VerifiedProof struct {
 	// EK is the key that was proven, and what vouches for it.
 	EK Endorsement
 	// AKName is the Name of the AK, a key of the TPM with that EK.
 	AKName []byte
-	// KeyID and Expires are those of the challenge that was answered.
-	KeyID   string
-	Expires time.Time
+	// keyID and Expires are those of the challenge that was answered.
+	keyID   string
+	expires time.Time
 	// Boot and FirmwareVersion are as the TPM has them. The version's form is the maker's own.
-	Boot            Boot
-	FirmwareVersion uint64
-	// PCRBank and PCRs are the values quoted.
-	PCRBank string
-	PCRs    []attestation.PCR
-	// EventLogPCRs are those whose values the event log led to; nil without Config.EventLog.
-	EventLogPCRs []int
+	Boot     verifier.Boot
+	firmware uint64
+	// pcrBank and PCRs are the values quoted.
+	pcrBank string
+	pcrs    []attestation.PCR
+	// eventLogPCRs are those whose values the event log led to; nil without Config.EventLog.
+	eventLogPCRs []int
 }
 
 // proof is what is known of a proof while it is judged.
@@ -47,24 +47,24 @@ type proof struct {
 // genuine reports whether the values of the proof are the TPM's.
 func (p *proof) genuine() bool { return p.signed && p.bound && p.measured }
 
-// Proof judges a proof and, once more and entirely, the hello it refers to. named is as in Hello. Its error is verifier.Refusals;
+// VerifyProof judges a proof and, once more and entirely, the hello it refers to. namedEKs is as in VerifyHello. Its error is verifier.Refusals;
 // ReasonChallengeExpired comes last, so that it is the reason of the whole only if nothing else failed.
-func (v *Verifier) Proof(request, helloRequest Request, named []Fingerprint, now time.Time) (*Evidence, error) {
-	return v.Open(helloRequest).Proof(request, named, now)
+func (v *Verifier) VerifyProof(request, helloRequest Request, namedEKs []Fingerprint, now time.Time) (*VerifiedProof, error) {
+	return v.ParseHello(helloRequest).VerifyProof(request, namedEKs, now)
 }
 
-// Proof is Verifier.Proof, for a proof that refers to the hello opened.
-func (o *Opened) Proof(request Request, named []Fingerprint, now time.Time) (*Evidence, error) {
+// VerifyProof is Verifier.VerifyProof, for a proof that refers to this hello.
+func (parsed *ParsedHello) VerifyProof(request Request, namedEKs []Fingerprint, now time.Time) (*VerifiedProof, error) {
 	if now.IsZero() {
 		return nil, errNoTime
 	}
-	v := o.verifier
+	v := parsed.verifier
 	if v == nil {
 		return nil, verifier.Refusals{}
 	}
 	var refusals verifier.Refusals
-	h := o.judge(&refusals, named, now)
-	p := v.openProof(&refusals, request)
+	h := parsed.verify(&refusals, namedEKs, now)
+	p := v.parseProof(&refusals, request)
 	if p.document == nil {
 		return nil, refusals
 	}
@@ -89,33 +89,33 @@ func (o *Opened) Proof(request Request, named []Fingerprint, now time.Time) (*Ev
 	if err := refusals.Err(); err != nil {
 		return nil, err
 	}
-	return evidence(h, p, pcrs)
+	return verifiedProof(h, p, pcrs)
 }
 
-// evidence is the one place that accepts a proof.
-func evidence(h *hello, p *proof, eventLogPCRs []int) (*Evidence, error) {
+// verifiedProof is the one place that accepts a proof.
+func verifiedProof(h *hello, p *proof, eventLogPCRs []int) (*VerifiedProof, error) {
 	if !h.trusted || !p.genuine() { // cannot be: each of them comes with a refusal
 		return nil, verifier.Refusals{}
 	}
-	return &Evidence{
-		EK:              h.ek.Endorsement,
-		AKName:          h.akName,
-		KeyID:           p.document.KeyID,
-		Expires:         time.Unix(p.document.Expires, 0),
-		Boot:            p.quote.boot,
-		FirmwareVersion: p.quote.firmware,
-		PCRBank:         p.document.PCRBank,
-		PCRs:            p.document.PCRs,
-		EventLogPCRs:    eventLogPCRs,
+	return &VerifiedProof{
+		EK:           h.ek.Endorsement,
+		AKName:       h.akName,
+		keyID:        p.document.KeyID,
+		expires:      time.Unix(p.document.Expires, 0),
+		Boot:         p.quote.boot,
+		firmware:     p.quote.firmware,
+		pcrBank:      p.document.PCRBank,
+		pcrs:         p.document.PCRs,
+		eventLogPCRs: eventLogPCRs,
 	}, nil
 }
 
-func (v *Verifier) openProof(refusals *verifier.Refusals, request Request) *proof {
+func (v *Verifier) parseProof(refusals *verifier.Refusals, request Request) *proof {
 	p := &proof{request: request}
 	if request.SignerName == attestation.HelloSignerName {
-		refusals.Add(ReasonSigner, "proof: filed under the signer of hellos, which never issues")
+		refusals.Add(reasonSigner, "proof: filed under the signer of hellos, which never issues")
 	}
-	content, ok := v.open(refusals, request, attestation.KindProof)
+	content, ok := v.parseRequest(refusals, request, attestation.KindProof)
 	if !ok {
 		return p
 	}
@@ -153,13 +153,13 @@ func matchHello(refusals *verifier.Refusals, p *proof, h *hello) bool {
 		fail("is under another signer than the hello says")
 	}
 	if !bytes.Equal(p.content.PKCS10, h.content.PKCS10) {
-		refusals.Add(ReasonRequestMismatch, "proof: its certification request is not the hello's")
+		refusals.Add(reasonRequestMismatch, "proof: its certification request is not the hello's")
 	}
 	if !slices.Equal(p.request.Usages, h.request.Usages) {
-		refusals.Add(ReasonRequestMismatch, "proof: its usages are not the hello's")
+		refusals.Add(reasonRequestMismatch, "proof: its usages are not the hello's")
 	}
 	if a, b := p.request.ExpirationSeconds, h.request.ExpirationSeconds; (a == nil) != (b == nil) || a != nil && *a != *b {
-		refusals.Add(ReasonRequestMismatch, "proof: its expirationSeconds is not the hello's")
+		refusals.Add(reasonRequestMismatch, "proof: its expirationSeconds is not the hello's")
 	}
 	return same
 }
@@ -173,13 +173,13 @@ func (v *Verifier) matchChallenge(refusals *verifier.Refusals, p *proof, now tim
 	}
 	key = v.keys[document.KeyID]
 	if key == nil {
-		refusals.Add(ReasonChallengeKeyUnknown, "proof: there is no key %.64q here", document.KeyID)
+		refusals.Add(reasonChallengeKeyUnknown, "proof: there is no key %.64q here", document.KeyID)
 	}
 	if came.Unix() >= document.Expires {
-		expired.Add(ReasonChallengeExpired, "proof: the challenge ran out at %s", time.Unix(document.Expires, 0).UTC().Format(time.RFC3339))
+		expired.Add(reasonChallengeExpired, "proof: the challenge ran out at %s", time.Unix(document.Expires, 0).UTC().Format(time.RFC3339))
 	}
 	if document.Expires > now.Add(v.lifetime+maxSkew).Unix() {
-		refusals.Add(ReasonChallengeAhead, "proof: the challenge is said to end later than any does")
+		refusals.Add(reasonChallengeAhead, "proof: the challenge is said to end later than any does")
 		key = nil
 	}
 	return key, expired
@@ -189,13 +189,13 @@ func parseProofQuote(refusals *verifier.Refusals, document *attestation.Proof) *
 	q, err := parseQuote(document.Quote)
 	switch {
 	case errors.Is(err, errMagic):
-		refusals.Add(ReasonQuoteMagic, "quote: %v", err)
+		refusals.Add(reasonQuoteMagic, "quote: %v", err)
 	case errors.Is(err, errType):
-		refusals.Add(ReasonQuoteType, "quote: %v", err)
+		refusals.Add(reasonQuoteType, "quote: %v", err)
 	case errors.Is(err, errSelection):
-		refusals.Add(ReasonPCRSelection, "quote: %v", err)
+		refusals.Add(reasonPCRSelection, "quote: %v", err)
 	case err != nil:
-		refusals.Add(ReasonQuoteMalformed, "quote: %v", err)
+		refusals.Add(reasonQuoteMalformed, "quote: %v", err)
 	}
 	return q
 }
@@ -204,18 +204,18 @@ func parseProofQuote(refusals *verifier.Refusals, document *attestation.Proof) *
 func (v *Verifier) judgeSelection(refusals *verifier.Refusals, p *proof) bool {
 	given := p.document.Selection()
 	if !sameSelection(given, v.pcrs) {
-		refusals.Add(ReasonPCRSelection, "proof: the PCRs are not those wanted, bank %s, %v", v.pcrs.Bank, v.pcrs.Indexes)
+		refusals.Add(reasonPCRSelection, "proof: the PCRs are not those wanted, bank %s, %v", v.pcrs.Bank, v.pcrs.Indexes)
 		return false
 	}
 	if p.quote == nil || p.quote.pcrs.Check() != nil {
 		return false // parseProofQuote has refused it
 	}
 	if !sameSelection(p.quote.pcrs, given) {
-		refusals.Add(ReasonPCRSelection, "quote: the PCRs are not those of the proof")
+		refusals.Add(reasonPCRSelection, "quote: the PCRs are not those of the proof")
 		return false
 	}
 	if !bytes.Equal(p.quote.pcrDigest, digestOf(p.document.PCRs)) {
-		refusals.Add(ReasonPCRDigest, "quote: its digest is not that of the values given")
+		refusals.Add(reasonPCRDigest, "quote: its digest is not that of the values given")
 		return false
 	}
 	return true
@@ -229,18 +229,18 @@ func sameSelection(a, b attestation.PCRSelection) bool {
 func judgeSignature(refusals *verifier.Refusals, p *proof, h *hello) bool {
 	here := bytes.Equal(p.quote.qualifiedSigner, qualifiedName(h.akName))
 	if !here {
-		refusals.Add(ReasonQuoteSigner, "quote: made by another key, or in another hierarchy than the endorsement hierarchy")
+		refusals.Add(reasonQuoteSigner, "quote: made by another key, or in another hierarchy than the endorsement hierarchy")
 	}
 	s, err := parseSignature(p.document.Signature)
 	switch {
 	case errors.Is(err, errScheme):
-		refusals.Add(ReasonQuoteScheme, "quote: %v", err)
+		refusals.Add(reasonQuoteScheme, "quote: %v", err)
 		return false
 	case err != nil:
-		refusals.Add(ReasonQuoteMalformed, "quote: %v", err)
+		refusals.Add(reasonQuoteMalformed, "quote: %v", err)
 		return false
 	case !s.verify(h.akKey, p.document.Quote):
-		refusals.Add(ReasonQuoteSignature, "quote: the signature is not the AK's")
+		refusals.Add(reasonQuoteSignature, "quote: the signature is not the AK's")
 		return false
 	}
 	return here
@@ -290,16 +290,16 @@ func (v *Verifier) judgePCRs(refusals *verifier.Refusals, document *attestation.
 
 // judgeFirmware judges the version that a genuine quote reports. Only a verified certificate says who made the TPM, hence which least
 // version is meant.
-func (v *Verifier) judgeFirmware(refusals *verifier.Refusals, ek *endorsement, version uint64) {
+func (v *Verifier) judgeFirmware(refusals *verifier.Refusals, ek *candidateEK, version uint64) {
 	if len(v.firmware) == 0 {
 		return
 	}
-	if ek.Certificate == nil || ek.Certificate.Manufacturer == "" {
-		refusals.Add(ReasonFirmwareUnknown, "firmware: no verified certificate says who made the TPM")
+	if ek.certificate == nil || ek.certificate.manufacturer == "" {
+		refusals.Add(reasonFirmwareUnknown, "firmware: no verified certificate says who made the TPM")
 		return
 	}
-	if least := v.firmware[ek.Certificate.Manufacturer]; version < least {
-		refusals.Add(ReasonFirmwareTooOld, "firmware: %016x is older than %016x", version, least)
+	if least := v.firmware[ek.certificate.manufacturer]; version < least {
+		refusals.Add(reasonFirmwareTooOld, "firmware: %016x is older than %016x", version, least)
 	}
 }
 
@@ -311,7 +311,7 @@ func (v *Verifier) judgeEventLog(refusals *verifier.Refusals, p *proof) []int {
 		return nil
 	}
 	if len(document.EventLog) == 0 {
-		refusals.Add(ReasonEventLogMissing, "event log: missing")
+		refusals.Add(reasonEventLogMissing, "event log: missing")
 		return nil
 	}
 	if document.PCRBank != v.pcrs.Bank {
@@ -319,7 +319,7 @@ func (v *Verifier) judgeEventLog(refusals *verifier.Refusals, p *proof) []int {
 	}
 	replayed, err := replay(document.EventLog, document.PCRBank)
 	if err != nil {
-		refusals.Add(ReasonEventLogMalformed, "event log: %v", err)
+		refusals.Add(reasonEventLogMalformed, "event log: %v", err)
 		return nil
 	}
 	if !p.genuine() {
@@ -336,7 +336,7 @@ func (v *Verifier) judgeEventLog(refusals *verifier.Refusals, p *proof) []int {
 		}
 	}
 	if len(bad) > 0 {
-		refusals.Add(ReasonEventLogMismatch, "event log: does not lead to the values of PCRs %v", bad)
+		refusals.Add(reasonEventLogMismatch, "event log: does not lead to the values of PCRs %v", bad)
 		return nil
 	}
 	return good

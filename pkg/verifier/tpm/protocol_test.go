@@ -115,10 +115,10 @@ func TestProtocol(t *testing.T) {
 			if err := m.tpm.Extend(16, []byte("x")); err != nil {
 				t.Fatal(err)
 			}
-			play := func() *Evidence {
+			play := func() *VerifiedProof {
 				hello, h := m.hello(e.Name)
 				now := time.Now()
-				claim, err := v.Hello(hello, nil, now)
+				claim, err := v.VerifyHello(hello, nil, now)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -127,14 +127,14 @@ func TestProtocol(t *testing.T) {
 					t.Fatal(err)
 				}
 				proof := m.proof(hello, h, must(challenge.Marshal()))
-				evidence, err := v.Proof(proof, hello, nil, time.Now())
+				evidence, err := v.VerifyProof(proof, hello, nil, time.Now())
 				if err != nil {
 					t.Fatal(err)
 				}
 				return evidence
 			}
 			first := play()
-			if !first.EK.ChainVerified() || first.EK.Certificate.Manufacturer != "IBM" || first.FirmwareVersion == 0 || first.EK.Template != e.Name {
+			if !first.EK.chainVerified() || first.EK.certificate.manufacturer != "IBM" || first.firmware == 0 || first.EK.template != e.Name {
 				t.Errorf("%+v", first)
 			}
 			if err := m.tpm.Reboot(); err != nil {
@@ -166,25 +166,25 @@ func TestProtocolRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	hello, h := m.hello("")
-	claim, err := v.Hello(hello, nil, time.Now())
+	claim, err := v.VerifyHello(hello, nil, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
 	challenge := must(v.Challenge(rand.Reader, claim, time.Now()))
 	proof := m.proof(hello, h, must(challenge.Marshal()))
-	if _, err := v.Proof(proof, hello, nil, time.Now()); err != nil {
+	if _, err := v.VerifyProof(proof, hello, nil, time.Now()); err != nil {
 		t.Fatal(err)
 	}
 	refused := func(what string, proof, hello Request, now time.Time, want verifier.Reason) {
 		t.Helper()
-		if _, err := v.Proof(proof, hello, nil, now); len(reasonsOf(err)) != 1 || reasonsOf(err)[0] != want {
+		if _, err := v.VerifyProof(proof, hello, nil, now); len(reasonsOf(err)) != 1 || reasonsOf(err)[0] != want {
 			t.Errorf("%s: %v, want %s", what, err, want)
 		}
 	}
 	copied := proof
 	copied.Name = "node-csr-copied"
 	refused("copied under another name", copied, hello, time.Now(), ReasonQuoteMAC)
-	refused("an hour later", proof, hello, time.Now().Add(time.Hour), ReasonChallengeExpired)
+	refused("an hour later", proof, hello, time.Now().Add(time.Hour), reasonChallengeExpired)
 	// The same TPM, another hello object: its challenge is another's.
 	later := hello
 	later.UID = "0d7e5e0a-3c1f-4b52-8a51-0e6f6d3f9a99"
@@ -222,12 +222,12 @@ func TestCertificatesOfSwtpmSetup(t *testing.T) {
 	}
 	for _, ek := range []string{"rsa-2048", "ecc-p384-high"} {
 		hello, _ := m.hello(ek)
-		claim, err := v.Hello(hello, nil, time.Now())
+		claim, err := v.VerifyHello(hello, nil, time.Now())
 		if err != nil {
 			t.Errorf("%s: %v", ek, err)
 			continue
 		}
-		if c := claim.EK.Certificate; claim.EK.Template != ek || c == nil || c.Manufacturer != "00001014" || c.Model != "swtpm" {
+		if c := claim.EK.certificate; claim.EK.template != ek || c == nil || c.manufacturer != "00001014" || c.model != "swtpm" {
 			t.Errorf("%s: %+v", ek, c)
 		}
 	}

@@ -59,16 +59,16 @@ func FuzzPublicOtherwise(f *testing.F) {
 	f.Add(akPublic(&k.ak.PublicKey)[len(head(template.AK())):])
 	judge := func(t *testing.T, e template.EK, public []byte) {
 		var refusals verifier.Refusals
-		weak := verifier.Reason(ReasonEKPoint)
+		weak := verifier.Reason(reasonEKPoint)
 		if e.IsRSA() {
-			weak = ReasonEKWeak
+			weak = reasonEKWeak
 		}
 		ek := publicEK(&refusals, &attestation.Hello{EKTemplate: e.Name, EKPublic: public})
-		reason, key := otherwiseJudged(e.Public, public, ReasonEKPublicMismatch, weak)
+		reason, key := otherwiseJudged(e.Public, public, reasonEKPublicMismatch, weak)
 		if (reason == "") != (len(refusals) == 0) || reason != "" && refusals.Reason() != reason || len(refusals) > 1 {
 			t.Fatalf("%s: %v, otherwise %q\n%x", e.Name, refusals, reason, public)
 		}
-		if reason == "" && (!sameKey(ek.key, key) || !bytes.Equal(ek.PublicKey, must(x509.MarshalPKIXPublicKey(key))) || !bytes.Equal(tpm2.Marshal(ek.public), public)) {
+		if reason == "" && (!sameKey(ek.key, key) || !bytes.Equal(ek.publicKey, must(x509.MarshalPKIXPublicKey(key))) || !bytes.Equal(tpm2.Marshal(ek.public), public)) {
 			t.Fatalf("%s: another EK\n%x", e.Name, public)
 		}
 	}
@@ -80,7 +80,7 @@ func FuzzPublicOtherwise(f *testing.F) {
 		for _, public := range [][]byte{data, slices.Concat(head(template.AK()), data)} {
 			var refusals verifier.Refusals
 			name, ak := publicAK(&refusals, public)
-			reason, key := otherwiseJudged(template.AK(), public, ReasonAKTemplateMismatch, ReasonAKPoint)
+			reason, key := otherwiseJudged(template.AK(), public, reasonAKTemplateMismatch, reasonAKPoint)
 			if (reason == "") != (len(refusals) == 0) || reason != "" && refusals.Reason() != reason || len(refusals) > 1 {
 				t.Fatalf("AK: %v, otherwise %q\n%x", refusals, reason, public)
 			}

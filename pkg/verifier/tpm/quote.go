@@ -15,14 +15,11 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// Boot is what a quote says of how often the TPM was started and how long it has run.
-type Boot = verifier.Boot
-
 // quote is a TPMS_ATTEST of type TPM_ST_ATTEST_QUOTE (TPM 2.0 Part 2, 10.12.12). Until its signature is verified it is a node's text.
 type quote struct {
 	qualifiedSigner []byte
 	extraData       []byte
-	boot            Boot
+	boot            verifier.Boot
 	firmware        uint64
 	pcrs            attestation.PCRSelection
 	pcrDigest       []byte

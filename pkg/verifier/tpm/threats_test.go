@@ -35,8 +35,8 @@ func TestAnotherGenuineTPM(t *testing.T) {
 		named  []Fingerprint
 		want   []verifier.Reason
 	}{
-		"the victim is allowed": {func(c *Config) { noRoots(c); c.AllowedEKs = []Fingerprint{victim} }, nil, reasons(ReasonEKUntrusted)},
-		"the victim is named":   {func(c *Config) { noRoots(c); c.NamedEKs = true }, []Fingerprint{victim}, reasons(ReasonEKUntrusted)},
+		"the victim is allowed": {func(c *Config) { noRoots(c); c.AllowedEKs = []Fingerprint{victim} }, nil, reasons(reasonEKUntrusted)},
+		"the victim is named":   {func(c *Config) { noRoots(c); c.NamedEKs = true }, []Fingerprint{victim}, reasons(reasonEKUntrusted)},
 		"denied": {func(c *Config) {
 			c.DeniedEKs = []Fingerprint{FingerprintOf(spkiOf(stranger))}
 		}, nil, reasons(ReasonEKDenied)},
@@ -47,14 +47,14 @@ func TestAnotherGenuineTPM(t *testing.T) {
 			b := asStranger
 			b.policy, b.named = c.policy, c.named
 			p := k.play(t, b)
-			evidence, err := p.verifier.Proof(p.proof, p.hello, p.named, p.now)
+			evidence, err := p.verifier.VerifyProof(p.proof, p.hello, p.named, p.now)
 			if got := reasonsOf(err); !slices.Equal(got, c.want) {
 				t.Fatalf("refused for %v, want %v: %v", got, c.want, err)
 			}
 			if c.want != nil {
 				return
 			}
-			if evidence.EK.Fingerprint != FingerprintOf(spkiOf(stranger)) || !slices.Equal(evidence.EK.Sources, []Source{SourceChain}) {
+			if evidence.EK.Fingerprint != FingerprintOf(spkiOf(stranger)) || !slices.Equal(evidence.EK.sources, []trustSource{trustChain}) {
 				t.Errorf("taken for another: %+v", evidence.EK)
 			}
 		})
@@ -114,7 +114,7 @@ func TestSoftwareKeyIsNoAK(t *testing.T) {
 		t.Error("the TPM opened no credential for a software key: then the template would prove less than is thought")
 	}
 	var refusals verifier.Refusals
-	if name, _ := publicAK(&refusals, public); name != nil || refusals.Reason() != ReasonAKTemplateMismatch {
+	if name, _ := publicAK(&refusals, public); name != nil || refusals.Reason() != reasonAKTemplateMismatch {
 		t.Errorf("the verifier takes it for an AK: %v", refusals)
 	}
 }

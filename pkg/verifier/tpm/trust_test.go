@@ -34,8 +34,8 @@ func judged(t *testing.T, b bend) (hello, proof []verifier.Reason) {
 		}
 		return refusals.Reasons()
 	}
-	_, helloErr := p.verifier.Hello(p.hello, p.named, p.now)
-	_, proofErr := p.verifier.Proof(p.proof, p.hello, p.named, p.now)
+	_, helloErr := p.verifier.VerifyHello(p.hello, p.named, p.now)
+	_, proofErr := p.verifier.VerifyProof(p.proof, p.hello, p.named, p.now)
 	return reasons(helloErr), reasons(proofErr)
 }
 
@@ -56,7 +56,7 @@ func TestCAForOtherUsesVouchesForNoEK(t *testing.T) {
 	} {
 		sub := newCA("sub CA", k.root, func(ca *x509.Certificate) { ca.ExtKeyUsage, ca.UnknownExtKeyUsage = c.usages, c.others })
 		hello, proof := judged(t, bend{hello: certificates(sub.issue(k.ekKeys["ecc-p256"], nil), sub.certificate.Raw)})
-		want := []verifier.Reason{ReasonEKUsage}
+		want := []verifier.Reason{reasonEKUsage}
 		if c.good {
 			want = nil
 		}
@@ -77,14 +77,14 @@ func TestSHA1ChainIsCuredByName(t *testing.T) {
 	} {
 		b := bend{hello: certificates(chain...), policy: func(c *Config) { c.NamedEKs = true }}
 		p := k.play(t, b)
-		_, err := p.verifier.Hello(p.hello, nil, p.now)
-		if err == nil || !CuredByName(err) || !strings.Contains(err.Error(), "SHA-1") || !strings.Contains(err.Error(), "inventory") {
+		_, err := p.verifier.VerifyHello(p.hello, nil, p.now)
+		if err == nil || !OnlyEKUntrusted(err) || !strings.Contains(err.Error(), "SHA-1") || !strings.Contains(err.Error(), "inventory") {
 			t.Errorf("%s: %v", name, err)
 		}
 		b.named = []Fingerprint{fingerprint}
 		p = k.play(t, b)
-		evidence, err := p.verifier.Proof(p.proof, p.hello, p.named, p.now)
-		if err != nil || evidence.EK.ChainVerified() || evidence.EK.Certificate != nil {
+		evidence, err := p.verifier.VerifyProof(p.proof, p.hello, p.named, p.now)
+		if err != nil || evidence.EK.chainVerified() || evidence.EK.certificate != nil {
 			t.Errorf("%s, named: %+v, %v", name, evidence, err)
 		}
 	}

@@ -47,12 +47,12 @@ func TestExchangeOfTheSpecification(t *testing.T) {
 	hello := Request{Name: x.HelloName, UID: x.HelloUID, SignerName: attestation.HelloSignerName, Request: []byte(x.HelloRequest), Usages: x.Usages}
 	proof := Request{Name: x.ProofName, UID: "b", SignerName: x.SignerName, Request: []byte(x.ProofRequest), Usages: x.Usages}
 	now := time.Unix(challenge.Expires-60, 0)
-	judge := func(config Config, proof, hello Request) (*Evidence, error) {
+	judge := func(config Config, proof, hello Request) (*VerifiedProof, error) {
 		v, err := New(config)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return v.Proof(proof, hello, nil, now)
+		return v.VerifyProof(proof, hello, nil, now)
 	}
 	evidence, err := judge(config, proof, hello)
 	if err != nil {

@@ -38,11 +38,11 @@ func TestClaimAndEvidence(t *testing.T) {
 		c.NamedEKs = true
 		c.AllowedEKs = []Fingerprint{FingerprintOf(spkiOf(k.ekKeys["ecc-p256"]))}
 	}, named: []Fingerprint{FingerprintOf(spkiOf(k.ekKeys["ecc-p256"]))}})
-	claim, err := p.verifier.Hello(p.hello, p.named, p.now)
+	claim, err := p.verifier.VerifyHello(p.hello, p.named, p.now)
 	if err != nil {
 		t.Fatal(err)
 	}
-	evidence, err := p.verifier.Proof(p.proof, p.hello, p.named, p.now)
+	evidence, err := p.verifier.VerifyProof(p.proof, p.hello, p.named, p.now)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,34 +50,34 @@ func TestClaimAndEvidence(t *testing.T) {
 		t.Errorf("claim: %+v", claim)
 	}
 	ek := evidence.EK
-	if ek.Template != "ecc-p256" || !bytes.Equal(ek.PublicKey, spkiOf(k.ekKeys["ecc-p256"])) || ek.Fingerprint != sha256.Sum256(ek.PublicKey) || ek.Fingerprint != claim.EK.Fingerprint {
+	if ek.template != "ecc-p256" || !bytes.Equal(ek.publicKey, spkiOf(k.ekKeys["ecc-p256"])) || ek.Fingerprint != sha256.Sum256(ek.publicKey) || ek.Fingerprint != claim.EK.Fingerprint {
 		t.Errorf("EK: %+v", ek)
 	}
-	if !slices.Equal(ek.Sources, []Source{SourceAllowed, SourceNamed, SourceChain}) || !ek.ChainVerified() {
-		t.Errorf("sources: %v", ek.Sources)
+	if !slices.Equal(ek.sources, []trustSource{trustAllowed, trustNamed, trustChain}) || !ek.chainVerified() {
+		t.Errorf("sources: %v", ek.sources)
 	}
-	if c := ek.Certificate; c == nil || c.Manufacturer != "IFX" || c.Model != "SLB9670" || c.Version != "id:0D0B" || c.Subject != "" ||
-		c.Issuer != "CN=Intermediate,O=Maker" || c.Serial != "7" || !c.NotAfter.Equal(testNow.AddDate(5, 0, 0)) {
+	if c := ek.certificate; c == nil || c.manufacturer != "IFX" || c.model != "SLB9670" || c.version != "id:0D0B" || c.subject != "" ||
+		c.issuer != "CN=Intermediate,O=Maker" || c.serial != "7" || !c.notAfter.Equal(testNow.AddDate(5, 0, 0)) {
 		t.Errorf("certificate: %+v", c)
 	}
-	if evidence.Boot != (Boot{Resets: 12, Restarts: 3, Clock: 123456789, Safe: true}) || evidence.FirmwareVersion != 0x0007003d_00000001 || evidence.KeyID != "k1" ||
-		!evidence.Expires.Equal(testNow.Add(DefaultChallengeLifetime)) || evidence.PCRBank != "sha256" || len(evidence.PCRs) != 3 || evidence.EventLogPCRs != nil {
+	if evidence.Boot != (verifier.Boot{Resets: 12, Restarts: 3, Clock: 123456789, Safe: true}) || evidence.firmware != 0x0007003d_00000001 || evidence.keyID != "k1" ||
+		!evidence.expires.Equal(testNow.Add(defaultChallengeLifetime)) || evidence.pcrBank != "sha256" || len(evidence.pcrs) != 3 || evidence.eventLogPCRs != nil {
 		t.Errorf("evidence: %+v", evidence)
 	}
-	name, uid, err := p.verifier.HelloOf(p.proof)
+	name, uid, err := p.verifier.HelloReference(p.proof)
 	if err != nil || name != p.hello.Name || uid != p.hello.UID {
 		t.Errorf("hello of the proof: %s, %s, %v", name, uid, err)
 	}
-	if _, _, err := p.verifier.HelloOf(p.hello); err == nil {
+	if _, _, err := p.verifier.HelloReference(p.hello); err == nil {
 		t.Error("a hello refers to a hello")
 	}
-	if _, err := p.verifier.EK(p.proof); err == nil {
+	if _, err := p.verifier.ClaimedEK(p.proof); err == nil {
 		t.Error("a proof names an EK")
 	}
 	if got := p.verifier.Versions(); got.String() != "tpm/v1" {
 		t.Errorf("versions: %s", got)
 	}
-	fingerprint, err := p.verifier.EK(p.hello)
+	fingerprint, err := p.verifier.ClaimedEK(p.hello)
 	if err != nil || fingerprint != ek.Fingerprint {
 		t.Errorf("EK: %s, %v", fingerprint, err)
 	}
@@ -91,24 +91,24 @@ func TestUnverifiedCertificateSaysNothing(t *testing.T) {
 		hello:  certificates(selfSigned(k.ecEKs["ecc-p256"])),
 		policy: func(c *Config) { c.NamedEKs = true },
 	})
-	claim, err := p.verifier.Hello(p.hello, []Fingerprint{fingerprint}, p.now)
+	claim, err := p.verifier.VerifyHello(p.hello, []Fingerprint{fingerprint}, p.now)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if claim.EK.Certificate != nil || claim.EK.ChainVerified() || !slices.Equal(claim.EK.Sources, []Source{SourceNamed}) {
+	if claim.EK.certificate != nil || claim.EK.chainVerified() || !slices.Equal(claim.EK.sources, []trustSource{trustNamed}) {
 		t.Errorf("EK: %+v", claim.EK)
 	}
 	// Without the name the same hello is refused, and the name is all that it lacks.
-	_, err = p.verifier.Hello(p.hello, nil, p.now)
-	if !CuredByName(err) {
+	_, err = p.verifier.VerifyHello(p.hello, nil, p.now)
+	if !OnlyEKUntrusted(err) {
 		t.Errorf("would a name cure it? %v", err)
 	}
 }
 
 func TestCuredByName(t *testing.T) {
-	contradicts := verifier.Refusals{{Reason: ReasonEKUntrusted}, {Reason: ReasonAKPoint}}
+	contradicts := verifier.Refusals{{Reason: reasonEKUntrusted}, {Reason: reasonAKPoint}}
 	for name, err := range map[string]error{"nil": nil, "another error": errors.New("x"), "empty": verifier.Refusals{}, "contradiction": contradicts} {
-		if CuredByName(err) {
+		if OnlyEKUntrusted(err) {
 			t.Errorf("%s: cured", name)
 		}
 	}
@@ -117,32 +117,34 @@ func TestCuredByName(t *testing.T) {
 func TestZeroValuesRefuse(t *testing.T) {
 	p := theKit().play(t, bend{})
 	v := &Verifier{}
-	if _, err := v.Hello(p.hello, nil, p.now); err == nil {
+	if _, err := v.VerifyHello(p.hello, nil, p.now); err == nil {
 		t.Error("a hello")
 	}
-	if _, err := v.Proof(p.proof, p.hello, nil, p.now); err == nil {
+	if _, err := v.VerifyProof(p.proof, p.hello, nil, p.now); err == nil {
 		t.Error("a proof")
 	}
-	if _, err := p.verifier.Hello(Request{}, nil, p.now); err == nil {
+	if _, err := p.verifier.VerifyHello(Request{}, nil, p.now); err == nil {
 		t.Error("an empty hello")
 	}
-	if _, err := p.verifier.Proof(Request{}, Request{}, nil, p.now); err == nil {
+	if _, err := p.verifier.VerifyProof(Request{}, Request{}, nil, p.now); err == nil {
 		t.Error("an empty proof")
 	}
-	if _, err := p.verifier.Hello(p.hello, nil, time.Time{}); err == nil {
+	if _, err := p.verifier.VerifyHello(p.hello, nil, time.Time{}); err == nil {
 		t.Error("a hello at no time")
 	}
-	if _, err := p.verifier.Proof(p.proof, p.hello, nil, time.Time{}); err == nil {
+	if _, err := p.verifier.VerifyProof(p.proof, p.hello, nil, time.Time{}); err == nil {
 		t.Error("a proof at no time")
 	}
-	claim, err := p.verifier.Hello(p.hello, nil, p.now)
+	claim, err := p.verifier.VerifyHello(p.hello, nil, p.now)
 	if err != nil {
 		t.Fatal(err)
 	}
 	other := theKit().play(t, bend{})
 	for name, f := range map[string]func() (*attestation.Challenge, error){
-		"no claim":           func() (*attestation.Challenge, error) { return p.verifier.Challenge(rand.Reader, nil, p.now) },
-		"an empty claim":     func() (*attestation.Challenge, error) { return p.verifier.Challenge(rand.Reader, &Claim{}, p.now) },
+		"no claim": func() (*attestation.Challenge, error) { return p.verifier.Challenge(rand.Reader, nil, p.now) },
+		"an empty claim": func() (*attestation.Challenge, error) {
+			return p.verifier.Challenge(rand.Reader, &VerifiedHello{}, p.now)
+		},
 		"another verifier's": func() (*attestation.Challenge, error) { return other.verifier.Challenge(rand.Reader, claim, p.now) },
 		"no time":            func() (*attestation.Challenge, error) { return p.verifier.Challenge(rand.Reader, claim, time.Time{}) },
 	} {
@@ -219,7 +221,7 @@ func TestNewCopies(t *testing.T) {
 	clear(c.PCRValues[0][0])
 	c.PCRs.Indexes[0] = 9
 	delete(c.Keys.ByID, "k1")
-	if _, err := v.Proof(p.proof, p.hello, nil, p.now); err != nil {
+	if _, err := v.VerifyProof(p.proof, p.hello, nil, p.now); err != nil {
 		t.Error(err)
 	}
 }
@@ -238,10 +240,10 @@ func TestFingerprint(t *testing.T) {
 
 func TestEveryReasonIsExplained(t *testing.T) {
 	pattern := regexp.MustCompile(`^(Attestation[A-Za-z0-9]+|UnsupportedAttestationVersion)$`)
-	if len(Reasons()) < 40 {
-		t.Errorf("%d reasons", len(Reasons()))
+	if len(reasonMeanings()) < 40 {
+		t.Errorf("%d reasons", len(reasonMeanings()))
 	}
-	for reason, meaning := range Reasons() {
+	for reason, meaning := range reasonMeanings() {
 		if !pattern.MatchString(string(reason)) || meaning == "" {
 			t.Errorf("%s: %q", reason, meaning)
 		}
@@ -249,22 +251,22 @@ func TestEveryReasonIsExplained(t *testing.T) {
 }
 
 func TestBootBefore(t *testing.T) {
-	now := Boot{Resets: 5, Restarts: 2, Clock: 1000, Safe: true}
+	now := verifier.Boot{Resets: 5, Restarts: 2, Clock: 1000, Safe: true}
 	for name, c := range map[string]struct {
-		b    Boot
+		b    verifier.Boot
 		want bool
 	}{
 		"the same":                      {now, false},
-		"later":                         {Boot{Resets: 5, Restarts: 2, Clock: 1001, Safe: true}, false},
-		"after a restart":               {Boot{Resets: 5, Restarts: 3, Clock: 900, Safe: false}, false},
-		"after a reset":                 {Boot{Resets: 6, Restarts: 0, Clock: 900, Safe: false}, false},
-		"clock went back":               {Boot{Resets: 5, Restarts: 2, Clock: 999, Safe: true}, true},
-		"restarts went back":            {Boot{Resets: 5, Restarts: 1, Clock: 2000, Safe: true}, true},
-		"resets went back":              {Boot{Resets: 4, Restarts: 9, Clock: 2000, Safe: true}, true},
-		"cleared":                       {Boot{}, true},
-		"safe or not is no order":       {Boot{Resets: 5, Restarts: 2, Clock: 1000, Safe: false}, false},
-		"a snapshot of the same boot":   {Boot{Resets: 5, Restarts: 2, Clock: 10, Safe: true}, true},
-		"a counter that ran over is so": {Boot{Resets: 0, Restarts: 2, Clock: 1000, Safe: true}, true},
+		"later":                         {verifier.Boot{Resets: 5, Restarts: 2, Clock: 1001, Safe: true}, false},
+		"after a restart":               {verifier.Boot{Resets: 5, Restarts: 3, Clock: 900, Safe: false}, false},
+		"after a reset":                 {verifier.Boot{Resets: 6, Restarts: 0, Clock: 900, Safe: false}, false},
+		"clock went back":               {verifier.Boot{Resets: 5, Restarts: 2, Clock: 999, Safe: true}, true},
+		"restarts went back":            {verifier.Boot{Resets: 5, Restarts: 1, Clock: 2000, Safe: true}, true},
+		"resets went back":              {verifier.Boot{Resets: 4, Restarts: 9, Clock: 2000, Safe: true}, true},
+		"cleared":                       {verifier.Boot{}, true},
+		"safe or not is no order":       {verifier.Boot{Resets: 5, Restarts: 2, Clock: 1000, Safe: false}, false},
+		"a snapshot of the same boot":   {verifier.Boot{Resets: 5, Restarts: 2, Clock: 10, Safe: true}, true},
+		"a counter that ran over is so": {verifier.Boot{Resets: 0, Restarts: 2, Clock: 1000, Safe: true}, true},
 	} {
 		if got := c.b.Before(now); got != c.want {
 			t.Errorf("%s: %v", name, got)
@@ -288,7 +290,7 @@ func TestMakerIDs(t *testing.T) {
 		"id:49465800": "IFX", "id:53544D20": "STM", "id:53544d20": "STM", "id:494E5443": "INTC", "id:00001014": "00001014", "id:414d4400": "AMD",
 		"id:00000000": "00000000", "id:49460A00": "49460a00", "id:20202020": "20202020",
 	} {
-		if got, err := maker(in); err != nil || got != want {
+		if got, err := parseManufacturer(in); err != nil || got != want {
 			t.Errorf("%s: %q, %v", in, got, err)
 		}
 	}
@@ -358,7 +360,7 @@ func TestChallengeOpens(t *testing.T) {
 	for _, e := range template.EKs() {
 		t.Run(e.Name, func(t *testing.T) {
 			p := k.play(t, bend{ek: e.Name, policy: func(c *Config) { c.EventLog = true }})
-			claim, err := p.verifier.Hello(p.hello, nil, p.now)
+			claim, err := p.verifier.VerifyHello(p.hello, nil, p.now)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -367,7 +369,7 @@ func TestChallengeOpens(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if c.KeyID != "k1" || c.Expires != testNow.Add(DefaultChallengeLifetime).Unix() || c.PCRs.Bank != "sha256" || !slices.Equal(c.PCRs.Indexes, []int{0, 4, 7}) || !c.EventLog {
+			if c.KeyID != "k1" || c.Expires != testNow.Add(defaultChallengeLifetime).Unix() || c.PCRs.Bank != "sha256" || !slices.Equal(c.PCRs.Indexes, []int{0, 4, 7}) || !c.EventLog {
 				t.Errorf("challenge: %+v", c)
 			}
 			if back, err := attestation.ParseChallenge(must(c.Marshal())); err != nil || back.KeyID != c.KeyID {
@@ -409,7 +411,7 @@ func TestChallengeOpens(t *testing.T) {
 			secret := whole(t, identity)
 
 			want := must(attestation.Secret(k.key, p.hello.UID, attestation.SecretInfo{
-				Version: "tpm/v1", ClusterUID: testCluster, SignerName: testSigner, EKPublicKey: claim.EK.PublicKey, AKName: name,
+				Version: "tpm/v1", ClusterUID: testCluster, SignerName: testSigner, EKPublicKey: claim.EK.publicKey, AKName: name,
 				HelloRequest: p.hello.Request, Expires: c.Expires, PCRs: c.PCRs,
 			}))
 			if !bytes.Equal(secret, want) {
@@ -423,7 +425,7 @@ func TestChallengeOpens(t *testing.T) {
 		})
 	}
 	p := k.play(t, bend{ek: "rsa-2048"})
-	claim, err := p.verifier.Hello(p.hello, nil, p.now)
+	claim, err := p.verifier.VerifyHello(p.hello, nil, p.now)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -439,14 +441,14 @@ func BenchmarkHelloAndProof(b *testing.B) {
 		p := theKit().play(b, bend{ek: ek})
 		b.Run("hello "+ek, func(b *testing.B) {
 			for b.Loop() {
-				if _, err := p.verifier.Hello(p.hello, nil, p.now); err != nil {
+				if _, err := p.verifier.VerifyHello(p.hello, nil, p.now); err != nil {
 					b.Fatal(err)
 				}
 			}
 		})
 		b.Run("proof "+ek, func(b *testing.B) {
 			for b.Loop() {
-				if _, err := p.verifier.Proof(p.proof, p.hello, nil, p.now); err != nil {
+				if _, err := p.verifier.VerifyProof(p.proof, p.hello, nil, p.now); err != nil {
 					b.Fatal(err)
 				}
 			}

@@ -16,43 +16,43 @@ func TestOpenedIsJudgedAnew(t *testing.T) {
 	for _, name := range []string{"ecc-p256", "rsa-2048"} {
 		ek := FingerprintOf(spkiOf(theKit().ekKeys[name]))
 		p := theKit().play(t, bend{ek: name, policy: func(c *Config) { c.NamedEKs = true }})
-		opened := p.verifier.Open(p.hello)
+		opened := p.verifier.ParseHello(p.hello)
 		late := p.now.AddDate(50, 0, 0) // the certificate has run out
 		for range 2 {
 			for _, c := range []struct {
 				named   []Fingerprint
 				now     time.Time
-				sources []Source // nil: refused
+				sources []trustSource // nil: refused
 			}{
-				{nil, p.now, []Source{SourceChain}},
+				{nil, p.now, []trustSource{trustChain}},
 				{nil, late, nil},
-				{[]Fingerprint{ek}, late, []Source{SourceNamed}},
+				{[]Fingerprint{ek}, late, []trustSource{trustNamed}},
 				{[]Fingerprint{{1}}, late, nil},
-				{[]Fingerprint{ek}, p.now, []Source{SourceNamed, SourceChain}},
+				{[]Fingerprint{ek}, p.now, []trustSource{trustNamed, trustChain}},
 				{nil, time.Time{}, nil},
 			} {
-				anew, anewErr := p.verifier.Hello(p.hello, c.named, c.now)
-				claim, err := opened.Hello(c.named, c.now)
+				anew, anewErr := p.verifier.VerifyHello(p.hello, c.named, c.now)
+				claim, err := opened.Verify(c.named, c.now)
 				if (err == nil) != (c.sources != nil) || (anewErr == nil) != (err == nil) || err != nil && err.Error() != anewErr.Error() {
 					t.Fatalf("%s: %v at %s: %v, anew: %v", name, c.named, c.now, err, anewErr)
 				}
 				if err != nil {
 					continue
 				}
-				if !slices.Equal(claim.EK.Sources, c.sources) || !slices.Equal(anew.EK.Sources, c.sources) || claim.EK.Fingerprint != ek {
+				if !slices.Equal(claim.EK.sources, c.sources) || !slices.Equal(anew.EK.sources, c.sources) || claim.EK.Fingerprint != ek {
 					t.Errorf("%s: %v at %s: %+v, anew: %+v", name, c.named, c.now, claim.EK, anew.EK)
 				}
 				if _, err := p.verifier.Challenge(bytes.NewReader(make([]byte, 1024)), claim, c.now); err != nil {
 					t.Errorf("%s: no challenge: %v", name, err)
 				}
-				clear(claim.EK.PublicKey) // a caller's own
-				claim.EK.Sources[0] = SourceAllowed
+				clear(claim.EK.publicKey) // a caller's own
+				claim.EK.sources[0] = trustAllowed
 			}
-			evidence, err := opened.Proof(p.proof, nil, p.now)
-			if err != nil || evidence.EK.Fingerprint != ek || !slices.Equal(evidence.EK.Sources, []Source{SourceChain}) {
+			evidence, err := opened.VerifyProof(p.proof, nil, p.now)
+			if err != nil || evidence.EK.Fingerprint != ek || !slices.Equal(evidence.EK.sources, []trustSource{trustChain}) {
 				t.Errorf("%s: %+v, %v", name, evidence, err)
 			}
-			if got, err := opened.EK(); err != nil || got != ek {
+			if got, err := opened.ClaimedEK(); err != nil || got != ek {
 				t.Errorf("%s: EK %s, %v", name, got, err)
 			}
 		}
@@ -70,21 +70,21 @@ func TestOpenedRefusesWhatCannotBeRead(t *testing.T) {
 		}}).hello,
 		"other signer": func() Request { r := good.hello; r.SignerName = "example.com/x"; return r }(),
 	} {
-		opened := good.verifier.Open(hello)
-		_, want := good.verifier.EK(hello)
+		opened := good.verifier.ParseHello(hello)
+		_, want := good.verifier.ClaimedEK(hello)
 		for range 2 {
-			_, ekErr := opened.EK()
-			_, helloErr := opened.Hello(nil, good.now)
-			_, proofErr := opened.Proof(good.proof, nil, good.now)
+			_, ekErr := opened.ClaimedEK()
+			_, helloErr := opened.Verify(nil, good.now)
+			_, proofErr := opened.VerifyProof(good.proof, nil, good.now)
 			if want == nil || ekErr == nil || ekErr.Error() != want.Error() || helloErr == nil || proofErr == nil {
 				t.Errorf("%s: %v, %v, %v; anew %v", name, ekErr, helloErr, proofErr, want)
 			}
 		}
 	}
-	var none Opened
-	_, ekErr := none.EK()
-	_, helloErr := none.Hello(nil, good.now)
-	_, proofErr := none.Proof(good.proof, nil, good.now)
+	var none ParsedHello
+	_, ekErr := none.ClaimedEK()
+	_, helloErr := none.Verify(nil, good.now)
+	_, proofErr := none.VerifyProof(good.proof, nil, good.now)
 	if ekErr == nil || helloErr == nil || proofErr == nil {
 		t.Errorf("the zero value: %v, %v, %v", ekErr, helloErr, proofErr)
 	}
