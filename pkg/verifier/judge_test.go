@@ -25,7 +25,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr/state"
 )
 
-type spec = certificatesv1.CertificateSigningRequestSpec
+type csrSpec = certificatesv1.CertificateSigningRequestSpec
 
 func TestGood(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -85,13 +85,13 @@ func TestAccepted(t *testing.T) {
 		}},
 		"S5: none":         {nil, func(w *world) { w.named(nodeName, "") }},
 		"S5: longest":      {nil, func(w *world) { w.longProviderID(maxProviderID) }},
-		"S6: other order":  {nil, func(w *world) { w.both(func(s *spec) { slices.Reverse(s.Usages) }) }},
+		"S6: other order":  {nil, func(w *world) { w.both(func(s *csrSpec) { slices.Reverse(s.Usages) }) }},
 		"S7: other groups": {nil, func(w *world) { slices.Reverse(w.in.Hello.Spec.Groups) }},
 		"S7: same expirationSeconds": {nil, func(w *world) {
-			w.both(func(s *spec) { n := int32(600); s.ExpirationSeconds = &n })
+			w.both(func(s *csrSpec) { n := int32(600); s.ExpirationSeconds = &n })
 		}},
 		"I1: the operator's": {nil, func(w *world) {
-			w.both(func(s *spec) {
+			w.both(func(s *csrSpec) {
 				s.Username, s.Groups = "system:serviceaccount:infra:joiner", []string{"system:serviceaccounts:infra"}
 			})
 		}},
@@ -550,14 +550,14 @@ func TestHostile(t *testing.T) {
 		{"I1: again", again, user("system:bootstrap:abc123"), Deny, reasons{ReasonRequesterNotAllowed}},
 		{"I1: hello", helloOf(First), user("eve"), Deny, reasons{ReasonRequesterNotAllowed}},
 
-		{"I2: another node", renewal, func(w *world) { w.both(func(s *spec) { s.Username = "system:node:worker-2" }) }, Deny, reasons{ReasonRequesterNotAllowed}},
+		{"I2: another node", renewal, func(w *world) { w.both(func(s *csrSpec) { s.Username = "system:node:worker-2" }) }, Deny, reasons{ReasonRequesterNotAllowed}},
 		{"I2: another node for its own machine", renewal, func(w *world) {
-			w.both(func(s *spec) { s.Username = "system:node:worker-2" })
+			w.both(func(s *csrSpec) { s.Username = "system:node:worker-2" })
 			w.in.Evidence.EK = ek2
 		}, Deny, reasons{ReasonRequesterNotAllowed, ReasonUnknownCredential, ReasonProviderIDMismatch, ReasonAmbiguousName, ReasonNodeNameMismatch, ReasonIdentityBound}},
-		{"I2: no node's name", renewal, func(w *world) { w.both(func(s *spec) { s.Username = userNode }) }, Deny, reasons{ReasonRequesterNotAllowed}},
-		{"I2: not in system:nodes", renewal, func(w *world) { w.both(func(s *spec) { s.Groups = []string{"system:authenticated"} }) }, Deny, reasons{ReasonRequesterNotAllowed}},
-		{"I2: in system:masters", renewal, func(w *world) { w.both(func(s *spec) { s.Groups = append(s.Groups, groupMasters) }) }, Deny, reasons{ReasonRequesterNotAllowed}},
+		{"I2: no node's name", renewal, func(w *world) { w.both(func(s *csrSpec) { s.Username = userNode }) }, Deny, reasons{ReasonRequesterNotAllowed}},
+		{"I2: not in system:nodes", renewal, func(w *world) { w.both(func(s *csrSpec) { s.Groups = []string{"system:authenticated"} }) }, Deny, reasons{ReasonRequesterNotAllowed}},
+		{"I2: in system:masters", renewal, func(w *world) { w.both(func(s *csrSpec) { s.Groups = append(s.Groups, groupMasters) }) }, Deny, reasons{ReasonRequesterNotAllowed}},
 		{"I2: hello", helloOf(Renewal), func(w *world) { w.in.Request.Spec.Username = "system:node:worker-2" }, Deny, reasons{ReasonRequesterNotAllowed}},
 
 		{"I3: another machine's", first, func(w *world) { w.in.Token.Machine = machine("worker-2").Ref }, Deny, reasons{ReasonTokenNotForMachine}},
@@ -918,11 +918,11 @@ func TestHostile(t *testing.T) {
 }
 
 func usages(u ...certificatesv1.KeyUsage) func(*world) {
-	return func(w *world) { w.both(func(s *spec) { s.Usages = u }) }
+	return func(w *world) { w.both(func(s *csrSpec) { s.Usages = u }) }
 }
 
 func user(name string, groups ...string) func(*world) {
-	return func(w *world) { w.both(func(s *spec) { s.Username, s.Groups = name, groups }) }
+	return func(w *world) { w.both(func(s *csrSpec) { s.Username, s.Groups = name, groups }) }
 }
 
 func credential(ids ...string) func(*world) {

@@ -40,12 +40,12 @@ type VerifiedHello struct {
 	// AKName is the AK's Name (TPM 2.0 Part 1, "Names"), computed here.
 	AKName []byte
 
-	hello    *hello
+	hello    *helloEvaluation
 	verifier *Verifier
 }
 
-// hello is what is known of a hello while it is judged. A field is nil where the rule before it failed.
-type hello struct {
+// helloEvaluation is what is known of a hello while it is judged. A field is nil where the rule before it failed.
+type helloEvaluation struct {
 	request  Request
 	content  attestation.Request
 	document *attestation.Hello
@@ -62,7 +62,7 @@ var errNoTime = errors.New("no time was given")
 // ParsedHello is a hello that has been read and not judged, for one decision: to read it takes longer than all of its rules but the signatures. It does
 // not change, and may be judged more than once. The zero value refuses everything.
 type ParsedHello struct {
-	hello    hello
+	hello    helloEvaluation
 	refusals verifier.Refusals
 	verifier *Verifier
 }
@@ -167,7 +167,7 @@ type fullReader struct{ io.Reader }
 func (f fullReader) Read(p []byte) (int, error) { return io.ReadFull(f.Reader, p) }
 
 // secret derives the secret of the challenge to h.
-func (v *Verifier) secret(key []byte, h *hello, signer string, expires int64, pcrs attestation.PCRSelection) ([]byte, error) {
+func (v *Verifier) secret(key []byte, h *helloEvaluation, signer string, expires int64, pcrs attestation.PCRSelection) ([]byte, error) {
 	return attestation.Secret(key, h.request.UID, attestation.SecretInfo{
 		Version:      h.document.Version,
 		ClusterUID:   v.clusterUID,
@@ -212,8 +212,8 @@ func (v *Verifier) parseRequest(refusals *verifier.Refusals, request Request, ki
 }
 
 // parseHello judges a hello as far as it needs neither time nor trust.
-func (v *Verifier) parseHello(refusals *verifier.Refusals, request Request) hello {
-	h := hello{request: request}
+func (v *Verifier) parseHello(refusals *verifier.Refusals, request Request) helloEvaluation {
+	h := helloEvaluation{request: request}
 	if request.SignerName != attestation.HelloSignerName {
 		refusals.Add(reasonSigner, "hello: filed under signer %.128q", request.SignerName)
 	}
@@ -239,7 +239,7 @@ func (v *Verifier) parseHello(refusals *verifier.Refusals, request Request) hell
 }
 
 // verify applies every rule to a hello: those that it was opened with, and the rest to a copy.
-func (parsed *ParsedHello) verify(refusals *verifier.Refusals, namedEKs []Fingerprint, now time.Time) *hello {
+func (parsed *ParsedHello) verify(refusals *verifier.Refusals, namedEKs []Fingerprint, now time.Time) *helloEvaluation {
 	before := len(*refusals)
 	*refusals = append(*refusals, parsed.refusals...)
 	h := parsed.hello

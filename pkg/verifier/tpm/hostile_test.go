@@ -125,7 +125,7 @@ func helloRows() []row {
 	impostor := newCA("Intermediate", nil, nil) // the right name, another key
 	shown := newCA("Shown", k.root, nil)
 	old := newCA("Old", k.root, func(c *x509.Certificate) { c.NotAfter = testNow.Add(-time.Hour) })
-	noCA := &ca{must(x509.ParseCertificate(good)), k.ecEKs["ecc-p256"]}
+	noCA := &testCA{must(x509.ParseCertificate(good)), k.ecEKs["ecc-p256"]}
 	sha1 := newCA("SHA-1", k.root, withSHA1)
 	belowSHA1 := newCA("Below SHA-1", sha1, nil)
 	withRSA := newCAWith(rsa2048(), "RSA Root", nil, nil)

@@ -79,17 +79,17 @@ func newROCA() *rsa.PublicKey {
 	return &rsa.PublicKey{N: new(big.Int).Mul(prime(), prime()), E: 65537}
 }
 
-// ca is a CA of a maker of TPMs.
-type ca struct {
+// testCA is a CA of a maker of TPMs.
+type testCA struct {
 	certificate *x509.Certificate
 	key         crypto.Signer
 }
 
-func newCA(name string, parent *ca, change func(*x509.Certificate)) *ca {
+func newCA(name string, parent *testCA, change func(*x509.Certificate)) *testCA {
 	return newCAWith(newKey(elliptic.P256()), name, parent, change)
 }
 
-func newCAWith(key crypto.Signer, name string, parent *ca, change func(*x509.Certificate)) *ca {
+func newCAWith(key crypto.Signer, name string, parent *testCA, change func(*x509.Certificate)) *testCA {
 	c := &x509.Certificate{
 		SerialNumber:          big.NewInt(time.Now().UnixNano()),
 		Subject:               pkix.Name{Organization: []string{"Maker"}, CommonName: name},
@@ -107,7 +107,7 @@ func newCAWith(key crypto.Signer, name string, parent *ca, change func(*x509.Cer
 		signer, signerKey = parent.certificate, parent.key
 	}
 	der := must(x509.CreateCertificate(rand.Reader, c, signer, key.Public(), signerKey))
-	return &ca{must(x509.ParseCertificate(der)), key}
+	return &testCA{must(x509.ParseCertificate(der)), key}
 }
 
 // withSHA1 has a certificate be signed as makers did until about 2016.
@@ -132,7 +132,7 @@ func goodSAN() pkix.Extension {
 }
 
 // issue makes an EK certificate.
-func (c *ca) issue(key crypto.PublicKey, change func(*x509.Certificate)) []byte {
+func (c *testCA) issue(key crypto.PublicKey, change func(*x509.Certificate)) []byte {
 	leaf := &x509.Certificate{
 		SerialNumber:          big.NewInt(7),
 		NotBefore:             testNow.AddDate(-1, 0, 0),
@@ -154,7 +154,7 @@ func (c *ca) issue(key crypto.PublicKey, change func(*x509.Certificate)) []byte 
 // kit is everything that takes part in the good case, with software keys: a forger's TPM, that the test may bend at each step. The
 // controller's key is known to the test, as it is to nobody else.
 type kit struct {
-	root, intermediate *ca
+	root, intermediate *testCA
 	ekKeys             map[string]crypto.PublicKey
 	// ecEKs are the private keys of the EKs that are ECC.
 	ecEKs map[string]*ecdsa.PrivateKey

@@ -33,19 +33,19 @@ type VerifiedProof struct {
 	eventLogPCRs []int
 }
 
-// proof is what is known of a proof while it is judged.
-type proof struct {
+// proofEvaluation is what is known of a proof while it is judged.
+type proofEvaluation struct {
 	request  Request
 	content  attestation.Request
 	document *attestation.Proof
-	quote    *quote
+	quote    *parsedQuote
 	// signed says that the AK, in the endorsement hierarchy, made the quote; bound, that it is over the challenge and the request;
 	// measured, that the PCRs are those wanted and the values those quoted.
 	signed, bound, measured bool
 }
 
 // genuine reports whether the values of the proof are the TPM's.
-func (p *proof) genuine() bool { return p.signed && p.bound && p.measured }
+func (p *proofEvaluation) genuine() bool { return p.signed && p.bound && p.measured }
 
 // VerifyProof judges a proof and, once more and entirely, the hello it refers to. namedEKs is as in VerifyHello. Its error is verifier.Refusals;
 // ReasonChallengeExpired comes last, so that it is the reason of the whole only if nothing else failed.
@@ -93,7 +93,7 @@ func (parsed *ParsedHello) VerifyProof(request Request, namedEKs []Fingerprint, 
 }
 
 // verifiedProof is the one place that accepts a proof.
-func verifiedProof(h *hello, p *proof, eventLogPCRs []int) (*VerifiedProof, error) {
+func verifiedProof(h *helloEvaluation, p *proofEvaluation, eventLogPCRs []int) (*VerifiedProof, error) {
 	if !h.trusted || !p.genuine() { // cannot be: each of them comes with a refusal
 		return nil, verifier.Refusals{}
 	}
@@ -110,8 +110,8 @@ func verifiedProof(h *hello, p *proof, eventLogPCRs []int) (*VerifiedProof, erro
 	}, nil
 }
 
-func (v *Verifier) parseProof(refusals *verifier.Refusals, request Request) *proof {
-	p := &proof{request: request}
+func (v *Verifier) parseProof(refusals *verifier.Refusals, request Request) *proofEvaluation {
+	p := &proofEvaluation{request: request}
 	if request.SignerName == attestation.HelloSignerName {
 		refusals.Add(reasonSigner, "proof: filed under the signer of hellos, which never issues")
 	}
@@ -131,7 +131,7 @@ func (v *Verifier) parseProof(refusals *verifier.Refusals, request Request) *pro
 
 // matchHello reports whether the proof refers to this hello. What they must have in common is judged beside that: a hello asks
 // for nothing by itself, but its challenge was given for what it says.
-func matchHello(refusals *verifier.Refusals, p *proof, h *hello) bool {
+func matchHello(refusals *verifier.Refusals, p *proofEvaluation, h *helloEvaluation) bool {
 	same := true
 	fail := func(what string) {
 		refusals.Add(ReasonHelloMismatch, "proof: %s", what)
@@ -166,7 +166,7 @@ func matchHello(refusals *verifier.Refusals, p *proof, h *hello) bool {
 
 // matchChallenge returns the controller's key that the proof names, nil if there is none or the challenge's time is not one that this
 // controller would have set. That the challenge ran out comes back apart.
-func (v *Verifier) matchChallenge(refusals *verifier.Refusals, p *proof, now time.Time) (key []byte, expired verifier.Refusals) {
+func (v *Verifier) matchChallenge(refusals *verifier.Refusals, p *proofEvaluation, now time.Time) (key []byte, expired verifier.Refusals) {
 	document, came := p.document, now
 	if created := p.request.Created; !created.IsZero() && created.Before(now) {
 		came = created
@@ -185,7 +185,7 @@ func (v *Verifier) matchChallenge(refusals *verifier.Refusals, p *proof, now tim
 	return key, expired
 }
 
-func parseProofQuote(refusals *verifier.Refusals, document *attestation.Proof) *quote {
+func parseProofQuote(refusals *verifier.Refusals, document *attestation.Proof) *parsedQuote {
 	q, err := parseQuote(document.Quote)
 	switch {
 	case errors.Is(err, errMagic):
@@ -201,7 +201,7 @@ func parseProofQuote(refusals *verifier.Refusals, document *attestation.Proof) *
 }
 
 // judgeSelection reports whether the PCRs quoted are those wanted, and the values given those quoted.
-func (v *Verifier) judgeSelection(refusals *verifier.Refusals, p *proof) bool {
+func (v *Verifier) judgeSelection(refusals *verifier.Refusals, p *proofEvaluation) bool {
 	given := p.document.Selection()
 	if !sameSelection(given, v.pcrs) {
 		refusals.Add(reasonPCRSelection, "proof: the PCRs are not those wanted, bank %s, %v", v.pcrs.Bank, v.pcrs.Indexes)
@@ -226,7 +226,7 @@ func sameSelection(a, b attestation.PCRSelection) bool {
 }
 
 // judgeSignature reports whether this AK, in the endorsement hierarchy, made the quote.
-func judgeSignature(refusals *verifier.Refusals, p *proof, h *hello) bool {
+func judgeSignature(refusals *verifier.Refusals, p *proofEvaluation, h *helloEvaluation) bool {
 	here := bytes.Equal(p.quote.qualifiedSigner, qualifiedName(h.akName))
 	if !here {
 		refusals.Add(reasonQuoteSigner, "quote: made by another key, or in another hierarchy than the endorsement hierarchy")
@@ -248,7 +248,7 @@ func judgeSignature(refusals *verifier.Refusals, p *proof, h *hello) bool {
 
 // judgeMAC reports whether the quote is over this challenge and this request: only the TPM with the EK could learn the secret, which
 // is derived again from what the API server and the proof say.
-func (v *Verifier) judgeMAC(refusals *verifier.Refusals, p *proof, h *hello, key []byte) bool {
+func (v *Verifier) judgeMAC(refusals *verifier.Refusals, p *proofEvaluation, h *helloEvaluation, key []byte) bool {
 	secret, err := v.secret(key, h, p.request.SignerName, p.document.Expires, p.document.Selection())
 	if err != nil {
 		refusals.Add(ReasonQuoteMAC, "quote: the secret cannot be derived")
@@ -305,7 +305,7 @@ func (v *Verifier) judgeFirmware(refusals *verifier.Refusals, ek *candidateEK, v
 
 // judgeEventLog judges the event log, if the policy asks for one, and returns the PCRs whose values it led to. One that nobody
 // asked for is not read.
-func (v *Verifier) judgeEventLog(refusals *verifier.Refusals, p *proof) []int {
+func (v *Verifier) judgeEventLog(refusals *verifier.Refusals, p *proofEvaluation) []int {
 	document := p.document
 	if !v.eventLog {
 		return nil

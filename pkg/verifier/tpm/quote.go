@@ -15,8 +15,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// quote is a TPMS_ATTEST of type TPM_ST_ATTEST_QUOTE (TPM 2.0 Part 2, 10.12.12). Until its signature is verified it is a node's text.
-type quote struct {
+// parsedQuote is a TPMS_ATTEST of type TPM_ST_ATTEST_QUOTE (TPM 2.0 Part 2, 10.12.12). Until its signature is verified it is a node's text.
+type parsedQuote struct {
 	qualifiedSigner []byte
 	extraData       []byte
 	boot            verifier.Boot
@@ -80,7 +80,7 @@ func tpmReader(data []byte) *reader { return &reader{order: binary.BigEndian, re
 
 // parseQuote reads a TPMS_ATTEST by hand, tag before content: a union is not touched before its tag is known, and each quote that
 // is accepted has one encoding. An error of errSelection comes with a quote, since all else of it can be judged.
-func parseQuote(data []byte) (*quote, error) {
+func parseQuote(data []byte) (*parsedQuote, error) {
 	r := tpmReader(data)
 	if tpm2.TPMGenerated(r.uint32()) != tpm2.TPMGeneratedValue {
 		return nil, errMagic
@@ -88,7 +88,7 @@ func parseQuote(data []byte) (*quote, error) {
 	if tpm2.TPMST(r.uint16()) != tpm2.TPMSTAttestQuote {
 		return nil, errType
 	}
-	q := &quote{}
+	q := &parsedQuote{}
 	q.qualifiedSigner = r.sized(2 + 64) // TPM2B_NAME: an algorithm and its digest
 	q.extraData = r.sized(2 + 64)       // TPM2B_DATA: as large as a TPMT_HA
 	q.boot.Clock = r.uint64()
@@ -146,12 +146,12 @@ func bankOf(algorithm tpm2.TPMAlgID) string {
 	return ""
 }
 
-// signature is a TPMS_SIGNATURE_ECDSA.
-type signature struct{ r, s *big.Int }
+// ecdsaSignature is a TPMS_SIGNATURE_ECDSA.
+type ecdsaSignature struct{ r, s *big.Int }
 
 // parseSignature reads a TPMT_SIGNATURE (TPM 2.0 Part 2, 11.3.4) of the AK's one scheme. A TPM may leave out leading zeros of r and s:
 // nothing depends on a signature having one encoding.
-func parseSignature(data []byte) (*signature, error) {
+func parseSignature(data []byte) (*ecdsaSignature, error) {
 	r := tpmReader(data)
 	scheme, hash := tpm2.TPMAlgID(r.uint16()), tpm2.TPMAlgID(r.uint16())
 	if r.failed {
@@ -164,11 +164,11 @@ func parseSignature(data []byte) (*signature, error) {
 	if r.failed || len(r.rest) > 0 {
 		return nil, errSignature
 	}
-	return &signature{new(big.Int).SetBytes(a), new(big.Int).SetBytes(b)}, nil
+	return &ecdsaSignature{new(big.Int).SetBytes(a), new(big.Int).SetBytes(b)}, nil
 }
 
 // verify reports whether the signature is key's over data.
-func (s *signature) verify(key *ecdsa.PublicKey, data []byte) bool {
+func (s *ecdsaSignature) verify(key *ecdsa.PublicKey, data []byte) bool {
 	digest := sha256.Sum256(data)
 	return ecdsa.Verify(key, digest[:], s.r, s.s)
 }
