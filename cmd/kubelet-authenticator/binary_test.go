@@ -56,11 +56,12 @@ func TestPluginStaysLean(t *testing.T) {
 var arrows = map[string][]string{
 	"cmd/kubelet-authenticator":       {"pkg/authenticator/command", "pkg/provider", "pkg/provider/insecure", "pkg/provider/tpm"},
 	"pkg/authenticator/command":       {"internal/buildinfo", "internal/process", "internal/text", "pkg/attestation", "pkg/authenticator", "pkg/cache", "pkg/doctor", "pkg/kubelet", "pkg/provider"},
-	"pkg/authenticator":               {"internal/process", "internal/strict", "internal/text", "pkg/attestation", "pkg/cache", "pkg/csr", "pkg/kubelet", "pkg/provider"},
+	"pkg/authenticator":               {"internal/nodeaccess", "internal/process", "internal/strict", "internal/text", "pkg/attestation", "pkg/cache", "pkg/csr", "pkg/kubelet", "pkg/provider"},
+	"internal/nodeaccess":             {"pkg/cache", "pkg/csr", "pkg/kubelet"},
 	"internal/statetest":              {"pkg/csr/state"},    // for tests
 	"internal/swtpm":                  {"pkg/tpm/template"}, // for tests
 	"pkg/cache":                       {"internal/process"},
-	"pkg/doctor":                      {"internal/text", "pkg/attestation", "pkg/authenticator", "pkg/cache", "pkg/csr", "pkg/kubelet", "pkg/provider"},
+	"pkg/doctor":                      {"internal/nodeaccess", "internal/text", "pkg/attestation", "pkg/authenticator", "pkg/cache", "pkg/csr", "pkg/kubelet", "pkg/provider"},
 	"pkg/kubelet":                     {"pkg/cache"},
 	"pkg/controller/inventory":        {"internal/text", "pkg/csr"},
 	"cmd/node-attestation-controller": {"pkg/clusterapi", "pkg/controller/command"},

@@ -140,6 +140,3 @@ func ParseConfig(data []byte, into *Config) error {
 	}
 	return strict.CheckKind(into.TypeMeta, configAPIVersion, configKind)
 }
-
-// oneLine folds a library's error of several lines.
-func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }

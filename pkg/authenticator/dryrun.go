@@ -100,8 +100,8 @@ func (o *Options) haveChecked(ctx context.Context, s standing, report *Report) {
 		report.Check = "skipped: " + err.Error()
 		return
 	}
-	report.Server, report.Credential = to.config.Host, to.credential
-	client, err := csr.NewClient(to.config)
+	report.Server, report.Credential = to.Config.Host, to.Credential
+	client, err := csr.NewClient(to.Config)
 	if err == nil {
 		_, err = client.Create(ctx, report.Request, true)
 	}
@@ -109,7 +109,7 @@ func (o *Options) haveChecked(ctx context.Context, s standing, report *Report) {
 		report.Check = "accepted"
 		return
 	}
-	failure := apiFailure(err, to.credential)
+	failure := apiFailure(err, to.Credential)
 	if failure.Reason == APIUnreachable {
 		report.Check = "skipped: " + failure.Error()
 		return

@@ -11,6 +11,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
@@ -28,8 +29,8 @@ var (
 )
 
 // enrol takes up the pending request, or prepares one, and sees it through until it comes to something.
-func (w *worker) enrol(ctx context.Context, s standing, to access) error {
-	client, err := csr.NewClient(to.config)
+func (w *worker) enrol(ctx context.Context, s standing, to nodeaccess.Access) error {
+	client, err := csr.NewClient(to.Config)
 	if err != nil {
 		return &Failure{Configuration, "check the kubeconfig", err}
 	}
@@ -59,7 +60,7 @@ func (w *worker) enrol(ctx context.Context, s standing, to access) error {
 }
 
 // resume returns the pending request if it still is what is wanted, else nil.
-func (w *worker) resume(s standing, to access) (*cache.Pending, error) {
+func (w *worker) resume(s standing, to nodeaccess.Access) (*cache.Pending, error) {
 	pending, err := w.dir.Pending()
 	if cache.IsUnusable(err) {
 		return nil, w.setAside(cache.PendingFile, err)
@@ -75,7 +76,7 @@ func (w *worker) resume(s standing, to access) (*cache.Pending, error) {
 	wanted := err == nil && pending.Provider == w.provider.Name() && pending.NodeName == s.node &&
 		(w.providerID == "" || pending.ProviderID == w.providerID) &&
 		pending.SignerName == w.signerName && equal(pending.ExpirationSeconds, w.expirationSeconds) &&
-		pending.Cluster.SameCluster(to.cluster) && w.canFollow(pending, to)
+		pending.Cluster.SameCluster(to.Cluster) && w.canFollow(pending, to)
 	if wanted {
 		w.log.Info("taking up the pending request", "request", pending.Last().Name)
 		return pending, nil
@@ -85,19 +86,19 @@ func (w *worker) resume(s standing, to access) (*cache.Pending, error) {
 
 // canFollow reports whether what is still to be filed can follow what has been: a proof goes with the hello's credential, in the
 // hello's version.
-func (w *worker) canFollow(pending *cache.Pending, to access) bool {
+func (w *worker) canFollow(pending *cache.Pending, to nodeaccess.Access) bool {
 	last := pending.Last()
 	if !last.Hello && (len(pending.Requests) == 1 || last.UID != "") {
 		return true // all is filed, or there is one round
 	}
 	challenger, ok := w.provider.(provider.Challenger)
-	return ok && pending.Requester == to.requester() && slices.Contains(challenger.Versions(), attestation.Version(pending.AttestationVersion))
+	return ok && pending.Requester == to.Requester() && slices.Contains(challenger.Versions(), attestation.Version(pending.AttestationVersion))
 }
 
 func equal(a, b *int32) bool { return a == b || a != nil && b != nil && *a == *b }
 
 // pursue files what is pending and waits for what becomes of it; a hello that is answered is followed by the proof.
-func (w *worker) pursue(ctx context.Context, client *csr.Client, pending *cache.Pending, to access) (csr.Decision, error) {
+func (w *worker) pursue(ctx context.Context, client *csr.Client, pending *cache.Pending, to nodeaccess.Access) (csr.Decision, error) {
 	for {
 		request, err := w.file(ctx, client, pending)
 		if errors.Is(err, errGone) {
@@ -175,7 +176,7 @@ func (w *worker) wait(ctx context.Context, client *csr.Client, request *certific
 }
 
 // failureOf finds the class of what went wrong while the request was filed or watched.
-func (w *worker) failureOf(ctx context.Context, client *csr.Client, request *certificatesv1.CertificateSigningRequest, pending *cache.Pending, to access, err error) error {
+func (w *worker) failureOf(ctx context.Context, client *csr.Client, request *certificatesv1.CertificateSigningRequest, pending *cache.Pending, to nodeaccess.Access, err error) error {
 	var write *cache.WriteError
 	switch {
 	case errors.As(err, &write):
@@ -183,10 +184,10 @@ func (w *worker) failureOf(ctx context.Context, client *csr.Client, request *cer
 	case request != nil && ctx.Err() != nil:
 		return &Failure{WaitingForSigner, "see: kubectl describe csr " + request.Name,
 			fmt.Errorf("CertificateSigningRequest %s: signer %s has not %s yet", request.Name, signerOf(pending), answerTo(pending.Last()))}
-	case to.own && apierrors.IsUnauthorized(err):
+	case to.Own && apierrors.IsUnauthorized(err):
 		return fmt.Errorf("%w: %w", errRejected, err)
 	}
-	failure := apiFailure(err, to.credential)
+	failure := apiFailure(err, to.Credential)
 	if failure.Reason != APIRefused || pending.Last().UID != "" || !w.neverCreated(ctx, client, pending) {
 		return failure
 	}

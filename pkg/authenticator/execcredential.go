@@ -4,16 +4,11 @@ package authenticator
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
-	"net/http"
-	"net/url"
-	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clientauthentication "k8s.io/client-go/pkg/apis/clientauthentication/v1"
-	"k8s.io/client-go/rest"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
@@ -74,14 +69,6 @@ func (e ExecInfo) origin() *cache.Origin {
 	}
 }
 
-// restConfig returns how to reach the cluster asked for, without a credential.
-func (e ExecInfo) restConfig() (*rest.Config, error) {
-	if e.Cluster.InsecureSkipTLSVerify {
-		return nil, errInsecureTLS
-	}
-	return clusterConfig(*e.origin())
-}
-
 // render returns the ExecCredential with the certificate, in the version that was asked for.
 func (e ExecInfo) render(pair *cache.Pair, expiration time.Time) ([]byte, error) {
 	version := e.APIVersion
@@ -105,31 +92,4 @@ func (e ExecInfo) render(pair *cache.Pair, expiration time.Time) ([]byte, error)
 		return nil, fmt.Errorf("print credential: %w", err)
 	}
 	return append(data, '\n'), nil
-}
-
-var (
-	errInsecureTLS = errors.New("insecure-skip-tls-verify is set; this program has no such mode")
-	// errProxyURL keeps its cause to itself, which may quote a password.
-	errProxyURL = errors.New("proxy-url: cannot be parsed")
-)
-
-// clusterConfig returns how to reach a cluster, without a credential. Only HTTPS will do: a token must not travel in the
-// clear.
-func clusterConfig(cluster cache.Origin) (*rest.Config, error) {
-	u, err := url.Parse(cluster.Server)
-	if err != nil || u.Host == "" || !strings.EqualFold(u.Scheme, "https") {
-		return nil, fmt.Errorf("server %.253q: not an https URL", cluster.Server)
-	}
-	config := &rest.Config{
-		Host:            cluster.Server,
-		TLSClientConfig: rest.TLSClientConfig{ServerName: cluster.TLSServerName, CAData: cluster.CertificateAuthorityData},
-	}
-	if cluster.ProxyURL != "" {
-		proxy, err := url.Parse(cluster.ProxyURL)
-		if err != nil {
-			return nil, errProxyURL
-		}
-		config.Proxy = http.ProxyURL(proxy)
-	}
-	return config, nil
 }

@@ -15,6 +15,9 @@ import (
 	"k8s.io/client-go/pkg/apis/clientauthentication"
 	"k8s.io/client-go/pkg/apis/clientauthentication/install"
 	clientauthenticationv1 "k8s.io/client-go/pkg/apis/clientauthentication/v1"
+	"k8s.io/client-go/rest"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
 // asKubelet is what client-go sets with provideClusterInfo: true.
@@ -102,7 +105,7 @@ func FuzzParseExecInfo(f *testing.F) {
 			t.Fatalf("accepted version %q", got.APIVersion)
 		}
 		if got.Cluster != nil {
-			_, _ = got.restConfig() // must not panic, whatever the cluster is
+			_, _ = configFor(got) // must not panic, whatever the cluster is
 		}
 	})
 }
@@ -145,10 +148,16 @@ func TestCredentialIsWhatClientGoReads(t *testing.T) {
 	}
 }
 
+// configFor returns how the cluster that client-go names would be reached.
+func configFor(exec ExecInfo) (*rest.Config, error) {
+	to, err := (&Options{exec: exec}).ownAccess(&cache.Pair{})
+	return to.Config, err
+}
+
 func TestExecClusterIsTakenAsItIs(t *testing.T) {
 	ca := newCA(t)
 	good := clientauthenticationv1.Cluster{Server: "https://10.0.0.1:6443", TLSServerName: "kubernetes", CertificateAuthorityData: ca}
-	config, err := ExecInfo{APIVersion: execV1, Cluster: &good}.restConfig()
+	config, err := configFor(ExecInfo{APIVersion: execV1, Cluster: &good})
 	if err != nil || config.Host != good.Server || config.ServerName != "kubernetes" || !bytes.Equal(config.CAData, ca) || config.Insecure {
 		t.Fatalf("%+v, %v", config, err)
 	}
@@ -167,7 +176,7 @@ func TestExecClusterIsTakenAsItIs(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			cluster := good
 			change(&cluster)
-			config, err := ExecInfo{APIVersion: execV1, Cluster: &cluster}.restConfig()
+			config, err := configFor(ExecInfo{APIVersion: execV1, Cluster: &cluster})
 			if err == nil {
 				t.Fatalf("accepted: %+v", config)
 			}

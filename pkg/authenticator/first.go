@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net/http"
 	"time"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
@@ -135,9 +134,9 @@ func (o *Options) discardBootstrap(ctx context.Context, lock *cache.Lock, pair *
 	}
 	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
 	defer cancel()
-	username, status, err := o.review(ctx, pair)
-	if err == nil && (status != http.StatusCreated || username != pair.Leaf.Subject.CommonName) {
-		err = fmt.Errorf("the API server answers the node's certificate with status %d, user %.253q", status, username)
+	review, err := o.review(ctx, pair)
+	if err == nil && !accepts(review, pair) {
+		err = fmt.Errorf("the API server answers the node's certificate with status %d, user %.253q", review.Status, review.Username)
 	}
 	if err != nil {
 		return false, fmt.Errorf("%s is kept for now: %w", o.dir.File(cache.BootstrapFile), bareURL(err))
@@ -160,5 +159,5 @@ func (o *Options) isForCluster(pair *cache.Pair) (bool, error) {
 		return false, err
 	}
 	asked, err := o.ownAccess(pair)
-	return err == nil && asked.cluster.SameCluster(k.Cluster), err
+	return err == nil && asked.Cluster.SameCluster(k.Cluster), err
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
 
@@ -24,7 +25,7 @@ func Identify(ctx context.Context, o Options) (*Identity, error) {
 	if err != nil {
 		return nil, err
 	}
-	node, err := findNodeName(o.nodeName, KubeadmFlagsFile)
+	node, err := nodeaccess.FindNodeName(o.nodeName)
 	if err != nil {
 		return nil, &Failure{Configuration, "set --node-name", err}
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
@@ -55,8 +56,7 @@ func (o *Options) look() standing {
 		// The API server goes by its own clock: ours may well be the wrong one.
 		s.remark = &Failure{ClockWrong, "check this machine's clock", fmt.Errorf("%s: %w, by this machine's clock", file, err)}
 	}
-	asked := o.exec.origin()
-	s.foreign = asked != nil && pair.Origin != nil && !asked.SameCluster(*pair.Origin)
+	s.foreign = o.node().IsForeign(pair)
 	if s = o.nameNode(s, pair); s.lack != nil {
 		return s
 	}
@@ -70,7 +70,7 @@ func (o *Options) look() standing {
 // is derived does not take a certificate away: a host's name can be wrong for a moment at boot, or change under a living kubelet.
 func (o *Options) nameNode(s standing, pair *cache.Pair) standing {
 	held := pair.NodeName()
-	name, err := findNodeName(o.nodeName, KubeadmFlagsFile)
+	name, err := nodeaccess.FindNodeName(o.nodeName)
 	switch {
 	case s.foreign && (err != nil || name.Derived):
 		s.node, s.nameErr = name.Name, err // what another cluster called it says nothing here
@@ -99,7 +99,7 @@ func (o *Options) without(s standing, err error) standing {
 		s.final = true
 		s.lack = &Failure{DirectoryRefused, "run it as the user that owns the directory, as a rule root", err}
 	}
-	name, err := findNodeName(o.nodeName, KubeadmFlagsFile)
+	name, err := nodeaccess.FindNodeName(o.nodeName)
 	s.node, s.nameErr = name.Name, err
 	return s
 }

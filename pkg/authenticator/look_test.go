@@ -15,6 +15,7 @@ import (
 
 	clientauthentication "k8s.io/client-go/pkg/apis/clientauthentication/v1"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
@@ -315,7 +316,7 @@ func TestLook(t *testing.T) {
 
 // A host's name can be wrong for a moment at boot, and change under a living kubelet: it takes no certificate away.
 func TestHostOfAnotherName(t *testing.T) {
-	if _, err := os.Stat(KubeadmFlagsFile); err == nil {
+	if _, err := os.Stat(nodeaccess.KubeadmFlagsFile); err == nil {
 		t.Skip("this machine is a node: its name is not derived")
 	}
 	o := testOptions(t)
@@ -356,7 +357,7 @@ func TestWrongConfigurationWithAName(t *testing.T) {
 
 // What another cluster called this machine is not its name in this one.
 func TestForeignCertificateNamesNoNode(t *testing.T) {
-	if _, err := os.Stat(KubeadmFlagsFile); err == nil {
+	if _, err := os.Stat(nodeaccess.KubeadmFlagsFile); err == nil {
 		t.Skip("this machine is a node: its name is not derived")
 	}
 	host, err := os.Hostname()

@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
@@ -101,7 +102,7 @@ func (o *Options) check(c Config, providers []provider.Factory) error {
 		}
 	}
 	if c.NodeName != "" {
-		if err := checkNodeName(c.NodeName); err != nil {
+		if err := nodeaccess.CheckNodeName(c.NodeName); err != nil {
 			return err
 		}
 	}

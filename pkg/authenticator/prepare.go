@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
@@ -15,14 +16,14 @@ import (
 )
 
 // prepare makes a key and the first request, and writes both down before anybody hears of them.
-func (w *worker) prepare(ctx context.Context, s standing, to access) (*cache.Pending, error) {
+func (w *worker) prepare(ctx context.Context, s standing, to nodeaccess.Access) (*cache.Pending, error) {
 	w.enter(StepPrepare)
-	pending, _, err := w.build(ctx, s.node, to.cluster, w.version, w.readState().Remembered[w.provider.Name()])
+	pending, _, err := w.build(ctx, s.node, to.Cluster, w.version, w.readState().Remembered[w.provider.Name()])
 	if err != nil {
 		return nil, err
 	}
 	if pending.Last().Hello {
-		pending.Requester = to.requester()
+		pending.Requester = to.Requester()
 	}
 	w.enter(StepSave)
 	return pending, w.lock.SetPending(pending)

@@ -14,6 +14,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
@@ -121,11 +122,16 @@ func AsFailure(err error) *Failure {
 	if errors.As(err, &failure) {
 		return failure
 	}
+	var access *nodeaccess.Error
 	var kubeconfig *kubelet.ForeignError
 	var foreign *cache.ForeignDirError
 	var write *cache.WriteError
 	var unusable *cache.UnusableError
 	switch {
+	case errors.As(err, &access) && access.Problem == nodeaccess.Misconfigured:
+		return &Failure{Configuration, access.Hint, err}
+	case errors.As(err, &access):
+		return &Failure{NoBootstrap, access.Hint, err}
 	case errors.As(err, &kubeconfig):
 		return &Failure{KubeconfigForeign, "move it away if it is not needed any more, or name another file", err}
 	case errors.As(err, &foreign):

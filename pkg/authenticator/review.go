@@ -4,16 +4,11 @@ package authenticator
 
 import (
 	"context"
-	"encoding/json"
-	"fmt"
-	"io"
 	"net/http"
-	"net/url"
-	"strings"
 	"time"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 )
 
 const (
@@ -39,53 +34,25 @@ func (o *Options) noticeRejection(ctx context.Context, s *standing) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
 	defer cancel()
-	_, status, err := o.review(ctx, s.pair)
+	review, err := o.review(ctx, s.pair)
 	if err == nil {
-		s.rejected = status == http.StatusUnauthorized
+		s.rejected = review.Status == http.StatusUnauthorized
 		s.due = o.whyDue(*s)
 	}
 	s.note.Reviewed, s.note.Rejected = now.Unix(), s.rejected
 	o.note.write(s.note) // for the worker, and for the runs beside this one
 }
 
-// review has the API server say whom it takes a certificate for (authentication.k8s.io/v1 SelfSubjectReview). status is that of
-// HTTP.
-func (o *Options) review(ctx context.Context, pair *cache.Pair) (username string, status int, err error) {
-	a, err := o.ownAccess(pair)
+// review asks the API server whom it takes a certificate for.
+func (o *Options) review(ctx context.Context, pair *cache.Pair) (nodeaccess.Review, error) {
+	to, err := o.ownAccess(pair)
 	if err != nil {
-		return "", 0, err
+		return nodeaccess.Review{}, err
 	}
-	client, err := csr.HTTPClient(a.config)
-	if err != nil {
-		return "", 0, fmt.Errorf("review certificate: %w", err)
-	}
-	target, err := url.JoinPath(a.config.Host, "/apis/authentication.k8s.io/v1/selfsubjectreviews")
-	if err != nil {
-		return "", 0, fmt.Errorf("review certificate: %w", err)
-	}
-	const body = `{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}`
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, target, strings.NewReader(body))
-	if err != nil {
-		return "", 0, fmt.Errorf("review certificate: %w", err)
-	}
-	request.Header.Set("Content-Type", "application/json")
-	request.Header.Set("Accept", "application/json")
-	response, err := client.Do(request)
-	if err != nil {
-		return "", 0, fmt.Errorf("review certificate: %w", err)
-	}
-	defer func() { _ = response.Body.Close() }()
-	var answer struct {
-		Status struct {
-			UserInfo struct {
-				Username string `json:"username"`
-			} `json:"userInfo"`
-		} `json:"status"`
-	}
-	if response.StatusCode == http.StatusCreated {
-		if err := json.NewDecoder(io.LimitReader(response.Body, 1<<20)).Decode(&answer); err != nil {
-			return "", 0, fmt.Errorf("review certificate: %w", err)
-		}
-	}
-	return answer.Status.UserInfo.Username, response.StatusCode, nil
+	return to.Review(ctx)
+}
+
+// accepts reports whether the API server took the certificate for the node that it names.
+func accepts(review nodeaccess.Review, pair *cache.Pair) bool {
+	return review.Status == http.StatusCreated && review.Username == pair.Leaf.Subject.CommonName
 }

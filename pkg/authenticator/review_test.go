@@ -232,15 +232,15 @@ func TestReviewSaysWhom(t *testing.T) {
 	t.Parallel()
 	o, api := reviewed(t, answerCode(201, someone))
 	pair := newPair(t, nil)
-	username, status, err := o.review(t.Context(), pair)
-	if err != nil || username != "system:node:a" || status != 201 {
-		t.Errorf("%q, %d, %v", username, status, err)
+	review, err := o.review(t.Context(), pair)
+	if err != nil || review.Username != "system:node:a" || review.Status != 201 {
+		t.Errorf("%+v, %v", review, err)
 	}
 	api.answer = answerCode(401, someone)
 	api.prefix = "/k8s/clusters/c-1" // an API server need not be at the root
 	o.exec.Cluster.Server += api.prefix + "/"
-	if username, status, err = o.review(t.Context(), pair); err != nil || username != "" || status != 401 {
-		t.Errorf("a name that comes with 401 counts: %q, %d, %v", username, status, err)
+	if review, err = o.review(t.Context(), pair); err != nil || review.Username != "" || review.Status != 401 {
+		t.Errorf("a name that comes with 401 counts: %+v, %v", review, err)
 	}
 	if calls := api.seen(t, pair.Leaf.Raw); calls != 2 {
 		t.Errorf("asked %d times", calls)

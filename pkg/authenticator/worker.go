@@ -5,7 +5,6 @@ package authenticator
 import (
 	"context"
 	"errors"
-	"net/http"
 	"os"
 	"time"
 
@@ -122,7 +121,7 @@ func (w *worker) work(ctx context.Context) error {
 		return err
 	}
 	err = w.enrol(ctx, s, to)
-	if to.own && errors.Is(err, errRejected) {
+	if to.Own && errors.Is(err, errRejected) {
 		// The one case in which the node's own certificate will never do again.
 		w.noteRejection(s)
 		if to, err = w.bootstrapAccess(); err == nil {
@@ -192,8 +191,8 @@ func (w *worker) setAside(name string, why error) error {
 func (w *worker) adopt(ctx context.Context, pair *cache.Pair) bool {
 	ctx, cancel := context.WithTimeout(ctx, 5*reviewTimeout)
 	defer cancel()
-	username, status, err := w.review(ctx, pair)
-	if err != nil || status != http.StatusCreated || username != pair.Leaf.Subject.CommonName {
+	review, err := w.review(ctx, pair)
+	if err != nil || !accepts(review, pair) {
 		return false
 	}
 	adopted := *pair

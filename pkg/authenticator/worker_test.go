@@ -33,6 +33,7 @@ import (
 	clientauthentication "k8s.io/client-go/pkg/apis/clientauthentication/v1"
 	"k8s.io/klog/v2"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
@@ -141,18 +142,18 @@ func TestOnlyTheCertificateThatWasAskedForIsTaken(t *testing.T) {
 
 func TestPendingRequestIsTakenUpOnlyIfItIsStillWanted(t *testing.T) {
 	seconds := int32(3600)
-	to := access{cluster: cache.Origin{Server: "https://x"}}
+	to := nodeaccess.Access{Cluster: cache.Origin{Server: "https://x"}}
 	for name, c := range map[string]struct {
-		change  func(t *testing.T, o *Options, s *standing, to *access)
+		change  func(t *testing.T, o *Options, s *standing, to *nodeaccess.Access)
 		takenUp bool
 	}{
-		"as it was":           {func(*testing.T, *Options, *standing, *access) {}, true},
-		"another node name":   {func(_ *testing.T, _ *Options, s *standing, _ *access) { s.node = "b" }, false},
-		"another signer":      {func(_ *testing.T, o *Options, _ *standing, _ *access) { o.signerName = "example.com/other" }, false},
-		"another lifetime":    {func(_ *testing.T, o *Options, _ *standing, _ *access) { o.expirationSeconds = &seconds }, false},
-		"another provider ID": {func(_ *testing.T, o *Options, _ *standing, _ *access) { o.providerID = "x://y" }, false},
-		"another cluster":     {func(_ *testing.T, _ *Options, _ *standing, to *access) { to.cluster.Server = "https://y" }, false},
-		"its certificate is there": {func(t *testing.T, o *Options, s *standing, _ *access) {
+		"as it was":           {func(*testing.T, *Options, *standing, *nodeaccess.Access) {}, true},
+		"another node name":   {func(_ *testing.T, _ *Options, s *standing, _ *nodeaccess.Access) { s.node = "b" }, false},
+		"another signer":      {func(_ *testing.T, o *Options, _ *standing, _ *nodeaccess.Access) { o.signerName = "example.com/other" }, false},
+		"another lifetime":    {func(_ *testing.T, o *Options, _ *standing, _ *nodeaccess.Access) { o.expirationSeconds = &seconds }, false},
+		"another provider ID": {func(_ *testing.T, o *Options, _ *standing, _ *nodeaccess.Access) { o.providerID = "x://y" }, false},
+		"another cluster":     {func(_ *testing.T, _ *Options, _ *standing, to *nodeaccess.Access) { to.Cluster.Server = "https://y" }, false},
+		"its certificate is there": {func(t *testing.T, o *Options, s *standing, _ *nodeaccess.Access) {
 			pending, err := o.dir.Pending()
 			if err != nil {
 				t.Fatal(err)
@@ -164,10 +165,10 @@ func TestPendingRequestIsTakenUpOnlyIfItIsStillWanted(t *testing.T) {
 			}
 			s.pair = &cache.Pair{Chain: chain, Leaf: leaf, Key: pending.Key}
 		}, false},
-		"damaged": {func(t *testing.T, o *Options, _ *standing, _ *access) {
+		"damaged": {func(t *testing.T, o *Options, _ *standing, _ *nodeaccess.Access) {
 			put(t, o.dir, cache.PendingFile, []byte("{"), 0o600)
 		}, false},
-		"readable by others": {func(t *testing.T, o *Options, _ *standing, _ *access) {
+		"readable by others": {func(t *testing.T, o *Options, _ *standing, _ *nodeaccess.Access) {
 			if err := os.Chmod(o.dir.File(cache.PendingFile), 0o644); err != nil {
 				t.Fatal(err)
 			}

@@ -20,7 +20,9 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
@@ -40,7 +42,7 @@ const (
 func (a *access) call(ctx context.Context, method, path string, query url.Values, body any) (*answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	target, err := url.JoinPath(a.cluster.Server, path)
+	target, err := url.JoinPath(a.Cluster.Server, path)
 	if err != nil {
 		return nil, err
 	}
@@ -87,26 +89,30 @@ func (e *examination) askServers() []served {
 	own, ownErr := e.own()
 	bootstrap, bootstrapErr := e.bootstrap()
 	if ownErr == nil {
-		all = append(all, e.ask(own))
+		all = append(all, e.ask(own.Cluster, own.Source))
 	}
 	needed := e.usable() == nil || !e.renews()
-	if bootstrapErr == nil && (ownErr != nil || needed && bootstrap.cluster.Server != own.cluster.Server) {
-		all = append(all, e.ask(bootstrap))
+	if bootstrapErr == nil && (ownErr != nil || needed && bootstrap.Cluster.Server != own.Cluster.Server) {
+		all = append(all, e.ask(bootstrap.Cluster, bootstrap.Source))
 	}
 	if asked := e.asked(); len(all) == 0 && asked != nil {
 		// Nothing to show yet, but it is known whom.
-		all = append(all, e.ask(&access{cluster: *asked, source: e.conf().Path}))
+		all = append(all, e.ask(*asked, e.conf().Path))
 	}
 	return all
 }
 
-// ask shows no credential: whether that is accepted is for other checks. Any answer over a verified connection is one.
-func (e *examination) ask(a *access) served {
-	s := served{server: a.cluster.Server, source: a.source}
-	config, err := clusterConfig(a.cluster)
-	if err == nil {
-		a, err = e.newAccess(config, a.cluster, a.source, "nothing")
+// ask shows no credential: whether that is accepted is for other checks. Any answer over a verified
+// connection counts.
+func (e *examination) ask(cluster cache.Origin, source string) served {
+	s := served{server: cluster.Server, source: source}
+	config, err := nodeaccess.ClusterConfig(cluster)
+	if err != nil {
+		s.err = err
+		return s
 	}
+	config.UserAgent = e.UserAgent
+	a, err := open(nodeaccess.Access{Config: config, Cluster: cluster, Source: source})
 	if err != nil {
 		s.err = err
 		return s
@@ -187,41 +193,19 @@ func judgeServer(s served) finding {
 	return failure("check the address in "+s.source+", the network and the proxy", "%s: %s", s.server, brief(s.err))
 }
 
-// review is whom the API server takes a credential for.
-type review struct {
-	status   int
-	username string
-	says     string
+// review asks whom the API server takes the credential for.
+func (a *access) review(ctx context.Context) (nodeaccess.Review, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	return a.Review(ctx)
 }
 
-// whoami asks for a SelfSubjectReview, which changes nothing (authentication.k8s.io/v1).
-func (a *access) whoami(ctx context.Context) (review, error) {
-	result, err := a.call(ctx, http.MethodPost, "/apis/authentication.k8s.io/v1/selfsubjectreviews", nil,
-		map[string]string{"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"})
-	if err != nil {
-		return review{}, err
-	}
-	var who struct {
-		Status struct {
-			UserInfo struct {
-				Username string `json:"username"`
-			} `json:"userInfo"`
-		} `json:"status"`
-	}
-	if result.status == http.StatusCreated {
-		if err := json.Unmarshal(result.body, &who); err != nil {
-			return review{}, err
-		}
-	}
-	return review{result.status, who.Status.UserInfo.Username, result.says()}, nil
-}
-
-func (e *examination) reviewOwn() (review, error) {
+func (e *examination) reviewOwn() (nodeaccess.Review, error) {
 	own, err := e.own()
 	if err != nil {
-		return review{}, err
+		return nodeaccess.Review{}, err
 	}
-	return own.whoami(e.ctx)
+	return own.review(e.ctx)
 }
 
 func checkCertificateAccepted(_ context.Context, e *examination) finding {
@@ -233,15 +217,15 @@ func checkCertificateAccepted(_ context.Context, e *examination) finding {
 	switch {
 	case err != nil:
 		return skipped("%s: see api-server", brief(err))
-	case r.status == http.StatusUnauthorized:
+	case r.Status == http.StatusUnauthorized:
 		return failure("give kube-apiserver the signer's CA in --client-ca-file; the plugin asks for another certificate meanwhile", "the API server rejects it (401)")
-	case r.status == http.StatusCreated && r.username != pair.Leaf.Subject.CommonName:
-		return failure("check what stands between this node and the API server", "the API server takes it for %.253q", r.username)
-	case r.status == http.StatusCreated:
-		return ok("the API server takes it for %s", r.username)
+	case r.Status == http.StatusCreated && r.Username != pair.Leaf.Subject.CommonName:
+		return failure("check what stands between this node and the API server", "the API server takes it for %.253q", r.Username)
+	case r.Status == http.StatusCreated:
+		return ok("the API server takes it for %s", r.Username)
 	}
 	// Whoever may not ask, or whose API server cannot tell, has been recognised all the same.
-	return ok("it is accepted; whom for the API server does not say (%d)", r.status)
+	return ok("it is accepted; whom for the API server does not say (%d)", r.Status)
 }
 
 func checkBootstrapCredential(ctx context.Context, e *examination) finding {
@@ -257,28 +241,28 @@ func checkBootstrapCredential(ctx context.Context, e *examination) finding {
 		return skipped("see bootstrap-kubeconfig")
 	}
 	if end := a.expires(); !end.IsZero() && !e.Now().Before(end) {
-		return e.whileServed(failure("make a new one: kubeadm token create --print-join-command", "%s: the credential expired at %s", a.source, end.UTC().Format(time.RFC3339)))
+		return e.whileServed(failure("make a new one: kubeadm token create --print-join-command", "%s: the credential expired at %s", a.Source, end.UTC().Format(time.RFC3339)))
 	}
-	r, err := a.whoami(ctx)
+	r, err := a.review(ctx)
 	switch {
 	case err != nil:
 		return skipped("%s: see api-server", brief(err))
-	case r.status == http.StatusUnauthorized:
-		return e.whileServed(failure("make a new one: kubeadm token create --print-join-command", "%s: the API server does not know the credential (401): it has expired, was deleted, or is another cluster's", a.source))
-	case r.status == http.StatusCreated:
-		return ok("the API server takes it for %s; needed since %s", r.username, why)
+	case r.Status == http.StatusUnauthorized:
+		return e.whileServed(failure("make a new one: kubeadm token create --print-join-command", "%s: the API server does not know the credential (401): it has expired, was deleted, or is another cluster's", a.Source))
+	case r.Status == http.StatusCreated:
+		return ok("the API server takes it for %s; needed since %s", r.Username, why)
 	}
-	return ok("it is accepted; whom for the API server does not say (%d); needed since %s", r.status, why)
+	return ok("it is accepted; whom for the API server does not say (%d); needed since %s", r.Status, why)
 }
 
 // expires is when the credential says that it ends: a client certificate, or a service account's token. A bootstrap token does not say.
 func (a *access) expires() time.Time {
-	if block, _ := pem.Decode(a.config.CertData); block != nil {
+	if block, _ := pem.Decode(a.Config.CertData); block != nil {
 		if leaf, err := x509.ParseCertificate(block.Bytes); err == nil {
 			return leaf.NotAfter
 		}
 	}
-	parts := strings.Split(a.config.BearerToken, ".")
+	parts := strings.Split(a.Config.BearerToken, ".")
 	if len(parts) != 3 {
 		return time.Time{}
 	}
@@ -310,15 +294,15 @@ func (e *examination) signers() []string {
 
 // sample is a request as the plugin would file it, but for the evidence, which is the same each time, and takes no TPM.
 func (e *examination) sample(signer string) (*certificatesv1.CertificateSigningRequest, error) {
-	name, _ := e.nodeName()
+	node, _ := e.nodeName()
 	if pair := e.usable(); pair != nil {
-		name = pair.NodeName()
+		node.Name = pair.NodeName()
 	}
 	key, _, err := csr.NewKey()
 	if err != nil {
 		return nil, err
 	}
-	pkcs10, err := csr.PKCS10(csr.Identity{NodeName: name, ProviderID: e.Config.ProviderID}, key)
+	pkcs10, err := csr.PKCS10(csr.Identity{NodeName: node.Name, ProviderID: e.Config.ProviderID}, key)
 	if err != nil {
 		return nil, err
 	}

@@ -26,7 +26,7 @@ func Checks() []Check {
 			"`chown root`, `chmod 0700`, files 0600", checkDirectory},
 		{"certificate", "the node's certificate, by this machine's clock", "none, damaged, expired, another node's; not yet valid, or a renewal long due (warning)",
 			"the checks below say why there is no other", checkCertificate},
-		{"bootstrap-kubeconfig", "the bootstrap kubeconfig: owner, mode, content", "needed and missing (warning while the certificate lasts), others may read the credential, an exec user, no CA check, another cluster's",
+		{"bootstrap-kubeconfig", "the bootstrap kubeconfig: owner, mode, content", "needed and missing (warning while the certificate lasts), others may read the credential, an exec user, no CA check; another cluster's, where there is no other",
 			"write one, 0600, with a token or a client certificate", checkBootstrapFile},
 		{"clock", "this machine's clock against the Date of the API server's answer", "30 s off (warning), 5 min off, or the API server's certificate is valid at another time only",
 			"have the clock set by chrony or systemd-timesyncd", checkClock},

@@ -13,112 +13,52 @@ import (
 	"os"
 	"strings"
 
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
-
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 )
 
-// access is where requests go and whose credential goes with them.
+// access is a way to the API server with the client that takes it.
 type access struct {
-	cluster cache.Origin
-	// source is the file that names the cluster, credential says in words what is shown.
-	source, credential string
-	client             *http.Client
-	// config is for what it says of the credential. It is never printed.
-	config *rest.Config
+	nodeaccess.Access
+	// credential describes the credential in words.
+	credential string
+	client     *http.Client
 }
 
-// clusterConfig returns how to reach a cluster, without a credential. There is no insecure way.
-func clusterConfig(cluster cache.Origin) (*rest.Config, error) {
-	if err := kubelet.CheckCluster(cluster); err != nil {
-		return nil, err
-	}
-	config := &rest.Config{
-		Host:            cluster.Server,
-		TLSClientConfig: rest.TLSClientConfig{ServerName: cluster.TLSServerName, CAData: cluster.CertificateAuthorityData},
-	}
-	if cluster.ProxyURL != "" {
-		proxy, err := url.Parse(cluster.ProxyURL)
-		if err != nil {
-			return nil, errors.New("proxy-url: cannot be parsed")
-		}
-		config.Proxy = http.ProxyURL(proxy)
-	}
-	return config, nil
-}
-
-func (e *examination) newAccess(config *rest.Config, cluster cache.Origin, source, credential string) (*access, error) {
-	config.UserAgent = e.UserAgent
-	client, err := csr.HTTPClient(config)
+// open makes the client.
+func open(to nodeaccess.Access) (*access, error) {
+	client, err := csr.HTTPClient(to.Config)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%s: its CA or its client certificate cannot be used", to.Source)
 	}
-	return &access{cluster: cluster, source: source, credential: credential, client: client, config: config}, nil
-}
-
-// errNoBootstrap says that there is no bootstrap kubeconfig.
-var errNoBootstrap = errors.New("there is none")
-
-// bootstrapPath returns the bootstrap kubeconfig that the plugin would use, whether it is there or not.
-func (e *examination) bootstrapPath() string {
-	if e.Config.BootstrapKubeconfig != "" {
-		return e.Config.BootstrapKubeconfig
-	}
-	own := e.dir.File(cache.BootstrapFile)
-	if _, err := os.Stat(own); errors.Is(err, fs.ErrNotExist) {
-		return e.Config.KubeletBootstrapKubeconfig
-	}
-	return own
-}
-
-// bootstrapAccess reads the bootstrap kubeconfig, refusing what the plugin refuses. Its errors quote nothing of it: it holds a token.
-func (e *examination) bootstrapAccess() (*access, error) {
-	path := e.bootstrapPath()
-	k, err := clientcmd.LoadFromFile(path)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil, fmt.Errorf("%s: %w", path, errNoBootstrap)
-	case errors.Is(err, fs.ErrPermission):
-		return nil, fmt.Errorf("%s: %w", path, errNeedsRoot)
-	case err != nil:
-		return nil, fmt.Errorf("%s: cannot be read as a kubeconfig", path)
-	}
-	if err := clientcmd.ResolveLocalPaths(k); err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
-	}
-	current, ok := k.Contexts[k.CurrentContext]
-	if !ok || k.AuthInfos[current.AuthInfo] == nil || k.Clusters[current.Cluster] == nil {
-		return nil, fmt.Errorf("%s: has no current-context with a cluster and a user", path)
-	}
-	user, cluster := k.AuthInfos[current.AuthInfo], k.Clusters[current.Cluster]
-	switch {
-	case user.Exec != nil || user.AuthProvider != nil:
-		return nil, fmt.Errorf("%s: its user is an exec plugin or an auth provider, which could start this program for ever", path)
-	case cluster.InsecureSkipTLSVerify:
-		return nil, fmt.Errorf("%s: insecure-skip-tls-verify is set; the plugin has no such mode", path)
-	}
-	config, err := clientcmd.NewDefaultClientConfig(*k, &clientcmd.ConfigOverrides{}).ClientConfig()
-	if err == nil {
-		err = rest.LoadTLSFiles(config)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("%s: server, user or a file that it names is wrong", path)
-	}
-	if config.BearerToken == "" && config.BearerTokenFile == "" && len(config.CertData) == 0 {
-		return nil, fmt.Errorf("%s: its user has neither a token nor a client certificate", path)
-	}
-	origin := cache.Origin{Server: config.Host, TLSServerName: config.ServerName, CertificateAuthorityData: config.CAData, ProxyURL: cluster.ProxyURL}
-	if err := kubelet.CheckCluster(origin); err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
-	}
-	a, err := e.newAccess(config, origin, path, "the bootstrap credential")
-	if err != nil {
-		return nil, fmt.Errorf("%s: its CA or its client certificate cannot be used", path)
+	a := &access{Access: to, credential: "the bootstrap credential", client: client}
+	if to.Own {
+		a.credential = "the node's certificate"
 	}
 	return a, nil
+}
+
+// findNode returns what decides about this node's way to the API server, as the plugin would see it
+// if the kubelet called it now.
+func (e *examination) findNode() nodeaccess.Node {
+	return nodeaccess.Node{
+		Dir: e.dir, Bootstrap: e.Config.BootstrapKubeconfig, KubeletBootstrap: e.Config.KubeletBootstrapKubeconfig,
+		Asked: e.asked(), AskedBy: e.conf().Path, Provider: e.Config.Provider, Renews: e.renews(), UserAgent: e.UserAgent,
+	}
+}
+
+// bootstrapAccess finds the bootstrap kubeconfig that the plugin would use.
+func (e *examination) bootstrapAccess() (*access, error) {
+	to, err := e.node().BootstrapAccess()
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return nil, fmt.Errorf("%w: %w", err, errNeedsRoot)
+	case err != nil:
+		return nil, err
+	}
+	return open(to)
 }
 
 // asked is the cluster that client-go would name to the plugin, nil if the kubelet's kubeconfig does not say.
@@ -138,47 +78,25 @@ func (e *examination) ownAccess() (*access, error) {
 	if pair == nil {
 		return nil, errors.New("there is no usable certificate")
 	}
-	cluster, source := e.asked(), e.conf().Path
-	if cluster == nil {
-		cluster, source = pair.Origin, e.dir.File(cache.CurrentFile)
-	}
-	if cluster == nil {
-		bootstrap, err := e.bootstrap()
-		if err != nil {
-			return nil, fmt.Errorf("neither the kubelet's kubeconfig nor the certificate names a cluster, and %w", err)
-		}
-		cluster, source = &bootstrap.cluster, bootstrap.source
-	}
-	config, err := clusterConfig(*cluster)
+	to, err := e.node().OwnAccess(pair)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", source, err)
+		return nil, err
 	}
-	config.CertData, config.KeyData = pair.Chain, pair.Key
-	a, err := e.newAccess(config, *cluster, source, "the node's certificate")
-	if err != nil {
-		return nil, fmt.Errorf("%s: its CA cannot be used", source)
-	}
-	return a, nil
+	return open(to)
 }
 
-// whyBootstrap returns why the bootstrap credential is needed, empty if it is not, or if that cannot be told.
+// whyBootstrap returns why the bootstrap credential is needed, empty if it is not, or if that cannot
+// be seen. The API server is asked only if nothing else decides.
 func (e *examination) whyBootstrap() string {
-	pair := e.usable()
-	switch {
-	case e.unseen() != nil:
+	if e.unseen() != nil {
 		return ""
-	case pair == nil:
-		return "there is no usable certificate"
-	case !e.renews():
-		return "provider " + e.Config.Provider + " does not renew"
 	}
-	if asked := e.asked(); asked != nil && pair.Origin != nil && !asked.SameCluster(*pair.Origin) {
-		return "the certificate came from another cluster than the one that " + e.conf().Path + " names"
+	pair := e.usable()
+	if why := e.node().WhyBootstrap(pair, false); why != "" {
+		return why
 	}
-	if r, err := e.accepted(); err == nil && r.status == http.StatusUnauthorized {
-		return "the API server rejects the certificate"
-	}
-	return ""
+	review, err := e.accepted()
+	return e.node().WhyBootstrap(pair, err == nil && review.Status == http.StatusUnauthorized)
 }
 
 // requester is what the next request would be filed with.
@@ -192,29 +110,34 @@ func (e *examination) requester() (*access, error) {
 func checkBootstrapFile(_ context.Context, e *examination) finding {
 	why := e.need()
 	a, err := e.bootstrap()
-	const remedy = "make one of: kubeadm token create --print-join-command; or name one with --bootstrap-kubeconfig"
-	switch {
-	case errors.Is(err, errNeedsRoot):
+	if err == nil {
+		findings := []finding{ok("%s: for %s", a.Source, a.Cluster.Server)}
+		if info, err := os.Stat(a.Source); err == nil {
+			findings = append(findings, judgeFile(a.Source, info, secret))
+		}
+		return worst(findings...)
+	}
+	if errors.Is(err, errNeedsRoot) {
 		return skipped("%v", err)
-	case errors.Is(err, errNoBootstrap) && e.unseen() != nil:
-		return skipped("%v; whether it is needed cannot be told: %v", err, e.unseen())
-	case errors.Is(err, errNoBootstrap) && why == "":
-		return ok("not needed: the node renews with its own certificate")
-	case errors.Is(err, errNoBootstrap):
-		return e.whileServed(failure(remedy, "%v, and %s", err, why))
-	case err != nil && why == "":
+	}
+	problem, remedy := nodeaccess.Misconfigured, "make another: kubeadm token create --print-join-command"
+	var found *nodeaccess.Error
+	if errors.As(err, &found) {
+		problem, remedy = found.Problem, found.Hint
+	}
+	switch {
+	case problem == nodeaccess.ForeignBootstrap:
+		return failure(remedy, "%v", err)
+	case problem == nodeaccess.Misconfigured && why == "":
 		return warning(remedy, "%v", err)
-	case err != nil:
+	case problem == nodeaccess.Misconfigured:
 		return e.whileServed(failure(remedy, "%v", err))
+	case e.unseen() != nil:
+		return skipped("%v; whether it is needed cannot be told: %v", err, e.unseen())
+	case why == "":
+		return ok("not needed: the node renews with its own certificate")
 	}
-	findings := []finding{ok("%s: for %s", a.source, a.cluster.Server)}
-	if info, err := os.Stat(a.source); err == nil {
-		findings = append(findings, judgeFile(a.source, info, secret))
-	}
-	if asked := e.asked(); asked != nil && !asked.SameCluster(a.cluster) {
-		findings = append(findings, failure("give the bootstrap kubeconfig of the kubelet's cluster", "%s: is for %s, but %s names %s, with another CA", a.source, a.cluster.Server, e.conf().Path, asked.Server))
-	}
-	return worst(findings...)
+	return e.whileServed(failure(remedy, "%v, and %s", err, why))
 }
 
 // answer is one of the API server's.

@@ -439,6 +439,17 @@ func TestTheBootstrapCredential(t *testing.T) {
 			m.bare()
 			m.withLock(func(*cache.Lock) error { return os.Rename(m.bootstrap, m.certs.File(cache.BootstrapFile)) })
 		}, with(fresh, "certificate-directory", OK), []string{"bootstrap-kubeconfig: certs/bootstrap.kubeconfig"}},
+		// The plugin goes on to kubeadm's, which a join to this cluster has just written.
+		"another cluster's in the certificate directory, and kubeadm's": {func(m *machine) {
+			m.bare()
+			ca, _ := newCA(m.t)
+			here := m.cluster
+			m.cluster.CertificateAuthorityData = pemOf("CERTIFICATE", ca.Raw)
+			m.withLock(func(*cache.Lock) error {
+				return os.WriteFile(m.certs.File(cache.BootstrapFile), []byte(m.kubeconfig("kubernetes", "tls-bootstrap", "{token: abcdef.fedcba9876543210}")), 0o600)
+			})
+			m.cluster = here
+		}, with(fresh, "certificate-directory", OK), []string{"bootstrap-kubeconfig: bootstrap-kubelet.conf", "bootstrap-credential: system:bootstrap:abcdef", "csr-create: the bootstrap credential"}},
 		"named by the configuration": {func(m *machine) {
 			m.bare()
 			m.config.BootstrapKubeconfig = m.bootstrap
@@ -449,8 +460,7 @@ func TestTheBootstrapCredential(t *testing.T) {
 			ca, _ := newCA(m.t)
 			m.cluster.CertificateAuthorityData = pemOf("CERTIFICATE", ca.Raw)
 			m.writeBootstrap("{token: " + token + "}")
-		}, with(fresh, "bootstrap-kubeconfig", Failure, "api-server", Failure, "bootstrap-credential", Skipped, "csr-create", Skipped, "csr-watch", Skipped, "signer", Skipped, "clock", Skipped),
-			[]string{"bootstrap-kubeconfig: another CA", "api-server: vouches for"}},
+		}, refused, []string{"bootstrap-kubeconfig: another CA", "api-server: kubelet.conf"}}, // the plugin does not talk to the other
 		"an expired client certificate": {func(m *machine) {
 			m.bare()
 			certificate, key := m.issue(&x509.Certificate{Subject: pkix.Name{CommonName: "joiner"}, NotBefore: time.Now().Add(-2 * time.Hour), NotAfter: time.Now().Add(-time.Hour)})

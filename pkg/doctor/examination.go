@@ -7,10 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strings"
 	"sync"
 	"time"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
@@ -60,9 +60,10 @@ type examination struct {
 	conf      func() kubelet.Kubeconfig
 	bootstrap func() (*access, error)
 	own       func() (*access, error)
+	node      func() nodeaccess.Node
 	need      func() string
 	servers   func() []served
-	accepted  func() (review, error)
+	accepted  func() (nodeaccess.Review, error)
 }
 
 func newExamination(ctx context.Context, o Options) *examination {
@@ -82,6 +83,7 @@ func newExamination(ctx context.Context, o Options) *examination {
 	e.pair = sync.OnceValues(e.readPair)
 	e.running = sync.OnceValues(func() ([]*kubeletProcess, error) { return findKubelets(e.Proc) })
 	e.conf = sync.OnceValue(e.readConf)
+	e.node = sync.OnceValue(e.findNode)
 	e.bootstrap = sync.OnceValues(e.bootstrapAccess)
 	e.own = sync.OnceValues(e.ownAccess)
 	e.need = sync.OnceValue(e.whyBootstrap)
@@ -139,24 +141,17 @@ func (e *examination) unseen() error {
 	return nil
 }
 
-// nodeName is this node's name as far as it can be told: the operator's, the running kubelet's, kubeadm's, the host's.
-func (e *examination) nodeName() (name string, derived bool) {
-	if e.Config.NodeName != "" {
-		return e.Config.NodeName, false
-	}
-	if all, err := e.running(); err == nil {
-		if name := all[0].flags.HostnameOverride; name != "" {
-			return strings.ToLower(strings.TrimSpace(name)), false
+// nodeName is this node's name as the plugin finds it. The running kubelet's flag goes before the
+// file that kubeadm wrote it into.
+func (e *examination) nodeName() (nodeaccess.NodeName, error) {
+	if e.Config.NodeName == "" {
+		if all, err := e.running(); err == nil {
+			if name := nodeaccess.Canonical(all[0].flags.HostnameOverride); name != "" {
+				return nodeaccess.NodeName{Name: name}, nil
+			}
 		}
 	}
-	if data, err := os.ReadFile(authenticator.KubeadmFlagsFile); err == nil {
-		args := strings.Fields("kubelet " + kubelet.ParseEnv(data)["KUBELET_KUBEADM_ARGS"])
-		if name := kubelet.ParseFlags(args).HostnameOverride; name != "" {
-			return strings.ToLower(strings.TrimSpace(name)), false
-		}
-	}
-	host, _ := os.Hostname() // an empty name is refused by whoever uses it
-	return strings.ToLower(strings.TrimSpace(host)), true
+	return nodeaccess.FindNodeName(e.Config.NodeName)
 }
 
 // whileServed downgrades a failure to a warning while the plugin still has a certificate to print.

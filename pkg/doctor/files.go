@@ -170,12 +170,15 @@ func checkCertificate(_ context.Context, e *examination) finding {
 		}
 		return failure("the plugin requests another: see last-result", "%s: %v", file, err)
 	}
-	if name, derived := e.nodeName(); name != pair.NodeName() {
-		f := failure("set nodeName; the plugin then requests another certificate", "it is for node %s, but this is node %s", pair.NodeName(), name)
-		if derived {
-			f = warning("set nodeName to settle it", "it is for node %s, but this host is called %s", pair.NodeName(), name)
-		}
-		findings = append(findings, f)
+	switch node, err := e.nodeName(); {
+	case errors.Is(err, fs.ErrPermission):
+		findings = append(findings, skipped("%v: %v", err, errNeedsRoot))
+	case err != nil:
+		findings = append(findings, warning("set nodeName", "%v", err))
+	case node.Name != pair.NodeName() && node.Derived:
+		findings = append(findings, warning("set nodeName to settle it", "it is for node %s, but this host is called %s", pair.NodeName(), node.Name))
+	case node.Name != pair.NodeName():
+		findings = append(findings, failure("set nodeName; the plugin then requests another certificate", "it is for node %s, but this is node %s", pair.NodeName(), node.Name))
 	}
 	if due := authenticator.RenewAt(leaf); e.renews() && e.Now().After(due.Add(overdue)) {
 		findings = append(findings, warning("see last-result", "%s: its renewal has been due since %s", span, due.UTC().Format(time.RFC3339)))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package authenticator
+package nodeaccess
 
 import (
 	"os"
@@ -53,15 +53,15 @@ func TestFindNodeName(t *testing.T) {
 	}
 	missing := filepath.Join(t.TempDir(), "none")
 	override := flags(`KUBELET_KUBEADM_ARGS="--hostname-override=Node-1.Example.COM"`)
-	derived := nodeName{Name: strings.ToLower(strings.TrimSpace(host)), Derived: true}
+	derived := NodeName{Name: strings.ToLower(strings.TrimSpace(host)), Derived: true}
 	for name, c := range map[string]struct {
 		given, file string
-		want        nodeName
+		want        NodeName
 	}{
-		"given":                       {"given", missing, nodeName{Name: "given"}},
-		"given, before kubeadm's":     {"given", override, nodeName{Name: "given"}},
-		"given, and kubeadm's broken": {"given", t.TempDir(), nodeName{Name: "given"}},
-		"kubeadm's, in lower case":    {"", override, nodeName{Name: "node-1.example.com"}},
+		"given":                       {"given", missing, NodeName{Name: "given"}},
+		"given, before kubeadm's":     {"given", override, NodeName{Name: "given"}},
+		"given, and kubeadm's broken": {"given", t.TempDir(), NodeName{Name: "given"}},
+		"kubeadm's, in lower case":    {"", override, NodeName{Name: "node-1.example.com"}},
 		"the host's":                  {"", missing, derived},
 		"the host's, flags without":   {"", flags("KUBELET_KUBEADM_ARGS=\"--a=b\"\n"), derived},
 	} {
@@ -79,7 +79,7 @@ func TestFindNodeName(t *testing.T) {
 		"given with a newline":           {"a\nb", missing},
 	} {
 		_, err := findNodeName(c.given, c.file)
-		if err == nil || !strings.Contains(err.Error(), "node name") || notOneLine(err.Error()) != "" {
+		if err == nil || !strings.Contains(err.Error(), "node name") || strings.ContainsAny(err.Error(), "\n\r") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
