@@ -110,6 +110,7 @@ test: ## run everything, unit and end to end against a real control plane and so
 	@mkdir -p bin
 	$(GOTESTSUM) --jsonfile bin/unit.json -- -race $(UNIT_FLAGS) ./...
 	go -C tools test -race -vet=off ./...
+	go -C perf test -race -vet=off ./...
 	@scripts/ran bin/unit.json $(TPM_UNIT)
 	cd test && $(GOTESTSUM) --jsonfile ../bin/e2e.json -- $(E2E_FLAGS) -p $(E2E_SUITES) ./...
 	@scripts/ran bin/e2e.json $(TPM_E2E) $(if $(ROOT),$(NODE_E2E))
@@ -142,6 +143,7 @@ lint: ## run golangci-lint over all modules, and what reads shell scripts, man p
 	cd image-builder/ansible && ansible-lint --offline --profile production
 	$(TOOL) golangci-lint run --allow-parallel-runners ./...
 	cd test && $(TOOL) golangci-lint run --allow-parallel-runners --build-tags simulator,certmanager --config ../.golangci.yml ./...
+	cd perf && $(TOOL) golangci-lint run --allow-parallel-runners --config ../.golangci.yml ./...
 	cd tools && go tool golangci-lint run --allow-parallel-runners --config ../.golangci.yml ./...
 
 .PHONY: vuln
@@ -151,9 +153,9 @@ vuln: ## look for known vulnerabilities, where the database can be reached
 .PHONY: bench
 bench: ## measure the plugin: valid path, TPM, first certificate, stalls with the signer dead, jitter, each beside something else (ONLY: some of them)
 	@scripts/need swtpm
-	cd test && go run ./bench -only '$(ONLY)'
+	cd perf && go run ./bench -only '$(ONLY)'
 
 .PHONY: bench-scale
 bench-scale: ## measure a thousand enrolments at once, what each costs beside kube-controller-manager's, and how that grows (ONLY: some of them)
 	@scripts/need swtpm
-	cd test && go run ./scale -only '$(ONLY)'
+	cd perf && go run ./scale -only '$(ONLY)'
