@@ -259,7 +259,7 @@ func TestPreflightKeepsLooking(t *testing.T) {
 		looks := time.Duration(len(api.nodes))
 		var said []string
 		preflight := newPreflight(&api.clusterAPI)
-		preflight.Keys = sources.NewKeyStore(api, api, keySecret, build)
+		preflight.Keys, preflight.Records = sources.NewKeyStore(api, api, keySecret, build), api
 		preflight.Log = funcr.New(func(_, args string) { said = append(said, args) }, funcr.Options{})
 		ctx, cancel := context.WithTimeout(t.Context(), looks*nodesInterval-time.Second)
 		defer cancel()
