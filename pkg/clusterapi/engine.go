@@ -27,6 +27,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/bindings"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/preflight"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/records"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
@@ -251,7 +252,7 @@ func (e *engine) parts(settings *config.Settings, challengeKeys *sources.KeyStor
 	}
 	parts := settings.Assemble(challengeKeys, machines, ca)
 	parts.Metrics = e.decisions.For(e.name())
-	parts.Owned = &controller.Owned{
+	parts.Owned = &records.Owned{
 		Source: recordSource, Cluster: e.plan.uid, Owner: machines.Owner,
 		Labels: map[string]string{clusterv1.ClusterNameLabel: cluster.Name},
 	}

@@ -6,13 +6,10 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"slices"
 	"time"
-
-	"crypto/x509"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -23,6 +20,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/internal/statuspatch"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/records"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
@@ -138,15 +136,15 @@ func (c *Controller) approve(ctx context.Context, object *certificatesv1.Certifi
 	record := f.recordFor(d.Grant.Record.Machine)
 	if record == nil {
 		var err error
-		if record, err = c.records.make(d.Grant.Record); err != nil {
+		if record, err = c.records.New(d.Grant.Record); err != nil {
 			return err
 		}
 	}
-	writeRecord(record, d.Grant.Record, object, f.input.Hello, f.input.Now)
-	if err := c.records.write(ctx, record); err != nil {
+	records.SetGrant(record, d.Grant.Record, object, f.input.Hello, f.input.Now)
+	if err := c.writeRecord(ctx, record); err != nil {
 		return err
 	}
-	f.hold(record, c.records.of(record))
+	f.hold(record, c.records.Record(record))
 	if err := c.checkSole(ctx, f, record); err != nil {
 		return err
 	}
@@ -178,10 +176,10 @@ func (c *Controller) sign(ctx context.Context, object *certificatesv1.Certificat
 	if record == nil {
 		return ctrl.Result{}, errors.New("no record to write the certificate into")
 	}
-	if err := noteCertificate(record, object, chain, f.input.Now); err != nil {
+	if err := records.AddCertificate(record, object, chain, f.input.Now); err != nil {
 		return ctrl.Result{}, err
 	}
-	if err := c.records.write(ctx, record); err != nil {
+	if err := c.writeRecord(ctx, record); err != nil {
 		return ctrl.Result{}, err
 	}
 	if err := c.publish(ctx, object, chain); err != nil {
@@ -249,11 +247,11 @@ func (c *Controller) finish(ctx context.Context, object *certificatesv1.Certific
 	if record == nil || err != nil {
 		return err
 	}
-	if c.CA == nil && !noted(record, object.UID) {
-		if err := noteCertificate(record, object, object.Status.Certificate, c.Now()); err != nil {
+	if c.CA == nil && !records.HasCertificateFor(record, object.UID) {
+		if err := records.AddCertificate(record, object, object.Status.Certificate, c.Now()); err != nil {
 			return err
 		}
-		if err := c.records.write(ctx, record); err != nil {
+		if err := c.writeRecord(ctx, record); err != nil {
 			return err
 		}
 	}
@@ -265,7 +263,7 @@ func (c *Controller) finish(ctx context.Context, object *certificatesv1.Certific
 
 // recordNaming returns the record that was last written for a request, nil if there is none.
 func (c *Controller) recordNaming(ctx context.Context, object *certificatesv1.CertificateSigningRequest) (*v1alpha1.NodeAttestation, error) {
-	items, err := c.records.with(ctx, v1alpha1.FieldRequestUID, string(object.UID))
+	items, err := c.records.Find(ctx, v1alpha1.FieldRequestUID, string(object.UID))
 	if err != nil || len(items) == 0 {
 		return nil, err
 	}
@@ -282,13 +280,4 @@ func (c *Controller) closeHello(ctx context.Context, hello *certificatesv1.Certi
 		return nil
 	}
 	return err
-}
-
-// leafOf returns the first certificate of a chain in PEM.
-func leafOf(chain []byte) (*x509.Certificate, error) {
-	block, _ := pem.Decode(chain)
-	if block == nil {
-		return nil, errors.New("the certificate is not PEM")
-	}
-	return x509.ParseCertificate(block.Bytes)
 }

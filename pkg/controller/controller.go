@@ -27,6 +27,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/records"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
@@ -54,7 +55,7 @@ type Config struct {
 	// *KeyStore's. Optional: there are none.
 	AcceptedEKChanges Acknowledgements
 	// Owned has records be owned by their machines. Optional: machines that are no objects own nothing.
-	Owned *Owned
+	Owned *records.Owned
 	// Rates bound how often. Default: DefaultRates.
 	Rates Rates
 	// Audit decides, reports, and touches nothing. Optional.
@@ -78,7 +79,7 @@ type Controller struct {
 	// live reads from the API server itself.
 	live    client.Reader
 	events  events.EventRecorder
-	records *records
+	records *records.Store
 	waits   waits
 	turns   *turns
 	// requesters are of the requests in the queue.
@@ -105,23 +106,23 @@ type Clients struct {
 // Add makes a Controller of config and adds it to a manager, whose scheme has certificates.k8s.io/v1, core/v1 and
 // attestation.cluster.x-k8s.io/v1alpha1. Records are in the same cluster as the requests.
 func Add(manager ctrl.Manager, config Config) error {
-	records, err := client.NewWithWatch(manager.GetConfig(), client.Options{
+	api, err := client.NewWithWatch(manager.GetConfig(), client.Options{
 		HTTPClient: manager.GetHTTPClient(), Scheme: manager.GetScheme(), Mapper: manager.GetRESTMapper(),
 	})
 	if err != nil {
 		return err
 	}
-	c, err := New(config, Clients{Client: manager.GetClient(), Live: manager.GetAPIReader(), Events: manager.GetEventRecorder(Name), Records: records})
+	c, err := New(config, Clients{Client: manager.GetClient(), Live: manager.GetAPIReader(), Events: manager.GetEventRecorder(Name), Records: api})
 	if err != nil {
 		return err
 	}
-	told, err := c.tell(manager.GetLogger().WithName("records"))
+	watch, err := c.records.Watch(manager.GetLogger().WithName("records"))
 	if err != nil {
 		return err
 	}
 	return ctrl.NewControllerManagedBy(manager).Named(Name).
 		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(c.requesters.watched())).
-		WatchesRawSource(told).
+		WatchesRawSource(watch).
 		WatchesRawSource(c.ekChanges(manager.GetLogger().WithName("ek-changes"))).
 		WithOptions(c.options()).
 		Complete(c)
@@ -134,18 +135,8 @@ func New(config Config, clients Clients) (*Controller, error) {
 		return nil, err
 	}
 	c.client, c.live, c.events = clients.Client, clients.Live, telemetry.NewDedupRecorder(clients.Events)
-	c.records = &records{api: clients.Records, namespace: c.Namespace, owned: c.Owned}
+	c.records = records.NewStore(clients.Records, c.Namespace, c.Owned)
 	return c, nil
-}
-
-// tell returns what has records be told of as long as the Controller runs.
-func (c *Controller) tell(log logr.Logger) (source.Source, error) {
-	told, err := newToldRecords(c.records, log)
-	if err != nil {
-		return nil, err
-	}
-	c.records.told = told
-	return told.source(), nil
 }
 
 // NewQueue returns a queue of the requests in a cache, on which the Controller decides, in no manager. Start runs it.
@@ -162,11 +153,11 @@ func (c *Controller) NewQueue(requests cache.Cache, log logr.Logger) (controller
 	if err != nil {
 		return nil, err
 	}
-	told, err := c.tell(log.WithName("records"))
+	watch, err := c.records.Watch(log.WithName("records"))
 	if err != nil {
 		return nil, err
 	}
-	for _, source := range []source.Source{told, c.ekChanges(log.WithName("ek-changes"))} {
+	for _, source := range []source.Source{watch, c.ekChanges(log.WithName("ek-changes"))} {
 		if err := queue.Watch(source); err != nil {
 			return nil, err
 		}

@@ -124,7 +124,7 @@ func (e *ekChanges) run(ctx context.Context) {
 			return
 		case <-ticker.C:
 		}
-		if !e.records.told.hears() && time.Since(last) < ekChangesUnwatched {
+		if !e.records.InSync() && time.Since(last) < ekChangesUnwatched {
 			continue
 		}
 		last = time.Now()
@@ -136,7 +136,7 @@ func (e *ekChanges) run(ctx context.Context) {
 
 // compare goes once through all records.
 func (e *ekChanges) compare(ctx context.Context, now time.Time) error {
-	objects, err := e.records.all(ctx)
+	objects, err := e.records.All(ctx)
 	if err != nil {
 		return err
 	}
@@ -158,7 +158,7 @@ func (e *ekChanges) compare(ctx context.Context, now time.Time) error {
 	var failed []error
 	for i := range objects {
 		object := &objects[i]
-		record := e.records.of(object)
+		record := e.records.Record(object)
 		machine := byRef[record.Machine]
 		change := ekChange{object: object, record: record}
 		switch {
@@ -327,7 +327,7 @@ func (e *ekChanges) mark(ctx context.Context, object *v1alpha1.NodeAttestation, 
 	}
 	marked := object.DeepCopy()
 	marked.Status.EKReplaced = replacement
-	return e.records.write(ctx, marked)
+	return e.writeRecord(ctx, marked)
 }
 
 // eventOnNamed records a warning on a Node, if there is one of that name.

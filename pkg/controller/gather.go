@@ -248,16 +248,16 @@ func (c *Controller) findRecordsOf(ctx context.Context, f *found, field, value s
 	var items []v1alpha1.NodeAttestation
 	var err error
 	if f.reading == fromAPIServer {
-		items, err = c.records.with(ctx, field, value)
+		items, err = c.records.Find(ctx, field, value)
 	} else {
-		items, err = c.records.told.with(field, value)
+		items, err = c.records.FindCached(field, value)
 	}
 	if err != nil {
 		return err
 	}
 	for i := range items {
 		if !f.holds(&items[i]) {
-			f.hold(&items[i], c.records.of(&items[i]))
+			f.hold(&items[i], c.records.Record(&items[i]))
 		}
 	}
 	return nil
@@ -266,7 +266,7 @@ func (c *Controller) findRecordsOf(ctx context.Context, f *found, field, value s
 // checkSole finds out whether the records that one which was written must agree with are those that were found before: of two that contradict each
 // other, whoever wrote second sees the first one. The error is a conflict if they are not.
 func (c *Controller) checkSole(ctx context.Context, f *found, record *v1alpha1.NodeAttestation) error {
-	items, err := c.records.like(ctx, record)
+	items, err := c.records.FindRivals(ctx, record)
 	if err != nil {
 		return err
 	}

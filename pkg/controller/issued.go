@@ -23,6 +23,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/records"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 )
 
@@ -96,7 +97,7 @@ func (c *Controller) noticeIssued(ctx context.Context, object *certificatesv1.Ce
 	if request.UID != object.UID || !issuedToNode(request) || c.Rules.IsServingRequest(request) {
 		return ctrl.Result{}, nil
 	}
-	leaf, err := leafOf(request.Status.Certificate)
+	leaf, err := signing.Leaf(request.Status.Certificate)
 	if err != nil { // the API server takes none that does not parse; trying again would not help
 		log.FromContext(ctx).Error(err, "a certificate was issued that does not parse", "request", request.Name)
 		return ctrl.Result{}, nil
@@ -105,16 +106,16 @@ func (c *Controller) noticeIssued(ctx context.Context, object *certificatesv1.Ce
 		return ctrl.Result{}, nil
 	}
 	node := nodeOf(leaf)
-	var records []v1alpha1.NodeAttestation
+	var found []v1alpha1.NodeAttestation
 	if node != "" {
-		if records, err = c.records.with(ctx, v1alpha1.FieldNodeName, node); err != nil {
+		if found, err = c.records.Find(ctx, v1alpha1.FieldNodeName, node); err != nil {
 			return ctrl.Result{}, err
 		}
 	}
-	if slices.ContainsFunc(records, func(r v1alpha1.NodeAttestation) bool { return knows(&r, request.UID) }) {
+	if slices.ContainsFunc(found, func(r v1alpha1.NodeAttestation) bool { return knows(&r, request.UID) }) {
 		return ctrl.Result{}, nil
 	}
-	return c.reportIssued(ctx, request, leaf, node, records)
+	return c.reportIssued(ctx, request, leaf, node, found)
 }
 
 // needsLiveCheck reports whether a request may have been issued without attestation, by the caches.
@@ -126,20 +127,20 @@ func (c *Controller) needsLiveCheck(object *certificatesv1.CertificateSigningReq
 	if !issuedToNode(object) || c.Rules.IsServingRequest(object) {
 		return false
 	}
-	leaf, err := leafOf(object.Status.Certificate)
-	if err != nil || !c.records.told.hears() {
+	leaf, err := signing.Leaf(object.Status.Certificate)
+	if err != nil || !c.records.InSync() {
 		return true
 	}
 	node := nodeOf(leaf)
-	records, err := c.records.told.with(v1alpha1.FieldNodeName, node)
+	found, err := c.records.FindCached(v1alpha1.FieldNodeName, node)
 	if err != nil {
 		return true
 	}
-	if len(records) == 0 && c.leftAlone(object, node) {
+	if len(found) == 0 && c.leftAlone(object, node) {
 		c.countIssued(object, namedUnattested)
 		return false
 	}
-	return !slices.ContainsFunc(records, func(r v1alpha1.NodeAttestation) bool { return knows(&r, object.UID) })
+	return !slices.ContainsFunc(found, func(r v1alpha1.NodeAttestation) bool { return knows(&r, object.UID) })
 }
 
 // nodeOf returns the name of the node that a certificate makes its holder, empty if it makes him
@@ -154,7 +155,7 @@ func nodeOf(leaf *x509.Certificate) string {
 
 // knows reports whether a record names a request.
 func knows(record *v1alpha1.NodeAttestation, request types.UID) bool {
-	return record.Status.Request != nil && record.Status.Request.UID == request || noted(record, request)
+	return record.Status.Request != nil && record.Status.Request.UID == request || records.HasCertificateFor(record, request)
 }
 
 // leftAlone reports whether a node that the policy leaves alone has asked for its own name.
@@ -164,7 +165,7 @@ func (c *Controller) leftAlone(request *certificatesv1.CertificateSigningRequest
 
 // reportIssued says so in the request's annotation first, by which all others know, and then in the
 // log, in Events and in the metrics.
-func (c *Controller) reportIssued(ctx context.Context, request *certificatesv1.CertificateSigningRequest, leaf *x509.Certificate, node string, records []v1alpha1.NodeAttestation) (ctrl.Result, error) {
+func (c *Controller) reportIssued(ctx context.Context, request *certificatesv1.CertificateSigningRequest, leaf *x509.Certificate, node string, found []v1alpha1.NodeAttestation) (ctrl.Result, error) {
 	sum := sha256.Sum256(leaf.Raw)
 	line := []any{
 		"request", request.Name, "signer", request.Spec.SignerName, "requester", request.Spec.Username,
@@ -172,13 +173,13 @@ func (c *Controller) reportIssued(ctx context.Context, request *certificatesv1.C
 	}
 	name := namedOther
 	switch {
-	case len(records) == 0 && c.leftAlone(request, node):
+	case len(found) == 0 && c.leftAlone(request, node):
 		c.countIssued(request, namedUnattested)
 		return ctrl.Result{}, nil
-	case len(records) > 0:
+	case len(found) > 0:
 		name = namedAttested
 	}
-	if c.Rules.Matches(request) && forgotten(request, records) {
+	if c.Rules.Matches(request) && forgotten(request, found) {
 		name = namedForgotten
 	}
 	if c.Audit || name == namedForgotten {
@@ -200,7 +201,7 @@ func (c *Controller) reportIssued(ctx context.Context, request *certificatesv1.C
 	message := fmt.Sprintf("signer %s issued a certificate for %s to %s without attestation: no record names it (sha256 %x, until %s)",
 		request.Spec.SignerName, text.Line(leaf.Subject.CommonName, 256), text.Line(request.Spec.Username, 256), sum, leaf.NotAfter.UTC().Format(time.RFC3339))
 	if name == namedAttested {
-		message = fmt.Sprintf("the node name %s has a record, of machine %s, and somebody has got another certificate for it: %s", node, records[0].Spec.Machine.Name, message)
+		message = fmt.Sprintf("the node name %s has a record, of machine %s, and somebody has got another certificate for it: %s", node, found[0].Spec.Machine.Name, message)
 	}
 	log.FromContext(ctx).Error(nil, message, line...)
 	var registered *metav1.PartialObjectMetadata
@@ -213,10 +214,10 @@ func (c *Controller) reportIssued(ctx context.Context, request *certificatesv1.C
 
 // forgotten reports whether the controller approved a request and its record was deleted since, and
 // perhaps made anew: what is there is younger. Only who may approve could make others believe it.
-func forgotten(request *certificatesv1.CertificateSigningRequest, records []v1alpha1.NodeAttestation) bool {
+func forgotten(request *certificatesv1.CertificateSigningRequest, found []v1alpha1.NodeAttestation) bool {
 	return slices.ContainsFunc(request.Status.Conditions, func(condition certificatesv1.CertificateSigningRequestCondition) bool {
 		return condition.Type == certificatesv1.CertificateApproved && condition.Reason == string(ReasonApproved) &&
-			!slices.ContainsFunc(records, func(r v1alpha1.NodeAttestation) bool {
+			!slices.ContainsFunc(found, func(r v1alpha1.NodeAttestation) bool {
 				return !r.CreationTimestamp.After(condition.LastUpdateTime.Time)
 			})
 	})

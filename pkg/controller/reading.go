@@ -32,7 +32,7 @@ const (
 func (c *Controller) readings(object *certificatesv1.CertificateSigningRequest, claim verifier.Claim, now time.Time) []reading {
 	provider := c.providers[claim.Provider]
 	_, challenges := provider.(Challenger)
-	told, waits := c.records.told.hears() && stateOf(object) == undecided, c.waits.waiting(object)
+	told, waits := c.records.InSync() && stateOf(object) == undecided, c.waits.waiting(object)
 	var all []reading
 	if told && waits {
 		all = append(all, whileWaiting)
@@ -40,7 +40,7 @@ func (c *Controller) readings(object *certificatesv1.CertificateSigningRequest, 
 	if told && challenges && claim.Hello && !waits && now.Before(c.Rules.Deadline(object)) { // at its deadline what is missing speaks against it
 		all = append(all, unjudged)
 	}
-	if told && !c.Audit && provider != nil && !claim.Serving && (claim.Hello || c.records.told.inTime()) { // in audit mode, or of others, no record is written
+	if told && !c.Audit && provider != nil && !claim.Serving && (claim.Hello || c.records.KeepsUp()) { // in audit mode, or of others, no record is written
 		all = append(all, asTold)
 	}
 	return append(all, fromAPIServer)

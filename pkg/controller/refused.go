@@ -3,6 +3,7 @@
 package controller
 
 import (
+	"context"
 	"errors"
 	"time"
 
@@ -11,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
@@ -56,3 +58,8 @@ func (c *Controller) reportRefused(object *certificatesv1.CertificateSigningRequ
 
 // maxNote bounds an Event's note, in bytes, with what text.Line adds. The API server takes 1 KiB.
 const maxNote = telemetry.MaxMessage - 4
+
+// writeRecord writes a record under the version that was read.
+func (c *Controller) writeRecord(ctx context.Context, record *v1alpha1.NodeAttestation) error {
+	return written(c.records.Write(ctx, record))
+}

@@ -405,3 +405,12 @@ func fingerprint(der []byte) string {
 	sum := sha256.Sum256(der)
 	return hex.EncodeToString(sum[:])
 }
+
+// Leaf returns the first certificate of a chain in PEM.
+func Leaf(chain []byte) (*x509.Certificate, error) {
+	block, _ := pem.Decode(chain)
+	if block == nil {
+		return nil, errors.New("the certificate is not PEM")
+	}
+	return x509.ParseCertificate(block.Bytes)
+}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+package records
 
 import (
 	"crypto/sha256"
@@ -14,11 +14,13 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// recordName is the object's name, the same each time for a machine: of two that make its record, one finds it there.
-func recordName(record verifier.Record) string {
+// nameOf returns the object's name. It is always the same for a machine, so that of two replicas
+// that make its record, one gets AlreadyExists.
+func nameOf(record verifier.Record) string {
 	if name := record.Machine.Name; len(validation.IsDNS1123Subdomain(name)) == 0 {
 		return name
 	}
@@ -26,7 +28,7 @@ func recordName(record verifier.Record) string {
 	return "machine-" + hex.EncodeToString(sum[:16])
 }
 
-// recordOf returns what the rules are told of a record.
+// recordOf returns a record as the rules need it.
 func recordOf(object *v1alpha1.NodeAttestation) verifier.Record {
 	record := verifier.Record{
 		Cluster:  object.Spec.Cluster,
@@ -62,8 +64,8 @@ func recordOf(object *v1alpha1.NodeAttestation) verifier.Record {
 	return record
 }
 
-// writeRecord puts what the rules granted into the object.
-func writeRecord(object *v1alpha1.NodeAttestation, record verifier.Record, proof, hello *certificatesv1.CertificateSigningRequest, now time.Time) {
+// SetGrant writes what the rules granted into the object, and which request may be signed.
+func SetGrant(object *v1alpha1.NodeAttestation, record verifier.Record, proof, hello *certificatesv1.CertificateSigningRequest, now time.Time) {
 	noteReplacement(object, record, proof, now)
 	object.Spec = v1alpha1.NodeAttestationSpec{
 		Cluster: record.Cluster, Machine: object.Spec.Machine,
@@ -93,7 +95,7 @@ func writeRecord(object *v1alpha1.NodeAttestation, record verifier.Record, proof
 // maxEKHistory bounds the former EKs of a record, as the CRD does.
 const maxEKHistory = 8
 
-// noteReplacement keeps the EK that another one is about to replace.
+// noteReplacement moves an EK that is about to be replaced into the history.
 func noteReplacement(object *v1alpha1.NodeAttestation, record verifier.Record, proof *certificatesv1.CertificateSigningRequest, now time.Time) {
 	former := object.Spec.EK
 	if former == nil || record.EK == "" || former.Fingerprint == record.EK {
@@ -104,25 +106,26 @@ func noteReplacement(object *v1alpha1.NodeAttestation, record verifier.Record, p
 	})
 	object.Status.EKHistory = history[max(0, len(history)-maxEKHistory):]
 	object.Status.EKReplaced = nil
-	// What was issued to the former EK vouches for nothing any more, and only tells that it was
-	// issued.
+	// A certificate of the former EK no longer vouches for anything. It stays in the record since it
+	// was issued.
 	for i := range object.Status.Certificates {
 		object.Status.Certificates[i].FormerEK = true
 	}
 }
 
-// noted reports whether a certificate for the request is in the record.
-func noted(record *v1alpha1.NodeAttestation, request types.UID) bool {
+// HasCertificateFor reports whether the record has a certificate for the request.
+func HasCertificateFor(record *v1alpha1.NodeAttestation, request types.UID) bool {
 	return slices.ContainsFunc(record.Status.Certificates, func(c v1alpha1.IssuedCertificate) bool { return c.RequestUID == request })
 }
 
-// maxCertificates bounds a record's certificates, as the CRD does: a machine that asks again and again loses the oldest, and is not locked
-// out. What was noted for a request whose certificate could not be published goes first: nobody has those, but the one in use is older.
+// maxCertificates bounds a record's certificates, as the CRD does. A machine that asks too often
+// loses the oldest ones, and is not locked out. Earlier certificates for the same request go first:
+// they were never published, and the one in use may be older.
 const maxCertificates = 64
 
-// noteCertificate adds a certificate to the record.
-func noteCertificate(record *v1alpha1.NodeAttestation, request *certificatesv1.CertificateSigningRequest, chain []byte, now time.Time) error {
-	leaf, err := leafOf(chain)
+// AddCertificate adds the certificate of a request to its record, before it is published.
+func AddCertificate(record *v1alpha1.NodeAttestation, request *certificatesv1.CertificateSigningRequest, chain []byte, now time.Time) error {
+	leaf, err := signing.Leaf(chain)
 	if err != nil {
 		return err
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+package records
 
 import (
 	"crypto/ecdsa"
@@ -15,10 +15,12 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 )
 
-// A machine that asks again and again must not fill its record until it can no longer be written: the CRD takes as many certificates, and no more.
+// A machine that asks often must not fill its record until the CRD refuses it.
 func TestRecordKeepsTheNewestCertificates(t *testing.T) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -34,7 +36,7 @@ func TestRecordKeepsTheNewestCertificates(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := noteCertificate(record, request, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), now); err != nil {
+		if err := AddCertificate(record, request, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), now); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -42,15 +44,19 @@ func TestRecordKeepsTheNewestCertificates(t *testing.T) {
 		note(i, requestNamed("", big.NewInt(int64(i)).String()))
 	}
 	got := record.Status.Certificates
-	if len(got) != maxCertificates || got[0].RequestUID != "3" || !noted(record, "66") || noted(record, "2") || noted(record, "expired") {
+	if len(got) != maxCertificates || got[0].RequestUID != "3" || !HasCertificateFor(record, "66") || HasCertificateFor(record, "2") || HasCertificateFor(record, "expired") {
 		t.Errorf("%d certificates, the first for %s", len(got), got[0].RequestUID)
 	}
-	// One request whose certificate cannot be published, again and again, does not drive out the certificate that is in use.
+	// A request whose certificate cannot be published does not push out the certificate in use.
 	stuck := requestNamed("", "stuck")
 	for i := range 3 * maxCertificates {
 		note(i, stuck)
 	}
-	if got = record.Status.Certificates; len(got) != maxCertificates || !noted(record, "66") || !noted(record, "4") || noted(record, "3") || got[len(got)-1].RequestUID != "stuck" {
+	if got = record.Status.Certificates; len(got) != maxCertificates || !HasCertificateFor(record, "66") || !HasCertificateFor(record, "4") || HasCertificateFor(record, "3") || got[len(got)-1].RequestUID != "stuck" {
 		t.Errorf("%d certificates, the first for %s", len(got), got[0].RequestUID)
 	}
+}
+
+func requestNamed(name, uid string) *certificatesv1.CertificateSigningRequest {
+	return &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(uid)}}
 }

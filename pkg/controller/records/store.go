@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package records keeps what was attested of each machine, in NodeAttestation objects. A record is
+// the lock between requests of one machine: it names the one request that may be signed. Writers
+// use the version that they read, so of two that write, one gets a conflict.
+package records
+
+import (
+	"context"
+	"fmt"
+	"maps"
+
+	"github.com/go-logr/logr"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+)
+
+// SourceInventory is the source of machines in records that nothing owns.
+const SourceInventory = "inventory"
+
+// Owned says that machines are objects, and own their records: the garbage collector deletes a
+// record after its machine. A record is of the machine that has the record's machine name and its
+// owner's UID. So it stays right where somebody moves the objects to another API server and sets the
+// new owners. A record without an owner is of no machine.
+type Owned struct {
+	// Source names the source of machines in records.
+	Source string
+	// Cluster is Policy.Cluster. The same namespace may have records of other clusters, which are
+	// not read.
+	Cluster string
+	// Labels are those of records. Optional.
+	Labels map[string]string
+	// Owner returns the object that a machine is.
+	Owner func(verifier.MachineRef) (metav1.OwnerReference, error)
+}
+
+// Store has the records of one cluster.
+type Store struct {
+	api       client.WithWatch
+	namespace string
+	owned     *Owned
+	// informer caches the records. It is nil until Watch is called, and then records are read from
+	// the API server.
+	informer *informer
+}
+
+// NewStore returns the records in a namespace. owned is nil where machines are no objects.
+func NewStore(api client.WithWatch, namespace string, owned *Owned) *Store {
+	return &Store{api: api, namespace: namespace, owned: owned}
+}
+
+// Watch returns a source that fills the cache of records as long as a controller runs.
+func (s *Store) Watch(log logr.Logger) (source.Source, error) {
+	informer, err := newInformer(s, log)
+	if err != nil {
+		return nil, err
+	}
+	s.informer = informer
+	return informer.source(), nil
+}
+
+// InSync reports whether the cache has all records, and its watch is alive. The cache may still be
+// some milliseconds old, and minutes if the watch hangs.
+func (s *Store) InSync() bool { return s.informer.inSync() }
+
+// KeepsUp reports whether the cache is in sync, and showed each of our own latest writes in time.
+func (s *Store) KeepsUp() bool { return s.informer.keepsUp() }
+
+// Find reads from the API server the records that have a value in a field, which is one of the
+// field selectors in v1alpha1.
+func (s *Store) Find(ctx context.Context, field, value string) ([]v1alpha1.NodeAttestation, error) {
+	return s.list(ctx, client.MatchingFields{field: value})
+}
+
+// FindCached returns what Find does, from the cache. The caller changes none of the records.
+func (s *Store) FindCached(field, value string) ([]v1alpha1.NodeAttestation, error) {
+	return s.informer.find(field, value)
+}
+
+// All returns the records of this cluster, from the cache if it is in sync. The caller changes none
+// of them.
+func (s *Store) All(ctx context.Context) ([]v1alpha1.NodeAttestation, error) {
+	if s.InSync() {
+		return s.informer.all(), nil
+	}
+	return s.list(ctx, nil)
+}
+
+func (s *Store) list(ctx context.Context, fields client.MatchingFields) ([]v1alpha1.NodeAttestation, error) {
+	list := &v1alpha1.NodeAttestationList{}
+	if err := s.api.List(ctx, list, s.scope(fields)...); err != nil {
+		return nil, fmt.Errorf("records: %w", err)
+	}
+	return list.Items, nil
+}
+
+// scope selects the records of this cluster that have these values in fields.
+func (s *Store) scope(fields client.MatchingFields) []client.ListOption {
+	selected := client.MatchingFields{}
+	if s.owned != nil {
+		selected[v1alpha1.FieldCluster] = s.owned.Cluster
+	}
+	maps.Copy(selected, fields)
+	options := []client.ListOption{client.InNamespace(s.namespace)}
+	if len(selected) > 0 {
+		options = append(options, selected)
+	}
+	return options
+}
+
+// Record returns a record as the rules need it.
+func (s *Store) Record(object *v1alpha1.NodeAttestation) verifier.Record {
+	record := recordOf(object)
+	if s.owned != nil {
+		record.Machine.UID = ownerOf(object)
+	}
+	return record
+}
+
+// ownerOf returns the UID of the one owner. Without exactly one it returns a text that is no
+// machine's UID.
+func ownerOf(object *v1alpha1.NodeAttestation) string {
+	if len(object.OwnerReferences) != 1 {
+		return "without an owner"
+	}
+	return string(object.OwnerReferences[0].UID)
+}
+
+// New returns a new object for a machine's record.
+func (s *Store) New(record verifier.Record) (*v1alpha1.NodeAttestation, error) {
+	object := &v1alpha1.NodeAttestation{ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: nameOf(record)}}
+	object.Spec.Machine = v1alpha1.MachineReference{Source: SourceInventory, Name: record.Machine.Name, UID: types.UID(record.Machine.UID)}
+	if s.owned == nil {
+		return object, nil
+	}
+	owner, err := s.owned.Owner(record.Machine)
+	if err != nil {
+		return nil, fmt.Errorf("owner of the record: %w", err)
+	}
+	if string(owner.UID) != record.Machine.UID {
+		return nil, fmt.Errorf("owner of the record: machine %s was replaced meanwhile", record.Machine.Name)
+	}
+	object.Spec.Machine = v1alpha1.MachineReference{Source: s.owned.Source, Name: record.Machine.Name}
+	object.Labels, object.OwnerReferences = s.owned.Labels, []metav1.OwnerReference{owner}
+	return object, nil
+}
+
+// Write creates a record, or updates the version that was read. The object gets the version that
+// was written.
+func (s *Store) Write(ctx context.Context, object *v1alpha1.NodeAttestation) error {
+	if object.ResourceVersion == "" {
+		return s.api.Create(ctx, object)
+	}
+	return s.api.Update(ctx, object)
+}
+
+// FindRivals returns the records that have the node name or the EK of a record that was written, as
+// they were then or later. The cache answers once it shows the write: what was written before is in
+// it then, too.
+func (s *Store) FindRivals(ctx context.Context, written *v1alpha1.NodeAttestation) (rivals []v1alpha1.NodeAttestation, err error) {
+	find := func(field, value string) ([]v1alpha1.NodeAttestation, error) { return s.Find(ctx, field, value) }
+	if s.KeepsUp() && s.informer.awaits(ctx, written) {
+		find = s.FindCached
+	}
+	for _, field := range []string{v1alpha1.FieldNodeName, v1alpha1.FieldEK} {
+		value := valueOf[field](written)
+		if value == "" {
+			continue
+		}
+		items, err := find(field, value)
+		if err != nil {
+			return nil, err
+		}
+		rivals = append(rivals, items...)
+	}
+	return rivals, nil
+}
