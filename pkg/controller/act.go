@@ -236,7 +236,7 @@ func (c *Controller) finish(ctx context.Context, object *certificatesv1.Certific
 	var hello *certificatesv1.CertificateSigningRequest
 	if challenger, ok := provider.(Challenger); ok {
 		var err error
-		if hello, err = helloOf(ctx, c.client, challenger, object); err != nil { // an older copy does: it is written under its version
+		if hello, err = FindHello(ctx, c.client, challenger, object); err != nil { // an older copy does: it is written under its version
 			return err
 		}
 	}

@@ -42,7 +42,7 @@ func TestConfigIsComplete(t *testing.T) {
 		"no machines":                {func(c *Config, _ *verifier.Policy) { c.Machines = nil }, "machines"},
 		"no namespace":               {func(c *Config, _ *verifier.Policy) { c.Namespace = "" }, "namespace"},
 		"no provider":                {func(c *Config, _ *verifier.Policy) { c.Providers = nil }, "provider"},
-		"a provider twice":           {func(c *Config, _ *verifier.Policy) { c.Providers = append(c.Providers, TPM{}) }, "twice"},
+		"a provider twice":           {func(c *Config, _ *verifier.Policy) { c.Providers = append(c.Providers, stubTPM{}) }, "twice"},
 		"a provider of the rules only": {func(_ *Config, p *verifier.Policy) {
 			p.Providers = append(p.Providers, verifier.Provider{Name: "acme"})
 		}, `"acme"`},
@@ -63,7 +63,7 @@ func TestConfigIsComplete(t *testing.T) {
 		"a rate that is none":               {func(c *Config, _ *verifier.Policy) { c.Rates.Machine.Burst = 1 }, "rates"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			config, p := Config{Providers: []Provider{TPM{}}, Machines: noMachines{}, Namespace: "n"}, policy()
+			config, p := Config{Providers: []Provider{stubTPM{}}, Machines: noMachines{}, Namespace: "n"}, policy()
 			c.bend(&config, &p)
 			rules, err := verifier.New(p)
 			if err != nil {
@@ -76,7 +76,12 @@ func TestConfigIsComplete(t *testing.T) {
 			}
 		})
 	}
-	if _, err := newController(Config{Providers: []Provider{TPM{}}, Machines: noMachines{}, Namespace: "n"}); err == nil {
+	if _, err := newController(Config{Providers: []Provider{stubTPM{}}, Machines: noMachines{}, Namespace: "n"}); err == nil {
 		t.Error("without rules it starts")
 	}
 }
+
+// stubTPM is a Challenger named tpm, for tests that judge nothing.
+type stubTPM struct{ Challenger }
+
+func (stubTPM) Name() string { return "tpm" }

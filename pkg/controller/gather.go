@@ -153,7 +153,7 @@ func (c *Controller) findEvidence(ctx context.Context, f *found, claim verifier.
 	}
 	if f.challenger != nil {
 		if !claim.Hello {
-			if in.Hello, err = helloOf(ctx, c.live, f.challenger, in.Request); err != nil {
+			if in.Hello, err = FindHello(ctx, c.live, f.challenger, in.Request); err != nil {
 				return err
 			}
 		}
@@ -161,7 +161,7 @@ func (c *Controller) findEvidence(ctx context.Context, f *found, claim verifier.
 		if err := c.findRecordsOf(ctx, f, v1alpha1.FieldEK, f.ek); err != nil {
 			return err
 		}
-		f.named = namesEK(in.Machines, f.ek) || f.ek != "" && slices.ContainsFunc(in.Records, func(r verifier.Record) bool { return r.EK == f.ek })
+		f.named = slices.ContainsFunc(in.Machines, func(m verifier.Machine) bool { return m.HasEK(f.ek) }) || f.ek != "" && slices.ContainsFunc(in.Records, func(r verifier.Record) bool { return r.EK == f.ek })
 		if err := c.trustFirstUse(ctx, f); err != nil {
 			return err
 		}
@@ -230,7 +230,7 @@ func (c *Controller) findMachineRecords(ctx context.Context, f *found, _ verifie
 	}
 	for _, m := range f.input.Machines {
 		name := m.Ref.Name
-		if !hasEK(m, f.ek) && name != f.input.Evidence.Machine && name != f.input.Token.Machine.Name {
+		if !m.HasEK(f.ek) && name != f.input.Evidence.Machine && name != f.input.Token.Machine.Name {
 			continue
 		}
 		if err := c.findRecordsOf(ctx, f, v1alpha1.FieldMachine, name); err != nil {
@@ -279,9 +279,9 @@ func (c *Controller) checkSole(ctx context.Context, f *found, record *v1alpha1.N
 	return nil
 }
 
-// helloOf reads the hello that a proof refers to, by the name in it; the rules see to it that it is the right one. It is nil where it is
-// not there.
-func helloOf(ctx context.Context, reader client.Reader, provider Challenger, proof *certificatesv1.CertificateSigningRequest) (*certificatesv1.CertificateSigningRequest, error) {
+// FindHello reads the hello that a proof refers to, by its name. The rules check that it is the right
+// one. It returns nil if there is none.
+func FindHello(ctx context.Context, reader client.Reader, provider Challenger, proof *certificatesv1.CertificateSigningRequest) (*certificatesv1.CertificateSigningRequest, error) {
 	name, err := provider.HelloOf(proof)
 	if err != nil || name == "" {
 		return nil, nil //nolint:nilerr // Judge refuses such a proof without its hello

@@ -93,7 +93,7 @@ func TestControllersEventsAreNotRepeated(t *testing.T) {
 		t.Fatal(err)
 	}
 	events := &eventList{}
-	c, err := New(Config{Rules: rules, Providers: []Provider{TPM{}}, Machines: noMachines{}, Namespace: "n"}, Clients{Events: events})
+	c, err := New(Config{Rules: rules, Providers: []Provider{stubTPM{}}, Machines: noMachines{}, Namespace: "n"}, Clients{Events: events})
 	if err != nil {
 		t.Fatal(err)
 	}

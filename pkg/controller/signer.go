@@ -5,31 +5,30 @@ package controller
 import (
 	"context"
 	"errors"
-	"fmt"
-	"slices"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// ClusterAPISigner is what an infrastructure provider implements for evidence of its own, of one round: the interface of the Cluster API
-// proposal "Kubelet Authentication", on certificates.k8s.io/v1 and with a context. FromSigner makes a Provider of it. Who may ask, for
-// which node name, and what the record says, is not its business: the rules judge that for every provider alike.
+// ClusterAPISigner is what an infrastructure provider implements for its own evidence of one round.
+// It is the interface of the Cluster API proposal "Kubelet Authentication", on certificates.k8s.io/v1
+// and with a context. FromSigner makes a Provider of it. The rules judge for every provider alike who
+// may ask, for which node name, and what the record allows.
 //
-// An error that is a verifier.Refusals says that the evidence is false, and the request is denied; the node is told, so there are no secrets
-// in it, and nothing of the policy. With any other error it could not be judged, and the request waits; that is for the log.
+// An error that is a verifier.Refusals says that the evidence is false, and the request is denied.
+// The node reads that error, so it has no secrets and nothing of the policy in it. Any other error
+// says that the evidence could not be judged. The request waits, and the error is logged.
 type ClusterAPISigner interface {
 	// VerifyClientAttestationData returns nil if the evidence in a request for a client certificate is genuine, and about this very
 	// request: its key, and nobody else's.
 	VerifyClientAttestationData(ctx context.Context, request *certificatesv1.CertificateSigningRequest) error
 	// VerifyServingAttestationData does the same for a serving certificate.
 	VerifyServingAttestationData(ctx context.Context, request *certificatesv1.CertificateSigningRequest) error
-	// MachineName returns which machine the evidence is of, as the MachineSource names it, by nothing but what was verified; empty if that is
-	// not known yet.
+	// MachineName returns which machine the evidence is of, as the MachineSource names it. It decides
+	// by verified data alone. It returns "" if the machine is not known yet.
 	MachineName(ctx context.Context, request *certificatesv1.CertificateSigningRequest) (string, error)
 }
 
@@ -60,13 +59,13 @@ func (p fromSigner) Judge(ctx context.Context, q Question) verifier.Evidence {
 	return evidence
 }
 
-// InsecureSigner is the signer of the provider insecure, which has no evidence: whichever machine the bootstrap token was made for, that it
-// is. Only Rules with an InsecureSigner ask it.
+// InsecureSigner is the signer of the provider insecure, which has no evidence: the requester counts
+// as the machine that its bootstrap token was made for. Only Rules with an InsecureSigner ask it.
 type InsecureSigner struct{ Tokens TokenSource }
 
 var _ ClusterAPISigner = InsecureSigner{}
 
-// insecureDocument is all the evidence there is, byte for byte.
+// insecureDocument is the whole evidence, byte for byte.
 const insecureDocument = `{"version":"insecure/v1"}`
 
 // VerifyClientAttestationData checks the document.
@@ -80,10 +79,12 @@ func (InsecureSigner) VerifyClientAttestationData(_ context.Context, request *ce
 
 // VerifyServingAttestationData refuses: without evidence there are no serving certificates.
 func (InsecureSigner) VerifyServingAttestationData(context.Context, *certificatesv1.CertificateSigningRequest) error {
-	return errNoServing
+	return ErrNoServingEvidence
 }
 
-var errNoServing = verifier.Refusals{{Reason: verifier.ReasonProviderMismatch, Message: "this provider has no evidence for serving certificates"}}
+// ErrNoServingEvidence refuses a request for a serving certificate, of which a provider has no
+// evidence.
+var ErrNoServingEvidence = verifier.Refusals{{Reason: verifier.ReasonProviderMismatch, Message: "this provider has no evidence for serving certificates"}}
 
 // MachineName returns the machine that the token was made for.
 func (s InsecureSigner) MachineName(ctx context.Context, request *certificatesv1.CertificateSigningRequest) (string, error) {
@@ -93,64 +94,4 @@ func (s InsecureSigner) MachineName(ctx context.Context, request *certificatesv1
 	}
 	token, err := s.Tokens.Token(ctx, id, time.Now())
 	return token.Machine.Name, err
-}
-
-// TPMSigner answers for the provider tpm what the controller itself finds out on its way: for a provider whose own approver wants to know
-// which machine a proof is of. It challenges nobody.
-type TPMSigner struct {
-	TPM
-	// Requests reads hellos, from the API server itself.
-	Requests client.Reader
-	Machines MachineSource
-}
-
-var _ ClusterAPISigner = TPMSigner{}
-
-// VerifyClientAttestationData judges a proof.
-func (s TPMSigner) VerifyClientAttestationData(ctx context.Context, request *certificatesv1.CertificateSigningRequest) error {
-	_, err := s.machine(ctx, request)
-	return err
-}
-
-// VerifyServingAttestationData refuses: a kubelet files its own requests for serving certificates, and adds no evidence to them.
-func (TPMSigner) VerifyServingAttestationData(context.Context, *certificatesv1.CertificateSigningRequest) error {
-	return errNoServing
-}
-
-// MachineName returns the one machine for which the source names the EK that the proof shows.
-func (s TPMSigner) MachineName(ctx context.Context, request *certificatesv1.CertificateSigningRequest) (string, error) {
-	return s.machine(ctx, request)
-}
-
-func (s TPMSigner) machine(ctx context.Context, request *certificatesv1.CertificateSigningRequest) (string, error) {
-	now := time.Now()
-	hello, err := helloOf(ctx, s.Requests, s.TPM, request)
-	if err != nil {
-		return "", err
-	}
-	machines, err := s.Machines.Machines(ctx, now)
-	if err != nil {
-		return "", fmt.Errorf("machines: %w", err)
-	}
-	ek := s.EK(request, hello)
-	evidence := s.Judge(ctx, Question{Request: request, Hello: hello, Named: namesEK(machines, ek), Now: now})
-	if evidence.Err != nil {
-		return "", evidence.Err
-	}
-	machines = slices.DeleteFunc(machines, func(m verifier.Machine) bool { return !hasEK(m, evidence.EK) })
-	switch len(machines) {
-	case 0:
-		return "", nil
-	case 1:
-		return machines[0].Ref.Name, nil
-	}
-	return "", verifier.Refusals{{Reason: verifier.ReasonAmbiguousMachine, Message: "the endorsement key is named for more than one machine"}}
-}
-
-func hasEK(m verifier.Machine, ek string) bool {
-	return ek != "" && slices.ContainsFunc(m.EKs, func(n verifier.NamedEK) bool { return n.EK == ek })
-}
-
-func namesEK(machines []verifier.Machine, ek string) bool {
-	return slices.ContainsFunc(machines, func(m verifier.Machine) bool { return hasEK(m, ek) })
 }

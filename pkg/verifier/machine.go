@@ -233,3 +233,8 @@ func (e *evaluation) judgeNodeObject() {
 		e.wait(ReasonNodeAlreadyRegistered, "it is not known yet whether a Node of that name exists")
 	}
 }
+
+// HasEK reports whether a source names this endorsement key for the machine.
+func (m *Machine) HasEK(ek string) bool {
+	return ek != "" && slices.ContainsFunc(m.EKs, func(n NamedEK) bool { return n.EK == ek })
+}

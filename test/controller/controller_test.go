@@ -39,6 +39,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/tpmprovider"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	verifiertpm "github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
@@ -117,8 +118,8 @@ type fleet struct {
 	// cluster is the UID that challenges and records are for.
 	cluster string
 	// provider may stand before the TPM's.
-	provider func(controller.TPM) controller.Provider
-	tpm      controller.TPM
+	provider func(tpmprovider.Provider) controller.Provider
+	tpm      tpmprovider.Provider
 	// more are other providers beside it.
 	more []controller.Provider
 	// ahead is how far the controller's clock is ahead.
@@ -142,7 +143,7 @@ func newFleet(t *testing.T, change func(*fleet, *verifier.Policy)) *fleet {
 	fleets++
 	f.namespace = fmt.Sprintf("fleet-%d", fleets)
 	_, _ = rand.Read(f.key) // never fails
-	f.cluster, f.provider = "cluster-uid", func(p controller.TPM) controller.Provider { return p }
+	f.cluster, f.provider = "cluster-uid", func(p tpmprovider.Provider) controller.Provider { return p }
 	t.Cleanup(func() { f.forget(t) })
 	if err := f.client.Create(t.Context(), namespace(f.namespace)); err != nil {
 		t.Fatal(err)
@@ -177,7 +178,7 @@ func newFleet(t *testing.T, change func(*fleet, *verifier.Policy)) *fleet {
 	if f.config.Rules, err = verifier.New(policy); err != nil {
 		t.Fatal(err)
 	}
-	f.tpm = controller.TPM{Verifier: f.verifier(t)}
+	f.tpm = tpmprovider.Provider{Verifier: f.verifier(t)}
 	f.config.Providers = append(f.more, f.provider(f.tpm))
 	f.start(t)
 	return f

@@ -23,6 +23,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/tpmprovider"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	verifiertpm "github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
 )
@@ -146,7 +147,7 @@ func TestDeniedEKIsNotRecovered(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.stop()
-	f.config.Providers = []controller.Provider{controller.TPM{Verifier: f.verifier(t, fingerprint)}}
+	f.config.Providers = []controller.Provider{tpmprovider.Provider{Verifier: f.verifier(t, fingerprint)}}
 	remove(t, f, record)
 	f.start(t)
 	f.refused(t, node.hello(t), string(verifiertpm.ReasonEKDenied))

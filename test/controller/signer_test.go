@@ -16,6 +16,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/tpmprovider"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/insecure"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
@@ -135,7 +136,7 @@ func TestTPMSigner(t *testing.T) {
 	f := newFleet(t, nil)
 	m := f.newMachine(t, "asked-about")
 	f.inventoried(t, m)
-	signer := controller.TPMSigner{TPM: f.tpm, Requests: f.client, Machines: f.config.Machines}
+	signer := tpmprovider.Signer{Provider: f.tpm, Requests: f.client, Machines: f.config.Machines}
 	p := f.newPeer(t, m.chip, f.asToken(m.token), m.name, m.name)
 	_, proof := p.attests(t)
 	if err := signer.VerifyClientAttestationData(t.Context(), proof); err != nil {

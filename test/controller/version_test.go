@@ -12,13 +12,14 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/tpmprovider"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
 // serving is a controller's provider that serves these versions. Those that do not exist yet it would serve to nobody here.
 type serving struct {
-	controller.TPM
+	tpmprovider.Provider
 	versions attestation.Versions
 }
 
@@ -34,7 +35,7 @@ func (s serving) Judge(ctx context.Context, q controller.Question) verifier.Evid
 			return verifier.Evidence{Provider: s.Name(), Err: refusals}
 		}
 	}
-	return s.TPM.Judge(ctx, q)
+	return s.Provider.Judge(ctx, q)
 }
 
 // Node and controller of several releases: either they agree on what both have, or the node says within 30 s what each accepts.
@@ -61,7 +62,7 @@ func TestVersionMatrix(t *testing.T) {
 	} {
 		t.Run(c.node.String()+" to "+c.controller.String(), func(t *testing.T) {
 			f := newFleet(t, func(f *fleet, _ *verifier.Policy) {
-				f.provider = func(p controller.TPM) controller.Provider { return serving{p, c.controller} }
+				f.provider = func(p tpmprovider.Provider) controller.Provider { return serving{p, c.controller} }
 			})
 			m := f.newMachine(t, "version")
 			f.inventoried(t, m)

@@ -27,6 +27,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/tpmprovider"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
 )
@@ -76,7 +77,7 @@ type judge struct {
 	out      io.Writer
 	now      time.Time
 	settings *config.Settings
-	provider controller.TPM
+	provider tpmprovider.Provider
 	machines []verifier.Machine
 	hasKeys  bool
 	requests []request

@@ -29,6 +29,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/tpmprovider"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
 )
@@ -430,7 +431,7 @@ func (s *Settings) Controller(reader client.Reader, writer client.Client) (contr
 
 // Assemble returns the configuration of a controller with these keys, these machines and this CA, nil if another signer issues.
 func (s *Settings) Assemble(keys *sources.KeyStore, machines Machines, ca signing.Source) controller.Config {
-	providers := []controller.Provider{controller.TPM{Latest: keys.Verifier}}
+	providers := []controller.Provider{tpmprovider.Provider{Latest: keys.Verifier}}
 	if s.config.InsecureSigner != "" {
 		providers = append(providers, controller.FromSigner(verifier.InsecureProvider, controller.InsecureSigner{Tokens: machines}))
 	}

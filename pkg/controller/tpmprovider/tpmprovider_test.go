@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+package tpmprovider
 
 import (
 	"bytes"
@@ -11,6 +11,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
 )
@@ -45,14 +46,14 @@ func TestAProofWithoutItsHello(t *testing.T) {
 		}
 		return changed
 	}
-	judge := func(p TPM, data []byte) verifier.Evidence {
+	judge := func(p Provider, data []byte) verifier.Evidence {
 		request := requestWith("example.com/signer")
 		if request.Spec.Request, err = (attestation.Request{PKCS10: []byte{1}, Provider: "tpm", Data: data}).Marshal(); err != nil {
 			t.Fatal(err)
 		}
-		return p.Judge(t.Context(), Question{Request: request, Now: time.Now()})
+		return p.Judge(t.Context(), controller.Question{Request: request, Now: time.Now()})
 	}
-	provider := TPM{Verifier: newTestVerifier(t)}
+	provider := Provider{Verifier: newTestVerifier(t)}
 	for name, c := range map[string]struct {
 		data []byte
 		want verifier.Reason
@@ -79,7 +80,7 @@ func TestAProofWithoutItsHello(t *testing.T) {
 		if !errors.As(evidence.Err, &refusals) || refusals.Reason() != c.want || evidence.EKUntrusted || evidence.EK != "" {
 			t.Errorf("%s: %+v, not %s", name, evidence, c.want)
 		}
-		if evidence := judge(TPM{}, c.data); evidence.Err == nil || isVerdict(evidence.Err) {
+		if evidence := judge(Provider{}, c.data); evidence.Err == nil || isVerdict(evidence.Err) {
 			t.Errorf("%s: judged without challenge keys: %+v", name, evidence)
 		}
 	}
@@ -91,9 +92,9 @@ func TestAProofWithoutItsHello(t *testing.T) {
 // A hello is judged by what it is itself, even if another is given as the one that it refers to; a
 // proof, by that one.
 func TestAHelloIsJudgedByItself(t *testing.T) {
-	provider := TPM{Verifier: newTestVerifier(t)}
+	provider := Provider{Verifier: newTestVerifier(t)}
 	judge := func(request, hello *certificatesv1.CertificateSigningRequest) string {
-		evidence := provider.Judge(t.Context(), Question{Request: request, Hello: hello, Named: true, Now: time.Now()})
+		evidence := provider.Judge(t.Context(), controller.Question{Request: request, Hello: hello, Named: true, Now: time.Now()})
 		if evidence.Err == nil || evidence.EK != "" {
 			t.Fatalf("%+v", evidence)
 		}
@@ -112,9 +113,9 @@ func TestAHelloIsJudgedByItself(t *testing.T) {
 
 // Without keys nothing is refused: what cannot be judged waits.
 func TestTPMWithoutKeysJudgesNothing(t *testing.T) {
-	provider := TPM{Latest: func() *tpm.Verifier { return nil }}
+	provider := Provider{Latest: func() *tpm.Verifier { return nil }}
 	hello := requestWith(attestation.HelloSignerName)
-	evidence := provider.Judge(t.Context(), Question{Request: hello, Named: true, Now: time.Now()})
+	evidence := provider.Judge(t.Context(), controller.Question{Request: hello, Named: true, Now: time.Now()})
 	var refusals verifier.Refusals
 	if evidence.Err == nil || errors.As(evidence.Err, &refusals) || evidence.EKUntrusted || evidence.EK != "" {
 		t.Errorf("%+v", evidence)
@@ -134,4 +135,9 @@ func requestWith(signer string) *certificatesv1.CertificateSigningRequest {
 	r := &certificatesv1.CertificateSigningRequest{}
 	r.Name, r.UID, r.Spec.SignerName = "r", "u", signer
 	return r
+}
+
+func isVerdict(err error) bool {
+	_, verdict := errors.AsType[verifier.Refusals](err)
+	return verdict
 }

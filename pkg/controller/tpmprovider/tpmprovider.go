@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package tpmprovider is the verifier's half of the provider tpm. It translates between
+// CertificateSigningRequests and pkg/verifier/tpm.
+package tpmprovider
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
+)
+
+// Provider is a controller.Challenger for evidence of a Provider.
+type Provider struct {
+	// Verifier judges, unless Latest is set.
+	Verifier *tpm.Verifier
+	// Latest returns the current verifier, such as sources.KeyStore.Verifier. While it returns nil,
+	// no evidence can be judged, and requests wait.
+	Latest func() *tpm.Verifier
+}
+
+func (p Provider) verifier() *tpm.Verifier {
+	if p.Latest != nil {
+		return p.Latest()
+	}
+	return p.Verifier
+}
+
+// With these errors a request waits: they are no verdict on the evidence.
+var (
+	errNoVerifier = errors.New("there are no challenge keys yet")
+	errNoHello    = errors.New("its hello is not there")
+)
+
+// Name returns "tpm".
+func (Provider) Name() string { return "tpm" }
+
+// Versions returns those that the verifier judges.
+func (p Provider) Versions() attestation.Versions {
+	v := p.verifier()
+	if v == nil {
+		return attestation.Versions{attestation.VersionTPM}
+	}
+	return v.Versions()
+}
+
+// EK returns the fingerprint of the hello's EK.
+func (p Provider) EK(request, hello *certificatesv1.CertificateSigningRequest) string {
+	v := p.verifier()
+	if v == nil {
+		return ""
+	}
+	ek, err := openHello(v, request, hello).ClaimedEK()
+	if err != nil {
+		return ""
+	}
+	return ek.String()
+}
+
+// openHello parses the hello that a request is, or that it refers to.
+func openHello(v *tpm.Verifier, request, hello *certificatesv1.CertificateSigningRequest) *tpm.ParsedHello {
+	if hello == nil {
+		hello = request
+	}
+	return v.ParseHello(requestOf(hello))
+}
+
+// HelloOf returns the name in the proof.
+func (p Provider) HelloOf(proof *certificatesv1.CertificateSigningRequest) (string, error) {
+	v := p.verifier()
+	if v == nil {
+		return "", errNoVerifier
+	}
+	name, _, err := v.HelloReference(requestOf(proof))
+	return name, err
+}
+
+// Judge has the verifier judge.
+func (p Provider) Judge(_ context.Context, q controller.Question) verifier.Evidence {
+	v := p.verifier()
+	if v == nil {
+		return verifier.Evidence{Provider: p.Name(), Err: errNoVerifier}
+	}
+	isHello := q.Request.Spec.SignerName == attestation.HelloSignerName
+	refersTo := q.Hello
+	if isHello {
+		refersTo = nil
+	}
+	hello := openHello(v, q.Request, refersTo)
+	evidence := verifier.Evidence{Provider: p.Name()}
+	if ek, err := hello.ClaimedEK(); err == nil {
+		evidence.EK = ek.String()
+	}
+	refused := func(err error) verifier.Evidence {
+		evidence.Err, evidence.EKUntrusted = err, tpm.OnlyEKUntrusted(err)
+		return evidence
+	}
+	if isHello {
+		claim, err := hello.Verify(namedEK(hello, q.Named), q.Now)
+		if err != nil {
+			return refused(err)
+		}
+		evidence.EK, evidence.AK, evidence.SignerName = claim.EK.Fingerprint.String(), hex.EncodeToString(claim.AKName), claim.SignerName
+		return evidence
+	}
+	if q.Hello == nil {
+		// A proof that does not parse is wrong whatever its hello says. A proof that parses
+		// waits for its hello.
+		if _, _, err := v.HelloReference(requestOf(q.Request)); err != nil {
+			return refused(err)
+		}
+		evidence.Err = errNoHello
+		return evidence
+	}
+	shown, err := hello.VerifyProof(requestOf(q.Request), namedEK(hello, q.Named), q.Now)
+	if err != nil {
+		return refused(err)
+	}
+	evidence.EK, evidence.AK, evidence.Boot = shown.EK.Fingerprint.String(), hex.EncodeToString(shown.AKName), &shown.Boot
+	return evidence
+}
+
+// namedEK returns the EK that a hello claims, if an authority names it.
+func namedEK(hello *tpm.ParsedHello, named bool) []tpm.Fingerprint {
+	ek, err := hello.ClaimedEK()
+	if err != nil || !named {
+		return nil
+	}
+	return []tpm.Fingerprint{ek}
+}
+
+// Challenge has the verifier make one.
+func (p Provider) Challenge(hello *certificatesv1.CertificateSigningRequest, named bool, now time.Time) (string, time.Time, error) {
+	v := p.verifier()
+	if v == nil {
+		return "", time.Time{}, errNoVerifier
+	}
+	opened := openHello(v, hello, nil)
+	claim, err := opened.Verify(namedEK(opened, named), now)
+	if err != nil {
+		return "", time.Time{}, err
+	}
+	challenge, err := v.Challenge(rand.Reader, claim, now)
+	if err != nil {
+		return "", time.Time{}, err
+	}
+	value, err := challenge.Marshal()
+	return string(value), time.Unix(challenge.Expires, 0), err
+}
+
+// requestOf returns an object as pkg/verifier/tpm needs it.
+func requestOf(object *certificatesv1.CertificateSigningRequest) tpm.Request {
+	usages := make([]string, 0, len(object.Spec.Usages))
+	for _, usage := range object.Spec.Usages {
+		usages = append(usages, string(usage))
+	}
+	return tpm.Request{
+		Name: object.Name, UID: string(object.UID), SignerName: object.Spec.SignerName,
+		Request: object.Spec.Request, Usages: usages, ExpirationSeconds: object.Spec.ExpirationSeconds,
+		Created: object.CreationTimestamp.Time,
+	}
+}
