@@ -33,12 +33,12 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
 )
 
-// AnnotationUnattestedNodes is on a Cluster, with the names of its nodes that are left alone, separated by commas.
-const AnnotationUnattestedNodes = "attestation.cluster.x-k8s.io/unattested-nodes"
+// annotationUnattestedNodes is on a Cluster, with the names of its nodes that are left alone, separated by commas.
+const annotationUnattestedNodes = "attestation.cluster.x-k8s.io/unattested-nodes"
 
 const (
-	// planning is how many Clusters are looked at at a time.
-	planning = 10
+	// maxConcurrentPlans is how many Clusters are looked at at a time.
+	maxConcurrentPlans = 10
 	// planInterval is how often a Cluster is looked at that nothing is said of: whether its CA has a key is not.
 	planInterval = time.Minute
 	// planRetry is how soon it is looked at again after an error, at the latest.
@@ -47,20 +47,20 @@ const (
 	maxUnattested = 1000
 )
 
-// clusters keeps an engine for each Cluster that is to be served. It is a reconciler, and runs on the leader.
-type clusters struct {
-	shared
+// clusterReconciler keeps an engine for each Cluster that is to be served. It is a reconciler, and runs on the leader.
+type clusterReconciler struct {
+	engineDeps
 	connections clustercache.ClusterCache
 	log         logr.Logger
 
 	mu      sync.Mutex
 	engines map[types.NamespacedName]*engine
-	// running is the context of engines; nil before Start, and after.
-	running context.Context //nolint:containedctx // engines outlive the call that starts them
+	// engineContext is the context of engines; nil before Start, and after.
+	engineContext context.Context //nolint:containedctx // engines outlive the call that starts them
 }
 
 // watch adds the reconciler to a manager.
-func (c *clusters) watch(mgr manager.Manager) error {
+func (c *clusterReconciler) watch(mgr manager.Manager) error {
 	itself := func(_ context.Context, cluster client.Object) []ctrl.Request {
 		return []ctrl.Request{{NamespacedName: client.ObjectKeyFromObject(cluster)}}
 	}
@@ -68,7 +68,7 @@ func (c *clusters) watch(mgr manager.Manager) error {
 		For(&clusterv1.Cluster{}).
 		WatchesRawSource(c.connections.GetClusterSource(controller.Name, itself)). // once it is connected, and once it no longer is
 		WithOptions(runtimecontroller.Options{
-			MaxConcurrentReconciles: planning,
+			MaxConcurrentReconciles: maxConcurrentPlans,
 			UsePriorityQueue:        new(false), // as in pkg/controller/bindings.go
 			// What kept a Cluster from being served may be mended in a Secret, of which nothing is told: nobody waits a quarter of an hour then.
 			RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[ctrl.Request](50*time.Millisecond, planRetry),
@@ -89,16 +89,16 @@ func clusterOfControlPlane(_ context.Context, object client.Object) []ctrl.Reque
 }
 
 // Start lets engines run until ctx ends, and returns once all have ended.
-func (c *clusters) Start(ctx context.Context) error {
+func (c *clusterReconciler) Start(ctx context.Context) error {
 	c.mu.Lock()
-	c.running = ctx
+	c.engineContext = ctx
 	c.mu.Unlock()
 	<-ctx.Done()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.running = nil
+	c.engineContext = nil
 	for _, e := range c.engines { // their contexts have ended
-		<-e.ended
+		<-e.done
 	}
 	c.engines = nil
 	return nil
@@ -110,57 +110,57 @@ var (
 )
 
 // Reconcile sees to it that a Cluster has the engine that it should have. It waits for nothing in the workload cluster.
-func (c *clusters) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
+func (c *clusterReconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
 	cluster := &clusterv1.Cluster{}
 	if err := c.cached.Get(ctx, request.NamespacedName, cluster); client.IgnoreNotFound(err) != nil {
 		return ctrl.Result{}, err
 	} else if err != nil {
-		c.decisions.For(request.String()).Forget()
-		return ctrl.Result{}, c.replace(request.NamespacedName, nil)
-	} else if !c.concerns(cluster) {
-		return ctrl.Result{}, c.replace(request.NamespacedName, nil)
+		c.decisionMetrics.For(request.String()).Forget()
+		return ctrl.Result{}, c.ensureEngine(request.NamespacedName, nil)
+	} else if !c.isServed(cluster) {
+		return ctrl.Result{}, c.ensureEngine(request.NamespacedName, nil)
 	}
-	p, err := c.plan(ctx, cluster)
+	p, err := c.planFor(ctx, cluster)
 	if errors.Is(err, clustercache.ErrClusterNotConnected) {
-		return ctrl.Result{}, c.replace(request.NamespacedName, nil) // told once it is
+		return ctrl.Result{}, c.ensureEngine(request.NamespacedName, nil) // told once it is
 	}
 	if err != nil {
 		return ctrl.Result{}, err // an engine that runs goes on as it was planned
 	}
-	return ctrl.Result{RequeueAfter: planInterval}, c.replace(request.NamespacedName, p)
+	return ctrl.Result{RequeueAfter: planInterval}, c.ensureEngine(request.NamespacedName, p)
 }
 
-// concerns reports whether a Cluster is one to serve.
-func (c *clusters) concerns(cluster *clusterv1.Cluster) bool {
+// isServed reports whether a Cluster is one to serve.
+func (c *clusterReconciler) isServed(cluster *clusterv1.Cluster) bool {
 	filter := c.settings.Config().ClusterAPI.WatchFilter
 	return (filter == "" || labels.HasWatchLabel(cluster, filter)) && !annotations.IsPaused(cluster, cluster)
 }
 
-// plan returns what the cluster's engine has to be made of.
-func (c *clusters) plan(ctx context.Context, cluster *clusterv1.Cluster) (*plan, error) {
+// enginePlan returns what the cluster's engine has to be made of.
+func (c *clusterReconciler) planFor(ctx context.Context, cluster *clusterv1.Cluster) (*enginePlan, error) {
 	key := client.ObjectKeyFromObject(cluster)
 	connection, err := c.connections.GetRESTConfig(ctx, key)
 	if err != nil {
 		return nil, err
 	}
-	p := &plan{connection: connection}
+	p := &enginePlan{connection: connection}
 	// Of the object, only what does not change.
 	p.cluster = &clusterv1.Cluster{}
 	p.cluster.SetGroupVersionKind(clusterv1.GroupVersion.WithKind("Cluster"))
 	p.cluster.Namespace, p.cluster.Name, p.cluster.UID = cluster.Namespace, cluster.Name, cluster.UID
 	p.cluster.CreationTimestamp = cluster.CreationTimestamp
-	if p.uid, err = identify(ctx, c.live, cluster); err != nil {
+	if p.uid, err = loadClusterUID(ctx, c.live, cluster); err != nil {
 		return nil, err
 	}
 	if p.approveOnly, err = c.approvesOnly(ctx, key); err != nil {
 		return nil, err
 	}
-	if p.unattested, err = c.unattested(ctx, cluster); err != nil {
+	if p.unattestedNodes, err = c.unattestedNodes(ctx, cluster); err != nil {
 		return nil, err
 	}
 	if len(c.settings.Config().Serving.Signers) > 0 {
-		if p.forbidden, err = forbidden(cluster); err != nil {
-			c.events.Eventf(cluster, nil, corev1.EventTypeWarning, "AddressesInvalid", "Plan", "%s", short(err.Error()))
+		if p.forbiddenAddresses, err = forbiddenAddresses(cluster); err != nil {
+			c.events.Eventf(cluster, nil, corev1.EventTypeWarning, "AddressesInvalid", "Plan", "%s", truncateNote(err.Error()))
 			return nil, err
 		}
 	}
@@ -168,13 +168,13 @@ func (c *clusters) plan(ctx context.Context, cluster *clusterv1.Cluster) (*plan,
 }
 
 // equal reports whether an engine of p is one of other, too.
-func (p *plan) equal(other *plan) bool {
+func (p *enginePlan) equal(other *enginePlan) bool {
 	return p.connection == other.connection && p.uid == other.uid && p.cluster.UID == other.cluster.UID && p.approveOnly == other.approveOnly &&
-		reflect.DeepEqual(p.unattested, other.unattested) && reflect.DeepEqual(p.forbidden, other.forbidden)
+		reflect.DeepEqual(p.unattestedNodes, other.unattestedNodes) && reflect.DeepEqual(p.forbiddenAddresses, other.forbiddenAddresses)
 }
 
-// replace sees to it that the cluster's engine is one of the plan, or none if that is nil. Each Cluster is reconciled by one worker at a time.
-func (c *clusters) replace(key types.NamespacedName, p *plan) error {
+// ensureEngine sees to it that the cluster's engine is one of the plan, or none if that is nil. Each Cluster is reconciled by one worker at a time.
+func (c *clusterReconciler) ensureEngine(key types.NamespacedName, p *enginePlan) error {
 	c.mu.Lock()
 	old := c.engines[key]
 	if old != nil && p != nil && !old.stopping && old.plan.equal(p) || old == nil && p == nil {
@@ -198,10 +198,10 @@ func (c *clusters) replace(key types.NamespacedName, p *plan) error {
 	if p == nil {
 		return nil
 	}
-	if c.running == nil {
+	if c.engineContext == nil {
 		return errNotStarted
 	}
-	c.engines[key] = startEngine(c.running, c.shared, *p, log)
+	c.engines[key] = startEngine(c.engineContext, c.engineDeps, *p, log)
 	return nil
 }
 
@@ -211,7 +211,7 @@ func caSecret(cluster types.NamespacedName) types.NamespacedName {
 
 // approvesOnly reports whether another signer issues: by the configuration, or since the cluster's CA is external, its key kept elsewhere. While
 // there is no CA at all, one is waited for.
-func (c *clusters) approvesOnly(ctx context.Context, cluster types.NamespacedName) (bool, error) {
+func (c *clusterReconciler) approvesOnly(ctx context.Context, cluster types.NamespacedName) (bool, error) {
 	if c.settings.Config().Signing.Mode != config.Sign {
 		return true, nil
 	}
@@ -222,11 +222,11 @@ func (c *clusters) approvesOnly(ctx context.Context, cluster types.NamespacedNam
 	return len(ca.Data[secret.TLSCrtDataName]) > 0 && len(ca.Data[secret.TLSKeyDataName]) == 0, nil
 }
 
-// unattested returns the nodes that are left alone: those in the Cluster's annotation, and those of its control plane Machines if the
+// unattestedNodes returns the nodes that are left alone: those in the Cluster's annotation, and those of its control plane Machines if the
 // configuration has it so. What is no node's name is said, and left out.
-func (c *clusters) unattested(ctx context.Context, cluster *clusterv1.Cluster) ([]string, error) {
+func (c *clusterReconciler) unattestedNodes(ctx context.Context, cluster *clusterv1.Cluster) ([]string, error) {
 	var names []string
-	for name := range strings.SplitSeq(cluster.Annotations[AnnotationUnattestedNodes], ",") {
+	for name := range strings.SplitSeq(cluster.Annotations[annotationUnattestedNodes], ",") {
 		if name = strings.TrimSpace(name); name != "" {
 			names = append(names, name)
 		}
@@ -238,7 +238,7 @@ func (c *clusters) unattested(ctx context.Context, cluster *clusterv1.Cluster) (
 		}
 		for i := range list.Items {
 			if list.Items[i].Spec.ClusterName == cluster.Name {
-				names = append(names, subjectOf(&list.Items[i]).machine.NodeNames(c.settings.Config().ClusterAPI.NodeNames)...)
+				names = append(names, entryOf(&list.Items[i]).machine.NodeNames(c.settings.Config().ClusterAPI.NodeNames)...)
 			}
 		}
 	}
@@ -248,7 +248,7 @@ func (c *clusters) unattested(ctx context.Context, cluster *clusterv1.Cluster) (
 	valid = valid[:min(len(valid), maxUnattested)]
 	if left := len(names) - len(valid); left > 0 {
 		c.events.Eventf(cluster, nil, corev1.EventTypeWarning, "UnattestedNodesInvalid", "Plan",
-			"annotation %s: %d entries are no node's name, or more than %d, and are left out", AnnotationUnattestedNodes, left, maxUnattested)
+			"annotation %s: %d entries are no node's name, or more than %d, and are left out", annotationUnattestedNodes, left, maxUnattested)
 	}
 	return valid, nil
 }
@@ -256,9 +256,9 @@ func (c *clusters) unattested(ctx context.Context, cluster *clusterv1.Cluster) (
 // kubeadmServices is the service range of a cluster that does not say which it has.
 const kubeadmServices = "10.96.0.0/12"
 
-// forbidden returns what no node of the cluster serves under: services, and the API server's endpoint. What is not understood is an error: it
+// forbiddenAddresses returns what no node of the cluster serves under: services, and the API server's endpoint. What is not understood is an error: it
 // would be allowed.
-func forbidden(cluster *clusterv1.Cluster) ([]string, error) {
+func forbiddenAddresses(cluster *clusterv1.Cluster) ([]string, error) {
 	addresses := slices.Clone(cluster.Spec.ClusterNetwork.Services.CIDRBlocks)
 	if len(addresses) == 0 {
 		addresses = []string{kubeadmServices}

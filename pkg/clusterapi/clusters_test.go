@@ -36,14 +36,14 @@ func settingsOf(t *testing.T, section string) *config.Settings {
 	return settings
 }
 
-func clustersOf(t *testing.T, settings *config.Settings, objects ...client.Object) *clusters {
+func clustersOf(t *testing.T, settings *config.Settings, objects ...client.Object) *clusterReconciler {
 	t.Helper()
 	scheme, err := Management{}.Scheme()
 	if err != nil {
 		t.Fatal(err)
 	}
 	api := fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).Build()
-	return &clusters{shared: shared{settings: settings, cached: api, live: api}}
+	return &clusterReconciler{engineDeps: engineDeps{settings: settings, cached: api, live: api}}
 }
 
 func workloadCluster(change func(*clusterv1.Cluster)) *clusterv1.Cluster {
@@ -94,7 +94,7 @@ func TestWhichClustersAreServed(t *testing.T) {
 		"another's":            {", watchFilter: mine", func(c *clusterv1.Cluster) { c.Labels[clusterv1.WatchLabel] = "yours" }, false},
 		"mine":                 {", watchFilter: mine", func(c *clusterv1.Cluster) { c.Labels[clusterv1.WatchLabel] = "mine" }, true},
 	} {
-		if got := clustersOf(t, settingsOf(t, "ekSources: [Annotation]"+c.section)).concerns(workloadCluster(c.change)); got != c.want {
+		if got := clustersOf(t, settingsOf(t, "ekSources: [Annotation]"+c.section)).isServed(workloadCluster(c.change)); got != c.want {
 			t.Errorf("%s: %v", name, got)
 		}
 	}
@@ -130,10 +130,10 @@ func TestNodesLeftAlone(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			cluster := workloadCluster(func(o *clusterv1.Cluster) { o.Annotations[AnnotationUnattestedNodes] = c.annotation })
+			cluster := workloadCluster(func(o *clusterv1.Cluster) { o.Annotations[annotationUnattestedNodes] = c.annotation })
 			clusters, said := clustersOf(t, settingsOf(t, "ekSources: [Annotation]"+c.section), objects...), events.NewFakeRecorder(2)
 			clusters.events = said
-			got, err := clusters.unattested(t.Context(), cluster)
+			got, err := clusters.unattestedNodes(t.Context(), cluster)
 			if err != nil || c.want != nil && !slices.Equal(got, c.want) || len(got) > maxUnattested {
 				t.Errorf("%q, %v", got, err)
 			}
@@ -195,7 +195,7 @@ func TestForbiddenAddresses(t *testing.T) {
 		"a host that is none":  {nil, "api_1.example.com", nil, "controlPlaneEndpoint"},
 		"a host with its port": {nil, "api.example.com:6443", nil, "controlPlaneEndpoint"},
 	} {
-		got, err := forbidden(workloadCluster(func(o *clusterv1.Cluster) {
+		got, err := forbiddenAddresses(workloadCluster(func(o *clusterv1.Cluster) {
 			o.Spec.ClusterNetwork.Services.CIDRBlocks, o.Spec.ControlPlaneEndpoint.Host = c.services, c.host
 		}))
 		if !slices.Equal(got, c.want) || (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
@@ -208,19 +208,19 @@ func TestForbiddenAddresses(t *testing.T) {
 func TestPlansDiffer(t *testing.T) {
 	t.Parallel()
 	connection := &rest.Config{}
-	base := func() *plan {
-		return &plan{cluster: workloadCluster(func(*clusterv1.Cluster) {}), uid: "u", connection: connection, unattested: []string{"a"}, forbidden: []string{"b"}}
+	base := func() *enginePlan {
+		return &enginePlan{cluster: workloadCluster(func(*clusterv1.Cluster) {}), uid: "u", connection: connection, unattestedNodes: []string{"a"}, forbiddenAddresses: []string{"b"}}
 	}
 	if !base().equal(base()) {
 		t.Error("a plan is not itself")
 	}
-	for name, change := range map[string]func(*plan){
-		"another connection":      func(p *plan) { p.connection = &rest.Config{} },
-		"another identity":        func(p *plan) { p.uid = "v" },
-		"another object":          func(p *plan) { p.cluster.UID = "v" },
-		"another signs":           func(p *plan) { p.approveOnly = true },
-		"others are left alone":   func(p *plan) { p.unattested = []string{"a", "c"} },
-		"others are no addresses": func(p *plan) { p.forbidden = nil },
+	for name, change := range map[string]func(*enginePlan){
+		"another connection":      func(p *enginePlan) { p.connection = &rest.Config{} },
+		"another identity":        func(p *enginePlan) { p.uid = "v" },
+		"another object":          func(p *enginePlan) { p.cluster.UID = "v" },
+		"another signs":           func(p *enginePlan) { p.approveOnly = true },
+		"others are left alone":   func(p *enginePlan) { p.unattestedNodes = []string{"a", "c"} },
+		"others are no addresses": func(p *enginePlan) { p.forbiddenAddresses = nil },
 	} {
 		p := base()
 		change(p)
@@ -249,9 +249,9 @@ func (c connected) GetUncachedClient(context.Context, client.ObjectKey) (client.
 func TestServingAddressesAreTheOperators(t *testing.T) {
 	t.Parallel()
 	settings := settingsOf(t, "ekSources: [Annotation], servingAddresses: [ExternalIP, InternalDNS]}\nserving: {signers: [kubernetes.io/kubelet-serving], forbiddenAddresses: [a.example.com]")
-	e := &engine{shared: shared{settings: settings}, plan: plan{cluster: workloadCluster(func(*clusterv1.Cluster) {}), uid: "u"}}
+	e := &engine{engineDeps: engineDeps{settings: settings}, plan: enginePlan{cluster: workloadCluster(func(*clusterv1.Cluster) {}), uid: "u"}}
 	want := []clusterv1.MachineAddressType{clusterv1.MachineExternalIP, clusterv1.MachineInternalDNS}
-	if got := e.machines().ServingAddresses; !slices.Equal(got, want) {
+	if got := e.machineSourceConfig().ServingAddresses; !slices.Equal(got, want) {
 		t.Errorf("got %q", got)
 	}
 }
@@ -262,14 +262,14 @@ func TestWhenAClusterWasMoved(t *testing.T) {
 	made := metav1.NewTime(start)
 	for uid, want := range map[string]time.Time{"u": {}, "older": start} {
 		cluster := workloadCluster(func(c *clusterv1.Cluster) { c.CreationTimestamp = made })
-		secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "c-node-attestation", Annotations: map[string]string{AnnotationClusterUID: uid}}}
+		secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "c-node-attestation", Annotations: map[string]string{annotationClusterUID: uid}}}
 		clusters := clustersOf(t, settingsOf(t, "ekSources: [Annotation]"), secret)
 		clusters.connections = connected{workload: clusters.live}
-		p, err := clusters.plan(t.Context(), cluster)
+		p, err := clusters.planFor(t.Context(), cluster)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := (&engine{shared: clusters.shared, plan: *p}).machines().MovedAt; !got.Equal(want) {
+		if got := (&engine{engineDeps: clusters.engineDeps, plan: *p}).machineSourceConfig().MovedAt; !got.Equal(want) {
 			t.Errorf("%s: moved at %s, want %s", uid, got, want)
 		}
 	}

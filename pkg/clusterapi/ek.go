@@ -24,10 +24,10 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
 )
 
-// EKAnnotation names the endorsement keys of a Machine, on it or on its InfraMachine: one or more, separated by commas or white space, each the
+// annotationEK names the endorsement keys of a Machine, on it or on its InfraMachine: one or more, separated by commas or white space, each the
 // SHA-256 of its SubjectPublicKeyInfo in lower-case hex, with or without "sha256:" before it. Whoever may annotate these objects decides who
 // gets in.
-const EKAnnotation = attestation.AnnotationEK
+const annotationEK = attestation.AnnotationEK
 
 const (
 	// maxEKs bounds the EKs of one machine, as an inventory does, and maxAnnotation the annotation that they stand in.
@@ -42,7 +42,7 @@ type ekAnnotation struct {
 }
 
 func annotationOf(annotations map[string]string) ekAnnotation {
-	value, ok := annotations[EKAnnotation]
+	value, ok := annotations[annotationEK]
 	if !ok {
 		return ekAnnotation{}
 	}
@@ -53,28 +53,28 @@ func annotationOf(annotations map[string]string) ekAnnotation {
 // parseEKs returns the fingerprints in an annotation, each as Evidence.EK has it.
 func parseEKs(value string) ([]string, error) {
 	if len(value) > maxAnnotation {
-		return nil, fmt.Errorf("the annotation %s is longer than %d bytes", EKAnnotation, maxAnnotation)
+		return nil, fmt.Errorf("the annotation %s is longer than %d bytes", annotationEK, maxAnnotation)
 	}
 	entries := strings.FieldsFunc(value, func(r rune) bool { return r == ',' || unicode.IsSpace(r) })
 	if len(entries) == 0 || len(entries) > maxEKs {
-		return nil, fmt.Errorf("the annotation %s has no EK, or more than %d", EKAnnotation, maxEKs)
+		return nil, fmt.Errorf("the annotation %s has no EK, or more than %d", annotationEK, maxEKs)
 	}
 	var eks []string
 	for _, entry := range entries {
 		ek, err := tpm.ParseFingerprint(strings.TrimPrefix(entry, ekPrefix))
 		switch {
 		case err != nil:
-			return nil, fmt.Errorf("the annotation %s has %.80q, which is not the SHA-256 of an EK in lower-case hex", EKAnnotation, entry)
+			return nil, fmt.Errorf("the annotation %s has %.80q, which is not the SHA-256 of an EK in lower-case hex", annotationEK, entry)
 		case slices.Contains(eks, ek.String()):
-			return nil, fmt.Errorf("the annotation %s has the EK %s twice", EKAnnotation, ek)
+			return nil, fmt.Errorf("the annotation %s has the EK %s twice", annotationEK, ek)
 		}
 		eks = append(eks, ek.String())
 	}
 	return eks, nil
 }
 
-// merge returns what a Machine's annotation and its InfraMachine's say together: one of them, or both the same.
-func merge(machine, infra ekAnnotation) ([]string, error) {
+// mergeAnnotations returns what a Machine's annotation and its InfraMachine's say together: one of them, or both the same.
+func mergeAnnotations(machine, infra ekAnnotation) ([]string, error) {
 	if err := errors.Join(machine.err, infra.err); err != nil {
 		return nil, err
 	}
@@ -82,17 +82,17 @@ func merge(machine, infra ekAnnotation) ([]string, error) {
 		return infra.eks, nil
 	}
 	if infra.eks != nil && !slices.Equal(slices.Sorted(slices.Values(machine.eks)), slices.Sorted(slices.Values(infra.eks))) {
-		return nil, fmt.Errorf("the annotations %s of the Machine and of its infrastructure differ", EKAnnotation)
+		return nil, fmt.Errorf("the annotations %s of the Machine and of its infrastructure differ", annotationEK)
 	}
 	return machine.eks, nil
 }
 
 // addAnnotated adds the EKs in annotations. A machine whose annotations are wrong has none from there. One whose InfraMachine cannot be read
 // has those of its own.
-func (s *Machines) addAnnotated(ctx context.Context, subjects []subject, now time.Time, found *problems) {
+func (s *machineSource) addAnnotated(ctx context.Context, entries []machineEntry, now time.Time, problems *problemSet) {
 	kinds := map[schema.GroupKind]kindEKs{}
-	for i := range subjects {
-		m := &subjects[i]
+	for i := range entries {
+		m := &entries[i]
 		if m.pool {
 			continue
 		}
@@ -106,25 +106,25 @@ func (s *Machines) addAnnotated(ctx context.Context, subjects []subject, now tim
 			}
 			switch {
 			case errors.Is(listed.err, errInfraKinds):
-				found.add("InfraMachines", listed.err) // once, whatever the kinds
+				problems.set("InfraMachines", listed.err) // once, whatever the kinds
 			case listed.err != nil:
-				found.add("infrastructure "+kind.String(), listed.err)
+				problems.set("infrastructure "+kind.String(), listed.err)
 			}
 			// One that is not listed is about to be, or about to go.
 			if infra, ok = listed.names[m.infra.Name]; !ok {
-				m.unread(verifier.EKAnnotation)
+				m.markUnavailable(verifier.EKAnnotation)
 			}
 		}
-		eks, err := merge(m.annotation, infra)
+		eks, err := mergeAnnotations(m.annotation, infra)
 		if err != nil {
-			found.add("machine "+m.owner, err)
-			m.unread(verifier.EKAnnotation)
+			problems.set("machine "+m.owner, err)
+			m.markUnavailable(verifier.EKAnnotation)
 		}
-		m.add(verifier.EKAnnotation, eks...)
+		m.addEKs(verifier.EKAnnotation, eks...)
 	}
 }
 
-func (m *subject) add(source verifier.EKSource, eks ...string) {
+func (m *machineEntry) addEKs(source verifier.EKSource, eks ...string) {
 	for _, ek := range eks {
 		m.machine.EKs = append(m.machine.EKs, verifier.NamedEK{Source: source, EK: ek})
 	}
@@ -134,23 +134,23 @@ func (m *subject) add(source verifier.EKSource, eks ...string) {
 const infraGroup = "infrastructure.cluster.x-k8s.io"
 
 const (
-	// infraSharedFor is how long one list of InfraMachines serves, all decisions and Clusters, and infraRetry how soon a kind is tried again
+	// infraReadInterval is how long one list of InfraMachines serves, all decisions and Clusters, and infraRetry how soon a kind is tried again
 	// that cannot be listed.
-	infraSharedFor, infraRetry = time.Second, 10 * time.Second
+	infraReadInterval, infraRetry = time.Second, 10 * time.Second
 	// infraTimeout bounds how long a list is waited for: one whose conversion webhook is down takes that long.
 	infraTimeout = 5 * time.Second
 	// infraPage and infraPages bound a list.
 	infraPage, infraPages = 500, 100
 	// maxInfraKinds bounds the kinds that are read in a namespace: looking for one that there is not costs discovery, for which all others wait.
 	maxInfraKinds = 8
-	// infraForget is when a list that nobody asks for any more is dropped.
-	infraForget = 10 * time.Minute
+	// infraExpiry is when a list that nobody asks for any more is dropped.
+	infraExpiry = 10 * time.Minute
 )
 
-// InfraMetadata reads the EK annotations of InfraMachines, of whatever kind of the group infrastructure.cluster.x-k8s.io, by listing the metadata
+// infraAnnotations reads the EK annotations of InfraMachines, of whatever kind of the group infrastructure.cluster.x-k8s.io, by listing the metadata
 // of a kind in a namespace at most once a second, for all Clusters. It does not watch, since a kind that may not be read must end nothing but
 // its own use. It needs list on the kinds that the Machines refer to.
-type InfraMetadata struct {
+type infraAnnotations struct {
 	reader client.Reader
 	mapper meta.RESTMapper
 
@@ -173,32 +173,32 @@ type kindEKs struct {
 
 // infraList is what was read last.
 type infraList struct {
-	// turn is taken by whoever reads or lists.
-	turn chan struct{}
+	// lock is taken by whoever reads or lists.
+	lock chan struct{}
 	at   time.Time
 	kindEKs
 
-	used time.Time // under InfraMetadata.mu
+	used time.Time // under infraAnnotations.mu
 }
 
-// NewInfraMetadata returns an InfraMetadata. The reader asks the API server itself: a manager's GetAPIReader, never a cache.
-func NewInfraMetadata(reader client.Reader, mapper meta.RESTMapper) *InfraMetadata {
-	return &InfraMetadata{reader: reader, mapper: mapper, kinds: map[infraKind]*infraList{}}
+// newInfraAnnotations returns an infraAnnotations. The reader asks the API server itself: a manager's GetAPIReader, never a cache.
+func newInfraAnnotations(reader client.Reader, mapper meta.RESTMapper) *infraAnnotations {
+	return &infraAnnotations{reader: reader, mapper: mapper, kinds: map[infraKind]*infraList{}}
 }
 
 // read returns a kind's annotations as they were within infraSharedFor.
-func (i *InfraMetadata) read(ctx context.Context, kind infraKind, now time.Time) kindEKs {
+func (i *infraAnnotations) read(ctx context.Context, kind infraKind, now time.Time) kindEKs {
 	list, err := i.listOf(kind, now)
 	if err != nil {
 		return kindEKs{err: err}
 	}
 	select {
-	case list.turn <- struct{}{}:
-		defer func() { <-list.turn }()
+	case list.lock <- struct{}{}:
+		defer func() { <-list.lock }()
 	case <-ctx.Done():
 		return kindEKs{err: ctx.Err()}
 	}
-	keep := infraSharedFor
+	keep := infraReadInterval
 	if list.err != nil {
 		keep = infraRetry
 	}
@@ -221,7 +221,7 @@ func (i *InfraMetadata) read(ctx context.Context, kind infraKind, now time.Time)
 
 // listOf returns where a kind's annotations are kept, and drops what nobody uses. Whoever may write a Machine can name any kind in it: the first
 // few of a namespace count.
-func (i *InfraMetadata) listOf(kind infraKind, now time.Time) (*infraList, error) {
+func (i *infraAnnotations) listOf(kind infraKind, now time.Time) (*infraList, error) {
 	if kind.Group != infraGroup {
 		return nil, fmt.Errorf("is no kind of InfraMachines: those are of the group %s", infraGroup)
 	}
@@ -229,7 +229,7 @@ func (i *InfraMetadata) listOf(kind infraKind, now time.Time) (*infraList, error
 	defer i.mu.Unlock()
 	others := 0
 	for other, list := range i.kinds {
-		if now.Sub(list.used) > infraForget {
+		if now.Sub(list.used) > infraExpiry {
 			delete(i.kinds, other)
 		} else if other.namespace == kind.namespace {
 			others++
@@ -239,13 +239,13 @@ func (i *InfraMetadata) listOf(kind infraKind, now time.Time) (*infraList, error
 		if others >= maxInfraKinds {
 			return nil, errInfraKinds
 		}
-		i.kinds[kind] = &infraList{turn: make(chan struct{}, 1)}
+		i.kinds[kind] = &infraList{lock: make(chan struct{}, 1)}
 	}
 	i.kinds[kind].used = now
 	return i.kinds[kind], nil
 }
 
-func (i *InfraMetadata) list(ctx context.Context, kind infraKind) (map[string]ekAnnotation, error) {
+func (i *infraAnnotations) list(ctx context.Context, kind infraKind) (map[string]ekAnnotation, error) {
 	mapping, err := i.mapper.RESTMapping(kind.GroupKind)
 	if err != nil {
 		return nil, err
@@ -272,16 +272,16 @@ func (i *InfraMetadata) list(ctx context.Context, kind infraKind) (map[string]ek
 	return nil, fmt.Errorf("there are more than %d", infraPage*infraPages)
 }
 
-// Inventory is an inventory as a source of EKs, by provider ID. Entries without one do not count, nor
+// inventorySource is an inventory as a source of EKs, by provider ID. Entries without one do not count, nor
 // do their tokens. All Clusters share it.
-type Inventory struct {
+type inventorySource struct {
 	file *lastgood.File[map[string]inventory.Machine]
 }
 
-// NewInventory returns the inventory in the file at path, which is read again once the last read is
+// newInventorySource returns the inventory in the file at path, which is read again once the last read is
 // older than maxAge.
-func NewInventory(path string, maxAge time.Duration) *Inventory {
-	return &Inventory{&lastgood.File[map[string]inventory.Machine]{
+func newInventorySource(path string, maxAge time.Duration) *inventorySource {
+	return &inventorySource{&lastgood.File[map[string]inventory.Machine]{
 		Name: "inventory", Path: path, MaxSize: inventory.MaxSize, MaxAge: maxAge, Parse: parseInventory,
 	}}
 }
@@ -302,31 +302,31 @@ func parseInventory(content []byte) (map[string]inventory.Machine, error) {
 }
 
 // Problem returns what is wrong with the content of the file, nil if it is in use.
-func (i *Inventory) Problem() error { return i.file.Problem() }
+func (i *inventorySource) Problem() error { return i.file.Problem() }
 
 // addInventoried adds the EKs of the inventory, and to instances of MachinePools their node name and addresses.
-func (s *Machines) addInventoried(subjects []subject, now time.Time) {
+func (s *machineSource) addInventoried(entries []machineEntry, now time.Time) {
 	machines, err := s.Inventory.file.Get(now)
-	for i := range subjects {
-		m := &subjects[i]
+	for i := range entries {
+		m := &entries[i]
 		entry, ok := machines[m.machine.ProviderID]
 		if err != nil {
-			m.unread(verifier.EKInventory) // Problem says why
+			m.markUnavailable(verifier.EKInventory) // Problem says why
 		}
 		if !ok {
 			continue
 		}
 		for _, ek := range entry.EKs {
-			m.add(verifier.EKInventory, ek.Fingerprint)
+			m.addEKs(verifier.EKInventory, ek.Fingerprint)
 		}
 		if m.pool {
-			m.name(verifier.Addresses{DNSNames: entry.DNSNames, IPs: entry.IPs}, verifier.NodeName{Source: verifier.NameInventory, Value: entry.NodeName})
+			m.addNames(verifier.Addresses{DNSNames: entry.DNSNames, IPs: entry.IPs}, verifier.NodeName{Source: verifier.NameInventory, Value: entry.NodeName})
 		}
 	}
 }
 
-// name adds to what a machine has, without changing what others share.
-func (m *subject) name(addresses verifier.Addresses, names ...verifier.NodeName) {
+// addNames adds to what a machine has, without changing what others share.
+func (m *machineEntry) addNames(addresses verifier.Addresses, names ...verifier.NodeName) {
 	m.machine.Names = slices.Concat(m.machine.Names, names)
 	m.machine.Addresses.DNSNames = slices.Concat(m.machine.Addresses.DNSNames, addresses.DNSNames)
 	m.machine.Addresses.IPs = slices.Concat(m.machine.Addresses.IPs, addresses.IPs)

@@ -122,7 +122,7 @@ func (r *infraReader) List(ctx context.Context, into client.ObjectList, opts ...
 	for name, value := range r.items {
 		item := metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: name}}
 		if value != "-" {
-			item.Annotations = map[string]string{EKAnnotation: value}
+			item.Annotations = map[string]string{annotationEK: value}
 		}
 		list.Items = append(list.Items, item)
 	}
@@ -178,7 +178,7 @@ func TestAnnotations(t *testing.T) {
 			if test.infra == "gone" {
 				delete(reader.items, "infra-m")
 			}
-			s := NewMachines(MachinesConfig{Reader: newStore(t, m), Cluster: blue, Annotations: true, Infra: NewInfraMetadata(reader, mapper())})
+			s := newMachineSource(machineSourceConfig{Reader: newStore(t, m), Cluster: blue, Annotations: true, Infra: newInfraAnnotations(reader, mapper())})
 			got := read(t, s, start)["m"]
 			if ekList(got) != test.want {
 				t.Errorf("got %s, want %s", ekList(got), test.want)
@@ -198,7 +198,7 @@ func TestProblemsAreBounded(t *testing.T) {
 	for i := range 1000 {
 		cache.put(machine(fmt.Sprintf("m%03d", i), annotated(strings.Repeat("\n\x1b]0;", 400))))
 	}
-	s := NewMachines(MachinesConfig{Reader: cache, Cluster: blue, Annotations: true})
+	s := newMachineSource(machineSourceConfig{Reader: cache, Cluster: blue, Annotations: true})
 	read(t, s, start)
 	problem(t, s.Problem(), "machine m000: ", "machine m004: ", "and 995 more")
 	for i := range 1000 {
@@ -210,8 +210,8 @@ func TestProblemsAreBounded(t *testing.T) {
 
 func TestInfraMachinesAreListedOnceASecond(t *testing.T) {
 	reader := &infraReader{items: map[string]string{"infra-m": ek("a")}}
-	shared := NewInfraMetadata(reader, mapper())
-	var clusters []*Machines
+	shared := newInfraAnnotations(reader, mapper())
+	var clusters []*machineSource
 	cache := newStore(t)
 	for i := range 20 {
 		c := blue
@@ -219,7 +219,7 @@ func TestInfraMachinesAreListedOnceASecond(t *testing.T) {
 		cache.put(machine(fmt.Sprintf("m%d", i), func(m *clusterv1.Machine) {
 			m.Spec.ClusterName, m.Spec.InfrastructureRef.Name = c.Name, "infra-m"
 		}))
-		clusters = append(clusters, NewMachines(MachinesConfig{Reader: cache, Cluster: c, Annotations: true, Infra: shared}))
+		clusters = append(clusters, newMachineSource(machineSourceConfig{Reader: cache, Cluster: c, Annotations: true, Infra: shared}))
 	}
 	all := func(now time.Time) {
 		var wait sync.WaitGroup
@@ -235,11 +235,11 @@ func TestInfraMachinesAreListedOnceASecond(t *testing.T) {
 		wait.Wait()
 	}
 	all(start)
-	all(start.Add(infraSharedFor / 2))
+	all(start.Add(infraReadInterval / 2))
 	if reader.lists != 1 {
 		t.Errorf("%d lists", reader.lists)
 	}
-	all(start.Add(2 * infraSharedFor))
+	all(start.Add(2 * infraReadInterval))
 	if reader.lists != 2 {
 		t.Errorf("%d lists", reader.lists)
 	}
@@ -249,9 +249,9 @@ func TestInfraMachinesThatCannotBeListed(t *testing.T) {
 	forbidden := apierrors.NewForbidden(schema.GroupResource{Group: infraKindOf.Group, Resource: "metalmachines"}, "", errors.New("no right"))
 	reader := &infraReader{items: map[string]string{"infra-m": ek("a"), "infra-bare": ek("a")}, fail: forbidden}
 	other := machine("other", annotated(ek("b")), func(m *clusterv1.Machine) { m.Spec.InfrastructureRef = clusterv1.ContractVersionedObjectReference{} })
-	s := NewMachines(MachinesConfig{
+	s := newMachineSource(machineSourceConfig{
 		Reader:  newStore(t, machine("m", annotated(ek("c"))), machine("bare"), other),
-		Cluster: blue, Annotations: true, Infra: NewInfraMetadata(reader, mapper()),
+		Cluster: blue, Annotations: true, Infra: newInfraAnnotations(reader, mapper()),
 	})
 	got := read(t, s, start)
 	// Its own annotation counts, but without one it could have another.
@@ -294,7 +294,7 @@ func TestInfraKindsThatAreNone(t *testing.T) {
 			m := machine("m", func(m *clusterv1.Machine) {
 				m.Spec.InfrastructureRef.APIGroup, m.Spec.InfrastructureRef.Kind = kind.Group, kind.Kind
 			})
-			s := NewMachines(MachinesConfig{Reader: newStore(t, m), Cluster: blue, Annotations: true, Infra: NewInfraMetadata(reader, counting)})
+			s := newMachineSource(machineSourceConfig{Reader: newStore(t, m), Cluster: blue, Annotations: true, Infra: newInfraAnnotations(reader, counting)})
 			for i := range 10 { // what is found is remembered
 				if got := read(t, s, start.Add(time.Duration(i)*infraRetry/10))["m"]; ekList(got) != "" || !got.Created.IsZero() || reader.lists != 0 {
 					t.Errorf("got %+v, %d lists", got, reader.lists)
@@ -312,13 +312,13 @@ func TestInfraKindsThatAreNone(t *testing.T) {
 func TestManyInfraKinds(t *testing.T) {
 	reader, counting := &infraReader{items: map[string]string{"infra-honest": ek("a")}}, &countingMapper{RESTMapper: mapper()}
 	cache := newStore(t, machine("honest"))
-	s := NewMachines(MachinesConfig{Reader: cache, Cluster: blue, Annotations: true, Infra: NewInfraMetadata(reader, counting)})
+	s := newMachineSource(machineSourceConfig{Reader: cache, Cluster: blue, Annotations: true, Infra: newInfraAnnotations(reader, counting)})
 	read(t, s, start)
 	for i := range 300 {
 		cache.put(machine(fmt.Sprintf("a%d", i), func(m *clusterv1.Machine) { m.Spec.InfrastructureRef.Kind = fmt.Sprintf("Kind%d", i) }))
 	}
 	counting.lookups = 0
-	got := read(t, s, start.Add(infraSharedFor))
+	got := read(t, s, start.Add(infraReadInterval))
 	if counting.lookups > maxInfraKinds {
 		t.Errorf("%d lookups", counting.lookups)
 	}
@@ -329,10 +329,10 @@ func TestManyInfraKinds(t *testing.T) {
 	// They do not count for another namespace, and not once they are gone.
 	red := types.NamespacedName{Namespace: "another", Name: "red"}
 	elsewhere := machine("m", func(m *clusterv1.Machine) { m.Namespace, m.Spec.ClusterName = red.Namespace, red.Name })
-	other := NewMachines(MachinesConfig{Reader: newStore(t, elsewhere), Cluster: red, Annotations: true, Infra: s.Infra})
-	read(t, other, start.Add(infraSharedFor))
+	other := newMachineSource(machineSourceConfig{Reader: newStore(t, elsewhere), Cluster: red, Annotations: true, Infra: s.Infra})
+	read(t, other, start.Add(infraReadInterval))
 	problem(t, other.Problem())
-	later := start.Add(infraForget + time.Minute)
+	later := start.Add(infraExpiry + time.Minute)
 	s.Reader = newStore(t, machine("late", func(m *clusterv1.Machine) { m.Spec.InfrastructureRef.Kind = "Late" }))
 	counting.lookups = 0
 	if read(t, s, later); counting.lookups != 1 {
@@ -342,7 +342,7 @@ func TestManyInfraKinds(t *testing.T) {
 
 func TestInfraPages(t *testing.T) {
 	reader := &infraReader{page: 3}
-	i := NewInfraMetadata(reader, mapper())
+	i := newInfraAnnotations(reader, mapper())
 	kind := infraKind{infraKindOf, blue.Namespace}
 	if got := i.read(ctx, kind, start); got.err != nil || len(got.names) != 3 || reader.lists != 3 {
 		t.Errorf("got %+v, %d lists", got, reader.lists)
@@ -357,7 +357,7 @@ func TestInfraPages(t *testing.T) {
 func TestInfraThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		reader := &infraReader{hang: true}
-		i := NewInfraMetadata(reader, mapper())
+		i := newInfraAnnotations(reader, mapper())
 		kind := infraKind{infraKindOf, blue.Namespace}
 		begin := time.Now()
 		var wait sync.WaitGroup
@@ -396,22 +396,22 @@ func TestInfraThatHangs(t *testing.T) {
 }
 
 func TestInfraForgets(t *testing.T) {
-	i := NewInfraMetadata(&infraReader{}, mapper())
+	i := newInfraAnnotations(&infraReader{}, mapper())
 	for n := range 100 {
 		i.read(ctx, infraKind{infraKindOf, fmt.Sprint(n)}, start)
 	}
-	i.read(ctx, infraKind{infraKindOf, blue.Namespace}, start.Add(infraForget+1))
+	i.read(ctx, infraKind{infraKindOf, blue.Namespace}, start.Add(infraExpiry+1))
 	if len(i.kinds) != 1 {
 		t.Errorf("%d kinds are remembered", len(i.kinds))
 	}
 }
 
 // inventoryOf returns the inventory with some fields of a list.
-func inventoryOf(t testing.TB, fields string) *Inventory {
+func inventoryOf(t testing.TB, fields string) *inventorySource {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "inventory.yaml")
 	writeInventory(t, path, fields)
-	return NewInventory(path, 0)
+	return newInventorySource(path, 0)
 }
 
 func writeInventory(t testing.TB, path, fields string) {
@@ -424,7 +424,7 @@ func writeInventory(t testing.TB, path, fields string) {
 
 func TestInventoryChanges(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "inventory.yaml")
-	s := NewMachines(MachinesConfig{Reader: newStore(t, machine("m")), Cluster: blue, Inventory: NewInventory(path, 0)})
+	s := newMachineSource(machineSourceConfig{Reader: newStore(t, machine("m")), Cluster: blue, Inventory: newInventorySource(path, 0)})
 	// There has been none: nobody can tell which EKs the machine has.
 	if got := read(t, s, start)["m"]; ekList(got) != "" || !got.Created.IsZero() {
 		t.Errorf("got %+v", got)

@@ -36,18 +36,18 @@ import (
 const (
 	// recordSource is the source of machines in records.
 	recordSource = "cluster-api"
-	// restartPause is how long an engine that failed rests, and refusedPause one that may not start to enforce.
-	restartPause, refusedPause = 5 * time.Second, 30 * time.Second
-	// stopPatience is how long an engine's end is waited for at a time.
-	stopPatience = 500 * time.Millisecond
+	// restartDelay is how long an engine that failed rests, and refusedPause one that may not start to enforce.
+	restartDelay, refusedDelay = 5 * time.Second, 30 * time.Second
+	// stopTimeout is how long an engine's end is waited for at a time.
+	stopTimeout = 500 * time.Millisecond
 	// liveQPS and liveBurst are what one cluster may ask of the management cluster's API server: a flood in one is not to queue up before others.
 	liveQPS, liveBurst = 200, 400
 	// keysInterval is how long a changed Secret of challenge keys may go unnoticed: nobody changes it but by rotating keys.
 	keysInterval = 30 * time.Second
 )
 
-// plan is what an engine is made of. Another plan takes another engine.
-type plan struct {
+// enginePlan is what an engine is made of. Another plan takes another engine.
+type enginePlan struct {
 	cluster *clusterv1.Cluster
 	// uid tells the cluster from all others, in records and challenges.
 	uid string
@@ -55,26 +55,26 @@ type plan struct {
 	connection *rest.Config
 	// approveOnly says that there is no CA key to sign with.
 	approveOnly bool
-	// unattested nodes are left alone; forbidden are addresses that no node serves under.
-	unattested, forbidden []string
+	// unattestedNodes nodes are left alone; forbidden are addresses that no node serves under.
+	unattestedNodes, forbiddenAddresses []string
 }
 
 // engine serves one workload cluster: it runs what node-attestation-controller is for a cluster, until it is stopped. What it waits for, no other
 // engine waits for.
 type engine struct {
-	shared
-	plan plan
+	engineDeps
+	plan enginePlan
 	log  logr.Logger
 
 	cancel context.CancelFunc
 	// stopping says that it was told to end.
 	stopping bool // under clusters.mu
-	// ended is closed once nothing is decided any more.
-	ended chan struct{}
+	// done is closed once nothing is decided any more.
+	done chan struct{}
 }
 
-// shared is what all engines have in common.
-type shared struct {
+// engineDeps is what all engines have in common.
+type engineDeps struct {
 	settings *config.Settings
 	// management is how the management cluster is reached. cached reads Cluster API's objects in it, live reads Secrets and records and writes.
 	management *rest.Config
@@ -82,22 +82,22 @@ type shared struct {
 	live       client.Client
 	events     events.EventRecorder
 	// infra and inventory are nil where they are not asked, platform where there is none.
-	infra     *InfraMetadata
-	inventory *Inventory
-	platform  *Platform
+	infra     *infraAnnotations
+	inventory *inventorySource
+	platform  *platformPoller
 
-	decisions *telemetry.Metrics
-	around    *telemetry.ClusterMetrics
+	decisionMetrics *telemetry.Metrics
+	clusterMetrics  *telemetry.ClusterMetrics
 	// policies compares the management cluster's admission policies with the release's.
 	policies *preflight.PolicyCheck
 }
 
 // startEngine starts an engine, which ends when ctx does, or stop is called.
-func startEngine(ctx context.Context, shared shared, plan plan, log logr.Logger) *engine {
-	e := &engine{shared: shared, plan: plan, log: log, ended: make(chan struct{})}
+func startEngine(ctx context.Context, deps engineDeps, plan enginePlan, log logr.Logger) *engine {
+	e := &engine{engineDeps: deps, plan: plan, log: log, done: make(chan struct{})}
 	ctx, e.cancel = context.WithCancel(ctx)
 	go func() {
-		defer close(e.ended)
+		defer close(e.done)
 		e.run(ctx)
 	}()
 	return e
@@ -107,9 +107,9 @@ func startEngine(ctx context.Context, shared shared, plan plan, log logr.Logger)
 func (e *engine) stop() bool {
 	e.cancel()
 	select {
-	case <-e.ended:
+	case <-e.done:
 		return true
-	case <-time.After(stopPatience):
+	case <-time.After(stopTimeout):
 		return false
 	}
 }
@@ -121,15 +121,15 @@ func (e *engine) name() string { return client.ObjectKeyFromObject(e.plan.cluste
 func (e *engine) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		err := e.serve(ctx)
-		e.around.For(e.name()).Forget()
+		e.clusterMetrics.For(e.name()).Forget()
 		if ctx.Err() != nil {
 			return
 		}
-		pause := restartPause
+		pause := restartDelay
 		var refused *preflight.Error
 		if errors.As(err, &refused) {
-			pause = refusedPause
-			e.events.Eventf(e.plan.cluster, nil, corev1.EventTypeWarning, "EnforcementRefused", "Enforce", "%s; %s", short(err.Error()), refused.Hint)
+			pause = refusedDelay
+			e.events.Eventf(e.plan.cluster, nil, corev1.EventTypeWarning, "EnforcementRefused", "Enforce", "%s; %s", truncateNote(err.Error()), refused.Hint)
 		}
 		e.log.Info("the cluster is not served", "cause", text.Line(err.Error(), maxProblem), "again", pause)
 		select {
@@ -141,7 +141,7 @@ func (e *engine) run(ctx context.Context) {
 
 // hints are what an operator can do for a cluster that is not served. None concerns other clusters.
 var hints = preflight.Hints{
-	Nodes:  "attest them, or list them in the Cluster's annotation " + AnnotationUnattestedNodes,
+	Nodes:  "attest them, or list them in the Cluster's annotation " + annotationUnattestedNodes,
 	Record: "apply packaging/cluster-api/management to the management cluster",
 	Policies: "apply packaging/cluster-api/workload to the workload cluster, and packaging/cluster-api/management to the management cluster, " +
 		"with your overlays if you have some, name other controllers in policies.controllers, or set policies.mode: Warn",
@@ -151,7 +151,7 @@ var hints = preflight.Hints{
 // maxNote bounds what an Event says, in bytes: the API server takes 1 KiB.
 const maxNote = 700
 
-func short(note string) string { return note[:min(len(note), maxNote)] }
+func truncateNote(note string) string { return note[:min(len(note), maxNote)] }
 
 // serve assembles the controller of the cluster and runs it until ctx ends or a part of it fails.
 func (e *engine) serve(ctx context.Context) error {
@@ -159,31 +159,31 @@ func (e *engine) serve(ctx context.Context) error {
 	defer cancel()
 	settings, err := e.settings.Of(config.Workload{
 		UID: e.plan.uid, Namespace: e.plan.cluster.Namespace, KeySecret: keySecret(client.ObjectKeyFromObject(e.plan.cluster)).Name,
-		ApproveOnly: e.plan.approveOnly, ForbiddenAddresses: e.plan.forbidden, UnattestedNodes: e.plan.unattested,
+		ApproveOnly: e.plan.approveOnly, ForbiddenAddresses: e.plan.forbiddenAddresses, UnattestedNodes: e.plan.unattestedNodes,
 	})
 	if err != nil {
 		return err
 	}
-	live, err := e.budgeted()
+	live, err := e.newLiveClient()
 	if err != nil {
 		return err
 	}
-	w, err := e.reach(settings)
+	w, err := e.connect(settings)
 	if err != nil {
 		return err
 	}
 	defer w.broadcaster.Shutdown() // it began when it was made
-	challengeKeys, around := settings.Keys(live, live), e.around.For(e.name())
+	challengeKeys, clusterMetrics := settings.Keys(live, live), e.clusterMetrics.For(e.name())
 	challengeKeys.Interval, challengeKeys.Existing = keysInterval, true
 	check := settings.PolicyCheck(w.live)
-	gate := settings.Gate(challengeKeys, live, around, e.log.WithName("gate"), check, e.policies)
+	gate := settings.Gate(challengeKeys, live, clusterMetrics, e.log.WithName("gate"), check, e.policies)
 	gate.Nodes, gate.Hints = w.live, hints
 	if err := gate.Open(ctx); err != nil {
 		return err
 	}
-	parts := e.parts(settings, challengeKeys, live)
-	policies := settings.PolicyWatch(check, around)
-	policies.Tell = e.tell
+	parts := e.controllerConfig(settings, challengeKeys, live)
+	policies := settings.PolicyWatch(check, clusterMetrics)
+	policies.Tell = e.event
 	watch, err := preflight.NewPolicyWatch(policies, w.watching, w.recorder, e.log.WithName("policies"))
 	if err != nil {
 		return err
@@ -198,31 +198,31 @@ func (e *engine) serve(ctx context.Context) error {
 		return err
 	}
 	e.log.Info("serving the cluster", "uid", e.plan.uid, "approveOnly", parts.CA == nil)
-	return all(ctx, cancel,
+	return runAll(ctx, cancel,
 		w.cache.Start,
 		queue.Start,
 		challengeKeys.Start,
 		gate.Start,
 		sources.NewHealth(map[string]any{"challenge keys": challengeKeys, "CA": parts.CA, "machines": parts.Machines}, e.log.WithName("sources")).Start,
-		w.record,
-		e.upkeep(live).Start,
+		w.recordEvents,
+		e.newRecordGC(live).Start,
 		watch.Start,
 		func(ctx context.Context) error {
-			return bindings.Run(ctx, settings.Bindings(around), bindings.Clients{
+			return bindings.Run(ctx, settings.Bindings(clusterMetrics), bindings.Clients{
 				Config: w.unbounded, Cache: w.options, Writer: w.client, Events: w.recorder, Log: e.log.WithName("bindings"),
 			})
 		},
 	)
 }
 
-// tell says in an Event on the Cluster, too, what concerns the workload cluster: whoever takes its
+// event says in an Event on the Cluster, too, what concerns the workload cluster: whoever takes its
 // policies away may take its own Events away.
-func (e *engine) tell(kind, reason, message string) {
-	e.events.Eventf(e.plan.cluster, nil, kind, reason, "Compare", "%s", short(message))
+func (e *engine) event(kind, reason, message string) {
+	e.events.Eventf(e.plan.cluster, nil, kind, reason, "Compare", "%s", truncateNote(message))
 }
 
-// all runs functions until ctx ends, which it does when one fails, and returns the first error.
-func all(ctx context.Context, cancel context.CancelFunc, functions ...func(context.Context) error) error {
+// runAll runs functions until ctx ends, which it does when one fails, and returns the first error.
+func runAll(ctx context.Context, cancel context.CancelFunc, functions ...func(context.Context) error) error {
 	var running sync.WaitGroup
 	failed := make(chan error, len(functions))
 	for _, function := range functions {
@@ -242,16 +242,16 @@ func all(ctx context.Context, cancel context.CancelFunc, functions ...func(conte
 	}
 }
 
-// parts returns the controller's configuration for the cluster.
-func (e *engine) parts(settings *config.Settings, challengeKeys *sources.KeyStore, live client.Client) controller.Config {
+// controllerConfig returns the controller's configuration for the cluster.
+func (e *engine) controllerConfig(settings *config.Settings, challengeKeys *sources.KeyStore, live client.Client) controller.Config {
 	cluster := client.ObjectKeyFromObject(e.plan.cluster)
-	machines := NewMachines(e.machines())
+	machines := newMachineSource(e.machineSourceConfig())
 	var ca signing.Source
 	if !e.plan.approveOnly {
 		ca = sources.NewSecretCA(live, caSecret(cluster))
 	}
 	parts := settings.Assemble(challengeKeys, machines, ca)
-	parts.Metrics = e.decisions.For(e.name())
+	parts.Metrics = e.decisionMetrics.For(e.name())
 	parts.Owned = &records.Owned{
 		Source: recordSource, Cluster: e.plan.uid, Owner: machines.Owner,
 		Labels: map[string]string{clusterv1.ClusterNameLabel: cluster.Name},
@@ -259,9 +259,9 @@ func (e *engine) parts(settings *config.Settings, challengeKeys *sources.KeyStor
 	return parts
 }
 
-// machines returns what the cluster's machines are read by.
-func (e *engine) machines() MachinesConfig {
-	c := MachinesConfig{
+// machineSourceConfig returns what the cluster's machines are read by.
+func (e *engine) machineSourceConfig() machineSourceConfig {
+	c := machineSourceConfig{
 		Reader: e.cached, Cluster: client.ObjectKeyFromObject(e.plan.cluster),
 		Annotations: e.infra != nil, Infra: e.infra, Platform: e.platform, Inventory: e.inventory,
 	}
@@ -274,15 +274,15 @@ func (e *engine) machines() MachinesConfig {
 	return c
 }
 
-func (e *engine) upkeep(live client.Client) *upkeep {
-	return &upkeep{
+func (e *engine) newRecordGC(live client.Client) *recordGC {
+	return &recordGC{
 		cached: e.cached, live: live, cluster: client.ObjectKeyFromObject(e.plan.cluster), uid: e.plan.uid, events: e.events,
 		log: e.log.WithName("upkeep"), now: time.Now,
 	}
 }
 
-// workload is how an engine reaches the nodes' cluster.
-type workload struct {
+// workloadClients is how an engine reaches the nodes' cluster.
+type workloadClients struct {
 	// unbounded is for watches: requests end when they are given up, and not after a time.
 	unbounded *rest.Config
 	options   cache.Options
@@ -295,19 +295,19 @@ type workload struct {
 	recorder    events.EventRecorder
 }
 
-// budgeted returns a client of the management cluster that one engine alone uses.
-func (e *engine) budgeted() (client.WithWatch, error) {
+// newLiveClient returns a client of the management cluster that one engine alone uses.
+func (e *engine) newLiveClient() (client.WithWatch, error) {
 	own := rest.CopyConfig(e.management)
 	own.QPS, own.Burst = liveQPS, liveBurst
 	return client.NewWithWatch(own, client.Options{Scheme: e.live.Scheme(), Mapper: e.live.RESTMapper()})
 }
 
-// reach makes the clients of one engine. The cache is its own, and goes with it.
-func (e *engine) reach(settings *config.Settings) (*workload, error) {
-	scheme, mapper, connection := e.live.Scheme(), workloadKinds(), guarded(e.plan.connection)
+// connect makes the clients of one engine. The cache is its own, and goes with it.
+func (e *engine) connect(settings *config.Settings) (*workloadClients, error) {
+	scheme, mapper, connection := e.live.Scheme(), workloadRESTMapper(), withBounds(e.plan.connection)
 	unbounded := rest.CopyConfig(connection)
 	unbounded.Timeout = 0
-	w := &workload{unbounded: unbounded, options: cache.Options{Scheme: scheme, Mapper: mapper}}
+	w := &workloadClients{unbounded: unbounded, options: cache.Options{Scheme: scheme, Mapper: mapper}}
 	options := w.options
 	controller.TrimCache(&options, settings.Rules())
 	var err error
@@ -333,8 +333,8 @@ func (e *engine) reach(settings *config.Settings) (*workload, error) {
 	return w, nil
 }
 
-// workloadKinds knows the kinds that are used in workload clusters. None of those is asked which it has.
-func workloadKinds() meta.RESTMapper {
+// workloadRESTMapper knows the kinds that are used in workload clusters. None of those is asked which it has.
+func workloadRESTMapper() meta.RESTMapper {
 	mapper := meta.NewDefaultRESTMapper(nil)
 	mapper.Add(certificatesv1.SchemeGroupVersion.WithKind("CertificateSigningRequest"), meta.RESTScopeRoot)
 	mapper.Add(corev1.SchemeGroupVersion.WithKind("Node"), meta.RESTScopeRoot)
@@ -345,8 +345,8 @@ func workloadKinds() meta.RESTMapper {
 	return mapper
 }
 
-// record sends Events until ctx ends.
-func (w *workload) record(ctx context.Context) error {
+// recordEvents sends Events until ctx ends.
+func (w *workloadClients) recordEvents(ctx context.Context) error {
 	if err := w.broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
 		return err
 	}

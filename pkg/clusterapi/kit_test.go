@@ -123,7 +123,7 @@ func machine(name string, change ...func(*clusterv1.Machine)) *clusterv1.Machine
 }
 
 func annotated(value string) func(*clusterv1.Machine) {
-	return func(m *clusterv1.Machine) { m.Annotations = map[string]string{EKAnnotation: value} }
+	return func(m *clusterv1.Machine) { m.Annotations = map[string]string{annotationEK: value} }
 }
 
 func addresses(pairs ...string) func(*clusterv1.Machine) {
@@ -169,7 +169,7 @@ func pool(name string, providerIDs ...string) *clusterv1.MachinePool {
 }
 
 // read returns the machines by name.
-func read(t testing.TB, s *Machines, now time.Time) map[string]verifier.Machine {
+func read(t testing.TB, s *machineSource, now time.Time) map[string]verifier.Machine {
 	t.Helper()
 	machines, err := s.Machines(ctx, now)
 	if err != nil {

@@ -29,14 +29,14 @@ const (
 	maxAddresses = 256
 	// maxProblems bounds how many machines Problem names, and maxProblem how long it speaks about one.
 	maxProblems, maxProblem = 5, 300
-	// sharedFor is how long one reading of all Machines serves: many requests that are decided at once share it.
-	sharedFor = 100 * time.Millisecond
-	// moveTakes is how long before or after its Cluster a Machine may be made anew by a move, or from a backup.
-	moveTakes = time.Hour
+	// readInterval is how long one reading of all Machines serves: many requests that are decided at once share it.
+	readInterval = 100 * time.Millisecond
+	// moveTolerance is how long before or after its Cluster a Machine may be made anew by a move, or from a backup.
+	moveTolerance = time.Hour
 )
 
-// MachinesConfig is what NewMachines is told.
-type MachinesConfig struct {
+// machineSourceConfig configures newMachineSource.
+type machineSourceConfig struct {
 	// Reader has the Machines, MachinePools and KubeadmConfigs of the Cluster's namespace: a cache of the management cluster. What it
 	// returns is not changed, so that nothing needs to be copied.
 	Reader client.Reader
@@ -45,11 +45,11 @@ type MachinesConfig struct {
 	// Annotations has the EK annotation count.
 	Annotations bool
 	// Infra reads the EK annotation of InfraMachines, too. Default: that of Machines alone counts.
-	Infra *InfraMetadata
-	// Platform is asked for EKs. Default: there is none.
-	Platform *Platform
-	// Inventory has EKs by provider ID. Default: there is none.
-	Inventory *Inventory
+	Infra *infraAnnotations
+	// platformPoller is asked for EKs. Default: there is none.
+	Platform *platformPoller
+	// inventorySource has EKs by provider ID. Default: there is none.
+	Inventory *inventorySource
 	// ServingAddresses are the types of addresses that a Machine, or an instance as the platform says, has for serving certificates: those that no
 	// guest reports. What an inventory lists counts always. Default: none.
 	ServingAddresses []clusterv1.MachineAddressType
@@ -58,33 +58,33 @@ type MachinesConfig struct {
 	MovedAt time.Time
 }
 
-// Machines are those of one workload Cluster, as the objects of the management cluster have them: Machines, and the instances of MachinePools
+// machineSource are those of one workload Cluster, as the objects of the management cluster have them: Machines, and the instances of MachinePools
 // that have no Machines. Of what a node can write nothing counts, but that a nodeRef is set.
-type Machines struct {
-	MachinesConfig
+type machineSource struct {
+	machineSourceConfig
 
-	// reading is held while sources are read, whoever wants the same waits for it.
-	reading sync.Mutex
-	// known are the objects read last, by UID.
-	known map[types.UID]known
-	// at is when shared was made.
-	at     time.Time
+	// readMu is held while sources are read, whoever wants the same waits for it.
+	readMu sync.Mutex
+	// objectMemo are the objects read last, by UID.
+	memo map[types.UID]objectMemo
+	// readAt is when shared was made.
+	readAt time.Time
 	shared []verifier.Machine
 
-	tokens tokens
+	tokens tokenCache
 
 	mu      sync.Mutex
 	problem error
 }
 
-// known is what an object says at one resourceVersion.
-type known struct {
-	version  string
-	subjects []subject
+// objectMemo is what an object says at one resourceVersion.
+type objectMemo struct {
+	version string
+	entries []machineEntry
 }
 
-// subject is a machine on its way to the rules, with what the sources of EKs go by.
-type subject struct {
+// machineEntry is a machine on its way to the rules, with what the sources of EKs go by.
+type machineEntry struct {
 	machine verifier.Machine
 	// owner is the Machine's name, or the MachinePool's.
 	owner string
@@ -96,62 +96,62 @@ type subject struct {
 	annotation ekAnnotation
 }
 
-// unread notes that a source cannot tell now which EKs the machine has. What others share is not
+// markUnavailable notes that a source cannot tell now which EKs the machine has. What others share is not
 // changed.
-func (m *subject) unread(source verifier.EKSource) {
+func (m *machineEntry) markUnavailable(source verifier.EKSource) {
 	m.machine.UnavailableSources = append(slices.Clone(m.machine.UnavailableSources), source)
 }
 
-// NewMachines returns the machines of a Cluster. It reads nothing yet.
-func NewMachines(config MachinesConfig) *Machines {
-	return &Machines{MachinesConfig: config, known: map[types.UID]known{}}
+// newMachineSource returns the machines of a Cluster. It reads nothing yet.
+func newMachineSource(config machineSourceConfig) *machineSource {
+	return &machineSource{machineSourceConfig: config, memo: map[types.UID]objectMemo{}}
 }
 
-// Machines returns all of them, as they were within a tenth of a second. The caller changes nothing in what is returned.
+// machineSource returns all of them, as they were within a tenth of a second. The caller changes nothing in what is returned.
 //
 // A machine whose EKs cannot be told now, by any one of the sources, or whose object was made in a move, has no time of creation: it is not trusted
 // on first use then.
-func (s *Machines) Machines(ctx context.Context, now time.Time) ([]verifier.Machine, error) {
-	s.reading.Lock()
-	defer s.reading.Unlock()
-	if s.shared != nil && now.Sub(s.at).Abs() < sharedFor { // who waited for it began before it
+func (s *machineSource) Machines(ctx context.Context, now time.Time) ([]verifier.Machine, error) {
+	s.readMu.Lock()
+	defer s.readMu.Unlock()
+	if s.shared != nil && now.Sub(s.readAt).Abs() < readInterval { // who waited for it began before it
 		return slices.Clone(s.shared), nil
 	}
-	subjects, err := s.read(ctx)
+	entries, err := s.read(ctx)
 	if err != nil {
 		return nil, err
 	}
-	var found problems
+	var problems problemSet
 	if s.Annotations {
-		s.addAnnotated(ctx, subjects, now, &found)
+		s.addAnnotated(ctx, entries, now, &problems)
 	}
 	if s.Inventory != nil {
-		s.addInventoried(subjects, now)
+		s.addInventoried(entries, now)
 	}
 	if s.Platform != nil {
-		s.addPlatform(subjects)
+		s.addPlatform(entries)
 	}
-	machines := make([]verifier.Machine, 0, len(subjects))
-	for i := range subjects {
-		if len(subjects[i].machine.UnavailableSources) > 0 || s.remade(subjects[i].machine.Created) {
-			subjects[i].machine.Created = time.Time{}
+	machines := make([]verifier.Machine, 0, len(entries))
+	for i := range entries {
+		if len(entries[i].machine.UnavailableSources) > 0 || s.createdByMove(entries[i].machine.Created) {
+			entries[i].machine.Created = time.Time{}
 		}
-		machines = append(machines, subjects[i].machine)
+		machines = append(machines, entries[i].machine)
 	}
-	s.at, s.shared = now, machines
+	s.readAt, s.shared = now, machines
 	s.mu.Lock()
-	s.problem = found.err()
+	s.problem = problems.err()
 	s.mu.Unlock()
 	return slices.Clone(machines), nil
 }
 
-// remade reports whether an object was, or may have been, made in a move of the Cluster.
-func (s *Machines) remade(created time.Time) bool {
-	return !s.MovedAt.IsZero() && created.Sub(s.MovedAt).Abs() < moveTakes
+// createdByMove reports whether an object was, or may have been, made in a move of the Cluster.
+func (s *machineSource) createdByMove(created time.Time) bool {
+	return !s.MovedAt.IsZero() && created.Sub(s.MovedAt).Abs() < moveTolerance
 }
 
 // Problem returns what is wrong with EK annotations, the inventory or the platform now, in one line; nil if nothing is.
-func (s *Machines) Problem() error {
+func (s *machineSource) Problem() error {
 	s.mu.Lock()
 	problem := s.problem
 	s.mu.Unlock()
@@ -166,7 +166,7 @@ func (s *Machines) Problem() error {
 }
 
 // Owner returns the Machine or MachinePool that owns the record of a machine.
-func (s *Machines) Owner(ref verifier.MachineRef) (metav1.OwnerReference, error) {
+func (s *machineSource) Owner(ref verifier.MachineRef) (metav1.OwnerReference, error) {
 	owner := metav1.OwnerReference{APIVersion: clusterv1.GroupVersion.String(), Kind: "Machine", Name: ref.Name, UID: types.UID(ref.UID)}
 	if pool, _, instance := strings.Cut(ref.Name, "/"); instance {
 		owner.Kind, owner.Name = "MachinePool", pool
@@ -178,7 +178,7 @@ func (s *Machines) Owner(ref verifier.MachineRef) (metav1.OwnerReference, error)
 }
 
 // read returns the Cluster's machines without EKs.
-func (s *Machines) read(ctx context.Context) ([]subject, error) {
+func (s *machineSource) read(ctx context.Context) ([]machineEntry, error) {
 	machines, err := s.listMachines(ctx)
 	if err != nil {
 		return nil, err
@@ -187,8 +187,8 @@ func (s *Machines) read(ctx context.Context) ([]subject, error) {
 	if err != nil {
 		return nil, err
 	}
-	known := make(map[types.UID]known, len(s.known))
-	subjects := make([]subject, 0, len(machines))
+	memo := make(map[types.UID]objectMemo, len(s.memo))
+	entries := make([]machineEntry, 0, len(machines))
 	covered := map[string]bool{}         // provider IDs
 	withMachines := map[types.UID]bool{} // pools
 	for i := range machines {
@@ -202,10 +202,10 @@ func (s *Machines) read(ctx context.Context) ([]subject, error) {
 		for _, owner := range m.OwnerReferences {
 			withMachines[owner.UID] = true
 		}
-		subjects = append(subjects, s.remember(known, m, func() []subject {
-			of := subjectOf(m)
-			of.machine.Addresses = s.served(readAddresses(m.Status.Addresses))
-			return []subject{of}
+		entries = append(entries, s.memoize(memo, m, func() []machineEntry {
+			of := entryOf(m)
+			of.machine.Addresses = s.servingAddresses(readAddresses(m.Status.Addresses))
+			return []machineEntry{of}
 		})...)
 	}
 	for i := range pools {
@@ -213,29 +213,29 @@ func (s *Machines) read(ctx context.Context) ([]subject, error) {
 		if p.Spec.ClusterName != s.Cluster.Name || withMachines[p.UID] {
 			continue
 		}
-		for _, instance := range s.remember(known, p, func() []subject { return instancesOf(p) }) {
+		for _, instance := range s.memoize(memo, p, func() []machineEntry { return instancesOf(p) }) {
 			if !covered[instance.machine.ProviderID] {
-				subjects = append(subjects, instance)
+				entries = append(entries, instance)
 			}
 		}
 	}
-	s.known = known
-	return subjects, nil
+	s.memo = memo
+	return entries, nil
 }
 
-// remember returns what an object says, and does not look again at one that has not changed.
-func (s *Machines) remember(now map[types.UID]known, object client.Object, look func() []subject) []subject {
+// memoize returns what an object says, and does not look again at one that has not changed.
+func (s *machineSource) memoize(memo map[types.UID]objectMemo, object client.Object, parse func() []machineEntry) []machineEntry {
 	uid, version := object.GetUID(), object.GetResourceVersion()
-	k, ok := s.known[uid]
-	if !ok || k.version != version || version == "" {
-		k = known{version, look()}
+	entry, ok := s.memo[uid]
+	if !ok || entry.version != version || version == "" {
+		entry = objectMemo{version, parse()}
 	}
-	now[uid] = k
-	return k.subjects
+	memo[uid] = entry
+	return entry.entries
 }
 
 // listMachines returns the Machines of the namespace, those of other Clusters too.
-func (s *Machines) listMachines(ctx context.Context) ([]clusterv1.Machine, error) {
+func (s *machineSource) listMachines(ctx context.Context) ([]clusterv1.Machine, error) {
 	list := &clusterv1.MachineList{}
 	if err := s.Reader.List(ctx, list, client.InNamespace(s.Cluster.Namespace), client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("machines of cluster %s: %w", s.Cluster, err)
@@ -243,9 +243,9 @@ func (s *Machines) listMachines(ctx context.Context) ([]clusterv1.Machine, error
 	return list.Items, nil
 }
 
-// subjectOf returns what a Machine's object says, but for the addresses to serve under. nodeRef, nodeInfo and the conditions that follow from the Node are a node's own words: of
+// entryOf returns what a Machine's object says, but for the addresses to serve under. nodeRef, nodeInfo and the conditions that follow from the Node are a node's own words: of
 // them only that there is a nodeRef counts, for it can but speak against the machine.
-func subjectOf(m *clusterv1.Machine) subject {
+func entryOf(m *clusterv1.Machine) machineEntry {
 	machine := verifier.Machine{
 		Ref:        verifier.MachineRef{Name: m.Name, UID: string(m.UID)},
 		ProviderID: m.Spec.ProviderID,
@@ -258,7 +258,7 @@ func subjectOf(m *clusterv1.Machine) subject {
 		machine.Deleted = m.DeletionTimestamp.Time
 	}
 	machine.Names = append(machine.Names, namesOf(readAddresses(m.Status.Addresses))...)
-	return subject{machine: machine, owner: m.Name, infra: m.Spec.InfrastructureRef, annotation: annotationOf(m.Annotations)}
+	return machineEntry{machine: machine, owner: m.Name, infra: m.Spec.InfrastructureRef, annotation: annotationOf(m.Annotations)}
 }
 
 // bootstrapped reports whether a Machine's bootstrap data was made. Of data that was given by name, as the Machines of MachinePools have it,
@@ -270,8 +270,8 @@ func bootstrapped(m *clusterv1.Machine) bool {
 
 func isTrue(b *bool) bool { return b != nil && *b }
 
-// address is a name or an IP that a machine is said to have.
-type address struct {
+// machineAddress is a name or an IP that a machine is said to have.
+type machineAddress struct {
 	kind clusterv1.MachineAddressType
 	name string
 	ip   netip.Addr
@@ -279,18 +279,18 @@ type address struct {
 
 // readAddresses returns what is well-formed. Names are in lower case then, as a kubelet has its node's. What cannot be one, or is every machine's
 // own, such as localhost, is left out: some platforms report what a guest says while it boots.
-func readAddresses(list clusterv1.MachineAddresses) []address {
-	var read []address
+func readAddresses(list clusterv1.MachineAddresses) []machineAddress {
+	var read []machineAddress
 	for _, a := range list[:min(len(list), maxAddresses)] {
 		switch a.Type {
 		case clusterv1.MachineHostName, clusterv1.MachineInternalDNS, clusterv1.MachineExternalDNS:
 			if name := strings.ToLower(a.Address); isName(name) {
-				read = append(read, address{kind: a.Type, name: name})
+				read = append(read, machineAddress{kind: a.Type, name: name})
 			}
 		case clusterv1.MachineInternalIP, clusterv1.MachineExternalIP:
 			ip, err := netip.ParseAddr(a.Address)
 			if ip = ip.Unmap(); err == nil && ip.IsGlobalUnicast() && ip.Zone() == "" {
-				read = append(read, address{kind: a.Type, ip: ip})
+				read = append(read, machineAddress{kind: a.Type, ip: ip})
 			}
 		}
 	}
@@ -298,7 +298,7 @@ func readAddresses(list clusterv1.MachineAddresses) []address {
 }
 
 // namesOf returns the node names among addresses, by their types.
-func namesOf(addresses []address) []verifier.NodeName {
+func namesOf(addresses []machineAddress) []verifier.NodeName {
 	sources := map[clusterv1.MachineAddressType]verifier.NameSource{
 		clusterv1.MachineHostName:    verifier.NameHostname,
 		clusterv1.MachineInternalDNS: verifier.NameInternalDNS,
@@ -313,8 +313,8 @@ func namesOf(addresses []address) []verifier.NodeName {
 	return names
 }
 
-// served returns the addresses that a node may serve under.
-func (s *Machines) served(addresses []address) verifier.Addresses {
+// servingAddresses returns the addresses that a node may serve under.
+func (s *machineSource) servingAddresses(addresses []machineAddress) verifier.Addresses {
 	var served verifier.Addresses
 	for _, a := range addresses {
 		switch {
@@ -335,18 +335,18 @@ func isName(name string) bool {
 		name != "localhost" && name != "localhost.localdomain" && !strings.HasSuffix(name, ".localhost")
 }
 
-// problems are what is wrong with machines, by name.
-type problems map[string]error
+// problemSet are what is wrong with machines, by name.
+type problemSet map[string]error
 
-func (p *problems) add(what string, err error) {
+func (p *problemSet) set(what string, err error) {
 	if *p == nil {
-		*p = problems{}
+		*p = problemSet{}
 	}
 	(*p)[what] = err
 }
 
 // err names a few, always the same.
-func (p problems) err() error {
+func (p problemSet) err() error {
 	var all []error
 	for what, err := range p {
 		all = append(all, errors.New(text.Line(what+": "+err.Error(), maxProblem)))

@@ -126,7 +126,7 @@ func TestMachine(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			want := good()
 			test.want(&want)
-			s := NewMachines(MachinesConfig{Reader: newStore(t, machine("m", test.change)), Cluster: blue, ServingAddresses: anyAddress()})
+			s := newMachineSource(machineSourceConfig{Reader: newStore(t, machine("m", test.change)), Cluster: blue, ServingAddresses: anyAddress()})
 			if got := read(t, s, start)["m"]; !reflect.DeepEqual(got, want) {
 				t.Errorf("got  %+v\nwant %+v", got, want)
 			}
@@ -155,7 +155,7 @@ func TestServingAddresses(t *testing.T) {
 		{types{clusterv1.MachineExternalDNS}, "{[e.example.org] []}"},
 		{anyAddress(), "{[h i.example.org e.example.org] [10.0.0.1 192.0.2.1]}"},
 	} {
-		s := NewMachines(MachinesConfig{Reader: newStore(t, machine("m", addresses(all...))), Cluster: blue, ServingAddresses: test.types})
+		s := newMachineSource(machineSourceConfig{Reader: newStore(t, machine("m", addresses(all...))), Cluster: blue, ServingAddresses: test.types})
 		got := read(t, s, start)["m"]
 		if fmt.Sprint(got.Addresses) != test.want || fmt.Sprint(got.Names[1:]) != names {
 			t.Errorf("%v: got %v and %v, want %s", test.types, got.Addresses, got.Names, test.want)
@@ -168,7 +168,7 @@ func TestAddressesAreBounded(t *testing.T) {
 	for i := range 10 * maxAddresses {
 		many = append(many, fmt.Sprintf("Hostname=h%d", i))
 	}
-	s := NewMachines(MachinesConfig{Reader: newStore(t, machine("m", addresses(many...))), Cluster: blue, ServingAddresses: anyAddress()})
+	s := newMachineSource(machineSourceConfig{Reader: newStore(t, machine("m", addresses(many...))), Cluster: blue, ServingAddresses: anyAddress()})
 	if got := read(t, s, start)["m"]; len(got.Addresses.DNSNames) != maxAddresses || len(got.Names) != 1+maxAddresses {
 		t.Errorf("%d names and %d addresses", len(got.Names), len(got.Addresses.DNSNames))
 	}
@@ -183,7 +183,7 @@ func TestMachinesOfOneCluster(t *testing.T) {
 	elsewhere := machine("elsewhere", func(m *clusterv1.Machine) { m.Namespace = "another" })
 	otherPool := pool("other-pool", "metal://x")
 	otherPool.Spec.ClusterName = "red"
-	s := NewMachines(MachinesConfig{Reader: newStore(t, machine("m"), other, elsewhere, otherPool), Cluster: blue})
+	s := newMachineSource(machineSourceConfig{Reader: newStore(t, machine("m"), other, elsewhere, otherPool), Cluster: blue})
 	if got := read(t, s, start); len(got) != 1 || got["m"].Ref.Name != "m" {
 		t.Errorf("got %+v", got)
 	}
@@ -192,7 +192,7 @@ func TestMachinesOfOneCluster(t *testing.T) {
 // Nobody can tell which of the two is meant: both have the EK, which the rules refuse.
 func TestSameProviderID(t *testing.T) {
 	twin := machine("twin", func(m *clusterv1.Machine) { m.Spec.ProviderID = "metal://m" })
-	s := NewMachines(MachinesConfig{
+	s := newMachineSource(machineSourceConfig{
 		Reader: newStore(t, machine("m"), twin), Cluster: blue,
 		Inventory: inventoryOf(t, "machines: [{nodeName: n, providerID: 'metal://m', eks: [{fingerprint: "+ek("a")+"}]}]"),
 	})
@@ -204,15 +204,15 @@ func TestSameProviderID(t *testing.T) {
 
 func TestChanges(t *testing.T) {
 	cache := newStore(t, machine("m"))
-	s := NewMachines(MachinesConfig{Reader: cache, Cluster: blue, Annotations: true})
+	s := newMachineSource(machineSourceConfig{Reader: cache, Cluster: blue, Annotations: true})
 	read(t, s, start)
 
 	cache.put(machine("m", annotated(ek("a"))))
 	cache.put(machine("late"))
-	if got := read(t, s, start.Add(sharedFor-1)); len(got) != 1 {
+	if got := read(t, s, start.Add(readInterval-1)); len(got) != 1 {
 		t.Errorf("decisions at the same time do not share a reading: %+v", got)
 	}
-	if got := read(t, s, start.Add(sharedFor)); len(got) != 2 || ekList(got["m"]) != "Annotation a" {
+	if got := read(t, s, start.Add(readInterval)); len(got) != 2 || ekList(got["m"]) != "Annotation a" {
 		t.Errorf("what changed is not seen: %+v", got)
 	}
 	// A clock that is put back keeps nothing from being read.
@@ -227,14 +227,14 @@ func TestChanges(t *testing.T) {
 	}
 	cache.drop(machine("m"))
 	cache.drop(machine("late"))
-	if got := read(t, s, start.Add(2*time.Hour)); len(got) != 0 || len(s.known) != 0 {
-		t.Errorf("what is gone is still there: %+v, %d remembered", got, len(s.known))
+	if got := read(t, s, start.Add(2*time.Hour)); len(got) != 0 || len(s.memo) != 0 {
+		t.Errorf("what is gone is still there: %+v, %d remembered", got, len(s.memo))
 	}
 }
 
 // What one caller gets is not what another gets.
 func TestCallersShareNoList(t *testing.T) {
-	s := NewMachines(MachinesConfig{Reader: newStore(t, machine("m")), Cluster: blue})
+	s := newMachineSource(machineSourceConfig{Reader: newStore(t, machine("m")), Cluster: blue})
 	for range 2 {
 		machines, err := s.Machines(ctx, start)
 		if err != nil || machines[0].Ref.Name != "m" {
@@ -254,7 +254,7 @@ func TestMovedMachines(t *testing.T) {
 		{}:    {"before", "soon before", "with it", "soon", "later"},
 		start: {"before", "later"},
 	} {
-		for name, m := range read(t, NewMachines(MachinesConfig{Reader: cache, Cluster: blue, MovedAt: moved}), start) {
+		for name, m := range read(t, newMachineSource(machineSourceConfig{Reader: cache, Cluster: blue, MovedAt: moved}), start) {
 			if slices.Contains(trusted, name) == m.Created.IsZero() {
 				t.Errorf("moved at %s: %s was made at %s", moved, name, m.Created)
 			}
@@ -264,7 +264,7 @@ func TestMovedMachines(t *testing.T) {
 
 func TestNothingReadable(t *testing.T) {
 	cache := newStore(t, machine("m"))
-	s := NewMachines(MachinesConfig{Reader: cache, Cluster: blue})
+	s := newMachineSource(machineSourceConfig{Reader: cache, Cluster: blue})
 	read(t, s, start)
 	cache.fail = errors.New("cache is not there")
 	_, err := s.Machines(ctx, start.Add(time.Second))
@@ -274,7 +274,7 @@ func TestNothingReadable(t *testing.T) {
 }
 
 func TestOwner(t *testing.T) {
-	s := NewMachines(MachinesConfig{Reader: newStore(t, machine("m"), pool("p", "metal://1")), Cluster: blue})
+	s := newMachineSource(machineSourceConfig{Reader: newStore(t, machine("m"), pool("p", "metal://1")), Cluster: blue})
 	for name, m := range read(t, s, start) {
 		owner, err := s.Owner(m.Ref)
 		want := metav1.OwnerReference{APIVersion: "cluster.x-k8s.io/v1beta2", Kind: "Machine", Name: "m", UID: "uid-m"}
@@ -299,7 +299,7 @@ func BenchmarkMachines(b *testing.B) {
 	for i := range 5000 {
 		cache.put(machine(fmt.Sprintf("m%d", i), annotated(ek("a")), addresses(fmt.Sprintf("Hostname=h%d", i), fmt.Sprintf("InternalDNS=h%d.example.org", i), "InternalIP=10.0.0.1")))
 	}
-	s := NewMachines(MachinesConfig{Reader: cache, Cluster: blue, Annotations: true})
+	s := newMachineSource(machineSourceConfig{Reader: cache, Cluster: blue, Annotations: true})
 	now := start
 	b.ReportAllocs()
 	for b.Loop() {

@@ -35,8 +35,8 @@ import (
 )
 
 const (
-	// connecting is how many workload clusters are connected to at a time: one that does not answer takes its time.
-	connecting = 100
+	// maxConcurrentConnections is how many workload clusters are connected to at a time: one that does not answer takes its time.
+	maxConcurrentConnections = 100
 	// inventoryAge is how long a changed inventory may go unnoticed, and two seconds more while it is read.
 	inventoryAge = 500 * time.Millisecond
 	// managementName is the management cluster's in metrics. Those of workload clusters have a
@@ -81,7 +81,7 @@ func (m Management) Check(settings *config.Settings) error {
 func (Management) CacheOptions(settings *config.Settings) cache.Options {
 	options := cache.Options{
 		DefaultTransform: cache.TransformStripManagedFields(),
-		ByObject:         map[client.Object]cache.ByObject{&bootstrapv1.KubeadmConfig{}: {Transform: StripKubeadmConfig}},
+		ByObject:         map[client.Object]cache.ByObject{&bootstrapv1.KubeadmConfig{}: {Transform: stripKubeadmConfig}},
 	}
 	for _, namespace := range settings.Config().ClusterAPI.Namespaces {
 		if options.DefaultNamespaces == nil {
@@ -103,29 +103,29 @@ func (m Management) Add(ctx context.Context, mgr manager.Manager, settings *conf
 	if err != nil {
 		return err
 	}
-	clusters := &clusters{
-		shared:  shared{settings: settings, management: mgr.GetConfig(), cached: mgr.GetClient(), live: live, events: telemetry.NewDedupRecorder(mgr.GetEventRecorder(controller.Name))},
-		log:     mgr.GetLogger().WithName("clusters"),
-		engines: map[types.NamespacedName]*engine{},
+	clusters := &clusterReconciler{
+		engineDeps: engineDeps{settings: settings, management: mgr.GetConfig(), cached: mgr.GetClient(), live: live, events: telemetry.NewDedupRecorder(mgr.GetEventRecorder(controller.Name))},
+		log:        mgr.GetLogger().WithName("clusters"),
+		engines:    map[types.NamespacedName]*engine{},
 	}
-	if clusters.decisions, err = telemetry.NewMetrics(); err != nil {
+	if clusters.decisionMetrics, err = telemetry.NewMetrics(); err != nil {
 		return err
 	}
-	if clusters.around, err = telemetry.NewClusterMetrics(); err != nil {
+	if clusters.clusterMetrics, err = telemetry.NewClusterMetrics(); err != nil {
 		return err
 	}
 	if err := clusters.addPolicies(mgr); err != nil {
 		return err
 	}
-	if err := m.addSources(mgr, &clusters.shared); err != nil {
+	if err := m.addSources(mgr, &clusters.engineDeps); err != nil {
 		return err
 	}
 	clusters.connections, err = clustercache.SetupWithManager(ctrl.LoggerInto(ctx, mgr.GetLogger()), mgr, clustercache.Options{
-		SecretClient:     asUser{live, c.ClusterAPI.User, c.ClusterAPI.Groups()},
+		SecretClient:     impersonatingReader{live, c.ClusterAPI.User, c.ClusterAPI.Groups()},
 		WatchFilterValue: c.ClusterAPI.WatchFilter,
 		ClusterFilter:    initialized,
 		Client:           clustercache.ClientOptions{UserAgent: userAgent, QPS: -1, Burst: 1}, // the API server has a queue of its own, and knows better
-	}, runtimecontroller.Options{MaxConcurrentReconciles: connecting, UsePriorityQueue: new(false)})
+	}, runtimecontroller.Options{MaxConcurrentReconciles: maxConcurrentConnections, UsePriorityQueue: new(false)})
 	if err != nil {
 		return fmt.Errorf("connections to workload clusters: %w", err)
 	}
@@ -140,9 +140,9 @@ func (m Management) Add(ctx context.Context, mgr manager.Manager, settings *conf
 
 // addPolicies has the management cluster's own admission policies watched, and no cluster be
 // enforced for without them.
-func (c *clusters) addPolicies(mgr manager.Manager) error {
+func (c *clusterReconciler) addPolicies(mgr manager.Manager) error {
 	c.policies = c.settings.ManagementPolicyCheck(c.live)
-	_, err := preflight.AddPolicyWatch(mgr, c.settings.PolicyWatch(c.policies, c.around.For(managementName)))
+	_, err := preflight.AddPolicyWatch(mgr, c.settings.PolicyWatch(c.policies, c.clusterMetrics.For(managementName)))
 	return err
 }
 
@@ -153,9 +153,9 @@ func initialized(cluster *clusterv1.Cluster) bool {
 }
 
 // fillCache has a replica that stands by know what the one that leads does.
-func fillCache(ctx context.Context, known cache.Cache) error {
+func fillCache(ctx context.Context, informers cache.Cache) error {
 	for _, object := range []client.Object{&clusterv1.Cluster{}, &clusterv1.Machine{}, &clusterv1.MachinePool{}, &bootstrapv1.KubeadmConfig{}} {
-		_, err := known.GetInformer(ctx, object, cache.BlockUntilSynced(false))
+		_, err := informers.GetInformer(ctx, object, cache.BlockUntilSynced(false))
 		if meta.IsNoMatchError(err) { // another bootstrap provider's management cluster has no KubeadmConfigs
 			err = nil
 		}
@@ -167,17 +167,17 @@ func fillCache(ctx context.Context, known cache.Cache) error {
 }
 
 // addSources adds the authorities on endorsement keys beside the Machines.
-func (m Management) addSources(mgr manager.Manager, to *shared) error {
+func (m Management) addSources(mgr manager.Manager, to *engineDeps) error {
 	c := to.settings.Config()
 	if slices.Contains(c.ClusterAPI.EKSources, verifier.EKAnnotation) {
-		to.infra = NewInfraMetadata(to.live, mgr.GetRESTMapper())
+		to.infra = newInfraAnnotations(to.live, mgr.GetRESTMapper())
 	}
 	if slices.Contains(c.ClusterAPI.EKSources, verifier.EKInventory) {
-		to.inventory = NewInventory(c.Inventory.File, inventoryAge)
+		to.inventory = newInventorySource(c.Inventory.File, inventoryAge)
 	}
 	if m.Trust == nil {
 		return nil
 	}
-	to.platform = NewPlatform(m.Trust, m.TrustInterval)
+	to.platform = newPlatformPoller(m.Trust, m.TrustInterval)
 	return mgr.Add(to.platform)
 }

@@ -66,22 +66,22 @@ func EKFingerprint(key crypto.PublicKey) (tpm.Fingerprint, error) {
 }
 
 const (
-	// DefaultPlatformInterval is how often a platform is asked about all machines.
-	DefaultPlatformInterval = 30 * time.Second
+	// defaultPlatformInterval is how often a platform is asked about all machines.
+	defaultPlatformInterval = 30 * time.Second
 	minPlatformInterval     = 5 * time.Second
-	// platformPace is how soon after a call the next may be made for the same Cluster.
-	platformPace = time.Second
+	// platformMinPause is how soon after a call the next may be made for the same Cluster.
+	platformMinPause = time.Second
 	// platformTimeout is how long a call may take, and platformGrace how long after that it is said that it does not end.
 	platformTimeout, platformGrace = 30 * time.Second, 10 * time.Second
-	// platformForget is when a Cluster that nobody asks for any more is dropped, with its answers.
-	platformForget = 10 * time.Minute
+	// platformExpiry is when a Cluster that nobody asks for any more is dropped, with its answers.
+	platformExpiry = 10 * time.Minute
 )
 
-// Platform asks an EKTrust: about machines that are new at once, but not more than once a second for a Cluster, and about all at an interval. It
+// platformPoller asks an EKTrust: about machines that are new at once, but not more than once a second for a Cluster, and about all at an interval. It
 // asks about those machines that a Cluster's Machines had last. Nobody waits for an answer: Machines has what was answered last.
 //
 // Its Start is for a manager to run. All Clusters share it.
-type Platform struct {
+type platformPoller struct {
 	trust    EKTrust
 	interval time.Duration
 	wake     chan struct{}
@@ -107,28 +107,28 @@ type platformState struct {
 	asked, answered bool
 	eks             []string
 	names           []verifier.NodeName
-	addresses       []address
+	addresses       []machineAddress
 }
 
-// NewPlatform returns a Platform. The interval is 5 s at least; 0 is DefaultPlatformInterval.
-func NewPlatform(trust EKTrust, interval time.Duration) *Platform {
+// newPlatformPoller returns a Platform. The interval is 5 s at least; 0 is DefaultPlatformInterval.
+func newPlatformPoller(trust EKTrust, interval time.Duration) *platformPoller {
 	if interval == 0 {
-		interval = DefaultPlatformInterval
+		interval = defaultPlatformInterval
 	}
-	return &Platform{
+	return &platformPoller{
 		trust: trust, interval: max(interval, minPlatformInterval), wake: make(chan struct{}, 1),
 		clusters: map[types.NamespacedName]*platformCluster{},
 	}
 }
 
 // Start asks until the context ends.
-func (p *Platform) Start(ctx context.Context) error {
+func (p *platformPoller) Start(ctx context.Context) error {
 	var calls sync.WaitGroup
 	defer calls.Wait()
-	tick := time.NewTicker(platformPace)
+	tick := time.NewTicker(platformMinPause)
 	defer tick.Stop()
 	for {
-		for cluster, machines := range p.due(time.Now()) {
+		for cluster, machines := range p.dueBatches(time.Now()) {
 			calls.Go(func() { p.call(ctx, cluster, machines) })
 		}
 		select {
@@ -141,7 +141,7 @@ func (p *Platform) Start(ctx context.Context) error {
 }
 
 // Problem returns what was wrong with the last call for a Cluster, nil if nothing was.
-func (p *Platform) Problem(cluster types.NamespacedName) error {
+func (p *platformPoller) Problem(cluster types.NamespacedName) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c := p.clusters[cluster]
@@ -154,8 +154,8 @@ func (p *Platform) Problem(cluster types.NamespacedName) error {
 	return c.problem
 }
 
-// want returns what is known of a Cluster's machines, and has these asked about, and no others.
-func (p *Platform) want(cluster types.NamespacedName, machines []PlatformMachine) map[PlatformMachine]platformState {
+// statesOf returns what is known of a Cluster's machines, and has these asked about, and no others.
+func (p *platformPoller) statesOf(cluster types.NamespacedName, machines []PlatformMachine) map[PlatformMachine]platformState {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c := p.clusters[cluster]
@@ -178,16 +178,16 @@ func (p *Platform) want(cluster types.NamespacedName, machines []PlatformMachine
 	return maps.Clone(current)
 }
 
-// due returns whom to ask about now, by Cluster, and notes that they are.
-func (p *Platform) due(now time.Time) map[types.NamespacedName][]PlatformMachine {
+// dueBatches returns whom to ask about now, by Cluster, and notes that they are.
+func (p *platformPoller) dueBatches(now time.Time) map[types.NamespacedName][]PlatformMachine {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	batches := map[types.NamespacedName][]PlatformMachine{}
 	for name, c := range p.clusters {
 		switch {
-		case c.calling || now.Sub(c.called) < platformPace:
+		case c.calling || now.Sub(c.called) < platformMinPause:
 			continue
-		case now.Sub(c.used) >= platformForget:
+		case now.Sub(c.used) >= platformExpiry:
 			delete(p.clusters, name)
 			continue
 		}
@@ -215,7 +215,7 @@ func (p *Platform) due(now time.Time) map[types.NamespacedName][]PlatformMachine
 }
 
 // call asks about some machines of a Cluster, and takes the answers.
-func (p *Platform) call(ctx context.Context, cluster types.NamespacedName, machines []PlatformMachine) {
+func (p *platformPoller) call(ctx context.Context, cluster types.NamespacedName, machines []PlatformMachine) {
 	limited, cancel := context.WithTimeout(ctx, platformTimeout)
 	defer cancel()
 	answers, err := p.trust.EndorsementKeys(limited, slices.Clone(machines))
@@ -224,9 +224,9 @@ func (p *Platform) call(ctx context.Context, cluster types.NamespacedName, machi
 	defer p.mu.Unlock()
 	c := p.clusters[cluster] // it is not dropped while calling
 	c.calling = false
-	var found problems
+	var problems problemSet
 	if err != nil {
-		found.add("platform", err)
+		problems.set("platform", err)
 	}
 	for _, m := range machines {
 		if _, still := c.machines[m]; !still {
@@ -237,17 +237,17 @@ func (p *Platform) call(ctx context.Context, cluster types.NamespacedName, machi
 		if !ok && err != nil {
 			continue
 		}
-		if err := state.take(answer); err != nil {
-			found.add("platform: machine "+m.Name, err)
+		if err := state.update(answer); err != nil {
+			problems.set("platform: machine "+m.Name, err)
 			continue
 		}
 		c.machines[m] = state
 	}
-	c.problem = found.err()
+	c.problem = problems.err()
 }
 
-// take checks an answer.
-func (s *platformState) take(answer PlatformAnswer) error {
+// update checks an answer.
+func (s *platformState) update(answer PlatformAnswer) error {
 	if len(answer.EKs) > maxEKs {
 		return fmt.Errorf("it has more than %d EKs", maxEKs)
 	}
@@ -265,11 +265,11 @@ func (s *platformState) take(answer PlatformAnswer) error {
 }
 
 // addPlatform adds the EKs that the platform last said, and to instances of MachinePools their names and addresses.
-func (s *Machines) addPlatform(subjects []subject) {
-	wanted := make([]PlatformMachine, len(subjects))
+func (s *machineSource) addPlatform(entries []machineEntry) {
+	wanted := make([]PlatformMachine, len(entries))
 	var asked []PlatformMachine
-	for i := range subjects {
-		m := &subjects[i]
+	for i := range entries {
+		m := &entries[i]
 		if m.machine.ProviderID == "" {
 			continue
 		}
@@ -279,15 +279,15 @@ func (s *Machines) addPlatform(subjects []subject) {
 		}
 		asked = append(asked, wanted[i])
 	}
-	states := s.Platform.want(s.Cluster, asked)
-	for i := range subjects {
-		m, state := &subjects[i], states[wanted[i]]
+	states := s.Platform.statesOf(s.Cluster, asked)
+	for i := range entries {
+		m, state := &entries[i], states[wanted[i]]
 		if !state.answered {
-			m.unread(verifier.EKPlatform)
+			m.markUnavailable(verifier.EKPlatform)
 		}
-		m.add(verifier.EKPlatform, state.eks...)
+		m.addEKs(verifier.EKPlatform, state.eks...)
 		if m.pool {
-			m.name(s.served(state.addresses), state.names...)
+			m.addNames(s.servingAddresses(state.addresses), state.names...)
 		}
 	}
 }

@@ -92,16 +92,16 @@ func answer(digits ...string) PlatformAnswer {
 }
 
 // withPlatform runs a test in a bubble, on Machines with a platform that is asked every 30 s.
-func withPlatform(t *testing.T, test func(*testing.T, *platform, *store, *Machines)) {
+func withPlatform(t *testing.T, test func(*testing.T, *platform, *store, *machineSource)) {
 	synctest.Test(t, func(t *testing.T) {
 		trust := &platform{answers: map[string]PlatformAnswer{}}
-		p := NewPlatform(trust, 0)
+		p := newPlatformPoller(trust, 0)
 		ctx, end := context.WithCancel(t.Context())
 		ended := make(chan error)
 		go func() { ended <- p.Start(ctx) }()
 		cache := newStore(t)
 		time.Sleep(10 * time.Second) // between the ticks nothing depends on
-		test(t, trust, cache, NewMachines(MachinesConfig{Reader: cache, Cluster: blue, Platform: p}))
+		test(t, trust, cache, newMachineSource(machineSourceConfig{Reader: cache, Cluster: blue, Platform: p}))
 		end()
 		if err := <-ended; err != nil {
 			t.Error(err)
@@ -110,21 +110,21 @@ func withPlatform(t *testing.T, test func(*testing.T, *platform, *store, *Machin
 }
 
 // look returns the EKs of one machine, once everything has settled that needs no time.
-func look(t *testing.T, s *Machines, name string) string {
+func look(t *testing.T, s *machineSource, name string) string {
 	t.Helper()
 	read(t, s, time.Now())
-	time.Sleep(sharedFor)
+	time.Sleep(readInterval)
 	synctest.Wait()
 	m, ok := read(t, s, time.Now())[name]
 	if !ok {
 		t.Fatalf("%s is missing", name)
 	}
-	time.Sleep(sharedFor)
+	time.Sleep(readInterval)
 	return ekList(m)
 }
 
 func TestPlatform(t *testing.T) {
-	withPlatform(t, func(t *testing.T, trust *platform, cache *store, s *Machines) {
+	withPlatform(t, func(t *testing.T, trust *platform, cache *store, s *machineSource) {
 		trust.set(func() { trust.answers["metal://m"] = answer("a", "b", "a") })
 		cache.put(machine("m"))
 		cache.put(machine("early", func(m *clusterv1.Machine) { m.Spec.ProviderID = "" }))
@@ -171,7 +171,7 @@ func TestPlatform(t *testing.T) {
 
 // A question with another provider ID, or about another object, is another one.
 func TestPlatformAnswersStayWithTheirMachine(t *testing.T) {
-	withPlatform(t, func(t *testing.T, trust *platform, cache *store, s *Machines) {
+	withPlatform(t, func(t *testing.T, trust *platform, cache *store, s *machineSource) {
 		trust.set(func() { trust.answers["metal://m"] = answer("a") })
 		cache.put(machine("m"))
 		look(t, s, "m")
@@ -196,7 +196,7 @@ func TestPlatformAnswersStayWithTheirMachine(t *testing.T) {
 }
 
 func TestPlatformFails(t *testing.T) {
-	withPlatform(t, func(t *testing.T, trust *platform, cache *store, s *Machines) {
+	withPlatform(t, func(t *testing.T, trust *platform, cache *store, s *machineSource) {
 		trust.set(func() { trust.answers["metal://m"], trust.answers["metal://x"] = answer("a"), answer("b") })
 		cache.put(machine("m"))
 		cache.put(machine("x"))
@@ -239,7 +239,7 @@ func TestPlatformFails(t *testing.T) {
 }
 
 func TestPlatformAnswersThatAreNone(t *testing.T) {
-	withPlatform(t, func(t *testing.T, trust *platform, cache *store, s *Machines) {
+	withPlatform(t, func(t *testing.T, trust *platform, cache *store, s *machineSource) {
 		trust.set(func() {
 			trust.answers["metal://m"] = PlatformAnswer{EKs: make([]tpm.Fingerprint, 1)}
 			trust.answers["metal://n"] = PlatformAnswer{EKs: slices.Repeat(answer("a").EKs, maxEKs+1)}
@@ -265,7 +265,7 @@ func TestPlatformAnswersThatAreNone(t *testing.T) {
 
 // Nobody waits for a platform, and one Cluster's does not wait for another's.
 func TestSlowPlatform(t *testing.T) {
-	withPlatform(t, func(t *testing.T, trust *platform, cache *store, s *Machines) {
+	withPlatform(t, func(t *testing.T, trust *platform, cache *store, s *machineSource) {
 		trust.set(func() { trust.slow = time.Hour })
 		cache.put(machine("m"))
 		begin := time.Now()
@@ -277,7 +277,7 @@ func TestSlowPlatform(t *testing.T) {
 
 		red := types.NamespacedName{Namespace: blue.Namespace, Name: "red"}
 		cache.put(machine("r", func(m *clusterv1.Machine) { m.Spec.ClusterName = red.Name }))
-		other := NewMachines(MachinesConfig{Reader: cache, Cluster: red, Platform: s.Platform})
+		other := newMachineSource(machineSourceConfig{Reader: cache, Cluster: red, Platform: s.Platform})
 		trust.set(func() {
 			trust.slow, trust.answers["metal://r"], trust.answers["metal://m"] = 0, answer("a"), answer("b")
 		})
@@ -308,7 +308,7 @@ func TestSlowPlatform(t *testing.T) {
 
 // A platform that does not end when it should is not called a second time, which is said.
 func TestDeafPlatform(t *testing.T) {
-	withPlatform(t, func(t *testing.T, trust *platform, cache *store, s *Machines) {
+	withPlatform(t, func(t *testing.T, trust *platform, cache *store, s *machineSource) {
 		trust.set(func() { trust.slow, trust.deaf = 5*time.Minute, true })
 		cache.put(machine("m"))
 		read(t, s, time.Now())
@@ -328,15 +328,15 @@ func TestDeafPlatform(t *testing.T) {
 
 // Many new machines one after another are not as many calls.
 func TestPlatformPace(t *testing.T) {
-	withPlatform(t, func(t *testing.T, trust *platform, cache *store, s *Machines) {
+	withPlatform(t, func(t *testing.T, trust *platform, cache *store, s *machineSource) {
 		for i := range 100 {
 			name := fmt.Sprintf("m%02d", i)
 			trust.set(func() { trust.answers["metal://"+name] = answer("a") })
 			cache.put(machine(name))
 			read(t, s, time.Now())
-			time.Sleep(sharedFor)
+			time.Sleep(readInterval)
 		}
-		time.Sleep(platformPace)
+		time.Sleep(platformMinPause)
 		if got := strings.Count(trust.calls(), ";") + 1; got < 9 || got > 12 {
 			t.Errorf("%d calls in 10 s", got)
 		}
@@ -350,7 +350,7 @@ func TestPlatformPace(t *testing.T) {
 
 // Only machines that there were last are asked about, and those of a Cluster that nobody asks for any more are not at all.
 func TestPlatformForgets(t *testing.T) {
-	withPlatform(t, func(t *testing.T, trust *platform, cache *store, s *Machines) {
+	withPlatform(t, func(t *testing.T, trust *platform, cache *store, s *machineSource) {
 		trust.set(func() { trust.answers["metal://m"] = answer("a") })
 		cache.put(machine("m"))
 		cache.put(machine("x"))
@@ -362,9 +362,9 @@ func TestPlatformForgets(t *testing.T) {
 		if got := trust.calls(); got != "m" {
 			t.Errorf("asked about %q", got)
 		}
-		time.Sleep(2 * platformForget)
+		time.Sleep(2 * platformExpiry)
 		if got := strings.Count(trust.calls(), "m"); got < 15 || got > 20 {
-			t.Errorf("asked %d times in %s", got, platformForget)
+			t.Errorf("asked %d times in %s", got, platformExpiry)
 		}
 		s.Platform.mu.Lock()
 		if left := slices.Collect(maps.Keys(s.Platform.clusters)); len(left) > 0 {
@@ -382,7 +382,7 @@ func TestPlatformForgets(t *testing.T) {
 
 // The answer about a machine that went in the meantime is dropped.
 func TestPlatformAnswersLate(t *testing.T) {
-	withPlatform(t, func(t *testing.T, trust *platform, cache *store, s *Machines) {
+	withPlatform(t, func(t *testing.T, trust *platform, cache *store, s *machineSource) {
 		trust.set(func() { trust.answers["metal://m"], trust.slow = answer("a"), 5*time.Second })
 		cache.put(machine("m"))
 		read(t, s, time.Now())
@@ -399,7 +399,7 @@ func TestPlatformAnswersLate(t *testing.T) {
 }
 
 func TestPlatformOfInstances(t *testing.T) {
-	withPlatform(t, func(t *testing.T, trust *platform, cache *store, s *Machines) {
+	withPlatform(t, func(t *testing.T, trust *platform, cache *store, s *machineSource) {
 		known := answer("a")
 		known.Addresses = addressList("Hostname=I-1", "InternalDNS=i-1.example.org", "InternalIP=10.0.0.1", "InternalIP=127.0.0.1")
 		trust.set(func() { trust.answers["metal://1"], trust.answers["metal://m"] = known, known })
@@ -420,7 +420,7 @@ func TestPlatformOfInstances(t *testing.T) {
 		}
 		s.ServingAddresses = anyAddress()
 		for range 2 { // what was added must not pile up
-			time.Sleep(sharedFor)
+			time.Sleep(readInterval)
 			got := read(t, s, time.Now())
 			if first := got[instance]; fmt.Sprint(first.Names) != "[{Hostname i-1} {InternalDNS i-1.example.org}]" ||
 				fmt.Sprint(first.Addresses) != "{[i-1 i-1.example.org] [10.0.0.1]}" || !first.Created.IsZero() {
@@ -432,7 +432,7 @@ func TestPlatformOfInstances(t *testing.T) {
 			}
 		}
 		s.ServingAddresses = []clusterv1.MachineAddressType{clusterv1.MachineInternalDNS}
-		time.Sleep(sharedFor)
+		time.Sleep(readInterval)
 		if got := read(t, s, time.Now())[instance]; fmt.Sprint(got.Addresses) != "{[i-1.example.org] []}" || len(got.Names) != 2 {
 			t.Errorf("got %+v", got)
 		}
@@ -443,7 +443,7 @@ func TestPlatformIntervals(t *testing.T) {
 	for given, want := range map[time.Duration]time.Duration{
 		0: 30 * time.Second, -1: 5 * time.Second, time.Second: 5 * time.Second, 6 * time.Second: 6 * time.Second, time.Hour: time.Hour,
 	} {
-		if got := NewPlatform(nil, given).interval; got != want {
+		if got := newPlatformPoller(nil, given).interval; got != want {
 			t.Errorf("%s: got %s", given, got)
 		}
 	}

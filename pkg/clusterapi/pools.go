@@ -23,7 +23,7 @@ const (
 )
 
 // listPools returns the MachinePools of the namespace, those of other Clusters too.
-func (s *Machines) listPools(ctx context.Context) ([]clusterv1.MachinePool, error) {
+func (s *machineSource) listPools(ctx context.Context) ([]clusterv1.MachinePool, error) {
 	list := &clusterv1.MachinePoolList{}
 	if err := s.Reader.List(ctx, list, client.InNamespace(s.Cluster.Namespace), client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("machine pools of cluster %s: %w", s.Cluster, err)
@@ -37,7 +37,7 @@ func (s *Machines) listPools(ctx context.Context) ([]clusterv1.MachinePool, erro
 // Nothing but its provider ID tells an instance from others. So it has EKs by an inventory or the platform alone, and its node's name from
 // there: of the inventory's entry under verifier.NameInventory, of what the platform says are its addresses under their types. Without one it
 // waits. It has no time of creation: a pool's token was made for none of its instances, and there is no trust on first use.
-func instancesOf(p *clusterv1.MachinePool) []subject {
+func instancesOf(p *clusterv1.MachinePool) []machineEntry {
 	machine := verifier.Machine{
 		Ready: isTrue(p.Status.Initialization.BootstrapDataSecretCreated) && isTrue(p.Status.Initialization.InfrastructureProvisioned) &&
 			!annotations.HasPaused(p),
@@ -47,7 +47,7 @@ func instancesOf(p *clusterv1.MachinePool) []subject {
 	}
 	list := p.Spec.ProviderIDList
 	seen := map[string]bool{"": true}
-	var instances []subject
+	var instances []machineEntry
 	for _, id := range list[:min(len(list), maxInstances)] {
 		if seen[id] {
 			continue
@@ -55,7 +55,7 @@ func instancesOf(p *clusterv1.MachinePool) []subject {
 		seen[id] = true
 		machine.Ref = verifier.MachineRef{Name: instanceName(p.Name, id), UID: string(p.UID)}
 		machine.ProviderID = id
-		instances = append(instances, subject{machine: machine, owner: p.Name, pool: true, infra: p.Spec.Template.Spec.InfrastructureRef})
+		instances = append(instances, machineEntry{machine: machine, owner: p.Name, pool: true, infra: p.Spec.Template.Spec.InfrastructureRef})
 	}
 	return instances
 }

@@ -20,7 +20,7 @@ const instance = "p/e574b79dd623a73c"
 
 func TestInstances(t *testing.T) {
 	p := pool("p", "metal://1", "metal://2", "", "metal://1")
-	s := NewMachines(MachinesConfig{Reader: newStore(t, p), Cluster: blue, Annotations: true})
+	s := newMachineSource(machineSourceConfig{Reader: newStore(t, p), Cluster: blue, Annotations: true})
 	got := read(t, s, start)
 	if len(got) != 2 {
 		t.Fatalf("got %+v", got)
@@ -56,7 +56,7 @@ func TestPoolStates(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := pool("p", "metal://1")
 			test.change(p)
-			m := read(t, NewMachines(MachinesConfig{Reader: newStore(t, p), Cluster: blue}), start)[instance]
+			m := read(t, newMachineSource(machineSourceConfig{Reader: newStore(t, p), Cluster: blue}), start)[instance]
 			if m.Ready != test.ready || m.Deleted.IsZero() == test.deleted {
 				t.Errorf("got %+v", m)
 			}
@@ -88,7 +88,7 @@ func TestPoolsWithMachines(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := read(t, NewMachines(MachinesConfig{Reader: newStore(t, pool("p", "metal://1", "metal://2"), test.machine), Cluster: blue}), start)
+			got := read(t, newMachineSource(machineSourceConfig{Reader: newStore(t, pool("p", "metal://1", "metal://2"), test.machine), Cluster: blue}), start)
 			for _, want := range test.want {
 				if id, ok := strings.CutPrefix(want, "p/"); ok {
 					want = instanceName("p", "metal://"+id)
@@ -109,7 +109,7 @@ func TestInstancesAreBounded(t *testing.T) {
 	for i := range maxInstances + 10 {
 		many = append(many, fmt.Sprintf("metal://%d", i))
 	}
-	s := NewMachines(MachinesConfig{Reader: newStore(t, pool("p", many...)), Cluster: blue})
+	s := newMachineSource(machineSourceConfig{Reader: newStore(t, pool("p", many...)), Cluster: blue})
 	if got := read(t, s, start); len(got) != maxInstances {
 		t.Errorf("got %d", len(got))
 	}
@@ -118,7 +118,7 @@ func TestInstancesAreBounded(t *testing.T) {
 func TestInstancesFromInventory(t *testing.T) {
 	inventory := inventoryOf(t, "machines: [{nodeName: n1, providerID: 'metal://1', addresses: [n1.example.org, 10.0.0.1], eks: [{fingerprint: "+ek("a")+"}]}, "+
 		"{nodeName: n2, providerID: 'metal://m', addresses: [10.0.0.2], eks: [{fingerprint: "+ek("b")+"}]}, {nodeName: n3, eks: [{fingerprint: "+ek("c")+"}]}]")
-	s := NewMachines(MachinesConfig{Reader: newStore(t, pool("p", "metal://1", "metal://2"), machine("m")), Cluster: blue, Inventory: inventory})
+	s := newMachineSource(machineSourceConfig{Reader: newStore(t, pool("p", "metal://1", "metal://2"), machine("m")), Cluster: blue, Inventory: inventory})
 	for i := range 2 { // what was added must not pile up
 		got := read(t, s, start.Add(time.Duration(i)*time.Second))
 		first := got[instance]

@@ -21,23 +21,23 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 )
 
-// AnnotationClusterUID is on a cluster's Secret of challenge keys, with what tells the cluster from all others: the UID that its Cluster object
+// annotationClusterUID is on a cluster's Secret of challenge keys, with what tells the cluster from all others: the UID that its Cluster object
 // had when it was first served. Another management cluster gives the object another UID, and records are bound to this one.
-const AnnotationClusterUID = "attestation.cluster.x-k8s.io/cluster-uid"
+const annotationClusterUID = "attestation.cluster.x-k8s.io/cluster-uid"
 
-// keys is what Secrets of challenge keys are for, in Cluster API's way of naming: <cluster>-node-attestation.
-const keys = secret.Purpose("node-attestation")
+// challengeKeysPurpose is what Secrets of challenge keys are for, in Cluster API's way of naming: <cluster>-node-attestation.
+const challengeKeysPurpose = secret.Purpose("node-attestation")
 
-// asUser reads the Secrets of kubeconfigs, and has whoever uses them be a user with less rights than the administrator of the workload cluster,
+// impersonatingReader reads the Secrets of kubeconfigs, and has whoever uses them be a user with less rights than the administrator of the workload cluster,
 // whose credential Cluster API keeps: policies there name that user.
-type asUser struct {
+type impersonatingReader struct {
 	client.Reader
 	user   string
 	groups []string
 }
 
 // Get reads one, with the user in it.
-func (r asUser) Get(ctx context.Context, key client.ObjectKey, object client.Object, options ...client.GetOption) error {
+func (r impersonatingReader) Get(ctx context.Context, key client.ObjectKey, object client.Object, options ...client.GetOption) error {
 	kubeconfig, ok := object.(*corev1.Secret)
 	if !ok {
 		return fmt.Errorf("%T %s: is no kubeconfig", object, key)
@@ -74,7 +74,7 @@ func impersonate(kubeconfig []byte, user string, groups []string) ([]byte, error
 		cluster.DisableCompression = true // a little would become a lot
 	}
 	for _, info := range config.AuthInfos {
-		if problem := elsewhere(info); problem != "" {
+		if problem := externalReference(info); problem != "" {
 			return nil, errors.New("the kubeconfig " + problem)
 		}
 		info.Impersonate, info.ImpersonateGroups = user, groups
@@ -83,8 +83,8 @@ func impersonate(kubeconfig []byte, user string, groups []string) ([]byte, error
 	return clientcmd.Write(*config)
 }
 
-// elsewhere says what of a credential is not in the kubeconfig itself.
-func elsewhere(info *clientcmdapi.AuthInfo) string {
+// externalReference says what of a credential is not in the kubeconfig itself.
+func externalReference(info *clientcmdapi.AuthInfo) string {
 	switch {
 	case info.TokenFile != "":
 		return "names a file: tokenFile"
@@ -102,26 +102,26 @@ func elsewhere(info *clientcmdapi.AuthInfo) string {
 
 // keySecret names a cluster's Secret of challenge keys.
 func keySecret(cluster types.NamespacedName) types.NamespacedName {
-	return types.NamespacedName{Namespace: cluster.Namespace, Name: secret.Name(cluster.Name, keys)}
+	return types.NamespacedName{Namespace: cluster.Namespace, Name: secret.Name(cluster.Name, challengeKeysPurpose)}
 }
 
-// identify returns what tells a cluster from all others, and writes it down where it is not yet: into the Secret that goes with the Cluster when
+// loadClusterUID returns what tells a cluster from all others, and writes it down where it is not yet: into the Secret that goes with the Cluster when
 // it is moved. The challenge keys are put into it later.
-func identify(ctx context.Context, live client.Client, cluster *clusterv1.Cluster) (string, error) {
+func loadClusterUID(ctx context.Context, live client.Client, cluster *clusterv1.Cluster) (string, error) {
 	key := keySecret(client.ObjectKeyFromObject(cluster))
 	object := &corev1.Secret{}
 	err := live.Get(ctx, key, object)
 	if client.IgnoreNotFound(err) != nil {
 		return "", fmt.Errorf("secret %s: %w", key, err)
 	}
-	if uid := object.Annotations[AnnotationClusterUID]; err == nil && uid != "" {
+	if uid := object.Annotations[annotationClusterUID]; err == nil && uid != "" {
 		return uid, nil
 	}
-	uid, remembered := remembered(ctx, live, cluster)
-	if remembered != nil {
-		return "", remembered
+	uid, recordsErr := uidFromRecords(ctx, live, cluster)
+	if recordsErr != nil {
+		return "", recordsErr
 	}
-	metav1.SetMetaDataAnnotation(&object.ObjectMeta, AnnotationClusterUID, uid)
+	metav1.SetMetaDataAnnotation(&object.ObjectMeta, annotationClusterUID, uid)
 	if err == nil {
 		err = live.Update(ctx, object) // of the version that was read
 	} else {
@@ -139,9 +139,9 @@ func identify(ctx context.Context, live client.Client, cluster *clusterv1.Cluste
 	return uid, nil
 }
 
-// remembered returns what the cluster's records say it is, if there are any: a Secret that somebody deleted must not turn each of its nodes into
+// uidFromRecords returns what the cluster's records say it is, if there are any: a Secret that somebody deleted must not turn each of its nodes into
 // another cluster's. Otherwise it is the object's UID.
-func remembered(ctx context.Context, live client.Reader, cluster *clusterv1.Cluster) (string, error) {
+func uidFromRecords(ctx context.Context, live client.Reader, cluster *clusterv1.Cluster) (string, error) {
 	records := &v1alpha1.NodeAttestationList{}
 	if err := live.List(ctx, records, client.InNamespace(cluster.Namespace), client.MatchingLabels{clusterv1.ClusterNameLabel: cluster.Name}); err != nil {
 		return "", fmt.Errorf("records of cluster %s: %w", cluster.Name, err)
@@ -153,7 +153,7 @@ func remembered(ctx context.Context, live client.Reader, cluster *clusterv1.Clus
 			uid = is
 		case is != uid:
 			return "", fmt.Errorf("records of cluster %s: they do not agree on what the cluster is; set the annotation %s on the Secret %s",
-				cluster.Name, AnnotationClusterUID, keySecret(client.ObjectKeyFromObject(cluster)))
+				cluster.Name, annotationClusterUID, keySecret(client.ObjectKeyFromObject(cluster)))
 		}
 	}
 	if uid == "" {

@@ -91,7 +91,7 @@ func TestKubeconfigImpersonates(t *testing.T) {
 func TestOnlySecretsAreKubeconfigs(t *testing.T) {
 	t.Parallel()
 	object := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "c-kubeconfig"}, Data: map[string][]byte{secret.KubeconfigDataName: kubeconfig(goodCredential, "")}}
-	r := asUser{fake.NewClientBuilder().WithObjects(object).Build(), config.DefaultUser, nil}
+	r := impersonatingReader{fake.NewClientBuilder().WithObjects(object).Build(), config.DefaultUser, nil}
 	key := client.ObjectKeyFromObject(object)
 	got := &corev1.Secret{}
 	if err := r.Get(t.Context(), key, got); err != nil || !strings.Contains(string(got.Data[secret.KubeconfigDataName]), "as: "+config.DefaultUser) {
@@ -125,17 +125,17 @@ func TestIdentify(t *testing.T) {
 		says    string
 	}{
 		"new":                      {nil, "uid-now", ""},
-		"known":                    {[]client.Object{existing(map[string]string{AnnotationClusterUID: "uid-first"})}, "uid-first", ""},
+		"known":                    {[]client.Object{existing(map[string]string{annotationClusterUID: "uid-first"})}, "uid-first", ""},
 		"a Secret that is empty":   {[]client.Object{existing(nil)}, "uid-now", ""},
 		"a Secret that was lost":   {[]client.Object{record("a", "uid-first", "c"), record("b", "uid-first", "c"), record("x", "uid-x", "another")}, "uid-first", ""},
-		"records of two clusters":  {[]client.Object{record("a", "uid-first", "c"), record("b", "uid-second", "c")}, "", AnnotationClusterUID},
+		"records of two clusters":  {[]client.Object{record("a", "uid-first", "c"), record("b", "uid-second", "c")}, "", annotationClusterUID},
 		"of another namespace's c": {[]client.Object{func() *v1alpha1.NodeAttestation { r := record("a", "uid-x", "c"); r.Namespace = "m"; return r }()}, "uid-now", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			api := fake.NewClientBuilder().WithScheme(scheme).WithObjects(c.objects...).Build()
 			for range 2 { // the second time finds what the first wrote
-				uid, err := identify(t.Context(), api, cluster)
+				uid, err := loadClusterUID(t.Context(), api, cluster)
 				if uid != c.want || (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
 					t.Fatalf("%q, %v", uid, err)
 				}
@@ -144,7 +144,7 @@ func TestIdentify(t *testing.T) {
 				return
 			}
 			kept := &corev1.Secret{}
-			if err := api.Get(t.Context(), keySecret(client.ObjectKeyFromObject(cluster)), kept); err != nil || kept.Annotations[AnnotationClusterUID] != c.want {
+			if err := api.Get(t.Context(), keySecret(client.ObjectKeyFromObject(cluster)), kept); err != nil || kept.Annotations[annotationClusterUID] != c.want {
 				t.Fatalf("%v, %v", kept.Annotations, err)
 			}
 			made := !strings.HasPrefix(name, "known") && !strings.HasPrefix(name, "a Secret that is empty")

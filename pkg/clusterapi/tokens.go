@@ -27,53 +27,53 @@ const (
 // tokensRetry is how soon it is tried again to find KubeadmConfigs where there is no such kind: looking for a kind costs discovery.
 const tokensRetry = 10 * time.Second
 
-// tokens are those of a namespace, by ID, as they were read last.
-type tokens struct {
-	mu   sync.Mutex
-	at   time.Time
-	byID map[string]holding
-	// lacking is when there last was no such kind as KubeadmConfig.
-	lacking time.Time
+// tokenCache are those of a namespace, by ID, as they were read last.
+type tokenCache struct {
+	mu     sync.Mutex
+	readAt time.Time
+	byID   map[string]tokenHolders
+	// noKindAt is when there last was no such kind as KubeadmConfig.
+	noKindAt time.Time
 }
 
-// holding says who has a token, or a KubeadmConfig.
-type holding struct {
+// tokenHolders says who has a token, or a KubeadmConfig.
+type tokenHolders struct {
 	// holders counts the Machines and MachinePools, of any Cluster, and configs the KubeadmConfigs.
 	holders, configs int
-	// ours says that one is of this Cluster, and machine is that one, unless it is a MachinePool.
-	ours    bool
-	machine verifier.MachineRef
+	// inCluster says that one is of this Cluster, and machine is that one, unless it is a MachinePool.
+	inCluster bool
+	machine   verifier.MachineRef
 }
 
 // Token returns the machine that a bootstrap token was made for: it is in the KubeadmConfig of one Machine, and in no other of the namespace.
 // One that several Machines were given, be it of another Cluster, or a MachinePool, was made for none.
-func (s *Machines) Token(ctx context.Context, id string, now time.Time) (verifier.Token, error) {
+func (s *machineSource) Token(ctx context.Context, id string, now time.Time) (verifier.Token, error) {
 	s.tokens.mu.Lock()
 	defer s.tokens.mu.Unlock()
-	if s.tokens.byID == nil || now.Sub(s.tokens.at).Abs() >= sharedFor {
+	if s.tokens.byID == nil || now.Sub(s.tokens.readAt).Abs() >= readInterval {
 		byID, err := s.readTokens(ctx, now)
 		if err != nil {
 			return verifier.Token{}, err
 		}
-		s.tokens.at, s.tokens.byID = now, byID
+		s.tokens.readAt, s.tokens.byID = now, byID
 	}
 	token := s.tokens.byID[id]
 	if token.holders > 1 || token.configs > 1 {
 		token.machine = verifier.MachineRef{}
 	}
-	return verifier.Token{Known: token.ours, Machine: token.machine}, nil
+	return verifier.Token{Known: token.inCluster, Machine: token.machine}, nil
 }
 
 // readTokens returns who has which token. Under s.tokens.mu.
-func (s *Machines) readTokens(ctx context.Context, now time.Time) (map[string]holding, error) {
-	if now.Sub(s.tokens.lacking).Abs() < tokensRetry {
-		return map[string]holding{}, nil
+func (s *machineSource) readTokens(ctx context.Context, now time.Time) (map[string]tokenHolders, error) {
+	if now.Sub(s.tokens.noKindAt).Abs() < tokensRetry {
+		return map[string]tokenHolders{}, nil
 	}
 	list := &bootstrapv1.KubeadmConfigList{}
 	err := s.Reader.List(ctx, list, client.InNamespace(s.Cluster.Namespace), client.UnsafeDisableDeepCopy)
 	if meta.IsNoMatchError(err) { // another bootstrap provider's management cluster
-		s.tokens.lacking = now
-		return map[string]holding{}, nil
+		s.tokens.noKindAt = now
+		return map[string]tokenHolders{}, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("kubeadm configs of cluster %s: %w", s.Cluster, err)
@@ -82,7 +82,7 @@ func (s *Machines) readTokens(ctx context.Context, now time.Time) (map[string]ho
 	if err != nil {
 		return nil, err
 	}
-	byID := map[string]holding{}
+	byID := map[string]tokenHolders{}
 	for i := range list.Items {
 		discovery := &list.Items[i].Spec.JoinConfiguration.Discovery
 		ids := map[string]bool{tokenID(discovery.BootstrapToken.Token): true, tokenID(discovery.TLSBootstrapToken): true}
@@ -98,7 +98,7 @@ func (s *Machines) readTokens(ctx context.Context, now time.Time) (map[string]ho
 }
 
 // readConfigs returns who has which KubeadmConfig.
-func (s *Machines) readConfigs(ctx context.Context) (map[string]holding, error) {
+func (s *machineSource) readConfigs(ctx context.Context) (map[string]tokenHolders, error) {
 	machines, err := s.listMachines(ctx)
 	if err != nil {
 		return nil, err
@@ -107,8 +107,8 @@ func (s *Machines) readConfigs(ctx context.Context) (map[string]holding, error) 
 	if err != nil {
 		return nil, err
 	}
-	configs := map[string]holding{}
-	add := func(ref clusterv1.ContractVersionedObjectReference, by holding) {
+	configs := map[string]tokenHolders{}
+	add := func(ref clusterv1.ContractVersionedObjectReference, by tokenHolders) {
 		if ref.APIGroup == bootstrapv1.GroupVersion.Group && ref.Kind == "KubeadmConfig" {
 			config := configs[ref.Name]
 			config.add(by)
@@ -116,21 +116,21 @@ func (s *Machines) readConfigs(ctx context.Context) (map[string]holding, error) 
 		}
 	}
 	for i := range machines {
-		by := holding{holders: 1}
+		by := tokenHolders{holders: 1}
 		if m := &machines[i]; m.Spec.ClusterName == s.Cluster.Name {
-			by.ours, by.machine = true, verifier.MachineRef{Name: m.Name, UID: string(m.UID)}
+			by.inCluster, by.machine = true, verifier.MachineRef{Name: m.Name, UID: string(m.UID)}
 		}
 		add(machines[i].Spec.Bootstrap.ConfigRef, by)
 	}
 	for i := range pools {
-		add(pools[i].Spec.Template.Spec.Bootstrap.ConfigRef, holding{holders: 1, ours: pools[i].Spec.ClusterName == s.Cluster.Name})
+		add(pools[i].Spec.Template.Spec.Bootstrap.ConfigRef, tokenHolders{holders: 1, inCluster: pools[i].Spec.ClusterName == s.Cluster.Name})
 	}
 	return configs, nil
 }
 
-func (h *holding) add(other holding) {
+func (h *tokenHolders) add(other tokenHolders) {
 	h.holders += other.holders
-	h.ours = h.ours || other.ours
+	h.inCluster = h.inCluster || other.inCluster
 	if other.machine.Name != "" {
 		h.machine = other.machine
 	}
@@ -149,10 +149,10 @@ func isTokenPart(part string, size int) bool {
 	return len(part) == size && strings.Trim(part, "abcdefghijklmnopqrstuvwxyz0123456789") == ""
 }
 
-// StripKubeadmConfig leaves of a KubeadmConfig what tells whose tokens are in it: which object it is, and the tokens' IDs, each with its dot.
+// stripKubeadmConfig leaves of a KubeadmConfig what tells whose tokens are in it: which object it is, and the tokens' IDs, each with its dot.
 // It is a transform for a cache's KubeadmConfigs, so that no secret of a token, no file, user or command of a machine stays in memory. Anything
 // else is returned as it is.
-func StripKubeadmConfig(object any) (any, error) {
+func stripKubeadmConfig(object any) (any, error) {
 	config, ok := object.(*bootstrapv1.KubeadmConfig)
 	if !ok {
 		return object, nil

@@ -105,14 +105,14 @@ func TestToken(t *testing.T) {
 		"no config": {[]client.Object{machine("m", refersTo(clusterv1.ContractVersionedObjectReference{})), kubeadmConfig("m", id+"."+tokenSecret)}, unknown},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := NewMachines(MachinesConfig{Reader: newStore(t, test.objects...), Cluster: blue})
+			s := newMachineSource(machineSourceConfig{Reader: newStore(t, test.objects...), Cluster: blue})
 			if got, err := s.Token(ctx, id, start); err != nil || got != test.want {
 				t.Errorf("got %+v, %v, want %+v", got, err, test.want)
 			}
 		})
 	}
 	t.Run("IDs that are none", func(t *testing.T) {
-		s := NewMachines(MachinesConfig{Reader: newStore(t, machine("m"), kubeadmConfig("m", "")), Cluster: blue})
+		s := newMachineSource(machineSourceConfig{Reader: newStore(t, machine("m"), kubeadmConfig("m", "")), Cluster: blue})
 		for _, id := range []string{"", "abcde", "ABCDEF", "abcdef.", "abcdefg"} {
 			if got, err := s.Token(ctx, id, start); err != nil || got != unknown {
 				t.Errorf("%q: got %+v, %v", id, got, err)
@@ -123,7 +123,7 @@ func TestToken(t *testing.T) {
 
 // The token must be of the very machine that Machines returns.
 func TestTokenAndMachineAgree(t *testing.T) {
-	s := NewMachines(MachinesConfig{Reader: newStore(t, machine("m"), kubeadmConfig("m", "abcdef."+tokenSecret)), Cluster: blue})
+	s := newMachineSource(machineSourceConfig{Reader: newStore(t, machine("m"), kubeadmConfig("m", "abcdef."+tokenSecret)), Cluster: blue})
 	token, err := s.Token(ctx, "abcdef", start)
 	if err != nil || token.Machine != read(t, s, start)["m"].Ref {
 		t.Errorf("got %+v, %v", token, err)
@@ -151,7 +151,7 @@ func (l *lacking) List(ctx context.Context, list client.ObjectList, opts ...clie
 // With another bootstrap provider no tokens are known; that is no error, and nobody asks again and again.
 func TestNoKubeadmConfigs(t *testing.T) {
 	cache := &lacking{Reader: newStore(t, machine("m"), kubeadmConfig("m", "abcdef.")), lacks: true}
-	s := NewMachines(MachinesConfig{Reader: cache, Cluster: blue})
+	s := newMachineSource(machineSourceConfig{Reader: cache, Cluster: blue})
 	for i := range 20 {
 		if got, err := s.Token(ctx, "abcdef", start.Add(time.Duration(i)*tokensRetry/20)); err != nil || got.Known {
 			t.Errorf("got %+v, %v", got, err)
@@ -168,13 +168,13 @@ func TestNoKubeadmConfigs(t *testing.T) {
 
 func TestTokensChange(t *testing.T) {
 	cache := newStore(t, machine("m"), kubeadmConfig("m", ""))
-	s := NewMachines(MachinesConfig{Reader: cache, Cluster: blue})
+	s := newMachineSource(machineSourceConfig{Reader: cache, Cluster: blue})
 	for i, test := range []struct {
 		token string
 		known bool
 	}{{"", false}, {"abcdef.", true}, {"ghijkl.", false}} {
 		cache.put(kubeadmConfig("m", test.token))
-		if got, err := s.Token(ctx, "abcdef", start.Add(time.Duration(i)*sharedFor)); err != nil || got.Known != test.known {
+		if got, err := s.Token(ctx, "abcdef", start.Add(time.Duration(i)*readInterval)); err != nil || got.Known != test.known {
 			t.Errorf("%q: got %+v, %v", test.token, got, err)
 		}
 	}
@@ -196,7 +196,7 @@ func TestStripKubeadmConfig(t *testing.T) {
 		c.OwnerReferences = []metav1.OwnerReference{{Kind: "Machine", Name: "m", UID: "uid-m"}}
 		return c
 	}
-	once, err := StripKubeadmConfig(full())
+	once, err := stripKubeadmConfig(full())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -217,18 +217,18 @@ func TestStripKubeadmConfig(t *testing.T) {
 	if d := c.Spec.JoinConfiguration.Discovery; d.BootstrapToken.Token != "abcdef." || d.TLSBootstrapToken != "ghijkl." {
 		t.Errorf("the tokens' IDs are lost: %s", data)
 	}
-	if twice, err := StripKubeadmConfig(c.DeepCopy()); err != nil || !reflect.DeepEqual(twice, once) {
+	if twice, err := stripKubeadmConfig(c.DeepCopy()); err != nil || !reflect.DeepEqual(twice, once) {
 		t.Errorf("twice is not once: %+v, %v", twice, err)
 	}
 
 	for _, token := range []string{"", "abcdef", tokenSecret, "abcdef." + tokenSecret + "0", "abcdef " + tokenSecret, tokenSecret + ".abcdef"} {
-		got, _ := StripKubeadmConfig(kubeadmConfig("m", token))
+		got, _ := stripKubeadmConfig(kubeadmConfig("m", token))
 		if left := got.(*bootstrapv1.KubeadmConfig).Spec.JoinConfiguration.Discovery.BootstrapToken.Token; left != "" {
 			t.Errorf("%q leaves %q", token, left)
 		}
 	}
 	other := machine("m")
-	if got, err := StripKubeadmConfig(other); err != nil || got != any(other) {
+	if got, err := stripKubeadmConfig(other); err != nil || got != any(other) {
 		t.Errorf("got %v, %v", got, err)
 	}
 }

@@ -19,20 +19,20 @@ import (
 )
 
 const (
-	// upkeepInterval is how often the records of a cluster are looked after.
-	upkeepInterval = 5 * time.Minute
-	// instanceGone is how long an instance must have been missing from its MachinePool's list before its record goes: lists have been empty by
+	// recordGCInterval is how often the records of a cluster are looked after.
+	recordGCInterval = 5 * time.Minute
+	// instanceGracePeriod is how long an instance must have been missing from its MachinePool's list before its record goes: lists have been empty by
 	// mistake.
-	instanceGone = time.Hour
+	instanceGracePeriod = time.Hour
 )
 
-// ReasonNodeRef is that of the Event on a Machine which Cluster API ties to another Node than its record does.
-const ReasonNodeRef = "NodeRefMismatch"
+// reasonNodeRef is that of the Event on a Machine which Cluster API ties to another Node than its record does.
+const reasonNodeRef = "NodeRefMismatch"
 
-// upkeep looks after the records of one cluster. It says where Cluster API, which goes by what Nodes say of themselves, takes another Node for a
+// recordGC looks after the records of one cluster. It says where Cluster API, which goes by what Nodes say of themselves, takes another Node for a
 // Machine's; that decides nothing. And it removes the records of instances that have left their MachinePool: of a Machine, the garbage
 // collector does.
-type upkeep struct {
+type recordGC struct {
 	cached  client.Reader
 	live    client.Client
 	cluster types.NamespacedName
@@ -41,17 +41,17 @@ type upkeep struct {
 	log     logr.Logger
 	now     func() time.Time
 
-	// missing is since when an instance of a record has been, by the record's UID; said is the Node that was last spoken of, by the Machine's.
-	missing map[types.UID]time.Time
-	said    map[types.UID]string
+	// missingSince is since when an instance of a record has been, by the record's UID; said is the Node that was last spoken of, by the Machine's.
+	missingSince map[types.UID]time.Time
+	lastReported map[types.UID]string
 }
 
 // Start looks until ctx ends.
-func (u *upkeep) Start(ctx context.Context) error {
-	ticker := time.NewTicker(upkeepInterval)
+func (u *recordGC) Start(ctx context.Context) error {
+	ticker := time.NewTicker(recordGCInterval)
 	defer ticker.Stop()
 	for {
-		if err := u.look(ctx); err != nil && ctx.Err() == nil {
+		if err := u.run(ctx); err != nil && ctx.Err() == nil {
 			u.log.Info("records cannot be looked after", "cause", err.Error())
 		}
 		select {
@@ -62,12 +62,12 @@ func (u *upkeep) Start(ctx context.Context) error {
 	}
 }
 
-func (u *upkeep) look(ctx context.Context) error {
+func (u *recordGC) run(ctx context.Context) error {
 	records := &v1alpha1.NodeAttestationList{}
 	if err := u.live.List(ctx, records, client.InNamespace(u.cluster.Namespace), client.MatchingFields{v1alpha1.FieldCluster: u.uid}); err != nil {
 		return fmt.Errorf("records: %w", err)
 	}
-	source := NewMachines(MachinesConfig{Reader: u.cached, Cluster: u.cluster})
+	source := newMachineSource(machineSourceConfig{Reader: u.cached, Cluster: u.cluster})
 	machines, err := source.listMachines(ctx)
 	if err != nil {
 		return err
@@ -82,30 +82,30 @@ func (u *upkeep) look(ctx context.Context) error {
 			byUID[owners[0].UID] = &records.Items[i]
 		}
 	}
-	u.compare(machines, byUID)
-	return u.sweep(ctx, records.Items, pools)
+	u.reportNodeRefs(machines, byUID)
+	return u.deleteOrphans(ctx, records.Items, pools)
 }
 
-// compare says which Machines have a nodeRef that is not their record's, each once.
-func (u *upkeep) compare(machines []clusterv1.Machine, records map[types.UID]*v1alpha1.NodeAttestation) {
-	said := map[types.UID]string{}
+// reportNodeRefs says which Machines have a nodeRef that is not their record's, each once.
+func (u *recordGC) reportNodeRefs(machines []clusterv1.Machine, records map[types.UID]*v1alpha1.NodeAttestation) {
+	reported := map[types.UID]string{}
 	for i := range machines {
 		m := &machines[i]
 		record, ref := records[m.UID], m.Status.NodeRef.Name
 		if record == nil || ref == "" || ref == record.Spec.NodeName {
 			continue
 		}
-		said[m.UID] = ref
-		if u.said[m.UID] != ref {
-			u.events.Eventf(m.DeepCopy(), nil, corev1.EventTypeWarning, ReasonNodeRef, "Compare",
+		reported[m.UID] = ref
+		if u.lastReported[m.UID] != ref {
+			u.events.Eventf(m.DeepCopy(), nil, corev1.EventTypeWarning, reasonNodeRef, "Compare",
 				"status.nodeRef is %.253q, and the machine that attested is the node %s: a Node may have claimed a provider ID that is not its own", ref, record.Spec.NodeName)
 		}
 	}
-	u.said = said
+	u.lastReported = reported
 }
 
-// sweep deletes the records of instances that have been gone for long, from pools that have others.
-func (u *upkeep) sweep(ctx context.Context, records []v1alpha1.NodeAttestation, pools []clusterv1.MachinePool) error {
+// deleteOrphans deletes the records of instances that have been gone for long, from pools that have others.
+func (u *recordGC) deleteOrphans(ctx context.Context, records []v1alpha1.NodeAttestation, pools []clusterv1.MachinePool) error {
 	instances, populated := map[string]bool{}, map[types.UID]bool{}
 	for i := range pools {
 		for _, instance := range instancesOf(&pools[i]) {
@@ -113,19 +113,19 @@ func (u *upkeep) sweep(ctx context.Context, records []v1alpha1.NodeAttestation, 
 			populated[pools[i].UID] = true
 		}
 	}
-	missing := map[types.UID]time.Time{}
+	missingSince := map[types.UID]time.Time{}
 	for i := range records {
 		record := &records[i]
 		owners := record.OwnerReferences
 		if len(owners) != 1 || owners[0].Kind != "MachinePool" || !populated[owners[0].UID] || instances[record.Spec.Machine.Name] {
 			continue
 		}
-		since, known := u.missing[record.UID]
+		since, known := u.missingSince[record.UID]
 		if !known {
 			since = u.now()
 		}
-		missing[record.UID] = since
-		if u.now().Sub(since) < instanceGone {
+		missingSince[record.UID] = since
+		if u.now().Sub(since) < instanceGracePeriod {
 			continue
 		}
 		err := u.live.Delete(ctx, record, client.Preconditions{UID: &record.UID, ResourceVersion: &record.ResourceVersion})
@@ -134,6 +134,6 @@ func (u *upkeep) sweep(ctx context.Context, records []v1alpha1.NodeAttestation, 
 		}
 		u.log.Info("the record of an instance that is gone was deleted", "record", record.Name, "machine", record.Spec.Machine.Name, "node", record.Spec.NodeName)
 	}
-	u.missing = missing
+	u.missingSince = missingSince
 	return nil
 }

@@ -27,7 +27,7 @@ func ownedRecord(name, kind string, owner types.UID, machine, node, cluster stri
 	}
 }
 
-func newUpkeep(t *testing.T, clock *time.Time, objects ...client.Object) (*upkeep, *events.FakeRecorder) {
+func newUpkeep(t *testing.T, clock *time.Time, objects ...client.Object) (*recordGC, *events.FakeRecorder) {
 	t.Helper()
 	scheme, err := Management{}.Scheme()
 	if err != nil {
@@ -36,7 +36,7 @@ func newUpkeep(t *testing.T, clock *time.Time, objects ...client.Object) (*upkee
 	api := fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).
 		WithIndex(&v1alpha1.NodeAttestation{}, v1alpha1.FieldCluster, func(o client.Object) []string { return []string{o.(*v1alpha1.NodeAttestation).Spec.Cluster} }).Build()
 	said := events.NewFakeRecorder(10)
-	return &upkeep{
+	return &recordGC{
 		cached: api, live: api, cluster: types.NamespacedName{Namespace: "n", Name: "c"}, uid: "u", events: said, log: logr.Discard(),
 		now: func() time.Time { return *clock },
 	}, said
@@ -60,14 +60,14 @@ func TestNodeRefsAreCompared(t *testing.T) {
 		machine("another", "node-y"), ownedRecord("another", "Machine", "another", "another", "node-z", "another cluster"),
 	)
 	for range 2 {
-		if err := u.look(t.Context()); err != nil {
+		if err := u.run(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if len(said.Events) != 1 {
 		t.Fatalf("%d Events", len(said.Events))
 	}
-	if note := <-said.Events; !strings.Contains(note, ReasonNodeRef) || !strings.Contains(note, "node-good") || !strings.Contains(note, "node-bad") {
+	if note := <-said.Events; !strings.Contains(note, reasonNodeRef) || !strings.Contains(note, "node-good") || !strings.Contains(note, "node-bad") {
 		t.Error(note)
 	}
 }
@@ -93,7 +93,7 @@ func TestRecordsOfInstancesGo(t *testing.T) {
 	)
 	left := func() []string {
 		t.Helper()
-		if err := u.look(t.Context()); err != nil {
+		if err := u.run(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		list := &v1alpha1.NodeAttestationList{}
@@ -111,7 +111,7 @@ func TestRecordsOfInstancesGo(t *testing.T) {
 	for _, step := range []struct {
 		after time.Duration
 		want  []string
-	}{{0, all}, {instanceGone - time.Minute, all}, {2 * time.Minute, []string{"another", "emptied", "machine", "no-pool", "stays"}}, {24 * time.Hour, []string{"another", "emptied", "machine", "no-pool", "stays"}}} {
+	}{{0, all}, {instanceGracePeriod - time.Minute, all}, {2 * time.Minute, []string{"another", "emptied", "machine", "no-pool", "stays"}}, {24 * time.Hour, []string{"another", "emptied", "machine", "no-pool", "stays"}}} {
 		clock = clock.Add(step.after)
 		if got := left(); !slices.Equal(got, step.want) {
 			t.Errorf("after %s: %q", step.after, got)
@@ -123,7 +123,7 @@ func TestRecordsOfInstancesGo(t *testing.T) {
 		t.Fatal(err)
 	}
 	left()
-	clock = clock.Add(instanceGone - time.Minute)
+	clock = clock.Add(instanceGracePeriod - time.Minute)
 	emptied.Spec.ProviderIDList = []string{"z", "a"}
 	if err := u.live.Update(t.Context(), emptied); err != nil {
 		t.Fatal(err)
@@ -134,7 +134,7 @@ func TestRecordsOfInstancesGo(t *testing.T) {
 		t.Fatal(err)
 	}
 	left()
-	clock = clock.Add(instanceGone - time.Minute)
+	clock = clock.Add(instanceGracePeriod - time.Minute)
 	if got := left(); !slices.Contains(got, "emptied") {
 		t.Errorf("%q", got)
 	}

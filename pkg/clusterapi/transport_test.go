@@ -33,15 +33,15 @@ func TestAnswersAreBounded(t *testing.T) {
 		case "/redirect":
 			http.Redirect(w, r, elsewhere.URL, http.StatusTemporaryRedirect)
 		case "/endless":
-			endless(w, http.StatusOK, 2*maxAnswer)
+			endless(w, http.StatusOK, 2*maxBody)
 		case "/refused":
-			endless(w, http.StatusForbidden, maxAnswer)
+			endless(w, http.StatusForbidden, maxBody)
 		default:
 			_, _ = io.WriteString(w, "{}")
 		}
 	}))
 	defer server.Close()
-	config := guarded(&rest.Config{Host: server.URL, ContentConfig: rest.ContentConfig{GroupVersion: &corev1.SchemeGroupVersion, NegotiatedSerializer: scheme.Codecs}})
+	config := withBounds(&rest.Config{Host: server.URL, ContentConfig: rest.ContentConfig{GroupVersion: &corev1.SchemeGroupVersion, NegotiatedSerializer: scheme.Codecs}})
 	c, err := rest.UnversionedRESTClientFor(config)
 	if err != nil {
 		t.Fatal(err)
@@ -49,7 +49,7 @@ func TestAnswersAreBounded(t *testing.T) {
 	for path, says := range map[string]string{"/": "", "/redirect": "redirects", "/endless": "too long", "/refused": ""} {
 		body, err := c.Get().AbsPath(path).DoRaw(t.Context())
 		switch {
-		case path == "/refused" && (err == nil || len(err.Error()) > 2*maxRefusal || len(body) > maxRefusal):
+		case path == "/refused" && (err == nil || len(err.Error()) > 2*maxErrorBody || len(body) > maxErrorBody):
 			t.Errorf("%s: %d bytes, an error of %v", path, len(body), err == nil)
 		case path == "/refused":
 		case (err == nil) != (says == "") || err != nil && !strings.Contains(err.Error(), says):

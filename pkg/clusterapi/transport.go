@@ -12,28 +12,28 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// maxAnswer bounds an answer of a workload cluster's API server, in bytes: its administrator may have put anything in its place. A list of all
+// maxBody bounds an answer of a workload cluster's API server, in bytes: its administrator may have put anything in its place. A list of all
 // requests is the longest that an honest one gives. Of a watch each event is bounded, by the decoder of protobuf, to 16 MiB.
-const maxAnswer = 256 << 20
+const maxBody = 256 << 20
 
-// maxRefusal bounds an answer that says what is wrong: it gets into logs.
-const maxRefusal = 16 << 10
+// maxErrorBody bounds an answer that says what is wrong: it gets into logs.
+const maxErrorBody = 16 << 10
 
 // protobuf is what the kinds that are watched come in. The decoder of JSON does not bound an event.
 const protobuf = "application/vnd.kubernetes.protobuf"
 
-// guarded returns a connection that takes no answer without end, logs nothing that comes beside it, and goes nowhere else.
-func guarded(connection *rest.Config) *rest.Config {
+// withBounds returns a connection that takes no answer without end, logs nothing that comes beside it, and goes nowhere else.
+func withBounds(connection *rest.Config) *rest.Config {
 	connection = rest.CopyConfig(connection)
 	connection.WarningHandler = rest.NoWarnings{}
-	connection.Wrap(func(next http.RoundTripper) http.RoundTripper { return guard{next} })
+	connection.Wrap(func(next http.RoundTripper) http.RoundTripper { return boundingTransport{next} })
 	return connection
 }
 
-type guard struct{ next http.RoundTripper }
+type boundingTransport struct{ next http.RoundTripper }
 
 // RoundTrip bounds the body, and refuses redirects: no API server has any.
-func (g guard) RoundTrip(request *http.Request) (*http.Response, error) {
+func (g boundingTransport) RoundTrip(request *http.Request) (*http.Response, error) {
 	response, err := g.next.RoundTrip(request)
 	if err != nil {
 		return nil, err
@@ -47,22 +47,22 @@ func (g guard) RoundTrip(request *http.Request) (*http.Response, error) {
 	case code >= 300 && code < 400:
 		return refuse("redirects, with HTTP status %d", code)
 	case code >= 400:
-		response.Body = &bounded{response.Body, maxRefusal}
+		response.Body = &boundedBody{response.Body, maxErrorBody}
 	case !watch:
-		response.Body = &bounded{response.Body, maxAnswer}
+		response.Body = &boundedBody{response.Body, maxBody}
 	case !strings.HasPrefix(response.Header.Get("Content-Type"), protobuf):
 		return refuse("answers a watch in %.64q", response.Header.Get("Content-Type"))
 	}
 	return response, nil
 }
 
-// bounded fails once more than left bytes have been read.
-type bounded struct {
+// boundedBody fails once more than left bytes have been read.
+type boundedBody struct {
 	io.ReadCloser
 	left int64
 }
 
-func (b *bounded) Read(p []byte) (int, error) {
+func (b *boundedBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if b.left -= int64(n); b.left < 0 {
 		return 0, errors.New("the workload cluster's answer is too long")
