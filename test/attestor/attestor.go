@@ -12,12 +12,14 @@ import (
 	"encoding/pem"
 	"errors"
 	"sync"
+	"testing"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
@@ -42,6 +44,37 @@ type Attestor struct {
 	hellos   int
 	refused  []error
 	answered map[string]bool
+}
+
+// Start answers the requests of a node with that chip until the test ends. Its certificates are valid
+// for an hour.
+func Start(t testing.TB, cluster *testbed.ControlPlane, nodeName string, chip *swtpm.TPM) {
+	t.Helper()
+	key := make([]byte, 32)
+	_, _ = rand.Read(key) // never fails
+	v, err := verifiertpm.New(verifiertpm.Config{
+		Roots: []*x509.Certificate{chip.CA.Root}, Intermediates: []*x509.Certificate{chip.CA.Intermediate},
+		PCRs: attestation.PCRSelection{Bank: "sha256", Indexes: []int{0, 7}}, ClusterUID: "0e4a9a4c-3a4e-4b1f-9f0b-6c2b1f6d2a11",
+		Keys: verifiertpm.Keys{Current: "k1", ByID: map[string][]byte{"k1": key}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	(&Attestor{Cluster: cluster, Verifier: v, NodeName: nodeName, Lifetime: time.Hour}).RunUntilEnd(t)
+}
+
+// RunUntilEnd answers requests until the test ends.
+func (a *Attestor) RunUntilEnd(t testing.TB) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	ended := make(chan error, 1)
+	go func() { ended <- a.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("attestor: %v", err)
+		}
+	})
 }
 
 // Hellos returns how many hellos were challenged.

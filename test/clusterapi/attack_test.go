@@ -41,6 +41,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	verifiertpm "github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/oddrequest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
@@ -111,7 +112,7 @@ func (a *arena) noOthers(t *testing.T) {
 func (c *cluster) refused(t *testing.T, object *certificatesv1.CertificateSigningRequest, reason string) {
 	t.Helper()
 	var got *certificatesv1.CertificateSigningRequest
-	eventually(t, 10*time.Second, "refused: "+object.Name, func() bool {
+	harness.Eventually(t, 10*time.Second, "refused: "+object.Name, func() bool {
 		got = c.get(t, object.Name)
 		return reasonOf(got) != "" || len(got.Status.Certificate) > 0
 	})
@@ -132,7 +133,7 @@ func (c *cluster) refuses(t *testing.T, p *peer, want verifier.Reason) {
 func (c *cluster) waits(t *testing.T, why verifier.Reason, requests ...*certificatesv1.CertificateSigningRequest) {
 	t.Helper()
 	for _, r := range requests {
-		eventually(t, 10*time.Second, "it is said that it waits: "+r.Name, func() bool { return c.said(t, r.Name, why) })
+		harness.Eventually(t, 10*time.Second, "it is said that it waits: "+r.Name, func() bool { return c.said(t, r.Name, why) })
 	}
 	time.Sleep(2 * time.Second)
 	for _, r := range requests {
@@ -156,15 +157,15 @@ func (c *cluster) said(t *testing.T, name string, reason verifier.Reason) bool {
 func (m *machine) impostor(t *testing.T) *machine {
 	t.Helper()
 	thief := &machine{computer: newComputer(t), cluster: m.cluster, name: m.name, providerID: m.providerID, token: m.token}
-	t.Cleanup(thief.stopWorker)
+	t.Cleanup(func() { harness.KillWorker(t, thief.certs()) })
 	return thief
 }
 
 // denied has a plugin that must get nothing.
 func (m *machine) denied(t *testing.T, reason verifier.Reason) {
 	t.Helper()
-	if r := m.run(t); r.code != 21 || !strings.Contains(r.stderr, string(reason)) {
-		t.Errorf("exit code %d, want %s: %s", r.code, reason, r.stderr)
+	if r := m.run(t); r.Code != 21 || !strings.Contains(r.Stderr, string(reason)) {
+		t.Errorf("exit code %d, want %s: %s", r.Code, reason, r.Stderr)
 	}
 }
 
@@ -221,7 +222,7 @@ func under(name string, object *certificatesv1.CertificateSigningRequest) *certi
 func (c *cluster) issued(t *testing.T, object *certificatesv1.CertificateSigningRequest) []byte {
 	t.Helper()
 	var got *certificatesv1.CertificateSigningRequest
-	eventually(t, 20*time.Second, "issued: "+object.Name, func() bool {
+	harness.Eventually(t, 20*time.Second, "issued: "+object.Name, func() bool {
 		got = c.get(t, object.Name)
 		if reason := reasonOf(got); reason != "" {
 			t.Fatalf("%s: %s", reason, got.Status.Conditions[len(got.Status.Conditions)-1].Message)
@@ -356,7 +357,7 @@ func anothersEK(t *testing.T, a *arena) {
 		}
 		answer.HelloName, answer.HelloUID = hello.Name, string(hello.UID)
 		proof := attacker.file(t, attacker.request(t, tpm.SignerName, answer))
-		eventually(t, 10*time.Second, "the proof is denied", func() bool { return reasonOf(a.get(t, proof.Name)) != "" })
+		harness.Eventually(t, 10*time.Second, "the proof is denied", func() bool { return reasonOf(a.get(t, proof.Name)) != "" })
 		if got := a.get(t, proof.Name); !strings.HasPrefix(reasonOf(got), "Attestation") {
 			t.Errorf("%s: %+v", name, got.Status.Conditions)
 		}
@@ -527,7 +528,7 @@ func requestsOfOthers(t *testing.T, a *arena) {
 	}
 	for _, target := range untouched {
 		lonely := p.file(t, p.lonely(t, tpm.SignerName, target.Name))
-		eventually(t, 10*time.Second, "it is denied", func() bool { return reasonOf(a.get(t, lonely.Name)) != "" })
+		harness.Eventually(t, 10*time.Second, "it is denied", func() bool { return reasonOf(a.get(t, lonely.Name)) != "" })
 	}
 	a.attests(t, m)
 	time.Sleep(time.Second)
@@ -556,7 +557,7 @@ func twoProofsForOneHello(t *testing.T, a *arena) {
 		wait.Wait()
 		issued := 0
 		for _, proof := range proofs {
-			eventually(t, 20*time.Second, "each is done", func() bool {
+			harness.Eventually(t, 20*time.Second, "each is done", func() bool {
 				proof = a.get(t, proof.Name)
 				return reasonOf(proof) != "" || len(proof.Status.Certificate) > 0
 			})
@@ -565,7 +566,7 @@ func twoProofsForOneHello(t *testing.T, a *arena) {
 			}
 			issued++
 			a.trusts(t, proof.Status.Certificate)
-			eventually(t, 5*time.Second, "the certificate is noted", func() bool { return m.notes(t, proof.Status.Certificate) })
+			harness.Eventually(t, 5*time.Second, "the certificate is noted", func() bool { return m.notes(t, proof.Status.Certificate) })
 		}
 		if issued == 0 {
 			t.Error("none was issued")
@@ -635,7 +636,7 @@ func oneEKForTwoMachines(t *testing.T, a *arena) {
 	a.refuses(t, first.peer(t), verifier.ReasonAmbiguousMachine)
 	a.refuses(t, second.peer(t), verifier.ReasonAmbiguousMachine)
 	update(t, a.client, second.object, func(o *clusterv1.Machine) { delete(o.Annotations, attestation.AnnotationEK) })
-	eventually(t, 10*time.Second, "the first is known again", func() bool {
+	harness.Eventually(t, 10*time.Second, "the first is known again", func() bool {
 		_, err := first.attest(t.Context())
 		return err == nil
 	})
@@ -674,7 +675,7 @@ func victimsEK(t *testing.T, a *arena) {
 		t.Error("the victim's record was written")
 	}
 	set(thief.ek)
-	eventually(t, 10*time.Second, "the victim is known again", func() bool {
+	harness.Eventually(t, 10*time.Second, "the victim is known again", func() bool {
 		_, err := victim.attest(t.Context())
 		return err == nil
 	})
@@ -823,7 +824,7 @@ func hostileKubeconfigs(t *testing.T, a *arena, c *controllerprocess.Controller)
 		tenant(name, user)
 	}
 	for name := range users {
-		eventually(t, 20*time.Second, "the log has why it is not used: "+name, func() bool {
+		harness.Eventually(t, 20*time.Second, "the log has why it is not used: "+name, func() bool {
 			return slices.ContainsFunc(logLines(t, c), func(line string) bool {
 				return strings.Contains(line, "tenant-"+strings.ToLower(name)) && strings.Contains(line, "the kubeconfig ") && strings.Contains(line, name+"\"")
 			})
@@ -831,7 +832,7 @@ func hostileKubeconfigs(t *testing.T, a *arena, c *controllerprocess.Controller)
 	}
 	// One with all in itself is used, and as whom is not the tenant's to say.
 	tenant("good", &clientcmdapi.AuthInfo{Token: "all-in-itself", Impersonate: "system:admin", ImpersonateGroups: []string{"system:masters"}})
-	eventually(t, 20*time.Second, "the server is asked", func() bool {
+	harness.Eventually(t, 20*time.Second, "the server is asked", func() bool {
 		mu.Lock()
 		defer mu.Unlock()
 		return len(seen) > 0
@@ -937,10 +938,10 @@ func tokensOfOneID(t *testing.T, a, b, d *arena) {
 	a.waits(t, verifier.ReasonTokenNotForMachine, p.hello(t))
 	// With both it is nobody's.
 	update(t, a.client, other.config, func(o *bootstrapv1.KubeadmConfig) { o.Spec.JoinConfiguration.Discovery.BootstrapToken.Token = free })
-	eventually(t, 10*time.Second, "it is seen", func() bool { return a.refusesTry(t, p) == string(verifier.ReasonTokenNotForMachine) })
+	harness.Eventually(t, 10*time.Second, "it is seen", func() bool { return a.refusesTry(t, p) == string(verifier.ReasonTokenNotForMachine) })
 	update(t, d.client, neighbour.config, func(o *bootstrapv1.KubeadmConfig) { o.Spec.JoinConfiguration.Discovery.BootstrapToken.Token = "" })
 	other.token = free
-	eventually(t, 10*time.Second, "it is one machine's", func() bool {
+	harness.Eventually(t, 10*time.Second, "it is one machine's", func() bool {
 		_, err := other.attest(t.Context())
 		return err == nil
 	})
@@ -994,7 +995,7 @@ func guestReportsHostname(t *testing.T, a, _, _ *arena) {
 	}
 	reported("thief.example.test")
 	var certificate []byte
-	eventually(t, 10*time.Second, "the name is one machine's", func() bool {
+	harness.Eventually(t, 10*time.Second, "the name is one machine's", func() bool {
 		var err error
 		certificate, err = as(victim).try(t.Context())
 		return err == nil
@@ -1009,5 +1010,5 @@ func guestReportsHostname(t *testing.T, a, _, _ *arena) {
 	}
 	reported("without-a-machine")
 	p := a.newPeer(t, thief.computer, a.asToken(thief.token), "without-a-machine", thief.providerID)
-	eventually(t, 10*time.Second, "the Node is in the way", func() bool { return a.refusesTry(t, p) == string(verifier.ReasonNodeAlreadyRegistered) })
+	harness.Eventually(t, 10*time.Second, "the Node is in the way", func() bool { return a.refusesTry(t, p) == string(verifier.ReasonNodeAlreadyRegistered) })
 }

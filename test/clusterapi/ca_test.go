@@ -18,6 +18,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -70,7 +71,7 @@ func TestCARotation(t *testing.T) {
 		t.Run(step.what, func(t *testing.T) {
 			set(step.signer, step.certificates...)
 			since := time.Now()
-			eventually(t, caInterval, "it signs", func() bool {
+			harness.Eventually(t, caInterval, "it signs", func() bool {
 				again().ends(t)
 				return m.issuer(t) == step.signer.Certificate().Subject.CommonName
 			})
@@ -84,7 +85,7 @@ func TestCARotation(t *testing.T) {
 	again().ends(t)
 	m.signedBy(t, after)
 	set(before, before)
-	eventually(t, caInterval, "it signs", func() bool {
+	harness.Eventually(t, caInterval, "it signs", func() bool {
 		again().ends(t)
 		return m.issuer(t) == before.Certificate().Subject.CommonName
 	})
@@ -122,7 +123,7 @@ func TestExternalCA(t *testing.T) {
 	other := w.newCluster(t, "internal", nil)
 	m := c.newMachine(t, "m", nil)
 	_, proof := m.peer(t).attests(t)
-	eventually(t, 10*time.Second, "it is approved", func() bool { return approved(c.get(t, proof.Name)) })
+	harness.Eventually(t, 10*time.Second, "it is approved", func() bool { return approved(c.get(t, proof.Name)) })
 	other.newMachine(t, "other", nil).attests(t)
 	time.Sleep(2 * time.Second)
 	if got := c.get(t, proof.Name); len(got.Status.Certificate) > 0 || reasonOf(got) != "" {
@@ -151,7 +152,7 @@ func TestExternalCA(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, 10*time.Second, "the certificate is noted", func() bool {
+	harness.Eventually(t, 10*time.Second, "the certificate is noted", func() bool {
 		for _, noted := range m.record(t, m.name).Status.Certificates {
 			if noted.SHA256 == fingerprint && noted.Noted {
 				return true

@@ -26,6 +26,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -373,7 +374,7 @@ func (c *cluster) isLetGo(t *testing.T, controller *controllerprocess.Controller
 	}
 	before := times()
 	do()
-	eventually(t, 10*time.Second, "it is let go of", func() bool { return times() > before })
+	harness.Eventually(t, 10*time.Second, "it is let go of", func() bool { return times() > before })
 }
 
 // isOf reports whether a request is among some.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
 // A Machine that is being deleted drains for a while, and its node renews for an hour at most. When it is gone, so is its record, which takes
@@ -31,7 +32,7 @@ func TestMachineDeleted(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	eventually(t, 10*time.Second, "a renewal is for an hour at most", func() bool { // it is seen that it is being deleted
+	harness.Eventually(t, 10*time.Second, "a renewal is for an hour at most", func() bool { // it is seen that it is being deleted
 		m.attests(t)
 		return m.left(t) <= time.Hour
 	})
@@ -45,7 +46,7 @@ func TestMachineDeleted(t *testing.T) {
 	for _, d := range []*machine{m, unborn} {
 		update(t, c.client, d.object, func(object *clusterv1.Machine) { object.Finalizers = nil })
 	}
-	eventually(t, 30*time.Second, "the record is collected", func() bool { return m.record(t, "old") == nil })
+	harness.Eventually(t, 30*time.Second, "the record is collected", func() bool { return m.record(t, "old") == nil })
 	// Its certificate lives on for a while, and renews no more.
 	p := m.peer(t)
 	after := p.hello(t)

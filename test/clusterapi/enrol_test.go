@@ -17,6 +17,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -51,16 +52,16 @@ func TestEnrolmentAndRenewal(t *testing.T) {
 			m.remembered(t)
 			m.registered(t)
 			// What is not due yet is asked for again, by a plugin that has lost its certificate.
-			for n := 1; authenticator.RenewAt(r.leaf).After(time.Now()); n++ {
+			for n := 1; authenticator.RenewAt(r.Leaf).After(time.Now()); n++ {
 				if n == 20 {
 					t.Fatal("no certificate of 20 is due")
 				}
 				m.loses(t)
 				r = m.enrols(t)
 			}
-			first := r.leaf
-			eventually(t, 15*time.Second, "the renewed certificate is printed", func() bool {
-				return !bytes.Equal(first.Raw, m.enrols(t).leaf.Raw)
+			first := r.Leaf
+			harness.Eventually(t, 15*time.Second, "the renewed certificate is printed", func() bool {
+				return !bytes.Equal(first.Raw, m.enrols(t).Leaf.Raw)
 			})
 			if n := len(c.renewals(t, name)); n != 1 {
 				t.Errorf("%d proofs were filed with the node's own certificate", n)

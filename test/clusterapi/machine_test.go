@@ -3,21 +3,11 @@
 package clusterapi
 
 import (
-	"bytes"
-	"crypto/x509"
-	"encoding/json"
-	"encoding/pem"
-	"os"
-	"os/exec"
-	"path/filepath"
-	"syscall"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	clientauthentication "k8s.io/client-go/pkg/apis/clientauthentication/v1"
 	"k8s.io/client-go/rest"
 	bootstrapv1 "sigs.k8s.io/cluster-api/api/bootstrap/kubeadm/v1beta2"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -27,6 +17,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
 // computer has a TPM.
@@ -95,7 +86,7 @@ func (c *cluster) newMachine(t *testing.T, name string, change func(*machine)) *
 func (c *cluster) newMachineOf(t *testing.T, hardware *computer, name string, change func(*machine)) *machine {
 	t.Helper()
 	m := &machine{computer: hardware, cluster: c, name: name, providerID: "test://" + name, token: c.newToken(t)}
-	t.Cleanup(m.stopWorker)
+	t.Cleanup(func() { harness.KillWorker(t, m.certs()) })
 	m.draft()
 	if change != nil {
 		change(m)
@@ -205,85 +196,38 @@ func (m *machine) registered(t *testing.T) {
 	})
 }
 
-func (m *machine) certs() cache.Dir { return cache.At(filepath.Join(m.dir, "certs")) }
+// plug is the computer with the plugin on it, as it is now.
+func (m *machine) plug() *harness.Machine {
+	p := harness.MachineOf(m.dir, m.chip, shared.plugin, m.name)
+	p.ProviderID, p.Args = m.providerID, m.args
+	return p
+}
+
+func (m *machine) certs() cache.Dir { return m.plug().Certs() }
 
 // loses removes everything that the plugin remembers.
 func (m *machine) loses(t *testing.T) {
 	t.Helper()
-	// A worker that has installed its certificate still tidies up, and would write down anew how it ended.
-	eventually(t, 10*time.Second, "the worker ends", func() bool { return !m.certs().Worker().Alive() })
-	if err := os.RemoveAll(m.certs().Path()); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// stopWorker ends what a plugin may have left running.
-func (m *machine) stopWorker() {
-	for worker := m.certs().Worker(); worker.Alive(); time.Sleep(5 * time.Millisecond) {
-		_ = syscall.Kill(worker.PID, syscall.SIGKILL)
-	}
-}
-
-// result is what came of one run of the plugin.
-type result struct {
-	code   int
-	stderr string
-	leaf   *x509.Certificate
+	m.plug().Loses(t)
 }
 
 // run runs the plugin once, as a kubelet does.
-func (m *machine) run(t *testing.T, extra ...string) result {
+func (m *machine) run(t *testing.T, extra ...string) harness.Result {
 	t.Helper()
-	if err := shared.built(); err != nil {
-		t.Fatal(err)
-	}
-	bootstrap := filepath.Join(m.dir, "bootstrap.kubeconfig")
-	if err := os.WriteFile(bootstrap, m.workload.BootstrapKubeconfig(m.token), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	ask, err := json.Marshal(clientauthentication.ExecCredential{
-		TypeMeta: metav1.TypeMeta{APIVersion: clientauthentication.SchemeGroupVersion.String(), Kind: "ExecCredential"},
-		Spec: clientauthentication.ExecCredentialSpec{
-			Cluster: &clientauthentication.Cluster{Server: m.workload.ServerURL(), CertificateAuthorityData: m.workload.ServerCA()},
-		},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	args := append([]string{
-		"--node-name=" + m.name, "--provider-id=" + m.providerID, "--tpm-device=" + m.chip.Socket(), "--cert-dir=" + m.certs().Path(),
-		"--runtime-dir=" + m.dir, "--bootstrap-kubeconfig=" + bootstrap,
-	}, m.args...)
-	cmd := exec.CommandContext(t.Context(), shared.plugin, append(args, extra...)...)
-	cmd.Env = append(os.Environ(), "KUBERNETES_EXEC_INFO="+string(ask))
-	var stdout, stderr bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	if err := cmd.Run(); cmd.ProcessState == nil {
-		t.Fatal(err)
-	}
-	r := result{code: cmd.ProcessState.ExitCode(), stderr: stderr.String()}
-	if r.code != 0 {
-		return r
-	}
-	credential := &clientauthentication.ExecCredential{}
-	if err := json.Unmarshal(stdout.Bytes(), credential); err != nil {
-		t.Fatal(err)
-	}
-	block, _ := pem.Decode([]byte(credential.Status.ClientCertificateData))
-	if r.leaf, err = x509.ParseCertificate(block.Bytes); err != nil {
-		t.Fatal(err)
-	}
-	return r
+	harness.Must(t, shared.built())
+	p := m.plug()
+	harness.WriteFile(t, p.Bootstrap, m.workload.BootstrapKubeconfig(m.token))
+	return p.Run(t, m.workload.ControlPlane, extra...)
 }
 
 // enrols has the plugin get a certificate, or print the one that it has.
-func (m *machine) enrols(t *testing.T) result {
+func (m *machine) enrols(t *testing.T) harness.Result {
 	t.Helper()
 	r := m.run(t)
-	if r.code != 0 || r.leaf.Subject.CommonName != "system:node:"+m.name {
-		t.Fatalf("%s: exit code %d: %s", m.name, r.code, r.stderr)
+	if r.Code != 0 || r.Leaf.Subject.CommonName != "system:node:"+m.name {
+		t.Fatalf("%s: exit code %d: %s", m.name, r.Code, r.Stderr)
 	}
-	if err := r.leaf.CheckSignatureFrom(m.workload.ClientCA().Certificate()); err != nil {
+	if err := r.Leaf.CheckSignatureFrom(m.workload.ClientCA().Certificate()); err != nil {
 		t.Fatalf("%s: %v", m.name, err)
 	}
 	pair, err := m.certs().Current()

@@ -114,15 +114,6 @@ func (w *world) ends(t *testing.T) {
 	})
 }
 
-func eventually(t *testing.T, limit time.Duration, what string, condition func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(limit); !condition(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within %s: %s", limit, what)
-		}
-	}
-}
-
 // decided is how soon a decision follows what it waited for, and slack what a busy machine may add.
 const (
 	decided = 2 * time.Second

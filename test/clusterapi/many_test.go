@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -164,7 +165,7 @@ func TestLostForLong(t *testing.T) {
 		t.Fatal(err)
 	}
 	a := m.begins(t)
-	eventually(t, 2*time.Minute, "it is let go of", func() bool { return bytes.Contains(logOf(t, process), []byte("no longer served")) })
+	harness.Eventually(t, 2*time.Minute, "it is let go of", func() bool { return bytes.Contains(logOf(t, process), []byte("no longer served")) })
 	a.waits(t, 0)
 	since := time.Now()
 	if err := proxy.SetMode(testbed.Pass); err != nil {

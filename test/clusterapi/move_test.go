@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -102,7 +103,7 @@ func TestMove(t *testing.T) {
 	move, moved := mover(t, source.namespace, source.management, target.management), make(chan error, 1)
 	c.isLetGo(t, old, func() {
 		go func() { moved <- move() }()
-		eventually(t, 30*time.Second, "the Cluster is paused", func() bool {
+		harness.Eventually(t, 30*time.Second, "the Cluster is paused", func() bool {
 			if err := source.client.Get(t.Context(), client.ObjectKeyFromObject(c.object), c.object); err != nil {
 				t.Fatal(err)
 			}
@@ -161,7 +162,7 @@ func (w *world) admitMover(t *testing.T) {
 		},
 	}
 	may := func() error { return w.client.Create(t.Context(), record.DeepCopy(), client.DryRunAll) }
-	eventually(t, 20*time.Second, "nobody but the controller writes records", func() bool { return isPlanted(may()) })
+	harness.Eventually(t, 20*time.Second, "nobody but the controller writes records", func() bool { return isPlanted(may()) })
 	policy := &admissionv1.ValidatingAdmissionPolicy{ObjectMeta: metav1.ObjectMeta{Name: recordsPolicy}}
 	update(t, w.client, policy, func(p *admissionv1.ValidatingAdmissionPolicy) {
 		if v := &p.Spec.Variables[1]; v.Name != "movers" {
@@ -170,7 +171,7 @@ func (w *world) admitMover(t *testing.T) {
 			v.Expression = "['" + w.whoAmI(t) + "']"
 		}
 	})
-	eventually(t, 20*time.Second, "clusterctl may write records", func() bool { return may() == nil })
+	harness.Eventually(t, 20*time.Second, "clusterctl may write records", func() bool { return may() == nil })
 }
 
 // whoAmI is who an administrator's requests come from.

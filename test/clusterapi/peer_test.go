@@ -18,6 +18,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
 // peer does by hand what the plugin does: whoever attacks does it out of turn.
@@ -146,7 +147,7 @@ func (p *peer) hello(t *testing.T) *certificatesv1.CertificateSigningRequest {
 // challenged waits until a hello is answered.
 func (p *peer) challenged(t *testing.T, hello *certificatesv1.CertificateSigningRequest) *certificatesv1.CertificateSigningRequest {
 	t.Helper()
-	eventually(t, 20*time.Second, "the hello is answered", func() bool {
+	harness.Eventually(t, 20*time.Second, "the hello is answered", func() bool {
 		hello = p.get(t, hello.Name)
 		if reason := reasonOf(hello); reason != "" {
 			t.Fatalf("the hello was refused: %s: %s", reason, hello.Status.Conditions[0].Message)

@@ -18,6 +18,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/preflight"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
 // inForce returns the condition in a cluster.
@@ -86,18 +87,18 @@ func TestPoliciesOfAWorkloadCluster(t *testing.T) {
 		t.Fatal(err)
 	}
 	serving = w.start(t, nil)
-	eventually(t, 30*time.Second, "enforcement is refused", func() bool { return said("EnforcementRefused") })
+	harness.Eventually(t, 30*time.Second, "enforcement is refused", func() bool { return said("EnforcementRefused") })
 	restore()
-	eventually(t, time.Minute, "the policies are in force", func() bool { return inForce(t, api).Status == corev1.ConditionTrue })
+	harness.Eventually(t, time.Minute, "the policies are in force", func() bool { return inForce(t, api).Status == corev1.ConditionTrue })
 	if err := api.Delete(t.Context(), &admissionv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: policy}}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, 10*time.Second, "the condition says that one is missing", func() bool {
+	harness.Eventually(t, 10*time.Second, "the condition says that one is missing", func() bool {
 		condition := inForce(t, api)
 		return condition.Status == corev1.ConditionFalse && strings.Contains(condition.Message, policy+": "+preflight.PolicyMissing)
 	})
-	eventually(t, 10*time.Second, "an Event on the Cluster says so", func() bool { return said(preflight.ReasonPoliciesNotInForce) })
+	harness.Eventually(t, 10*time.Second, "an Event on the Cluster says so", func() bool { return said(preflight.ReasonPoliciesNotInForce) })
 	restore()
-	eventually(t, 10*time.Second, "the policies are in force again", func() bool { return inForce(t, api).Status == corev1.ConditionTrue })
-	eventually(t, 10*time.Second, "the management cluster's are, too", func() bool { return inForce(t, w.client).Status == corev1.ConditionTrue })
+	harness.Eventually(t, 10*time.Second, "the policies are in force again", func() bool { return inForce(t, api).Status == corev1.ConditionTrue })
+	harness.Eventually(t, 10*time.Second, "the management cluster's are, too", func() bool { return inForce(t, w.client).Status == corev1.ConditionTrue })
 }

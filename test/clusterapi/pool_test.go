@@ -20,6 +20,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
 // machinePool is a MachinePool whose instances have no Machines.
@@ -151,7 +152,7 @@ func TestMachinePool(t *testing.T) {
 	if err := c.client.Delete(t.Context(), p.object); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, 30*time.Second, "the pool's records are collected", func() bool { return c.recordOf(t, first) == nil && c.recordOf(t, second) == nil })
+	harness.Eventually(t, 30*time.Second, "the pool's records are collected", func() bool { return c.recordOf(t, first) == nil && c.recordOf(t, second) == nil })
 	if c.recordOf(t, third) == nil {
 		t.Error("another pool's record was collected")
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
 const recordsPolicy = "node-attestation-records"
@@ -72,7 +73,7 @@ func TestTenantPlantsARecord(t *testing.T) {
 		},
 	}
 	planted.OwnerReferences = []metav1.OwnerReference{victim.owner()}
-	eventually(t, 10*time.Second, "the tenant has his rights", func() bool {
+	harness.Eventually(t, 10*time.Second, "the tenant has his rights", func() bool {
 		return tenant.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: meta}) == nil
 	})
 	if err := tenant.Create(t.Context(), planted.DeepCopy()); !isPlanted(err) {
@@ -115,7 +116,7 @@ func TestGarbageCollectorAndRecords(t *testing.T) {
 		if err := w.client.Delete(t.Context(), owner, client.PropagationPolicy(policy)); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, 30*time.Second, name+": the owner is gone, and the record as it should be", func() bool {
+		harness.Eventually(t, 30*time.Second, name+": the owner is gone, and the record as it should be", func() bool {
 			if err := w.client.Get(t.Context(), client.ObjectKeyFromObject(owner), &corev1.ConfigMap{}); !apierrors.IsNotFound(err) {
 				return false
 			}

@@ -32,6 +32,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/oddrequest"
 )
 
@@ -75,7 +76,7 @@ func (c *cluster) allowServing(t *testing.T) (undo func()) {
 		}
 	}
 	for _, signer := range []string{stockServing, ownServing} {
-		eventually(t, 10*time.Second, "the controller may approve under "+signer, func() bool {
+		harness.Eventually(t, 10*time.Second, "the controller may approve under "+signer, func() bool {
 			approve := &authorizationv1.ResourceAttributes{Verb: "approve", Group: certificatesv1.GroupName, Resource: "signers", Name: signer}
 			review := &authorizationv1.SubjectAccessReview{
 				Spec: authorizationv1.SubjectAccessReviewSpec{User: controllerUser, ResourceAttributes: approve},
@@ -218,7 +219,7 @@ func TestServingCertificates(t *testing.T) {
 			{Type: clusterv1.MachineInternalIP, Address: "169.254.7.7"}, {Type: clusterv1.MachineInternalIP, Address: "fe80::7"},
 		}
 	})
-	eventually(t, 10*time.Second, "both are approved", func() bool { return approved(c.get(t, stock.Name)) && len(c.get(t, own.Name).Status.Certificate) > 0 })
+	harness.Eventually(t, 10*time.Second, "both are approved", func() bool { return approved(c.get(t, stock.Name)) && len(c.get(t, own.Name).Status.Certificate) > 0 })
 	follows(t, "addresses", since)
 	for _, r := range []*certificatesv1.CertificateSigningRequest{stock, own} {
 		if got := c.get(t, r.Name).Status.Conditions; len(got) != 1 || got[0].Reason != string(controller.ReasonServing) {
@@ -353,5 +354,5 @@ func (c *cluster) refusesSharedAddresses(t *testing.T, m, other *machine) {
 		c.refused(t, filed, string(verifier.ReasonAddressMismatch))
 	}
 	filed, _ := c.asksToServe(t, other.credential(), ownServing, other.name, serves{names: []string{other.name}, ips: []string{"192.0.2.20"}})
-	eventually(t, 10*time.Second, "its own is its own", func() bool { return len(c.get(t, filed.Name).Status.Certificate) > 0 })
+	harness.Eventually(t, 10*time.Second, "its own is its own", func() bool { return len(c.get(t, filed.Name).Status.Certificate) > 0 })
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
 // unnamed has nothing say which EK the machine has.
@@ -149,8 +150,8 @@ func TestTrustOnFirstUse(t *testing.T) {
 func whoeverIsFirst(t *testing.T, c *cluster) {
 	victim := c.newMachine(t, "robbed", unnamed)
 	thief := victim.impostor(t)
-	if r := thief.run(t); r.code != 0 || r.leaf.Subject.CommonName != "system:node:"+victim.name {
-		t.Fatalf("the limit has moved: exit code %d: %s", r.code, r.stderr)
+	if r := thief.run(t); r.Code != 0 || r.Leaf.Subject.CommonName != "system:node:"+victim.name {
+		t.Fatalf("the limit has moved: exit code %d: %s", r.Code, r.Stderr)
 	}
 	record := victim.record(t, victim.name)
 	if record == nil || record.Spec.EK.Fingerprint != thief.ek || record.OwnerReferences[0].UID != victim.object.UID {
@@ -163,7 +164,7 @@ func whoeverIsFirst(t *testing.T, c *cluster) {
 	if len(refused) != 1 {
 		t.Fatalf("%d requests of the machine were refused for what its record says", len(refused))
 	}
-	eventually(t, 10*time.Second, "there is an Event", func() bool { return c.said(t, refused[0].Name, verifier.ReasonIdentityBound) })
+	harness.Eventually(t, 10*time.Second, "there is an Event", func() bool { return c.said(t, refused[0].Name, verifier.ReasonIdentityBound) })
 	if after := victim.version(t); after != record.ResourceVersion {
 		t.Error("the record was written")
 	}
@@ -260,6 +261,6 @@ func (c *cluster) filedWith(t *testing.T, token string) (filed []certificatesv1.
 // filed waits for the machine's first request.
 func (m *machine) filed(t *testing.T) *certificatesv1.CertificateSigningRequest {
 	t.Helper()
-	eventually(t, 10*time.Second, "its hello is there", func() bool { return len(m.filedWith(t, m.token)) > 0 })
+	harness.Eventually(t, 10*time.Second, "its hello is there", func() bool { return len(m.filedWith(t, m.token)) > 0 })
 	return &m.filedWith(t, m.token)[0]
 }

@@ -35,6 +35,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -118,7 +119,7 @@ func (f *fleet) acmeInventory(t *testing.T, machines map[string]*instance) {
 		token, _, _ := strings.Cut(i.token, ".")
 		fmt.Fprintf(&list, "- {nodeName: %s, providerID: %q, bootstrapTokenID: %q}\n", i.nodeName, providerID, token)
 	}
-	f.write(t, f.inventory, []byte(list.String()))
+	harness.WriteFile(t, f.inventory, []byte(list.String()))
 }
 
 func newPlatform(t *testing.T) ed25519.PrivateKey {
@@ -228,7 +229,7 @@ func TestAcmeInstanceIsReplaced(t *testing.T) {
 	f.refused(t, replacement.files(t, name, replacement.evidence(t, name)), string(verifier.ReasonIdentityBound))
 	name = csr.NewName()
 	waits := old.files(t, name, old.evidence(t, name))
-	eventually(t, 10*time.Second, "it is said what the old one waits for", func() bool {
+	harness.Eventually(t, 10*time.Second, "it is said what the old one waits for", func() bool {
 		return f.said(t, waits, string(verifier.ReasonAttestationUnavailable))
 	})
 	if got := f.get(t, waits.Name); len(got.Status.Conditions) > 0 {
@@ -278,7 +279,7 @@ func TestAcmeProgram(t *testing.T) {
 		t.Fatal(err)
 	}
 	publicKey := filepath.Join(dir, "platform.pem")
-	f.write(t, publicKey, pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}))
+	harness.WriteFile(t, publicKey, pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}))
 	honest, thief := f.newInstance(t, platformKey, "i-1", "acme-4"), f.newInstance(t, platformKey, "i-2", "acme-5")
 	f.acmeInventory(t, map[string]*instance{"acme://i-1": honest, "acme://i-2": thief})
 	process, err := testbed.StartProcess(testbed.Command{

@@ -24,14 +24,15 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	verifiertpm "github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/oddrequest"
 )
 
 // denied has a plugin that must get nothing.
 func (m *machine) denied(t *testing.T, reason verifier.Reason) {
 	t.Helper()
-	if r := m.run(t); r.code != 21 || !strings.Contains(r.stderr, string(reason)) {
-		t.Errorf("exit code %d, want %s: %s", r.code, reason, r.stderr)
+	if r := m.run(t); r.Code != 21 || !strings.Contains(r.Stderr, string(reason)) {
+		t.Errorf("exit code %d, want %s: %s", r.Code, reason, r.Stderr)
 	}
 }
 
@@ -54,7 +55,7 @@ func TestStolenToken(t *testing.T) {
 	}
 	victim.loses(t)
 	again := victim.enrols(t)
-	f.onlyFor(t, first.leaf, again.leaf)
+	f.onlyFor(t, first.Leaf, again.Leaf)
 }
 
 // A machine of the fleet, with its own TPM and its own certificate, asks for what is another's.
@@ -99,7 +100,7 @@ func TestClaimsOfAnotherMachine(t *testing.T) {
 				t.Fatal(err)
 			}
 			proof := attacker.file(t, attacker.object(t, tpm.SignerName, data))
-			eventually(t, 10*time.Second, "the proof is denied", func() bool { return reasonOf(f.get(t, proof.Name)) != "" })
+			harness.Eventually(t, 10*time.Second, "the proof is denied", func() bool { return reasonOf(f.get(t, proof.Name)) != "" })
 			if got := f.get(t, proof.Name); !strings.HasPrefix(reasonOf(got), "Attestation") {
 				t.Errorf("%s: %+v", name, got.Status.Conditions)
 			}
@@ -109,7 +110,7 @@ func TestClaimsOfAnotherMachine(t *testing.T) {
 		}
 	})
 	second := b.enrols(t)
-	f.onlyFor(t, first.leaf, second.leaf)
+	f.onlyFor(t, first.Leaf, second.Leaf)
 }
 
 // hello returns the document of a peer's hello.
@@ -179,10 +180,10 @@ func TestEveryRequestIsCopied(t *testing.T) {
 	}()
 	var leaves []*x509.Certificate
 	for _, m := range machines {
-		leaves = append(leaves, m.enrols(t).leaf)
+		leaves = append(leaves, m.enrols(t).Leaf)
 	}
 	var proofs int
-	eventually(t, 20*time.Second, "all are copied", func() bool { return len(f.all(t)) == 4*len(machines) })
+	harness.Eventually(t, 20*time.Second, "all are copied", func() bool { return len(f.all(t)) == 4*len(machines) })
 	cancel()
 	watch.Stop()
 	<-ended
@@ -244,7 +245,7 @@ func TestFloodOfHellos(t *testing.T) {
 	if took > floodLimit {
 		t.Errorf("it took %s", took)
 	}
-	f.onlyFor(t, first.leaf)
+	f.onlyFor(t, first.Leaf)
 }
 
 // Unknown TPMs that wait for a machine to appear keep nobody from being served.
@@ -268,7 +269,7 @@ func TestFloodOfWaitingHellos(t *testing.T) {
 	if took > floodLimit {
 		t.Errorf("it took %s", took)
 	}
-	f.onlyFor(t, first.leaf)
+	f.onlyFor(t, first.Leaf)
 }
 
 // A proof is good for one request: not under another name, not for another hello, and not in another cluster that knows the same TPM.
@@ -303,7 +304,7 @@ func TestProofIsReplayed(t *testing.T) {
 		t.Errorf("a replay closed another hello: %s", reason)
 	}
 	first := m.enrols(t)
-	f.onlyFor(t, first.leaf, leaf(t, f.get(t, proof.Name).Status.Certificate))
+	f.onlyFor(t, first.Leaf, leaf(t, f.get(t, proof.Name).Status.Certificate))
 	f.stop()
 	f.forget(t)
 
@@ -318,14 +319,14 @@ func TestProofIsReplayed(t *testing.T) {
 	p.challenged(t, p.file(t, copied))
 	replay := &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: proof.Name}, Spec: proof.Spec}
 	p.file(t, replay)
-	eventually(t, 10*time.Second, "the proof is denied", func() bool { return reasonOf(f.get(t, replay.Name)) != "" })
+	harness.Eventually(t, 10*time.Second, "the proof is denied", func() bool { return reasonOf(f.get(t, replay.Name)) != "" })
 	if got := f.get(t, replay.Name); !strings.HasPrefix(reasonOf(got), "Attestation") || len(got.Status.Certificate) > 0 {
 		t.Errorf("%+v", got.Status)
 	}
 	if reason := reasonOf(f.get(t, copied.Name)); reason != "" || second.records(t) != 0 {
 		t.Errorf("the replay touched its hello (%s) or the record", reason)
 	}
-	f.onlyFor(t, n.enrols(t).leaf)
+	f.onlyFor(t, n.enrols(t).Leaf)
 }
 
 func leaf(t *testing.T, certificate []byte) *x509.Certificate {
@@ -341,7 +342,7 @@ func leaf(t *testing.T, certificate []byte) *x509.Certificate {
 // Whoever approves what the controller has not makes no certificate.
 func TestApprovedByAnAdministrator(t *testing.T) {
 	f := newFleet(t, nil)
-	f.write(t, f.inventory, []byte("apiVersion: authenticator.cluster.x-k8s.io/v1alpha1\nkind: MachineInventory\nmachines: []\n"))
+	harness.WriteFile(t, f.inventory, []byte("apiVersion: authenticator.cluster.x-k8s.io/v1alpha1\nkind: MachineInventory\nmachines: []\n"))
 	m, other := f.newMachine(t, "admin-approved"), f.newMachine(t, "admin-approved")
 	p := f.newPeer(t, other.chip, f.asToken(m.token), m.name, m.name)
 	// It waits, since no machine is known yet.
@@ -359,10 +360,10 @@ func TestApprovedByAnAdministrator(t *testing.T) {
 	f.refused(t, proof, string(verifier.ReasonApprovedWithoutAttestation))
 
 	// The honest node's hello is approved, too.
-	started := make(chan result, 1)
+	started := make(chan harness.Result, 1)
 	go func() { started <- m.run(t) }()
 	var hellos []certificatesv1.CertificateSigningRequest
-	eventually(t, 20*time.Second, "the node's hello", func() bool {
+	harness.Eventually(t, 20*time.Second, "the node's hello", func() bool {
 		hellos, _ = f.requests(t, m.name)
 		return len(hellos) == 2
 	})
@@ -373,10 +374,10 @@ func TestApprovedByAnAdministrator(t *testing.T) {
 			}
 		}
 	}
-	if r := <-started; r.code == 0 {
+	if r := <-started; r.Code == 0 {
 		t.Error("a certificate")
 	} else {
-		t.Logf("exit code %d: %s", r.code, r.stderr)
+		t.Logf("exit code %d: %s", r.Code, r.Stderr)
 	}
 	if n := f.records(t); n != 0 {
 		t.Errorf("%d records", n)
@@ -385,7 +386,7 @@ func TestApprovedByAnAdministrator(t *testing.T) {
 	if err := os.Remove(filepath.Join(m.dir, "certs", "kubelet-authenticator-state.json")); err != nil { // it pauses
 		t.Fatal(err)
 	}
-	f.onlyFor(t, m.enrols(t).leaf)
+	f.onlyFor(t, m.enrols(t).Leaf)
 }
 
 // lonelyProof is a proof's document that is well-formed and proves nothing.
@@ -443,7 +444,7 @@ func TestRequestsOfOthersAreLeftAlone(t *testing.T) {
 			t.Errorf("%s of %s was touched: %+v", got.Name, got.Spec.SignerName, got.Status.Conditions)
 		}
 	}
-	if record := f.record(t, m.name); len(record.Status.Certificates) != 1 || !f.notes(t, m.name, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: first.leaf.Raw})) {
+	if record := f.record(t, m.name); len(record.Status.Certificates) != 1 || !f.notes(t, m.name, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: first.Leaf.Raw})) {
 		t.Errorf("%+v", record.Status.Certificates)
 	}
 }
@@ -470,7 +471,7 @@ func TestTwoProofsForOneHello(t *testing.T) {
 		issued := 0
 		for _, proof := range proofs {
 			var got *certificatesv1.CertificateSigningRequest
-			eventually(t, 20*time.Second, "each is done", func() bool {
+			harness.Eventually(t, 20*time.Second, "each is done", func() bool {
 				got = f.get(t, proof.Name)
 				return reasonOf(got) != "" || len(got.Status.Certificate) > 0
 			})

@@ -26,6 +26,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/bindings"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -170,7 +171,7 @@ func (b *bed) eventsOn(t *testing.T, binding *rbacv1.ClusterRoleBinding, reason 
 func (b *bed) reported(t *testing.T, limit time.Duration, binding *rbacv1.ClusterRoleBinding) (note string) {
 	t.Helper()
 	began := time.Now()
-	eventually(t, limit, "reported: "+binding.Name, func() bool {
+	harness.Eventually(t, limit, "reported: "+binding.Name, func() bool {
 		note = b.eventOn(t, binding, bindings.ReasonAutoApproving)
 		return note != ""
 	})
@@ -234,7 +235,7 @@ func TestBindingsAreReported(t *testing.T) {
 	t.Cleanup(func() { shared.unbind(t, empty.Name) })
 	// Re-created, it is another.
 	shared.unbind(t, other.Name)
-	eventually(t, soon, "it leaves the gauge", func() bool { return gauged(t, other.Name) == "" })
+	harness.Eventually(t, soon, "it leaves the gauge", func() bool { return gauged(t, other.Name) == "" })
 	again := shared.bind(t, other.Name, selfNodeClient)
 	shared.reported(t, soon, again)
 	if role := gauged(t, again.Name); role != selfNodeClient {
@@ -275,7 +276,7 @@ func TestBindingsAreReportedAgain(t *testing.T) {
 		return n
 	}
 	before, began := lines(), time.Now()
-	eventually(t, 10*time.Second, "said twice more", func() bool { return lines() >= before+2 })
+	harness.Eventually(t, 10*time.Second, "said twice more", func() bool { return lines() >= before+2 })
 	if took := time.Since(began); took < time.Second {
 		t.Errorf("said twice more within %s", took)
 	}
@@ -289,16 +290,16 @@ func TestBindingsAreRemoved(t *testing.T) {
 	shared.kubeadms(t)
 	first := shared.binding(t, kubeadmFirst)
 	shared.watchBindings(t, shared.AdminConfig(), bindings.Config{Remove: true})
-	eventually(t, 10*time.Second, "kubeadm's are removed", func() bool { return !shared.bound(t, kubeadmFirst) && !shared.bound(t, kubeadmSecond) })
-	eventually(t, soon, "which is said", func() bool { return shared.eventOn(t, first, bindings.ReasonRemoved) != "" })
+	harness.Eventually(t, 10*time.Second, "kubeadm's are removed", func() bool { return !shared.bound(t, kubeadmFirst) && !shared.bound(t, kubeadmSecond) })
+	harness.Eventually(t, soon, "which is said", func() bool { return shared.eventOn(t, first, bindings.ReasonRemoved) != "" })
 	harmless := shared.bind(t, kubeadmSecond, "view")
 	for range 3 { // kubeadm upgrade, again and again
 		came := shared.bind(t, kubeadmFirst, nodeClient)
 		began := time.Now()
-		eventually(t, soon, "removed again", func() bool { return !shared.bound(t, kubeadmFirst) })
+		harness.Eventually(t, soon, "removed again", func() bool { return !shared.bound(t, kubeadmFirst) })
 		t.Logf("removed after %s", time.Since(began).Round(time.Millisecond))
-		eventually(t, soon, "which is said", func() bool { return shared.eventOn(t, came, bindings.ReasonRemoved) != "" })
-		eventually(t, soon, "it is not in the gauge", func() bool { return gauged(t, kubeadmFirst) == "" })
+		harness.Eventually(t, soon, "which is said", func() bool { return shared.eventOn(t, came, bindings.ReasonRemoved) != "" })
+		harness.Eventually(t, soon, "it is not in the gauge", func() bool { return gauged(t, kubeadmFirst) == "" })
 	}
 	if !shared.bound(t, harmless.Name) {
 		t.Error("a binding of another role was removed")
@@ -331,7 +332,7 @@ func (b *bed) may(t *testing.T, user, binding string, rules ...rbacv1.PolicyRule
 		t.Cleanup(func() { _ = b.client.Delete(ctx, object) })
 	}
 	for _, rule := range rules {
-		eventually(t, 10*time.Second, "the rights of "+binding, func() bool {
+		harness.Eventually(t, 10*time.Second, "the rights of "+binding, func() bool {
 			review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
 				User:               user,
 				ResourceAttributes: &authorizationv1.ResourceAttributes{Group: rule.APIGroups[0], Resource: rule.Resources[0], Verb: rule.Verbs[0]},
@@ -374,7 +375,7 @@ func TestBindingsThatMayNotBeRemoved(t *testing.T) {
 	if out, err := shared.RunKubectl(t.Context(), admin, "apply", "-f", optional); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	eventually(t, 10*time.Second, "kubeadm's are removed", func() bool { return !shared.bound(t, kubeadmFirst) && !shared.bound(t, kubeadmSecond) })
+	harness.Eventually(t, 10*time.Second, "kubeadm's are removed", func() bool { return !shared.bound(t, kubeadmFirst) && !shared.bound(t, kubeadmSecond) })
 	if !shared.bound(t, other.Name) {
 		t.Error("the other was removed")
 	}

@@ -14,6 +14,8 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/util/retry"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
 // afterApproval notes what the controller asks the API server. Once armed it has its writes fail
@@ -118,7 +120,7 @@ func TestOddConditions(t *testing.T) {
 	// And one that the controller approves, and cannot sign before it has another condition.
 	held.arm(true)
 	last := p.file(t, p.proof(t, p.challenged(t, p.hello(t))))
-	eventually(t, time.Minute, "the controller approves", func() bool { return len(f.get(t, last.Name).Status.Conditions) == 1 })
+	harness.Eventually(t, time.Minute, "the controller approves", func() bool { return len(f.get(t, last.Name).Status.Conditions) == 1 })
 	if !f.recordNames(t, m.name, last) {
 		t.Fatal("it was not the controller who approved")
 	}
@@ -144,7 +146,7 @@ func TestOddConditions(t *testing.T) {
 	}
 	f.onlyFor(t)
 	// None of it is in the machine's way.
-	f.onlyFor(t, m.enrols(t).leaf)
+	f.onlyFor(t, m.enrols(t).Leaf)
 }
 
 // recordNames reports whether a machine's record was last written for a request.

@@ -4,15 +4,11 @@
 package controller
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/x509"
-	"encoding/json"
-	"encoding/pem"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -26,7 +22,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
-	clientauthentication "k8s.io/client-go/pkg/apis/clientauthentication/v1"
 	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -35,6 +30,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
@@ -43,6 +39,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	verifiertpm "github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -153,8 +150,8 @@ func newFleet(t *testing.T, change func(*fleet, *verifier.Policy)) *fleet {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.write(t, f.caCertificate, f.ClientCA().CertPEM())
-	f.write(t, f.caKey, keyPEM)
+	harness.WriteFile(t, f.caCertificate, f.ClientCA().CertPEM())
+	harness.WriteFile(t, f.caKey, keyPEM)
 	f.config = controller.Config{
 		Machines:  sources.NewInventory(f.inventory, 0),
 		CA:        signing.NewFiles(f.caCertificate, f.caKey),
@@ -244,14 +241,7 @@ func (f *fleet) forget(t *testing.T) {
 	}
 }
 
-func (f *fleet) write(t *testing.T, path string, data []byte) {
-	t.Helper()
-	if err := os.WriteFile(path, data, 0o600); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// machine is a computer: a TPM, a plugin, and the name that it claims.
+// machine is a computer that the fleet's controller decides on.
 type machine struct {
 	*fleet
 	name, dir string
@@ -266,87 +256,48 @@ type machine struct {
 // newMachine returns a machine whose TPM is of the fleet's maker.
 func (f *fleet) newMachine(t *testing.T, name string) *machine {
 	t.Helper()
-	m := &machine{fleet: f, name: name, dir: t.TempDir(), chip: swtpm.Start(t, swtpm.Options{Certified: []string{"ecc-p256"}, CA: f.maker})}
-	m.bootstrap = filepath.Join(m.dir, "bootstrap.kubeconfig")
-	var err error
-	if m.token, err = f.CreateBootstrapToken(t.Context(), time.Hour); err != nil {
-		t.Fatal(err)
-	}
-	m.write(t, m.bootstrap, f.BootstrapKubeconfig(m.token))
+	made := harness.NewMachine(t, f.plugin, name, swtpm.Options{Certified: []string{"ecc-p256"}, CA: f.maker})
+	m := &machine{fleet: f, name: name, dir: made.Dir, program: f.plugin, chip: made.Chip, bootstrap: made.Bootstrap, token: f.newToken(t)}
+	harness.WriteFile(t, m.bootstrap, f.BootstrapKubeconfig(m.token))
 	return m
 }
 
-func (m *machine) flags() []string {
-	return append([]string{
-		"--node-name=" + m.name, "--provider-id=test://" + m.name, "--tpm-device=" + m.chip.Socket(), "--cert-dir=" + filepath.Join(m.dir, "certs"),
-		"--runtime-dir=" + filepath.Join(m.dir, "run"), "--bootstrap-kubeconfig=" + m.bootstrap,
-	}, m.args...)
+// computer is the machine as it is now.
+func (m *machine) computer() *harness.Machine {
+	computer := harness.MachineOf(m.dir, m.chip, m.program, m.name)
+	computer.Bootstrap, computer.Args = m.bootstrap, m.args
+	return computer
 }
 
-// inventoried adds machines to the inventory, by what identify prints on them.
+func (m *machine) flags() []string { return m.computer().Flags() }
+
+func (m *machine) certs() cache.Dir { return m.computer().Certs() }
+
+// loses removes everything that the plugin remembers.
+func (m *machine) loses(t *testing.T) {
+	t.Helper()
+	m.computer().Loses(t)
+}
+
+// inventoried makes an inventory of the machines, by what identify prints on them.
 func (f *fleet) inventoried(t *testing.T, machines ...*machine) {
 	t.Helper()
-	var all bytes.Buffer
-	for _, m := range machines {
-		out, err := exec.CommandContext(t.Context(), m.plugin, append([]string{"identify"}, m.flags()...)...).Output()
-		if err != nil {
-			t.Fatal(err)
-		}
-		all.WriteString("---\n")
-		all.Write(out)
+	all := make([]*harness.Machine, len(machines))
+	for i, m := range machines {
+		all[i] = m.computer()
 	}
-	f.write(t, f.inventory, all.Bytes())
+	harness.WriteFile(t, f.inventory, harness.Inventory(t, all...))
 }
 
-// result is what came of one run.
-type result struct {
-	code   int
-	stderr string
-	leaf   *x509.Certificate
-}
-
-func (m *machine) run(t *testing.T, extra ...string) result {
+func (m *machine) run(t *testing.T, extra ...string) harness.Result {
 	t.Helper()
-	ask, err := json.Marshal(clientauthentication.ExecCredential{
-		TypeMeta: metav1.TypeMeta{APIVersion: clientauthentication.SchemeGroupVersion.String(), Kind: "ExecCredential"},
-		Spec:     clientauthentication.ExecCredentialSpec{Cluster: &clientauthentication.Cluster{Server: m.ServerURL(), CertificateAuthorityData: m.ServerCA()}},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	program := m.plugin
-	if m.program != "" {
-		program = m.program
-	}
-	cmd := exec.CommandContext(t.Context(), program, append(m.flags(), extra...)...)
-	cmd.Env = append(os.Environ(), "KUBERNETES_EXEC_INFO="+string(ask))
-	var stdout, stderr bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	if err := cmd.Run(); cmd.ProcessState == nil {
-		t.Fatal(err)
-	}
-	r := result{code: cmd.ProcessState.ExitCode(), stderr: stderr.String()}
-	if r.code == 0 {
-		credential := &clientauthentication.ExecCredential{}
-		if err := json.Unmarshal(stdout.Bytes(), credential); err != nil {
-			t.Fatal(err)
-		}
-		block, _ := pem.Decode([]byte(credential.Status.ClientCertificateData))
-		if r.leaf, err = x509.ParseCertificate(block.Bytes); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return r
+	return m.computer().Run(t, m.ControlPlane, extra...)
 }
 
 // enrols has the machine get a certificate.
-func (m *machine) enrols(t *testing.T) result {
+func (m *machine) enrols(t *testing.T) harness.Result {
 	t.Helper()
-	r := m.run(t)
-	if r.code != 0 || r.leaf.Subject.CommonName != "system:node:"+m.name {
-		t.Fatalf("exit code %d: %s", r.code, r.stderr)
-	}
-	return r
+	return m.computer().Enrols(t, m.ControlPlane)
 }
 
 // record returns the machine's record.
@@ -362,29 +313,5 @@ func (f *fleet) record(t *testing.T, name string) *v1alpha1.NodeAttestation {
 // requests returns the requests that claim a node name.
 func (f *fleet) requests(t *testing.T, name string) (hellos, proofs []certificatesv1.CertificateSigningRequest) {
 	t.Helper()
-	list := &certificatesv1.CertificateSigningRequestList{}
-	if err := f.client.List(context.WithoutCancel(t.Context()), list); err != nil {
-		t.Fatal(err)
-	}
-	for _, item := range list.Items {
-		block, _ := pem.Decode(item.Spec.Request)
-		request, err := x509.ParseCertificateRequest(block.Bytes)
-		switch {
-		case err != nil || request.Subject.CommonName != "system:node:"+name:
-		case item.Spec.SignerName == attestation.HelloSignerName:
-			hellos = append(hellos, item)
-		default:
-			proofs = append(proofs, item)
-		}
-	}
-	return hellos, proofs
-}
-
-func eventually(t *testing.T, limit time.Duration, what string, condition func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(limit); !condition(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within %s: %s", limit, what)
-		}
-	}
+	return harness.Requests(t, f.ControlPlane, name)
 }

@@ -26,6 +26,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/tpmprovider"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	verifiertpm "github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
 // names writes an inventory in which machines have these EKs, by node name.
@@ -35,7 +36,7 @@ func (f *fleet) names(t *testing.T, eks map[string]string) {
 	for name, ek := range eks {
 		inventory += fmt.Sprintf("- {nodeName: %s, providerID: test://%s, eks: [{fingerprint: %s}]}\n", name, name, ek)
 	}
-	f.write(t, f.inventory, []byte(inventory))
+	harness.WriteFile(t, f.inventory, []byte(inventory))
 }
 
 // strange returns the fingerprint of an EK that no TPM has.
@@ -72,7 +73,7 @@ func (f *fleet) eventsOf(t *testing.T, name, reason string) (notes []string) {
 // says waits until there is an Event of a reason about an object, and returns what it says.
 func (f *fleet) says(t *testing.T, name, reason string) (note string) {
 	t.Helper()
-	eventually(t, 20*time.Second, "an Event "+reason+" on "+name, func() bool {
+	harness.Eventually(t, 20*time.Second, "an Event "+reason+" on "+name, func() bool {
 		for _, note = range f.eventsOf(t, name, reason) {
 			return true
 		}
@@ -97,7 +98,7 @@ func TestInventoryReplacesAnEK(t *testing.T) {
 	f.inventoried(t, b)
 	hello := f.newPeer(t, b.chip, f.asToken(b.token), b.name, b.name) // at once: it waits until the change is accepted
 	filed := hello.hello(t)
-	eventually(t, 15*time.Second, "the change is accepted", func() bool { return f.record(t, a.name).Status.EKReplaced != nil })
+	harness.Eventually(t, 15*time.Second, "the change is accepted", func() bool { return f.record(t, a.name).Status.EKReplaced != nil })
 	for what, p := range map[string]*peer{
 		"a renewal":                 node,
 		"its token":                 f.newPeer(t, a.chip, f.asToken(a.token), a.name, a.name),
@@ -166,7 +167,7 @@ func TestAgainTakesTheMachinesToken(t *testing.T) {
 		return fmt.Sprintf("- {nodeName: %s, providerID: test://%s, bootstrapTokenID: %s, eks: [{fingerprint: %s}]}\n", m.name, m.name, strings.Split(m.token, ".")[0], ek)
 	}
 	head := "apiVersion: authenticator.cluster.x-k8s.io/v1alpha1\nkind: MachineInventory\nmachines:\n"
-	f.write(t, f.inventory, []byte(head+entry(m, eks[m])+entry(other, eks[other])))
+	harness.WriteFile(t, f.inventory, []byte(head+entry(m, eks[m])+entry(other, eks[other])))
 	m.attested(t)
 
 	// Named: any bootstrap token does.
@@ -180,7 +181,7 @@ func TestAgainTakesTheMachinesToken(t *testing.T) {
 	if err := f.client.Update(t.Context(), record); err != nil {
 		t.Fatal(err)
 	}
-	f.write(t, f.inventory, []byte(head+entry(m, strange("another board"))+entry(other, eks[other])))
+	harness.WriteFile(t, f.inventory, []byte(head+entry(m, strange("another board"))+entry(other, eks[other])))
 	f.refused(t, f.newPeer(t, m.chip, f.asToken(other.token), m.name, m.name).hello(t), string(verifier.ReasonTokenNotForMachine))
 	_, proof = f.newPeer(t, m.chip, f.asToken(m.token), m.name, m.name).attests(t)
 	f.issued(t, proof, m.name)
@@ -219,7 +220,7 @@ func TestManyEKChangesAreHeld(t *testing.T) {
 	// One by one: the first is refused, and stays so.
 	eks["held-0"] = strange("0")
 	f.names(t, eks)
-	eventually(t, 15*time.Second, "one change is accepted", func() bool { return refused(machines[0]) })
+	harness.Eventually(t, 15*time.Second, "one change is accepted", func() bool { return refused(machines[0]) })
 	f.refused(t, renew["held-0"].hello(t), string(verifier.ReasonEKReplaced))
 
 	// With the others it is too much, and none of those is refused.
@@ -249,7 +250,7 @@ func TestManyEKChangesAreHeld(t *testing.T) {
 	}
 	f.annotate(t, secret, "Inventory-0000000000000000,"+name[1])
 	for _, m := range machines[1:] {
-		eventually(t, 15*time.Second, "the acknowledged change is accepted", func() bool { return refused(m) })
+		harness.Eventually(t, 15*time.Second, "the acknowledged change is accepted", func() bool { return refused(m) })
 		f.refused(t, renew[m.name].hello(t), string(verifier.ReasonEKReplaced))
 	}
 
@@ -260,7 +261,7 @@ func TestManyEKChangesAreHeld(t *testing.T) {
 	}
 	f.names(t, eks)
 	for _, m := range machines {
-		eventually(t, 15*time.Second, "the EK counts again", func() bool { return !refused(m) })
+		harness.Eventually(t, 15*time.Second, "the EK counts again", func() bool { return !refused(m) })
 	}
 	_, proof := renew["held-0"].attests(t)
 	f.issued(t, proof, "held-0")

@@ -29,6 +29,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/preflight"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
 	verifiertpm "github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -265,7 +266,7 @@ func TestEnforcementNeedsToSee(t *testing.T) {
 				t.Fatal(err)
 			}
 			var refused *preflight.Error
-			eventually(t, 5*time.Second, "refused for "+c.says, func() bool { // the authorizer takes its time
+			harness.Eventually(t, 5*time.Second, "refused for "+c.says, func() bool { // the authorizer takes its time
 				err = g.open(t, api, false, "worker-1")
 				if name == "no-records" {
 					err = g.open(t, api, false)
@@ -297,7 +298,7 @@ func TestEnforcementWithoutCRD(t *testing.T) {
 	t.Cleanup(func() {
 		kubectl("apply", "-f", "../../packaging/kubernetes/crd.yaml")
 		kubectl("wait", "--for=condition=Established", "crd/"+crd)
-		eventually(t, 10*time.Second, "records can be listed again", func() bool {
+		harness.Eventually(t, 10*time.Second, "records can be listed again", func() bool {
 			return g.client.List(context.WithoutCancel(t.Context()), &v1alpha1.NodeAttestationList{}) == nil
 		})
 	})
@@ -378,8 +379,8 @@ func TestProgramStartsToEnforce(t *testing.T) {
 		return cmd.Wait()
 	})
 	t.Cleanup(func() { _ = ended() })
-	eventually(t, 10*time.Second, "enforcement has started", func() bool { since, _ := g.since(t); return since != "" })
-	eventually(t, 20*time.Second, "the leader removes bindings", func() bool { return !g.bound(t, kubeadmFirst) && !g.bound(t, kubeadmSecond) })
+	harness.Eventually(t, 10*time.Second, "enforcement has started", func() bool { since, _ := g.since(t); return since != "" })
+	harness.Eventually(t, 20*time.Second, "the leader removes bindings", func() bool { return !g.bound(t, kubeadmFirst) && !g.bound(t, kubeadmSecond) })
 	if err := ended(); err != nil {
 		t.Errorf("%v: %s", err, stderr)
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
 // First, renewal and again: one record, one machine, one node name. The controller's clock is behind at first, so that its certificate is
@@ -41,9 +42,9 @@ func TestFirstRenewalAgain(t *testing.T) {
 
 	// It is due: the plugin prints it, and renews it with itself.
 	renewed := m.enrols(t)
-	eventually(t, 15*time.Second, "the renewed certificate is printed", func() bool {
+	harness.Eventually(t, 15*time.Second, "the renewed certificate is printed", func() bool {
 		renewed = m.enrols(t)
-		return !bytes.Equal(first.leaf.Raw, renewed.leaf.Raw)
+		return !bytes.Equal(first.Leaf.Raw, renewed.Leaf.Raw)
 	})
 	_, proofs := f.requests(t, m.name)
 	renewals := 0
@@ -62,7 +63,7 @@ func TestFirstRenewalAgain(t *testing.T) {
 	// Another request by the same machine with its bootstrap credential: its certificate was lost.
 	m.loses(t)
 	again := m.enrols(t)
-	if bytes.Equal(renewed.leaf.Raw, again.leaf.Raw) {
+	if bytes.Equal(renewed.Leaf.Raw, again.Leaf.Raw) {
 		t.Error("the same certificate")
 	}
 	if record := f.record(t, m.name); len(record.Status.Certificates) != 3 {
@@ -83,7 +84,7 @@ func TestRenewalWithACertificateInNoRecord(t *testing.T) {
 			m.loses(t)
 			m.getsAround(t)
 			m.enrols(t) // prints what is there, and starts a worker
-			eventually(t, 10*time.Second, "the renewal is refused", func() bool { return f.renewalRefused(t, m.name, verifier.ReasonUnknownCredential) })
+			harness.Eventually(t, 10*time.Second, "the renewal is refused", func() bool { return f.renewalRefused(t, m.name, verifier.ReasonUnknownCredential) })
 			if n := len(f.record(t, m.name).Status.Certificates); n != 1 {
 				t.Errorf("%d certificates are noted", n)
 			}
@@ -124,7 +125,7 @@ func TestRecordIsRecovered(t *testing.T) {
 			record.Status.LastAttested.Time.Before(backup.Status.LastAttested.Time) {
 			t.Errorf("%s: %+v", lost.what, record)
 		}
-		if bytes.Equal(leaf(t, certificate).Raw, first.leaf.Raw) {
+		if bytes.Equal(leaf(t, certificate).Raw, first.Leaf.Raw) {
 			t.Errorf("%s: the same certificate", lost.what)
 		}
 	}
@@ -145,8 +146,8 @@ func TestNodeIsDeletedForANewEnrolment(t *testing.T) {
 	m.loses(t)
 	r := m.run(t)
 	act := "kubectl delete node " + m.name
-	if r.code == 0 || !strings.Contains(r.stderr, string(verifier.ReasonNodeAlreadyRegistered)) || !strings.Contains(r.stderr, act) {
-		t.Fatalf("exit code %d: %s", r.code, r.stderr)
+	if r.Code == 0 || !strings.Contains(r.Stderr, string(verifier.ReasonNodeAlreadyRegistered)) || !strings.Contains(r.Stderr, act) {
+		t.Fatalf("exit code %d: %s", r.Code, r.Stderr)
 	}
 	if out, err := exec.CommandContext(t.Context(), m.plugin, append([]string{"doctor"}, m.flags()...)...).Output(); err == nil || !strings.Contains(string(out), act) {
 		t.Errorf("doctor does not name the act: %v, %s", err, out)
@@ -228,7 +229,7 @@ func TestApproveOnly(t *testing.T) {
 	m.args = []string{"--signer-name=" + sharedSigner}
 	f.inventoried(t, m)
 	first := m.enrols(t)
-	eventually(t, 5*time.Second, "the certificate is noted", func() bool { return len(f.record(t, m.name).Status.Certificates) == 1 })
+	harness.Eventually(t, 5*time.Second, "the certificate is noted", func() bool { return len(f.record(t, m.name).Status.Certificates) == 1 })
 	hellos, _ := f.requests(t, m.name)
 	f.closed(t, &hellos[0])
 
@@ -242,10 +243,10 @@ func TestApproveOnly(t *testing.T) {
 	}
 
 	m.loses(t)
-	if again := m.enrols(t); bytes.Equal(first.leaf.Raw, again.leaf.Raw) {
+	if again := m.enrols(t); bytes.Equal(first.Leaf.Raw, again.Leaf.Raw) {
 		t.Error("the same certificate")
 	}
-	eventually(t, 5*time.Second, "three certificates are noted", func() bool { return len(f.record(t, m.name).Status.Certificates) == 3 })
+	harness.Eventually(t, 5*time.Second, "three certificates are noted", func() bool { return len(f.record(t, m.name).Status.Certificates) == 3 })
 	if records := f.records(t); records != 1 {
 		t.Errorf("%d records", records)
 	}

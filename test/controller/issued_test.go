@@ -19,6 +19,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
 const kubeletSigner = certificatesv1.KubeAPIServerClientKubeletSignerName
@@ -57,7 +58,7 @@ func (f *fleet) approvedByHand(t *testing.T, request *certificatesv1.Certificate
 // comesThrough waits until another signer has issued.
 func (f *fleet) comesThrough(t *testing.T, request *certificatesv1.CertificateSigningRequest) {
 	t.Helper()
-	eventually(t, 20*time.Second, "kube-controller-manager issues for "+request.Name, func() bool {
+	harness.Eventually(t, 20*time.Second, "kube-controller-manager issues for "+request.Name, func() bool {
 		return len(f.get(t, request.Name).Status.Certificate) > 0
 	})
 }
@@ -65,7 +66,7 @@ func (f *fleet) comesThrough(t *testing.T, request *certificatesv1.CertificateSi
 // isReported waits until a request is, by annotation and Event, and returns what the Event says.
 func (f *fleet) isReported(t *testing.T, request *certificatesv1.CertificateSigningRequest) (note string) {
 	t.Helper()
-	eventually(t, 10*time.Second, "it is reported: "+request.Name, func() bool {
+	harness.Eventually(t, 10*time.Second, "it is reported: "+request.Name, func() bool {
 		notes := f.eventsAbout(t, request.Name, controller.ReasonIssuedAround)
 		if len(notes) == 0 || f.get(t, request.Name).Annotations[controller.AnnotationIssuedAround] == "" {
 			return false
@@ -139,7 +140,7 @@ func TestIssuedAround(t *testing.T) {
 	}
 	alone := f.files(t, f.asNode(pair.CertPEM, pair.KeyPEM), kubeletSigner, "left-alone")
 	f.comesThrough(t, alone)
-	eventually(t, 10*time.Second, "a node that is left alone is counted", func() bool { return f.around(t, "unattested") == 1 })
+	harness.Eventually(t, 10*time.Second, "a node that is left alone is counted", func() bool { return f.around(t, "unattested") == 1 })
 
 	// Another leader, and two at once, begin with all that is there. What they do last is seen
 	// after all that.
@@ -184,7 +185,7 @@ func TestOwnCertificatesAreNotAround(t *testing.T) {
 	f.start(t)
 	// It has looked at all of them once it decides on another.
 	hello := m.newPeer(t, m.chip, m.asToken(m.token), m.name, m.name).hello(t)
-	eventually(t, time.Minute, "the hello is answered", func() bool { return len(f.get(t, hello.Name).Annotations[attestation.AnnotationChallenge]) > 0 })
+	harness.Eventually(t, time.Minute, "the hello is answered", func() bool { return len(f.get(t, hello.Name).Annotations[attestation.AnnotationChallenge]) > 0 })
 	for _, r := range f.all(t) {
 		if r.Annotations[controller.AnnotationIssuedAround] != "" || len(f.eventsAbout(t, r.Name, controller.ReasonIssuedAround)) > 0 {
 			t.Errorf("%s, which is our own, is reported", r.Name)
@@ -213,7 +214,7 @@ func TestIssuedAroundInAuditMode(t *testing.T) {
 		}
 	})
 	f.comesThrough(t, request)
-	eventually(t, 10*time.Second, "it is counted", func() bool { return f.around(t, "other") == 1 })
+	harness.Eventually(t, 10*time.Second, "it is counted", func() bool { return f.around(t, "other") == 1 })
 	if f.get(t, request.Name).Annotations[controller.AnnotationIssuedAround] != "" || len(f.eventsAbout(t, request.Name, controller.ReasonIssuedAround)) > 0 {
 		t.Error("in audit mode it is reported")
 	}

@@ -40,7 +40,7 @@ func TestOddRequests(t *testing.T) {
 			}
 		})
 	}
-	f.onlyFor(t, m.enrols(t).leaf)
+	f.onlyFor(t, m.enrols(t).Leaf)
 }
 
 // A proof that does not parse is denied at once, for what is wrong with it: although its hello is

@@ -19,6 +19,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	verifiertpm "github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
 // A proof that came in time is not too late when the CA comes long after its challenge has run out: not while it waits to be approved, nor
@@ -40,7 +41,7 @@ func TestCAComesAfterTheChallengeHasRunOut(t *testing.T) {
 	if got := f.get(t, proof.Name); len(got.Status.Conditions) > 0 {
 		t.Fatalf("without a CA: %+v", got.Status)
 	}
-	f.write(t, f.caKey, key)
+	harness.WriteFile(t, f.caKey, key)
 	f.issued(t, proof, m.name)
 	f.ahead.Store(0)
 
@@ -51,7 +52,7 @@ func TestCAComesAfterTheChallengeHasRunOut(t *testing.T) {
 	f.config.CA = nil // approves, and does not sign
 	f.start(t)
 	proof = q.file(t, q.proof(t, hello))
-	eventually(t, 10*time.Second, "it is approved", func() bool { return len(f.get(t, proof.Name).Status.Conditions) > 0 })
+	harness.Eventually(t, 10*time.Second, "it is approved", func() bool { return len(f.get(t, proof.Name).Status.Conditions) > 0 })
 	f.stop()
 	f.ahead.Store(int64(15 * time.Minute))
 	f.config.CA = signing.NewFiles(f.caCertificate, f.caKey)
@@ -67,7 +68,7 @@ func (f *fleet) takeCA(t *testing.T) []byte {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.write(t, f.caKey, nil)
+	harness.WriteFile(t, f.caKey, nil)
 	f.stop() // the last good pair would stay in use
 	f.config.CA = signing.NewFiles(f.caCertificate, f.caKey)
 	f.start(t)
@@ -84,13 +85,13 @@ func TestApprovedRequestThatNobodyIssuesFails(t *testing.T) {
 	_, proof := p.attests(t)
 	approved := func(object *certificatesv1.CertificateSigningRequest) {
 		t.Helper()
-		eventually(t, 10*time.Second, "it is approved", func() bool { return len(f.get(t, object.Name).Status.Conditions) > 0 })
+		harness.Eventually(t, 10*time.Second, "it is approved", func() bool { return len(f.get(t, object.Name).Status.Conditions) > 0 })
 	}
 	approved(proof)
 	q := f.newPeer(t, m.chip, f.asToken(m.token), m.name, m.name)
 	q.signer = sharedSigner
 	_, next := q.attests(t)
-	eventually(t, 5*time.Second, "it is said that it waits", func() bool { return f.said(t, next, string(verifier.ReasonRequestPending)) })
+	harness.Eventually(t, 5*time.Second, "it is said that it waits", func() bool { return f.said(t, next, string(verifier.ReasonRequestPending)) })
 	f.stop()
 	f.ahead.Store(int64(verifier.DefaultWaitDeadline - time.Second))
 	f.start(t)
@@ -110,9 +111,9 @@ func TestApprovedRequestThatNobodyCanSignFails(t *testing.T) {
 	f.config.CA = nil
 	f.start(t)
 	proof := p.file(t, p.proof(t, hello))
-	eventually(t, 10*time.Second, "it is approved", func() bool { return len(f.get(t, proof.Name).Status.Conditions) > 0 })
+	harness.Eventually(t, 10*time.Second, "it is approved", func() bool { return len(f.get(t, proof.Name).Status.Conditions) > 0 })
 	f.stop()
-	f.write(t, f.caKey, nil)
+	harness.WriteFile(t, f.caKey, nil)
 	f.ahead.Store(int64(verifier.DefaultWaitDeadline + time.Minute))
 	f.config.CA = signing.NewFiles(f.caCertificate, f.caKey)
 	f.start(t)
@@ -161,7 +162,7 @@ func TestRates(t *testing.T) {
 	_, first := f.newPeer(t, m.chip, f.asToken(m.token), m.name, m.name).attests(t)
 	f.issued(t, first, m.name)
 	_, second := f.newPeer(t, m.chip, f.asToken(m.token), m.name, m.name).attests(t)
-	eventually(t, 10*time.Second, "it is said that it waits", func() bool { return f.said(t, second, string(verifier.ReasonRateLimited)) })
+	harness.Eventually(t, 10*time.Second, "it is said that it waits", func() bool { return f.said(t, second, string(verifier.ReasonRateLimited)) })
 	time.Sleep(2 * time.Second) // it is looked at again meanwhile
 	if got := f.get(t, second.Name); len(got.Status.Conditions) > 0 {
 		t.Errorf("over the rate: %+v", got.Status)
@@ -228,12 +229,12 @@ func TestUnattestedNodes(t *testing.T) {
 		return f.stock(t, api, name)
 	}
 	good := stock("control-plane-0", "control-plane-0")
-	eventually(t, 10*time.Second, "it is approved", func() bool {
+	harness.Eventually(t, 10*time.Second, "it is approved", func() bool {
 		got := f.get(t, good.Name)
 		return len(got.Status.Conditions) == 1 && got.Status.Conditions[0].Type == certificatesv1.CertificateApproved &&
 			got.Status.Conditions[0].Reason == string(controller.ReasonUnattested)
 	})
-	eventually(t, 5*time.Second, "it is said of the node", func() bool { return f.saidOf(t, "control-plane-0", string(controller.ReasonUnattested)) })
+	harness.Eventually(t, 5*time.Second, "it is said of the node", func() bool { return f.saidOf(t, "control-plane-0", string(controller.ReasonUnattested)) })
 	// That a node asks for another the API server refuses by itself, under this signer; the rules do, too.
 	open := []*certificatesv1.CertificateSigningRequest{
 		stock("control-plane-1", "control-plane-1"), f.stock(t, f.clientOf(t, f.newToken(t)), "control-plane-0"),

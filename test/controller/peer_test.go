@@ -8,8 +8,6 @@ import (
 	"crypto"
 	"crypto/x509"
 	"encoding/pem"
-	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -19,13 +17,13 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
 // peer does by hand what the plugin does: whoever attacks does it out of turn.
@@ -111,7 +109,7 @@ func (p *peer) hello(t *testing.T) *certificatesv1.CertificateSigningRequest {
 // challenged waits until a hello is answered.
 func (p *peer) challenged(t *testing.T, hello *certificatesv1.CertificateSigningRequest) *certificatesv1.CertificateSigningRequest {
 	t.Helper()
-	eventually(t, time.Minute, "the hello is answered", func() bool {
+	harness.Eventually(t, time.Minute, "the hello is answered", func() bool {
 		hello = p.get(t, hello.Name)
 		if reason := reasonOf(hello); reason != "" {
 			t.Fatalf("the hello was refused: %s: %s", reason, hello.Status.Conditions[0].Message)
@@ -169,7 +167,7 @@ func reasonOf(object *certificatesv1.CertificateSigningRequest) string {
 func (f *fleet) refused(t *testing.T, object *certificatesv1.CertificateSigningRequest, reason string) {
 	t.Helper()
 	var got *certificatesv1.CertificateSigningRequest
-	eventually(t, 30*time.Second, "refused: "+object.Name, func() bool {
+	harness.Eventually(t, 30*time.Second, "refused: "+object.Name, func() bool {
 		got = f.get(t, object.Name)
 		return reasonOf(got) != "" || len(got.Status.Certificate) > 0
 	})
@@ -182,14 +180,14 @@ func (f *fleet) refused(t *testing.T, object *certificatesv1.CertificateSigningR
 func (f *fleet) issued(t *testing.T, object *certificatesv1.CertificateSigningRequest, machine string) []byte {
 	t.Helper()
 	var got *certificatesv1.CertificateSigningRequest
-	eventually(t, time.Minute, "issued: "+object.Name, func() bool {
+	harness.Eventually(t, time.Minute, "issued: "+object.Name, func() bool {
 		got = f.get(t, object.Name)
 		if reason := reasonOf(got); reason != "" {
 			t.Fatalf("%s: %s", reason, got.Status.Conditions[len(got.Status.Conditions)-1].Message)
 		}
 		return len(got.Status.Certificate) > 0
 	})
-	eventually(t, 5*time.Second, "the certificate is noted", func() bool { return f.notes(t, machine, got.Status.Certificate) })
+	harness.Eventually(t, 5*time.Second, "the certificate is noted", func() bool { return f.notes(t, machine, got.Status.Certificate) })
 	return got.Status.Certificate
 }
 
@@ -237,18 +235,6 @@ func (f *fleet) onlyFor(t *testing.T, leaves ...*x509.Certificate) {
 		if !known {
 			t.Errorf("%s has a certificate, for %s", item.Name, leaf.Subject)
 		}
-	}
-}
-
-func (m *machine) certs() cache.Dir { return cache.At(filepath.Join(m.dir, "certs")) }
-
-// loses removes everything that the plugin remembers.
-func (m *machine) loses(t *testing.T) {
-	t.Helper()
-	// A worker that has installed its certificate still tidies up, and would write down anew how it ended.
-	eventually(t, 10*time.Second, "the worker ends", func() bool { return !m.certs().Worker().Alive() })
-	if err := os.RemoveAll(m.certs().Path()); err != nil {
-		t.Fatal(err)
 	}
 }
 

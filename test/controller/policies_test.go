@@ -38,6 +38,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/preflight"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -76,7 +77,7 @@ func (b *bed) policed(t *testing.T) {
 			t.Errorf("%v: %s", err, out)
 		}
 		request := b.bareHello(t)
-		eventually(t, 20*time.Second, "the policies are gone", func() bool { return b.approvesDry(ctx, request) == nil })
+		harness.Eventually(t, 20*time.Second, "the policies are gone", func() bool { return b.approvesDry(ctx, request) == nil })
 		if err := b.client.Delete(ctx, request); err != nil {
 			t.Error(err)
 		}
@@ -167,7 +168,7 @@ func (b *bed) inForce(t *testing.T) corev1.NamespaceCondition {
 func (b *bed) becomes(t *testing.T, status corev1.ConditionStatus, reason, says string) corev1.NamespaceCondition {
 	t.Helper()
 	var c corev1.NamespaceCondition
-	eventually(t, 20*time.Second, fmt.Sprintf("the condition is %s, %s, %q", status, reason, says), func() bool {
+	harness.Eventually(t, 20*time.Second, fmt.Sprintf("the condition is %s, %s, %q", status, reason, says), func() bool {
 		c = b.inForce(t)
 		return c.Status == status && c.Reason == reason && strings.Contains(c.Message, says)
 	})
@@ -306,7 +307,7 @@ func TestPoliciesAreWatched(t *testing.T) {
 			if !strings.Contains(condition.Message, c.problem) || condition.LastTransitionTime.IsZero() {
 				t.Errorf("the condition is %+v", condition)
 			}
-			eventually(t, 5*time.Second, "an Event says so", func() bool {
+			harness.Eventually(t, 5*time.Second, "an Event says so", func() bool {
 				for _, note := range b.eventsAbout(t, shippedNamespace, preflight.ReasonPoliciesNotInForce) {
 					if strings.Contains(note, c.says) {
 						return true
@@ -382,7 +383,7 @@ func TestPoliciesMayNotBeWatched(t *testing.T) {
 	b.may(t, "blind", "blind-sees", rbacv1.PolicyRule{
 		APIGroups: []string{admissionv1.GroupName}, Resources: []string{"validatingadmissionpolicies", "validatingadmissionpolicybindings"}, Verbs: []string{"list", "watch"},
 	})
-	eventually(t, time.Minute, "the policies are in force", func() bool { return b.inForce(t).Status == corev1.ConditionTrue })
+	harness.Eventually(t, time.Minute, "the policies are in force", func() bool { return b.inForce(t).Status == corev1.ConditionTrue })
 }
 
 // tries counts dry runs, and those that the policy on approvals refused: RBAC refuses with 403,
@@ -427,7 +428,7 @@ func TestPolicyIsProven(t *testing.T) {
 	b.becomes(t, corev1.ConditionTrue, preflight.ReasonPoliciesInForce, "")
 	time.Sleep(1100 * time.Millisecond) // the policies have been right for that long
 	hello, began := b.bareHello(t), time.Now()
-	eventually(t, 20*time.Second, "a policy is proven, and again", func() bool {
+	harness.Eventually(t, 20*time.Second, "a policy is proven, and again", func() bool {
 		p.Challenged(hello.Name)
 		return tried.refused.Load() > 1
 	})
@@ -464,7 +465,7 @@ func TestPolicyIsNotEffective(t *testing.T) {
 	p, _ := b.watchPolicies(t, b.asShipped(), func(c *preflight.WatchConfig) { c.Prove = time.Second })
 	b.becomes(t, corev1.ConditionTrue, preflight.ReasonPoliciesInForce, "")
 	hello := b.bareHello(t)
-	eventually(t, 20*time.Second, "it is found out", func() bool {
+	harness.Eventually(t, 20*time.Second, "it is found out", func() bool {
 		p.Challenged(hello.Name)
 		c := b.inForce(t)
 		return c.Status == corev1.ConditionFalse && strings.Contains(c.Message, approvalPolicy+": "+preflight.PolicyNotEffective)

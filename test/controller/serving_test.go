@@ -19,6 +19,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
 // asksToServe files what a kubelet does for its serving certificate.
@@ -73,10 +74,10 @@ func TestServingCertificates(t *testing.T) {
 	}
 	m.enrols(t)
 	early := f.asksToServe(t, m.credential(t), m.name, []string{m.name}, "192.0.2.11")
-	eventually(t, 5*time.Second, "it is said that it waits", func() bool { return f.said(t, early, string(verifier.ReasonAddressUnknown)) })
-	f.write(t, f.inventory, append(bytes.TrimSpace(listed), "\naddresses: [serving-1.example.com, 192.0.2.11]\n"...))
+	harness.Eventually(t, 5*time.Second, "it is said that it waits", func() bool { return f.said(t, early, string(verifier.ReasonAddressUnknown)) })
+	harness.WriteFile(t, f.inventory, append(bytes.TrimSpace(listed), "\naddresses: [serving-1.example.com, 192.0.2.11]\n"...))
 	began := time.Now()
-	eventually(t, 10*time.Second, "it is issued", func() bool { return len(f.get(t, early.Name).Status.Certificate) > 0 })
+	harness.Eventually(t, 10*time.Second, "it is issued", func() bool { return len(f.get(t, early.Name).Status.Certificate) > 0 })
 	if got := f.get(t, early.Name).Status.Conditions[0]; got.Reason != string(controller.ReasonServing) {
 		t.Errorf("%+v", got)
 	}

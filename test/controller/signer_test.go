@@ -21,6 +21,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/insecure"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/null"
 )
 
@@ -32,7 +33,7 @@ func (f *fleet) listed(t *testing.T, tokens map[string]string) {
 		id, _, _ := strings.Cut(token, ".")
 		list += fmt.Sprintf("- {nodeName: %s, providerID: \"test://%s\", bootstrapTokenID: %q}\n", name, name, id)
 	}
-	f.write(t, f.inventory, []byte(list))
+	harness.WriteFile(t, f.inventory, []byte(list))
 }
 
 // newToken makes a bootstrap token.

@@ -17,6 +17,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
 // watchdog counts how a controller reads records, and has its watch of them hang.
@@ -128,7 +129,7 @@ func TestRecordsAreNotListed(t *testing.T) {
 		machines = append(machines, f.newMachine(t, fmt.Sprintf("watched-%d", i)))
 	}
 	f.inventoried(t, machines...)
-	eventually(t, 20*time.Second, "it goes by the watch", func() bool {
+	harness.Eventually(t, 20*time.Second, "it goes by the watch", func() bool {
 		machines[0].attested(t)
 		return dog.counted() == 0
 	})
@@ -181,7 +182,7 @@ func TestHungWatch(t *testing.T) {
 		t.Helper()
 		p := f.newPeer(t, machines[name].chip, f.asToken(machines[name].token), name, name)
 		hello := p.hello(t)
-		eventually(t, 20*time.Second, "the hello is answered", func() bool {
+		harness.Eventually(t, 20*time.Second, "the hello is answered", func() bool {
 			hello = f.get(t, hello.Name)
 			return hello.Annotations[attestation.AnnotationChallenge] != "" || reasonOf(hello) != ""
 		})
@@ -199,7 +200,7 @@ func TestHungWatch(t *testing.T) {
 		t.Helper()
 		var p *peer
 		var hello *certificatesv1.CertificateSigningRequest
-		eventually(t, 30*time.Second, name+" is challenged", func() bool {
+		harness.Eventually(t, 30*time.Second, name+" is challenged", func() bool {
 			p, hello = answered(name)
 			return reasonOf(hello) == ""
 		})
@@ -210,7 +211,7 @@ func TestHungWatch(t *testing.T) {
 	freed, gone := other("freed"), other("proven")
 	refused("freed")
 	refused("proven")
-	eventually(t, 20*time.Second, "it goes by the watch", func() bool {
+	harness.Eventually(t, 20*time.Second, "it goes by the watch", func() bool {
 		dog.counted()
 		_, proof := renewed.attests(t)
 		f.issued(t, proof, "known")

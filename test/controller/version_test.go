@@ -85,8 +85,8 @@ func TestVersionMatrix(t *testing.T) {
 				}
 			}
 			if c.version != "" {
-				if r.code != 0 || len(proofs) != 1 {
-					t.Fatalf("exit code %d, %d proofs: %s", r.code, len(proofs), r.stderr)
+				if r.Code != 0 || len(proofs) != 1 {
+					t.Fatalf("exit code %d, %d proofs: %s", r.Code, len(proofs), r.Stderr)
 				}
 				content, err := attestation.Parse(proofs[0].Spec.Request)
 				if err != nil {
@@ -97,8 +97,8 @@ func TestVersionMatrix(t *testing.T) {
 				}
 				return
 			}
-			if r.code != 21 || len(proofs) != 0 || !strings.Contains(r.stderr, c.controller.String()) || !strings.Contains(strings.ReplaceAll(r.stderr, " ", ","), c.node.String()) {
-				t.Errorf("exit code %d, %d proofs: %s", r.code, len(proofs), r.stderr)
+			if r.Code != 21 || len(proofs) != 0 || !strings.Contains(r.Stderr, c.controller.String()) || !strings.Contains(strings.ReplaceAll(r.Stderr, " ", ","), c.node.String()) {
+				t.Errorf("exit code %d, %d proofs: %s", r.Code, len(proofs), r.Stderr)
 			}
 		})
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -68,19 +69,19 @@ func TestInventoryIsLate(t *testing.T) {
 	if f.get(t, greeting.Name).ResourceVersion != greeting.ResourceVersion {
 		t.Error("something was done without an inventory")
 	}
-	f.write(t, f.inventory, one)
+	harness.WriteFile(t, f.inventory, one)
 	if took := challenged(early, true, p, greeting.Name); took > followed {
 		t.Errorf("the inventory counted after %s", took)
 	}
 	if got := f.get(t, second.Name); got.ResourceVersion != second.ResourceVersion {
 		t.Errorf("something was done with a machine unknown: %+v", got.Status)
 	}
-	f.write(t, f.inventory, both)
+	harness.WriteFile(t, f.inventory, both)
 	if took := challenged(late, true, q, second.Name); took > followed {
 		t.Errorf("the entry counted after %s", took)
 	}
 	// A broken file changes nothing.
-	f.write(t, f.inventory, []byte("machines: [{"))
+	harness.WriteFile(t, f.inventory, []byte("machines: [{"))
 	p.file(t, p.proof(t, f.get(t, greeting.Name)))
 	late.enrols(t)
 	if err := os.Remove(f.inventory); err != nil {
@@ -98,11 +99,11 @@ func TestCAIsLate(t *testing.T) {
 	key := f.takeCA(t)
 	p := f.newPeer(t, m.chip, f.asToken(m.token), m.name, m.name)
 	hello := p.hello(t)
-	eventually(t, 5*time.Second, "it is said that it waits", func() bool { return f.said(t, hello, string(verifier.ReasonSignerUnavailable)) })
+	harness.Eventually(t, 5*time.Second, "it is said that it waits", func() bool { return f.said(t, hello, string(verifier.ReasonSignerUnavailable)) })
 	if got := f.get(t, hello.Name); len(got.Status.Conditions) > 0 || len(got.Annotations) > 0 {
 		t.Errorf("%+v %v", got.Status, got.Annotations)
 	}
-	f.write(t, f.caKey, key)
+	harness.WriteFile(t, f.caKey, key)
 	began := time.Now()
 	hello = p.challenged(t, hello)
 	if took := time.Since(began); took > followed {
@@ -185,9 +186,9 @@ func TestCAIsRotatedUnderLoad(t *testing.T) {
 		})
 	}
 	time.Sleep(3 * time.Second)
-	f.write(t, f.caCertificate, next.CertPEM())
+	harness.WriteFile(t, f.caCertificate, next.CertPEM())
 	time.Sleep(time.Second)
-	f.write(t, f.caKey, nextKey)
+	harness.WriteFile(t, f.caKey, nextKey)
 	rotated := time.Now()
 	wait.Wait()
 	var before, after int

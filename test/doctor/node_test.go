@@ -3,9 +3,6 @@
 package doctor
 
 import (
-	"context"
-	"crypto/rand"
-	"crypto/x509"
 	"encoding/json"
 	"fmt"
 	"io/fs"
@@ -21,12 +18,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/doctor"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/tpm"
-	verifier "github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/attestor"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -48,7 +44,7 @@ func newNode(t *testing.T) *node {
 	chip := swtpm.Start(t, swtpm.Options{Certified: []string{"ecc-p256"}})
 	home := t.TempDir()
 	n := &node{
-		bed: shared, t: t, home: home, name: strings.ToLower(strings.NewReplacer("/", ".", "_", "-").Replace(t.Name())),
+		bed: shared, t: t, home: home, name: harness.TestNode(t),
 		proc: filepath.Join(home, "proc"), conf: filepath.Join(home, "kubelet.conf"), bootstrap: filepath.Join(home, "bootstrap-kubelet.conf"),
 		dir: cache.At(filepath.Join(home, "certs")), chip: swtpm.NewProxy(t, chip),
 	}
@@ -67,33 +63,8 @@ func newNode(t *testing.T) *node {
 		[]byte(strings.Join([]string{"/usr/bin/kubelet", "--kubeconfig=" + n.conf, "--rotate-certificates=false", "--hostname-override=" + n.name, ""}, "\x00")))
 	n.write(filepath.Join(home, "config.yaml"), []byte("apiVersion: authenticator.cluster.x-k8s.io/v1alpha1\nkind: KubeletAuthenticatorConfiguration\n"))
 	n.plugins(append([]string{"kubeconfig", "--write=" + n.conf}, n.flags()...)...)
-	n.attest(chip)
+	attestor.Start(n.t, n.ControlPlane, n.name, chip)
 	return n
-}
-
-// attest has the node's requests answered.
-func (n *node) attest(chip *swtpm.TPM) {
-	n.t.Helper()
-	key := make([]byte, 32)
-	_, _ = rand.Read(key) // never fails
-	v, err := verifier.New(verifier.Config{
-		Roots: []*x509.Certificate{chip.CA.Root}, Intermediates: []*x509.Certificate{chip.CA.Intermediate},
-		PCRs: attestation.PCRSelection{Bank: "sha256", Indexes: []int{0, 7}}, ClusterUID: "0e4a9a4c-3a4e-4b1f-9f0b-6c2b1f6d2a11",
-		Keys: verifier.Keys{Current: "k1", ByID: map[string][]byte{"k1": key}},
-	})
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	a := &attestor.Attestor{Cluster: n.ControlPlane, Verifier: v, NodeName: n.name, Lifetime: time.Hour}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(n.t.Context()))
-	ended := make(chan error, 1)
-	go func() { ended <- a.Run(ctx) }()
-	n.t.Cleanup(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			n.t.Errorf("attestor: %v", err)
-		}
-	})
 }
 
 func (n *node) write(path string, data []byte) {
@@ -126,11 +97,7 @@ func (n *node) plugins(args ...string) {
 func (n *node) enrol() {
 	n.t.Helper()
 	n.plugins(n.flags()...)
-	for deadline := time.Now().Add(10 * time.Second); n.dir.Worker().Alive(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			n.t.Fatal("the worker does not end")
-		}
-	}
+	harness.WorkerEnds(n.t, n.dir)
 }
 
 // examination is what one run of doctor came to.

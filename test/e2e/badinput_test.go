@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -32,14 +33,14 @@ func TestBadInput(t *testing.T) {
 			}
 		}},
 		"unknown token": {18, "Unauthorized", func(t *testing.T, n *node) {
-			n.write(t, n.bootstrap, n.BootstrapKubeconfig("abcdef.0123456789abcdef"))
+			harness.WriteFile(t, n.bootstrap, n.BootstrapKubeconfig("abcdef.0123456789abcdef"))
 		}},
 		"expired token": {18, "Unauthorized", func(t *testing.T, n *node) {
 			token, err := n.CreateBootstrapToken(t.Context(), 6*time.Second)
 			if err != nil {
 				t.Fatal(err)
 			}
-			n.write(t, n.bootstrap, n.BootstrapKubeconfig(token))
+			harness.WriteFile(t, n.bootstrap, n.BootstrapKubeconfig(token))
 			time.Sleep(17 * time.Second) // the API server remembers a good token for 10 s
 		}},
 		"no RBAC": {20, "forbidden", func(t *testing.T, n *node) {
@@ -71,7 +72,7 @@ func TestBadInput(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			n.write(t, n.bootstrap, n.BootstrapKubeconfig(token, testbed.WithServerCA(other.CertPEM())))
+			harness.WriteFile(t, n.bootstrap, n.BootstrapKubeconfig(token, testbed.WithServerCA(other.CertPEM())))
 			n.env = append(n.env, "KUBERNETES_EXEC_INFO=") // as by hand: no cluster to compare with
 		}},
 		"bootstrap kubeconfig of another cluster": {17, "another CA", func(t *testing.T, n *node) {
@@ -79,10 +80,10 @@ func TestBadInput(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			n.write(t, n.bootstrap, n.BootstrapKubeconfig("abcdef.0123456789abcdef", testbed.WithServerCA(other.CertPEM())))
+			harness.WriteFile(t, n.bootstrap, n.BootstrapKubeconfig("abcdef.0123456789abcdef", testbed.WithServerCA(other.CertPEM())))
 		}},
 		"bootstrap user is an exec plugin": {10, "exec plugin", func(t *testing.T, n *node) {
-			n.write(t, n.bootstrap, n.ExecKubeconfig("client.authentication.k8s.io/v1", n.plugin, nil, nil, true))
+			harness.WriteFile(t, n.bootstrap, n.ExecKubeconfig("client.authentication.k8s.io/v1", n.plugin, nil, nil, true))
 		}},
 		"nonsense in KUBERNETES_EXEC_INFO": {11, "KUBERNETES_EXEC_INFO", func(_ *testing.T, n *node) {
 			n.env = append(n.env, "KUBERNETES_EXEC_INFO={nonsense")
@@ -115,23 +116,23 @@ func TestBadInput(t *testing.T) {
 			n := newNode(t)
 			c.spoil(t, n)
 			r := n.run(t)
-			if r.code != c.code || !strings.Contains(r.stderr, c.says) {
-				t.Fatalf("exit code %d, want %d saying %q: %s", r.code, c.code, c.says, r.stderr)
+			if r.Code != c.code || !strings.Contains(r.Stderr, c.says) {
+				t.Fatalf("exit code %d, want %d saying %q: %s", r.Code, c.code, c.says, r.Stderr)
 			}
-			message := strings.TrimPrefix(r.stderr, "kubelet-authenticator: provider insecure sends no evidence: whoever holds the bootstrap credential can become any node\n")
+			message := strings.TrimPrefix(r.Stderr, "kubelet-authenticator: provider insecure sends no evidence: whoever holds the bootstrap credential can become any node\n")
 			lines := strings.Split(strings.TrimSpace(message), "\n")
 			if len(lines) != 2 || !strings.HasPrefix(lines[0], "kubelet-authenticator: ") || !strings.HasPrefix(lines[1], "hint: ") {
-				t.Errorf("not one line and a hint:\n%s", r.stderr)
+				t.Errorf("not one line and a hint:\n%s", r.Stderr)
 			}
-			if strings.Contains(r.stderr, "0123456789abcdef") {
-				t.Errorf("the token is in the error: %s", r.stderr)
+			if strings.Contains(r.Stderr, "0123456789abcdef") {
+				t.Errorf("the token is in the error: %s", r.Stderr)
 			}
 			if got := len(n.requests(t)); got != 0 {
 				t.Errorf("%d requests were filed", got)
 			}
 			again := n.run(t)
-			if again.code != c.code {
-				t.Errorf("exit code %d the second time: %s", again.code, again.stderr)
+			if again.Code != c.code {
+				t.Errorf("exit code %d the second time: %s", again.Code, again.Stderr)
 			}
 			t.Logf("%s", lines[0])
 		})
@@ -160,16 +161,16 @@ func TestFullDiskLosesNothing(t *testing.T) {
 	n.installDue(t)
 	_ = os.WriteFile(ballast, make([]byte, 1<<20), 0o600)
 	for range 3 {
-		if r := n.run(t); r.code != 0 || !strings.Contains(r.stderr, "no space") {
-			t.Fatalf("exit code %d: %s", r.code, r.stderr)
+		if r := n.run(t); r.Code != 0 || !strings.Contains(r.Stderr, "no space") {
+			t.Fatalf("exit code %d: %s", r.Code, r.Stderr)
 		}
 	}
 	if err := os.Remove(ballast); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, 20*time.Second, "the new certificate is printed", func() bool {
+	harness.Eventually(t, 20*time.Second, "the new certificate is printed", func() bool {
 		r := n.run(t)
-		return r.code == 0 && time.Until(r.leaf.NotAfter) > 30*time.Minute
+		return r.Code == 0 && time.Until(r.Leaf.NotAfter) > 30*time.Minute
 	})
 }
 
@@ -197,26 +198,26 @@ func TestUnusableCertificates(t *testing.T) {
 			n.signer = "example.com/by-hand"
 			old := n.installDue(t)
 			n.run(t)
-			eventually(t, 10*time.Second, "a request is filed", func() bool { return n.live(t) == 1 })
+			harness.Eventually(t, 10*time.Second, "a request is filed", func() bool { return n.live(t) == 1 })
 			request := n.request(t)
 			life := c.life
 			if life == 0 {
 				life = time.Hour
 			}
 			n.issue(t, request.Name, n.sign(t, request, life, c.options...))
-			eventually(t, 10*time.Second, "the worker ends", func() bool { return !n.dir.Worker().Alive() })
+			harness.WorkerEnds(t, n.dir)
 			state, err := n.dir.State()
 			if err != nil || state.Last == nil || state.Last.Reason == "" {
 				t.Fatalf("the worker did not fail: %+v, %v", state, err)
 			}
 			r := n.run(t)
-			if r.code != 0 || !r.leaf.Equal(old.Leaf) {
-				t.Errorf("the old certificate is not printed: exit code %d: %s", r.code, r.stderr)
+			if r.Code != 0 || !r.Leaf.Equal(old.Leaf) {
+				t.Errorf("the old certificate is not printed: exit code %d: %s", r.Code, r.Stderr)
 			}
 			// Once the old one has ended, the reason reaches the kubelet's metrics.
 			n.install(t, time.Now().Add(-time.Hour), time.Now().Add(-time.Second))
-			if r := n.run(t); r.code != c.code {
-				t.Errorf("exit code %d, want %d: %s", r.code, c.code, r.stderr)
+			if r := n.run(t); r.Code != c.code {
+				t.Errorf("exit code %d, want %d: %s", r.Code, c.code, r.Stderr)
 			}
 		})
 	}
@@ -243,7 +244,7 @@ func TestUnusableFilesAreSetAside(t *testing.T) {
 		if err := os.MkdirAll(n.dir.Path(), 0o700); err != nil {
 			t.Fatal(err)
 		}
-		n.write(t, n.dir.File(file), []byte("nonsense"))
+		harness.WriteFile(t, n.dir.File(file), []byte("nonsense"))
 	}
 	r := n.enrol(t)
 	if got := n.whoami(t, r); got != "system:node:"+n.name {

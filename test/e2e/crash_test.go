@@ -11,6 +11,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
 // Killed before any step, run or worker: the next runs end with a valid credential, from the one request that was filed.
@@ -27,7 +28,7 @@ func TestKilledBeforeEachStep(t *testing.T) {
 					old = n.installDue(t)
 				}
 				trap := filepath.Join(t.TempDir(), "kill")
-				n.write(t, trap, []byte(step))
+				harness.WriteFile(t, trap, []byte(step))
 				n.env = append(n.env, "TEST_KILL_FILE="+trap)
 
 				n.survives(t, trap, old)
@@ -36,7 +37,7 @@ func TestKilledBeforeEachStep(t *testing.T) {
 				}
 				// What the dead left behind is cleaned up by whoever comes next.
 				n.run(t)
-				eventually(t, 10*time.Second, "the worker ends", func() bool { return !n.dir.Worker().Alive() })
+				harness.WorkerEnds(t, n.dir)
 				if left, err := filepath.Glob(n.dir.File(".*")); err != nil || len(left) > 0 {
 					t.Errorf("left behind: %v, %v", left, err)
 				}
@@ -49,17 +50,17 @@ func TestKilledBeforeEachStep(t *testing.T) {
 // and that the API server takes. While the old certificate is valid no run fails.
 func (n *node) survives(t *testing.T, trap string, old *cache.Pair) {
 	t.Helper()
-	if killed := n.run(t); old != nil && killed.code > 0 {
-		t.Errorf("exit code %d while the old certificate is valid: %s", killed.code, killed.stderr)
+	if killed := n.run(t); old != nil && killed.Code > 0 {
+		t.Errorf("exit code %d while the old certificate is valid: %s", killed.Code, killed.Stderr)
 	}
-	eventually(t, 15*time.Second, "the process is killed", func() bool { return !exists(trap) })
-	var r result
-	eventually(t, 30*time.Second, "a valid credential is printed", func() bool {
+	harness.Eventually(t, 15*time.Second, "the process is killed", func() bool { return !exists(trap) })
+	var r harness.Result
+	harness.Eventually(t, 30*time.Second, "a valid credential is printed", func() bool {
 		r = n.run(t)
-		if old != nil && r.code != 0 {
-			t.Fatalf("exit code %d while the old certificate is valid: %s", r.code, r.stderr)
+		if old != nil && r.Code != 0 {
+			t.Fatalf("exit code %d while the old certificate is valid: %s", r.Code, r.Stderr)
 		}
-		return r.code == 0 && (old == nil || !bytes.Equal(r.leaf.Raw, old.Leaf.Raw))
+		return r.Code == 0 && (old == nil || !bytes.Equal(r.Leaf.Raw, old.Leaf.Raw))
 	})
 	if got := n.whoami(t, r); got != "system:node:"+n.name {
 		t.Errorf("the API server takes it for %q", got)
@@ -73,7 +74,7 @@ func TestLostAnswerToThePost(t *testing.T) {
 	cut := proxy.CutAfterRequest(0)
 	r := n.run(t)
 	<-cut
-	if r.code == 0 {
+	if r.Code == 0 {
 		t.Log("the worker found its request within one run")
 	}
 	r = n.enrol(t)
@@ -91,18 +92,18 @@ func TestWorkerNeverOutlivesItsDeadline(t *testing.T) {
 	n.provider = "hanging"
 	n.env = append(n.env, "TEST_WORKER_DEADLINE=1s")
 	r := n.run(t, "--wait-timeout=500ms")
-	if r.code != 13 {
-		t.Errorf("exit code %d: %s", r.code, r.stderr)
+	if r.Code != 13 {
+		t.Errorf("exit code %d: %s", r.Code, r.Stderr)
 	}
-	if r.took > 5*time.Second {
-		t.Errorf("the run took %s", r.took)
+	if r.Took > 5*time.Second {
+		t.Errorf("the run took %s", r.Took)
 	}
 	worker := n.dir.Worker()
 	if !worker.Alive() {
 		t.Fatal("no worker runs")
 	}
 	// Its deadline, and 5 s to end by itself.
-	eventually(t, 15*time.Second, "the worker ends", func() bool { return !worker.Alive() })
+	harness.Eventually(t, 15*time.Second, "the worker ends", func() bool { return !worker.Alive() })
 }
 
 // The worker that waits for the signer ends at its deadline, and the next one takes up its request.
@@ -114,8 +115,8 @@ func TestWorkersTakeOverFromEachOther(t *testing.T) {
 	n.request(t)
 	seen := map[string]bool{}
 	for range 4 {
-		if r := n.run(t, "--wait-timeout=1500ms"); r.code != 23 || !strings.Contains(r.stderr, "hint: ") {
-			t.Fatalf("exit code %d: %s", r.code, r.stderr)
+		if r := n.run(t, "--wait-timeout=1500ms"); r.Code != 23 || !strings.Contains(r.Stderr, "hint: ") {
+			t.Fatalf("exit code %d: %s", r.Code, r.Stderr)
 		}
 		seen[n.dir.Worker().String()] = true
 	}
@@ -127,7 +128,7 @@ func TestWorkersTakeOverFromEachOther(t *testing.T) {
 		t.Fatalf("%d requests", len(request))
 	}
 	n.issue(t, request[0].Name, n.sign(t, request[0], time.Hour))
-	if r := n.run(t); r.code != 0 {
-		t.Errorf("exit code %d: %s", r.code, r.stderr)
+	if r := n.run(t); r.Code != 0 {
+		t.Errorf("exit code %d: %s", r.Code, r.Stderr)
 	}
 }

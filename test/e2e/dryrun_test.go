@@ -16,6 +16,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -62,7 +63,7 @@ func TestDryRun(t *testing.T) {
 		// It is the object itself: the API server takes it from kubectl, too.
 		admin := filepath.Join(t.TempDir(), "admin")
 		file := filepath.Join(t.TempDir(), "csr")
-		n.write(t, file, []byte(out))
+		harness.WriteFile(t, file, []byte(out))
 		if err := n.WriteKubeconfig(admin, n.AdminUser()); err != nil {
 			t.Fatal(err)
 		}
@@ -104,7 +105,7 @@ func TestDryRunSaysWhatIsThere(t *testing.T) {
 
 func TestDryRunThatTheServerRefusesOrCannotSee(t *testing.T) {
 	n := newNode(t)
-	n.write(t, n.bootstrap, n.BootstrapKubeconfig("abcdef.0123456789abcdef"))
+	harness.WriteFile(t, n.bootstrap, n.BootstrapKubeconfig("abcdef.0123456789abcdef"))
 	if out, stderr, code := n.dry(t); code != 18 || !strings.Contains(out, "refused: ") || !strings.Contains(stderr, "hint: ") {
 		t.Errorf("unknown token: exit code %d: %s\n%s", code, stderr, out)
 	}

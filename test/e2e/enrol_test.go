@@ -20,6 +20,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -31,16 +32,16 @@ func TestFirstCertificate(t *testing.T) {
 		t.Fatal(err)
 	}
 	first := n.run(t)
-	if first.code != 0 {
-		t.Fatalf("exit code %d: %s", first.code, first.stderr)
+	if first.Code != 0 {
+		t.Fatalf("exit code %d: %s", first.Code, first.Stderr)
 	}
 	if got := n.whoami(t, first); got != "system:node:"+n.name {
 		t.Errorf("the API server takes it for %q", got)
 	}
-	if !strings.Contains(first.stderr, "provider insecure sends no evidence") {
-		t.Errorf("the operator is not warned: %q", first.stderr)
+	if !strings.Contains(first.Stderr, "provider insecure sends no evidence") {
+		t.Errorf("the operator is not warned: %q", first.Stderr)
 	}
-	t.Logf("first certificate after %s", first.took.Round(time.Millisecond))
+	t.Logf("first certificate after %s", first.Took.Round(time.Millisecond))
 
 	events, err := n.AwaitAudit(t.Context(), mark, func(events []testbed.AuditEvent) bool { return len(ofPlugin(events, "watch")) > 0 })
 	if err != nil {
@@ -61,11 +62,11 @@ func TestFirstCertificate(t *testing.T) {
 		t.Errorf("filed: %q %q, %v", filed.Provider, filed.Data, err)
 	}
 
-	eventually(t, 10*time.Second, "the worker ends", func() bool { return !n.dir.Worker().Alive() })
+	harness.WorkerEnds(t, n.dir)
 	before := n.snapshot(t)
 	second := n.run(t)
-	if second.code != 0 || second.stdout != first.stdout || second.stderr != "" {
-		t.Errorf("the cached run differs: exit code %d, stderr %q", second.code, second.stderr)
+	if second.Code != 0 || second.Stdout != first.Stdout || second.Stderr != "" {
+		t.Errorf("the cached run differs: exit code %d, stderr %q", second.Code, second.Stderr)
 	}
 	if after := n.snapshot(t); after != before {
 		t.Errorf("the cached run changed the directory:\n%s\nto\n%s", before, after)
@@ -73,7 +74,7 @@ func TestFirstCertificate(t *testing.T) {
 	if got := len(n.requests(t)); got != 1 {
 		t.Errorf("%d requests after the cached run", got)
 	}
-	t.Logf("cached run after %s", second.took.Round(100*time.Microsecond))
+	t.Logf("cached run after %s", second.Took.Round(100*time.Microsecond))
 }
 
 // ofPlugin returns the requests for CertificateSigningRequests of the plugin with that verb, each once.
@@ -124,7 +125,7 @@ func TestFileStoreReadsTheDirectory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !bytes.Equal(current.Leaf.Raw, r.leaf.Raw) {
+	if !bytes.Equal(current.Leaf.Raw, r.Leaf.Raw) {
 		t.Error("the store reads another certificate")
 	}
 	before, err := os.ReadFile(n.dir.File(cache.CurrentFile))
@@ -174,7 +175,7 @@ func (n *node) execKubeconfig(t *testing.T, version string) string {
 		name, value, _ := strings.Cut(e, "=")
 		env[name] = value
 	}
-	n.write(t, path, n.ExecKubeconfig(version, n.plugin, n.flags(), env, true, testbed.WithServer(n.server)))
+	harness.WriteFile(t, path, n.ExecKubeconfig(version, n.plugin, n.flags(), env, true, testbed.WithServer(n.server)))
 	return path
 }
 
@@ -185,15 +186,15 @@ func TestParallelFirstRunsFileOneRequest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	results := make([]result, callers)
+	results := make([]harness.Result, callers)
 	var wait sync.WaitGroup
 	for i := range results {
 		wait.Go(func() { results[i] = n.run(t) })
 	}
 	wait.Wait()
 	for i, r := range results {
-		if r.code != 0 || r.stdout != results[0].stdout {
-			t.Errorf("caller %d: exit code %d, or another certificate: %s", i, r.code, r.stderr)
+		if r.Code != 0 || r.Stdout != results[0].Stdout {
+			t.Errorf("caller %d: exit code %d, or another certificate: %s", i, r.Code, r.Stderr)
 		}
 	}
 	if got := len(n.requests(t)); got != 1 {
@@ -240,7 +241,7 @@ func TestWorkerHoldsNoDescriptorOfTheCaller(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, n.plugin, append(n.flags(), "--wait-timeout=1s")...)
-	cmd.Env = append(os.Environ(), "KUBERNETES_EXEC_INFO="+n.ask(t))
+	cmd.Env = append(os.Environ(), n.ask())
 	cmd.ExtraFiles = []*os.File{write} // as a shell's descriptor 3
 	began := time.Now()
 	out, err := cmd.CombinedOutput() // returns when nobody holds its pipes
@@ -275,11 +276,11 @@ func TestNoSecretIsLeft(t *testing.T) {
 	n.args = []string{"--v=10"} // the most that client-go logs
 	r := n.enrol(t)
 	token := strings.TrimSpace(tokenOf(t, n.bootstrap))
-	block, _ := pem.Decode([]byte(r.credential.Status.ClientKeyData))
-	if _, err := tls.X509KeyPair([]byte(r.credential.Status.ClientCertificateData), []byte(r.credential.Status.ClientKeyData)); err != nil {
+	block, _ := pem.Decode([]byte(r.Credential.Status.ClientKeyData))
+	if _, err := tls.X509KeyPair([]byte(r.Credential.Status.ClientCertificateData), []byte(r.Credential.Status.ClientKeyData)); err != nil {
 		t.Fatal(err)
 	}
-	keyLine := strings.Split(r.credential.Status.ClientKeyData, "\n")[1]
+	keyLine := strings.Split(r.Credential.Status.ClientKeyData, "\n")[1]
 	for _, name := range []string{cache.LogFile, cache.StateFile, cache.LockFile} {
 		data, err := os.ReadFile(n.dir.File(name))
 		if err != nil {
@@ -292,7 +293,7 @@ func TestNoSecretIsLeft(t *testing.T) {
 			t.Errorf("%s holds the bootstrap token", name)
 		}
 	}
-	if strings.Contains(r.stderr, token) || strings.Contains(r.stderr, keyLine) {
+	if strings.Contains(r.Stderr, token) || strings.Contains(r.Stderr, keyLine) {
 		t.Error("standard error holds a secret")
 	}
 }

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
 // System calls of the worker fail, or it is killed at them, one after the other: what was valid stays, and the next runs get the
@@ -41,12 +43,12 @@ func TestSystemCallsFail(t *testing.T) {
 					}
 					hits++
 					r := n.run(t)
-					if r.code != 0 || r.leaf.NotAfter.Before(old.Leaf.NotAfter) {
-						t.Fatalf("%s %s at call %d: exit code %d: %s", call, fault, when, r.code, r.stderr)
+					if r.Code != 0 || r.Leaf.NotAfter.Before(old.Leaf.NotAfter) {
+						t.Fatalf("%s %s at call %d: exit code %d: %s", call, fault, when, r.Code, r.Stderr)
 					}
-					eventually(t, 30*time.Second, "the new certificate is printed", func() bool {
+					harness.Eventually(t, 30*time.Second, "the new certificate is printed", func() bool {
 						r = n.run(t)
-						return r.code == 0 && !bytes.Equal(r.leaf.Raw, old.Leaf.Raw)
+						return r.Code == 0 && !bytes.Equal(r.Leaf.Raw, old.Leaf.Raw)
 					})
 					if live := n.live(t); live != 0 {
 						t.Errorf("%s %s at call %d: %d live requests", call, fault, when, live)
@@ -68,7 +70,7 @@ func (n *node) faultyWorker(t *testing.T, call, fault string, when int) bool {
 	args := []string{"-f", "-qq", "-o", trace, "-e", "trace=" + call, "-e", fmt.Sprintf("inject=%s:%s:when=%d", call, fault, when)}
 	args = append(append(args, n.plugin, "worker"), n.flags()...)
 	cmd := exec.CommandContext(t.Context(), "strace", args...)
-	cmd.Env = append(os.Environ(), "KUBERNETES_EXEC_INFO="+n.ask(t))
+	cmd.Env = append(os.Environ(), n.ask())
 	out, err := cmd.CombinedOutput()
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"testing"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -24,7 +25,7 @@ func (n *node) behindProxy(t *testing.T) *testbed.Proxy {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n.write(t, n.bootstrap, n.BootstrapKubeconfig(token, testbed.WithServer(proxy.URL())))
+	harness.WriteFile(t, n.bootstrap, n.BootstrapKubeconfig(token, testbed.WithServer(proxy.URL())))
 	return proxy
 }
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -79,11 +80,11 @@ func TestRejectedCertificateIsServedWhileEnrolmentFails(t *testing.T) {
 	}
 	for i := range 5 {
 		r := n.run(t)
-		if r.code != 0 || !bytes.Equal(r.leaf.Raw, old.Leaf.Raw) {
-			t.Fatalf("exit code %d: %s", r.code, r.stderr)
+		if r.Code != 0 || !bytes.Equal(r.Leaf.Raw, old.Leaf.Raw) {
+			t.Fatalf("exit code %d: %s", r.Code, r.Stderr)
 		}
-		if i > 0 && !strings.Contains(r.stderr, "the API server rejects it") {
-			t.Errorf("run %d does not say so: %q", i, r.stderr)
+		if i > 0 && !strings.Contains(r.Stderr, "the API server rejects it") {
+			t.Errorf("run %d does not say so: %q", i, r.Stderr)
 		}
 	}
 	if all, rejected := n.reviews(t, mark); all != 1 || rejected != 1 {
@@ -100,8 +101,8 @@ func TestEarlyQuestionAboutAGoodCertificate(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 4 {
-		if r := n.run(t); r.stdout != first.stdout || r.stderr != "" {
-			t.Errorf("another answer: %q", r.stderr)
+		if r := n.run(t); r.Stdout != first.Stdout || r.Stderr != "" {
+			t.Errorf("another answer: %q", r.Stderr)
 		}
 	}
 	if all, rejected := n.reviews(t, mark); all != 1 || rejected != 0 {
@@ -124,10 +125,10 @@ func TestRejectionIsNoticedByTheWorker(t *testing.T) {
 		t.Fatal(err)
 	}
 	old := n.installPair(t, issued)
-	var r result
-	eventually(t, 15*time.Second, "the new certificate is printed", func() bool {
+	var r harness.Result
+	harness.Eventually(t, 15*time.Second, "the new certificate is printed", func() bool {
 		r = n.run(t)
-		return !bytes.Equal(r.leaf.Raw, old.Leaf.Raw)
+		return !bytes.Equal(r.Leaf.Raw, old.Leaf.Raw)
 	})
 	if got := n.requests(t); len(got) != 1 || !strings.HasPrefix(got[0].Spec.Username, "system:bootstrap:") {
 		t.Errorf("%d requests, the first by %q", len(got), got[0].Spec.Username)
@@ -141,8 +142,8 @@ func TestCertificateOfAnotherNodeOrCluster(t *testing.T) {
 		n.enrol(t)
 		n.name += "-renamed"
 		r := n.run(t)
-		if r.code != 0 || n.whoami(t, r) != "system:node:"+n.name {
-			t.Errorf("exit code %d: %s", r.code, r.stderr)
+		if r.Code != 0 || n.whoami(t, r) != "system:node:"+n.name {
+			t.Errorf("exit code %d: %s", r.Code, r.Stderr)
 		}
 	})
 	t.Run("cluster", func(t *testing.T) {
@@ -154,8 +155,8 @@ func TestCertificateOfAnotherNodeOrCluster(t *testing.T) {
 		pair := n.installForeign(t)
 		n.reinstallFrom(t, pair, other.CertPEM())
 		r := n.run(t)
-		if r.code != 0 || n.whoami(t, r) != "system:node:"+n.name {
-			t.Errorf("exit code %d: %s", r.code, r.stderr)
+		if r.Code != 0 || n.whoami(t, r) != "system:node:"+n.name {
+			t.Errorf("exit code %d: %s", r.Code, r.Stderr)
 		}
 		if got := len(n.requests(t)); got != 1 {
 			t.Errorf("%d requests", got)
@@ -171,8 +172,8 @@ func TestCertificateOfAnotherNodeOrCluster(t *testing.T) {
 		pair := n.install(t, time.Now().Add(-time.Minute), time.Now().Add(time.Hour))
 		n.reinstallFrom(t, pair, other.CertPEM())
 		r := n.run(t)
-		if r.code != 0 || !r.leaf.Equal(pair.Leaf) {
-			t.Fatalf("exit code %d: %s", r.code, r.stderr)
+		if r.Code != 0 || !r.Leaf.Equal(pair.Leaf) {
+			t.Fatalf("exit code %d: %s", r.Code, r.Stderr)
 		}
 		if got := len(n.requests(t)); got != 0 {
 			t.Errorf("%d requests", got)
@@ -202,8 +203,8 @@ func TestExposedKeyIsReplaced(t *testing.T) {
 	if err := os.Chmod(n.dir.File(cache.CurrentFile), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, 15*time.Second, "a new key is printed", func() bool {
+	harness.Eventually(t, 15*time.Second, "a new key is printed", func() bool {
 		r := n.run(t)
-		return r.code == 0 && !r.leaf.Equal(pair.Leaf)
+		return r.Code == 0 && !r.Leaf.Equal(pair.Leaf)
 	})
 }

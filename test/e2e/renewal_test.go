@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
 // A certificate that is due is renewed by the node itself: with its own certificate, so that its bootstrap token may be long gone.
@@ -27,12 +28,12 @@ func TestRenewalWithTheNodesOwnCertificate(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := n.run(t)
-	if r.code != 0 {
-		t.Fatalf("exit code %d: %s", r.code, r.stderr)
+	if r.Code != 0 {
+		t.Fatalf("exit code %d: %s", r.Code, r.Stderr)
 	}
-	eventually(t, 15*time.Second, "the new certificate is printed", func() bool {
+	harness.Eventually(t, 15*time.Second, "the new certificate is printed", func() bool {
 		r = n.run(t)
-		return !bytes.Equal(r.leaf.Raw, old.Leaf.Raw)
+		return !bytes.Equal(r.Leaf.Raw, old.Leaf.Raw)
 	})
 	if got := n.whoami(t, r); got != "system:node:"+n.name {
 		t.Errorf("the API server takes it for %q", got)
@@ -54,16 +55,16 @@ func TestRenewalWithTheNodesOwnCertificate(t *testing.T) {
 func TestInsecureDoesNotRenew(t *testing.T) {
 	n := newNode(t)
 	old := n.installDue(t)
-	if r := n.run(t); r.code != 0 || !bytes.Equal(r.leaf.Raw, old.Leaf.Raw) || len(n.requests(t)) != 0 {
+	if r := n.run(t); r.Code != 0 || !bytes.Equal(r.Leaf.Raw, old.Leaf.Raw) || len(n.requests(t)) != 0 {
 		t.Fatalf("it renewed: %+v", r)
 	}
 	n.install(t, time.Now().Add(-time.Hour), time.Now().Add(-time.Second))
 	r := n.run(t)
-	if r.code != 0 || n.whoami(t, r) != "system:node:"+n.name {
-		t.Fatalf("exit code %d after the end: %s", r.code, r.stderr)
+	if r.Code != 0 || n.whoami(t, r) != "system:node:"+n.name {
+		t.Fatalf("exit code %d after the end: %s", r.Code, r.Stderr)
 	}
-	if !strings.Contains(r.stderr, "provider insecure sends no evidence") {
-		t.Errorf("the operator is not warned: %q", r.stderr)
+	if !strings.Contains(r.Stderr, "provider insecure sends no evidence") {
+		t.Errorf("the operator is not warned: %q", r.Stderr)
 	}
 	requests := n.requests(t)
 	if len(requests) != 1 || !strings.HasPrefix(requests[0].Spec.Username, "system:bootstrap:") {
@@ -96,14 +97,14 @@ func TestSignerIsAway(t *testing.T) {
 	slowest := time.Duration(0)
 	for end := time.Now().Add(away); time.Now().Before(end); time.Sleep(3 * time.Second) {
 		r := n.run(t)
-		slowest = max(slowest, r.took)
-		if r.code != 0 || !bytes.Equal(r.leaf.Raw, old.Leaf.Raw) {
-			t.Fatalf("exit code %d, or another certificate: %s", r.code, r.stderr)
+		slowest = max(slowest, r.Took)
+		if r.Code != 0 || !bytes.Equal(r.Leaf.Raw, old.Leaf.Raw) {
+			t.Fatalf("exit code %d, or another certificate: %s", r.Code, r.Stderr)
 		}
-		if r.took > 2*time.Second+slack {
-			t.Errorf("a run took %s", r.took)
+		if r.Took > 2*time.Second+slack {
+			t.Errorf("a run took %s", r.Took)
 		}
-		if in := time.Until(r.credential.Status.ExpirationTimestamp.Time); in > 31*time.Second {
+		if in := time.Until(r.Credential.Status.ExpirationTimestamp.Time); in > 31*time.Second {
 			t.Errorf("client-go is told to come back in %s only", in)
 		}
 	}
@@ -131,11 +132,11 @@ func TestSignerIsAway(t *testing.T) {
 	running = true
 	back := time.Now()
 	// One retry interval is 30 s.
-	var r result
-	eventually(t, 35*time.Second, "the new certificate is served", func() bool {
+	var r harness.Result
+	harness.Eventually(t, 35*time.Second, "the new certificate is served", func() bool {
 		time.Sleep(time.Second)
 		r = n.run(t)
-		return r.code == 0 && !bytes.Equal(r.leaf.Raw, old.Leaf.Raw)
+		return r.Code == 0 && !bytes.Equal(r.Leaf.Raw, old.Leaf.Raw)
 	})
 	t.Logf("the new certificate was served %s after the signer came back", time.Since(back).Round(time.Millisecond))
 	if after := n.requests(t); len(after) != 1 || after[0].Name != pending[0].Name {
@@ -151,7 +152,7 @@ func TestDeniedAndFailedRenewalsKeepTheOldCertificate(t *testing.T) {
 			n.signer = "example.com/by-hand"
 			old := n.installDue(t)
 			n.run(t)
-			eventually(t, 10*time.Second, "a request is filed", func() bool { return n.live(t) == 1 })
+			harness.Eventually(t, 10*time.Second, "a request is filed", func() bool { return n.live(t) == 1 })
 			name := n.request(t).Name
 			var err error
 			if outcome == "denied" {
@@ -162,13 +163,13 @@ func TestDeniedAndFailedRenewalsKeepTheOldCertificate(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, 10*time.Second, "the worker ends", func() bool { return !n.dir.Worker().Alive() })
+			harness.WorkerEnds(t, n.dir)
 			r := n.run(t)
-			if r.code != 0 || !bytes.Equal(r.leaf.Raw, old.Leaf.Raw) {
-				t.Fatalf("exit code %d: %s", r.code, r.stderr)
+			if r.Code != 0 || !bytes.Equal(r.Leaf.Raw, old.Leaf.Raw) {
+				t.Fatalf("exit code %d: %s", r.Code, r.Stderr)
 			}
-			if !strings.Contains(r.stderr, name) || !strings.Contains(r.stderr, outcome) || strings.Contains(r.stderr, "\x1b") {
-				t.Errorf("stderr: %q", r.stderr)
+			if !strings.Contains(r.Stderr, name) || !strings.Contains(r.Stderr, outcome) || strings.Contains(r.Stderr, "\x1b") {
+				t.Errorf("stderr: %q", r.Stderr)
 			}
 			state, err := n.dir.State()
 			if err != nil || time.Until(state.NextAttempt) < 20*time.Second {
@@ -191,16 +192,16 @@ func TestDeletedRequestIsFiledAgain(t *testing.T) {
 	n.run(t, "--wait-timeout=500ms")
 	first := n.request(t)
 	n.remove(t, first.Name)
-	eventually(t, 10*time.Second, "another is filed", func() bool { return len(n.requests(t)) == 1 && n.requests(t)[0].Name != first.Name })
+	harness.Eventually(t, 10*time.Second, "another is filed", func() bool { return len(n.requests(t)) == 1 && n.requests(t)[0].Name != first.Name })
 	if !bytes.Contains(n.read(t, cache.PendingFile), []byte(n.request(t).Name)) {
 		t.Error("the new name was not written down")
 	}
 	// Likewise if it goes while no worker looks.
-	n.noWorkerIsLeft(t)
+	harness.KillWorker(t, n.dir)
 	second := n.request(t)
 	n.remove(t, second.Name)
 	n.run(t, "--wait-timeout=500ms")
-	eventually(t, 10*time.Second, "a third is filed", func() bool { return n.live(t) == 1 })
+	harness.Eventually(t, 10*time.Second, "a third is filed", func() bool { return n.live(t) == 1 })
 }
 
 // Certificates with intermediates are printed whole, leaf first.
@@ -212,7 +213,7 @@ func TestChainIsKept(t *testing.T) {
 	chain := append(n.sign(t, request, time.Hour), n.ClientCA().CertPEM()...)
 	n.issue(t, request.Name, chain)
 	r := n.enrol(t)
-	if got := r.credential.Status.ClientCertificateData; got != string(chain) {
+	if got := r.Credential.Status.ClientCertificateData; got != string(chain) {
 		t.Errorf("printed:\n%s\nissued:\n%s", got, chain)
 	}
 }

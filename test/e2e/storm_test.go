@@ -12,6 +12,7 @@ import (
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -41,11 +42,11 @@ func TestUselessCertificatesMakeNoStorm(t *testing.T) {
 					if len(request.Status.Conditions) == 0 {
 						n.issue(t, request.Name, n.signBy(t, ca, request, lifetime.since, lifetime.until))
 						// A run between the two would spend the minute's one review on the certificate that is good.
-						eventually(t, 10*time.Second, "the worker ends", func() bool { return !n.dir.Worker().Alive() })
+						harness.WorkerEnds(t, n.dir)
 					}
 				}
-				if r := n.run(t); r.code != 0 {
-					t.Fatalf("exit code %d: %s", r.code, r.stderr)
+				if r := n.run(t); r.Code != 0 {
+					t.Fatalf("exit code %d: %s", r.Code, r.Stderr)
 				}
 			}
 			if filed := len(n.requests(t)); filed > 3 {
@@ -90,12 +91,12 @@ func TestRefusedRequestIsForgotten(t *testing.T) {
 		return policies.ValidatingAdmissionPolicyBindings().Delete(context.WithoutCancel(t.Context()), "refuse", metav1.DeleteOptions{})
 	})
 	t.Cleanup(func() { _ = lift() })
-	eventually(t, 20*time.Second, "the policy holds", func() bool {
+	harness.Eventually(t, 20*time.Second, "the policy holds", func() bool {
 		_, _, code := n.dry(t)
 		return code == 20
 	})
-	if r := n.run(t); r.code != 20 {
-		t.Fatalf("exit code %d: %s", r.code, r.stderr)
+	if r := n.run(t); r.Code != 20 {
+		t.Fatalf("exit code %d: %s", r.Code, r.Stderr)
 	}
 	if pending, err := n.dir.Pending(); pending != nil || err != nil {
 		t.Errorf("it is still pending: %v", err)
@@ -103,8 +104,8 @@ func TestRefusedRequestIsForgotten(t *testing.T) {
 	if err := lift(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, 30*time.Second, "a request is filed", func() bool {
-		return n.run(t, "--wait-timeout=100ms").code == 23
+	harness.Eventually(t, 30*time.Second, "a request is filed", func() bool {
+		return n.run(t, "--wait-timeout=100ms").Code == 23
 	})
 	if got := len(n.requests(t)); got != 1 {
 		t.Errorf("%d requests", got)
@@ -122,14 +123,14 @@ func TestRefusedRequestThatMayExistIsKept(t *testing.T) {
 	if err := n.WriteKubeconfig(n.bootstrap, testbed.CertificateUser(nobody)); err != nil {
 		t.Fatal(err)
 	}
-	if r := n.run(t); r.code != 20 {
-		t.Fatalf("exit code %d: %s", r.code, r.stderr)
+	if r := n.run(t); r.Code != 20 {
+		t.Fatalf("exit code %d: %s", r.Code, r.Stderr)
 	}
 	pending, err := n.dir.Pending()
 	if pending == nil || err != nil {
 		t.Fatalf("it is not pending: %v", err)
 	}
-	n.write(t, n.bootstrap, good)
+	harness.WriteFile(t, n.bootstrap, good)
 	n.enrol(t)
 	if requests := n.requests(t); len(requests) != 1 || requests[0].Name != pending.Last().Name {
 		t.Errorf("%d requests", len(requests))

@@ -4,7 +4,6 @@ package e2e
 
 import (
 	"bytes"
-	"context"
 	"crypto/ecdsa"
 	"crypto/rand"
 	"crypto/x509"
@@ -32,6 +31,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/tpm/template"
 	verifier "github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/attestor"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
 const clusterUID = "0e4a9a4c-3a4e-4b1f-9f0b-6c2b1f6d2a11"
@@ -67,15 +67,7 @@ func newTPMNode(t *testing.T, o swtpm.Options, change func(*tpmNode, *verifier.C
 	if n.attestor.Verifier, err = verifier.New(config); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	ended := make(chan error, 1)
-	go func() { ended <- n.attestor.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Errorf("attestor: %v", err)
-		}
-	})
+	n.attestor.RunUntilEnd(t)
 	return n
 }
 
@@ -124,7 +116,7 @@ func TestTPMEnrolmentAndRenewal(t *testing.T) {
 			}
 			n.wantFiled(t, 1, 1)
 			commands := n.proxy.Count()
-			t.Logf("%s: enrolled in %s with %d TPM commands", name, first.took, commands)
+			t.Logf("%s: enrolled in %s with %d TPM commands", name, first.Took, commands)
 			if commands > 30 {
 				t.Errorf("%d TPM commands", commands)
 			}
@@ -132,15 +124,15 @@ func TestTPMEnrolmentAndRenewal(t *testing.T) {
 
 			// No certificate that is valid needs the TPM.
 			n.proxy.Reset()
-			if r := n.run(t); r.code != 0 || n.proxy.Count() > 0 {
-				t.Errorf("exit code %d and %d TPM commands for a valid certificate", r.code, n.proxy.Count())
+			if r := n.run(t); r.Code != 0 || n.proxy.Count() > 0 {
+				t.Errorf("exit code %d and %d TPM commands for a valid certificate", r.Code, n.proxy.Count())
 			}
 
 			old := n.installDue(t)
-			var r result
-			eventually(t, 20*time.Second, "a new certificate is printed", func() bool {
+			var r harness.Result
+			harness.Eventually(t, 20*time.Second, "a new certificate is printed", func() bool {
 				r = n.run(t)
-				return r.code == 0 && !bytes.Equal(r.leaf.Raw, old.Leaf.Raw)
+				return r.Code == 0 && !bytes.Equal(r.Leaf.Raw, old.Leaf.Raw)
 			})
 			n.wantFiled(t, 2, 2)
 			if last := n.requests(t); !slices.ContainsFunc(last, func(r certificatesv1.CertificateSigningRequest) bool { return r.Spec.Username == "system:node:"+n.name }) {
@@ -169,7 +161,7 @@ func TestTPMKilledBeforeEachStep(t *testing.T) {
 					old = n.installDue(t)
 				}
 				trap := filepath.Join(t.TempDir(), "kill")
-				n.write(t, trap, []byte(step))
+				harness.WriteFile(t, trap, []byte(step))
 				n.env = append(n.env, "TEST_KILL_FILE="+trap)
 				n.survives(t, trap, old)
 				n.wantFiled(t, 1, 1)
@@ -189,7 +181,7 @@ func TestTPMKilledInTheMiddleOfACommand(t *testing.T) {
 			n := newTPMNode(t, swtpm.Options{Certified: []string{"ecc-p256"}}, nil)
 			for range 3 { // more often than there are slots
 				release := n.proxy.Hang(code)
-				eventually(t, 15*time.Second, "the command is sent", func() bool {
+				harness.Eventually(t, 15*time.Second, "the command is sent", func() bool {
 					n.run(t, "--wait-timeout=100ms") // which waits after a worker's second death
 					return n.proxy.Count(code) > 0
 				})
@@ -214,7 +206,7 @@ func (n *node) killWorker(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = p.Kill()
-	eventually(t, 5*time.Second, "the worker ends", func() bool { return !id.Alive() })
+	harness.Eventually(t, 5*time.Second, "the worker ends", func() bool { return !id.Alive() })
 }
 
 // The private key of the certificate is in the current file (and in the pending one before), and the secret of the challenge is
@@ -227,7 +219,7 @@ func TestTPMSecretsStayWhereTheyBelong(t *testing.T) {
 	n.args = append(n.args, "-v=10")
 	r := n.enrol(t)
 
-	block, _ := pem.Decode([]byte(r.credential.Status.ClientKeyData))
+	block, _ := pem.Decode([]byte(r.Credential.Status.ClientKeyData))
 	parsed, err := x509.ParsePKCS8PrivateKey(block.Bytes)
 	if err != nil {
 		t.Fatal(err)
@@ -238,7 +230,7 @@ func TestTPMSecretsStayWhereTheyBelong(t *testing.T) {
 	}
 	secret := n.secret(t)
 
-	places := map[string][]byte{"standard error": []byte(r.stderr), "audit log": n.readPath(t, filepath.Join(n.Dir(), "audit.log"))}
+	places := map[string][]byte{"standard error": []byte(r.Stderr), "audit log": n.readPath(t, filepath.Join(n.Dir(), "audit.log"))}
 	for i, e := range n.proxy.Exchanges() {
 		places["TPM command "+hex.EncodeToString([]byte{byte(i)})] = append(bytes.Clone(e.Command), e.Response...)
 	}
@@ -396,21 +388,21 @@ func TestTPMIsSlow(t *testing.T) {
 			n := newTPMNode(t, swtpm.Options{Certified: []string{"ecc-p256"}}, nil)
 			slow(n.proxy)
 			began := time.Now()
-			var r result
-			eventually(t, 3*time.Minute, "the node enrols", func() bool {
-				if r = n.run(t, "--wait-timeout=5s"); r.took > 5*time.Second+slack {
-					t.Errorf("a run took %s", r.took)
+			var r harness.Result
+			harness.Eventually(t, 3*time.Minute, "the node enrols", func() bool {
+				if r = n.run(t, "--wait-timeout=5s"); r.Took > 5*time.Second+slack {
+					t.Errorf("a run took %s", r.Took)
 				}
-				return r.code == 0
+				return r.Code == 0
 			})
 			t.Logf("%s: enrolled in %s", name, time.Since(began))
 			old := n.installDue(t)
 			began = time.Now()
-			eventually(t, 3*time.Minute, "the certificate is renewed", func() bool {
-				if r = n.run(t); r.code != 0 || r.took > 2*time.Second+slack {
-					t.Errorf("exit code %d after %s while the old certificate is valid", r.code, r.took)
+			harness.Eventually(t, 3*time.Minute, "the certificate is renewed", func() bool {
+				if r = n.run(t); r.Code != 0 || r.Took > 2*time.Second+slack {
+					t.Errorf("exit code %d after %s while the old certificate is valid", r.Code, r.Took)
 				}
-				return !bytes.Equal(r.leaf.Raw, old.Leaf.Raw)
+				return !bytes.Equal(r.Leaf.Raw, old.Leaf.Raw)
 			})
 			t.Logf("%s: renewed in %s", name, time.Since(began))
 			n.wantFiled(t, 2, 2)
@@ -451,8 +443,8 @@ func TestTPMChangesBetweenHelloAndProof(t *testing.T) {
 				}
 			})
 			r := n.run(t)
-			if r.code != c.code || r.code != 0 && !strings.Contains(r.stderr, "hint: ") {
-				t.Errorf("exit code %d, want %d: %s", r.code, c.code, r.stderr)
+			if r.Code != c.code || r.Code != 0 && !strings.Contains(r.Stderr, "hint: ") {
+				t.Errorf("exit code %d, want %d: %s", r.Code, c.code, r.Stderr)
 			}
 			if got := n.attestor.Hellos(); got != c.hellos {
 				t.Errorf("%d hellos, want %d", got, c.hellos)
@@ -461,8 +453,8 @@ func TestTPMChangesBetweenHelloAndProof(t *testing.T) {
 				return
 			}
 			// It does not begin again at once.
-			if again := n.run(t); again.code != c.code || n.attestor.Hellos() != c.hellos {
-				t.Errorf("exit code %d, %d hellos: %s", again.code, n.attestor.Hellos(), again.stderr)
+			if again := n.run(t); again.Code != c.code || n.attestor.Hellos() != c.hellos {
+				t.Errorf("exit code %d, %d hellos: %s", again.Code, n.attestor.Hellos(), again.Stderr)
 			}
 		})
 	}
@@ -485,8 +477,8 @@ func TestTPMFails(t *testing.T) {
 			n := newTPMNode(t, swtpm.Options{Certified: []string{"ecc-p256"}}, nil)
 			c.arrange(n)
 			r := n.run(t)
-			if r.code != c.code || !strings.Contains(r.stderr, c.says) || !strings.Contains(r.stderr, "hint: ") {
-				t.Errorf("exit code %d: %s", r.code, r.stderr)
+			if r.Code != c.code || !strings.Contains(r.Stderr, c.says) || !strings.Contains(r.Stderr, "hint: ") {
+				t.Errorf("exit code %d: %s", r.Code, r.Stderr)
 			}
 		})
 	}
@@ -496,8 +488,8 @@ func TestTPMFails(t *testing.T) {
 		n.env = append(n.env, "TEST_WORKER_DEADLINE=2s")
 		defer n.proxy.Hang(tpm2.TPMCCCreatePrimary)()
 		r := n.run(t, "--wait-timeout=10s")
-		if r.code != 15 || r.took > 8*time.Second || !strings.Contains(r.stderr, "TPM2_CreatePrimary") {
-			t.Errorf("exit code %d after %s: %s", r.code, r.took, r.stderr)
+		if r.Code != 15 || r.Took > 8*time.Second || !strings.Contains(r.Stderr, "TPM2_CreatePrimary") {
+			t.Errorf("exit code %d after %s: %s", r.Code, r.Took, r.Stderr)
 		}
 	})
 }
@@ -509,7 +501,7 @@ func TestTPMRequestAndChainByOpenSSL(t *testing.T) {
 	dir := t.TempDir()
 	for i, object := range n.requests(t) {
 		file := filepath.Join(dir, string(rune('a'+i)))
-		n.write(t, file, object.Spec.Request)
+		harness.WriteFile(t, file, object.Spec.Request)
 		if out, err := exec.CommandContext(t.Context(), "openssl", "req", "-verify", "-noout", "-in", file).CombinedOutput(); err != nil || !bytes.Contains(bytes.ToLower(out), []byte("ok")) {
 			t.Errorf("openssl req -verify: %v: %s", err, out)
 		}
@@ -525,7 +517,7 @@ func TestTPMRequestAndChainByOpenSSL(t *testing.T) {
 			t.Fatalf("%d certificates", len(hello.EKCertificates))
 		}
 		for name, der := range map[string][]byte{"leaf": hello.EKCertificates[0], "intermediate": hello.EKCertificates[1], "root": n.tpm.CA.Root.Raw} {
-			n.write(t, filepath.Join(dir, name), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
+			harness.WriteFile(t, filepath.Join(dir, name), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
 		}
 		out, err := exec.CommandContext(t.Context(), "openssl", "verify", "-CAfile", filepath.Join(dir, "root"),
 			"-untrusted", filepath.Join(dir, "intermediate"), filepath.Join(dir, "leaf")).CombinedOutput()

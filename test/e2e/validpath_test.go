@@ -17,6 +17,7 @@ import (
 	"github.com/gofrs/flock"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -53,12 +54,12 @@ func TestValidCertificateIsPrintedWhateverIsBroken(t *testing.T) {
 		},
 		"configuration broken": func(t *testing.T, n *node) {
 			config := filepath.Join(t.TempDir(), "config.yaml")
-			n.write(t, config, []byte("{nonsense"))
+			harness.WriteFile(t, config, []byte("{nonsense"))
 			n.args = append(n.args, "--config="+config)
 		},
 		"configuration broken, which alone names the directory": func(t *testing.T, n *node) {
 			config := filepath.Join(t.TempDir(), "config.yaml")
-			n.write(t, config, []byte("provider: [\ncertDir: "+n.dir.Path()+"\nnodeName: "+n.name+"\n"))
+			harness.WriteFile(t, config, []byte("provider: [\ncertDir: "+n.dir.Path()+"\nnodeName: "+n.name+"\n"))
 			n.bare = true
 			n.args = []string{"--config=" + config}
 		},
@@ -67,11 +68,11 @@ func TestValidCertificateIsPrintedWhateverIsBroken(t *testing.T) {
 			n.args = []string{"--provider=" + n.provider, "--cert-dir=" + n.dir.Path(), "--runtime-dir=" + n.runtime, "--signer-name=example.com/nobody"}
 		},
 		"worker that is somebody else": func(t *testing.T, n *node) {
-			n.write(t, n.dir.File(cache.LockFile), []byte("1 1\nanother-boot\n"))
+			harness.WriteFile(t, n.dir.File(cache.LockFile), []byte("1 1\nanother-boot\n"))
 		},
 		"state of a clock that was ahead": func(t *testing.T, n *node) {
 			future := time.Now().Add(8 * time.Hour).UTC().Format(time.RFC3339)
-			n.write(t, n.dir.File(cache.StateFile), []byte(`{"version":1,"last":{"worker":{"pid":1,"start":1},"reason":"APIUnreachable","message":"x","started":"`+future+`","finished":"`+future+`"},"failures":1,"nextAttempt":"`+future+`"}`))
+			harness.WriteFile(t, n.dir.File(cache.StateFile), []byte(`{"version":1,"last":{"worker":{"pid":1,"start":1},"reason":"APIUnreachable","message":"x","started":"`+future+`","finished":"`+future+`"},"failures":1,"nextAttempt":"`+future+`"}`))
 		},
 		"note is a fifo": func(t *testing.T, n *node) {
 			n.run(t)
@@ -85,8 +86,8 @@ func TestValidCertificateIsPrintedWhateverIsBroken(t *testing.T) {
 		},
 		"provider unknown": func(_ *testing.T, n *node) { n.provider = "nonesuch" },
 		"pending and state files damaged": func(t *testing.T, n *node) {
-			n.write(t, n.dir.File(cache.PendingFile), []byte("nonsense"))
-			n.write(t, n.dir.File(cache.StateFile), []byte("nonsense"))
+			harness.WriteFile(t, n.dir.File(cache.PendingFile), []byte("nonsense"))
+			harness.WriteFile(t, n.dir.File(cache.StateFile), []byte("nonsense"))
 		},
 		"directory read-only": func(t *testing.T, n *node) { n.readOnly(t) },
 	} {
@@ -96,16 +97,16 @@ func TestValidCertificateIsPrintedWhateverIsBroken(t *testing.T) {
 				pair := n.install(t, time.Now().Add(-time.Minute), time.Now().Add(time.Hour))
 				wreck(t, n)
 				r := n.run(t)
-				if r.code != 0 || !bytes.Equal(r.leaf.Raw, pair.Leaf.Raw) {
-					t.Fatalf("exit code %d: %s", r.code, r.stderr)
+				if r.Code != 0 || !bytes.Equal(r.Leaf.Raw, pair.Leaf.Raw) {
+					t.Fatalf("exit code %d: %s", r.Code, r.Stderr)
 				}
 				for range 2 { // a busy machine is so once; what waits does each time
-					if r.took > time.Second {
+					if r.Took > time.Second {
 						r = n.run(t)
 					}
 				}
-				if r.took > time.Second {
-					t.Errorf("it took %s", r.took)
+				if r.Took > time.Second {
+					t.Errorf("it took %s", r.Took)
 				}
 			})
 			t.Run("due", func(t *testing.T) {
@@ -113,11 +114,11 @@ func TestValidCertificateIsPrintedWhateverIsBroken(t *testing.T) {
 				pair := n.installDue(t)
 				wreck(t, n)
 				r := n.run(t)
-				if r.code != 0 || len(n.requests(t)) == 0 && !bytes.Equal(r.leaf.Raw, pair.Leaf.Raw) {
-					t.Fatalf("exit code %d: %s", r.code, r.stderr)
+				if r.Code != 0 || len(n.requests(t)) == 0 && !bytes.Equal(r.Leaf.Raw, pair.Leaf.Raw) {
+					t.Fatalf("exit code %d: %s", r.Code, r.Stderr)
 				}
-				if r.took > 2*time.Second+slack {
-					t.Errorf("it took %s", r.took)
+				if r.Took > 2*time.Second+slack {
+					t.Errorf("it took %s", r.Took)
 				}
 			})
 		})
@@ -141,7 +142,7 @@ func (n *node) mount(t *testing.T, args ...string) {
 		t.Fatalf("mount %v: %v: %s", args, err, out)
 	}
 	t.Cleanup(func() {
-		n.noWorkerIsLeft(t)
+		harness.KillWorker(t, n.dir)
 		if out, err := exec.Command("umount", n.dir.Path()).CombinedOutput(); err != nil {
 			t.Errorf("umount: %v: %s", err, out)
 		}
@@ -163,7 +164,7 @@ func TestValidPathTouchesNoLockAndNoNetwork(t *testing.T) {
 	trace := filepath.Join(t.TempDir(), "trace")
 	args := append([]string{"-f", "-o", trace, "-e", "trace=%network,%file,flock,fcntl,clone,clone3,fork,vfork,execve", n.plugin}, n.flags()...)
 	cmd := exec.CommandContext(t.Context(), "strace", args...)
-	cmd.Env = append(os.Environ(), "KUBERNETES_EXEC_INFO="+n.ask(t))
+	cmd.Env = append(os.Environ(), n.ask())
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("strace: %v: %s", err, out)
 	}
@@ -196,7 +197,7 @@ func TestNoiseDoesNotReachStandardOutput(t *testing.T) {
 	n.provider = "noisy"
 	n.install(t, time.Now().Add(-time.Minute), time.Now().Add(time.Hour))
 	r := n.run(t) // checks standard output
-	if !strings.Contains(r.stderr, "noise\n") || !strings.Contains(r.stderr, "raw noise\n") {
-		t.Errorf("the provider made no noise: %q", r.stderr)
+	if !strings.Contains(r.Stderr, "noise\n") || !strings.Contains(r.Stderr, "raw noise\n") {
+		t.Errorf("the provider made no noise: %q", r.Stderr)
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -152,8 +153,8 @@ func TestRunsInACluster(t *testing.T) {
 	t.Cleanup(func() { _ = process.Kill() })
 	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
 	defer cancel()
-	eventually(ctx, t, process, "it is ready", func() bool { return answersOK(ctx, settings.ReadyURL()) })
-	eventually(ctx, t, process, "it leads", func() bool {
+	harness.EventuallyOf(t, process, startTimeout, "it is ready", func() bool { return answersOK(ctx, settings.ReadyURL()) })
+	harness.EventuallyOf(t, process, startTimeout, "it leads", func() bool {
 		lease, err := cp.Client().CoordinationV1().Leases(controllerprocess.Namespace).Get(ctx, program, metav1.GetOptions{})
 		return err == nil && lease.Spec.HolderIdentity != nil && *lease.Spec.HolderIdentity != ""
 	})
@@ -206,17 +207,4 @@ func answersOK(ctx context.Context, address string) bool {
 	}
 	_ = response.Body.Close()
 	return response.StatusCode == http.StatusOK
-}
-
-func eventually(ctx context.Context, t *testing.T, process *testbed.Process, what string, condition func() bool) {
-	t.Helper()
-	for !condition() {
-		select {
-		case <-process.Done():
-			t.Fatalf("it has ended before %s: %v\n%s", what, process.Err(), process.LogTail())
-		case <-ctx.Done():
-			t.Fatalf("wait until %s: %v\n%s", what, ctx.Err(), process.LogTail())
-		case <-time.After(pollInterval):
-		}
-	}
 }

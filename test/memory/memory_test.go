@@ -38,6 +38,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/fleet"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -77,25 +78,25 @@ func TestMemoryLimit(t *testing.T) {
 	dir := t.TempDir()
 	limit, env := container(t, whole)
 	group, err := testbed.NewMemoryGroup(limit)
-	must(t, err)
-	t.Cleanup(func() { must(t, group.Remove()) })
+	harness.Must(t, err)
+	t.Cleanup(func() { harness.Must(t, group.Remove()) })
 	binary := filepath.Join(dir, "node-attestation-controller")
-	must(t, controllerprocess.Build(t.Context(), module, binary))
+	harness.Must(t, controllerprocess.Build(t.Context(), module, binary))
 
 	cp, err := testbed.Start(t.Context(), testbed.Options{
 		Progress: os.Stderr, AuditPolicy: []byte(noAudit), EtcdArgs: []string{"--quota-backend-bytes=" + strconv.Itoa(12<<30)},
 	})
-	must(t, err)
-	t.Cleanup(func() { must(t, cp.Stop()) })
-	must(t, cp.BindKubeadmBootstrap(t.Context()))
+	harness.Must(t, err)
+	t.Cleanup(func() { harness.Must(t, cp.Stop()) })
+	harness.Must(t, cp.BindKubeadmBootstrap(t.Context()))
 	attackers, err := cp.CreateBootstrapToken(t.Context(), time.Hour)
-	must(t, err)
+	harness.Must(t, err)
 	token, err := cp.CreateBootstrapToken(t.Context(), time.Hour)
-	must(t, err)
+	harness.Must(t, err)
 	f := newFlood(t, cp, attackers)
 
 	f.file(t, count, f.heavy(attestation.HelloSignerName), f.bootstrapper)
-	must(t, controllerprocess.Install(t.Context(), cp, module))
+	harness.Must(t, controllerprocess.Install(t.Context(), cp, module))
 	f.file(t, count, f.largest(t), f.bootstrapper)
 	f.file(t, count, f.heavy(nobodysSigner), f.somebody)
 
@@ -105,7 +106,7 @@ func TestMemoryLimit(t *testing.T) {
 		// A leader ends by itself where a busy machine's API server takes longer than its Lease.
 		Configure: func(c *config.Config) { c.LeaderElection.Enabled = false },
 	})
-	must(t, err)
+	harness.Must(t, err)
 	t.Cleanup(func() {
 		err := controller.Kill()
 		killed, err2 := group.Killed()
@@ -120,12 +121,12 @@ func TestMemoryLimit(t *testing.T) {
 			// As with an API server before Kubernetes 1.34: requests are listed.
 			t.Setenv("KUBE_FEATURE_WatchListClient", "false")
 		}
-		must(t, controller.Start(t.Context()))
+		harness.Must(t, controller.Start(t.Context()))
 		start := time.Now()
 		f.enrols(t, machine, token, controller)
 		t.Logf("start %d: a machine enrolled after %s", i+1, time.Since(start))
 		if i == 0 {
-			must(t, controller.Kill())
+			harness.Must(t, controller.Kill())
 		}
 	}
 	awaitDenials(t, controller)
@@ -136,10 +137,10 @@ func TestMemoryLimit(t *testing.T) {
 func container(t *testing.T, whole bool) (limit int64, env []string) {
 	t.Helper()
 	content, err := os.ReadFile(filepath.Join(module, "packaging", "kubernetes", "deployment.yaml"))
-	must(t, err)
+	harness.Must(t, err)
 	first, _, _ := strings.Cut(string(content), "\n---\n")
 	deployment := &appsv1.Deployment{}
-	must(t, yaml.UnmarshalStrict([]byte(first), deployment))
+	harness.Must(t, yaml.UnmarshalStrict([]byte(first), deployment))
 	c := deployment.Spec.Template.Spec.Containers[0]
 	limit = c.Resources.Limits.Memory().Value()
 	if !whole {
@@ -175,13 +176,13 @@ type flood struct {
 func newFlood(t *testing.T, cp *testbed.ControlPlane, token string) *flood {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	must(t, err)
+	harness.Must(t, err)
 	subject := pkix.Name{CommonName: "system:node:victim", Organization: []string{"system:nodes"}}
 	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: subject}, key)
-	must(t, err)
+	harness.Must(t, err)
 	f := &flood{ControlPlane: cp, key: key.Public(), der: der}
 	f.content, err = f.request(1000)
-	must(t, err)
+	harness.Must(t, err)
 	f.bootstrapper = &rest.Config{Host: cp.ServerURL(), TLSClientConfig: rest.TLSClientConfig{CAData: cp.ServerCA()}, BearerToken: token, QPS: -1}
 	f.somebody = cp.AdminConfig()
 	f.somebody.Impersonate = rest.ImpersonationConfig{UserName: "somebody", Groups: []string{"system:authenticated"}}
@@ -190,13 +191,13 @@ func newFlood(t *testing.T, cp *testbed.ControlPlane, token string) *flood {
 		Rules:      []rbacv1.PolicyRule{{APIGroups: []string{certificatesv1.GroupName}, Resources: []string{"certificatesigningrequests"}, Verbs: []string{"create"}}},
 	}
 	_, err = cp.Client().RbacV1().ClusterRoles().Create(t.Context(), role, metav1.CreateOptions{})
-	must(t, err)
+	harness.Must(t, err)
 	_, err = cp.Client().RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: "somebody"},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "somebody"},
 		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: "somebody"}},
 	}, metav1.CreateOptions{})
-	must(t, err)
+	harness.Must(t, err)
 	return f
 }
 
@@ -265,7 +266,7 @@ func (f *flood) largest(t *testing.T) func() *certificatesv1.CertificateSigningR
 		return made(length, annotation)
 	})
 	largest, err := made(length, annotated)
-	must(t, err)
+	harness.Must(t, err)
 	t.Logf("the largest have %d bytes of spec.request and %d of annotations", len(largest.Spec.Request), annotated)
 	if len(largest.Spec.Request) < attestation.MaxRequestSize-100 {
 		t.Errorf("the API server takes no more than %d bytes of spec.request", len(largest.Spec.Request))
@@ -283,7 +284,7 @@ func (f *flood) client(t *testing.T, config *rest.Config) kubernetes.Interface {
 	config = rest.CopyConfig(config)
 	config.ContentType, config.AcceptContentTypes = "application/vnd.kubernetes.protobuf", "application/vnd.kubernetes.protobuf"
 	api, err := kubernetes.NewForConfig(config)
-	must(t, err)
+	harness.Must(t, err)
 	return api
 }
 
@@ -352,13 +353,13 @@ func awaitDenials(t *testing.T, controller *controllerprocess.Controller) {
 	const enough = 10
 	for deadline := time.Now().Add(enrolTimeout); ; time.Sleep(200 * time.Millisecond) {
 		metrics, err := controller.Metrics(t.Context())
-		must(t, err)
+		harness.Must(t, err)
 		denied := 0.0
 		for line := range strings.Lines(metrics) {
 			if strings.HasPrefix(line, "node_attestation_decisions_total{") && strings.Contains(line, `outcome="Deny"`) && strings.Contains(line, `reason="AttestationMalformed"`) {
 				fields := strings.Fields(line)
 				n, err := strconv.ParseFloat(fields[len(fields)-1], 64)
-				must(t, err)
+				harness.Must(t, err)
 				denied += n
 			}
 		}
@@ -375,23 +376,16 @@ func awaitDenials(t *testing.T, controller *controllerprocess.Controller) {
 func newMachines(t *testing.T, cp *testbed.ControlPlane, count int) []*fleet.Machine {
 	t.Helper()
 	maker, err := swtpm.NewCA()
-	must(t, err)
+	harness.Must(t, err)
 	machines, err := fleet.Make(count, func(i int) (*fleet.Machine, error) {
 		return fleet.NewSwtpm(fmt.Sprintf("honest-%d", i), t.TempDir(), maker)
 	})
-	must(t, err)
+	harness.Must(t, err)
 	for _, m := range machines {
 		t.Cleanup(m.Stop)
 	}
 	content, err := fleet.Inventory(t.Context(), machines...)
-	must(t, err)
-	must(t, controllerprocess.SetInventory(t.Context(), cp, content))
+	harness.Must(t, err)
+	harness.Must(t, controllerprocess.SetInventory(t.Context(), cp, content))
 	return machines
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

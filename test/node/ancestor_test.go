@@ -21,6 +21,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/tpm/template"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -141,9 +142,9 @@ func (m *machine) restartWhenDue(t *testing.T, kubeconfig []byte, install func(t
 	}
 	install(m.issue(t, day, 300*day))
 	m.startKubeletWith(t, kubeconfig, "")
-	eventually(t, time.Minute, "the node is ready", func() bool { return m.ready(t.Context()) == "" })
+	harness.Eventually(t, time.Minute, "the node is ready", func() bool { return m.ready(t.Context()) == "" })
 	p := m.watch(t)
-	eventually(t, 45*time.Second, "the Lease is renewed", func() bool { return p.count() > 1 })
+	harness.Eventually(t, 45*time.Second, "the Lease is renewed", func() bool { return p.count() > 1 })
 	if hellos, others := m.requests(t); len(hellos)+len(others) > 0 {
 		t.Fatal("there are requests for a certificate that is not due")
 	}

@@ -4,7 +4,6 @@ package node
 
 import (
 	"bytes"
-	"context"
 	"crypto/x509"
 	"encoding/pem"
 	"os"
@@ -16,13 +15,12 @@ import (
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -194,7 +192,7 @@ func (m *machine) startKubeletWith(t *testing.T, kubeconfig []byte, config strin
 		if err := m.kubelet.Remove(); err != nil {
 			t.Error(err)
 		}
-		m.endWorker(t)
+		harness.KillWorker(t, m.certs)
 	})
 }
 
@@ -202,18 +200,6 @@ func (m *machine) showWorkerLog(t *testing.T) {
 	if log, err := os.ReadFile(m.certs.File(cache.LogFile)); err == nil {
 		t.Logf("--- worker ---\n%s", log)
 	}
-}
-
-// endWorker ends one that works on without its kubelet, so that it does not write into a directory that goes away.
-func (m *machine) endWorker(t *testing.T) {
-	id := m.certs.Worker()
-	if !id.Alive() {
-		return
-	}
-	if p, err := os.FindProcess(id.PID); err == nil {
-		_ = p.Kill()
-	}
-	eventually(t, 5*time.Second, "the worker ends", func() bool { return !id.Alive() })
 }
 
 // leaf is the certificate that the plugin hands out, nil while there is none.
@@ -234,30 +220,9 @@ func (m *machine) leaf(t *testing.T) *x509.Certificate {
 // requests returns the requests for client certificates that claim the machine's name: hellos, and others.
 func (m *machine) requests(t *testing.T) (hellos, proofs []certificatesv1.CertificateSigningRequest) {
 	t.Helper()
-	list, err := m.Client().CertificatesV1().CertificateSigningRequests().List(context.WithoutCancel(t.Context()), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, item := range list.Items {
-		block, _ := pem.Decode(item.Spec.Request)
-		request, err := x509.ParseCertificateRequest(block.Bytes)
-		switch {
-		case err != nil || request.Subject.CommonName != "system:node:"+m.name || item.Spec.SignerName == certificatesv1.KubeletServingSignerName:
-		case item.Spec.SignerName == attestation.HelloSignerName:
-			hellos = append(hellos, item)
-		default:
-			proofs = append(proofs, item)
-		}
-	}
+	hellos, proofs = harness.Requests(t, m.ControlPlane, m.name)
+	proofs = slices.DeleteFunc(proofs, func(r certificatesv1.CertificateSigningRequest) bool {
+		return r.Spec.SignerName == certificatesv1.KubeletServingSignerName
+	})
 	return hellos, proofs
-}
-
-// eventually waits for a condition, a bound with slack on how long.
-func eventually(t *testing.T, limit time.Duration, what string, condition func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(limit); !condition(); time.Sleep(50 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within %s: %s", limit, what)
-		}
-	}
 }

@@ -24,6 +24,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -157,7 +158,7 @@ func (c *computer) mustJoin(t *testing.T) {
 func (c *computer) mustBecomeReady(t *testing.T) {
 	t.Helper()
 	began := time.Now()
-	eventually(t, 2*time.Minute, "the node is ready", func() bool { return c.ready(t.Context()) == "" })
+	harness.Eventually(t, 2*time.Minute, "the node is ready", func() bool { return c.ready(t.Context()) == "" })
 	t.Logf("ready %s later", time.Since(began).Round(100*time.Millisecond))
 }
 
@@ -258,7 +259,7 @@ func (c *computer) mustAskForNothing(t *testing.T, meanwhile func()) {
 	c.tpm.Reset()
 	meanwhile()
 	p := c.watch(t)
-	eventually(t, time.Minute, "the Lease is renewed", func() bool { return p.count() > 1 })
+	harness.Eventually(t, time.Minute, "the Lease is renewed", func() bool { return p.count() > 1 })
 	p.stop()
 	if hellos, proofs := c.requests(t); len(hellos) != len(hellosBefore) || len(proofs) != len(proofsBefore) {
 		t.Errorf("%d hellos and %d proofs more", len(hellos)-len(hellosBefore), len(proofs)-len(proofsBefore))
@@ -317,7 +318,7 @@ func testDropIn(t *testing.T, k *kubeadmCluster) {
 // mustHavePrepared checks that the unit's prepare has exited with 0.
 func (c *computer) mustHavePrepared(t *testing.T) {
 	t.Helper()
-	eventually(t, 20*time.Second, "prepare exits with 0", func() bool {
+	harness.Eventually(t, 20*time.Second, "prepare exits with 0", func() bool {
 		out, err := c.os.Run(t.Context(), "systemctl", "show", "kubelet", "--property=ExecStartPre")
 		if err != nil {
 			t.Fatal(err)
@@ -341,7 +342,7 @@ func (c *computer) mustFailToJoin(t *testing.T, reason string) {
 		t.Fatal("kubeadm join succeeds")
 	}
 	// On a busy machine it may be the next attempt of the unit that comes as far.
-	eventually(t, 30*time.Second, "the journal says "+reason, func() bool { return strings.Contains(c.os.Journal(t.Context(), "kubelet"), reason) })
+	harness.Eventually(t, 30*time.Second, "the journal says "+reason, func() bool { return strings.Contains(c.os.Journal(t.Context(), "kubelet"), reason) })
 	if c.leaf(t) != nil || len(c.managersRequests(t)) > 0 {
 		t.Error("there is a certificate, or kube-controller-manager was asked for one")
 	}
@@ -502,7 +503,7 @@ func (c *computer) mustBeRotated(t *testing.T, successfully bool) {
 func (c *computer) mustBeRefused(t *testing.T, user string) {
 	t.Helper()
 	var requests []certificatesv1.CertificateSigningRequest
-	eventually(t, time.Minute, "kube-controller-manager is asked", func() bool {
+	harness.Eventually(t, time.Minute, "kube-controller-manager is asked", func() bool {
 		requests = c.managersRequests(t)
 		return len(requests) > 0
 	})
@@ -510,7 +511,7 @@ func (c *computer) mustBeRefused(t *testing.T, user string) {
 	if len(requests) > 1 || request.Spec.Username != user {
 		t.Errorf("%d requests, the first by %s", len(requests), request.Spec.Username)
 	}
-	eventually(t, time.Minute, "kube-controller-manager is refused to approve", func() bool {
+	harness.Eventually(t, time.Minute, "kube-controller-manager is refused to approve", func() bool {
 		events, err := c.Audit()
 		if err != nil {
 			t.Fatal(err)

@@ -24,6 +24,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -99,7 +100,7 @@ func (m *machine) becomeNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.startKubeletWith(t, kubeconfig, "")
-	eventually(t, time.Minute, "the node is ready", func() bool { return m.ready(t.Context()) == "" })
+	harness.Eventually(t, time.Minute, "the node is ready", func() bool { return m.ready(t.Context()) == "" })
 	if err := os.Remove(m.bootstrapFile()); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		t.Fatal(err)
 	}
@@ -132,7 +133,7 @@ func testRenamed(t *testing.T, c *cluster) {
 	after := *before
 	after.name = "after"
 	after.configure(t, keepCredential)
-	eventually(t, 30*time.Second, "the plugin waits for the signer", func() bool {
+	harness.Eventually(t, 30*time.Second, "the plugin waits for the signer", func() bool {
 		code, stdout, stderr := after.plugin(t, "--wait-timeout=2s")
 		if code == 0 || stdout != "" {
 			t.Fatalf("exit code %d, and on standard output %d bytes: %s", code, len(stdout), stderr)
@@ -169,15 +170,15 @@ func testClientCAReplaced(t *testing.T, c *cluster) {
 	c.admit(t, m.identity(t))
 	m.becomeNode(t)
 	p := m.watch(t)
-	eventually(t, 45*time.Second, "the node has a Lease", func() bool { return p.count() > 0 })
+	harness.Eventually(t, 45*time.Second, "the node has a Lease", func() bool { return p.count() > 0 })
 	hellosBefore, proofsBefore := m.requests(t)
 
 	began := time.Now()
 	ca := c.replaceClientCA(t)
-	eventually(t, limit, "the node has a certificate of the new CA", func() bool { return m.leaf(t).CheckSignatureFrom(ca.Certificate()) == nil })
+	harness.Eventually(t, limit, "the node has a certificate of the new CA", func() bool { return m.leaf(t).CheckSignatureFrom(ca.Certificate()) == nil })
 	t.Logf("a new certificate after %s", time.Since(began).Round(100*time.Millisecond))
 	seen := p.count()
-	eventually(t, time.Until(began.Add(limit)), "the Lease is renewed with it", func() bool { return p.count() > seen })
+	harness.Eventually(t, time.Until(began.Add(limit)), "the Lease is renewed with it", func() bool { return p.count() > seen })
 	t.Logf("the Lease is renewed after %s", time.Since(began).Round(100*time.Millisecond))
 	hellos, proofs := m.requests(t)
 	if len(hellos) != len(hellosBefore)+1 || len(proofs) != len(proofsBefore)+1 {
@@ -237,7 +238,7 @@ func TestCertificateExpiresWhileOff(t *testing.T) {
 		if err := m.kubelet.Stop(); err != nil {
 			t.Fatal(err)
 		}
-		m.endWorker(t)
+		harness.KillWorker(t, m.certs)
 		before[m] = m.allRequests(t)
 		if _, err := os.Stat(m.certs.File(cache.BootstrapFile)); (err == nil) != keeps {
 			t.Errorf("%s: its copy of the bootstrap kubeconfig: %v", m.name, err)
@@ -256,7 +257,7 @@ func TestCertificateExpiresWhileOff(t *testing.T) {
 	t.Run("kept", func(t *testing.T) {
 		began := time.Now()
 		p := kept.watch(t)
-		eventually(t, time.Minute, "the Lease is renewed", func() bool { return p.count() > 1 })
+		harness.Eventually(t, time.Minute, "the Lease is renewed", func() bool { return p.count() > 1 })
 		t.Logf("back after %s", time.Since(began).Round(100*time.Millisecond))
 		added := kept.allRequests(t)[len(before[kept]):]
 		if len(added) < 2 || added[0].Spec.Username != staticUser || added[1].Spec.Username != staticUser {
@@ -269,7 +270,7 @@ func TestCertificateExpiresWhileOff(t *testing.T) {
 			t.Errorf("exit code %d, and on standard output %d bytes: %s", code, len(stdout), stderr)
 		}
 		want := fmt.Sprintf(`rest_client_exec_plugin_call_total{call_status="plugin_execution_error",code="%d"}`, code)
-		eventually(t, 30*time.Second, "the kubelet has a metric "+want, func() bool {
+		harness.Eventually(t, 30*time.Second, "the kubelet has a metric "+want, func() bool {
 			metrics, err := forgotten.kubelet.Metrics(t.Context())
 			return err == nil && strings.Contains(metrics, want)
 		})
@@ -279,7 +280,7 @@ func TestCertificateExpiresWhileOff(t *testing.T) {
 		// What the hint says.
 		forgotten.putBootstrap(t)
 		p := forgotten.watch(t)
-		eventually(t, time.Minute, "the Lease is renewed", func() bool { return p.count() > 1 })
+		harness.Eventually(t, time.Minute, "the Lease is renewed", func() bool { return p.count() > 1 })
 	})
 }
 

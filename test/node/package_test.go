@@ -11,6 +11,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -151,5 +152,5 @@ func testPackageUnderARunningKubelet(t *testing.T, k *kubeadmCluster) {
 		t.Errorf("left: %s", left)
 	}
 	c.mustHave(t, map[string]bool{kubelet.RotatedFile: true})
-	eventually(t, time.Minute, "the node is ready", func() bool { return c.ready(t.Context()) == "" })
+	harness.Eventually(t, time.Minute, "the node is ready", func() bool { return c.ready(t.Context()) == "" })
 }

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
 // However often a kubelet without a certificate asks its plugin, the API server and the TPM are left in peace: a denial is followed by a
@@ -53,7 +55,7 @@ func TestEnrolmentFailsQuietly(t *testing.T) {
 	}
 	// A hello may have been filed just now.
 	var hellos []certificatesv1.CertificateSigningRequest
-	eventually(t, 10*time.Second, "each hello is decided", func() bool {
+	harness.Eventually(t, 10*time.Second, "each hello is decided", func() bool {
 		hellos, _ = denied.requests(t)
 		return !slices.ContainsFunc(hellos, func(h certificatesv1.CertificateSigningRequest) bool { return len(h.Status.Conditions) == 0 })
 	})

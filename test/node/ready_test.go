@@ -23,6 +23,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -48,7 +49,7 @@ func testNodeBecomesReady(t *testing.T, c *cluster, version testbed.KubeletCompo
 	c.admit(t, identity)
 	began := time.Now()
 	m.startKubelet(t, "serverTLSBootstrap: true\n")
-	eventually(t, time.Minute, "the node is ready", func() bool { return m.ready(t.Context()) == "" })
+	harness.Eventually(t, time.Minute, "the node is ready", func() bool { return m.ready(t.Context()) == "" })
 	t.Logf("ready after %s", time.Since(began).Round(10*time.Millisecond))
 	p := m.watch(t)
 	node, err := c.Client().CoreV1().Nodes().Get(t.Context(), m.name, metav1.GetOptions{})
@@ -74,7 +75,7 @@ func testNodeBecomesReady(t *testing.T, c *cluster, version testbed.KubeletCompo
 		t.Errorf("%d hellos and %d proofs", len(hellos), len(proofs))
 	}
 
-	eventually(t, 45*time.Second, "the Lease is renewed three times", func() bool { return p.count() > 3 })
+	harness.Eventually(t, 45*time.Second, "the Lease is renewed three times", func() bool { return p.count() > 3 })
 	commands := m.tpm.Count()
 	if err := m.kubelet.Stop(); err != nil {
 		t.Fatal(err)
@@ -83,7 +84,7 @@ func testNodeBecomesReady(t *testing.T, c *cluster, version testbed.KubeletCompo
 		t.Fatal(err)
 	}
 	before := p.count()
-	eventually(t, 45*time.Second, "the Lease is renewed by the restarted kubelet", func() bool { return p.count() > before+1 })
+	harness.Eventually(t, 45*time.Second, "the Lease is renewed by the restarted kubelet", func() bool { return p.count() > before+1 })
 	p.stop()
 	p.steady(t, time.Now())
 	if hellos, proofs := m.requests(t); len(hellos) != 1 || len(proofs) != 1 || m.tpm.Count() != commands || !m.leaf(t).Equal(leaf) {
@@ -113,7 +114,7 @@ func (m *machine) serves(t *testing.T) {
 	roots.AddCert(m.ClientCA().Certificate())
 	dialer := &tls.Dialer{NetDialer: &net.Dialer{Timeout: 2 * time.Second}, Config: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}}
 	began := time.Now()
-	eventually(t, time.Minute, "the kubelet serves with an attested node's certificate", func() bool {
+	harness.Eventually(t, time.Minute, "the kubelet serves with an attested node's certificate", func() bool {
 		connection, err := dialer.DialContext(t.Context(), "tcp", net.JoinHostPort(m.kubelet.Address(), "10250"))
 		if err != nil {
 			return false

@@ -6,6 +6,8 @@ import (
 	"crypto/x509"
 	"testing"
 	"time"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
 // busy lets the kubelet ask for its node each second, so that it also asks its plugin in the few seconds in which a short-lived
@@ -30,7 +32,7 @@ func startShortLived(t *testing.T, name string, lifetime time.Duration) (*machin
 	m := c.newTokenMachine(t, name, "--signer-name="+builtinSigner)
 	c.admit(t, m.identity(t))
 	m.startKubelet(t, busy)
-	eventually(t, time.Minute, "the node is ready", func() bool { return m.ready(t.Context()) == "" })
+	harness.Eventually(t, time.Minute, "the node is ready", func() bool { return m.ready(t.Context()) == "" })
 	if leaf := m.leaf(t); leaf.NotAfter.Sub(leaf.NotBefore) != lifetime {
 		t.Fatalf("the certificate is valid from %s to %s: it is another signer's", leaf.NotBefore, leaf.NotAfter)
 	}
@@ -45,7 +47,7 @@ func TestRotations(t *testing.T) {
 	p := m.watch(t)
 	began := time.Now()
 	leaves := []*x509.Certificate{m.leaf(t)}
-	eventually(t, 4*time.Minute, "the certificate is rotated again and again", func() bool {
+	harness.Eventually(t, 4*time.Minute, "the certificate is rotated again and again", func() bool {
 		if last := leaves[len(leaves)-1]; !m.leaf(t).Equal(last) {
 			leaves = append(leaves, m.leaf(t))
 			t.Logf("rotation %d after %s, %s before the end", len(leaves)-1, time.Since(began).Round(100*time.Millisecond),
@@ -55,7 +57,7 @@ func TestRotations(t *testing.T) {
 	})
 	// The last one is used, too.
 	seen := p.count()
-	eventually(t, maxGap, "the Lease is renewed after the last rotation", func() bool { return p.count() > seen })
+	harness.Eventually(t, maxGap, "the Lease is renewed after the last rotation", func() bool { return p.count() > seen })
 	p.stop()
 	p.steady(t, time.Now())
 	late := 0
@@ -107,9 +109,9 @@ func TestSignerDownForTheWholeWindow(t *testing.T) {
 	back := time.Now()
 	s.away.Store(false)
 	m.startController(t)
-	eventually(t, time.Minute, "the Lease is renewed after the signer's return", func() bool { return p.count() > seen })
+	harness.Eventually(t, time.Minute, "the Lease is renewed after the signer's return", func() bool { return p.count() > seen })
 	t.Logf("the Lease is renewed %s after the signer's return", time.Since(back).Round(100*time.Millisecond))
-	eventually(t, 10*time.Second, "the node is ready", func() bool { return m.ready(t.Context()) == "" })
+	harness.Eventually(t, 10*time.Second, "the node is ready", func() bool { return m.ready(t.Context()) == "" })
 	if hellos, _ := m.requests(t); len(hellos) > 3 {
 		t.Errorf("%d hellos", len(hellos))
 	}

@@ -15,6 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
 // patch sends a patch to a request or a subresource of it.
@@ -191,7 +193,7 @@ func TestControllerManagerApprovesNothing(t *testing.T) {
 	requests := map[string]string{"filed before the policies": shared.early, "first": filed(t, builtinSigner), "renewal": renewal}
 	// It tried, and was refused, for each that was filed now.
 	tried := map[string]bool{}
-	eventually(t, "kube-controller-manager tries to approve", func() bool {
+	harness.Eventually(t, patience, "kube-controller-manager tries to approve", func() bool {
 		events, err := shared.AuditSince(mark)
 		if err != nil {
 			t.Fatal(err)
@@ -215,13 +217,13 @@ func TestControllerManagerApprovesNothing(t *testing.T) {
 
 	// unattestedNodes: the controller approves a renewal, and kube-controller-manager signs.
 	want(t, approve(t, shared.controller, renewal))
-	eventually(t, "kube-controller-manager signs", func() bool { return len(get(t, renewal).Status.Certificate) > 0 })
+	harness.Eventually(t, patience, "kube-controller-manager signs", func() bool { return len(get(t, renewal).Status.Certificate) > 0 })
 }
 
 // kube-controller-manager's type checker knows the schema of requests: what it warns of would fail when it is evaluated.
 func TestPoliciesTypeCheck(t *testing.T) {
 	for _, name := range []string{approvalPolicy, annotationPolicy, certificatesPolicy, sizePolicy, metadataPolicy, signersPolicy, recordsPolicy} {
-		eventually(t, name+" is type-checked", func() bool {
+		harness.Eventually(t, patience, name+" is type-checked", func() bool {
 			policy, err := shared.admin.AdmissionregistrationV1().ValidatingAdmissionPolicies().Get(t.Context(), name, metav1.GetOptions{})
 			if err != nil {
 				t.Fatal(err)
@@ -249,10 +251,10 @@ func TestOnlyTheControllerApprovesServing(t *testing.T) {
 		}
 	}()
 	name := filed(t, signer)
-	eventually(t, "the policy is there", func() bool {
+	harness.Eventually(t, patience, "the policy is there", func() bool {
 		err := approve(t, shared.admin, filed(t, signer))
 		return err != nil && strings.Contains(err.Error(), "node-attestation-serving")
 	})
-	eventually(t, "the controller may", func() bool { return approve(t, shared.controller, name) == nil })
+	harness.Eventually(t, patience, "the controller may", func() bool { return approve(t, shared.controller, name) == nil })
 	want(t, decide(t.Context(), shared.admin, filed(t, signer), certificatesv1.CertificateDenied, nil))
 }

@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -40,9 +41,9 @@ var autoApproving = [][3]string{
 func (l *live) nodeClient(t *testing.T, name string) kubernetes.Interface {
 	t.Helper()
 	pair, err := l.ClientCA().IssueClient("system:node:"+name, []string{"system:nodes"}, time.Now().Add(-time.Hour), time.Now().Add(time.Hour))
-	must(t, err)
+	harness.Must(t, err)
 	client, err := clientOf(l.Kubeconfig(testbed.CertificateUser(pair)))
-	must(t, err)
+	harness.Must(t, err)
 	return client
 }
 
@@ -61,19 +62,19 @@ func TestBindingsComeBackInVain(t *testing.T) {
 	ctx := t.Context()
 	l := newLive(t)
 	for _, b := range autoApproving {
-		must(t, l.admin.RbacV1().ClusterRoleBindings().Delete(ctx, b[0], metav1.DeleteOptions{}))
+		harness.Must(t, l.admin.RbacV1().ClusterRoleBindings().Delete(ctx, b[0], metav1.DeleteOptions{}))
 	}
-	must(t, l.StartControllerManager(ctx))
+	harness.Must(t, l.StartControllerManager(ctx))
 	stolen := l.nodeClient(t, nodeName)
 	attempts := map[string]string{"first, before the policies": l.file(t, builtinSigner)}
 	fileAs := func(what string, client kubernetes.Interface) {
 		name, err := file(ctx, client, builtinSigner)
-		must(t, err)
+		harness.Must(t, err)
 		attempts[what] = name
 	}
 	fileAs("renewal, before the policies", stolen)
 	approvedBefore := l.file(t, tpmSigner)
-	must(t, decide(ctx, l.admin, approvedBefore, certificatesv1.CertificateApproved, nil))
+	harness.Must(t, decide(ctx, l.admin, approvedBefore, certificatesv1.CertificateApproved, nil))
 
 	l.install(t)
 	honest := l.newMachine(t, "honest")
@@ -84,12 +85,12 @@ func TestBindingsComeBackInVain(t *testing.T) {
 	}
 
 	mark, err := l.AuditMark()
-	must(t, err)
+	harness.Must(t, err)
 	for _, b := range autoApproving {
-		must(t, l.BindGroup(ctx, b[0], b[1], b[2]))
+		harness.Must(t, l.BindGroup(ctx, b[0], b[1], b[2]))
 	}
-	must(t, l.StopControllerManager())
-	must(t, l.StartControllerManager(ctx))
+	harness.Must(t, l.StopControllerManager())
+	harness.Must(t, l.StartControllerManager(ctx))
 	began := time.Now()
 	attempts["first"] = l.file(t, builtinSigner)
 	fileAs("renewal", stolen)
@@ -97,10 +98,10 @@ func TestBindingsComeBackInVain(t *testing.T) {
 	t.Logf("the honest machine has its certificate %s after the bindings were back", time.Since(began).Round(time.Millisecond))
 	tried := maps.Clone(attempts)
 	for _, signer := range []string{tpmSigner, builtinSigner} {
-		for _, proof := range l.ofNode(t, tpmSigner, honest.name) {
+		for _, proof := range l.ofNode(t, tpmSigner, honest.Name) {
 			attempts["copy of the proof under "+signer] = l.copied(t, proof, signer)
 		}
-		for _, hello := range l.ofNode(t, helloSigner, honest.name) {
+		for _, hello := range l.ofNode(t, helloSigner, honest.Name) {
 			attempts["copy of the hello under "+signer] = l.copied(t, hello, signer)
 		}
 	}
@@ -114,10 +115,10 @@ func TestBindingsComeBackInVain(t *testing.T) {
 	}
 
 	codes := map[string][]int{}
-	eventually(t, "kube-controller-manager tries to approve each", func() bool {
+	harness.Eventually(t, patience, "kube-controller-manager tries to approve each", func() bool {
 		clear(codes)
 		events, err := l.AuditSince(mark)
-		must(t, err)
+		harness.Must(t, err)
 		for _, e := range events {
 			if e.User == kcmApprover && e.Subresource == "approval" {
 				codes[e.Name] = append(codes[e.Name], e.Code)
@@ -165,26 +166,26 @@ func (l *live) certManager(t *testing.T) kubernetes.Interface {
 	const name = "cert-manager"
 	ctx, meta := t.Context(), metav1.ObjectMeta{Name: name}
 	_, err := l.admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: meta}, metav1.CreateOptions{})
-	must(t, err)
+	harness.Must(t, err)
 	_, err = l.admin.CoreV1().ServiceAccounts(name).Create(ctx, &corev1.ServiceAccount{ObjectMeta: meta}, metav1.CreateOptions{})
-	must(t, err)
+	harness.Must(t, err)
 	_, err = l.admin.RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{
 		{APIGroups: []string{certs}, Resources: []string{requests}, Verbs: []string{"get", "list", "watch", "update"}},
 		{APIGroups: []string{certs}, Resources: []string{requests + "/status"}, Verbs: []string{"update", "patch"}},
 		{APIGroups: []string{certs}, Resources: []string{"signers"}, ResourceNames: []string{"issuers.cert-manager.io/*", "clusterissuers.cert-manager.io/*"}, Verbs: []string{"sign"}},
 	}}, metav1.CreateOptions{})
-	must(t, err)
+	harness.Must(t, err)
 	_, err = l.admin.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
 		ObjectMeta: meta, RoleRef: rbacv1.RoleRef{APIGroup: rbac, Kind: "ClusterRole", Name: name},
 		Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: name, Namespace: name}},
 	}, metav1.CreateOptions{})
-	must(t, err)
+	harness.Must(t, err)
 	token, err := l.admin.CoreV1().ServiceAccounts(name).CreateToken(ctx, name, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
-	must(t, err)
+	harness.Must(t, err)
 	client, err := kubernetes.NewForConfig(&rest.Config{
 		Host: l.ServerURL(), BearerToken: token.Status.Token, QPS: -1, TLSClientConfig: rest.TLSClientConfig{CAData: l.ServerCA()},
 	})
-	must(t, err)
+	harness.Must(t, err)
 	return client
 }
 
@@ -200,12 +201,12 @@ func TestCertManagerIssues(t *testing.T) {
 	l.kubectl(t, append(apply, "-f", manifests+"/optional/cert-manager.yaml")...)
 
 	// Before the controller runs, and decides. The API server has the overlay's lists a moment later.
-	eventually(t, "machines may ask the issuer", func() bool {
+	harness.Eventually(t, patience, "machines may ask the issuer", func() bool {
 		_, err := file(ctx, l.bootstrapper, certManagerSigner)
 		return err == nil
 	})
 	bare := l.file(t, certManagerSigner)
-	eventually(t, "an administrator cannot approve", func() bool {
+	harness.Eventually(t, patience, "an administrator cannot approve", func() bool {
 		return refusedBy(decide(ctx, l.admin, bare, certificatesv1.CertificateApproved, dryRun), approvalPolicy)
 	})
 	wantRefusedBy(t, decide(ctx, l.admin, bare, certificatesv1.CertificateApproved, nil), approvalPolicy)
@@ -214,7 +215,7 @@ func TestCertManagerIssues(t *testing.T) {
 		"experimental.cert-manager.io/request-is-ca", "experimental.cert-manager.io/request-duration",
 		"experimental.cert-manager.io/private-key-secret-name", "venafi.experimental.cert-manager.io/custom-fields",
 	} {
-		eventually(t, key+" is refused", func() bool {
+		harness.Eventually(t, patience, key+" is refused", func() bool {
 			_, err := file(ctx, l.bootstrapper, certManagerSigner, annotated(key, "true"))
 			return refusedBy(err, certManagerPolicy)
 		})
@@ -232,7 +233,7 @@ func TestCertManagerIssues(t *testing.T) {
 	wantRefusedBy(t, decide(ctx, controller, tooEarly, certificatesv1.CertificateApproved, nil), certManagerPolicy)
 
 	m := l.newMachine(t, "issued-elsewhere")
-	m.signer = certManagerSigner
+	m.Signer = certManagerSigner
 	l.inventoried(t, m)
 	l.startReady(t, func(c *config.Config) {
 		c.Signers = []config.Signer{{Name: certManagerSigner}}
@@ -243,8 +244,8 @@ func TestCertManagerIssues(t *testing.T) {
 	}
 	e := m.begin(t)
 	var proof certificatesv1.CertificateSigningRequest
-	eventually(t, "the controller approves", func() bool {
-		proofs := l.ofNode(t, certManagerSigner, m.name)
+	harness.Eventually(t, patience, "the controller approves", func() bool {
+		proofs := l.ofNode(t, certManagerSigner, m.Name)
 		if len(proofs) != 1 || !hasCondition(&proofs[0], certificatesv1.CertificateApproved) {
 			return false
 		}
@@ -253,15 +254,15 @@ func TestCertManagerIssues(t *testing.T) {
 	})
 	block, _ := pem.Decode(proof.Spec.Request)
 	chain, err := l.ClientCA().SignCSR(block.Bytes, time.Now().Add(-time.Minute), time.Now().Add(time.Hour))
-	must(t, err)
-	must(t, certify(ctx, issuer, proof.Name, chain, nil))
+	harness.Must(t, err)
+	harness.Must(t, certify(ctx, issuer, proof.Name, chain, nil))
 	leaf := e.succeeds(t)
 	l.onlyFor(t, leaf)
-	eventually(t, "the certificate is noted", func() bool {
-		noted := l.kubectl(t, "get", "nodeattestations", m.name, "--namespace="+namespace, "--output=jsonpath={.status.certificates[*].requestUID}")
+	harness.Eventually(t, patience, "the certificate is noted", func() bool {
+		noted := l.kubectl(t, "get", "nodeattestations", m.Name, "--namespace="+namespace, "--output=jsonpath={.status.certificates[*].requestUID}")
 		return noted == string(proof.UID)
 	})
-	for _, hello := range l.ofNode(t, helloSigner, m.name) {
+	for _, hello := range l.ofNode(t, helloSigner, m.Name) {
 		l.reasonOf(t, hello.Name, certificatesv1.CertificateDenied)
 	}
 }

@@ -27,6 +27,7 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -55,26 +56,26 @@ func installCertManager(t *testing.T, cp *testbed.ControlPlane) {
 	t.Helper()
 	ctx := t.Context()
 	source, err := testbed.ModuleDir(ctx, certManagerModule, "github.com/cert-manager/cert-manager")
-	must(t, err)
+	harness.Must(t, err)
 	crds, err := testbed.ReadCRDs(filepath.Join(source, "deploy/crds/cert-manager.io_*.yaml"))
-	must(t, err)
-	must(t, cp.InstallCRDs(ctx, crds...))
+	harness.Must(t, err)
+	harness.Must(t, cp.InstallCRDs(ctx, crds...))
 
 	admin := cp.Client()
 	_, err = admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: tenantNamespace}}, metav1.CreateOptions{})
-	must(t, err)
+	harness.Must(t, err)
 	const role = "cert-manager-edit"
 	_, err = admin.RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: role}, Rules: []rbacv1.PolicyRule{
 		{APIGroups: []string{certManagerGroup}, Resources: []string{"certificates", "certificaterequests", "issuers"}, Verbs: strings.Fields("get list watch create delete patch update")},
 		{APIGroups: []string{certManagerGroup}, Resources: []string{"certificates/status"}, Verbs: []string{"update"}},
 		{APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: strings.Fields("get list watch create delete update")},
 	}}, metav1.CreateOptions{})
-	must(t, err)
+	harness.Must(t, err)
 	_, err = admin.RbacV1().RoleBindings(tenantNamespace).Create(ctx, &rbacv1.RoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: role}, RoleRef: rbacv1.RoleRef{APIGroup: rbac, Kind: "ClusterRole", Name: role},
 		Subjects: []rbacv1.Subject{{APIGroup: rbac, Kind: rbacv1.UserKind, Name: tenantUser}},
 	}, metav1.CreateOptions{})
-	must(t, err)
+	harness.Must(t, err)
 }
 
 // dynamicAs returns a client of somebody else for objects of any kind.
@@ -83,7 +84,7 @@ func dynamicAs(t *testing.T, cp *testbed.ControlPlane, user string, groups ...st
 	config := cp.AdminConfig()
 	config.Impersonate = rest.ImpersonationConfig{UserName: user, Groups: append(groups, "system:authenticated")}
 	client, err := dynamic.NewForConfig(config)
-	must(t, err)
+	harness.Must(t, err)
 	return client
 }
 
@@ -157,17 +158,17 @@ func TestNodesCAIssuesForNobodyElse(t *testing.T) {
 	}
 
 	for _, name := range []string{"early", "early-approved", "early-denied"} {
-		must(t, asTenant(certificateRequests, name, nodes))
+		harness.Must(t, asTenant(certificateRequests, name, nodes))
 	}
-	must(t, asTenant(certificates, "early", nodes))
-	must(t, update(issuing, certificateRequests, "early-approved", condition("Approved"), "status"))
+	harness.Must(t, asTenant(certificates, "early", nodes))
+	harness.Must(t, update(issuing, certificateRequests, "early-approved", condition("Approved"), "status"))
 	want(t, shared.apply(ctx, "-f", optionalCertManager))
 	t.Cleanup(func() {
 		if _, err := shared.RunKubectl(context.WithoutCancel(ctx), shared.adminKubeconfig, "delete", "-f", optionalCertManager); err != nil {
 			t.Error(err)
 		}
 	})
-	eventually(t, "the policy is in effect", func() bool {
+	harness.Eventually(t, patience, "the policy is in effect", func() bool {
 		_, err := in(tenant, certificateRequests).Create(ctx, newCertManagerObject(certificateRequests, "probe", nodes), metav1.CreateOptions{DryRun: dryRun})
 		return refusedBy(err, issuersPolicy)
 	})
@@ -199,9 +200,9 @@ func TestNodesCAIssuesForNobodyElse(t *testing.T) {
 		want(t, update(issuing, certificateRequests, "another", change, "status"))
 	}
 
-	eventually(t, issuersPolicy+" is type-checked", func() bool {
+	harness.Eventually(t, patience, issuersPolicy+" is type-checked", func() bool {
 		policy, err := shared.admin.AdmissionregistrationV1().ValidatingAdmissionPolicies().Get(ctx, issuersPolicy, metav1.GetOptions{})
-		must(t, err)
+		harness.Must(t, err)
 		if policy.Status.TypeChecking == nil {
 			return false
 		}
@@ -243,7 +244,7 @@ func decoded(t *testing.T, content []byte) (all []unstructured.Unstructured) {
 		if errors.Is(err, io.EOF) {
 			return all
 		}
-		must(t, err)
+		harness.Must(t, err)
 		all = append(all, u)
 	}
 }
@@ -255,7 +256,7 @@ func policiesIn(t *testing.T, objects []unstructured.Unstructured) map[string]ad
 	for _, u := range objects {
 		if u.GetKind() == "ValidatingAdmissionPolicy" {
 			policy := admissionv1.ValidatingAdmissionPolicy{}
-			must(t, runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &policy))
+			harness.Must(t, runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &policy))
 			found[policy.Name] = policy.Spec
 		}
 	}
@@ -267,7 +268,7 @@ func policiesIn(t *testing.T, objects []unstructured.Unstructured) map[string]ad
 // to each list with the signers of nodes.
 func TestCertManagersSignerIsListedEverywhere(t *testing.T) {
 	content, err := os.ReadFile(optionalCertManager)
-	must(t, err)
+	harness.Must(t, err)
 	objects := decoded(t, content)
 	optional := policiesIn(t, objects)
 	if names := slices.Sorted(maps.Keys(optional)); !slices.Equal(names, []string{certManagerPolicy, issuersPolicy}) {
@@ -281,7 +282,7 @@ func TestCertManagersSignerIsListedEverywhere(t *testing.T) {
 	for _, u := range objects {
 		role := rbacv1.ClusterRole{}
 		if u.GetKind() == "ClusterRole" {
-			must(t, runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &role))
+			harness.Must(t, runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &role))
 			if !slices.Equal(role.Rules[0].ResourceNames, []string{certManagerSigner}) {
 				t.Errorf("the controller may approve for %v", role.Rules[0].ResourceNames)
 			}
@@ -289,9 +290,9 @@ func TestCertManagersSignerIsListedEverywhere(t *testing.T) {
 	}
 
 	rendered, err := shared.RunKubectl(t.Context(), shared.adminKubeconfig, "kustomize", documentedOverlay(t, "cert-manager"))
-	must(t, err)
+	harness.Must(t, err)
 	base, err := shared.RunKubectl(t.Context(), shared.adminKubeconfig, "kustomize", manifests)
-	must(t, err)
+	harness.Must(t, err)
 	before := policiesIn(t, decoded(t, []byte(base)))
 	lists := 0
 	for name, spec := range policiesIn(t, decoded(t, []byte(rendered))) {

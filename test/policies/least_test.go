@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -48,20 +49,20 @@ func (l *live) roles(t *testing.T) (all []role) {
 		return slices.ContainsFunc(subjects, func(s rbacv1.Subject) bool { return s.Name == account && s.Namespace == namespace })
 	}
 	clusterBindings, err := api.ClusterRoleBindings().List(t.Context(), metav1.ListOptions{})
-	must(t, err)
+	harness.Must(t, err)
 	for _, b := range clusterBindings.Items {
 		if ours(b.Subjects) {
 			found, err := api.ClusterRoles().Get(t.Context(), b.RoleRef.Name, metav1.GetOptions{})
-			must(t, err)
+			harness.Must(t, err)
 			all = append(all, role{name: found.Name, rules: found.Rules})
 		}
 	}
 	bindings, err := api.RoleBindings("").List(t.Context(), metav1.ListOptions{})
-	must(t, err)
+	harness.Must(t, err)
 	for _, b := range bindings.Items {
 		if ours(b.Subjects) {
 			found, err := api.Roles(b.Namespace).Get(t.Context(), b.RoleRef.Name, metav1.GetOptions{})
-			must(t, err)
+			harness.Must(t, err)
 			all = append(all, role{b.Namespace, found.Name, found.Rules})
 		}
 	}
@@ -78,7 +79,7 @@ func (l *live) write(t *testing.T, r role) {
 	} else {
 		_, err = l.admin.RbacV1().Roles(r.namespace).Update(t.Context(), &rbacv1.Role{ObjectMeta: meta, Rules: r.rules}, metav1.UpdateOptions{})
 	}
-	must(t, err)
+	harness.Must(t, err)
 }
 
 // atoms are the least that can be taken away from a role: one verb on one resource, of one name where there are names.
@@ -146,7 +147,7 @@ func askedFor(e testbed.AuditEvent) (right, bool) {
 func (l *live) asked(t *testing.T, mark testbed.AuditMark) (used map[right]bool, forbidden []testbed.AuditEvent) {
 	t.Helper()
 	events, err := l.AuditSince(mark)
-	must(t, err)
+	harness.Must(t, err)
 	used = map[right]bool{}
 	for _, e := range events {
 		r, ok := askedFor(e)
@@ -180,7 +181,7 @@ func TestRBACIsLeast(t *testing.T) {
 	l := newLive(t)
 	m := l.newMachine(t, "walk")
 	early := l.file(t, tpmSigner, hopeless)
-	must(t, decide(t.Context(), l.admin, early, certificatesv1.CertificateApproved, nil))
+	harness.Must(t, decide(t.Context(), l.admin, early, certificatesv1.CertificateApproved, nil))
 	l.install(t)
 	l.inventoried(t, m)
 	t.Run("as it is", func(t *testing.T) { l.usesEverything(t, m, early) })
@@ -199,37 +200,37 @@ func (l *live) usesEverything(t *testing.T, m *machine, early string) {
 	}
 	nodes := l.admin.CoreV1().Nodes()
 	_, err := nodes.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}}, metav1.CreateOptions{})
-	must(t, err)
+	harness.Must(t, err)
 	denied := l.file(t, tpmSigner, hopeless)
 	l.reasonOf(t, denied, certificatesv1.CertificateDenied)
 	for _, about := range []string{denied, nodeName} {
-		eventually(t, "an Event on "+about, func() bool {
+		harness.Eventually(t, patience, "an Event on "+about, func() bool {
 			list, err := l.admin.EventsV1().Events("default").List(t.Context(), metav1.ListOptions{FieldSelector: "regarding.name=" + about})
-			must(t, err)
+			harness.Must(t, err)
 			return len(list.Items) > 0
 		})
 	}
-	must(t, nodes.Delete(t.Context(), nodeName, metav1.DeleteOptions{})) // with one that has no record no controller starts
+	harness.Must(t, nodes.Delete(t.Context(), nodeName, metav1.DeleteOptions{})) // with one that has no record no controller starts
 	// The machine has lost its certificate.
 	m.begin(t).succeeds(t)
-	for _, hello := range l.ofNode(t, helloSigner, m.name) {
+	for _, hello := range l.ofNode(t, helloSigner, m.Name) {
 		l.reasonOf(t, hello.Name, certificatesv1.CertificateDenied)
 	}
 	// Another signer issues.
 	l.startReady(t, approveOnly)
-	must(t, l.StartControllerManager(t.Context()))
-	m.signer = builtinSigner
+	harness.Must(t, l.StartControllerManager(t.Context()))
+	m.Signer = builtinSigner
 	m.begin(t).succeeds(t)
-	m.signer = tpmSigner
-	eventually(t, "the certificate is noted", func() bool {
-		return strings.Count(l.kubectl(t, "get", "nodeattestations", m.name, "--namespace="+namespace, "--output=jsonpath={.status.certificates[*].sha256}"), " ") == 2
+	m.Signer = tpmSigner
+	harness.Eventually(t, patience, "the certificate is noted", func() bool {
+		return strings.Count(l.kubectl(t, "get", "nodeattestations", m.Name, "--namespace="+namespace, "--output=jsonpath={.status.certificates[*].sha256}"), " ") == 2
 	})
-	must(t, l.StopControllerManager())
+	harness.Must(t, l.StopControllerManager())
 	// Nothing is touched. In passing, the API server is one that does not send what there is at the start of a watch.
 	t.Setenv(noWatchList, "false")
 	l.startReady(t, func(c *config.Config) { c.Audit = true })
 	untouched := l.file(t, tpmSigner, hopeless)
-	eventually(t, "it is decided on in the log", func() bool { return strings.Contains(l.log(t, 0), untouched) })
+	harness.Eventually(t, patience, "it is decided on in the log", func() bool { return strings.Contains(l.log(t, 0), untouched) })
 	l.stop(t)
 	if csr := l.get(t, untouched); len(csr.Status.Conditions) > 0 {
 		t.Errorf("touched in audit mode: %+v", csr.Status)
@@ -261,7 +262,7 @@ func (l *live) usesEverything(t *testing.T, m *machine, early string) {
 func (l *live) log(t *testing.T, from int) string {
 	t.Helper()
 	data, err := os.ReadFile(l.controller.LogFile())
-	must(t, err)
+	harness.Must(t, err)
 	return strings.ReplaceAll(string(data[min(from, len(data)):]), `\`, "")
 }
 
@@ -310,7 +311,7 @@ func (l *live) missesEach(t *testing.T, m *machine) {
 	waitFor := func(*testing.T) func(*testing.T) { return nothing } // it is done every other second
 	restart := func(t *testing.T) func(*testing.T) {
 		l.start(t, nil)
-		return func(t *testing.T) { must(t, l.controller.Ready(t.Context())) }
+		return func(t *testing.T) { harness.Must(t, l.controller.Ready(t.Context())) }
 	}
 	restartListing := func(t *testing.T) func(*testing.T) {
 		t.Setenv(noWatchList, "false")
@@ -321,7 +322,7 @@ func (l *live) missesEach(t *testing.T, m *machine) {
 		inForce := func(status string) {
 			l.kubectl(t, "wait", "--for=condition=NodeAttestationPoliciesInForce="+status, "namespace/"+namespace, "--timeout=20s")
 		}
-		must(t, l.admin.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Delete(t.Context(), sizePolicy, metav1.DeleteOptions{}))
+		harness.Must(t, l.admin.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Delete(t.Context(), sizePolicy, metav1.DeleteOptions{}))
 		return func(t *testing.T) {
 			l.kubectl(t, "annotate", "validatingadmissionpolicy", sizePolicy, "test=again", "--overwrite")
 			inForce("false")
@@ -332,7 +333,7 @@ func (l *live) missesEach(t *testing.T, m *machine) {
 	loseLease := func(t *testing.T) func(*testing.T) {
 		l.kubectl(t, "delete", "leases", account, "--namespace="+namespace)
 		return func(t *testing.T) {
-			eventually(t, "the lease is there", func() bool {
+			harness.Eventually(t, patience, "the lease is there", func() bool {
 				_, err := l.admin.CoordinationV1().Leases(namespace).Get(t.Context(), account, metav1.GetOptions{})
 				return err == nil
 			})
@@ -364,9 +365,9 @@ func (l *live) missesEach(t *testing.T, m *machine) {
 		{right{"update", "", "secrets", namespace, keySecret}, func(t *testing.T) func(*testing.T) {
 			l.kubectl(t, "patch", "secret", keySecret, "--namespace="+namespace, "--type=json", `--patch=[{"op": "remove", "path": "/data"}]`)
 			return func(t *testing.T) {
-				eventually(t, "there is a key again", func() bool {
+				harness.Eventually(t, patience, "there is a key again", func() bool {
 					secret, err := l.admin.CoreV1().Secrets(namespace).Get(t.Context(), keySecret, metav1.GetOptions{})
-					must(t, err)
+					harness.Must(t, err)
 					return len(secret.Data) > 0
 				})
 			}
@@ -423,7 +424,7 @@ func (l *live) missesEach(t *testing.T, m *machine) {
 // log that it says so.
 func (l *live) misses(t *testing.T, from role, missing right, provoke provocation) {
 	mark, err := l.AuditMark()
-	must(t, err)
+	harness.Must(t, err)
 	before := l.controller
 	logged := len(l.log(t, 0))
 	l.write(t, from.without(missing))
@@ -432,7 +433,7 @@ func (l *live) misses(t *testing.T, from role, missing right, provoke provocatio
 	if l.controller != before {
 		logged = 0
 	}
-	eventually(t, "it is refused, and says so", func() bool {
+	harness.Eventually(t, patience, "it is refused, and says so", func() bool {
 		_, forbidden := l.asked(t, mark)
 		return len(forbidden) > 0 && strings.Contains(l.log(t, logged), missing.refusal())
 	})
@@ -450,10 +451,10 @@ func (l *live) misses(t *testing.T, from role, missing right, provoke provocatio
 // await waits until the authorizer knows that the controller has a right, or has not.
 func (l *live) await(t *testing.T, r right, has bool) {
 	t.Helper()
-	eventually(t, fmt.Sprintf("%s is %v", r, has), func() bool {
+	harness.Eventually(t, patience, fmt.Sprintf("%s is %v", r, has), func() bool {
 		review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{User: controllerUser, ResourceAttributes: r.attributes()}}
 		answer, err := l.admin.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), review, metav1.CreateOptions{})
-		must(t, err)
+		harness.Must(t, err)
 		return answer.Status.Allowed == has
 	})
 }

@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/x509"
-	"encoding/json"
 	"encoding/pem"
 	"fmt"
 	"os"
@@ -19,13 +18,12 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
-	clientauthentication "k8s.io/client-go/pkg/apis/clientauthentication/v1"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -66,11 +64,11 @@ func newLive(t *testing.T) *live {
 		dir: dir, plugin: filepath.Join(dir, "kubelet-authenticator"), binary: filepath.Join(dir, "node-attestation-controller"),
 		adminKubeconfig: filepath.Join(dir, "admin.kubeconfig"), bootstrapKubeconfig: filepath.Join(dir, "bootstrap.kubeconfig"),
 	}
-	must(t, testbed.GoBuild(ctx, module, l.plugin, "./cmd/kubelet-authenticator"))
-	must(t, controllerprocess.Build(ctx, module, l.binary))
+	harness.Must(t, testbed.GoBuild(ctx, module, l.plugin, "./cmd/kubelet-authenticator"))
+	harness.Must(t, controllerprocess.Build(ctx, module, l.binary))
 	var err error
 	l.ControlPlane, err = testbed.Start(ctx, testbed.Options{Progress: os.Stderr, AuditPolicy: []byte(liveAudit)})
-	must(t, err)
+	harness.Must(t, err)
 	t.Cleanup(func() {
 		if l.controller != nil {
 			ended(t, l.controller.Stop())
@@ -78,22 +76,14 @@ func newLive(t *testing.T) *live {
 		ended(t, l.Stop())
 	})
 	l.admin = l.Client()
-	must(t, l.WriteKubeconfig(l.adminKubeconfig, l.AdminUser()))
-	must(t, l.BindKubeadmBootstrap(ctx))
+	harness.Must(t, l.WriteKubeconfig(l.adminKubeconfig, l.AdminUser()))
+	harness.Must(t, l.BindKubeadmBootstrap(ctx))
 	token, err := l.CreateBootstrapToken(ctx, time.Hour)
-	must(t, err)
+	harness.Must(t, err)
 	l.bootstrapper, err = clientOf(l.BootstrapKubeconfig(token))
-	must(t, err)
-	must(t, os.WriteFile(l.bootstrapKubeconfig, l.BootstrapKubeconfig(token), 0o600))
+	harness.Must(t, err)
+	harness.Must(t, os.WriteFile(l.bootstrapKubeconfig, l.BootstrapKubeconfig(token), 0o600))
 	return l
-}
-
-// must ends the test on an error.
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 // ended reports how something ended that goes on to the end of the test.
@@ -106,7 +96,7 @@ func ended(t *testing.T, err error) {
 
 func (l *live) install(t *testing.T) {
 	t.Helper()
-	must(t, controllerprocess.Install(t.Context(), l.ControlPlane, module))
+	harness.Must(t, controllerprocess.Install(t.Context(), l.ControlPlane, module))
 }
 
 // start starts a controller, in the place of the one that runs. With no CA it is not ready; see controllerprocess.Controller.Ready.
@@ -115,18 +105,18 @@ func (l *live) start(t *testing.T, configure func(*config.Config)) {
 	l.stop(t)
 	l.started++
 	dir := filepath.Join(l.dir, fmt.Sprintf("controller-%d", l.started))
-	must(t, os.Mkdir(dir, 0o700))
+	harness.Must(t, os.Mkdir(dir, 0o700))
 	var err error
 	l.controller, err = controllerprocess.New(controllerprocess.Options{ControlPlane: l.ControlPlane, Dir: dir, Binary: l.binary, Configure: configure})
-	must(t, err)
-	must(t, l.controller.Start(t.Context()))
+	harness.Must(t, err)
+	harness.Must(t, l.controller.Start(t.Context()))
 }
 
 // stop ends the controller as a pod is ended: it gives its lease back.
 func (l *live) stop(t *testing.T) {
 	t.Helper()
 	if l.controller != nil {
-		must(t, l.controller.Stop())
+		harness.Must(t, l.controller.Stop())
 	}
 }
 
@@ -134,28 +124,28 @@ func (l *live) stop(t *testing.T) {
 func (l *live) startReady(t *testing.T, configure func(*config.Config)) {
 	t.Helper()
 	l.start(t, configure)
-	must(t, l.controller.Ready(t.Context()))
+	harness.Must(t, l.controller.Ready(t.Context()))
 }
 
 // kubectl runs it as an administrator.
 func (l *live) kubectl(t *testing.T, args ...string) string {
 	t.Helper()
 	out, err := l.RunKubectl(t.Context(), l.adminKubeconfig, args...)
-	must(t, err)
+	harness.Must(t, err)
 	return out
 }
 
 func (l *live) get(t *testing.T, name string) *certificatesv1.CertificateSigningRequest {
 	t.Helper()
 	csr, err := l.admin.CertificatesV1().CertificateSigningRequests().Get(t.Context(), name, metav1.GetOptions{})
-	must(t, err)
+	harness.Must(t, err)
 	return csr
 }
 
 func (l *live) requests(t *testing.T) []certificatesv1.CertificateSigningRequest {
 	t.Helper()
 	list, err := l.admin.CertificatesV1().CertificateSigningRequests().List(t.Context(), metav1.ListOptions{})
-	must(t, err)
+	harness.Must(t, err)
 	return list.Items
 }
 
@@ -163,7 +153,7 @@ func (l *live) requests(t *testing.T) []certificatesv1.CertificateSigningRequest
 func (l *live) file(t *testing.T, signer string, options ...func(*certificatesv1.CertificateSigningRequest)) string {
 	t.Helper()
 	name, err := file(t.Context(), l.bootstrapper, signer, options...)
-	must(t, err)
+	harness.Must(t, err)
 	return name
 }
 
@@ -180,7 +170,7 @@ func hopeless(csr *certificatesv1.CertificateSigningRequest) {
 // reasonOf waits until a request has a condition, and returns its reason.
 func (l *live) reasonOf(t *testing.T, name string, kind certificatesv1.RequestConditionType) (reason string) {
 	t.Helper()
-	eventually(t, string(kind)+": "+name, func() bool {
+	harness.Eventually(t, patience, string(kind)+": "+name, func() bool {
 		for _, c := range l.get(t, name).Status.Conditions {
 			if c.Type == kind {
 				reason = c.Reason
@@ -195,34 +185,25 @@ func (l *live) reasonOf(t *testing.T, name string, kind certificatesv1.RequestCo
 // machine is a computer with a TPM, on which the plugin runs.
 type machine struct {
 	*live
-	name, dir, signer string
-	chip              *swtpm.TPM
+	*harness.Machine
 }
 
 // newMachine returns one that the inventory does not name yet.
 func (l *live) newMachine(t *testing.T, name string) *machine {
 	t.Helper()
-	return &machine{live: l, name: name, dir: t.TempDir(), signer: tpmSigner, chip: swtpm.Start(t, swtpm.Options{Certified: []string{"ecc-p256"}})}
-}
-
-func (m *machine) flags() []string {
-	return []string{
-		"--node-name=" + m.name, "--provider-id=test://" + m.name, "--tpm-device=" + m.chip.Socket(), "--signer-name=" + m.signer,
-		"--cert-dir=" + filepath.Join(m.dir, "certs"), "--runtime-dir=" + filepath.Join(m.dir, "run"), "--bootstrap-kubeconfig=" + m.bootstrapKubeconfig,
-	}
+	m := harness.NewMachine(t, l.plugin, name, swtpm.Options{Certified: []string{"ecc-p256"}})
+	m.Bootstrap = l.bootstrapKubeconfig
+	return &machine{l, m}
 }
 
 // inventoried makes an inventory of the machines, by what identify prints on them.
 func (l *live) inventoried(t *testing.T, machines ...*machine) {
 	t.Helper()
-	all := bytes.NewBufferString("apiVersion: authenticator.cluster.x-k8s.io/v1alpha1\nkind: MachineInventory\nmachines: []\n")
+	all := []byte("apiVersion: authenticator.cluster.x-k8s.io/v1alpha1\nkind: MachineInventory\nmachines: []\n")
 	for _, m := range machines {
-		out, err := exec.CommandContext(t.Context(), m.plugin, append([]string{"identify"}, m.flags()...)...).Output()
-		must(t, err)
-		all.WriteString("---\n")
-		all.Write(out)
+		all = append(all, harness.Inventory(t, m.Machine)...)
 	}
-	must(t, controllerprocess.SetInventory(t.Context(), l.ControlPlane, all.Bytes()))
+	harness.Must(t, controllerprocess.SetInventory(t.Context(), l.ControlPlane, all))
 }
 
 // enrolment is a run of the plugin that is under way.
@@ -236,19 +217,11 @@ type enrolment struct {
 // begin has a machine that has lost everything ask for a certificate, and does not wait.
 func (m *machine) begin(t *testing.T) *enrolment {
 	t.Helper()
-	certs := cache.At(filepath.Join(m.dir, "certs"))
-	// A worker that has installed its certificate still tidies up.
-	eventually(t, "the plugin's worker ends", func() bool { return !certs.Worker().Alive() })
-	must(t, os.RemoveAll(certs.Path()))
-	ask, err := json.Marshal(clientauthentication.ExecCredential{
-		TypeMeta: metav1.TypeMeta{APIVersion: clientauthentication.SchemeGroupVersion.String(), Kind: "ExecCredential"},
-		Spec:     clientauthentication.ExecCredentialSpec{Cluster: &clientauthentication.Cluster{Server: m.ServerURL(), CertificateAuthorityData: m.ServerCA()}},
-	})
-	must(t, err)
-	e := &enrolment{machine: m, process: exec.CommandContext(context.WithoutCancel(t.Context()), m.plugin, m.flags()...), ended: make(chan error, 1)}
-	e.process.Env = append(os.Environ(), "KUBERNETES_EXEC_INFO="+string(ask))
+	m.Loses(t)
+	e := &enrolment{machine: m, process: exec.CommandContext(context.WithoutCancel(t.Context()), m.Plugin, m.Flags()...), ended: make(chan error, 1)}
+	e.process.Env = harness.ExecEnv(m.ControlPlane)
 	e.process.Stdout, e.process.Stderr = &e.stdout, &e.stderr
-	must(t, e.process.Start())
+	harness.Must(t, e.process.Start())
 	go func() { e.ended <- e.process.Wait() }()
 	t.Cleanup(func() { _ = e.process.Process.Kill() })
 	return e
@@ -265,17 +238,13 @@ func (e *enrolment) succeeds(t *testing.T) *x509.Certificate {
 	case <-time.After(2 * patience):
 		t.Fatalf("no certificate within %s\n%s", 2*patience, e.controller.LogTail())
 	}
-	credential := &clientauthentication.ExecCredential{}
-	must(t, json.Unmarshal(e.stdout.Bytes(), credential))
-	block, _ := pem.Decode([]byte(credential.Status.ClientCertificateData))
-	leaf, err := x509.ParseCertificate(block.Bytes)
-	must(t, err)
+	_, leaf := harness.ParseCredential(t, e.stdout.String())
 	roots := x509.NewCertPool()
 	roots.AddCert(e.ClientCA().Certificate())
 	if _, err := leaf.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
 		t.Fatal(err)
 	}
-	if leaf.Subject.CommonName != "system:node:"+e.name {
+	if leaf.Subject.CommonName != "system:node:"+e.Name {
 		t.Fatalf("a certificate for %s", leaf.Subject)
 	}
 	return leaf
@@ -287,7 +256,7 @@ func (l *live) ofNode(t *testing.T, signer, node string) (found []certificatesv1
 	for _, csr := range l.requests(t) {
 		block, _ := pem.Decode(csr.Spec.Request)
 		request, err := x509.ParseCertificateRequest(block.Bytes)
-		must(t, err)
+		harness.Must(t, err)
 		if csr.Spec.SignerName == signer && strings.TrimPrefix(request.Subject.CommonName, "system:node:") == node {
 			found = append(found, csr)
 		}

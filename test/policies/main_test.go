@@ -12,7 +12,6 @@ import (
 	"crypto/x509/pkix"
 	"encoding/json"
 	"encoding/pem"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -182,22 +181,6 @@ func (b *bed) accountConfig(ctx context.Context) (*rest.Config, error) {
 var dryRun = []string{metav1.DryRunAll}
 
 const patience = 20 * time.Second
-
-func await(ctx context.Context, condition func() bool) error {
-	for deadline := time.Now().Add(patience); !condition(); time.Sleep(25 * time.Millisecond) {
-		if time.Now().After(deadline) || ctx.Err() != nil {
-			return errors.Join(fmt.Errorf("not within %s", patience), ctx.Err())
-		}
-	}
-	return nil
-}
-
-func eventually(t *testing.T, what string, condition func() bool) {
-	t.Helper()
-	if err := await(t.Context(), condition); err != nil {
-		t.Fatalf("%s: %v", what, err)
-	}
-}
 
 // refusedBy reports whether this policy, and not RBAC or validation, has refused.
 func refusedBy(err error, policy string) bool {

@@ -17,6 +17,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
 func policies(t *testing.T) []admissionv1.ValidatingAdmissionPolicy {
@@ -124,9 +126,7 @@ func overlay(t *testing.T, controllers string) error {
 		}
 		other := as(t, "system:serviceaccount:capi-acme-system:manager", "system:masters")
 		inEffect := func(policy string, try func(kubernetes.Interface) error) {
-			if err := await(ctx, func() bool { return try(shared.controller) == nil && refusedBy(try(other), policy) }); err != nil {
-				t.Fatalf("%s: %v", policy, err)
-			}
+			harness.Eventually(t, patience, policy+" is in effect", func() bool { return try(shared.controller) == nil && refusedBy(try(other), policy) })
 		}
 		inEffect(annotationPolicy, func(client kubernetes.Interface) error {
 			annotation := []byte(`{"metadata":{"annotations":{"` + reserved[0] + `":"x"}}}`)
@@ -163,8 +163,8 @@ func TestAnotherControllersIdentity(t *testing.T) {
 	name := filed(t, tpmSigner)
 	wantRefusedBy(t, approve(t, other, name), approvalPolicy)
 	want(t, overlay(t, "['system:serviceaccount:node-attestation-system:node-attestation-controller', 'system:serviceaccount:capi-acme-system:manager']"))
-	eventually(t, "the other controller approves", func() bool { return approve(t, other, name) == nil })
-	eventually(t, "the other controller issues", func() bool { return issue(t, other, name) == nil })
+	harness.Eventually(t, patience, "the other controller approves", func() bool { return approve(t, other, name) == nil })
+	harness.Eventually(t, patience, "the other controller issues", func() bool { return issue(t, other, name) == nil })
 	want(t, approve(t, shared.controller, filed(t, tpmSigner)))
 	wantRefusedBy(t, approve(t, shared.admin, filed(t, tpmSigner)), approvalPolicy)
 }
@@ -173,7 +173,7 @@ func TestAnotherControllersIdentity(t *testing.T) {
 func TestNoControllersFailsClosed(t *testing.T) {
 	want(t, overlay(t, "[]"))
 	name := filed(t, tpmSigner)
-	eventually(t, "the controller is refused", func() bool {
+	harness.Eventually(t, patience, "the controller is refused", func() bool {
 		return refusedBy(decide(t.Context(), shared.controller, name, "Approved", dryRun), approvalPolicy)
 	})
 	wantRefusedBy(t, approve(t, shared.admin, name), approvalPolicy)
@@ -237,14 +237,14 @@ func TestMissingConfigMapWouldStopEverySigner(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "another signer's request is refused", func() bool {
+	harness.Eventually(t, patience, "another signer's request is refused", func() bool {
 		err := decide(ctx, shared.admin, foreign, "Approved", dryRun)
 		return err != nil && strings.Contains(err.Error(), "no params found")
 	})
 	if err := api.ValidatingAdmissionPolicyBindings().Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "and is not, without that binding", func() bool { return decide(ctx, shared.admin, foreign, "Approved", dryRun) == nil })
+	harness.Eventually(t, patience, "and is not, without that binding", func() bool { return decide(ctx, shared.admin, foreign, "Approved", dryRun) == nil })
 }
 
 // What no policy of this kind can stop: it sees whom a request is in the name of, and none sees changes to policies.

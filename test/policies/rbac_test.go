@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
 // right is something to be allowed. In short: verb, group, resource[/subresource], namespace, name.
@@ -204,7 +205,7 @@ func TestOptionalRights(t *testing.T) {
 		}
 		want(t, shared.apply(t.Context(), "-f", path))
 		for _, r := range row.gained {
-			eventually(t, path+": "+r.String(), func() bool { return may(t, shared.controller, r) })
+			harness.Eventually(t, patience, path+": "+r.String(), func() bool { return may(t, shared.controller, r) })
 		}
 		for _, r := range row.still {
 			if may(t, shared.controller, r) {

@@ -34,6 +34,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -59,7 +60,7 @@ func newRealCertManager(t *testing.T, l *live) *realCertManager {
 		live: l, admin: dynamicAs(t, l.ControlPlane, "admin", "system:masters"),
 		binary: filepath.Join(l.dir, "cert-manager"), kubeconfig: filepath.Join(l.dir, "cert-manager.kubeconfig"), log: filepath.Join(l.dir, "cert-manager.log"),
 	}
-	must(t, testbed.GoBuild(ctx, certManagerModule, c.binary, "./controller"))
+	harness.Must(t, testbed.GoBuild(ctx, certManagerModule, c.binary, "./controller"))
 	installCertManager(t, l.ControlPlane)
 	// certManager makes namespace, account and the rights for CertificateSigningRequests.
 	const name = "cert-manager"
@@ -71,15 +72,15 @@ func newRealCertManager(t *testing.T, l *live) *realCertManager {
 		{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}},
 		{APIGroups: []string{"authorization.k8s.io"}, Resources: []string{"subjectaccessreviews"}, Verbs: []string{"create"}},
 	}}, metav1.CreateOptions{})
-	must(t, err)
+	harness.Must(t, err)
 	_, err = l.admin.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
 		ObjectMeta: meta, RoleRef: rbacv1.RoleRef{APIGroup: rbac, Kind: "ClusterRole", Name: meta.Name},
 		Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: name, Namespace: name}},
 	}, metav1.CreateOptions{})
-	must(t, err)
+	harness.Must(t, err)
 	token, err := l.admin.CoreV1().ServiceAccounts(name).CreateToken(ctx, name, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
-	must(t, err)
-	must(t, l.WriteKubeconfig(c.kubeconfig, testbed.TokenUser(token.Status.Token)))
+	harness.Must(t, err)
+	harness.Must(t, l.WriteKubeconfig(c.kubeconfig, testbed.TokenUser(token.Status.Token)))
 	t.Cleanup(func() {
 		if c.process != nil {
 			ended(t, c.process.Stop(5*time.Second))
@@ -90,7 +91,7 @@ func newRealCertManager(t *testing.T, l *live) *realCertManager {
 	})
 
 	key, err := l.ClientCA().KeyPEM()
-	must(t, err)
+	harness.Must(t, err)
 	c.issuer(t, clusterIssuers, name, "node-ca", l.ClientCA().CertPEM(), key)
 	return c
 }
@@ -103,7 +104,7 @@ func (c *realCertManager) issuer(t *testing.T, resource schema.GroupVersionResou
 		Data: map[string][]byte{corev1.TLSCertKey: certificate, corev1.TLSPrivateKeyKey: key},
 	}
 	_, err := c.live.admin.CoreV1().Secrets(namespace).Create(t.Context(), secret, metav1.CreateOptions{})
-	must(t, err)
+	harness.Must(t, err)
 	u := &unstructured.Unstructured{Object: object{"spec": object{"ca": object{"secretName": name}}}}
 	u.SetAPIVersion(resource.GroupVersion().String())
 	u.SetName(name)
@@ -114,24 +115,24 @@ func (c *realCertManager) issuer(t *testing.T, resource schema.GroupVersionResou
 		u.SetKind("Issuer")
 		_, err = c.admin.Resource(resource).Namespace(namespace).Create(t.Context(), u, metav1.CreateOptions{})
 	}
-	must(t, err)
+	harness.Must(t, err)
 }
 
 // restart starts it anew, with the controllers that --controllers names.
 func (c *realCertManager) restart(t *testing.T, controllers string) {
 	t.Helper()
 	if c.process != nil {
-		must(t, c.process.Stop(5*time.Second))
+		harness.Must(t, c.process.Stop(5*time.Second))
 	}
 	var err error
 	c.process, err = testbed.StartProcess(testbed.Command{Path: c.binary, Args: []string{"--kubeconfig=" + c.kubeconfig, "--controllers=" + controllers}, LogFile: c.log})
-	must(t, err)
+	harness.Must(t, err)
 }
 
 // secret waits for the certificate that cert-manager puts into a Secret of the tenant's.
 func (c *realCertManager) secret(t *testing.T, name string) (found *corev1.Secret) {
 	t.Helper()
-	eventually(t, "cert-manager fills Secret "+name, func() bool {
+	harness.Eventually(t, patience, "cert-manager fills Secret "+name, func() bool {
 		secret, err := c.live.admin.CoreV1().Secrets(tenantNamespace).Get(t.Context(), name, metav1.GetOptions{})
 		if err != nil || len(secret.Data[corev1.TLSCertKey]) == 0 {
 			return false
@@ -148,7 +149,7 @@ func (c *realCertManager) with(t *testing.T, certificate, key []byte) kubernetes
 	client, err := kubernetes.NewForConfig(&rest.Config{
 		Host: c.ServerURL(), TLSClientConfig: rest.TLSClientConfig{CAData: c.ServerCA(), CertData: certificate, KeyData: key},
 	})
-	must(t, err)
+	harness.Must(t, err)
 	return client
 }
 
@@ -165,36 +166,36 @@ func (c *realCertManager) subCA(t *testing.T, usages ...certificatesv1.KeyUsage)
 	t.Helper()
 	ctx := t.Context()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	must(t, err)
+	harness.Must(t, err)
 	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:" + nodeName, Organization: []string{"system:nodes"}}}, key)
-	must(t, err)
+	harness.Must(t, err)
 	name := c.file(t, certManagerSigner, annotated("experimental.cert-manager.io/request-is-ca", "true"), func(csr *certificatesv1.CertificateSigningRequest) {
 		csr.Spec.Request = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
 		csr.Spec.Usages = append([]certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth}, usages...)
 	})
-	must(t, decide(ctx, c.live.admin, name, certificatesv1.CertificateApproved, nil))
+	harness.Must(t, decide(ctx, c.live.admin, name, certificatesv1.CertificateApproved, nil))
 	var chain []byte
-	eventually(t, "cert-manager issues for "+name, func() bool {
+	harness.Eventually(t, patience, "cert-manager issues for "+name, func() bool {
 		chain = c.get(t, name).Status.Certificate
 		return len(chain) > 0
 	})
 	block, _ := pem.Decode(chain)
 	issued, err = x509.ParseCertificate(block.Bytes)
-	must(t, err)
+	harness.Must(t, err)
 
 	leafKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	must(t, err)
+	harness.Must(t, err)
 	leaf, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "anybody", Organization: []string{"system:masters"}},
 		NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour),
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	}, issued, leafKey.Public(), key)
-	must(t, err)
+	harness.Must(t, err)
 	leafKeyDER, err := x509.MarshalECPrivateKey(leafKey)
-	must(t, err)
+	harness.Must(t, err)
 	pair, err := tls.X509KeyPair(append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: leaf}), chain...),
 		pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: leafKeyDER}))
-	must(t, err)
+	harness.Must(t, err)
 	if len(pair.Certificate) < 2 {
 		t.Fatal("the chain is not sent")
 	}
@@ -217,8 +218,8 @@ func TestRealCertManager(t *testing.T) {
 	nodes := object{"kind": "ClusterIssuer", "name": "node-ca"}
 	masters := func(name string) *unstructured.Unstructured {
 		u := newCertManagerObject(certificates, name, nodes)
-		must(t, unstructured.SetNestedField(u.Object, object{"organizations": []any{"system:masters"}}, "spec", "subject"))
-		must(t, unstructured.SetNestedStringSlice(u.Object, []string{"client auth"}, "spec", "usages"))
+		harness.Must(t, unstructured.SetNestedField(u.Object, object{"organizations": []any{"system:masters"}}, "spec", "subject"))
+		harness.Must(t, unstructured.SetNestedStringSlice(u.Object, []string{"client auth"}, "spec", "usages"))
 		return u
 	}
 	create := func(resource schema.GroupVersionResource, u *unstructured.Unstructured) error {
@@ -229,7 +230,7 @@ func TestRealCertManager(t *testing.T) {
 	// Before the policies.
 	c.restart(t, "*")
 	began := time.Now()
-	must(t, create(certificates, masters("early")))
+	harness.Must(t, create(certificates, masters("early")))
 	early := c.secret(t, "early")
 	if !c.isClusterAdmin(t, early) {
 		t.Error("the tenant is no cluster-admin without the policy")
@@ -247,10 +248,10 @@ func TestRealCertManager(t *testing.T) {
 
 	// Without its approver nothing is approved.
 	c.restart(t, "*,-certificaterequests-approver")
-	must(t, create(certificateRequests, newCertManagerObject(certificateRequests, "waiting", nodes)))
-	eventually(t, "cert-manager waits for an approval", func() bool {
+	harness.Must(t, create(certificateRequests, newCertManagerObject(certificateRequests, "waiting", nodes)))
+	harness.Eventually(t, patience, "cert-manager waits for an approval", func() bool {
 		events, err := l.admin.CoreV1().Events(tenantNamespace).List(ctx, metav1.ListOptions{FieldSelector: "reason=WaitingForApproval"})
-		must(t, err)
+		harness.Must(t, err)
 		return slices.ContainsFunc(events.Items, func(e corev1.Event) bool { return e.InvolvedObject.Name == "waiting" })
 	})
 
@@ -258,7 +259,7 @@ func TestRealCertManager(t *testing.T) {
 	apply := []string{"apply", "--server-side", "--validate=strict", "--force-conflicts"}
 	l.kubectl(t, append(apply, "-k", documentedOverlay(t, "cert-manager"))...)
 	l.kubectl(t, append(apply, "-f", optionalCertManager)...)
-	eventually(t, "the policy is in effect", func() bool {
+	harness.Eventually(t, patience, "the policy is in effect", func() bool {
 		_, err := tenant.Resource(certificateRequests).Namespace(tenantNamespace).Create(ctx,
 			newCertManagerObject(certificateRequests, "probe", nodes), metav1.CreateOptions{DryRun: dryRun})
 		return refusedBy(err, issuersPolicy)
@@ -267,12 +268,12 @@ func TestRealCertManager(t *testing.T) {
 	wantRefusedBy(t, create(certificateRequests, newCertManagerObject(certificateRequests, "late", nodes)), issuersPolicy)
 	c.restart(t, "*")
 	// It asks anew for a Certificate from before, once the Secret is gone.
-	must(t, l.admin.CoreV1().Secrets(tenantNamespace).Delete(ctx, "early", metav1.DeleteOptions{}))
+	harness.Must(t, l.admin.CoreV1().Secrets(tenantNamespace).Delete(ctx, "early", metav1.DeleteOptions{}))
 	for _, name := range []string{"waiting", `early-\d+`} {
 		refused := regexp.MustCompile(name + `\W+ is forbidden: ValidatingAdmissionPolicy '` + issuersPolicy + "'")
-		eventually(t, "cert-manager is refused: "+name, func() bool {
+		harness.Eventually(t, patience, "cert-manager is refused: "+name, func() bool {
 			log, err := os.ReadFile(c.log)
-			must(t, err)
+			harness.Must(t, err)
 			return refused.Match(log)
 		})
 	}
@@ -282,15 +283,15 @@ func TestRealCertManager(t *testing.T) {
 
 	// What has nothing to do with nodes goes on.
 	own, err := testbed.NewCA("the tenant's own")
-	must(t, err)
+	harness.Must(t, err)
 	key, err := own.KeyPEM()
-	must(t, err)
+	harness.Must(t, err)
 	c.issuer(t, issuers, tenantNamespace, "own", own.CertPEM(), key)
-	must(t, create(certificates, newCertManagerObject(certificates, "honest", object{"name": "own"})))
+	harness.Must(t, create(certificates, newCertManagerObject(certificates, "honest", object{"name": "own"})))
 	c.secret(t, "honest")
 
 	m := l.newMachine(t, "issued-by-cert-manager")
-	m.signer = certManagerSigner
+	m.Signer = certManagerSigner
 	l.inventoried(t, m)
 	l.startReady(t, func(c *config.Config) {
 		c.Signers = []config.Signer{{Name: certManagerSigner}}
@@ -305,9 +306,9 @@ func TestRealCertManager(t *testing.T) {
 		if name == "late" && apierrors.IsNotFound(err) {
 			continue
 		}
-		must(t, err)
+		harness.Must(t, err)
 		status, _, err := unstructured.NestedMap(u.Object, "status")
-		must(t, err)
+		harness.Must(t, err)
 		if certificate, ok := status["certificate"]; ok {
 			t.Errorf("%s: %v", name, certificate)
 		}

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
 // A proof whose approval the API server refuses has an Event with the cause. The refusals do not
@@ -31,11 +32,11 @@ func (l *live) reportsRefusedWrites(t *testing.T, m *machine) {
 	l.write(t, roles[i].without(missing))
 	l.await(t, missing, false)
 	mark, err := l.AuditMark()
-	must(t, err)
+	harness.Must(t, err)
 	began := time.Now()
 	e := m.begin(t)
 	proof := ""
-	eventually(t, "the approval is refused more often than the machine's rate allows", func() bool {
+	harness.Eventually(t, patience, "the approval is refused more often than the machine's rate allows", func() bool {
 		_, forbidden := l.asked(t, mark)
 		refused := 0
 		for _, event := range forbidden {
@@ -47,9 +48,9 @@ func (l *live) reportsRefusedWrites(t *testing.T, m *machine) {
 		return refused > burst+1
 	})
 	var events []eventsv1.Event
-	eventually(t, "the proof has an Event", func() bool {
+	harness.Eventually(t, patience, "the proof has an Event", func() bool {
 		list, err := l.admin.EventsV1().Events("default").List(t.Context(), metav1.ListOptions{FieldSelector: "regarding.name=" + proof})
-		must(t, err)
+		harness.Must(t, err)
 		events = list.Items
 		return len(events) > 0
 	})

@@ -11,6 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
 // forMachines are the signers that machines may ask, in the manifests as they are.
@@ -60,7 +62,7 @@ func TestAnotherSignerIsNoWayRound(t *testing.T) {
 			t.Error("an approval passed through /status")
 		}
 	}
-	eventually(t, "kube-controller-manager signs the administrator's", func() bool { return len(get(t, honest).Status.Certificate) > 0 })
+	harness.Eventually(t, patience, "kube-controller-manager signs the administrator's", func() bool { return len(get(t, honest).Status.Certificate) > 0 })
 	for _, name := range early {
 		if csr := get(t, name); len(csr.Status.Conditions)+len(csr.Status.Certificate) > 0 {
 			t.Errorf("%s: %+v", name, csr.Status)
@@ -118,15 +120,13 @@ func TestAddedSigner(t *testing.T) {
 		if err := shared.apply(ctx, "-k", manifests); err != nil {
 			t.Fatal(err)
 		}
-		if err := await(ctx, func() bool {
+		harness.Eventually(t, patience, "the policy is in effect again", func() bool {
 			_, err := shared.node.CertificatesV1().CertificateSigningRequests().Create(ctx, newRequest(plugin), metav1.CreateOptions{DryRun: dryRun})
 			return refusedBy(err, signersPolicy)
-		}); err != nil {
-			t.Fatal(err)
-		}
+		})
 	})
 	want(t, shared.apply(t.Context(), "-k", dir))
-	eventually(t, "a node asks the plugin's signer", func() bool { return asks(t, shared.node, plugin) == nil })
+	harness.Eventually(t, patience, "a node asks the plugin's signer", func() bool { return asks(t, shared.node, plugin) == nil })
 	name, err := file(t.Context(), shared.node, plugin)
 	want(t, err)
 	want(t, approve(t, shared.admin, name))

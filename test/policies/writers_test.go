@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
 const collector = "system:serviceaccount:kube-system:generic-garbage-collector"
@@ -46,16 +47,16 @@ func tenant(t *testing.T, namespace string) (user string) {
 	t.Helper()
 	meta := metav1.ObjectMeta{Name: "tenant", Namespace: namespace}
 	_, err := shared.admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
-	must(t, err)
+	harness.Must(t, err)
 	_, err = shared.admin.RbacV1().Roles(namespace).Create(t.Context(), &rbacv1.Role{
 		ObjectMeta: meta, Rules: []rbacv1.PolicyRule{{APIGroups: []string{"*"}, Resources: []string{"*"}, Verbs: []string{"*"}}},
 	}, metav1.CreateOptions{})
-	must(t, err)
+	harness.Must(t, err)
 	_, err = shared.admin.RbacV1().RoleBindings(namespace).Create(t.Context(), &rbacv1.RoleBinding{
 		ObjectMeta: meta, RoleRef: rbacv1.RoleRef{APIGroup: rbac, Kind: "Role", Name: "tenant"},
 		Subjects: []rbacv1.Subject{{APIGroup: rbac, Kind: rbacv1.UserKind, Name: "tenant-of-" + namespace}},
 	}, metav1.CreateOptions{})
-	must(t, err)
+	harness.Must(t, err)
 	return "tenant-of-" + namespace
 }
 
@@ -73,7 +74,7 @@ func TestOnlyTheControllerWritesRecords(t *testing.T) {
 		return toUnstructured(t, r)
 	}
 	stored, err := controller.Create(t.Context(), record("machine"), metav1.CreateOptions{})
-	must(t, err)
+	harness.Must(t, err)
 	changes := map[string]string{
 		"EK":               `{"spec":{"ek":{"fingerprint":"` + strings.Repeat("0", 64) + `"}}}`,
 		"EK away":          `{"spec":{"ek":null}}`,
@@ -127,8 +128,8 @@ func TestOnlyTheControllerWritesRecords(t *testing.T) {
 			}
 			wantRefusedBy(t, edit(as, types.JSONPatchType, []byte(`[{"op":"remove","path":"/spec/akName"}]`)), recordsPolicy)
 			whole, err := as.Get(t.Context(), "machine", metav1.GetOptions{})
-			must(t, err)
-			must(t, unstructured.SetNestedField(whole.Object, "other://x", "spec", "providerID"))
+			harness.Must(t, err)
+			harness.Must(t, unstructured.SetNestedField(whole.Object, "other://x", "spec", "providerID"))
 			_, err = as.Update(t.Context(), whole, metav1.UpdateOptions{})
 			wantRefusedBy(t, err, recordsPolicy)
 			whole.SetManagedFields(nil)
@@ -142,7 +143,7 @@ func TestOnlyTheControllerWritesRecords(t *testing.T) {
 			}
 			// As a storage version migration does it.
 			current, err := as.Get(t.Context(), "machine", metav1.GetOptions{})
-			must(t, err)
+			harness.Must(t, err)
 			_, err = as.Update(t.Context(), current, metav1.UpdateOptions{})
 			want(t, err)
 		})
@@ -185,7 +186,7 @@ func sameContent(t *testing.T, a, b *unstructured.Unstructured) bool {
 	t.Helper()
 	content := func(u *unstructured.Unstructured) string {
 		data, err := json.Marshal([]any{u.Object["spec"], u.Object["status"], u.GetOwnerReferences()})
-		must(t, err)
+		harness.Must(t, err)
 		return string(data)
 	}
 	return content(a) == content(b)

@@ -19,6 +19,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 	verifier "github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/attestor"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
 // What docs/integration/kubeadm.md has a person type is typed, on a machine with every file in its usual place, a TPM, and the documented configuration.
@@ -49,11 +50,11 @@ func TestKubeadmDocument(t *testing.T) {
 	answer(t, chip, name)
 
 	r := d.run(commands[0])
-	r.want(t, 0, "copied "+kubelet.BootstrapFile, "wrote "+kubelet.KubeconfigFile, "wrote "+kubelet.EnvFile, "waiting up to 3m30s", "system:node:"+name+" has a certificate")
+	r.Want(t, 0, "copied "+kubelet.BootstrapFile, "wrote "+kubelet.KubeconfigFile, "wrote "+kubelet.EnvFile, "waiting up to 3m30s", "system:node:"+name+" has a certificate")
 	if env, err := os.ReadFile(filepath.Join(d.root, kubelet.EnvFile)); err != nil || string(env) != "KUBELET_KUBECONFIG_ARGS=--kubeconfig=/etc/kubernetes/kubelet.conf --rotate-certificates=false\n" {
 		t.Errorf("%q %v", env, err)
 	}
-	d.run(commands[1]).want(t, 0, "wrote /root/kubelet.conf")
+	d.run(commands[1]).Want(t, 0, "wrote /root/kubelet.conf")
 	written, err := os.ReadFile(filepath.Join(d.root, "root/kubelet.conf"))
 	if err != nil {
 		t.Fatal(err)
@@ -61,10 +62,10 @@ func TestKubeadmDocument(t *testing.T) {
 	if ours, err := os.ReadFile(filepath.Join(d.root, kubelet.KubeconfigFile)); err != nil || string(ours) != string(written) {
 		t.Errorf("%v: prepare wrote\n%s\nkubeconfig\n%s", err, ours, written)
 	}
-	if r := d.run(commands[2]); r.code != 0 || !strings.Contains(r.stdout, "system:node:"+name) {
+	if r := d.run(commands[2]); r.Code != 0 || !strings.Contains(r.Stdout, "system:node:"+name) {
 		t.Errorf("%+v", r)
 	}
-	d.run(commands[3]).want(t, 0, "removed "+kubelet.KubeconfigFile, "removed "+kubelet.EnvFile, "removed "+cache.DefaultPath)
+	d.run(commands[3]).Want(t, 0, "removed "+kubelet.KubeconfigFile, "removed "+kubelet.EnvFile, "removed "+cache.DefaultPath)
 }
 
 func blocks(document, language string) []string {
@@ -146,7 +147,7 @@ func (d usualPlaces) write(path, content string) {
 }
 
 // run runs a program on the machine, which the shell finds, with variables before it if there are any.
-func (d usualPlaces) run(command string) result {
+func (d usualPlaces) run(command string) harness.Result {
 	d.t.Helper()
 	script := ""
 	for _, folder := range mounted {
@@ -157,5 +158,5 @@ func (d usualPlaces) run(command string) result {
 	cmd := exec.CommandContext(ctx, "unshare", "--mount", "--kill-child", "--fork", "--propagation", "private", "sh", "-eu", "-c", script+"exec env "+command)
 	path := filepath.Dir(shared.plugin) + ":" + filepath.Dir(shared.Kubectl()) + ":" + os.Getenv("PATH")
 	cmd.Env = append(append(os.Environ(), "PATH="+path, "HOME=/root"), d.env...)
-	return execute(d.t, cmd)
+	return harness.Run(d.t, cmd)
 }

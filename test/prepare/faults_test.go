@@ -15,6 +15,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
 // System calls of prepare fail, or it is killed at them, one after the other. The kubelet is never let start without its environment file, no file is
@@ -43,11 +44,11 @@ func TestPrepareWhileSystemCallsFail(t *testing.T) {
 					}
 					hits++
 					m.noHalfFiles()
-					if r.code == 0 {
-						m.wantPrepared(fmt.Sprintf("call %d has failed, exit code 0: %s", when, r.stderr))
+					if r.Code == 0 {
+						m.wantPrepared(fmt.Sprintf("call %d has failed, exit code 0: %s", when, r.Stderr))
 					}
 					m.ageHalfFiles()
-					m.prepare().want(t, 0)
+					m.prepare().Want(t, 0)
 					m.wantPrepared(fmt.Sprintf("call %d had failed", when))
 					if left, err := filepath.Glob(m.root + "/*/.*"); err != nil || len(left) > 0 {
 						t.Errorf("call %d had failed: left behind: %s, %v", when, left, err)
@@ -97,12 +98,12 @@ func (m *machine) ageHalfFiles() {
 }
 
 // faultyPrepare runs prepare under strace and reports whether the fault was met.
-func (m *machine) faultyPrepare(call, fault string, when int) (result, bool) {
+func (m *machine) faultyPrepare(call, fault string, when int) (harness.Result, bool) {
 	m.t.Helper()
 	ctx, cancel := context.WithTimeout(m.t.Context(), time.Minute)
 	defer cancel()
 	trace := filepath.Join(m.root, "trace")
-	r := execute(m.t, exec.CommandContext(ctx, "strace", "-f", "-qq", "-o", trace, "-e", "trace="+call, "-e", fmt.Sprintf("inject=%s:%s:when=%d", call, fault, when),
+	r := harness.Run(m.t, exec.CommandContext(ctx, "strace", "-f", "-qq", "-o", trace, "-e", "trace="+call, "-e", fmt.Sprintf("inject=%s:%s:when=%d", call, fault, when),
 		shared.plugin, "prepare", "--config="+m.config, "--env-file="+m.envFile, "--manifests="+m.manifests))
 	data, err := os.ReadFile(trace)
 	m.must(err)

@@ -69,15 +69,15 @@ func TestWithoutKubeadmDocument(t *testing.T) {
 		d := newUnjoined(t, config[1], name)
 		d.write("/etc/kubelet-authenticator/ca.crt", string(shared.ServerCA()))
 		d.write("/etc/kubernetes/.keep", "")
-		d.run(byBootstrap).want(t, 0, "wrote "+kubelet.KubeconfigFile)
-		d.run(strings.Replace(byServer, "https://cluster.example.com:6443", shared.ServerURL(), 1)).want(t, 0, "is as it should be")
-		if r := d.run(dryRun); r.code != 0 || !strings.Contains(r.stdout+r.stderr, "system:node:"+name) {
+		d.run(byBootstrap).Want(t, 0, "wrote "+kubelet.KubeconfigFile)
+		d.run(strings.Replace(byServer, "https://cluster.example.com:6443", shared.ServerURL(), 1)).Want(t, 0, "is as it should be")
+		if r := d.run(dryRun); r.Code != 0 || !strings.Contains(r.Stdout+r.Stderr, "system:node:"+name) {
 			t.Errorf("%+v", r)
 		}
-		if r := d.run(whoami); r.code != 0 || !strings.Contains(r.stdout, "system:node:"+name) {
+		if r := d.run(whoami); r.Code != 0 || !strings.Contains(r.Stdout, "system:node:"+name) {
 			t.Errorf("%+v", r)
 		}
-		d.run(reset).want(t, 0, "removed "+kubelet.KubeconfigFile, "removed "+cache.DefaultPath)
+		d.run(reset).Want(t, 0, "removed "+kubelet.KubeconfigFile, "removed "+cache.DefaultPath)
 		if !d.has(staticFile) {
 			t.Error("the static credential is gone")
 		}
@@ -86,10 +86,10 @@ func TestWithoutKubeadmDocument(t *testing.T) {
 		const name = "self-made-held-back"
 		d := newUnjoined(t, config[1], name)
 		d.write("/etc/kubernetes/.keep", "")
-		d.run(prepare).want(t, 0, "there is no "+kubelet.ConfigFile+" yet", "the kubelet starts without kubelet-authenticator")
+		d.run(prepare).Want(t, 0, "there is no "+kubelet.ConfigFile+" yet", "the kubelet starts without kubelet-authenticator")
 		const own = "/etc/kubernetes/kubelet.yaml"
 		d.write(own, config[0])
-		d.run(strings.TrimSpace(prepare)+" --kubelet-config="+own).want(t, 0, "wrote "+kubelet.KubeconfigFile, "wrote "+kubelet.EnvFile, "system:node:"+name+" has a certificate")
+		d.run(strings.TrimSpace(prepare)+" --kubelet-config="+own).Want(t, 0, "wrote "+kubelet.KubeconfigFile, "wrote "+kubelet.EnvFile, "system:node:"+name+" has a certificate")
 		if !d.has(staticFile) || d.has(filepath.Join(cache.DefaultPath, cache.BootstrapFile)) {
 			t.Error("the static credential is gone, or was copied")
 		}
@@ -97,14 +97,14 @@ func TestWithoutKubeadmDocument(t *testing.T) {
 	t.Run("what must not be there", func(t *testing.T) {
 		d := newUnjoined(t, config[1], "refused")
 		d.write(kubelet.KubeconfigFile, string(shared.AdminKubeconfig()))
-		d.run(byBootstrap).want(t, 29, "client certificate")
-		d.run(prepare).want(t, 0, "the kubelet starts without kubelet-authenticator")
+		d.run(byBootstrap).Want(t, 29, "client certificate")
+		d.run(prepare).Want(t, 0, "the kubelet starts without kubelet-authenticator")
 		for name, bootstrap := range map[string][]byte{
 			"an exec user": shared.ExecKubeconfig("client.authentication.k8s.io/v1", shared.plugin, nil, nil, true),
 			"plain HTTP":   shared.BootstrapKubeconfig("a.b", testbed.WithServer("http://127.0.0.1:1")),
 		} {
 			d.write(staticFile, string(bootstrap))
-			if r := d.run("kubelet-authenticator"); r.code != 10 {
+			if r := d.run("kubelet-authenticator"); r.Code != 10 {
 				t.Errorf("%s: %+v", name, r)
 			}
 		}

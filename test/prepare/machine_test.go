@@ -3,7 +3,6 @@
 package prepare
 
 import (
-	"bytes"
 	"context"
 	"encoding/pem"
 	"errors"
@@ -21,8 +20,12 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
+
+// patience is how long a test waits for what has to happen.
+const patience = 20 * time.Second
 
 // machine is one that kubeadm is joining to the cluster: all of its files are below root.
 type machine struct {
@@ -40,7 +43,7 @@ type machine struct {
 func newMachine(t *testing.T, settings ...string) *machine {
 	t.Helper()
 	root := t.TempDir()
-	name := strings.ToLower(strings.NewReplacer("/", ".", "_", "-").Replace(t.Name()))
+	name := harness.TestNode(t)
 	m := &machine{
 		t: t, cluster: shared.ControlPlane, name: name, root: root, signer: "example.com/" + name, certs: cache.At(filepath.Join(root, "certs")),
 		config: filepath.Join(root, "config.yaml"), kubeconfig: filepath.Join(root, "etc/kubelet.conf"), bootstrap: filepath.Join(root, "etc/bootstrap-kubelet.conf"),
@@ -49,7 +52,7 @@ func newMachine(t *testing.T, settings ...string) *machine {
 	m.must(os.MkdirAll(m.manifests, 0o755))
 	m.configure(settings...)
 	m.join(m.cluster)
-	t.Cleanup(m.endWorker)
+	t.Cleanup(func() { harness.KillWorker(t, m.certs) })
 	return m
 }
 
@@ -85,78 +88,22 @@ func (m *machine) join(cluster *testbed.ControlPlane) {
 	m.write(m.bootstrap, cluster.BootstrapKubeconfig(token))
 }
 
-// endWorker ends a worker that the test left behind.
-func (m *machine) endWorker() {
-	id := m.certs.Worker()
-	if !id.Alive() {
-		return
-	}
-	if p, err := os.FindProcess(id.PID); err == nil {
-		_ = p.Kill()
-	}
-	m.eventually("the worker ends", func() bool { return !id.Alive() })
-}
-
-func (m *machine) eventually(what string, condition func() bool) {
-	m.t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !condition(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			m.t.Fatalf("not in time: %s", what)
-		}
-	}
-}
-
-// result is what came of a call of the plugin.
-type result struct {
-	code           int
-	stdout, stderr string
-	took           time.Duration
-}
-
 // run runs the plugin with the machine's configuration.
-func (m *machine) run(args ...string) result {
+func (m *machine) run(args ...string) harness.Result {
 	m.t.Helper()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(m.t.Context()), time.Minute)
 	defer cancel()
-	return execute(m.t, exec.CommandContext(ctx, shared.plugin, append(args, "--config="+m.config)...))
+	cmd := exec.CommandContext(ctx, shared.plugin, append(args, "--config="+m.config)...)
+	return harness.Run(m.t, cmd)
 }
 
-func execute(t *testing.T, cmd *exec.Cmd) result {
-	t.Helper()
-	var stdout, stderr bytes.Buffer
-	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = &stdout, &stderr, 5*time.Second
-	began := time.Now()
-	err := cmd.Run()
-	r := result{stdout: stdout.String(), stderr: stderr.String(), took: time.Since(began)}
-	var exit *exec.ExitError
-	if errors.As(err, &exit) {
-		r.code = exit.ExitCode()
-	} else if err != nil {
-		t.Fatal(err)
-	}
-	return r
-}
-
-func (m *machine) prepare() result {
+func (m *machine) prepare() harness.Result {
 	m.t.Helper()
 	r := m.run("prepare", "--env-file="+m.envFile, "--manifests="+m.manifests)
-	if r.stdout != "" {
-		m.t.Errorf("on standard output: %s", r.stdout)
+	if r.Stdout != "" {
+		m.t.Errorf("on standard output: %s", r.Stdout)
 	}
 	return r
-}
-
-// want checks the exit code and what was said.
-func (r result) want(t *testing.T, code int, says ...string) {
-	t.Helper()
-	if r.code != code {
-		t.Errorf("exit code %d, not %d: %s", r.code, code, r.stderr)
-	}
-	for _, text := range says {
-		if !strings.Contains(r.stderr, text) {
-			t.Errorf("it does not say %q: %s", text, r.stderr)
-		}
-	}
 }
 
 // requests returns the machine's requests.
@@ -177,7 +124,7 @@ func (m *machine) requests() []certificatesv1.CertificateSigningRequest {
 func (m *machine) sign(ca *testbed.CA, lifetime time.Duration) {
 	m.t.Helper()
 	var open *certificatesv1.CertificateSigningRequest
-	m.eventually("a request is filed", func() bool {
+	harness.Eventually(m.t, patience, "a request is filed", func() bool {
 		for _, r := range m.requests() {
 			if len(r.Status.Conditions) == 0 {
 				open = &r

@@ -13,6 +13,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -21,17 +22,17 @@ func TestSignerIsLate(t *testing.T) {
 	m := newMachine(t, "prepareWait: 30s")
 	const late = 2 * time.Second
 	wait := meanwhile(func() {
-		m.eventually("a request is filed", func() bool { return len(m.requests()) == 1 })
+		harness.Eventually(m.t, patience, "a request is filed", func() bool { return len(m.requests()) == 1 })
 		time.Sleep(late)
 		m.sign(m.cluster.ClientCA(), time.Hour)
 	})
 	first := m.prepare()
 	wait()
-	first.want(t, 0, "copied "+m.bootstrap, "wrote "+m.kubeconfig, "wrote "+m.envFile, "waiting up to 30s", "system:node:"+m.name+" has a certificate", "insecure sends no evidence")
-	if first.took < late {
-		t.Errorf("it did not wait: %s", first.took)
+	first.Want(t, 0, "copied "+m.bootstrap, "wrote "+m.kubeconfig, "wrote "+m.envFile, "waiting up to 30s", "system:node:"+m.name+" has a certificate", "insecure sends no evidence")
+	if first.Took < late {
+		t.Errorf("it did not wait: %s", first.Took)
 	}
-	t.Logf("prepare ended %s after it began, with a signer that was %s late", first.took.Round(time.Millisecond), late)
+	t.Logf("prepare ended %s after it began, with a signer that was %s late", first.Took.Round(time.Millisecond), late)
 	if got := m.whoami(); got != "system:node:"+m.name {
 		t.Errorf("kubectl with kubelet.conf is %q", got)
 	}
@@ -52,9 +53,9 @@ func TestSignerIsLate(t *testing.T) {
 	for range 2 {
 		before := m.tree()
 		again := m.prepare()
-		again.want(t, 0)
-		if again.stderr != "" || again.took > 5*time.Second {
-			t.Errorf("after %s: %s", again.took, again.stderr)
+		again.Want(t, 0)
+		if again.Stderr != "" || again.Took > 5*time.Second {
+			t.Errorf("after %s: %s", again.Took, again.Stderr)
 		}
 		if after := m.tree(); after != before {
 			t.Errorf("the second one changed\n%s\nto\n%s", before, after)
@@ -71,11 +72,11 @@ func TestHonestFailure(t *testing.T) {
 	m := newMachine(t, "prepareWait: 5s")
 	for range 2 { // systemd starts it again
 		r := m.prepare()
-		r.want(t, 23, "waiting up to 5s", "signer "+m.signer+" has not issued a certificate", "hint: ")
-		if r.took < 5*time.Second || r.took > 15*time.Second {
-			t.Errorf("it took %s", r.took)
+		r.Want(t, 23, "waiting up to 5s", "signer "+m.signer+" has not issued a certificate", "hint: ")
+		if r.Took < 5*time.Second || r.Took > 15*time.Second {
+			t.Errorf("it took %s", r.Took)
 		}
-		m.endWorker() // as systemd does
+		harness.KillWorker(t, m.certs) // as systemd does
 	}
 	if !m.copied() {
 		t.Error("there is no copy of the bootstrap credential")
@@ -85,7 +86,7 @@ func TestHonestFailure(t *testing.T) {
 	wait := meanwhile(func() { m.sign(m.cluster.ClientCA(), time.Hour) })
 	r := m.prepare()
 	wait()
-	r.want(t, 0, "has a certificate")
+	r.Want(t, 0, "has a certificate")
 	if got := m.whoami(); got != "system:node:"+m.name || len(m.requests()) != 1 || m.copied() {
 		t.Errorf("%q, %d requests, copied %v", got, len(m.requests()), m.copied())
 	}
@@ -94,12 +95,12 @@ func TestHonestFailure(t *testing.T) {
 func TestDenied(t *testing.T) {
 	m := newMachine(t, "prepareWait: 4s")
 	wait := meanwhile(func() {
-		m.eventually("a request is filed", func() bool { return len(m.requests()) == 1 })
+		harness.Eventually(m.t, patience, "a request is filed", func() bool { return len(m.requests()) == 1 })
 		m.must(m.cluster.Deny(t.Context(), m.requests()[0].Name, "NotOurs", "not in the inventory"))
 	})
 	r := m.prepare()
 	wait()
-	r.want(t, 21, "not in the inventory")
+	r.Want(t, 21, "not in the inventory")
 	if !m.copied() || len(m.requests()) != 1 {
 		t.Errorf("copied %v, %d requests", m.copied(), len(m.requests()))
 	}
@@ -110,9 +111,9 @@ func TestControlPlaneIsNotHeldBack(t *testing.T) {
 	m := newMachine(t)
 	m.write(filepath.Join(m.manifests, kubelet.ServerManifest), nil)
 	r := m.prepare()
-	r.want(t, 0, "wrote "+m.kubeconfig, "wrote "+m.envFile)
-	if r.took > 5*time.Second || strings.Contains(r.stderr, "waiting") || len(m.requests()) != 0 {
-		t.Errorf("after %s: %s", r.took, r.stderr)
+	r.Want(t, 0, "wrote "+m.kubeconfig, "wrote "+m.envFile)
+	if r.Took > 5*time.Second || strings.Contains(r.Stderr, "waiting") || len(m.requests()) != 0 {
+		t.Errorf("after %s: %s", r.Took, r.Stderr)
 	}
 	// The kubelet's first run of the plugin gets the certificate.
 	wait := meanwhile(func() { m.sign(m.cluster.ClientCA(), time.Hour) })
@@ -121,14 +122,14 @@ func TestControlPlaneIsNotHeldBack(t *testing.T) {
 	if got != "system:node:"+m.name {
 		t.Errorf("%q", got)
 	}
-	m.eventually("the worker deletes the copy", func() bool { return !m.copied() })
+	harness.Eventually(m.t, patience, "the worker deletes the copy", func() bool { return !m.copied() })
 }
 
 func enrolled(t *testing.T, settings ...string) *machine {
 	t.Helper()
 	m := newMachine(t, append(settings, "prepareWait: 30s")...)
 	wait := meanwhile(func() { m.sign(m.cluster.ClientCA(), time.Hour) })
-	m.prepare().want(t, 0, "has a certificate")
+	m.prepare().Want(t, 0, "has a certificate")
 	wait()
 	m.must(os.Remove(m.bootstrap))
 	return m
@@ -158,8 +159,8 @@ func TestCertificateHasRunOut(t *testing.T) {
 	t.Run("the copy was deleted", func(t *testing.T) {
 		m := enrolled(t)
 		m.expire()
-		m.prepare().want(t, 0)
-		m.run().want(t, 17, "no bootstrap kubeconfig", "hint: ")
+		m.prepare().Want(t, 0)
+		m.run().Want(t, 17, "no bootstrap kubeconfig", "hint: ")
 	})
 	t.Run("the copy was kept", func(t *testing.T) {
 		m := enrolled(t, "keepBootstrapCredential: true")
@@ -168,7 +169,7 @@ func TestCertificateHasRunOut(t *testing.T) {
 		}
 		m.expire()
 		before := time.Now()
-		m.prepare().want(t, 0)
+		m.prepare().Want(t, 0)
 		if took := time.Since(before); took > 5*time.Second {
 			t.Errorf("it blocked for %s", took)
 		}
@@ -185,7 +186,7 @@ func TestCertificateHasRunOut(t *testing.T) {
 func TestCopyIsDeletedLater(t *testing.T) {
 	m := enrolled(t, "keepBootstrapCredential: true")
 	m.configure()
-	m.prepare().want(t, 0, "deleted bootstrap.kubeconfig")
+	m.prepare().Want(t, 0, "deleted bootstrap.kubeconfig")
 	if m.copied() {
 		t.Error("it is still there")
 	}
@@ -198,7 +199,7 @@ func TestCopyOutlivesARejectedCertificate(t *testing.T) {
 	stranger, err := testbed.NewCA("stranger")
 	m.must(err)
 	m.install(stranger, time.Hour)
-	m.prepare().want(t, 0, "is kept for now", "401")
+	m.prepare().Want(t, 0, "is kept for now", "401")
 	if !m.copied() {
 		t.Error("it is gone")
 	}
@@ -218,9 +219,9 @@ func TestAPIServerIsAwayLater(t *testing.T) {
 	m.must(clientcmd.WriteToFile(*config, m.kubeconfig))
 	m.must(proxy.Close())
 	r := m.prepare()
-	r.want(t, 0, "is kept for now")
-	if r.took > 5*time.Second || !m.copied() {
-		t.Errorf("after %s, copied %v", r.took, m.copied())
+	r.Want(t, 0, "is kept for now")
+	if r.Took > 5*time.Second || !m.copied() {
+		t.Errorf("after %s, copied %v", r.Took, m.copied())
 	}
 }
 
@@ -230,22 +231,22 @@ func TestConfigurationIsBroken(t *testing.T) {
 	broken := func() { m.configure("nonsense: 1") }
 	broken()
 	r := m.prepare()
-	r.want(t, 10, "nonsense")
-	if r.took > 5*time.Second {
-		t.Errorf("it waited for %s", r.took)
+	r.Want(t, 10, "nonsense")
+	if r.Took > 5*time.Second {
+		t.Errorf("it waited for %s", r.Took)
 	}
 	if _, err := os.Stat(m.envFile); err != nil {
 		t.Errorf("the kubelet could join without attestation: %v", err)
 	}
 	m.configure("prepareWait: 30s")
 	wait := meanwhile(func() { m.sign(m.cluster.ClientCA(), time.Hour) })
-	m.prepare().want(t, 0, "has a certificate")
+	m.prepare().Want(t, 0, "has a certificate")
 	wait()
 	broken()
 	m.must(os.RemoveAll(filepath.Dir(m.envFile))) // after a boot
-	m.prepare().want(t, 0, "nonsense", "wrote "+m.envFile)
+	m.prepare().Want(t, 0, "nonsense", "wrote "+m.envFile)
 	m.expire()
-	m.prepare().want(t, 0, "nonsense")
+	m.prepare().Want(t, 0, "nonsense")
 }
 
 // kubeadm reset and a join to another cluster: the node is held back until that one has admitted it.
@@ -261,17 +262,17 @@ func TestJoinsAnotherCluster(t *testing.T) {
 	m.must(os.Remove(m.kubeconfig)) // kubeadm reset
 	m.join(other)
 	m.configure("prepareWait: 5s")
-	m.prepare().want(t, 23, "copied "+m.bootstrap, "wrote "+m.kubeconfig+", for the cluster at "+other.ServerURL())
-	m.endWorker()
+	m.prepare().Want(t, 23, "copied "+m.bootstrap, "wrote "+m.kubeconfig+", for the cluster at "+other.ServerURL())
+	harness.KillWorker(t, m.certs)
 	m.configure("prepareWait: 30s")
 	wait := meanwhile(func() { m.sign(other.ClientCA(), time.Hour) })
-	m.prepare().want(t, 0, "has a certificate")
+	m.prepare().Want(t, 0, "has a certificate")
 	wait()
 	if got := m.whoami(); got != "system:node:"+m.name || m.copied() {
 		t.Errorf("%q, copied %v", got, m.copied())
 	}
 	before := m.tree()
-	m.prepare().want(t, 0)
+	m.prepare().Want(t, 0)
 	if after := m.tree(); after != before {
 		t.Errorf("the next one changed\n%s\nto\n%s", before, after)
 	}
@@ -280,7 +281,7 @@ func TestJoinsAnotherCluster(t *testing.T) {
 // A reset ends the worker, takes what is ours, and leaves what is not.
 func TestReset(t *testing.T) {
 	m := newMachine(t, "prepareWait: 5s")
-	m.prepare().want(t, 23)
+	m.prepare().Want(t, 23)
 	worker := m.certs.Worker()
 	if !worker.Alive() {
 		t.Fatal("there is no worker to be ended")
@@ -288,12 +289,12 @@ func TestReset(t *testing.T) {
 	stranger := m.certs.File("stranger")
 	m.write(stranger, []byte("precious"))
 	m.must(os.Symlink(stranger, m.certs.File(cache.CurrentFile)))
-	reset := func(args ...string) result {
+	reset := func(args ...string) harness.Result {
 		return m.run(append([]string{"reset", "--env-file=" + m.envFile}, args...)...)
 	}
 
 	r := reset()
-	r.want(t, 0, "removed "+m.envFile, "removed "+m.certs.File(cache.PendingFile), "removed "+m.certs.File(cache.BootstrapFile), "removed "+m.certs.File(cache.LockFile),
+	r.Want(t, 0, "removed "+m.envFile, "removed "+m.certs.File(cache.PendingFile), "removed "+m.certs.File(cache.BootstrapFile), "removed "+m.certs.File(cache.LockFile),
 		"left alone: "+m.certs.File(cache.CurrentFile)+": is a symbolic link")
 	if worker.Alive() {
 		t.Error("the worker lives")
@@ -307,14 +308,14 @@ func TestReset(t *testing.T) {
 	m.must(os.Remove(m.certs.File(cache.CurrentFile)))
 	m.must(os.Remove(stranger))
 
-	reset("--kubeconfig").want(t, 0, "removed "+m.kubeconfig, "removed "+m.certs.Path())
+	reset("--kubeconfig").Want(t, 0, "removed "+m.kubeconfig, "removed "+m.certs.Path())
 	before := m.tree()
-	reset("--kubeconfig").want(t, 0, "nothing to remove")
+	reset("--kubeconfig").Want(t, 0, "nothing to remove")
 	if after := m.tree(); after != before {
 		t.Errorf("the second one changed\n%s\nto\n%s", before, after)
 	}
 	m.write(m.kubeconfig, m.cluster.AdminKubeconfig())
-	reset("--kubeconfig").want(t, 0, "left alone", "client certificate")
+	reset("--kubeconfig").Want(t, 0, "left alone", "client certificate")
 	if _, err := os.Stat(m.kubeconfig); err != nil {
 		t.Error(err)
 	}
@@ -333,21 +334,21 @@ func TestKubeconfigByHand(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m.must(os.Remove(m.kubeconfig))
 			printed := m.run(append([]string{"kubeconfig"}, args...)...)
-			printed.want(t, 0)
-			m.run(append([]string{"kubeconfig", "--write=" + m.kubeconfig}, args...)...).want(t, 0, "wrote "+m.kubeconfig)
-			if data, err := os.ReadFile(m.kubeconfig); err != nil || string(data) != printed.stdout {
+			printed.Want(t, 0)
+			m.run(append([]string{"kubeconfig", "--write=" + m.kubeconfig}, args...)...).Want(t, 0, "wrote "+m.kubeconfig)
+			if data, err := os.ReadFile(m.kubeconfig); err != nil || string(data) != printed.Stdout {
 				t.Errorf("%v: written and printed differ", err)
 			}
 			if got := m.whoami(); got != "system:node:"+m.name {
 				t.Errorf("%q", got)
 			}
 			before := m.tree()
-			m.run(append([]string{"kubeconfig", "--write=" + m.kubeconfig}, args...)...).want(t, 0, "is as it should be")
+			m.run(append([]string{"kubeconfig", "--write=" + m.kubeconfig}, args...)...).Want(t, 0, "is as it should be")
 			if after := m.tree(); after != before {
 				t.Error("it was touched")
 			}
 		})
 	}
 	m.write(m.kubeconfig, m.cluster.AdminKubeconfig())
-	m.run("kubeconfig", "--write="+m.kubeconfig).want(t, 29, "client certificate", "hint: ")
+	m.run("kubeconfig", "--write="+m.kubeconfig).Want(t, 29, "client certificate", "hint: ")
 }

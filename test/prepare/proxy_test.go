@@ -124,11 +124,11 @@ func unitEnvironment(t *testing.T, proxy *httpProxy) []string {
 // mustJoin has the machine attest through the proxy, and then be the node through it.
 func (d usualPlaces) mustJoin(t *testing.T, proxy *httpProxy, name string) {
 	t.Helper()
-	d.run("kubelet-authenticator prepare").want(t, 0, "system:node:"+name+" has a certificate")
+	d.run("kubelet-authenticator prepare").Want(t, 0, "system:node:"+name+" has a certificate")
 	if proxy.forget(t) == 0 {
 		t.Error("the worker went past the proxy")
 	}
-	if r := d.run("kubectl --kubeconfig=" + kubelet.KubeconfigFile + " auth whoami"); r.code != 0 || !strings.Contains(r.stdout, "system:node:"+name) {
+	if r := d.run("kubectl --kubeconfig=" + kubelet.KubeconfigFile + " auth whoami"); r.Code != 0 || !strings.Contains(r.Stdout, "system:node:"+name) {
 		t.Errorf("%+v", r)
 	}
 	if proxy.forget(t) == 0 {
@@ -148,7 +148,7 @@ func TestNoProxy(t *testing.T) {
 	proxy := newHTTPProxy(t)
 	d := newHidden(t, "past-proxy", "")
 	d.env = append(d.env, "HTTPS_PROXY="+proxy.url, "NO_PROXY=10.0.0.0/8,.invalid")
-	d.run("kubelet-authenticator --wait-timeout=5s").want(t, 19, "kubernetes.invalid")
+	d.run("kubelet-authenticator --wait-timeout=5s").Want(t, 19, "kubernetes.invalid")
 	if n := proxy.forget(t); n != 0 {
 		t.Errorf("the proxy was asked %d times", n)
 	}
@@ -184,7 +184,7 @@ func TestProxyThatOpensTLS(t *testing.T) {
 	proxy := newHTTPProxyTo(t, opener.URL)
 	d := newHidden(t, "opened", "")
 	d.env = append(d.env, "HTTPS_PROXY="+proxy.url)
-	d.run("kubelet-authenticator --wait-timeout=5s").want(t, 26)
+	d.run("kubelet-authenticator --wait-timeout=5s").Want(t, 26)
 	if proxy.forget(t) == 0 {
 		t.Error("it went past the proxy")
 	}
@@ -197,7 +197,7 @@ func TestProxyByHand(t *testing.T) {
 	}
 	proxy := newHTTPProxy(t)
 	d := newHidden(t, "by-hand", "")
-	d.run(strings.Replace(commands[0], documentedProxy, proxy.url, 1)).want(t, 0)
+	d.run(strings.Replace(commands[0], documentedProxy, proxy.url, 1)).Want(t, 0)
 	if proxy.forget(t) == 0 {
 		t.Error("it went past the proxy")
 	}

@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
 // A leader with an identity of its own that is killed, and started again at once, leads on: it is not missed until its Lease has run out, and the one
@@ -47,7 +48,7 @@ func TestKilledLeaderLeadsOn(t *testing.T) {
 	before, renewed := term()
 	leads.kill(t)
 	leads.start(t)
-	eventually(t, deposed, "it leads again", func() bool { return leads.leads(t.Context()) })
+	harness.Eventually(t, deposed, "it leads again", func() bool { return leads.leads(t.Context()) })
 	after, again := term()
 	t.Logf("it leads on %s after it last renewed its Lease", again.Sub(renewed).Round(time.Millisecond))
 	if after != before {
@@ -59,5 +60,5 @@ func TestKilledLeaderLeadsOn(t *testing.T) {
 		other = pair[1]
 	}
 	leads.kill(t)
-	eventually(t, deposed, "the other one leads", func() bool { return other.leads(t.Context()) })
+	harness.Eventually(t, deposed, "the other one leads", func() bool { return other.leads(t.Context()) })
 }

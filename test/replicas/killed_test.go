@@ -16,6 +16,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
 // newDice returns what the times of a test are drawn with. SEED repeats them, as far as the machine does.
@@ -194,7 +195,7 @@ func leader(t *testing.T, replicas []*replica) *replica {
 	t.Helper()
 	var leads []*replica
 	began := time.Now()
-	eventually(t, deposed, "one leads", func() bool {
+	harness.Eventually(t, deposed, "one leads", func() bool {
 		leads = slices.DeleteFunc(slices.Clone(replicas), func(r *replica) bool { return !r.leads(t.Context()) })
 		return len(leads) > 0
 	})
@@ -210,7 +211,7 @@ func (c *crowd) killAtWork(t *testing.T, o *observer, r *replica) {
 	t.Helper()
 	var open int
 	var oldest time.Duration
-	eventually(t, deposed, "there is work, and all who wait for it have not waited for long", func() bool {
+	harness.Eventually(t, deposed, "there is work, and all who wait for it have not waited for long", func() bool {
 		open, oldest = o.Open(), c.oldest()
 		return open >= atWork && oldest < young
 	})

@@ -5,21 +5,17 @@ package replicas
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"syscall"
 	"testing"
 	"time"
-
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	clientauthentication "k8s.io/client-go/pkg/apis/clientauthentication/v1"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/fleet"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
 // machine is one that enrols by hand, or runs the plugin.
@@ -49,7 +45,7 @@ func newMachines(t *testing.T, prefix string, count int) []*machine {
 	for i, m := range made {
 		all[i] = &machine{m, token}
 		t.Cleanup(m.Stop)
-		t.Cleanup(all[i].stopWorker)
+		t.Cleanup(func() { harness.KillWorker(t, all[i].certs()) })
 	}
 	return all
 }
@@ -81,23 +77,15 @@ func (m *machine) plug(ctx context.Context) (time.Duration, error) {
 	if err := os.WriteFile(bootstrap, shared.BootstrapKubeconfig(m.token), 0o600); err != nil {
 		return 0, err
 	}
-	ask, err := json.Marshal(clientauthentication.ExecCredential{
-		TypeMeta: metav1.TypeMeta{APIVersion: clientauthentication.SchemeGroupVersion.String(), Kind: "ExecCredential"},
-		Spec: clientauthentication.ExecCredentialSpec{
-			Cluster: &clientauthentication.Cluster{Server: shared.ServerURL(), CertificateAuthorityData: shared.ServerCA()},
-		},
-	})
-	if err != nil {
-		return 0, err
-	}
 	began := time.Now()
 	for {
 		cmd := exec.CommandContext(ctx, shared.plugin, "--node-name="+m.Name, "--provider-id="+m.ProviderID(), "--tpm-device="+m.Chip.Socket(),
 			"--cert-dir="+m.certs().Path(), "--runtime-dir="+m.Dir, "--bootstrap-kubeconfig="+bootstrap)
-		cmd.Env = append(os.Environ(), "KUBERNETES_EXEC_INFO="+string(ask))
+		cmd.Env = harness.ExecEnv(shared.ControlPlane)
 		var stderr bytes.Buffer
 		cmd.Stderr = &stderr
-		if err = cmd.Run(); err == nil {
+		err := cmd.Run()
+		if err == nil {
 			break
 		}
 		if ctx.Err() != nil || cmd.ProcessState == nil {
@@ -114,10 +102,3 @@ func (m *machine) plug(ctx context.Context) (time.Duration, error) {
 }
 
 func (m *machine) certs() cache.Dir { return cache.At(filepath.Join(m.Dir, "certs")) }
-
-// stopWorker ends what a plugin may have left running.
-func (m *machine) stopWorker() {
-	for worker := m.certs().Worker(); worker.Alive(); time.Sleep(5 * time.Millisecond) {
-		_ = syscall.Kill(worker.PID, syscall.SIGKILL)
-	}
-}

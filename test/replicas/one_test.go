@@ -16,6 +16,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
 // A replica comes up without anything, says what it lacks, is ready when all is there, decides, and ends as told, with the Lease given back.
@@ -24,12 +25,12 @@ func TestOneReplica(t *testing.T) {
 	ca := without(t)
 	r := newReplica(t, "first", nil)
 	r.start(t)
-	eventually(t, 10*time.Second, "it is healthy", func() bool { code, _ := r.probe(t, "/healthz"); return code == http.StatusOK })
+	harness.Eventually(t, 10*time.Second, "it is healthy", func() bool { code, _ := r.probe(t, "/healthz"); return code == http.StatusOK })
 	lacks := func(missing ...string) {
 		t.Helper()
 		var code int
 		var body string
-		eventually(t, 10*time.Second, "not ready, for want of "+strings.Join(missing, ", "), func() bool {
+		harness.Eventually(t, 10*time.Second, "not ready, for want of "+strings.Join(missing, ", "), func() bool {
 			code, body = r.probe(t, "/readyz?verbose")
 			if (code == http.StatusOK) != (len(missing) == 0) || strings.Count(body, "[-]") != len(missing) {
 				return false
@@ -77,7 +78,7 @@ func TestOneReplica(t *testing.T) {
 
 	// One that stands by takes over at its next look.
 	r.ready(t)
-	eventually(t, 10*time.Second, "it leads", func() bool { return r.leads(t.Context()) })
+	harness.Eventually(t, 10*time.Second, "it leads", func() bool { return r.leads(t.Context()) })
 	second := newReplica(t, "second", nil)
 	second.ready(t)
 	time.Sleep(time.Second)

@@ -6,8 +6,6 @@ package kubeadm
 
 import (
 	"context"
-	"crypto/rand"
-	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -20,10 +18,8 @@ import (
 	"time"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/doctor"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
-	verifier "github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/attestor"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
@@ -100,7 +96,7 @@ type image struct {
 func (c *cluster) join(t *testing.T, name string, i image) *testbed.Machine {
 	t.Helper()
 	chip := swtpm.Start(t, swtpm.Options{Certified: []string{"ecc-p256"}})
-	c.attest(t, name, chip)
+	attestor.Start(t, c.ControlPlane, name, chip)
 	files := map[string]string{joinFile: c.KubeadmJoinConfig(testbed.KubeadmJoin{Name: name, Token: c.token, KubeletArgs: i.kubeletArgs})}
 	if i.dropIn {
 		content, err := os.ReadFile(filepath.Join(module, "packaging", "systemd", filepath.Base(dropInFile)))
@@ -142,31 +138,6 @@ func start(t *testing.T, options testbed.MachineOptions) *testbed.Machine {
 		}
 	})
 	return m
-}
-
-// attest has a node's requests answered.
-func (c *cluster) attest(t *testing.T, name string, chip *swtpm.TPM) {
-	t.Helper()
-	key := make([]byte, 32)
-	_, _ = rand.Read(key) // never fails
-	v, err := verifier.New(verifier.Config{
-		Roots: []*x509.Certificate{chip.CA.Root}, Intermediates: []*x509.Certificate{chip.CA.Intermediate},
-		PCRs: attestation.PCRSelection{Bank: "sha256", Indexes: []int{0, 7}}, ClusterUID: "0e4a9a4c-3a4e-4b1f-9f0b-6c2b1f6d2a11",
-		Keys: verifier.Keys{Current: "k1", ByID: map[string][]byte{"k1": key}},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	a := &attestor.Attestor{Cluster: c.ControlPlane, Verifier: v, NodeName: name, Lifetime: time.Hour}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	ended := make(chan error, 1)
-	go func() { ended <- a.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Errorf("attestor: %v", err)
-		}
-	})
 }
 
 // examine runs doctor on a machine.

@@ -5,7 +5,6 @@ package join
 
 import (
 	"context"
-	"crypto/rand"
 	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
@@ -24,12 +23,11 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/doctor"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
-	verifier "github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/attestor"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -68,18 +66,11 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // guide returns the code blocks of a guide, by language.
 func guide(t *testing.T, name string) map[string][]string {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(module, "docs", "integration", name))
-	must(t, err)
+	harness.Must(t, err)
 	found := map[string][]string{}
 	for i, part := range strings.Split(string(data), "```") {
 		if i%2 == 1 {
@@ -120,17 +111,17 @@ type cluster struct {
 func newCluster(t *testing.T) *cluster {
 	t.Helper()
 	cp, err := testbed.Start(t.Context(), testbed.Options{Progress: os.Stderr})
-	must(t, err)
+	harness.Must(t, err)
 	t.Cleanup(func() {
 		if err := cp.Stop(); err != nil {
 			t.Error(err)
 		}
 	})
-	must(t, cp.StartControllerManager(t.Context()))
+	harness.Must(t, cp.StartControllerManager(t.Context()))
 	_, err = cp.KubeadmInit(t.Context(), built.kubeadm)
-	must(t, err)
+	harness.Must(t, err)
 	c := &cluster{cp, filepath.Join(t.TempDir(), "admin.kubeconfig")}
-	must(t, cp.WriteKubeconfig(c.admin, cp.AdminUser()))
+	harness.Must(t, cp.WriteKubeconfig(c.admin, cp.AdminUser()))
 	manifests := filepath.Join(module, "packaging", "kubernetes")
 	c.kubectl(t, c.admin, "apply", "--filename="+filepath.Join(manifests, "namespace.yaml"), "--filename="+filepath.Join(manifests, "rbac.yaml"))
 	return c
@@ -139,7 +130,7 @@ func newCluster(t *testing.T) *cluster {
 func (c *cluster) kubectl(t *testing.T, kubeconfig string, args ...string) string {
 	t.Helper()
 	out, err := c.RunKubectl(t.Context(), kubeconfig, args...)
-	must(t, err)
+	harness.Must(t, err)
 	return out
 }
 
@@ -148,16 +139,16 @@ func (c *cluster) credential(t *testing.T, commands string) []byte {
 	t.Helper()
 	dir, etc := t.TempDir(), t.TempDir()
 	key, err := c.ClientCA().KeyPEM()
-	must(t, err)
-	must(t, os.MkdirAll(filepath.Join(etc, "kubernetes", "pki"), 0o700))
+	harness.Must(t, err)
+	harness.Must(t, os.MkdirAll(filepath.Join(etc, "kubernetes", "pki"), 0o700))
 	for path, content := range map[string][]byte{
 		filepath.Join(dir, "ca.crt"):                      c.ServerCA(),
 		filepath.Join(etc, "kubernetes", "pki", "ca.crt"): c.ClientCA().CertPEM(),
 		filepath.Join(etc, "kubernetes", "pki", "ca.key"): key,
 		filepath.Join(etc, "kubernetes", "admin.conf"):    c.AdminKubeconfig(),
 	} {
-		must(t, os.MkdirAll(filepath.Dir(path), 0o700))
-		must(t, os.WriteFile(path, content, 0o600))
+		harness.Must(t, os.MkdirAll(filepath.Dir(path), 0o700))
+		harness.Must(t, os.WriteFile(path, content, 0o600))
 	}
 	script := "mount --bind " + etc + " /etc\n" + strings.ReplaceAll(commands, documentedServer, c.ServerURL())
 	cmd := exec.CommandContext(t.Context(), "unshare", "--mount", "--propagation", "private", "sh", "-eu", "-c", script)
@@ -168,13 +159,13 @@ func (c *cluster) credential(t *testing.T, commands string) []byte {
 		t.Fatalf("%v: %s\n%s", err, commands, out)
 	}
 	made, err := clientcmd.LoadFromFile(filepath.Join(dir, "bootstrap.kubeconfig"))
-	must(t, err)
+	harness.Must(t, err)
 	for _, cluster := range made.Clusters {
 		cluster.CertificateAuthorityData = c.ServerCA() // here clients and API server have two CAs, kubeadm has one for both
 		cluster.Server = c.ServerURL()                  // kubeadm has it from the cluster, as a host without a scheme
 	}
 	data, err := clientcmd.Write(*made)
-	must(t, err)
+	harness.Must(t, err)
 	return data
 }
 
@@ -182,7 +173,7 @@ func (c *cluster) credential(t *testing.T, commands string) []byte {
 func (c *cluster) mustBeLet(t *testing.T, credential []byte, among []config.Bootstrapper) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "kubeconfig")
-	must(t, os.WriteFile(file, credential, 0o600))
+	harness.Must(t, os.WriteFile(file, credential, 0o600))
 	var review struct {
 		Status struct {
 			UserInfo struct {
@@ -191,7 +182,7 @@ func (c *cluster) mustBeLet(t *testing.T, credential []byte, among []config.Boot
 			}
 		}
 	}
-	must(t, yaml.Unmarshal([]byte(c.kubectl(t, file, "auth", "whoami", "--output=yaml")), &review))
+	harness.Must(t, yaml.Unmarshal([]byte(c.kubectl(t, file, "auth", "whoami", "--output=yaml")), &review))
 	who, listed := review.Status.UserInfo, false
 	for _, b := range among {
 		if b.Username == who.Username && strings.Contains(" "+strings.Join(who.Groups, " ")+" ", " "+b.Group+" ") {
@@ -209,34 +200,11 @@ func (c *cluster) mustBeLet(t *testing.T, credential []byte, among []config.Boot
 	}
 }
 
-// attest has a node's requests answered.
-func (c *cluster) attest(t *testing.T, name string, chip *swtpm.TPM) {
-	t.Helper()
-	key := make([]byte, 32)
-	_, _ = rand.Read(key) // never fails
-	v, err := verifier.New(verifier.Config{
-		Roots: []*x509.Certificate{chip.CA.Root}, Intermediates: []*x509.Certificate{chip.CA.Intermediate},
-		PCRs: attestation.PCRSelection{Bank: "sha256", Indexes: []int{0, 7}}, ClusterUID: "0e4a9a4c-3a4e-4b1f-9f0b-6c2b1f6d2a11",
-		Keys: verifier.Keys{Current: "k1", ByID: map[string][]byte{"k1": key}},
-	})
-	must(t, err)
-	a := &attestor.Attestor{Cluster: c.ControlPlane, Verifier: v, NodeName: name, Lifetime: time.Hour}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	ended := make(chan error, 1)
-	go func() { ended <- a.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Errorf("attestor: %v", err)
-		}
-	})
-}
-
 // newMachine starts one with the documented configuration file, a TPM and files of its own.
 func (c *cluster) newMachine(t *testing.T, name, config string, files map[string]string) *testbed.Machine {
 	t.Helper()
 	chip := swtpm.Start(t, swtpm.Options{Certified: []string{"ecc-p256"}})
-	c.attest(t, name, chip)
+	attestor.Start(t, c.ControlPlane, name, chip)
 	// The host may have no system UUID, or the same one as all of them.
 	files[configFile] = strings.Replace(config, "providerIDScheme: metal", "providerID: metal://"+name, 1) + "tpmDevice: " + tpmSocket + "\n"
 	files[caFile] = string(c.ServerCA())
@@ -244,7 +212,7 @@ func (c *cluster) newMachine(t *testing.T, name, config string, files map[string
 	options.Programs[pluginFile] = built.plugin
 	options.Binds[tpmSocket] = swtpm.NewProxy(t, chip).Socket()
 	m, err := testbed.StartMachine(t.Context(), options)
-	must(t, err)
+	harness.Must(t, err)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Log(m.Journal(context.WithoutCancel(t.Context()), "kubelet"))
@@ -260,7 +228,7 @@ func (c *cluster) newMachine(t *testing.T, name, config string, files map[string
 func (c *cluster) byUser(t *testing.T, name string) (managers, others map[string]int) {
 	t.Helper()
 	list, err := c.Client().CertificatesV1().CertificateSigningRequests().List(t.Context(), metav1.ListOptions{})
-	must(t, err)
+	harness.Must(t, err)
 	managers, others = map[string]int{}, map[string]int{}
 	for _, r := range list.Items {
 		block, _ := pem.Decode(r.Spec.Request)
@@ -298,7 +266,7 @@ func (c *cluster) mustBecomeReady(t *testing.T, name string) {
 func TestBootstrapByExecDocument(t *testing.T) {
 	documented := readByExec(t)
 	bootstrappers, err := config.Parse([]byte("apiVersion: controller.attestation.cluster.x-k8s.io/v1alpha1\nkind: NodeAttestationControllerConfiguration\n" + documented.bootstrappers))
-	must(t, err)
+	harness.Must(t, err)
 	if len(bootstrappers.Bootstrappers) != 2 {
 		t.Fatalf("%+v", bootstrappers.Bootstrappers)
 	}
@@ -321,11 +289,11 @@ func TestBootstrapByExecDocument(t *testing.T) {
 			}
 			if row.dropIn {
 				data, err := os.ReadFile(filepath.Join(module, "packaging", "systemd", filepath.Base(dropInFile)))
-				must(t, err)
+				harness.Must(t, err)
 				files[dropInFile] = string(data)
 			}
 			m := c.newMachine(t, name, documented.config, files)
-			must(t, m.WriteFile(staticFile, credential, 0o600))
+			harness.Must(t, m.WriteFile(staticFile, credential, 0o600))
 			run := func(command string) (string, error) { return m.Run(t.Context(), strings.Fields(command)...) }
 
 			out, err := run(documented.validate)
@@ -378,12 +346,12 @@ func failing(t *testing.T, m *testbed.Machine) []string {
 func registration(t *testing.T, c *cluster) string {
 	t.Helper()
 	var join struct{ NodeRegistration map[string]any }
-	must(t, yaml.Unmarshal([]byte(c.KubeadmJoinConfig(testbed.KubeadmJoin{Kubeconfig: discoveryFile})), &join))
+	harness.Must(t, yaml.Unmarshal([]byte(c.KubeadmJoinConfig(testbed.KubeadmJoin{Kubeconfig: discoveryFile})), &join))
 	delete(join.NodeRegistration, "name") // the host's
 	data, err := yaml.Marshal(join.NodeRegistration)
-	must(t, err)
+	harness.Must(t, err)
 	inline, err := yaml.YAMLToJSON(data)
-	must(t, err)
+	harness.Must(t, err)
 	return string(inline)
 }
 
@@ -391,7 +359,7 @@ func registration(t *testing.T, c *cluster) string {
 func TestJoinConfiguration(t *testing.T) {
 	discovery := filepath.Join(t.TempDir(), "discovery.conf")
 	documented := readByExec(t)
-	must(t, os.WriteFile(discovery, []byte(documented.discovery), 0o600))
+	harness.Must(t, os.WriteFile(discovery, []byte(documented.discovery), 0o600))
 	text := strings.Replace(documented.joinFile, discoveryFile, discovery, 1)
 	for name, c := range map[string]struct {
 		text string
@@ -403,7 +371,7 @@ func TestJoinConfiguration(t *testing.T) {
 		"no such file":     {documented.joinFile, false},
 	} {
 		file := filepath.Join(t.TempDir(), "join.yaml")
-		must(t, os.WriteFile(file, []byte(c.text), 0o600))
+		harness.Must(t, os.WriteFile(file, []byte(c.text), 0o600))
 		out, err := exec.CommandContext(t.Context(), built.kubeadm, "config", "validate", "--config="+file).CombinedOutput()
 		if (err == nil) != c.good {
 			t.Errorf("%s: %v: %s", name, err, out)

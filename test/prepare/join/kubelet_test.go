@@ -12,6 +12,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -39,7 +40,7 @@ func nodeIP(t *testing.T, c *testbed.ControlPlane) string {
 			KubeletExtraArgs []struct{ Name, Value string }
 		}
 	}
-	must(t, yaml.Unmarshal([]byte(c.KubeadmJoinConfig(testbed.KubeadmJoin{Kubeconfig: discoveryFile})), &join))
+	harness.Must(t, yaml.Unmarshal([]byte(c.KubeadmJoinConfig(testbed.KubeadmJoin{Kubeconfig: discoveryFile})), &join))
 	for _, arg := range join.NodeRegistration.KubeletExtraArgs {
 		if arg.Name == "node-ip" {
 			return arg.Value
@@ -53,7 +54,7 @@ func nodeIP(t *testing.T, c *testbed.ControlPlane) string {
 func (c *cluster) bootstrapToken(t *testing.T) []byte {
 	t.Helper()
 	token, err := c.CreateBootstrapToken(t.Context(), time.Hour)
-	must(t, err)
+	harness.Must(t, err)
 	return c.BootstrapKubeconfig(token)
 }
 
@@ -71,7 +72,7 @@ func TestWithoutKubeadmDocument(t *testing.T) {
 		ownUnitFile: "[Service]\nExecStart=\nExecStart=/usr/bin/kubelet --kubeconfig=" + kubelet.KubeconfigFile + " --config=" + ownConfigFile +
 			" --node-ip=" + nodeIP(t, c.ControlPlane) + "\n",
 	})
-	must(t, m.WriteFile(staticFile, c.bootstrapToken(t), 0o600))
+	harness.Must(t, m.WriteFile(staticFile, c.bootstrapToken(t), 0o600))
 	for _, command := range [][]string{write, {"systemctl", "restart", "kubelet"}} {
 		if out, err := m.Run(t.Context(), command...); err != nil {
 			t.Fatalf("%v: %s", err, out)
@@ -116,7 +117,7 @@ func TestSandbox(t *testing.T) {
 		"/etc/kubernetes/manifests/.keep":       "",
 		kubelet.ConfigFile:                      config[0],
 	})
-	must(t, m.WriteFile(staticFile, c.bootstrapToken(t), 0o600))
+	harness.Must(t, m.WriteFile(staticFile, c.bootstrapToken(t), 0o600))
 	for _, row := range []struct {
 		unit string
 		good bool

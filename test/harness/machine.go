@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package harness
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"encoding/pem"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
+)
+
+// Machine is a computer with a software TPM, on which the plugin runs.
+type Machine struct {
+	// Name is its Node's.
+	Name       string
+	ProviderID string
+	// Dir is where all of its files are, the TPM's lock among them.
+	Dir  string
+	Chip *swtpm.TPM
+	// Device is what the plugin takes for the TPM: the chip, unless a test puts a proxy before it.
+	Device string
+	// Plugin is the program that it runs.
+	Plugin string
+	// Bootstrap is the path of its bootstrap kubeconfig.
+	Bootstrap string
+	// Signer is whom it asks; the plugin's default where it is empty.
+	Signer string
+	// Args are added to the plugin's flags.
+	Args []string
+}
+
+// NewMachine returns a machine with a TPM of its own, which ends with the test, and without a credential.
+func NewMachine(t testing.TB, plugin, name string, chip swtpm.Options) *Machine {
+	t.Helper()
+	return MachineOf(t.TempDir(), swtpm.Start(t, chip), plugin, name)
+}
+
+// MachineOf returns a machine with hardware that there is.
+func MachineOf(dir string, chip *swtpm.TPM, plugin, name string) *Machine {
+	return &Machine{
+		Name: name, ProviderID: "test://" + name, Dir: dir, Chip: chip, Device: chip.Socket(), Plugin: plugin,
+		Bootstrap: filepath.Join(dir, "bootstrap.kubeconfig"),
+	}
+}
+
+// Certs is the certificate directory.
+func (m *Machine) Certs() cache.Dir { return cache.At(filepath.Join(m.Dir, "certs")) }
+
+// Flags are what the kubelet's kubeconfig gives the plugin.
+func (m *Machine) Flags() []string {
+	flags := []string{
+		"--node-name=" + m.Name, "--provider-id=" + m.ProviderID, "--tpm-device=" + m.Device, "--cert-dir=" + m.Certs().Path(),
+		"--runtime-dir=" + m.Dir, "--bootstrap-kubeconfig=" + m.Bootstrap,
+	}
+	if m.Signer != "" {
+		flags = append(flags, "--signer-name="+m.Signer)
+	}
+	return append(flags, m.Args...)
+}
+
+// Run runs the plugin once, as a kubelet of the cluster does.
+func (m *Machine) Run(t testing.TB, cluster *testbed.ControlPlane, extra ...string) Result {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), m.Plugin, append(m.Flags(), extra...)...) //nolint:gosec // G204: the test built it
+	cmd.Env = ExecEnv(cluster)
+	return RunPlugin(t, cmd)
+}
+
+// Enrols has the plugin get a certificate of the cluster's for the machine, or print the one that it has.
+func (m *Machine) Enrols(t testing.TB, cluster *testbed.ControlPlane) Result {
+	t.Helper()
+	r := m.Run(t, cluster)
+	if r.Code != 0 || r.Leaf.Subject.CommonName != "system:node:"+m.Name {
+		t.Fatalf("%s: exit code %d: %s", m.Name, r.Code, r.Stderr)
+	}
+	return r
+}
+
+// Loses removes everything that the plugin remembers.
+func (m *Machine) Loses(t testing.TB) {
+	t.Helper()
+	WorkerEnds(t, m.Certs())
+	Must(t, os.RemoveAll(m.Certs().Path()))
+}
+
+// Inventory is what identify prints on machines: a document for each.
+func Inventory(t testing.TB, machines ...*Machine) []byte {
+	t.Helper()
+	var all bytes.Buffer
+	for _, m := range machines {
+		cmd := exec.CommandContext(t.Context(), m.Plugin, append([]string{"identify"}, m.Flags()...)...) //nolint:gosec // G204: the test built it
+		r := Run(t, cmd)
+		if r.Code != 0 {
+			t.Fatalf("identify on %s: exit code %d: %s", m.Name, r.Code, r.Stderr)
+		}
+		all.WriteString("---\n" + r.Stdout)
+	}
+	return all.Bytes()
+}
+
+// TestNode is a Node's name that no other test has.
+func TestNode(t testing.TB) string {
+	return strings.ToLower(strings.NewReplacer("/", ".", "_", "-").Replace(t.Name()))
+}
+
+// Requests returns the requests of a cluster that claim a node name: hellos, and others.
+func Requests(t testing.TB, cluster *testbed.ControlPlane, node string) (hellos, others []certificatesv1.CertificateSigningRequest) {
+	t.Helper()
+	list, err := cluster.Client().CertificatesV1().CertificateSigningRequests().List(context.WithoutCancel(t.Context()), metav1.ListOptions{})
+	Must(t, err)
+	for _, item := range list.Items {
+		block, _ := pem.Decode(item.Spec.Request)
+		request, err := x509.ParseCertificateRequest(block.Bytes)
+		switch {
+		case err != nil || request.Subject.CommonName != "system:node:"+node:
+		case item.Spec.SignerName == attestation.HelloSignerName:
+			hellos = append(hellos, item)
+		default:
+			others = append(others, item)
+		}
+	}
+	return hellos, others
+}

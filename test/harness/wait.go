@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package harness has what the suites of test/ share beside the test bed: waits for a condition,
+// calls of the plugin as client-go makes them, machines with a software TPM, and the requests that
+// they file. A suite adds what only it needs.
+package harness
+
+import (
+	"os"
+	"testing"
+	"time"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
+)
+
+// pollInterval is how often a condition is looked at.
+const pollInterval = 20 * time.Millisecond
+
+// Eventually waits until a condition holds. limit has slack for a busy machine: a test that passes
+// does not wait for it.
+func Eventually(t testing.TB, limit time.Duration, what string, condition func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(limit); !condition(); time.Sleep(pollInterval) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within %s: %s", limit, what)
+		}
+	}
+}
+
+// EventuallyOf is Eventually for a condition that needs a running process. The test fails at once if
+// the process has ended.
+func EventuallyOf(t testing.TB, process *testbed.Process, limit time.Duration, what string, condition func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(limit); !condition(); {
+		select {
+		case <-process.Done():
+			t.Fatalf("the process has ended before %s: %v\n%s", what, process.Err(), process.LogTail())
+		case <-time.After(pollInterval):
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("not within %s: %s\n%s", limit, what, process.LogTail())
+		}
+	}
+}
+
+// Never checks for a while that a condition does not hold. It always takes the whole duration. Use it
+// only where no event shows that the decision has been made.
+func Never(t testing.TB, duration time.Duration, what string, condition func() bool) {
+	t.Helper()
+	for end := time.Now().Add(duration); ; time.Sleep(pollInterval) {
+		if condition() {
+			t.Fatalf("within %s: %s", duration, what)
+		}
+		if time.Now().After(end) {
+			return
+		}
+	}
+}
+
+// Must ends the test on an error.
+func Must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// WriteFile writes a file that only its owner may read.
+func WriteFile(t testing.TB, path string, data []byte) {
+	t.Helper()
+	Must(t, os.WriteFile(path, data, 0o600))
+}
