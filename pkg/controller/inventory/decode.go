@@ -13,27 +13,27 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 )
 
-// entry is a machine as it is written: by hand, with its keys in eks, or by `kubelet-authenticator identify`, with them in device.
-type entry struct {
+// machineEntry is a machine as it is written: by hand, with its keys in eks, or by `kubelet-authenticator identify`, with them in device.
+type machineEntry struct {
 	// line is where it begins.
 	line    int
 	machine Machine
 	// addresses have the lines on which they stand.
-	addresses []located
+	addresses []textAt
 	provider  string
 	device    bool
-	eks       []key
+	eks       []ekEntry
 }
 
-// key is an EK with the line on which it stands.
-type key struct {
+// ekEntry is an EK with the line on which it stands.
+type ekEntry struct {
 	line int
 	EK
 	certificate bool
 }
 
-// located is a text with the line on which it stands.
-type located struct {
+// textAt is a text with the line on which it stands.
+type textAt struct {
 	line int
 	text string
 }
@@ -41,12 +41,12 @@ type located struct {
 // list is a document of its own kind.
 type list struct {
 	apiVersion, kind string
-	machines         []entry
+	machines         []machineEntry
 	given            bool
 }
 
 // decodeAll returns all entries of a stream of documents.
-func decodeAll(data []byte) (entries []entry, documents int, err error) {
+func decodeAll(data []byte) (entries []machineEntry, documents int, err error) {
 	for _, part := range split(data) {
 		decoder := yaml.NewDecoder(bytes.NewReader(part.content))
 		for {
@@ -77,14 +77,14 @@ func decodeAll(data []byte) (entries []entry, documents int, err error) {
 	return entries, documents, nil
 }
 
-// part is some of the lines, beginning with the one of that number.
-type part struct {
+// chunk is some of the lines, beginning with the one of that number.
+type chunk struct {
 	line    int
 	content []byte
 }
 
 // syntaxError has the YAML library count lines from the beginning of the whole.
-func (p part) syntaxError(err error) error {
+func (p chunk) syntaxError(err error) error {
 	padded := append(bytes.Repeat([]byte("\n"), p.line-1), p.content...)
 	decoder := yaml.NewDecoder(bytes.NewReader(padded))
 	for {
@@ -102,8 +102,8 @@ func (p part) syntaxError(err error) error {
 // split cuts where one output of identify, or one list, follows another without a separator, as cat leaves them: before a line
 // that begins with "{", "device:" or "apiVersion:", if there has been one since the last separator. In one document neither can come twice.
 // After "..." it cuts, too: the YAML library would want "---" next.
-func split(data []byte) []part {
-	var parts []part
+func split(data []byte) []chunk {
+	var parts []chunk
 	begin, line, first := 0, 1, 1
 	begun := false
 	for at := 0; at < len(data); line++ {
@@ -116,18 +116,18 @@ func split(data []byte) []part {
 		case hasPrefix(rest, "---"):
 			begun = false
 		case hasPrefix(rest, "..."):
-			parts = append(parts, part{first, data[begin : at+next]})
+			parts = append(parts, chunk{first, data[begin : at+next]})
 			begin, first, begun = at+next, line+1, false
 		case hasPrefix(rest, "{"), hasPrefix(rest, "device:"), hasPrefix(rest, "apiVersion:"):
 			if begun {
-				parts = append(parts, part{first, data[begin:at]})
+				parts = append(parts, chunk{first, data[begin:at]})
 				begin, first = at, line
 			}
 			begun = true
 		}
 		at += next
 	}
-	return append(parts, part{first, data[begin:]})
+	return append(parts, chunk{first, data[begin:]})
 }
 
 func hasPrefix(data []byte, prefix string) bool { return bytes.HasPrefix(data, []byte(prefix)) }
@@ -145,12 +145,12 @@ func (d decoderAt) errorf(n *yaml.Node, format string, arguments ...any) error {
 func (d decoderAt) line(n *yaml.Node) int { return d.before + n.Line }
 
 // document decodes either a list or one machine.
-func (d decoderAt) document(n *yaml.Node) ([]entry, error) {
+func (d decoderAt) document(n *yaml.Node) ([]machineEntry, error) {
 	l := list{}
 	isList := n.Kind == yaml.MappingNode && has(n, "apiVersion", "kind", "machines")
 	if !isList {
 		e, err := d.machine(n)
-		return []entry{e}, err
+		return []machineEntry{e}, err
 	}
 	err := d.mapping(n, "a list of machines", map[string]field{
 		"apiVersion": d.text(&l.apiVersion),
@@ -186,8 +186,8 @@ func has(n *yaml.Node, keys ...string) bool {
 	return false
 }
 
-func (d decoderAt) machine(n *yaml.Node) (entry, error) {
-	e := entry{line: d.line(n)}
+func (d decoderAt) machine(n *yaml.Node) (machineEntry, error) {
+	e := machineEntry{line: d.line(n)}
 	var ignored string
 	err := d.mapping(n, "a machine", map[string]field{
 		"name":       d.text(&e.machine.Name),
@@ -195,7 +195,7 @@ func (d decoderAt) machine(n *yaml.Node) (entry, error) {
 		"providerID": d.text(&e.machine.ProviderID),
 		"addresses": func(n *yaml.Node) error {
 			return d.sequence(n, func(n *yaml.Node) error {
-				address := located{line: d.line(n)}
+				address := textAt{line: d.line(n)}
 				err := d.text(&address.text)(n)
 				e.addresses = append(e.addresses, address)
 				return err
@@ -218,13 +218,13 @@ func (d decoderAt) machine(n *yaml.Node) (entry, error) {
 	if err == nil && e.device && has(n, "eks") {
 		err = d.errorf(n, "a machine has eks or a device, not both")
 	}
-	return e, named(err, e.machine)
+	return e, withMachine(err, e.machine)
 }
 
-func (d decoderAt) keys(into *[]key) field {
+func (d decoderAt) keys(into *[]ekEntry) field {
 	return func(n *yaml.Node) error {
 		return d.sequence(n, func(n *yaml.Node) error {
-			k := key{line: d.line(n)}
+			k := ekEntry{line: d.line(n)}
 			var ignored string
 			err := d.mapping(n, "an EK", map[string]field{
 				"fingerprint": d.text(&k.Fingerprint),
@@ -252,7 +252,7 @@ func (d decoderAt) keys(into *[]key) field {
 
 // mapping refuses each field that is not known, one in another case included, and each that comes twice.
 func (d decoderAt) mapping(n *yaml.Node, what string, fields map[string]field) error {
-	if err := d.plain(n); err != nil {
+	if err := d.checkPlain(n); err != nil {
 		return err
 	}
 	if n.Kind != yaml.MappingNode {
@@ -280,7 +280,7 @@ func (d decoderAt) mapping(n *yaml.Node, what string, fields map[string]field) e
 }
 
 func (d decoderAt) sequence(n *yaml.Node, element field) error {
-	if err := d.plain(n); err != nil {
+	if err := d.checkPlain(n); err != nil {
 		return err
 	}
 	if n.Kind != yaml.SequenceNode {
@@ -297,7 +297,7 @@ func (d decoderAt) sequence(n *yaml.Node, element field) error {
 // text takes a value as it is written: a fingerprint may look like a number, a node's name like a truth value.
 func (d decoderAt) text(into *string) field {
 	return func(n *yaml.Node) error {
-		if err := d.plain(n); err != nil {
+		if err := d.checkPlain(n); err != nil {
 			return err
 		}
 		if n.Kind != yaml.ScalarNode || n.ShortTag() == "!!null" {
@@ -311,8 +311,8 @@ func (d decoderAt) text(into *string) field {
 	}
 }
 
-// plain refuses what makes YAML say something else than it shows.
-func (d decoderAt) plain(n *yaml.Node) error {
+// checkPlain refuses what makes YAML say something else than it shows.
+func (d decoderAt) checkPlain(n *yaml.Node) error {
 	switch {
 	case n.Kind == yaml.AliasNode || n.Anchor != "":
 		return d.errorf(n, "anchors and aliases are not taken")

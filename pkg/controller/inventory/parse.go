@@ -55,8 +55,8 @@ func (e *Error) Error() string {
 	return where + e.Problem
 }
 
-// named says which machine an error is about, as far as that is known.
-func named(err error, m Machine) error {
+// withMachine says which machine an error is about, as far as that is known.
+func withMachine(err error, m Machine) error {
 	var e *Error
 	if errors.As(err, &e) && e.Machine == "" {
 		if e.Machine = m.Name; e.Machine == "" {
@@ -83,14 +83,14 @@ func Parse(data []byte) (*Inventory, error) {
 		return nil, &Error{Problem: "it is empty; without machines it is kind " + Kind + " with machines: []"}
 	}
 	inventory := &Inventory{byEK: map[string]int{}, byName: map[string]int{}, byNodeName: map[string]int{}, byToken: map[string]int{}}
-	claims := claims{}
+	claims := claimSet{}
 	for i := range entries {
 		e := &entries[i]
 		if err := e.check(); err != nil {
-			return nil, named(err, e.machine)
+			return nil, withMachine(err, e.machine)
 		}
 		if err := claims.add(e); err != nil {
-			return nil, named(err, e.machine)
+			return nil, withMachine(err, e.machine)
 		}
 		inventory.machines = append(inventory.machines, e.machine)
 		inventory.byName[e.machine.Name], inventory.byNodeName[e.machine.NodeName] = i, i
@@ -105,7 +105,7 @@ func Parse(data []byte) (*Inventory, error) {
 }
 
 // check judges one entry by itself and completes its machine.
-func (e *entry) check() error {
+func (e *machineEntry) check() error {
 	m := &e.machine
 	if m.Name == "" {
 		m.Name = m.NodeName
@@ -149,7 +149,7 @@ func (e *entry) check() error {
 	return nil
 }
 
-func (e *entry) errorf(format string, arguments ...any) error {
+func (e *machineEntry) errorf(format string, arguments ...any) error {
 	return &Error{Line: e.line, Problem: fmt.Sprintf(format, arguments...)}
 }
 
@@ -157,7 +157,7 @@ func isTokenID(id string) bool {
 	return len(id) == 6 && strings.Trim(id, "abcdefghijklmnopqrstuvwxyz0123456789") == ""
 }
 
-func (k *key) problem() string {
+func (k *ekEntry) problem() string {
 	switch {
 	case !isFingerprint(k.Fingerprint):
 		return fmt.Sprintf("the EK's fingerprint %.80q is not a SHA-256 in lower-case hex", k.Fingerprint)
@@ -201,11 +201,11 @@ func (m *Machine) addAddress(address string) string {
 	return ""
 }
 
-// claims are the machines that hold what only one may have, by kind and value.
-type claims map[[2]string]*entry
+// claimSet are the machines that hold what only one may have, by kind and value.
+type claimSet map[[2]string]*machineEntry
 
 // add takes all that e claims, or says which machine claimed it before.
-func (c claims) add(e *entry) error {
+func (c claimSet) add(e *machineEntry) error {
 	m := &e.machine
 	// A node's name is a DNS name that it may want in its serving certificate: no other machine may have it as an address.
 	own := [][2]string{{"name", m.Name}, {"DNS name or nodeName", m.NodeName}}
