@@ -157,7 +157,7 @@ func truncateNote(note string) string { return note[:min(len(note), maxNote)] }
 func (e *engine) serve(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	settings, err := e.settings.Of(config.Workload{
+	settings, err := e.settings.ForWorkload(config.Workload{
 		UID: e.plan.uid, Namespace: e.plan.cluster.Namespace, KeySecret: keySecret(client.ObjectKeyFromObject(e.plan.cluster)).Name,
 		ApproveOnly: e.plan.approveOnly, ForbiddenAddresses: e.plan.forbiddenAddresses, UnattestedNodes: e.plan.unattestedNodes,
 	})

@@ -77,7 +77,7 @@ func TestStartKillStop(t *testing.T) {
 
 // What is written is what was configured, and no more than a person would write.
 func TestConfigurationFile(t *testing.T) {
-	c, err := New(Options{Dir: t.TempDir(), Configure: func(c *config.Config) { c.Audit = true; c.BootCounters = config.Required }})
+	c, err := New(Options{Dir: t.TempDir(), Configure: func(c *config.Config) { c.Audit = true; c.BootCounters = "Required" }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +88,7 @@ func TestConfigurationFile(t *testing.T) {
 	if _, err := config.New(read); err != nil {
 		t.Fatal(err)
 	}
-	if !read.Audit || read.BootCounters != config.Required || read.HealthBindAddress != c.health.Addr() || read.WaitDeadline != config.Default().WaitDeadline {
+	if !read.Audit || read.BootCounters != "Required" || read.HealthBindAddress != c.health.Addr() || read.WaitDeadline != config.Default().WaitDeadline {
 		t.Errorf("%+v", read)
 	}
 	if content, err := os.ReadFile(c.ConfigFile()); err != nil || strings.Contains(string(content), "waitDeadline") {

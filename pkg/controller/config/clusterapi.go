@@ -21,9 +21,9 @@ const userServiceAccount = "system:serviceaccount:"
 // checkClusterAPI sets what is not set, too.
 func (s *Settings) checkClusterAPI() error {
 	if s.config.Token == "" {
-		s.config.Token = Off
+		s.config.Token = modeOff
 		if s.config.ClusterAPI != nil {
-			s.config.Token = Required
+			s.config.Token = modeRequired
 		}
 	}
 	if s.config.ClusterAPI == nil {
@@ -130,23 +130,23 @@ type Workload struct {
 	UnattestedNodes []string
 }
 
-// Of returns the settings of one workload cluster.
-func (s *Settings) Of(w Workload) (*Settings, error) {
-	of := *s
-	of.config.ClusterUID, of.config.Namespace, of.config.ChallengeKeySecret = w.UID, w.Namespace, w.KeySecret
-	of.config.UnattestedNodes = w.UnattestedNodes
-	if len(of.config.Serving.Signers) > 0 {
-		of.config.Serving.ForbiddenAddresses = slices.Concat(s.config.Serving.ForbiddenAddresses, w.ForbiddenAddresses)
+// ForWorkload returns the settings of one workload cluster.
+func (s *Settings) ForWorkload(w Workload) (*Settings, error) {
+	copied := *s
+	copied.config.ClusterUID, copied.config.Namespace, copied.config.ChallengeKeySecret = w.UID, w.Namespace, w.KeySecret
+	copied.config.UnattestedNodes = w.UnattestedNodes
+	if len(copied.config.Serving.Signers) > 0 {
+		copied.config.Serving.ForbiddenAddresses = slices.Concat(s.config.Serving.ForbiddenAddresses, w.ForbiddenAddresses)
 	}
 	if w.ApproveOnly {
-		of.config.Signing = Signing{Mode: ApproveOnly}
+		copied.config.Signing = Signing{Mode: ApproveOnly}
 	}
-	of.tpm.ClusterUID = w.UID
-	if err := of.makeRules(); err != nil {
+	copied.tpm.ClusterUID = w.UID
+	if err := copied.makeRules(); err != nil {
 		return nil, err
 	}
-	return &of, nil
+	return &copied, nil
 }
 
-// anyCluster stands for a cluster while a configuration is checked that is for several.
-var anyCluster = Workload{UID: "any", ForbiddenAddresses: []string{"127.0.0.1"}}
+// placeholderWorkload stands for a cluster while a configuration is checked that is for several.
+var placeholderWorkload = Workload{UID: "any", ForbiddenAddresses: []string{"127.0.0.1"}}

@@ -181,11 +181,11 @@ type Mode string
 
 // The modes of a rule.
 const (
-	Required Mode = "Required"
-	Warn     Mode = "Warn"
-	Off      Mode = "Off"
-	// Recover is for credential alone.
-	Recover Mode = "Recover"
+	modeRequired Mode = "Required"
+	modeWarn     Mode = "Warn"
+	modeOff      Mode = "Off"
+	// modeRecover is for credential alone.
+	modeRecover Mode = "Recover"
 )
 
 // BindingsMode is what becomes of ClusterRoleBindings with which kube-controller-manager approves without attestation.
@@ -193,8 +193,8 @@ type BindingsMode string
 
 // The modes of such bindings.
 const (
-	Report BindingsMode = "Report"
-	Remove BindingsMode = "Remove"
+	bindingsReport BindingsMode = "Report"
+	bindingsRemove BindingsMode = "Remove"
 )
 
 // Policies is what the controller expects of the admission policies.
@@ -264,11 +264,11 @@ func Default() Config {
 		Lifetimes: Lifetimes{
 			Default: duration(limits.Default), Min: duration(limits.Min), Max: duration(limits.Max), Backdate: duration(limits.Backdate),
 		},
-		Credential:            Recover,
-		BootCounters:          Warn,
+		Credential:            modeRecover,
+		BootCounters:          modeWarn,
 		WaitDeadline:          duration(verifier.DefaultWaitDeadline),
-		AutoApprovingBindings: Report,
-		Policies:              Policies{Mode: Required},
+		AutoApprovingBindings: bindingsReport,
+		Policies:              Policies{Mode: modeRequired},
 		Rates:                 Rates{PerRequester: rate(rates.Requester), PerCluster: rate(rates.Cluster), PerMachine: rate(rates.Machine)},
 		ChallengeKeySecret:    "node-attestation-controller-key",
 		LeaderElection:        LeaderElection{Enabled: true, LeaseName: "node-attestation-controller"},
@@ -277,8 +277,8 @@ func Default() Config {
 	}
 }
 
-// DefaultSigners are those that are decided for where none is given.
-func DefaultSigners() []Signer {
+// defaultSigners are those that are decided for where none is given.
+func defaultSigners() []Signer {
 	return []Signer{{Name: tpmSigner}}
 }
 

@@ -295,10 +295,10 @@ func TestSettingsMakeAController(t *testing.T) {
 	if _, ok := settings.Machines(nil).(*sources.ConfigMapInventory); !ok {
 		t.Errorf("%T", settings.Machines(nil))
 	}
-	if _, ok := settings.CA(nil).(*signing.Files); !ok {
-		t.Errorf("%T", settings.CA(nil))
+	if _, ok := settings.ca(nil).(*signing.Files); !ok {
+		t.Errorf("%T", settings.ca(nil))
 	}
-	if settings, err = newSettings(with("signing: {mode: ApproveOnly}", "signers: [{name: a.b/c}]")); err != nil || settings.CA(nil) != nil {
+	if settings, err = newSettings(with("signing: {mode: ApproveOnly}", "signers: [{name: a.b/c}]")); err != nil || settings.ca(nil) != nil {
 		t.Error("there is a CA", err)
 	}
 	if _, err := settings.Verifier(verifiertpm.Keys{}); err == nil {
@@ -348,13 +348,13 @@ func TestWorkloadClusters(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c := all.Config(); c.Token != Required || c.ClusterAPI.User != DefaultUser || !slices.Equal(c.ClusterAPI.NodeNames, []verifier.NameSource{verifier.NameMachine}) {
+	if c := all.Config(); c.Token != modeRequired || c.ClusterAPI.User != DefaultUser || !slices.Equal(c.ClusterAPI.NodeNames, []verifier.NameSource{verifier.NameMachine}) {
 		t.Errorf("%+v", c)
 	}
 	if want := []string{"system:serviceaccounts", "system:serviceaccounts:node-attestation-system", "system:authenticated"}; !slices.Equal(all.Config().ClusterAPI.Groups(), want) {
 		t.Errorf("%q", all.Config().ClusterAPI.Groups())
 	}
-	of, err := all.Of(Workload{UID: "u", Namespace: "n", KeySecret: "s", ForbiddenAddresses: []string{"10.96.0.0/12"}, UnattestedNodes: []string{"cp"}})
+	of, err := all.ForWorkload(Workload{UID: "u", Namespace: "n", KeySecret: "s", ForbiddenAddresses: []string{"10.96.0.0/12"}, UnattestedNodes: []string{"cp"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -367,14 +367,14 @@ func TestWorkloadClusters(t *testing.T) {
 		t.Errorf("one cluster's changed what is common: %+v", c)
 	}
 	for name, w := range map[string]Workload{"no UID": {Namespace: "n"}, "an address that is none": {UID: "u", ForbiddenAddresses: []string{"*"}}, "a node that is none": {UID: "u", UnattestedNodes: []string{"*"}}} {
-		if _, err := all.Of(w); err == nil {
+		if _, err := all.ForWorkload(w); err == nil {
 			t.Errorf("%s passes", name)
 		}
 	}
 }
 
 func TestDefaultSignerIsThePlugins(t *testing.T) {
-	if got := DefaultSigners(); len(got) != 1 || got[0].Name != tpm.SignerName || got[0].Shared {
+	if got := defaultSigners(); len(got) != 1 || got[0].Name != tpm.SignerName || got[0].Shared {
 		t.Errorf("%+v", got)
 	}
 }
@@ -429,7 +429,7 @@ func TestConfigurationIsDocumented(t *testing.T) {
 	if got := strings.Count(table, "\n| `"); got != rows {
 		t.Errorf("%d rows for %d fields", got, rows)
 	}
-	if !strings.Contains(table, DefaultSigners()[0].Name) {
+	if !strings.Contains(table, defaultSigners()[0].Name) {
 		t.Error("signers: the default is not in its row")
 	}
 }

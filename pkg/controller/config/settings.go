@@ -48,7 +48,7 @@ type Settings struct {
 func New(c Config) (*Settings, error) {
 	s := &Settings{config: c}
 	for _, step := range []func() error{
-		s.checkClusterAPI, s.checkNames, s.checkSigning, s.checkInventory, s.checkBindings, s.checkPolicies, s.checkRates, s.makeTPM, s.makeOwnRules,
+		s.checkClusterAPI, s.checkNames, s.checkSigning, s.checkInventory, s.checkBindings, s.checkPolicies, s.checkRates, s.makeTPM, s.makeClusterRules,
 	} {
 		if err := step(); err != nil {
 			return nil, err
@@ -119,7 +119,7 @@ func (s *Settings) checkSigning() error {
 		return fmt.Errorf("signing.mode: %.64q is neither Sign nor ApproveOnly", g.Mode)
 	}
 	if s.config.Signers == nil {
-		s.config.Signers = DefaultSigners()
+		s.config.Signers = defaultSigners()
 	}
 	l := s.config.Lifetimes
 	s.limits = signing.Limits{Default: l.Default.Duration, Min: l.Min.Duration, Max: l.Max.Duration, Backdate: l.Backdate.Duration}
@@ -153,7 +153,7 @@ func (s *Settings) checkInventory() error {
 }
 
 func (s *Settings) checkBindings() error {
-	if mode := s.config.AutoApprovingBindings; mode != Report && mode != Remove {
+	if mode := s.config.AutoApprovingBindings; mode != bindingsReport && mode != bindingsRemove {
 		return fmt.Errorf("autoApprovingBindings: %.64q is not Report or Remove", mode)
 	}
 	return nil
@@ -161,7 +161,7 @@ func (s *Settings) checkBindings() error {
 
 func (s *Settings) checkPolicies() error {
 	p := s.config.Policies
-	if p.Mode != Required && p.Mode != Warn {
+	if p.Mode != modeRequired && p.Mode != modeWarn {
 		return fmt.Errorf("policies.mode: %.64q is not Required or Warn", p.Mode)
 	}
 	for i, name := range p.Controllers {
@@ -182,10 +182,10 @@ func (s *Settings) checkRates() error {
 	return nil
 }
 
-// makeOwnRules makes the rules of the one cluster, or only tries what they would be.
-func (s *Settings) makeOwnRules() error {
+// makeClusterRules makes the rules of the one cluster, or only tries what they would be.
+func (s *Settings) makeClusterRules() error {
 	if s.config.ClusterAPI != nil {
-		_, err := s.Of(anyCluster)
+		_, err := s.ForWorkload(placeholderWorkload)
 		return err
 	}
 	return s.makeRules()
@@ -226,9 +226,9 @@ func (s *Settings) makeRules() error {
 		mode  Mode
 		into  *verifier.Mode
 	}{{"token", c.Token, &policy.Token}, {"credential", c.Credential, &policy.Credential}, {"bootCounters", c.BootCounters, &policy.BootCounters}} {
-		mode, ok := map[Mode]verifier.Mode{Required: verifier.Required, Warn: verifier.Warn, Off: verifier.Off}[m.mode]
+		mode, ok := map[Mode]verifier.Mode{modeRequired: verifier.Required, modeWarn: verifier.Warn, modeOff: verifier.Off}[m.mode]
 		switch {
-		case m.mode == Recover && m.field == "credential":
+		case m.mode == modeRecover && m.field == "credential":
 			mode = verifier.Recover
 		case !ok && m.field == "credential":
 			return fmt.Errorf("credential: %.64q is not Recover, Required, Warn or Off", m.mode)
@@ -238,7 +238,7 @@ func (s *Settings) makeRules() error {
 		*m.into = mode
 	}
 	var ok bool
-	policy.EKNotNamed, ok = map[Mode]verifier.Mode{"": 0, Required: verifier.Required, Warn: verifier.Warn}[c.EKNotNamed]
+	policy.EKNotNamed, ok = map[Mode]verifier.Mode{"": 0, modeRequired: verifier.Required, modeWarn: verifier.Warn}[c.EKNotNamed]
 	if !ok {
 		return fmt.Errorf("ekNotNamed: %.64q is not Required or Warn", c.EKNotNamed)
 	}
@@ -314,7 +314,7 @@ func (s *Settings) makeTPM() error {
 	_, _ = rand.Read(key) // never fails
 	tried := *s
 	if s.config.ClusterAPI != nil {
-		tried.tpm.ClusterUID = anyCluster.UID
+		tried.tpm.ClusterUID = placeholderWorkload.UID
 	}
 	if _, err := tried.Verifier(tpm.Keys{Current: "none", ByID: map[string][]byte{"none": key}}); err != nil {
 		return fmt.Errorf("tpm: %w", err)
@@ -384,13 +384,13 @@ func (s *Settings) Verifier(keys tpm.Keys) (*tpm.Verifier, error) {
 	return tpm.New(c)
 }
 
-// CA returns the CA to sign with, nil if another signer issues.
-func (s *Settings) CA(reader client.Reader) signing.Source {
+// ca returns the CA to sign with, nil if another signer issues.
+func (s *Settings) ca(reader client.Reader) signing.Source {
 	switch g := s.config.Signing; {
 	case g.Mode != Sign:
 		return nil
 	case g.SecretName != "":
-		return sources.NewSecretCA(reader, s.named(g.SecretName))
+		return sources.NewSecretCA(reader, s.namespaced(g.SecretName))
 	default:
 		return signing.NewFiles(g.CAFile, g.KeyFile)
 	}
@@ -399,26 +399,26 @@ func (s *Settings) CA(reader client.Reader) signing.Source {
 // inventoryAge is how long a changed file may go unnoticed, and two seconds more while it is read. Many requests at once share one read.
 const inventoryAge = 500 * time.Millisecond
 
-// Machines are the machines of a cluster, and their bootstrap tokens.
-type Machines interface {
+// machineSource are the machines of a cluster, and their bootstrap tokens.
+type machineSource interface {
 	controller.MachineSource
 	controller.TokenSource
 }
 
-// Machines returns the source of machines, the inventory.
-func (s *Settings) Machines(reader client.Reader) Machines {
+// machineSource returns the source of machines, the inventory.
+func (s *Settings) Machines(reader client.Reader) machineSource {
 	if m := s.config.Inventory.ConfigMap; m != nil {
-		return sources.NewConfigMapInventory(reader, s.named(m.Name), m.Key)
+		return sources.NewConfigMapInventory(reader, s.namespaced(m.Name), m.Key)
 	}
 	return sources.NewInventory(s.config.Inventory.File, inventoryAge)
 }
 
 // Keys returns the store of challenge keys.
 func (s *Settings) Keys(reader client.Reader, writer client.Client) *sources.KeyStore {
-	return sources.NewKeyStore(reader, writer, s.named(s.config.ChallengeKeySecret), s.Verifier)
+	return sources.NewKeyStore(reader, writer, s.namespaced(s.config.ChallengeKeySecret), s.Verifier)
 }
 
-func (s *Settings) named(name string) types.NamespacedName {
+func (s *Settings) namespaced(name string) types.NamespacedName {
 	return types.NamespacedName{Namespace: s.config.Namespace, Name: name}
 }
 
@@ -426,11 +426,11 @@ func (s *Settings) named(name string) types.NamespacedName {
 // manager's Runnable.
 func (s *Settings) Controller(reader client.Reader, writer client.Client) (controller.Config, *sources.KeyStore) {
 	keys := s.Keys(reader, writer)
-	return s.Assemble(keys, s.Machines(reader), s.CA(reader)), keys
+	return s.Assemble(keys, s.Machines(reader), s.ca(reader)), keys
 }
 
 // Assemble returns the configuration of a controller with these keys, these machines and this CA, nil if another signer issues.
-func (s *Settings) Assemble(keys *sources.KeyStore, machines Machines, ca signing.Source) controller.Config {
+func (s *Settings) Assemble(keys *sources.KeyStore, machines machineSource, ca signing.Source) controller.Config {
 	providers := []controller.Provider{tpmprovider.Provider{Latest: keys.Verifier}}
 	if s.config.InsecureSigner != "" {
 		providers = append(providers, controller.FromSigner(verifier.InsecureProvider, controller.InsecureSigner{Tokens: machines}))
@@ -453,7 +453,7 @@ func (s *Settings) Assemble(keys *sources.KeyStore, machines Machines, ca signin
 
 // Bindings returns what bindings.Add is told.
 func (s *Settings) Bindings(metrics *telemetry.ClusterMetrics) bindings.Config {
-	return bindings.Config{Remove: s.config.AutoApprovingBindings == Remove, Audit: s.config.Audit, Metrics: metrics}
+	return bindings.Config{Remove: s.config.AutoApprovingBindings == bindingsRemove, Audit: s.config.Audit, Metrics: metrics}
 }
 
 // PolicyCheck returns what compares the admission policies of the cluster that nodes join with the
@@ -480,11 +480,10 @@ func (s *Settings) PolicyWatch(check *preflight.PolicyCheck, metrics *telemetry.
 	return preflight.WatchConfig{Check: check, Namespace: namespace, Audit: s.config.Audit, Metrics: metrics}
 }
 
-// Gate returns what lets enforcement start. The caller opens it before the manager starts, and adds
-// it to the manager. records reads records and Nodes past any cache. The policies are those that
-// have to be in force, unless the configuration says otherwise.
+// Gate returns what lets enforcement start. Whoever calls it opens it before the manager starts, and runs it, a manager's Runnable.
+// The policies are those that have to be in force, unless the configuration says otherwise.
 func (s *Settings) Gate(keys *sources.KeyStore, records client.Reader, metrics *telemetry.ClusterMetrics, log logr.Logger, policies ...*preflight.PolicyCheck) *preflight.Preflight {
-	if s.config.Policies.Mode != Required {
+	if s.config.Policies.Mode != modeRequired {
 		policies = nil
 	}
 	return &preflight.Preflight{
