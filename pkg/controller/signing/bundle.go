@@ -11,10 +11,10 @@ import (
 	"time"
 )
 
-// ParseBundle reads a CA as ParseCA does, but for the order of the certificates: while a CA is rotated, some are only to be trusted, such as the
+// parseBundle reads a CA as parseCA does, but for the order of the certificates: while a CA is rotated, some are only to be trusted, such as the
 // old root and the new one in Cluster API's <cluster>-ca. The key tells which of them signs; of several with that key it is the one that ends last
 // of those whose time it is.
-func ParseBundle(certificates, key []byte, now time.Time) (*CA, error) {
+func parseBundle(certificates, key []byte, now time.Time) (*CA, error) {
 	bundle, err := parseChain(certificates)
 	if err != nil {
 		return nil, err

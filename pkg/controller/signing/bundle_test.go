@@ -52,7 +52,7 @@ func TestParseBundle(t *testing.T) {
 			for _, a := range c.bundle {
 				bundle = append(bundle, a.certPEM()...)
 			}
-			ca, err := ParseBundle(bundle, c.key.keyPEM(), now())
+			ca, err := parseBundle(bundle, c.key.keyPEM(), now())
 			if c.says != "" {
 				var problem *CAError
 				if ca != nil || !errors.As(err, &problem) || !strings.Contains(err.Error(), c.says) {

@@ -40,17 +40,17 @@ type CAError struct {
 
 func (e *CAError) Error() string { return "signing CA: " + e.Problem }
 
-// CA is a key pair that may sign, and the chain above it. Only ParseCA makes one; the zero value signs nothing. It does not change.
+// CA is a key pair that may sign, and the chain above it. Only parseCA makes one; the zero value signs nothing. It does not change.
 type CA struct {
 	// chain holds the CA's own certificate, then each one's issuer as far as it was given.
 	chain []*x509.Certificate
 	key   crypto.Signer
 }
 
-// ParseCA reads a CA: in PEM its certificate, followed by those above it, if any, each the issuer of the one before, and its private key
+// parseCA reads a CA: in PEM its certificate, followed by those above it, if any, each the issuer of the one before, and its private key
 // (PKCS #1, PKCS #8 or SEC 1, not encrypted). Whatever keeps it from signing at the time now is a *CAError, which quotes
 // nothing of the key.
-func ParseCA(certificates, key []byte, now time.Time) (*CA, error) {
+func parseCA(certificates, key []byte, now time.Time) (*CA, error) {
 	chain, err := parseChain(certificates)
 	if err != nil {
 		return nil, err
@@ -204,8 +204,8 @@ func (ca *CA) checkTime(now time.Time) error {
 	return nil
 }
 
-// handedOut returns what goes with a node's certificate: all but a root, which whoever verifies has to have (RFC 8446, section 4.4.2).
-func (ca *CA) handedOut() []*x509.Certificate {
+// issuersForNode returns what goes with a node's certificate: all but a root, which whoever verifies has to have (RFC 8446, section 4.4.2).
+func (ca *CA) issuersForNode() []*x509.Certificate {
 	return slices.DeleteFunc(slices.Clone(ca.chain), selfSigned)
 }
 

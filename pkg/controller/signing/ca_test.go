@@ -36,7 +36,7 @@ func TestParseCATakesEachKindOfKey(t *testing.T) {
 			forms["PKCS #1"] = pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)})
 		}
 		for form, data := range forms {
-			ca, err := ParseCA(root.certPEM(), data, now())
+			ca, err := parseCA(root.certPEM(), data, now())
 			if err != nil {
 				t.Errorf("%s, %s: %v", name, form, err)
 				continue
@@ -88,7 +88,7 @@ func TestParseCAAllowsWhiteSpaceAround(t *testing.T) {
 	t.Parallel()
 	root := newAuthority(t, "root", "p256", nil, nil)
 	windows := bytes.ReplaceAll(root.certPEM(), []byte("\n"), []byte("\r\n"))
-	if _, err := ParseCA(append([]byte("\n\n "), windows...), append(root.keyPEM(), "\r\n\n"...), now()); err != nil {
+	if _, err := parseCA(append([]byte("\n\n "), windows...), append(root.keyPEM(), "\r\n\n"...), now()); err != nil {
 		t.Error(err)
 	}
 }
@@ -212,7 +212,7 @@ func TestParseCARefuses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			certificate, key := c.of()
-			ca, err := ParseCA(certificate, key, now())
+			ca, err := parseCA(certificate, key, now())
 			if err == nil || ca != nil {
 				t.Fatalf("was accepted: %v, %v", ca, err)
 			}

@@ -98,7 +98,7 @@ func keyPEM(key crypto.Signer) []byte {
 // parse returns the CA, with those above it.
 func (a *authority) parse(t testing.TB, above ...*authority) *CA {
 	t.Helper()
-	ca, err := ParseCA(a.certPEM(above...), a.keyPEM(), now())
+	ca, err := parseCA(a.certPEM(above...), a.keyPEM(), now())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -34,23 +34,23 @@ const (
 )
 
 const (
-	// shortest is what the API server demands of spec.expirationSeconds at least (certificates.k8s.io/v1); no certificate is made
+	// minLifetime is what the API server demands of spec.expirationSeconds at least (certificates.k8s.io/v1); no certificate is made
 	// that has less left.
-	shortest = 10 * time.Minute
-	// longest is the most that an operator may allow: 90 days.
-	longest = 2160 * time.Hour
+	minLifetime = 10 * time.Minute
+	// maxLifetime is the most that an operator may allow: 90 days.
+	maxLifetime = 2160 * time.Hour
 	// maxBackdate bounds what Limits may ask for.
 	maxBackdate = time.Hour
 	// maxNodeRSA is the largest modulus of a node's key, in bits (rule S3).
 	maxNodeRSA = 4096
 )
 
-// GrantError says why a grant cannot be signed, whatever the CA.
-type GrantError struct {
-	Problem string
+// grantError says why a grant cannot be signed, whatever the CA.
+type grantError struct {
+	problem string
 }
 
-func (e *GrantError) Error() string { return "node certificate: " + e.Problem }
+func (e *grantError) Error() string { return "node certificate: " + e.problem }
 
 // Grant is what a certificate is made of. Each value has to be a verified one.
 type Grant struct {
@@ -92,16 +92,16 @@ type Limits struct {
 
 // DefaultLimits returns what holds where the operator sets nothing.
 func DefaultLimits() Limits {
-	return Limits{Default: 168 * time.Hour, Min: shortest, Max: longest, Backdate: 5 * time.Minute}
+	return Limits{Default: 168 * time.Hour, Min: minLifetime, Max: maxLifetime, Backdate: 5 * time.Minute}
 }
 
 // Check returns an error unless 10m <= Min <= Default <= Max <= 2160h and 0 <= Backdate <= 1h.
 func (l Limits) Check() error {
 	switch {
-	case l.Min < shortest:
-		return fmt.Errorf("the shortest lifetime %s is less than %s", l.Min, shortest)
-	case l.Max > longest:
-		return fmt.Errorf("the longest lifetime %s is more than %s", l.Max, longest)
+	case l.Min < minLifetime:
+		return fmt.Errorf("the shortest lifetime %s is less than %s", l.Min, minLifetime)
+	case l.Max > maxLifetime:
+		return fmt.Errorf("the longest lifetime %s is more than %s", l.Max, maxLifetime)
 	case l.Default < l.Min || l.Default > l.Max:
 		return fmt.Errorf("the default lifetime %s is not between %s and %s", l.Default, l.Min, l.Max)
 	case l.Backdate < 0 || l.Backdate > maxBackdate:
@@ -111,7 +111,7 @@ func (l Limits) Check() error {
 }
 
 // Issue returns a client certificate for the node in PEM, followed by the CAs that are not roots. It begins Backdate ago, but not before
-// the CA, and ends when Limits and the CA's end allow. An error is a *CAError where another CA would do, and a *GrantError where
+// the CA, and ends when Limits and the CA's end allow. An error is a *CAError where another CA would do, and a *grantError where
 // none would.
 func Issue(ca *CA, grant Grant, limits Limits, now time.Time, random io.Reader) ([]byte, error) {
 	return sign(ca, grant, purpose{usage: x509.ExtKeyUsageClientAuth}, limits, now, random)
@@ -122,19 +122,19 @@ func IssueServing(ca *CA, grant ServingGrant, limits Limits, now time.Time, rand
 	for _, name := range grant.DNSNames {
 		last := name[strings.LastIndexByte(name, '.')+1:]
 		if len(validation.IsDNS1123Subdomain(name)) > 0 || strings.Trim(last, "0123456789") == "" {
-			return nil, &GrantError{fmt.Sprintf("%.253q is not a DNS-1123 subdomain, or looks like an IP", name)}
+			return nil, &grantError{fmt.Sprintf("%.253q is not a DNS-1123 subdomain, or looks like an IP", name)}
 		}
 	}
 	serving := purpose{usage: x509.ExtKeyUsageServerAuth, dnsNames: grant.DNSNames}
 	for _, ip := range grant.IPs {
 		if !ip.IsGlobalUnicast() || ip.Is4In6() || ip.Zone() != "" {
-			return nil, &GrantError{fmt.Sprintf("%.64q is not an address of one machine, or has a zone or two forms", ip)}
+			return nil, &grantError{fmt.Sprintf("%.64q is not an address of one machine, or has a zone or two forms", ip)}
 		}
 		serving.ips = append(serving.ips, ip.AsSlice())
 	}
 	count := len(grant.DNSNames) + len(grant.IPs)
 	if count == 0 || count > maxAddresses || repeats(grant.DNSNames) || repeats(grant.IPs) {
-		return nil, &GrantError{fmt.Sprintf("there are %d names and IPs, not 1 to %d, or one stands twice", count, maxAddresses)}
+		return nil, &grantError{fmt.Sprintf("there are %d names and IPs, not 1 to %d, or one stands twice", count, maxAddresses)}
 	}
 	return sign(ca, grant.Grant, serving, limits, now, random)
 }
@@ -178,7 +178,7 @@ func sign(ca *CA, grant Grant, use purpose, limits Limits, now time.Time, random
 		return nil, fmt.Errorf("sign certificate for node %s: what was signed is not what was meant: %w", grant.NodeName, err)
 	}
 	var out bytes.Buffer
-	for _, c := range append([]*x509.Certificate{leaf}, ca.handedOut()...) {
+	for _, c := range append([]*x509.Certificate{leaf}, ca.issuersForNode()...) {
 		if err := pem.Encode(&out, &pem.Block{Type: "CERTIFICATE", Bytes: c.Raw}); err != nil {
 			return nil, err
 		}
@@ -189,18 +189,18 @@ func sign(ca *CA, grant Grant, use purpose, limits Limits, now time.Time, random
 // plan returns the certificate that is to be, without its serial number.
 func plan(ca *CA, grant Grant, use purpose, limits Limits, now time.Time) (*x509.Certificate, error) {
 	if len(validation.IsDNS1123Subdomain(grant.NodeName)) > 0 {
-		return nil, &GrantError{fmt.Sprintf("the node name %.253q is not a DNS-1123 subdomain", grant.NodeName)}
+		return nil, &grantError{fmt.Sprintf("the node name %.253q is not a DNS-1123 subdomain", grant.NodeName)}
 	}
 	if err := checkNodeKey(grant.PublicKey); err != nil {
-		return nil, &GrantError{"the key will not do: " + err.Error()}
+		return nil, &grantError{"the key will not do: " + err.Error()}
 	}
 	spki, err := x509.MarshalPKIXPublicKey(grant.PublicKey)
 	if err != nil {
-		return nil, &GrantError{"the key does not encode"}
+		return nil, &grantError{"the key does not encode"}
 	}
 	subjectID, err := keyID(spki)
 	if err != nil {
-		return nil, &GrantError{"the key does not encode"}
+		return nil, &grantError{"the key does not encode"}
 	}
 	issuerID := ca.chain[0].SubjectKeyId
 	if len(issuerID) == 0 { // an old CA; RFC 5280, section 4.2.1.1 wants one in the node's certificate all the same
@@ -208,7 +208,7 @@ func plan(ca *CA, grant Grant, use purpose, limits Limits, now time.Time) (*x509
 			return nil, &CAError{"its key does not encode"}
 		}
 	}
-	for i, c := range ca.chain { // for client certificates, ParseCA has looked
+	for i, c := range ca.chain { // for client certificates, parseCA has looked
 		if !allows(c, use.usage) {
 			return nil, &CAError{fmt.Sprintf("certificate %d has extended key usages without server authentication", i+1)}
 		}
@@ -227,8 +227,8 @@ func plan(ca *CA, grant Grant, use purpose, limits Limits, now time.Time) (*x509
 	if end := ca.NotAfter().UTC(); end.Before(notAfter) {
 		notAfter = end
 	}
-	if notAfter.Sub(begin) < shortest {
-		return nil, &CAError{fmt.Sprintf("it ends at %s, and a certificate needs %s", notAfter.Format(time.RFC3339), shortest)}
+	if notAfter.Sub(begin) < minLifetime {
+		return nil, &CAError{fmt.Sprintf("it ends at %s, and a certificate needs %s", notAfter.Format(time.RFC3339), minLifetime)}
 	}
 	usage := x509.KeyUsageDigitalSignature
 	if _, ok := grant.PublicKey.(*rsa.PublicKey); ok {
@@ -256,8 +256,8 @@ func (l Limits) lifetime(expirationSeconds *int32) (time.Duration, error) {
 		return l.Default, nil
 	}
 	wish := time.Duration(*expirationSeconds) * time.Second
-	if wish < shortest {
-		return 0, &GrantError{fmt.Sprintf("a lifetime of %s is asked for, less than %s", wish, shortest)}
+	if wish < minLifetime {
+		return 0, &grantError{fmt.Sprintf("a lifetime of %s is asked for, less than %s", wish, minLifetime)}
 	}
 	return min(max(wish, l.Min), l.Max), nil
 }
@@ -396,10 +396,6 @@ func Fingerprint(chain []byte) (string, error) {
 	}
 	return fingerprint(block.Bytes), nil
 }
-
-// CredentialID returns what the API server notes of a request that is made with the certificate of that fingerprint:
-// extra[authentication.kubernetes.io/credential-id] (rule I4).
-func CredentialID(fingerprint string) string { return "X509SHA256=" + fingerprint }
 
 func fingerprint(der []byte) string {
 	sum := sha256.Sum256(der)

@@ -155,12 +155,12 @@ func TestLifetime(t *testing.T) {
 		wantFrom, want time.Duration // want 0: refused for the CA's sake
 	}{
 		"none":                          {want: 7 * day},
-		"the operator's default":        {limits: Limits{Default: day, Min: shortest, Max: longest}, want: day},
+		"the operator's default":        {limits: Limits{Default: day, Min: minLifetime, Max: maxLifetime}, want: day},
 		"a wish":                        {wish: seconds(3600), want: time.Hour},
 		"the least":                     {wish: seconds(600), want: 10 * time.Minute},
 		"the most":                      {wish: seconds(7776000), want: 2160 * time.Hour},
 		"too much":                      {wish: seconds(math.MaxInt32), want: 2160 * time.Hour},
-		"more than the operator allows": {wish: seconds(7 * 86400), limits: Limits{Default: time.Hour, Min: shortest, Max: day}, want: day},
+		"more than the operator allows": {wish: seconds(7 * 86400), limits: Limits{Default: time.Hour, Min: minLifetime, Max: day}, want: day},
 		"less than the operator allows": {wish: seconds(600), limits: Limits{Default: time.Hour, Min: time.Hour, Max: day}, want: time.Hour},
 		"to the CA's end":               {caTo: 3 * day, want: 3 * day},
 		"a wish to the CA's end":        {wish: seconds(4 * 86400), caTo: 3 * day, want: 3 * day},
@@ -168,8 +168,8 @@ func TestLifetime(t *testing.T) {
 		"ten minutes to the CA's end":                      {caTo: 10 * time.Minute, want: 10 * time.Minute},
 		"almost ten minutes to the CA's end":               {caTo: 10*time.Minute - time.Second},
 		"one second to the CA's end":                       {caTo: time.Second},
-		"backdated by the operator":                        {limits: Limits{Default: day, Min: shortest, Max: longest, Backdate: time.Hour}, wantFrom: -time.Hour, want: day},
-		"not backdated":                                    {limits: Limits{Default: day, Min: shortest, Max: longest}, want: day},
+		"backdated by the operator":                        {limits: Limits{Default: day, Min: minLifetime, Max: maxLifetime, Backdate: time.Hour}, wantFrom: -time.Hour, want: day},
+		"not backdated":                                    {limits: Limits{Default: day, Min: minLifetime, Max: maxLifetime}, want: day},
 		"a CA of three minutes ago":                        {caFrom: -3 * time.Minute, wantFrom: -3 * time.Minute, want: 7 * day},
 		"a CA of this second":                              {caFrom: time.Nanosecond, wantFrom: time.Nanosecond, want: 7 * day}, // as good as 0, which is none
 	} {
@@ -273,7 +273,7 @@ func TestIssueRefusesGrants(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			chain, err := Issue(ca, g, DefaultLimits(), now(), rand.Reader)
-			var problem *GrantError
+			var problem *grantError
 			if chain != nil || !errors.As(err, &problem) || strings.ContainsAny(err.Error(), "\n\x00") {
 				t.Errorf("got %q, %v", chain, err)
 			}
@@ -290,8 +290,8 @@ func TestIssueRefusesLimits(t *testing.T) {
 	for name, change := range map[string]func(*Limits){
 		"zero":                  func(l *Limits) { *l = Limits{} },
 		"no minimum":            func(l *Limits) { l.Min = 0 },
-		"too small a minimum":   func(l *Limits) { l.Min = shortest - 1 },
-		"too large a maximum":   func(l *Limits) { l.Max = longest + 1 },
+		"too small a minimum":   func(l *Limits) { l.Min = minLifetime - 1 },
+		"too large a maximum":   func(l *Limits) { l.Max = maxLifetime + 1 },
 		"no maximum":            func(l *Limits) { l.Max = 0 },
 		"no default":            func(l *Limits) { l.Default = 0 },
 		"default below minimum": func(l *Limits) { l.Min = l.Default + 1 },
@@ -457,9 +457,6 @@ func TestFingerprint(t *testing.T) {
 	}
 	if commented, err := Fingerprint(append([]byte("subject=CN = x\n"), chain...)); err != nil || commented != got {
 		t.Errorf("got %s, %v", commented, err)
-	}
-	if id := CredentialID(got); id != "X509SHA256="+got {
-		t.Errorf("credential ID %s", id)
 	}
 	for name, data := range map[string][]byte{
 		"nothing": nil, "no PEM": leaf.Raw, "a key": keyPEM(makeKeys()["p256"]),

@@ -104,7 +104,7 @@ func TestIssueServingClamps(t *testing.T) {
 		}).parse(t)
 		g := servingGrant()
 		g.ExpirationSeconds = c.wish
-		chain, err := IssueServing(ca, g, Limits{Default: time.Hour, Min: shortest, Max: 2 * time.Hour}, now(), rand.Reader)
+		chain, err := IssueServing(ca, g, Limits{Default: time.Hour, Min: minLifetime, Max: 2 * time.Hour}, now(), rand.Reader)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -159,7 +159,7 @@ func TestIssueServingRefusesGrants(t *testing.T) {
 		g := servingGrant()
 		bend(&g)
 		chain, err := IssueServing(ca, g, DefaultLimits(), now(), rand.Reader)
-		var problem *GrantError
+		var problem *grantError
 		if chain != nil || !errors.As(err, &problem) || strings.ContainsAny(err.Error(), "\n\x00") {
 			t.Errorf("%s: got %q, %v", name, chain, err)
 		}

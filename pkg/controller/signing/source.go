@@ -34,7 +34,7 @@ func FromSecret(data map[string][]byte, now time.Time) (*CA, error) {
 			return nil, &CAError{"the Secret has no " + key}
 		}
 	}
-	return ParseBundle(data[secretCertificate], data[secretKey], now)
+	return parseBundle(data[secretCertificate], data[secretKey], now)
 }
 
 // Files is a Source that reads two files. It reads them at each use, which costs less than a
@@ -48,7 +48,7 @@ type Files struct {
 	pair             lastgood.Value[*CA]
 }
 
-// NewFiles returns a Source for the files with the CA's certificate and with its key, as ParseCA
+// NewFiles returns a Source for the files with the CA's certificate and with its key, as parseCA
 // reads them. It reads nothing yet.
 func NewFiles(certificate, key string) *Files {
 	// An invalid pair may be a CA whose time has not come.
@@ -90,7 +90,7 @@ func (f *Files) refresh(now time.Time) error {
 	}
 	sums := [2][sha256.Size]byte{sha256.Sum256(certificate), sha256.Sum256(key)}
 	return f.pair.Offer(string(sums[0][:])+string(sums[1][:]), func() (*CA, error) {
-		ca, err := ParseCA(certificate, key, now)
+		ca, err := parseCA(certificate, key, now)
 		if err != nil {
 			return nil, fmt.Errorf("%s and %s: %w", f.certificate, f.key, err)
 		}
