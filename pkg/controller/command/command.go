@@ -22,16 +22,16 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
 )
 
-// DefaultConfigFile is read where --config names no other.
-const DefaultConfigFile = "/etc/node-attestation-controller/config.yaml"
+// defaultConfigFile is read where --config names no other.
+const defaultConfigFile = "/etc/node-attestation-controller/config.yaml"
 
 // The exit codes, the plugin's where they mean the same. 2 is left to the Go runtime, which uses it for a crash.
 const (
-	CodeUnexpected    = 1
-	CodeUsage         = 3
+	codeUnexpected    = 1
+	codeUsage         = 3
 	CodeConfiguration = 10
-	// CodeRefused says that verify was asked of a request which the policy does not pass.
-	CodeRefused = 21
+	// codeRefused says that verify was asked of a request which the policy does not pass.
+	codeRefused = 21
 )
 
 // Program is a binary's own part of the command line.
@@ -78,7 +78,7 @@ func (p Program) Run(ctx context.Context, process Process) int {
 	_, _ = fmt.Fprintf(i.Stderr, "%s: %s\n", controller.Name, text.Line(err.Error(), maxLine))
 	var f *failure
 	if !errors.As(err, &f) {
-		return CodeUnexpected
+		return codeUnexpected
 	}
 	if f.hint != "" {
 		_, _ = fmt.Fprintf(i.Stderr, "hint: %s\n", text.Line(f.hint, maxLine))
@@ -103,7 +103,7 @@ to end by SIGTERM or SIGINT.`,
 	root.SetErr(i.Stderr)
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage(err) })
-	root.PersistentFlags().StringVar(&i.file, "config", DefaultConfigFile, "configuration file, which has to exist")
+	root.PersistentFlags().StringVar(&i.file, "config", defaultConfigFile, "configuration file, which has to exist")
 	root.Flags().StringVar(&i.kubeconfig, "kubeconfig", "", "kubeconfig file (default: the pod's service account)")
 	root.Flags().StringVar(&i.watchFilter, "watch-filter", "", "clusterAPI.watchFilter of the configuration file, in its place")
 	root.Flags().StringVar(&i.leaderIdentity, "leader-identity", "", "who this replica is in the Lease, such as its pod's UID: one that is restarted leads on (default: a new one with each start)")
@@ -123,7 +123,7 @@ func noArgs(c *cobra.Command, args []string) error {
 	return nil
 }
 
-func usage(err error) error { return &failure{CodeUsage, "see --help", err} }
+func usage(err error) error { return &failure{codeUsage, "see --help", err} }
 
 // settings reads the configuration file and checks it.
 func (i *invocation) settings() (*config.Settings, error) {

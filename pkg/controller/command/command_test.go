@@ -47,9 +47,9 @@ func TestExitCodes(t *testing.T) {
 	}{
 		"version":              {[]string{"version"}, 0, ""},
 		"help":                 {[]string{"--help"}, 0, ""},
-		"an argument":          {[]string{"start"}, CodeUsage, `"start"`},
-		"an unknown flag":      {[]string{"--confg=x"}, CodeUsage, "--confg"},
-		"an output":            {[]string{"version", "-o", "yaml"}, CodeUsage, "yaml"},
+		"an argument":          {[]string{"start"}, codeUsage, `"start"`},
+		"an unknown flag":      {[]string{"--confg=x"}, codeUsage, "--confg"},
+		"an output":            {[]string{"version", "-o", "yaml"}, codeUsage, "yaml"},
 		"no file":              {[]string{"--config=/nonexistent"}, CodeConfiguration, "/nonexistent"},
 		"an empty name":        {[]string{"--config="}, CodeConfiguration, "none is named"},
 		"a broken file":        {[]string{"--config", write(t, good+"adit: true\n")}, CodeConfiguration, `"adit"`},
@@ -57,8 +57,8 @@ func TestExitCodes(t *testing.T) {
 		"no kubeconfig":        {[]string{"--config", write(t, good), "--kubeconfig=/nonexistent"}, CodeConfiguration, "/nonexistent"},
 		"not in a pod":         {[]string{"--config", write(t, good)}, CodeConfiguration, ""},
 		"software for a TPM":   {[]string{"--config", write(t, strings.Replace(inManagement, "ekSources: [Annotation]", "trustOnFirstUse: true", 1))}, CodeConfiguration, "clusterAPI.trustAnyTPM: true"},
-		"a filter for nothing": {[]string{"--config", write(t, good), "--watch-filter=x"}, CodeUsage, "--watch-filter"},
-		"nobody's identity":    {[]string{"--config", write(t, good), "--leader-identity=$(POD_NAME)_$(POD_UID)"}, CodeUsage, "--leader-identity"},
+		"a filter for nothing": {[]string{"--config", write(t, good), "--watch-filter=x"}, codeUsage, "--watch-filter"},
+		"nobody's identity":    {[]string{"--config", write(t, good), "--leader-identity=$(POD_NAME)_$(POD_UID)"}, codeUsage, "--leader-identity"},
 		"no Cluster API here":  {[]string{"--config", write(t, inManagement)}, CodeConfiguration, "clusterAPI"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -97,7 +97,7 @@ func TestExitCodesAreDocumented(t *testing.T) {
 		code, _ := strconv.Atoi(row[1])
 		got = append(got, code)
 	}
-	for _, code := range []int{0, CodeUnexpected, CodeUsage, CodeConfiguration, CodeRefused} {
+	for _, code := range []int{0, codeUnexpected, codeUsage, CodeConfiguration, codeRefused} {
 		found := false
 		for _, documented := range got {
 			found = found || documented == code

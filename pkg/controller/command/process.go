@@ -20,7 +20,7 @@ func (p Program) Main() int {
 	syscall.Umask(0o077)
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		_, _ = fmt.Fprintf(os.Stderr, "%s: prctl PR_SET_DUMPABLE: %v\n", controller.Name, err)
-		return CodeUnexpected
+		return codeUnexpected
 	}
 	ctx, cancel := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	defer cancel()

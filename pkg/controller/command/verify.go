@@ -72,26 +72,26 @@ The exit code is 0 if all pass, and 21 if one does not.`,
 	return c
 }
 
-// judge judges requests offline.
-type judge struct {
+// offlineJudge judges requests offline.
+type offlineJudge struct {
 	out      io.Writer
 	now      time.Time
 	settings *config.Settings
 	provider tpmprovider.Provider
 	machines []verifier.Machine
 	hasKeys  bool
-	requests []request
+	requests []requestFile
 }
 
-// request is one to be judged.
-type request struct {
+// requestFile is one to be judged.
+type requestFile struct {
 	file   string
 	object *certificatesv1.CertificateSigningRequest
 	// assumed says that all but spec.request was.
 	assumed bool
 }
 
-func (i *invocation) newJudge(ctx context.Context, machines, keys string, now time.Time) (*judge, error) {
+func (i *invocation) newJudge(ctx context.Context, machines, keys string, now time.Time) (*offlineJudge, error) {
 	settings, err := i.settings()
 	if err != nil {
 		return nil, err
@@ -99,7 +99,7 @@ func (i *invocation) newJudge(ctx context.Context, machines, keys string, now ti
 	if settings.Config().ClusterAPI != nil {
 		return nil, misconfigured(errors.New("verify judges for one cluster: it takes a configuration with clusterUID and inventory, and not clusterAPI"))
 	}
-	j := &judge{out: i.Stdout, now: now, settings: settings, hasKeys: keys != ""}
+	j := &offlineJudge{out: i.Stdout, now: now, settings: settings, hasKeys: keys != ""}
 	var source controller.MachineSource = sources.NewInventory(machines, 0)
 	if machines == "" {
 		if settings.Config().Inventory.ConfigMap != nil {
@@ -134,7 +134,7 @@ func readKeys(path string) (tpm.Keys, error) {
 }
 
 // verify judges all requests in the files.
-func (j *judge) verify(ctx context.Context, files []string) error {
+func (j *offlineJudge) verify(ctx context.Context, files []string) error {
 	for _, file := range files {
 		found, err := j.read(file)
 		if err == nil && len(found) == 0 {
@@ -152,7 +152,7 @@ func (j *judge) verify(ctx context.Context, files []string) error {
 		}
 	}
 	if refused > 0 {
-		return &failure{CodeRefused, "", fmt.Errorf("%d of %d requests do not pass", refused, len(j.requests))}
+		return &failure{codeRefused, "", fmt.Errorf("%d of %d requests do not pass", refused, len(j.requests))}
 	}
 	return nil
 }
@@ -160,7 +160,7 @@ func (j *judge) verify(ctx context.Context, files []string) error {
 // maxFile bounds a file, in bytes.
 const maxFile = 64 << 20
 
-func (j *judge) read(path string) ([]request, error) {
+func (j *offlineJudge) read(path string) ([]requestFile, error) {
 	file, err := os.Open(path)
 	if err != nil {
 		return nil, err
@@ -173,9 +173,9 @@ func (j *judge) read(path string) ([]request, error) {
 	case len(data) > maxFile:
 		return nil, fmt.Errorf("longer than %d bytes", maxFile)
 	case bytes.HasPrefix(data, []byte("-----BEGIN ")):
-		return []request{{file: path, object: j.assume(path, data), assumed: true}}, nil
+		return []requestFile{{file: path, object: j.assume(path, data), assumed: true}}, nil
 	}
-	var all []request
+	var all []requestFile
 	decoder := utilyaml.NewYAMLOrJSONDecoder(bytes.NewReader(data), 4096)
 	for {
 		var document json.RawMessage
@@ -191,7 +191,7 @@ func (j *judge) read(path string) ([]request, error) {
 			return nil, err
 		}
 		for _, object := range objects {
-			all = append(all, request{file: path, object: object})
+			all = append(all, requestFile{file: path, object: object})
 		}
 	}
 }
@@ -232,7 +232,7 @@ func objectsIn(document json.RawMessage) ([]*certificatesv1.CertificateSigningRe
 }
 
 // assume makes the object that a node with a bootstrap token would file with these bytes.
-func (j *judge) assume(path string, data []byte) *certificatesv1.CertificateSigningRequest {
+func (j *offlineJudge) assume(path string, data []byte) *certificatesv1.CertificateSigningRequest {
 	c := j.settings.Config()
 	object := &certificatesv1.CertificateSigningRequest{}
 	object.Name, object.UID = filepath.Base(path), "assumed"
@@ -263,7 +263,7 @@ func (j *judge) assume(path string, data []byte) *certificatesv1.CertificateSign
 }
 
 // decide has the rules decide on a request as the controller would.
-func (j *judge) decide(ctx context.Context, object *certificatesv1.CertificateSigningRequest, claim verifier.Claim) verifier.Decision {
+func (j *offlineJudge) decide(ctx context.Context, object *certificatesv1.CertificateSigningRequest, claim verifier.Claim) verifier.Decision {
 	in := verifier.Input{Now: j.now, Request: object, Machines: j.machines, Node: verifier.Absent}
 	if claim.Provider == j.provider.Name() {
 		if !claim.Hello {
@@ -280,7 +280,7 @@ func (j *judge) decide(ctx context.Context, object *certificatesv1.CertificateSi
 	return j.settings.Rules().Judge(in)
 }
 
-func (j *judge) named(name string) *certificatesv1.CertificateSigningRequest {
+func (j *offlineJudge) named(name string) *certificatesv1.CertificateSigningRequest {
 	for _, r := range j.requests {
 		if r.object.Name == name {
 			return r.object
@@ -322,7 +322,7 @@ func checkOf(reason verifier.Reason) string {
 }
 
 // show prints what becomes of a request, and reports whether it passes.
-func (j *judge) show(ctx context.Context, r request) bool {
+func (j *offlineJudge) show(ctx context.Context, r requestFile) bool {
 	claim, ours := j.settings.Rules().ParseClaim(r.object)
 	kind := "proof"
 	if claim.Hello {
@@ -372,6 +372,6 @@ func (j *judge) show(ctx context.Context, r request) bool {
 }
 
 // print prints a line. What a peer wrote is quoted.
-func (j *judge) print(format string, arguments ...any) {
+func (j *offlineJudge) print(format string, arguments ...any) {
 	_, _ = fmt.Fprintf(j.out, format+"\n", arguments...)
 }
