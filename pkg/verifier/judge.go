@@ -224,7 +224,7 @@ func (r *Rules) newEvaluation(in Input) *evaluation {
 
 // signedHere reports whether a request is for a signer that this controller may sign for.
 func (e *evaluation) signedHere() bool {
-	return !e.unattested && (!e.serving || e.rules.SignsServing(e.in.Request.Spec.SignerName))
+	return !e.unattested && (!e.serving || e.rules.signsServing(e.in.Request.Spec.SignerName))
 }
 
 // withoutOrphans returns the records that count, and those of machines that are gone.

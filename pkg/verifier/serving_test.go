@@ -346,7 +346,7 @@ func TestServingWithoutCA(t *testing.T) {
 			}
 		}
 	}
-	if rules := must(New(goodPolicy())); !rules.SignsServing(oursToServe) || rules.SignsServing(servingSigner) || rules.SignsServing("") || (*Rules)(nil).SignsServing(oursToServe) {
+	if rules := must(New(goodPolicy())); !rules.signsServing(oursToServe) || rules.signsServing(servingSigner) || rules.signsServing("") || (*Rules)(nil).signsServing(oursToServe) {
 		t.Error("another signer is ours")
 	}
 }

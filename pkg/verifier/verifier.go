@@ -15,8 +15,8 @@ type Reason string
 // ReasonRefused stands where no reason was given: the zero values refuse too.
 const ReasonRefused Reason = "Refused"
 
-// MaxMessage bounds the message of one refusal, in bytes.
-const MaxMessage = 256
+// maxMessage bounds the message of one refusal, in bytes.
+const maxMessage = 256
 
 // Refusal is one rule that a request failed.
 type Refusal struct {
@@ -42,8 +42,8 @@ type Refusals []Refusal
 // Add notes a failed rule. Whatever is not printable ASCII becomes a question mark.
 func (r *Refusals) Add(reason Reason, format string, arguments ...any) {
 	message := fmt.Sprintf(format, arguments...)
-	if len(message) > MaxMessage {
-		message = message[:MaxMessage-3] + "..."
+	if len(message) > maxMessage {
+		message = message[:maxMessage-3] + "..."
 	}
 	message = strings.Map(func(c rune) rune {
 		if c < ' ' || c > '~' {

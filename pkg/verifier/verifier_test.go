@@ -45,7 +45,7 @@ func TestAllFailedRulesInOneMessage(t *testing.T) {
 func TestPeersTextIsShortAndPrintable(t *testing.T) {
 	var r Refusals
 	r.Add("R", "%s", strings.Repeat("é\n\x1b[31m", 1000))
-	if got := r[0].Message; len(got) > MaxMessage || strings.ContainsAny(got, "\n\x1bé") {
+	if got := r[0].Message; len(got) > maxMessage || strings.ContainsAny(got, "\n\x1bé") {
 		t.Errorf("got %d bytes: %q", len(got), got)
 	}
 }

@@ -16,7 +16,7 @@ func logOf(size int) ([]byte, []attestation.PCR) {
 	values := map[uint32][]byte{0: append(make([]byte, 31), 3), 4: make([]byte, 32), 7: make([]byte, 32)}
 	log := eventLog(locality(3))
 	for i := 0; ; i++ {
-		e := event{[]uint32{0, 4, 7}[i%3], 8, bytes.Repeat([]byte{byte(i)}, 120)}
+		e := logEvent{[]uint32{0, 4, 7}[i%3], 8, bytes.Repeat([]byte{byte(i)}, 120)}
 		next := append(bytes.Clone(log), e.marshal(testAlgorithms())...)
 		if len(next) > size {
 			break

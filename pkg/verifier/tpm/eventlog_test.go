@@ -15,7 +15,7 @@ import (
 )
 
 // event is one of a log. Its digests are of data, in the order of the log's algorithms.
-type event struct {
+type logEvent struct {
 	pcr, kind uint32
 	data      []byte
 }
@@ -61,11 +61,11 @@ func digests(algorithms []logAlgorithm, data []byte) []byte {
 	return b
 }
 
-func (e event) marshal(algorithms []logAlgorithm) []byte {
+func (e logEvent) marshal(algorithms []logAlgorithm) []byte {
 	return join(le32(e.pcr), le32(e.kind), digests(algorithms, e.data), le32(uint32(len(e.data))), e.data)
 }
 
-func eventLog(events ...event) []byte {
+func eventLog(events ...logEvent) []byte {
 	b := logHeader(specEvent(testAlgorithms()...))
 	for _, e := range events {
 		b = append(b, e.marshal(testAlgorithms())...)
@@ -73,13 +73,13 @@ func eventLog(events ...event) []byte {
 	return b
 }
 
-func locality(n byte) event { return event{0, 3, append([]byte("StartupLocality\x00"), n)} }
+func locality(n byte) logEvent { return logEvent{0, 3, append([]byte("StartupLocality\x00"), n)} }
 
 // hcrtm is the event of a measurement before TPM2_Startup.
-func hcrtm() event { return event{0, eventHCRTM, []byte("HCRTM")} }
+func hcrtm() logEvent { return logEvent{0, eventHCRTM, []byte("HCRTM")} }
 
-func testEvents() []event {
-	return []event{
+func testEvents() []logEvent {
+	return []logEvent{
 		locality(3), {0, 8, []byte("version")}, {4, 3, []byte("no action, extends nothing")}, {7, 1, []byte("SecureBoot")},
 		{4, 5, []byte("boot loader")}, {0, 4, make([]byte, 4)}, {4, 4, make([]byte, 4)}, {7, 4, make([]byte, 4)}, {9, 13, []byte("initrd")},
 	}
@@ -130,28 +130,28 @@ func eventLogRows() []row {
 		{"event log: header alone", logged(header(spec)), false, reasons(reasonEventLogMismatch)},
 		{"event log: one byte", logged([]byte{0}), false, reasons(reasonEventLogMalformed)},
 		{"event log: cut short", logged(good[:len(good)-1]), false, reasons(reasonEventLogMalformed)},
-		{"event log: cut within digests", logged(oneMore(event{0, 1, nil}.marshal(testAlgorithms())[:40])), false, reasons(reasonEventLogMalformed)},
+		{"event log: cut within digests", logged(oneMore(logEvent{0, 1, nil}.marshal(testAlgorithms())[:40])), false, reasons(reasonEventLogMalformed)},
 		{"event log: zeros after", logged(append(bytes.Clone(good), 0, 0, 0, 0)), false, reasons(reasonEventLogMalformed)},
 		{"event log: an event left out", logged(without(4)), false, reasons(reasonEventLogMismatch)},
 		{"event log: an event of PCR 0 left out", logged(without(1)), false, reasons(reasonEventLogMismatch)},
-		{"event log: an event too many", logged(oneMore(event{7, 1, []byte("x")}.marshal(testAlgorithms()))), false, reasons(reasonEventLogMismatch)},
+		{"event log: an event too many", logged(oneMore(logEvent{7, 1, []byte("x")}.marshal(testAlgorithms()))), false, reasons(reasonEventLogMismatch)},
 		{"event log: in another order", logged(eventLog(swapped...)), false, reasons(reasonEventLogMismatch)},
 		{"event log: another boot loader", logged(eventLog(altered...)), false, reasons(reasonEventLogMismatch)},
 		{"event log: startup locality left out", logged(without(0)), false, reasons(reasonEventLogMismatch)},
-		{"event log: another startup locality", logged(eventLog(append([]event{locality(4)}, testEvents()[1:]...)...)), false, reasons(reasonEventLogMismatch)},
-		{"event log: H-CRTM, and PCR 0 did not start there", logged(eventLog(append([]event{hcrtm()}, testEvents()...)...)), false, reasons(reasonEventLogMismatch)},
-		{"event log: H-CRTM in the place of the startup locality", logged(eventLog(append([]event{hcrtm()}, testEvents()[1:]...)...)), false, reasons(reasonEventLogMismatch)},
-		{"event log: startup locality too late after an H-CRTM", logged(eventLog(append([]event{hcrtm()}, late...)...)), false, reasons(reasonEventLogMalformed)},
-		{"event log: impossible startup locality after an H-CRTM", logged(eventLog(append([]event{hcrtm(), locality(1)}, testEvents()[1:]...)...)), false, reasons(reasonEventLogMalformed)},
-		{"event log: impossible startup locality", logged(eventLog(append([]event{locality(1)}, testEvents()[1:]...)...)), false, reasons(reasonEventLogMalformed)},
+		{"event log: another startup locality", logged(eventLog(append([]logEvent{locality(4)}, testEvents()[1:]...)...)), false, reasons(reasonEventLogMismatch)},
+		{"event log: H-CRTM, and PCR 0 did not start there", logged(eventLog(append([]logEvent{hcrtm()}, testEvents()...)...)), false, reasons(reasonEventLogMismatch)},
+		{"event log: H-CRTM in the place of the startup locality", logged(eventLog(append([]logEvent{hcrtm()}, testEvents()[1:]...)...)), false, reasons(reasonEventLogMismatch)},
+		{"event log: startup locality too late after an H-CRTM", logged(eventLog(append([]logEvent{hcrtm()}, late...)...)), false, reasons(reasonEventLogMalformed)},
+		{"event log: impossible startup locality after an H-CRTM", logged(eventLog(append([]logEvent{hcrtm(), locality(1)}, testEvents()[1:]...)...)), false, reasons(reasonEventLogMalformed)},
+		{"event log: impossible startup locality", logged(eventLog(append([]logEvent{locality(1)}, testEvents()[1:]...)...)), false, reasons(reasonEventLogMalformed)},
 		{"event log: startup locality too late", logged(eventLog(late...)), false, reasons(reasonEventLogMalformed)},
-		{"event log: startup locality twice", logged(eventLog(append([]event{locality(3)}, testEvents()...)...)), false, reasons(reasonEventLogMalformed)},
-		{"event log: startup locality too long", logged(eventLog(append([]event{{0, 3, []byte("StartupLocality\x00\x03\x03")}}, testEvents()[1:]...)...)), false, reasons(reasonEventLogMalformed)},
-		{"event log: a PCR that there is not", logged(oneMore(event{24, 1, nil}.marshal(testAlgorithms()))), false, reasons(reasonEventLogMalformed)},
+		{"event log: startup locality twice", logged(eventLog(append([]logEvent{locality(3)}, testEvents()...)...)), false, reasons(reasonEventLogMalformed)},
+		{"event log: startup locality too long", logged(eventLog(append([]logEvent{{0, 3, []byte("StartupLocality\x00\x03\x03")}}, testEvents()[1:]...)...)), false, reasons(reasonEventLogMalformed)},
+		{"event log: a PCR that there is not", logged(oneMore(logEvent{24, 1, nil}.marshal(testAlgorithms()))), false, reasons(reasonEventLogMalformed)},
 		{"event log: a huge event", logged(oneMore(join(le32(0), le32(1), digests(testAlgorithms(), nil), le32(0xffffffff)))), false, reasons(reasonEventLogMalformed)},
 		{"event log: a huge count of digests", logged(oneMore(join(le32(0), le32(1), le32(0xffffffff)))), false, reasons(reasonEventLogMalformed)},
-		{"event log: a digest less", logged(oneMore(event{0, 1, nil}.marshal(two))), false, reasons(reasonEventLogMalformed)},
-		{"event log: a digest twice", logged(oneMore(event{0, 1, nil}.marshal([]logAlgorithm{{4, 20}, {0x0b, 32}, {0x0b, 32}}))), false, reasons(reasonEventLogMalformed)},
+		{"event log: a digest less", logged(oneMore(logEvent{0, 1, nil}.marshal(two))), false, reasons(reasonEventLogMalformed)},
+		{"event log: a digest twice", logged(oneMore(logEvent{0, 1, nil}.marshal([]logAlgorithm{{4, 20}, {0x0b, 32}, {0x0b, 32}}))), false, reasons(reasonEventLogMalformed)},
 		{"event log: a digest that is not listed", logged(oneMore(join(le32(0), le32(1), le32(3), le16(0x99), make([]byte, 200)))), false, reasons(reasonEventLogMalformed)},
 		{"event log: header lists a bank twice", logged(header(specEvent(logAlgorithm{0x0b, 32}, logAlgorithm{0x0b, 32}))), false, reasons(reasonEventLogMalformed)},
 		{"event log: header lists a wrong size", logged(header(specEvent(logAlgorithm{0x0b, 20}))), false, reasons(reasonEventLogMalformed)},
@@ -204,28 +204,28 @@ func TestEventLogLeavesOtherPCRsAlone(t *testing.T) {
 // PCR 0 starts at 4 after an H-CRTM, whatever the locality of TPM2_Startup was, and at that
 // locality without one.
 func TestStartOfPCR0(t *testing.T) {
-	version, other := event{0, 8, []byte("version")}, event{7, 1, []byte("SecureBoot")}
+	version, other := logEvent{0, 8, []byte("version")}, logEvent{7, 1, []byte("SecureBoot")}
 	for name, c := range map[string]struct {
 		start  byte
-		events []event
+		events []logEvent
 	}{
-		"nothing said":                           {0, []event{version}},
-		"locality 0":                             {0, []event{locality(0), version}},
-		"locality 3":                             {3, []event{locality(3), version}},
-		"locality 4":                             {4, []event{locality(4), version}},
-		"H-CRTM":                                 {4, []event{hcrtm(), version}},
-		"H-CRTM alone":                           {4, []event{hcrtm()}},
-		"H-CRTM, after other PCRs' events":       {4, []event{other, hcrtm(), version}},
-		"H-CRTM, then locality 0":                {4, []event{hcrtm(), locality(0), version}},
-		"H-CRTM, then locality 3":                {4, []event{hcrtm(), locality(3), version}},
-		"H-CRTM, then locality 4":                {4, []event{hcrtm(), locality(4), version}},
-		"locality 0, then H-CRTM":                {4, []event{locality(0), hcrtm(), version}},
-		"locality 3, then H-CRTM":                {4, []event{locality(3), hcrtm(), version}},
-		"locality 4, then H-CRTM":                {4, []event{locality(4), hcrtm(), version}},
-		"H-CRTM twice":                           {4, []event{hcrtm(), hcrtm(), version}},
-		"H-CRTM after another event":             {0, []event{version, hcrtm()}},
-		"locality 3, H-CRTM after another event": {3, []event{locality(3), version, hcrtm()}},
-		"H-CRTM of another PCR":                  {0, []event{{1, eventHCRTM, []byte("HCRTM")}, version}},
+		"nothing said":                           {0, []logEvent{version}},
+		"locality 0":                             {0, []logEvent{locality(0), version}},
+		"locality 3":                             {3, []logEvent{locality(3), version}},
+		"locality 4":                             {4, []logEvent{locality(4), version}},
+		"H-CRTM":                                 {4, []logEvent{hcrtm(), version}},
+		"H-CRTM alone":                           {4, []logEvent{hcrtm()}},
+		"H-CRTM, after other PCRs' events":       {4, []logEvent{other, hcrtm(), version}},
+		"H-CRTM, then locality 0":                {4, []logEvent{hcrtm(), locality(0), version}},
+		"H-CRTM, then locality 3":                {4, []logEvent{hcrtm(), locality(3), version}},
+		"H-CRTM, then locality 4":                {4, []logEvent{hcrtm(), locality(4), version}},
+		"locality 0, then H-CRTM":                {4, []logEvent{locality(0), hcrtm(), version}},
+		"locality 3, then H-CRTM":                {4, []logEvent{locality(3), hcrtm(), version}},
+		"locality 4, then H-CRTM":                {4, []logEvent{locality(4), hcrtm(), version}},
+		"H-CRTM twice":                           {4, []logEvent{hcrtm(), hcrtm(), version}},
+		"H-CRTM after another event":             {0, []logEvent{version, hcrtm()}},
+		"locality 3, H-CRTM after another event": {3, []logEvent{locality(3), version, hcrtm()}},
+		"H-CRTM of another PCR":                  {0, []logEvent{{1, eventHCRTM, []byte("HCRTM")}, version}},
 	} {
 		want := append(make([]byte, 31), c.start)
 		for _, e := range c.events {
@@ -243,14 +243,14 @@ func TestStartOfPCR0(t *testing.T) {
 	// Of a TPM that was given the H-CRTM "hcrtm" and then started, at locality 0 or 3: what
 	// TPM2_PCR_Read returned.
 	measured := "455781052d7ada0dac1694514c6ac9956195d012e0cbee43c531c311902fa91f"
-	values, err := replay(eventLog(event{0, eventHCRTM, []byte("hcrtm")}), "sha256")
+	values, err := replay(eventLog(logEvent{0, eventHCRTM, []byte("hcrtm")}), "sha256")
 	if err != nil || hex.EncodeToString(values[0]) != measured {
 		t.Errorf("a TPM has %s in PCR 0, not %x: %v", measured, values[0], err)
 	}
 }
 
 func TestReplayInOtherBanks(t *testing.T) {
-	values, err := replay(eventLog(event{1, 1, []byte("x")}), "sha384")
+	values, err := replay(eventLog(logEvent{1, 1, []byte("x")}), "sha384")
 	if err != nil {
 		t.Fatal(err)
 	}
