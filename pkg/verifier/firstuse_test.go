@@ -188,7 +188,7 @@ func TestTrustOnFirstUse(t *testing.T) {
 }
 
 // Nothing but a token's first request with an endorsement key is trusted.
-func TestProposesNothingElse(t *testing.T) {
+func TestTrustsNothingElse(t *testing.T) {
 	for name, c := range map[string]struct {
 		world *world
 		ek    string

@@ -206,7 +206,7 @@ func providerIDOfNode() []byte {
 
 const sanOID = oidSubjectAltName
 
-// Each rule, in the order of DESIGN's table. Nothing but the reasons named may be given.
+// Each rule, in the order of docs/rules.md. Nothing but the reasons named may be given.
 func TestHostile(t *testing.T) {
 	type reasons = []Reason
 	const (
@@ -1161,7 +1161,7 @@ func TestAgainAfterEverythingEnded(t *testing.T) {
 	}
 }
 
-func TestLook(t *testing.T) {
+func TestParseClaim(t *testing.T) {
 	rules := must(New(goodPolicy()))
 	w := good(First)
 	w.condition(certificatesv1.CertificateApproved)

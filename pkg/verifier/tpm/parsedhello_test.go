@@ -12,7 +12,7 @@ import (
 )
 
 // A hello that was opened once is judged like one that is read anew, each time by what it is judged with: no verdict leaves anything behind.
-func TestOpenedIsJudgedAnew(t *testing.T) {
+func TestParsedHelloIsJudgedAnew(t *testing.T) {
 	for _, name := range []string{"ecc-p256", "rsa-2048"} {
 		ek := FingerprintOf(spkiOf(theKit().ekKeys[name]))
 		p := theKit().play(t, bend{ek: name, policy: func(c *Config) { c.NamedEKs = true }})
@@ -60,7 +60,7 @@ func TestOpenedIsJudgedAnew(t *testing.T) {
 }
 
 // What is wrong with a hello is wrong with it for each question, and said once.
-func TestOpenedRefusesWhatCannotBeRead(t *testing.T) {
+func TestParsedHelloRefusesWhatCannotBeRead(t *testing.T) {
 	good := theKit().play(t, bend{})
 	for name, hello := range map[string]Request{
 		"no document": {Name: "x", UID: "y", SignerName: attestation.HelloSignerName},

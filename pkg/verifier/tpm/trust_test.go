@@ -67,7 +67,7 @@ func TestCAForOtherUsesVouchesForNoEK(t *testing.T) {
 }
 
 // An EK whose chain is signed with SHA-1 counts once an authority names it, and then by that alone.
-func TestSHA1ChainIsCuredByName(t *testing.T) {
+func TestSHA1ChainOnlyLacksTrust(t *testing.T) {
 	k := theKit()
 	sub := newCA("SHA-1", k.root, withSHA1)
 	fingerprint := FingerprintOf(spkiOf(k.ekKeys["ecc-p256"]))

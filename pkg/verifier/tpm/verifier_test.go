@@ -32,7 +32,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-func TestClaimAndEvidence(t *testing.T) {
+func TestVerifiedHelloAndProof(t *testing.T) {
 	k := theKit()
 	p := k.play(t, bend{policy: func(c *Config) {
 		c.NamedEKs = true
@@ -105,7 +105,7 @@ func TestUnverifiedCertificateSaysNothing(t *testing.T) {
 	}
 }
 
-func TestCuredByName(t *testing.T) {
+func TestOnlyEKUntrusted(t *testing.T) {
 	contradicts := verifier.Refusals{{Reason: reasonEKUntrusted}, {Reason: reasonAKPoint}}
 	for name, err := range map[string]error{"nil": nil, "another error": errors.New("x"), "empty": verifier.Refusals{}, "contradiction": contradicts} {
 		if OnlyEKUntrusted(err) {
