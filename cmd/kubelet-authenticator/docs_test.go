@@ -57,9 +57,10 @@ func TestDocumentsNameTestsThatExist(t *testing.T) {
 
 // What the README says are the steps are functions of the library.
 func TestReadmeNamesStepsThatExist(t *testing.T) {
-	source := readFile(t, "../../pkg/authenticator/look.go") + readFile(t, "../../pkg/authenticator/run.go") + readFile(t, "../../pkg/authenticator/review.go") +
-		readFile(t, "../../pkg/authenticator/worker.go") + readFile(t, "../../pkg/authenticator/enrol.go") +
-		readFile(t, "../../pkg/authenticator/prepare.go") + readFile(t, "../../pkg/authenticator/conclude.go")
+	source := ""
+	for _, name := range []string{"run", "status", "rejection", "supervisor", "worker", "enrolment", "conclude"} {
+		source += readFile(t, "../../pkg/authenticator/"+name+".go")
+	}
 	named := regexp.MustCompile("\\*\\*`(\\w+)`\\*\\*").FindAllStringSubmatch(readFile(t, "../../README.md"), -1)
 	if len(named) < 10 {
 		t.Fatalf("only %d steps are named", len(named))
@@ -146,7 +147,7 @@ func TestConfigurationExamplesAreAccepted(t *testing.T) {
 		config := authenticator.DefaultConfig()
 		if err := authenticator.ParseConfig([]byte(example), &config); err != nil {
 			t.Errorf("%s: %v", name, err)
-		} else if _, err := authenticator.NewOptions(config, providers(), authenticator.ExecInfo{}); err != nil {
+		} else if _, err := authenticator.New(authenticator.Options{Config: config, Providers: providers()}); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -326,7 +326,7 @@ func TestManPageHasEachField(t *testing.T) {
 		config := authenticator.DefaultConfig()
 		if err := authenticator.ParseConfig([]byte(example), &config); err != nil {
 			t.Errorf("%v: %s", err, example)
-		} else if _, err := authenticator.NewOptions(config, providers(), authenticator.ExecInfo{}); err != nil {
+		} else if _, err := authenticator.New(authenticator.Options{Config: config, Providers: providers()}); err != nil {
 			t.Errorf("%v: %s", err, example)
 		}
 	}

@@ -10,13 +10,13 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
-// backOff says how soon a worker may be started again after it ended for a reason.
+// backOff says how soon a worker may start after the last one failed.
 type backOff int
 
 const (
 	soon  backOff = iota // nothing was created: 1 to 15 s
-	later                // a request came to nothing: 30 s to 10 min
-	none                 // a request is pending: it is simply watched on
+	later                // a request failed: 30 s to 10 min
+	none                 // a request is pending: the next worker watches it
 )
 
 // The bounds of back-off. Jitter only ever adds to them.
@@ -48,16 +48,15 @@ func (b backOff) delay(n int, random float64) time.Duration {
 }
 
 // tooEarly returns how long it is until another worker may be started, 0 if it may.
-func (o *Options) tooEarly(state *cache.State) time.Duration {
-	now := o.now()
-	// What was written by a clock that has been set back since says nothing.
+func tooEarly(state *cache.State, now time.Time) time.Duration {
+	// A time from before the clock was set back means nothing.
 	if state.Last == nil || state.Last.Finished.After(now) || state.NextAttempt.Sub(now) > backOffCeiling {
 		return 0
 	}
 	return max(state.NextAttempt.Sub(now), 0)
 }
 
-// lastFailure is what the last worker wrote down, for a run that is too early for another.
+// lastFailure is the recorded failure of the last worker, for a run that is too early for another.
 func lastFailure(last *cache.Result, wait time.Duration) error {
 	reason := Reason(last.Reason)
 	if reason == "" {
@@ -66,14 +65,15 @@ func lastFailure(last *cache.Result, wait time.Duration) error {
 	return &Failure{reason, last.Hint, fmt.Errorf("%s (next attempt in %s)", last.Message, wait.Round(time.Second))}
 }
 
-// failed notes a failure in state, and how long to wait after it. Failures of another kind start their count anew. While a certificate
-// is held, half of what remains of it, to notAfter, may pass at most: there has to be another attempt.
+// failed adds a failure to state, and how long to wait after it. Failures of another kind are counted
+// from one. While a certificate is held, at most half of what remains of it, to notAfter, may pass:
+// there has to be another attempt.
 func failed(state *cache.State, result *cache.Result, notAfter, now time.Time) {
 	kind, before := backOffAfter(result), none
 	if state.Last != nil {
 		before = backOffAfter(state.Last)
 	}
-	// A request that is pending says that what went wrong before it was created goes right again.
+	// Once a request is pending, what failed before it was created works again.
 	if kind != before && before != none && (kind != none || before == soon) {
 		state.Failures = 0
 	}
@@ -89,7 +89,7 @@ func failed(state *cache.State, result *cache.Result, notAfter, now time.Time) {
 	state.NextAttempt = now.Add(pause)
 }
 
-// backOffAfter is the back-off of the reason, but a request that was given up is one that came to nothing.
+// backOffAfter is the back-off of the reason. A request that was given up counts as one that failed.
 func backOffAfter(result *cache.Result) backOff {
 	if kind := Reason(result.Reason).info().backOff; kind != soon || !result.Wasted {
 		return kind
@@ -100,9 +100,9 @@ func backOffAfter(result *cache.Result) backOff {
 // hastyWithin is how soon after a certificate was issued the next one counts as hasty.
 const hastyWithin = 10 * time.Minute
 
-// issued notes a certificate in state. One that is wanted again at once, since it is rejected, too, or due from the start, would
-// make the node file requests without end: from the second in short order on, there is a pause, in which half of what remains may
-// pass at most.
+// issued adds a certificate to state. If each new certificate is rejected too, or due from the start,
+// the node would file requests without end. So there is a pause from the second one in short order on,
+// at most half of what remains of it.
 func issued(state *cache.State, result *cache.Result, notAfter, now time.Time) {
 	if since := now.Sub(state.Issued); since >= 0 && since < hastyWithin {
 		state.Hasty++
@@ -120,28 +120,9 @@ func issued(state *cache.State, result *cache.Result, notAfter, now time.Time) {
 	result.Hint = "check that the API server trusts the signer's CA, how long certificates live, and this machine's clock"
 }
 
-// recordDeath notes in state that the worker named last died without a result. The first time it is followed at once, since the
-// kubelet's restart kills it, too; then there is a back-off. The caller holds the lock.
-func (o *Options) recordDeath(lock *cache.Lock, state *cache.State) error {
-	dead := o.dir.Worker()
-	if dead.PID == 0 || state.Last != nil && state.Last.Worker == dead {
-		return nil
-	}
-	now := o.now().UTC()
-	result := &cache.Result{
-		Worker: dead, Reason: string(WorkerUnavailable), Started: now, Finished: now,
-		Message: "the worker died without a result", Hint: "see " + o.dir.File(cache.LogFile),
-	}
-	failed(state, result, time.Time{}, now)
-	if state.Failures == 1 {
-		state.NextAttempt = time.Time{}
-	}
-	return lock.SetState(state)
-}
-
-// readState returns the state, the zero State where it cannot be read: the worker sets it aside.
-func (o *Options) readState() *cache.State {
-	state, err := o.dir.State()
+// readState returns the state, the zero State if it cannot be read: the worker sets such a file aside.
+func readState(dir cache.Dir) *cache.State {
+	state, err := dir.State()
 	if err != nil {
 		return &cache.State{}
 	}

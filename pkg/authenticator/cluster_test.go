@@ -64,12 +64,12 @@ func TestBootstrapCredentialStaysWithItsCluster(t *testing.T) {
 		"insecure":                   {&clientauthentication.Cluster{Server: "https://evil.example.com", InsecureSkipTLSVerify: true}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := testOptions(t)
+			o := testAuthenticator(t)
 			o.bootstrapKubeconfig = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer(server, ca), "token: "+hunter))
 			o.exec = ExecInfo{APIVersion: execV1, Cluster: c.asked}
-			got, err := o.bootstrapAccess()
+			got, err := o.node().BootstrapAccess()
 			if !c.used {
-				failure := wantFailure(t, err, NoBootstrap)
+				failure := wantFailure(t, AsFailure(err), NoBootstrap)
 				if got.Config != nil || failure.Hint == "" || !strings.Contains(failure.Error(), c.asked.Server) || !strings.Contains(failure.Error(), server) {
 					t.Errorf("got %+v, %v", got.Config, failure)
 				}
@@ -81,7 +81,7 @@ func TestBootstrapCredentialStaysWithItsCluster(t *testing.T) {
 			if got.Config.Host != server || !bytes.Equal(got.Config.CAData, ca) || got.Config.ServerName != "" || got.Config.Insecure || got.Config.BearerToken != hunter {
 				t.Errorf("the credential would go to %+v", got.Config)
 			}
-			if got.Config.UserAgent != o.UserAgent {
+			if got.Config.UserAgent != o.userAgent {
 				t.Errorf("User-Agent %q", got.Config.UserAgent)
 			}
 			if c.asked != nil && got.Cluster.Server != c.asked.Server {
@@ -97,10 +97,10 @@ func TestBootstrapIsSearchedForInOrder(t *testing.T) {
 	}
 	conf := kubeconfig(onServer("https://10.0.0.1:6443", newCA(t)), "token: ")
 	t.Run("none", func(t *testing.T) {
-		o := testOptions(t)
+		o := testAuthenticator(t)
 		o.bootstrapKubeconfig = ""
-		_, err := o.bootstrapAccess()
-		failure := wantFailure(t, err, NoBootstrap)
+		_, err := o.node().BootstrapAccess()
+		failure := wantFailure(t, AsFailure(err), NoBootstrap)
 		for _, path := range []string{o.dir.File(cache.BootstrapFile), kubelet.BootstrapFile} {
 			if !strings.Contains(failure.Error(), path) {
 				t.Errorf("it does not say that it looked at %s: %v", path, failure)
@@ -108,26 +108,26 @@ func TestBootstrapIsSearchedForInOrder(t *testing.T) {
 		}
 	})
 	t.Run("in the certificate directory", func(t *testing.T) {
-		o := testOptions(t)
+		o := testAuthenticator(t)
 		o.bootstrapKubeconfig = ""
 		put(t, o.dir, cache.BootstrapFile, []byte(strings.TrimSpace(conf)+" abc\n"), 0o600)
-		got, err := o.bootstrapAccess()
+		got, err := o.node().BootstrapAccess()
 		if err != nil || got.Config.BearerToken != "abc" || !strings.Contains(got.Credential, o.dir.File(cache.BootstrapFile)) {
 			t.Errorf("got %+v, %v", got, err)
 		}
 	})
 	t.Run("a broken one is not passed over", func(t *testing.T) {
-		o := testOptions(t)
+		o := testAuthenticator(t)
 		o.bootstrapKubeconfig = ""
 		put(t, o.dir, cache.BootstrapFile, []byte("{"), 0o600)
-		_, err := o.bootstrapAccess()
-		_ = wantFailure(t, err, Configuration)
+		_, err := o.node().BootstrapAccess()
+		_ = wantFailure(t, AsFailure(err), Configuration)
 	})
 	t.Run("named, and only that one counts", func(t *testing.T) {
-		o := testOptions(t)
+		o := testAuthenticator(t)
 		put(t, o.dir, cache.BootstrapFile, []byte(strings.TrimSpace(conf)+" abc\n"), 0o600)
-		_, err := o.bootstrapAccess()
-		if failure := wantFailure(t, err, NoBootstrap); !strings.Contains(failure.Error(), o.bootstrapKubeconfig) {
+		_, err := o.node().BootstrapAccess()
+		if failure := wantFailure(t, AsFailure(err), NoBootstrap); !strings.Contains(failure.Error(), o.bootstrapKubeconfig) {
 			t.Errorf("it does not say where it looked: %v", failure)
 		}
 	})
@@ -153,16 +153,16 @@ func TestOwnCertificateGoesToTheClusterAskedFor(t *testing.T) {
 		"asked for insecurely":       {&clientauthentication.Cluster{Server: "https://asked:6443", InsecureSkipTLSVerify: true}, true, origin, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := testOptions(t)
+			o := testAuthenticator(t)
 			o.exec.Cluster = c.asked
 			if c.bootstrap {
 				o.bootstrapKubeconfig = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer("https://bootstrap:6443", ca)+"\nproxy-url: http://proxy:3128", "token: "+hunter))
 			}
 			own := *pair
 			own.Origin = c.origin
-			got, err := o.ownAccess(&own)
+			got, err := o.node().OwnAccess(&own)
 			if c.want == "" {
-				if failure := wantFailure(t, err, Configuration); failure.Hint == "" || got.Config != nil {
+				if failure := wantFailure(t, AsFailure(err), Configuration); failure.Hint == "" || got.Config != nil {
 					t.Errorf("got %+v, %v", got.Config, failure)
 				}
 				return

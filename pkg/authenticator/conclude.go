@@ -12,32 +12,32 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
 
-// conclude takes what has become of the request: a certificate is checked and installed, anything else is a failure. The pending
-// request has then served its time.
-func (w *worker) conclude(decision csr.Decision, pending *cache.Pending) error {
-	w.spent = true
-	pair, err := w.check(decision, pending)
+// conclude checks and installs the certificate. Any other decision is a failure. Either way the
+// pending request is spent.
+func (e *enrolment) conclude(decision csr.Decision) error {
+	e.spent = true
+	pair, err := e.check(decision)
 	if err != nil {
 		return err
 	}
-	w.enter(StepInstall)
-	if err := w.remember(pending); err != nil {
-		w.spent = false
+	e.enter(StepInstall)
+	if err := e.saveRemembered(); err != nil {
+		e.spent = false
 		return err
 	}
-	if err := w.lock.Install(pair); err != nil {
-		w.spent = false
+	if err := e.lock.Install(pair); err != nil {
+		e.spent = false
 		return err
 	}
-	w.installed = pair
-	w.log.Info("installed", "node", pending.NodeName, "notAfter", pair.Leaf.NotAfter)
+	e.installed = pair
+	e.log.Info("installed", "node", e.pending.NodeName, "notAfter", pair.Leaf.NotAfter)
 	return nil
 }
 
-// remember notes what the provider wants back next time, before the certificate is installed: whoever issued it has pinned that, and
-// a kill in between must not lose it.
-func (w *worker) remember(pending *cache.Pending) error {
-	state := w.readState()
+// saveRemembered records what the provider wants back next time, before the certificate is installed:
+// its issuer has pinned that, and a crash in between must not lose it.
+func (e *enrolment) saveRemembered() error {
+	state, pending := readState(e.dir), e.pending
 	if state.Remembered[pending.Provider] == pending.Remember {
 		return nil
 	}
@@ -45,12 +45,13 @@ func (w *worker) remember(pending *cache.Pending) error {
 		state.Remembered = map[string]string{}
 	}
 	state.Remembered[pending.Provider] = pending.Remember
-	return w.lock.SetState(state)
+	return e.lock.SetState(state)
 }
 
 // check turns a decision into a certificate that may be installed, or says why not.
-func (w *worker) check(decision csr.Decision, pending *cache.Pending) (*cache.Pair, error) {
-	w.enter(StepCheck)
+func (e *enrolment) check(decision csr.Decision) (*cache.Pair, error) {
+	e.enter(StepCheck)
+	pending := e.pending
 	name := pending.Last().Name
 	why := func(reason Reason, verb, hint string) error {
 		return &Failure{reason, hint, fmt.Errorf("CertificateSigningRequest %s: %s by signer %s: %q: %q", name, verb, signerOf(pending), decision.Reason, decision.Message)}
@@ -58,7 +59,7 @@ func (w *worker) check(decision csr.Decision, pending *cache.Pending) (*cache.Pa
 	switch decision.Outcome {
 	case csr.Denied:
 		if pending.Last().Hello && decision.Reason == attestation.ReasonVersion {
-			return nil, w.noCommonVersion(decision, pending)
+			return nil, e.noCommonVersion(decision)
 		}
 		hint := "ask whoever runs the approver; a new request follows after a pause"
 		if decision.Reason == attestation.ReasonNodeRegistered {
@@ -68,7 +69,7 @@ func (w *worker) check(decision csr.Decision, pending *cache.Pending) (*cache.Pa
 	case csr.Failed:
 		return nil, why(RequestFailed, "failed", "ask whoever runs the signer; a new request follows after a pause")
 	case csr.Issued:
-		return w.checkIssued(decision.Certificate, pending)
+		return e.checkIssued(decision.Certificate)
 	default:
 		return nil, fmt.Errorf("CertificateSigningRequest %s: unknown outcome %d", name, decision.Outcome)
 	}
@@ -76,10 +77,11 @@ func (w *worker) check(decision csr.Decision, pending *cache.Pending) (*cache.Pa
 
 const versionHint = "bring the plugin and the controller to releases that have a version in common"
 
-// noCommonVersion names both lists.
-func (w *worker) noCommonVersion(decision csr.Decision, pending *cache.Pending) error {
+// noCommonVersion names the versions of both sides.
+func (e *enrolment) noCommonVersion(decision csr.Decision) error {
+	pending := e.pending
 	accepted := attestation.Versions{attestation.Version(pending.AttestationVersion)}
-	if challenger, ok := w.provider.(provider.Challenger); ok {
+	if challenger, ok := e.provider.(provider.Challenger); ok {
 		accepted = challenger.Versions()
 	}
 	return &Failure{RequestDenied, versionHint,
@@ -87,8 +89,10 @@ func (w *worker) noCommonVersion(decision csr.Decision, pending *cache.Pending) 
 			pending.Last().Name, accepted, text.Line(decision.Versions, 256))}
 }
 
-// checkIssued accepts a certificate only if its key is ours and it is for this node, for client authentication, and valid now.
-func (w *worker) checkIssued(certificate []byte, pending *cache.Pending) (*cache.Pair, error) {
+// checkIssued accepts a certificate only if its key is ours and it is for this node, for client
+// authentication, and valid now.
+func (e *enrolment) checkIssued(certificate []byte) (*cache.Pair, error) {
+	pending := e.pending
 	key, err := csr.ParseKey(pending.Key)
 	if err != nil {
 		return nil, err
@@ -100,7 +104,7 @@ func (w *worker) checkIssued(certificate []byte, pending *cache.Pending) (*cache
 	case !cache.SameKey(leaf, key.Public()):
 		err = &cache.UnusableError{Problem: "it is for another key"}
 	default:
-		err = cache.CheckNodeCertificate(leaf, pending.NodeName, w.now())
+		err = cache.CheckNodeCertificate(leaf, pending.NodeName, e.now())
 	}
 	if err != nil {
 		return nil, AsFailure(fmt.Errorf("CertificateSigningRequest %s: issued %w", pending.Last().Name, err))

@@ -15,7 +15,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
 
-// Report is what a dry run found. It holds no key and no token.
+// Report is the result of a dry run. It holds no key and no token.
 type Report struct {
 	// Certificate says in words what the certificate directory holds, Pending which request is under way, and Next what a run would do.
 	Certificate, Pending, Next string
@@ -33,87 +33,88 @@ type Report struct {
 	Failure *Failure
 }
 
-// DryRun builds a request and has the API server check it, where one can be reached. It writes no file but the
-// provider's lock, and creates no object. The error is a *Failure for what a run could not do either, whatever the API server says.
-func DryRun(ctx context.Context, o Options) (*Report, error) {
-	if o.invalid != nil {
-		return nil, o.invalid
+// DryRun builds a request and has the API server check it if one can be reached. It writes no file but
+// the provider's lock, and creates no object. The error is a *Failure for what a run could not do
+// either, whatever the API server says.
+func (a *Authenticator) DryRun(ctx context.Context) (*Report, error) {
+	if a.invalid != nil {
+		return nil, a.invalid
 	}
-	s := o.look()
-	if s.nameErr != nil {
-		return nil, &Failure{Configuration, "set --node-name", s.nameErr}
+	status := a.loadStatus()
+	if status.nameErr != nil {
+		return nil, &Failure{Configuration, "set --node-name", status.nameErr}
 	}
-	report := &Report{NodeName: s.node, Provider: o.provider.Name()}
-	o.describe(s, report)
+	report := &Report{NodeName: status.nodeName, Provider: a.provider.Name()}
+	report.describe(a, status)
 
-	pending, key, err := o.build(ctx, s.node, cache.Origin{}, "", o.readState().Remembered[o.provider.Name()])
+	pending, key, err := a.requestBuilder().first(ctx, status.nodeName, cache.Origin{}, "", readState(a.dir).Remembered[a.provider.Name()])
 	if err != nil {
 		return nil, AsFailure(err)
 	}
 	report.ProviderID = pending.ProviderID
 	first := pending.Last()
 	report.Request = csr.Object(first.Name, signerOf(pending), first.Request, key, pending.ExpirationSeconds)
-	if inspector, ok := o.provider.(provider.Inspector); ok {
+	if inspector, ok := a.provider.(provider.Inspector); ok {
 		content, err := attestation.Parse(first.Request)
 		if err != nil {
 			return nil, AsFailure(err)
 		}
 		report.Evidence = inspector.Explain(content.Data)
 	}
-	o.haveChecked(ctx, s, report)
+	report.check(ctx, a, status)
 	return report, nil
 }
 
-// describe says what the directory holds, and what a run would make of it.
-func (o *Options) describe(s standing, report *Report) {
-	file := o.dir.File(cache.CurrentFile)
+// describe says what the directory holds, and what a run would do.
+func (r *Report) describe(a *Authenticator, status certificateStatus) {
+	file := a.dir.File(cache.CurrentFile)
 	switch {
-	case s.final:
-		report.Certificate, report.Next = "none to print", "fail: "+s.lack.Error()
-	case s.pair == nil:
-		report.Certificate = fmt.Sprintf("none to print: %v", s.lack)
-		report.Next = fmt.Sprintf("have a worker request a certificate, and wait for it at most %s", o.waitTimeout)
+	case status.permanent:
+		r.Certificate, r.Next = "none to print", "fail: "+status.problem.Error()
+	case status.pair == nil:
+		r.Certificate = fmt.Sprintf("none to print: %v", status.problem)
+		r.Next = fmt.Sprintf("have a worker request a certificate, and wait for it at most %s", a.waitTimeout)
 	default:
-		leaf := s.pair.Leaf
-		report.Certificate = fmt.Sprintf("%s: node %s, valid from %s to %s", file, s.pair.NodeName(),
+		leaf := status.pair.Leaf
+		r.Certificate = fmt.Sprintf("%s: node %s, valid from %s to %s", file, status.pair.NodeName(),
 			leaf.NotBefore.UTC().Format(time.RFC3339), leaf.NotAfter.UTC().Format(time.RFC3339))
 		switch {
-		case s.due != "":
-			report.Next = fmt.Sprintf("print it, and have a worker request another, since %s", s.due)
-		case o.renews():
-			report.Next = "print it; a new one is due at " + RenewAt(leaf).UTC().Format(time.RFC3339)
+		case status.due != "":
+			r.Next = fmt.Sprintf("print it, and have a worker request another, since %s", status.due)
+		case a.renews():
+			r.Next = "print it; a new one is due at " + RenewAt(leaf).UTC().Format(time.RFC3339)
 		default:
-			report.Next = fmt.Sprintf("print it to its end: provider %s does not renew", o.provider.Name())
+			r.Next = fmt.Sprintf("print it to its end: provider %s does not renew", a.provider.Name())
 		}
 	}
-	report.Pending = "none"
-	if pending, err := o.dir.Pending(); err == nil && pending != nil {
+	r.Pending = "none"
+	if pending, err := a.dir.Pending(); err == nil && pending != nil {
 		last := pending.Last()
-		report.Pending = fmt.Sprintf("%s of %s, signer %s", last.Name, last.Filed.Format(time.RFC3339), signerOf(pending))
+		r.Pending = fmt.Sprintf("%s of %s, signer %s", last.Name, last.Filed.Format(time.RFC3339), signerOf(pending))
 	}
 }
 
-// haveChecked shows the request to the API server, where there is one to show it to.
-func (o *Options) haveChecked(ctx context.Context, s standing, report *Report) {
-	to, err := o.access(s)
+// check shows the request to the API server if one is known.
+func (r *Report) check(ctx context.Context, a *Authenticator, status certificateStatus) {
+	to, err := a.node().Access(status.pair, status.rejected)
 	if err != nil {
-		report.Check = "skipped: " + err.Error()
+		r.Check = "skipped: " + err.Error()
 		return
 	}
-	report.Server, report.Credential = to.Config.Host, to.Credential
+	r.Server, r.Credential = to.Config.Host, to.Credential
 	client, err := csr.NewClient(to.Config)
 	if err == nil {
-		_, err = client.Create(ctx, report.Request, true)
+		_, err = client.Create(ctx, r.Request, true)
 	}
 	if err == nil {
-		report.Check = "accepted"
+		r.Check = "accepted"
 		return
 	}
-	failure := apiFailure(err, to.Credential)
+	failure := classifyAPIError(err, to.Credential)
 	if failure.Reason == APIUnreachable {
-		report.Check = "skipped: " + failure.Error()
+		r.Check = "skipped: " + failure.Error()
 		return
 	}
-	report.Check = "refused: " + failure.Error()
-	report.Failure = failure
+	r.Check = "refused: " + failure.Error()
+	r.Failure = failure
 }

@@ -150,7 +150,7 @@ func TestCredentialIsWhatClientGoReads(t *testing.T) {
 
 // configFor returns how the cluster that client-go names would be reached.
 func configFor(exec ExecInfo) (*rest.Config, error) {
-	to, err := (&Options{exec: exec}).ownAccess(&cache.Pair{})
+	to, err := (&Authenticator{exec: exec}).node().OwnAccess(&cache.Pair{})
 	return to.Config, err
 }
 

@@ -18,15 +18,15 @@ import (
 func TestDiscardBootstrap(t *testing.T) {
 	t.Parallel()
 	const mark = "# Copied by kubelet-authenticator prepare.\n"
-	of := func(o *Options, ca []byte) string {
+	of := func(o *Authenticator, ca []byte) string {
 		return mark + kubeconfig(onServer(o.exec.Cluster.Server, ca), "token: abcdef.0123456789abcdef")
 	}
-	copied := func(o *Options) string { return of(o, o.exec.Cluster.CertificateAuthorityData) }
-	elsewhere := func(o *Options) string { return of(o, newCA(t)) }
+	copied := func(o *Authenticator) string { return of(o, o.exec.Cluster.CertificateAuthorityData) }
+	elsewhere := func(o *Authenticator) string { return of(o, newCA(t)) }
 	for name, c := range map[string]struct {
 		answer  http.HandlerFunc
-		content func(*Options) string
-		arrange func(*Options)
+		content func(*Authenticator) string
+		arrange func(*Authenticator)
 		deleted bool
 		asked   int
 		says    string
@@ -36,18 +36,18 @@ func TestDiscardBootstrap(t *testing.T) {
 		"rejected":            {answerCode(401, ""), copied, nil, false, 1, "401"},
 		"no such API":         {answerCode(404, ""), copied, nil, false, 1, "404"},
 		"no answer":           {hang, copied, nil, false, 1, "kept for now"},
-		"to be kept":          {answerCode(201, someone), copied, func(o *Options) { o.keepBootstrap = true }, false, 0, ""},
-		"an operator's":       {answerCode(201, someone), func(*Options) string { return "apiVersion: v1\n" }, nil, false, 0, ""},
+		"to be kept":          {answerCode(201, someone), copied, func(o *Authenticator) { o.keepBootstrap = true }, false, 0, ""},
+		"an operator's":       {answerCode(201, someone), func(*Authenticator) string { return "apiVersion: v1\n" }, nil, false, 0, ""},
 		"another cluster's":   {answerCode(201, someone), elsewhere, nil, false, 0, ""},
-		"nobody's":            {answerCode(201, someone), func(*Options) string { return mark + "apiVersion: v1\n" }, nil, false, 0, "current-context"},
-		"configuration wrong": {answerCode(201, someone), copied, func(o *Options) { o.invalid = errors.New("wrong") }, false, 0, ""},
-		"no certificate":      {answerCode(201, someone), copied, func(o *Options) { _ = os.Remove(o.dir.File(cache.CurrentFile)) }, false, 0, ""},
-		"noted as rejected": {answerCode(201, someone), copied, func(o *Options) {
+		"nobody's":            {answerCode(201, someone), func(*Authenticator) string { return mark + "apiVersion: v1\n" }, nil, false, 0, "current-context"},
+		"configuration wrong": {answerCode(201, someone), copied, func(o *Authenticator) { o.invalid = errors.New("wrong") }, false, 0, ""},
+		"no certificate":      {answerCode(201, someone), copied, func(o *Authenticator) { _ = os.Remove(o.dir.File(cache.CurrentFile)) }, false, 0, ""},
+		"noted as rejected": {answerCode(201, someone), copied, func(o *Authenticator) {
 			pair, _ := o.dir.Current()
 			o.note.write(note{Certificate: pair.Fingerprint(), Rejected: true})
 		}, false, 0, ""},
-		"state damaged": {answerCode(201, someone), copied, func(o *Options) { _ = os.WriteFile(o.dir.File(cache.StateFile), []byte("{"), 0o600) }, false, 1, "JSON"},
-		"a worker is at it": {answerCode(201, someone), copied, func(o *Options) {
+		"state damaged": {answerCode(201, someone), copied, func(o *Authenticator) { _ = os.WriteFile(o.dir.File(cache.StateFile), []byte("{"), 0o600) }, false, 1, "JSON"},
+		"a worker is at it": {answerCode(201, someone), copied, func(o *Authenticator) {
 			if _, err := o.dir.TryLock(); err != nil { // until the process ends
 				panic(err)
 			}
@@ -63,7 +63,7 @@ func TestDiscardBootstrap(t *testing.T) {
 			if c.arrange != nil {
 				c.arrange(o)
 			}
-			deleted, err := DiscardBootstrap(t.Context(), *o)
+			deleted, err := o.DiscardBootstrap(t.Context())
 			if deleted != c.deleted || (err != nil) != (c.says != "") || err != nil && !strings.Contains(err.Error(), c.says) {
 				t.Errorf("deleted %v, %v", deleted, err)
 			}
@@ -77,7 +77,7 @@ func TestDiscardBootstrap(t *testing.T) {
 			if state, err := o.dir.State(); err == nil && (state.SpentBootstrap != "") != c.deleted {
 				t.Errorf("state: %+v", state)
 			}
-			if again, err := DiscardBootstrap(t.Context(), *o); c.deleted && (again || err != nil) {
+			if again, err := o.DiscardBootstrap(t.Context()); c.deleted && (again || err != nil) {
 				t.Errorf("the second time: %v %v", again, err)
 			}
 		})
@@ -88,25 +88,25 @@ func TestDiscardBootstrap(t *testing.T) {
 func TestAwaitFirstGivesUpAtOnce(t *testing.T) {
 	t.Parallel()
 	none := func(err error) { t.Error(err) }
-	o := testOptions(t)
+	o := testAuthenticator(t)
 	o.invalid = errors.New("wrong")
-	_, err := AwaitFirst(t.Context(), *o, time.Hour, none)
+	_, err := o.AwaitFirst(t.Context(), time.Hour, none)
 	mustFail(t, err, Unexpected)
 
-	o = testOptions(t)
+	o = testAuthenticator(t)
 	put(t, o.dir, "x", nil, 0o600)
 	if err := os.Chmod(o.dir.Path(), 0o777); err != nil {
 		t.Fatal(err)
 	}
-	_, err = AwaitFirst(t.Context(), *o, time.Hour, none)
+	_, err = o.AwaitFirst(t.Context(), time.Hour, none)
 	mustFail(t, err, DirectoryRefused)
 }
 
 func TestAwaitFirstTakesWhatIsThere(t *testing.T) {
 	t.Parallel()
-	o := testOptions(t)
+	o := testAuthenticator(t)
 	installPair(t, o.dir, newPair(t, nil))
-	leaf, err := AwaitFirst(t.Context(), *o, 0, func(err error) { t.Error(err) })
+	leaf, err := o.AwaitFirst(t.Context(), 0, func(err error) { t.Error(err) })
 	if err != nil || leaf.Subject.CommonName != "system:node:a" {
 		t.Error(leaf, err)
 	}

@@ -113,20 +113,21 @@ func (fakeProvider) Evidence(context.Context, provider.Request) ([]byte, error) 
 	return []byte(`{"version":"fake/v1"}`), nil
 }
 
-// testOptions are those of node "a" at noon, asked by nobody, with a provider that renews and nothing on disk.
-func testOptions(t testing.TB) *Options {
+// testAuthenticator is that of node "a" at noon, asked by nobody, with a provider that renews and nothing on disk.
+func testAuthenticator(t testing.TB) *Authenticator {
 	t.Helper()
 	certs := filepath.Join(t.TempDir(), "certs")
-	return &Options{
+	return &Authenticator{
 		provider: fakeProvider{renews: true, signer: "example.com/signer"}, signerName: "example.com/signer",
 		nodeName: "a", dir: cache.At(certs),
 		bootstrapKubeconfig: filepath.Join(t.TempDir(), "none"), kubeletBootstrap: kubelet.BootstrapFile,
 		waitTimeout: 10 * time.Second, renewalWait: 10 * time.Second,
 		note:           newNoteFile(filepath.Join(t.TempDir(), "run"), certs),
 		now:            func() time.Time { return noon },
-		UserAgent:      "test/1",
-		WorkerDeadline: 24 * time.Hour, // a run kills workers that outlive it, and here they are this very process
-		StartWorker: func() (process.ID, error) {
+		step:           func(Step) {},
+		userAgent:      "test/1",
+		workerDeadline: 24 * time.Hour, // a run kills workers that outlive it, and here they are this very process
+		startWorker: func() (process.ID, error) {
 			return process.ID{}, errors.New("no worker was to be started")
 		},
 	}

@@ -20,47 +20,47 @@ type Identity struct {
 }
 
 // Identify finds out what this machine is. It needs no API server, and writes nothing but the provider's lock.
-func Identify(ctx context.Context, o Options) (*Identity, error) {
-	inspector, err := o.inspector()
+func (a *Authenticator) Identify(ctx context.Context) (*Identity, error) {
+	inspector, err := a.inspector()
 	if err != nil {
 		return nil, err
 	}
-	node, err := nodeaccess.FindNodeName(o.nodeName)
+	node, err := nodeaccess.FindNodeName(a.nodeName)
 	if err != nil {
 		return nil, &Failure{Configuration, "set --node-name", err}
 	}
-	identity := &Identity{NodeName: node.Name, ProviderID: o.providerID, Provider: inspector.Name()}
+	identity := &Identity{NodeName: node.Name, ProviderID: a.providerID, Provider: inspector.Name()}
 	if identity.ProviderID == "" {
 		if identity.ProviderID, err = inspector.ProviderID(ctx); err != nil {
-			return nil, o.attest("provider ID", err)
+			return nil, classifyProviderError(inspector, "provider ID", err)
 		}
 	}
 	if identity.Device, err = inspector.Identify(ctx); err != nil {
-		return nil, o.attest("identity", err)
+		return nil, classifyProviderError(inspector, "identity", err)
 	}
 	return identity, nil
 }
 
 // SelfTest has the provider try all that it needs of its device, and report each step. It fails if one of them did.
-func SelfTest(ctx context.Context, o Options, report func(provider.Check)) error {
-	inspector, err := o.inspector()
+func (a *Authenticator) SelfTest(ctx context.Context, report func(provider.Check)) error {
+	inspector, err := a.inspector()
 	if err != nil {
 		return err
 	}
 	if err := inspector.SelfTest(ctx, report); err != nil {
-		return o.attest("self-test", err)
+		return classifyProviderError(inspector, "self-test", err)
 	}
 	return nil
 }
 
 // inspector returns the provider if it can be looked into.
-func (o *Options) inspector() (provider.Inspector, error) {
-	if o.invalid != nil {
-		return nil, o.invalid
+func (a *Authenticator) inspector() (provider.Inspector, error) {
+	if a.invalid != nil {
+		return nil, a.invalid
 	}
-	inspector, ok := o.provider.(provider.Inspector)
+	inspector, ok := a.provider.(provider.Inspector)
 	if !ok {
-		return nil, &Failure{Configuration, "name another with --provider", fmt.Errorf("provider %s: there is no device behind it", o.provider.Name())}
+		return nil, &Failure{Configuration, "name another with --provider", fmt.Errorf("provider %s: there is no device behind it", a.provider.Name())}
 	}
 	return inspector, nil
 }

@@ -28,7 +28,7 @@ func testProviders() []provider.Factory {
 	}
 }
 
-func TestNewOptionsRefusesWhatCannotWork(t *testing.T) {
+func TestNewRefusesWhatCannotWork(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*Config)
 		says   string
@@ -71,23 +71,23 @@ func TestNewOptionsRefusesWhatCannotWork(t *testing.T) {
 			config := DefaultConfig()
 			config.Provider = insecure.Name
 			c.change(&config)
-			o, err := NewOptions(config, testProviders(), ExecInfo{})
+			o, err := New(Options{Config: config, Providers: testProviders()})
 			failure := wantFailure(t, err, Configuration)
 			if !strings.Contains(failure.Error(), c.says) || failure.Hint == "" {
 				t.Errorf("it does not say %q, or gives no hint: %v", c.says, failure)
 			}
 			// Whoever goes on all the same is stopped where it matters.
-			if _, err := DryRun(t.Context(), o); !errors.Is(err, failure) {
+			if _, err := o.DryRun(t.Context()); !errors.Is(err, failure) {
 				t.Errorf("a dry run: %v", err)
 			}
-			if err := Work(t.Context(), o); !errors.Is(err, failure) {
+			if err := o.Work(t.Context()); !errors.Is(err, failure) {
 				t.Errorf("a worker: %v", err)
 			}
 		})
 	}
 }
 
-func TestNewOptionsAccepts(t *testing.T) {
+func TestNewAccepts(t *testing.T) {
 	for name, change := range map[string]func(*Config){
 		"defaults":                func(*Config) {},
 		"shortest expiration":     func(c *Config) { c.Expiration.Duration = 10 * time.Minute },
@@ -100,17 +100,17 @@ func TestNewOptionsAccepts(t *testing.T) {
 		config := DefaultConfig()
 		config.Provider = insecure.Name
 		change(&config)
-		if _, err := NewOptions(config, testProviders(), ExecInfo{}); err != nil {
+		if _, err := New(Options{Config: config, Providers: testProviders()}); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 }
 
-func TestNewOptionsTakesWhatItIsGiven(t *testing.T) {
+func TestNewTakesWhatItIsGiven(t *testing.T) {
 	config := DefaultConfig()
 	config.Provider, config.TPMDevice = "device", "tpm7"
 	config.Expiration.Duration = 90*time.Minute + 999*time.Millisecond
-	o, err := NewOptions(config, testProviders(), ExecInfo{})
+	o, err := New(Options{Config: config, Providers: testProviders()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -122,7 +122,7 @@ func TestNewOptionsTakesWhatItIsGiven(t *testing.T) {
 	}
 	config.Expiration.Duration = 0
 	config.SignerName = "example.org/other"
-	if o, err = NewOptions(config, testProviders(), ExecInfo{}); err != nil || o.expirationSeconds != nil || o.signerName != "example.org/other" {
+	if o, err = New(Options{Config: config, Providers: testProviders()}); err != nil || o.expirationSeconds != nil || o.signerName != "example.org/other" {
 		t.Errorf("expirationSeconds %v, signer %q, %v", o.expirationSeconds, o.signerName, err)
 	}
 }

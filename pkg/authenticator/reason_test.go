@@ -234,7 +234,7 @@ func TestAnswersOfTheAPIServerAreSorted(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			server, ca := tlsServer(t, c.handler, nil)
-			failure := wantFailure(t, apiFailure(callAPI(t, server.URL, ca), "whose"), c.want)
+			failure := wantFailure(t, classifyAPIError(callAPI(t, server.URL, ca), "whose"), c.want)
 			if !strings.Contains(failure.Error(), c.says) {
 				t.Errorf("it does not say %q: %v", c.says, failure)
 			}
@@ -288,7 +288,7 @@ func TestConnectionsThatFailAreSorted(t *testing.T) {
 			if ca == nil {
 				ca = own
 			}
-			_ = wantFailure(t, apiFailure(callAPI(t, server.URL, ca), "whose"), c.want)
+			_ = wantFailure(t, classifyAPIError(callAPI(t, server.URL, ca), "whose"), c.want)
 		})
 	}
 	t.Run("nobody listens", func(t *testing.T) {
@@ -301,7 +301,7 @@ func TestConnectionsThatFailAreSorted(t *testing.T) {
 		if err := listener.Close(); err != nil {
 			t.Fatal(err)
 		}
-		failure := wantFailure(t, apiFailure(callAPI(t, address, newCA(t)), "whose"), APIUnreachable)
+		failure := wantFailure(t, classifyAPIError(callAPI(t, address, newCA(t)), "whose"), APIUnreachable)
 		if !strings.Contains(failure.Error(), "refused") || !strings.Contains(failure.Error(), address) {
 			t.Errorf("it does not say who refused: %v", failure)
 		}
@@ -310,11 +310,11 @@ func TestConnectionsThatFailAreSorted(t *testing.T) {
 		t.Parallel()
 		server := httptest.NewServer(answer)
 		t.Cleanup(server.Close)
-		_ = wantFailure(t, apiFailure(callAPI(t, strings.Replace(server.URL, "http:", "https:", 1), newCA(t)), "whose"), APIUnreachable)
+		_ = wantFailure(t, classifyAPIError(callAPI(t, strings.Replace(server.URL, "http:", "https:", 1), newCA(t)), "whose"), APIUnreachable)
 	})
 	t.Run("no such name", func(t *testing.T) {
 		t.Parallel()
-		_ = wantFailure(t, apiFailure(callAPI(t, "https://kube-apiserver.invalid:6443", newCA(t)), "whose"), APIUnreachable)
+		_ = wantFailure(t, classifyAPIError(callAPI(t, "https://kube-apiserver.invalid:6443", newCA(t)), "whose"), APIUnreachable)
 	})
 }
 
@@ -322,7 +322,7 @@ func TestConnectionsThatFailAreSorted(t *testing.T) {
 func TestFailureDoesNotShowAPassword(t *testing.T) {
 	t.Parallel()
 	err := callAPI(t, "https://user:hunter2@127.0.0.1:1", newCA(t))
-	for _, text := range []string{apiFailure(err, "whose").Error(), apiFailure(errors.Join(err, bytes.ErrTooLarge), "whose").Error()} {
+	for _, text := range []string{classifyAPIError(err, "whose").Error(), classifyAPIError(errors.Join(err, bytes.ErrTooLarge), "whose").Error()} {
 		if strings.Contains(text, "hunter2") {
 			t.Errorf("it does: %s", text)
 		}

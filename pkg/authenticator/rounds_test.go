@@ -203,7 +203,7 @@ func remove(_ int, o *object) { o.DeletionTimestamp = &metav1.Time{Time: noon} }
 
 // node is node "a" with a provider that is challenged, before an API server with a controller. The controller has no objections.
 type node struct {
-	*Options
+	*Authenticator
 	t    testing.TB
 	api  *controller
 	tpm  *fakeChallenger
@@ -212,7 +212,7 @@ type node struct {
 
 func newNode(t *testing.T) *node {
 	t.Helper()
-	n := &node{Options: testOptions(t), t: t, tpm: newChallenger(), time: noon}
+	n := &node{Authenticator: testAuthenticator(t), t: t, tpm: newChallenger(), time: noon}
 	n.api = &controller{registry: registry{t: t, slow: true}, decided: map[string]bool{}, hello: challenge, proof: n.issue}
 	server, ca := tlsServer(t, n.api, nil)
 	seconds := int32(7200)
@@ -237,7 +237,7 @@ func (n *node) work() error {
 	n.api.mu.Lock()
 	n.api.stalled = cancel
 	n.api.mu.Unlock()
-	return Work(ctx, *n.Options)
+	return n.Work(ctx)
 }
 
 // later is when no back-off holds any more, and the certificate is due.
@@ -250,13 +250,13 @@ var errKilled = errors.New("killed")
 func (n *node) workUntil(nth int) (killed Step, err error) {
 	n.t.Helper()
 	defer func() {
-		n.OnStep = nil
+		n.step = func(Step) {}
 		if r := recover(); r != nil && r != any(errKilled) {
 			panic(r)
 		}
 	}()
 	i := 0
-	n.OnStep = func(s Step) {
+	n.step = func(s Step) {
 		if i++; i > nth {
 			killed = s
 			panic(errKilled)
@@ -320,9 +320,9 @@ func (n *node) wantState(reason Reason, pause backOff) *cache.State {
 func (n *node) wantInstalled() {
 	n.t.Helper()
 	_, proofs := n.api.split()
-	s := n.look()
+	s := n.loadStatus()
 	if s.pair == nil || len(proofs) == 0 || !bytes.Equal(s.pair.Chain, proofs[len(proofs)-1].Status.Certificate) {
-		n.t.Fatalf("not installed: lack %v", s.lack)
+		n.t.Fatalf("not installed: lack %v", s.problem)
 	}
 	if _, err := os.Lstat(n.dir.File(cache.PendingFile)); !errors.Is(err, os.ErrNotExist) {
 		n.t.Errorf("a second copy of the key is left behind: %v", err)
@@ -396,7 +396,7 @@ func TestProviderIsToldWhatIsFiled(t *testing.T) {
 func TestWorkerMayBeKilledAtAnyStep(t *testing.T) {
 	all := newNode(t)
 	var steps []Step
-	all.OnStep = func(s Step) { steps = append(steps, s) }
+	all.step = func(s Step) { steps = append(steps, s) }
 	if err := all.work(); err != nil {
 		t.Fatal(err)
 	}
@@ -478,8 +478,8 @@ func TestWorkersMayBeKilledOverAndOver(t *testing.T) {
 	if len(hellos) != 1 || len(proofs) != 1 {
 		t.Errorf("%d hellos and %d proofs", len(hellos), len(proofs))
 	}
-	if s := n.look(); s.pair == nil || !bytes.Equal(s.pair.Chain, proofs[0].Status.Certificate) {
-		t.Errorf("not installed: %v", s.lack)
+	if s := n.loadStatus(); s.pair == nil || !bytes.Equal(s.pair.Chain, proofs[0].Status.Certificate) {
+		t.Errorf("not installed: %v", s.problem)
 	}
 }
 
@@ -932,7 +932,7 @@ func TestProviderThatHangs(t *testing.T) {
 			}
 			ctx, cancel := context.WithCancel(t.Context())
 			ended := make(chan error, 1)
-			go func() { ended <- Work(ctx, *n.Options) }()
+			go func() { ended <- n.Work(ctx) }()
 			<-began
 			cancel()
 			select {
@@ -958,7 +958,7 @@ func TestProviderThatHangs(t *testing.T) {
 func TestDeadlineReachesTheProvider(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	n.WorkerDeadline = 4 * time.Second
+	n.workerDeadline = 4 * time.Second
 	n.tpm.evidence = func(ctx context.Context, _ provider.Request) ([]byte, error) {
 		select {
 		case <-ctx.Done():
@@ -1076,13 +1076,13 @@ func TestProviderGetsBackWhatLedToTheLastCertificate(t *testing.T) {
 		t.Fatal(err)
 	}
 	state.Remembered = map[string]string{"fake": "z"}
-	writeState(t, n.Options, state)
+	writeState(t, n.Authenticator, state)
 	lock, err := n.dir.TryLock()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer lock.Unlock()
-	if err := errors.Join(lock.NameWorker(asker), n.recordDeath(lock, n.readState())); err != nil {
+	if err := errors.Join(lock.NameWorker(asker), n.supervisor().recordDeath(lock, readState(n.dir))); err != nil {
 		t.Fatal(err)
 	}
 	if state := n.wantState(WorkerUnavailable, none); state.Remembered["fake"] != "z" {
@@ -1283,7 +1283,7 @@ func TestAnswerOfAnySortIsHandedOnAndNeverShown(t *testing.T) {
 				return nil, &provider.Error{Class: provider.Stale, Err: errors.New("cannot be read")}
 			}
 			log := &logged{}
-			failure := wantFailure(t, Work(log.context(t), *n.Options), ChallengeUnanswered)
+			failure := wantFailure(t, n.Work(log.context(t)), ChallengeUnanswered)
 			n.wantState(ChallengeUnanswered, later)
 			shown := failure.Error() + failure.Hint + log.String()
 			if trimmed := strings.TrimSpace(answer); len(trimmed) > 1 && strings.Contains(shown, trimmed[:min(len(trimmed), 100)]) || len(log.String()) > 8<<10 {
@@ -1332,14 +1332,14 @@ func TestNothingSecretIsShown(t *testing.T) {
 	}
 	log := &logged{}
 	ctx := log.context(t)
-	failure := wantFailure(t, Work(ctx, *n.Options), TPMError)
+	failure := wantFailure(t, n.Work(ctx), TPMError)
 	left := n.pending()
 	pendingFile, err := os.ReadFile(n.dir.File(cache.PendingFile))
 	if err != nil {
 		t.Fatal(err)
 	}
 	n.time = n.time.Add(time.Minute)
-	if err := Work(ctx, *n.Options); err != nil {
+	if err := n.Work(ctx); err != nil {
 		t.Fatal(err)
 	}
 	stateFile, err := os.ReadFile(n.dir.File(cache.StateFile))
@@ -1430,9 +1430,9 @@ func TestPendingFileOfTheEarlierFormat(t *testing.T) {
 // A dry run shows the hello that a worker would file, and leaves no trace.
 func TestDryRunShowsTheHello(t *testing.T) {
 	n := newNode(t)
-	writeState(t, n.Options, &cache.State{Remembered: map[string]string{"fake": "ek", "other": "x"}})
+	writeState(t, n.Authenticator, &cache.State{Remembered: map[string]string{"fake": "ek", "other": "x"}})
 	before := snapshot(t, n.dir.Path())
-	report, err := DryRun(t.Context(), *n.Options)
+	report, err := n.DryRun(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

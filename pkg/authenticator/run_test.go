@@ -52,17 +52,17 @@ func workerThat(t testing.TB, does func()) func() (process.ID, error) {
 
 // A valid certificate: nothing but printing it, and the same bytes each time, so that no connection is closed.
 func TestRunPrintsAValidCertificateAndDoesNothingElse(t *testing.T) {
-	o := testOptions(t)
+	o := testAuthenticator(t)
 	pair := newPair(t, nil)
 	installPair(t, o.dir, pair)
 	before := snapshot(t, o.dir.Path())
-	first, err := Run(t.Context(), *o)
+	first, err := o.Run(t.Context())
 	if err != nil || len(first.Remarks) > 0 {
 		t.Fatalf("%v, %v", first.Remarks, err)
 	}
 	now := noon.Add(5*time.Hour + 3*time.Millisecond)
 	o.now = func() time.Time { return now }
-	second, err := Run(t.Context(), *o)
+	second, err := o.Run(t.Context())
 	if err != nil || !bytes.Equal(first.Credential, second.Credential) {
 		t.Errorf("hours later it prints something else: %v", err)
 	}
@@ -76,14 +76,14 @@ func TestRunPrintsAValidCertificateAndDoesNothingElse(t *testing.T) {
 }
 
 func TestRunNotesWhatItPrintedForAParentOnly(t *testing.T) {
-	o := testOptions(t)
+	o := testAuthenticator(t)
 	pair := newPair(t, nil)
 	installPair(t, o.dir, pair)
-	if _, err := Run(t.Context(), *o); err != nil || o.note.read() != (note{}) {
+	if _, err := o.Run(t.Context()); err != nil || o.note.read() != (note{}) {
 		t.Errorf("a person's call was noted: %+v, %v", o.note.read(), err)
 	}
-	o.Parent = asker
-	answer, err := Run(t.Context(), *o)
+	o.parent = asker
+	answer, err := o.Run(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,13 +96,13 @@ func TestRunNotesWhatItPrintedForAParentOnly(t *testing.T) {
 // A renewal that comes to nothing costs the node nothing but the time it is waited for.
 func TestRunPrintsTheOldCertificateWhileARenewalFails(t *testing.T) {
 	failure := &cache.State{Failures: 1, NextAttempt: noon.Add(time.Minute), Last: &cache.Result{Reason: string(RequestDenied), Message: "denied", Hint: "ask", Finished: noon}}
-	for name, prepare := range map[string]func(t *testing.T, o *Options){
-		"no worker can be started": func(*testing.T, *Options) {},
-		"the worker hangs": func(t *testing.T, o *Options) {
+	for name, prepare := range map[string]func(t *testing.T, o *Authenticator){
+		"no worker can be started": func(*testing.T, *Authenticator) {},
+		"the worker hangs": func(t *testing.T, o *Authenticator) {
 			o.renewalWait = 50 * time.Millisecond
-			o.StartWorker = workerThat(t, func() {})
+			o.startWorker = workerThat(t, func() {})
 		},
-		"the last one was denied a moment ago": func(t *testing.T, o *Options) {
+		"the last one was denied a moment ago": func(t *testing.T, o *Authenticator) {
 			lock, err := o.dir.TryLock()
 			if err != nil {
 				t.Fatal(err)
@@ -112,7 +112,7 @@ func TestRunPrintsTheOldCertificateWhileARenewalFails(t *testing.T) {
 				t.Fatal(err)
 			}
 		},
-		"another process holds the lock": func(t *testing.T, o *Options) {
+		"another process holds the lock": func(t *testing.T, o *Authenticator) {
 			o.renewalWait = 50 * time.Millisecond
 			lock, err := o.dir.TryLock()
 			if err != nil {
@@ -120,19 +120,19 @@ func TestRunPrintsTheOldCertificateWhileARenewalFails(t *testing.T) {
 			}
 			t.Cleanup(lock.Unlock)
 		},
-		"a directory is in the lock's place": func(t *testing.T, o *Options) {
+		"a directory is in the lock's place": func(t *testing.T, o *Authenticator) {
 			if err := os.Mkdir(o.dir.File(cache.LockFile), 0o700); err != nil {
 				t.Fatal(err)
 			}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := testOptions(t)
+			o := testAuthenticator(t)
 			pair := newPair(t, dueSoon)
 			installPair(t, o.dir, pair)
 			prepare(t, o)
 			began := time.Now()
-			answer, err := Run(t.Context(), *o)
+			answer, err := o.Run(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -154,7 +154,7 @@ func TestRunPrintsTheOldCertificateWhileARenewalFails(t *testing.T) {
 }
 
 // workerThatInstalls is one that takes a while to get a certificate.
-func workerThatInstalls(t *testing.T, o *Options, fresh *cache.Pair, after time.Duration) func() (process.ID, error) {
+func workerThatInstalls(t *testing.T, o *Authenticator, fresh *cache.Pair, after time.Duration) func() (process.ID, error) {
 	t.Helper()
 	return workerThat(t, func() {
 		time.Sleep(after)
@@ -172,13 +172,13 @@ func workerThatInstalls(t *testing.T, o *Options, fresh *cache.Pair, after time.
 func TestRunPrintsTheNewCertificateOnceItIsThere(t *testing.T) {
 	for name, old := range map[string]bool{"after an old one": true, "after none": false} {
 		t.Run(name, func(t *testing.T) {
-			o := testOptions(t)
+			o := testAuthenticator(t)
 			if old {
 				installPair(t, o.dir, newPair(t, dueSoon))
 			}
 			fresh := newPair(t, nil)
-			o.StartWorker = workerThatInstalls(t, o, fresh, 50*time.Millisecond)
-			answer, err := Run(t.Context(), *o)
+			o.startWorker = workerThatInstalls(t, o, fresh, 50*time.Millisecond)
+			answer, err := o.Run(t.Context())
 			if err != nil || len(answer.Remarks) > 0 {
 				t.Fatalf("%v, %v", answer.Remarks, err)
 			}
@@ -191,9 +191,9 @@ func TestRunPrintsTheNewCertificateOnceItIsThere(t *testing.T) {
 
 // The worker's reason is the run's, at once: nobody waits for a timeout when it is settled that there will be nothing.
 func TestRunReturnsTheWorkersFailure(t *testing.T) {
-	o := testOptions(t)
+	o := testAuthenticator(t)
 	dead := process.ID{PID: 1 << 30, Start: 1}
-	o.StartWorker = func() (process.ID, error) {
+	o.startWorker = func() (process.ID, error) {
 		go func() {
 			lock, err := o.dir.WaitLock(t.Context())
 			if err == nil {
@@ -207,7 +207,7 @@ func TestRunReturnsTheWorkersFailure(t *testing.T) {
 		return dead, nil
 	}
 	began := time.Now()
-	answer, err := Run(t.Context(), *o)
+	answer, err := o.Run(t.Context())
 	failure := wantFailure(t, err, RequestDenied)
 	if len(answer.Credential) > 0 || failure.Hint != "ask x" || !strings.Contains(failure.Error(), "denied by x") {
 		t.Errorf("%q, hint %q, %q", failure, failure.Hint, answer.Credential)
@@ -219,20 +219,20 @@ func TestRunReturnsTheWorkersFailure(t *testing.T) {
 
 // A worker that dies without a word is followed at once by one other; then there is a back-off.
 func TestWorkersThatDieAreBackedOffFrom(t *testing.T) {
-	o := testOptions(t)
+	o := testAuthenticator(t)
 	var starts atomic.Int32
-	o.StartWorker = func() (process.ID, error) {
+	o.startWorker = func() (process.ID, error) {
 		return process.ID{PID: 1 << 30, Start: uint64(starts.Add(1))}, nil
 	}
 	for range 5 {
-		_, err := Run(t.Context(), *o)
+		_, err := o.Run(t.Context())
 		_ = wantFailure(t, err, WorkerUnavailable)
 	}
 	if n := starts.Load(); n != 2 {
 		t.Errorf("%d were started", n)
 	}
 	o.now = func() time.Time { return noon.Add(2 * time.Second) }
-	_, err := Run(t.Context(), *o)
+	_, err := o.Run(t.Context())
 	_ = wantFailure(t, err, WorkerUnavailable)
 	if n := starts.Load(); n != 3 {
 		t.Errorf("%d were started after the back-off", n)
@@ -243,16 +243,16 @@ func TestWorkersThatDieAreBackedOffFrom(t *testing.T) {
 func TestResultOfTheFutureIsNoReasonToWait(t *testing.T) {
 	for name, ahead := range map[string]time.Duration{"minutes": 15 * time.Minute, "hours": 8 * time.Hour, "years": 5 * 365 * 24 * time.Hour} {
 		t.Run(name, func(t *testing.T) {
-			o := testOptions(t)
+			o := testAuthenticator(t)
 			future := noon.Add(ahead)
 			last := &cache.Result{Worker: process.ID{PID: 1 << 30, Start: 1}, Reason: string(APIUnreachable), Message: "x", Started: future, Finished: future}
 			writeState(t, o, &cache.State{Failures: 5, Last: last, NextAttempt: future.Add(15 * time.Second)})
 			started := false
-			o.StartWorker = func() (process.ID, error) {
+			o.startWorker = func() (process.ID, error) {
 				started = true
 				return process.ID{}, errors.New("started")
 			}
-			_, _ = Run(t.Context(), *o)
+			_, _ = o.Run(t.Context())
 			if !started {
 				t.Error("no worker was started")
 			}
@@ -260,7 +260,7 @@ func TestResultOfTheFutureIsNoReasonToWait(t *testing.T) {
 	}
 }
 
-func writeState(t *testing.T, o *Options, state *cache.State) {
+func writeState(t *testing.T, o *Authenticator, state *cache.State) {
 	t.Helper()
 	lock, err := o.dir.TryLock()
 	if err != nil {
@@ -274,18 +274,18 @@ func writeState(t *testing.T, o *Options, state *cache.State) {
 
 // However many requests the kubelet makes at once, there is one worker, and with it one CertificateSigningRequest.
 func TestManyRunsStartOneWorker(t *testing.T) {
-	o := testOptions(t)
+	o := testAuthenticator(t)
 	fresh := newPair(t, nil)
 	var starts atomic.Int32
 	works := workerThatInstalls(t, o, fresh, 100*time.Millisecond)
-	o.StartWorker = func() (process.ID, error) {
+	o.startWorker = func() (process.ID, error) {
 		starts.Add(1)
 		return works()
 	}
 	var wait sync.WaitGroup
 	for range 30 {
 		wait.Go(func() {
-			answer, err := Run(t.Context(), *o)
+			answer, err := o.Run(t.Context())
 			if err != nil || !bytes.Contains(answer.Credential, []byte("BEGIN CERTIFICATE")) {
 				t.Errorf("%v", err)
 			}
@@ -308,7 +308,7 @@ func TestRunLooksAgainUnderTheLock(t *testing.T) {
 		"another run holds it yet": nil,
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := testOptions(t) // its StartWorker fails
+			o := testAuthenticator(t) // its StartWorker fails
 			lock, err := o.dir.TryLock()
 			if err != nil {
 				t.Fatal(err)
@@ -320,7 +320,7 @@ func TestRunLooksAgainUnderTheLock(t *testing.T) {
 				}
 				lock.Unlock()
 			}
-			if started, err := o.startWorker(standing{}); started || err != nil {
+			if started, err := o.supervisor().startUnlessRunning(certificateStatus{}); started || err != nil {
 				t.Errorf("started %v, %v", started, err)
 			}
 		})
@@ -330,19 +330,19 @@ func TestRunLooksAgainUnderTheLock(t *testing.T) {
 // A configuration that is wrong is said, and the node lives on.
 func TestRunUnderAWrongConfiguration(t *testing.T) {
 	for _, renews := range []bool{true, false} {
-		o := testOptions(t)
+		o := testAuthenticator(t)
 		if !renews {
 			o.provider = nil // there is none under a configuration that names none
 		}
 		wrong := &Failure{Configuration, "hint", errors.New("certDir: wrong")}
-		o.Invalidate(wrong)
-		if answer, err := Run(t.Context(), *o); !errors.Is(err, wrong) || len(answer.Credential) > 0 {
+		o.invalid = wrong
+		if answer, err := o.Run(t.Context()); !errors.Is(err, wrong) || len(answer.Credential) > 0 {
 			t.Errorf("without a certificate: %q, %v", answer.Credential, err)
 		}
 		pair := newPair(t, dueSoon)
 		installPair(t, o.dir, pair)
 		before := snapshot(t, o.dir.Path())
-		answer, err := Run(t.Context(), *o)
+		answer, err := o.Run(t.Context())
 		if err != nil || len(answer.Remarks) != 1 || !errors.Is(answer.Remarks[0], wrong) || printed(t, answer).ClientCertificateData != string(pair.Chain) {
 			t.Errorf("with a certificate: %v, %v", answer.Remarks, err)
 		}
@@ -354,13 +354,13 @@ func TestRunUnderAWrongConfiguration(t *testing.T) {
 
 // A certificate that the API server rejects is better than none: the API server may be the one that is wrong.
 func TestRunPrintsARejectedCertificate(t *testing.T) {
-	o := testOptions(t)
-	o.Parent = asker
+	o := testAuthenticator(t)
+	o.parent = asker
 	pair := newPair(t, nil)
 	installPair(t, o.dir, pair)
 	rejected := note{Parent: asker, Certificate: pair.Fingerprint(), Until: noon.Unix() - 1, Reviewed: noon.Unix() - 1, Rejected: true}
 	o.note.write(rejected)
-	answer, err := Run(t.Context(), *o)
+	answer, err := o.Run(t.Context())
 	if err != nil || len(answer.Remarks) != 1 || printed(t, answer).ClientCertificateData != string(pair.Chain) {
 		t.Fatalf("%v, %v", answer.Remarks, err)
 	}
@@ -373,11 +373,11 @@ func TestRunPrintsARejectedCertificate(t *testing.T) {
 // Near its end a certificate that is not renewed has no steady time left, and must not make client-go ask for every request.
 func TestRunNeverGivesATimeThatIsPast(t *testing.T) {
 	for _, left := range []time.Duration{time.Hour, time.Minute, 59 * time.Second, 2 * time.Second, 100 * time.Millisecond} {
-		o := testOptions(t)
+		o := testAuthenticator(t)
 		o.provider = fakeProvider{}
 		installPair(t, o.dir, newPair(t, func(c *x509.Certificate) { c.NotAfter = noon.Add(24 * time.Hour) }))
 		o.now = func() time.Time { return noon.Add(24*time.Hour - left) }
-		answer, err := Run(t.Context(), *o)
+		answer, err := o.Run(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -399,10 +399,10 @@ func TestRunKeepsTheRejectionWithItsCertificate(t *testing.T) {
 		"rejected meanwhile":    {note{}, note{Certificate: pair.Fingerprint(), Rejected: true}, true},
 		"another was meanwhile": {note{}, note{Certificate: other.Fingerprint(), Rejected: true}, false},
 	} {
-		o := testOptions(t)
-		o.Parent = asker
+		o := testAuthenticator(t)
+		o.parent = asker
 		o.note.write(c.latest)
-		o.remember(standing{pair: pair, note: c.read}, noon.Add(time.Hour))
+		o.noteAnswer(certificateStatus{pair: pair, note: c.read}, noon.Add(time.Hour))
 		want := note{Parent: asker, Certificate: pair.Fingerprint(), Until: noon.Add(time.Hour).Unix(), Rejected: c.want}
 		if got := o.note.read(); got != want {
 			t.Errorf("%s: %+v, want %+v", name, got, want)
@@ -426,15 +426,15 @@ func TestRunEndsAWorkerThatIsStuck(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			o := testOptions(t)
-			o.WorkerDeadline = c.deadline
+			o := testAuthenticator(t)
+			o.workerDeadline = c.deadline
 			lock, err := o.dir.TryLock()
 			if err != nil {
 				t.Fatal(err)
 			}
 			err = lock.NameWorker(id)
 			lock.Unlock()
-			if err != nil || !o.workerRuns() {
+			if err != nil || !o.supervisor().workerRuns() {
 				t.Fatalf("it does not count as alive: %v", err)
 			}
 			ended := make(chan struct{})
@@ -458,8 +458,8 @@ func TestRunEndsAWorkerThatIsStuck(t *testing.T) {
 }
 
 func TestRunRefusesAForeignDirectoryAtOnce(t *testing.T) {
-	o := testOptions(t)
-	o.StartWorker = func() (process.ID, error) {
+	o := testAuthenticator(t)
+	o.startWorker = func() (process.ID, error) {
 		t.Error("a worker was started for a directory that it cannot use")
 		return process.ID{}, errors.New("no")
 	}
@@ -467,7 +467,7 @@ func TestRunRefusesAForeignDirectoryAtOnce(t *testing.T) {
 	if err := os.Chmod(o.dir.Path(), 0o777); err != nil {
 		t.Fatal(err)
 	}
-	answer, err := Run(t.Context(), *o)
+	answer, err := o.Run(t.Context())
 	if failure := wantFailure(t, err, DirectoryRefused); failure.Hint == "" || len(answer.Credential) > 0 {
 		t.Errorf("%v", failure)
 	}

@@ -33,36 +33,38 @@ const (
 	StepForget    Step = "forget"
 )
 
-// lockWait is how long a worker waits for the lock: the run that started it holds it for an instant.
+// lockWait is how long a worker waits for the lock. The run that started it holds it for an instant.
 const lockWait = 5 * time.Second
 
-// worker is one Work.
+// worker is one Work. It holds the lock.
 type worker struct {
-	Options
-	lock   *cache.Lock
-	log    klog.Logger
-	result cache.Result
-	since  time.Time
-	// heldUntil is the end of the certificate that is served meanwhile, zero if there is none.
-	heldUntil time.Time
-	// installed is the certificate that was fetched, and spent is set when the pending request has come to something.
+	*Authenticator
+	lock      *cache.Lock
+	log       klog.Logger
+	result    cache.Result
+	stepBegan time.Time
+	// servedUntil is the end of the certificate that is served meanwhile, zero if there is none.
+	servedUntil time.Time
+	// installed is the certificate that this worker got. spent is set once the pending request is
+	// decided.
 	installed *cache.Pair
 	spent     bool
-	// version is that of the provider's documents to write, and tried those that the controller does not serve.
+	// version is the version of the provider's documents to write, empty for the newest. tried are
+	// those that the controller does not serve.
 	version attestation.Version
 	tried   []attestation.Version
 }
 
-// Work gets a new certificate where one is wanted, carrying on where the last worker stopped, and writes down how it ended. It
-// ends within the Options' WorkerDeadline unless the provider hangs. There is one worker at a time: another gets a Failure with
-// reason WorkerUnavailable.
-func Work(ctx context.Context, o Options) error {
-	if o.invalid != nil {
-		return o.invalid
+// Work gets a new certificate if one is wanted. It continues where the last worker stopped, and
+// records how it ended. It ends within the WorkerDeadline unless the provider hangs. There is one
+// worker at a time: another gets a Failure with reason WorkerUnavailable.
+func (a *Authenticator) Work(ctx context.Context) error {
+	if a.invalid != nil {
+		return a.invalid
 	}
-	ctx, cancel := context.WithTimeout(ctx, o.WorkerDeadline)
+	ctx, cancel := context.WithTimeout(ctx, a.workerDeadline)
 	defer cancel()
-	w := &worker{Options: o, log: klog.FromContext(ctx)}
+	w := &worker{Authenticator: a, log: klog.FromContext(ctx)}
 	if err := w.takeLock(ctx); err != nil {
 		return AsFailure(err)
 	}
@@ -71,15 +73,15 @@ func Work(ctx context.Context, o Options) error {
 }
 
 // enter begins a step and ends the one before.
-func (w *worker) enter(s Step) {
+func (w *worker) enter(step Step) {
 	now := time.Now()
 	if n := len(w.result.Phases); n > 0 {
-		w.result.Phases[n-1].Milliseconds = float64(now.Sub(w.since).Microseconds()) / 1000
+		w.result.Phases[n-1].Milliseconds = float64(now.Sub(w.stepBegan).Microseconds()) / 1000
 	}
-	w.result.Phases = append(w.result.Phases, cache.Phase{Name: string(s)})
-	w.since = now
-	w.log.V(1).Info("step", "name", s)
-	w.step(s)
+	w.result.Phases = append(w.result.Phases, cache.Phase{Name: string(step)})
+	w.stepBegan = now
+	w.log.V(1).Info("step", "name", step)
+	w.step(step)
 }
 
 func (w *worker) takeLock(ctx context.Context) error {
@@ -92,16 +94,17 @@ func (w *worker) takeLock(ctx context.Context) error {
 		return err
 	}
 	w.lock = lock
-	if err = w.claim(); err != nil {
+	if err = w.register(); err != nil {
 		lock.Unlock()
 	}
 	return err
 }
 
-// claim makes this process the worker, unless it has been queueing for the lock behind one that was told to wait.
-func (w *worker) claim() (err error) {
-	state := w.readState()
-	if wait := w.tooEarly(state); wait > 0 {
+// register makes this process the worker. It refuses if the worker that held the lock before has left
+// a back-off.
+func (w *worker) register() (err error) {
+	state := readState(w.dir)
+	if wait := tooEarly(state, w.now()); wait > 0 {
 		return lastFailure(state.Last, wait)
 	}
 	if w.result.Worker, err = process.Of(os.Getpid()); err != nil {
@@ -110,72 +113,66 @@ func (w *worker) claim() (err error) {
 	return w.lock.NameWorker(w.result.Worker)
 }
 
-// work is the way of a certificate from the wish to the file.
+// work gets the certificate. If the API server rejects the node's own certificate, it tries again with
+// the bootstrap credential.
 func (w *worker) work(ctx context.Context) error {
-	s, wanted, err := w.tidy(ctx)
+	status, wanted, err := w.tidy(ctx)
 	if err != nil || !wanted {
 		return err
 	}
-	to, err := w.access(s)
+	to, err := w.node().Access(status.pair, status.rejected)
 	if err != nil {
 		return err
 	}
-	err = w.enrol(ctx, s, to)
+	err = w.enrol(ctx, status, to)
 	if to.Own && errors.Is(err, errRejected) {
-		// The one case in which the node's own certificate will never do again.
-		w.noteRejection(s)
-		if to, err = w.bootstrapAccess(); err == nil {
-			err = w.enrol(ctx, s, to)
+		w.noteRejection(status)
+		if to, err = w.node().BootstrapAccess(); err == nil {
+			err = w.enrol(ctx, status, to)
 		}
 	}
 	if w.installed != nil {
-		w.discardBootstrap(ctx)
+		// If this fails, or the worker is killed before it, the next worker or "prepare" does it.
+		if deleted, err := w.deleteBootstrap(ctx, w.lock, w.installed); err != nil || deleted {
+			w.log.Info("bootstrap credential", "deleted", deleted, "problem", err)
+		}
 	}
 	return err
 }
 
-// discardBootstrap deletes the copy of the bootstrap kubeconfig, which has served. If it cannot, or the worker is killed before, the next
-// "prepare" or worker does.
-func (w *worker) discardBootstrap(ctx context.Context) {
-	deleted, err := w.Options.discardBootstrap(ctx, w.lock, w.installed)
-	if err != nil || deleted {
-		w.log.Info("bootstrap credential", "deleted", deleted, "problem", err)
-	}
-}
-
-// tidy sets aside what cannot be used, and settles whether a certificate is wanted at all.
-func (w *worker) tidy(ctx context.Context) (s standing, wanted bool, err error) {
+// tidy sets aside what cannot be used, and decides whether a certificate is wanted at all.
+func (w *worker) tidy(ctx context.Context) (status certificateStatus, wanted bool, err error) {
 	w.enter(StepTidy)
 	w.lock.Clean()
-	s = w.look()
-	if s.final {
-		return s, false, s.lack
+	status = w.loadStatus()
+	if status.permanent {
+		return status, false, status.problem
 	}
-	if s.aside {
-		if err := w.setAside(cache.CurrentFile, s.lack); err != nil {
-			return s, false, err
+	if status.damaged {
+		if err := w.setAside(cache.CurrentFile, status.problem); err != nil {
+			return status, false, err
 		}
 	}
 	if _, err := w.dir.State(); cache.IsUnusable(err) {
 		if err := w.setAside(cache.StateFile, err); err != nil {
-			return s, false, err
+			return status, false, err
 		}
 	}
-	if s.foreign && !s.pair.Exposed && w.adopt(ctx, s.pair) {
-		s = w.look()
+	if status.foreign && !status.pair.Exposed && w.adopt(ctx, status.pair) {
+		status = w.loadStatus()
 	}
-	if s.pair != nil {
-		w.heldUntil = s.pair.Leaf.NotAfter
+	if status.pair != nil {
+		w.servedUntil = status.pair.Leaf.NotAfter
 	}
-	if s.pair == nil || s.due != "" {
-		if s.nameErr != nil {
-			return s, false, &Failure{Configuration, "set --node-name", s.nameErr}
+	if status.pair == nil || status.due != "" {
+		if status.nameErr != nil {
+			return status, false, &Failure{Configuration, "set --node-name", status.nameErr}
 		}
-		w.log.Info("a certificate is wanted", "node", s.node, "due", s.due, "lack", s.lack)
-		return s, true, nil
+		w.log.Info("a certificate is wanted", "node", status.nodeName, "due", status.due, "problem", status.problem)
+		return status, true, nil
 	}
 	w.spent = true
-	return s, false, nil
+	return status, false, nil
 }
 
 func (w *worker) setAside(name string, why error) error {
@@ -186,8 +183,8 @@ func (w *worker) setAside(name string, why error) error {
 	return err
 }
 
-// adopt keeps a certificate that seems to be of another cluster if the cluster asked for takes it for this node: its CA was replaced, and
-// this node has not heard of the bundle with both.
+// adopt keeps a certificate that seems to come from another cluster if the cluster asked for accepts
+// it for this node. Then the cluster's CA was replaced, and this node never saw the bundle with both.
 func (w *worker) adopt(ctx context.Context, pair *cache.Pair) bool {
 	ctx, cancel := context.WithTimeout(ctx, 5*reviewTimeout)
 	defer cancel()
@@ -201,25 +198,26 @@ func (w *worker) adopt(ctx context.Context, pair *cache.Pair) bool {
 	return w.lock.Install(&adopted) == nil
 }
 
-// noteRejection tells the runs, and the next worker, that the certificate is rejected.
-func (w *worker) noteRejection(s standing) {
-	n := s.note
-	n.Certificate, n.Rejected, n.Reviewed = s.pair.Fingerprint(), true, w.now().Unix()
+// noteRejection notes for the runs, and for the next worker, that the certificate is rejected.
+func (w *worker) noteRejection(status certificateStatus) {
+	n := status.note
+	n.Certificate, n.Rejected, n.Reviewed = status.pair.Fingerprint(), true, w.now().Unix()
 	w.note.write(n)
 }
 
-// record writes down how the worker ended, and when the next one may begin; then the pending request is forgotten if it has
-// served its time. In this order a crash in between costs no back-off: the request is found decided once more.
+// record records how the worker ended, and when the next one may begin. Then it forgets the pending
+// request if that is decided. In this order a crash in between costs no back-off: the next worker
+// finds the request decided once more.
 func (w *worker) record(err error) error {
 	w.enter(StepRecord)
 	now := w.now().UTC()
 	w.result.Finished = now
-	state := w.readState()
+	state := readState(w.dir)
 	switch {
 	case err != nil:
 		failure := AsFailure(err)
 		w.result.Reason, w.result.Message, w.result.Hint = string(failure.Reason), text.Line(failure.Error(), maxMessage), failure.Hint
-		failed(state, &w.result, w.heldUntil, now)
+		failed(state, &w.result, w.servedUntil, now)
 		w.log.Info("failed", "reason", failure.Reason, "cause", w.result.Message, "nextAttempt", state.NextAttempt)
 		err = failure
 	case w.installed != nil:

@@ -41,9 +41,9 @@ import (
 )
 
 // newWorker returns a worker that holds the lock.
-func newWorker(t testing.TB, o *Options) *worker {
+func newWorker(t testing.TB, o *Authenticator) *worker {
 	t.Helper()
-	w := &worker{Options: *o, log: klog.Background()}
+	w := &worker{Authenticator: o, log: klog.Background()}
 	if err := w.takeLock(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -52,9 +52,9 @@ func newWorker(t testing.TB, o *Options) *worker {
 }
 
 // newPending returns a request under way that is what o wants.
-func newPending(t testing.TB, o *Options) *cache.Pending {
+func newPending(t testing.TB, o *Authenticator) *cache.Pending {
 	t.Helper()
-	pending, _, err := o.build(t.Context(), "a", cache.Origin{Server: "https://x"}, "", "")
+	pending, _, err := o.requestBuilder().first(t.Context(), "a", cache.Origin{Server: "https://x"}, "", "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -100,7 +100,7 @@ func pkcs10Of(t testing.TB, request []byte) []byte {
 }
 
 func TestOnlyTheCertificateThatWasAskedForIsTaken(t *testing.T) {
-	o := testOptions(t)
+	o := testAuthenticator(t)
 	w := newWorker(t, o)
 	pending := newPending(t, o)
 	pkcs10 := pkcs10Of(t, pending.Requests[0].Request)
@@ -123,7 +123,8 @@ func TestOnlyTheCertificateThatWasAskedForIsTaken(t *testing.T) {
 		"a key":              {pending.Key, CertificateUnusable},
 	} {
 		t.Run(name, func(t *testing.T) {
-			pair, err := w.checkIssued(c.certificate, pending)
+			e := &enrolment{worker: w, pending: pending}
+			pair, err := e.checkIssued(c.certificate)
 			if c.want != "" {
 				if failure := wantFailure(t, err, c.want); pair != nil || strings.Contains(failure.Error(), "hunter2") || !strings.Contains(failure.Error(), pending.Last().Name) {
 					t.Errorf("%v", failure)
@@ -144,16 +145,24 @@ func TestPendingRequestIsTakenUpOnlyIfItIsStillWanted(t *testing.T) {
 	seconds := int32(3600)
 	to := nodeaccess.Access{Cluster: cache.Origin{Server: "https://x"}}
 	for name, c := range map[string]struct {
-		change  func(t *testing.T, o *Options, s *standing, to *nodeaccess.Access)
+		change  func(t *testing.T, o *Authenticator, s *certificateStatus, to *nodeaccess.Access)
 		takenUp bool
 	}{
-		"as it was":           {func(*testing.T, *Options, *standing, *nodeaccess.Access) {}, true},
-		"another node name":   {func(_ *testing.T, _ *Options, s *standing, _ *nodeaccess.Access) { s.node = "b" }, false},
-		"another signer":      {func(_ *testing.T, o *Options, _ *standing, _ *nodeaccess.Access) { o.signerName = "example.com/other" }, false},
-		"another lifetime":    {func(_ *testing.T, o *Options, _ *standing, _ *nodeaccess.Access) { o.expirationSeconds = &seconds }, false},
-		"another provider ID": {func(_ *testing.T, o *Options, _ *standing, _ *nodeaccess.Access) { o.providerID = "x://y" }, false},
-		"another cluster":     {func(_ *testing.T, _ *Options, _ *standing, to *nodeaccess.Access) { to.Cluster.Server = "https://y" }, false},
-		"its certificate is there": {func(t *testing.T, o *Options, s *standing, _ *nodeaccess.Access) {
+		"as it was":         {func(*testing.T, *Authenticator, *certificateStatus, *nodeaccess.Access) {}, true},
+		"another node name": {func(_ *testing.T, _ *Authenticator, s *certificateStatus, _ *nodeaccess.Access) { s.nodeName = "b" }, false},
+		"another signer": {func(_ *testing.T, o *Authenticator, _ *certificateStatus, _ *nodeaccess.Access) {
+			o.signerName = "example.com/other"
+		}, false},
+		"another lifetime": {func(_ *testing.T, o *Authenticator, _ *certificateStatus, _ *nodeaccess.Access) {
+			o.expirationSeconds = &seconds
+		}, false},
+		"another provider ID": {func(_ *testing.T, o *Authenticator, _ *certificateStatus, _ *nodeaccess.Access) {
+			o.providerID = "x://y"
+		}, false},
+		"another cluster": {func(_ *testing.T, _ *Authenticator, _ *certificateStatus, to *nodeaccess.Access) {
+			to.Cluster.Server = "https://y"
+		}, false},
+		"its certificate is there": {func(t *testing.T, o *Authenticator, s *certificateStatus, _ *nodeaccess.Access) {
 			pending, err := o.dir.Pending()
 			if err != nil {
 				t.Fatal(err)
@@ -165,25 +174,27 @@ func TestPendingRequestIsTakenUpOnlyIfItIsStillWanted(t *testing.T) {
 			}
 			s.pair = &cache.Pair{Chain: chain, Leaf: leaf, Key: pending.Key}
 		}, false},
-		"damaged": {func(t *testing.T, o *Options, _ *standing, _ *nodeaccess.Access) {
+		"damaged": {func(t *testing.T, o *Authenticator, _ *certificateStatus, _ *nodeaccess.Access) {
 			put(t, o.dir, cache.PendingFile, []byte("{"), 0o600)
 		}, false},
-		"readable by others": {func(t *testing.T, o *Options, _ *standing, _ *nodeaccess.Access) {
+		"readable by others": {func(t *testing.T, o *Authenticator, _ *certificateStatus, _ *nodeaccess.Access) {
 			if err := os.Chmod(o.dir.File(cache.PendingFile), 0o644); err != nil {
 				t.Fatal(err)
 			}
 		}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := testOptions(t)
+			o := testAuthenticator(t)
 			w := newWorker(t, o)
 			want := newPending(t, o)
 			if err := w.lock.SetPending(want); err != nil {
 				t.Fatal(err)
 			}
-			s, to := standing{node: "a"}, to
-			c.change(t, &w.Options, &s, &to)
-			got, err := w.resume(s, to)
+			s, to := certificateStatus{nodeName: "a"}, to
+			c.change(t, w.Authenticator, &s, &to)
+			e := &enrolment{worker: w, status: s, to: to}
+			err := e.resume()
+			got := e.pending
 			if err != nil || (got != nil) != c.takenUp {
 				t.Fatalf("taken up %v, %v", got != nil, err)
 			}
@@ -243,14 +254,14 @@ func (a *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(object)
 }
 
-// enrolling returns Options that get their certificate from that API server, with a token for the first one.
-func enrolling(t *testing.T, api *apiServer) *Options {
+// enrolling returns an Authenticator that gets its certificate from that API server, with a token for the first one.
+func enrolling(t *testing.T, api *apiServer) *Authenticator {
 	t.Helper()
 	api.t = t
 	server, ca := tlsServer(t, api, func(s *httptest.Server) {
 		s.TLS = &tls.Config{ClientAuth: tls.RequestClientCert, MinVersion: tls.VersionTLS12}
 	})
-	o := testOptions(t)
+	o := testAuthenticator(t)
 	o.bootstrapKubeconfig = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer(server.URL, ca), "token: abc"))
 	o.exec = ExecInfo{APIVersion: execV1, Cluster: &clientauthentication.Cluster{Server: server.URL, CertificateAuthorityData: ca}}
 	return o
@@ -262,16 +273,16 @@ func TestWorkGetsACertificate(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		old     func(*x509.Certificate) // nil: there is none
-		prepare func(o *Options, old *cache.Pair)
+		prepare func(o *Authenticator, old *cache.Pair)
 		refuses []string
 		filed   []string
 		failure Reason
 	}{
 		"the first":                        {nil, nil, nil, []string{"token"}, ""},
 		"the next":                         {dueSoon, nil, nil, []string{"certificate"}, ""},
-		"the next, which does not renew":   {dueSoon, func(o *Options, old *cache.Pair) { o.provider, o.note = fakeProvider{}, rejectedNote(o, old) }, nil, []string{"token"}, ""},
+		"the next, which does not renew":   {dueSoon, func(o *Authenticator, old *cache.Pair) { o.provider, o.note = fakeProvider{}, rejectedNote(o, old) }, nil, []string{"token"}, ""},
 		"after one that ended":             {func(c *x509.Certificate) { c.NotAfter = noon }, nil, nil, []string{"token"}, ""},
-		"after one known to be rejected":   {dueSoon, func(o *Options, old *cache.Pair) { rejectedNote(o, old) }, nil, []string{"token"}, ""},
+		"after one known to be rejected":   {dueSoon, func(o *Authenticator, old *cache.Pair) { rejectedNote(o, old) }, nil, []string{"token"}, ""},
 		"after one found to be rejected":   {dueSoon, nil, []string{"certificate"}, []string{"certificate", "token"}, ""},
 		"with no credential that is known": {dueSoon, nil, []string{"certificate", "token"}, []string{"certificate", "token"}, BootstrapRefused},
 		"with a token that has run out":    {nil, nil, []string{"token"}, []string{"token"}, BootstrapRefused},
@@ -287,7 +298,7 @@ func TestWorkGetsACertificate(t *testing.T) {
 			if c.prepare != nil {
 				c.prepare(o, old)
 			}
-			err := Work(t.Context(), *o)
+			err := o.Work(t.Context())
 			if !slices.Equal(api.filed, c.filed) {
 				t.Errorf("filed with %q, want %q", api.filed, c.filed)
 			}
@@ -308,14 +319,14 @@ func TestWorkGetsACertificate(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			s := o.look()
-			if s.pair == nil || s.due != "" || s.lack != nil || s.pair.Origin == nil || s.pair.Origin.Server != o.exec.Cluster.Server {
-				t.Errorf("after it: due %q, lack %v", s.due, s.lack)
+			s := o.loadStatus()
+			if s.pair == nil || s.due != "" || s.problem != nil || s.pair.Origin == nil || s.pair.Origin.Server != o.exec.Cluster.Server {
+				t.Errorf("after it: due %q, lack %v", s.due, s.problem)
 			}
 			if _, err := os.Lstat(o.dir.File(cache.PendingFile)); !errors.Is(err, os.ErrNotExist) {
 				t.Errorf("a second copy of the key is left behind: %v", err)
 			}
-			if err := Work(t.Context(), *o); err != nil || len(api.filed) != len(c.filed) {
+			if err := o.Work(t.Context()); err != nil || len(api.filed) != len(c.filed) {
 				t.Errorf("a worker too many asked again: %q, %v", api.filed, err)
 			}
 		})
@@ -346,25 +357,25 @@ func TestCertificateOfAnotherCluster(t *testing.T) {
 			old := newPair(t, nil)
 			old.Origin = &cache.Origin{Server: o.exec.Cluster.Server, CertificateAuthorityData: newCA(t)}
 			installPair(t, o.dir, old)
-			if s := o.look(); !s.foreign || s.due == "" {
+			if s := o.loadStatus(); !s.foreign || s.due == "" {
 				t.Fatalf("foreign %v, due %q", s.foreign, s.due)
 			}
-			if err := Work(t.Context(), *o); err != nil {
+			if err := o.Work(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			if !slices.Equal(api.filed, c.filed) {
 				t.Errorf("filed with %q, want %q", api.filed, c.filed)
 			}
-			s := o.look()
+			s := o.loadStatus()
 			if s.pair == nil || s.foreign || s.due != "" || (s.pair.Fingerprint() == old.Fingerprint()) != (c.filed == nil) {
-				t.Errorf("after it: foreign %v, due %q, lack %v", s.foreign, s.due, s.lack)
+				t.Errorf("after it: foreign %v, due %q, lack %v", s.foreign, s.due, s.problem)
 			}
 		})
 	}
 }
 
 // rejectedNote says that the API server rejects the pair.
-func rejectedNote(o *Options, pair *cache.Pair) noteFile {
+func rejectedNote(o *Authenticator, pair *cache.Pair) noteFile {
 	o.note.write(note{Certificate: pair.Fingerprint(), Rejected: true})
 	return o.note
 }
@@ -392,14 +403,14 @@ func TestWorkBacksOffAfterARefusal(t *testing.T) {
 			o.now = func() time.Time { return now }
 			var pauses []time.Duration
 			for range 7 {
-				mustFail(t, Work(t.Context(), *o), c.want)
+				mustFail(t, o.Work(t.Context()), c.want)
 				state, err := o.dir.State()
 				if err != nil {
 					t.Fatal(err)
 				}
 				pauses = append(pauses, state.NextAttempt.Sub(now))
 				put(t, o.dir, cache.LockFile, nil, 0o600) // a worker is a process that has ended by now
-				_, err = Run(t.Context(), *o)
+				_, err = o.Run(t.Context())
 				mustFail(t, err, c.want)
 				if pending, err := o.dir.Pending(); pending != nil || err != nil {
 					t.Errorf("a request that is settled is still pending: %v", err)
@@ -419,7 +430,7 @@ func TestWorkBacksOffAfterARefusal(t *testing.T) {
 }
 
 func TestThereIsOneWorker(t *testing.T) {
-	o := testOptions(t)
+	o := testAuthenticator(t)
 	lock, err := o.dir.TryLock()
 	if err != nil {
 		t.Fatal(err)
@@ -428,7 +439,7 @@ func TestThereIsOneWorker(t *testing.T) {
 	o.provider = nil                                                      // would panic if it came to anything
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond) // it would wait for lockWait
 	defer cancel()
-	mustFail(t, Work(ctx, *o), WorkerUnavailable)
+	mustFail(t, o.Work(ctx), WorkerUnavailable)
 	if left, err := filepath.Glob(o.dir.File("*")); err != nil || len(left) != 1 {
 		t.Errorf("it wrote: %q, %v", left, err)
 	}
@@ -588,9 +599,9 @@ func TestWorkCarriesOnWithAPendingRequest(t *testing.T) {
 			t.Parallel()
 			api := &registry{t: t}
 			server, ca := tlsServer(t, api, nil)
-			o := testOptions(t)
+			o := testAuthenticator(t)
 			o.bootstrapKubeconfig = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer(server.URL, ca), "token: abc"))
-			pending, _, err := o.build(t.Context(), "a", cache.Origin{Server: server.URL, CertificateAuthorityData: ca}, "", "")
+			pending, _, err := o.requestBuilder().first(t.Context(), "a", cache.Origin{Server: server.URL, CertificateAuthorityData: ca}, "", "")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -611,11 +622,11 @@ func TestWorkCarriesOnWithAPendingRequest(t *testing.T) {
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), enough)
 			defer cancel()
-			err = Work(ctx, *o)
+			err = o.Work(ctx)
 			if c.failure != "" {
 				mustFail(t, err, c.failure)
-			} else if s := o.look(); err != nil || s.pair == nil {
-				t.Errorf("%v, lack %v", err, s.lack)
+			} else if s := o.loadStatus(); err != nil || s.pair == nil {
+				t.Errorf("%v, lack %v", err, s.problem)
 			}
 			which := func(name string) string {
 				if name == pending.Last().Name {
@@ -659,7 +670,7 @@ func TestWorkCarriesOnWithAPendingRequest(t *testing.T) {
 
 // What a worker asks for is what the operator set.
 func TestRequestIsWhatTheOperatorSet(t *testing.T) {
-	o := testOptions(t)
+	o := testAuthenticator(t)
 	seconds := int32(7200)
 	o.expirationSeconds, o.providerID, o.signerName = &seconds, "x://y", "example.com/other"
 	var seen certificatesv1.CertificateSigningRequestSpec
@@ -671,7 +682,7 @@ func TestRequestIsWhatTheOperatorSet(t *testing.T) {
 	o.bootstrapKubeconfig, o.exec = there.bootstrapKubeconfig, there.exec
 	asked := &askedProvider{fakeProvider: fakeProvider{renews: true}}
 	o.provider = asked
-	if err := Work(t.Context(), *o); err != nil {
+	if err := o.Work(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if seen.SignerName != "example.com/other" || seen.ExpirationSeconds == nil || *seen.ExpirationSeconds != 7200 {
@@ -708,7 +719,7 @@ func TestWorkerThatQueuedWaitsLikeTheOthers(t *testing.T) {
 	api := &apiServer{decide: func(*certificatesv1.CertificateSigningRequest) { t.Error("it filed a request") }}
 	o := enrolling(t, api)
 	writeState(t, o, &cache.State{Failures: 1, Last: &cache.Result{Reason: string(RequestDenied), Message: "denied", Hint: "ask"}, NextAttempt: noon.Add(time.Minute)})
-	mustFail(t, Work(t.Context(), *o), RequestDenied)
+	mustFail(t, o.Work(t.Context()), RequestDenied)
 	if state, err := o.dir.State(); err != nil || state.Failures != 1 {
 		t.Errorf("it counts as a failure: %+v, %v", state, err)
 	}

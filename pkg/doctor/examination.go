@@ -92,14 +92,9 @@ func newExamination(ctx context.Context, o Options) *examination {
 	return e
 }
 
-// makeProvider makes the provider as authenticator.NewOptions does.
 func (e *examination) makeProvider() (provider.Provider, error) {
-	for _, factory := range e.Providers {
-		if factory.Name == e.Config.Provider {
-			return factory.New(provider.Settings{TPMDevice: e.Config.TPMDevice, ProviderIDScheme: e.Config.ProviderIDScheme, RuntimeDir: e.Config.RuntimeDir})
-		}
-	}
-	return nil, fmt.Errorf("provider %.64q is not in this binary", e.Config.Provider)
+	plugin := authenticator.Options{Config: e.Config, Providers: e.Providers}
+	return plugin.NewProvider()
 }
 
 // renews reports whether the node's own certificate may ask for the next one.

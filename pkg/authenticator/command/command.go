@@ -5,6 +5,7 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -58,8 +59,8 @@ type invocation struct {
 }
 
 // Run carries out a command line and returns the exit code (docs/exit-codes.md). What goes wrong is said on stderr, once.
-func (p Program) Run(ctx context.Context, process Process) int {
-	i := &invocation{Program: p, Process: process}
+func (p Program) Run(ctx context.Context, with Process) int {
+	i := &invocation{Program: p, Process: with}
 	i.root = i.rootCommand()
 	if err := i.root.ExecuteContext(ctx); err != nil {
 		failure := authenticator.AsFailure(err)
@@ -173,30 +174,34 @@ func (i *invocation) settings() (authenticator.Config, error) {
 	return config, loadErr
 }
 
-// options returns the settings, checked. The error is the Options' own, too: a Run under it still prints a valid certificate.
-func (i *invocation) options() (authenticator.Options, error) {
+// load returns an Authenticator for the settings and for what client-go asks. On an error
+// it may still be there: its Run prints a valid certificate.
+func (i *invocation) load() (*authenticator.Authenticator, error) {
 	config, err := i.settings()
-	return i.optionsOf(config, err, i.Getenv(authenticator.ExecInfoVariable))
+	return i.newAuthenticator(config, err, i.Getenv(authenticator.ExecInfoVariable))
 }
 
-// optionsOf checks settings that were read with loadErr, for an exec plugin that is asked execInfo.
-func (i *invocation) optionsOf(config authenticator.Config, loadErr error, execInfo string) (authenticator.Options, error) {
+// newAuthenticator makes an Authenticator from settings that were read with loadErr. execInfo is what
+// client-go asks for. A worker is started with env added to its environment. If execInfo cannot be
+// read, there is no Authenticator.
+func (i *invocation) newAuthenticator(config authenticator.Config, loadErr error, execInfo string, env ...string) (*authenticator.Authenticator, error) {
 	exec, err := authenticator.ParseExecInfo(execInfo)
 	if err != nil {
-		return authenticator.Options{}, err
+		return nil, err
 	}
-	o, err := authenticator.NewOptions(config, i.Providers, exec)
-	if loadErr != nil {
-		o.Invalidate(loadErr)
-		err = loadErr
-	}
-	o.Parent = authenticator.Caller(exec)
-	o.UserAgent = i.Name + "/" + i.Version
-	o.OnStep = i.OnStep
-	if i.WorkerDeadline > 0 {
-		o.WorkerDeadline = i.WorkerDeadline
-	}
-	return o, err
+	return authenticator.New(authenticator.Options{
+		Config: config, ConfigError: loadErr, Providers: i.Providers, Exec: exec,
+		Parent: authenticator.Caller(exec), UserAgent: i.userAgent(),
+		StartWorker:    func() (process.ID, error) { return i.startWorker(env...) },
+		WorkerDeadline: i.WorkerDeadline, OnStep: i.OnStep,
+	})
+}
+
+func (i *invocation) userAgent() string { return i.Name + "/" + i.Version }
+
+// deadline is the longest life of a worker, and of what a person waits for.
+func (i *invocation) deadline() time.Duration {
+	return cmp.Or(i.WorkerDeadline, authenticator.DefaultWorkerDeadline)
 }
 
 // run is what the kubelet calls.
@@ -204,16 +209,14 @@ func (i *invocation) run(cmd *cobra.Command, _ []string) error {
 	if i.output != "" && (!i.dryRun || i.output != "json" && i.output != "yaml") {
 		return usage(fmt.Errorf("--output %q: goes with --dry-run, and is json or yaml", i.output))
 	}
-	o, err := i.options()
-	var failure *authenticator.Failure
-	if errors.As(err, &failure) && failure.Reason == authenticator.ExecAPI {
+	a, err := i.load()
+	if a == nil {
 		return err // there is no answer that client-go would understand
 	}
 	if i.dryRun {
-		return i.printDryRun(cmd.Context(), o)
+		return i.printDryRun(cmd.Context(), a)
 	}
-	o.StartWorker = func() (process.ID, error) { return i.startWorker() }
-	answer, err := authenticator.Run(cmd.Context(), o)
+	answer, err := a.Run(cmd.Context())
 	for _, remark := range answer.Remarks {
 		i.say(remark)
 	}

@@ -33,10 +33,10 @@ It exits with 0 unless a check failed: a warning is none.`,
 				return usage(fmt.Errorf("--timeout %s: must be more than 0", o.Timeout))
 			}
 			o.Config, o.ConfigErr = i.settings()
-			if _, err := i.optionsOf(o.Config, o.ConfigErr, ""); err != nil {
+			if _, err := i.newAuthenticator(o.Config, o.ConfigErr, ""); err != nil {
 				o.ConfigErr = err
 			}
-			o.ConfigFile, o.Providers, o.UserAgent = i.file, i.Providers, i.Name+"/"+i.Version
+			o.ConfigFile, o.Providers, o.UserAgent = i.file, i.Providers, i.userAgent()
 			return i.printDoctor(doctor.Run(cmd.Context(), o), output)
 		},
 	}

@@ -19,10 +19,10 @@ import (
 )
 
 // printDryRun shows a person what would be sent, and fails if the API server would refuse it.
-func (i *invocation) printDryRun(ctx context.Context, o authenticator.Options) error {
-	ctx, cancel := context.WithTimeout(ctx, o.WorkerDeadline)
+func (i *invocation) printDryRun(ctx context.Context, a *authenticator.Authenticator) error {
+	ctx, cancel := context.WithTimeout(ctx, i.deadline())
 	defer cancel()
-	report, err := authenticator.DryRun(ctx, o)
+	report, err := a.DryRun(ctx)
 	if err != nil {
 		return err
 	}

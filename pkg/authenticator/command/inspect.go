@@ -12,7 +12,6 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
 
@@ -26,13 +25,13 @@ func (i *invocation) identifyCommand() *cobra.Command {
 			if output != "json" && output != "yaml" {
 				return usage(fmt.Errorf("--output %q: is json or yaml", output))
 			}
-			o, err := i.options()
+			a, err := i.load()
 			if err != nil {
 				return err
 			}
-			ctx, cancel := context.WithTimeout(cmd.Context(), o.WorkerDeadline)
+			ctx, cancel := context.WithTimeout(cmd.Context(), i.deadline())
 			defer cancel()
-			identity, err := authenticator.Identify(ctx, o)
+			identity, err := a.Identify(ctx)
 			if err != nil {
 				return err
 			}
@@ -72,13 +71,13 @@ func (i *invocation) deviceCommand(name string) *cobra.Command {
 			if err := i.root.PersistentFlags().Set("provider", name); err != nil {
 				return err
 			}
-			o, err := i.options()
+			a, err := i.load()
 			if err != nil {
 				return err
 			}
-			ctx, cancel := context.WithTimeout(cmd.Context(), o.WorkerDeadline) // it holds the TPM's lock
+			ctx, cancel := context.WithTimeout(cmd.Context(), i.deadline()) // it holds the TPM's lock
 			defer cancel()
-			return authenticator.SelfTest(ctx, o, func(check provider.Check) {
+			return a.SelfTest(ctx, func(check provider.Check) {
 				outcome := "ok"
 				if check.Err != nil {
 					outcome = "FAILED: " + text.Line(check.Err.Error(), maxLine)

@@ -31,7 +31,7 @@ A kubeconfig whose user is not this program is never written over.`,
 		Args: noArgs,
 		RunE: func(*cobra.Command, []string) error {
 			config, err := i.settings()
-			if _, err := i.optionsOf(config, err, ""); err != nil {
+			if _, err := i.newAuthenticator(config, err, ""); err != nil {
 				return err
 			}
 			exec, err := i.exec(command)

@@ -13,7 +13,6 @@ import (
 	"github.com/spf13/cobra"
 	clientauthentication "k8s.io/client-go/pkg/apis/clientauthentication/v1"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
@@ -75,34 +74,36 @@ func (i *invocation) prepare(ctx context.Context, config authenticator.Config, l
 	if err != nil {
 		return err
 	}
-	o, err := i.optionsOf(config, loadErr, info)
-	o.StartWorker = func() (process.ID, error) { return i.startWorker(authenticator.ExecInfoVariable + "=" + info) }
+	a, err := i.newAuthenticator(config, loadErr, info, authenticator.ExecInfoVariable+"="+info)
+	if a == nil {
+		return err
+	}
 	if p.First {
 		if err != nil {
 			return err // it would wait in vain
 		}
-		return i.awaitFirst(ctx, o, config.PrepareWait.Duration)
+		return i.awaitFirst(ctx, a, config.PrepareWait.Duration)
 	}
 	if err != nil {
 		i.say(err)
 	}
-	i.discardBootstrap(ctx, o)
+	i.discardBootstrap(ctx, a)
 	return nil
 }
 
-func (i *invocation) awaitFirst(ctx context.Context, o authenticator.Options, wait time.Duration) error {
+func (i *invocation) awaitFirst(ctx context.Context, a *authenticator.Authenticator, wait time.Duration) error {
 	i.tell("waiting up to %s for this node's first certificate", wait)
-	leaf, err := authenticator.AwaitFirst(ctx, o, wait, i.say)
+	leaf, err := a.AwaitFirst(ctx, wait, i.say)
 	if err != nil {
 		return err
 	}
 	i.tell("%s has a certificate, valid until %s", leaf.Subject.CommonName, leaf.NotAfter.UTC().Format(time.RFC3339))
-	i.discardBootstrap(ctx, o)
+	i.discardBootstrap(ctx, a)
 	return nil
 }
 
-func (i *invocation) discardBootstrap(ctx context.Context, o authenticator.Options) {
-	deleted, err := authenticator.DiscardBootstrap(ctx, o)
+func (i *invocation) discardBootstrap(ctx context.Context, a *authenticator.Authenticator) {
+	deleted, err := a.DiscardBootstrap(ctx)
 	if err != nil {
 		i.say(err)
 	}
@@ -121,7 +122,7 @@ func execInfo(cluster cache.Origin) (string, error) {
 	return string(data), err
 }
 
-// notWritten sorts an error about a file outside the certificate directory.
+// notWritten returns the Failure for an error about a file outside the certificate directory.
 func notWritten(err error) error {
 	var write *cache.WriteError
 	var unprepared *kubelet.UnpreparedError

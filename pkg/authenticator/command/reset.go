@@ -5,7 +5,6 @@ package command
 import (
 	"github.com/spf13/cobra"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 )
@@ -24,8 +23,8 @@ is not this program's is left alone, links too. The configuration file stays.`,
 			if err != nil {
 				return err // the directory may be another than it seems
 			}
-			o, _ := i.optionsOf(config, nil, "") // what else is wrong does not matter here
-			removed, left, err := authenticator.Reset(cmd.Context(), o, envFile)
+			a, _ := i.newAuthenticator(config, nil, "") // what else is wrong does not matter here
+			removed, left, err := a.Reset(cmd.Context(), envFile)
 			if kubeconfig && err == nil {
 				gone, problem := removeKubeconfig(config.KubeletKubeconfig)
 				if problem != nil {

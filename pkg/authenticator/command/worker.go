@@ -3,6 +3,7 @@
 package command
 
 import (
+	"context"
 	"errors"
 	"time"
 
@@ -45,35 +46,35 @@ func (i *invocation) workerCommand() *cobra.Command {
 		Hidden: true,
 		Args:   noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			o, err := i.options()
+			a, err := i.load()
 			if err != nil {
 				return err
 			}
 			if detached {
-				i.logToFile(o)
+				logToFile(a)
 			}
-			return work(cmd, o)
+			return i.work(cmd.Context(), a)
 		},
 	}
 	c.Flags().BoolVar(&detached, detachedFlag, false, "log to a file in the certificate directory")
 	return c
 }
 
-// work ends at the latest a little after the worker's deadline, whatever hangs.
-func work(cmd *cobra.Command, o authenticator.Options) error {
+// work ends soon after the worker's deadline, whatever hangs.
+func (i *invocation) work(ctx context.Context, a *authenticator.Authenticator) error {
 	done := make(chan error, 1)
-	go func() { done <- authenticator.Work(cmd.Context(), o) }()
+	go func() { done <- a.Work(ctx) }()
 	select {
 	case err := <-done:
 		return err
-	case <-time.After(o.WorkerDeadline + graceAfterDeadline):
+	case <-time.After(i.deadline() + graceAfterDeadline):
 		return &authenticator.Failure{Reason: authenticator.WorkerUnavailable, Err: errors.New("worker: overran its deadline")}
 	}
 }
 
 // logToFile is a best effort: a full disk must not keep a worker from trying.
-func (i *invocation) logToFile(o authenticator.Options) {
-	if log, err := o.OpenLog(); err == nil {
+func logToFile(a *authenticator.Authenticator) {
+	if log, err := a.OpenLog(); err == nil {
 		_ = logInto(log)
 	}
 }

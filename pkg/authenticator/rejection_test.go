@@ -62,15 +62,15 @@ func (r *reviewer) seen(t *testing.T, certificate []byte) int {
 	return r.calls
 }
 
-// reviewed returns Options that ask that API server.
-func reviewed(t *testing.T, answer http.HandlerFunc) (*Options, *reviewer) {
+// reviewed returns an Authenticator that asks that API server.
+func reviewed(t *testing.T, answer http.HandlerFunc) (*Authenticator, *reviewer) {
 	t.Helper()
 	api := &reviewer{answer: answer}
 	server, ca := tlsServer(t, api, func(s *httptest.Server) {
 		s.TLS = &tls.Config{ClientAuth: tls.RequestClientCert, MinVersion: tls.VersionTLS12}
 	})
-	o := testOptions(t)
-	o.Parent = asker
+	o := testAuthenticator(t)
+	o.parent = asker
 	o.exec = ExecInfo{APIVersion: execV1, Cluster: &clientauthentication.Cluster{Server: server.URL, CertificateAuthorityData: ca}}
 	return o, api
 }
@@ -124,7 +124,7 @@ func TestOnlyA401MarksTheCertificateAsRejected(t *testing.T) {
 			installPair(t, o.dir, pair)
 			asked := note{Parent: asker, Certificate: pair.Fingerprint(), Until: noon.Unix() + 100, Reviewed: noon.Unix() - 60, Rejected: c.was}
 			o.note.write(asked)
-			s := o.look()
+			s := o.loadStatus()
 			began := time.Now()
 			o.noticeRejection(t.Context(), &s)
 			took := time.Since(began)
@@ -156,7 +156,7 @@ func TestWhenTheAPIServerIsAsked(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		note   note
-		change func(*Options)
+		change func(*Authenticator)
 		asks   bool
 	}{
 		"the same parent, too early":                     {early, nil, true},
@@ -165,7 +165,7 @@ func TestWhenTheAPIServerIsAsked(t *testing.T) {
 		"after it":                                       {with(func(n *note) { n.Until = noon.Unix() - 1 }), nil, false},
 		"another parent":                                 {with(func(n *note) { n.Parent.PID++ }), nil, false},
 		"another parent under the same pid":              {with(func(n *note) { n.Parent.Start++ }), nil, false},
-		"a person":                                       {with(func(n *note) { n.Parent = process.ID{} }), func(o *Options) { o.Parent = process.ID{} }, false},
+		"a person":                                       {with(func(n *note) { n.Parent = process.ID{} }), func(o *Authenticator) { o.parent = process.ID{} }, false},
 		"another certificate was printed":                {with(func(n *note) { n.Certificate = "abc" }), nil, false},
 		"another certificate was printed, and rejected":  {with(func(n *note) { n.Certificate, n.Rejected = "abc", true }), nil, false},
 		"asked 59 s ago":                                 {with(func(n *note) { n.Reviewed = noon.Unix() - 59 }), nil, false},
@@ -175,9 +175,9 @@ func TestWhenTheAPIServerIsAsked(t *testing.T) {
 		"rejected, in time, asked a minute ago":          {with(func(n *note) { n.Rejected, n.Until, n.Reviewed = true, 0, noon.Unix()-60 }), nil, true},
 		"rejected, another parent, asked a minute ago":   {with(func(n *note) { n.Rejected, n.Parent.Start, n.Reviewed = true, 1, noon.Unix()-60 }), nil, true},
 		"rejected, asked 59 s ago":                       {with(func(n *note) { n.Rejected, n.Reviewed = true, noon.Unix()-59 }), nil, false},
-		"under a configuration that is wrong":            {early, func(o *Options) { o.invalid = io.EOF }, false},
-		"too early, but there is nothing to ask about":   {early, func(o *Options) { o.now = func() time.Time { return noon.Add(24 * time.Hour) } }, false},
-		"too early, and the note is another directory's": {early, func(o *Options) { o.note = newNoteFile(t.TempDir(), "/another") }, false},
+		"under a configuration that is wrong":            {early, func(o *Authenticator) { o.invalid = io.EOF }, false},
+		"too early, but there is nothing to ask about":   {early, func(o *Authenticator) { o.now = func() time.Time { return noon.Add(24 * time.Hour) } }, false},
+		"too early, and the note is another directory's": {early, func(o *Authenticator) { o.note = newNoteFile(t.TempDir(), "/another") }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -187,7 +187,7 @@ func TestWhenTheAPIServerIsAsked(t *testing.T) {
 			if c.change != nil {
 				c.change(o)
 			}
-			s := o.look()
+			s := o.loadStatus()
 			o.noticeRejection(t.Context(), &s)
 			if calls := api.seen(t, pair.Leaf.Raw); (calls == 1) != c.asks || calls > 1 {
 				t.Errorf("asked %d times, want %v", calls, c.asks)
@@ -206,7 +206,7 @@ func TestReviewsArePaced(t *testing.T) {
 	now := noon
 	o.now = func() time.Time { return now }
 	for range 1200 { // two minutes of ten requests a second
-		s := o.look()
+		s := o.loadStatus()
 		o.noticeRejection(t.Context(), &s)
 		now = now.Add(100 * time.Millisecond)
 	}
@@ -216,12 +216,12 @@ func TestReviewsArePaced(t *testing.T) {
 }
 
 func TestReviewNeedsAClusterAndIsNoFailureWithoutOne(t *testing.T) {
-	o := testOptions(t)
-	o.Parent = asker
+	o := testAuthenticator(t)
+	o.parent = asker
 	pair := newPair(t, nil) // without an origin
 	installPair(t, o.dir, pair)
 	o.note.write(note{Parent: asker, Certificate: pair.Fingerprint(), Until: noon.Unix() + 100})
-	s := o.look()
+	s := o.loadStatus()
 	o.noticeRejection(t.Context(), &s)
 	if s.rejected || s.due != "" || s.pair == nil {
 		t.Errorf("rejected %v, due %q", s.rejected, s.due)

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package authenticator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
+)
+
+// DiscardBootstrap deletes the copy of the bootstrap kubeconfig that "prepare" made, unless it is to
+// be kept, once the API server accepts the node's certificate. A worker does so itself, but may have
+// been killed before. It reports whether the file was deleted.
+func (a *Authenticator) DiscardBootstrap(ctx context.Context) (bool, error) {
+	if a.invalid != nil {
+		return false, nil // the right settings may say to keep it
+	}
+	if copied, err := a.readCopy(); err != nil || copied == nil {
+		return false, err
+	}
+	status := a.loadStatus()
+	if status.pair == nil || status.foreign || status.rejected {
+		return false, nil
+	}
+	lock, err := a.dir.TryLock()
+	if errors.Is(err, cache.ErrLocked) {
+		return false, nil // a worker does it
+	}
+	if err != nil {
+		return false, err
+	}
+	defer lock.Unlock()
+	return a.deleteBootstrap(ctx, lock, status.pair)
+}
+
+// readCopy returns the copy that may be deleted, nil if there is none.
+func (a *Authenticator) readCopy() ([]byte, error) {
+	if a.keepBootstrap {
+		return nil, nil
+	}
+	data, _, err := a.dir.Read(cache.BootstrapFile)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, nil
+	case err != nil:
+		return nil, err
+	case !kubelet.IsCopy(data):
+		return nil, nil // the operator's
+	}
+	return data, nil
+}
+
+// deleteBootstrap asks the API server first: if that rejects the certificate, the copy could still get
+// another one. It records that this very credential was used before it deletes the file, so that
+// "prepare" does not copy it again.
+func (a *Authenticator) deleteBootstrap(ctx context.Context, lock *cache.Lock, pair *cache.Pair) (bool, error) {
+	copied, err := a.readCopy()
+	if err != nil || copied == nil {
+		return false, err
+	}
+	file := a.dir.File(cache.BootstrapFile)
+	k := kubelet.ReadKubeconfig(file, "")
+	if err := errors.Join(k.Problem, k.ClusterProblem); err != nil {
+		return false, fmt.Errorf("%s is kept: %w", file, err)
+	}
+	to, err := a.node().OwnAccess(pair)
+	if err != nil {
+		return false, AsFailure(fmt.Errorf("%s is kept: %w", file, err))
+	}
+	if !to.Cluster.SameCluster(k.Cluster) {
+		return false, nil // the node is to join that cluster yet
+	}
+	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
+	defer cancel()
+	review, err := to.Review(ctx)
+	if err == nil && !accepts(review, pair) {
+		err = fmt.Errorf("the API server answers the node's certificate with status %d, user %.253q", review.Status, review.Username)
+	}
+	if err != nil {
+		return false, fmt.Errorf("%s is kept for now: %w", file, bareURL(err))
+	}
+	state, err := a.dir.State()
+	if err != nil {
+		return false, err
+	}
+	state.SpentBootstrap = kubelet.Fingerprint(copied)
+	if err := lock.SetState(state); err != nil {
+		return false, err
+	}
+	return true, lock.RemoveBootstrap()
+}

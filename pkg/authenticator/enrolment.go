@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package authenticator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
+)
+
+// maxAttempts is how often one enrolment begins anew. More than one is needed only if requests are
+// deleted, or their challenges expire.
+const maxAttempts = 3
+
+var (
+	// errRejected says that the API server does not know the node's own certificate.
+	errRejected = errors.New("the API server rejects the node's certificate")
+	// errGone says that the API server had the request once and has it no more.
+	errGone = errors.New("the request is gone")
+)
+
+// enrolment gets one certificate with one credential.
+type enrolment struct {
+	*worker
+	status certificateStatus
+	to     nodeaccess.Access
+	client *csr.Client
+	// pending has the requests, as the pending file has them. It is nil until resume or prepare.
+	pending *cache.Pending
+}
+
+// enrol takes up the pending request, or prepares one, and follows it until it is decided.
+func (w *worker) enrol(ctx context.Context, status certificateStatus, to nodeaccess.Access) error {
+	client, err := csr.NewClient(to.Config)
+	if err != nil {
+		return &Failure{Configuration, "check the kubeconfig", err}
+	}
+	e := &enrolment{worker: w, status: status, to: to, client: client}
+	var again *Failure
+	for range maxAttempts {
+		if err := e.resume(); err != nil {
+			return err
+		}
+		if e.pending == nil {
+			if err := e.prepare(ctx); err != nil {
+				return err
+			}
+		}
+		decision, err := e.pursue(ctx)
+		if again = e.startOver(decision, err); again == nil {
+			if err != nil {
+				return err
+			}
+			return e.conclude(decision)
+		}
+		w.result.Wasted = true
+		w.log.Info("starting over", "request", w.result.Request, "cause", again.Error())
+		if err := w.lock.ForgetPending(); err != nil {
+			return err
+		}
+	}
+	return again
+}
+
+// resume takes up the pending request if it still is what is wanted. Otherwise it forgets it.
+func (e *enrolment) resume() error {
+	e.pending = nil
+	pending, err := e.dir.Pending()
+	if cache.IsUnusable(err) {
+		return e.setAside(cache.PendingFile, err)
+	}
+	if err != nil || pending == nil {
+		return err
+	}
+	if !e.wants(pending) {
+		return e.lock.ForgetPending()
+	}
+	e.log.Info("taking up the pending request", "request", pending.Last().Name)
+	e.pending = pending
+	return nil
+}
+
+// wants reports whether a pending request is what the operator wants now, and can be continued.
+func (e *enrolment) wants(pending *cache.Pending) bool {
+	key, err := csr.ParseKey(pending.Key)
+	if err != nil {
+		return false
+	}
+	if e.status.pair != nil && cache.SameKey(e.status.pair.Leaf, key.Public()) {
+		return false // its certificate is installed: a crash came before the request was forgotten
+	}
+	return pending.Provider == e.provider.Name() && pending.NodeName == e.status.nodeName &&
+		(e.providerID == "" || pending.ProviderID == e.providerID) &&
+		pending.SignerName == e.signerName && equal(pending.ExpirationSeconds, e.expirationSeconds) &&
+		pending.Cluster.SameCluster(e.to.Cluster) && e.canFollow(pending)
+}
+
+// canFollow reports whether the next request can follow those that are filed: a proof needs the
+// hello's credential, and the hello's version.
+func (e *enrolment) canFollow(pending *cache.Pending) bool {
+	last := pending.Last()
+	if !last.Hello && (len(pending.Requests) == 1 || last.UID != "") {
+		return true // all is filed, or there is one round
+	}
+	challenger, ok := e.provider.(provider.Challenger)
+	return ok && pending.Requester == e.to.Requester() && slices.Contains(challenger.Versions(), attestation.Version(pending.AttestationVersion))
+}
+
+func equal(a, b *int32) bool { return a == b || a != nil && b != nil && *a == *b }
+
+// prepare makes a key and the first request, and writes both down before anything is filed.
+func (e *enrolment) prepare(ctx context.Context) error {
+	e.enter(StepPrepare)
+	pending, _, err := e.requestBuilder().first(ctx, e.status.nodeName, e.to.Cluster, e.version, readState(e.dir).Remembered[e.provider.Name()])
+	if err != nil {
+		return err
+	}
+	if pending.Last().Hello {
+		pending.Requester = e.to.Requester()
+	}
+	e.enter(StepSave)
+	e.pending = pending
+	return e.lock.SetPending(pending)
+}
+
+// pursue files the pending request and waits for its decision. It answers a challenge with the proof,
+// and pursues that.
+func (e *enrolment) pursue(ctx context.Context) (csr.Decision, error) {
+	for {
+		request, err := e.file(ctx)
+		if errors.Is(err, errGone) {
+			return csr.Decision{Outcome: csr.Deleted}, nil
+		}
+		var decision csr.Decision
+		if err == nil {
+			decision, err = e.wait(ctx, request)
+		}
+		if err != nil {
+			return decision, e.classifyRequestError(ctx, request, err)
+		}
+		if decision.Outcome != csr.Answered {
+			return decision, nil
+		}
+		if err := e.prove(ctx, decision.Challenge, csr.ClassifyHello(request).Outcome != csr.Answered); err != nil {
+			return decision, err
+		}
+	}
+}
+
+// file posts the request, or finds it if it was posted before.
+func (e *enrolment) file(ctx context.Context) (*certificatesv1.CertificateSigningRequest, error) {
+	e.enter(StepFile)
+	last := e.pending.Last()
+	e.result.Request = last.Name
+	key, err := csr.ParseKey(e.pending.Key)
+	if err != nil {
+		return nil, err
+	}
+	var request *certificatesv1.CertificateSigningRequest
+	if last.UID == "" {
+		request, err = e.client.File(ctx, csr.Object(last.Name, signerOf(e.pending), last.Request, key.Public(), e.pending.ExpirationSeconds))
+	} else {
+		request, err = e.client.Get(ctx, last.Name, last.Request)
+	}
+	switch {
+	case apierrors.IsNotFound(err) && last.UID != "", errors.Is(err, csr.ErrNotOurs):
+		return nil, errGone
+	case err != nil:
+		return nil, err
+	case last.UID == string(request.UID):
+		return request, nil
+	}
+	e.enter(StepNote)
+	last.UID = string(request.UID)
+	e.log.Info("filed", "request", last.Name, "signer", signerOf(e.pending), "server", e.pending.Cluster.Server)
+	return request, e.lock.SetPending(e.pending)
+}
+
+// signerOf returns the signer that the request filed last is for.
+func signerOf(pending *cache.Pending) string {
+	if pending.Last().Hello {
+		return attestation.HelloSignerName
+	}
+	return pending.SignerName
+}
+
+// answerTo says what is waited for.
+func answerTo(request *cache.PendingRequest) string {
+	if request.Hello {
+		return "sent a challenge"
+	}
+	return "issued a certificate"
+}
+
+// wait watches the request until it is answered or decided.
+func (e *enrolment) wait(ctx context.Context, request *certificatesv1.CertificateSigningRequest) (csr.Decision, error) {
+	if e.pending.Last().Hello {
+		e.enter(StepChallenge)
+		return e.client.Wait(ctx, request, csr.ClassifyHello)
+	}
+	e.enter(StepWait)
+	return e.client.Wait(ctx, request, csr.Classify)
+}
+
+// prove makes the proof that answers the challenge, and writes it down beside the hello. The secret in
+// the challenge does not outlive the provider's call.
+func (e *enrolment) prove(ctx context.Context, answer string, fresh bool) error {
+	e.enter(StepProve)
+	if err := e.requestBuilder().proof(ctx, e.pending, answer, fresh); err != nil {
+		return err
+	}
+	e.enter(StepSave)
+	return e.lock.SetPending(e.pending)
+}
+
+// classifyRequestError returns the Failure for an error of filing or watching the request. request is
+// nil if it could not be filed.
+func (e *enrolment) classifyRequestError(ctx context.Context, request *certificatesv1.CertificateSigningRequest, err error) error {
+	var write *cache.WriteError
+	switch {
+	case errors.As(err, &write):
+		return err
+	case request != nil && ctx.Err() != nil:
+		return &Failure{WaitingForSigner, "see: kubectl describe csr " + request.Name,
+			fmt.Errorf("CertificateSigningRequest %s: signer %s has not %s yet", request.Name, signerOf(e.pending), answerTo(e.pending.Last()))}
+	case e.to.Own && apierrors.IsUnauthorized(err):
+		return fmt.Errorf("%w: %w", errRejected, err)
+	}
+	failure := classifyAPIError(err, e.to.Credential)
+	if failure.Reason != APIRefused || e.pending.Last().UID != "" || !e.neverCreated(ctx) {
+		return failure
+	}
+	if len(e.pending.Requests) == 1 {
+		e.spent = true
+		return failure
+	}
+	// The hello is still good: another proof may follow it.
+	e.pending.Requests = e.pending.Requests[:1]
+	if err := e.lock.SetPending(e.pending); err != nil {
+		return err
+	}
+	return failure
+}
+
+// neverCreated reports whether a request that was refused does not exist. Then it would be refused
+// again, and may be forgotten. It could exist, from a post whose answer was lost.
+func (e *enrolment) neverCreated(ctx context.Context) bool {
+	last := e.pending.Last()
+	_, err := e.client.Get(ctx, last.Name, last.Request)
+	return apierrors.IsNotFound(err) || errors.Is(err, csr.ErrNotOurs)
+}
+
+// startOver says why another request, or another hello, is worth filing at once. It is nil if that is
+// not so. After the last attempt it is the Failure to end with.
+func (e *enrolment) startOver(decision csr.Decision, err error) *Failure {
+	var stale *provider.Error
+	last := e.pending.Last()
+	switch {
+	case errors.As(err, &stale) && stale.Class == provider.Stale:
+		return &Failure{ChallengeUnanswered, stale.Hint, fmt.Errorf("CertificateSigningRequest %s: %w", last.Name, err)}
+	case err != nil:
+		return nil //nolint:nilerr // another would fail likewise; the caller has the error
+	case decision.Outcome == csr.Deleted:
+		return &Failure{RequestFailed, "find who deletes CertificateSigningRequests",
+			fmt.Errorf("CertificateSigningRequest %s: deleted, like those before it", last.Name)}
+	case decision.Outcome == csr.Denied && decision.Reason == attestation.ReasonExpired && !last.Hello && len(e.pending.Requests) > 1:
+		return &Failure{ChallengeUnanswered, "see which phase takes how long in the state file; the controller sets how long a challenge is good",
+			fmt.Errorf("CertificateSigningRequest %s: the challenge had expired, like those before it", last.Name)}
+	case decision.Outcome == csr.Denied && decision.Reason == attestation.ReasonVersion && last.Hello:
+		return e.negotiate(decision)
+	}
+	return nil
+}
+
+// negotiate picks the version of the next hello: the newest that both sides have and that was not
+// tried before. The controller's list decides nothing by itself: a hello says what the node accepts,
+// and the controller refuses an older version than it could have had.
+func (e *enrolment) negotiate(decision csr.Decision) *Failure {
+	challenger, ok := e.provider.(provider.Challenger)
+	served, err := attestation.ParseVersions(decision.Versions)
+	if !ok || err != nil {
+		return nil //nolint:nilerr // check says that there is no common version
+	}
+	e.tried = append(e.tried, attestation.Version(e.pending.AttestationVersion))
+	next := challenger.Versions().Common(served, e.tried...)
+	if next == "" {
+		return nil
+	}
+	e.version = next
+	return &Failure{RequestDenied, versionHint,
+		fmt.Errorf("CertificateSigningRequest %s: the evidence was to be %s: this plugin accepts %s, the controller serves %s",
+			e.pending.Last().Name, e.pending.AttestationVersion, challenger.Versions(), served)}
+}

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package authenticator
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
+)
+
+// Failure is an error with its class and what can be done about it.
+type Failure struct {
+	Reason Reason
+	// Hint is one sentence, empty where there is nothing to say.
+	Hint string
+	Err  error
+}
+
+func (f *Failure) Error() string { return f.Err.Error() }
+func (f *Failure) Unwrap() error { return f.Err }
+
+// AsFailure returns the Failure in err, or makes one from the errors of this program's own packages.
+func AsFailure(err error) *Failure {
+	var failure *Failure
+	if errors.As(err, &failure) {
+		return failure
+	}
+	var access *nodeaccess.Error
+	var kubeconfig *kubelet.ForeignError
+	var foreign *cache.ForeignDirError
+	var write *cache.WriteError
+	var unusable *cache.UnusableError
+	switch {
+	case errors.As(err, &access) && access.Problem == nodeaccess.Misconfigured:
+		return &Failure{Configuration, access.Hint, err}
+	case errors.As(err, &access):
+		return &Failure{NoBootstrap, access.Hint, err}
+	case errors.As(err, &kubeconfig):
+		return &Failure{KubeconfigForeign, "move it away if it is not needed any more, or name another file", err}
+	case errors.As(err, &foreign):
+		return &Failure{DirectoryRefused, "make it root's, with mode 0700, or name another with --cert-dir", err}
+	case errors.As(err, &write):
+		return &Failure{DirectoryNotWritable, "free space on the disk, mount it read-write, or name another directory with --cert-dir", err}
+	case errors.Is(err, cache.ErrLocked):
+		return &Failure{WorkerUnavailable, "find who holds it with: fuser -v <the lock file>", err}
+	case errors.As(err, &unusable) && unusable.Clock:
+		return &Failure{ClockWrong, "check this machine's clock and the signer's", err}
+	case errors.As(err, &unusable):
+		return &Failure{CertificateUnusable, "check that the signer issues what was asked for", err}
+	default:
+		return &Failure{Unexpected, "", err}
+	}
+}
+
+// classifyProviderError returns the Failure for an error of the provider. what names the task.
+func classifyProviderError(p provider.Provider, what string, err error) error {
+	failure := &Failure{AttestationFailed, "", fmt.Errorf("provider %s: %s: %w", p.Name(), what, err)}
+	var known *provider.Error
+	if errors.As(err, &known) {
+		failure.Hint = known.Hint
+		switch known.Class {
+		case provider.NoDevice:
+			failure.Reason = TPMAbsent
+		case provider.DeviceFailed:
+			failure.Reason = TPMError
+		}
+	}
+	return failure
+}
+
+// classifyAPIError returns the Failure for an error of a call to the API server. credential describes
+// the credential that was shown.
+func classifyAPIError(err error, credential string) *Failure {
+	err = peerError{bareURL(err)}
+	var unknownAuthority x509.UnknownAuthorityError
+	var hostname x509.HostnameError
+	var invalid x509.CertificateInvalidError
+	var verification *tls.CertificateVerificationError
+	switch {
+	case apierrors.IsUnauthorized(err):
+		return &Failure{BootstrapRefused, "make a new one (kubeadm token create), or check that the kubeconfig is for this cluster",
+			fmt.Errorf("%w (credential: %s)", err, credential)}
+	case apierrors.IsForbidden(err):
+		return &Failure{APIRefused, "bind its group to the ClusterRole system:node-bootstrapper, or to one that may create, get, list and watch certificatesigningrequests",
+			fmt.Errorf("%w (credential: %s)", err, credential)}
+	case apierrors.IsInvalid(err), apierrors.IsBadRequest(err), apierrors.IsNotFound(err), apierrors.IsMethodNotSupported(err), apierrors.IsRequestEntityTooLargeError(err):
+		return &Failure{APIRefused, "see what the API server makes of the request with --dry-run", err}
+	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
+		return &Failure{APIUntrusted, "check this machine's clock, and how long the API server's certificate lives", err}
+	case errors.As(err, &unknownAuthority), errors.As(err, &hostname), errors.As(err, &invalid), errors.As(err, &verification):
+		return &Failure{APIUntrusted, "check server and certificate-authority-data in the kubeconfig", err}
+	}
+	return &Failure{APIUnreachable, "check the network, the proxy settings and the server's address", err}
+}
+
+// peerError is an error whose text a peer wrote in part.
+type peerError struct{ error }
+
+func (e peerError) Error() string { return text.Line(e.error.Error(), maxMessage) }
+func (e peerError) Unwrap() error { return e.error }
+
+// maxMessage bounds the text of a failure that a peer may have written in part, in bytes.
+const maxMessage = 1024
+
+// bareURL shortens a transport error, whose URL repeats the message.
+func bareURL(err error) error {
+	var wrapped *url.Error
+	if !errors.As(err, &wrapped) {
+		return err
+	}
+	var timeout net.Error
+	if errors.Is(err, context.DeadlineExceeded) || errors.As(err, &timeout) && timeout.Timeout() {
+		return fmt.Errorf("%s: no answer in time", serverOf(wrapped.URL))
+	}
+	return fmt.Errorf("%s: %w", serverOf(wrapped.URL), wrapped.Err)
+}
+
+func serverOf(raw string) string {
+	u, err := url.Parse(raw)
+	if err != nil {
+		return "API server"
+	}
+	return u.Scheme + "://" + u.Host
+}

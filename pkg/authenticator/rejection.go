@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package authenticator
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+)
+
+const (
+	// reviewTimeout bounds the one call to the network that a run makes itself.
+	reviewTimeout = time.Second
+	// reviewInterval is the shortest time between two such calls.
+	reviewInterval = time.Minute
+)
+
+// noticeRejection asks the API server about the certificate if the same parent asks again before the
+// time that it was given. It asks at most once a minute. Only a 401 marks the certificate as rejected:
+// in doubt, it is printed.
+func (a *Authenticator) noticeRejection(ctx context.Context, status *certificateStatus) {
+	if status.pair == nil || a.invalid != nil {
+		return
+	}
+	last, fingerprint, now := &status.note, status.pair.Fingerprint(), a.now()
+	early := last.Certificate == fingerprint && a.parent.PID != 0 && last.Parent == a.parent && now.Unix() < last.Until
+	if !early && !status.rejected {
+		return
+	}
+	if since := now.Sub(time.Unix(last.Reviewed, 0)); since >= 0 && since < reviewInterval {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
+	defer cancel()
+	if review, err := a.review(ctx, status.pair); err == nil {
+		status.rejected = review.Status == http.StatusUnauthorized
+		status.due = status.whyDue(a)
+	}
+	last.Reviewed, last.Rejected = now.Unix(), status.rejected
+	a.note.write(*last) // for the worker, and for other runs
+}
+
+// review asks the API server whom it takes a certificate for.
+func (a *Authenticator) review(ctx context.Context, pair *cache.Pair) (nodeaccess.Review, error) {
+	to, err := a.node().OwnAccess(pair)
+	if err != nil {
+		return nodeaccess.Review{}, err
+	}
+	return to.Review(ctx)
+}
+
+// accepts reports whether the API server took the certificate for the node that it names.
+func accepts(review nodeaccess.Review, pair *cache.Pair) bool {
+	return review.Status == http.StatusCreated && review.Username == pair.Leaf.Subject.CommonName
+}

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package authenticator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+	"time"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+)
+
+const (
+	// pollInterval is how often a waiting run checks whether the worker has finished.
+	pollInterval = 15 * time.Millisecond
+	// overdue is how long a worker may outlive its deadline. It ends by itself a little after it.
+	overdue = 30 * time.Second
+	// workerEnd is how long a worker that has installed its certificate may take to record that.
+	workerEnd = 10 * time.Second
+)
+
+// supervisor starts the worker and waits for it.
+type supervisor struct{ *Authenticator }
+
+func (a *Authenticator) supervisor() supervisor { return supervisor{a} }
+
+// awaitWorker starts the worker if none runs, and waits for its certificate, at most for budget. It
+// returns the new status, or the old one with the reason why it is no better.
+func (s supervisor) awaitWorker(ctx context.Context, before certificateStatus, budget time.Duration, answer *Answer) (certificateStatus, error) {
+	ctx, cancel := context.WithTimeout(ctx, budget)
+	defer cancel()
+	warned := false
+	for {
+		if status := s.loadStatus(); status.betterThan(before) {
+			return status, nil
+		}
+		if !s.workerRuns() {
+			started, err := s.startUnlessRunning(before)
+			if err != nil {
+				return before, AsFailure(err)
+			}
+			if caution := s.provider.Caution(); started && caution != "" && !warned {
+				warned = true
+				answer.Remarks = append(answer.Remarks, errors.New(caution))
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return before, s.whyNotYet(budget)
+		case <-time.After(pollInterval):
+		}
+	}
+}
+
+// workerRuns reports whether a worker is alive. It kills one that is long past its deadline: that one
+// is stopped or stuck.
+func (s supervisor) workerRuns() bool {
+	id := s.dir.Worker()
+	if !id.Alive() {
+		return false
+	}
+	if id.Age() > s.workerDeadline+overdue {
+		_ = syscall.Kill(id.PID, syscall.SIGKILL)
+	}
+	return true
+}
+
+// startUnlessRunning starts a worker unless one runs, or the back-off of the last one has not passed.
+// Then the error is the last one's. It holds the lock, so that only one of many runs starts one.
+func (s supervisor) startUnlessRunning(before certificateStatus) (started bool, err error) {
+	lock, err := s.dir.TryLock()
+	if errors.Is(err, cache.ErrLocked) {
+		return false, nil // another run is starting one, or a worker holds it that has not yet said so
+	}
+	if err != nil {
+		return false, err
+	}
+	defer lock.Unlock()
+	if s.workerRuns() || s.loadStatus().betterThan(before) {
+		return false, nil
+	}
+	state := readState(s.dir)
+	if err := s.recordDeath(lock, state); err != nil {
+		return false, err
+	}
+	if wait := tooEarly(state, s.now()); wait > 0 {
+		return false, lastFailure(state.Last, wait)
+	}
+	// A full disk is noticed before a process is started.
+	if err := lock.NameWorker(process.ID{}); err != nil {
+		return false, err
+	}
+	s.step(StepStartWorker)
+	id, err := s.startWorker()
+	if err != nil {
+		return false, &Failure{WorkerUnavailable, "", fmt.Errorf("start worker: %w", err)}
+	}
+	return true, lock.NameWorker(id)
+}
+
+// whyNotYet says what a run was waiting for that has waited long enough.
+func (s supervisor) whyNotYet(waited time.Duration) error {
+	const hint = "the worker goes on, and the next run carries on with the same request"
+	if pending, err := s.dir.Pending(); err == nil && pending != nil {
+		last := pending.Last()
+		if last.UID != "" {
+			return &Failure{WaitingForSigner, "see: kubectl describe csr " + last.Name + "; " + hint,
+				fmt.Errorf("CertificateSigningRequest %s: signer %s has not %s within %s", last.Name, signerOf(pending), answerTo(last), waited)}
+		}
+		return &Failure{APIUnreachable, hint, fmt.Errorf("%s: no answer within %s", pending.Cluster.Server, waited)}
+	}
+	if !s.dir.Worker().Alive() {
+		return &Failure{WorkerUnavailable, "find who holds it with: fuser -v " + s.dir.File(cache.LockFile),
+			fmt.Errorf("%s: held by another process for %s", s.dir.File(cache.LockFile), waited)}
+	}
+	return &Failure{WorkerUnavailable, hint, fmt.Errorf("the worker has not filed a request within %s", waited)}
+}
+
+// recordDeath records that the worker named last died without a result. After the first death the
+// next worker may start at once, since a restart of the kubelet kills workers too. Later deaths are
+// followed by a back-off. The caller holds the lock.
+func (s supervisor) recordDeath(lock *cache.Lock, state *cache.State) error {
+	dead := s.dir.Worker()
+	if dead.PID == 0 || state.Last != nil && state.Last.Worker == dead {
+		return nil
+	}
+	now := s.now().UTC()
+	result := &cache.Result{
+		Worker: dead, Reason: string(WorkerUnavailable), Started: now, Finished: now,
+		Message: "the worker died without a result", Hint: "see " + s.dir.File(cache.LogFile),
+	}
+	failed(state, result, time.Time{}, now)
+	if state.Failures == 1 {
+		state.NextAttempt = time.Time{}
+	}
+	return lock.SetState(state)
+}
+
+// awaitWorkerEnd lets a worker record its success: systemd kills what an ExecStartPre leaves running.
+func (s supervisor) awaitWorkerEnd() {
+	for end := time.Now().Add(workerEnd); s.dir.Worker().Alive() && time.Now().Before(end); {
+		time.Sleep(pollInterval)
+	}
+}
