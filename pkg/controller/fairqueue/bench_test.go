@@ -15,7 +15,8 @@ func fill(q *Queue, count int, flow func(i int) Flow) {
 	}
 }
 
-// junkOf returns flows with the lengths of real ones: the EK is a fingerprint in hexadecimal digits.
+// junkOf returns flows with the lengths of real ones: the EK is a fingerprint in hexadecimal
+// digits.
 func junkOf(requesters int) func(i int) Flow {
 	return func(i int) Flow {
 		return Flow{
@@ -68,7 +69,8 @@ func BenchmarkRelist(b *testing.B) {
 	}
 }
 
-// BenchmarkBytesPerRequest reports what each queued and each waiting request takes, with its strings.
+// BenchmarkBytesPerRequest reports what each queued and each waiting request takes, with its
+// strings.
 func BenchmarkBytesPerRequest(b *testing.B) {
 	const count = 100_000
 	heap := func() float64 {

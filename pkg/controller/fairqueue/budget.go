@@ -6,19 +6,19 @@ import "sync"
 
 // The container's limit in packaging/kubernetes is 512 MiB, of which GOMEMLIMIT leaves Go 488. The
 // controller needs 80 MiB with 5,000 records. 100,000 waiting requests need some 200 MiB for their
-// metadata in the cache, queue and retries. The objects may use 64 MiB, and twice that until garbage
-// is collected.
+// metadata in the cache, queue and retries. The objects may use 64 MiB, and twice that until
+// garbage is collected.
 //
-// A requester's 16 MiB hold 1,300 requests of 12 KiB, as machines without an event log file them, or
-// 128 of the largest. So a flood of one token leaves three quarters of the budget to the others.
+// A requester's 16 MiB hold 1,300 requests of 12 KiB, as machines without an event log file them,
+// or 128 of the largest. So a flood of one token leaves three quarters of the budget to the others.
 const (
 	maxBytes             = 64 << 20
 	maxBytesPerRequester = 16 << 20
 )
 
-// Budget bounds the memory for the whole objects of waiting requests, in all and per requester. Of a
-// request that has no reservation the controller keeps name and digest, and reads the rest when it
-// is the request's turn.
+// Budget bounds the memory for the whole objects of waiting requests, in all and per requester. Of
+// a request that has no reservation the controller keeps name and digest, and reads the rest when
+// it is the request's turn.
 type Budget struct {
 	total, perRequester int
 

@@ -9,8 +9,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
-// order is the tree of the package comment. It is the storage of a workqueue (workqueue.Queue), which
-// adds to it whatever is queued. The owner locks, calls pick before each Pop, and tells the time.
+// order is the tree of the package comment. It is the storage of a workqueue (workqueue.Queue),
+// which adds to it whatever is queued. The owner locks, calls pick before each Pop, and tells the
+// time.
 type order struct {
 	rates  Rates
 	listed func(Claim) bool
@@ -89,7 +90,8 @@ const (
 const listedWeight = 3
 
 // share has the lines of some claims of a requester: those of first looks and of further ones. They
-// have turns of their own, so that a standing backlog of waiting requests does not delay a newcomer.
+// have turns of their own, so that a standing backlog of waiting requests does not delay a
+// newcomer.
 type share struct {
 	rounds [2]list[*line]
 	last   int
@@ -395,11 +397,11 @@ func (l *line) round() *list[*line] {
 
 // turn returns the request whose turn it is: the newest, or in its turn the oldest. So a backlog of
 // copies of a claim does not delay a newcomer by its length, and the oldest goes on whatever comes.
-// To delay a newcomer, an attacker has to file copies faster than the newest of the line are served,
-// and to go on with it. Then the newcomer waits for twice the backlog that it found.
+// To delay a newcomer, an attacker has to file copies faster than the newest of the line are
+// served, and to go on with it. Then the newcomer waits for twice the backlog that it found.
 //
-// A request that was looked at before does not count as new. Otherwise copies that wait would be the
-// newest again at each retry, and would overtake each newcomer without another write.
+// A request that was looked at before does not count as new. Otherwise copies that wait would be
+// the newest again at each retry, and would overtake each newcomer without another write.
 func (l *line) turn() *entry {
 	if l.looks == furtherLooks {
 		return l.entries.first.value

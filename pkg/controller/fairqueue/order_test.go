@@ -21,7 +21,8 @@ type simulation struct {
 // free are rates that limit nobody.
 var free = Rates{Requester: Rate{1, maxBurst}, Cluster: Rate{1, maxBurst}, Machine: Rate{1, 1}}
 
-// newSimulation returns an empty order in which machines whose node begins with "listed" are listed.
+// newSimulation returns an empty order in which machines whose node begins with "listed" are
+// listed.
 func newSimulation(t *testing.T, rates Rates) *simulation {
 	t.Helper()
 	o := newOrder(rates, func(c Claim) bool { return strings.HasPrefix(c.Node, "listed") })
@@ -77,8 +78,8 @@ func node(name string) Flow {
 
 const flood = 100_000
 
-// The aim of the package: a listed machine does not wait for a flood under its own token, neither at
-// once nor when the flood has used up the token's burst.
+// The aim of the package: a listed machine does not wait for a flood under its own token, neither
+// at once nor when the flood has used up the token's burst.
 func TestListedMachineIsNextBesideAFlood(t *testing.T) {
 	s := newSimulation(t, DefaultRates())
 	for i := range flood {
@@ -280,6 +281,19 @@ func TestUnlimitedAndLimitedInTurn(t *testing.T) {
 	}
 	if s.entries[requestOf("unknown")] != nil {
 		t.Error("an unknown request is remembered when it is served")
+	}
+}
+
+// The same where no limit holds anything back.
+func TestLanesInTurn(t *testing.T) {
+	s := newSimulation(t, free)
+	for i := range 3 {
+		s.add(fmt.Sprint("limited-", i), token(fmt.Sprint(i)))
+		s.Push(requestOf(fmt.Sprint("unknown-", i)))
+	}
+	want := "limited-0 unknown-0 limited-1 unknown-1 limited-2 unknown-2"
+	if got := strings.Join(s.all(), " "); got != want {
+		t.Errorf("%s, want %s", got, want)
 	}
 }
 
@@ -498,8 +512,8 @@ func TestBucketsAreBounded(t *testing.T) {
 	}
 }
 
-// A denial takes as many turns as fit into its time, of its requester alone, and never more than all
-// that may be saved up.
+// A denial takes as many turns as fit into its time, of its requester alone, and never more than
+// all that may be saved up.
 func TestCharge(t *testing.T) {
 	for name, c := range map[string]struct {
 		took []time.Duration
@@ -657,8 +671,8 @@ func (m *model) at(now time.Duration) time.Duration {
 	return m.credit
 }
 
-// Whatever happens in whatever order: limits are never exceeded, nothing waits while it is eligible,
-// and everything is served once.
+// Whatever happens in whatever order: limits are never exceeded, nothing waits while it is
+// eligible, and everything is served once.
 func TestLimitsHoldAndNothingIsIdle(t *testing.T) {
 	for seed := range uint64(200) {
 		random := rand.New(rand.NewPCG(2, seed))

@@ -15,8 +15,8 @@ import (
 // looked at. What a workqueue promises, and its metrics, are client-go's own: Queue wraps its queue
 // and decides only which request is next, and when.
 //
-// An attacker can make it hold some 0.7 kB for each queued or observed request, 0.9 kB if each has a
-// requester of its own, and 20,000 buckets of requesters. Each operation takes constant time, or
+// An attacker can make it hold some 0.7 kB for each queued or observed request, 0.9 kB if each has
+// a requester of its own, and 20,000 buckets of requesters. Each operation takes constant time, or
 // logarithmic in the number of requesters without a token.
 type Queue struct {
 	mu    sync.Mutex
@@ -45,8 +45,8 @@ func New(rates Rates, listed func(Claim) bool) *Queue {
 	return q
 }
 
-// NewQueue is the NewQueue of a controller's options: it adds delays and limits what failed. Call it
-// once, before anything is added.
+// NewQueue is the NewQueue of a controller's options: it adds delays and limits what failed. Call
+// it once, before anything is added.
 func (q *Queue) NewQueue(name string, limiter workqueue.TypedRateLimiter[reconcile.Request]) workqueue.TypedRateLimitingInterface[reconcile.Request] {
 	type request = reconcile.Request
 	q.mu.Lock()
@@ -73,9 +73,9 @@ func (q *Queue) Forget(name string) {
 // at most once a second: it takes some 20 ms for 100,000 claims.
 func (q *Queue) Relist() { q.update(q.order.relist) }
 
-// Charge has a requester's next turns come the later the longer it took to deny one of its requests.
-// So of one requester one request is denied at a time, on the average: the slower the API server
-// answers, the fewer.
+// Charge has a requester's next turns come the later the longer it took to deny one of its
+// requests. So of one requester one request is denied at a time, on the average: the slower the API
+// server answers, the fewer.
 func (q *Queue) Charge(requester string, took time.Duration) {
 	q.update(func() { q.order.charge(requester, took, q.elapsed()) })
 }
@@ -160,8 +160,8 @@ func (q *Queue) update(change func()) {
 	q.prompt()
 }
 
-// prompt wakes a Get if there is a request for it, or else has the timer do so when there is one. It
-// must follow each change of the order. One Get is enough: it prompts the next.
+// prompt wakes a Get if there is a request for it, or else has the timer do so when there is one.
+// It must follow each change of the order. One Get is enough: it prompts the next.
 func (q *Queue) prompt() {
 	now := q.elapsed()
 	if q.order.pick(now) {

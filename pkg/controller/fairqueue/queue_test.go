@@ -48,7 +48,8 @@ func worker(q workqueue.TypedInterface[reconcile.Request], process func(name str
 	}
 }
 
-// A request that is added while it is in process comes again, and one that is added twice comes once.
+// A request that is added while it is in process comes again, and one that is added twice comes
+// once.
 func TestQueueHasEachRequestOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := newTestQueue(free)
@@ -78,7 +79,8 @@ func TestQueueHasEachRequestOnce(t *testing.T) {
 	})
 }
 
-// Many producers and consumers: each request is served after it was added last, and by one at a time.
+// Many producers and consumers: each request is served after it was added last, and by one at a
+// time.
 func TestQueueUnderConcurrency(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := newTestQueue(Rates{Requester: Rate{time.Millisecond, 10}, Cluster: Rate{time.Millisecond / 2, 20}})
@@ -233,6 +235,28 @@ func TestChargeMovesTheTimer(t *testing.T) {
 		q.Get()
 		if took := time.Since(before); took != time.Second {
 			t.Errorf("it took %v", took)
+		}
+	})
+}
+
+// The timer is set for one requester's token when another one's comes first.
+func TestTimerIsSetForAnEarlierToken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q, began := newTestQueue(slow), time.Now()
+		for range 5 {
+			q.Charge(node("a").Requester, time.Hour)
+		}
+		q.add("a", node("a"))
+		q.Charge(node("b").Requester, time.Hour)
+		q.add("b", node("b"))
+		for _, want := range []struct {
+			name string
+			took time.Duration
+		}{{"b", time.Second}, {"a", 5 * time.Second}} {
+			request, _ := q.Get()
+			if took := time.Since(began); request.Name != want.name || took != want.took {
+				t.Errorf("%s is served after %v, not %s after %v", request.Name, took, want.name, want.took)
+			}
 		}
 	})
 }

@@ -15,16 +15,16 @@ type Rate struct {
 
 // Rates are rule R1. A request that is over a rate waits, and is never denied for it.
 type Rates struct {
-	// Requester and Cluster bound how often evidence is judged, for whoever filed the request and for
-	// all: before evidence has been judged nobody knows which machine it is of. A request that waits
-	// for something counts each time it is looked at again.
+	// Requester and Cluster bound how often evidence is judged, for whoever filed the request and
+	// for all: before evidence has been judged nobody knows which machine it is of. A request that
+	// waits for something counts each time it is looked at again.
 	Requester, Cluster Rate
 	// Machine bounds the certificates of a machine that has proven which one it is.
 	Machine Rate
 }
 
-// DefaultRates are far above what a fleet needs that boots all at once under one token, and keep one
-// token's flood below half a core.
+// DefaultRates are far above what a fleet needs that boots all at once under one token, and keep
+// one token's flood below half a core.
 func DefaultRates() Rates {
 	return Rates{
 		Requester: Rate{Every: 10 * time.Millisecond, Burst: 500},

@@ -13,8 +13,8 @@ import (
 // Retries remembers the requests that wait, such as for an inventory, until they are decided or
 // gone. M is what the controller keeps of a request's evidence.
 //
-// When a decision is to wait, the controller calls Wait and requeues the request after the time that
-// it returns. It calls News to learn whether to report the decision, and Keep if it judged the
+// When a decision is to wait, the controller calls Wait and requeues the request after the time
+// that it returns. It calls News to learn whether to report the decision, and Keep if it judged the
 // evidence anew. When machines have changed it adds the names of Wake to the queue, and calls
 // Queue.Relist. When a request is decided or gone it calls Forget. Between two looks a waiting
 // request costs nothing.
@@ -34,8 +34,8 @@ type Retries[M any] struct {
 type retry[M any] struct {
 	uid   types.UID
 	claim Claim
-	// reported is the hash of the message that was last reported, if hasReported: the text of 100,000
-	// messages would be the largest part.
+	// reported is the hash of the message that was last reported, if hasReported: the text of
+	// 100,000 messages would be the largest part.
 	reported    uint64
 	hasReported bool
 	// memo was made at the time judged, which is zero if there is none.
@@ -61,8 +61,8 @@ type Waiting struct {
 	Deadline time.Time
 }
 
-// A waiting request is looked at again after a 60th of its age, within these bounds: machines appear
-// without an event, such as in a platform's API.
+// A waiting request is looked at again after a 60th of its age, within these bounds: machines
+// appear without an event, such as in a platform's API.
 const (
 	soonestLook = time.Second
 	latestLook  = 15 * time.Second
@@ -101,7 +101,8 @@ func (r *Retries[M]) News(name string, uid types.UID, message string) bool {
 	return news
 }
 
-// maxJudged is how long a memo may be used: to judge evidence is what costs most, and many may wait.
+// maxJudged is how long a memo may be used: to judge evidence is what costs most, and many may
+// wait.
 const maxJudged = time.Minute
 
 // Memo returns what Keep was given within the last minute.
@@ -135,8 +136,8 @@ func (r *Retries[M]) Forget(name string) {
 	delete(r.waiting, name)
 }
 
-// Wake returns the names of the waiting requests whose claims are listed. Others wait for their next
-// look: a change of the machines must not cost a look at each of 100,000 requests.
+// Wake returns the names of the waiting requests whose claims are listed. Others wait for their
+// next look: a change of the machines must not cost a look at each of 100,000 requests.
 func (r *Retries[M]) Wake(listed func(Claim) bool) (names []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// The longer a request has waited the more seldom it is looked at, and at its deadline at the latest.
+// The longer a request has waited the more seldom it is looked at, and at its deadline at the
+// latest.
 func TestWhenAWaitingRequestIsLookedAt(t *testing.T) {
 	for name, c := range map[string]struct {
 		age, deadline time.Duration // the deadline's age; 0: none
