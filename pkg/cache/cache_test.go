@@ -29,7 +29,8 @@ import (
 
 var noon = time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
 
-// nodePair returns a self-signed certificate of node "a", valid for a day around noon, after change.
+// nodePair returns a self-signed certificate of node "a", valid for a day around noon, after
+// change.
 func nodePair(t testing.TB, change func(*x509.Certificate)) *Pair {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -196,7 +197,8 @@ func TestFilesThatCannotBeTrustedAreNotRead(t *testing.T) {
 	}
 }
 
-// A key that others could read is no reason to lose the certificate at once: it is still served, and replaced.
+// A key that others could read is no reason to lose the certificate at once: it is still served,
+// and replaced.
 func TestReadableCertificateIsExposedButServed(t *testing.T) {
 	d, lock := lockedDir(t)
 	if err := errors.Join(lock.Install(nodePair(t, nil)), os.Chmod(d.File(CurrentFile), 0o644)); err != nil {
@@ -285,7 +287,8 @@ func TestDirectoryThatOthersCanWriteIsRefused(t *testing.T) {
 	}
 }
 
-// A directory that is there is left as it is, whosever mistake it was to name it: closing /run would take the machine down.
+// A directory that is there is left as it is, whosever mistake it was to name it: closing /run
+// would take the machine down.
 func TestCreateChangesNoMode(t *testing.T) {
 	path := t.TempDir()
 	if err := os.Chmod(path, 0o755); err != nil {
@@ -398,7 +401,8 @@ func TestRecordsAreReadBackAndDamagedOnesAreNot(t *testing.T) {
 	}
 }
 
-// What the two rounds add to the records is read back, and what they do not need is not written: an older release could not read it.
+// What the two rounds add to the records is read back, and what they do not need is not written: an
+// older release could not read it.
 func TestRecordsOfTwoRounds(t *testing.T) {
 	d, lock := lockedDir(t)
 	hello := PendingRequest{Name: "node-csr-a", Hello: true, UID: "uid", Request: []byte("hello"), Filed: noon}
@@ -451,7 +455,7 @@ func TestRecordsOfTwoRounds(t *testing.T) {
 }
 
 func TestPendingFileOfTheEarlierFormatIsRead(t *testing.T) {
-	p, err := ParsePending([]byte(`{"version":1,"provider":"p","nodeName":"n","signerName":"s","cluster":{"server":"https://x"},"key":"AA==",` +
+	p, err := parsePending([]byte(`{"version":1,"provider":"p","nodeName":"n","signerName":"s","cluster":{"server":"https://x"},"key":"AA==",` +
 		`"requests":[{"name":"c","uid":"u","request":"AA==","filed":"2026-11-20T12:00:00Z"}]}`))
 	if err != nil {
 		t.Fatal(err)
@@ -480,7 +484,7 @@ func TestPendingFileWithHalfARequestIsDamaged(t *testing.T) {
 		"a hello that is a string": {`{"name":"a","hello":"true","request":"AA=="}`, true},
 		"a field to come":          {`{"name":"a","hello":true,"round":3,"request":"AA=="}`, true},
 	} {
-		p, err := ParsePending([]byte(`{"version":1,"provider":"p","nodeName":"n","signerName":"s","cluster":{"server":"https://x"},"key":"AA==",` +
+		p, err := parsePending([]byte(`{"version":1,"provider":"p","nodeName":"n","signerName":"s","cluster":{"server":"https://x"},"key":"AA==",` +
 			`"attestationVersion":"p/v1","requests":[` + c.requests + `]}`))
 		if (err != nil) != c.damaged || (p == nil) != c.damaged {
 			t.Errorf("%s: %+v, %v", name, p, err)
@@ -646,7 +650,8 @@ func FuzzParsePair(f *testing.F) {
 		if err != nil {
 			return
 		}
-		// What is printed is what was parsed: it can be written and read again, byte for byte.
+		// What is printed is what was parsed: it can be written and read again, byte for
+		// byte.
 		again, err := p.Marshal()
 		if err != nil {
 			t.Fatal(err)
@@ -663,10 +668,10 @@ func FuzzParseRecords(f *testing.F) {
 	f.Add([]byte(`{"version":1,"provider":"p","nodeName":"n","signerName":"s","cluster":{"server":"x"},"key":"AA==","requests":[{"name":"n","request":"AA=="}]}`))
 	f.Add([]byte(`{"version":1,"last":{"worker":{"pid":1,"start":2},"phases":[{"name":"x","milliseconds":1.5}]},"failures":1,"nextAttempt":"2026-11-20T12:00:00Z"}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		if p, err := ParsePending(data); err == nil && len(p.Requests) == 0 {
+		if p, err := parsePending(data); err == nil && len(p.Requests) == 0 {
 			t.Fatal("a pending file without a request was accepted")
 		}
-		if s, err := ParseState(data); err == nil && s.Failures < 0 {
+		if s, err := parseState(data); err == nil && s.Failures < 0 {
 			t.Fatal("a negative count was accepted")
 		}
 	})

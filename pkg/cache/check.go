@@ -19,25 +19,25 @@ const (
 	nodesGroup = "system:nodes"
 )
 
-// MaxClockLead is how far ahead of this machine's clock a certificate's NotBefore may be: a machine just booted may not have the
-// right time yet.
-const MaxClockLead = 10 * time.Minute
+// maxClockLead is how far a certificate's NotBefore may be ahead of this machine's clock. A machine
+// that has just booted may not have the right time yet.
+const maxClockLead = 10 * time.Minute
 
-// UnusableError says why a certificate is not one that a node may present.
+// UnusableError says why a node may not present a certificate.
 type UnusableError struct {
 	Problem string
-	// Clock is set when the certificate would do at another time: it has not begun, or has ended.
+	// Clock is set if the certificate is valid at another time: it has not begun, or has ended.
 	Clock bool
-	// Early is set when it has not begun, by this machine's clock.
+	// Early is set if it has not begun, by this machine's clock.
 	Early bool
 }
 
 func (e *UnusableError) Error() string { return "certificate: " + e.Problem }
 
-// CheckNodeCertificate returns an *UnusableError unless leaf is a client certificate for the node of that name, and for no more,
-// at the time now: its whole subject is O=system:nodes, CN=system:node:<name>; it is for client authentication (RFC
-// 5280, section 4.2.1.12) and not a CA; NotBefore is at most MaxClockLead ahead and NotAfter not reached. An empty name
-// stands for any node.
+// CheckNodeCertificate returns an *UnusableError unless leaf is a client certificate for that node
+// alone, at the time now. Its whole subject is O=system:nodes, CN=system:node:<name>. It is for
+// client authentication (RFC 5280, section 4.2.1.12) and not a CA. NotBefore is at most
+// maxClockLead ahead, and NotAfter is not reached. An empty name stands for any node.
 func CheckNodeCertificate(leaf *x509.Certificate, name string, now time.Time) error {
 	if err := checkSubject(leaf, name); err != nil {
 		return err
@@ -50,7 +50,7 @@ func CheckNodeCertificate(leaf *x509.Certificate, name string, now time.Time) er
 		return &UnusableError{Problem: "it is a CA's"}
 	case !leaf.NotBefore.Before(leaf.NotAfter):
 		return &UnusableError{Problem: "it ends before it begins"}
-	case leaf.NotBefore.After(now.Add(MaxClockLead)):
+	case leaf.NotBefore.After(now.Add(maxClockLead)):
 		return &UnusableError{Problem: "it is not valid before " + leaf.NotBefore.UTC().Format(time.RFC3339), Clock: true, Early: true}
 	case !now.Before(leaf.NotAfter):
 		return &UnusableError{Problem: "it expired at " + leaf.NotAfter.UTC().Format(time.RFC3339), Clock: true}

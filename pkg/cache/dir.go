@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cache is the certificate directory of the plugin: the current certificate, the request under way, the last
-// result and the worker's lock. It knows bytes and X.509, not Kubernetes.
+// Package cache is the certificate directory of the plugin. It holds the current certificate, the
+// pending request, the result of the last worker, and the worker's lock. The package knows bytes
+// and X.509, not Kubernetes.
 //
 // Readers take no lock: each file is replaced as a whole. Only the holder of the lock writes.
 package cache
@@ -19,8 +20,8 @@ import (
 	"time"
 )
 
-// DefaultPath is the certificate directory unless the operator names another. It is not below /var/lib/kubelet, which CSI
-// drivers mount into pods.
+// DefaultPath is the certificate directory unless the operator names another. It is not below
+// /var/lib/kubelet, which CSI drivers mount into pods.
 const DefaultPath = "/var/lib/kubelet-authenticator"
 
 // The files of the directory.
@@ -55,15 +56,16 @@ func (d Dir) Path() string { return d.path }
 // File returns the path of one of the directory's files.
 func (d Dir) File(name string) string { return filepath.Join(d.path, name) }
 
-// ForeignDirError says that the directory cannot be trusted: someone else could put a file in it. It is never repaired
-// and never moved: it may be somebody's.
+// ForeignDirError says that the directory cannot be trusted: another user could put a file into it.
+// This program neither repairs nor moves such a directory, which may belong to another program.
 type ForeignDirError struct{ Path, Problem string }
 
 func (e *ForeignDirError) Error() string {
 	return fmt.Sprintf("certificate directory %s: %s", e.Path, e.Problem)
 }
 
-// WriteError says that something in the directory could not be written: a full or read-only disk, or missing rights.
+// WriteError says that something in the directory could not be written: the disk is full or
+// read-only, or rights are missing.
 type WriteError struct {
 	Path string
 	Err  error
@@ -72,7 +74,7 @@ type WriteError struct {
 func (e *WriteError) Error() string { return fmt.Sprintf("write %s: %v", e.Path, bare(e.Err)) }
 func (e *WriteError) Unwrap() error { return e.Err }
 
-// bare drops the operation and path of a file system error, which our own errors name already.
+// bare drops the operation and path of a file system error. Our own errors have them already.
 func bare(err error) error {
 	var path *fs.PathError
 	if errors.As(err, &path) {
@@ -85,8 +87,8 @@ func bare(err error) error {
 	return err
 }
 
-// Check returns a *ForeignDirError if others than this user and root may write into the directory, and an error that is
-// fs.ErrNotExist where there is none. It changes nothing.
+// Check returns a *ForeignDirError if others than this user and root may write into the directory.
+// The error is fs.ErrNotExist if there is none. Check changes nothing.
 func (d Dir) Check() error {
 	info, err := os.Stat(d.path)
 	if err != nil {
@@ -106,7 +108,8 @@ func (d Dir) Check() error {
 	return nil
 }
 
-// Create makes the directory, 0700, where there is none. It changes nothing about one that is there: that may be /run, by mistake.
+// Create makes the directory, 0700, if there is none. It does not change an existing one, which may
+// be /run by mistake.
 func (d Dir) Create() error {
 	if err := os.MkdirAll(d.path, 0o700); err != nil && !errors.Is(err, syscall.ENOTDIR) {
 		return &WriteError{d.path, err}
@@ -114,25 +117,26 @@ func (d Dir) Create() error {
 	return d.Check()
 }
 
-// UntrustedFileError says that a file is not one that this program wrote, or may have been changed since.
-type UntrustedFileError struct{ Path, Problem string }
+// untrustedFileError says that this program did not write a file, or that others may have changed
+// it since.
+type untrustedFileError struct{ Path, Problem string }
 
-func (e *UntrustedFileError) Error() string { return fmt.Sprintf("%s: %s", e.Path, e.Problem) }
+func (e *untrustedFileError) Error() string { return fmt.Sprintf("%s: %s", e.Path, e.Problem) }
 
-// DamagedFileError says that a file's content makes no sense. It quotes nothing: the content may be a key.
-type DamagedFileError struct{ Path, Problem string }
+// damagedFileError says that a file cannot be parsed. It quotes nothing: the content may be a key.
+type damagedFileError struct{ Path, Problem string }
 
-func (e *DamagedFileError) Error() string { return fmt.Sprintf("%s: %s", e.Path, e.Problem) }
+func (e *damagedFileError) Error() string { return fmt.Sprintf("%s: %s", e.Path, e.Problem) }
 
-// Read returns a file's content and whether others may read it. The error is fs.ErrNotExist, an *UntrustedFileError, or one of the
-// file system.
+// Read returns a file's content and whether others may read it. The error is fs.ErrNotExist, one
+// that IsUnusable, or one of the file system.
 func (d Dir) Read(name string) (data []byte, exposed bool, err error) {
 	path := d.File(name)
 	// O_NONBLOCK: opening a fifo must not wait for a writer.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		if errors.Is(err, syscall.ELOOP) {
-			return nil, false, &UntrustedFileError{path, "is a symbolic link"}
+			return nil, false, &untrustedFileError{path, "is a symbolic link"}
 		}
 		return nil, false, fmt.Errorf("%s: %w", path, bare(err))
 	}
@@ -143,13 +147,13 @@ func (d Dir) Read(name string) (data []byte, exposed bool, err error) {
 	}
 	switch {
 	case !info.Mode().IsRegular():
-		return nil, false, &UntrustedFileError{path, "is not a regular file"}
+		return nil, false, &untrustedFileError{path, "is not a regular file"}
 	case !ownedByUs(info):
-		return nil, false, &UntrustedFileError{path, "belongs to another user"}
+		return nil, false, &untrustedFileError{path, "belongs to another user"}
 	case info.Mode().Perm()&0o022 != 0:
-		return nil, false, &UntrustedFileError{path, fmt.Sprintf("others may write it (mode %04o)", info.Mode().Perm())}
+		return nil, false, &untrustedFileError{path, fmt.Sprintf("others may write it (mode %04o)", info.Mode().Perm())}
 	case info.Size() > maxFileSize:
-		return nil, false, &UntrustedFileError{path, fmt.Sprintf("is larger than %d bytes", maxFileSize)}
+		return nil, false, &untrustedFileError{path, fmt.Sprintf("is larger than %d bytes", maxFileSize)}
 	}
 	data, err = io.ReadAll(io.LimitReader(f, maxFileSize))
 	if err != nil {
@@ -158,8 +162,8 @@ func (d Dir) Read(name string) (data []byte, exposed bool, err error) {
 	return data, info.Mode().Perm()&0o044 != 0, nil
 }
 
-// Write replaces a file as a whole: after a crash at any point either the old or the new content is there, durably once
-// Write has returned nil. Errors are *WriteError.
+// Write replaces a file as a whole. After a crash at any point there is either the old or the new
+// content, durably once Write has returned nil. Errors are *WriteError.
 func (d Dir) Write(name string, data []byte) (err error) {
 	path := d.File(name)
 	if len(data) > maxFileSize {
@@ -191,10 +195,11 @@ func (d Dir) Write(name string, data []byte) (err error) {
 	return d.sync()
 }
 
-// underWay is the age up to which a half-written file may be somebody's who is writing it.
+// underWay is the age up to which a half-written file may still be in use by its writer.
 const underWay = time.Minute
 
-// CleanFile removes what a crash in the middle of a Write of that file left behind. It needs no lock: what may be under way is left alone.
+// CleanFile removes what a crash during a Write of that file left behind. It needs no lock, since
+// it keeps files that may still be in use.
 func (d Dir) CleanFile(name string) { d.clean(name, underWay) }
 
 // clean removes half-written files of at least an age.
@@ -235,8 +240,8 @@ func (d Dir) sync() error {
 	return f.Sync()
 }
 
-// SetAside renames a file that cannot be used, so that an administrator can look at it, and keeps the last few of them. The
-// caller holds the lock. Nothing is lost: what was valid stays readable under its new name, which is returned.
+// SetAside renames a file that cannot be used, so that an administrator can look at it, and keeps
+// the last few of them. It returns the new name. The caller holds the lock.
 func (d Dir) SetAside(name string, now time.Time) (string, error) {
 	path := d.File(name)
 	aside := path + asideMark + now.UTC().Format("20060102T150405.000000000Z")
@@ -254,7 +259,7 @@ func (d Dir) SetAside(name string, now time.Time) (string, error) {
 	return aside, d.sync()
 }
 
-// EverInstalled reports whether there has been a certificate, whatever has become of it.
+// EverInstalled reports whether the node ever had a certificate, valid or not.
 func (d Dir) EverInstalled() bool {
 	if _, err := os.Lstat(d.File(CurrentFile)); err == nil {
 		return true
@@ -266,14 +271,15 @@ func (d Dir) EverInstalled() bool {
 	return err == nil && !state.Issued.IsZero()
 }
 
-// IsUnusable reports whether err means that a file is there but must be set aside: damaged or not to be trusted.
+// IsUnusable reports whether err means that a file exists and must be set aside: it is damaged or
+// not to be trusted.
 func IsUnusable(err error) bool {
-	var untrusted *UntrustedFileError
-	var damaged *DamagedFileError
+	var untrusted *untrustedFileError
+	var damaged *damagedFileError
 	return errors.As(err, &untrusted) || errors.As(err, &damaged)
 }
 
-// OpenLog opens the worker's log for appending and starts it afresh once it is larger than 1 MiB.
+// OpenLog opens the worker's log for appending. A log larger than 1 MiB is renamed first.
 func (d Dir) OpenLog() (*os.File, error) {
 	path := d.File(LogFile)
 	if info, err := os.Lstat(path); err == nil && (!info.Mode().IsRegular() || info.Size() > maxFileSize) {

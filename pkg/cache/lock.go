@@ -19,10 +19,11 @@ import (
 // ErrLocked says that another process holds the lock.
 var ErrLocked = errors.New("the lock is held by another process")
 
-// Lock is the right to write into the directory. It ends with the process that holds it, however that ends.
+// Lock is the right to write into the directory. It ends when the process that holds it ends.
 //
-// Its file names the worker. A run that finds the lock free and no such process alive starts a worker, and names it
-// there before it lets the lock go: so however many runs there are, there is one worker.
+// Its file names the worker. A run that gets the lock, and finds no such process alive, starts a
+// worker. It writes the name before it releases the lock. So there is one worker, however many runs
+// there are.
 type Lock struct {
 	dir   Dir
 	flock *flock.Flock
@@ -82,7 +83,7 @@ func (l *Lock) Unlock() { _ = l.flock.Close() }
 // Clean removes what a crash in the middle of a write left behind.
 func (l *Lock) Clean() { l.dir.clean("*", 0) }
 
-// NameWorker writes down which process is the worker; the zero ID is none yet.
+// NameWorker records which process is the worker. The zero ID stands for none yet.
 func (l *Lock) NameWorker(id process.ID) error {
 	path := l.dir.File(LockFile)
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC|syscall.O_NOFOLLOW, 0)
@@ -96,8 +97,8 @@ func (l *Lock) NameWorker(id process.ID) error {
 	return nil
 }
 
-// Worker returns the process last named as the worker, the zero ID if there is none, or only one of an earlier boot. Whether
-// it lives is for the caller to ask.
+// Worker returns the process last named as the worker. It is the zero ID if there is none, or only
+// one of an earlier boot. The process may have ended.
 func (d Dir) Worker() process.ID {
 	data, _, err := d.Read(LockFile)
 	if err != nil {

@@ -27,7 +27,8 @@ type Pair struct {
 	Key []byte
 	// Leaf is the parsed first certificate of Chain; its public key is Key's.
 	Leaf *x509.Certificate
-	// Origin is the cluster that issued it, nil if the file does not say: then any cluster may be.
+	// Origin is the cluster that issued it. It is nil if the file does not say; then it may be
+	// any cluster.
 	Origin *Origin
 	// Exposed is set when others than the owner could read the file.
 	Exposed bool
@@ -37,18 +38,20 @@ type Pair struct {
 type Origin struct {
 	// Server is the API server's URL.
 	Server string `json:"server"`
-	// TLSServerName is the name that the server's certificate is checked for, if not the one in Server.
+	// TLSServerName is the name that the server's certificate is checked for, if not the one in
+	// Server.
 	TLSServerName string `json:"tlsServerName,omitempty"`
-	// CertificateAuthorityData is the PEM bundle that the server's certificate is checked with; empty means the roots of the
-	// system.
+	// CertificateAuthorityData is the PEM bundle that the server's certificate is checked with.
+	// Empty means the roots of the system.
 	CertificateAuthorityData []byte `json:"certificateAuthorityData,omitempty"`
-	// ProxyURL is the proxy to reach it through, if not the environment's. It may hold a password.
+	// ProxyURL is the proxy to reach it through, if not the environment's. It may hold a
+	// password.
 	ProxyURL string `json:"proxyURL,omitempty"`
 }
 
-// SameCluster reports whether two descriptions can be of one cluster. Where both name CAs, it is one cluster if they share a
-// certificate: a CA bundle grows and shrinks while a CA is rotated, and an API server may get another address. Otherwise the
-// server decides.
+// SameCluster reports whether two descriptions can be of one cluster. If both name CAs, they have
+// to share a certificate: a CA bundle grows and shrinks during a rotation, and an API server may
+// get another address. Otherwise the server decides.
 func (o Origin) SameCluster(other Origin) bool {
 	ours, theirs := caSet(o.CertificateAuthorityData), caSet(other.CertificateAuthorityData)
 	if len(ours) == 0 || len(theirs) == 0 {
@@ -73,8 +76,8 @@ func caSet(bundle []byte) map[string]bool {
 	return set
 }
 
-// NodeName returns the node that the certificate is for, empty if it is not a node's: what follows "system:node:" in the
-// common name.
+// NodeName returns the node that the certificate is for: what follows "system:node:" in the common
+// name. It is empty if the certificate is not a node's.
 func (p *Pair) NodeName() string {
 	name, ok := strings.CutPrefix(p.Leaf.Subject.CommonName, nodePrefix)
 	if !ok {
@@ -83,14 +86,15 @@ func (p *Pair) NodeName() string {
 	return name
 }
 
-// Fingerprint returns the SHA-256 of the leaf in lower-case hex, as the API server notes it in a user's credential-id.
+// Fingerprint returns the SHA-256 of the leaf in lower-case hex, as the API server has it in a
+// user's credential-id.
 func (p *Pair) Fingerprint() string {
 	sum := sha256.Sum256(p.Leaf.Raw)
 	return hex.EncodeToString(sum[:])
 }
 
-// ParsePair reads what Marshal writes, and any PEM file with a certificate chain and its key, in any order; blocks of other types are
-// passed over. The error says what is missing and quotes nothing.
+// ParsePair reads what Marshal writes, and any PEM file with a certificate chain and its key, in
+// any order. It ignores blocks of other types. The error says what is missing and quotes nothing.
 func ParsePair(data []byte) (*Pair, error) {
 	p := &Pair{}
 	var chain, key bytes.Buffer
@@ -101,7 +105,8 @@ func ParsePair(data []byte) (*Pair, error) {
 			err = pem.Encode(&chain, &pem.Block{Type: block.Type, Bytes: block.Bytes})
 		case block.Type == blockOrigin:
 			var origin Origin
-			// An unreadable origin is no origin: it must not cost a certificate that is good in itself.
+			// An origin that cannot be read is ignored: the certificate is good without
+			// it.
 			if json.Unmarshal(block.Bytes, &origin) == nil && origin.Server != "" {
 				p.Origin = &origin
 			}
@@ -135,7 +140,8 @@ func ParsePair(data []byte) (*Pair, error) {
 	return p, nil
 }
 
-// Marshal returns the file's content: chain, key, origin. The order is what client-go's certificate.FileStore can read.
+// Marshal returns the file's content: chain, key, origin. client-go's certificate.FileStore can
+// read this order.
 func (p *Pair) Marshal() ([]byte, error) {
 	var out bytes.Buffer
 	out.Write(p.Chain)
@@ -152,8 +158,8 @@ func (p *Pair) Marshal() ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// Current returns the certificate in the directory. It opens one file and takes no lock. The error is fs.ErrNotExist where there
-// is none, and IsUnusable where there is one that must be set aside.
+// Current returns the certificate in the directory. It opens one file and takes no lock. The error
+// is fs.ErrNotExist if there is none. It IsUnusable if the file must be set aside.
 func (d Dir) Current() (*Pair, error) {
 	data, exposed, err := d.Read(CurrentFile)
 	if err != nil {
@@ -161,7 +167,7 @@ func (d Dir) Current() (*Pair, error) {
 	}
 	p, err := ParsePair(data)
 	if err != nil {
-		return nil, &DamagedFileError{d.File(CurrentFile), err.Error()}
+		return nil, &damagedFileError{d.File(CurrentFile), err.Error()}
 	}
 	p.Exposed = exposed
 	return p, nil

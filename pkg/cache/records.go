@@ -16,11 +16,12 @@ import (
 // recordVersion is the version of the two JSON files. A file of another version is set aside.
 const recordVersion = 1
 
-// Pending is the request under way. It is written before the network call that it speaks of, so that whoever comes after a
-// crash carries on with the same key and the same names instead of asking twice.
+// Pending is the request under way. It is written before the network call that it describes. So a
+// worker that follows a crash continues with the same key and the same names, and does not ask
+// twice.
 type Pending struct {
 	Version int `json:"version"`
-	// What was asked for, to notice that the operator has since changed his mind.
+	// What was requested, to notice that the operator wants something else now.
 	Provider          string `json:"provider"`
 	NodeName          string `json:"nodeName"`
 	ProviderID        string `json:"providerID,omitempty"`
@@ -28,31 +29,35 @@ type Pending struct {
 	ExpirationSeconds *int32 `json:"expirationSeconds,omitempty"`
 	// Cluster is where the requests were filed.
 	Cluster Origin `json:"cluster"`
-	// Requester tells whose credential the hello was filed with, without giving it away. The proof has to go with the same.
+	// Requester identifies the credential that the hello was filed with, by a hash. The proof
+	// has to be filed with the same one.
 	Requester string `json:"requester,omitempty"`
 	// Key is the private key in PEM. It is never logged.
 	Key []byte `json:"key"`
-	// AttestationVersion is that of the hello's document, and Remember what its provider wants back next time if a certificate comes of it. Empty
-	// for a provider that files no hello.
+	// AttestationVersion is that of the hello's document. Remember is what its provider wants
+	// back next time if a certificate is issued. Both are empty for a provider that files no
+	// hello.
 	AttestationVersion string `json:"attestationVersion,omitempty"`
 	Remember           string `json:"remember,omitempty"`
-	// Requests are the CertificateSigningRequests in flight, in the order in which they are filed. One, unless the provider's
-	// protocol has more rounds.
+	// Requests are the CertificateSigningRequests in flight, in the order of filing. There is
+	// one, unless the provider's protocol has more rounds.
 	Requests []PendingRequest `json:"requests"`
 }
 
-// Last returns the request that is filed last; there is one at least.
+// Last returns the request that is filed last. There is at least one.
 func (p *Pending) Last() *PendingRequest { return &p.Requests[len(p.Requests)-1] }
 
 // PendingRequest is one CertificateSigningRequest in flight.
 type PendingRequest struct {
 	// Name is the object's name, random and chosen here.
 	Name string `json:"name"`
-	// Hello is set if this is a hello: its answer, and not a certificate, is what is waited for.
+	// Hello is set if this is a hello: the worker waits for its answer, not for a certificate.
 	Hello bool `json:"hello,omitempty"`
-	// UID is the object's UID once the API server has shown it; empty while it is not known to exist.
+	// UID is the object's UID once the API server has returned it. It is empty as long as the
+	// object is not known to exist.
 	UID string `json:"uid,omitempty"`
-	// Request is spec.request. An object of that name is ours only if it holds these very bytes.
+	// Request is spec.request. An object of that name is ours only if it holds these very
+	// bytes.
 	Request []byte `json:"request"`
 	// Filed is when the name was written down.
 	Filed time.Time `json:"filed"`
@@ -61,24 +66,26 @@ type PendingRequest struct {
 // State is how the last worker ended, and when the next may begin.
 type State struct {
 	Version int `json:"version"`
-	// Last is nil until a worker has come to an end.
+	// Last is nil until a worker has ended.
 	Last *Result `json:"last,omitempty"`
-	// Failures counts the workers that failed for causes of one kind, one after the other.
+	// Failures counts the workers in a row that failed for causes of one kind.
 	Failures int `json:"failures,omitempty"`
-	// Issued is when a certificate was issued last, and Hasty how often in a row one was wanted again soon after.
+	// Issued is when a certificate was issued last. Hasty is how often in a row another was
+	// wanted soon after.
 	Issued time.Time `json:"issued,omitzero"`
 	Hasty  int       `json:"hasty,omitempty"`
-	// Remembered is what each provider wanted back, as of its last certificate.
+	// Remembered is what each provider wanted back with its last certificate.
 	Remembered map[string]string `json:"remembered,omitempty"`
-	// SpentBootstrap is the SHA-256 of the bootstrap kubeconfig that was deleted last, so that the same one is not copied again.
+	// SpentBootstrap is the SHA-256 of the bootstrap kubeconfig that was deleted last. It is
+	// not copied again.
 	SpentBootstrap string `json:"spentBootstrap,omitempty"`
-	// NextAttempt is the time before which no worker is to be started.
+	// NextAttempt is the earliest start of the next worker.
 	NextAttempt time.Time `json:"nextAttempt,omitzero"`
 }
 
 // Result is how one worker ended.
 type Result struct {
-	// Worker is the process it was.
+	// Worker is the process.
 	Worker process.ID `json:"worker"`
 	// Reason is the name of the reason for its failure, empty after a success.
 	Reason  string `json:"reason,omitempty"`
@@ -88,7 +95,7 @@ type Result struct {
 	Request  string    `json:"request,omitempty"`
 	Started  time.Time `json:"started"`
 	Finished time.Time `json:"finished"`
-	// Wasted is set if a request was filed and then given up: the next is not to follow soon.
+	// Wasted is set if a request was filed and then given up. Then the back-off is longer.
 	Wasted bool `json:"wasted,omitempty"`
 	// Phases are the steps it went through, in order.
 	Phases []Phase `json:"phases,omitempty"`
@@ -100,8 +107,8 @@ type Phase struct {
 	Milliseconds float64 `json:"milliseconds"`
 }
 
-// ParsePending reads a pending file strictly.
-func ParsePending(data []byte) (*Pending, error) {
+// parsePending reads a pending file strictly.
+func parsePending(data []byte) (*Pending, error) {
 	var p Pending
 	if err := decodeRecord(data, &p, true); err != nil {
 		return nil, err
@@ -120,9 +127,9 @@ func ParsePending(data []byte) (*Pending, error) {
 	return &p, nil
 }
 
-// ParseState reads a state file. Fields that it does not know are passed over: another release may have written them, and what
-// the provider is to remember must not be lost for that.
-func ParseState(data []byte) (*State, error) {
+// parseState reads a state file. It ignores unknown fields: another release may have written them,
+// and what the provider is to remember must not be lost.
+func parseState(data []byte) (*State, error) {
 	var s State
 	if err := decodeRecord(data, &s, false); err != nil {
 		return nil, err
@@ -148,14 +155,15 @@ func decodeRecord(data []byte, into any, strict bool) error {
 	return nil
 }
 
-// Pending returns the request under way, nil if there is none. An error that IsUnusable calls for SetAside.
+// Pending returns the request under way, nil if there is none. An error that IsUnusable calls for
+// SetAside.
 func (d Dir) Pending() (*Pending, error) {
-	return readRecord(d, PendingFile, ParsePending)
+	return readRecord(d, PendingFile, parsePending)
 }
 
 // State returns how the last worker ended; the zero State where none did.
 func (d Dir) State() (*State, error) {
-	s, err := readRecord(d, StateFile, ParseState)
+	s, err := readRecord(d, StateFile, parseState)
 	if s == nil && err == nil {
 		s = &State{}
 	}
@@ -171,11 +179,11 @@ func readRecord[T any](d Dir, name string, parse func([]byte) (*T, error)) (*T, 
 		return nil, err
 	case exposed && name == PendingFile:
 		// Unlike the current certificate, nothing is lost by making a new key.
-		return nil, &UntrustedFileError{d.File(name), "others may read the key in it"}
+		return nil, &untrustedFileError{d.File(name), "others may read the key in it"}
 	}
 	record, err := parse(data)
 	if err != nil {
-		return nil, &DamagedFileError{d.File(name), err.Error()}
+		return nil, &damagedFileError{d.File(name), err.Error()}
 	}
 	return record, nil
 }

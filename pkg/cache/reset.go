@@ -12,8 +12,8 @@ import (
 	"syscall"
 )
 
-// Remove deletes a file if it is one that this program could have written: a regular file of this user's. It follows no link. A file that
-// is not there is no error, and removes nothing.
+// Remove deletes a file if this program could have written it: a regular file of this user. It
+// follows no link. A file that does not exist is no error, and removes nothing.
 func Remove(path string) (removed bool, err error) {
 	info, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -24,11 +24,11 @@ func Remove(path string) (removed bool, err error) {
 	}
 	switch {
 	case info.Mode()&fs.ModeSymlink != 0:
-		return false, &UntrustedFileError{path, "is a symbolic link"}
+		return false, &untrustedFileError{path, "is a symbolic link"}
 	case !info.Mode().IsRegular():
-		return false, &UntrustedFileError{path, "is not a regular file"}
+		return false, &untrustedFileError{path, "is not a regular file"}
 	case !ownedByUs(info):
-		return false, &UntrustedFileError{path, "belongs to another user"}
+		return false, &untrustedFileError{path, "belongs to another user"}
 	}
 	if err := os.Remove(path); err != nil {
 		return false, &WriteError{path, err}
@@ -36,9 +36,10 @@ func Remove(path string) (removed bool, err error) {
 	return true, nil
 }
 
-// Reset removes all that this program keeps in the directory, and the directory if nothing else is in it. bootstrap tells whether a
-// bootstrap.kubeconfig is this program's. What is not removed although it has one of its names is among the errors. The lock goes last, and
-// the caller gives it back.
+// Reset removes all that this program keeps in the directory, and the directory if nothing else is
+// in it. bootstrap reports whether a bootstrap.kubeconfig is this program's. The errors say why a
+// file with one of its names was kept. The lock file is removed last. The caller then releases the
+// lock.
 func (l *Lock) Reset(bootstrap func(data []byte) bool) (removed []string, left []error) {
 	entries, err := os.ReadDir(l.dir.path)
 	if err != nil {
@@ -54,7 +55,7 @@ func (l *Lock) Reset(bootstrap func(data []byte) bool) (removed []string, left [
 		if name == BootstrapFile {
 			data, _, err := l.dir.Read(name)
 			if err == nil && !bootstrap(data) {
-				err = &UntrustedFileError{l.dir.File(name), "is not a copy that this program made"}
+				err = &untrustedFileError{l.dir.File(name), "is not a copy that this program made"}
 			}
 			if errors.Is(err, fs.ErrNotExist) {
 				continue
