@@ -25,22 +25,23 @@ import (
 const (
 	// callTimeout bounds one request that is answered at once.
 	callTimeout = 10 * time.Second
-	// watchTimeout bounds one watch: a connection that died silently costs no more than this.
+	// watchTimeout bounds one watch, and so the cost of a connection that broke silently.
 	watchTimeout = 30 * time.Second
-	// pollInterval is the pause between two lists where watching does not work.
+	// pollInterval is the pause between two lists if watching does not work.
 	pollInterval = 2 * time.Second
 )
 
-// ErrNotOurs says that the object of our name holds another request.
+// ErrNotOurs says that another request has the name of ours.
 var ErrNotOurs = errors.New("an object of that name exists and holds another request")
 
-// Client talks to certificates.k8s.io/v1 and to nothing else. It has no clientset: the plugin's start-up time is paid by every
-// request of the kubelet.
+// Client is a client for certificates.k8s.io/v1 alone. It has no clientset: each request of the
+// kubelet waits for the plugin's start.
 type Client struct {
 	rest rest.Interface
 }
 
-// NewClient returns a client for the cluster and the credential of config, which is not changed.
+// NewClient returns a client for the cluster and the credential of config. It does not change
+// config.
 func NewClient(config *rest.Config) (*Client, error) {
 	scheme := runtime.NewScheme()
 	if err := certificatesv1.AddToScheme(scheme); err != nil {
@@ -64,11 +65,11 @@ func NewClient(config *rest.Config) (*Client, error) {
 	return &Client{rest: client}, nil
 }
 
-// maxAnswer bounds what is read of one answer, in bytes.
+// maxAnswer bounds one answer, in bytes.
 const maxAnswer = 8 << 20
 
-// HTTPClient returns a client for the cluster and the credential of config. It follows no redirect, since client-go's
-// transport would show the credential to wherever that leads, and reads no answer without end.
+// HTTPClient returns a client for the cluster and the credential of config. It follows no redirect,
+// since client-go's transport would send the credential there. It bounds the size of an answer.
 func HTTPClient(config *rest.Config) (*http.Client, error) {
 	c := rest.CopyConfig(config)
 	c.DisableCompression = true // a few bytes could become many
@@ -110,8 +111,8 @@ func (c *Client) Create(ctx context.Context, object *certificatesv1.CertificateS
 	return created, nil
 }
 
-// Get returns the object of that name, or ErrNotOurs if its spec.request is not byte for byte the one given: every node may
-// create requests, under any name.
+// Get returns the object of that name. It returns ErrNotOurs if its spec.request differs in any
+// byte from the one given: every node may create requests, under any name.
 func (c *Client) Get(ctx context.Context, name string, request []byte) (*certificatesv1.CertificateSigningRequest, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -125,8 +126,8 @@ func (c *Client) Get(ctx context.Context, name string, request []byte) (*certifi
 	return object, nil
 }
 
-// File makes sure that the object exists and returns it. Whoever has never shown it to exist posts it: in the good case that is the one
-// request. An answer that was lost, or a worker that was killed, leaves an object behind; then it is fetched.
+// File creates the object, or returns the existing one. The object exists if an answer was lost, or
+// a worker was killed. Usually this takes one call.
 func (c *Client) File(ctx context.Context, object *certificatesv1.CertificateSigningRequest) (*certificatesv1.CertificateSigningRequest, error) {
 	created, err := c.Create(ctx, object, false)
 	if apierrors.IsAlreadyExists(err) {
@@ -135,8 +136,9 @@ func (c *Client) File(ctx context.Context, object *certificatesv1.CertificateSig
 	return created, err
 }
 
-// Wait returns when something has become of the object, as classify (Classify or ClassifyHello) sees it, or when ctx ends, with ctx's
-// error. It watches this one object, from the version given on, and lists it where watching is refused or breaks off.
+// Wait returns when the object is decided, as classify (Classify or ClassifyHello) sees it, or when
+// ctx ends, with ctx's error. It watches this one object, from the given version on. It lists the
+// object if watching is refused or breaks off.
 func (c *Client) Wait(ctx context.Context, object *certificatesv1.CertificateSigningRequest, classify func(*certificatesv1.CertificateSigningRequest) Decision) (Decision, error) {
 	log := klog.FromContext(ctx)
 	for {
@@ -174,7 +176,7 @@ func (c *Client) Wait(ctx context.Context, object *certificatesv1.CertificateSig
 	}
 }
 
-// watch follows the object until something has become of it or the watch ends.
+// watch watches the object until it is decided or the watch ends.
 func (c *Client) watch(ctx context.Context, object *certificatesv1.CertificateSigningRequest, classify func(*certificatesv1.CertificateSigningRequest) Decision) (Decision, error) {
 	ctx, cancel := context.WithTimeout(ctx, watchTimeout+callTimeout)
 	defer cancel()
@@ -207,8 +209,8 @@ func (c *Client) watch(ctx context.Context, object *certificatesv1.CertificateSi
 	return Decision{Outcome: Pending}, nil
 }
 
-// list returns the object's present state, nil if it is gone or another has taken its name. A credential that may not list may
-// still get.
+// list returns the object's current state. It is nil if the object is gone or another has its name.
+// A credential that may not list may still get.
 func (c *Client) list(ctx context.Context, object *certificatesv1.CertificateSigningRequest) (*certificatesv1.CertificateSigningRequest, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -234,7 +236,7 @@ func (c *Client) list(ctx context.Context, object *certificatesv1.CertificateSig
 	return nil, nil
 }
 
-// transient reports whether trying again may help: whatever is not a plain refusal.
+// transient reports whether another try may help: the answer is not a plain refusal.
 func transient(err error) bool {
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) {

@@ -65,7 +65,8 @@ func denied(o *certificatesv1.CertificateSigningRequest) {
 	o.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{condition(certificatesv1.CertificateDenied, corev1.ConditionTrue, "No", "no")}
 }
 
-// api plays an API server. A call that has no answer, or another path or selector than it should, is an error of the test.
+// api plays an API server. A call that has no answer, or another path or selector than it should,
+// is an error of the test.
 type api struct {
 	create, get answers
 	list, watch answers
@@ -197,16 +198,16 @@ func lists(items ...*certificatesv1.CertificateSigningRequest) func(http.Respons
 	}
 }
 
-// event is one line of a watch. A nil object stands for a watch that stays open from here on.
-type event struct {
+// watchEvent is one line of a watch. A nil object stands for a watch that stays open from here on.
+type watchEvent struct {
 	Type   string `json:"type"`
 	Object any    `json:"object"`
 }
 
-var staysOpen = event{}
+var staysOpen = watchEvent{}
 
 // watched sends events and then closes.
-func watched(events ...event) func(http.ResponseWriter, *http.Request) {
+func watched(events ...watchEvent) func(http.ResponseWriter, *http.Request) {
 	return func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(http.StatusOK)
@@ -245,23 +246,23 @@ func TestWaitSeesWhatBecomesOfTheRequest(t *testing.T) {
 		atLeast     time.Duration // a server in trouble is not asked more often than this
 	}{
 		"issued": {
-			watch: answers{watched(event{"ADDED", ours("10", nil)}, event{"MODIFIED", ours("11", nil)}, event{"MODIFIED", ours("12", issued)}, staysOpen)},
+			watch: answers{watched(watchEvent{"ADDED", ours("10", nil)}, watchEvent{"MODIFIED", ours("11", nil)}, watchEvent{"MODIFIED", ours("12", issued)}, staysOpen)},
 			want:  Issued, calls: []string{"watch 10"},
 		},
 		"denied": {
-			watch: answers{watched(event{"MODIFIED", ours("11", denied)}, staysOpen)},
+			watch: answers{watched(watchEvent{"MODIFIED", ours("11", denied)}, staysOpen)},
 			want:  Denied, calls: []string{"watch 10"},
 		},
 		"deleted": {
-			watch: answers{watched(event{"DELETED", ours("11", nil)}, staysOpen)},
+			watch: answers{watched(watchEvent{"DELETED", ours("11", nil)}, staysOpen)},
 			want:  Deleted, calls: []string{"watch 10"},
 		},
 		"issued, and deleted before it was seen": {
-			watch: answers{watched(event{"DELETED", ours("11", issued)}, staysOpen)},
+			watch: answers{watched(watchEvent{"DELETED", ours("11", issued)}, staysOpen)},
 			want:  Issued, calls: []string{"watch 10"},
 		},
 		"a bookmark before": {
-			watch: answers{watched(event{"BOOKMARK", &certificatesv1.CertificateSigningRequest{TypeMeta: ours("", nil).TypeMeta, ObjectMeta: metav1.ObjectMeta{ResourceVersion: "20"}}}, event{"MODIFIED", ours("21", issued)}, staysOpen)},
+			watch: answers{watched(watchEvent{"BOOKMARK", &certificatesv1.CertificateSigningRequest{TypeMeta: ours("", nil).TypeMeta, ObjectMeta: metav1.ObjectMeta{ResourceVersion: "20"}}}, watchEvent{"MODIFIED", ours("21", issued)}, staysOpen)},
 			want:  Issued, calls: []string{"watch 10"},
 		},
 		"watching is refused": {
@@ -269,7 +270,7 @@ func TestWaitSeesWhatBecomesOfTheRequest(t *testing.T) {
 			want: Issued, calls: []string{"watch 10", "list"}, atLeast: pollInterval,
 		},
 		"the version is too old, as an event": {
-			watch: answers{watched(event{"ERROR", status(http.StatusGone, metav1.StatusReasonExpired)}), watched(event{"MODIFIED", ours("31", issued)}, staysOpen)},
+			watch: answers{watched(watchEvent{"ERROR", status(http.StatusGone, metav1.StatusReasonExpired)}), watched(watchEvent{"MODIFIED", ours("31", issued)}, staysOpen)},
 			list:  answers{lists(ours("30", nil))},
 			want:  Issued, calls: []string{"watch 10", "list", "watch 30"}, atLeast: pollInterval,
 		},
@@ -290,7 +291,7 @@ func TestWaitSeesWhatBecomesOfTheRequest(t *testing.T) {
 			want: Deleted, calls: []string{"watch 10", "list"}, atLeast: pollInterval,
 		},
 		"another took its name": {
-			watch: answers{watched(event{"ADDED", another(issued)}, event{"DELETED", another(issued)})}, list: answers{lists(another(issued))},
+			watch: answers{watched(watchEvent{"ADDED", another(issued)}, watchEvent{"DELETED", another(issued)})}, list: answers{lists(another(issued))},
 			want: Deleted, calls: []string{"watch 10", "list"}, atLeast: pollInterval,
 		},
 		"the list fails once": {
@@ -322,7 +323,8 @@ func TestWaitSeesWhatBecomesOfTheRequest(t *testing.T) {
 	}
 }
 
-// A hello is waited for as a request is, but for what ends it: not a certificate, and not what others did with its name.
+// A hello is waited for as a request is, but for what ends it: not a certificate, and not what
+// others did with its name.
 func TestWaitForTheAnswerToAHello(t *testing.T) {
 	t.Parallel()
 	hello := func(uid types.UID, version string, changes ...func(*certificatesv1.CertificateSigningRequest)) *certificatesv1.CertificateSigningRequest {
@@ -352,28 +354,28 @@ func TestWaitForTheAnswerToAHello(t *testing.T) {
 	}{
 		"answered before": {found: hello("ours", "10", answered), want: Decision{Outcome: Answered, Challenge: "challenge"}},
 		"answered": {
-			watch: answers{watched(event{"MODIFIED", hello("ours", "11", answered)}, staysOpen)},
+			watch: answers{watched(watchEvent{"MODIFIED", hello("ours", "11", answered)}, staysOpen)},
 			want:  Decision{Outcome: Answered, Challenge: "challenge"}, calls: []string{"watch 10"},
 		},
 		"issued before, then answered": {
 			found: hello("ours", "10", issued),
-			watch: answers{watched(event{"MODIFIED", hello("ours", "11", issued, answered)}, staysOpen)},
+			watch: answers{watched(watchEvent{"MODIFIED", hello("ours", "11", issued, answered)}, staysOpen)},
 			want:  Decision{Outcome: Answered, Challenge: "challenge"}, calls: []string{"watch 10"},
 		},
 		"issued, annotated by others, then answered": {
-			watch: answers{watched(event{"MODIFIED", hello("ours", "11", issued)}, event{"MODIFIED", hello("ours", "12", issued, others)}, event{"MODIFIED", hello("ours", "13", answered)}, staysOpen)},
+			watch: answers{watched(watchEvent{"MODIFIED", hello("ours", "11", issued)}, watchEvent{"MODIFIED", hello("ours", "12", issued, others)}, watchEvent{"MODIFIED", hello("ours", "13", answered)}, staysOpen)},
 			want:  Decision{Outcome: Answered, Challenge: "challenge"}, calls: []string{"watch 10"},
 		},
 		"another is answered, then it is": {
-			watch: answers{watched(event{"MODIFIED", hello("another", "11", answered)}, event{"DELETED", hello("another", "12", answered)}, event{"MODIFIED", hello("ours", "13", denied)}, staysOpen)},
+			watch: answers{watched(watchEvent{"MODIFIED", hello("another", "11", answered)}, watchEvent{"DELETED", hello("another", "12", answered)}, watchEvent{"MODIFIED", hello("ours", "13", denied)}, staysOpen)},
 			want:  Decision{Outcome: Denied, Reason: "No", Message: "no"}, calls: []string{"watch 10"},
 		},
 		"denied for its version": {
-			watch: answers{watched(event{"MODIFIED", hello("ours", "11", unsupported)}, staysOpen)},
+			watch: answers{watched(watchEvent{"MODIFIED", hello("ours", "11", unsupported)}, staysOpen)},
 			want:  Decision{Outcome: Denied, Reason: "No", Message: "no", Versions: "x/v1"}, calls: []string{"watch 10"},
 		},
 		"issued, and deleted": {
-			watch: answers{watched(event{"DELETED", hello("ours", "11", issued)}, staysOpen)},
+			watch: answers{watched(watchEvent{"DELETED", hello("ours", "11", issued)}, staysOpen)},
 			want:  Decision{Outcome: Deleted}, calls: []string{"watch 10"},
 		},
 		"answered while nobody watched": {
@@ -381,7 +383,7 @@ func TestWaitForTheAnswerToAHello(t *testing.T) {
 			want: Decision{Outcome: Answered, Challenge: "challenge"}, calls: []string{"watch 10", "list"},
 		},
 		"issued while nobody watched": {
-			watch: answers{watched(), watched(event{"MODIFIED", hello("ours", "12", answered)}, staysOpen)}, list: answers{lists(hello("ours", "11", issued))},
+			watch: answers{watched(), watched(watchEvent{"MODIFIED", hello("ours", "12", answered)}, staysOpen)}, list: answers{lists(hello("ours", "11", issued))},
 			want: Decision{Outcome: Answered, Challenge: "challenge"}, calls: []string{"watch 10", "list", "watch 11"},
 		},
 		"deleted while nobody watched": {
@@ -409,7 +411,7 @@ func TestWaitForTheAnswerToAHello(t *testing.T) {
 	}
 	t.Run("never", func(t *testing.T) {
 		t.Parallel()
-		server := &api{watch: answers{watched(event{"MODIFIED", hello("ours", "11", issued, others)}, staysOpen)}}
+		server := &api{watch: answers{watched(watchEvent{"MODIFIED", hello("ours", "11", issued, others)}, staysOpen)}}
 		client := server.start(t)
 		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 		defer cancel()
@@ -427,7 +429,7 @@ func TestWaitGivesUpOnARefusal(t *testing.T) {
 		calls            []string
 	}{
 		"401 to the watch":     {watch: answers{unauthorized}, is: apierrors.IsUnauthorized, calls: []string{"watch 10"}},
-		"401 as an event":      {watch: answers{watched(event{"ERROR", status(http.StatusUnauthorized, metav1.StatusReasonUnauthorized)})}, is: apierrors.IsUnauthorized, calls: []string{"watch 10"}},
+		"401 as an event":      {watch: answers{watched(watchEvent{"ERROR", status(http.StatusUnauthorized, metav1.StatusReasonUnauthorized)})}, is: apierrors.IsUnauthorized, calls: []string{"watch 10"}},
 		"401 to the list":      {watch: answers{watched()}, list: answers{unauthorized}, is: apierrors.IsUnauthorized, calls: []string{"watch 10", "list"}},
 		"403 to all":           {watch: answers{forbidden}, list: answers{forbidden}, get: answers{forbidden}, is: apierrors.IsForbidden, calls: []string{"watch 10", "list", "get"}},
 		"401 after some while": {watch: answers{watched(), unauthorized}, list: answers{lists(object("ours", "12", nil))}, is: apierrors.IsUnauthorized, calls: []string{"watch 10", "list", "watch 12"}},
@@ -452,7 +454,7 @@ func TestWaitGivesUpOnARefusal(t *testing.T) {
 func TestWaitEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	for name, server := range map[string]*api{
-		"while watching": {watch: answers{watched(event{"ADDED", object("ours", "10", nil)}, staysOpen)}},
+		"while watching": {watch: answers{watched(watchEvent{"ADDED", object("ours", "10", nil)}, staysOpen)}},
 		"between lists":  {watch: answers{forbidden}, list: answers{lists(object("ours", "10", nil))}},
 		"while listing":  {watch: answers{forbidden}, list: answers{func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }}},
 	} {

@@ -19,41 +19,42 @@ import (
 // MaxCertificate bounds status.certificate, in bytes.
 const MaxCertificate = 256 << 10
 
-// Outcome is what has become of a request.
+// Outcome is how far a request has come for the node.
 type Outcome int
 
 // The outcomes. The zero value is none of them.
 const (
-	// Pending: nobody has decided, or the certificate is not there yet.
+	// Pending: nobody has decided, or there is no certificate yet.
 	Pending Outcome = iota + 1
-	// Issued: status.certificate is there. It has not been checked.
+	// Issued: status.certificate is set. Nobody has checked it.
 	Issued
 	// Denied and Failed are final (KEP-1513).
 	Denied
 	Failed
-	// Deleted: the object is gone; the garbage collector takes old ones.
+	// Deleted: the object is gone. The garbage collector deletes old ones.
 	Deleted
 	// Answered: a hello has its challenge.
 	Answered
 )
 
-// Decision is an outcome with what the API server says of it.
+// Decision is an outcome with what the API server says about it.
 type Decision struct {
 	Outcome Outcome
-	// Reason and Message are the approver's or signer's, shortened and made printable: a peer wrote them.
+	// Reason and Message are the approver's or signer's. A peer wrote them, so they are
+	// shortened and made printable.
 	Reason, Message string
-	// Certificate is status.certificate, as it came.
+	// Certificate is status.certificate, unchecked.
 	Certificate []byte
-	// Challenge is the annotation that answers a hello, and Versions that which a denial for its version comes with, both as they
-	// came.
+	// Challenge is the annotation that answers a hello. Versions is the annotation of a denial
+	// for the version. Both are unchecked.
 	Challenge, Versions string
 }
 
-// ReasonUnknownCondition is Decision.Reason of a request that is closed (state.Closed).
-const ReasonUnknownCondition = "UnknownCondition"
+// reasonUnknownCondition is Decision.Reason of a request that is closed (state.Closed).
+const reasonUnknownCondition = "UnknownCondition"
 
-// Classify says what has become of a request, from its state. A request that is Closed has failed
-// for the node: nobody ever signs it, so waiting would have no end.
+// Classify returns the decision on a request, from its state. For the node, a Closed request has
+// failed: nobody ever signs it, so waiting would have no end.
 func Classify(object *certificatesv1.CertificateSigningRequest) Decision {
 	reached, cause := state.Explain(object)
 	switch reached {
@@ -70,10 +71,11 @@ func Classify(object *certificatesv1.CertificateSigningRequest) Decision {
 	if cause.Type == certificatesv1.CertificateApproved {
 		message += fmt.Sprintf(" and status %+.64q", cause.Status)
 	}
-	return Decision{Outcome: Failed, Reason: ReasonUnknownCondition, Message: message}
+	return Decision{Outcome: Failed, Reason: reasonUnknownCondition, Message: message}
 }
 
-// ClassifyHello says what has become of a hello. It is answered with an annotation; a certificate is nothing that anybody asked for.
+// ClassifyHello returns the decision on a hello. An annotation answers it. A certificate means
+// nothing, since nobody requested one.
 func ClassifyHello(object *certificatesv1.CertificateSigningRequest) Decision {
 	decision := Classify(object)
 	switch challenge := object.Annotations[attestation.AnnotationChallenge]; {
@@ -88,8 +90,9 @@ func ClassifyHello(object *certificatesv1.CertificateSigningRequest) Decision {
 	return Decision{Outcome: Pending}
 }
 
-// ParseCertificates reads status.certificate: PEM blocks of type CERTIFICATE without headers (certificates.k8s.io/v1,
-// CertificateSigningRequestStatus), leaf first, the rest intermediates. It returns the chain in canonical PEM.
+// ParseCertificates reads status.certificate: PEM blocks of type CERTIFICATE without headers, leaf
+// first, the rest intermediates (certificates.k8s.io/v1, CertificateSigningRequestStatus). It
+// returns the chain in canonical PEM.
 func ParseCertificates(data []byte) (chain []byte, leaf *x509.Certificate, err error) {
 	if len(data) > MaxCertificate {
 		return nil, nil, fmt.Errorf("longer than %d bytes", MaxCertificate)

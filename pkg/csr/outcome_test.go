@@ -54,12 +54,12 @@ func TestClassify(t *testing.T) {
 		"condition unknown":              {conditions{condition(certificatesv1.CertificateDenied, corev1.ConditionUnknown, "D", "")}, "PEM", Decision{Outcome: Denied, Reason: "D"}},
 		"not denied":                     {conditions{condition(certificatesv1.CertificateDenied, no, "D", "")}, "", Decision{Outcome: Denied, Reason: "D"}},
 		"not denied, not failed, issued": {conditions{condition(certificatesv1.CertificateDenied, no, "D", ""), condition(certificatesv1.CertificateFailed, no, "F", "")}, "PEM", Decision{Outcome: Denied, Reason: "D"}},
-		"not approved":                   {conditions{condition(certificatesv1.CertificateApproved, no, "X", "")}, "", Decision{Outcome: Failed, Reason: ReasonUnknownCondition, Message: `it has a condition of type "Approved" and status "False"`}},
-		"approved, not approved":         {conditions{approved, condition(certificatesv1.CertificateApproved, "", "X", "")}, "", Decision{Outcome: Failed, Reason: ReasonUnknownCondition, Message: `it has a condition of type "Approved" and status ""`}},
-		"a condition of others":          {conditions{condition("Acme", yes, "X", "")}, "", Decision{Outcome: Failed, Reason: ReasonUnknownCondition, Message: `it has a condition of type "Acme"`}},
-		"lower case":                     {conditions{condition("approved", yes, "X", "")}, "", Decision{Outcome: Failed, Reason: ReasonUnknownCondition, Message: `it has a condition of type "approved"`}},
-		"approved, lower case":           {conditions{approved, condition("approved", no, "X", "")}, "", Decision{Outcome: Failed, Reason: ReasonUnknownCondition, Message: `it has a condition of type "approved"`}},
-		"a blank":                        {conditions{condition("Approved ", yes, "X", ""), approved}, "", Decision{Outcome: Failed, Reason: ReasonUnknownCondition, Message: `it has a condition of type "Approved "`}},
+		"not approved":                   {conditions{condition(certificatesv1.CertificateApproved, no, "X", "")}, "", Decision{Outcome: Failed, Reason: reasonUnknownCondition, Message: `it has a condition of type "Approved" and status "False"`}},
+		"approved, not approved":         {conditions{approved, condition(certificatesv1.CertificateApproved, "", "X", "")}, "", Decision{Outcome: Failed, Reason: reasonUnknownCondition, Message: `it has a condition of type "Approved" and status ""`}},
+		"a condition of others":          {conditions{condition("Acme", yes, "X", "")}, "", Decision{Outcome: Failed, Reason: reasonUnknownCondition, Message: `it has a condition of type "Acme"`}},
+		"lower case":                     {conditions{condition("approved", yes, "X", "")}, "", Decision{Outcome: Failed, Reason: reasonUnknownCondition, Message: `it has a condition of type "approved"`}},
+		"approved, lower case":           {conditions{approved, condition("approved", no, "X", "")}, "", Decision{Outcome: Failed, Reason: reasonUnknownCondition, Message: `it has a condition of type "approved"`}},
+		"a blank":                        {conditions{condition("Approved ", yes, "X", ""), approved}, "", Decision{Outcome: Failed, Reason: reasonUnknownCondition, Message: `it has a condition of type "Approved "`}},
 		"lower case, denied":             {conditions{condition("approved", yes, "X", ""), denied}, "", Decision{Outcome: Denied, Reason: "D", Message: "denied"}},
 		"lower case, issued":             {conditions{approved, condition("approved", yes, "X", "")}, "PEM", Decision{Outcome: Issued, Certificate: []byte("PEM")}},
 	} {
@@ -83,7 +83,8 @@ func TestClassifyAgrees(t *testing.T) {
 	}
 }
 
-// A hello ends with its challenge or with a refusal. Whoever approves or signs one has not answered it.
+// A hello ends with its challenge or with a refusal. Whoever approves or signs one has not answered
+// it.
 func TestClassifyHello(t *testing.T) {
 	const yes, no = corev1.ConditionTrue, corev1.ConditionFalse
 	approved := condition(certificatesv1.CertificateApproved, yes, "A", "approved")
@@ -120,7 +121,7 @@ func TestClassifyHello(t *testing.T) {
 		"failed":                          {conditions{failed}, "", nil, Decision{Outcome: Failed, Reason: "F", Message: "failed"}},
 		"failed, answered, with versions": {conditions{failed}, "", annotations{challenge: "c", versions: "x/v1"}, Decision{Outcome: Failed, Reason: "F", Message: "failed"}},
 		"not denied, answered":            {conditions{condition(certificatesv1.CertificateDenied, no, "D", "")}, "", annotations{challenge: "c"}, Decision{Outcome: Denied, Reason: "D"}},
-		"a condition of others, answered": {conditions{condition("Acme", yes, "X", "")}, "", annotations{challenge: "c"}, Decision{Outcome: Failed, Reason: ReasonUnknownCondition, Message: `it has a condition of type "Acme"`}},
+		"a condition of others, answered": {conditions{condition("Acme", yes, "X", "")}, "", annotations{challenge: "c"}, Decision{Outcome: Failed, Reason: reasonUnknownCondition, Message: `it has a condition of type "Acme"`}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			object := &certificatesv1.CertificateSigningRequest{Status: certificatesv1.CertificateSigningRequestStatus{Conditions: c.conditions, Certificate: []byte(c.certificate)}}
@@ -271,7 +272,8 @@ func TestParseCertificatesRefuses(t *testing.T) {
 	}
 }
 
-// FuzzParseCertificates: what is accepted is a chain that reads the same when it is read again, and holds nothing else.
+// FuzzParseCertificates: what is accepted is a chain that reads the same when it is read again, and
+// holds nothing else.
 func FuzzParseCertificates(f *testing.F) {
 	leaf, ca := certificatePEM(certificateDER(f, "leaf")), certificatePEM(certificateDER(f, "ca"))
 	_, key, err := NewKey()

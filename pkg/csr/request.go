@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package csr is the plugin's side of the Kubernetes CSR API (certificates.k8s.io/v1, KEP-1513): it builds the PKCS#10
-// request and the CertificateSigningRequest, files it, and waits for what becomes of it.
+// Package csr is the plugin's side of the Kubernetes CSR API (certificates.k8s.io/v1, KEP-1513). It
+// builds the PKCS#10 request and the CertificateSigningRequest, files it, and waits for the
+// decision.
 package csr
 
 import (
@@ -25,18 +26,19 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// ProviderIDOID is the extension that carries the machine's provider ID in a request, as
-// KubernetesNodeProviderIdentifierOID of the Cluster API proposal "Kubelet Authentication".
+// ProviderIDOID is the extension that carries the machine's provider ID in a request. The Cluster
+// API proposal "Kubelet Authentication" calls it KubernetesNodeProviderIdentifierOID.
 var ProviderIDOID = asn1.ObjectIdentifier{1, 3, 6, 1, 4, 1, 11129, 2, 1, 21}
 
-// MaxProviderID bounds a provider ID, in bytes.
-const MaxProviderID = 1024
+// maxProviderID bounds a provider ID, in bytes.
+const maxProviderID = 1024
 
-// Identity is who a request asks to be.
+// Identity is the node that a request names.
 type Identity struct {
 	// NodeName is the Node's name, a DNS-1123 subdomain.
 	NodeName string
-	// ProviderID is the machine's spec.providerID; where it is empty the request has no such extension.
+	// ProviderID is the machine's spec.providerID. If it is empty, the request has no such
+	// extension.
 	ProviderID string
 }
 
@@ -70,8 +72,8 @@ func ParseKey(data []byte) (crypto.Signer, error) {
 	return signer, nil
 }
 
-// PKCS10 returns a certification request in DER (RFC 2986) for system:node:<name> in system:nodes, with the provider ID as its
-// only extension and no subject alternative name.
+// PKCS10 returns a certification request in DER (RFC 2986) for system:node:<name> in system:nodes.
+// The provider ID is its only extension, and there is no subject alternative name.
 func PKCS10(id Identity, key crypto.Signer) ([]byte, error) {
 	template := &x509.CertificateRequest{
 		Subject: pkix.Name{Organization: []string{"system:nodes"}, CommonName: "system:node:" + id.NodeName},
@@ -93,10 +95,11 @@ func PKCS10(id Identity, key crypto.Signer) ([]byte, error) {
 	return der, nil
 }
 
-// CheckProviderID returns an error unless id is 1 to MaxProviderID bytes of printable UTF-8 without white space.
+// CheckProviderID returns an error unless id has 1 to maxProviderID bytes of printable UTF-8
+// without white space.
 func CheckProviderID(id string) error {
-	if id == "" || len(id) > MaxProviderID {
-		return fmt.Errorf("provider ID: has 1 to %d bytes", MaxProviderID)
+	if id == "" || len(id) > maxProviderID {
+		return fmt.Errorf("provider ID: has 1 to %d bytes", maxProviderID)
 	}
 	if !utf8.ValidString(id) || strings.ContainsFunc(id, func(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) }) {
 		return errors.New("provider ID: must be printable UTF-8 without white space")
@@ -104,15 +107,16 @@ func CheckProviderID(id string) error {
 	return nil
 }
 
-// NewName returns a name for a CertificateSigningRequest: "node-csr-" and 128 random bits in base32.
+// NewName returns a name for a CertificateSigningRequest: "node-csr-" and 128 random bits in
+// base32.
 func NewName() string {
 	var random [16]byte
 	_, _ = rand.Read(random[:]) // never fails
 	return "node-csr-" + strings.ToLower(base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(random[:]))
 }
 
-// Usages returns what a request asks the certificate to be good for. It follows from the kind of key (KEP-1513:
-// kubernetes.io/kube-apiserver-client-kubelet): key encipherment only makes sense with RSA.
+// Usages returns the key usages to request. They follow from the kind of key: key encipherment only
+// makes sense with RSA (KEP-1513, kubernetes.io/kube-apiserver-client-kubelet).
 func Usages(key crypto.PublicKey) []certificatesv1.KeyUsage {
 	if _, ok := key.(*rsa.PublicKey); ok {
 		return []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageKeyEncipherment, certificatesv1.UsageClientAuth}
@@ -120,8 +124,8 @@ func Usages(key crypto.PublicKey) []certificatesv1.KeyUsage {
 	return []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth}
 }
 
-// Object returns the CertificateSigningRequest to file, with the Usages of key. expirationSeconds nil leaves the lifetime to
-// the signer.
+// Object returns the CertificateSigningRequest to file, with the Usages of key. If
+// expirationSeconds is nil, the signer decides on the lifetime.
 func Object(name, signerName string, request []byte, key crypto.PublicKey, expirationSeconds *int32) *certificatesv1.CertificateSigningRequest {
 	return &certificatesv1.CertificateSigningRequest{
 		TypeMeta:   metav1.TypeMeta{APIVersion: certificatesv1.SchemeGroupVersion.String(), Kind: "CertificateSigningRequest"},

@@ -34,7 +34,8 @@ type certificationRequest struct {
 	Signature asn1.BitString
 }
 
-// buildRequest returns a request in both forms. It has been checked that its signature verifies and that nothing follows it.
+// buildRequest returns a request in both forms. It has been checked that its signature verifies and
+// that nothing follows it.
 func buildRequest(t *testing.T, id Identity) (*x509.CertificateRequest, certificationRequest) {
 	t.Helper()
 	key, _, err := NewKey()
@@ -91,7 +92,7 @@ func TestProviderIDIsTheOnlyExtension(t *testing.T) {
 		"as a cloud has it": "aws:///eu-central-1a/i-0123456789abcdef0",
 		"not ASCII":         "metal://Süd/κόσμος",
 		"one character":     "x",
-		"the longest":       strings.Repeat("x", MaxProviderID),
+		"the longest":       strings.Repeat("x", maxProviderID),
 	} {
 		t.Run(name, func(t *testing.T) {
 			parsed, raw := buildRequest(t, Identity{NodeName: "a", ProviderID: providerID})
@@ -143,10 +144,10 @@ func TestCheckProviderID(t *testing.T) {
 	}{
 		"of AWS":             {"aws:///eu-central-1a/i-0123", true},
 		"not ASCII":          {"metal://Süd", true},
-		"the longest":        {strings.Repeat("x", MaxProviderID), true},
+		"the longest":        {strings.Repeat("x", maxProviderID), true},
 		"empty":              {"", false},
-		"a byte too long":    {strings.Repeat("x", MaxProviderID+1), false},
-		"too long in bytes":  {strings.Repeat("ü", MaxProviderID/2+1), false},
+		"a byte too long":    {strings.Repeat("x", maxProviderID+1), false},
+		"too long in bytes":  {strings.Repeat("ü", maxProviderID/2+1), false},
 		"a space":            {"a b", false},
 		"a newline at last":  {"a\n", false},
 		"a no-break space":   {"a\u00a0b", false},

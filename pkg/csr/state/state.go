@@ -16,18 +16,18 @@ type State int
 const (
 	// Pending: the request has no condition and no certificate. Nobody has decided.
 	Pending State = iota + 1
-	// Approved: each condition has the type Approved and the status True. There is no certificate
-	// yet. A signer may sign in this state only.
+	// Approved: each condition has the type Approved and the status True. There is no
+	// certificate yet. A signer may sign in this state only.
 	Approved
-	// Issued: status.certificate is set, and nobody denied or failed the request. The state says
-	// nothing about what the certificate holds, or who put it there.
+	// Issued: status.certificate is set, and nobody denied or failed the request. The state
+	// says nothing about what the certificate holds, or who put it there.
 	Issued
 	// Denied: a condition has the type Denied.
 	Denied
 	// Failed: a condition has the type Failed.
 	Failed
-	// Closed: a condition is none of those above. Nobody signs such a request, and nobody finishes
-	// it: kube-controller-manager does not clean it up.
+	// Closed: a condition is none of those above. Nobody signs such a request, and nobody
+	// finishes it: kube-controller-manager does not clean it up.
 	Closed
 )
 
@@ -38,10 +38,10 @@ const (
 // also beside a true Approved. Nobody can say what its writer meant, and a signature cannot be
 // taken back.
 //
-// The API server allows only the status True for Approved, Denied and Failed (certificates.k8s.io/v1,
-// CertificateSigningRequestCondition). Another status did not come from it, so each type is read in
-// the way that signs nothing: Denied and Failed count whatever their status is, Approved counts
-// with True alone.
+// The API server allows only the status True for Approved, Denied and Failed
+// (certificates.k8s.io/v1, CertificateSigningRequestCondition). Another status did not come from
+// it, so each type is read in the way that signs nothing: Denied and Failed count whatever their
+// status is, Approved counts with True alone.
 func Of(request *certificatesv1.CertificateSigningRequest) State {
 	s, _ := Explain(request)
 	return s
