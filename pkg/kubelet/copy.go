@@ -9,20 +9,21 @@ import (
 	"fmt"
 )
 
-// copyMark begins each copy of a bootstrap kubeconfig that Prepare makes, and so tells it from what an operator put in its place.
+// copyMark begins each copy of a bootstrap kubeconfig that Prepare makes. A file of an operator
+// does not begin with it.
 const copyMark = "# Copied by kubelet-authenticator prepare.\n"
 
 // IsCopy reports whether a bootstrap.kubeconfig is the copy that Prepare made.
 func IsCopy(data []byte) bool { return bytes.HasPrefix(data, []byte(copyMark)) }
 
-// Fingerprint tells copies apart without giving their credential away.
+// Fingerprint identifies a copy without revealing its credential.
 func Fingerprint(copied []byte) string {
 	sum := sha256.Sum256(copied)
 	return hex.EncodeToString(sum[:])
 }
 
-// copyOf returns the copy of a bootstrap kubeconfig: its current context alone, with the CA in it and absolute paths. An exec user is
-// refused: the copy would start this program for ever.
+// copyOf returns the copy of a bootstrap kubeconfig: its current context alone, with the CA in it
+// and absolute paths. An exec user is refused, since the copy would start this program for ever.
 func copyOf(k Kubeconfig) ([]byte, error) {
 	switch {
 	case k.Problem != nil:

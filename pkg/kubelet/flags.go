@@ -7,18 +7,20 @@ import (
 	"strings"
 )
 
-// Flags are those of a kubelet's that decide how it gets its credential.
+// Flags are the flags of a kubelet that decide how it gets its credential.
 type Flags struct {
 	Kubeconfig, BootstrapKubeconfig string
-	// Config is the kubelet's configuration file, which the flags beat.
+	// Config is the kubelet's configuration file. Flags override it.
 	Config           string
 	HostnameOverride string
 	CertDir          string
-	// RotateCertificates is nil where the command line does not say: then the configuration file does, false if it does not either.
+	// RotateCertificates is nil if the command line does not set it. Then the configuration
+	// file decides; the default is false.
 	RotateCertificates *bool
 }
 
-// ParseFlags reads a kubelet's command line, the program's name included, as it reads it itself: the last one of a kind wins, "_" is "-".
+// ParseFlags reads a kubelet's command line, the program's name included, as the kubelet does: the
+// last flag of a kind wins, and "_" equals "-".
 func ParseFlags(args []string) Flags {
 	var f Flags
 	values := map[string]*string{
@@ -54,23 +56,4 @@ func ParseFlags(args []string) Flags {
 		*into = value
 	}
 	return f
-}
-
-// ParseEnv reads a file as systemd reads an EnvironmentFile of one line per variable (systemd.exec(5)): both marks begin a comment, a pair of quotes
-// around a value is none of it.
-func ParseEnv(data []byte) map[string]string {
-	env := map[string]string{}
-	for line := range strings.Lines(string(data)) {
-		line = strings.TrimSpace(line)
-		name, value, ok := strings.Cut(line, "=")
-		if !ok || strings.HasPrefix(line, "#") || strings.HasPrefix(line, ";") {
-			continue
-		}
-		value = strings.TrimSpace(value)
-		if n := len(value); n > 1 && (value[0] == '"' || value[0] == '\'') && value[n-1] == value[0] {
-			value = value[1 : n-1]
-		}
-		env[strings.TrimSpace(name)] = value
-	}
-	return env
 }

@@ -27,7 +27,8 @@ import (
 
 const program = "/usr/bin/kubelet-authenticator"
 
-// certificate returns a self-signed certificate and its key in PEM: a node's, and as good as any for a CA to tell clusters apart by.
+// certificate returns a self-signed certificate and its key in PEM: a node's, and as good as any
+// for a CA to tell clusters apart by.
 func certificate(t testing.TB) (cert, key []byte) {
 	t.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

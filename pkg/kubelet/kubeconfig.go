@@ -20,7 +20,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
-// Kind says whose a kubeconfig is, by the user of its current context.
+// Kind is the owner of a kubeconfig, by the user of its current context.
 type Kind int
 
 // The kinds of a kubeconfig. The zero Kind is none of them.
@@ -29,17 +29,20 @@ const (
 	Missing Kind = iota + 1
 	// Ours: its user is an exec plugin, and that is this program.
 	Ours
-	// Bootstrapped: the kubelet wrote it, with a certificate that it had fetched by itself. Where this program is configured, it has been overwritten.
+	// Bootstrapped: the kubelet wrote it, with a certificate that it had requested by itself.
+	// If this program is configured, the kubelet has overwritten its file.
 	Bootstrapped
 	// ClientCertificate: its user is a client certificate, as "kubeadm init" has it.
 	ClientCertificate
-	// OtherExec: its user is somebody else's exec plugin.
-	OtherExec
+	// otherExec: its user is somebody else's exec plugin.
+	otherExec
 	// OtherUser: its user is something else, a token for example.
 	OtherUser
-	// Bypassed: its user is this program, but has another credential beside it. client-go presents that, and never runs this program.
-	Bypassed
-	// Unreadable: it cannot be read, or others than root could have written it. Problem says more.
+	// bypassed: its user is this program, but has another credential too. client-go uses that
+	// one, and never runs this program.
+	bypassed
+	// Unreadable: it cannot be read, or others than root could have written it. Problem has the
+	// reason.
 	Unreadable
 )
 
@@ -53,11 +56,11 @@ func (k Kind) String() string {
 		return "the kubelet wrote it after a bootstrap of its own"
 	case ClientCertificate:
 		return "its user is a client certificate"
-	case OtherExec:
+	case otherExec:
 		return "its user is another exec plugin"
 	case OtherUser:
 		return "its user is neither an exec plugin nor a client certificate"
-	case Bypassed:
+	case bypassed:
 		return "its user is this program, but has another credential beside it, which goes first"
 	case Unreadable:
 		return "it cannot be used"
@@ -72,30 +75,34 @@ type Kubeconfig struct {
 	// Command and Args are those of an exec user.
 	Command string
 	Args    []string
-	// Cluster is where it leads, its CA read from the file that it names. ClusterProblem says what is wrong with that.
+	// Cluster is the cluster, with the CA from the file that it names. ClusterProblem says what
+	// is wrong with it.
 	Cluster        cache.Origin
 	ClusterProblem error
-	// Alone is set if there is nothing in the file but one cluster, one user and one context.
+	// Alone is set if the file has nothing but one cluster, one user and one context.
 	Alone bool
 	// Problem says why the file is Unreadable.
 	Problem error
 
-	// unknown is set if the file system did not let it be read: it may be ours.
+	// unknown is set if the file system refused to read it. Then it may be ours.
 	unknown bool
 	content []byte
 	user    *clientcmdapi.AuthInfo
 }
 
-// Name is the base name of this program. An infrastructure provider's is Name-<provider>.
-const Name = "kubelet-authenticator"
+// programName is the base name of this program. An infrastructure provider's is
+// programName-<provider>.
+const programName = "kubelet-authenticator"
 
-// IsOurs reports whether an exec user's command is this program: any of its name, or ours, the path that this one would write itself.
-func IsOurs(command, ours string) bool {
+// isOurs reports whether an exec user's command is this program: it has the program's name, or it
+// is ours, the path that this program would write.
+func isOurs(command, ours string) bool {
 	base := filepath.Base(command)
-	return base == Name || strings.HasPrefix(base, Name+"-") || ours != "" && command == ours
+	return base == programName || strings.HasPrefix(base, programName+"-") || ours != "" && command == ours
 }
 
-// ReadKubeconfig reads a kubeconfig. ours is the command that this program would write into it, empty if there is none but its name.
+// ReadKubeconfig reads a kubeconfig. ours is the command that this program would write into it. If
+// ours is empty, the program is recognised by its name alone.
 func ReadKubeconfig(path, ours string) Kubeconfig {
 	k := Kubeconfig{Path: path}
 	data, _, err := cache.At(filepath.Dir(path)).Read(filepath.Base(path))
@@ -138,17 +145,18 @@ func (k *Kubeconfig) read(config *clientcmdapi.Config, ours string) {
 	k.Cluster, k.ClusterProblem = k.readCluster(config.Clusters[current.Cluster])
 	switch user := k.user; {
 	case user.Exec != nil:
-		k.Kind, k.Command, k.Args = OtherExec, user.Exec.Command, user.Exec.Args
-		if IsOurs(k.Command, ours) {
+		k.Kind, k.Command, k.Args = otherExec, user.Exec.Command, user.Exec.Args
+		if isOurs(k.Command, ours) {
 			k.Kind = Ours
 			if hasOther(user) {
-				k.Kind = Bypassed
+				k.Kind = bypassed
 			}
 		}
 	case user.ClientCertificate == "" && len(user.ClientCertificateData) == 0:
 		k.Kind = OtherUser
 	case current.AuthInfo == "default-auth" && current.Cluster == "default-cluster":
-		// What the kubelet writes (pkg/kubelet/certificate/bootstrap, writeKubeconfigFromBootstrapping).
+		// What the kubelet writes (pkg/kubelet/certificate/bootstrap,
+		// writeKubeconfigFromBootstrapping).
 		k.Kind = Bootstrapped
 	default:
 		k.Kind = ClientCertificate
@@ -188,7 +196,7 @@ func ReadCA(path string) ([]byte, error) {
 	return data, nil
 }
 
-// CheckCluster returns an error unless a cluster can be written into a kubeconfig of ours.
+// CheckCluster returns an error unless this program may talk to a cluster: HTTPS only.
 func CheckCluster(cluster cache.Origin) error {
 	u, err := url.Parse(cluster.Server)
 	if err != nil || u.Host == "" || !strings.EqualFold(u.Scheme, "https") {
@@ -200,7 +208,8 @@ func CheckCluster(cluster cache.Origin) error {
 	return nil
 }
 
-// hasCredential reports whether the user is one that the plugin can show itself: a token or a client certificate.
+// hasCredential reports whether the user is one that the plugin can use: a token or a client
+// certificate.
 func (k *Kubeconfig) hasCredential() bool {
 	u := k.user
 	return u != nil && u.Exec == nil && u.AuthProvider == nil &&
@@ -220,10 +229,11 @@ type Exec struct {
 	Args    []string
 }
 
-// InstallHint is what client-go says where the command of a kubeconfig of ours is not there.
-const InstallHint = "kubelet-authenticator gets this node's client certificate. It is not where this kubeconfig says: install its package again, or write the kubeconfig anew."
+// installHint is what client-go prints if the command of our kubeconfig does not exist.
+const installHint = "kubelet-authenticator gets this node's client certificate. It is not where this kubeconfig says: install its package again, or write the kubeconfig anew."
 
-// RenderKubeconfig returns a kubeconfig for the kubelet that names this program. The same arguments give the same bytes.
+// RenderKubeconfig returns a kubeconfig for the kubelet that names this program. The same arguments
+// give the same bytes.
 func RenderKubeconfig(cluster cache.Origin, exec Exec) ([]byte, error) {
 	if !filepath.IsAbs(exec.Command) {
 		return nil, fmt.Errorf("command %q: must be an absolute path", exec.Command)
@@ -233,7 +243,7 @@ func RenderKubeconfig(cluster cache.Origin, exec Exec) ([]byte, error) {
 	}
 	return write("kubernetes", "node", cluster, &clientcmdapi.AuthInfo{Exec: &clientcmdapi.ExecConfig{
 		APIVersion: clientauthentication.SchemeGroupVersion.String(),
-		Command:    exec.Command, Args: exec.Args, InstallHint: InstallHint,
+		Command:    exec.Command, Args: exec.Args, InstallHint: installHint,
 		InteractiveMode: clientcmdapi.NeverExecInteractiveMode, ProvideClusterInfo: true,
 	}})
 }
@@ -259,7 +269,7 @@ func write(clusterName, userName string, cluster cache.Origin, user *clientcmdap
 	return clientcmd.Write(*config)
 }
 
-// ForeignError says that a kubeconfig is not this program's to write over.
+// ForeignError says that this program may not overwrite a kubeconfig.
 type ForeignError struct{ Kubeconfig Kubeconfig }
 
 func (e *ForeignError) Error() string {
@@ -273,8 +283,9 @@ func (e *ForeignError) Error() string {
 	return k.Path + ": it is left alone: " + k.Kind.String()
 }
 
-// WriteKubeconfig puts a kubeconfig of ours where there is none, or another of ours; any other is refused with a *ForeignError. It reports whether
-// anything was written: a file that holds these bytes already is not touched.
+// WriteKubeconfig writes our kubeconfig if there is none, or replaces another of ours. It refuses
+// any other file with a *ForeignError. It reports whether it wrote: a file with the same bytes is
+// not touched.
 func WriteKubeconfig(path string, content []byte, ours string) (bool, error) {
 	k := ReadKubeconfig(path, ours)
 	if k.Kind != Missing && (k.Kind != Ours || !k.Alone) {

@@ -25,7 +25,8 @@ func encode(t testing.TB, config *clientcmdapi.Config) []byte {
 	return data
 }
 
-// What is rendered is what client-go reads: an exec user that never asks, and is told of the cluster.
+// What is rendered is what client-go reads: an exec user that never asks, and is told of the
+// cluster.
 func TestRenderKubeconfig(t *testing.T) {
 	cluster := newCluster(t, "https://10.0.0.1:6443")
 	cluster.TLSServerName, cluster.ProxyURL = "kubernetes", "http://proxy:3128"
@@ -73,11 +74,11 @@ func TestIsOurs(t *testing.T) {
 		program: true, "kubelet-authenticator": true, "/opt/bin/kubelet-authenticator-acme": true, "/opt/wrapper": true,
 		"/usr/bin/kubelet": false, "/usr/bin/kubelet-authenticatory": false, "": false, "/kubelet-authenticator/aws": false,
 	} {
-		if got := IsOurs(command, "/opt/wrapper"); got != want {
+		if got := isOurs(command, "/opt/wrapper"); got != want {
 			t.Errorf("%q: %v", command, got)
 		}
 	}
-	if IsOurs("", "") {
+	if isOurs("", "") {
 		t.Error("nothing is ours")
 	}
 }
@@ -128,7 +129,8 @@ func TestWriteKubeconfig(t *testing.T) {
 	}
 }
 
-// Whatever stands beside the exec stanza goes first in client-go: the file is none of ours then, neither to start with nor to write over.
+// Whatever stands beside the exec stanza goes first in client-go: the file is none of ours then,
+// neither to start with nor to write over.
 func TestACredentialBesideThePlugin(t *testing.T) {
 	cluster := newCluster(t, "https://10.0.0.1:6443")
 	cert, key := certificate(t)
@@ -151,7 +153,7 @@ func TestACredentialBesideThePlugin(t *testing.T) {
 			m.put(m.Bootstrap, kubeconfig(t, cluster, token("one")))
 			m.put(m.EnvFile, Environment(m.Kubeconfig))
 			before := m.read(m.Kubeconfig)
-			if k := ReadKubeconfig(m.Kubeconfig, program); k.Kind != Bypassed {
+			if k := ReadKubeconfig(m.Kubeconfig, program); k.Kind != bypassed {
 				t.Errorf("%s", k.Kind)
 			}
 			if p := m.prepare(); p.Enabled || !p.Foreign || len(m.said) != 1 || !strings.Contains(m.said[0], "beside it") {
@@ -200,13 +202,5 @@ func TestParseFlags(t *testing.T) {
 	}
 	if got := ParseFlags(nil); got != (Flags{}) {
 		t.Errorf("%+v", got)
-	}
-}
-
-func TestParseEnv(t *testing.T) {
-	got := ParseEnv(append([]byte("# A=1\n;B=2\nC=\"d e\"\n D = 'x' \nno\nE='\n"), Environment("/k")...))
-	want := map[string]string{"C": "d e", "D": "x", "E": "'", EnvVariable: "--kubeconfig=/k --rotate-certificates=false"}
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("%q", got)
 	}
 }

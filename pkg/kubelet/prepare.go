@@ -16,15 +16,18 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
-// Setup is where everything is on one machine.
+// Setup has the paths of one machine.
 type Setup struct {
-	// Config is this program's configuration file. Where there is none, the machine is left as it is.
+	// Config is this program's configuration file. Without one, Prepare leaves the machine
+	// alone.
 	Config string
 	// Kubeconfig and Bootstrap are the kubelet's two files, KubeconfigFile and BootstrapFile.
 	Kubeconfig, Bootstrap string
-	// Static is the bootstrap kubeconfig that the configuration names, empty if it names none. It is used where it is: never copied, never deleted.
+	// Static is the bootstrap kubeconfig that the configuration names, or empty. It is used in
+	// place: never copied, never deleted.
 	Static string
-	// KubeletConfig is the kubelet's ConfigFile. Until it is there Static alone does not count: kubeadm refuses to join a machine with a kubelet.conf.
+	// KubeletConfig is the kubelet's ConfigFile. Until it exists, Static alone does not count:
+	// kubeadm refuses to join a machine that has a kubelet.conf.
 	KubeletConfig string
 	// EnvFile and Manifests are EnvFile and ManifestsDir.
 	EnvFile, Manifests string
@@ -34,8 +37,9 @@ type Setup struct {
 	Exec Exec
 }
 
-// PlainPath reports whether a path is absolute and of letters, digits and . _ - only, so that neither systemd nor a shell reads anything into
-// it. Each run of the plugin asks: a regular expression would take longer to compile than all else that is checked.
+// PlainPath reports whether a path is absolute and has only letters, digits and . _ -, so that
+// neither systemd nor a shell interprets it. Each run of the plugin calls it: a regular expression
+// would take longer to compile than all other checks.
 func PlainPath(path string) bool {
 	const plain = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-"
 	names, absolute := strings.CutPrefix(path, "/")
@@ -50,8 +54,8 @@ func PlainPath(path string) bool {
 	return true
 }
 
-// Check returns an error unless all paths are absolute, and plain where systemd and the kubelet's command line are to take them as they are. Prepare
-// trusts in that.
+// Check returns an error unless all paths are absolute, and plain where systemd and the kubelet's
+// command line take them as they are. Prepare relies on that.
 func (s Setup) Check() error {
 	for name, path := range map[string]string{"kubeletKubeconfig": s.Kubeconfig, "kubeletBootstrapKubeconfig": s.Bootstrap} {
 		if !PlainPath(path) {
@@ -68,16 +72,17 @@ func (s Setup) Check() error {
 	return nil
 }
 
-// Preparation is what Prepare came to.
+// Preparation is the result of Prepare.
 type Preparation struct {
-	// Enabled is set if the kubelet is to be started with this program as its credential. Otherwise Foreign is set if its kubeconfig is somebody else's.
+	// Enabled is set if the kubelet is to start with this program as its credential. Foreign is
+	// set if it is not, because its kubeconfig belongs to another.
 	Enabled, Foreign bool
-	// First is set if the kubelet should not be started before there is a certificate: the node has never had one of this cluster, and it is
-	// not a control plane.
+	// First is set if the kubelet should not start before there is a certificate: the node
+	// never had one of this cluster, and is not a control plane.
 	First bool
-	// Cluster is the one that the kubelet's kubeconfig leads to.
+	// Cluster is the one that the kubelet's kubeconfig names.
 	Cluster cache.Origin
-	// Problems are what could not be done. The kubelet can be started all the same.
+	// Problems are what failed. The kubelet can start all the same.
 	Problems []error
 }
 
@@ -92,8 +97,9 @@ type preparation struct {
 	fresh bool
 }
 
-// Prepare makes the kubelet's files fit for this program, or leaves them alone, and says each decision in a line. What is right already is not
-// touched. It can be killed at any point: the next one finds the same decisions. The error is an *UnpreparedError.
+// Prepare adapts the kubelet's files to this program, or leaves them alone. It reports each
+// decision in a line. It does not touch what is right already. It can be killed at any point: the
+// next one makes the same decisions. The error is an *UnpreparedError.
 func Prepare(s Setup, say func(string)) (Preparation, error) {
 	p := &preparation{Setup: s, say: say}
 	why, err := p.whyNot()
@@ -121,8 +127,8 @@ func Prepare(s Setup, say func(string)) (Preparation, error) {
 	return p.Preparation, nil
 }
 
-// UnpreparedError says that the kubelet must not be started: without its environment file it would fetch a certificate by itself, and write over its
-// kubeconfig.
+// UnpreparedError says that the kubelet must not start: without its environment file it would
+// request a certificate by itself, and overwrite its kubeconfig.
 type UnpreparedError struct{ Err error }
 
 func (e *UnpreparedError) Error() string { return "the kubelet must not start: " + e.Err.Error() }
@@ -133,7 +139,8 @@ func exists(path string) bool {
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// whyNot returns why this machine is none of this program's, empty if it is. The error says that it cannot be told.
+// whyNot returns why this program leaves the machine alone, empty if it does not. The error says
+// that this cannot be decided.
 func (p *preparation) whyNot() (string, error) {
 	if !exists(p.Config) {
 		return "there is no configuration file " + p.Config, nil
@@ -159,7 +166,8 @@ func (p *preparation) whyNot() (string, error) {
 	return "there is neither a bootstrap kubeconfig nor a certificate yet", nil
 }
 
-// hasStatic reports whether the static credential counts: not on a machine that kubeadm is yet to join, or has reset.
+// hasStatic reports whether the static credential counts. It does not on a machine that kubeadm has
+// not joined yet, or has reset.
 func (p *preparation) hasStatic() bool {
 	return p.Static != "" && exists(p.Static) && exists(p.KubeletConfig)
 }
@@ -169,7 +177,7 @@ func (p *preparation) isJoined() bool {
 	return p.bootstrap.Kind != Missing || exists(p.Certs.File(cache.BootstrapFile)) || p.Certs.EverInstalled()
 }
 
-// disable has the kubelet start as kubeadm has it.
+// disable makes the kubelet start as kubeadm configures it.
 func (p *preparation) disable(why string) {
 	p.say(why + ": the kubelet starts without kubelet-authenticator")
 	if err := os.Remove(p.EnvFile); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -177,7 +185,7 @@ func (p *preparation) disable(why string) {
 	}
 }
 
-// enable writes the environment file, last: whoever is killed before has the unit fail.
+// enable writes the environment file last: if the process is killed before, the unit fails.
 func (p *preparation) enable() error {
 	dir, name := cache.At(filepath.Dir(p.EnvFile)), filepath.Base(p.EnvFile)
 	content := Environment(p.Kubeconfig)
@@ -198,15 +206,16 @@ func (p *preparation) enable() error {
 // copyLockWait is how long a copy waits for a worker that writes into the certificate directory.
 const copyLockWait = 2 * time.Second
 
-// keepCopy copies kubeadm's bootstrap kubeconfig into the certificate directory, unless that very one has been copied and has served already: kubeadm
-// deletes its own as soon as the kubelet is healthy.
+// keepCopy copies kubeadm's bootstrap kubeconfig into the certificate directory, since kubeadm
+// deletes its own as soon as the kubelet is healthy. It does not copy one that was copied and used
+// before.
 func (p *preparation) keepCopy() {
 	if p.bootstrap.Kind == Missing {
 		return
 	}
 	p.fresh = p.bootstrap.usable()
 	copied, err := copyOf(p.bootstrap)
-	if p.bootstrap.Kind == Ours || p.bootstrap.Kind == Bypassed || p.bootstrap.Kind == OtherExec {
+	if p.bootstrap.Kind == Ours || p.bootstrap.Kind == bypassed || p.bootstrap.Kind == otherExec {
 		p.say(err.Error()) // kubeadm is told to join through an exec plugin
 		return
 	}
@@ -240,7 +249,8 @@ func (p *preparation) keepCopy() {
 	p.say(fmt.Sprintf("copied %s to %s", p.Bootstrap, path))
 }
 
-// writeCopy holds the lock, since a worker removes half-written files. One that does not let go is no reason to lose the credential.
+// writeCopy holds the lock, since a worker removes half-written files. If a worker does not release
+// the lock, it writes all the same: the credential must not be lost.
 func (p *preparation) writeCopy(copied []byte) error {
 	ctx, cancel := context.WithTimeout(context.Background(), copyLockWait)
 	defer cancel()
@@ -255,9 +265,11 @@ func (p *preparation) writeCopy(copied []byte) error {
 	return p.Certs.Write(cache.BootstrapFile, copied)
 }
 
-// settleKubeconfig writes the kubelet's kubeconfig where there is none, or where kubeadm has since joined the machine to another cluster; for the
-// same one it keeps the server that an operator has put there. It returns false where there is none and nothing that names a cluster: a certificate
-// alone does not, since the machine may have left that cluster with "kubeadm reset". An error says that the kubelet would join without us.
+// settleKubeconfig writes the kubelet's kubeconfig if there is none, or if kubeadm has since joined
+// the machine to another cluster. For the same cluster it keeps a server that an operator has set.
+// It returns false if there is none, and nothing names a cluster. A certificate alone names none:
+// the machine may have left that cluster with "kubeadm reset". An error says that the kubelet would
+// join without this program.
 func (p *preparation) settleKubeconfig() (bool, error) {
 	p.Cluster = p.kubeconfig.Cluster
 	wanted, known := p.findCluster()
@@ -284,7 +296,8 @@ func (p *preparation) settleKubeconfig() (bool, error) {
 	return true, nil
 }
 
-// mendCommand names this program in a kubelet.conf of ours whose command an upgrade has taken away: it was written as the file that a link led to then.
+// mendCommand names this program in our kubelet.conf if an upgrade has removed its command, which
+// was the target of a link then.
 func (p *preparation) mendCommand() {
 	gone := p.kubeconfig.Command
 	if !p.kubeconfig.Alone || !filepath.IsAbs(gone) || gone == p.Exec.Command || exists(gone) {
@@ -301,7 +314,8 @@ func (p *preparation) mendCommand() {
 	p.say(fmt.Sprintf("wrote %s, with %s: there is no %.253s any more", p.Kubeconfig, p.Exec.Command, gone))
 }
 
-// findCluster returns the cluster to join: kubeadm's word first, then the operator's, then the copy.
+// findCluster returns the cluster to join. kubeadm's file comes first, then the operator's, then
+// the copy.
 func (p *preparation) findCluster() (cache.Origin, bool) {
 	if p.bootstrap.usable() {
 		return p.bootstrap.Cluster, true
@@ -317,12 +331,13 @@ func (p *preparation) findCluster() (cache.Origin, bool) {
 	return cache.Origin{}, false
 }
 
-// usable reports whether the file leads to a cluster.
+// usable reports whether the file names a cluster.
 func (k *Kubeconfig) usable() bool {
 	return k.Kind != Missing && k.Kind != Unreadable && k.ClusterProblem == nil
 }
 
-// isFirst reports whether the node has never had a certificate, or is being joined to another cluster than the one its certificate came from.
+// isFirst reports whether the node never had a certificate, or is being joined to another cluster
+// than the one of its certificate.
 func (p *preparation) isFirst() bool {
 	if !p.Certs.EverInstalled() {
 		return true

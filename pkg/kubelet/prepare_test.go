@@ -99,11 +99,13 @@ func modTime(t *testing.T, tree, name string) time.Time {
 	return time.Time{}
 }
 
-// enabling are the machines on which the kubelet starts with us, and what is found there afterwards.
+// enabling are the machines on which the kubelet starts with us, and what is found there
+// afterwards.
 type enabling struct {
 	arrange func(*machine)
 	first   bool
-	// cluster is the one in kubelet.conf, copied the token in bootstrap.kubeconfig, empty if there is no such file.
+	// cluster is the one in kubelet.conf, copied the token in bootstrap.kubeconfig, empty if
+	// there is no such file.
 	cluster  cache.Origin
 	copied   string
 	problems int
@@ -289,7 +291,8 @@ func (m *machine) check(c enabling, p Preparation) {
 	}
 }
 
-// Where the program was behind a link, an upgrade leaves a kubelet.conf that names a file which is gone.
+// Where the program was behind a link, an upgrade leaves a kubelet.conf that names a file which is
+// gone.
 func TestPrepareAfterAnUpgrade(t *testing.T) {
 	cluster := newCluster(t, "https://10.0.0.1:6443")
 	more := "users:\n- name: more\n  user: {}\n"
@@ -368,7 +371,8 @@ func TestPrepareIsKilled(t *testing.T) {
 	}
 }
 
-// Without its environment file the kubelet would fetch a certificate by itself, with the bootstrap kubeconfig that is there: then it must not start.
+// Without its environment file the kubelet would fetch a certificate by itself, with the bootstrap
+// kubeconfig that is there: then it must not start.
 func TestKubeletMustNotStart(t *testing.T) {
 	for name, arrange := range map[string]func(*machine){
 		"a file in place of its directory": func(m *machine) { m.put(filepath.Dir(m.EnvFile), nil) },
@@ -393,8 +397,8 @@ func TestKubeletMustNotStart(t *testing.T) {
 	}
 }
 
-// What cannot be read may be ours: without the environment file a kubelet that has a bootstrap kubeconfig would join without attestation, and one that
-// has joined would not start at all.
+// What cannot be read may be ours: without the environment file a kubelet that has a bootstrap
+// kubeconfig would join without attestation, and one that has joined would not start at all.
 func TestUnreadableKubeletConf(t *testing.T) {
 	cluster := newCluster(t, "https://10.0.0.1:6443")
 	ours := kubeconfig(t, cluster, execUser(program))
