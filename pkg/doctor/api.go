@@ -30,7 +30,8 @@ import (
 const (
 	// callTimeout bounds one request to the API server.
 	callTimeout = 10 * time.Second
-	// warnSkew and failSkew are how far this machine's clock may be off. Kubernetes' own tokens and leases stand a few minutes.
+	// warnSkew and failSkew are how far this machine's clock may be off. Kubernetes' own tokens
+	// and leases tolerate a few minutes.
 	warnSkew, failSkew = 30 * time.Second, 5 * time.Minute
 
 	csrPath = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
@@ -38,7 +39,7 @@ const (
 	grantRemedy = "bind its group to the ClusterRole node-attestation-requester, or to system:node-bootstrapper"
 )
 
-// call makes one request. A watch is ended as soon as it is known whether it is allowed.
+// call makes one request. It ends a watch as soon as it is known whether that is allowed.
 func (a *access) call(ctx context.Context, method, path string, query url.Values, body any) (*answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -73,11 +74,12 @@ func (a *access) call(ctx context.Context, method, path string, query url.Values
 	return result, err
 }
 
-// served is what came of asking one server who it is, without a credential.
+// served is the answer of one server that was asked without a credential.
 type served struct {
 	server, source string
 	header         http.Header
-	// ahead is how far this machine's clock is ahead of the server's, dated is set if the server said.
+	// ahead is how far this machine's clock is ahead of the server's. dated is set if the
+	// server sent its time.
 	ahead time.Duration
 	dated bool
 	err   error
@@ -96,7 +98,7 @@ func (e *examination) askServers() []served {
 		all = append(all, e.ask(bootstrap.Cluster, bootstrap.Source))
 	}
 	if asked := e.asked(); len(all) == 0 && asked != nil {
-		// Nothing to show yet, but it is known whom.
+		// There is no credential yet, but the cluster is known.
 		all = append(all, e.ask(*asked, e.conf().Path))
 	}
 	return all
@@ -125,14 +127,14 @@ func (e *examination) ask(cluster cache.Origin, source string) served {
 	}
 	s.header = result.header
 	if date, err := http.ParseTime(result.header.Get("Date")); err == nil {
-		// The server wrote it at some time between the two, and cut it to the second.
+		// The server wrote the date at some time between the two, and cut it to the second.
 		local := before.Add(e.Now().Sub(before) / 2)
 		s.ahead, s.dated = local.Sub(date.Add(500*time.Millisecond)), true
 	}
 	return s
 }
 
-// badTime reports whether a server was refused because of the time at which its certificate is valid.
+// badTime reports whether a server was refused because its certificate is not valid now.
 func badTime(err error) bool {
 	var invalid x509.CertificateInvalidError
 	return errors.As(err, &invalid) && invalid.Reason == x509.Expired
@@ -224,7 +226,8 @@ func checkCertificateAccepted(_ context.Context, e *examination) finding {
 	case r.Status == http.StatusCreated:
 		return ok("the API server takes it for %s", r.Username)
 	}
-	// Whoever may not ask, or whose API server cannot tell, has been recognised all the same.
+	// A credential that may not ask, or whose API server cannot answer, was accepted all the
+	// same.
 	return ok("it is accepted; whom for the API server does not say (%d)", r.Status)
 }
 
@@ -255,7 +258,8 @@ func checkBootstrapCredential(ctx context.Context, e *examination) finding {
 	return ok("it is accepted; whom for the API server does not say (%d); needed since %s", r.Status, why)
 }
 
-// expires is when the credential says that it ends: a client certificate, or a service account's token. A bootstrap token does not say.
+// expires is the end of a credential that carries one: a client certificate, or the token of a
+// service account. A bootstrap token carries none.
 func (a *access) expires() time.Time {
 	if block, _ := pem.Decode(a.Config.CertData); block != nil {
 		if leaf, err := x509.ParseCertificate(block.Bytes); err == nil {
@@ -276,7 +280,7 @@ func (a *access) expires() time.Time {
 	return time.Unix(claims.Expires, 0)
 }
 
-// signers are those that a request is filed under, in their order.
+// signers are the signers of the requests, in the order of filing.
 func (e *examination) signers() []string {
 	p, err := e.attestor()
 	if err != nil {
@@ -292,7 +296,7 @@ func (e *examination) signers() []string {
 	return []string{name}
 }
 
-// sample is a request as the plugin would file it, but for the evidence, which is the same each time, and takes no TPM.
+// sample is a request as the plugin would file it, with constant evidence that needs no TPM.
 func (e *examination) sample(signer string) (*certificatesv1.CertificateSigningRequest, error) {
 	node, _ := e.nodeName()
 	if pair := e.usable(); pair != nil {
@@ -328,7 +332,8 @@ func (e *examination) asRequester() (*access, *finding) {
 	return a, nil
 }
 
-// unanswered is a check for which the API server could not be asked, nil if it was and knew the credential.
+// unanswered is the finding of a check whose call failed, or whose credential is unknown. It is nil
+// otherwise.
 func unanswered(result *answer, err error) *finding {
 	var f finding
 	switch {
@@ -397,7 +402,8 @@ func checkWatch(ctx context.Context, e *examination) finding {
 	return failure(grantRemedy, "with %s: neither watch (%d) nor get (%d) is allowed: %s", a.credential, watch.status, get.status, watch.says())
 }
 
-// roles are those whose holders' requests kube-controller-manager approves by itself, without attestation.
+// roles are those with which kube-controller-manager approves requests by itself, without
+// attestation.
 var roles = map[string]bool{
 	"system:certificates.k8s.io:certificatesigningrequests:nodeclient":     true,
 	"system:certificates.k8s.io:certificatesigningrequests:selfnodeclient": true,
@@ -438,7 +444,8 @@ func checkBindings(ctx context.Context, e *examination) finding {
 	return warning("kubectl delete clusterrolebinding "+strings.Join(names, " "), "kube-controller-manager approves without attestation, unless an admission policy stops it: %s", strings.Join(names, ", "))
 }
 
-// autoApproving returns the bindings in one page of a list that give somebody one of the roles, and where the next page begins.
+// autoApproving returns the bindings in one page of a list that give one of the roles to somebody,
+// and the start of the next page.
 func autoApproving(page []byte) (names []string, next string, err error) {
 	var list struct {
 		Metadata struct {

@@ -4,7 +4,7 @@ package doctor
 
 import "context"
 
-// Check is one thing that is looked at.
+// Check examines one thing.
 type Check struct {
 	// Name is stable: monitoring goes by it.
 	Name string

@@ -19,7 +19,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 )
 
-// access is a way to the API server with the client that takes it.
+// access is a way to the API server with its client.
 type access struct {
 	nodeaccess.Access
 	// credential describes the credential in words.
@@ -40,8 +40,8 @@ func open(to nodeaccess.Access) (*access, error) {
 	return a, nil
 }
 
-// findNode returns what decides about this node's way to the API server, as the plugin would see it
-// if the kubelet called it now.
+// findNode returns what decides about this node's way to the API server, as for a plugin that the
+// kubelet called now.
 func (e *examination) findNode() nodeaccess.Node {
 	return nodeaccess.Node{
 		Dir: e.dir, Bootstrap: e.Config.BootstrapKubeconfig, KubeletBootstrap: e.Config.KubeletBootstrapKubeconfig,
@@ -61,7 +61,8 @@ func (e *examination) bootstrapAccess() (*access, error) {
 	return open(to)
 }
 
-// asked is the cluster that client-go would name to the plugin, nil if the kubelet's kubeconfig does not say.
+// asked is the cluster that client-go would name to the plugin, nil if the kubelet's kubeconfig
+// does not say.
 func (e *examination) asked() *cache.Origin {
 	if k := e.conf(); k.Kind == kubelet.Ours && k.ClusterProblem == nil {
 		return &k.Cluster
@@ -85,8 +86,8 @@ func (e *examination) ownAccess() (*access, error) {
 	return open(to)
 }
 
-// whyBootstrap returns why the bootstrap credential is needed, empty if it is not, or if that cannot
-// be seen. The API server is asked only if nothing else decides.
+// whyBootstrap returns why the bootstrap credential is needed, empty if it is not, or if that
+// cannot be seen. The API server is asked only if nothing else decides.
 func (e *examination) whyBootstrap() string {
 	if e.unseen() != nil {
 		return ""
@@ -99,7 +100,7 @@ func (e *examination) whyBootstrap() string {
 	return e.node().WhyBootstrap(pair, err == nil && review.Status == http.StatusUnauthorized)
 }
 
-// requester is what the next request would be filed with.
+// requester is the access that the next request would be filed with.
 func (e *examination) requester() (*access, error) {
 	if e.need() == "" {
 		return e.own()
@@ -140,14 +141,14 @@ func checkBootstrapFile(_ context.Context, e *examination) finding {
 	return e.whileServed(failure(remedy, "%v, and %s", err, why))
 }
 
-// answer is one of the API server's.
+// answer is an answer of the API server.
 type answer struct {
 	status int
 	header http.Header
 	body   []byte
 }
 
-// says is what the API server says of a refusal, a metav1.Status.
+// says is the message of a refusal, a metav1.Status.
 func (a *answer) says() string {
 	var status struct {
 		Message string `json:"message"`
@@ -158,7 +159,7 @@ func (a *answer) says() string {
 	return status.Message
 }
 
-// brief says in few words why a server cannot be talked to: the URL that a transport error repeats is left out.
+// brief returns the cause of a transport error, without the URL that such an error repeats.
 func brief(err error) string {
 	var wrapped *url.Error
 	if errors.As(err, &wrapped) {

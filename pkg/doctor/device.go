@@ -13,8 +13,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
 
-// device is what "identify" prints of a provider's device, as far as it concerns TPMs. Only its JSON is known here, so that a binary
-// without the TPM provider does not carry it.
+// device is the output of "identify" for a TPM, as far as it is needed here. It is read as JSON, so
+// that a binary without the TPM provider does not carry that provider.
 type device struct {
 	Manufacturer string `json:"manufacturer"`
 	Firmware     string `json:"firmware"`
@@ -29,7 +29,7 @@ type device struct {
 	} `json:"eks"`
 }
 
-// noDeviceError says that the provider has no device to look into.
+// noDeviceError says that the provider has no device.
 type noDeviceError struct{ provider string }
 
 func (e *noDeviceError) Error() string { return "provider " + e.provider + " has no device" }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package doctor examines a node for whatever keeps it from getting, or from using, an attested certificate. It changes nothing on disk, but
-// that the provider may create the TPM's lock file, and the runtime directory for it: without the lock it would disturb a worker. It files no
-// request, and shows no secret. docs/doctor.md has the checks.
+// Package doctor examines a node for problems with getting, or using, an attested certificate. It
+// files no request and shows no secret. It changes nothing on disk, except that the provider may
+// create the TPM's lock file and the directory for it: without the lock it would disturb a worker.
+// docs/doctor.md has the checks.
 package doctor
 
 import (
@@ -15,7 +16,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 )
 
-// Status is what a check came to.
+// Status is the result of a check.
 type Status string
 
 // The statuses. Their names are part of the output.
@@ -23,19 +24,19 @@ const (
 	OK      Status = "ok"
 	Warning Status = "warning"
 	Failure Status = "failure"
-	// Skipped is a check that could not be made, or that means nothing here. Its message says why.
+	// Skipped is a check that could not be made, or does not apply. Its message says why.
 	Skipped Status = "skipped"
 )
 
-// severity orders statuses: the worst of several findings is the result.
+// severity orders statuses, from the best to the worst.
 func (s Status) severity() int { return slices.Index([]Status{Skipped, OK, Warning, Failure}, s) }
 
-// Result is what one check came to.
+// Result is the result of one check.
 type Result struct {
 	Name    string `json:"name"`
 	Status  Status `json:"status"`
 	Message string `json:"message"`
-	// Remedy is what can be done, empty where there is nothing to do.
+	// Remedy is what can be done, or empty.
 	Remedy string `json:"remedy,omitempty"`
 }
 
@@ -58,7 +59,7 @@ func (r Report) Failed() []string {
 	return names
 }
 
-// finding is a Result in the making.
+// finding is a Result without the check's name.
 type finding struct {
 	status          Status
 	message, remedy string
@@ -77,8 +78,8 @@ func failure(remedy, format string, args ...any) finding {
 	return finding{Failure, fmt.Sprintf(format, args...), remedy}
 }
 
-// worst puts several findings of one check into one: its status is the worst, and what is wrong is said of each. Where nothing is wrong the
-// first finding of that status stands for all.
+// worst merges several findings of one check: the status is the worst of them, and each problem is
+// listed. Without a problem, the first finding of that status stands for all.
 func worst(findings ...finding) finding {
 	result := findings[0]
 	for _, f := range findings {
@@ -102,14 +103,14 @@ func worst(findings ...finding) finding {
 	return result
 }
 
-// maxText bounds a message or a remedy in bytes: a peer may have written some of it.
+// maxText bounds a message or a remedy, in bytes: a peer may have written a part of it.
 const maxText = 1024
 
-// grace is how long after the deadline a check may still say itself what it was waiting for.
+// grace is how long after the deadline a check may still report what it was waiting for.
 const grace = 500 * time.Millisecond
 
-// Run carries out all checks, at the same time, and returns when they have ended or the timeout has passed. A check that panics or hangs is
-// a failure of its own and hides no other.
+// Run runs all checks at the same time. It returns when they have ended or the timeout has passed.
+// A check that panics or hangs is a failure of its own, and hides no other.
 func Run(ctx context.Context, o Options) Report {
 	return run(ctx, o.timeout(), Checks(), newExamination(ctx, o))
 }
@@ -148,7 +149,7 @@ collect:
 func guarded(ctx context.Context, check Check, e *examination) (f finding) {
 	defer func() {
 		if p := recover(); p != nil {
-			// What it panicked over may hold a secret: only its type is said.
+			// The value of the panic may hold a secret: only its type is shown.
 			f = failure("report this as a bug", "this check itself failed, with a panic (%T)", p)
 		}
 	}()

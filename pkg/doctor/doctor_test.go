@@ -45,7 +45,7 @@ func with(base map[string]Status, more ...any) map[string]Status {
 	return result
 }
 
-type state struct {
+type scenario struct {
 	change func(*machine)
 	// want is what differs from good.
 	want map[string]Status
@@ -53,7 +53,7 @@ type state struct {
 	says []string
 }
 
-func (s state) check(t *testing.T) {
+func (s scenario) check(t *testing.T) {
 	m := newMachine(t)
 	if s.change != nil {
 		s.change(m)
@@ -75,7 +75,7 @@ func (s state) check(t *testing.T) {
 	}
 }
 
-func checkStates(t *testing.T, states map[string]state) {
+func checkStates(t *testing.T, states map[string]scenario) {
 	t.Helper()
 	for name, s := range states {
 		t.Run(name, func(t *testing.T) {
@@ -86,7 +86,7 @@ func checkStates(t *testing.T, states map[string]state) {
 }
 
 func TestGoodMachine(t *testing.T) {
-	checkStates(t, map[string]state{
+	checkStates(t, map[string]scenario{
 		"renewing":                     {says: []string{"last-result: challenge answered within 12ms", "signer: was issued to this node", "certificate: node " + nodeName, "api-server: kubelet.conf"}},
 		"before its first certificate": {(*machine).bare, fresh, []string{"csr-create: the bootstrap credential", "bootstrap-credential: system:bootstrap:abcdef"}},
 		"with flags in two words": {func(m *machine) {
@@ -106,13 +106,14 @@ func TestGoodMachine(t *testing.T) {
 	})
 }
 
-// Each set-up in which a node is Ready and nobody has asked for evidence, as it was measured with the real kubeadm.
+// Each set-up in which a node is Ready and nobody has asked for evidence, as it was measured with
+// the real kubeadm.
 func TestWaysAroundAttestation(t *testing.T) {
 	stock := func(m *machine) []string {
 		m.writeBootstrap("{token: " + token + "}")
 		return []string{"--bootstrap-kubeconfig=" + m.bootstrap, "--kubeconfig=" + m.conf, "--config=" + m.kubeletConfig, "--hostname-override=" + nodeName}
 	}
-	checkStates(t, map[string]state{
+	checkStates(t, map[string]scenario{
 		"a: exec kubelet.conf written first, the kubelet wrote over it": {func(m *machine) {
 			m.run(stock(m)...)
 			m.writeOverwritten()
@@ -162,7 +163,7 @@ func TestWaysAroundAttestation(t *testing.T) {
 }
 
 func TestTheKubeletAndItsKubeconfig(t *testing.T) {
-	checkStates(t, map[string]state{
+	checkStates(t, map[string]scenario{
 		"none runs": {func(m *machine) {
 			m.remove(filepath.Join(m.proc, fmt.Sprint(kubeletPID)))
 			m.config.NodeName = nodeName
@@ -292,7 +293,8 @@ func TestTheKubeletAndItsKubeconfig(t *testing.T) {
 	})
 }
 
-// pkg/kubelet may come to know more kinds of kubeconfig than this package does: each but Ours is a failure.
+// pkg/kubelet may come to know more kinds of kubeconfig than this package does: each but Ours is a
+// failure.
 func TestOnlyOursIsAPass(t *testing.T) {
 	e := newExamination(t.Context(), newMachine(t).options())
 	for kind := range kubelet.Kind(64) {
@@ -304,10 +306,10 @@ func TestOnlyOursIsAPass(t *testing.T) {
 
 func TestTheDevice(t *testing.T) {
 	const ek = `{"template":"rsa-2048"%s}`
-	device := func(eks ...string) func(*machine) {
+	withEKs := func(eks ...string) func(*machine) {
 		return func(m *machine) { m.attestor.device = `{"eks":[` + strings.Join(eks, ",") + `]}` }
 	}
-	checkStates(t, map[string]state{
+	checkStates(t, map[string]scenario{
 		"absent": {func(m *machine) {
 			m.attestor.err = &provider.Error{Class: provider.NoDevice, Hint: "look in the firmware", Err: errors.New("no TPM can be opened")}
 		}, map[string]Status{"tpm": Failure, "ek-certificate": Skipped}, []string{"tpm: look in the firmware", "ek-certificate: see tpm"}},
@@ -332,18 +334,18 @@ func TestTheDevice(t *testing.T) {
 			}
 		}, map[string]Status{"tpm": Failure, "ek-certificate": Skipped}, []string{"tpm: TPM2_CreatePrimary", "tpm: --timeout"}},
 		"a provider without one":            {func(m *machine) { m.config.Provider = "deviceless"; m.writeBootstrap("{token: " + token + "}") }, map[string]Status{"tpm": Skipped, "ek-certificate": Skipped, "bootstrap-credential": OK}, []string{"bootstrap-credential: does not renew"}},
-		"a device without endorsement keys": {device(), map[string]Status{"ek-certificate": Skipped}, nil},
-		"no certificate":                    {device(fmt.Sprintf(ek, "")), map[string]Status{"ek-certificate": Warning}, []string{"ek-certificate: inventory"}},
-		"a certificate that does not parse": {device(fmt.Sprintf(ek, `,"certificate":{"problem":"it does not parse"}`)), map[string]Status{"ek-certificate": Warning}, []string{"ek-certificate: it does not parse"}},
-		"a certificate that was left out":   {device(fmt.Sprintf(ek, `,"problem":"not this key's"`)), map[string]Status{"ek-certificate": Warning}, []string{"ek-certificate: not this key's"}},
-		"one good certificate will do":      {device(fmt.Sprintf(ek, `,"certificate":{"notAfter":"2036"}`), fmt.Sprintf(ek, "")), nil, nil},
-		"a key that is slow to make":        {device(fmt.Sprintf(ek, `,"slow":true,"certificate":{"notAfter":"2036"}`)), map[string]Status{"ek-certificate": Warning}, nil},
+		"a device without endorsement keys": {withEKs(), map[string]Status{"ek-certificate": Skipped}, nil},
+		"no certificate":                    {withEKs(fmt.Sprintf(ek, "")), map[string]Status{"ek-certificate": Warning}, []string{"ek-certificate: inventory"}},
+		"a certificate that does not parse": {withEKs(fmt.Sprintf(ek, `,"certificate":{"problem":"it does not parse"}`)), map[string]Status{"ek-certificate": Warning}, []string{"ek-certificate: it does not parse"}},
+		"a certificate that was left out":   {withEKs(fmt.Sprintf(ek, `,"problem":"not this key's"`)), map[string]Status{"ek-certificate": Warning}, []string{"ek-certificate: not this key's"}},
+		"one good certificate will do":      {withEKs(fmt.Sprintf(ek, `,"certificate":{"notAfter":"2036"}`), fmt.Sprintf(ek, "")), nil, nil},
+		"a key that is slow to make":        {withEKs(fmt.Sprintf(ek, `,"slow":true,"certificate":{"notAfter":"2036"}`)), map[string]Status{"ek-certificate": Warning}, nil},
 	})
 }
 
 func TestFiles(t *testing.T) {
 	current := func(m *machine) string { return m.certs.File(cache.CurrentFile) }
-	checkStates(t, map[string]state{
+	checkStates(t, map[string]scenario{
 		"directory writable by others": {func(m *machine) { m.chmod(m.certs.Path(), 0o777) },
 			map[string]Status{"certificate-directory": Failure, "certificate-accepted": Skipped, "bootstrap-kubeconfig": Failure, "csr-create": Skipped, "csr-watch": Skipped, "bootstrap-credential": Skipped},
 			[]string{"certificate-directory: chmod 0700"}},
@@ -386,7 +388,7 @@ func TestFiles(t *testing.T) {
 func TestTheCertificate(t *testing.T) {
 	lost := map[string]Status{"certificate": Failure, "certificate-accepted": Skipped, "bootstrap-kubeconfig": Failure, "csr-create": Skipped, "csr-watch": Skipped}
 	day := 24 * time.Hour
-	checkStates(t, map[string]state{
+	checkStates(t, map[string]scenario{
 		"none":           {func(m *machine) { m.remove(m.certs.File(cache.CurrentFile)) }, lost, []string{"certificate: there is none yet"}},
 		"damaged":        {func(m *machine) { m.write(m.certs.File(cache.CurrentFile), "SECRETKEY", 0o600) }, lost, nil},
 		"expired":        {func(m *machine) { m.install(nodeName, time.Now().Add(-2*day), time.Now().Add(-day)) }, lost, []string{"certificate: expired at"}},
@@ -415,7 +417,7 @@ func TestTheBootstrapCredential(t *testing.T) {
 	refused := with(fresh, "bootstrap-kubeconfig", Failure, "bootstrap-credential", Skipped, "csr-create", Skipped, "csr-watch", Skipped, "signer", Skipped)
 	unknown := with(fresh, "bootstrap-credential", Failure, "csr-create", Skipped, "csr-watch", Skipped, "signer", Skipped)
 	jwt := "a." + base64.RawURLEncoding.EncodeToString([]byte(`{"exp":1000000000}`)) + ".c"
-	checkStates(t, map[string]state{
+	checkStates(t, map[string]scenario{
 		"an unknown token": {bare("{token: abcdef.fedcba9876543210}"), unknown, []string{"bootstrap-credential: 401", "bootstrap-credential: kubeadm token create"}},
 		"an expired JWT":   {bare("{token: " + jwt + "}"), unknown, []string{"bootstrap-credential: expired at 2001-09-09"}},
 		"an exec user": {func(m *machine) { // which would be started, were it not refused
@@ -478,7 +480,7 @@ func TestTheAPIServer(t *testing.T) {
 	csrs := func(m *machine, r ...string) { m.bare(); m.replies["GET "+csrPath] = reply{200, list(m.t, raws(r)...)} }
 	const decided = `{"metadata":{"name":"node-csr-z"},"status":{"conditions":[{"type":"Approved","lastUpdateTime":"2026-01-02T03:04:05Z"}]}}`
 	const undecided = `{"metadata":{"name":"node-csr-y"}}`
-	checkStates(t, map[string]state{
+	checkStates(t, map[string]scenario{
 		"down": {func(m *machine) { m.server.Close() }, untold, []string{"api-server: connection refused", "csr-create: see api-server"}},
 		"wrong CA": {func(m *machine) {
 			ca, _ := newCA(m.t)
@@ -490,7 +492,8 @@ func TestTheAPIServer(t *testing.T) {
 		"right name": {func(m *machine) { m.cluster.TLSServerName = "api.example.com"; m.writeConf() }, nil, nil},
 		"expired": {func(m *machine) { m.serve(time.Now().Add(-2*time.Hour), time.Now().Add(-time.Hour)); m.writeConf() },
 			with(untold, "clock", Failure), []string{"clock: is not valid", "api-server: expired", "api-server: see clock"}},
-		// Seconds are not said: the server's clock is known to one only, and may go on meanwhile.
+		// Seconds are not said: the server's clock is known to one only, and may go on
+		// meanwhile.
 		"clock 6 min ahead":  {func(m *machine) { m.now = func() time.Time { return time.Now().Add(6*time.Minute + 30*time.Second) } }, map[string]Status{"clock": Failure}, []string{"clock: 6m", "clock: s ahead of"}},
 		"clock 6 min behind": {func(m *machine) { m.now = func() time.Time { return time.Now().Add(-6 * time.Minute) } }, map[string]Status{"clock": Failure}, []string{"clock: behind"}},
 		"clock 1 min behind": {func(m *machine) { m.now = func() time.Time { return time.Now().Add(-time.Minute) } }, map[string]Status{"clock": Warning}, nil},
@@ -541,7 +544,7 @@ func TestTheLastResult(t *testing.T) {
 		m.remove(m.certs.File(cache.CurrentFile))
 		m.writeBootstrap("{token: " + token + "}")
 	}
-	checkStates(t, map[string]state{
+	checkStates(t, map[string]scenario{
 		"denied, while served": {func(m *machine) { m.setState(failed(authenticator.RequestDenied)) }, map[string]Status{"last-result": Warning}, []string{"last-result: it went wrong", "last-result: do this", "last-result: RequestDenied, 3 in a row"}},
 		"denied":               {func(m *machine) { m.setState(failed(authenticator.RequestDenied)); lose(m) }, with(lost, "last-result", Failure), nil},
 		"again and again": {func(m *machine) {
@@ -590,7 +593,8 @@ func TestBindingsInPages(t *testing.T) {
 	}
 }
 
-// A check that panics, hangs with its context or hangs for ever, is a failure of its own: the others are reported, and in time.
+// A check that panics, hangs with its context or hangs for ever, is a failure of its own: the
+// others are reported, and in time.
 func TestNoCheckHidesAnother(t *testing.T) {
 	checks := []Check{
 		{Name: "panics", run: func(context.Context, *examination) finding { panic("secret") }},

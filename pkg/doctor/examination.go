@@ -20,9 +20,10 @@ import (
 // DefaultTimeout bounds all checks together.
 const DefaultTimeout = 30 * time.Second
 
-// Options say what is examined. Empty fields mean what their comments say.
+// Options say what to examine.
 type Options struct {
-	// Config is what the plugin would work with, ConfigFile where it was read, if it is there, and ConfigErr what is wrong with it.
+	// Config is the plugin's configuration. ConfigFile is the file that it was read from if
+	// that exists. ConfigErr says what is wrong with it.
 	Config     authenticator.Config
 	ConfigFile string
 	ConfigErr  error
@@ -30,13 +31,13 @@ type Options struct {
 	Providers []provider.Factory
 	// UserAgent is sent with each request to the API server.
 	UserAgent string
-	// Timeout is for all checks together; 0 means DefaultTimeout.
+	// Timeout is for all checks together. Default: DefaultTimeout.
 	Timeout time.Duration
-	// Proc is where the proc file system is; empty means /proc.
+	// Proc is the proc file system. Default: /proc.
 	Proc string
-	// Now is this machine's clock; nil means time.Now.
+	// Now is this machine's clock. Default: time.Now.
 	Now func() time.Time
-	// Manifests is the directory of static pods; empty means kubelet.ManifestsDir.
+	// Manifests is the directory of static pods. Default: kubelet.ManifestsDir.
 	Manifests string
 }
 
@@ -47,7 +48,7 @@ func (o Options) timeout() time.Duration {
 	return o.Timeout
 }
 
-// examination is what the checks share. Each part is found out once, by whichever check needs it first.
+// examination is what the checks share. The first check that needs a part finds it out, once.
 type examination struct {
 	Options
 	ctx context.Context //nolint:containedctx // it lives as long as one call of run
@@ -103,10 +104,10 @@ func (e *examination) renews() bool {
 	return err != nil || p.Renews()
 }
 
-// errNeedsRoot is why something could not be looked at.
+// errNeedsRoot says that this user may not read a file.
 var errNeedsRoot = errors.New("only root may read it; run this as root")
 
-// readPair returns the certificate if it is there and parses. Whether it is any good is for usable.
+// readPair returns the certificate if it exists and parses. usable decides whether it is valid.
 func (e *examination) readPair() (*cache.Pair, error) {
 	pair, err := e.dir.Current()
 	if errors.Is(err, os.ErrPermission) {
@@ -128,7 +129,7 @@ func (e *examination) usable() *cache.Pair {
 	return pair
 }
 
-// unseen says why the certificate cannot be looked at, nil if it can.
+// unseen says why the certificate cannot be read, nil if it can.
 func (e *examination) unseen() error {
 	if _, err := e.pair(); errors.Is(err, errNeedsRoot) {
 		return err

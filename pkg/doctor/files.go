@@ -18,17 +18,18 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
-// content says what a file holds, and so what its mode may be.
-type content int
+// sensitivity is who may read a file.
+type sensitivity int
 
 const (
-	plain  content = iota // others may read it
-	secret                // nobody else may read it
-	quiet                 // others have no business with it
+	plain  sensitivity = iota // others may read it
+	secret                    // nobody else may read it
+	quiet                     // others have no business with it
 )
 
-// judgeFile looks at owner and mode of a file that decides what root trusts. The error is fs.ErrNotExist where there is none.
-func judgeFile(path string, info fs.FileInfo, holds content) finding {
+// judgeFile checks owner and mode of a file that root trusts. The error is fs.ErrNotExist if there
+// is none.
+func judgeFile(path string, info fs.FileInfo, holds sensitivity) finding {
 	mode := info.Mode().Perm()
 	switch {
 	case !info.Mode().IsRegular():
@@ -72,8 +73,8 @@ func checkConfiguration(_ context.Context, e *examination) finding {
 	return f
 }
 
-// files are what the certificate directory may hold.
-var files = map[string]content{
+// files are the files of the certificate directory.
+var files = map[string]sensitivity{
 	cache.CurrentFile: secret, cache.PendingFile: secret, cache.BootstrapFile: secret,
 	cache.StateFile: quiet, cache.LockFile: quiet, cache.LogFile: quiet,
 }
@@ -106,7 +107,7 @@ func checkDirectory(_ context.Context, e *examination) finding {
 	return worst(append(findings, judgeEntries(path, entries)...)...)
 }
 
-// judgeParents finds folders above in which others could put another directory in the place of this one.
+// judgeParents finds folders above in which others could replace this directory.
 func judgeParents(path string) []finding {
 	var findings []finding
 	for parent := filepath.Dir(path); ; parent = filepath.Dir(parent) {
@@ -146,7 +147,7 @@ func judgeEntries(dir string, entries []os.DirEntry) []finding {
 	return findings
 }
 
-// overdue is how long after its time a renewal is taken for one that does not work.
+// overdue is how late a renewal may be before it counts as broken.
 const overdue = 15 * time.Minute
 
 func checkCertificate(_ context.Context, e *examination) finding {

@@ -20,10 +20,10 @@ import (
 )
 
 const (
-	// pendingWarn and pendingFail are how old a request may be that nobody has decided: our controller denies after 20 minutes by default what it
-	// cannot decide.
+	// pendingWarn and pendingFail are how old an undecided request may be. By default our
+	// controller denies after 20 minutes what it cannot decide.
 	pendingWarn, pendingFail = 2 * time.Minute, 20 * time.Minute
-	// signerSample is how many requests of a signer are looked at.
+	// signerSample is how many requests of a signer are read.
 	signerSample = "20"
 )
 
@@ -88,7 +88,7 @@ func checkLastResult(_ context.Context, e *examination) finding {
 		return warning("the next worker sets it aside", "%v", err)
 	}
 	last := state.Last
-	// What kept a worker from getting on with the request counts more than the request's age.
+	// A failure of the worker with this request counts more than the age of the request.
 	stuck := last != nil && last.Reason != "" && last.Reason != string(authenticator.WaitingForSigner) && pending != nil && last.Finished.After(pending.Last().Filed)
 	if pending != nil && !stuck {
 		return e.judgePending(pending)
@@ -106,7 +106,7 @@ func checkLastResult(_ context.Context, e *examination) finding {
 
 func since(at time.Time) string { return at.UTC().Format(time.RFC3339) }
 
-// challengeTook says how long the controller took to answer the hello, where there was one.
+// challengeTook says how long the controller took to answer the hello, if there was one.
 func challengeTook(phases []cache.Phase) string {
 	for _, phase := range phases {
 		if phase.Name == string(authenticator.StepChallenge) {
@@ -116,7 +116,7 @@ func challengeTook(phases []cache.Phase) string {
 	return ""
 }
 
-// judgePending goes by the age of the request that waits.
+// judgePending judges a pending request by its age.
 func (e *examination) judgePending(pending *cache.Pending) finding {
 	request := pending.Last()
 	waits, signer := "its certificate", pending.SignerName

@@ -19,10 +19,11 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 )
 
-// enableRemedy has the kubelet started with the plugin as its credential.
+// enableRemedy makes the kubelet start with the plugin as its credential.
 const enableRemedy = "enable the drop-in for kubelet.service (packaging/systemd), which sets --kubeconfig and --rotate-certificates=false alone; then: systemctl daemon-reload; systemctl restart kubelet"
 
-// confPath returns where a kubelet's kubeconfig is: the configuration says so for one without a --kubeconfig.
+// confPath returns the path of a kubelet's kubeconfig. For a kubelet without --kubeconfig it is the
+// configuration's.
 func (e *examination) confPath(k *kubeletProcess) string {
 	if k.flags.Kubeconfig == "" {
 		return e.Config.KubeletKubeconfig
@@ -30,7 +31,8 @@ func (e *examination) confPath(k *kubeletProcess) string {
 	return k.path(k.flags.Kubeconfig)
 }
 
-// readConf reads the kubelet's kubeconfig: the running one's, else the one of the configuration. Of several kubelets it is the first one's.
+// readConf reads the kubelet's kubeconfig: that of the first running kubelet, else the
+// configuration's.
 func (e *examination) readConf() kubelet.Kubeconfig {
 	path := e.Config.KubeletKubeconfig
 	if all, err := e.running(); err == nil {
@@ -39,7 +41,8 @@ func (e *examination) readConf() kubelet.Kubeconfig {
 	return kubelet.ReadKubeconfig(path, "")
 }
 
-// eachKubelet returns the worst of what is found of the running kubelets. One that could not be looked at is not as it should be, either.
+// eachKubelet returns the worst finding of the running kubelets. One that could not be examined is
+// not OK.
 func (e *examination) eachKubelet(judge func(*kubeletProcess) finding) finding {
 	all, err := e.running()
 	if err != nil {
@@ -82,13 +85,13 @@ func checkKubelet(_ context.Context, e *examination) finding {
 	return worst(warning("stop all but one", "several run, processes %v: each is judged", pids), f)
 }
 
-// judgeStart looks for what has changed since a kubelet was started.
+// judgeStart looks for changes since a kubelet was started.
 func (e *examination) judgeStart(k *kubeletProcess) finding {
 	files, err := k.configFiles()
 	if err != nil {
 		files = nil // kubelet-rotation says so
 	}
-	// One that the kubelet has written itself is known to it.
+	// The kubelet knows a file that it wrote itself.
 	if conf := e.confPath(k); kubelet.ReadKubeconfig(conf, "").Kind != kubelet.Bootstrapped {
 		files = append([]string{conf}, files...)
 	}
@@ -124,7 +127,8 @@ func checkKubeletRotation(_ context.Context, e *examination) finding {
 	})
 }
 
-// eachConf returns the worst of what is found of the running kubelets' kubeconfigs, or of the one of the configuration if none runs.
+// eachConf returns the worst finding of the running kubelets' kubeconfigs. If no kubelet runs, it
+// judges the configuration's.
 func (e *examination) eachConf(judge func(kubelet.Kubeconfig) finding) finding {
 	if _, err := e.running(); err != nil {
 		return judge(e.conf())
@@ -144,7 +148,7 @@ func checkKubeconfig(_ context.Context, e *examination) finding {
 }
 
 func (e *examination) judgeConf(k kubelet.Kubeconfig) finding {
-	// The kubelet's own certificate would be used again.
+	// The kubelet would use its own certificate again.
 	rewrite := fmt.Sprintf("systemctl stop kubelet; rm %s %s; %s", k.Path, filepath.Join(filepath.Dir(kubelet.RotatedFile), "kubelet-client-*"), enableRemedy)
 	switch k.Kind {
 	case kubelet.Ours:
@@ -167,11 +171,11 @@ func (e *examination) judgeConf(k kubelet.Kubeconfig) finding {
 		}
 		return failure("correct it: root's, mode 0600, a current-context with a cluster and a user", "%v", k.Problem)
 	}
-	// Whatever else it is, a kind that is not known here included, the kubelet would go past the plugin.
+	// With any other user, or a kind that is not known here, the kubelet bypasses the plugin.
 	return failure("move it away, and: "+rewrite, "%s: %s", k.Path, k.Kind)
 }
 
-// judgeOurs looks at the file of which the plugin is the user.
+// judgeOurs checks a file whose user is the plugin.
 func (e *examination) judgeOurs(k kubelet.Kubeconfig) finding {
 	findings := []finding{ok("%s: its user is the plugin, its cluster %s", k.Path, k.Cluster.Server)}
 	if k.ClusterProblem != nil {
@@ -216,7 +220,7 @@ func judgeExec(k kubelet.Kubeconfig) finding {
 	return worst(findings...)
 }
 
-// judgeCommand looks at the program that the kubelet would start as root.
+// judgeCommand checks the program that the kubelet would start as root.
 func judgeCommand(command string) []finding {
 	if !filepath.IsAbs(command) {
 		where := "looks for it in PATH"

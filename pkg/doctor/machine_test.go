@@ -186,7 +186,8 @@ func (m *machine) issue(template *x509.Certificate) (certificate, key []byte) {
 	return pemOf("CERTIFICATE", der), pemOf("PRIVATE KEY", keyDER)
 }
 
-// serve starts an API server whose certificate is valid for these bounds, from yesterday to tomorrow if there are none.
+// serve starts an API server whose certificate is valid for these bounds, from yesterday to
+// tomorrow if there are none.
 func (m *machine) serve(bounds ...time.Time) {
 	m.t.Helper()
 	if len(bounds) == 0 {
@@ -208,7 +209,8 @@ func (m *machine) serve(bounds ...time.Time) {
 	m.cluster = cache.Origin{Server: m.server.URL, CertificateAuthorityData: pemOf("CERTIFICATE", m.ca.Raw)}
 }
 
-// answer is an API server that knows the node's certificate and the token, and grants what a node needs.
+// answer is an API server that knows the node's certificate and the token, and grants what a node
+// needs.
 func (m *machine) answer(w http.ResponseWriter, r *http.Request) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -224,12 +226,12 @@ func (m *machine) answer(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(status)
 		_, _ = fmt.Fprint(w, body)
 	}
-	for pattern, reply := range m.replies {
+	for pattern, canned := range m.replies {
 		method, path, _ := strings.Cut(pattern, " ")
 		watch := strings.HasSuffix(path, "?watch")
 		path = strings.TrimSuffix(path, "?watch")
 		if method == r.Method && (path == r.URL.Path && watch == r.URL.Query().Has("watch") || strings.HasSuffix(path, "/") && strings.HasPrefix(r.URL.Path, path)) {
-			send(reply.status, reply.body)
+			send(canned.status, canned.body)
 			return
 		}
 	}

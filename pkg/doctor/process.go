@@ -19,10 +19,10 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 )
 
-// kubeletName is the name of its process and of its program.
+// kubeletName is the name of the kubelet's process and program.
 const kubeletName = "kubelet"
 
-// errNoKubelet says that none runs.
+// errNoKubelet says that no kubelet runs.
 var errNoKubelet = errors.New("no process of the name kubelet")
 
 // kubeletProcess is a running kubelet.
@@ -31,14 +31,14 @@ type kubeletProcess struct {
 	flags kubelet.Flags
 	// configDir is its --config-dir.
 	configDir string
-	// cwd is what relative paths in args are relative to, empty if that cannot be told.
+	// cwd is the directory for relative paths in args, empty if that is not known.
 	cwd string
-	// started is the zero time if that cannot be told.
+	// started is the zero time if that is not known.
 	started time.Time
 }
 
-// findKubelets looks through a proc file system (proc(5)), and returns at least one, in the order of their pids. One in a container has another
-// mount namespace than this process, and is not ours.
+// findKubelets searches a proc file system (proc(5)) and returns at least one kubelet, in the order
+// of pids. A kubelet in a container has another mount namespace than this process, and is ignored.
 func findKubelets(proc string) ([]*kubeletProcess, error) {
 	entries, err := os.ReadDir(proc)
 	if err != nil {
@@ -66,7 +66,7 @@ func findKubelets(proc string) ([]*kubeletProcess, error) {
 	return found, nil
 }
 
-// bootTime returns when the machine was started, by its clock of now, to the second.
+// bootTime returns when the machine was started, by its current clock, to the second.
 func bootTime(proc string) time.Time {
 	data, err := os.ReadFile(filepath.Join(proc, "stat"))
 	if err != nil {
@@ -82,7 +82,7 @@ func bootTime(proc string) time.Time {
 	return time.Time{}
 }
 
-// userHZ is the unit of times in /proc/<pid>/stat: 100 in a second on all that Go runs on (USER_HZ).
+// userHZ is the unit of times in /proc/<pid>/stat (USER_HZ): 100 per second wherever Go runs.
 const userHZ = 100
 
 // startTime returns when a process was started.
@@ -103,10 +103,12 @@ func startTime(dir string, boot time.Time) time.Time {
 	return boot.Add(time.Duration(ticks) * (time.Second / userHZ))
 }
 
-// timeSlack is how much later than a process a file may have been written that it has read: the time of the boot is known to the second only.
+// timeSlack is how much later than a process a file may have been written that the process has
+// read. The time of the boot is known to the second only.
 const timeSlack = 2 * time.Second
 
-// unread returns those of its files that were written after it was started: the kubelet reads them once.
+// unread returns the files that were written after the process was started: the kubelet reads them
+// once.
 func (k *kubeletProcess) unread(files ...string) []string {
 	var newer []string
 	for _, file := range files {
@@ -125,7 +127,8 @@ func mountNamespace(proc, pid string) string {
 	return link
 }
 
-// readProcess returns the process if it is a kubelet, nil if it is something else, or gone.
+// readProcess returns the process if it is a kubelet. It is nil if the process is something else,
+// or has ended.
 func readProcess(dir string, pid int) *kubeletProcess {
 	comm, err := os.ReadFile(filepath.Join(dir, "comm"))
 	if err != nil {
@@ -164,7 +167,7 @@ func configDir(args []string) string {
 	return dir
 }
 
-// path returns where a file is that the kubelet was given.
+// path returns the absolute path of a file on the command line.
 func (k *kubeletProcess) path(name string) string {
 	if filepath.IsAbs(name) {
 		return name
@@ -172,8 +175,9 @@ func (k *kubeletProcess) path(name string) string {
 	return filepath.Join(k.cwd, name)
 }
 
-// rotates reports whether the kubelet rotates its certificate by itself, and what says so. A flag beats --config-dir, and that beats --config;
-// the default is false (kubelet.config.k8s.io/v1beta1).
+// rotates reports whether the kubelet rotates its certificate by itself, and which setting decides.
+// A flag overrides --config-dir, which overrides --config. The default is false
+// (kubelet.config.k8s.io/v1beta1).
 func (k *kubeletProcess) rotates() (rotates bool, source string, err error) {
 	if on := k.flags.RotateCertificates; on != nil {
 		return *on, fmt.Sprintf("--rotate-certificates=%t", *on), nil
@@ -201,7 +205,7 @@ func (k *kubeletProcess) rotates() (rotates bool, source string, err error) {
 	return rotates, source, nil
 }
 
-// configFiles returns its configuration files in the order in which each beats those before it.
+// configFiles returns its configuration files. Each overrides those before it.
 func (k *kubeletProcess) configFiles() ([]string, error) {
 	var paths []string
 	if k.flags.Config != "" {
@@ -210,7 +214,8 @@ func (k *kubeletProcess) configFiles() ([]string, error) {
 	if k.configDir == "" {
 		return paths, nil
 	}
-	// As the kubelet does it (cmd/kubelet/app/server.go, mergeKubeletConfigurations): in lexical order, whatever is not a directory, links included.
+	// As the kubelet does (cmd/kubelet/app/server.go, mergeKubeletConfigurations): in lexical
+	// order, everything that is not a directory, links included.
 	err := filepath.WalkDir(k.path(k.configDir), func(path string, entry fs.DirEntry, err error) error {
 		if err == nil && !entry.IsDir() && filepath.Ext(path) == ".conf" {
 			paths = append(paths, path)
