@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package provider is the node's half of an attestation provider: what the machine is, and the evidence for it. Each
-// provider has a folder of its own below; a binary lists those it carries in one place.
+// Package provider is the interface of an attestation provider on the node: it identifies the
+// machine and makes the evidence. Each provider has a folder of its own below. A binary lists the
+// providers that it carries.
 package provider
 
 import (
@@ -11,49 +12,52 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 )
 
-// Provider says which machine this is, and proves it.
+// Provider identifies this machine, and proves it.
 //
-// Only the worker calls the methods that take a context; they may be slow, may be called again after a crash, and must return soon after
-// their context ends. None of them may write to standard output. Errors name the device or service that failed; no
-// secret goes into them.
+// Only the worker calls the methods that take a context. They may be slow, may be called again
+// after a crash, and must return soon after their context ends. No method may write to standard
+// output. Errors name the device or service that failed, and hold no secret.
 type Provider interface {
 	// Name is the name in the request's PROVIDER block: a lower-case DNS label.
 	Name() string
-	// SignerName is the signer that is asked unless the operator names another.
+	// SignerName is the signer to request from, unless the operator names another.
 	SignerName() string
-	// Renews reports whether the node's own certificate may ask for the next one. Otherwise a certificate is served to its end,
-	// and then a first request is made again, with the bootstrap credential.
+	// Renews reports whether the node's own certificate may ask for the next one. If not, a
+	// certificate is served to its end. Then the bootstrap credential asks for the next one.
 	Renews() bool
-	// Caution is told to the operator each time a certificate is asked for: one sentence on what this provider does not protect from. Empty
-	// means nothing is to be said.
+	// Caution is one sentence on what this provider does not protect from, or empty. The
+	// operator sees it with each request.
 	Caution() string
-	// ProviderID returns the machine's spec.providerID, empty where the machine does not know it. It is not called when the operator
-	// gave one.
+	// ProviderID returns the machine's spec.providerID, empty if the machine does not know it.
+	// It is not called if the operator set one.
 	ProviderID(ctx context.Context) (string, error)
-	// Evidence returns the document of the request's DATA block: not empty, version first. It must be bound to request so
-	// that it convinces nobody under another one.
+	// Evidence returns the document of the request's DATA block: not empty, version first. It
+	// must be bound to request, so that it proves nothing under another one.
 	Evidence(ctx context.Context, request Request) ([]byte, error)
 }
 
-// Challenger is a Provider whose evidence answers a challenge: a hello is filed first, as a request of its own, and Evidence is asked
-// for once the hello has been answered (docs/spec.md).
+// Challenger is a Provider whose evidence answers a challenge. A hello is filed first, as a request
+// of its own. Evidence is called once the hello is answered (docs/spec.md).
 type Challenger interface {
 	Provider
-	// Versions are those of the documents that it accepts, the newest first.
+	// Versions are the versions of the documents that it accepts, the newest first.
 	Versions() attestation.Versions
-	// Hello returns the document of the hello's DATA block, in request.Version, and what is to be remembered once a certificate
-	// came of it: the next hello gets that back as request.Remembered.
+	// Hello returns the document of the hello's DATA block, in request.Version. It also returns
+	// what to remember if a certificate is issued: the next hello gets that as
+	// request.Remembered.
 	Hello(ctx context.Context, request Request) (document []byte, remember string, err error)
 }
 
-// Inspector is a Provider that can show a person what it sees. What it returns holds no secret.
+// Inspector is a Provider that can show a person what it sees. Its results hold no secret.
 type Inspector interface {
 	Provider
-	// Identify returns what an inventory needs to know of this machine; it is printed as JSON or YAML.
+	// Identify returns what an inventory needs to know about this machine. It is printed as
+	// JSON or YAML.
 	Identify(ctx context.Context) (any, error)
-	// Explain says in words what is in a document that Hello or Evidence returned.
+	// Explain describes a document that Hello or Evidence returned.
 	Explain(document []byte) []Fact
-	// SelfTest tries each thing that the provider needs of the device, and reports it as it ends. Its error says what failed.
+	// SelfTest tries all that the provider needs of the device, and reports each step. Its
+	// error says what failed.
 	SelfTest(ctx context.Context, report func(Check)) error
 }
 
@@ -68,24 +72,26 @@ type Check struct {
 	Err error
 }
 
-// Request is what evidence is asked for.
+// Request is a request that needs evidence.
 type Request struct {
 	// PKCS10 is the certification request in DER. Its key is this node's.
 	PKCS10 []byte
 	// NodeName and ProviderID are what the request claims.
 	NodeName, ProviderID string
-	// Name is the CertificateSigningRequest's that the evidence goes into; SignerName the signer that is asked for the certificate, which
-	// is not the one that a hello is filed under.
+	// Name is the name of the CertificateSigningRequest with the evidence. SignerName is the
+	// signer of the certificate. A hello is filed under another signer.
 	Name, SignerName string
-	// Usages and ExpirationSeconds are those of the CertificateSigningRequest, the latter nil if it is left to the signer.
+	// Usages and ExpirationSeconds are those of the CertificateSigningRequest.
+	// ExpirationSeconds is nil if the signer decides.
 	Usages            []string
 	ExpirationSeconds *int32
 
-	// The rest is for a Challenger.
+	// The fields below are for a Challenger.
 
-	// Version is the one to write.
+	// Version is the version to write.
 	Version attestation.Version
-	// Remembered is what the Hello returned that led to the last certificate, empty where there was none.
+	// Remembered is what the Hello returned that led to the last certificate, empty if there
+	// was none.
 	Remembered string
 	// Challenge is the answer to the hello. It is set for Evidence.
 	Challenge *Challenge
@@ -93,17 +99,18 @@ type Request struct {
 
 // Challenge is a hello and its answer.
 type Challenge struct {
-	// HelloName, HelloUID and HelloRequest are the hello's name, UID and spec.request. Name and request are this node's own; the
-	// UID is the API server's.
+	// HelloName, HelloUID and HelloRequest are the hello's name, UID and spec.request. The node
+	// chose name and request, the API server the UID.
 	HelloName, HelloUID string
 	HelloRequest        []byte
-	// Answer is the annotation as it came: a peer wrote it.
+	// Answer is the annotation, unchecked: a peer wrote it.
 	Answer []byte
-	// Fresh is set if the answer came while this process waited for it. A wrong clock does not make such an answer old.
+	// Fresh is set if the answer came while this process waited for it. Such an answer is not
+	// old, whatever the clock says.
 	Fresh bool
 }
 
-// Error is an error of a provider that says what kind of failure it is. Any other error counts as one of the provider itself.
+// Error is an error of a provider with its class. Any other error counts as the provider's own.
 type Error struct {
 	Class Class
 	// Hint is one sentence for the operator, or empty.
@@ -118,33 +125,37 @@ func (e *Error) Unwrap() error { return e.Err }
 type Class int
 
 const (
-	// NoDevice is when there is nothing to make evidence with.
+	// NoDevice: there is no device to make evidence with.
 	NoDevice Class = iota + 1
-	// DeviceFailed is when the device refused, or did not answer.
+	// DeviceFailed: the device refused, or did not answer.
 	DeviceFailed
-	// Stale is when the challenge can no longer be answered; that to a new hello may be.
+	// Stale: this challenge can no longer be answered. The answer to a new hello may be.
 	Stale
 )
 
-// Settings is what the operator may tell a provider. Each provider takes what concerns it.
+// Settings are what the operator set. Each provider uses what concerns it.
 type Settings struct {
-	// TPMDevice is the path of the TPM: a character device, or the Unix socket of a software TPM. Empty lets the provider look.
+	// TPMDevice is the path of the TPM: a character device, or the Unix socket of a software
+	// TPM. If it is empty, the provider looks for one.
 	TPMDevice string
-	// ProviderIDScheme is the scheme of a provider ID made of the machine's system UUID. Empty means that none is made.
+	// ProviderIDScheme is the scheme of a provider ID made of the machine's system UUID. If it
+	// is empty, none is made.
 	ProviderIDScheme string
-	// RuntimeDir is a directory that only root can write, for locks. It need not outlive a boot.
+	// RuntimeDir is a directory that only root can write, for locks. It need not outlive a
+	// boot.
 	RuntimeDir string
 }
 
 // Factory makes a provider by name.
 type Factory struct {
-	// Name is the provider's, as the operator writes it.
+	// Name is the provider's name in the configuration.
 	Name string
-	// Versions are those of the DATA document that it can write, the newest first.
+	// Versions are the versions of the DATA document that it can write, the newest first.
 	Versions []string
-	// Inspects is set if the provider is an Inspector: the command line then has "<name> selftest".
+	// Inspects is set if the provider is an Inspector. Then the command line has "<name>
+	// selftest".
 	Inspects bool
-	// New makes it. It opens nothing: it also runs when a certificate is served from the directory. An error is one of the
-	// settings.
+	// New makes it. It opens nothing: it also runs if a certificate on disk is served. An error
+	// is about the settings.
 	New func(Settings) (Provider, error)
 }

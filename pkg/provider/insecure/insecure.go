@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package insecure is the provider without evidence, for places that have no secure mechanism: whoever holds the bootstrap
-// credential can claim any node name. As the Cluster API proposal "Kubelet Authentication" demands, it does not renew.
+// Package insecure is the provider without evidence, for places that have no secure mechanism. The
+// holder of the bootstrap credential can claim any node name. As the Cluster API proposal "Kubelet
+// Authentication" demands, it does not renew.
 package insecure
 
 import (
@@ -13,10 +14,11 @@ import (
 // Name is the provider's name in requests and configuration.
 const Name = "insecure"
 
-// SignerName is the always-allow signer of node-attestation-controller, off there unless switched on.
+// SignerName is the always-allow signer of node-attestation-controller, off there unless switched
+// on.
 const SignerName = "cluster.x-k8s.io/kube-apiserver-client-kubelet-insecure"
 
-// version is that of the document, and document the whole evidence, byte for byte.
+// version is the version of the document. document is the whole evidence, byte for byte.
 const (
 	version  = "insecure/v1"
 	document = `{"version":"` + version + `"}`
@@ -43,7 +45,7 @@ func (Provider) SignerName() string { return SignerName }
 // Renews is false: with no evidence, a stolen certificate could renew itself for ever.
 func (Provider) Renews() bool { return false }
 
-// Caution says what the operator is in for.
+// Caution says what this provider does not protect from.
 func (Provider) Caution() string {
 	return "provider insecure sends no evidence: whoever holds the bootstrap credential can become any node"
 }

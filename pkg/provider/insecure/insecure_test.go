@@ -56,7 +56,8 @@ func TestRequestWithItsEvidenceIsOneOfOurs(t *testing.T) {
 	}
 }
 
-// Whoever steals a certificate that nothing attests must not be able to renew it for ever, and the operator must be told.
+// Whoever steals a certificate that nothing attests must not be able to renew it for ever, and the
+// operator must be told.
 func TestItDoesNotRenewAndSaysWhatItIs(t *testing.T) {
 	p := made(t)
 	if p.Renews() {

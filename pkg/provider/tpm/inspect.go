@@ -22,40 +22,44 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/tpm/template"
 )
 
-// Identity is what an inventory needs to know of a TPM. The TPM says it of itself: it is worth as much as the way on which it got into
-// the inventory.
+// Identity is what an inventory needs to know about a TPM. The TPM itself says it: trust it as far
+// as the way to the inventory is trusted.
 type Identity struct {
-	// Manufacturer is the TCG vendor ID ("IFX"), Vendor what the maker writes beside it.
+	// Manufacturer is the TCG vendor ID ("IFX"). Vendor is the maker's own text.
 	Manufacturer string `json:"manufacturer"`
 	Vendor       string `json:"vendor,omitempty"`
 	// Firmware is the firmware's version.
 	Firmware string `json:"firmware"`
 	// AKName is the Name of the attestation key, in hex.
 	AKName string `json:"akName"`
-	// EKs are all endorsement keys that have a certificate; the one that none has, where there is no certificate at all.
+	// EKs are all endorsement keys that have a certificate. If none has, it is the one key that
+	// the node uses.
 	EKs []EKIdentity `json:"eks"`
 }
 
 // EKIdentity is one endorsement key.
 type EKIdentity struct {
 	Template string `json:"template"`
-	// Fingerprint is the SHA-256 of the SubjectPublicKeyInfo, in hex: what an inventory names the EK by.
+	// Fingerprint is the SHA-256 of the SubjectPublicKeyInfo, in hex. Inventories name the EK
+	// by it.
 	Fingerprint string `json:"fingerprint"`
 	// Certificate is the one from the TPM, nil if it has none.
 	Certificate *CertificateIdentity `json:"certificate,omitempty"`
-	// Problem says why a certificate that the TPM holds for this template is left out.
+	// Problem says why a certificate for this template in the TPM is ignored.
 	Problem string `json:"problem,omitempty"`
-	// Slow is set if the key has to be made each time, which takes chips seconds.
+	// Slow is set if the key has to be made each time, which takes seconds.
 	Slow bool `json:"slow,omitempty"`
 }
 
-// CertificateIdentity is what a certificate says. It has not been verified.
+// CertificateIdentity is the content of a certificate. Nobody has verified it.
 type CertificateIdentity struct {
 	// Fingerprint is the SHA-256 of the certificate, in hex.
 	Fingerprint string `json:"fingerprint"`
-	// Subject is the distinguished name; makers leave it empty and name the TPM in the subject alternative name.
+	// Subject is the distinguished name; makers leave it empty and name the TPM in the subject
+	// alternative name.
 	Subject string `json:"subject,omitempty"`
-	// SubjectAltName names maker, model and version of the TPM (EK Credential Profile, section 3.1.2).
+	// SubjectAltName names maker, model and version of the TPM (EK Credential Profile, section
+	// 3.1.2).
 	SubjectAltName string `json:"subjectAltName,omitempty"`
 	Issuer         string `json:"issuer,omitempty"`
 	Serial         string `json:"serial,omitempty"`
@@ -94,7 +98,7 @@ func (p *Provider) Identify(ctx context.Context) (any, error) {
 		return identity, nil
 	})
 	if err != nil {
-		return nil, sorted(err)
+		return nil, classifyError(err)
 	}
 	return identity, nil
 }
@@ -104,7 +108,7 @@ func hexName(public []byte) (string, error) {
 	return hex.EncodeToString(name), err
 }
 
-// describe takes an EK apart.
+// describe describes an EK.
 func describe(name string, public []byte, certificates [][]byte) (EKIdentity, error) {
 	_, key, err := template.CheckEK(public)
 	if err != nil {
@@ -135,7 +139,8 @@ func fingerprint(data []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// subjectAltName returns the directoryName in the extension of that name (RFC 5280, section 4.2.1.6), empty if there is none.
+// subjectAltName returns the directoryName in the extension of that name (RFC 5280, section
+// 4.2.1.6), empty if there is none.
 func subjectAltName(c *x509.Certificate) string {
 	var parts []string
 	for _, extension := range c.Extensions {
@@ -227,8 +232,8 @@ func (p *Provider) SelfTest(ctx context.Context, report func(provider.Check)) er
 	})
 	var absent *tpm.AbsentError
 	if err == nil || errors.As(err, &absent) {
-		return sorted(err)
+		return classifyError(err)
 	}
-	// Whatever the TPM answered, the challenge was a good one.
+	// The challenge was valid, whatever the TPM answered.
 	return &provider.Error{Class: provider.DeviceFailed, Hint: "look for an update of the TPM's firmware, or ask its maker", Err: err}
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package tpm is the provider whose evidence comes from the machine's TPM 2.0: a hello says which TPM it is, and a quote by it
-// answers the controller's challenge (docs/spec.md).
+// Package tpm is the provider whose evidence comes from the machine's TPM 2.0. A hello names the
+// TPM. A quote by the TPM answers the controller's challenge (docs/spec.md).
 package tpm
 
 import (
@@ -26,7 +26,8 @@ const Name = "tpm"
 // SignerName is the signer of node-attestation-controller that takes this provider's evidence.
 const SignerName = "cluster.x-k8s.io/kube-apiserver-client-kubelet-tpm"
 
-// Factory makes the provider. Its settings are the device, the directory for the lock, and the scheme of a provider ID.
+// Factory makes the provider. Its settings are the device, the directory for the lock, and the
+// scheme of a provider ID.
 func Factory() provider.Factory {
 	return provider.Factory{
 		Name:     Name,
@@ -47,7 +48,8 @@ func Factory() provider.Factory {
 	}
 }
 
-// Provider implements provider.Challenger and provider.Inspector. Each call opens the TPM and closes it again.
+// Provider implements provider.Challenger and provider.Inspector. Each call opens the TPM and
+// closes it again.
 type Provider struct {
 	options   tpm.Options
 	scheme    string
@@ -73,13 +75,14 @@ func (*Provider) Renews() bool { return true }
 // Caution says nothing.
 func (*Provider) Caution() string { return "" }
 
-// Versions returns those of the documents that this package writes.
+// Versions returns the versions of the documents that this package writes.
 func (*Provider) Versions() attestation.Versions {
 	return attestation.Versions{attestation.VersionTPM}
 }
 
-// Hello says which TPM this is, by the EK of the template that is remembered if the TPM still has it. The template's name is what is to
-// be remembered: a machine's record pins its EK, so a certificate that a firmware update adds must not make the node choose anew.
+// Hello names this TPM by an EK: that of the remembered template if the TPM still has it. The
+// template's name is what to remember: a machine's record pins its EK, so a certificate that a
+// firmware update adds must not change the choice.
 func (p *Provider) Hello(ctx context.Context, request provider.Request) (document []byte, remember string, err error) {
 	if request.Version != attestation.VersionTPM {
 		return nil, "", fmt.Errorf("version %q is not one that this provider writes", request.Version)
@@ -96,19 +99,20 @@ func (p *Provider) Hello(ctx context.Context, request provider.Request) (documen
 		return attestation.Hello{
 			Version: attestation.VersionTPM, Versions: p.Versions(), SignerName: request.SignerName,
 			EKTemplate: ek.Template, EKPublic: ek.Public, AKPublic: ak,
-			// The EK's own comes first. What does not fit of its issuers the verifier has to have.
+			// The EK's own certificate comes first. If its issuers do not fit, the
+			// verifier has to have them.
 			EKCertificates: ek.Certificates[:min(len(ek.Certificates), attestation.MaxCertificates)],
 		}, err
 	})
 	if err != nil {
-		return nil, "", sorted(err)
+		return nil, "", classifyError(err)
 	}
 	document, err = hello.Marshal()
 	return document, hello.EKTemplate, err
 }
 
-// Evidence answers the challenge: the TPM opens the credential and quotes the PCRs wanted, with a MAC under the secret found in it
-// over all that the request is.
+// Evidence answers the challenge. The TPM opens the credential, which gives a secret. It quotes the
+// wanted PCRs, with a MAC under the secret over the whole request.
 func (p *Provider) Evidence(ctx context.Context, request provider.Request) ([]byte, error) {
 	challenge, hello, err := p.read(request.Challenge)
 	if err != nil {
@@ -137,7 +141,7 @@ func (p *Provider) Evidence(ctx context.Context, request provider.Request) ([]by
 		}, transcript.MAC)
 	})
 	if err != nil {
-		return nil, sorted(err)
+		return nil, classifyError(err)
 	}
 	proof.Quote, proof.Signature = quote.Attest, quote.Signature
 	for i, index := range challenge.PCRs.Indexes {
@@ -164,7 +168,8 @@ func (p *Provider) eventLog() ([]byte, error) {
 // banks are the PCR banks that a challenge can ask for.
 var banks = map[string]tpm2.TPMAlgID{"sha256": tpm2.TPMAlgSHA256, "sha384": tpm2.TPMAlgSHA384, "sha512": tpm2.TPMAlgSHA512}
 
-// read takes the challenge and its hello apart. A challenge that cannot be answered is stale: a new hello may get a better one.
+// read parses the challenge and its hello. A challenge that cannot be answered is stale: a new
+// hello may get a better one.
 func (p *Provider) read(c *provider.Challenge) (*attestation.Challenge, *attestation.Hello, error) {
 	stale := func(hint string, err error) error {
 		return &provider.Error{Class: provider.Stale, Hint: hint, Err: err}
@@ -190,8 +195,8 @@ func (p *Provider) read(c *provider.Challenge) (*attestation.Challenge, *attesta
 	return challenge, hello, nil
 }
 
-// sorted gives an error of the TPM its class. No error has none.
-func sorted(err error) error {
+// classifyError adds the class to an error of the TPM. It returns nil for no error.
+func classifyError(err error) error {
 	var absent *tpm.AbsentError
 	var locked *tpm.LockTimeoutError
 	var bank *tpm.BankError

@@ -36,8 +36,8 @@ func newProvider(t *testing.T, s provider.Settings) *Provider {
 // wantClass checks the class of a provider.Error.
 func wantClass(t *testing.T, err error, class provider.Class) {
 	t.Helper()
-	var sorted *provider.Error
-	if !errors.As(err, &sorted) || sorted.Class != class {
+	var known *provider.Error
+	if !errors.As(err, &known) || known.Class != class {
 		t.Fatalf("got %v, want a provider.Error of class %d", err, class)
 	}
 }
@@ -215,7 +215,8 @@ func credential(t *testing.T, p *Provider) (blob, secret []byte) {
 	return credentialFor(t, p, nil)
 }
 
-// credentialFor makes one for the TPM's EK and, unless it is nil, for a key of another name than the AK's.
+// credentialFor makes one for the TPM's EK and, unless it is nil, for a key of another name than
+// the AK's.
 func credentialFor(t *testing.T, p *Provider, name []byte) (blob, secret []byte) {
 	t.Helper()
 	document, _, err := p.Hello(t.Context(), provider.Request{SignerName: SignerName, Version: attestation.VersionTPM})
@@ -252,7 +253,8 @@ func makeCredential(t *testing.T, ek, name, secret []byte) (blob, encrypted []by
 	return tpm2.Marshal(tpm2.TPM2BIDObject{Buffer: blob}), tpm2.Marshal(tpm2.TPM2BEncryptedSecret{Buffer: encrypted})
 }
 
-// A chip may hold more certificates of issuers than a hello does: the EK's own goes first, and what does not fit is left out.
+// A chip may hold more certificates of issuers than a hello does: the EK's own goes first, and what
+// does not fit is left out.
 func TestLongChainIsCutShort(t *testing.T) {
 	chip := swtpm.Start(t, swtpm.Options{Certified: []string{"ecc-p256"}})
 	for i := range uint32(attestation.MaxCertificates + 1) {

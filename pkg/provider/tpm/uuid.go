@@ -9,11 +9,11 @@ import (
 	"strings"
 )
 
-// systemUUID is the system UUID of the firmware (SMBIOS 3.x, 7.2.1), as Linux shows it to root. It is set by whoever made the
-// machine, and is no secret: it says which machine a request is about, and proves nothing.
+// systemUUID is the system UUID of the firmware (SMBIOS 3.x, 7.2.1), as Linux shows it to root. The
+// maker of the machine sets it, and it is no secret. It names a machine, and proves nothing.
 const systemUUID = "/sys/class/dmi/id/product_uuid"
 
-// ProviderID returns <scheme>://<system UUID>, empty where no scheme is set.
+// ProviderID returns <scheme>://<system UUID>, empty if no scheme is set.
 func (p *Provider) ProviderID(context.Context) (string, error) {
 	if p.scheme == "" {
 		return "", nil
@@ -27,7 +27,7 @@ func (p *Provider) ProviderID(context.Context) (string, error) {
 	case !isUUID(id):
 		return "", fmt.Errorf("system UUID: %s does not hold a UUID", p.uuidFile)
 	case strings.Trim(id, "0-") == "", strings.Trim(id, "f-") == "", id == "03000200-0400-0500-0006-000700080009":
-		// Firmware that was never told one: many machines have it in common.
+		// Firmware without a UUID of its own: many machines share these.
 		return "", fmt.Errorf("system UUID: %s is a placeholder; set providerID", id)
 	}
 	return p.scheme + "://" + id, nil
