@@ -12,15 +12,17 @@ import (
 const (
 	// maxCertificate bounds one NV index in bytes. Chips have up to 2048.
 	maxCertificate = 8 << 10
-	// maxChain bounds how many certificates of CAs are kept, and from how many NV indices they are read.
+	// maxChain bounds the number of CA certificates, and of the NV indices that they are read
+	// from.
 	maxChain = 8
 )
 
-// trimCertificate returns the certificate in what an NV index holds: chips put the header of the TCG PC Client specification
-// before it, and fill the index up behind it. The result is a DER SEQUENCE of its full length; nothing more is checked.
+// trimCertificate returns the certificate in the content of an NV index. Chips put the header of
+// the TCG PC Client specification before it, and padding behind it. The result is a DER SEQUENCE of
+// its full length. Nothing else is checked.
 func trimCertificate(nv []byte) ([]byte, error) {
-	// TCG PC Client Specific Implementation Specification, 7.3.2: TCG_PCCLIENT_STORED_CERT, of type TCG_FULL_CERT or without
-	// that inner tag.
+	// TCG PC Client Specific Implementation Specification, 7.3.2: TCG_PCCLIENT_STORED_CERT, of
+	// type TCG_FULL_CERT or without that inner tag.
 	if len(nv) >= 5 && bytes.HasPrefix(nv, []byte{0x10, 0x01, 0x00}) {
 		size := int(binary.BigEndian.Uint16(nv[3:]))
 		nv = nv[5:]
@@ -36,7 +38,7 @@ func trimCertificate(nv []byte) ([]byte, error) {
 	return der.FullBytes, nil
 }
 
-// splitChain returns the certificates that stand one after the other in data, with or without padding behind each.
+// splitChain returns the certificates in data, one after the other, with or without padding.
 func splitChain(data []byte) [][]byte {
 	var chain [][]byte
 	for len(chain) < maxChain {

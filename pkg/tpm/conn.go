@@ -20,15 +20,15 @@ import (
 	"github.com/google/go-tpm/tpm2"
 )
 
-// CommandError says which command failed. Err wraps the TPM's answer, a tpm2.TPMRC, if it gave one.
-type CommandError struct {
+// commandError says which command failed. Err wraps the TPM's answer, a tpm2.TPMRC, if it gave one.
+type commandError struct {
 	// Command is the name in the TPM 2.0 Library, part 3: "TPM2_Quote".
 	Command string
 	Err     error
 }
 
-func (e *CommandError) Error() string { return e.Command + ": " + e.Err.Error() }
-func (e *CommandError) Unwrap() error { return e.Err }
+func (e *commandError) Error() string { return e.Command + ": " + e.Err.Error() }
+func (e *commandError) Unwrap() error { return e.Err }
 
 // execute sends one command.
 func execute[R any, C tpm2.Command[R, *R]](t *TPM, name string, command C) (*R, error) {
@@ -37,16 +37,16 @@ func execute[R any, C tpm2.Command[R, *R]](t *TPM, name string, command C) (*R, 
 	return rsp, t.done(name, start, err)
 }
 
-// begin notes which command is under way, for a Run that does not wait for its end.
+// begin records the current command, for a Run that returns before the command ends.
 func (t *TPM) begin(name string) time.Time {
 	t.underWay.Store(&name)
 	return time.Now()
 }
 
-// done ends every command of this package, so that every error names its command.
+// done ends every command of this package, so that each error names its command.
 func (t *TPM) done(name string, start time.Time, err error) error {
 	if err != nil {
-		err = &CommandError{name, err}
+		err = &commandError{name, err}
 	}
 	if t.observe != nil {
 		t.observe(name, time.Since(start), err)
@@ -54,21 +54,23 @@ func (t *TPM) done(name string, start time.Time, err error) error {
 	return err
 }
 
-// conn is a transport.TPM that sends a command at a time, does with each what any of them may need, and knows what they have
-// loaded. go-tpm's own transports are not used: they sleep through warnings without asking a context.
+// conn is a transport.TPM. It sends one command at a time, repeats it if the TPM asks for that, and
+// tracks what commands have loaded. go-tpm's own transports are not used: they sleep through
+// warnings without a context.
 type conn struct {
 	// ctx ends every command but TPM2_FlushContext. A conn lives as long as one call of Run.
 	ctx context.Context
 	rw  io.ReadWriteCloser
-	// managed is set where the kernel's resource manager is between us and the TPM: nobody else's handles are visible then.
+	// managed is set if the kernel's resource manager is between this process and the TPM. Then
+	// handles of others are not visible.
 	managed bool
-	// freed is set once handles left by others were flushed.
+	// freed is set once handles that others left were flushed.
 	freed bool
-	// held are the handles of the objects and sessions that were loaded here.
+	// held are the handles of objects and sessions that this process loaded.
 	held []uint32
 }
 
-// open opens the first of the devices that it can.
+// open opens the first device that it can.
 func open(ctx context.Context, devices []string) (*conn, error) {
 	var absent AbsentError
 	for _, path := range devices {
@@ -91,8 +93,8 @@ func openDevice(ctx context.Context, path string) (io.ReadWriteCloser, error) {
 	case info.Mode()&fs.ModeCharDevice == 0:
 		return nil, &fs.PathError{Op: "open", Path: path, Err: errors.New("neither a character device nor a socket")}
 	}
-	// Not os.OpenFile: it would make the device non-blocking, and the kernel then answers a read before there is a response with
-	// no bytes at all.
+	// Not os.OpenFile: it would make the device non-blocking. Then the kernel answers a read
+	// before the response with no bytes at all.
 	fd, err := syscall.Open(path, syscall.O_RDWR|syscall.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
@@ -100,20 +102,22 @@ func openDevice(ctx context.Context, path string) (io.ReadWriteCloser, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// close flushes whatever is still held and closes the device.
+// close flushes the handles that are still held, and closes the device.
 func (c *conn) close() {
 	for _, handle := range slices.Clone(c.held) {
-		// A handle that stays behind costs nobody anything before the TPM is full, and free() finds it then.
+		// A handle that is left matters only once the TPM is full, and free() finds it
+		// then.
 		_, _ = tpm2.FlushContext{FlushHandle: tpm2.TPMHandle(handle)}.Execute(c)
 	}
 	_ = c.rw.Close()
 }
 
 const (
-	// maxRetries bounds how often one command is repeated: with the pauses doubling from firstPause, for 5 s.
+	// maxRetries bounds how often one command is repeated. With pauses that double from
+	// firstPause, this takes 5 s.
 	maxRetries = 9
 	firstPause = 10 * time.Millisecond
-	// headerSize is that of a command and of a response: tag, length, code.
+	// headerSize is the size of the header of a command or a response: tag, length, code.
 	headerSize = 10
 	// maxResponse is larger than any response in bytes (go-tpm, tpmutil).
 	maxResponse = 4096
@@ -154,8 +158,8 @@ func (c *conn) Send(command []byte) ([]byte, error) {
 	}
 }
 
-// isBusy reports whether the TPM asks for the same command again, later (TPM 2.0 Library, part 2, "TPM_RC"). TPM_RC_LOCKOUT is a
-// warning too, but lasts for hours, and trying may prolong it.
+// isBusy reports whether the TPM asks for the same command again, later (TPM 2.0 Library, part 2,
+// "TPM_RC"). TPM_RC_LOCKOUT is a warning too, but lasts for hours, and a retry may prolong it.
 func isBusy(rc tpm2.TPMRC) bool {
 	return slices.Contains([]tpm2.TPMRC{tpm2.TPMRCRetry, tpm2.TPMRCYielded, tpm2.TPMRCTesting, tpm2.TPMRCNVRate, tpm2.TPMRCNVUnavailable}, rc)
 }
@@ -166,7 +170,8 @@ func isFull(rc tpm2.TPMRC) bool {
 		tpm2.TPMRCObjectHandles}, rc)
 }
 
-// exchange writes a command and reads the response. The kernel wants each in one piece; a socket may split them.
+// exchange writes a command and reads the response. The kernel wants each in one piece. A socket
+// may split them.
 func (c *conn) exchange(command []byte) ([]byte, error) {
 	if _, err := c.rw.Write(command); err != nil {
 		return nil, err
@@ -188,7 +193,7 @@ func (c *conn) exchange(command []byte) ([]byte, error) {
 	return response[:size], nil
 }
 
-// track keeps the list of held handles by what has passed.
+// track updates the list of held handles after a command.
 func (c *conn) track(code tpm2.TPMCC, command, response []byte) {
 	switch code {
 	case tpm2.TPMCCCreatePrimary, tpm2.TPMCCStartAuthSession:
@@ -201,32 +206,34 @@ func (c *conn) track(code tpm2.TPMCC, command, response []byte) {
 	}
 }
 
-// free flushes, once, the transient objects and loaded sessions that are not ours: a process that was killed left them, since we
-// hold the lock and there is no resource manager that would keep those of others apart.
+// free flushes, once, the transient objects and loaded sessions that this process does not hold. A
+// killed process left them: this process holds the lock, and no resource manager separates other
+// processes.
 func (c *conn) free() error {
 	c.freed = true
 	for _, first := range []tpm2.TPMHandle{firstTransient, firstLoadedSession} {
 		rsp, err := tpm2.GetCapability{Capability: tpm2.TPMCapHandles, Property: uint32(first), PropertyCount: maxHandles}.Execute(c)
 		if err != nil {
-			return &CommandError{"TPM2_GetCapability", err}
+			return &commandError{"TPM2_GetCapability", err}
 		}
 		list, err := rsp.CapabilityData.Data.Handles()
 		if err != nil {
-			return &CommandError{"TPM2_GetCapability", err}
+			return &commandError{"TPM2_GetCapability", err}
 		}
 		for _, handle := range list.Handle {
 			if slices.Contains(c.held, uint32(handle)) {
 				continue
 			}
 			if _, err := (tpm2.FlushContext{FlushHandle: handle}).Execute(c); err != nil {
-				return &CommandError{"TPM2_FlushContext", err}
+				return &commandError{"TPM2_FlushContext", err}
 			}
 		}
 	}
 	return nil
 }
 
-// Where ranges of handles begin (TPM 2.0 Library, part 2, "TPM_HC"; TCG Registry of Reserved TPM 2.0 Handles).
+// The first handles of each range (TPM 2.0 Library, part 2, "TPM_HC"; TCG Registry of Reserved TPM
+// 2.0 Handles).
 const (
 	firstTransient     tpm2.TPMHandle = 0x80000000
 	firstLoadedSession tpm2.TPMHandle = 0x02000000
@@ -236,6 +243,6 @@ const (
 	firstChain         tpm2.TPMHandle = 0x01c00100
 	lastChain          tpm2.TPMHandle = 0x01c001ff
 
-	// maxHandles is how many handles are asked for at a time: as many as fit into a response.
+	// maxHandles is how many handles are requested at a time: as many as fit into a response.
 	maxHandles = 254
 )

@@ -14,9 +14,10 @@ import (
 	"github.com/google/go-tpm/tpm2"
 )
 
-// Info describes a TPM in its own words, which nothing certifies.
+// Info is what a TPM says about itself. Nothing certifies it.
 type Info struct {
-	// Manufacturer is the four letters of the TCG's vendor ID registry: "INTC". Trailing blanks are cut off.
+	// Manufacturer is the four letters of the TCG's vendor ID registry: "INTC". Trailing blanks
+	// are cut off.
 	Manufacturer string
 	// Vendor is the manufacturer's own text.
 	Vendor string
@@ -24,7 +25,7 @@ type Info struct {
 	Firmware uint64
 }
 
-// FirmwareString returns the version in the form that most manufacturers print: four numbers of 16 bits.
+// FirmwareString returns the version as most manufacturers print it: four numbers of 16 bits.
 func (i Info) FirmwareString() string {
 	return fmt.Sprintf("%d.%d.%d.%d", i.Firmware>>48, i.Firmware>>32&0xffff, i.Firmware>>16&0xffff, i.Firmware&0xffff)
 }
@@ -55,7 +56,8 @@ func (t *TPM) Info() (Info, error) {
 	}, nil
 }
 
-// fixedProperties returns those from TPM_PT_MANUFACTURER to TPM_PT_NV_BUFFER_MAX, asking once.
+// fixedProperties returns the properties from TPM_PT_MANUFACTURER to TPM_PT_NV_BUFFER_MAX. It asks
+// the TPM once.
 func (t *TPM) fixedProperties() (map[uint32]uint32, error) {
 	if t.properties != nil {
 		return t.properties, nil
@@ -70,7 +72,7 @@ func (t *TPM) fixedProperties() (map[uint32]uint32, error) {
 	}
 	list, err := rsp.CapabilityData.Data.TPMProperties()
 	if err != nil {
-		return nil, &CommandError{"TPM2_GetCapability", err}
+		return nil, &commandError{"TPM2_GetCapability", err}
 	}
 	t.properties = map[uint32]uint32{}
 	for _, p := range list.TPMProperty {
@@ -91,7 +93,7 @@ func (t *TPM) handles(first, last tpm2.TPMHandle) ([]uint32, error) {
 		}
 		list, err := rsp.CapabilityData.Data.Handles()
 		if err != nil {
-			return nil, &CommandError{"TPM2_GetCapability", err}
+			return nil, &commandError{"TPM2_GetCapability", err}
 		}
 		for _, h := range list.Handle {
 			if h >= first && h <= last {
@@ -106,13 +108,15 @@ func (t *TPM) handles(first, last tpm2.TPMHandle) ([]uint32, error) {
 	return found, nil
 }
 
-// eventLogPath is where Linux shows what firmware and boot loader measured.
+// eventLogPath is where Linux shows the measurements of firmware and boot loader.
 const eventLogPath = "/sys/kernel/security/tpm0/binary_bios_measurements"
 
-// maxEventLog bounds the event log in bytes. Those of servers have up to some 100 KiB; a CertificateSigningRequest must hold it.
+// maxEventLog bounds the event log, in bytes: a CertificateSigningRequest has to hold it. Servers
+// have up to some 100 KiB.
 const maxEventLog = 512 << 10
 
-// EventLog returns the firmware's event log, nil where there is none. Only the PCR values in a quote say whether it is true.
+// EventLog returns the firmware's event log, nil if there is none. Only the PCR values in a quote
+// show whether it is true.
 func EventLog() ([]byte, error) { return eventLog(eventLogPath) }
 
 func eventLog(path string) ([]byte, error) {

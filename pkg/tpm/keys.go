@@ -24,16 +24,18 @@ type EK struct {
 	Template string
 	// Public is its marshalled TPMT_PUBLIC.
 	Public []byte
-	// Certificates are in DER: the EK's, then those of CAs that the TPM holds, in its order. Empty if the TPM has none for this very
-	// key. Nothing here has verified them.
+	// Certificates are in DER: the EK's, then those of CAs in the TPM, in its order. They are
+	// empty if the TPM has none for this very key. Nobody has verified them.
 	Certificates [][]byte
-	// Problem says why a certificate that the TPM holds for this template is left out. Empty where nothing is wrong.
+	// Problem says why a certificate for this template in the TPM is ignored. It is empty if
+	// there is no problem.
 	Problem string
-	// Slow is set if an RSA key had to be made, which takes chips seconds, each time that it is used.
+	// Slow is set if an RSA key has to be made for each use, which takes seconds.
 	Slow bool
 }
 
-// EKs returns every EK for which the TPM holds a certificate, or the one that it would use without, if it holds none.
+// EKs returns every EK that has a certificate in the TPM. If none has, it returns the one EK that
+// the node would use.
 func (t *TPM) EKs() ([]EK, error) {
 	indices, err := t.certificateIndices()
 	if err != nil {
@@ -63,8 +65,9 @@ func (t *TPM) EKs() ([]EK, error) {
 	return []EK{ek}, nil
 }
 
-// ChooseEK returns the EK of the remembered template if the TPM still makes it: a node stays with the EK that it first enrolled
-// with. Otherwise it is the first with a certificate, ECC before RSA, or without any the first that the TPM makes.
+// ChooseEK returns the EK of the remembered template if the TPM still makes it: a node keeps the EK
+// that it enrolled with. Otherwise it returns the first with a certificate, ECC before RSA. Without
+// any certificate it is the first that the TPM makes.
 func (t *TPM) ChooseEK(remembered string) (EK, error) {
 	indices, err := t.certificateIndices()
 	if err != nil {
@@ -101,10 +104,10 @@ func (t *TPM) ChooseEK(remembered string) (EK, error) {
 	return EK{}, errors.Join(refused...)
 }
 
-// isRefused reports whether the TPM does not know an algorithm, curve or size that a template asks for. Chips differ in what they
-// call it, and in whether they say which parameter it is about.
+// isRefused reports whether the TPM does not support an algorithm, curve or size of a template.
+// Chips use different codes for it, with or without the number of the parameter.
 func isRefused(err error) bool {
-	var command *CommandError
+	var command *commandError
 	return errors.As(err, &command) && command.Command == "TPM2_CreatePrimary" && slices.ContainsFunc([]tpm2.TPMRC{
 		tpm2.TPMRCAsymmetric, tpm2.TPMRCSymmetric, tpm2.TPMRCHash, tpm2.TPMRCKeySize, tpm2.TPMRCMode, tpm2.TPMRCType, tpm2.TPMRCKDF,
 		tpm2.TPMRCScheme, tpm2.TPMRCCurve, tpm2.TPMRCValue, tpm2.TPMRCSize, tpm2.TPMRCAttributes,
@@ -122,7 +125,7 @@ func (t *TPM) AK() ([]byte, error) {
 	return public, err
 }
 
-// object is a key in the TPM, for as long as the function lasts that was given it.
+// object is a key in the TPM, valid while the function runs that received it.
 type object struct {
 	handle tpm2.TPMHandle
 	name   tpm2.TPM2BName
@@ -131,14 +134,15 @@ type object struct {
 
 func (o object) bytes() []byte { return tpm2.Marshal(o.public) }
 
-// authorised returns the object as one that a command uses with this authorisation.
+// authorised returns the object with the authorisation for a command.
 func (o object) authorised(by tpm2.Session) tpm2.AuthHandle {
 	return tpm2.AuthHandle{Handle: o.handle, Name: o.name, Auth: by}
 }
 
 func (t *TPM) withAK(f func(object) error) error { return t.withPrimary(template.AK(), f) }
 
-// withEK calls f with the EK of that template: the persistent one if it is RSA and there is one, as making it is slow.
+// withEK calls f with the EK of that template. An RSA EK is slow to make, so the persistent one is
+// used if there is one.
 func (t *TPM) withEK(e template.EK, f func(object) error) error {
 	if e.IsRSA() {
 		ek, err := t.persistentEK(e)
@@ -152,7 +156,8 @@ func (t *TPM) withEK(e template.EK, f func(object) error) error {
 	return t.withPrimary(e.Public, f)
 }
 
-// withPrimary makes a primary key of the endorsement hierarchy, whose authorisation value is taken to be empty, and calls f with it.
+// withPrimary makes a primary key of the endorsement hierarchy and calls f with it. It assumes that
+// the hierarchy's authorisation value is empty.
 func (t *TPM) withPrimary(area tpm2.TPMTPublic, f func(object) error) error {
 	rsp, err := execute[tpm2.CreatePrimaryResponse](t, "TPM2_CreatePrimary", tpm2.CreatePrimary{
 		PrimaryHandle: tpm2.AuthHandle{Handle: tpm2.TPMRHEndorsement, Auth: tpm2.PasswordAuth(nil)},
@@ -164,20 +169,22 @@ func (t *TPM) withPrimary(area tpm2.TPMTPublic, f func(object) error) error {
 	defer t.flush(rsp.ObjectHandle)
 	public, err := rsp.OutPublic.Contents()
 	if err != nil {
-		return &CommandError{"TPM2_CreatePrimary", err}
+		return &commandError{"TPM2_CreatePrimary", err}
 	}
 	return f(object{rsp.ObjectHandle, rsp.Name, *public})
 }
 
-// flush unloads an object or session. It also works after the context has ended. Run tries again what fails here.
+// flush unloads an object or session, also after the context has ended. Run repeats what fails
+// here.
 func (t *TPM) flush(handle tpm2.TPMHandle) {
 	_, _ = execute[tpm2.FlushContextResponse](t, "TPM2_FlushContext", tpm2.FlushContext{FlushHandle: handle})
 }
 
-// maxPersistent bounds how many persistent keys are looked at.
+// maxPersistent bounds how many persistent keys are read.
 const maxPersistent = 8
 
-// persistentEK returns the EK of that template among the persistent keys in the range for EKs, nil if there is none.
+// persistentEK returns the EK of that template among the persistent keys in the range for EKs, nil
+// if there is none.
 func (t *TPM) persistentEK(e template.EK) (*object, error) {
 	if t.persistent == nil {
 		var err error
@@ -195,7 +202,7 @@ func (t *TPM) persistentEK(e template.EK) (*object, error) {
 		}
 		public, err := rsp.OutPublic.Contents()
 		if err != nil {
-			return nil, &CommandError{"TPM2_ReadPublic", err}
+			return nil, &commandError{"TPM2_ReadPublic", err}
 		}
 		if !bytes.Equal(rsp.QualifiedName.Buffer, qualifiedName(e.Public.NameAlg, rsp.Name.Buffer)) {
 			continue // somebody else's key of that form, in another hierarchy
@@ -205,7 +212,8 @@ func (t *TPM) persistentEK(e template.EK) (*object, error) {
 	return nil, nil
 }
 
-// qualifiedName is that of a primary key of the endorsement hierarchy (TPM 2.0 Library, part 1, "Qualified Name").
+// qualifiedName is the qualified name of a primary key of the endorsement hierarchy (TPM 2.0
+// Library, part 1, "Qualified Name").
 func qualifiedName(nameAlg tpm2.TPMAlgID, name []byte) []byte {
 	input := append(binary.BigEndian.AppendUint32(nil, uint32(tpm2.TPMRHEndorsement)), name...)
 	qualified := binary.BigEndian.AppendUint16(nil, uint16(nameAlg))
@@ -217,7 +225,7 @@ func qualifiedName(nameAlg tpm2.TPMAlgID, name []byte) []byte {
 	return append(qualified, digest[:]...)
 }
 
-// ek returns the EK of a template with its certificate, if the TPM holds one for the key that it has now.
+// ek returns the EK of a template, with its certificate if the TPM holds one for its current key.
 func (t *TPM) ek(e template.EK) (EK, error) {
 	ek := EK{Template: e.Name}
 	if err := t.withEK(e, func(o object) error {
@@ -258,14 +266,15 @@ func (t *TPM) ek(e template.EK) (EK, error) {
 	return ek, nil
 }
 
-// certificateProblem says why what is at an NV index is not this TPM's certificate. The TPM itself is well.
+// certificateProblem says why the content of an NV index is not this TPM's certificate. The TPM
+// itself works.
 type certificateProblem struct{ err error }
 
 func (p *certificateProblem) Error() string { return p.err.Error() }
 func (p *certificateProblem) Unwrap() error { return p.err }
 
-// certificate returns the certificate at an NV index if it certifies key: firmware updates and TPM2_ChangeEPS leave
-// certificates of keys behind that no longer exist.
+// certificate returns the certificate at an NV index if it certifies key. Firmware updates and
+// TPM2_ChangeEPS leave certificates of keys that no longer exist.
 func (t *TPM) certificate(index uint32, key crypto.PublicKey) ([]byte, error) {
 	data, err := t.readNV(index)
 	if err != nil {
@@ -289,8 +298,8 @@ func (t *TPM) certificate(index uint32, key crypto.PublicKey) ([]byte, error) {
 	return der, nil
 }
 
-// chain returns the certificates of CAs that the TPM holds. They only spare the verifier from having them, so what cannot be read is
-// left out.
+// chain returns the certificates of CAs in the TPM. The verifier may have them itself, so one that
+// cannot be read is ignored.
 func (t *TPM) chain(indices []uint32) ([][]byte, error) {
 	indices = slices.DeleteFunc(slices.Clone(indices), func(index uint32) bool { return index < uint32(firstChain) })
 	var all []byte
@@ -320,14 +329,15 @@ func (t *TPM) certificateIndices() ([]uint32, error) {
 	return t.certificates, nil
 }
 
-// readNV returns what an NV index holds, or a *certificateProblem if the TPM does not let us read it. A TPM that is only busy, or
-// broken, is another matter: the node must not take another EK for it.
+// readNV returns the content of an NV index, or a *certificateProblem if the TPM does not allow to
+// read it. A TPM that is busy or broken is another error: the node must not choose another EK
+// because of it.
 func (t *TPM) readNV(index uint32) ([]byte, error) {
 	properties, err := t.fixedProperties()
 	if err != nil {
 		return nil, err
 	}
-	// A TPM that does not say how much it reads at a time, or nonsense, reads this much.
+	// The size for a TPM that does not say how much it reads at a time, or says nonsense.
 	chunk := uint16(64)
 	if n := properties[uint32(tpm2.TPMPTNVBufferMax)]; n > uint32(chunk) && n <= maxCertificate {
 		chunk = uint16(n)
@@ -347,14 +357,15 @@ func (t *TPM) tryReadNV(index tpm2.TPMHandle, chunk uint16) ([]byte, error) {
 	}
 	public, err := rsp.NVPublic.Contents()
 	if err != nil {
-		return nil, &CommandError{"TPM2_NV_ReadPublic", err}
+		return nil, &commandError{"TPM2_NV_ReadPublic", err}
 	}
 	if public.DataSize > maxCertificate {
 		return nil, &certificateProblem{fmt.Errorf("certificate: more than %d bytes", maxCertificate)}
 	}
 	named := tpm2.NamedHandle{Handle: index, Name: rsp.NVName}
 	reader := tpm2.AuthHandle{Handle: index, Name: rsp.NVName, Auth: tpm2.PasswordAuth(nil)}
-	// Not with an authorisation value that may be another than the empty one: a wrong one counts towards lockout.
+	// Never with an authorisation value that may not be empty: a wrong one counts towards
+	// lockout.
 	if !public.Attributes.AuthRead || !public.Attributes.NoDA {
 		reader = tpm2.AuthHandle{Handle: tpm2.TPMRHOwner, Auth: tpm2.PasswordAuth(nil)}
 	}

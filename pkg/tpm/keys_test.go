@@ -245,7 +245,7 @@ func TestMalformedChallenges(t *testing.T) {
 		c.CredentialBlob, c.EncryptedSecret = bytes.Clone(c.CredentialBlob), bytes.Clone(c.EncryptedSecret)
 		change(&c)
 		_, err := Run(t.Context(), Options{Device: p.Socket(), LockDir: t.TempDir()}, prove(c))
-		var malformed *ChallengeError
+		var malformed *challengeError
 		if !errors.As(err, &malformed) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -344,8 +344,8 @@ func FuzzTrimCertificate(f *testing.F) {
 	})
 }
 
-// An NV index among those of issuers' certificates may be anybody's, with a password: trying to read it must not count towards
-// lockout, and must not keep the node from saying hello.
+// An NV index among those of issuers' certificates may be anybody's, with a password: trying to
+// read it must not count towards lockout, and must not keep the node from saying hello.
 func TestForeignNVIndexDoesNotLockOut(t *testing.T) {
 	chip := swtpm.Start(t, swtpm.Options{Certified: []string{"ecc-p256"}, Chain: true})
 	for i, attributes := range []tpm2.TPMANV{
@@ -373,7 +373,8 @@ func TestForeignNVIndexDoesNotLockOut(t *testing.T) {
 	}
 }
 
-// A TPM that refuses some other command does not make the node choose another EK than the one it stays with.
+// A TPM that refuses some other command does not make the node choose another EK than the one it
+// stays with.
 func TestRefusalOfAnotherCommandChangesNoEK(t *testing.T) {
 	chip := swtpm.Start(t, swtpm.Options{Certified: []string{"ecc-p256", "rsa-2048"}, Persistent: []string{"rsa-2048"}})
 	proxy := swtpm.NewProxy(t, chip)

@@ -14,37 +14,38 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/tpm/template"
 )
 
-// Challenge is what the controller wants proven, with what this node said in its hello. Of the controller's part nothing is trusted:
-// whoever made it, the TPM only reveals a secret that was made for these two keys.
+// Challenge is what the controller wants proven, with what this node said in its hello. The
+// controller's part is not trusted: the TPM only reveals a secret that was made for these two keys,
+// whoever made it.
 type Challenge struct {
-	// EKTemplate, EKPublic and AKPublic are as the hello had them.
+	// EKTemplate, EKPublic and AKPublic are those of the hello.
 	EKTemplate         string
 	EKPublic, AKPublic []byte
-	// CredentialBlob and EncryptedSecret are what TPM2_MakeCredential returns, a TPM2B_ID_OBJECT and a TPM2B_ENCRYPTED_SECRET, each with
-	// its size before it.
+	// CredentialBlob and EncryptedSecret are the results of TPM2_MakeCredential: a
+	// TPM2B_ID_OBJECT and a TPM2B_ENCRYPTED_SECRET, each with its size before it.
 	CredentialBlob, EncryptedSecret []byte
 	// PCRBank is SHA-256, SHA-384 or SHA-512.
 	PCRBank tpm2.TPMAlgID
-	// PCRs are wanted from that bank: 1 to 24 numbers below 24, each once.
+	// PCRs are 1 to 24 numbers below 24, each once.
 	PCRs []int
 }
 
 // Quote is the TPM's answer.
 type Quote struct {
-	// Attest is a TPMS_ATTEST, Signature the AK's TPMT_SIGNATURE over it.
+	// Attest is a TPMS_ATTEST. Signature is the AK's TPMT_SIGNATURE over it.
 	Attest, Signature []byte
-	// PCRs are the values quoted, in the order of Challenge.PCRs.
+	// PCRs are the quoted values, in the order of Challenge.PCRs.
 	PCRs [][]byte
 }
 
-// ErrOtherKeys says that the hello's keys are not this TPM's any more, or that the challenge is for other keys: the node must
-// say hello again.
+// ErrOtherKeys says that the hello's keys are not this TPM's any more, or that the challenge is for
+// other keys. The node must file another hello.
 var ErrOtherKeys = errors.New("the challenge is not for the keys of this TPM")
 
-// ChallengeError says what is wrong with a challenge.
-type ChallengeError struct{ Problem string }
+// challengeError says what is wrong with a challenge.
+type challengeError struct{ Problem string }
 
-func (e *ChallengeError) Error() string { return "challenge: " + e.Problem }
+func (e *challengeError) Error() string { return "challenge: " + e.Problem }
 
 // BankError says that the TPM does not keep a PCR in that bank.
 type BankError struct {
@@ -60,18 +61,20 @@ const (
 	pcrCount = 24 // TCG PC Client Platform TPM Profile
 	// maxQuotes bounds how often a quote is repeated because a PCR was extended meanwhile.
 	maxQuotes = 5
-	// maxSized bounds a credential's two parts, in bytes. The largest, an RSA-2048 secret, has 258.
+	// maxSized bounds a credential's two parts, in bytes. The largest, an RSA-2048 secret, has
+	// 258.
 	maxSized = 1024
 )
 
-// Prove has the TPM reveal the challenge's secret and quote the PCRs, with mac(secret) as the quote's extraData.
+// Prove makes the TPM reveal the challenge's secret and quote the PCRs, with mac(secret) as the
+// quote's extraData.
 //
-// The secret crosses the bus encrypted, to this process, which wipes its copy when mac returns; go-tpm's is left to the garbage
-// collector. mac must not keep the slice.
+// The secret crosses the bus encrypted. This process wipes its copy when mac returns. go-tpm's copy
+// is left to the garbage collector. mac must not keep the slice.
 func (t *TPM) Prove(c Challenge, mac func(secret []byte) []byte) (Quote, error) {
 	e, ok := template.EKByName(c.EKTemplate)
 	if !ok {
-		return Quote{}, &ChallengeError{"no such EK template"}
+		return Quote{}, &challengeError{"no such EK template"}
 	}
 	blob, err := sized[tpm2.TPM2BIDObject](c.CredentialBlob)
 	if err != nil {
@@ -100,7 +103,8 @@ func (t *TPM) Prove(c Challenge, mac func(secret []byte) []byte) (Quote, error) 
 			}
 			defer clear(secret)
 			if len(secret) != sha256.Size {
-				// A short one, of another service's challenge, could be found from the MAC by trying.
+				// A short secret, from the challenge of another service, could be
+				// found by trying MACs.
 				return fmt.Errorf("EK: %w", ErrOtherKeys)
 			}
 			extraData = mac(secret)
@@ -114,40 +118,41 @@ func (t *TPM) Prove(c Challenge, mac func(secret []byte) []byte) (Quote, error) 
 	return quote, err
 }
 
-// sized reads a TPM2B that must be all of data.
+// sized reads a TPM2B that must fill data.
 func sized[T tpm2.Marshallable, P interface {
 	*T
 	tpm2.Unmarshallable
 }](data []byte) (*T, error) {
 	if len(data) > maxSized {
-		return nil, &ChallengeError{fmt.Sprintf("a part has more than %d bytes", maxSized)}
+		return nil, &challengeError{fmt.Sprintf("a part has more than %d bytes", maxSized)}
 	}
 	v, err := tpm2.Unmarshal[T, P](data)
 	if err != nil || !bytes.Equal(tpm2.Marshal(*v), data) {
 		var wanted T
-		return nil, &ChallengeError{fmt.Sprintf("holds no %T", wanted)}
+		return nil, &challengeError{fmt.Sprintf("holds no %T", wanted)}
 	}
 	return v, nil
 }
 
 func checkPCRs(bank tpm2.TPMAlgID, pcrs []int) error {
-	// SHA-1 collisions have been found: two logs could stand for one value.
+	// SHA-1 collisions are known: two logs could have one value.
 	if !slices.Contains([]tpm2.TPMAlgID{tpm2.TPMAlgSHA256, tpm2.TPMAlgSHA384, tpm2.TPMAlgSHA512}, bank) {
-		return &ChallengeError{fmt.Sprintf("PCR bank %#04x is none that can be trusted", uint16(bank))}
+		return &challengeError{fmt.Sprintf("PCR bank %#04x is none that can be trusted", uint16(bank))}
 	}
 	if len(pcrs) == 0 {
-		return &ChallengeError{"wants no PCR"}
+		return &challengeError{"wants no PCR"}
 	}
 	for i, pcr := range pcrs {
 		if pcr < 0 || pcr >= pcrCount || slices.Contains(pcrs[:i], pcr) {
-			return &ChallengeError{fmt.Sprintf("PCR %d does not exist, or is wanted twice", pcr)}
+			return &challengeError{fmt.Sprintf("PCR %d does not exist, or is wanted twice", pcr)}
 		}
 	}
 	return nil
 }
 
-// activate is TPM2_ActivateCredential. The session that authorises the EK is also salted with it, and encrypts the response: the
-// hello's EK is the one that the controller knows, so nobody between here and the TPM can be in its place.
+// activate is TPM2_ActivateCredential. The session that authorises the EK is also salted with it,
+// and encrypts the response. The controller knows the hello's EK, so nobody between here and the
+// TPM can replace it.
 func (t *TPM) activate(e template.EK, ek, ak object, blob tpm2.TPM2BIDObject, encrypted tpm2.TPM2BEncryptedSecret) ([]byte, error) {
 	const nonceSize = 16 // the least that the TPM takes; the salt makes the key
 	start := t.begin("TPM2_StartAuthSession")
@@ -157,8 +162,9 @@ func (t *TPM) activate(e template.EK, ek, ak object, blob tpm2.TPM2BIDObject, en
 		return nil, err
 	}
 	defer t.flush(session.Handle())
-	// By policy, not by the empty password which the high range would also take: an interrupted use by password of a key that
-	// dictionary attack protection covers counts towards lockout.
+	// By policy, not by the empty password, which the high range would also accept. An
+	// interrupted use by password counts towards lockout if dictionary attack protection covers
+	// the key.
 	if _, err := execute[tpm2.PolicySecretResponse](t, "TPM2_PolicySecret", tpm2.PolicySecret{
 		AuthHandle:    tpm2.AuthHandle{Handle: tpm2.TPMRHEndorsement, Auth: tpm2.PasswordAuth(nil)},
 		PolicySession: session.Handle(),
@@ -180,8 +186,9 @@ func (t *TPM) activate(e template.EK, ek, ak object, blob tpm2.TPM2BIDObject, en
 		CredentialBlob: blob,
 		Secret:         encrypted,
 	})
-	// What a blob for another AK or EK comes to, or one that is none: its MAC is wrong, its form is, or RSA does not decrypt it, which
-	// libtpms calls TPM_RC_FAILURE. A TPM that has really failed refuses the next hello too.
+	// The errors for a blob of another AK or EK, or for nonsense: its MAC is wrong, its form is
+	// wrong, or RSA does not decrypt it. libtpms calls the last TPM_RC_FAILURE. A TPM that has
+	// really failed refuses the next hello too.
 	if isForOthers(err) || e.IsRSA() && errors.Is(err, tpm2.TPMRCFailure) {
 		return nil, fmt.Errorf("%w: %w", ErrOtherKeys, err)
 	}
@@ -191,7 +198,7 @@ func (t *TPM) activate(e template.EK, ek, ak object, blob tpm2.TPM2BIDObject, en
 	return rsp.CertInfo.Buffer, nil
 }
 
-// isForOthers reports whether the TPM refused what it was given for what it is.
+// isForOthers reports whether the TPM refused its input.
 func isForOthers(err error) bool {
 	return slices.ContainsFunc([]tpm2.TPMRC{tpm2.TPMRCIntegrity, tpm2.TPMRCValue, tpm2.TPMRCSize, tpm2.TPMRCInsufficient},
 		func(rc tpm2.TPMRC) bool { return errors.Is(err, rc) })
@@ -210,7 +217,7 @@ func (t *TPM) quote(ak object, extraData []byte, bank tpm2.TPMAlgID, pcrs []int)
 		}
 		digest, err := quotedDigest(rsp.Quoted)
 		if err != nil {
-			return Quote{}, &CommandError{"TPM2_Quote", err}
+			return Quote{}, &commandError{"TPM2_Quote", err}
 		}
 		values, err := t.readPCRs(bank, pcrs)
 		if err != nil {
@@ -235,7 +242,8 @@ func quotedDigest(attest tpm2.TPM2BAttest) ([]byte, error) {
 	return quote.PCRDigest.Buffer, nil
 }
 
-// digestOf is what a quote says about PCR values: the hash of the AK's scheme over them, in the order of their numbers.
+// digestOf is the digest of PCR values in a quote: the hash of the AK's scheme over them, in the
+// order of their numbers.
 func digestOf(pcrs []int, values [][]byte) []byte {
 	h := sha256.New()
 	for _, pcr := range slices.Sorted(slices.Values(pcrs)) {
@@ -244,7 +252,8 @@ func digestOf(pcrs []int, values [][]byte) []byte {
 	return h.Sum(nil)
 }
 
-// readPCRs returns the values in the order of pcrs. The TPM gives eight at most at a time, and says which.
+// readPCRs returns the values in the order of pcrs. The TPM returns at most eight at a time, and
+// says which.
 func (t *TPM) readPCRs(bank tpm2.TPMAlgID, pcrs []int) ([][]byte, error) {
 	values := make([][]byte, len(pcrs))
 	missing := slices.Sorted(slices.Values(pcrs))
@@ -266,12 +275,12 @@ func (t *TPM) readPCRs(bank tpm2.TPMAlgID, pcrs []int) ([][]byte, error) {
 			return nil, &BankError{bank, missing[0]}
 		}
 		if len(given) != len(digests) {
-			return nil, &CommandError{"TPM2_PCR_Read", errors.New("as many values as PCRs were expected")}
+			return nil, &commandError{"TPM2_PCR_Read", errors.New("as many values as PCRs were expected")}
 		}
 		for i, pcr := range given {
 			at := slices.Index(pcrs, pcr)
 			if at < 0 || values[at] != nil {
-				return nil, &CommandError{"TPM2_PCR_Read", errors.New("a PCR that was not asked for")}
+				return nil, &commandError{"TPM2_PCR_Read", errors.New("a PCR that was not asked for")}
 			}
 			values[at] = digests[i].Buffer
 		}

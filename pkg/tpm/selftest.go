@@ -18,20 +18,20 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/tpm/template"
 )
 
-// SelfTestResult is about one command, or about the quote that came of them.
+// SelfTestResult is the result of one command, or of the check of the quote.
 type SelfTestResult struct {
-	// EK is the template of the EK in use, empty before.
+	// EK is the template of the current EK, empty before the first.
 	EK string
 	// Command is the command's name.
 	Command string
 	// Took is how long it took, repeats included.
 	Took time.Duration
-	// Err is nil if all went well.
+	// Err is nil if the command succeeded.
 	Err error
 }
 
-// SelfTest plays both sides of the protocol with each EK that the TPM might be asked to use, and reports every command as it
-// returns. Its error joins what failed.
+// SelfTest plays both sides of the protocol with each EK that the TPM may have to use. It reports
+// every command as it returns. Its error joins the failures.
 func (t *TPM) SelfTest(report func(SelfTestResult)) error {
 	var ekInUse string
 	t.observe = func(command string, took time.Duration, err error) {
@@ -84,12 +84,12 @@ func (t *TPM) selfTest(ek EK, akPublic []byte) error {
 		return err
 	}
 	if !activated {
-		return &CommandError{"TPM2_ActivateCredential", errors.New("revealed another secret")}
+		return &commandError{"TPM2_ActivateCredential", errors.New("revealed another secret")}
 	}
 	return verifyQuote(akPublic, quote, make([]byte, sha256.Size))
 }
 
-// makeCredential is TPM2_MakeCredential, in software: nobody needs a TPM to challenge another.
+// makeCredential is TPM2_MakeCredential in software: nobody needs a TPM to challenge another one.
 func makeCredential(ekPublic, akPublic, secret []byte) (blob, encrypted []byte, err error) {
 	area, err := template.Parse(ekPublic)
 	if err != nil {
@@ -110,7 +110,8 @@ func makeCredential(ekPublic, akPublic, secret []byte) (blob, encrypted []byte, 
 	return tpm2.Marshal(tpm2.TPM2BIDObject{Buffer: blob}), tpm2.Marshal(tpm2.TPM2BEncryptedSecret{Buffer: encrypted}), nil
 }
 
-// verifyQuote checks that the AK signed the quote over extraData. It is for the self-test: a verifier checks more.
+// verifyQuote checks that the AK signed the quote over extraData. It is for the self-test alone: a
+// verifier checks more.
 func verifyQuote(akPublic []byte, q Quote, extraData []byte) error {
 	key, err := template.CheckAK(akPublic)
 	if err != nil {
@@ -118,20 +119,20 @@ func verifyQuote(akPublic []byte, q Quote, extraData []byte) error {
 	}
 	signature, err := tpm2.Unmarshal[tpm2.TPMTSignature](q.Signature)
 	if err != nil {
-		return &CommandError{"TPM2_Quote", err}
+		return &commandError{"TPM2_Quote", err}
 	}
 	ecc, err := signature.Signature.ECDSA()
 	if err != nil {
-		return &CommandError{"TPM2_Quote", err}
+		return &commandError{"TPM2_Quote", err}
 	}
 	attest, err := tpm2.Unmarshal[tpm2.TPMSAttest](q.Attest)
 	if err != nil {
-		return &CommandError{"TPM2_Quote", err}
+		return &commandError{"TPM2_Quote", err}
 	}
 	digest := sha256.Sum256(q.Attest)
 	r, s := new(big.Int).SetBytes(ecc.SignatureR.Buffer), new(big.Int).SetBytes(ecc.SignatureS.Buffer)
 	if !ecdsa.Verify(key, digest[:], r, s) || !bytes.Equal(attest.ExtraData.Buffer, extraData) {
-		return &CommandError{"TPM2_Quote", errors.New("the quote does not verify")}
+		return &commandError{"TPM2_Quote", errors.New("the quote does not verify")}
 	}
 	return nil
 }

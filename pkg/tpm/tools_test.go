@@ -19,7 +19,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/tpm/template"
 )
 
-// tools runs tpm2-tools, somebody else's reading of the same specifications, in a directory of its own.
+// tools runs tpm2-tools, somebody else's reading of the same specifications, in a directory of its
+// own.
 type tools struct {
 	t   *testing.T
 	dir string

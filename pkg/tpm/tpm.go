@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package tpm is the node's TPM 2.0: which endorsement keys it has, its attestation key, and the proof that a challenge asks
-// for. It knows nothing of Kubernetes.
+// Package tpm uses the node's TPM 2.0: its endorsement keys, its attestation key, and the proof
+// that answers a challenge. It does not know Kubernetes.
 //
-// It never writes to the TPM: no NV index, no persistent key. What it loads it flushes, whatever happens.
+// It never writes to the TPM: no NV index, no persistent key. It flushes whatever it loads.
 package tpm
 
 import (
@@ -23,39 +23,41 @@ import (
 // LockFile is the name of the lock in Options.LockDir.
 const LockFile = "kubelet-authenticator-tpm.lock"
 
-// lockWait is how long Run waits for another process to be done with the TPM. Making an RSA key took 20 s on the slowest chip seen.
+// lockWait is how long Run waits until another process releases the TPM. On the slowest known chip,
+// making an RSA key took 20 s.
 const lockWait = 30 * time.Second
 
 // Options say which TPM is used.
 type Options struct {
-	// Device is a character device, or the Unix socket of a software TPM. Empty stands for /dev/tpmrm0, then /dev/tpm0.
+	// Device is a character device, or the Unix socket of a software TPM. Empty stands for
+	// /dev/tpmrm0, then /dev/tpm0.
 	Device string
-	// LockDir is a directory into which only this user can write, so that nobody else can hold the lock or put a link in its
-	// place. It is created if need be.
+	// LockDir is a directory that only this user can write, so that nobody else can hold the
+	// lock or put a link in its place. It is created if it does not exist.
 	LockDir string
 }
 
-// TPM is an open TPM. It belongs to the function that Run calls.
+// TPM is an open TPM, valid in the function that Run calls.
 type TPM struct {
 	conn *conn
-	// underWay names the last command that was begun.
+	// underWay names the last command that was sent.
 	underWay *atomic.Pointer[string]
-	// observe is told of each command, if set.
+	// observe is called for each command, if set.
 	observe func(command string, took time.Duration, err error)
-	// properties, certificates and persistent are what the TPM answered once; nil before.
+	// properties, certificates and persistent cache answers of the TPM. They are nil before.
 	properties   map[uint32]uint32
 	certificates []uint32
 	persistent   []uint32
 }
 
-// LockTimeoutError says that another process kept the TPM's lock all the time that Run waits for it.
+// LockTimeoutError says that another process held the TPM's lock for as long as Run waits.
 type LockTimeoutError struct{ Path string }
 
 func (e *LockTimeoutError) Error() string {
 	return fmt.Sprintf("TPM: another process has held the lock %s for %v", e.Path, lockWait)
 }
 
-// AbsentError says that no TPM could be opened. It wraps one error for each device that was tried.
+// AbsentError says that no TPM could be opened. It wraps one error for each device.
 type AbsentError struct{ Tried []error }
 
 func (e *AbsentError) Error() string {
@@ -63,11 +65,12 @@ func (e *AbsentError) Error() string {
 }
 func (e *AbsentError) Unwrap() []error { return e.Tried }
 
-// Run opens the TPM, calls f and closes it, while no other process of ours uses it.
+// Run opens the TPM, calls f and closes it. Meanwhile no other process of this program uses the
+// TPM.
 //
-// It returns as soon as ctx ends, though a TPM cannot be interrupted: f then goes on in the background until the command under
-// way returns. Every further command fails, what is loaded is flushed, and only then the lock is free again. So f must not
-// touch what its caller goes on to use.
+// It returns as soon as ctx ends, although a TPM cannot be interrupted. Then f continues in the
+// background until the current command returns. Further commands fail, loaded objects are flushed,
+// and only then the lock is released. So f must not touch what its caller continues to use.
 func Run[T any](ctx context.Context, o Options, f func(*TPM) (T, error)) (T, error) {
 	var none T
 	unlock, err := lock(ctx, o.LockDir)
@@ -90,7 +93,7 @@ func Run[T any](ctx context.Context, o Options, f func(*TPM) (T, error)) (T, err
 		return r.value, r.err
 	case <-ctx.Done():
 		if command := underWay.Load(); command != nil {
-			return none, &CommandError{*command, ctx.Err()}
+			return none, &commandError{*command, ctx.Err()}
 		}
 		return none, fmt.Errorf("TPM: open: %w", ctx.Err())
 	}

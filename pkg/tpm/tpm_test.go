@@ -210,7 +210,7 @@ func TestEachCommandMayFail(t *testing.T) {
 				p.Reset()
 				p.AnswerAt(i, tpm2.TPMRCFailure)
 				_, err := Run(t.Context(), Options{Device: p.Socket(), LockDir: t.TempDir()}, both)
-				var named *CommandError
+				var named *commandError
 				switch {
 				case command.Code == tpm2.TPMCCFlushContext: // tried again
 					if err != nil {
@@ -225,7 +225,8 @@ func TestEachCommandMayFail(t *testing.T) {
 	}
 }
 
-// A TPM that hangs cannot be interrupted, but nobody waits for it, and what it loads is flushed when it wakes up.
+// A TPM that hangs cannot be interrupted, but nobody waits for it, and what it loads is flushed
+// when it wakes up.
 func TestHangingTPM(t *testing.T) {
 	for name, code := range map[string]tpm2.TPMCC{
 		"CreatePrimary": tpm2.TPMCCCreatePrimary, "StartAuthSession": tpm2.TPMCCStartAuthSession,
@@ -296,7 +297,7 @@ func TestBusyTPMIsAskedAgain(t *testing.T) {
 	p.Reset()
 	p.Answer(tpm2.TPMCCQuote, tpm2.TPMRCRetry, 1000)
 	_, err := Run(t.Context(), Options{Device: p.Socket(), LockDir: t.TempDir()}, prove(c))
-	var named *CommandError
+	var named *commandError
 	if !errors.As(err, &named) || named.Command != "TPM2_Quote" || !errors.Is(err, tpm2.TPMRCRetry) || p.Count(tpm2.TPMCCQuote) != maxRetries+1 {
 		t.Errorf("after %d times: %v", p.Count(tpm2.TPMCCQuote), err)
 	}

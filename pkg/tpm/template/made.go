@@ -13,8 +13,9 @@ import (
 	"github.com/google/go-tpm/tpm2"
 )
 
-// Whether a template made a public area is judged on bytes: a marshalled area is its parameters, which are the template's to the last bit,
-// and then its key. So no parser sees anything but the key, and go-tpm marshals each template only once: by reflection it takes longer than the
+// A public area is compared with a template in bytes: a marshalled area is its parameters, which
+// equal the template's to the last bit, and then its key. So no parser sees more than the key.
+// go-tpm marshals each template only once, since by reflection that takes longer than the
 // signatures of a whole hello.
 var (
 	akHead  = sync.OnceValue(func() []byte { return head(AK()) })
@@ -27,7 +28,7 @@ var (
 	})
 )
 
-// head returns a template, marshalled, up to its key.
+// head returns a marshalled template up to its key.
 func head(template tpm2.TPMTPublic) []byte {
 	if template.Type == tpm2.TPMAlgRSA {
 		template.Unique = tpm2.NewTPMUPublicID(tpm2.TPMAlgRSA, &tpm2.TPM2BPublicKeyRSA{})
@@ -39,8 +40,8 @@ func head(template tpm2.TPMTPublic) []byte {
 	return all[:len(all)-4] // two of them
 }
 
-// KeyError says that a public area is a template's, but that what it has for a key is none: a point that is not on the curve, a number that is
-// no modulus.
+// KeyError says that a public area matches a template, but its key is invalid: a point that is not
+// on the curve, or a number that is no modulus.
 type KeyError struct{ Err error }
 
 func (e *KeyError) Error() string { return e.Err.Error() }
@@ -48,9 +49,10 @@ func (e *KeyError) Error() string { return e.Err.Error() }
 // Unwrap returns what is wrong with the key.
 func (e *KeyError) Unwrap() error { return e.Err }
 
-// CheckAK returns the key in an AK's marshalled public area, or an error unless that area is the template, byte for byte but
-// for the point, and the point is on the curve: a *KeyError where only the point is wrong. That an AK of this form is in a TPM, and in
-// which, only credential activation shows.
+// CheckAK returns the key in an AK's marshalled public area. It returns an error unless the area is
+// the template, byte for byte but for the point, and the point is on the curve. The error is a
+// *KeyError if only the point is wrong. Only credential activation shows that an AK of this form is
+// in a TPM, and in which.
 func CheckAK(public []byte) (*ecdsa.PublicKey, error) {
 	_, key, err := made(AK(), akHead(), public)
 	if err != nil {
@@ -63,8 +65,8 @@ func CheckAK(public []byte) (*ecdsa.PublicKey, error) {
 	return ak, nil
 }
 
-// CheckEK returns the template in the closed list that made an EK's marshalled public area, and its key. Its error is a *KeyError where only the
-// key is wrong.
+// CheckEK returns the template in the closed list that made an EK's marshalled public area, and its
+// key. The error is a *KeyError if only the key is wrong.
 func CheckEK(public []byte) (EK, crypto.PublicKey, error) {
 	for _, k := range kinds() {
 		if !bytes.HasPrefix(public, ekHeads()[k.name]) {
@@ -80,16 +82,16 @@ func CheckEK(public []byte) (EK, crypto.PublicKey, error) {
 	return EK{}, nil, errNotMade
 }
 
-// Parse reads the marshalled public area of an EK that this template made, and returns its key too. Its error is a *KeyError where only the
-// key is wrong.
+// Parse reads the marshalled public area of an EK of this template, and returns its key too. The
+// error is a *KeyError if only the key is wrong.
 func (e EK) Parse(public []byte) (tpm2.TPMTPublic, crypto.PublicKey, error) {
 	return made(e.Public, e.head, public)
 }
 
 var errNotMade = errors.New("public area: not made from a template that is known here")
 
-// made reads a public area that starts with a template's head. What follows has one encoding: it is read to the last byte, and nothing in
-// it is skipped.
+// made reads a public area that starts with a template's head. The rest has one encoding, of which
+// each byte is checked.
 func made(template tpm2.TPMTPublic, head, public []byte) (tpm2.TPMTPublic, crypto.PublicKey, error) {
 	if len(public) > maxPublic || len(head) == 0 || !bytes.HasPrefix(public, head) {
 		return tpm2.TPMTPublic{}, nil, errNotMade
@@ -116,7 +118,8 @@ func made(template tpm2.TPMTPublic, head, public []byte) (tpm2.TPMTPublic, crypt
 	return area, key, nil
 }
 
-// sized reads a TPM2B: two bytes of size, and as many bytes. It returns a copy of them, and what follows.
+// sized reads a TPM2B: two bytes of size, and as many bytes. It returns a copy of them, and the
+// rest.
 func sized(data []byte) (buffer, rest []byte, ok bool) {
 	if len(data) < 2 {
 		return nil, nil, false

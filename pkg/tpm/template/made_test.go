@@ -16,10 +16,11 @@ import (
 	"github.com/google/go-tpm/tpm2"
 )
 
-// The other way to judge a public area: go-tpm parses it, marshals it again, and marshals the template with its key. It takes a hundred times as
-// long, and must come to the same verdict.
+// The other way to judge a public area: go-tpm parses it, marshals it again, and marshals the
+// template with its key. It takes a hundred times as long, and must come to the same verdict.
 
-// otherwiseMade returns the key of an area that parses if the template made it; bad says that only the key is wrong.
+// otherwiseMade returns the key of an area that parses if the template made it; bad says that only
+// the key is wrong.
 func otherwiseMade(template, parsed tpm2.TPMTPublic, public []byte) (key crypto.PublicKey, made, bad bool) {
 	if parsed.Type != template.Type { // go-tpm panics on a union whose tag is another's
 		return nil, false, false
@@ -98,7 +99,8 @@ func areas(t testing.TB) [][]byte {
 	return all
 }
 
-// Every byte up to the key is changed; some are left out or doubled, and the area is cut off or goes on.
+// Every byte up to the key is changed; some are left out or doubled, and the area is cut off or
+// goes on.
 func TestBytesAreJudgedAsGoTPMJudgesThem(t *testing.T) {
 	for _, public := range areas(t) {
 		sameVerdicts(t, public)
@@ -120,7 +122,8 @@ func TestBytesAreJudgedAsGoTPMJudgesThem(t *testing.T) {
 			sameVerdicts(t, append(bytes.Clone(public), make([]byte, more)...))
 		}
 	}
-	// What follows a template's head: no key, and keys of every size that could be mistaken for one.
+	// What follows a template's head: no key, and keys of every size that could be mistaken for
+	// one.
 	for _, head := range append([][]byte{akHead()}, heads()...) {
 		for _, x := range []int{0, 1, 32, 33, 48, 49, 255, 256, 257, maxPublic, 0xffff} {
 			one := append(binary.BigEndian.AppendUint16(bytes.Clone(head), uint16(x)), bytes.Repeat([]byte{0xff}, min(x, maxPublic))...)

@@ -8,18 +8,20 @@ import (
 	"github.com/google/go-tpm/tpm2"
 )
 
-// policies are how the EKs of one range and name algorithm are authorised (EK Credential Profile, annex B).
+// policies are the authorisation policies of the EKs of one range and name algorithm (EK Credential
+// Profile, annex B).
 type policies struct {
 	high    bool
 	nameAlg tpm2.TPMAlgID
 	aesBits tpm2.TPMKeyBits
 	// policy is the EK's authPolicy.
 	policy []byte
-	// policyA is TPM2_PolicySecret(TPM_RH_ENDORSEMENT): whoever knows the endorsement hierarchy's authorisation value, which is
-	// empty unless the owner set one.
+	// policyA is TPM2_PolicySecret(TPM_RH_ENDORSEMENT): it needs the endorsement hierarchy's
+	// authorisation value, which is empty unless the owner set one.
 	policyA []byte
-	// policyC is TPM2_PolicyAuthorizeNV over an index of the profile's, in which an owner may put another policy. It is not
-	// used here, but PolicyB, which is TPM2_PolicyOR(PolicyA, PolicyC), cannot be satisfied without it.
+	// policyC is TPM2_PolicyAuthorizeNV over an index of the profile, in which an owner may put
+	// another policy. It is not used here. But PolicyB, TPM2_PolicyOR(PolicyA, PolicyC), needs
+	// its digest.
 	policyC []byte
 }
 
@@ -100,7 +102,7 @@ func eccEK(of func() policies, on tpm2.TPMECCCurve) tpm2.TPMTPublic {
 	}
 }
 
-// symmetric is the cipher under which the TPM protects what it decrypts with the EK: AES in CFB mode.
+// symmetric is the cipher that protects what the TPM decrypts with the EK: AES in CFB mode.
 func (p policies) symmetric() tpm2.TPMTSymDefObject {
 	return tpm2.TPMTSymDefObject{
 		Algorithm: tpm2.TPMAlgAES,

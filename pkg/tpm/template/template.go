@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package template is what node and verifier must agree on about the keys of a TPM: the endorsement keys (EK) of the TCG EK
-// Credential Profile for TPM Family 2.0, and the one attestation key (AK). It is pure.
+// Package template has the keys of a TPM on which node and verifier must agree: the endorsement
+// keys (EK) of the TCG EK Credential Profile for TPM Family 2.0, and the one attestation key (AK).
+// It does no I/O.
 package template
 
 import (
@@ -26,18 +27,19 @@ import (
 
 // EK is a template of the EK Credential Profile, version 2.6, annex B. The list of them is closed.
 type EK struct {
-	// Name is ours: "ecc-p256". The high range's names end in "-high".
+	// Name is our own: "ecc-p256". Names of the high range end in "-high".
 	Name string
-	// Certificate is the NV index at which the maker of the TPM keeps the EK's certificate (profile, 2.2.1.4 and 2.2.1.5).
+	// Certificate is the NV index at which the maker of the TPM keeps the EK's certificate
+	// (profile, 2.2.1.4 and 2.2.1.5).
 	Certificate uint32
-	// Public is the template as TPM2_CreatePrimary takes it: Unique is what the profile says, not a key.
+	// Public is the template for TPM2_CreatePrimary. Its Unique is the profile's, not a key.
 	Public tpm2.TPMTPublic
 
-	// head is how every public area starts that the template makes. It is shared, and never changes.
+	// head is the start of every public area of this template. It is shared, and never changes.
 	head []byte
 }
 
-// kind is an EK template before it is made: each caller gets one of his own.
+// kind describes an EK template. Each caller gets a new template.
 type kind struct {
 	name        string
 	certificate uint32
@@ -56,8 +58,8 @@ func kinds() []kind {
 	}
 }
 
-// EKs returns every template, in the order in which a node prefers them: an ECC key takes a chip a quarter of a second to
-// make, an RSA key several; the low range is the one with which chips have shipped longest.
+// EKs returns every template, in the order of preference of a node. A chip makes an ECC key in a
+// quarter of a second, an RSA key in several. Chips have shipped with the low range for longer.
 func EKs() []EK {
 	var all []EK
 	for _, k := range kinds() {
@@ -79,8 +81,9 @@ func EKByName(name string) (EK, bool) {
 // IsRSA reports whether the template makes an RSA key. Otherwise it makes an ECC key.
 func (e EK) IsRSA() bool { return e.Public.Type == tpm2.TPMAlgRSA }
 
-// PolicyOR returns the branches to give TPM2_PolicyOR after TPM2_PolicySecret(TPM_RH_ENDORSEMENT) has satisfied the first of
-// them. It is nil in the low range, where TPM2_PolicySecret alone is the whole policy.
+// PolicyOR returns the branches for TPM2_PolicyOR, after TPM2_PolicySecret(TPM_RH_ENDORSEMENT) has
+// satisfied the first of them. It is nil in the low range, where TPM2_PolicySecret alone is the
+// whole policy.
 func (e EK) PolicyOR() []tpm2.TPM2BDigest {
 	for _, r := range []policies{highSHA256(), highSHA384()} {
 		if bytes.Equal(r.policy, e.Public.AuthPolicy.Buffer) {
@@ -90,53 +93,54 @@ func (e EK) PolicyOR() []tpm2.TPM2BDigest {
 	return nil
 }
 
-// PublicArea returns the public area of the EK that a TPM makes from this template, if key is its public key. A
-// certificate holds the key alone; everything else about the EK is the template's.
+// PublicArea returns the public area of the EK with that public key and this template. A
+// certificate has the key alone. The template has the rest.
 func (e EK) PublicArea(key crypto.PublicKey) (tpm2.TPMTPublic, error) {
 	var unique tpm2.TPMUPublicID
 	switch key := key.(type) {
 	case *rsa.PublicKey:
 		if !e.IsRSA() {
-			return tpm2.TPMTPublic{}, &OtherKeyError{e.Name, "an RSA key"}
+			return tpm2.TPMTPublic{}, &otherKeyError{e.Name, "an RSA key"}
 		}
 		if err := checkRSA(key); err != nil {
-			return tpm2.TPMTPublic{}, &OtherKeyError{e.Name, err.Error()}
+			return tpm2.TPMTPublic{}, &otherKeyError{e.Name, err.Error()}
 		}
 		unique = tpm2.NewTPMUPublicID(tpm2.TPMAlgRSA, &tpm2.TPM2BPublicKeyRSA{Buffer: key.N.Bytes()})
 	case *ecdsa.PublicKey:
 		if e.IsRSA() {
-			return tpm2.TPMTPublic{}, &OtherKeyError{e.Name, "an ECC key"}
+			return tpm2.TPMTPublic{}, &otherKeyError{e.Name, "an ECC key"}
 		}
 		parameters, err := e.Public.Parameters.ECCDetail()
 		if err != nil {
 			return tpm2.TPMTPublic{}, err
 		}
 		if want, err := curve(parameters.CurveID); err != nil || key.Curve != want {
-			return tpm2.TPMTPublic{}, &OtherKeyError{e.Name, "a key on another curve"}
+			return tpm2.TPMTPublic{}, &otherKeyError{e.Name, "a key on another curve"}
 		}
 		point, err := key.Bytes() // refuses a point that is not on the curve
 		if err != nil {
-			return tpm2.TPMTPublic{}, &OtherKeyError{e.Name, "a point that is not on its curve"}
+			return tpm2.TPMTPublic{}, &otherKeyError{e.Name, "a point that is not on its curve"}
 		}
 		x, y := point[1:1+len(point)/2], point[1+len(point)/2:]
 		unique = tpm2.NewTPMUPublicID(tpm2.TPMAlgECC, eccPoint(x, y))
 	default:
-		return tpm2.TPMTPublic{}, &OtherKeyError{e.Name, fmt.Sprintf("a key of type %T", key)}
+		return tpm2.TPMTPublic{}, &otherKeyError{e.Name, fmt.Sprintf("a key of type %T", key)}
 	}
 	public := e.Public
 	public.Unique = unique
 	return public, nil
 }
 
-// OtherKeyError says that a key is not one that the template can make.
-type OtherKeyError struct{ Template, Problem string }
+// otherKeyError says that a key is not one that the template can make.
+type otherKeyError struct{ Template, Problem string }
 
-func (e *OtherKeyError) Error() string {
+func (e *otherKeyError) Error() string {
 	return fmt.Sprintf("EK template %s does not make %s", e.Template, e.Problem)
 }
 
-// AK returns the template of the attestation key, a primary key of the endorsement hierarchy: in the other hierarchies quotes
-// have firmware version and boot counters obfuscated. The same TPM always makes the same AK from it, so nothing is stored.
+// AK returns the template of the attestation key, a primary key of the endorsement hierarchy.
+// Quotes of other hierarchies have firmware version and boot counters obfuscated. The same TPM
+// always makes the same AK, so nothing is stored.
 func AK() tpm2.TPMTPublic {
 	return tpm2.TPMTPublic{
 		Type:    tpm2.TPMAlgECC, // made in a quarter of a second where RSA takes several
@@ -162,14 +166,14 @@ func AK() tpm2.TPMTPublic {
 	}
 }
 
-// akLabel makes the AK another key than that of any other program on the machine which uses an AK of the same form: what such a
-// program signs for its own server must not answer our challenges.
+// akLabel distinguishes the AK from that of any other program on the machine with an AK of the same
+// form. What such a program signs for its own server must not answer our challenges.
 const akLabel = "kubelet-authenticator tpm/v1"
 
-// maxPublic bounds a marshalled public area, in bytes. The largest of ours, RSA-2048, has 314.
+// maxPublic bounds a marshalled public area, in bytes. Our largest, RSA-2048, has 314.
 const maxPublic = 1024
 
-// Parse reads a marshalled TPMT_PUBLIC. It refuses whatever would not marshal to the same bytes again.
+// Parse reads a marshalled TPMT_PUBLIC. It refuses whatever would not marshal to the same bytes.
 func Parse(public []byte) (tpm2.TPMTPublic, error) {
 	if len(public) > maxPublic {
 		return tpm2.TPMTPublic{}, fmt.Errorf("public area: more than %d bytes", maxPublic)
@@ -184,8 +188,8 @@ func Parse(public []byte) (tpm2.TPMTPublic, error) {
 	return *area, nil
 }
 
-// PublicKey returns the key in a public area: RSA of 2048 bits with exponent 65537, or a point that has been checked to be on P-256
-// or P-384.
+// PublicKey returns the key in a public area: RSA of 2048 bits with exponent 65537, or a point that
+// has been checked to be on P-256 or P-384.
 func PublicKey(area tpm2.TPMTPublic) (crypto.PublicKey, error) {
 	switch area.Type {
 	case tpm2.TPMAlgRSA:
@@ -237,8 +241,8 @@ func PublicKey(area tpm2.TPMTPublic) (crypto.PublicKey, error) {
 	}
 }
 
-// CertifiedKey returns the key in an EK certificate. Some makers give RSA keys the algorithm identifier id-RSAES-OAEP, with which
-// crypto/x509 returns no key (go-attestation meets them too).
+// CertifiedKey returns the key in an EK certificate. Some makers give RSA keys the algorithm
+// identifier id-RSAES-OAEP, for which crypto/x509 returns no key (go-attestation handles them too).
 func CertifiedKey(cert *x509.Certificate) (crypto.PublicKey, error) {
 	if cert.PublicKey != nil {
 		return cert.PublicKey, nil
@@ -258,8 +262,9 @@ func CertifiedKey(cert *x509.Certificate) (crypto.PublicKey, error) {
 	return key, nil
 }
 
-// Name returns the Name of the object with this marshalled public area: its nameAlg, then the hash of it (TPM 2.0 Library, part 1,
-// "Names"). SHA-256 and SHA-384 only. It says nothing of the area, not even that it is one: CheckAK, CheckEK and Parse do.
+// Name returns the Name of the object with this marshalled public area: its nameAlg, then the hash
+// of the area (TPM 2.0 Library, part 1, "Names"). It supports SHA-256 and SHA-384. It does not
+// check the area: CheckAK, CheckEK and Parse do.
 func Name(public []byte) ([]byte, error) {
 	if len(public) < 4 || len(public) > maxPublic {
 		return nil, errors.New("public area: has no name")

@@ -22,7 +22,8 @@ import (
 	"github.com/google/go-tpm/tpm2"
 )
 
-// extend is how every policy command changes the policy digest (TPM 2.0 Library, part 3): H(old | parts...).
+// extend is how every policy command changes the policy digest (TPM 2.0 Library, part 3): H(old |
+// parts...).
 func extend(alg crypto.Hash, old []byte, parts ...[]byte) []byte {
 	h := alg.New()
 	h.Write(old)
@@ -59,14 +60,16 @@ func TestPoliciesFollowFromTheFormulae(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			zero := make([]byte, c.alg.Size())
-			// TPM2_PolicySecret: H(H(old | TPM_CC_PolicySecret | name of the entity) | policyRef), the latter empty.
+			// TPM2_PolicySecret: H(H(old | TPM_CC_PolicySecret | name of the entity) |
+			// policyRef), the latter empty.
 			a := extend(c.alg, extend(c.alg, zero, be32(0x00000151), be32(0x4000000B)))
 			if !bytes.Equal(a, c.p.policyA) {
 				t.Errorf("PolicyA: %x", a)
 			}
 			want := a
 			if c.p.high {
-				// TPM2_PolicyAuthorizeNV: H(zero | TPM_CC_PolicyAuthorizeNV | name of the index).
+				// TPM2_PolicyAuthorizeNV: H(zero | TPM_CC_PolicyAuthorizeNV | name
+				// of the index).
 				if got := extend(c.alg, zero, be32(0x00000192), policyIndex(c.alg, c.p.nameAlg, c.index, a)); !bytes.Equal(got, c.p.policyC) {
 					t.Errorf("PolicyC: %x", got)
 				}
@@ -164,7 +167,7 @@ func TestEachTemplateTakesItsKeysOnly(t *testing.T) {
 		for name, key := range keys {
 			area, err := e.PublicArea(key)
 			if !slices.Contains(takes[e.Name], name) {
-				var other *OtherKeyError
+				var other *otherKeyError
 				if !errors.As(err, &other) {
 					t.Errorf("%s takes %s: %v", e.Name, name, err)
 				}
