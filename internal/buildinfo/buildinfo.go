@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Info is what the version command prints.
+// Info is the output of the version command.
 type Info struct {
 	Version string `json:"version"`
 	Commit  string `json:"commit"`
@@ -24,7 +24,7 @@ type Info struct {
 	Protocols map[string][]string `json:"protocolVersions"`
 }
 
-// Command returns the command of a program. usage makes an error of a wrong command line.
+// Command returns the command of a program. usage makes the error for a wrong command line.
 func Command(name string, info Info, stdout io.Writer, args cobra.PositionalArgs, usage func(error) error) *cobra.Command {
 	info.GoVersion = runtime.Version()
 	var output string

@@ -25,18 +25,18 @@ import (
 type Node struct {
 	// Dir is the certificate directory.
 	Dir cache.Dir
-	// Bootstrap is the bootstrap kubeconfig that the operator names. If it is empty, the one in Dir
-	// is tried first, then KubeletBootstrap, which kubeadm writes.
+	// Bootstrap is the bootstrap kubeconfig that the operator names. If it is empty, the one in
+	// Dir is tried first, then KubeletBootstrap, which kubeadm writes.
 	Bootstrap, KubeletBootstrap string
-	// Asked is the cluster that the kubelet talks to, nil if that is not known. AskedBy says where
-	// it is named.
+	// Asked is the cluster that the kubelet talks to, nil if that is not known. AskedBy says
+	// where it is named.
 	Asked   *cache.Origin
 	AskedBy string
-	// Insecure is set if the kubelet does not verify the API server of Asked. This program does not
-	// talk to such a one.
+	// Insecure is set if the kubelet does not verify the API server of Asked. This program does
+	// not talk to such a one.
 	Insecure bool
-	// Provider is the name of the attestation provider. Renews says whether the node's certificate
-	// may ask for the next one.
+	// Provider is the name of the attestation provider. Renews says whether the node's
+	// certificate may ask for the next one.
 	Provider string
 	Renews   bool
 	// UserAgent is sent with each request.

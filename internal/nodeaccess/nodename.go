@@ -17,7 +17,8 @@ const KubeadmFlagsFile = "/var/lib/kubelet/kubeadm-flags.env"
 // NodeName is the name of this machine's Node.
 type NodeName struct {
 	Name string
-	// Derived is set if it is the host's name, which can change while the kubelet keeps the old one.
+	// Derived is set if it is the host's name, which can change while the kubelet keeps the old
+	// one.
 	Derived bool
 }
 
@@ -64,8 +65,8 @@ func hostnameOverride(env string) string {
 	const flag = "--hostname-override"
 	found := ""
 	for line := range strings.Lines(env) {
-		// As systemd reads an EnvironmentFile (systemd.exec(5)): "#" and ";" begin a comment, and
-		// white space around a value is dropped.
+		// As systemd reads an EnvironmentFile (systemd.exec(5)): "#" and ";" begin a
+		// comment, and white space around a value is dropped.
 		line = strings.TrimSpace(line)
 		_, value, ok := strings.Cut(line, "=")
 		if !ok || strings.HasPrefix(line, "#") || strings.HasPrefix(line, ";") {

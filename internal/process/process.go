@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package process identifies processes across pid reuse, by what Linux says in /proc/<pid>/stat (proc_pid_stat(5)).
+// Package process identifies processes even if a pid is reused, by /proc/<pid>/stat
+// (proc_pid_stat(5)).
 package process
 
 import (
@@ -12,20 +13,23 @@ import (
 	"time"
 )
 
-// ID names one process of this boot: a pid alone is reused, a pid with its start time is not. The zero ID is nobody.
+// ID identifies one process of this boot. A pid alone is reused; a pid with its start time is not.
+// The zero ID is no process.
 type ID struct {
 	PID int `json:"pid"`
 	// Start is when the process started, in clock ticks since boot.
 	Start uint64 `json:"start"`
 }
 
-// Of returns the identity of the live process pid. It fails where there is none; a zombie counts as none.
+// Of returns the identity of the live process pid. It fails if there is none. A zombie counts as
+// none.
 func Of(pid int) (ID, error) {
 	data, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
 		return ID{}, fmt.Errorf("process %d: %w", pid, err)
 	}
-	// The second field, the command in parentheses, may hold anything: count from the last parenthesis.
+	// The second field, the command in parentheses, may hold anything: count from the last
+	// parenthesis.
 	end := bytes.LastIndexByte(data, ')')
 	fields := strings.Fields(string(data[end+1:]))
 	const state, startTime = 0, 19 // fields 3 and 22
@@ -42,7 +46,8 @@ func Of(pid int) (ID, error) {
 	return ID{PID: pid, Start: start}, nil
 }
 
-// BootID names this boot: process IDs of another mean nothing. It is empty where the kernel does not say.
+// BootID identifies this boot: process IDs of another boot mean nothing. It is empty if the kernel
+// does not say.
 func BootID() string {
 	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -54,7 +59,8 @@ func BootID() string {
 // ticksPerSecond is USER_HZ, which is 100 wherever Go runs on Linux.
 const ticksPerSecond = 100
 
-// Age returns how long ago the process started, by a clock that nobody sets. It is 0 where the kernel does not say.
+// Age returns how long ago the process started, by a clock that nobody can set. It is 0 if the
+// kernel does not say.
 func (id ID) Age() time.Duration {
 	data, err := os.ReadFile("/proc/uptime")
 	if err != nil {
@@ -80,7 +86,7 @@ func (id ID) Alive() bool {
 // String returns "pid start", the form that Parse reads.
 func (id ID) String() string { return fmt.Sprintf("%d %d", id.PID, id.Start) }
 
-// Parse reads what String wrote. Anything else is the zero ID.
+// Parse reads what String wrote. Anything else gives the zero ID.
 func Parse(s string) ID {
 	pid, start, ok := strings.Cut(strings.TrimSuffix(s, "\n"), " ")
 	if !ok {

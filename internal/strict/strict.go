@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package strict decodes what an operator wrote in YAML or JSON: what he meant to say and mistyped must not be passed over.
+// Package strict decodes what an operator wrote in YAML or JSON. It refuses mistyped fields instead
+// of ignoring them.
 package strict
 
 import (
@@ -16,8 +17,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Decode decodes one document over what into holds: unknown, doubled and differently-cased fields and a second document are errors, of
-// one line each.
+// Decode decodes one document over the present content of into. Unknown, doubled and
+// differently-cased fields are errors, and so is a second document. An error has one line.
 func Decode(data []byte, into any) error {
 	if severalDocuments(data) {
 		return errors.New("holds more than one document")
@@ -41,23 +42,23 @@ func CheckKind(is metav1.TypeMeta, apiVersion, kind string) error {
 	return nil
 }
 
-// severalDocuments reports whether a second document follows: the strict parser would pass over it.
+// severalDocuments reports whether a second document follows. The strict parser would ignore it.
 func severalDocuments(data []byte) bool {
 	if !bytes.Contains(data, []byte("---")) && !bytes.Contains(data, []byte("...")) {
 		return false // there is no other way to begin or to end one
 	}
 	decoder := goyaml.NewDecoder(bytes.NewReader(data))
 	for first := true; ; first = false {
-		var document any
-		err := decoder.Decode(&document)
+		var next any
+		err := decoder.Decode(&next)
 		switch {
 		case errors.Is(err, io.EOF), first && err != nil: // what is wrong with the first, the strict parser says
 			return false
-		case err != nil, !first && document != nil:
+		case err != nil, !first && next != nil:
 			return true
 		}
 	}
 }
 
-// oneLine folds a library's error of several lines.
+// oneLine makes one line of an error of several lines.
 func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }

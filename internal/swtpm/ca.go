@@ -21,7 +21,7 @@ import (
 	"time"
 )
 
-// CA is what a maker of TPMs has: a root, and an intermediate that issues EK certificates.
+// CA is the CA of a maker of TPMs: a root, and an intermediate that issues EK certificates.
 type CA struct {
 	Root, Intermediate *x509.Certificate
 
@@ -31,8 +31,8 @@ type CA struct {
 // CertificateOption may change a certificate before it is signed.
 type CertificateOption func(*x509.Certificate)
 
-// TPMManufacturer, TPMModel and TPMVersion are the attributes by which an EK certificate describes its TPM (EK Credential
-// Profile).
+// TPMManufacturer, TPMModel and TPMVersion are the attributes by which an EK certificate describes
+// its TPM (EK Credential Profile).
 const (
 	TPMManufacturer = "id:49424D00"
 	TPMModel        = "swtpm"
@@ -76,9 +76,9 @@ func NewCA() (*CA, error) {
 	return &CA{Root: root, Intermediate: intermediate, intermediateKey: key}, nil
 }
 
-// Issue returns a certificate in DER for an EK, by the intermediate, as the EK Credential Profile has it: empty subject, so a
-// critical alternative name that describes the TPM, and the extended key usage for EKs. The option may make an odd one
-// of it.
+// Issue returns a certificate in DER for an EK, by the intermediate, as the EK Credential Profile
+// demands. Its subject is empty, so that a critical alternative name describes the TPM, and it has
+// the extended key usage for EKs. The option may change it.
 func (c *CA) Issue(ek crypto.PublicKey, option CertificateOption) ([]byte, error) {
 	san, err := DirectorySAN(TPMManufacturer, TPMModel, TPMVersion)
 	if err != nil {
@@ -102,7 +102,8 @@ func (c *CA) Issue(ek crypto.PublicKey, option CertificateOption) ([]byte, error
 	return x509.CreateCertificate(rand.Reader, cert, c.Intermediate, ek, c.intermediateKey)
 }
 
-// DirectorySAN is the alternative name of an EK certificate: a directoryName of the TPM's manufacturer, model and version.
+// DirectorySAN is the alternative name of an EK certificate: a directoryName of the TPM's
+// manufacturer, model and version.
 func DirectorySAN(manufacturer, model, version string) (pkix.Extension, error) {
 	var name pkix.RDNSequence
 	for i, value := range []string{manufacturer, model, version} {
@@ -112,7 +113,8 @@ func DirectorySAN(manufacturer, model, version string) (pkix.Extension, error) {
 	if err != nil {
 		return pkix.Extension{}, err
 	}
-	// GeneralNames ::= SEQUENCE OF GeneralName, directoryName [4] EXPLICIT Name (RFC 5280, 4.2.1.6)
+	// GeneralNames ::= SEQUENCE OF GeneralName, directoryName [4] EXPLICIT Name (RFC 5280,
+	// 4.2.1.6)
 	value, err := asn1.Marshal([]asn1.RawValue{{Class: asn1.ClassContextSpecific, Tag: 4, IsCompound: true, Bytes: der}})
 	return pkix.Extension{Id: asn1.ObjectIdentifier{2, 5, 29, 17}, Critical: true, Value: value}, err
 }
@@ -123,7 +125,7 @@ func serial() *big.Int {
 	return new(big.Int).SetBytes(append([]byte{1}, random[:]...))
 }
 
-// setup makes a TPM's state with swtpm_setup and a CA of swtpm_localca's, all below dir.
+// setup makes a TPM's state with swtpm_setup, and a CA with swtpm_localca, all below dir.
 func setup(dir, state string) (*CA, error) {
 	path := func(name string) string { return filepath.Join(dir, name) }
 	ca := path("ca")

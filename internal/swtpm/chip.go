@@ -11,24 +11,25 @@ import (
 	"github.com/google/go-tpm/tpm2/transport"
 )
 
-// Chip is what a maker and a test have of a TPM, whatever it is: a way to speak to it past what is under test.
+// Chip is a TPM as its maker and a test see it: they can send commands past the code under test.
 type Chip struct {
 	// CA issued the EK certificates. With Options.Setup it has certificates but no keys.
 	CA *CA
-	// TPM takes its commands.
+	// TPM receives its commands.
 	TPM transport.TPM
 }
 
-// Transport speaks to the TPM past whatever is under test.
+// Transport sends commands to the TPM past the code under test.
 func (t *Chip) Transport() transport.TPM { return t.TPM }
 
-// Clear is TPM2_Clear: the owner's keys go, EK and AK stay, the boot counters start again.
+// Clear is TPM2_Clear. It removes the owner's keys and restarts the boot counters. EK and AK stay.
 func (t *Chip) Clear() error {
 	_, err := tpm2.Clear{AuthHandle: tpm2.AuthHandle{Handle: tpm2.TPMRHPlatform, Auth: tpm2.PasswordAuth(nil)}}.Execute(t.Transport())
 	return err
 }
 
-// ChangeEPS is TPM2_ChangeEPS: every EK and AK becomes another. The certificates in NV stay, and certify nothing here any more.
+// ChangeEPS is TPM2_ChangeEPS. Every EK and AK changes. The certificates in NV stay, and match no
+// key any more.
 func (t *Chip) ChangeEPS() error {
 	// go-tpm lacks it. Authorised with the platform's empty password.
 	response, err := t.Transport().Send([]byte{
@@ -54,7 +55,7 @@ func (t *Chip) Capability(c tpm2.TPMCap, property, count uint32) (*tpm2.TPMUCapa
 	return &rsp.CapabilityData.Data, nil
 }
 
-// Handles returns what is loaded: transient objects and sessions. A program that is done leaves none.
+// Handles returns the loaded transient objects and sessions. A program that has ended leaves none.
 func (t *Chip) Handles() ([]tpm2.TPMHandle, error) {
 	var all []tpm2.TPMHandle
 	for _, first := range []uint32{0x80000000, 0x02000000} {

@@ -14,7 +14,8 @@ import (
 // chainIndex is the first NV index for certificates of CAs (EK Credential Profile, 2.2.1.5.2).
 const chainIndex = 0x01c00100
 
-// Manufacture puts certificates and persistent keys into a new TPM, by authority of the platform hierarchy, as its maker does. The CA is the chip's.
+// Manufacture puts certificates and persistent keys into a new TPM with platform authorisation, as
+// its maker does. The CA is the chip's.
 func (t *Chip) Manufacture(o Options) error {
 	for _, name := range o.Certified {
 		if err := t.certify(name, o); err != nil {
@@ -98,7 +99,7 @@ func (t *Chip) EK(name string) (public tpm2.TPMTPublic, err error) {
 	return public, err
 }
 
-// WriteNV puts data at a new NV index that anybody can read, in place of what is there.
+// WriteNV replaces the content of an NV index, which everybody may read.
 func (t *Chip) WriteNV(index uint32, data []byte) error {
 	platform := tpm2.AuthHandle{Handle: tpm2.TPMRHPlatform, Auth: tpm2.PasswordAuth(nil)}
 	if old, err := (tpm2.NVReadPublic{NVIndex: tpm2.TPMHandle(index)}).Execute(t.Transport()); err == nil {

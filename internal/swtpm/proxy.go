@@ -17,14 +17,14 @@ import (
 	"github.com/google/go-tpm/tpm2"
 )
 
-// Exchange is one command and its response as they went over the wire. The response is nil while there is none.
+// Exchange is one command and its response as sent. The response is nil while there is none.
 type Exchange struct {
 	Code              tpm2.TPMCC
 	Command, Response []byte
 }
 
-// Proxy stands between a program and a TPM: it records what is said, and can be slow, deaf or contrary. Its methods may be
-// called at any time.
+// Proxy stands between a program and a TPM. It records the exchanges, and can delay, drop or
+// replace responses. Its methods may be called at any time.
 type Proxy struct {
 	dir, backend string
 	listener     net.Listener
@@ -35,7 +35,7 @@ type Proxy struct {
 	rules     []func(index int, code tpm2.TPMCC) action
 }
 
-// action is what a rule does with a command; the zero action lets it pass.
+// action is what a rule does with a command. The zero action passes it on.
 type action struct {
 	delay    time.Duration
 	wait     <-chan struct{}
@@ -72,7 +72,7 @@ func OpenProxy(tpm Socketed) (*Proxy, error) {
 	return p, nil
 }
 
-// Close ends the proxy; what it holds back is answered no more.
+// Close ends the proxy. Held commands get no response.
 func (p *Proxy) Close() {
 	close(p.stop)
 	_ = p.listener.Close()
@@ -82,7 +82,7 @@ func (p *Proxy) Close() {
 // Socket is the path of the proxy's socket.
 func (p *Proxy) Socket() string { return filepath.Join(p.dir, "tpm") }
 
-// Exchanges returns what was said since the start or the last Reset.
+// Exchanges returns the exchanges since the start or the last Reset.
 func (p *Proxy) Exchanges() []Exchange {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -104,7 +104,7 @@ func (p *Proxy) Count(codes ...tpm2.TPMCC) int {
 	return n
 }
 
-// Reset forgets what was said and every rule.
+// Reset removes all recorded exchanges and all rules.
 func (p *Proxy) Reset() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -133,7 +133,8 @@ func (p *Proxy) Hang(code tpm2.TPMCC) (release func()) {
 	return sync.OnceFunc(func() { close(released) })
 }
 
-// Answer answers the next n commands of this code with a response code; the TPM does not see them.
+// Answer answers the next n commands of this code with a response code. The TPM does not receive
+// them.
 func (p *Proxy) Answer(code tpm2.TPMCC, response tpm2.TPMRC, n int) {
 	p.rule(func(_ int, c tpm2.TPMCC) (a action) {
 		if c == code && n > 0 {
@@ -154,7 +155,8 @@ func (p *Proxy) AnswerAt(index int, response tpm2.TPMRC) {
 	})
 }
 
-// CutAt closes the connection in place of a response to the command number index, counted from the last Reset.
+// CutAt closes the connection in place of a response to the command number index, counted from the
+// last Reset.
 func (p *Proxy) CutAt(index int) {
 	p.rule(func(i int, _ tpm2.TPMCC) action { return action{cut: i == index} })
 }
@@ -194,7 +196,8 @@ func (p *Proxy) serve(conn net.Conn) error {
 	}
 }
 
-// exchange has one command answered. It holds no connection to the TPM while it waits, so that the test can look at it.
+// exchange gets the response for one command. It holds no connection to the TPM while it waits, so
+// that the test can use the TPM.
 func (p *Proxy) exchange(command []byte) ([]byte, error) {
 	e := &Exchange{Code: tpm2.TPMCC(binary.BigEndian.Uint32(command[6:10])), Command: command}
 	p.mu.Lock()

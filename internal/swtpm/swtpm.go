@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package swtpm runs software TPMs for tests, with EK certificates as a maker of chips would put into them. It needs swtpm in
-// PATH, and swtpm_setup for Options.Setup; without them it fails rather than skip.
+// Package swtpm runs software TPMs for tests, with EK certificates like those of a maker of chips.
+// It needs swtpm in PATH, and swtpm_setup for Options.Setup. Without them it fails instead of
+// skipping.
 package swtpm
 
 import (
@@ -18,12 +19,12 @@ import (
 	"github.com/google/go-tpm/tpm2/transport/linuxudstpm"
 )
 
-// Options say what the TPM holds when it leaves the factory.
+// Options are the content of a new TPM.
 type Options struct {
 	// Certified names the EK templates (package template) that have a certificate in NV.
 	Certified []string
-	// Persistent names the EK templates whose key is at its persistent handle (TCG TPM v2.0 Provisioning Guidance: from 0x81010001
-	// on), as many chips have their RSA EK.
+	// Persistent names the EK templates whose key is at its persistent handle, like the RSA EK
+	// of many chips (TCG TPM v2.0 Provisioning Guidance: from 0x81010001 on).
 	Persistent []string
 	// Issue may change a certificate before it is signed. It is called once for each.
 	Issue CertificateOption
@@ -33,10 +34,10 @@ type Options struct {
 	Wrapped bool
 	// Padding follows each certificate in NV: chips pad with 0x00 or 0xff.
 	Padding []byte
-	// CA issues the certificates, so that several TPMs can be of one make. Nil makes a new one.
+	// CA issues the certificates, so that several TPMs can have one maker. Nil makes a new one.
 	CA *CA
-	// Setup lets swtpm_setup make and write the certificates, with a CA of its own: those of rsa-2048 and ecc-p384-high. Everything
-	// above is ignored.
+	// Setup makes swtpm_setup write the certificates, with a CA of its own, for rsa-2048 and
+	// ecc-p384-high. All options above are ignored.
 	Setup bool
 }
 
@@ -102,12 +103,12 @@ func New(o Options) (_ *TPM, err error) {
 	return t, t.Reboot() // as a chip comes: with no trace of its making in lockout counter or memory
 }
 
-// Socket is the path of the Unix socket that takes TPM commands. One connection is served after the other.
+// Socket is the path of the Unix socket for TPM commands. It serves one connection after the other.
 func (t *TPM) Socket() string { return filepath.Join(t.dir, "tpm") }
 
 func (t *TPM) state() string { return filepath.Join(t.dir, "state") }
 
-// start starts the process on the state there is: power on, and TPM2_Startup(CLEAR).
+// start starts the process on the present state: power on, and TPM2_Startup(CLEAR).
 func (t *TPM) start() error {
 	log := filepath.Join(t.dir, "log")
 	//nolint:gosec // the arguments are this package's own
@@ -128,7 +129,7 @@ func (t *TPM) start() error {
 	return fmt.Errorf("swtpm does not answer: %w; it says %q", err, said)
 }
 
-// Stop ends the TPM and forgets its state.
+// Stop ends the TPM and deletes its state.
 func (t *TPM) Stop() {
 	t.Crash()
 	_ = os.RemoveAll(t.dir)
@@ -147,7 +148,8 @@ func (t *TPM) Crash() {
 // Boot switches a TPM on after Crash.
 func (t *TPM) Boot() error { return t.start() }
 
-// Reboot is what an orderly reboot of the machine does to its TPM: TPM2_Shutdown(CLEAR), reset, TPM2_Startup(CLEAR).
+// Reboot is an orderly reboot of the machine, as its TPM sees it: TPM2_Shutdown(CLEAR), reset,
+// TPM2_Startup(CLEAR).
 func (t *TPM) Reboot() error {
 	if _, err := (tpm2.Shutdown{ShutdownType: tpm2.TPMSUClear}).Execute(t.Transport()); err != nil {
 		return err

@@ -39,7 +39,8 @@ func readNV(t *testing.T, tpm *TPM, index uint32) []byte {
 	return data
 }
 
-// certified returns the leaf at the template's index after it has been checked to certify the TPM's EK and to be the CA's.
+// certified returns the leaf at the template's index after it has been checked to certify the TPM's
+// EK and to be the CA's.
 func certified(t *testing.T, tpm *TPM, name string) *x509.Certificate {
 	t.Helper()
 	e, _ := template.EKByName(name)
@@ -86,7 +87,8 @@ func TestEachTemplateCanBeCertified(t *testing.T) {
 	}
 }
 
-// Somebody else's reading of the EK Credential Profile: swtpm certifies the EK that our template makes.
+// Somebody else's reading of the EK Credential Profile: swtpm certifies the EK that our template
+// makes.
 func TestSetupCertifiesOurTemplates(t *testing.T) {
 	start := time.Now()
 	tpm := Start(t, Options{Setup: true})

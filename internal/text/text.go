@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package text makes what a peer wrote fit to be shown to a person.
+// Package text makes text from a peer safe to show.
 package text
 
 import (
@@ -9,8 +9,8 @@ import (
 	"unicode"
 )
 
-// Line returns s as one line of printable characters, at most limit bytes long, and " ..." where it was cut: no escape
-// sequence reaches a terminal, no long text a log.
+// Line returns s as one line of printable characters, at most limit bytes long, with " ..." if it
+// was cut. So no escape sequence reaches a terminal, and no long text a log.
 func Line(s string, limit int) string {
 	s = strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {
