@@ -125,11 +125,11 @@ func (e *Error) Unwrap() error { return e.Err }
 type Class int
 
 const (
-	// NoDevice: there is no device to make evidence with.
+	// NoDevice means that there is no device to make evidence with.
 	NoDevice Class = iota + 1
-	// DeviceFailed: the device refused, or did not answer.
+	// DeviceFailed means that the device refused, or did not answer.
 	DeviceFailed
-	// Stale: this challenge can no longer be answered. The answer to a new hello may be.
+	// Stale means that this challenge can no longer be answered. A new hello may get another.
 	Stale
 )
 
