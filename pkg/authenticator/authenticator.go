@@ -115,7 +115,7 @@ type Step string
 // Steps lists the steps of a run, and then those of a worker, in their order.
 func Steps() []Step {
 	return []Step{
-		StepLook, StepStartWorker, StepPrint,
-		StepLock, StepTidy, StepPrepare, StepSave, StepFile, StepNote, StepChallenge, StepProve, StepWait, StepCheck, StepInstall, StepRecord, StepForget,
+		stepLook, stepStartWorker, stepPrint,
+		StepLock, StepTidy, StepPrepare, StepSave, StepFile, StepNote, StepChallenge, StepProve, StepWait, StepCheck, StepInstall, stepRecord, stepForget,
 	}
 }

@@ -60,14 +60,14 @@ func tooEarly(state *cache.State, now time.Time) time.Duration {
 func lastFailure(last *cache.Result, wait time.Duration) error {
 	reason := Reason(last.Reason)
 	if reason == "" {
-		reason = CertificateUnusable // it was issued, and is no good
+		reason = certificateUnusable // it was issued, and is no good
 	}
 	return &Failure{reason, last.Hint, fmt.Errorf("%s (next attempt in %s)", last.Message, wait.Round(time.Second))}
 }
 
-// failed adds a failure to state, and how long to wait after it. Failures of another kind are counted
-// from one. While a certificate is held, at most half of what remains of it, to notAfter, may pass:
-// there has to be another attempt.
+// failed adds a failure to state, and how long to wait after it. Failures of another kind are
+// counted from one. While a certificate is held, at most half of what remains of it, to notAfter,
+// may pass: there has to be another attempt.
 func failed(state *cache.State, result *cache.Result, notAfter, now time.Time) {
 	kind, before := backOffAfter(result), none
 	if state.Last != nil {
@@ -89,7 +89,8 @@ func failed(state *cache.State, result *cache.Result, notAfter, now time.Time) {
 	state.NextAttempt = now.Add(pause)
 }
 
-// backOffAfter is the back-off of the reason. A request that was given up counts as one that failed.
+// backOffAfter is the back-off of the reason. A request that was given up counts as one that
+// failed.
 func backOffAfter(result *cache.Result) backOff {
 	if kind := Reason(result.Reason).info().backOff; kind != soon || !result.Wasted {
 		return kind
@@ -100,9 +101,9 @@ func backOffAfter(result *cache.Result) backOff {
 // hastyWithin is how soon after a certificate was issued the next one counts as hasty.
 const hastyWithin = 10 * time.Minute
 
-// issued adds a certificate to state. If each new certificate is rejected too, or due from the start,
-// the node would file requests without end. So there is a pause from the second one in short order on,
-// at most half of what remains of it.
+// issued adds a certificate to state. If each new certificate is rejected too, or due from the
+// start, the node would file requests without end. So there is a pause from the second one in short
+// order on, at most half of what remains of it.
 func issued(state *cache.State, result *cache.Result, notAfter, now time.Time) {
 	if since := now.Sub(state.Issued); since >= 0 && since < hastyWithin {
 		state.Hasty++
@@ -120,7 +121,8 @@ func issued(state *cache.State, result *cache.Result, notAfter, now time.Time) {
 	result.Hint = "check that the API server trusts the signer's CA, how long certificates live, and this machine's clock"
 }
 
-// readState returns the state, the zero State if it cannot be read: the worker sets such a file aside.
+// readState returns the state, the zero State if it cannot be read: the worker sets such a file
+// aside.
 func readState(dir cache.Dir) *cache.State {
 	state, err := dir.State()
 	if err != nil {

@@ -12,9 +12,9 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 )
 
-// DiscardBootstrap deletes the copy of the bootstrap kubeconfig that "prepare" made, unless it is to
-// be kept, once the API server accepts the node's certificate. A worker does so itself, but may have
-// been killed before. It reports whether the file was deleted.
+// DiscardBootstrap deletes the copy of the bootstrap kubeconfig that "prepare" made, unless it is
+// to be kept, once the API server accepts the node's certificate. A worker does so itself, but may
+// have been killed before. It reports whether the file was deleted.
 func (a *Authenticator) DiscardBootstrap(ctx context.Context) (bool, error) {
 	if a.invalid != nil {
 		return false, nil // the right settings may say to keep it
@@ -54,9 +54,9 @@ func (a *Authenticator) readCopy() ([]byte, error) {
 	return data, nil
 }
 
-// deleteBootstrap asks the API server first: if that rejects the certificate, the copy could still get
-// another one. It records that this very credential was used before it deletes the file, so that
-// "prepare" does not copy it again.
+// deleteBootstrap asks the API server first: if that rejects the certificate, the copy could still
+// get another one. It records that this very credential was used before it deletes the file, so
+// that "prepare" does not copy it again.
 func (a *Authenticator) deleteBootstrap(ctx context.Context, lock *cache.Lock, pair *cache.Pair) (bool, error) {
 	copied, err := a.readCopy()
 	if err != nil || copied == nil {

@@ -47,7 +47,8 @@ func writeFile(t testing.TB, dir, name, content string) string {
 	return path
 }
 
-// What the kubelet asks for never decides where the bootstrap credential goes, or which CA is trusted with it.
+// What the kubelet asks for never decides where the bootstrap credential goes, or which CA is
+// trusted with it.
 func TestBootstrapCredentialStaysWithItsCluster(t *testing.T) {
 	ca, other := newCA(t), newCA(t)
 	const server = "https://10.0.0.1:6443"
@@ -133,7 +134,8 @@ func TestBootstrapIsSearchedForInOrder(t *testing.T) {
 	})
 }
 
-// The node's own certificate goes where the kubelet asks; where it does not say, to the cluster it knows of.
+// The node's own certificate goes where the kubelet asks; where it does not say, to the cluster it
+// knows of.
 func TestOwnCertificateGoesToTheClusterAskedFor(t *testing.T) {
 	ca := newCA(t)
 	pair := newPair(t, nil)

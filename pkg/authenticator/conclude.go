@@ -34,8 +34,8 @@ func (e *enrolment) conclude(decision csr.Decision) error {
 	return nil
 }
 
-// saveRemembered records what the provider wants back next time, before the certificate is installed:
-// its issuer has pinned that, and a crash in between must not lose it.
+// saveRemembered records what the provider wants back next time, before the certificate is
+// installed: its issuer has pinned that, and a crash in between must not lose it.
 func (e *enrolment) saveRemembered() error {
 	state, pending := readState(e.dir), e.pending
 	if state.Remembered[pending.Provider] == pending.Remember {
@@ -48,7 +48,7 @@ func (e *enrolment) saveRemembered() error {
 	return e.lock.SetState(state)
 }
 
-// check turns a decision into a certificate that may be installed, or says why not.
+// check returns the certificate if it may be installed, else why not.
 func (e *enrolment) check(decision csr.Decision) (*cache.Pair, error) {
 	e.enter(StepCheck)
 	pending := e.pending
@@ -67,7 +67,7 @@ func (e *enrolment) check(decision csr.Decision) (*cache.Pair, error) {
 		}
 		return nil, why(RequestDenied, "denied", hint)
 	case csr.Failed:
-		return nil, why(RequestFailed, "failed", "ask whoever runs the signer; a new request follows after a pause")
+		return nil, why(requestFailed, "failed", "ask whoever runs the signer; a new request follows after a pause")
 	case csr.Issued:
 		return e.checkIssued(decision.Certificate)
 	default:

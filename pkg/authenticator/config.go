@@ -21,59 +21,67 @@ import (
 // DefaultConfigFile is read where it exists.
 const DefaultConfigFile = "/etc/kubelet-authenticator/config.yaml"
 
-// DefaultRuntimeDir is where the note about the last answer is kept. It need not outlive a boot.
-const DefaultRuntimeDir = "/run/kubelet-authenticator"
+// defaultRuntimeDir has the note about the last answer. It need not outlive a boot.
+const defaultRuntimeDir = "/run/kubelet-authenticator"
 
 const (
 	configAPIVersion = "authenticator.cluster.x-k8s.io/v1alpha1"
 	configKind       = "KubeletAuthenticatorConfiguration"
 )
 
-// Config is what the operator sets: the configuration file of kind KubeletAuthenticatorConfiguration,
-// authenticator.cluster.x-k8s.io/v1alpha1. Each field is also a flag, and the flag wins.
+// Config is what the operator sets: the configuration file of kind
+// KubeletAuthenticatorConfiguration, authenticator.cluster.x-k8s.io/v1alpha1. Each field is also a
+// flag, and the flag wins.
 type Config struct {
 	metav1.TypeMeta `json:",inline"`
 
 	// Provider names the attestation provider.
 	Provider string `json:"provider,omitempty"`
-	// NodeName is the Node's name; empty means as the kubelet computes it.
+	// NodeName is the Node's name. If it is empty, it is computed as the kubelet does.
 	NodeName string `json:"nodeName,omitempty"`
-	// ProviderID is the machine's spec.providerID; empty lets the provider look.
+	// ProviderID is the machine's spec.providerID. If it is empty, the provider looks for it.
 	ProviderID string `json:"providerID,omitempty"`
-	// ProviderIDScheme makes a provider ID of the machine's system UUID, as <scheme>://<uuid>, where no ProviderID is given.
+	// ProviderIDScheme makes a provider ID of the machine's system UUID, as <scheme>://<uuid>,
+	// if there is no ProviderID.
 	ProviderIDScheme string `json:"providerIDScheme,omitempty"`
 	// CertDir is the certificate directory.
 	CertDir string `json:"certDir,omitempty"`
-	// RuntimeDir holds a note about the last answer, by which a rejected certificate is noticed.
+	// RuntimeDir has a note about the last answer, from which a run notices a rejected
+	// certificate.
 	RuntimeDir string `json:"runtimeDir,omitempty"`
-	// BootstrapKubeconfig is a kubeconfig file with the credential for the first certificate, used where it is; empty means bootstrap.kubeconfig
-	// in CertDir, then KubeletBootstrapKubeconfig.
+	// BootstrapKubeconfig is a kubeconfig file with the credential for the first certificate,
+	// used in place. If it is empty, bootstrap.kubeconfig in CertDir is used, then
+	// KubeletBootstrapKubeconfig.
 	BootstrapKubeconfig string `json:"bootstrapKubeconfig,omitempty"`
-	// KeepBootstrapCredential keeps bootstrap.kubeconfig, the copy that "prepare" makes, beyond the first certificate.
+	// KeepBootstrapCredential keeps bootstrap.kubeconfig, the copy that "prepare" makes, beyond
+	// the first certificate.
 	KeepBootstrapCredential bool `json:"keepBootstrapCredential,omitempty"`
 	// KubeletKubeconfig is the kubelet's kubeconfig, which "prepare" writes.
 	KubeletKubeconfig string `json:"kubeletKubeconfig,omitempty"`
-	// KubeletBootstrapKubeconfig is the bootstrap kubeconfig that kubeadm writes for the kubelet, and deletes.
+	// KubeletBootstrapKubeconfig is the bootstrap kubeconfig that kubeadm writes for the
+	// kubelet, and deletes.
 	KubeletBootstrapKubeconfig string `json:"kubeletBootstrapKubeconfig,omitempty"`
-	// PrepareWait is the most that "prepare" waits for the node's first certificate.
+	// PrepareWait is the longest wait of "prepare" for the node's first certificate.
 	PrepareWait metav1.Duration `json:"prepareWait,omitzero"`
-	// SignerName is the signer to ask; empty means the provider's.
+	// SignerName is the signer to request from. If it is empty, it is the provider's.
 	SignerName string `json:"signerName,omitempty"`
-	// Expiration is the lifetime to ask for, 10 minutes to 10 years; 0 leaves it to the signer.
+	// Expiration is the lifetime to request, 10 minutes to 10 years. 0 leaves it to the signer.
 	Expiration metav1.Duration `json:"expiration,omitzero"`
-	// WaitTimeout is the most that a run waits when it has no certificate to print.
+	// WaitTimeout is the longest wait of a run that has no certificate to print.
 	WaitTimeout metav1.Duration `json:"waitTimeout,omitzero"`
-	// RenewalWait is the most that a run waits for a new certificate while the old one is still valid.
+	// RenewalWait is the longest wait of a run for a new certificate while the old one is
+	// valid.
 	RenewalWait metav1.Duration `json:"renewalWait,omitzero"`
-	// TPMDevice is the path of the TPM device, or of a software TPM's socket; empty lets the provider look.
+	// TPMDevice is the path of the TPM device, or of a software TPM's socket. If it is empty,
+	// the provider looks for one.
 	TPMDevice string `json:"tpmDevice,omitempty"`
 }
 
-// DefaultConfig returns what holds where nothing is set.
+// DefaultConfig returns the default settings.
 func DefaultConfig() Config {
 	return Config{
 		CertDir:     cache.DefaultPath,
-		RuntimeDir:  DefaultRuntimeDir,
+		RuntimeDir:  defaultRuntimeDir,
 		WaitTimeout: metav1.Duration{Duration: 30 * time.Second},
 		RenewalWait: metav1.Duration{Duration: time.Second},
 
@@ -84,9 +92,9 @@ func DefaultConfig() Config {
 	}
 }
 
-// LoadConfig reads a configuration file over the defaults. A file that is not there is an error unless it is optional. On an error
-// the Config holds the defaults, but for the certificate directory and the kubelet's files, which are taken from a file however broken: what
-// is valid there is still to be printed.
+// LoadConfig reads a configuration file over the defaults. A missing file is an error unless it is
+// optional. On an error the Config has the defaults. Only the certificate directory and the
+// kubelet's files are still taken from the file: a valid certificate there has to be printed.
 func LoadConfig(path string, optional bool) (Config, error) {
 	c := DefaultConfig()
 	data, err := os.ReadFile(path)
@@ -104,7 +112,8 @@ func LoadConfig(path string, optional bool) (Config, error) {
 	return c, nil
 }
 
-// findPaths looks for where things are in a file that is wrong: leniently, and where that fails line by line.
+// findPaths searches an invalid file for paths: with a lenient parser, and if that fails line by
+// line.
 func findPaths(data []byte, c *Config) {
 	var lenient map[string]any
 	_ = yaml.Unmarshal(data, &lenient) // then there are the lines
@@ -133,7 +142,8 @@ func findLine(data, field string) string {
 	return ""
 }
 
-// ParseConfig decodes one YAML document strictly: unknown, doubled and differently-cased fields are errors.
+// ParseConfig decodes one YAML document strictly: unknown, doubled and differently-cased fields are
+// errors.
 func ParseConfig(data []byte, into *Config) error {
 	if err := strict.Decode(data, into); err != nil {
 		return err

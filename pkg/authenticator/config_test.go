@@ -116,7 +116,8 @@ func TestParseConfigTellsAllThatIsUnknown(t *testing.T) {
 	}
 }
 
-// FuzzParseConfig: what is accepted can be written and read again, and is the same then; what is not says why on one line.
+// FuzzParseConfig: what is accepted can be written and read again, and is the same then; what is
+// not says why on one line.
 func FuzzParseConfig(f *testing.F) {
 	f.Add([]byte(configHead))
 	f.Add([]byte(configHead + "waitTimeout: 1m\nexpiration: 24h\ncertDir: /a\n"))
@@ -175,7 +176,8 @@ func TestLoadConfig(t *testing.T) {
 			}
 		}
 	})
-	// The certificate directory must be found under a configuration that is wrong elsewhere: the node lives on with what is in it.
+	// The certificate directory must be found under a configuration that is wrong elsewhere:
+	// the node lives on with what is in it.
 	for name, wrong := range map[string]string{
 		"unknown field":       "nonsense: 1\n",
 		"wrong type":          "provider: 1\n",
@@ -202,7 +204,8 @@ func TestLoadConfig(t *testing.T) {
 	}
 }
 
-// However broken the file, the certificate directory that it names is looked into: what is valid there is printed on.
+// However broken the file, the certificate directory that it names is looked into: what is valid
+// there is printed on.
 func TestCertificateDirectoryIsFoundInABrokenFile(t *testing.T) {
 	const header = "apiVersion: authenticator.cluster.x-k8s.io/v1alpha1\nkind: KubeletAuthenticatorConfiguration\n"
 	for name, c := range map[string]struct{ content, want string }{

@@ -14,8 +14,9 @@ import (
 // self is this program, even after an upgrade has replaced its file.
 const self = "/proc/self/exe"
 
-// StartDetached starts this program again with args, in a session of its own, its three descriptors on /dev/null and no other
-// inherited: the kubelet waits until nobody holds the plugin's standard output. It inherits the environment, to which env is added.
+// StartDetached starts this program again with args, in a session of its own. Its three descriptors
+// are /dev/null, and it inherits no other: the kubelet waits until nobody holds the plugin's
+// standard output. It inherits the environment, with env added.
 func StartDetached(args []string, env ...string) (process.ID, error) {
 	if err := closeOnExec(); err != nil {
 		return process.ID{}, err
@@ -35,8 +36,8 @@ func StartDetached(args []string, env ...string) (process.ID, error) {
 	return id, nil
 }
 
-// closeOnExec marks whatever the caller left open in this process beside the three standard descriptors: a worker that held
-// a pipe of the caller's would keep it waiting.
+// closeOnExec marks all descriptors but the standard three. A worker that held a pipe of the caller
+// would keep the caller waiting.
 func closeOnExec() error {
 	open, err := os.ReadDir("/proc/self/fd")
 	if err != nil {

@@ -17,25 +17,27 @@ import (
 
 // Report is the result of a dry run. It holds no key and no token.
 type Report struct {
-	// Certificate says in words what the certificate directory holds, Pending which request is under way, and Next what a run would do.
+	// Certificate describes the content of the certificate directory, Pending the request under
+	// way, and Next what a run would do.
 	Certificate, Pending, Next string
-	// NodeName and ProviderID are what the request claims, Provider whose evidence it carries.
+	// NodeName and ProviderID are those of the request. Provider made its evidence.
 	NodeName, ProviderID, Provider string
-	// Request is the object that would be filed. Its key is forgotten again.
+	// Request is the object that would be filed. Its key is discarded.
 	Request *certificatesv1.CertificateSigningRequest
-	// Evidence says in words what evidence the request carries, where the provider can tell.
+	// Evidence describes the evidence if the provider can do so.
 	Evidence []provider.Fact
-	// Server and Credential are where it would go, and in words with whose credential; empty if there is no such.
+	// Server and Credential describe where the request would go, and with which credential.
+	// They are empty if there is no credential.
 	Server, Credential string
-	// Check says what the API server made of the request with dryRun=All: accepted, refused, or skipped and why.
+	// Check is the API server's answer with dryRun=All: accepted, refused, or skipped and why.
 	Check string
-	// Failure is set when the API server refused it.
+	// Failure is set if the API server refused it.
 	Failure *Failure
 }
 
-// DryRun builds a request and has the API server check it if one can be reached. It writes no file but
-// the provider's lock, and creates no object. The error is a *Failure for what a run could not do
-// either, whatever the API server says.
+// DryRun builds a request and has the API server check it if one can be reached. It writes no file
+// but the provider's lock, and creates no object. The error is a *Failure for what a run could not
+// do either, whatever the API server says.
 func (a *Authenticator) DryRun(ctx context.Context) (*Report, error) {
 	if a.invalid != nil {
 		return nil, a.invalid

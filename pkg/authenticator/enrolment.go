@@ -35,7 +35,8 @@ type enrolment struct {
 	status certificateStatus
 	to     nodeaccess.Access
 	client *csr.Client
-	// pending has the requests, as the pending file has them. It is nil until resume or prepare.
+	// pending has the requests, as the pending file has them. It is nil until resume or
+	// prepare.
 	pending *cache.Pending
 }
 
@@ -133,8 +134,8 @@ func (e *enrolment) prepare(ctx context.Context) error {
 	return e.lock.SetPending(pending)
 }
 
-// pursue files the pending request and waits for its decision. It answers a challenge with the proof,
-// and pursues that.
+// pursue files the pending request and waits for its decision. It answers a challenge with the
+// proof, and pursues that.
 func (e *enrolment) pursue(ctx context.Context) (csr.Decision, error) {
 	for {
 		request, err := e.file(ctx)
@@ -212,8 +213,8 @@ func (e *enrolment) wait(ctx context.Context, request *certificatesv1.Certificat
 	return e.client.Wait(ctx, request, csr.Classify)
 }
 
-// prove makes the proof that answers the challenge, and writes it down beside the hello. The secret in
-// the challenge does not outlive the provider's call.
+// prove makes the proof that answers the challenge, and writes it down beside the hello. The secret
+// in the challenge does not outlive the provider's call.
 func (e *enrolment) prove(ctx context.Context, answer string, fresh bool) error {
 	e.enter(StepProve)
 	if err := e.requestBuilder().proof(ctx, e.pending, answer, fresh); err != nil {
@@ -223,8 +224,8 @@ func (e *enrolment) prove(ctx context.Context, answer string, fresh bool) error 
 	return e.lock.SetPending(e.pending)
 }
 
-// classifyRequestError returns the Failure for an error of filing or watching the request. request is
-// nil if it could not be filed.
+// classifyRequestError returns the Failure for an error of filing or watching the request. request
+// is nil if it could not be filed.
 func (e *enrolment) classifyRequestError(ctx context.Context, request *certificatesv1.CertificateSigningRequest, err error) error {
 	var write *cache.WriteError
 	switch {
@@ -237,7 +238,7 @@ func (e *enrolment) classifyRequestError(ctx context.Context, request *certifica
 		return fmt.Errorf("%w: %w", errRejected, err)
 	}
 	failure := classifyAPIError(err, e.to.Credential)
-	if failure.Reason != APIRefused || e.pending.Last().UID != "" || !e.neverCreated(ctx) {
+	if failure.Reason != apiRefused || e.pending.Last().UID != "" || !e.neverCreated(ctx) {
 		return failure
 	}
 	if len(e.pending.Requests) == 1 {
@@ -260,21 +261,21 @@ func (e *enrolment) neverCreated(ctx context.Context) bool {
 	return apierrors.IsNotFound(err) || errors.Is(err, csr.ErrNotOurs)
 }
 
-// startOver says why another request, or another hello, is worth filing at once. It is nil if that is
-// not so. After the last attempt it is the Failure to end with.
+// startOver says why another request, or another hello, is worth filing at once. It is nil if that
+// is not so. After the last attempt it is the Failure to end with.
 func (e *enrolment) startOver(decision csr.Decision, err error) *Failure {
 	var stale *provider.Error
 	last := e.pending.Last()
 	switch {
 	case errors.As(err, &stale) && stale.Class == provider.Stale:
-		return &Failure{ChallengeUnanswered, stale.Hint, fmt.Errorf("CertificateSigningRequest %s: %w", last.Name, err)}
+		return &Failure{challengeUnanswered, stale.Hint, fmt.Errorf("CertificateSigningRequest %s: %w", last.Name, err)}
 	case err != nil:
 		return nil //nolint:nilerr // another would fail likewise; the caller has the error
 	case decision.Outcome == csr.Deleted:
-		return &Failure{RequestFailed, "find who deletes CertificateSigningRequests",
+		return &Failure{requestFailed, "find who deletes CertificateSigningRequests",
 			fmt.Errorf("CertificateSigningRequest %s: deleted, like those before it", last.Name)}
 	case decision.Outcome == csr.Denied && decision.Reason == attestation.ReasonExpired && !last.Hello && len(e.pending.Requests) > 1:
-		return &Failure{ChallengeUnanswered, "see which phase takes how long in the state file; the controller sets how long a challenge is good",
+		return &Failure{challengeUnanswered, "see which phase takes how long in the state file; the controller sets how long a challenge is good",
 			fmt.Errorf("CertificateSigningRequest %s: the challenge had expired, like those before it", last.Name)}
 	case decision.Outcome == csr.Denied && decision.Reason == attestation.ReasonVersion && last.Hello:
 		return e.negotiate(decision)
@@ -283,8 +284,8 @@ func (e *enrolment) startOver(decision csr.Decision, err error) *Failure {
 }
 
 // negotiate picks the version of the next hello: the newest that both sides have and that was not
-// tried before. The controller's list decides nothing by itself: a hello says what the node accepts,
-// and the controller refuses an older version than it could have had.
+// tried before. The controller's list decides nothing by itself: a hello says what the node
+// accepts, and the controller refuses an older version than it could have had.
 func (e *enrolment) negotiate(decision csr.Decision) *Failure {
 	challenger, ok := e.provider.(provider.Challenger)
 	served, err := attestation.ParseVersions(decision.Versions)

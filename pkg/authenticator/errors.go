@@ -31,7 +31,8 @@ type Failure struct {
 func (f *Failure) Error() string { return f.Err.Error() }
 func (f *Failure) Unwrap() error { return f.Err }
 
-// AsFailure returns the Failure in err, or makes one from the errors of this program's own packages.
+// AsFailure returns the Failure in err, or makes one from the errors of this program's own
+// packages.
 func AsFailure(err error) *Failure {
 	var failure *Failure
 	if errors.As(err, &failure) {
@@ -48,17 +49,17 @@ func AsFailure(err error) *Failure {
 	case errors.As(err, &access):
 		return &Failure{NoBootstrap, access.Hint, err}
 	case errors.As(err, &kubeconfig):
-		return &Failure{KubeconfigForeign, "move it away if it is not needed any more, or name another file", err}
+		return &Failure{kubeconfigForeign, "move it away if it is not needed any more, or name another file", err}
 	case errors.As(err, &foreign):
-		return &Failure{DirectoryRefused, "make it root's, with mode 0700, or name another with --cert-dir", err}
+		return &Failure{directoryRefused, "make it root's, with mode 0700, or name another with --cert-dir", err}
 	case errors.As(err, &write):
-		return &Failure{DirectoryNotWritable, "free space on the disk, mount it read-write, or name another directory with --cert-dir", err}
+		return &Failure{directoryNotWritable, "free space on the disk, mount it read-write, or name another directory with --cert-dir", err}
 	case errors.Is(err, cache.ErrLocked):
 		return &Failure{WorkerUnavailable, "find who holds it with: fuser -v <the lock file>", err}
 	case errors.As(err, &unusable) && unusable.Clock:
-		return &Failure{ClockWrong, "check this machine's clock and the signer's", err}
+		return &Failure{clockWrong, "check this machine's clock and the signer's", err}
 	case errors.As(err, &unusable):
-		return &Failure{CertificateUnusable, "check that the signer issues what was asked for", err}
+		return &Failure{certificateUnusable, "check that the signer issues what was asked for", err}
 	default:
 		return &Failure{Unexpected, "", err}
 	}
@@ -66,13 +67,13 @@ func AsFailure(err error) *Failure {
 
 // classifyProviderError returns the Failure for an error of the provider. what names the task.
 func classifyProviderError(p provider.Provider, what string, err error) error {
-	failure := &Failure{AttestationFailed, "", fmt.Errorf("provider %s: %s: %w", p.Name(), what, err)}
+	failure := &Failure{attestationFailed, "", fmt.Errorf("provider %s: %s: %w", p.Name(), what, err)}
 	var known *provider.Error
 	if errors.As(err, &known) {
 		failure.Hint = known.Hint
 		switch known.Class {
 		case provider.NoDevice:
-			failure.Reason = TPMAbsent
+			failure.Reason = tpmAbsent
 		case provider.DeviceFailed:
 			failure.Reason = TPMError
 		}
@@ -80,8 +81,8 @@ func classifyProviderError(p provider.Provider, what string, err error) error {
 	return failure
 }
 
-// classifyAPIError returns the Failure for an error of a call to the API server. credential describes
-// the credential that was shown.
+// classifyAPIError returns the Failure for an error of a call to the API server. credential
+// describes the credential that was shown.
 func classifyAPIError(err error, credential string) *Failure {
 	err = peerError{bareURL(err)}
 	var unknownAuthority x509.UnknownAuthorityError
@@ -90,17 +91,17 @@ func classifyAPIError(err error, credential string) *Failure {
 	var verification *tls.CertificateVerificationError
 	switch {
 	case apierrors.IsUnauthorized(err):
-		return &Failure{BootstrapRefused, "make a new one (kubeadm token create), or check that the kubeconfig is for this cluster",
+		return &Failure{bootstrapRefused, "make a new one (kubeadm token create), or check that the kubeconfig is for this cluster",
 			fmt.Errorf("%w (credential: %s)", err, credential)}
 	case apierrors.IsForbidden(err):
-		return &Failure{APIRefused, "bind its group to the ClusterRole system:node-bootstrapper, or to one that may create, get, list and watch certificatesigningrequests",
+		return &Failure{apiRefused, "bind its group to the ClusterRole system:node-bootstrapper, or to one that may create, get, list and watch certificatesigningrequests",
 			fmt.Errorf("%w (credential: %s)", err, credential)}
 	case apierrors.IsInvalid(err), apierrors.IsBadRequest(err), apierrors.IsNotFound(err), apierrors.IsMethodNotSupported(err), apierrors.IsRequestEntityTooLargeError(err):
-		return &Failure{APIRefused, "see what the API server makes of the request with --dry-run", err}
+		return &Failure{apiRefused, "see what the API server makes of the request with --dry-run", err}
 	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
-		return &Failure{APIUntrusted, "check this machine's clock, and how long the API server's certificate lives", err}
+		return &Failure{apiUntrusted, "check this machine's clock, and how long the API server's certificate lives", err}
 	case errors.As(err, &unknownAuthority), errors.As(err, &hostname), errors.As(err, &invalid), errors.As(err, &verification):
-		return &Failure{APIUntrusted, "check server and certificate-authority-data in the kubeconfig", err}
+		return &Failure{apiUntrusted, "check server and certificate-authority-data in the kubeconfig", err}
 	}
 	return &Failure{APIUnreachable, "check the network, the proxy settings and the server's address", err}
 }

@@ -13,10 +13,12 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
-// ExecInfoVariable is the environment variable in which client-go says what it wants (client.authentication.k8s.io).
+// ExecInfoVariable is the environment variable with client-go's question
+// (client.authentication.k8s.io).
 const ExecInfoVariable = "KUBERNETES_EXEC_INFO"
 
-// The versions of the exec API that are answered, in the version asked for. Their fields are the same.
+// The versions of the exec API that are answered, in the version asked for. Their fields have the
+// same names.
 const (
 	execGroup   = "client.authentication.k8s.io/"
 	execV1      = execGroup + "v1"
@@ -26,31 +28,34 @@ const (
 // ExecAPIVersions returns the versions of the exec API that are answered.
 func ExecAPIVersions() []string { return []string{execV1, execV1beta1} }
 
-// ExecInfo is what client-go asks for. The zero value stands for a person's call by hand, and is answered in v1.
+// ExecInfo is client-go's question. The zero value stands for a call by a person, and is answered
+// in v1.
 type ExecInfo struct {
 	// APIVersion is the version to answer in.
 	APIVersion string
-	// Cluster is the cluster to authenticate to, nil where the kubeconfig lacks provideClusterInfo.
+	// Cluster is the cluster to authenticate to, nil if the kubeconfig lacks
+	// provideClusterInfo.
 	Cluster *clientauthentication.Cluster
 }
 
-// ParseExecInfo reads the value of ExecInfoVariable; an empty one is a call by hand. Errors are Failures with reason
-// ExecAPI.
+// ParseExecInfo reads the value of ExecInfoVariable. An empty value is a call by a person. Errors
+// are Failures with reason execAPI.
 func ParseExecInfo(value string) (ExecInfo, error) {
 	if value == "" {
 		return ExecInfo{}, nil
 	}
-	// Without the status, which is for the answer: to find its fields takes as long as to read the question.
+	// Without the status, which is for the answer: to find its fields would take as long as to
+	// read the question.
 	var ask struct {
 		metav1.TypeMeta `json:",inline"`
 		Spec            clientauthentication.ExecCredentialSpec `json:"spec"`
 	}
 	if err := json.Unmarshal([]byte(value), &ask); err != nil {
-		return ExecInfo{}, &Failure{ExecAPI, "the plugin is meant to be run by client-go; by hand, leave it unset",
+		return ExecInfo{}, &Failure{execAPI, "the plugin is meant to be run by client-go; by hand, leave it unset",
 			fmt.Errorf("%s: not an ExecCredential in JSON", ExecInfoVariable)}
 	}
 	if ask.Kind != "ExecCredential" || ask.APIVersion != execV1 && ask.APIVersion != execV1beta1 {
-		return ExecInfo{}, &Failure{ExecAPI, "set apiVersion in the kubeconfig's exec stanza to " + execV1,
+		return ExecInfo{}, &Failure{execAPI, "set apiVersion in the kubeconfig's exec stanza to " + execV1,
 			fmt.Errorf("%s: asks for %.64q of %.64q, not for an ExecCredential of %s or %s", ExecInfoVariable, ask.Kind, ask.APIVersion, execV1, execV1beta1)}
 	}
 	return ExecInfo{APIVersion: ask.APIVersion, Cluster: ask.Spec.Cluster}, nil
@@ -75,7 +80,8 @@ func (e ExecInfo) render(pair *cache.Pair, expiration time.Time) ([]byte, error)
 	if version == "" {
 		version = execV1
 	}
-	// Without the spec, which is the question's: to find its fields takes longer than to write the answer.
+	// Without the spec, which is for the question: to find its fields would take longer than to
+	// write the answer.
 	credential := struct {
 		metav1.TypeMeta `json:",inline"`
 		Status          clientauthentication.ExecCredentialStatus `json:"status"`

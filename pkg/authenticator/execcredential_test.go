@@ -74,7 +74,7 @@ func TestParseExecInfoRefuses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := ParseExecInfo(value)
-			failure := wantFailure(t, err, ExecAPI)
+			failure := wantFailure(t, err, execAPI)
 			if got != (ExecInfo{}) {
 				t.Errorf("something came with the error: %+v", got)
 			}
@@ -96,7 +96,7 @@ func FuzzParseExecInfo(f *testing.F) {
 		got, err := ParseExecInfo(value)
 		if err != nil {
 			var failure *Failure
-			if !errors.As(err, &failure) || failure.Reason != ExecAPI || len(failure.Error()) > 2000 || notOneLine(failure.Error()) != "" {
+			if !errors.As(err, &failure) || failure.Reason != execAPI || len(failure.Error()) > 2000 || notOneLine(failure.Error()) != "" {
 				t.Fatalf("%v", err)
 			}
 			return
@@ -187,7 +187,8 @@ func TestExecClusterIsTakenAsItIs(t *testing.T) {
 	}
 }
 
-// The fields of v1 and v1beta1 that this program reads and writes have the same names; else one type would not do for both.
+// The fields of v1 and v1beta1 that this program reads and writes have the same names; else one
+// type would not do for both.
 func TestExecVersionsAgree(t *testing.T) {
 	scheme := runtime.NewScheme()
 	install.Install(scheme)

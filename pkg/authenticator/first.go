@@ -11,9 +11,9 @@ import (
 // firstPause is the time between two attempts to start a worker during a back-off.
 const firstPause = 500 * time.Millisecond
 
-// AwaitFirst waits until the node has a certificate that can be used. Workers get it as in a Run, one
-// after the other. After wait it returns the reason why there is none yet: a *Failure. Until then it
-// calls remark with each new reason, and with what else people should know.
+// AwaitFirst waits until the node has a certificate that can be used. Workers get it as in a Run,
+// one after the other. After wait it returns the reason why there is none yet: a *Failure. Until
+// then it calls remark with each new reason, and with what else people should know.
 func (a *Authenticator) AwaitFirst(ctx context.Context, wait time.Duration, remark func(error)) (*x509.Certificate, error) {
 	if a.invalid != nil {
 		return nil, AsFailure(a.invalid)

@@ -14,7 +14,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
-// The copy goes once the API server has taken the node's certificate, and only then; only a copy, and only if it is not to be kept.
+// The copy goes once the API server has taken the node's certificate, and only then; only a copy,
+// and only if it is not to be kept.
 func TestDiscardBootstrap(t *testing.T) {
 	t.Parallel()
 	const mark = "# Copied by kubelet-authenticator prepare.\n"
@@ -99,7 +100,7 @@ func TestAwaitFirstGivesUpAtOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = o.AwaitFirst(t.Context(), time.Hour, none)
-	mustFail(t, err, DirectoryRefused)
+	mustFail(t, err, directoryRefused)
 }
 
 func TestAwaitFirstTakesWhatIsThere(t *testing.T) {

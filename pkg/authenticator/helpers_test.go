@@ -34,8 +34,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
 
-// TestMain keeps what workers log for operators out of the tests' output, and lets tests that wait do so together on machines
-// with few CPUs.
+// TestMain keeps what workers log for operators out of the tests' output, and lets tests that wait
+// do so together on machines with few CPUs.
 func TestMain(m *testing.M) {
 	flag.Parse()
 	if err := flag.Set("test.parallel", "8"); err != nil {
@@ -113,7 +113,8 @@ func (fakeProvider) Evidence(context.Context, provider.Request) ([]byte, error) 
 	return []byte(`{"version":"fake/v1"}`), nil
 }
 
-// testAuthenticator is that of node "a" at noon, asked by nobody, with a provider that renews and nothing on disk.
+// testAuthenticator is that of node "a" at noon, asked by nobody, with a provider that renews and
+// nothing on disk.
 func testAuthenticator(t testing.TB) *Authenticator {
 	t.Helper()
 	certs := filepath.Join(t.TempDir(), "certs")
@@ -200,13 +201,15 @@ func tlsServer(t testing.TB, handler http.Handler, change func(*httptest.Server)
 	return server, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
 }
 
-// hang answers nothing until the client goes away, which the server only notices once it has read the request.
+// hang answers nothing until the client goes away, which the server only notices once it has read
+// the request.
 func hang(_ http.ResponseWriter, r *http.Request) {
 	_, _ = io.Copy(io.Discard, r.Body)
 	<-r.Context().Done()
 }
 
-// wantFailure returns the Failure in err if it has that reason and its text fits on one line of a log.
+// wantFailure returns the Failure in err if it has that reason and its text fits on one line of a
+// log.
 func wantFailure(t testing.TB, err error, reason Reason) *Failure {
 	t.Helper()
 	var failure *Failure

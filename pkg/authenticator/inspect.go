@@ -10,7 +10,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
 
-// Identity is what an inventory needs to know of this machine. All of it is what the machine says of itself.
+// Identity is what an inventory needs to know about this machine. The machine itself says all of
+// it.
 type Identity struct {
 	NodeName   string `json:"nodeName"`
 	ProviderID string `json:"providerID,omitempty"`
@@ -19,7 +20,8 @@ type Identity struct {
 	Device any `json:"device"`
 }
 
-// Identify finds out what this machine is. It needs no API server, and writes nothing but the provider's lock.
+// Identify identifies this machine. It needs no API server, and writes nothing but the provider's
+// lock.
 func (a *Authenticator) Identify(ctx context.Context) (*Identity, error) {
 	inspector, err := a.inspector()
 	if err != nil {
@@ -41,7 +43,8 @@ func (a *Authenticator) Identify(ctx context.Context) (*Identity, error) {
 	return identity, nil
 }
 
-// SelfTest has the provider try all that it needs of its device, and report each step. It fails if one of them did.
+// SelfTest runs the self-test of the provider's device, and reports each step. It fails if a step
+// failed.
 func (a *Authenticator) SelfTest(ctx context.Context, report func(provider.Check)) error {
 	inspector, err := a.inspector()
 	if err != nil {
@@ -53,7 +56,7 @@ func (a *Authenticator) SelfTest(ctx context.Context, report func(provider.Check
 	return nil
 }
 
-// inspector returns the provider if it can be looked into.
+// inspector returns the provider if it has a device.
 func (a *Authenticator) inspector() (provider.Inspector, error) {
 	if a.invalid != nil {
 		return nil, a.invalid

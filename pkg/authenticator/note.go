@@ -12,24 +12,26 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
-// note is what the last run answered. A run that finds the same parent asking again before the time it was given knows
-// that something made it ask: the API server answered 401. Nothing else tells a plugin why it is run.
+// note is what the last run answered. If the same parent asks again before the time that it was
+// given, the API server probably answered 401. A plugin has no other way to learn why it is run.
 //
-// It is a best effort on a file system that need not outlive a boot: without it, a rejected certificate is served until it is
-// due.
+// The note is a best effort, on a file system that need not outlive a boot. Without it, a rejected
+// certificate is served until it is due.
 type note struct {
 	Parent process.ID `json:"parent"`
 	// Certificate is the SHA-256 of what was printed.
 	Certificate string `json:"certificate"`
 	// Until is the expirationTimestamp, in seconds since 1970.
 	Until int64 `json:"until"`
-	// Reviewed is when the API server was last asked about the certificate, in seconds since 1970.
+	// Reviewed is when the API server was last asked about the certificate, in seconds since
+	// 1970.
 	Reviewed int64 `json:"reviewed,omitempty"`
 	// Rejected is set once it answered 401.
 	Rejected bool `json:"rejected,omitempty"`
 }
 
-// noteFile is where the note for one certificate directory is. It is read and written as carefully as that directory's files.
+// noteFile is the file of the note for one certificate directory. It is as well protected as the
+// files there.
 type noteFile struct {
 	dir  cache.Dir
 	name string
@@ -40,10 +42,10 @@ func newNoteFile(runtimeDir, certDir string) noteFile {
 	return noteFile{cache.At(runtimeDir), hex.EncodeToString(sum[:8]) + ".json"}
 }
 
-// usable is false under a configuration that is wrong and names no absolute path.
+// usable is false if the configuration is wrong and names no absolute path.
 func (f noteFile) usable() bool { return filepath.IsAbs(f.dir.Path()) }
 
-// read returns the note, the zero note where there is none that can be read.
+// read returns the note, the zero note if there is none or it cannot be read.
 func (f noteFile) read() note {
 	var n note
 	if !f.usable() || f.dir.Check() != nil {
@@ -56,7 +58,7 @@ func (f noteFile) read() note {
 	return n
 }
 
-// write replaces the note, where it can.
+// write replaces the note if it can.
 func (f noteFile) write(n note) {
 	data, err := json.Marshal(n)
 	if err == nil && f.usable() && f.dir.Create() == nil {

@@ -73,7 +73,8 @@ func TestNoteThatCannotBeKeptIsNone(t *testing.T) {
 	}
 }
 
-// What others could have written decides nothing: a certificate that passes for rejected costs the bootstrap credential.
+// What others could have written decides nothing: a certificate that passes for rejected costs the
+// bootstrap credential.
 func TestNoteThatCannotBeTrustedIsNone(t *testing.T) {
 	for name, spoil := range map[string]func(file noteFile) error{
 		"others may write it":            func(file noteFile) error { return os.Chmod(file.path(), 0o666) },

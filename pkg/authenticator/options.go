@@ -33,8 +33,8 @@ type Options struct {
 	Parent process.ID
 	// UserAgent is sent with each request to the API server.
 	UserAgent string
-	// StartWorker starts a detached process that calls Work with the same Options. StartDetached
-	// does.
+	// StartWorker starts a detached process that calls Work with the same Options.
+	// StartDetached does.
 	StartWorker func() (process.ID, error)
 	// WorkerDeadline is the longest life of one worker. Default: DefaultWorkerDeadline.
 	WorkerDeadline time.Duration

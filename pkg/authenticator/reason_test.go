@@ -121,7 +121,8 @@ func TestEveryReasonIsInTheTable(t *testing.T) {
 
 const exitCodes = "../../docs/exit-codes.md"
 
-// docs/exit-codes.md is Reasons() for people. Write it anew with: go test ./pkg/authenticator -run ExitCodes -update.
+// docs/exit-codes.md is Reasons() for people. Write it anew with: go test ./pkg/authenticator -run
+// ExitCodes -update.
 func TestExitCodesAreDocumented(t *testing.T) {
 	const begin, end = "<!-- table -->\n", "<!-- /table -->\n"
 	var table strings.Builder
@@ -133,8 +134,8 @@ func TestExitCodesAreDocumented(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	before, rest, ok := strings.Cut(string(page), begin)
-	have, after, ok2 := strings.Cut(rest, end)
+	before, remainder, ok := strings.Cut(string(page), begin)
+	have, after, ok2 := strings.Cut(remainder, end)
 	if !ok || !ok2 || strings.Contains(after, begin) {
 		t.Fatalf("%s: the table stands once between %q and %q", exitCodes, begin, end)
 	}
@@ -150,27 +151,28 @@ func TestExitCodesAreDocumented(t *testing.T) {
 }
 
 func TestAsFailure(t *testing.T) {
-	own := &Failure{TPMAbsent, "hint", errors.New("no TPM")}
+	own := &Failure{tpmAbsent, "hint", errors.New("no TPM")}
 	for name, c := range map[string]struct {
 		err  error
 		want Reason
 	}{
-		"a Failure":             {own, TPMAbsent},
-		"a Failure inside":      {fmt.Errorf("worker: %w", own), TPMAbsent},
-		"a foreign directory":   {fmt.Errorf("x: %w", &cache.ForeignDirError{Path: "/x", Problem: "is a file"}), DirectoryRefused},
-		"a full disk":           {fmt.Errorf("x: %w", &cache.WriteError{Path: "/x", Err: io.ErrShortWrite}), DirectoryNotWritable},
+		"a Failure":             {own, tpmAbsent},
+		"a Failure inside":      {fmt.Errorf("worker: %w", own), tpmAbsent},
+		"a foreign directory":   {fmt.Errorf("x: %w", &cache.ForeignDirError{Path: "/x", Problem: "is a file"}), directoryRefused},
+		"a full disk":           {fmt.Errorf("x: %w", &cache.WriteError{Path: "/x", Err: io.ErrShortWrite}), directoryNotWritable},
 		"the lock":              {fmt.Errorf("x: %w", cache.ErrLocked), WorkerUnavailable},
-		"a bad certificate":     {fmt.Errorf("x: %w", &cache.UnusableError{Problem: "it is a CA's"}), CertificateUnusable},
-		"an early certificate":  {fmt.Errorf("x: %w", &cache.UnusableError{Problem: "it is not valid yet", Clock: true}), ClockWrong},
+		"a bad certificate":     {fmt.Errorf("x: %w", &cache.UnusableError{Problem: "it is a CA's"}), certificateUnusable},
+		"an early certificate":  {fmt.Errorf("x: %w", &cache.UnusableError{Problem: "it is not valid yet", Clock: true}), clockWrong},
 		"what nobody has named": {errors.New("x"), Unexpected},
 	} {
-		if got := AsFailure(c.err); got.Reason != c.want || got.Err == nil || c.want == TPMAbsent && got != own {
+		if got := AsFailure(c.err); got.Reason != c.want || got.Err == nil || c.want == tpmAbsent && got != own {
 			t.Errorf("%s: %s, want %s", name, got.Reason, c.want)
 		}
 	}
 }
 
-// callAPI returns what a client gets from that server, by which apiFailure has to tell what is wrong.
+// callAPI returns what a client gets from that server, by which apiFailure has to tell what is
+// wrong.
 func callAPI(t *testing.T, server string, ca []byte) error {
 	t.Helper()
 	client, err := csr.NewClient(&rest.Config{Host: server, TLSClientConfig: rest.TLSClientConfig{CAData: ca}})
@@ -214,17 +216,17 @@ func TestAnswersOfTheAPIServerAreSorted(t *testing.T) {
 		want    Reason
 		says    string
 	}{
-		"401":                    {answerStatus(401, metav1.StatusReasonUnauthorized, "Unauthorized"), BootstrapRefused, "whose"},
-		"403":                    {answerStatus(403, metav1.StatusReasonForbidden, "certificatesigningrequests is forbidden: User \"x\" cannot create"), APIRefused, "cannot create"},
-		"403, in many lines":     {answerStatus(403, metav1.StatusReasonForbidden, "admission webhook:\n- no\n- no\n"), APIRefused, "whose"},
-		"403, at length":         {answerStatus(403, metav1.StatusReasonForbidden, strings.Repeat("no! ", 10_000)), APIRefused, "no!"},
-		"403, with escapes":      {answerStatus(403, metav1.StatusReasonForbidden, "\x1b]0;owned\x07no"), APIRefused, "no"},
-		"403 of a proxy":         {answerPage(403), APIRefused, ""},
-		"404":                    {answerStatus(404, metav1.StatusReasonNotFound, "the server could not find the requested resource"), APIRefused, ""},
-		"404 of a web server":    {answerPage(404), APIRefused, ""},
-		"413":                    {answerStatus(413, metav1.StatusReasonRequestEntityTooLarge, "too large"), APIRefused, ""},
-		"422":                    {answerStatus(422, metav1.StatusReasonInvalid, "CertificateSigningRequest \"x\" is invalid: [spec.usages: no,\nspec.request: no]"), APIRefused, "spec.request"},
-		"400":                    {answerStatus(400, metav1.StatusReasonBadRequest, "no"), APIRefused, ""},
+		"401":                    {answerStatus(401, metav1.StatusReasonUnauthorized, "Unauthorized"), bootstrapRefused, "whose"},
+		"403":                    {answerStatus(403, metav1.StatusReasonForbidden, "certificatesigningrequests is forbidden: User \"x\" cannot create"), apiRefused, "cannot create"},
+		"403, in many lines":     {answerStatus(403, metav1.StatusReasonForbidden, "admission webhook:\n- no\n- no\n"), apiRefused, "whose"},
+		"403, at length":         {answerStatus(403, metav1.StatusReasonForbidden, strings.Repeat("no! ", 10_000)), apiRefused, "no!"},
+		"403, with escapes":      {answerStatus(403, metav1.StatusReasonForbidden, "\x1b]0;owned\x07no"), apiRefused, "no"},
+		"403 of a proxy":         {answerPage(403), apiRefused, ""},
+		"404":                    {answerStatus(404, metav1.StatusReasonNotFound, "the server could not find the requested resource"), apiRefused, ""},
+		"404 of a web server":    {answerPage(404), apiRefused, ""},
+		"413":                    {answerStatus(413, metav1.StatusReasonRequestEntityTooLarge, "too large"), apiRefused, ""},
+		"422":                    {answerStatus(422, metav1.StatusReasonInvalid, "CertificateSigningRequest \"x\" is invalid: [spec.usages: no,\nspec.request: no]"), apiRefused, "spec.request"},
+		"400":                    {answerStatus(400, metav1.StatusReasonBadRequest, "no"), apiRefused, ""},
 		"500":                    {answerStatus(500, metav1.StatusReasonInternalError, "etcd:\nleader changed"), APIUnreachable, "leader changed"},
 		"502 of a load balancer": {answerPage(502), APIUnreachable, ""},
 		"200, but not an object": {http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "<html>\nwelcome\n</html>") }), APIUnreachable, ""},
@@ -269,16 +271,16 @@ func TestConnectionsThatFailAreSorted(t *testing.T) {
 		ca     []byte // nil: the server's own
 		want   Reason
 	}{
-		"reached":       {change: func(*x509.Certificate) {}, want: BootstrapRefused},
-		"another CA":    {change: func(*x509.Certificate) {}, ca: newCA(t), want: APIUntrusted},
-		"another name":  {change: func(c *x509.Certificate) { c.IPAddresses = []net.IP{net.IPv4(10, 0, 0, 1)} }, want: APIUntrusted},
-		"no server's":   {change: func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} }, want: APIUntrusted},
-		"expired":       {change: func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) }, want: APIUntrusted},
-		"not yet valid": {change: func(c *x509.Certificate) { c.NotBefore = time.Now().Add(time.Minute) }, want: APIUntrusted},
+		"reached":       {change: func(*x509.Certificate) {}, want: bootstrapRefused},
+		"another CA":    {change: func(*x509.Certificate) {}, ca: newCA(t), want: apiUntrusted},
+		"another name":  {change: func(c *x509.Certificate) { c.IPAddresses = []net.IP{net.IPv4(10, 0, 0, 1)} }, want: apiUntrusted},
+		"no server's":   {change: func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} }, want: apiUntrusted},
+		"expired":       {change: func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) }, want: apiUntrusted},
+		"not yet valid": {change: func(c *x509.Certificate) { c.NotBefore = time.Now().Add(time.Minute) }, want: apiUntrusted},
 		"the clock is at 1970": {change: func(c *x509.Certificate) {
 			c.NotBefore = time.Now().Add(20 * 365 * 24 * time.Hour)
 			c.NotAfter = c.NotBefore.Add(time.Hour)
-		}, want: APIUntrusted},
+		}, want: apiUntrusted},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -48,7 +48,8 @@ func (r *reviewer) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 	r.answer(w, request)
 }
 
-// seen returns how often it was asked, and fails the test if it was asked otherwise than it should be.
+// seen returns how often it was asked, and fails the test if it was asked otherwise than it should
+// be.
 func (r *reviewer) seen(t *testing.T, certificate []byte) int {
 	t.Helper()
 	r.mu.Lock()

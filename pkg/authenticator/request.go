@@ -70,8 +70,8 @@ func (b requestBuilder) first(ctx context.Context, node string, cluster cache.Or
 	return pending, key.Public(), b.add(pending, cache.PendingRequest{Name: request.Name, Hello: hello}, pkcs10, evidence)
 }
 
-// proof adds the request that answers the hello's challenge. fresh is set if the challenge came while
-// the hello was watched.
+// proof adds the request that answers the hello's challenge. fresh is set if the challenge came
+// while the hello was watched.
 func (b requestBuilder) proof(ctx context.Context, pending *cache.Pending, answer string, fresh bool) error {
 	key, err := csr.ParseKey(pending.Key)
 	if err != nil {

@@ -19,8 +19,8 @@ import (
 const resetLockWait = 10 * time.Second
 
 // Reset removes what this program keeps on the machine: its files in the certificate directory, the
-// note, and the kubelet's environment file. It ends a worker first. It returns what it removed, and why
-// it left files alone that have such a name.
+// note, and the kubelet's environment file. It ends a worker first. It returns what it removed, and
+// why it left files alone that have such a name.
 func (a *Authenticator) Reset(ctx context.Context, envFile string) (removed []string, left []error, err error) {
 	if !filepath.IsAbs(a.dir.Path()) {
 		return nil, nil, AsFailure(a.invalid)

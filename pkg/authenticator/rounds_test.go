@@ -69,14 +69,15 @@ func newChallenger() *fakeChallenger {
 	}
 }
 
-// object is short for what the tests are about.
-type object = certificatesv1.CertificateSigningRequest
+// csrObject is short for what the tests are about.
+type csrObject = certificatesv1.CertificateSigningRequest
 
 // controller is an API server with a controller, which decides on a request once it is watched.
 type controller struct {
 	registry
-	// hello and proof decide on the nth hello and proof, n from 1. Whoever sets a deletion timestamp has deleted it.
-	hello, proof func(n int, o *object)
+	// hello and proof decide on the nth hello and proof, n from 1. Whoever sets a deletion
+	// timestamp has deleted it.
+	hello, proof func(n int, o *csrObject)
 	// refuse is set if the nth post is to be refused, n from 1 (403).
 	refuse func(n int) bool
 	// lose is set if the answer to the nth post is to be lost, n from 1.
@@ -84,7 +85,7 @@ type controller struct {
 	// stalled is called a while after a request has been watched that nothing has become of.
 	stalled func()
 
-	filed   []*object // in their order, the deleted ones included
+	filed   []*csrObject // in their order, the deleted ones included
 	decided map[string]bool
 }
 
@@ -134,7 +135,7 @@ func (c *controller) watched(w http.ResponseWriter, request *http.Request) {
 	<-request.Context().Done()
 }
 
-func classify(o *object) csr.Decision {
+func classify(o *csrObject) csr.Decision {
 	if o.Spec.SignerName == attestation.HelloSignerName {
 		return csr.ClassifyHello(o)
 	}
@@ -142,7 +143,7 @@ func classify(o *object) csr.Decision {
 }
 
 // decide has the controller decide on a request, once.
-func (c *controller) decide(o *object) {
+func (c *controller) decide(o *csrObject) {
 	if c.decided[o.Name] {
 		return
 	}
@@ -167,7 +168,7 @@ func (c *controller) decideAll() {
 	}
 }
 
-func (c *controller) split() (hellos, proofs []*object) {
+func (c *controller) split() (hellos, proofs []*csrObject) {
 	for _, o := range c.filed {
 		if o.Spec.SignerName == attestation.HelloSignerName {
 			hellos = append(hellos, o)
@@ -180,29 +181,30 @@ func (c *controller) split() (hellos, proofs []*object) {
 
 // The decisions there are.
 
-func challenge(n int, o *object) {
+func challenge(n int, o *csrObject) {
 	annotate(o, attestation.AnnotationChallenge, fmt.Sprintf("challenge %d", n))
 }
 
-func annotate(o *object, key, value string) {
+func annotate(o *csrObject, key, value string) {
 	if o.Annotations == nil {
 		o.Annotations = map[string]string{}
 	}
 	o.Annotations[key] = value
 }
 
-func set(kind certificatesv1.RequestConditionType, reason string) func(int, *object) {
-	return func(_ int, o *object) {
+func set(kind certificatesv1.RequestConditionType, reason string) func(int, *csrObject) {
+	return func(_ int, o *csrObject) {
 		o.Status.Conditions = append(o.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{Type: kind, Status: corev1.ConditionTrue, Reason: reason, Message: "so it is"})
 	}
 }
 
-func deny(reason string) func(int, *object) { return set(certificatesv1.CertificateDenied, reason) }
+func deny(reason string) func(int, *csrObject) { return set(certificatesv1.CertificateDenied, reason) }
 
-func remove(_ int, o *object) { o.DeletionTimestamp = &metav1.Time{Time: noon} }
+func remove(_ int, o *csrObject) { o.DeletionTimestamp = &metav1.Time{Time: noon} }
 
-// node is node "a" with a provider that is challenged, before an API server with a controller. The controller has no objections.
-type node struct {
+// testNode is node "a" with a provider that is challenged, before an API server with a controller.
+// The controller has no objections.
+type testNode struct {
 	*Authenticator
 	t    testing.TB
 	api  *controller
@@ -210,9 +212,9 @@ type node struct {
 	time time.Time
 }
 
-func newNode(t *testing.T) *node {
+func newNode(t *testing.T) *testNode {
 	t.Helper()
-	n := &node{Authenticator: testAuthenticator(t), t: t, tpm: newChallenger(), time: noon}
+	n := &testNode{Authenticator: testAuthenticator(t), t: t, tpm: newChallenger(), time: noon}
 	n.api = &controller{registry: registry{t: t, slow: true}, decided: map[string]bool{}, hello: challenge, proof: n.issue}
 	server, ca := tlsServer(t, n.api, nil)
 	seconds := int32(7200)
@@ -223,14 +225,14 @@ func newNode(t *testing.T) *node {
 }
 
 // issue issues a certificate that lives for an hour.
-func (n *node) issue(_ int, o *object) {
+func (n *testNode) issue(_ int, o *csrObject) {
 	o.Status.Certificate = sign(n.t, pkcs10Of(n.t, o.Spec.Request), func(c *x509.Certificate) {
 		c.NotBefore, c.NotAfter = n.time.Add(-time.Minute), n.time.Add(time.Hour)
 	})
 }
 
 // work is one worker. It ends when it has nothing to do but to wait.
-func (n *node) work() error {
+func (n *testNode) work() error {
 	n.t.Helper()
 	ctx, cancel := context.WithTimeout(n.t.Context(), time.Minute)
 	defer cancel()
@@ -241,13 +243,14 @@ func (n *node) work() error {
 }
 
 // later is when no back-off holds any more, and the certificate is due.
-func (n *node) later() { n.time = n.time.Add(57 * time.Minute) }
+func (n *testNode) later() { n.time = n.time.Add(57 * time.Minute) }
 
 // errKilled is what a worker panics with that is killed.
 var errKilled = errors.New("killed")
 
-// workUntil is a worker that is killed when it enters its nth step, n from 0. It reports which step that was, "" if it got to its end.
-func (n *node) workUntil(nth int) (killed Step, err error) {
+// workUntil is a worker that is killed when it enters its nth step, n from 0. It reports which step
+// that was, "" if it got to its end.
+func (n *testNode) workUntil(nth int) (killed Step, err error) {
 	n.t.Helper()
 	defer func() {
 		n.step = func(Step) {}
@@ -266,7 +269,7 @@ func (n *node) workUntil(nth int) (killed Step, err error) {
 }
 
 // pending returns the pending file, which has to be good.
-func (n *node) pending() *cache.Pending {
+func (n *testNode) pending() *cache.Pending {
 	n.t.Helper()
 	pending, err := n.dir.Pending()
 	if err != nil {
@@ -276,7 +279,7 @@ func (n *node) pending() *cache.Pending {
 }
 
 // pendingFile is pending for whoever may not fail.
-func (n *node) pendingFile() *cache.Pending {
+func (n *testNode) pendingFile() *cache.Pending {
 	pending, err := n.dir.Pending()
 	if err != nil {
 		return nil
@@ -284,8 +287,9 @@ func (n *node) pendingFile() *cache.Pending {
 	return pending
 }
 
-// wantFiled checks how many hellos and proofs there are, that each has a name of its own, and that each name was posted once.
-func (n *node) wantFiled(hellos, proofs int) {
+// wantFiled checks how many hellos and proofs there are, that each has a name of its own, and that
+// each name was posted once.
+func (n *testNode) wantFiled(hellos, proofs int) {
 	n.t.Helper()
 	gotHellos, gotProofs := n.api.split()
 	if len(gotHellos) != hellos || len(gotProofs) != proofs {
@@ -297,7 +301,7 @@ func (n *node) wantFiled(hellos, proofs int) {
 }
 
 // wantState checks how the last worker ended: with a pause of this kind.
-func (n *node) wantState(reason Reason, pause backOff) *cache.State {
+func (n *testNode) wantState(reason Reason, pause backOff) *cache.State {
 	n.t.Helper()
 	state, err := n.dir.State()
 	if err != nil || state.Last == nil {
@@ -317,7 +321,7 @@ func (n *node) wantState(reason Reason, pause backOff) *cache.State {
 }
 
 // wantInstalled checks that the certificate of the last proof is there and that nothing is pending.
-func (n *node) wantInstalled() {
+func (n *testNode) wantInstalled() {
 	n.t.Helper()
 	_, proofs := n.api.split()
 	s := n.loadStatus()
@@ -330,14 +334,15 @@ func (n *node) wantInstalled() {
 }
 
 // wantNothingInstalled checks that there is no certificate.
-func (n *node) wantNothingInstalled() {
+func (n *testNode) wantNothingInstalled() {
 	n.t.Helper()
 	if _, err := os.Lstat(n.dir.File(cache.CurrentFile)); !errors.Is(err, os.ErrNotExist) {
 		n.t.Errorf("a certificate was installed: %v", err)
 	}
 }
 
-// The proof is bound to all of the hello and all of itself: the provider has to be told exactly what is filed.
+// The proof is bound to all of the hello and all of itself: the provider has to be told exactly
+// what is filed.
 func TestProviderIsToldWhatIsFiled(t *testing.T) {
 	n := newNode(t)
 	if err := n.work(); err != nil {
@@ -351,7 +356,7 @@ func TestProviderIsToldWhatIsFiled(t *testing.T) {
 		t.Errorf("filed under %s and %s", hello.Spec.SignerName, proof.Spec.SignerName)
 	}
 	usages := []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth}
-	for _, o := range []*object{hello, proof} {
+	for _, o := range []*csrObject{hello, proof} {
 		if !slices.Equal(o.Spec.Usages, usages) || o.Spec.ExpirationSeconds == nil || *o.Spec.ExpirationSeconds != 7200 {
 			t.Errorf("usages %q, expirationSeconds %v", o.Spec.Usages, o.Spec.ExpirationSeconds)
 		}
@@ -391,8 +396,8 @@ func TestProviderIsToldWhatIsFiled(t *testing.T) {
 	}
 }
 
-// Killed at any step, and whatever the controller did until the next worker, a node files one hello and one proof, under the names that
-// it had written down.
+// Killed at any step, and whatever the controller did until the next worker, a node files one hello
+// and one proof, under the names that it had written down.
 func TestWorkerMayBeKilledAtAnyStep(t *testing.T) {
 	all := newNode(t)
 	var steps []Step
@@ -402,7 +407,7 @@ func TestWorkerMayBeKilledAtAnyStep(t *testing.T) {
 	}
 	if want := []Step{
 		StepLock, StepTidy, StepPrepare, StepSave, StepFile, StepNote, StepChallenge,
-		StepProve, StepSave, StepFile, StepNote, StepWait, StepCheck, StepInstall, StepRecord, StepForget,
+		StepProve, StepSave, StepFile, StepNote, StepWait, StepCheck, StepInstall, stepRecord, stepForget,
 	}; !slices.Equal(steps, want) {
 		t.Fatalf("the steps are %q, want %q", steps, want)
 	}
@@ -436,7 +441,8 @@ func TestWorkerMayBeKilledAtAnyStep(t *testing.T) {
 				if got := len(n.api.posts); got != 2 && !again || got != 3 && again {
 					t.Errorf("posted %q, %d of them before", n.api.posts, posted)
 				}
-				// The proof that is filed was made for the hello that is filed, and for that name.
+				// The proof that is filed was made for the hello that is filed, and
+				// for that name.
 				last := n.tpm.proofs[len(n.tpm.proofs)-1]
 				hello, proof := n.api.filed[0], n.api.filed[1]
 				if last.Name != proof.Name || last.Challenge.HelloName != hello.Name || last.Challenge.HelloUID != string(hello.UID) ||
@@ -445,7 +451,8 @@ func TestWorkerMayBeKilledAtAnyStep(t *testing.T) {
 				}
 				before := map[bool]int{false: 7, true: 5}[meanwhile] // no answer was there before: it came while a worker waited
 				for i, asked := range n.tpm.proofs {
-					// The first proof of a worker that had waited is fresh; one made by the next worker is not.
+					// The first proof of a worker that had waited is fresh; one
+					// made by the next worker is not.
 					fresh := nth < before || nth > 7 && i == 0
 					if asked.Challenge.Fresh != fresh {
 						t.Errorf("proof %d of %d is for a fresh answer: %v, want %v", i+1, len(n.tpm.proofs), asked.Challenge.Fresh, fresh)
@@ -462,7 +469,8 @@ func TestWorkerMayBeKilledAtAnyStep(t *testing.T) {
 	}
 }
 
-// Each worker is killed a few steps after the last one was: all of them together file one hello and one proof.
+// Each worker is killed a few steps after the last one was: all of them together file one hello and
+// one proof.
 func TestWorkersMayBeKilledOverAndOver(t *testing.T) {
 	n := newNode(t)
 	for nth := 0; ; nth++ {
@@ -513,14 +521,14 @@ func TestAnswerToAPostIsLost(t *testing.T) {
 // Whoever approves a hello, or signs what is in it, has attested nothing.
 func TestHelloIsNoWayToACertificate(t *testing.T) {
 	approve := set(certificatesv1.CertificateApproved, "AutoApproved")
-	for name, decide := range map[string]func(n *node, i int, o *object){
-		"approved":         func(_ *node, i int, o *object) { approve(i, o) },
-		"issued":           func(n *node, i int, o *object) { n.issue(i, o) },
-		"approved, issued": func(n *node, i int, o *object) { approve(i, o); n.issue(i, o) },
-		"issued, for the wrong node": func(n *node, i int, o *object) {
+	for name, decide := range map[string]func(n *testNode, i int, o *csrObject){
+		"approved":         func(_ *testNode, i int, o *csrObject) { approve(i, o) },
+		"issued":           func(n *testNode, i int, o *csrObject) { n.issue(i, o) },
+		"approved, issued": func(n *testNode, i int, o *csrObject) { approve(i, o); n.issue(i, o) },
+		"issued, for the wrong node": func(n *testNode, i int, o *csrObject) {
 			o.Status.Certificate = sign(n.t, pkcs10Of(n.t, o.Spec.Request), ofNode("b"))
 		},
-		"issued, with an empty challenge": func(n *node, i int, o *object) {
+		"issued, with an empty challenge": func(n *testNode, i int, o *csrObject) {
 			n.issue(i, o)
 			annotate(o, attestation.AnnotationChallenge, "")
 		},
@@ -528,7 +536,7 @@ func TestHelloIsNoWayToACertificate(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
-			n.api.hello = func(i int, o *object) { decide(n, i, o) }
+			n.api.hello = func(i int, o *csrObject) { decide(n, i, o) }
 			failure := wantFailure(t, n.work(), WaitingForSigner)
 			if !strings.Contains(failure.Error(), attestation.HelloSignerName) || !strings.Contains(failure.Error(), "challenge") || !strings.Contains(failure.Hint, n.api.posts[0]) {
 				t.Errorf("%v (%s)", failure, failure.Hint)
@@ -541,7 +549,8 @@ func TestHelloIsNoWayToACertificate(t *testing.T) {
 			if pending := n.pending(); pending == nil || pending.Last().UID != "uid" || pending.Last().Name != n.api.posts[0] {
 				t.Errorf("pending %+v", pending)
 			}
-			// It still is what the challenge will come for. What was issued for it is not installed even if the proof is denied.
+			// It still is what the challenge will come for. What was issued for it is
+			// not installed even if the proof is denied.
 			n.api.mu.Lock()
 			challenge(1, n.api.filed[0])
 			n.api.proof = deny("Policy")
@@ -553,14 +562,14 @@ func TestHelloIsNoWayToACertificate(t *testing.T) {
 	}
 }
 
-// A refusal is final for the node until its back-off is over, except where another hello may fare better, and even then there are three
-// hellos in one worker at most.
+// A refusal is final for the node until its back-off is over, except where another hello may fare
+// better, and even then there are three hellos in one worker at most.
 func TestRefusalsOfHelloAndProof(t *testing.T) {
 	stale := func(ctx context.Context, _ provider.Request) ([]byte, error) {
 		return nil, fmt.Errorf("wrapped: %w", &provider.Error{Class: provider.Stale, Hint: "look at the clock", Err: errors.New("too old")})
 	}
-	first := func(what func(int, *object), then func(int, *object)) func(int, *object) {
-		return func(n int, o *object) {
+	first := func(what func(int, *csrObject), then func(int, *csrObject)) func(int, *csrObject) {
+		return func(n int, o *csrObject) {
 			if n == 1 {
 				what(n, o)
 				return
@@ -569,37 +578,39 @@ func TestRefusalsOfHelloAndProof(t *testing.T) {
 		}
 	}
 	for name, c := range map[string]struct {
-		change         func(n *node)
+		change         func(n *testNode)
 		hellos, proofs int
 		failure        Reason
 		pause          backOff
 		says           string
 	}{
-		"hello denied":           {func(n *node) { n.api.hello = deny("UnknownEK") }, 1, 0, RequestDenied, later, `"UnknownEK"`},
-		"hello denied, answered": {func(n *node) { n.api.hello = func(i int, o *object) { challenge(i, o); deny("UnknownEK")(i, o) } }, 1, 0, RequestDenied, later, `"UnknownEK"`},
-		"hello failed":           {func(n *node) { n.api.hello = set(certificatesv1.CertificateFailed, "Broken") }, 1, 0, RequestFailed, later, `"Broken"`},
-		"hello failed, answered": {func(n *node) {
-			n.api.hello = func(i int, o *object) { challenge(i, o); set(certificatesv1.CertificateFailed, "Broken")(i, o) }
-		}, 1, 0, RequestFailed, later, `"Broken"`},
-		"hello denied for a Node": {func(n *node) { n.api.hello = deny(attestation.ReasonNodeRegistered) }, 1, 0, RequestDenied, later, attestation.ReasonNodeRegistered},
-		"hello denied as expired": {func(n *node) { n.api.hello = deny(attestation.ReasonExpired) }, 1, 0, RequestDenied, later, attestation.ReasonExpired},
-		"hello deleted once":      {func(n *node) { n.api.hello = first(remove, challenge) }, 2, 1, "", none, ""},
-		"hellos deleted":          {func(n *node) { n.api.hello = remove }, 3, 0, RequestFailed, later, "deleted"},
-		"proof denied":            {func(n *node) { n.api.proof = deny("Policy") }, 1, 1, RequestDenied, later, `"Policy"`},
-		"proof failed":            {func(n *node) { n.api.proof = set(certificatesv1.CertificateFailed, "Broken") }, 1, 1, RequestFailed, later, `"Broken"`},
-		"hello with a condition of no type that there is": {func(n *node) { n.api.hello = set("approved", "Odd") }, 1, 0, RequestFailed, later, `\"approved\"`},
-		"proof with a condition of no type that there is": {func(n *node) { n.api.proof = set("Approved ", "Odd") }, 1, 1, RequestFailed, later, `\"Approved \"`},
-		"proof failed as expired":                         {func(n *node) { n.api.proof = set(certificatesv1.CertificateFailed, attestation.ReasonExpired) }, 1, 1, RequestFailed, later, ""},
-		"proof deleted once":                              {func(n *node) { n.api.proof = first(remove, n.issue) }, 2, 2, "", none, ""},
-		"proofs deleted":                                  {func(n *node) { n.api.proof = remove }, 3, 3, RequestFailed, later, "deleted"},
-		"proof expired once":                              {func(n *node) { n.api.proof = first(deny(attestation.ReasonExpired), n.issue) }, 2, 2, "", none, ""},
-		"proofs expired":                                  {func(n *node) { n.api.proof = deny(attestation.ReasonExpired) }, 3, 3, ChallengeUnanswered, later, "expired"},
-		"proof nearly expired":                            {func(n *node) { n.api.proof = deny(attestation.ReasonExpired + "d") }, 1, 1, RequestDenied, later, ""},
-		"proof expired, issued": {func(n *node) {
-			n.api.proof = func(i int, o *object) { n.issue(i, o); deny(attestation.ReasonExpired)(i, o) }
-		}, 3, 3, ChallengeUnanswered, later, ""},
-		"proof denied for versions": {func(n *node) { n.api.proof = denyVersion("fake/v1") }, 1, 1, RequestDenied, later, attestation.ReasonVersion},
-		"stale once": {func(n *node) {
+		"hello denied": {func(n *testNode) { n.api.hello = deny("UnknownEK") }, 1, 0, RequestDenied, later, `"UnknownEK"`},
+		"hello denied, answered": {func(n *testNode) {
+			n.api.hello = func(i int, o *csrObject) { challenge(i, o); deny("UnknownEK")(i, o) }
+		}, 1, 0, RequestDenied, later, `"UnknownEK"`},
+		"hello failed": {func(n *testNode) { n.api.hello = set(certificatesv1.CertificateFailed, "Broken") }, 1, 0, requestFailed, later, `"Broken"`},
+		"hello failed, answered": {func(n *testNode) {
+			n.api.hello = func(i int, o *csrObject) { challenge(i, o); set(certificatesv1.CertificateFailed, "Broken")(i, o) }
+		}, 1, 0, requestFailed, later, `"Broken"`},
+		"hello denied for a Node": {func(n *testNode) { n.api.hello = deny(attestation.ReasonNodeRegistered) }, 1, 0, RequestDenied, later, attestation.ReasonNodeRegistered},
+		"hello denied as expired": {func(n *testNode) { n.api.hello = deny(attestation.ReasonExpired) }, 1, 0, RequestDenied, later, attestation.ReasonExpired},
+		"hello deleted once":      {func(n *testNode) { n.api.hello = first(remove, challenge) }, 2, 1, "", none, ""},
+		"hellos deleted":          {func(n *testNode) { n.api.hello = remove }, 3, 0, requestFailed, later, "deleted"},
+		"proof denied":            {func(n *testNode) { n.api.proof = deny("Policy") }, 1, 1, RequestDenied, later, `"Policy"`},
+		"proof failed":            {func(n *testNode) { n.api.proof = set(certificatesv1.CertificateFailed, "Broken") }, 1, 1, requestFailed, later, `"Broken"`},
+		"hello with a condition of no type that there is": {func(n *testNode) { n.api.hello = set("approved", "Odd") }, 1, 0, requestFailed, later, `\"approved\"`},
+		"proof with a condition of no type that there is": {func(n *testNode) { n.api.proof = set("Approved ", "Odd") }, 1, 1, requestFailed, later, `\"Approved \"`},
+		"proof failed as expired":                         {func(n *testNode) { n.api.proof = set(certificatesv1.CertificateFailed, attestation.ReasonExpired) }, 1, 1, requestFailed, later, ""},
+		"proof deleted once":                              {func(n *testNode) { n.api.proof = first(remove, n.issue) }, 2, 2, "", none, ""},
+		"proofs deleted":                                  {func(n *testNode) { n.api.proof = remove }, 3, 3, requestFailed, later, "deleted"},
+		"proof expired once":                              {func(n *testNode) { n.api.proof = first(deny(attestation.ReasonExpired), n.issue) }, 2, 2, "", none, ""},
+		"proofs expired":                                  {func(n *testNode) { n.api.proof = deny(attestation.ReasonExpired) }, 3, 3, challengeUnanswered, later, "expired"},
+		"proof nearly expired":                            {func(n *testNode) { n.api.proof = deny(attestation.ReasonExpired + "d") }, 1, 1, RequestDenied, later, ""},
+		"proof expired, issued": {func(n *testNode) {
+			n.api.proof = func(i int, o *csrObject) { n.issue(i, o); deny(attestation.ReasonExpired)(i, o) }
+		}, 3, 3, challengeUnanswered, later, ""},
+		"proof denied for versions": {func(n *testNode) { n.api.proof = denyVersion("fake/v1") }, 1, 1, RequestDenied, later, attestation.ReasonVersion},
+		"stale once": {func(n *testNode) {
 			evidence := n.tpm.evidence
 			n.tpm.evidence = func(ctx context.Context, r provider.Request) ([]byte, error) {
 				if len(n.tpm.proofs) == 1 {
@@ -608,8 +619,8 @@ func TestRefusalsOfHelloAndProof(t *testing.T) {
 				return evidence(ctx, r)
 			}
 		}, 2, 1, "", none, ""},
-		"stale": {func(n *node) { n.tpm.evidence = stale }, 3, 0, ChallengeUnanswered, later, "too old"},
-		"deleted, expired, stale": {func(n *node) {
+		"stale": {func(n *testNode) { n.tpm.evidence = stale }, 3, 0, challengeUnanswered, later, "too old"},
+		"deleted, expired, stale": {func(n *testNode) {
 			n.api.hello = first(remove, challenge)
 			n.api.proof = deny(attestation.ReasonExpired)
 			evidence := n.tpm.evidence
@@ -619,7 +630,7 @@ func TestRefusalsOfHelloAndProof(t *testing.T) {
 				}
 				return evidence(ctx, r)
 			}
-		}, 3, 1, ChallengeUnanswered, later, "too old"},
+		}, 3, 1, challengeUnanswered, later, "too old"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -646,7 +657,8 @@ func TestRefusalsOfHelloAndProof(t *testing.T) {
 			if pending := n.pending(); pending != nil {
 				t.Errorf("a request that is settled is still pending: %q", pending.Last().Name)
 			}
-			// Starting over is starting afresh: one key for two hellos would tie a proof to either of them.
+			// Starting over is starting afresh: one key for two hellos would tie a
+			// proof to either of them.
 			keys := map[string]bool{}
 			for _, asked := range n.tpm.hellos {
 				keys[string(asked.PKCS10)] = true
@@ -667,9 +679,10 @@ func TestRefusalsOfHelloAndProof(t *testing.T) {
 	}
 }
 
-// denyVersion denies a hello for its version and says which ones are served, nothing if that is empty.
-func denyVersion(served string) func(int, *object) {
-	return func(n int, o *object) {
+// denyVersion denies a hello for its version and says which ones are served, nothing if that is
+// empty.
+func denyVersion(served string) func(int, *csrObject) {
+	return func(n int, o *csrObject) {
 		deny(attestation.ReasonVersion)(n, o)
 		if served != "" {
 			annotate(o, attestation.AnnotationVersions, served)
@@ -679,8 +692,8 @@ func denyVersion(served string) func(int, *object) {
 
 func TestVersionIsNegotiated(t *testing.T) {
 	four := attestation.Versions{"fake/v4", "fake/v3", "fake/v2", "fake/v1"}
-	serves := func(list string) func(int, *object) {
-		return func(n int, o *object) {
+	serves := func(list string) func(int, *csrObject) {
+		return func(n int, o *csrObject) {
 			content, err := attestation.Parse(o.Spec.Request)
 			if err != nil {
 				panic(err)
@@ -694,14 +707,15 @@ func TestVersionIsNegotiated(t *testing.T) {
 			denyVersion(list)(n, o)
 		}
 	}
-	inTurn := func(lists ...string) func(int, *object) {
-		return func(n int, o *object) { denyVersion(lists[min(n, len(lists))-1])(n, o) }
+	inTurn := func(lists ...string) func(int, *csrObject) {
+		return func(n int, o *csrObject) { denyVersion(lists[min(n, len(lists))-1])(n, o) }
 	}
 	for name, c := range map[string]struct {
 		accepts attestation.Versions // nil: fake/v3 to fake/v1
-		hello   func(int, *object)
+		hello   func(int, *csrObject)
 		hellos  []attestation.Version
-		// names is what the failure has to say of the controller's list; "issued" if there is none.
+		// names is what the failure has to say of the controller's list; "issued" if there
+		// is none.
 		names string
 	}{
 		"the newest":                      {nil, serves("fake/v3"), []attestation.Version{"fake/v3"}, "issued"},
@@ -725,8 +739,8 @@ func TestVersionIsNegotiated(t *testing.T) {
 		"garbage without end":             {nil, inTurn(strings.Repeat("fake/v2,", 32<<10)), []attestation.Version{"fake/v3"}, `"fake/v2,fake/v2,`},
 		"garbage that grows when quoted":  {nil, inTurn(strings.Repeat("\"\\", 128<<10)), []attestation.Version{"fake/v3"}, `\"\\\"\\`},
 		"an older one, and then its mind": {nil, inTurn("fake/v2", "fake/v1", ""), []attestation.Version{"fake/v3", "fake/v2", "fake/v1"}, `""`},
-		"an older one, and then deletes it": {nil, func(n int, o *object) {
-			map[bool]func(int, *object){true: denyVersion("fake/v2"), false: remove}[n == 1](n, o)
+		"an older one, and then deletes it": {nil, func(n int, o *csrObject) {
+			map[bool]func(int, *csrObject){true: denyVersion("fake/v2"), false: remove}[n == 1](n, o)
 		}, []attestation.Version{"fake/v3", "fake/v2", "fake/v2"}, "deleted"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -757,7 +771,7 @@ func TestVersionIsNegotiated(t *testing.T) {
 				}
 				return
 			case "deleted":
-				mustFail(t, err, RequestFailed)
+				mustFail(t, err, requestFailed)
 				return
 			}
 			failure := wantFailure(t, err, RequestDenied)
@@ -774,7 +788,8 @@ func TestVersionIsNegotiated(t *testing.T) {
 	}
 }
 
-// A hello that an older plugin filed is one of its version, and a worker that takes it up knows that this was tried.
+// A hello that an older plugin filed is one of its version, and a worker that takes it up knows
+// that this was tried.
 func TestVersionIsNegotiatedForAHelloThatWasTakenUp(t *testing.T) {
 	for name, c := range map[string]struct {
 		served string
@@ -789,7 +804,7 @@ func TestVersionIsNegotiatedForAHelloThatWasTakenUp(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
 			n.tpm.versions = attestation.Versions{"fake/v2"}
-			n.api.hello = func(int, *object) {}
+			n.api.hello = func(int, *csrObject) {}
 			mustFail(t, n.work(), WaitingForSigner)
 			n.tpm = newChallenger()
 			n.provider = n.tpm
@@ -814,7 +829,8 @@ func TestVersionIsNegotiatedForAHelloThatWasTakenUp(t *testing.T) {
 	}
 }
 
-// What a provider says of its device decides on the exit code. While it proves, the hello and its challenge stay good for the next try.
+// What a provider says of its device decides on the exit code. While it proves, the hello and its
+// challenge stay good for the next try.
 func TestProvidersErrors(t *testing.T) {
 	for name, c := range map[string]struct {
 		err   error
@@ -822,17 +838,17 @@ func TestProvidersErrors(t *testing.T) {
 		hint  string
 		stale bool // in the second round: a new hello is worth it
 	}{
-		"no device":                 {&provider.Error{Class: provider.NoDevice, Hint: "switch it on", Err: errors.New("broken thing")}, TPMAbsent, "switch it on", false},
+		"no device":                 {&provider.Error{Class: provider.NoDevice, Hint: "switch it on", Err: errors.New("broken thing")}, tpmAbsent, "switch it on", false},
 		"the device failed":         {&provider.Error{Class: provider.DeviceFailed, Hint: "try selftest", Err: errors.New("broken thing")}, TPMError, "try selftest", false},
 		"the device failed, deeper": {fmt.Errorf("prove: %w", &provider.Error{Class: provider.DeviceFailed, Hint: "try selftest", Err: errors.New("broken thing")}), TPMError, "try selftest", false},
 		"without a hint":            {&provider.Error{Class: provider.DeviceFailed, Err: errors.New("broken thing")}, TPMError, "", false},
-		"of no class":               {&provider.Error{Hint: "guess", Err: errors.New("broken thing")}, AttestationFailed, "guess", false},
-		"of a class to come":        {&provider.Error{Class: 99, Err: errors.New("broken thing")}, AttestationFailed, "", false},
-		"any other":                 {errors.New("broken thing"), AttestationFailed, "", false},
+		"of no class":               {&provider.Error{Hint: "guess", Err: errors.New("broken thing")}, attestationFailed, "guess", false},
+		"of a class to come":        {&provider.Error{Class: 99, Err: errors.New("broken thing")}, attestationFailed, "", false},
+		"any other":                 {errors.New("broken thing"), attestationFailed, "", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			check := func(n *node) {
+			check := func(n *testNode) {
 				t.Helper()
 				failure := wantFailure(t, n.work(), c.want)
 				state := n.wantState(c.want, soon)
@@ -876,7 +892,8 @@ func TestProvidersErrors(t *testing.T) {
 						t.Errorf("proof %d is for %+v", i, asked.Challenge)
 					}
 				}
-				// A name whose evidence was never seen is as good as a new one; what counts is that none is used for two proofs.
+				// A name whose evidence was never seen is as good as a new one;
+				// what counts is that none is used for two proofs.
 				if len(names) != 3 {
 					t.Errorf("names %v", slices.Sorted(maps.Keys(names)))
 				}
@@ -892,12 +909,12 @@ func TestDocumentsThatCannotBeFiled(t *testing.T) {
 			n := newNode(t)
 			hello, evidence := n.tpm.hello, n.tpm.evidence
 			n.tpm.hello = func(context.Context, provider.Request) ([]byte, string, error) { return document, "", nil }
-			mustFail(t, n.work(), AttestationFailed)
+			mustFail(t, n.work(), attestationFailed)
 			n.wantFiled(0, 0)
 			n.later()
 			n.tpm.hello = hello
 			n.tpm.evidence = func(context.Context, provider.Request) ([]byte, error) { return document, nil }
-			mustFail(t, n.work(), AttestationFailed)
+			mustFail(t, n.work(), attestationFailed)
 			n.wantFiled(1, 0)
 			n.later()
 			n.tpm.evidence = evidence
@@ -937,11 +954,11 @@ func TestProviderThatHangs(t *testing.T) {
 			cancel()
 			select {
 			case err := <-ended:
-				mustFail(t, err, map[string]Reason{"hello": AttestationFailed, "proof": TPMError}[round])
+				mustFail(t, err, map[string]Reason{"hello": attestationFailed, "proof": TPMError}[round])
 			case <-time.After(time.Minute):
 				t.Fatal("the worker hangs with it")
 			}
-			n.wantState(map[string]Reason{"hello": AttestationFailed, "proof": TPMError}[round], soon)
+			n.wantState(map[string]Reason{"hello": attestationFailed, "proof": TPMError}[round], soon)
 			n.wantFiled(map[string]int{"hello": 0, "proof": 1}[round], 0)
 			n.later()
 			n.tpm.hello, n.tpm.evidence = hello, evidence
@@ -967,21 +984,22 @@ func TestDeadlineReachesTheProvider(t *testing.T) {
 		}
 		return nil, ctx.Err()
 	}
-	mustFail(t, n.work(), AttestationFailed)
+	mustFail(t, n.work(), attestationFailed)
 	if pending := n.pending(); pending == nil || len(pending.Requests) != 1 {
 		t.Errorf("pending %+v", pending)
 	}
 }
 
-// A worker that ends while the controller takes its time has failed in nothing: the next one waits on.
+// A worker that ends while the controller takes its time has failed in nothing: the next one waits
+// on.
 func TestWaitingForTheController(t *testing.T) {
 	for name, c := range map[string]struct {
-		change func(n *node)
+		change func(n *testNode)
 		says   string
 		proofs int
 	}{
-		"for a challenge":   {func(n *node) { n.api.hello = func(int, *object) {} }, "has not sent a challenge yet", 0},
-		"for a certificate": {func(n *node) { n.api.proof = func(int, *object) {} }, "has not issued a certificate yet", 1},
+		"for a challenge":   {func(n *testNode) { n.api.hello = func(int, *csrObject) {} }, "has not sent a challenge yet", 0},
+		"for a certificate": {func(n *testNode) { n.api.proof = func(int, *csrObject) {} }, "has not issued a certificate yet", 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -1014,7 +1032,8 @@ func TestWaitingForTheController(t *testing.T) {
 	}
 }
 
-// A machine's record pins its EK: what the provider chose is kept if and only if a certificate came of it.
+// A machine's record pins its EK: what the provider chose is kept if and only if a certificate came
+// of it.
 func TestProviderGetsBackWhatLedToTheLastCertificate(t *testing.T) {
 	n := newNode(t)
 	remember := ""
@@ -1035,13 +1054,13 @@ func TestProviderGetsBackWhatLedToTheLastCertificate(t *testing.T) {
 	}{
 		{"the first is denied", "a", func() { n.api.hello = deny("Policy") }, RequestDenied, "", ""},
 		{"its proof is denied", "b", func() { n.api.proof = deny("Policy") }, RequestDenied, "", ""},
-		{"it is of no use", "c", func() { n.api.proof = func(_ int, o *object) { o.Status.Certificate = newCA(t) } }, CertificateUnusable, "", ""},
+		{"it is of no use", "c", func() { n.api.proof = func(_ int, o *csrObject) { o.Status.Certificate = newCA(t) } }, certificateUnusable, "", ""},
 		{"it is installed", "d", nil, "", "", "d"},
 		{"the next is denied", "e", func() { n.api.proof = deny("Policy") }, RequestDenied, "d", "d"},
-		{"the provider fails", "f", func() { n.tpm.evidence = broken }, AttestationFailed, "d", "d"},
+		{"the provider fails", "f", func() { n.tpm.evidence = broken }, attestationFailed, "d", "d"},
 		{"the next takes it up", "g", nil, "", "", "f"}, // the hello that is pending had returned f
 		{"another is installed", "h", nil, "", "f", "h"},
-		{"all are deleted", "i", func() { n.api.hello = remove }, RequestFailed, "h", "h"},
+		{"all are deleted", "i", func() { n.api.hello = remove }, requestFailed, "h", "h"},
 		{"none is needed any more", "", nil, "", "h", ""},
 	} {
 		n.api.mu.Lock()
@@ -1094,11 +1113,11 @@ func TestProviderGetsBackWhatLedToTheLastCertificate(t *testing.T) {
 func TestBothRoundsGoUnderOneCredential(t *testing.T) {
 	for _, c := range []struct {
 		name   string
-		change func(*testing.T, *node)
+		change func(*testing.T, *testNode)
 		hellos int
 	}{
-		{"the same", func(*testing.T, *node) {}, 1},
-		{"another token", func(t *testing.T, n *node) {
+		{"the same", func(*testing.T, *testNode) {}, 1},
+		{"another token", func(t *testing.T, n *testNode) {
 			data, err := os.ReadFile(n.bootstrapKubeconfig)
 			if err != nil {
 				t.Fatal(err)
@@ -1107,11 +1126,11 @@ func TestBothRoundsGoUnderOneCredential(t *testing.T) {
 				t.Fatal(err)
 			}
 		}, 2},
-		{"a version that is not accepted any more", func(_ *testing.T, n *node) { n.tpm.versions = attestation.Versions{"fake/v2"} }, 2},
+		{"a version that is not accepted any more", func(_ *testing.T, n *testNode) { n.tpm.versions = attestation.Versions{"fake/v2"} }, 2},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			n := newNode(t)
-			n.api.hello = func(int, *object) {}
+			n.api.hello = func(int, *csrObject) {}
 			mustFail(t, n.work(), WaitingForSigner)
 			c.change(t, n)
 			n.api.mu.Lock()
@@ -1126,12 +1145,13 @@ func TestBothRoundsGoUnderOneCredential(t *testing.T) {
 	}
 }
 
-// A proof that is refused outright leaves the hello as good as it was: no object is filed anew each time.
+// A proof that is refused outright leaves the hello as good as it was: no object is filed anew each
+// time.
 func TestProofThatIsRefusedKeepsTheHello(t *testing.T) {
 	n := newNode(t)
 	n.api.refuse = func(n int) bool { return n > 1 }
 	for range 3 {
-		mustFail(t, n.work(), APIRefused)
+		mustFail(t, n.work(), apiRefused)
 		if pending := n.pending(); len(pending.Requests) != 1 || !pending.Last().Hello {
 			t.Fatalf("pending: %d requests", len(pending.Requests))
 		}
@@ -1145,11 +1165,11 @@ func TestProofThatIsRefusedKeepsTheHello(t *testing.T) {
 	n.wantInstalled()
 }
 
-// What the provider wants back is not lost with a worker that installed the certificate and came no further. The next worker there
-// is comes when the certificate is due.
+// What the provider wants back is not lost with a worker that installed the certificate and came no
+// further. The next worker there is comes when the certificate is due.
 func TestKilledAfterInstallingStillRemembers(t *testing.T) {
-	for _, step := range []Step{StepRecord, StepForget} {
-		var n *node
+	for _, step := range []Step{stepRecord, stepForget} {
+		var n *testNode
 		for nth := 0; ; nth++ {
 			n = newNode(t)
 			killed, err := n.workUntil(nth)
@@ -1173,7 +1193,8 @@ func TestKilledAfterInstallingStillRemembers(t *testing.T) {
 	}
 }
 
-// A state file with a field of another release still holds what the provider wants back, and that of another provider's.
+// A state file with a field of another release still holds what the provider wants back, and that
+// of another provider's.
 func TestStateOfAnotherReleaseStillRemembers(t *testing.T) {
 	n := newNode(t)
 	put(t, n.dir, cache.StateFile, []byte(`{"version":1,"remembered":{"fake":"ek","other":"x"},"added":true}`), 0o600)
@@ -1191,10 +1212,11 @@ func TestStateOfAnotherReleaseStillRemembers(t *testing.T) {
 	}
 }
 
-// A worker that gave a hello up and then fails has left an object behind: whatever it failed for, the next waits longer each time.
+// A worker that gave a hello up and then fails has left an object behind: whatever it failed for,
+// the next waits longer each time.
 func TestNoHellosWithoutEnd(t *testing.T) {
-	for name, then := range map[string]func(*node){
-		"the device fails": func(n *node) {
+	for name, then := range map[string]func(*testNode){
+		"the device fails": func(n *testNode) {
 			n.tpm.evidence = func(_ context.Context, r provider.Request) ([]byte, error) {
 				if !r.Challenge.Fresh { // as by a clock that is ahead
 					return nil, &provider.Error{Class: provider.Stale, Err: errors.New("expired")}
@@ -1202,7 +1224,7 @@ func TestNoHellosWithoutEnd(t *testing.T) {
 				return nil, &provider.Error{Class: provider.DeviceFailed, Err: errors.New("TPM2_Quote: no")}
 			}
 		},
-		"the proof is refused": func(n *node) {
+		"the proof is refused": func(n *testNode) {
 			evidence := n.tpm.evidence
 			n.tpm.evidence = func(ctx context.Context, r provider.Request) ([]byte, error) {
 				if !r.Challenge.Fresh {
@@ -1212,7 +1234,8 @@ func TestNoHellosWithoutEnd(t *testing.T) {
 			}
 			refused := map[int]bool{}
 			n.api.refuse = func(nth int) bool {
-				// Posts that are refused do not count, so each number is a hello's or a proof's once.
+				// Posts that are refused do not count, so each number is a hello's
+				// or a proof's once.
 				last := n.pendingFile()
 				refused[nth] = last != nil && !last.Last().Hello
 				return refused[nth]
@@ -1263,7 +1286,8 @@ func (l *logged) context(t testing.TB) context.Context {
 	return klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(l), textlogger.Verbosity(5))))
 }
 
-// What whoever may annotate a request wrote reaches the provider as it is, and people only as one short line.
+// What whoever may annotate a request wrote reaches the provider as it is, and people only as one
+// short line.
 func TestAnswerOfAnySortIsHandedOnAndNeverShown(t *testing.T) {
 	for name, answer := range map[string]string{
 		"control characters": "\x1b]0;owned\a\x1b[2J\r\nlevel=error\u2028\u202e\x00",
@@ -1275,7 +1299,7 @@ func TestAnswerOfAnySortIsHandedOnAndNeverShown(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
-			n.api.hello = func(_ int, o *object) { annotate(o, attestation.AnnotationChallenge, answer) }
+			n.api.hello = func(_ int, o *csrObject) { annotate(o, attestation.AnnotationChallenge, answer) }
 			n.tpm.evidence = func(_ context.Context, r provider.Request) ([]byte, error) {
 				if string(r.Challenge.Answer) != answer {
 					t.Errorf("the provider got %.40q of %d bytes", r.Challenge.Answer, len(r.Challenge.Answer))
@@ -1283,8 +1307,8 @@ func TestAnswerOfAnySortIsHandedOnAndNeverShown(t *testing.T) {
 				return nil, &provider.Error{Class: provider.Stale, Err: errors.New("cannot be read")}
 			}
 			log := &logged{}
-			failure := wantFailure(t, n.Work(log.context(t)), ChallengeUnanswered)
-			n.wantState(ChallengeUnanswered, later)
+			failure := wantFailure(t, n.Work(log.context(t)), challengeUnanswered)
+			n.wantState(challengeUnanswered, later)
 			shown := failure.Error() + failure.Hint + log.String()
 			if trimmed := strings.TrimSpace(answer); len(trimmed) > 1 && strings.Contains(shown, trimmed[:min(len(trimmed), 100)]) || len(log.String()) > 8<<10 {
 				t.Errorf("it is shown: %.2000s", shown)
@@ -1293,9 +1317,9 @@ func TestAnswerOfAnySortIsHandedOnAndNeverShown(t *testing.T) {
 	}
 	// The text of a denial is shown, and of a hello's no less harmlessly than of a proof's.
 	hostile := strings.Repeat("\x1b[2J\n\"\\%s\u202e", 20<<10)
-	for name, change := range map[string]func(*node){
-		"the hello's denial": func(n *node) { n.api.hello = deny(hostile) },
-		"the proof's denial": func(n *node) { n.api.proof = deny(hostile) },
+	for name, change := range map[string]func(*testNode){
+		"the hello's denial": func(n *testNode) { n.api.hello = deny(hostile) },
+		"the proof's denial": func(n *testNode) { n.api.proof = deny(hostile) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -1307,7 +1331,8 @@ func TestAnswerOfAnySortIsHandedOnAndNeverShown(t *testing.T) {
 	}
 }
 
-// Challenge, key, token and what the provider remembers are nobody's business who reads a log, a state file or an error.
+// Challenge, key, token and what the provider remembers are nobody's business who reads a log, a
+// state file or an error.
 func TestNothingSecretIsShown(t *testing.T) {
 	n := newNode(t)
 	const secret, token, remembered = "c2VjcmV0LWNoYWxsZW5nZQ", "abc.hunter2hunter2", "remembered-handle"
@@ -1316,7 +1341,7 @@ func TestNothingSecretIsShown(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.bootstrapKubeconfig = writeFile(t, t.TempDir(), "c.conf", strings.ReplaceAll(string(data), "token: abc", "token: "+token))
-	n.api.hello = func(_ int, o *object) { annotate(o, attestation.AnnotationChallenge, secret) }
+	n.api.hello = func(_ int, o *csrObject) { annotate(o, attestation.AnnotationChallenge, secret) }
 	evidence := n.tpm.evidence
 	n.tpm.hello = func(context.Context, provider.Request) ([]byte, string, error) {
 		return []byte("hello"), remembered, nil
@@ -1352,7 +1377,8 @@ func TestNothingSecretIsShown(t *testing.T) {
 	key := strings.Split(string(left.Key), "\n")[1]
 	for what, text := range map[string]string{"log": log.String(), "error": failure.Error() + failure.Hint, "state": string(stateFile), "pending": string(pendingFile)} {
 		for _, private := range []string{secret, base64Of([]byte(secret)), token, key, base64Of(left.Key), remembered} {
-			// The pending file is where the key is, and the two files are where the provider's own is kept.
+			// The pending file is where the key is, and the two files are where the
+			// provider's own is kept.
 			if strings.Contains(text, private) && (what != "pending" || private != base64Of(left.Key) && private != remembered) && (what != "state" || private != remembered) {
 				t.Errorf("%s holds %q:\n%s", what, private, text)
 			}
@@ -1360,14 +1386,15 @@ func TestNothingSecretIsShown(t *testing.T) {
 	}
 }
 
-// A plugin that has just been upgraded finds what the last one left: a request without a hello is seen through as it is.
+// A plugin that has just been upgraded finds what the last one left: a request without a hello is
+// seen through as it is.
 func TestPendingFileOfTheEarlierFormat(t *testing.T) {
 	for name, uid := range map[string]string{"posted": "uid", "not posted": ""} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
 			challenged := n.provider
 			n.provider = fakeProvider{renews: true, signer: "example.com/signer"}
-			n.api.proof = func(int, *object) {}
+			n.api.proof = func(int, *csrObject) {}
 			mustFail(t, n.work(), WaitingForSigner)
 			old := n.pending()
 			if uid == "" {

@@ -10,14 +10,15 @@ import (
 
 // The steps of a run.
 const (
-	StepLook        Step = "look"
-	StepStartWorker Step = "start worker"
-	StepPrint       Step = "print"
+	stepLook        Step = "look"
+	stepStartWorker Step = "start worker"
+	stepPrint       Step = "print"
 )
 
 // Answer is what a run prints.
 type Answer struct {
-	// Credential is one ExecCredential in JSON, for standard output. It is empty if there is none.
+	// Credential is one ExecCredential in JSON, for standard output. It is empty if there is
+	// none.
 	Credential []byte
 	// Remarks are for people, on standard error.
 	Remarks []error
@@ -28,7 +29,7 @@ type Answer struct {
 // only if there is no certificate of this node that has not expired. The Answer is never nil.
 func (a *Authenticator) Run(ctx context.Context) (*Answer, error) {
 	answer := &Answer{}
-	a.step(StepLook)
+	a.step(stepLook)
 	status := a.loadStatus()
 	if a.invalid != nil {
 		if status.pair == nil {
@@ -59,7 +60,7 @@ func (a *Authenticator) Run(ctx context.Context) (*Answer, error) {
 
 // print returns the credential, and notes for the next run what was answered.
 func (a *Authenticator) print(status certificateStatus, answer *Answer) (*Answer, error) {
-	a.step(StepPrint)
+	a.step(stepPrint)
 	if status.remark != nil {
 		answer.Remarks = append(answer.Remarks, status.remark)
 	}

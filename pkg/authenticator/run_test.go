@@ -50,7 +50,8 @@ func workerThat(t testing.TB, does func()) func() (process.ID, error) {
 	}
 }
 
-// A valid certificate: nothing but printing it, and the same bytes each time, so that no connection is closed.
+// A valid certificate: nothing but printing it, and the same bytes each time, so that no connection
+// is closed.
 func TestRunPrintsAValidCertificateAndDoesNothingElse(t *testing.T) {
 	o := testAuthenticator(t)
 	pair := newPair(t, nil)
@@ -189,7 +190,8 @@ func TestRunPrintsTheNewCertificateOnceItIsThere(t *testing.T) {
 	}
 }
 
-// The worker's reason is the run's, at once: nobody waits for a timeout when it is settled that there will be nothing.
+// The worker's reason is the run's, at once: nobody waits for a timeout when it is settled that
+// there will be nothing.
 func TestRunReturnsTheWorkersFailure(t *testing.T) {
 	o := testAuthenticator(t)
 	dead := process.ID{PID: 1 << 30, Start: 1}
@@ -272,7 +274,8 @@ func writeState(t *testing.T, o *Authenticator, state *cache.State) {
 	}
 }
 
-// However many requests the kubelet makes at once, there is one worker, and with it one CertificateSigningRequest.
+// However many requests the kubelet makes at once, there is one worker, and with it one
+// CertificateSigningRequest.
 func TestManyRunsStartOneWorker(t *testing.T) {
 	o := testAuthenticator(t)
 	fresh := newPair(t, nil)
@@ -297,7 +300,8 @@ func TestManyRunsStartOneWorker(t *testing.T) {
 	}
 }
 
-// Between two runs that both see no worker, the lock decides: whoever gets it second finds the first one's worker.
+// Between two runs that both see no worker, the lock decides: whoever gets it second finds the
+// first one's worker.
 func TestRunLooksAgainUnderTheLock(t *testing.T) {
 	for name, since := range map[string]func(lock *cache.Lock) error{
 		"a worker was started": func(lock *cache.Lock) error {
@@ -352,7 +356,8 @@ func TestRunUnderAWrongConfiguration(t *testing.T) {
 	}
 }
 
-// A certificate that the API server rejects is better than none: the API server may be the one that is wrong.
+// A certificate that the API server rejects is better than none: the API server may be the one that
+// is wrong.
 func TestRunPrintsARejectedCertificate(t *testing.T) {
 	o := testAuthenticator(t)
 	o.parent = asker
@@ -370,7 +375,8 @@ func TestRunPrintsARejectedCertificate(t *testing.T) {
 	}
 }
 
-// Near its end a certificate that is not renewed has no steady time left, and must not make client-go ask for every request.
+// Near its end a certificate that is not renewed has no steady time left, and must not make
+// client-go ask for every request.
 func TestRunNeverGivesATimeThatIsPast(t *testing.T) {
 	for _, left := range []time.Duration{time.Hour, time.Minute, 59 * time.Second, 2 * time.Second, 100 * time.Millisecond} {
 		o := testAuthenticator(t)
@@ -387,7 +393,8 @@ func TestRunNeverGivesATimeThatIsPast(t *testing.T) {
 	}
 }
 
-// A rejection is the certificate's: the next one starts without it, and what a worker finds out meanwhile is not written over.
+// A rejection is the certificate's: the next one starts without it, and what a worker finds out
+// meanwhile is not written over.
 func TestRunKeepsTheRejectionWithItsCertificate(t *testing.T) {
 	pair, other := newPair(t, nil), newPair(t, nil)
 	for name, c := range map[string]struct {
@@ -410,7 +417,8 @@ func TestRunKeepsTheRejectionWithItsCertificate(t *testing.T) {
 	}
 }
 
-// A worker that has long overrun its deadline keeps all others from starting, so it is ended; a younger one is left alone.
+// A worker that has long overrun its deadline keeps all others from starting, so it is ended; a
+// younger one is left alone.
 func TestRunEndsAWorkerThatIsStuck(t *testing.T) {
 	for name, c := range map[string]struct {
 		deadline time.Duration
@@ -468,7 +476,7 @@ func TestRunRefusesAForeignDirectoryAtOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	answer, err := o.Run(t.Context())
-	if failure := wantFailure(t, err, DirectoryRefused); failure.Hint == "" || len(answer.Credential) > 0 {
+	if failure := wantFailure(t, err, directoryRefused); failure.Hint == "" || len(answer.Credential) > 0 {
 		t.Errorf("%v", failure)
 	}
 	if left, err := filepath.Glob(filepath.Dir(o.dir.Path()) + "/*"); err != nil || len(left) != 1 {

@@ -21,10 +21,12 @@ type certificateStatus struct {
 	permanent bool
 	// damaged is set if a worker is to set the file aside.
 	damaged bool
-	// due says why a new certificate is wanted although pair can be printed. It is empty if none is.
+	// due says why a new certificate is wanted although pair can be printed. It is empty if
+	// none is.
 	due string
-	// rejected is set if the API server answered pair with 401, foreign if pair came from another
-	// cluster than the one asked for. Such a pair is printed only until there is a better one.
+	// rejected is set if the API server answered pair with 401, foreign if pair came from
+	// another cluster than the one asked for. Such a pair is printed only until there is a
+	// better one.
 	rejected, foreign bool
 	// nodeName is the name to request a certificate for. nameErr says why there is none.
 	nodeName string
@@ -57,7 +59,7 @@ func (a *Authenticator) loadStatus() certificateStatus {
 			return status
 		}
 		// The API server goes by its own clock: ours may be the wrong one.
-		status.remark = &Failure{ClockWrong, "check this machine's clock", fmt.Errorf("%s: %w, by this machine's clock", file, err)}
+		status.remark = &Failure{clockWrong, "check this machine's clock", fmt.Errorf("%s: %w, by this machine's clock", file, err)}
 	}
 	status.foreign = a.node().IsForeign(pair)
 	if status.setNodeName(a, pair); status.problem != nil {
@@ -70,8 +72,8 @@ func (a *Authenticator) loadStatus() certificateStatus {
 }
 
 // setNodeName decides which node this is while it holds a certificate that has not expired. A name
-// that the operator gave decides. A derived name never makes a certificate useless: a host's name can
-// be wrong for a moment at boot, or change while the kubelet runs.
+// that the operator gave decides. A derived name never makes a certificate useless: a host's name
+// can be wrong for a moment at boot, or change while the kubelet runs.
 func (s *certificateStatus) setNodeName(a *Authenticator, pair *cache.Pair) {
 	held := pair.NodeName()
 	name, err := nodeaccess.FindNodeName(a.nodeName)
@@ -100,7 +102,7 @@ func (s *certificateStatus) fail(a *Authenticator, err error) {
 	s.permanent = errors.As(err, &foreign)
 	if !s.permanent && !s.damaged && errors.Is(err, fs.ErrPermission) {
 		s.permanent = true
-		s.problem = &Failure{DirectoryRefused, "run it as the user that owns the directory, usually root", err}
+		s.problem = &Failure{directoryRefused, "run it as the user that owns the directory, usually root", err}
 	}
 	name, err := nodeaccess.FindNodeName(a.nodeName)
 	s.nodeName, s.nameErr = name.Name, err

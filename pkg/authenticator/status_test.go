@@ -32,7 +32,7 @@ type looked struct {
 	aside  bool
 	due    string // part of why another is wanted
 	remark string // part of what a person should know
-	// node is the name to ask a certificate for.
+	// testNode is the name to ask a certificate for.
 	node string
 }
 
@@ -74,7 +74,7 @@ func TestLook(t *testing.T) {
 			func(t *testing.T, o *Authenticator) {
 				installPair(t, o.dir, newPair(t, func(c *x509.Certificate) { c.NotAfter = noon }))
 			},
-			looked{lack: "expired", reason: ClockWrong, node: "a"},
+			looked{lack: "expired", reason: clockWrong, node: "a"},
 		},
 		"one of tomorrow": {
 			func(t *testing.T, o *Authenticator) {
@@ -86,13 +86,13 @@ func TestLook(t *testing.T) {
 			func(t *testing.T, o *Authenticator) {
 				installPair(t, o.dir, newPair(t, func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} }))
 			},
-			looked{lack: "client authentication", reason: CertificateUnusable, node: "a"},
+			looked{lack: "client authentication", reason: certificateUnusable, node: "a"},
 		},
 		"an administrator's": {
 			func(t *testing.T, o *Authenticator) {
 				installPair(t, o.dir, newPair(t, func(c *x509.Certificate) { c.Subject.Organization = []string{"system:masters"} }))
 			},
-			looked{lack: "organization", reason: CertificateUnusable, node: "a"},
+			looked{lack: "organization", reason: certificateUnusable, node: "a"},
 		},
 		"due": {
 			func(t *testing.T, o *Authenticator) {
@@ -251,7 +251,7 @@ func TestLook(t *testing.T) {
 					t.Fatal(err)
 				}
 			},
-			looked{lack: "others may write into it", reason: DirectoryRefused, final: true, node: "a"},
+			looked{lack: "others may write into it", reason: directoryRefused, final: true, node: "a"},
 		},
 		"a file in the directory's place": {
 			func(t *testing.T, o *Authenticator) {
@@ -259,7 +259,7 @@ func TestLook(t *testing.T) {
 					t.Fatal(err)
 				}
 			},
-			looked{lack: "not a directory", reason: DirectoryRefused, final: true, node: "a"},
+			looked{lack: "not a directory", reason: directoryRefused, final: true, node: "a"},
 		},
 		"a directory below a file": {
 			func(t *testing.T, o *Authenticator) {
@@ -268,7 +268,7 @@ func TestLook(t *testing.T) {
 				}
 				o.dir = cache.At(o.dir.File("certs"))
 			},
-			looked{lack: "not a directory", reason: DirectoryRefused, final: true, node: "a"},
+			looked{lack: "not a directory", reason: directoryRefused, final: true, node: "a"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -314,7 +314,8 @@ func TestLook(t *testing.T) {
 	}
 }
 
-// A host's name can be wrong for a moment at boot, and change under a living kubelet: it takes no certificate away.
+// A host's name can be wrong for a moment at boot, and change under a living kubelet: it takes no
+// certificate away.
 func TestHostOfAnotherName(t *testing.T) {
 	if _, err := os.Stat(nodeaccess.KubeadmFlagsFile); err == nil {
 		t.Skip("this machine is a node: its name is not derived")
@@ -344,8 +345,8 @@ func TestWrongConfigurationTakesNoCertificateAway(t *testing.T) {
 	}
 }
 
-// A name that was given is not forgotten because something else in the configuration is wrong: another node's certificate is not
-// printed.
+// A name that was given is not forgotten because something else in the configuration is wrong:
+// another node's certificate is not printed.
 func TestWrongConfigurationWithAName(t *testing.T) {
 	o := testAuthenticator(t)
 	o.invalid = errors.New("wrong")

@@ -16,9 +16,11 @@ import (
 const (
 	// pollInterval is how often a waiting run checks whether the worker has finished.
 	pollInterval = 15 * time.Millisecond
-	// overdue is how long a worker may outlive its deadline. It ends by itself a little after it.
+	// overdue is how long a worker may outlive its deadline. It ends by itself a little after
+	// it.
 	overdue = 30 * time.Second
-	// workerEnd is how long a worker that has installed its certificate may take to record that.
+	// workerEnd is how long a worker that has installed its certificate may take to record
+	// that.
 	workerEnd = 10 * time.Second
 )
 
@@ -55,8 +57,8 @@ func (s supervisor) awaitWorker(ctx context.Context, before certificateStatus, b
 	}
 }
 
-// workerRuns reports whether a worker is alive. It kills one that is long past its deadline: that one
-// is stopped or stuck.
+// workerRuns reports whether a worker is alive. It kills one that is long past its deadline: that
+// one is stopped or stuck.
 func (s supervisor) workerRuns() bool {
 	id := s.dir.Worker()
 	if !id.Alive() {
@@ -68,8 +70,9 @@ func (s supervisor) workerRuns() bool {
 	return true
 }
 
-// startUnlessRunning starts a worker unless one runs, or the back-off of the last one has not passed.
-// Then the error is the last one's. It holds the lock, so that only one of many runs starts one.
+// startUnlessRunning starts a worker unless one runs, or the back-off of the last one has not
+// passed. Then the error is the last one's. It holds the lock, so that only one of many runs starts
+// one.
 func (s supervisor) startUnlessRunning(before certificateStatus) (started bool, err error) {
 	lock, err := s.dir.TryLock()
 	if errors.Is(err, cache.ErrLocked) {
@@ -93,7 +96,7 @@ func (s supervisor) startUnlessRunning(before certificateStatus) (started bool, 
 	if err := lock.NameWorker(process.ID{}); err != nil {
 		return false, err
 	}
-	s.step(StepStartWorker)
+	s.step(stepStartWorker)
 	id, err := s.startWorker()
 	if err != nil {
 		return false, &Failure{WorkerUnavailable, "", fmt.Errorf("start worker: %w", err)}
@@ -139,7 +142,8 @@ func (s supervisor) recordDeath(lock *cache.Lock, state *cache.State) error {
 	return lock.SetState(state)
 }
 
-// awaitWorkerEnd lets a worker record its success: systemd kills what an ExecStartPre leaves running.
+// awaitWorkerEnd lets a worker record its success: systemd kills what an ExecStartPre leaves
+// running.
 func (s supervisor) awaitWorkerEnd() {
 	for end := time.Now().Add(workerEnd); s.dir.Worker().Alive() && time.Now().Before(end); {
 		time.Sleep(pollInterval)

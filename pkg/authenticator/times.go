@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-// RenewAt returns when a certificate is due: a fifth of its lifetime before its end, moved later by up to half of that. How
-// far is derived from the certificate, so that a fleet spreads out and each run comes to the same time. The lifetime
-// is NotAfter - NotBefore, backdating included.
+// RenewAt returns when a certificate is due: a fifth of its lifetime before its end, moved later by
+// up to half of that. The certificate itself decides how far, so that a fleet spreads out, and each
+// run gets the same time. The lifetime is NotAfter - NotBefore, backdating included.
 func RenewAt(leaf *x509.Certificate) time.Time {
 	lifetime := leaf.NotAfter.Sub(leaf.NotBefore)
 	sum := sha256.Sum256(leaf.Raw)
@@ -20,12 +20,13 @@ func RenewAt(leaf *x509.Certificate) time.Time {
 	return leaf.NotAfter.Add(-lifetime / 5).Add(time.Duration(fraction * float64(lifetime/10)))
 }
 
-// nearest is how soon client-go asks again at the earliest. The timestamp has whole seconds only, and one that is
-// past makes client-go ask for every request.
+// nearest is the shortest time until client-go asks again. The timestamp has whole seconds only,
+// and one in the past makes client-go ask for every request.
 const nearest = time.Second
 
-// steadyExpiration is the expirationTimestamp while all is well: the renewal point, or a little before the end where the provider does
-// not renew. It depends on the certificate alone, so that it is the same in each run.
+// steadyExpiration is the expirationTimestamp while no new certificate is wanted: the renewal
+// point, or a little before the end if the provider does not renew. It depends on the certificate
+// alone, so that it is the same in each run.
 func steadyExpiration(leaf *x509.Certificate, renews bool) time.Time {
 	end := leaf.NotAfter.Add(-min(time.Minute, leaf.NotAfter.Sub(leaf.NotBefore)/20))
 	if at := RenewAt(leaf); renews && at.Before(end) {
@@ -34,8 +35,8 @@ func steadyExpiration(leaf *x509.Certificate, renews bool) time.Time {
 	return end.Truncate(time.Second)
 }
 
-// nearExpiration is the expirationTimestamp while something better is awaited: at most 30 s or a quarter of what remains, and
-// always in the future.
+// nearExpiration is the expirationTimestamp while a better certificate is awaited: at most 30 s or
+// a quarter of what remains, and always in the future.
 func nearExpiration(leaf *x509.Certificate, now time.Time) time.Time {
 	d := max(min(30*time.Second, leaf.NotAfter.Sub(now)/4), nearest)
 	return now.Add(d + time.Second - time.Nanosecond).Truncate(time.Second)

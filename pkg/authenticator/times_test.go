@@ -12,7 +12,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
-// leafOf returns a certificate as far as times go: its bytes, which stand for whatever else is in it, and its validity.
+// leafOf returns a certificate as far as times go: its bytes, which stand for whatever else is in
+// it, and its validity.
 func leafOf(content uint64, notBefore time.Time, lifetime time.Duration) *x509.Certificate {
 	return &x509.Certificate{Raw: binary.BigEndian.AppendUint64(nil, content), NotBefore: notBefore, NotAfter: notBefore.Add(lifetime)}
 }
@@ -109,7 +110,8 @@ func TestNearExpiration(t *testing.T) {
 			if !at.Equal(at.Truncate(time.Second)) {
 				t.Errorf("%v left: %v has a fraction of a second", left, at)
 			}
-			// client-go asks for every request once the timestamp is past: a second of pause at the least.
+			// client-go asks for every request once the timestamp is past: a second of
+			// pause at the least.
 			if at.Before(now.Add(time.Second)) || at.After(now.Add(most)) {
 				t.Errorf("%v left, %v into the second: %v from now, want 1s to %v", left, fraction, at.Sub(now), most)
 			}
@@ -167,7 +169,8 @@ func TestBackOffJitterOnlyAdds(t *testing.T) {
 	}
 }
 
-// Failures of another kind start their count anew: a network that was long away does not make the first denial cost 10 minutes.
+// Failures of another kind start their count anew: a network that was long away does not make the
+// first denial cost 10 minutes.
 func TestFailuresAreCountedByKind(t *testing.T) {
 	state := &cache.State{}
 	fail := func(reason Reason) time.Duration {
@@ -183,7 +186,7 @@ func TestFailuresAreCountedByKind(t *testing.T) {
 	if got := fail(WaitingForSigner); got != 0 {
 		t.Errorf("pending: %s", got)
 	}
-	if got := fail(RequestFailed); got < time.Minute {
+	if got := fail(requestFailed); got < time.Minute {
 		t.Errorf("the second request that came to nothing: %s", got)
 	}
 	if got := fail(APIUnreachable); got != time.Second {
@@ -215,7 +218,8 @@ func TestShortCertificatesAreNotPausedFor(t *testing.T) {
 	}
 }
 
-// Certificates that are wanted again in short order are paused for, but never past the middle of what remains.
+// Certificates that are wanted again in short order are paused for, but never past the middle of
+// what remains.
 func TestHastyCertificatesArePausedFor(t *testing.T) {
 	state := &cache.State{}
 	now := noon

@@ -29,11 +29,12 @@ const (
 	StepWait      Step = "wait"
 	StepCheck     Step = "check"
 	StepInstall   Step = "install"
-	StepRecord    Step = "record"
-	StepForget    Step = "forget"
+	stepRecord    Step = "record"
+	stepForget    Step = "forget"
 )
 
-// lockWait is how long a worker waits for the lock. The run that started it holds it for an instant.
+// lockWait is how long a worker waits for the lock. The run that started it holds it for an
+// instant.
 const lockWait = 5 * time.Second
 
 // worker is one Work. It holds the lock.
@@ -43,14 +44,15 @@ type worker struct {
 	log       klog.Logger
 	result    cache.Result
 	stepBegan time.Time
-	// servedUntil is the end of the certificate that is served meanwhile, zero if there is none.
+	// servedUntil is the end of the certificate that is served meanwhile, zero if there is
+	// none.
 	servedUntil time.Time
-	// installed is the certificate that this worker got. spent is set once the pending request is
-	// decided.
+	// installed is the certificate that this worker got. spent is set once the pending request
+	// is decided.
 	installed *cache.Pair
 	spent     bool
-	// version is the version of the provider's documents to write, empty for the newest. tried are
-	// those that the controller does not serve.
+	// version is the version of the provider's documents to write, empty for the newest. tried
+	// are those that the controller does not serve.
 	version attestation.Version
 	tried   []attestation.Version
 }
@@ -100,8 +102,8 @@ func (w *worker) takeLock(ctx context.Context) error {
 	return err
 }
 
-// register makes this process the worker. It refuses if the worker that held the lock before has left
-// a back-off.
+// register makes this process the worker. It refuses if the worker that held the lock before has
+// left a back-off.
 func (w *worker) register() (err error) {
 	state := readState(w.dir)
 	if wait := tooEarly(state, w.now()); wait > 0 {
@@ -113,8 +115,8 @@ func (w *worker) register() (err error) {
 	return w.lock.NameWorker(w.result.Worker)
 }
 
-// work gets the certificate. If the API server rejects the node's own certificate, it tries again with
-// the bootstrap credential.
+// work gets the certificate. If the API server rejects the node's own certificate, it tries again
+// with the bootstrap credential.
 func (w *worker) work(ctx context.Context) error {
 	status, wanted, err := w.tidy(ctx)
 	if err != nil || !wanted {
@@ -132,7 +134,8 @@ func (w *worker) work(ctx context.Context) error {
 		}
 	}
 	if w.installed != nil {
-		// If this fails, or the worker is killed before it, the next worker or "prepare" does it.
+		// If this fails, or the worker is killed before it, the next worker or "prepare"
+		// does it.
 		if deleted, err := w.deleteBootstrap(ctx, w.lock, w.installed); err != nil || deleted {
 			w.log.Info("bootstrap credential", "deleted", deleted, "problem", err)
 		}
@@ -183,8 +186,9 @@ func (w *worker) setAside(name string, why error) error {
 	return err
 }
 
-// adopt keeps a certificate that seems to come from another cluster if the cluster asked for accepts
-// it for this node. Then the cluster's CA was replaced, and this node never saw the bundle with both.
+// adopt keeps a certificate that seems to come from another cluster if the cluster asked for
+// accepts it for this node. Then the cluster's CA was replaced, and this node never saw the bundle
+// with both.
 func (w *worker) adopt(ctx context.Context, pair *cache.Pair) bool {
 	ctx, cancel := context.WithTimeout(ctx, 5*reviewTimeout)
 	defer cancel()
@@ -209,7 +213,7 @@ func (w *worker) noteRejection(status certificateStatus) {
 // request if that is decided. In this order a crash in between costs no back-off: the next worker
 // finds the request decided once more.
 func (w *worker) record(err error) error {
-	w.enter(StepRecord)
+	w.enter(stepRecord)
 	now := w.now().UTC()
 	w.result.Finished = now
 	state := readState(w.dir)
@@ -231,6 +235,6 @@ func (w *worker) record(err error) error {
 	if !w.spent {
 		return err
 	}
-	w.enter(StepForget)
+	w.enter(stepForget)
 	return errors.Join(err, w.lock.ForgetPending())
 }

@@ -111,16 +111,16 @@ func TestOnlyTheCertificateThatWasAskedForIsTaken(t *testing.T) {
 	}{
 		"as asked":           {sign(t, pkcs10, nil), ""},
 		"with its issuer":    {append(sign(t, pkcs10, nil), newCA(t)...), ""},
-		"the issuer first":   {append(newCA(t), sign(t, pkcs10, nil)...), CertificateUnusable},
-		"for another key":    {sign(t, pkcs10Of(t, other.Requests[0].Request), nil), CertificateUnusable},
-		"another node's":     {sign(t, pkcs10, ofNode("b")), CertificateUnusable},
-		"an administrator's": {sign(t, pkcs10, func(c *x509.Certificate) { c.Subject.Organization = []string{"system:masters"} }), CertificateUnusable},
-		"a CA's":             {sign(t, pkcs10, func(c *x509.Certificate) { c.IsCA, c.BasicConstraintsValid = true, true }), CertificateUnusable},
-		"for servers":        {sign(t, pkcs10, func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} }), CertificateUnusable},
-		"of yesterday":       {sign(t, pkcs10, func(c *x509.Certificate) { c.NotAfter = noon.Add(-time.Second) }), ClockWrong},
-		"of tomorrow":        {sign(t, pkcs10, func(c *x509.Certificate) { c.NotBefore = noon.Add(11 * time.Minute) }), ClockWrong},
-		"garbage":            {[]byte("hunter2"), CertificateUnusable},
-		"a key":              {pending.Key, CertificateUnusable},
+		"the issuer first":   {append(newCA(t), sign(t, pkcs10, nil)...), certificateUnusable},
+		"for another key":    {sign(t, pkcs10Of(t, other.Requests[0].Request), nil), certificateUnusable},
+		"another node's":     {sign(t, pkcs10, ofNode("b")), certificateUnusable},
+		"an administrator's": {sign(t, pkcs10, func(c *x509.Certificate) { c.Subject.Organization = []string{"system:masters"} }), certificateUnusable},
+		"a CA's":             {sign(t, pkcs10, func(c *x509.Certificate) { c.IsCA, c.BasicConstraintsValid = true, true }), certificateUnusable},
+		"for servers":        {sign(t, pkcs10, func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} }), certificateUnusable},
+		"of yesterday":       {sign(t, pkcs10, func(c *x509.Certificate) { c.NotAfter = noon.Add(-time.Second) }), clockWrong},
+		"of tomorrow":        {sign(t, pkcs10, func(c *x509.Certificate) { c.NotBefore = noon.Add(11 * time.Minute) }), clockWrong},
+		"garbage":            {[]byte("hunter2"), certificateUnusable},
+		"a key":              {pending.Key, certificateUnusable},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := &enrolment{worker: w, pending: pending}
@@ -254,7 +254,8 @@ func (a *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(object)
 }
 
-// enrolling returns an Authenticator that gets its certificate from that API server, with a token for the first one.
+// enrolling returns an Authenticator that gets its certificate from that API server, with a token
+// for the first one.
 func enrolling(t *testing.T, api *apiServer) *Authenticator {
 	t.Helper()
 	api.t = t
@@ -284,8 +285,8 @@ func TestWorkGetsACertificate(t *testing.T) {
 		"after one that ended":             {func(c *x509.Certificate) { c.NotAfter = noon }, nil, nil, []string{"token"}, ""},
 		"after one known to be rejected":   {dueSoon, func(o *Authenticator, old *cache.Pair) { rejectedNote(o, old) }, nil, []string{"token"}, ""},
 		"after one found to be rejected":   {dueSoon, nil, []string{"certificate"}, []string{"certificate", "token"}, ""},
-		"with no credential that is known": {dueSoon, nil, []string{"certificate", "token"}, []string{"certificate", "token"}, BootstrapRefused},
-		"with a token that has run out":    {nil, nil, []string{"token"}, []string{"token"}, BootstrapRefused},
+		"with no credential that is known": {dueSoon, nil, []string{"certificate", "token"}, []string{"certificate", "token"}, bootstrapRefused},
+		"with a token that has run out":    {nil, nil, []string{"token"}, []string{"token"}, bootstrapRefused},
 	} {
 		t.Run(name, func(t *testing.T) {
 			api := &apiServer{decide: issue, refuses: c.refuses}
@@ -333,8 +334,9 @@ func TestWorkGetsACertificate(t *testing.T) {
 	}
 }
 
-// A cluster whose CA was replaced still knows its nodes: their certificates are kept, instead of all being asked for at once. One
-// that does not know them gets neither the certificate as a credential nor as an excuse.
+// A cluster whose CA was replaced still knows its nodes: their certificates are kept, instead of
+// all being asked for at once. One that does not know them gets neither the certificate as a
+// credential nor as an excuse.
 func TestCertificateOfAnotherCluster(t *testing.T) {
 	for name, c := range map[string]struct {
 		code   int
@@ -391,10 +393,10 @@ func TestWorkBacksOffAfterARefusal(t *testing.T) {
 		want   Reason
 	}{
 		"denied": {set(certificatesv1.CertificateDenied), RequestDenied},
-		"failed": {set(certificatesv1.CertificateFailed), RequestFailed},
+		"failed": {set(certificatesv1.CertificateFailed), requestFailed},
 		"unusable": {func(object *certificatesv1.CertificateSigningRequest) {
 			object.Status.Certificate = sign(t, pkcs10Of(t, object.Spec.Request), ofNode("b"))
-		}, CertificateUnusable},
+		}, certificateUnusable},
 	} {
 		t.Run(name, func(t *testing.T) {
 			api := &apiServer{decide: c.decide}
@@ -448,7 +450,8 @@ func TestThereIsOneWorker(t *testing.T) {
 // registry is an API server that keeps what is filed.
 type registry struct {
 	t *testing.T
-	// refusePost and refuseGet are HTTP codes to refuse with, 0 to refuse nothing; slow leaves pending what is filed.
+	// refusePost and refuseGet are HTTP codes to refuse with, 0 to refuse nothing; slow leaves
+	// pending what is filed.
 	refusePost, refuseGet int
 	slow                  bool
 
@@ -515,7 +518,8 @@ func (r *registry) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 	}
 }
 
-// A worker may be killed, and a network may break, at any point: the next one must neither ask twice nor wait for what will never come.
+// A worker may be killed, and a network may break, at any point: the next one must neither ask
+// twice nor wait for what will never come.
 func TestWorkCarriesOnWithAPendingRequest(t *testing.T) {
 	filed := func(r *registry, p *cache.Pending, change func(*certificatesv1.CertificateSigningRequest), issues bool) {
 		object := csr.Object(p.Last().Name, p.SignerName, p.Last().Request, nil, nil)
@@ -576,11 +580,11 @@ func TestWorkCarriesOnWithAPendingRequest(t *testing.T) {
 		},
 		"may not file": { // and would not the next time: a request that was never there is not kept
 			func(r *registry, _ *cache.Pending) { r.refusePost = 403 },
-			[]string{own}, APIRefused, none,
+			[]string{own}, apiRefused, none,
 		},
 		"is refused as invalid": {
 			func(r *registry, _ *cache.Pending) { r.refusePost = 422 },
-			[]string{own}, APIRefused, none,
+			[]string{own}, apiRefused, none,
 		},
 		"the API server is broken": {
 			func(r *registry, _ *cache.Pending) { r.refusePost = 500 },
@@ -588,11 +592,11 @@ func TestWorkCarriesOnWithAPendingRequest(t *testing.T) {
 		},
 		"filed, may not get": {
 			func(r *registry, p *cache.Pending) { filed(r, p, nil, true); p.Last().UID, r.refuseGet = "uid", 403 },
-			nil, APIRefused, own,
+			nil, apiRefused, own,
 		},
 		"filed, the answer was lost, may not get": {
 			func(r *registry, p *cache.Pending) { filed(r, p, nil, true); r.refuseGet = 403 },
-			[]string{own}, APIRefused, own,
+			[]string{own}, apiRefused, own,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -714,7 +718,8 @@ func (p *askedProvider) Evidence(ctx context.Context, request provider.Request) 
 	return p.fakeProvider.Evidence(ctx, request)
 }
 
-// The run that started it, and the back-off of the worker before it, may be long past when a worker gets the lock.
+// The run that started it, and the back-off of the worker before it, may be long past when a worker
+// gets the lock.
 func TestWorkerThatQueuedWaitsLikeTheOthers(t *testing.T) {
 	api := &apiServer{decide: func(*certificatesv1.CertificateSigningRequest) { t.Error("it filed a request") }}
 	o := enrolling(t, api)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package command is the command line of kubelet-authenticator. An infrastructure provider calls Program.Main from a binary of its own,
-// with a provider of its own.
+// Package command is the command line of kubelet-authenticator. An infrastructure provider calls
+// Program.Main from a binary of its own, with a provider of its own.
 package command
 
 import (
@@ -23,26 +23,29 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
 
-// Program is a binary's own part of the command line.
+// Program is what differs between binaries.
 type Program struct {
 	// Name is the binary's name, kubelet-authenticator-<provider>.
 	Name string
 	// Providers are those that the binary carries.
 	Providers []provider.Factory
-	// Version and Commit say which build it is; they go into the User-Agent and the version command.
+	// Version and Commit are those of the build. The User-Agent and the version command show
+	// them.
 	Version, Commit string
-	// DefaultProvider is used where the operator names none; empty means that he has to.
+	// DefaultProvider is used if the operator names none. If it is empty, the operator has to
+	// name one.
 	DefaultProvider string
-	// WorkerDeadline is the most that one worker lives; 0 means authenticator.DefaultWorkerDeadline.
+	// WorkerDeadline is the longest life of one worker. Default:
+	// authenticator.DefaultWorkerDeadline.
 	WorkerDeadline time.Duration
-	// OnStep, if set, is called before each step of a run and of a worker.
+	// OnStep is called before each step of a run and of a worker, if set.
 	OnStep func(authenticator.Step)
 }
 
-// Process is what a main hands over of its process.
+// Process is what a main passes on of its process.
 type Process struct {
 	Args []string
-	// Stdout gets one JSON document, or what a person asked for.
+	// Stdout receives one JSON document, or what a person asked for.
 	Stdout, Stderr io.Writer
 	Getenv         func(string) string
 }
@@ -58,7 +61,8 @@ type invocation struct {
 	output string
 }
 
-// Run carries out a command line and returns the exit code (docs/exit-codes.md). What goes wrong is said on stderr, once.
+// Run executes a command line and returns the exit code (docs/exit-codes.md). It prints an error on
+// stderr, once.
 func (p Program) Run(ctx context.Context, with Process) int {
 	i := &invocation{Program: p, Process: with}
 	i.root = i.rootCommand()
@@ -70,13 +74,13 @@ func (p Program) Run(ctx context.Context, with Process) int {
 	return 0
 }
 
-// Command returns the tree of commands with their flags, for what documents them. Run is what carries them out.
+// Command returns the tree of commands with their flags, for documentation. Run executes them.
 func (p Program) Command() *cobra.Command { return (&invocation{Program: p}).rootCommand() }
 
-// maxLine bounds a line on standard error, in bytes: a peer may have written some of it.
+// maxLine bounds a line on standard error, in bytes: a peer may have written a part of it.
 const maxLine = 2048
 
-// say tells a person of an error: one line, and one for what can be done.
+// say prints an error for a person: one line, and one for what can be done.
 func (i *invocation) say(err error) {
 	_, _ = fmt.Fprintf(i.Stderr, "%s: %s\n", i.Name, text.Line(err.Error(), maxLine))
 	var failure *authenticator.Failure
@@ -109,7 +113,7 @@ Run it by hand with --dry-run to see what would be sent.`,
 	flags := root.PersistentFlags()
 	bind(flags, &i.config)
 	flags.StringVar(&i.file, "config", authenticator.DefaultConfigFile, "configuration file; read where it exists, and has to exist when named")
-	// To be set, it sets klog's. klog.InitFlags would make twenty flags for this one.
+	// Setting it sets klog's level. klog.InitFlags would add twenty flags for this one.
 	flags.AddGoFlag(&flag.Flag{
 		Name: "v", Value: new(klog.Level), DefValue: "0", Usage: "log verbosity, to stderr; a worker logs to a file in the certificate directory",
 	})
@@ -136,7 +140,7 @@ func usage(err error) error {
 	return &authenticator.Failure{Reason: authenticator.Usage, Hint: "see --help", Err: err}
 }
 
-// bind ties each setting to its flag.
+// bind connects each setting with its flag.
 func bind(flags *pflag.FlagSet, c *authenticator.Config) {
 	flags.StringVar(&c.Provider, "provider", c.Provider, "attestation provider")
 	flags.StringVar(&c.NodeName, "node-name", c.NodeName, "name of this machine's Node (default: as the kubelet computes it)")
@@ -157,7 +161,8 @@ func bind(flags *pflag.FlagSet, c *authenticator.Config) {
 	flags.StringVar(&c.TPMDevice, "tpm-device", c.TPMDevice, "TPM device, or Unix socket of a software TPM (default: as the provider finds it)")
 }
 
-// settings merges flags over the file over the defaults. The error is that of the file: then the flags and the defaults are returned.
+// settings merges the flags over the file over the defaults. The error is about the file. Then the
+// flags and the defaults are returned.
 func (i *invocation) settings() (authenticator.Config, error) {
 	given := i.root.PersistentFlags()
 	config, loadErr := authenticator.LoadConfig(i.file, !given.Changed("config"))
@@ -174,16 +179,16 @@ func (i *invocation) settings() (authenticator.Config, error) {
 	return config, loadErr
 }
 
-// load returns an Authenticator for the settings and for what client-go asks. On an error
-// it may still be there: its Run prints a valid certificate.
+// load returns an Authenticator for the settings and for what client-go asks. On an error there may
+// be one all the same: its Run prints a valid certificate.
 func (i *invocation) load() (*authenticator.Authenticator, error) {
 	config, err := i.settings()
 	return i.newAuthenticator(config, err, i.Getenv(authenticator.ExecInfoVariable))
 }
 
-// newAuthenticator makes an Authenticator from settings that were read with loadErr. execInfo is what
-// client-go asks for. A worker is started with env added to its environment. If execInfo cannot be
-// read, there is no Authenticator.
+// newAuthenticator makes an Authenticator from settings that were read with loadErr. execInfo is
+// what client-go asks for. A worker is started with env added to its environment. If execInfo
+// cannot be read, there is no Authenticator.
 func (i *invocation) newAuthenticator(config authenticator.Config, loadErr error, execInfo string, env ...string) (*authenticator.Authenticator, error) {
 	exec, err := authenticator.ParseExecInfo(execInfo)
 	if err != nil {

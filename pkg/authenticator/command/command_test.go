@@ -59,14 +59,14 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// outcome is what a call left behind.
-type outcome struct {
+// callResult is what a call left behind.
+type callResult struct {
 	code           int
 	stdout, stderr string
 }
 
 // call runs the command line as client-go would, with execInfo as KUBERNETES_EXEC_INFO.
-func call(t testing.TB, execInfo string, args ...string) outcome {
+func call(t testing.TB, execInfo string, args ...string) callResult {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
 	code := testProgram().Run(t.Context(), Process{Args: args, Stdout: &stdout, Stderr: &stderr, Getenv: func(name string) string {
@@ -75,10 +75,11 @@ func call(t testing.TB, execInfo string, args ...string) outcome {
 		}
 		return ""
 	}})
-	return outcome{code, stdout.String(), stderr.String()}
+	return callResult{code, stdout.String(), stderr.String()}
 }
 
-// node is one machine: its directories, and the flags that lead to them and to no bootstrap credential.
+// node is one machine: its directories, and the flags that lead to them and to no bootstrap
+// credential.
 type node struct {
 	root, certs string
 	flags       []string
@@ -157,8 +158,9 @@ func tree(t testing.TB, root string) string {
 	return out.String()
 }
 
-// credential checks that a call succeeded and that standard output is one ExecCredential and nothing else.
-func (o outcome) credential(t testing.TB) clientauthentication.ExecCredential {
+// credential checks that a call succeeded and that standard output is one ExecCredential and
+// nothing else.
+func (o callResult) credential(t testing.TB) clientauthentication.ExecCredential {
 	t.Helper()
 	if o.code != 0 {
 		t.Fatalf("exit code %d: %s", o.code, o.stderr)
@@ -174,8 +176,9 @@ func (o outcome) credential(t testing.TB) clientauthentication.ExecCredential {
 	return credential
 }
 
-// failed checks the exit code, that standard output is empty and that standard error is "<name>: message" and a hint.
-func (o outcome) failed(t testing.TB, code int, says string) {
+// failed checks the exit code, that standard output is empty and that standard error is "<name>:
+// message" and a hint.
+func (o callResult) failed(t testing.TB, code int, says string) {
 	t.Helper()
 	if o.code != code {
 		t.Errorf("exit code %d, want %d: %s", o.code, code, o.stderr)
@@ -216,7 +219,8 @@ func TestCommandLineThatCannotBeParsed(t *testing.T) {
 	}
 }
 
-// A mistake on the command line is refused although a certificate is there: it is made while a node is set up, and would go unseen.
+// A mistake on the command line is refused although a certificate is there: it is made while a node
+// is set up, and would go unseen.
 func TestUsageIsCheckedBeforeAnythingIsPrinted(t *testing.T) {
 	n := newNode(t)
 	enrolled(t, n.certs)
@@ -468,7 +472,7 @@ func TestDryRunWithoutAClusterWritesNothing(t *testing.T) {
 			if after := tree(t, n.root); after != before {
 				t.Errorf("something was written:\n%s\nwas\n%s", after, before)
 			}
-			for kind, got := range map[string]outcome{"text": text, "json": asJSON, "yaml": asYAML, "kubelet": asKubelet} {
+			for kind, got := range map[string]callResult{"text": text, "json": asJSON, "yaml": asYAML, "kubelet": asKubelet} {
 				if got.code != 0 || got.stderr != "" {
 					t.Errorf("%s: exit code %d: %q", kind, got.code, got.stderr)
 				}
@@ -521,7 +525,8 @@ func bootstrap(server string, ca []byte) string {
 	return string(data)
 }
 
-// A dry run also is a test for scripts: it shows all it has, and its exit code is the API server's verdict.
+// A dry run also is a test for scripts: it shows all it has, and its exit code is the API server's
+// verdict.
 func TestDryRunShowsTheVerdict(t *testing.T) {
 	accepts := func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
@@ -577,7 +582,8 @@ func TestDryRunShowsTheVerdict(t *testing.T) {
 	}
 }
 
-// The worker is a process of its own: what it could not do reaches the one who asked, with its code and its hint.
+// The worker is a process of its own: what it could not do reaches the one who asked, with its code
+// and its hint.
 func TestWorkersFailureReachesTheCaller(t *testing.T) {
 	n := newNode(t)
 	got := call(t, "", n.flags...)
@@ -585,7 +591,7 @@ func TestWorkersFailureReachesTheCaller(t *testing.T) {
 	if !strings.Contains(caution, "sends no evidence") {
 		t.Errorf("nothing is said of what this provider is worth: %q", got.stderr)
 	}
-	outcome{got.code, got.stdout, rest}.failed(t, 17, "no bootstrap kubeconfig")
+	callResult{got.code, got.stdout, rest}.failed(t, 17, "no bootstrap kubeconfig")
 	entries, err := os.ReadDir(n.certs)
 	if err != nil {
 		t.Fatal(err)

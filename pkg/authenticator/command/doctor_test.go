@@ -25,7 +25,7 @@ func TestDoctorCommandLine(t *testing.T) {
 }
 
 // doctorOf runs doctor for a node without a kubelet, and returns its results by name.
-func doctorOf(t *testing.T, n node, args ...string) (outcome, map[string]doctor.Result) {
+func doctorOf(t *testing.T, n node, args ...string) (callResult, map[string]doctor.Result) {
 	t.Helper()
 	before := tree(t, n.root)
 	o := call(t, "", n.with(append([]string{"doctor", "--output=json", "--proc=" + filepath.Join(n.root, "proc"), "--kubelet-kubeconfig=/nowhere/kubelet.conf"}, args...)...)...)

@@ -48,7 +48,7 @@ func (i *invocation) printDryRun(ctx context.Context, a *authenticator.Authentic
 	return nil
 }
 
-// readable lays the report out for a terminal, the request decoded.
+// readable formats the report for a terminal, with the request decoded.
 func readable(report *authenticator.Report) ([]byte, error) {
 	var out bytes.Buffer
 	table := tabwriter.NewWriter(&out, 0, 0, 2, ' ', 0)

@@ -53,7 +53,7 @@ func (i *invocation) identifyCommand() *cobra.Command {
 	return c
 }
 
-// deviceCommand is the command named after a provider that has a device.
+// deviceCommand is the command with the name of a provider that has a device.
 func (i *invocation) deviceCommand(name string) *cobra.Command {
 	c := &cobra.Command{
 		Use:   name,

@@ -84,7 +84,7 @@ func (f clusterFlags) find(config authenticator.Config, ours string) (cache.Orig
 	return cluster, nil
 }
 
-// findCluster takes the cluster from the first bootstrap kubeconfig that there is.
+// findCluster takes the cluster from the first existing bootstrap kubeconfig.
 func findCluster(config authenticator.Config, ours string) (cache.Origin, error) {
 	paths := []string{config.BootstrapKubeconfig}
 	if config.BootstrapKubeconfig == "" {
@@ -108,7 +108,7 @@ func findCluster(config authenticator.Config, ours string) (cache.Origin, error)
 	}
 }
 
-// exec returns the exec user of a kubeconfig: this program, with the flags that it was given.
+// exec returns the exec user of a kubeconfig: this program, with its present flags.
 func (i *invocation) exec(command string) (kubelet.Exec, error) {
 	exec := kubelet.Exec{Command: command}
 	if command == "" {

@@ -48,8 +48,8 @@ it waits for that, and fails if it does not come.`,
 	return c
 }
 
-// prepare fails only where the kubelet must not start, or where a worker node has not got its first certificate: later it says what is wrong, and
-// the kubelet lives on with the certificate that it has.
+// prepare fails only if the kubelet must not start, or if a worker node has not got its first
+// certificate. Later it only reports problems, and the kubelet uses the certificate that it has.
 func (i *invocation) prepare(ctx context.Context, config authenticator.Config, loadErr error, setup kubelet.Setup) error {
 	if err := setup.Check(); err != nil {
 		return &authenticator.Failure{Reason: authenticator.Configuration, Hint: "see --help and kubelet-authenticator-config(5), docs/configuration.md, for what each setting may be", Err: err}
@@ -112,7 +112,8 @@ func (i *invocation) discardBootstrap(ctx context.Context, a *authenticator.Auth
 	}
 }
 
-// execInfo is what client-go asks the plugin that the kubelet's kubeconfig names, so that a worker asks for the same cluster.
+// execInfo is what client-go would ask for the kubelet's kubeconfig, so that a worker uses the same
+// cluster.
 func execInfo(cluster cache.Origin) (string, error) {
 	ask := clientauthentication.ExecCredential{Spec: clientauthentication.ExecCredentialSpec{Cluster: &clientauthentication.Cluster{
 		Server: cluster.Server, TLSServerName: cluster.TLSServerName, ProxyURL: cluster.ProxyURL, CertificateAuthorityData: cluster.CertificateAuthorityData,
@@ -132,7 +133,7 @@ func notWritten(err error) error {
 	return authenticator.AsFailure(err)
 }
 
-// tell is for what goes as it should: one line on standard error.
+// tell prints one line on standard error about what succeeded.
 func (i *invocation) tell(format string, args ...any) {
 	_, _ = fmt.Fprintf(i.Stderr, "%s: %s\n", i.Name, text.Line(fmt.Sprintf(format, args...), maxLine))
 }

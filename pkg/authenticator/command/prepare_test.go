@@ -40,7 +40,7 @@ func joining(t *testing.T) (n node, prepare []string) {
 }
 
 // said checks the exit code and that each line begins with the program's name.
-func (o outcome) said(t *testing.T, code int, says string) {
+func (o callResult) said(t *testing.T, code int, says string) {
 	t.Helper()
 	if o.code != code || o.stdout != "" || !strings.Contains(o.stderr, says) {
 		t.Errorf("exit code %d, not %d; %q, not %q", o.code, code, o.stderr, says)
@@ -64,7 +64,8 @@ func TestPrepareWithoutAConfigurationFile(t *testing.T) {
 	}
 }
 
-// A broken file may name other paths than those looked at; but what is seen to be somebody else's is left alone whatever it says.
+// A broken file may name other paths than those looked at; but what is seen to be somebody else's
+// is left alone whatever it says.
 func TestPrepareWithABrokenConfigurationFile(t *testing.T) {
 	n, prepare := joining(t)
 	n.write(t, "config.yaml", "{")
@@ -83,7 +84,8 @@ func TestPrepareWithABrokenConfigurationFile(t *testing.T) {
 	call(t, "", prepare...).said(t, 0, "is left alone")
 }
 
-// What goes into the kubelet's environment file and onto its command line is looked at before anything is written.
+// What goes into the kubelet's environment file and onto its command line is looked at before
+// anything is written.
 func TestPrepareWithPathsThatAreNotPlain(t *testing.T) {
 	n, prepare := joining(t)
 	before := tree(t, n.root)

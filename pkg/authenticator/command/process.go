@@ -13,8 +13,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 )
 
-// Main runs the command line that the process was started with and returns its exit code. It is all that a main function has
-// to call.
+// Main executes the process's command line and returns its exit code. A main function has to call
+// nothing else.
 func (p Program) Main() int {
 	stdout, err := protect()
 	if err != nil {
@@ -24,8 +24,9 @@ func (p Program) Main() int {
 	return p.Run(context.Background(), Process{Args: os.Args[1:], Stdout: stdout, Stderr: os.Stderr, Getenv: os.Getenv})
 }
 
-// protect makes the process fit to hold a key: no file it makes is readable by others, it leaves no core dump. It returns standard
-// output for the one answer; descriptor 1 is standard error from now on, so that nothing a dependency prints can garble it.
+// protect prepares the process for a key: nobody else can read its files, and it leaves no core
+// dump. It returns standard output for the one answer. Descriptor 1 becomes standard error, so that
+// nothing a dependency prints can garble the answer.
 func protect() (*os.File, error) {
 	syscall.Umask(0o077)
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
@@ -41,7 +42,7 @@ func protect() (*os.File, error) {
 	return os.NewFile(uintptr(stdout), "stdout"), nil
 }
 
-// logInto sends everything that would go to standard error into a file, a crash's stack included.
+// logInto redirects standard error into a file, a crash's stack included.
 func logInto(file *os.File) error {
 	return unix.Dup3(int(file.Fd()), 2, 0)
 }

@@ -19,15 +19,16 @@ const (
 	detachedFlag = "detached"
 )
 
-// graceAfterDeadline is how long a worker that has overrun its deadline may take to write that down.
+// graceAfterDeadline is how long a worker past its deadline may take to record that.
 const graceAfterDeadline = 5 * time.Second
 
-// startWorker starts this program again as a worker, with the flags that it was given itself, and env added to its environment.
+// startWorker starts this program again as a worker, with its present flags, and env added to its
+// environment.
 func (i *invocation) startWorker(env ...string) (process.ID, error) {
 	return authenticator.StartDetached(append([]string{workerName, "--" + detachedFlag}, i.givenFlags()...), env...)
 }
 
-// givenFlags returns the flags that every command has, as far as they were given.
+// givenFlags returns the persistent flags that were given.
 func (i *invocation) givenFlags() []string {
 	var args []string
 	i.root.PersistentFlags().VisitAll(func(f *pflag.Flag) {
