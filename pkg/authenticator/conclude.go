@@ -61,13 +61,13 @@ func (e *enrolment) check(decision csr.Decision) (*cache.Pair, error) {
 		if pending.Last().Hello && decision.Reason == attestation.ReasonVersion {
 			return nil, e.noCommonVersion(decision)
 		}
-		hint := "ask whoever runs the approver; a new request follows after a pause"
+		hint := "ask the operator of the approver; a new request follows after a pause"
 		if decision.Reason == attestation.ReasonNodeRegistered {
 			hint = fmt.Sprintf("if this machine is that node and its record was lost, delete the Node: kubectl delete node %s; a new request follows after a pause", pending.NodeName)
 		}
 		return nil, why(RequestDenied, "denied", hint)
 	case csr.Failed:
-		return nil, why(requestFailed, "failed", "ask whoever runs the signer; a new request follows after a pause")
+		return nil, why(requestFailed, "failed", "ask the operator of the signer; a new request follows after a pause")
 	case csr.Issued:
 		return e.checkIssued(decision.Certificate)
 	default:

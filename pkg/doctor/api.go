@@ -163,7 +163,7 @@ func checkClock(_ context.Context, e *examination) finding {
 		}
 		return ok("within %s of the clock of %s", max(s.ahead.Abs().Round(time.Second), time.Second), s.server)
 	}
-	return skipped("no API server has told its time")
+	return skipped("no API server has sent its time")
 }
 
 func checkAPIServer(_ context.Context, e *examination) finding {
@@ -222,19 +222,19 @@ func checkCertificateAccepted(_ context.Context, e *examination) finding {
 	case r.Status == http.StatusUnauthorized:
 		return failure("give kube-apiserver the signer's CA in --client-ca-file; the plugin asks for another certificate meanwhile", "the API server rejects it (401)")
 	case r.Status == http.StatusCreated && r.Username != pair.Leaf.Subject.CommonName:
-		return failure("check what stands between this node and the API server", "the API server takes it for %.253q", r.Username)
+		return failure("check what is between this node and the API server, such as a proxy", "the API server takes it for %.253q", r.Username)
 	case r.Status == http.StatusCreated:
 		return ok("the API server takes it for %s", r.Username)
 	}
 	// A credential that may not ask, or whose API server cannot answer, was accepted all the
 	// same.
-	return ok("it is accepted; whom for the API server does not say (%d)", r.Status)
+	return ok("it is accepted; the API server does not say for which user (%d)", r.Status)
 }
 
 func checkBootstrapCredential(ctx context.Context, e *examination) finding {
 	why := e.need()
 	if err := e.unseen(); err != nil {
-		return skipped("whether it is needed cannot be told: %v", err)
+		return skipped("whether it is needed is not known: %v", err)
 	}
 	if why == "" {
 		return skipped("not needed: the node renews with its own certificate")
@@ -255,7 +255,7 @@ func checkBootstrapCredential(ctx context.Context, e *examination) finding {
 	case r.Status == http.StatusCreated:
 		return ok("the API server takes it for %s; needed since %s", r.Username, why)
 	}
-	return ok("it is accepted; whom for the API server does not say (%d); needed since %s", r.Status, why)
+	return ok("it is accepted; the API server does not say for which user (%d); needed since %s", r.Status, why)
 }
 
 // expires is the end of a credential that carries one: a client certificate, or the token of a

@@ -65,7 +65,7 @@ func judgeSigner(name string, requests []certificatesv1.CertificateSigningReques
 			}
 		}
 	}
-	const remedy = "check signerName, and that node-attestation-controller runs and is told of this signer"
+	const remedy = "check signerName, and that node-attestation-controller runs and is configured for this signer"
 	switch {
 	case which != "":
 		return ok("%s decided %s at %s", name, which, last.UTC().Format(time.RFC3339))
