@@ -65,10 +65,10 @@ func TestBootstrapCredentialStaysWithItsCluster(t *testing.T) {
 		"insecure":                   {&clientauthentication.Cluster{Server: "https://evil.example.com", InsecureSkipTLSVerify: true}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := testAuthenticator(t)
-			o.bootstrapKubeconfig = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer(server, ca), "token: "+hunter))
-			o.exec = ExecInfo{APIVersion: execV1, Cluster: c.asked}
-			got, err := o.node().BootstrapAccess()
+			a := testAuthenticator(t)
+			a.bootstrapKubeconfig = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer(server, ca), "token: "+hunter))
+			a.exec = ExecInfo{APIVersion: execV1, Cluster: c.asked}
+			got, err := a.node().BootstrapAccess()
 			if !c.used {
 				failure := wantFailure(t, AsFailure(err), NoBootstrap)
 				if got.Config != nil || failure.Hint == "" || !strings.Contains(failure.Error(), c.asked.Server) || !strings.Contains(failure.Error(), server) {
@@ -82,7 +82,7 @@ func TestBootstrapCredentialStaysWithItsCluster(t *testing.T) {
 			if got.Config.Host != server || !bytes.Equal(got.Config.CAData, ca) || got.Config.ServerName != "" || got.Config.Insecure || got.Config.BearerToken != hunter {
 				t.Errorf("the credential would go to %+v", got.Config)
 			}
-			if got.Config.UserAgent != o.userAgent {
+			if got.Config.UserAgent != a.userAgent {
 				t.Errorf("User-Agent %q", got.Config.UserAgent)
 			}
 			if c.asked != nil && got.Cluster.Server != c.asked.Server {
@@ -98,37 +98,37 @@ func TestBootstrapIsSearchedForInOrder(t *testing.T) {
 	}
 	conf := kubeconfig(onServer("https://10.0.0.1:6443", newCA(t)), "token: ")
 	t.Run("none", func(t *testing.T) {
-		o := testAuthenticator(t)
-		o.bootstrapKubeconfig = ""
-		_, err := o.node().BootstrapAccess()
+		a := testAuthenticator(t)
+		a.bootstrapKubeconfig = ""
+		_, err := a.node().BootstrapAccess()
 		failure := wantFailure(t, AsFailure(err), NoBootstrap)
-		for _, path := range []string{o.dir.File(cache.BootstrapFile), kubelet.BootstrapFile} {
+		for _, path := range []string{a.dir.File(cache.BootstrapFile), kubelet.BootstrapFile} {
 			if !strings.Contains(failure.Error(), path) {
 				t.Errorf("it does not say that it looked at %s: %v", path, failure)
 			}
 		}
 	})
 	t.Run("in the certificate directory", func(t *testing.T) {
-		o := testAuthenticator(t)
-		o.bootstrapKubeconfig = ""
-		put(t, o.dir, cache.BootstrapFile, []byte(strings.TrimSpace(conf)+" abc\n"), 0o600)
-		got, err := o.node().BootstrapAccess()
-		if err != nil || got.Config.BearerToken != "abc" || !strings.Contains(got.Credential, o.dir.File(cache.BootstrapFile)) {
+		a := testAuthenticator(t)
+		a.bootstrapKubeconfig = ""
+		put(t, a.dir, cache.BootstrapFile, []byte(strings.TrimSpace(conf)+" abc\n"), 0o600)
+		got, err := a.node().BootstrapAccess()
+		if err != nil || got.Config.BearerToken != "abc" || !strings.Contains(got.Credential, a.dir.File(cache.BootstrapFile)) {
 			t.Errorf("got %+v, %v", got, err)
 		}
 	})
 	t.Run("a broken one is not passed over", func(t *testing.T) {
-		o := testAuthenticator(t)
-		o.bootstrapKubeconfig = ""
-		put(t, o.dir, cache.BootstrapFile, []byte("{"), 0o600)
-		_, err := o.node().BootstrapAccess()
+		a := testAuthenticator(t)
+		a.bootstrapKubeconfig = ""
+		put(t, a.dir, cache.BootstrapFile, []byte("{"), 0o600)
+		_, err := a.node().BootstrapAccess()
 		_ = wantFailure(t, AsFailure(err), Configuration)
 	})
 	t.Run("named, and only that one counts", func(t *testing.T) {
-		o := testAuthenticator(t)
-		put(t, o.dir, cache.BootstrapFile, []byte(strings.TrimSpace(conf)+" abc\n"), 0o600)
-		_, err := o.node().BootstrapAccess()
-		if failure := wantFailure(t, AsFailure(err), NoBootstrap); !strings.Contains(failure.Error(), o.bootstrapKubeconfig) {
+		a := testAuthenticator(t)
+		put(t, a.dir, cache.BootstrapFile, []byte(strings.TrimSpace(conf)+" abc\n"), 0o600)
+		_, err := a.node().BootstrapAccess()
+		if failure := wantFailure(t, AsFailure(err), NoBootstrap); !strings.Contains(failure.Error(), a.bootstrapKubeconfig) {
 			t.Errorf("it does not say where it looked: %v", failure)
 		}
 	})
@@ -155,14 +155,14 @@ func TestOwnCertificateGoesToTheClusterAskedFor(t *testing.T) {
 		"asked for insecurely":       {&clientauthentication.Cluster{Server: "https://asked:6443", InsecureSkipTLSVerify: true}, true, origin, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := testAuthenticator(t)
-			o.exec.Cluster = c.asked
+			a := testAuthenticator(t)
+			a.exec.Cluster = c.asked
 			if c.bootstrap {
-				o.bootstrapKubeconfig = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer("https://bootstrap:6443", ca)+"\nproxy-url: http://proxy:3128", "token: "+hunter))
+				a.bootstrapKubeconfig = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer("https://bootstrap:6443", ca)+"\nproxy-url: http://proxy:3128", "token: "+hunter))
 			}
 			own := *pair
 			own.Origin = c.origin
-			got, err := o.node().OwnAccess(&own)
+			got, err := a.node().OwnAccess(&own)
 			if c.want == "" {
 				if failure := wantFailure(t, AsFailure(err), Configuration); failure.Hint == "" || got.Config != nil {
 					t.Errorf("got %+v, %v", got.Config, failure)

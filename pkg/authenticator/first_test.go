@@ -19,11 +19,11 @@ import (
 func TestDiscardBootstrap(t *testing.T) {
 	t.Parallel()
 	const mark = "# Copied by kubelet-authenticator prepare.\n"
-	of := func(o *Authenticator, ca []byte) string {
-		return mark + kubeconfig(onServer(o.exec.Cluster.Server, ca), "token: abcdef.0123456789abcdef")
+	of := func(a *Authenticator, ca []byte) string {
+		return mark + kubeconfig(onServer(a.exec.Cluster.Server, ca), "token: abcdef.0123456789abcdef")
 	}
-	copied := func(o *Authenticator) string { return of(o, o.exec.Cluster.CertificateAuthorityData) }
-	elsewhere := func(o *Authenticator) string { return of(o, newCA(t)) }
+	copied := func(a *Authenticator) string { return of(a, a.exec.Cluster.CertificateAuthorityData) }
+	elsewhere := func(a *Authenticator) string { return of(a, newCA(t)) }
 	for name, c := range map[string]struct {
 		answer  http.HandlerFunc
 		content func(*Authenticator) string
@@ -37,48 +37,48 @@ func TestDiscardBootstrap(t *testing.T) {
 		"rejected":            {answerCode(401, ""), copied, nil, false, 1, "401"},
 		"no such API":         {answerCode(404, ""), copied, nil, false, 1, "404"},
 		"no answer":           {hang, copied, nil, false, 1, "kept for now"},
-		"to be kept":          {answerCode(201, someone), copied, func(o *Authenticator) { o.keepBootstrap = true }, false, 0, ""},
+		"to be kept":          {answerCode(201, someone), copied, func(a *Authenticator) { a.keepBootstrap = true }, false, 0, ""},
 		"an operator's":       {answerCode(201, someone), func(*Authenticator) string { return "apiVersion: v1\n" }, nil, false, 0, ""},
 		"another cluster's":   {answerCode(201, someone), elsewhere, nil, false, 0, ""},
 		"nobody's":            {answerCode(201, someone), func(*Authenticator) string { return mark + "apiVersion: v1\n" }, nil, false, 0, "current-context"},
-		"configuration wrong": {answerCode(201, someone), copied, func(o *Authenticator) { o.invalid = errors.New("wrong") }, false, 0, ""},
-		"no certificate":      {answerCode(201, someone), copied, func(o *Authenticator) { _ = os.Remove(o.dir.File(cache.CurrentFile)) }, false, 0, ""},
-		"noted as rejected": {answerCode(201, someone), copied, func(o *Authenticator) {
-			pair, _ := o.dir.Current()
-			o.note.write(note{Certificate: pair.Fingerprint(), Rejected: true})
+		"configuration wrong": {answerCode(201, someone), copied, func(a *Authenticator) { a.invalid = errors.New("wrong") }, false, 0, ""},
+		"no certificate":      {answerCode(201, someone), copied, func(a *Authenticator) { _ = os.Remove(a.dir.File(cache.CurrentFile)) }, false, 0, ""},
+		"noted as rejected": {answerCode(201, someone), copied, func(a *Authenticator) {
+			pair, _ := a.dir.Current()
+			a.note.write(note{Certificate: pair.Fingerprint(), Rejected: true})
 		}, false, 0, ""},
-		"state damaged": {answerCode(201, someone), copied, func(o *Authenticator) { _ = os.WriteFile(o.dir.File(cache.StateFile), []byte("{"), 0o600) }, false, 1, "JSON"},
-		"a worker is at it": {answerCode(201, someone), copied, func(o *Authenticator) {
-			if _, err := o.dir.TryLock(); err != nil { // until the process ends
+		"state damaged": {answerCode(201, someone), copied, func(a *Authenticator) { _ = os.WriteFile(a.dir.File(cache.StateFile), []byte("{"), 0o600) }, false, 1, "JSON"},
+		"a worker is at it": {answerCode(201, someone), copied, func(a *Authenticator) {
+			if _, err := a.dir.TryLock(); err != nil { // until the process ends
 				panic(err)
 			}
 		}, false, 0, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			o, api := reviewed(t, c.answer)
+			a, api := reviewed(t, c.answer)
 			pair := newPair(t, nil)
-			installPair(t, o.dir, pair)
-			content := []byte(c.content(o))
-			put(t, o.dir, cache.BootstrapFile, content, 0o600)
+			installPair(t, a.dir, pair)
+			content := []byte(c.content(a))
+			put(t, a.dir, cache.BootstrapFile, content, 0o600)
 			if c.arrange != nil {
-				c.arrange(o)
+				c.arrange(a)
 			}
-			deleted, err := o.DiscardBootstrap(t.Context())
+			deleted, err := a.DiscardBootstrap(t.Context())
 			if deleted != c.deleted || (err != nil) != (c.says != "") || err != nil && !strings.Contains(err.Error(), c.says) {
 				t.Errorf("deleted %v, %v", deleted, err)
 			}
-			data, err := os.ReadFile(o.dir.File(cache.BootstrapFile))
+			data, err := os.ReadFile(a.dir.File(cache.BootstrapFile))
 			if (err != nil) != c.deleted || err == nil && !bytes.Equal(data, content) {
 				t.Errorf("%q %v", data, err)
 			}
 			if calls := api.seen(t, pair.Leaf.Raw); calls != c.asked {
 				t.Errorf("the API server was asked %d times", calls)
 			}
-			if state, err := o.dir.State(); err == nil && (state.SpentBootstrap != "") != c.deleted {
+			if state, err := a.dir.State(); err == nil && (state.SpentBootstrap != "") != c.deleted {
 				t.Errorf("state: %+v", state)
 			}
-			if again, err := o.DiscardBootstrap(t.Context()); c.deleted && (again || err != nil) {
+			if again, err := a.DiscardBootstrap(t.Context()); c.deleted && (again || err != nil) {
 				t.Errorf("the second time: %v %v", again, err)
 			}
 		})
@@ -89,25 +89,25 @@ func TestDiscardBootstrap(t *testing.T) {
 func TestAwaitFirstGivesUpAtOnce(t *testing.T) {
 	t.Parallel()
 	none := func(err error) { t.Error(err) }
-	o := testAuthenticator(t)
-	o.invalid = errors.New("wrong")
-	_, err := o.AwaitFirst(t.Context(), time.Hour, none)
+	a := testAuthenticator(t)
+	a.invalid = errors.New("wrong")
+	_, err := a.AwaitFirst(t.Context(), time.Hour, none)
 	mustFail(t, err, Unexpected)
 
-	o = testAuthenticator(t)
-	put(t, o.dir, "x", nil, 0o600)
-	if err := os.Chmod(o.dir.Path(), 0o777); err != nil {
+	a = testAuthenticator(t)
+	put(t, a.dir, "x", nil, 0o600)
+	if err := os.Chmod(a.dir.Path(), 0o777); err != nil {
 		t.Fatal(err)
 	}
-	_, err = o.AwaitFirst(t.Context(), time.Hour, none)
+	_, err = a.AwaitFirst(t.Context(), time.Hour, none)
 	mustFail(t, err, directoryRefused)
 }
 
 func TestAwaitFirstTakesWhatIsThere(t *testing.T) {
 	t.Parallel()
-	o := testAuthenticator(t)
-	installPair(t, o.dir, newPair(t, nil))
-	leaf, err := o.AwaitFirst(t.Context(), 0, func(err error) { t.Error(err) })
+	a := testAuthenticator(t)
+	installPair(t, a.dir, newPair(t, nil))
+	leaf, err := a.AwaitFirst(t.Context(), 0, func(err error) { t.Error(err) })
 	if err != nil || leaf.Subject.CommonName != "system:node:a" {
 		t.Error(leaf, err)
 	}

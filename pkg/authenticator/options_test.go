@@ -71,16 +71,16 @@ func TestNewRefusesWhatCannotWork(t *testing.T) {
 			config := DefaultConfig()
 			config.Provider = insecure.Name
 			c.change(&config)
-			o, err := New(Options{Config: config, Providers: testProviders()})
+			a, err := New(Options{Config: config, Providers: testProviders()})
 			failure := wantFailure(t, err, Configuration)
 			if !strings.Contains(failure.Error(), c.says) || failure.Hint == "" {
 				t.Errorf("it does not say %q, or gives no hint: %v", c.says, failure)
 			}
 			// Whoever goes on all the same is stopped where it matters.
-			if _, err := o.DryRun(t.Context()); !errors.Is(err, failure) {
+			if _, err := a.DryRun(t.Context()); !errors.Is(err, failure) {
 				t.Errorf("a dry run: %v", err)
 			}
-			if err := o.Work(t.Context()); !errors.Is(err, failure) {
+			if err := a.Work(t.Context()); !errors.Is(err, failure) {
 				t.Errorf("a worker: %v", err)
 			}
 		})
@@ -110,20 +110,20 @@ func TestNewTakesWhatItIsGiven(t *testing.T) {
 	config := DefaultConfig()
 	config.Provider, config.TPMDevice = "device", "tpm7"
 	config.Expiration.Duration = 90*time.Minute + 999*time.Millisecond
-	o, err := New(Options{Config: config, Providers: testProviders()})
+	a, err := New(Options{Config: config, Providers: testProviders()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if o.expirationSeconds == nil || *o.expirationSeconds != 5400 {
-		t.Errorf("expirationSeconds %v, want 5400", o.expirationSeconds)
+	if a.expirationSeconds == nil || *a.expirationSeconds != 5400 {
+		t.Errorf("expirationSeconds %v, want 5400", a.expirationSeconds)
 	}
-	if o.signerName != "example.com/tpm7" {
-		t.Errorf("the provider's settings or its signer are lost: %q", o.signerName)
+	if a.signerName != "example.com/tpm7" {
+		t.Errorf("the provider's settings or its signer are lost: %q", a.signerName)
 	}
 	config.Expiration.Duration = 0
 	config.SignerName = "example.org/other"
-	if o, err = New(Options{Config: config, Providers: testProviders()}); err != nil || o.expirationSeconds != nil || o.signerName != "example.org/other" {
-		t.Errorf("expirationSeconds %v, signer %q, %v", o.expirationSeconds, o.signerName, err)
+	if a, err = New(Options{Config: config, Providers: testProviders()}); err != nil || a.expirationSeconds != nil || a.signerName != "example.org/other" {
+		t.Errorf("expirationSeconds %v, signer %q, %v", a.expirationSeconds, a.signerName, err)
 	}
 }
 

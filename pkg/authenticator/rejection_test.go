@@ -70,10 +70,10 @@ func reviewed(t *testing.T, answer http.HandlerFunc) (*Authenticator, *reviewer)
 	server, ca := tlsServer(t, api, func(s *httptest.Server) {
 		s.TLS = &tls.Config{ClientAuth: tls.RequestClientCert, MinVersion: tls.VersionTLS12}
 	})
-	o := testAuthenticator(t)
-	o.parent = asker
-	o.exec = ExecInfo{APIVersion: execV1, Cluster: &clientauthentication.Cluster{Server: server.URL, CertificateAuthorityData: ca}}
-	return o, api
+	a := testAuthenticator(t)
+	a.parent = asker
+	a.exec = ExecInfo{APIVersion: execV1, Cluster: &clientauthentication.Cluster{Server: server.URL, CertificateAuthorityData: ca}}
+	return a, api
 }
 
 func answerCode(code int, body string) http.HandlerFunc {
@@ -120,14 +120,14 @@ func TestOnlyA401MarksTheCertificateAsRejected(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			o, api := reviewed(t, c.answer)
+			a, api := reviewed(t, c.answer)
 			pair := newPair(t, nil)
-			installPair(t, o.dir, pair)
+			installPair(t, a.dir, pair)
 			asked := note{Parent: asker, Certificate: pair.Fingerprint(), Until: noon.Unix() + 100, Reviewed: noon.Unix() - 60, Rejected: c.was}
-			o.note.write(asked)
-			s := o.loadStatus()
+			a.note.write(asked)
+			s := a.loadStatus()
 			began := time.Now()
-			o.noticeRejection(t.Context(), &s)
+			a.noticeRejection(t.Context(), &s)
 			took := time.Since(began)
 			if took > reviewTimeout+1500*time.Millisecond { // on a machine that has much else to do
 				t.Errorf("every request of the kubelet waited for %v", took)
@@ -139,7 +139,7 @@ func TestOnlyA401MarksTheCertificateAsRejected(t *testing.T) {
 				t.Errorf("rejected %v, due %q, pair %v; want rejected %v", s.rejected, s.due, s.pair != nil, c.want)
 			}
 			asked.Reviewed, asked.Rejected = noon.Unix(), c.want
-			if got := o.note.read(); got != asked {
+			if got := a.note.read(); got != asked {
 				t.Errorf("note %+v, want %+v", got, asked)
 			}
 		})
@@ -166,7 +166,7 @@ func TestWhenTheAPIServerIsAsked(t *testing.T) {
 		"after it":                                       {with(func(n *note) { n.Until = noon.Unix() - 1 }), nil, false},
 		"another parent":                                 {with(func(n *note) { n.Parent.PID++ }), nil, false},
 		"another parent under the same pid":              {with(func(n *note) { n.Parent.Start++ }), nil, false},
-		"a person":                                       {with(func(n *note) { n.Parent = process.ID{} }), func(o *Authenticator) { o.parent = process.ID{} }, false},
+		"a person":                                       {with(func(n *note) { n.Parent = process.ID{} }), func(a *Authenticator) { a.parent = process.ID{} }, false},
 		"another certificate was printed":                {with(func(n *note) { n.Certificate = "abc" }), nil, false},
 		"another certificate was printed, and rejected":  {with(func(n *note) { n.Certificate, n.Rejected = "abc", true }), nil, false},
 		"asked 59 s ago":                                 {with(func(n *note) { n.Reviewed = noon.Unix() - 59 }), nil, false},
@@ -176,20 +176,20 @@ func TestWhenTheAPIServerIsAsked(t *testing.T) {
 		"rejected, in time, asked a minute ago":          {with(func(n *note) { n.Rejected, n.Until, n.Reviewed = true, 0, noon.Unix()-60 }), nil, true},
 		"rejected, another parent, asked a minute ago":   {with(func(n *note) { n.Rejected, n.Parent.Start, n.Reviewed = true, 1, noon.Unix()-60 }), nil, true},
 		"rejected, asked 59 s ago":                       {with(func(n *note) { n.Rejected, n.Reviewed = true, noon.Unix()-59 }), nil, false},
-		"under a configuration that is wrong":            {early, func(o *Authenticator) { o.invalid = io.EOF }, false},
-		"too early, but there is nothing to ask about":   {early, func(o *Authenticator) { o.now = func() time.Time { return noon.Add(24 * time.Hour) } }, false},
-		"too early, and the note is another directory's": {early, func(o *Authenticator) { o.note = newNoteFile(t.TempDir(), "/another") }, false},
+		"under a configuration that is wrong":            {early, func(a *Authenticator) { a.invalid = io.EOF }, false},
+		"too early, but there is nothing to ask about":   {early, func(a *Authenticator) { a.now = func() time.Time { return noon.Add(24 * time.Hour) } }, false},
+		"too early, and the note is another directory's": {early, func(a *Authenticator) { a.note = newNoteFile(t.TempDir(), "/another") }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			o, api := reviewed(t, answerCode(201, someone))
-			installPair(t, o.dir, pair)
-			o.note.write(c.note)
+			a, api := reviewed(t, answerCode(201, someone))
+			installPair(t, a.dir, pair)
+			a.note.write(c.note)
 			if c.change != nil {
-				c.change(o)
+				c.change(a)
 			}
-			s := o.loadStatus()
-			o.noticeRejection(t.Context(), &s)
+			s := a.loadStatus()
+			a.noticeRejection(t.Context(), &s)
 			if calls := api.seen(t, pair.Leaf.Raw); (calls == 1) != c.asks || calls > 1 {
 				t.Errorf("asked %d times, want %v", calls, c.asks)
 			}
@@ -200,15 +200,15 @@ func TestWhenTheAPIServerIsAsked(t *testing.T) {
 // However often client-go runs the plugin after a 401, the network is touched once a minute.
 func TestReviewsArePaced(t *testing.T) {
 	t.Parallel()
-	o, api := reviewed(t, answerCode(500, ""))
+	a, api := reviewed(t, answerCode(500, ""))
 	pair := newPair(t, nil)
-	installPair(t, o.dir, pair)
-	o.note.write(note{Parent: asker, Certificate: pair.Fingerprint(), Until: noon.Unix() + 3600})
+	installPair(t, a.dir, pair)
+	a.note.write(note{Parent: asker, Certificate: pair.Fingerprint(), Until: noon.Unix() + 3600})
 	now := noon
-	o.now = func() time.Time { return now }
+	a.now = func() time.Time { return now }
 	for range 1200 { // two minutes of ten requests a second
-		s := o.loadStatus()
-		o.noticeRejection(t.Context(), &s)
+		s := a.loadStatus()
+		a.noticeRejection(t.Context(), &s)
 		now = now.Add(100 * time.Millisecond)
 	}
 	if calls := api.seen(t, pair.Leaf.Raw); calls != 2 {
@@ -217,13 +217,13 @@ func TestReviewsArePaced(t *testing.T) {
 }
 
 func TestReviewNeedsAClusterAndIsNoFailureWithoutOne(t *testing.T) {
-	o := testAuthenticator(t)
-	o.parent = asker
+	a := testAuthenticator(t)
+	a.parent = asker
 	pair := newPair(t, nil) // without an origin
-	installPair(t, o.dir, pair)
-	o.note.write(note{Parent: asker, Certificate: pair.Fingerprint(), Until: noon.Unix() + 100})
-	s := o.loadStatus()
-	o.noticeRejection(t.Context(), &s)
+	installPair(t, a.dir, pair)
+	a.note.write(note{Parent: asker, Certificate: pair.Fingerprint(), Until: noon.Unix() + 100})
+	s := a.loadStatus()
+	a.noticeRejection(t.Context(), &s)
 	if s.rejected || s.due != "" || s.pair == nil {
 		t.Errorf("rejected %v, due %q", s.rejected, s.due)
 	}
@@ -231,16 +231,16 @@ func TestReviewNeedsAClusterAndIsNoFailureWithoutOne(t *testing.T) {
 
 func TestReviewSaysWhom(t *testing.T) {
 	t.Parallel()
-	o, api := reviewed(t, answerCode(201, someone))
+	a, api := reviewed(t, answerCode(201, someone))
 	pair := newPair(t, nil)
-	review, err := o.review(t.Context(), pair)
+	review, err := a.review(t.Context(), pair)
 	if err != nil || review.Username != "system:node:a" || review.Status != 201 {
 		t.Errorf("%+v, %v", review, err)
 	}
 	api.answer = answerCode(401, someone)
 	api.prefix = "/k8s/clusters/c-1" // an API server need not be at the root
-	o.exec.Cluster.Server += api.prefix + "/"
-	if review, err = o.review(t.Context(), pair); err != nil || review.Username != "" || review.Status != 401 {
+	a.exec.Cluster.Server += api.prefix + "/"
+	if review, err = a.review(t.Context(), pair); err != nil || review.Username != "" || review.Status != 401 {
 		t.Errorf("a name that comes with 401 counts: %+v, %v", review, err)
 	}
 	if calls := api.seen(t, pair.Leaf.Raw); calls != 2 {

@@ -53,21 +53,21 @@ func workerThat(t testing.TB, does func()) func() (process.ID, error) {
 // A valid certificate: nothing but printing it, and the same bytes each time, so that no connection
 // is closed.
 func TestRunPrintsAValidCertificateAndDoesNothingElse(t *testing.T) {
-	o := testAuthenticator(t)
+	a := testAuthenticator(t)
 	pair := newPair(t, nil)
-	installPair(t, o.dir, pair)
-	before := snapshot(t, o.dir.Path())
-	first, err := o.Run(t.Context())
+	installPair(t, a.dir, pair)
+	before := snapshot(t, a.dir.Path())
+	first, err := a.Run(t.Context())
 	if err != nil || len(first.Remarks) > 0 {
 		t.Fatalf("%v, %v", first.Remarks, err)
 	}
 	now := noon.Add(5*time.Hour + 3*time.Millisecond)
-	o.now = func() time.Time { return now }
-	second, err := o.Run(t.Context())
+	a.now = func() time.Time { return now }
+	second, err := a.Run(t.Context())
 	if err != nil || !bytes.Equal(first.Credential, second.Credential) {
 		t.Errorf("hours later it prints something else: %v", err)
 	}
-	if after := snapshot(t, o.dir.Path()); after != before {
+	if after := snapshot(t, a.dir.Path()); after != before {
 		t.Errorf("it left something behind:\n%s\nnow\n%s", before, after)
 	}
 	status := printed(t, first)
@@ -77,19 +77,19 @@ func TestRunPrintsAValidCertificateAndDoesNothingElse(t *testing.T) {
 }
 
 func TestRunNotesWhatItPrintedForAParentOnly(t *testing.T) {
-	o := testAuthenticator(t)
+	a := testAuthenticator(t)
 	pair := newPair(t, nil)
-	installPair(t, o.dir, pair)
-	if _, err := o.Run(t.Context()); err != nil || o.note.read() != (note{}) {
-		t.Errorf("a person's call was noted: %+v, %v", o.note.read(), err)
+	installPair(t, a.dir, pair)
+	if _, err := a.Run(t.Context()); err != nil || a.note.read() != (note{}) {
+		t.Errorf("a person's call was noted: %+v, %v", a.note.read(), err)
 	}
-	o.parent = asker
-	answer, err := o.Run(t.Context())
+	a.parent = asker
+	answer, err := a.Run(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := note{Parent: asker, Certificate: pair.Fingerprint(), Until: printed(t, answer).ExpirationTimestamp.Unix()}
-	if got := o.note.read(); got != want {
+	if got := a.note.read(); got != want {
 		t.Errorf("note %+v, want %+v", got, want)
 	}
 }
@@ -97,14 +97,14 @@ func TestRunNotesWhatItPrintedForAParentOnly(t *testing.T) {
 // A renewal that comes to nothing costs the node nothing but the time it is waited for.
 func TestRunPrintsTheOldCertificateWhileARenewalFails(t *testing.T) {
 	failure := &cache.State{Failures: 1, NextAttempt: noon.Add(time.Minute), Last: &cache.Result{Reason: string(RequestDenied), Message: "denied", Hint: "ask", Finished: noon}}
-	for name, prepare := range map[string]func(t *testing.T, o *Authenticator){
+	for name, prepare := range map[string]func(t *testing.T, a *Authenticator){
 		"no worker can be started": func(*testing.T, *Authenticator) {},
-		"the worker hangs": func(t *testing.T, o *Authenticator) {
-			o.renewalWait = 50 * time.Millisecond
-			o.startWorker = workerThat(t, func() {})
+		"the worker hangs": func(t *testing.T, a *Authenticator) {
+			a.renewalWait = 50 * time.Millisecond
+			a.startWorker = workerThat(t, func() {})
 		},
-		"the last one was denied a moment ago": func(t *testing.T, o *Authenticator) {
-			lock, err := o.dir.TryLock()
+		"the last one was denied a moment ago": func(t *testing.T, a *Authenticator) {
+			lock, err := a.dir.TryLock()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -113,27 +113,27 @@ func TestRunPrintsTheOldCertificateWhileARenewalFails(t *testing.T) {
 				t.Fatal(err)
 			}
 		},
-		"another process holds the lock": func(t *testing.T, o *Authenticator) {
-			o.renewalWait = 50 * time.Millisecond
-			lock, err := o.dir.TryLock()
+		"another process holds the lock": func(t *testing.T, a *Authenticator) {
+			a.renewalWait = 50 * time.Millisecond
+			lock, err := a.dir.TryLock()
 			if err != nil {
 				t.Fatal(err)
 			}
 			t.Cleanup(lock.Unlock)
 		},
-		"a directory is in the lock's place": func(t *testing.T, o *Authenticator) {
-			if err := os.Mkdir(o.dir.File(cache.LockFile), 0o700); err != nil {
+		"a directory is in the lock's place": func(t *testing.T, a *Authenticator) {
+			if err := os.Mkdir(a.dir.File(cache.LockFile), 0o700); err != nil {
 				t.Fatal(err)
 			}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := testAuthenticator(t)
+			a := testAuthenticator(t)
 			pair := newPair(t, dueSoon)
-			installPair(t, o.dir, pair)
-			prepare(t, o)
+			installPair(t, a.dir, pair)
+			prepare(t, a)
 			began := time.Now()
-			answer, err := o.Run(t.Context())
+			answer, err := a.Run(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -155,11 +155,11 @@ func TestRunPrintsTheOldCertificateWhileARenewalFails(t *testing.T) {
 }
 
 // workerThatInstalls is one that takes a while to get a certificate.
-func workerThatInstalls(t *testing.T, o *Authenticator, fresh *cache.Pair, after time.Duration) func() (process.ID, error) {
+func workerThatInstalls(t *testing.T, a *Authenticator, fresh *cache.Pair, after time.Duration) func() (process.ID, error) {
 	t.Helper()
 	return workerThat(t, func() {
 		time.Sleep(after)
-		lock, err := o.dir.WaitLock(t.Context())
+		lock, err := a.dir.WaitLock(t.Context())
 		if err == nil {
 			err = lock.Install(fresh)
 			lock.Unlock()
@@ -173,13 +173,13 @@ func workerThatInstalls(t *testing.T, o *Authenticator, fresh *cache.Pair, after
 func TestRunPrintsTheNewCertificateOnceItIsThere(t *testing.T) {
 	for name, old := range map[string]bool{"after an old one": true, "after none": false} {
 		t.Run(name, func(t *testing.T) {
-			o := testAuthenticator(t)
+			a := testAuthenticator(t)
 			if old {
-				installPair(t, o.dir, newPair(t, dueSoon))
+				installPair(t, a.dir, newPair(t, dueSoon))
 			}
 			fresh := newPair(t, nil)
-			o.startWorker = workerThatInstalls(t, o, fresh, 50*time.Millisecond)
-			answer, err := o.Run(t.Context())
+			a.startWorker = workerThatInstalls(t, a, fresh, 50*time.Millisecond)
+			answer, err := a.Run(t.Context())
 			if err != nil || len(answer.Remarks) > 0 {
 				t.Fatalf("%v, %v", answer.Remarks, err)
 			}
@@ -193,11 +193,11 @@ func TestRunPrintsTheNewCertificateOnceItIsThere(t *testing.T) {
 // The worker's reason is the run's, at once: nobody waits for a timeout when it is settled that
 // there will be nothing.
 func TestRunReturnsTheWorkersFailure(t *testing.T) {
-	o := testAuthenticator(t)
+	a := testAuthenticator(t)
 	dead := process.ID{PID: 1 << 30, Start: 1}
-	o.startWorker = func() (process.ID, error) {
+	a.startWorker = func() (process.ID, error) {
 		go func() {
-			lock, err := o.dir.WaitLock(t.Context())
+			lock, err := a.dir.WaitLock(t.Context())
 			if err == nil {
 				err = lock.SetState(&cache.State{Failures: 1, Last: &cache.Result{Worker: dead, Reason: string(RequestDenied), Message: "denied by x", Hint: "ask x", Finished: noon}, NextAttempt: noon.Add(30 * time.Second)})
 				lock.Unlock()
@@ -209,7 +209,7 @@ func TestRunReturnsTheWorkersFailure(t *testing.T) {
 		return dead, nil
 	}
 	began := time.Now()
-	answer, err := o.Run(t.Context())
+	answer, err := a.Run(t.Context())
 	failure := wantFailure(t, err, RequestDenied)
 	if len(answer.Credential) > 0 || failure.Hint != "ask x" || !strings.Contains(failure.Error(), "denied by x") {
 		t.Errorf("%q, hint %q, %q", failure, failure.Hint, answer.Credential)
@@ -221,20 +221,20 @@ func TestRunReturnsTheWorkersFailure(t *testing.T) {
 
 // A worker that dies without a word is followed at once by one other; then there is a back-off.
 func TestWorkersThatDieAreBackedOffFrom(t *testing.T) {
-	o := testAuthenticator(t)
+	a := testAuthenticator(t)
 	var starts atomic.Int32
-	o.startWorker = func() (process.ID, error) {
+	a.startWorker = func() (process.ID, error) {
 		return process.ID{PID: 1 << 30, Start: uint64(starts.Add(1))}, nil
 	}
 	for range 5 {
-		_, err := o.Run(t.Context())
+		_, err := a.Run(t.Context())
 		_ = wantFailure(t, err, WorkerUnavailable)
 	}
 	if n := starts.Load(); n != 2 {
 		t.Errorf("%d were started", n)
 	}
-	o.now = func() time.Time { return noon.Add(2 * time.Second) }
-	_, err := o.Run(t.Context())
+	a.now = func() time.Time { return noon.Add(2 * time.Second) }
+	_, err := a.Run(t.Context())
 	_ = wantFailure(t, err, WorkerUnavailable)
 	if n := starts.Load(); n != 3 {
 		t.Errorf("%d were started after the back-off", n)
@@ -245,16 +245,16 @@ func TestWorkersThatDieAreBackedOffFrom(t *testing.T) {
 func TestResultOfTheFutureIsNoReasonToWait(t *testing.T) {
 	for name, ahead := range map[string]time.Duration{"minutes": 15 * time.Minute, "hours": 8 * time.Hour, "years": 5 * 365 * 24 * time.Hour} {
 		t.Run(name, func(t *testing.T) {
-			o := testAuthenticator(t)
+			a := testAuthenticator(t)
 			future := noon.Add(ahead)
 			last := &cache.Result{Worker: process.ID{PID: 1 << 30, Start: 1}, Reason: string(APIUnreachable), Message: "x", Started: future, Finished: future}
-			writeState(t, o, &cache.State{Failures: 5, Last: last, NextAttempt: future.Add(15 * time.Second)})
+			writeState(t, a, &cache.State{Failures: 5, Last: last, NextAttempt: future.Add(15 * time.Second)})
 			started := false
-			o.startWorker = func() (process.ID, error) {
+			a.startWorker = func() (process.ID, error) {
 				started = true
 				return process.ID{}, errors.New("started")
 			}
-			_, _ = o.Run(t.Context())
+			_, _ = a.Run(t.Context())
 			if !started {
 				t.Error("no worker was started")
 			}
@@ -262,9 +262,9 @@ func TestResultOfTheFutureIsNoReasonToWait(t *testing.T) {
 	}
 }
 
-func writeState(t *testing.T, o *Authenticator, state *cache.State) {
+func writeState(t *testing.T, a *Authenticator, state *cache.State) {
 	t.Helper()
-	lock, err := o.dir.TryLock()
+	lock, err := a.dir.TryLock()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -277,18 +277,18 @@ func writeState(t *testing.T, o *Authenticator, state *cache.State) {
 // However many requests the kubelet makes at once, there is one worker, and with it one
 // CertificateSigningRequest.
 func TestManyRunsStartOneWorker(t *testing.T) {
-	o := testAuthenticator(t)
+	a := testAuthenticator(t)
 	fresh := newPair(t, nil)
 	var starts atomic.Int32
-	works := workerThatInstalls(t, o, fresh, 100*time.Millisecond)
-	o.startWorker = func() (process.ID, error) {
+	works := workerThatInstalls(t, a, fresh, 100*time.Millisecond)
+	a.startWorker = func() (process.ID, error) {
 		starts.Add(1)
 		return works()
 	}
 	var wait sync.WaitGroup
 	for range 30 {
 		wait.Go(func() {
-			answer, err := o.Run(t.Context())
+			answer, err := a.Run(t.Context())
 			if err != nil || !bytes.Contains(answer.Credential, []byte("BEGIN CERTIFICATE")) {
 				t.Errorf("%v", err)
 			}
@@ -312,8 +312,8 @@ func TestRunLooksAgainUnderTheLock(t *testing.T) {
 		"another run holds it yet": nil,
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := testAuthenticator(t) // its StartWorker fails
-			lock, err := o.dir.TryLock()
+			a := testAuthenticator(t) // its StartWorker fails
+			lock, err := a.dir.TryLock()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -324,7 +324,7 @@ func TestRunLooksAgainUnderTheLock(t *testing.T) {
 				}
 				lock.Unlock()
 			}
-			if started, err := o.supervisor().startUnlessRunning(certificateStatus{}); started || err != nil {
+			if started, err := a.supervisor().startUnlessRunning(certificateStatus{}); started || err != nil {
 				t.Errorf("started %v, %v", started, err)
 			}
 		})
@@ -334,23 +334,23 @@ func TestRunLooksAgainUnderTheLock(t *testing.T) {
 // A configuration that is wrong is said, and the node lives on.
 func TestRunUnderAWrongConfiguration(t *testing.T) {
 	for _, renews := range []bool{true, false} {
-		o := testAuthenticator(t)
+		a := testAuthenticator(t)
 		if !renews {
-			o.provider = nil // there is none under a configuration that names none
+			a.provider = nil // there is none under a configuration that names none
 		}
 		wrong := &Failure{Configuration, "hint", errors.New("certDir: wrong")}
-		o.invalid = wrong
-		if answer, err := o.Run(t.Context()); !errors.Is(err, wrong) || len(answer.Credential) > 0 {
+		a.invalid = wrong
+		if answer, err := a.Run(t.Context()); !errors.Is(err, wrong) || len(answer.Credential) > 0 {
 			t.Errorf("without a certificate: %q, %v", answer.Credential, err)
 		}
 		pair := newPair(t, dueSoon)
-		installPair(t, o.dir, pair)
-		before := snapshot(t, o.dir.Path())
-		answer, err := o.Run(t.Context())
+		installPair(t, a.dir, pair)
+		before := snapshot(t, a.dir.Path())
+		answer, err := a.Run(t.Context())
 		if err != nil || len(answer.Remarks) != 1 || !errors.Is(answer.Remarks[0], wrong) || printed(t, answer).ClientCertificateData != string(pair.Chain) {
 			t.Errorf("with a certificate: %v, %v", answer.Remarks, err)
 		}
-		if after := snapshot(t, o.dir.Path()); after != before {
+		if after := snapshot(t, a.dir.Path()); after != before {
 			t.Errorf("something was written:\n%s", after)
 		}
 	}
@@ -359,17 +359,17 @@ func TestRunUnderAWrongConfiguration(t *testing.T) {
 // A certificate that the API server rejects is better than none: the API server may be the one that
 // is wrong.
 func TestRunPrintsARejectedCertificate(t *testing.T) {
-	o := testAuthenticator(t)
-	o.parent = asker
+	a := testAuthenticator(t)
+	a.parent = asker
 	pair := newPair(t, nil)
-	installPair(t, o.dir, pair)
+	installPair(t, a.dir, pair)
 	rejected := note{Parent: asker, Certificate: pair.Fingerprint(), Until: noon.Unix() - 1, Reviewed: noon.Unix() - 1, Rejected: true}
-	o.note.write(rejected)
-	answer, err := o.Run(t.Context())
+	a.note.write(rejected)
+	answer, err := a.Run(t.Context())
 	if err != nil || len(answer.Remarks) != 1 || printed(t, answer).ClientCertificateData != string(pair.Chain) {
 		t.Fatalf("%v, %v", answer.Remarks, err)
 	}
-	got := o.note.read()
+	got := a.note.read()
 	if !got.Rejected || got.Reviewed != rejected.Reviewed || got.Until <= noon.Unix() {
 		t.Errorf("what is known of it got lost: %+v", got)
 	}
@@ -379,16 +379,16 @@ func TestRunPrintsARejectedCertificate(t *testing.T) {
 // client-go ask for every request.
 func TestRunNeverGivesATimeThatIsPast(t *testing.T) {
 	for _, left := range []time.Duration{time.Hour, time.Minute, 59 * time.Second, 2 * time.Second, 100 * time.Millisecond} {
-		o := testAuthenticator(t)
-		o.provider = fakeProvider{}
-		installPair(t, o.dir, newPair(t, func(c *x509.Certificate) { c.NotAfter = noon.Add(24 * time.Hour) }))
-		o.now = func() time.Time { return noon.Add(24*time.Hour - left) }
-		answer, err := o.Run(t.Context())
+		a := testAuthenticator(t)
+		a.provider = fakeProvider{}
+		installPair(t, a.dir, newPair(t, func(c *x509.Certificate) { c.NotAfter = noon.Add(24 * time.Hour) }))
+		a.now = func() time.Time { return noon.Add(24*time.Hour - left) }
+		answer, err := a.Run(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		if at := printed(t, answer).ExpirationTimestamp; !at.After(o.now()) {
-			t.Errorf("with %v left: %v from now", left, at.Sub(o.now()))
+		if at := printed(t, answer).ExpirationTimestamp; !at.After(a.now()) {
+			t.Errorf("with %v left: %v from now", left, at.Sub(a.now()))
 		}
 	}
 }
@@ -406,12 +406,12 @@ func TestRunKeepsTheRejectionWithItsCertificate(t *testing.T) {
 		"rejected meanwhile":    {note{}, note{Certificate: pair.Fingerprint(), Rejected: true}, true},
 		"another was meanwhile": {note{}, note{Certificate: other.Fingerprint(), Rejected: true}, false},
 	} {
-		o := testAuthenticator(t)
-		o.parent = asker
-		o.note.write(c.latest)
-		o.noteAnswer(certificateStatus{pair: pair, note: c.read}, noon.Add(time.Hour))
+		a := testAuthenticator(t)
+		a.parent = asker
+		a.note.write(c.latest)
+		a.noteAnswer(certificateStatus{pair: pair, note: c.read}, noon.Add(time.Hour))
 		want := note{Parent: asker, Certificate: pair.Fingerprint(), Until: noon.Add(time.Hour).Unix(), Rejected: c.want}
-		if got := o.note.read(); got != want {
+		if got := a.note.read(); got != want {
 			t.Errorf("%s: %+v, want %+v", name, got, want)
 		}
 	}
@@ -434,15 +434,15 @@ func TestRunEndsAWorkerThatIsStuck(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			o := testAuthenticator(t)
-			o.workerDeadline = c.deadline
-			lock, err := o.dir.TryLock()
+			a := testAuthenticator(t)
+			a.workerDeadline = c.deadline
+			lock, err := a.dir.TryLock()
 			if err != nil {
 				t.Fatal(err)
 			}
 			err = lock.NameWorker(id)
 			lock.Unlock()
-			if err != nil || !o.supervisor().workerRuns() {
+			if err != nil || !a.supervisor().workerRuns() {
 				t.Fatalf("it does not count as alive: %v", err)
 			}
 			ended := make(chan struct{})
@@ -466,20 +466,20 @@ func TestRunEndsAWorkerThatIsStuck(t *testing.T) {
 }
 
 func TestRunRefusesAForeignDirectoryAtOnce(t *testing.T) {
-	o := testAuthenticator(t)
-	o.startWorker = func() (process.ID, error) {
+	a := testAuthenticator(t)
+	a.startWorker = func() (process.ID, error) {
 		t.Error("a worker was started for a directory that it cannot use")
 		return process.ID{}, errors.New("no")
 	}
-	installPair(t, o.dir, newPair(t, nil))
-	if err := os.Chmod(o.dir.Path(), 0o777); err != nil {
+	installPair(t, a.dir, newPair(t, nil))
+	if err := os.Chmod(a.dir.Path(), 0o777); err != nil {
 		t.Fatal(err)
 	}
-	answer, err := o.Run(t.Context())
+	answer, err := a.Run(t.Context())
 	if failure := wantFailure(t, err, directoryRefused); failure.Hint == "" || len(answer.Credential) > 0 {
 		t.Errorf("%v", failure)
 	}
-	if left, err := filepath.Glob(filepath.Dir(o.dir.Path()) + "/*"); err != nil || len(left) != 1 {
+	if left, err := filepath.Glob(filepath.Dir(a.dir.Path()) + "/*"); err != nil || len(left) != 1 {
 		t.Errorf("it was touched: %q, %v", left, err)
 	}
 }

@@ -46,10 +46,10 @@ func TestLook(t *testing.T) {
 		pair.Origin = &cache.Origin{Server: server, CertificateAuthorityData: ca}
 		return pair
 	}
-	noted := func(o *Authenticator, n note) { o.note.write(n) }
+	noted := func(a *Authenticator, n note) { a.note.write(n) }
 
 	for name, c := range map[string]struct {
-		prepare func(t *testing.T, o *Authenticator)
+		prepare func(t *testing.T, a *Authenticator)
 		want    looked
 	}{
 		"nothing there": {
@@ -57,227 +57,227 @@ func TestLook(t *testing.T) {
 			looked{lack: "no such file", node: "a"},
 		},
 		"an empty directory": {
-			func(t *testing.T, o *Authenticator) { put(t, o.dir, "other", nil, 0o600) },
+			func(t *testing.T, a *Authenticator) { put(t, a.dir, "other", nil, 0o600) },
 			looked{lack: "no such file", node: "a"},
 		},
 		"a good certificate": {
-			func(t *testing.T, o *Authenticator) { installPair(t, o.dir, newPair(t, nil)) },
+			func(t *testing.T, a *Authenticator) { installPair(t, a.dir, newPair(t, nil)) },
 			looked{prints: true, node: "a"},
 		},
 		"one that is about to end": {
-			func(t *testing.T, o *Authenticator) {
-				installPair(t, o.dir, newPair(t, func(c *x509.Certificate) { c.NotAfter = noon.Add(time.Second) }))
+			func(t *testing.T, a *Authenticator) {
+				installPair(t, a.dir, newPair(t, func(c *x509.Certificate) { c.NotAfter = noon.Add(time.Second) }))
 			},
 			looked{prints: true, due: "nearly over", node: "a"},
 		},
 		"one that has ended": {
-			func(t *testing.T, o *Authenticator) {
-				installPair(t, o.dir, newPair(t, func(c *x509.Certificate) { c.NotAfter = noon }))
+			func(t *testing.T, a *Authenticator) {
+				installPair(t, a.dir, newPair(t, func(c *x509.Certificate) { c.NotAfter = noon }))
 			},
 			looked{lack: "expired", reason: clockWrong, node: "a"},
 		},
 		"one of tomorrow": {
-			func(t *testing.T, o *Authenticator) {
-				installPair(t, o.dir, newPair(t, func(c *x509.Certificate) { c.NotBefore = noon.Add(11 * time.Minute) }))
+			func(t *testing.T, a *Authenticator) {
+				installPair(t, a.dir, newPair(t, func(c *x509.Certificate) { c.NotBefore = noon.Add(11 * time.Minute) }))
 			},
 			looked{prints: true, remark: "not valid before", node: "a"},
 		},
 		"one for servers": {
-			func(t *testing.T, o *Authenticator) {
-				installPair(t, o.dir, newPair(t, func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} }))
+			func(t *testing.T, a *Authenticator) {
+				installPair(t, a.dir, newPair(t, func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} }))
 			},
 			looked{lack: "client authentication", reason: certificateUnusable, node: "a"},
 		},
 		"an administrator's": {
-			func(t *testing.T, o *Authenticator) {
-				installPair(t, o.dir, newPair(t, func(c *x509.Certificate) { c.Subject.Organization = []string{"system:masters"} }))
+			func(t *testing.T, a *Authenticator) {
+				installPair(t, a.dir, newPair(t, func(c *x509.Certificate) { c.Subject.Organization = []string{"system:masters"} }))
 			},
 			looked{lack: "organization", reason: certificateUnusable, node: "a"},
 		},
 		"due": {
-			func(t *testing.T, o *Authenticator) {
-				installPair(t, o.dir, newPair(t, func(c *x509.Certificate) {
+			func(t *testing.T, a *Authenticator) {
+				installPair(t, a.dir, newPair(t, func(c *x509.Certificate) {
 					c.NotBefore, c.NotAfter = noon.Add(-91*time.Minute), noon.Add(9*time.Minute)
 				}))
 			},
 			looked{prints: true, due: "nearly over", node: "a"},
 		},
 		"due, but the provider does not renew": {
-			func(t *testing.T, o *Authenticator) {
-				o.provider = fakeProvider{}
-				installPair(t, o.dir, newPair(t, func(c *x509.Certificate) {
+			func(t *testing.T, a *Authenticator) {
+				a.provider = fakeProvider{}
+				installPair(t, a.dir, newPair(t, func(c *x509.Certificate) {
 					c.NotBefore, c.NotAfter = noon.Add(-91*time.Minute), noon.Add(9*time.Minute)
 				}))
 			},
 			looked{prints: true, node: "a"},
 		},
 		"not due yet": {
-			func(t *testing.T, o *Authenticator) {
-				installPair(t, o.dir, newPair(t, func(c *x509.Certificate) {
+			func(t *testing.T, a *Authenticator) {
+				installPair(t, a.dir, newPair(t, func(c *x509.Certificate) {
 					c.NotBefore, c.NotAfter = noon.Add(-79*time.Minute), noon.Add(21*time.Minute)
 				}))
 			},
 			looked{prints: true, node: "a"},
 		},
 		"another node's": {
-			func(t *testing.T, o *Authenticator) { installPair(t, o.dir, newPair(t, ofNode("b"))) },
+			func(t *testing.T, a *Authenticator) { installPair(t, a.dir, newPair(t, ofNode("b"))) },
 			looked{lack: `for node "b"`, node: "a"},
 		},
 		"another node's, served to this very kubelet before, but a name was given": {
-			func(t *testing.T, o *Authenticator) {
+			func(t *testing.T, a *Authenticator) {
 				pair := newPair(t, ofNode("b"))
-				installPair(t, o.dir, pair)
-				o.parent = asker
-				noted(o, note{Parent: asker, Certificate: pair.Fingerprint()})
+				installPair(t, a.dir, pair)
+				a.parent = asker
+				noted(a, note{Parent: asker, Certificate: pair.Fingerprint()})
 			},
 			looked{lack: `for node "b"`, node: "a"},
 		},
 		"no name to be had": {
-			func(t *testing.T, o *Authenticator) {
-				o.nodeName = "Not_A_Name"
-				installPair(t, o.dir, newPair(t, nil))
+			func(t *testing.T, a *Authenticator) {
+				a.nodeName = "Not_A_Name"
+				installPair(t, a.dir, newPair(t, nil))
 			},
 			looked{prints: true, remark: "DNS-1123", node: "a"},
 		},
 		"of the cluster asked for": {
-			func(t *testing.T, o *Authenticator) {
-				o.exec = cluster("https://new-address", ca)
-				installPair(t, o.dir, from(newPair(t, nil), "https://old-address", ca))
+			func(t *testing.T, a *Authenticator) {
+				a.exec = cluster("https://new-address", ca)
+				installPair(t, a.dir, from(newPair(t, nil), "https://old-address", ca))
 			},
 			looked{prints: true, node: "a"},
 		},
 		"of another cluster": {
-			func(t *testing.T, o *Authenticator) {
-				o.exec = cluster("https://x", otherCA)
-				installPair(t, o.dir, from(newPair(t, nil), "https://x", ca))
+			func(t *testing.T, a *Authenticator) {
+				a.exec = cluster("https://x", otherCA)
+				installPair(t, a.dir, from(newPair(t, nil), "https://x", ca))
 			},
 			looked{prints: true, due: "another CA", node: "a"},
 		},
 		"of a cluster, none asked for": {
-			func(t *testing.T, o *Authenticator) {
-				o.exec = ExecInfo{APIVersion: execV1}
-				installPair(t, o.dir, from(newPair(t, nil), "https://x", ca))
+			func(t *testing.T, a *Authenticator) {
+				a.exec = ExecInfo{APIVersion: execV1}
+				installPair(t, a.dir, from(newPair(t, nil), "https://x", ca))
 			},
 			looked{prints: true, node: "a"},
 		},
 		"of no known cluster": {
-			func(t *testing.T, o *Authenticator) {
-				o.exec = cluster("https://x", ca)
-				installPair(t, o.dir, newPair(t, nil))
+			func(t *testing.T, a *Authenticator) {
+				a.exec = cluster("https://x", ca)
+				installPair(t, a.dir, newPair(t, nil))
 			},
 			looked{prints: true, node: "a"},
 		},
 		"others can read it": {
-			func(t *testing.T, o *Authenticator) {
-				installPair(t, o.dir, newPair(t, nil))
-				if err := os.Chmod(o.dir.File(cache.CurrentFile), 0o640); err != nil {
+			func(t *testing.T, a *Authenticator) {
+				installPair(t, a.dir, newPair(t, nil))
+				if err := os.Chmod(a.dir.File(cache.CurrentFile), 0o640); err != nil {
 					t.Fatal(err)
 				}
 			},
 			looked{prints: true, due: "others could read", node: "a"},
 		},
 		"others can read it, and the provider does not renew": {
-			func(t *testing.T, o *Authenticator) {
-				o.provider = fakeProvider{}
-				installPair(t, o.dir, newPair(t, nil))
-				if err := os.Chmod(o.dir.File(cache.CurrentFile), 0o604); err != nil {
+			func(t *testing.T, a *Authenticator) {
+				a.provider = fakeProvider{}
+				installPair(t, a.dir, newPair(t, nil))
+				if err := os.Chmod(a.dir.File(cache.CurrentFile), 0o604); err != nil {
 					t.Fatal(err)
 				}
 			},
 			looked{prints: true, due: "others could read", node: "a"},
 		},
 		"others can write it": {
-			func(t *testing.T, o *Authenticator) {
-				installPair(t, o.dir, newPair(t, nil))
-				if err := os.Chmod(o.dir.File(cache.CurrentFile), 0o660); err != nil {
+			func(t *testing.T, a *Authenticator) {
+				installPair(t, a.dir, newPair(t, nil))
+				if err := os.Chmod(a.dir.File(cache.CurrentFile), 0o660); err != nil {
 					t.Fatal(err)
 				}
 			},
 			looked{lack: "others may write", aside: true, node: "a"},
 		},
 		"a link to it": {
-			func(t *testing.T, o *Authenticator) {
-				installPair(t, o.dir, newPair(t, nil))
-				if err := errors.Join(os.Rename(o.dir.File(cache.CurrentFile), o.dir.File("x")), os.Symlink("x", o.dir.File(cache.CurrentFile))); err != nil {
+			func(t *testing.T, a *Authenticator) {
+				installPair(t, a.dir, newPair(t, nil))
+				if err := errors.Join(os.Rename(a.dir.File(cache.CurrentFile), a.dir.File("x")), os.Symlink("x", a.dir.File(cache.CurrentFile))); err != nil {
 					t.Fatal(err)
 				}
 			},
 			looked{lack: "link", aside: true, node: "a"},
 		},
 		"damaged": {
-			func(t *testing.T, o *Authenticator) { put(t, o.dir, cache.CurrentFile, []byte(rotten), 0o600) },
+			func(t *testing.T, a *Authenticator) { put(t, a.dir, cache.CurrentFile, []byte(rotten), 0o600) },
 			looked{lack: "certificate", aside: true, node: "a"},
 		},
 		"cut short": {
-			func(t *testing.T, o *Authenticator) {
+			func(t *testing.T, a *Authenticator) {
 				pair := newPair(t, nil)
-				put(t, o.dir, cache.CurrentFile, append(bytes.Clone(pair.Chain), pair.Key[:len(pair.Key)/2]...), 0o600)
+				put(t, a.dir, cache.CurrentFile, append(bytes.Clone(pair.Chain), pair.Key[:len(pair.Key)/2]...), 0o600)
 			},
 			looked{lack: "private key", aside: true, node: "a"},
 		},
 		"empty": {
-			func(t *testing.T, o *Authenticator) { put(t, o.dir, cache.CurrentFile, nil, 0o600) },
+			func(t *testing.T, a *Authenticator) { put(t, a.dir, cache.CurrentFile, nil, 0o600) },
 			looked{lack: "certificate", aside: true, node: "a"},
 		},
 		"rejected": {
-			func(t *testing.T, o *Authenticator) {
+			func(t *testing.T, a *Authenticator) {
 				pair := newPair(t, nil)
-				installPair(t, o.dir, pair)
-				noted(o, note{Certificate: pair.Fingerprint(), Rejected: true})
+				installPair(t, a.dir, pair)
+				noted(a, note{Certificate: pair.Fingerprint(), Rejected: true})
 			},
 			looked{prints: true, due: "rejects", node: "a"},
 		},
 		"the one before was rejected": {
-			func(t *testing.T, o *Authenticator) {
-				installPair(t, o.dir, newPair(t, nil))
-				noted(o, note{Certificate: newPair(t, nil).Fingerprint(), Rejected: true})
+			func(t *testing.T, a *Authenticator) {
+				installPair(t, a.dir, newPair(t, nil))
+				noted(a, note{Certificate: newPair(t, nil).Fingerprint(), Rejected: true})
 			},
 			looked{prints: true, node: "a"},
 		},
 		"a note that makes no sense": {
-			func(t *testing.T, o *Authenticator) {
-				installPair(t, o.dir, newPair(t, nil))
-				noted(o, note{})
-				if err := os.WriteFile(o.note.path(), []byte(`{"rejected":true`), 0o600); err != nil {
+			func(t *testing.T, a *Authenticator) {
+				installPair(t, a.dir, newPair(t, nil))
+				noted(a, note{})
+				if err := os.WriteFile(a.note.path(), []byte(`{"rejected":true`), 0o600); err != nil {
 					t.Fatal(err)
 				}
 			},
 			looked{prints: true, node: "a"},
 		},
 		"a directory that others can write": {
-			func(t *testing.T, o *Authenticator) {
-				installPair(t, o.dir, newPair(t, nil))
-				if err := os.Chmod(o.dir.Path(), 0o770); err != nil {
+			func(t *testing.T, a *Authenticator) {
+				installPair(t, a.dir, newPair(t, nil))
+				if err := os.Chmod(a.dir.Path(), 0o770); err != nil {
 					t.Fatal(err)
 				}
 			},
 			looked{lack: "others may write into it", reason: directoryRefused, final: true, node: "a"},
 		},
 		"a file in the directory's place": {
-			func(t *testing.T, o *Authenticator) {
-				if err := os.WriteFile(o.dir.Path(), nil, 0o600); err != nil {
+			func(t *testing.T, a *Authenticator) {
+				if err := os.WriteFile(a.dir.Path(), nil, 0o600); err != nil {
 					t.Fatal(err)
 				}
 			},
 			looked{lack: "not a directory", reason: directoryRefused, final: true, node: "a"},
 		},
 		"a directory below a file": {
-			func(t *testing.T, o *Authenticator) {
-				if err := os.WriteFile(o.dir.Path(), nil, 0o600); err != nil {
+			func(t *testing.T, a *Authenticator) {
+				if err := os.WriteFile(a.dir.Path(), nil, 0o600); err != nil {
 					t.Fatal(err)
 				}
-				o.dir = cache.At(o.dir.File("certs"))
+				a.dir = cache.At(a.dir.File("certs"))
 			},
 			looked{lack: "not a directory", reason: directoryRefused, final: true, node: "a"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := testAuthenticator(t)
-			c.prepare(t, o)
-			run := filepath.Dir(o.note.path())
-			before := snapshot(t, filepath.Dir(o.dir.Path())) + snapshot(t, run)
-			s := o.loadStatus()
-			if after := snapshot(t, filepath.Dir(o.dir.Path())) + snapshot(t, run); after != before {
+			a := testAuthenticator(t)
+			c.prepare(t, a)
+			run := filepath.Dir(a.note.path())
+			before := snapshot(t, filepath.Dir(a.dir.Path())) + snapshot(t, run)
+			s := a.loadStatus()
+			if after := snapshot(t, filepath.Dir(a.dir.Path())) + snapshot(t, run); after != before {
 				t.Errorf("looking changed something:\n%s\nnow\n%s", before, after)
 			}
 			if (s.pair != nil) != c.want.prints || s.permanent != c.want.final || s.damaged != c.want.aside || s.nodeName != c.want.node {
@@ -320,27 +320,27 @@ func TestHostOfAnotherName(t *testing.T) {
 	if _, err := os.Stat(nodeaccess.KubeadmFlagsFile); err == nil {
 		t.Skip("this machine is a node: its name is not derived")
 	}
-	o := testAuthenticator(t)
-	o.nodeName = ""
-	installPair(t, o.dir, newPair(t, ofNode("renamed-since.example.com")))
-	s := o.loadStatus()
+	a := testAuthenticator(t)
+	a.nodeName = ""
+	installPair(t, a.dir, newPair(t, ofNode("renamed-since.example.com")))
+	s := a.loadStatus()
 	if s.pair == nil || s.due != "" || s.nodeName != "renamed-since.example.com" || s.remark == nil || !strings.Contains(s.remark.Error(), "renamed-since.example.com") {
 		t.Errorf("pair %v, due %q, node %q, remark %v", s.pair != nil, s.due, s.nodeName, s.remark)
 	}
 	// Once it has ended, the host's name is the node's.
-	o.now = func() time.Time { return noon.Add(24 * time.Hour) }
+	a.now = func() time.Time { return noon.Add(24 * time.Hour) }
 	host, err := os.Hostname()
-	if s := o.loadStatus(); err != nil || s.pair != nil || s.nodeName != strings.ToLower(host) {
+	if s := a.loadStatus(); err != nil || s.pair != nil || s.nodeName != strings.ToLower(host) {
 		t.Errorf("after its end: pair %v, node %q, %v", s.pair != nil, s.nodeName, err)
 	}
 }
 
 // Under a configuration that is wrong nothing in it is judged.
 func TestWrongConfigurationTakesNoCertificateAway(t *testing.T) {
-	o := testAuthenticator(t)
-	o.invalid, o.nodeName = errors.New("wrong"), ""
-	installPair(t, o.dir, newPair(t, nil))
-	if s := o.loadStatus(); s.pair == nil {
+	a := testAuthenticator(t)
+	a.invalid, a.nodeName = errors.New("wrong"), ""
+	installPair(t, a.dir, newPair(t, nil))
+	if s := a.loadStatus(); s.pair == nil {
 		t.Errorf("nothing to print: %v", s.problem)
 	}
 }
@@ -348,10 +348,10 @@ func TestWrongConfigurationTakesNoCertificateAway(t *testing.T) {
 // A name that was given is not forgotten because something else in the configuration is wrong:
 // another node's certificate is not printed.
 func TestWrongConfigurationWithAName(t *testing.T) {
-	o := testAuthenticator(t)
-	o.invalid = errors.New("wrong")
-	installPair(t, o.dir, newPair(t, ofNode("b")))
-	if s := o.loadStatus(); s.pair != nil {
+	a := testAuthenticator(t)
+	a.invalid = errors.New("wrong")
+	installPair(t, a.dir, newPair(t, ofNode("b")))
+	if s := a.loadStatus(); s.pair != nil {
 		t.Error("another node's certificate would be printed")
 	}
 }
@@ -365,13 +365,13 @@ func TestForeignCertificateNamesNoNode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := testAuthenticator(t)
-	o.nodeName = ""
-	o.exec = ExecInfo{APIVersion: execV1, Cluster: &clientauthentication.Cluster{Server: "https://new", CertificateAuthorityData: newCA(t)}}
+	a := testAuthenticator(t)
+	a.nodeName = ""
+	a.exec = ExecInfo{APIVersion: execV1, Cluster: &clientauthentication.Cluster{Server: "https://new", CertificateAuthorityData: newCA(t)}}
 	pair := newPair(t, ofNode("old-1"))
 	pair.Origin = &cache.Origin{Server: "https://old", CertificateAuthorityData: newCA(t)}
-	installPair(t, o.dir, pair)
-	if s := o.loadStatus(); s.pair == nil || !s.foreign || s.nodeName != strings.ToLower(host) {
+	installPair(t, a.dir, pair)
+	if s := a.loadStatus(); s.pair == nil || !s.foreign || s.nodeName != strings.ToLower(host) {
 		t.Errorf("pair %v, foreign %v, node %q", s.pair != nil, s.foreign, s.nodeName)
 	}
 }

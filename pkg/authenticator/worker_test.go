@@ -41,9 +41,9 @@ import (
 )
 
 // newWorker returns a worker that holds the lock.
-func newWorker(t testing.TB, o *Authenticator) *worker {
+func newWorker(t testing.TB, a *Authenticator) *worker {
 	t.Helper()
-	w := &worker{Authenticator: o, log: klog.Background()}
+	w := &worker{Authenticator: a, log: klog.Background()}
 	if err := w.takeLock(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -52,9 +52,9 @@ func newWorker(t testing.TB, o *Authenticator) *worker {
 }
 
 // newPending returns a request under way that is what o wants.
-func newPending(t testing.TB, o *Authenticator) *cache.Pending {
+func newPending(t testing.TB, a *Authenticator) *cache.Pending {
 	t.Helper()
-	pending, _, err := o.requestBuilder().first(t.Context(), "a", cache.Origin{Server: "https://x"}, "", "")
+	pending, _, err := a.requestBuilder().first(t.Context(), "a", cache.Origin{Server: "https://x"}, "", "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -100,11 +100,11 @@ func pkcs10Of(t testing.TB, request []byte) []byte {
 }
 
 func TestOnlyTheCertificateThatWasAskedForIsTaken(t *testing.T) {
-	o := testAuthenticator(t)
-	w := newWorker(t, o)
-	pending := newPending(t, o)
+	a := testAuthenticator(t)
+	w := newWorker(t, a)
+	pending := newPending(t, a)
 	pkcs10 := pkcs10Of(t, pending.Requests[0].Request)
-	other := newPending(t, o)
+	other := newPending(t, a)
 	for name, c := range map[string]struct {
 		certificate []byte
 		want        Reason // empty: taken
@@ -145,25 +145,25 @@ func TestPendingRequestIsTakenUpOnlyIfItIsStillWanted(t *testing.T) {
 	seconds := int32(3600)
 	to := nodeaccess.Access{Cluster: cache.Origin{Server: "https://x"}}
 	for name, c := range map[string]struct {
-		change  func(t *testing.T, o *Authenticator, s *certificateStatus, to *nodeaccess.Access)
+		change  func(t *testing.T, a *Authenticator, s *certificateStatus, to *nodeaccess.Access)
 		takenUp bool
 	}{
 		"as it was":         {func(*testing.T, *Authenticator, *certificateStatus, *nodeaccess.Access) {}, true},
 		"another node name": {func(_ *testing.T, _ *Authenticator, s *certificateStatus, _ *nodeaccess.Access) { s.nodeName = "b" }, false},
-		"another signer": {func(_ *testing.T, o *Authenticator, _ *certificateStatus, _ *nodeaccess.Access) {
-			o.signerName = "example.com/other"
+		"another signer": {func(_ *testing.T, a *Authenticator, _ *certificateStatus, _ *nodeaccess.Access) {
+			a.signerName = "example.com/other"
 		}, false},
-		"another lifetime": {func(_ *testing.T, o *Authenticator, _ *certificateStatus, _ *nodeaccess.Access) {
-			o.expirationSeconds = &seconds
+		"another lifetime": {func(_ *testing.T, a *Authenticator, _ *certificateStatus, _ *nodeaccess.Access) {
+			a.expirationSeconds = &seconds
 		}, false},
-		"another provider ID": {func(_ *testing.T, o *Authenticator, _ *certificateStatus, _ *nodeaccess.Access) {
-			o.providerID = "x://y"
+		"another provider ID": {func(_ *testing.T, a *Authenticator, _ *certificateStatus, _ *nodeaccess.Access) {
+			a.providerID = "x://y"
 		}, false},
 		"another cluster": {func(_ *testing.T, _ *Authenticator, _ *certificateStatus, to *nodeaccess.Access) {
 			to.Cluster.Server = "https://y"
 		}, false},
-		"its certificate is there": {func(t *testing.T, o *Authenticator, s *certificateStatus, _ *nodeaccess.Access) {
-			pending, err := o.dir.Pending()
+		"its certificate is there": {func(t *testing.T, a *Authenticator, s *certificateStatus, _ *nodeaccess.Access) {
+			pending, err := a.dir.Pending()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -174,19 +174,19 @@ func TestPendingRequestIsTakenUpOnlyIfItIsStillWanted(t *testing.T) {
 			}
 			s.pair = &cache.Pair{Chain: chain, Leaf: leaf, Key: pending.Key}
 		}, false},
-		"damaged": {func(t *testing.T, o *Authenticator, _ *certificateStatus, _ *nodeaccess.Access) {
-			put(t, o.dir, cache.PendingFile, []byte("{"), 0o600)
+		"damaged": {func(t *testing.T, a *Authenticator, _ *certificateStatus, _ *nodeaccess.Access) {
+			put(t, a.dir, cache.PendingFile, []byte("{"), 0o600)
 		}, false},
-		"readable by others": {func(t *testing.T, o *Authenticator, _ *certificateStatus, _ *nodeaccess.Access) {
-			if err := os.Chmod(o.dir.File(cache.PendingFile), 0o644); err != nil {
+		"readable by others": {func(t *testing.T, a *Authenticator, _ *certificateStatus, _ *nodeaccess.Access) {
+			if err := os.Chmod(a.dir.File(cache.PendingFile), 0o644); err != nil {
 				t.Fatal(err)
 			}
 		}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := testAuthenticator(t)
-			w := newWorker(t, o)
-			want := newPending(t, o)
+			a := testAuthenticator(t)
+			w := newWorker(t, a)
+			want := newPending(t, a)
 			if err := w.lock.SetPending(want); err != nil {
 				t.Fatal(err)
 			}
@@ -202,7 +202,7 @@ func TestPendingRequestIsTakenUpOnlyIfItIsStillWanted(t *testing.T) {
 				t.Error("another came back")
 			}
 			// Its key must not stay behind in a file that nobody will look at again.
-			if _, err := os.Lstat(o.dir.File(cache.PendingFile)); c.takenUp != (err == nil) {
+			if _, err := os.Lstat(a.dir.File(cache.PendingFile)); c.takenUp != (err == nil) {
 				t.Errorf("the file: %v", err)
 			}
 		})
@@ -262,10 +262,10 @@ func enrolling(t *testing.T, api *apiServer) *Authenticator {
 	server, ca := tlsServer(t, api, func(s *httptest.Server) {
 		s.TLS = &tls.Config{ClientAuth: tls.RequestClientCert, MinVersion: tls.VersionTLS12}
 	})
-	o := testAuthenticator(t)
-	o.bootstrapKubeconfig = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer(server.URL, ca), "token: abc"))
-	o.exec = ExecInfo{APIVersion: execV1, Cluster: &clientauthentication.Cluster{Server: server.URL, CertificateAuthorityData: ca}}
-	return o
+	a := testAuthenticator(t)
+	a.bootstrapKubeconfig = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer(server.URL, ca), "token: abc"))
+	a.exec = ExecInfo{APIVersion: execV1, Cluster: &clientauthentication.Cluster{Server: server.URL, CertificateAuthorityData: ca}}
+	return a
 }
 
 func TestWorkGetsACertificate(t *testing.T) {
@@ -274,36 +274,36 @@ func TestWorkGetsACertificate(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		old     func(*x509.Certificate) // nil: there is none
-		prepare func(o *Authenticator, old *cache.Pair)
+		prepare func(a *Authenticator, old *cache.Pair)
 		refuses []string
 		filed   []string
 		failure Reason
 	}{
 		"the first":                        {nil, nil, nil, []string{"token"}, ""},
 		"the next":                         {dueSoon, nil, nil, []string{"certificate"}, ""},
-		"the next, which does not renew":   {dueSoon, func(o *Authenticator, old *cache.Pair) { o.provider, o.note = fakeProvider{}, rejectedNote(o, old) }, nil, []string{"token"}, ""},
+		"the next, which does not renew":   {dueSoon, func(a *Authenticator, old *cache.Pair) { a.provider, a.note = fakeProvider{}, rejectedNote(a, old) }, nil, []string{"token"}, ""},
 		"after one that ended":             {func(c *x509.Certificate) { c.NotAfter = noon }, nil, nil, []string{"token"}, ""},
-		"after one known to be rejected":   {dueSoon, func(o *Authenticator, old *cache.Pair) { rejectedNote(o, old) }, nil, []string{"token"}, ""},
+		"after one known to be rejected":   {dueSoon, func(a *Authenticator, old *cache.Pair) { rejectedNote(a, old) }, nil, []string{"token"}, ""},
 		"after one found to be rejected":   {dueSoon, nil, []string{"certificate"}, []string{"certificate", "token"}, ""},
 		"with no credential that is known": {dueSoon, nil, []string{"certificate", "token"}, []string{"certificate", "token"}, bootstrapRefused},
 		"with a token that has run out":    {nil, nil, []string{"token"}, []string{"token"}, bootstrapRefused},
 	} {
 		t.Run(name, func(t *testing.T) {
 			api := &apiServer{decide: issue, refuses: c.refuses}
-			o := enrolling(t, api)
+			a := enrolling(t, api)
 			var old *cache.Pair
 			if c.old != nil {
 				old = newPair(t, c.old)
-				installPair(t, o.dir, old)
+				installPair(t, a.dir, old)
 			}
 			if c.prepare != nil {
-				c.prepare(o, old)
+				c.prepare(a, old)
 			}
-			err := o.Work(t.Context())
+			err := a.Work(t.Context())
 			if !slices.Equal(api.filed, c.filed) {
 				t.Errorf("filed with %q, want %q", api.filed, c.filed)
 			}
-			state, stateErr := o.dir.State()
+			state, stateErr := a.dir.State()
 			if stateErr != nil || state.Last == nil || state.Last.Reason != string(c.failure) {
 				t.Errorf("state %+v, %v", state, stateErr)
 			}
@@ -312,7 +312,7 @@ func TestWorkGetsACertificate(t *testing.T) {
 				if state.Failures != 1 || !state.NextAttempt.After(noon) {
 					t.Errorf("state %+v", state)
 				}
-				if n := o.note.read(); old != nil && (!n.Rejected || n.Certificate != old.Fingerprint()) {
+				if n := a.note.read(); old != nil && (!n.Rejected || n.Certificate != old.Fingerprint()) {
 					t.Errorf("the next worker will show the rejected certificate again: %+v", n)
 				}
 				return
@@ -320,14 +320,14 @@ func TestWorkGetsACertificate(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			s := o.loadStatus()
-			if s.pair == nil || s.due != "" || s.problem != nil || s.pair.Origin == nil || s.pair.Origin.Server != o.exec.Cluster.Server {
+			s := a.loadStatus()
+			if s.pair == nil || s.due != "" || s.problem != nil || s.pair.Origin == nil || s.pair.Origin.Server != a.exec.Cluster.Server {
 				t.Errorf("after it: due %q, lack %v", s.due, s.problem)
 			}
-			if _, err := os.Lstat(o.dir.File(cache.PendingFile)); !errors.Is(err, os.ErrNotExist) {
+			if _, err := os.Lstat(a.dir.File(cache.PendingFile)); !errors.Is(err, os.ErrNotExist) {
 				t.Errorf("a second copy of the key is left behind: %v", err)
 			}
-			if err := o.Work(t.Context()); err != nil || len(api.filed) != len(c.filed) {
+			if err := a.Work(t.Context()); err != nil || len(api.filed) != len(c.filed) {
 				t.Errorf("a worker too many asked again: %q, %v", api.filed, err)
 			}
 		})
@@ -355,20 +355,20 @@ func TestCertificateOfAnotherCluster(t *testing.T) {
 				object.Status.Certificate = sign(t, pkcs10Of(t, object.Spec.Request), nil)
 			}}
 			api.review = answerCode(c.code, c.answer)
-			o := enrolling(t, api)
+			a := enrolling(t, api)
 			old := newPair(t, nil)
-			old.Origin = &cache.Origin{Server: o.exec.Cluster.Server, CertificateAuthorityData: newCA(t)}
-			installPair(t, o.dir, old)
-			if s := o.loadStatus(); !s.foreign || s.due == "" {
+			old.Origin = &cache.Origin{Server: a.exec.Cluster.Server, CertificateAuthorityData: newCA(t)}
+			installPair(t, a.dir, old)
+			if s := a.loadStatus(); !s.foreign || s.due == "" {
 				t.Fatalf("foreign %v, due %q", s.foreign, s.due)
 			}
-			if err := o.Work(t.Context()); err != nil {
+			if err := a.Work(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			if !slices.Equal(api.filed, c.filed) {
 				t.Errorf("filed with %q, want %q", api.filed, c.filed)
 			}
-			s := o.loadStatus()
+			s := a.loadStatus()
 			if s.pair == nil || s.foreign || s.due != "" || (s.pair.Fingerprint() == old.Fingerprint()) != (c.filed == nil) {
 				t.Errorf("after it: foreign %v, due %q, lack %v", s.foreign, s.due, s.problem)
 			}
@@ -377,9 +377,9 @@ func TestCertificateOfAnotherCluster(t *testing.T) {
 }
 
 // rejectedNote says that the API server rejects the pair.
-func rejectedNote(o *Authenticator, pair *cache.Pair) noteFile {
-	o.note.write(note{Certificate: pair.Fingerprint(), Rejected: true})
-	return o.note
+func rejectedNote(a *Authenticator, pair *cache.Pair) noteFile {
+	a.note.write(note{Certificate: pair.Fingerprint(), Rejected: true})
+	return a.note
 }
 
 func TestWorkBacksOffAfterARefusal(t *testing.T) {
@@ -400,21 +400,21 @@ func TestWorkBacksOffAfterARefusal(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			api := &apiServer{decide: c.decide}
-			o := enrolling(t, api)
+			a := enrolling(t, api)
 			now := noon
-			o.now = func() time.Time { return now }
+			a.now = func() time.Time { return now }
 			var pauses []time.Duration
 			for range 7 {
-				mustFail(t, o.Work(t.Context()), c.want)
-				state, err := o.dir.State()
+				mustFail(t, a.Work(t.Context()), c.want)
+				state, err := a.dir.State()
 				if err != nil {
 					t.Fatal(err)
 				}
 				pauses = append(pauses, state.NextAttempt.Sub(now))
-				put(t, o.dir, cache.LockFile, nil, 0o600) // a worker is a process that has ended by now
-				_, err = o.Run(t.Context())
+				put(t, a.dir, cache.LockFile, nil, 0o600) // a worker is a process that has ended by now
+				_, err = a.Run(t.Context())
 				mustFail(t, err, c.want)
-				if pending, err := o.dir.Pending(); pending != nil || err != nil {
+				if pending, err := a.dir.Pending(); pending != nil || err != nil {
 					t.Errorf("a request that is settled is still pending: %v", err)
 				}
 				now = state.NextAttempt
@@ -432,17 +432,17 @@ func TestWorkBacksOffAfterARefusal(t *testing.T) {
 }
 
 func TestThereIsOneWorker(t *testing.T) {
-	o := testAuthenticator(t)
-	lock, err := o.dir.TryLock()
+	a := testAuthenticator(t)
+	lock, err := a.dir.TryLock()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer lock.Unlock()
-	o.provider = nil                                                      // would panic if it came to anything
+	a.provider = nil                                                      // would panic if it came to anything
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond) // it would wait for lockWait
 	defer cancel()
-	mustFail(t, o.Work(ctx), WorkerUnavailable)
-	if left, err := filepath.Glob(o.dir.File("*")); err != nil || len(left) != 1 {
+	mustFail(t, a.Work(ctx), WorkerUnavailable)
+	if left, err := filepath.Glob(a.dir.File("*")); err != nil || len(left) != 1 {
 		t.Errorf("it wrote: %q, %v", left, err)
 	}
 }
@@ -603,14 +603,14 @@ func TestWorkCarriesOnWithAPendingRequest(t *testing.T) {
 			t.Parallel()
 			api := &registry{t: t}
 			server, ca := tlsServer(t, api, nil)
-			o := testAuthenticator(t)
-			o.bootstrapKubeconfig = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer(server.URL, ca), "token: abc"))
-			pending, _, err := o.requestBuilder().first(t.Context(), "a", cache.Origin{Server: server.URL, CertificateAuthorityData: ca}, "", "")
+			a := testAuthenticator(t)
+			a.bootstrapKubeconfig = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer(server.URL, ca), "token: abc"))
+			pending, _, err := a.requestBuilder().first(t.Context(), "a", cache.Origin{Server: server.URL, CertificateAuthorityData: ca}, "", "")
 			if err != nil {
 				t.Fatal(err)
 			}
 			c.prepare(api, pending)
-			lock, err := o.dir.TryLock()
+			lock, err := a.dir.TryLock()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -619,17 +619,17 @@ func TestWorkCarriesOnWithAPendingRequest(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			put(t, o.dir, "."+cache.CurrentFile+".tmp-1", []byte("left by a crash"), 0o600)
+			put(t, a.dir, "."+cache.CurrentFile+".tmp-1", []byte("left by a crash"), 0o600)
 			enough := 10 * time.Second
 			if c.failure == WaitingForSigner { // in vain
 				enough = 3 * time.Second
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), enough)
 			defer cancel()
-			err = o.Work(ctx)
+			err = a.Work(ctx)
 			if c.failure != "" {
 				mustFail(t, err, c.failure)
-			} else if s := o.loadStatus(); err != nil || s.pair == nil {
+			} else if s := a.loadStatus(); err != nil || s.pair == nil {
 				t.Errorf("%v, lack %v", err, s.problem)
 			}
 			which := func(name string) string {
@@ -646,7 +646,7 @@ func TestWorkCarriesOnWithAPendingRequest(t *testing.T) {
 				t.Errorf("posted %q, want %q", posts, c.posts)
 			}
 			left := none
-			if p, err := o.dir.Pending(); err != nil {
+			if p, err := a.dir.Pending(); err != nil {
 				t.Error(err)
 			} else if p != nil {
 				left = which(p.Last().Name)
@@ -661,11 +661,11 @@ func TestWorkCarriesOnWithAPendingRequest(t *testing.T) {
 			if left != c.pending {
 				t.Errorf("pending is %s, want %s", left, c.pending)
 			}
-			state, err := o.dir.State()
+			state, err := a.dir.State()
 			if err != nil || state.Last == nil || state.Last.Reason != string(c.failure) || state.NextAttempt.IsZero() != (c.failure == "" || c.failure == WaitingForSigner) {
 				t.Errorf("state %+v, %v", state, err)
 			}
-			if rest, err := filepath.Glob(o.dir.File(".*")); err != nil || len(rest) > 0 {
+			if rest, err := filepath.Glob(a.dir.File(".*")); err != nil || len(rest) > 0 {
 				t.Errorf("left behind: %q, %v", rest, err)
 			}
 		})
@@ -674,19 +674,19 @@ func TestWorkCarriesOnWithAPendingRequest(t *testing.T) {
 
 // What a worker asks for is what the operator set.
 func TestRequestIsWhatTheOperatorSet(t *testing.T) {
-	o := testAuthenticator(t)
+	a := testAuthenticator(t)
 	seconds := int32(7200)
-	o.expirationSeconds, o.providerID, o.signerName = &seconds, "x://y", "example.com/other"
+	a.expirationSeconds, a.providerID, a.signerName = &seconds, "x://y", "example.com/other"
 	var seen certificatesv1.CertificateSigningRequestSpec
 	api := &apiServer{decide: func(object *certificatesv1.CertificateSigningRequest) {
 		seen = object.Spec
 		object.Status.Certificate = sign(t, pkcs10Of(t, object.Spec.Request), nil)
 	}}
 	there := enrolling(t, api)
-	o.bootstrapKubeconfig, o.exec = there.bootstrapKubeconfig, there.exec
+	a.bootstrapKubeconfig, a.exec = there.bootstrapKubeconfig, there.exec
 	asked := &askedProvider{fakeProvider: fakeProvider{renews: true}}
-	o.provider = asked
-	if err := o.Work(t.Context()); err != nil {
+	a.provider = asked
+	if err := a.Work(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if seen.SignerName != "example.com/other" || seen.ExpirationSeconds == nil || *seen.ExpirationSeconds != 7200 {
@@ -722,10 +722,10 @@ func (p *askedProvider) Evidence(ctx context.Context, request provider.Request) 
 // gets the lock.
 func TestWorkerThatQueuedWaitsLikeTheOthers(t *testing.T) {
 	api := &apiServer{decide: func(*certificatesv1.CertificateSigningRequest) { t.Error("it filed a request") }}
-	o := enrolling(t, api)
-	writeState(t, o, &cache.State{Failures: 1, Last: &cache.Result{Reason: string(RequestDenied), Message: "denied", Hint: "ask"}, NextAttempt: noon.Add(time.Minute)})
-	mustFail(t, o.Work(t.Context()), RequestDenied)
-	if state, err := o.dir.State(); err != nil || state.Failures != 1 {
+	a := enrolling(t, api)
+	writeState(t, a, &cache.State{Failures: 1, Last: &cache.Result{Reason: string(RequestDenied), Message: "denied", Hint: "ask"}, NextAttempt: noon.Add(time.Minute)})
+	mustFail(t, a.Work(t.Context()), RequestDenied)
+	if state, err := a.dir.State(); err != nil || state.Failures != 1 {
 		t.Errorf("it counts as a failure: %+v, %v", state, err)
 	}
 }
