@@ -389,13 +389,14 @@ func TestTheCertificate(t *testing.T) {
 	lost := map[string]Status{"certificate": Failure, "certificate-accepted": Skipped, "bootstrap-kubeconfig": Failure, "csr-create": Skipped, "csr-watch": Skipped}
 	day := 24 * time.Hour
 	checkStates(t, map[string]scenario{
-		"none":           {func(m *machine) { m.remove(m.certs.File(cache.CurrentFile)) }, lost, []string{"certificate: there is none yet"}},
-		"damaged":        {func(m *machine) { m.write(m.certs.File(cache.CurrentFile), "SECRETKEY", 0o600) }, lost, nil},
-		"expired":        {func(m *machine) { m.install(nodeName, time.Now().Add(-2*day), time.Now().Add(-day)) }, lost, []string{"certificate: expired at"}},
-		"too early":      {func(m *machine) { m.install(nodeName, time.Now().Add(day), time.Now().Add(2*day)) }, map[string]Status{"certificate": Warning}, []string{"certificate: clock"}},
-		"overdue":        {func(m *machine) { m.install(nodeName, time.Now().Add(-99*time.Hour), time.Now().Add(time.Hour)) }, map[string]Status{"certificate": Warning}, []string{"certificate: due since"}},
-		"another node's": {func(m *machine) { m.install("worker-2", time.Now().Add(-time.Hour), time.Now().Add(day)) }, map[string]Status{"certificate": Failure}, []string{"certificate: worker-2"}},
-		"another host's": {func(m *machine) { m.run("--kubeconfig="+m.conf, "--rotate-certificates=false") }, map[string]Status{"certificate": Warning}, []string{"certificate: nodeName"}},
+		"none":                                 {func(m *machine) { m.remove(m.certs.File(cache.CurrentFile)) }, lost, []string{"certificate: there is none yet"}},
+		"damaged":                              {func(m *machine) { m.write(m.certs.File(cache.CurrentFile), "SECRETKEY", 0o600) }, lost, nil},
+		"expired":                              {func(m *machine) { m.install(nodeName, time.Now().Add(-2*day), time.Now().Add(-day)) }, lost, []string{"certificate: expired at"}},
+		"too early":                            {func(m *machine) { m.install(nodeName, time.Now().Add(day), time.Now().Add(2*day)) }, map[string]Status{"certificate": Warning}, []string{"certificate: clock"}},
+		"overdue":                              {func(m *machine) { m.install(nodeName, time.Now().Add(-99*time.Hour), time.Now().Add(time.Hour)) }, map[string]Status{"certificate": Warning}, []string{"certificate: due since"}},
+		"another node's":                       {func(m *machine) { m.install("worker-2", time.Now().Add(-time.Hour), time.Now().Add(day)) }, map[string]Status{"certificate": Failure}, []string{"certificate: worker-2"}},
+		"another node's, by the configuration": {func(m *machine) { m.config.NodeName = "worker-2" }, lost, []string{"certificate: but this is node worker-2", "bootstrap-kubeconfig: there is no usable certificate"}},
+		"another host's":                       {func(m *machine) { m.run("--kubeconfig="+m.conf, "--rotate-certificates=false") }, map[string]Status{"certificate": Warning}, []string{"certificate: nodeName"}},
 		"rejected": {func(m *machine) { m.replies["POST "+reviewURL] = reply{401, ""} },
 			map[string]Status{"certificate-accepted": Failure, "bootstrap-kubeconfig": Warning, "csr-create": Skipped, "csr-watch": Skipped}, []string{"certificate-accepted: --client-ca-file", "bootstrap-kubeconfig: rejects"}},
 		"taken for somebody else": {func(m *machine) {

@@ -126,6 +126,9 @@ func (e *examination) usable() *cache.Pair {
 	if err := cache.CheckNodeCertificate(pair.Leaf, "", e.Now()); errors.As(err, &unusable) && !unusable.Early {
 		return nil
 	}
+	if node, err := nodeaccess.FindNodeName(e.Config.NodeName); err == nil && !node.Derived && node.Name != pair.NodeName() {
+		return nil
+	}
 	return pair
 }
 
