@@ -44,7 +44,7 @@ type action struct {
 }
 
 // NewProxy returns a proxy before a TPM behind a socket. It ends with the test.
-func NewProxy(t TB, tpm Socketed) *Proxy {
+func NewProxy(t TB, tpm socketed) *Proxy {
 	t.Helper()
 	p, err := OpenProxy(tpm)
 	if err != nil {
@@ -54,11 +54,11 @@ func NewProxy(t TB, tpm Socketed) *Proxy {
 	return p
 }
 
-// Socketed is a TPM behind a Unix socket.
-type Socketed interface{ Socket() string }
+// socketed is a TPM behind a Unix socket.
+type socketed interface{ Socket() string }
 
 // OpenProxy returns a proxy before a TPM. The caller closes it, once.
-func OpenProxy(tpm Socketed) (*Proxy, error) {
+func OpenProxy(tpm socketed) (*Proxy, error) {
 	dir, err := os.MkdirTemp("/tmp", "swtpm-")
 	if err != nil {
 		return nil, err
@@ -228,7 +228,7 @@ func (p *Proxy) exchange(command []byte) ([]byte, error) {
 	}
 	if response == nil {
 		var err error
-		if response, err = Dial(p.backend).Send(command); err != nil {
+		if response, err = dial(p.backend).Send(command); err != nil {
 			return nil, err
 		}
 	}

@@ -74,7 +74,7 @@ func New(o Options) (_ *TPM, err error) {
 		return nil, err
 	}
 	t := &TPM{dir: dir}
-	t.Chip = Chip{CA: o.CA, TPM: Dial(t.Socket())}
+	t.Chip = Chip{CA: o.CA, TPM: dial(t.Socket())}
 	defer func() {
 		if err != nil {
 			t.Stop()
@@ -158,8 +158,8 @@ func (t *TPM) Reboot() error {
 	return t.start()
 }
 
-// Dial speaks to the TPM behind a socket, with a connection for each command.
-func Dial(socket string) transport.TPM {
+// dial speaks to the TPM behind a socket, with a connection for each command.
+func dial(socket string) transport.TPM {
 	return sender(func(command []byte) ([]byte, error) {
 		conn, err := linuxudstpm.Open(socket)
 		if err != nil {

@@ -124,7 +124,7 @@ func TestWhatChangesTheEK(t *testing.T) {
 
 func TestProxy(t *testing.T) {
 	p := NewProxy(t, Start(t, Options{}))
-	through := Dial(p.Socket())
+	through := dial(p.Socket())
 	read := func() error {
 		_, err := tpm2.ReadClock{}.Execute(through)
 		return err
