@@ -4,6 +4,7 @@ package authenticator
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -34,7 +35,7 @@ type Options struct {
 	// UserAgent is sent with each request to the API server.
 	UserAgent string
 	// StartWorker starts a detached process that calls Work with the same Options.
-	// StartDetached does.
+	// StartDetached does. Without it a run that needs a worker fails.
 	StartWorker func() (process.ID, error)
 	// WorkerDeadline is the longest life of one worker. Default: DefaultWorkerDeadline.
 	WorkerDeadline time.Duration
@@ -45,6 +46,9 @@ type Options struct {
 // setDefaults fills the optional fields.
 func (o *Options) setDefaults() {
 	o.WorkerDeadline = cmp.Or(o.WorkerDeadline, DefaultWorkerDeadline)
+	if o.StartWorker == nil {
+		o.StartWorker = func() (process.ID, error) { return process.ID{}, errors.New("Options.StartWorker is not set") }
+	}
 	if o.OnStep == nil {
 		o.OnStep = func(Step) {}
 	}

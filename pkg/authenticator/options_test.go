@@ -7,6 +7,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -125,6 +126,21 @@ func TestNewTakesWhatItIsGiven(t *testing.T) {
 	if a, err = New(Options{Config: config, Providers: testProviders()}); err != nil || a.expirationSeconds != nil || a.signerName != "example.org/other" {
 		t.Errorf("expirationSeconds %v, signer %q, %v", a.expirationSeconds, a.signerName, err)
 	}
+}
+
+// Who forgets StartWorker gets an error, and no panic in the kubelet's way.
+func TestNewWithoutStartWorker(t *testing.T) {
+	config := DefaultConfig()
+	config.Provider, config.CertDir, config.RuntimeDir, config.NodeName = insecure.Name, t.TempDir(), t.TempDir(), "a"
+	a, err := New(Options{Config: config, Providers: testProviders()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(config.CertDir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	_, err = a.Run(t.Context())
+	_ = wantFailure(t, err, WorkerUnavailable)
 }
 
 // Steps is what tests stop a run or a worker at: one that is not in it goes untested.
