@@ -135,7 +135,7 @@ func (c *cluster) waits(t *testing.T, why verifier.Reason, requests ...*certific
 	for _, r := range requests {
 		harness.Eventually(t, 10*time.Second, "it is said that it waits: "+r.Name, func() bool { return c.said(t, r.Name, why) })
 	}
-	time.Sleep(2 * time.Second)
+	time.Sleep(2 * time.Second) // it is looked at again meanwhile
 	for _, r := range requests {
 		if got := c.get(t, r.Name); len(got.Annotations)+len(got.Status.Conditions)+len(got.Status.Certificate) > 0 {
 			t.Errorf("it does not wait: %v %+v", got.Annotations, got.Status)
@@ -531,7 +531,7 @@ func requestsOfOthers(t *testing.T, a *arena) {
 		harness.Eventually(t, 10*time.Second, "it is denied", func() bool { return reasonOf(a.get(t, lonely.Name)) != "" })
 	}
 	a.attests(t, m)
-	time.Sleep(time.Second)
+	time.Sleep(time.Second) // nothing may happen to the others
 	for _, r := range untouched {
 		if got := a.get(t, r.Name); got.ResourceVersion != r.ResourceVersion {
 			t.Errorf("%s of %s was touched: %+v", got.Name, got.Spec.SignerName, got.Status.Conditions)

@@ -81,7 +81,7 @@ func TestCARotation(t *testing.T) {
 	}
 	// The key of another: what was used last is used on.
 	set(before, after)
-	time.Sleep(caInterval)
+	time.Sleep(caInterval) // it is read meanwhile, and not used
 	again().ends(t)
 	m.signedBy(t, after)
 	set(before, before)
@@ -125,7 +125,7 @@ func TestExternalCA(t *testing.T) {
 	_, proof := m.peer(t).attests(t)
 	harness.Eventually(t, 10*time.Second, "it is approved", func() bool { return approved(c.get(t, proof.Name)) })
 	other.newMachine(t, "other", nil).attests(t)
-	time.Sleep(2 * time.Second)
+	time.Sleep(2 * time.Second) // nothing may be issued without a key
 	if got := c.get(t, proof.Name); len(got.Status.Certificate) > 0 || reasonOf(got) != "" {
 		t.Fatalf("%+v", got.Status)
 	}

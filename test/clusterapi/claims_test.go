@@ -3,6 +3,7 @@
 package clusterapi
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
 // claimsNode registers a Node as the machine, with a provider ID of its choice: under NodeRestriction a node may say of itself what it wants.
@@ -75,18 +77,16 @@ func (c *cluster) refusesTry(t *testing.T, p *peer) string {
 	t.Helper()
 	hello := p.hello(t)
 	name := hello.Name
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+	reason := ""
+	harness.Eventually(t, 20*time.Second, fmt.Sprintf("%s is refused as %s", p.ask.ProviderID, p.ask.NodeName), func() bool {
 		got := c.get(t, name)
-		if reason := reasonOf(got); reason != "" {
-			return reason
-		}
 		if len(got.Status.Certificate) > 0 {
 			t.Fatalf("%s as %s: it has a certificate", p.ask.ProviderID, p.ask.NodeName)
 		}
-		if name == hello.Name && len(got.Annotations) > 0 {
+		if reason = reasonOf(got); reason == "" && name == hello.Name && len(got.Annotations) > 0 {
 			name = p.file(t, p.proof(t, got)).Name
 		}
-	}
-	t.Fatalf("%s as %s: it was not refused", p.ask.ProviderID, p.ask.NodeName)
-	return ""
+		return reason != ""
+	})
+	return reason
 }

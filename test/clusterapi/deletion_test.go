@@ -50,7 +50,7 @@ func TestMachineDeleted(t *testing.T) {
 	// Its certificate lives on for a while, and renews no more.
 	p := m.peer(t)
 	after := p.hello(t)
-	time.Sleep(3 * time.Second)
+	time.Sleep(3 * time.Second) // no challenge may come
 	if got := c.get(t, after.Name); len(got.Annotations) > 0 {
 		t.Errorf("a machine that is gone was challenged: %v", got.Annotations)
 	}

@@ -100,7 +100,7 @@ func TestLate(t *testing.T) {
 	for i, late := range lates {
 		attempts[i] = c.newMachine(t, late.what, late.without).begins(t)
 	}
-	time.Sleep(lateWait)
+	time.Sleep(lateWait) // nothing may be decided on any of them
 	for i, late := range lates {
 		t.Run(late.what, func(t *testing.T) {
 			a := attempts[i]

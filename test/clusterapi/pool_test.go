@@ -134,7 +134,7 @@ func TestMachinePool(t *testing.T) {
 	// One that is in no inventory, or claims another's provider ID, waits or is refused.
 	hello := stranger.peer(t).hello(t)
 	claims := c.newPeer(t, stranger.computer, stranger.credential(), second.name, second.providerID).hello(t)
-	time.Sleep(3 * time.Second)
+	time.Sleep(3 * time.Second) // no challenge may come
 	for _, r := range []string{hello.Name, claims.Name} {
 		if got := c.get(t, r); len(got.Annotations) > 0 || len(got.Status.Conditions) > 0 && reasonOf(got) == "" {
 			t.Errorf("a stranger: %+v %+v", got.Annotations, got.Status)

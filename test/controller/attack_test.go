@@ -438,7 +438,7 @@ func TestRequestsOfOthersAreLeftAlone(t *testing.T) {
 	}
 	f.start(t)
 	first := m.enrols(t)
-	time.Sleep(time.Second)
+	time.Sleep(time.Second) // nothing may happen to the others, and nothing says so
 	for _, object := range append(untouched, greeting) {
 		if got := f.get(t, object.Name); got.ResourceVersion != object.ResourceVersion {
 			t.Errorf("%s of %s was touched: %+v", got.Name, got.Spec.SignerName, got.Status.Conditions)

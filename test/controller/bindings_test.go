@@ -392,7 +392,7 @@ func TestBindingsThatMayNotBeSeen(t *testing.T) {
 	said := runManager(t, as, func(m ctrl.Manager) error {
 		return errors.Join(controller.Add(m, f.config), bindings.Add(m, config))
 	})
-	time.Sleep(7 * time.Second) // the manager's patience is 5 s
+	time.Sleep(7 * time.Second) // the manager gives up after 5 s; that it does not shows in nothing else
 	m := f.newMachine(t, "beside-it")
 	f.inventoried(t, m)
 	m.enrols(t)

@@ -134,7 +134,7 @@ func TestOddConditions(t *testing.T) {
 	}
 	time.Sleep(time.Second) // what the watch still had to tell
 	since := held.total()
-	time.Sleep(2 * time.Second)
+	time.Sleep(2 * time.Second) // what is read in a time in which there is nothing to do
 	for _, name := range ended {
 		got := f.get(t, name)
 		if len(got.Status.Certificate) > 0 || len(got.Annotations) > 0 || got.ResourceVersion != versions[name] {

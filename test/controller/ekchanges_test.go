@@ -268,7 +268,7 @@ func TestManyEKChangesAreHeld(t *testing.T) {
 
 	// The same mistake again is held again: an acknowledgement is used once.
 	f.names(t, mistake)
-	time.Sleep(5 * time.Second)
+	time.Sleep(5 * time.Second) // as above
 	for _, m := range machines {
 		if refused(m) {
 			t.Errorf("%s is refused by an acknowledgement that was used", m.name)

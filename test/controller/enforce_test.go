@@ -134,7 +134,7 @@ func TestEnforcementStartsOnce(t *testing.T) {
 	}
 	// A stray Node, later, and the list is shorter.
 	g.nodes(t, "virtual-kubelet")
-	time.Sleep(1100 * time.Millisecond)
+	time.Sleep(1100 * time.Millisecond) // the time that is noted has whole seconds
 	if err := g.open(t, g.client, false); err != nil {
 		t.Error(err)
 	}

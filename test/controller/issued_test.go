@@ -150,7 +150,7 @@ func TestIssuedAround(t *testing.T) {
 	last := f.files(t, f.asToken(m.token), kubeletSigner, "last")
 	f.comesThrough(t, last)
 	f.isReported(t, last)
-	time.Sleep(time.Second)
+	time.Sleep(time.Second) // no second Event may come
 	for _, r := range []*certificatesv1.CertificateSigningRequest{bare, rotated, another, last} {
 		if notes := f.eventsAbout(t, r.Name, controller.ReasonIssuedAround); len(notes) != 1 {
 			t.Errorf("%s: %d Events: %q", r.Name, len(notes), notes)

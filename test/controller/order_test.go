@@ -37,7 +37,7 @@ func TestCAComesAfterTheChallengeHasRunOut(t *testing.T) {
 	f.stop() // what was to be looked at in a quarter of an hour is looked at now: the hello's time is over
 	f.start(t)
 	f.refused(t, hello, string(verifier.ReasonHelloExpired))
-	time.Sleep(time.Second)
+	time.Sleep(time.Second) // nothing may be decided without a CA
 	if got := f.get(t, proof.Name); len(got.Status.Conditions) > 0 {
 		t.Fatalf("without a CA: %+v", got.Status)
 	}
@@ -239,7 +239,7 @@ func TestUnattestedNodes(t *testing.T) {
 	open := []*certificatesv1.CertificateSigningRequest{
 		stock("control-plane-1", "control-plane-1"), f.stock(t, f.clientOf(t, f.newToken(t)), "control-plane-0"),
 	}
-	time.Sleep(2 * time.Second)
+	time.Sleep(2 * time.Second) // nothing may be decided on them
 	for _, object := range open {
 		if got := f.get(t, object.Name); len(got.Status.Conditions) > 0 {
 			t.Errorf("%s is not ours to decide: %+v", got.Spec.Username, got.Status)

@@ -98,7 +98,7 @@ func TestServingCertificates(t *testing.T) {
 		t.Fatal(err)
 	}
 	stranger := f.asksToServe(t, f.asNode(other.CertPEM, other.KeyPEM), "serving-2", []string{"serving-2"})
-	time.Sleep(2 * time.Second)
+	time.Sleep(2 * time.Second) // nothing may be decided on it
 	if got := f.get(t, stranger.Name); len(got.Status.Conditions) > 0 {
 		t.Errorf("a node that never attested: %+v", got.Status)
 	}

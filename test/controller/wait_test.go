@@ -65,7 +65,7 @@ func TestInventoryIsLate(t *testing.T) {
 	greeting := p.hello(t)
 	q := f.newPeer(t, late.chip, f.asToken(late.token), late.name, late.name)
 	second := q.hello(t)
-	time.Sleep(lateWait)
+	time.Sleep(lateWait) // nothing may happen without an inventory
 	if f.get(t, greeting.Name).ResourceVersion != greeting.ResourceVersion {
 		t.Error("something was done without an inventory")
 	}
@@ -133,7 +133,7 @@ func TestCRDIsLate(t *testing.T) {
 	f.inventoried(t, m)
 	p := f.newPeer(t, m.chip, f.asToken(m.token), m.name, m.name)
 	hello := p.hello(t)
-	time.Sleep(lateWait)
+	time.Sleep(lateWait) // nothing may happen without the CRD
 	if got := f.get(t, hello.Name); len(got.Status.Conditions) > 0 || len(got.Annotations) > 0 {
 		t.Errorf("%+v %v", got.Status, got.Annotations)
 	}
@@ -185,9 +185,9 @@ func TestCAIsRotatedUnderLoad(t *testing.T) {
 			}
 		})
 	}
-	time.Sleep(3 * time.Second)
+	time.Sleep(3 * time.Second) // load before the rotation, so that both CAs sign some
 	harness.WriteFile(t, f.caCertificate, next.CertPEM())
-	time.Sleep(time.Second)
+	time.Sleep(time.Second) // meanwhile the pair does not match
 	harness.WriteFile(t, f.caKey, nextKey)
 	rotated := time.Now()
 	wait.Wait()
@@ -226,7 +226,7 @@ func TestAudit(t *testing.T) {
 	for _, name := range append(objects, approved.Name) {
 		versions[name] = f.get(t, name).ResourceVersion
 	}
-	time.Sleep(2 * time.Second)
+	time.Sleep(2 * time.Second) // nothing may happen to them
 	for name, version := range versions {
 		if got := f.get(t, name); got.ResourceVersion != version {
 			t.Errorf("%s was touched: %+v %v", name, got.Status, got.Annotations)

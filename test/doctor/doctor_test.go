@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/doctor"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -82,13 +83,8 @@ func TestTPMThatRefuses(t *testing.T) {
 
 func TestExpiredToken(t *testing.T) {
 	n := newNode(t)
-	token, err := n.CreateBootstrapToken(t.Context(), 6*time.Second)
-	if err != nil {
-		t.Fatal(err)
-	}
-	n.token = token
-	n.write(n.bootstrap, n.BootstrapKubeconfig(token))
-	time.Sleep(17 * time.Second) // the API server remembers a good token for 10 s
+	n.token = harness.ExpiredToken(t, n.ControlPlane)
+	n.write(n.bootstrap, n.BootstrapKubeconfig(n.token))
 	e := n.examine()
 	n.wantFailed(e, "certificate", "bootstrap-credential")
 	n.want(e, doctor.Failure, "(401)", "bootstrap-credential")

@@ -12,9 +12,13 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
@@ -114,6 +118,23 @@ func Inventory(t testing.TB, machines ...*Machine) []byte {
 // TestNode is a Node's name that no other test has.
 func TestNode(t testing.TB) string {
 	return strings.ToLower(strings.NewReplacer("/", ".", "_", "-").Replace(t.Name()))
+}
+
+// ExpiredToken returns a bootstrap token that the API server does not take any more.
+func ExpiredToken(t testing.TB, cluster *testbed.ControlPlane) string {
+	t.Helper()
+	token, err := cluster.CreateBootstrapToken(t.Context(), 2*time.Second)
+	Must(t, err)
+	config := cluster.AdminConfig()
+	config.BearerToken, config.CertData, config.KeyData = token, nil, nil
+	client, err := kubernetes.NewForConfig(config)
+	Must(t, err)
+	// For 10 s the API server remembers that the token was good.
+	Eventually(t, 30*time.Second, "the token has expired", func() bool {
+		_, err := client.AuthenticationV1().SelfSubjectReviews().Create(t.Context(), &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+		return apierrors.IsUnauthorized(err)
+	})
+	return token
 }
 
 // Requests returns the requests of a cluster that claim a node name: hellos, and others.

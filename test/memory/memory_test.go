@@ -351,6 +351,7 @@ func (f *flood) enrols(t *testing.T, m *fleet.Machine, token string, controller 
 func awaitDenials(t *testing.T, controller *controllerprocess.Controller) {
 	t.Helper()
 	const enough = 10
+	// Not more often: metrics cost the memory that is measured.
 	for deadline := time.Now().Add(enrolTimeout); ; time.Sleep(200 * time.Millisecond) {
 		metrics, err := controller.Metrics(t.Context())
 		harness.Must(t, err)

@@ -156,7 +156,7 @@ func (m *machine) restartWhenDue(t *testing.T, kubeconfig []byte, install func(t
 	if err := m.kubelet.Start(); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(abandoned)
+	time.Sleep(abandoned) // the node's pulse of this time is what is compared
 	return p, due
 }
 

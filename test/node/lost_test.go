@@ -245,7 +245,7 @@ func TestCertificateExpiresWhileOff(t *testing.T) {
 		}
 	}
 	for m := range before {
-		time.Sleep(time.Until(m.leaf(t).NotAfter.Add(time.Second)))
+		time.Sleep(time.Until(m.leaf(t).NotAfter.Add(time.Second))) // only time lets a certificate expire
 	}
 
 	for m := range before {

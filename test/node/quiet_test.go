@@ -31,7 +31,7 @@ func TestEnrolmentFailsQuietly(t *testing.T) {
 	for _, m := range []*machine{denied, unknown} {
 		m.startKubelet(t, "")
 	}
-	time.Sleep(time.Until(began.Add(observed)))
+	time.Sleep(time.Until(began.Add(observed))) // what happens in that time is counted
 
 	for _, m := range []*machine{denied, unknown} {
 		hellos, proofs := m.requests(t)

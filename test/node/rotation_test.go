@@ -85,6 +85,7 @@ func TestSignerDownForTheWholeWindow(t *testing.T) {
 	p := m.watch(t)
 	leaf := m.leaf(t)
 	// The window begins when a fifth of the lifetime is left.
+	// Until then nothing may happen, and nothing says so.
 	time.Sleep(time.Until(leaf.NotAfter.Add(-lifetime * 3 / 10)))
 	s.away.Store(true)
 	if err := m.controller.Kill(); err != nil {
@@ -94,6 +95,7 @@ func TestSignerDownForTheWholeWindow(t *testing.T) {
 		t.Fatal("the certificate was replaced before the window")
 	}
 
+	// The calls of this whole time are counted.
 	time.Sleep(time.Until(leaf.NotAfter.Add(-time.Second)))
 	if total, failed := m.calls(t); failed > 0 || total < 3 {
 		t.Errorf("while the certificate was valid, %d of %d calls of the plugin failed", failed, total)
@@ -103,7 +105,7 @@ func TestSignerDownForTheWholeWindow(t *testing.T) {
 	if hellos, _ := m.requests(t); len(hellos) != 2 {
 		t.Errorf("%d hellos, not the first and one for the renewal", len(hellos))
 	}
-	time.Sleep(outage)
+	time.Sleep(outage) // how often the kubelet asks meanwhile is counted
 	seen := p.count()
 
 	back := time.Now()

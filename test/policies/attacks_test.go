@@ -126,6 +126,7 @@ func TestBindingsComeBackInVain(t *testing.T) {
 		}
 		return !slices.ContainsFunc(slices.Collect(maps.Values(tried)), func(name string) bool { return !slices.Contains(codes[name], 403) })
 	})
+	// It tries again at growing intervals. No certificate may come of that.
 	time.Sleep(time.Until(began.Add(10 * time.Second)))
 	for name, answers := range codes {
 		// Each is tried until it was refused.

@@ -23,7 +23,7 @@ func TestSignerIsLate(t *testing.T) {
 	const late = 2 * time.Second
 	wait := meanwhile(func() {
 		harness.Eventually(m.t, patience, "a request is filed", func() bool { return len(m.requests()) == 1 })
-		time.Sleep(late)
+		time.Sleep(late) // it is held back for so long
 		m.sign(m.cluster.ClientCA(), time.Hour)
 	})
 	first := m.prepare()

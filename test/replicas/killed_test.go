@@ -167,7 +167,7 @@ func TestLeaderKilledAtRandom(t *testing.T) {
 	}
 	for range leaderKills {
 		leads := leader(t, pair)
-		time.Sleep(between(dice, 0, 2*time.Second))
+		time.Sleep(between(dice, 0, 2*time.Second)) // at any moment of its work
 		c.killAtWork(t, o, leads)
 	}
 	leads := leader(t, pair)
@@ -177,7 +177,7 @@ func TestLeaderKilledAtRandom(t *testing.T) {
 	for _, m := range machines[:renewed] {
 		c.wait.Go(func() { c.attest(t, m, m.attest) })
 	}
-	time.Sleep(between(dice, 0, 100*time.Millisecond))
+	time.Sleep(between(dice, 0, 100*time.Millisecond)) // at any moment of a renewal
 	c.killAtWork(t, o, leads)
 	c.all(t, "renewals")
 
@@ -237,13 +237,13 @@ func TestKilledWithoutMercy(t *testing.T) {
 		dice := rand.New(rand.NewPCG(seed, uint64(i+1)))
 		c.wait.Go(func() {
 			for c.attest(t, m, m.attest) && time.Now().Before(end) {
-				time.Sleep(between(dice, 200*time.Millisecond, time.Second))
+				time.Sleep(between(dice, 200*time.Millisecond, time.Second)) // so that not all come at once
 			}
 		})
 	}
 	kills, hits := 0, 0
 	for time.Now().Before(end) {
-		time.Sleep(between(dice, 700*time.Millisecond, 1500*time.Millisecond))
+		time.Sleep(between(dice, 700*time.Millisecond, 1500*time.Millisecond)) // so long it may work
 		// Every other time at once when there is work: on a fast machine there is none half of the time.
 		for kills%2 == 0 && o.Open() == 0 && time.Now().Before(end) {
 			time.Sleep(time.Millisecond)

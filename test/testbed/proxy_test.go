@@ -70,8 +70,13 @@ func TestProxyResetsExisting(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { _ = conn.Close() })
-			for f.proxy.Stats().Open == 0 { // accepted
-				time.Sleep(time.Millisecond)
+			if err := poll(t.Context(), "the connection", func(context.Context) error {
+				if f.proxy.Stats().Open == 0 {
+					return errors.New("it is not accepted yet")
+				}
+				return nil
+			}); err != nil {
+				t.Fatal(err)
 			}
 			if err := reset(f.proxy); err != nil {
 				t.Fatal(err)

@@ -10,6 +10,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -34,6 +35,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/clusterapi/contract"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
 // listed returns what a kustomization has, as kind/name.
@@ -219,14 +221,10 @@ func onlyItsOwnSecrets(t *testing.T) {
 		}
 	}
 	// The policy is in effect some time after it is stored.
-	deadline := time.Now().Add(20 * time.Second)
-	for time.Now().Before(deadline) {
+	harness.Eventually(t, 20*time.Second, "the policy is in effect", func() bool {
 		_, err := controller.Create(ctx, secret("probe", ours), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
-		if isRefused(err) {
-			break
-		}
-		time.Sleep(50 * time.Millisecond)
-	}
+		return isRefused(err)
+	})
 	made, err := controller.Create(ctx, secret("one-node-attestation", ours), metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -273,11 +271,7 @@ spec: {cluster: c, machine: {source: cluster-api, name: m}, provider: tpm, nodeN
 	}
 	becomes := func(user string, want bool) {
 		t.Helper()
-		for deadline := time.Now().Add(20 * time.Second); refused(user) != want; time.Sleep(50 * time.Millisecond) {
-			if time.Now().After(deadline) {
-				t.Fatalf("%s is refused: %t", user, !want)
-			}
-		}
+		harness.Eventually(t, 20*time.Second, fmt.Sprintf("%s is refused: %t", user, want), func() bool { return refused(user) == want })
 	}
 	const mover = "kubernetes-admin"
 	becomes(mover, true)

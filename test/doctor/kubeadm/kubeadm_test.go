@@ -21,6 +21,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/doctor"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/attestor"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -160,13 +161,15 @@ func examine(t *testing.T, m *testbed.Machine, args ...string) (doctor.Report, i
 func certified(t *testing.T, m *testbed.Machine) {
 	t.Helper()
 	path := m.Path("/var/lib/kubelet-authenticator/kubelet-authenticator-current.pem")
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
-		if _, err := os.Stat(path); err == nil {
-			return
-		} else if time.Now().After(deadline) {
-			t.Fatalf("there is no certificate: %v\n%s", err, m.Journal(t.Context(), "kubelet"))
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(m.Journal(context.WithoutCancel(t.Context()), "kubelet"))
 		}
-	}
+	})
+	harness.Eventually(t, time.Minute, "there is a certificate", func() bool {
+		_, err := os.Stat(path)
+		return err == nil
+	})
 }
 
 // Each machine joins with success. What doctor then says tells them apart.

@@ -247,19 +247,12 @@ func (c *cluster) byUser(t *testing.T, name string) (managers, others map[string
 
 func (c *cluster) mustBecomeReady(t *testing.T, name string) {
 	t.Helper()
-	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(100 * time.Millisecond) {
+	harness.Eventually(t, 2*time.Minute, "node "+name+" is ready", func() bool {
 		node, err := c.Client().CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{})
-		if err == nil {
-			for _, condition := range node.Status.Conditions {
-				if condition.Type == corev1.NodeReady && condition.Status == corev1.ConditionTrue {
-					return
-				}
-			}
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("node %s is not ready in time: %v", name, err)
-		}
-	}
+		return err == nil && slices.ContainsFunc(node.Status.Conditions, func(condition corev1.NodeCondition) bool {
+			return condition.Type == corev1.NodeReady && condition.Status == corev1.ConditionTrue
+		})
+	})
 }
 
 // The guide is followed to the letter: with each of its credentials, with the drop-in and without it.
