@@ -77,6 +77,8 @@ NODE_E2E := TestNodeBecomesReady $(addprefix TestKubeadm/,package sysext baked-i
 
 # How many suites are run at once: most of the time they wait.
 E2E_SUITES ?= $(shell echo $$(($$(nproc) * 3 / 2)))
+# The suites that take longest begin first, so that none of them is left over at the end.
+E2E_LONGEST := ./controller ./node ./e2e ./clusterapi ./replicas ./policies
 # Unit tests wait, too, for timeouts and for software TPMs: more of them than processors are run at once.
 UNIT_FLAGS := -vet=off -p $(shell echo $$(($$(nproc) * 2))) -parallel $(shell echo $$(($$(nproc) * 4)))
 E2E_FLAGS := -race -vet=off -tags simulator -timeout 20m
@@ -112,7 +114,7 @@ test: ## run everything, unit and end to end against a real control plane and so
 	go -C tools test -race -vet=off ./...
 	go -C perf test -race -vet=off ./...
 	@scripts/ran bin/unit.json $(TPM_UNIT)
-	cd test && $(GOTESTSUM) --jsonfile ../bin/e2e.json -- $(E2E_FLAGS) -p $(E2E_SUITES) ./...
+	cd test && $(GOTESTSUM) --jsonfile ../bin/e2e.json -- $(E2E_FLAGS) -p $(E2E_SUITES) $(E2E_LONGEST) ./...
 	@scripts/ran bin/e2e.json $(TPM_E2E) $(if $(ROOT),$(NODE_E2E))
 	$(if $(ROOT),,@echo "*** the tests of real kubelets, of kubeadm and of packages that are installed were skipped: they need root ***")
 

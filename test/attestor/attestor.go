@@ -18,6 +18,9 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	watchtools "k8s.io/client-go/tools/watch"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
@@ -94,24 +97,49 @@ func (a *Attestor) Refused() []error {
 // Run answers requests until ctx ends. An error is one of the API server.
 func (a *Attestor) Run(ctx context.Context) error {
 	a.answered = map[string]bool{}
-	for {
-		list, err := a.Cluster.Client().CertificatesV1().CertificateSigningRequests().List(ctx, metav1.ListOptions{})
-		if err == nil {
-			for i := range list.Items {
-				if err = a.answer(ctx, &list.Items[i]); err != nil {
-					break
-				}
-			}
-		}
-		if err != nil && ctx.Err() == nil {
+	for ctx.Err() == nil {
+		if err := a.follow(ctx); err != nil && ctx.Err() == nil {
 			return err
 		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(20 * time.Millisecond):
+	}
+	return nil
+}
+
+// follow answers the requests that there are, and then those that a watch shows, until ctx or the
+// watch ends.
+func (a *Attestor) follow(ctx context.Context) error {
+	requests := a.Cluster.Client().CertificatesV1().CertificateSigningRequests()
+	list, err := requests.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	for i := range list.Items {
+		if err := a.answer(ctx, &list.Items[i]); err != nil {
+			return err
 		}
 	}
+	seen, err := watchtools.NewRetryWatcherWithContext(ctx, list.ResourceVersion, &cache.ListWatch{
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			return requests.Watch(ctx, options)
+		},
+	})
+	if err != nil {
+		return err
+	}
+	defer seen.Stop()
+	for event := range seen.ResultChan() {
+		object, ok := event.Object.(*certificatesv1.CertificateSigningRequest)
+		if !ok {
+			return nil // the version is too old: list again
+		}
+		if event.Type == watch.Deleted {
+			continue
+		}
+		if err := a.answer(ctx, object); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (a *Attestor) answer(ctx context.Context, object *certificatesv1.CertificateSigningRequest) error {

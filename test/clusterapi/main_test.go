@@ -16,7 +16,6 @@ package clusterapi
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -35,7 +34,7 @@ import (
 const (
 	module = "../.."
 	// parallel tests mostly wait.
-	parallel = "6"
+	parallel = 6
 )
 
 // bed is what all tests of the package share.
@@ -53,10 +52,7 @@ var shared *bed
 
 func TestMain(m *testing.M) {
 	ctrl.SetLogger(logr.Discard()) // what a client has to say, such as that a kind is deprecated
-	flag.Parse()
-	if err := flag.Set("test.parallel", parallel); err != nil {
-		panic(err)
-	}
+	testbed.Parallel(parallel)
 	os.Exit(testbed.Main(m, func(ctx context.Context, cp *testbed.ControlPlane, dir string) error {
 		b := &bed{plugin: filepath.Join(dir, "kubelet-authenticator"), controller: filepath.Join(dir, "node-attestation-controller")}
 		shared = b

@@ -14,7 +14,11 @@ import (
 
 const builtinSigner = "kubernetes.io/kube-apiserver-client-kubelet"
 
-// bed is what all tests of the package share. They run one after the other.
+// bed is what all tests of the package share.
+//
+// Tests that need kube-controller-manager, or the audit log, run one after the other. Then the
+// parallel ones run: those whose requests the attestor answers, and TestSignerIsAway, which stops
+// kube-controller-manager.
 type bed struct {
 	*testbed.ControlPlane
 	// plugin is the product, testPlugin is built from the library with a provider that renews, and client is a client-go program.
@@ -24,6 +28,7 @@ type bed struct {
 var shared *bed
 
 func TestMain(m *testing.M) {
+	testbed.Parallel(6) // they wait for slow TPMs and for back-offs
 	os.Exit(testbed.Main(m, func(ctx context.Context, cp *testbed.ControlPlane, dir string) error {
 		shared = &bed{cp, filepath.Join(dir, "kubelet-authenticator"), filepath.Join(dir, "testplugin"), filepath.Join(dir, "client")}
 		for _, build := range []struct{ module, output, pkg string }{

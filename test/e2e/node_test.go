@@ -96,17 +96,15 @@ func (n *node) ask() string { return harness.ExecInfo(n.server, n.ServerCA()) }
 // enrol has the node get a certificate, however many runs it takes.
 func (n *node) enrol(t *testing.T) harness.Result {
 	t.Helper()
-	for range 20 {
-		if r := n.run(t); r.Code == 0 {
-			// It records its end after the certificate is there.
-			harness.WorkerEnds(t, n.dir)
-			return r
-		} else if time.Sleep(300 * time.Millisecond); r.Code < 0 {
+	var r harness.Result
+	harness.Eventually(t, time.Minute, "the node enrols", func() bool {
+		if r = n.run(t); r.Code < 0 {
 			t.Fatalf("killed: %+v", r)
 		}
-	}
-	t.Fatalf("no certificate after 20 runs: %+v", n.run(t))
-	return harness.Result{}
+		return r.Code == 0
+	})
+	harness.WorkerEnds(t, n.dir)
+	return r
 }
 
 // install gives the node a certificate of the real client CA with these bounds.

@@ -101,6 +101,7 @@ func (n *tpmNode) nothingLoaded(t *testing.T) {
 
 // A node enrols and renews with each kind of EK: the real plugin, a software TPM, a real API server.
 func TestTPMEnrolmentAndRenewal(t *testing.T) {
+	t.Parallel()
 	for name, o := range map[string]swtpm.Options{
 		"ecc-p256":      {Certified: []string{"ecc-p256"}, Chain: true},
 		"ecc-p384-high": {Certified: []string{"ecc-p384-high"}},
@@ -145,6 +146,7 @@ func TestTPMEnrolmentAndRenewal(t *testing.T) {
 
 // Killed before any step, in the first round or the second: one hello, one proof, a valid credential.
 func TestTPMKilledBeforeEachStep(t *testing.T) {
+	t.Parallel()
 	chip := swtpm.Options{Certified: []string{"ecc-p256"}}
 	steps := authenticator.Steps()
 	// The second round takes these steps again.
@@ -173,11 +175,13 @@ func TestTPMKilledBeforeEachStep(t *testing.T) {
 
 // Killed in the middle of each TPM command, which leaves what was loaded behind: the next worker makes room for itself.
 func TestTPMKilledInTheMiddleOfACommand(t *testing.T) {
+	t.Parallel()
 	for name, code := range map[string]tpm2.TPMCC{
 		"CreatePrimary": tpm2.TPMCCCreatePrimary, "StartAuthSession": tpm2.TPMCCStartAuthSession,
 		"ActivateCredential": tpm2.TPMCCActivateCredential, "Quote": tpm2.TPMCCQuote, "FlushContext": tpm2.TPMCCFlushContext,
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			n := newTPMNode(t, swtpm.Options{Certified: []string{"ecc-p256"}}, nil)
 			for range 3 { // more often than there are slots
 				release := n.proxy.Hang(code)
@@ -380,11 +384,13 @@ func walk(t *testing.T, root string, visit func(path string, data []byte)) {
 
 // A chip that takes its time: enrolment and renewal complete, and no run waits longer than its budget.
 func TestTPMIsSlow(t *testing.T) {
+	t.Parallel()
 	for name, slow := range map[string]func(*swtpm.Proxy){
 		"each command takes 100 ms": func(p *swtpm.Proxy) { p.Delay(100 * time.Millisecond) },
 		"CreatePrimary takes 9 s":   func(p *swtpm.Proxy) { p.Delay(9*time.Second, tpm2.TPMCCCreatePrimary) },
 	} {
 		t.Run(strings.ReplaceAll(name, " ", "-"), func(t *testing.T) {
+			t.Parallel()
 			n := newTPMNode(t, swtpm.Options{Certified: []string{"ecc-p256"}}, nil)
 			slow(n.proxy)
 			began := time.Now()
@@ -413,6 +419,7 @@ func TestTPMIsSlow(t *testing.T) {
 // What may happen to a TPM between hello and proof. Where its keys become others the hello is void: there is a new one, twice at
 // most, then an end.
 func TestTPMChangesBetweenHelloAndProof(t *testing.T) {
+	t.Parallel()
 	must := func(t *testing.T, err error) {
 		t.Helper()
 		if err != nil {
@@ -433,6 +440,7 @@ func TestTPMChangesBetweenHelloAndProof(t *testing.T) {
 		"other keys for ever": {9, func(t *testing.T, n *tpmNode) { must(t, n.tpm.ChangeEPS()) }, 3, 28},
 	} {
 		t.Run(strings.ReplaceAll(name, " ", "-"), func(t *testing.T) {
+			t.Parallel()
 			n := newTPMNode(t, swtpm.Options{}, func(n *tpmNode, config *verifier.Config) {
 				n.attestor.AnyEK, config.NamedEKs = true, true
 				times := 0

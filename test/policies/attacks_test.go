@@ -59,6 +59,7 @@ func (l *live) copied(t *testing.T, original certificatesv1.CertificateSigningRe
 // both auto-approving bindings back, and starts kube-controller-manager again. It tries to approve each, as its audit log shows, and nothing
 // comes of it, while an honest machine gets its certificate from the controller.
 func TestBindingsComeBackInVain(t *testing.T) {
+	t.Parallel()
 	ctx := t.Context()
 	l := newLive(t)
 	for _, b := range autoApproving {
@@ -192,6 +193,7 @@ func (l *live) certManager(t *testing.T) kubernetes.Interface {
 
 // cert-manager issues what the controller approves. It is played by the test, with the rights and by the steps of the real one.
 func TestCertManagerIssues(t *testing.T) {
+	t.Parallel()
 	ctx := t.Context()
 	l := newLive(t)
 	issuer := l.certManager(t)

@@ -178,6 +178,7 @@ func approveOnly(c *config.Config) {
 // The controller does everything that it can do, as it is shipped and with the rights that it is shipped with: it is refused nothing, and leaves no
 // right unused. Then each right is taken away in turn, the controller does what needs it, and is refused exactly that.
 func TestRBACIsLeast(t *testing.T) {
+	t.Parallel()
 	l := newLive(t)
 	m := l.newMachine(t, "walk")
 	early := l.file(t, tpmSigner, hopeless)
@@ -227,7 +228,7 @@ func (l *live) usesEverything(t *testing.T, m *machine, early string) {
 	})
 	harness.Must(t, l.StopControllerManager())
 	// Nothing is touched. In passing, the API server is one that does not send what there is at the start of a watch.
-	t.Setenv(noWatchList, "false")
+	l.setEnv(t, noWatchList+"=false")
 	l.startReady(t, func(c *config.Config) { c.Audit = true })
 	untouched := l.file(t, tpmSigner, hopeless)
 	harness.Eventually(t, patience, "it is decided on in the log", func() bool { return strings.Contains(l.log(t, 0), untouched) })
@@ -314,7 +315,7 @@ func (l *live) missesEach(t *testing.T, m *machine) {
 		return func(t *testing.T) { harness.Must(t, l.controller.Ready(t.Context())) }
 	}
 	restartListing := func(t *testing.T) func(*testing.T) {
-		t.Setenv(noWatchList, "false")
+		l.setEnv(t, noWatchList+"=false")
 		return restart(t)
 	}
 	// Without a binding the condition on the namespace is another.

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -54,6 +55,8 @@ type live struct {
 	// controller is the one that was started last, and started how many there were.
 	controller *controllerprocess.Controller
 	started    int
+	// env is added to the environment of controllers.
+	env []string
 }
 
 // newLive returns a cluster as kubeadm leaves it, without our manifests yet.
@@ -107,9 +110,17 @@ func (l *live) start(t *testing.T, configure func(*config.Config)) {
 	dir := filepath.Join(l.dir, fmt.Sprintf("controller-%d", l.started))
 	harness.Must(t, os.Mkdir(dir, 0o700))
 	var err error
-	l.controller, err = controllerprocess.New(controllerprocess.Options{ControlPlane: l.ControlPlane, Dir: dir, Binary: l.binary, Configure: configure})
+	l.controller, err = controllerprocess.New(controllerprocess.Options{ControlPlane: l.ControlPlane, Dir: dir, Binary: l.binary, Env: l.env, Configure: configure})
 	harness.Must(t, err)
 	harness.Must(t, l.controller.Start(t.Context()))
+}
+
+// setEnv adds to the environment of the controllers that are started until the test ends.
+func (l *live) setEnv(t *testing.T, variable string) {
+	t.Helper()
+	before := l.env
+	l.env = append(slices.Clone(before), variable)
+	t.Cleanup(func() { l.env = before })
 }
 
 // stop ends the controller as a pod is ended: it gives its lease back.

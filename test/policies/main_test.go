@@ -68,7 +68,8 @@ var (
 	granted = []string{tpmSigner, builtinSigner}
 )
 
-// bed is what all tests of the package share. They run one after the other.
+// bed is what all tests of the package share. Those that use it run one after the other. Those with a
+// cluster of their own (newLive) run after them, in parallel: they mostly wait.
 type bed struct {
 	*testbed.ControlPlane
 	adminKubeconfig string
@@ -87,6 +88,7 @@ type bed struct {
 var shared *bed
 
 func TestMain(m *testing.M) {
+	testbed.Parallel(3)
 	os.Exit(testbed.Main(m, func(ctx context.Context, cp *testbed.ControlPlane, dir string) error {
 		shared = &bed{ControlPlane: cp, adminKubeconfig: filepath.Join(dir, "admin.kubeconfig")}
 		return shared.prepare(ctx)

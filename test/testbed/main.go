@@ -40,6 +40,15 @@ func runMain(tests interface{ Run() int }, setUp func(context.Context, *ControlP
 	return tests.Run(), nil
 }
 
+// Parallel has a package run so many of its parallel tests at once. It is for suites whose tests wait
+// more than they compute: Go's own default is the number of processors.
+func Parallel(count int) {
+	flag.Parse()
+	if err := flag.Set("test.parallel", strconv.Itoa(count)); err != nil {
+		panic(err) // testing has that flag
+	}
+}
+
 // programsVariable names the folder with what was built, for the tests in their namespaces.
 const programsVariable = "KUBELET_AUTHENTICATOR_TEST_PROGRAMS"
 
@@ -69,10 +78,7 @@ func runMainIsolated(tests interface{ Run() int }, parallel int, build, find fun
 		if err := find(ctx, os.Getenv(programsVariable)); err != nil {
 			return 0, err
 		}
-		flag.Parse()
-		if err := flag.Set("test.parallel", strconv.Itoa(parallel)); err != nil {
-			return 0, err
-		}
+		Parallel(parallel)
 		return tests.Run(), nil
 	}
 	dir, err := os.MkdirTemp("", "programs-")
