@@ -137,11 +137,16 @@ test-memory: ## run the controller within the memory that its manifest gives it,
 fuzz: ## fuzz each parser for FUZZTIME, or those of FUZZED
 	@scripts/fuzz $(FUZZTIME) $(FUZZED)
 
+.PHONY: generate
+generate: ## make deep copies and CRD anew from the types of pkg/controller/api/v1alpha1
+	scripts/generate
+
 .PHONY: lint
 lint: ## run golangci-lint over all modules, and what reads shell scripts, man pages and the Ansible role
 	@scripts/need shellcheck mandoc ansible-lint
 	shellcheck .ci/run packaging/build packaging/daemon-reload packaging/image/build packaging/tree scripts/*
 	scripts/lint-man
+	scripts/generate --check
 	cd image-builder/ansible && ansible-lint --offline --profile production
 	$(TOOL) golangci-lint run --allow-parallel-runners ./...
 	cd test && $(TOOL) golangci-lint run --allow-parallel-runners --build-tags simulator,certmanager --config ../.golangci.yml ./...

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package v1alpha1 has the API group attestation.cluster.x-k8s.io. The schema, with all limits, is packaging/kubernetes/crd.yaml.
+// Package v1alpha1 is the API group attestation.cluster.x-k8s.io: the records of attested machines.
+// `make generate` makes the deep copies and packaging/kubernetes/crd.yaml from its types.
+//
+// +kubebuilder:object:generate=true
+// +groupName=attestation.cluster.x-k8s.io
 package v1alpha1
 
 import (

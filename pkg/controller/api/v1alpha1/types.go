@@ -7,11 +7,36 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// NodeAttestation is the controller's memory of one machine: which hardware it is, which node, and what was issued to it. Only the
-// controller writes it, and it alone ties a node to a machine: a Node and a Machine's nodeRef can be written by a node.
+// The markers below are the schema: `make generate` writes packaging/kubernetes/crd.yaml from them.
 //
-// Spec and status are written together, in one update under the resourceVersion: status is no subresource. Deleting the object
-// is the administrator's reset.
+// There is no subresource "status". The record is the exactly-once lock: spec and status are
+// written in one update under the resourceVersion.
+//
+// A decision selects records by selectable fields, from the API server itself. A copy of all
+// records would be too large.
+//
+// The column Expires is a string, since kubectl shows a date in the future as <invalid>.
+
+// NodeAttestation is what the controller remembers of one machine: which hardware it is, which
+// node, and which certificates it got. Only the controller writes it, and it alone ties a node to a
+// machine. A Node and a Machine's nodeRef do not, since a node can write them.
+//
+// Deleting the object is the administrator's reset.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:storageversion
+// +kubebuilder:resource:shortName=natt
+// +kubebuilder:metadata:labels={"attestation.cluster.x-k8s.io/cluster-api=management","clusterctl.cluster.x-k8s.io="}
+// +kubebuilder:selectablefield:JSONPath=`.spec.cluster`
+// +kubebuilder:selectablefield:JSONPath=`.spec.nodeName`
+// +kubebuilder:selectablefield:JSONPath=`.spec.machine.name`
+// +kubebuilder:selectablefield:JSONPath=`.spec.ek.fingerprint`
+// +kubebuilder:selectablefield:JSONPath=`.status.request.uid`
+// +kubebuilder:printcolumn:name=Node,type=string,JSONPath=`.spec.nodeName`
+// +kubebuilder:printcolumn:name=Machine,type=string,JSONPath=`.spec.machine.name`
+// +kubebuilder:printcolumn:name=EK,type=string,JSONPath=`.spec.ek.fingerprint`
+// +kubebuilder:printcolumn:name="Last Attested",type=date,JSONPath=`.status.lastAttested`
+// +kubebuilder:printcolumn:name=Expires,type=string,JSONPath=`.status.certificates[-1:].notAfter`
 type NodeAttestation struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
@@ -22,136 +47,292 @@ type NodeAttestation struct {
 
 // NodeAttestationSpec is what is known of the machine since its first attestation.
 //
-// Cluster, Machine and NodeName cannot be changed, not by the controller either (CEL rules in the CRD). Together they are the sentence "this
-// machine of this cluster is this node": a mistake of the controller, or a stolen right to write records, must not make one
-// machine's history vouch for another node. The rest may be corrected, such as an EK whose template got another name.
+// cluster, machine and nodeName are immutable, for the controller too. Together they say that this
+// machine of this cluster is this node. A mistake of the controller, or a stolen right to write
+// records, must not make one machine's history vouch for another node. The rest may be corrected.
 type NodeAttestationSpec struct {
-	// Cluster is the cluster's UID, from the controller's configuration or the Cluster object, never from the cluster's own API.
-	// Immutable.
+	// Cluster is the cluster's UID, from the controller's configuration or the Cluster object, and
+	// never from the cluster's own API. Immutable.
+	//
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^[A-Za-z0-9]([-A-Za-z0-9._/]*[A-Za-z0-9])?$`
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="a record never moves to another cluster"
 	Cluster string `json:"cluster"`
 	// Machine is the machine that the EK belongs to. Immutable.
+	//
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="a record never goes over to another machine"
 	Machine MachineReference `json:"machine"`
-	// Provider is the provider that attested the machine, such as tpm; a weaker one is no substitute later.
+	// Provider is the provider that attested the machine, such as tpm. A weaker provider cannot
+	// replace it later.
+	//
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 	Provider string `json:"provider"`
-	// ProviderID is the Node's spec.providerID, which agreed with the machine's; empty where there is none.
+	// ProviderID is the Node's spec.providerID, which agreed with the machine's. It is empty if
+	// there is none.
+	//
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=1024
+	// +kubebuilder:validation:Pattern=`^[^\s\x00-\x1f\x7f]+$`
 	ProviderID string `json:"providerID,omitempty"`
 	// NodeName is the one node name that the machine may have. Immutable.
+	//
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="a machine has one node name for life; deleting the record is the reset"
 	NodeName string `json:"nodeName"`
-	// EK is the endorsement key that the machine is pinned to; nil with a provider that knows none.
+	// EK is the endorsement key that the machine is pinned to. It is missing with a provider that
+	// knows none.
 	EK *EndorsementKey `json:"ek,omitempty"`
-	// AKName is the TPM name of the attestation key, in hex.
+	// AKName is the TPM name of the attestation key, in hex, with its hash algorithm (SHA-256 or
+	// SHA-384) in front.
+	//
+	// +kubebuilder:validation:MinLength=68
+	// +kubebuilder:validation:MaxLength=100
+	// +kubebuilder:validation:Pattern=`^(000b[0-9a-f]{64}|000c[0-9a-f]{96})$`
 	AKName string `json:"akName,omitempty"`
 }
 
 // MachineReference names a machine.
 type MachineReference struct {
 	// Source is the source of machines that knows it, such as inventory.
+	//
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 	Source string `json:"source"`
-	// Name is its name there.
+	// Name is the machine's name in that source.
+	//
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^[A-Za-z0-9]([-A-Za-z0-9._:/]*[A-Za-z0-9])?$`
 	Name string `json:"name"`
-	// UID is its UID there, where machines have one: another machine of the same name has another.
+	// UID is the machine's UID in that source, if machines have one there. Another machine of the
+	// same name has another UID.
+	//
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:Pattern=`^[-A-Za-z0-9]+$`
 	UID types.UID `json:"uid,omitempty"`
 }
 
 // EndorsementKey is an EK.
 type EndorsementKey struct {
 	// Fingerprint is the SHA-256 of the SubjectPublicKeyInfo, in hex.
+	//
+	// +kubebuilder:validation:MinLength=64
+	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:Pattern=`^[0-9a-f]{64}$`
 	Fingerprint string `json:"fingerprint"`
-	// Template is the name of the template that the TPM makes it from, if that is known.
+	// Template is the name of the template that the TPM makes the EK from, if that is known.
+	//
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:Pattern=`^[-a-z0-9]+$`
 	Template string `json:"template,omitempty"`
 	// Source is the source that named the EK when it was last attested, such as Inventory. It is
 	// empty if none did, as in trust on first use, and in records of older releases.
+	//
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:Pattern=`^[A-Za-z]+$`
 	Source string `json:"source,omitempty"`
 }
 
 // NodeAttestationStatus is what changes with each attestation.
 type NodeAttestationStatus struct {
 	// LastAttested is when evidence was last accepted.
+	//
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=64
 	LastAttested *metav1.Time `json:"lastAttested,omitempty"`
 	// Boot has the TPM's counters in the last quote.
 	Boot *BootCounters `json:"boot,omitempty"`
-	// Hello is what the last accepted proof refers to; CSR A.
+	// Hello is the hello that the last accepted proof refers to.
 	Hello *HelloReference `json:"hello,omitempty"`
-	// Request is CSR B, the one request that may be approved and signed. Whoever writes it first has decided, and another has to wait
-	// until it is done with.
+	// Request is the one request that may be approved and signed. The first writer wins, and other
+	// requests of the machine wait until that one has ended.
 	Request *RequestReference `json:"request,omitempty"`
-	// FirstRequestUID is the UID of the request that the record was made for: the rules of a first request hold until that is signed.
+	// FirstRequestUID is the UID of the request that the record was made for. The rules of a first
+	// request hold until that request is signed.
+	//
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:Pattern=`^[-A-Za-z0-9]+$`
 	FirstRequestUID types.UID `json:"firstRequestUID,omitempty"`
-	// Certificates are those that were issued to the machine and have not ended, the newest last. A renewal has to be asked for with one
-	// of them.
+	// Certificates were issued to the machine and have not ended, the newest last. A renewal has to
+	// be asked for with one of them.
+	//
+	// +kubebuilder:validation:MaxItems=64
+	// +listType=map
+	// +listMapKey=sha256
 	Certificates []IssuedCertificate `json:"certificates,omitempty"`
 	// EKReplaced is set once the source in spec.ek named other EKs for the machine, and the
 	// controller accepted that. The EK in spec is refused until a source names it again.
 	EKReplaced *EKReplacement `json:"ekReplaced,omitempty"`
-	// EKHistory has the EKs that the machine had before, the newest last; 8 at most.
+	// EKHistory has the EKs that the machine had before, the newest last.
+	//
+	// +kubebuilder:validation:MaxItems=8
+	// +listType=atomic
 	EKHistory []FormerEK `json:"ekHistory,omitempty"`
 }
 
 // EKReplacement says since when an EK is refused.
 type EKReplacement struct {
 	// Since is when the change was accepted.
+	//
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=64
 	Since metav1.Time `json:"since"`
-	// Acknowledged says that an operator acknowledged the change. One that was not counts towards
-	// the limit of changes that are accepted without.
+	// Acknowledged says that an operator acknowledged the change. Other changes count towards the
+	// limit of changes that are accepted without an operator.
 	Acknowledged bool `json:"acknowledged"`
-	// EKs are the fingerprints that the source named when the change was accepted, 1 to 16. They
-	// alone may take the EK's place.
+	// EKs are the fingerprints that the source named when the change was accepted. Only these may
+	// replace the EK.
+	//
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:items:MinLength=64
+	// +kubebuilder:validation:items:MaxLength=64
+	// +kubebuilder:validation:items:Pattern=`^[0-9a-f]{64}$`
+	// +listType=atomic
 	EKs []string `json:"eks"`
 }
 
 // FormerEK is an EK that another one has replaced.
 type FormerEK struct {
-	// Fingerprint and Source are as in EndorsementKey.
+	// Fingerprint is the SHA-256 of the SubjectPublicKeyInfo, in hex.
+	//
+	// +kubebuilder:validation:MinLength=64
+	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:Pattern=`^[0-9a-f]{64}$`
 	Fingerprint string `json:"fingerprint"`
-	Source      string `json:"source,omitempty"`
-	// Replaced is when another EK was first attested in its place, and RequestUID the UID of the
-	// request in which it was.
-	Replaced   metav1.Time `json:"replaced"`
-	RequestUID types.UID   `json:"requestUID"`
+	// Source is the source that had named the EK.
+	//
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:Pattern=`^[A-Za-z]+$`
+	Source string `json:"source,omitempty"`
+	// Replaced is when another EK was first attested in its place.
+	//
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=64
+	Replaced metav1.Time `json:"replaced"`
+	// RequestUID is the UID of the request in which the other EK was attested.
+	//
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:Pattern=`^[-A-Za-z0-9]+$`
+	RequestUID types.UID `json:"requestUID"`
 }
 
-// BootCounters are those of TPMS_CLOCK_INFO. The TPM signed them; that they never go back is what makes them worth remembering.
+// BootCounters are those of TPMS_CLOCK_INFO. The TPM signed them, and they never go back while the
+// TPM is neither cleared nor restored from a snapshot.
 type BootCounters struct {
-	// Resets counts TPM Resets, Restarts TPM Restarts and Resumes since the last of them.
-	Resets   uint32 `json:"resets"`
+	// Resets counts TPM Resets.
+	//
+	// +kubebuilder:validation:Format=int64
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=4294967295
+	Resets uint32 `json:"resets"`
+	// Restarts counts TPM Restarts and Resumes since the last reset.
+	//
+	// +kubebuilder:validation:Format=int64
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=4294967295
 	Restarts uint32 `json:"restarts"`
-	// Clock is in milliseconds. The API takes it up to 2^63-1: no chip gets there.
+	// Clock is the TPM's clock in milliseconds. The API takes it up to 2^63-1, which no chip
+	// reaches.
+	//
+	// +kubebuilder:validation:Format=int64
+	// +kubebuilder:validation:Minimum=0
 	Clock uint64 `json:"clock"`
 }
 
 // HelloReference names a CertificateSigningRequest.
 type HelloReference struct {
-	Name string    `json:"name"`
-	UID  types.UID `json:"uid"`
+	// Name is the object's name.
+	//
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^[-a-z0-9.]+$`
+	Name string `json:"name"`
+	// UID is the object's UID.
+	//
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:Pattern=`^[-A-Za-z0-9]+$`
+	UID types.UID `json:"uid"`
 }
 
 // RequestReference names a CertificateSigningRequest and the bytes that were judged.
 type RequestReference struct {
-	Name string    `json:"name"`
-	UID  types.UID `json:"uid"`
+	// Name is the object's name.
+	//
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^[-a-z0-9.]+$`
+	Name string `json:"name"`
+	// UID is the object's UID.
+	//
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:Pattern=`^[-A-Za-z0-9]+$`
+	UID types.UID `json:"uid"`
 	// SHA256 is that of spec.request, in hex.
+	//
+	// +kubebuilder:validation:MinLength=64
+	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:Pattern=`^[0-9a-f]{64}$`
 	SHA256 string `json:"sha256"`
 }
 
 // IssuedCertificate is a client certificate of the node.
 type IssuedCertificate struct {
-	// SHA256 is that of the certificate in DER, in hex: what the API server says of a requester in
-	// spec.extra[authentication.kubernetes.io/credential-id] after "X509SHA256=".
+	// SHA256 is that of the certificate in DER, in hex. The API server names a requester's
+	// certificate by it, in spec.extra[authentication.kubernetes.io/credential-id] after
+	// "X509SHA256=".
+	//
+	// +kubebuilder:validation:MinLength=64
+	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:Pattern=`^[0-9a-f]{64}$`
 	SHA256 string `json:"sha256"`
 	// Serial is the serial number, in hex.
+	//
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=40
+	// +kubebuilder:validation:Pattern=`^[0-9a-f]+$`
 	Serial string `json:"serial,omitempty"`
-	// NotAfter is when it ends.
+	// NotAfter is when the certificate ends.
+	//
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=64
 	NotAfter metav1.Time `json:"notAfter"`
-	// RequestUID is the UID of the request that it was issued for.
+	// RequestUID is the UID of the request that the certificate was issued for.
+	//
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:Pattern=`^[-A-Za-z0-9]+$`
 	RequestUID types.UID `json:"requestUID"`
-	// FormerEK says that the certificate was issued to an EK that another one has replaced. It
-	// vouches for no request, and only tells that the certificate was issued here.
+	// FormerEK says that the certificate was issued to an EK that another one has replaced. Such a
+	// certificate vouches for no request. It only shows that the certificate was issued here.
 	FormerEK bool `json:"formerEK,omitempty"`
-	// Noted tells a certificate that is known to have been published from one that was about to be.
+	// Noted is true once the certificate is known to have been published.
 	Noted bool `json:"noted"`
 }
 
 // NodeAttestationList is a list of records.
+//
+// +kubebuilder:object:root=true
 type NodeAttestationList struct {
 	metav1.TypeMeta `json:",inline"`
 	metav1.ListMeta `json:"metadata,omitempty"`
