@@ -405,7 +405,7 @@ type machineSource interface {
 	controller.TokenSource
 }
 
-// machineSource returns the source of machines, the inventory.
+// Machines returns the source of machines, the inventory.
 func (s *Settings) Machines(reader client.Reader) machineSource {
 	if m := s.config.Inventory.ConfigMap; m != nil {
 		return sources.NewConfigMapInventory(reader, s.namespaced(m.Name), m.Key)
