@@ -4,25 +4,25 @@ package verifier
 
 import "slices"
 
-// ekState compares the key in a machine's record with the keys that the sources name for it now.
+// ekState compares the key in a machine's record with the keys that sources name for the machine
+// now.
 type ekState int
 
 const (
 	// ekStateConfirmed: a source names the record's key, or no source names any.
 	ekStateConfirmed ekState = iota + 1
-	// ekStateNotNamed: the sources name other keys, and that only warns. The record decides.
+	// ekStateNotNamed: sources name other keys, which only warns. The record decides.
 	ekStateNotNamed
-	// ekStateChangePending: the source that vouched for the record's key names other keys, and the controller
-	// has not accepted that. The record decides.
+	// ekStateChangePending: the source that vouched for the record's key names other keys, and the
+	// controller has not accepted that. The record decides.
 	ekStateChangePending
-	// ekStateReplaced: as ekStateChangePending, and accepted. The source decides, and the record's key counts no
-	// longer.
+	// ekStateReplaced: as ekStateChangePending, and accepted. The source decides, and the record's
+	// key no longer counts.
 	ekStateReplaced
 )
 
-// ekStateOf returns how the key in the record of a machine compares with those named for it. What
-// was accepted stays so until a source names the record's key again, whatever the sources say
-// meanwhile.
+// ekStateOf returns the state of the key in a machine's record. An accepted replacement stays
+// accepted until a source names the record's key again, whatever the sources say meanwhile.
 func (e *evaluation) ekStateOf(r *Record, m *Machine) ekState {
 	switch {
 	case r.EK == "" || e.rules.NamesEK(m, r.EK):
@@ -37,19 +37,19 @@ func (e *evaluation) ekStateOf(r *Record, m *Machine) ekState {
 	return ekStateNotNamed
 }
 
-// replacementAccepted reports whether other keys were accepted in the place of a record's.
+// replacementAccepted reports whether the controller accepted other keys in place of the record's.
 func (e *evaluation) replacementAccepted(r *Record) bool {
 	return r.EKReplacedBy != nil && e.rules.RefusesUnnamed(r.EKSource)
 }
 
-// isAcceptedReplacement reports whether the key in the request is one that was accepted in the place of the
-// record's, and is named for its machine now.
+// isAcceptedReplacement reports whether the key in the request was accepted in place of the
+// record's, and a source names it for the machine now.
 func (e *evaluation) isAcceptedReplacement(r *Record, m *Machine) bool {
 	return e.ekStateOf(r, m) == ekStateReplaced && slices.Contains(r.EKReplacedBy, e.ek) && e.rules.NamesEK(m, e.ek)
 }
 
 // ContradictsEK reports whether the source of the record's EK now names other keys for the machine.
-// It is false if that source is silent or unreadable, or if Policy.EKNotNamed only warns.
+// It is false if that source names none or is unavailable, or if Policy.EKNotNamed only warns.
 func (r *Rules) ContradictsEK(record *Record, m *Machine) bool {
 	if record.EK == "" || record.Machine != m.Ref || slices.Contains(m.UnavailableSources, record.EKSource) || !r.RefusesUnnamed(record.EKSource) || r.NamesEK(m, record.EK) {
 		return false
@@ -58,17 +58,17 @@ func (r *Rules) ContradictsEK(record *Record, m *Machine) bool {
 }
 
 // RefusesUnnamed reports whether the policy refuses a machine when this source, which vouched for
-// its key, names other keys. A source that the policy does not have refuses nothing.
+// its key, names other keys. A source that is not in the policy refuses nothing.
 func (r *Rules) RefusesUnnamed(source EKSource) bool {
 	return slices.Contains(r.policy.EKSources, source) && r.ekNotNamed(source) == Required
 }
 
 // ekNotNamed returns how much it counts that a source names other keys than the one it vouched for.
-// A key for which no source vouched, as in trust on first use, only warns.
+// If no source vouched for a key, as in trust on first use, that only warns.
 //
-// The default depends on who writes the source. An inventory and an annotation are statements about
-// one machine, made on purpose. A platform's answer is computed, and some platforms list only a
-// part of a machine's keys.
+// The default depends on who writes the source. An inventory and an annotation are deliberate
+// statements about one machine. A platform computes its answer, and some platforms list only a part
+// of a machine's keys.
 func (r *Rules) ekNotNamed(source EKSource) Mode {
 	switch {
 	case source == "":
@@ -91,8 +91,8 @@ func (r *Rules) NamesEK(m *Machine, ek string) bool {
 	return slices.ContainsFunc(m.EKs, func(n NamedEK) bool { return n.EK == ek && r.trustsSource(n) })
 }
 
-// sourceOf returns the source of the policy that names this key for the machine, and preferred if
-// that does.
+// sourceOf returns the source of the policy that names this key for the machine. If preferred does,
+// it returns that.
 func (r *Rules) sourceOf(m *Machine, ek string, preferred EKSource) EKSource {
 	chosen := EKSource("")
 	for _, source := range r.policy.EKSources {
@@ -103,8 +103,8 @@ func (r *Rules) sourceOf(m *Machine, ek string, preferred EKSource) EKSource {
 	return chosen
 }
 
-// namedByAuthority reports whether an authority says now that the evidence is the selected machine's: a
-// source names the key, or the evidence itself says which machine it is of.
+// namedByAuthority reports whether an authority says now that the evidence is the selected
+// machine's: a source names the key, or the evidence itself names the machine.
 func (e *evaluation) namedByAuthority() bool {
 	if e.machine == nil {
 		return false
@@ -122,8 +122,8 @@ func (e *evaluation) recordOf(m *Machine) *Record {
 	return nil
 }
 
-// pinsEK reports whether a record pins this request's key. A key that was replaced is pinned no
-// more, also where its machine is gone.
+// pinsEK reports whether a record pins this request's key. A key that was replaced is no longer
+// pinned, even if its machine is gone.
 func (e *evaluation) pinsEK(r *Record) bool {
 	if e.ek == "" || r.EK != e.ek {
 		return false
@@ -139,9 +139,9 @@ func (e *evaluation) pinsEK(r *Record) bool {
 	return false
 }
 
-// judgeContestedEK judges a key over which the record and the sources of a machine disagree: one
-// that was replaced is denied, one that is to replace it waits. It reports whether there is such a
-// machine.
+// judgeContestedEK judges a key on which the record and the sources of a machine disagree. A key
+// that was replaced is denied. A key that is to replace it waits. It reports whether there is such
+// a machine.
 func (e *evaluation) judgeContestedEK() bool {
 	if e.ek == "" {
 		return false
@@ -171,8 +171,8 @@ func (e *evaluation) judgeContestedEK() bool {
 	return false
 }
 
-// warnIfNotNamed warns of an endorsement key that the record has and the sources do not name. An
-// impostor who came first under trust on first use looks the same.
+// warnIfNotNamed warns of an endorsement key that is in the record and that no source names. It
+// looks the same if an impostor came first under trust on first use.
 func (e *evaluation) warnIfNotNamed(record *Record) {
 	if e.machine == nil || record == nil {
 		return

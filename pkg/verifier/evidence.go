@@ -4,41 +4,46 @@ package verifier
 
 import "errors"
 
-// Evidence is what the provider's verifier made of the request, and of its hello, just now. The zero value shows nothing.
+// Evidence is the result of the provider's verifier for the request, and for its hello. The zero
+// value proves nothing.
 type Evidence struct {
-	// Provider is whose evidence it is.
+	// Provider is the provider whose evidence it is.
 	Provider string
-	// EK is the fingerprint of the endorsement key, or whatever else a provider tells machines apart by: for a proof shown, for a hello
-	// claimed. Machines and records name it in the same form.
+	// EK is the fingerprint of the endorsement key, or whatever else identifies machines for a
+	// provider. A proof has proven it, a hello only claims it. Machines and records have it in the
+	// same form.
 	EK string
-	// Machine is the machine's MachineRef.Name, where the evidence itself says which it is, as a cloud's signed identity does. There is no
-	// EK then.
+	// Machine is the machine's MachineRef.Name, if the evidence itself names the machine, as a
+	// cloud's signed identity does. There is no EK then.
 	Machine string
-	// AK is the Name of the attestation key, in hexadecimal digits, for the record.
+	// AK is the Name of the attestation key, in hex, for the record.
 	AK string
-	// SignerName is, with a hello, the signer that it says will be asked.
+	// SignerName is, with a hello, the signer that the hello says it will ask.
 	SignerName string
-	// Boot is the TPM's, with a proof, nil where the provider has none.
+	// Boot has the TPM's counters, with a proof. It is nil if the provider has none.
 	Boot *Boot
-	// Err is why the evidence is refused, if it is a Refusals; any other error says that it could not be judged for now.
+	// Err is why the evidence is refused, if it is a Refusals. Any other error says that the
+	// evidence could not be judged now.
 	Err error
-	// EKUntrusted says of Err that it would be nil if an authority named EK. Then there may be one yet.
+	// EKUntrusted says that Err would be nil if an authority named EK. An authority may still do
+	// so.
 	EKUntrusted bool
 }
 
-// Boot is how often a TPM was started and how long it has run, as a quote has it (TPM 2.0 Part 2, TPMS_CLOCK_INFO). A restored
-// snapshot of a virtual TPM, or TPM2_Clear by whoever may clear it, sets it back.
+// Boot says how often a TPM was started and how long it has run, as in a quote (TPM 2.0 Part 2,
+// TPMS_CLOCK_INFO). A restored snapshot of a virtual TPM, or TPM2_Clear, sets it back.
 type Boot struct {
 	// Resets counts TPM Resets, Restarts TPM Restarts and Resumes since the last of them.
 	Resets, Restarts uint32
 	// Clock is in milliseconds.
 	Clock uint64
-	// Safe is false after an unorderly shutdown, until Clock is surely ahead of every value given before.
+	// Safe is false after an unorderly shutdown, until Clock is certainly ahead of every value
+	// given before.
 	Safe bool
 }
 
-// Before reports whether b was taken before other by the same TPM, which has gone back if other was seen first. An unorderly shutdown sets
-// the clock back only together with a reset.
+// Before reports whether b was taken before other by the same TPM. If other was seen first, the TPM
+// was set back. An unorderly shutdown sets the clock back only together with a reset.
 func (b Boot) Before(other Boot) bool {
 	switch {
 	case b.Resets != other.Resets:
@@ -49,16 +54,16 @@ func (b Boot) Before(other Boot) bool {
 	return b.Clock < other.Clock
 }
 
-// judgeEvidence takes over what the provider's verifier said: A*. An EK that nobody vouches for yet is looked up all the same: what
-// contradicts it does not wait.
+// judgeEvidence applies A*: it takes over the result of the provider's verifier. An EK that no
+// authority names yet is looked up nevertheless, since a contradiction does not wait.
 func (e *evaluation) judgeEvidence() {
 	evidence := e.in.Evidence
 	var refusals Refusals
 	refused := errors.As(evidence.Err, &refusals)
 	switch {
 	case e.lacksHello() && (!refused || evidence.EKUntrusted):
-		// judgePair waits for the hello. Only what is wrong with the proof itself is refused
-		// without it.
+		// judgePair waits for the hello. Without it, only what is wrong with the proof itself is
+		// refused.
 	case evidence.EKUntrusted:
 		e.ek = evidence.EK
 		e.wait(ReasonMachineNotFound, "nothing vouches for the endorsement key yet: %v", evidence.Err)

@@ -11,13 +11,16 @@ import (
 const (
 	// maxFirstUseAge is how old a machine may be at most.
 	maxFirstUseAge = 2 * time.Hour
-	// maxClockSkew is how far ahead of the clock a machine may have been made: its object was stamped by another one.
+	// maxClockSkew is how far in the future a machine may have been made. Another clock stamped its
+	// object.
 	maxClockSkew = 5 * time.Minute
 )
 
-// TrustsOnFirstUse reports whether a request is trusted on first use, and with which machine: the endorsement key that it claims then counts as one
-// that an authority names. Of in, it takes Now, Request, Machines, Token and Records; these have to hold the records of that
-// key and of the token's machine. The evidence is judged later, and Judge decides by the same rule again.
+// TrustsOnFirstUse reports whether a request is trusted on first use, and returns the machine. The
+// endorsement key that the request claims then counts as named by a source.
+//
+// Of in, it takes Now, Request, Machines, Token and Records. Records must have those of the key and
+// of the token's machine. The evidence is judged later, and Judge applies the same rule again.
 func (r *Rules) TrustsOnFirstUse(in Input, ek string) (MachineRef, bool) {
 	if r == nil || !r.policy.TrustOnFirstUse {
 		return MachineRef{}, false
@@ -36,9 +39,10 @@ func (r *Rules) TrustsOnFirstUse(in Input, ek string) (MachineRef, bool) {
 	return e.machine.Ref, true
 }
 
-// selectOnFirstUse has the provider ID propose a machine for an endorsement key that selects none, where the policy allows it: all that stands
-// for the machine is that its bootstrap token is a secret. It reports whether there is such a machine, and says what speaks against it. A
-// machine for which a source names a key is not proposed: that key decides.
+// selectOnFirstUse selects a machine by the provider ID in the request, for an endorsement key that
+// selects none, if the policy allows it. Only the secrecy of the machine's bootstrap token vouches
+// for the machine then. It reports whether there is such a machine, and adds what speaks against
+// it. It never selects a machine for which a source names a key: that key decides.
 func (e *evaluation) selectOnFirstUse() bool {
 	if !e.rules.policy.TrustOnFirstUse || e.class != First || e.insecure || e.ek == "" || e.requested.providerID == "" || e.in.Evidence.Machine != "" {
 		return false
@@ -64,7 +68,7 @@ func (e *evaluation) selectOnFirstUse() bool {
 
 // judgeFirstUse refuses a machine, or an endorsement key, that is not used for the first time.
 func (e *evaluation) judgeFirstUse() {
-	// A record of the machine that had this name before is about to go, and counts as long as it is there.
+	// The record of an earlier machine of this name will be deleted. It counts until then.
 	if slices.ContainsFunc(e.in.Records, func(r Record) bool { return r.Machine.Name == e.machine.Ref.Name }) {
 		e.deny(ReasonIdentityBound, "first use: the machine has a record")
 	}
@@ -77,14 +81,15 @@ func (e *evaluation) judgeFirstUse() {
 	}
 }
 
-// isRecordedForAnother reports whether another machine's record has this node name. If an attested node
-// registers with this machine's provider ID, the Machine refers to that Node. That must not keep
-// this machine out.
+// isRecordedForAnother reports whether another machine's record has this node name. If an attested
+// node registers with this machine's provider ID, the Machine refers to that Node. That must not
+// keep this machine out.
 func (e *evaluation) isRecordedForAnother(node string) bool {
 	return slices.ContainsFunc(e.in.Records, func(r Record) bool { return r.NodeName == node && r.Machine != e.machine.Ref })
 }
 
-// judgeMachineAge refuses a machine that is too old. One whose age is not known waits: a source may yet name its key.
+// judgeMachineAge refuses a machine that is too old. If the age is not known, the request waits: a
+// source may name its key later.
 func (e *evaluation) judgeMachineAge() {
 	switch age := e.in.Now.Sub(e.machine.Created); {
 	case e.machine.Created.IsZero():

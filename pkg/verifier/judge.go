@@ -14,7 +14,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr/state"
 )
 
-// Input is all that one decision depends on. The caller finds it; the rules decide what of it counts.
+// Input is all that one decision depends on. The caller collects it, and the rules decide what of
+// it counts.
 type Input struct {
 	Now time.Time
 	// Request is the one to decide on, as the API server holds it.
@@ -22,11 +23,12 @@ type Input struct {
 	// Hello is the request that the proof refers to, nil if it is not there.
 	Hello    *certificatesv1.CertificateSigningRequest
 	Evidence Evidence
-	// Records are those of the cluster, or at least each that has the request's node name or the evidence's endorsement key, or is of one of
-	// Machines.
+	// Records are those of the cluster. At least each that has the request's node name or the
+	// evidence's endorsement key, or that belongs to one of Machines, must be here.
 	Records []Record
-	// Machines are those of the cluster, each once, or at least each that has such a record, for which an authority names the
-	// endorsement key, that may have the node name, or that the token was made for.
+	// Machines are those of the cluster, each once. At least these must be here: each that has such
+	// a record, for which a source names the endorsement key, that may have the node name, or that
+	// the token was made for.
 	Machines []Machine
 	// Token is about the bootstrap token that the request was filed with.
 	Token Token
@@ -34,22 +36,26 @@ type Input struct {
 	Node Presence
 	// RateLimited says that this requester, machine or cluster is over its rate.
 	RateLimited bool
-	// SignerUnavailable says that there is nobody to sign with at present, where this controller signs: client certificates, and serving certificates
-	// under a signer for which SignsServing is true.
+	// SignerUnavailable says that there is no CA to sign with at present, where this controller
+	// signs: client certificates, and serving certificates under a signer for which signsServing is
+	// true.
 	SignerUnavailable bool
 }
 
-// Claim is what a request says, for the caller to look up what Input needs. Nothing vouches for it.
+// Claim is what a request says about itself. The caller looks up what Input needs by it. Nothing
+// vouches for a claim.
 type Claim struct {
 	Provider string
-	// Hello says that it is filed as one, Serving that it is for a serving certificate.
+	// Hello says that the request is filed as a hello, Serving that it is for a serving
+	// certificate.
 	Hello, Serving bool
-	// NodeName and ProviderID are empty where the request has none that is well-formed.
+	// NodeName and ProviderID are empty if the request has none that is well-formed.
 	NodeName, ProviderID string
 }
 
-// ParseClaim reports whether a request is one to decide on, by its signer and, where that is shared, by its PROVIDER block, and what it claims. It
-// does not matter what has been decided.
+// ParseClaim returns what a request claims, and reports whether the request is one to decide on.
+// That follows from its signer and, on a shared signer, from its PROVIDER block. Conditions of the
+// request do not matter.
 func (r *Rules) ParseClaim(request *certificatesv1.CertificateSigningRequest) (Claim, bool) {
 	e := r.newEvaluation(Input{Request: request})
 	if e == nil {
@@ -66,7 +72,7 @@ func (r *Rules) ParseClaim(request *certificatesv1.CertificateSigningRequest) (C
 	return Claim{e.content.Provider, e.hello, e.serving, e.requested.nodeName, e.requested.providerID}, true
 }
 
-// Matches reports whether a request is one to decide on, without reading more of it than that takes.
+// Matches reports whether a request is one to decide on, and parses no more of it than that needs.
 func (r *Rules) Matches(request *certificatesv1.CertificateSigningRequest) bool {
 	return r.newEvaluation(Input{Request: request}) != nil
 }
@@ -76,8 +82,9 @@ func (r *Rules) Deadline(request *certificatesv1.CertificateSigningRequest) time
 	return request.CreationTimestamp.Add(r.policy.WaitDeadline)
 }
 
-// JudgeUnsigned decides on a request that was approved for another signer, and that a record names: Ignore until the deadline, then Fail, so that
-// it is not in the way of its machine's next for ever.
+// JudgeUnsigned decides on a request that was approved for another signer, and for which a record
+// was written: Ignore until the deadline, then Fail. Otherwise it would keep its machine's next
+// request waiting for ever.
 func (r *Rules) JudgeUnsigned(in Input) Decision {
 	e := r.newEvaluation(in)
 	if e == nil || state.Of(in.Request) != state.Approved || in.Request.CreationTimestamp.IsZero() || in.Now.Before(r.Deadline(in.Request)) {
@@ -86,8 +93,9 @@ func (r *Rules) JudgeUnsigned(in Input) Decision {
 	return Decision{Outcome: Fail, Refusals: Refusals{{Reason: ReasonSignerUnavailable, Message: "nobody issued it in time"}}}
 }
 
-// Judge decides on a request that nobody has decided on yet: Ignore, Wait, Deny, Challenge for a good hello, Approve for a good proof,
-// ApproveServing for a serving certificate, ApproveUnattested for a node that the policy leaves alone.
+// Judge decides on a request that has no condition yet: Ignore, Wait, Deny, Challenge for a good
+// hello, Approve for a good proof, ApproveServing for a serving certificate, or ApproveUnattested
+// for an unattested node that the policy lists.
 func (r *Rules) Judge(in Input) Decision {
 	e := r.newEvaluation(in)
 	if e == nil || state.Of(in.Request) != state.Pending || e.leftToOtherApprovers() {
@@ -109,16 +117,17 @@ func (r *Rules) Judge(in Input) Decision {
 	return e.grant(Approve, e.nextRecord())
 }
 
-// JudgeSigning decides, of a request that has been approved, whether to sign it: Ignore, Wait, Fail, Sign, and SignServing for a serving
-// certificate under a signer of ours. Every rule is judged again, and the records must be those of now: an approval
-// counts only together with the record that was written before it.
+// JudgeSigning decides whether to sign an approved request: Ignore, Wait, Fail, Sign, or
+// SignServing for a serving certificate under a signer of ours. Every rule is judged again. The
+// records must be live: an approval counts only together with the record that was written before
+// it.
 func (r *Rules) JudgeSigning(in Input) Decision {
 	e := r.newEvaluation(in)
 	if e == nil || !e.signedHere() || state.Of(in.Request) != state.Approved || e.leftToOtherApprovers() {
 		return Decision{Outcome: Ignore}
 	}
 	if e.serving {
-		// Whoever approved it: what the rules go by is in the request, the record and the machine, and an approval adds nothing to that.
+		// Who approved it does not matter: the rules go by request, record and machine alone.
 		e.judge()
 		if d, hold := e.conclude(Fail); !hold {
 			return d
@@ -141,36 +150,42 @@ func (r *Rules) JudgeSigning(in Input) Decision {
 	return e.grant(Sign, *e.record)
 }
 
-// evaluation is one decision in the making. What a rule finds is zero until then, and where the rule failed.
+// evaluation is one decision in the making. What a rule finds is zero before the rule was judged,
+// and if it failed.
 type evaluation struct {
 	rules *Rules
 	in    Input
-	// hello and insecure say which signer is asked, serving that it is one for serving certificates, and unattested that the node is left alone.
+	// hello and insecure say which signer is asked. serving says that it is one for serving
+	// certificates, and unattested that the policy lists the node as unattested.
 	hello, insecure, serving, unattested bool
-	// orphans are records that in.Records no longer has.
+	// orphans are records of machines that are gone. They are not in in.Records any more.
 	orphans []Record
-	// content is what spec.request holds, and requested what the certification request in it asks for.
+	// content is what spec.request holds, and requested what its PKCS#10 request asks for.
 	content   attestation.Request
 	requested requestedCertificate
-	// providerMatches says that the evidence in content is of a provider that the signer is for.
+	// providerMatches says that the evidence is of a provider that the signer is for.
 	providerMatches bool
 	class           Class
-	// ek is the endorsement key shown or claimed; evidenceAccepted says that the provider's verifier accepts the evidence.
+	// ek is the endorsement key, proven by a proof and claimed by a hello. evidenceAccepted says
+	// that the provider's verifier accepts the evidence.
 	ek               string
 	evidenceAccepted bool
 	machine          *Machine
-	// trustedOnFirstUse says that machine is trusted on first use, if nothing is refused.
+	// trustedOnFirstUse says that machine was selected on first use. It counts if nothing is
+	// refused.
 	trustedOnFirstUse bool
 	// tokenJudged says that I3 was applied.
 	tokenJudged bool
 	record      *Record
-	// ekChangePending says that ek is to replace the key in record, and waits for that.
+	// ekChangePending says that ek is to replace the key in record, once the controller accepts
+	// that.
 	ekChangePending bool
-	// addresses are what a serving certificate is asked for with.
+	// addresses are those that a serving certificate is asked for with.
 	addresses   Addresses
 	maxLifetime time.Duration
 
-	// denied contradicts, missing is waited for until the deadline, limited for ever, and warned does not count.
+	// denied has what contradicts, missing what is waited for until the deadline, limited what is
+	// waited for without a deadline, and warned what does not count.
 	denied, missing, limited, warned Refusals
 }
 
@@ -186,7 +201,7 @@ func (e *evaluation) warn(reason Reason, format string, arguments ...any) {
 	e.warned.Add(reason, format, arguments...)
 }
 
-// fail notes that a rule failed which counts as much as mode says.
+// fail adds a failed rule, which counts as mode says.
 func (e *evaluation) fail(mode Mode, reason Reason, format string, arguments ...any) {
 	switch mode {
 	case Off:
@@ -197,8 +212,8 @@ func (e *evaluation) fail(mode Mode, reason Reason, format string, arguments ...
 	}
 }
 
-// newEvaluation returns an evaluation, nil if the request is not ours: another's signer, or, under a signer that is shared, another's evidence or none. This
-// comes before anything is validated.
+// newEvaluation returns nil if the request is not ours: another signer, or on a shared signer no
+// evidence of ours. It comes before any validation.
 func (r *Rules) newEvaluation(in Input) *evaluation {
 	if r == nil || in.Request == nil {
 		return nil
@@ -245,7 +260,8 @@ func withoutOrphans(records []Record) (counting, orphans []Record) {
 // accepts reports whether the signer is for this provider.
 func (s Signer) accepts(provider string) bool { return slices.Contains(s.Providers, provider) }
 
-// namesProvider reports whether a request has a PROVIDER block with a provider of the signer, be it malformed otherwise.
+// namesProvider reports whether a request has a PROVIDER block with a provider of the signer. The
+// request may be malformed otherwise.
 func namesProvider(request []byte, signer Signer) bool {
 	begin := []byte("-----BEGIN " + attestation.BlockProvider + "-----")
 	for {
@@ -323,7 +339,8 @@ func (e *evaluation) judgeRequest() {
 	judgeUsages(&e.denied, spec.Usages, e.requested.key, certificatesv1.UsageClientAuth)
 }
 
-// conclude returns whether every rule holds, and else what follows: refuse is Deny or Fail. What contradicts beats what is missing.
+// conclude returns whether every rule holds, and else the decision. refuse is Deny or Fail. What
+// contradicts beats what is missing.
 func (e *evaluation) conclude(refuse Outcome) (d Decision, hold bool) {
 	d = Decision{Class: e.class, Warnings: e.warned}
 	overdue := !e.in.Request.CreationTimestamp.IsZero() && !e.in.Now.Before(e.rules.Deadline(e.in.Request))
@@ -343,7 +360,8 @@ func (e *evaluation) conclude(refuse Outcome) (d Decision, hold bool) {
 	return d, hold
 }
 
-// expiredLast moves the reason for which a node may start over at once behind all others: it is the whole's only if nothing else failed.
+// expiredLast moves the refusal of an expired challenge behind all others. The node may start over
+// at once for that reason, so it is the whole's only if nothing else failed.
 func expiredLast(refusals Refusals) Refusals {
 	var others, expired Refusals
 	for _, refusal := range refusals {
@@ -356,7 +374,7 @@ func expiredLast(refusals Refusals) Refusals {
 	return append(others, expired...)
 }
 
-// grant is the one place from which a request passes.
+// grant is the only place from which a request passes.
 func (e *evaluation) grant(outcome Outcome, record Record) Decision {
 	return Decision{Outcome: outcome, Class: e.class, Warnings: e.warned, Grant: &Grant{
 		NodeName: e.requested.nodeName, PublicKey: e.requested.key, MaxLifetime: e.maxLifetime, Addresses: e.addresses, Record: record,

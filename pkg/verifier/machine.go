@@ -7,22 +7,23 @@ import (
 	"time"
 )
 
-// MachineRef tells machines apart. The zero value is no machine.
+// MachineRef identifies a machine. The zero value is no machine.
 type MachineRef struct {
 	// Name is the machine's, with whatever makes it unique.
 	Name string
-	// UID is the object's, empty where machines are no objects. That of a record's owner stays right when objects are moved to another
-	// management cluster.
+	// UID is the object's, empty if machines are not objects. The UID of a record's owner stays
+	// right when objects are moved to another management cluster.
 	UID string
 }
 
-// Machine is what authorities say of a machine. Nothing in it may come from a node, but for
+// Machine is what authorities say about a machine. Nothing in it may come from a node, except
 // NodeRef.
 type Machine struct {
 	Ref MachineRef
-	// EKs are the endorsement keys that authorities name for it. Those count whose source is in the policy.
+	// EKs are the endorsement keys that sources name for it. Those count whose source is in the
+	// policy.
 	EKs []NamedEK
-	// UnavailableSources are the sources that could not be read: they may name keys that are not in EKs.
+	// UnavailableSources could not be read: they may name keys that are not in EKs.
 	UnavailableSources []EKSource
 	// ProviderID is its spec.providerID, empty if there is none yet.
 	ProviderID string
@@ -34,27 +35,28 @@ type Machine struct {
 	Ready bool
 	// Deleted is when its deletion began, zero if it is not being deleted.
 	Deleted time.Time
-	// Created is when it was made, by its object; zero if nothing says so. Only trust on first use asks.
+	// Created is when its object was made, zero if that is not known. Only trust on first use needs
+	// it.
 	Created time.Time
 	// NodeRef is the name of the Node that its object refers to, empty if there is none. Any node
-	// can have a Machine refer to its Node, so that this is only ever a reason to refuse.
+	// can make a Machine refer to its Node. So NodeRef is only ever a reason to refuse.
 	NodeRef string
 }
 
-// NamedEK is an endorsement key and the authority that names it.
+// NamedEK is an endorsement key and the source that names it.
 type NamedEK struct {
 	Source EKSource
 	// EK is in the form of Evidence.EK.
 	EK string
 }
 
-// NodeName is a node name and where it comes from.
+// NodeName is a node name and its source.
 type NodeName struct {
 	Source NameSource
 	Value  string
 }
 
-// Presence is whether something exists. The zero value: it is not known yet.
+// Presence says whether something exists. The zero value: not known yet.
 type Presence int
 
 // The presences.
@@ -63,8 +65,8 @@ const (
 	Present
 )
 
-// selectMachine applies M1: the endorsement key selects the machine, or evidence that names it; under the insecure signer the token does, and
-// on first use the provider ID may.
+// selectMachine applies M1. The endorsement key selects the machine, or evidence that names a
+// machine. Under the insecure signer the token selects. On first use the provider ID may.
 func (e *evaluation) selectMachine() {
 	var selected []*Machine
 	for i := range e.in.Machines {
@@ -135,7 +137,7 @@ func (e *evaluation) judgeMachine() {
 	e.judgeDeletion()
 }
 
-// judgeDeletion applies M3. A node that has a certificate gets another for a while.
+// judgeDeletion applies M3. A node with a certificate may renew for a while.
 func (e *evaluation) judgeDeletion() {
 	switch deleted := e.machine.Deleted; {
 	case deleted.IsZero():
@@ -182,8 +184,8 @@ func (e *evaluation) judgeName() {
 	}
 }
 
-// judgeNameOwner refuses evidence that belongs to no machine known, if the name is that of one whose endorsement keys are known: waiting
-// would not make it this one.
+// judgeNameOwner refuses evidence that belongs to no known machine, if the node name is that of a
+// machine with other endorsement keys. Waiting would not help.
 func (e *evaluation) judgeNameOwner(name string) {
 	if e.ek == "" {
 		return
@@ -199,12 +201,13 @@ func (e *evaluation) judgeNameOwner(name string) {
 // nodeNames returns the node names that the machine has by the policy.
 func (e *evaluation) nodeNames(m *Machine) []string { return m.NodeNames(e.rules.policy.NameSources) }
 
-// hasNodeName reports whether a name is one of those. There may be very many machines: of most this is plain at a glance.
+// hasNodeName reports whether a name is one of those. Machines may be very many, so a cheap check
+// comes first.
 func (e *evaluation) hasNodeName(m *Machine, name string) bool {
 	return slices.ContainsFunc(m.Names, func(n NodeName) bool { return n.Value == name }) && slices.Contains(e.nodeNames(m), name)
 }
 
-// NodeNames returns what the first of the sources says that has any name for the machine, each once.
+// NodeNames returns the names from the first source that has any for the machine, each once.
 func (m Machine) NodeNames(sources []NameSource) []string {
 	for _, source := range sources {
 		var names []string
@@ -220,7 +223,7 @@ func (m Machine) NodeNames(sources []NameSource) []string {
 	return nil
 }
 
-// judgeNodeObject applies M5. Only that a Node exists is taken from it: a node writes the rest.
+// judgeNodeObject applies M5. The rules only use that a Node exists: a node writes the rest of it.
 func (e *evaluation) judgeNodeObject() {
 	if e.class != First {
 		return

@@ -8,30 +8,32 @@ import (
 	"time"
 )
 
-// Outcome is what is to be done with a request. The zero value is no outcome: nothing may be done on it.
+// Outcome is what to do with a request. The zero value is no outcome, and allows nothing.
 type Outcome int
 
 // The outcomes.
 const (
-	// Ignore: the request is not for us to decide.
+	// Ignore: others decide on the request.
 	Ignore Outcome = iota + 1
 	// Wait: something is missing. Look again later; no condition is set.
 	Wait
 	// Deny: something contradicts, or was missing for too long. Terminal.
 	Deny
-	// Challenge: a good hello. It is answered, never approved.
+	// Challenge: a good hello. It gets a challenge, and is never approved.
 	Challenge
 	// Approve: every rule holds. Write the Record first, and approve only if that succeeded.
 	Approve
-	// Fail: a request that somebody approved must not be signed. Terminal.
+	// Fail: somebody approved the request, and it must not be signed. Terminal.
 	Fail
-	// Sign: every rule holds for an approved request that the record names.
+	// Sign: every rule holds for an approved request that the record was written for.
 	Sign
-	// ApproveUnattested: a node that the policy leaves alone renews without evidence, by another's signer. No record is written.
+	// ApproveUnattested: an unattested node of the policy renews without evidence, and another
+	// signer issues. No record is written.
 	ApproveUnattested
 	// ApproveServing: a serving certificate of a node that has attested. The record stays as it is.
 	ApproveServing
-	// SignServing: every rule holds for a serving certificate that was approved, under a signer of ours. The record stays as it is.
+	// SignServing: every rule holds for an approved serving certificate, under a signer of ours.
+	// The record stays as it is.
 	SignServing
 )
 
@@ -61,7 +63,7 @@ func (o Outcome) String() string {
 	return fmt.Sprintf("Outcome(%d)", int(o))
 }
 
-// Class is what kind of request it is. The zero value is that of a requester who may ask for nothing.
+// Class is the kind of a request. The zero value is that of a requester who may ask for nothing.
 type Class int
 
 // The classes.
@@ -72,7 +74,7 @@ const (
 	Again
 	// Renewal: a node asks with its own certificate.
 	Renewal
-	// Serving: a node asks, with its own certificate, for one to serve with.
+	// Serving: a node asks, with its own certificate, for a serving certificate.
 	Serving
 )
 
@@ -94,24 +96,28 @@ func (c Class) String() string {
 type Decision struct {
 	Outcome Outcome
 	Class   Class
-	// Refusals are all the rules that led to Deny or Fail, or what is waited for. No policy's contents are in them: the node reads them.
+	// Refusals are all the rules that led to Deny or Fail, or what Wait waits for. They contain
+	// nothing of the policy, since the node reads them.
 	Refusals Refusals
 	// Warnings are rules that failed and do not count, by the policy.
 	Warnings Refusals
-	// Grant is set with all that let a request pass.
+	// Grant is set with each outcome that lets a request pass.
 	Grant *Grant
 }
 
-// Grant is what the rules have found, for Challenge: claimed, for Approve and Sign: proven. None of it is taken from the request alone.
+// Grant is what the rules found: claimed for Challenge, proven for Approve and Sign. Nothing in it
+// comes from the request alone.
 type Grant struct {
-	// NodeName is the name that the machine has, and the certificate gets.
+	// NodeName is the machine's node name, which the certificate gets.
 	NodeName string
-	// PublicKey is that of the request, which is signed with it.
+	// PublicKey is the request's key, which signed the request.
 	PublicKey crypto.PublicKey
-	// MaxLifetime bounds the certificate's lifetime; zero: the rules do not.
+	// MaxLifetime bounds the certificate's lifetime. Zero: the rules set no bound.
 	MaxLifetime time.Duration
-	// Addresses are the names and IPs that a serving certificate is for: the machine's, and no other's. A client certificate has none.
+	// Addresses are the names and IPs that a serving certificate is for: the machine's, and no
+	// other's. A client certificate has none.
 	Addresses Addresses
-	// Record is the machine's record as it is to be from now on. Where there is none to write: the zero value.
+	// Record is the machine's record as it must be from now on. If none is to be written: the zero
+	// value.
 	Record Record
 }

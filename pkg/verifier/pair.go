@@ -12,7 +12,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr/state"
 )
 
-// judgePair applies S7. The challenge was given to whoever filed the hello, for what the hello asks.
+// judgePair applies S7. The challenge was given to the requester of the hello, for what the hello
+// asks.
 func (e *evaluation) judgePair() {
 	if e.lacksHello() {
 		e.wait(ReasonHelloNotFound, "the hello that the proof refers to is not there")
@@ -57,8 +58,8 @@ func (e *evaluation) needsHello() bool { return !e.hello && e.rules.challenges(e
 
 func (e *evaluation) lacksHello() bool { return e.needsHello() && e.in.Hello == nil }
 
-// judgeHelloReuse applies the rest of S7: one proof follows a hello. A second one by the same machine would be as genuine, and get a second
-// certificate for one challenge.
+// judgeHelloReuse applies the rest of S7: one proof follows a hello. A second one by the same
+// machine would be as genuine, and would get a second certificate for one challenge.
 func (e *evaluation) judgeHelloReuse() {
 	if !e.needsHello() || e.in.Hello == nil {
 		return
@@ -85,7 +86,8 @@ func closedByExpiry(hello *certificatesv1.CertificateSigningRequest) bool {
 	return reached == state.Denied && alone && cause.Reason == string(ReasonHelloExpired)
 }
 
-// judgeOtherProofs has a proof wait while another one of its machine is on its way: the record can name one, and only that is signed.
+// judgeOtherProofs lets a proof wait while another one of its machine is pending. The record is
+// written for one request, and only that one is signed.
 func (e *evaluation) judgeOtherProofs() {
 	if !e.hello && !e.serving && e.record != nil && e.record.ProofPending && !e.record.isFor(e.in.Request) {
 		e.wait(ReasonRequestPending, "another request of this machine is being issued")

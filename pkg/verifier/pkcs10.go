@@ -54,7 +54,7 @@ const (
 	oidProviderID       = "\x2b\x06\x01\x04\x01\xd6\x79\x02\x01\x15" // 1.3.6.1.4.1.11129.2.1.21
 )
 
-// requestedCertificate is what a certification request asks for. A field is zero where its rule failed.
+// requestedCertificate is what a PKCS#10 request asks for. A field is zero if its rule failed.
 type requestedCertificate struct {
 	key      crypto.PublicKey
 	nodeName string
@@ -62,9 +62,9 @@ type requestedCertificate struct {
 	providerID string
 }
 
-// judgePKCS10 applies S3, S4 and S5 to a PKCS#10 request in DER. It judges bytes: what it finds, it writes anew and
-// compares, so that nothing which crypto/x509 overlooks (a second common name, a kind of alternative name, bytes between the
-// elements) is there.
+// judgePKCS10 applies S3, S4 and S5 to a PKCS#10 request in DER. It judges bytes: it encodes what
+// it parsed again, and compares. So nothing remains that crypto/x509 overlooks: a second common
+// name, a kind of alternative name, bytes between the elements.
 func judgePKCS10(refusals *Refusals, der []byte) requestedCertificate {
 	parts, err := splitPKCS10(der)
 	if err != nil {
@@ -84,10 +84,10 @@ func judgePKCS10(refusals *Refusals, der []byte) requestedCertificate {
 	return c
 }
 
-// pkcs10Parts are the elements of a certification request, each with its tag and length.
+// pkcs10Parts are the elements of a PKCS#10 request, each with its tag and length.
 type pkcs10Parts struct {
 	info, subject, publicKey, attributes, algorithm []byte
-	// signature is without them.
+	// signature has neither.
 	signature []byte
 }
 
@@ -119,7 +119,7 @@ func splitPKCS10(der []byte) (pkcs10Parts, error) {
 	}, nil
 }
 
-// checkKey applies S3 to what splitPKCS10 split.
+// checkKey applies S3 to the parts of a request.
 func (p pkcs10Parts) checkKey(der []byte) (crypto.PublicKey, error) {
 	key, err := x509.ParsePKIXPublicKey(p.publicKey)
 	if err != nil {
@@ -161,7 +161,8 @@ func checkKeyKind(key crypto.PublicKey) error {
 	return errors.New("its key is not ECDSA P-256 or P-384, or RSA of 2048 to 4096 bits with exponent 65537")
 }
 
-// signatureAlgorithm returns the algorithm whose one encoding p has. RSASSA-PSS and SHA-1 are none.
+// signatureAlgorithm returns the algorithm whose one encoding p has. RSASSA-PSS and SHA-1 are not
+// among them.
 func (p pkcs10Parts) signatureAlgorithm() x509.SignatureAlgorithm {
 	ecdsaWith := func(last byte) []byte { // RFC 5758, 3.2: no parameters
 		return element(tagSequence, element(tagOID, []byte("\x2a\x86\x48\xce\x3d\x04\x03"), []byte{last}))
@@ -231,7 +232,7 @@ func subjectOf(tags [2]byte, values [2]string) []byte {
 	return element(tagSequence, name(oidOrganization, tags[0], values[0]), name(oidCommonName, tags[1], values[1]))
 }
 
-// extensionsOf returns the extensions in the attributes of a certification request, with their tag and length.
+// extensionsOf returns the extensions in the attributes of a PKCS#10 request, with tag and length.
 func extensionsOf(attributes []byte) ([]asn1.RawValue, error) {
 	errOther := errors.New("there is an attribute other than one extensionRequest")
 	all, err := elements(attributes, tagAttributes)
@@ -257,7 +258,8 @@ func extensionsOf(attributes []byte) ([]asn1.RawValue, error) {
 	return extensions, nil
 }
 
-// providerIDOf applies S5 to the attributes of a certification request, with their tag and length. It returns "" where there is none.
+// providerIDOf applies S5 to the attributes of a PKCS#10 request, with tag and length. It returns
+// "" if there are none.
 func providerIDOf(attributes []byte) (string, error) {
 	if bytes.Equal(attributes, []byte{tagAttributes, 0}) {
 		return "", nil
@@ -306,13 +308,13 @@ func extensionIs(extension asn1.RawValue, oid string) bool {
 	return err == nil && len(fields) > 0 && string(fields[0].FullBytes) == string(element(tagOID, []byte(oid)))
 }
 
-// isProviderID has the rules of the node's half, pkg/csr.CheckProviderID.
+// isProviderID has the same rules as the node, pkg/csr.CheckProviderID.
 func isProviderID(id string) bool {
 	return id != "" && len(id) <= maxProviderID && utf8.ValidString(id) &&
 		!strings.ContainsFunc(id, func(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) })
 }
 
-// elements splits DER into its elements, to the last byte, and checks their tags, if any are given.
+// elements splits DER into its elements, to the last byte, and checks their tags if tags are given.
 func elements(der []byte, tags ...byte) ([]asn1.RawValue, error) {
 	var all []asn1.RawValue
 	for len(der) > 0 {
@@ -347,8 +349,8 @@ func element(tag byte, content ...[]byte) []byte {
 	return slices.Concat([]byte{tag, 0x80 | byte(len(length))}, length, joined) //nolint:gosec // G115: 4 at most
 }
 
-// judgeUsages applies S6 for a client (client auth) or a server (server auth). Where the key is not known, either set passes: there is a
-// refusal already.
+// judgeUsages applies S6 to a client (client auth) or a server (server auth). If the key is not
+// known, either set passes, since there is a refusal already.
 func judgeUsages(refusals *Refusals, usages []certificatesv1.KeyUsage, key crypto.PublicKey, auth certificatesv1.KeyUsage) {
 	plain := []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, auth}
 	withRSA := append(slices.Clone(plain), certificatesv1.UsageKeyEncipherment)

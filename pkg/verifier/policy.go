@@ -20,17 +20,17 @@ type Mode int
 
 // The modes.
 const (
-	// Required: who fails the rule is refused.
+	// Required: a request that fails the rule is refused.
 	Required Mode = iota + 1
-	// Warn: it is only reported.
+	// Warn: a failure is only reported.
 	Warn
 	// Off: the rule is not judged.
 	Off
-	// Recover is for Policy.Credential alone: as Required, but a record that was lost is made anew.
+	// Recover is for Policy.Credential alone: as Required, but a lost record is made anew.
 	Recover
 )
 
-// The always-allow signer, for places with no secure mechanism, and its provider.
+// The always-allow signer, for places without a secure mechanism, and its provider.
 const (
 	InsecureSignerName = "cluster.x-k8s.io/kube-apiserver-client-kubelet-insecure"
 	InsecureProvider   = "insecure"
@@ -43,11 +43,13 @@ const (
 	minWaitDeadline     = time.Minute
 	// maxWaitDeadline: kube-controller-manager deletes pending requests after 24 h.
 	maxWaitDeadline = 23 * time.Hour
-	// deletingRenewal is how long after its deletion began a machine may renew, and how long such a certificate may live.
+	// deletingRenewal is how long after the begin of its deletion a machine may renew, and how long
+	// such a certificate may live.
 	deletingRenewal = time.Hour
 )
 
-// EKSource is an authority on which endorsement key (EK) a machine has. Nodes can write none of them. The record is one, always.
+// EKSource is an authority on which endorsement key (EK) a machine has. No node can write one. The
+// record is always a source, too.
 type EKSource string
 
 // The sources of EKs.
@@ -57,8 +59,8 @@ const (
 	EKAnnotation EKSource = "Annotation"
 )
 
-// NameSource is where a machine's node name comes from. Addresses are what the platform says, and some platforms say what the guest
-// reports.
+// NameSource is where a machine's node name comes from. Addresses are what the platform says, and
+// some platforms report what the guest says.
 type NameSource string
 
 // The sources of node names.
@@ -74,87 +76,100 @@ const (
 type Provider struct {
 	// Name is that in the PROVIDER block.
 	Name string
-	// Challenges says that each proof follows on a hello.
+	// Challenges says that each proof follows a hello.
 	Challenges bool
 }
 
-// Signer is a signer that we decide for.
+// Signer is a signer of the policy.
 type Signer struct {
 	Name string
 	// Providers are those whose evidence counts: one, unless the signer is shared.
 	Providers []string
-	// Shared says that others use the signer too: what is not of one of Providers is left to them.
+	// Shared says that others use the signer, too: requests without evidence of Providers are left
+	// to them.
 	Shared bool
 }
 
 // Bootstrapper is an identity that may ask for a node's first certificate, beside bootstrap tokens.
 type Bootstrapper struct {
-	// Username is the user's, to the letter.
+	// Username is the user's exact name.
 	Username string
-	// Group is one that the user must have.
+	// Group is a group that the user must have.
 	Group string
 }
 
-// Policy is what the operator decides. Nothing in it comes from a node. A field that is not said to have a default must be set.
+// Policy is what the operator decides. Nothing in it comes from a node. A field without a
+// documented default must be set.
 type Policy struct {
 	// Cluster is the name of the cluster in records.
 	Cluster string
-	// Providers are those of the signers, the strongest first. A machine that has shown evidence of one is held to that or a stronger
-	// one.
+	// Providers are those of the signers, the strongest first. A machine that has shown evidence of
+	// one must show evidence of that or a stronger one from then on.
 	Providers []Provider
-	// Signers are those that we decide for. The signer of hellos is not listed: it belongs to them.
+	// Signers are those that the rules decide for. The signer of hellos is not listed, since it
+	// belongs to them anyway.
 	Signers []Signer
-	// SharedHello says that others answer hellos, too: what is of a provider that is not ours is left to them. Default: it is denied.
+	// SharedHello says that other controllers answer hellos, too: hellos of other providers are
+	// left to them. Default: they are denied.
 	SharedHello bool
-	// InsecureSigner switches the always-allow signer on, by its name, InsecureSignerName. Default: it is not ours.
+	// InsecureSigner switches the always-allow signer on, by its name, InsecureSignerName. Default:
+	// off.
 	InsecureSigner string
 	// Bootstrappers may ask for first certificates, beside bootstrap tokens. Default: none.
 	Bootstrappers []Bootstrapper
-	// TokenGroup is the group that the user of a bootstrap token must have. Default: system:bootstrappers, which every token has.
+	// TokenGroup is the group that the user of a bootstrap token must have. Default:
+	// system:bootstrappers, which every token has.
 	TokenGroup string
-	// Token is whether a bootstrap token must have been made for the machine. It is always Required with the insecure signer. Bootstrappers
-	// have none, and are not asked.
+	// Token is how much it counts that a bootstrap token was made for the machine. With the
+	// insecure signer it is always Required. Bootstrappers have no token, and the rule does not
+	// apply to them.
 	Token Mode
-	// Credential is whether a renewal must be asked for with a certificate that is in the record.
-	// Recover also accepts another certificate of the node if a source names the endorsement key
-	// and the record was lost: it is missing, or all its certificates have ended.
+	// Credential is how much it counts that a renewal is asked for with a certificate in the
+	// record. Recover also accepts another certificate of the node if a source names the
+	// endorsement key and the record was lost: it is missing, or all its certificates have ended.
 	Credential Mode
-	// BootCounters is whether a TPM is refused whose boot counters went back.
+	// BootCounters is how much it counts that a TPM's boot counters went back.
 	BootCounters Mode
-	// EKSources are the authorities on EKs that count beside the record. One, at least, if there are Providers and no TrustOnFirstUse.
+	// EKSources are the authorities on EKs that count beside the record. At least one is needed if
+	// there are Providers and no TrustOnFirstUse.
 	EKSources []EKSource
-	// EKNotNamed is whether a machine is refused when the source that vouched for its endorsement
+	// EKNotNamed is how much it counts that the source which vouched for a machine's endorsement
 	// key names other keys: Required or Warn. It counts once the controller has accepted the change
 	// (Record.EKReplacedBy). Default: Warn for EKPlatform, Required for other sources.
 	EKNotNamed Mode
-	// TrustOnFirstUse lets the provider ID in a request propose a machine for an EK that no authority names: one of at most 2 h that never
-	// had a record or a nodeRef, to whoever has its bootstrap token first. Token must be Required. Default: it does not.
+	// TrustOnFirstUse lets the provider ID in a request select a machine for an EK that no
+	// authority names. The machine is at most 2 h old and never had a record or a nodeRef. Whoever
+	// has its bootstrap token first gets it. Token must be Required. Default: off.
 	TrustOnFirstUse bool
-	// NameSources are where node names come from. For each machine the first that has any decides.
+	// NameSources are where node names come from. The first source with a name for a machine
+	// decides.
 	NameSources []NameSource
-	// ServingSigners are signers of serving certificates that we approve for. Default: none.
+	// ServingSigners are signers of serving certificates that the controller approves for. Default:
+	// none.
 	ServingSigners []string
-	// SignedServingSigners are those of ServingSigners that we sign for, too: no other signer does. Default: none, others sign for all.
+	// SignedServingSigners are those of ServingSigners that the controller also signs for. No other
+	// signer does. Default: none, others sign for all.
 	SignedServingSigners []string
-	// ForbiddenAddresses are DNS names, IPs and CIDRs that no node serves under: the API server's, and the service range. Needed with
-	// ServingSigners.
+	// ForbiddenAddresses are DNS names, IPs and CIDRs that no node serves under: the API server's,
+	// and the service range. Required with ServingSigners.
 	ForbiddenAddresses []string
-	// UnattestedNodes are node names that are left alone: what such a node asks of kubernetes.io/kube-apiserver-client-kubelet without
-	// evidence, with its own certificate and for its own name, is approved until it has a record. Default: none.
+	// UnattestedNodes are names of nodes without evidence. Such a node renews through
+	// kubernetes.io/kube-apiserver-client-kubelet, with its own certificate and for its own name,
+	// until it has a record. Default: none.
 	UnattestedNodes []string
 	// WaitDeadline is how long a request may wait. Default: DefaultWaitDeadline.
 	WaitDeadline time.Duration
 }
 
-// Rules judge by one policy. They do not change after New, and may be used concurrently. The zero value has no signer, and so ignores
-// everything.
+// Rules judge by one policy. They do not change after New, and may be used concurrently. The zero
+// value has no signer, and so ignores every request.
 type Rules struct {
 	policy    Policy
 	signers   map[string]Signer
 	forbidden forbiddenAddresses
 }
 
-// New returns the rules of a policy, which it copies, or an error that names the field at fault.
+// New returns the rules of a policy, which it copies. An error names the field at fault.
 func New(p Policy) (*Rules, error) {
 	p.Providers, p.Signers = slices.Clone(p.Providers), slices.Clone(p.Signers)
 	p.Bootstrappers, p.UnattestedNodes = slices.Clone(p.Bootstrappers), slices.Clone(p.UnattestedNodes)
@@ -315,7 +330,7 @@ func (r *Rules) checkSources() error {
 	return nil
 }
 
-// firstInvalid returns the first of list that is not one of those known, or stands twice.
+// firstInvalid returns the first item of list that is not allowed, or that occurs twice.
 func firstInvalid[T comparable](list []T, allowed ...T) (T, bool) {
 	for i, item := range list {
 		if !slices.Contains(allowed, item) || slices.Contains(list[:i], item) {
@@ -347,8 +362,9 @@ func (r *Rules) checkModes() error {
 	return nil
 }
 
-// Needs returns the providers whose evidence the rules may be shown, and whether it has to be known which machine a bootstrap token was made
-// for: without it first requests would wait in vain.
+// Needs returns the providers whose evidence the rules may get. It reports whether the caller has
+// to know which machine a bootstrap token was made for: otherwise first requests would wait in
+// vain.
 func (r *Rules) Needs() (providers []Provider, tokens bool) {
 	providers = slices.Clone(r.policy.Providers)
 	if r.policy.InsecureSigner != "" {
@@ -357,7 +373,8 @@ func (r *Rules) Needs() (providers []Provider, tokens bool) {
 	return providers, r.policy.Token == Required || r.policy.InsecureSigner != ""
 }
 
-// rank returns how weak a provider is: 0 is the strongest, the insecure one comes after all others, and -1 is none of ours.
+// rank returns how weak a provider is: 0 is the strongest, the insecure one comes after all others,
+// and -1 is unknown.
 func (r *Rules) rank(provider string) int {
 	if provider == InsecureProvider {
 		return len(r.policy.Providers)
@@ -365,7 +382,7 @@ func (r *Rules) rank(provider string) int {
 	return slices.IndexFunc(r.policy.Providers, func(p Provider) bool { return p.Name == provider })
 }
 
-// challenges reports whether a proof of this provider follows on a hello.
+// challenges reports whether a proof of this provider follows a hello.
 func (r *Rules) challenges(provider string) bool {
 	return slices.ContainsFunc(r.policy.Providers, func(p Provider) bool { return p.Name == provider && p.Challenges })
 }

@@ -4,8 +4,8 @@ package verifier
 
 import "github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 
-// Every reason of the rules in this package; a provider's verifier has its own beside them, which begin with Attestation. Reasons says
-// what each means.
+// The reasons of the rules in this package. Reasons explains each. A provider's verifier has
+// reasons of its own, which begin with Attestation.
 const (
 	ReasonMalformedRequest   Reason = "MalformedRequest"
 	ReasonProviderMismatch   Reason = "ProviderMismatch"
@@ -52,7 +52,8 @@ const (
 	ReasonApprovedWithoutAttestation Reason = "ApprovedWithoutAttestation"
 )
 
-// Reasons returns every reason of this package and what it means, for documentation and for counters that start at zero.
+// Reasons returns every reason of this package and what it means, for documentation and for
+// counters that start at zero.
 func Reasons() map[Reason]string {
 	return map[Reason]string{
 		ReasonRefused: "refused without a reason: a mistake in the program",

@@ -11,8 +11,8 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 )
 
-// Record is what is remembered of a machine: which evidence and which node name it is bound to, and what was issued. It alone ties a node
-// to a machine.
+// Record is what is remembered of a machine: its evidence, its node name, and what was issued to
+// it. A record alone ties a node name to a machine.
 type Record struct {
 	// Cluster is Policy.Cluster.
 	Cluster string
@@ -22,21 +22,23 @@ type Record struct {
 	// EKSource is the source that named EK when it was last attested. It is empty if none did, and
 	// in records of older releases.
 	EKSource EKSource
-	// EKReplacedBy are the keys that the controller accepted in the place of EK, which its source
-	// named (Rules.ContradictsEK). EK is refused until a source names it again. Nil: nothing was
-	// accepted.
+	// EKReplacedBy are the keys that the controller accepted in place of EK, since EK's source
+	// named them (Rules.ContradictsEK). EK is refused until a source names it again. Nil: nothing
+	// was accepted.
 	EKReplacedBy []string
 	// ProviderID is the machine's, NodeName the node's.
 	ProviderID, NodeName string
-	// Boot is the last one shown, nil if there was none.
+	// Boot is the last one seen, nil if there was none.
 	Boot *Boot
-	// HelloUID and ProofUID are the UIDs of the requests that the record was last written for, and ProofSHA256 is the SHA-256 of the
-	// proof's spec.request in lower-case hexadecimal digits. Only that proof may be signed.
+	// HelloUID and ProofUID are the UIDs of the requests that the record was last written for.
+	// ProofSHA256 is the SHA-256 of the proof's spec.request, in lower-case hex. Only that proof
+	// may be signed.
 	HelloUID, ProofUID, ProofSHA256 string
-	// ProofPending says that this proof is there, and neither issued nor refused yet.
+	// ProofPending says that this proof exists, and is neither issued nor refused yet.
 	ProofPending bool
-	// Orphaned says that the machine, an object, is gone, and the record about to go after it. Nothing is decided by such a record, and nothing
-	// that it speaks of is anybody's yet.
+	// Orphaned says that the machine's object is gone, and the record will be deleted, too. Such a
+	// record decides nothing. Until it is deleted, its endorsement key and node name are free for
+	// nobody.
 	Orphaned bool
 	// FormerEKs are those that EK has replaced.
 	FormerEKs []string
@@ -46,7 +48,7 @@ type Record struct {
 	Certificates []Certificate
 }
 
-// Certificate is one that was issued.
+// Certificate is a certificate that was issued.
 type Certificate struct {
 	// SHA256 is that of its DER, in lower-case hexadecimal digits.
 	SHA256 string
@@ -60,24 +62,26 @@ func (r *Record) isFor(request *certificatesv1.CertificateSigningRequest) bool {
 	return r.ProofUID != "" && r.ProofUID == string(request.UID) && r.ProofSHA256 == digest(request.Spec.Request)
 }
 
-// isFirstProof reports whether the record was made for this request, and nothing came of it yet: the rules of a first request hold until it is
-// signed.
+// isFirstProof reports whether the record was made for this request, and nothing was issued for it
+// yet. The rules of a first request hold until the request is signed.
 func (r *Record) isFirstProof(request *certificatesv1.CertificateSigningRequest) bool {
 	return r.isFor(request) && r.FirstProofUID == r.ProofUID && len(r.Certificates) == 0
 }
 
-// isOnlyProof reports whether the record was made for this request, whatever was issued for it: one that could not be published is issued again.
+// isOnlyProof reports whether the record was made for this request, and every certificate in it was
+// issued for this request. A certificate that could not be published is issued again.
 func (r *Record) isOnlyProof(request *certificatesv1.CertificateSigningRequest) bool {
 	return r.isFor(request) && r.FirstProofUID == r.ProofUID &&
 		!slices.ContainsFunc(r.Certificates, func(c Certificate) bool { return c.ProofUID != r.ProofUID })
 }
 
-// AwaitsCertificate reports whether what was issued for the proof that the record names is not noted yet.
+// AwaitsCertificate reports whether the certificate for the proof that the record was written for
+// is not in the record yet.
 func (r *Record) AwaitsCertificate() bool {
 	return r.ProofUID != "" && !slices.ContainsFunc(r.Certificates, func(c Certificate) bool { return c.ProofUID == r.ProofUID })
 }
 
-// issued reports whether a certificate is one that was issued to the machine and has not ended.
+// issued reports whether a certificate was issued to the machine and has not ended.
 func (r *Record) issued(fingerprint string) bool {
 	return slices.ContainsFunc(r.Certificates, func(c Certificate) bool { return c.SHA256 == fingerprint })
 }
@@ -87,7 +91,8 @@ func digest(data []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// findRecord finds the machine's record, and with it whether a bootstrap identity asks for the first time or again.
+// findRecord finds the machine's record. So it is known whether a bootstrap identity asks for the
+// first time or again.
 func (e *evaluation) findRecord() {
 	for i := range e.in.Records {
 		r := &e.in.Records[i]
@@ -103,7 +108,8 @@ func (e *evaluation) findRecord() {
 	}
 }
 
-// judgeRecords applies T1 to every record that has this machine, this endorsement key or this node name.
+// judgeRecords applies T1 to every record that has this machine, this endorsement key or this node
+// name.
 func (e *evaluation) judgeRecords() {
 	bound := func(what string) { e.deny(ReasonIdentityBound, "record: %s", what) }
 	records := 0
@@ -148,8 +154,8 @@ func (e *evaluation) judgeRecords() {
 	}
 }
 
-// judgeReplacement judges another key than the one in the machine's record. It passes only where
-// the source that vouched for the record's key names this one now, and the controller has accepted
+// judgeReplacement judges another key than the one in the machine's record. It passes only if the
+// source that vouched for the record's key now names this one, and the controller has accepted
 // that.
 func (e *evaluation) judgeReplacement(r *Record) {
 	recorded := r.isFor(e.in.Request) // it was approved with the key in the record
@@ -170,7 +176,8 @@ func (e *evaluation) judgeProviderID(r *Record) {
 	}
 }
 
-// judgeBoot compares what the TPM said now with what it said last. It is one and the same: the endorsement key says so.
+// judgeBoot compares the TPM's counters with those in the record. The endorsement key shows that it
+// is the same TPM.
 func (e *evaluation) judgeBoot(r *Record) {
 	evidence := e.in.Evidence
 	if evidence.Boot != nil && r.Boot != nil && evidence.Boot.Before(*r.Boot) {
@@ -181,7 +188,8 @@ func (e *evaluation) judgeBoot(r *Record) {
 	}
 }
 
-// judgeOrphans waits for the records of machines that are gone: their hardware, or their name, may serve the next.
+// judgeOrphans waits until the records of machines that are gone are deleted. Their hardware, or
+// their node name, may serve the next machine.
 func (e *evaluation) judgeOrphans() {
 	for _, r := range e.orphans {
 		if e.ek != "" && r.EK == e.ek || e.requested.nodeName != "" && r.NodeName == e.requested.nodeName || e.machine != nil && r.Machine.Name == e.machine.Ref.Name {
@@ -190,7 +198,7 @@ func (e *evaluation) judgeOrphans() {
 	}
 }
 
-// nextRecord returns the machine's record as it is to be once this proof is approved.
+// nextRecord returns the machine's record as it will be once this proof is approved.
 func (e *evaluation) nextRecord() Record {
 	next := Record{
 		Cluster: e.rules.policy.Cluster, Machine: e.machine.Ref,

@@ -9,7 +9,8 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 )
 
-// Users, groups and extra that the API server's authenticators give. spec.username, uid, groups and extra are the API server's own words.
+// Users, groups and extra that the API server's authenticators set. The API server itself writes
+// spec.username, uid, groups and extra.
 const (
 	userBootstrap      = "system:bootstrap:"
 	userNode           = "system:node:"
@@ -24,14 +25,15 @@ const (
 // forbiddenGroup reports whether no bootstrap identity may be in that group.
 func forbiddenGroup(group string) bool { return group == groupNodes || group == groupMasters }
 
-// Token says which machine a bootstrap token was made for. The zero value: it is not known yet.
+// Token says which machine a bootstrap token was made for. The zero value: not known yet.
 type Token struct {
 	Known bool
-	// Machine is the one, the zero value if the token was made for none.
+	// Machine is that machine, or the zero value if the token was made for none.
 	Machine MachineRef
 }
 
-// judgeRequester applies I1 and I2. It sets the class as far as it follows from who asks: First or Renewal.
+// judgeRequester applies I1 and I2. It sets the class as far as that follows from the requester:
+// First or Renewal.
 func (e *evaluation) judgeRequester() {
 	spec := e.in.Request.Spec
 	if strings.HasPrefix(spec.Username, userNode) {
@@ -65,7 +67,8 @@ func (e *evaluation) judgeNode(spec certificatesv1.CertificateSigningRequestSpec
 	}
 }
 
-// bootstrapGroup returns the group that a bootstrap identity must have, and whether the user is one.
+// bootstrapGroup returns the group that a bootstrap identity must have, and whether the user is
+// one.
 func (r *Rules) bootstrapGroup(username string) (string, bool) {
 	if isToken(username) {
 		return r.policy.TokenGroup, true
@@ -78,8 +81,8 @@ func (r *Rules) bootstrapGroup(username string) (string, bool) {
 	return "", false
 }
 
-// TokenID returns the ID of the bootstrap token that a user authenticated with, six of [a-z0-9] after system:bootstrap:, and whether the user
-// is a token's.
+// TokenID returns the ID of the bootstrap token that a user authenticated with: six of [a-z0-9]
+// after system:bootstrap:. It reports whether the user is a token's.
 func TokenID(username string) (string, bool) {
 	id, ok := strings.CutPrefix(username, userBootstrap)
 	return id, ok && len(id) == 6 && strings.Trim(id, "abcdefghijklmnopqrstuvwxyz0123456789") == ""
@@ -96,7 +99,8 @@ func (e *evaluation) judgeToken() {
 	if e.insecure {
 		mode = Required // it is all there is
 	}
-	// A machine with a record comes again with any token only if an authority names it now.
+	// A machine with a record may come again with any token only if an authority names its evidence
+	// now.
 	again := e.class == Again && !e.insecure && e.machine != nil && !e.namedByAuthority()
 	if e.class != First && !again || e.tokenJudged {
 		return
@@ -142,8 +146,9 @@ func (e *evaluation) judgeCredential() {
 		return
 	}
 	if e.record.isFor(e.in.Request) && len(e.record.FormerEKs) > 0 {
-		// A new board with the old disk asks with the former key's certificate, which was judged
-		// before the record was written for this very request. Since then it counts no more.
+		// A new board with the old disk asks with the former key's certificate. That certificate
+		// was judged before the record was written for this very request, and counts no longer
+		// since then.
 		return
 	}
 	fingerprint := strings.TrimPrefix(ids[0], credentialPrefix)
@@ -161,10 +166,10 @@ func (e *evaluation) judgeCredential() {
 	e.fail(mode, ReasonUnknownCredential, "requester: the certificate is not in the record")
 }
 
-// recordIsStale reports whether the record is missing, or older than the live certificate that
-// asks. It is older if all its certificates have ended. A restored record comes to that before its
-// node asks again, since a node renews when a fifth of the lifetime is left. If a certificate in
-// the record is live, an unknown one was issued around us.
+// recordIsStale reports whether the record is missing, or older than the valid certificate that
+// asks. It is older if all its certificates have ended. A record from a backup gets there before
+// its node asks again, since a node renews when a fifth of the lifetime is left. If a certificate
+// in the record is valid, an unknown one was issued around us.
 func (e *evaluation) recordIsStale() bool {
 	return e.record == nil || !slices.ContainsFunc(e.record.Certificates, func(c Certificate) bool { return e.in.Now.Before(c.NotAfter) || c.NotAfter.IsZero() })
 }

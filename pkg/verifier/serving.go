@@ -31,7 +31,8 @@ type Addresses struct {
 
 func (a Addresses) count() int { return len(a.DNSNames) + len(a.IPs) }
 
-// forbiddenAddresses are the names and ranges that no node serves under, beside those that never are anybody's own.
+// forbiddenAddresses are the configured names and ranges that no node serves under. Some others are
+// always forbidden.
 type forbiddenAddresses struct {
 	names  []string
 	ranges []netip.Prefix
@@ -57,7 +58,7 @@ func parseForbiddenAddresses(list []string) (forbiddenAddresses, error) {
 
 func (f forbiddenAddresses) hasName(name string) bool {
 	last := name[strings.LastIndexByte(name, '.')+1:]
-	// What the cluster's own DNS answers for, and every machine's own name.
+	// Names that the cluster's own DNS resolves, and those that mean the machine itself.
 	return slices.Contains(f.names, name) || last == "localhost" || last == "svc" || name == "kubernetes" || strings.HasPrefix(name, "kubernetes.default") ||
 		strings.HasSuffix(name, ".localhost.localdomain") || name == "localhost.localdomain" || strings.Contains(name, ".svc.")
 }
@@ -71,13 +72,14 @@ func (r *Rules) isForServing(spec certificatesv1.CertificateSigningRequestSpec) 
 	return slices.Contains(r.policy.ServingSigners, spec.SignerName)
 }
 
-// IsServingRequest reports whether a request is for a serving certificate, under a signer of the
-// policy. No record names those.
+// IsServingRequest reports whether a request is for a serving certificate under a signer of the
+// policy. No record is written for such a request.
 func (r *Rules) IsServingRequest(request *certificatesv1.CertificateSigningRequest) bool {
 	return r != nil && r.isForServing(request.Spec)
 }
 
-// leftToOtherApprovers reports whether a serving certificate is asked for by a node that is left alone: one that is listed, and has no record.
+// leftToOtherApprovers reports whether an unattested node of the policy asks for a serving
+// certificate, and has no record.
 func (e *evaluation) leftToOtherApprovers() bool {
 	name, node := strings.CutPrefix(e.in.Request.Spec.Username, userNode)
 	return e.serving && node && slices.Contains(e.rules.policy.UnattestedNodes, name) &&
@@ -89,8 +91,9 @@ func (r *Rules) signsServing(signer string) bool {
 	return r != nil && slices.Contains(r.policy.SignedServingSigners, signer)
 }
 
-// judgeServing judges what a kubelet files for its serving certificate. There is no evidence in it: the node shows its client certificate, which
-// was issued on evidence, and its machine has the addresses, by an authority that the node cannot write.
+// judgeServing judges a kubelet's request for a serving certificate. It has no evidence. The node
+// shows its client certificate, which was issued on evidence. Its machine has the addresses, by an
+// authority that the node cannot write.
 func (e *evaluation) judgeServing() {
 	e.class = Serving
 	spec := e.in.Request.Spec
@@ -113,7 +116,7 @@ func (e *evaluation) judgeServing() {
 	e.judgeAddresses(e.addresses)
 }
 
-// judgeServingPKCS10 applies S3, S4, and what takes the place of S5.
+// judgeServingPKCS10 applies S3 and S4, and checks alternative names in place of S5.
 func (e *evaluation) judgeServingPKCS10(der []byte) Addresses {
 	parts, err := splitPKCS10(der)
 	if err != nil {
@@ -133,7 +136,7 @@ func (e *evaluation) judgeServingPKCS10(der []byte) Addresses {
 	return addresses
 }
 
-// findServingMachine finds the record of the node name, and with it the machine.
+// findServingMachine finds the record of the node name, and by it the machine.
 func (e *evaluation) findServingMachine() {
 	for i := range e.in.Records {
 		if r := &e.in.Records[i]; r.NodeName == e.requested.nodeName {
@@ -172,7 +175,7 @@ func (e *evaluation) findServingMachine() {
 	e.warnIfNotNamed(e.record)
 }
 
-// judgeAddresses compares what is asked for with what the machine has, and with what others have.
+// judgeAddresses compares the requested addresses with those of the machine, and of other machines.
 func (e *evaluation) judgeAddresses(asked Addresses) {
 	for _, name := range asked.DNSNames {
 		if e.rules.forbidden.hasName(name) {
@@ -225,7 +228,8 @@ func (e *evaluation) otherMachineHas(has func(*Machine) bool) bool {
 	return false
 }
 
-// addressesOf reads the attributes of a certification request whose only extension is one of alternative names, DNS names and IPs alone.
+// addressesOf reads the attributes of a PKCS#10 request. Their only extension is the alternative
+// names, which are DNS names and IPs only.
 func addressesOf(attributes []byte) (Addresses, error) {
 	errOther := errors.New("there is not one extension, of subject alternative names")
 	extensions, err := extensionsOf(attributes)
@@ -259,7 +263,7 @@ func addressesOf(attributes []byte) (Addresses, error) {
 	return addresses, nil
 }
 
-// add takes one GeneralName.
+// add adds one GeneralName.
 func (a *Addresses) add(name asn1.RawValue) error {
 	switch name.FullBytes[0] {
 	case tagDNSName:

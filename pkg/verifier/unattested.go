@@ -13,20 +13,21 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 )
 
-// isUnattestedRenewal reports whether a request is one of a node that the policy leaves alone, to its own signer and without evidence of ours.
+// isUnattestedRenewal reports whether a request is from an unattested node of the policy, for
+// Kubernetes' own signer and without evidence of ours.
 func (r *Rules) isUnattestedRenewal(spec certificatesv1.CertificateSigningRequestSpec) bool {
 	name, node := strings.CutPrefix(spec.Username, userNode)
 	return node && spec.SignerName == certificatesv1.KubeAPIServerClientKubeletSignerName && slices.Contains(r.policy.UnattestedNodes, name) &&
 		!bytes.Contains(spec.Request, []byte("-----BEGIN "+attestation.BlockProvider))
 }
 
-// IsUnattestedNode reports whether the policy leaves the node of that name alone.
+// IsUnattestedNode reports whether the policy lists the node of that name as unattested.
 func (r *Rules) IsUnattestedNode(node string) bool {
 	return r != nil && slices.Contains(r.policy.UnattestedNodes, node)
 }
 
-// judgeUnattested judges what a kubelet without the plugin files to renew its certificate: by all of S3 to S6 and I2, for no other name
-// than the one it has, and with nothing that it cannot have.
+// judgeUnattested judges the renewal of a kubelet without the plugin: by S3 to S6 and I2, for no
+// other name than its own, and without a provider ID.
 func (e *evaluation) judgeUnattested() {
 	spec := e.in.Request.Spec
 	der, ok := e.soleBlock()

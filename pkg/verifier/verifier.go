@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package verifier holds what every provider's verifier says in the same words: why it refuses. A verifier is pure: a request, a policy
-// and a time go in, evidence or refusals come out. It does no I/O and reads no clock.
+// Package verifier is the rules engine: it decides on a CertificateSigningRequest. A request, its
+// evidence, records, machines, a policy and a time go in, and a Decision comes out (Rules.Judge,
+// Rules.JudgeSigning). It does no I/O and reads no clock. docs/rules.md defines each rule.
+//
+// Refusals are what verifiers of providers and the rules have in common: why a request is refused.
 package verifier
 
 import (
@@ -9,10 +12,11 @@ import (
 	"strings"
 )
 
-// Reason is why a request is refused: CamelCase, stable, fit for a condition's reason and a counter's label.
+// Reason is why a request is refused: CamelCase and stable. Conditions and labels of counters have
+// it.
 type Reason string
 
-// ReasonRefused stands where no reason was given: the zero values refuse too.
+// ReasonRefused stands in for a reason that nobody gave. The zero values refuse, too.
 const ReasonRefused Reason = "Refused"
 
 // maxMessage bounds the message of one refusal, in bytes.
@@ -21,7 +25,7 @@ const maxMessage = 256
 // Refusal is one rule that a request failed.
 type Refusal struct {
 	Reason Reason
-	// Message is for people. It holds no secret, and of a peer's text at most a few quoted words.
+	// Message is for people. It holds no secret, and at most a few quoted words of a peer's text.
 	Message string
 }
 
@@ -35,11 +39,11 @@ func (r Refusal) String() string {
 	return string(r.Reason) + ": " + r.Message
 }
 
-// Refusals are all the rules that a request failed, in the order in which they were judged. As an error it refuses even when it is empty; Err makes a nil
-// error of an empty list.
+// Refusals are all the rules that a request failed, in the order in which they were judged. As an
+// error, even an empty list refuses. Err makes a nil error of an empty list.
 type Refusals []Refusal
 
-// Add notes a failed rule. Whatever is not printable ASCII becomes a question mark.
+// Add adds a failed rule. Each character that is not printable ASCII becomes a question mark.
 func (r *Refusals) Add(reason Reason, format string, arguments ...any) {
 	message := fmt.Sprintf(format, arguments...)
 	if len(message) > maxMessage {
@@ -74,7 +78,7 @@ func (r Refusals) Error() string {
 	return strings.Join(parts, "; ")
 }
 
-// Reason returns the first one's: that of the whole.
+// Reason returns the first refusal's reason, which is that of the whole.
 func (r Refusals) Reason() Reason {
 	if len(r) == 0 || r[0].Reason == "" {
 		return ReasonRefused
