@@ -33,21 +33,23 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
 )
 
-// annotationUnattestedNodes is on a Cluster, with the names of its nodes that are left alone, separated by commas.
+// annotationUnattestedNodes is on a Cluster, with the names of its unattested nodes, separated by
+// commas.
 const annotationUnattestedNodes = "attestation.cluster.x-k8s.io/unattested-nodes"
 
 const (
-	// maxConcurrentPlans is how many Clusters are looked at at a time.
+	// maxConcurrentPlans is how many Clusters are reconciled at a time.
 	maxConcurrentPlans = 10
-	// planInterval is how often a Cluster is looked at that nothing is said of: whether its CA has a key is not.
+	// planInterval is how often a Cluster is reconciled without an event. No event says whether its
+	// CA has a key.
 	planInterval = time.Minute
-	// planRetry is how soon it is looked at again after an error, at the latest.
+	// planRetry is the longest back-off after an error.
 	planRetry = 10 * time.Second
-	// maxUnattested bounds the nodes of a cluster that are left alone.
+	// maxUnattested limits the unattested nodes of a cluster.
 	maxUnattested = 1000
 )
 
-// clusterReconciler keeps an engine for each Cluster that is to be served. It is a reconciler, and runs on the leader.
+// clusterReconciler runs an engine for each Cluster that is served. It runs on the leader.
 type clusterReconciler struct {
 	engineDeps
 	connections clustercache.ClusterCache
@@ -55,7 +57,7 @@ type clusterReconciler struct {
 
 	mu      sync.Mutex
 	engines map[types.NamespacedName]*engine
-	// engineContext is the context of engines; nil before Start, and after.
+	// engineContext is the context of engines. It is nil before Start and after it.
 	engineContext context.Context //nolint:containedctx // engines outlive the call that starts them
 }
 
@@ -70,7 +72,8 @@ func (c *clusterReconciler) watch(mgr manager.Manager) error {
 		WithOptions(runtimecontroller.Options{
 			MaxConcurrentReconciles: maxConcurrentPlans,
 			UsePriorityQueue:        new(false), // as in pkg/controller/bindings.go
-			// What kept a Cluster from being served may be mended in a Secret, of which nothing is told: nobody waits a quarter of an hour then.
+			// The cause of a failure may be fixed in a Secret, for which there is no event. So the
+			// back-off stays short.
 			RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[ctrl.Request](50*time.Millisecond, planRetry),
 		})
 	if c.settings.Config().ClusterAPI.UnattestedControlPlanes {
@@ -109,7 +112,7 @@ var (
 	errNotEnded   = errors.New("the engine that served the cluster has not ended yet")
 )
 
-// Reconcile sees to it that a Cluster has the engine that it should have. It waits for nothing in the workload cluster.
+// Reconcile gives a Cluster the engine that it needs. It waits for nothing in the workload cluster.
 func (c *clusterReconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
 	cluster := &clusterv1.Cluster{}
 	if err := c.cached.Get(ctx, request.NamespacedName, cluster); client.IgnoreNotFound(err) != nil {
@@ -144,7 +147,7 @@ func (c *clusterReconciler) planFor(ctx context.Context, cluster *clusterv1.Clus
 		return nil, err
 	}
 	p := &enginePlan{connection: connection}
-	// Of the object, only what does not change.
+	// A copy with the immutable parts of the object.
 	p.cluster = &clusterv1.Cluster{}
 	p.cluster.SetGroupVersionKind(clusterv1.GroupVersion.WithKind("Cluster"))
 	p.cluster.Namespace, p.cluster.Name, p.cluster.UID = cluster.Namespace, cluster.Name, cluster.UID
@@ -167,13 +170,14 @@ func (c *clusterReconciler) planFor(ctx context.Context, cluster *clusterv1.Clus
 	return p, nil
 }
 
-// equal reports whether an engine of p is one of other, too.
+// equal reports whether an engine of p is also an engine of other.
 func (p *enginePlan) equal(other *enginePlan) bool {
 	return p.connection == other.connection && p.uid == other.uid && p.cluster.UID == other.cluster.UID && p.approveOnly == other.approveOnly &&
 		reflect.DeepEqual(p.unattestedNodes, other.unattestedNodes) && reflect.DeepEqual(p.forbiddenAddresses, other.forbiddenAddresses)
 }
 
-// ensureEngine sees to it that the cluster's engine is one of the plan, or none if that is nil. Each Cluster is reconciled by one worker at a time.
+// ensureEngine makes sure that the cluster's engine is one of the plan, or that there is none if p
+// is nil. One worker at a time reconciles a Cluster.
 func (c *clusterReconciler) ensureEngine(key types.NamespacedName, p *enginePlan) error {
 	c.mu.Lock()
 	old := c.engines[key]
@@ -209,8 +213,8 @@ func caSecret(cluster types.NamespacedName) types.NamespacedName {
 	return types.NamespacedName{Namespace: cluster.Namespace, Name: secret.Name(cluster.Name, secret.ClusterCA)}
 }
 
-// approvesOnly reports whether another signer issues: by the configuration, or since the cluster's CA is external, its key kept elsewhere. While
-// there is no CA at all, one is waited for.
+// approvesOnly reports whether another signer issues: by the configuration, or because the
+// cluster's CA key is kept elsewhere. While there is no CA at all, the engine waits for one.
 func (c *clusterReconciler) approvesOnly(ctx context.Context, cluster types.NamespacedName) (bool, error) {
 	if c.settings.Config().Signing.Mode != config.Sign {
 		return true, nil
@@ -222,8 +226,9 @@ func (c *clusterReconciler) approvesOnly(ctx context.Context, cluster types.Name
 	return len(ca.Data[secret.TLSCrtDataName]) > 0 && len(ca.Data[secret.TLSKeyDataName]) == 0, nil
 }
 
-// unattestedNodes returns the nodes that are left alone: those in the Cluster's annotation, and those of its control plane Machines if the
-// configuration has it so. What is no node's name is said, and left out.
+// unattestedNodes returns the unattested nodes: those in the Cluster's annotation, and those of its
+// control plane Machines if the configuration says so. An Event reports entries that are not node
+// names, and they are left out.
 func (c *clusterReconciler) unattestedNodes(ctx context.Context, cluster *clusterv1.Cluster) ([]string, error) {
 	var names []string
 	for name := range strings.SplitSeq(cluster.Annotations[annotationUnattestedNodes], ",") {
@@ -253,11 +258,11 @@ func (c *clusterReconciler) unattestedNodes(ctx context.Context, cluster *cluste
 	return valid, nil
 }
 
-// kubeadmServices is the service range of a cluster that does not say which it has.
+// kubeadmServices is kubeadm's default service range.
 const kubeadmServices = "10.96.0.0/12"
 
-// forbiddenAddresses returns what no node of the cluster serves under: services, and the API server's endpoint. What is not understood is an error: it
-// would be allowed.
+// forbiddenAddresses returns what no node of the cluster serves under: services, and the API
+// server's endpoint. An entry that cannot be parsed is an error. Otherwise it would be allowed.
 func forbiddenAddresses(cluster *clusterv1.Cluster) ([]string, error) {
 	addresses := slices.Clone(cluster.Spec.ClusterNetwork.Services.CIDRBlocks)
 	if len(addresses) == 0 {

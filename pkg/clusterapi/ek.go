@@ -24,13 +24,15 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
 )
 
-// annotationEK names the endorsement keys of a Machine, on it or on its InfraMachine: one or more, separated by commas or white space, each the
-// SHA-256 of its SubjectPublicKeyInfo in lower-case hex, with or without "sha256:" before it. Whoever may annotate these objects decides who
-// gets in.
+// annotationEK names the endorsement keys of a Machine, on it or on its InfraMachine. It has one or
+// more, separated by commas or white space. Each is the SHA-256 of its SubjectPublicKeyInfo in
+// lower-case hex, with or without "sha256:" before it. Whoever may annotate these objects decides
+// who gets in.
 const annotationEK = attestation.AnnotationEK
 
 const (
-	// maxEKs bounds the EKs of one machine, as an inventory does, and maxAnnotation the annotation that they stand in.
+	// maxEKs limits the EKs of one machine, as in an inventory, and maxAnnotation the annotation's
+	// length.
 	maxEKs, maxAnnotation = 16, 2048
 	ekPrefix              = "sha256:"
 )
@@ -50,7 +52,7 @@ func annotationOf(annotations map[string]string) ekAnnotation {
 	return ekAnnotation{eks, err}
 }
 
-// parseEKs returns the fingerprints in an annotation, each as Evidence.EK has it.
+// parseEKs returns the fingerprints in an annotation, in the form of Evidence.EK.
 func parseEKs(value string) ([]string, error) {
 	if len(value) > maxAnnotation {
 		return nil, fmt.Errorf("the annotation %s is longer than %d bytes", annotationEK, maxAnnotation)
@@ -73,7 +75,8 @@ func parseEKs(value string) ([]string, error) {
 	return eks, nil
 }
 
-// mergeAnnotations returns what a Machine's annotation and its InfraMachine's say together: one of them, or both the same.
+// mergeAnnotations returns what the annotations of a Machine and of its InfraMachine say together:
+// only one of them is set, or both are equal.
 func mergeAnnotations(machine, infra ekAnnotation) ([]string, error) {
 	if err := errors.Join(machine.err, infra.err); err != nil {
 		return nil, err
@@ -87,8 +90,8 @@ func mergeAnnotations(machine, infra ekAnnotation) ([]string, error) {
 	return machine.eks, nil
 }
 
-// addAnnotated adds the EKs in annotations. A machine whose annotations are wrong has none from there. One whose InfraMachine cannot be read
-// has those of its own.
+// addAnnotated adds the EKs in annotations. A machine with invalid annotations gets none from
+// there. If its InfraMachine cannot be read, the Machine's own annotation counts.
 func (s *machineSource) addAnnotated(ctx context.Context, entries []machineEntry, now time.Time, problems *problemSet) {
 	kinds := map[schema.GroupKind]kindEKs{}
 	for i := range entries {
@@ -110,7 +113,7 @@ func (s *machineSource) addAnnotated(ctx context.Context, entries []machineEntry
 			case listed.err != nil:
 				problems.set("infrastructure "+kind.String(), listed.err)
 			}
-			// One that is not listed is about to be, or about to go.
+			// An InfraMachine that is not in the list is about to be made, or about to go.
 			if infra, ok = listed.names[m.infra.Name]; !ok {
 				m.markUnavailable(verifier.EKAnnotation)
 			}
@@ -130,26 +133,28 @@ func (m *machineEntry) addEKs(source verifier.EKSource, eks ...string) {
 	}
 }
 
-// infraGroup is that of InfraMachines, by Cluster API's contract.
+// infraGroup is the group of InfraMachines, by Cluster API's contract.
 const infraGroup = "infrastructure.cluster.x-k8s.io"
 
 const (
-	// infraReadInterval is how long one list of InfraMachines serves, all decisions and Clusters, and infraRetry how soon a kind is tried again
-	// that cannot be listed.
+	// infraReadInterval is how long one list of InfraMachines serves all decisions and Clusters.
+	// infraRetry is the back-off for a kind that cannot be listed.
 	infraReadInterval, infraRetry = time.Second, 10 * time.Second
-	// infraTimeout bounds how long a list is waited for: one whose conversion webhook is down takes that long.
+	// infraTimeout limits a list. A list takes that long if the kind's conversion webhook is down.
 	infraTimeout = 5 * time.Second
-	// infraPage and infraPages bound a list.
+	// infraPage and infraPages limit a list.
 	infraPage, infraPages = 500, 100
-	// maxInfraKinds bounds the kinds that are read in a namespace: looking for one that there is not costs discovery, for which all others wait.
+	// maxInfraKinds limits the kinds that are read in a namespace. Looking for a kind that does not
+	// exist costs discovery, for which all others wait.
 	maxInfraKinds = 8
-	// infraExpiry is when a list that nobody asks for any more is dropped.
+	// infraExpiry is when an unused list is dropped.
 	infraExpiry = 10 * time.Minute
 )
 
-// infraAnnotations reads the EK annotations of InfraMachines, of whatever kind of the group infrastructure.cluster.x-k8s.io, by listing the metadata
-// of a kind in a namespace at most once a second, for all Clusters. It does not watch, since a kind that may not be read must end nothing but
-// its own use. It needs list on the kinds that the Machines refer to.
+// infraAnnotations reads the EK annotations of InfraMachines of any kind in the group
+// infrastructure.cluster.x-k8s.io. It lists the metadata of a kind in a namespace at most once a
+// second, for all Clusters. It does not watch: a kind that must not be read then fails alone. It
+// needs list on the kinds that Machines refer to.
 type infraAnnotations struct {
 	reader client.Reader
 	mapper meta.RESTMapper
@@ -171,22 +176,23 @@ type kindEKs struct {
 	err   error
 }
 
-// infraList is what was read last.
+// infraList is the list that was read last.
 type infraList struct {
 	// lock is taken by whoever reads or lists.
 	lock chan struct{}
 	at   time.Time
 	kindEKs
 
-	used time.Time // under infraAnnotations.mu
+	used time.Time // infraAnnotations.mu is held
 }
 
-// newInfraAnnotations returns an infraAnnotations. The reader asks the API server itself: a manager's GetAPIReader, never a cache.
+// newInfraAnnotations returns an infraAnnotations. The reader must ask the API server itself, as a
+// manager's GetAPIReader does, and never a cache.
 func newInfraAnnotations(reader client.Reader, mapper meta.RESTMapper) *infraAnnotations {
 	return &infraAnnotations{reader: reader, mapper: mapper, kinds: map[infraKind]*infraList{}}
 }
 
-// read returns a kind's annotations as they were within infraSharedFor.
+// read returns a kind's annotations, at most infraReadInterval old.
 func (i *infraAnnotations) read(ctx context.Context, kind infraKind, now time.Time) kindEKs {
 	list, err := i.listOf(kind, now)
 	if err != nil {
@@ -219,8 +225,8 @@ func (i *infraAnnotations) read(ctx context.Context, kind infraKind, now time.Ti
 	return list.kindEKs
 }
 
-// listOf returns where a kind's annotations are kept, and drops what nobody uses. Whoever may write a Machine can name any kind in it: the first
-// few of a namespace count.
+// listOf returns the entry of a kind, and drops unused ones. Whoever may write a Machine can name
+// any kind in it, so only the first few kinds of a namespace count.
 func (i *infraAnnotations) listOf(kind infraKind, now time.Time) (*infraList, error) {
 	if kind.Group != infraGroup {
 		return nil, fmt.Errorf("is no kind of InfraMachines: those are of the group %s", infraGroup)
@@ -325,7 +331,7 @@ func (s *machineSource) addInventoried(entries []machineEntry, now time.Time) {
 	}
 }
 
-// addNames adds to what a machine has, without changing what others share.
+// addNames adds names and addresses. It copies the lists, which other entries may share.
 func (m *machineEntry) addNames(addresses verifier.Addresses, names ...verifier.NodeName) {
 	m.machine.Names = slices.Concat(m.machine.Names, names)
 	m.machine.Addresses.DNSNames = slices.Concat(m.machine.Addresses.DNSNames, addresses.DNSNames)

@@ -36,22 +36,25 @@ import (
 const (
 	// recordSource is the source of machines in records.
 	recordSource = "cluster-api"
-	// restartDelay is how long an engine that failed rests, and refusedPause one that may not start to enforce.
+	// restartDelay is how long an engine waits after it failed, and refusedDelay after enforcement
+	// was refused.
 	restartDelay, refusedDelay = 5 * time.Second, 30 * time.Second
-	// stopTimeout is how long an engine's end is waited for at a time.
+	// stopTimeout is how long one attempt to stop an engine waits for it.
 	stopTimeout = 500 * time.Millisecond
-	// liveQPS and liveBurst are what one cluster may ask of the management cluster's API server: a flood in one is not to queue up before others.
+	// liveQPS and liveBurst limit one cluster's calls to the management cluster's API server, so
+	// that a flood in one cluster does not delay others.
 	liveQPS, liveBurst = 200, 400
-	// keysInterval is how long a changed Secret of challenge keys may go unnoticed: nobody changes it but by rotating keys.
+	// keysInterval is how stale the Secret of challenge keys may be. Only a rotation of keys
+	// changes it.
 	keysInterval = 30 * time.Second
 )
 
-// enginePlan is what an engine is made of. Another plan takes another engine.
+// enginePlan is what an engine is made from. A changed plan needs another engine.
 type enginePlan struct {
 	cluster *clusterv1.Cluster
-	// uid tells the cluster from all others, in records and challenges.
+	// uid identifies the cluster in records and challenges.
 	uid string
-	// connection is how the cluster is reached.
+	// connection is how to connect to the cluster.
 	connection *rest.Config
 	// approveOnly says that there is no CA key to sign with.
 	approveOnly bool
@@ -59,29 +62,30 @@ type enginePlan struct {
 	unattestedNodes, forbiddenAddresses []string
 }
 
-// engine serves one workload cluster: it runs what node-attestation-controller is for a cluster, until it is stopped. What it waits for, no other
-// engine waits for.
+// engine serves one workload cluster until it is stopped: it runs what node-attestation-controller
+// runs for a single cluster. No engine waits for another one's cluster.
 type engine struct {
 	engineDeps
 	plan enginePlan
 	log  logr.Logger
 
 	cancel context.CancelFunc
-	// stopping says that it was told to end.
-	stopping bool // under clusters.mu
-	// done is closed once nothing is decided any more.
+	// stopping says that stop was called.
+	stopping bool // clusterReconciler.mu is held
+	// done is closed once the engine decides nothing any more.
 	done chan struct{}
 }
 
-// engineDeps is what all engines have in common.
+// engineDeps are the dependencies that all engines share.
 type engineDeps struct {
 	settings *config.Settings
-	// management is how the management cluster is reached. cached reads Cluster API's objects in it, live reads Secrets and records and writes.
+	// management is how to connect to the management cluster. cached reads Cluster API's objects
+	// there. live reads Secrets and records, and writes.
 	management *rest.Config
 	cached     client.Client
 	live       client.Client
 	events     events.EventRecorder
-	// infra and inventory are nil where they are not asked, platform where there is none.
+	// infra and inventory are nil if they are not sources of EKs, and platform if there is none.
 	infra     *infraAnnotations
 	inventory *inventorySource
 	platform  *platformPoller
@@ -92,7 +96,7 @@ type engineDeps struct {
 	policies *preflight.PolicyCheck
 }
 
-// startEngine starts an engine, which ends when ctx does, or stop is called.
+// startEngine starts an engine, which ends when ctx ends or stop is called.
 func startEngine(ctx context.Context, deps engineDeps, plan enginePlan, log logr.Logger) *engine {
 	e := &engine{engineDeps: deps, plan: plan, log: log, done: make(chan struct{})}
 	ctx, e.cancel = context.WithCancel(ctx)
@@ -103,7 +107,8 @@ func startEngine(ctx context.Context, deps engineDeps, plan enginePlan, log logr
 	return e
 }
 
-// stop ends the engine, and returns whether it has ended: what waits for an answer from the workload cluster may take its time.
+// stop ends the engine, and reports whether it has ended. A call to the workload cluster may take a
+// while.
 func (e *engine) stop() bool {
 	e.cancel()
 	select {
@@ -114,10 +119,10 @@ func (e *engine) stop() bool {
 	}
 }
 
-// name is the cluster's in metrics.
+// name is the cluster's name in metrics.
 func (e *engine) name() string { return client.ObjectKeyFromObject(e.plan.cluster).String() }
 
-// run serves the cluster again and again.
+// run serves the cluster, and starts again after a failure.
 func (e *engine) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		err := e.serve(ctx)
@@ -139,7 +144,7 @@ func (e *engine) run(ctx context.Context) {
 	}
 }
 
-// hints are what an operator can do for a cluster that is not served. None concerns other clusters.
+// hints are what an operator can do for a cluster that is not served. They affect no other cluster.
 var hints = preflight.Hints{
 	Nodes:  "attest them, or list them in the Cluster's annotation " + annotationUnattestedNodes,
 	Record: "apply packaging/cluster-api/management to the management cluster",
@@ -148,12 +153,12 @@ var hints = preflight.Hints{
 	Rights: "apply packaging/cluster-api/workload to the workload cluster, and packaging/cluster-api/management to the management cluster",
 }
 
-// maxNote bounds what an Event says, in bytes: the API server takes 1 KiB.
+// maxNote limits the note of an Event, in bytes. The API server takes 1 KiB.
 const maxNote = 700
 
 func truncateNote(note string) string { return note[:min(len(note), maxNote)] }
 
-// serve assembles the controller of the cluster and runs it until ctx ends or a part of it fails.
+// serve assembles the cluster's controller, and runs it until ctx ends or a part of it fails.
 func (e *engine) serve(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -215,13 +220,13 @@ func (e *engine) serve(ctx context.Context) error {
 	)
 }
 
-// event says in an Event on the Cluster, too, what concerns the workload cluster: whoever takes its
-// policies away may take its own Events away.
+// event reports in an Event on the Cluster what concerns the workload cluster. Whoever removes
+// policies there may remove Events there, too.
 func (e *engine) event(kind, reason, message string) {
 	e.events.Eventf(e.plan.cluster, nil, kind, reason, "Compare", "%s", truncateNote(message))
 }
 
-// runAll runs functions until ctx ends, which it does when one fails, and returns the first error.
+// runAll runs functions until ctx ends, which happens when one fails. It returns the first error.
 func runAll(ctx context.Context, cancel context.CancelFunc, functions ...func(context.Context) error) error {
 	var running sync.WaitGroup
 	failed := make(chan error, len(functions))
@@ -259,7 +264,7 @@ func (e *engine) controllerConfig(settings *config.Settings, challengeKeys *sour
 	return parts
 }
 
-// machineSourceConfig returns what the cluster's machines are read by.
+// machineSourceConfig returns the configuration of the cluster's source of machines.
 func (e *engine) machineSourceConfig() machineSourceConfig {
 	c := machineSourceConfig{
 		Reader: e.cached, Cluster: client.ObjectKeyFromObject(e.plan.cluster),
@@ -281,28 +286,28 @@ func (e *engine) newRecordGC(live client.Client) *recordGC {
 	}
 }
 
-// workloadClients is how an engine reaches the nodes' cluster.
+// workloadClients are the clients of one workload cluster.
 type workloadClients struct {
-	// unbounded is for watches: requests end when they are given up, and not after a time.
+	// unbounded is for watches, which have no timeout.
 	unbounded *rest.Config
 	options   cache.Options
 	cache     cache.Cache
 	// client reads requests from the cache, live from the API server.
 	client, live client.Client
-	// watching is unbounded, too, and has no cache.
+	// watching has no timeout and no cache.
 	watching    client.WithWatch
 	broadcaster events.EventBroadcaster
 	recorder    events.EventRecorder
 }
 
-// newLiveClient returns a client of the management cluster that one engine alone uses.
+// newLiveClient returns a client of the management cluster with a rate limit of its own.
 func (e *engine) newLiveClient() (client.WithWatch, error) {
 	own := rest.CopyConfig(e.management)
 	own.QPS, own.Burst = liveQPS, liveBurst
 	return client.NewWithWatch(own, client.Options{Scheme: e.live.Scheme(), Mapper: e.live.RESTMapper()})
 }
 
-// connect makes the clients of one engine. The cache is its own, and goes with it.
+// connect makes the clients of one engine. The cache ends with the engine.
 func (e *engine) connect(settings *config.Settings) (*workloadClients, error) {
 	scheme, mapper, connection := e.live.Scheme(), workloadRESTMapper(), withBounds(e.plan.connection)
 	unbounded := rest.CopyConfig(connection)
@@ -333,7 +338,8 @@ func (e *engine) connect(settings *config.Settings) (*workloadClients, error) {
 	return w, nil
 }
 
-// workloadRESTMapper knows the kinds that are used in workload clusters. None of those is asked which it has.
+// workloadRESTMapper has the kinds that are used in workload clusters, so that discovery is not
+// needed.
 func workloadRESTMapper() meta.RESTMapper {
 	mapper := meta.NewDefaultRESTMapper(nil)
 	mapper.Add(certificatesv1.SchemeGroupVersion.WithKind("CertificateSigningRequest"), meta.RESTScopeRoot)

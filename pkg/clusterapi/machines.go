@@ -25,45 +25,48 @@ import (
 )
 
 const (
-	// maxAddresses bounds what is read of one machine's addresses: as many as Cluster API allows.
+	// maxAddresses limits what is read of one machine's addresses: as many as Cluster API allows.
 	maxAddresses = 256
-	// maxProblems bounds how many machines Problem names, and maxProblem how long it speaks about one.
+	// maxProblems limits how many machines Problem names, and maxProblem the text about each.
 	maxProblems, maxProblem = 5, 300
-	// readInterval is how long one reading of all Machines serves: many requests that are decided at once share it.
+	// readInterval is how long the Machines that were read last serve other decisions, too.
 	readInterval = 100 * time.Millisecond
-	// moveTolerance is how long before or after its Cluster a Machine may be made anew by a move, or from a backup.
+	// moveTolerance is how long before or after its Cluster a move, or a restored backup, may make
+	// a Machine anew.
 	moveTolerance = time.Hour
 )
 
 // machineSourceConfig configures newMachineSource.
 type machineSourceConfig struct {
-	// Reader has the Machines, MachinePools and KubeadmConfigs of the Cluster's namespace: a cache of the management cluster. What it
-	// returns is not changed, so that nothing needs to be copied.
+	// Reader reads the Machines, MachinePools and KubeadmConfigs of the Cluster's namespace from a
+	// cache of the management cluster. Nobody changes what it returns, so nothing is copied.
 	Reader client.Reader
 	// Cluster is the workload Cluster.
 	Cluster types.NamespacedName
-	// Annotations has the EK annotation count.
+	// Annotations makes the EK annotation count.
 	Annotations bool
-	// Infra reads the EK annotation of InfraMachines, too. Default: that of Machines alone counts.
+	// Infra reads the EK annotation of InfraMachines, too. Default: only that of Machines counts.
 	Infra *infraAnnotations
 	// platformPoller is asked for EKs. Default: there is none.
 	Platform *platformPoller
 	// inventorySource has EKs by provider ID. Default: there is none.
 	Inventory *inventorySource
-	// ServingAddresses are the types of addresses that a Machine, or an instance as the platform says, has for serving certificates: those that no
-	// guest reports. What an inventory lists counts always. Default: none.
+	// ServingAddresses are the types of addresses that count for serving certificates: those that
+	// no guest reports. They hold for a Machine, and for an instance as the platform describes it.
+	// Addresses in an inventory always count. Default: none.
 	ServingAddresses []clusterv1.MachineAddressType
-	// MovedAt is when the Cluster's object was made, if the cluster is older: by a move, or from a backup. Machines that were made at about that
-	// time are older, too. Default: it was not.
+	// MovedAt is when the Cluster's object was made, if the cluster is older: by a move, or from a
+	// backup. Machines made at about that time are older, too. Default: it was not moved.
 	MovedAt time.Time
 }
 
-// machineSource are those of one workload Cluster, as the objects of the management cluster have them: Machines, and the instances of MachinePools
-// that have no Machines. Of what a node can write nothing counts, but that a nodeRef is set.
+// machineSource has the machines of one workload Cluster, by the objects of the management cluster:
+// Machines, and the instances of MachinePools without Machines. It uses nothing that a node can
+// write, except that a nodeRef is set.
 type machineSource struct {
 	machineSourceConfig
 
-	// readMu is held while sources are read, whoever wants the same waits for it.
+	// readMu is held while sources are read. Others who want the same wait for it.
 	readMu sync.Mutex
 	// objectMemo are the objects read last, by UID.
 	memo map[types.UID]objectMemo
@@ -83,21 +86,22 @@ type objectMemo struct {
 	entries []machineEntry
 }
 
-// machineEntry is a machine on its way to the rules, with what the sources of EKs go by.
+// machineEntry is a machine before it goes to the rules, with what the sources of EKs need to find
+// it.
 type machineEntry struct {
 	machine verifier.Machine
 	// owner is the Machine's name, or the MachinePool's.
 	owner string
 	// pool says that it is an instance of a MachinePool.
 	pool bool
-	// infra is what the infrastructure provider makes of it.
+	// infra is the infrastructure provider's object for it.
 	infra clusterv1.ContractVersionedObjectReference
 	// annotation is the Machine's own.
 	annotation ekAnnotation
 }
 
-// markUnavailable notes that a source cannot tell now which EKs the machine has. What others share is not
-// changed.
+// markUnavailable notes that a source cannot say now which EKs the machine has. It copies the list,
+// which other entries may share.
 func (m *machineEntry) markUnavailable(source verifier.EKSource) {
 	m.machine.UnavailableSources = append(slices.Clone(m.machine.UnavailableSources), source)
 }
@@ -107,10 +111,10 @@ func newMachineSource(config machineSourceConfig) *machineSource {
 	return &machineSource{machineSourceConfig: config, memo: map[types.UID]objectMemo{}}
 }
 
-// machineSource returns all of them, as they were within a tenth of a second. The caller changes nothing in what is returned.
+// Machines returns all machines, at most a tenth of a second old. The caller must not change them.
 //
-// A machine whose EKs cannot be told now, by any one of the sources, or whose object was made in a move, has no time of creation: it is not trusted
-// on first use then.
+// A machine has no time of creation, and so is not trusted on first use, in two cases: one of the
+// sources cannot say now which EKs it has, or a move made its object anew.
 func (s *machineSource) Machines(ctx context.Context, now time.Time) ([]verifier.Machine, error) {
 	s.readMu.Lock()
 	defer s.readMu.Unlock()
@@ -145,12 +149,13 @@ func (s *machineSource) Machines(ctx context.Context, now time.Time) ([]verifier
 	return slices.Clone(machines), nil
 }
 
-// createdByMove reports whether an object was, or may have been, made in a move of the Cluster.
+// createdByMove reports whether a move of the Cluster made an object, or may have made it.
 func (s *machineSource) createdByMove(created time.Time) bool {
 	return !s.MovedAt.IsZero() && created.Sub(s.MovedAt).Abs() < moveTolerance
 }
 
-// Problem returns what is wrong with EK annotations, the inventory or the platform now, in one line; nil if nothing is.
+// Problem returns what is wrong with EK annotations, the inventory or the platform now, in one
+// line. It is nil if nothing is.
 func (s *machineSource) Problem() error {
 	s.mu.Lock()
 	problem := s.problem
@@ -165,7 +170,7 @@ func (s *machineSource) Problem() error {
 	return joinLine(all)
 }
 
-// Owner returns the Machine or MachinePool that owns the record of a machine.
+// Owner returns the Machine or MachinePool that owns a machine's record.
 func (s *machineSource) Owner(ref verifier.MachineRef) (metav1.OwnerReference, error) {
 	owner := metav1.OwnerReference{APIVersion: clusterv1.GroupVersion.String(), Kind: "Machine", Name: ref.Name, UID: types.UID(ref.UID)}
 	if pool, _, instance := strings.Cut(ref.Name, "/"); instance {
@@ -223,7 +228,7 @@ func (s *machineSource) read(ctx context.Context) ([]machineEntry, error) {
 	return entries, nil
 }
 
-// memoize returns what an object says, and does not look again at one that has not changed.
+// memoize returns what an object says. It parses an object only if the object has changed.
 func (s *machineSource) memoize(memo map[types.UID]objectMemo, object client.Object, parse func() []machineEntry) []machineEntry {
 	uid, version := object.GetUID(), object.GetResourceVersion()
 	entry, ok := s.memo[uid]
@@ -234,7 +239,7 @@ func (s *machineSource) memoize(memo map[types.UID]objectMemo, object client.Obj
 	return entry.entries
 }
 
-// listMachines returns the Machines of the namespace, those of other Clusters too.
+// listMachines returns all Machines of the namespace, those of other Clusters too.
 func (s *machineSource) listMachines(ctx context.Context) ([]clusterv1.Machine, error) {
 	list := &clusterv1.MachineList{}
 	if err := s.Reader.List(ctx, list, client.InNamespace(s.Cluster.Namespace), client.UnsafeDisableDeepCopy); err != nil {
@@ -243,8 +248,9 @@ func (s *machineSource) listMachines(ctx context.Context) ([]clusterv1.Machine, 
 	return list.Items, nil
 }
 
-// entryOf returns what a Machine's object says, but for the addresses to serve under. nodeRef, nodeInfo and the conditions that follow from the Node are a node's own words: of
-// them only that there is a nodeRef counts, for it can but speak against the machine.
+// entryOf returns what a Machine's object says, without its serving addresses. A node can write
+// nodeRef, nodeInfo and the conditions that follow from the Node. Only the fact that there is a
+// nodeRef is used, since it can only be held against the machine.
 func entryOf(m *clusterv1.Machine) machineEntry {
 	machine := verifier.Machine{
 		Ref:        verifier.MachineRef{Name: m.Name, UID: string(m.UID)},
@@ -261,8 +267,8 @@ func entryOf(m *clusterv1.Machine) machineEntry {
 	return machineEntry{machine: machine, owner: m.Name, infra: m.Spec.InfrastructureRef, annotation: annotationOf(m.Annotations)}
 }
 
-// bootstrapped reports whether a Machine's bootstrap data was made. Of data that was given by name, as the Machines of MachinePools have it,
-// Cluster API does not say so in the status.
+// bootstrapped reports whether a Machine's bootstrap data was made. If the data was given by name,
+// as for Machines of MachinePools, Cluster API does not say so in the status.
 func bootstrapped(m *clusterv1.Machine) bool {
 	return isTrue(m.Status.Initialization.BootstrapDataSecretCreated) ||
 		!m.Spec.Bootstrap.ConfigRef.IsDefined() && m.Spec.Bootstrap.DataSecretName != nil
@@ -277,8 +283,9 @@ type machineAddress struct {
 	ip   netip.Addr
 }
 
-// readAddresses returns what is well-formed. Names are in lower case then, as a kubelet has its node's. What cannot be one, or is every machine's
-// own, such as localhost, is left out: some platforms report what a guest says while it boots.
+// readAddresses returns the addresses that are well-formed, with names in lower case as a kubelet
+// has them. It drops names that every machine has, such as localhost: some platforms report what a
+// guest says while it boots.
 func readAddresses(list clusterv1.MachineAddresses) []machineAddress {
 	var read []machineAddress
 	for _, a := range list[:min(len(list), maxAddresses)] {
@@ -335,7 +342,7 @@ func isName(name string) bool {
 		name != "localhost" && name != "localhost.localdomain" && !strings.HasSuffix(name, ".localhost")
 }
 
-// problemSet are what is wrong with machines, by name.
+// problemSet has what is wrong with machines, by name.
 type problemSet map[string]error
 
 func (p *problemSet) set(what string, err error) {
@@ -345,7 +352,7 @@ func (p *problemSet) set(what string, err error) {
 	(*p)[what] = err
 }
 
-// err names a few, always the same.
+// err names a few problems, in a stable order.
 func (p problemSet) err() error {
 	var all []error
 	for what, err := range p {

@@ -35,24 +35,27 @@ import (
 )
 
 const (
-	// maxConcurrentConnections is how many workload clusters are connected to at a time: one that does not answer takes its time.
+	// maxConcurrentConnections limits how many connection attempts to workload clusters run at a
+	// time. One to a cluster that does not answer takes long.
 	maxConcurrentConnections = 100
-	// inventoryAge is how long a changed inventory may go unnoticed, and two seconds more while it is read.
+	// inventoryAge is how stale the inventory may be. It may be two seconds more while it is read
+	// again.
 	inventoryAge = 500 * time.Millisecond
-	// managementName is the management cluster's in metrics. Those of workload clusters have a
+	// managementName is the management cluster's name in metrics. Names of workload clusters have a
 	// slash.
 	managementName = "management"
 )
 
-// Management has a controller serve the workload clusters of a management cluster. The zero value does.
+// Management serves the workload clusters of a management cluster. The zero value is ready to use.
 type Management struct {
-	// Trust is an infrastructure provider's platform API, which says what TPMs its machines have (ekSources: Platform). Optional.
+	// Trust is an infrastructure provider's platform API, which knows the TPMs of its machines
+	// (ekSources: Platform). Optional.
 	Trust EKTrust
-	// TrustInterval is how often it is asked. Default: 30 s.
+	// TrustInterval is how often the platform is asked. Default: 30 s.
 	TrustInterval time.Duration
 }
 
-// Scheme returns the kinds that are used.
+// Scheme returns a scheme with the kinds that are used.
 func (Management) Scheme() (*runtime.Scheme, error) {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{
@@ -66,7 +69,8 @@ func (Management) Scheme() (*runtime.Scheme, error) {
 	return scheme, nil
 }
 
-// Check returns an error that names the field if the settings are not to be had with this platform API, or without one.
+// Check returns an error that names the field if the settings do not fit this platform API, or the
+// lack of one.
 func (m Management) Check(settings *config.Settings) error {
 	switch asked := slices.Contains(settings.Config().ClusterAPI.EKSources, verifier.EKPlatform); {
 	case asked && m.Trust == nil:
@@ -77,7 +81,8 @@ func (m Management) Check(settings *config.Settings) error {
 	return nil
 }
 
-// CacheOptions are those that the manager's cache has to have: of other namespaces nothing is kept, and of bootstrap data no secrets.
+// CacheOptions returns the options for the manager's cache. It caches no other namespaces, and no
+// secrets of bootstrap data.
 func (Management) CacheOptions(settings *config.Settings) cache.Options {
 	options := cache.Options{
 		DefaultTransform: cache.TransformStripManagedFields(),
@@ -92,8 +97,8 @@ func (Management) CacheOptions(settings *config.Settings) cache.Options {
 	return options
 }
 
-// Add adds what serves workload clusters to a manager, whose scheme is that of Scheme and whose cache has CacheOptions. Its version goes into
-// the user agent.
+// Add adds the reconciler of Clusters to a manager with this Scheme and these CacheOptions.
+// userAgent has the program's version.
 func (m Management) Add(ctx context.Context, mgr manager.Manager, settings *config.Settings, userAgent string) error {
 	if err := m.Check(settings); err != nil {
 		return err
@@ -138,21 +143,22 @@ func (m Management) Add(ctx context.Context, mgr manager.Manager, settings *conf
 	return clusters.watch(mgr)
 }
 
-// addPolicies has the management cluster's own admission policies watched, and no cluster be
-// enforced for without them.
+// addPolicies watches the management cluster's own admission policies. Without them, no cluster is
+// enforced for.
 func (c *clusterReconciler) addPolicies(mgr manager.Manager) error {
 	c.policies = c.settings.ManagementPolicyCheck(c.live)
 	_, err := preflight.AddPolicyWatch(mgr, c.settings.PolicyWatch(c.policies, c.clusterMetrics.For(managementName)))
 	return err
 }
 
-// initialized reports whether there is an API server to connect to, and a kubeconfig. A connection that fails is tried again after 30 s only, and
-// nodes that may attest join no sooner.
+// initialized reports whether there are an API server to connect to, and a kubeconfig. A failed
+// connection is tried again after 30 s only, and no node that may attest joins earlier.
 func initialized(cluster *clusterv1.Cluster) bool {
 	return isTrue(cluster.Status.Initialization.ControlPlaneInitialized)
 }
 
-// fillCache has a replica that stands by know what the one that leads does.
+// fillCache starts the informers on replicas that do not lead, too, so that a new leader has a
+// filled cache.
 func fillCache(ctx context.Context, informers cache.Cache) error {
 	for _, object := range []client.Object{&clusterv1.Cluster{}, &clusterv1.Machine{}, &clusterv1.MachinePool{}, &bootstrapv1.KubeadmConfig{}} {
 		_, err := informers.GetInformer(ctx, object, cache.BlockUntilSynced(false))
@@ -166,7 +172,7 @@ func fillCache(ctx context.Context, informers cache.Cache) error {
 	return nil
 }
 
-// addSources adds the authorities on endorsement keys beside the Machines.
+// addSources adds the sources of endorsement keys.
 func (m Management) addSources(mgr manager.Manager, to *engineDeps) error {
 	c := to.settings.Config()
 	if slices.Contains(c.ClusterAPI.EKSources, verifier.EKAnnotation) {

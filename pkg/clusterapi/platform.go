@@ -21,42 +21,55 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
 )
 
-// EKTrust is a platform's API, such as vCenter's, EC2's or Compute's, that knows which TPM it gave a machine. An infrastructure provider
-// implements it in a binary of its own. What it answers is a root of trust: it must come from the platform itself, and never be anything that a
-// guest can write, such as guest properties, tags that the instance may set, or what an agent in it reports.
+// EKTrust is a platform's API that knows which TPM it gave a machine, such as vCenter's, EC2's or
+// Compute's. An infrastructure provider implements it in a binary of its own.
+//
+// Its answers are a root of trust. They must come from the platform itself. They must never be
+// anything that a guest can write, such as guest properties, tags that the instance may set, or
+// reports of an agent.
 type EKTrust interface {
-	// EndorsementKeys returns what the platform says of machines of one Cluster, under the very value that it was asked with. A machine that it
-	// does not know, or not yet, is absent, and asked about again. With an error what is returned counts all the same, and of the others their
-	// last answers stay. Calls for different Clusters overlap; each has 30 s, by its context, and the next for the same Cluster waits for its end.
+	// EndorsementKeys returns the platform's answers about machines of one Cluster, each under the
+	// value that it was asked with. A machine that the platform does not know, or not yet, is
+	// absent, and asked about again.
+	//
+	// With an error, the returned answers count nevertheless, and other machines keep their last
+	// answers. Calls for different Clusters overlap. Each call has 30 s, by its context. The next
+	// one for the same Cluster waits for its end.
 	EndorsementKeys(ctx context.Context, machines []PlatformMachine) (map[PlatformMachine]PlatformAnswer, error)
 }
 
-// PlatformMachine is a machine that a platform is asked about: a Machine, or an instance of a MachinePool that has no Machines.
+// PlatformMachine is a machine that a platform is asked about: a Machine, or an instance of a
+// MachinePool without Machines.
 type PlatformMachine struct {
-	// Cluster is the workload Cluster. All that is of it is in its namespace.
+	// Cluster is the workload Cluster. All its objects are in its namespace.
 	Cluster types.NamespacedName
-	// Name and UID are the Machine's, or the MachinePool's if that is set: then only the provider ID tells its instances apart.
+	// Name and UID are the Machine's, or the MachinePool's if MachinePool is set. Only the provider
+	// ID then identifies an instance.
 	Name        string
 	UID         types.UID
 	MachinePool bool
-	// ProviderID is never empty: a machine without one is not asked about.
+	// ProviderID is never empty: the platform is not asked about a machine without one.
 	ProviderID string
-	// Infrastructure is what the infrastructure provider made of it: an InfraMachine, or the InfraMachinePool.
+	// Infrastructure is the infrastructure provider's object: an InfraMachine, or the
+	// InfraMachinePool.
 	Infrastructure clusterv1.ContractVersionedObjectReference
 }
 
-// PlatformAnswer is what a platform says of one machine.
+// PlatformAnswer is a platform's answer about one machine.
 type PlatformAnswer struct {
-	// EKs are the machine's endorsement keys, at most 16. Machines mostly have one of each kind of key, and a node shows one of them: give all.
-	// None is an answer, too: the machine has no TPM.
+	// EKs are the machine's endorsement keys, at most 16. Most machines have one of each kind of
+	// key, and a node shows one of them: give all. An empty list is an answer, too: the machine has
+	// no TPM.
 	EKs []tpm.Fingerprint
-	// Addresses are, for an instance of a MachinePool, those that a Machine has in its status; for others they do not count. The operator
-	// says of which type node names are (clusterAPI.nodeNames), and for which nodes get serving certificates (clusterAPI.servingAddresses).
+	// Addresses count for an instance of a MachinePool only. They are those that a Machine has in
+	// its status. The operator says which types are node names (clusterAPI.nodeNames), and which
+	// count for serving certificates (clusterAPI.servingAddresses).
 	Addresses clusterv1.MachineAddresses
 }
 
-// EKFingerprint returns the fingerprint of an endorsement key, an *rsa.PublicKey or *ecdsa.PublicKey. Take the key from x509.ParsePKIXPublicKey
-// or x509.ParseCertificate, and do not hash what the platform gave: one key has several encodings.
+// EKFingerprint returns the fingerprint of an endorsement key, an *rsa.PublicKey or
+// *ecdsa.PublicKey. Take the key from x509.ParsePKIXPublicKey or x509.ParseCertificate. Do not hash
+// what the platform returned, since one key has several encodings.
 func EKFingerprint(key crypto.PublicKey) (tpm.Fingerprint, error) {
 	der, err := x509.MarshalPKIXPublicKey(key)
 	if err != nil {
@@ -69,18 +82,20 @@ const (
 	// defaultPlatformInterval is how often a platform is asked about all machines.
 	defaultPlatformInterval = 30 * time.Second
 	minPlatformInterval     = 5 * time.Second
-	// platformMinPause is how soon after a call the next may be made for the same Cluster.
+	// platformMinPause is the minimum time between the begins of two calls for the same Cluster.
 	platformMinPause = time.Second
-	// platformTimeout is how long a call may take, and platformGrace how long after that it is said that it does not end.
+	// platformTimeout is how long a call may take. platformGrace after that, Problem reports that
+	// the call does not end.
 	platformTimeout, platformGrace = 30 * time.Second, 10 * time.Second
-	// platformExpiry is when a Cluster that nobody asks for any more is dropped, with its answers.
+	// platformExpiry is when an unused Cluster is dropped, with its answers.
 	platformExpiry = 10 * time.Minute
 )
 
-// platformPoller asks an EKTrust: about machines that are new at once, but not more than once a second for a Cluster, and about all at an interval. It
-// asks about those machines that a Cluster's Machines had last. Nobody waits for an answer: Machines has what was answered last.
+// platformPoller asks an EKTrust. It asks about new machines at once, but at most once a second for
+// a Cluster, and about all machines at an interval. A Cluster's machines are those of the last call
+// to statesOf. Decisions do not wait: they use the last answers.
 //
-// Its Start is for a manager to run. All Clusters share it.
+// A manager runs its Start. All Clusters share it.
 type platformPoller struct {
 	trust    EKTrust
 	interval time.Duration
@@ -90,12 +105,13 @@ type platformPoller struct {
 	clusters map[types.NamespacedName]*platformCluster
 }
 
-// platformCluster are the machines of one Cluster.
+// platformCluster has the machines of one Cluster.
 type platformCluster struct {
 	machines map[PlatformMachine]platformState
-	// used is when they were last wanted.
+	// used is when statesOf was last called.
 	used time.Time
-	// called is when the last call began, polled when the last about all machines did; calling says that it has not ended.
+	// called is when the last call began, and polled when the last call about all machines began.
+	// calling says that the last call has not ended.
 	called, polled time.Time
 	calling        bool
 	problem        error
@@ -103,14 +119,15 @@ type platformCluster struct {
 
 // platformState is what is known of a machine.
 type platformState struct {
-	// asked says that it was asked about, answered that the platform has said what there is to it.
+	// asked says that the platform was asked about the machine, answered that it has answered.
 	asked, answered bool
 	eks             []string
 	names           []verifier.NodeName
 	addresses       []machineAddress
 }
 
-// newPlatformPoller returns a Platform. The interval is 5 s at least; 0 is DefaultPlatformInterval.
+// newPlatformPoller returns a platformPoller. The interval is at least 5 s. 0 is
+// defaultPlatformInterval.
 func newPlatformPoller(trust EKTrust, interval time.Duration) *platformPoller {
 	if interval == 0 {
 		interval = defaultPlatformInterval
@@ -154,7 +171,8 @@ func (p *platformPoller) Problem(cluster types.NamespacedName) error {
 	return c.problem
 }
 
-// statesOf returns what is known of a Cluster's machines, and has these asked about, and no others.
+// statesOf returns what is known of a Cluster's machines. From then on the platform is asked about
+// these machines, and no others of the Cluster.
 func (p *platformPoller) statesOf(cluster types.NamespacedName, machines []PlatformMachine) map[PlatformMachine]platformState {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -178,7 +196,7 @@ func (p *platformPoller) statesOf(cluster types.NamespacedName, machines []Platf
 	return maps.Clone(current)
 }
 
-// dueBatches returns whom to ask about now, by Cluster, and notes that they are.
+// dueBatches returns the machines to ask about now, by Cluster, and marks them as asked.
 func (p *platformPoller) dueBatches(now time.Time) map[types.NamespacedName][]PlatformMachine {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -214,7 +232,7 @@ func (p *platformPoller) dueBatches(now time.Time) map[types.NamespacedName][]Pl
 	return batches
 }
 
-// call asks about some machines of a Cluster, and takes the answers.
+// call asks about some machines of a Cluster, and stores the answers.
 func (p *platformPoller) call(ctx context.Context, cluster types.NamespacedName, machines []PlatformMachine) {
 	limited, cancel := context.WithTimeout(ctx, platformTimeout)
 	defer cancel()
@@ -246,7 +264,7 @@ func (p *platformPoller) call(ctx context.Context, cluster types.NamespacedName,
 	c.problem = problems.err()
 }
 
-// update checks an answer.
+// update checks an answer and stores it.
 func (s *platformState) update(answer PlatformAnswer) error {
 	if len(answer.EKs) > maxEKs {
 		return fmt.Errorf("it has more than %d EKs", maxEKs)
@@ -264,7 +282,8 @@ func (s *platformState) update(answer PlatformAnswer) error {
 	return nil
 }
 
-// addPlatform adds the EKs that the platform last said, and to instances of MachinePools their names and addresses.
+// addPlatform adds the EKs of the platform's last answers. Instances of MachinePools also get their
+// names and addresses from them.
 func (s *machineSource) addPlatform(entries []machineEntry) {
 	wanted := make([]PlatformMachine, len(entries))
 	var asked []PlatformMachine

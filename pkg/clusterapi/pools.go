@@ -16,13 +16,13 @@ import (
 )
 
 const (
-	// maxInstances bounds what is read of one MachinePool: as many as Cluster API allows.
+	// maxInstances limits the instances of one MachinePool: as many as Cluster API allows.
 	maxInstances = 10000
-	// instanceDigits is how many hexadecimal digits tell instances of a pool apart.
+	// instanceDigits is how many hex digits identify an instance of a pool.
 	instanceDigits = 16
 )
 
-// listPools returns the MachinePools of the namespace, those of other Clusters too.
+// listPools returns all MachinePools of the namespace, those of other Clusters too.
 func (s *machineSource) listPools(ctx context.Context) ([]clusterv1.MachinePool, error) {
 	list := &clusterv1.MachinePoolList{}
 	if err := s.Reader.List(ctx, list, client.InNamespace(s.Cluster.Namespace), client.UnsafeDisableDeepCopy); err != nil {
@@ -31,12 +31,14 @@ func (s *machineSource) listPools(ctx context.Context) ([]clusterv1.MachinePool,
 	return list.Items, nil
 }
 
-// instancesOf returns the instances of a MachinePool, for one that has no Machines: where the infrastructure provider makes Machines for its
-// pools, an instance counts once it has its Machine, and as that.
+// instancesOf returns the instances of a MachinePool without Machines. If the infrastructure
+// provider makes Machines for its pools, an instance counts once its Machine exists, and as that
+// Machine.
 //
-// Nothing but its provider ID tells an instance from others. So it has EKs by an inventory or the platform alone, and its node's name from
-// there: of the inventory's entry under verifier.NameInventory, of what the platform says are its addresses under their types. Without one it
-// waits. It has no time of creation: a pool's token was made for none of its instances, and there is no trust on first use.
+// Only its provider ID identifies an instance. So only an inventory or the platform can name its
+// EKs and its node name: the inventory's entry under verifier.NameInventory, the platform's
+// addresses under their types. Without a node name it waits. It has no time of creation, so there
+// is no trust on first use: a pool's token was made for none of its instances.
 func instancesOf(p *clusterv1.MachinePool) []machineEntry {
 	machine := verifier.Machine{
 		Ready: isTrue(p.Status.Initialization.BootstrapDataSecretCreated) && isTrue(p.Status.Initialization.InfrastructureProvisioned) &&
@@ -60,7 +62,7 @@ func instancesOf(p *clusterv1.MachinePool) []machineEntry {
 	return instances
 }
 
-// instanceName returns the name of a pool's instance. No object has a slash in its own.
+// instanceName returns the name of a pool's instance. No object's name has a slash.
 func instanceName(pool, providerID string) string {
 	sum := sha256.Sum256([]byte(providerID))
 	return pool + "/" + hex.EncodeToString(sum[:])[:instanceDigits]

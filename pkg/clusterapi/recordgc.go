@@ -19,19 +19,23 @@ import (
 )
 
 const (
-	// recordGCInterval is how often the records of a cluster are looked after.
+	// recordGCInterval is how often the records of a cluster are checked.
 	recordGCInterval = 5 * time.Minute
-	// instanceGracePeriod is how long an instance must have been missing from its MachinePool's list before its record goes: lists have been empty by
-	// mistake.
+	// instanceGracePeriod is how long an instance must be missing from its MachinePool's list
+	// before its record is deleted. Lists have been empty by mistake.
 	instanceGracePeriod = time.Hour
 )
 
-// reasonNodeRef is that of the Event on a Machine which Cluster API ties to another Node than its record does.
+// reasonNodeRef is the reason of the Event on a Machine whose nodeRef is not the Node in its
+// record.
 const reasonNodeRef = "NodeRefMismatch"
 
-// recordGC looks after the records of one cluster. It says where Cluster API, which goes by what Nodes say of themselves, takes another Node for a
-// Machine's; that decides nothing. And it removes the records of instances that have left their MachinePool: of a Machine, the garbage
-// collector does.
+// recordGC checks the records of one cluster. It reports a Machine whose nodeRef is another Node
+// than the one in its record: Cluster API goes by what Nodes say of themselves. That decides
+// nothing.
+//
+// It deletes the records of instances that have left their MachinePool. The garbage collector
+// deletes those of Machines.
 type recordGC struct {
 	cached  client.Reader
 	live    client.Client
@@ -41,12 +45,13 @@ type recordGC struct {
 	log     logr.Logger
 	now     func() time.Time
 
-	// missingSince is since when an instance of a record has been, by the record's UID; said is the Node that was last spoken of, by the Machine's.
+	// missingSince is when an instance was first missing, by the record's UID. lastReported is the
+	// Node that was last reported, by the Machine's UID.
 	missingSince map[types.UID]time.Time
 	lastReported map[types.UID]string
 }
 
-// Start looks until ctx ends.
+// Start checks the records until ctx ends.
 func (u *recordGC) Start(ctx context.Context) error {
 	ticker := time.NewTicker(recordGCInterval)
 	defer ticker.Stop()
@@ -86,7 +91,7 @@ func (u *recordGC) run(ctx context.Context) error {
 	return u.deleteOrphans(ctx, records.Items, pools)
 }
 
-// reportNodeRefs says which Machines have a nodeRef that is not their record's, each once.
+// reportNodeRefs reports Machines whose nodeRef is not the one in their record, each once.
 func (u *recordGC) reportNodeRefs(machines []clusterv1.Machine, records map[types.UID]*v1alpha1.NodeAttestation) {
 	reported := map[types.UID]string{}
 	for i := range machines {
@@ -104,7 +109,8 @@ func (u *recordGC) reportNodeRefs(machines []clusterv1.Machine, records map[type
 	u.lastReported = reported
 }
 
-// deleteOrphans deletes the records of instances that have been gone for long, from pools that have others.
+// deleteOrphans deletes the records of instances that have been missing for long, from pools that
+// have other instances.
 func (u *recordGC) deleteOrphans(ctx context.Context, records []v1alpha1.NodeAttestation, pools []clusterv1.MachinePool) error {
 	instances, populated := map[string]bool{}, map[types.UID]bool{}
 	for i := range pools {

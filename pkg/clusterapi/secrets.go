@@ -21,22 +21,25 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 )
 
-// annotationClusterUID is on a cluster's Secret of challenge keys, with what tells the cluster from all others: the UID that its Cluster object
-// had when it was first served. Another management cluster gives the object another UID, and records are bound to this one.
+// annotationClusterUID is on a cluster's Secret of challenge keys. It identifies the cluster: the
+// UID that its Cluster object had when it was first served. Another management cluster gives the
+// object another UID, and records are bound to the first one.
 const annotationClusterUID = "attestation.cluster.x-k8s.io/cluster-uid"
 
-// challengeKeysPurpose is what Secrets of challenge keys are for, in Cluster API's way of naming: <cluster>-node-attestation.
+// challengeKeysPurpose names Secrets of challenge keys in Cluster API's way:
+// <cluster>-node-attestation.
 const challengeKeysPurpose = secret.Purpose("node-attestation")
 
-// impersonatingReader reads the Secrets of kubeconfigs, and has whoever uses them be a user with less rights than the administrator of the workload cluster,
-// whose credential Cluster API keeps: policies there name that user.
+// impersonatingReader reads the Secrets of kubeconfigs, and makes their users impersonate another
+// one. That one has fewer rights than the administrator, whose credential Cluster API keeps.
+// Policies in workload clusters name it.
 type impersonatingReader struct {
 	client.Reader
 	user   string
 	groups []string
 }
 
-// Get reads one, with the user in it.
+// Get reads a Secret, and puts the impersonated user into it.
 func (r impersonatingReader) Get(ctx context.Context, key client.ObjectKey, object client.Object, options ...client.GetOption) error {
 	kubeconfig, ok := object.(*corev1.Secret)
 	if !ok {
@@ -53,8 +56,9 @@ func (r impersonatingReader) Get(ctx context.Context, key client.ObjectKey, obje
 	return nil
 }
 
-// impersonate puts a user into a kubeconfig. Whoever may write such a Secret must not have the controller run a program, or send a file of
-// its own to a server: all has to be in the kubeconfig. Errors quote nothing of it.
+// impersonate puts an impersonated user into a kubeconfig. Whoever may write such a Secret must not
+// make the controller run a program, or send a file of its own to a server. So everything must be
+// in the kubeconfig itself. Errors quote nothing of it.
 func impersonate(kubeconfig []byte, user string, groups []string) ([]byte, error) {
 	config, err := clientcmd.Load(kubeconfig)
 	if err != nil || len(kubeconfig) == 0 {
@@ -83,7 +87,7 @@ func impersonate(kubeconfig []byte, user string, groups []string) ([]byte, error
 	return clientcmd.Write(*config)
 }
 
-// externalReference says what of a credential is not in the kubeconfig itself.
+// externalReference says which part of a credential is not in the kubeconfig itself.
 func externalReference(info *clientcmdapi.AuthInfo) string {
 	switch {
 	case info.TokenFile != "":
@@ -105,8 +109,8 @@ func keySecret(cluster types.NamespacedName) types.NamespacedName {
 	return types.NamespacedName{Namespace: cluster.Namespace, Name: secret.Name(cluster.Name, challengeKeysPurpose)}
 }
 
-// loadClusterUID returns what tells a cluster from all others, and writes it down where it is not yet: into the Secret that goes with the Cluster when
-// it is moved. The challenge keys are put into it later.
+// loadClusterUID returns what identifies a cluster. If that is not stored yet, it is written into
+// the Secret that moves with the Cluster. The challenge keys are put into that Secret later.
 func loadClusterUID(ctx context.Context, live client.Client, cluster *clusterv1.Cluster) (string, error) {
 	key := keySecret(client.ObjectKeyFromObject(cluster))
 	object := &corev1.Secret{}
@@ -139,8 +143,9 @@ func loadClusterUID(ctx context.Context, live client.Client, cluster *clusterv1.
 	return uid, nil
 }
 
-// uidFromRecords returns what the cluster's records say it is, if there are any: a Secret that somebody deleted must not turn each of its nodes into
-// another cluster's. Otherwise it is the object's UID.
+// uidFromRecords returns the cluster UID in the cluster's records, if there are any. Otherwise a
+// deleted Secret would turn each of its nodes into another cluster's. Without records it is the
+// object's UID.
 func uidFromRecords(ctx context.Context, live client.Reader, cluster *clusterv1.Cluster) (string, error) {
 	records := &v1alpha1.NodeAttestationList{}
 	if err := live.List(ctx, records, client.InNamespace(cluster.Namespace), client.MatchingLabels{clusterv1.ClusterNameLabel: cluster.Name}); err != nil {

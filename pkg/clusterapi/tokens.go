@@ -24,29 +24,32 @@ const (
 	tokenSecretSize = 16
 )
 
-// tokensRetry is how soon it is tried again to find KubeadmConfigs where there is no such kind: looking for a kind costs discovery.
+// tokensRetry is the back-off while there is no kind KubeadmConfig. Looking for a kind costs
+// discovery.
 const tokensRetry = 10 * time.Second
 
-// tokenCache are those of a namespace, by ID, as they were read last.
+// tokenCache has the tokens of a namespace by ID, as they were read last.
 type tokenCache struct {
 	mu     sync.Mutex
 	readAt time.Time
 	byID   map[string]tokenHolders
-	// noKindAt is when there last was no such kind as KubeadmConfig.
+	// noKindAt is when there last was no kind KubeadmConfig.
 	noKindAt time.Time
 }
 
-// tokenHolders says who has a token, or a KubeadmConfig.
+// tokenHolders says which objects have a token, or a KubeadmConfig.
 type tokenHolders struct {
 	// holders counts the Machines and MachinePools, of any Cluster, and configs the KubeadmConfigs.
 	holders, configs int
-	// inCluster says that one is of this Cluster, and machine is that one, unless it is a MachinePool.
+	// inCluster says that one of them is in this Cluster. machine is that one, unless it is a
+	// MachinePool.
 	inCluster bool
 	machine   verifier.MachineRef
 }
 
-// Token returns the machine that a bootstrap token was made for: it is in the KubeadmConfig of one Machine, and in no other of the namespace.
-// One that several Machines were given, be it of another Cluster, or a MachinePool, was made for none.
+// Token returns the machine that a bootstrap token was made for. The token is in the KubeadmConfig
+// of that one Machine, and in no other of the namespace. A token was made for no machine if several
+// Machines have it, even of another Cluster, or if a MachinePool has it.
 func (s *machineSource) Token(ctx context.Context, id string, now time.Time) (verifier.Token, error) {
 	s.tokens.mu.Lock()
 	defer s.tokens.mu.Unlock()
@@ -64,7 +67,7 @@ func (s *machineSource) Token(ctx context.Context, id string, now time.Time) (ve
 	return verifier.Token{Known: token.inCluster, Machine: token.machine}, nil
 }
 
-// readTokens returns who has which token. Under s.tokens.mu.
+// readTokens returns the holders of each token. s.tokens.mu is held.
 func (s *machineSource) readTokens(ctx context.Context, now time.Time) (map[string]tokenHolders, error) {
 	if now.Sub(s.tokens.noKindAt).Abs() < tokensRetry {
 		return map[string]tokenHolders{}, nil
@@ -97,7 +100,7 @@ func (s *machineSource) readTokens(ctx context.Context, now time.Time) (map[stri
 	return byID, nil
 }
 
-// readConfigs returns who has which KubeadmConfig.
+// readConfigs returns the holders of each KubeadmConfig.
 func (s *machineSource) readConfigs(ctx context.Context) (map[string]tokenHolders, error) {
 	machines, err := s.listMachines(ctx)
 	if err != nil {
@@ -136,7 +139,8 @@ func (h *tokenHolders) add(other tokenHolders) {
 	}
 }
 
-// tokenID returns the ID of a token, be its secret still there or not, and nothing of what is not one.
+// tokenID returns the ID of a token, whether or not its secret follows. It returns "" for anything
+// else.
 func tokenID(token string) string {
 	id, secret, ok := strings.Cut(token, ".")
 	if !ok || !isTokenPart(id, tokenIDSize) || secret != "" && !isTokenPart(secret, tokenSecretSize) {
@@ -149,9 +153,9 @@ func isTokenPart(part string, size int) bool {
 	return len(part) == size && strings.Trim(part, "abcdefghijklmnopqrstuvwxyz0123456789") == ""
 }
 
-// stripKubeadmConfig leaves of a KubeadmConfig what tells whose tokens are in it: which object it is, and the tokens' IDs, each with its dot.
-// It is a transform for a cache's KubeadmConfigs, so that no secret of a token, no file, user or command of a machine stays in memory. Anything
-// else is returned as it is.
+// stripKubeadmConfig is a transform for a cache's KubeadmConfigs. It keeps the object's metadata
+// and the tokens' IDs, each with its dot. So no secret of a token, no file, user or command of a
+// machine stays in memory. Other objects are returned as they are.
 func stripKubeadmConfig(object any) (any, error) {
 	config, ok := object.(*bootstrapv1.KubeadmConfig)
 	if !ok {
@@ -159,7 +163,7 @@ func stripKubeadmConfig(object any) (any, error) {
 	}
 	stripped := &bootstrapv1.KubeadmConfig{
 		TypeMeta: config.TypeMeta,
-		// Annotations stay behind: kubectl apply keeps the whole object in one.
+		// Annotations are dropped, since kubectl apply keeps the whole object in one.
 		ObjectMeta: metav1.ObjectMeta{
 			Name: config.Name, Namespace: config.Namespace, UID: config.UID, ResourceVersion: config.ResourceVersion,
 			Generation: config.Generation, CreationTimestamp: config.CreationTimestamp, DeletionTimestamp: config.DeletionTimestamp,

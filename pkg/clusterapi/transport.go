@@ -12,17 +12,19 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// maxBody bounds an answer of a workload cluster's API server, in bytes: its administrator may have put anything in its place. A list of all
-// requests is the longest that an honest one gives. Of a watch each event is bounded, by the decoder of protobuf, to 16 MiB.
+// maxBody limits an answer of a workload cluster's API server, in bytes, since its administrator
+// may replace it. An honest API server's longest answer is a list of all requests. In a watch, the
+// decoder of protobuf limits each event to 16 MiB.
 const maxBody = 256 << 20
 
-// maxErrorBody bounds an answer that says what is wrong: it gets into logs.
+// maxErrorBody limits the answer of a failed call, which gets into logs.
 const maxErrorBody = 16 << 10
 
-// protobuf is what the kinds that are watched come in. The decoder of JSON does not bound an event.
+// protobuf is the content type of watched kinds. The decoder of JSON does not limit an event.
 const protobuf = "application/vnd.kubernetes.protobuf"
 
-// withBounds returns a connection that takes no answer without end, logs nothing that comes beside it, and goes nowhere else.
+// withBounds returns a connection that limits each answer, drops warnings, and follows no
+// redirects.
 func withBounds(connection *rest.Config) *rest.Config {
 	connection = rest.CopyConfig(connection)
 	connection.WarningHandler = rest.NoWarnings{}
@@ -32,7 +34,7 @@ func withBounds(connection *rest.Config) *rest.Config {
 
 type boundingTransport struct{ next http.RoundTripper }
 
-// RoundTrip bounds the body, and refuses redirects: no API server has any.
+// RoundTrip limits the body, and refuses redirects, which no API server sends.
 func (g boundingTransport) RoundTrip(request *http.Request) (*http.Response, error) {
 	response, err := g.next.RoundTrip(request)
 	if err != nil {
