@@ -21,8 +21,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// maxRSA and maxCurve bound the keys of CAs that a node shows, in bits: a signature by a larger one takes long to verify. Where a maker has such a
-// CA, the operator can configure it.
+// maxRSA and maxCurve limit the keys of CAs that a node sends, in bits, since a larger key's
+// signature takes long to verify. If a manufacturer has such a CA, the operator can configure it.
 const (
 	maxRSA   = 4096
 	maxCurve = 384
@@ -30,10 +30,12 @@ const (
 
 // ekCertificate is what a verified EK certificate says of the TPM. Its maker vouches for it.
 type ekCertificate struct {
-	// manufacturer is the id of the TPM's maker (TCG TPM Vendor ID Registry): "IFX", or eight hexadecimal digits where it is not ASCII. Empty,
-	// like Model and Version, if the certificate has no subject alternative name.
+	// manufacturer is the id of the TPM's manufacturer (TCG TPM Vendor ID Registry): "IFX", or
+	// eight hex digits if it is not ASCII. It is empty, like model and version, if the certificate
+	// has no subject alternative name.
 	manufacturer, model, version string
-	// subject and Issuer are the distinguished names (RFC 2253); the subject is empty as a rule. Serial is hexadecimal.
+	// subject and issuer are distinguished names (RFC 2253); the subject is usually empty. serial
+	// is in hex.
 	subject, issuer, serial string
 	notBefore, notAfter     time.Time
 }
@@ -45,8 +47,8 @@ func oidManufacturer() asn1.ObjectIdentifier   { return asn1.ObjectIdentifier{2,
 func oidModel() asn1.ObjectIdentifier          { return asn1.ObjectIdentifier{2, 23, 133, 2, 2} }
 func oidVersion() asn1.ObjectIdentifier        { return asn1.ObjectIdentifier{2, 23, 133, 2, 3} }
 
-// judgeCertificates judges the certificates of a hello: the EK's and its issuers'. It returns either what the EK's says, verified,
-// or problems.
+// judgeCertificates judges the certificates of a hello: the EK's and its issuers'. It returns
+// either what the verified EK certificate says, or problems.
 func (v *Verifier) judgeCertificates(ek *candidateEK, list [][]byte, at time.Time) (*ekCertificate, verifier.Refusals) {
 	var problems verifier.Refusals
 	if len(list) == 0 {
@@ -74,7 +76,8 @@ func (v *Verifier) judgeCertificates(ek *candidateEK, list [][]byte, at time.Tim
 	if err != nil {
 		problems.Add(reasonEKSubjectAltName, "EK: %v", err)
 	}
-	// crypto/x509 leaves a critical subject alternative name to its caller if it holds no DNS name, address or URI. It has been handled.
+	// crypto/x509 leaves a critical subject alternative name to its caller if it holds no DNS name,
+	// address or URI. subjectAltName has handled it.
 	leaf.UnhandledCriticalExtensions = slices.DeleteFunc(slices.Clone(leaf.UnhandledCriticalExtensions), oidSubjectAltName().Equal)
 	if unknown := leaf.UnhandledCriticalExtensions; len(unknown) > 0 {
 		problems.Add(reasonEKCriticalExtension, "EK: the certificate has critical extension %.64s", unknown[0])
@@ -93,8 +96,11 @@ func (v *Verifier) judgeCertificates(ek *candidateEK, list [][]byte, at time.Tim
 	}, nil
 }
 
-// usableIssuers returns the certificates beside an EK's. Makers put odd things there: what is not X.509 shows no way to a root, and does no harm. A
-// name is taken once, and so is a key: through several CAs of one name, all made up, crypto/x509 would go in every order.
+// usableIssuers returns the usable certificates beside an EK's. Manufacturers put odd things there.
+// What is not X.509 leads to no root, and does no harm.
+//
+// Each name is used once, and each key. Otherwise a node could send several CAs of one name, which
+// crypto/x509 would try in every order.
 func usableIssuers(list [][]byte) []*x509.Certificate {
 	var issuers []*x509.Certificate
 	for _, der := range list {
@@ -108,7 +114,8 @@ func usableIssuers(list [][]byte) []*x509.Certificate {
 	return issuers
 }
 
-// parseCertificate parses one certificate to its last byte. Whoever reads it from the TPM has cut off the padding.
+// parseCertificate parses one certificate to its last byte. The reader of the TPM has removed the
+// padding.
 func parseCertificate(der []byte) (*x509.Certificate, error) {
 	certificate, err := x509.ParseCertificate(der)
 	if err != nil {
@@ -139,12 +146,14 @@ func sameKey(a, b crypto.PublicKey) bool {
 
 // checkUsage returns what is wrong with the usages of an EK certificate, "" if nothing is.
 //
-// The EK Credential Profile (section 3.2, "Extended Key Usage") has tcg-kp-EKCertificate for EKs. Issuers that leave it out exist; it is
-// required here all the same: without it any certificate of the same CA, say a web server's, whose key is in software, would pass for an
-// EK's. An EK whose certificate lacks it can be named by an authoritative source. anyExtendedKeyUsage does not stand for it.
+// The EK Credential Profile (section 3.2, "Extended Key Usage") has tcg-kp-EKCertificate for EKs.
+// Some issuers leave it out, but it is required here. Without it any certificate of the same CA,
+// such as a web server's with its key in software, would pass for an EK's. An authoritative source
+// can name an EK whose certificate lacks it. anyExtendedKeyUsage is no substitute.
 //
-// Key usage (section 3.2, "Key Usage") is keyEncipherment with RSA and keyAgreement with ECC. Makers mix them up (Intel's ECC EKs have
-// the former, Microsoft's RSA EKs the latter), so either will do. It is judged where there is one: a key that may do neither is no EK.
+// Key usage (section 3.2, "Key Usage") is keyEncipherment with RSA and keyAgreement with ECC.
+// Manufacturers confuse them: Intel's ECC EKs have the former, Microsoft's RSA EKs the latter. So
+// either is accepted. A key usage with neither is refused.
 func checkUsage(leaf *x509.Certificate) string {
 	if !slices.ContainsFunc(leaf.UnknownExtKeyUsage, oidEKCertificate().Equal) {
 		return "lacks the extended key usage tcg-kp-EKCertificate"
@@ -155,7 +164,8 @@ func checkUsage(leaf *x509.Certificate) string {
 	return ""
 }
 
-// verifyChain returns why leaf does not lead to a root at that time, nil if it does. The CAs that a node shows are only a way there.
+// verifyChain returns why leaf does not lead to a root at that time, nil if it does. CAs that a
+// node sends are only intermediates.
 func (v *Verifier) verifyChain(leaf *x509.Certificate, fromNode []*x509.Certificate, at time.Time) *verifier.Refusal {
 	var problem verifier.Refusals
 	if !v.hasRoots {
@@ -166,7 +176,7 @@ func (v *Verifier) verifyChain(leaf *x509.Certificate, fromNode []*x509.Certific
 	for _, ca := range fromNode {
 		intermediates.AddCert(ca)
 	}
-	// Roots is never nil here: crypto/x509 would take the system's.
+	// Roots is never nil here: crypto/x509 would use the system's.
 	chains, err := leaf.Verify(x509.VerifyOptions{
 		Roots: v.roots, Intermediates: intermediates, CurrentTime: at, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
 	})
@@ -204,11 +214,14 @@ func (v *Verifier) verifyChain(leaf *x509.Certificate, fromNode []*x509.Certific
 	return &problem[0]
 }
 
-// signedWithSHA1 returns the first certificate with a SHA-1 signature on a way from leaf to a root,
-// nil if there is no such way. crypto/x509 refuses SHA-1 since forgeries are affordable, and so
-// does this package: nothing accepts a chain by what is found here. It only explains a refusal, so
-// a forger gains another reason for it. Each signature is verified nevertheless, since the reason
-// makes operators think of naming the EK. Dates do not count: the EK would be refused at any time.
+// signedWithSHA1 returns the first certificate with a SHA-1 signature on a path from leaf to a
+// root, nil if there is no such path. crypto/x509 refuses SHA-1, since forgeries are affordable,
+// and so does this package.
+//
+// The result only explains a refusal: nothing accepts a chain because of it. So a forger gains
+// another reason for the refusal. Each signature is verified nevertheless, since the reason
+// suggests to operators that they name the EK. Dates do not count: the EK would be refused at any
+// time.
 func (v *Verifier) signedWithSHA1(leaf *x509.Certificate, fromNode []*x509.Certificate) *x509.Certificate {
 	cas := slices.Concat(v.rootList, v.intermediateList, fromNode)
 	seen := map[*x509.Certificate]bool{} // so that each signature is verified once
@@ -246,24 +259,25 @@ func signedBy(c, ca *x509.Certificate) (sha1, ok bool) {
 	if err == nil || !errors.As(err, &insecure) || c.SignatureAlgorithm != x509.SHA1WithRSA && c.SignatureAlgorithm != x509.ECDSAWithSHA1 {
 		return false, err == nil
 	}
-	// Of all that CheckSignatureFrom judges, only this signature is left. CheckSignature takes
-	// SHA-1.
+	// CheckSignatureFrom has checked everything but this signature. CheckSignature accepts SHA-1.
 	return true, ca.CheckSignature(c.SignatureAlgorithm, c.RawTBSCertificate, c.Signature) == nil
 }
 
-// notForEKs reports whether a CA's extended key usages, if it has any, leave out EKs. As crypto/x509 has it for usages that it knows, they
-// bind whatever is below: else a maker's CA for web servers could make software pass for a TPM.
+// notForEKs reports whether a CA's extended key usages, if it has any, leave out EKs. They bind all
+// certificates below the CA, as crypto/x509 has it for usages that it knows. Otherwise a
+// manufacturer's CA for web servers could make software pass for a TPM.
 func notForEKs(ca *x509.Certificate) bool {
 	return len(ca.ExtKeyUsage)+len(ca.UnknownExtKeyUsage) > 0 &&
 		!slices.ContainsFunc(ca.UnknownExtKeyUsage, oidEKCertificate().Equal) && !slices.Contains(ca.ExtKeyUsage, x509.ExtKeyUsageAny)
 }
 
-// hasNoDeniedCA reports whether no CA of a chain is denied. The EK itself is judged apart.
+// hasNoDeniedCA reports whether no CA of a chain is denied. The EK itself is judged separately.
 func (v *Verifier) hasNoDeniedCA(chain []*x509.Certificate) bool {
 	return !slices.ContainsFunc(chain[1:], func(c *x509.Certificate) bool { return v.denied[FingerprintOf(c.RawSubjectPublicKeyInfo)] })
 }
 
-// withoutDates returns a copy of a certificate that is always valid, to find out whether only the dates are in the way.
+// withoutDates returns a copy of a certificate that is always valid. It shows whether only dates
+// are wrong.
 func withoutDates(c *x509.Certificate) *x509.Certificate {
 	always := *c
 	always.NotBefore = time.Time{}
@@ -274,8 +288,9 @@ func withoutDates(c *x509.Certificate) *x509.Certificate {
 // tpmName is a TPM's name in a certificate.
 type tpmName struct{ manufacturer, model, version string }
 
-// subjectAltName reads the TPM's name: one directoryName that holds maker, model and version once each and nothing else (EK
-// Credential Profile, section 3.1.2). A certificate without any subject alternative name gives an empty one: virtual TPMs have such.
+// subjectAltName reads the TPM's name: one directoryName with manufacturer, model and version once
+// each and nothing else (EK Credential Profile, section 3.1.2). Without a subject alternative name
+// it returns an empty name, since certificates of virtual TPMs have none.
 func subjectAltName(leaf *x509.Certificate) (tpmName, error) {
 	var value []byte
 	for _, extension := range leaf.Extensions { // crypto/x509 refuses a doubled one
@@ -338,7 +353,8 @@ func parseSubjectAltName(value []byte) (tpmName, error) {
 	return name, nil
 }
 
-// parseManufacturer decodes a TPMManufacturer, "id:" and eight hexadecimal digits: the four bytes of TPM_PT_MANUFACTURER.
+// parseManufacturer decodes a TPMManufacturer: "id:" and eight hex digits, the four bytes of
+// TPM_PT_MANUFACTURER.
 func parseManufacturer(s string) (string, error) {
 	digits, found := strings.CutPrefix(s, "id:")
 	b, err := hex.DecodeString(digits)
@@ -352,7 +368,8 @@ func parseManufacturer(s string) (string, error) {
 	return text, nil
 }
 
-// isManufacturerID reports whether s is what maker returns for some certificate, in the registry's upper case.
+// isManufacturerID reports whether parseManufacturer returns s for some certificate, in the
+// registry's upper case.
 func isManufacturerID(s string) bool {
 	id := s
 	if len(s) <= 4 {

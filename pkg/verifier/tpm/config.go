@@ -1,20 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package tpm judges the evidence of the TPM provider, version tpm/v1: the hello, which says which TPM asks, and the proof, which
-// shows that this TPM holds the attestation key (AK) that made a fresh quote. It is pure.
+// Package tpm verifies the evidence of the TPM provider, version tpm/v1. A hello says which TPM
+// asks. A proof shows that this TPM holds the attestation key (AK) that made a fresh quote. The
+// package does no I/O and reads no clock.
 //
-// The order is the controller's:
+// The controller calls it in this order:
 //
-//  1. ClaimedEK says which endorsement key (EK) a hello names, so that an authoritative source can be asked about it.
-//  2. VerifyHello judges the hello, and Challenge answers it.
-//  3. HelloReference says which hello a proof refers to. VerifyProof judges the proof, and the hello
-//     entirely again: nothing is remembered in between.
+//  1. ClaimedEK returns the endorsement key (EK) that a hello claims, so that the caller can look
+//     it up.
+//  2. VerifyHello verifies the hello, and Challenge answers it.
+//  3. HelloReference returns the hello that a proof refers to. VerifyProof verifies the proof, and
+//     the whole hello again: nothing is remembered in between.
 //
-// For one decision, ParseHello reads a hello once: what it returns has ClaimedEK, Verify and
+// ParseHello parses a hello once for one decision. Its result has ClaimedEK, Verify and
 // VerifyProof.
 //
-// Which machine the EK stands for, who may ask, what the certification request says, and whether boot counters went back since the
-// last time is for the controller to judge.
+// The rules (pkg/verifier) judge the rest: which machine the EK belongs to, who may ask, what the
+// PKCS#10 request asks for, and whether boot counters went back.
 package tpm
 
 import (
@@ -41,7 +43,7 @@ const (
 	maxChallengeLifetime     = time.Hour
 	// maxSkew is how much the clocks of two replicas may differ.
 	maxSkew = time.Minute
-	// minKey is the least size of a controller's key in bytes: that of what is derived from it.
+	// minKey is the minimum size of a controller's key in bytes: that of what is derived from it.
 	minKey = 32
 )
 
@@ -65,56 +67,65 @@ func ParseFingerprint(s string) (Fingerprint, error) {
 	return f, nil
 }
 
-// Keys are the controller's secrets, from which the secret of each challenge is derived. All replicas share them.
+// Keys are the controller's secrets, from which each challenge's secret is derived. All replicas
+// share them.
 type Keys struct {
 	// Current is the key id that new challenges are made with.
 	Current string
-	// ByID holds each key, of 32 random bytes or more, under its id. One that is replaced stays for a challenge's lifetime.
+	// ByID holds each key, of at least 32 random bytes, by its id. A replaced key stays for a
+	// challenge's lifetime.
 	ByID map[string][]byte
 }
 
 // Config is a policy. Nothing in it comes from a node.
 type Config struct {
-	// Roots are the CAs that EK certificates must chain to, and Intermediates CAs on the way there, beside those that the node
-	// shows. Whoever holds the key of one of them, or of a CA below, can make any software pass for a TPM.
+	// Roots are the CAs that EK certificates must chain to. Intermediates are CAs on the way,
+	// beside those that the node sends. Whoever holds the key of one of them, or of a CA below, can
+	// make any software pass for a TPM.
 	Roots, Intermediates []*x509.Certificate
 	// AllowedEKs are trusted without a certificate.
 	AllowedEKs []Fingerprint
-	// NamedEKs says that the caller names EKs with each call, from an authoritative source of its own; without it what a call names
-	// does not count. One of Roots, AllowedEKs and NamedEKs must be given.
+	// NamedEKs says that the caller names EKs in each call, from an authoritative source of its
+	// own. Without it, EKs that a call names do not count. One of Roots, AllowedEKs and NamedEKs
+	// must be set.
 	NamedEKs bool
-	// DeniedEKs are never trusted, whatever vouches for them. Where the fingerprint is a CA's, no chain through that CA counts.
+	// DeniedEKs are never trusted, whatever vouches for them. If the fingerprint is a CA's, no
+	// chain through that CA counts.
 	DeniedEKs []Fingerprint
-	// ChainTime is when EK certificates and their CAs must be valid. Zero: at the time of each call. Makers let CAs expire whose
-	// TPMs are in use, and so that is for the operator to decide.
+	// ChainTime is when EK certificates and their CAs must be valid. Zero: at the time of each
+	// call. Some manufacturers' CAs expire while their TPMs are in use, so the operator decides.
 	ChainTime time.Time
 
-	// PCRs are those to be quoted, from a bank that the machines' firmware measures into: one that it leaves empty, root can fill.
+	// PCRs are those to be quoted. The machines' firmware must measure into their bank: root can
+	// fill a bank that firmware leaves empty.
 	PCRs attestation.PCRSelection
-	// PCRValues are the values that are allowed for a PCR among PCRs. One that is not listed may have any.
+	// PCRValues are the allowed values of PCRs. A PCR that is not listed may have any value.
 	PCRValues map[int][][]byte
-	// EventLog asks for the firmware's event log, which must then lead to the values of PCRs 0 to 7 that are quoted. Other PCRs are
-	// extended by the operating system too, which does not write to that log.
+	// EventLog asks for the firmware's event log. It must lead to the quoted values of PCRs 0 to 7.
+	// The operating system extends other PCRs, too, and does not write to that log.
 	EventLog bool
-	// MinimumFirmware is the least firmwareVersion for a maker of TPMs: "IFX" and so on (TCG TPM Vendor ID Registry), eight hexadecimal
-	// digits where the id is not ASCII. If it is not empty, a TPM whose maker no verified certificate names is refused; one whose
-	// maker is not listed is not.
+	// MinimumFirmware is the minimum firmwareVersion by manufacturer: "IFX" and so on (TCG TPM
+	// Vendor ID Registry), or eight hex digits if the id is not ASCII. If it is set, a TPM is
+	// refused whose manufacturer no verified certificate names. A manufacturer that is not listed
+	// has no minimum.
 	MinimumFirmware map[string]uint64
 
-	// Versions are all that the controller serves, the newest first; this package judges tpm/v1, which must be among them. Default:
-	// that alone.
+	// Versions are all that the controller serves, the newest first. tpm/v1, which this package
+	// verifies, must be among them. Default: tpm/v1 alone.
 	Versions attestation.Versions
-	// ClusterUID is the cluster's. It must not come from the cluster's own API.
+	// ClusterUID identifies the cluster. It must not come from the cluster's own API.
 	ClusterUID string
 	Keys       Keys
 	// ChallengeLifetime is how long a challenge may be answered. Default: DefaultChallengeLifetime.
 	ChallengeLifetime time.Duration
 }
 
-// Verifier judges by one policy. It does not change after New, and may be used concurrently. The zero value refuses everything.
+// Verifier verifies by one policy. It does not change after New, and may be used concurrently. The
+// zero value refuses everything.
 type Verifier struct {
 	roots, intermediates *x509.CertPool
-	// timeless are the same CAs without their dates: they tell an expired chain from an unknown one, and never make a chain count.
+	// The same CAs without their dates distinguish an expired chain from an unknown one. They never
+	// make a chain count.
 	timelessRoots, timelessIntermediates *x509.CertPool
 	// The same CAs as lists, since a pool cannot be read: they explain why a chain does not
 	// count, and never make one count.
@@ -154,7 +165,8 @@ func New(c Config) (*Verifier, error) {
 	return v, nil
 }
 
-// Versions returns those that the controller serves: what the annotation attestation.AnnotationVersions lists after ReasonVersion.
+// Versions returns those that the controller serves. After ReasonVersion, the annotation
+// attestation.AnnotationVersions lists them.
 func (v *Verifier) Versions() attestation.Versions { return slices.Clone(v.versions) }
 
 func set(list []Fingerprint) map[Fingerprint]bool {
@@ -165,7 +177,7 @@ func set(list []Fingerprint) map[Fingerprint]bool {
 	return m
 }
 
-// setTrust fills what vouches for an EK.
+// setTrust sets what vouches for an EK.
 func (v *Verifier) setTrust(c Config) error {
 	if len(c.Roots) == 0 && len(c.AllowedEKs) == 0 && !c.NamedEKs {
 		return errors.New("no trust in any EK: one of Roots, AllowedEKs, NamedEKs is required")
@@ -192,7 +204,7 @@ func (v *Verifier) setTrust(c Config) error {
 	return add("Intermediates", c.Intermediates, v.intermediates, v.timelessIntermediates)
 }
 
-// setMeasurements fills what the TPM must say of its platform.
+// setMeasurements sets what the TPM must report about its platform.
 func (v *Verifier) setMeasurements(c Config) error {
 	if err := v.pcrs.Check(); err != nil {
 		return fmt.Errorf("PCRs: %w", err)
@@ -223,7 +235,7 @@ func (v *Verifier) setMeasurements(c Config) error {
 	return nil
 }
 
-// setProtocol fills what challenges are made of.
+// setProtocol sets what challenges are made from.
 func (v *Verifier) setProtocol(c Config) error {
 	if len(v.versions) == 0 {
 		v.versions = attestation.Versions{attestation.VersionTPM}

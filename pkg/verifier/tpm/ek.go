@@ -36,8 +36,8 @@ type Endorsement struct {
 	// Fingerprint is that of PublicKey, the SubjectPublicKeyInfo in DER.
 	Fingerprint Fingerprint
 	publicKey   []byte
-	// template is the EK template's name, as the hello has it: of two templates that make the same kind of key, nothing shows which
-	// one made this.
+	// template is the name of the EK template, from the hello. Two templates may make the same kind
+	// of key, and nothing shows which one made this key.
 	template string
 	// sources are all that vouch for the EK: one or more.
 	sources []trustSource
@@ -55,9 +55,9 @@ type candidateEK struct {
 	key    crypto.PublicKey
 }
 
-// publicEK returns the EK that a hello names, nil unless its public area is that of the template named, byte for byte but for the
-// key (EK Credential Profile, annex B). So the EK is a restricted decryption key: it opens credentials for nobody but the
-// TPM itself.
+// publicEK returns the EK of a hello. It is nil unless the public area is that of the named
+// template, byte for byte except the key (EK Credential Profile, annex B). So the EK is a
+// restricted decryption key, which opens credentials for nobody but the TPM itself.
 func publicEK(refusals *verifier.Refusals, document *attestation.Hello) *candidateEK {
 	ekTemplate, ok := template.EKByName(document.EKTemplate)
 	if !ok {
@@ -89,8 +89,9 @@ func publicEK(refusals *verifier.Refusals, document *attestation.Hello) *candida
 	}
 }
 
-// judgeEK decides whether the EK counts: it does if a source names it or its certificate chains to a root. Where a source names
-// it, its certificate is not relied on, and counts for nothing unless it is good; but one that is another key's contradicts.
+// judgeEK decides whether the EK counts: a source names it, or its certificate chains to a root. If
+// a source names it, problems of its certificate do not matter, except one: a certificate of
+// another key contradicts.
 func (v *Verifier) judgeEK(refusals *verifier.Refusals, ek *candidateEK, certificates [][]byte, namedEKs []Fingerprint, now time.Time) {
 	if v.denied[ek.Fingerprint] {
 		refusals.Add(ReasonEKDenied, "EK: %s is denied", ek.Fingerprint)
@@ -124,9 +125,10 @@ func (v *Verifier) judgeEK(refusals *verifier.Refusals, ek *candidateEK, certifi
 	}
 }
 
-// isROCA reports whether an RSA modulus has the form of the keys that Infineon's RSALib made, whose factors can be found: modulo
-// each of these primes it is a power of 65537 (Nemec et al., "The Return of Coppersmith's Attack", section 2.2; the primes are
-// those of the authors' detection tool). One good modulus in 2^27 looks like that too.
+// isROCA reports whether an RSA modulus has the form of keys made by Infineon's RSALib, whose
+// factors can be found. Modulo each of these primes it is a power of 65537 (Nemec et al., "The
+// Return of Coppersmith's Attack", section 2.2). The primes are those of the authors' detection
+// tool. One good modulus in 2^27 has that form, too.
 func isROCA(modulus *big.Int) bool {
 	for _, prime := range []uint64{11, 13, 17, 19, 37, 53, 61, 71, 73, 79, 97, 103, 107, 109, 127, 151, 157} {
 		rest := new(big.Int).Mod(modulus, new(big.Int).SetUint64(prime)).Uint64()

@@ -14,7 +14,8 @@ import (
 	"github.com/google/go-tpm/tpm2"
 )
 
-// firmwarePCRs are how many PCRs the firmware alone extends: 0 to 7 (TCG PC Client Platform Firmware Profile, section 3.3.4).
+// firmwarePCRs is how many PCRs only the firmware extends: 0 to 7 (TCG PC Client Platform Firmware
+// Profile, section 3.3.4).
 const firmwarePCRs = 8
 
 func isFirmwarePCR(index int) bool { return 0 <= index && index < firmwarePCRs }
@@ -31,7 +32,7 @@ const (
 
 var errEventLog = errors.New("ends within an event")
 
-// logReader reads what firmware writes: little endian, whatever the platform.
+// logReader reads what firmware writes: always little endian.
 func logReader(data []byte) *reader { return &reader{order: binary.LittleEndian, rest: data} }
 
 // replay reads a crypto-agile event log to its last byte and returns the values of the PCRs 0 to 7 that it leads to in one bank. The log
@@ -109,8 +110,8 @@ func replay(data []byte, bank string) (map[int][]byte, error) {
 	return values, nil
 }
 
-// readHeader reads the first event, which is in the older form (TCG_PCClientPCREvent) and says which digests follow
-// (TCG_EfiSpecIdEvent). It returns the size of each algorithm's.
+// readHeader reads the first event. It has the older form (TCG_PCClientPCREvent), and says which
+// digests follow (TCG_EfiSpecIdEvent). readHeader returns the digest size of each algorithm.
 func readHeader(r *reader) (map[tpm2.TPMAlgID]int, error) {
 	index, kind := r.uint32(), r.uint32()
 	digest := r.bytes(20)
@@ -145,7 +146,8 @@ func readHeader(r *reader) (map[tpm2.TPMAlgID]int, error) {
 	return sizes, nil
 }
 
-// readDigests reads a TPML_DIGEST_VALUES, in which each algorithm of the header must stand once, and returns the one wanted.
+// readDigests reads a TPML_DIGEST_VALUES, which must have each algorithm of the header once. It
+// returns the digest of the wanted algorithm.
 func readDigests(r *reader, sizes map[tpm2.TPMAlgID]int, wanted tpm2.TPMAlgID) ([]byte, error) {
 	count := r.uint32()
 	if r.failed {
@@ -183,7 +185,7 @@ func hashOf(bank string) (func() hash.Hash, tpm2.TPMAlgID) {
 	return nil, tpm2.TPMAlgNull
 }
 
-// digestSize returns the digest size of an algorithm in bytes, 0 if it is not known here.
+// digestSize returns the digest size of an algorithm in bytes, 0 if the algorithm is unknown.
 func digestSize(algorithm tpm2.TPMAlgID) int {
 	switch algorithm {
 	case tpm2.TPMAlgSHA1:

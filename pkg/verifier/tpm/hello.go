@@ -17,22 +17,23 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// Request is one CertificateSigningRequest as the API server holds it. Name, UID and SignerName are what the API server says;
-// the rest is the node's.
+// Request is one CertificateSigningRequest as the API server holds it. The API server sets Name,
+// UID and SignerName. The rest comes from the node.
 type Request struct {
 	Name, UID, SignerName string
 	// Request is spec.request.
 	Request []byte
-	// Usages and ExpirationSeconds are spec.usages, in their order, and spec.expirationSeconds, nil if unset.
+	// Usages and ExpirationSeconds are spec.usages in their order, and spec.expirationSeconds, nil
+	// if unset.
 	Usages            []string
 	ExpirationSeconds *int32
-	// Created is when the API server stored it, by its own clock: a proof that came in time stays in time, however long it has to wait for its
-	// machine or a CA. Zero: now.
+	// Created is when the API server stored the request, by its clock. A proof that came in time
+	// stays in time, however long it waits for its machine or a CA. Zero: now.
 	Created time.Time
 }
 
-// VerifiedHello is a hello that passed. The EK is one to trust; that the TPM with this EK has this AK, or that the node has either, only a proof
-// shows. The zero value is good for nothing.
+// VerifiedHello is a hello that passed, so its EK is trusted. Only a proof shows that the TPM with
+// this EK has this AK, or that the node has either. The zero value is useless.
 type VerifiedHello struct {
 	// SignerName is the signer that the proof is going to ask, as the hello has it.
 	SignerName string
@@ -44,7 +45,8 @@ type VerifiedHello struct {
 	verifier *Verifier
 }
 
-// helloEvaluation is what is known of a hello while it is judged. A field is nil where the rule before it failed.
+// helloEvaluation is what is known of a hello while it is judged. A field is nil if the rule before
+// it failed.
 type helloEvaluation struct {
 	request  Request
 	content  attestation.Request
@@ -59,22 +61,25 @@ type helloEvaluation struct {
 // errNoTime is a caller's mistake.
 var errNoTime = errors.New("no time was given")
 
-// ParsedHello is a hello that has been read and not judged, for one decision: to read it takes longer than all of its rules but the signatures. It does
-// not change, and may be judged more than once. The zero value refuses everything.
+// ParsedHello is a hello that was parsed and not verified, for one decision: parsing takes longer
+// than all rules but the signatures. It does not change, and may be verified more than once. The
+// zero value refuses everything.
 type ParsedHello struct {
 	hello    helloEvaluation
 	refusals verifier.Refusals
 	verifier *Verifier
 }
 
-// ParseHello reads a hello as far as it needs neither time nor trust. What is wrong with it, the methods say.
+// ParseHello parses a hello as far as that needs neither time nor trust. The methods of the result
+// report what is wrong with it.
 func (v *Verifier) ParseHello(request Request) *ParsedHello {
 	o := &ParsedHello{verifier: v}
 	o.hello = v.parseHello(&o.refusals, request)
 	return o
 }
 
-// ClaimedEK returns the fingerprint of the EK that the hello names, to look it up with. Nothing vouches for it: anybody can name any EK.
+// ClaimedEK returns the fingerprint of the EK that the hello claims, so that the caller can look it
+// up. Nothing vouches for it: anybody can claim any EK.
 func (parsed *ParsedHello) ClaimedEK() (Fingerprint, error) {
 	if err := parsed.refusals.Err(); err != nil {
 		return Fingerprint{}, err
@@ -106,8 +111,8 @@ func (v *Verifier) ClaimedEK(request Request) (Fingerprint, error) {
 	return v.ParseHello(request).ClaimedEK()
 }
 
-// HelloReference returns the name and the UID of the hello that a proof refers to, to fetch it with. Nothing vouches for them: VerifyProof judges
-// whether they are that hello's.
+// HelloReference returns the name and the UID of the hello that a proof refers to, so that the
+// caller can fetch it. Nothing vouches for them: VerifyProof checks that they are that hello's.
 func (v *Verifier) HelloReference(request Request) (name, uid string, err error) {
 	var refusals verifier.Refusals
 	p := v.parseProof(&refusals, request)
@@ -117,16 +122,20 @@ func (v *Verifier) HelloReference(request Request) (name, uid string, err error)
 	return p.document.HelloName, p.document.HelloUID, nil
 }
 
-// VerifyHello judges a hello. namedEKs are those that an authoritative source outside of the policy (a record, an inventory, the
-// platform's API, an annotation that no node can write) names for this call; they count only with Config.NamedEKs, and then
-// no certificate is needed. They add to Config.Roots and narrow nothing: which machine the EK is, the caller finds out. Its error is verifier.Refusals.
+// VerifyHello verifies a hello. Its error is verifier.Refusals.
+//
+// namedEKs are those that an authoritative source outside of the policy names for this call: a
+// record, an inventory, the platform's API, or an annotation that no node can write. They count
+// only with Config.NamedEKs, and need no certificate then. They add to Config.Roots and restrict
+// nothing: the caller finds out which machine has the EK.
 func (v *Verifier) VerifyHello(request Request, namedEKs []Fingerprint, now time.Time) (*VerifiedHello, error) {
 	return v.ParseHello(request).Verify(namedEKs, now)
 }
 
-// Challenge answers a hello that this verifier passed. The node can read the secret in it only with the TPM that has the EK, and only
-// while that TPM holds a key with the AK's Name (TPM 2.0 Part 1, "Credential Protection"). random must be cryptographically
-// secure; parts of Go's library draw from the system's source whatever is given.
+// Challenge answers a hello that this verifier passed. The node can read its secret only with the
+// TPM that has the EK, and only while that TPM holds a key with the AK's Name (TPM 2.0 Part 1,
+// "Credential Protection"). random must be cryptographically secure. Parts of Go's library read the
+// system's source instead.
 func (v *Verifier) Challenge(random io.Reader, claim *VerifiedHello, now time.Time) (*attestation.Challenge, error) {
 	if claim == nil || claim.hello == nil || claim.verifier != v {
 		return nil, errors.New("challenge: not for a hello that this verifier has passed")
@@ -148,7 +157,8 @@ func (v *Verifier) Challenge(random io.Reader, claim *VerifiedHello, now time.Ti
 	if err != nil {
 		return nil, err
 	}
-	// go-tpm returns the TPMS_ID_OBJECT and what is encrypted; on the wire each stands after its size, as the TPM takes it.
+	// go-tpm returns the TPMS_ID_OBJECT and the encrypted secret. On the wire each follows its
+	// size, as the TPM takes it.
 	return &attestation.Challenge{
 		Version:         attestation.VersionTPM,
 		Kind:            attestation.KindChallenge,
@@ -161,7 +171,7 @@ func (v *Verifier) Challenge(random io.Reader, claim *VerifiedHello, now time.Ti
 	}, nil
 }
 
-// fullReader reads all that is asked for: go-tpm takes one Read for enough.
+// fullReader reads all that is asked for. go-tpm calls Read only once.
 type fullReader struct{ io.Reader }
 
 func (f fullReader) Read(p []byte) (int, error) { return io.ReadFull(f.Reader, p) }
@@ -180,7 +190,8 @@ func (v *Verifier) secret(key []byte, h *helloEvaluation, signer string, expires
 	})
 }
 
-// parseRequest parses spec.request as far as its document, and returns false where that cannot be judged.
+// parseRequest parses spec.request up to its document. It returns false if the document cannot be
+// judged.
 func (v *Verifier) parseRequest(refusals *verifier.Refusals, request Request, kind string) (attestation.Request, bool) {
 	if request.Name == "" || request.UID == "" {
 		refusals.Add(ReasonMalformed, "%s: the object has no name or no UID", kind)
@@ -211,7 +222,7 @@ func (v *Verifier) parseRequest(refusals *verifier.Refusals, request Request, ki
 	return content, true
 }
 
-// parseHello judges a hello as far as it needs neither time nor trust.
+// parseHello judges a hello as far as that needs neither time nor trust.
 func (v *Verifier) parseHello(refusals *verifier.Refusals, request Request) helloEvaluation {
 	h := helloEvaluation{request: request}
 	if request.SignerName != attestation.HelloSignerName {
@@ -238,7 +249,8 @@ func (v *Verifier) parseHello(refusals *verifier.Refusals, request Request) hell
 	return h
 }
 
-// verify applies every rule to a hello: those that it was opened with, and the rest to a copy.
+// verify applies every rule to a hello: it adds the refusals of parsing, and judges the rest on a
+// copy.
 func (parsed *ParsedHello) verify(refusals *verifier.Refusals, namedEKs []Fingerprint, now time.Time) *helloEvaluation {
 	before := len(*refusals)
 	*refusals = append(*refusals, parsed.refusals...)
@@ -257,9 +269,10 @@ func (parsed *ParsedHello) verify(refusals *verifier.Refusals, namedEKs []Finger
 	return &h
 }
 
-// publicAK returns the Name and the key of an AK whose public area is the template, byte for byte but for the point. So the
-// TPM itself made it (sensitiveDataOrigin), never lets it go (fixedTPM, fixedParent) and signs nothing with it but what is
-// its own (restricted): no software key can be loaded under these attributes.
+// publicAK returns the Name and the key of an AK whose public area is the template, byte for byte
+// except the point. So the TPM itself made the AK (sensitiveDataOrigin), never exports it
+// (fixedTPM, fixedParent), and signs nothing else with it (restricted). No software key can be
+// loaded under these attributes.
 func publicAK(refusals *verifier.Refusals, public []byte) ([]byte, *ecdsa.PublicKey) {
 	key, err := template.CheckAK(public)
 	var bad *template.KeyError

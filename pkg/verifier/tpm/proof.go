@@ -13,8 +13,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// VerifiedProof is what a proof has shown: the TPM with this EK made, after the challenge and for this very request, a quote with this
-// AK. The zero value shows nothing.
+// VerifiedProof is what a proof has shown: the TPM with this EK made a quote with this AK, after
+// the challenge and for this very request. The zero value shows nothing.
 type VerifiedProof struct {
 	// EK is the key that was proven, and what vouches for it.
 	EK Endorsement
@@ -39,16 +39,18 @@ type proofEvaluation struct {
 	content  attestation.Request
 	document *attestation.Proof
 	quote    *parsedQuote
-	// signed says that the AK, in the endorsement hierarchy, made the quote; bound, that it is over the challenge and the request;
-	// measured, that the PCRs are those wanted and the values those quoted.
+	// signed says that the AK, in the endorsement hierarchy, made the quote. bound says that the
+	// quote is over the challenge and the request. measured says that the PCRs are the wanted ones,
+	// and their values the quoted ones.
 	signed, bound, measured bool
 }
 
-// genuine reports whether the values of the proof are the TPM's.
+// genuine reports whether the TPM reported the values in the proof.
 func (p *proofEvaluation) genuine() bool { return p.signed && p.bound && p.measured }
 
-// VerifyProof judges a proof and, once more and entirely, the hello it refers to. namedEKs is as in VerifyHello. Its error is verifier.Refusals;
-// ReasonChallengeExpired comes last, so that it is the reason of the whole only if nothing else failed.
+// VerifyProof verifies a proof, and the whole hello that it refers to once more. namedEKs is as in
+// VerifyHello. Its error is verifier.Refusals. ReasonChallengeExpired comes last, so it is the
+// reason of the whole only if nothing else failed.
 func (v *Verifier) VerifyProof(request, helloRequest Request, namedEKs []Fingerprint, now time.Time) (*VerifiedProof, error) {
 	return v.ParseHello(helloRequest).VerifyProof(request, namedEKs, now)
 }
@@ -129,8 +131,8 @@ func (v *Verifier) parseProof(refusals *verifier.Refusals, request Request) *pro
 	return p
 }
 
-// matchHello reports whether the proof refers to this hello. What they must have in common is judged beside that: a hello asks
-// for nothing by itself, but its challenge was given for what it says.
+// matchHello reports whether the proof refers to this hello. It also judges what the two must have
+// in common: a hello asks for nothing by itself, but its challenge was given for what it says.
 func matchHello(refusals *verifier.Refusals, p *proofEvaluation, h *helloEvaluation) bool {
 	same := true
 	fail := func(what string) {
@@ -164,8 +166,9 @@ func matchHello(refusals *verifier.Refusals, p *proofEvaluation, h *helloEvaluat
 	return same
 }
 
-// matchChallenge returns the controller's key that the proof names, nil if there is none or the challenge's time is not one that this
-// controller would have set. That the challenge ran out comes back apart.
+// matchChallenge returns the controller's key that the proof names. It is nil if there is none, or
+// if this controller would not have set the challenge's expiry. An expired challenge is returned
+// separately.
 func (v *Verifier) matchChallenge(refusals *verifier.Refusals, p *proofEvaluation, now time.Time) (key []byte, expired verifier.Refusals) {
 	document, came := p.document, now
 	if created := p.request.Created; !created.IsZero() && created.Before(now) {
@@ -200,7 +203,8 @@ func parseProofQuote(refusals *verifier.Refusals, document *attestation.Proof) *
 	return q
 }
 
-// judgeSelection reports whether the PCRs quoted are those wanted, and the values given those quoted.
+// judgeSelection reports whether the quoted PCRs are the wanted ones, and the given values the
+// quoted ones.
 func (v *Verifier) judgeSelection(refusals *verifier.Refusals, p *proofEvaluation) bool {
 	given := p.document.Selection()
 	if !sameSelection(given, v.pcrs) {
@@ -246,8 +250,9 @@ func judgeSignature(refusals *verifier.Refusals, p *proofEvaluation, h *helloEva
 	return here
 }
 
-// judgeMAC reports whether the quote is over this challenge and this request: only the TPM with the EK could learn the secret, which
-// is derived again from what the API server and the proof say.
+// judgeMAC reports whether the quote is over this challenge and this request. Only the TPM with the
+// EK could learn the secret. The secret is derived again from what the API server and the proof
+// say.
 func (v *Verifier) judgeMAC(refusals *verifier.Refusals, p *proofEvaluation, h *helloEvaluation, key []byte) bool {
 	secret, err := v.secret(key, h, p.request.SignerName, p.document.Expires, p.document.Selection())
 	if err != nil {
@@ -288,8 +293,8 @@ func (v *Verifier) judgePCRs(refusals *verifier.Refusals, document *attestation.
 	}
 }
 
-// judgeFirmware judges the version that a genuine quote reports. Only a verified certificate says who made the TPM, hence which least
-// version is meant.
+// judgeFirmware judges the version that a genuine quote reports. Only a verified certificate says
+// who made the TPM, and so which minimum applies.
 func (v *Verifier) judgeFirmware(refusals *verifier.Refusals, ek *candidateEK, version uint64) {
 	if len(v.firmware) == 0 {
 		return
@@ -303,8 +308,8 @@ func (v *Verifier) judgeFirmware(refusals *verifier.Refusals, ek *candidateEK, v
 	}
 }
 
-// judgeEventLog judges the event log, if the policy asks for one, and returns the PCRs whose values it led to. One that nobody
-// asked for is not read.
+// judgeEventLog judges the event log if the policy asks for one, and otherwise does not read it. It
+// returns the PCRs whose values the log led to.
 func (v *Verifier) judgeEventLog(refusals *verifier.Refusals, p *proofEvaluation) []int {
 	document := p.document
 	if !v.eventLog {

@@ -15,7 +15,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// parsedQuote is a TPMS_ATTEST of type TPM_ST_ATTEST_QUOTE (TPM 2.0 Part 2, 10.12.12). Until its signature is verified it is a node's text.
+// parsedQuote is a TPMS_ATTEST of type TPM_ST_ATTEST_QUOTE (TPM 2.0 Part 2, 10.12.12). Before its
+// signature is verified, a node may have written it.
 type parsedQuote struct {
 	qualifiedSigner []byte
 	extraData       []byte
@@ -35,8 +36,8 @@ var (
 	errSignature = errors.New("the signature does not parse to its last byte")
 )
 
-// reader reads structures of the TCG: numbers in one byte order, each variable part after its size. After the first failure
-// everything is zero.
+// reader reads structures of the TCG: numbers in one byte order, each variable part after its size.
+// After the first failure it returns zeros.
 type reader struct {
 	order  binary.ByteOrder
 	rest   []byte
@@ -78,8 +79,9 @@ func (r *reader) sized(limit int) []byte {
 // tpmReader reads what a TPM writes.
 func tpmReader(data []byte) *reader { return &reader{order: binary.BigEndian, rest: data} }
 
-// parseQuote reads a TPMS_ATTEST by hand, tag before content: a union is not touched before its tag is known, and each quote that
-// is accepted has one encoding. An error of errSelection comes with a quote, since all else of it can be judged.
+// parseQuote parses a TPMS_ATTEST by hand, and checks each tag before it reads a union. Each
+// accepted quote has one encoding. With errSelection it returns the quote, too, since the rest can
+// be judged.
 func parseQuote(data []byte) (*parsedQuote, error) {
 	r := tpmReader(data)
 	if tpm2.TPMGenerated(r.uint32()) != tpm2.TPMGeneratedValue {
@@ -149,8 +151,8 @@ func bankOf(algorithm tpm2.TPMAlgID) string {
 // ecdsaSignature is a TPMS_SIGNATURE_ECDSA.
 type ecdsaSignature struct{ r, s *big.Int }
 
-// parseSignature reads a TPMT_SIGNATURE (TPM 2.0 Part 2, 11.3.4) of the AK's one scheme. A TPM may leave out leading zeros of r and s:
-// nothing depends on a signature having one encoding.
+// parseSignature parses a TPMT_SIGNATURE (TPM 2.0 Part 2, 11.3.4) of the AK's one scheme. A TPM may
+// leave out leading zeros of r and s: nothing depends on one encoding of a signature.
 func parseSignature(data []byte) (*ecdsaSignature, error) {
 	r := tpmReader(data)
 	scheme, hash := tpm2.TPMAlgID(r.uint16()), tpm2.TPMAlgID(r.uint16())
@@ -173,16 +175,17 @@ func (s *ecdsaSignature) verify(key *ecdsa.PublicKey, data []byte) bool {
 	return ecdsa.Verify(key, digest[:], s.r, s.s)
 }
 
-// qualifiedName returns the Qualified Name of a primary key of the endorsement hierarchy (TPM 2.0 Part 1, "Qualified Name"): the hash of
-// the hierarchy's handle and the key's Name. In the other hierarchies firmware version and boot counters are obfuscated, and the
-// key is another.
+// qualifiedName returns the Qualified Name of a primary key of the endorsement hierarchy (TPM 2.0
+// Part 1, "Qualified Name"): the hash of the hierarchy's handle and the key's Name. Other
+// hierarchies have other keys, and quotes there obfuscate firmware version and boot counters.
 func qualifiedName(name []byte) []byte {
 	input := binary.BigEndian.AppendUint32(nil, uint32(tpm2.TPMRHEndorsement))
 	digest := sha256.Sum256(append(input, name...)) // the AK's nameAlg
 	return append(binary.BigEndian.AppendUint16(nil, uint16(tpm2.TPMAlgSHA256)), digest[:]...)
 }
 
-// digestOf returns what a quote with the AK's scheme says of PCR values (TPM 2.0 Part 3, TPM2_Quote): their SHA-256, whatever the bank.
+// digestOf returns the digest of PCR values in a quote with the AK's scheme (TPM 2.0 Part 3,
+// TPM2_Quote): their SHA-256 for every bank.
 func digestOf(pcrs []attestation.PCR) []byte {
 	h := sha256.New()
 	for _, pcr := range pcrs {

@@ -9,7 +9,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// Every reason for which this package refuses. Reasons says what each means.
+// The reasons for which this package refuses. reasonMeanings explains each. Other packages need
+// only those that are exported.
 const (
 	ReasonMalformed        verifier.Reason = "AttestationMalformed"
 	reasonProvider         verifier.Reason = "AttestationProviderMismatch"
@@ -58,7 +59,8 @@ const (
 	reasonEventLogMismatch    verifier.Reason = "AttestationEventLogMismatch"
 )
 
-// reasonMeanings returns every reason and what it means, for documentation and for counters that start at zero.
+// reasonMeanings returns every reason and what it means, for documentation and for counters that
+// start at zero.
 func reasonMeanings() map[verifier.Reason]string {
 	return map[verifier.Reason]string{
 		ReasonMalformed:        "spec.request, or the document in it, is not in its one encoding",
@@ -116,9 +118,9 @@ func reasonMeanings() map[verifier.Reason]string {
 	}
 }
 
-// OnlyEKUntrusted reports whether an error of VerifyHello would have been nil if an authoritative source had named the EK: nothing that was shown
-// contradicts anything, only trust in the EK is missing. Whoever still waits for such a source waits; everybody else, without
-// Config.NamedEKs above all, denies.
+// OnlyEKUntrusted reports whether VerifyHello would have passed if an authoritative source had
+// named the EK: nothing contradicts, and only trust in the EK is missing. A caller that expects
+// such a source may wait. Others deny, above all without Config.NamedEKs.
 func OnlyEKUntrusted(err error) bool {
 	var refusals verifier.Refusals
 	if !errors.As(err, &refusals) || len(refusals) == 0 {
