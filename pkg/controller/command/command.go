@@ -22,15 +22,15 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
 )
 
-// defaultConfigFile is read where --config names no other.
+// defaultConfigFile is read unless --config names another.
 const defaultConfigFile = "/etc/node-attestation-controller/config.yaml"
 
-// The exit codes, the plugin's where they mean the same. 2 is left to the Go runtime, which uses it for a crash.
+// Exit codes. They equal the plugin's where they mean the same. 2 is the Go runtime's, for a crash.
 const (
 	codeUnexpected    = 1
 	codeUsage         = 3
 	CodeConfiguration = 10
-	// codeRefused says that verify was asked of a request which the policy does not pass.
+	// codeRefused says that verify judged a request that the policy refuses.
 	codeRefused = 21
 )
 
@@ -38,17 +38,17 @@ const (
 type Program struct {
 	// Version and Commit say which build it is.
 	Version, Commit string
-	// Management is for configurations with clusterAPI. Optional: they are refused without it.
+	// Management serves configurations with clusterAPI. Optional: without it they are refused.
 	Management Management
 }
 
-// Process is what a main hands over of its process.
+// Process is the part of the process that main passes on.
 type Process struct {
 	Args           []string
 	Stdout, Stderr io.Writer
 }
 
-// failure is an error with its exit code and what can be done about it.
+// failure is an error with its exit code and a hint.
 type failure struct {
 	code int
 	hint string
@@ -65,10 +65,11 @@ type invocation struct {
 	file, kubeconfig, watchFilter, leaderIdentity string
 }
 
-// maxLine bounds a line on standard error, in bytes: a peer may have written some of it.
+// maxLine limits a line on standard error, in bytes, since a peer may have written a part of it.
 const maxLine = 2048
 
-// Run carries out a command line until ctx ends, and returns the exit code. What goes wrong is said on stderr, once.
+// Run executes a command line until ctx ends, and returns the exit code. It reports an error on
+// stderr, once.
 func (p Program) Run(ctx context.Context, process Process) int {
 	i := &invocation{Program: p, Process: process}
 	err := i.rootCommand().ExecuteContext(ctx)

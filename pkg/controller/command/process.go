@@ -14,7 +14,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 )
 
-// Main runs the command line that the process was started with and returns its exit code. It is all that a main function has to call.
+// Main runs the command line of the process and returns its exit code. A main function calls
+// nothing else.
 func (p Program) Main() int {
 	// The process holds the CA's key and those of challenges.
 	syscall.Umask(0o077)

@@ -36,10 +36,10 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 )
 
-// shutdownTimeout is how long what is under way may take to end; it is less than a pod's grace period.
+// shutdownTimeout is how long pending work may take to end. It is less than a pod's grace period.
 const shutdownTimeout = 20 * time.Second
 
-// run is the controller.
+// run runs the controller.
 func (i *invocation) run(cmd *cobra.Command, _ []string) error {
 	settings, err := i.settings()
 	if err != nil {
@@ -73,7 +73,8 @@ func (i *invocation) run(cmd *cobra.Command, _ []string) error {
 	return m.Start(cmd.Context())
 }
 
-// newGate makes the gate with a client of its own: the first of a manager fails at once where the API server does not answer yet.
+// newGate makes the gate with a client of its own. A manager's client fails at once while the API
+// server does not answer.
 func newGate(api *rest.Config, settings *config.Settings, logger klog.Logger) (*preflight.Preflight, error) {
 	scheme, err := newScheme()
 	if err != nil {
@@ -90,7 +91,7 @@ func newGate(api *rest.Config, settings *config.Settings, logger klog.Logger) (*
 	return settings.Gate(settings.Keys(live, live), live, metrics.For(settings.Config().ClusterUID), logger.WithName("gate"), settings.PolicyCheck(live)), nil
 }
 
-// open has the gate judge whether enforcement may start. Nothing is wrong if it was told to end meanwhile.
+// open lets the gate judge whether enforcement may start. The end of ctx is not an error.
 func open(ctx context.Context, gate *preflight.Preflight) error {
 	err := gate.Open(ctx)
 	if refused, ok := errors.AsType[*preflight.Error](err); ok {
@@ -102,7 +103,7 @@ func open(ctx context.Context, gate *preflight.Preflight) error {
 	return nil
 }
 
-// apiConfig returns how to reach the API server.
+// apiConfig returns how to connect to the API server.
 func (i *invocation) apiConfig() (*rest.Config, error) {
 	load := rest.InClusterConfig
 	if i.kubeconfig != "" {
@@ -172,7 +173,7 @@ func newManager(ctx context.Context, api *rest.Config, settings *config.Settings
 	if err := m.Add(sources.NewHealth(map[string]any{"challenge keys": keys, "CA": parts.CA, "machines": parts.Machines}, logger.WithName("sources"))); err != nil {
 		return nil, err
 	}
-	// A replica that stands by has its cache filled.
+	// The informers of a replica that does not lead fill its cache, too.
 	if _, err := m.GetCache().GetInformer(ctx, &certificatesv1.CertificateSigningRequest{}, cache.BlockUntilSynced(false)); err != nil {
 		return nil, err
 	}
@@ -202,7 +203,7 @@ func newManager(ctx context.Context, api *rest.Config, settings *config.Settings
 	return m, addChecks(m)
 }
 
-// addChecks adds what each manager is asked for.
+// addChecks adds the checks of every manager.
 func addChecks(m manager.Manager) error {
 	filled := func(ctx context.Context) error {
 		if !m.GetCache().WaitForCacheSync(ctx) {
@@ -216,9 +217,12 @@ func addChecks(m manager.Manager) error {
 // renewDeadline is controller-runtime's.
 const renewDeadline = 10 * time.Second
 
-// lock returns the Lease for a replica that has an identity of its own, nil where controller-runtime makes one. A leader that was killed finds its own
-// identity in the Lease when it is back, and leads on at once: nobody else has to wait until the Lease has run out. There is one process of a pod at a
-// time. Were there two for a moment, the records would keep them apart: each is written under the version that was read.
+// lock returns the Lease for a replica with an identity of its own. It is nil if controller-runtime
+// makes one.
+//
+// A killed leader finds its own identity in the Lease when it restarts, and leads on at once.
+// Otherwise all would wait until the Lease has expired. A pod has one process at a time. If there
+// were two for a moment, the records' resourceVersions would keep them apart.
 func (i *invocation) lock(api *rest.Config, c config.Config) (resourcelock.Interface, error) {
 	if i.leaderIdentity == "" || !c.LeaderElection.Enabled {
 		return nil, nil
@@ -238,20 +242,22 @@ func managerOptions(c config.Config, scheme *runtime.Scheme, lock resourcelock.I
 		Metrics:                metricsserver.Options{BindAddress: c.MetricsBindAddress},
 		HealthProbeBindAddress: c.HealthBindAddress,
 		LeaderElection:         c.LeaderElection.Enabled, LeaderElectionResourceLockInterface: lock, LeaderElectionID: c.LeaderElection.LeaseName, LeaderElectionNamespace: c.Namespace,
-		// The process ends as soon as the manager has stopped: nothing is decided after the lease was given back.
+		// The process ends when the manager has stopped, so nothing is decided after the Lease was
+		// released.
 		LeaderElectionReleaseOnCancel: true,
 		GracefulShutdownTimeout:       &graceful,
 	}
 }
 
-// Management serves the workload clusters of a management cluster. Package clusterapi has it; here nothing of Cluster API is known.
+// Management serves the workload clusters of a management cluster. Package clusterapi implements
+// it. This package does not depend on Cluster API.
 type Management interface {
 	// Check returns an error that names the field if the settings are not for this program.
 	Check(settings *config.Settings) error
 	// Scheme and CacheOptions are those of the manager.
 	Scheme() (*runtime.Scheme, error)
 	CacheOptions(settings *config.Settings) cache.Options
-	// Add adds all that serves them to the manager.
+	// Add adds everything that serves workload clusters to the manager.
 	Add(ctx context.Context, m manager.Manager, settings *config.Settings, userAgent string) error
 }
 

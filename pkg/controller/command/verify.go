@@ -289,7 +289,8 @@ func (j *offlineJudge) named(name string) *certificatesv1.CertificateSigningRequ
 	return nil
 }
 
-// checks are the rules by what they are about, in the order in which they are judged. What is in no other is evidence.
+// checks group the rules by subject, in the order in which they are judged. Reasons that are in no
+// group are about evidence.
 var checks = []struct {
 	name    string
 	reasons []verifier.Reason

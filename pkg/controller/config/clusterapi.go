@@ -13,12 +13,13 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// DefaultUser is who the controller is in workload clusters: the service account of packaging/kubernetes.
+// DefaultUser is the controller's identity in workload clusters: the service account of
+// packaging/kubernetes.
 const DefaultUser = userServiceAccount + "node-attestation-system:node-attestation-controller"
 
 const userServiceAccount = "system:serviceaccount:"
 
-// checkClusterAPI sets what is not set, too.
+// checkClusterAPI also sets defaults.
 func (s *Settings) checkClusterAPI() error {
 	if s.config.Token == "" {
 		s.config.Token = modeOff
@@ -66,9 +67,9 @@ func (s *Settings) checkClusterAPI() error {
 	return s.checkServingAddresses()
 }
 
-// checkFirstUse requires something that tells a TPM from software. Trust on first use pins the
-// endorsement key that comes first, and software can make any number of such keys. TPM is nil here
-// if it is missing; makeTPM refuses that.
+// checkFirstUse requires something that distinguishes a TPM from software. Trust on first use pins
+// the endorsement key that comes first, and software can make any number of such keys. If TPM is
+// missing, it is nil here, and makeTPM refuses that.
 func (s *Settings) checkFirstUse() error {
 	m, t := s.config.ClusterAPI, s.config.TPM
 	if t == nil {
@@ -87,7 +88,8 @@ func (s *Settings) checkFirstUse() error {
 	return nil
 }
 
-// checkServingAddresses has the operator say which addresses are not the guest's own words: no default would suit every platform.
+// checkServingAddresses requires the operator to list the address types that no guest reports. No
+// default would suit every platform.
 func (s *Settings) checkServingAddresses() error {
 	types := s.config.ClusterAPI.ServingAddresses
 	switch serving := len(s.config.Serving.Signers) > 0; {
@@ -116,17 +118,17 @@ func (m *ClusterAPI) userNamespace() string {
 	return namespace
 }
 
-// Workload is what is each workload cluster's own.
+// Workload is the part of the settings that differs between workload clusters.
 type Workload struct {
-	// UID tells the cluster from all others.
+	// UID identifies the cluster.
 	UID string
-	// Namespace is where its records are, KeySecret the Secret there with its challenge keys.
+	// Namespace is where its records are. KeySecret is the Secret there with its challenge keys.
 	Namespace, KeySecret string
 	// ApproveOnly says that there is no CA key, whatever the configuration's mode is.
 	ApproveOnly bool
-	// ForbiddenAddresses are, beside those of the configuration, what no node serves under.
+	// ForbiddenAddresses are forbidden in addition to those of the configuration.
 	ForbiddenAddresses []string
-	// UnattestedNodes are left alone.
+	// UnattestedNodes are nodes without evidence.
 	UnattestedNodes []string
 }
 
@@ -148,5 +150,5 @@ func (s *Settings) ForWorkload(w Workload) (*Settings, error) {
 	return &copied, nil
 }
 
-// placeholderWorkload stands for a cluster while a configuration is checked that is for several.
+// placeholderWorkload stands for a workload cluster while a configuration for several is checked.
 var placeholderWorkload = Workload{UID: "any", ForbiddenAddresses: []string{"127.0.0.1"}}

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package config is the configuration of node-attestation-controller: the file of kind NodeAttestationControllerConfiguration, and
-// what becomes of it (docs/controller-configuration.md). It fails closed: what is missing is an error that names the field, never a
-// rule that does not hold. An infrastructure provider that embeds the controller can use it, too.
+// Package config reads and checks the configuration file of node-attestation-controller, and makes
+// the controller's parts from it (docs/controller-configuration.md). It fails closed: an unset
+// field that is required is an error that names the field. An infrastructure provider that embeds
+// the controller can use it, too.
 package config
 
 import (
@@ -26,19 +27,20 @@ const (
 	Kind       = "NodeAttestationControllerConfiguration"
 )
 
-// Config is the configuration file. Nothing in it comes from a node, or from the API of the cluster that nodes join.
+// Config is the configuration file. Nothing in it comes from a node, or from the API of the cluster
+// that nodes join.
 type Config struct {
 	metav1.TypeMeta `json:",inline"`
 
-	// ClusterUID tells the cluster from all others. A proof for one is worth nothing in another.
+	// ClusterUID identifies the cluster. A proof for one cluster is worthless in another.
 	ClusterUID string `json:"clusterUID,omitempty"`
-	// ClusterAPI has the controller serve the workload clusters of a management cluster, each by the rest of this configuration. There is no
-	// ClusterUID then.
+	// ClusterAPI makes the controller serve the workload clusters of a management cluster, each by
+	// the rest of this configuration. ClusterUID must be empty then.
 	ClusterAPI *ClusterAPI `json:"clusterAPI,omitempty"`
-	// Namespace is where the Lease, records, the challenge keys, and all that is named below are. With ClusterAPI, records and keys are with
-	// their clusters.
+	// Namespace is where the Lease, records, challenge keys and all named objects are. With
+	// ClusterAPI, records and keys are beside their Clusters.
 	Namespace string `json:"namespace"`
-	// Signers are those that are decided for.
+	// Signers are the signers of client certificates that the controller decides for.
 	Signers []Signer `json:"signers,omitempty"`
 	// SharedHello leaves the hellos of other providers to other controllers.
 	SharedHello bool `json:"sharedHello,omitempty"`
@@ -58,37 +60,39 @@ type Config struct {
 	Bootstrappers []Bootstrapper `json:"bootstrappers,omitempty"`
 	// TokenGroup is a group that bootstrap tokens must have.
 	TokenGroup string `json:"tokenGroup,omitempty"`
-	// Token is whether a bootstrap token must have been made for the machine. Default: Required with ClusterAPI, otherwise Off, since most
-	// inventories list no tokens.
+	// Token is how much it counts that a bootstrap token was made for the machine. Default:
+	// Required with ClusterAPI. Otherwise Off, since most inventories list no tokens.
 	Token Mode `json:"token,omitempty"`
-	// EKNotNamed is whether a machine is refused when the source that vouched for its endorsement
+	// EKNotNamed is how much it counts that the source which vouched for a machine's endorsement
 	// key names other keys: Required or Warn. Default: Warn for the source Platform, Required for
 	// others.
 	EKNotNamed Mode `json:"ekNotNamed,omitempty"`
-	// Credential is whether a renewal must be asked for with a certificate in the record. Recover
-	// is Required, but makes a record anew that was lost, for a machine whose endorsement key a
-	// source names.
+	// Credential is how much it counts that a renewal is asked for with a certificate in the
+	// record. Recover is Required, but makes a lost record anew for a machine whose endorsement key
+	// a source names.
 	Credential Mode `json:"credential"`
-	// BootCounters is whether a TPM is refused whose boot counters went back.
+	// BootCounters is how much it counts that a TPM's boot counters went back.
 	BootCounters Mode `json:"bootCounters"`
 	// WaitDeadline is how long a request may wait before it is denied.
 	WaitDeadline metav1.Duration `json:"waitDeadline"`
-	// UnattestedNodes are names of nodes that are left alone: they need no record, and renew through
+	// UnattestedNodes are names of nodes without evidence. They need no record, and renew through
 	// kubernetes.io/kube-apiserver-client-kubelet.
 	UnattestedNodes []string `json:"unattestedNodes,omitempty"`
-	// AutoApprovingBindings is what becomes of ClusterRoleBindings with which kube-controller-manager approves without attestation.
+	// AutoApprovingBindings says what to do with ClusterRoleBindings that make
+	// kube-controller-manager approve without attestation.
 	AutoApprovingBindings BindingsMode `json:"autoApprovingBindings"`
-	// Policies is about the admission policies that keep others from doing the controller's work.
+	// Policies is about the admission policies that keep others from approving and signing.
 	Policies Policies `json:"policies"`
-	// Rates bound how much is decided.
+	// Rates limit how much is decided.
 	Rates Rates `json:"rates"`
-	// Audit decides and reports, and touches no request.
+	// Audit decides and reports, and changes no request.
 	Audit bool `json:"audit,omitempty"`
-	// ChallengeKeySecret is the Secret with the challenge keys. It is made where there is none.
+	// ChallengeKeySecret is the Secret with the challenge keys. The controller creates it if it
+	// does not exist.
 	ChallengeKeySecret string `json:"challengeKeySecret"`
 	// LeaderElection lets one of several replicas decide.
 	LeaderElection LeaderElection `json:"leaderElection"`
-	// MetricsBindAddress and HealthBindAddress are where to listen; "0" is nowhere.
+	// MetricsBindAddress and HealthBindAddress are where to listen. "0" is nowhere.
 	MetricsBindAddress string `json:"metricsBindAddress"`
 	HealthBindAddress  string `json:"healthBindAddress"`
 }
@@ -96,18 +100,21 @@ type Config struct {
 // Signer is a signer of CertificateSigningRequests.
 type Signer struct {
 	Name string `json:"name"`
-	// Shared says that others use it too: what has no evidence of ours is left to them.
+	// Shared says that others use the signer, too. Requests without evidence of ours are left to
+	// them.
 	Shared bool `json:"shared,omitempty"`
 }
 
-// Serving is which serving certificates are approved, by what a node's machine is said to have. They are issued by another signer.
+// Serving says which serving certificates are approved. kube-controller-manager issues those of
+// kubernetes.io signers. In mode Sign, the controller issues the others.
 type Serving struct {
 	Signers []string `json:"signers,omitempty"`
-	// ForbiddenAddresses are DNS names, IPs and CIDRs that no node serves under: the API server's, and the service range.
+	// ForbiddenAddresses are DNS names, IPs and CIDRs that no node serves under: the API server's,
+	// and the service range.
 	ForbiddenAddresses []string `json:"forbiddenAddresses,omitempty"`
 }
 
-// SigningMode is who issues what is approved.
+// SigningMode says who issues approved certificates.
 type SigningMode string
 
 // The modes of signing. There is no default.
@@ -133,28 +140,32 @@ type Lifetimes struct {
 	Backdate metav1.Duration `json:"backdate"`
 }
 
-// ClusterAPI is about a management cluster.
+// ClusterAPI configures a management cluster.
 type ClusterAPI struct {
 	// Namespaces are those whose Clusters are served. Default: all.
 	Namespaces []string `json:"namespaces,omitempty"`
-	// WatchFilter is the value of the label cluster.x-k8s.io/watch-filter that Clusters must have. Default: any, or none.
+	// WatchFilter is the value of the label cluster.x-k8s.io/watch-filter on Clusters to serve.
+	// Default: all Clusters, with or without the label.
 	WatchFilter string `json:"watchFilter,omitempty"`
-	// User is whose rights the controller has in workload clusters: a service account, which policies there name. It is impersonated. Default:
-	// that of packaging/kubernetes.
+	// User is the service account that the controller impersonates in workload clusters. Policies
+	// there name it. Default: that of packaging/kubernetes.
 	User string `json:"user,omitempty"`
-	// EKSources are what names endorsement keys: Annotation, Inventory, by provider ID, and in an infrastructure provider's own binary Platform.
+	// EKSources name endorsement keys: Annotation, Inventory (by provider ID), and in an
+	// infrastructure provider's own binary Platform.
 	EKSources []verifier.EKSource `json:"ekSources,omitempty"`
-	// NodeNames are where node names come from, for each Machine the first that has any. Default: MachineName.
+	// NodeNames are where node names come from. The first source with a name for a Machine decides.
+	// Default: MachineName.
 	NodeNames []verifier.NameSource `json:"nodeNames,omitempty"`
-	// TrustOnFirstUse lets a new Machine's bootstrap token speak for the endorsement key that comes with it.
-	// It needs TPM.RootsFile, TPM.AllowedEKs, or TrustAnyTPM.
+	// TrustOnFirstUse lets a new Machine's bootstrap token vouch for the endorsement key that comes
+	// with it. It needs TPM.RootsFile, TPM.AllowedEKs, or TrustAnyTPM.
 	TrustOnFirstUse bool `json:"trustOnFirstUse,omitempty"`
-	// TrustAnyTPM has TrustOnFirstUse accept every endorsement key, also that of a TPM in software.
+	// TrustAnyTPM lets TrustOnFirstUse accept every endorsement key, also that of a software TPM.
 	TrustAnyTPM bool `json:"trustAnyTPM,omitempty"`
-	// ServingAddresses are the types of Machines' addresses for which nodes get serving certificates: those that the platform itself vouches for, and
-	// no guest reports. They must be set with serving certificates, and only then.
+	// ServingAddresses are the types of Machines' addresses for which nodes get serving
+	// certificates: those that the platform itself vouches for, and no guest reports. It must be
+	// set with serving certificates, and only then.
 	ServingAddresses []string `json:"servingAddresses,omitempty"`
-	// UnattestedControlPlanes leaves the nodes of control plane Machines alone, as UnattestedNodes does.
+	// UnattestedControlPlanes treats the nodes of control plane Machines as UnattestedNodes.
 	UnattestedControlPlanes bool `json:"unattestedControlPlanes,omitempty"`
 }
 
@@ -188,7 +199,8 @@ const (
 	modeRecover Mode = "Recover"
 )
 
-// BindingsMode is what becomes of ClusterRoleBindings with which kube-controller-manager approves without attestation.
+// BindingsMode says what to do with ClusterRoleBindings that make kube-controller-manager approve
+// without attestation.
 type BindingsMode string
 
 // The modes of such bindings.
@@ -199,9 +211,10 @@ const (
 
 // Policies is what the controller expects of the admission policies.
 type Policies struct {
-	// Mode is whether enforcement starts only where they are in force. It never stops for them.
+	// Mode is whether enforcement starts only if they are in force. Enforcement never stops because
+	// of them.
 	Mode Mode `json:"mode"`
-	// Controllers are the users that they name beside this controller.
+	// Controllers are the users that the policies name beside this controller.
 	Controllers []string `json:"controllers,omitempty"`
 }
 
@@ -218,32 +231,34 @@ type Rate struct {
 	Burst int             `json:"burst"`
 }
 
-// TPM is the policy for TPMs, verifier/tpm.Config in words of a file.
+// TPM is the policy for TPMs: verifier/tpm.Config in the form of a file.
 type TPM struct {
-	// RootsFile and IntermediatesFile hold CA certificates in PEM: the roots that EK certificates have to chain to, and CAs on the way.
-	// Without roots, the inventory vouches for EKs by itself.
+	// RootsFile and IntermediatesFile hold CA certificates in PEM: the roots that EK certificates
+	// must chain to, and CAs on the way. Without roots, only the inventory vouches for EKs.
 	RootsFile         string `json:"rootsFile,omitempty"`
 	IntermediatesFile string `json:"intermediatesFile,omitempty"`
-	// AllowedEKs are trusted without a certificate, DeniedEKs never; of DeniedEKs some may be CAs' keys.
+	// AllowedEKs are trusted without a certificate. DeniedEKs are never trusted, and may be keys of
+	// CAs.
 	AllowedEKs []string `json:"allowedEKs,omitempty"`
 	DeniedEKs  []string `json:"deniedEKs,omitempty"`
 	// PCRs are those to be quoted.
 	PCRs PCRs `json:"pcrs"`
 	// EventLog asks for the firmware's event log, too.
 	EventLog bool `json:"eventLog,omitempty"`
-	// MinimumFirmware is the least firmware version by TPM maker: 16 hexadecimal digits, as TPM2_GetCapability reports its halves.
+	// MinimumFirmware is the minimum firmware version by TPM manufacturer: 16 hex digits, as
+	// TPM2_GetCapability reports its halves.
 	MinimumFirmware map[string]string `json:"minimumFirmware,omitempty"`
-	// ChainTime is when EK certificates must be valid; not set: now.
+	// ChainTime is when EK certificates must be valid. Not set: now.
 	ChainTime *metav1.Time `json:"chainTime,omitempty"`
 	// ChallengeLifetime is how long a challenge may be answered.
 	ChallengeLifetime metav1.Duration `json:"challengeLifetime,omitzero"`
 }
 
-// PCRs are a selection, and which values are allowed.
+// PCRs are a selection, and the values that are allowed.
 type PCRs struct {
 	Bank    string `json:"bank"`
 	Indexes []int  `json:"indexes"`
-	// Values are digests in hex by PCR; a PCR that is not listed may have any value.
+	// Values are digests in hex by PCR. A PCR that is not listed may have any value.
 	Values map[string][]string `json:"values,omitempty"`
 }
 
@@ -254,7 +269,7 @@ type LeaderElection struct {
 	LeaseName string `json:"leaseName"`
 }
 
-// Default returns what holds where nothing is set. By itself it is no configuration: what must be set is not.
+// Default returns the defaults. It is not a valid configuration, since required fields are not set.
 func Default() Config {
 	limits, rates := signing.DefaultLimits(), controller.DefaultRates()
 	duration := func(d time.Duration) metav1.Duration { return metav1.Duration{Duration: d} }
@@ -277,7 +292,7 @@ func Default() Config {
 	}
 }
 
-// defaultSigners are those that are decided for where none is given.
+// defaultSigners are the signers if none is set.
 func defaultSigners() []Signer {
 	return []Signer{{Name: tpmSigner}}
 }
@@ -301,7 +316,7 @@ func Load(path string) (Config, error) {
 	return c, nil
 }
 
-// Parse decodes one YAML document strictly over the defaults. Settings checks what it says.
+// Parse decodes one YAML document strictly over the defaults. New checks it.
 func Parse(data []byte) (Config, error) {
 	c := Default()
 	if err := strict.Decode(data, &c); err != nil {

@@ -34,7 +34,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
 )
 
-// Settings is a configuration that has been checked. New makes it; the zero value has no rules, with which no controller starts.
+// Settings is a checked configuration. New makes it. The zero value has no rules, and no controller
+// starts with it.
 type Settings struct {
 	config Config
 	rules  *verifier.Rules
@@ -44,7 +45,8 @@ type Settings struct {
 	tpm tpm.Config
 }
 
-// New checks a configuration and reads the files of CA certificates that it names. An error names the field at fault.
+// New checks a configuration, and reads the files of CA certificates that it names. An error names
+// the field at fault.
 func New(c Config) (*Settings, error) {
 	s := &Settings{config: c}
 	for _, step := range []func() error{
@@ -182,7 +184,8 @@ func (s *Settings) checkRates() error {
 	return nil
 }
 
-// makeClusterRules makes the rules of the one cluster, or only tries what they would be.
+// makeClusterRules makes the rules of the one cluster. With ClusterAPI it only checks that rules
+// can be made.
 func (s *Settings) makeClusterRules() error {
 	if s.config.ClusterAPI != nil {
 		_, err := s.ForWorkload(placeholderWorkload)
@@ -250,12 +253,14 @@ func (s *Settings) makeRules() error {
 	return err
 }
 
-// ownSigners returns those that nobody but we can sign for: kube-controller-manager does for Kubernetes' own.
+// ownSigners returns the signers that this controller signs for. kube-controller-manager signs for
+// Kubernetes' own.
 func (s Serving) ownSigners() []string {
 	return slices.DeleteFunc(slices.Clone(s.Signers), func(name string) bool { return strings.HasPrefix(name, "kubernetes.io/") })
 }
 
-// maxCAs bounds a file of CA certificates, in bytes: all makers' together have less.
+// maxCAs limits a file of CA certificates, in bytes. Those of all manufacturers together are
+// smaller.
 const maxCAs = 4 << 20
 
 func (s *Settings) makeTPM() error {
@@ -309,7 +314,7 @@ func (s *Settings) makeTPM() error {
 		}
 		s.tpm.MinimumFirmware[maker] = least
 	}
-	// All but the keys is judged now. These are thrown away.
+	// Everything but the keys is checked now. These keys are thrown away.
 	key := make([]byte, 32)
 	_, _ = rand.Read(key) // never fails
 	tried := *s
@@ -340,8 +345,8 @@ func (s *Settings) makeValues() error {
 	return nil
 }
 
-// readCAs reads certificates in PEM, one at least. People write comments between them, which are passed over; a block that is broken is
-// not.
+// readCAs reads certificates in PEM, at least one. Text between the blocks is skipped, since people
+// write comments there. A broken block is an error.
 func readCAs(path string) ([]*x509.Certificate, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -371,7 +376,7 @@ func readCAs(path string) ([]*x509.Certificate, error) {
 	return all, nil
 }
 
-// Config returns the configuration, with defaults in the place of what is not set.
+// Config returns the configuration, with defaults for unset fields.
 func (s *Settings) Config() Config { return s.config }
 
 // Rules returns the policy.
@@ -396,10 +401,11 @@ func (s *Settings) ca(reader client.Reader) signing.Source {
 	}
 }
 
-// inventoryAge is how long a changed file may go unnoticed, and two seconds more while it is read. Many requests at once share one read.
+// inventoryAge is how stale the inventory file may be. It may be two seconds more while it is read
+// again. Many concurrent requests share one read.
 const inventoryAge = 500 * time.Millisecond
 
-// machineSource are the machines of a cluster, and their bootstrap tokens.
+// machineSource has the machines of a cluster, and their bootstrap tokens.
 type machineSource interface {
 	controller.MachineSource
 	controller.TokenSource
@@ -422,14 +428,15 @@ func (s *Settings) namespaced(name string) types.NamespacedName {
 	return types.NamespacedName{Namespace: s.config.Namespace, Name: name}
 }
 
-// Controller returns the configuration of a controller that reads past any cache. Whoever calls it runs the KeyStore, which is a
-// manager's Runnable.
+// Controller returns the configuration of a controller that reads past any cache. The caller runs
+// the KeyStore, a manager's Runnable.
 func (s *Settings) Controller(reader client.Reader, writer client.Client) (controller.Config, *sources.KeyStore) {
 	keys := s.Keys(reader, writer)
 	return s.Assemble(keys, s.Machines(reader), s.ca(reader)), keys
 }
 
-// Assemble returns the configuration of a controller with these keys, these machines and this CA, nil if another signer issues.
+// Assemble returns the configuration of a controller with these keys, machines and CA. The CA is
+// nil if another signer issues.
 func (s *Settings) Assemble(keys *sources.KeyStore, machines machineSource, ca signing.Source) controller.Config {
 	providers := []controller.Provider{tpmprovider.Provider{Latest: keys.Verifier}}
 	if s.config.InsecureSigner != "" {
@@ -451,13 +458,13 @@ func (s *Settings) Assemble(keys *sources.KeyStore, machines machineSource, ca s
 	}
 }
 
-// Bindings returns what bindings.Add is told.
+// Bindings returns the configuration for bindings.Add.
 func (s *Settings) Bindings(metrics *telemetry.ClusterMetrics) bindings.Config {
 	return bindings.Config{Remove: s.config.AutoApprovingBindings == bindingsRemove, Audit: s.config.Audit, Metrics: metrics}
 }
 
-// PolicyCheck returns what compares the admission policies of the cluster that nodes join with the
-// release's.
+// PolicyCheck returns the check that compares the admission policies of the cluster that nodes join
+// with the release's.
 func (s *Settings) PolicyCheck(api client.Client) *preflight.PolicyCheck {
 	check := &preflight.PolicyCheck{Scope: preflight.PoliciesAlone, Client: api, Others: s.config.Policies.Controllers}
 	if s.config.ClusterAPI != nil {
@@ -466,7 +473,7 @@ func (s *Settings) PolicyCheck(api client.Client) *preflight.PolicyCheck {
 	return check
 }
 
-// ManagementPolicyCheck returns what does so for a management cluster.
+// ManagementPolicyCheck returns the same check for a management cluster.
 func (s *Settings) ManagementPolicyCheck(api client.Client) *preflight.PolicyCheck {
 	return &preflight.PolicyCheck{Scope: preflight.PoliciesManagement, Client: api, Others: s.config.Policies.Controllers}
 }
@@ -480,8 +487,9 @@ func (s *Settings) PolicyWatch(check *preflight.PolicyCheck, metrics *telemetry.
 	return preflight.WatchConfig{Check: check, Namespace: namespace, Audit: s.config.Audit, Metrics: metrics}
 }
 
-// Gate returns what lets enforcement start. Whoever calls it opens it before the manager starts, and runs it, a manager's Runnable.
-// The policies are those that have to be in force, unless the configuration says otherwise.
+// Gate returns the check before enforcement. The caller calls Open before the manager starts, and
+// then runs it as a manager's Runnable. The policies must be in force, unless the configuration
+// says otherwise.
 func (s *Settings) Gate(keys *sources.KeyStore, records client.Reader, metrics *telemetry.ClusterMetrics, log logr.Logger, policies ...*preflight.PolicyCheck) *preflight.Preflight {
 	if s.config.Policies.Mode != modeRequired {
 		policies = nil

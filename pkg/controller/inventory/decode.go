@@ -13,32 +13,33 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 )
 
-// machineEntry is a machine as it is written: by hand, with its keys in eks, or by `kubelet-authenticator identify`, with them in device.
+// machineEntry is a machine as it is written: by hand with its keys in eks, or by
+// `kubelet-authenticator identify` with its keys in device.
 type machineEntry struct {
-	// line is where it begins.
+	// line is its first line.
 	line    int
 	machine Machine
-	// addresses have the lines on which they stand.
+	// addresses have their line numbers.
 	addresses []textAt
 	provider  string
 	device    bool
 	eks       []ekEntry
 }
 
-// ekEntry is an EK with the line on which it stands.
+// ekEntry is an EK with its line number.
 type ekEntry struct {
 	line int
 	EK
 	certificate bool
 }
 
-// textAt is a text with the line on which it stands.
+// textAt is a text with its line number.
 type textAt struct {
 	line int
 	text string
 }
 
-// list is a document of its own kind.
+// list is a document of kind MachineInventory.
 type list struct {
 	apiVersion, kind string
 	machines         []machineEntry
@@ -77,13 +78,13 @@ func decodeAll(data []byte) (entries []machineEntry, documents int, err error) {
 	return entries, documents, nil
 }
 
-// chunk is some of the lines, beginning with the one of that number.
+// chunk is a part of the file that begins at line.
 type chunk struct {
 	line    int
 	content []byte
 }
 
-// syntaxError has the YAML library count lines from the beginning of the whole.
+// syntaxError makes the YAML library count lines from the beginning of the file.
 func (p chunk) syntaxError(err error) error {
 	padded := append(bytes.Repeat([]byte("\n"), p.line-1), p.content...)
 	decoder := yaml.NewDecoder(bytes.NewReader(padded))
@@ -99,9 +100,10 @@ func (p chunk) syntaxError(err error) error {
 	return &Error{Problem: text.Line(strings.TrimPrefix(err.Error(), "yaml: "), 256)}
 }
 
-// split cuts where one output of identify, or one list, follows another without a separator, as cat leaves them: before a line
-// that begins with "{", "device:" or "apiVersion:", if there has been one since the last separator. In one document neither can come twice.
-// After "..." it cuts, too: the YAML library would want "---" next.
+// split cuts the file where one output of identify, or one list, follows another without a
+// separator, as cat leaves them. It cuts before a line that begins with "{", "device:" or
+// "apiVersion:", if there was one since the last separator. Neither can occur twice in one
+// document. It also cuts after "...", since the YAML library would expect "---" next.
 func split(data []byte) []chunk {
 	var parts []chunk
 	begin, line, first := 0, 1, 1
@@ -132,7 +134,7 @@ func split(data []byte) []chunk {
 
 func hasPrefix(data []byte, prefix string) bool { return bytes.HasPrefix(data, []byte(prefix)) }
 
-// decoderAt turns YAML's nodes into entries. To a node's line it adds those before the part.
+// decoderAt turns YAML nodes into entries. It adds the lines before the chunk to a node's line.
 type decoderAt struct{ before int }
 
 // field decodes the value of one field.
@@ -250,7 +252,7 @@ func (d decoderAt) keys(into *[]ekEntry) field {
 	}
 }
 
-// mapping refuses each field that is not known, one in another case included, and each that comes twice.
+// mapping refuses unknown fields, also those in another case, and fields that occur twice.
 func (d decoderAt) mapping(n *yaml.Node, what string, fields map[string]field) error {
 	if err := d.checkPlain(n); err != nil {
 		return err
@@ -294,7 +296,8 @@ func (d decoderAt) sequence(n *yaml.Node, element field) error {
 	return nil
 }
 
-// text takes a value as it is written: a fingerprint may look like a number, a node's name like a truth value.
+// text takes a value as it is written, since a fingerprint may look like a number, and a node name
+// like a boolean.
 func (d decoderAt) text(into *string) field {
 	return func(n *yaml.Node) error {
 		if err := d.checkPlain(n); err != nil {
@@ -311,7 +314,7 @@ func (d decoderAt) text(into *string) field {
 	}
 }
 
-// checkPlain refuses what makes YAML say something else than it shows.
+// checkPlain refuses YAML features that make a document mean something else than it shows.
 func (d decoderAt) checkPlain(n *yaml.Node) error {
 	switch {
 	case n.Kind == yaml.AliasNode || n.Anchor != "":

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package inventory holds the machines of a fleet without Cluster API, as the operator wrote them down (docs/inventory.md): which
-// endorsement keys a machine has, and what its node may be called. It is a root of trust: whoever writes it decides who gets in.
+// Package inventory parses the inventory of a fleet without Cluster API (docs/inventory.md): which
+// endorsement keys a machine has, and its node name. The operator writes it. It is a root of trust:
+// whoever writes it decides who gets in.
 package inventory
 
 import (
@@ -9,22 +10,23 @@ import (
 	"slices"
 )
 
-// Machine is one entry. All of it is what the operator says, be it by hand or by taking over what `kubelet-authenticator identify` printed
-// on the machine: then it is worth as much as the way on which it came.
+// Machine is one entry. The operator wrote it by hand, or copied what `kubelet-authenticator
+// identify` printed on the machine. A copy is as trustworthy as the way it took.
 type Machine struct {
-	// Name is unique. Where the operator gave none it is the node name.
+	// Name is unique. Default: the node name.
 	Name string
-	// NodeName is the name of the machine's Node, unique, a DNS-1123 subdomain.
+	// NodeName is the name of the machine's Node: unique, and a DNS-1123 subdomain.
 	NodeName string
-	// ProviderID is the machine's spec.providerID, unique, and empty where it is not known.
+	// ProviderID is the machine's spec.providerID: unique, or empty if it is not known.
 	ProviderID string
-	// DNSNames and IPs are the machine's addresses, for serving certificates. No other machine has them, or has one of the DNS names as
-	// its node name.
+	// DNSNames and IPs are the machine's addresses, for serving certificates. No other machine has
+	// them, or has one of the DNS names as its node name.
 	DNSNames []string
 	IPs      []netip.Addr
-	// EKs are its endorsement keys. No other machine has them. There is one, or a TokenID.
+	// EKs are its endorsement keys. No other machine has them. A machine without EKs has a TokenID.
 	EKs []EK
-	// TokenID is the public part of the bootstrap token that was made for it, empty if the operator did not say. No other machine has it.
+	// TokenID is the ID of the bootstrap token that was made for it, empty if the operator did not
+	// say. No other machine has it.
 	TokenID string
 }
 
@@ -32,20 +34,24 @@ type Machine struct {
 type EK struct {
 	// Fingerprint is the SHA-256 of its SubjectPublicKeyInfo, in lower-case hex.
 	Fingerprint string
-	// Template is our name for how the TPM makes it, empty if the operator did not say.
+	// Template is the name of the template that the TPM makes it from, empty if the operator did
+	// not say.
 	Template string
-	// CertificateFingerprint is the SHA-256 of its certificate, in lower-case hex, empty if the operator did not say.
+	// CertificateFingerprint is the SHA-256 of its certificate, in lower-case hex, empty if the
+	// operator did not say.
 	CertificateFingerprint string
 }
 
-// Inventory is what Parse accepted. It does not change; what it returns is the caller's. The zero value, and nil, hold no machine.
+// Inventory is a parsed inventory. It does not change, and returns copies. The zero value, and nil,
+// have no machines.
 type Inventory struct {
 	machines []Machine
-	// byEK, byName, byNodeName and byToken hold indices of machines.
+	// byEK, byName, byNodeName and byToken have indexes into machines.
 	byEK, byName, byNodeName, byToken map[string]int
 }
 
-// ByEK returns the machines with the endorsement key of that fingerprint: none or one, since Parse refuses more.
+// ByEK returns the machines with the endorsement key of that fingerprint: none or one, since Parse
+// refuses more.
 func (i *Inventory) ByEK(fingerprint string) []Machine {
 	if i == nil {
 		return nil
@@ -81,7 +87,7 @@ func (i *Inventory) ByToken(id string) (Machine, bool) {
 	return i.at(i.byToken, id)
 }
 
-// All returns all machines, in the order in which they were written.
+// All returns all machines, in the order of the file.
 func (i *Inventory) All() []Machine {
 	if i == nil {
 		return nil

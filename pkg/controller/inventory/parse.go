@@ -23,21 +23,21 @@ const (
 
 // Limits.
 const (
-	// MaxSize bounds an inventory, in bytes: ten thousand machines as identify prints them.
+	// MaxSize limits an inventory, in bytes: ten thousand machines as identify prints them.
 	MaxSize = 16 << 20
-	// maxKeys and maxAddresses bound what one machine has.
+	// maxKeys and maxAddresses limit what one machine has.
 	maxKeys, maxAddresses = 16, 64
-	// maxText bounds each value, in bytes, before it is looked at.
+	// maxText limits each value, in bytes, before it is parsed.
 	maxText = 4096
-	// tpmProvider is the one whose devices have endorsement keys.
+	// tpmProvider is the provider whose devices have endorsement keys.
 	tpmProvider = "tpm"
 	// fingerprintSize is that of a SHA-256 in hex.
 	fingerprintSize = 64
 )
 
-// Error says what is wrong with an inventory, and where.
+// Error says what is wrong with an inventory, and in which line.
 type Error struct {
-	// Line is where, 0 where the problem says it, or the whole is at fault.
+	// Line is the line, 0 if the whole inventory is wrong or Problem says where.
 	Line int
 	// Machine is the name of the entry, empty where it has none.
 	Machine string
@@ -55,7 +55,7 @@ func (e *Error) Error() string {
 	return where + e.Problem
 }
 
-// withMachine says which machine an error is about, as far as that is known.
+// withMachine adds to an error which machine it is about, if that is known.
 func withMachine(err error, m Machine) error {
 	var e *Error
 	if errors.As(err, &e) && e.Machine == "" {
@@ -67,10 +67,12 @@ func withMachine(err error, m Machine) error {
 	return err
 }
 
-// Parse decodes an inventory strictly (docs/inventory.md): a stream of documents in YAML or JSON, each a list of kind MachineInventory or
-// one machine, such as `kubelet-authenticator identify` prints it. What is not known, doubled, or claimed by two machines is
-// an *Error. A list without machines is an inventory; a stream without documents is none, for that is what a file is like while
-// it is being written.
+// Parse decodes an inventory strictly (docs/inventory.md): a stream of documents in YAML or JSON.
+// Each is a list of kind MachineInventory, or one machine as `kubelet-authenticator identify`
+// prints it. Unknown and doubled fields, and values that two machines have, are an *Error.
+//
+// A list without machines is valid. A stream without documents is an error, since a file is empty
+// while it is being written.
 func Parse(data []byte) (*Inventory, error) {
 	if len(data) > MaxSize {
 		return nil, &Error{Problem: fmt.Sprintf("it is longer than %d bytes", MaxSize)}
@@ -104,7 +106,7 @@ func Parse(data []byte) (*Inventory, error) {
 	return inventory, nil
 }
 
-// check judges one entry by itself and completes its machine.
+// check checks one entry by itself and completes its machine.
 func (e *machineEntry) check() error {
 	m := &e.machine
 	if m.Name == "" {
@@ -175,7 +177,8 @@ func isFingerprint(s string) bool {
 	return err == nil && len(s) == fingerprintSize && s == strings.ToLower(s)
 }
 
-// addAddress refuses what no machine has for itself alone, whatever the rules for serving certificates will say of the rest.
+// addAddress refuses addresses that no machine has for itself alone. The rules for serving
+// certificates check more.
 func (m *Machine) addAddress(address string) string {
 	if ip, err := netip.ParseAddr(address); err == nil {
 		if ip.String() != address || ip.Is4In6() || ip.Zone() != "" {
@@ -201,13 +204,14 @@ func (m *Machine) addAddress(address string) string {
 	return ""
 }
 
-// claimSet are the machines that hold what only one may have, by kind and value.
+// claimSet has the entry that holds each value which only one machine may have, by kind and value.
 type claimSet map[[2]string]*machineEntry
 
-// add takes all that e claims, or says which machine claimed it before.
+// add adds the values of e. It fails with the name of the machine that has one of them already.
 func (c claimSet) add(e *machineEntry) error {
 	m := &e.machine
-	// A node's name is a DNS name that it may want in its serving certificate: no other machine may have it as an address.
+	// A node's name is a DNS name that it may want in its serving certificate. So no other machine
+	// may have it as an address.
 	own := [][2]string{{"name", m.Name}, {"DNS name or nodeName", m.NodeName}}
 	if m.ProviderID != "" {
 		own = append(own, [2]string{"providerID", m.ProviderID})

@@ -11,9 +11,10 @@ import (
 	"time"
 )
 
-// parseBundle reads a CA as parseCA does, but for the order of the certificates: while a CA is rotated, some are only to be trusted, such as the
-// old root and the new one in Cluster API's <cluster>-ca. The key tells which of them signs; of several with that key it is the one that ends last
-// of those whose time it is.
+// parseBundle parses a CA as parseCA does, with certificates in any order. While a CA is rotated,
+// some are only to be trusted, such as the old and the new root in Cluster API's <cluster>-ca. The
+// key tells which certificate signs. If several have that key, it is the valid one that expires
+// last.
 func parseBundle(certificates, key []byte, now time.Time) (*CA, error) {
 	bundle, err := parseChain(certificates)
 	if err != nil {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package signing builds and signs a node's certificates from values that were verified; of a request's own subject and extensions
-// it sees nothing. It knows no Kubernetes API and reads no clock; Files reads two files.
+// Package signing builds and signs a node's certificates. It takes verified values only, and never
+// sees a request's subject or extensions. It uses no Kubernetes API and reads no clock. Files reads
+// two files.
 package signing
 
 import (
@@ -21,35 +22,39 @@ import (
 
 // Limits that hold before anything is decoded.
 const (
-	// maxPEM bounds the certificates and the key, in bytes each: what is handed out has to stay below what a node reads.
+	// maxPEM limits the certificates and the key, in bytes each. What a node gets must stay below
+	// what it reads.
 	maxPEM = 64 << 10
-	// maxChain bounds the certificates of a CA, its own included.
+	// maxChain limits the certificates of a CA, its own included.
 	maxChain = 8
 )
 
-// The sizes that a modulus may have, in bits. Go's TLS, and so the API server, takes no certificate with a larger one.
+// Limits of a modulus, in bits. Go's TLS, and so the API server, refuses certificates with a larger
+// one.
 const (
 	minRSA   = 2048
 	maxCARSA = 8192
 )
 
-// CAError says why there is no CA to sign with. It is the operator's to mend: a request may wait for it.
+// CAError says why there is no CA to sign with. The operator has to fix it, and requests may wait
+// for that.
 type CAError struct {
 	Problem string
 }
 
 func (e *CAError) Error() string { return "signing CA: " + e.Problem }
 
-// CA is a key pair that may sign, and the chain above it. Only parseCA makes one; the zero value signs nothing. It does not change.
+// CA is a key pair that may sign, and the chain above it. Only parseCA and parseBundle make one.
+// The zero value signs nothing. It does not change.
 type CA struct {
-	// chain holds the CA's own certificate, then each one's issuer as far as it was given.
+	// chain has the CA's own certificate, then each one's issuer as far as it was given.
 	chain []*x509.Certificate
 	key   crypto.Signer
 }
 
-// parseCA reads a CA: in PEM its certificate, followed by those above it, if any, each the issuer of the one before, and its private key
-// (PKCS #1, PKCS #8 or SEC 1, not encrypted). Whatever keeps it from signing at the time now is a *CAError, which quotes
-// nothing of the key.
+// parseCA parses a CA in PEM: its certificate, then those above it, each the issuer of the one
+// before, and its private key (PKCS #1, PKCS #8 or SEC 1, not encrypted). If the CA cannot sign at
+// the time now, the error is a *CAError. It quotes nothing of the key.
 func parseCA(certificates, key []byte, now time.Time) (*CA, error) {
 	chain, err := parseChain(certificates)
 	if err != nil {
@@ -69,7 +74,8 @@ func parseCA(certificates, key []byte, now time.Time) (*CA, error) {
 	return ca, nil
 }
 
-// NotAfter returns when the first certificate of the chain ends; no certificate of a node outlives it.
+// NotAfter returns when the first certificate of the chain expires. No node's certificate outlives
+// it.
 func (ca *CA) NotAfter() time.Time {
 	if ca == nil || len(ca.chain) == 0 {
 		return time.Time{}
@@ -91,13 +97,13 @@ func (ca *CA) Fingerprint() string {
 	return fingerprint(ca.chain[0].Raw)
 }
 
-// String keeps the key out of whatever prints a CA.
+// String does not print the key.
 func (ca CA) String() string { return "signing CA " + ca.Fingerprint() }
 
 // GoString is String.
 func (ca CA) GoString() string { return ca.String() }
 
-// check judges all that does not change with time.
+// check judges everything that does not change with time.
 func (ca *CA) check() error {
 	for i, c := range ca.chain {
 		if problem := checkAuthority(c, i); problem != "" {
@@ -106,7 +112,7 @@ func (ca *CA) check() error {
 		if i == 0 {
 			continue
 		}
-		// A file that holds the old and the new root is a bundle to trust, and would not say which one is to sign.
+		// A file with the old and the new root is a trust bundle, and does not say which one signs.
 		if selfSigned(ca.chain[i-1]) {
 			return &CAError{fmt.Sprintf("certificate %d follows a self-signed one, which has nothing above it", i+1)}
 		}
@@ -121,7 +127,8 @@ func (ca *CA) check() error {
 	return nil
 }
 
-// checkAuthority says what is wrong with the certificate of a CA that has so many other CAs between itself and a node.
+// checkAuthority says what is wrong with a CA's certificate. below is how many other CAs are
+// between it and a node.
 func checkAuthority(c *x509.Certificate, below int) string {
 	switch {
 	case !c.BasicConstraintsValid || !c.IsCA: // RFC 5280, section 4.2.1.9
@@ -143,7 +150,8 @@ func checkAuthority(c *x509.Certificate, below int) string {
 	return ""
 }
 
-// allows holds a CA's extended key usages to bind all below it, as the API server's verification does.
+// allows reports whether a CA's extended key usages permit a usage. They bind all certificates
+// below the CA, as in the API server's verification.
 func allows(c *x509.Certificate, usage x509.ExtKeyUsage) bool {
 	if len(c.ExtKeyUsage) == 0 && len(c.UnknownExtKeyUsage) == 0 {
 		return true
@@ -151,7 +159,7 @@ func allows(c *x509.Certificate, usage x509.ExtKeyUsage) bool {
 	return slices.Contains(c.ExtKeyUsage, usage) || slices.Contains(c.ExtKeyUsage, x509.ExtKeyUsageAny)
 }
 
-// checkKey refuses what is weak, and what is too costly to verify.
+// checkKey refuses weak keys, and keys that are too costly to verify with.
 func checkKey(key crypto.PublicKey, maxRSA int) error {
 	switch key := key.(type) {
 	case *rsa.PublicKey:
@@ -188,7 +196,7 @@ func checkKey(key crypto.PublicKey, maxRSA int) error {
 	return errors.New("neither RSA, ECDSA nor Ed25519")
 }
 
-// checkTime refuses before and after the time of any certificate of the chain, and for the zero value.
+// checkTime refuses the zero value, and a chain with a certificate that is not valid at that time.
 func (ca *CA) checkTime(now time.Time) error {
 	if ca == nil || len(ca.chain) == 0 || ca.key == nil {
 		return &CAError{"there is none"}
@@ -204,7 +212,8 @@ func (ca *CA) checkTime(now time.Time) error {
 	return nil
 }
 
-// issuersForNode returns what goes with a node's certificate: all but a root, which whoever verifies has to have (RFC 8446, section 4.4.2).
+// issuersForNode returns the certificates that go with a node's certificate: all but a root, which
+// the verifier must have (RFC 8446, section 4.4.2).
 func (ca *CA) issuersForNode() []*x509.Certificate {
 	return slices.DeleteFunc(slices.Clone(ca.chain), selfSigned)
 }
@@ -235,13 +244,13 @@ func parseChain(data []byte) ([]*x509.Certificate, error) {
 	return chain, nil
 }
 
-// parseKey quotes nothing, and no library's error either.
+// parseKey quotes nothing of the key, nor a library's error.
 func parseKey(data []byte) (crypto.Signer, error) {
 	found, err := blocks(data)
 	if err != nil {
 		return nil, &CAError{"key: " + err.Error()}
 	}
-	// What openssl ecparam -genkey writes begins with the curve's name, which the key repeats.
+	// The output of openssl ecparam -genkey begins with the curve's name, which the key repeats.
 	if len(found) == 2 && found[0].Type == "EC PARAMETERS" && found[1].Type == "EC PRIVATE KEY" {
 		found = found[1:]
 	}
@@ -268,8 +277,8 @@ func parseKey(data []byte) (crypto.Signer, error) {
 	return signer, nil
 }
 
-// blocks takes PEM apart. Only white space may stand around the blocks: pem.Decode alone would pass over text, and over a block that is
-// broken.
+// blocks splits PEM. Only white space may be between the blocks: pem.Decode alone would skip text,
+// and broken blocks.
 func blocks(data []byte) ([]*pem.Block, error) {
 	if len(data) > maxPEM {
 		return nil, fmt.Errorf("longer than %d bytes", maxPEM)

@@ -27,50 +27,52 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// The names of a node in the API server's eyes (Kubernetes documentation, "Node authorization").
+// A node's user and group (Kubernetes documentation, "Node authorization").
 const (
 	nodePrefix = "system:node:"
 	nodesGroup = "system:nodes"
 )
 
 const (
-	// minLifetime is what the API server demands of spec.expirationSeconds at least (certificates.k8s.io/v1); no certificate is made
-	// that has less left.
+	// minLifetime is the API server's minimum for spec.expirationSeconds (certificates.k8s.io/v1).
+	// No certificate is made with less left.
 	minLifetime = 10 * time.Minute
 	// maxLifetime is the most that an operator may allow: 90 days.
 	maxLifetime = 2160 * time.Hour
-	// maxBackdate bounds what Limits may ask for.
+	// maxBackdate limits Limits.Backdate.
 	maxBackdate = time.Hour
 	// maxNodeRSA is the largest modulus of a node's key, in bits (rule S3).
 	maxNodeRSA = 4096
 )
 
-// grantError says why a grant cannot be signed, whatever the CA.
+// grantError says why no CA can sign a grant.
 type grantError struct {
 	problem string
 }
 
 func (e *grantError) Error() string { return "node certificate: " + e.problem }
 
-// Grant is what a certificate is made of. Each value has to be a verified one.
+// Grant is what a client certificate is made from. Each value must be verified.
 type Grant struct {
 	// NodeName is the record's, not the request's.
 	NodeName string
-	// PublicKey is the request's, whose possession the request's signature shows: P-256, P-384, or RSA with 2048 to 4096 bits.
+	// PublicKey is the request's: P-256, P-384, or RSA with 2048 to 4096 bits. The request's
+	// signature shows that the node has the key.
 	PublicKey crypto.PublicKey
-	// ExpirationSeconds is spec.expirationSeconds: a wish.
+	// ExpirationSeconds is spec.expirationSeconds, a wish.
 	ExpirationSeconds *int32
 }
 
-// ServingGrant is what a serving certificate is made of.
+// ServingGrant is what a serving certificate is made from.
 type ServingGrant struct {
 	Grant
-	// DNSNames, in lower case, and IPs are the machine's, and no other's. One, at least; the node's name is not there by itself.
+	// DNSNames, in lower case, and IPs are the machine's, and no other's. There is at least one.
+	// The node's name is not added.
 	DNSNames []string
 	IPs      []netip.Addr
 }
 
-// maxAddresses bounds the names and IPs in one certificate.
+// maxAddresses limits the names and IPs in one certificate.
 const maxAddresses = 100
 
 // purpose is what a certificate is for.
@@ -82,15 +84,17 @@ type purpose struct {
 
 // Limits are the operator's. The zero value allows nothing.
 type Limits struct {
-	// Default is the lifetime where none is asked for.
+	// Default is the lifetime if none is asked for.
 	Default time.Duration
-	// Min and Max bound the lifetime: a wish beyond them is shortened or lengthened, as kube-controller-manager does.
+	// Min and Max limit the lifetime. A wish beyond them is shortened or lengthened, as
+	// kube-controller-manager does.
 	Min, Max time.Duration
-	// Backdate is how far in the past a certificate begins, for nodes whose clock is behind. It is no part of the lifetime.
+	// Backdate is how far in the past a certificate begins, for nodes whose clock is behind. It is
+	// not part of the lifetime.
 	Backdate time.Duration
 }
 
-// DefaultLimits returns what holds where the operator sets nothing.
+// DefaultLimits returns the limits if the operator sets none.
 func DefaultLimits() Limits {
 	return Limits{Default: 168 * time.Hour, Min: minLifetime, Max: maxLifetime, Backdate: 5 * time.Minute}
 }
@@ -110,14 +114,15 @@ func (l Limits) Check() error {
 	return nil
 }
 
-// Issue returns a client certificate for the node in PEM, followed by the CAs that are not roots. It begins Backdate ago, but not before
-// the CA, and ends when Limits and the CA's end allow. An error is a *CAError where another CA would do, and a *grantError where
-// none would.
+// Issue returns a client certificate for the node in PEM, followed by the CAs that are not roots.
+// It begins Backdate ago, but not before the CA, and ends when Limits and the CA's end allow. An
+// error is a *CAError if another CA could sign.
 func Issue(ca *CA, grant Grant, limits Limits, now time.Time, random io.Reader) ([]byte, error) {
 	return sign(ca, grant, purpose{usage: x509.ExtKeyUsageClientAuth}, limits, now, random)
 }
 
-// IssueServing returns a serving certificate for the node, with the names and IPs of the grant and no others. All else is as with Issue.
+// IssueServing returns a serving certificate for the node, with the names and IPs of the grant and
+// no others. All else is as with Issue.
 func IssueServing(ca *CA, grant ServingGrant, limits Limits, now time.Time, random io.Reader) ([]byte, error) {
 	for _, name := range grant.DNSNames {
 		last := name[strings.LastIndexByte(name, '.')+1:]
@@ -162,7 +167,8 @@ func sign(ca *CA, grant Grant, use purpose, limits Limits, now time.Time, random
 	if wanted.SerialNumber, err = newSerial(random); err != nil {
 		return nil, err
 	}
-	// The algorithm follows from the CA's key: SHA-256 with RSA and P-256, SHA-384 with P-384, SHA-512 with P-521, or Ed25519.
+	// The algorithm follows from the CA's key: SHA-256 with RSA and P-256, SHA-384 with P-384,
+	// SHA-512 with P-521, or Ed25519.
 	der, err := x509.CreateCertificate(random, wanted, ca.chain[0], grant.PublicKey, ca.key)
 	if err != nil {
 		return nil, fmt.Errorf("sign certificate for node %s: %w", grant.NodeName, err)
@@ -249,8 +255,8 @@ func plan(ca *CA, grant Grant, use purpose, limits Limits, now time.Time) (*x509
 	}, nil
 }
 
-// lifetime returns what is granted of a wish, as kube-controller-manager's signer does. The API server lets no wish below 10 minutes
-// pass.
+// lifetime returns the lifetime for a wish, as kube-controller-manager's signer does. The API
+// server refuses a wish below 10 minutes.
 func (l Limits) lifetime(expirationSeconds *int32) (time.Duration, error) {
 	if expirationSeconds == nil {
 		return l.Default, nil
@@ -276,7 +282,8 @@ func checkNodeKey(key crypto.PublicKey) error {
 	return checkKey(key, maxNodeRSA)
 }
 
-// newSerial returns 128 random bits: positive, and 17 octets at most (RFC 5280, section 4.1.2.2, allows 20).
+// newSerial returns 128 random bits: positive, and at most 17 octets (RFC 5280, section 4.1.2.2,
+// allows 20).
 func newSerial(random io.Reader) (*big.Int, error) {
 	if random == nil {
 		return nil, errors.New("serial number: there is no source of randomness")
@@ -308,8 +315,9 @@ func keyID(spki []byte) ([]byte, error) {
 // extensionSAN is the subject alternative name.
 const extensionSAN = "2.5.29.17"
 
-// extensions returns those of a node's certificate, with whether each is critical (RFC 5280, section 4.2.1). There are no others: no subject
-// alternative name, above all, but in a serving certificate.
+// extensions returns the extensions of a node's certificate, with whether each is critical (RFC
+// 5280, section 4.2.1). There are no others. Only a serving certificate has a subject alternative
+// name.
 func extensions(wanted *x509.Certificate) []string {
 	all := []string{"2.5.29.14 false", "2.5.29.15 true", "2.5.29.19 true", "2.5.29.35 false", "2.5.29.37 false"}
 	if len(wanted.DNSNames)+len(wanted.IPAddresses) > 0 {
@@ -318,7 +326,8 @@ func extensions(wanted *x509.Certificate) []string {
 	return all
 }
 
-// alternativeNames returns the names and IPs in DER (RFC 5280, section 4.2.1.6): crypto/x509 passes over kinds of names that it does not know.
+// alternativeNames returns the names and IPs in DER (RFC 5280, section 4.2.1.6). crypto/x509 skips
+// kinds of names that it does not know.
 func alternativeNames(names []string, ips []net.IP) ([]byte, error) {
 	var all []asn1.RawValue
 	for _, name := range names {
@@ -330,7 +339,7 @@ func alternativeNames(names []string, ips []net.IP) ([]byte, error) {
 	return asn1.Marshal(all)
 }
 
-// verify reads the certificate as those do who will be shown it, and takes no byte of it on trust.
+// verify checks the new certificate as its verifiers will, and trusts no byte of it.
 func verify(leaf, wanted *x509.Certificate, ca *CA, now time.Time) error {
 	subject, err := asn1.Marshal(wanted.Subject.ToRDNSequence())
 	if err != nil {
@@ -384,8 +393,9 @@ func verify(leaf, wanted *x509.Certificate, ca *CA, now time.Time) error {
 	return err
 }
 
-// Fingerprint returns the SHA-256 of the first certificate in status.certificate, in hex: what the record keeps. Others sign too, and
-// may write text around the PEM blocks (certificates.k8s.io/v1, CertificateSigningRequestStatus).
+// Fingerprint returns the SHA-256 of the first certificate in status.certificate, in hex, as the
+// record has it. Other signers may write text around the PEM blocks (certificates.k8s.io/v1,
+// CertificateSigningRequestStatus).
 func Fingerprint(chain []byte) (string, error) {
 	block, _ := pem.Decode(chain)
 	if block == nil || block.Type != "CERTIFICATE" {

@@ -14,20 +14,20 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/lastgood"
 )
 
-// The keys of a Secret of type kubernetes.io/tls, which Cluster API's <cluster>-ca has too.
+// The keys of a Secret of type kubernetes.io/tls, and of Cluster API's <cluster>-ca.
 const (
 	secretCertificate = "tls.crt"
 	secretKey         = "tls.key"
 )
 
-// Source hands out the CA to sign with. It is asked anew for each certificate, so that a rotated CA is used at once, and may be asked
-// by several at a time.
+// Source returns the CA to sign with. It is asked again for each certificate, so a rotated CA is
+// used at once. It may be called concurrently.
 type Source interface {
 	// CA returns a CA that may sign at the time now. An error means that nothing can be signed yet.
 	CA(ctx context.Context, now time.Time) (*CA, error)
 }
 
-// FromSecret reads a CA from the data of a Secret, whose certificates may be a bundle.
+// FromSecret parses a CA from the data of a Secret, whose certificates may be a bundle.
 func FromSecret(data map[string][]byte, now time.Time) (*CA, error) {
 	for _, key := range []string{secretCertificate, secretKey} {
 		if len(data[key]) == 0 {
