@@ -79,8 +79,9 @@ NODE_E2E := TestNodeBecomesReady $(addprefix TestKubeadm/,package sysext baked-i
 E2E_SUITES ?= $(shell echo $$(($$(nproc) * 3 / 2)))
 # The suites that take longest begin first, so that none of them is left over at the end.
 E2E_LONGEST := ./controller ./node ./e2e ./clusterapi ./replicas ./policies
-# Unit tests wait, too, for timeouts and for software TPMs: more of them than processors are run at once.
-UNIT_FLAGS := -vet=off -p $(shell echo $$(($$(nproc) * 2))) -parallel $(shell echo $$(($$(nproc) * 4)))
+# Unit tests wait, too, for timeouts and for software TPMs. The race detector makes them wait less.
+UNIT_PACKAGES := $(shell echo $$(($$(nproc) * 2)))
+RACE_PACKAGES := $(shell echo $$(($$(nproc) * 3 / 2)))
 E2E_FLAGS := -race -vet=off -tags simulator -timeout 20m
 
 UNIT_NEEDS := gcc openssl python3 swtpm swtpm_setup tpm2_checkquote /usr/include/openssl/ssl.h
@@ -94,7 +95,7 @@ check: lint unit ## run what each commit has to pass: lint and unit
 unit: ## run the unit tests, without the race detector
 	@scripts/need $(UNIT_NEEDS)
 	@mkdir -p bin
-	$(GOTESTSUM) --jsonfile bin/unit.json -- $(UNIT_FLAGS) -count=1 ./...
+	$(GOTESTSUM) --jsonfile bin/unit.json -- -vet=off -p $(UNIT_PACKAGES) -count=1 ./...
 
 .PHONY: e2e
 e2e: export SUITE := $(SUITE)
@@ -110,7 +111,7 @@ e2e: ## run one suite of test/, or one test of it (SUITE=controller, RUN=TestSto
 test: ## run everything, unit and end to end against a real control plane and software TPMs
 	@scripts/need $(E2E_NEEDS)
 	@mkdir -p bin
-	$(GOTESTSUM) --jsonfile bin/unit.json -- -race $(UNIT_FLAGS) ./...
+	$(GOTESTSUM) --jsonfile bin/unit.json -- -race -vet=off -p $(RACE_PACKAGES) ./...
 	go -C tools test -race -vet=off ./...
 	go -C perf test -race -vet=off ./...
 	@scripts/ran bin/unit.json $(TPM_UNIT)

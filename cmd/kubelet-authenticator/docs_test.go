@@ -3,10 +3,13 @@
 package main
 
 import (
+	"cmp"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -179,5 +182,38 @@ func TestDropIn(t *testing.T) {
 	}
 	if !strings.Contains(dropIn, "\nEnvironmentFile=-"+kubelet.EnvFile+"\n") {
 		t.Errorf("it does not name %s: %s", kubelet.EnvFile, dropIn)
+	}
+}
+
+// The map of the suites has a row for each package of test/ with tests, and no other. Each target of make that is named exists.
+func TestContributingNamesEachSuite(t *testing.T) {
+	document := readFile(t, "../../CONTRIBUTING.md")
+	_, table, _ := strings.Cut(document, "\n## The suites\n")
+	var named, suites []string
+	for _, row := range regexp.MustCompile("(?m)^\\| `([a-z0-9/]+)` \\|").FindAllStringSubmatch(table, -1) {
+		named = append(named, row[1])
+	}
+	err := filepath.WalkDir("../../test", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() && entry.Name() == "components" { // modules of their own, without tests
+			return cmp.Or(err, fs.SkipDir)
+		}
+		if strings.HasSuffix(path, "_test.go") {
+			suites = append(suites, strings.TrimPrefix(filepath.ToSlash(filepath.Dir(path)), "../../test/"))
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(named)
+	slices.Sort(suites)
+	if suites = slices.Compact(suites); !slices.Equal(named, suites) {
+		t.Errorf("the map has %q, test/ has %q", named, suites)
+	}
+	makefile := readFile(t, "../../Makefile")
+	for _, target := range regexp.MustCompile("`make ([a-z0-9-]+)").FindAllStringSubmatch(document, -1) {
+		if !strings.Contains(makefile, "\n"+target[1]+": ") {
+			t.Errorf("there is no target %s", target[1])
+		}
 	}
 }
