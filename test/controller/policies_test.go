@@ -479,7 +479,7 @@ func TestEnforcementNeedsPolicies(t *testing.T) {
 	b.policed(t)
 	check := &preflight.PolicyCheck{Scope: preflight.PoliciesAlone, Client: g.client, User: shippedAccount}
 	open := func(policies ...*preflight.PolicyCheck) error {
-		gate := &preflight.Preflight{Keys: g.store(g.client), Cluster: gateCluster, Namespace: g.secret.Namespace, Policies: policies, Log: logr.Discard()}
+		gate := &preflight.Preflight{Keys: g.store(g.client), Records: g.client, Cluster: gateCluster, Namespace: g.secret.Namespace, Policies: policies, Log: logr.Discard()}
 		return gate.Open(t.Context())
 	}
 	unbind := func() {
@@ -511,7 +511,7 @@ func TestEnforcementNeedsPolicies(t *testing.T) {
 		t.Errorf("enforcement had started: %v", err)
 	}
 	other := newGated(t)
-	gate := &preflight.Preflight{Keys: other.store(g.client), Cluster: gateCluster, Namespace: other.secret.Namespace, Log: logr.Discard()}
+	gate := &preflight.Preflight{Keys: other.store(g.client), Records: g.client, Cluster: gateCluster, Namespace: other.secret.Namespace, Log: logr.Discard()}
 	if err := gate.Open(t.Context()); err != nil {
 		t.Errorf("the configuration does not ask for them: %v", err)
 	}

@@ -122,6 +122,9 @@ func (p *Preflight) hints() Hints {
 // not. Any other error is that of an API server that did not answer in time. Call Open before the
 // manager starts.
 func (p *Preflight) Open(ctx context.Context) error {
+	if p.Keys == nil || p.Records == nil {
+		return &Error{cause: errors.New("Preflight.Keys and Preflight.Records must be set")}
+	}
 	ctx, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
 	for {
