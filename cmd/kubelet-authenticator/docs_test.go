@@ -185,7 +185,8 @@ func TestDropIn(t *testing.T) {
 	}
 }
 
-// The map of the suites has a row for each package of test/ with tests, and no other. Each target of make that is named exists.
+// The map of the suites has a row for each package of test/ with tests, and no other. Each named
+// target of make exists.
 func TestContributingNamesEachSuite(t *testing.T) {
 	document := readFile(t, "../../CONTRIBUTING.md")
 	_, table, _ := strings.Cut(document, "\n## The suites\n")

@@ -278,14 +278,14 @@ func (i *infraAnnotations) list(ctx context.Context, kind infraKind) (map[string
 	return nil, fmt.Errorf("there are more than %d", infraPage*infraPages)
 }
 
-// inventorySource is an inventory as a source of EKs, by provider ID. Entries without one do not count, nor
-// do their tokens. All Clusters share it.
+// inventorySource is an inventory as a source of EKs, by provider ID. Entries without a provider ID
+// do not count, nor do their tokens. All Clusters share it.
 type inventorySource struct {
 	file *lastgood.File[map[string]inventory.Machine]
 }
 
-// newInventorySource returns the inventory in the file at path, which is read again once the last read is
-// older than maxAge.
+// newInventorySource returns the inventory in the file at path, which is read again once the last
+// read is older than maxAge.
 func newInventorySource(path string, maxAge time.Duration) *inventorySource {
 	return &inventorySource{&lastgood.File[map[string]inventory.Machine]{
 		Name: "inventory", Path: path, MaxSize: inventory.MaxSize, MaxAge: maxAge, Parse: parseInventory,

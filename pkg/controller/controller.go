@@ -27,6 +27,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/records"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
@@ -56,8 +57,8 @@ type Config struct {
 	AcceptedEKChanges Acknowledgements
 	// Owned has records be owned by their machines. Optional: machines that are no objects own nothing.
 	Owned *records.Owned
-	// Rates bound how often. Default: DefaultRates.
-	Rates Rates
+	// Rates bound how often. Default: fairqueue.DefaultRates.
+	Rates fairqueue.Rates
 	// Audit decides, reports, and touches nothing. Optional.
 	Audit bool
 	// Concurrency is how many requests are decided on at a time. Most of the time they wait for the API server. Default: 16.
@@ -213,8 +214,8 @@ func newController(config Config) (*Controller, error) {
 	if _, ok := c.Machines.(TokenSource); tokens && !ok {
 		return nil, errors.New("controller: the rules ask which machine a bootstrap token was made for, and the source of machines does not know")
 	}
-	if c.Rates == (Rates{}) {
-		c.Rates = DefaultRates()
+	if c.Rates == (fairqueue.Rates{}) {
+		c.Rates = fairqueue.DefaultRates()
 	}
 	if err := c.Rates.Check(); err != nil {
 		return nil, fmt.Errorf("controller: rates: %w", err)

@@ -4,65 +4,20 @@ package controller
 
 import (
 	"container/list"
-	"fmt"
 	"sync"
 	"time"
 
 	"golang.org/x/time/rate"
 	"k8s.io/utils/lru"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
 )
-
-// Rate lets Burst pass at once, and then one each Every.
-type Rate struct {
-	Every time.Duration
-	Burst int
-}
-
-// Rates are rule R1. What is over a rate waits for its turn, and is never denied for it.
-type Rates struct {
-	// Requester and Cluster bound how often evidence is judged, for whoever filed the request and for all: before it has been judged nobody
-	// knows which machine it is of. What waits for something counts each time it is looked at again.
-	Requester, Cluster Rate
-	// Machine bounds the certificates of a machine that has proven which one it is.
-	Machine Rate
-}
-
-// DefaultRates are far above what a fleet needs that boots all at once under one token, and keep one token's flood below half a core.
-func DefaultRates() Rates {
-	return Rates{
-		Requester: Rate{Every: 10 * time.Millisecond, Burst: 500},
-		Cluster:   Rate{Every: 4 * time.Millisecond, Burst: 1000},
-		Machine:   Rate{Every: 10 * time.Second, Burst: 10},
-	}
-}
-
-// Bounds of a Rate.
-const (
-	maxEvery = time.Hour
-	maxBurst = 1_000_000
-)
-
-// Check returns an error that names the rate that will not do.
-func (r Rates) Check() error {
-	for _, c := range []struct {
-		name string
-		rate Rate
-	}{{"perRequester", r.Requester}, {"perCluster", r.Cluster}, {"perMachine", r.Machine}} {
-		switch {
-		case c.rate.Every <= 0 || c.rate.Every > maxEvery:
-			return fmt.Errorf("%s.every: is more than 0, and %s at most", c.name, maxEvery)
-		case c.rate.Burst < 1 || c.rate.Burst > maxBurst:
-			return fmt.Errorf("%s.burst: is 1 to %d", c.name, maxBurst)
-		}
-	}
-	return nil
-}
 
 // maxLimiters bounds how many requesters and machines are told apart. One that is forgotten starts with a full burst.
 const maxLimiters = 20000
 
 // denials bounds the Events about what is denied to one requester: each costs the API server as much as the denial.
-func denials() Rate { return Rate{Every: time.Second, Burst: 50} }
+func denials() fairqueue.Rate { return fairqueue.Rate{Every: time.Second, Burst: 50} }
 
 // maxTurn bounds how long a request is told to wait before it asks again: those before it may have gone.
 const maxTurn = 5 * time.Second
@@ -73,7 +28,7 @@ const maxLate = time.Second
 // turns gives each request its turn to be judged: of one requester one after the other, in the order in which they came, and the requesters
 // in turn. So a flood of one, or of some, takes no turns from the others.
 type turns struct {
-	rates   Rates
+	rates   fairqueue.Rates
 	cluster *rate.Limiter
 
 	mu                   sync.Mutex
@@ -131,7 +86,7 @@ func (l *line) leave(name string) {
 	}
 }
 
-func newTurns(r Rates) *turns {
+func newTurns(r fairqueue.Rates) *turns {
 	return &turns{
 		rates: r, cluster: limiter(r.Cluster), requesters: lru.New(maxLimiters), machines: lru.New(maxLimiters), told: lru.New(maxLimiters),
 		lines: map[string]*line{}, owners: map[string]string{}, round: newLine(), due: map[string]time.Time{},
@@ -150,10 +105,10 @@ func (t *turns) at(now time.Time) time.Time {
 	return t.latest
 }
 
-func limiter(r Rate) *rate.Limiter { return rate.NewLimiter(rate.Every(r.Every), r.Burst) }
+func limiter(r fairqueue.Rate) *rate.Limiter { return rate.NewLimiter(rate.Every(r.Every), r.Burst) }
 
 // limiterOf returns that of a key; the caller holds the mutex.
-func limiterOf(all *lru.Cache, key string, r Rate) *rate.Limiter {
+func limiterOf(all *lru.Cache, key string, r fairqueue.Rate) *rate.Limiter {
 	if known, ok := all.Get(key); ok {
 		return known.(*rate.Limiter)
 	}
@@ -163,7 +118,7 @@ func limiterOf(all *lru.Cache, key string, r Rate) *rate.Limiter {
 }
 
 // until returns how long it is until a limiter lets one pass; 0 if it does now.
-func until(l *rate.Limiter, r Rate, now time.Time) time.Duration {
+func until(l *rate.Limiter, r fairqueue.Rate, now time.Time) time.Duration {
 	if tokens := l.TokensAt(now); tokens < 1 {
 		return max(time.Duration((1-tokens)*float64(r.Every)), time.Millisecond)
 	}

@@ -4,9 +4,10 @@ package controller
 
 import (
 	"fmt"
-	"strings"
 	"testing"
 	"time"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
 )
 
 var noon = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
@@ -34,14 +35,14 @@ func takeTurns(turns *turns, requesterOf func(int) string, count int) []int {
 	return served
 }
 
-func rates(requester, cluster Rate) Rates {
-	r := DefaultRates()
+func rates(requester, cluster fairqueue.Rate) fairqueue.Rates {
+	r := fairqueue.DefaultRates()
 	r.Requester, r.Cluster = requester, cluster
 	return r
 }
 
 func TestRequesterIsServedAtItsRate(t *testing.T) {
-	turns := newTurns(rates(Rate{100 * time.Millisecond, 3}, Rate{time.Millisecond, 1000}))
+	turns := newTurns(rates(fairqueue.Rate{Every: 100 * time.Millisecond, Burst: 3}, fairqueue.Rate{Every: time.Millisecond, Burst: 1000}))
 	served := takeTurns(turns, func(int) string { return "one" }, 13)
 	for i, at := range served {
 		if want := max(0, i-2) * 100; at < want || at > want+3 {
@@ -55,7 +56,7 @@ func TestRequesterIsServedAtItsRate(t *testing.T) {
 
 // A flood of one requester costs the others nothing, as long as it alone does not make up the cluster's rate.
 func TestFloodOfOneRequesterDelaysNoOther(t *testing.T) {
-	turns := newTurns(rates(Rate{10 * time.Millisecond, 5}, Rate{4 * time.Millisecond, 10}))
+	turns := newTurns(rates(fairqueue.Rate{Every: 10 * time.Millisecond, Burst: 5}, fairqueue.Rate{Every: 4 * time.Millisecond, Burst: 10}))
 	const flood = 2000
 	served := takeTurns(turns, func(i int) string {
 		if i < flood {
@@ -74,7 +75,7 @@ func TestFloodOfOneRequesterDelaysNoOther(t *testing.T) {
 }
 
 func TestClusterIsServedAtItsRate(t *testing.T) {
-	turns := newTurns(rates(Rate{time.Millisecond, 10}, Rate{100 * time.Millisecond, 4}))
+	turns := newTurns(rates(fairqueue.Rate{Every: time.Millisecond, Burst: 10}, fairqueue.Rate{Every: 100 * time.Millisecond, Burst: 4}))
 	served := takeTurns(turns, func(i int) string { return fmt.Sprint(i) }, 10)
 	for i, at := range served {
 		if want := max(0, i-3) * 100; at < want || at > want+10 {
@@ -84,7 +85,7 @@ func TestClusterIsServedAtItsRate(t *testing.T) {
 }
 
 func TestTurnIsForOneLook(t *testing.T) {
-	turns := newTurns(rates(Rate{time.Second, 1}, Rate{time.Millisecond, 10}))
+	turns := newTurns(rates(fairqueue.Rate{Every: time.Second, Burst: 1}, fairqueue.Rate{Every: time.Millisecond, Burst: 10}))
 	if turns.wait("a", "one", noon) != 0 {
 		t.Fatal("the first look waits")
 	}
@@ -99,7 +100,7 @@ func TestTurnIsForOneLook(t *testing.T) {
 
 // Requests that are gone leave nothing behind that others would have to wait for.
 func TestForgottenTurnsCostNobody(t *testing.T) {
-	turns := newTurns(rates(Rate{10 * time.Millisecond, 5}, Rate{time.Millisecond, 10}))
+	turns := newTurns(rates(fairqueue.Rate{Every: 10 * time.Millisecond, Burst: 5}, fairqueue.Rate{Every: time.Millisecond, Burst: 10}))
 	for i := range 50_000 {
 		turns.wait(fmt.Sprint("gone-", i), "one", noon)
 	}
@@ -113,7 +114,7 @@ func TestForgottenTurnsCostNobody(t *testing.T) {
 
 // A request that was deleted and filed again under its name by another user has one place.
 func TestTurnOfARequestThatIsAnothersNow(t *testing.T) {
-	turns := newTurns(rates(Rate{time.Second, 1}, Rate{time.Millisecond, 10}))
+	turns := newTurns(rates(fairqueue.Rate{Every: time.Second, Burst: 1}, fairqueue.Rate{Every: time.Millisecond, Burst: 10}))
 	turns.wait("first", "one", noon)
 	turns.wait("again", "one", noon)
 	turns.wait("other", "two", noon)
@@ -129,7 +130,7 @@ func TestTurnOfARequestThatIsAnothersNow(t *testing.T) {
 
 // Several requesters with long lines, more than the cluster's rate has room for, leave the others their share.
 func TestFloodsOfSeveralRequesters(t *testing.T) {
-	turns := newTurns(rates(Rate{10 * time.Millisecond, 5}, Rate{5 * time.Millisecond, 10}))
+	turns := newTurns(rates(fairqueue.Rate{Every: 10 * time.Millisecond, Burst: 5}, fairqueue.Rate{Every: 5 * time.Millisecond, Burst: 10}))
 	const flood = 3000
 	served := takeTurns(turns, func(i int) string {
 		if i < flood {
@@ -145,39 +146,21 @@ func TestFloodsOfSeveralRequesters(t *testing.T) {
 }
 
 func TestMachineHasItsOwnRate(t *testing.T) {
-	turns := newTurns(DefaultRates())
-	for range DefaultRates().Machine.Burst {
+	turns := newTurns(fairqueue.DefaultRates())
+	for range fairqueue.DefaultRates().Machine.Burst {
 		if !turns.machineMay("m", noon) {
 			t.Fatal("too early")
 		}
 		turns.machineHas("m", noon)
 	}
-	if turns.machineMay("m", noon) || !turns.machineMay("n", noon) || !turns.machineMay("m", noon.Add(DefaultRates().Machine.Every)) {
+	if turns.machineMay("m", noon) || !turns.machineMay("n", noon) || !turns.machineMay("m", noon.Add(fairqueue.DefaultRates().Machine.Every)) {
 		t.Error("not per machine, or not per time")
-	}
-}
-
-func TestRatesCheck(t *testing.T) {
-	if err := DefaultRates().Check(); err != nil {
-		t.Error(err)
-	}
-	for name, bend := range map[string]func(*Rates){
-		"perRequester.every": func(r *Rates) { r.Requester.Every = 0 },
-		"perCluster.every":   func(r *Rates) { r.Cluster.Every = 2 * time.Hour },
-		"perMachine.burst":   func(r *Rates) { r.Machine.Burst = 0 },
-		"perCluster.burst":   func(r *Rates) { r.Cluster.Burst = maxBurst + 1 },
-	} {
-		r := DefaultRates()
-		bend(&r)
-		if err := r.Check(); err == nil || !strings.HasPrefix(err.Error(), name) {
-			t.Errorf("%s: %v", name, err)
-		}
 	}
 }
 
 // Of a flood that is denied a little is told, and of others' denials all.
 func TestDenialsAreToldInMeasure(t *testing.T) {
-	all, now := newTurns(DefaultRates()), time.Now()
+	all, now := newTurns(fairqueue.DefaultRates()), time.Now()
 	count := func(requester string, now time.Time) (told int) {
 		for range 1000 {
 			if all.tells(requester, now) {
@@ -199,7 +182,7 @@ func TestDenialsAreToldInMeasure(t *testing.T) {
 
 // A denial takes as many turns as fit into its time, of its requester alone, and never more than all that may be saved up.
 func TestDenialTakesTurns(t *testing.T) {
-	turns := newTurns(rates(Rate{10 * time.Millisecond, 5}, Rate{time.Millisecond, 1000}))
+	turns := newTurns(rates(fairqueue.Rate{Every: 10 * time.Millisecond, Burst: 5}, fairqueue.Rate{Every: time.Millisecond, Burst: 1000}))
 	for name, c := range map[string]struct{ took, wait time.Duration }{
 		"fast": {time.Millisecond, 0}, "as long as a turn": {10 * time.Millisecond, 0},
 		"as long as all": {50 * time.Millisecond, 10 * time.Millisecond}, "for very long": {time.Hour, 10 * time.Millisecond},
@@ -222,7 +205,7 @@ func TestDenialTakesTurns(t *testing.T) {
 
 // Sixteen workers deny a flood, in a second each: after the first round, one at a time.
 func TestDenialsThatTakeLongAreFew(t *testing.T) {
-	turns := newTurns(DefaultRates())
+	turns := newTurns(fairqueue.DefaultRates())
 	var busy [16]time.Time // when they began
 	denied := 0
 	const seconds = 60
@@ -247,7 +230,7 @@ func TestDenialsThatTakeLongAreFew(t *testing.T) {
 
 // Decisions that began first may end last: what others have had since is not given back.
 func TestTimeOfTurnsDoesNotGoBack(t *testing.T) {
-	turns := newTurns(DefaultRates())
+	turns := newTurns(fairqueue.DefaultRates())
 	turns.machineHas("machine", noon)
 	for range denials().Burst {
 		turns.machineHas("machine", noon.Add(-maxBack))

@@ -15,6 +15,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
@@ -151,10 +152,10 @@ func TestProofsOfOneMachineAtOnce(t *testing.T) {
 // A machine over its rate waits for its turn; so do requesters, and nobody is denied for it.
 func TestRates(t *testing.T) {
 	const every = 30 * time.Second
-	rate := controller.Rate{Every: 250 * time.Millisecond, Burst: 8}
+	rate := fairqueue.Rate{Every: 250 * time.Millisecond, Burst: 8}
 	f := newFleet(t, func(f *fleet, _ *verifier.Policy) {
-		f.config.Rates = controller.DefaultRates()
-		f.config.Rates.Machine = controller.Rate{Every: every, Burst: 1}
+		f.config.Rates = fairqueue.DefaultRates()
+		f.config.Rates.Machine = fairqueue.Rate{Every: every, Burst: 1}
 		f.config.Rates.Requester = rate
 	})
 	m, other := f.newMachine(t, "often"), f.newMachine(t, "seldom")

@@ -15,7 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/strict"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
@@ -218,14 +218,14 @@ type Policies struct {
 	Controllers []string `json:"controllers,omitempty"`
 }
 
-// Rates are controller.Rates.
+// Rates are fairqueue.Rates.
 type Rates struct {
 	PerRequester Rate `json:"perRequester"`
 	PerCluster   Rate `json:"perCluster"`
 	PerMachine   Rate `json:"perMachine"`
 }
 
-// Rate is a controller.Rate.
+// Rate is a fairqueue.Rate.
 type Rate struct {
 	Every metav1.Duration `json:"every"`
 	Burst int             `json:"burst"`
@@ -271,9 +271,9 @@ type LeaderElection struct {
 
 // Default returns the defaults. It is not a valid configuration, since required fields are not set.
 func Default() Config {
-	limits, rates := signing.DefaultLimits(), controller.DefaultRates()
+	limits, rates := signing.DefaultLimits(), fairqueue.DefaultRates()
 	duration := func(d time.Duration) metav1.Duration { return metav1.Duration{Duration: d} }
-	rate := func(r controller.Rate) Rate { return Rate{Every: duration(r.Every), Burst: r.Burst} }
+	rate := func(r fairqueue.Rate) Rate { return Rate{Every: duration(r.Every), Burst: r.Burst} }
 	return Config{
 		Namespace: "node-attestation-system",
 		Lifetimes: Lifetimes{

@@ -22,8 +22,8 @@ import (
 
 	"github.com/go-logr/logr"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/bindings"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
@@ -280,7 +280,7 @@ func TestSettingsMakeAController(t *testing.T) {
 	if _, ok := parts.CA.(*sources.SecretCA); !ok || parts.Rules == nil || !parts.Audit || parts.Namespace != "other" || parts.Limits != signing.DefaultLimits() {
 		t.Errorf("%+v", parts)
 	}
-	if parts.Rates != controller.DefaultRates() || settings.Bindings(nil) != (bindings.Config{Audit: true}) {
+	if parts.Rates != fairqueue.DefaultRates() || settings.Bindings(nil) != (bindings.Config{Audit: true}) {
 		t.Errorf("%+v, %+v", parts.Rates, settings.Bindings(nil))
 	}
 	if gate := settings.Gate(keys, nil, nil, logr.Discard()); gate.Keys != keys || gate.Cluster != "c" || gate.Namespace != "other" || !gate.Audit || gate.Unattested != nil {
@@ -308,7 +308,7 @@ func TestSettingsMakeAController(t *testing.T) {
 		t.Fatal(err)
 	}
 	parts, keys = settings.Controller(nil, nil)
-	rates := controller.DefaultRates()
+	rates := fairqueue.DefaultRates()
 	if rates.Machine.Burst = 3; parts.Rates != rates || settings.Bindings(nil) != (bindings.Config{Remove: true}) {
 		t.Errorf("%+v, %+v", parts.Rates, settings.Bindings(nil))
 	}

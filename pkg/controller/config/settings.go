@@ -25,6 +25,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/bindings"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/preflight"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
@@ -40,7 +41,7 @@ type Settings struct {
 	config Config
 	rules  *verifier.Rules
 	limits signing.Limits
-	rates  controller.Rates
+	rates  fairqueue.Rates
 	// tpm lacks the challenge keys.
 	tpm tpm.Config
 }
@@ -175,9 +176,9 @@ func (s *Settings) checkPolicies() error {
 }
 
 func (s *Settings) checkRates() error {
-	rate := func(r Rate) controller.Rate { return controller.Rate{Every: r.Every.Duration, Burst: r.Burst} }
+	rate := func(r Rate) fairqueue.Rate { return fairqueue.Rate{Every: r.Every.Duration, Burst: r.Burst} }
 	r := s.config.Rates
-	s.rates = controller.Rates{Requester: rate(r.PerRequester), Cluster: rate(r.PerCluster), Machine: rate(r.PerMachine)}
+	s.rates = fairqueue.Rates{Requester: rate(r.PerRequester), Cluster: rate(r.PerCluster), Machine: rate(r.PerMachine)}
 	if err := s.rates.Check(); err != nil {
 		return fmt.Errorf("rates.%w", err)
 	}
