@@ -89,12 +89,12 @@ func TestOnlyTheControllerWritesRecords(t *testing.T) {
 		"owner away":       `{"metadata":{"ownerReferences":null}}`,
 		"label and AK":     `{"metadata":{"labels":{"a":"b"}},"spec":{"akName":null}}`,
 	}
-	harmless := map[string]string{
-		"nothing":    `{}`,
-		"label":      `{"metadata":{"labels":{"a":"b"}}}`,
-		"annotation": `{"metadata":{"annotations":{"a":"b"}}}`,
-		"finalizer":  `{"metadata":{"finalizers":["example.com/x"]}}`,
-		"no longer":  `{"metadata":{"finalizers":null}}`,
+	harmless := []struct{ what, content string }{ // in this order: a finalizer that stays would keep the record
+		{"nothing", `{}`},
+		{"label", `{"metadata":{"labels":{"a":"b"}}}`},
+		{"annotation", `{"metadata":{"annotations":{"a":"b"}}}`},
+		{"finalizer", `{"metadata":{"finalizers":["example.com/x"]}}`},
+		{"no finalizer", `{"metadata":{"finalizers":null}}`},
 	}
 	edit := func(as dynamic.ResourceInterface, kind types.PatchType, content []byte) error {
 		_, err := as.Patch(t.Context(), "machine", kind, content, metav1.PatchOptions{})
@@ -136,9 +136,9 @@ func TestOnlyTheControllerWritesRecords(t *testing.T) {
 			_, err = as.Apply(t.Context(), "machine", whole, metav1.ApplyOptions{FieldManager: "tenant", Force: true})
 			wantRefusedBy(t, err, recordsPolicy)
 
-			for what, content := range harmless {
-				if err := edit(as, types.MergePatchType, []byte(content)); err != nil {
-					t.Errorf("%s: %v", what, err)
+			for _, c := range harmless {
+				if err := edit(as, types.MergePatchType, []byte(c.content)); err != nil {
+					t.Errorf("%s: %v", c.what, err)
 				}
 			}
 			// As a storage version migration does it.
