@@ -193,7 +193,7 @@ func (e *engine) serve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	parts.Challenged = watch.Challenged
+	parts.Challenged, parts.Requests = watch.Challenged, w.requests
 	c, err := controller.New(parts, controller.Clients{Client: w.client, Live: w.live, Events: w.recorder, Records: live})
 	if err != nil {
 		return err
@@ -292,6 +292,8 @@ type workloadClients struct {
 	unbounded *rest.Config
 	options   cache.Options
 	cache     cache.Cache
+	// requests bounds the memory of cache.
+	requests *controller.RequestCache
 	// client reads requests from the cache, live from the API server.
 	client, live client.Client
 	// watching has no timeout and no cache.
@@ -312,9 +314,11 @@ func (e *engine) connect(settings *config.Settings) (*workloadClients, error) {
 	scheme, mapper, connection := e.live.Scheme(), workloadRESTMapper(), withBounds(e.plan.connection)
 	unbounded := rest.CopyConfig(connection)
 	unbounded.Timeout = 0
-	w := &workloadClients{unbounded: unbounded, options: cache.Options{Scheme: scheme, Mapper: mapper}}
+	w := &workloadClients{
+		unbounded: unbounded, options: cache.Options{Scheme: scheme, Mapper: mapper}, requests: controller.NewRequestCache(settings.Rules()),
+	}
 	options := w.options
-	controller.TrimCache(&options, settings.Rules())
+	w.requests.Configure(&options)
 	var err error
 	if w.cache, err = cache.New(unbounded, options); err != nil {
 		return nil, fmt.Errorf("cache: %w", err)

@@ -35,22 +35,22 @@ const (
 )
 
 // act carries out a decision.
-func (c *Controller) act(ctx context.Context, object *certificatesv1.CertificateSigningRequest, f *found, d verifier.Decision) (ctrl.Result, error) {
+func (c *Controller) act(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision) (ctrl.Result, error) {
 	switch d.Outcome {
 	case verifier.Ignore:
 		return ctrl.Result{}, nil
 	case verifier.Deny:
-		return ctrl.Result{}, c.refuse(ctx, object, f, d)
+		return ctrl.Result{}, c.refuse(ctx, object, s, d)
 	case verifier.Fail:
 		return ctrl.Result{}, c.fail(ctx, object, d)
 	case verifier.Challenge:
-		return c.challenge(ctx, object, f)
+		return c.challenge(ctx, object, s)
 	case verifier.Approve:
-		return ctrl.Result{}, c.approve(ctx, object, f, d)
+		return ctrl.Result{}, c.approve(ctx, object, s, d)
 	case verifier.Sign:
-		return c.sign(ctx, object, f, d)
+		return c.sign(ctx, object, s, d)
 	case verifier.SignServing:
-		return ctrl.Result{}, c.signServing(ctx, object, f, d)
+		return ctrl.Result{}, c.signServing(ctx, object, s, d)
 	case verifier.ApproveServing:
 		_, err := c.pass(ctx, object, ReasonServing, "the machine that has attested has these addresses, as was verified by "+Name)
 		return ctrl.Result{}, err
@@ -62,20 +62,20 @@ func (c *Controller) act(ctx context.Context, object *certificatesv1.Certificate
 }
 
 // challenge answers a good hello.
-func (c *Controller) challenge(ctx context.Context, object *certificatesv1.CertificateSigningRequest, f *found) (ctrl.Result, error) {
-	if f.challenger == nil {
-		return ctrl.Result{}, fmt.Errorf("provider %s challenges nobody", f.provider.Name())
+func (c *Controller) challenge(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot) (ctrl.Result, error) {
+	if s.challenger == nil {
+		return ctrl.Result{}, fmt.Errorf("provider %s challenges nobody", s.provider.Name())
 	}
-	value, expires, err := f.challenger.Challenge(object, f.named, f.input.Now)
+	value, expires, err := s.challenger.Challenge(object, s.ekNamed, s.input.Now)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	ek := fmt.Sprintf("sha256:%s", f.input.Evidence.EK)
+	ek := fmt.Sprintf("sha256:%s", s.input.Evidence.EK)
 	err = c.annotate(ctx, object, map[string]string{attestation.AnnotationChallenge: value, attestation.AnnotationEK: ek})
 	if err == nil {
 		c.Challenged(object.Name)
 	}
-	return ctrl.Result{RequeueAfter: expires.Sub(f.input.Now) + time.Minute}, err
+	return ctrl.Result{RequeueAfter: expires.Sub(s.input.Now) + time.Minute}, err
 }
 
 // annotate sets annotations, on the version of the object that was judged.
@@ -107,9 +107,9 @@ func (c *Controller) addCondition(ctx context.Context, object *certificatesv1.Ce
 }
 
 // refuse denies, and where the hello's version is not served says first which are.
-func (c *Controller) refuse(ctx context.Context, object *certificatesv1.CertificateSigningRequest, f *found, d verifier.Decision) error {
-	if f.challenger != nil && string(d.Refusals.Reason()) == attestation.ReasonVersion {
-		if err := c.annotate(ctx, object, map[string]string{attestation.AnnotationVersions: f.challenger.Versions().String()}); err != nil {
+func (c *Controller) refuse(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision) error {
+	if s.challenger != nil && string(d.Refusals.Reason()) == attestation.ReasonVersion {
+		if err := c.annotate(ctx, object, map[string]string{attestation.AnnotationVersions: s.challenger.Versions().String()}); err != nil {
 			return err
 		}
 		if err := c.live.Get(ctx, client.ObjectKeyFromObject(object), object); err != nil {
@@ -132,28 +132,28 @@ func (c *Controller) fail(ctx context.Context, object *certificatesv1.Certificat
 
 // approve writes the record, which is the lock: of two requests that both might pass, one is named in it. Then it approves, if nobody wrote
 // meanwhile what may be against it; f is then what the API server holds.
-func (c *Controller) approve(ctx context.Context, object *certificatesv1.CertificateSigningRequest, f *found, d verifier.Decision) error {
-	record := f.recordFor(d.Grant.Record.Machine)
+func (c *Controller) approve(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision) error {
+	record := s.recordFor(d.Grant.Record.Machine)
 	if record == nil {
 		var err error
 		if record, err = c.records.New(d.Grant.Record); err != nil {
 			return err
 		}
 	}
-	records.SetGrant(record, d.Grant.Record, object, f.input.Hello, f.input.Now)
+	records.SetGrant(record, d.Grant.Record, object, s.input.Hello, s.input.Now)
 	if err := c.writeRecord(ctx, record); err != nil {
 		return err
 	}
-	f.hold(record, c.records.Record(record))
-	if err := c.checkSole(ctx, f, record); err != nil {
+	s.set(record, c.records.Record(record))
+	if err := c.checkSole(ctx, s, record); err != nil {
 		return err
 	}
 	passed, err := c.pass(ctx, object, ReasonApproved, "the evidence was verified by "+Name)
 	if err != nil {
 		return err
 	}
-	c.turns.machineHas(d.Grant.Record.Machine.Name, c.Now()) // an approval that was refused must not count
-	f.input.Request = passed
+	c.machineLimits.Take(d.Grant.Record.Machine.Name, c.Now()) // an approval that was refused must not count
+	s.input.Request = passed
 	return nil
 }
 
@@ -163,20 +163,20 @@ func (c *Controller) pass(ctx context.Context, object *certificatesv1.Certificat
 }
 
 // sign issues the certificate: into the record first, so that no certificate is out that is in no record.
-func (c *Controller) sign(ctx context.Context, object *certificatesv1.CertificateSigningRequest, f *found, d verifier.Decision) (ctrl.Result, error) {
+func (c *Controller) sign(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision) (ctrl.Result, error) {
 	ca, err := c.CA.CA(ctx, c.Now())
 	if err != nil {
 		return ctrl.Result{}, err // it was there a moment ago
 	}
-	chain, err := signing.Issue(ca, grantOf(object, d), c.limits(d), f.input.Now, rand.Reader)
+	chain, err := signing.Issue(ca, grantOf(object, d), c.limits(d), s.input.Now, rand.Reader)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	record := f.recordFor(d.Grant.Record.Machine)
+	record := s.recordFor(d.Grant.Record.Machine)
 	if record == nil {
 		return ctrl.Result{}, errors.New("no record to write the certificate into")
 	}
-	if err := records.AddCertificate(record, object, chain, f.input.Now); err != nil {
+	if err := records.AddCertificate(record, object, chain, s.input.Now); err != nil {
 		return ctrl.Result{}, err
 	}
 	if err := c.writeRecord(ctx, record); err != nil {
@@ -185,11 +185,11 @@ func (c *Controller) sign(ctx context.Context, object *certificatesv1.Certificat
 	if err := c.publish(ctx, object, chain); err != nil {
 		return ctrl.Result{}, err
 	}
-	return ctrl.Result{}, c.closeHello(ctx, f.input.Hello)
+	return ctrl.Result{}, c.closeHello(ctx, s.input.Hello)
 }
 
 // signServing issues a serving certificate. No record needs to know it: nothing is asked for with one.
-func (c *Controller) signServing(ctx context.Context, object *certificatesv1.CertificateSigningRequest, f *found, d verifier.Decision) error {
+func (c *Controller) signServing(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision) error {
 	ca, err := c.CA.CA(ctx, c.Now())
 	if err != nil {
 		return err // it was there a moment ago
@@ -197,7 +197,7 @@ func (c *Controller) signServing(ctx context.Context, object *certificatesv1.Cer
 	addresses := d.Grant.Addresses
 	chain, err := signing.IssueServing(ca, signing.ServingGrant{
 		Grant: grantOf(object, d), DNSNames: addresses.DNSNames, IPs: addresses.IPs,
-	}, c.limits(d), f.input.Now, rand.Reader)
+	}, c.limits(d), s.input.Now, rand.Reader)
 	if err != nil {
 		return err
 	}
@@ -240,7 +240,7 @@ func (c *Controller) finish(ctx context.Context, object *certificatesv1.Certific
 			return err
 		}
 	}
-	if c.CA != nil && (hello == nil || stateOf(hello) != undecided) {
+	if c.CA != nil && (hello == nil || stateOf(hello) != pending) {
 		return nil
 	}
 	record, err := c.recordNaming(ctx, object)
@@ -272,7 +272,7 @@ func (c *Controller) recordNaming(ctx context.Context, object *certificatesv1.Ce
 
 // closeHello denies a hello that has served its time. It is not there, or closed, when this is the second time.
 func (c *Controller) closeHello(ctx context.Context, hello *certificatesv1.CertificateSigningRequest) error {
-	if hello == nil || stateOf(hello) != undecided {
+	if hello == nil || stateOf(hello) != pending {
 		return nil
 	}
 	err := c.deny(ctx, hello, string(ReasonCompleted), "the proof that followed it was accepted")

@@ -1,16 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package controller decides on the CertificateSigningRequests of one cluster's nodes: it challenges hellos, judges proofs by the rules
-// of pkg/verifier, keeps a record of each machine, approves, and signs. An infrastructure provider embeds it in a manager of its own.
+// Package controller decides on the CertificateSigningRequests of one cluster's nodes. It challenges
+// hellos, judges proofs by the rules of pkg/verifier, keeps a record of each machine, approves, and
+// signs. An infrastructure provider embeds it in a manager of its own.
 //
-// A decision is written in steps that may each be repeated: the record first, then the approval, the certificate into the record, and last the
-// certificate into the request. Whatever is killed in between, the next round goes on from there. How old what it is made from may be is in
-// reading.go. Reading order: reconcile.go, reading.go, gather.go, act.go.
+// A decision is written in steps that may each be repeated: first the record, then the approval, the
+// certificate into the record, and last the certificate into the request. After a crash between two
+// steps, the next decision continues from there.
+//
+// Reading order: intake.go and requestcache.go say how a request comes to its turn, reconcile.go is
+// the way of a request, consistency.go defines how stale a decision's inputs may be, snapshot.go
+// collects them, act.go carries decisions out, and report.go reports them. ekchanges.go and
+// issued.go watch for what went past the controller.
 package controller
 
 import (
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -34,7 +41,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// Config is what a Controller is made of. A field that is not said to be optional must be set.
+// Config is what a Controller is made of. Fields are required unless they are said to be optional.
 type Config struct {
 	// Rules are the policy.
 	Rules *verifier.Rules
@@ -42,26 +49,30 @@ type Config struct {
 	Providers []Provider
 	// Machines are those of the cluster.
 	Machines MachineSource
-	// TrustUnnamed says that nothing else has to vouch for an EK which the rules trust on first
-	// use, such as its maker's CAs. Any software can then pass for a TPM. Default: something
-	// has to.
+	// TrustUnnamed says that nothing else must vouch for an EK that the rules trust on first use,
+	// such as its manufacturer's CAs. Any software can then pass for a TPM. Default: something must.
 	TrustUnnamed bool
-	// CA signs. Nil: another signer issues what is approved here.
+	// CA signs. If it is nil, another signer issues what is approved here.
 	CA signing.Source
-	// Limits bound lifetimes; needed with a CA.
+	// Limits bound lifetimes. They are required with a CA.
 	Limits signing.Limits
 	// Namespace is where records are kept.
 	Namespace string
 	// AcceptedEKChanges are the operator's acknowledgements of changed endorsement keys, such as a
 	// *KeyStore's. Optional: there are none.
 	AcceptedEKChanges Acknowledgements
-	// Owned has records be owned by their machines. Optional: machines that are no objects own nothing.
+	// Owned has records be owned by their machines. Optional: machines that are no objects own
+	// nothing.
 	Owned *records.Owned
-	// Rates bound how often. Default: fairqueue.DefaultRates.
+	// Requests bounds the memory of the cache that Clients.Client reads. Optional: without it, the
+	// cache holds whole requests, and the queue does not know what they claim.
+	Requests *RequestCache
+	// Rates are rule R1. Default: fairqueue.DefaultRates.
 	Rates fairqueue.Rates
-	// Audit decides, reports, and touches nothing. Optional.
+	// Audit decides and reports, and writes nothing. Optional.
 	Audit bool
-	// Concurrency is how many requests are decided on at a time. Most of the time they wait for the API server. Default: 16.
+	// Concurrency is how many requests are decided on at a time. A decision mostly waits for the API
+	// server. Default: 16.
 	Concurrency int
 	// Metrics count decisions. Optional.
 	Metrics *telemetry.Metrics
@@ -77,30 +88,34 @@ type Controller struct {
 	Config
 	providers map[string]Provider
 	client    client.Client
-	// live reads from the API server itself.
+	// live reads from the API server.
 	live    client.Reader
 	events  events.EventRecorder
 	records *records.Store
-	waits   waits
-	turns   *turns
-	// requesters are of the requests in the queue.
-	requesters *requesters
-	// said is when what was last said of Nodes.
-	said *lru.Cache
+	queue   *fairqueue.Queue
+	retries *fairqueue.Retries[remembrance]
+	// listed are the claims that have a share of their own in the queue. It is nil until the machines
+	// are known.
+	listed atomic.Pointer[listedMachines]
+	// machineLimits bound the certificates of each machine, and denialEvents the Events about
+	// denials to each requester.
+	machineLimits, denialEvents *fairqueue.Limiters
+	// lastReported is when something was last reported of a Node or a request.
+	lastReported *lru.Cache
 }
 
 // Name is the controller's, in events and metrics.
 const Name = telemetry.Component
 
-// Clients are how a Controller reaches the cluster that nodes join, and where the records are.
+// Clients are how a Controller reaches the cluster that nodes join, and the one with the records.
 type Clients struct {
-	// Client reads requests from a cache, which NewQueue watches, and writes.
+	// Client reads requests from the cache that NewQueue watches, and writes to the API server.
 	Client client.Client
-	// Live reads from the API server itself.
+	// Live reads from the API server.
 	Live client.Reader
 	// Events are about requests and Nodes. telemetry.NewDedupRecorder is applied to it.
 	Events events.EventRecorder
-	// Records reads records from the API server itself, watches and writes them.
+	// Records reads records from the API server, watches and writes them.
 	Records client.WithWatch
 }
 
@@ -122,14 +137,16 @@ func Add(manager ctrl.Manager, config Config) error {
 		return err
 	}
 	return ctrl.NewControllerManagedBy(manager).Named(Name).
-		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(c.requesters.watched())).
+		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(c.observed())).
 		WatchesRawSource(watch).
+		WatchesRawSource(c.machineWatch(manager.GetLogger().WithName("machines")).source()).
 		WatchesRawSource(c.ekChanges(manager.GetLogger().WithName("ek-changes"))).
 		WithOptions(c.options()).
 		Complete(c)
 }
 
-// New makes a Controller of config for whoever has no manager in the cluster that nodes join: NewQueue gives it requests.
+// New makes a Controller of config without a manager in the cluster that nodes join. NewQueue feeds
+// it.
 func New(config Config, clients Clients) (*Controller, error) {
 	c, err := newController(config)
 	if err != nil {
@@ -137,10 +154,14 @@ func New(config Config, clients Clients) (*Controller, error) {
 	}
 	c.client, c.live, c.events = clients.Client, clients.Live, telemetry.NewDedupRecorder(clients.Events)
 	c.records = records.NewStore(clients.Records, c.Namespace, c.Owned)
+	if c.Requests != nil {
+		c.Requests.providers = c.providers
+	}
 	return c, nil
 }
 
-// NewQueue returns a queue of the requests in a cache, on which the Controller decides, in no manager. Start runs it.
+// NewQueue returns a queue of the requests in a cache, on which the Controller decides. Start runs
+// it, without a manager. Call NewQueue once.
 func (c *Controller) NewQueue(requests cache.Cache, log logr.Logger) (controller.Controller, error) {
 	options := c.options()
 	options.Reconciler, options.SkipNameValidation = c, new(true) // there is one for each cluster
@@ -158,26 +179,28 @@ func (c *Controller) NewQueue(requests cache.Cache, log logr.Logger) (controller
 	if err != nil {
 		return nil, err
 	}
-	for _, source := range []source.Source{watch, c.ekChanges(log.WithName("ek-changes"))} {
+	for _, source := range []source.Source{watch, c.machineWatch(log.WithName("machines")).source(), c.ekChanges(log.WithName("ek-changes"))} {
 		if err := queue.Watch(source); err != nil {
 			return nil, err
 		}
 	}
-	return queue, queue.Watch(source.Kind[client.Object](requests, &certificatesv1.CertificateSigningRequest{}, &handler.EnqueueRequestForObject{}, c.requesters.watched()))
+	return queue, queue.Watch(source.Kind[client.Object](requests, &certificatesv1.CertificateSigningRequest{}, &handler.EnqueueRequestForObject{}, c.observed()))
 }
 
 func (c *Controller) options() controller.Options {
 	return controller.Options{
 		MaxConcurrentReconciles: c.Concurrency,
-		NewQueue:                c.requesters.newFairQueue,
-		// The default's pauses grow to a quarter of an hour: so long after an inventory or a CRD has appeared nobody may wait.
-		RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](lookAgain/100, lookAgain),
+		NewQueue:                c.queue.NewQueue,
+		// controller-runtime's own back-off grows to a quarter of an hour. An inventory or a CRD that
+		// appears must have an effect sooner.
+		RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](retryDelay/100, retryDelay),
 	}
 }
 
-// newController checks a configuration: what is missing is an error, never a rule that does not hold.
+// newController checks a configuration. If something is missing, that is an error, never a rule that
+// does not hold.
 func newController(config Config) (*Controller, error) {
-	c := &Controller{Config: config, providers: map[string]Provider{}, requesters: &requesters{byName: map[string]string{}}}
+	c := &Controller{Config: config, providers: map[string]Provider{}}
 	switch {
 	case c.Rules == nil:
 		return nil, errors.New("controller: there are no rules")
@@ -220,7 +243,10 @@ func newController(config Config) (*Controller, error) {
 	if err := c.Rates.Check(); err != nil {
 		return nil, fmt.Errorf("controller: rates: %w", err)
 	}
-	c.turns, c.said = newTurns(c.Rates), lru.New(maxLimiters)
+	c.queue = fairqueue.New(c.Rates, func(claim fairqueue.Claim) bool { return c.listed.Load().has(claim) })
+	c.retries = fairqueue.NewRetries[remembrance]()
+	c.machineLimits, c.denialEvents = fairqueue.NewLimiters(c.Rates.Machine), fairqueue.NewLimiters(denialEventRate)
+	c.lastReported = lru.New(maxReported)
 	if c.Concurrency == 0 {
 		c.Concurrency = 16
 	}

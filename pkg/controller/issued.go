@@ -191,7 +191,7 @@ func (c *Controller) reportIssued(ctx context.Context, request *certificatesv1.C
 	err := c.annotate(ctx, request, map[string]string{AnnotationIssuedAround: "sha256:" + hex.EncodeToString(sum[:])})
 	switch {
 	case apierrors.IsConflict(err):
-		return ctrl.Result{RequeueAfter: lookAgain / 10}, nil
+		return ctrl.Result{RequeueAfter: conflictDelay}, nil
 	case err != nil && !apierrors.IsForbidden(err): // without the right to annotate it is reported by each leader
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
@@ -226,10 +226,10 @@ func forgotten(request *certificatesv1.CertificateSigningRequest, found []v1alph
 // countIssued counts a request, and reports false if it has counted it before.
 func (c *Controller) countIssued(request *certificatesv1.CertificateSigningRequest, name string) bool {
 	key := "issued/" + string(request.UID)
-	if _, counted := c.said.Get(key); counted {
+	if _, counted := c.lastReported.Get(key); counted {
 		return false
 	}
-	c.said.Add(key, c.Now())
+	c.lastReported.Add(key, c.Now())
 	c.Metrics.IssuedWithoutAttestation(request.Spec.SignerName, name)
 	return true
 }

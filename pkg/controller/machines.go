@@ -33,14 +33,6 @@ func machinesOf(ctx context.Context, source MachineSource, now time.Time) ([]ver
 	return source.Machines(ctx, now)
 }
 
-// sharedMachines returns the machines if their source is a SharedSource, nil otherwise.
-func (c *Controller) sharedMachines(ctx context.Context, now time.Time) ([]verifier.Machine, error) {
-	if s, ok := c.Machines.(SharedSource); ok {
-		return s.Shared(ctx, now)
-	}
-	return nil, nil
-}
-
 // TokenSource knows which machine a bootstrap token was made for. A MachineSource may be one.
 // Without it no token is known, and where the policy requires a token, first requests wait in vain.
 type TokenSource interface {

@@ -13,60 +13,58 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
 	csrstate "github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr/state"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// lookAgain is how soon a request that waits is looked at again: inventories and machines appear without telling.
-const lookAgain = time.Second
+// retryDelay is how soon a request is decided on again where an obstacle gives no event when it is
+// gone. It also bounds the back-off after failures.
+const retryDelay = time.Second
 
 // Reconcile decides on one request, as far as there is something to decide, and reports a write
-// that the API server refused.
+// that the API server refused. The queue has applied the rates (R1).
 func (c *Controller) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
 	object := &certificatesv1.CertificateSigningRequest{}
 	if err := c.client.Get(ctx, request.NamespacedName, object); err != nil {
 		c.forget(request.Name)
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	if !c.Rules.Matches(object) {
+	if !c.isOurs(object) {
 		c.forget(request.Name)
 		return c.noticeIssued(ctx, object)
 	}
-	result, err := c.proceed(ctx, request, object)
+	result, err := c.proceed(ctx, object)
 	if isWriteRefused(err) {
-		c.reportRefused(object, err)
+		c.reportWriteRefused(object, err)
 	}
 	return result, err
 }
 
-// proceed takes a request of ours on from its state. What costs more than a glance comes after the
-// request's turn.
-func (c *Controller) proceed(ctx context.Context, request ctrl.Request, object *certificatesv1.CertificateSigningRequest) (ctrl.Result, error) {
+// proceed takes a request of ours on from its state.
+func (c *Controller) proceed(ctx context.Context, object *certificatesv1.CertificateSigningRequest) (ctrl.Result, error) {
 	now := c.Now()
 	switch stateOf(object) {
-	case done:
-		c.forget(request.Name)
+	case finished:
+		c.forget(object.Name)
 		if err := c.finish(ctx, object); err != nil {
 			return ctrl.Result{}, err
 		}
 		return c.noticeIssued(ctx, object)
 	case approved: // it may have been issued since
-		c.turns.forget(request.Name)
-		if err := c.live.Get(ctx, request.NamespacedName, object); err != nil {
+		if err := c.live.Get(ctx, client.ObjectKeyFromObject(object), object); err != nil {
 			return ctrl.Result{}, client.IgnoreNotFound(err)
 		}
-	case undecided:
-		expires, challenged := c.challengedUntil(object, now)
-		if wait := expires.Add(time.Minute).Sub(now); challenged && (wait > 0 || c.Audit) {
-			return ctrl.Result{RequeueAfter: max(wait, time.Minute)}, nil
+	case pending:
+		expires, challenged := challengeExpiry(object, now)
+		if wait := expires.Add(closeDelay).Sub(now); challenged && (wait > 0 || c.Audit) {
+			c.limit(object)
+			return ctrl.Result{RequeueAfter: max(wait, closeDelay)}, nil
 		}
-		if lent, err := c.sharedMachines(ctx, now); err == nil && c.waits.early(object, lent, now) {
-			c.turns.forget(object.Name) // nobody stands in line behind it
-			return ctrl.Result{RequeueAfter: lookAgain}, nil
-		}
-		if wait := c.turns.wait(object.Name, object.Spec.Username, c.Now()); wait > 0 {
-			return ctrl.Result{RequeueAfter: wait}, nil
+		if isDropped(object) {
+			if present, err := c.restore(ctx, object); !present || err != nil {
+				return ctrl.Result{}, err
+			}
 		}
 		if challenged { // so that none is left open
 			return ctrl.Result{}, c.deny(ctx, object, string(verifier.ReasonHelloExpired), "no proof came before the challenge ran out")
@@ -75,145 +73,164 @@ func (c *Controller) proceed(ctx context.Context, request ctrl.Request, object *
 	return c.decide(ctx, object, now)
 }
 
-// forget drops what is remembered of a request that is decided or gone.
-func (c *Controller) forget(name string) {
-	c.turns.forget(name)
-	c.waits.forget(name)
+// closeDelay is how long after the end of its challenge a hello is closed: a proof that came in time
+// may still be on its way.
+const closeDelay = time.Minute
+
+// restore reads a request of which the cache dropped the content. It reports false if that request
+// is gone, or no longer pending: then an event follows.
+func (c *Controller) restore(ctx context.Context, object *certificatesv1.CertificateSigningRequest) (bool, error) {
+	whole, err := getRequest(ctx, c.live, object.Name)
+	if whole == nil || err != nil {
+		return false, err
+	}
+	if whole.UID != object.UID || stateOf(whole) != pending {
+		return false, nil
+	}
+	*object = *whole
+	return true, nil
 }
 
-// decide judges a request, carries out what became of it, and says so.
+// forget drops what is remembered of a request that is decided or gone.
+func (c *Controller) forget(name string) {
+	c.queue.Forget(name)
+	c.retries.Forget(name)
+}
+
+// decide tries one pass after the other until one is sufficient, carries the decision out, and
+// reports it.
 func (c *Controller) decide(ctx context.Context, object *certificatesv1.CertificateSigningRequest, now time.Time) (ctrl.Result, error) {
 	claim, ours := c.Rules.ParseClaim(object)
-	if !ours { // it is another one of that name
+	if !ours { // another request took the name
 		return ctrl.Result{}, nil
 	}
-	began, known := time.Now(), &known{evidence: map[judgement]verifier.Evidence{}}
-	for _, from := range c.readings(object, claim, now) {
-		found, err := c.gather(ctx, object, claim, now, from, known)
+	began, situation, m := time.Now(), c.situationOf(object, claim, now), &memo{evidence: map[assessed]verifier.Evidence{}}
+	for _, p := range passes {
+		if !p.applies(situation) {
+			continue
+		}
+		s, err := c.collect(ctx, object, claim, now, p, m)
 		if err != nil {
 			return ctrl.Result{}, err
 		}
-		if err := found.input.Evidence.Err; err != nil && !isVerdict(err) && from == fromAPIServer {
-			log.FromContext(ctx).Info("the evidence could not be judged", "request", object.Name, "cause", err.Error()) // the node is not told why
+		if err := s.input.Evidence.Err; err != nil && !isVerdict(err) && p.consistency == Live {
+			log.FromContext(ctx).Info("the evidence could not be judged", "request", object.Name, "cause", err.Error()) // the node does not learn why
 		}
-		decision := c.judge(object, found)
-		if decision.Outcome == verifier.Approve && !c.turns.machineMay(decision.Grant.Record.Machine.Name, c.Now()) {
-			found.input.RateLimited = true
-			decision = c.judge(object, found)
+		decision := c.judge(object, s)
+		if decision.Outcome == verifier.Approve && !c.machineLimits.Ready(decision.Grant.Record.Machine.Name, c.Now()) {
+			s.input.RateLimited = true
+			decision = c.judge(object, s)
 		}
-		if !found.settles(decision) {
+		if !p.sufficientFor(situation, decision.Outcome) {
 			continue
 		}
-		result, err := c.carryOut(ctx, object, found, decision, time.Since(began))
-		if isOutdated(err) && from != fromAPIServer {
+		result, err := c.carryOut(ctx, object, s, decision, time.Since(began))
+		if isStale(err) && p.consistency == Cached {
 			continue
 		}
 		if decision.Outcome == verifier.Deny {
-			c.turns.denied(object.Spec.Username, time.Since(began), c.Now())
+			c.queue.Charge(object.Spec.Username, time.Since(began))
 		}
-		if held := found.input.Request; err == nil && c.CA != nil && stateOf(object) == undecided && stateOf(held) == approved {
-			// It is signed by what was just read and written, and under its versions. Otherwise the approval, which is watched, brings it here again.
+		if written := s.input.Request; err == nil && c.CA != nil && stateOf(object) == pending && stateOf(written) == approved {
+			// The approval was just written, after the record: signing goes by these versions. If it fails
+			// here, the event of the approval leads to it.
 			began := time.Now()
-			result, err = c.carryOut(ctx, held, found, c.judge(held, found), time.Since(began))
+			result, err = c.carryOut(ctx, written, s, c.judge(written, s), time.Since(began))
 		}
-		return c.afterwards(ctx, object, now, result, err)
+		return c.retryConflicts(ctx, object, now, result, err)
 	}
-	return ctrl.Result{}, fmt.Errorf("request %s: nothing settles it", object.Name) // what is from the API server does
+	return ctrl.Result{}, fmt.Errorf("request %s: no consistency level produced a decision", object.Name) // Live always does
 }
 
-// again has a request that waits come back.
-func (c *Controller) again(object *certificatesv1.CertificateSigningRequest, found *found) ctrl.Result {
-	var lent []verifier.Machine
-	if _, ok := c.Machines.(SharedSource); ok { // others' are a copy for each decision, which is not to be kept
-		lent = found.input.Machines
+// judge has the rules decide by the request's state.
+func (c *Controller) judge(object *certificatesv1.CertificateSigningRequest, s *snapshot) verifier.Decision {
+	switch {
+	case stateOf(object) != approved:
+		return c.Rules.Judge(s.input)
+	case c.CA == nil && s.isRecorded(object):
+		return c.Rules.JudgeUnsigned(s.input)
 	}
-	c.waits.looked(object, lent, c.Rules.Deadline(object), found.input.Now)
-	c.waits.keep(found.question(), found.input.Evidence)
-	return ctrl.Result{RequeueAfter: lookAgain}
+	return c.Rules.JudgeSigning(s.input)
 }
 
-// carryOut carries out a decision, and says so.
-func (c *Controller) carryOut(ctx context.Context, object *certificatesv1.CertificateSigningRequest, found *found, decision verifier.Decision, took time.Duration) (result ctrl.Result, err error) {
+// carryOut acts on a decision, and reports it. In audit mode it only reports.
+func (c *Controller) carryOut(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, decision verifier.Decision, took time.Duration) (result ctrl.Result, err error) {
 	switch {
 	case decision.Outcome == verifier.Wait:
-		result = c.again(object, found)
-	case decision.Outcome == verifier.Ignore && c.CA == nil && found.names(object): // another signs, or nobody ever does
-		result.RequeueAfter = max(c.Rules.Deadline(object).Sub(found.input.Now), time.Second)
+		result = c.wait(object, s)
+	case decision.Outcome == verifier.Ignore && c.CA == nil && s.isRecorded(object): // another signer signs, or nobody ever does
+		result.RequeueAfter = max(c.Rules.Deadline(object).Sub(s.input.Now), time.Second)
 	case !c.Audit:
-		result, err = c.act(ctx, object, found, decision)
+		result, err = c.act(ctx, object, s, decision)
 	}
 	if err == nil {
-		c.report(ctx, object, found, decision, took)
+		c.report(ctx, object, s, decision, took)
 	}
 	return result, err
 }
 
-// isOutdated reports whether something was written meanwhile.
-func isOutdated(err error) bool {
+// remembrance is the evidence of a request that waits.
+type remembrance struct {
+	by       assessed
+	evidence verifier.Evidence
+}
+
+// wait has a request come back later, and remembers its evidence unless that could not be judged.
+func (c *Controller) wait(object *certificatesv1.CertificateSigningRequest, s *snapshot) ctrl.Result {
+	now, q := s.input.Now, s.question()
+	after := c.retries.Wait(fairqueue.Waiting{
+		Name: object.Name, UID: object.UID, Claim: c.claimOf(s),
+		Created: object.CreationTimestamp.Time, Deadline: c.Rules.Deadline(object),
+	}, now)
+	fresh := remembrance{assessedBy(q), s.input.Evidence}
+	last, known := c.retries.Memo(object.Name, object.UID, now)
+	if err := s.input.Evidence.Err; (!known || last.by != fresh.by) && (err == nil || isVerdict(err)) {
+		c.retries.Keep(object.Name, object.UID, fresh, now)
+	}
+	return ctrl.Result{RequeueAfter: after}
+}
+
+// isStale reports whether a write failed since something was written meanwhile.
+func isStale(err error) bool {
 	return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err)
 }
 
-// afterwards returns when a request is looked at again that was just decided on, or was to be.
-func (c *Controller) afterwards(ctx context.Context, object *certificatesv1.CertificateSigningRequest, now time.Time, result ctrl.Result, err error) (ctrl.Result, error) {
+// retryConflicts has a request decided on again after another writer was faster: what he wrote is
+// read first. Other errors go to the queue's back-off.
+func (c *Controller) retryConflicts(ctx context.Context, object *certificatesv1.CertificateSigningRequest, now time.Time, result ctrl.Result, err error) (ctrl.Result, error) {
 	switch {
 	case apierrors.IsAlreadyExists(err):
-		// Another replica made the record, or it is one that is not this cluster's to see, and stays.
+		// Another replica created the record, or it is another cluster's and stays.
 		if !now.Before(c.Rules.Deadline(object)) {
 			return ctrl.Result{}, c.deny(ctx, object, string(verifier.ReasonIdentityBound), "record: there is one of that name, which is not this cluster's")
 		}
 		log.FromContext(ctx).Info("there is a record of that name already", "request", object.Name, "cause", err.Error())
-		return ctrl.Result{RequeueAfter: lookAgain}, nil
+		return ctrl.Result{RequeueAfter: retryDelay}, nil
 	case apierrors.IsConflict(err):
-		// Somebody wrote first. What he wrote is read before anything is decided again.
-		log.FromContext(ctx).V(1).Info("somebody was faster", "request", object.Name, "cause", err.Error())
-		return ctrl.Result{RequeueAfter: lookAgain / 10}, nil
+		log.FromContext(ctx).V(1).Info("another writer was faster", "request", object.Name, "cause", err.Error())
+		return ctrl.Result{RequeueAfter: conflictDelay}, nil
 	}
 	return result, err
 }
 
-// state is how far a request has come.
+const conflictDelay = retryDelay / 10
+
+// state is how far a request has come, as far as decisions distinguish that.
 type state int
 
 const (
-	undecided state = iota + 1
+	pending state = iota + 1
 	approved
-	// done: nothing is left to decide or to sign.
-	done
+	// finished: nothing is left to decide or to sign.
+	finished
 )
 
 func stateOf(object *certificatesv1.CertificateSigningRequest) state {
 	switch csrstate.Of(object) {
 	case csrstate.Pending:
-		return undecided
+		return pending
 	case csrstate.Approved:
 		return approved
 	}
-	return done
+	return finished
 }
-
-func (c *Controller) judge(object *certificatesv1.CertificateSigningRequest, found *found) verifier.Decision {
-	switch {
-	case stateOf(object) != approved:
-		return c.Rules.Judge(found.input)
-	case c.CA == nil && found.names(object):
-		return c.Rules.JudgeUnsigned(found.input)
-	}
-	return c.Rules.JudgeSigning(found.input)
-}
-
-// challengedUntil returns the end of the challenge in a hello, if there is one that may be ours: a node can only fool itself with another.
-func (c *Controller) challengedUntil(object *certificatesv1.CertificateSigningRequest, now time.Time) (time.Time, bool) {
-	value := object.Annotations[attestation.AnnotationChallenge]
-	if object.Spec.SignerName != attestation.HelloSignerName || value == "" || stateOf(object) != undecided {
-		return time.Time{}, false
-	}
-	challenge, err := attestation.ParseChallenge([]byte(value))
-	if err != nil {
-		return time.Time{}, false
-	}
-	expires := time.Unix(challenge.Expires, 0)
-	return expires, expires.Before(now.Add(maxChallenge))
-}
-
-// maxChallenge is more than any challenge of ours lasts.
-const maxChallenge = time.Hour

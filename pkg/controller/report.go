@@ -11,17 +11,33 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// report lets a decision be seen: a log line, metrics, and, of what came of a request in the end, an Event on it and on its Node, if there is one. What
-// is waited for is said once: an Event costs more than the decision, and hundreds of requests may wait.
-func (c *Controller) report(ctx context.Context, object *certificatesv1.CertificateSigningRequest, f *found, d verifier.Decision, took time.Duration) {
-	if d.Outcome == verifier.Ignore || !c.waits.news(object, d) {
+// maxReported bounds how many reports are remembered. One that was forgotten is repeated.
+const maxReported = 20_000
+
+// denialEventRate bounds the Events about denials to one requester: an Event costs the API server as
+// much as the denial.
+var denialEventRate = fairqueue.Rate{Every: time.Second, Burst: 50}
+
+// report reports a decision: in the log, in metrics, and in Events on the request and on its Node,
+// if there is one. What a request waits for is reported once: an Event costs more than the
+// decision, and hundreds of requests may wait.
+func (c *Controller) report(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision, took time.Duration) {
+	switch d.Outcome {
+	case verifier.Ignore:
 		return
+	case verifier.Wait:
+		if !c.retries.News(object.Name, object.UID, d.Refusals.Error()) {
+			return
+		}
+	default:
+		c.retries.Forget(object.Name)
 	}
-	node := f.node
+	node := s.node
 	reason, message := string(ReasonApproved), d.Outcome.String()
 	switch {
 	case len(d.Refusals) > 0:
@@ -47,8 +63,8 @@ func (c *Controller) report(ctx context.Context, object *certificatesv1.Certific
 	}
 	switch {
 	case d.Outcome == verifier.Challenge, d.Outcome == verifier.Approve && c.CA != nil:
-		// A step on the way. An Event costs as much as the step.
-	case d.Outcome == verifier.Deny && !c.turns.tells(object.Spec.Username, c.Now()):
+		// An intermediate step. An Event would cost as much as the step.
+	case d.Outcome == verifier.Deny && !c.denialEvents.Take(object.Spec.Username, c.Now()):
 		c.eventOnNode(object, node, corev1.EventTypeWarning, reason, message)
 	case d.Outcome == verifier.Deny, d.Outcome == verifier.Fail, d.Outcome == verifier.ApproveUnattested:
 		c.event(object, node, corev1.EventTypeWarning, reason, message)
@@ -57,23 +73,23 @@ func (c *Controller) report(ctx context.Context, object *certificatesv1.Certific
 	}
 }
 
-// event says something of a request, and of the Node for whose name it asks, whoever asks: its owner wants to know. Of a Node the same reason
-// is given once a minute.
+// event records an Event on a request and on the Node of the name that it asks for. The Node's owner
+// wants to know, whoever the requester is.
 func (c *Controller) event(object *certificatesv1.CertificateSigningRequest, node *metav1.PartialObjectMetadata, kind, reason, message string) {
 	c.events.Eventf(object, nil, kind, reason, "Decide", "%s", telemetry.Message(message))
 	c.eventOnNode(object, node, kind, reason, message)
 }
 
-// eventOnNode says it of the Node alone.
+// eventOnNode records an Event on the Node alone, once a minute for each reason.
 func (c *Controller) eventOnNode(object *certificatesv1.CertificateSigningRequest, node *metav1.PartialObjectMetadata, kind, reason, message string) {
 	message = telemetry.Message(message)
 	if node == nil {
 		return
 	}
 	key, now := node.Name+"/"+reason, c.Now()
-	if last, ok := c.said.Get(key); ok && now.Sub(last.(time.Time)) < time.Minute {
+	if last, ok := c.lastReported.Get(key); ok && now.Sub(last.(time.Time)) < time.Minute {
 		return
 	}
-	c.said.Add(key, now)
+	c.lastReported.Add(key, now)
 	c.events.Eventf(node, object, kind, reason, "Decide", "%s: %s", object.Name, message)
 }

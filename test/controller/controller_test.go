@@ -213,12 +213,14 @@ func (f *fleet) startWith(t *testing.T, rest *rest.Config) (stop func()) {
 	options := ctrl.Options{
 		Scheme: newScheme(), Metrics: server.Options{BindAddress: "0"}, Controller: config.Controller{SkipNameValidation: &skip},
 	}
-	controller.TrimCache(&options.Cache, f.config.Rules)
+	own := f.config
+	own.Requests = controller.NewRequestCache(own.Rules)
+	own.Requests.Configure(&options.Cache)
 	manager, err := ctrl.NewManager(rest, options)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := controller.Add(manager, f.config); err != nil {
+	if err := controller.Add(manager, own); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))

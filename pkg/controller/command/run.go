@@ -138,7 +138,8 @@ func newManager(ctx context.Context, api *rest.Config, settings *config.Settings
 		return nil, err
 	}
 	options := managerOptions(c, scheme, lock, logger)
-	controller.TrimCache(&options.Cache, settings.Rules())
+	requests := controller.NewRequestCache(settings.Rules())
+	requests.Configure(&options.Cache)
 	m, err := ctrl.NewManager(api, options)
 	if err != nil {
 		return nil, err
@@ -152,7 +153,7 @@ func newManager(ctx context.Context, api *rest.Config, settings *config.Settings
 	if err != nil {
 		return nil, err
 	}
-	parts.Metrics = metrics.For(c.ClusterUID)
+	parts.Metrics, parts.Requests = metrics.For(c.ClusterUID), requests
 	watch, err := preflight.AddPolicyWatch(m, settings.PolicyWatch(settings.PolicyCheck(live), gate.Metrics))
 	if err != nil {
 		return nil, err

@@ -17,60 +17,41 @@ const (
 )
 
 // Budget bounds the memory for the whole objects of waiting requests, in all and per requester. Of
-// a request that has no reservation the controller keeps name and digest, and reads the rest when
-// it is the request's turn.
+// a request that has no reservation the controller keeps identity and claim, and reads the rest
+// when it is the request's turn.
 type Budget struct {
 	total, perRequester int
 
-	mu       sync.Mutex
-	used     int
-	usedBy   map[string]int
-	reserved map[string]reservation
-}
-
-type reservation struct {
-	requester string
-	bytes     int
+	mu     sync.Mutex
+	used   int
+	usedBy map[string]int
 }
 
 // NewBudget returns a budget of 64 MiB in all, and 16 MiB per requester.
 func NewBudget() *Budget { return newBudget(maxBytes, maxBytesPerRequester) }
 
 func newBudget(total, perRequester int) *Budget {
-	return &Budget{total: total, perRequester: perRequester, usedBy: map[string]int{}, reserved: map[string]reservation{}}
+	return &Budget{total: total, perRequester: perRequester, usedBy: map[string]int{}}
 }
 
-// Reserve reports whether there is room for the object of a request, which is the requester's until
-// Release. A reservation that the name had before is released, in either case.
-func (b *Budget) Reserve(name, requester string, bytes int) bool {
+// Reserve reports whether there is room for an object of a requester, and reserves it.
+func (b *Budget) Reserve(requester string, bytes int) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.release(name)
 	if bytes < 0 || bytes > b.total-b.used || bytes > b.perRequester-b.usedBy[requester] {
 		return false
 	}
 	b.used += bytes
 	b.usedBy[requester] += bytes
-	b.reserved[name] = reservation{requester, bytes}
 	return true
 }
 
-// Release ends the reservation of a name, if it has one.
-func (b *Budget) Release(name string) {
+// Release ends a reservation.
+func (b *Budget) Release(requester string, bytes int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.release(name)
-}
-
-// release is Release; the caller locks.
-func (b *Budget) release(name string) {
-	r, ok := b.reserved[name]
-	if !ok {
-		return
-	}
-	delete(b.reserved, name)
-	b.used -= r.bytes
-	if b.usedBy[r.requester] -= r.bytes; b.usedBy[r.requester] == 0 {
-		delete(b.usedBy, r.requester)
+	b.used -= bytes
+	if b.usedBy[requester] -= bytes; b.usedBy[requester] == 0 {
+		delete(b.usedBy, requester)
 	}
 }

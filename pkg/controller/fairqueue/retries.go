@@ -129,6 +129,13 @@ func (r *Retries[M]) Keep(name string, uid types.UID, memo M, judged time.Time) 
 	}
 }
 
+// Len returns how many requests wait.
+func (r *Retries[M]) Len() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.waiting)
+}
+
 // Forget drops what is remembered of a request that is decided or gone.
 func (r *Retries[M]) Forget(name string) {
 	r.mu.Lock()

@@ -42,17 +42,17 @@ func isWriteRefused(err error) bool {
 		(apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsRequestEntityTooLargeError(err))
 }
 
-// reportRefused records an Event on a request whose decision the API server refused to take. The
+// reportWriteRefused records an Event on a request whose decision the API server refused to take. The
 // write is retried after a back-off of a second at most, the Event is not repeated for 14 minutes.
-func (c *Controller) reportRefused(object *certificatesv1.CertificateSigningRequest, err error) {
+func (c *Controller) reportWriteRefused(object *certificatesv1.CertificateSigningRequest, err error) {
 	key, now := string(object.UID)+"/"+string(ReasonWriteRefused), c.Now()
-	if last, ok := c.said.Get(key); ok && now.Sub(last.(time.Time)) < telemetry.DedupInterval {
+	if last, ok := c.lastReported.Get(key); ok && now.Sub(last.(time.Time)) < telemetry.DedupInterval {
 		return
 	}
-	if !c.turns.tells(object.Spec.Username, now) {
+	if !c.denialEvents.Take(object.Spec.Username, now) {
 		return
 	}
-	c.said.Add(key, now)
+	c.lastReported.Add(key, now)
 	c.event(object, nil, corev1.EventTypeWarning, string(ReasonWriteRefused), text.Line("the API server refuses a write, which is retried: "+err.Error(), maxNote))
 }
 

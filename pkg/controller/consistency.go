@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+)
+
+// Consistency is how stale the records may be that a decision is made from.
+type Consistency int
+
+const (
+	// Cached records are the informer's. They cost the API server nothing. They are usually some
+	// milliseconds old, and minutes old if the watch hangs.
+	Cached Consistency = iota + 1
+	// Live records are read from the API server.
+	Live
+)
+
+// assessment is where a decision's evidence comes from.
+type assessment int
+
+const (
+	// judged evidence was judged by its provider for this decision. That costs most of a decision's
+	// CPU time, above all the signatures of certificates.
+	judged assessment = iota + 1
+	// remembered evidence of a request that waits was judged within the last minute.
+	remembered
+	// assumed evidence was not looked at: all of it is taken to be genuine, except that the EK is
+	// not trusted.
+	assumed
+)
+
+// pass is one attempt at a decision. A pass whose outcome its inputs do not suffice for has no
+// effect, and the next one follows.
+type pass struct {
+	consistency Consistency
+	evidence    assessment
+	// applies reports whether the pass is worth an attempt.
+	applies func(situation) bool
+	// sufficientFor reports whether the outcome may be carried out.
+	sufficientFor func(situation, verifier.Outcome) bool
+}
+
+// situation is what selects the passes of a request.
+type situation struct {
+	// cacheInSync and cacheKeepsUp are those of the records.
+	cacheInSync, cacheKeepsUp bool
+	// pending, waiting and overdue are about the request: nobody has decided, the last decision was
+	// to wait, the deadline has passed.
+	pending, waiting, overdue bool
+	// hello and attests say that the request is a hello, and that it is a hello or a proof of a
+	// provider. challenges says that the provider has two rounds.
+	hello, attests, challenges bool
+	audit                      bool
+}
+
+// passes is the table of which decision needs which consistency. The passes are tried in this
+// order. Each applies to fewer outcomes than it could be right about: a pass that is not sufficient
+// costs time, a wrong decision costs a node.
+var passes = []pass{
+	{
+		// A request that waits goes on waiting, without a look at its Node. If the cache is stale,
+		// it waits until the next look.
+		consistency: Cached, evidence: remembered,
+		applies:       func(s situation) bool { return s.cacheInSync && s.pending && s.waiting },
+		sufficientFor: func(_ situation, o verifier.Outcome) bool { return o == verifier.Wait },
+	},
+	{
+		// A hello is denied that contradicts what is known, however good its evidence may be. A flood
+		// of such hellos costs no signatures. If the cache is stale, the node asks again after half a
+		// minute. Once overdue, a hello is denied for what it waits for: that needs its evidence.
+		consistency: Cached, evidence: assumed,
+		applies: func(s situation) bool {
+			return s.cacheInSync && s.pending && s.hello && s.challenges && !s.waiting && !s.overdue
+		},
+		sufficientFor: func(_ situation, o verifier.Outcome) bool { return o == verifier.Deny },
+	},
+	{
+		// Each outcome of a hello: a challenge grants nothing, and a denial that a stale cache caused
+		// is repaired by the next hello. Of a proof only the approval: the record is written under the
+		// cached version, or created under the machine's only name, so a stale cache causes a
+		// conflict. checkSole reads its rivals after that. In audit mode no record is written.
+		consistency: Cached, evidence: judged,
+		applies: func(s situation) bool {
+			return s.cacheInSync && s.pending && s.attests && !s.audit && (s.hello || s.cacheKeepsUp)
+		},
+		sufficientFor: func(s situation, o verifier.Outcome) bool { return s.hello || o == verifier.Approve },
+	},
+	{
+		// Everything else. Signing is here since an approval counts only together with the record that
+		// was written before it (verifier.Rules.JudgeSigning).
+		consistency: Live, evidence: judged,
+		applies:       func(situation) bool { return true },
+		sufficientFor: func(situation, verifier.Outcome) bool { return true },
+	},
+}
+
+// situationOf returns the situation of a request.
+func (c *Controller) situationOf(object *certificatesv1.CertificateSigningRequest, claim verifier.Claim, now time.Time) situation {
+	provider := c.providers[claim.Provider]
+	_, challenges := provider.(Challenger)
+	return situation{
+		cacheInSync: c.records.InSync(), cacheKeepsUp: c.records.KeepsUp(),
+		pending: stateOf(object) == pending, waiting: c.retries.Waits(object.Name, object.UID), overdue: !now.Before(c.Rules.Deadline(object)),
+		hello: claim.Hello, attests: provider != nil && !claim.Serving, challenges: challenges,
+		audit: c.Audit,
+	}
+}

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"runtime"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	metainternal "k8s.io/apimachinery/pkg/apis/meta/internalversion"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apiruntime "k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/pager"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+)
+
+// RequestCache bounds the memory that a cache of CertificateSigningRequests needs: whoever may file
+// requests decides how many there are, and how large. Of a request the cache keeps only what
+// decisions read. Of a pending request beyond the budget it keeps the identity and the claim. The
+// Controller reads such a request from the API server when it is the request's turn. The UID shows
+// that it is the same one, whose spec nobody can change.
+//
+// What writes a request from such a cache must be a patch: an update would remove what is missing.
+type RequestCache struct {
+	rules  *verifier.Rules
+	budget *fairqueue.Budget
+	// providers are the Controller's, once there is one.
+	providers map[string]Provider
+}
+
+// NewRequestCache returns the bounds of one cache. Configure sets them, and Config.Requests binds
+// them to a Controller, which must be made before the cache starts.
+func NewRequestCache(rules *verifier.Rules) *RequestCache {
+	return &RequestCache{rules: rules, budget: fairqueue.NewBudget()}
+}
+
+// Configure sets the options of a cache.
+func (r *RequestCache) Configure(options *cache.Options) {
+	options.NewInformer = func(lw toolscache.ListerWatcher, object apiruntime.Object, resync time.Duration, indexers toolscache.Indexers) toolscache.SharedIndexInformer {
+		if _, ok := object.(*certificatesv1.CertificateSigningRequest); ok {
+			lw = r.reducing(lw)
+		}
+		return toolscache.NewSharedIndexInformer(lw, object, resync, indexers)
+	}
+}
+
+// listPage is how many requests one answer has. Each may have 1.5 MB, and twice that decoded.
+const listPage = 5
+
+// reducing reduces each request as it arrives, once. It lists in small pages: client-go's informers
+// stream their first state, but list where the API server does not stream (before Kubernetes 1.34),
+// and after errors. Such a list would have all requests at once.
+func (r *RequestCache) reducing(lw toolscache.ListerWatcher) toolscache.ListerWatcher {
+	whole := toolscache.ToListerWatcherWithContext(lw)
+	return &toolscache.ListWatch{
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			events, err := whole.WatchWithContext(ctx, options)
+			if err != nil {
+				return nil, err
+			}
+			return watch.Filter(events, func(e watch.Event) (watch.Event, bool) {
+				if request, ok := e.Object.(*certificatesv1.CertificateSigningRequest); ok && e.Type != watch.Bookmark {
+					e.Object = r.reduce(request)
+				}
+				return e, true
+			}), nil
+		},
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (apiruntime.Object, error) {
+			// With a version the API server answers from its watch cache, which has no pages.
+			options.ResourceVersion, options.ResourceVersionMatch = "", ""
+			options.Limit, options.Continue = listPage, ""
+			pages := &pager.ListPager{PageFn: func(ctx context.Context, options metav1.ListOptions) (apiruntime.Object, error) {
+				page, err := whole.ListWithContext(ctx, options)
+				if err != nil {
+					return nil, err
+				}
+				list, ok := page.(*certificatesv1.CertificateSigningRequestList)
+				if !ok {
+					return nil, errors.New("the API server answered with another kind of list")
+				}
+				reduced := &metainternal.List{ListMeta: list.ListMeta}
+				for i := range list.Items {
+					reduced.Items = append(reduced.Items, r.reduce(&list.Items[i]))
+				}
+				return reduced, nil
+			}}
+			all, _, err := pages.List(ctx, options)
+			return all, err
+		},
+	}
+}
+
+// reduce returns what the cache keeps of a request.
+func (r *RequestCache) reduce(request *certificatesv1.CertificateSigningRequest) *certificatesv1.CertificateSigningRequest {
+	refused := stateOf(request) == finished && len(request.Status.Certificate) == 0
+	if refused || !r.rules.Matches(request) {
+		return trimmed(request)
+	}
+	kept := &certificatesv1.CertificateSigningRequest{TypeMeta: request.TypeMeta, ObjectMeta: identity(request), Spec: request.Spec, Status: request.Status}
+	if challenge := request.Annotations[attestation.AnnotationChallenge]; challenge != "" && len(challenge) <= attestation.MaxChallenge {
+		kept.Annotations = map[string]string{attestation.AnnotationChallenge: challenge}
+	}
+	if len(kept.Spec.Request) > attestation.MaxRequestSize { // as much as shows that it is too long
+		kept.Spec.Request = append([]byte(nil), kept.Spec.Request[:attestation.MaxRequestSize+1]...)
+	}
+	if stateOf(kept) != pending { // only approvers make it so
+		return kept
+	}
+	found := parseClaim(r.rules, r.providers, kept)
+	if r.reserve(kept) {
+		setClaim(kept, found)
+		return kept
+	}
+	found.Dropped = true
+	dropped := &certificatesv1.CertificateSigningRequest{
+		TypeMeta: request.TypeMeta, ObjectMeta: identity(request),
+		Spec: certificatesv1.CertificateSigningRequestSpec{SignerName: request.Spec.SignerName, Username: request.Spec.Username},
+	}
+	setClaim(dropped, found)
+	return dropped
+}
+
+// reserve reports whether the budget has room for a request. The reservation ends when the garbage
+// collector frees the object. So the budget counts what is in memory, whatever keeps it there.
+func (r *RequestCache) reserve(kept *certificatesv1.CertificateSigningRequest) bool {
+	requester, size := kept.Spec.Username, kept.Size()
+	if !r.budget.Reserve(requester, size) {
+		return false
+	}
+	runtime.AddCleanup(kept, func(size int) { r.budget.Release(requester, size) }, size)
+	return true
+}
+
+// setClaim puts the claim into the cached copy of a request.
+func setClaim(kept *certificatesv1.CertificateSigningRequest, found claim) {
+	value, err := json.Marshal(found)
+	if err != nil { // strings and numbers always marshal
+		return
+	}
+	if kept.Annotations == nil {
+		kept.Annotations = map[string]string{}
+	}
+	kept.Annotations[cachedClaim] = string(value)
+}
+
+// identity is the metadata that distinguishes a version of a request from all others, and its age.
+func identity(request *certificatesv1.CertificateSigningRequest) metav1.ObjectMeta {
+	return metav1.ObjectMeta{
+		Name: request.Name, UID: request.UID, ResourceVersion: request.ResourceVersion, CreationTimestamp: request.CreationTimestamp,
+	}
+}
+
+// trimmed keeps of a request its identity, its signer, and the types of its conditions. Dropping
+// the username means that no unattested-node rule can match it.
+func trimmed(request *certificatesv1.CertificateSigningRequest) *certificatesv1.CertificateSigningRequest {
+	kept := &certificatesv1.CertificateSigningRequest{
+		TypeMeta: request.TypeMeta, ObjectMeta: identity(request), Spec: certificatesv1.CertificateSigningRequestSpec{SignerName: request.Spec.SignerName},
+	}
+	for _, c := range request.Status.Conditions {
+		kept.Status.Conditions = append(kept.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{Type: c.Type, Status: c.Status})
+	}
+	keepIssued(kept, request)
+	return kept
+}

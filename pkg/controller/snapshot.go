@@ -1,0 +1,423 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+)
+
+// snapshot is what a decision is made from: the Input of the rules, and what acting on the decision
+// needs beside it.
+type snapshot struct {
+	input    verifier.Input
+	claim    verifier.Claim
+	provider Provider
+	// challenger is the provider, if it is one of two rounds.
+	challenger Challenger
+	// ek is the EK claimed, and ekNamed says that an authority names it.
+	ek      string
+	ekNamed bool
+	// consistency is that of records.
+	consistency Consistency
+	// records are the objects behind input.Records.
+	records []v1alpha1.NodeAttestation
+	// node is the Node of the name claimed, nil if there is none.
+	node *metav1.PartialObjectMetadata
+}
+
+// memo is what need not be found again in the later passes of one decision.
+type memo struct {
+	// node is the Node, if nodeRead.
+	node     *metav1.PartialObjectMetadata
+	nodeRead bool
+	evidence map[assessed]verifier.Evidence
+}
+
+// assessed is what evidence was judged by, beside the request.
+type assessed struct {
+	named bool
+	hello types.UID
+}
+
+func assessedBy(q Question) assessed {
+	by := assessed{named: q.Named}
+	if q.Hello != nil {
+		by.hello = q.Hello.UID
+	}
+	return by
+}
+
+func (m *memo) judge(ctx context.Context, provider Provider, q Question) verifier.Evidence {
+	by := assessedBy(q)
+	evidence, ok := m.evidence[by]
+	if !ok {
+		evidence = provider.Judge(ctx, q)
+		m.evidence[by] = evidence
+	}
+	return evidence
+}
+
+// collect reads what the rules need for a pass, in order: a later step needs the earlier ones.
+func (c *Controller) collect(ctx context.Context, object *certificatesv1.CertificateSigningRequest, claim verifier.Claim, now time.Time, p pass, m *memo) (*snapshot, error) {
+	s := &snapshot{claim: claim, provider: c.providers[claim.Provider], consistency: p.consistency}
+	s.challenger, _ = s.provider.(Challenger)
+	s.input = verifier.Input{Now: now, Request: object, Node: verifier.Absent}
+	if p.evidence == assumed && c.addUnreadable(ctx, s, m) {
+		return s, nil
+	}
+	steps := []func(context.Context, *snapshot) error{c.addRecordsOfName}
+	if s.provider != nil || claim.Serving { // the rules refuse another request, or the node is unattested
+		steps = append(steps, c.addMachines, c.addSigner)
+	}
+	if s.provider != nil { // a serving certificate is requested without evidence
+		steps = append(steps, c.addRecordsOfNodeRefs, c.addToken, c.addEK)
+	}
+	for _, step := range steps {
+		if err := step(ctx, s); err != nil {
+			return nil, err
+		}
+	}
+	if p.evidence != remembered { // a request goes on waiting whether its Node exists or not
+		if err := c.addNode(ctx, s, m); err != nil {
+			return nil, err
+		}
+	}
+	if s.provider != nil {
+		s.input.Evidence = c.evidence(ctx, s, p.evidence, m)
+	}
+	if err := c.addRecordsOfMachines(ctx, s); err != nil {
+		return nil, err
+	}
+	if err := c.addPendingProofs(ctx, s); err != nil {
+		return nil, err
+	}
+	if c.Owned != nil && (s.provider != nil || claim.Serving) { // the machines are known
+		s.markOrphans()
+	}
+	return s, nil
+}
+
+// addUnreadable judges a hello whose document names no EK, and reports whether the document is
+// malformed: nothing else is needed to deny it.
+func (c *Controller) addUnreadable(ctx context.Context, s *snapshot, m *memo) bool {
+	if s.challenger.EK(s.input.Request, nil) != "" {
+		return false
+	}
+	s.input.Evidence = m.judge(ctx, s.provider, s.question())
+	return isVerdict(s.input.Evidence.Err) && !s.input.Evidence.EKUntrusted
+}
+
+// addMachines adds the machines.
+func (c *Controller) addMachines(ctx context.Context, s *snapshot) (err error) {
+	if s.input.Machines, err = machinesOf(ctx, c.Machines, s.input.Now); err != nil {
+		return fmt.Errorf("machines: %w", err)
+	}
+	return nil
+}
+
+// addSigner adds whether there is a CA to sign with. Its source reports why there is none.
+func (c *Controller) addSigner(ctx context.Context, s *snapshot) error {
+	if c.CA != nil {
+		_, err := c.CA.CA(ctx, s.input.Now)
+		s.input.SignerUnavailable = err != nil
+	}
+	return nil
+}
+
+// addRecordsOfNodeRefs adds the record of the Node to which the machine with the claimed provider
+// ID refers: it may be another machine's.
+func (c *Controller) addRecordsOfNodeRefs(ctx context.Context, s *snapshot) error {
+	for i := range s.input.Machines {
+		m := &s.input.Machines[i]
+		if m.NodeRef == "" || m.NodeRef == s.claim.NodeName || m.ProviderID != s.claim.ProviderID {
+			continue
+		}
+		if err := c.addRecords(ctx, s, v1alpha1.FieldNodeName, m.NodeRef); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// addToken adds what is known of the requester's bootstrap token.
+func (c *Controller) addToken(ctx context.Context, s *snapshot) error {
+	tokens, ok := c.Machines.(TokenSource)
+	if !ok {
+		return nil
+	}
+	id, ok := verifier.TokenID(s.input.Request.Spec.Username)
+	if !ok {
+		return nil
+	}
+	token, err := tokens.Token(ctx, id, s.input.Now)
+	if err != nil {
+		return fmt.Errorf("bootstrap token: %w", err)
+	}
+	s.input.Token = token
+	return nil
+}
+
+// addEK adds the EK that a request of two rounds claims, a proof's hello, the EK's records, and
+// whether an authority names the EK.
+func (c *Controller) addEK(ctx context.Context, s *snapshot) error {
+	if s.challenger == nil {
+		return nil
+	}
+	in := &s.input
+	if !s.claim.Hello {
+		var err error
+		if in.Hello, err = FindHello(ctx, c.live, s.challenger, in.Request); err != nil {
+			return err
+		}
+	}
+	s.ek = s.challenger.EK(in.Request, in.Hello)
+	if err := c.addRecords(ctx, s, v1alpha1.FieldEK, s.ek); err != nil {
+		return err
+	}
+	if s.ek == "" {
+		return nil
+	}
+	s.ekNamed = slices.ContainsFunc(in.Machines, func(m verifier.Machine) bool { return m.HasEK(s.ek) }) ||
+		slices.ContainsFunc(in.Records, func(r verifier.Record) bool { return r.EK == s.ek })
+	return c.trustOnFirstUse(ctx, s)
+}
+
+// trustOnFirstUse has an EK count as named that the rules trust on first use, unless something else
+// must vouch for it.
+func (c *Controller) trustOnFirstUse(ctx context.Context, s *snapshot) error {
+	if s.ekNamed || !c.TrustUnnamed || !s.input.Token.Known {
+		return nil
+	}
+	if err := c.addRecords(ctx, s, v1alpha1.FieldMachine, s.input.Token.Machine.Name); err != nil {
+		return err
+	}
+	_, s.ekNamed = c.Rules.TrustsOnFirstUse(s.input, s.ek)
+	return nil
+}
+
+// evidence returns the evidence as the pass wants it.
+func (c *Controller) evidence(ctx context.Context, s *snapshot, from assessment, m *memo) verifier.Evidence {
+	q := s.question()
+	switch from {
+	case assumed:
+		return verifier.Evidence{Provider: s.provider.Name(), EK: s.ek, Err: verifier.Refusals{{Reason: verifier.ReasonRefused}}, EKUntrusted: true}
+	case remembered:
+		if last, ok := c.retries.Memo(q.Request.Name, q.Request.UID, q.Now); ok && last.by == assessedBy(q) {
+			return last.evidence
+		}
+	}
+	return m.judge(ctx, s.provider, q)
+}
+
+// question is what the provider is asked. It is complete after addEK.
+func (s *snapshot) question() Question {
+	return Question{Request: s.input.Request, Hello: s.input.Hello, Named: s.ekNamed, Now: s.input.Now}
+}
+
+// isVerdict reports whether an error of a Provider is about the evidence. Another error may pass.
+func isVerdict(err error) bool {
+	var refusals verifier.Refusals
+	return err != nil && errors.As(err, &refusals)
+}
+
+// addRecordsOfName adds the records of the node name that is claimed.
+func (c *Controller) addRecordsOfName(ctx context.Context, s *snapshot) error {
+	return c.addRecords(ctx, s, v1alpha1.FieldNodeName, s.claim.NodeName)
+}
+
+// addRecordsOfMachines adds the records of each machine that the request may turn out to be of, and
+// those of an EK that only the provider knew.
+func (c *Controller) addRecordsOfMachines(ctx context.Context, s *snapshot) error {
+	if ek := s.input.Evidence.EK; ek != s.ek {
+		if err := c.addRecords(ctx, s, v1alpha1.FieldEK, ek); err != nil {
+			return err
+		}
+	}
+	for i := range s.input.Machines {
+		m := &s.input.Machines[i]
+		if !m.HasEK(s.ek) && m.Ref.Name != s.input.Evidence.Machine && m.Ref.Name != s.input.Token.Machine.Name {
+			continue
+		}
+		if err := c.addRecords(ctx, s, v1alpha1.FieldMachine, m.Ref.Name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// addRecords adds the records that have a value in a field, each once.
+func (c *Controller) addRecords(ctx context.Context, s *snapshot, field, value string) error {
+	if value == "" {
+		return nil
+	}
+	var items []v1alpha1.NodeAttestation
+	var err error
+	if s.consistency == Live {
+		items, err = c.records.Find(ctx, field, value)
+	} else {
+		items, err = c.records.FindCached(field, value)
+	}
+	if err != nil {
+		return err
+	}
+	for i := range items {
+		if !s.has(&items[i]) {
+			s.set(&items[i], c.records.Record(&items[i]))
+		}
+	}
+	return nil
+}
+
+// checkSole compares the records that a written one must agree with to those in the snapshot. Of
+// two writers that contradict each other, the second sees the first one's record. Then the error is
+// a conflict.
+func (c *Controller) checkSole(ctx context.Context, s *snapshot, record *v1alpha1.NodeAttestation) error {
+	items, err := c.records.FindRivals(ctx, record)
+	if err != nil {
+		return err
+	}
+	for i := range items {
+		if !s.has(&items[i]) {
+			return apierrors.NewConflict(v1alpha1.GroupVersion.WithResource("nodeattestations").GroupResource(), record.Name,
+				fmt.Errorf("the record %s was written meanwhile", items[i].Name))
+		}
+	}
+	return nil
+}
+
+// FindHello reads the hello that a proof refers to, by its name. The rules check that it is the right
+// one. It returns nil if there is none.
+func FindHello(ctx context.Context, reader client.Reader, provider Challenger, proof *certificatesv1.CertificateSigningRequest) (*certificatesv1.CertificateSigningRequest, error) {
+	name, err := provider.HelloOf(proof)
+	if err != nil || name == "" {
+		return nil, nil //nolint:nilerr // Judge refuses such a proof without its hello
+	}
+	return getRequest(ctx, reader, name)
+}
+
+// getRequest returns nil where there is no such request.
+func getRequest(ctx context.Context, reader client.Reader, name string) (*certificatesv1.CertificateSigningRequest, error) {
+	object := &certificatesv1.CertificateSigningRequest{}
+	err := reader.Get(ctx, types.NamespacedName{Name: name}, object)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("request %s: %w", name, err)
+	}
+	return object, nil
+}
+
+// addNode adds whether the Node exists. The rules use nothing else of it.
+func (c *Controller) addNode(ctx context.Context, s *snapshot, m *memo) error {
+	if s.claim.NodeName == "" {
+		return nil
+	}
+	if !m.nodeRead {
+		node, err := c.getNode(ctx, s.claim.NodeName)
+		if err != nil {
+			return err
+		}
+		m.node, m.nodeRead = node, true
+	}
+	if s.node = m.node; s.node != nil {
+		s.input.Node = verifier.Present
+	}
+	return nil
+}
+
+// getNode returns a Node's metadata, nil where there is none of that name.
+func (c *Controller) getNode(ctx context.Context, name string) (*metav1.PartialObjectMetadata, error) {
+	node := &metav1.PartialObjectMetadata{}
+	node.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Node"))
+	err := c.live.Get(ctx, types.NamespacedName{Name: name}, node)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("node %s: %w", name, err)
+	}
+	return node, nil
+}
+
+// addPendingProofs finds out, of each record that may be this machine's, whether the proof that the
+// record names is pending.
+func (c *Controller) addPendingProofs(ctx context.Context, s *snapshot) error {
+	if s.claim.Hello || s.claim.Serving {
+		return nil
+	}
+	for i := range s.input.Records {
+		r := &s.input.Records[i]
+		mine := r.NodeName == s.claim.NodeName || s.ek != "" && r.EK == s.ek
+		if !mine || !r.AwaitsCertificate() || r.ProofUID == string(s.input.Request.UID) {
+			continue
+		}
+		proof, err := getRequest(ctx, c.live, s.records[i].Status.Request.Name)
+		if err != nil {
+			return err
+		}
+		// A proof that another signer issued for is pending until its certificate is in the record.
+		r.ProofPending = proof != nil && string(proof.UID) == r.ProofUID && (stateOf(proof) != finished || len(proof.Status.Certificate) > 0)
+	}
+	return nil
+}
+
+// markOrphans marks the records of machines that are gone.
+func (s *snapshot) markOrphans() {
+	exists := map[verifier.MachineRef]bool{}
+	for i := range s.input.Machines {
+		exists[s.input.Machines[i].Ref] = true
+	}
+	for i := range s.input.Records {
+		s.input.Records[i].Orphaned = !exists[s.input.Records[i].Machine]
+	}
+}
+
+// isRecorded reports whether a record was last written for this request.
+func (s *snapshot) isRecorded(object *certificatesv1.CertificateSigningRequest) bool {
+	return slices.ContainsFunc(s.records, func(r v1alpha1.NodeAttestation) bool {
+		return r.Status.Request != nil && r.Status.Request.UID == object.UID
+	})
+}
+
+// recordFor returns a copy of the object that holds a machine's record, nil if there is none yet.
+func (s *snapshot) recordFor(machine verifier.MachineRef) *v1alpha1.NodeAttestation {
+	for i := range s.records {
+		if s.input.Records[i].Machine == machine {
+			return s.records[i].DeepCopy()
+		}
+	}
+	return nil
+}
+
+// has reports whether this version of a record is in the snapshot.
+func (s *snapshot) has(object *v1alpha1.NodeAttestation) bool {
+	return slices.ContainsFunc(s.records, func(r v1alpha1.NodeAttestation) bool {
+		return r.UID == object.UID && r.ResourceVersion == object.ResourceVersion
+	})
+}
+
+// set puts a record into the snapshot, in place of another version of it.
+func (s *snapshot) set(object *v1alpha1.NodeAttestation, record verifier.Record) {
+	for i := range s.records {
+		if s.records[i].UID == object.UID {
+			s.records[i], s.input.Records[i] = *object, record
+			return
+		}
+	}
+	s.records, s.input.Records = append(s.records, *object), append(s.input.Records, record)
+}
