@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -34,7 +33,7 @@ const (
 	ReasonCompleted  verifier.Reason = "AttestationCompleted"
 )
 
-// act carries out a decision.
+// act carries out a decision: the one place from which a decision writes.
 func (c *Controller) act(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision) (ctrl.Result, error) {
 	switch d.Outcome {
 	case verifier.Ignore:
@@ -70,21 +69,27 @@ func (c *Controller) challenge(ctx context.Context, object *certificatesv1.Certi
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	ek := fmt.Sprintf("sha256:%s", s.input.Evidence.EK)
-	err = c.annotate(ctx, object, map[string]string{attestation.AnnotationChallenge: value, attestation.AnnotationEK: ek})
-	if err == nil {
-		c.Challenged(object.Name)
+	challenged, err := c.annotate(ctx, object, map[string]string{
+		attestation.AnnotationChallenge: value, attestation.AnnotationEK: "sha256:" + s.input.Evidence.EK,
+	})
+	if err != nil {
+		return ctrl.Result{}, err
 	}
-	return ctrl.Result{RequeueAfter: expires.Sub(s.input.Now) + time.Minute}, err
+	c.lastWrites.set(challenged)
+	c.Challenged(object.Name)
+	return ctrl.Result{RequeueAfter: expires.Sub(s.input.Now) + closeDelay}, nil
 }
 
-// annotate sets annotations, on the version of the object that was judged.
-func (c *Controller) annotate(ctx context.Context, object *certificatesv1.CertificateSigningRequest, values map[string]string) error {
+// annotate sets annotations on the version of the object that was judged, and returns what the API
+// server has then.
+func (c *Controller) annotate(ctx context.Context, object *certificatesv1.CertificateSigningRequest, values map[string]string) (*certificatesv1.CertificateSigningRequest, error) {
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": values, "resourceVersion": object.ResourceVersion}})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return written(c.client.Patch(ctx, object.DeepCopy(), client.RawPatch(types.MergePatchType, patch)))
+	result := &certificatesv1.CertificateSigningRequest{}
+	result.Name = object.Name
+	return result, written(c.client.Patch(ctx, result, client.RawPatch(types.MergePatchType, patch)))
 }
 
 // writeStatus writes fields of the status through a subresource, on the version of the object that
@@ -106,15 +111,14 @@ func (c *Controller) addCondition(ctx context.Context, object *certificatesv1.Ce
 	return c.writeStatus(ctx, object, "approval", map[string]any{"conditions": append(slices.Clone(object.Status.Conditions), added)})
 }
 
-// refuse denies, and where the hello's version is not served says first which are.
+// refuse denies. If the hello's version is not served, it first annotates which versions are.
 func (c *Controller) refuse(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision) error {
 	if s.challenger != nil && string(d.Refusals.Reason()) == attestation.ReasonVersion {
-		if err := c.annotate(ctx, object, map[string]string{attestation.AnnotationVersions: s.challenger.Versions().String()}); err != nil {
+		annotated, err := c.annotate(ctx, object, map[string]string{attestation.AnnotationVersions: s.challenger.Versions().String()})
+		if err != nil {
 			return err
 		}
-		if err := c.live.Get(ctx, client.ObjectKeyFromObject(object), object); err != nil {
-			return err
-		}
+		object = annotated
 	}
 	return c.deny(ctx, object, string(d.Refusals.Reason()), d.Refusals.Error())
 }
@@ -124,14 +128,16 @@ func (c *Controller) deny(ctx context.Context, object *certificatesv1.Certificat
 	return err
 }
 
-// fail marks a request that somebody approved and that must not be signed. Through /approval: /status would need the right to sign.
+// fail marks a request that somebody approved and that must not be signed. It writes through
+// /approval, since /status would need the right to sign.
 func (c *Controller) fail(ctx context.Context, object *certificatesv1.CertificateSigningRequest, d verifier.Decision) error {
 	_, err := c.addCondition(ctx, object, statuspatch.Condition(certificatesv1.CertificateFailed, string(d.Refusals.Reason()), d.Refusals.Error()))
 	return err
 }
 
-// approve writes the record, which is the lock: of two requests that both might pass, one is named in it. Then it approves, if nobody wrote
-// meanwhile what may be against it; f is then what the API server holds.
+// approve writes the record, which is the lock: of two requests that might both pass, it names one.
+// Then approve approves, unless another record was written meanwhile that contradicts this one. The
+// snapshot then has what the API server has.
 func (c *Controller) approve(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision) error {
 	record := s.recordFor(d.Grant.Record.Machine)
 	if record == nil {
@@ -152,21 +158,22 @@ func (c *Controller) approve(ctx context.Context, object *certificatesv1.Certifi
 	if err != nil {
 		return err
 	}
-	c.machineLimits.Take(d.Grant.Record.Machine.Name, c.Now()) // an approval that was refused must not count
+	c.machineLimits.Take(d.Grant.Record.Machine.Name, c.Now()) // only an approval that was written counts
 	s.input.Request = passed
 	return nil
 }
 
-// pass approves: the one place that does. It returns what the API server holds then.
+// pass approves: the one place that does. It returns what the API server has then.
 func (c *Controller) pass(ctx context.Context, object *certificatesv1.CertificateSigningRequest, reason verifier.Reason, message string) (*certificatesv1.CertificateSigningRequest, error) {
 	return c.addCondition(ctx, object, statuspatch.Condition(certificatesv1.CertificateApproved, string(reason), message))
 }
 
-// sign issues the certificate: into the record first, so that no certificate is out that is in no record.
+// sign issues the certificate. It writes it into the record first, so that no certificate is
+// published that no record has.
 func (c *Controller) sign(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision) (ctrl.Result, error) {
 	ca, err := c.CA.CA(ctx, c.Now())
 	if err != nil {
-		return ctrl.Result{}, err // it was there a moment ago
+		return ctrl.Result{}, err // there was one when the snapshot was made
 	}
 	chain, err := signing.Issue(ca, grantOf(object, d), c.limits(d), s.input.Now, rand.Reader)
 	if err != nil {
@@ -188,11 +195,11 @@ func (c *Controller) sign(ctx context.Context, object *certificatesv1.Certificat
 	return ctrl.Result{}, c.closeHello(ctx, s.input.Hello)
 }
 
-// signServing issues a serving certificate. No record needs to know it: nothing is asked for with one.
+// signServing issues a serving certificate. No record has it: it authenticates no request.
 func (c *Controller) signServing(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision) error {
 	ca, err := c.CA.CA(ctx, c.Now())
 	if err != nil {
-		return err // it was there a moment ago
+		return err // there was one when the snapshot was made
 	}
 	addresses := d.Grant.Addresses
 	chain, err := signing.IssueServing(ca, signing.ServingGrant{
@@ -208,7 +215,7 @@ func grantOf(object *certificatesv1.CertificateSigningRequest, d verifier.Decisi
 	return signing.Grant{NodeName: d.Grant.NodeName, PublicKey: d.Grant.PublicKey, ExpirationSeconds: object.Spec.ExpirationSeconds}
 }
 
-// limits are the operator's, and the rules'.
+// limits returns the operator's limits, or a shorter one of the rules.
 func (c *Controller) limits(d verifier.Decision) signing.Limits {
 	limits := c.Limits
 	if most := d.Grant.MaxLifetime; most > 0 {
@@ -222,8 +229,9 @@ func (c *Controller) publish(ctx context.Context, object *certificatesv1.Certifi
 	return err
 }
 
-// finish does what may have been left undone of a request that is done: what another signer issued is noted, and the hello is closed. What
-// no record names was issued without us: the hello that it refers to is anybody's.
+// finish completes what a crash, or another signer, left undone of a finished request: the
+// certificate is put into the record, and the hello is closed. A request that no record names was
+// issued without us, and may refer to a hello that is not its own.
 func (c *Controller) finish(ctx context.Context, object *certificatesv1.CertificateSigningRequest) error {
 	if c.Audit || len(object.Status.Certificate) == 0 {
 		return nil
@@ -236,7 +244,7 @@ func (c *Controller) finish(ctx context.Context, object *certificatesv1.Certific
 	var hello *certificatesv1.CertificateSigningRequest
 	if challenger, ok := provider.(Challenger); ok {
 		var err error
-		if hello, err = FindHello(ctx, c.client, challenger, object); err != nil { // an older copy does: it is written under its version
+		if hello, err = FindHello(ctx, c.client, challenger, object); err != nil { // cached: a stale one causes a conflict
 			return err
 		}
 	}
@@ -270,11 +278,12 @@ func (c *Controller) recordNaming(ctx context.Context, object *certificatesv1.Ce
 	return &items[0], nil
 }
 
-// closeHello denies a hello that has served its time. It is not there, or closed, when this is the second time.
+// closeHello denies a hello whose proof was accepted. After a crash it may be gone or closed.
 func (c *Controller) closeHello(ctx context.Context, hello *certificatesv1.CertificateSigningRequest) error {
 	if hello == nil || stateOf(hello) != pending {
 		return nil
 	}
+	c.lastWrites.forget(hello)
 	err := c.deny(ctx, hello, string(ReasonCompleted), "the proof that followed it was accepted")
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
 		return nil

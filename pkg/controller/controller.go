@@ -100,6 +100,7 @@ type Controller struct {
 	// machineLimits bound the certificates of each machine, and denialEvents the Events about
 	// denials to each requester.
 	machineLimits, denialEvents *fairqueue.Limiters
+	lastWrites                  lastWrites
 	// lastReported is when something was last reported of a Node or a request.
 	lastReported *lru.Cache
 }
@@ -246,7 +247,7 @@ func newController(config Config) (*Controller, error) {
 	c.queue = fairqueue.New(c.Rates, func(claim fairqueue.Claim) bool { return c.listed.Load().has(claim) })
 	c.retries = fairqueue.NewRetries[remembrance]()
 	c.machineLimits, c.denialEvents = fairqueue.NewLimiters(c.Rates.Machine), fairqueue.NewLimiters(denialEventRate)
-	c.lastReported = lru.New(maxReported)
+	c.lastReported, c.lastWrites = lru.New(maxReported), lastWrites{lru.New(maxLastWrites)}
 	if c.Concurrency == 0 {
 		c.Concurrency = 16
 	}

@@ -15,7 +15,6 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -188,7 +187,7 @@ func (c *Controller) reportIssued(ctx context.Context, request *certificatesv1.C
 		}
 		return ctrl.Result{}, nil
 	}
-	err := c.annotate(ctx, request, map[string]string{AnnotationIssuedAround: "sha256:" + hex.EncodeToString(sum[:])})
+	_, err := c.annotate(ctx, request, map[string]string{AnnotationIssuedAround: "sha256:" + hex.EncodeToString(sum[:])})
 	switch {
 	case apierrors.IsConflict(err):
 		return ctrl.Result{RequeueAfter: conflictDelay}, nil
@@ -204,11 +203,7 @@ func (c *Controller) reportIssued(ctx context.Context, request *certificatesv1.C
 		message = fmt.Sprintf("the node name %s has a record, of machine %s, and somebody has got another certificate for it: %s", node, found[0].Spec.Machine.Name, message)
 	}
 	log.FromContext(ctx).Error(nil, message, line...)
-	var registered *metav1.PartialObjectMetadata
-	if node != "" {
-		registered, _ = c.getNode(ctx, node) // an Event on it is not worth an error
-	}
-	c.event(request, registered, corev1.EventTypeWarning, ReasonIssuedAround, message)
+	c.event(ctx, request, node, corev1.EventTypeWarning, ReasonIssuedAround, message)
 	return ctrl.Result{}, nil
 }
 

@@ -36,7 +36,7 @@ func (c *Controller) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	}
 	result, err := c.proceed(ctx, object)
 	if isWriteRefused(err) {
-		c.reportWriteRefused(object, err)
+		c.reportWriteRefused(ctx, object, err)
 	}
 	return result, err
 }

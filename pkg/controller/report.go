@@ -9,6 +9,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
@@ -37,7 +38,7 @@ func (c *Controller) report(ctx context.Context, object *certificatesv1.Certific
 	default:
 		c.retries.Forget(object.Name)
 	}
-	node := s.node
+	node := s.claim.NodeName
 	reason, message := string(ReasonApproved), d.Outcome.String()
 	switch {
 	case len(d.Refusals) > 0:
@@ -59,37 +60,56 @@ func (c *Controller) report(ctx context.Context, object *certificatesv1.Certific
 	log.FromContext(ctx).Info("decided", line...)
 	c.Metrics.Decided(object, d, reason, took, c.Now())
 	for _, warning := range d.Warnings {
-		c.event(object, node, corev1.EventTypeWarning, string(warning.Reason), warning.Message)
+		c.event(ctx, object, node, corev1.EventTypeWarning, string(warning.Reason), warning.Message)
 	}
 	switch {
 	case d.Outcome == verifier.Challenge, d.Outcome == verifier.Approve && c.CA != nil:
 		// An intermediate step. An Event would cost as much as the step.
 	case d.Outcome == verifier.Deny && !c.denialEvents.Take(object.Spec.Username, c.Now()):
-		c.eventOnNode(object, node, corev1.EventTypeWarning, reason, message)
+		c.eventOnNode(ctx, object, node, corev1.EventTypeWarning, reason, message)
 	case d.Outcome == verifier.Deny, d.Outcome == verifier.Fail, d.Outcome == verifier.ApproveUnattested:
-		c.event(object, node, corev1.EventTypeWarning, reason, message)
+		c.event(ctx, object, node, corev1.EventTypeWarning, reason, message)
 	default:
-		c.event(object, node, corev1.EventTypeNormal, reason, message)
+		c.event(ctx, object, node, corev1.EventTypeNormal, reason, message)
 	}
 }
 
-// event records an Event on a request and on the Node of the name that it asks for. The Node's owner
-// wants to know, whoever the requester is.
-func (c *Controller) event(object *certificatesv1.CertificateSigningRequest, node *metav1.PartialObjectMetadata, kind, reason, message string) {
+// event records an Event on a request and on the Node of the name that it asks for, if there is one.
+// The Node's owner wants to know, whoever the requester is.
+func (c *Controller) event(ctx context.Context, object *certificatesv1.CertificateSigningRequest, node, kind, reason, message string) {
 	c.events.Eventf(object, nil, kind, reason, "Decide", "%s", telemetry.Message(message))
-	c.eventOnNode(object, node, kind, reason, message)
+	c.eventOnNode(ctx, object, node, kind, reason, message)
 }
 
-// eventOnNode records an Event on the Node alone, once a minute for each reason.
-func (c *Controller) eventOnNode(object *certificatesv1.CertificateSigningRequest, node *metav1.PartialObjectMetadata, kind, reason, message string) {
-	message = telemetry.Message(message)
-	if node == nil {
+// eventOnNode records an Event on the Node alone, once a minute for each reason. If the Node cannot
+// be read, there is none.
+func (c *Controller) eventOnNode(ctx context.Context, object *certificatesv1.CertificateSigningRequest, node, kind, reason, message string) {
+	if node == "" {
 		return
 	}
-	key, now := node.Name+"/"+reason, c.Now()
+	key, now := node+"/"+reason, c.Now()
 	if last, ok := c.lastReported.Get(key); ok && now.Sub(last.(time.Time)) < time.Minute {
 		return
 	}
+	regarding := nodeReference(object, node)
+	if regarding == nil {
+		var err error
+		if regarding, err = c.getNode(ctx, node); regarding == nil || err != nil {
+			return
+		}
+	}
 	c.lastReported.Add(key, now)
-	c.events.Eventf(node, object, kind, reason, "Decide", "%s: %s", object.Name, message)
+	c.events.Eventf(regarding, object, kind, reason, "Decide", "%s: %s", object.Name, telemetry.Message(message))
+}
+
+// nodeReference returns a reference to the Node that files a request for itself, nil for another
+// requester. As in the kubelet's own Events, the UID is the node's name, which saves reading the
+// Node. kubectl describe shows Events with either UID.
+func nodeReference(object *certificatesv1.CertificateSigningRequest, node string) *metav1.PartialObjectMetadata {
+	if object.Spec.Username != "system:node:"+node {
+		return nil
+	}
+	reference := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: node, UID: types.UID(node)}}
+	reference.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Node"))
+	return reference
 }

@@ -32,7 +32,7 @@ func TestControllersEventsAreNotRepeated(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, message := range []string{"first", "second"} {
-		c.event(requestNamed("r", "r"), nil, corev1.EventTypeNormal, "A", message)
+		c.event(t.Context(), requestNamed("r", "r"), "", corev1.EventTypeNormal, "A", message)
 	}
 	if len(events.all) != 1 {
 		t.Errorf("%q", events.all)

@@ -14,9 +14,11 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/lru"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
@@ -35,8 +37,6 @@ type snapshot struct {
 	consistency Consistency
 	// records are the objects behind input.Records.
 	records []v1alpha1.NodeAttestation
-	// node is the Node of the name claimed, nil if there is none.
-	node *metav1.PartialObjectMetadata
 }
 
 // memo is what need not be found again in the later passes of one decision.
@@ -75,7 +75,7 @@ func (m *memo) judge(ctx context.Context, provider Provider, q Question) verifie
 func (c *Controller) collect(ctx context.Context, object *certificatesv1.CertificateSigningRequest, claim verifier.Claim, now time.Time, p pass, m *memo) (*snapshot, error) {
 	s := &snapshot{claim: claim, provider: c.providers[claim.Provider], consistency: p.consistency}
 	s.challenger, _ = s.provider.(Challenger)
-	s.input = verifier.Input{Now: now, Request: object, Node: verifier.Absent}
+	s.input = verifier.Input{Now: now, Request: object}
 	if p.evidence == assumed && c.addUnreadable(ctx, s, m) {
 		return s, nil
 	}
@@ -91,10 +91,8 @@ func (c *Controller) collect(ctx context.Context, object *certificatesv1.Certifi
 			return nil, err
 		}
 	}
-	if p.evidence != remembered { // a request goes on waiting whether its Node exists or not
-		if err := c.addNode(ctx, s, m); err != nil {
-			return nil, err
-		}
+	if err := c.addNode(ctx, s, p.evidence, m); err != nil {
+		return nil, err
 	}
 	if s.provider != nil {
 		s.input.Evidence = c.evidence(ctx, s, p.evidence, m)
@@ -180,7 +178,7 @@ func (c *Controller) addEK(ctx context.Context, s *snapshot) error {
 	in := &s.input
 	if !s.claim.Hello {
 		var err error
-		if in.Hello, err = FindHello(ctx, c.live, s.challenger, in.Request); err != nil {
+		if in.Hello, err = c.findHello(ctx, s); err != nil {
 			return err
 		}
 	}
@@ -299,6 +297,42 @@ func (c *Controller) checkSole(ctx context.Context, s *snapshot, record *v1alpha
 	return nil
 }
 
+// findHello returns the hello that the proof refers to. The cached one serves for an approval if it
+// is the version that we wrote last. The cache is no older than that, and the proof was filed
+// later and is in it, too: events arrive in order. Another version is read from the API server, such
+// as one that another replica challenged.
+func (c *Controller) findHello(ctx context.Context, s *snapshot) (*certificatesv1.CertificateSigningRequest, error) {
+	if s.consistency == Cached {
+		hello, err := FindHello(ctx, c.client, s.challenger, s.input.Request)
+		if err != nil {
+			return nil, err
+		}
+		if hello != nil && !isDropped(hello) && c.lastWrites.is(hello) {
+			return hello, nil
+		}
+	}
+	return FindHello(ctx, c.live, s.challenger, s.input.Request)
+}
+
+// lastWrites are the versions of hellos with our challenge, by UID, until we write to them again.
+type lastWrites struct{ versions *lru.Cache }
+
+// maxLastWrites bounds how many are remembered. The proof of a hello that was forgotten costs a call.
+const maxLastWrites = 20_000
+
+func (l lastWrites) set(hello *certificatesv1.CertificateSigningRequest) {
+	l.versions.Add(hello.UID, hello.ResourceVersion)
+}
+
+func (l lastWrites) is(hello *certificatesv1.CertificateSigningRequest) bool {
+	version, ok := l.versions.Get(hello.UID)
+	return ok && version == hello.ResourceVersion
+}
+
+func (l lastWrites) forget(hello *certificatesv1.CertificateSigningRequest) {
+	l.versions.Remove(hello.UID)
+}
+
 // FindHello reads the hello that a proof refers to, by its name. The rules check that it is the right
 // one. It returns nil if there is none.
 func FindHello(ctx context.Context, reader client.Reader, provider Challenger, proof *certificatesv1.CertificateSigningRequest) (*certificatesv1.CertificateSigningRequest, error) {
@@ -322,9 +356,14 @@ func getRequest(ctx context.Context, reader client.Reader, name string) (*certif
 	return object, nil
 }
 
-// addNode adds whether the Node exists. The rules use nothing else of it.
-func (c *Controller) addNode(ctx context.Context, s *snapshot, m *memo) error {
-	if s.claim.NodeName == "" {
+// addNode adds whether a Node of the name exists, for M5. That rule is about first proofs, so a hello
+// and a node's own request save the call. A request that waits goes on waiting in either case.
+func (c *Controller) addNode(ctx context.Context, s *snapshot, from assessment, m *memo) error {
+	if s.claim.Hello || s.claim.Serving || classOf(s.input.Request.Spec.Username) == fairqueue.Nodes {
+		return nil
+	}
+	s.input.Node = verifier.Absent
+	if from == remembered || s.claim.NodeName == "" {
 		return nil
 	}
 	if !m.nodeRead {
@@ -334,7 +373,7 @@ func (c *Controller) addNode(ctx context.Context, s *snapshot, m *memo) error {
 		}
 		m.node, m.nodeRead = node, true
 	}
-	if s.node = m.node; s.node != nil {
+	if m.node != nil {
 		s.input.Node = verifier.Present
 	}
 	return nil

@@ -44,7 +44,7 @@ func isWriteRefused(err error) bool {
 
 // reportWriteRefused records an Event on a request whose decision the API server refused to take. The
 // write is retried after a back-off of a second at most, the Event is not repeated for 14 minutes.
-func (c *Controller) reportWriteRefused(object *certificatesv1.CertificateSigningRequest, err error) {
+func (c *Controller) reportWriteRefused(ctx context.Context, object *certificatesv1.CertificateSigningRequest, err error) {
 	key, now := string(object.UID)+"/"+string(ReasonWriteRefused), c.Now()
 	if last, ok := c.lastReported.Get(key); ok && now.Sub(last.(time.Time)) < telemetry.DedupInterval {
 		return
@@ -53,7 +53,7 @@ func (c *Controller) reportWriteRefused(object *certificatesv1.CertificateSignin
 		return
 	}
 	c.lastReported.Add(key, now)
-	c.event(object, nil, corev1.EventTypeWarning, string(ReasonWriteRefused), text.Line("the API server refuses a write, which is retried: "+err.Error(), maxNote))
+	c.event(ctx, object, "", corev1.EventTypeWarning, string(ReasonWriteRefused), text.Line("the API server refuses a write, which is retried: "+err.Error(), maxNote))
 }
 
 // maxNote bounds an Event's note, in bytes, with what text.Line adds. The API server takes 1 KiB.

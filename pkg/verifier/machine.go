@@ -223,9 +223,10 @@ func (m Machine) NodeNames(sources []NameSource) []string {
 	return nil
 }
 
-// judgeNodeObject applies M5. The rules only use that a Node exists: a node writes the rest of it.
+// judgeNodeObject applies M5, to proofs: a challenge gives nothing that a Node could lose. The rules
+// only use that a Node exists: a node writes the rest of it.
 func (e *evaluation) judgeNodeObject() {
-	if e.class != First {
+	if e.class != First || e.hello {
 		return
 	}
 	switch e.in.Node {
