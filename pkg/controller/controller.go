@@ -96,7 +96,8 @@ type Controller struct {
 	retries *fairqueue.Retries[remembrance]
 	// listed are the claims that have a share of their own in the queue. It is nil until the machines
 	// are known.
-	listed atomic.Pointer[listedMachines]
+	listed  atomic.Pointer[listedMachines]
+	indexed atomic.Pointer[indexedMachines]
 	// machineLimits bound the certificates of each machine, and denialEvents the Events about
 	// denials to each requester.
 	machineLimits, denialEvents *fairqueue.Limiters

@@ -286,9 +286,3 @@ func (w *machineWatch) compare(ctx context.Context, queue workqueue.TypedRateLim
 	}
 	return nil
 }
-
-// isSameSlice reports whether two slices are the same memory: a SharedSource returns another one
-// once its machines have changed.
-func isSameSlice(a, b []verifier.Machine) bool {
-	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
-}

@@ -33,6 +33,33 @@ func machinesOf(ctx context.Context, source MachineSource, now time.Time) ([]ver
 	return source.Machines(ctx, now)
 }
 
+// indexedMachines is the index of the machines that a SharedSource returned last.
+type indexedMachines struct {
+	machines []verifier.Machine
+	index    *verifier.MachineIndex
+}
+
+// indexOf returns an index of machines that a SharedSource returned, made once for each slice. It
+// returns nil for other sources: theirs would be made for each decision, and costs more than going
+// through all machines.
+func (c *Controller) indexOf(machines []verifier.Machine) *verifier.MachineIndex {
+	if _, shared := c.Machines.(SharedSource); !shared {
+		return nil
+	}
+	last := c.indexed.Load()
+	if last == nil || !isSameSlice(last.machines, machines) {
+		last = &indexedMachines{machines, verifier.NewMachineIndex(machines)}
+		c.indexed.Store(last)
+	}
+	return last.index
+}
+
+// isSameSlice reports whether two slices are the same memory: a SharedSource returns another one
+// once its machines have changed.
+func isSameSlice(a, b []verifier.Machine) bool {
+	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
+}
+
 // TokenSource knows which machine a bootstrap token was made for. A MachineSource may be one.
 // Without it no token is known, and where the policy requires a token, first requests wait in vain.
 type TokenSource interface {

@@ -35,6 +35,8 @@ type snapshot struct {
 	ekNamed bool
 	// consistency is that of records.
 	consistency Consistency
+	// index has all machines. It is nil if input.Machines has all of them.
+	index *verifier.MachineIndex
 	// records are the objects behind input.Records.
 	records []v1alpha1.NodeAttestation
 }
@@ -86,22 +88,16 @@ func (c *Controller) collect(ctx context.Context, object *certificatesv1.Certifi
 	if s.provider != nil { // a serving certificate is requested without evidence
 		steps = append(steps, c.addRecordsOfNodeRefs, c.addToken, c.addEK)
 	}
+	steps = append(steps, func(ctx context.Context, s *snapshot) error { return c.addNode(ctx, s, p.evidence, m) })
+	if s.provider != nil {
+		steps = append(steps, func(ctx context.Context, s *snapshot) error { c.addEvidence(ctx, s, p.evidence, m); return nil })
+	}
+	steps = append(steps, c.addRecordsOfMachines, c.addPendingProofs)
 	for _, step := range steps {
 		if err := step(ctx, s); err != nil {
 			return nil, err
 		}
-	}
-	if err := c.addNode(ctx, s, p.evidence, m); err != nil {
-		return nil, err
-	}
-	if s.provider != nil {
-		s.input.Evidence = c.evidence(ctx, s, p.evidence, m)
-	}
-	if err := c.addRecordsOfMachines(ctx, s); err != nil {
-		return nil, err
-	}
-	if err := c.addPendingProofs(ctx, s); err != nil {
-		return nil, err
+		s.selectMachines()
 	}
 	if c.Owned != nil && (s.provider != nil || claim.Serving) { // the machines are known
 		s.markOrphans()
@@ -120,11 +116,20 @@ func (c *Controller) addUnreadable(ctx context.Context, s *snapshot, m *memo) bo
 }
 
 // addMachines adds the machines.
-func (c *Controller) addMachines(ctx context.Context, s *snapshot) (err error) {
-	if s.input.Machines, err = machinesOf(ctx, c.Machines, s.input.Now); err != nil {
+func (c *Controller) addMachines(ctx context.Context, s *snapshot) error {
+	machines, err := machinesOf(ctx, c.Machines, s.input.Now)
+	if err != nil {
 		return fmt.Errorf("machines: %w", err)
 	}
+	s.input.Machines, s.index = machines, c.indexOf(machines)
 	return nil
+}
+
+// selectMachines leaves the machines that the decision depends on, by what is known so far.
+func (s *snapshot) selectMachines() {
+	if s.index != nil {
+		s.input.Machines = s.index.Relevant(s.claim, s.ek, s.input)
+	}
 }
 
 // addSigner adds whether there is a CA to sign with. Its source reports why there is none.
@@ -207,18 +212,20 @@ func (c *Controller) trustOnFirstUse(ctx context.Context, s *snapshot) error {
 	return nil
 }
 
-// evidence returns the evidence as the pass wants it.
-func (c *Controller) evidence(ctx context.Context, s *snapshot, from assessment, m *memo) verifier.Evidence {
+// addEvidence adds the evidence as the pass wants it.
+func (c *Controller) addEvidence(ctx context.Context, s *snapshot, from assessment, m *memo) {
 	q := s.question()
 	switch from {
 	case assumed:
-		return verifier.Evidence{Provider: s.provider.Name(), EK: s.ek, Err: verifier.Refusals{{Reason: verifier.ReasonRefused}}, EKUntrusted: true}
+		s.input.Evidence = verifier.Evidence{Provider: s.provider.Name(), EK: s.ek, Err: verifier.Refusals{{Reason: verifier.ReasonRefused}}, EKUntrusted: true}
+		return
 	case remembered:
 		if last, ok := c.retries.Memo(q.Request.Name, q.Request.UID, q.Now); ok && last.by == assessedBy(q) {
-			return last.evidence
+			s.input.Evidence = last.evidence
+			return
 		}
 	}
-	return m.judge(ctx, s.provider, q)
+	s.input.Evidence = m.judge(ctx, s.provider, q)
 }
 
 // question is what the provider is asked. It is complete after addEK.

@@ -26,9 +26,7 @@ type Input struct {
 	// Records are those of the cluster. At least each that has the request's node name or the
 	// evidence's endorsement key, or that belongs to one of Machines, must be here.
 	Records []Record
-	// Machines are those of the cluster, each once. At least these must be here: each that has such
-	// a record, for which a source names the endorsement key, that may have the node name, or that
-	// the token was made for.
+	// Machines are those of the cluster, each once, or at least MachineIndex.Relevant.
 	Machines []Machine
 	// Token is about the bootstrap token that the request was filed with.
 	Token Token

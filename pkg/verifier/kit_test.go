@@ -14,6 +14,7 @@ import (
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"math/big"
+	"reflect"
 	"slices"
 	"sync"
 	"testing"
@@ -326,10 +327,19 @@ func (w *world) judge(t *testing.T) Decision {
 	if err != nil {
 		t.Fatal(err)
 	}
+	judge := rules.Judge
 	if w.signing {
-		return rules.JudgeSigning(w.in)
+		judge = rules.JudgeSigning
 	}
-	return rules.Judge(w.in)
+	d := judge(w.in)
+	// The relevant machines suffice for each decision.
+	claim, _ := rules.ParseClaim(w.in.Request)
+	fewer := w.in
+	fewer.Machines = NewMachineIndex(w.in.Machines).Relevant(claim, "", w.in)
+	if got := judge(fewer); !reflect.DeepEqual(got, d) {
+		t.Errorf("by %d of %d machines: %s, %v, by all of them: %s, %v", len(fewer.Machines), len(w.in.Machines), got.Outcome, got.Refusals, d.Outcome, d.Refusals)
+	}
+	return d
 }
 
 // machine returns the honest machine, record its record.
