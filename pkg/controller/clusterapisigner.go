@@ -14,16 +14,16 @@ import (
 )
 
 // ClusterAPISigner is what an infrastructure provider implements for its own evidence of one round.
-// It is the interface of the Cluster API proposal "Kubelet Authentication", on certificates.k8s.io/v1
-// and with a context. FromSigner makes a Provider of it. The rules judge for every provider alike who
-// may ask, for which node name, and what the record allows.
+// It is the interface of the Cluster API proposal "Kubelet Authentication", with a context and on
+// certificates.k8s.io/v1. FromSigner makes a Provider of it. For every provider alike, the rules
+// judge who may ask, for which node name, and what the record allows.
 //
 // An error that is a verifier.Refusals says that the evidence is false, and the request is denied.
 // The node reads that error, so it has no secrets and nothing of the policy in it. Any other error
 // says that the evidence could not be judged. The request waits, and the error is logged.
 type ClusterAPISigner interface {
-	// VerifyClientAttestationData returns nil if the evidence in a request for a client certificate is genuine, and about this very
-	// request: its key, and nobody else's.
+	// VerifyClientAttestationData returns nil if the evidence in a request for a client certificate is
+	// genuine, and about the key in this request.
 	VerifyClientAttestationData(ctx context.Context, request *certificatesv1.CertificateSigningRequest) error
 	// VerifyServingAttestationData does the same for a serving certificate.
 	VerifyServingAttestationData(ctx context.Context, request *certificatesv1.CertificateSigningRequest) error

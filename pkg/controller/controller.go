@@ -121,8 +121,9 @@ type Clients struct {
 	Records client.WithWatch
 }
 
-// Add makes a Controller of config and adds it to a manager, whose scheme has certificates.k8s.io/v1, core/v1 and
-// attestation.cluster.x-k8s.io/v1alpha1. Records are in the same cluster as the requests.
+// Add makes a Controller of config and adds it to a manager. The manager's scheme has
+// certificates.k8s.io/v1, core/v1 and attestation.cluster.x-k8s.io/v1alpha1. Records are in the same
+// cluster as the requests.
 func Add(manager ctrl.Manager, config Config) error {
 	api, err := client.NewWithWatch(manager.GetConfig(), client.Options{
 		HTTPClient: manager.GetHTTPClient(), Scheme: manager.GetScheme(), Mapper: manager.GetRESTMapper(),

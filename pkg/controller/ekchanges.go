@@ -209,7 +209,7 @@ func (e *ekChanges) settle(ctx context.Context, source verifier.EKSource, vouche
 		e.acknowledged[source] = acknowledgedChanges{name, keys}
 	}
 	acknowledged := e.acknowledged[source]
-	var accept, pending []ekChange
+	var accept, held []ekChange
 	counted := 0 // what is refused, or would be, without an acknowledgement
 	for _, change := range changes {
 		before := change.object.Status.EKReplaced
@@ -217,22 +217,22 @@ func (e *ekChanges) settle(ctx context.Context, source verifier.EKSource, vouche
 		case acknowledged.keys[change.key()] && (change.isNew() || !before.Acknowledged):
 			accept = append(accept, change)
 		case change.isNew():
-			pending = append(pending, change)
+			held = append(held, change)
 			counted++
 		case !before.Acknowledged:
 			counted++
 		}
 	}
 	if free := max(freeEKChanges, vouched*freeEKPercent/100); counted <= free {
-		accept, pending = append(accept, pending...), nil
+		accept, held = append(accept, held...), nil
 		if !e.Audit {
 			delete(e.reported, source)
 		}
 	} else {
-		e.hold(ctx, source, name, pending, fmt.Sprintf("the source changed the EKs of %d of its %d machines; at most %d are accepted without an acknowledgement",
+		e.hold(ctx, source, name, held, fmt.Sprintf("the source changed the EKs of %d of its %d machines; at most %d are accepted without an acknowledgement",
 			counted, vouched, free), now)
 	}
-	e.Metrics.EKChanges(source, len(changes)-len(pending), len(pending))
+	e.Metrics.EKChanges(source, len(changes)-len(held), len(held))
 	if e.Audit { // no record is written
 		if len(accept) > 0 && e.isNews(source, name, now) {
 			e.log.Info("a source names other EKs for machines: enforcement would refuse those in their records", "source", source, "change", name, "machines", len(accept))
@@ -279,12 +279,12 @@ func (e *ekChanges) accept(ctx context.Context, change ekChange, acknowledged bo
 }
 
 // hold reports changes that are not accepted.
-func (e *ekChanges) hold(ctx context.Context, source verifier.EKSource, name string, pending []ekChange, why string, now time.Time) {
-	if len(pending) == 0 || !e.isNews(source, name, now) {
+func (e *ekChanges) hold(ctx context.Context, source verifier.EKSource, name string, held []ekChange, why string, now time.Time) {
+	if len(held) == 0 || !e.isNews(source, name, now) {
 		return
 	}
-	nodes := make([]string, len(pending))
-	for i, change := range pending {
+	nodes := make([]string, len(held))
+	for i, change := range held {
 		nodes[i] = change.record.NodeName
 	}
 	slices.Sort(nodes)

@@ -26,16 +26,16 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 )
 
-// AnnotationIssuedAround is on a request that was reported as issued without attestation, with the
-// fingerprint of the certificate. No replica reports it again.
+// AnnotationIssuedAround is on a request that was reported as issued without attestation. It has the
+// fingerprint of the certificate. No replica reports the request again.
 const AnnotationIssuedAround = "attestation.cluster.x-k8s.io/issued-without-attestation"
 
 // ReasonIssuedAround is that of the Event on such a request, and on the Node of the name in the
 // certificate.
 const ReasonIssuedAround = "IssuedWithoutAttestation"
 
-// cachedIssued is on a request in the cache alone, of which nothing else is kept: it was issued to
-// a node or a bootstrap identity.
+// cachedIssued is on a request in the cache of which nothing else is kept, and nowhere else. It says
+// that the request was issued to a node or a bootstrap identity.
 const cachedIssued = "attestation.cluster.x-k8s.io/cached-issued"
 
 // How certificates that no record names are counted.
@@ -43,7 +43,7 @@ const (
 	// namedAttested says that the name in the certificate has a record, namedOther that it has
 	// none.
 	namedAttested, namedOther = "attested", "other"
-	// namedUnattested is of a node that is left alone, for its own name.
+	// namedUnattested says that an unattested node asked for its own name.
 	namedUnattested = "unattested"
 	// namedForgotten says that the controller approved the request, and that its record was deleted
 	// since.
@@ -54,16 +54,15 @@ const (
 var groupsOfNodes = []string{"system:bootstrappers", "system:nodes"}
 
 // issuedToNode reports whether a request of a node or a bootstrap identity was issued. Serving
-// certificates of the built-in signer are not in question: nothing can be asked of the API server
-// with one.
+// certificates of the built-in signer do not count: they authenticate no request to the API server.
 func issuedToNode(request *certificatesv1.CertificateSigningRequest) bool {
 	return len(request.Status.Certificate) > 0 && request.Spec.SignerName != certificatesv1.KubeletServingSignerName &&
 		!isMarked(request) &&
 		slices.ContainsFunc(request.Spec.Groups, func(group string) bool { return slices.Contains(groupsOfNodes, group) })
 }
 
-// isMarked reports whether the request has the mark of its certificate: another value may be the
-// requester's own.
+// isMarked reports whether the request has the annotation for its certificate. The requester may
+// have set another value.
 func isMarked(request *certificatesv1.CertificateSigningRequest) bool {
 	value := request.Annotations[AnnotationIssuedAround]
 	if value == "" {
@@ -73,9 +72,8 @@ func isMarked(request *certificatesv1.CertificateSigningRequest) bool {
 	return err == nil && value == "sha256:"+fingerprint
 }
 
-// keepIssued has a request that is otherwise dropped from the cache be looked at once it was
-// issued. It keeps neither the certificate nor the requester: both are read again, should it come
-// to that.
+// keepIssued marks a trimmed request that was issued. Certificate and requester are read again if
+// the request turns out to be of interest.
 func keepIssued(kept, request *certificatesv1.CertificateSigningRequest) {
 	if issuedToNode(request) {
 		kept.Annotations = map[string]string{cachedIssued: ""}
@@ -83,8 +81,8 @@ func keepIssued(kept, request *certificatesv1.CertificateSigningRequest) {
 }
 
 // noticeIssued reports once that a request was issued without attestation: no record names it. It
-// says so after a look at what the API server holds: the record is written before the certificate,
-// and the watch of records may be late.
+// reads request and records live before that, since the cached records may be stale. The record is
+// written before the certificate.
 func (c *Controller) noticeIssued(ctx context.Context, object *certificatesv1.CertificateSigningRequest) (ctrl.Result, error) {
 	if !c.needsLiveCheck(object) {
 		return ctrl.Result{}, nil
@@ -111,14 +109,14 @@ func (c *Controller) noticeIssued(ctx context.Context, object *certificatesv1.Ce
 			return ctrl.Result{}, err
 		}
 	}
-	if slices.ContainsFunc(found, func(r v1alpha1.NodeAttestation) bool { return knows(&r, request.UID) }) {
+	if slices.ContainsFunc(found, func(r v1alpha1.NodeAttestation) bool { return names(&r, request.UID) }) {
 		return ctrl.Result{}, nil
 	}
 	return c.reportIssued(ctx, request, leaf, node, found)
 }
 
-// needsLiveCheck reports whether a request may have been issued without attestation, by the caches.
-// Nearly always it was not. It counts the nodes in unattestedNodes.
+// needsLiveCheck reports whether a request may have been issued without attestation, judging by the
+// caches. It also counts the requests of unattested nodes.
 func (c *Controller) needsLiveCheck(object *certificatesv1.CertificateSigningRequest) bool {
 	if _, only := object.Annotations[cachedIssued]; only && len(object.Status.Certificate) == 0 {
 		return true
@@ -135,15 +133,14 @@ func (c *Controller) needsLiveCheck(object *certificatesv1.CertificateSigningReq
 	if err != nil {
 		return true
 	}
-	if len(found) == 0 && c.leftAlone(object, node) {
+	if len(found) == 0 && c.isUnattested(object, node) {
 		c.countIssued(object, namedUnattested)
 		return false
 	}
-	return !slices.ContainsFunc(found, func(r v1alpha1.NodeAttestation) bool { return knows(&r, object.UID) })
+	return !slices.ContainsFunc(found, func(r v1alpha1.NodeAttestation) bool { return names(&r, object.UID) })
 }
 
-// nodeOf returns the name of the node that a certificate makes its holder, empty if it makes him
-// none.
+// nodeOf returns the name of the node that a certificate authenticates, empty if there is none.
 func nodeOf(leaf *x509.Certificate) string {
 	node, ok := strings.CutPrefix(leaf.Subject.CommonName, "system:node:")
 	if !ok {
@@ -152,17 +149,17 @@ func nodeOf(leaf *x509.Certificate) string {
 	return node
 }
 
-// knows reports whether a record names a request.
-func knows(record *v1alpha1.NodeAttestation, request types.UID) bool {
+// names reports whether a record names a request.
+func names(record *v1alpha1.NodeAttestation, request types.UID) bool {
 	return record.Status.Request != nil && record.Status.Request.UID == request || records.HasCertificateFor(record, request)
 }
 
-// leftAlone reports whether a node that the policy leaves alone has asked for its own name.
-func (c *Controller) leftAlone(request *certificatesv1.CertificateSigningRequest, node string) bool {
+// isUnattested reports whether a node that the policy lists as unattested asked for its own name.
+func (c *Controller) isUnattested(request *certificatesv1.CertificateSigningRequest, node string) bool {
 	return node != "" && request.Spec.Username == "system:node:"+node && c.Rules.IsUnattestedNode(node)
 }
 
-// reportIssued says so in the request's annotation first, by which all others know, and then in the
+// reportIssued reports in the request's annotation first, which other replicas read, and then in the
 // log, in Events and in the metrics.
 func (c *Controller) reportIssued(ctx context.Context, request *certificatesv1.CertificateSigningRequest, leaf *x509.Certificate, node string, found []v1alpha1.NodeAttestation) (ctrl.Result, error) {
 	sum := sha256.Sum256(leaf.Raw)
@@ -172,7 +169,7 @@ func (c *Controller) reportIssued(ctx context.Context, request *certificatesv1.C
 	}
 	name := namedOther
 	switch {
-	case len(found) == 0 && c.leftAlone(request, node):
+	case len(found) == 0 && c.isUnattested(request, node):
 		c.countIssued(request, namedUnattested)
 		return ctrl.Result{}, nil
 	case len(found) > 0:
@@ -207,8 +204,8 @@ func (c *Controller) reportIssued(ctx context.Context, request *certificatesv1.C
 	return ctrl.Result{}, nil
 }
 
-// forgotten reports whether the controller approved a request and its record was deleted since, and
-// perhaps made anew: what is there is younger. Only who may approve could make others believe it.
+// forgotten reports whether the controller approved a request and its record was deleted since. A
+// record that is younger than the approval was created anew. Only an approver could forge this.
 func forgotten(request *certificatesv1.CertificateSigningRequest, found []v1alpha1.NodeAttestation) bool {
 	return slices.ContainsFunc(request.Status.Conditions, func(condition certificatesv1.CertificateSigningRequestCondition) bool {
 		return condition.Type == certificatesv1.CertificateApproved && condition.Reason == string(ReasonApproved) &&

@@ -17,7 +17,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// ReasonWriteRefused is that of Events alone: what was decided could not be written.
+// ReasonWriteRefused is a reason of Events only: a decision could not be written.
 const ReasonWriteRefused verifier.Reason = "WriteRefused"
 
 // writeError is what the API server answered to a write.
@@ -35,15 +35,15 @@ func written(err error) error {
 }
 
 // isWriteRefused reports whether the API server refused a write for good: RBAC, an admission plugin
-// or validation. It is no conflict, no timeout, and nothing that a second try may find gone.
+// or validation. A conflict or a timeout is none of these: a retry may succeed.
 func isWriteRefused(err error) bool {
 	var write *writeError
 	return errors.As(err, &write) &&
 		(apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsRequestEntityTooLargeError(err))
 }
 
-// reportWriteRefused records an Event on a request whose decision the API server refused to take. The
-// write is retried after a back-off of a second at most, the Event is not repeated for 14 minutes.
+// reportWriteRefused records an Event on a request whose decision the API server refused. The write
+// is retried after a back-off of a second at most. The Event is not repeated for 14 minutes.
 func (c *Controller) reportWriteRefused(ctx context.Context, object *certificatesv1.CertificateSigningRequest, err error) {
 	key, now := string(object.UID)+"/"+string(ReasonWriteRefused), c.Now()
 	if last, ok := c.lastReported.Get(key); ok && now.Sub(last.(time.Time)) < telemetry.DedupInterval {
