@@ -128,12 +128,19 @@ func (c *Controller) observe(object client.Object) {
 		c.queue.Forget(object.GetName())
 		return
 	}
-	flow := c.flowOf(request)
-	_, challenged := challengeExpiry(request, c.Now())
-	// An approved request is signed. A challenged hello is only requeued, see limit.
-	flow.Unlimited = stateOf(request) == approved || challenged
+	flow, now := c.flowOf(request), c.Now()
+	expires, challenged := challengeExpiry(request, now)
+	// An approved request is signed. A hello with an open challenge is only requeued, see limit.
+	flow.Unlimited = stateOf(request) == approved || challenged && isOpen(expires, now)
 	c.queue.Observe(request.Name, flow)
 }
+
+// closeDelay is how long after the end of its challenge a hello is closed: a proof that came in time
+// may still be on its way.
+const closeDelay = time.Minute
+
+// isOpen reports whether a proof may follow a hello whose challenge ends at a time.
+func isOpen(expires, now time.Time) bool { return now.Before(expires.Add(closeDelay)) }
 
 // limit has the next look at a request take a token. A hello whose challenge is open was queued
 // without. At the end of the challenge it is denied, and a forged challenge must not save the

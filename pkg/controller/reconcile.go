@@ -57,9 +57,9 @@ func (c *Controller) proceed(ctx context.Context, object *certificatesv1.Certifi
 		}
 	case pending:
 		expires, challenged := challengeExpiry(object, now)
-		if wait := expires.Add(closeDelay).Sub(now); challenged && (wait > 0 || c.Audit) {
+		if challenged && (isOpen(expires, now) || c.Audit) {
 			c.limit(object)
-			return ctrl.Result{RequeueAfter: max(wait, closeDelay)}, nil
+			return ctrl.Result{RequeueAfter: max(expires.Add(closeDelay).Sub(now), closeDelay)}, nil
 		}
 		if isDropped(object) {
 			if present, err := c.restore(ctx, object); !present || err != nil {
@@ -72,10 +72,6 @@ func (c *Controller) proceed(ctx context.Context, object *certificatesv1.Certifi
 	}
 	return c.decide(ctx, object, now)
 }
-
-// closeDelay is how long after the end of its challenge a hello is closed: a proof that came in time
-// may still be on its way.
-const closeDelay = time.Minute
 
 // restore reads a request of which the cache dropped the content. It reports false if that request
 // is gone, or no longer pending: then an event follows.

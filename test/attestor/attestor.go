@@ -180,7 +180,7 @@ func (a *Attestor) challenge(ctx context.Context, object *certificatesv1.Certifi
 	request, now := RequestOf(object), time.Now()
 	var named []verifiertpm.Fingerprint
 	if a.AnyEK {
-		ek, err := a.Verifier.ClaimedEK(request)
+		ek, err := verifiertpm.ClaimedEK(request)
 		if err != nil {
 			return err, nil
 		}
@@ -227,7 +227,7 @@ func (a *Attestor) issue(ctx context.Context, object *certificatesv1.Certificate
 	}
 	var named []verifiertpm.Fingerprint
 	if a.AnyEK {
-		ek, err := a.Verifier.ClaimedEK(RequestOf(hello))
+		ek, err := verifiertpm.ClaimedEK(RequestOf(hello))
 		if err != nil {
 			return err, nil
 		}

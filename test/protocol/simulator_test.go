@@ -35,7 +35,7 @@ func TestProtocolAgainstTheSimulator(t *testing.T) {
 	if _, err := m.Attest(t.Context()); err == nil {
 		t.Error("an EK that nobody vouches for was accepted")
 	}
-	ek, err := m.Verifier.ClaimedEK(request)
+	ek, err := verifier.ClaimedEK(request)
 	if err != nil {
 		t.Fatal(err)
 	}

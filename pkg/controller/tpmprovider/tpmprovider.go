@@ -54,12 +54,11 @@ func (p Provider) Versions() attestation.Versions {
 }
 
 // EK returns the fingerprint of the hello's EK.
-func (p Provider) EK(request, hello *certificatesv1.CertificateSigningRequest) string {
-	v := p.verifier()
-	if v == nil {
-		return ""
+func (Provider) EK(request, hello *certificatesv1.CertificateSigningRequest) string {
+	if hello == nil {
+		hello = request
 	}
-	ek, err := openHello(v, request, hello).ClaimedEK()
+	ek, err := tpm.ClaimedEK(requestOf(hello))
 	if err != nil {
 		return ""
 	}
@@ -75,13 +74,8 @@ func openHello(v *tpm.Verifier, request, hello *certificatesv1.CertificateSignin
 }
 
 // HelloOf returns the name in the proof.
-func (p Provider) HelloOf(proof *certificatesv1.CertificateSigningRequest) (string, error) {
-	v := p.verifier()
-	if v == nil {
-		return "", errNoVerifier
-	}
-	name, _, err := v.HelloReference(requestOf(proof))
-	return name, err
+func (Provider) HelloOf(proof *certificatesv1.CertificateSigningRequest) (string, error) {
+	return tpm.HelloName(requestOf(proof))
 }
 
 // Judge has the verifier judge.

@@ -106,9 +106,19 @@ func (parsed *ParsedHello) Verify(namedEKs []Fingerprint, now time.Time) (*Verif
 	return &VerifiedHello{SignerName: h.document.SignerName, EK: h.ek.Endorsement, AKName: bytes.Clone(h.akName), hello: h, verifier: parsed.verifier}, nil
 }
 
-// ClaimedEK is ParsedHello.ClaimedEK.
-func (v *Verifier) ClaimedEK(request Request) (Fingerprint, error) {
-	return v.ParseHello(request).ClaimedEK()
+// parser parses requests. It has no keys and no roots, and is never asked to verify.
+var parser = &Verifier{versions: attestation.Versions{attestation.VersionTPM}}
+
+// ClaimedEK is ParsedHello.ClaimedEK, of a hello in any version that this package knows.
+func ClaimedEK(request Request) (Fingerprint, error) {
+	return parser.ParseHello(request).ClaimedEK()
+}
+
+// HelloName returns the name of the hello that a proof refers to, in any version that this package
+// knows. Nothing vouches for it: VerifyProof checks that it is that hello's.
+func HelloName(request Request) (string, error) {
+	name, _, err := parser.HelloReference(request)
+	return name, err
 }
 
 // HelloReference returns the name and the UID of the hello that a proof refers to, so that the

@@ -71,7 +71,7 @@ func TestParsedHelloRefusesWhatCannotBeRead(t *testing.T) {
 		"other signer": func() Request { r := good.hello; r.SignerName = "example.com/x"; return r }(),
 	} {
 		opened := good.verifier.ParseHello(hello)
-		_, want := good.verifier.ClaimedEK(hello)
+		_, want := ClaimedEK(hello)
 		for range 2 {
 			_, ekErr := opened.ClaimedEK()
 			_, helloErr := opened.Verify(nil, good.now)

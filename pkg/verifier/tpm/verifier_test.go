@@ -71,13 +71,13 @@ func TestVerifiedHelloAndProof(t *testing.T) {
 	if _, _, err := p.verifier.HelloReference(p.hello); err == nil {
 		t.Error("a hello refers to a hello")
 	}
-	if _, err := p.verifier.ClaimedEK(p.proof); err == nil {
+	if _, err := ClaimedEK(p.proof); err == nil {
 		t.Error("a proof names an EK")
 	}
 	if got := p.verifier.Versions(); got.String() != "tpm/v1" {
 		t.Errorf("versions: %s", got)
 	}
-	fingerprint, err := p.verifier.ClaimedEK(p.hello)
+	fingerprint, err := ClaimedEK(p.hello)
 	if err != nil || fingerprint != ek.Fingerprint {
 		t.Errorf("EK: %s, %v", fingerprint, err)
 	}
