@@ -304,12 +304,13 @@ func (c *Controller) checkSole(ctx context.Context, s *snapshot, record *v1alpha
 	return nil
 }
 
-// findHello returns the hello that the proof refers to. The cached one serves for an approval if it
-// is the version that we wrote last. The cache is no older than that, and the proof was filed
-// later and is in it, too: events arrive in order. Another version is read from the API server, such
-// as one that another replica challenged.
+// findHello returns the hello that the proof refers to. A proof that has just arrived goes by the
+// cached hello if that is the version that we wrote last: the proof was filed later and is in the
+// cache, too, whose events arrive in order. Otherwise the hello is read from the API server, such as
+// one that another replica challenged. A proof that waits does not go by the cache, whose watch may
+// have hung since.
 func (c *Controller) findHello(ctx context.Context, s *snapshot) (*certificatesv1.CertificateSigningRequest, error) {
-	if s.consistency == Cached {
+	if proof := s.input.Request; s.consistency == Cached && !c.retries.Waits(proof.Name, proof.UID) {
 		hello, err := FindHello(ctx, c.client, s.challenger, s.input.Request)
 		if err != nil {
 			return nil, err

@@ -106,6 +106,9 @@ func TestWake(t *testing.T) {
 	for _, name := range []string{"a", "b", "c"} {
 		r.Wait(Waiting{Name: name, Claim: Claim{Node: "listed-" + name}}, noon)
 	}
+	if r.Len() != flood+3 {
+		t.Errorf("%d wait", r.Len())
+	}
 	r.Wait(Waiting{Name: "c", Claim: Claim{Node: "c"}}, noon) // its claim can be read only now
 	r.News("no claim yet", "1", "")
 	r.Forget("b")
