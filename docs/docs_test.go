@@ -270,3 +270,42 @@ func TestEachPackageIsOnTheMap(t *testing.T) {
 		}
 	}
 }
+
+var (
+	// ours are names of manifests, without those that the text makes of a cluster's name.
+	ours       = regexp.MustCompile("`(node-attestation-[a-z-]+)`")
+	metadataOf = regexp.MustCompile(`(?m)^kind: (\w+)\nmetadata:\n  name: (\S+)$`)
+)
+
+// Permissions name each admission policy, and nothing of ours that no manifest has or mentions.
+func TestPermissionsNameThePolicies(t *testing.T) {
+	page := readFile(t, "permissions.md")
+	manifests := ""
+	err := filepath.WalkDir(filepath.Join(repository, "packaging"), func(path string, entry fs.DirEntry, err error) error {
+		if err == nil && strings.HasSuffix(path, ".yaml") {
+			manifests += readFile(t, path)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	policies := 0
+	for _, m := range metadataOf.FindAllStringSubmatch(manifests, -1) {
+		if m[1] != "ValidatingAdmissionPolicy" {
+			continue
+		}
+		policies++
+		if !strings.Contains(page, "`"+m[2]+"`") {
+			t.Errorf("the policy %s is not on the page", m[2])
+		}
+	}
+	if policies < 11 {
+		t.Errorf("only %d policies were found", policies)
+	}
+	for _, m := range ours.FindAllStringSubmatch(page, -1) {
+		if !regexp.MustCompile(`\b` + m[1] + `(?:[^\w-]|$)`).MatchString(manifests) {
+			t.Errorf("no manifest has %s", m[1])
+		}
+	}
+}
