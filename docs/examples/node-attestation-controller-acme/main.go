@@ -77,11 +77,15 @@ func run(ctx context.Context, o options) error {
 			return err
 		}
 	}
-	manager, err := ctrl.NewManager(api, ctrl.Options{
+	options := ctrl.Options{
 		Scheme: scheme, Metrics: server.Options{BindAddress: o.metrics}, HealthProbeBindAddress: o.health,
 		LeaderElection: true, LeaderElectionID: name, LeaderElectionNamespace: o.namespace,
 		LeaderElectionReleaseOnCancel: true, // the process ends as soon as the manager has
-	})
+	}
+	// It bounds the memory of pending requests, and tells the queue what they claim.
+	config.Requests = controller.NewRequestCache(config.Rules)
+	config.Requests.Configure(&options.Cache)
+	manager, err := ctrl.NewManager(api, options)
 	if err != nil {
 		return err
 	}
@@ -91,7 +95,7 @@ func run(ctx context.Context, o options) error {
 	if err := controller.Add(manager, config); err != nil {
 		return err
 	}
-	// Whoever has kube-controller-manager approve without evidence goes past all this: that is said in Events.
+	// With some bindings kube-controller-manager approves without evidence. Events report them.
 	if err := bindings.Add(manager, bindings.Config{}); err != nil {
 		return err
 	}
