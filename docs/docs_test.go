@@ -96,8 +96,8 @@ func receiverOf(f *ast.FuncDecl) string {
 	}
 }
 
-// firstCall returns where the first call of a name in a body ends, 0 if there is none. In f(g()) the
-// call of g ends first, as it does when the program runs.
+// firstCall returns where the first call of a name in a body ends, 0 if there is none. In f(g())
+// the call of g ends first, as it does when the program runs.
 func firstCall(body *ast.BlockStmt, name string) token.Pos {
 	var first token.Pos
 	ast.Inspect(body, func(n ast.Node) bool {
@@ -147,8 +147,8 @@ var (
 	packageRow  = regexp.MustCompile("(?m)^\\| `((?:cmd|pkg|internal|perf|test)/[^` ]+)` \\|")
 )
 
-// parseCharts reads the charts of a document. A line that is neither a box nor an arrow is an error:
-// mermaid would draw it, and nothing would compare it with the code.
+// parseCharts reads the charts of a document. A line that is neither a box nor an arrow is an
+// error: mermaid would draw it, and nothing would compare it with the code.
 func parseCharts(t *testing.T, document string, all functions) []chart {
 	t.Helper()
 	var charts []chart
