@@ -302,6 +302,11 @@ func (l *live) missesEach(t *testing.T, m *machine) {
 			return func(t *testing.T) { l.reasonOf(t, name, certificatesv1.CertificateDenied) }
 		}
 	}
+	// The hello of this proof is in no cache.
+	refuseProof := func(t *testing.T) func(*testing.T) {
+		name := l.file(t, tpmSigner, hopelessProof)
+		return func(t *testing.T) { l.reasonOf(t, name, certificatesv1.CertificateDenied) }
+	}
 	// What was read from an object is used for half a second.
 	unread := func(then provocation) provocation {
 		return func(t *testing.T) func(*testing.T) {
@@ -356,7 +361,7 @@ func (l *live) missesEach(t *testing.T, m *machine) {
 		{right{"list", recordAPI, "nodeattestations", namespace, ""}, refuse(tpmSigner)},
 		{right{"get", "", "nodes", "", ""}, refuse(tpmSigner)},
 		{right{"patch", certs, requests, "", ""}, enrol},
-		{right{"get", certs, requests, "", ""}, enrol},
+		{right{"get", certs, requests, "", ""}, refuseProof},
 		{right{"create", recordAPI, "nodeattestations", namespace, ""}, enrol},
 		{right{"update", recordAPI, "nodeattestations", namespace, ""}, enrol},
 		{right{"patch", certs, requests + "/status", "", ""}, enrol},

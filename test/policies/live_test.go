@@ -25,6 +25,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/oddrequest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -168,10 +169,23 @@ func (l *live) file(t *testing.T, signer string, options ...func(*certificatesv1
 	return name
 }
 
-// hopeless is a request in the form of ours that is denied at once: what it has for evidence is none, and it asks for too much.
-func hopeless(csr *certificatesv1.CertificateSigningRequest) {
+// hopeless makes a request of ours that is denied at once: its evidence is none, and it asks for too
+// much.
+func hopeless(csr *certificatesv1.CertificateSigningRequest) { ask(csr, []byte("{}")) }
+
+// hopelessProof makes one whose evidence is a proof that refers to no hello.
+func hopelessProof(csr *certificatesv1.CertificateSigningRequest) {
+	proof, err := oddrequest.Proof("node-csr-that-is-not-there")
+	if err != nil {
+		panic(err)
+	}
+	ask(csr, proof)
+}
+
+// ask puts evidence into a request, which asks for too much then.
+func ask(csr *certificatesv1.CertificateSigningRequest, evidence []byte) {
 	block, _ := pem.Decode(csr.Spec.Request)
-	content, err := attestation.Request{PKCS10: block.Bytes, Provider: "tpm", Data: []byte("{}")}.Marshal()
+	content, err := attestation.Request{PKCS10: block.Bytes, Provider: "tpm", Data: evidence}.Marshal()
 	if err != nil {
 		panic(err)
 	}
