@@ -18,6 +18,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/internal/statuspatch"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/records"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
@@ -33,35 +34,46 @@ const (
 	ReasonCompleted  verifier.Reason = "AttestationCompleted"
 )
 
+// actor writes what decisions come to.
+type actor struct {
+	*Config
+	providers map[string]Provider
+	// client reads requests from the cache, and writes.
+	client        client.Client
+	records       *records.Store
+	machineLimits *fairqueue.Limiters
+	lastWrites    lastWrites
+}
+
 // act carries out a decision: the one place from which a decision writes.
-func (c *Controller) act(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision) (ctrl.Result, error) {
+func (a *actor) act(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision) (ctrl.Result, error) {
 	switch d.Outcome {
 	case verifier.Ignore:
 		return ctrl.Result{}, nil
 	case verifier.Deny:
-		return ctrl.Result{}, c.refuse(ctx, object, s, d)
+		return ctrl.Result{}, a.refuse(ctx, object, s, d)
 	case verifier.Fail:
-		return ctrl.Result{}, c.fail(ctx, object, d)
+		return ctrl.Result{}, a.fail(ctx, object, d)
 	case verifier.Challenge:
-		return c.challenge(ctx, object, s)
+		return a.challenge(ctx, object, s)
 	case verifier.Approve:
-		return ctrl.Result{}, c.approve(ctx, object, s, d)
+		return ctrl.Result{}, a.approve(ctx, object, s, d)
 	case verifier.Sign:
-		return c.sign(ctx, object, s, d)
+		return a.sign(ctx, object, s, d)
 	case verifier.SignServing:
-		return ctrl.Result{}, c.signServing(ctx, object, s, d)
+		return ctrl.Result{}, a.signServing(ctx, object, s, d)
 	case verifier.ApproveServing:
-		_, err := c.pass(ctx, object, ReasonServing, "the machine that has attested has these addresses, as was verified by "+Name)
+		_, err := a.pass(ctx, object, ReasonServing, "the machine that has attested has these addresses, as was verified by "+Name)
 		return ctrl.Result{}, err
 	case verifier.ApproveUnattested:
-		_, err := c.pass(ctx, object, ReasonUnattested, "the node is in unattestedNodes: nothing was verified by "+Name)
+		_, err := a.pass(ctx, object, ReasonUnattested, "the node is in unattestedNodes: nothing was verified by "+Name)
 		return ctrl.Result{}, err
 	}
 	return ctrl.Result{}, fmt.Errorf("no such outcome: %v", d.Outcome)
 }
 
 // challenge answers a good hello.
-func (c *Controller) challenge(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot) (ctrl.Result, error) {
+func (a *actor) challenge(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot) (ctrl.Result, error) {
 	if s.challenger == nil {
 		return ctrl.Result{}, fmt.Errorf("provider %s challenges nobody", s.provider.Name())
 	}
@@ -69,113 +81,130 @@ func (c *Controller) challenge(ctx context.Context, object *certificatesv1.Certi
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	challenged, err := c.annotate(ctx, object, map[string]string{
+	challenged, err := a.annotate(ctx, object, map[string]string{
 		attestation.AnnotationChallenge: value, attestation.AnnotationEK: "sha256:" + s.input.Evidence.EK,
 	})
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	c.lastWrites.set(challenged)
-	c.Challenged(object.Name)
+	a.lastWrites.set(challenged)
+	a.Challenged(object.Name)
 	return ctrl.Result{RequeueAfter: expires.Sub(s.input.Now) + closeDelay}, nil
 }
 
 // annotate sets annotations on the version of the object that was judged, and returns what the API
 // server has then.
-func (c *Controller) annotate(ctx context.Context, object *certificatesv1.CertificateSigningRequest, values map[string]string) (*certificatesv1.CertificateSigningRequest, error) {
+func (a *actor) annotate(ctx context.Context, object *certificatesv1.CertificateSigningRequest, values map[string]string) (*certificatesv1.CertificateSigningRequest, error) {
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": values, "resourceVersion": object.ResourceVersion}})
 	if err != nil {
 		return nil, err
 	}
 	result := &certificatesv1.CertificateSigningRequest{}
 	result.Name = object.Name
-	return result, written(c.client.Patch(ctx, result, client.RawPatch(types.MergePatchType, patch)))
+	return result, written(a.client.Patch(ctx, result, client.RawPatch(types.MergePatchType, patch)))
 }
 
 // writeStatus writes fields of the status through a subresource, on the version of the object that
 // was judged, and returns what the API server has then. It is a patch, since the cached copy lacks
 // labels, finalizers and whatever else no decision reads: an update would remove them.
-func (c *Controller) writeStatus(ctx context.Context, object *certificatesv1.CertificateSigningRequest, subresource string, fields map[string]any) (*certificatesv1.CertificateSigningRequest, error) {
+func (a *actor) writeStatus(ctx context.Context, object *certificatesv1.CertificateSigningRequest, subresource string, fields map[string]any) (*certificatesv1.CertificateSigningRequest, error) {
 	patch, err := statuspatch.New(object, fields)
 	if err != nil {
 		return nil, err
 	}
 	result := &certificatesv1.CertificateSigningRequest{}
 	result.Name = object.Name
-	return result, written(c.client.SubResource(subresource).Patch(ctx, result, patch))
+	return result, written(a.client.SubResource(subresource).Patch(ctx, result, patch))
 }
 
 // addCondition adds a condition. A merge patch replaces the list: of a request that has conditions,
 // the object is what the API server returned, and not the cached copy.
-func (c *Controller) addCondition(ctx context.Context, object *certificatesv1.CertificateSigningRequest, added certificatesv1.CertificateSigningRequestCondition) (*certificatesv1.CertificateSigningRequest, error) {
-	return c.writeStatus(ctx, object, "approval", map[string]any{"conditions": append(slices.Clone(object.Status.Conditions), added)})
+func (a *actor) addCondition(ctx context.Context, object *certificatesv1.CertificateSigningRequest, added certificatesv1.CertificateSigningRequestCondition) (*certificatesv1.CertificateSigningRequest, error) {
+	return a.writeStatus(ctx, object, "approval", map[string]any{"conditions": append(slices.Clone(object.Status.Conditions), added)})
 }
 
 // refuse denies. If the hello's version is not served, it first annotates which versions are.
-func (c *Controller) refuse(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision) error {
+func (a *actor) refuse(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision) error {
 	if s.challenger != nil && string(d.Refusals.Reason()) == attestation.ReasonVersion {
-		annotated, err := c.annotate(ctx, object, map[string]string{attestation.AnnotationVersions: s.challenger.Versions().String()})
+		annotated, err := a.annotate(ctx, object, map[string]string{attestation.AnnotationVersions: s.challenger.Versions().String()})
 		if err != nil {
 			return err
 		}
 		object = annotated
 	}
-	return c.deny(ctx, object, string(d.Refusals.Reason()), d.Refusals.Error())
+	return a.deny(ctx, object, string(d.Refusals.Reason()), d.Refusals.Error())
 }
 
-func (c *Controller) deny(ctx context.Context, object *certificatesv1.CertificateSigningRequest, reason, message string) error {
-	_, err := c.addCondition(ctx, object, statuspatch.Condition(certificatesv1.CertificateDenied, reason, message))
+func (a *actor) deny(ctx context.Context, object *certificatesv1.CertificateSigningRequest, reason, message string) error {
+	_, err := a.addCondition(ctx, object, statuspatch.Condition(certificatesv1.CertificateDenied, reason, message))
 	return err
 }
 
 // fail marks a request that somebody approved and that must not be signed. It writes through
 // /approval, since /status would need the right to sign.
-func (c *Controller) fail(ctx context.Context, object *certificatesv1.CertificateSigningRequest, d verifier.Decision) error {
-	_, err := c.addCondition(ctx, object, statuspatch.Condition(certificatesv1.CertificateFailed, string(d.Refusals.Reason()), d.Refusals.Error()))
+func (a *actor) fail(ctx context.Context, object *certificatesv1.CertificateSigningRequest, d verifier.Decision) error {
+	_, err := a.addCondition(ctx, object, statuspatch.Condition(certificatesv1.CertificateFailed, string(d.Refusals.Reason()), d.Refusals.Error()))
 	return err
 }
 
 // approve writes the record, which is the lock: of two requests that might both pass, it names one.
 // Then approve approves, unless another record was written meanwhile that contradicts this one. The
 // snapshot then has what the API server has.
-func (c *Controller) approve(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision) error {
+func (a *actor) approve(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision) error {
 	record := s.recordFor(d.Grant.Record.Machine)
 	if record == nil {
 		var err error
-		if record, err = c.records.New(d.Grant.Record); err != nil {
+		if record, err = a.records.New(d.Grant.Record); err != nil {
 			return err
 		}
 	}
 	records.SetGrant(record, d.Grant.Record, object, s.input.Hello, s.input.Now)
-	if err := c.writeRecord(ctx, record); err != nil {
+	if err := a.writeRecord(ctx, record); err != nil {
 		return err
 	}
-	s.set(record, c.records.Record(record))
-	if err := c.checkSole(ctx, s, record); err != nil {
+	s.set(record, a.records.Record(record))
+	if err := a.checkSole(ctx, s, record); err != nil {
 		return err
 	}
-	passed, err := c.pass(ctx, object, ReasonApproved, "the evidence was verified by "+Name)
+	passed, err := a.pass(ctx, object, ReasonApproved, "the evidence was verified by "+Name)
 	if err != nil {
 		return err
 	}
-	c.machineLimits.Take(d.Grant.Record.Machine.Name, c.Now()) // only an approval that was written counts
+	a.machineLimits.Take(d.Grant.Record.Machine.Name, a.Now()) // only an approval that was written counts
 	s.input.Request = passed
 	return nil
 }
 
+// checkSole compares the records that a written one must agree with to those in the snapshot. Of
+// two writers that contradict each other, the second sees the first one's record. Then the error is
+// a conflict.
+func (a *actor) checkSole(ctx context.Context, s *snapshot, record *v1alpha1.NodeAttestation) error {
+	items, err := a.records.FindRivals(ctx, record)
+	if err != nil {
+		return err
+	}
+	for i := range items {
+		if !s.has(&items[i]) {
+			return apierrors.NewConflict(v1alpha1.GroupVersion.WithResource("nodeattestations").GroupResource(), record.Name,
+				fmt.Errorf("the record %s was written meanwhile", items[i].Name))
+		}
+	}
+	return nil
+}
+
 // pass approves: the one place that does. It returns what the API server has then.
-func (c *Controller) pass(ctx context.Context, object *certificatesv1.CertificateSigningRequest, reason verifier.Reason, message string) (*certificatesv1.CertificateSigningRequest, error) {
-	return c.addCondition(ctx, object, statuspatch.Condition(certificatesv1.CertificateApproved, string(reason), message))
+func (a *actor) pass(ctx context.Context, object *certificatesv1.CertificateSigningRequest, reason verifier.Reason, message string) (*certificatesv1.CertificateSigningRequest, error) {
+	return a.addCondition(ctx, object, statuspatch.Condition(certificatesv1.CertificateApproved, string(reason), message))
 }
 
 // sign issues the certificate. It writes it into the record first, so that no certificate is
 // published that no record has.
-func (c *Controller) sign(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision) (ctrl.Result, error) {
-	ca, err := c.CA.CA(ctx, c.Now())
+func (a *actor) sign(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision) (ctrl.Result, error) {
+	ca, err := a.CA.CA(ctx, a.Now())
 	if err != nil {
 		return ctrl.Result{}, err // there was one when the snapshot was made
 	}
-	chain, err := signing.Issue(ca, grantOf(object, d), c.limits(d), s.input.Now, rand.Reader)
+	chain, err := signing.Issue(ca, grantOf(object, d), a.limits(d), s.input.Now, rand.Reader)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
@@ -186,29 +215,29 @@ func (c *Controller) sign(ctx context.Context, object *certificatesv1.Certificat
 	if err := records.AddCertificate(record, object, chain, s.input.Now); err != nil {
 		return ctrl.Result{}, err
 	}
-	if err := c.writeRecord(ctx, record); err != nil {
+	if err := a.writeRecord(ctx, record); err != nil {
 		return ctrl.Result{}, err
 	}
-	if err := c.publish(ctx, object, chain); err != nil {
+	if err := a.publish(ctx, object, chain); err != nil {
 		return ctrl.Result{}, err
 	}
-	return ctrl.Result{}, c.closeHello(ctx, s.input.Hello)
+	return ctrl.Result{}, a.closeHello(ctx, s.input.Hello)
 }
 
 // signServing issues a serving certificate. No record has it: it authenticates no request.
-func (c *Controller) signServing(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision) error {
-	ca, err := c.CA.CA(ctx, c.Now())
+func (a *actor) signServing(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision) error {
+	ca, err := a.CA.CA(ctx, a.Now())
 	if err != nil {
 		return err // there was one when the snapshot was made
 	}
 	addresses := d.Grant.Addresses
 	chain, err := signing.IssueServing(ca, signing.ServingGrant{
 		Grant: grantOf(object, d), DNSNames: addresses.DNSNames, IPs: addresses.IPs,
-	}, c.limits(d), s.input.Now, rand.Reader)
+	}, a.limits(d), s.input.Now, rand.Reader)
 	if err != nil {
 		return err
 	}
-	return c.publish(ctx, object, chain)
+	return a.publish(ctx, object, chain)
 }
 
 func grantOf(object *certificatesv1.CertificateSigningRequest, d verifier.Decision) signing.Grant {
@@ -216,62 +245,62 @@ func grantOf(object *certificatesv1.CertificateSigningRequest, d verifier.Decisi
 }
 
 // limits returns the operator's limits, or a shorter one of the rules.
-func (c *Controller) limits(d verifier.Decision) signing.Limits {
-	limits := c.Limits
+func (a *actor) limits(d verifier.Decision) signing.Limits {
+	limits := a.Limits
 	if most := d.Grant.MaxLifetime; most > 0 {
 		limits.Max, limits.Default = min(limits.Max, most), min(limits.Default, most)
 	}
 	return limits
 }
 
-func (c *Controller) publish(ctx context.Context, object *certificatesv1.CertificateSigningRequest, chain []byte) error {
-	_, err := c.writeStatus(ctx, object, "status", map[string]any{"certificate": chain})
+func (a *actor) publish(ctx context.Context, object *certificatesv1.CertificateSigningRequest, chain []byte) error {
+	_, err := a.writeStatus(ctx, object, "status", map[string]any{"certificate": chain})
 	return err
 }
 
 // finish completes what a crash, or another signer, left undone of a finished request: the
 // certificate is put into the record, and the hello is closed. A request that no record names was
 // issued without us, and may refer to a hello that is not its own.
-func (c *Controller) finish(ctx context.Context, object *certificatesv1.CertificateSigningRequest) error {
-	if c.Audit || len(object.Status.Certificate) == 0 {
+func (a *actor) finish(ctx context.Context, object *certificatesv1.CertificateSigningRequest) error {
+	if a.Audit || len(object.Status.Certificate) == 0 {
 		return nil
 	}
-	claim, _ := c.Rules.ParseClaim(object)
-	provider := c.providers[claim.Provider]
+	claim, _ := a.Rules.ParseClaim(object)
+	provider := a.providers[claim.Provider]
 	if claim.Hello || provider == nil {
 		return nil
 	}
 	var hello *certificatesv1.CertificateSigningRequest
 	if challenger, ok := provider.(Challenger); ok {
 		var err error
-		if hello, err = FindHello(ctx, c.client, challenger, object); err != nil { // cached: a stale one causes a conflict
+		if hello, err = FindHello(ctx, a.client, challenger, object); err != nil { // cached: a stale one causes a conflict
 			return err
 		}
 	}
-	if c.CA != nil && (hello == nil || stateOf(hello) != pending) {
+	if a.CA != nil && (hello == nil || stateOf(hello) != pending) {
 		return nil
 	}
-	record, err := c.recordNaming(ctx, object)
+	record, err := a.recordNaming(ctx, object)
 	if record == nil || err != nil {
 		return err
 	}
-	if c.CA == nil && !records.HasCertificateFor(record, object.UID) {
-		if err := records.AddCertificate(record, object, object.Status.Certificate, c.Now()); err != nil {
+	if a.CA == nil && !records.HasCertificateFor(record, object.UID) {
+		if err := records.AddCertificate(record, object, object.Status.Certificate, a.Now()); err != nil {
 			return err
 		}
-		if err := c.writeRecord(ctx, record); err != nil {
+		if err := a.writeRecord(ctx, record); err != nil {
 			return err
 		}
 	}
 	if hello == nil || record.Status.Hello == nil || record.Status.Hello.UID != hello.UID {
 		return nil
 	}
-	return c.closeHello(ctx, hello)
+	return a.closeHello(ctx, hello)
 }
 
 // recordNaming returns the record that was last written for a request, nil if there is none.
-func (c *Controller) recordNaming(ctx context.Context, object *certificatesv1.CertificateSigningRequest) (*v1alpha1.NodeAttestation, error) {
-	items, err := c.records.Find(ctx, v1alpha1.FieldRequestUID, string(object.UID))
+func (a *actor) recordNaming(ctx context.Context, object *certificatesv1.CertificateSigningRequest) (*v1alpha1.NodeAttestation, error) {
+	items, err := a.records.Find(ctx, v1alpha1.FieldRequestUID, string(object.UID))
 	if err != nil || len(items) == 0 {
 		return nil, err
 	}
@@ -279,12 +308,12 @@ func (c *Controller) recordNaming(ctx context.Context, object *certificatesv1.Ce
 }
 
 // closeHello denies a hello whose proof was accepted. After a crash it may be gone or closed.
-func (c *Controller) closeHello(ctx context.Context, hello *certificatesv1.CertificateSigningRequest) error {
+func (a *actor) closeHello(ctx context.Context, hello *certificatesv1.CertificateSigningRequest) error {
 	if hello == nil || stateOf(hello) != pending {
 		return nil
 	}
-	c.lastWrites.forget(hello)
-	err := c.deny(ctx, hello, string(ReasonCompleted), "the proof that followed it was accepted")
+	a.lastWrites.forget(hello)
+	err := a.deny(ctx, hello, string(ReasonCompleted), "the proof that followed it was accepted")
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
 		return nil
 	}

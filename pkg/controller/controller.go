@@ -8,10 +8,10 @@
 // certificate into the record, and last the certificate into the request. After a crash between two
 // steps, the next decision continues from there.
 //
-// Reading order: intake.go and requestcache.go say how a request comes to its turn, reconcile.go is
+// Reading order: requestcache.go, intake.go and machinewatch.go say what is queued, reconcile.go is
 // the way of a request, consistency.go defines how stale a decision's inputs may be, snapshot.go
-// collects them, act.go carries decisions out, and report.go reports them. ekchanges.go and
-// issued.go watch for what went past the controller.
+// collects them, act.go writes, and report.go reports. ekchanges.go and issued.go watch for changes
+// that no request brings.
 package controller
 
 import (
@@ -85,25 +85,21 @@ type Config struct {
 
 // Controller is a reconciler of CertificateSigningRequests.
 type Controller struct {
-	Config
+	*Config
 	providers map[string]Provider
 	client    client.Client
 	// live reads from the API server.
 	live    client.Reader
-	events  events.EventRecorder
 	records *records.Store
 	queue   *fairqueue.Queue
 	retries *fairqueue.Retries[remembrance]
-	// listed are the claims that have a share of their own in the queue. It is nil until the machines
-	// are known.
 	listed  atomic.Pointer[listedMachines]
-	indexed atomic.Pointer[indexedMachines]
-	// machineLimits bound the certificates of each machine, and denialEvents the Events about
-	// denials to each requester.
-	machineLimits, denialEvents *fairqueue.Limiters
-	lastWrites                  lastWrites
-	// lastReported is when something was last reported of a Node or a request.
-	lastReported *lru.Cache
+
+	intake      *intake
+	collector   *collector
+	actor       *actor
+	reporter    *reporter
+	issuedWatch *issuedWatch
 }
 
 // Name is the controller's, in events and metrics.
@@ -140,7 +136,7 @@ func Add(manager ctrl.Manager, config Config) error {
 		return err
 	}
 	return ctrl.NewControllerManagedBy(manager).Named(Name).
-		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(c.observed())).
+		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(c.intake.observed())).
 		WatchesRawSource(watch).
 		WatchesRawSource(c.machineWatch(manager.GetLogger().WithName("machines")).source()).
 		WatchesRawSource(c.ekChanges(manager.GetLogger().WithName("ek-changes"))).
@@ -155,8 +151,19 @@ func New(config Config, clients Clients) (*Controller, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.client, c.live, c.events = clients.Client, clients.Live, telemetry.NewDedupRecorder(clients.Events)
+	c.client, c.live = clients.Client, clients.Live
 	c.records = records.NewStore(clients.Records, c.Namespace, c.Owned)
+	challenged := lastWrites{lru.New(maxLastWrites)}
+	c.intake = &intake{Config: c.Config, queue: c.queue, cached: c.client}
+	c.collector = &collector{
+		Config: c.Config, providers: c.providers, cached: c.client, live: c.live, records: c.records, retries: c.retries, lastWrites: challenged,
+	}
+	c.actor = &actor{
+		Config: c.Config, providers: c.providers, client: c.client, records: c.records,
+		machineLimits: fairqueue.NewLimiters(c.Rates.Machine), lastWrites: challenged,
+	}
+	c.reporter = newReporter(c.Config, clients, c.retries)
+	c.issuedWatch = &issuedWatch{Config: c.Config, live: c.live, records: c.records, actor: c.actor, reporter: c.reporter}
 	if c.Requests != nil {
 		c.Requests.providers = c.providers
 	}
@@ -187,7 +194,7 @@ func (c *Controller) NewQueue(requests cache.Cache, log logr.Logger) (controller
 			return nil, err
 		}
 	}
-	return queue, queue.Watch(source.Kind[client.Object](requests, &certificatesv1.CertificateSigningRequest{}, &handler.EnqueueRequestForObject{}, c.observed()))
+	return queue, queue.Watch(source.Kind[client.Object](requests, &certificatesv1.CertificateSigningRequest{}, &handler.EnqueueRequestForObject{}, c.intake.observed()))
 }
 
 func (c *Controller) options() controller.Options {
@@ -203,7 +210,7 @@ func (c *Controller) options() controller.Options {
 // newController checks a configuration. If something is missing, that is an error, never a rule that
 // does not hold.
 func newController(config Config) (*Controller, error) {
-	c := &Controller{Config: config, providers: map[string]Provider{}}
+	c := &Controller{Config: &config, providers: map[string]Provider{}}
 	switch {
 	case c.Rules == nil:
 		return nil, errors.New("controller: there are no rules")
@@ -248,8 +255,6 @@ func newController(config Config) (*Controller, error) {
 	}
 	c.queue = fairqueue.New(c.Rates, func(claim fairqueue.Claim) bool { return c.listed.Load().has(claim) })
 	c.retries = fairqueue.NewRetries[remembrance]()
-	c.machineLimits, c.denialEvents = fairqueue.NewLimiters(c.Rates.Machine), fairqueue.NewLimiters(denialEventRate)
-	c.lastReported, c.lastWrites = lru.New(maxReported), lastWrites{lru.New(maxLastWrites)}
 	if c.Concurrency == 0 {
 		c.Concurrency = 16
 	}

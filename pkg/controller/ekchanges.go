@@ -16,12 +16,15 @@ import (
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/records"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
@@ -59,8 +62,12 @@ type Acknowledgements interface {
 // machine's record, and the rules go by that. So it stays accepted, and is counted, whatever the
 // source says later, until it names the EK again or the new TPM has enrolled.
 type ekChanges struct {
-	*Controller
-	log logr.Logger
+	*Config
+	records *records.Store
+	actor   *actor
+	live    client.Reader
+	events  events.EventRecorder
+	log     logr.Logger
 	// acknowledged are the changes that an operator acknowledged and that are being written, by
 	// source.
 	acknowledged map[verifier.EKSource]acknowledgedChanges
@@ -102,7 +109,7 @@ func (c ekChange) isNew() bool {
 // the leader.
 func (c *Controller) ekChanges(log logr.Logger) source.Source {
 	e := &ekChanges{
-		Controller: c, log: log,
+		Config: c.Config, records: c.records, actor: c.actor, live: c.live, events: c.reporter.events, log: log,
 		acknowledged: map[verifier.EKSource]acknowledgedChanges{}, reported: map[verifier.EKSource]reportedChanges{},
 	}
 	return source.Func(func(ctx context.Context, _ workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
@@ -327,12 +334,12 @@ func (e *ekChanges) mark(ctx context.Context, object *v1alpha1.NodeAttestation, 
 	}
 	marked := object.DeepCopy()
 	marked.Status.EKReplaced = replacement
-	return e.writeRecord(ctx, marked)
+	return e.actor.writeRecord(ctx, marked)
 }
 
 // eventOnNamed records a warning on a Node, if there is one of that name.
 func (e *ekChanges) eventOnNamed(ctx context.Context, name, reason, message string) {
-	if node, err := e.getNode(ctx, name); err == nil && node != nil {
+	if node, err := getNode(ctx, e.live, name); err == nil && node != nil {
 		e.events.Eventf(node, nil, corev1.EventTypeWarning, reason, "Compare", "%s", telemetry.Message(message))
 	}
 }

@@ -5,24 +5,16 @@ package controller
 import (
 	"context"
 	"encoding/json"
-	"maps"
 	"strings"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
-	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
-	"sigs.k8s.io/controller-runtime/pkg/source"
 
-	"github.com/go-logr/logr"
-
-	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
@@ -107,32 +99,39 @@ func isDropped(object *certificatesv1.CertificateSigningRequest) bool {
 	return found.Dropped
 }
 
+// intake tells the queue what arrives.
+type intake struct {
+	*Config
+	queue  *fairqueue.Queue
+	cached client.Reader
+}
+
 // isOurs reports whether the rules decide on a request in the cache.
-func (c *Controller) isOurs(object *certificatesv1.CertificateSigningRequest) bool {
-	return isDropped(object) || c.Rules.Matches(object)
+func (i *intake) isOurs(object *certificatesv1.CertificateSigningRequest) bool {
+	return isDropped(object) || i.Rules.Matches(object)
 }
 
 // observed tells the queue the flow of each request as it comes and goes in the cache, before the
 // request is queued. It lets all events pass.
-func (c *Controller) observed() predicate.Predicate {
+func (i *intake) observed() predicate.Predicate {
 	return predicate.Funcs{
-		CreateFunc: func(e event.CreateEvent) bool { c.observe(e.Object); return true },
-		UpdateFunc: func(e event.UpdateEvent) bool { c.observe(e.ObjectNew); return true },
-		DeleteFunc: func(e event.DeleteEvent) bool { c.queue.Forget(e.Object.GetName()); return true },
+		CreateFunc: func(e event.CreateEvent) bool { i.observe(e.Object); return true },
+		UpdateFunc: func(e event.UpdateEvent) bool { i.observe(e.ObjectNew); return true },
+		DeleteFunc: func(e event.DeleteEvent) bool { i.queue.Forget(e.Object.GetName()); return true },
 	}
 }
 
-func (c *Controller) observe(object client.Object) {
+func (i *intake) observe(object client.Object) {
 	request, ok := object.(*certificatesv1.CertificateSigningRequest)
-	if !ok || stateOf(request) == finished || !c.isOurs(request) {
-		c.queue.Forget(object.GetName())
+	if !ok || stateOf(request) == finished || !i.isOurs(request) {
+		i.queue.Forget(object.GetName())
 		return
 	}
-	flow, now := c.flowOf(request), c.Now()
+	flow, now := i.flowOf(request), i.Now()
 	expires, challenged := challengeExpiry(request, now)
 	// An approved request is signed. A hello with an open challenge is only requeued, see limit.
 	flow.Unlimited = stateOf(request) == approved || challenged && isOpen(expires, now)
-	c.queue.Observe(request.Name, flow)
+	i.queue.Observe(request.Name, flow)
 }
 
 // closeDelay is how long after the end of its challenge a hello is closed: a proof that came in time
@@ -145,35 +144,30 @@ func isOpen(expires, now time.Time) bool { return now.Before(expires.Add(closeDe
 // limit has the next look at a request take a token. A hello whose challenge is open was queued
 // without. At the end of the challenge it is denied, and a forged challenge must not save the
 // token for that.
-func (c *Controller) limit(object *certificatesv1.CertificateSigningRequest) {
-	c.queue.Observe(object.Name, c.flowOf(object))
+func (i *intake) limit(object *certificatesv1.CertificateSigningRequest) {
+	i.queue.Observe(object.Name, i.flowOf(object))
 }
 
 // flowOf returns what the queue orders a request by.
-func (c *Controller) flowOf(object *certificatesv1.CertificateSigningRequest) fairqueue.Flow {
+func (i *intake) flowOf(object *certificatesv1.CertificateSigningRequest) fairqueue.Flow {
 	flow := fairqueue.Flow{Class: classOf(object.Spec.Username), Requester: object.Spec.Username}
 	if found, ok := claimIn(object); ok {
 		flow.Claim = fairqueue.Claim{EK: found.EK, Node: found.Node, Proof: object.Spec.SignerName != attestation.HelloSignerName}
 		if found.Hello != "" {
-			flow.Claim.EK = c.cachedEK(found.Hello)
+			flow.Claim.EK = i.cachedEK(found.Hello)
 		}
 	}
 	return flow
 }
 
 // cachedEK returns the EK that a hello in the cache claims, empty if none is known.
-func (c *Controller) cachedEK(hello string) string {
+func (i *intake) cachedEK(hello string) string {
 	object := &certificatesv1.CertificateSigningRequest{}
-	if err := c.client.Get(context.Background(), client.ObjectKey{Name: hello}, object); err != nil {
+	if err := i.cached.Get(context.Background(), client.ObjectKey{Name: hello}, object); err != nil {
 		return ""
 	}
 	found, _ := claimIn(object)
 	return found.EK
-}
-
-// claimOf returns the claim of a request that was collected.
-func (c *Controller) claimOf(s *snapshot) fairqueue.Claim {
-	return fairqueue.Claim{EK: s.ek, Node: s.claim.NodeName, Proof: !s.claim.Hello}
 }
 
 // classOf distinguishes nodes, bootstrap tokens and others.
@@ -185,111 +179,4 @@ func classOf(username string) fairqueue.Class {
 		return fairqueue.Tokens
 	}
 	return fairqueue.Others
-}
-
-// listedMachines are the claims of machines that a source names: their EKs, and the node names of
-// machines of which no source names an EK.
-type listedMachines struct{ eks, nodes map[string]bool }
-
-func listMachines(machines []verifier.Machine) *listedMachines {
-	l := &listedMachines{eks: map[string]bool{}, nodes: map[string]bool{}}
-	for i := range machines {
-		for _, ek := range machines[i].EKs {
-			l.eks[ek.EK] = true
-		}
-		if len(machines[i].EKs) > 0 {
-			continue
-		}
-		for _, name := range machines[i].Names {
-			l.nodes[name.Value] = true
-		}
-	}
-	delete(l.eks, "")
-	delete(l.nodes, "")
-	return l
-}
-
-func (l *listedMachines) has(claim fairqueue.Claim) bool {
-	return l != nil && (l.eks[claim.EK] || l.nodes[claim.Node])
-}
-
-func (l *listedMachines) equal(other *listedMachines) bool {
-	return other != nil && maps.Equal(l.eks, other.eks) && maps.Equal(l.nodes, other.nodes)
-}
-
-// How often the machines are compared, where they are shared, and where each time builds all of
-// them.
-const (
-	machinesInterval = time.Second
-	machinesSlow     = 5 * time.Second
-)
-
-// machineWatch follows the machines for the queue, and wakes requests that wait for them.
-type machineWatch struct {
-	*Controller
-	log logr.Logger
-	// last are the shared machines that were compared last.
-	last []verifier.Machine
-}
-
-func (c *Controller) machineWatch(log logr.Logger) *machineWatch {
-	return &machineWatch{Controller: c, log: log}
-}
-
-// source runs the watch as long as the Controller runs, on the leader.
-func (w *machineWatch) source() source.Source {
-	return source.Func(func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
-		go w.run(ctx, queue)
-		return nil
-	})
-}
-
-func (w *machineWatch) run(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
-	interval := machinesInterval
-	_, shared := w.Machines.(SharedSource)
-	if !shared {
-		interval = machinesSlow
-	}
-	ticker := time.NewTicker(interval)
-	defer ticker.Stop()
-	for ; ctx.Err() == nil; wait(ctx, ticker) {
-		idle := w.listed.Load() != nil && w.queue.Len() == 0 && w.retries.Len() == 0
-		if !shared && idle { // building all machines would order nothing
-			continue
-		}
-		if err := w.compare(ctx, queue); err != nil && ctx.Err() == nil {
-			w.log.V(1).Info("the machines are not known", "cause", text.Line(err.Error(), telemetry.MaxLogged)) // each decision fails by that, and says so
-		}
-	}
-}
-
-func wait(ctx context.Context, ticker *time.Ticker) {
-	select {
-	case <-ctx.Done():
-	case <-ticker.C:
-	}
-}
-
-// compare relists what is queued, and wakes what waits, if the machines have changed.
-func (w *machineWatch) compare(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
-	machines, err := machinesOf(ctx, w.Machines, w.Now())
-	if err != nil {
-		return err
-	}
-	_, shared := w.Machines.(SharedSource)
-	before := w.listed.Load()
-	if shared && before != nil && isSameSlice(machines, w.last) {
-		return nil
-	}
-	listed := listMachines(machines)
-	if !shared && listed.equal(before) { // a waiting request comes back by itself
-		return nil
-	}
-	w.last = machines
-	w.listed.Store(listed)
-	w.queue.Relist()
-	for _, name := range w.retries.Wake(listed.has) {
-		queue.Add(reconcile.Request{NamespacedName: client.ObjectKey{Name: name}})
-	}
-	return nil
 }

@@ -80,18 +80,27 @@ func keepIssued(kept, request *certificatesv1.CertificateSigningRequest) {
 	}
 }
 
+// issuedWatch reports certificates that were issued without attestation.
+type issuedWatch struct {
+	*Config
+	live     client.Reader
+	records  *records.Store
+	actor    *actor
+	reporter *reporter
+}
+
 // noticeIssued reports once that a request was issued without attestation: no record names it. It
 // reads request and records live before that, since the cached records may be stale. The record is
 // written before the certificate.
-func (c *Controller) noticeIssued(ctx context.Context, object *certificatesv1.CertificateSigningRequest) (ctrl.Result, error) {
-	if !c.needsLiveCheck(object) {
+func (w *issuedWatch) noticeIssued(ctx context.Context, object *certificatesv1.CertificateSigningRequest) (ctrl.Result, error) {
+	if !w.needsLiveCheck(object) {
 		return ctrl.Result{}, nil
 	}
 	request := &certificatesv1.CertificateSigningRequest{}
-	if err := c.live.Get(ctx, client.ObjectKeyFromObject(object), request); err != nil {
+	if err := w.live.Get(ctx, client.ObjectKeyFromObject(object), request); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	if request.UID != object.UID || !issuedToNode(request) || c.Rules.IsServingRequest(request) {
+	if request.UID != object.UID || !issuedToNode(request) || w.Rules.IsServingRequest(request) {
 		return ctrl.Result{}, nil
 	}
 	leaf, err := signing.Leaf(request.Status.Certificate)
@@ -99,42 +108,42 @@ func (c *Controller) noticeIssued(ctx context.Context, object *certificatesv1.Ce
 		log.FromContext(ctx).Error(err, "a certificate was issued that does not parse", "request", request.Name)
 		return ctrl.Result{}, nil
 	}
-	if c.Now().After(leaf.NotAfter) { // it has left its record
+	if w.Now().After(leaf.NotAfter) { // it has left its record
 		return ctrl.Result{}, nil
 	}
 	node := nodeOf(leaf)
 	var found []v1alpha1.NodeAttestation
 	if node != "" {
-		if found, err = c.records.Find(ctx, v1alpha1.FieldNodeName, node); err != nil {
+		if found, err = w.records.Find(ctx, v1alpha1.FieldNodeName, node); err != nil {
 			return ctrl.Result{}, err
 		}
 	}
 	if slices.ContainsFunc(found, func(r v1alpha1.NodeAttestation) bool { return names(&r, request.UID) }) {
 		return ctrl.Result{}, nil
 	}
-	return c.reportIssued(ctx, request, leaf, node, found)
+	return w.reportIssued(ctx, request, leaf, node, found)
 }
 
 // needsLiveCheck reports whether a request may have been issued without attestation, judging by the
 // caches. It also counts the requests of unattested nodes.
-func (c *Controller) needsLiveCheck(object *certificatesv1.CertificateSigningRequest) bool {
+func (w *issuedWatch) needsLiveCheck(object *certificatesv1.CertificateSigningRequest) bool {
 	if _, only := object.Annotations[cachedIssued]; only && len(object.Status.Certificate) == 0 {
 		return true
 	}
-	if !issuedToNode(object) || c.Rules.IsServingRequest(object) {
+	if !issuedToNode(object) || w.Rules.IsServingRequest(object) {
 		return false
 	}
 	leaf, err := signing.Leaf(object.Status.Certificate)
-	if err != nil || !c.records.InSync() {
+	if err != nil || !w.records.InSync() {
 		return true
 	}
 	node := nodeOf(leaf)
-	found, err := c.records.FindCached(v1alpha1.FieldNodeName, node)
+	found, err := w.records.FindCached(v1alpha1.FieldNodeName, node)
 	if err != nil {
 		return true
 	}
-	if len(found) == 0 && c.isUnattested(object, node) {
-		c.countIssued(object, namedUnattested)
+	if len(found) == 0 && w.isUnattested(object, node) {
+		w.countIssued(object, namedUnattested)
 		return false
 	}
 	return !slices.ContainsFunc(found, func(r v1alpha1.NodeAttestation) bool { return names(&r, object.UID) })
@@ -155,43 +164,43 @@ func names(record *v1alpha1.NodeAttestation, request types.UID) bool {
 }
 
 // isUnattested reports whether a node that the policy lists as unattested asked for its own name.
-func (c *Controller) isUnattested(request *certificatesv1.CertificateSigningRequest, node string) bool {
-	return node != "" && request.Spec.Username == "system:node:"+node && c.Rules.IsUnattestedNode(node)
+func (w *issuedWatch) isUnattested(request *certificatesv1.CertificateSigningRequest, node string) bool {
+	return node != "" && request.Spec.Username == "system:node:"+node && w.Rules.IsUnattestedNode(node)
 }
 
 // reportIssued reports in the request's annotation first, which other replicas read, and then in the
 // log, in Events and in the metrics.
-func (c *Controller) reportIssued(ctx context.Context, request *certificatesv1.CertificateSigningRequest, leaf *x509.Certificate, node string, found []v1alpha1.NodeAttestation) (ctrl.Result, error) {
+func (w *issuedWatch) reportIssued(ctx context.Context, request *certificatesv1.CertificateSigningRequest, leaf *x509.Certificate, node string, found []v1alpha1.NodeAttestation) (ctrl.Result, error) {
 	sum := sha256.Sum256(leaf.Raw)
 	line := []any{
 		"request", request.Name, "signer", request.Spec.SignerName, "requester", request.Spec.Username,
-		"subject", text.Line(leaf.Subject.CommonName, 256), "sha256", hex.EncodeToString(sum[:]), "notAfter", leaf.NotAfter.UTC().Format(time.RFC3339), "audit", c.Audit,
+		"subject", text.Line(leaf.Subject.CommonName, 256), "sha256", hex.EncodeToString(sum[:]), "notAfter", leaf.NotAfter.UTC().Format(time.RFC3339), "audit", w.Audit,
 	}
 	name := namedOther
 	switch {
-	case len(found) == 0 && c.isUnattested(request, node):
-		c.countIssued(request, namedUnattested)
+	case len(found) == 0 && w.isUnattested(request, node):
+		w.countIssued(request, namedUnattested)
 		return ctrl.Result{}, nil
 	case len(found) > 0:
 		name = namedAttested
 	}
-	if c.Rules.Matches(request) && forgotten(request, found) {
+	if w.Rules.Matches(request) && forgotten(request, found) {
 		name = namedForgotten
 	}
-	if c.Audit || name == namedForgotten {
-		if c.countIssued(request, name) {
+	if w.Audit || name == namedForgotten {
+		if w.countIssued(request, name) {
 			log.FromContext(ctx).Info("a certificate was issued that no record names", append(line, "name", name)...)
 		}
 		return ctrl.Result{}, nil
 	}
-	_, err := c.annotate(ctx, request, map[string]string{AnnotationIssuedAround: "sha256:" + hex.EncodeToString(sum[:])})
+	_, err := w.actor.annotate(ctx, request, map[string]string{AnnotationIssuedAround: "sha256:" + hex.EncodeToString(sum[:])})
 	switch {
 	case apierrors.IsConflict(err):
 		return ctrl.Result{RequeueAfter: conflictDelay}, nil
 	case err != nil && !apierrors.IsForbidden(err): // without the right to annotate it is reported by each leader
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	if !c.countIssued(request, name) {
+	if !w.countIssued(request, name) {
 		return ctrl.Result{}, nil
 	}
 	message := fmt.Sprintf("signer %s issued a certificate for %s to %s without attestation: no record names it (sha256 %x, until %s)",
@@ -200,7 +209,7 @@ func (c *Controller) reportIssued(ctx context.Context, request *certificatesv1.C
 		message = fmt.Sprintf("the node name %s has a record, of machine %s, and somebody has got another certificate for it: %s", node, found[0].Spec.Machine.Name, message)
 	}
 	log.FromContext(ctx).Error(nil, message, line...)
-	c.event(ctx, request, node, corev1.EventTypeWarning, ReasonIssuedAround, message)
+	w.reporter.event(ctx, request, node, corev1.EventTypeWarning, ReasonIssuedAround, message)
 	return ctrl.Result{}, nil
 }
 
@@ -216,12 +225,12 @@ func forgotten(request *certificatesv1.CertificateSigningRequest, found []v1alph
 }
 
 // countIssued counts a request, and reports false if it has counted it before.
-func (c *Controller) countIssued(request *certificatesv1.CertificateSigningRequest, name string) bool {
+func (w *issuedWatch) countIssued(request *certificatesv1.CertificateSigningRequest, name string) bool {
 	key := "issued/" + string(request.UID)
-	if _, counted := c.lastReported.Get(key); counted {
+	if _, counted := w.reporter.last.Get(key); counted {
 		return false
 	}
-	c.lastReported.Add(key, c.Now())
-	c.Metrics.IssuedWithoutAttestation(request.Spec.SignerName, name)
+	w.reporter.last.Add(key, w.Now())
+	w.Metrics.IssuedWithoutAttestation(request.Spec.SignerName, name)
 	return true
 }

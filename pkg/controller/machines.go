@@ -42,7 +42,7 @@ type indexedMachines struct {
 // indexOf returns an index of machines that a SharedSource returned, made once for each slice. It
 // returns nil for other sources: theirs would be made for each decision, and costs more than going
 // through all machines.
-func (c *Controller) indexOf(machines []verifier.Machine) *verifier.MachineIndex {
+func (c *collector) indexOf(machines []verifier.Machine) *verifier.MachineIndex {
 	if _, shared := c.Machines.(SharedSource); !shared {
 		return nil
 	}

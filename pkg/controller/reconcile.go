@@ -30,13 +30,13 @@ func (c *Controller) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 		c.forget(request.Name)
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	if !c.isOurs(object) {
+	if !c.intake.isOurs(object) {
 		c.forget(request.Name)
-		return c.noticeIssued(ctx, object)
+		return c.issuedWatch.noticeIssued(ctx, object)
 	}
 	result, err := c.proceed(ctx, object)
 	if isWriteRefused(err) {
-		c.reportWriteRefused(ctx, object, err)
+		c.reporter.reportWriteRefused(ctx, object, err)
 	}
 	return result, err
 }
@@ -47,10 +47,10 @@ func (c *Controller) proceed(ctx context.Context, object *certificatesv1.Certifi
 	switch stateOf(object) {
 	case finished:
 		c.forget(object.Name)
-		if err := c.finish(ctx, object); err != nil {
+		if err := c.actor.finish(ctx, object); err != nil {
 			return ctrl.Result{}, err
 		}
-		return c.noticeIssued(ctx, object)
+		return c.issuedWatch.noticeIssued(ctx, object)
 	case approved: // it may have been issued since
 		if err := c.live.Get(ctx, client.ObjectKeyFromObject(object), object); err != nil {
 			return ctrl.Result{}, client.IgnoreNotFound(err)
@@ -58,7 +58,7 @@ func (c *Controller) proceed(ctx context.Context, object *certificatesv1.Certifi
 	case pending:
 		expires, challenged := challengeExpiry(object, now)
 		if challenged && (isOpen(expires, now) || c.Audit) {
-			c.limit(object)
+			c.intake.limit(object)
 			return ctrl.Result{RequeueAfter: max(expires.Add(closeDelay).Sub(now), closeDelay)}, nil
 		}
 		if isDropped(object) {
@@ -67,7 +67,7 @@ func (c *Controller) proceed(ctx context.Context, object *certificatesv1.Certifi
 			}
 		}
 		if challenged { // so that none is left open
-			return ctrl.Result{}, c.deny(ctx, object, string(verifier.ReasonHelloExpired), "no proof came before the challenge ran out")
+			return ctrl.Result{}, c.actor.deny(ctx, object, string(verifier.ReasonHelloExpired), "no proof came before the challenge ran out")
 		}
 	}
 	return c.decide(ctx, object, now)
@@ -105,7 +105,7 @@ func (c *Controller) decide(ctx context.Context, object *certificatesv1.Certific
 		if !p.applies(situation) {
 			continue
 		}
-		s, err := c.collect(ctx, object, claim, now, p, m)
+		s, err := c.collector.collect(ctx, object, claim, now, p, m)
 		if err != nil {
 			return ctrl.Result{}, err
 		}
@@ -113,7 +113,7 @@ func (c *Controller) decide(ctx context.Context, object *certificatesv1.Certific
 			log.FromContext(ctx).Info("the evidence could not be judged", "request", object.Name, "cause", err.Error()) // the node does not learn why
 		}
 		decision := c.judge(object, s)
-		if decision.Outcome == verifier.Approve && !c.machineLimits.Ready(decision.Grant.Record.Machine.Name, c.Now()) {
+		if decision.Outcome == verifier.Approve && !c.actor.machineLimits.Ready(decision.Grant.Record.Machine.Name, c.Now()) {
 			s.input.RateLimited = true
 			decision = c.judge(object, s)
 		}
@@ -157,10 +157,10 @@ func (c *Controller) carryOut(ctx context.Context, object *certificatesv1.Certif
 	case decision.Outcome == verifier.Ignore && c.CA == nil && s.isRecorded(object): // another signer signs, or nobody ever does
 		result.RequeueAfter = max(c.Rules.Deadline(object).Sub(s.input.Now), time.Second)
 	case !c.Audit:
-		result, err = c.act(ctx, object, s, decision)
+		result, err = c.actor.act(ctx, object, s, decision)
 	}
 	if err == nil {
-		c.report(ctx, object, s, decision, took)
+		c.reporter.report(ctx, object, s, decision, took)
 	}
 	return result, err
 }
@@ -175,7 +175,7 @@ type remembrance struct {
 func (c *Controller) wait(object *certificatesv1.CertificateSigningRequest, s *snapshot) ctrl.Result {
 	now, q := s.input.Now, s.question()
 	after := c.retries.Wait(fairqueue.Waiting{
-		Name: object.Name, UID: object.UID, Claim: c.claimOf(s),
+		Name: object.Name, UID: object.UID, Claim: s.queueClaim(),
 		Created: object.CreationTimestamp.Time, Deadline: c.Rules.Deadline(object),
 	}, now)
 	fresh := remembrance{assessedBy(q), s.input.Evidence}
@@ -198,7 +198,7 @@ func (c *Controller) retryConflicts(ctx context.Context, object *certificatesv1.
 	case apierrors.IsAlreadyExists(err):
 		// Another replica created the record, or it is another cluster's and stays.
 		if !now.Before(c.Rules.Deadline(object)) {
-			return ctrl.Result{}, c.deny(ctx, object, string(verifier.ReasonIdentityBound), "record: there is one of that name, which is not this cluster's")
+			return ctrl.Result{}, c.actor.deny(ctx, object, string(verifier.ReasonIdentityBound), "record: there is one of that name, which is not this cluster's")
 		}
 		log.FromContext(ctx).Info("there is a record of that name already", "request", object.Name, "cause", err.Error())
 		return ctrl.Result{RequeueAfter: retryDelay}, nil

@@ -10,12 +10,34 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/lru"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
+
+// reporter reports decisions.
+type reporter struct {
+	*Config
+	live    client.Reader
+	events  events.EventRecorder
+	retries *fairqueue.Retries[remembrance]
+	// denialEvents bound the Events about denials to each requester.
+	denialEvents *fairqueue.Limiters
+	// last is when something was last reported of a Node or a request.
+	last *lru.Cache
+}
+
+func newReporter(config *Config, clients Clients, retries *fairqueue.Retries[remembrance]) *reporter {
+	return &reporter{
+		Config: config, live: clients.Live, events: telemetry.NewDedupRecorder(clients.Events), retries: retries,
+		denialEvents: fairqueue.NewLimiters(denialEventRate), last: lru.New(maxReported),
+	}
+}
 
 // maxReported bounds how many reports are remembered. One that was forgotten is repeated.
 const maxReported = 20_000
@@ -27,16 +49,16 @@ var denialEventRate = fairqueue.Rate{Every: time.Second, Burst: 50}
 // report reports a decision: in the log, in metrics, and in Events on the request and on its Node,
 // if there is one. What a request waits for is reported once: an Event costs more than the
 // decision, and hundreds of requests may wait.
-func (c *Controller) report(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision, took time.Duration) {
+func (r *reporter) report(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision, took time.Duration) {
 	switch d.Outcome {
 	case verifier.Ignore:
 		return
 	case verifier.Wait:
-		if !c.retries.News(object.Name, object.UID, d.Refusals.Error()) {
+		if !r.retries.News(object.Name, object.UID, d.Refusals.Error()) {
 			return
 		}
 	default:
-		c.retries.Forget(object.Name)
+		r.retries.Forget(object.Name)
 	}
 	node := s.claim.NodeName
 	reason, message := string(ReasonApproved), d.Outcome.String()
@@ -52,54 +74,54 @@ func (c *Controller) report(ctx context.Context, object *certificatesv1.Certific
 	}
 	line := []any{
 		"request", object.Name, "signer", object.Spec.SignerName, "requester", object.Spec.Username,
-		"class", d.Class.String(), "outcome", d.Outcome.String(), "reason", reason, "message", message, "audit", c.Audit,
+		"class", d.Class.String(), "outcome", d.Outcome.String(), "reason", reason, "message", message, "audit", r.Audit,
 	}
 	if len(d.Warnings) > 0 {
 		line = append(line, "warnings", d.Warnings.Error())
 	}
 	log.FromContext(ctx).Info("decided", line...)
-	c.Metrics.Decided(object, d, reason, took, c.Now())
+	r.Metrics.Decided(object, d, reason, took, r.Now())
 	for _, warning := range d.Warnings {
-		c.event(ctx, object, node, corev1.EventTypeWarning, string(warning.Reason), warning.Message)
+		r.event(ctx, object, node, corev1.EventTypeWarning, string(warning.Reason), warning.Message)
 	}
 	switch {
-	case d.Outcome == verifier.Challenge, d.Outcome == verifier.Approve && c.CA != nil:
+	case d.Outcome == verifier.Challenge, d.Outcome == verifier.Approve && r.CA != nil:
 		// An intermediate step. An Event would cost as much as the step.
-	case d.Outcome == verifier.Deny && !c.denialEvents.Take(object.Spec.Username, c.Now()):
-		c.eventOnNode(ctx, object, node, corev1.EventTypeWarning, reason, message)
+	case d.Outcome == verifier.Deny && !r.denialEvents.Take(object.Spec.Username, r.Now()):
+		r.eventOnNode(ctx, object, node, corev1.EventTypeWarning, reason, message)
 	case d.Outcome == verifier.Deny, d.Outcome == verifier.Fail, d.Outcome == verifier.ApproveUnattested:
-		c.event(ctx, object, node, corev1.EventTypeWarning, reason, message)
+		r.event(ctx, object, node, corev1.EventTypeWarning, reason, message)
 	default:
-		c.event(ctx, object, node, corev1.EventTypeNormal, reason, message)
+		r.event(ctx, object, node, corev1.EventTypeNormal, reason, message)
 	}
 }
 
 // event records an Event on a request and on the Node of the name that it asks for, if there is one.
 // The Node's owner wants to know, whoever the requester is.
-func (c *Controller) event(ctx context.Context, object *certificatesv1.CertificateSigningRequest, node, kind, reason, message string) {
-	c.events.Eventf(object, nil, kind, reason, "Decide", "%s", telemetry.Message(message))
-	c.eventOnNode(ctx, object, node, kind, reason, message)
+func (r *reporter) event(ctx context.Context, object *certificatesv1.CertificateSigningRequest, node, kind, reason, message string) {
+	r.events.Eventf(object, nil, kind, reason, "Decide", "%s", telemetry.Message(message))
+	r.eventOnNode(ctx, object, node, kind, reason, message)
 }
 
 // eventOnNode records an Event on the Node alone, once a minute for each reason. If the Node cannot
 // be read, there is none.
-func (c *Controller) eventOnNode(ctx context.Context, object *certificatesv1.CertificateSigningRequest, node, kind, reason, message string) {
+func (r *reporter) eventOnNode(ctx context.Context, object *certificatesv1.CertificateSigningRequest, node, kind, reason, message string) {
 	if node == "" {
 		return
 	}
-	key, now := node+"/"+reason, c.Now()
-	if last, ok := c.lastReported.Get(key); ok && now.Sub(last.(time.Time)) < time.Minute {
+	key, now := node+"/"+reason, r.Now()
+	if last, ok := r.last.Get(key); ok && now.Sub(last.(time.Time)) < time.Minute {
 		return
 	}
 	regarding := nodeReference(object, node)
 	if regarding == nil {
 		var err error
-		if regarding, err = c.getNode(ctx, node); regarding == nil || err != nil {
+		if regarding, err = getNode(ctx, r.live, node); regarding == nil || err != nil {
 			return
 		}
 	}
-	c.lastReported.Add(key, now)
-	c.events.Eventf(regarding, object, kind, reason, "Decide", "%s: %s", object.Name, telemetry.Message(message))
+	r.last.Add(key, now)
+	r.events.Eventf(regarding, object, kind, reason, "Decide", "%s: %s", object.Name, telemetry.Message(message))
 }
 
 // nodeReference returns a reference to the Node that files a request for itself, nil for another

@@ -7,9 +7,8 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
-
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
@@ -32,7 +31,7 @@ func TestControllersEventsAreNotRepeated(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, message := range []string{"first", "second"} {
-		c.event(t.Context(), requestNamed("r", "r"), "", corev1.EventTypeNormal, "A", message)
+		c.reporter.event(t.Context(), requestNamed("r", "r"), "", corev1.EventTypeNormal, "A", message)
 	}
 	if len(events.all) != 1 {
 		t.Errorf("%q", events.all)

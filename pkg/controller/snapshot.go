@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -19,8 +20,21 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/records"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
+
+// collector reads what decisions are made from.
+type collector struct {
+	*Config
+	providers map[string]Provider
+	// cached reads requests from the cache, live reads from the API server.
+	cached, live client.Reader
+	records      *records.Store
+	retries      *fairqueue.Retries[remembrance]
+	lastWrites   lastWrites
+	indexed      atomic.Pointer[indexedMachines]
+}
 
 // snapshot is what a decision is made from: the Input of the rules, and what acting on the decision
 // needs beside it.
@@ -74,7 +88,7 @@ func (m *memo) judge(ctx context.Context, provider Provider, q Question) verifie
 }
 
 // collect reads what the rules need for a pass, in order: a later step needs the earlier ones.
-func (c *Controller) collect(ctx context.Context, object *certificatesv1.CertificateSigningRequest, claim verifier.Claim, now time.Time, p pass, m *memo) (*snapshot, error) {
+func (c *collector) collect(ctx context.Context, object *certificatesv1.CertificateSigningRequest, claim verifier.Claim, now time.Time, p pass, m *memo) (*snapshot, error) {
 	s := &snapshot{claim: claim, provider: c.providers[claim.Provider], consistency: p.consistency}
 	s.challenger, _ = s.provider.(Challenger)
 	s.input = verifier.Input{Now: now, Request: object}
@@ -107,7 +121,7 @@ func (c *Controller) collect(ctx context.Context, object *certificatesv1.Certifi
 
 // addUnreadable judges a hello whose document names no EK, and reports whether the document is
 // malformed: nothing else is needed to deny it.
-func (c *Controller) addUnreadable(ctx context.Context, s *snapshot, m *memo) bool {
+func (c *collector) addUnreadable(ctx context.Context, s *snapshot, m *memo) bool {
 	if s.challenger.EK(s.input.Request, nil) != "" {
 		return false
 	}
@@ -116,7 +130,7 @@ func (c *Controller) addUnreadable(ctx context.Context, s *snapshot, m *memo) bo
 }
 
 // addMachines adds the machines.
-func (c *Controller) addMachines(ctx context.Context, s *snapshot) error {
+func (c *collector) addMachines(ctx context.Context, s *snapshot) error {
 	machines, err := machinesOf(ctx, c.Machines, s.input.Now)
 	if err != nil {
 		return fmt.Errorf("machines: %w", err)
@@ -133,7 +147,7 @@ func (s *snapshot) selectMachines() {
 }
 
 // addSigner adds whether there is a CA to sign with. Its source reports why there is none.
-func (c *Controller) addSigner(ctx context.Context, s *snapshot) error {
+func (c *collector) addSigner(ctx context.Context, s *snapshot) error {
 	if c.CA != nil {
 		_, err := c.CA.CA(ctx, s.input.Now)
 		s.input.SignerUnavailable = err != nil
@@ -143,7 +157,7 @@ func (c *Controller) addSigner(ctx context.Context, s *snapshot) error {
 
 // addRecordsOfNodeRefs adds the record of the Node to which the machine with the claimed provider
 // ID refers: it may be another machine's.
-func (c *Controller) addRecordsOfNodeRefs(ctx context.Context, s *snapshot) error {
+func (c *collector) addRecordsOfNodeRefs(ctx context.Context, s *snapshot) error {
 	for i := range s.input.Machines {
 		m := &s.input.Machines[i]
 		if m.NodeRef == "" || m.NodeRef == s.claim.NodeName || m.ProviderID != s.claim.ProviderID {
@@ -157,7 +171,7 @@ func (c *Controller) addRecordsOfNodeRefs(ctx context.Context, s *snapshot) erro
 }
 
 // addToken adds what is known of the requester's bootstrap token.
-func (c *Controller) addToken(ctx context.Context, s *snapshot) error {
+func (c *collector) addToken(ctx context.Context, s *snapshot) error {
 	tokens, ok := c.Machines.(TokenSource)
 	if !ok {
 		return nil
@@ -176,7 +190,7 @@ func (c *Controller) addToken(ctx context.Context, s *snapshot) error {
 
 // addEK adds the EK that a request of two rounds claims, a proof's hello, the EK's records, and
 // whether an authority names the EK.
-func (c *Controller) addEK(ctx context.Context, s *snapshot) error {
+func (c *collector) addEK(ctx context.Context, s *snapshot) error {
 	if s.challenger == nil {
 		return nil
 	}
@@ -201,7 +215,7 @@ func (c *Controller) addEK(ctx context.Context, s *snapshot) error {
 
 // trustOnFirstUse has an EK count as named that the rules trust on first use, unless something else
 // must vouch for it.
-func (c *Controller) trustOnFirstUse(ctx context.Context, s *snapshot) error {
+func (c *collector) trustOnFirstUse(ctx context.Context, s *snapshot) error {
 	if s.ekNamed || !c.TrustUnnamed || !s.input.Token.Known {
 		return nil
 	}
@@ -213,7 +227,7 @@ func (c *Controller) trustOnFirstUse(ctx context.Context, s *snapshot) error {
 }
 
 // addEvidence adds the evidence as the pass wants it.
-func (c *Controller) addEvidence(ctx context.Context, s *snapshot, from assessment, m *memo) {
+func (c *collector) addEvidence(ctx context.Context, s *snapshot, from assessment, m *memo) {
 	q := s.question()
 	switch from {
 	case assumed:
@@ -240,13 +254,13 @@ func isVerdict(err error) bool {
 }
 
 // addRecordsOfName adds the records of the node name that is claimed.
-func (c *Controller) addRecordsOfName(ctx context.Context, s *snapshot) error {
+func (c *collector) addRecordsOfName(ctx context.Context, s *snapshot) error {
 	return c.addRecords(ctx, s, v1alpha1.FieldNodeName, s.claim.NodeName)
 }
 
 // addRecordsOfMachines adds the records of each machine that the request may turn out to be of, and
 // those of an EK that only the provider knew.
-func (c *Controller) addRecordsOfMachines(ctx context.Context, s *snapshot) error {
+func (c *collector) addRecordsOfMachines(ctx context.Context, s *snapshot) error {
 	if ek := s.input.Evidence.EK; ek != s.ek {
 		if err := c.addRecords(ctx, s, v1alpha1.FieldEK, ek); err != nil {
 			return err
@@ -265,7 +279,7 @@ func (c *Controller) addRecordsOfMachines(ctx context.Context, s *snapshot) erro
 }
 
 // addRecords adds the records that have a value in a field, each once.
-func (c *Controller) addRecords(ctx context.Context, s *snapshot, field, value string) error {
+func (c *collector) addRecords(ctx context.Context, s *snapshot, field, value string) error {
 	if value == "" {
 		return nil
 	}
@@ -287,31 +301,14 @@ func (c *Controller) addRecords(ctx context.Context, s *snapshot, field, value s
 	return nil
 }
 
-// checkSole compares the records that a written one must agree with to those in the snapshot. Of
-// two writers that contradict each other, the second sees the first one's record. Then the error is
-// a conflict.
-func (c *Controller) checkSole(ctx context.Context, s *snapshot, record *v1alpha1.NodeAttestation) error {
-	items, err := c.records.FindRivals(ctx, record)
-	if err != nil {
-		return err
-	}
-	for i := range items {
-		if !s.has(&items[i]) {
-			return apierrors.NewConflict(v1alpha1.GroupVersion.WithResource("nodeattestations").GroupResource(), record.Name,
-				fmt.Errorf("the record %s was written meanwhile", items[i].Name))
-		}
-	}
-	return nil
-}
-
 // findHello returns the hello that the proof refers to. A proof that has just arrived goes by the
 // cached hello if that is the version that we wrote last: the proof was filed later and is in the
 // cache, too, whose events arrive in order. Otherwise the hello is read from the API server, such as
 // one that another replica challenged. A proof that waits does not go by the cache, whose watch may
 // have hung since.
-func (c *Controller) findHello(ctx context.Context, s *snapshot) (*certificatesv1.CertificateSigningRequest, error) {
+func (c *collector) findHello(ctx context.Context, s *snapshot) (*certificatesv1.CertificateSigningRequest, error) {
 	if proof := s.input.Request; s.consistency == Cached && !c.retries.Waits(proof.Name, proof.UID) {
-		hello, err := FindHello(ctx, c.client, s.challenger, s.input.Request)
+		hello, err := FindHello(ctx, c.cached, s.challenger, s.input.Request)
 		if err != nil {
 			return nil, err
 		}
@@ -366,7 +363,7 @@ func getRequest(ctx context.Context, reader client.Reader, name string) (*certif
 
 // addNode adds whether a Node of the name exists, for M5. That rule is about first proofs, so a hello
 // and a node's own request save the call. A request that waits goes on waiting in either case.
-func (c *Controller) addNode(ctx context.Context, s *snapshot, from assessment, m *memo) error {
+func (c *collector) addNode(ctx context.Context, s *snapshot, from assessment, m *memo) error {
 	if s.claim.Hello || s.claim.Serving || classOf(s.input.Request.Spec.Username) == fairqueue.Nodes {
 		return nil
 	}
@@ -375,7 +372,7 @@ func (c *Controller) addNode(ctx context.Context, s *snapshot, from assessment, 
 		return nil
 	}
 	if !m.nodeRead {
-		node, err := c.getNode(ctx, s.claim.NodeName)
+		node, err := getNode(ctx, c.live, s.claim.NodeName)
 		if err != nil {
 			return err
 		}
@@ -388,10 +385,10 @@ func (c *Controller) addNode(ctx context.Context, s *snapshot, from assessment, 
 }
 
 // getNode returns a Node's metadata, nil where there is none of that name.
-func (c *Controller) getNode(ctx context.Context, name string) (*metav1.PartialObjectMetadata, error) {
+func getNode(ctx context.Context, live client.Reader, name string) (*metav1.PartialObjectMetadata, error) {
 	node := &metav1.PartialObjectMetadata{}
 	node.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Node"))
-	err := c.live.Get(ctx, types.NamespacedName{Name: name}, node)
+	err := live.Get(ctx, types.NamespacedName{Name: name}, node)
 	if apierrors.IsNotFound(err) {
 		return nil, nil
 	}
@@ -403,7 +400,7 @@ func (c *Controller) getNode(ctx context.Context, name string) (*metav1.PartialO
 
 // addPendingProofs finds out, of each record that may be this machine's, whether the proof that the
 // record names is pending.
-func (c *Controller) addPendingProofs(ctx context.Context, s *snapshot) error {
+func (c *collector) addPendingProofs(ctx context.Context, s *snapshot) error {
 	if s.claim.Hello || s.claim.Serving {
 		return nil
 	}
@@ -432,6 +429,11 @@ func (s *snapshot) markOrphans() {
 	for i := range s.input.Records {
 		s.input.Records[i].Orphaned = !exists[s.input.Records[i].Machine]
 	}
+}
+
+// queueClaim returns the claim by which the queue orders the request.
+func (s *snapshot) queueClaim() fairqueue.Claim {
+	return fairqueue.Claim{EK: s.ek, Node: s.claim.NodeName, Proof: !s.claim.Hello}
 }
 
 // isRecorded reports whether a record was last written for this request.

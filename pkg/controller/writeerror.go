@@ -44,22 +44,22 @@ func isWriteRefused(err error) bool {
 
 // reportWriteRefused records an Event on a request whose decision the API server refused. The write
 // is retried after a back-off of a second at most. The Event is not repeated for 14 minutes.
-func (c *Controller) reportWriteRefused(ctx context.Context, object *certificatesv1.CertificateSigningRequest, err error) {
-	key, now := string(object.UID)+"/"+string(ReasonWriteRefused), c.Now()
-	if last, ok := c.lastReported.Get(key); ok && now.Sub(last.(time.Time)) < telemetry.DedupInterval {
+func (r *reporter) reportWriteRefused(ctx context.Context, object *certificatesv1.CertificateSigningRequest, err error) {
+	key, now := string(object.UID)+"/"+string(ReasonWriteRefused), r.Now()
+	if last, ok := r.last.Get(key); ok && now.Sub(last.(time.Time)) < telemetry.DedupInterval {
 		return
 	}
-	if !c.denialEvents.Take(object.Spec.Username, now) {
+	if !r.denialEvents.Take(object.Spec.Username, now) {
 		return
 	}
-	c.lastReported.Add(key, now)
-	c.event(ctx, object, "", corev1.EventTypeWarning, string(ReasonWriteRefused), text.Line("the API server refuses a write, which is retried: "+err.Error(), maxNote))
+	r.last.Add(key, now)
+	r.event(ctx, object, "", corev1.EventTypeWarning, string(ReasonWriteRefused), text.Line("the API server refuses a write, which is retried: "+err.Error(), maxNote))
 }
 
 // maxNote bounds an Event's note, in bytes, with what text.Line adds. The API server takes 1 KiB.
 const maxNote = telemetry.MaxMessage - 4
 
 // writeRecord writes a record under the version that was read.
-func (c *Controller) writeRecord(ctx context.Context, record *v1alpha1.NodeAttestation) error {
-	return written(c.records.Write(ctx, record))
+func (a *actor) writeRecord(ctx context.Context, record *v1alpha1.NodeAttestation) error {
+	return written(a.records.Write(ctx, record))
 }

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"context"
+	"maps"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-logr/logr"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+)
+
+// listedMachines are the claims of machines that a source names: their EKs, and the node names of
+// machines of which no source names an EK.
+type listedMachines struct{ eks, nodes map[string]bool }
+
+func listMachines(machines []verifier.Machine) *listedMachines {
+	l := &listedMachines{eks: map[string]bool{}, nodes: map[string]bool{}}
+	for i := range machines {
+		for _, ek := range machines[i].EKs {
+			l.eks[ek.EK] = true
+		}
+		if len(machines[i].EKs) > 0 {
+			continue
+		}
+		for _, name := range machines[i].Names {
+			l.nodes[name.Value] = true
+		}
+	}
+	delete(l.eks, "")
+	delete(l.nodes, "")
+	return l
+}
+
+func (l *listedMachines) has(claim fairqueue.Claim) bool {
+	return l != nil && (l.eks[claim.EK] || l.nodes[claim.Node])
+}
+
+func (l *listedMachines) equal(other *listedMachines) bool {
+	return other != nil && maps.Equal(l.eks, other.eks) && maps.Equal(l.nodes, other.nodes)
+}
+
+// How often the machines are compared, where they are shared, and where each time builds all of
+// them.
+const (
+	machinesInterval = time.Second
+	machinesSlow     = 5 * time.Second
+)
+
+// machineWatch follows the machines for the queue, and wakes requests that wait for them.
+type machineWatch struct {
+	*Config
+	queue   *fairqueue.Queue
+	retries *fairqueue.Retries[remembrance]
+	// listed are the claims that have a share of their own in the queue. It is nil until the machines
+	// are known.
+	listed *atomic.Pointer[listedMachines]
+	log    logr.Logger
+	// last are the shared machines that were compared last.
+	last []verifier.Machine
+}
+
+func (c *Controller) machineWatch(log logr.Logger) *machineWatch {
+	return &machineWatch{Config: c.Config, queue: c.queue, retries: c.retries, listed: &c.listed, log: log}
+}
+
+// source runs the watch as long as the Controller runs, on the leader.
+func (w *machineWatch) source() source.Source {
+	return source.Func(func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+		go w.run(ctx, queue)
+		return nil
+	})
+}
+
+func (w *machineWatch) run(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
+	interval := machinesInterval
+	_, shared := w.Machines.(SharedSource)
+	if !shared {
+		interval = machinesSlow
+	}
+	ticker := time.NewTicker(interval)
+	defer ticker.Stop()
+	for ; ctx.Err() == nil; wait(ctx, ticker) {
+		idle := w.listed.Load() != nil && w.queue.Len() == 0 && w.retries.Len() == 0
+		if !shared && idle { // building all machines would order nothing
+			continue
+		}
+		if err := w.compare(ctx, queue); err != nil && ctx.Err() == nil {
+			w.log.V(1).Info("the machines are not known", "cause", text.Line(err.Error(), telemetry.MaxLogged)) // each decision fails by that, and says so
+		}
+	}
+}
+
+func wait(ctx context.Context, ticker *time.Ticker) {
+	select {
+	case <-ctx.Done():
+	case <-ticker.C:
+	}
+}
+
+// compare relists what is queued, and wakes what waits, if the machines have changed.
+func (w *machineWatch) compare(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+	machines, err := machinesOf(ctx, w.Machines, w.Now())
+	if err != nil {
+		return err
+	}
+	_, shared := w.Machines.(SharedSource)
+	before := w.listed.Load()
+	if shared && before != nil && isSameSlice(machines, w.last) {
+		return nil
+	}
+	listed := listMachines(machines)
+	if !shared && listed.equal(before) { // a waiting request comes back by itself
+		return nil
+	}
+	w.last = machines
+	w.listed.Store(listed)
+	w.queue.Relist()
+	for _, name := range w.retries.Wake(listed.has) {
+		queue.Add(reconcile.Request{NamespacedName: client.ObjectKey{Name: name}})
+	}
+	return nil
+}
