@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/url"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/tpmprovider"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/oddrequest"
+)
+
+// listedLimit is how long a listed machine may wait beside a flood of its own token. It takes about
+// a second. Behind the flood it would take 15 s or more.
+const listedLimit = 10 * time.Second
+
+// All machines of a cluster share a bootstrap token. An attacker has it, too, and has filed
+// thousands of hellos when a machine enrols that the inventory lists.
+func TestListedMachineUnderAFloodedToken(t *testing.T) {
+	for name, c := range map[string]struct {
+		count int
+		// junk returns what makes requests, for a machine whose token it uses.
+		junk func(t *testing.T, f *fleet, victim *machine) func(i int) (*certificatesv1.CertificateSigningRequest, error)
+	}{
+		"other EKs and node names": {3000, func(t *testing.T, _ *fleet, _ *machine) func(int) (*certificatesv1.CertificateSigningRequest, error) {
+			stranger, err := oddrequest.NewStranger()
+			harness.Must(t, err)
+			return func(i int) (*certificatesv1.CertificateSigningRequest, error) {
+				return stranger.Hello(fmt.Sprintf("stranger-%04d", i))
+			}
+		}},
+		"the machine's own EK and node name": {2000, func(t *testing.T, f *fleet, victim *machine) func(int) (*certificatesv1.CertificateSigningRequest, error) {
+			p := f.newPeer(t, victim.chip, f.asToken(victim.token), victim.name, victim.name)
+			document, err := hello(t, p).Marshal()
+			harness.Must(t, err)
+			return func(int) (*certificatesv1.CertificateSigningRequest, error) {
+				return p.object(t, attestation.HelloSignerName, document), nil
+			}
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			looked := &lookedAt{}
+			f := newFleet(t, func(f *fleet, _ *verifier.Policy) { f.provider = looked.through })
+			m := f.newMachine(t, "listed")
+			f.inventoried(t, m)
+			f.stop() // so that the flood is there however slowly it is filed
+			f.fileAll(t, m.token, c.count, c.junk(t, f, m))
+			f.start(t)
+			// As long as the requester's burst lasts, nobody waits.
+			burst := int64(fairqueue.DefaultRates().Requester.Burst)
+			harness.Eventually(t, time.Minute, "the burst is used", func() bool { return looked.requests.Load() >= burst })
+
+			m.args = []string{"--wait-timeout=2m"} // it does not give up before the test
+			began := time.Now()
+			enrolled := m.enrols(t)
+			took := time.Since(began)
+			left := int64(c.count) - looked.requests.Load()
+			t.Logf("enrolled within %s, %d of %d requests of the flood had not been looked at by then", took, left, c.count)
+			if took > listedLimit {
+				t.Errorf("it took %s", took)
+			}
+			if left < int64(c.count)/2 {
+				t.Errorf("the flood was over too soon to prove anything: %d of %d were left", left, c.count)
+			}
+			f.onlyFor(t, enrolled.Leaf)
+		})
+	}
+}
+
+// lookedAt counts the requests whose evidence was judged, each once.
+type lookedAt struct {
+	names    sync.Map
+	requests atomic.Int64
+}
+
+func (l *lookedAt) through(p tpmprovider.Provider) controller.Provider {
+	return lookedAtProvider{p, l}
+}
+
+type lookedAtProvider struct {
+	tpmprovider.Provider
+	*lookedAt
+}
+
+// Judge is the Provider's.
+func (p lookedAtProvider) Judge(ctx context.Context, q controller.Question) verifier.Evidence {
+	if _, again := p.names.LoadOrStore(q.Request.Name, nil); !again {
+		p.requests.Add(1)
+	}
+	return p.Provider.Judge(ctx, q)
+}
+
+// floodConnections is how many connections file a flood.
+const floodConnections = 8
+
+// fileAll files requests with a token, as fast as the API server takes them.
+func (f *fleet) fileAll(t *testing.T, token string, count int, request func(i int) (*certificatesv1.CertificateSigningRequest, error)) {
+	t.Helper()
+	var next atomic.Int64
+	var filing sync.WaitGroup
+	for range floodConnections {
+		config := f.asToken(token)
+		// Clients with one credential share a connection, unless each has a function of its own.
+		config.Proxy = func(*http.Request) (*url.URL, error) { return nil, nil }
+		api, err := csr.NewClient(config)
+		harness.Must(t, err)
+		filing.Go(func() {
+			for i := next.Add(1); i <= int64(count); i = next.Add(1) {
+				object, err := request(int(i))
+				if err == nil {
+					_, err = api.Create(t.Context(), object, false)
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	filing.Wait()
+	if t.Failed() {
+		t.FailNow()
+	}
+}
