@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -67,7 +68,7 @@ func growthPending(ctx context.Context, b *bench) error {
 }
 
 // unknownHello returns what a machine files that nobody has put into the inventory.
-func (s *site) unknownHello(ctx context.Context) (content *certificatesv1.CertificateSigningRequest, err error) {
+func (s *site) unknownHello(ctx context.Context) (*certificatesv1.CertificateSigningRequest, error) {
 	dir, err := s.folder("stranger")
 	if err != nil {
 		return nil, err
@@ -81,16 +82,21 @@ func (s *site) unknownHello(ctx context.Context) (content *certificatesv1.Certif
 		return nil, err
 	}
 	defer stranger.Stop()
+	return helloOf(ctx, stranger)
+}
+
+// helloOf returns what a machine files first, without a name.
+func helloOf(ctx context.Context, m *fleet.Machine) (*certificatesv1.CertificateSigningRequest, error) {
 	key, _, err := csr.NewKey()
 	if err != nil {
 		return nil, err
 	}
-	pkcs10, err := csr.PKCS10(csr.Identity{NodeName: stranger.Name, ProviderID: stranger.ProviderID()}, key)
+	pkcs10, err := csr.PKCS10(csr.Identity{NodeName: m.Name, ProviderID: m.ProviderID()}, key)
 	if err != nil {
 		return nil, err
 	}
-	document, _, err := stranger.Provider.Hello(ctx, provider.Request{
-		Name: csr.NewName(), SignerName: tpm.SignerName, Version: attestation.VersionTPM, NodeName: stranger.Name, ProviderID: stranger.ProviderID(), PKCS10: pkcs10,
+	document, _, err := m.Provider.Hello(ctx, provider.Request{
+		Name: csr.NewName(), SignerName: tpm.SignerName, Version: attestation.VersionTPM, NodeName: m.Name, ProviderID: m.ProviderID(), PKCS10: pkcs10,
 	})
 	if err != nil {
 		return nil, err
@@ -122,7 +128,7 @@ func (s *site) wait(ctx context.Context, request *certificatesv1.CertificateSign
 		if err != nil {
 			return err
 		}
-		if err := s.file(ctx, s.withToken(token), part); err != nil {
+		if err := s.file(ctx, s.withToken(token), slices.Values(part)); err != nil {
 			return err
 		}
 	}

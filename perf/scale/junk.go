@@ -4,8 +4,10 @@ package main
 
 import (
 	"context"
+	"iter"
 	"net/http"
 	"net/url"
+	"slices"
 	"sync"
 	"time"
 
@@ -139,7 +141,7 @@ func (s *site) flood(ctx context.Context, count int, nobodys bool) (*flood, erro
 		do   func() error
 	}{
 		{"before", func() error { return sleep(ctx, baseline) }},
-		{"while junk is filed", func() error { return s.file(ctx, attacker, requests) }},
+		{"while junk is filed", func() error { return s.file(ctx, attacker, slices.Values(requests)) }},
 		{"while it is decided", func() error {
 			if nobodys {
 				return sleep(ctx, quiet)
@@ -210,7 +212,7 @@ func (s *site) withToken(token string) *rest.Config {
 }
 
 // file files requests as fast as the API server takes them.
-func (s *site) file(ctx context.Context, as *rest.Config, requests []*certificatesv1.CertificateSigningRequest) error {
+func (s *site) file(ctx context.Context, as *rest.Config, requests iter.Seq[*certificatesv1.CertificateSigningRequest]) error {
 	next := make(chan *certificatesv1.CertificateSigningRequest)
 	var mu sync.Mutex
 	var failed error
@@ -238,10 +240,13 @@ func (s *site) file(ctx context.Context, as *rest.Config, requests []*certificat
 			}
 		})
 	}
-	for _, request := range requests {
+	for request := range requests {
 		select {
 		case next <- request:
 		case <-ctx.Done():
+		}
+		if ctx.Err() != nil {
+			break
 		}
 	}
 	close(next)

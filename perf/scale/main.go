@@ -34,6 +34,7 @@ var measurements = []measurement{
 	{"compare", "certificates per second, beside kube-controller-manager's approver and signer", compare},
 	{"cost", "processor time and API calls per enrolment and per renewal, beside kube-controller-manager's", cost},
 	{"junk", "one token files ten thousand bad requests, while machines with other tokens enrol", junk},
+	{"shared", "one token files a hundred thousand hellos, or copies of a machine's, while machines with the same token enrol", shared},
 	{"memory", "memory of the controller with records and machines, idle and while machines enrol", memoryOf},
 	{"growth-nodes", "what an enrolment costs with more and more machines in the inventory", growthNodes},
 	{"growth-pending", "what an enrolment costs beside more and more requests that wait", growthPending},

@@ -30,11 +30,16 @@ type site struct {
 	dir        string
 	machines   []*fleet.Machine
 	tokens     []string
+	// env is added to the controller's environment.
+	env []string
 }
 
 // siteOptions say what differs from one site to another.
 type siteOptions struct {
 	machines int
+	// controlPlane says how it differs from the usual one, and env is added to the controller's environment. Optional.
+	controlPlane testbed.Options
+	env          []string
 	// configure changes the controller's configuration, and inventory what it is given as inventory. Optional.
 	configure func(*config.Config)
 	inventory func(of []byte) []byte
@@ -42,8 +47,8 @@ type siteOptions struct {
 
 // withSite has a function use a site whose controller is ready.
 func (b *bench) withSite(ctx context.Context, o siteOptions, use func(*site) error) error {
-	return b.withControlPlane(ctx, testbed.Options{}, func(cp *testbed.ControlPlane) (err error) {
-		s := &site{bench: b, cp: cp}
+	return b.withControlPlane(ctx, o.controlPlane, func(cp *testbed.ControlPlane) (err error) {
+		s := &site{bench: b, cp: cp, env: o.env}
 		defer func() {
 			fleet.Stop(s.machines...)
 			if s.controller != nil {
@@ -115,7 +120,7 @@ func (s *site) startController(ctx context.Context, configure func(*config.Confi
 	if err != nil {
 		return err
 	}
-	s.controller, err = controllerprocess.New(controllerprocess.Options{ControlPlane: s.cp, Dir: dir, Binary: binary, Configure: func(c *config.Config) {
+	s.controller, err = controllerprocess.New(controllerprocess.Options{ControlPlane: s.cp, Dir: dir, Binary: binary, Env: s.env, Configure: func(c *config.Config) {
 		c.LeaderElection.Enabled = false
 		c.TPM.RootsFile, c.TPM.IntermediatesFile = roots, intermediates
 		c.Rates.PerMachine.Every.Duration, c.Rates.PerMachine.Burst = time.Millisecond, 1000
