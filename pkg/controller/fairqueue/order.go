@@ -25,6 +25,8 @@ type order struct {
 
 	cluster    bucket
 	requesters buckets
+	// advances are of looks that are in process.
+	advances map[reconcile.Request]advance
 
 	// chosen is the requester whose request Pop returns, and chosenAt is when it was picked.
 	chosen   *requester
@@ -67,6 +69,8 @@ type requester struct {
 	class Class
 	// bucket is nil in the unlimited lane.
 	bucket *bucket
+	// denial is how many tokens each look takes in advance, since denials took that long.
+	denial int
 	// shares are of unlisted and of listed claims, and listedInRow counts the latter's turns since
 	// the former had one.
 	shares      [2]share
@@ -76,6 +80,13 @@ type requester struct {
 	// readyAt and index are of a parked requester. The index of another one is -1.
 	readyAt time.Duration
 	index   int
+}
+
+// advance is what a look took beside its own token. It is returned when the look is done.
+type advance struct {
+	requester string
+	bucket    *bucket
+	tokens    int
 }
 
 const (
@@ -119,7 +130,10 @@ type lineKey struct {
 }
 
 func newOrder(rates Rates, listed func(Claim) bool) *order {
-	o := &order{rates: rates, listed: listed, entries: map[reconcile.Request]*entry{}, requesters: newBuckets()}
+	o := &order{
+		rates: rates, listed: listed, entries: map[reconcile.Request]*entry{}, requesters: newBuckets(),
+		advances: map[reconcile.Request]advance{},
+	}
 	for i := range o.lanes {
 		o.lanes[i] = lane{requesters: map[string]*requester{}, lines: map[lineKey]*line{}}
 	}
@@ -339,7 +353,11 @@ func (o *order) Pop() reconcile.Request {
 	if r.bucket != nil {
 		o.lastLane = limited
 		e.looked = true
-		r.bucket.take(1, o.rates.Requester, o.chosenAt)
+		r.bucket.take(1+r.denial, o.rates.Requester, o.chosenAt)
+		if r.denial > 0 {
+			o.advances[e.request] = advance{r.name, r.bucket, r.denial}
+			r.denial -= (r.denial + advanceShare - 1) / advanceShare
+		}
 		o.cluster.take(1, o.rates.Cluster, o.chosenAt)
 	}
 	o.detach(e)
@@ -348,14 +366,44 @@ func (o *order) Pop() reconcile.Request {
 	return e.request
 }
 
+// advanceShare is which part of the advance each look makes it smaller by: the next denial restores
+// it, and other looks end it.
+const advanceShare = 8
+
 // charge takes further tokens of a requester, as many as fit into a time.
+//
+// Denials that are in process at the same time must not add up: the requester would have no turn
+// until all of that time has passed, and its listed machines would wait for it. So after a denial
+// each look of the requester takes as much in advance, and gets it back when it is done. Before the
+// first denial was charged nothing was taken in advance. So a charge also delays the next turn by no
+// more than its own time and an advance.
 func (o *order) charge(name string, took, now time.Duration) {
 	rate := o.rates.Requester
-	b := o.requesters.of(name)
+	tokens := int(min(took/rate.Every, time.Duration(rate.Burst)))
+	b, latest := o.requesters.of(name), now+took
 	if r := o.lanes[limited].requesters[name]; r != nil {
 		b = r.bucket
+		latest += time.Duration(r.denial) * rate.Every
+		r.denial = tokens
 	}
-	b.take(int(min(took/rate.Every, time.Duration(rate.Burst))), rate, now)
+	before := *b
+	b.take(tokens, rate, now)
+	*b = max(before, min(*b, bucket(latest)+bucket(rate.Burst-1)*bucket(rate.Every)))
+}
+
+// done returns what a look took in advance.
+func (o *order) done(request reconcile.Request) {
+	a, ok := o.advances[request]
+	if !ok {
+		return
+	}
+	delete(o.advances, request)
+	*a.bucket -= bucket(a.tokens) * bucket(o.rates.Requester.Every)
+	lane := &o.lanes[limited]
+	if r := lane.requesters[a.requester]; r != nil && r.index >= 0 {
+		r.readyAt = r.bucket.readyAt(o.rates.Requester)
+		heap.Fix(&lane.parked, r.index)
+	}
 }
 
 // turn returns the line whose turn it is, which goes to the end of its round.

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
 // simulation is an order with a clock that jumps to the next request. Nothing sleeps.
@@ -45,7 +47,9 @@ func (s *simulation) next() string {
 		}
 		s.now = at
 	}
-	return s.Pop().Name
+	request := s.Pop()
+	s.done(request)
+	return request.Name
 }
 
 // position returns how many are served until a request is, with itself.
@@ -502,7 +506,7 @@ func TestBucketsAreBounded(t *testing.T) {
 	if n := s.requesters.recent.Len(); n != maxBuckets {
 		t.Errorf("%d buckets are remembered", n)
 	}
-	s.charge("system:node:a", time.Hour, 0)
+	s.charge("system:node:a", 2*time.Hour, 0)
 	if s.next(); s.now != 2*time.Hour {
 		t.Errorf("the second request is served after %v", s.now)
 	}
@@ -513,18 +517,19 @@ func TestBucketsAreBounded(t *testing.T) {
 }
 
 // A denial takes as many turns as fit into its time, of its requester alone, and never more than
-// all that may be saved up.
+// all that may be saved up. Many at the same time take no more than one that has an advance.
 func TestCharge(t *testing.T) {
 	for name, c := range map[string]struct {
 		took []time.Duration
-		wait time.Duration
+		// wait is until the next turn, and waitQueued where it was queued before the denials.
+		wait, waitQueued time.Duration
 	}{
-		"fast":               {[]time.Duration{time.Millisecond}, 0},
-		"as long as a turn":  {[]time.Duration{10 * time.Millisecond}, 0},
-		"as long as all":     {[]time.Duration{50 * time.Millisecond}, 10 * time.Millisecond},
-		"for very long":      {[]time.Duration{time.Hour}, 10 * time.Millisecond},
-		"four, 8 of 5 turns": {slices.Repeat([]time.Duration{20 * time.Millisecond}, 4), 40 * time.Millisecond},
-		"another":            {nil, 0},
+		"fast":              {[]time.Duration{time.Millisecond}, 0, 0},
+		"as long as a turn": {[]time.Duration{10 * time.Millisecond}, 0, 0},
+		"as long as all":    {[]time.Duration{50 * time.Millisecond}, 10 * time.Millisecond, 10 * time.Millisecond},
+		"for very long":     {[]time.Duration{time.Hour}, 10 * time.Millisecond, 10 * time.Millisecond},
+		"16 at a time":      {slices.Repeat([]time.Duration{20 * time.Millisecond}, 16), 20 * time.Millisecond, 40 * time.Millisecond},
+		"another":           {nil, 0, 0},
 	} {
 		for _, queuedFirst := range []bool{false, true} {
 			s := newSimulation(t, Rates{Requester: Rate{10 * time.Millisecond, 5}, Cluster: Rate{1, maxBurst}})
@@ -539,39 +544,102 @@ func TestCharge(t *testing.T) {
 			if !queuedFirst {
 				s.add(requester, node(requester))
 			}
-			if s.next(); s.now != c.wait {
-				t.Errorf("%s, queued first %v: the next turn is after %v, not %v", name, queuedFirst, s.now, c.wait)
+			want := c.wait
+			if queuedFirst {
+				want = c.waitQueued
+			}
+			if s.next(); s.now != want {
+				t.Errorf("%s, queued first %v: the next turn is after %v, not %v", name, queuedFirst, s.now, want)
 			}
 		}
 	}
 }
 
-// Sixteen workers deny a flood, in a second each: after the first round, one at a time.
+// Sixteen workers deny a flood, in a second each: after the first round, one at a time. A listed
+// machine with the same token waits for some of these denials, and not for the first sixteen one
+// after the other.
 func TestDenialsThatTakeLongAreFew(t *testing.T) {
 	s := newSimulation(t, DefaultRates())
-	var done [16]time.Duration
-	busy := func(i int) bool { return done[i] > 0 }
+	type worker struct {
+		request reconcile.Request
+		done    time.Duration
+	}
+	var workers [16]worker
 	denied, filed := 0, 0
-	const seconds = 60
+	const (
+		seconds = 60
+		machine = "listed"
+		filedAt = 3 * time.Second
+		looks   = 200 * time.Millisecond
+	)
+	var answered []time.Duration
+	proof := token(machine)
+	proof.Claim.Proof = true
 	for at := time.Duration(0); at < seconds*time.Second; at += 10 * time.Millisecond {
-		for i := range done {
-			if busy(i) && at >= done[i] {
-				s.charge("system:bootstrap:aaaaaa", time.Second, at)
-				done[i] = 0
-				denied++
+		if at == filedAt {
+			s.add("hello", token(machine))
+		}
+		for i := range workers {
+			w := &workers[i]
+			if w.done > 0 && at >= w.done {
+				switch w.request.Name {
+				case "hello":
+					s.add("proof", proof)
+					answered = append(answered, at)
+				case "proof":
+					answered = append(answered, at)
+				default:
+					s.charge("system:bootstrap:aaaaaa", time.Second, at)
+					denied++
+				}
+				s.done(w.request)
+				w.done = 0
 			}
-			if s.Len() == 0 {
+			if s.Len() < 100 {
 				s.add(fmt.Sprint("junk-", filed), token(fmt.Sprint(filed)))
 				filed++
 			}
-			if !busy(i) && s.pick(at) {
-				s.Pop()
-				done[i] = at + time.Second
+			if w.done == 0 && s.pick(at) {
+				w.request = s.Pop()
+				w.done = at + time.Second
+				if !strings.HasPrefix(w.request.Name, "junk-") {
+					w.done = at + looks
+				}
 			}
 		}
 	}
-	if denied < seconds || denied > seconds+2*len(done) {
+	if denied < seconds*3/4 || denied > seconds+2*len(workers) {
 		t.Errorf("%d were denied within %d seconds", denied, seconds)
+	}
+	if len(answered) < 2 || answered[1]-filedAt > 5*time.Second {
+		t.Errorf("the machine is answered at %v", answered)
+	}
+}
+
+// An advance is returned to a requester that waits for a token, which then comes before others.
+func TestAdvanceIsReturned(t *testing.T) {
+	s := newSimulation(t, Rates{Requester: Rate{10 * time.Millisecond, 1}, Cluster: Rate{1, maxBurst}})
+	for _, name := range []string{"a-1", "a-2"} {
+		s.add(name, node("a"))
+	}
+	s.charge("system:node:a", 10*time.Millisecond, 0)
+	if !s.pick(20 * time.Millisecond) {
+		t.Fatal("the charge has not passed")
+	}
+	first := s.Pop()
+	for _, name := range []string{"b-1", "b-2"} {
+		s.add(name, node("b"))
+	}
+	if !s.pick(25*time.Millisecond) || !strings.HasPrefix(s.Pop().Name, "b") {
+		t.Fatal("another requester has no turn")
+	}
+	picked := s.pick(30 * time.Millisecond)
+	if at, _ := s.nextAt(); picked || at != 35*time.Millisecond {
+		t.Errorf("nothing was taken in advance: the next turn is at %v", at)
+	}
+	s.done(first)
+	if at, _ := s.nextAt(); at != 30*time.Millisecond || !s.pick(at) || !strings.HasPrefix(s.Pop().Name, "a") {
+		t.Errorf("the next turn is at %v", at)
 	}
 }
 
@@ -721,10 +789,16 @@ func TestLimitsHoldAndNothingIsIdle(t *testing.T) {
 				s.forget(requestOf(name))
 			case 7:
 				requester, took := fmt.Sprint(random.IntN(5)), pause(50)
+				denial := time.Duration(0)
+				if r := s.lanes[limited].requesters[requester]; r != nil {
+					denial = time.Duration(r.denial)
+				}
 				s.charge(requester, took, s.now)
 				m := of(requester)
-				m.at(s.now)
-				m.credit -= min(took/rates.Requester.Every, time.Duration(rates.Requester.Burst)) * rates.Requester.Every
+				before := m.at(s.now)
+				every := rates.Requester.Every
+				m.credit -= min(took/every, time.Duration(rates.Requester.Burst)) * every
+				m.credit = min(before, max(m.credit, every-took-denial*every))
 			case 8:
 				s.now += pause(10)
 			default:
@@ -737,6 +811,7 @@ func TestLimitsHoldAndNothingIsIdle(t *testing.T) {
 					continue
 				}
 				got := s.Pop().Name
+				s.done(requestOf(got))
 				f := flowOf(got)
 				if !queued[got] || !eligible(f) {
 					t.Fatalf("seed %d: %s is served, queued %v, at %v", seed, got, queued[got], s.now)

@@ -75,7 +75,7 @@ func (q *Queue) Relist() { q.update(q.order.relist) }
 
 // Charge has a requester's next turns come the later the longer it took to deny one of its
 // requests. So of one requester one request is denied at a time, on the average: the slower the API
-// server answers, the fewer.
+// server answers, the fewer. Call it before Done.
 func (q *Queue) Charge(requester string, took time.Duration) {
 	q.update(func() { q.order.charge(requester, took, q.elapsed()) })
 }
@@ -91,7 +91,10 @@ func (q *Queue) Add(request reconcile.Request) {
 
 // Done ends the processing of a request.
 func (q *Queue) Done(request reconcile.Request) {
-	q.update(func() { q.queue.Done(request) })
+	q.update(func() {
+		q.order.done(request)
+		q.queue.Done(request)
+	})
 }
 
 // Len returns how many requests are queued, whether the limits allow one now or not.
