@@ -156,7 +156,7 @@ func New(config Config, clients Clients) (*Controller, error) {
 	challenged := lastWrites{lru.New(maxLastWrites)}
 	c.intake = &intake{Config: c.Config, queue: c.queue, cached: c.client}
 	c.collector = &collector{
-		Config: c.Config, providers: c.providers, cached: c.client, live: c.live, records: c.records, retries: c.retries, lastWrites: challenged,
+		Config: c.Config, providers: c.providers, cached: c.client, live: c.live, records: c.records, retries: c.retries, intake: c.intake, lastWrites: challenged,
 	}
 	c.actor = &actor{
 		Config: c.Config, providers: c.providers, client: c.client, records: c.records,

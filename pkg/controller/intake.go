@@ -18,10 +18,16 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
+// intake tells the queue what arrives.
+type intake struct {
+	*Config
+	queue  *fairqueue.Queue
+	cached client.Reader
+}
+
 // cachedClaim is on each pending request of ours in the cache, and nowhere else: a claim. A
-// RequestCache removes the annotation where the requester has set it. Without a RequestCache it may
-// be forged. That does no harm: a claim orders the queue, and whoever files a request can claim
-// anything.
+// RequestCache removes the annotation where the requester has set it. Without a RequestCache nothing
+// goes by it.
 const cachedClaim = "attestation.cluster.x-k8s.io/cached-claim"
 
 // claim is what a request says about itself, without its content.
@@ -36,20 +42,38 @@ type claim struct {
 	Dropped bool `json:"dropped,omitempty"`
 }
 
-// claimIn returns the claim of a request in the cache, the zero value if there is none.
-func claimIn(object *certificatesv1.CertificateSigningRequest) (found claim, ok bool) {
+// claimIn returns the claim that a RequestCache has put into a request, the zero value if there is
+// none.
+func (i *intake) claimIn(object *certificatesv1.CertificateSigningRequest) (found claim, ok bool) {
 	value, ok := object.Annotations[cachedClaim]
-	if !ok || json.Unmarshal([]byte(value), &found) != nil {
+	if !ok || i.Requests == nil || json.Unmarshal([]byte(value), &found) != nil {
 		return claim{}, false
 	}
 	return found, true
 }
 
-// parseClaim reads what a whole request claims. It costs as much as parsing the request and its
-// document, which attestation.MaxRequestSize bounds, and no signature.
-func parseClaim(rules *verifier.Rules, providers map[string]Provider, object *certificatesv1.CertificateSigningRequest) claim {
+// maxClaimSize bounds the hellos whose claim is read, in bytes of spec.request: all requests are read
+// one after the other, before their turn. A hello has some certificates of its EK, and is usually
+// smaller than 16 KiB. One that is larger shares turns with the others of that kind.
+const maxClaimSize = 32 << 10
+
+// parseClaim reads what a whole request claims: it parses the request and its document, and verifies
+// no evidence. A parser that panics must not end the watch; it panics again in a worker, which
+// recovers.
+func parseClaim(rules *verifier.Rules, providers map[string]Provider, object *certificatesv1.CertificateSigningRequest) (found claim) {
+	defer func() {
+		if recover() != nil {
+			found = claim{}
+		}
+	}()
+	if challenge := challengeIn(object); challenge != nil {
+		found.Expires = challenge.Expires
+	}
+	if object.Spec.SignerName == attestation.HelloSignerName && len(object.Spec.Request) > maxClaimSize {
+		return found
+	}
 	parsed, _ := rules.ParseClaim(object)
-	found := claim{Node: parsed.NodeName}
+	found.Node = parsed.NodeName
 	challenger, ok := providers[parsed.Provider].(Challenger)
 	switch {
 	case !ok:
@@ -57,9 +81,6 @@ func parseClaim(rules *verifier.Rules, providers map[string]Provider, object *ce
 		found.EK = challenger.EK(object, nil)
 	default:
 		found.Hello, _ = challenger.HelloOf(object) // Judge refuses such a proof
-	}
-	if challenge := challengeIn(object); challenge != nil {
-		found.Expires = challenge.Expires
 	}
 	return found
 }
@@ -79,9 +100,9 @@ func challengeIn(object *certificatesv1.CertificateSigningRequest) *attestation.
 
 // challengeExpiry returns when the challenge of a pending hello ends, and whether it may be ours.
 // With a forged one a requester fools only itself.
-func challengeExpiry(object *certificatesv1.CertificateSigningRequest, now time.Time) (time.Time, bool) {
+func (i *intake) challengeExpiry(object *certificatesv1.CertificateSigningRequest, now time.Time) (time.Time, bool) {
 	seconds := int64(0)
-	if found, ok := claimIn(object); ok {
+	if found, ok := i.claimIn(object); ok {
 		seconds = found.Expires
 	} else if challenge := challengeIn(object); challenge != nil {
 		seconds = challenge.Expires
@@ -94,21 +115,14 @@ func challengeExpiry(object *certificatesv1.CertificateSigningRequest, now time.
 const maxChallenge = time.Hour
 
 // isDropped reports whether the cache has not kept the content of a request.
-func isDropped(object *certificatesv1.CertificateSigningRequest) bool {
-	found, _ := claimIn(object)
+func (i *intake) isDropped(object *certificatesv1.CertificateSigningRequest) bool {
+	found, _ := i.claimIn(object)
 	return found.Dropped
-}
-
-// intake tells the queue what arrives.
-type intake struct {
-	*Config
-	queue  *fairqueue.Queue
-	cached client.Reader
 }
 
 // isOurs reports whether the rules decide on a request in the cache.
 func (i *intake) isOurs(object *certificatesv1.CertificateSigningRequest) bool {
-	return isDropped(object) || i.Rules.Matches(object)
+	return i.isDropped(object) || i.Rules.Matches(object)
 }
 
 // observed tells the queue the flow of each request as it comes and goes in the cache, before the
@@ -128,9 +142,10 @@ func (i *intake) observe(object client.Object) {
 		return
 	}
 	flow, now := i.flowOf(request), i.Now()
-	expires, challenged := challengeExpiry(request, now)
-	// An approved request is signed. A hello with an open challenge is only requeued, see limit.
-	flow.Unlimited = stateOf(request) == approved || challenged && isOpen(expires, now)
+	expires, challenged := i.challengeExpiry(request, now)
+	// An approved request is signed. A hello with an open challenge is only requeued, see limit. It is
+	// closed a minute after the end of its challenge, which is longer than the queue's delay.
+	flow.Unlimited = stateOf(request) == approved || challenged && now.Before(expires)
 	i.queue.Observe(request.Name, flow)
 }
 
@@ -151,7 +166,7 @@ func (i *intake) limit(object *certificatesv1.CertificateSigningRequest) {
 // flowOf returns what the queue orders a request by.
 func (i *intake) flowOf(object *certificatesv1.CertificateSigningRequest) fairqueue.Flow {
 	flow := fairqueue.Flow{Class: classOf(object.Spec.Username), Requester: object.Spec.Username}
-	if found, ok := claimIn(object); ok {
+	if found, ok := i.claimIn(object); ok {
 		flow.Claim = fairqueue.Claim{EK: found.EK, Node: found.Node, Proof: object.Spec.SignerName != attestation.HelloSignerName}
 		if found.Hello != "" {
 			flow.Claim.EK = i.cachedEK(found.Hello)
@@ -166,7 +181,7 @@ func (i *intake) cachedEK(hello string) string {
 	if err := i.cached.Get(context.Background(), client.ObjectKey{Name: hello}, object); err != nil {
 		return ""
 	}
-	found, _ := claimIn(object)
+	found, _ := i.claimIn(object)
 	return found.EK
 }
 

@@ -46,12 +46,12 @@ func (c *collector) indexOf(machines []verifier.Machine) *verifier.MachineIndex 
 	if _, shared := c.Machines.(SharedSource); !shared {
 		return nil
 	}
-	last := c.indexed.Load()
-	if last == nil || !isSameSlice(last.machines, machines) {
-		last = &indexedMachines{machines, verifier.NewMachineIndex(machines)}
-		c.indexed.Store(last)
+	c.indexMu.Lock()
+	defer c.indexMu.Unlock()
+	if c.indexed.index == nil || !isSameSlice(c.indexed.machines, machines) {
+		c.indexed = indexedMachines{machines, verifier.NewMachineIndex(machines)}
 	}
-	return last.index
+	return c.indexed.index
 }
 
 // isSameSlice reports whether two slices are the same memory: a SharedSource returns another one

@@ -43,7 +43,7 @@ func (c *Controller) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 
 // proceed takes a request of ours on from its state.
 func (c *Controller) proceed(ctx context.Context, object *certificatesv1.CertificateSigningRequest) (ctrl.Result, error) {
-	now := c.Now()
+	now, began, restored := c.Now(), time.Now(), false
 	switch stateOf(object) {
 	case finished:
 		c.forget(object.Name)
@@ -56,31 +56,37 @@ func (c *Controller) proceed(ctx context.Context, object *certificatesv1.Certifi
 			return ctrl.Result{}, client.IgnoreNotFound(err)
 		}
 	case pending:
-		expires, challenged := challengeExpiry(object, now)
+		expires, challenged := c.intake.challengeExpiry(object, now)
 		if challenged && (isOpen(expires, now) || c.Audit) {
 			c.intake.limit(object)
 			return ctrl.Result{RequeueAfter: max(expires.Add(closeDelay).Sub(now), closeDelay)}, nil
 		}
-		if isDropped(object) {
+		if restored = c.intake.isDropped(object); restored {
 			if present, err := c.restore(ctx, object); !present || err != nil {
 				return ctrl.Result{}, err
 			}
 		}
 		if challenged { // so that none is left open
-			return ctrl.Result{}, c.actor.deny(ctx, object, string(verifier.ReasonHelloExpired), "no proof came before the challenge ran out")
+			err := c.actor.deny(ctx, object, string(verifier.ReasonHelloExpired), "no proof came before the challenge ran out")
+			c.queue.Charge(object.Spec.Username, time.Since(began))
+			return ctrl.Result{}, err
 		}
 	}
-	return c.decide(ctx, object, now)
+	outcome, result, err := c.decide(ctx, object, now)
+	if restored || outcome == verifier.Deny {
+		c.queue.Charge(object.Spec.Username, time.Since(began))
+	}
+	return result, err
 }
 
 // restore reads a request of which the cache dropped the content. It reports false if that request
-// is gone, or no longer pending: then an event follows.
+// is gone, or has changed: then an event follows.
 func (c *Controller) restore(ctx context.Context, object *certificatesv1.CertificateSigningRequest) (bool, error) {
 	whole, err := getRequest(ctx, c.live, object.Name)
 	if whole == nil || err != nil {
 		return false, err
 	}
-	if whole.UID != object.UID || stateOf(whole) != pending {
+	if whole.UID != object.UID || whole.ResourceVersion != object.ResourceVersion || !c.Rules.Matches(whole) {
 		return false, nil
 	}
 	*object = *whole
@@ -94,11 +100,11 @@ func (c *Controller) forget(name string) {
 }
 
 // decide tries one pass after the other until one is sufficient, carries the decision out, and
-// reports it.
-func (c *Controller) decide(ctx context.Context, object *certificatesv1.CertificateSigningRequest, now time.Time) (ctrl.Result, error) {
+// reports it. It returns the first decision's outcome.
+func (c *Controller) decide(ctx context.Context, object *certificatesv1.CertificateSigningRequest, now time.Time) (verifier.Outcome, ctrl.Result, error) {
 	claim, ours := c.Rules.ParseClaim(object)
 	if !ours { // another request took the name
-		return ctrl.Result{}, nil
+		return verifier.Ignore, ctrl.Result{}, nil
 	}
 	began, situation, m := time.Now(), c.situationOf(object, claim, now), &memo{evidence: map[assessed]verifier.Evidence{}}
 	for _, p := range passes {
@@ -107,7 +113,7 @@ func (c *Controller) decide(ctx context.Context, object *certificatesv1.Certific
 		}
 		s, err := c.collector.collect(ctx, object, claim, now, p, m)
 		if err != nil {
-			return ctrl.Result{}, err
+			return 0, ctrl.Result{}, err
 		}
 		if err := s.input.Evidence.Err; err != nil && !isVerdict(err) && p.consistency == Live {
 			log.FromContext(ctx).Info("the evidence could not be judged", "request", object.Name, "cause", err.Error()) // the node does not learn why
@@ -124,18 +130,16 @@ func (c *Controller) decide(ctx context.Context, object *certificatesv1.Certific
 		if isStale(err) && p.consistency == Cached {
 			continue
 		}
-		if decision.Outcome == verifier.Deny {
-			c.queue.Charge(object.Spec.Username, time.Since(began))
-		}
 		if written := s.input.Request; err == nil && c.CA != nil && stateOf(object) == pending && stateOf(written) == approved {
 			// The approval was just written, after the record: signing goes by these versions. If it fails
 			// here, the event of the approval leads to it.
 			began := time.Now()
 			result, err = c.carryOut(ctx, written, s, c.judge(written, s), time.Since(began))
 		}
-		return c.retryConflicts(ctx, object, now, result, err)
+		result, err = c.retryConflicts(ctx, object, now, result, err)
+		return decision.Outcome, result, err
 	}
-	return ctrl.Result{}, fmt.Errorf("request %s: no consistency level produced a decision", object.Name) // Live always does
+	return 0, ctrl.Result{}, fmt.Errorf("request %s: no consistency level produced a decision", object.Name) // Live always does
 }
 
 // judge has the rules decide by the request's state.

@@ -27,6 +27,9 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
+// bounded is the intake of a Controller with a RequestCache.
+var bounded = &intake{Config: &Config{Requests: &RequestCache{}}}
+
 // The cache keeps whole what may be decided on, and of all else that it is there.
 func TestRequestsAreTrimmed(t *testing.T) {
 	p := policy()
@@ -88,7 +91,7 @@ func TestRequestsAreTrimmed(t *testing.T) {
 		if c.size > 0 {
 			kept.Annotations = map[string]string{attestation.AnnotationChallenge: "c"}
 		}
-		if _, claimed := claimIn(got); claimed != (c.size > 0 && c.state == pending) || isDropped(got) {
+		if _, claimed := bounded.claimIn(got); claimed != (c.size > 0 && c.state == pending) || bounded.isDropped(got) {
 			t.Errorf("%s: %q", name, got.Annotations)
 		}
 		delete(got.Annotations, cachedClaim)
@@ -122,10 +125,10 @@ func TestRequestsBeyondTheBudget(t *testing.T) {
 	kept, dropped := map[string][]*certificatesv1.CertificateSigningRequest{}, map[string]int{}
 	file := func(name, requester string) {
 		got := cache.reduce(large(name, requester))
-		if claim, ok := claimIn(got); !ok || claim.EK != "" || got.Name != name || got.Spec.Username != requester || got.Spec.SignerName != attestation.HelloSignerName {
+		if claim, ok := bounded.claimIn(got); !ok || claim.EK != "" || got.Name != name || got.Spec.Username != requester || got.Spec.SignerName != attestation.HelloSignerName {
 			t.Fatalf("%+v", got)
 		}
-		if !isDropped(got) {
+		if !bounded.isDropped(got) {
 			kept[requester] = append(kept[requester], got)
 			return
 		}

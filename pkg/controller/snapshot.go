@@ -7,7 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -32,8 +32,12 @@ type collector struct {
 	cached, live client.Reader
 	records      *records.Store
 	retries      *fairqueue.Retries[remembrance]
+	intake       *intake
 	lastWrites   lastWrites
-	indexed      atomic.Pointer[indexedMachines]
+
+	// indexMu is held while an index is made, so that not each worker makes one.
+	indexMu sync.Mutex
+	indexed indexedMachines
 }
 
 // snapshot is what a decision is made from: the Input of the rules, and what acting on the decision
@@ -195,9 +199,9 @@ func (c *collector) addEK(ctx context.Context, s *snapshot) error {
 		return nil
 	}
 	in := &s.input
-	if !s.claim.Hello {
-		var err error
-		if in.Hello, err = c.findHello(ctx, s); err != nil {
+	cached := c.cachedHello(ctx, s)
+	if in.Hello = cached; cached == nil {
+		if err := c.addLiveHello(ctx, s); err != nil {
 			return err
 		}
 	}
@@ -205,9 +209,15 @@ func (c *collector) addEK(ctx context.Context, s *snapshot) error {
 	if err := c.addRecords(ctx, s, v1alpha1.FieldEK, s.ek); err != nil {
 		return err
 	}
+	if cached != nil && s.attestedSince(cached) {
+		if err := c.addLiveHello(ctx, s); err != nil { // the same UID, so the same EK
+			return err
+		}
+	}
 	if s.ek == "" {
 		return nil
 	}
+	s.selectMachines() // those of the EK, too
 	s.ekNamed = slices.ContainsFunc(in.Machines, func(m verifier.Machine) bool { return m.HasEK(s.ek) }) ||
 		slices.ContainsFunc(in.Records, func(r verifier.Record) bool { return r.EK == s.ek })
 	return c.trustOnFirstUse(ctx, s)
@@ -301,22 +311,46 @@ func (c *collector) addRecords(ctx context.Context, s *snapshot, field, value st
 	return nil
 }
 
-// findHello returns the hello that the proof refers to. A proof that has just arrived goes by the
-// cached hello if that is the version that we wrote last: the proof was filed later and is in the
-// cache, too, whose events arrive in order. Otherwise the hello is read from the API server, such as
-// one that another replica challenged. A proof that waits does not go by the cache, whose watch may
-// have hung since.
-func (c *collector) findHello(ctx context.Context, s *snapshot) (*certificatesv1.CertificateSigningRequest, error) {
-	if proof := s.input.Request; s.consistency == Cached && !c.retries.Waits(proof.Name, proof.UID) {
-		hello, err := FindHello(ctx, c.cached, s.challenger, s.input.Request)
-		if err != nil {
-			return nil, err
-		}
-		if hello != nil && !isDropped(hello) && c.lastWrites.is(hello) {
-			return hello, nil
-		}
+// cachedHello returns the cached hello of a proof that has just arrived, if it is the version with our
+// challenge. It returns nil if the hello must be read from the API server.
+//
+// A hello is closed after its proof was accepted, and that writes the machine's record. So if no
+// record in the snapshot was written since the hello was filed, and the machine's can be written
+// under that version, no replica has accepted a proof of this hello. A proof that waits reads its
+// hello live, since the watch may have hung meanwhile.
+func (c *collector) cachedHello(ctx context.Context, s *snapshot) *certificatesv1.CertificateSigningRequest {
+	proof := s.input.Request
+	if s.claim.Hello || s.consistency != Cached || c.retries.Waits(proof.Name, proof.UID) {
+		return nil
 	}
-	return FindHello(ctx, c.live, s.challenger, s.input.Request)
+	hello, err := FindHello(ctx, c.cached, s.challenger, proof)
+	if err != nil || hello == nil || !c.lastWrites.is(hello) {
+		return nil
+	}
+	if c.intake.isDropped(hello) {
+		return nil
+	}
+	return hello
+}
+
+// clockSkew is how far a replica's clock may be behind the API server's.
+const clockSkew = 10 * time.Second
+
+// attestedSince reports whether a record in the snapshot may have been written since a hello was
+// filed.
+func (s *snapshot) attestedSince(hello *certificatesv1.CertificateSigningRequest) bool {
+	return slices.ContainsFunc(s.records, func(r v1alpha1.NodeAttestation) bool {
+		return r.Status.LastAttested == nil || r.Status.LastAttested.Add(clockSkew).After(hello.CreationTimestamp.Time)
+	})
+}
+
+// addLiveHello adds a proof's hello as the API server has it.
+func (c *collector) addLiveHello(ctx context.Context, s *snapshot) (err error) {
+	if s.claim.Hello {
+		return nil
+	}
+	s.input.Hello, err = FindHello(ctx, c.live, s.challenger, s.input.Request)
+	return err
 }
 
 // lastWrites are the versions of hellos with our challenge, by UID, until we write to them again.
