@@ -139,7 +139,7 @@ func Add(manager ctrl.Manager, config Config) error {
 		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(c.intake.observed())).
 		WatchesRawSource(watch).
 		WatchesRawSource(c.machineWatch(manager.GetLogger().WithName("machines")).source()).
-		WatchesRawSource(c.ekChanges(manager.GetLogger().WithName("ek-changes"))).
+		WatchesRawSource(c.ekChanges(manager.GetLogger().WithName("ek-changes")).source()).
 		WithOptions(c.options()).
 		Complete(c)
 }
@@ -189,7 +189,7 @@ func (c *Controller) NewQueue(requests cache.Cache, log logr.Logger) (controller
 	if err != nil {
 		return nil, err
 	}
-	for _, source := range []source.Source{watch, c.machineWatch(log.WithName("machines")).source(), c.ekChanges(log.WithName("ek-changes"))} {
+	for _, source := range []source.Source{watch, c.machineWatch(log.WithName("machines")).source(), c.ekChanges(log.WithName("ek-changes")).source()} {
 		if err := queue.Watch(source); err != nil {
 			return nil, err
 		}

@@ -4,9 +4,19 @@ package controller
 
 import (
 	"context"
+	"net/http"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"github.com/go-logr/logr"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/client-go/rest"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache/informertest"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
@@ -85,3 +95,71 @@ func TestConfigIsComplete(t *testing.T) {
 type stubTPM struct{ Challenger }
 
 func (stubTPM) Name() string { return "tpm" }
+
+// The queue decides on each request that the cache shows, again after a failure, and on one that
+// waits once its machine is known.
+func TestQueue(t *testing.T) {
+	inBubble(t, func(k *kit) {
+		k.config.Machines = sharedList{k.machines}
+		in := k.start(unwatched)
+		caches := &informertest.FakeInformers{Scheme: testScheme()}
+		queue, err := in.NewQueue(caches, logr.Discard())
+		if err != nil {
+			k.Fatal(err)
+		}
+		informer, err := caches.FakeInformerFor(k.ctx, &certificatesv1.CertificateSigningRequest{})
+		if err != nil {
+			k.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(k.ctx)
+		ended := make(chan error)
+		go func() { ended <- queue.Start(ctx) }()
+		failed := false
+		in.intercept = func(_ int, c call, run func() error) error {
+			if c.writes() && !failed {
+				failed = true
+				return answers["timeout"](c)
+			}
+			return run()
+		}
+		show := func(name string) { informer.Add(in.cached(name)) }
+		synctest.Wait()
+		show(k.pair("first", "worker-1", "ek-1", asToken("worker-1")))
+		show(k.pair("late", "late", "ek-late", asToken("late")))
+		time.Sleep(10 * time.Second)
+		k.is("late", "")
+		if len(k.is("first", "Approved/Attested").Status.Certificate) == 0 || !failed {
+			k.Error("the first is not issued")
+		}
+		k.machine(machineNamed("late", "ek-late"))
+		time.Sleep(2 * machinesInterval)
+		if len(k.is("late", "Approved/Attested").Status.Certificate) == 0 {
+			k.Error("the machine is known, and its request still waits")
+		}
+		synctest.Wait()
+		cancel()
+		if err := <-ended; err != nil {
+			k.Error(err)
+		}
+		synctest.Wait()
+	})
+}
+
+// A manager gets a controller without a call of the API server.
+func TestAdd(t *testing.T) {
+	manager, err := ctrl.NewManager(&rest.Config{Host: "http://127.0.0.1:1"}, ctrl.Options{
+		Scheme: testScheme(), Metrics: metricsserver.Options{BindAddress: "0"}, Logger: logr.Discard(),
+		MapperProvider: func(*rest.Config, *http.Client) (meta.RESTMapper, error) { return meta.NewDefaultRESTMapper(nil), nil },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := Config{Providers: []Provider{stubTPM{}}, Machines: noMachines{}, Namespace: "n"}
+	if err := Add(manager, config); err == nil {
+		t.Error("without rules it is added")
+	}
+	config.Rules = must(verifier.New(policy()))
+	if err := Add(manager, config); err != nil {
+		t.Error(err)
+	}
+}

@@ -105,13 +105,16 @@ func (c ekChange) isNew() bool {
 	return len(c.named) > 0 && !slices.Equal(c.named, c.record.EKReplacedBy)
 }
 
-// ekChanges returns a source that compares records and sources as long as the Controller runs, on
-// the leader.
-func (c *Controller) ekChanges(log logr.Logger) source.Source {
-	e := &ekChanges{
+// ekChanges returns the comparison of records and sources.
+func (c *Controller) ekChanges(log logr.Logger) *ekChanges {
+	return &ekChanges{
 		Config: c.Config, records: c.records, actor: c.actor, live: c.live, events: c.reporter.events, log: log,
 		acknowledged: map[verifier.EKSource]acknowledgedChanges{}, reported: map[verifier.EKSource]reportedChanges{},
 	}
+}
+
+// source runs the comparison as long as the Controller runs, on the leader.
+func (e *ekChanges) source() source.Source {
 	return source.Func(func(ctx context.Context, _ workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 		go e.run(ctx)
 		return nil

@@ -61,6 +61,9 @@ func (r *reporter) report(ctx context.Context, object *certificatesv1.Certificat
 		r.retries.Forget(object.Name)
 	}
 	node := s.claim.NodeName
+	if s.input.Node == verifier.Absent {
+		node = ""
+	}
 	reason, message := string(ReasonApproved), d.Outcome.String()
 	switch {
 	case len(d.Refusals) > 0:

@@ -3,13 +3,21 @@
 package controller
 
 import (
+	"errors"
+	"fmt"
+	"strings"
 	"testing"
+	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
@@ -43,4 +51,189 @@ type eventList struct{ all []string }
 
 func (l *eventList) Eventf(_, _ runtime.Object, kind, reason, _, _ string, args ...any) {
 	l.all = append(l.all, kind+" "+reason+" "+args[0].(string))
+}
+
+// What a request waits for is reported once, and again once it waits for something else.
+func TestWaitingIsReportedOnce(t *testing.T) {
+	inBubble(t, func(k *kit) {
+		in := k.start(inSync)
+		hello := k.request("hello", attestation.HelloSignerName, "late", asToken("late"), document{EK: "ek-late"}).Name
+		for range 5 {
+			in.once(hello)
+			time.Sleep(time.Second)
+		}
+		if events := k.journal.events; len(events) != 1 || !strings.Contains(events[0], string(verifier.ReasonMachineNotFound)) {
+			k.Errorf("%q", events)
+		}
+		late := machineNamed("late", "ek-late")
+		late.Ready = false
+		k.machine(late)
+		for range 3 {
+			in.once(hello)
+		}
+		if events := k.journal.events; len(events) != 2 || !strings.Contains(events[1], string(verifier.ReasonMachineNotReady)) {
+			k.Errorf("%q", events)
+		}
+	})
+}
+
+// The kinds of Events: warnings on what is refused and on unattested nodes, none on intermediate
+// steps. They are on the Node, too, which learns each reason once a minute.
+func TestEvents(t *testing.T) {
+	for name, want := range map[string][]string{
+		"Challenge":        nil,
+		"Sign, renewal":    {"Normal Attested on renewal: Sign", "Normal Attested on worker-1: renewal: Sign"},
+		"Approve":          {"Normal Attested on approved: Approve"},
+		"Deny, of a proof": {"Warning AttestationQuoteMismatch on false: AttestationQuoteMismatch: so says the document"},
+		"Fail":             {"Warning ApprovedWithoutAttestation on approved-by-hand: ApprovedWithoutAttestation: approved, but not by this controller"},
+		"ApproveServing":   {"Normal AddressesVerified on serves: ApproveServing", "Normal AddressesVerified on worker-1: serves: ApproveServing"},
+		"SignServing": {
+			"Normal AddressesVerified on serves-by-us: ApproveServing", "Normal AddressesVerified on worker-1: serves-by-us: ApproveServing",
+			"Normal Attested on serves-by-us: SignServing", "Normal Attested on worker-1: serves-by-us: SignServing",
+		},
+		"ApproveUnattested": {
+			"Warning UnattestedNode on stock: approved without evidence, since the node is in unattestedNodes",
+			"Warning UnattestedNode on left-alone: stock: approved without evidence, since the node is in unattestedNodes",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(k *kit) {
+				scenarios[name].run(k, inSync, nil)
+				if got := strings.Join(k.journal.events, "\n"); got != strings.Join(want, "\n") {
+					k.Errorf("%s\nwant\n%s", got, strings.Join(want, "\n"))
+				}
+			})
+		})
+	}
+}
+
+// Of one requester the Events about denials are bounded. The Node's owner learns of it nevertheless,
+// once a minute. Decisions are counted, each of them.
+func TestEventsAboutDenialsAreBounded(t *testing.T) {
+	const flood = 60
+	counted, err := telemetry.NewMetrics()
+	if err != nil {
+		t.Fatal(err)
+	}
+	inBubble(t, func(k *kit) {
+		k.config.Metrics = counted.For("flooded")
+		in := k.start(inSync)
+		k.node("worker-2")
+		deny := func(i int, requester string) {
+			in.once(k.request(fmt.Sprintf("r-%d-%s", i, requester[len(requester)-1:]), attestation.HelloSignerName, "worker-2", requester, document{EK: "ek-1"}).Name)
+		}
+		for i := range flood {
+			deny(i, asToken("worker-1"))
+		}
+		onRequests, onNode := 0, 0
+		for _, e := range k.journal.eventsOf(string(verifier.ReasonNodeNameMismatch)) {
+			if strings.Contains(e, "on worker-2") {
+				onNode++
+			} else {
+				onRequests++
+			}
+		}
+		if onRequests != denialEventRate.Burst || onNode != 1 {
+			k.Errorf("%d Events on requests, %d on the Node", onRequests, onNode)
+		}
+		deny(0, asToken("worker-x"))
+		if events := k.journal.events; !strings.Contains(events[len(events)-1], "r-0-x") {
+			k.Errorf("another requester's denial is not reported: %q", events[len(events)-1])
+		}
+		time.Sleep(time.Minute)
+		deny(flood, asToken("worker-1"))
+		if events := k.journal.events; !strings.Contains(events[len(events)-1], "on worker-2") {
+			k.Errorf("after a minute the Node's owner is not told: %q", events[len(events)-1])
+		}
+	})
+}
+
+// A warning of the rules is an Event, and the request passes.
+func TestWarningsAreReported(t *testing.T) {
+	inBubble(t, func(k *kit) {
+		in := k.start(inSync)
+		record := k.attested("worker-1", "ek-1")
+		k.machines.list[0].EKs[0].Source = verifier.EKPlatform
+		record.Spec.EK.Source = ""
+		k.machines.list[0].EKs[0].EK = "ek-another"
+		if err := k.server.Update(k.ctx, record); err != nil {
+			k.Fatal(err)
+		}
+		proof := k.pair("proof", "worker-1", "ek-1", asNode("worker-1"))
+		in.settle()
+		k.is(proof, "Approved/Attested")
+		if events := k.journal.eventsOf(string(verifier.ReasonEKNotNamed)); len(events) == 0 || !strings.HasPrefix(events[0], "Warning") {
+			k.Errorf("%q", k.journal.events)
+		}
+		if lines := k.journal.linesWith("warnings EKNotNamed"); len(lines) == 0 {
+			k.Error("it is not in the log")
+		}
+	})
+}
+
+// A write that the API server refuses for good is reported on the request, once in 14 minutes and
+// within the bound on Events. Other failures are not.
+func TestRefusedWritesAreReported(t *testing.T) {
+	refusals := map[string]error{
+		"invalid":     apierrors.NewInvalid(schema.GroupKind{Kind: "K"}, "n", nil),
+		"bad request": apierrors.NewBadRequest("b"),
+		"too large":   apierrors.NewRequestEntityTooLargeError("t"),
+		"forbidden":   answers["forbidden"](call{}),
+		"conflict":    answers["conflict"](call{}),
+		"timeout":     answers["timeout"](call{}),
+		"not found":   answers["not found"](call{}),
+		"other":       errors.New("the connection broke"),
+	}
+	for name, refusal := range refusals {
+		for _, verb := range []string{"create", "get"} {
+			t.Run(name+"/"+verb, func(t *testing.T) {
+				inBubble(t, func(k *kit) {
+					want := 0
+					switch name {
+					case "forbidden", "invalid", "bad request", "too large":
+						if verb == "create" {
+							want = 1
+						}
+					}
+					in := k.start(inSync)
+					proof := k.pair("proof", "worker-1", "ek-1", asToken("worker-1"))
+					in.intercept = func(_ int, c call, run func() error) error {
+						if c.verb == verb {
+							return refusal
+						}
+						return run()
+					}
+					for range 10 {
+						_, _ = in.reconcile(proof)
+						time.Sleep(time.Second)
+					}
+					if got := len(k.journal.eventsOf(string(ReasonWriteRefused))); got != want {
+						k.Errorf("%d Events: %q", got, k.journal.events)
+					}
+					if got := reasonsOf(k.get(proof)); strings.Contains(got, "Denied") {
+						k.Errorf("it is %q", got)
+					}
+				})
+			})
+		}
+	}
+}
+
+// A requester whose requests are all refused gets no more Events than for denials.
+func TestReportsOfRefusedWritesAreBounded(t *testing.T) {
+	inBubble(t, func(k *kit) {
+		in := k.start(inSync)
+		in.intercept = func(_ int, c call, run func() error) error {
+			if c.writes() {
+				return answers["forbidden"](c)
+			}
+			return run()
+		}
+		for i := range 2 * denialEventRate.Burst {
+			_, _ = in.reconcile(k.request(fmt.Sprintf("r-%d", i), attestation.HelloSignerName, "worker-2", asToken("worker-1"), document{EK: "ek-1"}).Name)
+		}
+		if got := len(k.journal.eventsOf(string(ReasonWriteRefused))); got != denialEventRate.Burst {
+			k.Errorf("%d Events", got)
+		}
+	})
 }

@@ -9,15 +9,17 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"math/big"
+	"reflect"
+	"strconv"
 	"testing"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
 // A machine that asks often must not fill its record until the CRD refuses it.
@@ -59,4 +61,94 @@ func TestRecordKeepsTheNewestCertificates(t *testing.T) {
 
 func requestNamed(name, uid string) *certificatesv1.CertificateSigningRequest {
 	return &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(uid)}}
+}
+
+// What the rules granted is what they get back from the record.
+func TestGrantIsReadBack(t *testing.T) {
+	now := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
+	grants := map[string]verifier.Record{
+		"with an EK": {
+			Cluster: "c", Machine: verifier.MachineRef{Name: "m", UID: "u"}, Provider: "tpm", EK: "ek", AK: "ak", EKSource: verifier.EKInventory,
+			ProviderID: "acme://m", NodeName: "node", Boot: &verifier.Boot{Resets: 1, Restarts: 2, Clock: 3},
+			HelloUID: "hello", ProofUID: "proof", ProofSHA256: "digest", FirstProofUID: "first",
+		},
+		"without": {
+			Cluster: "c", Machine: verifier.MachineRef{Name: "m"}, Provider: "acme", NodeName: "node", ProofUID: "proof", ProofSHA256: "digest", FirstProofUID: "proof",
+		},
+	}
+	for name, want := range grants {
+		object, err := NewStore(nil, "n", nil).New(want)
+		if err != nil {
+			t.Fatal(err)
+		}
+		object.Status.Boot, object.Status.Hello = &v1alpha1.BootCounters{Resets: 9}, &v1alpha1.HelloReference{UID: "older"}
+		var hello *certificatesv1.CertificateSigningRequest
+		if want.HelloUID != "" {
+			hello = requestNamed("h", want.HelloUID)
+		}
+		SetGrant(object, want, requestNamed("p", "proof"), hello, now)
+		if got := recordOf(object); !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %+v", name, got)
+		}
+		if object.Status.Request.Name != "p" || !object.Status.LastAttested.Time.Equal(now) {
+			t.Errorf("%s: %+v", name, object.Status)
+		}
+	}
+}
+
+// A grant drops certificates that the rules dropped. It keeps those of a former EK until they end,
+// which vouch for nothing.
+func TestGrantKeepsCertificates(t *testing.T) {
+	now := time.Now()
+	object := &v1alpha1.NodeAttestation{}
+	object.Spec.EK = &v1alpha1.EndorsementKey{Fingerprint: "former", Source: "Inventory"}
+	object.Status.EKReplaced = &v1alpha1.EKReplacement{EKs: []string{"next"}}
+	for i, c := range []v1alpha1.IssuedCertificate{{SHA256: "kept"}, {SHA256: "dropped"}, {SHA256: "of an older EK", FormerEK: true}, {SHA256: "ended", FormerEK: true}} {
+		c.NotAfter = metav1.NewTime(now.Add(time.Hour))
+		if i == 3 {
+			c.NotAfter = metav1.NewTime(now)
+		}
+		object.Status.Certificates = append(object.Status.Certificates, c)
+	}
+	grant := verifier.Record{EK: "former", EKSource: verifier.EKInventory, ProofUID: "p", Certificates: []verifier.Certificate{{SHA256: "kept"}}}
+	SetGrant(object, grant, requestNamed("p", "p"), nil, now)
+	var kept []string
+	for _, c := range object.Status.Certificates {
+		kept = append(kept, c.SHA256)
+	}
+	if !reflect.DeepEqual(kept, []string{"kept", "of an older EK"}) || len(object.Status.EKHistory) > 0 || object.Status.EKReplaced == nil {
+		t.Errorf("%q, %+v", kept, object.Status)
+	}
+	if got := recordOf(object); len(got.Certificates) != 1 || !reflect.DeepEqual(got.EKReplacedBy, []string{"next"}) {
+		t.Errorf("%+v", got)
+	}
+
+	grant.EK, grant.Certificates = "next", nil
+	object.Status.Certificates[0].FormerEK = false
+	SetGrant(object, grant, requestNamed("q", "q"), nil, now)
+	history := object.Status.EKHistory
+	if len(history) != 1 || history[0].Fingerprint != "former" || history[0].Source != "Inventory" || history[0].RequestUID != "q" || object.Status.EKReplaced != nil {
+		t.Errorf("%+v", object.Status)
+	}
+	if len(object.Status.Certificates) != 2 || !object.Status.Certificates[0].FormerEK {
+		t.Errorf("%+v", object.Status.Certificates)
+	}
+	if got := recordOf(object); len(got.Certificates) > 0 || !reflect.DeepEqual(got.FormerEKs, []string{"former"}) {
+		t.Errorf("the certificates of the former EK vouch: %+v", got)
+	}
+	for i := range 2 * maxEKHistory {
+		grant.EK = strconv.Itoa(i)
+		SetGrant(object, grant, requestNamed("r", "r"), nil, now)
+	}
+	if history = object.Status.EKHistory; len(history) != maxEKHistory || history[len(history)-1].Fingerprint != strconv.Itoa(2*maxEKHistory-2) {
+		t.Errorf("%d former EKs, the newest %+v", len(history), history[len(history)-1])
+	}
+}
+
+// What is no certificate is not recorded.
+func TestAddNoCertificate(t *testing.T) {
+	record := &v1alpha1.NodeAttestation{}
+	if err := AddCertificate(record, requestNamed("r", "r"), []byte("-----"), time.Now()); err == nil || len(record.Status.Certificates) > 0 {
+		t.Errorf("%v, %+v", err, record.Status)
+	}
 }
