@@ -42,6 +42,7 @@ const (
 // shared has an attacker flood the bootstrap token that all machines of a cluster share, while listed machines enrol with it.
 func shared(ctx context.Context, b *bench) error {
 	t := newTable("enrolments with the flooded token", "queued before", "number", "median", "slowest", "given up", "controller CPU", "API server CPU", "peak, MiB")
+	defer t.print() // after an error, too: it takes half an hour
 	err := b.withSharedToken(ctx, func(f *sharedFlood) error {
 		stranger, err := oddrequest.NewStranger()
 		if err != nil {
@@ -76,7 +77,6 @@ func shared(ctx context.Context, b *bench) error {
 			return err
 		}
 	}
-	t.print()
 	return nil
 }
 
