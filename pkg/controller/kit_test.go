@@ -1097,7 +1097,7 @@ func (k *kit) attested(machine, ek string) *v1alpha1.NodeAttestation {
 			EK:      &v1alpha1.EndorsementKey{Fingerprint: ek, Source: string(verifier.EKInventory)},
 		},
 		Status: v1alpha1.NodeAttestationStatus{
-			LastAttested: new(metav1.Now()), FirstRequestUID: "first", Request: &v1alpha1.RequestReference{Name: "first", UID: "first"},
+			LastAttested: new(metav1.NewTime(time.Now().Add(-time.Hour))), FirstRequestUID: "first", Request: &v1alpha1.RequestReference{Name: "first", UID: "first"},
 			Certificates: []v1alpha1.IssuedCertificate{{SHA256: machine, RequestUID: "first", NotAfter: metav1.NewTime(time.Now().Add(24 * time.Hour)), Noted: true}},
 		},
 	}

@@ -115,9 +115,6 @@ func (c *Controller) decide(ctx context.Context, object *certificatesv1.Certific
 		if err != nil {
 			return 0, ctrl.Result{}, err
 		}
-		if err := s.input.Evidence.Err; err != nil && !isVerdict(err) && p.consistency == Live {
-			log.FromContext(ctx).Info("the evidence could not be judged", "request", object.Name, "cause", err.Error()) // the node does not learn why
-		}
 		decision := c.judge(object, s)
 		if decision.Outcome == verifier.Approve && !c.actor.machineLimits.Ready(decision.Grant.Record.Machine.Name, c.Now()) {
 			s.input.RateLimited = true
@@ -125,6 +122,9 @@ func (c *Controller) decide(ctx context.Context, object *certificatesv1.Certific
 		}
 		if !p.sufficientFor(situation, decision.Outcome) {
 			continue
+		}
+		if err := s.input.Evidence.Err; err != nil && !isVerdict(err) && p.evidence == judged {
+			log.FromContext(ctx).Info("the evidence could not be judged", "request", object.Name, "cause", err.Error()) // the node does not learn why
 		}
 		result, err := c.carryOut(ctx, object, s, decision, time.Since(began))
 		if isStale(err) && p.consistency == Cached {

@@ -433,7 +433,7 @@ func getNode(ctx context.Context, live client.Reader, name string) (*metav1.Part
 }
 
 // addPendingProofs finds out, of each record that may be this machine's, whether the proof that the
-// record names is pending.
+// record names is pending. A proof whose certificate is in the record is, until it is published.
 func (c *collector) addPendingProofs(ctx context.Context, s *snapshot) error {
 	if s.claim.Hello || s.claim.Serving {
 		return nil
@@ -441,7 +441,11 @@ func (c *collector) addPendingProofs(ctx context.Context, s *snapshot) error {
 	for i := range s.input.Records {
 		r := &s.input.Records[i]
 		mine := r.NodeName == s.claim.NodeName || s.ek != "" && r.EK == s.ek
-		if !mine || !r.AwaitsCertificate() || r.ProofUID == string(s.input.Request.UID) {
+		if !mine || r.ProofUID == "" || r.ProofUID == string(s.input.Request.UID) {
+			continue
+		}
+		awaits := r.AwaitsCertificate()
+		if !awaits && !c.mayLackCertificate(ctx, &s.records[i], s.input.Now) {
 			continue
 		}
 		proof, err := getRequest(ctx, c.live, s.records[i].Status.Request.Name)
@@ -449,9 +453,24 @@ func (c *collector) addPendingProofs(ctx context.Context, s *snapshot) error {
 			return err
 		}
 		// A proof that another signer issued for is pending until its certificate is in the record.
-		r.ProofPending = proof != nil && string(proof.UID) == r.ProofUID && (stateOf(proof) != finished || len(proof.Status.Certificate) > 0)
+		r.ProofPending = proof != nil && string(proof.UID) == r.ProofUID && (stateOf(proof) != finished || awaits && len(proof.Status.Certificate) > 0)
 	}
 	return nil
+}
+
+// publishTimeout is how long it may take until a certificate in the record is published, with all
+// retries and a change of the leader.
+const publishTimeout = 5 * time.Minute
+
+// mayLackCertificate reports whether the proof that a record names may still be without the
+// certificate in the record. If another proof took the record over now, the first one would fail,
+// whose only fault is that a write did not get through. What the cache has as finished is finished.
+func (c *collector) mayLackCertificate(ctx context.Context, record *v1alpha1.NodeAttestation, now time.Time) bool {
+	if attested := record.Status.LastAttested; attested == nil || now.Sub(attested.Time) > publishTimeout {
+		return false
+	}
+	proof, err := getRequest(ctx, c.cached, record.Status.Request.Name)
+	return err != nil || proof == nil || proof.UID != record.Status.Request.UID || stateOf(proof) != finished
 }
 
 // markOrphans marks the records of machines that are gone.
