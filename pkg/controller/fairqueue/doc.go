@@ -14,6 +14,8 @@
 //	                                            └─ claim: EK and node name          in turn
 //	                                                 └─ newest, oldest              in turn
 //
+// Of a listed claim only the part counts that is listed, its EK or its node name.
+//
 // Reading order: flow.go says what a request is ordered by, order.go is the tree above and knows no
 // clock, queue.go adds locks and waiting. rates.go and bucket.go are the limits, and limiters.go
 // applies them to other keys. retries.go says when a waiting request is looked at again, and

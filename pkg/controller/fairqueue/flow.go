@@ -4,8 +4,8 @@ package fairqueue
 
 // Flow is what the queue orders and limits a request by.
 type Flow struct {
-	// Unlimited says that a look at the request costs next to nothing: it is decided, or not ours.
-	// It takes no token.
+	// Unlimited says that the request takes no token: it is approved, finished, not ours, or a hello
+	// whose challenge is open.
 	Unlimited bool
 	// Class is that of the requester, whose requests all have the same one.
 	Class Class

@@ -4,6 +4,8 @@ package fairqueue
 
 import (
 	"container/heap"
+	"maps"
+	"slices"
 	"time"
 
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -201,7 +203,7 @@ func (o *order) Push(request reconcile.Request) {
 // Touch is called when a queued request is added again. The machines may have changed since.
 func (o *order) Touch(request reconcile.Request) {
 	if e := o.entries[request]; e != nil && e.line != nil {
-		o.relistLine(e.line)
+		o.relistEntry(e)
 	}
 }
 
@@ -228,19 +230,20 @@ func (o *order) attach(e *entry) {
 		lane.requesters[r.name] = r
 		lane.rounds[r.class].pushBack(&r.place)
 	}
-	key := lineKey{r, e.flow.Claim, firstLooks}
+	claim, listed := o.listedClaim(e.flow)
+	key := lineKey{r, claim, firstLooks}
 	if e.looked || e.flow.Unlimited {
 		// The queue cannot tell how often a request was looked at that takes no tokens.
 		key.looks = furtherLooks
 	}
 	l := lane.lines[key]
 	if l == nil {
-		l = &line{lineKey: key, newest: key.looks == firstLooks, listed: o.isListed(key)}
+		l = &line{lineKey: key, newest: key.looks == firstLooks, listed: listed}
 		l.place.value = l
 		lane.lines[key] = l
 		l.round().pushBack(&l.place)
 	} else {
-		o.relistLine(l)
+		l.setListed(listed)
 	}
 	e.line = l
 	l.entries.pushBack(&e.place)
@@ -271,20 +274,48 @@ func (o *order) detach(e *entry) {
 	}
 }
 
-func (o *order) isListed(key lineKey) bool {
-	return key.requester.bucket != nil && o.listed != nil && o.listed(key.claim)
+// listedClaim returns the claim whose line a request is queued in, and whether it is listed. Of a
+// listed claim only the part counts that is listed. Otherwise a flood with one machine's EK and many
+// node names would have as many lines beside that machine's.
+func (o *order) listedClaim(f Flow) (Claim, bool) {
+	if f.Unlimited || o.listed == nil {
+		return f.Claim, false
+	}
+	for _, part := range []Claim{{EK: f.Claim.EK, Proof: f.Claim.Proof}, {Node: f.Claim.Node, Proof: f.Claim.Proof}} {
+		if o.listed(part) {
+			return part, true
+		}
+	}
+	return f.Claim, false
 }
 
-// relist moves the claims that are listed now and were not before, and the other way round. It
-// costs one call of the constructor's function for each queued claim.
+// relist moves the requests whose claims are listed now and were not before, and the other way
+// round. It costs two calls of the constructor's function for each queued request.
 func (o *order) relist() {
-	for _, l := range o.lanes[limited].lines {
-		o.relistLine(l)
+	for _, l := range slices.Collect(maps.Values(o.lanes[limited].lines)) {
+		var queued []*entry
+		for place := l.entries.first; place != nil; place = place.next {
+			queued = append(queued, place.value)
+		}
+		for _, e := range queued {
+			o.relistEntry(e)
+		}
 	}
 }
 
-func (o *order) relistLine(l *line) {
-	if listed := o.isListed(l.lineKey); listed != l.listed {
+func (o *order) relistEntry(e *entry) {
+	claim, listed := o.listedClaim(e.flow)
+	if claim == e.line.claim {
+		e.line.setListed(listed)
+		return
+	}
+	o.detach(e)
+	o.attach(e)
+}
+
+// setListed moves a line to the share that its claim belongs to.
+func (l *line) setListed(listed bool) {
+	if listed != l.listed {
 		l.round().remove(&l.place)
 		l.listed = listed
 		l.round().pushBack(&l.place)

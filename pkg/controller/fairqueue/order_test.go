@@ -494,6 +494,47 @@ func TestClaimsAreListedLater(t *testing.T) {
 	}
 }
 
+// A flood with one machine's EK, or its node name, and something else each time shares the turns of
+// that machine, and takes none from another one.
+func TestListedPartsShareTurns(t *testing.T) {
+	for name, c := range map[string]struct {
+		listed func(Claim) bool
+		junk   func(i int) Claim
+	}{
+		"its EK, other node names": {func(c Claim) bool { return c.EK == "machine" || c.EK == "other" }, func(i int) Claim {
+			return Claim{EK: "machine", Node: fmt.Sprint("node-", i)}
+		}},
+		"its node name, other EKs": {func(c Claim) bool { return c.Node == "machine" || c.Node == "other" }, func(i int) Claim {
+			return Claim{EK: fmt.Sprint("ek-", i), Node: "machine"}
+		}},
+	} {
+		for _, later := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, listed later %t", name, later), func(t *testing.T) {
+				s := newSimulation(t, free)
+				if s.listed = c.listed; later {
+					s.listed = nil
+				}
+				flow := func(claim Claim) Flow { return Flow{Class: Tokens, Requester: "token", Claim: claim} }
+				for i := range 3000 {
+					s.add(fmt.Sprint("junk-", i), flow(c.junk(i)))
+				}
+				s.add("other", flow(Claim{EK: "other", Node: "other"}))
+				if later {
+					s.listed = c.listed
+					s.relist()
+				}
+				s.add("machine", flow(Claim{EK: "machine", Node: "machine"})) // it comes last
+				s.check()
+				for _, name := range []string{"machine", "other"} {
+					if got := s.position(name); got > 6 {
+						t.Errorf("%s is served as number %d", name, got)
+					}
+				}
+			})
+		}
+	}
+}
+
 // A requester whose bucket was forgotten while its requests were queued keeps what it owes.
 func TestBucketsAreBounded(t *testing.T) {
 	s := newSimulation(t, Rates{Requester: Rate{time.Hour, 1}, Cluster: Rate{1, maxBurst}})
