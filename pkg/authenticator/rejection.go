@@ -18,9 +18,9 @@ const (
 	reviewInterval = time.Minute
 )
 
-// noticeRejection asks the API server about the certificate if the same parent asks again before
-// the time that it was given. It asks at most once a minute. Only a 401 marks the certificate as
-// rejected: in doubt, it is printed.
+// noticeRejection asks the API server about a certificate that may be rejected. It may be if the
+// same parent runs the plugin again before the last expirationTimestamp, or if it was rejected
+// before. It asks at most once a minute. Only a 401 marks the certificate: in doubt, it is printed.
 func (a *Authenticator) noticeRejection(ctx context.Context, status *certificateStatus) {
 	if status.pair == nil || a.invalid != nil {
 		return

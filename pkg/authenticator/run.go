@@ -24,9 +24,9 @@ type Answer struct {
 	Remarks []error
 }
 
-// Run is one call of the plugin by client-go. It prints the certificate on disk. If that is due or
-// missing, it has a worker get a new one and waits a bounded time. It returns an error, a *Failure,
-// only if there is no certificate of this node that has not expired. The Answer is never nil.
+// Run is one call of the plugin by client-go. It returns the certificate on disk; the caller prints
+// it. If the certificate is due or missing, a worker requests one, and Run waits a bounded time. The
+// error is a *Failure. It means that this node has no valid certificate. The Answer is never nil.
 func (a *Authenticator) Run(ctx context.Context) (*Answer, error) {
 	answer := &Answer{}
 	a.step(stepLook)

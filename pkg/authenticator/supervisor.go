@@ -70,9 +70,8 @@ func (s supervisor) workerRuns() bool {
 	return true
 }
 
-// startUnlessRunning starts a worker unless one runs, or the back-off of the last one has not
-// passed. Then the error is the last one's. It holds the lock, so that only one of many runs starts
-// one.
+// startUnlessRunning starts a worker, unless one runs. During the back-off it starts none, and
+// returns the last worker's error. It holds the lock, so that only one of many runs starts a worker.
 func (s supervisor) startUnlessRunning(before certificateStatus) (started bool, err error) {
 	lock, err := s.dir.TryLock()
 	if errors.Is(err, cache.ErrLocked) {

@@ -210,8 +210,9 @@ func (w *worker) noteRejection(status certificateStatus) {
 }
 
 // record records how the worker ended, and when the next one may begin. Then it forgets the pending
-// request if that is decided. In this order a crash in between costs no back-off: the next worker
-// finds the request decided once more.
+// request if that is decided. In this order a crash in between loses no result. After
+// success the next worker forgets the request. After a denial it gets the same decision again, and
+// the back-off grows.
 func (w *worker) record(err error) error {
 	w.enter(stepRecord)
 	now := w.now().UTC()

@@ -25,7 +25,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// Reasons of conditions that the rules do not know.
+// Reasons that the rules do not have. ReasonChallenged is in logs and metrics only, the others are
+// in conditions too.
 const (
 	ReasonApproved   verifier.Reason = "Attested"
 	ReasonChallenged verifier.Reason = "Challenged"
@@ -45,7 +46,8 @@ type actor struct {
 	lastWrites    lastWrites
 }
 
-// act carries out a decision: the one place from which a decision writes.
+// act carries out a decision of the rules. Only an expired hello and a foreign record's request are
+// denied elsewhere (proceed, retryConflicts).
 func (a *actor) act(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision) (ctrl.Result, error) {
 	switch d.Outcome {
 	case verifier.Ignore:
@@ -63,10 +65,10 @@ func (a *actor) act(ctx context.Context, object *certificatesv1.CertificateSigni
 	case verifier.SignServing:
 		return ctrl.Result{}, a.signServing(ctx, object, s, d)
 	case verifier.ApproveServing:
-		_, err := a.pass(ctx, object, ReasonServing, "the machine that has attested has these addresses, as was verified by "+Name)
+		_, err := a.addApproval(ctx, object, ReasonServing, "the machine that has attested has these addresses, as was verified by "+Name)
 		return ctrl.Result{}, err
 	case verifier.ApproveUnattested:
-		_, err := a.pass(ctx, object, ReasonUnattested, "the node is in unattestedNodes: nothing was verified by "+Name)
+		_, err := a.addApproval(ctx, object, ReasonUnattested, "the node is in unattestedNodes: nothing was verified by "+Name)
 		return ctrl.Result{}, err
 	}
 	return ctrl.Result{}, fmt.Errorf("no such outcome: %v", d.Outcome)
@@ -166,18 +168,18 @@ func (a *actor) approve(ctx context.Context, object *certificatesv1.CertificateS
 	if err := a.checkSole(ctx, s, record); err != nil {
 		return err
 	}
-	passed, err := a.pass(ctx, object, ReasonApproved, "the evidence was verified by "+Name)
+	withApproval, err := a.addApproval(ctx, object, ReasonApproved, "the evidence was verified by "+Name)
 	if err != nil {
 		return err
 	}
 	a.machineLimits.Take(d.Grant.Record.Machine.Name, a.Now()) // only an approval that was written counts
-	s.input.Request = passed
+	s.input.Request = withApproval
 	return nil
 }
 
-// checkSole compares the records that a written one must agree with to those in the snapshot. Of
-// two writers that contradict each other, the second sees the first one's record. Then the error is
-// a conflict.
+// checkSole runs after the record was written. It looks for rivals: records with the same node name
+// or EK. A rival that is not in the snapshot was not judged, so the error is a conflict. Of two
+// writers that contradict each other, the second one sees the first one's record.
 func (a *actor) checkSole(ctx context.Context, s *snapshot, record *v1alpha1.NodeAttestation) error {
 	items, err := a.records.FindRivals(ctx, record)
 	if err != nil {
@@ -192,8 +194,8 @@ func (a *actor) checkSole(ctx context.Context, s *snapshot, record *v1alpha1.Nod
 	return nil
 }
 
-// pass approves: the one place that does. It returns what the API server has then.
-func (a *actor) pass(ctx context.Context, object *certificatesv1.CertificateSigningRequest, reason verifier.Reason, message string) (*certificatesv1.CertificateSigningRequest, error) {
+// addApproval approves: the one place that does. It returns what the API server has then.
+func (a *actor) addApproval(ctx context.Context, object *certificatesv1.CertificateSigningRequest, reason verifier.Reason, message string) (*certificatesv1.CertificateSigningRequest, error) {
 	return a.addCondition(ctx, object, statuspatch.Condition(certificatesv1.CertificateApproved, string(reason), message))
 }
 

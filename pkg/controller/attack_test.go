@@ -201,7 +201,7 @@ func TestNamedEKOfAnIndexedMachine(t *testing.T) {
 		named, hello := false, helloNamed("h")
 		c, _ := newAttacked(t, Config{Machines: source, Providers: []Provider{askedTPM{named: &named}}}, hello)
 		s, err := c.collector.collect(t.Context(), hello, verifier.Claim{Provider: "tpm", Hello: true, NodeName: "worker-9"}, time.Now(),
-			passes[len(passes)-1], &memo{evidence: map[assessed]verifier.Evidence{}})
+			passes[len(passes)-1], &memo{evidence: map[evidenceKey]verifier.Evidence{}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -28,15 +28,16 @@ const (
 	// judged evidence was judged by its provider for this decision. That costs most of a decision's
 	// CPU time, above all the signatures of certificates.
 	judged assessment = iota + 1
-	// remembered evidence of a request that waits was judged within the last minute.
+	// remembered evidence was judged within the last minute, while the request waited. If there is
+	// none, the evidence is judged now.
 	remembered
-	// assumed evidence was not looked at: all of it is taken to be genuine, except that the EK is
-	// not trusted.
+	// assumed evidence is not verified. The claimed EK is used, and no authority vouches for it, so
+	// the outcome grants nothing. Only a document that names no EK is judged (addUnreadable).
 	assumed
 )
 
-// pass is one attempt at a decision. A pass whose outcome its inputs do not suffice for has no
-// effect, and the next one follows.
+// pass is one attempt at a decision. If its inputs are not good enough for its outcome, decide
+// writes nothing and tries the next pass.
 type pass struct {
 	consistency Consistency
 	evidence    assessment
@@ -48,20 +49,20 @@ type pass struct {
 
 // situation is what selects the passes of a request.
 type situation struct {
-	// cacheInSync and cacheKeepsUp are those of the records.
+	// cacheInSync and cacheKeepsUp are InSync and KeepsUp of the records' Store.
 	cacheInSync, cacheKeepsUp bool
 	// pending, waiting and overdue are about the request: nobody has decided, the last decision was
 	// to wait, the deadline has passed.
 	pending, waiting, overdue bool
-	// hello and attests say that the request is a hello, and that it is a hello or a proof of a
-	// provider. challenges says that the provider has two rounds.
+	// hello says that the request is a hello, attests that it has evidence of a known provider, and
+	// challenges that this provider has two rounds.
 	hello, attests, challenges bool
 	audit                      bool
 }
 
 // passes is the table of which decision needs which consistency. The passes are tried in this
-// order. Each applies to fewer outcomes than it could be right about: a pass that is not sufficient
-// costs time, a wrong decision costs a node.
+// order. Each accepts only the outcomes that its inputs surely allow: one more pass costs time, a
+// wrong decision costs a node.
 var passes = []pass{
 	{
 		// A request that waits goes on waiting, without a look at its Node. If the cache is stale,
@@ -81,10 +82,10 @@ var passes = []pass{
 		sufficientFor: func(_ situation, o verifier.Outcome) bool { return o == verifier.Deny },
 	},
 	{
-		// Each outcome of a hello: a challenge grants nothing, and a denial that a stale cache caused
-		// is repaired by the next hello. Of a proof only the approval: the record is written under the
-		// cached version, or created under the machine's only name, so a stale cache causes a
-		// conflict. checkSole reads its rivals after that. In audit mode no record is written.
+		// All outcomes of a hello: a challenge grants nothing, and the next hello repairs a wrong
+		// denial. Of a proof only the approval, since its writes detect a stale cache. The record is
+		// updated under the cached version, or created under a name derived from the machine. Then
+		// checkSole looks for rivals. Audit mode writes nothing, so it detects no stale cache.
 		consistency: Cached, evidence: judged,
 		applies: func(s situation) bool {
 			return s.cacheInSync && s.pending && s.attests && !s.audit && (s.hello || s.cacheKeepsUp)
@@ -92,8 +93,8 @@ var passes = []pass{
 		sufficientFor: func(s situation, o verifier.Outcome) bool { return s.hello || o == verifier.Approve },
 	},
 	{
-		// Everything else. Signing is here since an approval counts only together with the record that
-		// was written before it (verifier.Rules.JudgeSigning).
+		// Everything else. Signing needs the record that was written before the approval
+		// (verifier.Rules.JudgeSigning). After its own approval decide signs without this pass.
 		consistency: Live, evidence: judged,
 		applies:       func(situation) bool { return true },
 		sufficientFor: func(situation, verifier.Outcome) bool { return true },

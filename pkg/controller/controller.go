@@ -4,14 +4,18 @@
 // hellos, judges proofs by the rules of pkg/verifier, keeps a record of each machine, approves, and
 // signs. An infrastructure provider embeds it in a manager of its own.
 //
-// A decision is written in steps that may each be repeated: first the record, then the approval, the
-// certificate into the record, and last the certificate into the request. After a crash between two
-// steps, the next decision continues from there.
+// A decision is written in four steps: the record, the approval, the certificate into the record,
+// and the certificate into the request. Each step may be repeated. After a crash between two steps,
+// the next decision continues from there.
 //
-// Reading order: requestcache.go, intake.go and machinewatch.go say what is queued, reconcile.go is
-// the way of a request, consistency.go defines how stale a decision's inputs may be, snapshot.go
-// collects them, act.go writes, and report.go reports. ekchanges.go and issued.go watch for changes
-// that no request brings.
+// Reading order, as in the chart of docs/architecture.md:
+//   - requestcache.go, intake.go and machinewatch.go: what is queued, and in which order
+//   - reconcile.go: the steps of one reconciliation
+//   - consistency.go: how stale the inputs of a decision may be
+//   - snapshot.go: collects the inputs
+//   - act.go, writeerror.go: the writes
+//   - report.go: log, metrics and Events
+//   - issued.go, ekchanges.go: what else is watched
 package controller
 
 import (
@@ -92,7 +96,7 @@ type Controller struct {
 	live    client.Reader
 	records *records.Store
 	queue   *fairqueue.Queue
-	retries *fairqueue.Retries[remembrance]
+	retries *fairqueue.Retries[waitingEvidence]
 	listed  atomic.Pointer[listedMachines]
 
 	intake      *intake
@@ -254,7 +258,7 @@ func newController(config Config) (*Controller, error) {
 		return nil, fmt.Errorf("controller: rates: %w", err)
 	}
 	c.queue = fairqueue.New(c.Rates, func(claim fairqueue.Claim) bool { return c.listed.Load().has(claim) })
-	c.retries = fairqueue.NewRetries[remembrance]()
+	c.retries = fairqueue.NewRetries[waitingEvidence]()
 	if c.Concurrency == 0 {
 		c.Concurrency = 16
 	}

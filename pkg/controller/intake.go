@@ -25,9 +25,9 @@ type intake struct {
 	cached client.Reader
 }
 
-// cachedClaim is on each pending request of ours in the cache, and nowhere else: a claim. A
-// RequestCache removes the annotation where the requester has set it. Without a RequestCache nothing
-// goes by it.
+// cachedClaim is an annotation that exists only in the cache: the claim, as JSON, of each pending
+// request of ours. A RequestCache drops the same annotation of a requester. Without a RequestCache
+// the annotation is ignored.
 const cachedClaim = "attestation.cluster.x-k8s.io/cached-claim"
 
 // claim is what a request says about itself, without its content.
@@ -143,8 +143,8 @@ func (i *intake) observe(object client.Object) {
 	}
 	flow, now := i.flowOf(request), i.Now()
 	expires, challenged := i.challengeExpiry(request, now)
-	// An approved request is signed. A hello with an open challenge is only requeued, see limit. It is
-	// closed a minute after the end of its challenge, which is longer than the queue's delay.
+	// An approved request is signed. A hello with an open challenge is only requeued, see limit: it is
+	// closed a minute after its challenge has ended (closeDelay), and the queue delays no look as long.
 	flow.Unlimited = stateOf(request) == approved || challenged && now.Before(expires)
 	i.queue.Observe(request.Name, flow)
 }
@@ -156,9 +156,8 @@ const closeDelay = time.Minute
 // isOpen reports whether a proof may follow a hello whose challenge ends at a time.
 func isOpen(expires, now time.Time) bool { return now.Before(expires.Add(closeDelay)) }
 
-// limit has the next look at a request take a token. A hello whose challenge is open was queued
-// without. At the end of the challenge it is denied, and a forged challenge must not save the
-// token for that.
+// limit makes the next look at a hello take a token. The look that found its challenge open took
+// none. The next look denies the hello, and a forged challenge must not make that denial free.
 func (i *intake) limit(object *certificatesv1.CertificateSigningRequest) {
 	i.queue.Observe(object.Name, i.flowOf(object))
 }

@@ -90,8 +90,8 @@ type issuedWatch struct {
 }
 
 // noticeIssued reports once that a request was issued without attestation: no record names it. It
-// reads request and records live before that, since the cached records may be stale. The record is
-// written before the certificate.
+// reads request and records live before that, since the cached records may be stale. Live records
+// suffice: a record names its request before the certificate is issued.
 func (w *issuedWatch) noticeIssued(ctx context.Context, object *certificatesv1.CertificateSigningRequest) (ctrl.Result, error) {
 	if !w.needsLiveCheck(object) {
 		return ctrl.Result{}, nil

@@ -50,8 +50,8 @@ func (l *listedMachines) equal(other *listedMachines) bool {
 	return other != nil && maps.Equal(l.eks, other.eks) && maps.Equal(l.nodes, other.nodes)
 }
 
-// How often the machines are compared, where they are shared, and where each time builds all of
-// them.
+// How often the machines are compared. machinesSlow is for a source that builds all machines anew
+// at each call.
 const (
 	machinesInterval = time.Second
 	machinesSlow     = 5 * time.Second
@@ -61,7 +61,7 @@ const (
 type machineWatch struct {
 	*Config
 	queue   *fairqueue.Queue
-	retries *fairqueue.Retries[remembrance]
+	retries *fairqueue.Retries[waitingEvidence]
 	// listed are the claims that have a share of their own in the queue. It is nil until the machines
 	// are known.
 	listed *atomic.Pointer[listedMachines]

@@ -27,7 +27,7 @@ import (
 
 const benchSigner = "example.com/tpm"
 
-// BenchmarkParseClaim is what a request costs before its turn, whoever filed it. One goroutine, the
+// BenchmarkParseClaim is what each request costs before its turn. One goroutine, the
 // informer's, does that for each event about each pending request.
 func BenchmarkParseClaim(b *testing.B) {
 	v, err := tpm.New(tpm.Config{

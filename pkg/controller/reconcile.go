@@ -18,8 +18,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// retryDelay is how soon a request is decided on again where an obstacle gives no event when it is
-// gone. It also bounds the back-off after failures.
+// retryDelay is how soon a request is decided on again if no watch event will show that the
+// obstacle is gone. It also bounds the back-off after failures.
 const retryDelay = time.Second
 
 // Reconcile decides on one request, as far as there is something to decide, and reports a write
@@ -59,6 +59,7 @@ func (c *Controller) proceed(ctx context.Context, object *certificatesv1.Certifi
 		expires, challenged := c.intake.challengeExpiry(object, now)
 		if challenged && (isOpen(expires, now) || c.Audit) {
 			c.intake.limit(object)
+			// In audit mode the challenge may have ended.
 			return ctrl.Result{RequeueAfter: max(expires.Add(closeDelay).Sub(now), closeDelay)}, nil
 		}
 		if restored = c.intake.isDropped(object); restored {
@@ -66,7 +67,7 @@ func (c *Controller) proceed(ctx context.Context, object *certificatesv1.Certifi
 				return ctrl.Result{}, err
 			}
 		}
-		if challenged { // so that none is left open
+		if challenged { // no proof followed: close the hello
 			err := c.actor.deny(ctx, object, string(verifier.ReasonHelloExpired), "no proof came before the challenge ran out")
 			c.queue.Charge(object.Spec.Username, time.Since(began))
 			return ctrl.Result{}, err
@@ -99,14 +100,14 @@ func (c *Controller) forget(name string) {
 	c.retries.Forget(name)
 }
 
-// decide tries one pass after the other until one is sufficient, carries the decision out, and
-// reports it. It returns the first decision's outcome.
+// decide tries the passes in order until one is sufficient, carries the decision out, and reports
+// it. It returns that outcome. After an approval it also signs, and still returns Approve.
 func (c *Controller) decide(ctx context.Context, object *certificatesv1.CertificateSigningRequest, now time.Time) (verifier.Outcome, ctrl.Result, error) {
 	claim, ours := c.Rules.ParseClaim(object)
 	if !ours { // another request took the name
 		return verifier.Ignore, ctrl.Result{}, nil
 	}
-	began, situation, m := time.Now(), c.situationOf(object, claim, now), &memo{evidence: map[assessed]verifier.Evidence{}}
+	began, situation, m := time.Now(), c.situationOf(object, claim, now), &memo{evidence: map[evidenceKey]verifier.Evidence{}}
 	for _, p := range passes {
 		if !p.applies(situation) {
 			continue
@@ -130,11 +131,11 @@ func (c *Controller) decide(ctx context.Context, object *certificatesv1.Certific
 		if isStale(err) && p.consistency == Cached {
 			continue
 		}
-		if written := s.input.Request; err == nil && c.CA != nil && stateOf(object) == pending && stateOf(written) == approved {
-			// The approval was just written, after the record: signing goes by these versions. If it fails
-			// here, the event of the approval leads to it.
+		if current := s.input.Request; err == nil && c.CA != nil && stateOf(object) == pending && stateOf(current) == approved {
+			// This call wrote the record and the approval, so it can sign by these versions. If that
+			// fails, the watch event of the approval queues the request again.
 			began := time.Now()
-			result, err = c.carryOut(ctx, written, s, c.judge(written, s), time.Since(began))
+			result, err = c.carryOut(ctx, current, s, c.judge(current, s), time.Since(began))
 		}
 		result, err = c.retryConflicts(ctx, object, now, result, err)
 		return decision.Outcome, result, err
@@ -158,7 +159,7 @@ func (c *Controller) carryOut(ctx context.Context, object *certificatesv1.Certif
 	switch {
 	case decision.Outcome == verifier.Wait:
 		result = c.wait(object, s)
-	case decision.Outcome == verifier.Ignore && c.CA == nil && s.isRecorded(object): // another signer signs, or nobody ever does
+	case decision.Outcome == verifier.Ignore && c.CA == nil && s.isRecorded(object): // another signer issues it; JudgeUnsigned fails it at the deadline
 		result.RequeueAfter = max(c.Rules.Deadline(object).Sub(s.input.Now), time.Second)
 	case !c.Audit:
 		result, err = c.actor.act(ctx, object, s, decision)
@@ -169,9 +170,9 @@ func (c *Controller) carryOut(ctx context.Context, object *certificatesv1.Certif
 	return result, err
 }
 
-// remembrance is the evidence of a request that waits.
-type remembrance struct {
-	by       assessed
+// waitingEvidence is the evidence of a request that waits.
+type waitingEvidence struct {
+	by       evidenceKey
 	evidence verifier.Evidence
 }
 
@@ -182,7 +183,7 @@ func (c *Controller) wait(object *certificatesv1.CertificateSigningRequest, s *s
 		Name: object.Name, UID: object.UID, Claim: s.queueClaim(),
 		Created: object.CreationTimestamp.Time, Deadline: c.Rules.Deadline(object),
 	}, now)
-	fresh := remembrance{assessedBy(q), s.input.Evidence}
+	fresh := waitingEvidence{evidenceKeyOf(q), s.input.Evidence}
 	last, known := c.retries.Memo(object.Name, object.UID, now)
 	if err := s.input.Evidence.Err; (!known || last.by != fresh.by) && (err == nil || isVerdict(err)) {
 		c.retries.Keep(object.Name, object.UID, fresh, now)
@@ -195,12 +196,13 @@ func isStale(err error) bool {
 	return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err)
 }
 
-// retryConflicts has a request decided on again after another writer was faster: what he wrote is
-// read first. Other errors go to the queue's back-off.
+// retryConflicts requeues a request whose write lost to another writer. The next decision reads the
+// other write first. Other errors go to the queue's back-off.
 func (c *Controller) retryConflicts(ctx context.Context, object *certificatesv1.CertificateSigningRequest, now time.Time, result ctrl.Result, err error) (ctrl.Result, error) {
 	switch {
 	case apierrors.IsAlreadyExists(err):
-		// Another replica created the record, or it is another cluster's and stays.
+		// Another replica created the record, and the next decision reads it. Or the record is
+		// another cluster's. That one stays, so the request is denied at the deadline.
 		if !now.Before(c.Rules.Deadline(object)) {
 			return ctrl.Result{}, c.actor.deny(ctx, object, string(verifier.ReasonIdentityBound), "record: there is one of that name, which is not this cluster's")
 		}

@@ -25,26 +25,26 @@ type reporter struct {
 	*Config
 	live    client.Reader
 	events  events.EventRecorder
-	retries *fairqueue.Retries[remembrance]
-	// denialEvents bound the Events about denials to each requester.
-	denialEvents *fairqueue.Limiters
+	retries *fairqueue.Retries[waitingEvidence]
+	// eventLimits bound the Events about denied and waiting requests of each requester.
+	eventLimits *fairqueue.Limiters
 	// last is when something was last reported of a Node or a request.
 	last *lru.Cache
 }
 
-func newReporter(config *Config, clients Clients, retries *fairqueue.Retries[remembrance]) *reporter {
+func newReporter(config *Config, clients Clients, retries *fairqueue.Retries[waitingEvidence]) *reporter {
 	return &reporter{
 		Config: config, live: clients.Live, events: telemetry.NewDedupRecorder(clients.Events), retries: retries,
-		denialEvents: fairqueue.NewLimiters(denialEventRate), last: lru.New(maxReported),
+		eventLimits: fairqueue.NewLimiters(eventRate), last: lru.New(maxReported),
 	}
 }
 
 // maxReported bounds how many reports are remembered. One that was forgotten is repeated.
 const maxReported = 20_000
 
-// denialEventRate bounds the Events about denials to one requester: an Event costs the API server as
-// much as the denial.
-var denialEventRate = fairqueue.Rate{Every: time.Second, Burst: 50}
+// eventRate bounds the Events about denied and waiting requests of one requester: an Event costs the
+// API server as much as a denial.
+var eventRate = fairqueue.Rate{Every: time.Second, Burst: 50}
 
 // report reports a decision: in the log, in metrics, and in Events on the request and on its Node,
 // if there is one. What a request waits for is reported once: an Event costs more than the
@@ -90,7 +90,8 @@ func (r *reporter) report(ctx context.Context, object *certificatesv1.Certificat
 	switch {
 	case d.Outcome == verifier.Challenge, d.Outcome == verifier.Approve && r.CA != nil:
 		// An intermediate step. An Event would cost as much as the step.
-	case d.Outcome == verifier.Deny && !r.denialEvents.Take(object.Spec.Username, r.Now()):
+	case d.Outcome == verifier.Wait && !r.eventLimits.Take(object.Spec.Username, r.Now()):
+	case d.Outcome == verifier.Deny && !r.eventLimits.Take(object.Spec.Username, r.Now()):
 		r.eventOnNode(ctx, object, node, corev1.EventTypeWarning, reason, message)
 	case d.Outcome == verifier.Deny, d.Outcome == verifier.Fail, d.Outcome == verifier.ApproveUnattested:
 		r.event(ctx, object, node, corev1.EventTypeWarning, reason, message)
@@ -100,7 +101,7 @@ func (r *reporter) report(ctx context.Context, object *certificatesv1.Certificat
 }
 
 // event records an Event on a request and on the Node of the name that it asks for, if there is one.
-// The Node's owner wants to know, whoever the requester is.
+// The Node's owner wants to know, also if another requester files the request.
 func (r *reporter) event(ctx context.Context, object *certificatesv1.CertificateSigningRequest, node, kind, reason, message string) {
 	r.events.Eventf(object, nil, kind, reason, "Decide", "%s", telemetry.Message(message))
 	r.eventOnNode(ctx, object, node, kind, reason, message)

@@ -133,7 +133,7 @@ func TestEventsAboutDenialsAreBounded(t *testing.T) {
 				onRequests++
 			}
 		}
-		if onRequests != denialEventRate.Burst || onNode != 1 {
+		if onRequests != eventRate.Burst || onNode != 1 {
 			k.Errorf("%d Events on requests, %d on the Node", onRequests, onNode)
 		}
 		deny(0, asToken("worker-x"))
@@ -229,10 +229,10 @@ func TestReportsOfRefusedWritesAreBounded(t *testing.T) {
 			}
 			return run()
 		}
-		for i := range 2 * denialEventRate.Burst {
+		for i := range 2 * eventRate.Burst {
 			_, _ = in.reconcile(k.request(fmt.Sprintf("r-%d", i), attestation.HelloSignerName, "worker-2", asToken("worker-1"), document{EK: "ek-1"}).Name)
 		}
-		if got := len(k.journal.eventsOf(string(ReasonWriteRefused))); got != denialEventRate.Burst {
+		if got := len(k.journal.eventsOf(string(ReasonWriteRefused))); got != eventRate.Burst {
 			k.Errorf("%d Events", got)
 		}
 	})

@@ -23,11 +23,11 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// RequestCache bounds the memory that a cache of CertificateSigningRequests needs: whoever may file
-// requests decides how many there are, and how large. Of a request the cache keeps only what
-// decisions read. Of a pending request beyond the budget it keeps the identity and the claim. The
-// Controller reads such a request from the API server when it is the request's turn. The UID shows
-// that it is the same one, whose spec nobody can change.
+// RequestCache bounds the memory that a cache of CertificateSigningRequests needs. Requesters decide
+// how many requests there are, and how large. Of a request the cache keeps only what decisions read.
+// Of a pending request beyond the budget it keeps the identity and the claim. The Controller reads
+// such a request from the API server when it is the request's turn. The UID shows that it is the
+// same one, whose spec nobody can change.
 //
 // What writes a request from such a cache must be a patch: an update would remove what is missing.
 type RequestCache struct {
@@ -56,9 +56,9 @@ func (r *RequestCache) Configure(options *cache.Options) {
 // listPage is how many requests one answer has. Each may have 1.5 MB, and twice that decoded.
 const listPage = 5
 
-// reducing reduces each request as it arrives, once. It lists in small pages: client-go's informers
-// stream their first state, but list where the API server does not stream (before Kubernetes 1.34),
-// and after errors. Such a list would have all requests at once.
+// reducing reduces each request once, as it arrives. It lists in small pages, since one list would
+// hold all requests in memory at once. client-go lists if the API server cannot stream the first
+// state (before Kubernetes 1.34), and after errors.
 func (r *RequestCache) reducing(lw toolscache.ListerWatcher) toolscache.ListerWatcher {
 	whole := toolscache.ToListerWatcherWithContext(lw)
 	return &toolscache.ListWatch{

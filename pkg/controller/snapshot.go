@@ -31,7 +31,7 @@ type collector struct {
 	// cached reads requests from the cache, live reads from the API server.
 	cached, live client.Reader
 	records      *records.Store
-	retries      *fairqueue.Retries[remembrance]
+	retries      *fairqueue.Retries[waitingEvidence]
 	intake       *intake
 	lastWrites   lastWrites
 
@@ -59,22 +59,23 @@ type snapshot struct {
 	records []v1alpha1.NodeAttestation
 }
 
-// memo is what need not be found again in the later passes of one decision.
+// memo keeps what the later passes of one decision can reuse: the Node and judged evidence.
 type memo struct {
 	// node is the Node, if nodeRead.
 	node     *metav1.PartialObjectMetadata
 	nodeRead bool
-	evidence map[assessed]verifier.Evidence
+	evidence map[evidenceKey]verifier.Evidence
 }
 
-// assessed is what evidence was judged by, beside the request.
-type assessed struct {
+// evidenceKey is what the judgement of a request's evidence depends on, beside the request. Evidence is
+// reused only while it is the same.
+type evidenceKey struct {
 	named bool
 	hello types.UID
 }
 
-func assessedBy(q Question) assessed {
-	by := assessed{named: q.Named}
+func evidenceKeyOf(q Question) evidenceKey {
+	by := evidenceKey{named: q.Named}
 	if q.Hello != nil {
 		by.hello = q.Hello.UID
 	}
@@ -82,7 +83,7 @@ func assessedBy(q Question) assessed {
 }
 
 func (m *memo) judge(ctx context.Context, provider Provider, q Question) verifier.Evidence {
-	by := assessedBy(q)
+	by := evidenceKeyOf(q)
 	evidence, ok := m.evidence[by]
 	if !ok {
 		evidence = provider.Judge(ctx, q)
@@ -143,7 +144,7 @@ func (c *collector) addMachines(ctx context.Context, s *snapshot) error {
 	return nil
 }
 
-// selectMachines leaves the machines that the decision depends on, by what is known so far.
+// selectMachines keeps only the machines that the decision depends on, by what is known so far.
 func (s *snapshot) selectMachines() {
 	if s.index != nil {
 		s.input.Machines = s.index.Relevant(s.claim, s.ek, s.input)
@@ -244,7 +245,7 @@ func (c *collector) addEvidence(ctx context.Context, s *snapshot, from assessmen
 		s.input.Evidence = verifier.Evidence{Provider: s.provider.Name(), EK: s.ek, Err: verifier.Refusals{{Reason: verifier.ReasonRefused}}, EKUntrusted: true}
 		return
 	case remembered:
-		if last, ok := c.retries.Memo(q.Request.Name, q.Request.UID, q.Now); ok && last.by == assessedBy(q) {
+		if last, ok := c.retries.Memo(q.Request.Name, q.Request.UID, q.Now); ok && last.by == evidenceKeyOf(q) {
 			s.input.Evidence = last.evidence
 			return
 		}
@@ -314,10 +315,10 @@ func (c *collector) addRecords(ctx context.Context, s *snapshot, field, value st
 // cachedHello returns the cached hello of a proof that has just arrived, if it is the version with our
 // challenge. It returns nil if the hello must be read from the API server.
 //
-// A hello is closed after its proof was accepted, and that writes the machine's record. So if no
-// record in the snapshot was written since the hello was filed, and the machine's can be written
-// under that version, no replica has accepted a proof of this hello. A proof that waits reads its
-// hello live, since the watch may have hung meanwhile.
+// Accepting a proof sets LastAttested in the machine's record, before the hello is closed. If no
+// record in the snapshot was attested since the hello was filed, the snapshot shows no accepted
+// proof of it. If another replica accepted one meanwhile, writing the record causes a conflict. A
+// proof that waited reads its hello live, since the watch may have hung meanwhile.
 func (c *collector) cachedHello(ctx context.Context, s *snapshot) *certificatesv1.CertificateSigningRequest {
 	proof := s.input.Request
 	if s.claim.Hello || s.consistency != Cached || c.retries.Waits(proof.Name, proof.UID) {
@@ -336,8 +337,8 @@ func (c *collector) cachedHello(ctx context.Context, s *snapshot) *certificatesv
 // clockSkew is how far a replica's clock may be behind the API server's.
 const clockSkew = 10 * time.Second
 
-// attestedSince reports whether a record in the snapshot may have been written since a hello was
-// filed.
+// attestedSince reports whether a record in the snapshot may have accepted a proof since a hello was
+// filed. Other writes of the record, such as its certificate, do not count.
 func (s *snapshot) attestedSince(hello *certificatesv1.CertificateSigningRequest) bool {
 	return slices.ContainsFunc(s.records, func(r v1alpha1.NodeAttestation) bool {
 		return r.Status.LastAttested == nil || r.Status.LastAttested.Add(clockSkew).After(hello.CreationTimestamp.Time)
@@ -353,7 +354,8 @@ func (c *collector) addLiveHello(ctx context.Context, s *snapshot) (err error) {
 	return err
 }
 
-// lastWrites are the versions of hellos with our challenge, by UID, until we write to them again.
+// lastWrites has, by UID, the version of each hello in which this replica wrote the challenge. An
+// entry is removed when the hello is closed after its proof; a denial of an expired hello keeps it.
 type lastWrites struct{ versions *lru.Cache }
 
 // maxLastWrites bounds how many are remembered. The proof of a hello that was forgotten costs a call.

@@ -49,7 +49,7 @@ func (r *reporter) reportWriteRefused(ctx context.Context, object *certificatesv
 	if last, ok := r.last.Get(key); ok && now.Sub(last.(time.Time)) < telemetry.DedupInterval {
 		return
 	}
-	if !r.denialEvents.Take(object.Spec.Username, now) {
+	if !r.eventLimits.Take(object.Spec.Username, now) {
 		return
 	}
 	r.last.Add(key, now)

@@ -116,9 +116,9 @@ func (r *Rules) Judge(in Input) Decision {
 }
 
 // JudgeSigning decides whether to sign an approved request: Ignore, Wait, Fail, Sign, or
-// SignServing for a serving certificate under a signer of ours. Every rule is judged again. The
-// records must be live: an approval counts only together with the record that was written before
-// it.
+// SignServing for a serving certificate under a signer of ours. Every rule is judged again. An
+// approval counts only together with the record that was written before it. So that record must be
+// live, or the caller's own last write.
 func (r *Rules) JudgeSigning(in Input) Decision {
 	e := r.newEvaluation(in)
 	if e == nil || !e.signedHere() || state.Of(in.Request) != state.Approved || e.leftToOtherApprovers() {

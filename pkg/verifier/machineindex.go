@@ -33,9 +33,9 @@ func NewMachineIndex(machines []Machine) *MachineIndex {
 	return x
 }
 
-// Relevant returns the machines that Input.Machines must have for a request with this claim: by in,
-// as far as it is filled, and by the endorsement key that the request claims, which may be empty.
-// They are in the order of the whole set.
+// Relevant returns the machines that Input.Machines must have for a request with this claim. It
+// selects them by ek, which the request claims and which may be empty, and by the fields of in that
+// are already set. It keeps the order of the whole set.
 func (x *MachineIndex) Relevant(claim Claim, ek string, in Input) []Machine {
 	if claim.Serving { // another machine may have its addresses
 		return x.machines
