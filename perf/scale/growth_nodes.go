@@ -31,7 +31,7 @@ func growthNodes(ctx context.Context, b *bench) error {
 			return err
 		}
 		printed = len(own) / len(s.machines)
-		for _, count := range []int{1_000, 10_000, 50_000} {
+		for _, count := range []int{1_000, 10_000, 100_000} {
 			if err := s.withMachines(ctx, b.sized(count), load, use); err != nil {
 				return err
 			}
