@@ -22,24 +22,28 @@ import (
 )
 
 const (
-	// strangers and copies are how many hellos are filed: of TPMs that no inventory has, and in the name of a machine that it has.
+	// strangers and copies are how many hellos are filed: of TPMs that no inventory has, and in the
+	// name of a machine that it has.
 	strangers, copies = 100_000, 20_000
-	// sharers is how many machines have the attacker's token, and sharedRounds how often each enrols in a row of the table.
+	// sharers is how many machines have the attacker's token, and sharedRounds how often each enrols in
+	// a row of the table.
 	sharers, sharedRounds = 4, 3
-	// slow and fast are how many copies a second are filed: one that half of a requester's turns suffice for, and one that they do not.
+	// slow and fast are how many copies a second are filed. Half of a requester's turns suffice for slow,
+	// and not for fast.
 	slow, fast = 20, 100
-	// listedBound is what is promised to a listed machine whose claim nobody copies, or copies no faster than slow.
+	// listedBound is what is promised to a listed machine whose claim nobody copies faster than slow.
 	listedBound = 10 * time.Second
-	// sharedTimeout is how long an enrolment is waited for. Beside a flood of copies it may take longer.
+	// sharedTimeout is how long an enrolment may take. Beside a flood of copies it may take longer.
 	sharedTimeout = 2 * time.Minute
-	// sharedQuota is what etcd may have, in bytes: its default is used up by so many requests and their Events.
+	// sharedQuota is etcd's quota in bytes: so many requests and their Events use up its default.
 	sharedQuota = 8 << 30
 	// shippedLimit is GOMEMLIMIT in packaging/kubernetes.
 	shippedLimit = "512000000"
 	noAudit      = "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: None}]\n"
 )
 
-// shared has an attacker flood the bootstrap token that all machines of a cluster share, while listed machines enrol with it.
+// shared has an attacker flood the bootstrap token that all machines of a cluster share, while listed
+// machines enrol with it.
 func shared(ctx context.Context, b *bench) error {
 	t := newTable("enrolments with the flooded token", "queued before", "number", "median", "slowest", "given up", "controller CPU", "API server CPU", "peak, MiB")
 	defer t.print() // after an error, too: it takes half an hour
@@ -111,7 +115,8 @@ func (f *sharedFlood) everybody() (all []int) {
 	return all
 }
 
-// copies floods in the name of the first machine: with copies of its hello, or with proofs that refer to one.
+// copies floods in the name of the first machine: with copies of its hello, or with proofs that refer
+// to one.
 func (f *sharedFlood) copies(ctx context.Context, t *table, proofs bool) error {
 	what := "copies of a machine's hello"
 	one, err := f.copier(ctx)
@@ -166,7 +171,8 @@ func (f *sharedFlood) copier(ctx context.Context) (func() (*certificatesv1.Certi
 	}, nil
 }
 
-// prover files a copy of the first machine's hello, and returns what makes proofs that refer to it and prove nothing.
+// prover files a copy of the first machine's hello, and returns what makes proofs that refer to it and
+// prove nothing.
 func (f *sharedFlood) prover(ctx context.Context) (func() (*certificatesv1.CertificateSigningRequest, error), error) {
 	hello, err := f.copier(ctx)
 	if err != nil {
@@ -198,7 +204,7 @@ func (f *sharedFlood) prover(ctx context.Context) (func() (*certificatesv1.Certi
 	}, nil
 }
 
-// source is what is filed while machines enrol: so many a second, or as fast as may be if that is 0.
+// source is what is filed while machines enrol: so many a second, or as fast as possible for 0.
 type source struct {
 	one  func() (*certificatesv1.CertificateSigningRequest, error)
 	rate int
@@ -242,7 +248,8 @@ func (f *sharedFlood) backlog(ctx context.Context, count int, one func() (*certi
 	return err
 }
 
-// enrol has machines enrol, one after the other, while requests of a source are filed, and adds a row. A bound of 0 is none.
+// enrol has machines enrol, one after the other, while requests of a source are filed, and adds a row.
+// A bound of 0 is none.
 func (f *sharedFlood) enrol(ctx context.Context, t *table, name string, machines []int, more *source, bound time.Duration) error {
 	f.note("%s", name)
 	before, err := readController(ctx, f.controller)

@@ -34,8 +34,8 @@ const AnnotationIssuedAround = "attestation.cluster.x-k8s.io/issued-without-atte
 // certificate.
 const ReasonIssuedAround = "IssuedWithoutAttestation"
 
-// cachedIssued is on a request in the cache of which nothing else is kept, and nowhere else. It says
-// that the request was issued to a node or a bootstrap identity.
+// cachedIssued is an annotation that exists only in the cache, on a trimmed request. It says that the
+// request was issued to a node or a bootstrap identity.
 const cachedIssued = "attestation.cluster.x-k8s.io/cached-issued"
 
 // How certificates that no record names are counted.
