@@ -37,7 +37,8 @@ type site struct {
 // siteOptions say what differs from one site to another.
 type siteOptions struct {
 	machines int
-	// controlPlane says how it differs from the usual one, and env is added to the controller's environment. Optional.
+	// controlPlane says how it differs from the usual one, and env is added to the controller's
+	// environment. Optional.
 	controlPlane testbed.Options
 	env          []string
 	// configure changes the controller's configuration, and inventory what it is given as inventory. Optional.

@@ -51,9 +51,9 @@ type proofActor struct {
 	made  chan bool
 }
 
-// newActor returns an proofActor. Its steps end before its writes, or after them: so what it reads is as
-// old as can be, or as new.
-func newActor(in *instance, request string, before bool) *proofActor {
+// newProofActor returns one whose steps end before its writes, or after them. So what it reads is as
+// old as possible, or as new.
+func newProofActor(in *instance, request string, before bool) *proofActor {
 	a := &proofActor{instance: in, request: request, steps: make(chan struct{}), made: make(chan bool)}
 	pause := func() {
 		a.made <- true
@@ -149,7 +149,7 @@ func TestTwoProofsOfOneMachine(t *testing.T) {
 					for _, request := range []string{"a", "b"} {
 						k.request(request, acmeSigner, "worker-1", asToken("worker-1"), document{Machine: "worker-1"})
 					}
-					return newActor(first, "a", before), newActor(second, "b", before)
+					return newProofActor(first, "a", before), newProofActor(second, "b", before)
 				}, func(k *kit, a, b *proofActor) {
 					a.settle()
 					b.settle()
@@ -213,7 +213,7 @@ func TestTwoMachinesOfOneName(t *testing.T) {
 				k.request("of-"+name, acmeSigner, "worker-1", asToken(name), document{Machine: name})
 				return k.start(w)
 			}
-			return newActor(known("old"), "of-old", before), newActor(known("new"), "of-new", before)
+			return newProofActor(known("old"), "of-old", before), newProofActor(known("new"), "of-new", before)
 		}, func(k *kit, a, b *proofActor) {
 			a.settle()
 			b.settle()

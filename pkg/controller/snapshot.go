@@ -61,14 +61,13 @@ type snapshot struct {
 
 // memo keeps what the later passes of one decision can reuse: the Node and judged evidence.
 type memo struct {
-	// node is the Node, if nodeRead.
-	node     *metav1.PartialObjectMetadata
-	nodeRead bool
+	// node is zero until the Node was read.
+	node     verifier.Presence
 	evidence map[evidenceKey]verifier.Evidence
 }
 
-// evidenceKey is what the judgement of a request's evidence depends on, beside the request. Evidence is
-// reused only while it is the same.
+// evidenceKey is what the judgement of a request's evidence depends on, beside the request. Evidence
+// is reused only while it is the same.
 type evidenceKey struct {
 	named bool
 	hello types.UID
@@ -325,10 +324,7 @@ func (c *collector) cachedHello(ctx context.Context, s *snapshot) *certificatesv
 		return nil
 	}
 	hello, err := FindHello(ctx, c.cached, s.challenger, proof)
-	if err != nil || hello == nil || !c.lastWrites.is(hello) {
-		return nil
-	}
-	if c.intake.isDropped(hello) {
+	if err != nil || hello == nil || !c.lastWrites.is(hello) || c.intake.isDropped(hello) {
 		return nil
 	}
 	return hello
@@ -407,16 +403,16 @@ func (c *collector) addNode(ctx context.Context, s *snapshot, from assessment, m
 	if from == remembered || s.claim.NodeName == "" {
 		return nil
 	}
-	if !m.nodeRead {
+	if m.node == 0 {
 		node, err := getNode(ctx, c.live, s.claim.NodeName)
 		if err != nil {
 			return err
 		}
-		m.node, m.nodeRead = node, true
+		if m.node = verifier.Absent; node != nil {
+			m.node = verifier.Present
+		}
 	}
-	if m.node != nil {
-		s.input.Node = verifier.Present
-	}
+	s.input.Node = m.node
 	return nil
 }
 
