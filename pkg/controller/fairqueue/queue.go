@@ -104,28 +104,30 @@ func (q *Queue) Len() int {
 	return q.order.Len()
 }
 
-// Get returns the next request as soon as the limits allow one. After ShutDown it returns what the
-// limits allow at once, and waits for nothing.
+// Get returns the next request as soon as the limits allow one. After ShutDown it returns none. A
+// workqueue would first return all that is queued. Here that could take as long as a flood: while
+// workers are slower than the limits, the limits always allow one more.
 func (q *Queue) Get() (request reconcile.Request, shutdown bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for !q.order.pick(q.elapsed()) {
-		if q.shutdown {
-			return reconcile.Request{}, true
-		}
+	for !q.shutdown && !q.order.pick(q.elapsed()) {
 		q.ready.Wait()
+	}
+	if q.shutdown {
+		return reconcile.Request{}, true
 	}
 	request, shutdown = q.queue.Get() // calls Pop, and does not block: pick found one
 	q.prompt()
 	return request, shutdown
 }
 
-// ShutDown ends all Gets, once they have got what limits do not hold back.
+// ShutDown ends all Gets. What is queued is dropped: the next start lists the requests again.
 func (q *Queue) ShutDown() {
 	q.end().ShutDown()
 }
 
 // ShutDownWithDrain is ShutDown, and waits until what is in process is done, or for ShutDown.
+// Unlike a workqueue's, it does not wait for what is queued.
 func (q *Queue) ShutDownWithDrain() {
 	q.end().ShutDownWithDrain()
 }
