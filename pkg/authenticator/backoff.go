@@ -15,24 +15,30 @@ type backOff int
 
 const (
 	soon  backOff = iota // nothing was created: 1 to 15 s
+	busy                 // the API server sheds load: 2 s to 2 min
 	later                // a request failed: 30 s to 10 min
 	none                 // a request is pending: the next worker watches it
 )
 
-// The bounds of back-off. Jitter only ever adds to them.
+// The bounds of back-off, without jitter.
 const (
 	soonFirst, soonMost   = time.Second, 15 * time.Second
+	busyFirst, busyMost   = 2 * time.Second, 2 * time.Minute
 	laterFirst, laterMost = 30 * time.Second, 10 * time.Minute
 	// backOffCeiling is more than any back-off can be.
 	backOffCeiling = 2 * laterMost
 )
 
-// delay returns how long to wait after the nth failure in a row, n from 1; random is in [0, 1).
-func (b backOff) delay(n int, random float64) time.Duration {
+// delay returns how long to wait after the nth failure in a row, n from 1, and at least for what the
+// API server asked for. random, in [0, 1), adds up to half: nodes that fail together must not come
+// back together.
+func (b backOff) delay(n int, retryAfter time.Duration, random float64) time.Duration {
 	first, most := soonFirst, soonMost
 	switch b {
 	case none:
 		return 0
+	case busy:
+		first, most = busyFirst, busyMost
 	case later:
 		first, most = laterFirst, laterMost
 	}
@@ -40,11 +46,8 @@ func (b backOff) delay(n int, random float64) time.Duration {
 	for ; n > 1 && d < most; n-- {
 		d *= 2
 	}
-	d = min(d, most)
-	if b == later {
-		d += time.Duration(random * float64(d) / 5)
-	}
-	return d
+	d = max(min(d, most), min(retryAfter, laterMost))
+	return d + time.Duration(random*float64(d)/2)
 }
 
 // tooEarly returns how long it is until another worker may be started, 0 if it may.
@@ -65,10 +68,10 @@ func lastFailure(last *cache.Result, wait time.Duration) error {
 	return &Failure{reason, last.Hint, fmt.Errorf("%s (next attempt in %s)", last.Message, wait.Round(time.Second))}
 }
 
-// failed adds a failure to state, and how long to wait after it. Failures of another kind are
-// counted from one. While a certificate is held, at most half of what remains of it, to notAfter,
-// may pass: there has to be another attempt.
-func failed(state *cache.State, result *cache.Result, notAfter, now time.Time) {
+// failed adds a failure to state, and how long to wait after it: retryAfter at least, if the API
+// server asked for that. Failures of another kind are counted from one. While a certificate is held,
+// at most half of what remains of it, to notAfter, may pass: there has to be another attempt.
+func failed(state *cache.State, result *cache.Result, retryAfter time.Duration, notAfter, now time.Time) {
 	kind, before := backOffAfter(result), none
 	if state.Last != nil {
 		before = backOffAfter(state.Last)
@@ -82,7 +85,7 @@ func failed(state *cache.State, result *cache.Result, notAfter, now time.Time) {
 		return
 	}
 	state.Failures++
-	pause := kind.delay(state.Failures, rand.Float64()) //nolint:gosec // G404: jitter
+	pause := kind.delay(state.Failures, retryAfter, rand.Float64()) //nolint:gosec // G404: jitter
 	if remains := notAfter.Sub(now); remains > 0 {
 		pause = min(pause, max(laterFirst, remains/2))
 	}
@@ -114,7 +117,7 @@ func issued(state *cache.State, result *cache.Result, notAfter, now time.Time) {
 	if state.Hasty == 0 {
 		return
 	}
-	pause := min(later.delay(state.Hasty, rand.Float64()), notAfter.Sub(now)/2) //nolint:gosec // G404: jitter
+	pause := min(later.delay(state.Hasty, 0, rand.Float64()), notAfter.Sub(now)/2) //nolint:gosec // G404: jitter
 	state.NextAttempt = now.Add(pause)
 	result.Message = fmt.Sprintf("CertificateSigningRequest %s: a certificate was issued, %d in short order, and another is wanted already",
 		result.Request, state.Hasty+1)

@@ -16,6 +16,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
@@ -89,6 +90,13 @@ func classifyAPIError(err error, credential string) *Failure {
 	var hostname x509.HostnameError
 	var invalid x509.CertificateInvalidError
 	var verification *tls.CertificateVerificationError
+	var answer apierrors.APIStatus
+	if retryAfter, overloaded := csr.IsOverloaded(err); overloaded {
+		if retryAfter > 0 {
+			err = fmt.Errorf("%w (Retry-After: %s)", err, retryAfter)
+		}
+		return &Failure{apiOverloaded, "nothing to do on this node: it asks again by itself, ever more seldom; see the load of the API server", err}
+	}
 	switch {
 	case apierrors.IsUnauthorized(err):
 		return &Failure{bootstrapRefused, "make a new one (kubeadm token create), or check that the kubeconfig is for this cluster",
@@ -102,6 +110,9 @@ func classifyAPIError(err error, credential string) *Failure {
 		return &Failure{apiUntrusted, "check this machine's clock, and how long the API server's certificate lives", err}
 	case errors.As(err, &unknownAuthority), errors.As(err, &hostname), errors.As(err, &invalid), errors.As(err, &verification):
 		return &Failure{apiUntrusted, "check server and certificate-authority-data in the kubeconfig", err}
+	}
+	if errors.As(err, &answer) {
+		return &Failure{APIUnreachable, "see the log of the API server, or of the load balancer before it", err}
 	}
 	return &Failure{APIUnreachable, "check the network, the proxy settings and the server's address", err}
 }

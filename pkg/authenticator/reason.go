@@ -33,6 +33,7 @@ const (
 	kubeconfigForeign    Reason = "KubeconfigForeign"
 	KubeletNotPrepared   Reason = "KubeletNotPrepared"
 	NodeUnhealthy        Reason = "NodeUnhealthy"
+	apiOverloaded        Reason = "APIOverloaded"
 )
 
 // ReasonInfo describes one Reason.
@@ -73,6 +74,7 @@ func Reasons() []ReasonInfo {
 		{kubeconfigForeign, 29, "A kubeconfig was to be written where there is one that is not this program's: it is left alone.", soon},
 		{KubeletNotPrepared, 30, "The kubelet must not start, or not yet: its kubeconfig could not be read or written, or its environment file not written.", soon},
 		{NodeUnhealthy, 31, "A check of the command doctor failed.", soon},
+		{apiOverloaded, 32, "The API server sheds load (429 or 503). The next attempt respects its Retry-After.", busy},
 	}
 }
 

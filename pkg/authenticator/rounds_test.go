@@ -78,6 +78,9 @@ type controller struct {
 	// hello and proof decide on the nth hello and proof, n from 1. Whoever sets a deletion
 	// timestamp has deleted it.
 	hello, proof func(n int, o *csrObject)
+	// shed is set if the nth call is to be answered with 429, n from 1.
+	shed  func(n int) bool
+	calls int
 	// refuse is set if the nth post is to be refused, n from 1 (403).
 	refuse func(n int) bool
 	// lose is set if the answer to the nth post is to be lost, n from 1.
@@ -90,6 +93,15 @@ type controller struct {
 }
 
 func (c *controller) ServeHTTP(w http.ResponseWriter, request *http.Request) {
+	c.mu.Lock()
+	c.calls++
+	shed := c.shed != nil && c.shed(c.calls)
+	c.mu.Unlock()
+	if shed {
+		w.Header().Set("Retry-After", "40")
+		http.Error(w, "Too many requests, please try again later.", http.StatusTooManyRequests)
+		return
+	}
 	if request.URL.Query().Get("watch") != "" {
 		c.watched(w, request)
 		return
@@ -313,7 +325,8 @@ func (n *testNode) wantState(reason Reason, pause backOff) *cache.State {
 	if problem := notOneLine(state.Last.Message); problem != "" {
 		n.t.Errorf("the message %s: %.200q", problem, state.Last.Message)
 	}
-	least, most := map[backOff]time.Duration{soon: soonFirst, later: laterFirst}[pause], map[backOff]time.Duration{soon: soonMost, later: laterMost * 6 / 5}[pause]
+	least := map[backOff]time.Duration{soon: soonFirst, busy: busyFirst, later: laterFirst}[pause]
+	most := map[backOff]time.Duration{soon: soonMost, busy: busyMost, later: laterMost}[pause] * 3 / 2
 	if state.NextAttempt.IsZero() != (pause == none) || pause != none && (state.NextAttempt.Before(n.time.Add(least)) || state.NextAttempt.After(n.time.Add(most))) {
 		n.t.Errorf("now %s, next attempt %s", n.time, state.NextAttempt)
 	}
@@ -1471,5 +1484,47 @@ func TestDryRunShowsTheHello(t *testing.T) {
 	}
 	if after := snapshot(t, n.dir.Path()); after != before {
 		t.Errorf("it wrote:\n%s\nbefore:\n%s", after, before)
+	}
+}
+
+// Whichever call an overloaded API server refuses: the worker sends it once, and ends. The next one
+// begins no sooner than the server asked for, and goes on with the same hello.
+func TestOverloadEndsTheWorkerAndLosesNothing(t *testing.T) {
+	calls := 0
+	{
+		n := newNode(t)
+		if err := n.work(); err != nil {
+			t.Fatal(err)
+		}
+		calls = n.api.calls
+	}
+	if calls != 4 { // create, watch, create, watch
+		t.Fatalf("%d calls", calls)
+	}
+	for nth := 1; nth <= calls; nth++ {
+		t.Run(fmt.Sprint("call ", nth), func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			n.api.shed = func(i int) bool { return i == nth || i == nth+1 }
+			for range 2 { // the second worker's first call is refused, too
+				failure := wantFailure(t, n.work(), apiOverloaded)
+				if !strings.Contains(failure.Error(), "Too many requests") && !strings.Contains(failure.Error(), "too many requests") || !strings.Contains(failure.Error(), "Retry-After: 40s") {
+					t.Errorf("it does not say what the server answered: %v", failure)
+				}
+				if state := n.wantState(apiOverloaded, busy); state.NextAttempt.Before(n.time.Add(40*time.Second)) || state.NextAttempt.After(n.time.Add(time.Minute)) {
+					t.Errorf("now %s, next attempt %s", n.time, state.NextAttempt)
+				} else {
+					n.time = state.NextAttempt
+				}
+			}
+			if n.api.calls != nth+1 {
+				t.Errorf("%d calls by two workers, want %d", n.api.calls, nth+1)
+			}
+			if err := n.work(); err != nil {
+				t.Fatal(err)
+			}
+			n.wantFiled(1, 1)
+			n.wantInstalled()
+		})
 	}
 }

@@ -4,8 +4,12 @@ package authenticator
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"time"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
 
 // The steps of a run.
@@ -24,9 +28,19 @@ type Answer struct {
 	Remarks []error
 }
 
+// caution adds what people should know about the provider, once.
+func (a *Answer) caution(p provider.Provider) {
+	caution := p.Caution()
+	if caution == "" || slices.ContainsFunc(a.Remarks, func(r error) bool { return r.Error() == caution }) {
+		return
+	}
+	a.Remarks = append(a.Remarks, errors.New(caution))
+}
+
 // Run is one call of the plugin by client-go. It returns the certificate on disk; the caller prints
-// it. If the certificate is due or missing, a worker requests one, and Run waits a bounded time. The
-// error is a *Failure. It means that this node has no valid certificate. The Answer is never nil.
+// it. If the certificate is due or missing, a worker requests one. Run waits for it, a bounded time,
+// only if the certificate on disk is no use: every request of the kubelet waits for Run. The error is
+// a *Failure. It means that this node has no valid certificate. The Answer is never nil.
 func (a *Authenticator) Run(ctx context.Context) (*Answer, error) {
 	answer := &Answer{}
 	a.step(stepLook)
@@ -47,7 +61,14 @@ func (a *Authenticator) Run(ctx context.Context) (*Answer, error) {
 	case status.pair == nil:
 		status, failure = a.supervisor().awaitWorker(ctx, status, a.waitTimeout, answer)
 	case status.due != "":
-		status, failure = a.supervisor().awaitWorker(ctx, status, a.renewalWait, answer)
+		if wait := a.waitsForRenewal(status); wait > 0 {
+			status, failure = a.supervisor().awaitWorker(ctx, status, wait, answer)
+		} else {
+			failure = a.supervisor().ensureWorker(status, answer)
+		}
+		if failure == nil && status.due != "" {
+			failure = a.lastWorkerFailure()
+		}
 	}
 	if status.pair == nil {
 		return answer, failure
@@ -56,6 +77,31 @@ func (a *Authenticator) Run(ctx context.Context) (*Answer, error) {
 		answer.Remarks = append(answer.Remarks, fmt.Errorf("certificate of node %q is still served, but %s: %w", status.pair.NodeName(), status.due, failure))
 	}
 	return a.print(status, answer)
+}
+
+// lastMoments is how near its end a certificate is no use any more. client-go asks again after 1 to
+// 2 s, since an expirationTimestamp has whole seconds: see nearExpiration. So a certificate that ends
+// before that would be used beyond its end.
+const lastMoments = 2 * nearest
+
+// waitsForRenewal returns how long a run waits for the certificate that replaces the one on disk. It
+// is 0 while that has time left: the next run, after 30 s at most, finds the new one. A run waits if
+// the certificate is about to end, or is of no use: the API server answers every request with 401.
+func (a *Authenticator) waitsForRenewal(status certificateStatus) time.Duration {
+	left := status.pair.Leaf.NotAfter.Sub(a.now())
+	if left > lastMoments && !status.rejected && !status.foreign {
+		return 0
+	}
+	return min(a.renewalWait, left)
+}
+
+// lastWorkerFailure returns why the last worker got no certificate, nil if it did.
+func (a *Authenticator) lastWorkerFailure() error {
+	state := readState(a.dir)
+	if state.Last == nil || state.Last.Reason == "" {
+		return nil
+	}
+	return &Failure{Reason(state.Last.Reason), state.Last.Hint, errors.New(state.Last.Message)}
 }
 
 // print returns the credential, and notes for the next run what was answered.

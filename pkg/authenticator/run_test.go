@@ -7,6 +7,7 @@ import (
 	"crypto/x509"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -94,50 +95,46 @@ func TestRunNotesWhatItPrintedForAParentOnly(t *testing.T) {
 	}
 }
 
-// A renewal that comes to nothing costs the node nothing but the time it is waited for.
+// A renewal that comes to nothing costs the node nothing: no request waits for it.
 func TestRunPrintsTheOldCertificateWhileARenewalFails(t *testing.T) {
 	failure := &cache.State{Failures: 1, NextAttempt: noon.Add(time.Minute), Last: &cache.Result{Reason: string(RequestDenied), Message: "denied", Hint: "ask", Finished: noon}}
-	for name, prepare := range map[string]func(t *testing.T, a *Authenticator){
-		"no worker can be started": func(*testing.T, *Authenticator) {},
-		"the worker hangs": func(t *testing.T, a *Authenticator) {
-			a.renewalWait = 50 * time.Millisecond
+	for name, c := range map[string]struct {
+		prepare func(t *testing.T, a *Authenticator)
+		remark  string // empty: nothing has failed
+	}{
+		"no worker can be started": {func(*testing.T, *Authenticator) {}, "no worker was to be started"},
+		"the worker hangs":         {func(t *testing.T, a *Authenticator) { a.startWorker = workerThat(t, func() {}) }, ""},
+		"the worker hangs, and the last one was denied": {func(t *testing.T, a *Authenticator) {
 			a.startWorker = workerThat(t, func() {})
-		},
-		"the last one was denied a moment ago": func(t *testing.T, a *Authenticator) {
-			lock, err := a.dir.TryLock()
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer lock.Unlock()
-			if err := lock.SetState(failure); err != nil {
-				t.Fatal(err)
-			}
-		},
-		"another process holds the lock": func(t *testing.T, a *Authenticator) {
-			a.renewalWait = 50 * time.Millisecond
+			past := *failure
+			past.NextAttempt = noon
+			writeState(t, a, &past)
+		}, "denied"},
+		"the last one was denied a moment ago": {func(t *testing.T, a *Authenticator) { writeState(t, a, failure) }, "denied (next attempt in 1m0s)"},
+		"another process holds the lock": {func(t *testing.T, a *Authenticator) {
 			lock, err := a.dir.TryLock()
 			if err != nil {
 				t.Fatal(err)
 			}
 			t.Cleanup(lock.Unlock)
-		},
-		"a directory is in the lock's place": func(t *testing.T, a *Authenticator) {
+		}, "held by another process"},
+		"a directory is in the lock's place": {func(t *testing.T, a *Authenticator) {
 			if err := os.Mkdir(a.dir.File(cache.LockFile), 0o700); err != nil {
 				t.Fatal(err)
 			}
-		},
+		}, "no worker was to be started"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := testAuthenticator(t)
 			pair := newPair(t, dueSoon)
 			installPair(t, a.dir, pair)
-			prepare(t, a)
+			c.prepare(t, a)
 			began := time.Now()
 			answer, err := a.Run(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}
-			if took := time.Since(began); took > 5*time.Second {
+			if took := time.Since(began); took > a.renewalWait/2 {
 				t.Errorf("it waited for %v", took)
 			}
 			status := printed(t, answer)
@@ -147,7 +144,7 @@ func TestRunPrintsTheOldCertificateWhileARenewalFails(t *testing.T) {
 			if until := status.ExpirationTimestamp.Sub(noon); until <= 0 || until > 31*time.Second {
 				t.Errorf("client-go asks again after %v", until)
 			}
-			if len(answer.Remarks) != 1 || !strings.Contains(answer.Remarks[0].Error(), "nearly over") {
+			if remarks := fmt.Sprint(answer.Remarks); c.remark == "" && len(answer.Remarks) > 0 || c.remark != "" && (len(answer.Remarks) != 1 || !strings.Contains(remarks, "nearly over") || !strings.Contains(remarks, c.remark)) {
 				t.Errorf("remarks %q", answer.Remarks)
 			}
 		})
@@ -170,23 +167,69 @@ func workerThatInstalls(t *testing.T, a *Authenticator, fresh *cache.Pair, after
 	})
 }
 
-func TestRunPrintsTheNewCertificateOnceItIsThere(t *testing.T) {
-	for name, old := range map[string]bool{"after an old one": true, "after none": false} {
+func TestRunWaitsOnlyIfTheCertificateIsNoUse(t *testing.T) {
+	endsIn := func(left time.Duration) func(*x509.Certificate) {
+		return func(c *x509.Certificate) { c.NotAfter = noon.Add(left) }
+	}
+	const worker = 200 * time.Millisecond // is how long it takes
+	for name, c := range map[string]struct {
+		old   func(*x509.Certificate) // nil: there is none
+		waits bool
+	}{
+		"none":                        {nil, true},
+		"one that ended":              {endsIn(-time.Minute), true},
+		"one that ends now":           {endsIn(lastMoments - time.Second), true},
+		"one that ends after a while": {endsIn(lastMoments + time.Second), false},
+		"one that is due":             {dueSoon, false},
+		"one that others could read":  {func(*x509.Certificate) {}, false},
+	} {
 		t.Run(name, func(t *testing.T) {
 			a := testAuthenticator(t)
-			if old {
-				installPair(t, a.dir, newPair(t, dueSoon))
+			var old *cache.Pair
+			if c.old != nil {
+				old = newPair(t, c.old)
+				installPair(t, a.dir, old)
+			}
+			if name == "one that others could read" {
+				if err := os.Chmod(a.dir.File(cache.CurrentFile), 0o644); err != nil {
+					t.Fatal(err)
+				}
 			}
 			fresh := newPair(t, nil)
-			a.startWorker = workerThatInstalls(t, a, fresh, 50*time.Millisecond)
+			a.startWorker = workerThatInstalls(t, a, fresh, worker)
 			answer, err := a.Run(t.Context())
 			if err != nil || len(answer.Remarks) > 0 {
 				t.Fatalf("%v, %v", answer.Remarks, err)
 			}
-			if printed(t, answer).ClientCertificateData != string(fresh.Chain) {
+			want := fresh
+			if !c.waits {
+				want = old
+			}
+			status := printed(t, answer)
+			if status.ClientCertificateData != string(want.Chain) {
 				t.Error("another certificate was printed")
 			}
+			if until := status.ExpirationTimestamp.Sub(noon); !c.waits && until > 31*time.Second {
+				t.Errorf("client-go asks for the new one after %v", until)
+			}
+			for a.dir.Stamp(cache.CurrentFile) == (cache.Stamp{}) || a.loadStatus().pair == nil || a.loadStatus().due != "" { // the worker ends before its directory
+				time.Sleep(pollInterval)
+			}
 		})
+	}
+}
+
+// A run that waits reads metadata, and not the files: a node may have many runs that wait.
+func TestRunThatWaitsReadsLittle(t *testing.T) {
+	a := testAuthenticator(t)
+	a.waitTimeout = statusInterval + statusInterval/2
+	a.startWorker = workerThat(t, func() {})
+	reads := 0
+	a.now = func() time.Time { reads++; return noon }
+	_, err := a.Run(t.Context())
+	mustFail(t, err, WorkerUnavailable)
+	if reads > 20 {
+		t.Errorf("the clock was read %d times in %v, so the status was, too", reads, a.waitTimeout)
 	}
 }
 
@@ -233,7 +276,7 @@ func TestWorkersThatDieAreBackedOffFrom(t *testing.T) {
 	if n := starts.Load(); n != 2 {
 		t.Errorf("%d were started", n)
 	}
-	a.now = func() time.Time { return noon.Add(2 * time.Second) }
+	a.now = func() time.Time { return noon.Add(3 * time.Second) }
 	_, err := a.Run(t.Context())
 	_ = wantFailure(t, err, WorkerUnavailable)
 	if n := starts.Load(); n != 3 {
@@ -324,7 +367,7 @@ func TestRunLooksAgainUnderTheLock(t *testing.T) {
 				}
 				lock.Unlock()
 			}
-			if started, err := a.supervisor().startUnlessRunning(certificateStatus{}); started || err != nil {
+			if started, err := a.supervisor().startUnlessRunning(certificateStatus{}); started || err != nil && !errors.Is(err, cache.ErrLocked) {
 				t.Errorf("started %v, %v", started, err)
 			}
 		})

@@ -14,8 +14,11 @@ import (
 )
 
 const (
-	// pollInterval is how often a waiting run checks whether the worker has finished.
-	pollInterval = 15 * time.Millisecond
+	// pollInterval is how often a waiting run compares the certificate's file with the last one.
+	pollInterval = 25 * time.Millisecond
+	// workerInterval is how often it checks whether the worker has ended, and statusInterval how
+	// often it reads everything again.
+	workerInterval, statusInterval = 8 * pollInterval, 80 * pollInterval
 	// overdue is how long a worker may outlive its deadline. It ends by itself a little after
 	// it.
 	overdue = 30 * time.Second
@@ -34,25 +37,51 @@ func (a *Authenticator) supervisor() supervisor { return supervisor{a} }
 func (s supervisor) awaitWorker(ctx context.Context, before certificateStatus, budget time.Duration, answer *Answer) (certificateStatus, error) {
 	ctx, cancel := context.WithTimeout(ctx, budget)
 	defer cancel()
-	warned := false
 	for {
+		seen := s.dir.Stamp(cache.CurrentFile) // before it is read: a change in between is seen below
 		if status := s.loadStatus(); status.betterThan(before) {
 			return status, nil
 		}
-		if !s.workerRuns() {
-			started, err := s.startUnlessRunning(before)
-			if err != nil {
-				return before, AsFailure(err)
-			}
-			if caution := s.provider.Caution(); started && caution != "" && !warned {
-				warned = true
-				answer.Remarks = append(answer.Remarks, errors.New(caution))
-			}
+		if err := s.ensureWorker(before, answer); err != nil && !errors.Is(err, cache.ErrLocked) {
+			return before, err
 		}
+		if !s.awaitChange(ctx, seen) {
+			return before, s.whyNotYet(budget)
+		}
+	}
+}
+
+// ensureWorker starts the worker unless one runs. It waits for nothing. During the back-off it
+// returns the last worker's error. cache.ErrLocked says that another run is starting a worker, or a
+// worker holds the lock that has not yet said so, or a process that has no business with it.
+func (s supervisor) ensureWorker(before certificateStatus, answer *Answer) error {
+	if s.workerRuns() {
+		return nil
+	}
+	started, err := s.startUnlessRunning(before)
+	if err != nil {
+		return AsFailure(err)
+	}
+	if started {
+		answer.caution(s.provider)
+	}
+	return nil
+}
+
+// awaitChange returns when there may be something new: the certificate's file has changed, no worker
+// runs, or statusInterval has passed. It reports false if ctx has ended. A file's metadata is
+// cheap to read, so a run that waits costs next to nothing.
+func (s supervisor) awaitChange(ctx context.Context, seen cache.Stamp) bool {
+	ticker := time.NewTicker(pollInterval)
+	defer ticker.Stop()
+	for waited := pollInterval; ; waited += pollInterval {
 		select {
 		case <-ctx.Done():
-			return before, s.whyNotYet(budget)
-		case <-time.After(pollInterval):
+			return false
+		case <-ticker.C:
+		}
+		if s.dir.Stamp(cache.CurrentFile) != seen || waited >= statusInterval || waited%workerInterval == 0 && !s.dir.Worker().Alive() {
+			return true
 		}
 	}
 }
@@ -74,9 +103,6 @@ func (s supervisor) workerRuns() bool {
 // returns the last worker's error. It holds the lock, so that only one of many runs starts a worker.
 func (s supervisor) startUnlessRunning(before certificateStatus) (started bool, err error) {
 	lock, err := s.dir.TryLock()
-	if errors.Is(err, cache.ErrLocked) {
-		return false, nil // another run is starting one, or a worker holds it that has not yet said so
-	}
 	if err != nil {
 		return false, err
 	}
@@ -134,7 +160,7 @@ func (s supervisor) recordDeath(lock *cache.Lock, state *cache.State) error {
 		Worker: dead, Reason: string(WorkerUnavailable), Started: now, Finished: now,
 		Message: "the worker died without a result", Hint: "see " + s.dir.File(cache.LogFile),
 	}
-	failed(state, result, time.Time{}, now)
+	failed(state, result, 0, time.Time{}, now)
 	if state.Failures == 1 {
 		state.NextAttempt = time.Time{}
 	}

@@ -127,45 +127,70 @@ func TestBackOff(t *testing.T) {
 	}{
 		"soon":  {soon, []time.Duration{1e9, 2e9, 4e9, 8e9, 15e9, 15e9, 15e9}},
 		"later": {later, []time.Duration{30e9, minute, 2 * minute, 4 * minute, 8 * minute, 10 * minute, 10 * minute}},
+		"busy":  {busy, []time.Duration{2e9, 4e9, 8e9, 16e9, 32e9, 64e9, 2 * minute, 2 * minute}},
 		"none":  {none, []time.Duration{0, 0, 0}},
 	} {
 		for i, want := range c.want {
-			if got := c.cause.delay(i+1, 0); got != want {
+			if got := c.cause.delay(i+1, 0, 0); got != want {
 				t.Errorf("%s, %d failures: %v, want %v", name, i+1, got, want)
 			}
 		}
 		last := c.want[len(c.want)-1]
 		for _, n := range []int{100, 1_000_000, 1 << 62} {
-			if got := c.cause.delay(n, 0); got != last {
+			if got := c.cause.delay(n, 0, 0); got != last {
 				t.Errorf("%s, %d failures: %v, want %v", name, n, got, last)
 			}
 		}
 		for _, n := range []int{0, -1} { // a state file can say anything
-			if got := c.cause.delay(n, 0); got != c.want[0] {
+			if got := c.cause.delay(n, 0, 0); got != c.want[0] {
 				t.Errorf("%s, %d failures: %v, want %v", name, n, got, c.want[0])
 			}
 		}
 	}
 }
 
-func TestBackOffJitterOnlyAdds(t *testing.T) {
-	differs := false
+// Nodes that fail together must not come back together, whichever back-off it is, and whatever the
+// API server asked for.
+func TestBackOffHasJitter(t *testing.T) {
 	for n := 1; n < 12; n++ {
-		for _, cause := range []backOff{soon, later, none} {
-			for _, random := range []float64{0, 0.25, 0.5, 0.999999} {
-				bare, got := cause.delay(n, 0), cause.delay(n, random)
-				if got < bare || got > 12*time.Minute || cause == later && got < 30*time.Second || cause == soon && got > 15*time.Second {
-					t.Errorf("cause %d, %d failures, %v: %v", cause, n, random, got)
+		for _, cause := range []backOff{soon, busy, later, none} {
+			for _, retryAfter := range []time.Duration{0, time.Second, time.Minute, time.Hour} {
+				bare := cause.delay(n, retryAfter, 0)
+				for _, random := range []float64{0, 0.25, 0.5, 0.999999} {
+					got, most := cause.delay(n, retryAfter, random), bare+bare/2
+					if got < bare || got > most || random > 0 && bare > 0 && got == bare {
+						t.Errorf("cause %d, %d failures, Retry-After %v, %v: %v, want %v to %v", cause, n, retryAfter, random, got, bare, most)
+					}
+					if got > backOffCeiling {
+						t.Errorf("%v is longer than what the run takes for a clock set back", got)
+					}
 				}
-				if got > backOffCeiling {
-					t.Errorf("%v is longer than what the run takes for a clock set back", got)
-				}
-				differs = differs || cause == later && got != bare
 			}
 		}
 	}
-	if !differs {
-		t.Error("there is no jitter: a denied fleet comes back at once")
+}
+
+func TestBackOffRespectsRetryAfter(t *testing.T) {
+	for _, c := range []struct {
+		cause            backOff
+		n                int
+		retryAfter, want time.Duration
+	}{
+		{busy, 1, time.Second, 2 * time.Second}, // the back-off is longer
+		{busy, 1, time.Minute, time.Minute},
+		{busy, 100, time.Minute, 2 * time.Minute},
+		{busy, 1, 24 * time.Hour, laterMost}, // a server that is wrong must not take the node away
+		{soon, 1, time.Minute, time.Minute},
+		{none, 1, time.Minute, 0},
+	} {
+		if got := c.cause.delay(c.n, c.retryAfter, 0); got != c.want {
+			t.Errorf("cause %d, %d failures, Retry-After %v: %v, want %v", c.cause, c.n, c.retryAfter, got, c.want)
+		}
+	}
+	state := &cache.State{}
+	failed(state, &cache.Result{Reason: string(apiOverloaded)}, 40*time.Second, time.Time{}, noon)
+	if got := state.NextAttempt.Sub(noon); got < 40*time.Second || got > time.Minute {
+		t.Errorf("the next attempt is after %v", got)
 	}
 }
 
@@ -174,13 +199,13 @@ func TestBackOffJitterOnlyAdds(t *testing.T) {
 func TestFailuresAreCountedByKind(t *testing.T) {
 	state := &cache.State{}
 	fail := func(reason Reason) time.Duration {
-		failed(state, &cache.Result{Reason: string(reason)}, time.Time{}, noon)
+		failed(state, &cache.Result{Reason: string(reason)}, 0, time.Time{}, noon)
 		return max(state.NextAttempt.Sub(noon), 0)
 	}
 	for range 7 {
 		fail(APIUnreachable)
 	}
-	if got := fail(RequestDenied); got < 30*time.Second || got > 36*time.Second {
+	if got := fail(RequestDenied); got < 30*time.Second || got > 45*time.Second {
 		t.Errorf("the first denial after failures of the network: %s", got)
 	}
 	if got := fail(WaitingForSigner); got != 0 {
@@ -189,14 +214,14 @@ func TestFailuresAreCountedByKind(t *testing.T) {
 	if got := fail(requestFailed); got < time.Minute {
 		t.Errorf("the second request that came to nothing: %s", got)
 	}
-	if got := fail(APIUnreachable); got != time.Second {
+	if got := fail(APIUnreachable); got < time.Second || got > 1500*time.Millisecond {
 		t.Errorf("the network again: %s", got)
 	}
 	for range 7 {
 		fail(APIUnreachable)
 	}
 	fail(WaitingForSigner) // the network is back, the request is filed
-	if got := fail(RequestDenied); got > 36*time.Second {
+	if got := fail(RequestDenied); got > 45*time.Second {
 		t.Errorf("the first denial, of a request that was pending for a while: %s", got)
 	}
 }
@@ -231,7 +256,7 @@ func TestHastyCertificatesArePausedFor(t *testing.T) {
 		t.Errorf("the first: %s", got)
 	}
 	now = now.Add(time.Second)
-	if got := issue(time.Hour); got < 30*time.Second || got > 36*time.Second {
+	if got := issue(time.Hour); got < 30*time.Second || got > 45*time.Second {
 		t.Errorf("the second: %s", got)
 	}
 	now = now.Add(time.Minute)
@@ -256,12 +281,12 @@ func TestHastyCertificatesArePausedFor(t *testing.T) {
 func TestBackOffEndsBeforeTheCertificate(t *testing.T) {
 	state := &cache.State{}
 	for range 10 {
-		failed(state, &cache.Result{Reason: string(RequestDenied)}, noon.Add(4*time.Minute), noon)
+		failed(state, &cache.Result{Reason: string(RequestDenied)}, 0, noon.Add(4*time.Minute), noon)
 	}
 	if got := state.NextAttempt.Sub(noon); got != 2*time.Minute {
 		t.Errorf("4 minutes before the end: %s", got)
 	}
-	failed(state, &cache.Result{Reason: string(RequestDenied)}, noon.Add(10*time.Second), noon)
+	failed(state, &cache.Result{Reason: string(RequestDenied)}, 0, noon.Add(10*time.Second), noon)
 	if got := state.NextAttempt.Sub(noon); got != 30*time.Second {
 		t.Errorf("10 s before the end: %s", got)
 	}

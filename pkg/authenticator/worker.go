@@ -14,6 +14,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 )
 
 // The steps of a worker.
@@ -222,7 +223,8 @@ func (w *worker) record(err error) error {
 	case err != nil:
 		failure := AsFailure(err)
 		w.result.Reason, w.result.Message, w.result.Hint = string(failure.Reason), text.Line(failure.Error(), maxMessage), failure.Hint
-		failed(state, &w.result, w.servedUntil, now)
+		retryAfter, _ := csr.IsOverloaded(err)
+		failed(state, &w.result, retryAfter, w.servedUntil, now)
 		w.log.Info("failed", "reason", failure.Reason, "cause", w.result.Message, "nextAttempt", state.NextAttempt)
 		err = failure
 	case w.installed != nil:

@@ -423,8 +423,8 @@ func TestWorkBacksOffAfterARefusal(t *testing.T) {
 				t.Errorf("%d requests were filed by seven workers", len(api.filed))
 			}
 			for i, first := 0, 30*time.Second; i < len(pauses); i, first = i+1, min(2*first, 10*time.Minute) {
-				if pauses[i] < first || pauses[i] > first*6/5 {
-					t.Errorf("pause %d is %v, want %v to %v", i, pauses[i], first, first*6/5)
+				if pauses[i] < first || pauses[i] > first*3/2 {
+					t.Errorf("pause %d is %v, want %v to %v", i, pauses[i], first, first*3/2)
 				}
 			}
 		})

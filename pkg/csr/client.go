@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/http"
 	"time"
 
@@ -25,19 +26,30 @@ import (
 const (
 	// callTimeout bounds one request that is answered at once.
 	callTimeout = 10 * time.Second
-	// watchTimeout bounds one watch, and so the cost of a connection that broke silently.
-	watchTimeout = 30 * time.Second
-	// pollInterval is the pause between two lists if watching does not work.
-	pollInterval = 2 * time.Second
+	// firstPause is the pause before the first list if watching does not work. Each pause after a
+	// watch that failed, too, is twice as long, to mostPause. Half of it at most is added by chance.
+	firstPause, mostPause = 2 * time.Second, 30 * time.Second
 )
 
 // ErrNotOurs says that another request has the name of ours.
 var ErrNotOurs = errors.New("an object of that name exists and holds another request")
 
 // Client is a client for certificates.k8s.io/v1 alone. It has no clientset: each request of the
-// kubelet waits for the plugin's start.
+// kubelet waits for the plugin's start. It sends each call once. client-go would repeat what the API
+// server answers with 429 or 503, as often as its context allows, and hide the answer.
 type Client struct {
 	rest rest.Interface
+}
+
+// IsOverloaded reports whether the API server sheds load: 429 or 503 (RFC 6585, section 4; RFC 9110,
+// section 15.6.4). The call may be sent again after the time that it returns, 0 if the server names
+// none.
+func IsOverloaded(err error) (retryAfter time.Duration, overloaded bool) {
+	if !apierrors.IsTooManyRequests(err) && !apierrors.IsServiceUnavailable(err) {
+		return 0, false
+	}
+	seconds, _ := apierrors.SuggestsClientDelay(err)
+	return time.Duration(max(seconds, 0)) * time.Second, true
 }
 
 // NewClient returns a client for the cluster and the credential of config. It does not change
@@ -103,7 +115,7 @@ func (c *Client) Create(ctx context.Context, object *certificatesv1.CertificateS
 		options.DryRun = []string{metav1.DryRunAll}
 	}
 	created := &certificatesv1.CertificateSigningRequest{}
-	err := c.rest.Post().Resource("certificatesigningrequests").
+	err := c.rest.Post().MaxRetries(0).Resource("certificatesigningrequests").
 		VersionedParams(options, metav1.ParameterCodec).Body(object).Do(ctx).Into(created)
 	if err != nil {
 		return nil, fmt.Errorf("create CertificateSigningRequest %s: %w", object.Name, err)
@@ -117,7 +129,7 @@ func (c *Client) Get(ctx context.Context, name string, request []byte) (*certifi
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	object := &certificatesv1.CertificateSigningRequest{}
-	if err := c.rest.Get().Resource("certificatesigningrequests").Name(name).Do(ctx).Into(object); err != nil {
+	if err := c.rest.Get().MaxRetries(0).Resource("certificatesigningrequests").Name(name).Do(ctx).Into(object); err != nil {
 		return nil, fmt.Errorf("get CertificateSigningRequest %s: %w", name, err)
 	}
 	if !bytes.Equal(object.Spec.Request, request) {
@@ -137,10 +149,11 @@ func (c *Client) File(ctx context.Context, object *certificatesv1.CertificateSig
 }
 
 // Wait returns when the object is decided, as classify (Classify or ClassifyHello) sees it, or when
-// ctx ends, with ctx's error. It watches this one object, from the given version on. It lists the
-// object if watching is refused or breaks off.
+// ctx ends, with ctx's error. It watches this one object, from the given version on, for as long as
+// ctx has. It lists the object if watching is refused or breaks off. If the API server sheds load
+// (IsOverloaded), Wait ends with that error.
 func (c *Client) Wait(ctx context.Context, object *certificatesv1.CertificateSigningRequest, classify func(*certificatesv1.CertificateSigningRequest) Decision) (Decision, error) {
-	log := klog.FromContext(ctx)
+	log, pause := klog.FromContext(ctx), firstPause
 	for {
 		if decision := classify(object); decision.Outcome != Pending {
 			return decision, nil
@@ -153,18 +166,22 @@ func (c *Client) Wait(ctx context.Context, object *certificatesv1.CertificateSig
 		if err == nil && decision.Outcome != Pending {
 			return decision, nil
 		}
-		if apierrors.IsUnauthorized(err) {
+		if isFinal(err) {
 			return Decision{}, err
 		}
-		log.V(2).Info("watch ended, listing", "request", object.Name, "cause", err)
-		if err := sleep(ctx, pollInterval-time.Since(began)); err != nil {
+		if lasted := time.Since(began); lasted >= mostPause {
+			pause = firstPause
+		}
+		log.V(2).Info("watch ended, listing", "request", object.Name, "pause", pause, "cause", err)
+		if err := sleep(ctx, pause+rand.N(pause/2)); err != nil { //nolint:gosec // G404: jitter
 			return Decision{}, err
 		}
+		pause = min(2*pause, mostPause)
 		current, err := c.list(ctx, object)
 		switch {
 		case ctx.Err() != nil:
 			return Decision{}, ctx.Err()
-		case err != nil && !transient(err):
+		case isFinal(err), err != nil && !transient(err):
 			return Decision{}, err
 		case err != nil:
 			log.V(2).Info("list failed", "request", object.Name, "cause", err)
@@ -176,17 +193,25 @@ func (c *Client) Wait(ctx context.Context, object *certificatesv1.CertificateSig
 	}
 }
 
-// watch watches the object until it is decided or the watch ends.
+// isFinal reports whether neither a watch nor a list is worth another try now.
+func isFinal(err error) bool {
+	_, overloaded := IsOverloaded(err)
+	return overloaded || apierrors.IsUnauthorized(err)
+}
+
+// watch watches the object until it is decided or the watch ends. HTTP/2's health check, which
+// client-go sets, ends a watch whose connection broke silently.
 func (c *Client) watch(ctx context.Context, object *certificatesv1.CertificateSigningRequest, classify func(*certificatesv1.CertificateSigningRequest) Decision) (Decision, error) {
-	ctx, cancel := context.WithTimeout(ctx, watchTimeout+callTimeout)
-	defer cancel()
-	seconds := int64(watchTimeout / time.Second)
-	w, err := c.rest.Get().Resource("certificatesigningrequests").VersionedParams(&metav1.ListOptions{
+	options := &metav1.ListOptions{
 		FieldSelector:   fields.OneTermEqualSelector("metadata.name", object.Name).String(),
 		ResourceVersion: object.ResourceVersion,
-		TimeoutSeconds:  &seconds,
 		Watch:           true,
-	}, metav1.ParameterCodec).Watch(ctx)
+	}
+	if end, ok := ctx.Deadline(); ok { // the API server would end it after half an hour at the earliest
+		seconds := int64(time.Until(end)/time.Second) + 1
+		options.TimeoutSeconds = &seconds
+	}
+	w, err := c.rest.Get().MaxRetries(0).Resource("certificatesigningrequests").VersionedParams(options, metav1.ParameterCodec).Watch(ctx)
 	if err != nil {
 		return Decision{}, fmt.Errorf("watch CertificateSigningRequest %s: %w", object.Name, err)
 	}
@@ -215,7 +240,7 @@ func (c *Client) list(ctx context.Context, object *certificatesv1.CertificateSig
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	list := &certificatesv1.CertificateSigningRequestList{}
-	err := c.rest.Get().Resource("certificatesigningrequests").VersionedParams(&metav1.ListOptions{
+	err := c.rest.Get().MaxRetries(0).Resource("certificatesigningrequests").VersionedParams(&metav1.ListOptions{
 		FieldSelector: fields.OneTermEqualSelector("metadata.name", object.Name).String(),
 	}, metav1.ParameterCodec).Do(ctx).Into(list)
 	if apierrors.IsForbidden(err) {
@@ -243,7 +268,7 @@ func transient(err error) bool {
 		return true
 	}
 	code := status.Status().Code
-	return code == http.StatusTooManyRequests || code >= http.StatusInternalServerError || code == http.StatusGone
+	return code >= http.StatusInternalServerError || code == http.StatusGone
 }
 
 func sleep(ctx context.Context, d time.Duration) error {

@@ -13,9 +13,11 @@ import (
 	"log"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"os"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -31,7 +33,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 )
 
-// TestMain lets all tests that wait for pollInterval wait at once, on machines with few CPUs too.
+// TestMain lets all tests that wait for firstPause run at once, on machines with few CPUs too.
 func TestMain(m *testing.M) {
 	flag.Parse()
 	if flag.Lookup("test.fuzz").Value.String() == "" {
@@ -267,43 +269,43 @@ func TestWaitSeesWhatBecomesOfTheRequest(t *testing.T) {
 		},
 		"watching is refused": {
 			watch: answers{forbidden}, list: answers{lists(ours("11", issued))},
-			want: Issued, calls: []string{"watch 10", "list"}, atLeast: pollInterval,
+			want: Issued, calls: []string{"watch 10", "list"}, atLeast: firstPause,
 		},
 		"the version is too old, as an event": {
 			watch: answers{watched(watchEvent{"ERROR", status(http.StatusGone, metav1.StatusReasonExpired)}), watched(watchEvent{"MODIFIED", ours("31", issued)}, staysOpen)},
 			list:  answers{lists(ours("30", nil))},
-			want:  Issued, calls: []string{"watch 10", "list", "watch 30"}, atLeast: pollInterval,
+			want:  Issued, calls: []string{"watch 10", "list", "watch 30"}, atLeast: firstPause,
 		},
 		"the version is too old, as an answer": {
 			watch: answers{expired}, list: answers{lists(ours("30", denied))},
-			want: Denied, calls: []string{"watch 10", "list"}, atLeast: pollInterval,
+			want: Denied, calls: []string{"watch 10", "list"}, atLeast: firstPause,
 		},
 		"the watch is closed": {
 			watch: answers{watched()}, list: answers{lists(ours("11", issued))},
-			want: Issued, calls: []string{"watch 10", "list"}, atLeast: pollInterval,
+			want: Issued, calls: []string{"watch 10", "list"}, atLeast: firstPause,
 		},
 		"the watch breaks in the middle": {
 			watch: answers{cutShort}, list: answers{lists(ours("11", issued))},
-			want: Issued, calls: []string{"watch 10", "list"}, atLeast: pollInterval,
+			want: Issued, calls: []string{"watch 10", "list"}, atLeast: firstPause,
 		},
 		"deleted while nobody watched": {
 			watch: answers{watched()}, list: answers{lists()},
-			want: Deleted, calls: []string{"watch 10", "list"}, atLeast: pollInterval,
+			want: Deleted, calls: []string{"watch 10", "list"}, atLeast: firstPause,
 		},
 		"another took its name": {
 			watch: answers{watched(watchEvent{"ADDED", another(issued)}, watchEvent{"DELETED", another(issued)})}, list: answers{lists(another(issued))},
-			want: Deleted, calls: []string{"watch 10", "list"}, atLeast: pollInterval,
+			want: Deleted, calls: []string{"watch 10", "list"}, atLeast: firstPause,
 		},
 		"the list fails once": {
 			watch: answers{watched()}, list: answers{broken, lists(ours("11", issued))},
-			want: Issued, calls: []string{"watch 10", "list", "watch 10", "list"}, atLeast: 2 * pollInterval,
+			want: Issued, calls: []string{"watch 10", "list", "watch 10", "list"}, atLeast: 3 * firstPause,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			server := &api{list: c.list, watch: c.watch}
 			client := server.start(t)
-			ctx, cancel := context.WithTimeout(t.Context(), 5*pollInterval)
+			ctx, cancel := context.WithTimeout(t.Context(), 8*firstPause)
 			defer cancel()
 			began := time.Now()
 			got, err := client.Wait(ctx, ours("10", nil), Classify)
@@ -398,7 +400,7 @@ func TestWaitForTheAnswerToAHello(t *testing.T) {
 			}
 			server := &api{list: c.list, watch: c.watch}
 			client := server.start(t)
-			ctx, cancel := context.WithTimeout(t.Context(), 5*pollInterval)
+			ctx, cancel := context.WithTimeout(t.Context(), 8*firstPause)
 			defer cancel()
 			got, err := client.Wait(ctx, c.found, ClassifyHello)
 			if err != nil || !reflect.DeepEqual(got, c.want) {
@@ -438,7 +440,7 @@ func TestWaitGivesUpOnARefusal(t *testing.T) {
 			t.Parallel()
 			server := &api{list: c.list, watch: c.watch, get: c.get}
 			client := server.start(t)
-			ctx, cancel := context.WithTimeout(t.Context(), 5*pollInterval)
+			ctx, cancel := context.WithTimeout(t.Context(), 8*firstPause)
 			defer cancel()
 			decision, err := client.Wait(ctx, object("ours", "10", nil), Classify)
 			if !c.is(err) || decision.Outcome != 0 {
@@ -448,6 +450,122 @@ func TestWaitGivesUpOnARefusal(t *testing.T) {
 				t.Errorf("calls %q, want %q", calls, c.calls)
 			}
 		})
+	}
+}
+
+// shed is the answer of a server that sheds load. API Priority and Fairness answers in plain text.
+func shed(code int, retryAfter string) func(http.ResponseWriter, *http.Request) {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		if retryAfter != "" {
+			w.Header().Set("Retry-After", retryAfter)
+		}
+		http.Error(w, "Too many requests, please try again later.", code)
+	}
+}
+
+// A server that sheds load gets each call once, and its answer is passed on.
+func TestOverloadedServerIsCalledOnce(t *testing.T) {
+	t.Parallel()
+	wait := func(ctx context.Context, c *Client) error {
+		_, err := c.Wait(ctx, object("ours", "10", nil), Classify)
+		return err
+	}
+	create := func(ctx context.Context, c *Client) error {
+		_, err := c.File(ctx, object("", "", nil))
+		return err
+	}
+	get := func(ctx context.Context, c *Client) error {
+		_, err := c.Get(ctx, objectName, []byte("our request"))
+		return err
+	}
+	for name, answer := range map[string]struct {
+		answer func(http.ResponseWriter, *http.Request)
+		after  time.Duration
+	}{
+		"429":                  {shed(http.StatusTooManyRequests, ""), 0},
+		"429 with Retry-After": {shed(http.StatusTooManyRequests, "7"), 7 * time.Second},
+		"503":                  {shed(http.StatusServiceUnavailable, ""), 0},
+		"503 with Retry-After": {shed(http.StatusServiceUnavailable, "7"), 7 * time.Second},
+		"429 from the past":    {shed(http.StatusTooManyRequests, "-7"), 0},
+		"429 with a Status":    {refuse(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests), 0},
+		"503 with a Status":    {refuse(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable), 0},
+		"429 and no number":    {shed(http.StatusTooManyRequests, "soon"), 0},
+		"503 from a load balancer": {func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "text/html")
+			w.WriteHeader(http.StatusServiceUnavailable)
+			_, _ = io.WriteString(w, "<html>no backend</html>")
+		}, 0},
+	} {
+		for call, c := range map[string]struct {
+			server *api
+			do     func(context.Context, *Client) error
+			calls  []string
+		}{
+			"create":             {&api{create: answers{answer.answer}}, create, []string{"create"}},
+			"get":                {&api{get: answers{answer.answer}}, get, []string{"get"}},
+			"watch":              {&api{watch: answers{answer.answer}}, wait, []string{"watch 10"}},
+			"list":               {&api{watch: answers{watched()}, list: answers{answer.answer}}, wait, []string{"watch 10", "list"}},
+			"the get for a list": {&api{watch: answers{watched()}, list: answers{forbidden}, get: answers{answer.answer}}, wait, []string{"watch 10", "list", "get"}},
+		} {
+			t.Run(name+" to "+call, func(t *testing.T) {
+				t.Parallel()
+				client := c.server.start(t)
+				ctx, cancel := context.WithTimeout(t.Context(), 8*firstPause)
+				defer cancel()
+				err := c.do(ctx, client)
+				if after, overloaded := IsOverloaded(err); !overloaded || after != answer.after {
+					t.Errorf("retry after %v, overloaded %v: %v", after, overloaded, err)
+				}
+				if calls := c.server.made(t); !slices.Equal(calls, c.calls) {
+					t.Errorf("calls %q, want %q", calls, c.calls)
+				}
+			})
+		}
+	}
+	if _, overloaded := IsOverloaded(nil); overloaded {
+		t.Error("no error is an overload")
+	}
+}
+
+// A server that answers with other errors is asked ever more seldom.
+func TestWaitPausesLongerEachTime(t *testing.T) {
+	t.Parallel()
+	var at []time.Time
+	list := func(w http.ResponseWriter, r *http.Request) {
+		at = append(at, time.Now())
+		broken(w, r)
+	}
+	server := &api{watch: answers{broken}, list: answers{list}}
+	client := server.start(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 11*firstPause) // pauses of 2 to 3 s, 4 to 6 s, 8 to 12 s
+	defer cancel()
+	if _, err := client.Wait(ctx, object("ours", "10", nil), Classify); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v", err)
+	}
+	server.made(t)
+	if len(at) < 3 || at[1].Sub(at[0]) < 2*firstPause || at[2].Sub(at[1]) < 4*firstPause {
+		t.Errorf("lists at %v", at)
+	}
+}
+
+// A watch is asked for as long as there is time.
+func TestWatchLastsAsLongAsItsContext(t *testing.T) {
+	t.Parallel()
+	for _, left := range []time.Duration{time.Minute, time.Hour} {
+		server := &api{watch: answers{watched(watchEvent{"MODIFIED", object("ours", "11", issued)}, staysOpen)}}
+		client := server.start(t)
+		ctx, cancel := context.WithTimeout(t.Context(), left)
+		defer cancel()
+		if _, err := client.Wait(ctx, object("ours", "10", nil), Classify); err != nil {
+			t.Fatal(err)
+		}
+		query, err := url.ParseQuery(server.queries[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if seconds, err := strconv.Atoi(query.Get("timeoutSeconds")); err != nil || time.Duration(seconds)*time.Second < left-10*time.Second || time.Duration(seconds)*time.Second > left+time.Second {
+			t.Errorf("a watch for %q s, want %v", query.Get("timeoutSeconds"), left)
+		}
 	}
 }
 
@@ -462,7 +580,7 @@ func TestWaitEndsWithItsContext(t *testing.T) {
 			t.Parallel()
 			budget := 500 * time.Millisecond
 			if name == "while listing" {
-				budget += pollInterval
+				budget += 2 * firstPause
 			}
 			client := server.start(t)
 			ctx, cancel := context.WithTimeout(t.Context(), budget)
