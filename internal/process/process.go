@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // ID identifies one process of this boot. A pid alone is reused; a pid with its start time is not.
@@ -60,18 +62,14 @@ func BootID() string {
 const ticksPerSecond = 100
 
 // Age returns how long ago the process started, by a clock that nobody can set. It is 0 if the
-// kernel does not say.
+// kernel does not say. That clock is the one of Start, also in a time namespace. /proc/uptime may be
+// another: in a container, lxcfs shows the container's there.
 func (id ID) Age() time.Duration {
-	data, err := os.ReadFile("/proc/uptime")
-	if err != nil {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {
 		return 0
 	}
-	up, _, _ := strings.Cut(string(data), " ")
-	seconds, err := strconv.ParseFloat(up, 64)
-	if err != nil {
-		return 0
-	}
-	return time.Duration((seconds - float64(id.Start)/ticksPerSecond) * float64(time.Second))
+	return max(time.Duration(now.Nano())-time.Duration(id.Start)*(time.Second/ticksPerSecond), 0) //nolint:gosec // G115: centuries fit
 }
 
 // Alive reports whether this very process still runs.

@@ -5,6 +5,7 @@ package process
 import (
 	"os"
 	"os/exec"
+	"path/filepath"
 	"testing"
 	"time"
 )
@@ -64,5 +65,33 @@ func TestAgeIsByNoClockThatSomebodySets(t *testing.T) {
 	}
 	if again := BootID(); again == "" || again != BootID() {
 		t.Errorf("boot %q", BootID())
+	}
+}
+
+// lxcfs shows the uptime of a container in /proc/uptime. A worker's age must not become negative.
+func TestAgeDoesNotNeedTheUptimeFile(t *testing.T) {
+	const inside = "PROCESS_TEST_INSIDE"
+	if os.Getenv(inside) != "" {
+		up, err := os.ReadFile("/proc/uptime")
+		if err != nil || string(up) != "1.00 1.00\n" {
+			t.Fatalf("/proc/uptime: %q, %v", up, err)
+		}
+		parent, err := Of(os.Getppid())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if age := parent.Age(); age < time.Second {
+			t.Errorf("a process that has run for a second is %v old", age)
+		}
+		return
+	}
+	fake := filepath.Join(t.TempDir(), "uptime")
+	if err := os.WriteFile(fake, []byte("1.00 1.00\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("unshare", "--map-root-user", "--mount", "sh", "-c", `mount --bind "$1" /proc/uptime && sleep 1.1 && "$2" -test.run='^'"$3"'$' -test.v`, "-", fake, os.Args[0], t.Name())
+	cmd.Env = append(os.Environ(), inside+"=1")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
 	}
 }
