@@ -7,7 +7,7 @@ SHELL := /bin/bash
 VERSION ?= v0.0.0-devel
 COMMIT ?= $(shell git describe --always --exclude='*' --abbrev=12 --dirty 2>/dev/null || echo unknown)
 # No build ID: it would be made of the folder's content as it happens to be.
-LDFLAGS := -s -w -buildid= -X main.version=$(VERSION) -X main.commit=$(COMMIT)
+LDFLAGS = -s -w -buildid= -X main.version=$(VERSION) -X main.commit=$(COMMIT) -X main.commitTime=$(SOURCE_DATE_EPOCH)
 FUZZTIME ?= 10s
 
 DIST ?= dist

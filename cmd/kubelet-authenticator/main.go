@@ -15,14 +15,15 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
 )
 
-// version and commit are set by the linker.
-var version, commit = "devel", "unknown"
+// version, commit and commitTime are set by the linker.
+var version, commit, commitTime = "devel", "unknown", ""
 
 func main() {
 	os.Exit(command.Program{
 		Name:            "kubelet-authenticator",
 		Version:         version,
 		Commit:          commit,
+		CommitTime:      commitTime,
 		Providers:       providers(),
 		DefaultProvider: tpm.Name,
 	}.Main())

@@ -37,6 +37,7 @@ type Authenticator struct {
 	startWorker         func() (process.ID, error)
 	workerDeadline      time.Duration
 	step                func(Step)
+	built               time.Time // a clock before it is wrong; the zero time says nothing
 	now                 func() time.Time
 }
 
@@ -52,7 +53,7 @@ func New(o Options) (*Authenticator, error) {
 		signerName: c.SignerName, waitTimeout: c.WaitTimeout.Duration, renewalWait: c.RenewalWait.Duration,
 		note: newNoteFile(c.RuntimeDir, c.CertDir),
 		exec: o.Exec, parent: o.Parent, userAgent: o.UserAgent,
-		startWorker: o.StartWorker, workerDeadline: o.WorkerDeadline, step: o.OnStep, now: time.Now,
+		startWorker: o.StartWorker, workerDeadline: o.WorkerDeadline, step: o.OnStep, built: o.Built, now: time.Now,
 	}
 	if d := c.Expiration.Duration; d != 0 {
 		seconds := int32(min(d, longestLifetime) / time.Second) //nolint:gosec // G115: longestLifetime fits

@@ -3,6 +3,7 @@
 package authenticator
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
@@ -65,7 +66,11 @@ func (e *enrolment) check(decision csr.Decision) (*cache.Pair, error) {
 		if decision.Reason == attestation.ReasonNodeRegistered {
 			hint = fmt.Sprintf("if this machine is that node and its record was lost, delete the Node: kubectl delete node %s; a new request follows after a pause", pending.NodeName)
 		}
-		return nil, why(RequestDenied, "denied", hint)
+		denied := why(RequestDenied, "denied", hint)
+		if decision.Reason == attestation.ReasonUnknownCredential || decision.Reason == attestation.ReasonRequesterNotAllowed {
+			return nil, &credentialDeniedError{denied}
+		}
+		return nil, denied
 	case csr.Failed:
 		return nil, why(requestFailed, "failed", "ask the operator of the signer; a new request follows after a pause")
 	case csr.Issued:
@@ -89,6 +94,14 @@ func (e *enrolment) noCommonVersion(decision csr.Decision) error {
 			pending.Last().Name, accepted, text.Line(decision.Versions, 256))}
 }
 
+// takesEarly reports whether a certificate that has not begun, by this machine's clock, is installed
+// all the same. It is if that clock is evidently wrong, or if there is none to lose. The API server
+// goes by its own clock.
+func (e *enrolment) takesEarly() bool {
+	held := e.status.pair
+	return held == nil || e.now().Before(e.built) || e.now().Before(held.Leaf.NotBefore)
+}
+
 // checkIssued accepts a certificate only if its key is ours and it is for this node, for client
 // authentication, and valid now.
 func (e *enrolment) checkIssued(certificate []byte) (*cache.Pair, error) {
@@ -105,6 +118,11 @@ func (e *enrolment) checkIssued(certificate []byte) (*cache.Pair, error) {
 		err = &cache.UnusableError{Problem: "it is for another key"}
 	default:
 		err = cache.CheckNodeCertificate(leaf, pending.NodeName, e.now())
+	}
+	var unusable *cache.UnusableError
+	if errors.As(err, &unusable) && unusable.Early && e.takesEarly() {
+		e.log.Info("the certificate is installed although it is early: this machine's clock is wrong", "problem", unusable.Problem)
+		err = nil
 	}
 	if err != nil {
 		return nil, AsFailure(fmt.Errorf("CertificateSigningRequest %s: issued %w", pending.Last().Name, err))

@@ -112,7 +112,7 @@ func (r *Report) check(ctx context.Context, a *Authenticator, status certificate
 		r.Check = "accepted"
 		return
 	}
-	failure := classifyAPIError(err, to.Credential)
+	failure := a.blameClock(classifyAPIError(err, to.Credential))
 	if failure.Reason == APIUnreachable {
 		r.Check = "skipped: " + failure.Error()
 		return

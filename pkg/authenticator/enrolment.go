@@ -29,6 +29,11 @@ var (
 	errGone = errors.New("the request is gone")
 )
 
+// credentialDeniedError is a denial that speaks against the credential, not against the machine.
+type credentialDeniedError struct{ error }
+
+func (e *credentialDeniedError) Unwrap() error { return e.error }
+
 // enrolment gets one certificate with one credential.
 type enrolment struct {
 	*worker
@@ -237,7 +242,11 @@ func (e *enrolment) classifyRequestError(ctx context.Context, request *certifica
 	case e.to.Own && apierrors.IsUnauthorized(err):
 		return fmt.Errorf("%w: %w", errRejected, err)
 	}
-	failure := classifyAPIError(err, e.to.Credential)
+	failure := e.blameClock(classifyAPIError(err, e.to.Credential))
+	if failure.Reason == bootstrapRefused && e.node().WhyBootstrap(e.status.pair, e.status.rejected) == "" {
+		e.spent = true // the node's own certificate is asked with next, for another request
+		return failure
+	}
 	if failure.Reason != apiRefused || e.pending.Last().UID != "" || !e.neverCreated(ctx) {
 		return failure
 	}

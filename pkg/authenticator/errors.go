@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
@@ -115,6 +116,17 @@ func classifyAPIError(err error, credential string) *Failure {
 		return &Failure{APIUnreachable, "see the log of the API server, or of the load balancer before it", err}
 	}
 	return &Failure{APIUnreachable, "check the network, the proxy settings and the server's address", err}
+}
+
+// blameClock returns the Failure for a call that failed since the API server's certificate is not
+// valid now, if this machine's clock is evidently wrong. It returns any other Failure as it is.
+func (a *Authenticator) blameClock(failure *Failure) *Failure {
+	var invalid x509.CertificateInvalidError
+	if !a.now().Before(a.built) || !errors.As(failure, &invalid) || invalid.Reason != x509.Expired {
+		return failure
+	}
+	return &Failure{clockWrong, "set this machine's clock",
+		fmt.Errorf("%w; this machine's clock says %s, but this program was built at %s", failure.Err, a.now().UTC().Format(time.RFC3339), a.built.UTC().Format(time.RFC3339))}
 }
 
 // peerError is an error whose text a peer wrote in part.

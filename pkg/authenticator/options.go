@@ -39,6 +39,9 @@ type Options struct {
 	StartWorker func() (process.ID, error)
 	// WorkerDeadline is the longest life of one worker. Default: DefaultWorkerDeadline.
 	WorkerDeadline time.Duration
+	// Built is the time of the commit that the program was built from. A clock before it is wrong.
+	// The zero time, the default, says nothing.
+	Built time.Time
 	// OnStep is called before each step of a run or a worker. Default: nothing is called.
 	OnStep func(Step)
 }

@@ -23,6 +23,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clientauthentication "k8s.io/client-go/pkg/apis/clientauthentication/v1"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 
@@ -1526,5 +1527,122 @@ func TestOverloadEndsTheWorkerAndLosesNothing(t *testing.T) {
 			n.wantFiled(1, 1)
 			n.wantInstalled()
 		})
+	}
+}
+
+// A worker whose node's own certificate was denied waits with the bootstrap credential's request for
+// the signer, and is killed. The next one goes on with that request, and asks for no other.
+func TestBootstrapRequestAfterADenialIsTakenUp(t *testing.T) {
+	n := newNode(t)
+	n.api.hello = func(i int, o *csrObject) {
+		if i == 1 {
+			deny(attestation.ReasonUnknownCredential)(i, o)
+		} else {
+			challenge(i, o)
+		}
+	}
+	n.api.proof = func(int, *csrObject) {} // the signer is late
+	installPair(t, n.dir, newPair(t, dueSoon))
+	n.exec = execOf(t, n)
+	mustFail(t, n.work(), WaitingForSigner)
+	n.wantFiled(2, 1)
+	for range 2 {
+		mustFail(t, n.work(), WaitingForSigner)
+	}
+	n.wantFiled(2, 1)
+	n.api.mu.Lock()
+	_, proofs := n.api.split()
+	n.issue(1, proofs[0])
+	n.api.mu.Unlock()
+	if err := n.work(); err != nil {
+		t.Fatal(err)
+	}
+	n.wantFiled(2, 1)
+	n.wantInstalled()
+}
+
+// execOf is client-go's question of the cluster that the bootstrap kubeconfig names.
+func execOf(t *testing.T, n *testNode) ExecInfo {
+	t.Helper()
+	to, err := n.node().BootstrapAccess()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ExecInfo{APIVersion: execV1, Cluster: &clientauthentication.Cluster{Server: to.Cluster.Server, CertificateAuthorityData: to.Cluster.CertificateAuthorityData}}
+}
+
+// A clock that is evidently wrong takes no certificate away.
+func TestCertificateThatIsEarly(t *testing.T) {
+	early := func(c *x509.Certificate) { c.NotBefore, c.NotAfter = noon.Add(3*time.Hour), noon.Add(4*time.Hour) }
+	for name, c := range map[string]struct {
+		held  func(*x509.Certificate) // nil: there is none
+		built time.Time
+		taken bool
+	}{
+		"the first":                             {nil, time.Time{}, true},
+		"after one that is valid":               {dueSoon, noon.Add(-time.Hour), false},
+		"after one that is early, too":          {func(c *x509.Certificate) { c.NotBefore, c.NotAfter = noon.Add(time.Hour), noon.Add(2*time.Hour) }, time.Time{}, true},
+		"the clock is before the build":         {dueSoon, noon.Add(time.Hour), true},
+		"the clock is a second after the build": {dueSoon, noon.Add(-time.Second), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			n.built = c.built
+			n.api.proof = func(_ int, o *csrObject) {
+				o.Status.Certificate = sign(t, pkcs10Of(t, o.Spec.Request), early)
+			}
+			var held *cache.Pair
+			if c.held != nil {
+				held = newPair(t, c.held)
+				installPair(t, n.dir, held)
+				rejectedNote(n.Authenticator, held) // so that it is to be replaced
+			}
+			err := n.work()
+			s := n.loadStatus()
+			if !c.taken {
+				failure := wantFailure(t, err, clockWrong)
+				if !strings.Contains(failure.Error(), "2026-11-20T15:00:00Z") || !strings.Contains(failure.Error(), "2026-11-20T12:00:00Z") {
+					t.Errorf("it does not name both times: %v", failure)
+				}
+				if s.pair == nil || s.pair.Fingerprint() != held.Fingerprint() {
+					t.Error("the certificate that was held is gone")
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			n.wantInstalled()
+			if s.remark == nil || !strings.Contains(s.remark.Error(), "2026-11-20T15:00:00Z") || !strings.Contains(s.remark.Error(), "2026-11-20T12:00:00Z") {
+				t.Errorf("remark %v", s.remark)
+			}
+		})
+	}
+}
+
+// A certificate that has ended, and nothing to get another with: it may be the clock that is wrong.
+func TestEndedCertificateNamesBothTimes(t *testing.T) {
+	n := newNode(t)
+	installPair(t, n.dir, newPair(t, func(c *x509.Certificate) { c.NotAfter = noon.Add(-time.Hour) }))
+	n.bootstrapKubeconfig += ".none"
+	failure := wantFailure(t, n.work(), NoBootstrap)
+	for _, says := range []string{"expired at 2026-11-20T11:00:00Z", "clock says 2026-11-20T12:00:00Z", "no bootstrap kubeconfig"} {
+		if !strings.Contains(failure.Error(), says) {
+			t.Errorf("it does not say %q: %v", says, failure)
+		}
+	}
+	if !strings.Contains(failure.Hint, "clock") || !strings.Contains(failure.Hint, "kubeadm token create") {
+		t.Errorf("hint %q", failure.Hint)
+	}
+}
+
+// An API server's certificate that has not begun blames the clock if that is evidently wrong.
+func TestClockBeforeTheBuildIsBlamed(t *testing.T) {
+	expired := classifyAPIError(x509.CertificateInvalidError{Reason: x509.Expired}, "whose")
+	for built, want := range map[time.Time]Reason{noon.Add(time.Hour): clockWrong, noon: apiUntrusted, {}: apiUntrusted} {
+		a := testAuthenticator(t)
+		a.built = built
+		mustFail(t, a.blameClock(expired), want)
+		mustFail(t, a.blameClock(&Failure{apiUntrusted, "", x509.UnknownAuthorityError{}}), apiUntrusted)
 	}
 }

@@ -59,7 +59,7 @@ func (a *Authenticator) loadStatus() certificateStatus {
 			return status
 		}
 		// The API server goes by its own clock: ours may be the wrong one.
-		status.remark = &Failure{clockWrong, "check this machine's clock", fmt.Errorf("%s: %w, by this machine's clock", file, err)}
+		status.remark = &Failure{clockWrong, "check this machine's clock", fmt.Errorf("%s: %w", file, err)}
 	}
 	status.foreign = a.node().IsForeign(pair)
 	if status.setNodeName(a, pair); status.problem != nil {

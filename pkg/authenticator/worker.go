@@ -5,11 +5,13 @@ package authenticator
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"time"
 
 	"k8s.io/klog/v2"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
@@ -116,23 +118,28 @@ func (w *worker) register() (err error) {
 	return w.lock.NameWorker(w.result.Worker)
 }
 
-// work gets the certificate. If the API server rejects the node's own certificate, it tries again
-// with the bootstrap credential.
+// work gets the certificate. If the node's own certificate is refused as a credential, by the API
+// server or by an approver, it tries again with the bootstrap credential.
 func (w *worker) work(ctx context.Context) error {
 	status, wanted, err := w.tidy(ctx)
 	if err != nil || !wanted {
 		return err
 	}
-	to, err := w.node().Access(status.pair, status.rejected)
+	to, err := w.access(status)
 	if err != nil {
-		return err
+		return w.explainNoAccess(status, err)
 	}
 	err = w.enrol(ctx, status, to)
-	if to.Own && errors.Is(err, errRejected) {
+	var denied *credentialDeniedError
+	switch {
+	case to.Own && errors.Is(err, errRejected):
 		w.noteRejection(status)
+		status.rejected = true
 		if to, err = w.node().BootstrapAccess(); err == nil {
 			err = w.enrol(ctx, status, to)
 		}
+	case to.Own && errors.As(err, &denied):
+		err = w.enrolByBootstrap(ctx, status, AsFailure(err))
 	}
 	if w.installed != nil {
 		// If this fails, or the worker is killed before it, the next worker or "prepare"
@@ -142,6 +149,54 @@ func (w *worker) work(ctx context.Context) error {
 		}
 	}
 	return err
+}
+
+// access returns the credential for the next request. If the pending request was filed with the
+// bootstrap credential, it is that one: an approver has denied the node's own before.
+func (w *worker) access(status certificateStatus) (nodeaccess.Access, error) {
+	to, err := w.node().Access(status.pair, status.rejected)
+	if err != nil || !to.Own {
+		return to, err
+	}
+	pending, err := w.dir.Pending()
+	if err != nil || pending == nil || pending.Requester == "" || pending.Requester == to.Requester() {
+		return to, nil //nolint:nilerr // resume says what is wrong with the file
+	}
+	if bootstrap, err := w.node().BootstrapAccess(); err == nil && bootstrap.Requester() == pending.Requester {
+		return bootstrap, nil
+	}
+	return to, nil
+}
+
+// enrolByBootstrap enrols with the bootstrap credential after an approver has denied the node's own.
+// Without one, the Failure says what that means for the node.
+func (w *worker) enrolByBootstrap(ctx context.Context, status certificateStatus, denied *Failure) error {
+	w.result.Wasted = true
+	to, err := w.node().BootstrapAccess()
+	if err != nil {
+		return &Failure{denied.Reason, "put a bootstrap kubeconfig there before that time (kubeadm token create --print-join-command), or have the controller's operator look at the machine's record",
+			fmt.Errorf("%w; no other credential is at hand (%w), so this node goes down at %s, when its certificate ends", denied, err, status.pair.Leaf.NotAfter.UTC().Format(time.RFC3339))}
+	}
+	w.log.Info("an approver denies the node's own certificate as a credential, trying the bootstrap credential", "cause", denied.Error())
+	if err := w.lock.ForgetPending(); err != nil { // the one that was denied
+		return err
+	}
+	w.spent = false
+	if err := w.enrol(ctx, status, to); err != nil {
+		failure := AsFailure(err)
+		return &Failure{failure.Reason, failure.Hint, fmt.Errorf("%w (before that, with the node's own certificate: %s)", err, text.Line(denied.Error(), maxMessage/2))}
+	}
+	return nil
+}
+
+// explainNoAccess adds what led to it if the certificate has ended, by this machine's clock.
+func (w *worker) explainNoAccess(status certificateStatus, err error) error {
+	var unusable *cache.UnusableError
+	if !errors.As(status.problem, &unusable) || !unusable.Clock {
+		return err
+	}
+	failure := AsFailure(err)
+	return &Failure{failure.Reason, "check this machine's clock; if it is right, " + failure.Hint, fmt.Errorf("%w; %w", status.problem, err)}
 }
 
 // tidy sets aside what cannot be used, and decides whether a certificate is wanted at all.

@@ -118,7 +118,6 @@ func TestOnlyTheCertificateThatWasAskedForIsTaken(t *testing.T) {
 		"a CA's":             {sign(t, pkcs10, func(c *x509.Certificate) { c.IsCA, c.BasicConstraintsValid = true, true }), certificateUnusable},
 		"for servers":        {sign(t, pkcs10, func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} }), certificateUnusable},
 		"of yesterday":       {sign(t, pkcs10, func(c *x509.Certificate) { c.NotAfter = noon.Add(-time.Second) }), clockWrong},
-		"of tomorrow":        {sign(t, pkcs10, func(c *x509.Certificate) { c.NotBefore = noon.Add(11 * time.Minute) }), clockWrong},
 		"garbage":            {[]byte("hunter2"), certificateUnusable},
 		"a key":              {pending.Key, certificateUnusable},
 	} {
@@ -218,6 +217,8 @@ type apiServer struct {
 	review http.HandlerFunc
 	// refuses are credentials that get a 401: "token" or "certificate".
 	refuses []string
+	// denies has the reason for which a request with a credential is denied.
+	denies map[string]string
 
 	mu    sync.Mutex
 	filed []string // whose credential each request was filed with
@@ -249,7 +250,11 @@ func (a *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	object.UID = "uid"
-	a.decide(&object)
+	if reason := a.denies[credential]; reason != "" {
+		deny(reason)(0, &object)
+	} else {
+		a.decide(&object)
+	}
 	w.WriteHeader(http.StatusCreated)
 	_ = json.NewEncoder(w).Encode(object)
 }
@@ -371,6 +376,71 @@ func TestCertificateOfAnotherCluster(t *testing.T) {
 			s := a.loadStatus()
 			if s.pair == nil || s.foreign || s.due != "" || (s.pair.Fingerprint() == old.Fingerprint()) != (c.filed == nil) {
 				t.Errorf("after it: foreign %v, due %q, lack %v", s.foreign, s.due, s.problem)
+			}
+		})
+	}
+}
+
+// A denial that speaks against the node's own certificate does not take the node down while a
+// bootstrap credential is at hand.
+func TestWorkAfterTheOwnCertificateIsDenied(t *testing.T) {
+	for name, c := range map[string]struct {
+		reason, bootstrap string // the reason of the denials of either credential
+		refuses           []string
+		without           bool // there is no bootstrap credential
+		filed             []string
+		failure           Reason
+		says              []string
+	}{
+		"as unknown":              {reason: attestation.ReasonUnknownCredential, filed: []string{"certificate", "token"}},
+		"as one that may not":     {reason: attestation.ReasonRequesterNotAllowed, filed: []string{"certificate", "token"}},
+		"for what the machine is": {reason: "EKReplaced", filed: []string{"certificate"}, failure: RequestDenied, says: []string{"EKReplaced"}},
+		"and there is no other credential": {reason: attestation.ReasonUnknownCredential, without: true, filed: []string{"certificate"}, failure: RequestDenied,
+			says: []string{"UnknownCredential", "no such file", "goes down at 2026-11-20T12:05:00Z"}},
+		"and so is the bootstrap credential": {reason: attestation.ReasonUnknownCredential, bootstrap: "NodeAlreadyRegistered", filed: []string{"certificate", "token"}, failure: RequestDenied,
+			says: []string{"NodeAlreadyRegistered", "UnknownCredential"}},
+		"and the token has run out": {reason: attestation.ReasonUnknownCredential, refuses: []string{"token"}, filed: []string{"certificate", "token"}, failure: bootstrapRefused,
+			says: []string{"UnknownCredential", "b.conf"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			api := &apiServer{refuses: c.refuses, denies: map[string]string{"certificate": c.reason, "token": c.bootstrap}, decide: func(object *certificatesv1.CertificateSigningRequest) {
+				object.Status.Certificate = sign(t, pkcs10Of(t, object.Spec.Request), nil)
+			}}
+			a := enrolling(t, api)
+			old := newPair(t, dueSoon)
+			installPair(t, a.dir, old)
+			if c.without {
+				a.bootstrapKubeconfig += ".none"
+			}
+			err := a.Work(t.Context())
+			if !slices.Equal(api.filed, c.filed) {
+				t.Errorf("filed with %q, want %q", api.filed, c.filed)
+			}
+			if pending, err := a.dir.Pending(); pending != nil || err != nil {
+				t.Errorf("the next worker goes on with what was denied: %v", err)
+			}
+			s := a.loadStatus()
+			if c.failure == "" {
+				if err != nil || s.pair == nil || s.pair.Fingerprint() == old.Fingerprint() {
+					t.Errorf("no new certificate: %v", err)
+				}
+				return
+			}
+			failure := wantFailure(t, err, c.failure)
+			for _, says := range c.says {
+				if !strings.Contains(failure.Error(), says) {
+					t.Errorf("it does not say %q: %v", says, failure)
+				}
+			}
+			if c.without && !strings.Contains(failure.Hint, "kubeadm token create") {
+				t.Errorf("hint %q", failure.Hint)
+			}
+			if s.pair == nil || s.rejected || s.pair.Fingerprint() != old.Fingerprint() {
+				t.Error("the old certificate is not served any more")
+			}
+			state, err := a.dir.State()
+			if err != nil || state.NextAttempt.Sub(noon) < laterFirst {
+				t.Errorf("requests were denied, and the next worker starts soon: %+v, %v", state, err)
 			}
 		})
 	}

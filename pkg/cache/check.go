@@ -51,9 +51,9 @@ func CheckNodeCertificate(leaf *x509.Certificate, name string, now time.Time) er
 	case !leaf.NotBefore.Before(leaf.NotAfter):
 		return &UnusableError{Problem: "it ends before it begins"}
 	case leaf.NotBefore.After(now.Add(maxClockLead)):
-		return &UnusableError{Problem: "it is not valid before " + leaf.NotBefore.UTC().Format(time.RFC3339), Clock: true, Early: true}
+		return &UnusableError{Problem: fmt.Sprintf("it is not valid before %s, and this machine's clock says %s", leaf.NotBefore.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339)), Clock: true, Early: true}
 	case !now.Before(leaf.NotAfter):
-		return &UnusableError{Problem: "it expired at " + leaf.NotAfter.UTC().Format(time.RFC3339), Clock: true}
+		return &UnusableError{Problem: fmt.Sprintf("it expired at %s, and this machine's clock says %s", leaf.NotAfter.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339)), Clock: true}
 	}
 	return nil
 }

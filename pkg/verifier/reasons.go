@@ -17,9 +17,9 @@ const (
 	ReasonHelloNotFound      Reason = "HelloNotFound"
 	ReasonHelloExpired       Reason = "AttestationHelloExpired"
 
-	ReasonRequesterNotAllowed Reason = "RequesterNotAllowed"
+	ReasonRequesterNotAllowed Reason = attestation.ReasonRequesterNotAllowed
 	ReasonTokenNotForMachine  Reason = "TokenNotForMachine"
-	ReasonUnknownCredential   Reason = "UnknownCredential"
+	ReasonUnknownCredential   Reason = attestation.ReasonUnknownCredential
 
 	ReasonAttestationUnavailable Reason = "AttestationUnavailable"
 

@@ -11,6 +11,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -32,6 +33,9 @@ type Program struct {
 	// Version and Commit are those of the build. The User-Agent and the version command show
 	// them.
 	Version, Commit string
+	// CommitTime is the time of that commit, in seconds since 1970, as in SOURCE_DATE_EPOCH. A clock
+	// before it is wrong. If it is empty, it is not known.
+	CommitTime string
 	// DefaultProvider is used if the operator names none. If it is empty, the operator has to
 	// name one.
 	DefaultProvider string
@@ -198,8 +202,16 @@ func (i *invocation) newAuthenticator(config authenticator.Config, loadErr error
 		Config: config, ConfigError: loadErr, Providers: i.Providers, Exec: exec,
 		Parent: authenticator.Caller(exec), UserAgent: i.userAgent(),
 		StartWorker:    func() (process.ID, error) { return i.startWorker(env...) },
-		WorkerDeadline: i.WorkerDeadline, OnStep: i.OnStep,
+		WorkerDeadline: i.WorkerDeadline, Built: i.built(), OnStep: i.OnStep,
 	})
+}
+
+func (p Program) built() time.Time {
+	seconds, err := strconv.ParseInt(p.CommitTime, 10, 64)
+	if err != nil {
+		return time.Time{}
+	}
+	return time.Unix(seconds, 0)
 }
 
 func (i *invocation) userAgent() string { return i.Name + "/" + i.Version }
