@@ -69,8 +69,8 @@ type Config struct {
 	Expiration metav1.Duration `json:"expiration,omitzero"`
 	// WaitTimeout is the longest wait of a run that has no certificate to print.
 	WaitTimeout metav1.Duration `json:"waitTimeout,omitzero"`
-	// RenewalWait is the longest wait of a run for a new certificate while the old one is
-	// valid.
+	// RenewalWait is the longest wait of a run for a new certificate if the old one ends within
+	// 2 s, or the API server rejects it. Otherwise a run prints the old one at once.
 	RenewalWait metav1.Duration `json:"renewalWait,omitzero"`
 	// TPMDevice is the path of the TPM device, or of a software TPM's socket. If it is empty,
 	// the provider looks for one.
