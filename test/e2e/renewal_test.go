@@ -72,6 +72,52 @@ func TestInsecureDoesNotRenew(t *testing.T) {
 	}
 }
 
+// No request waits for a renewal, and yet the new certificate is soon in use: client-go asks again after 30 s at most. A certificate with
+// hours left makes it as late as it can be.
+func TestNewCertificateIsSoonInUse(t *testing.T) {
+	t.Parallel()
+	n := renewingNode(t)
+	old := n.installDue(t)
+	if left := time.Until(old.Leaf.NotAfter); left < 5*time.Minute {
+		t.Fatalf("%s are left: client-go would ask earlier", left)
+	}
+	client := exec.CommandContext(t.Context(), n.client, n.execKubeconfig(t, "client.authentication.k8s.io/v1"), "100ms", "1m")
+	output, err := client.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := client.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = client.Wait() }()
+	defer func() { _ = client.Process.Kill() }()
+	var issued time.Time
+	requests := 0
+	for lines := bufio.NewScanner(output); lines.Scan(); requests++ {
+		fields := strings.Fields(lines.Text())
+		if fields[0] != "ok" || len(fields) != 4 {
+			t.Fatalf("request %d: %s", requests, lines.Text())
+		}
+		if issued.IsZero() {
+			if now := n.requests(t); len(now) == 1 && len(now[0].Status.Certificate) > 0 {
+				issued = time.Now()
+			}
+		}
+		if fields[3] != "X509SHA256="+old.Fingerprint() {
+			if issued.IsZero() {
+				t.Fatal("it is not known when the certificate was issued")
+			}
+			took := time.Since(issued)
+			t.Logf("in use %s after it was issued, after %d requests", took.Round(time.Millisecond), requests)
+			if took > 35*time.Second {
+				t.Errorf("in use %s after it was issued", took)
+			}
+			return
+		}
+	}
+	t.Errorf("the new certificate was not in use after %d requests", requests)
+}
+
 // A signer that is away costs the node nothing: each run prints the old certificate within 2 s, no request through the exec
 // transport is lost, and the same CSR is served once the signer is back.
 func TestSignerIsAway(t *testing.T) {

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// client is a client-go program like the kubelet: it makes a request every interval through a kubeconfig, and prints a line with the
-// time that each took, or why it failed.
+// client is a client-go program like the kubelet: it makes a request every interval through a kubeconfig. It prints a line for each: how
+// many milliseconds it took, as whom and with which certificate, or why it failed.
 package main
 
 import (
 	"context"
 	"fmt"
 	"os"
+	"strings"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -50,7 +51,8 @@ func run(kubeconfig, interval, total string) error {
 			fmt.Printf("failed %d %v\n", took, err)
 			continue
 		}
-		fmt.Printf("ok %d %s\n", took, review.Status.UserInfo.Username)
+		certificate := strings.Join(review.Status.UserInfo.Extra["authentication.kubernetes.io/credential-id"], ",")
+		fmt.Printf("ok %d %s %s\n", took, review.Status.UserInfo.Username, certificate)
 	}
 	return nil
 }
