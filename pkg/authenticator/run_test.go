@@ -213,7 +213,7 @@ func TestRunWaitsOnlyIfTheCertificateIsNoUse(t *testing.T) {
 				t.Errorf("client-go asks for the new one after %v", until)
 			}
 			for a.dir.Stamp(cache.CurrentFile) == (cache.Stamp{}) || a.loadStatus().pair == nil || a.loadStatus().due != "" { // the worker ends before its directory
-				time.Sleep(pollInterval)
+				time.Sleep(leastPause)
 			}
 		})
 	}

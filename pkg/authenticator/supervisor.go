@@ -14,11 +14,12 @@ import (
 )
 
 const (
-	// pollInterval is how often a waiting run compares the certificate's file with the last one.
-	pollInterval = 25 * time.Millisecond
-	// workerInterval is how often it checks whether the worker has ended, and statusInterval how
-	// often it reads everything again.
-	workerInterval, statusInterval = 8 * pollInterval, 80 * pollInterval
+	// leastPause and mostPause bound the pauses between two looks of a run that waits. A pause is a
+	// part of the time that the run has waited: so nothing is noticed much later than it happened,
+	// and a long wait costs little.
+	leastPause, mostPause, pausePart = 5 * time.Millisecond, 250 * time.Millisecond, 16
+	// statusInterval is how often it reads everything again.
+	statusInterval = 2 * time.Second
 	// overdue is how long a worker may outlive its deadline. It ends by itself a little after
 	// it.
 	overdue = 30 * time.Second
@@ -37,6 +38,7 @@ func (a *Authenticator) supervisor() supervisor { return supervisor{a} }
 func (s supervisor) awaitWorker(ctx context.Context, before certificateStatus, budget time.Duration, answer *Answer) (certificateStatus, error) {
 	ctx, cancel := context.WithTimeout(ctx, budget)
 	defer cancel()
+	began := time.Now()
 	for {
 		seen := s.dir.Stamp(cache.CurrentFile) // before it is read: a change in between is seen below
 		if status := s.loadStatus(); status.betterThan(before) {
@@ -45,7 +47,7 @@ func (s supervisor) awaitWorker(ctx context.Context, before certificateStatus, b
 		if err := s.ensureWorker(before, answer); err != nil && !errors.Is(err, cache.ErrLocked) {
 			return before, err
 		}
-		if !s.awaitChange(ctx, seen) {
+		if !s.awaitChange(ctx, seen, began) {
 			return before, s.whyNotYet(budget)
 		}
 	}
@@ -69,18 +71,17 @@ func (s supervisor) ensureWorker(before certificateStatus, answer *Answer) error
 }
 
 // awaitChange returns when there may be something new: the certificate's file has changed, no worker
-// runs, or statusInterval has passed. It reports false if ctx has ended. A file's metadata is
-// cheap to read, so a run that waits costs next to nothing.
-func (s supervisor) awaitChange(ctx context.Context, seen cache.Stamp) bool {
-	ticker := time.NewTicker(pollInterval)
-	defer ticker.Stop()
-	for waited := pollInterval; ; waited += pollInterval {
+// runs, or statusInterval has passed. It reports false if ctx has ended. began is when the run
+// began to wait.
+func (s supervisor) awaitChange(ctx context.Context, seen cache.Stamp, began time.Time) bool {
+	for again := time.Now().Add(statusInterval); ; {
+		pause := min(max(time.Since(began)/pausePart, leastPause), mostPause)
 		select {
 		case <-ctx.Done():
 			return false
-		case <-ticker.C:
+		case <-time.After(pause):
 		}
-		if s.dir.Stamp(cache.CurrentFile) != seen || waited >= statusInterval || waited%workerInterval == 0 && !s.dir.Worker().Alive() {
+		if s.dir.Stamp(cache.CurrentFile) != seen || !s.dir.Worker().Alive() || time.Now().After(again) {
 			return true
 		}
 	}
@@ -171,6 +172,6 @@ func (s supervisor) recordDeath(lock *cache.Lock, state *cache.State) error {
 // running.
 func (s supervisor) awaitWorkerEnd() {
 	for end := time.Now().Add(workerEnd); s.dir.Worker().Alive() && time.Now().Before(end); {
-		time.Sleep(pollInterval)
+		time.Sleep(leastPause)
 	}
 }

@@ -4,6 +4,9 @@ package e2e
 
 import (
 	"context"
+	"os"
+	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -48,6 +51,10 @@ func TestUselessCertificatesMakeNoStorm(t *testing.T) {
 				if r := n.run(t); r.Code != 0 {
 					t.Fatalf("exit code %d: %s", r.Code, r.Stderr)
 				}
+				// The same for a run before the worker's request is there.
+				harness.Eventually(t, 10*time.Second, "the worker has filed a request, or has ended", func() bool {
+					return n.live(t) > 0 || !n.dir.Worker().Alive()
+				})
 			}
 			if filed := len(n.requests(t)); filed > 3 {
 				t.Errorf("%d requests were filed in 15 s", filed)
@@ -134,5 +141,37 @@ func TestRefusedRequestThatMayExistIsKept(t *testing.T) {
 	n.enrol(t)
 	if requests := n.requests(t); len(requests) != 1 || requests[0].Name != pending.Last().Name {
 		t.Errorf("%d requests", len(requests))
+	}
+}
+
+// A run that waits for its certificate reads the metadata of a file now and then. A hundred of them, as when many programs use one
+// kubeconfig, must not keep the machine busy.
+func TestRunsThatWaitCostNothing(t *testing.T) {
+	t.Parallel()
+	const waits, runs = 15 * time.Second, 20
+	n := newNode(t)
+	n.signer = "example.com/by-hand"
+	n.run(t, "--wait-timeout=100ms")
+	harness.Eventually(t, 20*time.Second, "a request is pending", func() bool { return len(n.requests(t)) == 1 })
+	var waiting sync.WaitGroup
+	var used [runs]time.Duration
+	for i := range runs {
+		waiting.Go(func() {
+			cmd := exec.CommandContext(t.Context(), n.plugin, append(n.flags(), "--wait-timeout="+waits.String())...)
+			cmd.Env = append(os.Environ(), n.ask())
+			if err := cmd.Run(); cmd.ProcessState == nil {
+				t.Error(err)
+				return
+			}
+			used[i] = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
+		})
+	}
+	waiting.Wait()
+	slices.Sort(used[:])
+	median := used[runs/2]
+	t.Logf("half of %d runs that waited %s used up to %s of CPU time", runs, waits, median)
+	// To read the status every 15 ms took 300 ms.
+	if median > 150*time.Millisecond {
+		t.Errorf("a run that waits uses %s", median)
 	}
 }
