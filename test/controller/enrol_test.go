@@ -73,7 +73,7 @@ func TestFirstRenewalAgain(t *testing.T) {
 
 // A certificate of the cluster's CA that is in no record, as somebody with the CA's key or the
 // wrong approver makes it, renews nothing while the record has a live one, though the TPM is the
-// right one.
+// right one. The machine is the right one, too: with a bootstrap credential at hand it gets another.
 func TestRenewalWithACertificateInNoRecord(t *testing.T) {
 	for name, mode := range map[string]verifier.Mode{"required": verifier.Required, "recover": verifier.Recover} {
 		t.Run(name, func(t *testing.T) {
@@ -83,9 +83,26 @@ func TestRenewalWithACertificateInNoRecord(t *testing.T) {
 			m.enrols(t)
 			m.loses(t)
 			m.getsAround(t)
-			m.enrols(t) // prints what is there, and starts a worker
+			bootstrap := m.bootstrap
+			m.bootstrap += ".gone"
+			around := m.enrols(t) // prints what is there, and starts a worker
 			harness.Eventually(t, 10*time.Second, "the renewal is refused", func() bool { return f.renewalRefused(t, m.name, verifier.ReasonUnknownCredential) })
 			if n := len(f.record(t, m.name).Status.Certificates); n != 1 {
+				t.Errorf("%d certificates are noted", n)
+			}
+			harness.WorkerEnds(t, m.certs())
+			if r := m.enrols(t); !strings.Contains(r.Stderr, string(verifier.ReasonUnknownCredential)) || !strings.Contains(r.Stderr, "goes down at "+around.Leaf.NotAfter.UTC().Format(time.RFC3339)) {
+				t.Errorf("it does not say what that means for the node: %s", r.Stderr)
+			}
+
+			m.bootstrap = bootstrap
+			m.loses(t)
+			m.getsAround(t)
+			around = m.enrols(t)
+			harness.Eventually(t, 10*time.Second, "another certificate is printed", func() bool {
+				return !bytes.Equal(m.enrols(t).Leaf.Raw, around.Leaf.Raw)
+			})
+			if n := len(f.record(t, m.name).Status.Certificates); n != 2 {
 				t.Errorf("%d certificates are noted", n)
 			}
 		})
