@@ -169,6 +169,7 @@ func TestCommentedExampleIsAccepted(t *testing.T) {
 		t.Fatal(err)
 	}
 	want.TypeMeta, want.Provider, want.ProviderIDScheme = config.TypeMeta, "tpm", "metal"
+	want.MetricsTextfile = "/var/lib/node_exporter/textfile_collector/kubelet_authenticator.prom"
 	if config != want {
 		t.Errorf("got %+v\nwant %+v", config, want)
 	}

@@ -30,6 +30,7 @@ type Authenticator struct {
 	expirationSeconds   *int32 // nil leaves the lifetime to the signer
 	waitTimeout         time.Duration
 	renewalWait         time.Duration
+	metricsTextfile     string // as given, else empty
 	note                noteFile
 	exec                ExecInfo
 	parent              process.ID // the zero ID for a person
@@ -51,8 +52,9 @@ func New(o Options) (*Authenticator, error) {
 		nodeName: c.NodeName, providerID: c.ProviderID, dir: cache.At(c.CertDir),
 		bootstrapKubeconfig: c.BootstrapKubeconfig, kubeletBootstrap: c.KubeletBootstrapKubeconfig, keepBootstrap: c.KeepBootstrapCredential,
 		signerName: c.SignerName, waitTimeout: c.WaitTimeout.Duration, renewalWait: c.RenewalWait.Duration,
-		note: newNoteFile(c.RuntimeDir, c.CertDir),
-		exec: o.Exec, parent: o.Parent, userAgent: o.UserAgent,
+		metricsTextfile: c.MetricsTextfile,
+		note:            newNoteFile(c.RuntimeDir, c.CertDir),
+		exec:            o.Exec, parent: o.Parent, userAgent: o.UserAgent,
 		startWorker: o.StartWorker, workerDeadline: o.WorkerDeadline, step: o.OnStep, built: o.Built, now: time.Now,
 	}
 	if d := c.Expiration.Duration; d != 0 {

@@ -75,6 +75,9 @@ type Config struct {
 	// TPMDevice is the path of the TPM device, or of a software TPM's socket. If it is empty,
 	// the provider looks for one.
 	TPMDevice string `json:"tpmDevice,omitempty"`
+	// MetricsTextfile is the file into which each worker writes metrics, for node-exporter's
+	// textfile collector. If it is empty, there is none.
+	MetricsTextfile string `json:"metricsTextfile,omitempty"`
 }
 
 // DefaultConfig returns the default settings.

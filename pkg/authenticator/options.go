@@ -74,6 +74,10 @@ func (o *Options) check() error {
 			return fmt.Errorf("%s %q: must be an absolute path of letters, digits and . _ - only", name, path)
 		}
 	}
+	// The directory is not looked for here: whether it exists must not decide about a certificate.
+	if path := c.MetricsTextfile; path != "" && (!filepath.IsAbs(path) || filepath.Ext(path) != ".prom") {
+		return fmt.Errorf("metricsTextfile %q: must be an absolute path that ends in .prom, or the textfile collector does not read it", path)
+	}
 	if c.NodeName != "" {
 		if err := nodeaccess.CheckNodeName(c.NodeName); err != nil {
 			return err

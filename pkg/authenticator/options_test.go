@@ -57,6 +57,9 @@ func TestNewRefusesWhatCannotWork(t *testing.T) {
 		"renewalWait negative":       {func(c *Config) { c.RenewalWait.Duration = -time.Second }, "renewalWait"},
 		"signerName without dot":     {func(c *Config) { c.SignerName = "cluster-x-k8s-io/kubelet" }, "signerName"}, // the proposal's
 		"signerName without path":    {func(c *Config) { c.SignerName = "example.com" }, "signerName"},
+		"metricsTextfile relative":   {func(c *Config) { c.MetricsTextfile = "x.prom" }, "metricsTextfile"},
+		"metricsTextfile, not .prom": {func(c *Config) { c.MetricsTextfile = "/var/lib/x.prom.txt" }, "metricsTextfile"},
+		"metricsTextfile, a folder":  {func(c *Config) { c.MetricsTextfile = "/var/lib/x.prom/" }, "metricsTextfile"},
 		"signerName, empty path":     {func(c *Config) { c.SignerName = "example.com/" }, "signerName"},
 		"signerName, empty domain":   {func(c *Config) { c.SignerName = "/kubelet" }, "signerName"},
 		"signerName, upper case":     {func(c *Config) { c.SignerName = "Example.com/kubelet" }, "signerName"},
@@ -93,6 +96,7 @@ func TestNewAccepts(t *testing.T) {
 		"defaults":                func(*Config) {},
 		"shortest expiration":     func(c *Config) { c.Expiration.Duration = 10 * time.Minute },
 		"longest expiration":      func(c *Config) { c.Expiration.Duration = 87600 * time.Hour },
+		"metrics":                 func(c *Config) { c.MetricsTextfile = "/none/kubelet_authenticator.prom" },
 		"no waiting":              func(c *Config) { c.WaitTimeout.Duration, c.RenewalWait.Duration = 0, 0 },
 		"longest node name":       func(c *Config) { c.NodeName = strings.Repeat("a", 253) },
 		"Kubernetes' own signer":  func(c *Config) { c.SignerName = "kubernetes.io/kube-apiserver-client-kubelet" },

@@ -74,6 +74,7 @@ func (a *Authenticator) Work(ctx context.Context) error {
 		return AsFailure(err)
 	}
 	defer w.lock.Unlock()
+	w.writeMetrics(readState(w.dir)) // should this worker hang, its start shows that
 	return w.record(w.work(ctx))
 }
 
@@ -274,6 +275,7 @@ func (w *worker) record(err error) error {
 	now := w.now().UTC()
 	w.result.Finished = now
 	state := readState(w.dir)
+	defer w.writeMetrics(state)
 	switch {
 	case err != nil:
 		failure := AsFailure(err)

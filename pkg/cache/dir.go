@@ -183,8 +183,14 @@ func (d Dir) Stamp(name string) Stamp {
 }
 
 // Write replaces a file as a whole. After a crash at any point there is either the old or the new
-// content, durably once Write has returned nil. Errors are *WriteError.
-func (d Dir) Write(name string, data []byte) (err error) {
+// content, durably once Write has returned nil. Only the owner may read the file. Errors are
+// *WriteError.
+func (d Dir) Write(name string, data []byte) error { return d.write(name, data, 0o600) }
+
+// WritePublic is Write for a file that every user may read. It must hold no secret.
+func (d Dir) WritePublic(name string, data []byte) error { return d.write(name, data, 0o644) }
+
+func (d Dir) write(name string, data []byte, mode fs.FileMode) (err error) {
 	path := d.File(name)
 	if len(data) > maxFileSize {
 		return &WriteError{path, fmt.Errorf("more than %d bytes, it could not be read again", maxFileSize)}
@@ -202,6 +208,11 @@ func (d Dir) Write(name string, data []byte) (err error) {
 	}()
 	if _, err := f.Write(data); err != nil {
 		return err
+	}
+	if mode != 0o600 {
+		if err := f.Chmod(mode); err != nil { // the umask does not apply
+			return err
+		}
 	}
 	if err := f.Sync(); err != nil {
 		return err

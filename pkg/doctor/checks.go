@@ -17,7 +17,7 @@ type Check struct {
 // Checks lists all checks in the order of the report.
 func Checks() []Check {
 	return []Check{
-		{"configuration", "the configuration file, with the flags given", "it does not parse, a value is wrong, others may write it", "see configuration.md", checkConfiguration},
+		{"configuration", "the configuration file, with the flags given", "it does not parse, a value is wrong, others may write it; the directory of metricsTextfile is missing (warning)", "see configuration.md", checkConfiguration},
 		{"tpm", "the TPM: it is opened, and asked for its identity and its keys", "absent, no right to open it, in use, a command is refused or hangs",
 			"enable the TPM in the firmware, load its driver; `tpm selftest` tries each command", checkTPM},
 		{"ek-certificate", "the certificates of the endorsement keys in the TPM", "none, or none that can be read (warning: an inventory can name the key instead); the key is made anew each time (warning)",

@@ -377,6 +377,11 @@ func TestFiles(t *testing.T) {
 		}, map[string]Status{"configuration": Failure}, []string{"configuration: unknown field", "configuration: see docs"}},
 		"configuration writable by others": {func(m *machine) { m.write(filepath.Join(m.root, "config.yaml"), "", 0o666) }, map[string]Status{"configuration": Failure}, nil},
 		"configuration readable by others": {func(m *machine) { m.write(filepath.Join(m.root, "config.yaml"), "", 0o644) }, nil, nil},
+		"metrics":                          {func(m *machine) { m.config.MetricsTextfile = filepath.Join(m.root, "x.prom") }, nil, nil},
+		"metrics, no directory": {func(m *machine) { m.config.MetricsTextfile = filepath.Join(m.root, "none", "x.prom") },
+			map[string]Status{"configuration": Warning}, []string{"configuration: no such file", "configuration: --collector.textfile.directory"}},
+		"metrics, a file in the directory's place": {func(m *machine) { m.config.MetricsTextfile = filepath.Join(m.root, "config.yaml", "x.prom") },
+			map[string]Status{"configuration": Warning}, []string{"configuration: no metrics are written"}},
 		"no such provider": {func(m *machine) {
 			m.config.Provider = "nonsense"
 			m.configErr = &authenticator.Failure{Reason: authenticator.Configuration, Hint: "see docs", Err: errors.New("provider nonsense")}

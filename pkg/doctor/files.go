@@ -68,9 +68,28 @@ func checkConfiguration(_ context.Context, e *examination) finding {
 	}
 	if e.ConfigErr != nil {
 		failed := authenticator.AsFailure(e.ConfigErr)
-		f = worst(f, failure(failed.Hint, "%v", failed))
+		return worst(f, failure(failed.Hint, "%v", failed))
+	}
+	if path := e.Config.MetricsTextfile; path != "" {
+		f = worst(f, judgeTextfile(path))
 	}
 	return f
+}
+
+// judgeTextfile checks the directory of the metrics, which the plugin never creates.
+func judgeTextfile(path string) finding {
+	dir := filepath.Dir(path)
+	const remedy = "name a file in the directory that node-exporter has in --collector.textfile.directory"
+	info, err := os.Stat(dir)
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return skipped("%s: %v", dir, errNeedsRoot)
+	case err != nil:
+		return warning(remedy, "metricsTextfile: no metrics are written: %v", err)
+	case !info.IsDir():
+		return warning(remedy, "metricsTextfile: no metrics are written: %s is not a directory", dir)
+	}
+	return ok("metrics go to %s", path)
 }
 
 // files are the files of the certificate directory.

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package authenticator
+
+import (
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+)
+
+// resultSuccess is the label of a worker that did not fail. No Reason has this name.
+const resultSuccess = "Success"
+
+// writeMetrics writes the metrics file if the operator wants one. state is how the last worker
+// ended. A failure is logged and nothing more: a certificate matters more than its metrics.
+func (w *worker) writeMetrics(state *cache.State) {
+	if w.metricsTextfile == "" {
+		return
+	}
+	// The collector reads no temporary file: the name of one does not end in .prom.
+	dir, name := cache.At(filepath.Dir(w.metricsTextfile)), filepath.Base(w.metricsTextfile)
+	dir.CleanFile(name)
+	if err := dir.WritePublic(name, w.metrics(state)); err != nil {
+		w.log.Info("metrics are not written", "cause", err.Error())
+	}
+}
+
+// metrics renders what is known of the certificate, the workers and the pending request. It holds
+// no secret and no text of a peer. Each label has a closed set of values.
+func (w *worker) metrics(state *cache.State) []byte {
+	var text metricsText
+	program, version, _ := strings.Cut(w.userAgent, "/")
+	text.gauge("build_info", "The program that wrote this file. The value is always 1.",
+		sample{label("program", program) + "," + label("version", version) + "," + label("goversion", runtime.Version()), 1})
+	if pair, err := w.dir.Current(); err == nil {
+		text.gauge("certificate_not_before_timestamp_seconds", "Start of the validity of the certificate on disk.", at(pair.Leaf.NotBefore))
+		text.gauge("certificate_not_after_timestamp_seconds", "End of the validity of the certificate on disk.", at(pair.Leaf.NotAfter))
+		if w.renews() {
+			text.gauge("certificate_renewal_timestamp_seconds", "Time from which on the certificate on disk is due for renewal.", at(RenewAt(pair.Leaf)))
+		}
+	}
+	var filed time.Time
+	if pending, err := w.dir.Pending(); err == nil && pending != nil && pending.Last().UID != "" {
+		filed = pending.Last().Filed
+	}
+	text.gauge("pending_request_timestamp_seconds", "When the pending CertificateSigningRequest was filed, 0 if none is pending.", at(filed))
+	text.gauge("worker_start_timestamp_seconds", "Start of the worker that runs, or ran last.", at(w.result.Started))
+	text.gauge("last_success_timestamp_seconds", "When a certificate was installed last, 0 if never.", at(state.Issued))
+	text.gauge("consecutive_failures", "Workers in a row that failed for causes of one kind. Waiting for the signer does not count.", sample{"", float64(state.Failures)})
+	text.gauge("next_attempt_timestamp_seconds", "Earliest start of the next worker after a failure, 0 if it may start at once.", at(state.NextAttempt))
+	last := state.Last
+	if last == nil {
+		last = &cache.Result{}
+	}
+	text.gauge("last_worker_end_timestamp_seconds", "End of the worker that ended last, 0 if none has.", at(last.Finished))
+	if state.Last == nil {
+		return []byte(text.file.String())
+	}
+	result := resultSuccess
+	if last.Reason != "" {
+		result = string(Reason(last.Reason).info().Reason) // another release may have written another name
+	}
+	text.gauge("last_worker_result", "Result of the worker that ended last: Success, or the reason of docs/exit-codes.md. The value is always 1.",
+		sample{label("reason", result), 1})
+	text.gauge("last_worker_phase_duration_seconds", "Time that the worker that ended last spent in each phase.", phases(last)...)
+	return []byte(text.file.String())
+}
+
+// phases returns how long the worker was in each phase, in the order of Steps. A phase may have
+// been entered more than once.
+func phases(result *cache.Result) []sample {
+	spent := map[Step]time.Duration{}
+	for _, phase := range result.Phases {
+		spent[Step(phase.Name)] += time.Duration(phase.Milliseconds * float64(time.Millisecond))
+	}
+	// They are not measured: they still last when this is written.
+	delete(spent, stepRecord)
+	delete(spent, stepForget)
+	var samples []sample
+	for _, step := range Steps() {
+		if took, ok := spent[step]; ok {
+			samples = append(samples, sample{label("phase", string(step)), took.Round(time.Microsecond).Seconds()})
+		}
+	}
+	return samples
+}
+
+// metricsText is a file in the Prometheus text format, version 0.0.4. The client library would be
+// larger than all of this package.
+type metricsText struct{ file strings.Builder }
+
+// sample is one value. Its labels are rendered already.
+type sample struct {
+	labels string
+	value  float64
+}
+
+// gauge adds a metric. Without a sample there is nothing to add.
+func (m *metricsText) gauge(name, help string, samples ...sample) {
+	if len(samples) == 0 {
+		return
+	}
+	name = "kubelet_authenticator_" + name
+	m.file.WriteString("# HELP " + name + " " + help + "\n# TYPE " + name + " gauge\n")
+	for _, s := range samples {
+		m.file.WriteString(name)
+		if s.labels != "" {
+			m.file.WriteString("{" + s.labels + "}")
+		}
+		m.file.WriteString(" " + strconv.FormatFloat(s.value, 'f', -1, 64) + "\n")
+	}
+}
+
+func label(name, value string) string {
+	return name + `="` + strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`).Replace(value) + `"`
+}
+
+// at is the sample of a time, 0 for the zero Time.
+func at(t time.Time) sample {
+	if t.IsZero() {
+		return sample{}
+	}
+	return sample{"", float64(t.UnixMilli()) / 1000}
+}

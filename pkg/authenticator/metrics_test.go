@@ -1,0 +1,353 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package authenticator
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+)
+
+// withTextfile has an Authenticator write metrics into a directory of their own.
+func withTextfile(t *testing.T, a *Authenticator) {
+	t.Helper()
+	a.metricsTextfile = filepath.Join(t.TempDir(), "kubelet_authenticator.prom")
+}
+
+// families reads a text file as the node exporter does, and holds it against the rules for names.
+func families(t *testing.T, data []byte) map[string]*dto.MetricFamily {
+	t.Helper()
+	parser := expfmt.NewTextParser(model.LegacyValidation)
+	parsed, err := parser.TextToMetricFamilies(bytes.NewReader(data))
+	if err != nil {
+		t.Fatalf("%v\n%s", err, data)
+	}
+	problems, err := promlint.New(bytes.NewReader(data)).Lint()
+	if err != nil || len(problems) > 0 {
+		t.Errorf("%v, %v\n%s", problems, err, data)
+	}
+	for name, family := range parsed {
+		if !strings.HasPrefix(name, "kubelet_authenticator_") || family.GetHelp() == "" {
+			t.Errorf("%s: another prefix, or no help", name)
+		}
+		for _, metric := range family.GetMetric() {
+			if metric.TimestampMs != nil {
+				t.Errorf("%s: the collector refuses a file with timestamps", name)
+			}
+		}
+	}
+	return parsed
+}
+
+// metricValues are the samples of a file, as name{label=value}.
+func metricValues(t *testing.T, path string) map[string]float64 {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	values := map[string]float64{}
+	for name, family := range families(t, data) {
+		for _, metric := range family.GetMetric() {
+			key := strings.TrimPrefix(name, "kubelet_authenticator_")
+			for _, pair := range metric.GetLabel() {
+				key += "{" + pair.GetName() + "=" + pair.GetValue() + "}"
+			}
+			values[key] = metric.GetGauge().GetValue()
+		}
+	}
+	return values
+}
+
+func wantMetrics(t *testing.T, got, want map[string]float64) {
+	t.Helper()
+	for name, value := range want {
+		if have, ok := got[name]; !ok || have != value {
+			t.Errorf("%s: %v (there: %v), want %v", name, have, ok, value)
+		}
+	}
+}
+
+func TestWorkerWritesMetrics(t *testing.T) {
+	defer syscall.Umask(syscall.Umask(0o077)) // as the program sets it
+	api := &apiServer{decide: func(object *certificatesv1.CertificateSigningRequest) {
+		object.Status.Certificate = sign(t, pkcs10Of(t, object.Spec.Request), nil)
+	}}
+	a := enrolling(t, api)
+	withTextfile(t, a)
+	a.userAgent = "kubelet-authenticator/v1.2.3"
+	if err := a.Work(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(a.metricsTextfile)
+	if err != nil || info.Mode() != 0o644 {
+		t.Errorf("the collector runs as another user: %v, %v", info.Mode(), err)
+	}
+	if entries, err := os.ReadDir(filepath.Dir(a.metricsTextfile)); err != nil || len(entries) != 1 {
+		t.Errorf("something is left behind: %v, %v", entries, err)
+	}
+	pair, err := a.dir.Current()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := metricValues(t, a.metricsTextfile)
+	wantMetrics(t, got, map[string]float64{
+		"certificate_not_before_timestamp_seconds": float64(pair.Leaf.NotBefore.Unix()),
+		"certificate_not_after_timestamp_seconds":  float64(pair.Leaf.NotAfter.Unix()),
+		"certificate_renewal_timestamp_seconds":    at(RenewAt(pair.Leaf)).value,
+		"pending_request_timestamp_seconds":        0,
+		"worker_start_timestamp_seconds":           float64(noon.Unix()),
+		"last_worker_end_timestamp_seconds":        float64(noon.Unix()),
+		"last_success_timestamp_seconds":           float64(noon.Unix()),
+		"consecutive_failures":                     0,
+		"next_attempt_timestamp_seconds":           0,
+		"last_worker_result{reason=Success}":       1,
+
+		"build_info{program=kubelet-authenticator}{version=v1.2.3}{goversion=" + runtime.Version() + "}": 1,
+	})
+	for _, phase := range []Step{StepLock, StepTidy, StepPrepare, StepFile, StepCheck, StepInstall} {
+		if seconds, ok := got["last_worker_phase_duration_seconds{phase="+string(phase)+"}"]; !ok || seconds < 0 || seconds > 60 {
+			t.Errorf("phase %s: %v, there: %v", phase, seconds, ok)
+		}
+	}
+}
+
+// A renewal that fails leaves no other trace while the old certificate is valid.
+func TestFailedWorkerWritesMetrics(t *testing.T) {
+	api := &apiServer{refuses: []string{"token", "certificate"}}
+	a := enrolling(t, api)
+	withTextfile(t, a)
+	pair := newPair(t, dueSoon)
+	installPair(t, a.dir, pair)
+	for n := 1.0; n <= 2; n++ {
+		mustFail(t, a.Work(t.Context()), bootstrapRefused)
+		state, err := a.dir.State()
+		if err != nil {
+			t.Fatal(err)
+		}
+		wantMetrics(t, metricValues(t, a.metricsTextfile), map[string]float64{
+			"certificate_not_after_timestamp_seconds":              float64(pair.Leaf.NotAfter.Unix()),
+			"last_worker_result{reason=" + state.Last.Reason + "}": 1,
+			"consecutive_failures":                                 n,
+			"next_attempt_timestamp_seconds":                       at(state.NextAttempt).value,
+			"last_success_timestamp_seconds":                       0,
+		})
+		a.now = func() time.Time { return state.NextAttempt }
+	}
+}
+
+// What a worker leaves pending shows, and that it runs shows before it ends.
+func TestMetricsWhileAWorkerRuns(t *testing.T) {
+	a := enrolling(t, &apiServer{})
+	withTextfile(t, a)
+	w := newWorker(t, a)
+	pending := newPending(t, a)
+	pending.Requests[0].Filed = noon.Add(-time.Minute)
+	if err := w.lock.SetPending(pending); err != nil {
+		t.Fatal(err)
+	}
+	w.writeMetrics(&cache.State{})
+	wantMetrics(t, metricValues(t, a.metricsTextfile), map[string]float64{"pending_request_timestamp_seconds": 0}) // it was never filed
+	pending.Requests[0].UID = "uid"
+	if err := w.lock.SetPending(pending); err != nil {
+		t.Fatal(err)
+	}
+	w.lock.Unlock()
+
+	var during map[string]float64
+	a.step = func(step Step) {
+		if step == StepTidy {
+			during = metricValues(t, a.metricsTextfile)
+		}
+	}
+	_ = a.Work(t.Context()) // the API server of this test has no such request
+	wantMetrics(t, during, map[string]float64{
+		"worker_start_timestamp_seconds":    float64(noon.Unix()),
+		"last_worker_end_timestamp_seconds": 0,
+		"pending_request_timestamp_seconds": float64(noon.Add(-time.Minute).Unix()),
+	})
+	for name := range during {
+		if strings.HasPrefix(name, "last_worker_result") || strings.HasPrefix(name, "certificate_") {
+			t.Errorf("there is none yet: %s", name)
+		}
+	}
+}
+
+// A worker gets its certificate whether its metrics can be written or not.
+func TestMetricsNeverFailAWorker(t *testing.T) {
+	for name, textfile := range map[string]func(*testing.T) string{
+		"no directory": func(t *testing.T) string { return filepath.Join(t.TempDir(), "none", "x.prom") },
+		"a directory in the file's place": func(t *testing.T) string {
+			path := filepath.Join(t.TempDir(), "x.prom")
+			if err := os.MkdirAll(filepath.Join(path, "full"), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			return path
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := enrolling(t, &apiServer{decide: func(object *certificatesv1.CertificateSigningRequest) {
+				object.Status.Certificate = sign(t, pkcs10Of(t, object.Spec.Request), nil)
+			}})
+			a.metricsTextfile = textfile(t)
+			before := snapshot(t, filepath.Dir(a.metricsTextfile))
+			if err := a.Work(t.Context()); err != nil || a.loadStatus().pair == nil {
+				t.Errorf("%v, certificate %v", err, a.loadStatus().pair)
+			}
+			if after := snapshot(t, filepath.Dir(a.metricsTextfile)); after != before {
+				t.Errorf("before:\n%s\nafter:\n%s", before, after)
+			}
+		})
+	}
+}
+
+// The kubelet waits for a run. It leaves the metrics to the worker.
+func TestRunWritesNoMetrics(t *testing.T) {
+	for name, change := range map[string]func(*testing.T, *Authenticator){
+		"nothing due": func(t *testing.T, a *Authenticator) { installPair(t, a.dir, newPair(t, nil)) },
+		"due":         func(t *testing.T, a *Authenticator) { installPair(t, a.dir, newPair(t, dueSoon)) },
+		"none there":  func(*testing.T, *Authenticator) {},
+		"a worker that died": func(t *testing.T, a *Authenticator) {
+			w := newWorker(t, a)
+			if err := w.lock.NameWorker(process.ID{PID: 1 << 30, Start: 1}); err != nil {
+				t.Fatal(err)
+			}
+			w.lock.Unlock()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := testAuthenticator(t)
+			withTextfile(t, a)
+			change(t, a)
+			_, _ = a.Run(t.Context()) // no worker can be started
+			if entries, err := os.ReadDir(filepath.Dir(a.metricsTextfile)); err != nil || len(entries) > 0 {
+				t.Errorf("%v, %v", entries, err)
+			}
+		})
+	}
+}
+
+// A state file may come from another release, or from somebody else. Its texts are no labels.
+func TestMetricsHaveClosedSetsOfLabels(t *testing.T) {
+	a := testAuthenticator(t)
+	withTextfile(t, a)
+	w := newWorker(t, a)
+	state := &cache.State{Last: &cache.Result{
+		Reason: "Hunter2", Message: "hunter2", Hint: "hunter2", Request: "hunter2", Finished: noon,
+		Phases: []cache.Phase{{Name: "hunter2", Milliseconds: 1}, {Name: "save", Milliseconds: 250}, {Name: "save", Milliseconds: 500}, {Name: "record"}},
+	}}
+	w.writeMetrics(state)
+	data, err := os.ReadFile(a.metricsTextfile)
+	if err != nil || strings.Contains(strings.ToLower(string(data)), "hunter2") {
+		t.Errorf("%v\n%s", err, data)
+	}
+	got := metricValues(t, a.metricsTextfile)
+	wantMetrics(t, got, map[string]float64{"last_worker_result{reason=Unexpected}": 1, "last_worker_phase_duration_seconds{phase=save}": 0.75})
+	phases := 0
+	for name := range got {
+		if strings.HasPrefix(name, "last_worker_phase_duration_seconds") {
+			phases++
+		}
+	}
+	if phases != 1 {
+		t.Errorf("%d phases: %v", phases, got)
+	}
+	for _, info := range Reasons() {
+		if info.Reason == resultSuccess {
+			t.Errorf("%s is a failure", info.Reason)
+		}
+	}
+}
+
+// The program's name and version come from the build. Whatever is in them, the file can be read.
+func TestMetricsEscapeLabels(t *testing.T) {
+	a := testAuthenticator(t)
+	withTextfile(t, a)
+	a.userAgent = "a\\b/\"v\n1\""
+	newWorker(t, a).writeMetrics(&cache.State{})
+	for name := range metricValues(t, a.metricsTextfile) {
+		if strings.HasPrefix(name, "build_info") && !strings.Contains(name, "{program=a\\b}{version=\"v\n1\"}") {
+			t.Errorf("%q", name)
+		}
+	}
+}
+
+// What a killed worker has left is removed.
+func TestMetricsCleanUp(t *testing.T) {
+	a := testAuthenticator(t)
+	withTextfile(t, a)
+	dir := filepath.Dir(a.metricsTextfile)
+	old := time.Now().Add(-time.Hour)
+	for _, name := range []string{".kubelet_authenticator.prom.tmp-1", "other.prom", ".other.prom.tmp-1"} {
+		path := writeFile(t, dir, name, "half")
+		if err := os.Chtimes(path, old, old); err != nil {
+			t.Fatal(err)
+		}
+	}
+	newWorker(t, a).writeMetrics(&cache.State{})
+	var names []string
+	entries, err := os.ReadDir(dir)
+	for _, entry := range entries {
+		names = append(names, entry.Name())
+	}
+	if want := []string{".other.prom.tmp-1", "kubelet_authenticator.prom", "other.prom"}; err != nil || !slices.Equal(names, want) {
+		t.Errorf("%q, %v", names, err)
+	}
+}
+
+// monitoring is the page with the metrics and the alert rules.
+const monitoring = "../../docs/monitoring.md"
+
+// The page has a row for each metric, with its help, and the rules name no other.
+func TestMetricsAreDocumented(t *testing.T) {
+	page, err := os.ReadFile(monitoring)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := testAuthenticator(t)
+	withTextfile(t, a)
+	installPair(t, a.dir, newPair(t, nil))
+	newWorker(t, a).writeMetrics(&cache.State{Last: &cache.Result{Finished: noon, Phases: []cache.Phase{{Name: "lock"}}}})
+	data, err := os.ReadFile(a.metricsTextfile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	written := families(t, data)
+	for name, family := range written {
+		if row := "| `" + name + "` | " + strings.TrimSuffix(family.GetHelp(), ".") + " |"; !strings.Contains(string(page), row) {
+			t.Errorf("there is no row %s", row)
+		}
+	}
+	for _, name := range regexp.MustCompile(`\bkubelet_authenticator_\w+`).FindAllString(string(page), -1) {
+		if written[name] == nil {
+			t.Errorf("the page names %s, which is not written", name)
+		}
+	}
+	_, rules, _ := strings.Cut(string(page), "```yaml\n")
+	rules, _, _ = strings.Cut(rules, "```")
+	var file struct {
+		Groups []struct {
+			Rules []struct{ Alert, Expr string }
+		}
+	}
+	if err := yaml.Unmarshal([]byte(rules), &file); err != nil || len(file.Groups) != 1 || len(file.Groups[0].Rules) < 5 {
+		t.Errorf("%+v, %v", file, err)
+	}
+}
