@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"net"
 	"os"
 	"os/exec"
 	"strings"
@@ -77,6 +78,7 @@ func TestInsecureDoesNotRenew(t *testing.T) {
 func TestNewCertificateIsSoonInUse(t *testing.T) {
 	t.Parallel()
 	n := renewingNode(t)
+	n.signer = "example.com/by-hand" // another test stops kube-controller-manager
 	old := n.installDue(t)
 	if left := time.Until(old.Leaf.NotAfter); left < 5*time.Minute {
 		t.Fatalf("%s are left: client-go would ask earlier", left)
@@ -95,13 +97,15 @@ func TestNewCertificateIsSoonInUse(t *testing.T) {
 	requests := 0
 	for lines := bufio.NewScanner(output); lines.Scan(); requests++ {
 		fields := strings.Fields(lines.Text())
+		if !issued.IsZero() && fields[0] == "failed" && strings.HasSuffix(lines.Text(), net.ErrClosed.Error()) {
+			continue // client-go closes its connections when it is given another certificate
+		}
 		if fields[0] != "ok" || len(fields) != 4 {
 			t.Fatalf("request %d: %s", requests, lines.Text())
 		}
-		if issued.IsZero() {
-			if now := n.requests(t); len(now) == 1 && len(now[0].Status.Certificate) > 0 {
-				issued = time.Now()
-			}
+		if all := n.requests(t); issued.IsZero() && len(all) == 1 {
+			n.issue(t, all[0].Name, n.signBy(t, n.ClientCA(), all[0], -time.Minute, time.Hour))
+			issued = time.Now()
 		}
 		if fields[3] != "X509SHA256="+old.Fingerprint() {
 			if issued.IsZero() {
