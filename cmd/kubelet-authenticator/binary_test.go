@@ -55,8 +55,8 @@ func TestPluginStaysLean(t *testing.T) {
 // arrows are the imports that a package may have of this module's others. What is not listed may have none.
 var arrows = map[string][]string{
 	"cmd/kubelet-authenticator":           {"pkg/authenticator/command", "pkg/provider", "pkg/provider/insecure", "pkg/provider/tpm"},
-	"pkg/authenticator/command":           {"internal/buildinfo", "internal/process", "internal/text", "pkg/attestation", "pkg/authenticator", "pkg/cache", "pkg/doctor", "pkg/kubelet", "pkg/provider"},
-	"pkg/authenticator":                   {"internal/nodeaccess", "internal/process", "internal/strict", "internal/text", "pkg/attestation", "pkg/cache", "pkg/csr", "pkg/kubelet", "pkg/provider"},
+	"pkg/authenticator/command":           {"internal/buildinfo", "internal/oserror", "internal/process", "internal/text", "pkg/attestation", "pkg/authenticator", "pkg/cache", "pkg/doctor", "pkg/kubelet", "pkg/provider"},
+	"pkg/authenticator":                   {"internal/nodeaccess", "internal/oserror", "internal/process", "internal/strict", "internal/text", "pkg/attestation", "pkg/cache", "pkg/csr", "pkg/kubelet", "pkg/provider"},
 	"internal/nodeaccess":                 {"pkg/cache", "pkg/csr", "pkg/kubelet"},
 	"internal/statetest":                  {"pkg/csr/state"},    // for tests
 	"internal/swtpm":                      {"pkg/tpm/template"}, // for tests
@@ -81,7 +81,7 @@ var arrows = map[string][]string{
 	"pkg/csr":                             {"internal/text", "pkg/attestation", "pkg/csr/state"},
 	"pkg/provider":                        {"pkg/attestation"},
 	"pkg/provider/insecure":               {"pkg/provider"},
-	"pkg/provider/tpm":                    {"internal/text", "pkg/attestation", "pkg/provider", "pkg/tpm", "pkg/tpm/template"},
+	"pkg/provider/tpm":                    {"internal/oserror", "internal/text", "pkg/attestation", "pkg/provider", "pkg/tpm", "pkg/tpm/template"},
 	"pkg/tpm":                             {"pkg/tpm/template"},
 	"pkg/verifier":                        {"pkg/attestation", "pkg/csr/state"},
 	"pkg/verifier/tpm":                    {"pkg/attestation", "pkg/tpm/template", "pkg/verifier"},

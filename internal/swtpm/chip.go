@@ -46,6 +46,35 @@ func (t *Chip) ChangeEPS() error {
 	return nil
 }
 
+// SetEndorsementPassword is TPM2_HierarchyChangeAuth of the endorsement hierarchy, as an
+// administrator does it.
+func (t *Chip) SetEndorsementPassword(password string) error {
+	_, err := tpm2.HierarchyChangeAuth{
+		AuthHandle: tpm2.AuthHandle{Handle: tpm2.TPMRHEndorsement, Auth: tpm2.PasswordAuth(nil)},
+		NewAuth:    tpm2.TPM2BAuth{Buffer: []byte(password)},
+	}.Execute(t.Transport())
+	return err
+}
+
+// DisableEndorsement is TPM2_HierarchyControl: it switches the endorsement hierarchy off until the
+// next reboot, as firmware settings do for good.
+func (t *Chip) DisableEndorsement() error {
+	// go-tpm lacks it. Authorised with the platform's empty password.
+	response, err := t.Transport().Send([]byte{
+		0x80, 0x02, 0, 0, 0, 32, 0, 0, 0x01, 0x21, // header: with sessions, 32 bytes, TPM_CC_HierarchyControl
+		0x40, 0, 0, 0x0c, // TPM_RH_PLATFORM
+		0, 0, 0, 9, 0x40, 0, 0, 9, 0, 0, 0, 0, 0, // TPM_RS_PW, empty
+		0x40, 0, 0, 0x0b, 0, // TPM_RH_ENDORSEMENT: no
+	})
+	if err != nil {
+		return err
+	}
+	if code := responseCode(response); code != tpm2.TPMRCSuccess {
+		return fmt.Errorf("TPM2_HierarchyControl: %w", code)
+	}
+	return nil
+}
+
 // Capability is one TPM2_GetCapability.
 func (t *Chip) Capability(c tpm2.TPMCap, property, count uint32) (*tpm2.TPMUCapabilities, error) {
 	rsp, err := tpm2.GetCapability{Capability: c, Property: property, PropertyCount: count}.Execute(t.Transport())

@@ -108,24 +108,47 @@ func (t *TPM) Socket() string { return filepath.Join(t.dir, "tpm") }
 
 func (t *TPM) state() string { return filepath.Join(t.dir, "state") }
 
+// PowerOnly switches a TPM off and on, and nobody sends TPM2_Startup.
+func (t *TPM) PowerOnly() error {
+	t.Crash()
+	if err := t.launch("not-need-init"); err != nil {
+		return err
+	}
+	return t.await(tpm2.TPMRCInitialize)
+}
+
 // start starts the process on the present state: power on, and TPM2_Startup(CLEAR).
 func (t *TPM) start() error {
-	log := filepath.Join(t.dir, "log")
+	if err := t.launch("not-need-init,startup-clear"); err != nil {
+		return err
+	}
+	return t.await(tpm2.TPMRCSuccess)
+}
+
+// launch starts the process.
+func (t *TPM) launch(flags string) error {
 	//nolint:gosec // the arguments are this package's own
 	cmd := exec.Command("swtpm", "socket", "--tpm2", "--server", "type=unixio,path="+t.Socket(), "--ctrl", "type=unixio,path="+t.Socket()+".ctrl",
-		"--flags", "not-need-init,startup-clear", "--tpmstate", "dir="+t.state(), "--log", "file="+log+",level=1,truncate")
+		"--flags", flags, "--tpmstate", "dir="+t.state(), "--log", "file="+t.log()+",level=1,truncate")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // a test that is killed leaves none behind
 	if err := cmd.Start(); err != nil {
 		return err
 	}
 	t.cmd = cmd
+	return nil
+}
+
+func (t *TPM) log() string { return filepath.Join(t.dir, "log") }
+
+// await waits until the process answers, with that response code.
+func (t *TPM) await(code tpm2.TPMRC) error {
 	var err error
 	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
-		if _, err = t.Capability(tpm2.TPMCapTPMProperties, uint32(tpm2.TPMPTManufacturer), 1); err == nil {
+		if _, err = t.Capability(tpm2.TPMCapTPMProperties, uint32(tpm2.TPMPTManufacturer), 1); err == nil && code == tpm2.TPMRCSuccess || errors.Is(err, code) {
 			return nil
 		}
 	}
-	said, _ := os.ReadFile(log)
+	said, _ := os.ReadFile(t.log())
 	return fmt.Errorf("swtpm does not answer: %w; it says %q", err, said)
 }
 

@@ -3,6 +3,7 @@
 package authenticator
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -15,6 +16,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/oserror"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
@@ -55,7 +57,8 @@ func AsFailure(err error) *Failure {
 	case errors.As(err, &foreign):
 		return &Failure{directoryRefused, "make it root's, with mode 0700, or name another with --cert-dir", err}
 	case errors.As(err, &write):
-		return &Failure{directoryNotWritable, "free space on the disk, mount it read-write, or name another directory with --cert-dir", err}
+		return &Failure{directoryNotWritable, cmp.Or(oserror.Directory(err, "--cert-dir"),
+			"free space on the disk, mount it read-write, or name another directory with --cert-dir"), err}
 	case errors.Is(err, cache.ErrLocked):
 		return &Failure{WorkerUnavailable, "find who holds it with: fuser -v <the lock file>", err}
 	case errors.As(err, &unusable) && unusable.Clock:
@@ -78,6 +81,10 @@ func classifyProviderError(p provider.Provider, what string, err error) error {
 			failure.Reason = tpmAbsent
 		case provider.DeviceFailed:
 			failure.Reason = TPMError
+		case provider.DirectoryRefused:
+			failure.Reason = directoryRefused
+		case provider.DirectoryNotWritable:
+			failure.Reason = directoryNotWritable
 		}
 	}
 	return failure

@@ -16,6 +16,7 @@ import (
 	"go/parser"
 	"go/token"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -23,6 +24,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -167,6 +169,23 @@ func TestAsFailure(t *testing.T) {
 	} {
 		if got := AsFailure(c.err); got.Reason != c.want || got.Err == nil || c.want == tpmAbsent && got != own {
 			t.Errorf("%s: %s, want %s", name, got.Reason, c.want)
+		}
+	}
+}
+
+// What the certificate directory's file system refuses has a hint of its own.
+func TestWriteErrorsHaveTheirHint(t *testing.T) {
+	for number, says := range map[syscall.Errno]string{
+		syscall.ENOSPC: "free space", syscall.EDQUOT: "quota", syscall.EROFS: "read-write", syscall.EACCES: "run this as root", syscall.EPERM: "run this as root",
+		syscall.ENOLCK: "no locks", syscall.ENOSYS: "no locks", syscall.EOPNOTSUPP: "no locks", syscall.EMFILE: "LimitNOFILE=", syscall.ENFILE: "fs.file-max",
+		syscall.EIO: "kernel's log", syscall.EISDIR: "free space on the disk",
+	} {
+		got := AsFailure(fmt.Errorf("x: %w", &cache.WriteError{Path: "/x", Err: &fs.PathError{Op: "flock", Path: "/x", Err: number}}))
+		if got.Reason != directoryNotWritable || !strings.Contains(got.Hint, says) {
+			t.Errorf("%v: %s, hint %q", number, got.Reason, got.Hint)
+		}
+		if another := strings.Contains(got.Hint, "--cert-dir"); another == (number == syscall.EMFILE || number == syscall.ENFILE) {
+			t.Errorf("%v: hint %q", number, got.Hint)
 		}
 	}
 }

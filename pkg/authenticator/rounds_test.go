@@ -855,6 +855,8 @@ func TestProvidersErrors(t *testing.T) {
 		"no device":                 {&provider.Error{Class: provider.NoDevice, Hint: "switch it on", Err: errors.New("broken thing")}, tpmAbsent, "switch it on", false},
 		"the device failed":         {&provider.Error{Class: provider.DeviceFailed, Hint: "try selftest", Err: errors.New("broken thing")}, TPMError, "try selftest", false},
 		"the device failed, deeper": {fmt.Errorf("prove: %w", &provider.Error{Class: provider.DeviceFailed, Hint: "try selftest", Err: errors.New("broken thing")}), TPMError, "try selftest", false},
+		"its directory is shared":   {&provider.Error{Class: provider.DirectoryRefused, Hint: "chmod it", Err: errors.New("broken thing")}, directoryRefused, "chmod it", false},
+		"its directory is full":     {&provider.Error{Class: provider.DirectoryNotWritable, Hint: "free space", Err: errors.New("broken thing")}, directoryNotWritable, "free space", false},
 		"without a hint":            {&provider.Error{Class: provider.DeviceFailed, Err: errors.New("broken thing")}, TPMError, "", false},
 		"of no class":               {&provider.Error{Hint: "guess", Err: errors.New("broken thing")}, attestationFailed, "guess", false},
 		"of a class to come":        {&provider.Error{Class: 99, Err: errors.New("broken thing")}, attestationFailed, "", false},

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -259,6 +260,20 @@ func TestRunReturnsTheWorkersFailure(t *testing.T) {
 	}
 	if took := time.Since(began); took > 2*time.Second {
 		t.Errorf("it took %v", took)
+	}
+}
+
+// A worker that cannot be started has a hint for the limit that stopped it.
+func TestWorkerThatCannotBeStarted(t *testing.T) {
+	for number, says := range map[syscall.Errno]string{syscall.EAGAIN: "TasksMax=", syscall.EMFILE: "LimitNOFILE=", syscall.ENOMEM: "free memory"} {
+		a := testAuthenticator(t)
+		a.startWorker = func() (process.ID, error) {
+			return process.ID{}, &os.PathError{Op: "fork/exec", Path: "/usr/bin/x", Err: number}
+		}
+		_, err := a.Run(t.Context())
+		if failure := wantFailure(t, err, WorkerUnavailable); !strings.Contains(failure.Hint, says) {
+			t.Errorf("%v: hint %q", number, failure.Hint)
+		}
 	}
 }
 

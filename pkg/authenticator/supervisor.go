@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/oserror"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
@@ -125,7 +126,7 @@ func (s supervisor) startUnlessRunning(before certificateStatus) (started bool, 
 	s.step(stepStartWorker)
 	id, err := s.startWorker()
 	if err != nil {
-		return false, &Failure{WorkerUnavailable, "", fmt.Errorf("start worker: %w", err)}
+		return false, &Failure{WorkerUnavailable, oserror.Process(err), fmt.Errorf("start worker: %w", err)}
 	}
 	return true, lock.NameWorker(id)
 }

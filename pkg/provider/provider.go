@@ -131,6 +131,11 @@ const (
 	DeviceFailed
 	// Stale means that this challenge can no longer be answered. A new hello may get another.
 	Stale
+	// DirectoryRefused means that Settings.RuntimeDir cannot be trusted: another user may write
+	// into it.
+	DirectoryRefused
+	// DirectoryNotWritable means that a lock in Settings.RuntimeDir cannot be made or taken.
+	DirectoryNotWritable
 )
 
 // Settings are what the operator set. Each provider uses what concerns it.

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
@@ -72,15 +73,15 @@ type conn struct {
 
 // open opens the first device that it can.
 func open(ctx context.Context, devices []string) (*conn, error) {
-	var absent AbsentError
+	var failed OpenError
 	for _, path := range devices {
 		rw, err := openDevice(ctx, path)
 		if err == nil {
 			return &conn{ctx: ctx, rw: rw, managed: strings.HasPrefix(filepath.Base(path), "tpmrm")}, nil
 		}
-		absent.Tried = append(absent.Tried, err)
+		failed.Tried = append(failed.Tried, err)
 	}
-	return nil, &absent
+	return nil, &failed
 }
 
 func openDevice(ctx context.Context, path string) (io.ReadWriteCloser, error) {
@@ -89,7 +90,7 @@ func openDevice(ctx context.Context, path string) (io.ReadWriteCloser, error) {
 	case err != nil:
 		return nil, err
 	case info.Mode()&fs.ModeSocket != 0:
-		return (&net.Dialer{}).DialContext(ctx, "unix", path)
+		return dial(ctx, path, queueWait)
 	case info.Mode()&fs.ModeCharDevice == 0:
 		return nil, &fs.PathError{Op: "open", Path: path, Err: errors.New("neither a character device nor a socket")}
 	}
@@ -100,6 +101,43 @@ func openDevice(ctx context.Context, path string) (io.ReadWriteCloser, error) {
 		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
 	}
 	return os.NewFile(uintptr(fd), path), nil
+}
+
+const (
+	// queueWait is how long a full queue of a software TPM is waited for. It is below the 30 s
+	// that a run waits for a certificate by default, so that the run can still report it.
+	queueWait = 20 * time.Second
+	// refusedWait is how long a software TPM may take to start again.
+	refusedWait = 2 * time.Second
+	// maxDialPause is the longest pause between two tries. The queue has no order, so pauses
+	// are random.
+	maxDialPause = 50 * time.Millisecond
+)
+
+// dial connects to a software TPM. It serves one client at a time and lets few others wait, swtpm
+// one or two. For any more the kernel answers EAGAIN at once. ECONNREFUSED is what a client gets
+// while the TPM starts again.
+func dial(ctx context.Context, path string, queueWait time.Duration) (net.Conn, error) {
+	start := time.Now()
+	for {
+		rw, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
+		waited := time.Since(start)
+		full, refused := errors.Is(err, syscall.EAGAIN), errors.Is(err, syscall.ECONNREFUSED)
+		switch {
+		case err == nil:
+			return rw, nil
+		case full && waited >= queueWait, refused && waited >= min(refusedWait, queueWait):
+			return nil, fmt.Errorf("%w, for %v", err, waited.Round(time.Millisecond))
+		case !full && !refused:
+			return nil, err
+		}
+		pause := time.Millisecond + rand.N(maxDialPause) //nolint:gosec // G404: jitter
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w: %w", err, ctx.Err())
+		case <-time.After(pause):
+		}
+	}
 }
 
 // close flushes the handles that are still held, and closes the device.

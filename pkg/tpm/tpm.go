@@ -57,13 +57,30 @@ func (e *LockTimeoutError) Error() string {
 	return fmt.Sprintf("TPM: another process has held the lock %s for %v", e.Path, lockWait)
 }
 
-// AbsentError says that no TPM could be opened. It wraps one error for each device.
-type AbsentError struct{ Tried []error }
+// OpenError says that no TPM could be opened. It wraps one error for each device: they tell whether
+// there is no TPM, or one that is in use.
+type OpenError struct{ Tried []error }
 
-func (e *AbsentError) Error() string {
+func (e *OpenError) Error() string {
 	return "no TPM can be opened: " + strings.ReplaceAll(errors.Join(e.Tried...).Error(), "\n", "; ")
 }
-func (e *AbsentError) Unwrap() []error { return e.Tried }
+func (e *OpenError) Unwrap() []error { return e.Tried }
+
+// UntrustedLockError says that another user could hold the lock for ever, or put a link in its
+// place. Problem names the directory or the file.
+type UntrustedLockError struct{ Problem string }
+
+func (e *UntrustedLockError) Error() string { return "TPM: lock: " + e.Problem }
+
+// LockError says that the lock, or the directory for it, could not be made or locked.
+type LockError struct {
+	// Path is the lock's.
+	Path string
+	Err  error
+}
+
+func (e *LockError) Error() string { return fmt.Sprintf("TPM: lock %s: %v", e.Path, e.Err) }
+func (e *LockError) Unwrap() error { return e.Err }
 
 // Run opens the TPM, calls f and closes it. Meanwhile no other process of this program uses the
 // TPM.
@@ -115,18 +132,23 @@ func use[T any](ctx context.Context, device string, underWay *atomic.Pointer[str
 
 // lock waits for the lock until ctx ends, and for lockWait at most.
 func lock(ctx context.Context, dir string) (unlock func(), err error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("TPM: lock: %w", err)
+	path := filepath.Join(dir, LockFile)
+	if err := os.MkdirAll(dir, 0o700); errors.Is(err, syscall.ENOTDIR) {
+		return nil, &UntrustedLockError{fmt.Sprintf("%s, or a part of its path, is not a directory", dir)}
+	} else if err != nil {
+		return nil, &LockError{path, err}
 	}
 	info, err := os.Stat(dir)
 	if err != nil {
-		return nil, fmt.Errorf("TPM: lock: %w", err)
+		return nil, &LockError{path, err}
 	}
 	owner, ok := info.Sys().(*syscall.Stat_t)
-	if !ok || owner.Uid != 0 && int(owner.Uid) != os.Geteuid() || info.Mode().Perm()&0o022 != 0 {
-		return nil, fmt.Errorf("TPM: lock: others may write into %s", dir)
+	switch {
+	case !ok || owner.Uid != 0 && int(owner.Uid) != os.Geteuid():
+		return nil, &UntrustedLockError{fmt.Sprintf("directory %s belongs to another user", dir)}
+	case info.Mode().Perm()&0o022 != 0:
+		return nil, &UntrustedLockError{fmt.Sprintf("others may write into directory %s (mode %04o)", dir, info.Mode().Perm())}
 	}
-	path := filepath.Join(dir, LockFile)
 	l := flock.New(path, flock.SetFlag(os.O_CREATE|os.O_RDWR|syscall.O_NOFOLLOW))
 	wait, cancel := context.WithTimeout(ctx, lockWait)
 	defer cancel()
@@ -135,8 +157,13 @@ func lock(ctx context.Context, dir string) (unlock func(), err error) {
 		return func() { _ = l.Close() }, nil
 	}
 	_ = l.Close()
-	if wait.Err() != nil && ctx.Err() == nil {
+	switch {
+	case wait.Err() != nil && ctx.Err() == nil:
 		return nil, &LockTimeoutError{path}
+	case ctx.Err() != nil:
+		return nil, fmt.Errorf("TPM: lock: %w", ctx.Err())
+	case errors.Is(err, syscall.ELOOP):
+		return nil, &UntrustedLockError{path + " is a symbolic link"}
 	}
-	return nil, fmt.Errorf("TPM: lock: %w", err)
+	return nil, &LockError{path, err}
 }

@@ -10,12 +10,14 @@ import (
 	"crypto/sha256"
 	"errors"
 	"io/fs"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -444,20 +446,162 @@ func TestLockHasADeadline(t *testing.T) {
 	unlock()
 }
 
+// A lock that others could take is refused, and one that cannot be made is another error: neither is
+// the TPM's fault.
 func TestLockIsOursAlone(t *testing.T) {
-	open := t.TempDir()
-	if err := os.Chmod(open, 0o777); err != nil {
+	dir := t.TempDir()
+	put := func(name string, mode os.FileMode) string {
+		path := filepath.Join(dir, name)
+		if err := os.Mkdir(path, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(path, mode); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	shared, foreign, linked, taken := put("shared", 0o777), put("foreign", 0o755), put("linked", 0o700), put("taken", 0o700)
+	if err := os.Chown(foreign, 12345, 12345); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := lock(t.Context(), open); err == nil {
-		t.Error("in a directory of everybody's")
-	}
-	linked := t.TempDir()
-	if err := os.Symlink(filepath.Join(t.TempDir(), "x"), filepath.Join(linked, LockFile)); err != nil {
+	if err := os.Symlink(filepath.Join(dir, "x"), filepath.Join(linked, LockFile)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := lock(t.Context(), linked); err == nil {
-		t.Error("through a link")
+	if err := os.Mkdir(filepath.Join(taken, LockFile), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for path, says := range map[string]string{
+		shared: "others may write", foreign: "another user", linked: "symbolic link", file: "not a directory", filepath.Join(file, "x"): "not a directory",
+	} {
+		_, err := lock(t.Context(), path)
+		var untrusted *UntrustedLockError
+		if !errors.As(err, &untrusted) || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), path) {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+	for path, want := range map[string]error{taken: syscall.EISDIR, "/proc/nothing": syscall.ENOENT} {
+		_, err := lock(t.Context(), path)
+		var failed *LockError
+		if !errors.As(err, &failed) || !errors.Is(err, want) || failed.Path != filepath.Join(path, LockFile) {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+}
+
+// listen makes a socket whose queue holds few, and fills it. accept makes room.
+func listen(t *testing.T) (path string, accept func()) {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "") // a socket's path has at most 107 bytes
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	path = filepath.Join(dir, "tpm")
+	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = syscall.Close(fd) })
+	if err := errors.Join(syscall.Bind(fd, &syscall.SockaddrUnix{Name: path}), syscall.Listen(fd, 1)); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		waiting, err := net.Dial("unix", path)
+		if errors.Is(err, syscall.EAGAIN) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = waiting.Close() })
+	}
+	return path, func() {
+		client, _, err := syscall.Accept(fd)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		_ = syscall.Close(client)
+	}
+}
+
+// A software TPM with a full queue is there: a client waits for its turn, and not for ever.
+func TestFullQueueOfASoftwareTPM(t *testing.T) {
+	t.Parallel()
+	path, accept := listen(t)
+	start := time.Now()
+	_, err := dial(t.Context(), path, 200*time.Millisecond)
+	if took := time.Since(start); !errors.Is(err, syscall.EAGAIN) || took < 200*time.Millisecond || took > 5*time.Second {
+		t.Errorf("after %v: %v", took, err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if _, err := dial(ctx, path, queueWait); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, syscall.EAGAIN) {
+		t.Errorf("%v", err)
+	}
+	done := make(chan error, 1)
+	go func() {
+		conn, err := dial(t.Context(), path, queueWait)
+		if err == nil {
+			err = conn.Close()
+		}
+		done <- err
+	}()
+	accept()
+	if err := <-done; err != nil {
+		t.Errorf("there is room: %v", err)
+	}
+}
+
+// A software TPM that starts again is waited for. One that does not start is absent.
+func TestSoftwareTPMStartsAgain(t *testing.T) {
+	t.Parallel()
+	dir, err := os.MkdirTemp("/tmp", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	path := filepath.Join(dir, "tpm")
+	bind := func() *net.UnixListener {
+		listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		listener.SetUnlinkOnClose(false)
+		return listener
+	}
+	_ = bind().Close()
+	start := time.Now()
+	if _, err := open(t.Context(), []string{path}); !errors.Is(err, syscall.ECONNREFUSED) || time.Since(start) < refusedWait {
+		t.Errorf("after %v: %v", time.Since(start), err)
+	}
+	done := make(chan error, 1)
+	tried := make(chan struct{})
+	go func() {
+		close(tried)
+		conn, err := dial(t.Context(), path, queueWait)
+		if err == nil {
+			err = conn.Close()
+		}
+		done <- err
+	}()
+	<-tried
+	// The new socket replaces the old one at once: a path without a socket is another error.
+	second := filepath.Join(dir, "second")
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: second, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = listener.Close() }()
+	if err := os.Rename(second, path); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Errorf("it listens again: %v", err)
 	}
 }
 
@@ -468,14 +612,14 @@ func TestNoTPM(t *testing.T) {
 	}
 	missing := filepath.Join(t.TempDir(), "missing")
 	_, err := open(t.Context(), []string{missing, file})
-	var absent *AbsentError
-	if !errors.As(err, &absent) || len(absent.Tried) != 2 || !errors.Is(err, fs.ErrNotExist) {
+	var failed *OpenError
+	if !errors.As(err, &failed) || len(failed.Tried) != 2 || !errors.Is(err, fs.ErrNotExist) {
 		t.Fatalf("%v", err)
 	}
 	if text := err.Error(); !strings.Contains(text, missing) || !strings.Contains(text, file) || strings.Contains(text, "\n") {
 		t.Errorf("%q", text)
 	}
-	if _, err := Run(t.Context(), Options{Device: missing, LockDir: t.TempDir()}, hello("")); !errors.As(err, &absent) {
+	if _, err := Run(t.Context(), Options{Device: missing, LockDir: t.TempDir()}, hello("")); !errors.As(err, &failed) {
 		t.Errorf("%v", err)
 	}
 	if c, err := open(t.Context(), []string{os.DevNull}); err != nil || c.managed {

@@ -3,6 +3,7 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -13,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	clientauthentication "k8s.io/client-go/pkg/apis/clientauthentication/v1"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/oserror"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
@@ -128,7 +130,8 @@ func notWritten(err error) error {
 	var write *cache.WriteError
 	var unprepared *kubelet.UnpreparedError
 	if errors.As(err, &write) || errors.As(err, &unprepared) {
-		return &authenticator.Failure{Reason: authenticator.KubeletNotPrepared, Hint: "see who owns the file and its directory, their modes, and whether the file system is full or read-only", Err: err}
+		return &authenticator.Failure{Reason: authenticator.KubeletNotPrepared, Hint: cmp.Or(oserror.Directory(err, ""),
+			"see who owns the file and its directory, their modes, and whether the file system is full or read-only"), Err: err}
 	}
 	return authenticator.AsFailure(err)
 }

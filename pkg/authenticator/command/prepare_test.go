@@ -4,16 +4,20 @@ package command
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"sigs.k8s.io/yaml"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 )
 
 const bootstrapConf = `apiVersion: v1
@@ -23,6 +27,22 @@ users: [{name: u, user: {token: abcdef.0123456789abcdef}}]
 contexts: [{name: x, context: {cluster: c, user: u}}]
 current-context: x
 `
+
+// A full /run keeps the kubelet from starting: without its environment file it would join without
+// attestation. So the exit code is that of prepare, and the hint that of the file system.
+func TestFullRunIsAFailureOfPrepare(t *testing.T) {
+	for number, says := range map[syscall.Errno]string{
+		syscall.ENOSPC: "free space", syscall.EROFS: "read-write", syscall.EACCES: "run this as root", syscall.EISDIR: "who owns the file",
+	} {
+		for _, err := range []error{&cache.WriteError{Path: "/run/x", Err: number}, &kubelet.UnpreparedError{Err: &cache.WriteError{Path: "/run/x", Err: number}}} {
+			var failure *authenticator.Failure
+			if err := notWritten(err); !errors.As(err, &failure) || failure.Reason != authenticator.KubeletNotPrepared ||
+				!strings.Contains(failure.Hint, says) || strings.Contains(failure.Hint, "--") {
+				t.Errorf("%v: %+v", number, failure)
+			}
+		}
+	}
+}
 
 // joining is a node in the hands of kubeadm, and the command line of prepare for it.
 func joining(t *testing.T) (n node, prepare []string) {

@@ -230,10 +230,11 @@ func (p *Provider) SelfTest(ctx context.Context, report func(provider.Check)) er
 			report(provider.Check{Name: name, Took: r.Took, Err: r.Err})
 		})
 	})
-	var absent *tpm.AbsentError
-	if err == nil || errors.As(err, &absent) {
-		return classifyError(err)
+	if errors.Is(err, tpm.ErrOtherKeys) {
+		// The challenge was valid, whatever the TPM answered.
+		return &provider.Error{Class: provider.DeviceFailed, Hint: updateFirmware, Err: err}
 	}
-	// The challenge was valid, whatever the TPM answered.
-	return &provider.Error{Class: provider.DeviceFailed, Hint: "look for an update of the TPM's firmware, or ask its maker", Err: err}
+	return classify(err, updateFirmware)
 }
+
+const updateFirmware = "look for an update of the TPM's firmware, or ask its maker"

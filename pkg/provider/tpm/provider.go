@@ -8,8 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"syscall"
 	"time"
 
 	"github.com/google/go-tpm/tpm2"
@@ -193,27 +191,4 @@ func (p *Provider) read(c *provider.Challenge) (*attestation.Challenge, *attesta
 		return nil, nil, stale("", fmt.Errorf("the challenge expired at %s", expires.UTC().Format(time.RFC3339)))
 	}
 	return challenge, hello, nil
-}
-
-// classifyError adds the class to an error of the TPM. It returns nil for no error.
-func classifyError(err error) error {
-	var absent *tpm.AbsentError
-	var locked *tpm.LockTimeoutError
-	var bank *tpm.BankError
-	failed := func(hint string) error { return &provider.Error{Class: provider.DeviceFailed, Hint: hint, Err: err} }
-	switch {
-	case err == nil:
-		return nil
-	case errors.As(err, &locked):
-		return failed("find who holds it with: fuser -v " + locked.Path)
-	case errors.Is(err, syscall.EBUSY), errors.Is(err, fs.ErrPermission):
-		return failed("find out who uses the TPM, and run as root")
-	case errors.As(err, &absent):
-		return &provider.Error{Class: provider.NoDevice, Hint: "switch the TPM on in the firmware's settings, or name its device with --tpm-device", Err: err}
-	case errors.As(err, &bank):
-		return failed("have the controller's policy name another bank, or switch that one on in the firmware's settings")
-	case errors.Is(err, tpm.ErrOtherKeys):
-		return &provider.Error{Class: provider.Stale, Hint: "the TPM's endorsement seed changed, or the challenge was made for another machine", Err: err}
-	}
-	return failed("see what the TPM refuses with: kubelet-authenticator tpm selftest")
 }

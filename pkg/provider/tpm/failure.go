@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tpm
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/google/go-tpm/tpm2"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/oserror"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/tpm"
+)
+
+// refusal is what a TPM's response codes mean to an operator.
+type refusal struct {
+	codes []tpm2.TPMRC
+	hint  string
+}
+
+// refusals is the one table of response codes (TPM 2.0 Library, part 2, "TPM_RC"). Error numbers of
+// the kernel are in internal/oserror.
+func refusals() []refusal {
+	return []refusal{
+		{[]tpm2.TPMRC{tpm2.TPMRCLockout},
+			"too many wrong passwords locked the TPM: wait, or end the lockout with: tpm2_dictionarylockout --clear-lockout"},
+		{[]tpm2.TPMRC{tpm2.TPMRCBadAuth, tpm2.TPMRCAuthFail, tpm2.TPMRCAuthMissing},
+			"a password is set for the TPM's endorsement hierarchy, and this program uses the empty one: " +
+				"remove it with tpm2_changeauth -c endorsement -p OLD, or clear the TPM"},
+		{[]tpm2.TPMRC{tpm2.TPMRCHierarchy},
+			"the TPM's endorsement hierarchy is off: switch it on in the firmware's settings, or restart the machine if software switched it off"},
+		{[]tpm2.TPMRC{tpm2.TPMRCDisabled},
+			"the TPM or a part of it is off: switch it on in the firmware's settings"},
+		{[]tpm2.TPMRC{tpm2.TPMRCInitialize},
+			"nobody has started the TPM with TPM2_Startup, which is the firmware's task: restart the machine, or the software TPM with startup-clear"},
+		{[]tpm2.TPMRC{tpm2.TPMRCReboot},
+			"the TPM wants a restart of the machine"},
+		{[]tpm2.TPMRC{tpm2.TPMRCUpgrade},
+			"an update of the TPM's firmware has not ended: end it, and restart the machine"},
+		{[]tpm2.TPMRC{tpm2.TPMRCFailure, tpm2.TPMRCNeedsTest},
+			"the TPM's test of itself has failed: switch the machine off and on, then try: kubelet-authenticator tpm selftest; " +
+				"if it still fails, update the firmware or replace the TPM"},
+		{[]tpm2.TPMRC{tpm2.TPMRCObjectMemory, tpm2.TPMRCObjectHandles, tpm2.TPMRCSessionMemory, tpm2.TPMRCSessionHandles, tpm2.TPMRCMemory,
+			tpm2.TPMRCContextGap, tpm2.TPMRCTooManyContexts},
+			"other programs fill the TPM's memory: use /dev/tpmrm0, end them, or flush what they left: tpm2_flushcontext -t, -l and -s"},
+		{[]tpm2.TPMRC{tpm2.TPMRCRetry, tpm2.TPMRCYielded, tpm2.TPMRCTesting, tpm2.TPMRCCanceled, tpm2.TPMRCNVRate, tpm2.TPMRCNVUnavailable},
+			"the TPM has been busy for several seconds: try again, and see who else uses it with: fuser -v /dev/tpm0 /dev/tpmrm0"},
+		{[]tpm2.TPMRC{tpm2.TPMRCNVAuthorization, tpm2.TPMRCNVLocked, tpm2.TPMRCNVRange, tpm2.TPMRCNVSize, tpm2.TPMRCNVSpace,
+			tpm2.TPMRCNVUninitialized, tpm2.TPMRCNVDefined},
+			"the TPM refuses its NV memory: see the indices with tpm2_nvreadpublic, and which command fails with: kubelet-authenticator tpm selftest"},
+		{[]tpm2.TPMRC{tpm2.TPMRCCommandCode, tpm2.TPMRCLocality},
+			"the TPM lacks a command that attestation needs, or does not allow it to this machine: look for an update of its firmware"},
+		{[]tpm2.TPMRC{tpm2.TPMRCAsymmetric, tpm2.TPMRCSymmetric, tpm2.TPMRCHash, tpm2.TPMRCKeySize, tpm2.TPMRCMode, tpm2.TPMRCType, tpm2.TPMRCKDF,
+			tpm2.TPMRCScheme, tpm2.TPMRCCurve, tpm2.TPMRCValue, tpm2.TPMRCSize, tpm2.TPMRCAttributes},
+			"the TPM does not support what it was asked for: see which command and key fail with: kubelet-authenticator tpm selftest"},
+	}
+}
+
+// hintOf returns the hint for the response code that err wraps, empty if there is none.
+func hintOf(err error) string {
+	for _, r := range refusals() {
+		if slices.ContainsFunc(r.codes, func(code tpm2.TPMRC) bool { return errors.Is(err, code) }) {
+			return r.hint
+		}
+	}
+	return ""
+}
+
+const trySelfTest = "see what the TPM refuses with: kubelet-authenticator tpm selftest"
+
+// classifyError adds class and hint to an error of the TPM, or of the way to it. It returns nil for
+// no error.
+func classifyError(err error) error { return classify(err, trySelfTest) }
+
+// classify is classifyError with the hint for an error that has none of its own.
+func classify(err error, otherwise string) error {
+	var untrusted *tpm.UntrustedLockError
+	var lock *tpm.LockError
+	var locked *tpm.LockTimeoutError
+	var open *tpm.OpenError
+	var bank *tpm.BankError
+	as := func(class provider.Class, hint string) error {
+		return &provider.Error{Class: class, Hint: hint, Err: err}
+	}
+	failed := func(hint string) error { return as(provider.DeviceFailed, hint) }
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &untrusted):
+		return as(provider.DirectoryRefused, "make the runtime directory root's, with mode 0700, or name another with --runtime-dir")
+	case errors.As(err, &lock):
+		return as(provider.DirectoryNotWritable, cmp.Or(oserror.Directory(err, "--runtime-dir"),
+			"see what is at that path, or name another directory with --runtime-dir"))
+	case errors.As(err, &locked):
+		return failed("find who holds it with: fuser -v " + locked.Path)
+	case errors.As(err, &open):
+		return classifyOpen(open, as)
+	case errors.As(err, &bank):
+		return failed("have the controller's policy name another bank, or switch that one on in the firmware's settings")
+	case errors.Is(err, tpm.ErrOtherKeys): // before the response code that it may wrap
+		return as(provider.Stale, "the TPM's endorsement seed changed, or the challenge was made for another machine")
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+		return failed("the TPM was too slow, or hangs: see how long each command takes with: kubelet-authenticator tpm selftest")
+	}
+	device, _ := oserror.Device(err)
+	return failed(cmp.Or(hintOf(err), device, otherwise))
+}
+
+// classifyOpen decides whether there is no TPM, or one that could not be opened. A path that leads
+// to something else than a TPM has no error number.
+func classifyOpen(err *tpm.OpenError, as func(provider.Class, string) error) error {
+	hint, absent := oserror.Device(err)
+	if absent || hint == "" {
+		return as(provider.NoDevice, cmp.Or(hint, "name the TPM's device, or the socket of a software TPM, with --tpm-device"))
+	}
+	return as(provider.DeviceFailed, hint)
+}
