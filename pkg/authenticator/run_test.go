@@ -238,20 +238,17 @@ func TestRunThatWaitsReadsLittle(t *testing.T) {
 // there will be nothing.
 func TestRunReturnsTheWorkersFailure(t *testing.T) {
 	a := testAuthenticator(t)
-	dead := process.ID{PID: 1 << 30, Start: 1}
-	a.startWorker = func() (process.ID, error) {
-		go func() {
-			lock, err := a.dir.WaitLock(t.Context())
-			if err == nil {
-				err = lock.SetState(&cache.State{Failures: 1, Last: &cache.Result{Worker: dead, Reason: string(RequestDenied), Message: "denied by x", Hint: "ask x", Finished: noon}, NextAttempt: noon.Add(30 * time.Second)})
-				lock.Unlock()
-			}
-			if err != nil {
-				t.Error(err)
-			}
-		}()
-		return dead, nil
-	}
+	a.startWorker = workerThat(t, func() {
+		lock, err := a.dir.WaitLock(t.Context())
+		if err == nil {
+			err = lock.SetState(&cache.State{Failures: 1, Last: &cache.Result{Reason: string(RequestDenied), Message: "denied by x", Hint: "ask x", Finished: noon}, NextAttempt: noon.Add(30 * time.Second)})
+			err = errors.Join(err, lock.NameWorker(process.ID{})) // it has ended
+			lock.Unlock()
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	})
 	began := time.Now()
 	answer, err := a.Run(t.Context())
 	failure := wantFailure(t, err, RequestDenied)

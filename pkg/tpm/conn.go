@@ -119,6 +119,7 @@ const (
 // while the TPM starts again.
 func dial(ctx context.Context, path string, queueWait time.Duration) (net.Conn, error) {
 	start := time.Now()
+	var last error // names the cause: a Dialer that ctx ends says only "i/o timeout"
 	for {
 		rw, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
 		waited := time.Since(start)
@@ -128,9 +129,12 @@ func dial(ctx context.Context, path string, queueWait time.Duration) (net.Conn, 
 			return rw, nil
 		case full && waited >= queueWait, refused && waited >= min(refusedWait, queueWait):
 			return nil, fmt.Errorf("%w, for %v", err, waited.Round(time.Millisecond))
+		case !full && !refused && last != nil:
+			return nil, fmt.Errorf("%w: %w", last, err)
 		case !full && !refused:
 			return nil, err
 		}
+		last = err
 		pause := time.Millisecond + rand.N(maxDialPause) //nolint:gosec // G404: jitter
 		select {
 		case <-ctx.Done():
