@@ -104,6 +104,25 @@ func (a *Authenticator) node() nodeaccess.Node {
 	return n
 }
 
+// access returns the credential for the next request, and why it is not the node's own, empty if it
+// is. If the pending request was filed with the bootstrap credential, it is that one: an approver has
+// denied the node's own before.
+func (a *Authenticator) access(status certificateStatus) (to nodeaccess.Access, why string, err error) {
+	node := a.node()
+	why = node.WhyBootstrap(status.pair, status.rejected)
+	if to, err = node.Access(status.pair, status.rejected); err != nil || !to.Own {
+		return to, why, err
+	}
+	pending, err := a.dir.Pending()
+	if err != nil || pending == nil || pending.Requester == "" || pending.Requester == to.Requester() {
+		return to, why, nil //nolint:nilerr // resume says what is wrong with the file
+	}
+	if bootstrap, err := node.BootstrapAccess(); err == nil && bootstrap.Requester() == pending.Requester {
+		return bootstrap, "an approver has denied the node's own certificate as a credential", nil
+	}
+	return to, why, nil
+}
+
 // OpenLog opens the log of a detached worker, in the certificate directory.
 func (a *Authenticator) OpenLog() (*os.File, error) {
 	if err := a.dir.Create(); err != nil {

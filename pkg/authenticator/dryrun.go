@@ -98,7 +98,7 @@ func (r *Report) describe(a *Authenticator, status certificateStatus) {
 
 // check shows the request to the API server if one is known.
 func (r *Report) check(ctx context.Context, a *Authenticator, status certificateStatus) {
-	to, err := a.node().Access(status.pair, status.rejected)
+	to, _, err := a.access(status)
 	if err != nil {
 		r.Check = "skipped: " + err.Error()
 		return

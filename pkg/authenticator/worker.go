@@ -11,7 +11,6 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
@@ -126,7 +125,7 @@ func (w *worker) work(ctx context.Context) error {
 	if err != nil || !wanted {
 		return err
 	}
-	to, err := w.access(status)
+	to, _, err := w.access(status)
 	if err != nil {
 		return w.explainNoAccess(status, err)
 	}
@@ -150,23 +149,6 @@ func (w *worker) work(ctx context.Context) error {
 		}
 	}
 	return err
-}
-
-// access returns the credential for the next request. If the pending request was filed with the
-// bootstrap credential, it is that one: an approver has denied the node's own before.
-func (w *worker) access(status certificateStatus) (nodeaccess.Access, error) {
-	to, err := w.node().Access(status.pair, status.rejected)
-	if err != nil || !to.Own {
-		return to, err
-	}
-	pending, err := w.dir.Pending()
-	if err != nil || pending == nil || pending.Requester == "" || pending.Requester == to.Requester() {
-		return to, nil //nolint:nilerr // resume says what is wrong with the file
-	}
-	if bootstrap, err := w.node().BootstrapAccess(); err == nil && bootstrap.Requester() == pending.Requester {
-		return bootstrap, nil
-	}
-	return to, nil
 }
 
 // enrolByBootstrap enrols with the bootstrap credential after an approver has denied the node's own.
