@@ -126,7 +126,7 @@ func serial() *big.Int {
 }
 
 // setup makes a TPM's state with swtpm_setup, and a CA with swtpm_localca, all below dir.
-func setup(dir, state string) (*CA, error) {
+func setup(dir, state string, more []string) (*CA, error) {
 	path := func(name string) string { return filepath.Join(dir, name) }
 	ca := path("ca")
 	for name, content := range map[string]string{
@@ -144,7 +144,7 @@ func setup(dir, state string) (*CA, error) {
 		return nil, err
 	}
 	//nolint:gosec // the arguments are this package's own
-	cmd := exec.Command("swtpm_setup", "--tpm2", "--tpmstate", state, "--config", path("setup.conf"), "--create-ek-cert", "--lock-nvram")
+	cmd := exec.Command("swtpm_setup", append([]string{"--tpm2", "--tpmstate", state, "--config", path("setup.conf"), "--create-ek-cert", "--lock-nvram"}, more...)...)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("swtpm_setup: %w: %s", err, bytes.TrimSpace(out))
 	}

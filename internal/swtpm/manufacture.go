@@ -3,7 +3,10 @@
 package swtpm
 
 import (
+	"bytes"
+	"compress/zlib"
 	"encoding/binary"
+	"errors"
 	"fmt"
 
 	"github.com/google/go-tpm/tpm2"
@@ -38,6 +41,12 @@ func (t *Chip) certify(name string, o Options) error {
 	if !ok {
 		return fmt.Errorf("no such EK template")
 	}
+	return t.Certify(e, o)
+}
+
+// Certify makes the EK of a template, whose Unique field may be another than the profile's, and puts
+// its certificate into NV.
+func (t *Chip) Certify(e template.EK, o Options) error {
 	return t.withEK(e, func(_ tpm2.TPMHandle, area tpm2.TPMTPublic) error {
 		key, err := template.PublicKey(area)
 		if err != nil {
@@ -47,6 +56,11 @@ func (t *Chip) certify(name string, o Options) error {
 		if err != nil {
 			return err
 		}
+		if o.Compressed {
+			if der, err = compress(der); err != nil {
+				return err
+			}
+		}
 		if o.Wrapped { // TCG_PCCLIENT_STORED_CERT with a full certificate
 			der = append(binary.BigEndian.AppendUint16([]byte{0x10, 0x01, 0x00}, uint16(len(der))), der...) //nolint:gosec // about 600 bytes
 		}
@@ -54,11 +68,24 @@ func (t *Chip) certify(name string, o Options) error {
 	})
 }
 
+func compress(data []byte) ([]byte, error) {
+	var compressed bytes.Buffer
+	w := zlib.NewWriter(&compressed)
+	_, err := w.Write(data)
+	err = errors.Join(err, w.Close())
+	return compressed.Bytes(), err
+}
+
 func (t *Chip) persist(name string, at tpm2.TPMHandle) error {
 	e, ok := template.EKByName(name)
 	if !ok {
 		return fmt.Errorf("no such EK template")
 	}
+	return t.Persist(e, at)
+}
+
+// Persist makes the EK of a template persistent.
+func (t *Chip) Persist(e template.EK, at tpm2.TPMHandle) error {
 	return t.withEK(e, func(handle tpm2.TPMHandle, area tpm2.TPMTPublic) error {
 		objectName, err := tpm2.ObjectName(&area)
 		if err != nil {
@@ -95,6 +122,11 @@ func (t *Chip) EK(name string) (public tpm2.TPMTPublic, err error) {
 	if !ok {
 		return public, fmt.Errorf("no such EK template")
 	}
+	return t.MakeEK(e)
+}
+
+// MakeEK returns the public area of the EK of a template, as the TPM makes it.
+func (t *Chip) MakeEK(e template.EK) (public tpm2.TPMTPublic, err error) {
 	err = t.withEK(e, func(_ tpm2.TPMHandle, area tpm2.TPMTPublic) error { public = area; return nil })
 	return public, err
 }

@@ -32,6 +32,8 @@ type Options struct {
 	Chain bool
 	// Wrapped puts each EK certificate into the header of the TCG PC Client specification.
 	Wrapped bool
+	// Compressed compresses each EK certificate with zlib, below the header if there is one.
+	Compressed bool
 	// Padding follows each certificate in NV: chips pad with 0x00 or 0xff.
 	Padding []byte
 	// CA issues the certificates, so that several TPMs can have one maker. Nil makes a new one.
@@ -39,6 +41,8 @@ type Options struct {
 	// Setup makes swtpm_setup write the certificates, with a CA of its own, for rsa-2048 and
 	// ecc-p384-high. All options above are ignored.
 	Setup bool
+	// SetupArguments are more arguments for swtpm_setup.
+	SetupArguments []string
 }
 
 // TPM is a software TPM. Its methods are for one goroutine at a time.
@@ -84,7 +88,7 @@ func New(o Options) (_ *TPM, err error) {
 		return nil, err
 	}
 	if o.Setup {
-		if t.CA, err = setup(t.dir, t.state()); err != nil {
+		if t.CA, err = setup(t.dir, t.state(), o.SetupArguments); err != nil {
 			return nil, err
 		}
 		return t, t.start()

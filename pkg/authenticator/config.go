@@ -75,6 +75,9 @@ type Config struct {
 	// TPMDevice is the path of the TPM device, or of a software TPM's socket. If it is empty,
 	// the provider looks for one.
 	TPMDevice string `json:"tpmDevice,omitempty"`
+	// EKTemplate names the template of the TPM's endorsement key that the node uses. "auto"
+	// leaves the choice to the provider.
+	EKTemplate string `json:"ekTemplate,omitempty"`
 	// MetricsTextfile is the file into which each worker writes metrics, for node-exporter's
 	// textfile collector. If it is empty, there is none.
 	MetricsTextfile string `json:"metricsTextfile,omitempty"`
@@ -92,6 +95,7 @@ func DefaultConfig() Config {
 		KubeletBootstrapKubeconfig: kubelet.BootstrapFile,
 		// Below the 4 minutes that kubeadm waits for the kubelet.
 		PrepareWait: metav1.Duration{Duration: 210 * time.Second},
+		EKTemplate:  "auto",
 	}
 }
 

@@ -108,7 +108,7 @@ func (e *enrolment) wants(pending *cache.Pending) bool {
 	return pending.Provider == e.provider.Name() && pending.NodeName == e.status.nodeName &&
 		(e.providerID == "" || pending.ProviderID == e.providerID) &&
 		pending.SignerName == e.signerName && equal(pending.ExpirationSeconds, e.expirationSeconds) &&
-		pending.Cluster.SameCluster(e.to.Cluster) && e.canFollow(pending)
+		pending.Cluster.SameCluster(e.to.Cluster) && e.canFollow(pending) && allows(e.provider, pending.Remember)
 }
 
 // canFollow reports whether the next request can follow those that are filed: a proof needs the

@@ -24,7 +24,7 @@ func testProviders() []provider.Factory {
 		{Name: "broken", New: func(provider.Settings) (provider.Provider, error) { return nil, errors.New("no such device") }},
 		{Name: "nameless", New: func(provider.Settings) (provider.Provider, error) { return fakeProvider{}, nil }},
 		{Name: "device", New: func(s provider.Settings) (provider.Provider, error) {
-			return fakeProvider{signer: "example.com/" + s.TPMDevice}, nil
+			return fakeProvider{signer: "example.com/" + s.TPMDevice + s.EKTemplate}, nil
 		}},
 	}
 }
@@ -113,7 +113,7 @@ func TestNewAccepts(t *testing.T) {
 
 func TestNewTakesWhatItIsGiven(t *testing.T) {
 	config := DefaultConfig()
-	config.Provider, config.TPMDevice = "device", "tpm7"
+	config.Provider, config.TPMDevice, config.EKTemplate = "device", "tpm7", "-rsa"
 	config.Expiration.Duration = 90*time.Minute + 999*time.Millisecond
 	a, err := New(Options{Config: config, Providers: testProviders()})
 	if err != nil {
@@ -122,7 +122,7 @@ func TestNewTakesWhatItIsGiven(t *testing.T) {
 	if a.expirationSeconds == nil || *a.expirationSeconds != 5400 {
 		t.Errorf("expirationSeconds %v, want 5400", a.expirationSeconds)
 	}
-	if a.signerName != "example.com/tpm7" {
+	if a.signerName != "example.com/tpm7-rsa" {
 		t.Errorf("the provider's settings or its signer are lost: %q", a.signerName)
 	}
 	config.Expiration.Duration = 0

@@ -70,6 +70,12 @@ func (b requestBuilder) first(ctx context.Context, node string, cluster cache.Or
 	return pending, key.Public(), b.add(pending, cache.PendingRequest{Name: request.Name, Hello: hello}, pkcs10, evidence)
 }
 
+// allows reports whether the settings allow what the provider wanted to be remembered.
+func allows(p provider.Provider, remember string) bool {
+	chooser, ok := p.(provider.Chooser)
+	return !ok || chooser.Allows(remember)
+}
+
 // proof adds the request that answers the hello's challenge. fresh is set if the challenge came
 // while the hello was watched.
 func (b requestBuilder) proof(ctx context.Context, pending *cache.Pending, answer string, fresh bool) error {

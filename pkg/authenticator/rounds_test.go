@@ -1181,6 +1181,38 @@ func TestProofThatIsRefusedKeepsTheHello(t *testing.T) {
 	n.wantInstalled()
 }
 
+// fakeChooser is a challenger whose settings allow one choice.
+type fakeChooser struct {
+	*fakeChallenger
+	allowed string
+}
+
+func (c fakeChooser) Allows(remember string) bool { return remember == c.allowed }
+
+// A request under way with a choice that the operator has ruled out since is given up. One with an
+// allowed choice goes on.
+func TestRequestWithARuledOutChoiceIsGivenUp(t *testing.T) {
+	for allowed, hellos := range map[string]int{"ek": 0, "other": 1} {
+		n := newNode(t)
+		works := n.tpm.evidence
+		n.tpm.evidence = func(context.Context, provider.Request) ([]byte, error) { return nil, errors.New("broken") }
+		mustFail(t, n.work(), attestationFailed)
+		left := n.pending()
+		if left == nil || left.Remember != "ek" {
+			t.Fatalf("pending %+v", left)
+		}
+		n.later()
+		n.tpm.evidence, n.tpm.hellos = works, nil
+		n.provider = fakeChooser{n.tpm, allowed}
+		if err := n.work(); err != nil {
+			t.Fatal(err)
+		}
+		if len(n.tpm.hellos) != hellos {
+			t.Errorf("%s is allowed: %d other hellos", allowed, len(n.tpm.hellos))
+		}
+	}
+}
+
 // What the provider wants back is not lost with a worker that installed the certificate and came no
 // further. The next worker there is comes when the certificate is due.
 func TestKilledAfterInstallingStillRemembers(t *testing.T) {

@@ -22,6 +22,8 @@ func Checks() []Check {
 			"enable the TPM in the firmware, load its driver; `tpm selftest` tries each command", checkTPM},
 		{"ek-certificate", "the certificates of the endorsement keys in the TPM", "none, or none that can be read (warning: an inventory can name the key instead); the key is made anew each time (warning)",
 			"put the fingerprint that `identify` prints into the inventory", checkEKCertificate},
+		{"ek-template", "the endorsement key that the node enrolled with, against ekTemplate", "another template is set: the next request shows another key than the machine's record has (warning)",
+			"have the source of endorsement keys name the new key and not the old one, or set ekTemplate back", checkEKTemplate},
 		{"certificate-directory", "owner and mode of the certificate directory, of the folders above it and of its files", "others may write into it or read a key; links and special files; files set aside (warning)",
 			"`chown root`, `chmod 0700`, files 0600", checkDirectory},
 		{"certificate", "the node's certificate, by this machine's clock", "none, damaged, expired, another node's; not yet valid, or a renewal long due (warning)",

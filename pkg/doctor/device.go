@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"strings"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
 
@@ -72,6 +73,35 @@ func checkTPM(_ context.Context, e *examination) finding {
 		return failure(failed.Hint, "%v", err)
 	}
 	return failure("try each command with: tpm selftest", "%v", err)
+}
+
+// checkEKTemplate compares the remembered choice with the setting. The record of the machine pins
+// the key of the remembered one.
+func checkEKTemplate(_ context.Context, e *examination) finding {
+	p, err := e.attestor()
+	if err != nil {
+		return skipped("no provider: see configuration")
+	}
+	chooser, isChooser := p.(provider.Chooser)
+	if !isChooser {
+		return skipped("provider %s has no choice of endorsement keys", p.Name())
+	}
+	state, err := e.dir.State()
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return skipped("%s: %v", e.dir.File(cache.StateFile), errNeedsRoot)
+	case err != nil:
+		return skipped("see last-result")
+	}
+	remembered, setting := state.Remembered[p.Name()], e.Config.EKTemplate
+	switch {
+	case remembered == "":
+		return ok("%s, and the node has not enrolled yet", setting)
+	case !chooser.Allows(remembered):
+		return warning("have the source of endorsement keys name the new key and not the old one, as identify prints it, or set ekTemplate back",
+			"the node enrolled with %s, and ekTemplate is %s: the next request shows another key than the machine's record has", remembered, setting)
+	}
+	return ok("%s, enrolled with %s", setting, remembered)
 }
 
 func checkEKCertificate(_ context.Context, e *examination) finding {

@@ -26,7 +26,7 @@ import (
 
 // good is what a machine that is as it should be comes to.
 var good = map[string]Status{
-	"configuration": OK, "tpm": OK, "ek-certificate": OK, "certificate-directory": OK, "certificate": OK, "bootstrap-kubeconfig": OK, "clock": OK,
+	"configuration": OK, "tpm": OK, "ek-certificate": OK, "ek-template": OK, "certificate-directory": OK, "certificate": OK, "bootstrap-kubeconfig": OK, "clock": OK,
 	"api-server": OK, "certificate-accepted": OK, "bootstrap-credential": Skipped, "csr-create": OK, "csr-watch": OK, "signer": OK, "last-result": OK,
 	"kubelet": OK, "kubelet-bootstrap": OK, "kubelet-rotation": OK, "kubelet-kubeconfig": OK, "kubelet-exec": OK, "auto-approve-bindings": Skipped,
 }
@@ -304,6 +304,28 @@ func TestOnlyOursIsAPass(t *testing.T) {
 	}
 }
 
+// A template that is set after the node has enrolled makes its next request show another key.
+func TestTheChoiceOfTheEndorsementKey(t *testing.T) {
+	remembered := func(setting, allowed string) func(*machine) {
+		return func(m *machine) {
+			state, err := m.certs.State()
+			if err != nil {
+				m.t.Fatal(err)
+			}
+			state.Remembered = map[string]string{"fake": "ecc-p256", "other": "x"}
+			m.setState(*state)
+			m.config.EKTemplate, m.attestor.allowed = setting, allowed
+		}
+	}
+	checkStates(t, map[string]scenario{
+		"none yet":      {nil, map[string]Status{}, []string{"ek-template: auto, and the node has not enrolled yet"}},
+		"auto":          {remembered("auto", ""), map[string]Status{}, []string{"ek-template: auto, enrolled with ecc-p256"}},
+		"the same":      {remembered("ecc-p256", "ecc-p256"), map[string]Status{}, []string{"ek-template: ecc-p256, enrolled with ecc-p256"}},
+		"another":       {remembered("rsa-2048", "rsa-2048"), map[string]Status{"ek-template": Warning}, []string{"ek-template: enrolled with ecc-p256, and ekTemplate is rsa-2048", "ek-template: set ekTemplate back"}},
+		"it is damaged": {func(m *machine) { m.write(m.certs.File(cache.StateFile), "{", 0o600) }, map[string]Status{"ek-template": Skipped, "last-result": Warning, "signer": Warning}, []string{"ek-template: see last-result"}},
+	})
+}
+
 func TestTheDevice(t *testing.T) {
 	const ek = `{"template":"rsa-2048"%s}`
 	withEKs := func(eks ...string) func(*machine) {
@@ -333,7 +355,7 @@ func TestTheDevice(t *testing.T) {
 				m.attestor.err = fmt.Errorf("TPM2_CreatePrimary: %w", ctx.Err())
 			}
 		}, map[string]Status{"tpm": Failure, "ek-certificate": Skipped}, []string{"tpm: TPM2_CreatePrimary", "tpm: --timeout"}},
-		"a provider without one":            {func(m *machine) { m.config.Provider = "deviceless"; m.writeBootstrap("{token: " + token + "}") }, map[string]Status{"tpm": Skipped, "ek-certificate": Skipped, "bootstrap-credential": OK}, []string{"bootstrap-credential: does not renew"}},
+		"a provider without one":            {func(m *machine) { m.config.Provider = "deviceless"; m.writeBootstrap("{token: " + token + "}") }, map[string]Status{"tpm": Skipped, "ek-certificate": Skipped, "ek-template": Skipped, "bootstrap-credential": OK}, []string{"bootstrap-credential: does not renew"}},
 		"a device without endorsement keys": {withEKs(), map[string]Status{"ek-certificate": Skipped}, nil},
 		"no certificate":                    {withEKs(fmt.Sprintf(ek, "")), map[string]Status{"ek-certificate": Warning}, []string{"ek-certificate: inventory"}},
 		"a certificate that does not parse": {withEKs(fmt.Sprintf(ek, `,"certificate":{"problem":"it does not parse"}`)), map[string]Status{"ek-certificate": Warning}, []string{"ek-certificate: it does not parse"}},
@@ -353,7 +375,7 @@ func TestFiles(t *testing.T) {
 		"a folder above is writable":  {func(m *machine) { m.chmod(m.root, 0o777) }, map[string]Status{"certificate-directory": Failure, "kubelet-exec": Failure}, []string{"certificate-directory: another directory"}},
 		"key readable by others":      {func(m *machine) { m.chmod(current(m), 0o644) }, map[string]Status{"certificate-directory": Failure}, []string{"certificate-directory: others may read the credential"}},
 		"state readable by others":    {func(m *machine) { m.chmod(m.certs.File(cache.StateFile), 0o644) }, map[string]Status{"certificate-directory": Warning}, nil},
-		"state writable by others":    {func(m *machine) { m.chmod(m.certs.File(cache.StateFile), 0o666) }, map[string]Status{"certificate-directory": Failure, "last-result": Warning, "signer": Warning}, nil},
+		"state writable by others":    {func(m *machine) { m.chmod(m.certs.File(cache.StateFile), 0o666) }, map[string]Status{"ek-template": Skipped, "certificate-directory": Failure, "last-result": Warning, "signer": Warning}, nil},
 		"a link in a file's place": {func(m *machine) {
 			if err := errors.Join(os.Rename(current(m), current(m)+".real"), os.Symlink(current(m)+".real", current(m))); err != nil {
 				m.t.Fatal(err)
@@ -367,11 +389,11 @@ func TestFiles(t *testing.T) {
 			if err := os.Chown(m.certs.File(cache.StateFile), 12345, -1); err != nil {
 				m.t.Fatal(err)
 			}
-		}, map[string]Status{"certificate-directory": Failure, "last-result": Warning, "signer": Warning}, []string{"certificate-directory: another user"}},
+		}, map[string]Status{"certificate-directory": Failure, "ek-template": Skipped, "last-result": Warning, "signer": Warning}, []string{"certificate-directory: another user"}},
 		"files set aside": {func(m *machine) { m.write(current(m)+".set-aside-20260101T000000.000000000Z", "", 0o644) },
 			map[string]Status{"certificate-directory": Warning}, []string{"certificate-directory: set aside"}},
 		"a file in the directory's place": {func(m *machine) { m.remove(m.certs.Path()); m.write(m.certs.Path(), "", 0o600) },
-			with(fresh, "certificate-directory", Failure, "bootstrap-kubeconfig", Failure, "bootstrap-credential", Skipped, "csr-create", Skipped, "csr-watch", Skipped, "signer", Skipped, "last-result", Warning), nil},
+			with(fresh, "ek-template", Skipped, "certificate-directory", Failure, "bootstrap-kubeconfig", Failure, "bootstrap-credential", Skipped, "csr-create", Skipped, "csr-watch", Skipped, "signer", Skipped, "last-result", Warning), nil},
 		"configuration wrong": {func(m *machine) {
 			m.configErr = &authenticator.Failure{Reason: authenticator.Configuration, Hint: "see docs", Err: errors.New("unknown field")}
 		}, map[string]Status{"configuration": Failure}, []string{"configuration: unknown field", "configuration: see docs"}},
@@ -386,7 +408,7 @@ func TestFiles(t *testing.T) {
 			m.config.Provider = "nonsense"
 			m.configErr = &authenticator.Failure{Reason: authenticator.Configuration, Hint: "see docs", Err: errors.New("provider nonsense")}
 		},
-			map[string]Status{"configuration": Failure, "tpm": Skipped, "ek-certificate": Skipped, "csr-create": Skipped, "signer": Skipped}, nil},
+			map[string]Status{"configuration": Failure, "tpm": Skipped, "ek-certificate": Skipped, "ek-template": Skipped, "csr-create": Skipped, "signer": Skipped}, nil},
 	})
 }
 
@@ -557,7 +579,7 @@ func TestTheLastResult(t *testing.T) {
 			s := failed("")
 			m.setState(s)
 		}, map[string]Status{"last-result": Warning}, nil},
-		"damaged state":                 {func(m *machine) { m.write(m.certs.File(cache.StateFile), "{", 0o600) }, map[string]Status{"last-result": Warning, "signer": Warning}, nil},
+		"damaged state":                 {func(m *machine) { m.write(m.certs.File(cache.StateFile), "{", 0o600) }, map[string]Status{"ek-template": Skipped, "last-result": Warning, "signer": Warning}, nil},
 		"damaged pending":               {func(m *machine) { m.write(m.certs.File(cache.PendingFile), "{", 0o600) }, map[string]Status{"last-result": Warning}, nil},
 		"no result yet":                 {func(m *machine) { m.remove(m.certs.File(cache.StateFile)) }, map[string]Status{"last-result": Skipped, "signer": Warning}, nil},
 		"just filed":                    {func(m *machine) { m.setPending(time.Second, true, "u") }, nil, []string{"last-result: waits for its challenge", "last-result: signer " + attestation.HelloSignerName}},

@@ -55,6 +55,7 @@ type attestor struct {
 	device   string // JSON
 	err      error
 	identify func(context.Context) // called first, if set
+	allowed  string                // what may be remembered, all if it is empty
 }
 
 func (*attestor) Name() string                               { return "fake" }
@@ -71,6 +72,7 @@ func (*attestor) Versions() attestation.Versions                       { return 
 func (*attestor) Hello(context.Context, provider.Request) ([]byte, string, error) {
 	return nil, "", errors.New("not here")
 }
+func (a *attestor) Allows(remember string) bool { return a.allowed == "" || a.allowed == remember }
 func (a *attestor) Identify(ctx context.Context) (any, error) {
 	if a.identify != nil {
 		a.identify(ctx)

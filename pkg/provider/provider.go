@@ -48,6 +48,15 @@ type Challenger interface {
 	Hello(ctx context.Context, request Request) (document []byte, remember string, err error)
 }
 
+// Chooser is a Challenger whose settings can rule out what it remembered. Then a request under way
+// is given up, and the doctor warns of it.
+type Chooser interface {
+	Challenger
+	// Allows reports whether the settings allow what a Hello returned as remember. It opens
+	// nothing.
+	Allows(remember string) bool
+}
+
 // Inspector is a Provider that can show a person what it sees. Its results hold no secret.
 type Inspector interface {
 	Provider
@@ -143,6 +152,9 @@ type Settings struct {
 	// TPMDevice is the path of the TPM: a character device, or the Unix socket of a software
 	// TPM. If it is empty, the provider looks for one.
 	TPMDevice string
+	// EKTemplate names the template of the endorsement key to use. If it is empty or "auto", the
+	// provider chooses one.
+	EKTemplate string
 	// ProviderIDScheme is the scheme of a provider ID made of the machine's system UUID. If it
 	// is empty, none is made.
 	ProviderIDScheme string

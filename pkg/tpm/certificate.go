@@ -4,9 +4,12 @@ package tpm
 
 import (
 	"bytes"
+	"compress/zlib"
 	"encoding/asn1"
 	"encoding/binary"
 	"errors"
+	"fmt"
+	"io"
 )
 
 const (
@@ -18,37 +21,103 @@ const (
 )
 
 // trimCertificate returns the certificate in the content of an NV index. Chips put the header of
-// the TCG PC Client specification before it, and padding behind it. The result is a DER SEQUENCE of
-// its full length. Nothing else is checked.
+// the TCG PC Client specification before it, and padding behind it. Some compress it. The result is
+// a DER SEQUENCE of its full length. Nothing else is checked.
 func trimCertificate(nv []byte) ([]byte, error) {
-	// TCG PC Client Specific Implementation Specification, 7.3.2: TCG_PCCLIENT_STORED_CERT, of
-	// type TCG_FULL_CERT or without that inner tag.
-	if len(nv) >= 5 && bytes.HasPrefix(nv, []byte{0x10, 0x01, 0x00}) {
-		size := int(binary.BigEndian.Uint16(nv[3:]))
-		nv = nv[5:]
-		if size > len(nv) {
-			return nil, errors.New("certificate: its header promises more than there is")
-		}
-		nv = bytes.TrimPrefix(nv[:size], []byte{0x10, 0x02})
-	}
-	var der asn1.RawValue
-	if _, err := asn1.Unmarshal(nv, &der); err != nil || der.Class != asn1.ClassUniversal || der.Tag != asn1.TagSequence || !der.IsCompound {
-		return nil, errors.New("certificate: not DER")
-	}
-	return der.FullBytes, nil
+	der, _, err := nextCertificate(nv)
+	return der, err
 }
 
-// splitChain returns the certificates in data, one after the other, with or without padding.
+// nextCertificate returns the first certificate in data, and the bytes behind it.
+func nextCertificate(data []byte) (der, rest []byte, err error) {
+	// TCG PC Client Specific Implementation Specification, 7.3.2: TCG_PCCLIENT_STORED_CERT, of
+	// type TCG_FULL_CERT or without that inner tag.
+	if len(data) >= 5 && bytes.HasPrefix(data, []byte{0x10, 0x01, 0x00}) {
+		size := int(binary.BigEndian.Uint16(data[3:]))
+		data = data[5:]
+		if size > len(data) {
+			return nil, nil, errors.New("certificate: its header promises more than there is")
+		}
+		der, _, err := nextBare(bytes.TrimPrefix(data[:size], []byte{0x10, 0x02}))
+		return der, data[size:], err
+	}
+	return nextBare(data)
+}
+
+// nextBare is nextCertificate for data without a header.
+func nextBare(data []byte) (der, rest []byte, err error) {
+	if !isCompressed(data) {
+		return nextDER(data)
+	}
+	inflated, rest, err := inflate(data)
+	if err != nil {
+		return nil, nil, err
+	}
+	der, _, err = nextDER(inflated)
+	return der, rest, err
+}
+
+func nextDER(data []byte) (der, rest []byte, err error) {
+	var value asn1.RawValue
+	rest, err = asn1.Unmarshal(data, &value)
+	if err != nil || value.Class != asn1.ClassUniversal || value.Tag != asn1.TagSequence || !value.IsCompound {
+		return nil, nil, errors.New("certificate: not DER")
+	}
+	return value.FullBytes, rest, nil
+}
+
+// isCompressed reports whether data begins with a header of zlib (RFC 1950, 2.2) for deflate with a
+// window of 32 KiB and without a dictionary. No DER begins like this: its SEQUENCE begins with 0x30.
+func isCompressed(data []byte) bool {
+	return len(data) > 2 && data[0] == 0x78 && binary.BigEndian.Uint16(data)%31 == 0 && data[1]&0x20 == 0
+}
+
+// maxInflated bounds what is inflated at a time, in bytes: a whole chain.
+const maxInflated = maxChain * maxCertificate
+
+// inflate returns the content of the zlib stream that data begins with, and the bytes behind it. A
+// stream has a checksum, which is checked.
+func inflate(data []byte) (content, rest []byte, err error) {
+	source := bytes.NewReader(data) // read byte by byte, so no byte behind the stream is lost
+	stream, err := zlib.NewReader(source)
+	if err == nil {
+		content, err = io.ReadAll(io.LimitReader(stream, maxInflated+1))
+	}
+	switch {
+	case err != nil:
+		return nil, nil, fmt.Errorf("certificate: compressed, and does not inflate: %w", err)
+	case len(content) > maxInflated:
+		return nil, nil, fmt.Errorf("certificate: compressed, and more than %d bytes", maxInflated)
+	}
+	return content, data[len(data)-source.Len():], nil
+}
+
+// splitChain returns the certificates in data, one after the other, with or without padding. A
+// compressed part may have several.
 func splitChain(data []byte) [][]byte {
 	var chain [][]byte
 	for len(chain) < maxChain {
 		data = bytes.TrimLeft(data, "\x00\xff")
-		der, err := trimCertificate(data)
+		if isCompressed(data) {
+			content, rest, err := inflate(data)
+			if err != nil {
+				break
+			}
+			for len(chain) < maxChain {
+				der, more, err := nextDER(bytes.TrimLeft(content, "\x00\xff"))
+				if err != nil {
+					break
+				}
+				chain, content = append(chain, der), more
+			}
+			data = rest
+			continue
+		}
+		der, rest, err := nextCertificate(data)
 		if err != nil {
 			break
 		}
-		chain = append(chain, der)
-		data = data[bytes.Index(data, der)+len(der):] // behind its header, too
+		chain, data = append(chain, der), rest
 	}
 	return chain
 }

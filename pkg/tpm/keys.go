@@ -4,6 +4,7 @@ package tpm
 
 import (
 	"bytes"
+	"cmp"
 	"crypto"
 	"crypto/sha256"
 	"crypto/sha512"
@@ -12,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/google/go-tpm/tpm2"
 
@@ -32,21 +34,63 @@ type EK struct {
 	Problem string
 	// Slow is set if an RSA key has to be made for each use, which takes seconds.
 	Slow bool
+
+	// stored is set if it is the key that the nonce and the template in NV make.
+	stored bool
 }
 
-// EKs returns every EK that has a certificate in the TPM. If none has, it returns the one EK that
-// the node would use.
-func (t *TPM) EKs() ([]EK, error) {
+// storedMark follows the template's name in what is remembered of an EK that is made from NV.
+// Without it, a nonce that a release did not know yet would change the EK of an enrolled node.
+const storedMark = "+nv"
+
+// Remember returns what ChooseEK needs to choose this EK again.
+func (k EK) Remember() string {
+	if k.stored {
+		return k.Template + storedMark
+	}
+	return k.Template
+}
+
+// RememberedTemplate returns the name of the template in what EK.Remember returned.
+func RememberedTemplate(remembered string) string { return strings.TrimSuffix(remembered, storedMark) }
+
+// TemplateError says that the TPM makes no EK of the template that was asked for.
+type TemplateError struct {
+	Template string
+	// Makes names the templates of which the TPM makes EKs, and Certified those that have a
+	// certificate.
+	Makes, Certified []string
+	Err              error
+}
+
+func (e *TemplateError) Error() string {
+	list := func(names []string) string { return cmp.Or(strings.Join(names, ", "), "none") }
+	return fmt.Sprintf("the TPM makes no EK of template %s, but of: %s; it has EK certificates for: %s: %v",
+		e.Template, list(e.Makes), list(e.Certified), e.Err)
+}
+func (e *TemplateError) Unwrap() error { return e.Err }
+
+// EKs returns the EK of the template that the operator set, if any, and every EK that has a
+// certificate in the TPM. If there is neither, it returns the one EK that the node would use. The
+// EK that the node would use is the first.
+func (t *TPM) EKs(set string) ([]EK, error) {
+	var eks []EK
+	if set != "" {
+		ek, err := t.ChooseEK(set, "")
+		if err != nil {
+			return nil, err
+		}
+		eks = append(eks, ek)
+	}
 	indices, err := t.certificateIndices()
 	if err != nil {
 		return nil, err
 	}
-	var eks []EK
 	for _, e := range template.EKs() {
-		if !slices.Contains(indices, e.Certificate) {
+		if !slices.Contains(indices, e.Certificate) || e.Name == set {
 			continue
 		}
-		ek, err := t.ek(e)
+		ek, err := t.ek(e, anyWay)
 		if isRefused(err) {
 			continue
 		}
@@ -58,42 +102,47 @@ func (t *TPM) EKs() ([]EK, error) {
 	if len(eks) > 0 {
 		return eks, nil
 	}
-	ek, err := t.ChooseEK("")
+	ek, err := t.ChooseEK("", "")
 	if err != nil {
 		return nil, err
 	}
 	return []EK{ek}, nil
 }
 
-// ChooseEK returns the EK of the remembered template if the TPM still makes it: a node keeps the EK
-// that it enrolled with. Otherwise it returns the first with a certificate, ECC before RSA. Without
-// any certificate it is the first that the TPM makes.
-func (t *TPM) ChooseEK(remembered string) (EK, error) {
+// ChooseEK returns the EK of the template that the operator set, and no other. If none is set, it
+// returns the remembered EK if the TPM still makes it: a node keeps the EK that it enrolled with.
+// Otherwise it returns the first with a certificate, ECC before RSA. Without any certificate it is
+// the first that the TPM makes.
+func (t *TPM) ChooseEK(set, remembered string) (EK, error) {
+	if set != "" {
+		return t.setEK(set, remembered)
+	}
 	indices, err := t.certificateIndices()
 	if err != nil {
 		return EK{}, err
 	}
 	type candidate struct {
 		template.EK
+		way  way
 		bare bool // will do without a certificate
 	}
 	var candidates []candidate
-	if e, ok := template.EKByName(remembered); ok {
-		candidates = append(candidates, candidate{e, true})
+	if e, ok := template.EKByName(RememberedTemplate(remembered)); ok {
+		candidates = append(candidates, candidate{e, wayOf(remembered), true})
 	}
 	for _, e := range template.EKs() {
 		if slices.Contains(indices, e.Certificate) {
-			candidates = append(candidates, candidate{e, false})
+			candidates = append(candidates, candidate{e, anyWay, false})
 		}
 	}
 	for _, e := range template.EKs() {
-		candidates = append(candidates, candidate{e, true})
+		candidates = append(candidates, candidate{e, anyWay, true})
 	}
 	var refused []error
 	for _, c := range candidates {
-		ek, err := t.ek(c.EK)
+		ek, err := t.ek(c.EK, c.way)
 		switch {
-		case isRefused(err):
+		case isRefused(err), errors.Is(err, errNothingStored):
 			refused = append(refused, fmt.Errorf("EK %s: %w", c.Name, err))
 		case err != nil:
 			return EK{}, fmt.Errorf("EK %s: %w", c.Name, err)
@@ -102,6 +151,53 @@ func (t *TPM) ChooseEK(remembered string) (EK, error) {
 		}
 	}
 	return EK{}, errors.Join(refused...)
+}
+
+// setEK returns the EK of a template that the operator set. If the node enrolled with that template,
+// it keeps the EK.
+func (t *TPM) setEK(set, remembered string) (EK, error) {
+	e, ok := template.EKByName(set)
+	if !ok {
+		return EK{}, fmt.Errorf("EK template %.64q is not one of %q", set, template.Names())
+	}
+	how := anyWay
+	if RememberedTemplate(remembered) == set {
+		how = wayOf(remembered)
+	}
+	ek, err := t.ek(e, how)
+	if errors.Is(err, errNothingStored) {
+		ek, err = t.ek(e, anyWay)
+	}
+	if isRefused(err) {
+		return EK{}, t.templateError(set, err)
+	}
+	if err != nil {
+		return EK{}, fmt.Errorf("EK %s: %w", set, err)
+	}
+	return ek, nil
+}
+
+// templateError asks the TPM which EKs it makes. TPM2_TestParms makes no key, so it is fast.
+func (t *TPM) templateError(set string, refused error) error {
+	failure := &TemplateError{Template: set, Err: refused}
+	indices, err := t.certificateIndices()
+	if err != nil {
+		return err
+	}
+	for _, e := range template.EKs() {
+		if slices.Contains(indices, e.Certificate) {
+			failure.Certified = append(failure.Certified, e.Name)
+		}
+		if e.Name == set {
+			continue
+		}
+		if _, err := execute[tpm2.TestParmsResponse](t, "TPM2_TestParms", tpm2.TestParms{
+			Parameters: tpm2.TPMTPublicParms{Type: e.Public.Type, Parameters: e.Public.Parameters},
+		}); err == nil {
+			failure.Makes = append(failure.Makes, e.Name)
+		}
+	}
+	return failure
 }
 
 // isRefused reports whether the TPM does not support an algorithm, curve or size of a template.
@@ -141,19 +237,144 @@ func (o object) authorised(by tpm2.Session) tpm2.AuthHandle {
 
 func (t *TPM) withAK(f func(object) error) error { return t.withPrimary(template.AK(), f) }
 
-// withEK calls f with the EK of that template. An RSA EK is slow to make, so the persistent one is
-// used if there is one.
-func (t *TPM) withEK(e template.EK, f func(object) error) error {
+// way says how an EK of a template may be made.
+type way int
+
+const (
+	// anyWay is for a node without a remembered EK: the key that has a certificate.
+	anyWay way = iota
+	// plainWay is without a look at the nonce and the template in NV.
+	plainWay
+	// storedWay is from the nonce and the template in NV, and no other.
+	storedWay
+)
+
+// wayOf returns how the EK was made of which EK.Remember returned this.
+func wayOf(remembered string) way {
+	if strings.HasSuffix(remembered, storedMark) {
+		return storedWay
+	}
+	return plainWay
+}
+
+// errNothingStored says that neither nonce nor template is in NV any more.
+var errNothingStored = errors.New("its key was made from a nonce or template in NV, which cannot be followed now")
+
+// source is one source of an EK: a persistent key, or a template for TPM2_CreatePrimary.
+type source struct {
+	persistent *object
+	public     tpm2.TPMTPublic
+	// stored is set if the template is from NV.
+	stored bool
+}
+
+// sources returns where an EK of that template may come from, the most likely first. An RSA key is
+// slow to make, so the persistent one comes first if there is one. problem says why nonce or
+// template in NV are not used.
+func (t *TPM) sources(e template.EK, how way) (all []*source, problem string, err error) {
 	if e.IsRSA() {
 		ek, err := t.persistentEK(e)
 		if err != nil {
-			return err
+			return nil, "", err
 		}
 		if ek != nil {
-			return f(*ek)
+			all = append(all, &source{persistent: ek})
 		}
 	}
-	return t.withPrimary(e.Public, f)
+	if how != plainWay {
+		stored, err := t.storedTemplate(e)
+		var invalid *certificateProblem
+		switch {
+		case errors.As(err, &invalid):
+			problem = invalid.Error()
+		case err != nil:
+			return nil, "", err
+		case stored != nil:
+			all = append(all, &source{public: stored.Public, stored: true})
+			if how == storedWay {
+				return all, "", nil
+			}
+			return append(all, &source{public: e.Public}), "", nil
+		}
+		if how == storedWay {
+			return nil, "", fmt.Errorf("%w %s", errNothingStored, problem)
+		}
+	}
+	if len(all) == 0 {
+		all = []*source{{public: e.Public}}
+	}
+	return all, problem, nil
+}
+
+// storedTemplate returns the template that the nonce and the template in NV make, nil if neither is
+// there or both say what the profile says. It is a *certificateProblem if they cannot be followed.
+// They may change nothing but the Unique field: a verifier accepts no other EK.
+func (t *TPM) storedTemplate(e template.EK) (*template.EK, error) {
+	indices, err := t.certificateIndices()
+	if err != nil {
+		return nil, err
+	}
+	made := e
+	for _, part := range []struct {
+		index uint32
+		apply func(template.EK, []byte) (template.EK, error)
+	}{{e.Template, template.EK.WithTemplate}, {e.Nonce, template.EK.WithNonce}} {
+		if !slices.Contains(indices, part.index) {
+			continue
+		}
+		data, err := t.readNV(part.index)
+		if errors.Is(err, tpm2.TPMRCNVUninitialized) {
+			continue // defined, and never written
+		}
+		if err == nil {
+			if made, err = part.apply(made, data); err != nil {
+				err = &certificateProblem{err}
+			}
+		}
+		var invalid *certificateProblem
+		if errors.As(err, &invalid) {
+			return nil, &certificateProblem{fmt.Errorf("NV index %#08x: %w", part.index, invalid)}
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	if bytes.Equal(tpm2.Marshal(made.Public), tpm2.Marshal(e.Public)) {
+		return nil, nil
+	}
+	return &made, nil
+}
+
+// withSource calls f with the EK of a source.
+func (t *TPM) withSource(s *source, f func(object) error) error {
+	if s.persistent != nil {
+		return f(*s.persistent)
+	}
+	return t.withPrimary(s.public, f)
+}
+
+// withEK calls f with the EK of that template which has this public area.
+func (t *TPM) withEK(e template.EK, public []byte, f func(object) error) error {
+	sources, _, err := t.sources(e, anyWay)
+	if err != nil {
+		return err
+	}
+	for _, s := range sources {
+		found := false
+		err := t.withSource(s, func(ek object) error {
+			if found = bytes.Equal(ek.bytes(), public); !found {
+				return nil
+			}
+			return f(ek)
+		})
+		if !found && s.stored && isRefused(err) {
+			continue
+		}
+		if found || err != nil {
+			return err
+		}
+	}
+	return fmt.Errorf("EK: %w", ErrOtherKeys)
 }
 
 // withPrimary makes a primary key of the endorsement hierarchy and calls f with it. It assumes that
@@ -225,45 +446,89 @@ func qualifiedName(nameAlg tpm2.TPMAlgID, name []byte) []byte {
 	return append(qualified, digest[:]...)
 }
 
-// ek returns the EK of a template, with its certificate if the TPM holds one for its current key.
-func (t *TPM) ek(e template.EK) (EK, error) {
-	ek := EK{Template: e.Name}
-	if err := t.withEK(e, func(o object) error {
-		ek.Public = o.bytes()
-		ek.Slow = e.IsRSA() && o.handle < firstPersistentEK
-		return nil
-	}); err != nil {
-		return EK{}, err
-	}
-	made, key, err := template.CheckEK(ek.Public)
+// ek returns the EK of a template: the key that the certificate in the TPM is for. Without such a
+// certificate it is the most likely key.
+func (t *TPM) ek(e template.EK, how way) (EK, error) {
+	sources, storedProblem, err := t.sources(e, how)
 	if err != nil {
 		return EK{}, err
-	}
-	if made.Name != e.Name {
-		return EK{}, fmt.Errorf("the TPM made a key of template %s", made.Name)
 	}
 	indices, err := t.certificateIndices()
 	if err != nil {
 		return EK{}, err
 	}
-	if !slices.Contains(indices, e.Certificate) {
-		return ek, nil
-	}
-	leaf, err := t.certificate(e.Certificate, key)
+	var leaf []byte
+	var certified crypto.PublicKey
 	var problem *certificateProblem
-	if errors.As(err, &problem) {
-		ek.Problem = fmt.Sprintf("NV index %#08x: %v", e.Certificate, problem)
-		return ek, nil
+	if slices.Contains(indices, e.Certificate) {
+		leaf, certified, err = t.certificate(e.Certificate)
+		if err != nil && !errors.As(err, &problem) {
+			return EK{}, err
+		}
 	}
+	var without *EK
+	for i, s := range sources {
+		last := i == len(sources)-1
+		if certified == nil && how == storedWay && !last {
+			continue // a persistent key may be another one
+		}
+		ek, key, err := t.make(e, s)
+		if isRefused(err) && s.stored && !last {
+			storedProblem = fmt.Sprintf("nonce or template in NV: %v", err)
+			continue
+		}
+		if err != nil {
+			return EK{}, err
+		}
+		if own, ok := key.(interface{ Equal(crypto.PublicKey) bool }); ok && certified != nil && own.Equal(certified) {
+			chain, err := t.chain(indices)
+			if err != nil {
+				return EK{}, err
+			}
+			ek.Certificates = append([][]byte{leaf}, chain...)
+			// A persistent key that is certified is the one that NV makes.
+			ek.stored = ek.stored || s.persistent != nil && slices.ContainsFunc(sources, func(s *source) bool { return s.stored })
+			return ek, nil
+		}
+		if without == nil || how == storedWay {
+			without = &ek
+		}
+		if certified == nil {
+			break // there is nothing to compare others with
+		}
+	}
+	if certified != nil {
+		// Firmware updates and TPM2_ChangeEPS leave certificates of keys that no longer exist.
+		problem = &certificateProblem{errors.New("certificate: for another key than the TPM has")}
+	}
+	var problems []string
+	if storedProblem != "" {
+		problems = append(problems, storedProblem)
+	}
+	if problem != nil {
+		problems = append(problems, fmt.Sprintf("NV index %#08x: %v", e.Certificate, problem))
+	}
+	without.Problem = strings.Join(problems, "; ")
+	return *without, nil
+}
+
+// make returns the EK of a source, without its certificates.
+func (t *TPM) make(e template.EK, s *source) (EK, crypto.PublicKey, error) {
+	ek := EK{Template: e.Name, Slow: e.IsRSA() && s.persistent == nil, stored: s.stored}
+	if err := t.withSource(s, func(o object) error {
+		ek.Public = o.bytes()
+		return nil
+	}); err != nil {
+		return EK{}, nil, err
+	}
+	made, key, err := template.CheckEK(ek.Public)
 	if err != nil {
-		return EK{}, err
+		return EK{}, nil, err
 	}
-	chain, err := t.chain(indices)
-	if err != nil {
-		return EK{}, err
+	if made.Name != e.Name {
+		return EK{}, nil, fmt.Errorf("the TPM made a key of template %s", made.Name)
 	}
-	ek.Certificates = append([][]byte{leaf}, chain...)
-	return ek, nil
+	return ek, key, nil
 }
 
 // certificateProblem says why the content of an NV index is not this TPM's certificate. The TPM
@@ -273,29 +538,25 @@ type certificateProblem struct{ err error }
 func (p *certificateProblem) Error() string { return p.err.Error() }
 func (p *certificateProblem) Unwrap() error { return p.err }
 
-// certificate returns the certificate at an NV index if it certifies key. Firmware updates and
-// TPM2_ChangeEPS leave certificates of keys that no longer exist.
-func (t *TPM) certificate(index uint32, key crypto.PublicKey) ([]byte, error) {
+// certificate returns the certificate at an NV index, and the key that it is for.
+func (t *TPM) certificate(index uint32) ([]byte, crypto.PublicKey, error) {
 	data, err := t.readNV(index)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	der, err := trimCertificate(data)
 	if err != nil {
-		return nil, &certificateProblem{err}
+		return nil, nil, &certificateProblem{err}
 	}
 	cert, err := x509.ParseCertificate(der)
 	if err != nil {
-		return nil, &certificateProblem{err}
+		return nil, nil, &certificateProblem{err}
 	}
 	certified, err := template.CertifiedKey(cert)
 	if err != nil {
-		return nil, &certificateProblem{err}
+		return nil, nil, &certificateProblem{err}
 	}
-	if own, ok := key.(interface{ Equal(crypto.PublicKey) bool }); !ok || !own.Equal(certified) {
-		return nil, &certificateProblem{errors.New("certificate: for another key than the TPM has")}
-	}
-	return der, nil
+	return der, certified, nil
 }
 
 // chain returns the certificates of CAs in the TPM. The verifier may have them itself, so one that
@@ -344,7 +605,10 @@ func (t *TPM) readNV(index uint32) ([]byte, error) {
 	}
 	data, err := t.tryReadNV(tpm2.TPMHandle(index), chunk)
 	var rc tpm2.TPMRC
-	if errors.As(err, &rc) && !rc.IsWarning() && rc != tpm2.TPMRCFailure {
+	switch {
+	case errors.Is(err, tpm2.TPMRCBadAuth), errors.Is(err, tpm2.TPMRCAuthFail):
+		return nil, &certificateProblem{fmt.Errorf("only the owner hierarchy may read it, and that has a password: %w", err)}
+	case errors.As(err, &rc) && !rc.IsWarning() && rc != tpm2.TPMRCFailure:
 		return nil, &certificateProblem{err}
 	}
 	return data, err

@@ -4,6 +4,7 @@ package tpm
 
 import (
 	"bytes"
+	"compress/zlib"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -19,6 +20,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/tpm/template"
 )
+
+func allEKs(t *TPM) ([]EK, error) { return t.EKs("") }
 
 func TestChooseEK(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -56,7 +59,7 @@ func TestChooseEK(t *testing.T) {
 				t.Errorf("not the key that the TPM makes: %v", err)
 			}
 			var all []string
-			for _, ek := range with(t, tpm.Socket(), (*TPM).EKs) {
+			for _, ek := range with(t, tpm.Socket(), allEKs) {
 				all = append(all, ek.Template)
 			}
 			if !slices.Equal(all, c.all) {
@@ -102,6 +105,9 @@ func TestCertificatesAsChipsHoldThem(t *testing.T) {
 		"wrapped, padded":            {Wrapped: true, Padding: make([]byte, 99)},
 		"with the chain":             {Chain: true},
 		"padded, with the chain":     {Chain: true, Padding: bytes.Repeat([]byte{0xff}, 10)},
+		"compressed":                 {Compressed: true},
+		"compressed, padded":         {Compressed: true, Padding: make([]byte, 50)},
+		"compressed, wrapped":        {Compressed: true, Wrapped: true, Chain: true},
 		"made by swtpm_setup itself": {Setup: true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -169,7 +175,7 @@ func TestWhatIsNotTheEKsCertificateIsLeftOut(t *testing.T) {
 			if err := change(tpm); err != nil {
 				t.Fatal(err)
 			}
-			eks := with(t, tpm.Socket(), (*TPM).EKs)
+			eks := with(t, tpm.Socket(), allEKs)
 			if len(eks) != 1 || len(eks[0].Certificates) != 0 || !strings.HasPrefix(eks[0].Problem, "NV index 0x01c0000a: ") {
 				t.Errorf("%+v", eks)
 			}
@@ -325,9 +331,12 @@ func FuzzTrimCertificate(f *testing.F) {
 	f.Add(append([]byte{0x10, 0x01, 0x00, byte((len(der) + 2) >> 8), byte(len(der) + 2), 0x10, 0x02}, der...))
 	f.Add([]byte{0x10, 0x01, 0x00, 0xff, 0xff})
 	f.Add([]byte{0x30, 0x80, 0, 0})
+	f.Add(deflated(f, der))
+	f.Add(append([]byte{0x10, 0x01, 0x00, 0, 9, 0x78, 0x9c}, deflated(f, der)...))
+	f.Add(deflated(f, slices.Concat(der, der, make([]byte, maxInflated))))
 	f.Fuzz(func(t *testing.T, nv []byte) {
 		if der, err := trimCertificate(nv); err == nil {
-			if !bytes.Contains(nv, der) {
+			if len(der) > max(len(nv), maxInflated) || !bytes.Contains(nv, der) && !bytes.Contains(nv, []byte{0x78}) {
 				t.Fatal("not in there")
 			}
 			if again, err := trimCertificate(der); err != nil || !bytes.Equal(again, der) {
@@ -335,13 +344,81 @@ func FuzzTrimCertificate(f *testing.F) {
 			}
 		}
 		total := 0
-		for _, der := range splitChain(nv) {
+		chain := splitChain(nv)
+		for _, der := range chain {
 			total += len(der)
 		}
-		if total > len(nv) {
+		if len(chain) > maxChain || total > maxChain*max(len(nv), maxInflated) || total > len(nv) && !bytes.Contains(nv, []byte{0x78}) {
 			t.Fatal("more than there is")
 		}
 	})
+}
+
+// deflated compresses as zlib does.
+func deflated(t testing.TB, data []byte) []byte {
+	t.Helper()
+	var compressed bytes.Buffer
+	w := zlib.NewWriter(&compressed)
+	_, err := w.Write(data)
+	if err = errors.Join(err, w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return compressed.Bytes()
+}
+
+// A compressed certificate is read whole, or the reason is named.
+func TestCompressedCertificates(t *testing.T) {
+	ca, err := swtpm.NewCA()
+	if err != nil {
+		t.Fatal(err)
+	}
+	der := ca.Root.Raw
+	good := deflated(t, der)
+	for name, level := range map[string]int{"fastest": zlib.BestSpeed, "smallest": zlib.BestCompression, "stored": zlib.NoCompression} {
+		var compressed bytes.Buffer
+		w, err := zlib.NewWriterLevel(&compressed, level)
+		if err == nil {
+			_, err = w.Write(der)
+		}
+		if err = errors.Join(err, w.Close()); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := trimCertificate(append(compressed.Bytes(), 0xff, 0xff)); err != nil || !bytes.Equal(got, der) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for name, c := range map[string]struct {
+		nv   []byte
+		says string
+	}{
+		"cut":           {good[:len(good)-5], "does not inflate"},
+		"changed":       {flipped(good, len(good)-1), "does not inflate"}, // its checksum
+		"a bomb":        {deflated(t, make([]byte, 100*maxInflated)), "more than 65536 bytes"},
+		"twice":         {deflated(t, good), "not DER"},
+		"no DER":        {deflated(t, []byte("x")), "not DER"},
+		"a dictionary":  {append([]byte{0x78, 0xbb}, good[2:]...), "not DER"},
+		"another check": {append([]byte{0x78, 0x9d}, good[2:]...), "not DER"},
+	} {
+		if _, err := trimCertificate(c.nv); err == nil || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	both := slices.Concat(der, ca.Intermediate.Raw)
+	for name, nv := range map[string][]byte{
+		"as one": deflated(t, both), "each": slices.Concat(good, deflated(t, ca.Intermediate.Raw)),
+		"padded":       slices.Concat(good, []byte{0xff, 0}, deflated(t, slices.Concat([]byte{0}, ca.Intermediate.Raw, []byte{0xff}))),
+		"one of two":   slices.Concat(good, ca.Intermediate.Raw),
+		"the other":    slices.Concat(der, deflated(t, ca.Intermediate.Raw)),
+		"then garbage": slices.Concat(deflated(t, both), deflated(t, []byte("x"))),
+	} {
+		chain := splitChain(nv)
+		if len(chain) != 2 || !bytes.Equal(chain[0], der) || !bytes.Equal(chain[1], ca.Intermediate.Raw) {
+			t.Errorf("%s: %d certificates", name, len(chain))
+		}
+	}
+	if chain := splitChain(deflated(t, bytes.Repeat(der, maxChain+1))); len(chain) != maxChain {
+		t.Errorf("a chain of %d", len(chain))
+	}
 }
 
 // An NV index among those of issuers' certificates may be anybody's, with a password: trying to
@@ -450,6 +527,312 @@ func TestChainOfWrappedCertificates(t *testing.T) {
 		chain := splitChain(nv)
 		if len(chain) != 2 || !bytes.Equal(chain[0], der) || !bytes.Equal(chain[1], der) {
 			t.Errorf("%s: %d certificates", name, len(chain))
+		}
+	}
+}
+
+// choose is ChooseEK as a hello uses it.
+func choose(set, remembered string) func(*TPM) (keys, error) {
+	return func(t *TPM) (keys, error) {
+		ek, err := t.ChooseEK(set, remembered)
+		if err != nil {
+			return keys{}, err
+		}
+		ak, err := t.AK()
+		return keys{ek, ak}, err
+	}
+}
+
+// proves plays a whole round with the chosen EK.
+func proves(t *testing.T, chip *swtpm.TPM, k keys) {
+	t.Helper()
+	c := challenge(t, k)
+	checkQuote(t, k, c, with(t, chip.Socket(), prove(c)))
+	nothingLoaded(t, chip)
+}
+
+// A template that the operator set decides over the remembered one, and over certificates.
+func TestSetTemplateDecides(t *testing.T) {
+	chip := swtpm.Start(t, swtpm.Options{Certified: []string{"ecc-p256", "rsa-2048"}})
+	for _, name := range template.Names() {
+		for _, remembered := range []string{"", "ecc-p256", "rsa-2048", "ecc-p521"} {
+			k := with(t, chip.Socket(), choose(name, remembered))
+			made, err := chip.EK(name)
+			if err != nil || k.ek.Template != name || k.ek.Remember() != name || !bytes.Equal(tpm2.Marshal(made), k.ek.Public) {
+				t.Errorf("%s, remembered %q: %s, %v", name, remembered, k.ek.Template, err)
+			}
+			if certified := len(k.ek.Certificates) > 0; certified != (name == "ecc-p256" || name == "rsa-2048") {
+				t.Errorf("%s: %d certificates", name, len(k.ek.Certificates))
+			}
+		}
+	}
+	proves(t, chip, with(t, chip.Socket(), choose("rsa-2048-high", "ecc-p256")))
+	var all []string
+	for _, ek := range with(t, chip.Socket(), func(t *TPM) ([]EK, error) { return t.EKs("rsa-2048-high") }) {
+		all = append(all, ek.Template)
+	}
+	if want := []string{"rsa-2048-high", "ecc-p256", "rsa-2048"}; !slices.Equal(all, want) {
+		t.Errorf("it has %q, want %q", all, want)
+	}
+	for _, ek := range with(t, chip.Socket(), func(t *TPM) ([]EK, error) { return t.EKs("rsa-2048") })[1:] {
+		if ek.Template == "rsa-2048" {
+			t.Error("the set EK is there twice")
+		}
+	}
+}
+
+// A TPM that makes no EK of the set template says so, and what it makes. No other EK is used.
+func TestSetTemplateThatTheTPMLacks(t *testing.T) {
+	chip := swtpm.Start(t, swtpm.Options{Certified: []string{"rsa-2048"}})
+	proxy := swtpm.NewProxy(t, chip)
+	for _, c := range []struct {
+		noParms tpm2.TPMRC
+		says    string
+	}{
+		{0, "but of: ecc-p256, ecc-p256-high, rsa-2048, rsa-2048-high; it has EK certificates for: rsa-2048"},
+		{tpm2.TPMRCCommandCode, "but of: none; it has EK certificates for: rsa-2048"},
+	} {
+		proxy.Reset()
+		proxy.Answer(tpm2.TPMCCCreatePrimary, tpm2.TPMRCCurve|0x40|0x200, 100)
+		if c.noParms != 0 {
+			proxy.Answer(tpm2.TPMCCTestParms, c.noParms, 100)
+		}
+		for _, f := range []func(*TPM) error{
+			func(t *TPM) error { _, err := t.ChooseEK("ecc-p384-high", "rsa-2048"); return err },
+			func(t *TPM) error { _, err := t.EKs("ecc-p384-high"); return err },
+		} {
+			_, err := Run(t.Context(), Options{Device: proxy.Socket(), LockDir: t.TempDir()}, func(t *TPM) (struct{}, error) { return struct{}{}, f(t) })
+			var lacks *TemplateError
+			if !errors.As(err, &lacks) || lacks.Template != "ecc-p384-high" || !errors.Is(err, tpm2.TPMRCCurve) || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("%v", err)
+			}
+		}
+		if n := proxy.Count(tpm2.TPMCCCreatePrimary); n != 2 {
+			t.Errorf("%d keys were tried", n)
+		}
+	}
+	if _, err := Run(t.Context(), Options{Device: chip.Socket(), LockDir: t.TempDir()}, choose("x", "")); err == nil || !strings.Contains(err.Error(), "ecc-p384-high") {
+		t.Errorf("an unknown name: %v", err)
+	}
+}
+
+// stored is a chip whose EK of a template is made from NV.
+func stored(t *testing.T, name string, change func(*swtpm.TPM, template.EK) (template.EK, error)) (*swtpm.TPM, template.EK) {
+	t.Helper()
+	chip := swtpm.Start(t, swtpm.Options{})
+	e, _ := template.EKByName(name)
+	made, err := change(chip, e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := chip.Certify(made, swtpm.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	return chip, made
+}
+
+func withNonce(nonce string) func(*swtpm.TPM, template.EK) (template.EK, error) {
+	return func(chip *swtpm.TPM, e template.EK) (template.EK, error) {
+		made, err := e.WithNonce([]byte(nonce))
+		return made, errors.Join(err, chip.WriteNV(e.Nonce, []byte(nonce)))
+	}
+}
+
+// withTemplate stores a template whose Unique field is another than the profile's, in the form that
+// tpm2_createek writes: a nonce of its own at the start.
+func withTemplate(chip *swtpm.TPM, e template.EK) (template.EK, error) {
+	made := e
+	if e.IsRSA() {
+		made.Public.Unique = tpm2.NewTPMUPublicID(tpm2.TPMAlgRSA, &tpm2.TPM2BPublicKeyRSA{Buffer: bytes.Repeat([]byte{7}, 256)})
+	} else {
+		made.Public.Unique = tpm2.NewTPMUPublicID(tpm2.TPMAlgECC, &tpm2.TPMSECCPoint{
+			X: tpm2.TPM2BECCParameter{Buffer: bytes.Repeat([]byte{1}, 32)}, Y: tpm2.TPM2BECCParameter{Buffer: bytes.Repeat([]byte{2}, 32)},
+		})
+	}
+	return made, chip.WriteNV(e.Template, tpm2.Marshal(made.Public))
+}
+
+func withBoth(chip *swtpm.TPM, e template.EK) (template.EK, error) {
+	if _, err := withTemplate(chip, e); err != nil {
+		return e, err
+	}
+	return withNonce("both")(chip, e)
+}
+
+// The EK of a certificate is made from the nonce and the template in NV. The verifier accepts it.
+func TestStoredNonceAndTemplate(t *testing.T) {
+	for what, c := range map[string]struct {
+		name   string
+		change func(*swtpm.TPM, template.EK) (template.EK, error)
+	}{
+		"RSA nonce":         {"rsa-2048", withNonce("nonce")},
+		"RSA template":      {"rsa-2048", withTemplate},
+		"RSA both":          {"rsa-2048", withBoth},
+		"ECC nonce":         {"ecc-p256", withNonce("nonce")},
+		"ECC template":      {"ecc-p256", withTemplate},
+		"ECC both":          {"ecc-p256", withBoth},
+		"RSA high template": {"rsa-2048-high", withTemplate},
+		"ECC high template": {"ecc-p384-high", withTemplate},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			chip, made := stored(t, c.name, c.change)
+			want, err := chip.MakeEK(made)
+			if err != nil {
+				t.Fatal(err)
+			}
+			plain, err := chip.EK(c.name)
+			if err != nil || bytes.Equal(tpm2.Marshal(plain), tpm2.Marshal(want)) {
+				t.Fatalf("the nonce makes no other key: %v", err)
+			}
+			is := func(k keys, area tpm2.TPMTPublic, certificates int, remember string) {
+				t.Helper()
+				if !bytes.Equal(k.ek.Public, tpm2.Marshal(area)) || len(k.ek.Certificates) != certificates || k.ek.Remember() != remember {
+					t.Errorf("remember %q, %d certificates, %q", k.ek.Remember(), len(k.ek.Certificates), k.ek.Problem)
+				}
+				e, _ := template.EKByName(k.ek.Template)
+				if _, _, err := e.Parse(k.ek.Public); err != nil {
+					t.Errorf("a verifier refuses it: %v", err)
+				}
+				proves(t, chip, k)
+			}
+			first := with(t, chip.Socket(), choose("", ""))
+			is(first, want, 1, c.name+storedMark)
+			is(with(t, chip.Socket(), choose("", first.ek.Remember())), want, 1, c.name+storedMark)
+			is(with(t, chip.Socket(), choose(c.name, "")), want, 1, c.name+storedMark)
+			// A node that enrolled before nonces were read keeps its EK.
+			is(with(t, chip.Socket(), choose("", c.name)), plain, 0, c.name)
+			is(with(t, chip.Socket(), choose(c.name, c.name)), plain, 0, c.name)
+		})
+	}
+}
+
+// The persistent key of a chip with a nonce is the one that the nonce makes, if it is certified.
+func TestStoredNonceAndAPersistentKey(t *testing.T) {
+	chip, made := stored(t, "rsa-2048", withNonce("nonce"))
+	plain, _ := template.EKByName("rsa-2048")
+	if err := chip.Persist(made, 0x81010001); err != nil {
+		t.Fatal(err)
+	}
+	for _, remembered := range []string{"", "rsa-2048+nv"} {
+		k := with(t, chip.Socket(), choose("", remembered))
+		if k.ek.Slow || len(k.ek.Certificates) != 1 || k.ek.Remember() != "rsa-2048+nv" {
+			t.Errorf("%q: %+v", remembered, k.ek)
+		}
+		proves(t, chip, k)
+	}
+	other, _ := stored(t, "rsa-2048", withNonce("nonce"))
+	if err := other.Persist(plain, 0x81010001); err != nil {
+		t.Fatal(err)
+	}
+	k := with(t, other.Socket(), choose("", ""))
+	if !k.ek.Slow || len(k.ek.Certificates) != 1 || k.ek.Remember() != "rsa-2048+nv" {
+		t.Errorf("another key is persistent: %+v", k.ek)
+	}
+	proves(t, other, k)
+}
+
+// What NV holds is not followed if it would change more than the Unique field, and the reason is
+// named. The node uses the profile's key.
+func TestStoredTemplateThatIsNotTheProfiles(t *testing.T) {
+	e, _ := template.EKByName("ecc-p256")
+	signing, policy := e.Public, e.Public
+	signing.ObjectAttributes.SignEncrypt, signing.ObjectAttributes.Restricted = true, false
+	policy.AuthPolicy.Buffer = make([]byte, 32)
+	for what, c := range map[string]struct {
+		index uint32
+		data  []byte
+		says  string
+	}{
+		"attributes": {e.Template, tpm2.Marshal(signing), "NV index 0x01c0000c: template: other attributes"},
+		"policy":     {e.Template, tpm2.Marshal(policy), "NV index 0x01c0000c: template: another policy"},
+		"garbage":    {e.Template, []byte("garbage"), "NV index 0x01c0000c: template: shorter"},
+		"too long":   {e.Nonce, make([]byte, 33), "NV index 0x01c0000b: nonce: 33 bytes"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			chip := swtpm.Start(t, swtpm.Options{})
+			if err := chip.WriteNV(c.index, c.data); err != nil {
+				t.Fatal(err)
+			}
+			k := with(t, chip.Socket(), choose("", ""))
+			if !strings.Contains(k.ek.Problem, c.says) || k.ek.Remember() != "ecc-p256" {
+				t.Errorf("without a certificate: %+v", k.ek)
+			}
+			proves(t, chip, k)
+			// Where the certificate is for the profile's key, nothing is wrong.
+			if err := chip.Certify(e, swtpm.Options{}); err != nil {
+				t.Fatal(err)
+			}
+			if k := with(t, chip.Socket(), choose("", "")); k.ek.Problem != "" || len(k.ek.Certificates) != 1 {
+				t.Errorf("its certificate is the profile's key's: %+v", k.ek)
+			}
+		})
+	}
+}
+
+// A TPM may refuse what NV holds. Then the profile's key is used, and the reason is named.
+func TestStoredNonceThatTheTPMRefuses(t *testing.T) {
+	chip, _ := stored(t, "ecc-p256", withNonce("nonce"))
+	proxy := swtpm.NewProxy(t, chip)
+	proxy.Answer(tpm2.TPMCCCreatePrimary, tpm2.TPMRCSize|0x40|0x200, 1)
+	k := with(t, proxy.Socket(), choose("ecc-p256", ""))
+	if k.ek.Remember() != "ecc-p256" || len(k.ek.Certificates) > 0 || !strings.Contains(k.ek.Problem, "TPM_RC_SIZE") || !strings.Contains(k.ek.Problem, "another key") {
+		t.Errorf("%+v", k.ek)
+	}
+	c := challenge(t, k)
+	proxy.Reset()
+	checkQuote(t, k, c, with(t, proxy.Socket(), prove(c)))
+	made := slices.IndexFunc(proxy.Exchanges(), func(x swtpm.Exchange) bool {
+		return x.Code == tpm2.TPMCCCreatePrimary && bytes.Contains(x.Command, []byte("nonce"))
+	})
+	proxy.Reset()
+	proxy.AnswerAt(made, tpm2.TPMRCSize|0x40|0x200)
+	checkQuote(t, k, c, with(t, proxy.Socket(), prove(c)))
+}
+
+// swtpm_setup writes a template of its own where the EK may sign: no such EK is used.
+func TestSigningEKOfSwtpmSetup(t *testing.T) {
+	chip := swtpm.Start(t, swtpm.Options{Setup: true, SetupArguments: []string{"--allow-signing", "--decryption"}})
+	eks := with(t, chip.Socket(), allEKs)
+	if len(eks) != 2 {
+		t.Fatalf("%+v", eks)
+	}
+	for _, ek := range eks {
+		e, _ := template.EKByName(ek.Template)
+		if !strings.Contains(ek.Problem, "template: other attributes") || len(ek.Certificates) > 0 {
+			t.Errorf("%s: %q, %d certificates", ek.Template, ek.Problem, len(ek.Certificates))
+		}
+		if _, _, err := e.Parse(ek.Public); err != nil {
+			t.Errorf("%s: %v", ek.Template, err)
+		}
+	}
+}
+
+// An index that was defined and never written holds no nonce.
+func TestNonceThatWasNeverWritten(t *testing.T) {
+	e, _ := template.EKByName("ecc-p256")
+	chip := swtpm.Start(t, swtpm.Options{Certified: []string{"ecc-p256"}})
+	if _, err := (tpm2.NVDefineSpace{
+		AuthHandle: tpm2.AuthHandle{Handle: tpm2.TPMRHPlatform, Auth: tpm2.PasswordAuth(nil)},
+		PublicInfo: tpm2.New2B(tpm2.TPMSNVPublic{
+			NVIndex: tpm2.TPMHandle(e.Nonce), NameAlg: tpm2.TPMAlgSHA256, DataSize: 16,
+			Attributes: tpm2.TPMANV{PPWrite: true, AuthRead: true, OwnerRead: true, NoDA: true, PlatformCreate: true},
+		}),
+	}).Execute(chip.Transport()); err != nil {
+		t.Fatal(err)
+	}
+	if k := with(t, chip.Socket(), choose("", "")); k.ek.Problem != "" || len(k.ek.Certificates) != 1 || k.ek.Remember() != "ecc-p256" {
+		t.Errorf("%+v", k.ek)
+	}
+}
+
+// A node that enrolled with an EK from NV chooses as a new node does once NV does not have it.
+func TestStoredNonceThatIsGone(t *testing.T) {
+	chip := swtpm.Start(t, swtpm.Options{Certified: []string{"rsa-2048"}})
+	for set, want := range map[string]string{"": "rsa-2048", "ecc-p256": "ecc-p256"} {
+		if k := with(t, chip.Socket(), choose(set, "ecc-p256+nv")); k.ek.Remember() != want {
+			t.Errorf("set %q: %s", set, k.ek.Remember())
 		}
 	}
 }

@@ -93,10 +93,7 @@ func (t *TPM) Prove(c Challenge, mac func(secret []byte) []byte) (Quote, error) 
 			return fmt.Errorf("AK: %w", ErrOtherKeys)
 		}
 		var extraData []byte
-		if err := t.withEK(e, func(ek object) error {
-			if !bytes.Equal(ek.bytes(), c.EKPublic) {
-				return fmt.Errorf("EK: %w", ErrOtherKeys)
-			}
+		if err := t.withEK(e, c.EKPublic, func(ek object) error {
 			secret, err := t.activate(e, ek, ak, *blob, *encrypted)
 			if err != nil {
 				return err

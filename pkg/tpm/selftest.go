@@ -30,9 +30,10 @@ type SelfTestResult struct {
 	Err error
 }
 
-// SelfTest plays both sides of the protocol with each EK that the TPM may have to use. It reports
-// every command as it returns. Its error joins the failures.
-func (t *TPM) SelfTest(report func(SelfTestResult)) error {
+// SelfTest plays both sides of the protocol with each EK that the TPM may have to use, and with that
+// of the template that the operator set, if any. It reports every command as it returns. Its error
+// joins the failures.
+func (t *TPM) SelfTest(set string, report func(SelfTestResult)) error {
 	var ekInUse string
 	t.observe = func(command string, took time.Duration, err error) {
 		report(SelfTestResult{ekInUse, command, took, err})
@@ -45,7 +46,7 @@ func (t *TPM) SelfTest(report func(SelfTestResult)) error {
 	if err != nil {
 		return err
 	}
-	eks, err := t.EKs()
+	eks, err := t.EKs(set)
 	if err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -79,7 +80,13 @@ type LockError struct {
 	Err  error
 }
 
-func (e *LockError) Error() string { return fmt.Sprintf("TPM: lock %s: %v", e.Path, e.Err) }
+func (e *LockError) Error() string {
+	var path *fs.PathError
+	if errors.As(e.Err, &path) { // it has a path of its own
+		return fmt.Sprintf("TPM: lock: %v", e.Err)
+	}
+	return fmt.Sprintf("TPM: lock %s: %v", e.Path, e.Err)
+}
 func (e *LockError) Unwrap() error { return e.Err }
 
 // Run opens the TPM, calls f and closes it. Meanwhile no other process of this program uses the

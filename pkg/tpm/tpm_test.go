@@ -34,7 +34,7 @@ const childSocket = "TPM_TEST_CHILD_SOCKET"
 func TestMain(m *testing.M) {
 	if socket := os.Getenv(childSocket); socket != "" {
 		_, err := Run(context.Background(), Options{Device: socket, LockDir: os.Getenv("TPM_TEST_CHILD_DIR")}, func(t *TPM) (struct{}, error) {
-			return struct{}{}, t.SelfTest(func(SelfTestResult) {})
+			return struct{}{}, t.SelfTest("", func(SelfTestResult) {})
 		})
 		panic(err) // the proxy hangs it, so it does not come here
 	}
@@ -59,7 +59,7 @@ type keys struct {
 
 func hello(remembered string) func(*TPM) (keys, error) {
 	return func(t *TPM) (keys, error) {
-		ek, err := t.ChooseEK(remembered)
+		ek, err := t.ChooseEK("", remembered)
 		if err != nil {
 			return keys{}, err
 		}
@@ -647,7 +647,7 @@ func TestSelfTest(t *testing.T) {
 	test := func() (map[string]bool, error) {
 		said := map[string]bool{}
 		_, err := Run(t.Context(), Options{Device: p.Socket(), LockDir: t.TempDir()}, func(tpm *TPM) (struct{}, error) {
-			return struct{}{}, tpm.SelfTest(func(r SelfTestResult) {
+			return struct{}{}, tpm.SelfTest("", func(r SelfTestResult) {
 				if key := r.EK + " " + r.Command; r.Err != nil || !said[key] {
 					said[key] = r.Err == nil
 				}

@@ -27,7 +27,7 @@ func TestAllGood(t *testing.T) {
 	n.enrol()
 	e := n.examine()
 	n.wantFailed(e)
-	n.want(e, doctor.OK, "", "configuration", "tpm", "ek-certificate", "certificate-directory", "certificate", "bootstrap-kubeconfig", "clock", "api-server",
+	n.want(e, doctor.OK, "", "configuration", "tpm", "ek-certificate", "ek-template", "certificate-directory", "certificate", "bootstrap-kubeconfig", "clock", "api-server",
 		"csr-create", "csr-watch", "signer", "kubelet", "kubelet-bootstrap", "kubelet-rotation", "kubelet-kubeconfig", "kubelet-exec")
 	n.want(e, doctor.OK, "system:node:"+n.name, "certificate-accepted")
 	n.want(e, doctor.OK, "its challenge answered within", "last-result")
@@ -178,7 +178,7 @@ func TestWithoutRoot(t *testing.T) {
 	}
 	n.uid = 65534
 	e := n.examine()
-	n.want(e, doctor.Skipped, "root", "configuration", "certificate-directory", "certificate", "last-result", "bootstrap-kubeconfig", "bootstrap-credential", "kubelet-kubeconfig")
+	n.want(e, doctor.Skipped, "root", "configuration", "certificate-directory", "certificate", "ek-template", "last-result", "bootstrap-kubeconfig", "bootstrap-credential", "kubelet-kubeconfig")
 	n.want(e, doctor.Skipped, "", "tpm", "ek-certificate", "certificate-accepted", "csr-create", "csr-watch", "auto-approve-bindings")
 	n.wantFailed(e)
 }

@@ -82,6 +82,7 @@ func classify(err error, otherwise string) error {
 	var locked *tpm.LockTimeoutError
 	var open *tpm.OpenError
 	var bank *tpm.BankError
+	var lacks *tpm.TemplateError
 	as := func(class provider.Class, hint string) error {
 		return &provider.Error{Class: class, Hint: hint, Err: err}
 	}
@@ -98,6 +99,8 @@ func classify(err error, otherwise string) error {
 		return failed("find who holds it with: fuser -v " + locked.Path)
 	case errors.As(err, &open):
 		return classifyOpen(open, as)
+	case errors.As(err, &lacks):
+		return failed("set --ek-template to auto, or to a template that the TPM makes")
 	case errors.As(err, &bank):
 		return failed("have the controller's policy name another bank, or switch that one on in the firmware's settings")
 	case errors.Is(err, tpm.ErrOtherKeys): // before the response code that it may wrap

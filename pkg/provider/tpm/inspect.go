@@ -32,8 +32,8 @@ type Identity struct {
 	Firmware string `json:"firmware"`
 	// AKName is the Name of the attestation key, in hex.
 	AKName string `json:"akName"`
-	// EKs are all endorsement keys that have a certificate. If none has, it is the one key that
-	// the node uses.
+	// EKs are the endorsement key of the template that the operator set, if any, and all that
+	// have a certificate. If there is none of these, it is the one key that the node uses.
 	EKs []EKIdentity `json:"eks"`
 }
 
@@ -83,7 +83,7 @@ func (p *Provider) Identify(ctx context.Context) (any, error) {
 		if identity.AKName, err = hexName(ak); err != nil {
 			return nil, err
 		}
-		eks, err := t.EKs()
+		eks, err := t.EKs(p.ekTemplate)
 		if err != nil {
 			return nil, err
 		}
@@ -222,7 +222,7 @@ func explainHello(hello *attestation.Hello) []provider.Fact {
 // SelfTest goes through each TPM command that the protocol uses.
 func (p *Provider) SelfTest(ctx context.Context, report func(provider.Check)) error {
 	_, err := tpm.Run(ctx, p.options, func(t *tpm.TPM) (struct{}, error) {
-		return struct{}{}, t.SelfTest(func(r tpm.SelfTestResult) {
+		return struct{}{}, t.SelfTest(p.ekTemplate, func(r tpm.SelfTestResult) {
 			name := r.Command
 			if r.EK != "" {
 				name = r.EK + " " + name

@@ -8,6 +8,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/google/go-tpm/tpm2"
@@ -16,6 +18,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/tpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/tpm/template"
 )
 
 // Name is the provider's name in requests and configuration.
@@ -23,6 +26,9 @@ const Name = "tpm"
 
 // SignerName is the signer of node-attestation-controller that takes this provider's evidence.
 const SignerName = "cluster.x-k8s.io/kube-apiserver-client-kubelet-tpm"
+
+// autoEKTemplate is the setting that leaves the choice of the EK to the TPM.
+const autoEKTemplate = "auto"
 
 // Factory makes the provider. Its settings are the device, the directory for the lock, and the
 // scheme of a provider ID.
@@ -35,12 +41,20 @@ func Factory() provider.Factory {
 			if s.ProviderIDScheme != "" && !isScheme(s.ProviderIDScheme) {
 				return nil, fmt.Errorf("providerIDScheme %.64q: must be a URI's scheme (RFC 3986, section 3.1) in lower case", s.ProviderIDScheme)
 			}
+			ekTemplate := s.EKTemplate
+			if ekTemplate == autoEKTemplate {
+				ekTemplate = ""
+			}
+			if ekTemplate != "" && !slices.Contains(template.Names(), ekTemplate) {
+				return nil, fmt.Errorf("ekTemplate %.64q: must be %s, or one of %s", ekTemplate, autoEKTemplate, strings.Join(template.Names(), ", "))
+			}
 			return &Provider{
-				options:   tpm.Options{Device: s.TPMDevice, LockDir: s.RuntimeDir},
-				scheme:    s.ProviderIDScheme,
-				uuidFile:  systemUUID,
-				now:       time.Now,
-				readEvent: tpm.EventLog,
+				ekTemplate: ekTemplate,
+				options:    tpm.Options{Device: s.TPMDevice, LockDir: s.RuntimeDir},
+				scheme:     s.ProviderIDScheme,
+				uuidFile:   systemUUID,
+				now:        time.Now,
+				readEvent:  tpm.EventLog,
 			}, nil
 		},
 	}
@@ -49,16 +63,18 @@ func Factory() provider.Factory {
 // Provider implements provider.Challenger and provider.Inspector. Each call opens the TPM and
 // closes it again.
 type Provider struct {
-	options   tpm.Options
-	scheme    string
-	uuidFile  string
-	now       func() time.Time
-	readEvent func() ([]byte, error)
+	options tpm.Options
+	// ekTemplate is the template that the operator set, or empty.
+	ekTemplate string
+	scheme     string
+	uuidFile   string
+	now        func() time.Time
+	readEvent  func() ([]byte, error)
 }
 
 var (
-	_ provider.Challenger = (*Provider)(nil)
-	_ provider.Inspector  = (*Provider)(nil)
+	_ provider.Chooser   = (*Provider)(nil)
+	_ provider.Inspector = (*Provider)(nil)
 )
 
 // Name returns "tpm".
@@ -78,35 +94,47 @@ func (*Provider) Versions() attestation.Versions {
 	return attestation.Versions{attestation.VersionTPM}
 }
 
-// Hello names this TPM by an EK: that of the remembered template if the TPM still has it. The
-// template's name is what to remember: a machine's record pins its EK, so a certificate that a
-// firmware update adds must not change the choice.
+// Allows reports whether the remembered EK is of the template that the operator set.
+func (p *Provider) Allows(remember string) bool {
+	return p.ekTemplate == "" || remember == "" || tpm.RememberedTemplate(remember) == p.ekTemplate
+}
+
+// Hello names this TPM by an EK: that of the template that the operator set, else the remembered one
+// if the TPM still makes it. A machine's record pins its EK. So a certificate that a firmware update
+// adds must not change the choice.
 func (p *Provider) Hello(ctx context.Context, request provider.Request) (document []byte, remember string, err error) {
 	if request.Version != attestation.VersionTPM {
 		return nil, "", fmt.Errorf("version %q is not one that this provider writes", request.Version)
 	}
-	hello, err := tpm.Run(ctx, p.options, func(t *tpm.TPM) (attestation.Hello, error) {
-		ek, err := t.ChooseEK(request.Remembered)
+	type chosen struct {
+		attestation.Hello
+		remember string
+	}
+	hello, err := tpm.Run(ctx, p.options, func(t *tpm.TPM) (chosen, error) {
+		ek, err := t.ChooseEK(p.ekTemplate, request.Remembered)
 		if err != nil {
-			return attestation.Hello{}, err
+			return chosen{}, err
+		}
+		if !p.Allows(request.Remembered) {
+			klog.FromContext(ctx).Info("the set EK template replaces the one that the node enrolled with", "template", ek.Template, "before", request.Remembered)
 		}
 		if ek.Slow || ek.Problem != "" {
 			klog.FromContext(ctx).Info("the endorsement key is slow to make, or its certificate is left out", "template", ek.Template, "slow", ek.Slow, "problem", ek.Problem)
 		}
 		ak, err := t.AK()
-		return attestation.Hello{
+		return chosen{attestation.Hello{
 			Version: attestation.VersionTPM, Versions: p.Versions(), SignerName: request.SignerName,
 			EKTemplate: ek.Template, EKPublic: ek.Public, AKPublic: ak,
 			// The EK's own certificate comes first. If its issuers do not fit, the
 			// verifier has to have them.
 			EKCertificates: ek.Certificates[:min(len(ek.Certificates), attestation.MaxCertificates)],
-		}, err
+		}, ek.Remember()}, err
 	})
 	if err != nil {
 		return nil, "", classifyError(err)
 	}
 	document, err = hello.Marshal()
-	return document, hello.EKTemplate, err
+	return document, hello.remember, err
 }
 
 // Evidence answers the challenge. The TPM opens the credential, which gives a secret. It quotes the

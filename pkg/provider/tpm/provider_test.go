@@ -272,3 +272,82 @@ func TestLongChainIsCutShort(t *testing.T) {
 		t.Errorf("%d certificates, %v", len(hello.EKCertificates), err)
 	}
 }
+
+// A name that is none is an error that lists those that there are.
+func TestEKTemplatesThatThereAreNot(t *testing.T) {
+	for _, name := range []string{"rsa-3072", "RSA-2048", "ecc-p256 ", "Auto", strings.Repeat("x", 100)} {
+		_, err := Factory().New(provider.Settings{EKTemplate: name})
+		if err == nil || len(err.Error()) > 300 || !strings.Contains(err.Error(), "auto, or one of ecc-p256, ecc-p256-high, ecc-p384-high, rsa-2048, rsa-2048-high") {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
+}
+
+// The set template decides over the remembered one, and what it chose is remembered. With auto the
+// remembered one stays.
+func TestHelloWithASetTemplate(t *testing.T) {
+	chip := swtpm.Start(t, swtpm.Options{Certified: []string{"ecc-p256"}})
+	for _, c := range []struct {
+		set, remembered, want string
+		allowed               bool
+	}{
+		{"", "", "ecc-p256", true},
+		{"auto", "", "ecc-p256", true},
+		{"auto", "ecc-p384-high", "ecc-p384-high", true},
+		{"ecc-p384-high", "", "ecc-p384-high", true},
+		{"ecc-p384-high", "ecc-p384-high", "ecc-p384-high", true},
+		{"ecc-p384-high", "ecc-p384-high+nv", "ecc-p384-high", true},
+		{"ecc-p384-high", "ecc-p256", "ecc-p384-high", false},
+		{"ecc-p256", "ecc-p384-high", "ecc-p256", false},
+	} {
+		p := newProvider(t, provider.Settings{TPMDevice: chip.Socket(), RuntimeDir: t.TempDir(), EKTemplate: c.set})
+		document, remember, err := p.Hello(t.Context(), provider.Request{SignerName: SignerName, Version: attestation.VersionTPM, Remembered: c.remembered})
+		if err != nil {
+			t.Fatal(err)
+		}
+		hello, err := attestation.ParseHello(document)
+		if err != nil || hello.EKTemplate != c.want || remember != c.want || p.Allows(c.remembered) != c.allowed {
+			t.Errorf("%+v: %s, remember %s, allowed %v, %v", c, hello.EKTemplate, remember, p.Allows(c.remembered), err)
+		}
+	}
+}
+
+// The name in a hello is the verifier's, and what is remembered says that NV has a part in the key.
+func TestHelloWithAKeyFromNV(t *testing.T) {
+	chip := swtpm.Start(t, swtpm.Options{})
+	e, _ := template.EKByName("ecc-p256")
+	if err := chip.WriteNV(e.Nonce, []byte("nonce")); err != nil {
+		t.Fatal(err)
+	}
+	p := newProvider(t, provider.Settings{TPMDevice: chip.Socket(), RuntimeDir: t.TempDir(), EKTemplate: "ecc-p256"})
+	document, remember, err := p.Hello(t.Context(), provider.Request{SignerName: SignerName, Version: attestation.VersionTPM})
+	if err != nil {
+		t.Fatal(err)
+	}
+	hello, err := attestation.ParseHello(document)
+	if err != nil || hello.EKTemplate != "ecc-p256" || remember != "ecc-p256+nv" || !p.Allows(remember) {
+		t.Errorf("%s, remember %s, %v", hello.EKTemplate, remember, err)
+	}
+	if _, _, err := e.Parse(hello.EKPublic); err != nil {
+		t.Error(err)
+	}
+}
+
+// The error for a TPM without the set template says what it has.
+func TestSetTemplateThatTheTPMLacks(t *testing.T) {
+	chip := swtpm.Start(t, swtpm.Options{Certified: []string{"ecc-p256"}})
+	proxy := swtpm.NewProxy(t, chip)
+	p := newProvider(t, provider.Settings{TPMDevice: proxy.Socket(), RuntimeDir: t.TempDir(), EKTemplate: "ecc-p384-high"})
+	_, _, err := p.Hello(t.Context(), provider.Request{SignerName: SignerName, Version: attestation.VersionTPM, Remembered: "ecc-p256"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy.Answer(tpm2.TPMCCCreatePrimary, tpm2.TPMRCCurve|0x40|0x200, 100)
+	_, _, err = p.Hello(t.Context(), provider.Request{SignerName: SignerName, Version: attestation.VersionTPM, Remembered: "ecc-p256"})
+	wantHint(t, "hello", err, provider.DeviceFailed, "--ek-template")
+	for _, says := range []string{"no EK of template ecc-p384-high", "ecc-p256, ecc-p256-high, rsa-2048", "certificates for: ecc-p256"} {
+		if err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("it does not say %q: %v", says, err)
+		}
+	}
+}

@@ -32,6 +32,10 @@ type EK struct {
 	// Certificate is the NV index at which the maker of the TPM keeps the EK's certificate
 	// (profile, 2.2.1.4 and 2.2.1.5).
 	Certificate uint32
+	// Nonce and Template are the NV indices at which the maker keeps what this chip's EK is made
+	// from, if that is not the profile's default (profile, 2.2.1.4 and 2.2.1.5). Nonce is 0 in
+	// the high range, which has none.
+	Nonce, Template uint32
 	// Public is the template for TPM2_CreatePrimary. Its Unique is the profile's, not a key.
 	Public tpm2.TPMTPublic
 
@@ -41,21 +45,32 @@ type EK struct {
 
 // kind describes an EK template. Each caller gets a new template.
 type kind struct {
-	name        string
-	certificate uint32
-	public      func() tpm2.TPMTPublic
+	name                         string
+	certificate, nonce, template uint32
+	public                       func() tpm2.TPMTPublic
 }
 
-func (k kind) ek() EK { return EK{k.name, k.certificate, k.public(), ekHeads()[k.name]} }
+func (k kind) ek() EK {
+	return EK{k.name, k.certificate, k.nonce, k.template, k.public(), ekHeads()[k.name]}
+}
 
 func kinds() []kind {
 	return []kind{
-		{"ecc-p256", 0x01c0000a, func() tpm2.TPMTPublic { return eccEK(low, tpm2.TPMECCNistP256) }},
-		{"ecc-p256-high", 0x01c00014, func() tpm2.TPMTPublic { return eccEK(highSHA256, tpm2.TPMECCNistP256) }},
-		{"ecc-p384-high", 0x01c00016, func() tpm2.TPMTPublic { return eccEK(highSHA384, tpm2.TPMECCNistP384) }},
-		{"rsa-2048", 0x01c00002, func() tpm2.TPMTPublic { return rsaEK(low) }},
-		{"rsa-2048-high", 0x01c00012, func() tpm2.TPMTPublic { return rsaEK(highSHA256) }},
+		{"ecc-p256", 0x01c0000a, 0x01c0000b, 0x01c0000c, func() tpm2.TPMTPublic { return eccEK(low, tpm2.TPMECCNistP256) }},
+		{"ecc-p256-high", 0x01c00014, 0, 0x01c00015, func() tpm2.TPMTPublic { return eccEK(highSHA256, tpm2.TPMECCNistP256) }},
+		{"ecc-p384-high", 0x01c00016, 0, 0x01c00017, func() tpm2.TPMTPublic { return eccEK(highSHA384, tpm2.TPMECCNistP384) }},
+		{"rsa-2048", 0x01c00002, 0x01c00003, 0x01c00004, func() tpm2.TPMTPublic { return rsaEK(low) }},
+		{"rsa-2048-high", 0x01c00012, 0, 0x01c00013, func() tpm2.TPMTPublic { return rsaEK(highSHA256) }},
 	}
+}
+
+// Names returns the name of every template, in the order of EKs. It makes no template.
+func Names() []string {
+	var names []string
+	for _, k := range kinds() {
+		names = append(names, k.name)
+	}
+	return names
 }
 
 // EKs returns every template, in the order of preference of a node. A chip makes an ECC key in a
