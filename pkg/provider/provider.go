@@ -48,10 +48,9 @@ type Challenger interface {
 	Hello(ctx context.Context, request Request) (document []byte, remember string, err error)
 }
 
-// Chooser is a Challenger whose settings can rule out what it remembered. Then a request under way
-// is given up, and the doctor warns of it.
+// Chooser is what a Challenger is, too, if its settings can rule out what it remembered. Then a
+// request under way is given up, and the doctor warns of it.
 type Chooser interface {
-	Challenger
 	// Allows reports whether the settings allow what a Hello returned as remember. It opens
 	// nothing.
 	Allows(remember string) bool
