@@ -17,6 +17,9 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/tpm/template"
 )
 
 func readFile(t *testing.T, path string) string {
@@ -107,6 +110,31 @@ func TestConfigurationIsDocumented(t *testing.T) {
 	}
 	if got := strings.Count(table, "\n| `"); got != rows {
 		t.Errorf("%d rows for %d fields", got, rows)
+	}
+}
+
+// The names of endorsement keys are those of the library, in the documents and in the Ansible role.
+func TestEndorsementKeysAreNamed(t *testing.T) {
+	var role struct {
+		Templates []string `json:"__kubelet_authenticator_ek_templates"`
+	}
+	if err := yaml.Unmarshal([]byte(readFile(t, "../../image-builder/ansible/roles/kubelet_authenticator/vars/main.yml")), &role); err != nil {
+		t.Fatal(err)
+	}
+	names := append([]string{authenticator.DefaultConfig().EKTemplate}, template.Names()...)
+	if !slices.Equal(role.Templates, names) {
+		t.Errorf("the role has %q, want %q", role.Templates, names)
+	}
+	for _, name := range names {
+		if !strings.Contains(readFile(t, "../../docs/configuration.md"), "`"+name+"`") {
+			t.Errorf("docs/configuration.md: %s is missing", name)
+		}
+		if !regexp.MustCompile(`(?m)^(\.Cm )?(.* )?`+name+`( .*)?$`).MatchString(section(t, readFile(t, configPage), "CONFIGURATION FIELDS")) {
+			t.Errorf("%s: %s is missing", configPage, name)
+		}
+		if _, err := tpm.Factory().New(provider.Settings{EKTemplate: name}); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -14,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
@@ -59,6 +61,7 @@ pipelining = True
         - {case: cut off, file: tarball.tar.gz, checksum: "{{ wrong[:-1] }}"}
         - {case: address, file: tarball.tar.gz, checksum: "sha256:http://x/SHA256SUMS"}
         - {case: another system, family: Suse, file: tarball.tar.gz, checksum: "{{ wrong }}"}
+        - {case: another key, file: tarball.tar.gz, checksum: "{{ wrong }}", ek: rsa-3072}
         - {case: another tarball, file: tarball.tar.gz, checksum: "{{ wrong }}"}
 `,
 	"/root/refused-one.yml": `- block:
@@ -68,6 +71,7 @@ pipelining = True
         kubelet_authenticator_url: "{{ item.url | default('') }}"
         kubelet_authenticator_file: "{{ item.file | default('') }}"
         kubelet_authenticator_checksum: "{{ item.checksum | default('') }}"
+        kubelet_authenticator_ek_template: "{{ item.ek | default('') }}"
   rescue:
     - debug: {msg: "{{ item.case }}: {{ ansible_failed_result.msg }}"}
 `,
@@ -260,6 +264,7 @@ func (b *builder) mustRefuse(t *testing.T) {
 		"cut off":         `kubelet_authenticator_checksum is \"sha256:` + strings.Repeat("0", 63) + `\"`,
 		"address":         `kubelet_authenticator_checksum is \"sha256:http://x/SHA256SUMS\"`,
 		"another system":  `os_family is Suse`,
+		"another key":     `kubelet_authenticator_ek_template is \"rsa-3072\"`,
 		"another tarball": "tarball.tar.gz is " + b.checksum + ", not kubelet_authenticator_checksum",
 	} {
 		if !strings.Contains(out, `"msg": "`+name+": "+reason) {
@@ -304,12 +309,46 @@ func (b *builder) mustInstall(t *testing.T) {
 	if out, changed = b.ansible(t, "/root/node.yml", fromFile+debian.vars); changed != 0 {
 		t.Errorf("%d changes the second time: %s", changed, out)
 	}
+	b.mustConfigure(t, fromFile+debian.vars)
 	if now := b.mustRun(t, "systemctl", "show", "kubelet", "--property=MainPID,NRestarts"); now != running {
 		t.Errorf("the kubelet that ran has been disturbed: %s, not %s", now, running)
 	}
 	if out := b.mustRun(t, "systemctl", "show", "kubelet", "--property=NeedDaemonReload"); out != "NeedDaemonReload=no\n" {
 		t.Error(out)
 	}
+}
+
+// mustConfigure checks that the role sets the endorsement key, keeps other settings, and writes no configuration without that variable.
+func (b *builder) mustConfigure(t *testing.T, vars string) {
+	t.Helper()
+	file := b.os.Path(configFile)
+	if _, err := os.Stat(file); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("there is a configuration: %v", err)
+	}
+	const head = "apiVersion: authenticator.cluster.x-k8s.io/v1alpha1\nkind: KubeletAuthenticatorConfiguration\nprovider: tpm\n"
+	for _, step := range []struct {
+		key, before, after string
+		changed            bool
+	}{
+		{"rsa-2048", "", head + "ekTemplate: rsa-2048\n", true},
+		{"rsa-2048", head + "ekTemplate: rsa-2048\n", head + "ekTemplate: rsa-2048\n", false},
+		{"ecc-p384-high", head + "ekTemplate: rsa-2048\nexpiration: 1h\n", head + "ekTemplate: ecc-p384-high\nexpiration: 1h\n", true},
+		{"auto", head + "expiration: 1h\n", head + "expiration: 1h\nekTemplate: auto\n", true},
+	} {
+		if step.before != "" {
+			b.write(t, configFile, step.before)
+		}
+		out, changed := b.ansible(t, "/root/node.yml", vars+" kubelet_authenticator_ek_template="+step.key)
+		have, err := os.ReadFile(file)
+		if err != nil || string(have) != step.after || (changed > 0) != step.changed {
+			t.Errorf("%s: %v, %d changes, the file is %q, want %q: %s", step.key, err, changed, have, step.after, out)
+		}
+		config := authenticator.DefaultConfig()
+		if err := authenticator.ParseConfig(have, &config); err != nil || config.EKTemplate != step.key {
+			t.Errorf("%s: %v, %+v", step.key, err, config)
+		}
+	}
+	b.mustRun(t, "rm", "-r", filepath.Dir(configFile))
 }
 
 // mustFindIdentity checks that a node's identity, and a drop-in that hides ours, do not go into an image unnoticed.
