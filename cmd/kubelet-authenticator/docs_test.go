@@ -129,7 +129,7 @@ func TestEndorsementKeysAreNamed(t *testing.T) {
 		if !strings.Contains(readFile(t, "../../docs/configuration.md"), "`"+name+"`") {
 			t.Errorf("docs/configuration.md: %s is missing", name)
 		}
-		if !regexp.MustCompile(`(?m)^(\.Cm )?(.* )?`+name+`( .*)?$`).MatchString(section(t, readFile(t, configPage), "CONFIGURATION FIELDS")) {
+		if !regexp.MustCompile(`(?m)^(\.Cm )?(.* )?` + name + `( .*)?$`).MatchString(section(t, readFile(t, configPage), "CONFIGURATION FIELDS")) {
 			t.Errorf("%s: %s is missing", configPage, name)
 		}
 		if _, err := tpm.Factory().New(provider.Settings{EKTemplate: name}); err != nil {
