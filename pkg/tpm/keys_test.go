@@ -730,6 +730,13 @@ func TestStoredNonceAndAPersistentKey(t *testing.T) {
 		t.Errorf("another key is persistent: %+v", k.ek)
 	}
 	proves(t, other, k)
+	// Nor is the persistent key taken for it where no certificate tells them apart.
+	if err := other.WriteNV(plain.Certificate, []byte("garbage")); err != nil {
+		t.Fatal(err)
+	}
+	if again := with(t, other.Socket(), choose("", "rsa-2048+nv")); !bytes.Equal(again.ek.Public, k.ek.Public) || again.ek.Remember() != "rsa-2048+nv" {
+		t.Errorf("without a certificate: %+v", again.ek)
+	}
 }
 
 // What NV holds is not followed if it would change more than the Unique field, and the reason is

@@ -178,6 +178,10 @@ func TestParallelClientsOfASoftwareTPM(t *testing.T) {
 			if _, err := p.Identify(t.Context()); err != nil {
 				t.Error(err)
 			}
+			// All commands of an enrolment.
+			if err := p.SelfTest(t.Context(), func(provider.Check) {}); err != nil {
+				t.Error(err)
+			}
 		})
 	}
 	all.Wait()
