@@ -46,11 +46,11 @@ func (t *Chip) ChangeEPS() error {
 	return nil
 }
 
-// SetEndorsementPassword is TPM2_HierarchyChangeAuth of the endorsement hierarchy, as an
-// administrator does it.
-func (t *Chip) SetEndorsementPassword(password string) error {
+// SetPassword is TPM2_HierarchyChangeAuth of a hierarchy without a password, as an administrator
+// does it.
+func (t *Chip) SetPassword(hierarchy tpm2.TPMHandle, password string) error {
 	_, err := tpm2.HierarchyChangeAuth{
-		AuthHandle: tpm2.AuthHandle{Handle: tpm2.TPMRHEndorsement, Auth: tpm2.PasswordAuth(nil)},
+		AuthHandle: tpm2.AuthHandle{Handle: hierarchy, Auth: tpm2.PasswordAuth(nil)},
 		NewAuth:    tpm2.TPM2BAuth{Buffer: []byte(password)},
 	}.Execute(t.Transport())
 	return err

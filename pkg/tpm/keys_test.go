@@ -843,3 +843,30 @@ func TestStoredNonceThatIsGone(t *testing.T) {
 		}
 	}
 }
+
+// A certificate that only the owner hierarchy may read is left out if that has a password, and the
+// reason is named.
+func TestCertificateBehindTheOwnersPassword(t *testing.T) {
+	e, _ := template.EKByName("ecc-p256")
+	chip := swtpm.Start(t, swtpm.Options{})
+	if _, err := (tpm2.NVDefineSpace{
+		AuthHandle: tpm2.AuthHandle{Handle: tpm2.TPMRHPlatform, Auth: tpm2.PasswordAuth(nil)},
+		PublicInfo: tpm2.New2B(tpm2.TPMSNVPublic{
+			NVIndex: tpm2.TPMHandle(e.Certificate), NameAlg: tpm2.TPMAlgSHA256, DataSize: 16,
+			Attributes: tpm2.TPMANV{PPWrite: true, PPRead: true, OwnerRead: true, NoDA: true, PlatformCreate: true},
+		}),
+	}).Execute(chip.Transport()); err != nil {
+		t.Fatal(err)
+	}
+	if err := chip.SetPassword(tpm2.TPMRHOwner, "x"); err != nil {
+		t.Fatal(err)
+	}
+	k := with(t, chip.Socket(), choose("", ""))
+	if k.ek.Template != "ecc-p256" || len(k.ek.Certificates) > 0 || !strings.Contains(k.ek.Problem, "only the owner hierarchy may read it, and that has a password") {
+		t.Errorf("%+v", k.ek)
+	}
+	proves(t, chip, k)
+	if failed, err := chip.LockoutCounter(); err != nil || failed != 0 {
+		t.Errorf("lockout counter %d, %v", failed, err)
+	}
+}

@@ -124,7 +124,7 @@ func TestRefusalsOfATPM(t *testing.T) {
 		arrange func(*swtpm.TPM) error
 		says    string
 	}{
-		"a password": {func(chip *swtpm.TPM) error { return chip.SetEndorsementPassword("x") }, "a password is set"},
+		"a password": {func(chip *swtpm.TPM) error { return chip.SetPassword(tpm2.TPMRHEndorsement, "x") }, "a password is set"},
 		"hierarchy":  {(func(chip *swtpm.TPM) error { return chip.DisableEndorsement() }), "endorsement hierarchy is off"},
 		"no startup": {(*swtpm.TPM).PowerOnly, "TPM2_Startup"},
 	} {
