@@ -58,6 +58,7 @@ var arrows = map[string][]string{
 	"pkg/authenticator/command":           {"internal/buildinfo", "internal/oserror", "internal/process", "internal/text", "pkg/attestation", "pkg/authenticator", "pkg/cache", "pkg/doctor", "pkg/kubelet", "pkg/provider"},
 	"pkg/authenticator":                   {"internal/nodeaccess", "internal/oserror", "internal/process", "internal/strict", "internal/text", "pkg/attestation", "pkg/cache", "pkg/csr", "pkg/kubelet", "pkg/provider"},
 	"internal/nodeaccess":                 {"pkg/cache", "pkg/csr", "pkg/kubelet"},
+	"internal/strict":                     {"internal/text"},
 	"internal/statetest":                  {"pkg/csr/state"},    // for tests
 	"internal/swtpm":                      {"pkg/tpm/template"}, // for tests
 	"pkg/cache":                           {"internal/process"},

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package strict decodes what an operator wrote in YAML or JSON. It refuses mistyped fields instead
-// of ignoring them.
+// of ignoring them, and says in which line they are.
 package strict
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"reflect"
 	"strings"
 
 	goyaml "go.yaml.in/yaml/v2"
@@ -18,20 +20,33 @@ import (
 )
 
 // Decode decodes one document over the present content of into. Unknown, doubled and
-// differently-cased fields are errors, and so is a second document. An error has one line.
+// differently-cased fields are errors, and so is a second document. An error is one line of text: for each field that is wrong
+// the line in the document, the field's name, and what is wrong with it. into points to a struct.
 func Decode(data []byte, into any) error {
 	if severalDocuments(data) {
 		return errors.New("holds more than one document")
 	}
 	asJSON, err := yaml.YAMLToJSONStrict(data)
 	if err != nil {
-		return errors.New(oneLine(err.Error()))
+		return errors.New(bareYAML(oneLine(err.Error())))
 	}
 	strict, err := kjson.UnmarshalStrict(asJSON, into)
-	if err = errors.Join(append(strict, err)...); err != nil {
+	if err = errors.Join(append(strict, err)...); err == nil {
+		return nil
+	}
+	var document any
+	if json.Unmarshal(asJSON, &document) != nil {
 		return errors.New(oneLine(err.Error()))
 	}
-	return nil
+	return describe(data, document, reflect.TypeOf(into).Elem(), err)
+}
+
+// bareYAML drops what the YAML library writes before the line: its name, and that it failed.
+func bareYAML(s string) string {
+	for _, prefix := range []string{"error converting YAML to JSON: ", "yaml: ", "unmarshal errors: "} {
+		s = strings.TrimPrefix(s, prefix)
+	}
+	return s
 }
 
 // CheckKind returns an error unless a document is of this kind.

@@ -20,13 +20,13 @@ func TestDecode(t *testing.T) {
 	for name, c := range map[string]struct{ data, says string }{
 		"good":                {"name: a\n", ""},
 		"good, in JSON":       {`{"name": "a"}`, ""},
-		"unknown":             {"name: a\nnam: b\n", `"nam"`},
-		"differently-cased":   {"name: a\nName: b\n", `"Name"`},
-		"doubled":             {"name: a\nname: a\n", `"name"`},
+		"unknown":             {"name: a\nnam: b\n", "line 2: nam: unknown field; did you mean name?"},
+		"differently-cased":   {"name: a\nName: b\n", "line 2: Name: unknown field; did you mean name?"},
+		"doubled":             {"name: a\nname: a\n", `line 2: key "name" already set`},
 		"a second document":   {"name: a\n---\nother: b\n", "more than one document"},
 		"a second, after ...": {"name: a\n...\nother: b\n", "more than one document"},
-		"another kind":        {"name: [a]\n", "name"},
-		"not YAML":            {"name: [\n", "line"},
+		"another kind":        {"name: [a]\n", "line 1: name: must be a string, not a list"},
+		"not YAML":            {"name: [\n", "line 1: "},
 	} {
 		t.Run(name, func(t *testing.T) {
 			into := document{Other: "kept"}

@@ -71,9 +71,9 @@ func TestParseConfigIsStrict(t *testing.T) {
 		"binary":                       {"\x00\x01\x02", ""},
 		"not YAML":                     {configHead + "certDir: [\n", "line"},
 		"tabs":                         {configHead + "\tcertDir: /a\n", ""},
-		"unknown field":                {configHead + "certdirectory: /a\n", `"certdirectory"`},
-		"field in another case":        {configHead + "certdir: /a\n", `"certdir"`},
-		"field as flag":                {configHead + "cert-dir: /a\n", `"cert-dir"`},
+		"unknown field":                {configHead + "certdirectory: /a\n", "line 3: certdirectory: unknown field"},
+		"field in another case":        {configHead + "certdir: /a\n", "line 3: certdir: unknown field; did you mean certDir?"},
+		"field as flag":                {configHead + "cert-dir: /a\n", "line 3: cert-dir: unknown field; did you mean certDir?"},
 		"field twice":                  {configHead + "certDir: /a\ncertDir: /b\n", `"certDir"`},
 		"field twice, one way in JSON": {`{"apiVersion":"` + configAPIVersion + `","kind":"` + configKind + `","certDir":"/a","certDir":"/a"}`, `"certDir"`},
 		"kind twice":                   {configHead + "kind: KubeletAuthenticatorConfiguration\n", `"kind"`},
@@ -81,7 +81,7 @@ func TestParseConfigIsStrict(t *testing.T) {
 		"no version":                   {"kind: KubeletAuthenticatorConfiguration\n", "authenticator.cluster.x-k8s.io/v1alpha1"},
 		"another kind":                 {strings.Replace(configHead, "KubeletAuth", "KubeletC", 1), "KubeletCenticatorConfiguration"},
 		"another version":              {strings.Replace(configHead, "v1alpha1", "v1", 1), "authenticator.cluster.x-k8s.io/v1"},
-		"a number of seconds":          {configHead + "waitTimeout: 30\n", "waitTimeout"},
+		"a number of seconds":          {configHead + "waitTimeout: 30\n", "line 3: waitTimeout: must be a string, not a number"},
 		"a number in quotes":           {configHead + "waitTimeout: \"30\"\n", "duration"},
 		"days":                         {configHead + "expiration: 7d\n", "duration"},
 		"an empty duration":            {configHead + "waitTimeout: \"\"\n", "duration"},
@@ -93,7 +93,7 @@ func TestParseConfigIsStrict(t *testing.T) {
 		"a second document on the line of its separator": {configHead + "---\t{certDir: /a}\n", ""},
 		"a second document":                              {configHead + "---\ncertDir: /a\n", ""},
 		"a second, bad document":                         {configHead + "---\nnonsense: [\n", ""},
-		"several":                                        {configHead + "a: 1\nb: 2\nCertDir: /x\n", `"CertDir"`},
+		"several":                                        {configHead + "a: 1\nb: 2\nCertDir: /x\n", "line 4: b: unknown field; line 5: CertDir: unknown field; did you mean certDir?"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			config := DefaultConfig()

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package strict
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+
+	kjson "sigs.k8s.io/json"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+)
+
+// step leads to a field, or to an item of a list if it has no name.
+type step struct {
+	name  string
+	index int
+}
+
+// path leads from the document to a value in it.
+type path []step
+
+func (p path) String() string {
+	var out strings.Builder
+	for i, s := range p {
+		switch {
+		case s.name == "":
+			out.WriteString("[" + strconv.Itoa(s.index) + "]")
+		case i > 0:
+			out.WriteString("." + s.name)
+		default:
+			out.WriteString(s.name)
+		}
+	}
+	return out.String()
+}
+
+// with returns the path that is one step longer.
+func (p path) with(s step) path { return append(slices.Clone(p), s) }
+
+// problem is what is wrong with one field.
+type problem struct {
+	line int // 0 if it is not known
+	text string
+}
+
+// describe returns one error for what a decoder refused: for each field its line, its name and what
+// is wrong with it. document is the whole as decoded JSON.
+func describe(data []byte, document any, into reflect.Type, cause error) error {
+	f := finder{into: into, lines: parseLines(data)}
+	f.search(nil, document)
+	if len(f.problems) == 0 {
+		return errors.New(strings.TrimPrefix(oneLine(cause.Error()), "json: "))
+	}
+	slices.SortStableFunc(f.problems, func(a, b problem) int { return cmp.Compare(a.line, b.line) })
+	all := make([]string, 0, len(f.problems))
+	for _, p := range f.problems {
+		if p.line > 0 {
+			p.text = fmt.Sprintf("line %d: %s", p.line, p.text)
+		}
+		all = append(all, p.text)
+	}
+	return errors.New(strings.Join(all, "; "))
+}
+
+// finder finds what a decoder refuses, by decoding each value by itself.
+type finder struct {
+	into     reflect.Type
+	lines    *node
+	problems []problem
+}
+
+// search examines a value and, if it is itself accepted, what is in it.
+func (f *finder) search(at path, value any) {
+	if err := f.decode(at, hull(value)); err != nil {
+		f.problems = append(f.problems, problem{f.lines.at(at), explain(at, f.into, err)})
+		return
+	}
+	switch value := value.(type) {
+	case map[string]any:
+		for _, name := range slices.Sorted(maps.Keys(value)) {
+			f.search(at.with(step{name: name}), value[name])
+		}
+	case []any:
+		for i, item := range value {
+			f.search(at.with(step{index: i}), item)
+		}
+	}
+}
+
+// hull returns a value without what is in it.
+func hull(value any) any {
+	switch value.(type) {
+	case map[string]any:
+		return map[string]any{}
+	case []any:
+		return []any{}
+	}
+	return value
+}
+
+// decode decodes a document that has one value alone, where the path leads.
+func (f *finder) decode(at path, value any) error {
+	for _, s := range slices.Backward(at) {
+		if s.name != "" {
+			value = map[string]any{s.name: value}
+		} else {
+			value = []any{value}
+		}
+	}
+	document, err := json.Marshal(value)
+	if err != nil {
+		return err
+	}
+	strict, err := kjson.UnmarshalStrict(document, reflect.New(f.into).Interface())
+	return errors.Join(append(strict, err)...)
+}
+
+// explain names the field and says what is wrong with its value.
+func explain(at path, into reflect.Type, err error) string {
+	name := at.String()
+	if name != "" {
+		name += ": "
+	}
+	var mismatch *json.UnmarshalTypeError
+	var field kjson.FieldError
+	switch {
+	case errors.As(err, &mismatch):
+		return fmt.Sprintf("%smust be %s, not %s", name, expected(mismatch.Type), got(mismatch.Value))
+	case errors.As(err, &field) && len(at) > 0:
+		last := len(at) - 1
+		return name + "unknown field" + text.DidYouMean(at[last].name, "", fieldsAt(into, at[:last]))
+	}
+	return name + strings.TrimPrefix(strings.TrimPrefix(oneLine(err.Error()), "json: "), "time: ")
+}
+
+// expected describes the values that fit a type.
+func expected(t reflect.Type) string {
+	switch t.Kind() {
+	case reflect.String:
+		return "a string"
+	case reflect.Bool:
+		return "true or false"
+	case reflect.Slice, reflect.Array:
+		return "a list"
+	case reflect.Struct, reflect.Map:
+		return "an object"
+	case reflect.Float32, reflect.Float64:
+		return "a number"
+	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64,
+		reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
+		return "a whole number in range"
+	}
+	return "a value of type " + t.String()
+}
+
+// got describes a value in encoding/json's words, such as "number 1.5", "array" and "bool".
+func got(value string) string {
+	switch value {
+	case "array":
+		return "a list"
+	case "object":
+		return "an object"
+	case "bool":
+		return "true or false"
+	}
+	return "a " + value
+}
+
+// fieldsAt returns the names of the fields that the struct at a path has, none if it is no struct.
+func fieldsAt(t reflect.Type, at path) []string {
+	for i := 0; ; {
+		for t.Kind() == reflect.Pointer {
+			t = t.Elem()
+		}
+		if i == len(at) {
+			break
+		}
+		next := at[i]
+		i++
+		switch kind := t.Kind(); {
+		case next.name == "" && (kind == reflect.Slice || kind == reflect.Array), next.name != "" && kind == reflect.Map:
+			t = t.Elem()
+		case next.name != "" && kind == reflect.Struct:
+			field, ok := jsonFields(t)[next.name]
+			if !ok {
+				return nil
+			}
+			t = field
+		default:
+			return nil
+		}
+	}
+	if t.Kind() != reflect.Struct {
+		return nil
+	}
+	return slices.Sorted(maps.Keys(jsonFields(t)))
+}
+
+// jsonFields returns the types of a struct's fields by their names in JSON.
+func jsonFields(t reflect.Type) map[string]reflect.Type {
+	fields := map[string]reflect.Type{}
+	for i := range t.NumField() {
+		f := t.Field(i)
+		name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
+		switch {
+		case name == "-":
+		case f.Anonymous && name == "" || options == "inline":
+			maps.Copy(fields, jsonFields(f.Type))
+		case f.IsExported():
+			fields[cmp.Or(name, f.Name)] = f.Type
+		}
+	}
+	return fields
+}
