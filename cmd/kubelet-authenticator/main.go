@@ -26,5 +26,6 @@ func main() {
 		CommitTime:      commitTime,
 		Providers:       providers(),
 		DefaultProvider: tpm.Name,
+		FlagValues:      flagValues,
 	}.Main())
 }

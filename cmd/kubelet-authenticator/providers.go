@@ -15,3 +15,11 @@ func providers() []provider.Factory {
 		insecure.Factory(),
 	}
 }
+
+// flagValues are the values that a shell completes for a provider's own flag.
+func flagValues(flag string) []string {
+	if flag == "ek-template" {
+		return tpm.EKTemplates()
+	}
+	return nil
+}

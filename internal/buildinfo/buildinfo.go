@@ -10,13 +10,14 @@ import (
 	"runtime"
 
 	"github.com/spf13/cobra"
+	"sigs.k8s.io/yaml"
 )
 
 // Info is the output of the version command.
 type Info struct {
 	Version string `json:"version"`
 	Commit  string `json:"commit"`
-	// GoVersion is filled in by Command.
+	// GoVersion is filled in by Print.
 	GoVersion string `json:"goVersion"`
 	// ExecAPI are the versions of client-go's exec API that are answered.
 	ExecAPI []string `json:"execAPIVersions,omitempty"`
@@ -26,26 +27,36 @@ type Info struct {
 
 // Command returns the command of a program. usage makes the error for a wrong command line.
 func Command(name string, info Info, stdout io.Writer, args cobra.PositionalArgs, usage func(error) error) *cobra.Command {
-	info.GoVersion = runtime.Version()
 	var output string
 	c := &cobra.Command{
 		Use:   "version",
 		Short: "Print version, commit, Go version and protocol versions",
 		Args:  args,
 		RunE: func(*cobra.Command, []string) error {
-			switch output {
-			case "":
-				_, err := fmt.Fprintf(stdout, "%s %s (commit %s, %s)\n", name, info.Version, info.Commit, info.GoVersion)
-				return err
-			case "json":
-				encoder := json.NewEncoder(stdout)
-				encoder.SetIndent("", "  ")
-				return encoder.Encode(info)
-			default:
-				return usage(fmt.Errorf("--output %q: can only be json", output))
+			if output != "" && output != "json" && output != "yaml" {
+				return usage(fmt.Errorf("--output %q: must be json or yaml", output))
 			}
+			return info.Print(stdout, name, output)
 		},
 	}
-	c.Flags().StringVarP(&output, "output", "o", "", "json prints all of it")
+	c.Flags().StringVarP(&output, "output", "o", "", "json or yaml prints all of it")
 	return c
+}
+
+// Print prints one line for the program of that name. As "json" or "yaml" it prints all of it.
+func (i Info) Print(stdout io.Writer, name, output string) error {
+	i.GoVersion = runtime.Version()
+	out, err := []byte(fmt.Sprintf("%s %s (commit %s, %s)\n", name, i.Version, i.Commit, i.GoVersion)), error(nil)
+	switch output {
+	case "json":
+		out, err = json.MarshalIndent(i, "", "  ")
+		out = append(out, '\n')
+	case "yaml":
+		out, err = yaml.Marshal(i)
+	}
+	if err != nil {
+		return err
+	}
+	_, err = stdout.Write(out)
+	return err
 }

@@ -3,6 +3,7 @@
 package authenticator
 
 import (
+	"cmp"
 	"os"
 	"time"
 
@@ -93,7 +94,7 @@ func (a *Authenticator) renews() bool { return a.provider != nil && a.provider.R
 func (a *Authenticator) node() nodeaccess.Node {
 	n := nodeaccess.Node{
 		Dir: a.dir, Bootstrap: a.bootstrapKubeconfig, KubeletBootstrap: a.kubeletBootstrap,
-		Asked: a.exec.origin(), AskedBy: ExecInfoVariable, Renews: a.renews(), UserAgent: a.userAgent,
+		Asked: a.exec.origin(), AskedBy: cmp.Or(a.exec.Source, ExecInfoVariable), Renews: a.renews(), UserAgent: a.userAgent,
 	}
 	if a.provider != nil {
 		n.Provider = a.provider.Name()

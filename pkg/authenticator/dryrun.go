@@ -5,6 +5,7 @@ package authenticator
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -17,12 +18,16 @@ import (
 
 // Report is the result of a dry run. It holds no key and no token.
 type Report struct {
+	// Verdict says whether a run would succeed, and why: "a run would succeed: ..." or "a run
+	// would fail: ...".
+	Verdict string
 	// Certificate describes the content of the certificate directory, Pending the request under
 	// way, and Next what a run would do.
 	Certificate, Pending, Next string
 	// NodeName and ProviderID are those of the request. Provider made its evidence.
 	NodeName, ProviderID, Provider string
-	// Request is the object that would be filed. Its key is discarded.
+	// Request is the object that would be filed. Its key is discarded. It is nil if there is
+	// none: then Failure says why.
 	Request *certificatesv1.CertificateSigningRequest
 	// Evidence describes the evidence if the provider can do so.
 	Evidence []provider.Fact
@@ -30,41 +35,77 @@ type Report struct {
 	// They are empty if there is no credential.
 	Server, Credential string
 	// Check is the API server's answer with dryRun=All: accepted, refused, or skipped and why.
+	// It is empty if there is no request.
 	Check string
-	// Failure is set if the API server refused it.
+	// Failure is set if a run would fail, or if the request for the next certificate cannot be
+	// made or would be refused. It is nil if a certificate is served and the API server cannot
+	// be asked.
 	Failure *Failure
 }
 
 // DryRun builds a request and has the API server check it if one can be reached. It writes no file
-// but the provider's lock, and creates no object. The error is a *Failure for what a run could not
-// do either, whatever the API server says.
-func (a *Authenticator) DryRun(ctx context.Context) (*Report, error) {
-	if a.invalid != nil {
-		return nil, a.invalid
-	}
+// but the provider's lock, and creates no object.
+func (a *Authenticator) DryRun(ctx context.Context) *Report {
+	report := &Report{}
 	status := a.loadStatus()
-	if status.nameErr != nil {
-		return nil, &Failure{Configuration, "set --node-name", status.nameErr}
-	}
-	report := &Report{NodeName: status.nodeName, Provider: a.provider.Name()}
+	report.NodeName = status.nodeName
 	report.describe(a, status)
+	failure := report.try(ctx, a, status)
+	report.conclude(a, status, failure)
+	return report
+}
 
+// try builds the request and has the API server check it.
+func (r *Report) try(ctx context.Context, a *Authenticator, status certificateStatus) *Failure {
+	switch {
+	case a.invalid != nil:
+		return AsFailure(a.invalid)
+	case status.permanent:
+		return AsFailure(status.problem)
+	case status.nameErr != nil:
+		return &Failure{Configuration, "set --node-name", status.nameErr}
+	}
+	r.Provider = a.provider.Name()
 	pending, key, err := a.requestBuilder().first(ctx, status.nodeName, cache.Origin{}, "", readState(a.dir).Remembered[a.provider.Name()])
 	if err != nil {
-		return nil, AsFailure(err)
+		return AsFailure(err)
 	}
-	report.ProviderID = pending.ProviderID
+	r.ProviderID = pending.ProviderID
 	first := pending.Last()
-	report.Request = csr.Object(first.Name, signerOf(pending), first.Request, key, pending.ExpirationSeconds)
 	if inspector, ok := a.provider.(provider.Inspector); ok {
 		content, err := attestation.Parse(first.Request)
 		if err != nil {
-			return nil, AsFailure(err)
+			return AsFailure(err)
 		}
-		report.Evidence = inspector.Explain(content.Data)
+		r.Evidence = inspector.Explain(content.Data)
 	}
-	report.check(ctx, a, status)
-	return report, nil
+	r.Request = csr.Object(first.Name, signerOf(pending), first.Request, key, pending.ExpirationSeconds)
+	return r.check(ctx, a, status)
+}
+
+// conclude sets the verdict, given what keeps the node from the next certificate.
+func (r *Report) conclude(a *Authenticator, status certificateStatus, failure *Failure) {
+	const succeeds, fails = "a run would succeed: ", "a run would fail: "
+	unasked := strings.HasPrefix(r.Check, checkSkipped)
+	switch {
+	case status.permanent, status.pair == nil && failure != nil:
+		r.Verdict, r.Failure = fails+failure.Error(), failure
+	case status.pair == nil:
+		r.Verdict = succeeds + "the API server accepts the request, which signer " + a.signerName + " then decides"
+		if wait := tooEarly(readState(a.dir), a.now()); wait > 0 {
+			r.Verdict += fmt.Sprintf("; the back-off after the last failure ends in %s", wait.Round(time.Second))
+		}
+	default:
+		r.Verdict = succeeds + "it prints the certificate on disk, valid to " + status.pair.Leaf.NotAfter.UTC().Format(time.RFC3339)
+		switch {
+		case failure == nil:
+			r.Verdict += "; the API server accepts the request for the next one"
+		case unasked:
+			r.Verdict += "; whether the next one can be requested is not known: " + failure.Error()
+		default:
+			r.Verdict, r.Failure = r.Verdict+"; the next one cannot be requested: "+failure.Error(), failure
+		}
+	}
 }
 
 // describe says what the directory holds, and what a run would do.
@@ -73,6 +114,8 @@ func (r *Report) describe(a *Authenticator, status certificateStatus) {
 	switch {
 	case status.permanent:
 		r.Certificate, r.Next = "none to print", "fail: "+status.problem.Error()
+	case status.pair == nil && a.invalid != nil:
+		r.Certificate, r.Next = fmt.Sprintf("none to print: %v", status.problem), "fail: "+a.invalid.Error()
 	case status.pair == nil:
 		r.Certificate = fmt.Sprintf("none to print: %v", status.problem)
 		r.Next = fmt.Sprintf("have a worker request a certificate, and wait for it at most %s", a.waitTimeout)
@@ -81,6 +124,8 @@ func (r *Report) describe(a *Authenticator, status certificateStatus) {
 		r.Certificate = fmt.Sprintf("%s: node %s, valid from %s to %s", file, status.pair.NodeName(),
 			leaf.NotBefore.UTC().Format(time.RFC3339), leaf.NotAfter.UTC().Format(time.RFC3339))
 		switch {
+		case a.invalid != nil:
+			r.Next = "print it, and request no other: " + a.invalid.Error()
 		case status.due != "":
 			r.Next = fmt.Sprintf("print it, and have a worker request another, since %s", status.due)
 		case a.renews():
@@ -96,12 +141,15 @@ func (r *Report) describe(a *Authenticator, status certificateStatus) {
 	}
 }
 
+// checkSkipped begins the Check of a request that no API server has seen.
+const checkSkipped = "skipped: "
+
 // check shows the request to the API server if one is known.
-func (r *Report) check(ctx context.Context, a *Authenticator, status certificateStatus) {
+func (r *Report) check(ctx context.Context, a *Authenticator, status certificateStatus) *Failure {
 	to, _, err := a.access(status)
 	if err != nil {
-		r.Check = "skipped: " + err.Error()
-		return
+		r.Check = checkSkipped + err.Error()
+		return AsFailure(err)
 	}
 	r.Server, r.Credential = to.Config.Host, to.Credential
 	client, err := csr.NewClient(to.Config)
@@ -110,13 +158,12 @@ func (r *Report) check(ctx context.Context, a *Authenticator, status certificate
 	}
 	if err == nil {
 		r.Check = "accepted"
-		return
+		return nil
 	}
 	failure := a.blameClock(classifyAPIError(err, to.Credential))
-	if failure.Reason == APIUnreachable {
-		r.Check = "skipped: " + failure.Error()
-		return
-	}
 	r.Check = "refused: " + failure.Error()
-	r.Failure = failure
+	if failure.Reason == APIUnreachable || failure.Reason == apiOverloaded {
+		r.Check = checkSkipped + failure.Error()
+	}
+	return failure
 }

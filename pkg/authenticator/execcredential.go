@@ -36,6 +36,8 @@ type ExecInfo struct {
 	// Cluster is the cluster to authenticate to, nil if the kubeconfig lacks
 	// provideClusterInfo.
 	Cluster *clientauthentication.Cluster
+	// Source names what the question was read from. Default: ExecInfoVariable.
+	Source string
 }
 
 // ParseExecInfo reads the value of ExecInfoVariable. An empty value is a call by a person. Errors

@@ -81,8 +81,8 @@ func TestNewRefusesWhatCannotWork(t *testing.T) {
 				t.Errorf("it does not say %q, or gives no hint: %v", c.says, failure)
 			}
 			// Whoever goes on all the same is stopped where it matters.
-			if _, err := a.DryRun(t.Context()); !errors.Is(err, failure) {
-				t.Errorf("a dry run: %v", err)
+			if report := a.DryRun(t.Context()); report.Failure != failure || report.Request != nil || report.Verdict != "a run would fail: "+failure.Error() {
+				t.Errorf("a dry run: %+v", report)
 			}
 			if err := a.Work(t.Context()); !errors.Is(err, failure) {
 				t.Errorf("a worker: %v", err)

@@ -34,6 +34,10 @@ const (
 	KubeletNotPrepared   Reason = "KubeletNotPrepared"
 	NodeUnhealthy        Reason = "NodeUnhealthy"
 	apiOverloaded        Reason = "APIOverloaded"
+	CertificateDue       Reason = "CertificateDue"
+	RenewalFailing       Reason = "RenewalFailing"
+	CertificateExpired   Reason = "CertificateExpired"
+	NoCertificate        Reason = "NoCertificate"
 )
 
 // ReasonInfo describes one Reason.
@@ -75,6 +79,12 @@ func Reasons() []ReasonInfo {
 		{KubeletNotPrepared, 30, "The kubelet must not start, or not yet: its kubeconfig could not be read or written, or its environment file not written, as where /run is full.", soon},
 		{NodeUnhealthy, 31, "A check of the command doctor failed.", soon},
 		{apiOverloaded, 32, "The API server sheds load (429 or 503). The next attempt respects its Retry-After.", busy},
+		// These are of the command status alone. The codes between are for further failures of
+		// a run.
+		{CertificateDue, 40, "The command status: the certificate is served, and a new one is wanted.", soon},
+		{RenewalFailing, 41, "The command status: the certificate is served, but the attempts to replace it fail.", soon},
+		{CertificateExpired, 42, "The command status: the certificate has expired.", soon},
+		{NoCertificate, 43, "The command status: there is no usable certificate, for another cause.", soon},
 	}
 }
 

@@ -41,6 +41,9 @@ var update = flag.Bool("update", false, "write what is generated from this packa
 func TestReasonsAreNumberedOnce(t *testing.T) {
 	codes, names, next := map[int]Reason{}, map[Reason]bool{}, 10
 	for _, info := range Reasons() {
+		if info.Reason == CertificateDue {
+			next = 40 // the codes of the command status begin anew
+		}
 		switch {
 		case info.Code == 0:
 			t.Errorf("%s: 0 means that a credential was printed", info.Reason)

@@ -1507,9 +1507,12 @@ func TestDryRunShowsTheHello(t *testing.T) {
 	n := newNode(t)
 	writeState(t, n.Authenticator, &cache.State{Remembered: map[string]string{"fake": "ek", "other": "x"}})
 	before := snapshot(t, n.dir.Path())
-	report, err := n.DryRun(t.Context())
-	if err != nil {
-		t.Fatal(err)
+	report := n.DryRun(t.Context())
+	if report.Failure != nil {
+		t.Fatal(report.Failure)
+	}
+	if !strings.HasPrefix(report.Verdict, "a run would succeed: ") || !strings.Contains(report.Verdict, "example.com/signer") {
+		t.Errorf("verdict: %s", report.Verdict)
 	}
 	if report.Request.Spec.SignerName != attestation.HelloSignerName || report.Check != "accepted" || report.Request.Name != n.tpm.hellos[0].Name {
 		t.Errorf("%+v", report)

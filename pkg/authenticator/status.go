@@ -17,6 +17,8 @@ type certificateStatus struct {
 	// pair can be printed. It is nil if nothing can, and problem says why.
 	pair    *cache.Pair
 	problem error
+	// held is the pair on disk, also if it cannot be printed. It is nil if it does not parse.
+	held *cache.Pair
 	// permanent is set if no worker can solve the problem.
 	permanent bool
 	// damaged is set if a worker is to set the file aside.
@@ -51,6 +53,7 @@ func (a *Authenticator) loadStatus() certificateStatus {
 		status.fail(a, err)
 		return status
 	}
+	status.held = pair
 	file := a.dir.File(cache.CurrentFile)
 	if err := cache.CheckNodeCertificate(pair.Leaf, "", a.now()); err != nil {
 		var unusable *cache.UnusableError

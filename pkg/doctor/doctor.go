@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 )
 
 // Status is the result of a check.
@@ -44,6 +45,11 @@ type Result struct {
 type Report struct {
 	// Status is Failure if a check failed, else Warning if one warned, else OK.
 	Status Status `json:"status"`
+	// NotSwitchedOn is set on a machine without any configuration of this program. Then the
+	// first check failed, and the others are skipped.
+	NotSwitchedOn bool `json:"notSwitchedOn,omitempty"`
+	// ExecFlags are the flags from the kubelet's kubeconfig, nil if none were looked for.
+	ExecFlags *authenticator.ExecFlags `json:"execFlags,omitempty"`
 	// Checks are in the order of Checks.
 	Checks []Result `json:"checks"`
 }
@@ -109,10 +115,16 @@ const maxText = 1024
 // grace is how long after the deadline a check may still report what it was waiting for.
 const grace = 500 * time.Millisecond
 
-// Run runs all checks at the same time. It returns when they have ended or the timeout has passed.
+// Run runs all checks at the same time, unless the machine has no configuration. It returns when they have ended or the timeout has passed.
 // A check that panics or hangs is a failure of its own, and hides no other.
 func Run(ctx context.Context, o Options) Report {
-	return run(ctx, o.timeout(), Checks(), newExamination(ctx, o))
+	e := newExamination(ctx, o)
+	if why := e.whyNotSwitchedOn(); why != "" {
+		return notSwitchedOn(why)
+	}
+	r := run(ctx, o.timeout(), Checks(), e)
+	r.ExecFlags = o.ExecFlags
+	return r
 }
 
 func run(ctx context.Context, timeout time.Duration, checks []Check, e *examination) Report {
@@ -169,11 +181,17 @@ func report(checks []Check, findings []finding) Report {
 
 // Text lays a report out for a terminal: a line for each check, and its remedy below.
 func (r Report) Text() string {
+	if r.NotSwitchedOn {
+		return r.textNotSwitchedOn()
+	}
 	width := 0
 	for _, c := range r.Checks {
 		width = max(width, len(c.Name))
 	}
 	var out strings.Builder
+	if r.ExecFlags != nil {
+		out.WriteString("flags: " + text.Line(r.ExecFlags.String(), maxText) + "\n\n")
+	}
 	for _, c := range r.Checks {
 		_, _ = fmt.Fprintf(&out, "%-7s  %-*s  %s\n", c.Status, width, c.Name, c.Message)
 		if c.Remedy != "" {

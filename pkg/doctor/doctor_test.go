@@ -154,6 +154,7 @@ func TestWaysAroundAttestation(t *testing.T) {
 			m.remove(m.certs.Path())
 			m.run("--bootstrap-kubeconfig="+m.bootstrap, "--kubeconfig="+m.conf, "--config="+m.kubeletConfig, "--hostname-override="+nodeName)
 			m.writeOverwritten() // kubeadm has deleted the bootstrap kubeconfig
+			m.writeDropIn()
 		}, with(fresh, "kubelet-bootstrap", Failure, "kubelet-rotation", Failure, "kubelet-kubeconfig", Failure, "kubelet-exec", Skipped, "bootstrap-kubeconfig", Failure,
 			"bootstrap-credential", Skipped, "csr-create", Skipped, "csr-watch", Skipped, "signer", Skipped, "api-server", Skipped, "clock", Skipped), nil},
 		"f: the bootstrap kubeconfig was deleted before there was a certificate": {func(m *machine) { m.remove(m.certs.Path()) },

@@ -27,6 +27,11 @@ type Options struct {
 	Config     authenticator.Config
 	ConfigFile string
 	ConfigErr  error
+	// Explicit is set if a flag on the command line named a setting. Then the machine is
+	// examined although it may have no configuration.
+	Explicit bool
+	// ExecFlags are flags in Config that the kubelet's kubeconfig gave. They are reported.
+	ExecFlags *authenticator.ExecFlags
 	// Providers are those of this binary.
 	Providers []provider.Factory
 	// UserAgent is sent with each request to the API server.
@@ -39,6 +44,8 @@ type Options struct {
 	Now func() time.Time
 	// Manifests is the directory of static pods. Default: kubelet.ManifestsDir.
 	Manifests string
+	// UnitDirs are where a drop-in for kubelet.service may be. Default: those of systemd.
+	UnitDirs []string
 }
 
 func (o Options) timeout() time.Duration {
@@ -75,6 +82,9 @@ func newExamination(ctx context.Context, o Options) *examination {
 	}
 	setDefault(&o.Proc, "/proc")
 	setDefault(&o.Manifests, kubelet.ManifestsDir)
+	if o.UnitDirs == nil {
+		o.UnitDirs = unitDirs
+	}
 	if o.Now == nil {
 		o.Now = time.Now
 	}

@@ -357,6 +357,12 @@ func (m *machine) writeOverwritten() {
 	m.write(m.conf, m.kubeconfig("default-cluster", "default-auth", "{client-certificate: "+kubelet.RotatedFile+", client-key: "+kubelet.RotatedFile+"}"), 0o600)
 }
 
+// writeDropIn writes the drop-in of the kubelet's unit.
+func (m *machine) writeDropIn() {
+	m.t.Helper()
+	m.write(filepath.Join(m.root, "kubelet.service.d", "20-kubelet-authenticator.conf"), "", 0o644)
+}
+
 func (m *machine) kubeconfig(cluster, user, credential string) string {
 	ca, err := json.Marshal(m.cluster.CertificateAuthorityData)
 	if err != nil {
@@ -423,7 +429,7 @@ func (m *machine) bare() {
 func (m *machine) options() Options {
 	return Options{
 		Config: m.config, ConfigFile: filepath.Join(m.root, "config.yaml"), ConfigErr: m.configErr, Proc: m.proc, Now: m.now, Timeout: m.timeout,
-		Manifests: filepath.Join(m.root, "manifests"), UserAgent: "test",
+		Manifests: filepath.Join(m.root, "manifests"), UserAgent: "test", UnitDirs: []string{filepath.Join(m.root, "kubelet.service.d")},
 		Providers: []provider.Factory{
 			{Name: "fake", New: func(provider.Settings) (provider.Provider, error) { return m.attestor, nil }},
 			{Name: "deviceless", New: func(provider.Settings) (provider.Provider, error) { return deviceless{}, nil }},

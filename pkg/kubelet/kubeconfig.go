@@ -124,6 +124,9 @@ func ReadKubeconfig(path, ours string) Kubeconfig {
 	return k
 }
 
+// NamesThisProgram reports whether the user is this program, whatever else the user has.
+func (k Kubeconfig) NamesThisProgram() bool { return k.Kind == Ours || k.Kind == bypassed }
+
 func (k *Kubeconfig) read(config *clientcmdapi.Config, ours string) {
 	for _, cluster := range config.Clusters {
 		cluster.LocationOfOrigin = k.Path

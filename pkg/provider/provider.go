@@ -69,6 +69,14 @@ type Inspector interface {
 	SelfTest(ctx context.Context, report func(Check)) error
 }
 
+// The names of facts that a provider with a TPM gives, and that this program looks for.
+const (
+	// FactEKTemplate is the name of the EK's template.
+	FactEKTemplate = "EK template"
+	// FactEKFingerprint is the SHA-256 of the EK's SubjectPublicKeyInfo, in lower-case hex.
+	FactEKFingerprint = "EK fingerprint"
+)
+
 // Fact is one line for a person.
 type Fact struct{ Name, Value string }
 

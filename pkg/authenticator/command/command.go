@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -44,6 +45,9 @@ type Program struct {
 	WorkerDeadline time.Duration
 	// OnStep is called before each step of a run and of a worker, if set.
 	OnStep func(authenticator.Step)
+	// FlagValues returns the values that a shell completes for a flag of this name, such as
+	// "ek-template". Default: those of the flags that this package knows.
+	FlagValues func(flag string) []string
 }
 
 // Process is what a main passes on of its process.
@@ -61,15 +65,18 @@ type invocation struct {
 	root   *cobra.Command
 	config authenticator.Config // as the flags have it
 	file   string
-	dryRun bool
-	output string
+	// askedBy names the file that the cluster was read from if client-go did not name it.
+	askedBy string
+
+	// The flags of the root command.
+	dryRun, version bool
+	output          string
 }
 
 // Run executes a command line and returns the exit code (docs/exit-codes.md). It prints an error on
 // stderr, once.
 func (p Program) Run(ctx context.Context, with Process) int {
-	i := &invocation{Program: p, Process: with}
-	i.root = i.rootCommand()
+	i := p.invocation(with)
 	if err := i.root.ExecuteContext(ctx); err != nil {
 		failure := authenticator.AsFailure(err)
 		i.say(failure)
@@ -78,8 +85,34 @@ func (p Program) Run(ctx context.Context, with Process) int {
 	return 0
 }
 
+// invocation builds what a command line needs.
+func (p Program) invocation(with Process) *invocation {
+	i := &invocation{Program: p, Process: with}
+	i.root = i.rootCommand()
+	if !settingsOnly(with.Args) {
+		i.addCommands()
+	}
+	return i
+}
+
 // Command returns the tree of commands with their flags, for documentation. Run executes them.
-func (p Program) Command() *cobra.Command { return (&invocation{Program: p}).rootCommand() }
+func (p Program) Command() *cobra.Command {
+	i := &invocation{Program: p}
+	i.root = i.rootCommand()
+	i.addCommands()
+	return i.root
+}
+
+// settingsOnly reports whether a command line has nothing but flags with a value. The kubelet's has.
+// Then the commands, and what else is for people, need not be built.
+func settingsOnly(args []string) bool {
+	for _, arg := range args {
+		if !strings.HasPrefix(arg, "--") || !strings.Contains(arg, "=") || strings.HasPrefix(arg, "--help") {
+			return false
+		}
+	}
+	return true
+}
 
 // maxLine bounds a line on standard error, in bytes: a peer may have written a part of it.
 const maxLine = 2048
@@ -101,7 +134,7 @@ func (i *invocation) rootCommand() *cobra.Command {
 certificate as an ExecCredential. Where there is none, or it is due, a detached worker requests one through the
 Kubernetes CSR API, with evidence of which machine this is.
 
-Run it by hand with --dry-run to see what would be sent.`,
+Run by hand, on a terminal, it does not print the key. See status, doctor and --dry-run instead.`,
 		Args:          noArgs,
 		SilenceErrors: true,
 		SilenceUsage:  true,
@@ -110,8 +143,7 @@ Run it by hand with --dry-run to see what would be sent.`,
 	root.SetArgs(i.Args)
 	root.SetOut(i.Stdout)
 	root.SetErr(i.Stderr)
-	root.CompletionOptions.HiddenDefaultCmd = true
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage(err) })
+	root.SetFlagErrorFunc(flagError)
 	i.config = authenticator.DefaultConfig()
 	i.config.Provider = i.DefaultProvider
 	flags := root.PersistentFlags()
@@ -123,21 +155,63 @@ Run it by hand with --dry-run to see what would be sent.`,
 	})
 	flags.Lookup("v").Shorthand = "v"
 	root.Flags().BoolVar(&i.dryRun, "dry-run", false, "for a person: show what would be sent and what the API server makes of it; write and create nothing")
-	root.Flags().StringVarP(&i.output, "output", "o", "", "with --dry-run: json or yaml prints the CertificateSigningRequest itself")
-	root.AddCommand(i.workerCommand(), i.versionCommand(), i.identifyCommand(), i.prepareCommand(), i.kubeconfigCommand(), i.resetCommand(), i.doctorCommand())
-	for _, p := range i.Providers {
-		if p.Inspects {
-			root.AddCommand(i.deviceCommand(p.Name))
-		}
-	}
+	root.Flags().BoolVar(&i.version, "version", false, "for a person: print the version, as the command of that name does")
+	root.Flags().StringVarP(&i.output, "output", "o", "", "json or yaml; with --dry-run it prints the CertificateSigningRequest itself, with --version all of it")
 	return root
 }
 
-func noArgs(c *cobra.Command, args []string) error {
-	if len(args) > 0 {
-		return usage(fmt.Errorf("unknown command or argument %q for %s", args[0], c.CommandPath()))
+// addCommands adds to the root command what the kubelet does not call.
+func (i *invocation) addCommands() {
+	i.root.Example = example(i.Name, `
+# what a run would send, and whether the API server accepts it
+{} --dry-run
+
+# the certificate, its renewal, and the last attempt
+{} status
+
+# what keeps this node from its certificate
+{} doctor`)
+	i.root.AddCommand(i.workerCommand(), i.versionCommand(), i.identifyCommand(), i.prepareCommand(), i.kubeconfigCommand(), i.resetCommand(),
+		i.doctorCommand(), i.statusCommand())
+	for _, p := range i.Providers {
+		if p.Inspects {
+			i.root.AddCommand(i.deviceCommand(p.Name))
+		}
 	}
-	return nil
+	i.completeValues()
+}
+
+func noArgs(c *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	suggestion := ""
+	if c.SuggestionsMinimumDistance = 2; args[0] != "" {
+		if names := c.SuggestionsFor(args[0]); len(names) > 0 {
+			suggestion = "; did you mean " + strings.Join(names, " or ") + "?"
+		}
+	}
+	return usage(fmt.Errorf("unknown command or argument %q for %s%s", args[0], c.CommandPath(), suggestion))
+}
+
+// flagError returns the Failure for flags that do not parse.
+func flagError(c *cobra.Command, err error) error {
+	var unknown *pflag.NotExistError
+	if errors.As(err, &unknown) && unknown.GetSpecifiedShortnames() == "" {
+		var names []string
+		c.Flags().VisitAll(func(f *pflag.Flag) {
+			if !f.Hidden {
+				names = append(names, f.Name)
+			}
+		})
+		err = fmt.Errorf("%w%s", err, text.DidYouMean(unknown.GetSpecifiedName(), "--", names))
+	}
+	return usage(err)
+}
+
+// example returns the examples of a command's help, with the program's name for "{}".
+func example(name, s string) string {
+	return "  " + strings.ReplaceAll(strings.ReplaceAll(strings.TrimSpace(s), "{}", name), "\n", "\n  ")
 }
 
 func usage(err error) error {
@@ -200,6 +274,7 @@ func (i *invocation) newAuthenticator(config authenticator.Config, loadErr error
 	if err != nil {
 		return nil, err
 	}
+	exec.Source = i.askedBy
 	return authenticator.New(authenticator.Options{
 		Config: config, ConfigError: loadErr, Providers: i.Providers, Exec: exec,
 		Parent: authenticator.Caller(exec), UserAgent: i.userAgent(),
@@ -225,8 +300,13 @@ func (i *invocation) deadline() time.Duration {
 
 // run is what the kubelet calls.
 func (i *invocation) run(cmd *cobra.Command, _ []string) error {
-	if i.output != "" && (!i.dryRun || i.output != "json" && i.output != "yaml") {
-		return usage(fmt.Errorf("--output %q: goes with --dry-run, and is json or yaml", i.output))
+	switch {
+	case i.output != "" && (!i.dryRun && !i.version || i.output != "json" && i.output != "yaml"):
+		return usage(fmt.Errorf("--output %q: goes with --dry-run or --version, and must be json or yaml", i.output))
+	case i.version:
+		return i.buildInfo().Print(i.Stdout, i.Name, i.output)
+	case !i.dryRun && i.Getenv(authenticator.ExecInfoVariable) == "" && isTerminal(i.Stdout):
+		return i.explain()
 	}
 	a, err := i.load()
 	if a == nil {

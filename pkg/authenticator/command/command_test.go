@@ -51,9 +51,12 @@ func testProgram() Program {
 	}
 }
 
+// programVariable has this test be the program.
+const programVariable = "KUBELET_AUTHENTICATOR_TEST_PROGRAM"
+
 // TestMain is also the program: a run starts its worker from /proc/self/exe, which is this test.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == workerName {
+	if len(os.Args) > 1 && os.Args[1] == workerName || os.Getenv(programVariable) != "" {
 		os.Exit(testProgram().Main())
 	}
 	os.Exit(m.Run())
@@ -211,7 +214,15 @@ func TestCommandLineThatCannotBeParsed(t *testing.T) {
 		"an argument to the worker":           {[]string{workerName, "now"}, `"now"`},
 		"output without a dry run":            {[]string{"--output", "json"}, "--dry-run"},
 		"output of an unknown kind":           {[]string{"--dry-run", "-o", "xml"}, `"xml"`},
-		"version in an unknown kind":          {[]string{"version", "-o", "yaml"}, `"yaml"`},
+		"version in an unknown kind":          {[]string{"version", "-o", "xml"}, `"xml"`},
+		"--version in an unknown kind":        {[]string{"--version", "-o", "xml"}, `"xml"`},
+		"status in an unknown kind":           {[]string{"status", "-o", "xml"}, `"xml"`},
+		"identify in an unknown kind":         {[]string{"identify", "-o", "text"}, "must be one of yaml, json"},
+		"a mistyped command":                  {[]string{"statsu"}, "did you mean status?"},
+		"the beginning of a command":          {[]string{"doc"}, "did you mean doctor?"},
+		"a mistyped flag":                     {[]string{"--node-nam=a"}, "--node-nam; did you mean --node-name?"},
+		"a mistyped flag of a command":        {[]string{"doctor", "--timout=1s"}, "--timout; did you mean --timeout?"},
+		"a mistyped flag, two words":          {[]string{"--cert-dri", "/a"}, "did you mean --cert-dir?"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			call(t, "", c.args...).failed(t, 3, c.says)
@@ -296,7 +307,12 @@ func TestConfigurationThatIsWrong(t *testing.T) {
 				args = append(args[:1], args[2:]...)
 			}
 			call(t, "", args...).failed(t, 10, c.says)
-			call(t, "", append(args, "--dry-run")...).failed(t, 10, c.says)
+			dry := call(t, "", append(args, "--dry-run")...)
+			if !strings.HasPrefix(dry.stdout, "a run would fail: ") || !strings.Contains(dry.stdout, c.says) {
+				t.Errorf("a dry run says\n%s", dry.stdout)
+			}
+			dry.stdout = ""
+			dry.failed(t, 10, c.says)
 			if _, err := os.Lstat(n.certs); !errors.Is(err, fs.ErrNotExist) {
 				t.Errorf("the certificate directory was made: %v", err)
 			}
@@ -358,7 +374,7 @@ func TestFlagBeatsFile(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	got := call(t, "", "--config="+config, "--dry-run", "--expiration=0", "--node-name=b")
-	if got.code != 0 || !strings.Contains(got.stdout, "CN=system:node:b") {
+	if got.code != 17 || !strings.Contains(got.stdout, "CN=system:node:b") {
 		t.Errorf("%+v", got)
 	}
 	got = call(t, "", "--config="+n.write(t, "c.yaml", configHead+"provider: insecure\nexpiration: 1h\nnodeName: a\n"), "--cert-dir="+inFile, "--dry-run", "--expiration=0", "--runtime-dir="+n.root)
@@ -411,6 +427,7 @@ func TestEveryFieldHasItsFlag(t *testing.T) {
 
 func TestVersion(t *testing.T) {
 	got := call(t, "", "version", "--output", "json")
+	asJSON := got
 	var info map[string]any
 	if err := json.Unmarshal([]byte(got.stdout), &info); err != nil || got.code != 0 || got.stderr != "" {
 		t.Fatalf("%+v: %v", got, err)
@@ -426,6 +443,16 @@ func TestVersion(t *testing.T) {
 	if got = call(t, "", "version"); got.code != 0 || got.stdout != "kubelet-authenticator-test 1.2.3 (commit abcdef0, "+runtime.Version()+")\n" {
 		t.Errorf("%+v", got)
 	}
+	if flag := call(t, "", "--version"); flag != got {
+		t.Errorf("--version: %+v", flag)
+	}
+	if flag := call(t, "", "--version", "--output=json"); flag != asJSON {
+		t.Errorf("--version in JSON: %+v", flag)
+	}
+	asYAML := call(t, "", "version", "-o", "yaml")
+	if data, err := yaml.YAMLToJSONStrict([]byte(asYAML.stdout)); err != nil || json.Unmarshal(data, &info) != nil || !reflect.DeepEqual(info, want) {
+		t.Errorf("in YAML: %+v, %v", asYAML, err)
+	}
 	// It is asked when all else is broken.
 	if got = call(t, "garbage", "version", "--config=/nonsense", "--provider=nonsense"); got.code != 0 {
 		t.Errorf("%+v", got)
@@ -437,7 +464,7 @@ func TestHelpNamesEachFlag(t *testing.T) {
 	if got.code != 0 || got.stderr != "" {
 		t.Fatalf("%+v", got)
 	}
-	for _, word := range []string{"--provider", "--cert-dir", "--dry-run", "--output", "--config", "--v", "version", "kubelet-authenticator-test"} {
+	for _, word := range []string{"--provider", "--cert-dir", "--dry-run", "--output", "--config", "--v", "version", "--version", "completion", "kubelet-authenticator-test --dry-run"} {
 		if !strings.Contains(got.stdout, word) {
 			t.Errorf("it does not name %s", word)
 		}
@@ -448,22 +475,31 @@ func TestHelpNamesEachFlag(t *testing.T) {
 }
 
 func TestDryRunWithoutAClusterWritesNothing(t *testing.T) {
-	for name, prepare := range map[string]func(t *testing.T, n *node){
-		"a new node": func(*testing.T, *node) {},
-		"enrolled":   func(t *testing.T, n *node) { enrolled(t, n.certs) },
-		"a damaged certificate": func(t *testing.T, n *node) {
+	const prints = "a run would succeed: it prints the certificate on disk, valid to "
+	for name, c := range map[string]struct {
+		prepare func(t *testing.T, n *node)
+		code    int
+		verdict string // how the first line begins
+	}{
+		"a new node": {func(*testing.T, *node) {}, 17, "a run would fail: no bootstrap kubeconfig"},
+		"enrolled":   {func(t *testing.T, n *node) { enrolled(t, n.certs) }, 0, prints},
+		"enrolled, and nobody listens": {func(t *testing.T, n *node) {
+			enrolled(t, n.certs)
+			n.write(t, "bootstrap.conf", bootstrap("https://127.0.0.1:1", nil))
+		}, 0, prints},
+		"a damaged certificate": {func(t *testing.T, n *node) {
 			enrolled(t, n.certs)
 			if err := os.WriteFile(filepath.Join(n.certs, cache.CurrentFile), []byte("x"), 0o600); err != nil {
 				t.Fatal(err)
 			}
-		},
-		"nobody listens": func(t *testing.T, n *node) {
+		}, 17, "a run would fail: no bootstrap kubeconfig"},
+		"nobody listens": {func(t *testing.T, n *node) {
 			n.write(t, "bootstrap.conf", bootstrap("https://127.0.0.1:1", nil))
-		},
+		}, 19, "a run would fail: https://127.0.0.1:1: "},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
-			prepare(t, &n)
+			c.prepare(t, &n)
 			before := tree(t, n.root)
 			text := call(t, "", n.with("--dry-run", "--provider-id=x://y", "--expiration=2h")...)
 			asJSON := call(t, "", n.with("--dry-run", "--provider-id=x://y", "--expiration=2h", "-o", "json")...)
@@ -473,12 +509,15 @@ func TestDryRunWithoutAClusterWritesNothing(t *testing.T) {
 				t.Errorf("something was written:\n%s\nwas\n%s", after, before)
 			}
 			for kind, got := range map[string]callResult{"text": text, "json": asJSON, "yaml": asYAML, "kubelet": asKubelet} {
-				if got.code != 0 || got.stderr != "" {
-					t.Errorf("%s: exit code %d: %q", kind, got.code, got.stderr)
+				if got.code != c.code || (got.stderr == "") != (c.code == 0) {
+					t.Errorf("%s: exit code %d, want %d: %q", kind, got.code, c.code, got.stderr)
 				}
 				if strings.Contains(got.stdout, "PRIVATE KEY") || strings.Contains(got.stdout, "hunter2") {
 					t.Errorf("%s shows a secret:\n%s", kind, got.stdout)
 				}
+			}
+			if !strings.HasPrefix(text.stdout, c.verdict) {
+				t.Errorf("the first line is not %q:\n%s", c.verdict, text.stdout)
 			}
 			for _, says := range []string{"skipped", "CN=system:node:a", "O=system:nodes", "x://y", insecure.SignerName, "2h0m0s", `{"version":"insecure/v1"}`, "ECDSA", "digital signature, client auth"} {
 				if !strings.Contains(text.stdout, says) {
@@ -546,16 +585,23 @@ func TestDryRunShowsTheVerdict(t *testing.T) {
 		_, _ = io.WriteString(w, "\x1b]0;owned\a<html>\n\x1b[2JRBAC says no\r\n</html>")
 	}
 	for name, c := range map[string]struct {
-		answer http.HandlerFunc
-		code   int
-		says   string
+		answer   http.HandlerFunc
+		enrolled bool
+		code     int
+		says     string
+		verdict  string
 	}{
-		"accepted":                 {accepts, 0, "accepted"},
-		"refused":                  {refuses, 20, "RBAC says no"},
-		"refused by who knows who": {noisy, 20, "RBAC says no"},
+		"accepted":                 {accepts, false, 0, "accepted", "a run would succeed: the API server accepts the request, which signer " + insecure.SignerName + " then decides\n"},
+		"refused":                  {refuses, false, 20, "RBAC says no", "a run would fail: "},
+		"refused by who knows who": {noisy, false, 20, "RBAC says no", "a run would fail: "},
+		"enrolled, accepted":       {accepts, true, 0, "accepted", "a run would succeed: it prints the certificate on disk, valid to "},
+		"enrolled, refused":        {refuses, true, 20, "RBAC says no", "a run would succeed: it prints the certificate on disk, valid to "},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
+			if c.enrolled {
+				enrolled(t, n.certs)
+			}
 			var query, agent, token string
 			server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				query, agent, token = r.Method+" "+r.URL.RequestURI(), r.UserAgent(), r.Header.Get("Authorization")
@@ -566,6 +612,12 @@ func TestDryRunShowsTheVerdict(t *testing.T) {
 			defer server.Close()
 			n.write(t, "bootstrap.conf", bootstrap(server.URL, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})))
 			got := call(t, "", n.with("--dry-run")...)
+			if !strings.HasPrefix(got.stdout, c.verdict) {
+				t.Errorf("the first line is not %q:\n%s", c.verdict, got.stdout)
+			}
+			if first, _, _ := strings.Cut(got.stdout, "\n"); strings.Contains(first, "RBAC says no") != (c.code != 0) || c.enrolled && c.code != 0 && !strings.Contains(first, "; the next one cannot be requested: ") {
+				t.Errorf("the first line does not say what the API server says: %s", first)
+			}
 			if got.code != c.code || !strings.Contains(got.stdout, c.says) || !strings.Contains(got.stdout, server.URL) || strings.Contains(got.stdout, "skipped") {
 				t.Errorf("%d: %s%s", got.code, got.stdout, got.stderr)
 			}
@@ -579,6 +631,26 @@ func TestDryRunShowsTheVerdict(t *testing.T) {
 				t.Errorf("the API server saw %s of %q with %q", query, agent, token)
 			}
 		})
+	}
+}
+
+// An API server that sheds load has not refused the request. It fails a run that has no certificate.
+func TestDryRunAtABusyServer(t *testing.T) {
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusTooManyRequests)
+		_, _ = io.WriteString(w, `{"apiVersion":"v1","kind":"Status","status":"Failure","code":429,"reason":"TooManyRequests","message":"too busy"}`)
+	}))
+	defer server.Close()
+	n := newNode(t)
+	n.write(t, "bootstrap.conf", bootstrap(server.URL, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})))
+	if got := call(t, "", n.with("--dry-run")...); got.code != 32 || !strings.HasPrefix(got.stdout, "a run would fail: ") {
+		t.Errorf("%+v", got)
+	}
+	enrolled(t, n.certs)
+	if got := call(t, "", n.with("--dry-run")...); got.code != 0 || !strings.Contains(got.stdout, "; whether the next one can be requested is not known: ") {
+		t.Errorf("%+v", got)
 	}
 }
 

@@ -3,7 +3,7 @@
 package command
 
 import (
-	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -15,32 +15,40 @@ import (
 
 func (i *invocation) doctorCommand() *cobra.Command {
 	o := doctor.Options{}
-	var output string
+	var format *output
 	c := &cobra.Command{
 		Use:   "doctor",
 		Short: "Examine the node: TPM, files, clock, API server, signer, and the running kubelet",
 		Long: `Examine the node for whatever keeps it from getting, or from using, an attested certificate. No request is filed. Nothing on disk
 is changed, but that the TPM's lock file, and the runtime directory for it, are created where they are missing.
-It works without root, and says what it could not see. Give it the flags that the kubelet's kubeconfig gives the plugin.
+It works without root, and says what it could not see. It takes the flags that the kubelet's kubeconfig gives the plugin, unless
+--config is given, and says so. A flag on the command line goes first.
 
-It exits with 0 unless a check failed: a warning is none.`,
+It exits with 0 unless a check failed: a warning is none. On a machine without any configuration it says that, and exits with 31.`,
+		Example: example(i.Name, `
+{} doctor
+
+# the names of the checks that failed
+{} doctor --output=json | jq -r '.checks[] | select(.status == "failure") | .name'`),
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if output != "text" && output != "json" {
-				return usage(fmt.Errorf("--output %q: is text or json", output))
+			if err := format.check(); err != nil {
+				return err
 			}
 			if o.Timeout <= 0 {
 				return usage(fmt.Errorf("--timeout %s: must be more than 0", o.Timeout))
 			}
+			o.Explicit = i.givesSetting()
+			_, o.ExecFlags = i.takeExecFlags()
 			o.Config, o.ConfigErr = i.settings()
 			if _, err := i.newAuthenticator(o.Config, o.ConfigErr, ""); err != nil {
 				o.ConfigErr = err
 			}
 			o.ConfigFile, o.Providers, o.UserAgent = i.file, i.Providers, i.userAgent()
-			return i.printDoctor(doctor.Run(cmd.Context(), o), output)
+			return i.printDoctor(doctor.Run(cmd.Context(), o), format.format)
 		},
 	}
-	c.Flags().StringVarP(&output, "output", "o", "text", "text or json")
+	format = outputFlag(c, formatText, formatJSON, formatYAML)
 	c.Flags().DurationVar(&o.Timeout, "timeout", doctor.DefaultTimeout, "longest time for all checks together")
 	c.Flags().StringVar(&o.Proc, "proc", "/proc", "where the proc file system is")
 	c.Flags().StringVar(&o.Manifests, "manifests", "", "directory of static pods (default: kubeadm's)")
@@ -51,17 +59,22 @@ It exits with 0 unless a check failed: a warning is none.`,
 }
 
 // printDoctor prints the report, and fails if a check did.
-func (i *invocation) printDoctor(report doctor.Report, output string) error {
+func (i *invocation) printDoctor(report doctor.Report, format string) error {
 	out := []byte(report.Text())
-	if output == "json" {
+	if format != formatText {
 		var err error
-		if out, err = json.MarshalIndent(report, "", "  "); err != nil {
+		if out, err = encode(format, report); err != nil {
 			return err
 		}
-		out = append(out, '\n')
 	}
 	if _, err := i.Stdout.Write(out); err != nil {
 		return err
+	}
+	if report.NotSwitchedOn {
+		return &authenticator.Failure{
+			Reason: authenticator.NodeUnhealthy, Hint: "write " + i.file + ", or name the settings that are to be examined with flags",
+			Err: errors.New("this program is not switched on here"),
+		}
 	}
 	if failed := report.Failed(); len(failed) > 0 {
 		return &authenticator.Failure{

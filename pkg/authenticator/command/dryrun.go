@@ -4,37 +4,31 @@ package command
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/x509"
-	"encoding/json"
 	"fmt"
 	"strings"
 	"text/tabwriter"
 	"time"
 
-	"sigs.k8s.io/yaml"
-
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 )
 
-// printDryRun shows a person what would be sent, and fails if the API server would refuse it.
+// printDryRun shows a person what would be sent, and fails as the report does.
 func (i *invocation) printDryRun(ctx context.Context, a *authenticator.Authenticator) error {
 	ctx, cancel := context.WithTimeout(ctx, i.deadline())
 	defer cancel()
-	report, err := a.DryRun(ctx)
-	if err != nil {
-		return err
-	}
+	report := a.DryRun(ctx)
 	var out []byte
-	switch i.output {
-	case "json":
-		out, err = json.MarshalIndent(report.Request, "", "  ")
-		out = append(out, '\n')
-	case "yaml":
-		out, err = yaml.Marshal(report.Request)
-	default:
+	var err error
+	switch {
+	case i.output == "":
 		out, err = readable(report)
+	case report.Request != nil:
+		out, err = encode(i.output, report.Request)
 	}
 	if err != nil {
 		return err
@@ -53,20 +47,34 @@ func readable(report *authenticator.Report) ([]byte, error) {
 	var out bytes.Buffer
 	table := tabwriter.NewWriter(&out, 0, 0, 2, ' ', 0)
 	row := func(name, value string) { _, _ = fmt.Fprintf(table, "%s:\t%s\n", name, value) }
-	orNone := func(s string) string {
-		if s == "" {
-			return "none"
+	_, _ = fmt.Fprintln(&out, text.Line(report.Verdict, maxLine))
+	row("certificate", report.Certificate)
+	row("pending request", report.Pending)
+	row("a run would", report.Next)
+	if report.Request != nil {
+		if err := describeRequest(report, row); err != nil {
+			return nil, err
 		}
-		return s
 	}
+	row("to", orNone(report.Server))
+	row("credential", orNone(report.Credential))
+	row("API server's check", orNone(report.Check))
+	if err := table.Flush(); err != nil {
+		return nil, err
+	}
+	return out.Bytes(), nil
+}
+
+// describeRequest prints the request, decoded.
+func describeRequest(report *authenticator.Report, row func(name, value string)) error {
 	spec := report.Request.Spec
 	content, err := attestation.Parse(spec.Request)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	pkcs10, err := x509.ParseCertificateRequest(content.PKCS10)
 	if err != nil {
-		return nil, fmt.Errorf("built request: %w", err)
+		return fmt.Errorf("built request: %w", err)
 	}
 	usages := make([]string, 0, len(spec.Usages))
 	for _, u := range spec.Usages {
@@ -76,9 +84,6 @@ func readable(report *authenticator.Report) ([]byte, error) {
 	if spec.ExpirationSeconds != nil {
 		expiration = (time.Duration(*spec.ExpirationSeconds) * time.Second).String()
 	}
-	row("certificate", report.Certificate)
-	row("pending request", report.Pending)
-	row("a run would", report.Next)
 	row("request", report.Request.Name+" (the name and the key are made anew each time)")
 	row("  subject", pkcs10.Subject.String())
 	row("  key", pkcs10.PublicKeyAlgorithm.String())
@@ -94,11 +99,7 @@ func readable(report *authenticator.Report) ([]byte, error) {
 		row("  evidence, "+fact.Name, fact.Value)
 	}
 	row("  size", fmt.Sprintf("%d bytes", len(spec.Request)))
-	row("to", orNone(report.Server))
-	row("credential", orNone(report.Credential))
-	row("API server's check", report.Check)
-	if err := table.Flush(); err != nil {
-		return nil, err
-	}
-	return out.Bytes(), nil
+	return nil
 }
+
+func orNone(s string) string { return cmp.Or(s, "none") }

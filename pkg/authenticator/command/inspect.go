@@ -3,27 +3,33 @@
 package command
 
 import (
+	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
-	"sigs.k8s.io/yaml"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
 
 func (i *invocation) identifyCommand() *cobra.Command {
-	var output string
+	var format *output
 	c := &cobra.Command{
 		Use:   "identify",
 		Short: "Print what an inventory needs to know of this machine",
-		Args:  noArgs,
+		Example: example(i.Name, `
+# the entry of this machine for the inventory
+{} identify > machine.yaml
+
+# the fingerprint of its endorsement key
+{} identify --output=json | jq -r '.device.eks[].fingerprint'`),
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if output != "json" && output != "yaml" {
-				return usage(fmt.Errorf("--output %q: is json or yaml", output))
+			if err := format.check(); err != nil {
+				return err
 			}
 			a, err := i.load()
 			if err != nil {
@@ -35,13 +41,7 @@ func (i *invocation) identifyCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			var out []byte
-			if output == "json" {
-				out, err = json.MarshalIndent(identity, "", "  ")
-				out = append(out, '\n')
-			} else {
-				out, err = yaml.Marshal(identity)
-			}
+			out, err := encode(format.format, identity)
 			if err != nil {
 				return err
 			}
@@ -49,7 +49,7 @@ func (i *invocation) identifyCommand() *cobra.Command {
 			return err
 		},
 	}
-	c.Flags().StringVarP(&output, "output", "o", "yaml", "json or yaml")
+	format = outputFlag(c, formatYAML, formatJSON)
 	return c
 }
 
@@ -63,11 +63,37 @@ func (i *invocation) deviceCommand(name string) *cobra.Command {
 			return usage(fmt.Errorf("%s needs a command", c.CommandPath()))
 		},
 	}
-	c.AddCommand(&cobra.Command{
-		Use:   "selftest",
-		Short: "Try each thing that the provider needs of its device, and say what is refused and how long each takes",
-		Args:  noArgs,
+	c.AddCommand(i.selfTestCommand(name))
+	return c
+}
+
+// SelfTest is the output of a provider's self-test in JSON and YAML.
+type SelfTest struct {
+	// Passed is set if each check passed.
+	Passed bool            `json:"passed"`
+	Checks []SelfTestCheck `json:"checks"`
+}
+
+// SelfTestCheck is one step of a self-test.
+type SelfTestCheck struct {
+	Name string `json:"name"`
+	// Milliseconds is how long it took.
+	Milliseconds float64 `json:"milliseconds"`
+	// Error says why it failed, empty if it passed.
+	Error string `json:"error,omitempty"`
+}
+
+func (i *invocation) selfTestCommand(name string) *cobra.Command {
+	var format *output
+	c := &cobra.Command{
+		Use:     "selftest",
+		Short:   "Try each thing that the provider needs of its device, and say what is refused and how long each takes",
+		Example: example(i.Name, "{} "+name+" selftest"),
+		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := format.check(); err != nil {
+				return err
+			}
 			if err := i.root.PersistentFlags().Set("provider", name); err != nil {
 				return err
 			}
@@ -77,14 +103,41 @@ func (i *invocation) deviceCommand(name string) *cobra.Command {
 			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), i.deadline()) // it holds the TPM's lock
 			defer cancel()
-			return a.SelfTest(ctx, func(check provider.Check) {
-				outcome := "ok"
-				if check.Err != nil {
-					outcome = "FAILED: " + text.Line(check.Err.Error(), maxLine)
-				}
-				_, _ = fmt.Fprintf(i.Stdout, "%-44s %9.1f ms  %s\n", check.Name, float64(check.Took)/float64(time.Millisecond), outcome)
-			})
+			if format.format == formatText {
+				return a.SelfTest(ctx, i.printCheck)
+			}
+			return i.encodeSelfTest(ctx, a, format.format)
 		},
-	})
+	}
+	format = outputFlag(c, formatText, formatJSON, formatYAML)
 	return c
 }
+
+// printCheck prints a step as soon as it is done: a TPM can take seconds for one.
+func (i *invocation) printCheck(check provider.Check) {
+	outcome := "ok"
+	if check.Err != nil {
+		outcome = "FAILED: " + text.Line(check.Err.Error(), maxLine)
+	}
+	_, _ = fmt.Fprintf(i.Stdout, "%-44s %9.1f ms  %s\n", check.Name, milliseconds(check.Took), outcome)
+}
+
+// encodeSelfTest prints all steps in one document.
+func (i *invocation) encodeSelfTest(ctx context.Context, a *authenticator.Authenticator, format string) error {
+	report := SelfTest{Checks: []SelfTestCheck{}}
+	failure := a.SelfTest(ctx, func(check provider.Check) {
+		c := SelfTestCheck{Name: check.Name, Milliseconds: milliseconds(check.Took)}
+		if check.Err != nil {
+			c.Error = text.Line(check.Err.Error(), maxLine)
+		}
+		report.Checks = append(report.Checks, c)
+	})
+	report.Passed = failure == nil
+	out, err := encode(format, report)
+	if err == nil {
+		_, err = i.Stdout.Write(out)
+	}
+	return cmp.Or(err, failure)
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

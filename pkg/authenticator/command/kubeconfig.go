@@ -28,6 +28,13 @@ func (i *invocation) kubeconfigCommand() *cobra.Command {
 --server names one. The flags that configure this program become its arguments there.
 
 A kubeconfig whose user is not this program is never written over.`,
+		Example: example(i.Name, `
+# print it, for the cluster of the bootstrap kubeconfig
+{} kubeconfig
+
+# write it for a cluster that no bootstrap kubeconfig names
+{} kubeconfig --write=/etc/kubernetes/kubelet.conf --server=https://cluster.example.com:6443 \
+    --certificate-authority=/etc/kubelet-authenticator/ca.crt`),
 		Args: noArgs,
 		RunE: func(*cobra.Command, []string) error {
 			config, err := i.settings()

@@ -30,6 +30,12 @@ func (i *invocation) prepareCommand() *cobra.Command {
 kubelet's kubeconfig is somebody else's, it leaves the machine alone. Otherwise it keeps a copy of the bootstrap kubeconfig, writes the
 kubelet's kubeconfig if there is none, and the environment file with the kubelet's flags. Before a worker node's first certificate
 it waits for that, and fails if it does not come.`,
+		Example: example(i.Name, `
+# what the kubelet's unit runs
+{} prepare
+
+# on a machine whose kubelet has another configuration file
+{} prepare --kubelet-config=/etc/kubelet/config.yaml`),
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			config, loadErr := i.settings()

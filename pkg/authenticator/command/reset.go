@@ -17,6 +17,9 @@ func (i *invocation) resetCommand() *cobra.Command {
 		Short: "Remove what this program keeps: certificate, key, state, copy of the bootstrap kubeconfig, environment file",
 		Long: `Remove what this program keeps on the machine, and say each thing removed. Stop the kubelet first: it would start this program again. What
 is not this program's is left alone, links too. The configuration file stays.`,
+		Example: example(i.Name, `
+systemctl stop kubelet
+{} reset --kubeconfig`),
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			config, err := i.settings()

@@ -10,9 +10,17 @@ import (
 )
 
 func (i *invocation) versionCommand() *cobra.Command {
+	c := buildinfo.Command(i.Name, i.buildInfo(), i.Stdout, noArgs, usage)
+	c.Example = example(i.Name, "{} version --output=json")
+	completeFlag(c, "output", []string{formatJSON, formatYAML})
+	return c
+}
+
+// buildInfo describes this binary.
+func (i *invocation) buildInfo() buildinfo.Info {
 	info := buildinfo.Info{Version: i.Version, Commit: i.Commit, ExecAPI: authenticator.ExecAPIVersions(), Protocols: map[string][]string{}}
 	for _, p := range i.Providers {
 		info.Protocols[p.Name] = p.Versions
 	}
-	return buildinfo.Command(i.Name, info, i.Stdout, noArgs, usage)
+	return info
 }

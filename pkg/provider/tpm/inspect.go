@@ -197,13 +197,13 @@ func (p *Provider) Explain(document []byte) []provider.Fact {
 func explainHello(hello *attestation.Hello) []provider.Fact {
 	facts := []provider.Fact{
 		{Name: "document", Value: fmt.Sprintf("%s of %s; accepts %s", attestation.KindHello, hello.Version, hello.Versions)},
-		{Name: "EK template", Value: hello.EKTemplate},
+		{Name: provider.FactEKTemplate, Value: hello.EKTemplate},
 	}
 	ek, err := describe(hello.EKTemplate, hello.EKPublic, hello.EKCertificates)
 	if err != nil {
 		return append(facts, provider.Fact{Name: "EK", Value: err.Error()})
 	}
-	facts = append(facts, provider.Fact{Name: "EK fingerprint", Value: ek.Fingerprint})
+	facts = append(facts, provider.Fact{Name: provider.FactEKFingerprint, Value: ek.Fingerprint})
 	if c := ek.Certificate; c == nil {
 		facts = append(facts, provider.Fact{Name: "EK certificate", Value: "none: an inventory has to name the fingerprint"})
 	} else {

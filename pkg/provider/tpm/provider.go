@@ -94,6 +94,10 @@ func (*Provider) Versions() attestation.Versions {
 	return attestation.Versions{attestation.VersionTPM}
 }
 
+// EKTemplates returns the names of the templates that an EK can be made from, in the order of
+// preference.
+func EKTemplates() []string { return template.Names() }
+
 // Allows reports whether the remembered EK is of the template that the operator set.
 func (p *Provider) Allows(remember string) bool {
 	return p.ekTemplate == "" || remember == "" || tpm.RememberedTemplate(remember) == p.ekTemplate

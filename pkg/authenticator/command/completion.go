@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package command
+
+import "github.com/spf13/cobra"
+
+// completeValues has the shell complete values of flags. No command takes an argument that is a
+// file.
+func (i *invocation) completeValues() {
+	flags := i.root.PersistentFlags()
+	for _, name := range []string{"provider", "ek-template"} {
+		if flags.Lookup(name) == nil {
+			continue
+		}
+		if values := i.flagValues(name); len(values) > 0 {
+			completeFlag(i.root, name, values)
+		}
+	}
+	completeFlag(i.root, "output", []string{formatJSON, formatYAML})
+	for _, c := range append(i.root.Commands(), i.root) {
+		c.ValidArgsFunction = cobra.NoFileCompletions
+		for _, below := range c.Commands() {
+			below.ValidArgsFunction = cobra.NoFileCompletions
+		}
+	}
+}
+
+// flagValues returns the values that a setting can have, nil if they are not known.
+func (i *invocation) flagValues(flag string) []string {
+	if flag == "provider" {
+		names := make([]string, 0, len(i.Providers))
+		for _, p := range i.Providers {
+			names = append(names, p.Name)
+		}
+		return names
+	}
+	if i.FlagValues == nil {
+		return nil
+	}
+	return i.FlagValues(flag)
+}
+
+// completeFlag has the shell complete the values of a command's flag.
+func completeFlag(c *cobra.Command, flag string, values []string) {
+	// It fails only for a flag that does not exist, or was registered before.
+	_ = c.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
+}

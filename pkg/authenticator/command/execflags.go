@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package command
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/pflag"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
+)
+
+// takeExecFlags has a command that a person types see what the kubelet sees. It reads the kubelet's
+// kubeconfig. If the exec user there is this program, its flags become those of this command. A flag
+// on the command line goes first, and nothing is taken if --config is among these: then a person
+// asks about another configuration. The ExecFlags are nil if there is nothing to say.
+func (i *invocation) takeExecFlags() (kubelet.Kubeconfig, *authenticator.ExecFlags) {
+	given := i.root.PersistentFlags()
+	config, _ := i.settings() // the defaults will do
+	k := kubelet.ReadKubeconfig(config.KubeletKubeconfig, "")
+	taken := &authenticator.ExecFlags{Kubeconfig: k.Path, Flags: []string{}}
+	switch {
+	case given.Changed("config"):
+		return k, nil
+	case errors.Is(k.Problem, fs.ErrPermission):
+		taken.Problem = "this user may not read it: run this as root"
+		return k, taken
+	case k.Kind != kubelet.Ours || !i.isThisProgram(k.Command):
+		return k, nil
+	}
+	flags, err := i.parseExecArgs(k.Args)
+	if err != nil {
+		taken.Problem = err.Error()
+		return k, taken
+	}
+	flags.VisitAll(func(f *pflag.Flag) {
+		if !f.Changed || given.Changed(f.Name) {
+			return
+		}
+		_ = given.Set(f.Name, f.Value.String()) // it was parsed once already
+		taken.Flags = append(taken.Flags, "--"+f.Name+"="+f.Value.String())
+	})
+	return k, taken
+}
+
+// parseExecArgs parses the arguments that a kubeconfig gives this program.
+func (i *invocation) parseExecArgs(args []string) (*pflag.FlagSet, error) {
+	var config authenticator.Config
+	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
+	flags.SetOutput(i.Stderr)
+	bind(flags, &config)
+	flags.String("config", "", "")
+	flags.StringP("v", "v", "", "")
+	if err := flags.Parse(args); err != nil {
+		return nil, fmt.Errorf("its args: %w", err)
+	}
+	if flags.NArg() > 0 {
+		return nil, fmt.Errorf("its args: %.64q is not a flag", flags.Arg(0))
+	}
+	return flags, nil
+}
+
+// isThisProgram reports whether a kubeconfig's command is the program that runs. A machine may have
+// another one of the same family, with other providers.
+func (i *invocation) isThisProgram(command string) bool {
+	if filepath.Base(command) == i.Name {
+		return true
+	}
+	named, err := os.Stat(command)
+	if err != nil {
+		return false
+	}
+	self, err := os.Stat("/proc/self/exe")
+	return err == nil && os.SameFile(named, self)
+}
+
+// givesSetting reports whether the command line sets a setting. Where the kubelet's kubeconfig is,
+// and how much is logged, is none.
+func (i *invocation) givesSetting() bool {
+	gives := false
+	i.root.PersistentFlags().VisitAll(func(f *pflag.Flag) {
+		gives = gives || f.Changed && f.Name != "v" && f.Name != "kubelet-kubeconfig"
+	})
+	return gives
+}

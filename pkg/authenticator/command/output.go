@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package command
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"sigs.k8s.io/yaml"
+)
+
+// The formats of output.
+const (
+	formatText = "text"
+	formatJSON = "json"
+	formatYAML = "yaml"
+)
+
+// output is the flag of that name.
+type output struct {
+	format  string
+	formats []string
+}
+
+// outputFlag adds the flag to a command. The first format is the default.
+func outputFlag(c *cobra.Command, formats ...string) *output {
+	o := &output{formats: formats}
+	c.Flags().StringVarP(&o.format, "output", "o", formats[0], strings.Join(formats, ", "))
+	completeFlag(c, "output", formats)
+	return o
+}
+
+// check refuses a format that the command has not.
+func (o *output) check() error {
+	if !slices.Contains(o.formats, o.format) {
+		return usage(fmt.Errorf("--output %q: must be one of %s", o.format, strings.Join(o.formats, ", ")))
+	}
+	return nil
+}
+
+// encode returns a value in JSON or YAML.
+func encode(format string, value any) ([]byte, error) {
+	if format == formatYAML {
+		return yaml.Marshal(value)
+	}
+	out, err := json.MarshalIndent(value, "", "  ")
+	return append(out, '\n'), err
+}

@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package command
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
+)
+
+func (i *invocation) statusCommand() *cobra.Command {
+	var format *output
+	c := &cobra.Command{
+		Use:   "status",
+		Short: "Show the node's certificate, its renewal, the last attempt and the pending request",
+		Long: `Show what the files of this node say about its certificate. It takes no lock, writes nothing, and asks neither the network nor the
+TPM: monitoring can run it every minute. It takes the flags that the kubelet's kubeconfig gives the plugin, unless --config is given,
+and says so. A flag on the command line goes first.
+
+Exit codes: 0 the certificate is served and none is wanted; 40 a new one is wanted; 41 the attempts to get it fail; 42 the certificate has
+expired; 43 there is none; 12 the certificate directory cannot be read or trusted.`,
+		Example: example(i.Name, `
+{} status
+
+# how many seconds the certificate has left
+{} status --output=json | jq .certificate.remainingSeconds`),
+		Args: noArgs,
+		RunE: func(*cobra.Command, []string) error {
+			if err := format.check(); err != nil {
+				return err
+			}
+			overview, err := i.overview()
+			if err != nil {
+				return err
+			}
+			out := describeOverview(overview)
+			if format.format != formatText {
+				if out, err = encode(format.format, overview); err != nil {
+					return err
+				}
+			}
+			if _, err := i.Stdout.Write(out); err != nil {
+				return err
+			}
+			return overview.Failure()
+		},
+	}
+	format = outputFlag(c, formatText, formatJSON, formatYAML)
+	return c
+}
+
+// overview reads the files as a run would that the kubelet calls now: with the flags and the cluster
+// of the kubelet's kubeconfig.
+func (i *invocation) overview() (*authenticator.Overview, error) {
+	kubeconfig, taken := i.takeExecFlags()
+	config, loadErr := i.settings()
+	info := i.Getenv(authenticator.ExecInfoVariable)
+	if info == "" && kubeconfig.Kind == kubelet.Ours && kubeconfig.ClusterProblem == nil {
+		asked, err := execInfo(kubeconfig.Cluster)
+		if err != nil {
+			return nil, err
+		}
+		info, i.askedBy = asked, kubeconfig.Path
+	}
+	a, err := i.newAuthenticator(config, loadErr, info)
+	if a == nil {
+		return nil, err
+	}
+	overview := a.Overview()
+	overview.ExecFlags = taken
+	return overview, nil
+}
+
+// overviewTable is an overview for a terminal.
+type overviewTable struct {
+	*authenticator.Overview
+	out *tabwriter.Writer
+}
+
+// row prints a line, unless its value is empty. Parts of the value may be a peer's.
+func (t overviewTable) row(name, format string, args ...any) {
+	if value := text.Line(fmt.Sprintf(format, args...), maxLine); value != "" {
+		_, _ = fmt.Fprintf(t.out, "%s:\t%s\n", name, value)
+	}
+}
+
+func describeOverview(o *authenticator.Overview) []byte {
+	var out bytes.Buffer
+	t := overviewTable{o, tabwriter.NewWriter(&out, 0, 0, 2, ' ', 0)}
+	t.row("status", "%s: %s", o.State, o.Message)
+	t.row("  hint", "%s", o.Hint)
+	if o.Problem != "" && !strings.Contains(o.Message, o.Problem) {
+		t.row("problem", "%s", o.Problem)
+	}
+	if o.ExecFlags != nil {
+		t.row("flags", "%s", o.ExecFlags)
+	}
+	t.row("node", "%s, provider %s, signer %s", cmp.Or(o.NodeName, "unknown"), cmp.Or(o.Provider, "unknown"), cmp.Or(o.SignerName, "unknown"))
+	t.certificate()
+	if o.EK != nil {
+		const unknown = "unknown (the command identify asks the TPM)"
+		t.row("EK", "template %s, fingerprint %s", cmp.Or(o.EK.Template, "unknown"), cmp.Or(o.EK.Fingerprint, unknown))
+	}
+	t.worker()
+	t.pending()
+	t.credential()
+	_ = t.out.Flush() // it writes into memory
+	return out.Bytes()
+}
+
+func (t overviewTable) certificate() {
+	c := t.Certificate
+	if c == nil {
+		t.row("certificate", "none")
+		return
+	}
+	t.row("certificate", "%s", c.File)
+	t.row("  subject", "%s", c.Subject)
+	t.row("  serial", "%s", c.Serial)
+	t.row("  issuer", "%s", c.Issuer)
+	t.row("  SHA-256", "%s", c.Fingerprint)
+	t.row("  from", "%s", c.Server)
+	t.row("  valid", "from %s to %s (%s)", at(c.NotBefore), at(c.NotAfter), relative(c.NotAfter.Sub(t.Time)))
+	t.row("  not used", "%s", c.Unusable)
+	switch {
+	case c.Due != "":
+		t.row("  renewal", "due: %s", c.Due)
+	case c.RenewAt.IsZero():
+		t.row("  renewal", "none: the provider does not renew")
+	default:
+		t.row("  renewal", "due at %s (%s)", at(c.RenewAt), relative(c.RenewAt.Sub(t.Time)))
+	}
+}
+
+func (t overviewTable) worker() {
+	switch w := t.Worker; {
+	case w.Running:
+		t.row("worker", "process %d runs since %s", w.PID, seconds(w.AgeSeconds))
+	case w.Died:
+		t.row("worker", "died without a result")
+	default:
+		t.row("worker", "none runs")
+	}
+	last := t.LastRun
+	if last == nil {
+		t.row("last run", "none")
+		return
+	}
+	outcome := "nothing was to be done"
+	switch {
+	case last.Reason != "":
+		outcome = "failed: " + last.Reason
+	case last.Request != "":
+		outcome = "a certificate was issued"
+	}
+	t.row("last run", "%s, ended %s (%s)", outcome, at(last.Finished), relative(last.Finished.Sub(t.Time)))
+	t.row("  message", "%s", last.Message)
+	t.row("  hint", "%s", last.Hint)
+	t.row("  request", "%s", last.Request)
+	t.row("  steps", "%s", describePhases(last.Phases))
+	if t.Failures > 0 {
+		t.row("  failures", "%d in a row", t.Failures)
+	}
+	if !t.NextAttempt.IsZero() {
+		t.row("  next attempt", "not before %s (%s)", at(t.NextAttempt), relative(t.NextAttempt.Sub(t.Time)))
+	}
+}
+
+// describePhases lists how long each step took.
+func describePhases(phases []cache.Phase) string {
+	steps := make([]string, 0, len(phases))
+	for _, p := range phases {
+		steps = append(steps, fmt.Sprintf("%s %.0f ms", p.Name, p.Milliseconds))
+	}
+	return strings.Join(steps, ", ")
+}
+
+func (t overviewTable) pending() {
+	p := t.Pending
+	if p == nil {
+		t.row("pending request", "none")
+		return
+	}
+	t.row("pending request", "%s", p.Name)
+	t.row("  signer", "%s", p.SignerName)
+	t.row("  server", "%s", p.Server)
+	t.row("  waits for", "its %s, since %s (%s)", p.WaitsFor, at(p.Created), seconds(p.AgeSeconds))
+}
+
+func (t overviewTable) credential() {
+	c := t.Credential
+	if c.Problem != "" {
+		t.row("next credential", "none: %s", c.Problem)
+		t.row("  hint", "%s", c.Hint)
+	} else {
+		t.row("next credential", "%s", c.Description)
+	}
+	t.row("  because", "%s", c.Why)
+	if c.Server != "" {
+		t.row("  server", "%s, named by %s", c.Server, c.Source)
+	}
+}
+
+func at(t time.Time) string { return t.UTC().Format(time.RFC3339) }
+
+func seconds(n int64) time.Duration { return time.Duration(n) * time.Second }
+
+// relative says how far in the future or in the past something is.
+func relative(d time.Duration) string {
+	switch d = d.Round(time.Second); {
+	case d < 0:
+		return fmt.Sprintf("%s ago", -d)
+	case d == 0:
+		return "now"
+	}
+	return fmt.Sprintf("in %s", d)
+}

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package command
+
+import (
+	"errors"
+	"fmt"
+	"io"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+)
+
+// isTerminal reports whether w is a terminal. Other character devices, such as /dev/null, are none.
+func isTerminal(w io.Writer) bool {
+	file, ok := w.(interface{ Fd() uintptr })
+	if !ok {
+		return false
+	}
+	_, err := unix.IoctlGetTermios(int(file.Fd()), unix.TCGETS)
+	return err == nil
+}
+
+// explain says what to type instead of a bare call, which would print the private key. It fails:
+// exit code 0 stands for a credential on standard output.
+func (i *invocation) explain() error {
+	_, _ = fmt.Fprintf(i.Stderr, `%[1]s is run by the kubelet, and prints this node's certificate and its private key.
+On a terminal it does not. A person types one of these:
+
+  %[1]s status      the certificate, its renewal, and the last attempt
+  %[1]s doctor      what keeps this node from its certificate
+  %[1]s --dry-run   what a run would send, and whether the API server accepts it
+  %[1]s --help      all commands and flags
+
+`, i.Name)
+	return &authenticator.Failure{
+		Reason: authenticator.Usage, Hint: "to get the credential all the same, send it through a pipe",
+		Err: errors.New("standard output is a terminal: no credential is printed"),
+	}
+}

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package authenticator
+
+import (
+	"fmt"
+	"strings"
+)
+
+// ExecFlags are the flags that a command has taken from the exec user in the kubelet's kubeconfig.
+type ExecFlags struct {
+	// Kubeconfig is the file.
+	Kubeconfig string `json:"kubeconfig"`
+	// Flags are those that were taken, each as "--name=value". A flag on the command line is
+	// not taken from the file.
+	Flags []string `json:"flags"`
+	// Problem says why no flags could be taken, empty if they could.
+	Problem string `json:"problem,omitempty"`
+}
+
+// String says for a person which flags were taken from where.
+func (f *ExecFlags) String() string {
+	switch {
+	case f.Problem != "":
+		return fmt.Sprintf("none taken from %s: %s", f.Kubeconfig, f.Problem)
+	case len(f.Flags) == 0:
+		return "none to take from " + f.Kubeconfig
+	}
+	return fmt.Sprintf("%s, taken from %s", strings.Join(f.Flags, " "), f.Kubeconfig)
+}

@@ -1,0 +1,349 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package authenticator
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
+)
+
+// duePair is a certificate whose lifetime is nearly over: it has minutes of a day left.
+func duePair(t testing.TB, minutes time.Duration) *cache.Pair {
+	return newPair(t, func(c *x509.Certificate) {
+		c.NotBefore, c.NotAfter = noon.Add(-24*time.Hour), noon.Add(minutes*time.Minute)
+	})
+}
+
+// justDue is a certificate whose renewal is due since a moment.
+func justDue(t testing.TB, a *Authenticator) *cache.Pair {
+	pair := newPair(t, nil)
+	at := RenewAt(pair.Leaf).Add(time.Second)
+	a.now = func() time.Time { return at }
+	return pair
+}
+
+// putRecord writes a state or a pending file.
+func putRecord(t testing.TB, a *Authenticator, record any) {
+	t.Helper()
+	name := cache.StateFile
+	switch r := record.(type) {
+	case *cache.State:
+		r.Version = 1
+	case *cache.Pending:
+		r.Version, name = 1, cache.PendingFile
+	}
+	data, err := json.Marshal(record)
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(t, a.dir, name, data, 0o600)
+}
+
+func pendingSince(at time.Time, uid string) *cache.Pending {
+	return &cache.Pending{
+		Provider: "fake", NodeName: "a", SignerName: "example.com/signer", Cluster: cache.Origin{Server: "https://cluster.example.com", ProxyURL: "http://hunter2@proxy"},
+		Key: []byte("hunter2"), Requests: []cache.PendingRequest{{Name: "node-csr-x", UID: uid, Request: []byte("hunter2"), Filed: at}},
+	}
+}
+
+func failedWith(reason Reason, at time.Time) *cache.State {
+	return &cache.State{
+		Failures: 3, NextAttempt: at.Add(5 * time.Minute),
+		Last: &cache.Result{Worker: process.ID{PID: 1, Start: 1}, Reason: string(reason), Message: "it did not work", Hint: "mend it", Request: "node-csr-w",
+			Started: at.Add(-time.Minute), Finished: at, Phases: []cache.Phase{{Name: "lock", Milliseconds: 1.5}}},
+	}
+}
+
+// deadWorker names a worker in the lock's file that is not alive.
+func deadWorker(t testing.TB, a *Authenticator, id process.ID) {
+	put(t, a.dir, cache.LockFile, []byte(id.String()+"\n"+process.BootID()+"\n"), 0o600)
+}
+
+// Each state has its exit code, and a message that says what it comes from.
+func TestOverviewStates(t *testing.T) {
+	for name, c := range map[string]struct {
+		prepare func(t *testing.T, a *Authenticator)
+		state   State
+		code    int
+		says    string
+	}{
+		"a good certificate": {func(t *testing.T, a *Authenticator) { installPair(t, a.dir, newPair(t, nil)) }, StateOK, 0, "valid to 2026-11-21T00:00:00Z, due at "},
+		"a good one, after a failure": {func(t *testing.T, a *Authenticator) {
+			installPair(t, a.dir, newPair(t, nil))
+			putRecord(t, a, failedWith(APIUnreachable, noon.Add(-time.Hour)))
+		}, StateOK, 0, "valid to"},
+		"a provider that does not renew, at the end": {func(t *testing.T, a *Authenticator) {
+			a.provider = fakeProvider{}
+			installPair(t, a.dir, duePair(t, 1))
+		}, StateOK, 0, "provider fake does not renew"},
+		"due": {func(t *testing.T, a *Authenticator) { installPair(t, a.dir, justDue(t, a)) }, StateDue, 40, "its lifetime is nearly over; no worker runs"},
+		"due, and requested": {func(t *testing.T, a *Authenticator) {
+			installPair(t, a.dir, justDue(t, a))
+			putRecord(t, a, pendingSince(a.now().Add(-time.Minute), "uid"))
+		}, StateDue, 40, "node-csr-x waits for its certificate from signer example.com/signer"},
+		"due, and not yet filed": {func(t *testing.T, a *Authenticator) {
+			installPair(t, a.dir, justDue(t, a))
+			putRecord(t, a, pendingSince(a.now().Add(-time.Minute), ""))
+		}, StateDue, 40, "node-csr-x waits for being filed with https://cluster.example.com"},
+		"due, and waiting for the signer": {func(t *testing.T, a *Authenticator) {
+			installPair(t, a.dir, justDue(t, a))
+			putRecord(t, a, failedWith(WaitingForSigner, a.now()))
+		}, StateDue, 40, "nearly over"},
+		"due, because others could read the key": {func(t *testing.T, a *Authenticator) {
+			installPair(t, a.dir, newPair(t, nil))
+			if err := os.Chmod(a.dir.File(cache.CurrentFile), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}, StateDue, 40, "others could read its key"},
+		"due for long, and nobody tries": {func(t *testing.T, a *Authenticator) { installPair(t, a.dir, duePair(t, 10)) }, StateFailing, 41, "its renewal has been due since"},
+		"due, and requested long ago": {func(t *testing.T, a *Authenticator) {
+			installPair(t, a.dir, justDue(t, a))
+			putRecord(t, a, pendingSince(a.now().Add(-overduePending), "uid"))
+		}, StateFailing, 41, "a request is pending since"},
+		"due, and failing": {func(t *testing.T, a *Authenticator) {
+			installPair(t, a.dir, justDue(t, a))
+			putRecord(t, a, failedWith(APIUnreachable, a.now()))
+		}, StateFailing, 41, "APIUnreachable, 3 in a row: it did not work"},
+		"due, and the worker died": {func(t *testing.T, a *Authenticator) {
+			installPair(t, a.dir, justDue(t, a))
+			deadWorker(t, a, process.ID{PID: 1 << 22, Start: 1})
+		}, StateFailing, 41, "died without a result"},
+		"due, and the worker that failed has ended": {func(t *testing.T, a *Authenticator) {
+			installPair(t, a.dir, justDue(t, a))
+			state := failedWith(APIUnreachable, a.now())
+			state.Last.Worker = process.ID{PID: 1 << 22, Start: 1}
+			putRecord(t, a, state)
+			deadWorker(t, a, state.Last.Worker)
+		}, StateFailing, 41, "APIUnreachable"},
+		"issued again and again": {func(t *testing.T, a *Authenticator) {
+			installPair(t, a.dir, justDue(t, a))
+			putRecord(t, a, &cache.State{Last: &cache.Result{Message: "3 in short order"}})
+		}, StateFailing, 41, "3 in short order"},
+		"rejected": {func(t *testing.T, a *Authenticator) {
+			pair := newPair(t, nil)
+			installPair(t, a.dir, pair)
+			a.note.write(note{Certificate: pair.Fingerprint(), Rejected: true})
+		}, StateFailing, 41, "the API server rejects it"},
+		"a wrong configuration": {func(t *testing.T, a *Authenticator) {
+			installPair(t, a.dir, newPair(t, nil))
+			a.invalid, a.provider = &Failure{Configuration, "mend it", errors.New("line 3: nonsense")}, nil
+		}, StateFailing, 41, "the configuration is wrong: line 3: nonsense"},
+		"expired": {func(t *testing.T, a *Authenticator) { installPair(t, a.dir, duePair(t, 0)) }, StateExpired, 42, "; no worker runs"},
+		"expired, and failing": {func(t *testing.T, a *Authenticator) {
+			installPair(t, a.dir, duePair(t, 0))
+			putRecord(t, a, failedWith(NoBootstrap, noon))
+		}, StateExpired, 42, "NoBootstrapCredential, 3 in a row"},
+		"nothing there":  {func(*testing.T, *Authenticator) {}, StateNone, 43, "no such file"},
+		"damaged":        {func(t *testing.T, a *Authenticator) { put(t, a.dir, cache.CurrentFile, []byte("hunter2"), 0o600) }, StateNone, 43, "no certificate"},
+		"another node's": {func(t *testing.T, a *Authenticator) { installPair(t, a.dir, newPair(t, ofNode("b"))) }, StateNone, 43, `it is for node "b"`},
+		"nothing, and a wrong configuration": {func(_ *testing.T, a *Authenticator) {
+			a.invalid, a.provider = &Failure{Configuration, "mend it", errors.New("line 3: nonsense")}, nil
+		}, StateNone, 43, "line 3: nonsense"},
+		"a directory that others may write": {func(t *testing.T, a *Authenticator) {
+			installPair(t, a.dir, newPair(t, nil))
+			if err := os.Chmod(a.dir.Path(), 0o777); err != nil {
+				t.Fatal(err)
+			}
+		}, StateUnknown, 12, "others may write into it"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := testAuthenticator(t)
+			c.prepare(t, a)
+			o := a.Overview()
+			if o.State != c.state || !strings.Contains(o.Message, c.says) {
+				t.Errorf("%s: %s\nwant %s: %s", o.State, o.Message, c.state, c.says)
+			}
+			if err := o.Failure(); c.code == 0 && err != nil || c.code != 0 && (err == nil || AsFailure(err).Reason.Code() != c.code) {
+				t.Errorf("%v, want exit code %d", err, c.code)
+			}
+			if problem := notOneLine(o.Message); problem != "" {
+				t.Errorf("the message %s: %q", problem, o.Message)
+			}
+			data, err := json.Marshal(o)
+			if err != nil || strings.Contains(string(data), "hunter2") {
+				t.Errorf("%v, or a secret: %s", err, data)
+			}
+		})
+	}
+}
+
+// It shows what the files hold, without the keys. It takes no lock and changes nothing.
+func TestOverviewShowsEachFile(t *testing.T) {
+	a := testAuthenticator(t)
+	pair := justDue(t, a)
+	pair.Origin = &cache.Origin{Server: "https://cluster.example.com"}
+	installPair(t, a.dir, pair)
+	now := a.now()
+	putRecord(t, a, failedWith(APIUnreachable, now.Add(-time.Minute)))
+	putRecord(t, a, pendingSince(now.Add(-90*time.Second), "uid"))
+	lock, err := a.dir.TryLock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Unlock()
+	self, err := process.Of(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := lock.NameWorker(self); err != nil {
+		t.Fatal(err)
+	}
+	before := snapshot(t, filepath.Dir(a.dir.Path()))
+	o := a.Overview()
+	if after := snapshot(t, filepath.Dir(a.dir.Path())); after != before {
+		t.Errorf("it changed\n%s\nto\n%s", before, after)
+	}
+	second := time.Second
+	want := &Overview{
+		State: StateFailing, Message: o.Message, Hint: "mend it", Time: now.Truncate(second), NodeName: "a", Provider: "fake", SignerName: "example.com/signer",
+		Certificate: &CertificateOverview{
+			File: a.dir.File(cache.CurrentFile), Subject: "CN=system:node:a,O=system:nodes", Serial: "1", Issuer: "CN=system:node:a,O=system:nodes",
+			Fingerprint: pair.Fingerprint(), Server: "https://cluster.example.com", NotBefore: noon.Add(-12 * time.Hour), NotAfter: noon.Add(12 * time.Hour),
+			RemainingSeconds: int64(noon.Add(12*time.Hour).Sub(now) / second), RenewAt: RenewAt(pair.Leaf).UTC().Truncate(second), Due: "its lifetime is nearly over",
+		},
+		Worker: WorkerOverview{Running: true, PID: os.Getpid(), AgeSeconds: o.Worker.AgeSeconds},
+		LastRun: &LastRunOverview{
+			Started: now.Add(-2 * time.Minute).Truncate(second), Finished: now.Add(-time.Minute).Truncate(second), Reason: "APIUnreachable", Message: "it did not work",
+			Hint: "mend it", Request: "node-csr-w", Phases: []cache.Phase{{Name: "lock", Milliseconds: 1.5}},
+		},
+		Failures: 3, NextAttempt: now.Add(4 * time.Minute).Truncate(second),
+		Pending: &PendingOverview{
+			Name: "node-csr-x", SignerName: "example.com/signer", NodeName: "a", Server: "https://cluster.example.com",
+			Created: now.Add(-90 * second).Truncate(second), AgeSeconds: 90, WaitsFor: "certificate",
+		},
+		Credential: CredentialOverview{
+			Kind: "node", Description: "the node's own certificate", Why: "the certificate can be used, and provider fake renews",
+			Server: "https://cluster.example.com", Source: a.dir.File(cache.CurrentFile),
+		},
+		failure: o.failure,
+	}
+	if !reflect.DeepEqual(o, want) {
+		got, _ := json.MarshalIndent(o, "", " ")
+		expected, _ := json.MarshalIndent(want, "", " ")
+		t.Errorf("got %s\nwant %s", got, expected)
+	}
+}
+
+// The next credential is that of nodeaccess, and says why.
+func TestOverviewNextCredential(t *testing.T) {
+	a := testAuthenticator(t)
+	o := a.Overview()
+	if c := o.Credential; c.Kind != "" || c.Why != "there is no usable certificate" || !strings.Contains(c.Problem, "no bootstrap kubeconfig") || c.Hint == "" {
+		t.Errorf("without a bootstrap kubeconfig: %+v", c)
+	}
+	a.bootstrapKubeconfig = filepath.Join(t.TempDir(), "bootstrap.conf")
+	kubeconfig := `{apiVersion: v1, kind: Config, current-context: a, contexts: [{name: a, context: {cluster: a, user: a}}],
+  clusters: [{name: a, cluster: {server: "https://cluster.example.com", proxy-url: "http://u:hunter2@proxy"}}], users: [{name: a, user: {token: hunter2}}]}`
+	if err := os.WriteFile(a.bootstrapKubeconfig, []byte(kubeconfig), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	o = a.Overview()
+	if c := o.Credential; c.Kind != "bootstrap" || c.Server != "https://cluster.example.com" || c.Source != a.bootstrapKubeconfig || c.Problem != "" {
+		t.Errorf("%+v", c)
+	}
+	if data, err := json.Marshal(o); err != nil || strings.Contains(string(data), "hunter2") {
+		t.Errorf("%v, or a secret: %s", err, data)
+	}
+}
+
+// ekProvider is a provider with an EK.
+type ekProvider struct{ fakeProvider }
+
+func (ekProvider) Versions() attestation.Versions { return nil }
+func (ekProvider) Hello(context.Context, provider.Request) ([]byte, string, error) {
+	return nil, "", errors.New("status asks no device")
+}
+func (ekProvider) Identify(context.Context) (any, error) {
+	return nil, errors.New("status asks no device")
+}
+func (ekProvider) SelfTest(context.Context, func(provider.Check)) error { return nil }
+func (ekProvider) Explain(document []byte) []provider.Fact {
+	return []provider.Fact{{Name: "document", Value: "x"}, {Name: provider.FactEKTemplate, Value: "rsa-2048"}, {Name: provider.FactEKFingerprint, Value: string(document)}}
+}
+
+// The state file names the template, and a pending hello the key.
+func TestOverviewNamesTheEK(t *testing.T) {
+	a := testAuthenticator(t)
+	if o := a.Overview(); o.EK != nil {
+		t.Errorf("a provider without an EK has %+v", o.EK)
+	}
+	a.provider = ekProvider{}
+	if o := a.Overview(); o.EK == nil || *o.EK != (EKOverview{}) {
+		t.Errorf("before the first certificate: %+v", o.EK)
+	}
+	putRecord(t, a, &cache.State{Remembered: map[string]string{"fake": "ecc-p256", "other": "x"}})
+	if o := a.Overview(); *o.EK != (EKOverview{Template: "ecc-p256"}) {
+		t.Errorf("after a certificate: %+v", o.EK)
+	}
+	request, err := attestation.Request{PKCS10: []byte("x"), Provider: "fake", Data: []byte("abcdef")}.Marshal()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pending := pendingSince(noon, "uid")
+	pending.Requests[0].Hello, pending.Requests[0].Request = true, request
+	putRecord(t, a, pending)
+	o := a.Overview()
+	if *o.EK != (EKOverview{Template: "rsa-2048", Fingerprint: "abcdef"}) {
+		t.Errorf("with a pending hello: %+v", o.EK)
+	}
+	if o.Pending.WaitsFor != "challenge" || o.Pending.SignerName != attestation.HelloSignerName {
+		t.Errorf("%+v", o.Pending)
+	}
+}
+
+// jsonPaths returns the names of all JSON fields below a type.
+func jsonPaths(t reflect.Type, prefix string) (paths []string) {
+	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
+		if t.Kind() == reflect.Slice {
+			prefix += "[]"
+		}
+		t = t.Elem()
+	}
+	if t.Kind() != reflect.Struct || t == reflect.TypeFor[time.Time]() {
+		return []string{prefix}
+	}
+	for i := range t.NumField() {
+		name, _, _ := strings.Cut(t.Field(i).Tag.Get("json"), ",")
+		if !t.Field(i).IsExported() {
+			continue
+		}
+		paths = append(paths, jsonPaths(t.Field(i).Type, strings.TrimPrefix(prefix+"."+name, "."))...)
+	}
+	return paths
+}
+
+// The names are a contract: docs/status.md has each of them, and no other.
+func TestOverviewFieldsAreDocumented(t *testing.T) {
+	document, err := os.ReadFile("../../docs/status.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var documented []string
+	_, fields, _ := strings.Cut(string(document), "\n| field | meaning |\n")
+	for _, row := range regexp.MustCompile("(?m)^\\| `([A-Za-z.\\[\\]]+)` \\|").FindAllStringSubmatch(fields, -1) {
+		documented = append(documented, row[1])
+	}
+	if want := jsonPaths(reflect.TypeFor[Overview](), ""); !slices.Equal(documented, want) {
+		t.Errorf("documented are\n%s\nthere are\n%s", strings.Join(documented, "\n"), strings.Join(want, "\n"))
+	}
+	for _, state := range []State{StateOK, StateDue, StateFailing, StateExpired, StateNone, StateUnknown} {
+		if !strings.Contains(string(document), "| `"+string(state)+"` |") {
+			t.Errorf("state %s has no row", state)
+		}
+	}
+}

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
+)
+
+// unitDirs are where systemd looks for drop-ins (systemd.unit(5)), those of the kubelet's unit.
+var unitDirs = []string{
+	"/etc/systemd/system/kubelet.service.d", "/run/systemd/system/kubelet.service.d",
+	"/usr/local/lib/systemd/system/kubelet.service.d", "/usr/lib/systemd/system/kubelet.service.d",
+}
+
+// switchOnRemedy says how this program is switched on.
+const switchOnRemedy = "to switch it on, install the drop-in for kubelet.service and write the configuration file; to examine other places, name them with flags"
+
+// whyNotSwitchedOn says what is missing on a machine without any configuration of this program. It
+// is empty if one thing is there, or cannot be seen: then the checks say more.
+func (e *examination) whyNotSwitchedOn() string {
+	if e.Explicit || e.ConfigErr != nil || exists(e.ConfigFile) {
+		return ""
+	}
+	for _, dir := range e.UnitDirs {
+		if dropIns, err := filepath.Glob(filepath.Join(dir, "*kubelet-authenticator*.conf")); err != nil || len(dropIns) > 0 {
+			return ""
+		}
+	}
+	switch conf := kubelet.ReadKubeconfig(e.Config.KubeletKubeconfig, ""); {
+	case conf.Kind == kubelet.Unreadable, conf.NamesThisProgram():
+		return ""
+	case !isEmpty(e.dir):
+		return ""
+	}
+	return fmt.Sprintf("there is no configuration file %s, no drop-in for kubelet.service, and nothing in the certificate directory %s; %s does not name this program",
+		e.ConfigFile, e.dir.Path(), e.Config.KubeletKubeconfig)
+}
+
+// exists reports whether there is a file, also if this user may not see it.
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return !errors.Is(err, fs.ErrNotExist)
+}
+
+// isEmpty reports whether the certificate directory holds nothing. The package creates it.
+func isEmpty(dir cache.Dir) bool {
+	entries, err := os.ReadDir(dir.Path())
+	return errors.Is(err, fs.ErrNotExist) || err == nil && len(entries) == 0
+}
+
+// notSwitchedOn is the report for a machine without any configuration. One check says so, and the
+// others are skipped.
+func notSwitchedOn(why string) Report {
+	checks := Checks()
+	findings := make([]finding, len(checks))
+	for i := range checks {
+		findings[i] = skipped("not switched on: see %s", checks[0].Name)
+	}
+	findings[0] = failure(switchOnRemedy, "not switched on: %s", why)
+	r := report(checks, findings)
+	r.NotSwitchedOn = true
+	return r
+}
+
+// textNotSwitchedOn is the report in two lines.
+func (r Report) textNotSwitchedOn() string {
+	first := r.Checks[0]
+	return fmt.Sprintf("%s\nremedy: %s\n", strings.TrimSpace(first.Message), first.Remedy)
+}
