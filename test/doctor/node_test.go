@@ -34,12 +34,24 @@ type node struct {
 	token                             string
 	dir                               cache.Dir
 	chip                              *swtpm.Proxy
+	issuer                            *swtpm.TPM
 	device                            string
 	server                            *testbed.Proxy
 	uid                               uint32 // who runs doctor
 }
 
+// newNode is a node whose requests are answered.
 func newNode(t *testing.T) *node {
+	t.Helper()
+	n := newUnansweredNode(t)
+	n.startAttestor()
+	return n
+}
+
+// startAttestor answers the node's requests from now on.
+func (n *node) startAttestor() { attestor.Start(n.t, n.ControlPlane, n.name, n.issuer) }
+
+func newUnansweredNode(t *testing.T) *node {
 	t.Helper()
 	chip := swtpm.Start(t, swtpm.Options{Certified: []string{"ecc-p256"}})
 	home := t.TempDir()
@@ -63,7 +75,7 @@ func newNode(t *testing.T) *node {
 		[]byte(strings.Join([]string{"/usr/bin/kubelet", "--kubeconfig=" + n.conf, "--rotate-certificates=false", "--hostname-override=" + n.name, ""}, "\x00")))
 	n.write(filepath.Join(home, "config.yaml"), []byte("apiVersion: authenticator.cluster.x-k8s.io/v1alpha1\nkind: KubeletAuthenticatorConfiguration\n"))
 	n.plugins(append([]string{"kubeconfig", "--write=" + n.conf}, n.flags()...)...)
-	attestor.Start(n.t, n.ControlPlane, n.name, chip)
+	n.issuer = chip
 	return n
 }
 

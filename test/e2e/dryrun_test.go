@@ -46,7 +46,7 @@ func TestDryRun(t *testing.T) {
 	if code != 0 {
 		t.Fatalf("exit code %d: %s", code, stderr)
 	}
-	for _, want := range []string{"accepted", "CN=system:node:" + n.name, "test://" + n.name, builtinSigner, `{"version":"insecure/v1"}`, "digital signature, client auth", "bootstrap kubeconfig"} {
+	for _, want := range []string{"a run would succeed: the API server accepts the request", "CN=system:node:" + n.name, "test://" + n.name, builtinSigner, `{"version":"insecure/v1"}`, "digital signature, client auth", "bootstrap kubeconfig"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in:\n%s", want, out)
 		}
@@ -95,7 +95,7 @@ func TestDryRunSaysWhatIsThere(t *testing.T) {
 	n.installDue(t)
 	before := n.snapshot(t)
 	out, stderr, code := n.dry(t)
-	if code != 0 || !strings.Contains(out, "the node's own certificate") || !strings.Contains(out, "its lifetime is nearly over") {
+	if code != 0 || !strings.HasPrefix(out, "a run would succeed: it prints the certificate on disk, valid to ") || !strings.Contains(out, "the node's own certificate") || !strings.Contains(out, "its lifetime is nearly over") {
 		t.Errorf("exit code %d: %s\n%s", code, stderr, out)
 	}
 	if after := n.snapshot(t); after != before {
@@ -106,20 +106,20 @@ func TestDryRunSaysWhatIsThere(t *testing.T) {
 func TestDryRunThatTheServerRefusesOrCannotSee(t *testing.T) {
 	n := newNode(t)
 	harness.WriteFile(t, n.bootstrap, n.BootstrapKubeconfig("abcdef.0123456789abcdef"))
-	if out, stderr, code := n.dry(t); code != 18 || !strings.Contains(out, "refused: ") || !strings.Contains(stderr, "hint: ") {
+	if out, stderr, code := n.dry(t); code != 18 || !strings.HasPrefix(out, "a run would fail: ") || !strings.Contains(out, "refused: ") || !strings.Contains(stderr, "hint: ") {
 		t.Errorf("unknown token: exit code %d: %s\n%s", code, stderr, out)
 	}
 	if err := n.behindProxy(t).SetMode(testbed.BlackHole); err != nil {
 		t.Fatal(err)
 	}
 	began := time.Now()
-	if out, stderr, code := n.dry(t); code != 0 || !strings.Contains(out, "skipped: ") || time.Since(began) > 20*time.Second {
+	if out, stderr, code := n.dry(t); code != 19 || !strings.HasPrefix(out, "a run would fail: ") || !strings.Contains(out, "skipped: ") || time.Since(began) > 20*time.Second {
 		t.Errorf("black hole: exit code %d after %s: %s\n%s", code, time.Since(began), stderr, out)
 	}
 	if err := os.Remove(n.bootstrap); err != nil {
 		t.Fatal(err)
 	}
-	if out, stderr, code := n.dry(t); code != 0 || !strings.Contains(out, "skipped: no bootstrap kubeconfig") {
+	if out, stderr, code := n.dry(t); code != 17 || !strings.Contains(out, "skipped: no bootstrap kubeconfig") {
 		t.Errorf("no cluster: exit code %d: %s\n%s", code, stderr, out)
 	}
 }
