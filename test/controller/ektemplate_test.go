@@ -56,43 +56,54 @@ func (m *machine) hurries(t *testing.T) {
 }
 
 // An EK template that is set on an enrolled node counts from its next renewal on. The record pins
-// the old EK: the renewal is denied until the inventory names the new EK and not the old one.
-// Meanwhile the old certificate is served.
+// the old EK: the renewal is denied until the inventory names the new EK and not the old one, or
+// the record is deleted. Meanwhile the old certificate is served.
 func TestEKTemplateThatIsSetOnAnEnrolledNode(t *testing.T) {
-	f := newFleet(t, func(f *fleet, _ *verifier.Policy) { f.config.Limits.Default = time.Hour })
-	m := f.newMachine(t, "other-template")
-	f.inventoried(t, m)
-	f.ahead.Store(int64(-56 * time.Minute)) // it is due when it comes
-	first := m.enrols(t)
-	f.ahead.Store(0)
-	before := f.record(t, m.name)
-	harness.WorkerEnds(t, m.certs())
+	for name, admit := range map[string]func(*testing.T, *machine, string){
+		"the inventory names the new EK": func(t *testing.T, m *machine, ek string) {
+			m.names(t, map[string]string{m.name: ek})
+			harness.Eventually(t, 20*time.Second, "the change is accepted", func() bool { return m.record(t, m.name).Status.EKReplaced != nil })
+		},
+		"the record is deleted": func(t *testing.T, m *machine, _ string) { remove(t, m.fleet, m.record(t, m.name)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFleet(t, func(f *fleet, p *verifier.Policy) {
+				f.config.Limits.Default, p.Credential = time.Hour, verifier.Recover
+			})
+			m := f.newMachine(t, "other-template")
+			f.inventoried(t, m)
+			f.ahead.Store(int64(-56 * time.Minute)) // it is due when it comes
+			first := m.enrols(t)
+			f.ahead.Store(0)
+			before := f.record(t, m.name)
+			harness.WorkerEnds(t, m.certs())
 
-	m.args = []string{"--ek-template=rsa-2048"}
-	eks := m.fingerprints(t)
-	if before.Spec.EK.Fingerprint != eks["ecc-p256"] || eks["rsa-2048"] == "" {
-		t.Fatalf("the record has %s, the machine %v", before.Spec.EK.Fingerprint, eks)
-	}
-	f.inventoried(t, m) // both EKs
-	if served := m.enrols(t); !bytes.Equal(served.Leaf.Raw, first.Leaf.Raw) {
-		t.Error("another certificate, although the record has another EK")
-	}
-	harness.Eventually(t, 20*time.Second, "the renewal with the other EK is denied", func() bool {
-		return f.renewalRefused(t, m.name, verifier.ReasonIdentityBound)
-	})
-	m.hurries(t)
-	if state, err := m.certs().State(); err != nil || state.Remembered[tpm.Name] != "ecc-p256" || state.Last.Reason != "RequestDenied" {
-		t.Errorf("%+v, %v", state, err)
-	}
+			m.args = []string{"--ek-template=rsa-2048"}
+			eks := m.fingerprints(t)
+			if before.Spec.EK.Fingerprint != eks["ecc-p256"] || eks["rsa-2048"] == "" {
+				t.Fatalf("the record has %s, the machine %v", before.Spec.EK.Fingerprint, eks)
+			}
+			f.inventoried(t, m) // both EKs
+			if served := m.enrols(t); !bytes.Equal(served.Leaf.Raw, first.Leaf.Raw) {
+				t.Error("another certificate, although the record has another EK")
+			}
+			harness.Eventually(t, 20*time.Second, "the renewal with the other EK is denied", func() bool {
+				return f.renewalRefused(t, m.name, verifier.ReasonIdentityBound)
+			})
+			m.hurries(t)
+			if state, err := m.certs().State(); err != nil || state.Remembered[tpm.Name] != "ecc-p256" || state.Last.Reason != "RequestDenied" {
+				t.Errorf("%+v, %v", state, err)
+			}
 
-	f.names(t, map[string]string{m.name: eks["rsa-2048"]})
-	harness.Eventually(t, 20*time.Second, "the change is accepted", func() bool { return f.record(t, m.name).Status.EKReplaced != nil })
-	harness.Eventually(t, 30*time.Second, "the node has renewed with the other EK", func() bool {
-		return !bytes.Equal(m.enrols(t).Leaf.Raw, first.Leaf.Raw)
-	})
-	harness.WorkerEnds(t, m.certs())
-	after := f.record(t, m.name)
-	if state, err := m.certs().State(); err != nil || state.Remembered[tpm.Name] != "rsa-2048" || after.Spec.EK.Fingerprint != eks["rsa-2048"] || after.UID != before.UID {
-		t.Errorf("%+v, %v, the record has %s", state, err, after.Spec.EK.Fingerprint)
+			admit(t, m, eks["rsa-2048"])
+			harness.Eventually(t, 30*time.Second, "the node has renewed with the other EK", func() bool {
+				return !bytes.Equal(m.enrols(t).Leaf.Raw, first.Leaf.Raw)
+			})
+			harness.WorkerEnds(t, m.certs())
+			after := f.record(t, m.name)
+			if state, err := m.certs().State(); err != nil || state.Remembered[tpm.Name] != "rsa-2048" || after.Spec.EK.Fingerprint != eks["rsa-2048"] {
+				t.Errorf("%+v, %v, the record has %s", state, err, after.Spec.EK.Fingerprint)
+			}
+		})
 	}
 }
