@@ -115,7 +115,8 @@ type CertificateOverview struct {
 // EKOverview is the TPM's endorsement key, as a file names it. The TPM is not asked.
 type EKOverview struct {
 	// Template is the name of its template: that of the pending hello, or else the one that
-	// the provider remembers since the last certificate. It is empty before both.
+	// the provider remembers since the last certificate. In the latter "+nv" follows if a nonce in
+	// the TPM's NV storage is part of the key. It is empty before both.
 	Template string `json:"template,omitempty"`
 	// Fingerprint is the SHA-256 of its SubjectPublicKeyInfo in lower-case hex. It is known
 	// only while a hello is pending.

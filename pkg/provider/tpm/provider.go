@@ -94,9 +94,8 @@ func (*Provider) Versions() attestation.Versions {
 	return attestation.Versions{attestation.VersionTPM}
 }
 
-// EKTemplates returns the names of the templates that an EK can be made from, in the order of
-// preference.
-func EKTemplates() []string { return template.Names() }
+// EKTemplates returns the values that the setting ekTemplate can have.
+func EKTemplates() []string { return append([]string{autoEKTemplate}, template.Names()...) }
 
 // Allows reports whether the remembered EK is of the template that the operator set.
 func (p *Provider) Allows(remember string) bool {

@@ -50,7 +50,7 @@ func (m machine) hello(ek string) (Request, attestation.Hello) {
 		ak []byte
 	}
 	k := run(m, func(t *node.TPM) (k keys, err error) {
-		if k.ek, err = t.ChooseEK(ek); err == nil {
+		if k.ek, err = t.ChooseEK("", ek); err == nil {
 			k.ak, err = t.AK()
 		}
 		return k, err
@@ -193,7 +193,7 @@ func TestProtocolRefuses(t *testing.T) {
 	// Another TPM of the same make cannot answer.
 	thief := boot(t, swtpm.Options{Certified: []string{"ecc-p256"}, CA: m.tpm.CA})
 	_, err = node.Run(context.Background(), thief.options, func(t *node.TPM) (node.Quote, error) {
-		ek, err := t.ChooseEK("")
+		ek, err := t.ChooseEK("", "")
 		if err != nil {
 			return node.Quote{}, err
 		}
