@@ -115,8 +115,7 @@ type CertificateOverview struct {
 // EKOverview is the TPM's endorsement key, as a file names it. The TPM is not asked.
 type EKOverview struct {
 	// Template is the name of its template: that of the pending hello, or else the one that
-	// the provider remembers since the last certificate. In the latter "+nv" follows if a nonce in
-	// the TPM's NV storage is part of the key. It is empty before both.
+	// the provider remembers since the last certificate. It is empty before both.
 	Template string `json:"template,omitempty"`
 	// Fingerprint is the SHA-256 of its SubjectPublicKeyInfo in lower-case hex. It is known
 	// only while a hello is pending.
@@ -289,10 +288,11 @@ func (o *Overview) describePending(pending *cache.Pending, now time.Time) {
 }
 
 func (o *Overview) describeEK(a *Authenticator, pending *cache.Pending, state *cache.State) {
-	if _, ok := a.provider.(provider.Challenger); !ok {
+	namer, ok := a.provider.(provider.EKNamer)
+	if !ok {
 		return
 	}
-	o.EK = &EKOverview{Template: state.Remembered[a.provider.Name()]}
+	o.EK = &EKOverview{Template: namer.EKTemplate(state.Remembered[a.provider.Name()])}
 	inspector, ok := a.provider.(provider.Inspector)
 	if !ok || pending == nil || pending.Provider != a.provider.Name() || !pending.Requests[0].Hello {
 		return

@@ -264,7 +264,8 @@ func TestOverviewNextCredential(t *testing.T) {
 // ekProvider is a provider with an EK.
 type ekProvider struct{ fakeProvider }
 
-func (ekProvider) Versions() attestation.Versions { return nil }
+func (ekProvider) Versions() attestation.Versions    { return nil }
+func (ekProvider) EKTemplate(remember string) string { return strings.TrimSuffix(remember, "+x") }
 func (ekProvider) Hello(context.Context, provider.Request) ([]byte, string, error) {
 	return nil, "", errors.New("status asks no device")
 }
@@ -286,7 +287,7 @@ func TestOverviewNamesTheEK(t *testing.T) {
 	if o := a.Overview(); o.EK == nil || *o.EK != (EKOverview{}) {
 		t.Errorf("before the first certificate: %+v", o.EK)
 	}
-	putRecord(t, a, &cache.State{Remembered: map[string]string{"fake": "ecc-p256", "other": "x"}})
+	putRecord(t, a, &cache.State{Remembered: map[string]string{"fake": "ecc-p256+x", "other": "x"}})
 	if o := a.Overview(); *o.EK != (EKOverview{Template: "ecc-p256"}) {
 		t.Errorf("after a certificate: %+v", o.EK)
 	}

@@ -56,6 +56,13 @@ type Chooser interface {
 	Allows(remember string) bool
 }
 
+// EKNamer is what a Challenger is, too, if it proves the machine by an endorsement key.
+type EKNamer interface {
+	// EKTemplate returns the name of the EK's template in what a Hello returned as remember. It
+	// opens nothing.
+	EKTemplate(remember string) string
+}
+
 // Inspector is a Provider that can show a person what it sees. Its results hold no secret.
 type Inspector interface {
 	Provider

@@ -74,6 +74,7 @@ type Provider struct {
 
 var (
 	_ provider.Chooser   = (*Provider)(nil)
+	_ provider.EKNamer   = (*Provider)(nil)
 	_ provider.Inspector = (*Provider)(nil)
 )
 
@@ -94,8 +95,11 @@ func (*Provider) Versions() attestation.Versions {
 	return attestation.Versions{attestation.VersionTPM}
 }
 
-// EKTemplates returns the values that the setting ekTemplate can have.
+// EKTemplates returns the values of the setting ekTemplate.
 func EKTemplates() []string { return append([]string{autoEKTemplate}, template.Names()...) }
+
+// EKTemplate returns the name of the template in what Hello returned as remember.
+func (*Provider) EKTemplate(remember string) string { return tpm.RememberedTemplate(remember) }
 
 // Allows reports whether the remembered EK is of the template that the operator set.
 func (p *Provider) Allows(remember string) bool {
