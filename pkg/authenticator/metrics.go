@@ -16,7 +16,8 @@ import (
 const resultSuccess = "Success"
 
 // writeMetrics writes the metrics file if the operator wants one. state is how the last worker
-// ended. A failure is logged and nothing more: a certificate matters more than its metrics.
+// ended. A failure is logged and nothing more: a certificate matters more than its metrics. So they
+// are written last, when the rest is on disk: the file system of the metrics may hang.
 func (w *worker) writeMetrics(state *cache.State) {
 	if w.metricsTextfile == "" {
 		return
@@ -48,7 +49,6 @@ func (w *worker) metrics(state *cache.State) []byte {
 		filed = pending.Last().Filed
 	}
 	text.gauge("pending_request_timestamp_seconds", "When the pending CertificateSigningRequest was filed, 0 if none is pending.", at(filed))
-	text.gauge("worker_start_timestamp_seconds", "Start of the worker that runs, or ran last.", at(w.result.Started))
 	text.gauge("last_success_timestamp_seconds", "When a certificate was installed last, 0 if never.", at(state.Issued))
 	text.gauge("consecutive_failures", "Workers in a row that failed for causes of one kind. Waiting for the signer does not count.", sample{"", float64(state.Failures)})
 	text.gauge("next_attempt_timestamp_seconds", "Earliest start of the next worker after a failure, 0 if it may start at once.", at(state.NextAttempt))
@@ -56,6 +56,7 @@ func (w *worker) metrics(state *cache.State) []byte {
 	if last == nil {
 		last = &cache.Result{}
 	}
+	text.gauge("last_worker_start_timestamp_seconds", "Start of the worker that ended last, 0 if none has.", at(last.Started))
 	text.gauge("last_worker_end_timestamp_seconds", "End of the worker that ended last, 0 if none has.", at(last.Finished))
 	if state.Last == nil {
 		return []byte(text.file.String())

@@ -73,7 +73,6 @@ func (a *Authenticator) Work(ctx context.Context) error {
 		return AsFailure(err)
 	}
 	defer w.lock.Unlock()
-	w.writeMetrics(readState(w.dir)) // should this worker hang, its start shows that
 	return w.record(w.work(ctx))
 }
 
