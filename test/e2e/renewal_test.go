@@ -103,9 +103,11 @@ func TestNewCertificateIsSoonInUse(t *testing.T) {
 		if fields[0] != "ok" || len(fields) != 4 {
 			t.Fatalf("request %d: %s", requests, lines.Text())
 		}
-		if all := n.requests(t); issued.IsZero() && len(all) == 1 {
-			n.issue(t, all[0].Name, n.signBy(t, n.ClientCA(), all[0], -time.Minute, time.Hour))
-			issued = time.Now()
+		if issued.IsZero() { // later on, a list for each line would make the test fall behind the client
+			if all := n.requests(t); len(all) == 1 {
+				n.issue(t, all[0].Name, n.signBy(t, n.ClientCA(), all[0], -time.Minute, time.Hour))
+				issued = time.Now()
+			}
 		}
 		if fields[3] != "X509SHA256="+old.Fingerprint() {
 			if issued.IsZero() {
