@@ -48,6 +48,9 @@ func (n *node) status() (authenticator.Overview, int) {
 		if strings.Contains(line, "execve(") && strings.Contains(line, n.plugin) || strings.Contains(line, "+++") || strings.Contains(line, "SIGURG") {
 			continue
 		}
+		if strings.Contains(line, " resumed>") {
+			continue // the end of a call whose beginning, with all it was called with, has a line of its own
+		}
 		n.t.Errorf("status does more than read files: %s", line)
 	}
 	if opened < 5 {
