@@ -13,7 +13,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
 )
 
-// The shell completes the values of the TPM provider's own flag, and the provider takes each of them.
+// The shell completes the values of the TPM provider's own flag. The provider takes each of them.
 func TestCompletionOfTheEKTemplate(t *testing.T) {
 	var stdout, stderr bytes.Buffer
 	p := command.Program{Name: "kubelet-authenticator", Providers: providers(), DefaultProvider: tpm.Name, FlagValues: flagValues}

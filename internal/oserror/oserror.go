@@ -13,7 +13,8 @@ import (
 	"syscall"
 )
 
-// row is what error numbers mean. A column is empty where the number cannot come, or says nothing.
+// row has the hints for some error numbers. A hint is empty if such a thing cannot fail with these
+// numbers, or nothing can be said.
 type row struct {
 	numbers []syscall.Errno
 	// directory is for a file or a lock in a directory.
@@ -28,11 +29,12 @@ type row struct {
 	process string
 }
 
-// rows returns the table. Where several devices were tried, the first row counts that has one of
-// their errors. So the numbers of an absent device come last.
+// rows returns the table. If several devices were tried, the first row with one of their errors
+// counts. So the numbers of an absent device come last.
 func rows() []row {
 	const files = "close open files or raise their limit: LimitNOFILE= of the unit that runs this, fs.file-max of the machine"
 	const memory = "free memory, or raise MemoryMax= of the unit that runs this"
+	const silent = "the TPM does not answer its driver: see the kernel's log, switch the machine off and on, and look for an update of the firmware"
 	return []row{
 		{numbers: []syscall.Errno{syscall.EMFILE, syscall.ENFILE}, directory: files, device: files, process: files},
 		{numbers: []syscall.Errno{syscall.ENOMEM}, directory: memory, device: memory, process: memory},
@@ -44,21 +46,21 @@ func rows() []row {
 		},
 		{
 			numbers: []syscall.Errno{syscall.EAGAIN},
-			device:  "other programs use the TPM and more of them wait than its socket lets in: try again, and see who they are with: ss -xp",
+			device:  "too many programs wait for the software TPM: try again, and list them with: ss -xp",
 			process: "end some processes or raise their limit: TasksMax= of the unit that runs this, kernel.pid_max of the machine",
 		},
 		{
 			numbers: []syscall.Errno{syscall.EBUSY},
-			device:  "another program has the TPM open, and /dev/tpm0 serves one at a time: find it with fuser -v /dev/tpm0, and use /dev/tpmrm0",
+			device:  "another program has /dev/tpm0 open, which serves one at a time: use /dev/tpmrm0, or find that program with: fuser -v /dev/tpm0",
 		},
 		{
 			numbers: []syscall.Errno{syscall.EIO}, elsewhere: true,
 			directory: "the disk or the file system has errors: see the kernel's log",
-			device:    "the TPM does not answer its driver: see the kernel's log, switch the machine off and on, and look for an update of the firmware",
+			device:    silent,
 		},
 		{
 			numbers: []syscall.Errno{syscall.ETIME, syscall.ETIMEDOUT},
-			device:  "the TPM does not answer its driver: see the kernel's log, switch the machine off and on, and look for an update of the firmware",
+			device:  silent,
 		},
 		{
 			numbers: []syscall.Errno{syscall.EPIPE, syscall.ECONNRESET},
@@ -73,7 +75,7 @@ func rows() []row {
 			numbers: []syscall.Errno{syscall.ENOLCK, syscall.ENOSYS, syscall.EOPNOTSUPP}, elsewhere: true,
 			directory: "its file system has no locks (flock), or lacks another call that is needed: use a local one such as ext4, xfs or tmpfs",
 		},
-		{numbers: []syscall.Errno{syscall.ESTALE}, elsewhere: true, directory: "mount its file system anew: the file server has changed"},
+		{numbers: []syscall.Errno{syscall.ESTALE}, elsewhere: true, directory: "mount its file system anew: the file server no longer knows it"},
 		{numbers: []syscall.Errno{syscall.ELOOP}, elsewhere: true, directory: "remove the symbolic link that is there"},
 		{
 			numbers: []syscall.Errno{syscall.ECONNREFUSED}, absent: true,

@@ -62,8 +62,8 @@ func BootID() string {
 const ticksPerSecond = 100
 
 // Age returns how long ago the process started, by a clock that nobody can set. It is 0 if the
-// kernel does not say. That clock is the one of Start, also in a time namespace. /proc/uptime may be
-// another: in a container, lxcfs shows the container's there.
+// kernel does not say. CLOCK_BOOTTIME is the clock of Start, also in a time namespace. /proc/uptime
+// may differ: in a container, lxcfs shows the container's uptime there.
 func (id ID) Age() time.Duration {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {

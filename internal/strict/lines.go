@@ -9,8 +9,8 @@ import (
 	goyaml "go.yaml.in/yaml/v2"
 )
 
-// node is a part of a YAML document with the lines that it stands in. The decoder shows no lines
-// but in its errors. So each key is decoded into a type that no YAML fits, for the error's line.
+// node is a part of a YAML document with its line. The decoder tells lines only in its errors. So
+// lineOf decodes each key into a type that no YAML fits, and reads the line from the error.
 type node struct {
 	line   int // 0 if it is not known
 	fields map[string]*node

@@ -95,7 +95,8 @@ func (f *finder) search(at path, value any) {
 	}
 }
 
-// hull returns a value without what is in it.
+// hull returns an empty object for an object, an empty list for a list, and any other value as it
+// is.
 func hull(value any) any {
 	switch value.(type) {
 	case map[string]any:
@@ -106,7 +107,7 @@ func hull(value any) any {
 	return value
 }
 
-// decode decodes a document that has one value alone, where the path leads.
+// decode decodes a document that has only one value, the one at the path.
 func (f *finder) decode(at path, value any) error {
 	for _, s := range slices.Backward(at) {
 		if s.name != "" {

@@ -19,9 +19,10 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Decode decodes one document over the present content of into. Unknown, doubled and
-// differently-cased fields are errors, and so is a second document. An error is one line of text: for each field that is wrong
-// the line in the document, the field's name, and what is wrong with it. into points to a struct.
+// Decode decodes one document over the present content of into, which points to a struct. Unknown,
+// doubled and differently-cased fields are errors, and so is a second document. An error is one
+// line of text. For each wrong field it has the line in the document, the field's name, and what is
+// wrong.
 func Decode(data []byte, into any) error {
 	if severalDocuments(data) {
 		return errors.New("holds more than one document")

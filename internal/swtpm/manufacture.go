@@ -44,8 +44,8 @@ func (t *Chip) certify(name string, o Options) error {
 	return t.Certify(e, o)
 }
 
-// Certify makes the EK of a template, whose Unique field may be another than the profile's, and puts
-// its certificate into NV.
+// Certify makes the EK of a template, and puts its certificate into NV. The Unique field of the
+// template may differ from the profile's.
 func (t *Chip) Certify(e template.EK, o Options) error {
 	return t.withEK(e, func(_ tpm2.TPMHandle, area tpm2.TPMTPublic) error {
 		key, err := template.PublicKey(area)

@@ -8,7 +8,7 @@ import "strings"
 const farthest = 2
 
 // Nearest returns the candidate that a mistyped word most likely stands for, empty if none is near.
-// A difference in case counts for nothing. Of two that are equally near, it returns the first.
+// Case does not count. Of two candidates that are equally near, it returns the first.
 func Nearest(word string, candidates []string) string {
 	nearest, least := "", min(farthest, len(word)/2)+1
 	for _, candidate := range candidates {

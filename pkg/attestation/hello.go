@@ -22,8 +22,8 @@ const (
 	ReasonExpired = "AttestationChallengeExpired"
 	// ReasonNodeRegistered is the reason of a denial that an operator can end by deleting the Node.
 	ReasonNodeRegistered = "NodeAlreadyRegistered"
-	// ReasonUnknownCredential and ReasonRequesterNotAllowed are reasons of a denial that speak against
-	// the credential, not against the machine: another credential may get the certificate.
+	// ReasonUnknownCredential and ReasonRequesterNotAllowed are reasons of a denial that speak
+	// against the credential, not against the machine: another credential may get the certificate.
 	ReasonUnknownCredential   = "UnknownCredential"
 	ReasonRequesterNotAllowed = "RequesterNotAllowed"
 )

@@ -39,7 +39,7 @@ type Authenticator struct {
 	startWorker         func() (process.ID, error)
 	workerDeadline      time.Duration
 	step                func(Step)
-	built               time.Time // a clock before it is wrong; the zero time says nothing
+	built               time.Time // a clock that is before it is wrong; zero if unknown
 	now                 func() time.Time
 }
 
@@ -105,9 +105,9 @@ func (a *Authenticator) node() nodeaccess.Node {
 	return n
 }
 
-// access returns the credential for the next request, and why it is not the node's own, empty if it
-// is. If the pending request was filed with the bootstrap credential, it is that one: an approver has
-// denied the node's own before.
+// access returns the credential for the next request. why says why it is not the node's own, and is
+// empty if it is. If a hello was filed with the bootstrap credential, access returns that one, since
+// the proof needs the same. So it is after an approver has denied the node's own.
 func (a *Authenticator) access(status certificateStatus) (to nodeaccess.Access, why string, err error) {
 	node := a.node()
 	why = node.WhyBootstrap(status.pair, status.rejected)
@@ -118,8 +118,11 @@ func (a *Authenticator) access(status certificateStatus) (to nodeaccess.Access, 
 	if err != nil || pending == nil || pending.Requester == "" || pending.Requester == to.Requester() {
 		return to, why, nil //nolint:nilerr // resume says what is wrong with the file
 	}
+	if last := pending.Last(); !last.Hello && last.UID != "" {
+		return to, why, nil // all is filed: any credential of this node may read the certificate
+	}
 	if bootstrap, err := node.BootstrapAccess(); err == nil && bootstrap.Requester() == pending.Requester {
-		return bootstrap, "an approver has denied the node's own certificate as a credential", nil
+		return bootstrap, "the pending request was filed with it", nil
 	}
 	return to, why, nil
 }

@@ -29,9 +29,9 @@ const (
 	backOffCeiling = 2 * laterMost
 )
 
-// delay returns how long to wait after the nth failure in a row, n from 1, and at least for what the
-// API server asked for. random, in [0, 1), adds up to half: nodes that fail together must not come
-// back together.
+// delay returns how long to wait after the nth failure in a row, n from 1. It is retryAfter at
+// least, but no more than laterMost of it. random, in [0, 1), adds up to half: nodes that fail
+// together must not retry together.
 func (b backOff) delay(n int, retryAfter time.Duration, random float64) time.Duration {
 	first, most := soonFirst, soonMost
 	switch b {
@@ -68,16 +68,22 @@ func lastFailure(last *cache.Result, wait time.Duration) error {
 	return &Failure{reason, last.Hint, fmt.Errorf("%s (next attempt in %s)", last.Message, wait.Round(time.Second))}
 }
 
-// failed adds a failure to state, and how long to wait after it: retryAfter at least, if the API
-// server asked for that. Failures of another kind are counted from one. While a certificate is held,
-// at most half of what remains of it, to notAfter, may pass: there has to be another attempt.
+// failed adds a failure to state, and how long to wait after it. retryAfter is what the API server
+// asked for, or 0. Failures of another kind are counted from one; refusals are counted on from the
+// last one. While a certificate is held, the wait is at most half of the time to notAfter, so that
+// there is another attempt.
 func failed(state *cache.State, result *cache.Result, retryAfter time.Duration, notAfter, now time.Time) {
 	kind, before := backOffAfter(result), none
 	if state.Last != nil {
 		before = backOffAfter(state.Last)
 	}
-	// Once a request is pending, what failed before it was created works again.
-	if kind != before && before != none && (kind != none || before == soon) {
+	switch {
+	case kind == none && (before == soon || before == busy):
+		state.Failures, state.Refusals = 0, 0 // a request is pending: what failed before it was created works again
+	case kind == later:
+		state.Failures = state.Refusals // failures of the network in between do not count
+		state.Refusals++
+	case kind != none && kind != before && before != none:
 		state.Failures = 0
 	}
 	state.Last, state.NextAttempt = result, time.Time{}
@@ -95,10 +101,11 @@ func failed(state *cache.State, result *cache.Result, retryAfter time.Duration, 
 // backOffAfter is the back-off of the reason. A request that was given up counts as one that
 // failed.
 func backOffAfter(result *cache.Result) backOff {
-	if kind := Reason(result.Reason).info().backOff; kind != soon || !result.Wasted {
-		return kind
+	kind := Reason(result.Reason).info().backOff
+	if result.Wasted && (kind == soon || kind == busy) {
+		return later
 	}
-	return later
+	return kind
 }
 
 // hastyWithin is how soon after a certificate was issued the next one counts as hasty.
@@ -113,7 +120,7 @@ func issued(state *cache.State, result *cache.Result, notAfter, now time.Time) {
 	} else {
 		state.Hasty = 0
 	}
-	state.Last, state.Failures, state.NextAttempt, state.Issued = result, 0, time.Time{}, now
+	state.Last, state.Failures, state.Refusals, state.NextAttempt, state.Issued = result, 0, 0, time.Time{}, now
 	if state.Hasty == 0 {
 		return
 	}

@@ -94,8 +94,8 @@ func (e *enrolment) noCommonVersion(decision csr.Decision) error {
 			pending.Last().Name, accepted, text.Line(decision.Versions, 256))}
 }
 
-// takesEarly reports whether a certificate that has not begun, by this machine's clock, is installed
-// all the same. It is if that clock is evidently wrong, or if there is none to lose. The API server
+// takesEarly reports whether to install a certificate that is not yet valid by this machine's
+// clock: if that clock is evidently wrong, or if there is no certificate to replace. The API server
 // goes by its own clock.
 func (e *enrolment) takesEarly() bool {
 	held := e.status.pair

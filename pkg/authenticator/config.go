@@ -70,7 +70,8 @@ type Config struct {
 	// WaitTimeout is the longest wait of a run that has no certificate to print.
 	WaitTimeout metav1.Duration `json:"waitTimeout,omitzero"`
 	// RenewalWait is the longest wait of a run for a new certificate if the old one ends within
-	// 2 s, or the API server rejects it. Otherwise a run prints the old one at once.
+	// 2 s, is rejected by the API server, or is another cluster's. Otherwise a run prints the old
+	// one at once.
 	RenewalWait metav1.Duration `json:"renewalWait,omitzero"`
 	// TPMDevice is the path of the TPM device, or of a software TPM's socket. If it is empty,
 	// the provider looks for one.

@@ -32,7 +32,7 @@ type Report struct {
 	// Evidence describes the evidence if the provider can do so.
 	Evidence []provider.Fact
 	// Server and Credential describe where the request would go, and with which credential.
-	// They are empty if there is no credential.
+	// They are empty if there is no credential or no request.
 	Server, Credential string
 	// Check is the API server's answer with dryRun=All: accepted, refused, or skipped and why.
 	// It is empty if there is no request.

@@ -244,7 +244,8 @@ func (e *enrolment) classifyRequestError(ctx context.Context, request *certifica
 	}
 	failure := e.blameClock(classifyAPIError(err, e.to.Credential))
 	if failure.Reason == bootstrapRefused && e.node().WhyBootstrap(e.status.pair, e.status.rejected) == "" {
-		e.spent = true // the node's own certificate is asked with next, for another request
+		e.result.Wasted = e.result.Wasted || e.pending.Last().UID != ""
+		e.spent = true // the next request is another one, with the node's own certificate
 		return failure
 	}
 	if failure.Reason != apiRefused || e.pending.Last().UID != "" || !e.neverCreated(ctx) {

@@ -36,7 +36,7 @@ type ExecInfo struct {
 	// Cluster is the cluster to authenticate to, nil if the kubeconfig lacks
 	// provideClusterInfo.
 	Cluster *clientauthentication.Cluster
-	// Source names what the question was read from. Default: ExecInfoVariable.
+	// Source names the file that Cluster was read from. Default: ExecInfoVariable.
 	Source string
 }
 

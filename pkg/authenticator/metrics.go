@@ -44,11 +44,11 @@ func (w *worker) metrics(state *cache.State) []byte {
 			text.gauge("certificate_renewal_timestamp_seconds", "Time from which on the certificate on disk is due for renewal.", at(RenewAt(pair.Leaf)))
 		}
 	}
-	var filed time.Time
+	var named time.Time
 	if pending, err := w.dir.Pending(); err == nil && pending != nil && pending.Last().UID != "" {
-		filed = pending.Last().Filed
+		named = pending.Last().Filed
 	}
-	text.gauge("pending_request_timestamp_seconds", "When the pending CertificateSigningRequest was filed, 0 if none is pending.", at(filed))
+	text.gauge("pending_request_timestamp_seconds", "When the name of the pending CertificateSigningRequest was chosen, 0 if none was filed.", at(named))
 	text.gauge("last_success_timestamp_seconds", "When a certificate was installed last, 0 if never.", at(state.Issued))
 	text.gauge("consecutive_failures", "Workers in a row that failed for causes of one kind. Waiting for the signer does not count.", sample{"", float64(state.Failures)})
 	text.gauge("next_attempt_timestamp_seconds", "Earliest start of the next worker after a failure, 0 if it may start at once.", at(state.NextAttempt))

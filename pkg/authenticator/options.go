@@ -39,8 +39,8 @@ type Options struct {
 	StartWorker func() (process.ID, error)
 	// WorkerDeadline is the longest life of one worker. Default: DefaultWorkerDeadline.
 	WorkerDeadline time.Duration
-	// Built is the time of the commit that the program was built from. A clock before it is wrong.
-	// The zero time, the default, says nothing.
+	// Built is the time of the commit that the program was built from. A clock that is before it
+	// is wrong. Default: the zero time, which means unknown.
 	Built time.Time
 	// OnStep is called before each step of a run or a worker. Default: nothing is called.
 	OnStep func(Step)
@@ -74,7 +74,7 @@ func (o *Options) check() error {
 			return fmt.Errorf("%s %q: must be an absolute path of letters, digits and . _ - only", name, path)
 		}
 	}
-	// The directory is not looked for here: whether it exists must not decide about a certificate.
+	// Whether the directory exists is not checked: without it there are still certificates.
 	if path := c.MetricsTextfile; path != "" && (!filepath.IsAbs(path) || filepath.Ext(path) != ".prom") {
 		return fmt.Errorf("metricsTextfile %q: must be an absolute path that ends in .prom, or the textfile collector does not read it", path)
 	}

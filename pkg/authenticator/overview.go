@@ -24,8 +24,8 @@ const (
 	StateOK State = "ok"
 	// StateDue: the certificate can be used. A new one is wanted, and nothing has failed yet.
 	StateDue State = "due"
-	// StateFailing: the certificate can be used, but the attempts to replace it fail, or the
-	// API server rejects it.
+	// StateFailing: the certificate can be used, but the attempts to replace it fail, the API
+	// server rejects it, or the configuration is wrong.
 	StateFailing State = "failing"
 	// StateExpired: the certificate has expired.
 	StateExpired State = "expired"
@@ -58,10 +58,11 @@ type Overview struct {
 	// Provider and SignerName are the settings, empty if they are wrong.
 	Provider   string `json:"provider,omitempty"`
 	SignerName string `json:"signerName,omitempty"`
-	// ExecFlags are the flags from the kubelet's kubeconfig, nil if none were looked for.
+	// ExecFlags are the flags from the kubelet's kubeconfig. They are nil if its exec user is not
+	// this program, or if the command line has --config.
 	ExecFlags *ExecFlags `json:"execFlags,omitempty"`
-	// Problem says what is wrong beside the state: with the settings, the clock or the host's
-	// name.
+	// Problem says what else is wrong: with the settings, the clock, the pending file or the
+	// host's name.
 	Problem string `json:"problem,omitempty"`
 	// Certificate is the one on disk, usable or not. It is nil if there is none that can be
 	// read.
@@ -175,8 +176,8 @@ type CredentialOverview struct {
 	// Description names it, and Why says why it is this one.
 	Description string `json:"description,omitempty"`
 	Why         string `json:"why,omitempty"`
-	// Server is where it would be shown. Source is the file, or whatever else, that names the
-	// server.
+	// Server is the API server that it would be sent to. Source is the file or the environment
+	// variable that names the server.
 	Server string `json:"server,omitempty"`
 	Source string `json:"source,omitempty"`
 	// Problem says why there is none, and Hint what can be done.
@@ -196,11 +197,11 @@ func (o *Overview) Failure() error {
 // nor the provider's device.
 func (a *Authenticator) Overview() *Overview {
 	now := a.now()
-	o := &Overview{Time: inSeconds(now), SignerName: a.signerName}
-	if a.provider != nil {
-		o.Provider = a.provider.Name()
+	o := &Overview{Time: inSeconds(now)}
+	if a.invalid == nil { // else they may be defaults in place of what the file says
+		o.Provider, o.SignerName = a.provider.Name(), a.signerName
 	}
-	// In this order: a worker that has ended by now has left its result in the state file.
+	// The worker is read before the state file: if it has ended by now, its result is there.
 	worker := a.dir.Worker()
 	o.Worker.Running = worker.Alive()
 	status := a.loadStatus()

@@ -61,7 +61,7 @@ func Reasons() []ReasonInfo {
 		{directoryRefused, 12, "The certificate directory or the runtime directory cannot be trusted: it is another user's, others may write into it, or it cannot be read.", soon},
 		{WorkerUnavailable, 13, "The worker could not be started, died, or another process holds its lock.", soon},
 		{tpmAbsent, 14, "There is no TPM, or nothing listens at the socket of a software TPM.", soon},
-		{TPMError, 15, "The TPM refused a command, did not answer, or could not be opened: it is in use, or rights or open files are missing.", soon},
+		{TPMError, 15, "The TPM refused a command, did not answer, or could not be opened: it is in use, rights are missing, or too many files are open.", soon},
 		{attestationFailed, 16, "The provider could not tell the machine's identity or make its evidence.", soon},
 		{NoBootstrap, 17, "There is no usable certificate and no bootstrap credential to get one with.", soon},
 		{bootstrapRefused, 18, "The API server does not know the credential (401): the bootstrap token has expired or was deleted.", soon},
@@ -71,18 +71,17 @@ func Reasons() []ReasonInfo {
 		{requestFailed, 22, "The signer marked the CertificateSigningRequest as failed, or it was deleted each time.", later},
 		{WaitingForSigner, 23, "The CertificateSigningRequest is pending: nobody has approved or signed it yet.", none},
 		{certificateUnusable, 24, "The certificate that was issued is not one for this node and key.", later},
-		{clockWrong, 25, "The issued certificate is valid at another time than this machine's clock shows.", later},
+		{clockWrong, 25, "The node's, the issued or the API server's certificate is valid at another time than this machine's clock shows.", later},
 		{apiUntrusted, 26, "The API server's certificate is not one that the CA in the kubeconfig vouches for, or not at this time.", soon},
-		{directoryNotWritable, 27, "The certificate directory or the runtime directory cannot be written or locked: it is full or read-only, or has no locks, or rights are missing.", soon},
+		{directoryNotWritable, 27, "The certificate directory or the runtime directory cannot be written or locked: it is full or read-only, its file system has no locks, or rights are missing.", soon},
 		{challengeUnanswered, 28, "The controller's challenge ran out each time, or was not for this machine's TPM.", later},
 		{kubeconfigForeign, 29, "A kubeconfig was to be written where there is one that is not this program's: it is left alone.", soon},
-		{KubeletNotPrepared, 30, "The kubelet must not start, or not yet: its kubeconfig could not be read or written, or its environment file not written, as where /run is full.", soon},
+		{KubeletNotPrepared, 30, "The kubelet must not start, or not yet: its kubeconfig could not be read or written, or its environment file not written, for example because /run is full.", soon},
 		{NodeUnhealthy, 31, "A check of the command doctor failed.", soon},
 		{apiOverloaded, 32, "The API server sheds load (429 or 503). The next attempt respects its Retry-After.", busy},
-		// These are of the command status alone. The codes between are for further failures of
-		// a run.
+		// The command status alone has these codes. 33 to 39 are kept for failures of a run.
 		{CertificateDue, 40, "The command status: the certificate is served, and a new one is wanted.", soon},
-		{RenewalFailing, 41, "The command status: the certificate is served, but the attempts to replace it fail.", soon},
+		{RenewalFailing, 41, "The command status: the certificate is served, but it cannot be replaced, the API server rejects it, or the configuration is wrong.", soon},
 		{CertificateExpired, 42, "The command status: the certificate has expired.", soon},
 		{NoCertificate, 43, "The command status: there is no usable certificate, for another cause.", soon},
 	}

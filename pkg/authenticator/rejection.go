@@ -36,7 +36,12 @@ func (a *Authenticator) noticeRejection(ctx context.Context, status *certificate
 	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
 	defer cancel()
 	if review, err := a.review(ctx, status.pair); err == nil {
-		status.rejected = review.Status == http.StatusUnauthorized
+		switch { // an overloaded API server says neither
+		case review.Status == http.StatusUnauthorized:
+			status.rejected = true
+		case accepts(review, status.pair):
+			status.rejected = false
+		}
 		status.due = status.whyDue(a)
 	}
 	last.Reviewed, last.Rejected = now.Unix(), status.rejected

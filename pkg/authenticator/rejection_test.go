@@ -112,6 +112,8 @@ func TestOnlyA401MarksTheCertificateAsRejected(t *testing.T) {
 		"429":                               {answerCode(429, ""), false, false},
 		"500":                               {answerCode(500, ""), false, false},
 		"503":                               {answerCode(503, ""), false, false},
+		"429, was rejected":                 {answerCode(429, ""), true, true},
+		"503, was rejected":                 {answerCode(503, ""), true, true},
 		"hangs up":                          {hangUp, false, false},
 		"hangs up, was rejected":            {hangUp, true, true},
 		"hangs":                             {hang, false, false},

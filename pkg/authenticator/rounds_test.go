@@ -1567,8 +1567,8 @@ func TestOverloadEndsTheWorkerAndLosesNothing(t *testing.T) {
 	}
 }
 
-// A worker whose node's own certificate was denied waits with the bootstrap credential's request for
-// the signer, and is killed. The next one goes on with that request, and asks for no other.
+// A worker whose node's own certificate was denied waits with the bootstrap credential's request
+// for the signer, and is killed. The next one goes on with that request, and asks for no other.
 func TestBootstrapRequestAfterADenialIsTakenUp(t *testing.T) {
 	n := newNode(t)
 	n.api.hello = func(i int, o *csrObject) {
@@ -1590,6 +1590,29 @@ func TestBootstrapRequestAfterADenialIsTakenUp(t *testing.T) {
 	n.api.mu.Lock()
 	_, proofs := n.api.split()
 	n.issue(1, proofs[0])
+	n.api.mu.Unlock()
+	if err := n.work(); err != nil {
+		t.Fatal(err)
+	}
+	n.wantFiled(2, 1)
+	n.wantInstalled()
+}
+
+// As long as the proof is to be filed, it needs the hello's credential.
+func TestHelloOfTheBootstrapCredentialIsTakenUp(t *testing.T) {
+	n := newNode(t)
+	n.api.hello = func(i int, o *csrObject) {
+		if i == 1 {
+			deny(attestation.ReasonUnknownCredential)(i, o)
+		}
+	}
+	installPair(t, n.dir, newPair(t, dueSoon))
+	n.exec = execOf(t, n)
+	mustFail(t, n.work(), WaitingForSigner)
+	n.wantFiled(2, 0)
+	n.api.mu.Lock()
+	hellos, _ := n.api.split()
+	challenge(2, hellos[1])
 	n.api.mu.Unlock()
 	if err := n.work(); err != nil {
 		t.Fatal(err)
@@ -1682,4 +1705,31 @@ func TestClockBeforeTheBuildIsBlamed(t *testing.T) {
 		mustFail(t, a.blameClock(expired), want)
 		mustFail(t, a.blameClock(&Failure{apiUntrusted, "", x509.UnknownAuthorityError{}}), apiUntrusted)
 	}
+}
+
+// The bootstrap credential's certificate is issued, and its token ends. The node's own certificate
+// may read it all the same.
+func TestIssuedCertificateOutlivesTheToken(t *testing.T) {
+	n := newNode(t)
+	n.api.hello = func(i int, o *csrObject) {
+		if i == 1 {
+			deny(attestation.ReasonUnknownCredential)(i, o)
+		} else {
+			challenge(i, o)
+		}
+	}
+	n.api.proof = func(int, *csrObject) {}
+	installPair(t, n.dir, newPair(t, dueSoon))
+	n.exec = execOf(t, n)
+	mustFail(t, n.work(), WaitingForSigner)
+	n.api.mu.Lock()
+	_, proofs := n.api.split()
+	n.issue(1, proofs[0])
+	n.api.mu.Unlock()
+	n.bootstrapKubeconfig += ".gone"
+	if err := n.work(); err != nil {
+		t.Fatal(err)
+	}
+	n.wantFiled(2, 1)
+	n.wantInstalled()
 }

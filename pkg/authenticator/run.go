@@ -38,9 +38,10 @@ func (a *Answer) caution(p provider.Provider) {
 }
 
 // Run is one call of the plugin by client-go. It returns the certificate on disk; the caller prints
-// it. If the certificate is due or missing, a worker requests one. Run waits for it, a bounded time,
-// only if the certificate on disk is no use: every request of the kubelet waits for Run. The error is
-// a *Failure. It means that this node has no valid certificate. The Answer is never nil.
+// it. If the certificate is due or missing, a worker requests one. Every request of the kubelet
+// waits for Run. So Run waits for the worker, a bounded time, only if the certificate on disk is of
+// no use. The error is a *Failure. It means that this node has no valid certificate. The Answer is
+// never nil.
 func (a *Authenticator) Run(ctx context.Context) (*Answer, error) {
 	answer := &Answer{}
 	a.step(stepLook)
@@ -79,14 +80,14 @@ func (a *Authenticator) Run(ctx context.Context) (*Answer, error) {
 	return a.print(status, answer)
 }
 
-// lastMoments is how near its end a certificate is no use any more. client-go asks again after 1 to
-// 2 s, since an expirationTimestamp has whole seconds: see nearExpiration. So a certificate that ends
-// before that would be used beyond its end.
+// lastMoments is the remaining time from which on a certificate is of no use. client-go asks again
+// after 1 to 2 s at the earliest, since an expirationTimestamp has whole seconds: see
+// nearExpiration. It would use a certificate that ends sooner beyond its end.
 const lastMoments = 2 * nearest
 
-// waitsForRenewal returns how long a run waits for the certificate that replaces the one on disk. It
-// is 0 while that has time left: the next run, after 30 s at most, finds the new one. A run waits if
-// the certificate is about to end, or is of no use: the API server answers every request with 401.
+// waitsForRenewal returns how long a run waits for the certificate that replaces the one on disk.
+// It is 0 if that can still be used: the next run, after 30 s at most, finds the new one. A run
+// waits if the certificate is about to end, the API server rejects it, or it is another cluster's.
 func (a *Authenticator) waitsForRenewal(status certificateStatus) time.Duration {
 	left := status.pair.Leaf.NotAfter.Sub(a.now())
 	if left > lastMoments && !status.rejected && !status.foreign {

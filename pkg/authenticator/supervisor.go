@@ -15,11 +15,11 @@ import (
 )
 
 const (
-	// leastPause and mostPause bound the pauses between two looks of a run that waits. A pause is a
-	// part of the time that the run has waited: so nothing is noticed much later than it happened,
-	// and a long wait costs little.
+	// leastPause and mostPause bound the pauses of a run that waits. A pause is a 16th (pausePart)
+	// of the time that the run has waited. So a run notices a change soon, and a long wait costs
+	// little.
 	leastPause, mostPause, pausePart = 5 * time.Millisecond, 250 * time.Millisecond, 16
-	// statusInterval is how often it reads everything again.
+	// statusInterval is how often a run that waits reads the certificate again in any case.
 	statusInterval = 2 * time.Second
 	// overdue is how long a worker may outlive its deadline. It ends by itself a little after
 	// it.
@@ -55,8 +55,8 @@ func (s supervisor) awaitWorker(ctx context.Context, before certificateStatus, b
 }
 
 // ensureWorker starts the worker unless one runs. It waits for nothing. During the back-off it
-// returns the last worker's error. cache.ErrLocked says that another run is starting a worker, or a
-// worker holds the lock that has not yet said so, or a process that has no business with it.
+// returns the last worker's error. It returns cache.ErrLocked if another process has the lock: a
+// run that starts a worker, a worker that has not yet written its process down, or a stranger.
 func (s supervisor) ensureWorker(before certificateStatus, answer *Answer) error {
 	if s.workerRuns() {
 		return nil
@@ -71,9 +71,9 @@ func (s supervisor) ensureWorker(before certificateStatus, answer *Answer) error
 	return nil
 }
 
-// awaitChange returns when there may be something new: the certificate's file has changed, no worker
-// runs, or statusInterval has passed. It reports false if ctx has ended. began is when the run
-// began to wait.
+// awaitChange returns when there may be something new: the certificate's file has changed, no
+// worker runs, or statusInterval has passed. It reports false if ctx has ended. began is when the
+// run began to wait.
 func (s supervisor) awaitChange(ctx context.Context, seen cache.Stamp, began time.Time) bool {
 	for again := time.Now().Add(statusInterval); ; {
 		pause := min(max(time.Since(began)/pausePart, leastPause), mostPause)
@@ -102,7 +102,7 @@ func (s supervisor) workerRuns() bool {
 }
 
 // startUnlessRunning starts a worker, unless one runs. During the back-off it starts none, and
-// returns the last worker's error. It holds the lock, so that only one of many runs starts a worker.
+// returns the last worker's error. It holds the lock: of many runs, only one starts a worker.
 func (s supervisor) startUnlessRunning(before certificateStatus) (started bool, err error) {
 	lock, err := s.dir.TryLock()
 	if err != nil {

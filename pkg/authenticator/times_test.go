@@ -194,6 +194,32 @@ func TestBackOffRespectsRetryAfter(t *testing.T) {
 	}
 }
 
+// An API server that sheds load now and then must not make a denied node ask as often as if it was
+// denied for the first time.
+func TestOverloadDoesNotShortenTheBackOffAfterDenials(t *testing.T) {
+	state := &cache.State{}
+	fail := func(reason Reason, wasted bool) time.Duration {
+		failed(state, &cache.Result{Reason: string(reason), Wasted: wasted}, 0, time.Time{}, noon)
+		return state.NextAttempt.Sub(noon)
+	}
+	for range 8 {
+		fail(RequestDenied, false)
+		if got := fail(apiOverloaded, false); got > 3*time.Second {
+			t.Errorf("one overload: %s", got)
+		}
+	}
+	if got := fail(RequestDenied, false); got < laterMost {
+		t.Errorf("the ninth denial: %s", got)
+	}
+	if got := fail(apiOverloaded, true); got < laterMost {
+		t.Errorf("overloaded, after requests that came to nothing: %s", got)
+	}
+	issued(state, &cache.Result{}, noon.Add(time.Hour), noon)
+	if got := fail(RequestDenied, false); got > laterFirst*3/2 {
+		t.Errorf("the first denial after a certificate: %s", got)
+	}
+}
+
 // Failures of another kind start their count anew: a network that was long away does not make the
 // first denial cost 10 minutes.
 func TestFailuresAreCountedByKind(t *testing.T) {

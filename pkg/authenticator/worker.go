@@ -150,14 +150,14 @@ func (w *worker) work(ctx context.Context) error {
 	return err
 }
 
-// enrolByBootstrap enrols with the bootstrap credential after an approver has denied the node's own.
-// Without one, the Failure says what that means for the node.
+// enrolByBootstrap enrols with the bootstrap credential after an approver has denied the node's
+// own. If there is no bootstrap credential, the Failure says when the node goes down.
 func (w *worker) enrolByBootstrap(ctx context.Context, status certificateStatus, denied *Failure) error {
 	w.result.Wasted = true
 	to, err := w.node().BootstrapAccess()
 	if err != nil {
-		return &Failure{denied.Reason, "put a bootstrap kubeconfig there before that time (kubeadm token create --print-join-command), or have the controller's operator look at the machine's record",
-			fmt.Errorf("%w; no other credential is at hand (%w), so this node goes down at %s, when its certificate ends", denied, err, status.pair.Leaf.NotAfter.UTC().Format(time.RFC3339))}
+		return &Failure{denied.Reason, "put a bootstrap kubeconfig there before the certificate ends, or have the controller's operator look at the machine's record",
+			fmt.Errorf("%w; there is no other credential (%w), so this node goes down at %s, when its certificate ends", denied, err, status.pair.Leaf.NotAfter.UTC().Format(time.RFC3339))}
 	}
 	w.log.Info("an approver denies the node's own certificate as a credential, trying the bootstrap credential", "cause", denied.Error())
 	if err := w.lock.ForgetPending(); err != nil { // the one that was denied
@@ -171,7 +171,8 @@ func (w *worker) enrolByBootstrap(ctx context.Context, status certificateStatus,
 	return nil
 }
 
-// explainNoAccess adds what led to it if the certificate has ended, by this machine's clock.
+// explainNoAccess adds to the error of a missing credential that the certificate has ended, by this
+// machine's clock, if it has.
 func (w *worker) explainNoAccess(status certificateStatus, err error) error {
 	var unusable *cache.UnusableError
 	if !errors.As(status.problem, &unusable) || !unusable.Clock {
@@ -268,7 +269,7 @@ func (w *worker) record(err error) error {
 	case w.installed != nil:
 		issued(state, &w.result, w.installed.Leaf.NotAfter, now)
 	default:
-		state.Last, state.Failures = &w.result, 0
+		state.Last, state.Failures, state.Refusals = &w.result, 0, 0
 	}
 	if stateErr := w.lock.SetState(state); stateErr != nil {
 		return errors.Join(err, stateErr)

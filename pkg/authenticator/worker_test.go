@@ -432,7 +432,7 @@ func TestWorkAfterTheOwnCertificateIsDenied(t *testing.T) {
 					t.Errorf("it does not say %q: %v", says, failure)
 				}
 			}
-			if c.without && !strings.Contains(failure.Hint, "kubeadm token create") {
+			if c.without && !strings.Contains(failure.Hint, "bootstrap kubeconfig") {
 				t.Errorf("hint %q", failure.Hint)
 			}
 			if s.pair == nil || s.rejected || s.pair.Fingerprint() != old.Fingerprint() {

@@ -162,14 +162,14 @@ func (d Dir) Read(name string) (data []byte, exposed bool, err error) {
 	return data, info.Mode().Perm()&0o044 != 0, nil
 }
 
-// Stamp is one state of a file. Write gives each content another one. The zero Stamp stands for a
+// Stamp identifies a version of a file: each Write gives the file another Stamp. It is zero for a
 // file that cannot be found.
 type Stamp struct {
 	inode          uint64
 	size, modified int64
 }
 
-// Stamp returns the present state of a file. It is much cheaper than Read.
+// Stamp returns the Stamp of a file. It is much cheaper than Read.
 func (d Dir) Stamp(name string) Stamp {
 	info, err := os.Lstat(d.File(name))
 	if err != nil {

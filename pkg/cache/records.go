@@ -59,7 +59,7 @@ type PendingRequest struct {
 	// Request is spec.request. An object of that name is ours only if it holds these very
 	// bytes.
 	Request []byte `json:"request"`
-	// Filed is when the name was written down.
+	// Filed is when the name was chosen, shortly before the first attempt to file the object.
 	Filed time.Time `json:"filed"`
 }
 
@@ -70,6 +70,9 @@ type State struct {
 	Last *Result `json:"last,omitempty"`
 	// Failures counts the workers in a row that failed for causes of one kind.
 	Failures int `json:"failures,omitempty"`
+	// Refusals counts the workers since the last success whose request was denied, failed or
+	// given up.
+	Refusals int `json:"refusals,omitempty"`
 	// Issued is when a certificate was issued last. Hasty is how often in a row another was
 	// wanted soon after.
 	Issued time.Time `json:"issued,omitzero"`
@@ -134,7 +137,7 @@ func parseState(data []byte) (*State, error) {
 	if err := decodeRecord(data, &s, false); err != nil {
 		return nil, err
 	}
-	if s.Version != recordVersion || s.Failures < 0 || s.Hasty < 0 {
+	if s.Version != recordVersion || s.Failures < 0 || s.Refusals < 0 || s.Hasty < 0 {
 		return nil, errors.New("it was written by another version of this program")
 	}
 	return &s, nil

@@ -26,8 +26,8 @@ import (
 const (
 	// callTimeout bounds one request that is answered at once.
 	callTimeout = 10 * time.Second
-	// firstPause is the pause before the first list if watching does not work. Each pause after a
-	// watch that failed, too, is twice as long, to mostPause. Half of it at most is added by chance.
+	// firstPause is the pause before the first list if watching does not work. It doubles with each
+	// watch that fails, up to mostPause. Jitter adds up to half.
 	firstPause, mostPause = 2 * time.Second, 30 * time.Second
 )
 
@@ -35,15 +35,14 @@ const (
 var ErrNotOurs = errors.New("an object of that name exists and holds another request")
 
 // Client is a client for certificates.k8s.io/v1 alone. It has no clientset: each request of the
-// kubelet waits for the plugin's start. It sends each call once. client-go would repeat what the API
-// server answers with 429 or 503, as often as its context allows, and hide the answer.
+// kubelet waits for the plugin's start. Client sends each call once. By default, client-go repeats
+// a call up to 10 times if the answer is 429 or 5xx with a Retry-After, and hides that answer.
 type Client struct {
 	rest rest.Interface
 }
 
-// IsOverloaded reports whether the API server sheds load: 429 or 503 (RFC 6585, section 4; RFC 9110,
-// section 15.6.4). The call may be sent again after the time that it returns, 0 if the server names
-// none.
+// IsOverloaded reports whether the API server sheds load: 429 or 503 (RFC 6585, section 4; RFC
+// 9110, section 15.6.4). retryAfter is when the server wants the call again, 0 if it does not say.
 func IsOverloaded(err error) (retryAfter time.Duration, overloaded bool) {
 	if !apierrors.IsTooManyRequests(err) && !apierrors.IsServiceUnavailable(err) {
 		return 0, false
@@ -149,9 +148,9 @@ func (c *Client) File(ctx context.Context, object *certificatesv1.CertificateSig
 }
 
 // Wait returns when the object is decided, as classify (Classify or ClassifyHello) sees it, or when
-// ctx ends, with ctx's error. It watches this one object, from the given version on, for as long as
-// ctx has. It lists the object if watching is refused or breaks off. If the API server sheds load
-// (IsOverloaded), Wait ends with that error.
+// ctx ends, with ctx's error. It watches this one object, from the given version on, until then. It
+// lists the object if watching is refused or breaks off. If the API server sheds load
+// (IsOverloaded), Wait returns that error.
 func (c *Client) Wait(ctx context.Context, object *certificatesv1.CertificateSigningRequest, classify func(*certificatesv1.CertificateSigningRequest) Decision) (Decision, error) {
 	log, pause := klog.FromContext(ctx), firstPause
 	for {
@@ -193,7 +192,7 @@ func (c *Client) Wait(ctx context.Context, object *certificatesv1.CertificateSig
 	}
 }
 
-// isFinal reports whether neither a watch nor a list is worth another try now.
+// isFinal reports whether Wait ends with an error of a watch or a list.
 func isFinal(err error) bool {
 	_, overloaded := IsOverloaded(err)
 	return overloaded || apierrors.IsUnauthorized(err)
@@ -207,7 +206,7 @@ func (c *Client) watch(ctx context.Context, object *certificatesv1.CertificateSi
 		ResourceVersion: object.ResourceVersion,
 		Watch:           true,
 	}
-	if end, ok := ctx.Deadline(); ok { // the API server would end it after half an hour at the earliest
+	if end, ok := ctx.Deadline(); ok { // without a limit, the API server ends it after 30 to 60 min
 		seconds := int64(time.Until(end)/time.Second) + 1
 		options.TimeoutSeconds = &seconds
 	}

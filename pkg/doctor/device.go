@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io/fs"
 	"strings"
 
@@ -30,6 +29,9 @@ type device struct {
 	} `json:"eks"`
 }
 
+// errNoProvider says that the settings give no provider.
+var errNoProvider = errors.New("no provider: see configuration")
+
 // noDeviceError says that the provider has no device.
 type noDeviceError struct{ provider string }
 
@@ -38,7 +40,7 @@ func (e *noDeviceError) Error() string { return "provider " + e.provider + " has
 func (e *examination) readDevice() (device, error) {
 	p, err := e.attestor()
 	if err != nil {
-		return device{}, &noDeviceError{fmt.Sprintf("%.64q", e.Config.Provider)}
+		return device{}, errNoProvider
 	}
 	inspector, ok := p.(provider.Inspector)
 	if !ok {
@@ -63,7 +65,7 @@ func checkTPM(_ context.Context, e *examination) finding {
 	switch {
 	case err == nil:
 		return ok("%s firmware %s, %d endorsement keys", d.Manufacturer, d.Firmware, len(d.EKs))
-	case errors.As(err, &none):
+	case errors.As(err, &none), errors.Is(err, errNoProvider):
 		return skipped("%v", err)
 	case errors.Is(err, context.DeadlineExceeded):
 		return failure("try each command with: tpm selftest, and give doctor longer with --timeout", "%v", err)
@@ -75,12 +77,12 @@ func checkTPM(_ context.Context, e *examination) finding {
 	return failure("try each command with: tpm selftest", "%v", err)
 }
 
-// checkEKTemplate compares the remembered choice with the setting. The record of the machine pins
-// the key of the remembered one.
+// checkEKTemplate compares the template that the node enrolled with and the setting. The machine's
+// record holds the key of the former.
 func checkEKTemplate(_ context.Context, e *examination) finding {
 	p, err := e.attestor()
 	if err != nil {
-		return skipped("no provider: see configuration")
+		return skipped("%v", errNoProvider)
 	}
 	chooser, isChooser := p.(provider.Chooser)
 	if !isChooser {

@@ -48,7 +48,8 @@ type Report struct {
 	// NotSwitchedOn is set on a machine without any configuration of this program. Then the
 	// first check failed, and the others are skipped.
 	NotSwitchedOn bool `json:"notSwitchedOn,omitempty"`
-	// ExecFlags are the flags from the kubelet's kubeconfig, nil if none were looked for.
+	// ExecFlags are the flags from the kubelet's kubeconfig. They are nil if its exec user is not
+	// this program, or if the command line has --config.
 	ExecFlags *authenticator.ExecFlags `json:"execFlags,omitempty"`
 	// Checks are in the order of Checks.
 	Checks []Result `json:"checks"`
@@ -115,8 +116,9 @@ const maxText = 1024
 // grace is how long after the deadline a check may still report what it was waiting for.
 const grace = 500 * time.Millisecond
 
-// Run runs all checks at the same time, unless the machine has no configuration. It returns when they have ended or the timeout has passed.
-// A check that panics or hangs is a failure of its own, and hides no other.
+// Run runs all checks at the same time. It returns when they have ended or the timeout has passed.
+// A check that panics or hangs is a failure of its own, and hides no other. On a machine without
+// any configuration it runs none, and returns a report that says so.
 func Run(ctx context.Context, o Options) Report {
 	e := newExamination(ctx, o)
 	if why := e.whyNotSwitchedOn(); why != "" {

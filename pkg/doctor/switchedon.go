@@ -24,7 +24,7 @@ var unitDirs = []string{
 const switchOnRemedy = "to switch it on, install the drop-in for kubelet.service and write the configuration file; to examine other places, name them with flags"
 
 // whyNotSwitchedOn says what is missing on a machine without any configuration of this program. It
-// is empty if one thing is there, or cannot be seen: then the checks say more.
+// is empty if any part is there, or this user may not see it: then the checks find out more.
 func (e *examination) whyNotSwitchedOn() string {
 	if e.Explicit || e.ConfigErr != nil || exists(e.ConfigFile) {
 		return ""
@@ -50,7 +50,8 @@ func exists(path string) bool {
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// isEmpty reports whether the certificate directory holds nothing. The package creates it.
+// isEmpty reports whether the certificate directory is empty or missing. systemd-tmpfiles creates
+// it.
 func isEmpty(dir cache.Dir) bool {
 	entries, err := os.ReadDir(dir.Path())
 	return errors.Is(err, fs.ErrNotExist) || err == nil && len(entries) == 0

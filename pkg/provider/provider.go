@@ -48,15 +48,15 @@ type Challenger interface {
 	Hello(ctx context.Context, request Request) (document []byte, remember string, err error)
 }
 
-// Chooser is what a Challenger is, too, if its settings can rule out what it remembered. Then a
-// request under way is given up, and the doctor warns of it.
+// Chooser is a Challenger whose settings can rule out what a Hello returned as remember. Then a
+// pending request is given up, and the doctor warns.
 type Chooser interface {
 	// Allows reports whether the settings allow what a Hello returned as remember. It opens
 	// nothing.
 	Allows(remember string) bool
 }
 
-// EKNamer is what a Challenger is, too, if it proves the machine by an endorsement key.
+// EKNamer is a Challenger that proves the machine's identity by an endorsement key.
 type EKNamer interface {
 	// EKTemplate returns the name of the EK's template in what a Hello returned as remember. It
 	// opens nothing.
@@ -76,7 +76,7 @@ type Inspector interface {
 	SelfTest(ctx context.Context, report func(Check)) error
 }
 
-// The names of facts that a provider with a TPM gives, and that this program looks for.
+// The names of facts of a provider with a TPM. The Overview looks for them.
 const (
 	// FactEKTemplate is the name of the EK's template.
 	FactEKTemplate = "EK template"

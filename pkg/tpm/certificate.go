@@ -67,7 +67,7 @@ func nextDER(data []byte) (der, rest []byte, err error) {
 }
 
 // isCompressed reports whether data begins with a header of zlib (RFC 1950, 2.2) for deflate with a
-// window of 32 KiB and without a dictionary. No DER begins like this: its SEQUENCE begins with 0x30.
+// window of 32 KiB and without a dictionary. A certificate in DER begins with 0x30 instead.
 func isCompressed(data []byte) bool {
 	return len(data) > 2 && data[0] == 0x78 && binary.BigEndian.Uint16(data)%31 == 0 && data[1]&0x20 == 0
 }

@@ -104,8 +104,8 @@ func openDevice(ctx context.Context, path string) (io.ReadWriteCloser, error) {
 }
 
 const (
-	// queueWait is how long a full queue of a software TPM is waited for. It is below the 30 s
-	// that a run waits for a certificate by default, so that the run can still report it.
+	// queueWait is how long dial waits for a place in the full queue of a software TPM. It is
+	// below the 30 s that a run waits for a certificate by default, so that the run can report it.
 	queueWait = 20 * time.Second
 	// refusedWait is how long a software TPM may take to start again.
 	refusedWait = 2 * time.Second
@@ -114,9 +114,9 @@ const (
 	maxDialPause = 50 * time.Millisecond
 )
 
-// dial connects to a software TPM. It serves one client at a time and lets few others wait, swtpm
-// one or two. For any more the kernel answers EAGAIN at once. ECONNREFUSED is what a client gets
-// while the TPM starts again.
+// dial connects to a software TPM. A software TPM serves one client at a time, and lets few others
+// wait: swtpm one or two. All others get EAGAIN from the kernel at once. While the TPM starts
+// again, clients get ECONNREFUSED.
 func dial(ctx context.Context, path string, queueWait time.Duration) (net.Conn, error) {
 	start := time.Now()
 	var last error // names the cause: a Dialer that ctx ends says only "i/o timeout"

@@ -153,8 +153,8 @@ func (t *TPM) ChooseEK(set, remembered string) (EK, error) {
 	return EK{}, errors.Join(refused...)
 }
 
-// setEK returns the EK of a template that the operator set. If the node enrolled with that template,
-// it keeps the EK.
+// setEK returns the EK of a template that the operator set. If the node enrolled with that
+// template, this is the EK that it enrolled with.
 func (t *TPM) setEK(set, remembered string) (EK, error) {
 	e, ok := template.EKByName(set)
 	if !ok {
@@ -177,7 +177,8 @@ func (t *TPM) setEK(set, remembered string) (EK, error) {
 	return ek, nil
 }
 
-// templateError asks the TPM which EKs it makes. TPM2_TestParms makes no key, so it is fast.
+// templateError returns the TemplateError. It asks the TPM which EKs it makes: TPM2_TestParms makes
+// no key, so it is fast.
 func (t *TPM) templateError(set string, refused error) error {
 	failure := &TemplateError{Template: set, Err: refused}
 	indices, err := t.certificateIndices()
@@ -241,15 +242,15 @@ func (t *TPM) withAK(f func(object) error) error { return t.withPrimary(template
 type way int
 
 const (
-	// anyWay is for a node without a remembered EK: the key that has a certificate.
+	// anyWay is with or without NV: the key that has a certificate. A new node takes it.
 	anyWay way = iota
-	// plainWay is without a look at the nonce and the template in NV.
+	// plainWay is without the nonce and the template in NV.
 	plainWay
-	// storedWay is from the nonce and the template in NV, and no other.
+	// storedWay is with the nonce and the template in NV only.
 	storedWay
 )
 
-// wayOf returns how the EK was made of which EK.Remember returned this.
+// wayOf returns how an EK was made, from what EK.Remember returned for it.
 func wayOf(remembered string) way {
 	if strings.HasSuffix(remembered, storedMark) {
 		return storedWay
@@ -257,8 +258,9 @@ func wayOf(remembered string) way {
 	return plainWay
 }
 
-// errNothingStored says that neither nonce nor template is in NV any more.
-var errNothingStored = errors.New("its key was made from a nonce or template in NV, which cannot be followed now")
+// errNothingStored says that neither nonce nor template is in NV any more, or that they cannot be
+// used.
+var errNothingStored = errors.New("the key was made from a nonce or template in NV, which cannot be used now")
 
 // source is one source of an EK: a persistent key, or a template for TPM2_CreatePrimary.
 type source struct {
@@ -269,8 +271,8 @@ type source struct {
 }
 
 // sources returns where an EK of that template may come from, the most likely first. An RSA key is
-// slow to make, so the persistent one comes first if there is one. problem says why nonce or
-// template in NV are not used.
+// slow to make, so the persistent one comes first if there is one. problem says why the nonce or
+// the template in NV is not used.
 func (t *TPM) sources(e template.EK, how way) (all []*source, problem string, err error) {
 	if e.IsRSA() {
 		ek, err := t.persistentEK(e)
@@ -291,13 +293,10 @@ func (t *TPM) sources(e template.EK, how way) (all []*source, problem string, er
 			return nil, "", err
 		case stored != nil:
 			all = append(all, &source{public: stored.Public, stored: true})
-			if how == storedWay {
-				return all, "", nil
-			}
 			return append(all, &source{public: e.Public}), "", nil
 		}
 		if how == storedWay {
-			return nil, "", fmt.Errorf("%w %s", errNothingStored, problem)
+			return nil, "", fmt.Errorf("%w: %s", errNothingStored, cmp.Or(problem, "NV holds neither"))
 		}
 	}
 	if len(all) == 0 {
@@ -306,9 +305,9 @@ func (t *TPM) sources(e template.EK, how way) (all []*source, problem string, er
 	return all, problem, nil
 }
 
-// storedTemplate returns the template that the nonce and the template in NV make, nil if neither is
-// there or both say what the profile says. It is a *certificateProblem if they cannot be followed.
-// They may change nothing but the Unique field: a verifier accepts no other EK.
+// storedTemplate returns the template that the nonce and the template in NV make. It is nil if NV
+// has neither, or if both agree with the profile. The error is a *certificateProblem if they cannot
+// be used. They may change the Unique field only: a verifier accepts no other EK.
 func (t *TPM) storedTemplate(e template.EK) (*template.EK, error) {
 	indices, err := t.certificateIndices()
 	if err != nil {
@@ -469,11 +468,11 @@ func (t *TPM) ek(e template.EK, how way) (EK, error) {
 	var without *EK
 	for i, s := range sources {
 		last := i == len(sources)-1
-		if certified == nil && how == storedWay && !last {
-			continue // a persistent key may be another one
+		if certified == nil && how == storedWay && !s.stored {
+			continue // without a certificate, what is remembered decides
 		}
 		ek, key, err := t.make(e, s)
-		if isRefused(err) && s.stored && !last {
+		if isRefused(err) && s.stored && !last && how != storedWay {
 			storedProblem = fmt.Sprintf("nonce or template in NV: %v", err)
 			continue
 		}
@@ -486,11 +485,12 @@ func (t *TPM) ek(e template.EK, how way) (EK, error) {
 				return EK{}, err
 			}
 			ek.Certificates = append([][]byte{leaf}, chain...)
-			// A persistent key that is certified is the one that NV makes.
+			// A persistent key that is certified may be the one that NV makes. If it is
+			// evicted, the certificate decides among the sources.
 			ek.stored = ek.stored || s.persistent != nil && slices.ContainsFunc(sources, func(s *source) bool { return s.stored })
 			return ek, nil
 		}
-		if without == nil || how == storedWay {
+		if without == nil || how == storedWay && s.stored {
 			without = &ek
 		}
 		if certified == nil {
@@ -531,8 +531,8 @@ func (t *TPM) make(e template.EK, s *source) (EK, crypto.PublicKey, error) {
 	return ek, key, nil
 }
 
-// certificateProblem says why the content of an NV index is not this TPM's certificate. The TPM
-// itself works.
+// certificateProblem says why the content of an NV index cannot be used as this TPM's certificate,
+// nonce or template. The TPM itself works.
 type certificateProblem struct{ err error }
 
 func (p *certificateProblem) Error() string { return p.err.Error() }
@@ -624,7 +624,7 @@ func (t *TPM) tryReadNV(index tpm2.TPMHandle, chunk uint16) ([]byte, error) {
 		return nil, &commandError{"TPM2_NV_ReadPublic", err}
 	}
 	if public.DataSize > maxCertificate {
-		return nil, &certificateProblem{fmt.Errorf("certificate: more than %d bytes", maxCertificate)}
+		return nil, &certificateProblem{fmt.Errorf("content: more than %d bytes", maxCertificate)}
 	}
 	named := tpm2.NamedHandle{Handle: index, Name: rsp.NVName}
 	reader := tpm2.AuthHandle{Handle: index, Name: rsp.NVName, Auth: tpm2.PasswordAuth(nil)}
@@ -641,7 +641,7 @@ func (t *TPM) tryReadNV(index tpm2.TPMHandle, chunk uint16) ([]byte, error) {
 			return nil, err
 		}
 		if len(rsp.Data.Buffer) != int(size) {
-			return nil, &certificateProblem{errors.New("certificate: ends early")}
+			return nil, &certificateProblem{errors.New("content: ends early")}
 		}
 		data = append(data, rsp.Data.Buffer...)
 		offset += size

@@ -30,9 +30,9 @@ type SelfTestResult struct {
 	Err error
 }
 
-// SelfTest plays both sides of the protocol with each EK that the TPM may have to use, and with that
-// of the template that the operator set, if any. It reports every command as it returns. Its error
-// joins the failures.
+// SelfTest plays both sides of the protocol with each EK that the TPM may have to use. That
+// includes the EK of the template that the operator set, if any. SelfTest reports every command as
+// it returns. Its error joins the failures.
 func (t *TPM) SelfTest(set string, report func(SelfTestResult)) error {
 	var ekInUse string
 	t.observe = func(command string, took time.Duration, err error) {

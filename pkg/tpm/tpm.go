@@ -58,8 +58,8 @@ func (e *LockTimeoutError) Error() string {
 	return fmt.Sprintf("TPM: another process has held the lock %s for %v", e.Path, lockWait)
 }
 
-// OpenError says that no TPM could be opened. It wraps one error for each device: they tell whether
-// there is no TPM, or one that is in use.
+// OpenError says that no TPM could be opened. It wraps one error for each device. They distinguish
+// an absent TPM from one that is in use.
 type OpenError struct{ Tried []error }
 
 func (e *OpenError) Error() string {
@@ -82,7 +82,7 @@ type LockError struct {
 
 func (e *LockError) Error() string {
 	var path *fs.PathError
-	if errors.As(e.Err, &path) { // it has a path of its own
+	if errors.As(e.Err, &path) { // its text names the path
 		return fmt.Sprintf("TPM: lock: %v", e.Err)
 	}
 	return fmt.Sprintf("TPM: lock %s: %v", e.Path, e.Err)

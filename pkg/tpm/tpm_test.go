@@ -446,8 +446,8 @@ func TestLockHasADeadline(t *testing.T) {
 	unlock()
 }
 
-// A lock that others could take is refused, and one that cannot be made is another error: neither is
-// the TPM's fault.
+// A lock that others could take is refused, and one that cannot be made is another error: neither
+// is the TPM's fault.
 func TestLockIsOursAlone(t *testing.T) {
 	dir := t.TempDir()
 	put := func(name string, mode os.FileMode) string {
@@ -529,7 +529,7 @@ func listen(t *testing.T) (path string, accept func()) {
 	}
 }
 
-// A software TPM with a full queue is there: a client waits for its turn, and not for ever.
+// A software TPM with a full queue is there: a client waits for a place, and not for ever.
 func TestFullQueueOfASoftwareTPM(t *testing.T) {
 	t.Parallel()
 	path, accept := listen(t)

@@ -73,7 +73,8 @@ func TestFirstRenewalAgain(t *testing.T) {
 
 // A certificate of the cluster's CA that is in no record, as somebody with the CA's key or the
 // wrong approver makes it, renews nothing while the record has a live one, though the TPM is the
-// right one. The machine is the right one, too: with a bootstrap credential at hand it gets another.
+// right one. The machine is the right one, too: with a bootstrap credential at hand it gets
+// another.
 func TestRenewalWithACertificateInNoRecord(t *testing.T) {
 	for name, mode := range map[string]verifier.Mode{"required": verifier.Required, "recover": verifier.Recover} {
 		t.Run(name, func(t *testing.T) {

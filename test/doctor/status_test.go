@@ -17,8 +17,9 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
-// status runs the command under strace, typed with nothing but where the kubelet's kubeconfig is. It has to take all other flags from
-// there. It may open no file for writing, no socket and no lock, and start no process.
+// status runs the command under strace, typed with nothing but where the kubelet's kubeconfig is.
+// It has to take all other flags from there. It may open no file for writing, no socket and no
+// lock, and start no process.
 func (n *node) status() (authenticator.Overview, int) {
 	n.t.Helper()
 	trace := filepath.Join(n.t.TempDir(), "trace")
@@ -62,7 +63,8 @@ func (n *node) status() (authenticator.Overview, int) {
 	return overview, cmd.ProcessState.ExitCode()
 }
 
-// status follows a node from nothing, through a hello that nobody answers, to a certificate by its TPM. Only the pending hello names the EK.
+// status follows a node from nothing, through a hello that nobody answers, to a certificate by its
+// TPM. Only the pending hello names the EK.
 func TestStatus(t *testing.T) {
 	n := newUnansweredNode(t)
 	o, code := n.status()

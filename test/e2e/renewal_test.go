@@ -73,8 +73,8 @@ func TestInsecureDoesNotRenew(t *testing.T) {
 	}
 }
 
-// No request waits for a renewal, and yet the new certificate is soon in use: client-go asks again after 30 s at most. A certificate with
-// hours left makes it as late as it can be.
+// No request waits for a renewal, and yet the new certificate is soon in use: client-go asks again
+// after 30 s at most. A certificate with hours left makes it as late as it can be.
 func TestNewCertificateIsSoonInUse(t *testing.T) {
 	t.Parallel()
 	n := renewingNode(t)

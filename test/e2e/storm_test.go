@@ -144,8 +144,8 @@ func TestRefusedRequestThatMayExistIsKept(t *testing.T) {
 	}
 }
 
-// A run that waits for its certificate reads the metadata of a file now and then. A hundred of them, as when many programs use one
-// kubeconfig, must not keep the machine busy.
+// A run that waits for its certificate reads the metadata of a file now and then. A hundred of
+// them, as when many programs use one kubeconfig, must not keep the machine busy.
 func TestRunsThatWaitCostNothing(t *testing.T) {
 	t.Parallel()
 	const waits, runs = 15 * time.Second, 20

@@ -318,7 +318,8 @@ func (b *builder) mustInstall(t *testing.T) {
 	}
 }
 
-// mustConfigure checks that the role sets the endorsement key, keeps other settings, and writes no configuration without that variable.
+// mustConfigure checks that the role sets the endorsement key, keeps other settings, and writes no
+// configuration without that variable.
 func (b *builder) mustConfigure(t *testing.T, vars string) {
 	t.Helper()
 	file := b.os.Path(configFile)

@@ -34,8 +34,8 @@ type Program struct {
 	// Version and Commit are those of the build. The User-Agent and the version command show
 	// them.
 	Version, Commit string
-	// CommitTime is the time of that commit, in seconds since 1970, as in SOURCE_DATE_EPOCH. A clock
-	// before it is wrong. If it is empty, it is not known.
+	// CommitTime is the time of that commit, in seconds since 1970, as in SOURCE_DATE_EPOCH. A
+	// clock that is before it is wrong. It is empty if the time is not known.
 	CommitTime string
 	// DefaultProvider is used if the operator names none. If it is empty, the operator has to
 	// name one.
@@ -65,7 +65,8 @@ type invocation struct {
 	root   *cobra.Command
 	config authenticator.Config // as the flags have it
 	file   string
-	// askedBy names the file that the cluster was read from if client-go did not name it.
+	// askedBy is the file that the cluster was read from. It is empty if client-go named the
+	// cluster, or nobody did.
 	askedBy string
 
 	// The flags of the root command.
@@ -103,8 +104,8 @@ func (p Program) Command() *cobra.Command {
 	return i.root
 }
 
-// settingsOnly reports whether a command line has nothing but flags with a value. The kubelet's has.
-// Then the commands, and what else is for people, need not be built.
+// settingsOnly reports whether a command line has only flags with values, as the kubelet's has.
+// Then the commands, and everything else for people, need not be built.
 func settingsOnly(args []string) bool {
 	for _, arg := range args {
 		if !strings.HasPrefix(arg, "--") || !strings.Contains(arg, "=") || strings.HasPrefix(arg, "--help") {
@@ -134,7 +135,7 @@ func (i *invocation) rootCommand() *cobra.Command {
 certificate as an ExecCredential. Where there is none, or it is due, a detached worker requests one through the
 Kubernetes CSR API, with evidence of which machine this is.
 
-Run by hand, on a terminal, it does not print the key. See status, doctor and --dry-run instead.`,
+On a terminal it does not print the key. Run status, doctor or --dry-run instead.`,
 		Args:          noArgs,
 		SilenceErrors: true,
 		SilenceUsage:  true,
@@ -156,7 +157,7 @@ Run by hand, on a terminal, it does not print the key. See status, doctor and --
 	flags.Lookup("v").Shorthand = "v"
 	root.Flags().BoolVar(&i.dryRun, "dry-run", false, "for a person: show what would be sent and what the API server makes of it; write and create nothing")
 	root.Flags().BoolVar(&i.version, "version", false, "for a person: print the version, as the command of that name does")
-	root.Flags().StringVarP(&i.output, "output", "o", "", "json or yaml; with --dry-run it prints the CertificateSigningRequest itself, with --version all of it")
+	root.Flags().StringVarP(&i.output, "output", "o", "", "json or yaml: with --dry-run, the CertificateSigningRequest; with --version, the protocol versions, too")
 	return root
 }
 
@@ -235,7 +236,7 @@ func bind(flags *pflag.FlagSet, c *authenticator.Config) {
 	flags.StringVar(&c.SignerName, "signer-name", c.SignerName, "signer to ask (default: the provider's)")
 	flags.DurationVar(&c.Expiration.Duration, "expiration", c.Expiration.Duration, "lifetime to ask for, 10m to 87600h; 0 leaves it to the signer")
 	flags.DurationVar(&c.WaitTimeout.Duration, "wait-timeout", c.WaitTimeout.Duration, "longest wait where there is no certificate to print")
-	flags.DurationVar(&c.RenewalWait.Duration, "renewal-wait", c.RenewalWait.Duration, "longest wait for a new certificate if the old one ends within 2s, or is rejected")
+	flags.DurationVar(&c.RenewalWait.Duration, "renewal-wait", c.RenewalWait.Duration, "longest wait for a new certificate if the old one ends within 2s, is rejected, or is another cluster's")
 	flags.StringVar(&c.MetricsTextfile, "metrics-textfile", c.MetricsTextfile, "file for the metrics of workers, for node-exporter's textfile collector (default: none)")
 	flags.StringVar(&c.TPMDevice, "tpm-device", c.TPMDevice, "TPM device, or Unix socket of a software TPM (default: as the provider finds it)")
 	flags.StringVar(&c.EKTemplate, "ek-template", c.EKTemplate, "template of the TPM's endorsement key to use, such as rsa-2048; auto leaves the choice to the provider")

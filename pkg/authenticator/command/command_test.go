@@ -634,7 +634,8 @@ func TestDryRunShowsTheVerdict(t *testing.T) {
 	}
 }
 
-// An API server that sheds load has not refused the request. It fails a run that has no certificate.
+// An API server that sheds load has not refused the request. It fails a run that has no
+// certificate.
 func TestDryRunAtABusyServer(t *testing.T) {
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)

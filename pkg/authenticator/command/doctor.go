@@ -22,9 +22,9 @@ func (i *invocation) doctorCommand() *cobra.Command {
 		Long: `Examine the node for whatever keeps it from getting, or from using, an attested certificate. No request is filed. Nothing on disk
 is changed, but that the TPM's lock file, and the runtime directory for it, are created where they are missing.
 It works without root, and says what it could not see. It takes the flags that the kubelet's kubeconfig gives the plugin, unless
---config is given, and says so. A flag on the command line goes first.
+--config is given, and names them. A flag on the command line wins.
 
-It exits with 0 unless a check failed: a warning is none. On a machine without any configuration it says that, and exits with 31.`,
+It exits with 31 if a check failed, and also on a machine without any configuration. Otherwise, even with warnings, it exits with 0.`,
 		Example: example(i.Name, `
 {} doctor
 

@@ -55,10 +55,10 @@ func readable(report *authenticator.Report) ([]byte, error) {
 		if err := describeRequest(report, row); err != nil {
 			return nil, err
 		}
+		row("to", orNone(report.Server))
+		row("credential", orNone(report.Credential))
+		row("API server's check", report.Check)
 	}
-	row("to", orNone(report.Server))
-	row("credential", orNone(report.Credential))
-	row("API server's check", orNone(report.Check))
 	if err := table.Flush(); err != nil {
 		return nil, err
 	}

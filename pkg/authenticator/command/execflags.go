@@ -15,10 +15,10 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 )
 
-// takeExecFlags has a command that a person types see what the kubelet sees. It reads the kubelet's
-// kubeconfig. If the exec user there is this program, its flags become those of this command. A flag
-// on the command line goes first, and nothing is taken if --config is among these: then a person
-// asks about another configuration. The ExecFlags are nil if there is nothing to say.
+// takeExecFlags gives a command that a person runs the settings that the kubelet uses. It reads the
+// kubelet's kubeconfig. If the exec user there is this program, its flags become those of this
+// command. A flag on the command line wins. With --config on the command line it takes none: that
+// is another configuration. The ExecFlags are nil if the kubeconfig has none to take.
 func (i *invocation) takeExecFlags() (kubelet.Kubeconfig, *authenticator.ExecFlags) {
 	given := i.root.PersistentFlags()
 	config, _ := i.settings() // the defaults will do
@@ -79,8 +79,8 @@ func (i *invocation) isThisProgram(command string) bool {
 	return err == nil && os.SameFile(named, self)
 }
 
-// givesSetting reports whether the command line sets a setting. Where the kubelet's kubeconfig is,
-// and how much is logged, is none.
+// givesSetting reports whether the command line has a setting. --kubelet-kubeconfig and -v do not
+// count: they say where to look, and how much to log.
 func (i *invocation) givesSetting() bool {
 	gives := false
 	i.root.PersistentFlags().VisitAll(func(f *pflag.Flag) {

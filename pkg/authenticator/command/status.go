@@ -24,11 +24,16 @@ func (i *invocation) statusCommand() *cobra.Command {
 		Use:   "status",
 		Short: "Show the node's certificate, its renewal, the last attempt and the pending request",
 		Long: `Show what the files of this node say about its certificate. It takes no lock, writes nothing, and asks neither the network nor the
-TPM: monitoring can run it every minute. It takes the flags that the kubelet's kubeconfig gives the plugin, unless --config is given,
-and says so. A flag on the command line goes first.
+TPM, so monitoring can run it every minute. It takes the flags that the kubelet's kubeconfig gives the plugin, unless --config is given,
+and names them. A flag on the command line wins.
 
-Exit codes: 0 the certificate is served and none is wanted; 40 a new one is wanted; 41 the attempts to get it fail; 42 the certificate has
-expired; 43 there is none; 12 the certificate directory cannot be read or trusted.`,
+Exit codes:
+  0   the certificate is served, and no new one is wanted
+  40  the certificate is served, and a new one is wanted
+  41  the certificate is served, but it cannot be replaced, it is rejected, or the configuration is wrong
+  42  the certificate has expired
+  43  there is no usable certificate
+  12  the certificate directory cannot be read or trusted`,
 		Example: example(i.Name, `
 {} status
 
@@ -59,8 +64,8 @@ expired; 43 there is none; 12 the certificate directory cannot be read or truste
 	return c
 }
 
-// overview reads the files as a run would that the kubelet calls now: with the flags and the cluster
-// of the kubelet's kubeconfig.
+// overview reads the files as a run of the kubelet would now, with the flags and the cluster of the
+// kubelet's kubeconfig.
 func (i *invocation) overview() (*authenticator.Overview, error) {
 	kubeconfig, taken := i.takeExecFlags()
 	config, loadErr := i.settings()

@@ -68,8 +68,8 @@ func TestStatusOfACertificate(t *testing.T) {
 // oneSpace removes the padding of a table.
 func oneSpace(table string) string { return regexp.MustCompile(` +`).ReplaceAllString(table, " ") }
 
-// A worker that has really run leaves what status shows: here, a request that the API server refuses.
-// status itself asks no API server, and waits for no lock.
+// A worker that has really run leaves what status shows: here, a request that the API server
+// refuses. status itself asks no API server, and waits for no lock.
 func TestStatusAfterAWorker(t *testing.T) {
 	n := newNode(t)
 	var calls atomic.Int32

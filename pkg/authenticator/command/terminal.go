@@ -22,11 +22,11 @@ func isTerminal(w io.Writer) bool {
 	return err == nil
 }
 
-// explain says what to type instead of a bare call, which would print the private key. It fails:
-// exit code 0 stands for a credential on standard output.
+// explain says what to run instead of a bare call, which would print the private key. It returns a
+// Failure, since exit code 0 means that a credential is on standard output.
 func (i *invocation) explain() error {
-	_, _ = fmt.Fprintf(i.Stderr, `%[1]s is run by the kubelet, and prints this node's certificate and its private key.
-On a terminal it does not. A person types one of these:
+	_, _ = fmt.Fprintf(i.Stderr, `%[1]s is run by the kubelet. It prints this node's certificate and private key,
+so it does not print them on a terminal. Run one of these instead:
 
   %[1]s status      the certificate, its renewal, and the last attempt
   %[1]s doctor      what keeps this node from its certificate

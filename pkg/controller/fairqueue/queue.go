@@ -57,7 +57,7 @@ func (q *Queue) NewQueue(name string, limiter workqueue.TypedRateLimiter[reconci
 	return workqueue.NewTypedRateLimitingQueueWithConfig(limiter, workqueue.TypedRateLimitingQueueConfig[request]{Name: name, DelayingQueue: delaying})
 }
 
-// Observe tells the flow of a request, which holds until Forget. Call it from an event handler,
+// Observe sets the flow of a request. The flow stays until Forget. Call it from an event handler,
 // before the request is added. Without it, a look at the request is Unlimited. A queued request
 // moves to where it would be if it was queued now.
 func (q *Queue) Observe(name string, flow Flow) {
@@ -73,9 +73,9 @@ func (q *Queue) Forget(name string) {
 // at most once a second: it takes some 20 ms for 100,000 claims.
 func (q *Queue) Relist() { q.update(q.order.relist) }
 
-// Charge has a requester's next turns come the later the longer it took to deny one of its
-// requests. So of one requester one request is denied at a time, on the average: the slower the API
-// server answers, the fewer. Call it before Done.
+// Charge delays a requester's next requests by the time that it took to deny one of its requests.
+// So on average, one request of a requester is denied at a time: the slower the API server, the
+// fewer in a second. Call it before Done.
 func (q *Queue) Charge(requester string, took time.Duration) {
 	q.update(func() { q.order.charge(requester, took, q.elapsed()) })
 }

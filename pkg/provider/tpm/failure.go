@@ -35,11 +35,11 @@ func refusals() []refusal {
 		{[]tpm2.TPMRC{tpm2.TPMRCDisabled},
 			"the TPM or a part of it is off: switch it on in the firmware's settings"},
 		{[]tpm2.TPMRC{tpm2.TPMRCInitialize},
-			"nobody has started the TPM with TPM2_Startup, which is the firmware's task: restart the machine, or the software TPM with startup-clear"},
+			"the firmware has not started the TPM (TPM2_Startup): restart the machine, or start a software TPM with: swtpm socket --flags startup-clear"},
 		{[]tpm2.TPMRC{tpm2.TPMRCReboot},
 			"the TPM wants a restart of the machine"},
 		{[]tpm2.TPMRC{tpm2.TPMRCUpgrade},
-			"an update of the TPM's firmware has not ended: end it, and restart the machine"},
+			"an update of the TPM's firmware is unfinished: finish it, and restart the machine"},
 		{[]tpm2.TPMRC{tpm2.TPMRCFailure, tpm2.TPMRCNeedsTest},
 			"the TPM's test of itself has failed: switch the machine off and on, then try: kubelet-authenticator tpm selftest; " +
 				"if it still fails, update the firmware or replace the TPM"},
@@ -112,8 +112,8 @@ func classify(err error, otherwise string) error {
 	return failed(cmp.Or(hintOf(err), device, otherwise))
 }
 
-// classifyOpen decides whether there is no TPM, or one that could not be opened. A path that leads
-// to something else than a TPM has no error number.
+// classifyOpen decides whether there is no TPM, or one that could not be opened. Without a hint the
+// path leads to something else than a TPM: that error has no number.
 func classifyOpen(err *tpm.OpenError, as func(provider.Class, string) error) error {
 	hint, absent := oserror.Device(err)
 	if absent || hint == "" {

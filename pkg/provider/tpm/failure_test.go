@@ -58,7 +58,7 @@ func TestErrorsOfOpening(t *testing.T) {
 		"no right":                    {tried(syscall.EACCES, syscall.EACCES), provider.DeviceFailed, "run this as root"},
 		"no right to one, no other":   {tried(syscall.EPERM, syscall.ENOENT), provider.DeviceFailed, "run this as root"},
 		"in use":                      {tried(syscall.ENOENT, syscall.EBUSY), provider.DeviceFailed, "fuser -v /dev/tpm0"},
-		"the queue is full":           {tried(syscall.EAGAIN), provider.DeviceFailed, "other programs use the TPM"},
+		"the queue is full":           {tried(syscall.EAGAIN), provider.DeviceFailed, "too many programs wait"},
 		"the driver gets no answer":   {tried(syscall.EIO), provider.DeviceFailed, "does not answer its driver"},
 		"the driver waits for answer": {tried(syscall.ETIME), provider.DeviceFailed, "does not answer its driver"},
 		"a read gets no answer":       {fmt.Errorf("TPM2_Quote: %w", &fs.PathError{Op: "read", Path: "/dev/tpm0", Err: syscall.ETIME}), provider.DeviceFailed, "does not answer its driver"},
@@ -73,8 +73,8 @@ func TestErrorsOfOpening(t *testing.T) {
 	}
 }
 
-// Each response code that has a meaning of its own has a hint of its own, with or without the number
-// of a handle, session or parameter.
+// Each response code that has a meaning of its own has a hint of its own, with or without the
+// number of a handle, session or parameter.
 func TestResponseCodes(t *testing.T) {
 	want := map[tpm2.TPMRC]string{
 		tpm2.TPMRCLockout: "tpm2_dictionarylockout",

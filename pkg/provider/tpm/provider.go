@@ -106,9 +106,9 @@ func (p *Provider) Allows(remember string) bool {
 	return p.ekTemplate == "" || remember == "" || tpm.RememberedTemplate(remember) == p.ekTemplate
 }
 
-// Hello names this TPM by an EK: that of the template that the operator set, else the remembered one
-// if the TPM still makes it. A machine's record pins its EK. So a certificate that a firmware update
-// adds must not change the choice.
+// Hello names this TPM by an EK: the one of the template that the operator set, else the remembered
+// one if the TPM still makes it. A machine's record pins its EK. So a certificate that a firmware
+// update adds must not change the choice.
 func (p *Provider) Hello(ctx context.Context, request provider.Request) (document []byte, remember string, err error) {
 	if request.Version != attestation.VersionTPM {
 		return nil, "", fmt.Errorf("version %q is not one that this provider writes", request.Version)

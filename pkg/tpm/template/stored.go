@@ -11,10 +11,10 @@ import (
 	"github.com/google/go-tpm/tpm2"
 )
 
-// A chip may keep in NV what its EK is made from: a nonce, a template, or both. Both may change
-// nothing but the Unique field of the template here. A verifier compares all else byte for byte, and
-// all that protects the EK is there: attributes, policy and parameters. Unique is an input of the
-// key's derivation. So another Unique means another key of the same TPM, and no weaker one.
+// A chip may store inputs of its EK in NV: a nonce, a template, or both. Both may change only the
+// Unique field of a template of this package. A verifier compares everything else byte for byte:
+// attributes, policy and parameters protect the EK. Unique is an input of the key's derivation. So
+// another Unique gives another key of the same TPM, which is as strong.
 
 // WithNonce returns the template with the content of the chip's NV index for a nonce. It fills the
 // start of Unique: the modulus of an RSA key, or x of a point. The rest are zeros, as in the

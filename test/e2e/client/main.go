@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// client is a client-go program like the kubelet: it makes a request every interval through a kubeconfig. It prints a line for each: how
-// many milliseconds it took, as whom and with which certificate, or why it failed.
+// client is a client-go program like the kubelet: it makes a request every interval through a
+// kubeconfig. It prints a line for each: how many milliseconds it took, as whom and with which
+// certificate, or why it failed.
 package main
 
 import (
