@@ -9,19 +9,28 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
 // resultSuccess is the label of a worker that did not fail. No Reason has this name.
 const resultSuccess = "Success"
 
-// writeMetrics writes the metrics file if the operator wants one. state is how the last worker
-// ended. A failure is logged and nothing more: a certificate matters more than its metrics. So they
-// are written last, when the rest is on disk: the file system of the metrics may hang.
+// writeMetrics writes the metrics file if the operator wants one. state is how this worker ended. A
+// failure is logged and nothing more: a certificate matters more than its metrics.
+//
+// It is the last that a worker does, and first gives up the worker's place. If the file system of
+// the metrics hangs, so does this process, and not even SIGKILL may end it. The next worker starts
+// all the same.
 func (w *worker) writeMetrics(state *cache.State) {
 	if w.metricsTextfile == "" {
 		return
 	}
+	if err := w.lock.NameWorker(process.ID{}); err != nil {
+		w.log.Info("metrics are not written", "cause", err.Error())
+		return
+	}
+	w.lock.Unlock()
 	// The collector reads no temporary file: the name of one does not end in .prom.
 	dir, name := cache.At(filepath.Dir(w.metricsTextfile)), filepath.Base(w.metricsTextfile)
 	dir.CleanFile(name)

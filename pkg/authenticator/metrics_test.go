@@ -20,6 +20,7 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 	certificatesv1 "k8s.io/api/certificates/v1"
+	"k8s.io/klog/v2/textlogger"
 	"sigs.k8s.io/yaml"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
@@ -177,8 +178,9 @@ func TestMetricsOfAPendingRequest(t *testing.T) {
 	}
 }
 
-// The file system of the metrics may hang. By then all else is on disk.
-func TestMetricsAreWrittenLast(t *testing.T) {
+// The file system of the metrics may hang. By then all else is on disk, and the next worker may
+// start.
+func TestMetricsThatHangHoldNothing(t *testing.T) {
 	a := enrolling(t, &apiServer{decide: func(object *certificatesv1.CertificateSigningRequest) {
 		object.Status.Certificate = sign(t, pkcs10Of(t, object.Spec.Request), nil)
 	}})
@@ -192,7 +194,36 @@ func TestMetricsAreWrittenLast(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = metricValues(t, a.metricsTextfile)
+	if id := a.dir.Worker(); id.PID != 0 {
+		t.Errorf("the worker's place is taken by %v", id)
+	}
+	state, err := a.dir.State()
+	if err != nil || state.Last == nil || a.loadStatus().pair == nil {
+		t.Errorf("state %+v, %v", state, err)
+	}
+	a.step = func(Step) {}
+	w := newWorker(t, a)
+	w.metricsTextfile = filepath.Join(t.TempDir(), "none", "x.prom")
+	tried := false
+	w.log = textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(writerFunc(func(p []byte) (int, error) { // while they are written
+		tried = true
+		lock, err := a.dir.TryLock()
+		if err != nil {
+			t.Error(err)
+		} else {
+			lock.Unlock()
+		}
+		return len(p), nil
+	}))))
+	w.writeMetrics(state)
+	if !tried {
+		t.Error("nothing was logged")
+	}
 }
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
 // A worker gets its certificate whether its metrics can be written or not.
 func TestMetricsNeverFailAWorker(t *testing.T) {

@@ -73,7 +73,9 @@ func (a *Authenticator) Work(ctx context.Context) error {
 		return AsFailure(err)
 	}
 	defer w.lock.Unlock()
-	return w.record(w.work(ctx))
+	state, err := w.record(w.work(ctx))
+	w.writeMetrics(state)
+	return err
 }
 
 // enter begins a step and ends the one before.
@@ -252,12 +254,11 @@ func (w *worker) noteRejection(status certificateStatus) {
 // request if that is decided. In this order a crash in between loses no result. After
 // success the next worker forgets the request. After a denial it gets the same decision again, and
 // the back-off grows.
-func (w *worker) record(err error) error {
+func (w *worker) record(err error) (*cache.State, error) {
 	w.enter(stepRecord)
 	now := w.now().UTC()
 	w.result.Finished = now
 	state := readState(w.dir)
-	defer w.writeMetrics(state)
 	switch {
 	case err != nil:
 		failure := AsFailure(err)
@@ -272,11 +273,11 @@ func (w *worker) record(err error) error {
 		state.Last, state.Failures, state.Refusals = &w.result, 0, 0
 	}
 	if stateErr := w.lock.SetState(state); stateErr != nil {
-		return errors.Join(err, stateErr)
+		return state, errors.Join(err, stateErr)
 	}
 	if !w.spent {
-		return err
+		return state, err
 	}
 	w.enter(stepForget)
-	return errors.Join(err, w.lock.ForgetPending())
+	return state, errors.Join(err, w.lock.ForgetPending())
 }
