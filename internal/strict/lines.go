@@ -79,7 +79,7 @@ func (n *node) at(p path) int {
 	line := 0
 	for _, step := range p {
 		switch {
-		case step.name != "":
+		case !step.isItem:
 			n = n.fields[step.name]
 		case step.index < len(n.items):
 			n = n.items[step.index]

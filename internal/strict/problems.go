@@ -18,10 +18,11 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 )
 
-// step leads to a field, or to an item of a list if it has no name.
+// step leads to a field, or to an item of a list.
 type step struct {
-	name  string
-	index int
+	name   string
+	index  int
+	isItem bool
 }
 
 // path leads from the document to a value in it.
@@ -31,16 +32,22 @@ func (p path) String() string {
 	var out strings.Builder
 	for i, s := range p {
 		switch {
-		case s.name == "":
+		case s.isItem:
 			out.WriteString("[" + strconv.Itoa(s.index) + "]")
 		case i > 0:
-			out.WriteString("." + s.name)
+			out.WriteString("." + text.Line(s.name, maxName))
 		default:
-			out.WriteString(s.name)
+			out.WriteString(text.Line(s.name, maxName))
 		}
 	}
 	return out.String()
 }
+
+const (
+	// maxName bounds a field's name in an error, in bytes, and maxProblems how many problems one
+	// error has: an operator mends the first ones first.
+	maxName, maxProblems = 64, 20
+)
 
 // with returns the path that is one step longer.
 func (p path) with(s step) path { return append(slices.Clone(p), s) }
@@ -79,6 +86,9 @@ type finder struct {
 
 // search examines a value and, if it is itself accepted, what is in it.
 func (f *finder) search(at path, value any) {
+	if len(f.problems) == maxProblems {
+		return
+	}
 	if err := f.decode(at, hull(value)); err != nil {
 		f.problems = append(f.problems, problem{f.lines.at(at), explain(at, f.into, err)})
 		return
@@ -90,7 +100,7 @@ func (f *finder) search(at path, value any) {
 		}
 	case []any:
 		for i, item := range value {
-			f.search(at.with(step{index: i}), item)
+			f.search(at.with(step{index: i, isItem: true}), item)
 		}
 	}
 }
@@ -110,10 +120,10 @@ func hull(value any) any {
 // decode decodes a document that has only one value, the one at the path.
 func (f *finder) decode(at path, value any) error {
 	for _, s := range slices.Backward(at) {
-		if s.name != "" {
-			value = map[string]any{s.name: value}
-		} else {
+		if s.isItem {
 			value = []any{value}
+		} else {
+			value = map[string]any{s.name: value}
 		}
 	}
 	document, err := json.Marshal(value)
@@ -187,9 +197,9 @@ func fieldsAt(t reflect.Type, at path) []string {
 		next := at[i]
 		i++
 		switch kind := t.Kind(); {
-		case next.name == "" && (kind == reflect.Slice || kind == reflect.Array), next.name != "" && kind == reflect.Map:
+		case next.isItem && (kind == reflect.Slice || kind == reflect.Array), !next.isItem && kind == reflect.Map:
 			t = t.Elem()
-		case next.name != "" && kind == reflect.Struct:
+		case !next.isItem && kind == reflect.Struct:
 			field, ok := jsonFields(t)[next.name]
 			if !ok {
 				return nil

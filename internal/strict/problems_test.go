@@ -3,6 +3,7 @@
 package strict
 
 import (
+	"strings"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -44,6 +45,10 @@ func TestDecodeNamesLineAndField(t *testing.T) {
 		"JSON":                         {"{\n  \"enabled\": true,\n  \"numbre\": 1\n}", "line 3: numbre: unknown field; did you mean number?"},
 		"not YAML":                     {"enabled: true\n  number: 1\n", "line 2: mapping values are not allowed in this context"},
 		"no object":                    {"maybe\n", "must be an object, not a string"},
+		"a field without a name":       {"\"\": 1\n", "line 1: unknown field"},
+		"a field of two lines":         {"\"a\\nb\\e[31m\": 1\n", "line 1: a b [31m: unknown field"},
+		"something behind JSON":        {"{\"enabled\": true}\nnumber: 5\n", "holds more than one document"},
+		"JSON twice":                   {"{\"enabled\": true}\n{}\n", "holds more than one document"},
 		"a field twice":                {"enabled: true\nenabled: true\n", `line 2: key "enabled" already set in map`},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -52,5 +57,17 @@ func TestDecodeNamesLineAndField(t *testing.T) {
 				t.Errorf("got  %v\nwant %s", err, c.want)
 			}
 		})
+	}
+}
+
+// An operator mends the first problems first. A file of mistakes must not make an error of megabytes.
+func TestProblemsAreBounded(t *testing.T) {
+	err := Decode([]byte(strings.Repeat("- 1\n", 10_000)), &settings{})
+	if err == nil || len(err.Error()) > 200 {
+		t.Errorf("%.300v", err)
+	}
+	err = Decode([]byte("rules:\n"+strings.Repeat("- 1\n", 10_000)), &settings{})
+	if err == nil || strings.Count(err.Error(), "line ") != maxProblems {
+		t.Errorf("%.300v", err)
 	}
 }

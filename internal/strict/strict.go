@@ -60,7 +60,7 @@ func CheckKind(is metav1.TypeMeta, apiVersion, kind string) error {
 
 // severalDocuments reports whether a second document follows. The strict parser would ignore it.
 func severalDocuments(data []byte) bool {
-	if !bytes.Contains(data, []byte("---")) && !bytes.Contains(data, []byte("...")) {
+	if !bytes.Contains(data, []byte("---")) && !bytes.Contains(data, []byte("...")) && !bytes.ContainsAny(data, "{[") {
 		return false // there is no other way to begin or to end one
 	}
 	decoder := goyaml.NewDecoder(bytes.NewReader(data))

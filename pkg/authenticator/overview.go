@@ -205,10 +205,15 @@ func (a *Authenticator) Overview() *Overview {
 	worker := a.dir.Worker()
 	o.Worker.Running = worker.Alive()
 	status := a.loadStatus()
-	state := readState(a.dir)
+	state, stateErr := a.dir.State()
+	if stateErr != nil {
+		state = &cache.State{}
+	}
 	o.NodeName = status.nodeName
 	o.describeCertificate(a, status, now)
 	o.describeWorker(worker, state, now)
+	// A worker may be killed after it has installed its certificate.
+	o.Worker.Died = o.Worker.Died && a.dir.Stamp(cache.CurrentFile).Modified().Before(time.Now().Add(-worker.Age()))
 	pending, err := a.dir.Pending()
 	if err == nil && pending != nil {
 		o.describePending(pending, now)
@@ -222,6 +227,8 @@ func (a *Authenticator) Overview() *Overview {
 		o.Problem = status.remark.Error()
 	case cache.IsUnusable(err):
 		o.Problem = err.Error()
+	case cache.IsUnusable(stateErr):
+		o.Problem = stateErr.Error()
 	case status.nameErr != nil:
 		o.Problem = status.nameErr.Error()
 	}

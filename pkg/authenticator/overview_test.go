@@ -121,8 +121,20 @@ func TestOverviewStates(t *testing.T) {
 		}, StateFailing, 41, "APIUnreachable, 3 in a row: it did not work"},
 		"due, and the worker died": {func(t *testing.T, a *Authenticator) {
 			installPair(t, a.dir, justDue(t, a))
+			old := time.Now().Add(-365 * 24 * time.Hour) // before the boot that the worker is of
+			if err := os.Chtimes(a.dir.File(cache.CurrentFile), old, old); err != nil {
+				t.Fatal(err)
+			}
 			deadWorker(t, a, process.ID{PID: 1 << 22, Start: 1})
 		}, StateFailing, 41, "died without a result"},
+		"due, and a worker was killed after it had installed": {func(t *testing.T, a *Authenticator) {
+			installPair(t, a.dir, justDue(t, a))
+			deadWorker(t, a, process.ID{PID: 1 << 22, Start: 1})
+		}, StateDue, 40, "no worker runs"},
+		"due, and the state file is damaged": {func(t *testing.T, a *Authenticator) {
+			installPair(t, a.dir, justDue(t, a))
+			put(t, a.dir, cache.StateFile, []byte("{"), 0o600)
+		}, StateDue, 40, "no worker runs"},
 		"due, and the worker that failed has ended": {func(t *testing.T, a *Authenticator) {
 			installPair(t, a.dir, justDue(t, a))
 			state := failedWith(APIUnreachable, a.now())

@@ -78,7 +78,7 @@ func Reasons() []ReasonInfo {
 		{kubeconfigForeign, 29, "A kubeconfig was to be written where there is one that is not this program's: it is left alone.", soon},
 		{KubeletNotPrepared, 30, "The kubelet must not start, or not yet: its kubeconfig could not be read or written, or its environment file not written, for example because /run is full.", soon},
 		{NodeUnhealthy, 31, "A check of the command doctor failed.", soon},
-		{apiOverloaded, 32, "The API server sheds load (429 or 503). The next attempt respects its Retry-After.", busy},
+		{apiOverloaded, 32, "The API server sheds load (429 or 503). The next attempt waits for its Retry-After, 10 to 15 minutes at most.", busy},
 		// The command status alone has these codes. 33 to 39 are kept for failures of a run.
 		{CertificateDue, 40, "The command status: the certificate is served, and a new one is wanted.", soon},
 		{RenewalFailing, 41, "The command status: the certificate is served, but it cannot be replaced, the API server rejects it, or the configuration is wrong.", soon},

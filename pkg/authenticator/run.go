@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
 
@@ -62,10 +63,13 @@ func (a *Authenticator) Run(ctx context.Context) (*Answer, error) {
 	case status.pair == nil:
 		status, failure = a.supervisor().awaitWorker(ctx, status, a.waitTimeout, answer)
 	case status.due != "":
-		if wait := a.waitsForRenewal(status); wait > 0 {
+		if wait := a.renewalBudget(status); wait > 0 {
 			status, failure = a.supervisor().awaitWorker(ctx, status, wait, answer)
 		} else {
 			failure = a.supervisor().ensureWorker(status, answer)
+		}
+		if errors.Is(failure, cache.ErrLocked) && a.supervisor().isStarting() {
+			failure = nil
 		}
 		if failure == nil && status.due != "" {
 			failure = a.lastWorkerFailure()
@@ -85,10 +89,10 @@ func (a *Authenticator) Run(ctx context.Context) (*Answer, error) {
 // nearExpiration. It would use a certificate that ends sooner beyond its end.
 const lastMoments = 2 * nearest
 
-// waitsForRenewal returns how long a run waits for the certificate that replaces the one on disk.
+// renewalBudget returns how long a run waits for the certificate that replaces the one on disk.
 // It is 0 if that can still be used: the next run, after 30 s at most, finds the new one. A run
 // waits if the certificate is about to end, the API server rejects it, or it is another cluster's.
-func (a *Authenticator) waitsForRenewal(status certificateStatus) time.Duration {
+func (a *Authenticator) renewalBudget(status certificateStatus) time.Duration {
 	left := status.pair.Leaf.NotAfter.Sub(a.now())
 	if left > lastMoments && !status.rejected && !status.foreign {
 		return 0

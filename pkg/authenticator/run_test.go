@@ -152,6 +152,29 @@ func TestRunPrintsTheOldCertificateWhileARenewalFails(t *testing.T) {
 	}
 }
 
+// Another run holds the lock while it starts the worker. That is no failure.
+func TestRunBesideOneThatStartsTheWorker(t *testing.T) {
+	a := testAuthenticator(t)
+	installPair(t, a.dir, newPair(t, dueSoon))
+	self, err := process.Of(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	lock, err := a.dir.TryLock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Unlock()
+	time.AfterFunc(leastPause, func() {
+		if err := lock.NameWorker(self); err != nil {
+			t.Error(err)
+		}
+	})
+	if answer, err := a.Run(t.Context()); err != nil || len(answer.Remarks) > 0 || len(answer.Credential) == 0 {
+		t.Errorf("%v, %q", err, answer.Remarks)
+	}
+}
+
 // workerThatInstalls is one that takes a while to get a certificate.
 func workerThatInstalls(t *testing.T, a *Authenticator, fresh *cache.Pair, after time.Duration) func() (process.ID, error) {
 	t.Helper()

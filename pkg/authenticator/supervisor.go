@@ -71,6 +71,18 @@ func (s supervisor) ensureWorker(before certificateStatus, answer *Answer) error
 	return nil
 }
 
+// isStarting reports whether the lock is held by a run that starts a worker. That takes some
+// milliseconds, for which it waits.
+func (s supervisor) isStarting() bool {
+	for range 4 {
+		if s.workerRuns() {
+			return true
+		}
+		time.Sleep(leastPause)
+	}
+	return false
+}
+
 // awaitChange returns when there may be something new: the certificate's file has changed, no
 // worker runs, or statusInterval has passed. It reports false if ctx has ended. began is when the
 // run began to wait.

@@ -169,6 +169,9 @@ type Stamp struct {
 	size, modified int64
 }
 
+// Modified returns when the file was last written, by this machine's clock.
+func (s Stamp) Modified() time.Time { return time.Unix(0, s.modified) }
+
 // Stamp returns the Stamp of a file. It is much cheaper than Read.
 func (d Dir) Stamp(name string) Stamp {
 	info, err := os.Lstat(d.File(name))

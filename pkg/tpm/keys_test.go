@@ -870,3 +870,33 @@ func TestCertificateBehindTheOwnersPassword(t *testing.T) {
 		t.Errorf("lockout counter %d, %v", failed, err)
 	}
 }
+
+// A chip has a plain EK that is persistent and certified, and a stray nonce. What is remembered then
+// says "from NV". Once the key is evicted, the certificate decides, not what is remembered.
+func TestCertificateBeatsWhatIsRemembered(t *testing.T) {
+	chip := swtpm.Start(t, swtpm.Options{Certified: []string{"rsa-2048"}})
+	e, _ := template.EKByName("rsa-2048")
+	if err := chip.WriteNV(e.Nonce, []byte("stray")); err != nil {
+		t.Fatal(err)
+	}
+	const at = tpm2.TPMHandle(0x81010001)
+	if err := chip.Persist(e, at); err != nil {
+		t.Fatal(err)
+	}
+	enrolled := with(t, chip.Socket(), choose("", ""))
+	kept, err := tpm2.ReadPublic{ObjectHandle: at}.Execute(chip.Transport())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := (tpm2.EvictControl{
+		Auth:             tpm2.AuthHandle{Handle: tpm2.TPMRHOwner, Auth: tpm2.PasswordAuth(nil)},
+		ObjectHandle:     &tpm2.NamedHandle{Handle: at, Name: kept.Name},
+		PersistentHandle: at,
+	}).Execute(chip.Transport()); err != nil {
+		t.Fatal(err)
+	}
+	again := with(t, chip.Socket(), choose("", enrolled.ek.Remember()))
+	if !bytes.Equal(again.ek.Public, enrolled.ek.Public) || len(again.ek.Certificates) == 0 {
+		t.Errorf("enrolled as %q, now %q with %d certificates: %s", enrolled.ek.Remember(), again.ek.Remember(), len(again.ek.Certificates), again.ek.Problem)
+	}
+}

@@ -39,7 +39,7 @@ func (i *invocation) takeExecFlags() (kubelet.Kubeconfig, *authenticator.ExecFla
 		return k, taken
 	}
 	flags.VisitAll(func(f *pflag.Flag) {
-		if !f.Changed || given.Changed(f.Name) {
+		if !f.Changed || given.Changed(f.Name) || f.Name == "v" { // the kubelet's log is not this person's
 			return
 		}
 		_ = given.Set(f.Name, f.Value.String()) // it was parsed once already
