@@ -159,7 +159,7 @@ vuln: ## look for known vulnerabilities, where the database can be reached
 	@scripts/vuln $(TOOL) govulncheck ./...
 
 .PHONY: bench
-bench: ## measure the plugin: valid path, TPM, first certificate, stalls with the signer dead, jitter, each beside something else (ONLY: some of them)
+bench: ## measure the plugin: valid path, TPM, first certificate, stalls with the signer dead, jitter, overload, each beside something else (ONLY: some of them)
 	@scripts/need swtpm
 	cd perf && go run ./bench -only '$(ONLY)'
 

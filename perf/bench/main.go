@@ -36,10 +36,15 @@ func main() {
 	flag.DurationVar(&b.traffic, "traffic", time.Minute, "how long requests are sent while the signer is dead")
 	flag.IntVar(&b.fleet, "fleet", 10_000, "nodes of the simulated fleet")
 	flag.Float64Var(&b.limit, "limit", 4.5, "fail if the valid path takes more than this times the floor: more than on a machine that has ten other things to do")
+	flag.IntVar(&b.clients, "clients", 5000, "nodes that ask an overloaded API server")
+	flag.Float64Var(&b.capacity, "capacity", 100, "requests a second that it answers")
 	only := flag.String("only", "", "comma-separated measurements, of "+strings.Join(names(), ", ")+" (default: all)")
 	flag.Parse()
 	klog.LogToStderr(false)
 	klog.SetOutput(io.Discard) // what the libraries say of slow TPMs is in the table
+	quiet := flag.NewFlagSet("", flag.PanicOnError)
+	klog.InitFlags(quiet)
+	_ = quiet.Set("stderrthreshold", "FATAL") // nor are calls that a busy server did not answer in time errors here
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if err := b.run(ctx, *only); err != nil {
@@ -52,8 +57,9 @@ func main() {
 // bench is what the measurements share.
 type bench struct {
 	pairs, attestations, enrolments, fleet int
+	clients                                int
 	traffic                                time.Duration
-	limit                                  float64
+	limit, capacity                        float64
 
 	dir string
 	// Programs, as they are shipped.
@@ -72,6 +78,7 @@ var measurements = []struct {
 	{"enrolment", (*bench).enrolment},
 	{"stall", (*bench).stall},
 	{"jitter", (*bench).jitter},
+	{"overload", (*bench).overload},
 }
 
 func names() (all []string) {
@@ -91,7 +98,7 @@ func (b *bench) run(ctx context.Context, only string) (err error) {
 			return fmt.Errorf("-only: there is no measurement %q", name)
 		}
 	}
-	if b.pairs < 1 || b.attestations < 1 || b.enrolments < 1 || b.fleet < 1 || b.traffic < time.Second {
+	if b.pairs < 1 || b.attestations < 1 || b.enrolments < 1 || b.fleet < 1 || b.clients < 1 || b.capacity < 1 || b.traffic < time.Second {
 		return errors.New("each measurement needs one round at least, and the traffic a second")
 	}
 	if b.dir, err = os.MkdirTemp("", "bench-"); err != nil {

@@ -18,11 +18,13 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
+// stalledBeyond are two limits. A request is stalled if it took so much longer than the other node's
+// request of the same moment: what a busy machine does, it does to both.
+var stalledBeyond = []time.Duration{50 * time.Millisecond, 250 * time.Millisecond}
+
 const (
 	// trafficEvery is how far apart requests are.
 	trafficEvery = 100 * time.Millisecond
-	// stalledBeyond what the other node's request of the same moment took, a request is stalled: what a busy machine does, it does to both.
-	stalledBeyond = 250 * time.Millisecond
 	// requestLimit is for one request: longer than anything that the plugin waits for.
 	requestLimit = time.Minute
 )
@@ -158,12 +160,12 @@ func (t *traffic) request(ctx context.Context) error {
 	return nil
 }
 
-// stalls are the requests that took longer than the other node's of the same moment: how many, in how many groups of neighbours, and by how much
-// in all.
-func (t *traffic) stalls(other *traffic) (requests, groups int, sum time.Duration) {
+// stalls are the requests that took longer than the other node's of the same moment by more than a
+// limit: how many, in how many groups of neighbours, and by how much in all.
+func (t *traffic) stalls(other *traffic, beyond time.Duration) (requests, groups int, sum time.Duration) {
 	before := false
 	for i, took := range t.took {
-		stalled := took > other.took[i]+stalledBeyond
+		stalled := took > other.took[i]+beyond
 		if stalled {
 			requests++
 			sum += took - other.took[i]
@@ -178,18 +180,21 @@ func (t *traffic) stalls(other *traffic) (requests, groups int, sum time.Duratio
 
 func stallRows(disturbed, undisturbed *traffic) []row {
 	const what, against = "renewal due, signer dead: ", "nothing due, "
-	requests, groups, sum := disturbed.stalls(undisturbed)
-	otherRequests, otherGroups, otherSum := undisturbed.stalls(disturbed)
 	count := func(requests, groups, of int) string {
 		return fmt.Sprintf("%d of %d, in %d groups", requests, of, groups)
 	}
-	rows := []row{{
-		what:    what + "requests stalled, by " + milliseconds(stalledBeyond),
-		figure:  count(requests, groups, len(disturbed.took)),
-		against: against + count(otherRequests, otherGroups, len(undisturbed.took)),
-	}, {
-		what: what + "by how much in all", figure: milliseconds(sum), against: against + milliseconds(otherSum),
-	}}
+	var rows []row
+	for _, beyond := range stalledBeyond {
+		requests, groups, sum := disturbed.stalls(undisturbed, beyond)
+		otherRequests, otherGroups, otherSum := undisturbed.stalls(disturbed, beyond)
+		rows = append(rows, row{
+			what:    what + "requests more than " + beyond.String() + " later than the other node's",
+			figure:  count(requests, groups, len(disturbed.took)),
+			against: against + count(otherRequests, otherGroups, len(undisturbed.took)),
+		}, row{
+			what: what + "by how much in all", figure: milliseconds(sum), against: against + milliseconds(otherSum),
+		})
+	}
 	for _, q := range []struct {
 		name string
 		q    float64
