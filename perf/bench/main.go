@@ -38,6 +38,7 @@ func main() {
 	flag.Float64Var(&b.limit, "limit", 4.5, "fail if the valid path takes more than this times the floor: more than on a machine that has ten other things to do")
 	flag.IntVar(&b.clients, "clients", 5000, "nodes that ask an overloaded API server")
 	flag.Float64Var(&b.capacity, "capacity", 100, "requests a second that it answers")
+	flag.IntVar(&b.shedStatus, "status", 0, "overload: only the fleet, with 429 or 503 (default: both, and single nodes)")
 	only := flag.String("only", "", "comma-separated measurements, of "+strings.Join(names(), ", ")+" (default: all)")
 	flag.Parse()
 	klog.LogToStderr(false)
@@ -57,7 +58,7 @@ func main() {
 // bench is what the measurements share.
 type bench struct {
 	pairs, attestations, enrolments, fleet int
-	clients                                int
+	clients, shedStatus                    int
 	traffic                                time.Duration
 	limit, capacity                        float64
 
