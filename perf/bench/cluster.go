@@ -172,7 +172,10 @@ func (c *cluster) startController(ctx context.Context, dir, binary string, maker
 	var err error
 	c.controller, err = controllerprocess.New(controllerprocess.Options{
 		ControlPlane: c.ControlPlane, Dir: dir, Binary: binary,
-		Configure: func(s *config.Config) { s.TPM.RootsFile, s.TPM.IntermediatesFile = roots, intermediates },
+		Configure: func(s *config.Config) {
+			s.TPM.RootsFile, s.TPM.IntermediatesFile = roots, intermediates
+			s.Policies.Mode = "Warn" // letOthersApprove has changed one of them
+		},
 	})
 	if err != nil {
 		return err

@@ -208,7 +208,7 @@ func (s *second) add(other second) {
 
 // overloadFleet has nodes without a certificate ask, all for as long as the measurement takes.
 func (b *bench) overloadFleet(ctx context.Context, status int) (err error) {
-	if err := allowFiles(3*uint64(b.clients) + 1000); err != nil {
+	if err := allowFiles(3*uint64(b.clients) + 1000); err != nil { //nolint:gosec // G115: it is at least 1
 		return err
 	}
 	dir, err := onTmpfs()
