@@ -43,9 +43,8 @@ const (
 )
 
 // overload has nodes ask an API server that sheds load. First one whose certificate is due, then a
-// fleet that has none. What is run is the plugin's code, without its processes: 5,000 of them do not
-// fit into one machine. So their connections outlive workers, and there are fewer TLS handshakes than
-// from a fleet.
+// fleet that has none. It runs the plugin's code without its processes, since 5,000 do not fit into
+// one machine. So a worker may use the connection of the one before (connectionIdle).
 func (b *bench) overload(ctx context.Context) error {
 	statuses := []int{http.StatusTooManyRequests, http.StatusServiceUnavailable}
 	if b.shedStatus != 0 {
@@ -143,8 +142,8 @@ func (n *simulatedNode) work(ctx context.Context) {
 }
 
 // oneDueNode counts what one node sends whose certificate is due and has so much time left, while
-// the server sheds each request. The runs are client-go's: the next one as soon as the credential of
-// the last one has expired, which is the sooner the less time the certificate has left.
+// the server sheds each request. As with client-go, the next run follows as soon as the credential
+// has expired: the less time the certificate has left, the sooner.
 func oneDueNode(ctx context.Context, status int, left time.Duration) (row, error) {
 	server, err := newSheddingServer(status, 0)
 	if err != nil {
@@ -296,8 +295,8 @@ func allowFiles(least uint64) error {
 	return nil
 }
 
-// onlyOverload returns an error if a worker has failed for another cause than the server's load: then
-// something else was measured.
+// onlyOverload returns an error if a worker has failed for another cause than the server's load.
+// Then something else was measured.
 func onlyOverload(nodes []*simulatedNode) error {
 	for _, node := range nodes {
 		state, err := node.certs.State()
@@ -317,9 +316,9 @@ func onlyOverload(nodes []*simulatedNode) error {
 }
 
 // drive starts one worker after the other, as the runs of a kubelet without a credential do. A
-// kubelet asks each second or so. A run starts a worker unless the last one has left a back-off. The
-// runs themselves are left out: 5,000 that look for a certificate again and again need more than this
-// machine.
+// kubelet asks each second or so. A run starts a worker unless the last one has left a back-off.
+// The runs themselves are left out: 5,000 that look for a certificate again and again need more
+// than this machine.
 func (n *simulatedNode) drive(ctx context.Context, delay time.Duration) {
 	for pause(ctx, delay); ctx.Err() == nil; pause(ctx, delay) {
 		n.work(ctx)

@@ -53,7 +53,8 @@ func (s second) allShed() (n int) {
 }
 
 // sheddingServer serves certificates.k8s.io/v1 as far as the plugin needs it, and sheds load: it
-// answers a bounded number of requests a second, and the others with Retry-After. It decides nothing.
+// answers a bounded number of requests a second, and the others with Retry-After. It decides
+// nothing.
 type sheddingServer struct {
 	url      string
 	ca       []byte
@@ -73,8 +74,8 @@ type sheddingServer struct {
 // retryAfter is what kube-apiserver asks for when it sheds load.
 const retryAfter = "1"
 
-// connectionIdle is how long a connection outlives its last request: longer than retryAfter, and not
-// much longer than a worker. A real worker's connection ends with its process.
+// connectionIdle is how long a connection outlives its last request: longer than retryAfter, and
+// not much longer than a worker. A real worker's connection ends with its process.
 const connectionIdle = 3 * time.Second
 
 // newSheddingServer starts one. Its certificate is for each name below overloadDomain, and for
