@@ -28,7 +28,7 @@ type rule struct {
 func TestDecodeNamesLineAndField(t *testing.T) {
 	for name, c := range map[string]struct{ data, want string }{
 		"a mistyped field":             {"# a comment\n\nwaitTimout: 30s\n", "line 3: waitTimout: unknown field; did you mean waitTimeout?"},
-		"a field of nobody's":          {"nonsense: 1\n", "line 1: nonsense: unknown field"},
+		"an unknown field":             {"nonsense: 1\n", "line 1: nonsense: unknown field"},
 		"an inline field":              {"apiVersoin: a\n", "line 1: apiVersoin: unknown field; did you mean apiVersion?"},
 		"another case":                 {"waittimeout: 30s\n", "line 1: waittimeout: unknown field; did you mean waitTimeout?"},
 		"a field with a null":          {"enabled: true\nenable: null\n", "line 2: enable: unknown field; did you mean enabled?"},

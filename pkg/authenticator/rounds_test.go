@@ -1567,9 +1567,10 @@ func TestOverloadEndsTheWorkerAndLosesNothing(t *testing.T) {
 	}
 }
 
-// A worker whose node's own certificate was denied waits with the bootstrap credential's request
-// for the signer, and is killed. The next one goes on with that request, and asks for no other.
-func TestBootstrapRequestAfterADenialIsTakenUp(t *testing.T) {
+// newDeniedNode is a node whose certificate is due, and whose first hello is denied for its
+// credential. It has a bootstrap credential.
+func newDeniedNode(t *testing.T) *testNode {
+	t.Helper()
 	n := newNode(t)
 	n.api.hello = func(i int, o *csrObject) {
 		if i == 1 {
@@ -1578,9 +1579,16 @@ func TestBootstrapRequestAfterADenialIsTakenUp(t *testing.T) {
 			challenge(i, o)
 		}
 	}
-	n.api.proof = func(int, *csrObject) {} // the signer is late
 	installPair(t, n.dir, newPair(t, dueSoon))
 	n.exec = execOf(t, n)
+	return n
+}
+
+// A worker whose node's own certificate was denied waits with the bootstrap credential's request
+// for the signer, and is killed. The next one goes on with that request, and asks for no other.
+func TestBootstrapRequestAfterADenialIsTakenUp(t *testing.T) {
+	n := newDeniedNode(t)
+	n.api.proof = func(int, *csrObject) {} // the signer is late
 	mustFail(t, n.work(), WaitingForSigner)
 	n.wantFiled(2, 1)
 	for range 2 {
@@ -1600,14 +1608,13 @@ func TestBootstrapRequestAfterADenialIsTakenUp(t *testing.T) {
 
 // As long as the proof is to be filed, it needs the hello's credential.
 func TestHelloOfTheBootstrapCredentialIsTakenUp(t *testing.T) {
-	n := newNode(t)
+	n := newDeniedNode(t)
+	denies := n.api.hello
 	n.api.hello = func(i int, o *csrObject) {
-		if i == 1 {
-			deny(attestation.ReasonUnknownCredential)(i, o)
+		if i == 1 { // the controller is late with the other
+			denies(i, o)
 		}
 	}
-	installPair(t, n.dir, newPair(t, dueSoon))
-	n.exec = execOf(t, n)
 	mustFail(t, n.work(), WaitingForSigner)
 	n.wantFiled(2, 0)
 	n.api.mu.Lock()
@@ -1710,17 +1717,8 @@ func TestClockBeforeTheBuildIsBlamed(t *testing.T) {
 // The bootstrap credential's certificate is issued, and its token ends. The node's own certificate
 // may read it all the same.
 func TestIssuedCertificateOutlivesTheToken(t *testing.T) {
-	n := newNode(t)
-	n.api.hello = func(i int, o *csrObject) {
-		if i == 1 {
-			deny(attestation.ReasonUnknownCredential)(i, o)
-		} else {
-			challenge(i, o)
-		}
-	}
-	n.api.proof = func(int, *csrObject) {}
-	installPair(t, n.dir, newPair(t, dueSoon))
-	n.exec = execOf(t, n)
+	n := newDeniedNode(t)
+	n.api.proof = func(int, *csrObject) {} // the signer is late
 	mustFail(t, n.work(), WaitingForSigner)
 	n.api.mu.Lock()
 	_, proofs := n.api.split()

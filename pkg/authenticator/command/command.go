@@ -212,7 +212,8 @@ func flagError(c *cobra.Command, err error) error {
 
 // example returns the examples of a command's help, with the program's name for "{}".
 func example(name, s string) string {
-	return "  " + strings.ReplaceAll(strings.ReplaceAll(strings.TrimSpace(s), "{}", name), "\n", "\n  ")
+	indented := "  " + strings.ReplaceAll(strings.ReplaceAll(strings.TrimSpace(s), "{}", name), "\n", "\n  ")
+	return strings.ReplaceAll(indented, "\n  \n", "\n\n")
 }
 
 func usage(err error) error {

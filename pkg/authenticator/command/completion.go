@@ -7,11 +7,7 @@ import "github.com/spf13/cobra"
 // completeValues has the shell complete values of flags. No command takes an argument that is a
 // file.
 func (i *invocation) completeValues() {
-	flags := i.root.PersistentFlags()
 	for _, name := range []string{"provider", "ek-template"} {
-		if flags.Lookup(name) == nil {
-			continue
-		}
 		if values := i.flagValues(name); len(values) > 0 {
 			completeFlag(i.root, name, values)
 		}
