@@ -404,6 +404,9 @@ func (o *Overview) attempt() (message, hint string, failed bool) {
 	case o.Worker.Running:
 		return "a worker runs", "", false
 	}
+	if o.Credential.Problem != "" {
+		return "no request can be filed: " + o.Credential.Problem, o.Credential.Hint, false
+	}
 	return "no worker runs: " + next, "check that the kubelet runs, and that its kubeconfig names this program: see doctor", false
 }
 

@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	clientauthentication "k8s.io/client-go/pkg/apis/clientauthentication/v1"
+
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
@@ -91,7 +93,11 @@ func TestOverviewStates(t *testing.T) {
 			a.provider = fakeProvider{}
 			installPair(t, a.dir, duePair(t, 1))
 		}, StateOK, 0, "provider fake does not renew"},
-		"due": {func(t *testing.T, a *Authenticator) { installPair(t, a.dir, justDue(t, a)) }, StateDue, 40, "its lifetime is nearly over; no worker runs"},
+		"due": {func(t *testing.T, a *Authenticator) { installPair(t, a.dir, justDue(t, a)) }, StateDue, 40, "its lifetime is nearly over; no request can be filed"},
+		"due, with a cluster to ask": {func(t *testing.T, a *Authenticator) {
+			installPair(t, a.dir, justDue(t, a))
+			a.exec.Cluster = &clientauthentication.Cluster{Server: "https://cluster.example.com", CertificateAuthorityData: newCA(t)}
+		}, StateDue, 40, "its lifetime is nearly over; no worker runs"},
 		"due, and requested": {func(t *testing.T, a *Authenticator) {
 			installPair(t, a.dir, justDue(t, a))
 			putRecord(t, a, pendingSince(a.now().Add(-time.Minute), "uid"))
@@ -130,11 +136,11 @@ func TestOverviewStates(t *testing.T) {
 		"due, and a worker was killed after it had installed": {func(t *testing.T, a *Authenticator) {
 			installPair(t, a.dir, justDue(t, a))
 			deadWorker(t, a, process.ID{PID: 1 << 22, Start: 1})
-		}, StateDue, 40, "no worker runs"},
+		}, StateDue, 40, "no request can be filed"},
 		"due, and the state file is damaged": {func(t *testing.T, a *Authenticator) {
 			installPair(t, a.dir, justDue(t, a))
 			put(t, a.dir, cache.StateFile, []byte("{"), 0o600)
-		}, StateDue, 40, "no worker runs"},
+		}, StateDue, 40, "no request can be filed"},
 		"due, and the worker that failed has ended": {func(t *testing.T, a *Authenticator) {
 			installPair(t, a.dir, justDue(t, a))
 			state := failedWith(APIUnreachable, a.now())
@@ -155,7 +161,7 @@ func TestOverviewStates(t *testing.T) {
 			installPair(t, a.dir, newPair(t, nil))
 			a.invalid, a.provider = &Failure{Configuration, "mend it", errors.New("line 3: nonsense")}, nil
 		}, StateFailing, 41, "the configuration is wrong: line 3: nonsense"},
-		"expired": {func(t *testing.T, a *Authenticator) { installPair(t, a.dir, duePair(t, 0)) }, StateExpired, 42, "; no worker runs"},
+		"expired": {func(t *testing.T, a *Authenticator) { installPair(t, a.dir, duePair(t, 0)) }, StateExpired, 42, "; no request can be filed"},
 		"expired, and failing": {func(t *testing.T, a *Authenticator) {
 			installPair(t, a.dir, duePair(t, 0))
 			putRecord(t, a, failedWith(NoBootstrap, noon))
