@@ -425,6 +425,22 @@ func TestEveryFieldHasItsFlag(t *testing.T) {
 	}
 }
 
+// A clock before the build's commit is wrong. The Makefile sets that time.
+func TestTimeOfTheCommit(t *testing.T) {
+	if got := (Program{CommitTime: "1795423813"}).built(); got.Unix() != 1795423813 {
+		t.Errorf("%v", got)
+	}
+	for _, unknown := range []string{"", "yesterday"} {
+		if got := (Program{CommitTime: unknown}).built(); !got.IsZero() {
+			t.Errorf("%q: %v", unknown, got)
+		}
+	}
+	makefile, err := os.ReadFile("../../../Makefile")
+	if err != nil || !strings.Contains(string(makefile), "-X main.commitTime=$(SOURCE_DATE_EPOCH)") {
+		t.Errorf("the Makefile does not set it: %v", err)
+	}
+}
+
 func TestVersion(t *testing.T) {
 	got := call(t, "", "version", "--output", "json")
 	asJSON := got
