@@ -20,6 +20,9 @@ const (
 	ReasonVersion = "UnsupportedAttestationVersion"
 	// ReasonExpired is the reason for which a proof is denied whose challenge ran out: a new hello may follow at once.
 	ReasonExpired = "AttestationChallengeExpired"
+	// ReasonCompleted is the reason for which a hello is denied after its proof got the certificate.
+	// It is the normal end of a hello, and no refusal of the node.
+	ReasonCompleted = "AttestationCompleted"
 	// ReasonNodeRegistered is the reason of a denial that an operator can end by deleting the Node.
 	ReasonNodeRegistered = "NodeAlreadyRegistered"
 	// ReasonUnknownCredential and ReasonRequesterNotAllowed are reasons of a denial that speak

@@ -287,6 +287,10 @@ func (e *enrolment) startOver(decision csr.Decision, err error) *Failure {
 	case decision.Outcome == csr.Denied && decision.Reason == attestation.ReasonExpired && !last.Hello && len(e.pending.Requests) > 1:
 		return &Failure{challengeUnanswered, "see which phase takes how long in the state file; the controller sets how long a challenge is good",
 			fmt.Errorf("CertificateSigningRequest %s: the challenge had expired, like those before it", last.Name)}
+	case decision.Outcome == csr.Denied && decision.Reason == attestation.ReasonCompleted && last.Hello:
+		// No denial of the node: a proof followed that this state directory lost or never had.
+		return &Failure{RequestDenied, "see whether two machines use this state directory",
+			fmt.Errorf("CertificateSigningRequest %s: another proof has completed the hello: %q", last.Name, decision.Message)}
 	case decision.Outcome == csr.Denied && decision.Reason == attestation.ReasonVersion && last.Hello:
 		return e.negotiate(decision)
 	}

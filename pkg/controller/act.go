@@ -32,7 +32,7 @@ const (
 	ReasonChallenged verifier.Reason = "Challenged"
 	ReasonServing    verifier.Reason = "AddressesVerified"
 	ReasonUnattested verifier.Reason = "UnattestedNode"
-	ReasonCompleted  verifier.Reason = "AttestationCompleted"
+	ReasonCompleted  verifier.Reason = attestation.ReasonCompleted
 )
 
 // actor writes what decisions come to.
@@ -223,7 +223,7 @@ func (a *actor) sign(ctx context.Context, object *certificatesv1.CertificateSign
 	if err := a.publish(ctx, object, chain); err != nil {
 		return ctrl.Result{}, err
 	}
-	return ctrl.Result{}, a.closeHello(ctx, s.input.Hello)
+	return ctrl.Result{}, a.closeHello(ctx, s.input.Hello, object.Name)
 }
 
 // signServing issues a serving certificate. No record has it: it authenticates no request.
@@ -297,7 +297,7 @@ func (a *actor) finish(ctx context.Context, object *certificatesv1.CertificateSi
 	if hello == nil || record.Status.Hello == nil || record.Status.Hello.UID != hello.UID {
 		return nil
 	}
-	return a.closeHello(ctx, hello)
+	return a.closeHello(ctx, hello, object.Name)
 }
 
 // recordNaming returns the record that was last written for a request, nil if there is none.
@@ -309,15 +309,22 @@ func (a *actor) recordNaming(ctx context.Context, object *certificatesv1.Certifi
 	return &items[0], nil
 }
 
-// closeHello denies a hello whose proof was accepted. After a crash it may be gone or closed.
-func (a *actor) closeHello(ctx context.Context, hello *certificatesv1.CertificateSigningRequest) error {
+// closeHello denies a hello whose proof got its certificate. A hello cannot end otherwise: nobody
+// issues for its signer. This is no decision of the rules, so neither a counter nor an Event reports
+// it. After a crash the hello may be gone or closed.
+func (a *actor) closeHello(ctx context.Context, hello *certificatesv1.CertificateSigningRequest, proof string) error {
 	if hello == nil || stateOf(hello) != pending {
 		return nil
 	}
 	a.lastWrites.forget(hello)
-	err := a.deny(ctx, hello, string(ReasonCompleted), "the proof that followed it was accepted")
+	err := a.deny(ctx, hello, string(ReasonCompleted), completedMessage(proof))
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
 		return nil
 	}
 	return err
+}
+
+// completedMessage is for people who find the hello denied.
+func completedMessage(proof string) string {
+	return "this is the normal end of a hello: its proof, the CertificateSigningRequest " + proof + ", got the certificate"
 }

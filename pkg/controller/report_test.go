@@ -5,7 +5,9 @@ package controller
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -15,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
@@ -111,12 +114,8 @@ func TestEvents(t *testing.T) {
 // once a minute. Decisions are counted, each of them.
 func TestEventsAboutDenialsAreBounded(t *testing.T) {
 	const flood = 60
-	counted, err := telemetry.NewMetrics()
-	if err != nil {
-		t.Fatal(err)
-	}
 	inBubble(t, func(k *kit) {
-		k.config.Metrics = counted.For("flooded")
+		k.config.Metrics = must(registeredMetrics()).For("flooded")
 		in := k.start(inSync)
 		k.node("worker-2")
 		deny := func(i int, requester string) {
@@ -146,6 +145,64 @@ func TestEventsAboutDenialsAreBounded(t *testing.T) {
 			k.Errorf("after a minute the Node's owner is not told: %q", events[len(events)-1])
 		}
 	})
+}
+
+// registeredMetrics are those of all tests: they can be registered once.
+var registeredMetrics = sync.OnceValues(telemetry.NewMetrics)
+
+// The hello of a proof that got its certificate is closed as denied, since it cannot end otherwise.
+// People see that in its message. Nothing counts it or reports it as a denial.
+func TestCompletedHelloIsNoDenial(t *testing.T) {
+	for name, configure := range map[string]func(k *kit){"Sign": func(*kit) {}, "ApproveOnly": approveOnly} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(k *kit) {
+				configure(k)
+				k.config.Metrics = must(registeredMetrics()).For(t.Name())
+				defer k.config.Metrics.Forget()
+				in := k.start(inSync)
+				hello := k.request("hello", attestation.HelloSignerName, "worker-1", asToken("worker-1"), document{EK: "ek-1"}).Name
+				in.settle()
+				proof := k.request("proof", tpmSigner, "worker-1", asToken("worker-1"), document{Hello: hello}).Name
+				in.settle()
+				if k.config.CA == nil {
+					k.issue(proof, "system:node:worker-1")
+					in.settle()
+				}
+				closed := k.is(hello, "Denied/"+attestation.ReasonCompleted)
+				if message := closed.Status.Conditions[0].Message; !strings.Contains(message, "normal end") || !strings.Contains(message, " "+proof+",") {
+					k.Errorf("%q", message)
+				}
+				in.once(hello) // the event of its own denial
+				if got := countedDecisions(k); got != "Approve/Attested Challenge/Challenged" && got != "Approve/Attested Challenge/Challenged Sign/Attested" {
+					k.Errorf("counted: %s", got)
+				}
+				if events := k.journal.eventsOf(attestation.ReasonCompleted); len(events) > 0 {
+					k.Errorf("%q", events)
+				}
+			})
+		})
+	}
+}
+
+// countedDecisions returns the decisions that the metrics of a test count, once each.
+func countedDecisions(k *kit) string {
+	var counted []string
+	for _, family := range must(metrics.Registry.Gather()) {
+		if family.GetName() != "node_attestation_decisions_total" {
+			continue
+		}
+		for _, metric := range family.GetMetric() {
+			labels := map[string]string{}
+			for _, label := range metric.GetLabel() {
+				labels[label.GetName()] = label.GetValue()
+			}
+			if labels["cluster"] == k.Name() {
+				counted = append(counted, labels["outcome"]+"/"+labels["reason"])
+			}
+		}
+	}
+	slices.Sort(counted)
+	return strings.Join(counted, " ")
 }
 
 // A warning of the rules is an Event, and the request passes.
