@@ -18,7 +18,9 @@ const reasonsPage = "../../../docs/reasons.md"
 
 var update = flag.Bool("update", false, "write docs/reasons.md anew")
 
-// docs/reasons.md is Reasons() of both packages for people. Write it anew with: go test ./pkg/verifier/tpm -run ReasonsAreDocumented -update.
+// Two tables of docs/reasons.md are the reasons of both packages for people. Write them anew with:
+// go test ./pkg/verifier/tpm -run ReasonsAreDocumented -update. The last column, what to do, is
+// written by hand and kept. In the row of a new reason it is empty: docs/reasons_test.go refuses that.
 func TestReasonsAreDocumented(t *testing.T) {
 	data, err := os.ReadFile(reasonsPage)
 	if err != nil {
@@ -32,7 +34,7 @@ func TestReasonsAreDocumented(t *testing.T) {
 		if !ok || !ok2 || strings.Contains(after, begin) {
 			t.Fatalf("%s: the table stands once between %q and %q", reasonsPage, begin, end)
 		}
-		table := tableOf(reasons)
+		table := tableOf(reasons, remediesIn(have))
 		if have != table && !*update {
 			t.Errorf("%s is not what the program does; have\n%s\nwant\n%s", reasonsPage, have, table)
 		}
@@ -45,11 +47,22 @@ func TestReasonsAreDocumented(t *testing.T) {
 	}
 }
 
-func tableOf(reasons map[verifier.Reason]string) string {
+// remediesIn returns the last cell of each row of a table, by its first.
+func remediesIn(table string) map[string]string {
+	remedies := map[string]string{}
+	for row := range strings.Lines(table) {
+		if cells := strings.Split(strings.TrimSpace(row), " | "); len(cells) == 3 {
+			remedies[strings.TrimPrefix(cells[0], "| ")] = strings.TrimSuffix(cells[2], " |")
+		}
+	}
+	return remedies
+}
+
+func tableOf(reasons map[verifier.Reason]string, remedies map[string]string) string {
 	var table strings.Builder
-	table.WriteString("| reason | meaning |\n| --- | --- |\n")
+	table.WriteString("| reason | meaning | what to do |\n| --- | --- | --- |\n")
 	for _, reason := range slices.Sorted(maps.Keys(reasons)) {
-		_, _ = fmt.Fprintf(&table, "| %s | %s |\n", reason, reasons[reason])
+		_, _ = fmt.Fprintf(&table, "| %s | %s | %s |\n", reason, reasons[reason], remedies[string(reason)])
 	}
 	return table.String()
 }
