@@ -8,6 +8,7 @@ import (
 	"crypto"
 	"crypto/x509"
 	"encoding/pem"
+	"strings"
 	"testing"
 	"time"
 
@@ -248,10 +249,16 @@ func (m *machine) credential(t *testing.T) *rest.Config {
 	return m.asNode(pair.Chain, pair.Key)
 }
 
-// closed waits until a hello is, since its proof was accepted.
+// closed waits until a hello is, since its proof got the certificate. Its message says that this is
+// no fault.
 func (f *fleet) closed(t *testing.T, hello *certificatesv1.CertificateSigningRequest) {
 	t.Helper()
 	f.refused(t, hello, string(controller.ReasonCompleted))
+	for _, condition := range f.get(t, hello.Name).Status.Conditions {
+		if !strings.Contains(condition.Message, "normal end") {
+			t.Errorf("%s: %+v", hello.Name, condition)
+		}
+	}
 }
 
 // records returns how many records there are.
