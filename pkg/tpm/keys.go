@@ -82,7 +82,7 @@ func (t *TPM) EKs(set string) ([]EK, error) {
 		}
 		eks = append(eks, ek)
 	}
-	indices, err := t.certificateIndices()
+	indices, err := t.ekIndices()
 	if err != nil {
 		return nil, err
 	}
@@ -90,7 +90,7 @@ func (t *TPM) EKs(set string) ([]EK, error) {
 		if !slices.Contains(indices, e.Certificate) || e.Name == set {
 			continue
 		}
-		ek, err := t.ek(e, anyWay)
+		ek, err := t.ek(e, anyInput)
 		if isRefused(err) {
 			continue
 		}
@@ -117,30 +117,30 @@ func (t *TPM) ChooseEK(set, remembered string) (EK, error) {
 	if set != "" {
 		return t.setEK(set, remembered)
 	}
-	indices, err := t.certificateIndices()
+	indices, err := t.ekIndices()
 	if err != nil {
 		return EK{}, err
 	}
 	type candidate struct {
 		template.EK
-		way  way
-		bare bool // will do without a certificate
+		input ekInput
+		bare  bool // will do without a certificate
 	}
 	var candidates []candidate
 	if e, ok := template.EKByName(RememberedTemplate(remembered)); ok {
-		candidates = append(candidates, candidate{e, wayOf(remembered), true})
+		candidates = append(candidates, candidate{e, inputOf(remembered), true})
 	}
 	for _, e := range template.EKs() {
 		if slices.Contains(indices, e.Certificate) {
-			candidates = append(candidates, candidate{e, anyWay, false})
+			candidates = append(candidates, candidate{e, anyInput, false})
 		}
 	}
 	for _, e := range template.EKs() {
-		candidates = append(candidates, candidate{e, anyWay, true})
+		candidates = append(candidates, candidate{e, anyInput, true})
 	}
 	var refused []error
 	for _, c := range candidates {
-		ek, err := t.ek(c.EK, c.way)
+		ek, err := t.ek(c.EK, c.input)
 		switch {
 		case isRefused(err), errors.Is(err, errNothingStored):
 			refused = append(refused, fmt.Errorf("EK %s: %w", c.Name, err))
@@ -160,13 +160,13 @@ func (t *TPM) setEK(set, remembered string) (EK, error) {
 	if !ok {
 		return EK{}, fmt.Errorf("EK template %.64q is not one of %q", set, template.Names())
 	}
-	how := anyWay
+	input := anyInput
 	if RememberedTemplate(remembered) == set {
-		how = wayOf(remembered)
+		input = inputOf(remembered)
 	}
-	ek, err := t.ek(e, how)
+	ek, err := t.ek(e, input)
 	if errors.Is(err, errNothingStored) {
-		ek, err = t.ek(e, anyWay)
+		ek, err = t.ek(e, anyInput)
 	}
 	if isRefused(err) {
 		return EK{}, t.templateError(set, err)
@@ -181,7 +181,7 @@ func (t *TPM) setEK(set, remembered string) (EK, error) {
 // no key, so it is fast.
 func (t *TPM) templateError(set string, refused error) error {
 	failure := &TemplateError{Template: set, Err: refused}
-	indices, err := t.certificateIndices()
+	indices, err := t.ekIndices()
 	if err != nil {
 		return err
 	}
@@ -238,24 +238,24 @@ func (o object) authorised(by tpm2.Session) tpm2.AuthHandle {
 
 func (t *TPM) withAK(f func(object) error) error { return t.withPrimary(template.AK(), f) }
 
-// way says how an EK of a template may be made.
-type way int
+// ekInput says from what an EK of a template may be made.
+type ekInput int
 
 const (
-	// anyWay is with or without NV: the key that has a certificate. A new node takes it.
-	anyWay way = iota
-	// plainWay is without the nonce and the template in NV.
-	plainWay
-	// storedWay is with the nonce and the template in NV only.
-	storedWay
+	// anyInput is with or without NV: the key that has a certificate. A new node takes it.
+	anyInput ekInput = iota
+	// plainInput is without the nonce and the template in NV.
+	plainInput
+	// storedInput is with the nonce and the template in NV only.
+	storedInput
 )
 
-// wayOf returns how an EK was made, from what EK.Remember returned for it.
-func wayOf(remembered string) way {
+// inputOf returns the input of an EK, given what EK.Remember returned for it.
+func inputOf(remembered string) ekInput {
 	if strings.HasSuffix(remembered, storedMark) {
-		return storedWay
+		return storedInput
 	}
-	return plainWay
+	return plainInput
 }
 
 // errNothingStored says that neither nonce nor template is in NV any more, or that they cannot be
@@ -273,7 +273,7 @@ type source struct {
 // sources returns where an EK of that template may come from, the most likely first. An RSA key is
 // slow to make, so the persistent one comes first if there is one. problem says why the nonce or
 // the template in NV is not used.
-func (t *TPM) sources(e template.EK, how way) (all []*source, problem string, err error) {
+func (t *TPM) sources(e template.EK, input ekInput) (all []*source, problem string, err error) {
 	if e.IsRSA() {
 		ek, err := t.persistentEK(e)
 		if err != nil {
@@ -283,9 +283,9 @@ func (t *TPM) sources(e template.EK, how way) (all []*source, problem string, er
 			all = append(all, &source{persistent: ek})
 		}
 	}
-	if how != plainWay {
+	if input != plainInput {
 		stored, err := t.storedTemplate(e)
-		var invalid *certificateProblem
+		var invalid *nvProblem
 		switch {
 		case errors.As(err, &invalid):
 			problem = invalid.Error()
@@ -295,7 +295,7 @@ func (t *TPM) sources(e template.EK, how way) (all []*source, problem string, er
 			all = append(all, &source{public: stored.Public, stored: true})
 			return append(all, &source{public: e.Public}), "", nil
 		}
-		if how == storedWay {
+		if input == storedInput {
 			return nil, "", fmt.Errorf("%w: %s", errNothingStored, cmp.Or(problem, "NV holds neither"))
 		}
 	}
@@ -306,10 +306,10 @@ func (t *TPM) sources(e template.EK, how way) (all []*source, problem string, er
 }
 
 // storedTemplate returns the template that the nonce and the template in NV make. It is nil if NV
-// has neither, or if both agree with the profile. The error is a *certificateProblem if they cannot
-// be used. They may change the Unique field only: a verifier accepts no other EK.
+// has neither, or if both agree with the profile. The error is an *nvProblem if they cannot be
+// used. They may change the Unique field only: a verifier accepts no other EK.
 func (t *TPM) storedTemplate(e template.EK) (*template.EK, error) {
-	indices, err := t.certificateIndices()
+	indices, err := t.ekIndices()
 	if err != nil {
 		return nil, err
 	}
@@ -325,17 +325,11 @@ func (t *TPM) storedTemplate(e template.EK) (*template.EK, error) {
 		if errors.Is(err, tpm2.TPMRCNVUninitialized) {
 			continue // defined, and never written
 		}
-		if err == nil {
-			if made, err = part.apply(made, data); err != nil {
-				err = &certificateProblem{err}
-			}
-		}
-		var invalid *certificateProblem
-		if errors.As(err, &invalid) {
-			return nil, &certificateProblem{fmt.Errorf("NV index %#08x: %w", part.index, invalid)}
-		}
 		if err != nil {
 			return nil, err
+		}
+		if made, err = part.apply(made, data); err != nil {
+			return nil, &nvProblem{part.index, err}
 		}
 	}
 	if bytes.Equal(tpm2.Marshal(made.Public), tpm2.Marshal(e.Public)) {
@@ -354,7 +348,7 @@ func (t *TPM) withSource(s *source, f func(object) error) error {
 
 // withEK calls f with the EK of that template which has this public area.
 func (t *TPM) withEK(e template.EK, public []byte, f func(object) error) error {
-	sources, _, err := t.sources(e, anyWay)
+	sources, _, err := t.sources(e, anyInput)
 	if err != nil {
 		return err
 	}
@@ -447,69 +441,50 @@ func qualifiedName(nameAlg tpm2.TPMAlgID, name []byte) []byte {
 
 // ek returns the EK of a template: the key that the certificate in the TPM is for. Without such a
 // certificate it is the most likely key.
-func (t *TPM) ek(e template.EK, how way) (EK, error) {
-	sources, storedProblem, err := t.sources(e, how)
+func (t *TPM) ek(e template.EK, input ekInput) (EK, error) {
+	sources, storedProblem, err := t.sources(e, input)
 	if err != nil {
 		return EK{}, err
 	}
-	indices, err := t.certificateIndices()
+	cert, certProblem, err := t.ekCertificate(e)
 	if err != nil {
 		return EK{}, err
 	}
-	var leaf []byte
-	var certified crypto.PublicKey
-	var problem *certificateProblem
-	if slices.Contains(indices, e.Certificate) {
-		leaf, certified, err = t.certificate(e.Certificate)
-		if err != nil && !errors.As(err, &problem) {
-			return EK{}, err
-		}
+	if cert == nil && input == storedInput {
+		// Without a certificate, what is remembered decides.
+		sources = slices.DeleteFunc(sources, func(s *source) bool { return !s.stored })
 	}
-	var without *EK
-	for i, s := range sources {
-		last := i == len(sources)-1
-		if certified == nil && how == storedWay && !s.stored {
-			continue // without a certificate, what is remembered decides
-		}
+	var uncertified *EK
+	for _, s := range sources {
 		ek, key, err := t.make(e, s)
-		if isRefused(err) && s.stored && !last && how != storedWay {
+		switch {
+		case isRefused(err) && s.stored && input != storedInput:
+			// The next source is the template without NV.
 			storedProblem = fmt.Sprintf("nonce or template in NV: %v", err)
-			continue
-		}
-		if err != nil {
+		case err != nil:
 			return EK{}, err
-		}
-		if own, ok := key.(interface{ Equal(crypto.PublicKey) bool }); ok && certified != nil && own.Equal(certified) {
-			chain, err := t.chain(indices)
-			if err != nil {
-				return EK{}, err
-			}
-			ek.Certificates = append([][]byte{leaf}, chain...)
+		case cert == nil:
+			ek.Problem = joinProblems(storedProblem, certProblem)
+			return ek, nil
+		case cert.isFor(key):
 			// A persistent key that is certified may be the one that NV makes. If it is
 			// evicted, the certificate decides among the sources.
-			ek.stored = ek.stored || s.persistent != nil && slices.ContainsFunc(sources, func(s *source) bool { return s.stored })
-			return ek, nil
-		}
-		if without == nil || how == storedWay && s.stored {
-			without = &ek
-		}
-		if certified == nil {
-			break // there is nothing to compare others with
+			ek.stored = s.stored || s.persistent != nil && slices.ContainsFunc(sources, func(s *source) bool { return s.stored })
+			ek.Certificates, err = t.withChain(cert)
+			return ek, err
+		case uncertified == nil, input == storedInput && s.stored:
+			uncertified = &ek
 		}
 	}
-	if certified != nil {
-		// Firmware updates and TPM2_ChangeEPS leave certificates of keys that no longer exist.
-		problem = &certificateProblem{errors.New("certificate: for another key than the TPM has")}
-	}
-	var problems []string
-	if storedProblem != "" {
-		problems = append(problems, storedProblem)
-	}
-	if problem != nil {
-		problems = append(problems, fmt.Sprintf("NV index %#08x: %v", e.Certificate, problem))
-	}
-	without.Problem = strings.Join(problems, "; ")
-	return *without, nil
+	// Firmware updates and TPM2_ChangeEPS leave certificates of keys that no longer exist.
+	stale := &nvProblem{e.Certificate, errors.New("certificate: for another key than the TPM has")}
+	uncertified.Problem = joinProblems(storedProblem, stale.Error())
+	return *uncertified, nil
+}
+
+// joinProblems returns the problems that are not empty, as one text.
+func joinProblems(problems ...string) string {
+	return strings.Join(slices.DeleteFunc(problems, func(problem string) bool { return problem == "" }), "; ")
 }
 
 // make returns the EK of a source, without its certificates.
@@ -531,42 +506,77 @@ func (t *TPM) make(e template.EK, s *source) (EK, crypto.PublicKey, error) {
 	return ek, key, nil
 }
 
-// certificateProblem says why the content of an NV index cannot be used as this TPM's certificate,
-// nonce or template. The TPM itself works.
-type certificateProblem struct{ err error }
+// nvProblem says why the content of an NV index cannot be used as this TPM's certificate, nonce or
+// template. The TPM itself works.
+type nvProblem struct {
+	index uint32
+	err   error
+}
 
-func (p *certificateProblem) Error() string { return p.err.Error() }
-func (p *certificateProblem) Unwrap() error { return p.err }
+func (p *nvProblem) Error() string { return fmt.Sprintf("NV index %#08x: %v", p.index, p.err) }
+func (p *nvProblem) Unwrap() error { return p.err }
 
-// certificate returns the certificate at an NV index, and the key that it is for.
-func (t *TPM) certificate(index uint32) ([]byte, crypto.PublicKey, error) {
+// certificate is an EK certificate in NV. Nobody has verified it.
+type certificate struct {
+	der []byte
+	key crypto.PublicKey
+}
+
+// isFor reports whether the certificate is for this key.
+func (c *certificate) isFor(key crypto.PublicKey) bool {
+	own, ok := key.(interface{ Equal(crypto.PublicKey) bool })
+	return ok && own.Equal(c.key)
+}
+
+// ekCertificate returns the certificate in the TPM for the EK of a template, nil if there is none.
+// problem says why the one that is there cannot be used.
+func (t *TPM) ekCertificate(e template.EK) (cert *certificate, problem string, err error) {
+	indices, err := t.ekIndices()
+	if err != nil || !slices.Contains(indices, e.Certificate) {
+		return nil, "", err
+	}
+	cert, err = t.readCertificate(e.Certificate)
+	var invalid *nvProblem
+	if errors.As(err, &invalid) {
+		return nil, invalid.Error(), nil
+	}
+	return cert, "", err
+}
+
+// readCertificate returns the certificate at an NV index. The error is an *nvProblem if there is no
+// valid one.
+func (t *TPM) readCertificate(index uint32) (*certificate, error) {
 	data, err := t.readNV(index)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	der, err := trimCertificate(data)
 	if err != nil {
-		return nil, nil, &certificateProblem{err}
+		return nil, &nvProblem{index, err}
 	}
 	cert, err := x509.ParseCertificate(der)
 	if err != nil {
-		return nil, nil, &certificateProblem{err}
+		return nil, &nvProblem{index, err}
 	}
-	certified, err := template.CertifiedKey(cert)
+	key, err := template.CertifiedKey(cert)
 	if err != nil {
-		return nil, nil, &certificateProblem{err}
+		return nil, &nvProblem{index, err}
 	}
-	return der, certified, nil
+	return &certificate{der, key}, nil
 }
 
-// chain returns the certificates of CAs in the TPM. The verifier may have them itself, so one that
-// cannot be read is ignored.
-func (t *TPM) chain(indices []uint32) ([][]byte, error) {
+// withChain returns an EK certificate and the certificates of CAs in the TPM. The verifier may have
+// those itself, so one that cannot be read is ignored.
+func (t *TPM) withChain(cert *certificate) ([][]byte, error) {
+	indices, err := t.ekIndices()
+	if err != nil {
+		return nil, err
+	}
 	indices = slices.DeleteFunc(slices.Clone(indices), func(index uint32) bool { return index < uint32(firstChain) })
-	var all []byte
+	var chain []byte
 	for _, index := range indices[:min(len(indices), maxChain)] {
 		data, err := t.readNV(index)
-		var problem *certificateProblem
+		var problem *nvProblem
 		var refused tpm2.TPMRC
 		if errors.As(err, &problem) || errors.As(err, &refused) {
 			continue
@@ -574,25 +584,24 @@ func (t *TPM) chain(indices []uint32) ([][]byte, error) {
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, data...)
+		chain = append(chain, data...)
 	}
-	return splitChain(all), nil
+	return append([][]byte{cert.der}, splitChain(chain)...), nil
 }
 
-// certificateIndices returns the NV indices in use for EK certificates and their chain.
-func (t *TPM) certificateIndices() ([]uint32, error) {
-	if t.certificates == nil {
+// ekIndices returns the NV indices in use for EK certificates, nonces, templates and the chain.
+func (t *TPM) ekIndices() ([]uint32, error) {
+	if t.indices == nil {
 		var err error
-		if t.certificates, err = t.handles(firstCertificate, lastChain); err != nil {
+		if t.indices, err = t.handles(firstCertificate, lastChain); err != nil {
 			return nil, err
 		}
 	}
-	return t.certificates, nil
+	return t.indices, nil
 }
 
-// readNV returns the content of an NV index, or a *certificateProblem if the TPM does not allow to
-// read it. A TPM that is busy or broken is another error: the node must not choose another EK
-// because of it.
+// readNV returns the content of an NV index, or an *nvProblem if the TPM does not allow to read it.
+// A TPM that is busy or broken is another error: the node must not choose another EK because of it.
 func (t *TPM) readNV(index uint32) ([]byte, error) {
 	properties, err := t.fixedProperties()
 	if err != nil {
@@ -603,19 +612,20 @@ func (t *TPM) readNV(index uint32) ([]byte, error) {
 	if n := properties[uint32(tpm2.TPMPTNVBufferMax)]; n > uint32(chunk) && n <= maxCertificate {
 		chunk = uint16(n)
 	}
-	data, err := t.tryReadNV(tpm2.TPMHandle(index), chunk)
+	data, err := t.tryReadNV(index, chunk)
 	var rc tpm2.TPMRC
 	switch {
 	case errors.Is(err, tpm2.TPMRCBadAuth), errors.Is(err, tpm2.TPMRCAuthFail):
-		return nil, &certificateProblem{fmt.Errorf("only the owner hierarchy may read it, and that has a password: %w", err)}
+		return nil, &nvProblem{index, fmt.Errorf("only the owner hierarchy may read it, and that has a password: %w", err)}
 	case errors.As(err, &rc) && !rc.IsWarning() && rc != tpm2.TPMRCFailure:
-		return nil, &certificateProblem{err}
+		return nil, &nvProblem{index, err}
 	}
 	return data, err
 }
 
-func (t *TPM) tryReadNV(index tpm2.TPMHandle, chunk uint16) ([]byte, error) {
-	rsp, err := execute[tpm2.NVReadPublicResponse](t, "TPM2_NV_ReadPublic", tpm2.NVReadPublic{NVIndex: index})
+func (t *TPM) tryReadNV(index uint32, chunk uint16) ([]byte, error) {
+	handle := tpm2.TPMHandle(index)
+	rsp, err := execute[tpm2.NVReadPublicResponse](t, "TPM2_NV_ReadPublic", tpm2.NVReadPublic{NVIndex: handle})
 	if err != nil {
 		return nil, err
 	}
@@ -624,10 +634,10 @@ func (t *TPM) tryReadNV(index tpm2.TPMHandle, chunk uint16) ([]byte, error) {
 		return nil, &commandError{"TPM2_NV_ReadPublic", err}
 	}
 	if public.DataSize > maxCertificate {
-		return nil, &certificateProblem{fmt.Errorf("content: more than %d bytes", maxCertificate)}
+		return nil, &nvProblem{index, fmt.Errorf("content: more than %d bytes", maxCertificate)}
 	}
-	named := tpm2.NamedHandle{Handle: index, Name: rsp.NVName}
-	reader := tpm2.AuthHandle{Handle: index, Name: rsp.NVName, Auth: tpm2.PasswordAuth(nil)}
+	named := tpm2.NamedHandle{Handle: handle, Name: rsp.NVName}
+	reader := tpm2.AuthHandle{Handle: handle, Name: rsp.NVName, Auth: tpm2.PasswordAuth(nil)}
 	// Never with an authorisation value that may not be empty: a wrong one counts towards
 	// lockout.
 	if !public.Attributes.AuthRead || !public.Attributes.NoDA {
@@ -641,7 +651,7 @@ func (t *TPM) tryReadNV(index tpm2.TPMHandle, chunk uint16) ([]byte, error) {
 			return nil, err
 		}
 		if len(rsp.Data.Buffer) != int(size) {
-			return nil, &certificateProblem{errors.New("content: ends early")}
+			return nil, &nvProblem{index, errors.New("content: ends early")}
 		}
 		data = append(data, rsp.Data.Buffer...)
 		offset += size

@@ -45,10 +45,10 @@ type TPM struct {
 	underWay *atomic.Pointer[string]
 	// observe is called for each command, if set.
 	observe func(command string, took time.Duration, err error)
-	// properties, certificates and persistent cache answers of the TPM. They are nil before.
-	properties   map[uint32]uint32
-	certificates []uint32
-	persistent   []uint32
+	// properties, indices and persistent cache answers of the TPM. They are nil before.
+	properties map[uint32]uint32
+	indices    []uint32
+	persistent []uint32
 }
 
 // LockTimeoutError says that another process held the TPM's lock for as long as Run waits.
