@@ -115,24 +115,28 @@ const (
 )
 
 // dial connects to a software TPM. A software TPM serves one client at a time, and lets few others
-// wait: swtpm one or two. All others get EAGAIN from the kernel at once. While the TPM starts
-// again, clients get ECONNREFUSED.
-func dial(ctx context.Context, path string, queueWait time.Duration) (net.Conn, error) {
+// wait: swtpm one or two. All others get EAGAIN from the kernel at once, and dial tries again for
+// maxWait. While the TPM starts again, clients get ECONNREFUSED.
+func dial(ctx context.Context, path string, maxWait time.Duration) (net.Conn, error) {
 	start := time.Now()
 	var last error // names the cause: a Dialer that ctx ends says only "i/o timeout"
 	for {
 		rw, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
-		waited := time.Since(start)
-		full, refused := errors.Is(err, syscall.EAGAIN), errors.Is(err, syscall.ECONNREFUSED)
-		switch {
-		case err == nil:
+		if err == nil {
 			return rw, nil
-		case full && waited >= queueWait, refused && waited >= min(refusedWait, queueWait):
-			return nil, fmt.Errorf("%w, for %v", err, waited.Round(time.Millisecond))
-		case !full && !refused && last != nil:
+		}
+		limit := maxWait
+		switch {
+		case errors.Is(err, syscall.EAGAIN):
+		case errors.Is(err, syscall.ECONNREFUSED):
+			limit = min(refusedWait, maxWait)
+		case last != nil:
 			return nil, fmt.Errorf("%w: %w", last, err)
-		case !full && !refused:
+		default:
 			return nil, err
+		}
+		if waited := time.Since(start); waited >= limit {
+			return nil, fmt.Errorf("%w, for %v", err, waited.Round(time.Millisecond))
 		}
 		last = err
 		pause := time.Millisecond + rand.N(maxDialPause) //nolint:gosec // G404: jitter
