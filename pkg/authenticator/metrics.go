@@ -46,38 +46,53 @@ func (w *worker) metrics(state *cache.State) []byte {
 	program, version, _ := strings.Cut(w.userAgent, "/")
 	text.gauge("build_info", "The program that wrote this file. The value is always 1.",
 		sample{label("program", program) + "," + label("version", version) + "," + label("goversion", runtime.Version()), 1})
-	if pair, err := w.dir.Current(); err == nil {
-		text.gauge("certificate_not_before_timestamp_seconds", "Start of the validity of the certificate on disk.", at(pair.Leaf.NotBefore))
-		text.gauge("certificate_not_after_timestamp_seconds", "End of the validity of the certificate on disk.", at(pair.Leaf.NotAfter))
-		if w.renews() {
-			text.gauge("certificate_renewal_timestamp_seconds", "Time from which on the certificate on disk is due for renewal.", at(RenewAt(pair.Leaf)))
-		}
+	w.certificateMetrics(&text)
+	w.pendingMetrics(&text)
+	text.gauge("last_success_timestamp_seconds", "When a certificate was installed last, 0 if never.", timestamp(state.Issued))
+	text.gauge("consecutive_failures", "Workers in a row that failed for causes of one kind. Waiting for the signer does not count.", sample{"", float64(state.Failures)})
+	text.gauge("next_attempt_timestamp_seconds", "Earliest start of the next worker after a failure, 0 if it may start at once.", timestamp(state.NextAttempt))
+	lastWorkerMetrics(&text, state.Last)
+	return []byte(text.file.String())
+}
+
+// certificateMetrics adds the metrics of the certificate on disk. Without one there are none.
+func (w *worker) certificateMetrics(text *metricsText) {
+	pair, err := w.dir.Current()
+	if err != nil {
+		return
 	}
+	text.gauge("certificate_not_before_timestamp_seconds", "Start of the validity of the certificate on disk.", timestamp(pair.Leaf.NotBefore))
+	text.gauge("certificate_not_after_timestamp_seconds", "End of the validity of the certificate on disk.", timestamp(pair.Leaf.NotAfter))
+	if w.renews() {
+		text.gauge("certificate_renewal_timestamp_seconds", "Time from which on the certificate on disk is due for renewal.", timestamp(RenewAt(pair.Leaf)))
+	}
+}
+
+// pendingMetrics adds the metric of the pending request.
+func (w *worker) pendingMetrics(text *metricsText) {
 	var named time.Time
 	if pending, err := w.dir.Pending(); err == nil && pending != nil && pending.Last().UID != "" {
 		named = pending.Last().Filed
 	}
-	text.gauge("pending_request_timestamp_seconds", "When the name of the pending CertificateSigningRequest was chosen, 0 if none was filed.", at(named))
-	text.gauge("last_success_timestamp_seconds", "When a certificate was installed last, 0 if never.", at(state.Issued))
-	text.gauge("consecutive_failures", "Workers in a row that failed for causes of one kind. Waiting for the signer does not count.", sample{"", float64(state.Failures)})
-	text.gauge("next_attempt_timestamp_seconds", "Earliest start of the next worker after a failure, 0 if it may start at once.", at(state.NextAttempt))
-	last := state.Last
-	if last == nil {
-		last = &cache.Result{}
+	text.gauge("pending_request_timestamp_seconds", "When the name of the pending CertificateSigningRequest was chosen, 0 if none was filed.", timestamp(named))
+}
+
+// lastWorkerMetrics adds the metrics of the worker that ended last, nil if none has.
+func lastWorkerMetrics(text *metricsText, last *cache.Result) {
+	var started, finished sample
+	var result, took []sample
+	if last != nil {
+		started, finished = timestamp(last.Started), timestamp(last.Finished)
+		reason := resultSuccess
+		if last.Reason != "" {
+			reason = string(Reason(last.Reason).info().Reason) // another release may have written another name
+		}
+		result, took = []sample{{label("reason", reason), 1}}, phases(last)
 	}
-	text.gauge("last_worker_start_timestamp_seconds", "Start of the worker that ended last, 0 if none has.", at(last.Started))
-	text.gauge("last_worker_end_timestamp_seconds", "End of the worker that ended last, 0 if none has.", at(last.Finished))
-	if state.Last == nil {
-		return []byte(text.file.String())
-	}
-	result := resultSuccess
-	if last.Reason != "" {
-		result = string(Reason(last.Reason).info().Reason) // another release may have written another name
-	}
-	text.gauge("last_worker_result", "Result of the worker that ended last: Success, or the reason of docs/exit-codes.md. The value is always 1.",
-		sample{label("reason", result), 1})
-	text.gauge("last_worker_phase_duration_seconds", "Time that the worker that ended last spent in each phase.", phases(last)...)
-	return []byte(text.file.String())
+	text.gauge("last_worker_start_timestamp_seconds", "Start of the worker that ended last, 0 if none has.", started)
+	text.gauge("last_worker_end_timestamp_seconds", "End of the worker that ended last, 0 if none has.", finished)
+	text.gauge("last_worker_result", "Result of the worker that ended last: Success, or the reason of docs/exit-codes.md. The value is always 1.", result...)
+	text.gauge("last_worker_phase_duration_seconds", "Time that the worker that ended last spent in each phase.", took...)
 }
 
 // phases returns how long the worker was in each phase, in the order of Steps. A phase may have
@@ -129,8 +144,8 @@ func label(name, value string) string {
 	return name + `="` + strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`).Replace(value) + `"`
 }
 
-// at is the sample of a time, 0 for the zero Time.
-func at(t time.Time) sample {
+// timestamp is the sample of a time, 0 for the zero Time.
+func timestamp(t time.Time) sample {
 	if t.IsZero() {
 		return sample{}
 	}

@@ -113,7 +113,7 @@ func TestWorkerWritesMetrics(t *testing.T) {
 	wantMetrics(t, got, map[string]float64{
 		"certificate_not_before_timestamp_seconds": float64(pair.Leaf.NotBefore.Unix()),
 		"certificate_not_after_timestamp_seconds":  float64(pair.Leaf.NotAfter.Unix()),
-		"certificate_renewal_timestamp_seconds":    at(RenewAt(pair.Leaf)).value,
+		"certificate_renewal_timestamp_seconds":    timestamp(RenewAt(pair.Leaf)).value,
 		"pending_request_timestamp_seconds":        0,
 		"last_worker_start_timestamp_seconds":      float64(noon.Unix()),
 		"last_worker_end_timestamp_seconds":        float64(noon.Unix()),
@@ -148,7 +148,7 @@ func TestFailedWorkerWritesMetrics(t *testing.T) {
 			"certificate_not_after_timestamp_seconds":              float64(pair.Leaf.NotAfter.Unix()),
 			"last_worker_result{reason=" + state.Last.Reason + "}": 1,
 			"consecutive_failures":                                 n,
-			"next_attempt_timestamp_seconds":                       at(state.NextAttempt).value,
+			"next_attempt_timestamp_seconds":                       timestamp(state.NextAttempt).value,
 			"last_success_timestamp_seconds":                       0,
 		})
 		a.now = func() time.Time { return state.NextAttempt }

@@ -426,8 +426,8 @@ func (o *Overview) overdue(status certificateStatus, now time.Time) string {
 	if o.Pending != nil && o.Pending.AgeSeconds >= int64(overduePending/time.Second) {
 		return fmt.Sprintf("a request is pending since %s", o.Pending.Created.Format(time.RFC3339))
 	}
-	if at := RenewAt(status.pair.Leaf); !o.Certificate.RenewAt.IsZero() && now.After(at.Add(overdueRenewal)) {
-		return "its renewal has been due since " + inSeconds(at).Format(time.RFC3339)
+	if renewAt := RenewAt(status.pair.Leaf); !o.Certificate.RenewAt.IsZero() && now.After(renewAt.Add(overdueRenewal)) {
+		return "its renewal has been due since " + inSeconds(renewAt).Format(time.RFC3339)
 	}
 	return ""
 }

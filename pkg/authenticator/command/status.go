@@ -135,7 +135,7 @@ func (t overviewTable) certificate() {
 	t.row("  issuer", "%s", c.Issuer)
 	t.row("  SHA-256", "%s", c.Fingerprint)
 	t.row("  from", "%s", c.Server)
-	t.row("  valid", "from %s to %s (%s)", at(c.NotBefore), at(c.NotAfter), relative(c.NotAfter.Sub(t.Time)))
+	t.row("  valid", "from %s to %s (%s)", rfc3339(c.NotBefore), rfc3339(c.NotAfter), relative(c.NotAfter.Sub(t.Time)))
 	t.row("  not used", "%s", c.Unusable)
 	switch {
 	case c.Due != "":
@@ -143,7 +143,7 @@ func (t overviewTable) certificate() {
 	case c.RenewAt.IsZero():
 		t.row("  renewal", "none: the provider does not renew")
 	default:
-		t.row("  renewal", "due at %s (%s)", at(c.RenewAt), relative(c.RenewAt.Sub(t.Time)))
+		t.row("  renewal", "due at %s (%s)", rfc3339(c.RenewAt), relative(c.RenewAt.Sub(t.Time)))
 	}
 }
 
@@ -168,7 +168,7 @@ func (t overviewTable) worker() {
 	case last.Request != "":
 		outcome = "a certificate was issued"
 	}
-	t.row("last run", "%s, ended %s (%s)", outcome, at(last.Finished), relative(last.Finished.Sub(t.Time)))
+	t.row("last run", "%s, ended %s (%s)", outcome, rfc3339(last.Finished), relative(last.Finished.Sub(t.Time)))
 	t.row("  message", "%s", last.Message)
 	t.row("  hint", "%s", last.Hint)
 	t.row("  request", "%s", last.Request)
@@ -177,7 +177,7 @@ func (t overviewTable) worker() {
 		t.row("  failures", "%d in a row", t.Failures)
 	}
 	if !t.NextAttempt.IsZero() {
-		t.row("  next attempt", "not before %s (%s)", at(t.NextAttempt), relative(t.NextAttempt.Sub(t.Time)))
+		t.row("  next attempt", "not before %s (%s)", rfc3339(t.NextAttempt), relative(t.NextAttempt.Sub(t.Time)))
 	}
 }
 
@@ -199,7 +199,7 @@ func (t overviewTable) pending() {
 	t.row("pending request", "%s", p.Name)
 	t.row("  signer", "%s", p.SignerName)
 	t.row("  server", "%s", p.Server)
-	t.row("  waits for", "its %s, since %s (%s)", p.WaitsFor, at(p.Created), seconds(p.AgeSeconds))
+	t.row("  waits for", "its %s, since %s (%s)", p.WaitsFor, rfc3339(p.Created), seconds(p.AgeSeconds))
 }
 
 func (t overviewTable) credential() {
@@ -216,7 +216,7 @@ func (t overviewTable) credential() {
 	}
 }
 
-func at(t time.Time) string { return t.UTC().Format(time.RFC3339) }
+func rfc3339(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
 func seconds(n int64) time.Duration { return time.Duration(n) * time.Second }
 
