@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package authenticator
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+)
+
+const (
+	// overdueRenewal is how late a renewal may be before it counts as failing.
+	overdueRenewal = 15 * time.Minute
+	// overduePending is how old a pending request may be before it counts as failing. By
+	// default, our controller denies after this time what it cannot decide.
+	overduePending = 20 * time.Minute
+)
+
+// judge sets the state from what the other fields say.
+func (o *Overview) judge(a *Authenticator, status certificateStatus, now time.Time) {
+	attempt, hint, failed := o.attempt()
+	if status.permanent {
+		failure := AsFailure(status.problem)
+		o.set(StateUnknown, failure.Reason, failure.Error(), failure.Hint)
+		return
+	}
+	if status.pair == nil {
+		if a.invalid != nil {
+			attempt, hint = a.invalid.Error(), AsFailure(a.invalid).Hint
+		}
+		state, reason := StateNone, NoCertificate
+		var unusable *cache.UnusableError
+		if errors.As(status.problem, &unusable) && unusable.Clock {
+			state, reason = StateExpired, CertificateExpired
+		}
+		o.set(state, reason, fmt.Sprintf("%v; %s", status.problem, attempt), hint)
+		return
+	}
+	until := inSeconds(status.pair.Leaf.NotAfter).Format(time.RFC3339)
+	served := fmt.Sprintf("the certificate is served, to %s at most, but ", until)
+	if a.invalid != nil {
+		o.set(StateFailing, RenewalFailing, served+"the configuration is wrong: "+a.invalid.Error(), AsFailure(a.invalid).Hint)
+		return
+	}
+	if status.due == "" {
+		o.State, o.Message = StateOK, "valid to "+until+", due at "+o.Certificate.RenewAt.Format(time.RFC3339)
+		if o.Certificate.RenewAt.IsZero() {
+			o.Message = fmt.Sprintf("valid to %s; provider %s does not renew", until, o.Provider)
+		}
+		return
+	}
+	if failed || status.rejected {
+		o.set(StateFailing, RenewalFailing, served+status.due+"; "+attempt, hint)
+		return
+	}
+	if late := o.overdue(status, now); late != "" {
+		o.set(StateFailing, RenewalFailing, served+late+"; "+attempt, hint)
+		return
+	}
+	o.set(StateDue, CertificateDue, fmt.Sprintf("valid to %s, but a new one is wanted: %s; %s", until, status.due, attempt), hint)
+}
+
+// set sets a state other than StateOK.
+func (o *Overview) set(state State, reason Reason, message, hint string) {
+	o.State, o.Message, o.Hint = state, text.Line(message, maxMessage), hint
+	o.failure = &Failure{reason, "", fmt.Errorf("the node's certificate: %s", state)} // the Overview has the rest
+}
+
+// attempt says how the request of a new certificate goes, and whether it has failed.
+func (o *Overview) attempt() (message, hint string, failed bool) {
+	const next = "the kubelet's next call starts a worker"
+	last := o.LastRun
+	waits := ""
+	if o.Pending != nil {
+		waits = fmt.Sprintf("CertificateSigningRequest %s waits for %s", o.Pending.Name, o.Pending.describeWait())
+	}
+	switch {
+	case o.Worker.Died:
+		return "the last worker died without a result", "see the worker's log in the certificate directory", true
+	case last != nil && last.Reason != "" && Reason(last.Reason) != WaitingForSigner:
+		message = fmt.Sprintf("%s, %d in a row: %s", last.Reason, o.Failures, last.Message)
+		return message, last.Hint, true
+	case last != nil && last.Reason == "" && last.Message != "": // issued again and again
+		return last.Message, last.Hint, true
+	case waits != "":
+		return waits, "see: kubectl describe csr " + o.Pending.Name, false
+	case o.Worker.Running:
+		return "a worker runs", "", false
+	}
+	if o.Credential.Problem != "" {
+		return "no request can be filed: " + o.Credential.Problem, o.Credential.Hint, false
+	}
+	return "no worker runs: " + next, "check that the kubelet runs, and that its kubeconfig names this program: see doctor", false
+}
+
+// describeWait says what a pending request waits for.
+func (p *PendingOverview) describeWait() string {
+	switch p.WaitsFor {
+	case waitsForFiling:
+		return "being filed with " + p.Server
+	case waitsForChallenge:
+		return "its challenge"
+	}
+	return "its certificate from signer " + p.SignerName
+}
+
+// overdue says what takes too long, empty if nothing does.
+func (o *Overview) overdue(status certificateStatus, now time.Time) string {
+	if o.Pending != nil && o.Pending.AgeSeconds >= int64(overduePending/time.Second) {
+		return fmt.Sprintf("a request is pending since %s", o.Pending.Created.Format(time.RFC3339))
+	}
+	if renewAt := RenewAt(status.pair.Leaf); !o.Certificate.RenewAt.IsZero() && now.After(renewAt.Add(overdueRenewal)) {
+		return "its renewal has been due since " + inSeconds(renewAt).Format(time.RFC3339)
+	}
+	return ""
+}
