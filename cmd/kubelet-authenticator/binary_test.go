@@ -55,8 +55,9 @@ func TestPluginStaysLean(t *testing.T) {
 // arrows are the imports that a package may have of this module's others. What is not listed may have none.
 var arrows = map[string][]string{
 	"cmd/kubelet-authenticator":           {"pkg/authenticator/command", "pkg/provider", "pkg/provider/insecure", "pkg/provider/tpm"},
-	"pkg/authenticator/command":           {"internal/buildinfo", "internal/oserror", "internal/process", "internal/text", "pkg/attestation", "pkg/authenticator", "pkg/cache", "pkg/doctor", "pkg/kubelet", "pkg/provider"},
+	"pkg/authenticator/command":           {"internal/buildinfo", "internal/oserror", "internal/outputformat", "internal/process", "internal/text", "pkg/attestation", "pkg/authenticator", "pkg/cache", "pkg/doctor", "pkg/kubelet", "pkg/provider"},
 	"pkg/authenticator":                   {"internal/nodeaccess", "internal/oserror", "internal/process", "internal/strict", "internal/text", "pkg/attestation", "pkg/cache", "pkg/csr", "pkg/kubelet", "pkg/provider"},
+	"internal/buildinfo":                  {"internal/outputformat"},
 	"internal/nodeaccess":                 {"pkg/cache", "pkg/csr", "pkg/kubelet"},
 	"internal/strict":                     {"internal/text"},
 	"internal/statetest":                  {"pkg/csr/state"},    // for tests

@@ -4,13 +4,13 @@
 package buildinfo
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"runtime"
 
 	"github.com/spf13/cobra"
-	"sigs.k8s.io/yaml"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/outputformat"
 )
 
 // Info is the output of the version command.
@@ -33,7 +33,7 @@ func Command(name string, info Info, stdout io.Writer, args cobra.PositionalArgs
 		Short: "Print version, commit, Go version and protocol versions",
 		Args:  args,
 		RunE: func(*cobra.Command, []string) error {
-			if output != "" && output != "json" && output != "yaml" {
+			if output != "" && !outputformat.Valid(output) {
 				return usage(fmt.Errorf("--output %q: must be json or yaml", output))
 			}
 			return info.Print(stdout, name, output)
@@ -46,14 +46,11 @@ func Command(name string, info Info, stdout io.Writer, args cobra.PositionalArgs
 // Print prints one line for the program of that name. As "json" or "yaml" it prints all of it.
 func (i Info) Print(stdout io.Writer, name, output string) error {
 	i.GoVersion = runtime.Version()
-	out, err := []byte(fmt.Sprintf("%s %s (commit %s, %s)\n", name, i.Version, i.Commit, i.GoVersion)), error(nil)
-	switch output {
-	case "json":
-		out, err = json.MarshalIndent(i, "", "  ")
-		out = append(out, '\n')
-	case "yaml":
-		out, err = yaml.Marshal(i)
+	if output == "" {
+		_, err := fmt.Fprintf(stdout, "%s %s (commit %s, %s)\n", name, i.Version, i.Commit, i.GoVersion)
+		return err
 	}
+	out, err := outputformat.Encode(output, i)
 	if err != nil {
 		return err
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/klog/v2"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/outputformat"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
@@ -303,7 +304,7 @@ func (i *invocation) deadline() time.Duration {
 // run is what the kubelet calls.
 func (i *invocation) run(cmd *cobra.Command, _ []string) error {
 	switch {
-	case i.output != "" && (!i.dryRun && !i.version || i.output != "json" && i.output != "yaml"):
+	case i.output != "" && (!i.dryRun && !i.version || !outputformat.Valid(i.output)):
 		return usage(fmt.Errorf("--output %q: goes with --dry-run or --version, and must be json or yaml", i.output))
 	case i.version:
 		return i.buildInfo().Print(i.Stdout, i.Name, i.output)

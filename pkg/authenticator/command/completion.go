@@ -2,7 +2,11 @@
 
 package command
 
-import "github.com/spf13/cobra"
+import (
+	"github.com/spf13/cobra"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/outputformat"
+)
 
 // completeValues has the shell complete values of flags. No command takes an argument that is a
 // file.
@@ -12,7 +16,7 @@ func (i *invocation) completeValues() {
 			completeFlag(i.root, name, values)
 		}
 	}
-	completeFlag(i.root, "output", []string{formatJSON, formatYAML})
+	completeFlag(i.root, "output", []string{outputformat.JSON, outputformat.YAML})
 	for _, c := range append(i.root.Commands(), i.root) {
 		c.ValidArgsFunction = cobra.NoFileCompletions
 		for _, below := range c.Commands() {

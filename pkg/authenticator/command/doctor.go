@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/outputformat"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/doctor"
 )
@@ -48,7 +49,7 @@ It exits with 31 if a check failed, and also on a machine without any configurat
 			return i.printDoctor(doctor.Run(cmd.Context(), o), format.format)
 		},
 	}
-	format = outputFlag(c, formatText, formatJSON, formatYAML)
+	format = outputFlag(c, formatText, outputformat.JSON, outputformat.YAML)
 	c.Flags().DurationVar(&o.Timeout, "timeout", doctor.DefaultTimeout, "longest time for all checks together")
 	c.Flags().StringVar(&o.Proc, "proc", "/proc", "where the proc file system is")
 	c.Flags().StringVar(&o.Manifests, "manifests", "", "directory of static pods (default: kubeadm's)")
@@ -63,7 +64,7 @@ func (i *invocation) printDoctor(report doctor.Report, format string) error {
 	out := []byte(report.Text())
 	if format != formatText {
 		var err error
-		if out, err = encode(format, report); err != nil {
+		if out, err = outputformat.Encode(format, report); err != nil {
 			return err
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/outputformat"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
@@ -28,7 +29,7 @@ func (i *invocation) printDryRun(ctx context.Context, a *authenticator.Authentic
 	case i.output == "":
 		out, err = readable(report)
 	case report.Request != nil:
-		out, err = encode(i.output, report.Request)
+		out, err = outputformat.Encode(i.output, report.Request)
 	}
 	if err != nil {
 		return err

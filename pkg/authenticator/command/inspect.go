@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/outputformat"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
@@ -41,7 +42,7 @@ func (i *invocation) identifyCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			out, err := encode(format.format, identity)
+			out, err := outputformat.Encode(format.format, identity)
 			if err != nil {
 				return err
 			}
@@ -49,7 +50,7 @@ func (i *invocation) identifyCommand() *cobra.Command {
 			return err
 		},
 	}
-	format = outputFlag(c, formatYAML, formatJSON)
+	format = outputFlag(c, outputformat.YAML, outputformat.JSON)
 	return c
 }
 
@@ -109,7 +110,7 @@ func (i *invocation) selfTestCommand(name string) *cobra.Command {
 			return i.encodeSelfTest(ctx, a, format.format)
 		},
 	}
-	format = outputFlag(c, formatText, formatJSON, formatYAML)
+	format = outputFlag(c, formatText, outputformat.JSON, outputformat.YAML)
 	return c
 }
 
@@ -133,7 +134,7 @@ func (i *invocation) encodeSelfTest(ctx context.Context, a *authenticator.Authen
 		report.Checks = append(report.Checks, c)
 	})
 	report.Passed = failure == nil
-	out, err := encode(format, report)
+	out, err := outputformat.Encode(format, report)
 	if err == nil {
 		_, err = i.Stdout.Write(out)
 	}

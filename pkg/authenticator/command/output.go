@@ -3,21 +3,15 @@
 package command
 
 import (
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
-	"sigs.k8s.io/yaml"
 )
 
-// The formats of output.
-const (
-	formatText = "text"
-	formatJSON = "json"
-	formatYAML = "yaml"
-)
+// formatText is the format for people. Those for programs are in package outputformat.
+const formatText = "text"
 
 // output is the flag of that name.
 type output struct {
@@ -39,13 +33,4 @@ func (o *output) check() error {
 		return usage(fmt.Errorf("--output %q: must be one of %s", o.format, strings.Join(o.formats, ", ")))
 	}
 	return nil
-}
-
-// encode returns a value in JSON or YAML.
-func encode(format string, value any) ([]byte, error) {
-	if format == formatYAML {
-		return yaml.Marshal(value)
-	}
-	out, err := json.MarshalIndent(value, "", "  ")
-	return append(out, '\n'), err
 }

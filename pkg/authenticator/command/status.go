@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/outputformat"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
@@ -50,7 +51,7 @@ Exit codes:
 			}
 			out := describeOverview(overview)
 			if format.format != formatText {
-				if out, err = encode(format.format, overview); err != nil {
+				if out, err = outputformat.Encode(format.format, overview); err != nil {
 					return err
 				}
 			}
@@ -60,7 +61,7 @@ Exit codes:
 			return overview.Failure()
 		},
 	}
-	format = outputFlag(c, formatText, formatJSON, formatYAML)
+	format = outputFlag(c, formatText, outputformat.JSON, outputformat.YAML)
 	return c
 }
 

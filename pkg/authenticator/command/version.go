@@ -6,13 +6,14 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/buildinfo"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/outputformat"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 )
 
 func (i *invocation) versionCommand() *cobra.Command {
 	c := buildinfo.Command(i.Name, i.buildInfo(), i.Stdout, noArgs, usage)
 	c.Example = example(i.Name, "{} version --output=json")
-	completeFlag(c, "output", []string{formatJSON, formatYAML})
+	completeFlag(c, "output", []string{outputformat.JSON, outputformat.YAML})
 	return c
 }
 
