@@ -5,7 +5,6 @@ package authenticator
 import (
 	"context"
 	"fmt"
-	"strings"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -41,6 +40,9 @@ type Report struct {
 	// made or would be refused. It is nil if a certificate is served and the API server cannot
 	// be asked.
 	Failure *Failure
+
+	// skipped is set if no API server has seen the request.
+	skipped bool
 }
 
 // DryRun builds a request and has the API server check it if one can be reached. It writes no file
@@ -86,7 +88,6 @@ func (r *Report) try(ctx context.Context, a *Authenticator, status certificateSt
 // conclude sets the verdict, given what keeps the node from the next certificate.
 func (r *Report) conclude(a *Authenticator, status certificateStatus, failure *Failure) {
 	const succeeds, fails = "a run would succeed: ", "a run would fail: "
-	unasked := strings.HasPrefix(r.Check, checkSkipped)
 	switch {
 	case status.permanent, status.pair == nil && failure != nil:
 		r.Verdict, r.Failure = fails+failure.Error(), failure
@@ -100,7 +101,7 @@ func (r *Report) conclude(a *Authenticator, status certificateStatus, failure *F
 		switch {
 		case failure == nil:
 			r.Verdict += "; the API server accepts the request for the next one"
-		case unasked:
+		case r.skipped:
 			r.Verdict += "; whether the next one can be requested is not known: " + failure.Error()
 		default:
 			r.Verdict, r.Failure = r.Verdict+"; the next one cannot be requested: "+failure.Error(), failure
@@ -141,14 +142,11 @@ func (r *Report) describe(a *Authenticator, status certificateStatus) {
 	}
 }
 
-// checkSkipped begins the Check of a request that no API server has seen.
-const checkSkipped = "skipped: "
-
 // check shows the request to the API server if one is known.
 func (r *Report) check(ctx context.Context, a *Authenticator, status certificateStatus) *Failure {
 	to, _, err := a.access(status)
 	if err != nil {
-		r.Check = checkSkipped + err.Error()
+		r.skip(err)
 		return AsFailure(err)
 	}
 	r.Server, r.Credential = to.Config.Host, to.Credential
@@ -161,9 +159,13 @@ func (r *Report) check(ctx context.Context, a *Authenticator, status certificate
 		return nil
 	}
 	failure := a.blameClock(classifyAPIError(err, to.Credential))
-	r.Check = "refused: " + failure.Error()
 	if failure.Reason == APIUnreachable || failure.Reason == apiOverloaded {
-		r.Check = checkSkipped + failure.Error()
+		r.skip(failure)
+	} else {
+		r.Check = "refused: " + failure.Error()
 	}
 	return failure
 }
+
+// skip records why no API server has seen the request.
+func (r *Report) skip(cause error) { r.Check, r.skipped = "skipped: "+cause.Error(), true }
