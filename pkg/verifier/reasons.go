@@ -68,7 +68,7 @@ func Reasons() map[Reason]string {
 		ReasonHelloNotFound:      "the hello that the proof refers to is not there; waits. A proof that does not parse is denied for that instead",
 		ReasonHelloExpired:       "no proof came before the hello's challenge ran out; a proof that did come and waits is not refused for it",
 
-		ReasonRequesterNotAllowed: "whoever filed the request may not ask for this node",
+		ReasonRequesterNotAllowed: "the requester may not ask for this node",
 		ReasonTokenNotForMachine:  "the bootstrap token was not made for this machine; waits while that is not known",
 		ReasonUnknownCredential:   "the certificate that asks for its renewal is not one that was issued on evidence; waits while one is about to be noted",
 
