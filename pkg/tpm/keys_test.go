@@ -737,6 +737,18 @@ func TestStoredNonceAndAPersistentKey(t *testing.T) {
 	if again := with(t, other.Socket(), choose("", "rsa-2048+nv")); !bytes.Equal(again.ek.Public, k.ek.Public) || again.ek.Remember() != "rsa-2048+nv" {
 		t.Errorf("without a certificate: %+v", again.ek)
 	}
+	// Nor where the certificate is for neither of them.
+	gone, err := plain.WithNonce([]byte("gone"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := other.Certify(gone, swtpm.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	again := with(t, other.Socket(), choose("", "rsa-2048+nv"))
+	if !bytes.Equal(again.ek.Public, k.ek.Public) || again.ek.Remember() != "rsa-2048+nv" || !strings.Contains(again.ek.Problem, "for another key") {
+		t.Errorf("with the certificate of another key: %+v", again.ek)
+	}
 }
 
 // What NV holds is not followed if it would change more than the Unique field, and the reason is
