@@ -30,9 +30,7 @@ func (a *Authenticator) Overview() *Overview {
 	}
 	o.NodeName = status.nodeName
 	o.describeCertificate(a, status, now)
-	o.describeWorker(worker, state, now)
-	// A worker may be killed after it has installed its certificate.
-	o.Worker.Died = o.Worker.Died && a.dir.Stamp(cache.CurrentFile).Modified().Before(time.Now().Add(-worker.Age()))
+	o.describeWorker(a, worker, state, now)
 	pending, err := a.dir.Pending()
 	if err == nil && pending != nil {
 		o.describePending(pending, now)
@@ -82,13 +80,14 @@ func (o *Overview) describeCertificate(a *Authenticator, status certificateStatu
 	o.Certificate = c
 }
 
-func (o *Overview) describeWorker(worker process.ID, state *cache.State, now time.Time) {
+func (o *Overview) describeWorker(a *Authenticator, worker process.ID, state *cache.State, now time.Time) {
 	if o.Worker.Running {
 		o.Worker.PID, o.Worker.AgeSeconds = worker.PID, int64(worker.Age()/time.Second)
 	}
-	last := state.Last
-	o.Worker.Died = !o.Worker.Running && worker.PID != 0 && (last == nil || last.Worker != worker)
-	if last != nil {
+	// A worker may be killed after it has installed its certificate: that is no failure.
+	o.Worker.Died = !o.Worker.Running && leftNoResult(worker, state) &&
+		a.dir.Stamp(cache.CurrentFile).Modified().Before(time.Now().Add(-worker.Age()))
+	if last := state.Last; last != nil {
 		o.LastRun = &LastRunOverview{
 			Started: inSeconds(last.Started), Finished: inSeconds(last.Finished),
 			Reason: last.Reason, Message: last.Message, Hint: last.Hint, Request: last.Request, Phases: last.Phases,

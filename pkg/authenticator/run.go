@@ -65,10 +65,7 @@ func (a *Authenticator) Run(ctx context.Context) (*Answer, error) {
 	case status.due != "":
 		if wait := a.renewalBudget(status); wait > 0 {
 			status, failure = a.supervisor().awaitWorker(ctx, status, wait, answer)
-		} else {
-			failure = a.supervisor().ensureWorker(status, answer)
-		}
-		if errors.Is(failure, cache.ErrLocked) && a.supervisor().isStarting() {
+		} else if failure = a.supervisor().ensureWorker(status, answer); errors.Is(failure, cache.ErrLocked) && a.supervisor().isStarting() {
 			failure = nil
 		}
 		if failure == nil && status.due != "" {

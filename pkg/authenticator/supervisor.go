@@ -166,7 +166,7 @@ func (s supervisor) whyNotYet(waited time.Duration) error {
 // followed by a back-off. The caller holds the lock.
 func (s supervisor) recordDeath(lock *cache.Lock, state *cache.State) error {
 	dead := s.dir.Worker()
-	if dead.PID == 0 || state.Last != nil && state.Last.Worker == dead {
+	if !leftNoResult(dead, state) {
 		return nil
 	}
 	now := s.now().UTC()
@@ -179,6 +179,11 @@ func (s supervisor) recordDeath(lock *cache.Lock, state *cache.State) error {
 		state.NextAttempt = time.Time{}
 	}
 	return lock.SetState(state)
+}
+
+// leftNoResult reports whether a worker that has ended left no result. The zero ID is no worker.
+func leftNoResult(ended process.ID, state *cache.State) bool {
+	return ended.PID != 0 && (state.Last == nil || state.Last.Worker != ended)
 }
 
 // awaitWorkerEnd lets a worker record its success: systemd kills what an ExecStartPre leaves
