@@ -3,6 +3,7 @@
 package swtpm
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -31,19 +32,7 @@ func (t *Chip) Clear() error {
 // ChangeEPS is TPM2_ChangeEPS. Every EK and AK changes. The certificates in NV stay, and match no
 // key any more.
 func (t *Chip) ChangeEPS() error {
-	// go-tpm lacks it. Authorised with the platform's empty password.
-	response, err := t.Transport().Send([]byte{
-		0x80, 0x02, 0, 0, 0, 27, 0, 0, 0x01, 0x24, // header: with sessions, 27 bytes, TPM_CC_ChangeEPS
-		0x40, 0, 0, 0x0c, // TPM_RH_PLATFORM
-		0, 0, 0, 9, 0x40, 0, 0, 9, 0, 0, 0, 0, 0, // TPM_RS_PW, empty
-	})
-	if err != nil {
-		return err
-	}
-	if code := responseCode(response); code != tpm2.TPMRCSuccess {
-		return fmt.Errorf("TPM2_ChangeEPS: %w", code)
-	}
-	return nil
+	return t.sendByPlatform("TPM2_ChangeEPS", 0x0124)
 }
 
 // SetPassword is TPM2_HierarchyChangeAuth of a hierarchy without a password, as an administrator
@@ -59,18 +48,26 @@ func (t *Chip) SetPassword(hierarchy tpm2.TPMHandle, password string) error {
 // DisableEndorsement is TPM2_HierarchyControl: it switches the endorsement hierarchy off until the
 // next reboot, as firmware settings do for good.
 func (t *Chip) DisableEndorsement() error {
-	// go-tpm lacks it. Authorised with the platform's empty password.
-	response, err := t.Transport().Send([]byte{
-		0x80, 0x02, 0, 0, 0, 32, 0, 0, 0x01, 0x21, // header: with sessions, 32 bytes, TPM_CC_HierarchyControl
+	return t.sendByPlatform("TPM2_HierarchyControl", 0x0121,
+		0x40, 0, 0, 0x0b, 0) // TPM_RH_ENDORSEMENT: no
+}
+
+// sendByPlatform sends a command that go-tpm lacks. Its handle is TPM_RH_PLATFORM, authorised with the
+// empty password. code is its TPM_CC.
+func (t *Chip) sendByPlatform(name string, code uint32, parameters ...byte) error {
+	body := append([]byte{
 		0x40, 0, 0, 0x0c, // TPM_RH_PLATFORM
 		0, 0, 0, 9, 0x40, 0, 0, 9, 0, 0, 0, 0, 0, // TPM_RS_PW, empty
-		0x40, 0, 0, 0x0b, 0, // TPM_RH_ENDORSEMENT: no
-	})
+	}, parameters...)
+	command := binary.BigEndian.AppendUint16(nil, uint16(tpm2.TPMSTSessions))
+	command = binary.BigEndian.AppendUint32(command, uint32(10+len(body))) //nolint:gosec // G115: some bytes
+	command = binary.BigEndian.AppendUint32(command, code)
+	response, err := t.Transport().Send(append(command, body...))
 	if err != nil {
 		return err
 	}
 	if code := responseCode(response); code != tpm2.TPMRCSuccess {
-		return fmt.Errorf("TPM2_HierarchyControl: %w", code)
+		return fmt.Errorf("%s: %w", name, code)
 	}
 	return nil
 }

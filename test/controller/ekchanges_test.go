@@ -6,10 +6,8 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"fmt"
 	"maps"
-	"os/exec"
 	"regexp"
 	"strings"
 	"testing"
@@ -292,23 +290,10 @@ func (f *fleet) annotate(t *testing.T, secret types.NamespacedName, change strin
 // identified returns the fingerprint of the EK that the machine enrols with.
 func (m *machine) identified(t *testing.T) string {
 	t.Helper()
-	out, err := exec.CommandContext(t.Context(), m.plugin, append([]string{"identify", "--output=json"}, m.flags()...)...).Output()
-	if err != nil {
-		t.Fatal(err)
+	all := m.fingerprints(t)
+	fingerprint, ok := all["ecc-p256"] // the one with a certificate
+	if !ok {
+		t.Fatalf("no such EK: %v", all)
 	}
-	var identity struct {
-		Device struct {
-			EKs []struct{ Template, Fingerprint string }
-		}
-	}
-	if err := json.Unmarshal(out, &identity); err != nil {
-		t.Fatal(err)
-	}
-	for _, ek := range identity.Device.EKs {
-		if ek.Template == "ecc-p256" { // the one with a certificate
-			return ek.Fingerprint
-		}
-	}
-	t.Fatalf("no such EK: %s", out)
-	return ""
+	return fingerprint
 }
