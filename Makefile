@@ -35,8 +35,9 @@ image: export COMMIT := $(COMMIT)
 image release: export IMAGE_REPO := $(IMAGE_REPO)
 
 .PHONY: build
-build: ## build the plugin and the controller into bin/
-	CGO_ENABLED=0 go build -trimpath -ldflags "$$LDFLAGS" -o bin/ ./cmd/kubelet-authenticator ./cmd/node-attestation-controller
+build: ## build the plugin, the controller and kubectl-attest into bin/
+	CGO_ENABLED=0 go build -trimpath -ldflags "$$LDFLAGS" -o bin/ ./cmd/kubelet-authenticator ./cmd/node-attestation-controller ./cmd/kubectl-attest
+	@install cmd/kubectl-attest/kubectl_complete-attest bin/
 
 # The plugin's: it is what machine images need. Reproducible: the same commit, VERSION and Go release make the same bytes.
 .PHONY: packages
@@ -60,9 +61,9 @@ release: ## make what a release of VERSION has, in DIST, signed with the cosign 
 		"$$IMAGE_REPO/node-attestation-controller@$$(cat "$$DIST/node-attestation-controller-$${VERSION#v}.digest")" cosign.pub
 
 .PHONY: demo
-demo: ## start a real control plane and have a node prove which machine it is
+demo: ## start a real control plane and have a node prove which machine it is (KEEP=1: leave it running, to try things)
 	@scripts/need swtpm
-	cd test && go run ./demo
+	cd test && go run ./demo $(if $(KEEP),-keep)
 
 # Tests that have to have run: without a TPM, or the independent implementation, nothing is shown.
 TPM_UNIT := $(addprefix TestProveWithEachEK/,ecc-p256 ecc-p384-high rsa-2048) TestVectorsAreGenerated
@@ -73,7 +74,7 @@ TPM_E2E := $(addprefix TestProtocolAgainstSwtpm/,ecc-p256 ecc-p384-high rsa-2048
 ROOT := $(filter 0,$(shell id -u))
 NODE_E2E := TestNodeBecomesReady $(addprefix TestKubeadm/,package sysext baked-image drop-in drop-in/first-boot drop-in/restart not-in-inventory denied bootstrap-by-exec \
 	bootstrapped-around rotated-around) $(addprefix TestKubeadmWithoutController/,join reboot) \
-	TestMemoryLimit TestReproducible TestRunsAlone TestRunsInACluster TestInstallAndPurge $(addprefix TestKubeadmWithoutPolicy/,stock package drop-in-not-enabled bootstrapped-around rotated-around)
+	TestMemoryLimit TestReproducible TestRunsAlone TestRunsInACluster TestQuickstart TestAdopting TestInstallAndPurge $(addprefix TestKubeadmWithoutPolicy/,stock package drop-in-not-enabled bootstrapped-around rotated-around)
 
 # How many suites are run at once: most of the time they wait.
 E2E_SUITES ?= $(shell echo $$(($$(nproc) * 3 / 2)))
@@ -139,13 +140,13 @@ fuzz: ## fuzz each parser for FUZZTIME, or those of FUZZED
 	@scripts/fuzz $(FUZZTIME) $(FUZZED)
 
 .PHONY: generate
-generate: ## make deep copies and CRD anew from the types of pkg/controller/api/v1alpha1
+generate: ## make deep copies, CRD and docs/reference anew from the Go types, and the PrometheusRule from rules.yaml
 	scripts/generate
 
 .PHONY: lint
 lint: ## run golangci-lint over all modules, and what reads shell scripts, man pages and the Ansible role
 	@scripts/need shellcheck mandoc ansible-lint
-	shellcheck .ci/run packaging/build packaging/daemon-reload packaging/image/build packaging/tree scripts/*
+	shellcheck .ci/run cmd/kubectl-attest/kubectl_complete-attest packaging/build packaging/daemon-reload packaging/image/build packaging/tree scripts/*
 	scripts/lint-man
 	scripts/generate --check
 	cd image-builder/ansible && ansible-lint --offline --profile production
@@ -153,6 +154,14 @@ lint: ## run golangci-lint over all modules, and what reads shell scripts, man p
 	cd test && $(TOOL) golangci-lint run --allow-parallel-runners --build-tags simulator,certmanager --config ../.golangci.yml ./...
 	cd perf && $(TOOL) golangci-lint run --allow-parallel-runners --config ../.golangci.yml ./...
 	cd tools && go tool golangci-lint run --allow-parallel-runners --config ../.golangci.yml ./...
+
+# promtool is in a module of its own, and without its clients of clouds: else it takes minutes more to build.
+PROMTOOL := GOFLAGS='-buildvcs=false -tags=remove_all_sd' go tool -modfile=$(CURDIR)/tools/promtool/go.mod promtool
+
+.PHONY: monitoring
+monitoring: ## check and test the alert rules of packaging/monitoring (builds promtool the first time)
+	$(PROMTOOL) check rules --lint=all --lint-fatal packaging/monitoring/rules.yaml
+	$(PROMTOOL) test rules packaging/monitoring/rules_test.yaml
 
 .PHONY: vuln
 vuln: ## look for known vulnerabilities, where the database can be reached

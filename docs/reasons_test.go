@@ -26,7 +26,7 @@ var notEmitted = map[string]string{
 
 // carriers are the expressions that carry the reason of a decision or of a verdict. What can be in
 // them is found where it is put in: constants, and the arguments of functions that take a reason.
-var carriers = []string{"d.Refusals.Reason", "warning.Reason", "v.reason", "refusal.Reason"}
+var carriers = []string{"d.Refusals.Reason", "decision.Refusals.Reason", "warning.Reason", "v.reason", "refusal.Reason"}
 
 // emittedReasons finds reasons in the code without running it.
 type emittedReasons struct {

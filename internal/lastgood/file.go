@@ -48,6 +48,9 @@ var errNone = errors.New("there is none yet")
 // did.
 func (f *File[T]) Problem() error { return f.value.Problem() }
 
+// LastRead returns when the file was last read and valid, zero if it never was.
+func (f *File[T]) LastRead() time.Time { return f.value.LastRead() }
+
 func (f *File[T]) refresh() {
 	content, err := f.read()
 	if err != nil {

@@ -5,7 +5,10 @@
 // and Problem says what is wrong meanwhile.
 package lastgood
 
-import "sync"
+import (
+	"sync"
+	"time"
+)
 
 // Value is the last known good value of a source. Its zero value has none yet. It may be used by
 // several goroutines.
@@ -24,6 +27,7 @@ type Value[T any] struct {
 	version, invalid string
 	verdict          error
 	problem          error
+	lastRead         time.Time
 }
 
 // Offer parses new content and takes it over, or returns why it is invalid: then the last good
@@ -43,7 +47,7 @@ func (v *Value[T]) Offer(version string, parse func() (T, error)) error {
 		return err
 	}
 	v.good, v.isSet, v.version = value, true, version
-	v.verdict = nil
+	v.verdict, v.lastRead = nil, time.Now()
 	return nil
 }
 
@@ -53,7 +57,7 @@ func (v *Value[T]) lookup(version string) (known bool, verdict error) {
 	defer v.mu.Unlock()
 	switch {
 	case v.isSet && version == v.version:
-		v.problem = nil
+		v.problem, v.lastRead = nil, time.Now()
 	case v.verdict != nil && version == v.invalid && !v.Rejudge:
 		v.problem = v.verdict
 	default:
@@ -74,6 +78,14 @@ func (v *Value[T]) Get() (T, bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.good, v.isSet
+}
+
+// LastRead returns when the value in use was last offered, zero if there has been none. Since then
+// the source was invalid or could not be read, or nobody has read it.
+func (v *Value[T]) LastRead() time.Time {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.lastRead
 }
 
 // Problem returns what keeps the source's latest content from being used, nil if it is in use.

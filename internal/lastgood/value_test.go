@@ -31,12 +31,20 @@ func TestValue(t *testing.T) {
 			t.Errorf("got %v", v.Problem())
 		}
 		offer("a", 0, invalid)
+		if !v.LastRead().IsZero() {
+			t.Error("nothing valid was read yet")
+		}
 		offer("b", 1, nil)
+		first := v.LastRead()
 		offer("b", 0, nil)
+		again := v.LastRead()
 		offer("c", 0, invalid)
 		offer("c", 0, invalid)
 		v.Fail(fs.ErrNotExist)
 		offer("c", 0, invalid)
+		if first.IsZero() || !again.After(first) || v.LastRead() != again {
+			t.Errorf("read at %s, %s, %s", first, again, v.LastRead())
+		}
 		offer("b", 0, nil)
 		want := 3
 		if rejudge {

@@ -200,22 +200,22 @@ func signerOf(pending *cache.Pending) string {
 	return pending.SignerName
 }
 
-// answerTo says what is waited for.
-func answerTo(request *cache.PendingRequest) string {
-	if request.Hello {
-		return "sent a challenge"
-	}
-	return "issued a certificate"
-}
-
 // wait watches the request until it is answered or decided.
 func (e *enrolment) wait(ctx context.Context, request *certificatesv1.CertificateSigningRequest) (csr.Decision, error) {
+	classify := csr.Classify
 	if e.pending.Last().Hello {
+		classify = csr.ClassifyHello
 		e.enter(StepChallenge)
-		return e.client.Wait(ctx, request, csr.ClassifyHello)
+	} else {
+		e.enter(StepWait)
 	}
-	e.enter(StepWait)
-	return e.client.Wait(ctx, request, csr.Classify)
+	return e.client.Wait(ctx, request, func(object *certificatesv1.CertificateSigningRequest) csr.Decision {
+		decision := classify(object)
+		if decision.Outcome == csr.Pending {
+			e.noteWaiting(object)
+		}
+		return decision
+	})
 }
 
 // prove makes the proof that answers the challenge, and writes it down beside the hello. The secret
@@ -237,8 +237,7 @@ func (e *enrolment) classifyRequestError(ctx context.Context, request *certifica
 	case errors.As(err, &write):
 		return err
 	case request != nil && ctx.Err() != nil:
-		return &Failure{WaitingForSigner, "see: kubectl describe csr " + request.Name,
-			fmt.Errorf("CertificateSigningRequest %s: signer %s has not %s yet", request.Name, signerOf(e.pending), answerTo(e.pending.Last()))}
+		return stillWaiting(e.pending, readState(e.dir))
 	case e.to.Own && apierrors.IsUnauthorized(err):
 		return fmt.Errorf("%w: %w", errRejected, err)
 	}

@@ -13,7 +13,8 @@ const firstPause = 500 * time.Millisecond
 
 // AwaitFirst waits until the node has a certificate that can be used. Workers get it as in a Run,
 // one after the other. After wait it returns the reason why there is none yet: a *Failure. Until
-// then it calls remark with each new reason, and with what else people should know.
+// then it calls remark with each new reason, with what the request waits for, and with what else
+// people should know.
 func (a *Authenticator) AwaitFirst(ctx context.Context, wait time.Duration, remark func(error)) (*x509.Certificate, error) {
 	if a.invalid != nil {
 		return nil, AsFailure(a.invalid)
@@ -23,6 +24,18 @@ func (a *Authenticator) AwaitFirst(ctx context.Context, wait time.Duration, rema
 	deadline := time.Now().Add(wait)
 	answer := &Answer{}
 	remarked := map[string]bool{}
+	once := func(r error) {
+		if !remarked[r.Error()] {
+			remarked[r.Error()] = true
+			remark(r)
+		}
+	}
+	supervisor := a.supervisor()
+	supervisor.progress = func() {
+		if waits := a.progress(); waits != nil {
+			once(waits)
+		}
+	}
 	var last Reason
 	for {
 		status := a.loadStatus()
@@ -30,22 +43,19 @@ func (a *Authenticator) AwaitFirst(ctx context.Context, wait time.Duration, rema
 			return nil, AsFailure(status.problem)
 		}
 		if status.pair != nil && !status.rejected && !status.foreign {
-			a.supervisor().awaitWorkerEnd()
+			supervisor.awaitWorkerEnd()
 			return status.pair.Leaf, nil
 		}
-		after, failure := a.supervisor().awaitWorker(ctx, status, time.Until(deadline), answer)
-		for _, r := range answer.Remarks {
-			if !remarked[r.Error()] { // each worker that is started brings the provider's
-				remarked[r.Error()] = true
-				remark(r)
-			}
+		after, failure := supervisor.awaitWorker(ctx, status, time.Until(deadline), answer)
+		for _, r := range answer.Remarks { // each worker that is started brings the provider's
+			once(r)
 		}
 		answer.Remarks = nil
 		if failure == nil && after.pair != nil {
 			continue
 		}
 		if ctx.Err() != nil {
-			return nil, a.supervisor().whyNotYet(wait)
+			return nil, supervisor.whyNotYet(wait)
 		}
 		if reason := AsFailure(failure).Reason; reason != last {
 			last = reason

@@ -33,7 +33,7 @@ func (a *Authenticator) Overview() *Overview {
 	o.describeWorker(a, worker, state, now)
 	pending, err := a.dir.Pending()
 	if err == nil && pending != nil {
-		o.describePending(pending, now)
+		o.describePending(pending, state, now)
 	}
 	o.describeEK(a, pending, state)
 	o.describeCredential(a, status)
@@ -99,11 +99,14 @@ func (o *Overview) describeWorker(a *Authenticator, worker process.ID, state *ca
 	}
 }
 
-func (o *Overview) describePending(pending *cache.Pending, now time.Time) {
+func (o *Overview) describePending(pending *cache.Pending, state *cache.State, now time.Time) {
 	last := pending.Last()
 	o.Pending = &PendingOverview{
 		Name: last.Name, SignerName: signerOf(pending), NodeName: pending.NodeName, Server: pending.Cluster.Server,
 		Created: inSeconds(last.Filed), AgeSeconds: int64(max(now.Sub(last.Filed), 0) / time.Second), WaitsFor: waitsForCertificate,
+	}
+	if waiting, ok := WaitsFor(pending, state); ok {
+		o.Pending.Reason, o.Pending.Cure = waiting.Reason, waiting.Text
 	}
 	switch {
 	case last.UID == "":

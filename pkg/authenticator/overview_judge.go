@@ -73,9 +73,13 @@ func (o *Overview) set(state State, reason Reason, message, hint string) {
 func (o *Overview) attempt() (message, hint string, failed bool) {
 	const next = "the kubelet's next call starts a worker"
 	last := o.LastRun
-	waits := ""
+	waits, cure := "", ""
 	if o.Pending != nil {
 		waits = fmt.Sprintf("CertificateSigningRequest %s waits for %s", o.Pending.Name, o.Pending.describeWait())
+		cure = "see: kubectl describe csr " + o.Pending.Name
+		if o.Pending.Reason != "" {
+			waits, cure = waits+": "+o.Pending.Reason, o.Pending.Cure
+		}
 	}
 	switch {
 	case o.Worker.Died:
@@ -86,7 +90,7 @@ func (o *Overview) attempt() (message, hint string, failed bool) {
 	case last != nil && last.Reason == "" && last.Message != "": // issued again and again
 		return last.Message, last.Hint, true
 	case waits != "":
-		return waits, "see: kubectl describe csr " + o.Pending.Name, false
+		return waits, cure, false
 	case o.Worker.Running:
 		return "a worker runs", "", false
 	}

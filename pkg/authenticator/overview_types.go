@@ -145,6 +145,10 @@ type PendingOverview struct {
 	AgeSeconds int64     `json:"ageSeconds"`
 	// WaitsFor is "filing", "challenge" or "certificate".
 	WaitsFor string `json:"waitsFor"`
+	// Reason and Cure are what the controller has written into the request about that, as the last
+	// worker saw it. They are empty if it has written nothing.
+	Reason string `json:"reason,omitempty"`
+	Cure   string `json:"cure,omitempty"`
 }
 
 // What a pending request waits for.

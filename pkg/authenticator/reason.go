@@ -69,7 +69,7 @@ func Reasons() []ReasonInfo {
 		{apiRefused, 20, "The API server refuses the request (403 or 422): RBAC or admission.", soon},
 		{RequestDenied, 21, "An approver denied the CertificateSigningRequest.", later},
 		{requestFailed, 22, "The signer marked the CertificateSigningRequest as failed, or it was deleted each time.", later},
-		{WaitingForSigner, 23, "The CertificateSigningRequest is pending: nobody has approved or signed it yet.", none},
+		{WaitingForSigner, 23, "The CertificateSigningRequest is pending: nobody has approved or signed it yet. The message has the controller's reason to wait, and the hint its cure.", none},
 		{certificateUnusable, 24, "The certificate that was issued is not one for this node and key.", later},
 		{clockWrong, 25, "The node's, the issued or the API server's certificate is valid at another time than this machine's clock shows.", later},
 		{apiUntrusted, 26, "The API server's certificate is not one that the CA in the kubeconfig vouches for, or not at this time.", soon},

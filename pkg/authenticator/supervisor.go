@@ -30,9 +30,13 @@ const (
 )
 
 // supervisor starts the worker and waits for it.
-type supervisor struct{ *Authenticator }
+type supervisor struct {
+	*Authenticator
+	// progress is called as often as there may be something new. Optional.
+	progress func()
+}
 
-func (a *Authenticator) supervisor() supervisor { return supervisor{a} }
+func (a *Authenticator) supervisor() supervisor { return supervisor{a, func() {}} }
 
 // awaitWorker starts the worker if none runs, and waits for its certificate, at most for budget. It
 // returns the new status, or the old one with the reason why it is no better.
@@ -41,13 +45,14 @@ func (s supervisor) awaitWorker(ctx context.Context, before certificateStatus, b
 	defer cancel()
 	began := time.Now()
 	for {
-		seen := s.dir.Stamp(cache.CurrentFile) // before it is read: a change in between is seen below
+		seen := s.stamps() // before the files are read: a change in between is seen below
 		if status := s.loadStatus(); status.betterThan(before) {
 			return status, nil
 		}
 		if err := s.ensureWorker(before, answer); err != nil && !errors.Is(err, cache.ErrLocked) {
 			return before, err
 		}
+		s.progress()
 		if !s.awaitChange(ctx, seen, began) {
 			return before, s.whyNotYet(budget)
 		}
@@ -83,10 +88,15 @@ func (s supervisor) isStarting() bool {
 	return false
 }
 
-// awaitChange returns when there may be something new: the certificate's file has changed, no
+// stamps are those of the files that the worker writes for a run that waits.
+func (s supervisor) stamps() [2]cache.Stamp {
+	return [...]cache.Stamp{s.dir.Stamp(cache.CurrentFile), s.dir.Stamp(cache.StateFile)}
+}
+
+// awaitChange returns when there may be something new: one of the worker's files has changed, no
 // worker runs, or statusInterval has passed. It reports false if ctx has ended. began is when the
 // run began to wait.
-func (s supervisor) awaitChange(ctx context.Context, seen cache.Stamp, began time.Time) bool {
+func (s supervisor) awaitChange(ctx context.Context, seen [2]cache.Stamp, began time.Time) bool {
 	for again := time.Now().Add(statusInterval); ; {
 		pause := min(max(time.Since(began)/pausePart, leastPause), mostPause)
 		select {
@@ -94,7 +104,7 @@ func (s supervisor) awaitChange(ctx context.Context, seen cache.Stamp, began tim
 			return false
 		case <-time.After(pause):
 		}
-		if s.dir.Stamp(cache.CurrentFile) != seen || !s.dir.Worker().Alive() || time.Now().After(again) {
+		if s.stamps() != seen || !s.dir.Worker().Alive() || time.Now().After(again) {
 			return true
 		}
 	}
@@ -147,10 +157,9 @@ func (s supervisor) startUnlessRunning(before certificateStatus) (started bool, 
 func (s supervisor) whyNotYet(waited time.Duration) error {
 	const hint = "the worker goes on, and the next run carries on with the same request"
 	if pending, err := s.dir.Pending(); err == nil && pending != nil {
-		last := pending.Last()
-		if last.UID != "" {
-			return &Failure{WaitingForSigner, "see: kubectl describe csr " + last.Name + "; " + hint,
-				fmt.Errorf("CertificateSigningRequest %s: signer %s has not %s within %s", last.Name, signerOf(pending), answerTo(last), waited)}
+		if pending.Last().UID != "" {
+			failure := stillWaiting(pending, readState(s.dir))
+			return &Failure{failure.Reason, failure.Hint + "; " + hint, fmt.Errorf("after %s: %w", waited, failure)}
 		}
 		return &Failure{APIUnreachable, hint, fmt.Errorf("%s: no answer within %s", pending.Cluster.Server, waited)}
 	}

@@ -272,6 +272,9 @@ func (w *worker) record(err error) (*cache.State, error) {
 	default:
 		state.Last, state.Failures, state.Refusals = &w.result, 0, 0
 	}
+	if w.spent {
+		state.Waiting = nil
+	}
 	if stateErr := w.lock.SetState(state); stateErr != nil {
 		return state, errors.Join(err, stateErr)
 	}

@@ -676,3 +676,38 @@ func FuzzParseRecords(f *testing.F) {
 		}
 	})
 }
+
+// A run looks without the lock. It never misses a worker that names itself again.
+func TestWorkerIsNamedAgain(t *testing.T) {
+	d := At(t.TempDir())
+	lock, err := d.TryLock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Unlock()
+	id := process.ID{PID: 1 << 20, Start: 1 << 30}
+	if err := lock.NameWorker(id); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error)
+	go func() {
+		var err error
+		for range 2000 {
+			err = errors.Join(err, lock.NameWorker(id))
+		}
+		done <- err
+	}()
+	for {
+		if got := d.Worker(); got != id {
+			t.Fatalf("the worker is %v", got)
+		}
+		select {
+		case err := <-done:
+			if err != nil {
+				t.Fatal(err)
+			}
+			return
+		default:
+		}
+	}
+}

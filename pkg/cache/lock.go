@@ -83,14 +83,21 @@ func (l *Lock) Unlock() { _ = l.flock.Close() }
 // Clean removes what a crash in the middle of a write left behind.
 func (l *Lock) Clean() { l.dir.clean("*", 0) }
 
-// NameWorker records which process is the worker. The zero ID stands for none yet.
+// NameWorker records which process is the worker. The zero ID stands for none yet. Readers take no
+// lock: the file is emptied for the zero ID only, so they never miss a worker that is named again.
 func (l *Lock) NameWorker(id process.ID) error {
-	path := l.dir.File(LockFile)
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC|syscall.O_NOFOLLOW, 0)
+	path, flags := l.dir.File(LockFile), os.O_WRONLY|syscall.O_NOFOLLOW
+	if id == (process.ID{}) {
+		flags |= os.O_TRUNC
+	}
+	f, err := os.OpenFile(path, flags, 0)
 	if err != nil {
 		return &WriteError{path, err}
 	}
-	_, err = f.WriteString(id.String() + "\n" + process.BootID() + "\n")
+	content := id.String() + "\n" + process.BootID() + "\n"
+	if _, err = f.WriteString(content); err == nil {
+		err = f.Truncate(int64(len(content)))
+	}
 	if err = errors.Join(err, f.Close()); err != nil {
 		return &WriteError{path, err}
 	}

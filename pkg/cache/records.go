@@ -82,8 +82,19 @@ type State struct {
 	// SpentBootstrap is the SHA-256 of the bootstrap kubeconfig that was deleted last. It is
 	// not copied again.
 	SpentBootstrap string `json:"spentBootstrap,omitempty"`
+	// Waiting is what the pending request waits for. It is nil until the controller has said so.
+	Waiting *Waiting `json:"waiting,omitempty"`
 	// NextAttempt is the earliest start of the next worker.
 	NextAttempt time.Time `json:"nextAttempt,omitzero"`
+}
+
+// Waiting is what the controller has written last into a request that waits. It is in the state
+// file, since an earlier release takes a pending file with an unknown field for damaged.
+type Waiting struct {
+	// Request is the name of the CertificateSigningRequest. Another one has another cause.
+	Request string `json:"request"`
+	// Annotation is the value of the annotation. A peer wrote it.
+	Annotation string `json:"annotation"`
 }
 
 // Result is how one worker ended.

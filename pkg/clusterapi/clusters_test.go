@@ -42,7 +42,11 @@ func clustersOf(t *testing.T, settings *config.Settings, objects ...client.Objec
 	if err != nil {
 		t.Fatal(err)
 	}
-	api := fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).Build()
+	builder := fake.NewClientBuilder().WithScheme(scheme)
+	for _, object := range objects { // the fake writes into them, and tests in parallel share some
+		builder.WithObjects(object.DeepCopyObject().(client.Object))
+	}
+	api := builder.Build()
 	return &clusterReconciler{engineDeps: engineDeps{settings: settings, cached: api, live: api}}
 }
 

@@ -17,9 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/kubelet-authenticator/kubelet-authenticator/internal/lastgood"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
 )
@@ -278,50 +276,20 @@ func (i *infraAnnotations) list(ctx context.Context, kind infraKind) (map[string
 	return nil, fmt.Errorf("there are more than %d", infraPage*infraPages)
 }
 
-// inventorySource is an inventory as a source of EKs, by provider ID. Entries without a provider ID
-// do not count, nor do their tokens. All Clusters share it.
-type inventorySource struct {
-	file *lastgood.File[map[string]inventory.Machine]
-}
-
-// newInventorySource returns the inventory in the file at path, which is read again once the last
-// read is older than maxAge.
-func newInventorySource(path string, maxAge time.Duration) *inventorySource {
-	return &inventorySource{&lastgood.File[map[string]inventory.Machine]{
-		Name: "inventory", Path: path, MaxSize: inventory.MaxSize, MaxAge: maxAge, Parse: parseInventory,
-	}}
-}
-
-// parseInventory returns the machines of an inventory by their provider IDs.
-func parseInventory(content []byte) (map[string]inventory.Machine, error) {
-	parsed, err := inventory.Parse(content)
-	if err != nil {
-		return nil, err
-	}
-	byProviderID := map[string]inventory.Machine{}
-	for _, m := range parsed.All() {
-		if m.ProviderID != "" {
-			byProviderID[m.ProviderID] = m
-		}
-	}
-	return byProviderID, nil
-}
-
-// Problem returns what is wrong with the content of the file, nil if it is in use.
-func (i *inventorySource) Problem() error { return i.file.Problem() }
-
-// addInventoried adds the EKs of the inventory, and to instances of MachinePools their node name and addresses.
-func (s *machineSource) addInventoried(entries []machineEntry, now time.Time) {
-	machines, err := s.Inventory.file.Get(now)
+// addInventoried adds the EKs that the inventory has by provider ID, and to instances of MachinePools
+// their node name and addresses. Entries without a provider ID do not count, nor do their tokens.
+func (s *machineSource) addInventoried(ctx context.Context, entries []machineEntry, now time.Time) {
+	known, err := s.Inventory.Latest(ctx, now)
 	for i := range entries {
 		m := &entries[i]
-		entry, ok := machines[m.machine.ProviderID]
-		if err != nil {
-			m.markUnavailable(verifier.EKInventory) // Problem says why
+		entry, ok := known.ByProviderID(m.machine.ProviderID)
+		if err != nil || entry.Disputed || !ok && !known.Complete() {
+			m.markUnavailable(verifier.EKInventory) // States says why
 		}
 		if !ok {
 			continue
 		}
+		m.machine.Disputed = entry.Disputed
 		for _, ek := range entry.EKs {
 			m.addEKs(verifier.EKInventory, ek.Fingerprint)
 		}

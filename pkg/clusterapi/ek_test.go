@@ -25,6 +25,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
 )
 
 func TestParseEKs(t *testing.T) {
@@ -407,11 +408,11 @@ func TestInfraForgets(t *testing.T) {
 }
 
 // inventoryOf returns the inventory with some fields of a list.
-func inventoryOf(t testing.TB, fields string) *inventorySource {
+func inventoryOf(t testing.TB, fields string) *sources.Inventory {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "inventory.yaml")
 	writeInventory(t, path, fields)
-	return newInventorySource(path, 0)
+	return sources.NewInventory(path, 0)
 }
 
 func writeInventory(t testing.TB, path, fields string) {
@@ -422,9 +423,43 @@ func writeInventory(t testing.TB, path, fields string) {
 	}
 }
 
+// Parts that contradict each other about a machine make it disputed, and of one that is not known
+// yet any machine may be.
+func TestInventoryOfParts(t *testing.T) {
+	dir := t.TempDir()
+	paths := []string{filepath.Join(dir, "a"), filepath.Join(dir, "b")}
+	entry := func(name, id, key string) string {
+		return "{nodeName: " + name + ", providerID: 'metal://" + id + "', eks: [{fingerprint: " + ek(key) + "}]}"
+	}
+	s := newMachineSource(machineSourceConfig{Reader: newStore(t, machine("m"), machine("other")), Cluster: blue, Inventory: sources.NewFileInventory(paths, 0)})
+	for n, c := range []struct {
+		first, second    string
+		m, other         string // EKs
+		disputed, unsure bool   // m is disputed, and what is known of other is not all
+	}{
+		{"machines: [" + entry("n", "m", "a") + "]", "nonsense", "Inventory a", "", false, true},
+		{"machines: [" + entry("n", "m", "a") + "]", "machines: [" + entry("o", "other", "b") + "]", "Inventory a", "Inventory b", false, false},
+		{"machines: [" + entry("n", "m", "a") + "]", "machines: [" + entry("o", "other", "b") + ", " + entry("n", "m", "c") + "]", "Inventory a, Inventory c", "Inventory b", true, false},
+		{"machines: [" + entry("n", "m", "a") + "]", "machines: [" + entry("o", "other", "b") + ", " + entry("p", "p", "a") + "]", "Inventory a", "Inventory b", true, false},
+		{"machines: [" + entry("n", "m", "a") + "]", "machines: []", "Inventory a", "", false, false},
+	} {
+		writeInventory(t, paths[0], c.first)
+		writeInventory(t, paths[1], c.second)
+		got := read(t, s, start.Add(time.Duration(n)*time.Second))
+		m, other := got["m"], got["other"]
+		if ekList(m) != c.m || ekList(other) != c.other || m.Disputed != c.disputed || other.Disputed {
+			t.Errorf("%d: %+v, %+v", n, m, other)
+		}
+		// Without a time of creation a machine is not trusted on first use.
+		if m.Created.IsZero() != c.disputed || other.Created.IsZero() != c.unsure {
+			t.Errorf("%d: made at %v and %v", n, m.Created, other.Created)
+		}
+	}
+}
+
 func TestInventoryChanges(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "inventory.yaml")
-	s := newMachineSource(machineSourceConfig{Reader: newStore(t, machine("m")), Cluster: blue, Inventory: newInventorySource(path, 0)})
+	s := newMachineSource(machineSourceConfig{Reader: newStore(t, machine("m")), Cluster: blue, Inventory: sources.NewInventory(path, 0)})
 	// There has been none: nobody can tell which EKs the machine has.
 	if got := read(t, s, start)["m"]; ekList(got) != "" || !got.Created.IsZero() {
 		t.Errorf("got %+v", got)

@@ -23,6 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/workload"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/bindings"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
@@ -45,7 +46,7 @@ const (
 	// that a flood in one cluster does not delay others.
 	liveQPS, liveBurst = 200, 400
 	// keysInterval is how stale the Secret of challenge keys may be. Only a rotation of keys
-	// changes it.
+	// changes it. The health of the sources is looked at as often.
 	keysInterval = 30 * time.Second
 )
 
@@ -87,7 +88,7 @@ type engineDeps struct {
 	events     events.EventRecorder
 	// infra and inventory are nil if they are not sources of EKs, and platform if there is none.
 	infra     *infraAnnotations
-	inventory *inventorySource
+	inventory *sources.Inventory
 	platform  *platformPoller
 
 	decisionMetrics *telemetry.Metrics
@@ -136,7 +137,7 @@ func (e *engine) run(ctx context.Context) {
 			pause = refusedDelay
 			e.events.Eventf(e.plan.cluster, nil, corev1.EventTypeWarning, "EnforcementRefused", "Enforce", "%s; %s", truncateNote(err.Error()), refused.Hint)
 		}
-		e.log.Info("the cluster is not served", "cause", text.Line(err.Error(), maxProblem), "again", pause)
+		e.log.Error(nil, "the cluster is not served", "cause", text.Line(err.Error(), maxProblem), "again", pause)
 		select {
 		case <-ctx.Done():
 		case <-time.After(pause):
@@ -186,15 +187,18 @@ func (e *engine) serve(ctx context.Context) error {
 	if err := gate.Open(ctx); err != nil {
 		return err
 	}
-	parts := e.controllerConfig(settings, challengeKeys, live)
+	parts := e.controllerConfig(settings, challengeKeys, live, w.live)
+	parts.ClusterMetrics = clusterMetrics
 	policies := settings.PolicyWatch(check, clusterMetrics)
 	policies.Tell = e.event
 	watch, err := preflight.NewPolicyWatch(policies, w.watching, w.recorder, e.log.WithName("policies"))
 	if err != nil {
 		return err
 	}
+	health := settings.Health(challengeKeys, parts.Machines, parts.CA, clusterMetrics)
+	health.API, health.Events, health.Tell, health.Interval, health.Log = w.live, w.recorder, e.event, keysInterval, e.log.WithName("sources")
 	parts.Challenged, parts.Requests = watch.Challenged, w.requests
-	c, err := controller.New(parts, controller.Clients{Client: w.client, Live: w.live, Events: w.recorder, Records: live})
+	c, err := controller.New(parts, controller.Clients{Client: w.client, Live: w.live, Events: w.recorder, RecordEvents: e.events, Records: live})
 	if err != nil {
 		return err
 	}
@@ -208,7 +212,7 @@ func (e *engine) serve(ctx context.Context) error {
 		queue.Start,
 		challengeKeys.Start,
 		gate.Start,
-		sources.NewHealth(map[string]any{"challenge keys": challengeKeys, "CA": parts.CA, "machines": parts.Machines}, e.log.WithName("sources")).Start,
+		sources.NewHealth(health).Start,
 		w.recordEvents,
 		e.newRecordGC(live).Start,
 		watch.Start,
@@ -248,15 +252,16 @@ func runAll(ctx context.Context, cancel context.CancelFunc, functions ...func(co
 }
 
 // controllerConfig returns the controller's configuration for the cluster.
-func (e *engine) controllerConfig(settings *config.Settings, challengeKeys *sources.KeyStore, live client.Client) controller.Config {
+func (e *engine) controllerConfig(settings *config.Settings, challengeKeys *sources.KeyStore, live client.Client, workload client.Reader) controller.Config {
 	cluster := client.ObjectKeyFromObject(e.plan.cluster)
 	machines := newMachineSource(e.machineSourceConfig())
 	var ca signing.Source
 	if !e.plan.approveOnly {
-		ca = sources.NewSecretCA(live, caSecret(cluster))
+		ca = sources.NewComparedCA(sources.NewSecretCA(live, caSecret(cluster)), workload)
 	}
 	parts := settings.Assemble(challengeKeys, machines, ca)
 	parts.Metrics = e.decisionMetrics.For(e.name())
+	parts.Decisions.Cluster.Name = e.name()
 	parts.Owned = &records.Owned{
 		Source: recordSource, Cluster: e.plan.uid, Owner: machines.Owner,
 		Labels: map[string]string{clusterv1.ClusterNameLabel: cluster.Name},
@@ -311,7 +316,7 @@ func (e *engine) newLiveClient() (client.WithWatch, error) {
 
 // connect makes the clients of one engine. The cache ends with the engine.
 func (e *engine) connect(settings *config.Settings) (*workloadClients, error) {
-	scheme, mapper, connection := e.live.Scheme(), workloadRESTMapper(), withBounds(e.plan.connection)
+	scheme, mapper, connection := e.live.Scheme(), workloadRESTMapper(), workload.WithBounds(e.plan.connection)
 	unbounded := rest.CopyConfig(connection)
 	unbounded.Timeout = 0
 	w := &workloadClients{
@@ -349,6 +354,7 @@ func workloadRESTMapper() meta.RESTMapper {
 	mapper.Add(certificatesv1.SchemeGroupVersion.WithKind("CertificateSigningRequest"), meta.RESTScopeRoot)
 	mapper.Add(corev1.SchemeGroupVersion.WithKind("Node"), meta.RESTScopeRoot)
 	mapper.Add(corev1.SchemeGroupVersion.WithKind("Namespace"), meta.RESTScopeRoot)
+	mapper.Add(corev1.SchemeGroupVersion.WithKind("ConfigMap"), meta.RESTScopeNamespace)
 	mapper.Add(rbacv1.SchemeGroupVersion.WithKind("ClusterRoleBinding"), meta.RESTScopeRoot)
 	mapper.Add(admissionv1.SchemeGroupVersion.WithKind("ValidatingAdmissionPolicy"), meta.RESTScopeRoot)
 	mapper.Add(admissionv1.SchemeGroupVersion.WithKind("ValidatingAdmissionPolicyBinding"), meta.RESTScopeRoot)

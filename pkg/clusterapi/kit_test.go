@@ -213,3 +213,12 @@ func problem(t testing.TB, err error, words ...string) {
 		}
 	}
 }
+
+// Problem returns what is wrong with the sources of EKs, in one line.
+func (s *machineSource) Problem() error {
+	var all []error
+	for _, state := range s.States() {
+		all = append(all, state.Problem)
+	}
+	return joinLine(all)
+}

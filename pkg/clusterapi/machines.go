@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
@@ -49,8 +50,8 @@ type machineSourceConfig struct {
 	Infra *infraAnnotations
 	// platformPoller is asked for EKs. Default: there is none.
 	Platform *platformPoller
-	// inventorySource has EKs by provider ID. Default: there is none.
-	Inventory *inventorySource
+	// Inventory has EKs by provider ID. All Clusters share it. Default: there is none.
+	Inventory *sources.Inventory
 	// ServingAddresses are the types of addresses that count for serving certificates: those that
 	// no guest reports. They hold for a Machine, and for an instance as the platform describes it.
 	// Addresses in an inventory always count. Default: none.
@@ -76,8 +77,10 @@ type machineSource struct {
 
 	tokens tokenCache
 
-	mu      sync.Mutex
-	problem error
+	mu sync.Mutex
+	// problem is what is wrong with EK annotations, and annotated is when nothing was.
+	problem   error
+	annotated time.Time
 }
 
 // objectMemo is what an object says at one resourceVersion.
@@ -130,7 +133,7 @@ func (s *machineSource) Machines(ctx context.Context, now time.Time) ([]verifier
 		s.addAnnotated(ctx, entries, now, &problems)
 	}
 	if s.Inventory != nil {
-		s.addInventoried(entries, now)
+		s.addInventoried(ctx, entries, now)
 	}
 	if s.Platform != nil {
 		s.addPlatform(entries)
@@ -144,7 +147,9 @@ func (s *machineSource) Machines(ctx context.Context, now time.Time) ([]verifier
 	}
 	s.readAt, s.shared = now, machines
 	s.mu.Lock()
-	s.problem = problems.err()
+	if s.problem = problems.err(); s.problem == nil {
+		s.annotated = now
+	}
 	s.mu.Unlock()
 	return slices.Clone(machines), nil
 }
@@ -154,20 +159,20 @@ func (s *machineSource) createdByMove(created time.Time) bool {
 	return !s.MovedAt.IsZero() && created.Sub(s.MovedAt).Abs() < moveTolerance
 }
 
-// Problem returns what is wrong with EK annotations, the inventory or the platform now, in one
-// line. It is nil if nothing is.
-func (s *machineSource) Problem() error {
-	s.mu.Lock()
-	problem := s.problem
-	s.mu.Unlock()
-	all := []error{problem}
+// States returns the state of each source of EKs.
+func (s *machineSource) States() (all []sources.State) {
+	if s.Annotations {
+		s.mu.Lock()
+		all = append(all, sources.State{Name: sources.NameAnnotations, Problem: s.problem, LastRead: s.annotated})
+		s.mu.Unlock()
+	}
 	if s.Inventory != nil {
-		all = append(all, s.Inventory.Problem())
+		all = append(all, s.Inventory.States()...)
 	}
 	if s.Platform != nil {
-		all = append(all, s.Platform.Problem(s.Cluster))
+		all = append(all, s.Platform.state(s.Cluster))
 	}
-	return joinLine(all)
+	return all
 }
 
 // Owner returns the Machine or MachinePool that owns a machine's record.

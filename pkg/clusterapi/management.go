@@ -30,6 +30,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/preflight"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
@@ -179,7 +180,7 @@ func (m Management) addSources(mgr manager.Manager, to *engineDeps) error {
 		to.infra = newInfraAnnotations(to.live, mgr.GetRESTMapper())
 	}
 	if slices.Contains(c.ClusterAPI.EKSources, verifier.EKInventory) {
-		to.inventory = newInventorySource(c.Inventory.File, inventoryAge)
+		to.inventory = sources.NewFileInventory(c.Inventory.Paths(), inventoryAge)
 	}
 	if m.Trust == nil {
 		return nil

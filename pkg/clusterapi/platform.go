@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
 )
@@ -115,6 +116,8 @@ type platformCluster struct {
 	called, polled time.Time
 	calling        bool
 	problem        error
+	// answered is when the last call without a problem ended.
+	answered time.Time
 }
 
 // platformState is what is known of a machine.
@@ -169,6 +172,17 @@ func (p *platformPoller) Problem(cluster types.NamespacedName) error {
 		return fmt.Errorf("platform: a call made at %s does not end", c.called.UTC().Format(time.RFC3339))
 	}
 	return c.problem
+}
+
+// state returns the state of the platform as a source of a Cluster's EKs.
+func (p *platformPoller) state(cluster types.NamespacedName) sources.State {
+	s := sources.State{Name: sources.NamePlatform, Problem: p.Problem(cluster)}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if c := p.clusters[cluster]; c != nil {
+		s.LastRead = c.answered
+	}
+	return s
 }
 
 // statesOf returns what is known of a Cluster's machines. From then on the platform is asked about
@@ -261,7 +275,9 @@ func (p *platformPoller) call(ctx context.Context, cluster types.NamespacedName,
 		}
 		c.machines[m] = state
 	}
-	c.problem = problems.err()
+	if c.problem = problems.err(); c.problem == nil {
+		c.answered = time.Now()
+	}
 }
 
 // update checks an answer and stores it.

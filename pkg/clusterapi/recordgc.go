@@ -57,7 +57,7 @@ func (u *recordGC) Start(ctx context.Context) error {
 	defer ticker.Stop()
 	for {
 		if err := u.run(ctx); err != nil && ctx.Err() == nil {
-			u.log.Info("records cannot be looked after", "cause", err.Error())
+			u.log.Error(nil, "records cannot be looked after", "cause", err.Error())
 		}
 		select {
 		case <-ctx.Done():

@@ -4,20 +4,18 @@ package clusterapi
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/clientcmd"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/secret"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/workload"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 )
 
@@ -56,52 +54,17 @@ func (r impersonatingReader) Get(ctx context.Context, key client.ObjectKey, obje
 	return nil
 }
 
-// impersonate puts an impersonated user into a kubeconfig. Whoever may write such a Secret must not
-// make the controller run a program, or send a file of its own to a server. So everything must be
-// in the kubeconfig itself. Errors quote nothing of it.
+// impersonate puts an impersonated user into a kubeconfig that needs nothing outside of itself.
 func impersonate(kubeconfig []byte, user string, groups []string) ([]byte, error) {
-	config, err := clientcmd.Load(kubeconfig)
-	if err != nil || len(kubeconfig) == 0 {
-		return nil, errors.New("does not hold a kubeconfig under " + secret.KubeconfigDataName)
-	}
-	for _, cluster := range config.Clusters {
-		switch {
-		case cluster.CertificateAuthority != "":
-			return nil, errors.New("the kubeconfig names a file: certificate-authority")
-		case !strings.HasPrefix(strings.ToLower(cluster.Server), "https://"):
-			return nil, errors.New("the kubeconfig names a server that is not reached by https")
-		case cluster.ProxyURL != "":
-			return nil, errors.New("the kubeconfig wants a way of its own: proxy-url; the controller's environment can name a proxy")
-		case cluster.InsecureSkipTLSVerify:
-			return nil, errors.New("the kubeconfig does not want the server verified: insecure-skip-tls-verify")
-		}
-		cluster.DisableCompression = true // a little would become a lot
+	config, err := workload.ParseKubeconfig(kubeconfig)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", secret.KubeconfigDataName, err)
 	}
 	for _, info := range config.AuthInfos {
-		if problem := externalReference(info); problem != "" {
-			return nil, errors.New("the kubeconfig " + problem)
-		}
 		info.Impersonate, info.ImpersonateGroups = user, groups
 		info.ImpersonateUID, info.ImpersonateUserExtra = "", nil
 	}
 	return clientcmd.Write(*config)
-}
-
-// externalReference says which part of a credential is not in the kubeconfig itself.
-func externalReference(info *clientcmdapi.AuthInfo) string {
-	switch {
-	case info.TokenFile != "":
-		return "names a file: tokenFile"
-	case info.ClientCertificate != "":
-		return "names a file: client-certificate"
-	case info.ClientKey != "":
-		return "names a file: client-key"
-	case info.Exec != nil:
-		return "wants to run a program: exec"
-	case info.AuthProvider != nil:
-		return "wants an auth-provider"
-	}
-	return ""
 }
 
 // keySecret names a cluster's Secret of challenge keys.

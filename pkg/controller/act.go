@@ -42,6 +42,7 @@ type actor struct {
 	// client reads requests from the cache, and writes.
 	client        client.Client
 	records       *records.Store
+	recorder      *recorder
 	machineLimits *fairqueue.Limiters
 	lastWrites    lastWrites
 }
@@ -83,8 +84,8 @@ func (a *actor) challenge(ctx context.Context, object *certificatesv1.Certificat
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	challenged, err := a.annotate(ctx, object, map[string]string{
-		attestation.AnnotationChallenge: value, attestation.AnnotationEK: "sha256:" + s.input.Evidence.EK,
+	challenged, err := a.annotate(ctx, object, map[string]any{
+		attestation.AnnotationChallenge: value, attestation.AnnotationEK: "sha256:" + s.input.Evidence.EK, attestation.AnnotationWaiting: nil,
 	})
 	if err != nil {
 		return ctrl.Result{}, err
@@ -95,8 +96,8 @@ func (a *actor) challenge(ctx context.Context, object *certificatesv1.Certificat
 }
 
 // annotate sets annotations on the version of the object that was judged, and returns what the API
-// server has then.
-func (a *actor) annotate(ctx context.Context, object *certificatesv1.CertificateSigningRequest, values map[string]string) (*certificatesv1.CertificateSigningRequest, error) {
+// server has then. It removes those whose value is nil.
+func (a *actor) annotate(ctx context.Context, object *certificatesv1.CertificateSigningRequest, values map[string]any) (*certificatesv1.CertificateSigningRequest, error) {
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": values, "resourceVersion": object.ResourceVersion}})
 	if err != nil {
 		return nil, err
@@ -128,7 +129,7 @@ func (a *actor) addCondition(ctx context.Context, object *certificatesv1.Certifi
 // refuse denies. If the hello's version is not served, it first annotates which versions are.
 func (a *actor) refuse(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision) error {
 	if s.challenger != nil && string(d.Refusals.Reason()) == attestation.ReasonVersion {
-		annotated, err := a.annotate(ctx, object, map[string]string{attestation.AnnotationVersions: s.challenger.Versions().String()})
+		annotated, err := a.annotate(ctx, object, map[string]any{attestation.AnnotationVersions: s.challenger.Versions().String()})
 		if err != nil {
 			return err
 		}
@@ -220,9 +221,11 @@ func (a *actor) sign(ctx context.Context, object *certificatesv1.CertificateSign
 	if err := a.writeRecord(ctx, record); err != nil {
 		return ctrl.Result{}, err
 	}
+	s.set(record, a.records.Record(record))
 	if err := a.publish(ctx, object, chain); err != nil {
 		return ctrl.Result{}, err
 	}
+	s.issued = chain
 	return ctrl.Result{}, a.closeHello(ctx, s.input.Hello, object.Name)
 }
 
@@ -239,6 +242,7 @@ func (a *actor) signServing(ctx context.Context, object *certificatesv1.Certific
 	if err != nil {
 		return err
 	}
+	s.issued = chain
 	return a.publish(ctx, object, chain)
 }
 
@@ -261,8 +265,9 @@ func (a *actor) publish(ctx context.Context, object *certificatesv1.CertificateS
 }
 
 // finish completes what a crash, or another signer, left undone of a finished request: the
-// certificate is put into the record, and the hello is closed. A request that no record names was
-// issued without us, and may refer to a hello that is not its own.
+// certificate is put into the record, and the hello is closed. What was left undone has no decision
+// record yet either. A request that no record names was issued without us, and may refer to a hello
+// that is not its own.
 func (a *actor) finish(ctx context.Context, object *certificatesv1.CertificateSigningRequest) error {
 	if a.Audit || len(object.Status.Certificate) == 0 {
 		return nil
@@ -293,9 +298,13 @@ func (a *actor) finish(ctx context.Context, object *certificatesv1.CertificateSi
 		if err := a.writeRecord(ctx, record); err != nil {
 			return err
 		}
+		a.recorder.recordIssued(object, hello, a.records.Record(record))
 	}
 	if hello == nil || record.Status.Hello == nil || record.Status.Hello.UID != hello.UID {
 		return nil
+	}
+	if records.HasCertificateFor(record, object.UID) {
+		a.recorder.recordIssued(object, hello, a.records.Record(record))
 	}
 	return a.closeHello(ctx, hello, object.Name)
 }

@@ -13,8 +13,9 @@
 //   - reconcile.go: the steps of one reconciliation
 //   - consistency.go: how stale the inputs of a decision may be
 //   - snapshot.go: collects the inputs
-//   - act.go, writeerror.go: the writes
-//   - report.go: log, metrics and Events
+//   - act.go, waiting.go, writeerror.go: the writes
+//   - report.go, recordevents.go, subject.go: log, metrics and Events
+//   - recorder.go: the record of each final decision
 //   - issued.go, ekchanges.go: what else is watched
 package controller
 
@@ -38,6 +39,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/decisionlog"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/records"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
@@ -78,8 +80,12 @@ type Config struct {
 	// Concurrency is how many requests are decided on at a time. A decision mostly waits for the API
 	// server. Default: 16.
 	Concurrency int
+	// Decisions is how final decisions are recorded. Optional: their records are in the process log.
+	Decisions decisionlog.Config
 	// Metrics count decisions. Optional.
 	Metrics *telemetry.Metrics
+	// ClusterMetrics gauge waiting requests and records. Optional.
+	ClusterMetrics *telemetry.ClusterMetrics
 	// Challenged is called with the name of each hello that was challenged. It must not block.
 	// Optional.
 	Challenged func(name string)
@@ -99,6 +105,9 @@ type Controller struct {
 	retries *fairqueue.Retries[waitingEvidence]
 	listed  atomic.Pointer[listedMachines]
 
+	// waitingLimits bound the writes of publishWaiting for each requester.
+	waitingLimits *fairqueue.Limiters
+
 	intake      *intake
 	collector   *collector
 	actor       *actor
@@ -117,6 +126,10 @@ type Clients struct {
 	Live client.Reader
 	// Events are about requests and Nodes. telemetry.NewDedupRecorder is applied to it.
 	Events events.EventRecorder
+	// RecordEvents are about records and the machines that own them, and so in the cluster with the
+	// records. telemetry.NewDedupRecorder is applied to it. Default: Events, since most often that is
+	// one cluster.
+	RecordEvents events.EventRecorder
 	// Records reads records from the API server, watches and writes them.
 	Records client.WithWatch
 }
@@ -135,7 +148,7 @@ func Add(manager ctrl.Manager, config Config) error {
 	if err != nil {
 		return err
 	}
-	watch, err := c.records.Watch(manager.GetLogger().WithName("records"))
+	watch, err := c.watchRecords(manager.GetLogger().WithName("records"))
 	if err != nil {
 		return err
 	}
@@ -155,18 +168,21 @@ func New(config Config, clients Clients) (*Controller, error) {
 	if err != nil {
 		return nil, err
 	}
+	if clients.RecordEvents == nil {
+		clients.RecordEvents = clients.Events
+	}
 	c.client, c.live = clients.Client, clients.Live
 	c.records = records.NewStore(clients.Records, c.Namespace, c.Owned)
-	challenged := lastWrites{lru.New(maxLastWrites)}
+	challenged, recorder := lastWrites{lru.New(maxLastWrites)}, newRecorder(c.Config)
 	c.intake = &intake{Config: c.Config, queue: c.queue, cached: c.client}
 	c.collector = &collector{
 		Config: c.Config, providers: c.providers, cached: c.client, live: c.live, records: c.records, retries: c.retries, intake: c.intake, lastWrites: challenged,
 	}
 	c.actor = &actor{
-		Config: c.Config, providers: c.providers, client: c.client, records: c.records,
+		Config: c.Config, providers: c.providers, client: c.client, records: c.records, recorder: recorder,
 		machineLimits: fairqueue.NewLimiters(c.Rates.Machine), lastWrites: challenged,
 	}
-	c.reporter = newReporter(c.Config, clients, c.retries)
+	c.reporter = newReporter(c.Config, clients, c.retries, recorder)
 	c.issuedWatch = &issuedWatch{Config: c.Config, live: c.live, records: c.records, actor: c.actor, reporter: c.reporter}
 	if c.Requests != nil {
 		c.Requests.providers = c.providers
@@ -189,7 +205,7 @@ func (c *Controller) NewQueue(requests cache.Cache, log logr.Logger) (controller
 	if err != nil {
 		return nil, err
 	}
-	watch, err := c.records.Watch(log.WithName("records"))
+	watch, err := c.watchRecords(log.WithName("records"))
 	if err != nil {
 		return nil, err
 	}
@@ -199,6 +215,15 @@ func (c *Controller) NewQueue(requests cache.Cache, log logr.Logger) (controller
 		}
 	}
 	return queue, queue.Watch(source.Kind[client.Object](requests, &certificatesv1.CertificateSigningRequest{}, &handler.EnqueueRequestForObject{}, c.intake.observed()))
+}
+
+// watchRecords returns the source that fills the cache of records, which metrics read, too.
+func (c *Controller) watchRecords(log logr.Logger) (source.Source, error) {
+	watch, err := c.records.Watch(log)
+	if err == nil {
+		c.ClusterMetrics.Observe(telemetry.State{Waiting: c.retries.Causes, Records: c.records.Gauged})
+	}
+	return watch, err
 }
 
 func (c *Controller) options() controller.Options {
@@ -259,6 +284,7 @@ func newController(config Config) (*Controller, error) {
 	}
 	c.queue = fairqueue.New(c.Rates, func(claim fairqueue.Claim) bool { return c.listed.Load().has(claim) })
 	c.retries = fairqueue.NewRetries[waitingEvidence]()
+	c.waitingLimits = fairqueue.NewLimiters(eventRate)
 	if c.Concurrency == 0 {
 		c.Concurrency = 16
 	}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -114,10 +115,9 @@ func TestQueue(t *testing.T) {
 		ctx, cancel := context.WithCancel(k.ctx)
 		ended := make(chan error)
 		go func() { ended <- queue.Start(ctx) }()
-		failed := false
+		var failed atomic.Bool // Two workers write at the same time.
 		in.intercept = func(_ int, c call, run func() error) error {
-			if c.writes() && !failed {
-				failed = true
+			if c.writes() && failed.CompareAndSwap(false, true) {
 				return answers["timeout"](c)
 			}
 			return run()
@@ -128,7 +128,7 @@ func TestQueue(t *testing.T) {
 		show(k.pair("late", "late", "ek-late", asToken("late")))
 		time.Sleep(10 * time.Second)
 		k.is("late", "")
-		if len(k.is("first", "Approved/Attested").Status.Certificate) == 0 || !failed {
+		if len(k.is("first", "Approved/Attested").Status.Certificate) == 0 || !failed.Load() {
 			k.Error("the first is not issued")
 		}
 		k.machine(machineNamed("late", "ek-late"))

@@ -16,7 +16,6 @@ import (
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -66,8 +65,9 @@ type ekChanges struct {
 	records *records.Store
 	actor   *actor
 	live    client.Reader
-	events  events.EventRecorder
-	log     logr.Logger
+	// reporter records the Events.
+	reporter *reporter
+	log      logr.Logger
 	// acknowledged are the changes that an operator acknowledged and that are being written, by
 	// source.
 	acknowledged map[verifier.EKSource]acknowledgedChanges
@@ -108,7 +108,7 @@ func (c ekChange) isNew() bool {
 // ekChanges returns the comparison of records and sources.
 func (c *Controller) ekChanges(log logr.Logger) *ekChanges {
 	return &ekChanges{
-		Config: c.Config, records: c.records, actor: c.actor, live: c.live, events: c.reporter.events, log: log,
+		Config: c.Config, records: c.records, actor: c.actor, live: c.live, reporter: c.reporter, log: log,
 		acknowledged: map[verifier.EKSource]acknowledgedChanges{}, reported: map[verifier.EKSource]reportedChanges{},
 	}
 }
@@ -139,7 +139,7 @@ func (e *ekChanges) run(ctx context.Context) {
 		}
 		last = time.Now()
 		if err := e.compare(ctx, e.Now()); err != nil && ctx.Err() == nil {
-			e.log.Info("cannot compare the records with the sources of EKs", "cause", text.Line(err.Error(), telemetry.MaxLogged))
+			e.log.Error(nil, "cannot compare the records with the sources of EKs", "cause", text.Line(err.Error(), telemetry.MaxLogged))
 		}
 	}
 }
@@ -173,7 +173,7 @@ func (e *ekChanges) compare(ctx context.Context, now time.Time) error {
 		change := ekChange{object: object, record: record}
 		switch {
 		case machine == nil:
-		case e.Rules.NamesEK(machine, record.EK):
+		case !machine.Disputed && e.Rules.NamesEK(machine, record.EK):
 			vouched[record.EKSource]++
 			if record.EKReplacedBy != nil {
 				failed = append(failed, e.mark(ctx, object, nil))
@@ -283,8 +283,9 @@ func (e *ekChanges) accept(ctx context.Context, change ekChange, acknowledged bo
 	}
 	e.log.Info("a source names other EKs for the machine: the one in its record is refused from now on", "node", record.NodeName,
 		"machine", record.Machine.Name, "source", record.EKSource, "ek", record.EK, "acknowledged", acknowledged)
-	e.eventOnNamed(ctx, record.NodeName, ReasonEKChangeAccepted, fmt.Sprintf(
-		"%s names other endorsement keys for machine %s: the key sha256:%s is refused from now on", record.EKSource, record.Machine.Name, record.EK))
+	message := fmt.Sprintf("%s names other endorsement keys for machine %s: the key sha256:%s is refused from now on", record.EKSource, record.Machine.Name, record.EK)
+	e.eventOnNamed(ctx, record.NodeName, ReasonEKChangeAccepted, message)
+	e.reporter.eventOnRecord(change.object, corev1.EventTypeWarning, ReasonEKChangeAccepted, message)
 	return nil
 }
 
@@ -343,6 +344,6 @@ func (e *ekChanges) mark(ctx context.Context, object *v1alpha1.NodeAttestation, 
 // eventOnNamed records a warning on a Node, if there is one of that name.
 func (e *ekChanges) eventOnNamed(ctx context.Context, name, reason, message string) {
 	if node, err := getNode(ctx, e.live, name); err == nil && node != nil {
-		e.events.Eventf(node, nil, corev1.EventTypeWarning, reason, "Compare", "%s", telemetry.Message(message))
+		e.reporter.events.Eventf(node, nil, corev1.EventTypeWarning, reason, "Compare", "%s", telemetry.Message(message))
 	}
 }

@@ -93,6 +93,30 @@ func (f *fleet) replaced(want ...int) {
 	}
 }
 
+// While a source contradicts itself about a machine, nothing is accepted, and what was accepted is
+// not taken back.
+func TestEKsOfDisputedMachines(t *testing.T) {
+	inBubble(t, func(k *kit) {
+		f := newFleet(k, 5)
+		f.name("-new", 1)
+		f.compare()
+		f.replaced(1)
+		changed := slices.Clone(f.machines)
+		for i, eks := range map[int][]string{1: {"ek-m-01", "ek-m-01-new"}, 2: {"ek-m-02-new", "ek-m-02-other"}} {
+			changed[i].Disputed, changed[i].EKs = true, nil
+			for _, ek := range eks {
+				changed[i].EKs = append(changed[i].EKs, verifier.NamedEK{Source: verifier.EKInventory, EK: ek})
+			}
+		}
+		f.kit.machines.set(changed...)
+		f.compare()
+		f.replaced(1)
+		f.name("")
+		f.compare()
+		f.replaced()
+	})
+}
+
 // A few changes are accepted, once, and taken back where the source names the EK again.
 func TestFewEKChangesAreAccepted(t *testing.T) {
 	inBubble(t, func(k *kit) {
@@ -120,7 +144,7 @@ func TestFewEKChangesAreAccepted(t *testing.T) {
 		f.name("")
 		f.compare()
 		f.replaced()
-		if events := k.journal.eventsOf(ReasonEKChangeAccepted); len(events) != 2 || !strings.Contains(events[0], "on m-01") {
+		if events := k.journal.eventsOf(ReasonEKChangeAccepted); len(events) != 4 || !strings.Contains(events[0], "on m-01") || !strings.Contains(events[1], "on record/m-01") {
 			k.Errorf("%q", events)
 		}
 	})

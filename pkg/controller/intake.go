@@ -9,6 +9,7 @@ import (
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
@@ -126,11 +127,15 @@ func (i *intake) isOurs(object *certificatesv1.CertificateSigningRequest) bool {
 }
 
 // observed tells the queue the flow of each request as it comes and goes in the cache, before the
-// request is queued. It lets all events pass.
+// request is queued. It drops the events of publishWaiting: a look that finds nothing new would take
+// a token of the requester.
 func (i *intake) observed() predicate.Predicate {
 	return predicate.Funcs{
 		CreateFunc: func(e event.CreateEvent) bool { i.observe(e.Object); return true },
-		UpdateFunc: func(e event.UpdateEvent) bool { i.observe(e.ObjectNew); return true },
+		UpdateFunc: func(e event.UpdateEvent) bool {
+			i.observe(e.ObjectNew)
+			return !i.onlyAnnotated(e.ObjectOld, e.ObjectNew)
+		},
 		DeleteFunc: func(e event.DeleteEvent) bool { i.queue.Forget(e.Object.GetName()); return true },
 	}
 }
@@ -147,6 +152,20 @@ func (i *intake) observe(object client.Object) {
 	// closed a minute after its challenge has ended (closeDelay), and the queue delays no look as long.
 	flow.Unlimited = stateOf(request) == approved || challenged && now.Before(expires)
 	i.queue.Observe(request.Name, flow)
+}
+
+// onlyAnnotated reports whether two versions of an undecided request of ours differ in nothing that
+// decisions read. The spec of a request does not change. Which content the cache keeps may differ.
+func (i *intake) onlyAnnotated(older, newer client.Object) bool {
+	o, ok := older.(*certificatesv1.CertificateSigningRequest)
+	n, ok2 := newer.(*certificatesv1.CertificateSigningRequest)
+	if !ok || !ok2 || o.UID != n.UID || o.ResourceVersion == n.ResourceVersion || stateOf(n) == finished || !i.isOurs(o) || !i.isOurs(n) {
+		return false // another request, a resync, or one whose end is to be noticed
+	}
+	now := i.Now()
+	was, _ := i.challengeExpiry(o, now)
+	is, _ := i.challengeExpiry(n, now)
+	return was.Equal(is) && equality.Semantic.DeepEqual(o.Status, n.Status)
 }
 
 // closeDelay is how long after the end of its challenge a hello is closed: a proof that came in time

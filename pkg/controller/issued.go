@@ -193,7 +193,7 @@ func (w *issuedWatch) reportIssued(ctx context.Context, request *certificatesv1.
 		}
 		return ctrl.Result{}, nil
 	}
-	_, err := w.actor.annotate(ctx, request, map[string]string{AnnotationIssuedAround: "sha256:" + hex.EncodeToString(sum[:])})
+	_, err := w.actor.annotate(ctx, request, map[string]any{AnnotationIssuedAround: "sha256:" + hex.EncodeToString(sum[:])})
 	switch {
 	case apierrors.IsConflict(err):
 		return ctrl.Result{RequeueAfter: conflictDelay}, nil

@@ -536,6 +536,9 @@ func (p *tpmStub) Judge(_ context.Context, q Question) verifier.Evidence {
 		err = errors.New("the hello is not known")
 	}
 	evidence := verifier.Evidence{Provider: p.Name(), EK: p.EK(q.Request, q.Hello), SignerName: tpmSigner, Err: err}
+	if err != nil && !isVerdict(err) && q.Request.Spec.SignerName == attestation.HelloSignerName {
+		evidence.EK = "" // as without challenge keys
+	}
 	if d.Boot > 0 {
 		evidence.Boot = &verifier.Boot{Resets: d.Boot}
 	}
@@ -554,6 +557,10 @@ func (*tpmStub) EK(request, hello *certificatesv1.CertificateSigningRequest) str
 	}
 	d, _ := documentOf(request)
 	return d.EK
+}
+
+func (p *tpmStub) EKTemplate(request, hello *certificatesv1.CertificateSigningRequest) string {
+	return "template-of-" + p.EK(request, hello)
 }
 
 func (*tpmStub) HelloOf(proof *certificatesv1.CertificateSigningRequest) (string, error) {
@@ -733,6 +740,14 @@ func (j *journal) Eventf(regarding, _ runtime.Object, kind, reason, _, note stri
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	name := regarding.(metav1.Object).GetName()
+	switch object := regarding.(type) {
+	case *v1alpha1.NodeAttestation:
+		name = "record/" + name
+	case *metav1.PartialObjectMetadata:
+		if object.Kind != "Node" {
+			name = object.Kind + "/" + name
+		}
+	}
 	j.events = append(j.events, fmt.Sprintf("%s %s on %s: %s", kind, reason, name, fmt.Sprintf(note, args...)))
 }
 

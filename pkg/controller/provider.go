@@ -47,3 +47,11 @@ type Challenger interface {
 	// Versions are those of the documents that Judge accepts.
 	Versions() attestation.Versions
 }
+
+// EKTemplater is a Challenger whose endorsement keys are made from templates. It is optional: the
+// template is reported, and decides nothing.
+type EKTemplater interface {
+	// EKTemplate returns the name of the template of the endorsement key that a hello or proof
+	// claims, "" if it is malformed. Nothing vouches for it.
+	EKTemplate(request, hello *certificatesv1.CertificateSigningRequest) string
+}

@@ -63,12 +63,14 @@ func (c *Controller) proceed(ctx context.Context, object *certificatesv1.Certifi
 			return ctrl.Result{RequeueAfter: max(expires.Add(closeDelay).Sub(now), closeDelay)}, nil
 		}
 		if restored = c.intake.isDropped(object); restored {
-			if present, err := c.restore(ctx, object); !present || err != nil {
+			if same, err := c.restore(ctx, object); err != nil {
 				return ctrl.Result{}, err
+			} else if !same {
+				return ctrl.Result{RequeueAfter: retryDelay}, nil
 			}
 		}
 		if challenged { // no proof followed: close the hello
-			err := c.actor.deny(ctx, object, string(verifier.ReasonHelloExpired), "no proof came before the challenge ran out")
+			err := c.denyUnjudged(ctx, object, verifier.ReasonHelloExpired, "no proof came before the challenge ran out", now)
 			c.queue.Charge(object.Spec.Username, time.Since(began))
 			return ctrl.Result{}, err
 		}
@@ -81,7 +83,8 @@ func (c *Controller) proceed(ctx context.Context, object *certificatesv1.Certifi
 }
 
 // restore reads a request of which the cache dropped the content. It reports false if that request
-// is gone, or has changed: then an event follows.
+// is gone, or has changed. The event of that change may be one that onlyAnnotated drops, so the
+// request is looked at again all the same.
 func (c *Controller) restore(ctx context.Context, object *certificatesv1.CertificateSigningRequest) (bool, error) {
 	whole, err := getRequest(ctx, c.live, object.Name)
 	if whole == nil || err != nil {
@@ -135,6 +138,7 @@ func (c *Controller) decide(ctx context.Context, object *certificatesv1.Certific
 			// This call wrote the record and the approval, so it can sign by these versions. If that
 			// fails, the watch event of the approval queues the request again.
 			began := time.Now()
+			s.approvalWarnings = decision.Warnings
 			result, err = c.carryOut(ctx, current, s, c.judge(current, s), time.Since(began))
 		}
 		result, err = c.retryConflicts(ctx, object, now, result, err)
@@ -158,16 +162,29 @@ func (c *Controller) judge(object *certificatesv1.CertificateSigningRequest, s *
 func (c *Controller) carryOut(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, decision verifier.Decision, took time.Duration) (result ctrl.Result, err error) {
 	switch {
 	case decision.Outcome == verifier.Wait:
-		result = c.wait(object, s)
+		result = c.wait(object, s, decision.Refusals.Reason())
+		c.publishWaiting(ctx, object, decision)
 	case decision.Outcome == verifier.Ignore && c.CA == nil && s.isRecorded(object): // another signer issues it; JudgeUnsigned fails it at the deadline
 		result.RequeueAfter = max(c.Rules.Deadline(object).Sub(s.input.Now), time.Second)
 	case !c.Audit:
 		result, err = c.actor.act(ctx, object, s, decision)
 	}
-	if err == nil {
+	if err == nil || s.issued != nil { // a published certificate is final, whatever happens to the hello
 		c.reporter.report(ctx, object, s, decision, took)
 	}
 	return result, err
+}
+
+// denyUnjudged denies a request for a reason that is not of the rules.
+func (c *Controller) denyUnjudged(ctx context.Context, object *certificatesv1.CertificateSigningRequest, reason verifier.Reason, message string, now time.Time) error {
+	if err := c.actor.deny(ctx, object, string(reason), message); err != nil {
+		return err
+	}
+	claim, _ := c.Rules.ParseClaim(object)
+	s := &snapshot{claim: claim, provider: c.providers[claim.Provider], input: verifier.Input{Now: now, Request: object}}
+	d := verifier.Decision{Outcome: verifier.Deny, Refusals: verifier.Refusals{{Reason: reason, Message: message}}}
+	c.reporter.log(ctx, object, s, d, string(reason), message)
+	return nil
 }
 
 // waitingEvidence is the evidence of a request that waits.
@@ -177,10 +194,10 @@ type waitingEvidence struct {
 }
 
 // wait has a request come back later, and remembers its evidence unless that could not be judged.
-func (c *Controller) wait(object *certificatesv1.CertificateSigningRequest, s *snapshot) ctrl.Result {
+func (c *Controller) wait(object *certificatesv1.CertificateSigningRequest, s *snapshot, cause verifier.Reason) ctrl.Result {
 	now, q := s.input.Now, s.question()
 	after := c.retries.Wait(fairqueue.Waiting{
-		Name: object.Name, UID: object.UID, Claim: s.queueClaim(),
+		Name: object.Name, UID: object.UID, Claim: s.queueClaim(), Cause: string(cause),
 		Created: object.CreationTimestamp.Time, Deadline: c.Rules.Deadline(object),
 	}, now)
 	fresh := waitingEvidence{evidenceKeyOf(q), s.input.Evidence}
@@ -204,7 +221,7 @@ func (c *Controller) retryConflicts(ctx context.Context, object *certificatesv1.
 		// Another replica created the record, and the next decision reads it. Or the record is
 		// another cluster's. That one stays, so the request is denied at the deadline.
 		if !now.Before(c.Rules.Deadline(object)) {
-			return ctrl.Result{}, c.actor.deny(ctx, object, string(verifier.ReasonIdentityBound), "record: there is one of that name, which is not this cluster's")
+			return ctrl.Result{}, c.denyUnjudged(ctx, object, verifier.ReasonIdentityBound, "record: there is one of that name, which is not this cluster's", now)
 		}
 		log.FromContext(ctx).Info("there is a record of that name already", "request", object.Name, "cause", err.Error())
 		return ctrl.Result{RequeueAfter: retryDelay}, nil

@@ -37,6 +37,8 @@ type scenario struct {
 	// issued says that it has a certificate in the end, recorded that the record names it, and
 	// challenged that it has a challenge.
 	issued, recorded, challenged bool
+	// waits is the reason that its annotation has in the end.
+	waits verifier.Reason
 	// untouched says that nothing is written.
 	untouched bool
 	// alike says that the calls are those of another scenario, so that they need not fail again.
@@ -73,7 +75,7 @@ var scenarios = map[string]scenario{
 		file: func(k *kit) string {
 			return k.request("waits", attestation.HelloSignerName, "worker-9", asToken("worker-9"), document{EK: "ek-9"}).Name
 		},
-		decided: "Wait", untouched: true,
+		decided: "Wait", waits: verifier.ReasonMachineNotFound,
 	},
 	"Deny, of a hello": {
 		file: func(k *kit) string {
@@ -185,6 +187,9 @@ func (s scenario) check(k *kit, name string) {
 	}
 	if (request.Annotations[attestation.AnnotationChallenge] != "") != s.challenged {
 		k.Errorf("challenged: %t", !s.challenged)
+	}
+	if waiting, _ := attestation.ParseWaiting(request.Annotations[attestation.AnnotationWaiting]); waiting.Reason != string(s.waits) {
+		k.Errorf("the annotation says %q, want %q", waiting, s.waits)
 	}
 	named, err := k.server.recordsNaming(k.ctx, request.UID)
 	if err != nil || (named == 1) != s.recorded || named > 1 {

@@ -23,18 +23,22 @@ import (
 // reporter reports decisions.
 type reporter struct {
 	*Config
-	live    client.Reader
-	events  events.EventRecorder
-	retries *fairqueue.Retries[waitingEvidence]
+	live   client.Reader
+	events events.EventRecorder
+	// recordEvents are about records and the machines that own them.
+	recordEvents events.EventRecorder
+	retries      *fairqueue.Retries[waitingEvidence]
+	recorder     *recorder
 	// eventLimits bound the Events about denied and waiting requests of each requester.
 	eventLimits *fairqueue.Limiters
 	// last is when something was last reported of a Node or a request.
 	last *lru.Cache
 }
 
-func newReporter(config *Config, clients Clients, retries *fairqueue.Retries[waitingEvidence]) *reporter {
+func newReporter(config *Config, clients Clients, retries *fairqueue.Retries[waitingEvidence], recorder *recorder) *reporter {
 	return &reporter{
-		Config: config, live: clients.Live, events: telemetry.NewDedupRecorder(clients.Events), retries: retries,
+		Config: config, live: clients.Live, events: telemetry.NewDedupRecorder(clients.Events),
+		recordEvents: telemetry.NewDedupRecorder(clients.RecordEvents), retries: retries, recorder: recorder,
 		eventLimits: fairqueue.NewLimiters(eventRate), last: lru.New(maxReported),
 	}
 }
@@ -64,40 +68,54 @@ func (r *reporter) report(ctx context.Context, object *certificatesv1.Certificat
 	if s.input.Node == verifier.Absent {
 		node = ""
 	}
-	reason, message := string(ReasonApproved), d.Outcome.String()
+	reason, message := string(ReasonApproved), r.describe(object, s, d)
 	switch {
 	case len(d.Refusals) > 0:
-		reason, message = string(d.Refusals.Reason()), d.Refusals.Error()
+		reason = string(d.Refusals.Reason())
 	case d.Outcome == verifier.Challenge:
-		reason, message = string(ReasonChallenged), "the hello is answered by a challenge"
+		reason = string(ReasonChallenged)
 	case d.Outcome == verifier.ApproveServing:
 		reason = string(ReasonServing)
 	case d.Outcome == verifier.ApproveUnattested:
-		reason, message = string(ReasonUnattested), "approved without evidence, since the node is in unattestedNodes"
+		reason = string(ReasonUnattested)
 	}
-	line := []any{
-		"request", object.Name, "signer", object.Spec.SignerName, "requester", object.Spec.Username,
-		"class", d.Class.String(), "outcome", d.Outcome.String(), "reason", reason, "message", message, "audit", r.Audit,
-	}
-	if len(d.Warnings) > 0 {
-		line = append(line, "warnings", d.Warnings.Error())
-	}
-	log.FromContext(ctx).Info("decided", line...)
+	about := s.subject(d)
+	r.log(ctx, object, s, d, reason, message)
 	r.Metrics.Decided(object, d, reason, took, r.Now())
+	r.warnOwner(object, s, d, reason, about.note(message))
 	for _, warning := range d.Warnings {
-		r.event(ctx, object, node, corev1.EventTypeWarning, string(warning.Reason), warning.Message)
+		r.event(ctx, object, node, corev1.EventTypeWarning, string(warning.Reason), about.note(warning.Message))
 	}
+	note := about.note(message)
 	switch {
 	case d.Outcome == verifier.Challenge, d.Outcome == verifier.Approve && r.CA != nil:
 		// An intermediate step. An Event would cost as much as the step.
+	case r.changedRecord(s, d) != nil: // in place of one on the request, which has conditions that say so
+		r.eventOnRecord(r.changedRecord(s, d), corev1.EventTypeNormal, reason, object.Name+": "+note)
+		r.eventOnNode(ctx, object, node, corev1.EventTypeNormal, reason, note)
 	case d.Outcome == verifier.Wait && !r.eventLimits.Take(object.Spec.Username, r.Now()):
 	case d.Outcome == verifier.Deny && !r.eventLimits.Take(object.Spec.Username, r.Now()):
-		r.eventOnNode(ctx, object, node, corev1.EventTypeWarning, reason, message)
+		r.eventOnNode(ctx, object, node, corev1.EventTypeWarning, reason, note)
 	case d.Outcome == verifier.Deny, d.Outcome == verifier.Fail, d.Outcome == verifier.ApproveUnattested:
-		r.event(ctx, object, node, corev1.EventTypeWarning, reason, message)
+		r.event(ctx, object, node, corev1.EventTypeWarning, reason, note)
 	default:
-		r.event(ctx, object, node, corev1.EventTypeNormal, reason, message)
+		r.event(ctx, object, node, corev1.EventTypeNormal, reason, note)
 	}
+}
+
+// log writes the line about a decision, and records a final one.
+func (r *reporter) log(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision, reason, message string) {
+	line := append([]any{
+		"request", object.Name, "signer", object.Spec.SignerName, "requester", object.Spec.Username,
+		"outcome", d.Outcome.String(), "reason", reason, "message", message, "audit", r.Audit,
+	}, s.subject(d).fields()...)
+	if len(d.Warnings) > 0 {
+		line = append(line, "warnings", d.Warnings.Error())
+	}
+	if record := r.recorder.record(object, s, d, reason); record != nil {
+		line = append(line, "record", record)
+	}
+	log.FromContext(ctx).Info("decided", line...)
 }
 
 // event records an Event on a request and on the Node of the name that it asks for, if there is one.

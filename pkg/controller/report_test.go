@@ -5,6 +5,7 @@ package controller
 import (
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -14,12 +15,14 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/records"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
@@ -81,33 +84,89 @@ func TestWaitingIsReportedOnce(t *testing.T) {
 }
 
 // The kinds of Events: warnings on what is refused and on unattested nodes, none on intermediate
-// steps. They are on the Node, too, which learns each reason once a minute.
+// steps. They are on the Node, too, which learns each reason once a minute. A certificate is reported
+// on its record, in place of its request.
 func TestEvents(t *testing.T) {
 	for name, want := range map[string][]string{
-		"Challenge":        nil,
-		"Sign, renewal":    {"Normal Attested on renewal: Sign", "Normal Attested on worker-1: renewal: Sign"},
-		"Approve":          {"Normal Attested on approved: Approve"},
-		"Deny, of a proof": {"Warning AttestationQuoteMismatch on false: AttestationQuoteMismatch: so says the document"},
-		"Fail":             {"Warning ApprovedWithoutAttestation on approved-by-hand: ApprovedWithoutAttestation: approved, but not by this controller"},
-		"ApproveServing":   {"Normal AddressesVerified on serves: ApproveServing", "Normal AddressesVerified on worker-1: serves: ApproveServing"},
+		"Challenge": nil,
+		"Sign, renewal": {
+			"Normal Attested on record/worker-1: renewal: issued a certificate for node worker-1 to machine worker-1, with serial S, until 2000-01-08T00:00:00Z (node worker-1, EK ek-1, template template-of-ek-1, class renewal)",
+			"Normal Attested on worker-1: renewal: issued a certificate for node worker-1 to machine worker-1, with serial S, until 2000-01-08T00:00:00Z (node worker-1, EK ek-1, template template-of-ek-1, class renewal)",
+		},
+		"Approve": {
+			"Normal Attested on record/worker-1: approved: the evidence of machine worker-1 was accepted: signer example.com/tpm may issue a certificate for node worker-1 (node worker-1, EK ek-1, template template-of-ek-1, class first)",
+		},
+		"Deny, of a proof": {"Warning AttestationQuoteMismatch on false: AttestationQuoteMismatch: so says the document (node worker-1, EK ek-1, template template-of-ek-1, class first)"},
+		"Fail":             {"Warning ApprovedWithoutAttestation on approved-by-hand: ApprovedWithoutAttestation: approved, but not by this controller (node worker-1, EK ek-1, template template-of-ek-1, class first)"},
+		"ApproveServing": {
+			"Normal AddressesVerified on serves: the addresses of node worker-1 were verified: its serving certificate may be issued (node worker-1, class serving)",
+			"Normal AddressesVerified on worker-1: serves: the addresses of node worker-1 were verified: its serving certificate may be issued (node worker-1, class serving)",
+		},
 		"SignServing": {
-			"Normal AddressesVerified on serves-by-us: ApproveServing", "Normal AddressesVerified on worker-1: serves-by-us: ApproveServing",
-			"Normal Attested on serves-by-us: SignServing", "Normal Attested on worker-1: serves-by-us: SignServing",
+			"Normal AddressesVerified on serves-by-us: the addresses of node worker-1 were verified: its serving certificate may be issued (node worker-1, class serving)",
+			"Normal AddressesVerified on worker-1: serves-by-us: the addresses of node worker-1 were verified: its serving certificate may be issued (node worker-1, class serving)",
+			"Normal Attested on serves-by-us: issued a serving certificate for node worker-1 (node worker-1, class serving)",
+			"Normal Attested on worker-1: serves-by-us: issued a serving certificate for node worker-1 (node worker-1, class serving)",
 		},
 		"ApproveUnattested": {
-			"Warning UnattestedNode on stock: approved without evidence, since the node is in unattestedNodes",
-			"Warning UnattestedNode on left-alone: stock: approved without evidence, since the node is in unattestedNodes",
+			"Warning UnattestedNode on stock: approved without evidence, since the node is in unattestedNodes (node left-alone, class renewal)",
+			"Warning UnattestedNode on left-alone: stock: approved without evidence, since the node is in unattestedNodes (node left-alone, class renewal)",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(k *kit) {
 				scenarios[name].run(k, inSync, nil)
-				if got := strings.Join(k.journal.events, "\n"); got != strings.Join(want, "\n") {
+				got := regexp.MustCompile("serial [0-9a-f]+").ReplaceAllString(strings.Join(k.journal.events, "\n"), "serial S")
+				if got != strings.Join(want, "\n") {
 					k.Errorf("%s\nwant\n%s", got, strings.Join(want, "\n"))
 				}
 			})
 		})
 	}
+}
+
+// A record and the machine that owns it have an Event for each certificate, and for denials of the
+// node's own requests, once a minute for each reason. Requests of others cause none.
+func TestEventsOnRecords(t *testing.T) {
+	inBubble(t, func(k *kit) {
+		k.config.Owned = &records.Owned{
+			Source: "cluster-api", Cluster: testCluster,
+			Owner: func(m verifier.MachineRef) (metav1.OwnerReference, error) {
+				return metav1.OwnerReference{APIVersion: "v1", Kind: "Machine", Name: m.Name, UID: "of-worker-1"}, nil
+			},
+		}
+		in := k.start(inSync)
+		onRecord := func() (found []string) {
+			for _, e := range k.journal.events {
+				if strings.Contains(e, " on record/") || strings.Contains(e, " on Machine/") {
+					found = append(found, e[:strings.Index(e, ": ")])
+				}
+			}
+			k.journal.events = nil
+			return found
+		}
+		both := func(what string) []string {
+			return []string{what + " on record/worker-1", what + " on Machine/worker-1"}
+		}
+		in.once(k.pair("first", "worker-1", "ek-1", asToken("worker-1")))
+		if got := onRecord(); !slices.Equal(got, both("Normal Attested")) {
+			k.Errorf("issued: %q", got)
+		}
+		deny := func(name, requester string) {
+			in.once(k.request(name, attestation.HelloSignerName, "worker-1", requester, document{EK: "ek-another"}).Name)
+		}
+		deny("foreign", asToken("worker-1"))
+		deny("neighbour", asNode("worker-2"))
+		if got := onRecord(); len(got) > 0 {
+			k.Errorf("others' requests: %q", got)
+		}
+		for i := range 3 {
+			deny(fmt.Sprintf("own-%d", i), asNode("worker-1"))
+		}
+		if got := onRecord(); !slices.Equal(got, both("Warning "+string(verifier.ReasonNodeNameMismatch))) {
+			k.Errorf("own requests: %q", got)
+		}
+	})
 }
 
 // Of one requester the Events about denials are bounded. The Node's owner learns of it nevertheless,

@@ -53,10 +53,16 @@ type snapshot struct {
 	ekNamed bool
 	// consistency is that of records.
 	consistency Consistency
+	// described is what subject returns. It is nil until the first call.
+	described *Subject
 	// index has all machines. It is nil if input.Machines has all of them.
 	index *verifier.MachineIndex
 	// records are the objects behind input.Records.
 	records []v1alpha1.NodeAttestation
+	// approvalWarnings are those of the approval that this decision goes on from, and issued is the
+	// certificate that acting on the decision published. Both are for its record.
+	approvalWarnings verifier.Refusals
+	issued           []byte
 }
 
 // memo keeps what the later passes of one decision can reuse: the Node and judged evidence.

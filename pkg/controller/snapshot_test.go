@@ -47,6 +47,10 @@ func TestDroppedRequestsAreReadAgain(t *testing.T) {
 		meanwhile  func(k *kit, request *certificatesv1.CertificateSigningRequest)
 		challenged bool
 	}{
+		// The event of that is dropped: see onlyAnnotated.
+		"annotated meanwhile": {func(k *kit, _ *certificatesv1.CertificateSigningRequest) {
+			k.annotate("hello", "example.com/note", "x")
+		}, false},
 		"the same": {func(*kit, *certificatesv1.CertificateSigningRequest) {}, true},
 		"denied meanwhile": {func(k *kit, _ *certificatesv1.CertificateSigningRequest) {
 			k.condition("hello", certificatesv1.CertificateDenied, "ByHand")
@@ -72,7 +76,9 @@ func TestDroppedRequestsAreReadAgain(t *testing.T) {
 				request := file(k)
 				in.dropped("hello")
 				c.meanwhile(k, request.DeepCopy())
-				in.once("hello")
+				if result := in.once("hello"); result.RequeueAfter == 0 && !c.challenged {
+					k.Errorf("nobody looks at it again: %+v", result)
+				}
 				after := &certificatesv1.CertificateSigningRequest{}
 				err := k.server.Get(k.ctx, client.ObjectKey{Name: "hello"}, after)
 				if (err == nil && after.Annotations[attestation.AnnotationChallenge] != "") != c.challenged {

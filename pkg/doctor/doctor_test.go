@@ -7,6 +7,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -598,6 +599,56 @@ func TestTheLastResult(t *testing.T) {
 			m.setState(failed(authenticator.WaitingForSigner))
 		}, nil, nil},
 	})
+}
+
+// What the controller has written into the pending request is the cause, and its cure the remedy: as
+// the API server has it now, or else as the last worker saw it.
+func TestWhatTheRequestWaitsFor(t *testing.T) {
+	const now, before = "MachineNotFound: run this", "MachineNotReady: wait"
+	asked := func(spec, annotation, status string) reply {
+		object := map[string]any{
+			"metadata": map[string]any{"name": "node-csr-b", "annotations": map[string]string{attestation.AnnotationWaiting: annotation}},
+			"spec":     map[string]any{"request": []byte(spec)}, "status": json.RawMessage(status),
+		}
+		body, err := json.Marshal(object)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return reply{200, string(body)}
+	}
+	seen := func(request, annotation string) *cache.Waiting {
+		return &cache.Waiting{Request: request, Annotation: annotation}
+	}
+	const cause, earlier, none = "MachineNotFound|run this", "MachineNotReady|wait", ""
+	for name, c := range map[string]struct {
+		reply reply
+		seen  *cache.Waiting
+		want  string
+	}{
+		"now":                            {asked("r", now, "{}"), nil, cause},
+		"now, and otherwise before":      {asked("r", now, "{}"), seen("node-csr-b", before), cause},
+		"not any more":                   {asked("r", "", "{}"), seen("node-csr-b", before), none},
+		"decided":                        {asked("r", now, `{"conditions":[{"type":"Denied","status":"True"}]}`), nil, none},
+		"before":                         {reply{404, "{}"}, seen("node-csr-b", before), earlier},
+		"another's object":               {asked("x", now, "{}"), nil, none},
+		"another request before":         {reply{404, "{}"}, seen("node-csr-a", before), none},
+		"not one line":                   {asked("r", now+"\n\x1b[2J", "{}"), nil, none},
+		"not one line, in the state":     {reply{404, "{}"}, seen("node-csr-b", "A: \x1b[2J"), none},
+		"no JSON, and something earlier": {reply{200, "<html>"}, seen("node-csr-b", before), earlier},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newMachine(t)
+			m.setPending(time.Second, true, "u")
+			m.setState(cache.State{Issued: time.Now().Add(-time.Hour), Waiting: c.seen})
+			m.replies["GET "+csrPath+"/node-csr-b"] = c.reply
+			got := m.examine()["last-result"]
+			reason, remedy, explained := strings.Cut(c.want, "|")
+			if !strings.Contains(got.Message, reason) || explained && got.Status != Warning || !explained && got.Status != OK || got.Remedy != remedy {
+				t.Errorf("%+v", got)
+			}
+		})
+	}
 }
 
 // Both signers of a protocol with a challenge are tried, and the one of the configuration.

@@ -3,6 +3,7 @@
 package doctor
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -17,6 +18,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 )
 
 const (
@@ -75,7 +77,7 @@ func judgeSigner(name string, requests []certificatesv1.CertificateSigningReques
 	return warning(remedy, "no request of signer %s can be seen: whether it is served is not known", name)
 }
 
-func checkLastResult(_ context.Context, e *examination) finding {
+func checkLastResult(ctx context.Context, e *examination) finding {
 	state, err := e.dir.State()
 	if errors.Is(err, fs.ErrPermission) {
 		return skipped("%s: %v", e.dir.File(cache.StateFile), errNeedsRoot)
@@ -91,7 +93,7 @@ func checkLastResult(_ context.Context, e *examination) finding {
 	// A failure of the worker with this request counts more than the age of the request.
 	stuck := last != nil && last.Reason != "" && last.Reason != string(authenticator.WaitingForSigner) && pending != nil && last.Finished.After(pending.Last().Filed)
 	if pending != nil && !stuck {
-		return e.judgePending(pending)
+		return e.judgePending(ctx, pending, state)
 	}
 	switch {
 	case last == nil:
@@ -116,8 +118,29 @@ func challengeTook(phases []cache.Phase) string {
 	return ""
 }
 
+// waitsFor returns what the controller says that the pending request waits for: as the API server
+// has it now, or else as the last worker saw it.
+func (e *examination) waitsFor(ctx context.Context, pending *cache.Pending, state *cache.State) (attestation.Waiting, bool) {
+	last := pending.Last()
+	a, f := e.asRequester()
+	if f != nil {
+		return authenticator.WaitsFor(pending, state)
+	}
+	result, err := a.call(ctx, http.MethodGet, csrPath+"/"+last.Name, nil, nil)
+	var object certificatesv1.CertificateSigningRequest
+	if err != nil || result.status != http.StatusOK || json.Unmarshal(result.body, &object) != nil || !bytes.Equal(object.Spec.Request, last.Request) {
+		return authenticator.WaitsFor(pending, state)
+	}
+	classify := csr.Classify
+	if last.Hello {
+		classify = csr.ClassifyHello
+	}
+	waiting, err := attestation.ParseWaiting(object.Annotations[attestation.AnnotationWaiting])
+	return waiting, err == nil && classify(&object).Outcome == csr.Pending
+}
+
 // judgePending judges a pending request by its age.
-func (e *examination) judgePending(pending *cache.Pending) finding {
+func (e *examination) judgePending(ctx context.Context, pending *cache.Pending, state *cache.State) finding {
 	request := pending.Last()
 	waits, signer := "its certificate", pending.SignerName
 	if request.Hello {
@@ -129,10 +152,14 @@ func (e *examination) judgePending(pending *cache.Pending) finding {
 		message = fmt.Sprintf("CertificateSigningRequest %s of %s (%s ago) has not been filed yet", request.Name, since(request.Filed), age)
 	}
 	remedy := fmt.Sprintf("kubectl describe csr %s; check that node-attestation-controller runs", request.Name)
+	waiting, explained := e.waitsFor(ctx, pending, state)
+	if explained {
+		message, remedy = message+": "+waiting.Reason, waiting.Text
+	}
 	switch {
 	case age >= pendingFail:
 		return e.whileServed(failure(remedy, "%s", message))
-	case age >= pendingWarn:
+	case age >= pendingWarn, explained:
 		return warning(remedy, "%s", message)
 	}
 	return ok("%s", message)

@@ -76,6 +76,12 @@ type Inspector interface {
 	SelfTest(ctx context.Context, report func(Check)) error
 }
 
+// EKDevice is what Identify returns of a device with endorsement keys.
+type EKDevice interface {
+	// EKFingerprints returns the SHA-256 of each key's SubjectPublicKeyInfo, in lower-case hex.
+	EKFingerprints() []string
+}
+
 // The names of facts of a provider with a TPM. The Overview looks for them.
 const (
 	// FactEKTemplate is the name of the EK's template.

@@ -9,7 +9,8 @@ import "slices"
 type ekState int
 
 const (
-	// ekStateConfirmed: a source names the record's key, or no source names any.
+	// ekStateConfirmed: a source names the record's key, no source names any, or the machine is
+	// disputed.
 	ekStateConfirmed ekState = iota + 1
 	// ekStateNotNamed: sources name other keys, which only warns. The record decides.
 	ekStateNotNamed
@@ -25,11 +26,11 @@ const (
 // accepted until a source names the record's key again, whatever the sources say meanwhile.
 func (e *evaluation) ekStateOf(r *Record, m *Machine) ekState {
 	switch {
-	case r.EK == "" || e.rules.NamesEK(m, r.EK):
+	case r.EK == "" || !m.Disputed && e.rules.NamesEK(m, r.EK):
 		return ekStateConfirmed
 	case e.replacementAccepted(r):
 		return ekStateReplaced
-	case !slices.ContainsFunc(m.EKs, e.rules.trustsSource):
+	case m.Disputed || !slices.ContainsFunc(m.EKs, e.rules.trustsSource):
 		return ekStateConfirmed
 	case e.rules.ContradictsEK(r, m):
 		return ekStateChangePending
@@ -49,9 +50,10 @@ func (e *evaluation) isAcceptedReplacement(r *Record, m *Machine) bool {
 }
 
 // ContradictsEK reports whether the source of the record's EK now names other keys for the machine.
-// It is false if that source names none or is unavailable, or if Policy.EKNotNamed only warns.
+// It is false if that source names none or is unavailable, if the machine is disputed, or if
+// Policy.EKNotNamed only warns.
 func (r *Rules) ContradictsEK(record *Record, m *Machine) bool {
-	if record.EK == "" || record.Machine != m.Ref || slices.Contains(m.UnavailableSources, record.EKSource) || !r.RefusesUnnamed(record.EKSource) || r.NamesEK(m, record.EK) {
+	if m.Disputed || record.EK == "" || record.Machine != m.Ref || slices.Contains(m.UnavailableSources, record.EKSource) || !r.RefusesUnnamed(record.EKSource) || r.NamesEK(m, record.EK) {
 		return false
 	}
 	return slices.ContainsFunc(m.EKs, func(n NamedEK) bool { return n.Source == record.EKSource && r.trustsSource(n) })

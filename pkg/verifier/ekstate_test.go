@@ -76,6 +76,12 @@ func TestReplacedEK(t *testing.T) {
 		// What was accepted stays so, and is for the keys that were accepted.
 		{"accepted, and the source could not be read", all(accepted, func(w *world) { w.machine().UnavailableSources = []EKSource{EKInventory} }), ReasonEKReplaced, "", ReasonEKReplaced},
 		{"accepted, and then another key is named", all(accepted, func(w *world) { w.machine().EKs = []NamedEK{{EKInventory, "c"}} }), ReasonEKReplaced, ReasonNodeNameMismatch, ""},
+		// A dispute changes nothing: it accepts no key, and takes back none that was accepted.
+		{"disputed", disputed, "", ReasonAmbiguousMachine, ReasonAmbiguousMachine},
+		{"disputed, accepted before", all(disputed, accepted), ReasonEKReplaced, ReasonAmbiguousMachine, ""},
+		{"disputed, accepted before, and both are named", all(disputed, accepted, func(w *world) {
+			w.machine().EKs = []NamedEK{{EKInventory, ek1}, {EKInventory, "b"}}
+		}), ReasonEKChangePending, ReasonAmbiguousMachine, ""},
 		{"another key was accepted", func(w *world) { w.record().EKReplacedBy = []string{"c"} }, ReasonEKReplaced, ReasonEKChangePending, ""},
 	} {
 		for _, class := range []Class{Again, Renewal} {
@@ -92,7 +98,7 @@ func TestReplacedEK(t *testing.T) {
 					if d.Outcome != Approve || !slices.Equal(d.Warnings.Reasons(), reasons{c.warns}) || d.Grant.Record.EK != ek {
 						t.Errorf("%s, %s, %s: %s, %v, warnings %v", c.name, class, ek, d.Outcome, d.Refusals, d.Warnings)
 					}
-				case want == ReasonEKChangePending:
+				case want == ReasonEKChangePending, want == ReasonAmbiguousMachine:
 					if d.Outcome != Wait || !slices.Equal(d.Refusals.Reasons(), reasons{want}) {
 						t.Errorf("%s, %s, %s: %s, %v", c.name, class, ek, d.Outcome, d.Refusals)
 					}
@@ -298,7 +304,7 @@ func TestRecordIsRecovered(t *testing.T) {
 		{"neither", func(*world) {}, Approve, ""},
 
 		// Beside a live certificate in the record, another one was not issued by evidence.
-		{"a live certificate is in the record", credential(credentialPrefix + "00"), Deny, ReasonUnknownCredential},
+		{"a live certificate is in the record", credential(x509Prefix + "00"), Deny, ReasonUnknownCredential},
 		{"one that ends at nobody knows when", func(w *world) { w.record().Certificates = []Certificate{{SHA256: "c9", ProofUID: "uid-older"}} }, Deny, ReasonUnknownCredential},
 
 		{"lost, Required", func(w *world) { lost(w); w.policy.Credential = Required }, Deny, ReasonUnknownCredential},
@@ -312,11 +318,11 @@ func TestRecordIsRecovered(t *testing.T) {
 		}, Deny, "AttestationEKDenied"},
 		{"lost, by a certificate of another node", func(w *world) { lost(w); user(userNode+"worker-2", groupNodes)(w) }, Deny, ReasonRequesterNotAllowed},
 		{"lost, without a certificate", func(w *world) { lost(w); w.in.Request.Spec.Extra = nil }, Deny, ReasonUnknownCredential},
-		{"lost, with two", func(w *world) { lost(w); credential(credentialPrefix+"a", credentialPrefix+"b")(w) }, Deny, ReasonUnknownCredential},
-		{"lost, by an empty fingerprint", func(w *world) { lost(w); credential(credentialPrefix)(w) }, Deny, ReasonUnknownCredential},
+		{"lost, with two", func(w *world) { lost(w); credential(x509Prefix+"a", x509Prefix+"b")(w) }, Deny, ReasonUnknownCredential},
+		{"lost, by an empty fingerprint", func(w *world) { lost(w); credential(x509Prefix)(w) }, Deny, ReasonUnknownCredential},
 		{"restored, by a certificate of another machine's record", func(w *world) {
 			restored(w)
-			credential(credentialPrefix + w.in.Records[0].Certificates[0].SHA256)(w)
+			credential(x509Prefix + w.in.Records[0].Certificates[0].SHA256)(w)
 		}, Deny, ReasonUnknownCredential},
 		{"lost, and the name is another machine's", func(w *world) { lost(w); w.in.Records[0].NodeName = nodeName }, Deny, ReasonAmbiguousName},
 		{"lost, and the sources give another name", func(w *world) { lost(w); w.machine().Names[0].Value = "worker-9" }, Deny, ReasonNodeNameMismatch},

@@ -2,7 +2,11 @@
 
 package verifier
 
-import "errors"
+import (
+	"errors"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+)
 
 // Evidence is the result of the provider's verifier for the request, and for its hello. The zero
 // value proves nothing.
@@ -22,6 +26,10 @@ type Evidence struct {
 	SignerName string
 	// Boot has the TPM's counters, with a proof. It is nil if the provider has none.
 	Boot *Boot
+	// PCRBank and PCRs are the values that a proof has proven, in the order of their indexes. They
+	// are empty if the provider has none. No rule reads them.
+	PCRBank string
+	PCRs    []attestation.PCR
 	// Err is why the evidence is refused, if it is a Refusals. Any other error says that the
 	// evidence could not be judged now.
 	Err error

@@ -35,7 +35,7 @@ type Input struct {
 	// RateLimited says that this requester, machine or cluster is over its rate.
 	RateLimited bool
 	// SignerUnavailable says that there is no CA to sign with at present, where this controller
-	// signs: client certificates, and serving certificates under a signer for which signsServing is
+	// signs: client certificates, and serving certificates under a signer for which SignsServing is
 	// true.
 	SignerUnavailable bool
 }
@@ -169,6 +169,9 @@ type evaluation struct {
 	ek               string
 	evidenceAccepted bool
 	machine          *Machine
+	// claimedTwice says that the evidence belongs to more than one machine. If a record has the
+	// key, machine is the record's all the same.
+	claimedTwice bool
 	// trustedOnFirstUse says that machine was selected on first use. It counts if nothing is
 	// refused.
 	trustedOnFirstUse bool
@@ -237,7 +240,7 @@ func (r *Rules) newEvaluation(in Input) *evaluation {
 
 // signedHere reports whether a request is for a signer that this controller may sign for.
 func (e *evaluation) signedHere() bool {
-	return !e.unattested && (!e.serving || e.rules.signsServing(e.in.Request.Spec.SignerName))
+	return !e.unattested && (!e.serving || e.rules.SignsServing(e.in.Request.Spec.SignerName))
 }
 
 // withoutOrphans returns the records that count, and those of machines that are gone.

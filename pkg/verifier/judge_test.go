@@ -184,6 +184,14 @@ func renewal() *world { return good(Renewal) }
 func signingOf(class Class) func() *world { return func() *world { return goodSigning(class) } }
 func helloOf(class Class) func() *world   { return func() *world { return goodHello(class) } }
 
+// claimedTwice has a source name the machine's endorsement key for another machine, too.
+func claimedTwice(w *world) {
+	w.in.Machines[0].EKs = append(w.in.Machines[0].EKs, NamedEK{EKInventory, ek1})
+}
+
+// disputed has the machine's source contradict itself.
+func disputed(w *world) { w.machine().Disputed = true }
+
 // longProviderID makes all sides agree on a provider ID of n bytes.
 func (w *world) longProviderID(n int) {
 	id := "acme://" + strings.Repeat("x", n-7)
@@ -576,18 +584,18 @@ func TestHostile(t *testing.T) {
 		{"I3: hello", helloOf(First), func(w *world) { w.in.Token.Machine = machine("worker-2").Ref }, Deny, reasons{ReasonTokenNotForMachine}},
 		{"I3: signing", signingOf(First), func(w *world) { w.in.Token.Machine = machine("worker-2").Ref }, Fail, reasons{ReasonTokenNotForMachine}},
 
-		{"I4: unknown", renewal, credential(credentialPrefix + "00"), Deny, reasons{ReasonUnknownCredential}},
-		{"I4: empty", renewal, credential(credentialPrefix), Deny, reasons{ReasonUnknownCredential}},
+		{"I4: unknown", renewal, credential(x509Prefix + "00"), Deny, reasons{ReasonUnknownCredential}},
+		{"I4: empty", renewal, credential(x509Prefix), Deny, reasons{ReasonUnknownCredential}},
 		{"I4: of another kind", renewal, credential("JTI=" + certificate1), Deny, reasons{ReasonUnknownCredential}},
-		{"I4: two", renewal, credential(credentialPrefix+certificate1, credentialPrefix+"00"), Deny, reasons{ReasonUnknownCredential}},
+		{"I4: two", renewal, credential(x509Prefix+certificate1, x509Prefix+"00"), Deny, reasons{ReasonUnknownCredential}},
 		{"I4: none", renewal, func(w *world) { w.in.Request.Spec.Extra = nil }, Deny, reasons{ReasonUnknownCredential}},
 		{"I4: of another machine", renewal, func(w *world) {
-			credential(credentialPrefix + "22")(w)
+			credential(x509Prefix + "22")(w)
 			w.in.Records[0].Certificates[0].SHA256 = "22"
 		}, Deny, reasons{ReasonUnknownCredential}},
 		{"I4: no record", renewal, func(w *world) { w.in.Records = w.in.Records[:1] }, Deny, reasons{ReasonUnknownCredential}},
 		{"I4: one is yet to be noted", renewal, func(w *world) {
-			credential(credentialPrefix + "00")(w)
+			credential(x509Prefix + "00")(w)
 			w.record().ProofUID = "newer"
 		}, Wait, reasons{ReasonUnknownCredential}},
 		{"I4: none is yet to be noted, as none was asked for", renewal, func(w *world) {
@@ -595,7 +603,7 @@ func TestHostile(t *testing.T) {
 		}, Deny, reasons{ReasonUnknownCredential}},
 		{"I4: bare", renewal, credential(certificate1), Deny, reasons{ReasonUnknownCredential}},
 		{"I4: empty on both sides", renewal, func(w *world) {
-			credential(credentialPrefix)(w)
+			credential(x509Prefix)(w)
 			w.record().Certificates[0].SHA256 = ""
 		}, Deny, reasons{ReasonUnknownCredential}},
 		{"I4: of no machine known", renewal, func(w *world) { w.in.Records, w.in.Machines = nil, nil }, Wait, reasons{ReasonMachineNotFound}},
@@ -606,7 +614,7 @@ func TestHostile(t *testing.T) {
 			w.machine().EKs, w.in.Token = nil, Token{Known: true}
 		}, Deny, reasons{ReasonTokenNotForMachine}},
 		{"I3: again, by the record alone, a token not known yet", helloOf(Again), func(w *world) { w.machine().EKs = nil }, Wait, reasons{ReasonTokenNotForMachine}},
-		{"I4: hello", helloOf(Renewal), credential(credentialPrefix + "00"), Deny, reasons{ReasonUnknownCredential}},
+		{"I4: hello", helloOf(Renewal), credential(x509Prefix + "00"), Deny, reasons{ReasonUnknownCredential}},
 
 		{"A: refused", first, func(w *world) { w.in.Evidence = Evidence{Err: Refusals{{"AttestationX", "x"}, {"AttestationY", "y"}}} }, Deny, reasons{"AttestationX", "AttestationY"}},
 		{"A: refused, wrapped", first, func(w *world) { w.in.Evidence.Err = fmt.Errorf("x: %w", Refusals{{"AttestationX", "x"}}.Err()) }, Deny, reasons{"AttestationX"}},
@@ -644,11 +652,22 @@ func TestHostile(t *testing.T) {
 		{"M1: not vouched for, a name with a record", helloOf(Again), unvouched("e9", func(w *world) { w.machine().EKs = nil }), Deny, reasons{ReasonIdentityBound}},
 		{"M1: a source that does not count", first, func(w *world) { w.machine().EKs[0].Source = EKAnnotation }, Wait, reasons{ReasonMachineNotFound}},
 		{"M1: a machine without a name", first, func(w *world) { w.machine().Ref = MachineRef{} }, Wait, reasons{ReasonMachineNotFound}},
-		{"M1: two", first, func(w *world) { w.in.Machines[0].EKs = append(w.in.Machines[0].EKs, NamedEK{EKInventory, ek1}) }, Deny, reasons{ReasonAmbiguousMachine}},
-		{"M1: inventory and record", again, func(w *world) {
-			w.in.Machines[0].EKs = append(w.in.Machines[0].EKs, NamedEK{EKInventory, ek1})
-			w.machine().EKs = nil
-		}, Deny, reasons{ReasonAmbiguousMachine}},
+		{"M1: two", first, func(w *world) { w.in.Machines[0].EKs = append(w.in.Machines[0].EKs, NamedEK{EKInventory, ek1}) }, Wait, reasons{ReasonAmbiguousMachine}},
+		{"M1: two, hello", helloOf(First), claimedTwice, Wait, reasons{ReasonAmbiguousMachine}},
+		{"M1: two, the record is lost", renewal, func(w *world) { claimedTwice(w); w.policy.Credential = Recover; w.in.Records = w.in.Records[:1] }, Wait, reasons{ReasonAmbiguousMachine}},
+		{"M1: two since the first approval", signingOf(First), claimedTwice, Wait, reasons{ReasonAmbiguousMachine}},
+		{"M1: two, and a contradiction", first, func(w *world) { claimedTwice(w); w.in.Request.Spec.Groups = nil; w.in.Hello.Spec.Groups = nil }, Deny, reasons{ReasonRequesterNotAllowed}},
+		{"M1: disputed", first, disputed, Wait, reasons{ReasonAmbiguousMachine}},
+		{"M1: disputed, hello", helloOf(First), disputed, Wait, reasons{ReasonAmbiguousMachine}},
+		{"M1: disputed since the first approval", signingOf(First), disputed, Wait, reasons{ReasonAmbiguousMachine}},
+		{"M1: disputed, the record is lost", renewal, func(w *world) { disputed(w); w.policy.Credential = Recover; w.in.Records = w.in.Records[:1] }, Wait, reasons{ReasonAmbiguousMachine}},
+		{"M1: disputed, another key than the record's", again, func(w *world) {
+			disputed(w)
+			w.in.Evidence.EK, w.machine().EKs = "e9", []NamedEK{{EKInventory, "e9"}}
+		}, Wait, reasons{ReasonAmbiguousMachine}},
+		{"M1: disputed, another provider ID than the record's", renewal, func(w *world) { disputed(w); w.record().ProviderID = "acme://zone/worker-3" }, Deny, reasons{ReasonProviderIDMismatch, ReasonIdentityBound}},
+		{"M1: disputed, a key that nobody names", first, func(w *world) { disputed(w); w.in.Evidence.EK = "e9" }, Wait, reasons{ReasonMachineNotFound, ReasonAmbiguousMachine}},
+		{"M1: disputed, insecure", goodInsecure, func(w *world) { disputed(w); w.machine().EKs = nil }, Wait, reasons{ReasonAmbiguousMachine}},
 		{"M1: another machine's EK, and its name", first, func(w *world) {
 			w.in.Evidence.EK = ek2
 			w.in.Records = nil
@@ -692,7 +711,8 @@ func TestHostile(t *testing.T) {
 			w.in.Records[0].EK = ek1
 			w.in.Machines[0] = machine("worker-7")
 		}, Deny, reasons{ReasonIdentityBound}},
-		{"T1: EK pinned to a machine that is still there", first, func(w *world) { w.in.Records[0].EK = ek1 }, Deny, reasons{ReasonAmbiguousMachine, ReasonIdentityBound}},
+		{"T1: EK pinned to a machine that is still there", first, func(w *world) { w.in.Records[0].EK = ek1 }, Deny,
+			reasons{ReasonTokenNotForMachine, ReasonProviderIDMismatch, ReasonNodeNameMismatch, ReasonIdentityBound}},
 		{"T1: another EK for this machine", again, func(w *world) {
 			w.in.Evidence.EK = "e9"
 			w.machine().EKs = append(w.machine().EKs, NamedEK{EKInventory, "e9"})
@@ -930,7 +950,7 @@ func user(name string, groups ...string) func(*world) {
 }
 
 func credential(ids ...string) func(*world) {
-	return func(w *world) { w.in.Request.Spec.Extra[extraCredential] = ids }
+	return func(w *world) { w.in.Request.Spec.Extra[ExtraCredentialID] = ids }
 }
 
 func deleted(ago time.Duration) func(*world) {
@@ -975,6 +995,17 @@ func TestWarnings(t *testing.T) {
 		"I4: yet to be noted":    {Renewal, func(w *world) { w.policy.Credential = Warn; w.record().Certificates = nil }, ReasonUnknownCredential},
 		"T1: counters went back": {Again, func(w *world) { w.in.Evidence.Boot.Resets = 0 }, ReasonBootCountersWentBack},
 		"T1: another AK":         {Again, func(w *world) { w.in.Evidence.AK = "a2" }, ReasonAKChanged},
+
+		"M1: two, renewal": {Renewal, claimedTwice, ReasonAmbiguousMachine},
+		"M1: two, again":   {Again, claimedTwice, ReasonAmbiguousMachine},
+		"M1: two, and the record's machine has none": {Renewal, func(w *world) { claimedTwice(w); w.machine().EKs = nil }, ReasonAmbiguousMachine},
+		"M1: disputed, renewal":                      {Renewal, disputed, ReasonAmbiguousMachine},
+		"M1: disputed, again":                        {Again, disputed, ReasonAmbiguousMachine},
+		"M1: disputed, and two":                      {Renewal, func(w *world) { disputed(w); claimedTwice(w); w.in.Machines[0].Disputed = true }, ReasonAmbiguousMachine},
+		"M1: disputed, nothing agreed on": {Renewal, func(w *world) {
+			disputed(w)
+			w.machine().ProviderID, w.machine().Names, w.machine().EKs = "", nil, []NamedEK{{EKInventory, "b"}, {EKInventory, "c"}}
+		}, ReasonAmbiguousMachine},
 
 		// The record decides, but a first use that was somebody else's must not stay unseen.
 		"T1: another EK is named, comes again": {Again, func(w *world) {

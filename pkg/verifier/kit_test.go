@@ -203,7 +203,7 @@ func object(class Class, signer, name, document string, pkcs10 []byte) *certific
 	o.Spec.Groups = []string{"system:bootstrappers", "system:bootstrappers:kubeadm:default-node-token", "system:authenticated"}
 	if class == Renewal {
 		o.Spec.Username, o.Spec.Groups = userNode+nodeName, []string{groupNodes, "system:authenticated"}
-		o.Spec.Extra = map[string]certificatesv1.ExtraValue{extraCredential: {credentialPrefix + certificate1}}
+		o.Spec.Extra = map[string]certificatesv1.ExtraValue{ExtraCredentialID: {x509Prefix + certificate1}}
 	}
 	return o
 }

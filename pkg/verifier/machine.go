@@ -25,6 +25,10 @@ type Machine struct {
 	EKs []NamedEK
 	// UnavailableSources could not be read: they may name keys that are not in EKs.
 	UnavailableSources []EKSource
+	// Disputed says that a source contradicts itself about the machine, such as an inventory whose
+	// parts differ. Then nobody is admitted as this machine, and no key is replaced. The holder of
+	// the key in its record goes on.
+	Disputed bool
 	// ProviderID is its spec.providerID, empty if there is none yet.
 	ProviderID string
 	// Names are the node names that it may have. The policy says which source decides.
@@ -66,17 +70,27 @@ const (
 )
 
 // selectMachine applies M1. The endorsement key selects the machine, or evidence that names a
-// machine. Under the insecure signer the token selects. On first use the provider ID may.
+// machine. Under the insecure signer the token selects. On first use the provider ID may. If a
+// record has the key, no source gives the key to another machine.
 func (e *evaluation) selectMachine() {
-	var selected []*Machine
+	var selected, recorded []*Machine
 	for i := range e.in.Machines {
-		if m := &e.in.Machines[i]; m.Ref.Name != "" && e.selects(m) {
-			selected = append(selected, m)
+		m := &e.in.Machines[i]
+		if m.Ref.Name == "" || !e.selects(m) {
+			continue
 		}
+		selected = append(selected, m)
+		if r := e.recordOf(m); r != nil && e.ek != "" && r.EK == e.ek {
+			recorded = append(recorded, m)
+		}
+	}
+	e.claimedTwice = len(selected) > 1
+	if len(recorded) == 1 {
+		selected = recorded
 	}
 	switch {
 	case len(selected) > 1:
-		e.deny(ReasonAmbiguousMachine, "the evidence belongs to %d machines", len(selected))
+		e.wait(ReasonAmbiguousMachine, "the evidence belongs to %d machines", len(selected))
 	case len(selected) == 1:
 		e.machine = selected[0]
 		if e.insecure && slices.ContainsFunc(e.machine.EKs, e.rules.trustsSource) {
@@ -127,14 +141,32 @@ func (e *evaluation) judgeMachine() {
 	if !m.Ready {
 		e.wait(ReasonMachineNotReady, "the machine is not provisioned yet, or is paused")
 	}
+	e.judgeDispute()
+	providerID := m.ProviderID
+	if m.Disputed && e.record != nil {
+		providerID = e.record.ProviderID
+	}
 	switch {
-	case e.requested.providerID == "" || e.requested.providerID == m.ProviderID:
-	case m.ProviderID == "":
+	case e.requested.providerID == "" || e.requested.providerID == providerID:
+	case providerID == "":
 		e.wait(ReasonMachineNotReady, "the machine has no provider ID yet")
 	default:
 		e.deny(ReasonProviderIDMismatch, "the provider ID is not the machine's")
 	}
 	e.judgeDeletion()
+}
+
+// judgeDispute applies M1 to a machine whose key another machine claims, too, or which is disputed.
+// Only an attested machine with the key in its record goes on.
+func (e *evaluation) judgeDispute() {
+	attested := e.class != First && e.record != nil && e.record.EK == e.ek
+	switch {
+	case !e.claimedTwice && !e.machine.Disputed:
+	case attested:
+		e.warn(ReasonAmbiguousMachine, "the sources contradict each other about the machine or its endorsement key; its record decides")
+	default:
+		e.wait(ReasonAmbiguousMachine, "the sources contradict each other about the machine or its endorsement key")
+	}
 }
 
 // judgeDeletion applies M3. A node with a certificate may renew for a while.
@@ -192,7 +224,12 @@ func (e *evaluation) judgeNameOwner(name string) {
 	}
 	for i := range e.in.Machines {
 		m := &e.in.Machines[i]
-		if slices.ContainsFunc(m.EKs, e.rules.trustsSource) && !e.selects(m) && e.hasNodeName(m, name) {
+		if !slices.ContainsFunc(m.EKs, e.rules.trustsSource) || e.selects(m) || !e.hasNodeName(m, name) {
+			continue
+		}
+		if m.Disputed {
+			e.wait(ReasonAmbiguousMachine, "the sources contradict each other about the machine of that node name")
+		} else {
 			e.deny(ReasonNodeNameMismatch, "the machine of that node name has another endorsement key")
 		}
 	}

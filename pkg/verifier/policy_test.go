@@ -117,7 +117,7 @@ func TestPolicyIsCopied(t *testing.T) {
 	w.policy.Providers[0] = Provider{}
 	w.policy.ServingSigners[1], w.policy.SignedServingSigners[0] = "", ""
 	w.policy.EKSources[0], w.policy.NameSources[0], w.policy.NameSources[1] = "", "", ""
-	if d := rules.Judge(w.in); d.Outcome != Approve || !rules.signsServing(oursToServe) {
+	if d := rules.Judge(w.in); d.Outcome != Approve || !rules.SignsServing(oursToServe) {
 		t.Errorf("%s: %v", d.Outcome, d.Refusals)
 	}
 }

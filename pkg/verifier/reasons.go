@@ -75,7 +75,7 @@ func Reasons() map[Reason]string {
 		ReasonAttestationUnavailable: "the evidence could not be judged for now; waits",
 
 		ReasonMachineNotFound:       "no machine is known that the evidence belongs to; waits",
-		ReasonAmbiguousMachine:      "the evidence belongs to more than one machine",
+		ReasonAmbiguousMachine:      "the evidence belongs to more than one machine, or the sources contradict each other about the machine; waits, and for a machine that attested with the key in its record it is a warning only",
 		ReasonProviderIDMismatch:    "the provider ID is not the machine's",
 		ReasonMachineNotReady:       "the machine is not provisioned yet, or is paused; waits",
 		ReasonMachineDeleting:       "the machine is being deleted",

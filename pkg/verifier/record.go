@@ -160,7 +160,7 @@ func (e *evaluation) judgeRecords() {
 func (e *evaluation) judgeReplacement(r *Record) {
 	recorded := r.isFor(e.in.Request) // it was approved with the key in the record
 	switch {
-	case !recorded && e.ekChangePending: // it waits for that
+	case !recorded && (e.ekChangePending || e.machine.Disputed): // it waits for that
 	case !recorded && e.isAcceptedReplacement(r, e.machine):
 		e.warn(ReasonEKReplaced, "record: the endorsement key is now %.16s..., named by the source %s, and was %.16s...",
 			e.ek, e.rules.sourceOf(e.machine, e.ek, r.EKSource), r.EK)

@@ -18,9 +18,12 @@ const (
 	groupNodes         = "system:nodes"
 	groupMasters       = "system:masters"
 
-	extraCredential  = "authentication.kubernetes.io/credential-id"
-	credentialPrefix = "X509SHA256=" //nolint:gosec // G101: a label
+	x509Prefix = "X509SHA256="
 )
+
+// ExtraCredentialID is the key in spec.extra under which the API server identifies the credential
+// that a request was filed with.
+const ExtraCredentialID = "authentication.kubernetes.io/credential-id"
 
 // forbiddenGroup reports whether no bootstrap identity may be in that group.
 func forbiddenGroup(group string) bool { return group == groupNodes || group == groupMasters }
@@ -132,8 +135,8 @@ func (e *evaluation) judgeCredential() {
 	if mode == Recover {
 		mode = Required
 	}
-	ids := e.in.Request.Spec.Extra[extraCredential]
-	if len(ids) != 1 || !strings.HasPrefix(ids[0], credentialPrefix) || ids[0] == credentialPrefix {
+	ids := e.in.Request.Spec.Extra[ExtraCredentialID]
+	if len(ids) != 1 || !strings.HasPrefix(ids[0], x509Prefix) || ids[0] == x509Prefix {
 		e.fail(mode, ReasonUnknownCredential, "requester: the API server names no certificate, or more than one")
 		return
 	}
@@ -151,7 +154,7 @@ func (e *evaluation) judgeCredential() {
 		// since then.
 		return
 	}
-	fingerprint := strings.TrimPrefix(ids[0], credentialPrefix)
+	fingerprint := strings.TrimPrefix(ids[0], x509Prefix)
 	if e.record.issued(fingerprint) {
 		return
 	}

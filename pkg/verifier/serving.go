@@ -86,8 +86,8 @@ func (e *evaluation) leftToOtherApprovers() bool {
 		!slices.ContainsFunc(e.in.Records, func(r Record) bool { return r.NodeName == name })
 }
 
-// signsServing reports whether this controller signs serving certificates under that signer.
-func (r *Rules) signsServing(signer string) bool {
+// SignsServing reports whether this controller signs serving certificates under that signer.
+func (r *Rules) SignsServing(signer string) bool {
 	return r != nil && slices.Contains(r.policy.SignedServingSigners, signer)
 }
 

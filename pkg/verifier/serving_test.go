@@ -225,7 +225,7 @@ func TestServingHostile(t *testing.T) {
 		{"a bootstrap identity", user("system:bootstrap:abc123", "system:bootstrappers"), Deny, reasons{ReasonRequesterNotAllowed}},
 		{"another node", user(userNode+"worker-2", groupNodes), Deny, reasons{ReasonRequesterNotAllowed}},
 		{"not in the nodes' group", user(userNode+nodeName, "system:authenticated"), Deny, reasons{ReasonRequesterNotAllowed}},
-		{"a certificate in no record", credential(credentialPrefix + "ff"), Deny, reasons{ReasonUnknownCredential}},
+		{"a certificate in no record", credential(x509Prefix + "ff"), Deny, reasons{ReasonUnknownCredential}},
 		{"no credential", func(w *world) { w.in.Request.Spec.Extra = nil }, Deny, reasons{ReasonUnknownCredential}},
 		{"the record is of another cluster", func(w *world) { w.record().Cluster = "c2" }, Deny, reasons{ReasonIdentityBound}},
 		{"it never showed evidence", func(w *world) { w.record().Provider = InsecureProvider }, Deny, reasons{ReasonProviderMismatch}},
@@ -346,7 +346,7 @@ func TestServingWithoutCA(t *testing.T) {
 			}
 		}
 	}
-	if rules := must(New(goodPolicy())); !rules.signsServing(oursToServe) || rules.signsServing(servingSigner) || rules.signsServing("") || (*Rules)(nil).signsServing(oursToServe) {
+	if rules := must(New(goodPolicy())); !rules.SignsServing(oursToServe) || rules.SignsServing(servingSigner) || rules.SignsServing("") || (*Rules)(nil).SignsServing(oursToServe) {
 		t.Error("another signer is ours")
 	}
 }

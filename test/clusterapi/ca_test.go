@@ -5,18 +5,25 @@ package clusterapi
 import (
 	"encoding/json"
 	"encoding/pem"
+	"errors"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/cluster-api/util/secret"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
@@ -26,7 +33,8 @@ import (
 const caInterval = 15 * time.Second
 
 // While a CA is rotated, <cluster>-ca has the certificates of both. Whose key is there is who signs, wherever its certificate stands, and a key that
-// belongs to none of them signs nothing.
+// belongs to none of them signs nothing. Nor does one that the cluster's API server does not trust:
+// that is said in the cluster, and on the Cluster.
 func TestCARotation(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, shared.management)
@@ -55,9 +63,38 @@ func TestCARotation(t *testing.T) {
 		})
 	}
 	again := func() *attempt {
-		m.certificate = nil // its API server does not know the CA that comes
+		m.certificate = nil // also where it may be of the CA that is next
 		return m.begins(t)
 	}
+	stranger, err := testbed.NewCA("stranger")
+	if err != nil {
+		t.Fatal(err)
+	}
+	set(stranger, stranger)
+	time.Sleep(time.Second)                // the CA is half a second old at most
+	other := c.newMachine(t, "other", nil) // each machine has a rate
+	waiting := other.begins(t)
+	harness.Eventually(t, 10*time.Second, "the condition says that the CA is not trusted", func() bool {
+		condition := conditionOf(t, c.workload.client, sources.ConditionUsable)
+		return condition.Status == corev1.ConditionFalse && condition.Reason == sources.ReasonCANotTrusted
+	})
+	harness.Eventually(t, 10*time.Second, "an Event on the Cluster says so", func() bool {
+		list := &eventsv1.EventList{}
+		if err := w.client.List(t.Context(), list, client.InNamespace(w.namespace)); err != nil {
+			t.Fatal(err)
+		}
+		return slices.ContainsFunc(list.Items, func(e eventsv1.Event) bool {
+			return e.Regarding.Kind == "Cluster" && e.Reason == sources.ReasonCANotTrusted
+		})
+	})
+	waiting.waits(t, 0)
+	set(before, before)
+	waiting.ends(t)
+	other.signedBy(t, before)
+	harness.Eventually(t, 10*time.Second, "the condition says that it is", func() bool {
+		return conditionOf(t, c.workload.client, sources.ConditionUsable).Status == corev1.ConditionTrue
+	})
+	c.workload.trusts(t, before, after)
 	for _, step := range []struct {
 		what         string
 		signer       *testbed.CA
@@ -90,6 +127,28 @@ func TestCARotation(t *testing.T) {
 		return m.issuer(t) == before.Certificate().Subject.CommonName
 	})
 	m.signedBy(t, before)
+}
+
+// trusts has the API server trust these CAs for clients, until the test ends.
+func (w *workload) trusts(t *testing.T, all ...*testbed.CA) {
+	t.Helper()
+	path := filepath.Join(w.Dir(), "client-ca.crt")
+	write := func(all ...*testbed.CA) {
+		var bundle []byte
+		for _, ca := range all {
+			bundle = append(bundle, ca.CertPEM()...)
+		}
+		if err := errors.Join(os.WriteFile(path+".new", bundle, 0o600), os.Rename(path+".new", path)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() { write(w.ClientCA()) })
+	write(all...)
+	last := string(all[len(all)-1].CertPEM())
+	harness.Eventually(t, 90*time.Second, "the API server trusts them", func() bool {
+		published, err := w.Client().CoreV1().ConfigMaps("kube-system").Get(t.Context(), "extension-apiserver-authentication", metav1.GetOptions{})
+		return err == nil && strings.Contains(published.Data["client-ca-file"], strings.TrimSpace(last))
+	})
 }
 
 // issuer is the common name of who issued the machine's certificate.

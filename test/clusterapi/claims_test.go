@@ -12,6 +12,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
@@ -83,7 +84,7 @@ func (c *cluster) refusesTry(t *testing.T, p *peer) string {
 		if len(got.Status.Certificate) > 0 {
 			t.Fatalf("%s as %s: it has a certificate", p.ask.ProviderID, p.ask.NodeName)
 		}
-		if reason = reasonOf(got); reason == "" && name == hello.Name && len(got.Annotations) > 0 {
+		if reason = reasonOf(got); reason == "" && name == hello.Name && got.Annotations[attestation.AnnotationChallenge] != "" {
 			name = p.file(t, p.proof(t, got)).Name
 		}
 		return reason != ""

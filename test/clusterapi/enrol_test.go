@@ -5,11 +5,14 @@ package clusterapi
 import (
 	"bytes"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/secret"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -66,10 +69,11 @@ func TestEnrolmentAndRenewal(t *testing.T) {
 			if n := len(c.renewals(t, name)); n != 1 {
 				t.Errorf("%d proofs were filed with the node's own certificate", n)
 			}
-			m.remembered(t)
+			m.reported(t, m.remembered(t))
 		})
 	}
 	c.actedAsUser(t, mark)
+	c.operated(t, "on-machine", "on-infra")
 }
 
 // renewals returns the issued proofs that were filed with a node's own certificate.
@@ -105,6 +109,25 @@ func (m *machine) remembered(t *testing.T) *v1alpha1.NodeAttestation {
 		t.Errorf("record of %s: %+v", m.name, record)
 	}
 	return record
+}
+
+// reported waits for the Events about two certificates or more, on the record and on its Machine.
+func (m *machine) reported(t *testing.T, record *v1alpha1.NodeAttestation) {
+	t.Helper()
+	issued := "issued a certificate for node " + m.name + " to machine " + m.name + ", "
+	harness.Eventually(t, 15*time.Second, "Events on record and Machine", func() bool {
+		list := &eventsv1.EventList{}
+		if err := m.client.List(t.Context(), list, client.InNamespace(m.namespace)); err != nil {
+			t.Fatal(err)
+		}
+		about := map[types.UID]int{}
+		for _, e := range list.Items {
+			if strings.Contains(e.Note, issued) {
+				about[e.Regarding.UID]++
+			}
+		}
+		return about[record.UID] >= 2 && about[m.object.UID] >= 2
+	})
 }
 
 // identity is what tells the cluster from all others, as the controller has written it down.

@@ -24,12 +24,18 @@ import (
 // inForce returns the condition in a cluster.
 func inForce(t *testing.T, c client.Client) corev1.NamespaceCondition {
 	t.Helper()
+	return conditionOf(t, c, preflight.ConditionPolicies)
+}
+
+// conditionOf returns a condition of the Namespace in a cluster.
+func conditionOf(t *testing.T, c client.Client, kind corev1.NamespaceConditionType) corev1.NamespaceCondition {
+	t.Helper()
 	namespace := &corev1.Namespace{}
 	if err := c.Get(t.Context(), client.ObjectKey{Name: controllerprocess.Namespace}, namespace); err != nil {
 		t.Fatal(err)
 	}
 	for _, condition := range namespace.Status.Conditions {
-		if condition.Type == preflight.ConditionPolicies {
+		if condition.Type == kind {
 			return condition
 		}
 	}

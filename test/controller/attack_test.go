@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
@@ -37,8 +38,10 @@ func (m *machine) denied(t *testing.T, reason verifier.Reason) {
 }
 
 // A stolen token and another genuine TPM of the same maker: it makes no difference who comes first.
+// Each decision has one record. It proves the admissions when the requests are gone.
 func TestStolenToken(t *testing.T) {
-	f := newFleet(t, nil)
+	var records *decisions
+	f := newFleet(t, func(f *fleet, _ *verifier.Policy) { records = f.recordDecisions(t) })
 	victim, thief := f.newMachine(t, "victim-first"), f.newMachine(t, "victim-first")
 	f.inventoried(t, victim)
 	thief.bootstrap = victim.bootstrap
@@ -56,6 +59,14 @@ func TestStolenToken(t *testing.T) {
 	victim.loses(t)
 	again := victim.enrols(t)
 	f.onlyFor(t, first.Leaf, again.Leaf)
+	all := records.stopped(t)
+	if len(all) != 4 {
+		t.Fatalf("%d records", len(all))
+	}
+	for i, reason := range []verifier.Reason{verifier.ReasonNodeNameMismatch, controller.ReasonApproved, verifier.ReasonNodeNameMismatch, controller.ReasonApproved} {
+		records.agrees(t, all[i], victim, string(reason))
+	}
+	records.provesItself(t, 2)
 }
 
 // A machine of the fleet, with its own TPM and its own certificate, asks for what is another's.

@@ -62,6 +62,7 @@ func TestListedMachineUnderAFloodedToken(t *testing.T) {
 			junk := c.junk(t, f, m)
 			f.flood(t.Context(), t, m.token, c.count, junk)
 			f.start(t)
+			started := time.Now()
 			// As long as the requester's burst lasts, nobody waits.
 			burst := int64(fairqueue.DefaultRates().Requester.Burst)
 			harness.Eventually(t, time.Minute, "the burst is used", func() bool { return looked.requests.Load() >= burst })
@@ -81,6 +82,10 @@ func TestListedMachineUnderAFloodedToken(t *testing.T) {
 			cancel()
 			filing.Wait()
 			t.Logf("enrolled within %s, %d of %d requests of the flood had not been looked at by then", took, left, c.count)
+			// 50 at once and then one each second say what they wait for, whoever files how many.
+			if waiting, most := f.waitingRequests(t), 50+int(time.Since(started)/time.Second)+1; waiting > most || waiting == 0 && c.goesOn {
+				t.Errorf("%d requests say what they wait for, %d may", waiting, most)
+			}
 			if left < int64(c.count)/10 {
 				t.Error("the machine was enrolled behind the flood")
 			}

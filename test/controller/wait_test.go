@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
+
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
@@ -24,6 +26,15 @@ const (
 	// followed is how soon what has waited goes on: it is looked at each second, and a busy machine may add to that.
 	followed = 6500 * time.Millisecond
 )
+
+// waitsFor returns the reason in the annotation of a request that waits, "" if there is none.
+func waitsFor(request *certificatesv1.CertificateSigningRequest) verifier.Reason {
+	waiting, err := attestation.ParseWaiting(request.Annotations[attestation.AnnotationWaiting])
+	if err != nil {
+		return ""
+	}
+	return verifier.Reason(waiting.Reason)
+}
 
 // An inventory, and an entry in it, may come long after the request.
 func TestInventoryIsLate(t *testing.T) {
@@ -73,7 +84,10 @@ func TestInventoryIsLate(t *testing.T) {
 	if took := challenged(early, true, p, greeting.Name); took > followed {
 		t.Errorf("the inventory counted after %s", took)
 	}
-	if got := f.get(t, second.Name); got.ResourceVersion != second.ResourceVersion {
+	harness.Eventually(t, followed, "the unknown machine's request says what it waits for", func() bool {
+		return waitsFor(f.get(t, second.Name)) == verifier.ReasonMachineNotFound
+	})
+	if got := f.get(t, second.Name); len(got.Status.Conditions) > 0 {
 		t.Errorf("something was done with a machine unknown: %+v", got.Status)
 	}
 	harness.WriteFile(t, f.inventory, both)
@@ -100,7 +114,7 @@ func TestCAIsLate(t *testing.T) {
 	p := f.newPeer(t, m.chip, f.asToken(m.token), m.name, m.name)
 	hello := p.hello(t)
 	harness.Eventually(t, 5*time.Second, "it is said that it waits", func() bool { return f.said(t, hello, string(verifier.ReasonSignerUnavailable)) })
-	if got := f.get(t, hello.Name); len(got.Status.Conditions) > 0 || len(got.Annotations) > 0 {
+	if got := f.get(t, hello.Name); len(got.Status.Conditions) > 0 || len(got.Annotations) != 1 || waitsFor(got) != verifier.ReasonSignerUnavailable {
 		t.Errorf("%+v %v", got.Status, got.Annotations)
 	}
 	harness.WriteFile(t, f.caKey, key)

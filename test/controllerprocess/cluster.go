@@ -63,6 +63,15 @@ func Install(ctx context.Context, cp *testbed.ControlPlane, module string) error
 			return err
 		}
 	}
+	if err := Provide(ctx, cp); err != nil {
+		return err
+	}
+	return AwaitPolicies(ctx, cp)
+}
+
+// Provide makes what an operator makes beside the manifests: the Secret with the cluster's client
+// CA, and an inventory without machines.
+func Provide(ctx context.Context, cp *testbed.ControlPlane) error {
 	key, err := cp.ClientCA().KeyPEM()
 	if err != nil {
 		return err
@@ -74,10 +83,7 @@ func Install(ctx context.Context, cp *testbed.ControlPlane, module string) error
 	if _, err := cp.Client().CoreV1().Secrets(Namespace).Create(ctx, ca, metav1.CreateOptions{}); err != nil {
 		return fmt.Errorf("create secret %s: %w", CASecret, err)
 	}
-	if err := SetInventory(ctx, cp, []byte("apiVersion: authenticator.cluster.x-k8s.io/v1alpha1\nkind: MachineInventory\nmachines: []\n")); err != nil {
-		return err
-	}
-	return AwaitPolicies(ctx, cp)
+	return SetInventory(ctx, cp, []byte("apiVersion: authenticator.cluster.x-k8s.io/v1alpha1\nkind: MachineInventory\nmachines: []\n"))
 }
 
 // SetInventory replaces the inventory, such as by what identify prints. The controller reads it again within seconds, and until then the

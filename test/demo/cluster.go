@@ -69,6 +69,10 @@ func (d *demo) startController(ctx context.Context) error {
 		return err
 	}
 	shown(string(content))
+	// Operators' tools read it there, as from the manifests.
+	if _, err := d.RunKubectl(ctx, d.admin, "create", "configmap", controllerprocess.Account, "--namespace="+controllerprocess.Namespace, "--from-file=config.yaml="+d.controller.ConfigFile()); err != nil {
+		return err
+	}
 	began := time.Now()
 	if err := d.controller.Start(ctx); err != nil {
 		return err
@@ -111,6 +115,10 @@ func (d *demo) impostorWithoutTPM(ctx context.Context) error {
 		return fmt.Errorf("request %s was decided on: %v", name, request.Status.Conditions)
 	}
 	fmt.Println("(the same policy kept kube-controller-manager from it: the request is pending)")
+	d.outcomes = append(d.outcomes, outcome{
+		who: "impostor without a TPM", has: "the token",
+		why: "the admission policy node-attestation-approval refused every approval, an administrator's too",
+	})
 	return nil
 }
 
@@ -164,7 +172,7 @@ func (d *demo) showRecord(ctx context.Context) error {
 	for line := range strings.Lines(metrics) {
 		if strings.HasPrefix(line, counter) {
 			decisions++
-			fmt.Print(strings.TrimPrefix(line, counter))
+			fmt.Print(line)
 		}
 	}
 	if decisions == 0 {
@@ -173,8 +181,8 @@ func (d *demo) showRecord(ctx context.Context) error {
 	return nil
 }
 
-// oneCertificate counts what has been issued to whomever.
-func (d *demo) oneCertificate(ctx context.Context) error {
+// showOutcomes says what has become of everybody, once it is clear that one certificate was issued.
+func (d *demo) showOutcomes(ctx context.Context) error {
 	requests, err := d.requests(ctx)
 	if err != nil {
 		return err
@@ -185,9 +193,15 @@ func (d *demo) oneCertificate(ctx context.Context) error {
 			issued++
 		}
 	}
-	title("of %d requests, all for %s, %d got a certificate", len(requests), node, issued)
+	title("who got in as %s, who did not, and why: %d requests, %d certificate", node, len(requests), issued)
 	if issued != 1 {
 		return fmt.Errorf("%d certificates were issued, not one", issued)
 	}
+	rows := [][]string{{"WHO", "HAS", "GOT IN", "WHY"}}
+	for _, o := range d.outcomes {
+		in := map[bool]string{true: "yes", false: "no"}[o.gotIn]
+		rows = append(rows, []string{o.who, o.has, in, o.why})
+	}
+	table(rows)
 	return nil
 }

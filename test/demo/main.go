@@ -2,17 +2,21 @@
 
 // demo starts a real control plane, node-attestation-controller and software TPMs, has a node prove which machine it is and get its client
 // certificate the way a kubelet does, and impostors try the same. It shows each stage, and fails where one does not show what it should.
+//
+// With -keep everything runs on until it is interrupted, and the demo prints what to try.
 package main
 
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/signal"
 	"path/filepath"
 	"strings"
 	"syscall"
+	"text/tabwriter"
 	"time"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
@@ -26,9 +30,11 @@ const (
 )
 
 func main() {
+	keep := flag.Bool("keep", false, "leave everything running until it is interrupted")
+	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx); err != nil {
+	if err := run(ctx, *keep); err != nil {
 		fmt.Fprintln(os.Stderr, "demo:", err)
 		stop()
 		os.Exit(1)
@@ -41,9 +47,17 @@ type demo struct {
 	controller *controllerprocess.Controller
 	// token is the bootstrap token that the node has, and impostors have, too.
 	token string
-	// plugin and binary are programs, the others files.
-	dir, plugin, binary, admin, bootstrap, kubelet string
-	node, impostor                                 *machine
+	// bin is a folder with programs, plugin and binary are two of them, the others are files.
+	dir, bin, plugin, binary, admin, bootstrap, kubelet string
+	node, impostor                                      *machine
+	outcomes                                            []outcome
+}
+
+// outcome is what became of somebody who asked for the node's certificate.
+type outcome struct {
+	who, has string
+	gotIn    bool
+	why      string
 }
 
 // machine is a computer with a TPM. All of the demo's claim the node's name.
@@ -53,7 +67,7 @@ type machine struct {
 	flags []string
 }
 
-func run(ctx context.Context) (err error) {
+func run(ctx context.Context, keep bool) (err error) {
 	dir, err := os.MkdirTemp("", "demo-")
 	if err != nil {
 		return err
@@ -61,14 +75,21 @@ func run(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	file := func(name string) string { return filepath.Join(dir, name) }
 	d := &demo{
-		dir: dir, plugin: file("kubelet-authenticator"), binary: file("node-attestation-controller"),
+		dir: dir, bin: file("bin"), plugin: file("bin/kubelet-authenticator"), binary: file("bin/node-attestation-controller"),
 		admin: file("admin.conf"), bootstrap: file("bootstrap.kubeconfig"), kubelet: file("kubelet.conf"),
+	}
+	introduce()
+	if err := os.Mkdir(d.bin, 0o700); err != nil {
+		return err
 	}
 	title("building plugin and controller, and the first time a Kubernetes control plane (some minutes)")
 	if err := testbed.GoBuild(ctx, module, d.plugin, "./cmd/kubelet-authenticator"); err != nil {
 		return err
 	}
 	if err := controllerprocess.Build(ctx, module, d.binary); err != nil {
+		return err
+	}
+	if err := testbed.GoBuild(ctx, module, filepath.Join(d.bin, "kubectl-attest"), "./cmd/kubectl-attest"); err != nil {
 		return err
 	}
 	if d.ControlPlane, err = testbed.Start(ctx, testbed.Options{Progress: os.Stderr}); err != nil {
@@ -89,25 +110,62 @@ func run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, d.controller.Kill()) }()
-	if err := d.stages(ctx); err != nil {
+	if err := d.stages(ctx, keep); err != nil {
 		return fmt.Errorf("%w\n%s", err, d.controller.LogTail())
 	}
 	return nil
 }
 
-func (d *demo) stages(ctx context.Context) error {
+func (d *demo) stages(ctx context.Context, keep bool) error {
 	began := time.Now()
 	for _, stage := range []func(context.Context) error{
 		d.prepareCluster, d.startController, d.prepareNode, d.identify, d.dryRun,
 		d.impostorWithoutTPM, d.impostorComesFirst, d.firstCertificate, d.showRecord, d.impostorComesAgain,
-		d.oneCertificate, d.fromCache, d.showDirectory, d.stopController,
+		d.fromCache, d.showDirectory, d.showOutcomes,
 	} {
 		if err := stage(ctx); err != nil {
 			return err
 		}
 	}
-	title("done, %s after the control plane was up; stopping everything", time.Since(began).Round(100*time.Millisecond))
+	took := time.Since(began).Round(100 * time.Millisecond)
+	if keep {
+		if err := d.keep(ctx); err != nil {
+			return err
+		}
+	}
+	if err := d.stopController(ctx); err != nil {
+		return err
+	}
+	title("done, %s after the control plane was up; stopping everything", took)
 	return nil
+}
+
+// introduce says in a line each what the stages are about.
+func introduce() {
+	title("who is who")
+	table([][]string{
+		{"TPM", "a chip in a machine that keeps keys, and signs what the firmware has measured; here it is software"},
+		{"EK", "endorsement key: the TPM's identity, which its maker has certified, and which never leaves it"},
+		{"AK", "attestation key: made by the TPM, it signs the evidence"},
+		{"bootstrap token", "a secret that all new machines share; who has it may ask for a certificate, for any node name"},
+		{"the node", "a machine that shall become the node " + node + "; it has a TPM and the bootstrap token"},
+		{"the impostors", "they have the same token, and want to be " + node + ": one has no TPM, the other one has a genuine TPM of the same maker"},
+		{"plugin", "kubelet-authenticator, which the node's kubeconfig names: it asks for the node's certificate and proves which machine it is"},
+		{"controller", "node-attestation-controller, which challenges, verifies, approves and signs"},
+		{"inventory", "the operator's list of machines: which EK is which node"},
+		{"hello, challenge, proof", "the three messages: which EK the machine has; a secret that only its TPM can open; what only that TPM can sign"},
+		{"record", "a NodeAttestation: it ties the machine's EK to the node name from its first certificate on"},
+		{"admission policies", "rules in the API server: nobody but the controller approves, signs and writes records"},
+	})
+}
+
+// table prints rows in columns.
+func table(rows [][]string) {
+	w := tabwriter.NewWriter(os.Stdout, 0, 0, 3, ' ', 0)
+	for _, row := range rows {
+		_, _ = fmt.Fprintln(w, strings.Join(row, "\t"))
+	}
+	_ = w.Flush()
 }
 
 // title heads a stage.

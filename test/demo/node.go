@@ -65,7 +65,7 @@ func (d *demo) dryRun(ctx context.Context) error {
 // impostorComesFirst: no record binds the name yet, but the inventory says whose it is.
 func (d *demo) impostorComesFirst(ctx context.Context) error {
 	title("an impostor with the bootstrap token and another genuine TPM of the same maker comes first, as %s", node)
-	return d.refused(ctx, verifier.ReasonNodeNameMismatch)
+	return d.refused(ctx, "impostor with another TPM, before the node", verifier.ReasonNodeNameMismatch)
 }
 
 func (d *demo) impostorComesAgain(ctx context.Context) error {
@@ -73,11 +73,11 @@ func (d *demo) impostorComesAgain(ctx context.Context) error {
 	if err := os.RemoveAll(d.impostor.certs); err != nil { // it would pause after a denial
 		return err
 	}
-	return d.refused(ctx, verifier.ReasonIdentityBound)
+	return d.refused(ctx, "impostor with another TPM, after the node", verifier.ReasonIdentityBound)
 }
 
 // refused runs the impostor's plugin, which has to end with the code for a denial, and to have got no certificate.
-func (d *demo) refused(ctx context.Context, reason verifier.Reason) error {
+func (d *demo) refused(ctx context.Context, who string, reason verifier.Reason) error {
 	before, err := d.requests(ctx)
 	if err != nil {
 		return err
@@ -112,6 +112,7 @@ func (d *demo) refused(ctx context.Context, reason verifier.Reason) error {
 			fmt.Printf("%s: %s: %s\n", name, c.Type, c.Message)
 			if c.Type == certificatesv1.CertificateDenied && strings.Contains(c.Message, string(reason)+": ") {
 				denied++
+				d.outcomes = append(d.outcomes, outcome{who: who, has: "the token, a genuine TPM", why: c.Message})
 			}
 		}
 	}
@@ -139,10 +140,24 @@ func (d *demo) firstCertificate(ctx context.Context) error {
 	began := time.Now()
 	out, err := d.whoami(ctx)
 	shown(out)
-	if err == nil {
-		fmt.Printf("(%s)\n", time.Since(began).Round(time.Millisecond))
+	if err != nil {
+		return err
 	}
-	return err
+	fmt.Printf("(%s)\n", time.Since(began).Round(time.Millisecond))
+	requests, err := d.requests(ctx)
+	if err != nil {
+		return err
+	}
+	for _, request := range requests {
+		for _, c := range request.Status.Conditions {
+			if c.Type == certificatesv1.CertificateApproved {
+				d.outcomes = append(d.outcomes, outcome{
+					who: "the node", has: "the token, the TPM in the inventory", gotIn: true, why: c.Reason + ": " + c.Message,
+				})
+			}
+		}
+	}
+	return nil
 }
 
 func (d *demo) fromCache(ctx context.Context) error {

@@ -20,10 +20,9 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
-	"github.com/google/go-containerregistry/pkg/v1/empty"
-	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
-	"github.com/google/go-containerregistry/pkg/v1/types"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/container"
 )
 
 const (
@@ -66,7 +65,7 @@ func run(m *testing.M) (code int, err error) {
 	server := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0)), registry.WithReferrersSupport(true)))
 	defer server.Close()
 	shared.host = strings.TrimPrefix(server.URL, "http://")
-	if shared.base, err = pushBase(ctx, "base:nonroot"); err != nil {
+	if shared.base, err = container.PushBase(ctx, shared.host+"/base:nonroot"); err != nil {
 		return 0, err
 	}
 	if shared.dist, err = os.MkdirTemp("", "dist-"); err != nil {
@@ -118,30 +117,6 @@ func git(ctx context.Context, args ...string) (string, error) {
 		return "", fmt.Errorf("git %q: %w", args, err)
 	}
 	return strings.TrimSpace(string(out)), nil
-}
-
-// pushBase pushes an index of two images without any layer, as static images are laid out, and returns it by digest.
-func pushBase(ctx context.Context, reference string) (name.Digest, error) {
-	ref, err := name.ParseReference(shared.host + "/" + reference)
-	if err != nil {
-		return name.Digest{}, err
-	}
-	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
-	for _, arch := range []string{"amd64", "arm64"} {
-		img, err := mutate.ConfigFile(mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON),
-			&v1.ConfigFile{OS: "linux", Architecture: arch, RootFS: v1.RootFS{Type: "layers"}})
-		if err != nil {
-			return name.Digest{}, err
-		}
-		index = mutate.AppendManifests(index, mutate.IndexAddendum{
-			Add: img, Descriptor: v1.Descriptor{MediaType: types.OCIManifestSchema1, Platform: &v1.Platform{OS: "linux", Architecture: arch}},
-		})
-	}
-	if err := remote.WriteIndex(ref, index, remote.WithContext(ctx)); err != nil {
-		return name.Digest{}, fmt.Errorf("push the base: %w", err)
-	}
-	hash, err := index.Digest()
-	return ref.Context().Digest(hash.String()), err
 }
 
 // pull gets the image that was pushed, by its tag.

@@ -142,6 +142,7 @@ func TestBindingsComeBackInVain(t *testing.T) {
 		}
 	}
 	l.onlyFor(t, leaf)
+	t.Run("kubectl attest", func(t *testing.T) { l.operates(t, honest) })
 }
 
 // onlyFor checks that there is one certificate, and whose.

@@ -31,13 +31,13 @@ import (
 
 const module = "../.."
 
-// liveAudit has all that the controller does, and all that anybody does with requests.
+// liveAudit has all that the controller and an operator do, and all that anybody does with requests.
 const liveAudit = `apiVersion: audit.k8s.io/v1
 kind: Policy
 rules:
 - level: Metadata
   omitStages: [RequestReceived]
-  users: [` + controllerUser + `]
+  users: [` + controllerUser + `, ` + operatorUser + `]
 - level: Metadata
   omitStages: [RequestReceived]
   resources:
@@ -56,8 +56,8 @@ type live struct {
 	// controller is the one that was started last, and started how many there were.
 	controller *controllerprocess.Controller
 	started    int
-	// env is added to the environment of controllers.
-	env []string
+	// env is added to the environment of controllers, args to their arguments.
+	env, args []string
 }
 
 // newLive returns a cluster as kubeadm leaves it, without our manifests yet.
@@ -111,7 +111,7 @@ func (l *live) start(t *testing.T, configure func(*config.Config)) {
 	dir := filepath.Join(l.dir, fmt.Sprintf("controller-%d", l.started))
 	harness.Must(t, os.Mkdir(dir, 0o700))
 	var err error
-	l.controller, err = controllerprocess.New(controllerprocess.Options{ControlPlane: l.ControlPlane, Dir: dir, Binary: l.binary, Env: l.env, Configure: configure})
+	l.controller, err = controllerprocess.New(controllerprocess.Options{ControlPlane: l.ControlPlane, Dir: dir, Binary: l.binary, Env: l.env, Args: l.args, Configure: configure})
 	harness.Must(t, err)
 	harness.Must(t, l.controller.Start(t.Context()))
 }

@@ -187,6 +187,9 @@ func TestOptionalRights(t *testing.T) {
 			gained: rights("approve sign", certs, "signers", "", servingSigner),
 			still:  rights("approve sign", certs, "signers", "", "cluster.x-k8s.io/*"),
 		},
+		"operators.yaml": { // for people
+			still: append(rights("delete", recordAPI, "nodeattestations", namespace, ""), rights("delete", "", "nodes", "", "")...),
+		},
 		"insecure.yaml": {
 			gained: rights("approve sign", certs, "signers", "", insecureSigner),
 			still:  rights("approve sign", certs, "signers", "", "cluster.x-k8s.io/*"),

@@ -39,6 +39,10 @@ func fullRecord(name string) *v1alpha1.NodeAttestation {
 			AKName:     "000b" + hash,
 		},
 		Status: v1alpha1.NodeAttestationStatus{
+			Conditions: []metav1.Condition{{
+				Type: v1alpha1.ConditionAttested, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonAttested, ObservedGeneration: 1, LastTransitionTime: now, Message: "m",
+			}},
+			Expires:      &later,
 			LastAttested: &now,
 			Boot:         &v1alpha1.BootCounters{Resets: 1<<32 - 1, Restarts: 0, Clock: 1<<63 - 1},
 			Hello:        &v1alpha1.HelloReference{Name: "node-csr-a", UID: "a"},
@@ -117,12 +121,12 @@ func TestRecordRoundTrip(t *testing.T) {
 		t.Errorf("there is a subresource status: %v", err)
 	}
 
-	out, err := shared.RunKubectl(t.Context(), shared.adminKubeconfig, "get", "natt", "-n", namespace, "full")
+	out, err := shared.RunKubectl(t.Context(), shared.adminKubeconfig, "get", "natt", "-n", namespace, "full", "--output=wide")
 	if err != nil {
 		t.Fatal(err)
 	}
 	lines := strings.Split(out, "\n")
-	if want := []string{"NAME", "NODE", "MACHINE", "EK", "LAST", "ATTESTED", "EXPIRES"}; strings.Join(strings.Fields(lines[0]), " ") != strings.Join(want, " ") {
+	if want := []string{"NAME", "NODE", "MACHINE", "CLUSTER", "PROVIDER", "EXPIRES", "AGE", "EK", "LAST", "ATTESTED"}; strings.Join(strings.Fields(lines[0]), " ") != strings.Join(want, " ") {
 		t.Errorf("columns: %s", lines[0])
 	}
 	for _, part := range []string{nodeName + ".example.com", "rack-1:slot/2", hash, "2030-01-02T"} {

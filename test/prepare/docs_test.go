@@ -51,15 +51,15 @@ func TestKubeadmDocument(t *testing.T) {
 
 	r := d.run(commands[0])
 	r.Want(t, 0, "copied "+kubelet.BootstrapFile, "wrote "+kubelet.KubeconfigFile, "wrote "+kubelet.EnvFile, "waiting up to 3m30s", "system:node:"+name+" has a certificate")
-	if env, err := os.ReadFile(filepath.Join(d.root, kubelet.EnvFile)); err != nil || string(env) != "KUBELET_KUBECONFIG_ARGS=--kubeconfig=/etc/kubernetes/kubelet.conf --rotate-certificates=false\n" {
+	if env, err := os.ReadFile(d.At(kubelet.EnvFile)); err != nil || string(env) != "KUBELET_KUBECONFIG_ARGS=--kubeconfig=/etc/kubernetes/kubelet.conf --rotate-certificates=false\n" {
 		t.Errorf("%q %v", env, err)
 	}
 	d.run(commands[1]).Want(t, 0, "wrote /root/kubelet.conf")
-	written, err := os.ReadFile(filepath.Join(d.root, "root/kubelet.conf"))
+	written, err := os.ReadFile(d.At("root/kubelet.conf"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if ours, err := os.ReadFile(filepath.Join(d.root, kubelet.KubeconfigFile)); err != nil || string(ours) != string(written) {
+	if ours, err := os.ReadFile(d.At(kubelet.KubeconfigFile)); err != nil || string(ours) != string(written) {
 		t.Errorf("%v: prepare wrote\n%s\nkubeconfig\n%s", err, ours, written)
 	}
 	if r := d.run(commands[2]); r.Code != 0 || !strings.Contains(r.Stdout, "system:node:"+name) {
@@ -103,27 +103,19 @@ func answer(t *testing.T, chip *swtpm.TPM, name string) {
 	})
 }
 
-// usualPlaces is a machine whose files are where they are on any: its folders are mounted over this one's, for its commands alone.
+// usualPlaces is a machine whose files are where they are on any.
 type usualPlaces struct {
-	t    *testing.T
-	root string
-	env  []string
+	harness.Places
+	t   *testing.T
+	env []string
 }
-
-// mounted are the folders of a machine that are its own.
-var mounted = []string{"/etc", "/var/lib", "/run", "/root"}
 
 func newUsualPlaces(t *testing.T, config, tpm, name string) usualPlaces {
 	t.Helper()
-	d := usualPlaces{t: t, root: t.TempDir()}
+	d := usualPlaces{Places: harness.NewPlaces(t), t: t}
 	token, err := shared.CreateBootstrapToken(t.Context(), time.Hour)
 	if err != nil {
 		t.Fatal(err)
-	}
-	for _, folder := range mounted {
-		if err := os.MkdirAll(filepath.Join(d.root, folder), 0o755); err != nil {
-			t.Fatal(err)
-		}
 	}
 	for path, content := range map[string]string{
 		"/etc/kubelet-authenticator/config.yaml": config + "tpmDevice: " + tpm + "\n",
@@ -137,25 +129,16 @@ func newUsualPlaces(t *testing.T, config, tpm, name string) usualPlaces {
 
 func (d usualPlaces) write(path, content string) {
 	d.t.Helper()
-	path = filepath.Join(d.root, path)
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		d.t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		d.t.Fatal(err)
-	}
+	d.Write(d.t, path, content)
 }
 
 // run runs a program on the machine, which the shell finds, with variables before it if there are any.
 func (d usualPlaces) run(command string) harness.Result {
 	d.t.Helper()
-	script := ""
-	for _, folder := range mounted {
-		script += "mount --bind " + filepath.Join(d.root, folder) + " " + folder + "\n"
-	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.t.Context()), time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "unshare", "--mount", "--kill-child", "--fork", "--propagation", "private", "sh", "-eu", "-c", script+"exec env "+command)
+	line := d.Command("exec env " + command)
+	cmd := exec.CommandContext(ctx, line[0], line[1:]...)
 	path := filepath.Dir(shared.plugin) + ":" + filepath.Dir(shared.Kubectl()) + ":" + os.Getenv("PATH")
 	cmd.Env = append(append(os.Environ(), "PATH="+path, "HOME=/root"), d.env...)
 	return harness.Run(d.t, cmd)

@@ -168,7 +168,7 @@ func TestProxyOfTheKubeconfig(t *testing.T) {
 	d := newHidden(t, "behind-own-proxy", documented.Clusters["cluster"].ProxyURL)
 	d.env = append(d.env, "HTTPS_PROXY=http://127.0.0.1:1")
 	d.mustJoin(t, proxy, "behind-own-proxy")
-	if written := read(t, d.root+kubelet.KubeconfigFile); !strings.Contains(written, "proxy-url: "+proxy.url+"\n") {
+	if written := read(t, d.At(kubelet.KubeconfigFile)); !strings.Contains(written, "proxy-url: "+proxy.url+"\n") {
 		t.Error(written)
 	}
 }

@@ -74,10 +74,10 @@ type replica struct {
 }
 
 // newReplica prepares one, which ends with the test.
-func newReplica(t *testing.T, name string, change func(*config.Config)) *replica {
+func newReplica(t *testing.T, name string, change func(*config.Config), args ...string) *replica {
 	t.Helper()
 	c, err := controllerprocess.New(controllerprocess.Options{
-		ControlPlane: shared.ControlPlane, Dir: t.TempDir(), Binary: shared.controller, Configure: change,
+		ControlPlane: shared.ControlPlane, Dir: t.TempDir(), Binary: shared.controller, Configure: change, Args: args,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -14,16 +16,20 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/decisionlog"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
-// A replica comes up without anything, says what it lacks, is ready when all is there, decides, and ends as told, with the Lease given back.
+// A replica comes up without anything, says what it lacks, is ready when all is there, decides,
+// records its decision, and ends as told, with the Lease given back.
 func TestOneReplica(t *testing.T) {
 	forgetAfterwards(t)
 	ca := without(t)
-	r := newReplica(t, "first", nil)
+	decisions := filepath.Join(t.TempDir(), "decisions.jsonl")
+	r := newReplica(t, "first", func(c *config.Config) { c.DecisionLog = config.DecisionLog{File: decisions, Archive: true} })
 	r.start(t)
 	harness.Eventually(t, 10*time.Second, "it is healthy", func() bool { code, _ := r.probe(t, "/healthz"); return code == http.StatusOK })
 	lacks := func(missing ...string) {
@@ -71,7 +77,23 @@ func TestOneReplica(t *testing.T) {
 		t.Errorf("%d certificates are noted that nobody has", n)
 	}
 
+	metrics, err := r.Metrics(t.Context())
+	if written := "node_attestation_decision_records_written_total{sink=\"file\"} 1\n"; err != nil || !strings.Contains(metrics, written) {
+		t.Errorf("no %s: %v", written, err)
+	}
 	r.stops(t)
+	line, err := os.ReadFile(decisions)
+	if err != nil {
+		t.Fatal(err)
+	}
+	record, err := decisionlog.Parse(line)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if record.Outcome != decisionlog.Issued || record.Node.Name != m.Name || record.Cluster.UID != "7f0c64de-5d1a-4b6e-9c53-30a1c1b1e9f4" || record.Archive == nil ||
+		record.Controller.Version == "" || record.Controller.Identity == "" {
+		t.Errorf("%+v", record)
+	}
 	if who := holder(t); who != "" {
 		t.Errorf("the Lease is %s's", who)
 	}

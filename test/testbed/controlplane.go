@@ -28,6 +28,8 @@ const (
 	adminValidity   = 24 * time.Hour
 	defaultSigning  = time.Hour
 	serviceAccounts = "https://kubernetes.default.svc"
+	// etcdData is etcd's data directory.
+	etcdData = "etcd"
 )
 
 // Options say how a control plane differs from the usual one. The zero value
@@ -72,11 +74,14 @@ type ControlPlane struct {
 	admin  KeyPair
 	client *kubernetes.Clientset
 
-	etcdURL   string
-	etcd      *Process // nil where it is another's
-	apiServer *Process
+	etcdURL string
+
+	// Those of the commands that Restore starts again.
+	etcdCommand, apiServerCommand Command
 
 	mu                sync.Mutex // guards what follows
+	etcd              *Process   // nil where it is another's
+	apiServer         *Process
 	controllerManager *Process
 	stopped           bool
 }
@@ -281,10 +286,10 @@ func (cp *ControlPlane) startEtcd(ctx context.Context, extra []string) error {
 		return err
 	}
 	cp.etcdURL = "http://" + addr
-	cp.etcd, err = StartProcess(Command{
+	cp.etcdCommand = Command{
 		Path: cp.components.Etcd,
 		Args: append([]string{
-			"--data-dir=" + cp.path("etcd"),
+			"--data-dir=" + cp.path(etcdData),
 			"--listen-client-urls=" + cp.etcdURL,
 			"--advertise-client-urls=" + cp.etcdURL,
 			"--listen-peer-urls=http://127.0.0.1:0", // it has no peers
@@ -295,8 +300,13 @@ func (cp *ControlPlane) startEtcd(ctx context.Context, extra []string) error {
 			"--election-timeout=100",
 		}, extra...),
 		LogFile: cp.path("etcd.log"),
-	})
-	if err != nil {
+	}
+	return cp.runEtcd(ctx)
+}
+
+// runEtcd starts etcd, and returns when it answers.
+func (cp *ControlPlane) runEtcd(ctx context.Context) (err error) {
+	if cp.etcd, err = StartProcess(cp.etcdCommand); err != nil {
 		return err
 	}
 	return pollWhile(ctx, cp.etcd, "etcd", func(ctx context.Context) error {
@@ -332,16 +342,21 @@ func (cp *ControlPlane) startAPIServer(ctx context.Context, extra []string) erro
 		"--audit-log-mode=blocking",
 		"--audit-log-maxsize=10000", // MB; Audit reads one file, so do not rotate
 	}
-	cp.apiServer, err = StartProcess(Command{
+	cp.apiServerCommand = Command{
 		Path:    cp.components.APIServer,
 		Args:    append(args, extra...),
 		LogFile: cp.path("kube-apiserver.log"),
-	})
-	if err != nil {
-		return err
 	}
 	if cp.client, err = kubernetes.NewForConfig(cp.AdminConfig()); err != nil {
 		return fmt.Errorf("make the admin client: %w", err)
+	}
+	return cp.runAPIServer(ctx)
+}
+
+// runAPIServer starts the API server, and returns when it is ready.
+func (cp *ControlPlane) runAPIServer(ctx context.Context) (err error) {
+	if cp.apiServer, err = StartProcess(cp.apiServerCommand); err != nil {
+		return err
 	}
 	return pollWhile(ctx, cp.apiServer, "the API server", func(ctx context.Context) error {
 		if err := cp.client.RESTClient().Get().AbsPath("/readyz").Do(ctx).Error(); err != nil {

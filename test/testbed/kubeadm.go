@@ -137,7 +137,7 @@ func (cp *ControlPlane) KubeadmJoinConfig(join KubeadmJoin) string {
 		pin := sha256.Sum256(cp.serverCA.Certificate().RawSubjectPublicKeyInfo)
 		discovery = fmt.Sprintf(`{bootstrapToken: {token: %s, apiServerEndpoint: "%s", caCertHashes: ["sha256:%s"]}}`, join.Token, cp.addr, hex.EncodeToString(pin[:]))
 	}
-	args := fmt.Sprintf("[{name: node-ip, value: %s}", machineAddress)
+	args := fmt.Sprintf("[{name: node-ip, value: %s}", MachineAddress)
 	for name, value := range join.KubeletArgs {
 		args += fmt.Sprintf(", {name: %s, value: %q}", name, value)
 	}

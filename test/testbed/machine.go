@@ -38,7 +38,7 @@ ExecStart=/bin/sh -e /opt/testbed/sysctl.sh
 Before=kubelet.service
 [Service]
 Type=oneshot
-ExecStart=ip address add ` + machineAddress + `/32 dev lo
+ExecStart=ip address add ` + MachineAddress + `/32 dev lo
 `,
 	"/etc/systemd/system/testbed-reach.service": "[Service]\nExecStart=/lib/systemd/systemd-socket-proxyd " + reachedSocket + "\n",
 	"/opt/testbed/sysctl.sh":                    "cd /opt/testbed/sysctl\nfind . -type f | while read -r name; do mount --bind \"$name\" \"/proc/sys/$name\"; done\n",
@@ -56,8 +56,9 @@ var machineLinks = map[string]string{
 }
 
 const (
-	// machineAddress is each machine's own, on its loopback device, and no loopback address: a node with one has none, as the kubelet sees it.
-	machineAddress = "10.99.98.1"
+	// MachineAddress is each machine's own, on its loopback device, and no loopback address: a node
+	// with one has none, as the kubelet sees it.
+	MachineAddress = "10.99.98.1"
 	// reachedSocket leads from a machine to the one address that it reaches.
 	reachedSocket = "/opt/testbed/reached/socket"
 )

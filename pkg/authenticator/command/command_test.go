@@ -217,7 +217,7 @@ func TestCommandLineThatCannotBeParsed(t *testing.T) {
 		"version in an unknown kind":          {[]string{"version", "-o", "xml"}, `"xml"`},
 		"--version in an unknown kind":        {[]string{"--version", "-o", "xml"}, `"xml"`},
 		"status in an unknown kind":           {[]string{"status", "-o", "xml"}, `"xml"`},
-		"identify in an unknown kind":         {[]string{"identify", "-o", "text"}, "must be one of yaml, json"},
+		"identify in an unknown kind":         {[]string{"identify", "-o", "text"}, "must be one of yaml, json, entry"},
 		"a mistyped command":                  {[]string{"statsu"}, "did you mean status?"},
 		"the beginning of a command":          {[]string{"doc"}, "did you mean doctor?"},
 		"a mistyped flag":                     {[]string{"--node-nam=a"}, "--node-nam; did you mean --node-name?"},

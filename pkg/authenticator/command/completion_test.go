@@ -33,7 +33,7 @@ func TestCompletion(t *testing.T) {
 		"--dry-run --output ":   {"json", "yaml"},
 		"status -o ":            {"text", "json", "yaml"},
 		"doctor --output=":      {"text", "json", "yaml"},
-		"identify -o ":          {"yaml", "json"},
+		"identify -o ":          {"yaml", "json", "entry"},
 		"version -o ":           {"json", "yaml"},
 		"sta":                   {"status"},
 		"doctor ":               {},

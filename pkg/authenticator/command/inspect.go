@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/machineentry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/outputformat"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
@@ -22,8 +23,11 @@ func (i *invocation) identifyCommand() *cobra.Command {
 		Use:   "identify",
 		Short: "Print what an inventory needs to know of this machine",
 		Example: example(i.Name, `
-# the entry of this machine for the inventory
+# all that is known of this machine, as an inventory of its own
 {} identify > machine.yaml
+
+# its entry for the list of machines in an inventory: the fingerprints alone
+{} identify --output=entry
 
 # the fingerprint of its endorsement key
 {} identify --output=json | jq -r '.device.eks[].fingerprint'`),
@@ -42,7 +46,7 @@ func (i *invocation) identifyCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			out, err := outputformat.Encode(format.format, identity)
+			out, err := encodeIdentity(format.format, identity)
 			if err != nil {
 				return err
 			}
@@ -50,8 +54,23 @@ func (i *invocation) identifyCommand() *cobra.Command {
 			return err
 		},
 	}
-	format = outputFlag(c, outputformat.YAML, outputformat.JSON)
+	format = outputFlag(c, outputformat.YAML, outputformat.JSON, formatEntry)
 	return c
+}
+
+// formatEntry is an entry of an inventory.
+const formatEntry = "entry"
+
+func encodeIdentity(format string, identity *authenticator.Identity) ([]byte, error) {
+	if format != formatEntry {
+		return outputformat.Encode(format, identity)
+	}
+	device, ok := identity.Device.(provider.EKDevice)
+	if !ok {
+		return nil, usage(fmt.Errorf("--output %s: provider %s has no endorsement keys", formatEntry, identity.Provider))
+	}
+	entry := machineentry.Machine{NodeName: identity.NodeName, ProviderID: identity.ProviderID, EKs: device.EKFingerprints()}
+	return []byte(entry.String()), nil
 }
 
 // deviceCommand is the command with the name of a provider that has a device.

@@ -100,4 +100,5 @@ func TestIdentify(t *testing.T) {
 			t.Errorf("%v: %s", err, out)
 		}
 	}
+	callDevice(t, device{}, "identify", "--provider=fake", "-o", "entry").failed(t, 3, "has no endorsement keys")
 }

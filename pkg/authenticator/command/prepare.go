@@ -29,7 +29,7 @@ func (i *invocation) prepareCommand() *cobra.Command {
 		Long: `Run by the kubelet's unit before the kubelet (ExecStartPre). Without a configuration file, without anything to join with, or where the
 kubelet's kubeconfig is somebody else's, it leaves the machine alone. Otherwise it keeps a copy of the bootstrap kubeconfig, writes the
 kubelet's kubeconfig if there is none, and the environment file with the kubelet's flags. Before a worker node's first certificate
-it waits for that, and fails if it does not come.`,
+it waits for that, says what the request waits for, and fails if the certificate does not come.`,
 		Example: example(i.Name, `
 # what the kubelet's unit runs
 {} prepare

@@ -201,6 +201,8 @@ func (t overviewTable) pending() {
 	t.row("  signer", "%s", p.SignerName)
 	t.row("  server", "%s", p.Server)
 	t.row("  waits for", "its %s, since %s (%s)", p.WaitsFor, rfc3339(p.Created), seconds(p.AgeSeconds))
+	t.row("  because", "%s", p.Reason)
+	t.row("  cure", "%s", p.Cure)
 }
 
 func (t overviewTable) credential() {

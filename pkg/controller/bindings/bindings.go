@@ -174,7 +174,7 @@ func (f *finder) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Resu
 	if err := f.reader.Get(ctx, request.NamespacedName, binding); client.IgnoreNotFound(err) != nil {
 		return ctrl.Result{}, err
 	}
-	if !approvesByItself(binding) { // or it is gone
+	if !ApprovesByItself(binding) { // or it is gone
 		delete(f.lastReported, request.Name)
 		f.Metrics.BindingGone(request.Name)
 		return ctrl.Result{}, nil
@@ -195,8 +195,9 @@ func (f *finder) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Resu
 	}
 }
 
-// approvesByItself reports whether a binding gives anybody one of the two roles.
-func approvesByItself(binding *rbacv1.ClusterRoleBinding) bool {
+// ApprovesByItself reports whether a binding gives anybody one of the two roles with which
+// kube-controller-manager approves without attestation.
+func ApprovesByItself(binding *rbacv1.ClusterRoleBinding) bool {
 	role := binding.RoleRef
 	return len(binding.Subjects) > 0 && role.APIGroup == rbacv1.GroupName && role.Kind == "ClusterRole" &&
 		(role.Name == roleNodeClient || role.Name == roleSelfNodeClient)
@@ -246,7 +247,11 @@ func message(binding *rbacv1.ClusterRoleBinding, forbidden error) string {
 }
 
 func (f *finder) record(binding *rbacv1.ClusterRoleBinding, reason, action, message string) {
-	f.log.Info(message, "binding", binding.Name, "reason", reason, "audit", f.Audit)
+	if reason == ReasonAutoApproving && !f.Audit {
+		f.log.Error(nil, message, "binding", binding.Name, "reason", reason)
+	} else {
+		f.log.Info(message, "binding", binding.Name, "reason", reason, "audit", f.Audit)
+	}
 	f.events.Eventf(binding, nil, corev1.EventTypeWarning, reason, action, "%s", telemetry.Message(message))
 }
 

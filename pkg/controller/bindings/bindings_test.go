@@ -51,7 +51,7 @@ func TestApprovesByItself(t *testing.T) {
 			if c.change != nil {
 				c.change(c.binding)
 			}
-			if got := approvesByItself(c.binding); got != c.want {
+			if got := ApprovesByItself(c.binding); got != c.want {
 				t.Errorf("%t", got)
 			}
 		})
@@ -196,12 +196,12 @@ func TestBindingsAreTrimmed(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Name: "b", UID: "u", ResourceVersion: "7", Finalizers: []string{"f"}, Annotations: map[string]string{"a": "b"}},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: roleNodeClient}, Subjects: make([]rbacv1.Subject, 1000),
 	}
-	if !approvesByItself(binding) {
+	if !ApprovesByItself(binding) {
 		t.Fatal("it is not one that matters")
 	}
 	out, err := trimBinding(binding)
 	got, ok := out.(*rbacv1.ClusterRoleBinding)
-	if err != nil || !ok || len(got.Subjects) != 1 || got.Annotations != nil || !approvesByItself(got) || got.UID != "u" || got.ResourceVersion != "7" {
+	if err != nil || !ok || len(got.Subjects) != 1 || got.Annotations != nil || !ApprovesByItself(got) || got.UID != "u" || got.ResourceVersion != "7" {
 		t.Errorf("%+v, %v", got, err)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -63,6 +64,8 @@ type invocation struct {
 	Program
 	Process
 	file, kubeconfig, watchFilter, leaderIdentity string
+	audit                                         bool
+	logFormat                                     logFormat
 }
 
 // maxLine limits a line on standard error, in bytes, since a peer may have written a part of it.
@@ -108,12 +111,19 @@ to end by SIGTERM or SIGINT.`,
 	root.Flags().StringVar(&i.kubeconfig, "kubeconfig", "", "kubeconfig file (default: the pod's service account)")
 	root.Flags().StringVar(&i.watchFilter, "watch-filter", "", "clusterAPI.watchFilter of the configuration file, in its place")
 	root.Flags().StringVar(&i.leaderIdentity, "leader-identity", "", "who this replica is in the Lease, such as its pod's UID: one that is restarted leads on (default: a new one with each start)")
+	root.Flags().BoolVar(&i.audit, "audit", false, "audit: true, whatever the configuration file says: decide and report, and touch no request")
 	logs := flag.NewFlagSet("", flag.ContinueOnError)
 	klog.InitFlags(logs)
 	root.PersistentFlags().AddGoFlag(logs.Lookup("v"))
 	root.PersistentFlags().Lookup("v").Shorthand = "v"
 	root.PersistentFlags().Lookup("v").Usage = "log verbosity, to stderr"
-	root.AddCommand(i.versionCommand(), i.verifyCommand())
+	root.PersistentFlags().Var(&i.logFormat, "logging-format", "format of the log on stderr: text, or json with a line for each entry (default text)")
+	root.PersistentPreRunE = func(*cobra.Command, []string) error {
+		verbosity, err := strconv.Atoi(logs.Lookup("v").Value.String())
+		i.logFormat.apply(i.Stderr, verbosity)
+		return err
+	}
+	root.AddCommand(i.versionCommand(), i.verifyCommand(), i.inventoryCommand())
 	return root
 }
 
@@ -140,6 +150,8 @@ func (i *invocation) settings() (*config.Settings, error) {
 	case i.watchFilter != "":
 		c.ClusterAPI.WatchFilter = i.watchFilter
 	}
+	// The flag never takes audit mode away: the stricter of the two decides.
+	c.Audit = c.Audit || i.audit
 	settings, err := config.New(c)
 	if err == nil && c.ClusterAPI != nil {
 		err = i.checkManagement(settings)

@@ -107,3 +107,23 @@ func TestExitCodesAreDocumented(t *testing.T) {
 		}
 	}
 }
+
+// --audit switches audit mode on, and never off.
+func TestAuditFlag(t *testing.T) {
+	for name, c := range map[string]struct {
+		file string
+		flag bool
+		want bool
+	}{
+		"neither":          {good, false, false},
+		"the flag":         {good, true, true},
+		"the file":         {good + "audit: true\n", false, true},
+		"the file says no": {good + "audit: false\n", true, true},
+	} {
+		i := invocation{file: write(t, c.file), audit: c.flag}
+		settings, err := i.settings()
+		if err != nil || settings.Config().Audit != c.want {
+			t.Errorf("%s: %v, not %v: %v", name, settings.Config().Audit, c.want, err)
+		}
+	}
+}

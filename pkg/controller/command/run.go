@@ -6,7 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
+	"os"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -23,7 +23,6 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
@@ -31,6 +30,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/bindings"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/decisionlog"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/preflight"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
@@ -51,6 +51,11 @@ func (i *invocation) run(cmd *cobra.Command, _ []string) error {
 	}
 	logger := klog.Background()
 	ctrl.SetLogger(logger)
+	decisions, err := i.openDecisionLog(settings, logger)
+	if err != nil {
+		return err
+	}
+	defer decisions.Close() // the manager has stopped, so nothing is decided any more
 	if settings.Config().ClusterAPI != nil {
 		return i.manage(cmd.Context(), api, settings, logger)
 	}
@@ -71,6 +76,22 @@ func (i *invocation) run(cmd *cobra.Command, _ []string) error {
 	}
 	logger.Info("starting", "version", i.Version, "commit", i.Commit, "config", i.file, "cluster", settings.Config().ClusterUID, "audit", settings.Config().Audit)
 	return m.Start(cmd.Context())
+}
+
+// openDecisionLog has final decisions be recorded as the configuration says.
+func (i *invocation) openDecisionLog(settings *config.Settings, logger klog.Logger) (*decisionlog.Log, error) {
+	metrics, err := telemetry.NewRecordMetrics()
+	if err != nil {
+		return nil, err
+	}
+	identity := i.leaderIdentity
+	if identity == "" {
+		if identity, err = os.Hostname(); err != nil {
+			return nil, err
+		}
+	}
+	process := decisionlog.Controller{Version: i.Version, Commit: i.Commit, Identity: identity}
+	return settings.OpenDecisionLog(process, logger.WithName("decisions"), metrics), nil
 }
 
 // newGate makes the gate with a client of its own. A manager's client fails at once while the API
@@ -153,7 +174,7 @@ func newManager(ctx context.Context, api *rest.Config, settings *config.Settings
 	if err != nil {
 		return nil, err
 	}
-	parts.Metrics, parts.Requests = metrics.For(c.ClusterUID), requests
+	parts.Metrics, parts.ClusterMetrics, parts.Requests = metrics.For(c.ClusterUID), gate.Metrics, requests
 	watch, err := preflight.AddPolicyWatch(m, settings.PolicyWatch(settings.PolicyCheck(live), gate.Metrics))
 	if err != nil {
 		return nil, err
@@ -171,48 +192,46 @@ func newManager(ctx context.Context, api *rest.Config, settings *config.Settings
 	if err := m.Add(keys); err != nil {
 		return nil, err
 	}
-	if err := m.Add(sources.NewHealth(map[string]any{"challenge keys": keys, "CA": parts.CA, "machines": parts.Machines}, logger.WithName("sources"))); err != nil {
+	health := settings.Health(keys, parts.Machines, parts.CA, gate.Metrics)
+	health.API, health.Events, health.Leads, health.Log = live, m.GetEventRecorder(controller.Name), m.Elected(), logger.WithName("sources")
+	watched := sources.NewHealth(health)
+	if err := m.Add(watched); err != nil {
 		return nil, err
 	}
 	// The informers of a replica that does not lead fill its cache, too.
 	if _, err := m.GetCache().GetInformer(ctx, &certificatesv1.CertificateSigningRequest{}, cache.BlockUntilSynced(false)); err != nil {
 		return nil, err
 	}
-	for name, check := range map[string]func(context.Context) error{
-		"ca": func(ctx context.Context) error {
+	return m, addHealthServer(m, c.HealthBindAddress, cacheCheck(m),
+		newCheck("ca", once, func(ctx context.Context) error {
 			if parts.CA == nil {
 				return nil
 			}
-			_, err := parts.CA.CA(ctx, time.Now())
+			_, err := sources.Uncompared(parts.CA).CA(ctx, time.Now())
 			return err
-		},
-		"inventory": func(ctx context.Context) error {
+		}),
+		newCheck("inventory", once, func(ctx context.Context) error {
 			_, err := parts.Machines.Machines(ctx, time.Now())
 			return err
-		},
-		"challenge-keys": func(context.Context) error {
+		}),
+		newCheck("challenge-keys", once, func(context.Context) error {
 			if keys.Verifier() == nil {
 				return keys.Problem()
 			}
 			return nil
-		},
-	} {
-		if err := m.AddReadyzCheck(name, checker(check)); err != nil {
-			return nil, err
-		}
-	}
-	return m, addChecks(m)
+		}),
+		newCheck("sources", never, func(context.Context) error { return watched.Problem() }),
+	)
 }
 
-// addChecks adds the checks of every manager.
-func addChecks(m manager.Manager) error {
-	filled := func(ctx context.Context) error {
+// cacheCheck returns the check that every manager has.
+func cacheCheck(m manager.Manager) check {
+	return newCheck("cache", always, func(ctx context.Context) error {
 		if !m.GetCache().WaitForCacheSync(ctx) {
 			return errors.New("not filled yet")
 		}
 		return nil
-	}
-	return errors.Join(m.AddReadyzCheck("cache", checker(filled)), m.AddHealthzCheck("ping", healthz.Ping))
+	})
 }
 
 // renewDeadline is controller-runtime's.
@@ -241,7 +260,7 @@ func managerOptions(c config.Config, scheme *runtime.Scheme, lock resourcelock.I
 	return ctrl.Options{
 		Scheme: scheme, Logger: logger,
 		Metrics:                metricsserver.Options{BindAddress: c.MetricsBindAddress},
-		HealthProbeBindAddress: c.HealthBindAddress,
+		HealthProbeBindAddress: "0", // addHealthServer
 		LeaderElection:         c.LeaderElection.Enabled, LeaderElectionResourceLockInterface: lock, LeaderElectionID: c.LeaderElection.LeaseName, LeaderElectionNamespace: c.Namespace,
 		// The process ends when the manager has stopped, so nothing is decided after the Lease was
 		// released.
@@ -281,20 +300,9 @@ func (i *invocation) manage(ctx context.Context, api *rest.Config, settings *con
 	if err := i.Management.Add(ctx, m, settings, api.UserAgent); err != nil {
 		return err
 	}
-	if err := addChecks(m); err != nil {
+	if err := addHealthServer(m, settings.Config().HealthBindAddress, cacheCheck(m)); err != nil {
 		return err
 	}
 	logger.Info("starting in a management cluster", "version", i.Version, "commit", i.Commit, "config", i.file, "audit", settings.Config().Audit)
 	return m.Start(ctx)
-}
-
-// checkTimeout bounds a check; probes wait a second.
-const checkTimeout = 800 * time.Millisecond
-
-func checker(check func(context.Context) error) healthz.Checker {
-	return func(request *http.Request) error {
-		ctx, cancel := context.WithTimeout(request.Context(), checkTimeout)
-		defer cancel()
-		return check(ctx)
-	}
 }

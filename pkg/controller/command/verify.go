@@ -26,6 +26,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/decisionlog"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/tpmprovider"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
@@ -33,18 +34,20 @@ import (
 )
 
 func (i *invocation) verifyCommand() *cobra.Command {
-	var at, machines, keys string
+	var at, keys string
+	var machines []string
 	c := &cobra.Command{
 		Use:   "verify FILE...",
 		Short: "Judge certificate requests by the policy in the configuration, offline",
 		Long: `verify judges CertificateSigningRequests by the policy in --config, without any API server: manifests in YAML or JSON, such as
-kubectl get csr -o yaml prints, or the PEM of spec.request. A proof needs its hello among the files, and the challenge keys.
+kubectl get csr -o yaml prints, the PEM of spec.request, or decision records with an archive. A proof needs its hello among the
+files, and the challenge keys. A decision record has its hello, and is judged at the time of its decision.
 
 What only the cluster knows is assumed: that there is no record and no Node of that name, and with PEM who asks and how. So a
 renewal passes here only where a lost record would be made anew (credential: Recover). What was decided on a request before does not
-count.
+count, except that a decision record has to agree with what its archive shows.
 
-The exit code is 0 if all pass, and 21 if one does not.`,
+The exit code is 0 if all pass, and 21 if one does not. A record of a denial passes if it agrees with its archive.`,
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return usage(fmt.Errorf("no file is named for %s", c.CommandPath()))
@@ -63,35 +66,43 @@ The exit code is 0 if all pass, and 21 if one does not.`,
 			if err != nil {
 				return err
 			}
+			v.fixedTime = at != ""
 			return v.verify(c.Context(), args)
 		},
 	}
-	c.Flags().StringVar(&at, "time", "", "time to judge at, RFC 3339 (default: now)")
-	c.Flags().StringVar(&machines, "inventory", "", "inventory file in the place of the configuration's")
+	c.Flags().StringVar(&at, "time", "", "time to judge at, RFC 3339 (default: now, or when a record's decision was made)")
+	c.Flags().StringArrayVar(&machines, "inventory", nil, "inventory file in the place of the configuration's; may be repeated")
 	c.Flags().StringVar(&keys, "challenge-keys", "", "manifest of the Secret with the challenge keys, to judge proofs with")
 	return c
 }
 
 // offlineJudge judges requests offline.
 type offlineJudge struct {
-	out      io.Writer
-	now      time.Time
-	settings *config.Settings
-	provider tpmprovider.Provider
-	machines []verifier.Machine
-	hasKeys  bool
-	requests []requestFile
+	out io.Writer
+	now time.Time
+	// fixedTime says that --time set now, for decision records too.
+	fixedTime bool
+	settings  *config.Settings
+	provider  tpmprovider.Provider
+	machines  []verifier.Machine
+	hasKeys   bool
+	requests  []requestFile
 }
 
 // requestFile is one to be judged.
 type requestFile struct {
 	file   string
 	object *certificatesv1.CertificateSigningRequest
+	// at is the time to judge at.
+	at time.Time
 	// assumed says that all but spec.request was.
 	assumed bool
+	// record is set if the request is from the archive of a decision record, and hello is its hello.
+	record *decisionlog.Record
+	hello  *certificatesv1.CertificateSigningRequest
 }
 
-func (i *invocation) newJudge(ctx context.Context, machines, keys string, now time.Time) (*offlineJudge, error) {
+func (i *invocation) newJudge(ctx context.Context, machines []string, keys string, now time.Time) (*offlineJudge, error) {
 	settings, err := i.settings()
 	if err != nil {
 		return nil, err
@@ -100,14 +111,17 @@ func (i *invocation) newJudge(ctx context.Context, machines, keys string, now ti
 		return nil, misconfigured(errors.New("verify judges for one cluster: it takes a configuration with clusterUID and inventory, and not clusterAPI"))
 	}
 	j := &offlineJudge{out: i.Stdout, now: now, settings: settings, hasKeys: keys != ""}
-	var source controller.MachineSource = sources.NewInventory(machines, 0)
-	if machines == "" {
-		if settings.Config().Inventory.ConfigMap != nil {
-			return nil, misconfigured(errors.New("the configuration's inventory is in the cluster: name a file with --inventory"))
-		}
-		source = settings.Machines(nil)
+	if len(machines) == 0 {
+		machines = settings.Config().Inventory.Paths()
 	}
-	if j.machines, err = source.Machines(ctx, now); err != nil {
+	if len(machines) == 0 {
+		return nil, misconfigured(errors.New("the configuration's inventory is in the cluster: name a file with --inventory"))
+	}
+	source := sources.NewFileInventory(machines, 0)
+	if j.machines, err = source.Machines(ctx, now); err == nil {
+		err = source.Problem() // of one of several files
+	}
+	if err != nil {
 		return nil, misconfigured(err)
 	}
 	secrets := tpm.Keys{Current: "none", ByID: map[string][]byte{"none": make([]byte, 32)}}
@@ -173,7 +187,7 @@ func (j *offlineJudge) read(path string) ([]requestFile, error) {
 	case len(data) > maxFile:
 		return nil, fmt.Errorf("longer than %d bytes", maxFile)
 	case bytes.HasPrefix(data, []byte("-----BEGIN ")):
-		return []requestFile{{file: path, object: j.assume(path, data), assumed: true}}, nil
+		return []requestFile{{file: path, object: j.assume(path, data), at: j.now, assumed: true}}, nil
 	}
 	var all []requestFile
 	decoder := utilyaml.NewYAMLOrJSONDecoder(bytes.NewReader(data), 4096)
@@ -186,18 +200,20 @@ func (j *offlineJudge) read(path string) ([]requestFile, error) {
 		if err != nil {
 			return nil, err
 		}
-		objects, err := objectsIn(document)
+		requests, err := j.requestsIn(document)
 		if err != nil {
 			return nil, err
 		}
-		for _, object := range objects {
-			all = append(all, requestFile{file: path, object: object})
+		for _, r := range requests {
+			r.file = path
+			all = append(all, r)
 		}
 	}
 }
 
-// objectsIn returns the requests in a document: itself, or the items of a list.
-func objectsIn(document json.RawMessage) ([]*certificatesv1.CertificateSigningRequest, error) {
+// requestsIn returns the requests in a document: itself, the items of a list, or the one of a
+// decision record.
+func (j *offlineJudge) requestsIn(document json.RawMessage) ([]requestFile, error) {
 	if len(bytes.TrimSpace(document)) == 0 || string(document) == "null" {
 		return nil, nil
 	}
@@ -209,15 +225,19 @@ func objectsIn(document json.RawMessage) ([]*certificatesv1.CertificateSigningRe
 		return nil, err
 	}
 	if head.Kind == "List" || head.Kind == "CertificateSigningRequestList" {
-		var all []*certificatesv1.CertificateSigningRequest
+		var all []requestFile
 		for _, item := range head.Items {
-			objects, err := objectsIn(item)
+			requests, err := j.requestsIn(item)
 			if err != nil {
 				return nil, err
 			}
-			all = append(all, objects...)
+			all = append(all, requests...)
 		}
 		return all, nil
+	}
+	if head.Kind == decisionlog.Kind {
+		r, err := j.recorded(document)
+		return []requestFile{r}, err
 	}
 	if head.Kind != "CertificateSigningRequest" || head.APIVersion != certificatesv1.SchemeGroupVersion.String() {
 		return nil, fmt.Errorf("there is a %.64q of %.64q, and no CertificateSigningRequest of %s", head.Kind, head.APIVersion, certificatesv1.SchemeGroupVersion)
@@ -226,9 +246,9 @@ func objectsIn(document json.RawMessage) ([]*certificatesv1.CertificateSigningRe
 	if err := json.Unmarshal(document, object); err != nil {
 		return nil, err
 	}
-	// As it was before anybody decided, and without its age: what is waited for is said to be.
+	// As it was before a decision, and without its age: the report says what it would wait for.
 	object.Status, object.CreationTimestamp = certificatesv1.CertificateSigningRequestStatus{}, metav1.Time{}
-	return []*certificatesv1.CertificateSigningRequest{object}, nil
+	return []requestFile{{object: object, at: j.now}}, nil
 }
 
 // assume makes the object that a node with a bootstrap token would file with these bytes.
@@ -263,11 +283,14 @@ func (j *offlineJudge) assume(path string, data []byte) *certificatesv1.Certific
 }
 
 // decide has the rules decide on a request as the controller would.
-func (j *offlineJudge) decide(ctx context.Context, object *certificatesv1.CertificateSigningRequest, claim verifier.Claim) verifier.Decision {
-	in := verifier.Input{Now: j.now, Request: object, Machines: j.machines, Node: verifier.Absent}
+func (j *offlineJudge) decide(ctx context.Context, r requestFile, claim verifier.Claim) (verifier.Decision, verifier.Evidence, controller.Subject) {
+	object := r.object
+	in := verifier.Input{Now: r.at, Request: object, Machines: j.machines, Node: verifier.Absent}
+	var provider controller.Provider
 	if claim.Provider == j.provider.Name() {
-		if !claim.Hello {
-			if name, err := j.provider.HelloOf(object); err == nil {
+		provider = j.provider
+		if name, err := j.provider.HelloOf(object); err == nil && !claim.Hello {
+			if in.Hello = r.hello; r.record == nil {
 				in.Hello = j.named(name)
 			}
 		}
@@ -275,14 +298,15 @@ func (j *offlineJudge) decide(ctx context.Context, object *certificatesv1.Certif
 		named := ek != "" && slices.ContainsFunc(j.machines, func(m verifier.Machine) bool {
 			return slices.ContainsFunc(m.EKs, func(n verifier.NamedEK) bool { return n.EK == ek })
 		})
-		in.Evidence = j.provider.Judge(ctx, controller.Question{Request: object, Hello: in.Hello, Named: named, Now: j.now})
+		in.Evidence = j.provider.Judge(ctx, controller.Question{Request: object, Hello: in.Hello, Named: named, Now: r.at})
 	}
-	return j.settings.Rules().Judge(in)
+	d := j.settings.Rules().Judge(in)
+	return d, in.Evidence, controller.Describe(provider, object, in.Hello, claim, in.Evidence, d.Class)
 }
 
 func (j *offlineJudge) named(name string) *certificatesv1.CertificateSigningRequest {
 	for _, r := range j.requests {
-		if r.object.Name == name {
+		if r.record == nil && r.object.Name == name {
 			return r.object
 		}
 	}
@@ -324,6 +348,12 @@ func checkOf(reason verifier.Reason) string {
 
 // show prints what becomes of a request, and reports whether it passes.
 func (j *offlineJudge) show(ctx context.Context, r requestFile) bool {
+	if r.record != nil {
+		return j.showRecord(r, func() (verifier.Decision, verifier.Evidence, controller.Subject) {
+			claim, _ := j.settings.Rules().ParseClaim(r.object)
+			return j.showJudged(ctx, r, claim)
+		})
+	}
 	claim, ours := j.settings.Rules().ParseClaim(r.object)
 	kind := "proof"
 	if claim.Hello {
@@ -337,7 +367,19 @@ func (j *offlineJudge) show(ctx context.Context, r requestFile) bool {
 	if r.assumed {
 		j.print("  assumed: signer %s, filed by %s", r.object.Spec.SignerName, r.object.Spec.Username)
 	}
-	d := j.decide(ctx, r.object, claim)
+	d, _, _ := j.showJudged(ctx, r, claim)
+	return passes(d)
+}
+
+// passes reports whether a decision lets a request pass.
+func passes(d verifier.Decision) bool {
+	return d.Outcome == verifier.Challenge || d.Outcome == verifier.Approve
+}
+
+// showJudged judges a request, and prints what each check found.
+func (j *offlineJudge) showJudged(ctx context.Context, r requestFile, claim verifier.Claim) (verifier.Decision, verifier.Evidence, controller.Subject) {
+	d, evidence, about := j.decide(ctx, r, claim)
+	j.print("  %s", about)
 	failed := false
 	for _, check := range checks {
 		of := func(all verifier.Refusals) (found []verifier.Refusal) {
@@ -364,12 +406,11 @@ func (j *offlineJudge) show(ctx context.Context, r requestFile) bool {
 			j.print("  pass  %s", check.name)
 		}
 	}
-	passed := d.Outcome == verifier.Challenge || d.Outcome == verifier.Approve
-	if !passed && kind == "proof" && !j.hasKeys {
+	if !passes(d) && !claim.Hello && !j.hasKeys {
 		j.print("  note: without --challenge-keys no proof passes")
 	}
-	j.print("  %s", map[bool]string{true: "passed", false: "refused"}[passed]+", class "+d.Class.String()+", outcome "+d.Outcome.String())
-	return passed
+	j.print("  %s", map[bool]string{true: "passed", false: "refused"}[passes(d)]+", class "+d.Class.String()+", outcome "+d.Outcome.String())
+	return d, evidence, about
 }
 
 // print prints a line. What a peer wrote is quoted.

@@ -33,8 +33,17 @@ func manifest(t *testing.T, object any) string {
 	return string(out)
 }
 
-// What a real TPM attests passes, and what contradicts the policy is refused with its reason.
-func TestVerify(t *testing.T) {
+// admission is what a real TPM attested for worker-1, with the configuration and the challenge keys to
+// judge it by.
+type admission struct {
+	hello, proof *certificatesv1.CertificateSigningRequest
+	judge        tpmprovider.Provider
+	config       string
+	secret       *corev1.Secret
+}
+
+func newAdmission(t *testing.T) admission {
+	t.Helper()
 	maker, err := swtpm.NewCA()
 	if err != nil {
 		t.Fatal(err)
@@ -108,11 +117,20 @@ func TestVerify(t *testing.T) {
 	proof := object(ask.Name, tpm.SignerName, document)
 	// It was decided on long ago.
 	proof.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{Type: certificatesv1.CertificateDenied, Status: corev1.ConditionTrue}}
+	return admission{hello, proof, half, conf, secret}
+}
 
-	inventoryOf := func(ek string) string {
-		return write(t, "nodeName: worker-1\neks:\n- fingerprint: "+ek+"\n")
-	}
-	right, other := inventoryOf(half.EK(hello, nil)), inventoryOf(strings.Repeat("ab", 32))
+// inventoryOf returns an inventory in which worker-1 has an EK.
+func inventoryOf(t *testing.T, ek string) string {
+	t.Helper()
+	return write(t, "nodeName: worker-1\neks:\n- fingerprint: "+ek+"\n")
+}
+
+// What a real TPM attests passes, and what contradicts the policy is refused with its reason.
+func TestVerify(t *testing.T) {
+	a := newAdmission(t)
+	hello, proof, half, conf, secret := a.hello, a.proof, a.judge, a.config, a.secret
+	right, other := inventoryOf(t, half.EK(hello, nil)), inventoryOf(t, strings.Repeat("ab", 32))
 	usage := proof.DeepCopy()
 	usage.Spec.Usages = usage.Spec.Usages[:1]
 	foreign := proof.DeepCopy()
@@ -128,14 +146,14 @@ func TestVerify(t *testing.T) {
 		code int
 		says []string
 	}{
-		"a hello":                  {[]string{"--inventory", right, write(t, manifest(t, hello))}, 0, []string{"pass  evidence", "passed, class first, outcome Challenge"}},
+		"a hello":                  {[]string{"--inventory", right, write(t, manifest(t, hello))}, 0, []string{"pass  evidence", "passed, class first, outcome Challenge", "  node worker-1, EK " + half.EK(hello, nil) + ", template ecc-p256, class first\n"}},
 		"a hello in PEM":           {[]string{"--inventory", right, write(t, string(hello.Spec.Request))}, 0, []string{"assumed: signer " + attestation.HelloSignerName, "outcome Challenge"}},
 		"hello and proof":          {[]string{"--inventory", right, "--challenge-keys", secretFile, both}, 0, []string{"pass  record", "passed, class first, outcome Approve"}},
 		"in JSON":                  {[]string{"--inventory", right, "--challenge-keys", secretFile, write(t, string(inJSON))}, 0, []string{"outcome Approve"}},
 		"without keys":             {[]string{"--inventory", right, both}, codeRefused, []string{"FAIL  evidence", "AttestationChallengeKeyUnknown", "without --challenge-keys"}},
 		"without hello":            {[]string{"--inventory", right, "--challenge-keys", secretFile, write(t, manifest(t, proof))}, codeRefused, []string{"FAIL  hello", "HelloNotFound"}},
 		"a day later":              {[]string{"--inventory", right, "--challenge-keys", secretFile, "--time", time.Now().Add(24 * time.Hour).Format(time.RFC3339), both}, codeRefused, []string{"AttestationChallengeExpired"}},
-		"another machine":          {[]string{"--inventory", other, write(t, manifest(t, hello))}, codeRefused, []string{"FAIL  node name", "NodeNameMismatch"}},
+		"another machine":          {[]string{"--inventory", other, write(t, manifest(t, hello))}, codeRefused, []string{"FAIL  node name", "NodeNameMismatch", "EK " + half.EK(hello, nil) + ", template ecc-p256"}},
 		"other usages":             {[]string{"--inventory", right, "--challenge-keys", secretFile, write(t, manifest(t, hello)), write(t, manifest(t, usage))}, codeRefused, []string{"FAIL  request", "UsageMismatch"}},
 		"another's signer":         {[]string{"--inventory", right, write(t, manifest(t, foreign))}, codeRefused, []string{"not judged"}},
 		"PEM that is none of ours": {[]string{"--inventory", right, write(t, "-----BEGIN CERTIFICATE REQUEST-----\n")}, codeRefused, []string{"MalformedRequest"}},

@@ -32,7 +32,8 @@ const (
 type Config struct {
 	metav1.TypeMeta `json:",inline"`
 
-	// ClusterUID identifies the cluster. A proof for one cluster is worthless in another.
+	// ClusterUID identifies the cluster. A proof for one cluster is worthless in another. It has 1 to
+	// 128 printable ASCII characters, and no space. Required without ClusterAPI.
 	ClusterUID string `json:"clusterUID,omitempty"`
 	// ClusterAPI makes the controller serve the workload clusters of a management cluster, each by
 	// the rest of this configuration. ClusterUID must be empty then.
@@ -40,7 +41,8 @@ type Config struct {
 	// Namespace is where the Lease, records, challenge keys and all named objects are. With
 	// ClusterAPI, records and keys are beside their Clusters.
 	Namespace string `json:"namespace"`
-	// Signers are the signers of client certificates that the controller decides for.
+	// Signers are the signers of client certificates that the controller decides for. Default:
+	// cluster.x-k8s.io/kube-apiserver-client-kubelet-tpm. Required with ApproveOnly.
 	Signers []Signer `json:"signers,omitempty"`
 	// SharedHello leaves the hellos of other providers to other controllers.
 	SharedHello bool `json:"sharedHello,omitempty"`
@@ -58,7 +60,7 @@ type Config struct {
 	TPM *TPM `json:"tpm,omitempty"`
 	// Bootstrappers may ask for first certificates, beside bootstrap tokens.
 	Bootstrappers []Bootstrapper `json:"bootstrappers,omitempty"`
-	// TokenGroup is a group that bootstrap tokens must have.
+	// TokenGroup is a group that bootstrap tokens must have. Default: system:bootstrappers.
 	TokenGroup string `json:"tokenGroup,omitempty"`
 	// Token is how much it counts that a bootstrap token was made for the machine. Default:
 	// Required with ClusterAPI. Otherwise Off, since most inventories list no tokens.
@@ -68,27 +70,30 @@ type Config struct {
 	// others.
 	EKNotNamed Mode `json:"ekNotNamed,omitempty"`
 	// Credential is how much it counts that a renewal is asked for with a certificate in the
-	// record. Recover is Required, but makes a lost record anew for a machine whose endorsement key
-	// a source names.
+	// record: Recover, Required, Warn or Off. Recover is Required, but recreates a lost record for a
+	// machine whose endorsement key a source names.
 	Credential Mode `json:"credential"`
-	// BootCounters is how much it counts that a TPM's boot counters went back.
+	// BootCounters is how much it counts that a TPM's boot counters went back: Required, Warn or
+	// Off.
 	BootCounters Mode `json:"bootCounters"`
-	// WaitDeadline is how long a request may wait before it is denied.
+	// WaitDeadline is how long a request may wait before it is denied, 1m to 23h.
 	WaitDeadline metav1.Duration `json:"waitDeadline"`
 	// UnattestedNodes are names of nodes without evidence. They need no record, and renew through
 	// kubernetes.io/kube-apiserver-client-kubelet.
 	UnattestedNodes []string `json:"unattestedNodes,omitempty"`
 	// AutoApprovingBindings says what to do with ClusterRoleBindings that make
-	// kube-controller-manager approve without attestation.
+	// kube-controller-manager approve without attestation: Report or Remove.
 	AutoApprovingBindings BindingsMode `json:"autoApprovingBindings"`
 	// Policies is about the admission policies that keep others from approving and signing.
 	Policies Policies `json:"policies"`
 	// Rates limit how much is decided.
 	Rates Rates `json:"rates"`
-	// Audit decides and reports, and changes no request.
+	// DecisionLog is where the records of final decisions go.
+	DecisionLog DecisionLog `json:"decisionLog,omitzero"`
+	// Audit makes the controller decide and report, and change no request.
 	Audit bool `json:"audit,omitempty"`
-	// ChallengeKeySecret is the Secret with the challenge keys. The controller creates it if it
-	// does not exist.
+	// ChallengeKeySecret is the Secret with the challenge keys. The controller writes a key into it
+	// if it is empty, and creates it only if it has that right. The manifests have it, empty.
 	ChallengeKeySecret string `json:"challengeKeySecret"`
 	// LeaderElection lets one of several replicas decide.
 	LeaderElection LeaderElection `json:"leaderElection"`
@@ -99,6 +104,7 @@ type Config struct {
 
 // Signer is a signer of CertificateSigningRequests.
 type Signer struct {
+	// Name is the signer's, domain/path. Required.
 	Name string `json:"name"`
 	// Shared says that others use the signer, too. Requests without evidence of ours are left to
 	// them.
@@ -108,9 +114,10 @@ type Signer struct {
 // Serving says which serving certificates are approved. kube-controller-manager issues those of
 // kubernetes.io signers. In mode Sign, the controller issues the others.
 type Serving struct {
+	// Signers are those of serving certificates.
 	Signers []string `json:"signers,omitempty"`
 	// ForbiddenAddresses are DNS names, IPs and CIDRs that no node serves under: the API server's,
-	// and the service range.
+	// and the service range. Required with Signers.
 	ForbiddenAddresses []string `json:"forbiddenAddresses,omitempty"`
 }
 
@@ -125,8 +132,10 @@ const (
 
 // Signing is who issues, and with which CA.
 type Signing struct {
+	// Mode is Sign or ApproveOnly. Required.
 	Mode SigningMode `json:"mode"`
-	// CAFile and KeyFile, or SecretName, are the CA in mode Sign.
+	// CAFile and KeyFile, or SecretName, are the CA in mode Sign: absolute paths of files in PEM, or a
+	// Secret with tls.crt and tls.key. With ClusterAPI none is set.
 	CAFile     string `json:"caFile,omitempty"`
 	KeyFile    string `json:"keyFile,omitempty"`
 	SecretName string `json:"secretName,omitempty"`
@@ -134,9 +143,13 @@ type Signing struct {
 
 // Lifetimes are signing.Limits.
 type Lifetimes struct {
-	Default  metav1.Duration `json:"default"`
-	Min      metav1.Duration `json:"min"`
-	Max      metav1.Duration `json:"max"`
+	// Default is the lifetime if a request asks for none.
+	Default metav1.Duration `json:"default"`
+	// Min is the shortest lifetime, 10m or more.
+	Min metav1.Duration `json:"min"`
+	// Max is the longest lifetime, 2160h or less.
+	Max metav1.Duration `json:"max"`
+	// Backdate is how far in the past a certificate begins, 1h or less.
 	Backdate metav1.Duration `json:"backdate"`
 }
 
@@ -169,22 +182,48 @@ type ClusterAPI struct {
 	UnattestedControlPlanes bool `json:"unattestedControlPlanes,omitempty"`
 }
 
-// Inventory is where the inventory of machines is: one of the two.
+// Inventory is where the inventory of machines is: exactly one of these.
 type Inventory struct {
-	File      string              `json:"file,omitempty"`
+	// File is the absolute path of a file with the inventory.
+	File string `json:"file,omitempty"`
+	// Files are the absolute paths of an inventory in several parts.
+	Files []string `json:"files,omitempty"`
+	// ConfigMap is an entry with the inventory.
 	ConfigMap *InventoryConfigMap `json:"configMap,omitempty"`
+	// ConfigMaps are the entries of an inventory in several parts.
+	ConfigMaps []InventoryConfigMap `json:"configMaps,omitempty"`
+}
+
+// Paths returns the files of the inventory.
+func (i Inventory) Paths() []string {
+	if i.File != "" {
+		return []string{i.File}
+	}
+	return i.Files
+}
+
+// Entries returns the entries of ConfigMaps that have the inventory.
+func (i Inventory) Entries() []InventoryConfigMap {
+	if i.ConfigMap != nil {
+		return []InventoryConfigMap{*i.ConfigMap}
+	}
+	return i.ConfigMaps
 }
 
 // InventoryConfigMap is an entry of a ConfigMap.
 type InventoryConfigMap struct {
+	// Name is the ConfigMap's, in Namespace. Required.
 	Name string `json:"name"`
-	Key  string `json:"key"`
+	// Key is the entry's. Required.
+	Key string `json:"key"`
 }
 
 // Bootstrapper is an identity.
 type Bootstrapper struct {
+	// Username is the user's name. Required.
 	Username string `json:"username"`
-	Group    string `json:"group"`
+	// Group is a group that the user must have. Required.
+	Group string `json:"group"`
 }
 
 // Mode is how much a rule counts.
@@ -211,8 +250,8 @@ const (
 
 // Policies is what the controller expects of the admission policies.
 type Policies struct {
-	// Mode is whether enforcement starts only if they are in force. Enforcement never stops because
-	// of them.
+	// Mode is whether enforcement starts only if they are in force: Required or Warn. Enforcement
+	// never stops because of them.
 	Mode Mode `json:"mode"`
 	// Controllers are the users that the policies name beside this controller.
 	Controllers []string `json:"controllers,omitempty"`
@@ -220,15 +259,47 @@ type Policies struct {
 
 // Rates are fairqueue.Rates.
 type Rates struct {
+	// PerRequester is how often evidence of one user is judged.
 	PerRequester Rate `json:"perRequester"`
-	PerCluster   Rate `json:"perCluster"`
-	PerMachine   Rate `json:"perMachine"`
+	// PerCluster is how often evidence of all users together is judged.
+	PerCluster Rate `json:"perCluster"`
+	// PerMachine is how often a machine that has attested gets a certificate.
+	PerMachine Rate `json:"perMachine"`
 }
 
 // Rate is a fairqueue.Rate.
 type Rate struct {
+	// Every is the time between two, 1h or less. What is over the rate waits.
 	Every metav1.Duration `json:"every"`
-	Burst int             `json:"burst"`
+	// Burst is how many pass at once before that, 1 to 1000000.
+	Burst int `json:"burst"`
+}
+
+// DecisionLog is where the records of final decisions go: to a file, to an endpoint, or to both.
+// Default: each record is in the process log, in the line about its decision.
+type DecisionLog struct {
+	// File is the path of a file that is appended to, and opened again after it was renamed.
+	File string `json:"file,omitempty"`
+	// Endpoint is a server that gets them by POST.
+	Endpoint *DecisionEndpoint `json:"endpoint,omitempty"`
+	// Archive adds the CertificateSigningRequests to their records, so that verify can judge them
+	// later.
+	Archive bool `json:"archive,omitempty"`
+}
+
+// DecisionEndpoint is a decisionlog.EndpointConfig.
+type DecisionEndpoint struct {
+	// URL is an https URL. Required.
+	URL string `json:"url"`
+	// CAFile is the absolute path of the CAs in PEM that the server's certificate must chain to.
+	// Default: the system's.
+	CAFile string `json:"caFile,omitempty"`
+	// TokenFile is the absolute path of a bearer token.
+	TokenFile string `json:"tokenFile,omitempty"`
+	// CertificateFile is the absolute path of a client certificate in PEM.
+	CertificateFile string `json:"certificateFile,omitempty"`
+	// KeyFile is the absolute path of its key. Required with CertificateFile.
+	KeyFile string `json:"keyFile,omitempty"`
 }
 
 // TPM is the policy for TPMs: verifier/tpm.Config in the form of a file.
@@ -250,20 +321,23 @@ type TPM struct {
 	MinimumFirmware map[string]string `json:"minimumFirmware,omitempty"`
 	// ChainTime is when EK certificates must be valid. Not set: now.
 	ChainTime *metav1.Time `json:"chainTime,omitempty"`
-	// ChallengeLifetime is how long a challenge may be answered.
+	// ChallengeLifetime is how long a challenge may be answered, 30s to 1h. Default: 10m.
 	ChallengeLifetime metav1.Duration `json:"challengeLifetime,omitzero"`
 }
 
 // PCRs are a selection, and the values that are allowed.
 type PCRs struct {
-	Bank    string `json:"bank"`
-	Indexes []int  `json:"indexes"`
+	// Bank is sha256, sha384 or sha512. Required.
+	Bank string `json:"bank"`
+	// Indexes are the PCRs to be quoted, ascending. Required.
+	Indexes []int `json:"indexes"`
 	// Values are digests in hex by PCR. A PCR that is not listed may have any value.
 	Values map[string][]string `json:"values,omitempty"`
 }
 
 // LeaderElection is about replicas.
 type LeaderElection struct {
+	// Enabled has one replica decide, and the others wait.
 	Enabled bool `json:"enabled"`
 	// LeaseName is the Lease's, in Namespace.
 	LeaseName string `json:"leaseName"`

@@ -23,6 +23,7 @@ import (
 	"github.com/go-logr/logr"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/bindings"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/decisionlog"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
@@ -124,6 +125,13 @@ func TestNewFailsClosed(t *testing.T) {
 		"the insecure signer, by name":        {with("insecureSigner: cluster.x-k8s.io/kube-apiserver-client-kubelet-insecure"), ""},
 		"Cluster API":                         {withClusterAPI("ekSources: [Annotation]"), ""},
 		"Cluster API, all of it":              {withClusterAPI("ekSources: [Annotation, Platform], nodeNames: [Hostname, MachineName], namespaces: [a, b], watchFilter: x, user: 'system:serviceaccount:a:b', trustOnFirstUse: true, trustAnyTPM: true, unattestedControlPlanes: true"), ""},
+		"a decision log":                      {with("decisionLog: {file: /var/log/decisions.jsonl, archive: true}"), ""},
+		"a decision log elsewhere":            {with("decisionLog: {endpoint: {url: 'https://example.com/a', caFile: /ca, tokenFile: /token, certificateFile: /crt, keyFile: /key}, archive: true}"), ""},
+		"an archive of nothing":               {with("decisionLog: {archive: true}"), "decisionLog.archive: needs decisionLog.file or decisionLog.endpoint"},
+		"a decision log at a relative path":   {with("decisionLog: {file: decisions.jsonl}"), "decisionLog.file: must be an absolute path"},
+		"a token at a relative path":          {with("decisionLog: {endpoint: {url: 'https://example.com/', tokenFile: token}}"), "decisionLog.endpoint.tokenFile: must be an absolute path"},
+		"a decision log without TLS":          {with("decisionLog: {endpoint: {url: 'http://example.com/'}}"), "decisionLog.endpoint.url: must be https"},
+		"half a client certificate":           {with("decisionLog: {endpoint: {url: 'https://example.com/', keyFile: /key}}"), "decisionLog.endpoint.certificateFile and keyFile go together"},
 		"first use of any TPM":                {withClusterAPI("trustOnFirstUse: true, trustAnyTPM: true"), ""},
 		"first use of a maker's TPM":          {withClusterAPI("trustOnFirstUse: true", "tpm: {rootsFile: "+ca+", pcrs: {bank: sha256, indexes: [0]}}"), ""},
 		"first use of a listed TPM":           {withClusterAPI("trustOnFirstUse: true", "tpm: {allowedEKs: ["+eks+"], pcrs: {bank: sha256, indexes: [0]}}"), ""},
@@ -134,6 +142,9 @@ func TestNewFailsClosed(t *testing.T) {
 		"any TPM, no first use":               {withClusterAPI("ekSources: [Annotation], trustAnyTPM: true"), "clusterAPI.trustAnyTPM: is for clusterAPI.trustOnFirstUse, which is not set: remove it"},
 		"any TPM, of a maker":                 {withClusterAPI("trustOnFirstUse: true, trustAnyTPM: true", "tpm: {rootsFile: "+ca+", pcrs: {bank: sha256, indexes: [0]}}"), "clusterAPI.trustAnyTPM: contradicts tpm.rootsFile"},
 		"any TPM, of a list":                  {withClusterAPI("trustOnFirstUse: true, trustAnyTPM: true", "tpm: {allowedEKs: ["+eks+"], pcrs: {bank: sha256, indexes: [0]}}"), "clusterAPI.trustAnyTPM: contradicts tpm.rootsFile and tpm.allowedEKs"},
+		"several files":                       {with("inventory: {files: [/a, /b]}"), ""},
+		"several ConfigMaps":                  {with("inventory: {configMaps: [{name: a, key: b}, {name: a, key: c}, {name: d, key: b}]}"), ""},
+		"Cluster API, several files":          {withClusterAPI("ekSources: [Inventory]", "inventory: {files: [/a, /b]}"), ""},
 		"Cluster API, an inventory":           {withClusterAPI("ekSources: [Inventory]", "inventory: {file: /a}"), ""},
 		"Cluster API, inventory's name first": {withClusterAPI("ekSources: [Inventory], nodeNames: [Inventory, Hostname]", "inventory: {file: /a}"), ""},
 		"Cluster API, serving":                {withClusterAPI("ekSources: [Annotation], servingAddresses: [Hostname, InternalIP, ExternalIP, InternalDNS, ExternalDNS]", serving), ""},
@@ -178,6 +189,17 @@ func TestNewFailsClosed(t *testing.T) {
 		"an empty inventory":                  {with("inventory: {}"), "inventory"},
 		"two inventories":                     {with("inventory: {file: /a, configMap: {name: a, key: b}}"), "inventory"},
 		"a relative inventory":                {with("inventory: {file: a}"), "inventory.file"},
+		"two inventories of parts":            {with("inventory: {files: [/a], configMaps: [{name: a, key: b}]}"), "inventory: has files and configMaps"},
+		"a file and files":                    {with("inventory: {file: /a, files: [/b]}"), "inventory: has file and files"},
+		"a ConfigMap and ConfigMaps":          {with("inventory: {configMap: {name: a, key: b}, configMaps: [{name: c, key: d}]}"), "inventory: has configMap and configMaps"},
+		"no files":                            {with("inventory: {files: []}"), "inventory.files: is empty"},
+		"no ConfigMaps":                       {with("inventory: {configMaps: []}"), "inventory.configMaps: is empty"},
+		"a file twice":                        {with("inventory: {files: [/a, /b, /a]}"), `inventory.files: "/a" is there twice`},
+		"a ConfigMap's key twice":             {with("inventory: {configMaps: [{name: a, key: b}, {name: a, key: b}]}"), "inventory.configMaps: key"},
+		"a relative file of several":          {with("inventory: {files: [/a, b]}"), `inventory.files: "b"`},
+		"a ConfigMap of several without key":  {with("inventory: {configMaps: [{name: a, key: b}, {name: a}]}"), "inventory.configMaps.key"},
+		"too many files":                      {with("inventory: {files: [" + strings.Repeat("/a, ", maxInventoryParts+1) + "]}"), "inventory.files: has more than 64"},
+		"Cluster API, a ConfigMap":            {withClusterAPI("ekSources: [Inventory]", "inventory: {configMaps: [{name: a, key: b}]}"), "inventory.configMap"},
 		"a ConfigMap without key":             {with("inventory: {configMap: {name: a}}"), "inventory.configMap.key"},
 		"a ConfigMap without name":            {with("inventory: {configMap: {key: a}}"), "inventory.configMap.name"},
 		"no TPM policy":                       {with("no tpm"), "tpm"},
@@ -270,6 +292,40 @@ func TestLoad(t *testing.T) {
 	}
 }
 
+// Decisions are recorded where the configuration says, and for the cluster that they are about.
+func TestDecisionLog(t *testing.T) {
+	settings, err := newSettings(with())
+	if err != nil {
+		t.Fatal(err)
+	}
+	process := decisionlog.Controller{Version: "v1", Identity: "replica-1"}
+	if log := settings.OpenDecisionLog(process, logr.Discard(), nil); log != nil {
+		t.Error("there is a log that nobody configured")
+	}
+	parts, _ := settings.Controller(nil, nil)
+	if want := (decisionlog.Config{Controller: process, Cluster: decisionlog.Cluster{UID: "c"}}); parts.Decisions != want {
+		t.Errorf("%+v", parts.Decisions)
+	}
+	path := filepath.Join(t.TempDir(), "decisions.jsonl")
+	if settings, err = newSettings(withClusterAPI("ekSources: [Annotation]", "decisionLog: {file: "+path+", archive: true}")); err != nil {
+		t.Fatal(err)
+	}
+	log := settings.OpenDecisionLog(process, logr.Discard(), nil)
+	workload, err := settings.ForWorkload(Workload{UID: "workload"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := workload.Assemble(workload.Keys(nil, nil), nil, nil).Decisions
+	if want := (decisionlog.Config{Log: log, Archive: true, Controller: process, Cluster: decisionlog.Cluster{UID: "workload"}}); log == nil || got != want {
+		t.Errorf("%+v", got)
+	}
+	log.Add(&decisionlog.Record{ID: "u/Issued"})
+	log.Close()
+	if content := mustRead(t, path); !strings.Contains(string(content), `"u/Issued"`) {
+		t.Errorf("%q", content)
+	}
+}
+
 // Each part comes out as what the controller is made of.
 func TestSettingsMakeAController(t *testing.T) {
 	settings, err := newSettings(with("audit: true", "namespace: other"))
@@ -277,7 +333,7 @@ func TestSettingsMakeAController(t *testing.T) {
 		t.Fatal(err)
 	}
 	parts, keys := settings.Controller(nil, nil)
-	if _, ok := parts.CA.(*sources.SecretCA); !ok || parts.Rules == nil || !parts.Audit || parts.Namespace != "other" || parts.Limits != signing.DefaultLimits() {
+	if _, ok := sources.Uncompared(parts.CA).(*sources.SecretCA); !ok || parts.CA == sources.Uncompared(parts.CA) || parts.Rules == nil || !parts.Audit || parts.Namespace != "other" || parts.Limits != signing.DefaultLimits() {
 		t.Errorf("%+v", parts)
 	}
 	if parts.Rates != fairqueue.DefaultRates() || settings.Bindings(nil) != (bindings.Config{Audit: true}) {
@@ -292,10 +348,10 @@ func TestSettingsMakeAController(t *testing.T) {
 	if settings, err = newSettings(with("inventory: {configMap: {name: a, key: b}}", "signing: {mode: Sign, caFile: /a, keyFile: /b}")); err != nil {
 		t.Fatal(err)
 	}
-	if _, ok := settings.Machines(nil).(*sources.ConfigMapInventory); !ok {
+	if _, ok := settings.Machines(nil).(*sources.Inventory); !ok {
 		t.Errorf("%T", settings.Machines(nil))
 	}
-	if _, ok := settings.ca(nil).(*signing.Files); !ok {
+	if _, ok := sources.Uncompared(settings.ca(nil)).(*signing.Files); !ok {
 		t.Errorf("%T", settings.ca(nil))
 	}
 	if settings, err = newSettings(with("signing: {mode: ApproveOnly}", "signers: [{name: a.b/c}]")); err != nil || settings.ca(nil) != nil {

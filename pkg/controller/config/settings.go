@@ -25,6 +25,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/bindings"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/decisionlog"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/preflight"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
@@ -44,6 +45,9 @@ type Settings struct {
 	rates  fairqueue.Rates
 	// tpm lacks the challenge keys.
 	tpm tpm.Config
+	// endpoint is nil if records go to none. decisions lacks the cluster.
+	endpoint  *decisionlog.Endpoint
+	decisions decisionlog.Config
 }
 
 // New checks a configuration, and reads the files of CA certificates that it names. An error names
@@ -51,7 +55,7 @@ type Settings struct {
 func New(c Config) (*Settings, error) {
 	s := &Settings{config: c}
 	for _, step := range []func() error{
-		s.checkClusterAPI, s.checkNames, s.checkSigning, s.checkInventory, s.checkBindings, s.checkPolicies, s.checkRates, s.makeTPM, s.makeClusterRules,
+		s.checkClusterAPI, s.checkNames, s.checkSigning, s.checkInventory, s.checkBindings, s.checkPolicies, s.checkRates, s.checkDecisionLog, s.makeTPM, s.makeClusterRules,
 	} {
 		if err := step(); err != nil {
 			return nil, err
@@ -132,25 +136,55 @@ func (s *Settings) checkSigning() error {
 	return nil
 }
 
+// maxInventoryParts bounds the parts of an inventory: each is read every half second.
+const maxInventoryParts = 64
+
 func (s *Settings) checkInventory() error {
 	i := s.config.Inventory
+	var forms []string
+	for _, form := range []struct {
+		field string
+		set   bool
+	}{{"file", i.File != ""}, {"files", i.Files != nil}, {"configMap", i.ConfigMap != nil}, {"configMaps", i.ConfigMaps != nil}} {
+		if form.set {
+			forms = append(forms, form.field)
+		}
+	}
+	parts := len(i.Paths()) + len(i.Entries())
 	switch {
 	case s.config.ClusterAPI != nil && !slices.Contains(s.config.ClusterAPI.EKSources, verifier.EKInventory):
-		if i != (Inventory{}) {
+		if len(forms) > 0 {
 			return errors.New("inventory: is not asked, unless it is one of clusterAPI.ekSources")
 		}
-	case s.config.ClusterAPI != nil && i.ConfigMap != nil:
+		return nil
+	case s.config.ClusterAPI != nil && (i.ConfigMap != nil || i.ConfigMaps != nil):
 		return errors.New("inventory.configMap: with clusterAPI, mount it as a file")
-	case i.File == "" && i.ConfigMap == nil:
-		return errors.New("inventory: must be set, file or configMap: without a source of endorsement keys no machine would be found")
-	case i.File != "" && i.ConfigMap != nil:
-		return errors.New("inventory: is a file or a configMap, not both")
-	case i.File != "" && !filepath.IsAbs(i.File):
-		return errors.New("inventory.file: must be an absolute path")
-	case i.ConfigMap != nil && len(validation.IsDNS1123Subdomain(i.ConfigMap.Name)) > 0:
-		return fmt.Errorf("inventory.configMap.name: %.64q is not an object's name", i.ConfigMap.Name)
-	case i.ConfigMap != nil && len(validation.IsConfigMapKey(i.ConfigMap.Key)) > 0:
-		return fmt.Errorf("inventory.configMap.key: %.64q is no key of a ConfigMap", i.ConfigMap.Key)
+	case len(forms) == 0:
+		return errors.New("inventory: must be set, file, files, configMap or configMaps: without a source of endorsement keys no machine would be found")
+	case len(forms) > 1:
+		return fmt.Errorf("inventory: has %s, and must have one of them", strings.Join(forms, " and "))
+	case parts == 0:
+		return fmt.Errorf("inventory.%s: is empty", forms[0])
+	case parts > maxInventoryParts:
+		return fmt.Errorf("inventory.%s: has more than %d entries", forms[0], maxInventoryParts)
+	}
+	for n, path := range i.Paths() {
+		switch {
+		case !filepath.IsAbs(path):
+			return fmt.Errorf("inventory.%s: %.128q must be an absolute path", forms[0], path)
+		case slices.Contains(i.Paths()[:n], path):
+			return fmt.Errorf("inventory.%s: %.128q is there twice", forms[0], path)
+		}
+	}
+	for n, entry := range i.Entries() {
+		switch {
+		case len(validation.IsDNS1123Subdomain(entry.Name)) > 0:
+			return fmt.Errorf("inventory.%s.name: %.64q is not an object's name", forms[0], entry.Name)
+		case len(validation.IsConfigMapKey(entry.Key)) > 0:
+			return fmt.Errorf("inventory.%s.key: %.64q is no key of a ConfigMap", forms[0], entry.Key)
+		case slices.Contains(i.Entries()[:n], entry):
+			return fmt.Errorf("inventory.%s: key %.64q of %.64q is there twice", forms[0], entry.Key, entry.Name)
+		}
 	}
 	return nil
 }
@@ -181,6 +215,30 @@ func (s *Settings) checkRates() error {
 	s.rates = fairqueue.Rates{Requester: rate(r.PerRequester), Cluster: rate(r.PerCluster), Machine: rate(r.PerMachine)}
 	if err := s.rates.Check(); err != nil {
 		return fmt.Errorf("rates.%w", err)
+	}
+	return nil
+}
+
+// checkDecisionLog checks no file: a sink that fails must not keep the controller from starting.
+func (s *Settings) checkDecisionLog() error {
+	c := s.config.DecisionLog
+	paths := map[string]string{"file": c.File}
+	if e := c.Endpoint; e != nil {
+		var err error
+		if s.endpoint, err = decisionlog.NewEndpoint(decisionlog.EndpointConfig(*e)); err != nil {
+			return fmt.Errorf("decisionLog.endpoint.%w", err)
+		}
+		for field, path := range map[string]string{"caFile": e.CAFile, "tokenFile": e.TokenFile, "certificateFile": e.CertificateFile, "keyFile": e.KeyFile} {
+			paths["endpoint."+field] = path
+		}
+	}
+	for field, path := range paths {
+		if path != "" && !filepath.IsAbs(path) {
+			return fmt.Errorf("decisionLog.%s: must be an absolute path", field)
+		}
+	}
+	if c.Archive && c.File == "" && c.Endpoint == nil {
+		return errors.New("decisionLog.archive: needs decisionLog.file or decisionLog.endpoint")
 	}
 	return nil
 }
@@ -390,16 +448,18 @@ func (s *Settings) Verifier(keys tpm.Keys) (*tpm.Verifier, error) {
 	return tpm.New(c)
 }
 
-// ca returns the CA to sign with, nil if another signer issues.
+// ca returns the CA to sign with, nil if another signer issues. It signs while the API server trusts
+// it, or while that is not known.
 func (s *Settings) ca(reader client.Reader) signing.Source {
-	switch g := s.config.Signing; {
-	case g.Mode != Sign:
+	g := s.config.Signing
+	if g.Mode != Sign {
 		return nil
-	case g.SecretName != "":
-		return sources.NewSecretCA(reader, s.namespaced(g.SecretName))
-	default:
-		return signing.NewFiles(g.CAFile, g.KeyFile)
 	}
+	var ca signing.Source = signing.NewFiles(g.CAFile, g.KeyFile)
+	if g.SecretName != "" {
+		ca = sources.NewSecretCA(reader, s.namespaced(g.SecretName))
+	}
+	return sources.NewComparedCA(ca, reader)
 }
 
 // inventoryAge is how stale the inventory file may be. It may be two seconds more while it is read
@@ -414,10 +474,15 @@ type machineSource interface {
 
 // Machines returns the source of machines, the inventory.
 func (s *Settings) Machines(reader client.Reader) machineSource {
-	if m := s.config.Inventory.ConfigMap; m != nil {
-		return sources.NewConfigMapInventory(reader, s.namespaced(m.Name), m.Key)
+	i := s.config.Inventory
+	if paths := i.Paths(); len(paths) > 0 {
+		return sources.NewFileInventory(paths, inventoryAge)
 	}
-	return sources.NewInventory(s.config.Inventory.File, inventoryAge)
+	var entries []sources.ConfigMapEntry
+	for _, entry := range i.Entries() {
+		entries = append(entries, sources.ConfigMapEntry{ConfigMap: s.namespaced(entry.Name), Key: entry.Key})
+	}
+	return sources.NewConfigMapInventory(reader, entries...)
 }
 
 // Keys returns the store of challenge keys.
@@ -427,6 +492,25 @@ func (s *Settings) Keys(reader client.Reader, writer client.Client) *sources.Key
 
 func (s *Settings) namespaced(name string) types.NamespacedName {
 	return types.NamespacedName{Namespace: s.config.Namespace, Name: name}
+}
+
+// OpenDecisionLog has the controllers of this configuration record as it says, and as this process.
+// The caller closes the Log after them. It is nil if the records are in the process log. Call it
+// before Controller and Assemble.
+func (s *Settings) OpenDecisionLog(process decisionlog.Controller, log logr.Logger, metrics *telemetry.RecordMetrics) *decisionlog.Log {
+	c := s.config.DecisionLog
+	var sinks []decisionlog.Sink
+	if c.File != "" {
+		sinks = append(sinks, decisionlog.NewFile(c.File))
+	}
+	if s.endpoint != nil {
+		sinks = append(sinks, s.endpoint)
+	}
+	s.decisions = decisionlog.Config{Archive: c.Archive, Controller: process}
+	if len(sinks) > 0 {
+		s.decisions.Log = decisionlog.New(log, metrics, sinks...)
+	}
+	return s.decisions.Log
 }
 
 // Controller returns the configuration of a controller that reads past any cache. The caller runs
@@ -443,6 +527,8 @@ func (s *Settings) Assemble(keys *sources.KeyStore, machines machineSource, ca s
 	if s.config.InsecureSigner != "" {
 		providers = append(providers, controller.FromSigner(verifier.InsecureProvider, controller.InsecureSigner{Tokens: machines}))
 	}
+	decisions := s.decisions
+	decisions.Cluster.UID = s.config.ClusterUID
 	return controller.Config{
 		Rules:     s.rules,
 		Providers: providers,
@@ -452,6 +538,7 @@ func (s *Settings) Assemble(keys *sources.KeyStore, machines machineSource, ca s
 		Rates:     s.rates,
 		Namespace: s.config.Namespace,
 		Audit:     s.config.Audit,
+		Decisions: decisions,
 
 		AcceptedEKChanges: keys,
 
@@ -482,10 +569,23 @@ func (s *Settings) ManagementPolicyCheck(api client.Client) *preflight.PolicyChe
 // PolicyWatch returns the configuration of a watch of the admission policies.
 func (s *Settings) PolicyWatch(check *preflight.PolicyCheck, metrics *telemetry.ClusterMetrics) preflight.WatchConfig {
 	namespace := s.config.Namespace
-	if m := s.config.ClusterAPI; m != nil && check.Scope == preflight.PoliciesWorkload {
-		namespace = m.userNamespace()
+	if check.Scope == preflight.PoliciesWorkload {
+		namespace = s.conditionNamespace()
 	}
 	return preflight.WatchConfig{Check: check, Namespace: namespace, Audit: s.config.Audit, Metrics: metrics}
+}
+
+// conditionNamespace returns the Namespace with the conditions, in the cluster that nodes join.
+func (s *Settings) conditionNamespace() string {
+	if m := s.config.ClusterAPI; m != nil {
+		return m.userNamespace()
+	}
+	return s.config.Namespace
+}
+
+// Health returns the configuration of the watch of these sources. The caller adds the clients.
+func (s *Settings) Health(keys *sources.KeyStore, machines controller.MachineSource, ca signing.Source, metrics *telemetry.ClusterMetrics) sources.HealthConfig {
+	return sources.HealthConfig{CA: ca, Machines: machines, Keys: keys, Namespace: s.conditionNamespace(), Metrics: metrics}
 }
 
 // Gate returns the check before enforcement. The caller calls Open before the manager starts, and

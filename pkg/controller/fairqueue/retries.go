@@ -4,6 +4,7 @@ package fairqueue
 
 import (
 	"hash/maphash"
+	"maps"
 	"sync"
 	"time"
 
@@ -14,13 +15,13 @@ import (
 // gone. M is what the controller keeps of a request's evidence.
 //
 // When a decision is to wait, the controller calls Wait and requeues the request after the time
-// that it returns. It calls News to learn whether to report the decision, and Keep if it judged the
-// evidence anew. When machines have changed it adds the names of Wake to the queue, and calls
-// Queue.Relist. When a request is decided or gone it calls Forget. Between two looks a waiting
-// request costs nothing.
+// that it returns. It calls News to learn whether to report the decision, and Published to learn
+// whether to write the reason into the request. It calls Keep if it judged the evidence again. When
+// machines have changed it adds the names of Wake to the queue, and calls Queue.Relist. When a
+// request is decided or gone it calls Forget. A waiting request costs nothing until it is requeued.
 //
-// A request that was woken is looked at once more at its former time, since client-go's delaying
-// queue does not take it back.
+// A request that was woken is also requeued at its former time, since client-go's delaying queue
+// cannot cancel that.
 //
 // A waiting request takes some 300 bytes with its name, UID and claim, and the size of M.
 type Retries[M any] struct {
@@ -28,16 +29,21 @@ type Retries[M any] struct {
 
 	mu      sync.Mutex
 	waiting map[string]*retry[M]
+	// causes counts the waiting requests by Waiting.Cause.
+	causes map[string]int
 }
 
 // retry is what is remembered of one request.
 type retry[M any] struct {
 	uid   types.UID
 	claim Claim
+	cause string
 	// reported is the hash of the message that was last reported, if hasReported: the text of
 	// 100,000 messages would be the largest part.
 	reported    uint64
 	hasReported bool
+	// published is the reason that the request itself was last seen to have. Reasons are constants.
+	published string
 	// memo was made at the time judged, which is zero if there is none.
 	memo   M
 	judged time.Time
@@ -45,7 +51,7 @@ type retry[M any] struct {
 
 // NewRetries returns an empty memory of waiting requests.
 func NewRetries[M any]() *Retries[M] {
-	return &Retries[M]{seed: maphash.MakeSeed(), waiting: map[string]*retry[M]{}}
+	return &Retries[M]{seed: maphash.MakeSeed(), waiting: map[string]*retry[M]{}, causes: map[string]int{}}
 }
 
 // Waiting is a request that waits.
@@ -55,6 +61,8 @@ type Waiting struct {
 	UID types.UID
 	// Claim is what it claims, for Wake.
 	Claim Claim
+	// Cause is why it waits, for Causes: one of a few texts.
+	Cause string
 	// Created is when it was filed.
 	Created time.Time
 	// Deadline is when the decision will be another at the latest; zero if there is none.
@@ -73,7 +81,12 @@ const (
 // it has been waiting, the later, and at its deadline at the latest.
 func (r *Retries[M]) Wait(w Waiting, now time.Time) time.Duration {
 	r.mu.Lock()
-	r.of(w.Name, w.UID).claim = w.Claim
+	known := r.of(w.Name, w.UID)
+	r.uncount(known)
+	known.claim, known.cause = w.Claim, w.Cause
+	if w.Cause != "" {
+		r.causes[w.Cause]++
+	}
 	r.mu.Unlock()
 	after := min(max(now.Sub(w.Created)/lookShare, soonestLook), latestLook)
 	if left := w.Deadline.Sub(now); left > 0 {
@@ -99,6 +112,25 @@ func (r *Retries[M]) News(name string, uid types.UID, message string) bool {
 	news := !known.hasReported || known.reported != hash
 	known.reported, known.hasReported = hash, true
 	return news
+}
+
+// Published returns the reason that SetPublished was given last, "" if there is none.
+func (r *Retries[M]) Published(name string, uid types.UID) string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if known := r.known(name, uid); known != nil {
+		return known.published
+	}
+	return ""
+}
+
+// SetPublished remembers which reason was written into the request, if the request waits.
+func (r *Retries[M]) SetPublished(name string, uid types.UID, reason string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if known := r.known(name, uid); known != nil {
+		known.published = reason
+	}
 }
 
 // maxJudged is how long a memo may be used: to judge evidence is what costs most, and many may
@@ -136,10 +168,28 @@ func (r *Retries[M]) Len() int {
 	return len(r.waiting)
 }
 
+// Causes returns how many requests wait, by cause.
+func (r *Retries[M]) Causes() map[string]int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return maps.Clone(r.causes)
+}
+
+// uncount takes a request out of causes. The caller locks.
+func (r *Retries[M]) uncount(known *retry[M]) {
+	if known == nil || known.cause == "" {
+		return
+	}
+	if r.causes[known.cause]--; r.causes[known.cause] == 0 {
+		delete(r.causes, known.cause)
+	}
+}
+
 // Forget drops what is remembered of a request that is decided or gone.
 func (r *Retries[M]) Forget(name string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.uncount(r.waiting[name])
 	delete(r.waiting, name)
 }
 
@@ -168,6 +218,7 @@ func (r *Retries[M]) known(name string, uid types.UID) *retry[M] {
 func (r *Retries[M]) of(name string, uid types.UID) *retry[M] {
 	known := r.known(name, uid)
 	if known == nil {
+		r.uncount(r.waiting[name])
 		known = &retry[M]{uid: uid}
 		r.waiting[name] = known
 	}

@@ -4,10 +4,13 @@ package fairqueue
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // The longer a request has waited the more seldom it is looked at, and at its deadline at the
@@ -66,6 +69,26 @@ func TestNews(t *testing.T) {
 	}
 }
 
+// What was written into a request is remembered while it waits, for that request alone.
+func TestPublished(t *testing.T) {
+	r := NewRetries[int]()
+	r.SetPublished("a", "1", "too early")
+	if r.Published("a", "1") != "" || r.Waits("a", "1") {
+		t.Error("a reason is remembered of a request that does not wait")
+	}
+	r.Wait(Waiting{Name: "a", UID: "1"}, noon)
+	r.SetPublished("a", "2", "another's")
+	r.SetPublished("a", "1", "reason")
+	r.Wait(Waiting{Name: "a", UID: "1"}, noon)
+	if r.Published("a", "1") != "reason" || r.Published("a", "2") != "" {
+		t.Errorf("%q, %q", r.Published("a", "1"), r.Published("a", "2"))
+	}
+	r.Forget("a")
+	if r.Published("a", "1") != "" {
+		t.Error("the reason outlives the request")
+	}
+}
+
 func TestMemo(t *testing.T) {
 	r := NewRetries[string]()
 	r.Keep("a", "1", "too early", noon)
@@ -116,4 +139,34 @@ func TestWake(t *testing.T) {
 	if !slices.Equal(woken, []string{"a"}) {
 		t.Errorf("%q are woken", woken)
 	}
+}
+
+// A request counts under the cause of its last decision, until it is decided or replaced by another
+// one of its name.
+func TestWaitingRequestsAreCountedByCause(t *testing.T) {
+	r := NewRetries[int]()
+	counts := func(want map[string]int) {
+		t.Helper()
+		if got := r.Causes(); !maps.Equal(got, want) {
+			t.Errorf("%v, not %v", got, want)
+		}
+	}
+	wait := func(name, uid, cause string) {
+		r.Wait(Waiting{Name: name, UID: types.UID(uid), Cause: cause}, noon)
+	}
+	wait("a", "1", "MachineNotFound")
+	wait("a", "1", "MachineNotFound")
+	wait("b", "2", "MachineNotFound")
+	wait("c", "3", "")
+	counts(map[string]int{"MachineNotFound": 2})
+	wait("a", "1", "SignerUnavailable")
+	counts(map[string]int{"MachineNotFound": 1, "SignerUnavailable": 1})
+	wait("a", "4", "MachineNotFound")
+	counts(map[string]int{"MachineNotFound": 2})
+	r.News("b", "5", "another request")
+	counts(map[string]int{"MachineNotFound": 1})
+	for _, name := range []string{"a", "a", "b", "c", "d"} {
+		r.Forget(name)
+	}
+	counts(map[string]int{})
 }

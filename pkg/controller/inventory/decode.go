@@ -46,8 +46,9 @@ type list struct {
 	given            bool
 }
 
-// decodeAll returns all entries of a stream of documents.
-func decodeAll(data []byte) (entries []machineEntry, documents int, err error) {
+// decodeAll returns all entries of a stream of documents. It goes on after an entry that cannot be
+// decoded, and ends at a syntax error.
+func decodeAll(data []byte, problems *problemList) (entries []machineEntry, documents int) {
 	for _, part := range split(data) {
 		decoder := yaml.NewDecoder(bytes.NewReader(part.content))
 		for {
@@ -57,9 +58,10 @@ func decodeAll(data []byte) (entries []machineEntry, documents int, err error) {
 				break
 			}
 			if err != nil {
-				return nil, 0, part.syntaxError(err)
+				problems.add(part.syntaxError(err))
+				return entries, documents
 			}
-			d := decoderAt{part.line - 1}
+			d := decoderAt{part.line - 1, problems}
 			if len(document.Content) != 1 {
 				continue
 			}
@@ -67,15 +69,14 @@ func decodeAll(data []byte) (entries []machineEntry, documents int, err error) {
 			if root.Kind == yaml.ScalarNode && root.ShortTag() == "!!null" && root.Value == "" {
 				continue // nothing between two separators
 			}
-			found, err := d.document(root)
-			if err != nil {
-				return nil, 0, err
-			}
-			entries = append(entries, found...)
+			entries = append(entries, d.document(root)...)
 			documents++
+			if problems.full() {
+				return entries, documents
+			}
 		}
 	}
-	return entries, documents, nil
+	return entries, documents
 }
 
 // chunk is a part of the file that begins at line.
@@ -97,7 +98,11 @@ func (p chunk) syntaxError(err error) error {
 			break
 		}
 	}
-	return &Error{Problem: text.Line(strings.TrimPrefix(err.Error(), "yaml: "), 256)}
+	e := &Error{Problem: text.Line(strings.TrimPrefix(err.Error(), "yaml: "), 256)}
+	if n, _ := fmt.Sscanf(e.Problem, "line %d:", &e.Line); n == 1 {
+		_, e.Problem, _ = strings.Cut(e.Problem, ": ")
+	}
+	return e
 }
 
 // split cuts the file where one output of identify, or one list, follows another without a
@@ -135,7 +140,10 @@ func split(data []byte) []chunk {
 func hasPrefix(data []byte, prefix string) bool { return bytes.HasPrefix(data, []byte(prefix)) }
 
 // decoderAt turns YAML nodes into entries. It adds the lines before the chunk to a node's line.
-type decoderAt struct{ before int }
+type decoderAt struct {
+	before   int
+	problems *problemList
+}
 
 // field decodes the value of one field.
 type field func(*yaml.Node) error
@@ -146,35 +154,39 @@ func (d decoderAt) errorf(n *yaml.Node, format string, arguments ...any) error {
 
 func (d decoderAt) line(n *yaml.Node) int { return d.before + n.Line }
 
-// document decodes either a list or one machine.
-func (d decoderAt) document(n *yaml.Node) ([]machineEntry, error) {
+// document decodes either a list or one machine. It returns the entries that can be decoded.
+func (d decoderAt) document(n *yaml.Node) []machineEntry {
 	l := list{}
+	add := func(n *yaml.Node) error {
+		e, err := d.machine(n)
+		if err == nil {
+			l.machines = append(l.machines, e)
+		}
+		d.problems.add(err)
+		return nil
+	}
 	isList := n.Kind == yaml.MappingNode && has(n, "apiVersion", "kind", "machines")
 	if !isList {
-		e, err := d.machine(n)
-		return []machineEntry{e}, err
+		_ = add(n) // noted
+		return l.machines
 	}
 	err := d.mapping(n, "a list of machines", map[string]field{
 		"apiVersion": d.text(&l.apiVersion),
 		"kind":       d.text(&l.kind),
 		"machines": func(n *yaml.Node) error {
 			l.given = true
-			return d.sequence(n, func(n *yaml.Node) error {
-				e, err := d.machine(n)
-				l.machines = append(l.machines, e)
-				return err
-			})
+			return d.sequence(n, add)
 		},
 	})
 	switch {
 	case err != nil:
-		return nil, err
+		d.problems.add(err)
 	case l.apiVersion != APIVersion || l.kind != Kind:
-		return nil, d.errorf(n, "is %.64q of %.64q, not %s of %s", l.kind, l.apiVersion, Kind, APIVersion)
+		d.problems.add(d.errorf(n, "is %.64q of %.64q, not %s of %s", l.kind, l.apiVersion, Kind, APIVersion))
 	case !l.given:
-		return nil, d.errorf(n, "there is no field machines; an empty list is written []")
+		d.problems.add(d.errorf(n, "there is no field machines; an empty list is written []"))
 	}
-	return l.machines, nil
+	return l.machines
 }
 
 func has(n *yaml.Node, keys ...string) bool {

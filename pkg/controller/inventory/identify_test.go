@@ -114,8 +114,27 @@ func TestIdentifyIsAnEntry(t *testing.T) {
 			}
 		}
 	}
-	if _, err := Parse([]byte(oneYAML + oneJSON)); err == nil || !strings.Contains(err.Error(), `machine "one"`) {
-		t.Errorf("the same twice: %v", err)
+	if twice, err := Parse([]byte(oneYAML + oneJSON)); err != nil || twice.Len() != 1 || twice.Duplicates() != 1 || len(twice.Conflicts()) > 0 {
+		t.Errorf("the same twice: %+v, %v", twice, err)
+	}
+}
+
+// The entry for a list has the fingerprints and nothing else that a list needs not have. It says
+// the same as the whole.
+func TestIdentifyPrintsAnEntry(t *testing.T) {
+	t.Parallel()
+	chip := swtpm.Start(t, swtpm.Options{Certified: []string{"ecc-p256", "rsa-2048"}})
+	arguments := []string{"--node-name=one", "--provider-id=test://one"}
+	entry, whole := identify(t, chip, append(arguments, "--output=entry")...), identify(t, chip, arguments...)
+	both, err := Parse([]byte(whole + "---\n" + head + entry))
+	if err != nil {
+		t.Fatalf("%v\n%s", err, entry)
+	}
+	if both.Len() != 1 || both.Duplicates() != 1 || len(both.Conflicts()) > 0 {
+		t.Errorf("it differs: %v", both.Conflicts())
+	}
+	if strings.Contains(entry, "certificate") || strings.Contains(entry, "device") || len(entry) > 260 {
+		t.Errorf("%d bytes:\n%s", len(entry), entry)
 	}
 }
 

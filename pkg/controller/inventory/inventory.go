@@ -7,7 +7,8 @@ package inventory
 
 import (
 	"net/netip"
-	"slices"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/machineentry"
 )
 
 // Machine is one entry. The operator wrote it by hand, or copied what `kubelet-authenticator
@@ -28,6 +29,11 @@ type Machine struct {
 	// TokenID is the ID of the bootstrap token that was made for it, empty if the operator did not
 	// say. No other machine has it.
 	TokenID string
+	// Disputed says that the entries of an inventory contradict each other about this machine: it
+	// is listed twice and differently, or another machine claims something of it. Of a machine that
+	// is listed differently, only those values are set in which all entries agree, and the EKs of
+	// all of them.
+	Disputed bool
 }
 
 // EK is an endorsement key.
@@ -42,72 +48,14 @@ type EK struct {
 	CertificateFingerprint string
 }
 
-// Inventory is a parsed inventory. It does not change, and returns copies. The zero value, and nil,
-// have no machines.
-type Inventory struct {
-	machines []Machine
-	// byEK, byName, byNodeName and byToken have indexes into machines.
-	byEK, byName, byNodeName, byToken map[string]int
-}
-
-// ByEK returns the machines with the endorsement key of that fingerprint: none or one, since Parse
-// refuses more.
-func (i *Inventory) ByEK(fingerprint string) []Machine {
-	if i == nil {
-		return nil
+// Entry returns the machine as an entry of a list, in its shortest form.
+func (m Machine) Entry() machineentry.Machine {
+	e := machineentry.Machine{Name: m.Name, NodeName: m.NodeName, ProviderID: m.ProviderID, Addresses: m.DNSNames, BootstrapTokenID: m.TokenID}
+	for _, ip := range m.IPs {
+		e.Addresses = append(e.Addresses[:len(e.Addresses):len(e.Addresses)], ip.String())
 	}
-	m, ok := i.at(i.byEK, fingerprint)
-	if !ok {
-		return nil
+	for _, ek := range m.EKs {
+		e.EKs = append(e.EKs, ek.Fingerprint)
 	}
-	return []Machine{m}
-}
-
-// ByName returns the machine of that name.
-func (i *Inventory) ByName(name string) (Machine, bool) {
-	if i == nil {
-		return Machine{}, false
-	}
-	return i.at(i.byName, name)
-}
-
-// ByNodeName returns the machine whose node has that name.
-func (i *Inventory) ByNodeName(name string) (Machine, bool) {
-	if i == nil {
-		return Machine{}, false
-	}
-	return i.at(i.byNodeName, name)
-}
-
-// ByToken returns the machine that the bootstrap token with that ID was made for.
-func (i *Inventory) ByToken(id string) (Machine, bool) {
-	if i == nil {
-		return Machine{}, false
-	}
-	return i.at(i.byToken, id)
-}
-
-// All returns all machines, in the order of the file.
-func (i *Inventory) All() []Machine {
-	if i == nil {
-		return nil
-	}
-	all := make([]Machine, 0, len(i.machines))
-	for _, m := range i.machines {
-		all = append(all, m.clone())
-	}
-	return all
-}
-
-func (i *Inventory) at(index map[string]int, key string) (Machine, bool) {
-	n, ok := index[key]
-	if !ok {
-		return Machine{}, false
-	}
-	return i.machines[n].clone(), true
-}
-
-func (m Machine) clone() Machine {
-	m.DNSNames, m.IPs, m.EKs = slices.Clone(m.DNSNames), slices.Clone(m.IPs), slices.Clone(m.EKs)
-	return m
+	return e
 }

@@ -7,23 +7,25 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/machineentry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 )
 
 // The kind of a list of machines.
 const (
-	APIVersion = "authenticator.cluster.x-k8s.io/v1alpha1"
-	Kind       = "MachineInventory"
+	APIVersion = machineentry.APIVersion
+	Kind       = machineentry.Kind
 )
 
 // Limits.
 const (
-	// MaxSize limits an inventory, in bytes: ten thousand machines as identify prints them.
+	// MaxSize limits a part, in bytes: ten thousand machines as identify prints them.
 	MaxSize = 16 << 20
 	// maxKeys and maxAddresses limit what one machine has.
 	maxKeys, maxAddresses = 16, 64
@@ -35,9 +37,11 @@ const (
 	fingerprintSize = 64
 )
 
-// Error says what is wrong with an inventory, and in which line.
+// Error says what is wrong with a part of an inventory, and in which line.
 type Error struct {
-	// Line is the line, 0 if the whole inventory is wrong or Problem says where.
+	// Part is the part's name, empty if it has none.
+	Part string
+	// Line is the line, 0 if the whole part is wrong.
 	Line int
 	// Machine is the name of the entry, empty where it has none.
 	Machine string
@@ -46,13 +50,21 @@ type Error struct {
 
 func (e *Error) Error() string {
 	where := "inventory: "
+	if e.Part != "" {
+		where += e.Part + ": "
+	}
 	if e.Line > 0 {
 		where += fmt.Sprintf("line %d: ", e.Line)
 	}
-	if e.Machine != "" {
-		where += fmt.Sprintf("machine %q: ", e.Machine)
+	return where + e.Text()
+}
+
+// Text is the error without its place.
+func (e *Error) Text() string {
+	if e.Machine == "" {
+		return e.Problem
 	}
-	return where + e.Problem
+	return fmt.Sprintf("machine %q: %s", e.Machine, e.Problem)
 }
 
 // withMachine adds to an error which machine it is about, if that is known.
@@ -67,51 +79,123 @@ func withMachine(err error, m Machine) error {
 	return err
 }
 
-// Parse decodes an inventory strictly (docs/inventory.md): a stream of documents in YAML or JSON.
-// Each is a list of kind MachineInventory, or one machine as `kubelet-authenticator identify`
-// prints it. Unknown and doubled fields, and values that two machines have, are an *Error.
+// maxProblems bounds how many problems of a part are collected.
+const maxProblems = 100
+
+// problemList collects what is wrong with a part.
+type problemList struct {
+	part string
+	all  []*Error
+}
+
+func (l *problemList) add(err error) {
+	var e *Error
+	if errors.As(err, &e) && !l.full() {
+		e.Part = l.part
+		l.all = append(l.all, e)
+	}
+}
+
+func (l *problemList) full() bool { return len(l.all) >= maxProblems }
+
+// Part is a parsed file or ConfigMap entry. It does not change.
+type Part struct {
+	name    string
+	entries []entry
+}
+
+// entry is a machine, and the line where it begins.
+type entry struct {
+	line    int
+	machine Machine
+}
+
+// Name returns the part's name.
+func (p *Part) Name() string { return p.name }
+
+// Len returns how many entries the part has.
+func (p *Part) Len() int { return len(p.entries) }
+
+// ParsePart decodes a part of an inventory strictly (docs/inventory.md): a stream of documents in
+// YAML or JSON. Each is a list of kind MachineInventory, or one machine as `kubelet-authenticator
+// identify` prints it. Unknown and doubled fields and malformed values are an *Error.
 //
 // A list without machines is valid. A stream without documents is an error, since a file is empty
 // while it is being written.
-func Parse(data []byte) (*Inventory, error) {
-	if len(data) > MaxSize {
-		return nil, &Error{Problem: fmt.Sprintf("it is longer than %d bytes", MaxSize)}
+func ParsePart(name string, data []byte) (*Part, error) {
+	part, problems := parse(name, data)
+	if len(problems) > 0 {
+		return nil, problems[0]
 	}
-	entries, documents, err := decodeAll(data)
-	if err != nil {
-		return nil, err
-	}
-	if documents == 0 {
-		return nil, &Error{Problem: "it is empty; without machines it is kind " + Kind + " with machines: []"}
-	}
-	inventory := &Inventory{byEK: map[string]int{}, byName: map[string]int{}, byNodeName: map[string]int{}, byToken: map[string]int{}}
-	claims := claimSet{}
-	for i := range entries {
-		e := &entries[i]
-		if err := e.check(); err != nil {
-			return nil, withMachine(err, e.machine)
-		}
-		if err := claims.add(e); err != nil {
-			return nil, withMachine(err, e.machine)
-		}
-		inventory.machines = append(inventory.machines, e.machine)
-		inventory.byName[e.machine.Name], inventory.byNodeName[e.machine.NodeName] = i, i
-		for _, ek := range e.machine.EKs {
-			inventory.byEK[ek.Fingerprint] = i
-		}
-		if id := e.machine.TokenID; id != "" {
-			inventory.byToken[id] = i
-		}
-	}
-	return inventory, nil
+	return part, nil
 }
 
-// check checks one entry by itself and completes its machine.
-func (e *machineEntry) check() error {
+// Problems returns everything that ParsePart refuses in a part, at most a hundred problems, in the
+// order of their lines.
+func Problems(name string, data []byte) []*Error {
+	_, problems := parse(name, data)
+	slices.SortStableFunc(problems, func(a, b *Error) int { return a.Line - b.Line })
+	return problems
+}
+
+func parse(name string, data []byte) (*Part, []*Error) {
+	problems := problemList{part: name}
+	if len(data) > MaxSize {
+		problems.add(&Error{Problem: fmt.Sprintf("it is longer than %d bytes", MaxSize)})
+		return nil, problems.all
+	}
+	decoded, documents := decodeAll(data, &problems)
+	if documents == 0 && len(problems.all) == 0 {
+		problems.add(&Error{Problem: "it is empty; without machines it is kind " + Kind + " with machines: []"})
+	}
+	part := &Part{name: name, entries: make([]entry, 0, len(decoded))}
+	for i := range decoded {
+		e := &decoded[i]
+		e.check(func(err error) { problems.add(withMachine(err, e.machine)) })
+		part.entries = append(part.entries, entry{e.line, e.machine})
+	}
+	return part, problems.all
+}
+
+// check checks one entry by itself, reports each problem, and completes its machine.
+func (e *machineEntry) check(report func(error)) {
 	m := &e.machine
 	if m.Name == "" {
 		m.Name = m.NodeName
 	}
+	if err := e.checkFields(); err != nil {
+		report(err)
+	}
+	if m.ProviderID != "" {
+		if err := csr.CheckProviderID(m.ProviderID); err != nil {
+			report(e.errorf("%v", err))
+		}
+	}
+	if len(e.eks) > maxKeys || len(e.addresses) > maxAddresses {
+		return // reported
+	}
+	for _, k := range e.eks {
+		switch problem := k.problem(); {
+		case problem != "":
+			report(&Error{Line: k.line, Problem: problem})
+		case slices.ContainsFunc(m.EKs, func(other EK) bool { return other.Fingerprint == k.Fingerprint }):
+			report(&Error{Line: k.line, Problem: fmt.Sprintf("it has the EK %.80q twice", k.Fingerprint)})
+		}
+		m.EKs = append(m.EKs, k.EK)
+	}
+	for i, address := range e.addresses {
+		problem := m.addAddress(address.text)
+		if problem == "" && slices.ContainsFunc(e.addresses[:i], func(other textAt) bool { return other.text == address.text }) {
+			problem = fmt.Sprintf("it has the address %.80q twice", address.text)
+		}
+		if problem != "" {
+			report(&Error{Line: address.line, Problem: problem})
+		}
+	}
+}
+
+func (e *machineEntry) checkFields() error {
+	m := &e.machine
 	switch {
 	case m.NodeName == "":
 		return e.errorf("it has no nodeName")
@@ -131,22 +215,6 @@ func (e *machineEntry) check() error {
 		return e.errorf("it has more than %d endorsement keys", maxKeys)
 	case len(e.addresses) > maxAddresses:
 		return e.errorf("it has more than %d addresses", maxAddresses)
-	}
-	if m.ProviderID != "" {
-		if err := csr.CheckProviderID(m.ProviderID); err != nil {
-			return e.errorf("%v", err)
-		}
-	}
-	for _, k := range e.eks {
-		if problem := k.problem(); problem != "" {
-			return &Error{Line: k.line, Problem: problem}
-		}
-		m.EKs = append(m.EKs, k.EK)
-	}
-	for _, address := range e.addresses {
-		if problem := m.addAddress(address.text); problem != "" {
-			return &Error{Line: address.line, Problem: problem}
-		}
 	}
 	return nil
 }
@@ -202,43 +270,4 @@ func (m *Machine) addAddress(address string) string {
 	}
 	m.DNSNames = append(m.DNSNames, address)
 	return ""
-}
-
-// claimSet has the entry that holds each value which only one machine may have, by kind and value.
-type claimSet map[[2]string]*machineEntry
-
-// add adds the values of e. It fails with the name of the machine that has one of them already.
-func (c claimSet) add(e *machineEntry) error {
-	m := &e.machine
-	// A node's name is a DNS name that it may want in its serving certificate. So no other machine
-	// may have it as an address.
-	own := [][2]string{{"name", m.Name}, {"DNS name or nodeName", m.NodeName}}
-	if m.ProviderID != "" {
-		own = append(own, [2]string{"providerID", m.ProviderID})
-	}
-	if m.TokenID != "" {
-		own = append(own, [2]string{"bootstrapTokenID", m.TokenID})
-	}
-	for _, ek := range m.EKs {
-		own = append(own, [2]string{"EK", ek.Fingerprint})
-	}
-	for _, name := range m.DNSNames {
-		if name != m.NodeName {
-			own = append(own, [2]string{"DNS name or nodeName", name})
-		}
-	}
-	for _, ip := range m.IPs {
-		own = append(own, [2]string{"IP", ip.String()})
-	}
-	for _, claim := range own {
-		before, taken := c[claim]
-		switch {
-		case taken && before == e:
-			return e.errorf("it has the %s %.80q twice", claim[0], claim[1])
-		case taken:
-			return e.errorf("the %s %.80q is also machine %q's, line %d", claim[0], claim[1], before.machine.Name, before.line)
-		}
-		c[claim] = e
-	}
-	return nil
 }

@@ -11,6 +11,7 @@ import (
 	"os"
 	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -147,7 +148,6 @@ func TestParseRefuses(t *testing.T) {
 		"too long":            {one + strings.Repeat("#", MaxSize), "longer than 16777216 bytes"},
 		"a whole token":       {entry("bootstrapTokenID: abcdef.0123456789abcdef"), "bootstrapTokenID is not six"},
 		"a token in capitals": {entry("bootstrapTokenID: ABCDEF"), "bootstrapTokenID is not six"},
-		"a token twice":       {head + "- {nodeName: a, bootstrapTokenID: abcdef}\n- {nodeName: b, bootstrapTokenID: abcdef}\n", "is also machine"},
 		"no key, no token":    {head + "- {nodeName: a, bootstrapTokenID: ''}\n", "no endorsement keys"},
 		"a directive":         {"%YAML 1.1\n%FOO\n", ""},
 
@@ -264,19 +264,9 @@ func TestParseRefuses(t *testing.T) {
 		"an address that is none":       {entry("addresses: [{ip: 192.0.2.1}]"), "here a text is expected"},
 		"too many addresses":            {entry("addresses: [" + strings.Repeat("a, ", maxAddresses+1) + "]"), "more than 64"},
 		"the line of a wrong address":   {entry("addresses:\n  - 192.0.2.1\n  - b_c"), `line 8: machine "a": the address "b_c"`},
-		"an address twice":              {entry("addresses: [192.0.2.1, 192.0.2.1]"), `line 4: machine "a": it has the IP "192.0.2.1" twice`},
+		"an address twice":              {entry("addresses: [192.0.2.1, 192.0.2.1]"), `line 6: machine "a": it has the address "192.0.2.1" twice`},
 		"a DNS name twice":              {entry("addresses: [b, b]"), "twice"},
 		"one EK twice":                  {ek("fingerprint: " + print('1') + "\n  - fingerprint: " + print('1')), `it has the EK "` + print('1') + `" twice`},
-		"one EK in two machines":        {one + "- nodeName: b\n  eks: [{fingerprint: " + print('1') + "}]\n", `line 7: machine "b": the EK "` + print('1') + `" is also machine "node-1"'s, line 4`},
-		"one node name in two machines": {one + "- nodeName: node-1\n  name: other\n  eks: [{fingerprint: " + print('2') + "}]\n", `line 7: machine "other": the DNS name or nodeName "node-1" is also machine "node-1"'s, line 4`},
-		"one name in two machines":      {one + "- name: node-1\n  nodeName: b\n  eks: [{fingerprint: " + print('2') + "}]\n", `the name "node-1" is also machine "node-1"'s`},
-		"one provider ID in two":        {head + machine('1', "  providerID: x://y\n") + machine('2', "  providerID: x://y\n"), `line 8: machine "node-2": the providerID "x://y" is also machine "node-1"'s, line 4`},
-		"one IP in two machines":        {head + machine('1', "  addresses: [192.0.2.1]\n") + machine('2', "  addresses: [192.0.2.1]\n"), `the IP "192.0.2.1" is also machine "node-1"'s`},
-		"one DNS name in two":           {head + machine('1', "  addresses: [b]\n") + machine('2', "  addresses: [b]\n"), `the DNS name or nodeName "b" is also`},
-		"another's node name":           {head + machine('1', "") + machine('2', "  addresses: [node-1]\n"), `the DNS name or nodeName "node-1" is also machine "node-1"'s`},
-		"another's node name, before":   {head + machine('2', "  addresses: [node-1]\n") + machine('1', ""), `the DNS name or nodeName "node-1" is also machine "node-2"'s`},
-		"one EK in two documents":       {one + "---\n" + identity, `line 8: machine "a": the EK "` + print('1') + `" is also machine "node-1"'s, line 4`},
-		"one EK in two without a --- ":  {identity + strings.Replace(identity, "nodeName: a", "nodeName: b", 1), `line 10: machine "b": the EK "` + print('1') + `" is also machine "a"'s, line 1`},
 		"the second list is wrong":      {one + one[:len(head)] + "- nodeName: B\n", `line 10: machine "B"`},
 		"the second list is no YAML":    {one + one[:len(head)] + "- nodeName: [\n", "line 1"}, // 10 or 11
 	} {
@@ -427,32 +417,50 @@ func FuzzParse(f *testing.F) {
 			}
 			return
 		}
+		checkIndexes(t, inventory)
 		machines := inventory.All()
-		eks := 0
-		for _, m := range machines {
-			byName, ok := inventory.ByName(m.Name)
-			byNodeName, also := inventory.ByNodeName(m.NodeName)
-			if !ok || !also || !reflect.DeepEqual(byName, m) || !reflect.DeepEqual(byNodeName, m) || len(m.EKs) == 0 && m.TokenID == "" {
-				t.Fatalf("%+v", m)
-			}
-			for _, ek := range m.EKs {
-				if found := inventory.ByEK(ek.Fingerprint); len(found) != 1 || !reflect.DeepEqual(found[0], m) {
-					t.Fatalf("%+v has EK %s, which finds %+v", m, ek.Fingerprint, found)
-				}
-				eks++
-			}
-			if found, ok := inventory.ByToken(m.TokenID); ok != (m.TokenID != "") || ok && !reflect.DeepEqual(found, m) {
-				t.Fatalf("%+v: its token finds %+v", m, found)
-			}
-		}
-		if eks != len(inventory.byEK) {
-			t.Fatalf("%d EKs, %d in the index", eks, len(inventory.byEK))
+		if len(inventory.Conflicts()) > 0 {
+			return
 		}
 		again, err := Parse(write(t, machines))
 		if err != nil || !reflect.DeepEqual(again.All(), machines) {
 			t.Fatalf("%+v, then %+v, %v", machines, again.All(), err)
 		}
 	})
+}
+
+// checkIndexes fails unless each machine is found by what it has, and those with a value that
+// another has, too, are disputed.
+func checkIndexes(t *testing.T, inventory *Inventory) {
+	t.Helper()
+	disputed := 0
+	for _, m := range inventory.All() {
+		if byName, ok := inventory.ByName(m.Name); !ok || !reflect.DeepEqual(byName, m) || len(m.EKs) == 0 && m.TokenID == "" && !m.Disputed {
+			t.Fatalf("%+v", m)
+		}
+		for _, ek := range m.EKs {
+			found := inventory.ByEK(ek.Fingerprint)
+			if !slices.ContainsFunc(found, func(other Machine) bool { return reflect.DeepEqual(other, m) }) || len(found) > 1 && !m.Disputed {
+				t.Fatalf("%+v has EK %s, which finds %+v", m, ek.Fingerprint, found)
+			}
+		}
+		for what, by := range map[string]struct {
+			value string
+			find  func(string) (Machine, bool)
+		}{
+			"token": {m.TokenID, inventory.ByToken}, "provider ID": {m.ProviderID, inventory.ByProviderID}, "node name": {m.NodeName, inventory.ByNodeName},
+		} {
+			if found, ok := by.find(by.value); by.value != "" && (!ok || !reflect.DeepEqual(found, m) && (!m.Disputed || !found.Disputed)) {
+				t.Fatalf("%+v: its %s finds %+v", m, what, found)
+			}
+		}
+		if m.Disputed {
+			disputed++
+		}
+	}
+	if (disputed > 0) != (len(inventory.Conflicts()) > 0) {
+		t.Fatalf("%d disputed machines, %d conflicts", disputed, len(inventory.Conflicts()))
+	}
 }
 
 // large returns the inventory of a fleet, as identify prints it.

@@ -67,8 +67,9 @@ type Preflight struct {
 	// Hints say what can be done. Default: those for a controller of one cluster.
 	Hints Hints
 
-	// lastReported are the Nodes that were last warned about.
+	// lastReported are the Nodes that were last warned about. reported is false before the first look.
 	lastReported string
+	reported     bool
 }
 
 // Error is why enforcement does not start. A retry does not help.
@@ -167,7 +168,7 @@ func (p *Preflight) try(ctx context.Context) error {
 	}
 	if enforcing(secret) {
 		if err := p.look(ctx); err != nil {
-			p.Log.Info("cannot look at the Nodes", "cause", text.Line(err.Error(), telemetry.MaxLogged))
+			p.Log.Error(nil, "cannot look at the Nodes", "cause", text.Line(err.Error(), telemetry.MaxLogged))
 		}
 		return nil
 	}
@@ -209,7 +210,7 @@ func (p *Preflight) Start(ctx context.Context) error {
 	defer ticker.Stop()
 	for {
 		if err := p.look(ctx); err != nil && ctx.Err() == nil {
-			p.Log.Info("cannot look at the Nodes", "cause", text.Line(err.Error(), telemetry.MaxLogged))
+			p.Log.Error(nil, "cannot look at the Nodes", "cause", text.Line(err.Error(), telemetry.MaxLogged))
 		}
 		select {
 		case <-ctx.Done():
@@ -219,8 +220,8 @@ func (p *Preflight) Start(ctx context.Context) error {
 	}
 }
 
-// look warns about Nodes that have no record and are not listed, if they changed since the last
-// warning.
+// look logs which Nodes have no record and are not listed: at first, and when they changed. An
+// operator waits for the line that there are none.
 func (p *Preflight) look(ctx context.Context) error {
 	without, err := p.without(ctx)
 	if err != nil {
@@ -230,14 +231,18 @@ func (p *Preflight) look(ctx context.Context) error {
 	if len(without) > 0 {
 		nodes = text.Names(without)
 	}
-	if nodes == p.lastReported {
+	if p.reported && nodes == p.lastReported {
 		return nil
 	}
-	p.lastReported = nodes
-	if nodes == "" {
+	p.lastReported, p.reported = nodes, true
+	const missing = "Nodes have no record and are not in unattestedNodes: their certificates are not renewed"
+	switch {
+	case nodes == "":
 		p.Log.Info("each Node has a record or is listed")
-	} else {
-		p.Log.Info("Nodes have no record and are not in unattestedNodes: their certificates are not renewed", "nodes", nodes, "audit", p.Audit)
+	case p.Audit:
+		p.Log.Info(missing, "nodes", nodes, "audit", true)
+	default:
+		p.Log.Error(nil, missing, "nodes", nodes)
 	}
 	return nil
 }

@@ -271,3 +271,21 @@ func TestPreflightKeepsLooking(t *testing.T) {
 		}
 	})
 }
+
+// The log says at first, and after each change, whether a Node would be locked out.
+func TestNodesAreLogged(t *testing.T) {
+	var lines []string
+	api := &clusterAPI{nodes: []string{"a"}}
+	p := newPreflight(api, "a")
+	p.Log = funcr.New(func(_, args string) { lines = append(lines, args) }, funcr.Options{})
+	for _, nodes := range [][]string{{"a"}, {"a"}, {"a", "b"}, {"a", "b"}, {"a"}} {
+		api.nodes = nodes
+		if err := p.look(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const none, some = "each Node has a record or is listed", "Nodes have no record and are not in unattestedNodes"
+	if len(lines) != 3 || !strings.Contains(lines[0], none) || !strings.Contains(lines[1], some) || !strings.Contains(lines[2], none) {
+		t.Errorf("%q", lines)
+	}
+}

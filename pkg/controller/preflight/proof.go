@@ -43,7 +43,7 @@ func (w *PolicyWatch) prove(ctx context.Context, v verdict) (again time.Duration
 		w.log.V(1).Info("a policy could not be proven", "request", name, "cause", err.Error())
 		if apierrors.IsForbidden(err) && !w.unproven {
 			w.unproven = true
-			w.log.Info("an admission policy cannot be proven: patch on certificatesigningrequests/approval is needed, see packaging/kubernetes/rbac.yaml", "cause", err.Error())
+			w.log.Error(nil, "an admission policy cannot be proven: patch on certificatesigningrequests/approval is needed, see packaging/kubernetes/rbac.yaml", "cause", err.Error())
 		}
 	case refused:
 		if w.passed > 0 {

@@ -26,7 +26,7 @@ import (
 
 // ConditionPolicies is the type of the condition on the Namespace's status that says whether the
 // admission policies are in force.
-const ConditionPolicies = "NodeAttestationPoliciesInForce"
+const ConditionPolicies = telemetry.ConditionPolicies
 
 // Reasons of that condition. Those with which it is True or False are reasons of Events, too.
 const (
@@ -42,11 +42,6 @@ const (
 	// policiesInterval is how often the controller compares without an event, and tries again what
 	// failed.
 	policiesInterval = 30 * time.Second
-	// policiesRemind is how often a problem is reported that stays. It is longer than
-	// telemetry.DedupInterval.
-	policiesRemind = telemetry.DedupInterval + time.Minute
-	// conditionRetry is how soon a condition is written again that the API server refused.
-	conditionRetry = 5 * time.Second
 	// policiesSettle is how long events are collected: one apply writes several objects.
 	policiesSettle = 500 * time.Millisecond
 	// proveInterval is how often a policy is proven at most. proveAgain is how soon one is tried
@@ -103,14 +98,10 @@ type PolicyWatch struct {
 	since time.Time
 	// tried is when a policy was last proven, passed how often in a row the request passed, and
 	// again the request for the next try.
-	tried  time.Time
-	passed int
-	again  string
-	// written is the condition as it was last seen or written, and when.
-	written   corev1.NamespaceCondition
-	writtenAt time.Time
-	namespace *corev1.Namespace
-	unwritten string
+	tried     time.Time
+	passed    int
+	again     string
+	condition *telemetry.Condition
 	// unproven says that it was logged that a policy cannot be proven for want of a right.
 	unproven bool
 }
@@ -130,11 +121,12 @@ func NewPolicyWatch(config WatchConfig, api client.WithWatch, recorder events.Ev
 		changed: make(chan struct{}, 1), hints: make(chan struct{}, 1),
 	}
 	if w.Remind <= 0 {
-		w.Remind = policiesRemind
+		w.Remind = telemetry.RemindInterval
 	}
 	if w.Prove <= 0 {
 		w.Prove = proveInterval
 	}
+	w.condition = &telemetry.Condition{API: api, Namespace: w.Namespace, Type: ConditionPolicies, Remind: w.Remind, Log: log}
 	var err error
 	if w.policies, err = w.informer(0, &admissionv1.ValidatingAdmissionPolicyList{}, &admissionv1.ValidatingAdmissionPolicy{}); err != nil {
 		return nil, err
@@ -257,8 +249,8 @@ func (w *PolicyWatch) Start(ctx context.Context) error {
 		switch again := w.prove(ctx, v); {
 		case again > 0:
 			first.Reset(again)
-		case w.unwritten != "":
-			first.Reset(conditionRetry)
+		case w.condition.Unwritten():
+			first.Reset(telemetry.ConditionRetry)
 		}
 	}
 }
@@ -325,7 +317,7 @@ func (w *PolicyWatch) report(ctx context.Context, v verdict) {
 	news := v.reason != w.last.reason || v.message != w.last.message
 	before := w.last.status
 	w.last = v
-	w.writeCondition(ctx, v, now)
+	w.condition.Set(ctx, v.status, v.reason, v.message)
 	remind := v.status == corev1.ConditionFalse && now.Sub(w.reported) >= w.Remind
 	if !news && !remind {
 		return
@@ -338,17 +330,15 @@ func (w *PolicyWatch) report(ctx context.Context, v verdict) {
 	case v.status == corev1.ConditionTrue && before == corev1.ConditionFalse:
 		w.log.Info("the admission policies are in force again")
 		w.event(corev1.EventTypeNormal, v)
+	case v.reason == ReasonPoliciesUnwatched:
+		w.log.Error(nil, "it is not known whether the admission policies are in force", "message", v.message, "reason", v.reason)
 	default:
 		w.log.Info("admission policies", "status", v.status, "reason", v.reason, "message", v.message)
 	}
 }
 
 func (w *PolicyWatch) event(kind string, v verdict) {
-	regarding := w.namespace
-	if regarding == nil { // it could not be read: an Event can be about a name
-		regarding = &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.Namespace}}
-	}
-	w.events.Eventf(regarding, nil, kind, v.reason, "Compare", "%s", v.message)
+	w.events.Eventf(w.condition.Regarding(), nil, kind, v.reason, "Compare", "%s", v.message)
 	if w.Tell != nil {
 		w.Tell(kind, v.reason, v.message)
 	}

@@ -24,8 +24,21 @@ func nameOf(record verifier.Record) string {
 	if name := record.Machine.Name; len(validation.IsDNS1123Subdomain(name)) == 0 {
 		return name
 	}
-	sum := sha256.Sum256([]byte(record.Machine.Name))
-	return "machine-" + hex.EncodeToString(sum[:16])
+	return "machine-" + digestOf(record.Machine.Name)
+}
+
+// clusterLabel returns the value of v1alpha1.LabelCluster.
+func clusterLabel(cluster string) string {
+	if len(validation.IsValidLabelValue(cluster)) == 0 {
+		return cluster
+	}
+	return "sha256-" + digestOf(cluster)
+}
+
+// digestOf returns half a SHA-256, in hex, which is part of a name where the whole text cannot be.
+func digestOf(value string) string {
+	sum := sha256.Sum256([]byte(value))
+	return hex.EncodeToString(sum[:16])
 }
 
 // recordOf returns a record as the rules need it.

@@ -9,6 +9,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"time"
 
 	"github.com/go-logr/logr"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -33,7 +34,7 @@ type Owned struct {
 	// Cluster is Policy.Cluster. The same namespace may have records of other clusters, which are
 	// not read.
 	Cluster string
-	// Labels are those of records. Optional.
+	// Labels are those of records, in place of v1alpha1.LabelCluster. Optional.
 	Labels map[string]string
 	// Owner returns the object that a machine is.
 	Owner func(verifier.MachineRef) (metav1.OwnerReference, error)
@@ -146,17 +147,31 @@ func (s *Store) New(record verifier.Record) (*v1alpha1.NodeAttestation, error) {
 		return nil, fmt.Errorf("owner of the record: machine %s was replaced meanwhile", record.Machine.Name)
 	}
 	object.Spec.Machine = v1alpha1.MachineReference{Source: s.owned.Source, Name: record.Machine.Name}
-	object.Labels, object.OwnerReferences = s.owned.Labels, []metav1.OwnerReference{owner}
+	object.OwnerReferences = []metav1.OwnerReference{owner}
 	return object, nil
 }
 
-// Write creates a record, or updates the version that was read. The object gets the version that
-// was written.
-func (s *Store) Write(ctx context.Context, object *v1alpha1.NodeAttestation) error {
+// Write creates a record, or updates the version that was read, with labels, conditions and expiry
+// as the rest of the record says. The object gets the version that was written.
+func (s *Store) Write(ctx context.Context, object *v1alpha1.NodeAttestation, now time.Time) error {
+	s.label(object)
+	summarize(object, now)
 	if object.ResourceVersion == "" {
 		return s.api.Create(ctx, object)
 	}
 	return s.api.Update(ctx, object)
+}
+
+// label sets the labels of a record. An operator may change them, and no decision reads them.
+func (s *Store) label(object *v1alpha1.NodeAttestation) {
+	labels := map[string]string{v1alpha1.LabelCluster: clusterLabel(object.Spec.Cluster)}
+	if s.owned != nil {
+		labels = s.owned.Labels
+	}
+	if object.Labels == nil {
+		object.Labels = map[string]string{}
+	}
+	maps.Copy(object.Labels, labels)
 }
 
 // FindRivals returns the records that have the node name or the EK of a record that was written, as

@@ -223,7 +223,7 @@ func recordNamed(name, node, ek string) *v1alpha1.NodeAttestation {
 func (s *server) write(t *testing.T, records ...*v1alpha1.NodeAttestation) {
 	t.Helper()
 	for _, r := range records {
-		if err := NewStore(s, namespace, nil).Write(t.Context(), r); err != nil {
+		if err := NewStore(s, namespace, nil).Write(t.Context(), r, time.Now()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -330,7 +330,7 @@ func TestOwnedRecords(t *testing.T) {
 
 		of := verifier.Record{Machine: verifier.MachineRef{Name: "m", UID: "machine"}}
 		made, err := store.New(of)
-		if err != nil || made.Name != "m" || made.Namespace != namespace || made.Labels["l"] != "v" || !reflect.DeepEqual(made.OwnerReferences, []metav1.OwnerReference{owner}) ||
+		if err != nil || made.Name != "m" || made.Namespace != namespace || !reflect.DeepEqual(made.OwnerReferences, []metav1.OwnerReference{owner}) ||
 			made.Spec.Machine != (v1alpha1.MachineReference{Source: "cluster-api", Name: "m"}) {
 			t.Errorf("%+v, %v", made, err)
 		}
@@ -357,14 +357,14 @@ func TestWrite(t *testing.T) {
 		store := NewStore(s, namespace, nil)
 		first := recordNamed("a", "node-1", "")
 		s.write(t, first)
-		if err := store.Write(t.Context(), recordNamed("a", "node-1", "")); !apierrors.IsAlreadyExists(err) {
+		if err := store.Write(t.Context(), recordNamed("a", "node-1", ""), time.Now()); !apierrors.IsAlreadyExists(err) {
 			t.Error(err)
 		}
 		second, before := first.DeepCopy(), first.ResourceVersion
-		if err := store.Write(t.Context(), first); err != nil || first.ResourceVersion == before {
+		if err := store.Write(t.Context(), first, time.Now()); err != nil || first.ResourceVersion == before {
 			t.Errorf("%s, %v", first.ResourceVersion, err)
 		}
-		if err := store.Write(t.Context(), second); !apierrors.IsConflict(err) {
+		if err := store.Write(t.Context(), second, time.Now()); !apierrors.IsConflict(err) {
 			t.Error(err)
 		}
 	})

@@ -76,6 +76,9 @@ func (f *Files) CA(_ context.Context, now time.Time) (*CA, error) {
 // Problem returns what kept the last call of CA from using what is in the files, nil if nothing did.
 func (f *Files) Problem() error { return f.pair.Problem() }
 
+// LastRead returns when the files were last read and a valid pair, zero if they never were.
+func (f *Files) LastRead() time.Time { return f.pair.LastRead() }
+
 // refresh takes over the pair in the files if it is valid.
 func (f *Files) refresh(now time.Time) error {
 	certificate, err := read(f.certificate)

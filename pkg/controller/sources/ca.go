@@ -56,6 +56,9 @@ func (s *SecretCA) CA(ctx context.Context, now time.Time) (*signing.CA, error) {
 // did.
 func (s *SecretCA) Problem() error { return s.pair.Problem() }
 
+// LastRead returns when the Secret was last read and valid, zero if it never was.
+func (s *SecretCA) LastRead() time.Time { return s.pair.LastRead() }
+
 func (s *SecretCA) refresh(ctx context.Context, now time.Time) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()

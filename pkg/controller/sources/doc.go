@@ -3,7 +3,8 @@
 // Package sources reads what a controller decides by: the signing CA, the inventory of machines and
 // the challenge keys. Each may change at any time, and is read again without a restart. While the
 // latest content is invalid or cannot be read, the last good one stays in use (internal/lastgood),
-// and Health logs the problem.
+// and Health reports the problem. ComparedCA signs nothing with a CA that the API server does not
+// trust.
 package sources
 
 import "time"

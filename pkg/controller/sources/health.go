@@ -3,70 +3,359 @@
 package sources
 
 import (
+	"cmp"
 	"context"
-	"fmt"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/events"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// healthInterval is how often the sources are asked for problems.
-const healthInterval = 5 * time.Second
+// ConditionUsable is the type of the condition on the Namespace's status that says whether the
+// sources are usable.
+const ConditionUsable = telemetry.ConditionSources
 
-// Health logs the problems of sources when they change. The last good content stays in use, so
-// nobody would notice otherwise.
-type Health struct {
-	sources      map[string]interface{ Problem() error }
-	log          logr.Logger
-	lastReported map[string]string
+// Reasons of that condition. Those with which it is True or False are reasons of Events, too.
+const (
+	ReasonSourcesUsable  = "SourcesUsable"
+	ReasonSourceUnusable = "SourceUnusable"
+	ReasonCANotTrusted   = "CANotTrusted"
+	// ReasonCANotCompared says that all is usable, and it is not known whether the API server trusts
+	// the CA.
+	ReasonCANotCompared = "CANotCompared"
+)
+
+// The names of sources in metrics and messages. A source may have parts with other names.
+const (
+	NameCA            = "ca"
+	NameInventory     = "inventory"
+	NameConflicts     = "inventory-conflicts"
+	NameChallengeKeys = "challenge-keys"
+	NameAnnotations   = "annotations"
+	NamePlatform      = "platform"
+	// nameMachines is there while the machines are not known although each source of them is usable.
+	nameMachines = "machines"
+)
+
+// remedies say what an operator can do for a source, by name.
+var remedies = map[string]string{
+	NameCA:            "correct the Secret or the files of the field signing",
+	NameInventory:     "correct the inventory",
+	NameConflicts:     "run node-attestation-controller inventory check, and leave each value with one machine",
+	NameChallengeKeys: "correct the Secret, or remove its data and the controller makes a key",
+	NameAnnotations:   "correct the annotations, or grant the right that is named",
+	NamePlatform:      "look at the platform's API",
 }
 
-// NewHealth returns the health of named sources. A source counts that has the method Problem, which
-// returns what keeps its latest content from being used.
-func NewHealth(sources map[string]any, log logr.Logger) *Health {
-	h := &Health{sources: map[string]interface{ Problem() error }{}, log: log, lastReported: map[string]string{}}
-	for name, source := range sources {
-		if s, ok := source.(interface{ Problem() error }); ok {
-			h.sources[name] = s
-		}
-	}
+const remedyTrust = "put the CA into kube-apiserver's --client-ca-file, or use a CA that is there. Requests wait until then"
+
+const (
+	// healthInterval is how often the sources are read and checked.
+	healthInterval = 5 * time.Second
+	// healthDelay is the delay of the first check: each source has begun to read by then.
+	healthDelay = time.Second
+)
+
+// State is the state of a source, or of a part of one.
+type State struct {
+	// Name is a label of metrics, so there are few of them.
+	Name string
+	// Problem keeps the latest content from being used. The last good content stays in use, if there
+	// is one.
+	Problem error
+	// LastRead is when the source was last read and valid; zero if it never was.
+	LastRead time.Time
+}
+
+// MachineSource is a source of machines whose state is watched.
+type MachineSource interface {
+	Machines(ctx context.Context, now time.Time) ([]verifier.Machine, error)
+}
+
+// sharedMachines is a MachineSource that need not copy its machines.
+type sharedMachines interface {
+	Shared(ctx context.Context, now time.Time) ([]verifier.Machine, error)
+}
+
+// HealthConfig is what NewHealth makes a Health of.
+type HealthConfig struct {
+	// CA is nil if another signer issues. A *ComparedCA is compared.
+	CA       signing.Source
+	Machines MachineSource
+	Keys     *KeyStore
+	// API writes the condition on the status of Namespace.
+	API       client.Client
+	Namespace string
+	Events    events.EventRecorder
+	// Leads is closed when this replica is to write condition and Events. Nil: at once.
+	Leads <-chan struct{}
+	// Interval is how often the sources are read. Default: 5 s.
+	Interval time.Duration
+	// Remind is how soon a problem is reported again that is still there. Default: 15 minutes.
+	Remind time.Duration
+	// Metrics gauge the sources. Optional.
+	Metrics *telemetry.ClusterMetrics
+	// Tell gets the content of each Event on the Namespace, to report it elsewhere too. Optional.
+	Tell func(kind, reason, message string)
+	Log  logr.Logger
+}
+
+// Health watches the sources of one cluster: the CA, the machines and the challenge keys. It reports
+// what is unusable, and whether the API server trusts the CA, in the log, metrics, a condition and
+// Events. It decides nothing.
+type Health struct {
+	HealthConfig
+	condition *telemetry.Condition
+	latest    atomic.Pointer[verdict]
+
+	// What follows belongs to Start's goroutine.
+	leads bool
+	// logged are the problems as they were last logged, by source.
+	logged map[string]string
+	// trust is what the last comparison returned.
+	trust    error
+	last     verdict
+	reported time.Time
+}
+
+// verdict is what is known of all sources.
+type verdict struct {
+	status          corev1.ConditionStatus
+	reason, message string
+}
+
+// NewHealth returns a Health, which Start runs.
+func NewHealth(config HealthConfig) *Health {
+	h := &Health{HealthConfig: config, logged: map[string]string{}}
+	h.Interval, h.Remind = cmp.Or(h.Interval, healthInterval), cmp.Or(h.Remind, telemetry.RemindInterval)
+	h.Events = telemetry.NewDedupRecorder(h.Events)
+	h.condition = &telemetry.Condition{API: h.API, Namespace: h.Namespace, Type: ConditionUsable, Remind: h.Remind, Log: h.Log}
 	return h
 }
 
-// Start asks the sources until ctx ends. A manager runs it.
+// NeedLeaderElection has replicas that stand by read the sources, too.
+func (*Health) NeedLeaderElection() bool { return false }
+
+// Problem returns what the condition says if it is False.
+func (h *Health) Problem() error {
+	if v := h.latest.Load(); v != nil && v.status == corev1.ConditionFalse {
+		return errors.New(v.reason + ": " + v.message)
+	}
+	return nil
+}
+
+// Start looks at the sources until ctx ends. A manager runs it.
 func (h *Health) Start(ctx context.Context) error {
-	ticker := time.NewTicker(healthInterval)
-	defer ticker.Stop()
-	for {
+	leads := h.Leads
+	if leads == nil {
+		h.leads = true
+	}
+	var compared <-chan struct{}
+	if ca, ok := h.CA.(*ComparedCA); ok {
+		compared = ca.changed
+	}
+	for next := time.NewTimer(min(healthDelay, h.Interval)); ; {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-ticker.C:
-			h.check()
+		case <-leads:
+			h.leads, leads = true, nil
+		case <-compared:
+		case <-next.C:
 		}
+		if v := h.look(ctx); ctx.Err() == nil {
+			h.report(ctx, v)
+		}
+		next.Reset(min(h.Interval, h.Remind))
 	}
 }
 
-// NeedLeaderElection has replicas that stand by log problems, too.
-func (*Health) NeedLeaderElection() bool { return false }
+// look reads all sources, gauges them, logs changes, and returns the verdict on all of them.
+func (h *Health) look(ctx context.Context) verdict {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	now := time.Now()
+	machines, unlisted := h.machines(ctx, now)
+	if unlisted == nil {
+		h.Metrics.Machines(machines)
+	}
+	trust, states := h.compare(ctx, now), h.states()
+	if unlisted != nil && !slices.ContainsFunc(states, func(s State) bool { return s.Problem != nil }) {
+		states = append(states, State{Name: nameMachines, Problem: unlisted})
+	}
+	problems := map[string]string{}
+	for _, s := range states {
+		h.Metrics.Source(s.Name, s.Problem == nil, s.LastRead)
+		problems[s.Name] = ""
+		if s.Problem != nil {
+			problems[s.Name] = text.Line(s.Problem.Error(), telemetry.MaxLogged)
+		}
+	}
+	h.log(problems, trust)
+	return h.judge(problems, trust)
+}
 
-func (h *Health) check() {
-	for name, source := range h.sources {
-		problem := ""
-		if err := source.Problem(); err != nil {
-			problem = text.Line(err.Error(), telemetry.MaxLogged)
+// judge returns the verdict on the problems, by source, and on the API server's trust in the CA.
+func (h *Health) judge(problems map[string]string, trust error) verdict {
+	var messages []string
+	if errors.Is(trust, ErrCANotTrusted) {
+		messages = append(messages, text.Line(trust.Error(), telemetry.MaxLogged)+": "+remedyTrust)
+	}
+	for _, name := range slices.Sorted(maps.Keys(problems)) {
+		if problems[name] != "" {
+			messages = append(messages, name+": "+problems[name]+": "+cmp.Or(remedies[name], remedies[NameInventory]))
 		}
-		if problem == h.lastReported[name] {
-			continue
+	}
+	message := strings.Join(messages, "; ")
+	switch {
+	case errors.Is(trust, ErrCANotTrusted):
+		return verdict{corev1.ConditionFalse, ReasonCANotTrusted, message}
+	case len(messages) > 0:
+		return verdict{corev1.ConditionFalse, ReasonSourceUnusable, message}
+	case trust != nil:
+		return verdict{corev1.ConditionUnknown, ReasonCANotCompared, "all sources are usable; it is not known whether the API server trusts the CA: " + text.Line(trust.Error(), telemetry.MaxLogged)}
+	case h.CA == nil:
+		return verdict{corev1.ConditionTrue, ReasonSourcesUsable, "machines and challenge keys are usable; another signer issues"}
+	}
+	return verdict{corev1.ConditionTrue, ReasonSourcesUsable, "CA, machines and challenge keys are usable; the API server trusts the CA"}
+}
+
+// machines returns how many machines there are.
+func (h *Health) machines(ctx context.Context, now time.Time) (int, error) {
+	list := h.Machines.Machines
+	if s, ok := h.Machines.(sharedMachines); ok {
+		list = s.Shared
+	}
+	machines, err := list(ctx, now)
+	return len(machines), err
+}
+
+// compare gauges the CA, and returns ErrCANotTrusted if the API server does not trust it, or why that
+// is not known. Without a CA there is nothing to compare.
+func (h *Health) compare(ctx context.Context, now time.Time) error {
+	ca := h.ca(ctx, now)
+	if ca == nil {
+		h.Metrics.CA(time.Time{}, nil)
+		return nil
+	}
+	err := errors.New("there is no comparison")
+	if compared, ok := h.CA.(*ComparedCA); ok {
+		err = compared.Compare(ctx, ca, now)
+	}
+	var trusted *bool
+	if err == nil || errors.Is(err, ErrCANotTrusted) {
+		trusted = new(err == nil)
+	}
+	h.Metrics.CA(ca.NotAfter(), trusted)
+	return err
+}
+
+// ca returns the CA, nil if another signer issues, or if there is none. Then its Problem says why.
+func (h *Health) ca(ctx context.Context, now time.Time) *signing.CA {
+	if h.CA == nil {
+		return nil
+	}
+	ca, err := Uncompared(h.CA).CA(ctx, now)
+	if err != nil {
+		return nil
+	}
+	return ca
+}
+
+// states returns the states of all sources. A source that has parts is its parts.
+func (h *Health) states() (all []State) {
+	add := func(name string, source any) {
+		if parts, ok := source.(interface{ States() []State }); ok {
+			all = append(all, parts.States()...)
+			return
 		}
-		if problem == "" {
-			h.log.Info(fmt.Sprintf("%s: in use again", name))
-		} else {
-			h.log.Info(fmt.Sprintf("%s: is invalid or cannot be read; the last good one is used, if there is one", name), "problem", problem)
+		s := State{Name: name}
+		if p, ok := source.(interface{ Problem() error }); ok {
+			s.Problem = p.Problem()
 		}
-		h.lastReported[name] = problem
+		if r, ok := source.(interface{ LastRead() time.Time }); ok {
+			s.LastRead = r.LastRead()
+		}
+		all = append(all, s)
+	}
+	if h.CA != nil {
+		add(NameCA, Uncompared(h.CA))
+	}
+	add(NameInventory, h.Machines)
+	add(NameChallengeKeys, h.Keys)
+	return all
+}
+
+// log logs what has changed: the problems of sources, and whether the API server trusts the CA. A
+// source that is gone has no gauges either.
+func (h *Health) log(problems map[string]string, trust error) {
+	for name := range h.logged {
+		if _, there := problems[name]; !there {
+			h.Metrics.SourceGone(name)
+			delete(h.logged, name)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(problems)) {
+		problem, before := problems[name], h.logged[name]
+		h.logged[name] = problem
+		switch {
+		case problem == before:
+		case problem == "":
+			h.Log.Info("the source is usable again", "source", name)
+		case name == NameConflicts:
+			h.Log.Error(nil, "entries of the inventory contradict each other: first certificates of their machines wait", "problem", problem, "hint", remedies[name])
+		default:
+			h.Log.Error(nil, "the source is invalid or cannot be read; the last good content is used, if there is one", "source", name, "problem", problem)
+		}
+	}
+	before := h.trust
+	switch h.trust = trust; {
+	case trust == nil && before == nil, trust != nil && before != nil && trust.Error() == before.Error():
+	case trust == nil:
+		h.Log.Info("the API server trusts the signing CA, or there is none")
+	case errors.Is(trust, ErrCANotTrusted):
+		h.Log.Error(nil, "the API server does not trust the signing CA: requests wait", "problem", text.Line(trust.Error(), telemetry.MaxLogged), "hint", remedyTrust)
+	default:
+		h.Log.Info("it is not known whether the API server trusts the signing CA, which signs", "cause", text.Line(trust.Error(), telemetry.MaxLogged))
+	}
+}
+
+// report writes the verdict into the condition, and into an Event if it has changed. A problem that
+// stays causes another Event after each Remind.
+func (h *Health) report(ctx context.Context, v verdict) {
+	v.message = telemetry.Message(v.message)
+	h.latest.Store(&v)
+	now, before := time.Now(), h.last
+	if h.last = v; !h.leads {
+		h.reported = time.Time{}
+		return
+	}
+	h.condition.Set(ctx, v.status, v.reason, v.message)
+	problem := v.status == corev1.ConditionFalse
+	switch {
+	case problem && (v != before || now.Sub(h.reported) >= h.Remind):
+		h.reported = now
+		h.event(corev1.EventTypeWarning, v)
+	case v.status == corev1.ConditionTrue && before.status == corev1.ConditionFalse:
+		h.event(corev1.EventTypeNormal, v)
+	}
+}
+
+func (h *Health) event(kind string, v verdict) {
+	h.Events.Eventf(h.condition.Regarding(), nil, kind, v.reason, "Read", "%s", v.message)
+	if h.Tell != nil {
+		h.Tell(kind, v.reason, v.message)
 	}
 }

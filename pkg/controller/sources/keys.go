@@ -165,6 +165,9 @@ func (s *KeyStore) Verifier() *tpm.Verifier {
 // Problem returns what keeps the Secret from being used, nil if it is in use.
 func (s *KeyStore) Problem() error { return s.latest.Problem() }
 
+// LastRead returns when the Secret was last read and valid, zero if it never was.
+func (s *KeyStore) LastRead() time.Time { return s.latest.LastRead() }
+
 // SecretName is the name of the Secret.
 func (s *KeyStore) SecretName() types.NamespacedName { return s.secret }
 

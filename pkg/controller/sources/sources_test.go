@@ -9,6 +9,7 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -120,20 +121,27 @@ func (c counted) Get(ctx context.Context, key client.ObjectKey, into client.Obje
 type configMapAPI struct {
 	client.Reader
 	data map[string]string
+	// whole is how often it was read whole.
+	whole int
 }
 
 func (a *configMapAPI) Get(_ context.Context, key client.ObjectKey, into client.Object, _ ...client.GetOption) error {
 	if a.data == nil {
 		return apierrors.NewNotFound(corev1.Resource("configmaps"), key.Name)
 	}
-	into.(*corev1.ConfigMap).Data = a.data
-	return nil
+	version, err := json.Marshal(a.data)
+	into.SetResourceVersion(string(version))
+	if object, whole := into.(*corev1.ConfigMap); whole {
+		object.Data = a.data
+		a.whole++
+	}
+	return err
 }
 
 func TestConfigMapInventory(t *testing.T) {
 	now := time.Now()
 	api := &configMapAPI{}
-	source := NewConfigMapInventory(api, types.NamespacedName{Namespace: "n", Name: "machines"}, "inventory.yaml")
+	source := NewConfigMapInventory(api, ConfigMapEntry{types.NamespacedName{Namespace: "n", Name: "machines"}, "inventory.yaml"})
 	look := func(want int, says string) {
 		t.Helper()
 		now = now.Add(maxAge)
@@ -169,7 +177,7 @@ func TestObjectsAreReadByOne(t *testing.T) {
 	for object, sourceOf := range map[string]func(count func(client.Reader) client.Reader) func(context.Context, time.Time) error{
 		"inventory": func(count func(client.Reader) client.Reader) func(context.Context, time.Time) error {
 			api := &configMapAPI{data: map[string]string{"inventory.yaml": "nodeName: a\neks:\n- fingerprint: " + strings.Repeat("ab", 32) + "\n"}}
-			source := NewConfigMapInventory(count(api), name, "inventory.yaml")
+			source := NewConfigMapInventory(count(api), ConfigMapEntry{name, "inventory.yaml"})
 			return func(ctx context.Context, now time.Time) error {
 				machines, err := source.Machines(ctx, now)
 				if err == nil && len(machines) != 1 {

@@ -6,20 +6,29 @@ import (
 	"errors"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 )
 
-// ClusterMetrics are gauges of a cluster's ways around attestation. Register them once in a process.
-// A nil *ClusterMetrics gauges nothing.
+// ClusterMetrics are gauges of a cluster's state: ways around attestation, sources, requests and
+// records. Register them once in a process. A nil *ClusterMetrics gauges nothing.
 type ClusterMetrics struct {
-	bindings, unattested, policies *prometheus.GaugeVec
-	cluster                        string
+	*clusterGauges
+	cluster string
 
 	mu sync.Mutex
 	// bindingNames are those that have a series.
 	bindingNames map[string]bool
+}
+
+// clusterGauges are those of all clusters.
+type clusterGauges struct {
+	bindings, unattested, policies, policiesInForce *prometheus.GaugeVec
+	sourceUsable, sourceRead, machines              *prometheus.GaugeVec
+	caEnd, caTrusted                                *prometheus.GaugeVec
+	state                                           *stateCollector
 }
 
 // maxBindings and maxBindingName bound the number and the length of the series that a cluster's
@@ -28,21 +37,41 @@ const maxBindings, maxBindingName = 100, 253
 
 // NewClusterMetrics registers the gauges with controller-runtime's registry. For says which cluster's they are.
 func NewClusterMetrics() (*ClusterMetrics, error) {
-	m := &ClusterMetrics{
-		bindings: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "node_attestation_auto_approving_bindings",
-			Help: "1 for each ClusterRoleBinding that has kube-controller-manager approve without attestation.",
-		}, []string{"cluster", "binding", "cluster_role"}),
-		unattested: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "node_attestation_unattested_nodes",
-			Help: "Nodes that have no record and are not listed in unattestedNodes.",
-		}, []string{"cluster"}),
-		policies: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "node_attestation_policy_problems",
-			Help: "1 for each problem of an admission policy that keeps it from being in force, and with the problem NotWatched where that is not known.",
-		}, []string{"cluster", "policy", "problem"}),
+	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
+		return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, append([]string{"cluster"}, labels...))
 	}
-	return m, errors.Join(metrics.Registry.Register(m.bindings), metrics.Registry.Register(m.unattested), metrics.Registry.Register(m.policies))
+	m := &ClusterMetrics{clusterGauges: &clusterGauges{
+		bindings: gauge("node_attestation_auto_approving_bindings",
+			"1 for each ClusterRoleBinding that has kube-controller-manager approve without attestation.", "binding", "cluster_role"),
+		unattested: gauge("node_attestation_unattested_nodes",
+			"Nodes that have no record and are not listed in unattestedNodes."),
+		policies: gauge("node_attestation_policy_problems",
+			"1 for each problem of an admission policy that keeps it from being in force, and with the problem NotWatched where that is not known.", "policy", "problem"),
+		policiesInForce: gauge("node_attestation_policies_in_force",
+			"1 if the admission policies are in force, 0 if they are not or that is not known."),
+		sourceUsable: gauge("node_attestation_source_usable",
+			"1 if the latest content of a source is in use, 0 if it is invalid or cannot be read.", "source"),
+		sourceRead: gauge("node_attestation_source_last_read_timestamp_seconds",
+			"When a source was last read and valid, 0 if it never was.", "source"),
+		machines: gauge("node_attestation_machines",
+			"Machines that the inventory or Cluster API lists."),
+		caEnd: gauge("node_attestation_ca_not_after_timestamp_seconds",
+			"End of the signing CA, or of a CA above it that ends earlier. Absent if there is none."),
+		caTrusted: gauge("node_attestation_ca_trusted",
+			"1 if the API server trusts the signing CA, 0 if it does not. Absent if that is not known."),
+		state: &stateCollector{states: map[string]State{}},
+	}}
+	var failed []error
+	for _, v := range m.vectors() {
+		failed = append(failed, metrics.Registry.Register(v))
+	}
+	return m, errors.Join(append(failed, metrics.Registry.Register(m.state))...)
+}
+
+func (g *clusterGauges) vectors() []*prometheus.GaugeVec {
+	return []*prometheus.GaugeVec{
+		g.bindings, g.unattested, g.policies, g.policiesInForce, g.sourceUsable, g.sourceRead, g.machines, g.caEnd, g.caTrusted,
+	}
 }
 
 // For returns the gauges of one cluster.
@@ -50,16 +79,18 @@ func (m *ClusterMetrics) For(cluster string) *ClusterMetrics {
 	if m == nil {
 		return nil
 	}
-	return &ClusterMetrics{bindings: m.bindings, unattested: m.unattested, policies: m.policies, cluster: cluster}
+	return &ClusterMetrics{clusterGauges: m.clusterGauges, cluster: cluster}
 }
 
 // Forget drops what is gauged of the cluster.
 func (m *ClusterMetrics) Forget() {
-	if m != nil {
-		m.bindings.DeletePartialMatch(prometheus.Labels{"cluster": m.cluster})
-		m.unattested.DeleteLabelValues(m.cluster)
-		m.policies.DeletePartialMatch(prometheus.Labels{"cluster": m.cluster})
+	if m == nil {
+		return
 	}
+	for _, v := range m.vectors() {
+		v.DeletePartialMatch(prometheus.Labels{"cluster": m.cluster})
+	}
+	m.state.forget(m.cluster)
 }
 
 // BindingFound gauges a ClusterRoleBinding that has kube-controller-manager approve.
@@ -108,6 +139,7 @@ func (m *ClusterMetrics) NodesWithoutRecord(n int) {
 type PolicyProblem struct{ Policy, Problem string }
 
 // PolicyProblems gauges the problems of the admission policies, and drops those of the call before.
+// They are in force if there are none.
 func (m *ClusterMetrics) PolicyProblems(problems []PolicyProblem) {
 	if m == nil {
 		return
@@ -116,4 +148,66 @@ func (m *ClusterMetrics) PolicyProblems(problems []PolicyProblem) {
 	for _, p := range problems {
 		m.policies.WithLabelValues(m.cluster, p.Policy, p.Problem).Set(1)
 	}
+	m.policiesInForce.WithLabelValues(m.cluster).Set(number(len(problems) == 0))
+}
+
+// Source gauges whether a source is usable, and when it was last read; zero if it never was.
+func (m *ClusterMetrics) Source(name string, usable bool, lastRead time.Time) {
+	if m == nil {
+		return
+	}
+	m.sourceUsable.WithLabelValues(m.cluster, label(name)).Set(number(usable))
+	m.sourceRead.WithLabelValues(m.cluster, label(name)).Set(timestamp(lastRead))
+}
+
+// SourceGone drops the gauges of a source.
+func (m *ClusterMetrics) SourceGone(name string) {
+	if m != nil {
+		m.sourceUsable.DeleteLabelValues(m.cluster, label(name))
+		m.sourceRead.DeleteLabelValues(m.cluster, label(name))
+	}
+}
+
+// Machines gauges how many machines there are.
+func (m *ClusterMetrics) Machines(n int) {
+	if m != nil {
+		m.machines.WithLabelValues(m.cluster).Set(float64(n))
+	}
+}
+
+// CA gauges when the signing CA ends, and whether the API server trusts it. The zero time says that
+// there is no CA, and nil that it is not known.
+func (m *ClusterMetrics) CA(end time.Time, trusted *bool) {
+	if m == nil {
+		return
+	}
+	m.caEnd.DeleteLabelValues(m.cluster)
+	if !end.IsZero() {
+		m.caEnd.WithLabelValues(m.cluster).Set(timestamp(end))
+	}
+	m.caTrusted.DeleteLabelValues(m.cluster)
+	if trusted != nil {
+		m.caTrusted.WithLabelValues(m.cluster).Set(number(*trusted))
+	}
+}
+
+// Observe has each scrape ask a controller for the cluster's state.
+func (m *ClusterMetrics) Observe(state State) {
+	if m != nil {
+		m.state.observe(m.cluster, state)
+	}
+}
+
+func number(yes bool) float64 {
+	if yes {
+		return 1
+	}
+	return 0
+}
+
+func timestamp(t time.Time) float64 {
+	if t.IsZero() {
+		return 0
+	}
+	return float64(t.Unix())
 }

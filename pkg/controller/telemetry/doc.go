@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package telemetry has what the controllers report by: metrics, a recorder that repeats no Event,
-// and a handler of watch errors that names the missing right.
+// conditions on a Namespace's status, and a handler of watch errors that names the missing right.
 package telemetry
 
 // Component is the name of the controllers in Events and metrics.

@@ -31,6 +31,6 @@ func (w *WatchErrors) Handle(ctx context.Context, reflector *toolscache.Reflecto
 	}
 	if now := time.Now(); w.lastLogged.IsZero() || now.Sub(w.lastLogged) >= w.Remind {
 		w.lastLogged = now
-		w.Log.Info(w.Message+", see packaging/kubernetes/rbac.yaml", "cause", err.Error())
+		w.Log.Error(nil, w.Message+", see packaging/kubernetes/rbac.yaml", "cause", err.Error())
 	}
 }

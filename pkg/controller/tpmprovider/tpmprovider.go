@@ -65,6 +65,14 @@ func (Provider) EK(request, hello *certificatesv1.CertificateSigningRequest) str
 	return ek.String()
 }
 
+// EKTemplate returns the name of the template of the hello's EK.
+func (Provider) EKTemplate(request, hello *certificatesv1.CertificateSigningRequest) string {
+	if hello == nil {
+		hello = request
+	}
+	return tpm.ClaimedEKTemplate(requestOf(hello))
+}
+
 // openHello parses the hello that a request is, or that it refers to.
 func openHello(v *tpm.Verifier, request, hello *certificatesv1.CertificateSigningRequest) *tpm.ParsedHello {
 	if hello == nil {
@@ -120,6 +128,7 @@ func (p Provider) Judge(_ context.Context, q controller.Question) verifier.Evide
 		return refused(err)
 	}
 	evidence.EK, evidence.AK, evidence.Boot = shown.EK.Fingerprint.String(), hex.EncodeToString(shown.AKName), &shown.Boot
+	evidence.PCRBank, evidence.PCRs = shown.PCRBank, shown.PCRs
 	return evidence
 }
 

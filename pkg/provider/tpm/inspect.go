@@ -37,6 +37,15 @@ type Identity struct {
 	EKs []EKIdentity `json:"eks"`
 }
 
+// EKFingerprints returns the fingerprints of EKs.
+func (i *Identity) EKFingerprints() []string {
+	fingerprints := make([]string, 0, len(i.EKs))
+	for _, ek := range i.EKs {
+		fingerprints = append(fingerprints, ek.Fingerprint)
+	}
+	return fingerprints
+}
+
 // EKIdentity is one endorsement key.
 type EKIdentity struct {
 	Template string `json:"template"`

@@ -90,6 +90,15 @@ func (parsed *ParsedHello) ClaimedEK() (Fingerprint, error) {
 	return parsed.hello.ek.Fingerprint, nil
 }
 
+// ClaimedEKTemplate returns the name of the template of the EK that the hello claims, "" if ClaimedEK
+// fails. Nothing vouches for it.
+func (parsed *ParsedHello) ClaimedEKTemplate() string {
+	if _, err := parsed.ClaimedEK(); err != nil {
+		return ""
+	}
+	return parsed.hello.ek.template
+}
+
 // Verify is Verifier.VerifyHello.
 func (parsed *ParsedHello) Verify(namedEKs []Fingerprint, now time.Time) (*VerifiedHello, error) {
 	if now.IsZero() {
@@ -112,6 +121,12 @@ var parser = &Verifier{versions: attestation.Versions{attestation.VersionTPM}}
 // ClaimedEK is ParsedHello.ClaimedEK, of a hello in any version that this package knows.
 func ClaimedEK(request Request) (Fingerprint, error) {
 	return parser.ParseHello(request).ClaimedEK()
+}
+
+// ClaimedEKTemplate is ParsedHello.ClaimedEKTemplate, of a hello in any version that this package
+// knows.
+func ClaimedEKTemplate(request Request) string {
+	return parser.ParseHello(request).ClaimedEKTemplate()
 }
 
 // HelloName returns the name of the hello that a proof refers to, in any version that this package

@@ -26,9 +26,9 @@ type VerifiedProof struct {
 	// Boot and FirmwareVersion are as the TPM has them. The version's form is the maker's own.
 	Boot     verifier.Boot
 	firmware uint64
-	// pcrBank and PCRs are the values quoted.
-	pcrBank string
-	pcrs    []attestation.PCR
+	// PCRBank and PCRs are the values quoted.
+	PCRBank string
+	PCRs    []attestation.PCR
 	// eventLogPCRs are those whose values the event log led to; nil without Config.EventLog.
 	eventLogPCRs []int
 }
@@ -106,8 +106,8 @@ func verifiedProof(h *helloEvaluation, p *proofEvaluation, eventLogPCRs []int) (
 		expires:      time.Unix(p.document.Expires, 0),
 		Boot:         p.quote.boot,
 		firmware:     p.quote.firmware,
-		pcrBank:      p.document.PCRBank,
-		pcrs:         p.document.PCRs,
+		PCRBank:      p.document.PCRBank,
+		PCRs:         p.document.PCRs,
 		eventLogPCRs: eventLogPCRs,
 	}, nil
 }

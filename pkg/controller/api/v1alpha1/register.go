@@ -28,6 +28,30 @@ const (
 	FieldRequestUID = "status.request.uid"
 )
 
+// LabelCluster is the label of records with their cluster's UID, where a record's machine is no
+// object. A UID that is no label value is replaced by "sha256-" and the first 32 hex digits of its
+// digest. With Cluster API, records have the label cluster.x-k8s.io/cluster-name instead.
+const LabelCluster = "attestation.cluster.x-k8s.io/cluster"
+
+// The types of conditions.
+const (
+	// ConditionAttested is True while the evidence that was accepted last counts. It is False, with
+	// the reason EKReplaced, once a source named other EKs for the machine.
+	ConditionAttested = "Attested"
+	// ConditionCertificateIssued is True if a certificate was issued to the EK in spec. It stays
+	// True when that certificate ends.
+	ConditionCertificateIssued = "CertificateIssued"
+)
+
+// The reasons of conditions.
+const (
+	ReasonAttested   = "Attested"
+	ReasonEKReplaced = "EKReplaced"
+	ReasonIssued     = "Issued"
+	// ReasonNotIssued says that evidence was accepted, and that no certificate followed yet.
+	ReasonNotIssued = "NotIssued"
+)
+
 // AddToScheme makes the types known to a scheme.
 func AddToScheme(scheme *runtime.Scheme) error {
 	scheme.AddKnownTypes(GroupVersion, &NodeAttestation{}, &NodeAttestationList{})

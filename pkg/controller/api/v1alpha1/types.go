@@ -15,7 +15,7 @@ import (
 // A decision selects records by selectable fields, from the API server itself. A copy of all
 // records would be too large.
 //
-// The column Expires is a string, since kubectl shows a date in the future as <invalid>.
+// The column Expires is a string, since the API server prints a date in the future as <invalid>.
 
 // NodeAttestation is what the controller remembers of one machine: which hardware it is, which
 // node, and which certificates it got. Only the controller writes it, and it alone ties a node to a
@@ -25,7 +25,7 @@ import (
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:storageversion
-// +kubebuilder:resource:shortName=natt
+// +kubebuilder:resource:shortName=natt,categories=cluster-api
 // +kubebuilder:metadata:labels={"attestation.cluster.x-k8s.io/cluster-api=management","clusterctl.cluster.x-k8s.io="}
 // +kubebuilder:selectablefield:JSONPath=`.spec.cluster`
 // +kubebuilder:selectablefield:JSONPath=`.spec.nodeName`
@@ -34,9 +34,12 @@ import (
 // +kubebuilder:selectablefield:JSONPath=`.status.request.uid`
 // +kubebuilder:printcolumn:name=Node,type=string,JSONPath=`.spec.nodeName`
 // +kubebuilder:printcolumn:name=Machine,type=string,JSONPath=`.spec.machine.name`
-// +kubebuilder:printcolumn:name=EK,type=string,JSONPath=`.spec.ek.fingerprint`
-// +kubebuilder:printcolumn:name="Last Attested",type=date,JSONPath=`.status.lastAttested`
-// +kubebuilder:printcolumn:name=Expires,type=string,JSONPath=`.status.certificates[-1:].notAfter`
+// +kubebuilder:printcolumn:name=Cluster,type=string,JSONPath=`.spec.cluster`
+// +kubebuilder:printcolumn:name=Provider,type=string,JSONPath=`.spec.provider`
+// +kubebuilder:printcolumn:name=Expires,type=string,JSONPath=`.status.expires`
+// +kubebuilder:printcolumn:name=Age,type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:printcolumn:name=EK,type=string,priority=1,JSONPath=`.spec.ek.fingerprint`
+// +kubebuilder:printcolumn:name="Last Attested",type=date,priority=1,JSONPath=`.status.lastAttested`
 type NodeAttestation struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
@@ -145,6 +148,20 @@ type EndorsementKey struct {
 
 // NodeAttestationStatus is what changes with each attestation.
 type NodeAttestationStatus struct {
+	// Conditions are Attested and CertificateIssued. Each write of the controller derives them from
+	// the rest of the record, and their observedGeneration is the generation of that write. No
+	// condition changes when a certificate ends: expires says when that is.
+	//
+	// +kubebuilder:validation:MaxItems=8
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+	// Expires is when the newest certificate ends that was issued to the EK in spec. It is missing
+	// while there is none, and in records that an older release wrote last.
+	//
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=64
+	Expires *metav1.Time `json:"expires,omitempty"`
 	// LastAttested is when evidence was last accepted.
 	//
 	// +kubebuilder:validation:Type=string

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package clusterapi
+package workload
 
 import (
 	"io"
@@ -41,7 +41,7 @@ func TestAnswersAreBounded(t *testing.T) {
 		}
 	}))
 	defer server.Close()
-	config := withBounds(&rest.Config{Host: server.URL, ContentConfig: rest.ContentConfig{GroupVersion: &corev1.SchemeGroupVersion, NegotiatedSerializer: scheme.Codecs}})
+	config := WithBounds(&rest.Config{Host: server.URL, ContentConfig: rest.ContentConfig{GroupVersion: &corev1.SchemeGroupVersion, NegotiatedSerializer: scheme.Codecs}})
 	c, err := rest.UnversionedRESTClientFor(config)
 	if err != nil {
 		t.Fatal(err)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package clusterapi
+package workload
 
 import (
 	"errors"
@@ -23,9 +23,9 @@ const maxErrorBody = 16 << 10
 // protobuf is the content type of watched kinds. The decoder of JSON does not limit an event.
 const protobuf = "application/vnd.kubernetes.protobuf"
 
-// withBounds returns a connection that limits each answer, drops warnings, and follows no
+// WithBounds returns a connection that limits each answer, drops warnings, and follows no
 // redirects.
-func withBounds(connection *rest.Config) *rest.Config {
+func WithBounds(connection *rest.Config) *rest.Config {
 	connection = rest.CopyConfig(connection)
 	connection.WarningHandler = rest.NoWarnings{}
 	connection.Wrap(func(next http.RoundTripper) http.RoundTripper { return boundingTransport{next} })

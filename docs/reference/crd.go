@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+
+	"sigs.k8s.io/yaml"
+)
+
+// schema is what the page shows of a JSONSchemaProps.
+type schema struct {
+	Type        string            `json:"type"`
+	Format      string            `json:"format"`
+	Description string            `json:"description"`
+	Properties  map[string]schema `json:"properties"`
+	Required    []string          `json:"required"`
+	Items       *schema           `json:"items"`
+	Enum        []string          `json:"enum"`
+	Pattern     string            `json:"pattern"`
+	MinLength   *int64            `json:"minLength"`
+	MaxLength   *int64            `json:"maxLength"`
+	MinItems    *int64            `json:"minItems"`
+	MaxItems    *int64            `json:"maxItems"`
+	Minimum     *int64            `json:"minimum"`
+	Maximum     *int64            `json:"maximum"`
+	Rules       []struct {
+		Message string `json:"message"`
+	} `json:"x-kubernetes-validations"`
+}
+
+// renderCRD returns the page of a CRD with one version.
+func renderCRD(path string) (string, error) {
+	data, err := os.ReadFile(path) //nolint:gosec // G703: the command line names the CRD
+	if err != nil {
+		return "", err
+	}
+	var crd struct {
+		Spec struct {
+			Group string `json:"group"`
+			Names struct {
+				Kind string `json:"kind"`
+			} `json:"names"`
+			Versions []struct {
+				Name   string `json:"name"`
+				Schema struct {
+					Root schema `json:"openAPIV3Schema"`
+				} `json:"schema"`
+			} `json:"versions"`
+		} `json:"spec"`
+	}
+	if err := yaml.Unmarshal(data, &crd); err != nil {
+		return "", err
+	}
+	if len(crd.Spec.Versions) != 1 {
+		return "", errors.New("this page is for one version")
+	}
+	version := crd.Spec.Versions[0]
+	root := version.Schema.Root
+	introduction := fmt.Sprintf("%s\n\nOf version `%s/%s`. [records.md](../records.md) says how to use it. A field in bold is required, in the object that has it.",
+		root.Description, crd.Spec.Group, version.Name)
+	p := newPage("pkg/controller/api/"+version.Name, "Fields of "+crd.Spec.Names.Kind, introduction, "Field", "Type", "Limits", "Description")
+	for _, name := range []string{"spec", "status"} {
+		p.schemaRows(name, root.Properties[name], slices.Contains(root.Required, name))
+	}
+	return p.String(), nil
+}
+
+// schemaRows adds the rows of a property and of what is in it.
+func (p *page) schemaRows(name string, s schema, required bool) {
+	shown := code(name)
+	if required {
+		shown = "**" + shown + "**"
+	}
+	kind, of := s.Type, s
+	if s.Items != nil {
+		kind, of = "list of "+s.Items.Type, *s.Items
+		name += "[]"
+	}
+	if s.Format == "date-time" {
+		kind = "time"
+	}
+	p.row(shown, kind, limitsOf(s), s.Description)
+	for _, field := range slices.Sorted(maps.Keys(of.Properties)) {
+		p.schemaRows(name+"."+field, of.Properties[field], slices.Contains(of.Required, field))
+	}
+}
+
+// limitsOf returns what the API server checks of a value.
+func limitsOf(s schema) string {
+	var limits []string
+	if s.Format != "date-time" { // whose length follows from its format
+		limits = append(limits, between(s.MinLength, s.MaxLength, "characters"))
+	}
+	limits = append(limits, between(s.MinItems, s.MaxItems, "items"), between(s.Minimum, s.Maximum, ""), code(s.Pattern))
+	for _, value := range s.Enum {
+		limits = append(limits, code(value))
+	}
+	if s.Items != nil && s.Items.Type != "object" {
+		limits = append(limits, "each "+limitsOf(*s.Items))
+	}
+	for _, rule := range s.Rules {
+		limits = append(limits, rule.Message)
+	}
+	return strings.Join(slices.DeleteFunc(limits, func(l string) bool { return l == "" }), ", ")
+}
+
+// between returns a range, such as "1 to 8 items".
+func between(least, most *int64, unit string) string {
+	text := ""
+	switch {
+	case least == nil && most == nil:
+		return ""
+	case most == nil:
+		text = fmt.Sprintf("%d or more", *least)
+	case least == nil:
+		text = fmt.Sprintf("at most %d", *most)
+	case *least == *most:
+		text = fmt.Sprint(*least)
+	default:
+		text = fmt.Sprintf("%d to %d", *least, *most)
+	}
+	return strings.TrimSpace(text + " " + unit)
+}

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command reference writes the reference pages of the CRD and of both configuration files into a
+// folder. `make generate` runs it.
+//
+// Fields and descriptions are those of the Go types and their comments, defaults those of the
+// programs. The limits of records are the CRD's, which is made from the same types.
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/authenticator"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
+)
+
+func main() {
+	if len(os.Args) != 4 {
+		fmt.Fprintln(os.Stderr, "usage: reference REPOSITORY CRD FOLDER")
+		os.Exit(2)
+	}
+	if err := write(os.Args[1], os.Args[2], os.Args[3]); err != nil {
+		fmt.Fprintln(os.Stderr, "reference:", err)
+		os.Exit(1)
+	}
+}
+
+// write writes the pages into a folder.
+func write(repository, crd, folder string) error {
+	pages, err := makePages(repository, crd)
+	if err != nil {
+		return err
+	}
+	for name, content := range pages {
+		if err := os.WriteFile(filepath.Join(folder, name), []byte(content), 0o644); err != nil { //nolint:gosec // documents
+			return err
+		}
+	}
+	return nil
+}
+
+// makePages returns the pages by file name.
+func makePages(repository, crd string) (map[string]string, error) {
+	pages := map[string]string{}
+	for name, page := range map[string]configPage{
+		"controller-configuration.md": {
+			title: "Fields of NodeAttestationControllerConfiguration", guide: "controller-configuration.md", folder: "pkg/controller/config",
+			version: config.APIVersion, defaults: reflect.ValueOf(config.Default()),
+		},
+		"plugin-configuration.md": {
+			title: "Fields of KubeletAuthenticatorConfiguration", guide: "configuration.md", folder: "pkg/authenticator",
+			version: "authenticator.cluster.x-k8s.io/v1alpha1", defaults: reflect.ValueOf(authenticator.DefaultConfig()),
+		},
+	} {
+		content, err := page.render(repository)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		pages[name] = content
+	}
+	content, err := renderCRD(crd)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", crd, err)
+	}
+	pages["nodeattestation.md"] = content
+	return pages, nil
+}

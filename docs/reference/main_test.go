@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+const root = "../.."
+
+// The pages are those that `make generate` makes.
+func TestPagesAreCurrent(t *testing.T) {
+	pages, err := makePages(root, filepath.Join(root, "packaging/kubernetes/crd.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	committed, err := filepath.Glob("*.md")
+	if err != nil || len(committed) != len(pages) {
+		t.Errorf("%d pages are made, and these are here: %q, %v", len(pages), committed, err)
+	}
+	for name, made := range pages {
+		data, err := os.ReadFile(name)
+		if err != nil || string(data) != made {
+			t.Errorf("%s is not what is made, %v: run make generate", name, err)
+		}
+	}
+}
+
+// What a page has to say of some fields: name, type, default or limits, description.
+func TestRows(t *testing.T) {
+	pages, err := makePages(root, filepath.Join(root, "packaging/kubernetes/crd.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for page, rows := range map[string][]string{
+		"nodeattestation.md": {
+			"| **`spec.machine.source`** | string | 1 to 63 characters, `^[a-z0-9]([-a-z0-9]*[a-z0-9])?$` | Source is the source of machines that knows it, such as inventory. |",
+			"| `status.expires` | time |  | Expires is when",
+			"| **`status.ekReplaced.eks`** | list of string | 1 to 16 items, each 64 characters, `^[0-9a-f]{64}$` | EKs are",
+			"| **`status.conditions[].status`** | string | `True`, `False`, `Unknown` | status of",
+			"| `spec.akName` | string | 68 to 100 characters, `^(000b[0-9a-f]{64}\\|000c[0-9a-f]{96})$` | AKName is",
+		},
+		"controller-configuration.md": {
+			"| `rates.perMachine.every` | duration | `10s` | Every is the time between two, 1h or less.",
+			"| `leaderElection.enabled` | bool | `true` | Enabled has",
+			"| `clusterAPI.ekSources` | list of string |  | EKSources name",
+			"| `signers[].name` | string |  | Name is the signer's",
+			"| `tpm.pcrs.values` | map of list of string |  | Values are",
+		},
+		"plugin-configuration.md": {
+			"| `prepareWait` | duration | `3m30s` | PrepareWait is",
+			"as &lt;scheme>://&lt;uuid>,",
+		},
+	} {
+		lines := strings.Split(pages[page], "\n")
+		for _, row := range rows {
+			if !slices.ContainsFunc(lines, func(line string) bool { return strings.Contains(line, row) }) {
+				t.Errorf("%s lacks %s", page, row)
+			}
+		}
+	}
+}
+
+// A field without a comment is an error, and no empty cell.
+func TestEachFieldHasAComment(t *testing.T) {
+	type bare struct {
+		Field string `json:"field"`
+	}
+	page := configPage{folder: "docs/reference", defaults: reflect.ValueOf(bare{})}
+	if _, err := page.render(root); err == nil || !strings.Contains(err.Error(), "bare.Field has no comment") {
+		t.Error(err)
+	}
+	page.folder = "docs/reference/none"
+	if _, err := page.render(root); err == nil {
+		t.Error("a folder without types has a page")
+	}
+}
+
+func TestDurations(t *testing.T) {
+	for duration, want := range map[time.Duration]string{
+		0: "", 10 * time.Minute: "`10m`", 168 * time.Hour: "`168h`", 90 * time.Second: "`1m30s`", 10 * time.Second: "`10s`", 100 * time.Millisecond: "`100ms`",
+		time.Hour + 20*time.Minute: "`1h20m`",
+	} {
+		if got := defaultOf(reflect.ValueOf(metav1.Duration{Duration: duration})); got != want {
+			t.Errorf("%s: %s", duration, got)
+		}
+	}
+}

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package attestctl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/secret"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/workload"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+)
+
+const (
+	// defaultNamespace is that of packaging/kubernetes.
+	defaultNamespace = "node-attestation-system"
+	// callTimeout bounds a call of an API server, unless --request-timeout says otherwise.
+	callTimeout = 30 * time.Second
+	// pageSize is how many objects are read at once: a request has up to 128 KiB.
+	pageSize = 250
+)
+
+var errUnreachable = errors.New("the API server cannot be reached")
+
+// access is how the commands reach a cluster.
+type access struct {
+	// records is the cluster with the records and the controller. nodes is the cluster that the
+	// nodes join, with their requests. Without Cluster API both are the same.
+	records, nodes client.Client
+	// namespace is where the records are, controllerNamespace where the controller runs.
+	namespace, controllerNamespace string
+	// cluster is the name of the Cluster object, empty without Cluster API.
+	cluster string
+}
+
+func newScheme() (*runtime.Scheme, error) {
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, v1alpha1.AddToScheme, clusterv1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			return nil, err
+		}
+	}
+	return scheme, nil
+}
+
+// open reads the kubeconfigs. It calls no API server, but for the Secret with a kubeconfig.
+func (i *invocation) open(ctx context.Context) (*access, error) {
+	if i.access != nil {
+		return i.access, nil
+	}
+	if i.workloadKubeconfig != "" && i.workloadCluster == "" {
+		return nil, usage(errors.New("--workload-kubeconfig needs --workload-cluster, which says whose records to read"))
+	}
+	config, err := i.flags.ToRESTConfig()
+	if err != nil {
+		return nil, usage(err)
+	}
+	a := &access{cluster: i.workloadCluster, namespace: defaultNamespace}
+	namespace, explicit, err := i.flags.ToRawKubeConfigLoader().Namespace()
+	if err != nil {
+		return nil, usage(err)
+	}
+	// As in clusterctl the namespace of the kubeconfig's context is that of Clusters. The controller
+	// is hardly ever in it.
+	if explicit || a.cluster != "" {
+		a.namespace = namespace
+	}
+	switch {
+	case i.controllerNamespace != "":
+		a.controllerNamespace = i.controllerNamespace
+	case a.cluster != "":
+		a.controllerNamespace = defaultNamespace
+	default:
+		a.controllerNamespace = a.namespace
+	}
+	if a.records, err = i.newClient(config); err != nil {
+		return nil, err
+	}
+	if a.cluster == "" {
+		a.nodes = a.records
+		return a, nil
+	}
+	if config, err = i.workloadConfig(ctx, a); err != nil {
+		return nil, err
+	}
+	a.nodes, err = i.newClient(workload.WithBounds(config))
+	return a, err
+}
+
+// workloadConfig returns the connection to the workload cluster. A file is the user's own. The
+// Secret is not: it must not run programs, or send files elsewhere.
+func (i *invocation) workloadConfig(ctx context.Context, a *access) (*rest.Config, error) {
+	if i.workloadKubeconfig != "" {
+		content, err := os.ReadFile(i.workloadKubeconfig)
+		if err != nil {
+			return nil, usage(err)
+		}
+		config, err := clientcmd.RESTConfigFromKubeConfig(content)
+		if err != nil {
+			return nil, usage(fmt.Errorf("--workload-kubeconfig %s: %w", i.workloadKubeconfig, err))
+		}
+		return config, nil
+	}
+	object := &corev1.Secret{}
+	key := client.ObjectKey{Namespace: a.namespace, Name: secret.Name(a.cluster, secret.Kubeconfig)}
+	if err := a.records.Get(ctx, key, object); apierrors.IsNotFound(err) {
+		return nil, &failure{codeNotFound, "see kubectl get clusters -A; --namespace is that of the Cluster", fmt.Errorf("secret %s: there is none: is there such a Cluster?", key)}
+	} else if err != nil {
+		return nil, &failure{classifyError(reached(err)).code, "with --workload-kubeconfig this Secret is not needed", fmt.Errorf("kubeconfig of cluster %s: %w", a.cluster, err)}
+	}
+	parsed, err := workload.ParseKubeconfig(object.Data[secret.KubeconfigDataName])
+	if err != nil {
+		return nil, &failure{codeUnexpected, "look at that Secret, or name a kubeconfig that you trust with --workload-kubeconfig", fmt.Errorf("secret %s: %w", key, err)}
+	}
+	return clientcmd.NewDefaultClientConfig(*parsed, &clientcmd.ConfigOverrides{}).ClientConfig()
+}
+
+func (i *invocation) newClient(config *rest.Config) (client.Client, error) {
+	config = rest.CopyConfig(config)
+	config.UserAgent = Name + "/" + i.Version
+	config.QPS, config.Burst = 50, 300 // as kubectl
+	if config.Timeout == 0 {
+		config.Timeout = callTimeout
+	}
+	scheme, err := newScheme()
+	if err != nil {
+		return nil, err
+	}
+	c, err := client.New(config, client.Options{Scheme: scheme})
+	if err != nil {
+		return nil, reached(err)
+	}
+	return c, nil
+}
+
+// reached marks errors of the network.
+func reached(err error) error {
+	var network net.Error
+	if errors.As(err, &network) {
+		return fmt.Errorf("%w: %w", errUnreachable, err)
+	}
+	return err
+}
+
+// readPages lists in pages, and calls visit with each. newList returns an empty list.
+func readPages[L client.ObjectList](ctx context.Context, c client.Reader, newList func() L, visit func(L), options ...client.ListOption) error {
+	for next := ""; ; {
+		list := newList()
+		if err := c.List(ctx, list, append(options, client.Limit(pageSize), client.Continue(next))...); err != nil {
+			return reached(err)
+		}
+		visit(list)
+		if next = list.GetContinue(); next == "" {
+			return nil
+		}
+	}
+}
+
+// readRecords returns the records of the cluster that match.
+func (a *access) readRecords(ctx context.Context, options ...client.ListOption) (all []v1alpha1.NodeAttestation, err error) {
+	options = append(options, client.InNamespace(a.namespace))
+	if a.cluster != "" {
+		options = append(options, client.MatchingLabels{clusterv1.ClusterNameLabel: a.cluster})
+	}
+	err = readPages(ctx, a.records, func() *v1alpha1.NodeAttestationList { return &v1alpha1.NodeAttestationList{} },
+		func(page *v1alpha1.NodeAttestationList) { all = append(all, page.Items...) }, options...)
+	return all, err
+}

@@ -1,0 +1,522 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package attestctl
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/cert"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/secret"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/bindings"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/preflight"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+)
+
+// The names of objects in packaging/kubernetes.
+const (
+	configMapName = telemetry.Component
+	configKey     = "config.yaml"
+	accountName   = telemetry.Component
+)
+
+// caWarning is how long before its end a CA is reported.
+const caWarning = 30 * 24 * time.Hour
+
+// examination is one run of the checks.
+type examination struct {
+	*access
+	now time.Time
+	// settings are nil if they cannot be read.
+	settings *config.Config
+	// audit says that the controller changes no request, by its configuration or its Deployment.
+	audit bool
+	// guarded says that the policies are in force: then only the controller can approve.
+	guarded bool
+}
+
+type check struct {
+	name string
+	run  func(context.Context) finding
+}
+
+// checks returns the checks, in order: the first one reads what others need.
+func (e *examination) checks() []check {
+	all := []check{
+		{"configuration", e.checkConfiguration},
+		{"controller", e.checkController},
+		{"lease", e.checkLease},
+		{"policies", e.checkPolicies},
+	}
+	if e.cluster != "" {
+		all = append(all, check{"management-policies", e.checkManagementPolicies})
+	}
+	return append(all,
+		check{"bindings", e.checkBindings},
+		check{"ca", e.checkCA},
+		check{"inventory", e.checkInventory},
+		check{"ek-sources", e.checkEKSources},
+		check{"nodes", e.checkNodes},
+		check{"policies-condition", func(ctx context.Context) finding { return e.checkCondition(ctx, telemetry.ConditionPolicies) }},
+		check{"sources-condition", func(ctx context.Context) finding { return e.checkCondition(ctx, telemetry.ConditionSources) }},
+	)
+}
+
+// config returns the configuration, or the defaults.
+func (e *examination) config() config.Config {
+	if e.settings == nil {
+		return config.Default()
+	}
+	return *e.settings
+}
+
+func (e *examination) checkConfiguration(ctx context.Context) finding {
+	const remedy = "create the ConfigMap " + configMapName + " with the key " + configKey + " (docs/controller-configuration.md)"
+	object := &corev1.ConfigMap{}
+	if err := e.records.Get(ctx, client.ObjectKey{Namespace: e.controllerNamespace, Name: configMapName}, object); err != nil {
+		return unread(err, remedy)
+	}
+	settings, err := config.Parse([]byte(object.Data[configKey]))
+	if err != nil {
+		return failed("correct the ConfigMap "+configMapName+", then restart the controller", "%s: %v", configKey, err)
+	}
+	e.settings = &settings
+	deployment, err := e.readDeployment(ctx)
+	if err != nil && !apierrors.IsNotFound(err) {
+		return unread(err, "")
+	}
+	e.audit = settings.Audit || hasAuditFlag(deployment)
+	switch {
+	case e.cluster == "" && settings.ClusterAPI != nil:
+		return failed("name one with --workload-cluster and --namespace", "the controller serves the workload clusters of Cluster API, and none is named")
+	case e.cluster != "" && settings.ClusterAPI == nil:
+		return failed("leave --workload-cluster out", "the controller does not serve Cluster API")
+	case e.audit:
+		return warning("enforce when each node is ready for it (docs/adopting.md)", "audit mode: the controller reports its decisions, and changes no request")
+	}
+	return ok("the controller enforces")
+}
+
+func (e *examination) readDeployment(ctx context.Context) (*appsv1.Deployment, error) {
+	deployment := &appsv1.Deployment{}
+	err := e.records.Get(ctx, client.ObjectKey{Namespace: e.controllerNamespace, Name: telemetry.Component}, deployment)
+	return deployment, err
+}
+
+// hasAuditFlag reports whether the controller is started with --audit, as by
+// packaging/kubernetes-audit. Then its configuration cannot make it enforce.
+func hasAuditFlag(deployment *appsv1.Deployment) bool {
+	return slices.ContainsFunc(deployment.Spec.Template.Spec.Containers, func(c corev1.Container) bool {
+		return slices.Contains(c.Args, "--audit") || slices.Contains(c.Args, "--audit=true")
+	})
+}
+
+func (e *examination) checkController(ctx context.Context) finding {
+	const remedy = "apply packaging/kubernetes"
+	deployment, err := e.readDeployment(ctx)
+	if err != nil {
+		return unread(err, remedy)
+	}
+	wanted := int32(1)
+	if deployment.Spec.Replicas != nil {
+		wanted = *deployment.Spec.Replicas
+	}
+	look := fmt.Sprintf("kubectl -n %s get pods; kubectl -n %[1]s logs deployment/%s", e.controllerNamespace, telemetry.Component)
+	switch ready := deployment.Status.ReadyReplicas; {
+	case ready == 0:
+		return failed(look, "none of %d pods is ready", wanted)
+	case ready < wanted:
+		return warning(look, "%d of %d pods are ready", ready, wanted)
+	default:
+		return ok("%d of %d pods are ready", ready, wanted)
+	}
+}
+
+func (e *examination) checkLease(ctx context.Context) finding {
+	const remedy = "start the controller; its log says what keeps it from leading"
+	election := e.config().LeaderElection
+	if !election.Enabled {
+		return ok("leader election is off")
+	}
+	lease := &coordinationv1.Lease{}
+	if err := e.records.Get(ctx, client.ObjectKey{Namespace: e.controllerNamespace, Name: election.LeaseName}, lease); err != nil {
+		return unread(err, remedy)
+	}
+	spec := lease.Spec
+	if spec.HolderIdentity == nil || *spec.HolderIdentity == "" || spec.RenewTime == nil || spec.LeaseDurationSeconds == nil {
+		return failed(remedy, "nobody holds the Lease %s", election.LeaseName)
+	}
+	// The clocks of this machine and of the controller's differ.
+	const skew = 30 * time.Second
+	holder := text.Line(*spec.HolderIdentity, maxName)
+	if age := e.now.Sub(spec.RenewTime.Time); age > time.Duration(*spec.LeaseDurationSeconds)*time.Second+skew {
+		return failed(remedy, "the Lease %s was last renewed %s ago, by %s", election.LeaseName, age.Round(time.Second), holder)
+	}
+	return ok("%s leads", holder)
+}
+
+// user is the controller's in the cluster of the nodes.
+func (e *examination) user() string {
+	settings := e.config()
+	switch {
+	case e.cluster != "" && settings.ClusterAPI != nil && settings.ClusterAPI.User != "":
+		return settings.ClusterAPI.User
+	case e.cluster != "":
+		return config.DefaultUser
+	}
+	return e.account()
+}
+
+// account is the service account of the controller.
+func (e *examination) account() string {
+	return "system:serviceaccount:" + e.controllerNamespace + ":" + accountName
+}
+
+func (e *examination) checkPolicies(ctx context.Context) finding {
+	scope := preflight.PoliciesAlone
+	if e.cluster != "" {
+		scope = preflight.PoliciesWorkload
+	}
+	f := e.comparePolicies(ctx, &preflight.PolicyCheck{Scope: scope, Client: e.nodes, User: e.user()})
+	e.guarded = f.state == stateOK
+	return f
+}
+
+func (e *examination) checkManagementPolicies(ctx context.Context) finding {
+	return e.comparePolicies(ctx, &preflight.PolicyCheck{Scope: preflight.PoliciesManagement, Client: e.records, User: e.account()})
+}
+
+// comparePolicies compares with the policies of this program's release.
+func (e *examination) comparePolicies(ctx context.Context, c *preflight.PolicyCheck) finding {
+	c.Others = e.config().Policies.Controllers
+	problems, err := c.Check(ctx)
+	if err != nil {
+		return unread(err, "ValidatingAdmissionPolicy needs Kubernetes 1.31 or later")
+	}
+	if len(problems) == 0 {
+		return ok("the policies and their bindings are those of this release")
+	}
+	return e.unlessAudit("apply the release's policies with your overlay (docs/controller-configuration.md); until then requests can be approved without attestation", "%s", describePolicies(problems))
+}
+
+// describePolicies lists problems, and those that are missing by their names alone.
+func describePolicies(problems []preflight.PolicyProblem) string {
+	var missing, all []string
+	for _, p := range problems {
+		if p.Problem != preflight.PolicyMissing {
+			all = append(all, p.String())
+		} else if !slices.Contains(missing, p.Policy) {
+			missing = append(missing, p.Policy)
+		}
+	}
+	if len(missing) > 0 {
+		all = append(all, "missing, or without a binding: "+text.Names(missing))
+	}
+	return strings.Join(all, "; ")
+}
+
+// unlessAudit returns a failure. In audit mode nothing depends on it yet, so it returns a warning.
+func (e *examination) unlessAudit(remedy, format string, arguments ...any) finding {
+	if e.audit {
+		return warning(remedy, format, arguments...)
+	}
+	return failed(remedy, format, arguments...)
+}
+
+func (e *examination) checkBindings(ctx context.Context) finding {
+	var found []string
+	err := readPages(ctx, e.nodes, func() *rbacv1.ClusterRoleBindingList { return &rbacv1.ClusterRoleBindingList{} }, func(page *rbacv1.ClusterRoleBindingList) {
+		for i := range page.Items {
+			if bindings.ApprovesByItself(&page.Items[i]) {
+				found = append(found, page.Items[i].Name)
+			}
+		}
+	})
+	switch {
+	case err != nil:
+		return unread(err, "")
+	case len(found) > 0:
+		remedy := "when all nodes have attested: kubectl delete clusterrolebinding " + strings.Join(found[:min(len(found), text.MaxNames)], " ") + ", or set autoApprovingBindings: Remove"
+		if e.guarded {
+			return warning(remedy, "only the policies keep kube-controller-manager from approving without attestation by these ClusterRoleBindings: %s", text.Names(found))
+		}
+		return e.unlessAudit(remedy, "with these ClusterRoleBindings kube-controller-manager approves without attestation: %s", text.Names(found))
+	}
+	return ok("no ClusterRoleBinding approves without attestation")
+}
+
+// clientCA is where an API server says which CAs of clients it trusts.
+var clientCA = client.ObjectKey{Namespace: "kube-system", Name: "extension-apiserver-authentication"}
+
+func (e *examination) checkCA(ctx context.Context) finding {
+	key := client.ObjectKey{Namespace: e.namespace, Name: secret.Name(e.cluster, secret.ClusterCA)}
+	if e.cluster == "" {
+		key = client.ObjectKey{Namespace: e.controllerNamespace, Name: e.config().Signing.SecretName}
+		switch signs := e.config().Signing; {
+		case e.settings == nil:
+			return unknown("", "without the configuration it is not known where the CA is")
+		case signs.Mode == config.ApproveOnly:
+			return ok("another signer issues")
+		case signs.SecretName == "":
+			return unknown("see sources-condition", "the CA is in files of the controller's pod")
+		}
+	}
+	object := &corev1.Secret{}
+	if err := e.records.Get(ctx, key, object); err != nil {
+		f := unread(err, "create the Secret with the CA (docs/cluster-setup.md)")
+		if f.state == stateUnknown {
+			f.remedy = "it holds the CA's private key, so few may read it: see sources-condition"
+		}
+		return f
+	}
+	if e.cluster != "" && len(object.Data[corev1.TLSPrivateKeyKey]) == 0 {
+		return ok("the Secret %s has no key: kube-controller-manager signs", key.Name)
+	}
+	ca, err := signing.FromSecret(object.Data, e.now)
+	if err != nil {
+		return failed("put a CA and its key into the Secret (docs/cluster-setup.md)", "secret %s: %v", key, err)
+	}
+	if err := e.compareCA(ctx, object.Data[corev1.TLSCertKey]); err != nil {
+		if errors.Is(err, errNotTrusted) {
+			return failed("put this CA into the file of kube-apiserver's --client-ca-file, or the CA of that file into the Secret", "secret %s: %v", key, err)
+		}
+		return unread(err, "the API server publishes it if it has --client-ca-file")
+	}
+	if end := ca.NotAfter(); end.Before(e.now.Add(caWarning)) {
+		return warning("rotate it: docs/operations.md, CA rotation", "the CA ends at %s", end.UTC().Format(time.RFC3339))
+	}
+	return ok("the API server trusts the CA, until %s", ca.NotAfter().UTC().Format(time.RFC3339))
+}
+
+var errNotTrusted = errors.New("the API server does not trust this CA: nodes could not use certificates that it signs")
+
+// compareCA compares the CA with those that the API server trusts. It does without the CA's key.
+func (e *examination) compareCA(ctx context.Context, chain []byte) error {
+	object := &corev1.ConfigMap{}
+	if err := e.nodes.Get(ctx, clientCA, object); err != nil {
+		return err
+	}
+	trusted, err := cert.ParseCertsPEM([]byte(object.Data["client-ca-file"]))
+	if err != nil {
+		return fmt.Errorf("configmap %s: client-ca-file: %w", clientCA, err)
+	}
+	certificates, err := cert.ParseCertsPEM(chain)
+	if err != nil {
+		return err
+	}
+	options := x509.VerifyOptions{Roots: x509.NewCertPool(), Intermediates: x509.NewCertPool(), CurrentTime: e.now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
+	for _, c := range trusted {
+		options.Roots.AddCert(c)
+	}
+	for _, c := range certificates[1:] {
+		options.Intermediates.AddCert(c)
+	}
+	if _, err := certificates[0].Verify(options); err != nil {
+		return errNotTrusted
+	}
+	return nil
+}
+
+var errNoInventory = errors.New("the configuration names no ConfigMap with an inventory")
+
+// readInventory returns the inventory that the controller has.
+func (a *access) readInventory(ctx context.Context) (*inventory.Inventory, error) {
+	object := &corev1.ConfigMap{}
+	if err := a.records.Get(ctx, client.ObjectKey{Namespace: a.controllerNamespace, Name: configMapName}, object); err != nil {
+		return nil, err
+	}
+	settings, err := config.Parse([]byte(object.Data[configKey]))
+	if err != nil {
+		return nil, err
+	}
+	return a.parseInventory(ctx, settings)
+}
+
+func (a *access) parseInventory(ctx context.Context, settings config.Config) (*inventory.Inventory, error) {
+	entries := settings.Inventory.Entries()
+	if len(entries) == 0 {
+		return nil, errNoInventory
+	}
+	var parts []*inventory.Part
+	var problems []error
+	for _, entry := range entries {
+		object := &corev1.ConfigMap{}
+		if err := a.records.Get(ctx, client.ObjectKey{Namespace: a.controllerNamespace, Name: entry.Name}, object); err != nil {
+			problems = append(problems, err)
+			continue
+		}
+		part, err := inventory.ParsePart(entry.Name+"/"+entry.Key, []byte(object.Data[entry.Key]+string(object.BinaryData[entry.Key])))
+		parts, problems = append(parts, part), append(problems, err)
+	}
+	if err := errors.Join(problems...); err != nil {
+		return nil, err
+	}
+	return inventory.Merge(parts...), nil
+}
+
+func (e *examination) checkInventory(ctx context.Context) finding {
+	settings := e.config()
+	switch {
+	case e.settings == nil:
+		return unknown("", "without the configuration it is not known where the inventory is")
+	case settings.ClusterAPI != nil && !slices.Contains(settings.ClusterAPI.EKSources, verifier.EKInventory):
+		return ok("none is configured")
+	case len(settings.Inventory.Entries()) == 0:
+		return unknown("see sources-condition", "the inventory is in files of the controller's pod")
+	}
+	machines, err := e.parseInventory(ctx, settings)
+	var invalid *inventory.Error
+	switch {
+	case errors.As(err, &invalid):
+		return failed("correct it (docs/inventory.md); meanwhile the last good inventory counts, until the controller restarts", "%v", err)
+	case err != nil:
+		return unread(err, "create the ConfigMap (docs/inventory.md)")
+	case len(machines.Conflicts()) > 0:
+		var all []string
+		for _, conflict := range machines.Conflicts() {
+			all = append(all, conflict.String())
+		}
+		return failed("correct the entries: meanwhile the machines in them get no first certificate", "%s", text.Names(all))
+	}
+	return ok("%d machines", machines.Len())
+}
+
+func (e *examination) checkEKSources(ctx context.Context) finding {
+	settings := e.config()
+	switch {
+	case e.settings == nil:
+		return unknown("", "without the configuration it is not known which sources there are")
+	case settings.ClusterAPI != nil:
+		return e.checkMachines(ctx, settings.ClusterAPI)
+	}
+	machines, err := e.parseInventory(ctx, settings)
+	if err != nil {
+		return unknown("see inventory", "the inventory names the endorsement keys, and it cannot be read")
+	}
+	named := 0
+	for _, m := range machines.All() {
+		if len(m.EKs) > 0 {
+			named++
+		}
+	}
+	if named == 0 {
+		return warning("add machines: kubectl attest pending -o inventory, and docs/inventory.md", "the inventory names no endorsement key: no machine gets in")
+	}
+	return ok("the inventory names endorsement keys of %d machines", named)
+}
+
+// checkMachines looks for Machines whose endorsement key nothing names. An annotation may also be on
+// the InfraMachine, and a platform is asked by the controller alone: then it is not known.
+func (e *examination) checkMachines(ctx context.Context, settings *config.ClusterAPI) finding {
+	sources := make([]string, len(settings.EKSources))
+	for i, s := range settings.EKSources {
+		sources[i] = string(s)
+	}
+	if settings.TrustOnFirstUse {
+		sources = append(sources, "trust on first use")
+	}
+	records, err := e.readRecords(ctx)
+	if err != nil {
+		return unread(err, "apply packaging/kubernetes/crd.yaml")
+	}
+	recorded := map[string]bool{}
+	for i := range records {
+		recorded[records[i].Spec.Machine.Name] = true
+	}
+	var without []string
+	err = readPages(ctx, e.records, func() *clusterv1.MachineList { return &clusterv1.MachineList{} }, func(page *clusterv1.MachineList) {
+		for i := range page.Items {
+			if m := &page.Items[i]; m.Annotations[attestation.AnnotationEK] == "" && !recorded[m.Name] {
+				without = append(without, m.Name)
+			}
+		}
+	}, client.InNamespace(e.namespace), client.MatchingLabels{clusterv1.ClusterNameLabel: e.cluster})
+	all := strings.Join(sources, ", ")
+	switch {
+	case err != nil:
+		return unread(err, "install Cluster API")
+	case len(without) == 0 || settings.TrustOnFirstUse:
+		return ok("sources: %s", all)
+	case slices.Equal(settings.EKSources, []verifier.EKSource{verifier.EKAnnotation}):
+		return warning("annotate them, or their InfraMachines, with "+attestation.AnnotationEK, "sources: %s; Machines without a record and without the annotation: %s", all, text.Names(without))
+	}
+	return ok("sources: %s; Machines without a record: %s", all, text.Names(without))
+}
+
+// checkNodes looks for Nodes that have no record.
+func (e *examination) checkNodes(ctx context.Context) finding {
+	records, err := e.readRecords(ctx)
+	if err != nil {
+		return unread(err, "apply packaging/kubernetes/crd.yaml")
+	}
+	attested := map[string]bool{}
+	for i := range records {
+		attested[records[i].Spec.NodeName] = true
+	}
+	var without []string
+	err = readPages(ctx, e.nodes, func() *metav1.PartialObjectMetadataList {
+		list := &metav1.PartialObjectMetadataList{}
+		list.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("NodeList"))
+		return list
+	}, func(page *metav1.PartialObjectMetadataList) {
+		for i := range page.Items {
+			if name := page.Items[i].Name; !attested[name] && !slices.Contains(e.config().UnattestedNodes, name) {
+				without = append(without, name)
+			}
+		}
+	})
+	switch {
+	case err != nil:
+		return unread(err, "")
+	case len(without) > 0:
+		return warning("attest them, or list them in unattestedNodes: their certificates are not renewed otherwise", "Nodes that have no record and are not listed: %s", text.Names(without))
+	}
+	return ok("each Node has a record or is listed")
+}
+
+// checkCondition says what the controller says.
+func (e *examination) checkCondition(ctx context.Context, kind string) finding {
+	name := e.controllerNamespace
+	if e.cluster != "" {
+		name, _, _ = strings.Cut(strings.TrimPrefix(e.user(), "system:serviceaccount:"), ":")
+	}
+	namespace := &corev1.Namespace{}
+	if err := e.nodes.Get(ctx, client.ObjectKey{Name: name}, namespace); err != nil {
+		return unread(err, "apply packaging/kubernetes")
+	}
+	for _, c := range namespace.Status.Conditions {
+		if string(c.Type) != kind {
+			continue
+		}
+		says := c.Reason + ": " + c.Message
+		switch {
+		case c.Status == corev1.ConditionTrue, c.Reason == preflight.ReasonPoliciesAudit:
+			return ok("%s", says)
+		case c.Status == corev1.ConditionFalse:
+			return failed("do what the message says; docs/reasons.md has the reason "+text.Line(c.Reason, maxName), "%s", says)
+		default:
+			return unknown("docs/reasons.md has the reason "+text.Line(c.Reason, maxName), "%s", says)
+		}
+	}
+	return unknown("start the controller: it writes the condition within seconds", "namespace %s has no condition %s", name, kind)
+}

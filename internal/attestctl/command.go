@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package attestctl is the command line of kubectl-attest, for operators. It reads records,
+// requests and what surrounds the controller. It deletes only after a confirmation, and writes
+// nothing else. docs/kubectl-attest.md has the commands.
+//
+// Requests say what their requesters want: they are shown as claims, bounded and made printable.
+package attestctl
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+	"unicode"
+	"unicode/utf16"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/buildinfo"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/outputformat"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
+)
+
+// Name is the program's.
+const Name = "kubectl-attest"
+
+// displayName is how help shows the program.
+const displayName = "kubectl attest"
+
+// Exit codes. They equal the plugin's where they mean the same. 2 is the Go runtime's, for a crash.
+const (
+	codeUnexpected     = 1
+	codeUsage          = 3
+	codeAPIUnreachable = 19
+	codeAPIRefused     = 20
+	// codeCheckFailed says that a check failed, codeCheckUnknown that none failed, but not all could
+	// be made.
+	codeCheckFailed  = 31
+	codeCheckUnknown = 33
+	codeNotFound     = 34
+	codeNotConfirmed = 35
+)
+
+// Program is a binary's own part of the command line.
+type Program struct {
+	// Version and Commit say which build it is.
+	Version, Commit string
+
+	// access and now stand for the kubeconfig and the clock in tests.
+	access *access
+	now    func() time.Time
+}
+
+// Process is the part of the process that main passes on.
+type Process struct {
+	Args           []string
+	Stdin          io.Reader
+	Stdout, Stderr io.Writer
+	Getenv         func(string) string
+}
+
+// failure is an error with its exit code and a hint.
+type failure struct {
+	code int
+	hint string
+	err  error
+}
+
+func (f *failure) Error() string { return f.err.Error() }
+func (f *failure) Unwrap() error { return f.err }
+
+// invocation is one call of the command line.
+type invocation struct {
+	Program
+	Process
+	flags *genericclioptions.ConfigFlags
+	// workloadCluster, workloadKubeconfig and controllerNamespace are flags.
+	workloadCluster, workloadKubeconfig, controllerNamespace string
+	// now is the time of the call.
+	now time.Time
+}
+
+// maxLine limits a line on standard error, in bytes, since a peer may have written a part of it.
+const maxLine = 2048
+
+// Run executes a command line, and returns the exit code. It reports an error on stderr, once.
+func (p Program) Run(ctx context.Context, process Process) int {
+	i := &invocation{Program: p, Process: process, flags: genericclioptions.NewConfigFlags(true), now: time.Now()}
+	if p.now != nil {
+		i.now = p.now()
+	}
+	err := i.rootCommand().ExecuteContext(ctx)
+	if err == nil {
+		return 0
+	}
+	f := classifyError(err)
+	i.say("%s: %v", Name, f)
+	if f.hint != "" {
+		i.say("hint: %s", f.hint)
+	}
+	return f.code
+}
+
+// classifyError gives an error of the API its exit code and hint.
+func classifyError(err error) *failure {
+	var f *failure
+	var status apierrors.APIStatus
+	switch {
+	case errors.As(err, &f):
+		return f
+	case apierrors.IsForbidden(err):
+		return &failure{codeAPIRefused, "the rights are in packaging/kubernetes/optional/operators.yaml: node-attestation-viewer reads, node-attestation-operator resets", err}
+	case apierrors.IsUnauthorized(err):
+		return &failure{codeAPIRefused, "log in again: the API server does not know the credential of the kubeconfig", err}
+	case meta.IsNoMatchError(err):
+		return &failure{codeNotFound, "apply packaging/kubernetes, or name another cluster with --context", fmt.Errorf("the API server has no NodeAttestation: %w", err)}
+	case errors.As(err, &status):
+		return &failure{codeUnexpected, "", err}
+	case errors.Is(err, errUnreachable):
+		return &failure{codeAPIUnreachable, "is it the right cluster? See kubectl cluster-info, and --context", err}
+	}
+	return &failure{codeUnexpected, "", err}
+}
+
+func usage(err error) error { return &failure{codeUsage, "see --help", err} }
+
+// say prints a line on standard error.
+func (i *invocation) say(format string, arguments ...any) {
+	_, _ = fmt.Fprintln(i.Stderr, text.Line(fmt.Sprintf(format, arguments...), maxLine))
+}
+
+func (i *invocation) rootCommand() *cobra.Command {
+	root := &cobra.Command{
+		Use:         Name,
+		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: displayName},
+		Short:       "See which nodes have attested, which wait and why, and what is wrong with the cluster",
+		Long: `See which nodes have attested, which wait and why, and what keeps the cluster from attesting its nodes.
+
+Where one controller serves the cluster that it runs in, no flag is needed. In a management cluster of Cluster API name the
+workload cluster: --workload-cluster=NAME --namespace=NAMESPACE. Its kubeconfig is read from the Secret NAME-kubeconfig,
+unless --workload-kubeconfig names a file.`,
+		Example: `  kubectl attest check
+  kubectl attest status
+  kubectl attest pending
+  kubectl attest status --workload-cluster=prod-1 --namespace=clusters`,
+		Args:          cobra.NoArgs,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	root.SetArgs(i.Args)
+	root.SetOut(i.Stdout)
+	root.SetErr(i.Stderr)
+	root.CompletionOptions.HiddenDefaultCmd = true
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage(err) })
+	flags := root.PersistentFlags()
+	i.flags.AddFlags(flags)
+	flags.Lookup("namespace").Usage = "namespace of the records: the controller's, or with --workload-cluster the Cluster's"
+	flags.StringVar(&i.controllerNamespace, "controller-namespace", "", "namespace of the controller (default: --namespace, or "+defaultNamespace+")")
+	flags.StringVar(&i.workloadCluster, "workload-cluster", "", "with Cluster API: name of the Cluster object")
+	flags.StringVar(&i.workloadKubeconfig, "workload-kubeconfig", "", "with Cluster API: kubeconfig file of the workload cluster (default: the Secret <cluster>-kubeconfig)")
+	root.AddCommand(i.statusCommand(), i.pendingCommand(), i.describeCommand(), i.resetCommand(), i.checkCommand(), i.versionCommand())
+	for _, c := range append(root.Commands(), root) {
+		if args := c.Args; args != nil {
+			c.Args = func(c *cobra.Command, given []string) error {
+				if err := args(c, given); err != nil {
+					return usage(err)
+				}
+				return nil
+			}
+		}
+	}
+	return root
+}
+
+func (i *invocation) versionCommand() *cobra.Command {
+	info := buildinfo.Info{Version: i.Version, Commit: i.Commit, Protocols: map[string][]string{tpm.Provider: {attestation.VersionTPM}}}
+	return buildinfo.Command(Name, info, i.Stdout, cobra.NoArgs, usage)
+}
+
+// output is the flag of that name.
+type output struct {
+	format string
+	more   []string
+}
+
+// outputFlag adds the flag to a command. more are formats beside json and yaml.
+func outputFlag(c *cobra.Command, more ...string) *output {
+	o := &output{more: more}
+	all := append(more, outputformat.JSON, outputformat.YAML)
+	c.Flags().StringVarP(&o.format, "output", "o", "", fmt.Sprintf("one of %v; default: text", all))
+	_ = c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(all, cobra.ShellCompDirectiveNoFileComp)) // fails if there is no such flag
+	return o
+}
+
+func (o *output) check() error {
+	if o.format == "" || outputformat.Valid(o.format) {
+		return nil
+	}
+	for _, known := range o.more {
+		if o.format == known {
+			return nil
+		}
+	}
+	return usage(fmt.Errorf("--output %q: must be one of %v", o.format, append(o.more, outputformat.JSON, outputformat.YAML)))
+}
+
+// print prints a value for programs.
+func (i *invocation) print(format string, value any) error {
+	out, err := outputformat.Encode(format, value)
+	if err != nil {
+		return err
+	}
+	if format == outputformat.JSON {
+		out = escape(out)
+	}
+	_, err = i.Stdout.Write(out)
+	return err
+}
+
+// escape escapes what a terminal may act on, and JSON allows in strings. YAML's encoder does so
+// itself.
+func escape(document []byte) []byte {
+	var out bytes.Buffer
+	for _, r := range string(document) {
+		if r == '\n' || unicode.IsPrint(r) {
+			out.WriteRune(r)
+			continue
+		}
+		for _, unit := range utf16.Encode([]rune{r}) {
+			_, _ = fmt.Fprintf(&out, `\u%04x`, unit)
+		}
+	}
+	return out.Bytes()
+}
+
+// isTerminal reports whether a file is a terminal. Other character devices, such as /dev/null, are
+// none.
+func isTerminal(file any) bool {
+	f, ok := file.(interface{ Fd() uintptr })
+	return ok && term.IsTerminal(int(f.Fd()))
+}
+
+// colors reports whether standard output may have colours (no-color.org).
+func (i *invocation) colors() bool {
+	return isTerminal(i.Stdout) && i.Getenv("NO_COLOR") == "" && i.Getenv("TERM") != "dumb"
+}

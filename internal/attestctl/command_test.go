@@ -1,0 +1,660 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package attestctl
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"math/big"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+	"unicode"
+
+	"golang.org/x/sys/unix"
+	appsv1 "k8s.io/api/apps/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
+)
+
+// fleet is a cluster with one of each: a node that is well, one that renews, one that waits for its
+// first certificate, one that was refused, and another TPM under the first one's name.
+func fleet() []client.Object {
+	proof := request("node-csr-3", tpmSigner, "worker-1", "", []byte("{}"))
+	proof.Status.Certificate = []byte("certificate")
+	first := newRecord("worker-1", 1)
+	first.Status.Request = &v1alpha1.RequestReference{Name: proof.Name, UID: proof.UID, SHA256: strings.Repeat("0", 64)}
+	return []client.Object{
+		first, newRecord("worker-2", 2),
+		ends(newHello("node-csr-1", "worker-1", "metal://worker-1", 1, ""), certificatesv1.CertificateDenied, attestation.ReasonCompleted, "the proof has its certificate"),
+		waits(newHello("node-csr-2", "worker-2", "", 2, ""), "SignerUnavailable", "there is no CA that can sign at present"),
+		ends(proof, certificatesv1.CertificateApproved, "Attested", "the evidence was verified"),
+		waits(newHello("node-csr-4", "worker-9", "metal://worker-9", 9, ""), "MachineNotFound", "no machine is known that the evidence belongs to"),
+		ends(newHello("node-csr-5", "worker-8", "", 8, ""), certificatesv1.CertificateDenied, "NodeAlreadyRegistered", "a Node of that name exists"),
+		ends(newHello("node-csr-6", "worker-1", "", 7, ""), certificatesv1.CertificateDenied, "IdentityBound", "record: the node name is bound to another endorsement key"),
+		newEventOn("Node", "worker-1", "IdentityBound", "node-csr-6: record: the node name is bound to another endorsement key", 4*time.Minute),
+		newEventOn("CertificateSigningRequest", "node-csr-4", "MachineNotFound", "no machine", 5*time.Minute),
+	}
+}
+
+func TestGolden(t *testing.T) {
+	for name, args := range map[string][]string{
+		"status.txt": {"status"}, "status-node.yaml": {"status", "worker-1", "-o", "yaml"}, "status-unknown.txt": {"status", "worker-7"},
+		"pending.txt": {"pending"}, "pending.json": {"pending", "-o", "json"}, "pending-inventory.txt": {"pending", "-o", "inventory"},
+		"describe.txt": {"describe", "worker-1"}, "describe-claimed.txt": {"describe", "worker-9"},
+		"reset-unconfirmed.txt": {"reset", "worker-1"}, "reset.txt": {"reset", "worker-2", "--yes"}, "reset-nothing.txt": {"reset", "worker-9", "--yes"},
+		"check-empty.txt": {"check"}, "version.txt": {"version"}, "usage.txt": {"status", "a", "b"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := run(t, newAccess(t, fleet()...), args...)
+			if name == "version.txt" {
+				r.stdout, _, _ = strings.Cut(r.stdout, ", go")
+				r.stdout += "\n"
+			}
+			wantGolden(t, name, r)
+		})
+	}
+}
+
+// A request is on a record's line only with the EK of the record. Another one is a claim.
+func TestClaimsStayApart(t *testing.T) {
+	a := newAccess(t, fleet()...)
+	s, err := a.status(t.Context(), "worker-1", now)
+	if err != nil || len(s.Nodes) != 2 {
+		t.Fatalf("%+v, %v", s, err)
+	}
+	if own := s.Nodes[0]; own.Claimed || own.EK != ekOf(1) || own.Reason == "IdentityBound" {
+		t.Errorf("the record's line has what another TPM got: %+v", own)
+	}
+	if other := s.Nodes[1]; !other.Claimed || other.EK != ekOf(7) || other.Reason != "IdentityBound" {
+		t.Errorf("%+v", other)
+	}
+}
+
+// hostile is what a requester writes to get at the terminal of an operator.
+var hostile = "evil\x1b]0;owned\x07\x1b[2J\u202e\u009b31m\r\n- nodeName: injected\x00" + strings.Repeat("A", 64<<10)
+
+// Nothing that a requester writes gets to a terminal as it is, and none of it is long.
+func TestHostileRequests(t *testing.T) {
+	object := waits(newHello("node-csr-1", "victim", "", 1, "\x1b[31mMaker\n"+strings.Repeat("B", 4000)), "MachineNotFound", "x")
+	object.Spec.Username = hostile
+	long := newHello("node-csr-2", "victim-2", "", 2, "")
+	metav1.SetMetaDataAnnotation(&long.ObjectMeta, attestation.AnnotationWaiting, "Reason: "+hostile)
+	denied := ends(newHello("node-csr-3", "victim-3", "", 3, ""), certificatesv1.CertificateDenied, hostile, hostile)
+	unreadable := newHello("node-csr-4", "x", "", 4, "")
+	unreadable.Spec.Request = []byte(hostile + strings.Repeat("A", 1<<20))
+	other := request("node-csr-5", tpmSigner, "victim-5", "", []byte(hostile))
+	record := newRecord("victim", 1)
+	record.Spec.Machine.Name, record.Spec.ProviderID = hostile[:100], hostile[:1000] // as long as the CRD allows
+	denied.Status.Conditions[0].Message += strings.Repeat("A", 1<<20)
+	event := newEventOn("Node", "victim", hostile, hostile, time.Minute)
+	event.Name = "event"
+	a := newAccess(t, object, long, denied, unreadable, other, record, event)
+	for _, args := range [][]string{
+		{"status"}, {"status", "-o", "json"}, {"status", "-o", "yaml"}, {"pending"}, {"pending", "-o", "json"}, {"pending", "-o", "inventory"},
+		{"describe", "victim"}, {"describe", "victim-3"}, {"describe", "victim", "-o", "json"}, {"reset", "victim"}, {"status", hostile}, {"describe", hostile},
+	} {
+		r := run(t, a, args...)
+		for _, out := range []string{r.stdout, r.stderr} {
+			if len(out) > 16<<10 {
+				t.Errorf("%v prints %d bytes", args[0], len(out))
+			}
+			if at := strings.IndexFunc(out, func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }); at >= 0 {
+				t.Errorf("%.40q prints %q", args, out[max(0, at-20):min(len(out), at+20)])
+			}
+		}
+		if strings.Contains(r.stdout, "\n- nodeName: injected") {
+			t.Errorf("%v: a requester adds a line:\n%s", args, r.stdout)
+		}
+	}
+}
+
+// What is printed as an entry is an inventory with exactly the machines that are safe to list.
+func TestEntriesParse(t *testing.T) {
+	configured := []client.Object{
+		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: defaultNamespace, Name: configMapName}, Data: map[string]string{configKey: goodConfig}},
+		inventoryOf("- {nodeName: listed, providerID: 'metal://listed', eks: [{fingerprint: " + ekOf(50) + "}]}\n" +
+			"- {name: rack-7, nodeName: other, addresses: [www.example.com], eks: [{fingerprint: " + ekOf(51) + "}]}"),
+	}
+	for name, c := range map[string]struct {
+		requests []client.Object
+		want     []string
+		says     string
+	}{
+		"none":              {nil, nil, "machines: []"},
+		"one":               {[]client.Object{newHello("a", "node-a", "metal://a", 1, "Maker")}, []string{"node-a"}, "Maker"},
+		"as it waits":       {[]client.Object{waits(newHello("a", "node-a", "", 1, ""), "MachineNotFound", "x")}, []string{"node-a"}, ""},
+		"waits for a CA":    {[]client.Object{waits(newHello("a", "node-a", "", 1, ""), "SignerUnavailable", "x")}, nil, "there is no entry"},
+		"challenged":        {[]client.Object{challenged(newHello("a", "node-a", "", 1, ""))}, nil, "machines: []"},
+		"an older one, too": {[]client.Object{newHello("a", "node-a", "", 1, ""), newHello("b", "node-a", "", 1, "")}, []string{"node-a"}, ""},
+		"two of one name":   {[]client.Object{newHello("a", "node-a", "", 1, ""), newHello("b", "node-a", "", 2, "")}, nil, "claim this node name"},
+		"two of one EK":     {[]client.Object{newHello("a", "node-a", "", 1, ""), newHello("b", "node-b", "", 1, "")}, nil, "claim this endorsement key"},
+		"two of one ID":     {[]client.Object{newHello("a", "node-a", "x://1", 1, ""), newHello("b", "node-b", "x://1", 2, "")}, nil, "claim this provider ID"},
+		"listed":            {[]client.Object{newHello("a", "listed", "", 50, "")}, nil, "machines: []"},
+		"a listed name":     {[]client.Object{newHello("a", "listed", "", 1, "")}, nil, "with another endorsement key"},
+		"a machine's name":  {[]client.Object{newHello("a", "rack-7", "", 1, "")}, nil, "another machine with this name"},
+		"a DNS name":        {[]client.Object{newHello("a", "www.example.com", "", 1, "")}, nil, "another machine with this name"},
+		"a listed ID":       {[]client.Object{newHello("a", "node-a", "metal://listed", 1, "")}, nil, "has this provider ID"},
+		"beside a bad one":  {[]client.Object{newHello("a", "listed", "", 1, ""), newHello("b", "node-b", "", 2, "")}, []string{"node-b"}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := run(t, newAccess(t, append(c.requests, configured...)...), "pending", "-o", "inventory")
+			r.want(t, 0, "WARNING: to list a machine is to trust it", c.says)
+			if !strings.Contains(r.stdout, "# WARNING") || !strings.Contains(r.stderr, "WARNING") {
+				t.Error("the warning is not in both")
+			}
+			// It is pasted behind what there is.
+			parsed, err := inventory.Parse([]byte(r.stdout))
+			if err != nil {
+				t.Fatalf("%v in\n%s", err, r.stdout)
+			}
+			var names []string
+			for _, m := range parsed.All() {
+				names = append(names, m.NodeName)
+				if len(m.EKs) != 1 || m.Disputed {
+					t.Errorf("%+v", m)
+				}
+			}
+			if !slices.Equal(names, c.want) {
+				t.Errorf("machines %q, not %q:\n%s", names, c.want, r.stdout)
+			}
+		})
+	}
+}
+
+// A claim that two requests share is a problem also if only one of them is asked for.
+func TestEntriesAreComparedWithAll(t *testing.T) {
+	t.Parallel()
+	a := newAccess(t, newHello("a", "victim", "x://1", 1, ""), newHello("b", "evil", "", 1, ""), newHello("c", "thief", "x://1", 2, ""))
+	run(t, a, "pending", "evil", "-o", "inventory").want(t, 0, "machines: []", "claim this endorsement key")
+	r := run(t, a, "pending", "thief", "-o", "inventory")
+	r.want(t, 0, "machines: []", "claim this provider ID")
+	if strings.Contains(r.stdout, "victim") {
+		t.Errorf("it prints more than was asked for:\n%s", r.stdout)
+	}
+}
+
+func challenged(object *certificatesv1.CertificateSigningRequest) *certificatesv1.CertificateSigningRequest {
+	c := attestation.Challenge{
+		Version: attestation.VersionTPM, KeyID: "k", Expires: now.Add(time.Minute).Unix(), CredentialBlob: []byte("x"), EncryptedSecret: []byte("x"),
+		PCRs: attestation.PCRSelection{Bank: "sha256", Indexes: []int{0}},
+	}
+	value, err := c.Marshal()
+	if err != nil {
+		panic(err)
+	}
+	metav1.SetMetaDataAnnotation(&object.ObjectMeta, attestation.AnnotationChallenge, string(value))
+	return object
+}
+
+// reset deletes what it has shown, and only after a confirmation.
+func TestResetIsConfirmed(t *testing.T) {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-1", UID: "n"}}
+	there := func(a *access, object client.Object) bool {
+		err := a.records.Get(t.Context(), client.ObjectKeyFromObject(object), object.DeepCopyObject().(client.Object))
+		return err == nil
+	}
+	for name, c := range map[string]struct {
+		args         []string
+		code         int
+		says         string
+		record, node bool
+	}{
+		"no terminal":     {[]string{"reset", "worker-1"}, codeNotConfirmed, "hint: --yes", true, true},
+		"yes":             {[]string{"reset", "worker-1", "--yes"}, 0, "the Node stays", false, true},
+		"with the Node":   {[]string{"reset", "worker-1", "--yes", "--delete-node"}, 0, "Node worker-1 deleted", false, false},
+		"another node":    {[]string{"reset", "worker-2", "--yes"}, codeNotFound, "there is nothing to delete", true, true},
+		"a wrong record":  {[]string{"reset", "worker-1", "--yes", "--record=x"}, codeNotFound, "no record", true, true},
+		"the right one":   {[]string{"reset", "worker-1", "--yes", "--record=worker-1"}, 0, "deleted", false, true},
+		"without a node":  {[]string{"reset"}, codeUsage, "hint: see --help", true, true},
+		"an unknown flag": {[]string{"reset", "worker-1", "--force"}, codeUsage, "force", true, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			record := newRecord("worker-1", 1)
+			a := newAccess(t, record, node.DeepCopy())
+			run(t, a, c.args...).want(t, c.code, c.says)
+			if there(a, record) != c.record || there(a, node) != c.node {
+				t.Errorf("the record is there: %t, the Node: %t", there(a, record), there(a, node))
+			}
+		})
+	}
+}
+
+// A record that changed since it was shown stays, and so does one of another UID.
+func TestResetDeletesWhatWasShown(t *testing.T) {
+	var seen client.DeleteOptions
+	record := newRecord("worker-1", 1)
+	a := newAccess(t, record)
+	a.records = interceptor.NewClient(a.records.(client.WithWatch), interceptor.Funcs{
+		Delete: func(_ context.Context, _ client.WithWatch, object client.Object, options ...client.DeleteOption) error {
+			seen.ApplyOptions(options)
+			return apierrors.NewConflict(v1alpha1.Resource.GroupResource(), object.GetName(), errors.New("changed"))
+		},
+	})
+	run(t, a, "reset", "worker-1", "--yes").want(t, codeUnexpected, "changed since it was shown", "hint: look at it again")
+	if p := seen.Preconditions; p == nil || p.UID == nil || *p.UID != record.UID || p.ResourceVersion == nil || *p.ResourceVersion == "" {
+		t.Errorf("%+v", seen.Preconditions)
+	}
+}
+
+// Two records of one node name: the operator says which.
+func TestResetOfTwoRecords(t *testing.T) {
+	second := newRecord("worker-1", 2)
+	second.Name = "other"
+	a := newAccess(t, newRecord("worker-1", 1), second)
+	run(t, a, "reset", "worker-1", "--yes").want(t, codeUsage, "--record", "other")
+	run(t, a, "reset", "worker-1", "--yes", "--record=other").want(t, 0, "record other deleted")
+}
+
+const goodConfig = `apiVersion: controller.attestation.cluster.x-k8s.io/v1alpha1
+kind: NodeAttestationControllerConfiguration
+clusterUID: c
+signing: {mode: Sign, secretName: node-attestation-ca}
+inventory: {configMap: {name: node-attestation-inventory, key: inventory.yaml}}
+tpm: {pcrs: {bank: sha256, indexes: [0]}}
+`
+
+func inventoryOf(machines string) *corev1.ConfigMap {
+	return &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: defaultNamespace, Name: "node-attestation-inventory"},
+		Data:       map[string]string{"inventory.yaml": "apiVersion: " + inventory.APIVersion + "\nkind: MachineInventory\nmachines:\n" + machines + "\n"},
+	}
+}
+
+// What the user may not read is unknown, with the right that is missing, and never ok.
+func TestCheckWithoutRights(t *testing.T) {
+	a := newAccess(t)
+	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "things"}, "x", errors.New(`user "u" cannot get`))
+	a.records = interceptor.NewClient(a.records.(client.WithWatch), interceptor.Funcs{
+		Get: func(context.Context, client.WithWatch, client.ObjectKey, client.Object, ...client.GetOption) error {
+			return forbidden
+		},
+		List: func(context.Context, client.WithWatch, client.ObjectList, ...client.ListOption) error {
+			return forbidden
+		},
+	})
+	a.nodes = a.records
+	r := run(t, a, "check")
+	r.want(t, codeCheckUnknown, "forbidden", "node-attestation-viewer")
+	for line := range strings.Lines(r.stdout) {
+		if !strings.HasPrefix(line, string(stateUnknown)) && !strings.HasPrefix(line, " ") {
+			t.Errorf("%s", line)
+		}
+	}
+}
+
+// autoApproving is a binding that lets kube-controller-manager approve.
+func autoApproving() *rbacv1.ClusterRoleBinding {
+	return &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "kubeadm:b"}, Subjects: []rbacv1.Subject{{Kind: "Group", Name: "g"}},
+		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "system:certificates.k8s.io:certificatesigningrequests:nodeclient"},
+	}
+}
+
+// A failure outweighs what is not known, and that a warning.
+func TestReportIsItsWorstCheck(t *testing.T) {
+	e := &examination{access: newAccess(t), now: now}
+	r, err := e.run(t.Context())
+	if err != nil || r.Status != stateFailure || len(r.named(stateUnknown)) == 0 {
+		t.Errorf("%+v, %v", r, err)
+	}
+}
+
+func TestBindingsAreFound(t *testing.T) {
+	e := examination{access: newAccess(t), now: now}
+	if f := e.checkBindings(t.Context()); f.state != stateOK {
+		t.Errorf("%+v", f)
+	}
+	e.access = newAccess(t, autoApproving())
+	if f := e.checkBindings(t.Context()); f.state != stateFailure || !strings.Contains(f.remedy, "kubectl delete clusterrolebinding kubeadm:b") {
+		t.Errorf("%+v", f)
+	}
+	e.guarded = true // by the policies
+	if f := e.checkBindings(t.Context()); f.state != stateWarning || f.remedy == "" {
+		t.Errorf("%+v", f)
+	}
+}
+
+// twoParts is an inventory of two ConfigMaps. The first has machine a with EK 1.
+func twoParts(second string, ek byte) []client.Object {
+	other := inventoryOf("- {nodeName: " + second + ", eks: [{fingerprint: " + ekOf(ek) + "}]}")
+	other.Name = "second"
+	return []client.Object{
+		&corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Namespace: defaultNamespace, Name: configMapName},
+			Data: map[string]string{configKey: strings.Replace(goodConfig, "{configMap: {name: node-attestation-inventory, key: inventory.yaml}}",
+				"{configMaps: [{name: node-attestation-inventory, key: inventory.yaml}, {name: second, key: inventory.yaml}]}", 1)},
+		},
+		inventoryOf("- {nodeName: a, eks: [{fingerprint: " + ekOf(1) + "}]}"),
+		other,
+	}
+}
+
+func TestInventoryIsChecked(t *testing.T) {
+	settings := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: defaultNamespace, Name: configMapName}, Data: map[string]string{configKey: goodConfig}}
+	for name, c := range map[string]struct {
+		objects []client.Object
+		state   checkState
+		says    string
+	}{
+		"none":                  {[]client.Object{settings}, stateFailure, "not found"},
+		"broken":                {[]client.Object{settings, inventoryOf("- {nodeName: [}")}, stateFailure, "line"},
+		"doubled":               {[]client.Object{settings, inventoryOf(fmt.Sprintf("- {nodeName: a, eks: [{fingerprint: %s}]}\n- {nodeName: b, eks: [{fingerprint: %[1]s}]}", ekOf(1)))}, stateFailure, "is claimed by"},
+		"good":                  {[]client.Object{settings, inventoryOf("- {nodeName: a, eks: [{fingerprint: " + ekOf(1) + "}]}")}, stateOK, "1 machines"},
+		"unknown":               {nil, stateUnknown, "configuration"},
+		"of two, both good":     {twoParts("b", 2), stateOK, "2 machines"},
+		"of two, contradicting": {twoParts("a", 2), stateFailure, "listed differently"},
+		"of two, one missing":   {twoParts("b", 2)[:2], stateFailure, `"second" not found`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := examination{access: newAccess(t, c.objects...), now: now}
+			e.checkConfiguration(t.Context())
+			if f := e.checkInventory(t.Context()); f.state != c.state || !strings.Contains(f.message, c.says) {
+				t.Errorf("%+v", f)
+			}
+		})
+	}
+}
+
+func TestConditionsAreShown(t *testing.T) {
+	for status, want := range map[corev1.ConditionStatus]checkState{
+		corev1.ConditionTrue: stateOK, corev1.ConditionFalse: stateFailure, corev1.ConditionUnknown: stateUnknown, "": stateUnknown,
+	} {
+		namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: defaultNamespace}}
+		if status != "" {
+			namespace.Status.Conditions = []corev1.NamespaceCondition{{Type: telemetry.ConditionSources, Status: status, Reason: "R", Message: "M"}}
+		}
+		e := examination{access: newAccess(t, namespace), now: now}
+		if f := e.checkCondition(t.Context(), telemetry.ConditionSources); f.state != want {
+			t.Errorf("%q: %+v", status, f)
+		}
+	}
+}
+
+// Before enforcement kubeadm's bindings and missing policies are only a warning. Audit mode is a
+// setting, or the argument that packaging/kubernetes-audit has.
+func TestAuditModeWarns(t *testing.T) {
+	for name, c := range map[string]struct {
+		setting string
+		args    []string
+		audit   bool
+	}{
+		"enforces":     {"", []string{"--config=/etc/config.yaml"}, false},
+		"setting":      {"audit: true\n", nil, true},
+		"argument":     {"", []string{"--config=/etc/config.yaml", "--audit"}, true},
+		"with a value": {"", []string{"--audit=true"}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			meta := metav1.ObjectMeta{Namespace: defaultNamespace, Name: configMapName}
+			deployment := &appsv1.Deployment{ObjectMeta: meta}
+			deployment.Spec.Template.Spec.Containers = []corev1.Container{{Name: "controller", Args: c.args}}
+			e := examination{now: now, access: newAccess(t,
+				&corev1.ConfigMap{ObjectMeta: meta, Data: map[string]string{configKey: goodConfig + c.setting}}, deployment, autoApproving(),
+			)}
+			want := map[string]checkState{"configuration": stateOK, "policies": stateFailure, "bindings": stateFailure}
+			if c.audit {
+				want = map[string]checkState{"configuration": stateWarning, "policies": stateWarning, "bindings": stateWarning}
+			}
+			report, err := e.run(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, check := range report.Checks {
+				if state, ok := want[check.Name]; ok && check.Status != state {
+					t.Errorf("%+v", check)
+				}
+			}
+		})
+	}
+}
+
+// What goes wrong before any command has its exit code, and says what can be done.
+func TestErrors(t *testing.T) {
+	empty := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := os.WriteFile(empty, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		args []string
+		code int
+		says string
+	}{
+		"nobody there":            {[]string{"status", "--kubeconfig=" + empty, "--server=https://127.0.0.1:1"}, codeAPIUnreachable, "hint: is it the right cluster?"},
+		"no such file":            {[]string{"status", "--kubeconfig=" + empty + "x"}, codeUsage, "hint: see --help"},
+		"a format":                {[]string{"status", "-o", "wide"}, codeUsage, "[json yaml]"},
+		"no workload cluster":     {[]string{"status", "--workload-kubeconfig=" + empty}, codeUsage, "needs --workload-cluster"},
+		"no command of that name": {[]string{"stat"}, codeUsage, "unknown command"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var stdout, stderr bytes.Buffer
+			code := Program{}.Run(t.Context(), Process{Args: c.args, Stdin: strings.NewReader(""), Stdout: &stdout, Stderr: &stderr, Getenv: os.Getenv})
+			result{code, stdout.String(), stderr.String()}.want(t, c.code, c.says)
+		})
+	}
+}
+
+// Node names are completed by the records.
+func TestCompletion(t *testing.T) {
+	run(t, newAccess(t, fleet()...), "__complete", "reset", "").want(t, 0, "worker-1\nworker-2\n:4")
+	run(t, newAccess(t), "__complete", "pending", "-o", "").want(t, 0, "inventory\njson\nyaml\n:4")
+}
+
+// Records of another cluster in the same namespace are not shown.
+func TestRecordsOfOneCluster(t *testing.T) {
+	own, other := newRecord("own", 1), newRecord("other", 2)
+	own.Labels, other.Labels = map[string]string{clusterv1.ClusterNameLabel: "one"}, map[string]string{clusterv1.ClusterNameLabel: "two"}
+	a := newAccess(t, own, other)
+	a.cluster = "one"
+	r := run(t, a, "status")
+	if r.want(t, 0, "own"); strings.Contains(r.stdout, "other") {
+		t.Errorf("%s", r.stdout)
+	}
+	run(t, a, "reset", "other", "--yes").want(t, codeNotFound)
+}
+
+// A flood of claims hides no record, and is not printed whole.
+func TestFloodIsBounded(t *testing.T) {
+	s := &Status{}
+	requests := make([]Request, 2000)
+	for i := range requests {
+		requests[i] = Request{Name: fmt.Sprint(i), State: "Pending", NodeName: fmt.Sprintf("a-%04d", i)}
+	}
+	s.fill([]v1alpha1.NodeAttestation{*newRecord("zzz", 1)}, requests, nil)
+	s.limit()
+	if len(s.Nodes) != 1+maxClaims || s.Omitted != 2000-maxClaims || s.Nodes[0].Node != "zzz" {
+		t.Errorf("%d, %d omitted, first %s", len(s.Nodes), s.Omitted, s.Nodes[0].Node)
+	}
+	if p := newPending(newest(requests, (*Request).Waits)); len(p.Requests) != maxClaims || p.Omitted != 2000-maxClaims {
+		t.Errorf("%d, %d omitted", len(p.Requests), p.Omitted)
+	}
+}
+
+// terminal returns both ends of a pseudo terminal.
+func terminal(t *testing.T) (master, slave *os.File) {
+	t.Helper()
+	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = master.Close() })
+	number, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
+	if err == nil {
+		err = unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if slave, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|unix.O_NOCTTY, 0); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = slave.Close() })
+	return master, slave
+}
+
+// On a terminal it asks, and only "yes" is a yes.
+func TestResetAsks(t *testing.T) {
+	for answer, code := range map[string]int{"yes\n": 0, "no\n": codeNotConfirmed, "\n": codeNotConfirmed, "y\n": codeNotConfirmed, "worker-1\n": codeNotConfirmed} {
+		master, slave := terminal(t)
+		if _, err := master.WriteString(answer); err != nil {
+			t.Fatal(err)
+		}
+		record := newRecord("worker-1", 1)
+		a := newAccess(t, record)
+		var stdout, stderr bytes.Buffer
+		program := Program{access: a, now: func() time.Time { return now }}
+		got := program.Run(t.Context(), Process{Args: []string{"reset", "worker-1"}, Stdin: slave, Stdout: &stdout, Stderr: &stderr, Getenv: os.Getenv})
+		gone := apierrors.IsNotFound(a.records.Get(t.Context(), client.ObjectKeyFromObject(record), record))
+		if got != code || gone != (code == 0) || !strings.Contains(stderr.String(), "Reset node worker-1? Type yes: ") {
+			t.Errorf("%q: exit code %d, deleted: %t\n%s", answer, got, gone, stderr.String())
+		}
+	}
+}
+
+// Colours are for terminals, and the report is the same without them.
+func TestColours(t *testing.T) {
+	r := &Report{Checks: []Result{{"a", stateOK, "fine", ""}, {"b", stateFailure, "bad", "mend it"}}}
+	colored := r.text(true)
+	if !strings.Contains(colored, red) || strings.NewReplacer(red, "", green, "", plain, "").Replace(colored) != r.text(false) {
+		t.Errorf("%q", colored)
+	}
+	if (&invocation{Process: Process{Stdout: &bytes.Buffer{}, Getenv: func(string) string { return "" }}}).colors() {
+		t.Error("a buffer has colours")
+	}
+	_, slave := terminal(t)
+	for noColor, want := range map[string]bool{"": true, "1": false} {
+		i := &invocation{Process: Process{Stdout: slave, Getenv: func(name string) string { return map[string]string{"NO_COLOR": noColor}[name] }}}
+		if i.colors() != want {
+			t.Errorf("NO_COLOR=%q: colours: %t", noColor, !want)
+		}
+	}
+}
+
+// The document shows what the commands print.
+func TestDocument(t *testing.T) {
+	data, err := os.ReadFile("../../docs/kubectl-attest.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	document := string(data)
+	for _, name := range []string{"status.txt", "pending.txt", "pending-inventory.txt", "describe.txt", "reset.txt"} {
+		golden, err := os.ReadFile("testdata/" + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, rest, _ := strings.Cut(string(golden), "--- standard output\n")
+		shown, stderr, _ := strings.Cut(rest, "--- standard error\n")
+		if name == "reset.txt" {
+			shown = stderr
+		}
+		if !strings.Contains(document, "```\n"+shown+"```\n") {
+			t.Errorf("does not show %s:\n%s", name, shown)
+		}
+	}
+	for _, check := range (&examination{access: &access{cluster: "c"}}).checks() {
+		if !strings.Contains(document, "| `"+check.name+"` |") {
+			t.Errorf("does not have the check %s", check.name)
+		}
+	}
+	for _, code := range []int{codeUnexpected, codeUsage, codeAPIUnreachable, codeAPIRefused, codeCheckFailed, codeCheckUnknown, codeNotFound, codeNotConfirmed} {
+		if !strings.Contains(document, fmt.Sprintf("| %d | ", code)) {
+			t.Errorf("does not have exit code %d", code)
+		}
+	}
+}
+
+// newCA returns a CA's certificate and key in PEM.
+func newCA(n byte, end time.Time) (certificate, key []byte) {
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(int64(n)), Subject: pkix.Name{CommonName: fmt.Sprintf("ca-%d", n)}, NotBefore: now.Add(-time.Hour), NotAfter: end,
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}
+	der := must(x509.CreateCertificate(rand.Reader, template, template, keyOf(n).Public(), keyOf(n)))
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
+		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: must(x509.MarshalPKCS8PrivateKey(keyOf(n)))})
+}
+
+func TestCAIsCompared(t *testing.T) {
+	year := now.Add(365 * 24 * time.Hour)
+	certificate, key := newCA(1, year)
+	soon, soonKey := newCA(3, now.Add(24*time.Hour))
+	other, otherKey := newCA(2, year)
+	for name, c := range map[string]struct {
+		certificate, key []byte
+		trusted          string
+		want             checkState
+		says             string
+	}{
+		"trusted":            {certificate, key, string(certificate), stateOK, "trusts the CA"},
+		"one of several":     {certificate, key, string(other) + string(certificate), stateOK, "trusts the CA"},
+		"not trusted":        {certificate, key, string(other), stateFailure, "does not trust"},
+		"ends soon":          {soon, soonKey, string(soon), stateWarning, "ends at"},
+		"of another key":     {certificate, otherKey, string(certificate), stateFailure, "signing CA"},
+		"nothing is trusted": {certificate, key, "", stateUnknown, "client-ca-file"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := examination{now: now, access: newAccess(t,
+				&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: defaultNamespace, Name: configMapName}, Data: map[string]string{configKey: goodConfig}},
+				&corev1.Secret{
+					ObjectMeta: metav1.ObjectMeta{Namespace: defaultNamespace, Name: "node-attestation-ca"},
+					Data:       map[string][]byte{corev1.TLSCertKey: c.certificate, corev1.TLSPrivateKeyKey: c.key},
+				},
+				&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: clientCA.Namespace, Name: clientCA.Name}, Data: map[string]string{"client-ca-file": c.trusted}},
+			)}
+			e.checkConfiguration(t.Context())
+			if f := e.checkCA(t.Context()); f.state != c.want || !strings.Contains(f.message, c.says) {
+				t.Errorf("%+v", f)
+			}
+		})
+	}
+}
+
+func TestControllerIsChecked(t *testing.T) {
+	for ready, want := range map[int32]checkState{0: stateFailure, 1: stateWarning, 2: stateOK} {
+		e := examination{now: now, access: newAccess(t, &appsv1.Deployment{
+			ObjectMeta: metav1.ObjectMeta{Namespace: defaultNamespace, Name: telemetry.Component},
+			Spec:       appsv1.DeploymentSpec{Replicas: new(int32(2))}, Status: appsv1.DeploymentStatus{ReadyReplicas: ready},
+		})}
+		if f := e.checkController(t.Context()); f.state != want {
+			t.Errorf("%d ready: %+v", ready, f)
+		}
+	}
+	for name, c := range map[string]struct {
+		holder  string
+		renewed time.Duration
+		want    checkState
+	}{
+		"led": {"a", time.Second, stateOK}, "a clock that is behind": {"a", -time.Minute, stateOK},
+		"led by nobody": {"", time.Second, stateFailure}, "not renewed": {"a", 5 * time.Minute, stateFailure},
+	} {
+		renewed := metav1.NewMicroTime(now.Add(-c.renewed))
+		e := examination{now: now, access: newAccess(t, &coordinationv1.Lease{
+			ObjectMeta: metav1.ObjectMeta{Namespace: defaultNamespace, Name: telemetry.Component},
+			Spec:       coordinationv1.LeaseSpec{HolderIdentity: &c.holder, RenewTime: &renewed, LeaseDurationSeconds: new(int32(15))},
+		})}
+		if f := e.checkLease(t.Context()); f.state != c.want {
+			t.Errorf("%s: %+v", name, f)
+		}
+	}
+}

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package attestctl
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/machineentry"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+)
+
+// trustWarning stands before entries.
+var trustWarning = []string{
+	"WARNING: to list a machine is to trust it. Whoever has a bootstrap token can file a request",
+	"with any endorsement key and any node name. Before you list an entry, compare its fingerprint",
+	"with what `kubelet-authenticator identify` prints on the machine itself.",
+}
+
+// candidate is an entry made of a request. problem says why an operator must not use it, if so.
+type candidate struct {
+	*Request
+	problem string
+}
+
+// printEntries prints the requests that are asked for as entries for the inventory. All that wait are
+// compared: one of another node may claim the same endorsement key.
+func (i *invocation) printEntries(ctx context.Context, a *access, waiting []*Request, asked func(*Request) bool) error {
+	listed, err := a.readInventory(ctx)
+	if err != nil {
+		i.say("warning: the inventory cannot be read, so what it has already may be printed again: %v", err)
+	}
+	candidates := slices.DeleteFunc(judgeEntries(waiting, listed), func(c candidate) bool { return !asked(c.Request) })
+	omitted := max(0, len(candidates)-maxClaims)
+	out := renderEntries(candidates[:len(candidates)-omitted])
+	for _, line := range trustWarning {
+		i.say("%s", line)
+	}
+	i.warnIncomplete(nil, omitted)
+	if len(candidates) == 0 {
+		i.say("there is no entry: no request that is asked for waits to be listed; kubectl attest pending says what they wait for")
+	}
+	_, err = io.WriteString(i.Stdout, out)
+	return err
+}
+
+// judgeEntries returns the requests of machines that no source of machines names. Where two claim the
+// same, only the operator can say which one is right.
+func judgeEntries(waiting []*Request, listed *inventory.Inventory) (all []candidate) {
+	byName, byProviderID, byEK := map[string]int{}, map[string]int{}, map[string]int{}
+	for _, r := range waiting {
+		byName[r.NodeName]++
+		byProviderID[r.ProviderID]++
+		byEK[r.fingerprint()]++
+	}
+	for _, r := range waiting {
+		if r.Reason != "" && r.Reason != string(verifier.ReasonMachineNotFound) || len(listed.ByEK(r.fingerprint())) > 0 {
+			continue // it waits for something else
+		}
+		_, nodeListed := listed.ByNodeName(r.NodeName)
+		_, nameListed := listed.ByName(r.NodeName)
+		_, idListed := listed.ByProviderID(r.ProviderID)
+		problem := ""
+		switch {
+		case r.fingerprint() == "":
+			problem = "it names no endorsement key"
+		case len(validation.IsDNS1123Subdomain(r.NodeName)) > 0:
+			problem = "its node name is not one"
+		case r.ProviderID != "" && csr.CheckProviderID(r.ProviderID) != nil:
+			problem = "its provider ID is not one"
+		case nodeListed:
+			problem = "the inventory has this node name with another endorsement key: replace that one only if the TPM was replaced"
+		case nameListed || listed.HasAddress(r.NodeName):
+			problem = "the inventory has another machine with this name or address"
+		case r.ProviderID != "" && idListed:
+			problem = "the inventory has this provider ID for another machine"
+		case byName[r.NodeName] > 1:
+			problem = "requests with other endorsement keys claim this node name: one of them at most is right"
+		case r.ProviderID != "" && byProviderID[r.ProviderID] > 1:
+			problem = "other requests claim this provider ID: one of them at most is right"
+		case byEK[r.fingerprint()] > 1:
+			problem = "requests with other node names claim this endorsement key: one of them at most is right"
+		}
+		all = append(all, candidate{r, problem})
+	}
+	return all
+}
+
+// renderEntries returns a document for the inventory. An entry with a problem is a comment.
+func renderEntries(candidates []candidate) string {
+	var out strings.Builder
+	out.WriteString("---\n")
+	for _, line := range trustWarning {
+		out.WriteString("# " + line + "\n")
+	}
+	machines, good := strings.Builder{}, 0
+	for _, c := range candidates {
+		body := entryOf(c.Request).String()
+		issuer := "none"
+		if c.EK != nil && c.EK.Certificate != nil {
+			issuer = c.EK.Certificate.Issuer + " (not verified)"
+		}
+		_, _ = fmt.Fprintf(&machines, "# Request %s of %s; EK certificate's issuer: %s\n", c.Name, text.Line(c.Requester, maxName), issuer)
+		if c.problem == "" {
+			machines.WriteString(body)
+			good++
+			continue
+		}
+		_, _ = fmt.Fprintf(&machines, "# NOT LISTED: %s.\n", c.problem)
+		for line := range strings.Lines(body) {
+			machines.WriteString("#   " + line)
+		}
+	}
+	_, _ = fmt.Fprintf(&out, "apiVersion: %s\nkind: %s\nmachines:", inventory.APIVersion, inventory.Kind)
+	if good == 0 {
+		out.WriteString(" []")
+	}
+	out.WriteString("\n" + machines.String())
+	return out.String()
+}
+
+// entryOf returns the entry that a request asks for.
+func entryOf(r *Request) machineentry.Machine {
+	m := machineentry.Machine{Name: r.NodeName, NodeName: r.NodeName, ProviderID: r.ProviderID}
+	if ek := r.fingerprint(); ek != "" {
+		m.EKs = []string{ek}
+	}
+	return m
+}

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package attestctl
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/hex"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/tpmprovider"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr/state"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
+)
+
+// Limits of what is shown of a request, in bytes.
+const (
+	maxName    = 253
+	maxMessage = 1024
+	maxIssuer  = 256
+)
+
+// Request is a CertificateSigningRequest for a node's client certificate. Everything but the name,
+// the requester and the times is what the requester claims. All text is safe to show.
+type Request struct {
+	Name   string `json:"name"`
+	Signer string `json:"signer"`
+	// Requester is whom the API server authenticated.
+	Requester string      `json:"requester"`
+	Created   metav1.Time `json:"created"`
+	// State is that of pkg/csr/state.
+	State string `json:"state"`
+	// Reason and Message say why it waits, or how it ended. Since is when it ended.
+	Reason  string      `json:"reason,omitempty"`
+	Message string      `json:"message,omitempty"`
+	Since   metav1.Time `json:"since,omitzero"`
+	// NodeName, ProviderID and EK are claims.
+	NodeName   string     `json:"nodeName,omitempty"`
+	ProviderID string     `json:"providerID,omitempty"`
+	EK         *ClaimedEK `json:"ek,omitempty"`
+
+	uid        string
+	hello      bool
+	challenged bool
+	// helloName is that of a proof's hello.
+	helloName string
+}
+
+// ClaimedEK is an endorsement key that a request claims.
+type ClaimedEK struct {
+	Fingerprint string `json:"fingerprint"`
+	Template    string `json:"template,omitempty"`
+	// Certificate is the EK's own, if one came with the request. Nobody has verified it here.
+	Certificate *EKCertificate `json:"certificate,omitempty"`
+}
+
+// EKCertificate is what a certificate says.
+type EKCertificate struct {
+	Fingerprint string `json:"fingerprint"`
+	Issuer      string `json:"issuer,omitempty"`
+}
+
+// Waits reports whether the request waits for something other than the node.
+func (r *Request) Waits() bool { return r.State == state.Pending.String() && !r.challenged }
+
+// refused reports whether the request was refused.
+func (r *Request) refused() bool {
+	return (r.State == state.Denied.String() || r.State == state.Failed.String()) && r.Reason != attestation.ReasonCompleted
+}
+
+func (r *Request) fingerprint() string {
+	if r.EK == nil {
+		return ""
+	}
+	return r.EK.Fingerprint
+}
+
+const (
+	tpmSigner     = "cluster.x-k8s.io/kube-apiserver-client-kubelet-" + tpm.Provider
+	builtinSigner = certificatesv1.KubeAPIServerClientKubeletSignerName
+)
+
+// signers are those whose requests are read.
+var signers = []string{attestation.HelloSignerName, tpmSigner, builtinSigner}
+
+// claims parses what requests claim, as the controller does. It decides nothing.
+var claims = sync.OnceValues(func() (*verifier.Rules, error) {
+	return verifier.New(verifier.Policy{
+		Cluster: "any", Providers: []verifier.Provider{{Name: tpm.Provider, Challenges: true}},
+		Signers: []verifier.Signer{
+			{Name: tpmSigner, Providers: []string{tpm.Provider}},
+			{Name: builtinSigner, Providers: []string{tpm.Provider}, Shared: true},
+		},
+		Token: verifier.Off, Credential: verifier.Required, BootCounters: verifier.Warn,
+		EKSources: []verifier.EKSource{verifier.EKInventory}, NameSources: []verifier.NameSource{verifier.NameInventory},
+	})
+})
+
+// readRequests returns the requests of nodes, the oldest first.
+func (a *access) readRequests(ctx context.Context, now time.Time) ([]Request, error) {
+	rules, err := claims()
+	if err != nil {
+		return nil, err
+	}
+	var all []Request
+	for _, signer := range signers {
+		err := readPages(ctx, a.nodes, func() *certificatesv1.CertificateSigningRequestList {
+			return &certificatesv1.CertificateSigningRequestList{}
+		},
+			func(page *certificatesv1.CertificateSigningRequestList) {
+				for i := range page.Items {
+					if claim, ours := rules.ParseClaim(&page.Items[i]); ours {
+						all = append(all, newRequest(&page.Items[i], claim, now))
+					}
+				}
+			}, client.MatchingFields{"spec.signerName": signer})
+		if err != nil {
+			return nil, err
+		}
+	}
+	addEKsOfHellos(all)
+	slices.SortStableFunc(all, func(a, b Request) int {
+		if c := a.Created.Compare(b.Created.Time); c != 0 {
+			return c
+		}
+		return strings.Compare(a.Name, b.Name)
+	})
+	return all, nil
+}
+
+// newRequest keeps of a request what is shown.
+func newRequest(object *certificatesv1.CertificateSigningRequest, claim verifier.Claim, now time.Time) Request {
+	r := Request{
+		Name: object.Name, Signer: object.Spec.SignerName, Requester: text.Line(object.Spec.Username, maxName), Created: object.CreationTimestamp,
+		NodeName: text.Line(claim.NodeName, maxName), ProviderID: text.Line(claim.ProviderID, maxMessage),
+		uid: string(object.UID), hello: claim.Hello,
+	}
+	current, cause := state.Explain(object)
+	r.State = current.String()
+	switch {
+	case cause != nil:
+		r.Reason, r.Message, r.Since = text.Line(cause.Reason, maxName), text.Line(cause.Message, maxMessage), cause.LastUpdateTime
+	case current == state.Pending:
+		// Where the admission policies are not in force the requester may have written it.
+		if waiting, err := attestation.ParseWaiting(object.Annotations[attestation.AnnotationWaiting]); err == nil {
+			r.Reason, r.Message = waiting.Reason, waiting.Text
+		}
+	default:
+		for _, c := range object.Status.Conditions {
+			r.Reason, r.Message, r.Since = text.Line(c.Reason, maxName), text.Line(c.Message, maxMessage), c.LastUpdateTime
+		}
+	}
+	if !r.hello {
+		if name, err := (tpmprovider.Provider{}).HelloOf(object); err == nil {
+			r.helloName = name
+		}
+		return r
+	}
+	r.EK = claimedEK(object)
+	if value := object.Annotations[attestation.AnnotationChallenge]; value != "" && len(value) <= attestation.MaxChallenge {
+		challenge, err := attestation.ParseChallenge([]byte(value))
+		r.challenged = err == nil && now.Before(time.Unix(challenge.Expires, 0))
+	}
+	return r
+}
+
+// claimedEK returns the EK in a hello, nil if the hello cannot be read.
+func claimedEK(object *certificatesv1.CertificateSigningRequest) *ClaimedEK {
+	fingerprint := (tpmprovider.Provider{}).EK(object, nil)
+	if fingerprint == "" {
+		return nil
+	}
+	ek := &ClaimedEK{Fingerprint: fingerprint}
+	content, err := attestation.Parse(object.Spec.Request)
+	if err != nil {
+		return ek
+	}
+	hello, err := attestation.ParseHello(content.Data)
+	if err != nil {
+		return ek
+	}
+	ek.Template = hello.EKTemplate
+	if len(hello.EKCertificates) > 0 {
+		sum := sha256.Sum256(hello.EKCertificates[0])
+		ek.Certificate = &EKCertificate{Fingerprint: hex.EncodeToString(sum[:])}
+		if certificate, err := x509.ParseCertificate(hello.EKCertificates[0]); err == nil {
+			ek.Certificate.Issuer = text.Line(certificate.Issuer.String(), maxIssuer)
+		}
+	}
+	return ek
+}
+
+// addEKsOfHellos gives each proof the EK of its hello.
+func addEKsOfHellos(all []Request) {
+	hellos := map[string]*Request{}
+	for i := range all {
+		if all[i].hello {
+			hellos[all[i].Name] = &all[i]
+		}
+	}
+	for i := range all {
+		if hello := hellos[all[i].helloName]; hello != nil {
+			all[i].EK = hello.EK
+		}
+	}
+}
+
+// identity is the node and EK that a request claims.
+type identity struct{ node, ek string }
+
+// newest returns the newest request of each node name and EK for which keep is true, the oldest
+// first. A requester with many names gets many entries: see maxClaims.
+func newest(all []Request, keep func(*Request) bool) []*Request {
+	last := map[identity]*Request{}
+	for i := range all {
+		if r := &all[i]; keep(r) {
+			last[identity{r.NodeName, r.fingerprint()}] = r
+		}
+	}
+	var kept []*Request
+	for i := range all {
+		if r := &all[i]; last[identity{r.NodeName, r.fingerprint()}] == r {
+			kept = append(kept, r)
+		}
+	}
+	return kept
+}
+
+// maxClaims limits how many claims a command shows: a bootstrap token files any number.
+const maxClaims = 500

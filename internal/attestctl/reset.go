@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package attestctl
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+)
+
+// resetPlan is what reset is about to do.
+type resetPlan struct {
+	name   string
+	record *v1alpha1.NodeAttestation
+	// node is nil where there is none. deleteNode says that it is to be deleted, too.
+	node       *metav1.PartialObjectMetadata
+	deleteNode bool
+	// waiting are requests that claim the node's name and wait. They stay.
+	waiting []*Request
+	now     time.Time
+}
+
+func (i *invocation) resetCommand() *cobra.Command {
+	var yes, deleteNode bool
+	var record string
+	c := &cobra.Command{
+		Use:   "reset NODE",
+		Short: "Delete the record of a node, so that a machine enrols anew under its name",
+		Long: `Delete the record of a node, so that its machine enrols anew: after its mainboard was replaced, or it was reinstalled. The machine that
+enrols next under that node name, if a source of machines allows it, is the node. It says what it is going to do, and asks.
+
+With an inventory a replaced TPM needs no reset: put the new endorsement key in the place of the old one.
+
+While the Node exists, no machine without a record enrols under its name (NodeAlreadyRegistered). With --delete-node it is deleted, too:
+its pods go with it. That is also what a lost record needs if the machine has no certificate any more.
+
+Certificates are not revoked: they stay valid until they end.`,
+		Example: `  kubectl attest reset worker-7
+  kubectl attest reset worker-7 --delete-node --yes`,
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: i.completeNode,
+		RunE: func(c *cobra.Command, args []string) error {
+			a, err := i.open(c.Context())
+			if err != nil {
+				return err
+			}
+			plan, err := a.planReset(c.Context(), args[0], record, deleteNode, i.now)
+			if err != nil {
+				return err
+			}
+			if _, err := io.WriteString(i.Stderr, plan.text()); err != nil {
+				return err
+			}
+			if !plan.deletes() {
+				return &failure{codeNotFound, "see above for what the machine needs", fmt.Errorf("node %q: there is nothing to delete", args[0])}
+			}
+			if err := i.confirm(c.Context(), args[0], yes); err != nil {
+				return err
+			}
+			return i.carryOut(c.Context(), a, plan)
+		},
+	}
+	c.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask")
+	c.Flags().BoolVar(&deleteNode, "delete-node", false, "delete the Node, too")
+	c.Flags().StringVar(&record, "record", "", "name of the record, if several have the node's name")
+	return c
+}
+
+// planReset reads what is to be deleted.
+func (a *access) planReset(ctx context.Context, name, record string, deleteNode bool, now time.Time) (*resetPlan, error) {
+	p := &resetPlan{name: name, deleteNode: deleteNode, now: now}
+	records, err := a.readRecords(ctx, client.MatchingFields{v1alpha1.FieldNodeName: name})
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for i := range records {
+		if record == "" || records[i].Name == record {
+			p.record = &records[i]
+			names = append(names, records[i].Name)
+		}
+	}
+	switch {
+	case len(names) > 1:
+		return nil, usage(fmt.Errorf("several records have node name %q: name one of them with --record: %s", name, text.Names(names)))
+	case record != "" && len(names) == 0:
+		return nil, &failure{codeNotFound, "kubectl attest describe " + name, fmt.Errorf("node %q has no record %q", name, record)}
+	}
+	node := &metav1.PartialObjectMetadata{}
+	node.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Node"))
+	err = a.nodes.Get(ctx, client.ObjectKey{Name: name}, node)
+	switch {
+	case err == nil:
+		p.node = node
+	case !apierrors.IsNotFound(err):
+		return nil, reached(err)
+	}
+	requests, err := a.readRequests(ctx, now)
+	if err != nil {
+		return nil, err
+	}
+	p.waiting = newest(requests, func(r *Request) bool { return r.Waits() && r.NodeName == name })
+	return p, nil
+}
+
+func (p *resetPlan) deletes() bool { return p.record != nil || p.deleteNode && p.node != nil }
+
+// text says what is going to happen, what stays, and what the machine needs.
+func (p *resetPlan) text() string {
+	var out strings.Builder
+	line := func(format string, arguments ...any) {
+		_, _ = fmt.Fprintln(&out, text.Line(fmt.Sprintf(format, arguments...), maxMessage))
+	}
+	item := func(format string, arguments ...any) {
+		out.WriteString("  - ")
+		line(format, arguments...)
+	}
+	line("Node %s:", p.name)
+	if p.record != nil {
+		item("the record %s/%s of machine %s is deleted", p.record.Namespace, p.record.Name, p.record.Spec.Machine.Name)
+		if ek := p.record.Spec.EK; ek != nil {
+			item("its endorsement key %s is no longer tied to the node; a source that names it still admits it", ek.Fingerprint)
+		}
+		for _, c := range p.record.Status.Certificates {
+			if p.now.Before(c.NotAfter.Time) {
+				item("its certificate %s stays valid until %s: certificates are not revoked", short(c.SHA256), c.NotAfter.UTC().Format(time.RFC3339))
+			}
+		}
+	} else {
+		item("there is no record")
+	}
+	switch {
+	case p.node == nil:
+		item("there is no Node: a machine enrols under this name as for the first time")
+	case p.deleteNode:
+		item("the Node is deleted, and its pods with it")
+	default:
+		item("the Node stays: a machine with a bootstrap credential is refused (NodeAlreadyRegistered) until the Node is deleted (--delete-node)")
+		item("the present machine renews by itself only with `credential: Recover`, a live certificate, and a source that names its endorsement key")
+	}
+	item("a machine with a new TPM needs its new endorsement key in a source, such as the inventory, and a bootstrap credential")
+	for _, r := range p.waiting[:min(len(p.waiting), text.MaxNames)] {
+		item("request %s of %s for this name waits, and stays: %s, EK %s", r.Name, r.Requester, r.Reason, short(r.fingerprint()))
+	}
+	if more := len(p.waiting) - text.MaxNames; more > 0 {
+		item("and %d more requests", more)
+	}
+	return out.String()
+}
+
+// maxAnswer limits the answer, in bytes.
+const maxAnswer = 64
+
+// confirm asks.
+func (i *invocation) confirm(ctx context.Context, node string, yes bool) error {
+	if yes {
+		return nil
+	}
+	if !isTerminal(i.Stdin) {
+		return &failure{codeNotConfirmed, "--yes confirms it in a script", errors.New("nothing was deleted: standard input is not a terminal, so nobody can confirm it")}
+	}
+	if _, err := fmt.Fprintf(i.Stderr, "Reset node %s? Type yes: ", text.Line(node, maxName)); err != nil {
+		return err
+	}
+	answers := make(chan string, 1)
+	go func() {
+		answer, _ := bufio.NewReader(io.LimitReader(i.Stdin, maxAnswer)).ReadString('\n') // no answer is no
+		answers <- answer
+	}()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case answer := <-answers:
+		if strings.TrimSpace(answer) != "yes" {
+			return &failure{codeNotConfirmed, "", errors.New("nothing was deleted")}
+		}
+	}
+	return nil
+}
+
+// carryOut deletes exactly what was shown.
+func (i *invocation) carryOut(ctx context.Context, a *access, p *resetPlan) error {
+	remove := func(c client.Client, object client.Object, what string) error {
+		uid, version := object.GetUID(), object.GetResourceVersion()
+		preconditions := client.Preconditions{UID: &uid}
+		if what != "Node" { // the kubelet updates it all the time
+			preconditions.ResourceVersion = &version
+		}
+		switch err := reached(c.Delete(ctx, object, preconditions)); {
+		case apierrors.IsConflict(err):
+			return &failure{codeUnexpected, "look at it again: kubectl attest describe " + p.name, fmt.Errorf("%s %s was not deleted: it has changed since it was shown", what, object.GetName())}
+		case apierrors.IsNotFound(err):
+			return &failure{codeNotFound, "", fmt.Errorf("%s %s is gone already", what, object.GetName())}
+		case err != nil:
+			return err
+		}
+		_, err := fmt.Fprintf(i.Stdout, "%s %s deleted\n", what, object.GetName())
+		return err
+	}
+	if p.record != nil {
+		if err := remove(a.records, p.record, "record"); err != nil {
+			return err
+		}
+	}
+	if p.deleteNode && p.node != nil {
+		return remove(a.nodes, p.node, "Node")
+	}
+	return nil
+}

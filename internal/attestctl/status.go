@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package attestctl
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+)
+
+// Status is the output of the command status.
+type Status struct {
+	Nodes []NodeStatus `json:"nodes"`
+	// Omitted is how many claims of requests are not in Nodes.
+	Omitted int `json:"omitted,omitempty"`
+	// Incomplete says what could not be read.
+	Incomplete []string `json:"incomplete,omitempty"`
+}
+
+// NodeStatus is a node that has a record, or that asks for its first certificate.
+type NodeStatus struct {
+	Node string `json:"node"`
+	// Claimed says that there is no record: node name and EK are what a request claims.
+	Claimed bool                       `json:"claimed,omitempty"`
+	Record  string                     `json:"record,omitempty"`
+	Machine *v1alpha1.MachineReference `json:"machine,omitempty"`
+	EK      string                     `json:"ek,omitempty"`
+	// Expires is when the last certificate in the record ends.
+	Expires      *metav1.Time `json:"expires,omitempty"`
+	LastAttested *metav1.Time `json:"lastAttested,omitempty"`
+	// Reason and Message are those of the last request, or of the last Event on the Node.
+	Reason  string `json:"reason,omitempty"`
+	Message string `json:"message,omitempty"`
+	// WaitingSince is set while a request waits.
+	WaitingSince *metav1.Time `json:"waitingSince,omitempty"`
+	Request      string       `json:"request,omitempty"`
+}
+
+func (i *invocation) statusCommand() *cobra.Command {
+	var format *output
+	c := &cobra.Command{
+		Use:   "status [NODE]",
+		Short: "Show each node: machine, endorsement key, expiry, last reason, waiting since",
+		Long: `Show each node that has a record, and each that asks for its first certificate. Without a record (MACHINE is <none>) node name and
+endorsement key (EK) are what a request claims.`,
+		Example: `  kubectl attest status
+  kubectl attest status worker-7 -o yaml`,
+		Args:              cobra.MaximumNArgs(1),
+		ValidArgsFunction: i.completeNode,
+		RunE: func(c *cobra.Command, args []string) error {
+			if err := format.check(); err != nil {
+				return err
+			}
+			a, err := i.open(c.Context())
+			if err != nil {
+				return err
+			}
+			status, err := a.status(c.Context(), strings.Join(args, ""), i.now)
+			if err != nil {
+				return err
+			}
+			if err := i.printStatus(status, format.format); err != nil {
+				return err
+			}
+			if len(args) == 1 && len(status.Nodes) == 0 {
+				return notFound(args[0])
+			}
+			return nil
+		},
+	}
+	format = outputFlag(c)
+	return c
+}
+
+func notFound(node string) error {
+	return &failure{codeNotFound, "kubectl attest pending lists all requests that wait; finished ones vanish after an hour", fmt.Errorf("node %q has no record and no request", node)}
+}
+
+// status collects what is known of a node, or of all.
+func (a *access) status(ctx context.Context, node string, now time.Time) (*Status, error) {
+	records, err := a.readRecords(ctx)
+	if err != nil {
+		return nil, err
+	}
+	s := &Status{Nodes: []NodeStatus{}}
+	requests, err := a.readRequests(ctx, now)
+	s.note("requests", err)
+	events, eventsErr := readEvents(ctx, a.nodes, clusterEvents)
+	s.note("Events", eventsErr)
+	s.fill(records, requests, events)
+	if node != "" {
+		s.Nodes = slices.DeleteFunc(s.Nodes, func(n NodeStatus) bool { return n.Node != node })
+	}
+	s.limit()
+	return s, nil
+}
+
+// note notes what could not be read.
+func (s *Status) note(what string, err error) {
+	if err != nil {
+		s.Incomplete = append(s.Incomplete, what+": "+text.Line(err.Error(), maxMessage))
+	}
+}
+
+// fill joins records and requests. A request belongs to the record with its node name and EK, or to
+// the record that names it: the hello with a proof's EK may be gone.
+func (s *Status) fill(records []v1alpha1.NodeAttestation, requests []Request, events []event) {
+	known, named := map[identity]int{}, map[string]int{}
+	for i := range records {
+		n := recorded(&records[i])
+		known[identity{n.Node, n.EK}] = len(s.Nodes)
+		if accepted := records[i].Status.Request; accepted != nil {
+			named[string(accepted.UID)] = len(s.Nodes)
+		}
+		s.Nodes = append(s.Nodes, n)
+	}
+	for _, r := range newest(requests, func(r *Request) bool { return r.Waits() || r.Reason != "" && r.Reason != attestation.ReasonCompleted }) {
+		at, found := known[identity{r.NodeName, r.fingerprint()}]
+		if !found {
+			at, found = named[r.uid]
+		}
+		switch {
+		case found:
+			s.Nodes[at].add(r)
+		case r.Waits() || r.refused():
+			n := NodeStatus{Node: r.NodeName, Claimed: true, EK: r.fingerprint()}
+			n.add(r)
+			s.Nodes = append(s.Nodes, n)
+		}
+	}
+	last := map[string]event{}
+	for _, e := range events {
+		if e.kind == "Node" && e.at.After(last[e.name].at) {
+			last[e.name] = e
+		}
+	}
+	for i := range s.Nodes {
+		if n := &s.Nodes[i]; n.Reason == "" && n.Request == "" {
+			n.Reason, n.Message = last[n.Node].reason, last[n.Node].note
+		}
+	}
+	slices.SortStableFunc(s.Nodes, func(a, b NodeStatus) int {
+		if a.Claimed != b.Claimed && a.Claimed {
+			return 1
+		} else if a.Claimed != b.Claimed {
+			return -1
+		}
+		return strings.Compare(a.Node, b.Node)
+	})
+}
+
+func recorded(r *v1alpha1.NodeAttestation) NodeStatus {
+	n := NodeStatus{Node: r.Spec.NodeName, Record: r.Namespace + "/" + r.Name, Machine: &r.Spec.Machine, LastAttested: r.Status.LastAttested}
+	if r.Spec.EK != nil {
+		n.EK = r.Spec.EK.Fingerprint
+	}
+	n.Expires = expiry(r)
+	return n
+}
+
+// expiry is when the last certificate of the machine's present EK ends, nil if there is none.
+func expiry(r *v1alpha1.NodeAttestation) (last *metav1.Time) {
+	for i := range r.Status.Certificates {
+		if c := &r.Status.Certificates[i]; !c.FormerEK && (last == nil || last.Before(&c.NotAfter)) {
+			last = &c.NotAfter
+		}
+	}
+	return last
+}
+
+func (n *NodeStatus) add(r *Request) {
+	n.Reason, n.Message, n.Request = r.Reason, r.Message, r.Name
+	if r.Waits() {
+		n.WaitingSince = &r.Created
+	}
+}
+
+// limit drops the claims beyond maxClaims. Records come first, so they all stay.
+func (s *Status) limit() {
+	first := slices.IndexFunc(s.Nodes, func(n NodeStatus) bool { return n.Claimed })
+	if first >= 0 && len(s.Nodes) > first+maxClaims {
+		s.Omitted = len(s.Nodes) - first - maxClaims
+		s.Nodes = s.Nodes[:first+maxClaims]
+	}
+}
+
+func (i *invocation) printStatus(s *Status, format string) error {
+	i.warnIncomplete(s.Incomplete, s.Omitted)
+	if format != "" {
+		return i.print(format, s)
+	}
+	if len(s.Nodes) == 0 {
+		return nil
+	}
+	rows := make([][]string, 0, len(s.Nodes))
+	for _, n := range s.Nodes {
+		machine, expires, waiting := "", "", ""
+		if n.Machine != nil {
+			machine = n.Machine.Name
+		}
+		if n.Expires != nil {
+			expires = until(n.Expires.Time, i.now)
+		}
+		if n.WaitingSince != nil {
+			waiting = age(n.WaitingSince.Time, i.now)
+		}
+		rows = append(rows, []string{n.Node, machine, short(n.EK), expires, n.Reason, waiting})
+	}
+	return printTable(i.Stdout, []string{"NODE", "MACHINE", "EK", "EXPIRES", "REASON", "WAITING"}, rows)
+}
+
+// warnIncomplete says what is missing in the output.
+func (i *invocation) warnIncomplete(incomplete []string, omitted int) {
+	for _, what := range incomplete {
+		i.say("warning: cannot be read: %s", what)
+	}
+	if omitted > 0 {
+		i.say("warning: %d more claims of requests are not shown; name a node to see its own", omitted)
+	}
+}
+
+// completeNode completes a node's name by the records.
+func (i *invocation) completeNode(c *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	names, err := i.nodeNames(c.Context())
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}
+
+func (i *invocation) nodeNames(ctx context.Context) ([]string, error) {
+	a, err := i.open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	records, err := a.readRecords(ctx)
+	if err != nil {
+		return nil, err
+	}
+	names := make([]string, len(records))
+	for i := range records {
+		names[i] = records[i].Spec.NodeName
+	}
+	slices.Sort(names)
+	return slices.Compact(names), nil
+}

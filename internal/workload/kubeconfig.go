@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package workload reaches workload clusters of Cluster API. Their owners write their kubeconfigs
+// and run their API servers, so neither is trusted.
+package workload
+
+import (
+	"errors"
+	"strings"
+
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+)
+
+// ParseKubeconfig parses the kubeconfig of a workload cluster. Its writer must not make the reader
+// run a program, or send one of the reader's files to a server. So everything must be in the
+// kubeconfig itself. Errors quote nothing of it.
+func ParseKubeconfig(kubeconfig []byte) (*clientcmdapi.Config, error) {
+	config, err := clientcmd.Load(kubeconfig)
+	if err != nil || len(kubeconfig) == 0 {
+		return nil, errors.New("does not hold a kubeconfig")
+	}
+	for _, cluster := range config.Clusters {
+		switch {
+		case cluster.CertificateAuthority != "":
+			return nil, errors.New("the kubeconfig names a file: certificate-authority")
+		case !strings.HasPrefix(strings.ToLower(cluster.Server), "https://"):
+			return nil, errors.New("the kubeconfig names a server that is not reached by https")
+		case cluster.ProxyURL != "":
+			return nil, errors.New("the kubeconfig wants a way of its own: proxy-url; the environment can name a proxy")
+		case cluster.InsecureSkipTLSVerify:
+			return nil, errors.New("the kubeconfig does not want the server verified: insecure-skip-tls-verify")
+		}
+		cluster.DisableCompression = true // a small answer could expand to a huge one
+	}
+	for _, info := range config.AuthInfos {
+		if problem := externalReference(info); problem != "" {
+			return nil, errors.New("the kubeconfig " + problem)
+		}
+	}
+	return config, nil
+}
+
+// externalReference says which part of a credential is not in the kubeconfig itself.
+func externalReference(info *clientcmdapi.AuthInfo) string {
+	switch {
+	case info.TokenFile != "":
+		return "names a file: tokenFile"
+	case info.ClientCertificate != "":
+		return "names a file: client-certificate"
+	case info.ClientKey != "":
+		return "names a file: client-key"
+	case info.Exec != nil:
+		return "wants to run a program: exec"
+	case info.AuthProvider != nil:
+		return "wants an auth-provider"
+	}
+	return ""
+}

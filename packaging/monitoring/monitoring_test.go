@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package monitoring holds rules and dashboard together with the programs and the documents. What
+// the rules do is tested by promtool (make monitoring).
+package monitoring
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+)
+
+const (
+	root     = "../.."
+	runbooks = "docs/runbooks.md"
+	// runbookURL is where the runbooks are published.
+	runbookURL = "https://github.com/kubelet-authenticator/kubelet-authenticator/blob/main/" + runbooks + "#"
+)
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+type rule struct {
+	Alert, Expr, For    string
+	Labels, Annotations map[string]string
+}
+
+func readRules(t *testing.T) []rule {
+	t.Helper()
+	var file struct {
+		Groups []struct {
+			Name  string
+			Rules []rule
+		}
+	}
+	if err := yaml.UnmarshalStrict([]byte(read(t, "rules.yaml")), &file); err != nil {
+		t.Fatal(err)
+	}
+	var all []rule
+	for _, group := range file.Groups {
+		all = append(all, group.Rules...)
+	}
+	return all
+}
+
+var metricName = regexp.MustCompile(`\b(node_attestation|kubelet_authenticator)_\w+`)
+
+// metrics returns the names of the programs' metrics. They are those in the tables of two pages,
+// which the programs' own tests compare with what they serve.
+func metrics(t *testing.T) map[string]bool {
+	t.Helper()
+	names := map[string]bool{}
+	for _, page := range []string{"docs/monitoring.md", "docs/controller-monitoring.md"} {
+		for _, row := range regexp.MustCompile("(?m)^\\| `(\\w+)` \\|").FindAllStringSubmatch(read(t, filepath.Join(root, page)), -1) {
+			names[row[1]] = true
+		}
+	}
+	return names
+}
+
+// Rules and dashboard ask for no metric that nobody has, and each of the controller's is used.
+func TestMetricsExist(t *testing.T) {
+	exist, used := metrics(t), map[string]bool{}
+	for _, file := range []string{"rules.yaml", "dashboard.json"} {
+		for _, name := range metricName.FindAllString(read(t, file), -1) {
+			name = strings.TrimSuffix(name, "_bucket")
+			used[name] = true
+			if !exist[name] {
+				t.Errorf("%s asks for %s, which no program has", file, name)
+			}
+		}
+	}
+	for name := range exist {
+		if strings.HasPrefix(name, "node_attestation_") && !used[name] {
+			t.Errorf("neither rules nor dashboard use %s", name)
+		}
+	}
+}
+
+// Each alert says what it is about, has a section of its own in the runbooks, and fires in promtool's
+// tests. No section is without an alert.
+func TestAlertsHaveRunbooks(t *testing.T) {
+	book, tests := read(t, filepath.Join(root, runbooks)), read(t, "rules_test.yaml")
+	var alerts []string
+	for _, rule := range readRules(t) {
+		alerts = append(alerts, rule.Alert)
+		for _, name := range []string{"summary", "description"} {
+			if rule.Annotations[name] == "" {
+				t.Errorf("%s has no %s", rule.Alert, name)
+			}
+		}
+		if got, want := rule.Annotations["runbook_url"], runbookURL+strings.ToLower(rule.Alert); got != want {
+			t.Errorf("%s: %s, want %s", rule.Alert, got, want)
+		}
+		if !slices.Contains([]string{"warning", "critical"}, rule.Labels["severity"]) {
+			t.Errorf("%s: %v", rule.Alert, rule.Labels)
+		}
+		fires := regexp.MustCompile(`alertname="` + rule.Alert + `", alertstate="firing", severity="` + rule.Labels["severity"] + `"|alertname: ` + rule.Alert + `\n`)
+		if !fires.MatchString(tests) {
+			t.Errorf("%s with severity %s fires in no test", rule.Alert, rule.Labels["severity"])
+		}
+	}
+	slices.Sort(alerts)
+	var sections []string
+	for _, heading := range regexp.MustCompile(`(?m)^### (\w+)$`).FindAllStringSubmatch(book, -1) {
+		sections = append(sections, heading[1])
+	}
+	slices.Sort(sections)
+	if alerts = slices.Compact(alerts); !slices.Equal(alerts, sections) {
+		t.Errorf("alerts\n%q\nsections of %s\n%q", alerts, runbooks, sections)
+	}
+}
+
+// The dashboard is what Grafana imports: panels with a number of their own that do not overlap, and
+// queries of the data source and the clusters that are chosen.
+func TestDashboard(t *testing.T) {
+	type target struct{ RefID, Expr string }
+	var dashboard struct {
+		UID, Title    string
+		SchemaVersion int
+		Templating    struct{ List []struct{ Name string } }
+		Panels        []struct {
+			ID         int
+			Type       string
+			Title      string
+			GridPos    struct{ H, W, X, Y int }
+			Datasource struct{ UID string }
+			Targets    []target
+		}
+	}
+	if err := json.Unmarshal([]byte(read(t, "dashboard.json")), &dashboard); err != nil {
+		t.Fatal(err)
+	}
+	if dashboard.UID == "" || dashboard.Title == "" || dashboard.SchemaVersion == 0 || len(dashboard.Templating.List) != 2 {
+		t.Errorf("%+v", dashboard)
+	}
+	ids, taken := map[int]bool{}, map[[2]int]string{}
+	for _, p := range dashboard.Panels {
+		if ids[p.ID] || p.Title == "" || p.GridPos.X+p.GridPos.W > 24 {
+			t.Errorf("panel %d %q: its number is taken, or it does not fit: %+v", p.ID, p.Title, p.GridPos)
+		}
+		ids[p.ID] = true
+		for x := p.GridPos.X; x < p.GridPos.X+p.GridPos.W; x++ {
+			for y := p.GridPos.Y; y < p.GridPos.Y+p.GridPos.H; y++ {
+				if other := taken[[2]int{x, y}]; other != "" {
+					t.Fatalf("%q lies over %q", p.Title, other)
+				}
+				taken[[2]int{x, y}] = p.Title
+			}
+		}
+		if p.Type == "row" {
+			continue
+		}
+		if len(p.Targets) == 0 || p.Datasource.UID != "${datasource}" {
+			t.Errorf("%q asks nobody", p.Title)
+		}
+		for _, asked := range p.Targets {
+			balanced := strings.Count(asked.Expr, "(") == strings.Count(asked.Expr, ")") && strings.Count(asked.Expr, "{") == strings.Count(asked.Expr, "}")
+			if !balanced || !metricName.MatchString(asked.Expr) {
+				t.Errorf("%q: %s", p.Title, asked.Expr)
+			}
+		}
+	}
+}
+
+// The Service selects the controller's pods, and the ServiceMonitor the Service.
+func TestServiceMonitorFindsTheController(t *testing.T) {
+	type object struct {
+		Kind     string
+		Metadata struct {
+			Namespace string
+			Labels    map[string]string
+		}
+		Spec struct {
+			Selector  map[string]any
+			Ports     []struct{ Name, TargetPort string }
+			Endpoints []struct{ Port string }
+		}
+	}
+	var service, monitor object
+	first, second, _ := strings.Cut(read(t, "servicemonitor.yaml"), "\n---\n")
+	for document, into := range map[string]*object{first: &service, second: &monitor} {
+		if err := yaml.Unmarshal([]byte(document), into); err != nil {
+			t.Fatal(err)
+		}
+	}
+	deployment := read(t, filepath.Join(root, "packaging/kubernetes/deployment.yaml"))
+	const name = "app.kubernetes.io/name"
+	pods, _ := service.Spec.Selector[name].(string)
+	if pods == "" || !strings.Contains(deployment, name+": "+pods) || len(service.Spec.Ports) != 1 ||
+		!strings.Contains(deployment, "{name: "+service.Spec.Ports[0].TargetPort+", containerPort: 8080}") || service.Metadata.Namespace != "node-attestation-system" {
+		t.Errorf("%+v", service)
+	}
+	matched, _ := monitor.Spec.Selector["matchLabels"].(map[string]any)
+	if service.Metadata.Labels[name] != matched[name] || monitor.Metadata.Namespace != service.Metadata.Namespace ||
+		len(monitor.Spec.Endpoints) != 1 || monitor.Spec.Endpoints[0].Port != service.Spec.Ports[0].Name {
+		t.Errorf("%+v does not select %+v", monitor, service)
+	}
+}

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package authenticator
+
+import (
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+)
+
+// says has the controller write what a request waits for, and nothing else.
+func says(annotation string) func(int, *csrObject) {
+	return func(_ int, o *csrObject) { annotate(o, attestation.AnnotationWaiting, annotation) }
+}
+
+// What the controller says that a request waits for is in the worker's failure, in the state file
+// and in status, until the request is decided. What has another form is ignored.
+func TestWhatTheControllerSaysOfAWaitingRequest(t *testing.T) {
+	const annotation, reason, cure = "MachineNotFound: run this", "MachineNotFound", "run this"
+	for name, c := range map[string]struct {
+		change    func(n *testNode)
+		explained bool
+	}{
+		"of a hello":       {func(n *testNode) { n.api.hello = says(annotation) }, true},
+		"of a proof":       {func(n *testNode) { n.api.proof = says(annotation) }, true},
+		"nothing":          {func(n *testNode) { n.api.hello = says("") }, false},
+		"another form":     {func(n *testNode) { n.api.hello = says(annotation + "\n\x1b[2J") }, false},
+		"far too much":     {func(n *testNode) { n.api.hello = says(annotation + strings.Repeat("x", attestation.MaxWaiting)) }, false},
+		"no reason at all": {func(n *testNode) { n.api.hello = says("machine not found: run this") }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			c.change(n)
+			for range 2 {
+				failure := wantFailure(t, n.work(), WaitingForSigner)
+				if strings.Contains(failure.Error(), " yet: "+reason) != c.explained || (failure.Hint == cure) != c.explained {
+					t.Errorf("%v (%s)", failure, failure.Hint)
+				}
+			}
+			if state := n.wantState(WaitingForSigner, none); (state.Waiting != nil) != c.explained || c.explained && state.Waiting.Annotation != annotation {
+				t.Errorf("%+v", state.Waiting)
+			}
+			o := n.Overview()
+			if pending := o.Pending; (pending.Reason == reason && pending.Cure == cure) != c.explained {
+				t.Errorf("%+v", pending)
+			}
+			if strings.Contains(o.Message, ": "+reason) != c.explained || (o.Hint == cure) != c.explained {
+				t.Errorf("%s (%s)", o.Message, o.Hint)
+			}
+			n.api.mu.Lock()
+			n.api.hello, n.api.proof = challenge, n.issue
+			clear(n.api.decided)
+			n.api.mu.Unlock()
+			if err := n.work(); err != nil {
+				t.Fatal(err)
+			}
+			if state := n.wantState("", none); state.Waiting != nil {
+				t.Errorf("it is decided, and the state file has %+v", state.Waiting)
+			}
+		})
+	}
+}
+
+// A state file that cannot be written while the worker waits changes nothing for the worker.
+func TestWaitingIsNotWrittenDown(t *testing.T) {
+	n := newNode(t)
+	n.api.hello = says("MachineNotFound: run this")
+	n.step = func(step Step) {
+		file := n.dir.File(cache.StateFile)
+		switch step {
+		case StepChallenge:
+			if err := os.Mkdir(file, 0o700); err != nil {
+				t.Error(err)
+			}
+		case stepRecord:
+			if err := os.Remove(file); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	failure := wantFailure(t, n.work(), WaitingForSigner)
+	if state := n.wantState(WaitingForSigner, none); state.Waiting != nil || strings.Contains(failure.Error(), "MachineNotFound") {
+		t.Errorf("%v, %+v", failure, state.Waiting)
+	}
+}
+
+// prepare says what the request waits for as soon as that is known, and that nothing is known after
+// some seconds.
+func TestProgress(t *testing.T) {
+	t.Parallel()
+	filed := func(ago time.Duration, uid string) func(t *testing.T, a *Authenticator) {
+		return func(t *testing.T, a *Authenticator) { putRecord(t, a, pendingSince(a.now().Add(-ago), uid)) }
+	}
+	seen := func(request string) func(t *testing.T, a *Authenticator) {
+		return func(t *testing.T, a *Authenticator) {
+			filed(0, "uid")(t, a)
+			putRecord(t, a, &cache.State{Waiting: &cache.Waiting{Request: request, Annotation: "MachineNotFound: run this"}})
+		}
+	}
+	const plain = "CertificateSigningRequest node-csr-x: signer example.com/signer has not issued a certificate yet"
+	for name, c := range map[string]struct {
+		arrange    func(t *testing.T, a *Authenticator)
+		says, hint string
+	}{
+		"no request":           {func(*testing.T, *Authenticator) {}, "", ""},
+		"not filed":            {filed(time.Hour, ""), "", ""},
+		"just filed":           {filed(0, "uid"), "", ""},
+		"filed some time ago":  {filed(unanswered, "uid"), plain, "see: kubectl describe csr node-csr-x"},
+		"the controller knows": {seen("node-csr-x"), plain + ": MachineNotFound", "run this"},
+		"another request":      {seen("node-csr-w"), "", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			a := testAuthenticator(t)
+			c.arrange(t, a)
+			got := a.progress()
+			if (got == nil) != (c.says == "") || got != nil && (got.Error() != c.says || got.Hint != c.hint) {
+				t.Errorf("%+v", got)
+			}
+		})
+	}
+}

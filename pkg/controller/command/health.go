@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package command
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+)
+
+const (
+	// checkTimeout bounds a check; probes wait a second.
+	checkTimeout = 800 * time.Millisecond
+	// maxReason bounds the text about a failed check, in bytes.
+	maxReason = 400
+	// clientTimeout bounds how long a client may take to ask, to read the answer, and to ask again.
+	clientTimeout = 10 * time.Second
+)
+
+// check is one of those of /readyz.
+type check struct {
+	name string
+	run  func(context.Context) error
+	kind checkKind
+	// passed says that it has passed once.
+	passed *atomic.Bool
+}
+
+// checkKind is what a failed check means for readiness.
+type checkKind int
+
+const (
+	// always: the replica is not ready.
+	always checkKind = iota + 1
+	// once: it is not ready until the check has passed once. So a rollout stops at a replica that
+	// never had what it needs, and one that decides by the last good content is not taken away.
+	once
+	// never: the failure is only shown.
+	never
+)
+
+// newCheck returns a check.
+func newCheck(name string, kind checkKind, run func(context.Context) error) check {
+	return check{name, run, kind, &atomic.Bool{}}
+}
+
+// result returns a line about the check, whether it passed, and whether the replica may be ready.
+func (c check) result(ctx context.Context) (line string, passed, ready bool) {
+	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
+	defer cancel()
+	err := c.run(ctx)
+	if err == nil {
+		c.passed.Store(true)
+		return "[+]" + c.name + " ok", true, true
+	}
+	why := text.Line(err.Error(), maxReason)
+	if c.kind == never || c.kind == once && c.passed.Load() {
+		return "[!]" + c.name + " failed, which does not end readiness: " + why, false, true
+	}
+	return "[-]" + c.name + " failed: " + why, false, false
+}
+
+// readyz answers /readyz as Kubernetes' components do, and with the reason of each failed check:
+// "ok" if all passed, unless the query has verbose. A check can be left out by exclude.
+//
+// Everybody who reaches the port can read it. Errors of sources quote no secret.
+type readyz []check
+
+func (checks readyz) ServeHTTP(answer http.ResponseWriter, request *http.Request) {
+	query := request.URL.Query()
+	var lines []string
+	passed, ready := true, true
+	for _, c := range checks {
+		if slices.Contains(query["exclude"], c.name) {
+			lines = append(lines, "[+]"+c.name+" excluded: ok")
+			continue
+		}
+		line, ok, may := c.result(request.Context())
+		lines = append(lines, line)
+		passed, ready = passed && ok, ready && may
+	}
+	answer.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	answer.Header().Set("X-Content-Type-Options", "nosniff")
+	switch verbose := query.Has("verbose"); {
+	case !ready:
+		answer.WriteHeader(http.StatusInternalServerError)
+		lines = append(lines, "readyz check failed\n")
+	case passed && !verbose:
+		lines = []string{"ok"}
+	default:
+		lines = append(lines, "readyz check passed\n")
+	}
+	_, _ = fmt.Fprint(answer, strings.Join(lines, "\n")) // the client has gone
+}
+
+// addHealthServer adds the server of /healthz and /readyz to a manager. controller-runtime's own
+// withholds the reasons.
+func addHealthServer(m manager.Manager, address string, checks ...check) error {
+	if address == "0" {
+		return nil
+	}
+	listener, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", address)
+	if err != nil {
+		return fmt.Errorf("healthBindAddress: %w", err)
+	}
+	slices.SortFunc(checks, func(a, b check) int { return strings.Compare(a.name, b.name) })
+	mux := http.NewServeMux()
+	mux.Handle("/readyz", readyz(checks))
+	for _, c := range checks {
+		mux.Handle("/readyz/"+c.name, readyz{c})
+	}
+	mux.HandleFunc("/healthz", func(answer http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprint(answer, "ok") })
+	return m.Add(&manager.Server{
+		Name: "health probe", Listener: listener, ShutdownTimeout: new(time.Second),
+		Server: &http.Server{Handler: mux, ReadTimeout: clientTimeout, WriteTimeout: clientTimeout, IdleTimeout: clientTimeout},
+	})
+}

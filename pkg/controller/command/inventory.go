@@ -1,0 +1,437 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package command
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/machineentry"
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/outputformat"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
+)
+
+func (i *invocation) inventoryCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "inventory",
+		Short: "Check, merge and compare inventories, offline",
+		Args:  noArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			return usage(fmt.Errorf("%s needs a command", c.CommandPath()))
+		},
+	}
+	c.AddCommand(i.inventoryCheckCommand(), i.inventoryMergeCommand(), i.inventoryDiffCommand())
+	return c
+}
+
+// What a ConfigMap holds, and what `kubectl apply` without --server-side writes into an annotation.
+const (
+	maxConfigMap   = 1 << 20
+	maxAnnotations = 256 << 10
+)
+
+// partReport is what check says of a part.
+type partReport struct {
+	Name     string `json:"name"`
+	Machines int    `json:"machines"`
+	Bytes    int    `json:"bytes"`
+	// FitsConfigMap says that a ConfigMap can hold it, and FitsClientSideApply that `kubectl apply`
+	// needs no --server-side for it.
+	FitsConfigMap       bool      `json:"fitsConfigMap"`
+	FitsClientSideApply bool      `json:"fitsClientSideApply"`
+	Problems            []problem `json:"problems,omitempty"`
+
+	part *inventory.Part
+	// file stands before the number of a line.
+	file string
+}
+
+type problem struct {
+	Line int    `json:"line,omitempty"`
+	Text string `json:"text"`
+}
+
+// inventoryReport is what check says.
+type inventoryReport struct {
+	Parts []partReport `json:"parts"`
+	// Machines is how many there are in all good parts, and Duplicates how many entries say what
+	// another one says.
+	Machines   int                  `json:"machines"`
+	Duplicates int                  `json:"duplicates"`
+	Conflicts  []inventory.Conflict `json:"conflicts,omitempty"`
+
+	merged *inventory.Inventory
+}
+
+func (i *invocation) inventoryCheckCommand() *cobra.Command {
+	var format string
+	c := &cobra.Command{
+		Use:   "check FILE...",
+		Short: "Parse all parts of an inventory as the controller does, and report every problem",
+		Long: `check parses all parts of an inventory together, strictly, as the controller does. A part is a file, or a manifest of a ConfigMap
+such as "kubectl get configmap NAME -o yaml" prints: then each of its entries is a part. It prints how many machines each part has, every problem
+with its line, and every contradiction between entries. The exit code is 10 if there is one.`,
+		Args: someFiles,
+		RunE: func(_ *cobra.Command, files []string) error {
+			report, err := readInventory(files)
+			if err != nil {
+				return err
+			}
+			if err := i.output(format, report, func(out io.Writer) { report.print(out) }); err != nil {
+				return err
+			}
+			return report.err()
+		},
+	}
+	formatFlag(c, &format)
+	return c
+}
+
+func (i *invocation) inventoryMergeCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "merge FILE...",
+		Short: "Write the machines of all parts as one list, sorted by name",
+		Long: `merge writes the machines of all parts as one list in its shortest form, sorted by name: each machine once, and without templates and
+certificates. It writes nothing, and ends with exit code 10, if check finds anything.`,
+		Args: someFiles,
+		RunE: func(_ *cobra.Command, files []string) error {
+			merged, err := i.goodInventory(files)
+			if err != nil {
+				return err
+			}
+			machines := merged.All()
+			slices.SortFunc(machines, func(a, b inventory.Machine) int { return strings.Compare(a.Name, b.Name) })
+			entries := make([]machineentry.Machine, 0, len(machines))
+			for _, m := range machines {
+				entries = append(entries, m.Entry())
+			}
+			_, err = io.WriteString(i.Stdout, machineentry.Document(entries))
+			return err
+		},
+	}
+}
+
+// inventoryDiff is what diff says. Machines are sorted by name.
+type inventoryDiff struct {
+	Added   []string      `json:"added,omitempty"`
+	Removed []string      `json:"removed,omitempty"`
+	Changed []changeEntry `json:"changed,omitempty"`
+}
+
+type changeEntry struct {
+	Machine string                 `json:"machine"`
+	Fields  []inventory.Difference `json:"fields"`
+	// OtherHardware says that the new entry has an EK that the old one has not.
+	OtherHardware bool `json:"otherHardware"`
+}
+
+func (i *invocation) inventoryDiffCommand() *cobra.Command {
+	var format string
+	c := &cobra.Command{
+		Use:   "diff OLD NEW",
+		Short: "Say which machines a new inventory adds, removes and changes",
+		Long: `diff compares two inventories by the names of machines. An endorsement key (EK) that is new for a machine stands out, since it admits other hardware in
+its place. The exit code is 0 whether or not they differ, and 10 if check finds anything in one of them.`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 2 {
+				return usage(errors.New("it compares two files"))
+			}
+			return nil
+		},
+		RunE: func(_ *cobra.Command, files []string) error {
+			from, err := i.goodInventory(files[:1])
+			if err != nil {
+				return err
+			}
+			to, err := i.goodInventory(files[1:])
+			if err != nil {
+				return err
+			}
+			diff := compareInventories(from, to)
+			return i.output(format, diff, func(out io.Writer) { diff.print(out) })
+		},
+	}
+	formatFlag(c, &format)
+	return c
+}
+
+func someFiles(_ *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return usage(errors.New("no file is named"))
+	}
+	return nil
+}
+
+const formatText = "text"
+
+func formatFlag(c *cobra.Command, format *string) {
+	c.Flags().StringVarP(format, "output", "o", formatText, "text, json, yaml")
+}
+
+// output prints a value in a format, as text by write.
+func (i *invocation) output(format string, value any, write func(io.Writer)) error {
+	if format == formatText {
+		write(i.Stdout)
+		return nil
+	}
+	if !outputformat.Valid(format) {
+		return usage(fmt.Errorf("--output %q: must be one of text, json, yaml", format))
+	}
+	out, err := outputformat.Encode(format, value)
+	if err == nil {
+		_, err = i.Stdout.Write(out)
+	}
+	return err
+}
+
+// goodInventory returns the inventory of these files if nothing is wrong with it. Otherwise it
+// reports everything on standard error.
+func (i *invocation) goodInventory(files []string) (*inventory.Inventory, error) {
+	report, err := readInventory(files)
+	if err != nil {
+		return nil, err
+	}
+	if err := report.err(); err != nil {
+		report.printProblems(i.Stderr)
+		return nil, err
+	}
+	return report.merged, nil
+}
+
+// readInventory reads all parts. It fails only if a file cannot be read.
+func readInventory(files []string) (*inventoryReport, error) {
+	report := &inventoryReport{}
+	for _, file := range files {
+		content, err := readBounded(file)
+		if err != nil {
+			return nil, usage(err)
+		}
+		for _, p := range partsOf(file, content) {
+			report.Parts = append(report.Parts, p.report())
+		}
+	}
+	var parts []*inventory.Part
+	for _, p := range report.Parts {
+		if p.part != nil {
+			parts = append(parts, p.part)
+		}
+	}
+	report.merged = inventory.Merge(parts...)
+	report.Machines, report.Duplicates, report.Conflicts = report.merged.Len(), report.merged.Duplicates(), report.merged.Conflicts()
+	return report, nil
+}
+
+// maxManifest bounds a file: a manifest indents each line of an inventory.
+const maxManifest = 2 * inventory.MaxSize
+
+func readBounded(path string) ([]byte, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = file.Close() }() // it was only read
+	content, err := io.ReadAll(io.LimitReader(file, maxManifest+1))
+	if err == nil && len(content) > maxManifest {
+		err = fmt.Errorf("%s is longer than %d bytes", path, maxManifest)
+	}
+	return content, err
+}
+
+// inventoryPart is the text of a part.
+type inventoryPart struct {
+	// name is that of the part, and file what stands before a line's number.
+	name, file string
+	text       string
+	// before is how many lines are before the text in the file.
+	before int
+}
+
+// partsOf returns the parts in a file: the file itself, or the entries of the ConfigMaps in it.
+func partsOf(file string, content []byte) []inventoryPart {
+	var parts []inventoryPart
+	for decoder := yaml.NewDecoder(bytes.NewReader(content)); bytes.Contains(content, []byte("ConfigMap")); {
+		var document yaml.Node
+		if err := decoder.Decode(&document); err != nil {
+			if !errors.Is(err, io.EOF) {
+				parts = nil // the parser says what is wrong with the file
+			}
+			break
+		}
+		if len(document.Content) == 1 {
+			parts = append(parts, configMapParts(file, document.Content[0])...)
+		}
+	}
+	if len(parts) == 0 {
+		return []inventoryPart{{name: file, file: file, text: string(content)}}
+	}
+	return parts
+}
+
+func configMapParts(file string, n *yaml.Node) (parts []inventoryPart) {
+	for _, item := range listOf(valueOf(n, "items")) {
+		parts = append(parts, configMapParts(file, item)...)
+	}
+	if kind := valueOf(n, "kind"); kind == nil || kind.Value != "ConfigMap" {
+		return parts
+	}
+	name := ""
+	if n := valueOf(valueOf(n, "metadata"), "name"); n != nil {
+		name = n.Value
+	}
+	data := listOf(valueOf(n, "data"))
+	for i := 0; i+1 < len(data); i += 2 {
+		part := inventoryPart{name: fmt.Sprintf("%s (%s %s)", file, name, data[i].Value), text: data[i+1].Value}
+		part.file = part.name
+		if data[i+1].Style == yaml.LiteralStyle { // its lines are the file's
+			part.file, part.before = file, data[i+1].Line
+		}
+		parts = append(parts, part)
+	}
+	return parts
+}
+
+func valueOf(n *yaml.Node, field string) *yaml.Node {
+	if n == nil || n.Kind != yaml.MappingNode {
+		return nil
+	}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		if n.Content[i].Value == field {
+			return n.Content[i+1]
+		}
+	}
+	return nil
+}
+
+func listOf(n *yaml.Node) []*yaml.Node {
+	if n == nil {
+		return nil
+	}
+	return n.Content
+}
+
+func (p inventoryPart) report() partReport {
+	r := partReport{Name: p.name, file: p.file, Bytes: len(p.text), FitsConfigMap: len(p.text) <= maxConfigMap}
+	if asJSON, err := json.Marshal(p.text); err == nil {
+		const manifest = 1 << 10 // what is around it
+		r.FitsClientSideApply = len(asJSON)+manifest <= maxAnnotations
+	}
+	text := []byte(strings.Repeat("\n", p.before) + p.text)
+	part, err := inventory.ParsePart(p.file, text)
+	if err == nil {
+		r.part, r.Machines = part, part.Len()
+		return r
+	}
+	for _, e := range inventory.Problems(p.file, text) {
+		r.Problems = append(r.Problems, problem{e.Line, e.Text()})
+	}
+	return r
+}
+
+// err returns an error if anything is wrong.
+func (r *inventoryReport) err() error {
+	problems := 0
+	for _, p := range r.Parts {
+		problems += len(p.Problems)
+	}
+	if problems+len(r.Conflicts) == 0 {
+		return nil
+	}
+	return &failure{
+		CodeConfiguration, "see docs/inventory.md for the format, and for what each of these does to a running controller",
+		fmt.Errorf("the inventory has %d problems and %d conflicts", problems, len(r.Conflicts)),
+	}
+}
+
+func (r *inventoryReport) print(out io.Writer) {
+	for _, p := range r.Parts {
+		note := ""
+		switch {
+		case !p.FitsConfigMap:
+			note = ", too long for a ConfigMap"
+		case !p.FitsClientSideApply:
+			note = ", as a ConfigMap with: kubectl apply --server-side"
+		}
+		if len(p.Problems) > 0 {
+			_, _ = fmt.Fprintf(out, "%s: invalid, %d bytes%s\n", p.Name, p.Bytes, note)
+		} else {
+			_, _ = fmt.Fprintf(out, "%s: %d machines, %d bytes%s\n", p.Name, p.Machines, p.Bytes, note)
+		}
+	}
+	r.printProblems(out)
+	_, _ = fmt.Fprintf(out, "total: %d machines, %d entries that repeat another, %d conflicts\n", r.Machines, r.Duplicates, len(r.Conflicts))
+}
+
+func (r *inventoryReport) printProblems(out io.Writer) {
+	for _, p := range r.Parts {
+		for _, problem := range p.Problems {
+			_, _ = fmt.Fprintf(out, "%s:%d: %s\n", p.file, problem.Line, problem.Text)
+		}
+	}
+	for _, conflict := range r.Conflicts {
+		_, _ = fmt.Fprintf(out, "conflict: %s\n", conflict)
+	}
+}
+
+func compareInventories(from, to *inventory.Inventory) *inventoryDiff {
+	diff := &inventoryDiff{}
+	for _, m := range from.All() {
+		if _, there := to.ByName(m.Name); !there {
+			diff.Removed = append(diff.Removed, m.Name)
+		}
+	}
+	for _, m := range to.All() {
+		before, there := from.ByName(m.Name)
+		if !there {
+			diff.Added = append(diff.Added, m.Name)
+			continue
+		}
+		if fields := inventory.Compare(before, m); len(fields) > 0 {
+			other := slices.ContainsFunc(m.EKs, func(ek inventory.EK) bool {
+				return !slices.ContainsFunc(before.EKs, func(known inventory.EK) bool { return known.Fingerprint == ek.Fingerprint })
+			})
+			diff.Changed = append(diff.Changed, changeEntry{m.Name, fields, other})
+		}
+	}
+	slices.Sort(diff.Added)
+	slices.Sort(diff.Removed)
+	slices.SortFunc(diff.Changed, func(a, b changeEntry) int { return strings.Compare(a.Machine, b.Machine) })
+	return diff
+}
+
+func (d *inventoryDiff) print(out io.Writer) {
+	other := 0
+	for _, name := range d.Removed {
+		_, _ = fmt.Fprintf(out, "- %q\n", name)
+	}
+	for _, name := range d.Added {
+		_, _ = fmt.Fprintf(out, "+ %q\n", name)
+	}
+	for _, c := range d.Changed {
+		mark := ""
+		if c.OtherHardware {
+			other++
+			mark = "  ADMITS OTHER HARDWARE"
+		}
+		_, _ = fmt.Fprintf(out, "~ %q%s\n", c.Machine, mark)
+		for _, field := range c.Fields {
+			_, _ = fmt.Fprintf(out, "    %s: %s -> %s\n", field.Field, list(field.Old), list(field.New))
+		}
+	}
+	_, _ = fmt.Fprintf(out, "%d machines added, %d removed, %d changed, of which %d admit other hardware\n", len(d.Added), len(d.Removed), len(d.Changed), other)
+}
+
+func list(values []string) string {
+	if len(values) == 0 {
+		return "none"
+	}
+	return strings.Join(values, ", ")
+}

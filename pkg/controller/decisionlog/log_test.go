@@ -1,0 +1,344 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package decisionlog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/go-logr/logr/funcr"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
+)
+
+// sink is a Sink of functions, which remembers what it took.
+type sink struct {
+	name  string
+	write func(ctx context.Context, lines [][]byte) (int, error)
+
+	mu     sync.Mutex
+	lines  []string
+	calls  int
+	closed bool
+}
+
+func (s *sink) Name() string { return s.name }
+
+func (s *sink) Write(ctx context.Context, lines [][]byte) (int, error) {
+	n, err := len(lines), error(nil)
+	if s.write != nil {
+		n, err = s.write(ctx, lines)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.calls++
+	for _, line := range lines[:n] {
+		s.lines = append(s.lines, string(line))
+	}
+	return n, err
+}
+
+func (s *sink) Close() error {
+	s.closed = true
+	return nil
+}
+
+func (s *sink) called() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.calls
+}
+
+func (s *sink) took() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return append([]string(nil), s.lines...)
+}
+
+// journal collects log lines.
+type journal struct {
+	mu    sync.Mutex
+	lines []string
+}
+
+func (j *journal) logger() logr.Logger {
+	return funcr.New(func(_, args string) {
+		j.mu.Lock()
+		defer j.mu.Unlock()
+		j.lines = append(j.lines, args)
+	}, funcr.Options{})
+}
+
+// count returns how many lines contain a text.
+func (j *journal) count(text string) int {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return strings.Count(strings.Join(j.lines, "\n"), text)
+}
+
+func record(i int) *Record {
+	return &Record{APIVersion: APIVersion, Kind: Kind, ID: fmt.Sprintf("uid-%d/Issued", i), Outcome: Issued}
+}
+
+// A sink that hangs delays neither Add nor another sink, and holds no more than its queue. What it
+// loses is counted, and logged once.
+func TestSlowSink(t *testing.T) {
+	metrics, read := registered(t)
+	synctest.Test(t, func(t *testing.T) {
+		before := read(t)
+		j, release := &journal{}, make(chan struct{})
+		slow := &sink{name: "endpoint", write: func(_ context.Context, lines [][]byte) (int, error) { <-release; return len(lines), nil }}
+		fast := &sink{name: "file"}
+		l := New(j.logger(), metrics, slow, fast)
+		const more = 500
+		began := time.Now()
+		for i := range maxQueued + more {
+			l.Add(record(i))
+			if i%100 == 0 {
+				synctest.Wait() // the fast one keeps up
+			}
+		}
+		synctest.Wait()
+		if took := time.Since(began); took != 0 {
+			t.Errorf("adding took %s", took)
+		}
+		if n := len(fast.took()); n != maxQueued+more {
+			t.Errorf("the other sink took %d lines", n)
+		}
+		if n := j.count("decision records are lost"); n != 1 {
+			t.Errorf("the loss was logged %d times", n)
+		}
+		close(release)
+		synctest.Wait()
+		if n := len(slow.took()); n != maxQueued || slow.called() > maxQueued/maxBatch+2 {
+			t.Errorf("it took %d lines in %d calls", n, slow.called())
+		}
+		if j.count("written again") != 1 || j.count(fmt.Sprintf(`"lost"=%d`, more)) != 1 {
+			t.Errorf("%q", j.lines)
+		}
+		l.Close()
+		if !slow.closed || !fast.closed {
+			t.Error("a sink is not closed")
+		}
+		after := read(t)
+		for series, want := range map[string]float64{"written/endpoint": maxQueued, "lost/endpoint": more, "written/file": maxQueued + more, "lost/file": 0} {
+			if got := after[series] - before[series]; got != want {
+				t.Errorf("%s: %v, want %v", series, got, want)
+			}
+		}
+	})
+}
+
+// Long lines are bounded by their bytes.
+func TestQueueIsBoundedInBytes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan struct{})
+		s := &sink{name: "file", write: func(_ context.Context, lines [][]byte) (int, error) { <-release; return len(lines), nil }}
+		l := New(logr.Discard(), nil, s)
+		long := record(0)
+		long.Message = strings.Repeat("x", 300<<10)
+		for range 100 {
+			l.Add(long)
+		}
+		close(release)
+		l.Close()
+		if n := len(s.took()); n < 50 || n > maxQueuedBytes/(300<<10) {
+			t.Errorf("%d lines of 300 KiB were queued", n)
+		}
+	})
+}
+
+// Denials, which any requester can cause, fill half of a queue. The rest is for admissions.
+func TestDenialsLeaveRoomForAdmissions(t *testing.T) {
+	for name, size := range map[string]int{"many": 0, "long": 300 << 10} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				release := make(chan struct{})
+				s := &sink{name: "file", write: func(_ context.Context, lines [][]byte) (int, error) { <-release; return len(lines), nil }}
+				l := New(logr.Discard(), nil, s)
+				denied := record(0)
+				denied.Outcome, denied.Message = Denied, strings.Repeat("x", size)
+				for range maxQueued {
+					l.Add(denied)
+				}
+				const admissions = 1000
+				for i := range admissions {
+					l.Add(record(i))
+				}
+				close(release)
+				l.Close()
+				all := strings.Join(s.took(), "")
+				if n := strings.Count(all, `"outcome":"Issued"`); n != admissions {
+					t.Errorf("%d of %d admissions are recorded", n, admissions)
+				}
+				if n := strings.Count(all, `"outcome":"Denied"`); n < 25 || n > maxQueued/2 {
+					t.Errorf("%d denials are recorded", n)
+				}
+			})
+		})
+	}
+}
+
+// A failing sink is tried again, at growing intervals, and gets each line once and in order. The
+// problem is logged once.
+func TestFailingSinkIsRetried(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		j, began := &journal{}, time.Now()
+		s := &sink{name: "endpoint", write: func(_ context.Context, lines [][]byte) (int, error) {
+			if time.Since(began) < 10*time.Minute {
+				return 0, errors.New("503")
+			}
+			return len(lines), nil
+		}}
+		l := New(j.logger(), nil, s)
+		for i := range 3 {
+			l.Add(record(i))
+		}
+		time.Sleep(9 * time.Minute)
+		if n := s.called(); n < 18 || n > 25 { // after 1, 2, 4, 8, 16, 30, 30 ... seconds
+			t.Errorf("it was tried %d times in 9 minutes", n)
+		}
+		if n := j.count("503"); n != 1 {
+			t.Errorf("logged %d times", n)
+		}
+		time.Sleep(2 * time.Minute)
+		l.Close()
+		if lines := s.took(); len(lines) != 3 || !strings.Contains(lines[0], "uid-0/") || !strings.Contains(lines[2], "uid-2/") {
+			t.Errorf("%q", lines)
+		}
+		if j.count("written again") != 1 || j.count("are lost") != 0 {
+			t.Errorf("%q", j.lines)
+		}
+	})
+}
+
+// A line that the sink refuses for good takes no other line with it.
+func TestRefusedLine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		j := &journal{}
+		s := &sink{name: "endpoint", write: func(_ context.Context, lines [][]byte) (int, error) {
+			for _, line := range lines {
+				if strings.Contains(string(line), "uid-7/") {
+					return 0, &RefusedError{errors.New("413")}
+				}
+			}
+			return len(lines), nil
+		}}
+		l := New(j.logger(), nil, s)
+		began := time.Now()
+		for i := range 20 {
+			l.Add(record(i))
+		}
+		synctest.Wait()
+		if n := len(s.took()); n != 19 || time.Since(began) != 0 {
+			t.Errorf("%d of 19 after %s", n, time.Since(began))
+		}
+		if j.count("are lost") != 1 {
+			t.Errorf("%q", j.lines)
+		}
+		l.Close()
+	})
+}
+
+// Part of a batch was written: the rest follows.
+func TestBatchIsWrittenInPart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		failed := false
+		s := &sink{name: "file", write: func(_ context.Context, lines [][]byte) (int, error) {
+			if len(lines) > 2 && !failed {
+				failed = true
+				return 2, errors.New("no space left on device")
+			}
+			return len(lines), nil
+		}}
+		l := New(logr.Discard(), nil, s)
+		for i := range 9 {
+			l.Add(record(i))
+		}
+		l.Close()
+		lines := s.took()
+		for i := range 9 {
+			if len(lines) != 9 || !strings.Contains(lines[i], fmt.Sprintf("uid-%d/", i)) {
+				t.Fatalf("%q", lines)
+			}
+		}
+		if !failed {
+			t.Error("no batch failed")
+		}
+	})
+}
+
+// Close writes what is queued, and gives up in time: at a sink that fails, one that waits for the
+// end of its context, and one that hangs.
+func TestCloseIsBounded(t *testing.T) {
+	for name, c := range map[string]struct {
+		write    func(hang <-chan struct{}) func(context.Context, [][]byte) (int, error)
+		atMost   time.Duration
+		lost     bool
+		unlogged bool
+	}{
+		"works": {func(<-chan struct{}) func(context.Context, [][]byte) (int, error) {
+			return func(_ context.Context, lines [][]byte) (int, error) { time.Sleep(time.Second); return len(lines), nil }
+		}, 3 * time.Second, false, false},
+		"fails": {func(<-chan struct{}) func(context.Context, [][]byte) (int, error) {
+			return func(context.Context, [][]byte) (int, error) { return 0, errors.New("fails") }
+		}, flushTimeout, true, false},
+		"waits": {func(<-chan struct{}) func(context.Context, [][]byte) (int, error) {
+			return func(ctx context.Context, _ [][]byte) (int, error) { <-ctx.Done(); return 0, ctx.Err() }
+		}, flushTimeout, true, false},
+		"hangs": {func(hang <-chan struct{}) func(context.Context, [][]byte) (int, error) {
+			return func(context.Context, [][]byte) (int, error) { <-hang; return 0, errors.New("hung") }
+		}, flushTimeout + abortTimeout, true, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				j, hang := &journal{}, make(chan struct{})
+				s := &sink{name: "file", write: c.write(hang)}
+				l := New(j.logger(), nil, s)
+				for i := range 5 {
+					l.Add(record(i))
+				}
+				began := time.Now()
+				l.Close()
+				if took := time.Since(began); took > c.atMost {
+					t.Errorf("it took %s", took)
+				}
+				if n := len(s.took()); (n == 0) != c.lost || !c.lost && n != 5 {
+					t.Errorf("%d lines were written", n)
+				}
+				if logged := j.count("are lost") == 1; logged != (c.lost && !c.unlogged) {
+					t.Errorf("%q", j.lines)
+				}
+				close(hang)
+			})
+		})
+	}
+}
+
+// Many decisions at once.
+func TestAddFromManyGoroutines(t *testing.T) {
+	a, b := &sink{name: "a"}, &sink{name: "b"}
+	l := New(logr.Discard(), nil, a, b)
+	var all sync.WaitGroup
+	for i := range 16 {
+		all.Go(func() {
+			for k := range 50 {
+				l.Add(record(100*i + k))
+			}
+		})
+	}
+	all.Wait()
+	l.Close()
+	if len(a.took()) != 16*50 || len(b.took()) != 16*50 {
+		t.Errorf("%d and %d of %d lines", len(a.took()), len(b.took()), 16*50)
+	}
+}
+
+var recordMetrics = sync.OnceValues(telemetry.NewRecordMetrics)

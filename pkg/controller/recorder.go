@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"crypto/x509"
+	"encoding/hex"
+	"slices"
+	"sync"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/lru"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/decisionlog"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/records"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+)
+
+// A requester decides how many of its requests are denied. These rates bound the records of them,
+// and those with whole requests: otherwise a flood would fill the disk, and later admissions would
+// have no record.
+var (
+	deniedRecordRate  = fairqueue.Rate{Every: time.Second, Burst: 500}
+	deniedArchiveRate = fairqueue.Rate{Every: time.Minute, Burst: 50}
+)
+
+// The bounds of what a record has of the requester and of refusals.
+const (
+	maxGroups, maxFindings = 16, 32
+	maxCredentialID        = 256
+	maxRecordedProviderID  = 1024
+)
+
+// recorder makes the records of final decisions.
+type recorder struct {
+	*Config
+	deniedRecords *fairqueue.Limiters
+	deniedArchive *fairqueue.Limiters
+	// recorded has the IDs of the last records, so that none is made twice. In audit mode a request
+	// is decided on repeatedly, and finish sees requests that this replica has just issued.
+	recorded *lru.Cache
+
+	mu sync.Mutex
+	// unrecorded counts, by requester, the denials since its last record that have none.
+	unrecorded *lru.Cache
+}
+
+func newRecorder(config *Config) *recorder {
+	return &recorder{
+		Config:        config,
+		deniedRecords: fairqueue.NewLimiters(deniedRecordRate), deniedArchive: fairqueue.NewLimiters(deniedArchiveRate),
+		recorded: lru.New(maxReported), unrecorded: lru.New(maxReported),
+	}
+}
+
+// outcomeOf returns what a decision came to, "" if another one follows it.
+func (r *recorder) outcomeOf(object *certificatesv1.CertificateSigningRequest, d verifier.Decision) decisionlog.Outcome {
+	switch d.Outcome {
+	case verifier.Deny:
+		return decisionlog.Denied
+	case verifier.Fail:
+		return decisionlog.Failed
+	case verifier.Sign, verifier.SignServing:
+		return decisionlog.Issued
+	case verifier.ApproveUnattested:
+		return decisionlog.Approved
+	case verifier.Approve:
+		if r.CA == nil || r.Audit {
+			return decisionlog.Approved
+		}
+	case verifier.ApproveServing:
+		if !r.Rules.SignsServing(object.Spec.SignerName) || r.Audit {
+			return decisionlog.Approved
+		}
+	}
+	return ""
+}
+
+// record records a decision, if it is final. Without a log of its own it returns the record for the
+// line in the process log.
+func (r *recorder) record(object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision, reason string) *decisionlog.Record {
+	outcome := r.outcomeOf(object, d)
+	if outcome == "" {
+		return nil
+	}
+	record := r.newRecord(object, s.input.Hello, outcome, s.input.Now)
+	record.Audit, record.Class, record.Reason = r.Audit, d.Class.String(), reason
+	if len(d.Refusals) > 0 {
+		record.Message = telemetry.Message(d.Refusals.Error())
+	}
+	record.Refusals, record.Warnings = findings(d.Refusals), findings(merged(s.approvalWarnings, d.Warnings))
+	about := s.subject(d)
+	record.Node = nodeOfRecord(about.Node, s.claim.ProviderID)
+	granted := verifier.Record{}
+	if d.Grant != nil {
+		granted = d.Grant.Record
+	}
+	record.Machine = r.machineOfRecord(s.machineRef(granted))
+	if record.Evidence != nil {
+		e := s.input.Evidence
+		record.Evidence.Proven = !s.claim.Hello && e.Err == nil && e.Provider != "" && e.Provider != verifier.InsecureProvider
+		if about.EK != "" {
+			record.Evidence.EK = &decisionlog.EK{Fingerprint: about.EK, Template: about.EKTemplate, Source: string(granted.EKSource)}
+		}
+		if record.Evidence.Proven {
+			record.Evidence.AKName, record.Evidence.PCRs = about.AK, PCRsOf(e)
+		}
+	}
+	return r.keep(object, s.input.Hello, s.issued, record)
+}
+
+// recordIssued records a published certificate for which this process made no record: another
+// signer issued it, or the controller ended too early. The NodeAttestation has the facts.
+func (r *recorder) recordIssued(object, hello *certificatesv1.CertificateSigningRequest, attested verifier.Record) {
+	record := r.newRecord(object, hello, decisionlog.Issued, r.Now())
+	record.Recovered, record.Reason = true, string(ReasonApproved)
+	record.Node, record.Machine = nodeOfRecord(attested.NodeName, attested.ProviderID), r.machineOfRecord(attested.Machine)
+	if record.Evidence != nil {
+		record.Evidence.Proven, record.Evidence.AKName = attested.Provider != verifier.InsecureProvider, attested.AK
+		if attested.EK != "" {
+			record.Evidence.EK = &decisionlog.EK{Fingerprint: attested.EK, Source: string(attested.EKSource)}
+		}
+	}
+	r.keep(object, hello, object.Status.Certificate, record)
+}
+
+// newRecord returns what a record has of the requests alone.
+func (r *recorder) newRecord(object, hello *certificatesv1.CertificateSigningRequest, outcome decisionlog.Outcome, now time.Time) *decisionlog.Record {
+	record := &decisionlog.Record{
+		APIVersion: decisionlog.APIVersion, Kind: decisionlog.Kind,
+		ID:   string(object.UID) + "/" + string(outcome),
+		Time: decisionlog.Time{Time: now}, Outcome: outcome,
+		Controller: r.Decisions.Controller, Cluster: r.Decisions.Cluster,
+		Request: requestOfRecord(object), Requester: RequesterOf(object.Spec),
+	}
+	if hello != nil {
+		of := requestOfRecord(hello)
+		record.Hello = &of
+	}
+	if content, err := attestation.Parse(object.Spec.Request); err == nil {
+		version, _ := attestation.Head(content.Data)
+		record.Evidence = &decisionlog.Evidence{Provider: text.Line(content.Provider, maxName), Version: string(version)}
+	}
+	return record
+}
+
+// keep adds the certificate, if there is one, and hands a record on, each ID once. It returns the
+// record if there is no log for it.
+func (r *recorder) keep(object, hello *certificatesv1.CertificateSigningRequest, chain []byte, record *decisionlog.Record) *decisionlog.Record {
+	if _, known := r.recorded.Get(record.ID); known {
+		return nil
+	}
+	r.recorded.Add(record.ID, nil)
+	denied, requester, now := record.Outcome == decisionlog.Denied, object.Spec.Username, r.Now()
+	if denied && !r.deniedRecords.Take(requester, now) {
+		r.countUnrecorded(requester)
+		return nil
+	}
+	record.Unrecorded = r.takeUnrecorded(requester)
+	var der []byte
+	if leaf, err := signing.Leaf(chain); err == nil {
+		der, record.Certificate = leaf.Raw, certificateOfRecord(leaf)
+	}
+	if r.Decisions.Log == nil {
+		return record
+	}
+	if r.Decisions.Archive && isWhole(object) && (!denied || r.deniedArchive.Take(requester, now)) {
+		record.Archive = &decisionlog.Archive{Request: archived(object), Certificate: der}
+		if hello != nil && isWhole(hello) {
+			record.Archive.Hello = archived(hello)
+		}
+	}
+	r.Decisions.Log.Add(record)
+	return nil
+}
+
+func (r *recorder) countUnrecorded(requester string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	n := 0
+	if counted, ok := r.unrecorded.Get(requester); ok {
+		n = counted.(int)
+	}
+	r.unrecorded.Add(requester, n+1)
+}
+
+// takeUnrecorded returns how many denials of a requester have no record, and forgets them.
+func (r *recorder) takeUnrecorded(requester string) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	counted, ok := r.unrecorded.Get(requester)
+	if !ok {
+		return 0
+	}
+	r.unrecorded.Remove(requester)
+	return counted.(int)
+}
+
+// machineRef returns the machine in the grant. Without a grant, it is the only machine that the
+// evidence names, or that a source lists with the EK. A serving certificate is for the machine in
+// the node's record.
+func (s *snapshot) machineRef(granted verifier.Record) verifier.MachineRef {
+	refs := map[verifier.MachineRef]bool{}
+	switch {
+	case granted.Machine != (verifier.MachineRef{}):
+		return granted.Machine
+	case s.claim.Serving:
+		for _, record := range s.input.Records {
+			if record.NodeName == s.claim.NodeName {
+				refs[record.Machine] = true
+			}
+		}
+	default:
+		named := s.input.Evidence.Machine
+		for i := range s.input.Machines {
+			if m := &s.input.Machines[i]; m.HasEK(s.ek) || named != "" && m.Ref.Name == named {
+				refs[m.Ref] = true
+			}
+		}
+	}
+	if len(refs) != 1 {
+		return verifier.MachineRef{}
+	}
+	for ref := range refs {
+		return ref
+	}
+	return verifier.MachineRef{}
+}
+
+func (r *recorder) machineOfRecord(ref verifier.MachineRef) *decisionlog.Machine {
+	if ref.Name == "" {
+		return nil
+	}
+	source := records.SourceInventory
+	if r.Owned != nil {
+		source = r.Owned.Source
+	}
+	return &decisionlog.Machine{Source: source, Name: text.Line(ref.Name, maxName), UID: text.Line(ref.UID, maxName)}
+}
+
+func nodeOfRecord(name, providerID string) *decisionlog.Node {
+	if name == "" && providerID == "" {
+		return nil
+	}
+	return &decisionlog.Node{Name: name, ProviderID: text.Line(providerID, maxRecordedProviderID)}
+}
+
+func requestOfRecord(object *certificatesv1.CertificateSigningRequest) decisionlog.Request {
+	of := decisionlog.Request{
+		Name: object.Name, UID: string(object.UID), SignerName: object.Spec.SignerName, Created: decisionlog.Time{Time: object.CreationTimestamp.Time},
+	}
+	if isWhole(object) {
+		of.SHA256 = decisionlog.DigestOf(object.Spec.Request)
+	}
+	return of
+}
+
+// isWhole reports whether the cache kept spec.request as it is: neither dropped nor cut.
+func isWhole(object *certificatesv1.CertificateSigningRequest) bool {
+	return len(object.Spec.Request) > 0 && len(object.Spec.Request) <= attestation.MaxRequestSize
+}
+
+// RequesterOf returns the user in a spec as a record has it.
+func RequesterOf(spec certificatesv1.CertificateSigningRequestSpec) decisionlog.Requester {
+	requester := decisionlog.Requester{Username: text.Line(spec.Username, maxName)}
+	for _, group := range spec.Groups[:min(len(spec.Groups), maxGroups)] {
+		requester.Groups = append(requester.Groups, text.Line(group, maxName))
+	}
+	if id := spec.Extra[verifier.ExtraCredentialID]; len(id) == 1 {
+		requester.CredentialID = text.Line(id[0], maxCredentialID)
+	}
+	return requester
+}
+
+// archived returns what verify needs of a request: identity, age and spec.
+func archived(object *certificatesv1.CertificateSigningRequest) *certificatesv1.CertificateSigningRequest {
+	kept := &certificatesv1.CertificateSigningRequest{
+		TypeMeta:   metav1.TypeMeta{APIVersion: certificatesv1.SchemeGroupVersion.String(), Kind: "CertificateSigningRequest"},
+		ObjectMeta: metav1.ObjectMeta{Name: object.Name, UID: object.UID, CreationTimestamp: object.CreationTimestamp},
+	}
+	object.Spec.DeepCopyInto(&kept.Spec)
+	return kept
+}
+
+func findings(refusals verifier.Refusals) (all []decisionlog.Finding) {
+	for _, refusal := range refusals[:min(len(refusals), maxFindings)] {
+		all = append(all, decisionlog.Finding{Reason: string(refusal.Reason), Message: telemetry.Message(refusal.Message)})
+	}
+	return all
+}
+
+// merged returns each warning once.
+func merged(before, after verifier.Refusals) verifier.Refusals {
+	all := slices.Clone(before)
+	for _, warning := range after {
+		if !slices.Contains(all, warning) {
+			all = append(all, warning)
+		}
+	}
+	return all
+}
+
+// PCRsOf returns the proven PCRs as a record has them, nil if there are none.
+func PCRsOf(e verifier.Evidence) *decisionlog.PCRs {
+	if len(e.PCRs) == 0 {
+		return nil
+	}
+	pcrs := &decisionlog.PCRs{Bank: e.PCRBank}
+	for _, pcr := range e.PCRs {
+		pcrs.Values = append(pcrs.Values, decisionlog.PCR{Index: pcr.Index, Value: hex.EncodeToString(pcr.Value)})
+	}
+	return pcrs
+}
+
+func certificateOfRecord(leaf *x509.Certificate) *decisionlog.Certificate {
+	return &decisionlog.Certificate{
+		SHA256: decisionlog.DigestOf(leaf.Raw), Serial: leaf.SerialNumber.Text(16),
+		NotBefore: decisionlog.Time{Time: leaf.NotBefore}, NotAfter: decisionlog.Time{Time: leaf.NotAfter},
+	}
+}

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"fmt"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+)
+
+// describe says what was decided, for the log and Events.
+func (r *reporter) describe(object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision) string {
+	switch {
+	case len(d.Refusals) > 0:
+		return d.Refusals.Error()
+	case d.Outcome == verifier.Challenge:
+		return "the hello is answered by a challenge"
+	case d.Outcome == verifier.Approve:
+		return fmt.Sprintf("the evidence of machine %s was accepted: signer %s may issue a certificate for node %s",
+			d.Grant.Record.Machine.Name, object.Spec.SignerName, d.Grant.NodeName)
+	case d.Outcome == verifier.Sign:
+		message := fmt.Sprintf("issued a certificate for node %s to machine %s", d.Grant.NodeName, d.Grant.Record.Machine.Name)
+		if record := r.changedRecord(s, d); record != nil && len(record.Status.Certificates) > 0 {
+			newest := record.Status.Certificates[len(record.Status.Certificates)-1]
+			message += fmt.Sprintf(", with serial %s, until %s", newest.Serial, newest.NotAfter.UTC().Format(time.RFC3339))
+		}
+		return message
+	case d.Outcome == verifier.ApproveServing:
+		return "the addresses of node " + d.Grant.NodeName + " were verified: its serving certificate may be issued"
+	case d.Outcome == verifier.SignServing:
+		return "issued a serving certificate for node " + d.Grant.NodeName
+	case d.Outcome == verifier.ApproveUnattested:
+		return "approved without evidence, since the node is in unattestedNodes"
+	}
+	return d.Outcome.String()
+}
+
+// changedRecord returns the record that a decision changed in its last step, nil if there is none.
+// The last step is to issue, or to approve where another signer issues.
+func (r *reporter) changedRecord(s *snapshot, d verifier.Decision) *v1alpha1.NodeAttestation {
+	if r.Audit || d.Grant == nil || d.Outcome != verifier.Sign && (d.Outcome != verifier.Approve || r.CA != nil) {
+		return nil
+	}
+	return s.recordFor(d.Grant.Record.Machine)
+}
+
+// warnOwner records an Event on the record and machine of a node whose own request was denied or
+// failed, once a minute for each reason: the node lost its access, or is about to. Requests of
+// others that claim its name cause none.
+func (r *reporter) warnOwner(object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision, reason, message string) {
+	if r.Audit || d.Outcome != verifier.Deny && d.Outcome != verifier.Fail {
+		return
+	}
+	for i := range s.records {
+		record := &s.records[i]
+		if object.Spec.Username != "system:node:"+record.Spec.NodeName {
+			continue
+		}
+		key, now := "record/"+string(record.UID)+"/"+reason, r.Now()
+		if last, ok := r.last.Get(key); ok && now.Sub(last.(time.Time)) < time.Minute {
+			continue
+		}
+		r.last.Add(key, now)
+		r.eventOnRecord(record, corev1.EventTypeWarning, reason, object.Name+": "+message)
+	}
+}
+
+// eventOnRecord records an Event on a record, and on the machine that owns it, if machines are
+// objects. Each costs the API server as much as a write.
+func (r *reporter) eventOnRecord(record *v1alpha1.NodeAttestation, kind, reason, message string) {
+	message = telemetry.Message(message)
+	r.recordEvents.Eventf(record, nil, kind, reason, "Decide", "%s", message)
+	if machine := ownerReference(record); machine != nil {
+		r.recordEvents.Eventf(machine, record, kind, reason, "Decide", "%s", message)
+	}
+}
+
+// ownerReference returns a reference to the machine that owns a record, nil if there is none.
+func ownerReference(record *v1alpha1.NodeAttestation) *metav1.PartialObjectMetadata {
+	if len(record.OwnerReferences) != 1 {
+		return nil
+	}
+	owner := record.OwnerReferences[0]
+	return &metav1.PartialObjectMetadata{
+		TypeMeta:   metav1.TypeMeta{APIVersion: owner.APIVersion, Kind: owner.Kind},
+		ObjectMeta: metav1.ObjectMeta{Namespace: record.Namespace, Name: owner.Name, UID: owner.UID},
+	}
+}

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"strings"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+)
+
+// Subject says which machine a decision is about, for log lines, Events and verify. A field is empty
+// if the request does not have it, or does not parse so far. Only an outcome that lets a request
+// pass shows that the fields are true: before that they are the requester's own claims. Each is one
+// line of printable characters of bounded length.
+type Subject struct {
+	// Node and ProviderID are those that the request asks for.
+	Node, ProviderID string
+	// EK is the fingerprint of the endorsement key, as inventories list it: a hello's own, and that
+	// of a proof's hello. EKTemplate is the name of its template.
+	EK, EKTemplate string
+	// AK is the Name of the attestation key in hex, if the evidence was accepted.
+	AK string
+	// Class is the kind of the request, as the rules found it.
+	Class verifier.Class
+}
+
+// The bounds of a Subject's fields, in bytes, without what text.Line adds. The name of an object has
+// 253 at most, a SHA-256 in hex 64, and the Name of an AK 132. A request may have a provider ID of
+// 1024 bytes, but all fields and some of the message have to fit into an Event's note.
+const (
+	maxName       = 253
+	maxProviderID = 128
+	maxKey        = 132
+	maxTemplate   = 32
+)
+
+// Describe returns the Subject of a request. Hello is the one that a proof refers to, nil if it is
+// not there. The provider is nil for a request without evidence.
+func Describe(provider Provider, request, hello *certificatesv1.CertificateSigningRequest, claim verifier.Claim, evidence verifier.Evidence, class verifier.Class) Subject {
+	ek, template := evidence.EK, ""
+	if challenger, ok := provider.(Challenger); ok && !claim.Serving {
+		if ek == "" {
+			ek = challenger.EK(request, hello)
+		}
+		if t, ok := provider.(EKTemplater); ok {
+			template = t.EKTemplate(request, hello)
+		}
+	}
+	return Subject{
+		Node: text.Line(claim.NodeName, maxName), ProviderID: text.Line(claim.ProviderID, maxProviderID),
+		EK: text.Line(ek, maxKey), EKTemplate: text.Line(template, maxTemplate), AK: text.Line(evidence.AK, maxKey),
+		Class: class,
+	}
+}
+
+// subject returns the Subject of the request that a decision is about. The hello is parsed once for
+// each snapshot. Decisions on one snapshot differ only in the class.
+func (s *snapshot) subject(d verifier.Decision) Subject {
+	if s.described == nil {
+		about := Describe(s.provider, s.input.Request, s.input.Hello, s.claim, s.input.Evidence, d.Class)
+		s.described = &about
+	}
+	about := *s.described
+	about.Class = d.Class
+	return about
+}
+
+// fields are the Subject as keys and values of a log line. All keys are always there.
+func (s Subject) fields() []any {
+	return []any{"node", s.Node, "providerID", s.ProviderID, "ek", s.EK, "ekTemplate", s.EKTemplate, "ak", s.AK, "class", s.Class.String()}
+}
+
+// note returns an Event's note: a message and the Subject. If they are too long, the message is cut.
+// An Event on a Node has room for the request's name before it.
+func (s Subject) note(message string) string {
+	suffix := " (" + s.String() + ")"
+	return text.Line(message, maxNote-len(suffix)-maxName-len(": ")) + suffix
+}
+
+// String is the Subject for people: what is known of it, without the AK.
+func (s Subject) String() string {
+	var parts []string
+	for _, part := range [][2]string{{"node", s.Node}, {"provider ID", s.ProviderID}, {"EK", s.EK}, {"template", s.EKTemplate}, {"class", s.Class.String()}} {
+		if part[1] != "" {
+			parts = append(parts, part[0]+" "+part[1])
+		}
+	}
+	return strings.Join(parts, ", ")
+}

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package telemetry
+
+import (
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	dto "github.com/prometheus/client_model/go"
+
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+)
+
+// monitoring is the page with the metrics.
+const monitoring = "../../../docs/controller-monitoring.md"
+
+// all are registered once in a process.
+var all = sync.OnceValues(func() (*ClusterMetrics, *Metrics) {
+	state, err := NewClusterMetrics()
+	if err != nil {
+		panic(err)
+	}
+	decisions, err := NewMetrics()
+	if err != nil {
+		panic(err)
+	}
+	if err := RegisterBuildInfo("v1", "abc"); err != nil {
+		panic(err)
+	}
+	records, err := NewRecordMetrics()
+	if err != nil {
+		panic(err)
+	}
+	records.Start("file") // gives both counters a sample
+	return state, decisions
+})
+
+// ourFamilies returns what this package serves.
+func ourFamilies(t *testing.T) map[string]*dto.MetricFamily {
+	t.Helper()
+	gathered, err := metrics.Registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	families := map[string]*dto.MetricFamily{}
+	for _, f := range gathered {
+		if strings.HasPrefix(f.GetName(), "node_attestation_") {
+			families[f.GetName()] = f
+		}
+	}
+	return families
+}
+
+// samples returns the values of a metric in a cluster, by its other labels.
+func samples(t *testing.T, name, cluster string) map[string]float64 {
+	t.Helper()
+	found := map[string]float64{}
+	for _, m := range ourFamilies(t)[name].GetMetric() {
+		ours, key := false, ""
+		for _, l := range m.GetLabel() {
+			if l.GetName() == "cluster" {
+				ours = l.GetValue() == cluster
+			} else {
+				key += l.GetValue()
+			}
+		}
+		if ours {
+			found[key] = m.GetGauge().GetValue()
+		}
+	}
+	return found
+}
+
+// useAll gives each metric a sample.
+func useAll(cluster string) *ClusterMetrics {
+	state, decisions := all()
+	m, d := state.For(cluster), decisions.For(cluster)
+	m.BindingFound("b", "r")
+	m.NodesWithoutRecord(1)
+	m.PolicyProblems([]PolicyProblem{{"p", "Missing"}})
+	m.Source("ca", true, time.Unix(1, 0))
+	m.Machines(2)
+	m.CA(time.Unix(3, 0), new(true))
+	m.Observe(State{
+		Waiting: func() map[string]int { return map[string]int{"MachineNotFound": 4} },
+		Records: func() ([]Record, bool) {
+			return []Record{{"a", time.Unix(6, 0), time.Unix(5, 0)}, {NodeName: "none"}, {"a", time.Unix(4, 0), time.Unix(3, 0)}}, true
+		},
+	})
+	d.Decided(&certificatesv1.CertificateSigningRequest{}, verifier.Decision{Outcome: verifier.Approve}, "Attested", time.Second, time.Now())
+	d.EKChanges("Inventory", 1, 0)
+	d.IssuedWithoutAttestation("kubernetes.io/x", "attested")
+	return m
+}
+
+// The names, units and helps are as Prometheus' conventions want them.
+func TestMetricsFollowConventions(t *testing.T) {
+	m := useAll("lint")
+	t.Cleanup(m.Forget)
+	problems, err := promlint.NewWithMetricFamilies(slices.Collect(maps.Values(ourFamilies(t)))).Lint()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range problems {
+		t.Errorf("%s: %s", p.Metric, p.Text)
+	}
+}
+
+// The page has a row for each metric of the controllers, with its help, and names no other.
+func TestMetricsAreDocumented(t *testing.T) {
+	m := useAll("documented")
+	t.Cleanup(m.Forget)
+	content, err := os.ReadFile(monitoring)
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, families := string(content), ourFamilies(t)
+	for name, family := range families {
+		if row := fmt.Sprintf("| `%s` | %s |", name, strings.TrimSuffix(family.GetHelp(), ".")); !strings.Contains(page, row) {
+			t.Errorf("there is no row %s", row)
+		}
+	}
+	inCode, names := map[string]bool{}, regexp.MustCompile(`\bnode_attestation_[a-z_]+`)
+	for _, root := range []string{"..", "../../clusterapi"} {
+		err := filepath.WalkDir(root, func(path string, _ fs.DirEntry, err error) error {
+			if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+				return err
+			}
+			source, err := os.ReadFile(path)
+			for _, name := range regexp.MustCompile(`"node_attestation_[a-z_]+"`).FindAllString(string(source), -1) {
+				inCode[strings.Trim(name, `"`)] = true
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(inCode) < len(families) {
+		t.Errorf("%d names in the code, and %d metrics", len(inCode), len(families))
+	}
+	for name := range inCode {
+		if !strings.Contains(page, "| `"+name+"` |") {
+			t.Errorf("there is no row for %s", name)
+		}
+	}
+	for _, name := range names.FindAllString(page, -1) {
+		base := strings.TrimSuffix(strings.TrimSuffix(strings.TrimSuffix(name, "_bucket"), "_sum"), "_count")
+		if !inCode[name] && !inCode[base] {
+			t.Errorf("the page names %s, which is not in the code", name)
+		}
+	}
+}
+
+// A scrape asks for the state. Of a node's records the newest certificate counts, and what is
+// forgotten is gone.
+func TestStateIsAskedFor(t *testing.T) {
+	m := useAll("state")
+	other := useAll("other")
+	t.Cleanup(other.Forget)
+	for name, want := range map[string]map[string]float64{
+		"node_attestation_waiting_requests":                               {"MachineNotFound": 4},
+		"node_attestation_records":                                        {"": 3},
+		"node_attestation_record_certificate_not_after_timestamp_seconds": {"a": 6},
+		"node_attestation_record_last_attested_timestamp_seconds":         {"a": 5},
+		"node_attestation_source_usable":                                  {"ca": 1},
+		"node_attestation_source_last_read_timestamp_seconds":             {"ca": 1},
+		"node_attestation_machines":                                       {"": 2},
+		"node_attestation_ca_not_after_timestamp_seconds":                 {"": 3},
+		"node_attestation_ca_trusted":                                     {"": 1},
+		"node_attestation_policies_in_force":                              {"": 0},
+	} {
+		if got := samples(t, name, "state"); !maps.Equal(got, want) {
+			t.Errorf("%s: %v, not %v", name, got, want)
+		}
+	}
+	m.CA(time.Time{}, nil)
+	m.SourceGone("ca")
+	m.PolicyProblems(nil)
+	m.Observe(State{Waiting: func() map[string]int { return nil }, Records: func() ([]Record, bool) { return nil, false }})
+	for _, name := range []string{
+		"node_attestation_ca_not_after_timestamp_seconds", "node_attestation_ca_trusted", "node_attestation_source_usable", "node_attestation_source_last_read_timestamp_seconds",
+		"node_attestation_records", "node_attestation_record_certificate_not_after_timestamp_seconds", "node_attestation_waiting_requests",
+	} {
+		if got := samples(t, name, "state"); len(got) > 0 {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+	if got := samples(t, "node_attestation_policies_in_force", "state"); got[""] != 1 {
+		t.Errorf("%v", got)
+	}
+	useAll("state").Forget()
+	for name, family := range ourFamilies(t) {
+		if got := samples(t, name, "state"); family.GetType() == dto.MetricType_GAUGE && name != "node_attestation_ek_changes" && len(got) > 0 {
+			t.Errorf("%s is still there: %v", name, got)
+		}
+		if got := samples(t, name, "other"); strings.HasPrefix(name, "node_attestation_record") && len(got) == 0 {
+			t.Errorf("%s of another cluster is gone", name)
+		}
+	}
+}
+
+// If there are too many records, those whose certificates end first have a series.
+func TestRecordSeriesAreBounded(t *testing.T) {
+	records := map[[2]string]Record{}
+	for i := range 10 {
+		name := fmt.Sprint(i)
+		records[[2]string{"c", name}] = Record{NodeName: name, NotAfter: time.Unix(int64(100-i), 0)}
+	}
+	if all := soonest(records, 10); len(all) != 10 {
+		t.Errorf("%d", len(all))
+	}
+	if all := soonest(records, 2); len(all) != 2 || all[0].NodeName != "9" || all[1].NodeName != "8" {
+		t.Errorf("%v", all)
+	}
+}

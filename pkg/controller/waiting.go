@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"context"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+)
+
+// publishTime bounds the write of publishWaiting, which blocks a worker.
+const publishTime = 2 * time.Second
+
+// publishWaiting writes into a request what it waits for, if the reason differs from the last one
+// written. For each requester, writes have the same rate limit as Events. Like a denial, a write
+// counts against the requester's fair share. A write that is over the limit, or that failed, is
+// tried again when the request is next requeued: nothing depends on the annotation.
+func (c *Controller) publishWaiting(ctx context.Context, object *certificatesv1.CertificateSigningRequest, d verifier.Decision) {
+	reason := d.Refusals.Reason()
+	text := verifier.WaitingText(reason)
+	if c.Audit || text == "" || c.retries.Published(object.Name, object.UID) == string(reason) || !c.waitingLimits.Take(object.Spec.Username, c.Now()) {
+		return
+	}
+	began := time.Now()
+	bounded, cancel := context.WithTimeout(ctx, publishTime)
+	defer cancel()
+	_, err := c.actor.annotate(bounded, object, map[string]any{
+		attestation.AnnotationWaiting: attestation.Waiting{Reason: string(reason), Text: text}.String(),
+	})
+	c.queue.Charge(object.Spec.Username, time.Since(began))
+	switch {
+	case err == nil:
+		c.retries.SetPublished(object.Name, object.UID, string(reason))
+	case isWriteRefused(err):
+		c.reporter.reportWriteRefused(ctx, object, err)
+	default:
+		log.FromContext(ctx).V(1).Info("what the request waits for was not written into it", "request", object.Name, "cause", err.Error())
+	}
+}

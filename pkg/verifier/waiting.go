@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package verifier
+
+// WaitingText returns what a request with a reason to wait says to people: cause and cure. It is the
+// same for every request with that reason, since each node may read it. It returns "" for a reason
+// for which no request waits.
+func WaitingText(reason Reason) string { return waitingTexts[reason] }
+
+// waitingTexts has each reason with which the rules may wait. A line is printable ASCII of at most
+// 400 bytes.
+var waitingTexts = map[Reason]string{ //nolint:gosec // G101: prose about tokens and keys
+	ReasonHelloNotFound: "the hello of this request is gone: find out who deletes CertificateSigningRequests. The node files another hello by itself",
+
+	ReasonTokenNotForMachine: "it is not known yet for which machine the bootstrap token was made: the operator compares bootstrapTokenID in the inventory with the first six characters " +
+		"of the token, or waits until the Machine's bootstrap data is there",
+	ReasonUnknownCredential: "the node's certificate is not in the machine's record yet: that takes some seconds. If it stays, the operator looks at the record: kubectl get natt -A",
+
+	ReasonAttestationUnavailable: "the controller cannot judge the evidence at present: its log has the cause, in the lines \"could not be judged\". It tries again by itself",
+
+	ReasonMachineNotFound: "the controller knows no machine that this request belongs to: run \"kubelet-authenticator identify\" on the node, and if it is a machine of yours, " +
+		"add what that prints to the controller's inventory, or with Cluster API annotate the Machine with the endorsement key. The request then goes on by itself",
+	ReasonAmbiguousMachine: "the controller's inventory or Machines name this machine's endorsement key twice, or contradict each other: the operator runs " +
+		"\"node-attestation-controller inventory check\" on the inventory, or compares the Machines' annotations. The request then goes on by itself",
+	ReasonMachineNotReady:       "the machine is not provisioned yet, has no provider ID, or is paused: see what its Machine lacks with: kubectl get machine -A",
+	ReasonNodeNameUnknown:       "nothing says yet which node name the machine has: wait for the Machine's addresses, or correct clusterAPI.nodeNames in the controller's configuration",
+	ReasonNodeAlreadyRegistered: "it is not known yet whether a Node of that name exists: the controller tries again by itself",
+
+	ReasonIdentityBound:     "the record of a machine that is gone is still there: it goes by itself. If it stays, see: kubectl get natt -A",
+	ReasonEKChangePending:   "the machine is to have another endorsement key than its record has: that takes some seconds. If it stays, the Event EKChangeHeld on the Node names the annotation that accepts it",
+	ReasonRateLimited:       "there are too many requests at present: it goes on by itself. If it stays, see in \"kubectl get csr\" who files so many",
+	ReasonRequestPending:    "another request of this machine has no certificate yet: it follows that one by itself. If it stays, see in \"kubectl get csr\" what the other one waits for",
+	ReasonSignerUnavailable: "the controller has no CA that it can sign with at present: /readyz?verbose of the controller says why. The request goes on by itself once there is one",
+
+	ReasonAddressUnknown: "nothing says yet which addresses the machine has: add them to the inventory, or wait for the Machine's status.addresses",
+}

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/machineentry"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
+)
+
+// entry is what identify prints of the machine for a list.
+func (m *machine) entry(t *testing.T) string {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), m.plugin, append([]string{"identify", "--output=entry"}, m.flags()...)...).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(out)
+}
+
+// inConfigMap writes entries of a list into a ConfigMap of the fleet, as the content of the key
+// "machines".
+func (f *fleet) inConfigMap(t *testing.T, name string, entries ...string) {
+	t.Helper()
+	content := strings.TrimSuffix(machineentry.Document(nil), " []\n") + "\n" + strings.Join(entries, "")
+	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: f.namespace, Name: name}, Data: map[string]string{"machines": content}}
+	err := f.client.Update(t.Context(), object)
+	if apierrors.IsNotFound(err) {
+		err = f.client.Create(t.Context(), object)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A broken part of an inventory costs no machine of another part. Where two parts contradict each
+// other, the first certificates of those machines wait, and the one that attested renews.
+func TestInventoryOfTwoConfigMaps(t *testing.T) {
+	var inventory *sources.Inventory
+	f := newFleet(t, func(f *fleet, _ *verifier.Policy) {
+		entry := func(name string) sources.ConfigMapEntry {
+			return sources.ConfigMapEntry{ConfigMap: types.NamespacedName{Namespace: f.namespace, Name: name}, Key: "machines"}
+		}
+		inventory = sources.NewConfigMapInventory(f.client, entry("north"), entry("south"))
+		f.config.Machines = inventory
+	})
+	north, south, fresh := f.newMachine(t, "north-1"), f.newMachine(t, "south-1"), f.newMachine(t, "north-2")
+	hello := func(m *machine) (*peer, string) {
+		p := f.newPeer(t, m.chip, f.asToken(m.token), m.name, m.name)
+		return p, p.hello(t).Name
+	}
+	waits := func(name string, reason verifier.Reason) {
+		t.Helper()
+		harness.Eventually(t, 10*time.Second, "it waits: "+string(reason), func() bool { return waitsFor(f.get(t, name)) == reason })
+	}
+	f.inConfigMap(t, "north", north.entry(t), "- rack: 1\n")
+	f.inConfigMap(t, "south", south.entry(t))
+	waiting, first := hello(north)
+	waits(first, verifier.ReasonMachineNotFound)
+	node := south.attested(t)
+	if problem := inventory.Problem(); problem == nil || !strings.Contains(problem.Error(), `configmap north/machines: line `) || strings.Contains(problem.Error(), "south") {
+		t.Errorf("the problem is %v", problem)
+	}
+	f.inConfigMap(t, "north", north.entry(t))
+	f.issued(t, waiting.file(t, waiting.proof(t, waiting.challenged(t, f.get(t, first)))), north.name)
+	f.inConfigMap(t, "south", "- rack: 1\n")
+	harness.Eventually(t, 10*time.Second, "the part is read", func() bool { return inventory.Problem() != nil })
+	_, proof := node.attests(t)
+	f.issued(t, proof, south.name)
+
+	// One EK of each for another machine, too.
+	claim := func(m *machine) string {
+		return machineentry.Machine{NodeName: "other-" + m.name, EKs: []string{m.identified(t)}}.String()
+	}
+	f.inConfigMap(t, "south", south.entry(t), claim(fresh))
+	f.inConfigMap(t, "north", north.entry(t), claim(south), fresh.entry(t))
+	waiting, first = hello(fresh)
+	waits(first, verifier.ReasonAmbiguousMachine)
+	if states := inventory.States(); states[2].Problem == nil || !strings.Contains(states[2].Problem.Error(), south.identified(t)) {
+		t.Errorf("the states are %+v", states)
+	}
+	_, proof = node.attests(t)
+	f.issued(t, proof, south.name)
+	f.says(t, proof.Name, string(verifier.ReasonAmbiguousMachine))
+	if got := f.get(t, first); got.Annotations[attestation.AnnotationChallenge] != "" || len(got.Status.Conditions) > 0 {
+		t.Errorf("it does not wait: %+v", got)
+	}
+	f.inConfigMap(t, "south", south.entry(t))
+	f.issued(t, waiting.file(t, waiting.proof(t, waiting.challenged(t, f.get(t, first)))), fresh.name)
+}

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policies
+
+import (
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/yaml"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
+)
+
+const auditManifests = manifests + "-audit"
+
+// rendered are the objects that kustomize makes of a folder, by kind, namespace and name.
+func rendered(t *testing.T, folder string) map[string]*unstructured.Unstructured {
+	t.Helper()
+	out, err := shared.RunKubectl(t.Context(), shared.adminKubeconfig, "kustomize", folder)
+	harness.Must(t, err)
+	objects := map[string]*unstructured.Unstructured{}
+	for text := range strings.SplitSeq(out, "\n---\n") {
+		object := &unstructured.Unstructured{}
+		harness.Must(t, yaml.Unmarshal([]byte(text), &object.Object))
+		objects[object.GetKind()+" "+object.GetNamespace()+"/"+object.GetName()] = object
+	}
+	return objects
+}
+
+// The set for audit mode is the complete set, and takes away from it: all that refuses, and the
+// rights that audit mode has no use for. The complete set has it all: a GitOps tool that prunes
+// would delete what is missing there.
+func TestAuditSetIsACompleteSetLessEnforcement(t *testing.T) {
+	complete, audit := rendered(t, manifests), rendered(t, auditManifests)
+	var removed, changed []string
+	for name, object := range complete {
+		switch other, ok := audit[name]; {
+		case !ok:
+			removed = append(removed, object.GetKind())
+		case !reflect.DeepEqual(object, other):
+			changed = append(changed, name)
+		}
+		delete(audit, name)
+	}
+	for name := range audit {
+		t.Errorf("added: %s", name)
+	}
+	counts := map[string]int{}
+	for _, kind := range removed {
+		counts[kind]++
+	}
+	var policies int
+	for _, object := range complete {
+		if object.GetKind() == "ValidatingAdmissionPolicy" {
+			policies++
+		}
+	}
+	if want := map[string]int{"ValidatingAdmissionPolicy": policies, "ValidatingAdmissionPolicyBinding": policies}; policies < 7 || !maps.Equal(counts, want) {
+		t.Errorf("removed: %v, not %v", counts, want)
+	}
+	slices.Sort(changed)
+	if want := []string{"ClusterRole /" + account, "Deployment " + namespace + "/" + account, "Role " + namespace + "/" + account}; !slices.Equal(changed, want) {
+		t.Errorf("changed: %q, not %q", changed, want)
+	}
+}
+
+// Applied as it is, the set for audit mode leaves a cluster as it was: the controller, whose
+// configuration file says nothing of audit mode, decides and reports, and touches no request.
+// Kubelets get certificates as before. It is refused nothing, and has no right that it does not
+// use.
+func TestAuditTouchesNothing(t *testing.T) {
+	t.Parallel()
+	l := newLive(t)
+	l.kubectl(t, "apply", "--server-side", "--validate=strict", "-k", auditManifests)
+	harness.Must(t, controllerprocess.Provide(t.Context(), l.ControlPlane))
+	harness.Must(t, l.StartControllerManager(t.Context()))
+	m := l.newMachine(t, "audited")
+	l.inventoried(t, m)
+	deployment, err := l.admin.AppsV1().Deployments(namespace).Get(t.Context(), account, metav1.GetOptions{})
+	harness.Must(t, err)
+	l.args = auditArgs(t, deployment)
+
+	l.startReady(t, nil)
+	m.begin(t) // and waits in vain
+	hopelessly := []string{l.file(t, tpmSigner, hopeless), l.file(t, tpmSigner, hopelessProof)}
+	kubelets := l.file(t, builtinSigner)
+	harness.Eventually(t, patience, "its hello is filed", func() bool { return len(l.ofNode(t, helloSigner, m.Name)) > 0 })
+	l.isDecided(t, l.ofNode(t, helloSigner, m.Name)[0].Name, `outcome="Challenge"`)
+	for _, name := range hopelessly {
+		l.isDecided(t, name, `outcome="Deny"`)
+	}
+	// In passing, the API server is one that does not send what there is at the start of a watch.
+	l.setEnv(t, noWatchList+"=false")
+	l.startReady(t, nil)
+	again := l.file(t, tpmSigner, hopeless)
+	l.isDecided(t, again, `outcome="Deny"`)
+	harness.Eventually(t, patience, "an Event on "+again, func() bool {
+		list, err := l.admin.EventsV1().Events("default").List(t.Context(), metav1.ListOptions{FieldSelector: "regarding.name=" + again})
+		harness.Must(t, err)
+		return len(list.Items) > 0
+	})
+	l.kubectl(t, "wait", "--for=jsonpath={.status.conditions[?(@.type==\"NodeAttestationPoliciesInForce\")].reason}=AuditMode", "namespace/"+namespace, "--timeout=20s")
+	l.stop(t)
+
+	for _, csr := range l.requests(t) {
+		if csr.Name != kubelets && (len(csr.Status.Conditions) > 0 || len(csr.Annotations) > 0) {
+			t.Errorf("touched: %s: %v %+v", csr.Name, csr.Annotations, csr.Status)
+		}
+	}
+	l.reasonOf(t, kubelets, certificatesv1.CertificateApproved)
+	harness.Eventually(t, patience, "the kubelet has its certificate", func() bool { return len(l.get(t, kubelets).Status.Certificate) > 0 })
+	if records := l.kubectl(t, "get", "nodeattestations", "--all-namespaces", "--output=name"); records != "" {
+		t.Errorf("records: %s", records)
+	}
+	l.rightsAreExact(t)
+}
+
+// isDecided waits for the line of the controller's log about a request.
+func (l *live) isDecided(t *testing.T, name, as string) {
+	t.Helper()
+	harness.Eventually(t, patience, name+" is decided on", func() bool {
+		for line := range strings.Lines(l.log(t, 0)) {
+			if strings.Contains(line, name) && strings.Contains(line, as) {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// auditArgs are the arguments that the Deployment has beside those that the tests' process gets
+// another way.
+func auditArgs(t *testing.T, deployment *appsv1.Deployment) []string {
+	t.Helper()
+	i := slices.IndexFunc(deployment.Spec.Template.Spec.Containers, func(c corev1.Container) bool { return c.Name == "controller" })
+	args := slices.DeleteFunc(slices.Clone(deployment.Spec.Template.Spec.Containers[i].Args), func(arg string) bool {
+		return strings.HasPrefix(arg, "--config=") || strings.HasPrefix(arg, "--leader-identity=")
+	})
+	if !slices.Equal(args, []string{"--audit"}) {
+		t.Fatalf("arguments %q", args)
+	}
+	return args
+}
