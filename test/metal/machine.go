@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package metal
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/metal/infrav1"
+)
+
+const (
+	// Finalizer keeps a MetalMachine until its host is off. Cluster API waits for the MetalMachine before it deletes the Machine. A Machine that
+	// is gone has no record any more, so a host that ran on could no longer be refused by its record.
+	Finalizer = "metalmachine.infrastructure.cluster.x-k8s.io"
+	// providerIDScheme is what the plugin's configuration has as providerIDScheme. The rest of a provider ID is the host's ID.
+	providerIDScheme = "metal://"
+)
+
+// machineReconciler boots a host for each Machine: it says which host and which TPM, then switches it on. Each step is stored before the next
+// one, and can be taken again after a crash.
+type machineReconciler struct {
+	client client.Client
+	live   client.Reader
+	hosts  Hosts
+}
+
+// Reconcile is called for each change of a MetalMachine, its Machine, or its Cluster.
+func (r *machineReconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
+	m := &infrav1.MetalMachine{}
+	if err := r.client.Get(ctx, request.NamespacedName, m); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	cluster, err := clusterOf(ctx, r.client, m)
+	if cluster == nil || err != nil {
+		return ctrl.Result{}, err
+	}
+	if !m.DeletionTimestamp.IsZero() {
+		return ctrl.Result{}, r.delete(ctx, m)
+	}
+	if ptr.Deref(m.Status.Initialization.Provisioned, false) {
+		return ctrl.Result{}, nil // A Machine never changes. What goes wrong from now on is for a MachineHealthCheck.
+	}
+	// 1. Wait for what a host needs to boot.
+	machine, err := util.GetOwnerMachine(ctx, r.client, m.ObjectMeta)
+	if machine == nil || err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	if !ptr.Deref(cluster.Status.Initialization.InfrastructureProvisioned, false) {
+		return ctrl.Result{}, nil
+	}
+	userData, err := r.userData(ctx, machine)
+	if userData == nil || err != nil {
+		return ctrl.Result{}, err
+	}
+	// 2. The finalizer comes before anything that has to be undone.
+	if err := patch(ctx, r.client, m, func() { controllerutil.AddFinalizer(m, Finalizer) }); err != nil {
+		return ctrl.Result{}, err
+	}
+	// 3. Say which host it is, and which TPM that has, before the host can ask for a certificate.
+	if err := r.identify(ctx, m); err != nil {
+		return ctrl.Result{}, err
+	}
+	// 4. Boot. The Node takes the Machine's name, and its provider ID from cloud-init's instance ID. After clusterctl move the status is lost, and
+	// the host is on: PowerOn does nothing then.
+	id := strings.TrimPrefix(m.Spec.ProviderID, providerIDScheme)
+	if err := r.hosts.PowerOn(ctx, id, Metadata{InstanceID: id, LocalHostname: machine.Name}, userData); err != nil {
+		return ctrl.Result{}, fmt.Errorf("power on %s: %w", id, err)
+	}
+	// 5. Now Cluster API copies provider ID and addresses to the Machine, whom the controller of node attestation asks.
+	before := m.DeepCopy()
+	m.Status = infrav1.MetalMachineStatus{
+		Initialization: infrav1.Initialization{Provisioned: ptr.To(true)},
+		Addresses:      m.Spec.Addresses,
+		FailureDomain:  machine.Spec.FailureDomain,
+	}
+	return ctrl.Result{}, client.IgnoreNotFound(r.client.Status().Patch(ctx, m, client.MergeFrom(before)))
+}
+
+// identify has the MetalMachine say which host it is. Nothing but the platform's own word may go into the annotation: whose EK is there gets the
+// Machine's certificate.
+//
+// A host is allocated once, for the UID. clusterctl move gives the MetalMachine another UID, but keeps spec and annotations. So the provider ID in
+// the spec decides, and not the UID.
+func (r *machineReconciler) identify(ctx context.Context, m *infrav1.MetalMachine) error {
+	if m.Spec.ProviderID != "" {
+		return nil
+	}
+	host, err := r.hosts.Allocate(ctx, m.UID, m.Name)
+	if err != nil {
+		return fmt.Errorf("allocate a host: %w", err)
+	}
+	if host.ID == "" || len(host.EKs) == 0 {
+		return errors.New("allocate a host: the platform names no ID or no EK")
+	}
+	eks := make([]string, len(host.EKs))
+	for i, ek := range host.EKs {
+		eks[i] = "sha256:" + ek
+	}
+	return patch(ctx, r.client, m, func() {
+		m.Spec.ProviderID = providerIDScheme + host.ID
+		m.Spec.Addresses = host.Addresses
+		if m.Annotations == nil {
+			m.Annotations = map[string]string{}
+		}
+		m.Annotations[attestation.AnnotationEK] = strings.Join(eks, ",")
+	})
+}
+
+// delete powers the host off and wipes it, with the keys that are on its disk. Then the MetalMachine may go. One without a provider ID has no
+// host that is on.
+func (r *machineReconciler) delete(ctx context.Context, m *infrav1.MetalMachine) error {
+	if !controllerutil.ContainsFinalizer(m, Finalizer) {
+		return nil
+	}
+	if id := strings.TrimPrefix(m.Spec.ProviderID, providerIDScheme); id != "" {
+		if err := r.hosts.Release(ctx, id); err != nil {
+			return fmt.Errorf("release %s: %w", id, err)
+		}
+	}
+	return client.IgnoreNotFound(patch(ctx, r.client, m, func() { controllerutil.RemoveFinalizer(m, Finalizer) }))
+}
+
+// userData returns what the bootstrap provider made for a Machine, nil if it is yet to do so. Machines of a MachinePool share the pool's, which
+// changes when its bootstrap token is rotated: whoever boots later has the new one.
+func (r *machineReconciler) userData(ctx context.Context, machine *clusterv1.Machine) ([]byte, error) {
+	name := machine.Spec.Bootstrap.DataSecretName
+	if _, ok := machine.Labels[clusterv1.MachinePoolNameLabel]; ok {
+		pool, err := util.GetMachinePoolByLabels(ctx, r.client, machine.Namespace, machine.Labels)
+		if pool == nil || err != nil {
+			return nil, err
+		}
+		name = pool.Spec.Template.Spec.Bootstrap.DataSecretName
+	}
+	if ptr.Deref(name, "") == "" {
+		return nil, nil
+	}
+	data, err := secretValue(ctx, r.live, machine.Namespace, *name)
+	if err == nil && data == nil {
+		err = fmt.Errorf("the bootstrap Secret %s is missing or empty", *name) // tried again
+	}
+	return data, err
+}
