@@ -44,17 +44,24 @@ ExecStart=/usr/bin/kubelet $KUBELET_KUBECONFIG_ARGS $KUBELET_CONFIG_ARGS $KUBELE
 `,
 	"/usr/lib/systemd/system/fakecri.service": `[Service]
 Type=exec
-ExecStart=/opt/testbed/fakecri /run/fakecri.sock
+ExecStart=/usr/libexec/fakecri /run/fakecri.sock
 `,
 }
 
 // KubeadmMachine returns the options of a machine on which kubeadm can be run, and which reaches this control plane; files are added to its own.
 func (cp *ControlPlane) KubeadmMachine(name, kubeadm string, kubelet KubeletComponents, files map[string]string) MachineOptions {
+	options := KubeadmMachine(name, kubeadm, kubelet, files)
+	options.Reaches = cp.addr
+	return options
+}
+
+// KubeadmMachine returns the options of a machine on which kubeadm can be run, and which reaches nothing; files are added to its own.
+func KubeadmMachine(name, kubeadm string, kubelet KubeletComponents, files map[string]string) MachineOptions {
 	all := maps.Clone(kubeadmFiles)
 	maps.Copy(all, files)
 	return MachineOptions{
-		Name: name, Files: all, Binds: map[string]string{}, Reaches: cp.addr,
-		Programs: map[string]string{"/usr/bin/kubeadm": kubeadm, "/usr/bin/kubelet": kubelet.Kubelet, "/opt/testbed/fakecri": kubelet.FakeCRI},
+		Name: name, Files: all, Binds: map[string]string{},
+		Programs: map[string]string{"/usr/bin/kubeadm": kubeadm, "/usr/bin/kubelet": kubelet.Kubelet, "/usr/libexec/fakecri": kubelet.FakeCRI},
 		Enabled:  []string{"kubelet.service", "fakecri.service"},
 	}
 }

@@ -3,6 +3,7 @@
 package testbed
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -34,14 +35,8 @@ Before=kubelet.service
 Type=oneshot
 ExecStart=/bin/sh -e /opt/testbed/sysctl.sh
 `,
-	"/etc/systemd/system/testbed-network.service": `[Unit]
-Before=kubelet.service
-[Service]
-Type=oneshot
-ExecStart=ip address add ` + MachineAddress + `/32 dev lo
-`,
-	"/etc/systemd/system/testbed-reach.service": "[Service]\nExecStart=/lib/systemd/systemd-socket-proxyd " + reachedSocket + "\n",
-	"/opt/testbed/sysctl.sh":                    "cd /opt/testbed/sysctl\nfind . -type f | while read -r name; do mount --bind \"$name\" \"/proc/sys/$name\"; done\n",
+	"/etc/systemd/system/testbed-reach@.service": "[Service]\nExecStart=/lib/systemd/systemd-socket-proxyd " + reachedSocket + "%i\n",
+	"/opt/testbed/sysctl.sh":                     "cd /opt/testbed/sysctl\nfind . -type f | while read -r name; do mount --bind \"$name\" \"/proc/sys/$name\"; done\n",
 }
 
 var machineLinks = map[string]string{
@@ -59,7 +54,7 @@ const (
 	// MachineAddress is each machine's own, on its loopback device, and no loopback address: a node
 	// with one has none, as the kubelet sees it.
 	MachineAddress = "10.99.98.1"
-	// reachedSocket leads from a machine to the one address that it reaches.
+	// reachedSocket, and a number, leads from a machine to an address that it reaches.
 	reachedSocket = "/opt/testbed/reached/socket"
 )
 
@@ -79,6 +74,15 @@ type MachineOptions struct {
 	Binds map[string]string
 	// Reaches is a TCP address on our loopback device, such as an API server's: the machine reaches it at the same address, and nothing else.
 	Reaches string
+	// AlsoReaches are more of them.
+	AlsoReaches []string
+	// Layers are folders with a part of a disk each. Their /usr is shared and not written to, what else is in them is copied. A later one wins, and what
+	// the other fields say wins over all.
+	Layers []string
+	// Address is the machine's own, MachineAddress if it is empty.
+	Address string
+	// StartedWith is the unit whose start ends the waiting for a machine, such as basic.target. If it is empty all that is enabled has to have started.
+	StartedWith string
 }
 
 // Machine is a machine with a systemd of its own, in systemd-nspawn. It has this machine's /usr, with what Files and Programs add, an /etc that is
@@ -89,7 +93,7 @@ type Machine struct {
 	cgroups []string
 	process *Process
 	leader  string // the PID of its systemd
-	reached net.Listener
+	reached []net.Listener
 }
 
 // StartMachine starts a machine, and returns when its systemd has started what is enabled. It works in a program that Isolate has started.
@@ -148,6 +152,11 @@ func (m *Machine) makeDisk(options MachineOptions) error {
 			return err
 		}
 	}
+	for _, layer := range options.Layers {
+		if err := m.copyLayer(layer); err != nil {
+			return err
+		}
+	}
 	for _, name := range machineCopies {
 		from := filepath.Join("/etc", name)
 		if _, err := os.Stat(from); errors.Is(err, fs.ErrNotExist) {
@@ -165,9 +174,20 @@ func (m *Machine) makeDisk(options MachineOptions) error {
 			return err
 		}
 	}
-	reached := map[string]string{"/etc/systemd/system/testbed-reach.socket": "[Socket]\nListenStream=" + options.Reaches + "\n"}
+	links := map[string]string{}
+	network := map[string]string{"/etc/systemd/system/testbed-network.service": `[Unit]
+Before=kubelet.service
+[Service]
+Type=oneshot
+ExecStart=ip address add ` + cmp.Or(options.Address, MachineAddress) + `/32 dev lo
+`}
+	for i, address := range options.reaches() {
+		unit := fmt.Sprintf("testbed-reach%d.socket", i)
+		network["/etc/systemd/system/"+unit] = fmt.Sprintf("[Socket]\nListenStream=%s\nService=testbed-reach@%d.service\n", address, i)
+		links["/etc/systemd/system/sockets.target.wants/"+unit] = "../" + unit
+	}
 	names := map[string]string{"/etc/hostname": options.Name + "\n", "/etc/hosts": "127.0.0.1 localhost " + options.Name + "\n"}
-	for _, files := range []map[string]string{machineFiles, names, reached, options.Files} {
+	for _, files := range []map[string]string{machineFiles, names, network, options.Files} {
 		for path, content := range files {
 			if err := m.WriteFile(path, []byte(content), 0o644); err != nil {
 				return err
@@ -183,7 +203,6 @@ func (m *Machine) makeDisk(options MachineOptions) error {
 			return err
 		}
 	}
-	links := map[string]string{"/etc/systemd/system/sockets.target.wants/testbed-reach.socket": "../testbed-reach.socket"}
 	for _, unit := range options.Enabled {
 		links["/etc/systemd/system/multi-user.target.wants/"+unit] = "../" + unit
 	}
@@ -198,6 +217,32 @@ func (m *Machine) makeDisk(options MachineOptions) error {
 		}
 	}
 	return nil
+}
+
+// copyLayer copies what a layer has outside of /usr.
+func (m *Machine) copyLayer(layer string) error {
+	entries, err := os.ReadDir(layer)
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		if entry.Name() == "usr" {
+			continue
+		}
+		if out, err := exec.Command("cp", "-a", filepath.Join(layer, entry.Name()), filepath.Join(m.dir, "root")).CombinedOutput(); err != nil { //nolint:gosec // G204: our own arguments
+			return fmt.Errorf("copy layer %s: %w: %s", layer, err, out)
+		}
+	}
+	return nil
+}
+
+// reaches are all addresses that the machine reaches.
+func (o MachineOptions) reaches() []string {
+	all := slices.Clone(o.AlsoReaches)
+	if o.Reaches != "" {
+		all = append(all, o.Reaches)
+	}
+	return all
 }
 
 // Path is where a file of the machine is for us. What the machine itself has mounted, such as /run, is not there.
@@ -220,21 +265,24 @@ func (m *Machine) WriteFile(path string, content []byte, mode os.FileMode) error
 	return os.WriteFile(m.Path(path), content, mode) //nolint:gosec // G703: the test says where
 }
 
-// reach forwards what comes through the machine's socket, until the machine is removed.
-func (m *Machine) reach() (err error) {
-	m.reached, err = net.Listen("unix", filepath.Join(m.dir, "reached", filepath.Base(reachedSocket)))
-	if err != nil {
-		return err
-	}
-	go func() {
-		for {
-			from, err := m.reached.Accept()
-			if err != nil {
-				return
-			}
-			go forward(from, m.options.Reaches)
+// reach forwards what comes through the machine's sockets, until the machine is removed.
+func (m *Machine) reach() error {
+	for i, address := range m.options.reaches() {
+		listener, err := net.Listen("unix", filepath.Join(m.dir, "reached", filepath.Base(reachedSocket)+strconv.Itoa(i)))
+		if err != nil {
+			return err
 		}
-	}()
+		m.reached = append(m.reached, listener)
+		go func() {
+			for {
+				from, err := listener.Accept()
+				if err != nil {
+					return
+				}
+				go forward(from, address)
+			}
+		}()
+	}
 	return nil
 }
 
@@ -282,9 +330,14 @@ func (m *Machine) boot() (err error) {
 		script.WriteString("echo $$ >" + group + "/cgroup.procs && ")
 	}
 	script.WriteString(`exec systemd-nspawn "$@"`)
+	usr := []string{"/usr"} // the lowest first
+	for _, layer := range m.options.Layers {
+		usr = append(usr, filepath.Join(layer, "usr"))
+	}
+	usr = append(usr, filepath.Join(m.dir, "usr"), "/usr")
 	args := []string{
 		"-c", script.String(), "sh",
-		"--directory=" + filepath.Join(m.dir, "root"), "--overlay=/usr:" + filepath.Join(m.dir, "usr") + ":/usr",
+		"--directory=" + filepath.Join(m.dir, "root"), "--overlay=" + strings.Join(usr, ":"),
 		"--machine=" + m.options.Name, "--register=no", "--keep-unit", "--console=pipe",
 		"--private-network", "--bind=" + filepath.Join(m.dir, "reached") + ":" + filepath.Dir(reachedSocket),
 		"--bind=/dev/null:/dev/kmsg", // the kubelet wants to read it
@@ -302,22 +355,34 @@ func (m *Machine) boot() (err error) {
 
 // booted returns an error while systemd is still starting units.
 func (m *Machine) booted(ctx context.Context) error {
-	pid := fmt.Sprint(m.process.PID())
-	children, err := os.ReadFile(filepath.Join("/proc", pid, "task", pid, "children"))
+	all, err := m.children()
 	if err != nil {
 		return err
 	}
-	all := strings.Fields(string(children))
 	if len(all) == 0 {
 		return errors.New("systemd-nspawn has no child")
 	}
 	m.leader = all[0]
+	if unit := m.options.StartedWith; unit != "" {
+		state, err := m.Command(ctx, "systemctl", "is-active", unit).Output()
+		if strings.TrimSpace(string(state)) == "active" {
+			return nil
+		}
+		return fmt.Errorf("systemctl says of %s %q: %w", unit, state, err)
+	}
 	state, err := m.Command(ctx, "systemctl", "is-system-running").Output()
 	switch strings.TrimSpace(string(state)) {
 	case "running", "degraded": // degraded: a unit has failed, such as the kubelet, which has no configuration yet
 		return nil
 	}
 	return fmt.Errorf("systemctl says %q: %w", state, err)
+}
+
+// children are the PIDs of systemd-nspawn's children: the machine's systemd, and before it starts what sets the machine up.
+func (m *Machine) children() ([]string, error) {
+	pid := fmt.Sprint(m.process.PID())
+	all, err := os.ReadFile(filepath.Join("/proc", pid, "task", pid, "children"))
+	return strings.Fields(string(all)), err
 }
 
 // Command returns a command that is run on the machine, as root.
@@ -352,8 +417,8 @@ func (m *Machine) Remove() error {
 	if m.process != nil {
 		errs = append(errs, m.powerOff())
 	}
-	if m.reached != nil {
-		errs = append(errs, m.reached.Close())
+	for _, listener := range m.reached {
+		errs = append(errs, listener.Close())
 	}
 	return errors.Join(append(errs, m.removeCgroups(), os.RemoveAll(m.dir))...)
 }
@@ -368,22 +433,30 @@ func (m *Machine) removeCgroups() error {
 }
 
 // powerOff kills the machine's systemd, with which the kernel kills all of its processes. systemd-nspawn tidies up and ends by itself then. If it is
-// killed, its machine goes on.
+// killed, its machine goes on. A machine that still starts may not have its systemd yet, so each child of systemd-nspawn is killed until it ends.
 func (m *Machine) powerOff() error {
 	if m.process.ended() {
 		return m.process.Err()
 	}
 	m.process.told.Store(true)
-	if leader, err := strconv.Atoi(m.leader); err == nil {
-		if err := syscall.Kill(leader, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
-			return fmt.Errorf("kill the machine's systemd: %w", err)
+	for deadline := time.After(effectTimeout); ; {
+		children, _ := m.children() // it may have ended
+		for _, child := range children {
+			pid, err := strconv.Atoi(child)
+			if err != nil {
+				return fmt.Errorf("find the machine's systemd: %w", err)
+			}
+			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
+				return fmt.Errorf("kill the machine's systemd: %w", err)
+			}
 		}
-	}
-	select {
-	case <-m.process.Done():
-		return nil
-	case <-time.After(effectTimeout):
-		return errors.Join(errors.New("systemd-nspawn outlives its machine"), m.process.Kill())
+		select {
+		case <-m.process.Done():
+			return nil
+		case <-deadline:
+			return errors.Join(errors.New("systemd-nspawn outlives its machine"), m.process.Kill())
+		case <-time.After(pollInterval):
+		}
 	}
 }
 
