@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nspawn
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
+)
+
+const (
+	module = "../../.."
+	// fullVariable asks for the slow tests, too, with the value "full".
+	fullVariable = "KUBELET_AUTHENTICATOR_TEST_CLUSTERAPI"
+)
+
+var (
+	programs   Programs
+	controller string // the path of its program
+	// baked is the image, which takes seconds to make.
+	baked = sync.OnceValues(func() (*Image, error) { return Bake(context.Background(), programs) })
+)
+
+func TestMain(m *testing.M) {
+	build := func(ctx context.Context, dir string) error {
+		if err := controllerprocess.Build(ctx, module, filepath.Join(dir, "node-attestation-controller")); err != nil {
+			return err
+		}
+		return Build(ctx, module, dir)
+	}
+	os.Exit(testbed.MainIsolated(withImage{m}, 4, build, func(ctx context.Context, dir string) (err error) {
+		controller = filepath.Join(dir, "node-attestation-controller")
+		programs, err = Find(ctx, module, dir)
+		return err
+	}))
+}
+
+// withImage removes the image after the tests.
+type withImage struct{ *testing.M }
+
+func (m withImage) Run() int {
+	code := m.M.Run()
+	if image, err := baked(); err == nil {
+		_ = image.Remove()
+	}
+	return code
+}
+
+func slow(t *testing.T) {
+	t.Helper()
+	if os.Getenv(fullVariable) != "full" {
+		t.Skipf("set %s=full", fullVariable)
+	}
+}
