@@ -129,7 +129,7 @@ func (p *pool) start(ctx context.Context) (_ *workload, err error) {
 	if w.client, err = newClient(cp); err != nil {
 		return nil, err
 	}
-	if err := install(ctx, cp, w.client, "workload"); err != nil {
+	if err := install(ctx, cp, "workload"); err != nil {
 		return nil, err
 	}
 	if err := cp.BindKubeadmBootstrap(ctx); err != nil {

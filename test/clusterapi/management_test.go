@@ -6,8 +6,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"testing"
@@ -15,9 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/yaml"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/util/retry"
 	bootstrapv1 "sigs.k8s.io/cluster-api/api/bootstrap/kubeadm/v1beta2"
@@ -64,7 +60,7 @@ func newManagement(ctx context.Context, cp *testbed.ControlPlane) (*management, 
 	if m.client, err = newClient(cp); err != nil {
 		return nil, err
 	}
-	if err := install(ctx, cp, m.client, "management"); err != nil {
+	if err := install(ctx, cp, "management"); err != nil {
 		return nil, err
 	}
 	return m, cp.StartControllerManager(ctx, "--controllers=garbage-collector-controller")
@@ -99,42 +95,12 @@ func readCRDs(ctx context.Context) ([]*apiextensionsv1.CustomResourceDefinition,
 }
 
 // install creates what a kustomization of packaging/cluster-api has.
-func install(ctx context.Context, cp *testbed.ControlPlane, c client.Client, kustomization string) error {
-	admin := filepath.Join(cp.Dir(), "install.kubeconfig")
-	if err := cp.WriteKubeconfig(admin, cp.AdminUser()); err != nil {
-		return err
-	}
-	manifests, err := cp.RunKubectl(ctx, admin, "kustomize", filepath.Join(module, "packaging", "cluster-api", kustomization))
+func install(ctx context.Context, cp *testbed.ControlPlane, kustomization string) error {
+	objects, err := cp.Kustomize(ctx, filepath.Join(module, "packaging", "cluster-api", kustomization))
 	if err != nil {
 		return err
 	}
-	return create(ctx, cp, c, []byte(manifests))
-}
-
-// create creates objects from a stream of YAML documents. It costs less than kubectl, which learns of all kinds first.
-func create(ctx context.Context, cp *testbed.ControlPlane, c client.Client, manifests []byte) error {
-	decoder := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(manifests), 4096)
-	for {
-		object := &unstructured.Unstructured{}
-		if err := decoder.Decode(object); errors.Is(err, io.EOF) {
-			return nil
-		} else if err != nil {
-			return err
-		}
-		if object.GetKind() == "CustomResourceDefinition" {
-			crd := &apiextensionsv1.CustomResourceDefinition{}
-			if err := runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(object.Object, crd, true); err != nil {
-				return err
-			}
-			if err := cp.InstallCRDs(ctx, crd); err != nil {
-				return err
-			}
-			continue
-		}
-		if err := c.Create(ctx, object); err != nil {
-			return fmt.Errorf("create %s %s: %w", object.GetKind(), object.GetName(), err)
-		}
-	}
+	return cp.CreateObjects(ctx, objects)
 }
 
 func newClient(cp *testbed.ControlPlane) (client.Client, error) {

@@ -118,16 +118,16 @@ func (cp *ControlPlane) BindGroup(ctx context.Context, name, clusterRole, group 
 		return fmt.Errorf("create cluster role binding %s: %w", name, err)
 	}
 	for _, rule := range role.Rules {
-		if err := cp.awaitRule(ctx, name, group, rule); err != nil {
+		if err := cp.awaitRule(ctx, name, "testbed-nobody", group, rule); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// awaitRule asks the authorizer until the group may do the first thing that
+// awaitRule asks the authorizer until the user, who is in the group, may do the first thing that
 // the rule allows.
-func (cp *ControlPlane) awaitRule(ctx context.Context, binding, group string, rule rbacv1.PolicyRule) error {
+func (cp *ControlPlane) awaitRule(ctx context.Context, binding, user, group string, rule rbacv1.PolicyRule) error {
 	if len(rule.Resources) == 0 || len(rule.APIGroups) == 0 || len(rule.Verbs) == 0 {
 		return nil // a rule about paths: none of the roles for nodes has one
 	}
@@ -145,7 +145,7 @@ func (cp *ControlPlane) awaitRule(ctx context.Context, binding, group string, ru
 	}
 	return poll(ctx, "cluster role binding "+binding, func(ctx context.Context) error {
 		review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
-			User:               "testbed-nobody",
+			User:               user,
 			Groups:             []string{group},
 			ResourceAttributes: attributes,
 		}}

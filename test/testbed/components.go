@@ -49,6 +49,17 @@ type KubeletComponents struct {
 	KubernetesVersion string
 }
 
+// ClusterAPIComponents are the paths of what StartClusterAPI runs.
+type ClusterAPIComponents struct {
+	Core             string
+	KubeadmBootstrap string
+	// Source is the folder of Cluster API's module, which has the manifests.
+	Source string
+
+	// Version is what they were built from, for example "v1.14.2".
+	Version string
+}
+
 type component struct {
 	name    string // of the binary
 	pkg     string // its main package; one that begins with "./" is the components module's own
@@ -71,6 +82,7 @@ type release struct {
 const (
 	kubernetesModule = "k8s.io/kubernetes"
 	clusterAPIModule = "sigs.k8s.io/cluster-api"
+	clusterAPIFolder = "cluster-api" // below test/components
 )
 
 var (
@@ -90,9 +102,14 @@ var (
 	}}
 	kubernetesRelease = release{kubernetesModule, "k8s.io/component-base/version"}
 	// A module of its own, since its requirements are others than Kubernetes'.
-	clusterctlSet = componentSet{name: "-clusterctl", module: "clusterctl", components: []component{
+	clusterAPIRelease = release{clusterAPIModule, "sigs.k8s.io/cluster-api/version"}
+	clusterctlSet     = componentSet{name: "-clusterctl", module: clusterAPIFolder, components: []component{
 		{"clusterctl", "sigs.k8s.io/cluster-api/cmd/clusterctl", clusterAPIModule},
-	}, release: release{clusterAPIModule, "sigs.k8s.io/cluster-api/version"}}
+	}, release: clusterAPIRelease}
+	clusterAPISet = componentSet{name: "-cluster-api", module: clusterAPIFolder, components: []component{
+		{"core-manager", "sigs.k8s.io/cluster-api/core", clusterAPIModule},
+		{"kubeadm-bootstrap-manager", "sigs.k8s.io/cluster-api/bootstrap/kubeadm", clusterAPIModule},
+	}, release: clusterAPIRelease}
 )
 
 // recipe is all that decides what the binaries look like.
@@ -158,13 +175,30 @@ func BuildKubeadm(ctx context.Context, progress io.Writer) (string, error) {
 	return filepath.Join(folder, "kubeadm"), nil
 }
 
-// BuildClusterctl builds clusterctl, of the version of test/components/clusterctl. It returns its path.
+// BuildClusterctl builds clusterctl, of the version of test/components/cluster-api. It returns its path.
 func BuildClusterctl(ctx context.Context, progress io.Writer) (string, error) {
 	_, folder, err := buildSet(ctx, clusterctlSet, progress)
 	if err != nil {
 		return "", err
 	}
 	return filepath.Join(folder, "clusterctl"), nil
+}
+
+// BuildClusterAPI builds Cluster API's managers, of the same version as clusterctl. It also makes
+// sure that their manifests are in the module cache.
+func BuildClusterAPI(ctx context.Context, progress io.Writer) (ClusterAPIComponents, error) {
+	r, folder, err := buildSet(ctx, clusterAPISet, progress)
+	if err != nil {
+		return ClusterAPIComponents{}, err
+	}
+	source, err := ModuleDir(ctx, r.source, clusterAPIModule)
+	if err != nil {
+		return ClusterAPIComponents{}, err
+	}
+	return ClusterAPIComponents{
+		Core: filepath.Join(folder, "core-manager"), KubeadmBootstrap: filepath.Join(folder, "kubeadm-bootstrap-manager"),
+		Source: source, Version: r.version,
+	}, nil
 }
 
 // buildSet returns the folder with a set's binaries.

@@ -184,12 +184,12 @@ replace (
 	files["v1.98/go.mod"] = "module example.test/components/v1.98\ngo 1.26.0\n" +
 		"require (\nk8s.io/component-base v0.98.7 // indirect\nk8s.io/kubernetes v1.98.7 // indirect\n)\n" +
 		"replace (\nk8s.io/component-base => ../component-base\nk8s.io/kubernetes => ../kubernetes\n)\n"
-	files["clusterctl/go.sum"] = ""
-	files["clusterctl/go.mod"] = "module example.test/components/clusterctl\ngo 1.26.0\n" +
-		"require sigs.k8s.io/cluster-api v1.97.5 // indirect\nreplace sigs.k8s.io/cluster-api => ./cluster-api\n"
-	files["clusterctl/cluster-api/go.mod"] = "module sigs.k8s.io/cluster-api\n"
-	files["clusterctl/cluster-api/version/version.go"] = version
-	files["clusterctl/cluster-api/cmd/clusterctl/main.go"] = "package main\nimport (\"os\"; \"sigs.k8s.io/cluster-api/version\")\n" +
+	files["cluster-api/go.sum"] = ""
+	files["cluster-api/go.mod"] = "module example.test/components/cluster-api\ngo 1.26.0\n" +
+		"require sigs.k8s.io/cluster-api v1.97.5 // indirect\nreplace sigs.k8s.io/cluster-api => ./source\n"
+	files["cluster-api/source/go.mod"] = "module sigs.k8s.io/cluster-api\n"
+	files["cluster-api/source/version/version.go"] = version
+	files["cluster-api/source/cmd/clusterctl/main.go"] = "package main\nimport (\"os\"; \"sigs.k8s.io/cluster-api/version\")\n" +
 		"func main() { os.Stdout.WriteString(\"clusterctl \" + version.Get()) }\n"
 	for _, name := range []string{"kube-apiserver", "kube-controller-manager", "kubectl", "kubelet", "kubeadm"} {
 		files["kubernetes/cmd/"+name+"/main.go"] = "package main\nimport (\"os\"; \"k8s.io/component-base/version\")\n" +
