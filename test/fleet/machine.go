@@ -31,6 +31,8 @@ type Chip interface {
 type Machine struct {
 	// Name is its Node's.
 	Name string
+	// ID is its provider ID; empty stands for test:// and its name.
+	ID string
 	// Dir is where its files are, such as the TPM's lock.
 	Dir string
 	// Chip is its TPM.
@@ -80,7 +82,12 @@ func NewModel(name, dir string, maker *swtpm.CA) (*Machine, error) {
 const certified = "ecc-p256"
 
 // ProviderID is the machine's.
-func (m *Machine) ProviderID() string { return "test://" + m.Name }
+func (m *Machine) ProviderID() string {
+	if m.ID != "" {
+		return m.ID
+	}
+	return "test://" + m.Name
+}
 
 // Stop switches the TPM off.
 func (m *Machine) Stop() { m.Chip.Stop() }
