@@ -16,13 +16,15 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/metal/infrav1"
 )
 
-// clusterReconciler says that a Cluster's infrastructure is there, and who signs its nodes' certificates.
+// clusterReconciler says that a Cluster's infrastructure is there, and who signs its nodes'
+// certificates.
 type clusterReconciler struct {
 	client  client.Client
 	signers contract.Signers
 }
 
-// Reconcile is called for each change of a MetalCluster or its Cluster. There is nothing to be undone at the end, so no finalizer.
+// Reconcile is called for each change of a MetalCluster or its Cluster. There is nothing to be
+// undone at the end, so no finalizer.
 func (r *clusterReconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
 	m := &infrav1.MetalCluster{}
 	if err := r.client.Get(ctx, request.NamespacedName, m); err != nil {

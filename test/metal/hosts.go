@@ -13,13 +13,16 @@ import (
 type Hosts interface {
 	// Allocate returns the host of an owner, the same one each time.
 	Allocate(ctx context.Context, owner types.UID, name string) (Host, error)
-	// PowerOn boots a host with its user data. It returns at once, and does nothing if the host is on.
+	// PowerOn boots a host with its user data. It returns at once, and does nothing if the host is
+	// on.
 	PowerOn(ctx context.Context, id string, metadata Metadata, userData []byte) error
-	// Release powers a host off and wipes it. It returns when that is done; an unknown ID is no error.
+	// Release powers a host off and wipes it. It returns when that is done; an unknown ID is no
+	// error.
 	Release(ctx context.Context, id string) error
 }
 
-// Host is one machine of the platform. EKs are SHA-256 of each EK's SubjectPublicKeyInfo in lower-case hex.
+// Host is one machine of the platform. EKs are SHA-256 of each EK's SubjectPublicKeyInfo in
+// lower-case hex.
 type Host struct {
 	ID        string
 	EKs       []string

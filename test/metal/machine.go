@@ -20,15 +20,17 @@ import (
 )
 
 const (
-	// Finalizer keeps a MetalMachine until its host is off. Cluster API waits for the MetalMachine before it deletes the Machine. A Machine that
-	// is gone has no record any more, so a host that ran on could no longer be refused by its record.
+	// Finalizer keeps a MetalMachine until its host is off. Cluster API waits for the MetalMachine
+	// before it deletes the Machine. A Machine that is gone has no record any more, so a host that
+	// ran on could no longer be refused by its record.
 	Finalizer = "metalmachine.infrastructure.cluster.x-k8s.io"
-	// providerIDScheme is what the plugin's configuration has as providerIDScheme. The rest of a provider ID is the host's ID.
+	// providerIDScheme is what the plugin's configuration has as providerIDScheme. The rest of a
+	// provider ID is the host's ID.
 	providerIDScheme = "metal://"
 )
 
-// machineReconciler boots a host for each Machine: it says which host and which TPM, then switches it on. Each step is stored before the next
-// one, and can be taken again after a crash.
+// machineReconciler boots a host for each Machine: it says which host and which TPM, then switches
+// it on. Each step is stored before the next one, and can be taken again after a crash.
 type machineReconciler struct {
 	client client.Client
 	live   client.Reader
@@ -71,13 +73,14 @@ func (r *machineReconciler) Reconcile(ctx context.Context, request ctrl.Request)
 	if err := r.identify(ctx, m); err != nil {
 		return ctrl.Result{}, err
 	}
-	// 4. Boot. The Node takes the Machine's name, and its provider ID from cloud-init's instance ID. After clusterctl move the status is lost, and
-	// the host is on: PowerOn does nothing then.
+	// 4. Boot. The Node takes the Machine's name, and its provider ID from cloud-init's instance
+	// ID. After clusterctl move the status is lost, and the host is on: PowerOn does nothing then.
 	id := strings.TrimPrefix(m.Spec.ProviderID, providerIDScheme)
 	if err := r.hosts.PowerOn(ctx, id, Metadata{InstanceID: id, LocalHostname: machine.Name}, userData); err != nil {
 		return ctrl.Result{}, fmt.Errorf("power on %s: %w", id, err)
 	}
-	// 5. Now Cluster API copies provider ID and addresses to the Machine, whom the controller of node attestation asks.
+	// 5. Now Cluster API copies provider ID and addresses to the Machine, whom the controller of
+	// node attestation asks.
 	before := m.DeepCopy()
 	m.Status = infrav1.MetalMachineStatus{
 		Initialization: infrav1.Initialization{Provisioned: ptr.To(true)},
@@ -87,11 +90,11 @@ func (r *machineReconciler) Reconcile(ctx context.Context, request ctrl.Request)
 	return ctrl.Result{}, client.IgnoreNotFound(r.client.Status().Patch(ctx, m, client.MergeFrom(before)))
 }
 
-// identify has the MetalMachine say which host it is. Nothing but the platform's own word may go into the annotation: whose EK is there gets the
-// Machine's certificate.
+// identify has the MetalMachine say which host it is. Nothing but the platform's own word may go
+// into the annotation: whose EK is there gets the Machine's certificate.
 //
-// A host is allocated once, for the UID. clusterctl move gives the MetalMachine another UID, but keeps spec and annotations. So the provider ID in
-// the spec decides, and not the UID.
+// A host is allocated once, for the UID. clusterctl move gives the MetalMachine another UID, but
+// keeps spec and annotations. So the provider ID in the spec decides, and not the UID.
 func (r *machineReconciler) identify(ctx context.Context, m *infrav1.MetalMachine) error {
 	if m.Spec.ProviderID != "" {
 		return nil
@@ -117,8 +120,8 @@ func (r *machineReconciler) identify(ctx context.Context, m *infrav1.MetalMachin
 	})
 }
 
-// delete powers the host off and wipes it, with the keys that are on its disk. Then the MetalMachine may go. One without a provider ID has no
-// host that is on.
+// delete powers the host off and wipes it, with the keys that are on its disk. Then the
+// MetalMachine may go. One without a provider ID has no host that is on.
 func (r *machineReconciler) delete(ctx context.Context, m *infrav1.MetalMachine) error {
 	if !controllerutil.ContainsFinalizer(m, Finalizer) {
 		return nil
@@ -131,8 +134,9 @@ func (r *machineReconciler) delete(ctx context.Context, m *infrav1.MetalMachine)
 	return client.IgnoreNotFound(patch(ctx, r.client, m, func() { controllerutil.RemoveFinalizer(m, Finalizer) }))
 }
 
-// userData returns what the bootstrap provider made for a Machine, nil if it is yet to do so. Machines of a MachinePool share the pool's, which
-// changes when its bootstrap token is rotated: whoever boots later has the new one.
+// userData returns what the bootstrap provider made for a Machine, nil if it is yet to do so.
+// Machines of a MachinePool share the pool's, which changes when its bootstrap token is rotated:
+// whoever boots later has the new one.
 func (r *machineReconciler) userData(ctx context.Context, machine *clusterv1.Machine) ([]byte, error) {
 	name := machine.Spec.Bootstrap.DataSecretName
 	if _, ok := machine.Labels[clusterv1.MachinePoolNameLabel]; ok {

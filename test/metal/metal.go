@@ -34,14 +34,16 @@ import (
 type Options struct {
 	// Hosts is the platform.
 	Hosts Hosts
-	// Signers are written into the status of each MetalCluster, for bootstrap providers. They may be empty.
+	// Signers are written into the status of each MetalCluster, for bootstrap providers. They may
+	// be empty.
 	Signers contract.Signers
 }
 
 // workers is how many objects of a kind are served at once. Hosts.Release may take long.
 const workers = 10
 
-// Add adds the provider's reconcilers to a manager, whose scheme has corev1, clusterv1 and AddToScheme.
+// Add adds the provider's reconcilers to a manager, whose scheme has corev1, clusterv1 and
+// AddToScheme.
 func Add(ctx context.Context, m ctrl.Manager, o Options) error {
 	if o.Hosts == nil {
 		return errors.New("metal: no hosts")
@@ -58,7 +60,8 @@ func Add(ctx context.Context, m ctrl.Manager, o Options) error {
 	}
 	build := func(name string, object client.Object, list client.ObjectList) *ctrl.Builder {
 		return ctrl.NewControllerManagedBy(m).Named(name).For(object).
-			// Tests have several managers in a process, one after the other or for two management clusters.
+			// Tests have several managers in a process, one after the other or for two management
+			// clusters.
 			WithOptions(controller.Options{MaxConcurrentReconciles: workers, SkipNameValidation: ptr.To(true)}).
 			Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(ofCluster(list)))
 	}
@@ -77,11 +80,13 @@ func Add(ctx context.Context, m ctrl.Manager, o Options) error {
 	)
 }
 
-// clusterOf returns the Cluster of an object, nil if the object is to be left alone: its Cluster is not known, or one of them is paused.
+// clusterOf returns the Cluster of an object, nil if the object is to be left alone: its Cluster is
+// not known, or one of them is paused.
 //
-// clusterctl move depends on that. Objects that it has copied are deleted while their Cluster is paused, and their hosts must stay on. It may
-// have deleted the Cluster before we look, so that an object without one is left alone, too. Cluster API itself never deletes a Cluster
-// before its Machines, nor a Machine before its host.
+// clusterctl move depends on that. Objects that it has copied are deleted while their Cluster is
+// paused, and their hosts must stay on. It may have deleted the Cluster before we look, so that an
+// object without one is left alone, too. Cluster API itself never deletes a Cluster before its
+// Machines, nor a Machine before its host.
 func clusterOf(ctx context.Context, c client.Client, object client.Object) (*clusterv1.Cluster, error) {
 	if _, moved := object.GetAnnotations()[clusterctlv1.DeleteForMoveAnnotation]; moved {
 		return nil, nil
@@ -105,8 +110,8 @@ func AddToScheme(scheme *runtime.Scheme) error {
 //go:embed crds/*.yaml
 var crds embed.FS
 
-// CRDs returns the provider's CustomResourceDefinitions. Their labels say that version v1beta1 fulfils the contract v1beta2, and that clusterctl
-// moves their objects.
+// CRDs returns the provider's CustomResourceDefinitions. Their labels say that version v1beta1
+// fulfils the contract v1beta2, and that clusterctl moves their objects.
 func CRDs() ([]*apiextensionsv1.CustomResourceDefinition, error) {
 	files, err := crds.ReadDir("crds")
 	if err != nil {
@@ -126,15 +131,16 @@ func CRDs() ([]*apiextensionsv1.CustomResourceDefinition, error) {
 	return all, nil
 }
 
-// secretValue reads a Secret's key "value" from the API server. A cached one may have a bootstrap token that was rotated since. It returns nil
-// if the Secret is not there yet.
+// secretValue reads a Secret's key "value" from the API server. A cached one may have a bootstrap
+// token that was rotated since. It returns nil if the Secret is not there yet.
 func secretValue(ctx context.Context, live client.Reader, namespace, name string) ([]byte, error) {
 	secret := &corev1.Secret{}
 	err := live.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, secret)
 	return secret.Data["value"], client.IgnoreNotFound(err)
 }
 
-// patch stores a change of metadata and spec. It fails if the object was written since we have read it: to have been paused or deleted, say.
+// patch stores a change of metadata and spec. It fails if the object was written since we have read
+// it: to have been paused or deleted, say.
 func patch[T client.Object](ctx context.Context, c client.Client, object T, change func()) error {
 	before := object.DeepCopyObject().(client.Object)
 	change()

@@ -72,7 +72,8 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// soon bounds a wait for the provider. quiet is how long it is watched not to do a thing: it acts within a fraction of that.
+// soon bounds a wait for the provider. quiet is how long it is watched not to do a thing: it acts
+// within a fraction of that.
 const (
 	soon  = 20 * time.Second
 	quiet = time.Second
@@ -263,7 +264,8 @@ func (w *world) secret(name, value string) {
 	w.create(&corev1.Secret{ObjectMeta: w.meta(name), StringData: map[string]string{"value": value}})
 }
 
-// newMachine makes a Machine, and its MetalMachine as Cluster API does. The Machine names its bootstrap Secret if there is one.
+// newMachine makes a Machine, and its MetalMachine as Cluster API does. The Machine names its
+// bootstrap Secret if there is one.
 func (w *world) newMachine(name, secret string) (*clusterv1.Machine, *infrav1.MetalMachine) {
 	w.t.Helper()
 	machine := &clusterv1.Machine{ObjectMeta: w.meta(name), Spec: clusterv1.MachineSpec{
@@ -286,7 +288,8 @@ func (w *world) provisioned(m *infrav1.MetalMachine) {
 	w.eventually(m.Name+" is provisioned", func() bool { w.read(m); return ptr.Deref(m.Status.Initialization.Provisioned, false) })
 }
 
-// What the controller of node attestation reads is stored before the host can ask for a certificate.
+// What the controller of node attestation reads is stored before the host can ask for a
+// certificate.
 func TestMachine(t *testing.T) {
 	w := newWorld(t)
 	w.secret("m-data", "user data")
@@ -347,7 +350,8 @@ func TestDeletion(t *testing.T) {
 	w.eventually("it goes", func() bool { return w.gone(m) })
 }
 
-// What is paused is left alone, deleted or not, by Cluster, by annotation, and where clusterctl has moved it.
+// What is paused is left alone, deleted or not, by Cluster, by annotation, and where clusterctl has
+// moved it.
 func TestPaused(t *testing.T) {
 	w := newWorld(t)
 	w.patch(w.cluster, func() { w.cluster.Spec.Paused = ptr.To(true) })
@@ -394,7 +398,8 @@ func TestPausedByAnnotation(t *testing.T) {
 	w.booted(1)
 }
 
-// After clusterctl move, which loses status and UID, and after a restart, the machine has the host that it had.
+// After clusterctl move, which loses status and UID, and after a restart, the machine has the host
+// that it had.
 func TestMove(t *testing.T) {
 	w := newWorld(t)
 	w.secret("m-data", "user data")

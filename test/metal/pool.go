@@ -23,11 +23,13 @@ import (
 // PoolFinalizer keeps a MetalMachinePool until its MetalMachines are gone.
 const PoolFinalizer = "metalmachinepool.infrastructure.cluster.x-k8s.io"
 
-// poolReconciler makes a MetalMachine for each replica of a MachinePool. Cluster API makes a Machine for each of these, and machineReconciler
-// boots them: an instance's EK and finalizer are no other than a Machine's.
+// poolReconciler makes a MetalMachine for each replica of a MachinePool. Cluster API makes a
+// Machine for each of these, and machineReconciler boots them: an instance's EK and finalizer are
+// no other than a Machine's.
 type poolReconciler struct{ client client.Client }
 
-// Reconcile is called for each change of a MetalMachinePool, its MachinePool, its MetalMachines, or its Cluster.
+// Reconcile is called for each change of a MetalMachinePool, its MachinePool, its MetalMachines, or
+// its Cluster.
 func (r *poolReconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
 	p := &infrav1.MetalMachinePool{}
 	if err := r.client.Get(ctx, request.NamespacedName, p); err != nil {
@@ -62,7 +64,8 @@ func (r *poolReconciler) Reconcile(ctx context.Context, request ctrl.Request) (c
 	return ctrl.Result{}, client.IgnoreNotFound(r.report(ctx, p, list.Items))
 }
 
-// scale makes MetalMachines that are missing and deletes those that are too many. Names are numbered, so that a stale cache makes none twice.
+// scale makes MetalMachines that are missing and deletes those that are too many. Names are
+// numbered, so that a stale cache makes none twice.
 func (r *poolReconciler) scale(ctx context.Context, p *infrav1.MetalMachinePool, labels map[string]string, replicas int, all []infrav1.MetalMachine) error {
 	wanted := map[string]bool{}
 	for i := range replicas {
@@ -79,7 +82,8 @@ func (r *poolReconciler) scale(ctx context.Context, p *infrav1.MetalMachinePool,
 	for name := range wanted {
 		m := &infrav1.MetalMachine{ObjectMeta: metav1.ObjectMeta{
 			Name: name, Namespace: p.Namespace, Labels: labels,
-			// No controller's: Cluster API makes the Machine the controller. clusterctl move finds it by either.
+			// No controller's: Cluster API makes the Machine the controller. clusterctl move finds
+			// it by either.
 			OwnerReferences: []metav1.OwnerReference{{
 				APIVersion: infrav1.GroupVersion.String(), Kind: "MetalMachinePool", Name: p.Name, UID: p.UID,
 			}},
@@ -91,8 +95,8 @@ func (r *poolReconciler) scale(ctx context.Context, p *infrav1.MetalMachinePool,
 	return nil
 }
 
-// remove deletes the Machine of a MetalMachine, so that Cluster API drains the node before it deletes the MetalMachine. One that has no Machine
-// yet goes itself.
+// remove deletes the Machine of a MetalMachine, so that Cluster API drains the node before it
+// deletes the MetalMachine. One that has no Machine yet goes itself.
 func (r *poolReconciler) remove(ctx context.Context, m *infrav1.MetalMachine) error {
 	if !m.DeletionTimestamp.IsZero() {
 		return nil
@@ -108,8 +112,8 @@ func (r *poolReconciler) remove(ctx context.Context, m *infrav1.MetalMachine) er
 	return client.IgnoreNotFound(r.client.Delete(ctx, object))
 }
 
-// report says which hosts the pool has. It does so by what is in specs, which clusterctl move keeps: Cluster API deletes the Nodes of hosts that
-// have left the list.
+// report says which hosts the pool has. It does so by what is in specs, which clusterctl move
+// keeps: Cluster API deletes the Nodes of hosts that have left the list.
 func (r *poolReconciler) report(ctx context.Context, p *infrav1.MetalMachinePool, all []infrav1.MetalMachine) error {
 	ids := []string{}
 	for _, m := range all {

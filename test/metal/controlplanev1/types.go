@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package controlplanev1 is the API group controlplane.cluster.x-k8s.io of the provider Metal, by Cluster API's contract v1beta2.
-// scripts/generate makes deep copies and CRDs from it.
+// Package controlplanev1 is the API group controlplane.cluster.x-k8s.io of the provider Metal, by
+// Cluster API's contract v1beta2. scripts/generate makes deep copies and CRDs from it.
 //
 // +kubebuilder:object:generate=true
 // +groupName=controlplane.cluster.x-k8s.io
@@ -57,7 +57,8 @@ type HostedControlPlaneSpec struct {
 type HostedControlPlaneStatus struct {
 	// +optional
 	Initialization ControlPlaneInitialization `json:"initialization,omitempty,omitzero"`
-	// ExternalManagedControlPlane says that it has no Machines and that no Nodes are expected of it.
+	// ExternalManagedControlPlane says that it has no Machines and that no Nodes are expected of
+	// it.
 	// +optional
 	ExternalManagedControlPlane *bool `json:"externalManagedControlPlane,omitempty"`
 	// +optional

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package infrav1 is the API group infrastructure.cluster.x-k8s.io of the provider Metal, by Cluster API's contract v1beta2.
-// scripts/generate makes deep copies and CRDs from it. Of each kind a field's name and type are the contract's, where there is no comment.
+// Package infrav1 is the API group infrastructure.cluster.x-k8s.io of the provider Metal, by
+// Cluster API's contract v1beta2. scripts/generate makes deep copies and CRDs from it. Of each kind
+// a field's name and type are the contract's, where there is no comment.
 //
 // +kubebuilder:object:generate=true
 // +groupName=infrastructure.cluster.x-k8s.io
@@ -62,7 +63,8 @@ type MetalClusterSpec struct {
 type MetalClusterStatus struct {
 	// +optional
 	Initialization Initialization `json:"initialization,omitempty,omitzero"`
-	// KubeletClientCertificateSigner is the signer of the kubelets' client certificates, for bootstrap providers.
+	// KubeletClientCertificateSigner is the signer of the kubelets' client certificates, for
+	// bootstrap providers.
 	// +optional
 	// +kubebuilder:validation:MaxLength=571
 	KubeletClientCertificateSigner string `json:"kubeletClientCertificateSigner,omitempty"`
@@ -141,7 +143,8 @@ type MetalMachineSpec struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=512
 	ProviderID string `json:"providerID,omitempty"`
-	// Addresses are the host's. They are here since clusterctl move loses the status, from which the contract wants them read.
+	// Addresses are the host's. They are here since clusterctl move loses the status, from which
+	// the contract wants them read.
 	// +optional
 	Addresses []clusterv1.MachineAddress `json:"addresses,omitempty"`
 }
@@ -232,7 +235,8 @@ type MetalMachinePoolStatus struct {
 	Initialization Initialization `json:"initialization,omitempty,omitzero"`
 	// +optional
 	Replicas int32 `json:"replicas"`
-	// InfrastructureMachineKind has Cluster API make a Machine for each MetalMachine with the pool's label.
+	// InfrastructureMachineKind has Cluster API make a Machine for each MetalMachine with the
+	// pool's label.
 	// +optional
 	InfrastructureMachineKind string `json:"infrastructureMachineKind,omitempty"`
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package simulated is a platform for the provider Metal whose hosts are goroutines, for rollouts of many Machines. A host has a model of a TPM, and
-// attests as the plugin does. Then it is a Node that is Ready, with the certificate that it got.
+// Package simulated is a platform for the provider Metal whose hosts are goroutines, for rollouts
+// of many Machines. A host has a model of a TPM, and attests as the plugin does. Then it is a Node
+// that is Ready, with the certificate that it got.
 package simulated
 
 import (
@@ -39,7 +40,8 @@ type Options struct {
 	Dir string
 	// Maker makes the TPMs.
 	Maker *swtpm.CA
-	// Cluster returns, without the token, what kubeadm's discovery finds out about the API server, host and port, in a join configuration.
+	// Cluster returns, without the token, what kubeadm's discovery finds out about the API server,
+	// host and port, in a join configuration.
 	Cluster func(apiServerEndpoint string) (fleet.Cluster, error)
 	// Version is what the Nodes have as the kubelet's version.
 	Version string
@@ -193,7 +195,8 @@ func (h *Hosts) Times() map[string]fleet.Times {
 }
 
 const (
-	// retryInterval is between two attempts, as between those of kubeadm's and the kubelet's. heartbeat is the kubelet's.
+	// retryInterval is between two attempts, as between those of kubeadm's and the kubelet's.
+	// heartbeat is the kubelet's.
 	retryInterval = time.Second
 	heartbeat     = 10 * time.Second
 )
@@ -232,8 +235,8 @@ func (h *Hosts) until(ctx context.Context, one *host, what string, try func() er
 	})
 }
 
-// register makes the Node, with the certificate. Cluster API finds it by its provider ID, and asks for no taint: it takes its own away where
-// kubeadm's configuration has set that.
+// register makes the Node, with the certificate. Cluster API finds it by its provider ID, and asks
+// for no taint: it takes its own away where kubeadm's configuration has set that.
 func (h *Hosts) register(ctx context.Context, client kubernetes.Interface, one *host) error {
 	if err := ctx.Err(); err != nil {
 		return err

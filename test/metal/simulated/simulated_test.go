@@ -52,7 +52,8 @@ nodeRegistration:
 	return content
 }
 
-// A host attests to the shipped controller with the TPM that the platform named, and is a Node that is Ready until it is released.
+// A host attests to the shipped controller with the TPM that the platform named, and is a Node that
+// is Ready until it is released.
 func TestHost(t *testing.T) {
 	cp, err := testbed.Start(t.Context(), testbed.Options{Progress: os.Stderr})
 	harness.Must(t, err)
