@@ -72,6 +72,8 @@ type MachineOptions struct {
 	Enabled []string
 	// Binds are files or folders of ours that the machine sees, such as sockets: path there to path here.
 	Binds map[string]string
+	// ReadOnlyBinds are those that the machine must not change.
+	ReadOnlyBinds map[string]string
 	// Reaches is a TCP address on our loopback device, such as an API server's: the machine reaches it at the same address, and nothing else.
 	Reaches string
 	// AlsoReaches are more of them.
@@ -344,6 +346,9 @@ func (m *Machine) boot() (err error) {
 	}
 	for there, here := range m.options.Binds {
 		args = append(args, "--bind="+here+":"+there)
+	}
+	for there, here := range m.options.ReadOnlyBinds {
+		args = append(args, "--bind-ro="+here+":"+there)
 	}
 	var env []string
 	if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err != nil {

@@ -10,6 +10,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 
@@ -186,8 +187,8 @@ func (h *Hosts) options(host *host, metadata metal.Metadata, userData []byte) (t
 	files["/etc/hosts"] = "127.0.0.1 localhost\n" + host.address + " " + metadata.LocalHostname + "\n"
 	return testbed.MachineOptions{
 		Name: host.ID, Files: files, Layers: h.image.layers, Enabled: []string{"kubelet.service", "fakecri.service"},
-		Binds:       map[string]string{tpmDevice: host.tpm.Socket()},
-		AlsoReaches: append([]string(nil), h.reaches...), Address: host.address,
+		Binds: map[string]string{tpmDevice: host.tpm.Socket()}, ReadOnlyBinds: h.image.programs,
+		AlsoReaches: slices.Clone(h.reaches), Address: host.address,
 		// Before what the user data runs: a machine that does not join has started, too.
 		StartedWith: "basic.target",
 	}, nil
@@ -295,5 +296,5 @@ func (h *Hosts) Logs(ctx context.Context, id string) string {
 	if err != nil {
 		return err.Error()
 	}
-	return fmt.Sprintf("--- cloud-init of %[1]s ---\n%s--- kubelet of %[1]s ---\n%s", id, m.CloudInitLog(), m.Journal(ctx, "kubelet"))
+	return fmt.Sprintf("--- cloud-init of %[1]s ---\n%[2]s--- kubelet of %[1]s ---\n%[3]s", id, m.CloudInitLog(), m.Journal(ctx, "kubelet"))
 }

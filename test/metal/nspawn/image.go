@@ -8,8 +8,12 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"time"
@@ -26,9 +30,11 @@ type Programs struct {
 	kubelet   testbed.KubeletComponents
 }
 
-// Build makes the plugin's tarball of the module in a folder. It is for the build step of testbed.MainIsolated.
+// Build makes the plugin's tarball of the module in a folder. It is for the build step of testbed.MainIsolated. The time and the commit are always the
+// same, so that the same code makes the same tarball, and the image need not be made again.
 func Build(ctx context.Context, module, dir string) error {
-	return testbed.MakePackages(ctx, module, filepath.Join(dir, "packages"), "FORMATS=tar", "ARCHES="+runtime.GOARCH, "VERSION=v0.0.0-test")
+	return testbed.MakePackages(ctx, module, filepath.Join(dir, "packages"), "FORMATS=tar", "ARCHES="+runtime.GOARCH, "VERSION=v0.0.0-test",
+		"COMMIT=unknown", "SOURCE_DATE_EPOCH=1750000000")
 }
 
 // Find returns what Build has made in a folder, and finds or builds everything else. It is for the find step of testbed.MainIsolated.
@@ -47,14 +53,11 @@ func Find(ctx context.Context, module, dir string) (p Programs, err error) {
 // Kubeadm is the path of kubeadm.
 func (p Programs) Kubeadm() string { return p.kubeadm }
 
-// Image is what is on a host's disk before its first boot.
+// Image is what is on a host's disk before its first boot. Hosts share it, and write nothing into it.
 type Image struct {
-	dir    string
-	layers []string
+	layers   []string
+	programs map[string]string // Kubernetes', path there to path here
 }
-
-// Remove deletes the image. No host may have it any more.
-func (i *Image) Remove() error { return os.RemoveAll(i.dir) }
 
 // bakeFolder has what Ansible needs while an image is made. It does not get into the image, whose only part is /usr.
 const bakeFolder = "/opt/bake"
@@ -73,8 +76,9 @@ roles_path = ` + bakeFolder + `/roles
 `,
 }
 
-// Bake makes an image: it starts a machine with kubeadm and the kubelet, and has Ansible run the role of image-builder/ansible on it, as image-builder does.
-func Bake(ctx context.Context, p Programs) (_ *Image, err error) {
+// Bake makes an image, as image-builder does: a machine with the units of kubeadm and of the kubelet starts, and Ansible runs the role of
+// image-builder/ansible on it. That takes seconds, so the image is kept in the components' cache, until the plugin, the role or the machine change.
+func Bake(ctx context.Context, p Programs) (*Image, error) {
 	found, err := filepath.Glob(filepath.Join(p.packages, "*.tar.gz"))
 	if err != nil || len(found) != 1 {
 		return nil, fmt.Errorf("bake an image: %d tarballs in %s: %w", len(found), p.packages, err)
@@ -84,45 +88,66 @@ func Bake(ctx context.Context, p Programs) (_ *Image, err error) {
 		return nil, fmt.Errorf("bake an image: %w", err)
 	}
 	options := testbed.KubeadmMachine("bake", p.kubeadm, p.kubelet, bakeFiles)
-	options.Files[bakeFolder+"/tarball.tar.gz"] = string(tarball)
+	options.ReadOnlyBinds, options.Programs = options.Programs, nil // too large for copies
 	options.Enabled, options.StartedWith = nil, "basic.target"
+	options.Files[bakeFolder+"/tarball.tar.gz"] = string(tarball)
 	if options.Files["/etc/os-release"], err = release(); err != nil {
 		return nil, fmt.Errorf("bake an image: %w", err)
 	}
-	m, err := testbed.StartMachine(ctx, options)
+	roles := filepath.Join(p.module, "image-builder", "ansible", "roles")
+	if err := addFolder(options.Files, bakeFolder+"/roles", roles); err != nil {
+		return nil, fmt.Errorf("bake an image: %w", err)
+	}
+	key, err := json.Marshal(options.Files)
 	if err != nil {
 		return nil, fmt.Errorf("bake an image: %w", err)
 	}
-	defer func() {
-		if removeErr := m.Remove(); err == nil {
-			err = removeErr
-		}
-	}()
-	if err := os.CopyFS(m.Path(bakeFolder+"/roles"), os.DirFS(filepath.Join(p.module, "image-builder", "ansible", "roles"))); err != nil {
+	layer, err := testbed.Cached(ctx, "image", key, os.Stderr, func(folder string) error {
+		sum := sha256.Sum256(tarball)
+		return bake(ctx, options, hex.EncodeToString(sum[:]), folder)
+	})
+	if err != nil {
 		return nil, fmt.Errorf("bake an image: %w", err)
 	}
-	sum := sha256.Sum256(tarball)
-	if out, err := m.Run(ctx, "env", "ANSIBLE_CONFIG="+bakeFolder+"/ansible.cfg", "ansible-playbook", "--inventory=localhost,", "--connection=local",
-		"--extra-vars", "kubelet_authenticator_file="+bakeFolder+"/tarball.tar.gz kubelet_authenticator_checksum=sha256:"+hex.EncodeToString(sum[:]),
-		bakeFolder+"/node.yml"); err != nil {
-		return nil, fmt.Errorf("bake an image: %w\n%s", err, out)
-	}
-	if err := m.PowerOff(ctx); err != nil {
-		return nil, fmt.Errorf("bake an image: %w", err)
-	}
-	return newImage(p, m.Path("/usr/"))
+	return &Image{layers: []string{p.cloudInit, layer}, programs: options.ReadOnlyBinds}, nil
 }
 
-// newImage takes over the /usr of a machine that is off.
-func newImage(p Programs, usr string) (*Image, error) {
-	dir, err := os.MkdirTemp("/tmp", "image-") // where machines' folders are: a rename has to do
+// bake leaves the machine's /usr in the folder.
+func bake(ctx context.Context, options testbed.MachineOptions, checksum, folder string) (err error) {
+	m, err := testbed.StartMachine(ctx, options)
 	if err != nil {
-		return nil, fmt.Errorf("keep the image: %w", err)
+		return err
 	}
-	if err := os.Rename(usr, filepath.Join(dir, "usr")); err != nil {
-		return nil, fmt.Errorf("keep the image: %w", err)
+	defer func() { err = errors.Join(err, m.Remove()) }()
+	if _, err := m.Run(ctx, "env", "ANSIBLE_CONFIG="+bakeFolder+"/ansible.cfg", "ansible-playbook", "--inventory=localhost,", "--connection=local",
+		"--extra-vars", "kubelet_authenticator_file="+bakeFolder+"/tarball.tar.gz kubelet_authenticator_checksum=sha256:"+checksum,
+		bakeFolder+"/node.yml"); err != nil {
+		return err
 	}
-	return &Image{dir: dir, layers: []string{p.cloudInit, dir}}, nil
+	if err := m.PowerOff(ctx); err != nil {
+		return err
+	}
+	// With attributes and special files: they say what is deleted below.
+	if out, err := exec.CommandContext(ctx, "cp", "-a", m.Path("/usr/"), folder+"/").CombinedOutput(); err != nil { //nolint:gosec // G204: our own arguments
+		return fmt.Errorf("keep the image: %w: %s", err, out)
+	}
+	return nil
+}
+
+// addFolder adds a folder's files, which are below path on the machine.
+func addFolder(files map[string]string, path, folder string) error {
+	return filepath.WalkDir(folder, func(name string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		content, err := os.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		rest, err := filepath.Rel(folder, name)
+		files[filepath.Join(path, rest)] = string(content)
+		return err
+	})
 }
 
 // release is this machine's os-release, by which Ansible and cloud-init know the distribution. The testbed's own says too little.

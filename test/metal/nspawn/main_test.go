@@ -33,22 +33,11 @@ func TestMain(m *testing.M) {
 		}
 		return Build(ctx, module, dir)
 	}
-	os.Exit(testbed.MainIsolated(withImage{m}, 4, build, func(ctx context.Context, dir string) (err error) {
+	os.Exit(testbed.MainIsolated(m, 4, build, func(ctx context.Context, dir string) (err error) {
 		controller = filepath.Join(dir, "node-attestation-controller")
 		programs, err = Find(ctx, module, dir)
 		return err
 	}))
-}
-
-// withImage removes the image after the tests.
-type withImage struct{ *testing.M }
-
-func (m withImage) Run() int {
-	code := m.M.Run()
-	if image, err := baked(); err == nil {
-		_ = image.Remove()
-	}
-	return code
 }
 
 func slow(t *testing.T) {

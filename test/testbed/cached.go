@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package testbed
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// cachedFor is how long a folder that nobody uses any more is kept.
+const cachedFor = 7 * 24 * time.Hour
+
+// Cached returns a folder of the components' cache, which make has filled when its key was not there yet. key is all that decides what is in it. Programs
+// that ask at the same time wait for each other. Nobody may write into the folder afterwards.
+func Cached(ctx context.Context, kind string, key []byte, progress io.Writer, fill func(folder string) error) (string, error) {
+	base, err := cacheFolder()
+	if err != nil {
+		return "", err
+	}
+	if err := os.MkdirAll(base, 0o700); err != nil {
+		return "", fmt.Errorf("make the components' cache: %w", err)
+	}
+	// Not the components' lock, which a build holds for minutes.
+	unlock, err := lockFile(ctx, filepath.Join(base, kind+".lock"), progress)
+	if err != nil {
+		return "", fmt.Errorf("lock the cache of %s: %w", kind, err)
+	}
+	defer unlock()
+	sum := sha256.Sum256(key)
+	folder := filepath.Join(base, kind+"-"+hex.EncodeToString(sum[:8]))
+	now := time.Now()
+	if err := os.Chtimes(folder, now, now); !errors.Is(err, os.ErrNotExist) {
+		return folder, err
+	}
+	if err := removeUnused(filepath.Join(base, kind+"-*")); err != nil {
+		return "", err
+	}
+	// Filled beside the target, so that a folder with the right name is always complete.
+	partial := filepath.Join(base, kind+".partial")
+	if err := os.RemoveAll(partial); err != nil {
+		return "", fmt.Errorf("remove an interrupted %s: %w", kind, err)
+	}
+	if err := os.Mkdir(partial, 0o755); err != nil { //nolint:gosec // G301: it is the root of a machine's disk
+		return "", fmt.Errorf("make a folder for %s: %w", kind, err)
+	}
+	if err := fill(partial); err != nil {
+		return "", errors.Join(err, os.RemoveAll(partial))
+	}
+	return folder, os.Rename(partial, folder)
+}
+
+// removeUnused removes what nobody has asked for in a while: each change of what decides over the content leaves one behind.
+func removeUnused(pattern string) error {
+	folders, err := filepath.Glob(pattern)
+	if err != nil {
+		return err
+	}
+	for _, folder := range folders {
+		info, err := os.Stat(folder)
+		if err != nil || time.Since(info.ModTime()) < cachedFor {
+			continue
+		}
+		if err := os.RemoveAll(folder); err != nil {
+			return fmt.Errorf("remove what is not used any more: %w", err)
+		}
+	}
+	return nil
+}
