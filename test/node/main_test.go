@@ -18,7 +18,7 @@ import (
 
 const (
 	module = "../.."
-	// kubeletsVariable asks for kubelets of other versions, too: folders of test/components, such as "v1.34". A cold build takes minutes.
+	// kubeletsVariable asks for kubelets of other versions, too: folders of test/components, such as "v1.33". A cold build takes minutes.
 	kubeletsVariable = "KUBELET_AUTHENTICATOR_TEST_KUBELETS"
 )
 

@@ -152,7 +152,7 @@ func BuildKubelet(ctx context.Context, progress io.Writer) (KubeletComponents, e
 	}, nil
 }
 
-// BuildOtherKubelet is BuildKubelet for a kubelet of another minor version, such as "v1.34", which test/components has a folder with a module for.
+// BuildOtherKubelet is BuildKubelet for a kubelet of another minor version, such as "v1.33", which test/components has a folder with a module for.
 func BuildOtherKubelet(ctx context.Context, minor string, progress io.Writer) (KubeletComponents, error) {
 	built, err := BuildKubelet(ctx, progress)
 	if err != nil {
