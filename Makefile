@@ -127,6 +127,15 @@ test-skew: ## run the oldest kubelet that Kubernetes supports beside the control
 	@scripts/need swtpm mount ip mksquashfs
 	cd test && KUBELET_AUTHENTICATOR_TEST_KUBELETS=v1.33 go test -count=1 -timeout 60m -run TestNodeBecomesReady -v ./node
 
+# From the first commit with both halves whose state is out in the field, and from each release after that: UPGRADE_FROM=v1.2.3. It is built from the
+# repository's history, which a tarball does not have.
+UPGRADE_FROM ?= e670793
+.PHONY: test-upgrade
+test-upgrade: export KUBELET_AUTHENTICATOR_TEST_UPGRADE_FROM := $(UPGRADE_FROM)
+test-upgrade: ## upgrade plugin and controller from the commit UPGRADE_FROM in each order, and go back (as root, in a clone with that commit; builds it first)
+	@scripts/need swtpm mount
+	cd test && go test -count=1 -timeout 30m -run TestUpgrade -v ./upgrade ./clusterapi
+
 .PHONY: test-cert-manager
 test-cert-manager: ## run the real cert-manager, too, before the policies for it and after (builds for some minutes the first time)
 	@scripts/need swtpm

@@ -50,6 +50,17 @@ const crd = "crd/nodeattestations.attestation.cluster.x-k8s.io"
 // Install applies the manifests of the module in a folder, makes the Secret with the cluster's client CA and an inventory without machines, and
 // returns when the policies are in effect.
 func Install(ctx context.Context, cp *testbed.ControlPlane, module string) error {
+	if err := Apply(ctx, cp, module); err != nil {
+		return err
+	}
+	if err := Provide(ctx, cp); err != nil {
+		return err
+	}
+	return AwaitPolicies(ctx, cp)
+}
+
+// Apply applies the manifests of the module in a folder, also over those of another release.
+func Apply(ctx context.Context, cp *testbed.ControlPlane, module string) error {
 	admin := filepath.Join(cp.Dir(), "install.kubeconfig")
 	if err := cp.WriteKubeconfig(admin, cp.AdminUser()); err != nil {
 		return err
@@ -63,10 +74,7 @@ func Install(ctx context.Context, cp *testbed.ControlPlane, module string) error
 			return err
 		}
 	}
-	if err := Provide(ctx, cp); err != nil {
-		return err
-	}
-	return AwaitPolicies(ctx, cp)
+	return nil
 }
 
 // Provide makes what an operator makes beside the manifests: the Secret with the cluster's client

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package upgrade
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/earlier"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
+)
+
+// short is the lifetime of a certificate that is due at once, since the controller backdates it.
+const short = "expiration: 10m\n"
+
+// The halves are upgraded one by one, in each order, and downgraded in the same order. At last both are upgraded at once, with what the way back has left.
+func TestUpgrade(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		first half
+	}{{"controller first", controller}, {"plugin first", plugin}} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			second := controller + plugin - c.first
+			w := newWorld(t, string(rune('a'+int(c.first))))
+			w.changes(c.first, now)
+			w.changes(second, now)
+			w.changes(c.first, before)
+			w.changes(second, before)
+			w.changes(controller+plugin, now)
+		})
+	}
+}
+
+// half is what an upgrade replaces: one of the two, or the sum.
+type half int
+
+const (
+	controller half = 1
+	plugin     half = 2
+)
+
+// world is a cluster with nodes.
+type world struct {
+	*cluster
+	t *testing.T
+	// controls and plugged are the releases of now.
+	controls, plugged earlier.Release
+	// steady has a certificate for a week, and due one that is due before each change.
+	steady, due *node
+	prefix      string
+	changed     int
+}
+
+// newWorld makes one of the earlier release.
+func newWorld(t *testing.T, prefix string) *world {
+	t.Helper()
+	w := &world{cluster: newCluster(t, before), t: t, controls: before, plugged: before, prefix: prefix}
+	w.steady, w.due = w.newNode(t, prefix+"-steady", before, ""), w.newNode(t, prefix+"-due", before, short)
+	w.steady.enrols()
+	w.due.enrols()
+	return w
+}
+
+// changes replaces a half, while a proof waits that answers a challenge of the controller's before. With the plugin alone another machine's hello waits.
+func (w *world) changes(what half, to earlier.Release) {
+	w.t.Helper()
+	w.changed++
+	began := time.Now()
+	newNode := func(name string) *node {
+		return w.newNode(w.t, fmt.Sprintf("%s-%s-%d", w.prefix, name, w.changed), w.plugged, "")
+	}
+	w.due.becomesDue()
+	steady, due := w.record(w.steady.name), w.record(w.due.name)
+	nodes := []*node{w.steady, w.due}
+	hello, proof := newNode("hello"), newNode("proof")
+	hello.filesHello()
+	proof.filesHello()
+	w.stops()
+	proof.filesProof()
+	nodes = append(nodes, hello, proof)
+
+	if what&controller != 0 {
+		w.apply(to)
+		w.overlaps(proof)
+		w.controls = to
+	}
+	if what&plugin != 0 {
+		for _, n := range nodes {
+			n.installs(to)
+		}
+		w.plugged = to
+	}
+	w.steady.keeps() // nobody answers
+	w.starts(w.controls)
+
+	w.steady.sameMachine(steady, w.record(w.steady.name))
+	w.due.sameMachine(due, w.record(w.due.name))
+	w.steady.keeps()
+	w.due.renews()
+	proof.finishes()
+	hello.finishes()
+	newNode("fresh").enrols()
+	if conditions := w.record(w.due.name).Status.Conditions; w.controls == now && len(conditions) == 0 {
+		w.t.Errorf("the record of %s has no conditions", w.due.name)
+	}
+	w.t.Logf("controller of %s, plugin of %s: %s", w.controls.Name, w.plugged.Name, time.Since(began).Round(time.Second))
+}
+
+// overlaps runs the controller that is about to be replaced, as a pod that is still there once the manifests of the other release are applied. It may lack
+// a right then, which the other release has under another name: nothing may come of that but a wait.
+func (w *world) overlaps(proof *node) {
+	w.t.Helper()
+	from := len(w.log())
+	harness.Must(w.t, w.controller.Start(w.t.Context()))
+	harness.Eventually(w.t, patience, "the controller has issued, or lacks a right", func() bool {
+		_, proofs := harness.Requests(w.t, w.ControlPlane, proof.name)
+		return len(proofs[0].Status.Certificate) > 0 || strings.Contains(w.log()[from:], "forbidden")
+	})
+	w.steady.keeps()
+	w.stops()
+}
