@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command reference writes the reference pages of the CRD and of both configuration files into a
-// folder. `make generate` runs it.
+// folder, and the schema of the Helm chart's values and its README. `make generate` runs it.
 //
 // Fields and descriptions are those of the Go types and their comments, defaults those of the
 // programs. The limits of records are the CRD's, which is made from the same types.
@@ -9,6 +9,7 @@ package main
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -34,6 +35,11 @@ func write(repository, crd, folder string) error {
 	if err != nil {
 		return err
 	}
+	chart, err := makeChart(repository)
+	if err != nil {
+		return err
+	}
+	maps.Copy(pages, chart)
 	for name, content := range pages {
 		if err := os.WriteFile(filepath.Join(folder, name), []byte(content), 0o644); err != nil { //nolint:gosec // documents
 			return err
