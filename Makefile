@@ -25,14 +25,15 @@ help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-17s %s\n", $$1, $$2 }'
 
 # By the environment, so that no shell reads what is in them.
-build packages image release: export VERSION := $(VERSION)
+build packages image components release: export VERSION := $(VERSION)
 build packages image release: export LDFLAGS := $(LDFLAGS)
 packages image: export SOURCE_DATE_EPOCH := $(SOURCE_DATE_EPOCH)
 packages image: export ARCHES := $(ARCHES)
 packages: export FORMATS := $(FORMATS)
-packages image release: export DIST := $(DIST)
+packages image components release: export DIST := $(DIST)
 image: export COMMIT := $(COMMIT)
-image release: export IMAGE_REPO := $(IMAGE_REPO)
+image: export BASE_IMAGE := $(BASE_IMAGE)
+image components release: export IMAGE_REPO := $(IMAGE_REPO)
 
 .PHONY: build
 build: ## build the plugin, the controller and kubectl-attest into bin/
@@ -45,10 +46,14 @@ packages: ## make deb, rpm, tarball and sysext image of the plugin, with SBOMs a
 	@scripts/need mksquashfs
 	@packaging/build "$$DIST"
 
-# On a base that is fetched by its digest (.ko.yaml). After "packages", whose SHA256SUMS it adds to.
+# On a base that is fetched by its digest: BASE_IMAGE, or that of .ko.yaml. After "packages", whose SHA256SUMS it adds to.
 .PHONY: image
-image: ## make the controller's image in DIST, with SBOMs, and push it to IMAGE_REPO if that is set (also: VERSION, ARCHES)
+image: ## make the controller's image in DIST, with SBOMs, on BASE_IMAGE (NAME@sha256:...), and push it to IMAGE_REPO if that is set (also: VERSION, ARCHES)
 	@packaging/image/build "$$DIST"
+
+.PHONY: components
+components: ## make components.yaml and metadata.yaml for clusterctl in DIST, with the image of "make image" in IMAGE_REPO (also: VERSION)
+	@packaging/cluster-api/build "$$DIST"
 
 .PHONY: release
 release: ## make what a release of VERSION has, in DIST, signed with the cosign key COSIGN_KEY (and COSIGN_PASSWORD), and push the image to IMAGE_REPO if that is set
@@ -56,6 +61,7 @@ release: ## make what a release of VERSION has, in DIST, signed with the cosign 
 	@$(MAKE) --no-print-directory packages ARCHES='amd64 arm64' FORMATS='deb rpm tar sysext' \
 		COMMIT="$$(git rev-parse --short=12 HEAD)" SOURCE_DATE_EPOCH="$$(git log -1 --format=%ct)"
 	@$(MAKE) --no-print-directory image ARCHES='amd64 arm64' COMMIT="$$(git rev-parse --short=12 HEAD)" SOURCE_DATE_EPOCH="$$(git log -1 --format=%ct)"
+	@$(MAKE) --no-print-directory components
 	@scripts/release sign "$$DIST/SHA256SUMS" cosign.pub
 	@[ -z "$$IMAGE_REPO" ] || scripts/release sign-image \
 		"$$IMAGE_REPO/node-attestation-controller@$$(cat "$$DIST/node-attestation-controller-$${VERSION#v}.digest")" cosign.pub
@@ -157,7 +163,7 @@ generate: ## make deep copies, CRD and docs/reference anew from the Go types, an
 .PHONY: lint
 lint: ## run golangci-lint over all modules, and what reads shell scripts, man pages and the Ansible role
 	@scripts/need shellcheck mandoc ansible-lint
-	shellcheck .ci/run cmd/kubectl-attest/kubectl_complete-attest packaging/build packaging/daemon-reload packaging/image/build packaging/tree scripts/*
+	shellcheck .ci/run cmd/kubectl-attest/kubectl_complete-attest packaging/build packaging/cluster-api/build packaging/daemon-reload packaging/image/build packaging/tree scripts/*
 	scripts/lint-man
 	scripts/generate --check
 	cd image-builder/ansible && ansible-lint --offline --profile production

@@ -98,11 +98,11 @@ func run(m *testing.M) (code int, err error) {
 func makeImage(ctx context.Context, folder, dist, project string, variables ...string) error {
 	args := append([]string{
 		"--no-print-directory", "-C", folder, "image", "DIST=" + dist, "VERSION=" + version, "COMMIT=" + shared.commit, "ARCHES=" + runtime.GOARCH,
-		"IMAGE_REPO=" + shared.host + "/" + project,
+		"IMAGE_REPO=" + shared.host + "/" + project, "BASE_IMAGE=" + shared.base.Name(),
 	}, variables...)
 	cmd := exec.CommandContext(ctx, "make", args...)
 	// A make above this one would pass its variables on.
-	cmd.Env = append(os.Environ(), "MAKEFLAGS=", "MAKELEVEL=", "KO_DEFAULTBASEIMAGE="+shared.base.Name())
+	cmd.Env = append(os.Environ(), "MAKEFLAGS=", "MAKELEVEL=")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("make image: %w\n%s", err, out)
 	}

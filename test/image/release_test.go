@@ -106,7 +106,7 @@ func TestReproducible(t *testing.T) {
 		chmod -R go-rwx .
 		umask 077
 		export TZ=Asia/Kathmandu LC_ALL=C.UTF-8 TAR_OPTIONS=--mode=0777 GOAMD64=v3 GOARM64=v9.0 GOARCH=s390x KO_DEFAULTLDFLAGS=-w KO_DEFAULTPLATFORMS=all
-		export KO_DATA_DATE_EPOCH=1 KO_DEFAULTBASEIMAGE="$2" MAKEFLAGS= MAKELEVEL=
+		export KO_DATA_DATE_EPOCH=1 KO_DEFAULTBASEIMAGE=another.example/base BASE_IMAGE="$2" MAKEFLAGS= MAKELEVEL=
 		shift 2
 		exec make --no-print-directory image "$@"
 	`, "sh", elsewhere, shared.base.Name(), "DIST="+again, "VERSION="+version, "COMMIT="+shared.commit, "ARCHES="+runtime.GOARCH, "IMAGE_REPO="+shared.host+"/elsewhere")
@@ -144,23 +144,35 @@ func TestBaseIsByDigest(t *testing.T) {
 	}
 }
 
-// A base without a digest, a version that is none: nothing is made.
+// A base without a digest, a version that is none: nothing is made, and a hint says what to do.
 func TestImageIsRefused(t *testing.T) {
 	t.Parallel()
-	for what, variables := range map[string][2]string{
-		"base image": {"KO_DEFAULTBASEIMAGE=" + shared.host + "/base:nonroot", "VERSION=" + version},
-		"no digest":  {"KO_DEFAULTBASEIMAGE=" + shared.host + "/base@sha256:0123", "VERSION=" + version},
-		"no version": {"KO_DEFAULTBASEIMAGE=" + shared.base.Name(), "VERSION=1.2"},
+	tag := shared.host + "/base:nonroot"
+	for _, c := range []struct{ base, version, want string }{
+		{tag, version, "the base image " + tag + " has no digest\nhint: make image BASE_IMAGE=NAME@sha256:..."},
+		{shared.host + "/base@sha256:0123", version, "has no digest\nhint: make image BASE_IMAGE="},
+		{shared.base.Name(), "1.2", "is no version\nhint: "},
 	} {
 		dist := t.TempDir()
-		cmd := exec.CommandContext(t.Context(), "make", "--no-print-directory", "-C", module, "image", "DIST="+dist, variables[1])
-		cmd.Env = append(os.Environ(), "MAKEFLAGS=", "MAKELEVEL=", variables[0])
-		if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), what) || !strings.Contains(string(out), "\nhint: ") {
-			t.Errorf("%q: %v: %s", variables, err, out)
+		cmd := exec.CommandContext(t.Context(), "make", "--no-print-directory", "-C", module, "image", "DIST="+dist, "VERSION="+c.version, "BASE_IMAGE="+c.base)
+		cmd.Env = append(os.Environ(), "MAKEFLAGS=", "MAKELEVEL=")
+		if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), c.want) {
+			t.Errorf("%+v: %v: %s", c, err, out)
 		}
 		if entries, err := os.ReadDir(dist); err != nil || len(entries) > 0 {
-			t.Errorf("%q: made %v, %v", variables, entries, err)
+			t.Errorf("%+v: made %v, %v", c, entries, err)
 		}
+	}
+}
+
+// "make help" and the page for operators say how to choose the base.
+func TestBaseIsDocumented(t *testing.T) {
+	t.Parallel()
+	if help := commandIn(t, module, "make", "--no-print-directory", "help"); !regexp.MustCompile(`(?m)^  make image .*BASE_IMAGE`).MatchString(help) {
+		t.Errorf("make help has no BASE_IMAGE:\n%s", help)
+	}
+	if !strings.Contains(read(t, module+"/docs/packages.md"), "\n    make image VERSION=v1.2.3 BASE_IMAGE=registry.example/mirror/static-debian13@sha256:") {
+		t.Error("docs/packages.md has no BASE_IMAGE")
 	}
 }
 

@@ -99,7 +99,7 @@ func build(t *testing.T) {
 	t.Helper()
 	once.Do(func() {
 		registry, base := startRegistry(t)
-		once.env = []string{"REGISTRY=" + registry + "/project", "KO_DEFAULTBASEIMAGE=" + base}
+		once.env = []string{"REGISTRY=" + registry + "/project", "BASE_IMAGE=" + base}
 		o := &operator{dir: built.dir, env: append(os.Environ(), append(once.env, "MAKEFLAGS=", "MAKELEVEL=")...)} // a make above this one would pass its variables on
 		o.types(t, read(t, "quickstart.md").commands[0])
 		once.checkout = o.upper(checkoutOf(t))
