@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/metal"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -54,7 +55,11 @@ func (s *server) setUp(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(s.InstallCRDs(ctx, crds...), s.WriteKubeconfig(s.admin, s.AdminUser()))
+	provider, err := metal.CRDs()
+	if err != nil {
+		return err
+	}
+	return errors.Join(s.InstallCRDs(ctx, append(crds, provider...)...), s.WriteKubeconfig(s.admin, s.AdminUser()))
 }
 
 // kubectl runs kubectl as an administrator.

@@ -44,13 +44,14 @@ func TestManifests(t *testing.T) {
 		if err := management.try(t, m.text); err != nil {
 			t.Errorf("%s: %v", m, err)
 		}
-		if err := management.try(t, strings.Replace(m.text, "\nspec:\n", "\nspec:\n  unknownField: true\n", 1)); err == nil || !strings.Contains(err.Error(), "unknown field") {
+		if err := management.try(t, m.text+"\nunknownField: true\n"); err == nil || !strings.Contains(err.Error(), "unknown field") {
 			t.Errorf("%s: nobody minds an unknown field: %v", m, err)
 		}
 	}
 	want := map[string]int{
-		"Cluster": 2, "ClusterClass": 2, "ClusterResourceSet": 2, "KubeadmConfig": 2, "KubeadmConfigTemplate": 5, "KubeadmControlPlane": 2,
-		"KubeadmControlPlaneTemplate": 1, "MachineDeployment": 1, "MachinePool": 1,
+		"Cluster": 3, "ClusterClass": 3, "ClusterResourceSet": 2, "HostedControlPlaneTemplate": 1, "KubeadmConfig": 2, "KubeadmConfigTemplate": 6,
+		"KubeadmControlPlane": 2, "KubeadmControlPlaneTemplate": 1, "MachineDeployment": 1, "MachinePool": 1, "MetalCluster": 1, "MetalClusterTemplate": 2,
+		"MetalMachinePool": 1, "MetalMachineTemplate": 5,
 	}
 	if !maps.Equal(checked, want) {
 		t.Errorf("%v were checked, not %v: write the new ones here", checked, want)
@@ -86,8 +87,8 @@ func TestControllerConfigurations(t *testing.T) {
 	}
 }
 
-// filesOf returns the files that a manifest has a machine have.
-func filesOf(t *testing.T, m manifest) []bootstrapv1.File {
+// specOf returns what a manifest has a machine join with, nil if it is about something else.
+func specOf(t *testing.T, m manifest) *bootstrapv1.KubeadmConfigSpec {
 	t.Helper()
 	var err error
 	var spec *bootstrapv1.KubeadmConfigSpec
@@ -107,18 +108,22 @@ func filesOf(t *testing.T, m manifest) []bootstrapv1.File {
 	if err != nil {
 		t.Fatalf("%s: %v", m, err)
 	}
-	return spec.Files
+	return spec
 }
 
 // The plugin takes what templates have machines have as its configuration.
 func TestNodeFiles(t *testing.T) {
 	configurations, patches := 0, 0
 	for _, m := range manifests(t) {
-		for _, f := range filesOf(t, m) {
+		spec := specOf(t, m)
+		if spec == nil {
+			continue
+		}
+		for _, f := range spec.Files {
 			switch f.Path {
 			case "/etc/kubelet-authenticator/config.yaml":
 				configurations++
-				checkNodeFile(t, m, f)
+				checkNodeFile(t, m, spec, f)
 			case "/etc/kubernetes/patches/kubeletconfiguration0+strategic.yaml":
 				patches++
 				var kubelet struct {
@@ -143,11 +148,43 @@ func TestNodeFiles(t *testing.T) {
 	}
 }
 
-func checkNodeFile(t *testing.T, m manifest, f bootstrapv1.File) {
+// hostID is the provider ID of a machine of the provider Metal.
+const hostID = "metal://host-1"
+
+// cloudInit fills in a machine's instance data.
+func cloudInit(userData string) string {
+	return strings.ReplaceAll(userData, "{{ ds.meta_data.instance_id }}", "host-1")
+}
+
+// kubeletArgument returns a flag that a kubelet is started with.
+func kubeletArgument(registration bootstrapv1.NodeRegistrationOptions, name string) string {
+	for _, argument := range registration.KubeletExtraArgs {
+		if argument.Name == name && argument.Value != nil {
+			return *argument.Value
+		}
+	}
+	return ""
+}
+
+// checkNodeFile checks the plugin's configuration, and that the kubelet is given the same provider ID.
+func checkNodeFile(t *testing.T, m manifest, spec *bootstrapv1.KubeadmConfigSpec, f bootstrapv1.File) {
 	t.Helper()
-	var c authenticator.Config
-	err := authenticator.ParseConfig([]byte(f.Content), &c)
-	if err != nil || c.Provider != "tpm" || c.ProviderIDScheme != "metal" || f.Permissions != "0600" || f.Owner != "root:root" {
+	var c, want authenticator.Config
+	want.ProviderID = hostID
+	if m.where == "kubeadm.md" || m.where == "bootstrap-by-exec.md" { // their platform goes by the system UUID
+		want.ProviderID, want.ProviderIDScheme = "", "metal"
+	}
+	registrations := []bootstrapv1.NodeRegistrationOptions{spec.JoinConfiguration.NodeRegistration}
+	if len(spec.PostKubeadmCommands) > 0 { // a control plane's
+		registrations = append(registrations, spec.InitConfiguration.NodeRegistration)
+	}
+	for _, registration := range registrations {
+		if given := cloudInit(kubeletArgument(registration, "provider-id")); given != want.ProviderID {
+			t.Errorf("%s: the kubelet is given the provider ID %q", m, given)
+		}
+	}
+	err := authenticator.ParseConfig([]byte(cloudInit(f.Content)), &c)
+	if err != nil || c.Provider != "tpm" || c.ProviderID != want.ProviderID || c.ProviderIDScheme != want.ProviderIDScheme || f.Permissions != "0600" || f.Owner != "root:root" {
 		t.Errorf("%s: %+v %+v %v", m, c, f, err)
 	}
 	if pool := m.kind == "KubeadmConfig" || m.where == "bootstrap-by-exec.md"; (c.BootstrapKubeconfig != "") != pool {
@@ -157,17 +194,16 @@ func checkNodeFile(t *testing.T, m manifest, f bootstrapv1.File) {
 
 // A ClusterClass's patch gives its templates what the templates of other Clusters have, and leaves them alone for Clusters that do not ask for it.
 func TestClusterClassPatches(t *testing.T) {
-	templates, namespace := map[string]string{}, newNamespace(t)
-	for _, text := range objects(read(t, examples+"/clusterclass.yaml")) {
-		if _, kind := kindOf(text); strings.HasSuffix(kind, "Template") {
-			templates[kind] = strings.ToLower(kind) + "/metal"
-			if kind == "KubeadmConfigTemplate" {
-				templates[kind] += "-workers"
-			}
-			management.mustKubectl(t, "create", namespace, "--filename="+write(t, text))
+	templates, namespace := map[string]string{}, newNamespace(t) // by class and kind
+	for _, m := range manifests(t) {
+		if !strings.HasPrefix(m.where, "clusterclass") || !strings.HasSuffix(m.kind, "Template") {
+			continue
 		}
+		made := strings.TrimSpace(management.mustKubectl(t, "create", namespace, "--output=name", "--filename="+write(t, m.text)))
+		_, name, _ := strings.Cut(made, "/")
+		templates[strings.TrimSuffix(name, "-workers")+" "+m.kind] = made
 	}
-	variables := map[string]any{"nodeAttestation": map[string]any{"providerIDScheme": "metal"}}
+	variables := map[string]any{"nodeAttestation": map[string]any{"providerID": "metal://{{ ds.meta_data.instance_id }}"}}
 	found := map[string]int{}
 	for _, m := range manifests(t) {
 		if m.kind != "ClusterClass" {
@@ -187,12 +223,15 @@ func TestClusterClassPatches(t *testing.T) {
 			for _, definition := range patch.Definitions {
 				kind := definition.Selector.Kind
 				found[m.where+" "+kind]++
-				patched := management.mustKubectl(t, "patch", templates[kind], namespace, "--type=json", "--dry-run=server", "--output=yaml", "--patch="+jsonPatch(t, definition, variables))
+				patched := management.mustKubectl(t, "patch", templates[class.Name+" "+kind], namespace, "--type=json", "--dry-run=server", "--output=yaml", "--patch="+jsonPatch(t, definition, variables))
 				checkPatched(t, m, kind, patched)
 			}
 		}
 	}
-	want := map[string]int{"cluster-api.md KubeadmConfigTemplate": 1, "clusterclass.yaml KubeadmConfigTemplate": 1, "clusterclass.yaml KubeadmControlPlaneTemplate": 1}
+	want := map[string]int{
+		"cluster-api.md KubeadmConfigTemplate": 1, "clusterclass.yaml KubeadmConfigTemplate": 1, "clusterclass.yaml KubeadmControlPlaneTemplate": 1,
+		"clusterclass-hosted.yaml KubeadmConfigTemplate": 1,
+	}
 	if !maps.Equal(found, want) {
 		t.Errorf("%v", found)
 	}
@@ -265,7 +304,7 @@ func checkPatched(t *testing.T, m manifest, kind, text string) {
 	if len(spec.Files) != 1 {
 		t.Fatalf("%s: %s: files %+v", m, kind, spec.Files)
 	}
-	checkNodeFile(t, m, spec.Files[0])
+	checkNodeFile(t, m, &spec, spec.Files[0])
 }
 
 // deletesBindings is what control planes run, by every manifest the same.
