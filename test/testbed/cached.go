@@ -53,7 +53,7 @@ func Cached(ctx context.Context, kind string, key []byte, progress io.Writer, fi
 	if err := fill(partial); err != nil {
 		return "", errors.Join(err, os.RemoveAll(partial))
 	}
-	return folder, os.Rename(partial, folder)
+	return folder, os.Rename(partial, folder) //nolint:gosec // G703: the cache is where the user says
 }
 
 // removeUnused removes what nobody has asked for in a while: each change of what decides over the content leaves one behind.

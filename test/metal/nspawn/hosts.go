@@ -198,7 +198,7 @@ func (h *Hosts) options(host *host, metadata metal.Metadata, userData []byte) (t
 func (h *Hosts) Release(_ context.Context, id string) error {
 	host, err := h.host(id)
 	if err != nil {
-		return nil //nolint:nilerr // it is gone already
+		return nil // it is gone already
 	}
 	host.power.Lock()
 	defer host.power.Unlock()

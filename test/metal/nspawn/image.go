@@ -90,7 +90,6 @@ func Bake(ctx context.Context, p Programs) (*Image, error) {
 	options := testbed.KubeadmMachine("bake", p.kubeadm, p.kubelet, bakeFiles)
 	options.ReadOnlyBinds, options.Programs = options.Programs, nil // too large for copies
 	options.Enabled, options.StartedWith = nil, "basic.target"
-	options.Files[bakeFolder+"/tarball.tar.gz"] = string(tarball)
 	if options.Files["/etc/os-release"], err = release(); err != nil {
 		return nil, fmt.Errorf("bake an image: %w", err)
 	}
@@ -102,9 +101,11 @@ func Bake(ctx context.Context, p Programs) (*Image, error) {
 	if err != nil {
 		return nil, fmt.Errorf("bake an image: %w", err)
 	}
-	layer, err := testbed.Cached(ctx, "image", key, os.Stderr, func(folder string) error {
-		sum := sha256.Sum256(tarball)
-		return bake(ctx, options, hex.EncodeToString(sum[:]), folder)
+	sum := sha256.Sum256(tarball)
+	checksum := hex.EncodeToString(sum[:])
+	options.Files[bakeFolder+"/tarball.tar.gz"] = string(tarball)
+	layer, err := testbed.Cached(ctx, "image", append(key, checksum...), os.Stderr, func(folder string) error {
+		return bake(ctx, options, checksum, folder)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("bake an image: %w", err)
@@ -140,7 +141,7 @@ func addFolder(files map[string]string, path, folder string) error {
 		if err != nil || entry.IsDir() {
 			return err
 		}
-		content, err := os.ReadFile(name)
+		content, err := os.ReadFile(name) //nolint:gosec // G122: a folder of the project
 		if err != nil {
 			return err
 		}
