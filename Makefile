@@ -80,12 +80,12 @@ TPM_E2E := $(addprefix TestProtocolAgainstSwtpm/,ecc-p256 ecc-p384-high rsa-2048
 ROOT := $(filter 0,$(shell id -u))
 NODE_E2E := TestNodeBecomesReady $(addprefix TestKubeadm/,package sysext baked-image drop-in drop-in/first-boot drop-in/restart not-in-inventory denied bootstrap-by-exec \
 	bootstrapped-around rotated-around) $(addprefix TestKubeadmWithoutController/,join reboot) \
-	TestMemoryLimit TestReproducible TestRunsAlone TestRunsInACluster TestQuickstart TestAdopting TestInstallAndPurge $(addprefix TestKubeadmWithoutPolicy/,stock package drop-in-not-enabled bootstrapped-around rotated-around)
+	TestMemoryLimit TestScale TestReproducible TestRunsAlone TestRunsInACluster TestQuickstart TestAdopting TestInstallAndPurge $(addprefix TestKubeadmWithoutPolicy/,stock package drop-in-not-enabled bootstrapped-around rotated-around)
 
 # How many suites are run at once: most of the time they wait.
 E2E_SUITES ?= $(shell echo $$(($$(nproc) * 3 / 2)))
 # The suites that take longest begin first, so that none of them is left over at the end.
-E2E_LONGEST := ./controller ./node ./e2e ./clusterapi ./replicas ./policies
+E2E_LONGEST := ./controller ./node ./e2e ./clusterapi ./clusterapi/stories ./replicas ./policies
 # Unit tests wait, too, for timeouts and for software TPMs. The race detector makes them wait less.
 UNIT_PACKAGES := $(shell echo $$(($$(nproc) * 2)))
 RACE_PACKAGES := $(shell echo $$(($$(nproc) * 3 / 2)))
@@ -146,6 +146,12 @@ test-upgrade: ## upgrade plugin and controller from the commit UPGRADE_FROM in e
 test-cert-manager: ## run the real cert-manager, too, before the policies for it and after (builds for some minutes the first time)
 	@scripts/need swtpm
 	cd test && go test -count=1 -tags certmanager -run TestRealCertManager -v ./policies
+
+# A test binary's time limit counts what it builds: the managers, kubelet and kubeadm take minutes on two processors.
+.PHONY: test-clusterapi
+test-clusterapi: ## run all stories with Cluster API's real managers, and machines that join with cloud-init and kubeadm (as root, for many minutes)
+	@scripts/need $(E2E_NEEDS)
+	cd test && KUBELET_AUTHENTICATOR_TEST_CLUSTERAPI=full go test -count=1 -timeout 90m -tags simulator -v ./metal/... ./clusterapi/stories
 
 .PHONY: test-memory
 test-memory: ## run the controller within the memory that its manifest gives it, beside thousands of the largest requests (as root, for some minutes, with 16 GiB)

@@ -52,6 +52,8 @@ type Options struct {
 	APIServerArgs []string
 	// EtcdArgs are added to etcd's, in the same way.
 	EtcdArgs []string
+	// OneCA has one authority for servers and clients, as a cluster of kubeadm's has.
+	OneCA bool
 	// Etcd is another control plane, to be stopped later, whose etcd this one uses, under a prefix of its own. Nil starts one.
 	Etcd *ControlPlane
 }
@@ -121,7 +123,7 @@ func Start(ctx context.Context, opts Options) (_ *ControlPlane, err error) {
 		}
 	}()
 
-	if err := cp.writeFiles(opts.AuditPolicy); err != nil {
+	if err := cp.writeFiles(opts); err != nil {
 		return nil, err
 	}
 	args := opts.APIServerArgs
@@ -192,6 +194,9 @@ func (cp *ControlPlane) ClientCA() *CA { return cp.clientCA }
 // Client returns a client of a member of system:masters.
 func (cp *ControlPlane) Client() kubernetes.Interface { return cp.client }
 
+// KubernetesVersion returns the version of the API server, for example "v1.36.3".
+func (cp *ControlPlane) KubernetesVersion() string { return cp.components.KubernetesVersion }
+
 // Kubectl returns the path of kubectl.
 func (cp *ControlPlane) Kubectl() string { return cp.components.Kubectl }
 
@@ -236,13 +241,16 @@ func (cp *ControlPlane) write(name string, data []byte) error {
 }
 
 // writeFiles makes both authorities and every file the components read.
-func (cp *ControlPlane) writeFiles(auditPolicy []byte) error {
+func (cp *ControlPlane) writeFiles(opts Options) error {
 	var err error
 	if cp.serverCA, err = NewCA("testbed-server-ca"); err != nil {
 		return err
 	}
 	if cp.clientCA, err = NewCA("testbed-client-ca"); err != nil {
 		return err
+	}
+	if opts.OneCA {
+		cp.clientCA = cp.serverCA
 	}
 	serving, err := cp.serverCA.IssueServer(
 		[]string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"},
@@ -262,6 +270,7 @@ func (cp *ControlPlane) writeFiles(auditPolicy []byte) error {
 	if err != nil {
 		return fmt.Errorf("make the service accounts' key: %w", err)
 	}
+	auditPolicy := opts.AuditPolicy
 	if auditPolicy == nil {
 		auditPolicy = []byte(defaultAuditPolicy)
 	}

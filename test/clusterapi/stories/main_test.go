@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package stories tests node attestation under Cluster API as its users have it: Cluster API's own managers, machines that run the unaltered
+// bootstrap data with cloud-init and kubeadm, and node-attestation-controller in the management cluster. Only the infrastructure provider is a
+// test's: package metal, with hosts in systemd-nspawn. All of that runs in namespaces of its own, and needs root.
+//
+//	func TestScale(t *testing.T) {
+//		full(t)                                       // make test runs one story; this one is for make test-clusterapi
+//		s := newStory(t, nil)                         // a namespace, and a controller for it
+//		c := s.newCluster(t, "one")                   // a Cluster with an API server of its own
+//		d := c.newMachineDeployment(t, "workers", nil)
+//		d.scale(t, 3)
+//		d.awaitRunning(t, 3)                          // phase Running, Nodes Ready, and a record each
+//		d.scale(t, 1)
+//		d.awaitRunning(t, 1)                          // the others are gone, with their records and hosts
+//	}
+//
+// A story does with the objects what a user does, by s.client for the management cluster and c.workload for the Nodes. s.controller can be
+// killed and started again, shared.clusterAPI has the managers, and shared.hosts the machines. A story's end deletes its Clusters, and fails
+// if anything stays behind.
+package stories
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/go-logr/logr"
+	ctrl "sigs.k8s.io/controller-runtime"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/metal/nspawn"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
+)
+
+const (
+	module = "../../.."
+	// parallel stories: each machine that boots takes a processor for seconds.
+	parallel = 2
+	// fullVariable asks for all stories, with the value "full".
+	fullVariable = "KUBELET_AUTHENTICATOR_TEST_CLUSTERAPI"
+)
+
+// full skips a story that is only for make test-clusterapi.
+func full(t *testing.T) {
+	t.Helper()
+	if os.Getenv(fullVariable) != "full" {
+		t.Skipf("make test-clusterapi runs it (%s=full)", fullVariable)
+	}
+}
+
+// programs are what the tests start.
+type programs struct {
+	controller string
+	node       nspawn.Programs
+	clusterAPI testbed.ClusterAPIComponents
+}
+
+var built programs
+
+func TestMain(m *testing.M) {
+	ctrl.SetLogger(logr.Discard()) // the provider's
+	controller := func(dir string) string { return filepath.Join(dir, "node-attestation-controller") }
+	build := func(ctx context.Context, dir string) error {
+		return errors.Join(nspawn.Build(ctx, module, dir), controllerprocess.Build(ctx, module, controller(dir)))
+	}
+	os.Exit(testbed.MainIsolated(withBed{m}, parallel, build, func(ctx context.Context, dir string) (err error) {
+		built.controller = controller(dir)
+		if built.clusterAPI, err = testbed.BuildClusterAPI(ctx, os.Stderr); err != nil {
+			return err
+		}
+		built.node, err = nspawn.Find(ctx, module, dir)
+		return err
+	}))
+}
+
+// withBed starts the bed before the tests, and stops it after them.
+type withBed struct{ *testing.M }
+
+func (m withBed) Run() int {
+	var err error
+	if shared, err = newBed(context.Background()); err != nil {
+		fmt.Fprintln(os.Stderr, "stories:", err)
+		return 1
+	}
+	code := m.M.Run()
+	if err := shared.stop(); err != nil {
+		fmt.Fprintln(os.Stderr, "stories:", err)
+		return 1
+	}
+	return code
+}
