@@ -191,6 +191,12 @@ func (w *world) newCluster(t *testing.T, name string, change func(*cluster)) *cl
 	w.mu.Lock()
 	w.workloads = append(w.workloads, workload)
 	w.mu.Unlock()
+	return w.newClusterOn(t, workload, name, change)
+}
+
+// newClusterOn is newCluster with an API server that there is.
+func (w *world) newClusterOn(t *testing.T, workload *workload, name string, change func(*cluster)) *cluster {
+	t.Helper()
 	c := &cluster{world: w, workload: workload, name: name, server: workload.ServerURL()}
 	c.draft(t)
 	if change != nil {

@@ -3,6 +3,7 @@
 package clusterapi
 
 import (
+	"cmp"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -69,8 +70,9 @@ type machine struct {
 		infra  *unstructured.Unstructured
 		config *bootstrapv1.KubeadmConfig
 	}
-	// args are for the plugin.
-	args []string
+	// plugin is the program that it runs, that of this release where it is empty. args are for it.
+	plugin string
+	args   []string
 	// certificate and key are the latest that attest got.
 	certificate, key []byte
 }
@@ -198,7 +200,7 @@ func (m *machine) registered(t *testing.T) {
 
 // plug is the computer with the plugin on it, as it is now.
 func (m *machine) plug() *harness.Machine {
-	p := harness.MachineOf(m.dir, m.chip, shared.plugin, m.name)
+	p := harness.MachineOf(m.dir, m.chip, cmp.Or(m.plugin, shared.plugin), m.name)
 	p.ProviderID, p.Args = m.providerID, m.args
 	return p
 }

@@ -135,8 +135,18 @@ func (w *world) start(t *testing.T, edit func(file map[string]any), args ...stri
 	if err := shared.built(); err != nil {
 		t.Fatal(err)
 	}
+	c := w.newController(t, shared.controller, edit, args...)
+	if err := errors.Join(c.Start(t.Context()), c.Ready(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// newController makes the controller that start starts, of any program.
+func (w *world) newController(t *testing.T, binary string, edit func(file map[string]any), args ...string) *controllerprocess.Controller {
+	t.Helper()
 	c, err := controllerprocess.New(controllerprocess.Options{
-		ControlPlane: w.ControlPlane, Dir: t.TempDir(), Binary: shared.controller, Args: args,
+		ControlPlane: w.ControlPlane, Dir: t.TempDir(), Binary: binary, Args: args,
 		Configure: func(c *config.Config) {
 			c.ClusterUID, c.Signing, c.Inventory = "", config.Signing{Mode: config.Sign}, config.Inventory{}
 			c.LeaderElection.Enabled = false // tests run at once, and there is one Lease
@@ -154,9 +164,6 @@ func (w *world) start(t *testing.T, edit func(file map[string]any), args ...stri
 	w.mu.Lock()
 	w.controllers = append(w.controllers, c)
 	w.mu.Unlock()
-	if err := errors.Join(c.Start(t.Context()), c.Ready(t.Context())); err != nil {
-		t.Fatal(err)
-	}
 	return c
 }
 

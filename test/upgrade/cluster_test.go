@@ -119,9 +119,14 @@ func (c *cluster) stops() {
 // log is all that the controllers have said.
 func (c *cluster) log() string {
 	c.t.Helper()
-	log, err := os.ReadFile(c.controller.LogFile())
-	harness.Must(c.t, err)
-	return string(log)
+	return read(c.t, c.controller.LogFile())
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	harness.Must(t, err)
+	return string(data)
 }
 
 // lists puts what identify printed into the inventory.

@@ -47,10 +47,16 @@ func (c *cluster) newNode(t *testing.T, name string, r earlier.Release, settings
 		harness.KillWorker(t, n.kept())
 	})
 	n.Write(t, "/etc/kubernetes/.keep", "")
-	n.Write(t, "/etc/kubelet-authenticator/config.yaml", "apiVersion: authenticator.cluster.x-k8s.io/v1alpha1\nkind: KubeletAuthenticatorConfiguration\nprovider: tpm\nnodeName: "+name+
-		"\nproviderID: metal://"+name+"\ntpmDevice: "+n.chip.Socket()+"\nprepareWait: 20s\nwaitTimeout: 20s\n"+settings)
+	n.configures(settings)
 	n.installs(r)
 	return n
+}
+
+// configures writes the plugin's configuration: the machine's own, and settings.
+func (n *node) configures(settings string) {
+	n.t.Helper()
+	n.Write(n.t, "/etc/kubelet-authenticator/config.yaml", "apiVersion: authenticator.cluster.x-k8s.io/v1alpha1\nkind: KubeletAuthenticatorConfiguration\nprovider: tpm\nnodeName: "+n.name+
+		"\nproviderID: metal://"+n.name+"\ntpmDevice: "+n.chip.Socket()+"\nprepareWait: 20s\nwaitTimeout: 20s\n"+settings)
 }
 
 // installs replaces the plugin.

@@ -122,3 +122,44 @@ func (w *world) overlaps(proof *node) {
 	w.steady.keeps()
 	w.stops()
 }
+
+// A setting of a later release is left in the configuration files after a downgrade. The controller does not start. The node's certificate is served, and
+// not renewed. Without the setting all goes on.
+func TestUpgradeUnknownSetting(t *testing.T) {
+	t.Parallel()
+	const later, exitConfiguration = "settingOfALaterRelease: true\n", 10
+	for _, r := range []earlier.Release{before, now} {
+		t.Run(r.Name, func(t *testing.T) {
+			c := newCluster(t, r)
+			n := c.newNode(t, "unknown-setting", r, short)
+			n.enrols()
+			n.becomesDue()
+			due := n.pair().Fingerprint()
+			hellos, proofs := n.filed()
+			n.configures(short + later)
+			if used := n.uses(); used != "X509SHA256="+due {
+				t.Errorf("it uses %s, and has %s", used, due)
+			}
+			if result := n.run("kubelet-authenticator --dry-run"); result.Code != exitConfiguration || !strings.Contains(result.Stderr, "settingOfALaterRelease") {
+				t.Errorf("exit code %d: %s", result.Code, result.Stderr)
+			}
+			if h, p := n.filed(); h != hellos || p != proofs || n.kept().Worker().Alive() {
+				t.Errorf("%d hellos and %d proofs, were %d and %d", h, p, hellos, proofs)
+			}
+
+			c.stops()
+			settings := read(t, c.controller.ConfigFile())
+			harness.WriteFile(t, c.controller.ConfigFile(), []byte(settings+later))
+			harness.Must(t, c.controller.Start(t.Context()))
+			harness.Eventually(t, patience, "the controller says what it does not know", func() bool { return strings.Contains(c.log(), "settingOfALaterRelease") })
+			harness.Eventually(t, patience, "it has ended with the exit code for that", func() bool {
+				err := c.controller.Process().Err()
+				return err != nil && strings.Contains(err.Error(), fmt.Sprintf("exit status %d", exitConfiguration))
+			})
+			harness.WriteFile(t, c.controller.ConfigFile(), []byte(settings))
+			c.starts(r)
+			n.configures(short)
+			n.renews()
+		})
+	}
+}
