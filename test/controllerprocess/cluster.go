@@ -174,6 +174,12 @@ func AwaitPolicies(ctx context.Context, cp *testbed.ControlPlane) (err error) {
 			return err
 		},
 	}
+	// The Helm chart's alone.
+	tries["node-attestation-uninstall"] = func() error {
+		object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "node-attestation-uninstall"}}
+		_, err := cp.Client().CoreV1().ConfigMaps(Namespace).Create(ctx, object, metav1.CreateOptions{DryRun: dryRun.DryRun})
+		return err
+	}
 	masked := cp.AdminConfig() // may all that an administrator may, and belongs to the groups of machines besides
 	masked.Impersonate = rest.ImpersonationConfig{UserName: "system:bootstrap:probe1", Groups: []string{"system:masters", "system:bootstrappers", "system:authenticated"}}
 	machine, err := kubernetes.NewForConfig(masked)

@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build helm
+
+package chart
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/fleet"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
+)
+
+// installed is a release in the cluster that all tests share, and a controller that runs as its
+// Deployment says. No pods run there.
+type installed struct {
+	*bed
+	t          *testing.T
+	binary     string
+	controller *controllerprocess.Controller
+	machine    *fleet.Machine
+	token      string
+}
+
+// The story of a cluster: audit, enforcement, another release, back again, and the end. Nothing ends
+// enforcement on the way, and no record is lost.
+func TestRelease(t *testing.T) {
+	i := prepare(t)
+	values := write(t, "values.yaml", standalone+"  unattestedNodes: [old]\n")
+	helm := func(args ...string) error {
+		t.Helper()
+		_, err := i.run(t.Context(), append(args, "--values="+values)...)
+		return err
+	}
+
+	// Audit changes nothing.
+	harness.Must(t, helm("install", release, source, "--set=enforcement=Audit"))
+	i.enforces(false)
+	i.start()
+	i.attests(false)
+
+	// Enforcement does not begin while it would lock a node out.
+	i.node("old")
+	i.node("forgotten")
+	enforce := []string{"upgrade", release, source, "--set=enforcement=Enforce"}
+	refused(t, helm(enforce...), "lock 1 nodes out, such as forgotten")
+	i.mustKubectl(t, "delete", "node", "forgotten")
+	harness.Must(t, helm(enforce...))
+	i.enforces(true)
+	i.start()
+	i.attests(true)
+	i.mustKubectl(t, "wait", "--for=condition=NodeAttestationPoliciesInForce", "namespace/"+namespace, "--timeout=20s")
+	record, key := i.state()
+
+	// An upgrade without values keeps them. So does one with other values, an image, and a
+	// definition with another version; what the controller wrote stays.
+	newer := i.newer()
+	_, err := i.run(t.Context(), "upgrade", release, newer, "--reuse-values", "--set=image.tag=v9.9.9,replicas=3,configuration.waitDeadline=15m")
+	harness.Must(t, err)
+	i.wants("registry.invalid/node-attestation-controller:v9.9.9 3", "v1alpha1 v1alpha2")
+	i.same(record, key)
+	i.start()
+	if content := read(t, i.controller.ConfigFile()); !strings.Contains(content, "waitDeadline: 15m") {
+		t.Errorf("the controller runs with\n%s", content)
+	}
+	i.attests(true)
+
+	// Back to the release before: enforcement goes on.
+	i.mustRun(t, "rollback", release)
+	i.wants("registry.invalid/node-attestation-controller:devel 2", "v1alpha1")
+	i.same(record, key)
+	i.enforces(true)
+	i.start()
+	i.attests(true)
+
+	// It does not end by surprise.
+	_, err = i.run(t.Context(), "uninstall", release)
+	refused(t, err, "enforcement is on, and without the controller no node renews")
+	i.enforces(true)
+	mends := regexp.MustCompile(`helm (rollback) (\S+) (\d+)`).FindStringSubmatch(err.Error())
+	if mends == nil {
+		t.Fatal(err)
+	}
+	i.mustRun(t, mends[1:]...)
+	refused(t, helm("upgrade", release, source), "enforcement") // forgotten
+	_, err = i.run(t.Context(), "upgrade", release, source, "--set=enforcement=Enforce,mode=management", "--values="+write(t, "management.yaml", management))
+	refused(t, err, "end that first")
+	i.enforces(true)
+	i.wants("registry.invalid/node-attestation-controller:devel 2", "v1alpha1")
+
+	// Leave: the policies go, and who attests still gets a certificate. Then the release goes, and the
+	// records stay.
+	harness.Must(t, helm("upgrade", release, source, "--set=enforcement=Leave"))
+	i.enforces(false)
+	i.start()
+	i.attests(true)
+	harness.Must(t, i.controller.Stop())
+	i.mustRun(t, "uninstall", release)
+	for _, kind := range []string{"deployments", "serviceaccounts", "roles", "poddisruptionbudgets", "networkpolicies"} {
+		if left := i.mustKubectl(t, "get", kind, "--namespace="+namespace, "--output=name"); left != "" {
+			t.Errorf("uninstalled, and there is %s", left)
+		}
+	}
+	i.same(record, "")
+	i.mustKubectl(t, "get", "namespace/"+namespace, "--namespace="+namespace, "secret/"+controllerprocess.CASecret, "configmap/"+controllerprocess.Inventory)
+
+	// Installed again, it takes the records over.
+	harness.Must(t, helm("install", release, source, "--set=enforcement=Enforce"))
+	i.enforces(true)
+	i.start()
+	i.attests(true)
+	i.same(record, "")
+}
+
+func prepare(t *testing.T) *installed {
+	t.Helper()
+	i := &installed{bed: shared, t: t, binary: filepath.Join(t.TempDir(), "controller")}
+	harness.Must(t, controllerprocess.Build(t.Context(), module, i.binary))
+	// As the chart's README says.
+	readme := read(t, source+"/README.md")
+	label := "kubectl label namespace node-attestation-system attestation.cluster.x-k8s.io/cluster-api=both \\\n" +
+		"  pod-security.kubernetes.io/enforce=restricted pod-security.kubernetes.io/warn=restricted\n"
+	if !strings.Contains(readme, "kubectl create namespace node-attestation-system\n"+label) {
+		t.Error("the README makes the namespace in another way")
+	}
+	i.mustKubectl(t, "create", "namespace", namespace)
+	i.mustKubectl(t, strings.Fields(strings.ReplaceAll(label, "\\\n", " "))[1:]...)
+	var want corev1.Namespace
+	harness.Must(t, yaml.Unmarshal([]byte(read(t, module+"/packaging/kubernetes/namespace.yaml")), &want))
+	got, err := i.Client().CoreV1().Namespaces().Get(t.Context(), namespace, metav1.GetOptions{})
+	harness.Must(t, err)
+	for name, value := range want.Labels {
+		if got.Labels[name] != value {
+			t.Errorf("the README's namespace has no label %s=%s", name, value)
+		}
+	}
+
+	harness.Must(t, controllerprocess.Provide(t.Context(), i.ControlPlane))
+	harness.Must(t, i.BindKubeadmBootstrap(t.Context()))
+	i.token, err = i.CreateBootstrapToken(t.Context(), time.Hour)
+	harness.Must(t, err)
+	maker, err := swtpm.NewCA()
+	harness.Must(t, err)
+	i.machine, err = fleet.NewModel("node-1", t.TempDir(), maker)
+	harness.Must(t, err)
+	t.Cleanup(i.machine.Stop)
+	inventory, err := fleet.Inventory(t.Context(), i.machine)
+	harness.Must(t, err)
+	harness.Must(t, controllerprocess.SetInventory(t.Context(), i.ControlPlane, inventory))
+	t.Cleanup(func() {
+		if i.controller != nil {
+			harness.Must(t, i.controller.Stop())
+		}
+	})
+	return i
+}
+
+// start starts the controller anew, with the configuration, the arguments and the rights that the
+// release gives it, and waits until it is ready.
+func (i *installed) start() {
+	i.t.Helper()
+	if i.controller != nil {
+		harness.Must(i.t, i.controller.Stop())
+	}
+	// Those that are there, and without a controller that answers its probes.
+	harness.Must(i.t, controllerprocess.AwaitPolicies(i.t.Context(), i.ControlPlane))
+	configMap, err := i.Client().CoreV1().ConfigMaps(namespace).Get(i.t.Context(), "node-attestation-controller", metav1.GetOptions{})
+	harness.Must(i.t, err)
+	deployment, err := i.Client().AppsV1().Deployments(namespace).Get(i.t.Context(), "node-attestation-controller", metav1.GetOptions{})
+	harness.Must(i.t, err)
+	var args []string
+	for _, arg := range deployment.Spec.Template.Spec.Containers[0].Args {
+		if !strings.HasPrefix(arg, "--config=") && !strings.HasPrefix(arg, "--leader-identity=") {
+			args = append(args, arg)
+		}
+	}
+	i.controller, err = controllerprocess.New(controllerprocess.Options{
+		ControlPlane: i.ControlPlane, Dir: i.t.TempDir(), Binary: i.binary, Args: args,
+		Edit: func(fields map[string]any) {
+			for field := range fields {
+				if field != "healthBindAddress" && field != "metricsBindAddress" {
+					delete(fields, field)
+				}
+			}
+			harness.Must(i.t, yaml.Unmarshal([]byte(configMap.Data["config.yaml"]), &fields))
+		},
+	})
+	harness.Must(i.t, err)
+	harness.Must(i.t, i.controller.Start(i.t.Context()))
+	harness.Must(i.t, i.controller.Ready(i.t.Context()))
+}
+
+// attests has the machine ask for a certificate, which it gets or does not get.
+func (i *installed) attests(want bool) {
+	i.t.Helper()
+	patience := 30 * time.Second
+	if !want {
+		patience = 2 * time.Second // an answer comes within half a second
+	}
+	ctx, cancel := context.WithTimeout(i.t.Context(), patience)
+	defer cancel()
+	_, err := i.machine.Attest(ctx, fleet.Cluster{URL: i.ServerURL(), CA: i.ServerCA(), Token: i.token, Issuer: i.ClientCA().Certificate()})
+	if (err == nil) != want {
+		i.t.Fatalf("attests: %v\n%s", err, i.controller.LogTail())
+	}
+}
+
+func (i *installed) node(name string) {
+	i.t.Helper()
+	_, err := i.Client().CoreV1().Nodes().Create(i.t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	harness.Must(i.t, err)
+}
+
+// enforces wants all policies, or none.
+func (i *installed) enforces(want bool) {
+	i.t.Helper()
+	const all = 8 // of packaging/kubernetes, and the one against uninstalling
+	got := strings.Fields(i.mustKubectl(i.t, "get", "validatingadmissionpolicies,validatingadmissionpolicybindings", "--output=name"))
+	if (want && len(got) != 2*all) || (!want && len(got) != 0) {
+		i.t.Fatalf("there are %d policies and bindings: %q", len(got), got)
+	}
+}
+
+// state returns the machine's record by its UID, and the controller's key.
+func (i *installed) state() (record, key string) {
+	i.t.Helper()
+	record = i.mustKubectl(i.t, "get", "nodeattestation", "node-1", "--namespace="+namespace, "--output=jsonpath={.metadata.uid} {.spec}")
+	key = i.mustKubectl(i.t, "get", "secret", "node-attestation-controller-key", "--namespace="+namespace, "--output=jsonpath={.data}")
+	if len(record) < 40 || len(key) < 40 {
+		i.t.Fatalf("record %q, %d bytes of keys", record, len(key))
+	}
+	return record, key
+}
+
+// same wants the state as it was. An empty key is not compared.
+func (i *installed) same(record, key string) {
+	i.t.Helper()
+	if now := i.mustKubectl(i.t, "get", "nodeattestation", "node-1", "--namespace="+namespace, "--output=jsonpath={.metadata.uid} {.spec}"); now != record {
+		i.t.Errorf("the record was %s and is %s", record, now)
+	}
+	if key == "" {
+		return
+	}
+	if _, now := i.state(); now != key {
+		i.t.Error("the controller's key is another")
+	}
+}
+
+// wants compares image and replicas, and the versions of records.
+func (i *installed) wants(deployment, versions string) {
+	i.t.Helper()
+	if got := i.mustKubectl(i.t, "get", "deployment", "node-attestation-controller", "--namespace="+namespace,
+		"--output=jsonpath={.spec.template.spec.containers[0].image} {.spec.replicas}"); got != deployment {
+		i.t.Errorf("the Deployment has %s, and should have %s", got, deployment)
+	}
+	if got := i.mustKubectl(i.t, "get", "crd", "nodeattestations.attestation.cluster.x-k8s.io", "--output=jsonpath={.spec.versions[*].name}"); got != versions {
+		i.t.Errorf("records have the versions %s, and should have %s", got, versions)
+	}
+}
+
+// newer returns a copy of the chart in which records have one version more.
+func (i *installed) newer() string {
+	i.t.Helper()
+	dir := filepath.Join(i.t.TempDir(), "node-attestation-controller")
+	harness.Must(i.t, os.CopyFS(dir, os.DirFS(source)))
+	path := filepath.Join(dir, "files/kubernetes/crd.yaml")
+	var crd map[string]any
+	harness.Must(i.t, yaml.Unmarshal([]byte(read(i.t, path)), &crd))
+	spec := crd["spec"].(map[string]any)
+	versions := spec["versions"].([]any)
+	content, err := json.Marshal(versions[0])
+	harness.Must(i.t, err)
+	var next map[string]any
+	harness.Must(i.t, json.Unmarshal(content, &next))
+	next["name"], next["storage"] = "v1alpha2", false
+	spec["versions"] = append(versions, next)
+	content, err = yaml.Marshal(crd)
+	harness.Must(i.t, err)
+	harness.Must(i.t, os.WriteFile(path, content, 0o600))
+	return dir
+}
