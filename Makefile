@@ -25,12 +25,12 @@ help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-17s %s\n", $$1, $$2 }'
 
 # By the environment, so that no shell reads what is in them.
-build packages image components release: export VERSION := $(VERSION)
+build packages chart-package image components release: export VERSION := $(VERSION)
 build packages image release: export LDFLAGS := $(LDFLAGS)
-packages image: export SOURCE_DATE_EPOCH := $(SOURCE_DATE_EPOCH)
+packages chart-package image: export SOURCE_DATE_EPOCH := $(SOURCE_DATE_EPOCH)
 packages image: export ARCHES := $(ARCHES)
 packages: export FORMATS := $(FORMATS)
-packages image components release: export DIST := $(DIST)
+packages chart-package image components release: export DIST := $(DIST)
 image: export COMMIT := $(COMMIT)
 image: export BASE_IMAGE := $(BASE_IMAGE)
 image components release: export IMAGE_REPO := $(IMAGE_REPO)
@@ -45,6 +45,11 @@ build: ## build the plugin, the controller and kubectl-attest into bin/
 packages: ## make deb, rpm, tarball and sysext image of the plugin, with SBOMs and SHA256SUMS, in DIST (also: VERSION, ARCHES, FORMATS)
 	@scripts/need mksquashfs
 	@packaging/build "$$DIST"
+
+# After "packages" and "image", whose SHA256SUMS it adds to.
+.PHONY: chart-package
+chart-package: ## make the Helm chart's archive in DIST (also: VERSION)
+	@packaging/helm/build "$$DIST"
 
 # On a base that is fetched by its digest: BASE_IMAGE, or that of .ko.yaml. After "packages", whose SHA256SUMS it adds to.
 .PHONY: image
@@ -62,6 +67,7 @@ release: ## make what a release of VERSION has, in DIST, signed with the cosign 
 		COMMIT="$$(git rev-parse --short=12 HEAD)" SOURCE_DATE_EPOCH="$$(git log -1 --format=%ct)"
 	@$(MAKE) --no-print-directory image ARCHES='amd64 arm64' COMMIT="$$(git rev-parse --short=12 HEAD)" SOURCE_DATE_EPOCH="$$(git log -1 --format=%ct)"
 	@$(MAKE) --no-print-directory components
+	@$(MAKE) --no-print-directory chart-package SOURCE_DATE_EPOCH="$$(git log -1 --format=%ct)"
 	@scripts/release sign "$$DIST/SHA256SUMS" cosign.pub
 	@[ -z "$$IMAGE_REPO" ] || scripts/release sign-image \
 		"$$IMAGE_REPO/node-attestation-controller@$$(cat "$$DIST/node-attestation-controller-$${VERSION#v}.digest")" cosign.pub
@@ -169,12 +175,12 @@ generate: ## make deep copies, CRD and docs/reference anew from the Go types, an
 .PHONY: lint
 lint: ## run golangci-lint over all modules, and what reads shell scripts, man pages and the Ansible role
 	@scripts/need shellcheck mandoc ansible-lint
-	shellcheck .ci/run cmd/kubectl-attest/kubectl_complete-attest packaging/build packaging/cluster-api/build packaging/daemon-reload packaging/image/build packaging/tree scripts/*
+	shellcheck .ci/run cmd/kubectl-attest/kubectl_complete-attest packaging/build packaging/cluster-api/build packaging/daemon-reload packaging/helm/build packaging/image/build packaging/tree scripts/*
 	scripts/lint-man
 	scripts/generate --check
 	cd image-builder/ansible && ansible-lint --offline --profile production
 	$(TOOL) golangci-lint run --allow-parallel-runners ./...
-	cd test && $(TOOL) golangci-lint run --allow-parallel-runners --build-tags simulator,certmanager --config ../.golangci.yml ./...
+	cd test && $(TOOL) golangci-lint run --allow-parallel-runners --build-tags simulator,certmanager,helm --config ../.golangci.yml ./...
 	cd perf && $(TOOL) golangci-lint run --allow-parallel-runners --config ../.golangci.yml ./...
 	cd tools && go tool golangci-lint run --allow-parallel-runners --config ../.golangci.yml ./...
 
@@ -185,6 +191,15 @@ PROMTOOL := GOFLAGS='-buildvcs=false -tags=remove_all_sd' go tool -modfile=$(CUR
 monitoring: ## check and test the alert rules of packaging/monitoring (builds promtool the first time)
 	$(PROMTOOL) check rules --lint=all --lint-fatal packaging/monitoring/rules.yaml
 	$(PROMTOOL) test rules packaging/monitoring/rules_test.yaml
+
+HELM := go tool -modfile=$(CURDIR)/tools/helm/go.mod helm
+CHART := packaging/helm/node-attestation-controller
+
+.PHONY: chart
+chart: ## check the Helm chart, compare it with the kustomizations, and install it on a real API server (builds helm the first time)
+	@scripts/need swtpm
+	for values in $(CHART)/ci/*.yaml; do $(HELM) lint --strict --quiet --namespace=node-attestation-system --values="$$values" $(CHART); done
+	cd test && go test -race -vet=off -tags simulator,helm -count=1 -timeout 20m ./chart
 
 .PHONY: vuln
 vuln: ## look for known vulnerabilities, where the database can be reached
