@@ -8,6 +8,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -38,9 +39,10 @@ type node = map[string]any
 
 // makeChart returns the files of the Helm chart that are made, by file name.
 func makeChart(repository string) (map[string]string, error) {
+	files := os.DirFS(repository)
 	var root, values node
-	for path, into := range map[string]*node{schemaSource: &root, filepath.Join(chartFolder, "values.yaml"): &values} {
-		data, err := os.ReadFile(filepath.Join(repository, path))
+	for path, into := range map[string]*node{schemaSource: &root, chartFolder + "/values.yaml": &values} {
+		data, err := fs.ReadFile(files, path)
 		if err != nil {
 			return nil, err
 		}
@@ -48,7 +50,7 @@ func makeChart(repository string) (map[string]string, error) {
 			return nil, fmt.Errorf("%s: %w", path, err)
 		}
 	}
-	readme, err := os.ReadFile(filepath.Join(repository, chartFolder, "README.md"))
+	readme, err := fs.ReadFile(files, chartFolder+"/README.md")
 	if err != nil {
 		return nil, err
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/fleet"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
 // installed is a release in the cluster that all tests share, and a controller that runs as its
@@ -40,14 +41,22 @@ type installed struct {
 func TestRelease(t *testing.T) {
 	i := prepare(t)
 	values := write(t, "values.yaml", standalone+"  unattestedNodes: [old]\n")
-	helm := func(args ...string) error {
+	var printed string
+	helm := func(args ...string) (err error) {
 		t.Helper()
-		_, err := i.run(t.Context(), append(args, "--values="+values)...)
+		printed, err = i.run(t.Context(), append(args, "--values="+values)...)
 		return err
+	}
+	says := func(notes string) {
+		t.Helper()
+		if !strings.Contains(printed, notes) {
+			t.Errorf("the notes do not say %q:\n%s", notes, printed)
+		}
 	}
 
 	// Audit changes nothing.
 	harness.Must(t, helm("install", release, source, "--set=enforcement=Audit"))
+	says("Nodes renew as before")
 	i.enforces(false)
 	i.start()
 	i.attests(false)
@@ -59,6 +68,12 @@ func TestRelease(t *testing.T) {
 	refused(t, helm(enforce...), "lock 1 nodes out, such as forgotten")
 	i.mustKubectl(t, "delete", "node", "forgotten")
 	harness.Must(t, helm(enforce...))
+	says("WARNING: ENFORCEMENT IS ON")
+	for _, done := range []string{"label namespace", "create secret", "create configmap"} {
+		if strings.Contains(printed, done) {
+			t.Errorf("the notes say %q again:\n%s", done, printed)
+		}
+	}
 	i.enforces(true)
 	i.start()
 	i.attests(true)
@@ -104,6 +119,7 @@ func TestRelease(t *testing.T) {
 	// Leave: the policies go, and who attests still gets a certificate. Then the release goes, and the
 	// records stay.
 	harness.Must(t, helm("upgrade", release, source, "--set=enforcement=Leave"))
+	says("THE CLUSTER IS NOT PROTECTED")
 	i.enforces(false)
 	i.start()
 	i.attests(true)
@@ -123,6 +139,55 @@ func TestRelease(t *testing.T) {
 	i.start()
 	i.attests(true)
 	i.same(record, "")
+}
+
+// A management cluster has its policies, and the same refusal. What kubectl applied becomes the
+// chart's, and enforcement goes on meanwhile.
+func TestOtherInstallations(t *testing.T) {
+	cp, err := testbed.Start(t.Context(), testbed.Options{Etcd: shared.ControlPlane})
+	harness.Must(t, err)
+	t.Cleanup(func() { harness.Must(t, cp.Stop()) })
+	i := &installed{bed: &bed{ControlPlane: cp, helm: shared.helm, home: t.TempDir(), admin: filepath.Join(t.TempDir(), "admin")}, t: t}
+	harness.Must(t, cp.WriteKubeconfig(i.admin, cp.AdminUser()))
+	policies := func() string {
+		t.Helper()
+		return i.mustKubectl(t, "get", "validatingadmissionpolicies", "--output=jsonpath={.items[*].metadata.name}")
+	}
+
+	values := "--values=" + write(t, "management.yaml", management)
+	_, err = i.run(t.Context(), "install", release, source, values, "--set=enforcement=Enforce", "--create-namespace")
+	harness.Must(t, err)
+	if got := policies(); got != "node-attestation-records node-attestation-secrets node-attestation-uninstall" {
+		t.Errorf("a management cluster has the policies %s", got)
+	}
+	// A policy takes effect up to seconds after it was stored.
+	harness.Eventually(t, 20*time.Second, "the policy against uninstalling", func() bool {
+		_, err := i.RunKubectl(t.Context(), i.admin, "create", "configmap", "node-attestation-uninstall", "--namespace="+namespace, "--dry-run=server")
+		return err != nil
+	})
+	_, err = i.run(t.Context(), "uninstall", release)
+	refused(t, err, "enforcement is on")
+	i.mustRun(t, "rollback", release, "1")
+	_, err = i.run(t.Context(), "upgrade", release, source, values, "--set=enforcement=Leave")
+	harness.Must(t, err)
+	i.mustRun(t, "uninstall", release)
+	if got := policies(); got != "" {
+		t.Errorf("uninstalled, and there are the policies %s", got)
+	}
+
+	i.mustKubectl(t, "apply", "--server-side", "--force-conflicts", "--kustomize="+module+"/packaging/kubernetes")
+	before := i.mustKubectl(t, "get", "validatingadmissionpolicies", "--output=jsonpath={.items[*].metadata.uid}")
+	take := []string{"install", release, source, "--values=" + write(t, "values.yaml", standalone), "--set=enforcement=Enforce"}
+	_, err = i.run(t.Context(), take...)
+	refused(t, err, "invalid ownership metadata")
+	_, err = i.run(t.Context(), append(take, "--take-ownership", "--force-conflicts")...)
+	harness.Must(t, err)
+	after := i.mustKubectl(t, "get", "validatingadmissionpolicies", "--output=jsonpath={.items[*].metadata.uid}")
+	for _, uid := range strings.Fields(before) {
+		if !strings.Contains(after, uid) {
+			t.Errorf("a policy was made anew: %s before, %s after", before, after)
+		}
+	}
 }
 
 func prepare(t *testing.T) *installed {
