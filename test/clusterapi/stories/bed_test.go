@@ -28,7 +28,6 @@ type bed struct {
 	*testbed.ControlPlane
 	clusterAPI *testbed.ClusterAPI
 	client     client.Client
-	image      *nspawn.Image
 	hosts      *nspawn.Hosts
 
 	stopMetal func() error
@@ -43,10 +42,11 @@ func newBed(ctx context.Context) (_ *bed, err error) {
 			err = errors.Join(err, b.stop())
 		}
 	}()
-	if b.image, err = nspawn.Bake(ctx, built.node); err != nil {
+	image, err := nspawn.Bake(ctx, built.node)
+	if err != nil {
 		return nil, err
 	}
-	if b.hosts, err = nspawn.New(b.image); err != nil {
+	if b.hosts, err = nspawn.New(image); err != nil {
 		return nil, err
 	}
 	if b.ControlPlane, err = testbed.Start(ctx, testbed.Options{Progress: os.Stderr}); err != nil {
@@ -76,14 +76,11 @@ func (b *bed) stop() error {
 	if b.hosts != nil {
 		errs = append(errs, b.hosts.Close())
 	}
-	if b.image != nil {
-		errs = append(errs, b.image.Remove())
-	}
 	if b.clusterAPI != nil {
 		errs = append(errs, b.clusterAPI.Stop())
 	}
 	if b.ControlPlane != nil {
-		errs = append(errs, b.ControlPlane.Stop())
+		errs = append(errs, b.Stop())
 	}
 	return errors.Join(errs...)
 }

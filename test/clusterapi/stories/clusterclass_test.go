@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package stories tests what users of Cluster API do, with its own managers, the provider Metal, and the controller as it is shipped.
 package stories
 
 import (
@@ -15,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -80,6 +78,7 @@ subjects: [{kind: ServiceAccount, name: capi-kubeadm-bootstrap-manager, namespac
 // configuration to the Machines, and they join. Its topology scales them down. At the end nothing
 // is left. The examples are applied as they are, but for the address of the API server.
 func TestClusterClass(t *testing.T) {
+	full(t)
 	s := newClassStory(t)
 	s.apply(t, "clusterresourceset.yaml", "")
 	s.apply(t, "clusterclass-hosted.yaml", s.endpointPatch(t))
@@ -108,7 +107,6 @@ func (s *classStory) kubectl(t *testing.T, args ...string) string {
 
 func newClassStory(t *testing.T) *classStory {
 	t.Helper()
-	ctrl.SetLogger(logr.Discard()) // the provider's
 	s := &classStory{}
 	managers, err := testbed.BuildClusterAPI(t.Context(), os.Stderr)
 	harness.Must(t, err)

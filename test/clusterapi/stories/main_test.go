@@ -6,6 +6,7 @@
 //
 //	func TestScale(t *testing.T) {
 //		full(t)                                       // make test runs one story; this one is for make test-clusterapi
+//		t.Parallel()                                  // unless it stops what stories share
 //		s := newStory(t, nil)                         // a namespace, and a controller for it
 //		c := s.newCluster(t, "one")                   // a Cluster with an API server of its own
 //		d := c.newMachineDeployment(t, "workers", nil)

@@ -6,6 +6,7 @@ import "testing"
 
 // A MachineDeployment scales from 0 to 2 to 1. The Machine that goes takes its host, its record and its Node along.
 func TestScale(t *testing.T) {
+	t.Parallel()
 	s := newStory(t, nil)
 	c := s.newCluster(t, "one")
 	d := c.newMachineDeployment(t, "workers", nil)

@@ -72,15 +72,15 @@ func newStory(t *testing.T, edit func(file map[string]any)) *story {
 	})
 	harness.Must(t, err)
 	harness.Must(t, errors.Join(s.controller.Start(t.Context()), s.controller.Ready(t.Context())))
-	t.Cleanup(func() { s.end(t, context.WithoutCancel(t.Context())) })
+	t.Cleanup(func() { s.end(context.WithoutCancel(t.Context()), t) })
 	return s
 }
 
 // end deletes all Clusters, which nothing of ours may block, and checks that the controller lacked no right.
-func (s *story) end(t *testing.T, ctx context.Context) {
+func (s *story) end(ctx context.Context, t *testing.T) {
 	t.Helper()
 	if t.Failed() {
-		s.explain(t, ctx)
+		s.explain(ctx, t)
 	}
 	if err := s.deleteClusters(ctx); err != nil {
 		t.Error(err)
@@ -145,7 +145,7 @@ func (s *story) left(ctx context.Context) (left []string, err error) {
 }
 
 // explain logs what a failed story left.
-func (s *story) explain(t *testing.T, ctx context.Context) {
+func (s *story) explain(ctx context.Context, t *testing.T) {
 	t.Helper()
 	t.Log(s.controller.LogTail())
 	t.Log(s.clusterAPI.Logs())
@@ -255,9 +255,6 @@ provider: tpm
 providerID: 'metal://{{ ds.meta_data.instance_id }}'
 `
 
-// nodeIP tells the kubelet its address: it looks for the one of the default route, which the hosts of these tests do not have.
-const nodeIP = `mkdir -p /etc/default; echo "KUBELET_EXTRA_ARGS=--node-ip=$(ip -o -4 address show dev lo scope global | awk '{print $4}' | cut -d/ -f1)" >/etc/default/kubelet`
-
 // newMachineDeployment makes one without replicas. change may alter what is about to be created.
 func (c *cluster) newMachineDeployment(t *testing.T, name string, change func(*machineDeployment)) *machineDeployment {
 	t.Helper()
@@ -269,8 +266,7 @@ func (c *cluster) newMachineDeployment(t *testing.T, name string, change func(*m
 			Name: "{{ ds.meta_data.local_hostname }}", CRISocket: "unix:///run/fakecri.sock", IgnorePreflightErrors: []string{"all"},
 			KubeletExtraArgs: []bootstrapv1.Arg{{Name: "provider-id", Value: ptr.To("metal://{{ ds.meta_data.instance_id }}")}},
 		}},
-		Files:              []bootstrapv1.File{{Path: "/etc/kubelet-authenticator/config.yaml", Owner: "root:root", Permissions: "0600", Content: pluginConfig}},
-		PreKubeadmCommands: []string{nodeIP},
+		Files: []bootstrapv1.File{{Path: "/etc/kubelet-authenticator/config.yaml", Owner: "root:root", Permissions: "0600", Content: pluginConfig}},
 	}
 	labels := map[string]string{clusterv1.ClusterNameLabel: c.name, "of": name}
 	d.object = &clusterv1.MachineDeployment{
