@@ -78,6 +78,9 @@ type operator struct {
 	clusterctl, dir string
 	// changelog has the releases so far.
 	changelog string
+	// checkout is of the last one. edit changes it before the components are made.
+	checkout string
+	edit     func(checkout string)
 }
 
 func newOperator(t *testing.T) *operator {
@@ -93,7 +96,11 @@ func newOperator(t *testing.T) *operator {
 func (o *operator) has(t *testing.T, release string) {
 	t.Helper()
 	o.changelog = "## " + release + " (2026-12-24)\n\n" + o.changelog
-	if out, err := makeComponents(t, checkoutWith(t, o.changelog), filepath.Join(o.dir, provider, release), release, "IMAGE_REPO="+repository); err != nil {
+	o.checkout = checkoutWith(t, o.changelog)
+	if o.edit != nil {
+		o.edit(o.checkout)
+	}
+	if out, err := makeComponents(t, o.checkout, filepath.Join(o.dir, provider, release), release, "IMAGE_REPO="+repository); err != nil {
 		t.Fatalf("make components: %v\n%s", err, out)
 	}
 }
@@ -181,9 +188,17 @@ func byName(t *testing.T, stream string) map[string]*unstructured.Unstructured {
 // is changed. What is added are labels, the image, and the ConfigMap with the configuration.
 func TestClusterctlRenders(t *testing.T) {
 	o := newOperator(t)
+	// Nothing has the form of a variable so far. A policy's expression may have it one day.
+	o.edit = func(checkout string) {
+		policy := filepath.Join(checkout, "packaging/cluster-api/management/policy.yaml")
+		text := strings.Replace(read(t, policy), "message: node-", "message: $ $$ ${HOME} ${NONE} $${HOME} $(HOME) node-", 1)
+		if err := os.WriteFile(policy, []byte(text), 0o600); err != nil || !strings.Contains(text, "${NONE}") {
+			t.Fatal("policy.yaml has no such message", err)
+		}
+	}
 	o.has(t, oneRelease)
 	got := byName(t, o.generate(t, oneRelease, o.settings(t, "")))
-	want := byName(t, strings.Replace(management.mustKubectl(t, "kustomize", module+"/packaging/cluster-api/management"),
+	want := byName(t, strings.Replace(management.mustKubectl(t, "kustomize", o.checkout+"/packaging/cluster-api/management"),
 		"registry.invalid/"+program+":devel", repository+"/"+program+"@"+digestOf(oneRelease), 1))
 
 	const configMap = "ConfigMap/" + program
@@ -427,6 +442,12 @@ func TestComponentsOfARelease(t *testing.T) {
 	if out, err := check.CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
+	for name, object := range byName(t, read(t, filepath.Join(dist, "components.yaml"))) { // as clusterctl's contract has it
+		if object.GetLabels()["cluster.x-k8s.io/provider"] != provider {
+			t.Errorf("%s has the labels %v", name, object.GetLabels())
+		}
+	}
+
 	// Without a repository for the image, clusterctl's configuration has to name one.
 	if out, err := makeComponents(t, module, dist, oneRelease); err != nil {
 		t.Fatalf("%v\n%s", err, out)

@@ -529,7 +529,7 @@ func TestContract(t *testing.T) {
 		}
 		return nil
 	}
-	if err := set(t, "MetalCluster", properties); err != nil {
+	if err := set(t, "NewCluster", properties); err != nil {
 		t.Error(err)
 	}
 	if err := set(t, "OldCluster", nil); err == nil || !strings.Contains(err.Error(), "CRD's schema") {
