@@ -139,8 +139,7 @@ test-skew: ## run the oldest kubelet that Kubernetes supports beside the control
 	@scripts/need swtpm mount ip mksquashfs
 	cd test && KUBELET_AUTHENTICATOR_TEST_KUBELETS=v1.33 go test -count=1 -timeout 60m -run TestNodeBecomesReady -v ./node
 
-# From the first commit with both halves whose state is out in the field, and from each release after that: UPGRADE_FROM=v1.2.3. It is built from the
-# repository's history, which a tarball does not have.
+# The earliest commit that upgrades are tested from; UPGRADE_FROM=v1.2.3 is another one. It is built from the repository's history, which a tarball does not have.
 UPGRADE_FROM ?= e670793
 .PHONY: test-upgrade
 test-upgrade: export KUBELET_AUTHENTICATOR_TEST_UPGRADE_FROM := $(UPGRADE_FROM)

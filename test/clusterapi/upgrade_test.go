@@ -36,7 +36,7 @@ func (u *upgraded) apply(ctx context.Context, release earlier.Release) error {
 	for _, part := range []struct {
 		*testbed.ControlPlane
 		kustomization string
-	}{{u.workload.ControlPlane, "workload"}, {u.management.ControlPlane, "management"}} {
+	}{{u.workload.ControlPlane, "workload"}, {u.ControlPlane, "management"}} {
 		admin := filepath.Join(part.Dir(), "install.kubeconfig")
 		if err := part.WriteKubeconfig(admin, part.AdminUser()); err != nil {
 			return err

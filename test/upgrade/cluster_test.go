@@ -76,6 +76,9 @@ func newCluster(t *testing.T, r earlier.Release) *cluster {
 	return c
 }
 
+// deniedEK is that of no machine.
+var deniedEK = strings.Repeat("f", 64)
+
 // asDocumented writes down the settings that have defaults, as the earlier release's page has them, so that each is read.
 func asDocumented(file map[string]any) {
 	for field, value := range map[string]any{
@@ -92,7 +95,7 @@ func asDocumented(file map[string]any) {
 	}
 	tpm := file["tpm"].(map[string]any)
 	tpm["eventLog"], tpm["challengeLifetime"] = false, "10m"
-	tpm["deniedEKs"] = []any{strings.Repeat("f", 64)}
+	tpm["deniedEKs"] = []any{deniedEK}
 }
 
 // apply applies a release's manifests, as the recipe in docs/operations.md does first.

@@ -4,9 +4,13 @@ package upgrade
 
 import (
 	"fmt"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/earlier"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
@@ -161,5 +165,57 @@ func TestUpgradeUnknownSetting(t *testing.T) {
 			n.configures(short)
 			n.renews()
 		})
+	}
+}
+
+// A source names other EKs for machines, and a release comes back that does not know what follows from that: the EKs count again, unless that release denies
+// them. docs/operations.md says so.
+func TestUpgradeReplacedEK(t *testing.T) {
+	t.Parallel()
+	if strings.Contains(read(t, filepath.Join(before.Module, "packaging", "kubernetes", "crd.yaml")), "ekReplaced") {
+		t.Skipf("%s knows which EKs are replaced", before.Name)
+	}
+	c := newCluster(t, now)
+	refused, forgotten, denied := c.newNode(t, "refused", now, short), c.newNode(t, "forgotten", now, short), c.newNode(t, "denied", now, short)
+	nodes := []*node{refused, forgotten, denied}
+	replaced := "apiVersion: authenticator.cluster.x-k8s.io/v1alpha1\nkind: MachineInventory\nmachines:\n"
+	for i, n := range nodes {
+		n.enrols()
+		n.becomesDue()
+		replaced += fmt.Sprintf("- {nodeName: %s, providerID: metal://%s, eks: [{fingerprint: %064d}]}\n", n.name, n.name, i+1)
+	}
+	c.inventory.Reset()
+	c.lists(replaced)
+	for _, n := range nodes {
+		harness.Eventually(t, patience, "the EK of "+n.name+" is replaced", func() bool { return c.record(n.name).Status.EKReplaced != nil })
+	}
+	refused.isDenied()
+
+	c.stops()
+	c.apply(before)
+	c.starts(before)
+	forgotten.renews()
+	c.stops()
+	settings := read(t, c.controller.ConfigFile())
+	harness.WriteFile(t, c.controller.ConfigFile(), []byte(strings.ReplaceAll(settings, deniedEK, c.record(denied.name).Spec.EK.Fingerprint)))
+	c.starts(before)
+	denied.isDenied()
+}
+
+// isDenied has a node whose certificate is due use it, and waits until a request for the next one is denied.
+func (n *node) isDenied() {
+	n.t.Helper()
+	due := n.pair().Fingerprint()
+	n.uses()
+	harness.Eventually(n.t, patience, n.name+" is denied", func() bool {
+		hellos, proofs := harness.Requests(n.t, n.ControlPlane, n.name)
+		return slices.ContainsFunc(append(hellos, proofs...), func(r certificatesv1.CertificateSigningRequest) bool {
+			return slices.ContainsFunc(r.Status.Conditions, func(c certificatesv1.CertificateSigningRequestCondition) bool {
+				return c.Type == certificatesv1.CertificateDenied
+			})
+		})
+	})
+	if n.pair().Fingerprint() != due {
+		n.t.Errorf("%s has renewed", n.name)
 	}
 }
