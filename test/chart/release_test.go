@@ -131,6 +131,9 @@ func TestRelease(t *testing.T) {
 		}
 	}
 	i.same(record, "")
+	if gone := i.mustKubectl(t, "get", "crd", "nodeattestations.attestation.cluster.x-k8s.io", "--output=jsonpath={.metadata.deletionTimestamp}"); gone != "" {
+		t.Errorf("the definition of records was deleted at %s", gone)
+	}
 	i.mustKubectl(t, "get", "namespace/"+namespace, "--namespace="+namespace, "secret/"+controllerprocess.CASecret, "configmap/"+controllerprocess.Inventory)
 
 	// Installed again, it takes the records over.
