@@ -34,6 +34,48 @@ func TestPagesAreCurrent(t *testing.T) {
 	}
 }
 
+// So are the schema and the README of the Helm chart.
+func TestChartIsCurrent(t *testing.T) {
+	made, err := makeChart(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, file := range map[string]string{"values.schema.json": "values.schema.json", "chart-README.md": "README.md"} {
+		data, err := os.ReadFile(filepath.Join(root, chartFolder, file))
+		if err != nil || made[name] == "" || string(data) != made[name] {
+			t.Errorf("%s is not what is made, %v: run make generate", file, err)
+		}
+	}
+	for _, want := range []string{
+		`"pattern": "^([0-9]+(\\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$"`, `"description": "WaitDeadline is how long`, `"enum": [
+            "Report",
+            "Remove"
+          ]`,
+	} {
+		if !strings.Contains(made["values.schema.json"], want) {
+			t.Errorf("the schema lacks %s", want)
+		}
+	}
+}
+
+// A value without a description is an error, and so is one that the schema does not know.
+func TestEachValueHasADescription(t *testing.T) {
+	described := node{"properties": node{"a": node{"description": "what it is"}}}
+	for name, c := range map[string]struct {
+		of, values node
+		says       string
+	}{
+		"described":      {described, node{"a": 1}, ""},
+		"no description": {node{"properties": node{"a": node{}}}, node{"a": 1}, "a has no description"},
+		"no default":     {described, node{}, "is not in values.yaml"},
+		"unknown":        {described, node{"a": 1, "b": 2}, "values.yaml has b"},
+	} {
+		if err := valueRows(&page{}, c.of, "", c.of, c.values); (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 // What a page has to say of some fields: name, type, default or limits, description.
 func TestRows(t *testing.T) {
 	pages, err := makePages(root, filepath.Join(root, "packaging/kubernetes/crd.yaml"))

@@ -142,6 +142,15 @@ func TestRelease(t *testing.T) {
 	i.start()
 	i.attests(true)
 	i.same(record, "")
+
+	// A rollback asks nobody: as the README warns, enforcement ends and begins with it.
+	harness.Must(t, helm("upgrade", release, source, "--set=enforcement=Audit"))
+	i.enforces(false)
+	i.mustRun(t, "rollback", release, "1")
+	i.enforces(true)
+	i.mustRun(t, "rollback", release, "2")
+	i.enforces(false)
+	i.same(record, "")
 }
 
 // A management cluster has its policies, and the same refusal. What kubectl applied becomes the
