@@ -156,7 +156,7 @@ test-cert-manager: ## run the real cert-manager, too, before the policies for it
 .PHONY: test-clusterapi
 test-clusterapi: ## run all stories with Cluster API's real managers, and machines that join with cloud-init and kubeadm (as root, for many minutes)
 	@scripts/need $(E2E_NEEDS)
-	cd test && KUBELET_AUTHENTICATOR_TEST_CLUSTERAPI=full go test -count=1 -timeout 90m -tags simulator -v ./metal/... ./clusterapi/stories
+	cd test && KUBELET_AUTHENTICATOR_TEST_CLUSTERAPI=full go test -count=1 -timeout 90m -tags simulator -v ./testbed ./metal/... ./clusterapi/stories
 
 .PHONY: test-memory
 test-memory: ## run the controller within the memory that its manifest gives it, beside thousands of the largest requests (as root, for some minutes, with 16 GiB)

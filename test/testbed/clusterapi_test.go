@@ -115,6 +115,7 @@ stringData: {value: %[3]q}
 // no infrastructure: what counts is that bootstrap data is made, and that it is gone with its Machine.
 // The Cluster is of an older version of the API, which only the conversion webhook knows.
 func TestClusterAPI(t *testing.T) {
+	Full(t)
 	components := buildForTest(t)
 	managers, err := BuildClusterAPI(t.Context(), os.Stderr)
 	if err != nil {

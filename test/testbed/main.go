@@ -9,7 +9,23 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"testing"
 )
+
+// fullVariable asks for the tests of Full, with the value "full".
+const fullVariable = "KUBELET_AUTHENTICATOR_TEST_CLUSTERAPI"
+
+// IsFull reports whether make test-clusterapi runs the tests.
+func IsFull() bool { return os.Getenv(fullVariable) == "full" }
+
+// Full skips a test that only make test-clusterapi runs: with Cluster API's managers, or machines
+// that boot.
+func Full(t testing.TB) {
+	t.Helper()
+	if !IsFull() {
+		t.Skipf("make test-clusterapi runs it (%s=full)", fullVariable)
+	}
+}
 
 // Main is for the TestMain of a package whose tests share one control plane, which exits with the code that it returns. It starts the control plane,
 // has setUp use it, with a directory that goes when the tests have ended, runs the tests, and stops it.

@@ -41,16 +41,12 @@ const (
 	module = "../../.."
 	// parallel stories: each machine that boots takes a processor for seconds.
 	parallel = 2
-	// fullVariable asks for all stories, with the value "full".
-	fullVariable = "KUBELET_AUTHENTICATOR_TEST_CLUSTERAPI"
 )
 
 // full skips a story that is only for make test-clusterapi.
 func full(t *testing.T) {
 	t.Helper()
-	if os.Getenv(fullVariable) != "full" {
-		t.Skipf("make test-clusterapi runs it (%s=full)", fullVariable)
-	}
+	testbed.Full(t)
 }
 
 // programs are what the tests start.

@@ -104,6 +104,7 @@ runcmd:
 // cloud-init runs the user data of two hosts at once, each with its own metadata, and the image is complete. A reboot runs nothing again, and keeps disk,
 // TPM and name.
 func TestUserData(t *testing.T) {
+	testbed.Full(t)
 	h := newHosts(t)
 	began := time.Now()
 	hosts := map[string]metal.Host{}
@@ -174,7 +175,7 @@ func mustHaveImage(t *testing.T, m *testbed.Machine, host metal.Host) {
 
 // User data that fails can be seen in the log, and does not keep the host from starting.
 func TestBadUserData(t *testing.T) {
-	slow(t)
+	testbed.Full(t)
 	h := newHosts(t)
 	for name, bad := range map[string]struct{ userData, says string }{
 		"command":  {"#cloud-config\nruncmd: ['echo before', 'no-such-command', 'exit 3']\n", "no-such-command: not found"},
@@ -193,7 +194,7 @@ func TestBadUserData(t *testing.T) {
 
 // A host that is released leaves nothing behind, whether it has started, starts, or never did.
 func TestRelease(t *testing.T) {
-	slow(t)
+	testbed.Full(t)
 	h := newHosts(t)
 	for name, wait := range map[string]time.Duration{"off": -1, "at-once": 0, "early": 100 * time.Millisecond, "starting": time.Second, "started": time.Minute} {
 		t.Run(name, func(t *testing.T) {

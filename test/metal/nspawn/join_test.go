@@ -118,7 +118,7 @@ func newCluster(t *testing.T) (cp *testbed.ControlPlane, address, userData strin
 // A host joins by its user data alone, attests with its TPM, and is Ready. After a reboot it is Ready again, and joins nothing. One whose EK is not in the
 // inventory starts, and does not get in.
 func TestJoin(t *testing.T) {
-	slow(t)
+	testbed.Full(t)
 	cp, address, userData := newCluster(t)
 	h := newHosts(t, address)
 	host, err := h.Allocate(t.Context(), "one-uid", "one")
