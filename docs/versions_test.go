@@ -3,7 +3,7 @@
 package docs
 
 import (
-	"os"
+	"io/fs"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -175,19 +175,18 @@ func minor(t *testing.T, version string) int {
 // testFunctions are the names of the end-to-end tests.
 func testFunctions(t *testing.T) (names []string) {
 	t.Helper()
-	files, err := filepath.Glob(filepath.Join(repository, "test", "*", "*_test.go"))
-	if err != nil {
-		t.Fatal(err)
-	}
 	declared := regexp.MustCompile(`(?m)^func (Test\w+)\(`)
-	for _, file := range files {
-		data, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
+	err := filepath.WalkDir(filepath.Join(repository, "test"), func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, "_test.go") {
+			return err
 		}
-		for _, found := range declared.FindAllStringSubmatch(string(data), -1) {
+		for _, found := range declared.FindAllStringSubmatch(readFile(t, path), -1) {
 			names = append(names, found[1])
 		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 	return names
 }
