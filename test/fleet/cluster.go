@@ -26,6 +26,8 @@ type Cluster struct {
 	Token string
 	// Issuer is whom a certificate has to be by.
 	Issuer *x509.Certificate
+	// Wrap sees each request of the machines, and may hold it back. Optional.
+	Wrap func(http.RoundTripper) http.RoundTripper
 }
 
 // Credential returns a client's configuration with the machine's certificate, or the bootstrap token where it has none yet.
@@ -35,6 +37,9 @@ func (m *Machine) Credential(cluster Cluster) *rest.Config {
 		config.BearerToken = cluster.Token
 	} else {
 		config.CertData, config.KeyData = m.Certificate, m.Key
+	}
+	if cluster.Wrap != nil {
+		config.Wrap(cluster.Wrap)
 	}
 	return config
 }

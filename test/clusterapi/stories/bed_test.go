@@ -28,7 +28,7 @@ type bed struct {
 	*testbed.ControlPlane
 	clusterAPI *testbed.ClusterAPI
 	client     client.Client
-	hosts      *nspawn.Hosts
+	hosts      *platform
 
 	stopMetal func() error
 }
@@ -46,10 +46,10 @@ func newBed(ctx context.Context) (_ *bed, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if b.hosts, err = nspawn.New(image); err != nil {
+	if b.ControlPlane, err = testbed.Start(ctx, testbed.Options{Progress: os.Stderr, AuditPolicy: []byte(managementAudit)}); err != nil {
 		return nil, err
 	}
-	if b.ControlPlane, err = testbed.Start(ctx, testbed.Options{Progress: os.Stderr}); err != nil {
+	if b.hosts, err = newPlatform(image, b.KubernetesVersion()); err != nil {
 		return nil, err
 	}
 	if b.clusterAPI, err = testbed.StartClusterAPI(ctx, b.ControlPlane, testbed.ClusterAPIOptions{Components: &built.clusterAPI}); err != nil {
@@ -105,6 +105,23 @@ func install(ctx context.Context, cp *testbed.ControlPlane, kustomization string
 	}
 	return cp.CreateObjects(ctx, objects)
 }
+
+// managementAudit logs what our controller does.
+const managementAudit = `apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules:
+- {level: Metadata, userGroups: ["system:serviceaccounts:node-attestation-system"]}
+- {level: None}
+`
+
+// workloadAudit logs all: our controller acts as others there, and a policy selects by who asks for that.
+const workloadAudit = `apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules:
+- {level: Metadata}
+`
 
 // metalRights are those that a provider gives to Cluster API's managers. The kubeadm bootstrap provider's own are for one kind of control
 // plane only.

@@ -28,6 +28,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/fleet"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/metal/controlplanev1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/metal/infrav1"
@@ -185,7 +186,7 @@ type cluster struct {
 // cluster-info. So both have to be one, as in each cluster that kubeadm makes: OneCA.
 func (s *story) newCluster(t *testing.T, name string) *cluster {
 	t.Helper()
-	cp, err := testbed.Start(t.Context(), testbed.Options{Etcd: s.ControlPlane, OneCA: true})
+	cp, err := testbed.Start(t.Context(), testbed.Options{Etcd: s.ControlPlane, OneCA: true, AuditPolicy: []byte(workloadAudit)})
 	harness.Must(t, err)
 	c := &cluster{story: s, name: name, workload: cp}
 	s.clusters = append(s.clusters, c)
@@ -196,7 +197,7 @@ func (s *story) newCluster(t *testing.T, name string) *cluster {
 	harness.Must(t, install(t.Context(), cp, "workload"))
 	harness.Must(t, controllerprocess.AwaitPolicies(t.Context(), cp))
 	address := strings.TrimPrefix(cp.ServerURL(), "https://")
-	s.hosts.Reach(address)
+	s.hosts.reach(address, fleet.Cluster{URL: cp.ServerURL(), CA: cp.ServerCA(), Issuer: cp.ClientCA().Certificate()})
 	host, port, err := net.SplitHostPort(address)
 	harness.Must(t, err)
 	number, err := strconv.ParseInt(port, 10, 32)

@@ -167,18 +167,24 @@ func (h *Hosts) Release(_ context.Context, id string) error {
 
 // Stop ends all hosts.
 func (h *Hosts) Stop() error {
-	h.mu.Lock()
-	ids := make([]string, 0, len(h.hosts))
-	for id := range h.hosts {
-		ids = append(ids, id)
-	}
-	h.mu.Unlock()
-	for _, id := range ids {
+	for _, id := range h.IDs("") {
 		if err := h.Release(context.Background(), id); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// IDs returns the hosts of the owners of a name, or all without one.
+func (h *Hosts) IDs(name string) (ids []string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for id, one := range h.hosts {
+		if name == "" || one.machine.Name == name {
+			ids = append(ids, id)
+		}
+	}
+	return ids
 }
 
 // Times are those of each host's enrolment that is over, by node name.
