@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package stories
+
+import (
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	bootstrapv1 "sigs.k8s.io/cluster-api/api/bootstrap/kubeadm/v1beta2"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
+)
+
+// rolloutLimit bounds the replacement of a few Machines, one after the other.
+const rolloutLimit = 10 * time.Minute
+
+// A user changes the template of a MachineDeployment. Cluster API replaces its Machines one by one: each new one attests with a TPM of its
+// own, and is a Node before an old one goes. The old ones take their records, Nodes and hosts along, and get no other certificate before.
+func TestRollout(t *testing.T) {
+	full(t)
+	t.Parallel()
+	s := newStory(t, nil)
+	c := s.newCluster(t, "one")
+	h := c.follow(t)
+	d := c.newMachineDeployment(t, "workers", nil)
+	const replicas = 2
+	d.scale(t, replicas)
+	before := d.awaitRunning(t, replicas)
+
+	h.count(replicas)
+	d.rollOut(t, func(template *bootstrapv1.KubeadmConfigTemplate) {
+		template.Spec.Template.Spec.PreKubeadmCommands = append(template.Spec.Template.Spec.PreKubeadmCommands, "touch /etc/rolled-out")
+	})
+	after := d.awaitReplaced(t, before)
+	if fewest, most := h.counted(); fewest < replicas || most > replicas+1 {
+		t.Errorf("there were as few as %d Machines with a Node, and as many as %d Machines", fewest, most)
+	}
+	h.check(t, after)
+
+	for _, m := range after {
+		host, err := s.hosts.Machine(t.Context(), s.hosts.IDs(m.Name)[0])
+		harness.Must(t, err)
+		_, err = host.Run(t.Context(), "test", "-e", "/etc/rolled-out")
+		harness.Must(t, err)
+	}
+}
+
+// rollOut gives the MachineDeployment another KubeadmConfigTemplate, as the guides of Cluster API say: a template cannot be changed.
+func (d *machineDeployment) rollOut(t *testing.T, change func(*bootstrapv1.KubeadmConfigTemplate)) {
+	t.Helper()
+	next := &bootstrapv1.KubeadmConfigTemplate{ObjectMeta: d.meta(""), Spec: *d.template.Spec.DeepCopy()}
+	next.GenerateName = d.object.Name + "-"
+	change(next)
+	harness.Must(t, d.client.Create(t.Context(), next))
+	before := d.object.DeepCopy()
+	d.object.Spec.Template.Spec.Bootstrap.ConfigRef.Name = next.Name
+	harness.Must(t, d.client.Patch(t.Context(), d.object, client.MergeFrom(before)))
+}
+
+// awaitReplaced waits until none of the Machines is there any more, and as many others are in order. Nothing of the old ones is left: no Node,
+// and no host.
+func (d *machineDeployment) awaitReplaced(t *testing.T, old []clusterv1.Machine) []clusterv1.Machine {
+	t.Helper()
+	names := map[string]bool{}
+	for _, m := range old {
+		names[m.Name] = true
+	}
+	began := time.Now()
+	for slices.ContainsFunc(d.machines(t), func(m clusterv1.Machine) bool { return names[m.Name] }) {
+		if time.Since(began) > rolloutLimit {
+			t.Fatalf("%s: old Machines are still there after %s", d.object.Name, rolloutLimit)
+		}
+		time.Sleep(200 * time.Millisecond)
+	}
+	after := d.awaitRunning(t, len(old))
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		if ids := d.hosts.IDs(name); len(ids) > 0 {
+			t.Errorf("the host of Machine %s is still on", name)
+		}
+		if _, err := d.workload.Client().CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{}); err == nil {
+			t.Errorf("Node %s is still there", name)
+		}
+	}
+	return after
+}
