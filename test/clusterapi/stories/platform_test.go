@@ -9,11 +9,13 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"testing"
 
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/fleet"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/metal"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/metal/nspawn"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/metal/simulated"
@@ -22,7 +24,8 @@ import (
 // simulatedPrefix begins the names of MachineDeployments, Machines and hosts that are goroutines. All others boot in systemd-nspawn.
 const simulatedPrefix = "simulated-"
 
-// platform has hosts of both kinds.
+// platform has hosts of both kinds. As on a slow platform, a host may boot long after it was asked
+// for, or be released long after that: when the story lets it.
 type platform struct {
 	*nspawn.Hosts
 
@@ -30,12 +33,13 @@ type platform struct {
 	dir       string // of the simulated ones
 
 	mu       sync.Mutex
-	clusters map[string]fleet.Cluster // by the API server's address
-	held     map[string]chan struct{} // by host's ID; closed when it may be released
+	clusters map[string]fleet.Cluster           // by the API server's address
+	kept     map[string]chan struct{}           // by host's ID; closed when it may be released
+	held     map[string]map[string]func() error // MachineDeployment to hosts that are off, each with what boots it
 }
 
 func newPlatform(image *nspawn.Image, version string) (*platform, error) {
-	p := &platform{clusters: map[string]fleet.Cluster{}, held: map[string]chan struct{}{}}
+	p := &platform{clusters: map[string]fleet.Cluster{}, kept: map[string]chan struct{}{}, held: map[string]map[string]func() error{}}
 	maker, err := swtpm.NewCA()
 	if err != nil {
 		return nil, err
@@ -75,13 +79,41 @@ func (p *platform) keep(id string) (letGo func()) {
 	gone := make(chan struct{})
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.held[id] = gone
+	p.kept[id] = gone
 	return sync.OnceFunc(func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		delete(p.held, id)
+		delete(p.kept, id)
 		close(gone)
 	})
+}
+
+// hold keeps the hosts of a MachineDeployment off, until boot is called.
+func (p *platform) hold(t *testing.T, deployment string) (boot func()) {
+	t.Helper()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.held[deployment] != nil {
+		t.Fatalf("two stories hold %s", deployment)
+	}
+	p.held[deployment] = map[string]func() error{}
+	boot = func() {
+		p.mu.Lock()
+		boots := p.held[deployment]
+		delete(p.held, deployment)
+		p.mu.Unlock()
+		var errs []error
+		for _, boot := range boots {
+			errs = append(errs, boot())
+		}
+		harness.Must(t, errors.Join(errs...))
+	}
+	t.Cleanup(func() { // a story that ended before
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		delete(p.held, deployment)
+	})
+	return boot
 }
 
 // of returns the hosts that a host, or the owner of a host, with that name belongs to.
@@ -97,19 +129,36 @@ func (p *platform) Allocate(ctx context.Context, owner types.UID, name string) (
 	return p.of(name).Allocate(ctx, owner, name)
 }
 
-// PowerOn is metal.Hosts'.
+// PowerOn boots a host, unless its MachineDeployment is held.
 func (p *platform) PowerOn(ctx context.Context, id string, metadata metal.Metadata, userData []byte) error {
-	return p.of(id).PowerOn(ctx, id, metadata, userData)
+	boot := func(ctx context.Context) error { return p.of(id).PowerOn(ctx, id, metadata, userData) }
+	if p.holdsBack(id, metadata.LocalHostname, func() error { return boot(context.WithoutCancel(ctx)) }) {
+		return nil
+	}
+	return boot(ctx)
+}
+
+// holdsBack keeps what boots a host, if its MachineDeployment is held.
+func (p *platform) holdsBack(id, hostname string, boot func() error) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for deployment, boots := range p.held {
+		if strings.HasPrefix(hostname, deployment+"-") {
+			boots[id] = boot
+			return true
+		}
+	}
+	return false
 }
 
 // Release is metal.Hosts'.
 func (p *platform) Release(ctx context.Context, id string) error {
 	p.mu.Lock()
-	held := p.held[id]
+	kept := p.kept[id]
 	p.mu.Unlock()
-	if held != nil {
+	if kept != nil {
 		select {
-		case <-held:
+		case <-kept:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
