@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/cert"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/annotations"
 	"sigs.k8s.io/cluster-api/util/secret"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -69,7 +70,7 @@ func (e *examination) checks() []check {
 		{"policies", e.checkPolicies},
 	}
 	if e.cluster != "" {
-		all = append(all, check{"management-policies", e.checkManagementPolicies})
+		all = append(all, check{"cluster", e.checkCluster}, check{"management-policies", e.checkManagementPolicies})
 	}
 	return append(all,
 		check{"bindings", e.checkBindings},
@@ -173,6 +174,20 @@ func (e *examination) checkLease(ctx context.Context) finding {
 		return failed(remedy, "the Lease %s was last renewed %s ago, by %s", election.LeaseName, age.Round(time.Second), holder)
 	}
 	return ok("%s leads", holder)
+}
+
+// checkCluster looks whether the controller leaves the Cluster alone. It then writes nothing about
+// it, so that no request says why it waits.
+func (e *examination) checkCluster(ctx context.Context) finding {
+	cluster := &clusterv1.Cluster{}
+	if err := e.records.Get(ctx, client.ObjectKey{Namespace: e.namespace, Name: e.cluster}, cluster); err != nil {
+		return unread(err, "see kubectl get clusters -A; --namespace is that of the Cluster")
+	}
+	if annotations.IsPaused(cluster, cluster) {
+		return failed("when the work on it is done, set its spec.paused to false and remove its annotation "+clusterv1.PausedAnnotation,
+			"the Cluster is paused: nothing is decided for it, renewals neither")
+	}
+	return ok("the Cluster is not paused")
 }
 
 // user is the controller's in the cluster of the nodes.

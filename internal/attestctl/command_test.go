@@ -474,6 +474,23 @@ func TestRecordsOfOneCluster(t *testing.T) {
 	run(t, a, "reset", "other", "--yes").want(t, codeNotFound)
 }
 
+// The controller says nothing about a paused Cluster, so check does.
+func TestCheckCluster(t *testing.T) {
+	bySpec, byAnnotation, served := &clusterv1.Cluster{}, &clusterv1.Cluster{}, &clusterv1.Cluster{}
+	for name, object := range map[string]*clusterv1.Cluster{"spec": bySpec, "annotation": byAnnotation, "served": served} {
+		object.Namespace, object.Name = defaultNamespace, name
+	}
+	bySpec.Spec.Paused = new(true)
+	byAnnotation.Annotations = map[string]string{clusterv1.PausedAnnotation: ""}
+	a := newAccess(t, bySpec, byAnnotation, served)
+	for name, state := range map[string]checkState{"spec": stateFailure, "annotation": stateFailure, "served": stateOK, "missing": stateFailure} {
+		a.cluster = name
+		if f := (&examination{access: a, now: now}).checkCluster(t.Context()); f.state != state || strings.Contains(f.message, "is paused") != (name == "spec" || name == "annotation") {
+			t.Errorf("%s: %+v", name, f)
+		}
+	}
+}
+
 // A flood of claims hides no record, and is not printed whole.
 func TestFloodIsBounded(t *testing.T) {
 	s := &Status{}
