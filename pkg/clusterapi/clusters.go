@@ -24,10 +24,12 @@ import (
 	"sigs.k8s.io/cluster-api/util/labels"
 	"sigs.k8s.io/cluster-api/util/secret"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	runtimecontroller "sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
@@ -61,13 +63,20 @@ type clusterReconciler struct {
 	engineContext context.Context //nolint:containedctx // engines outlive the call that starts them
 }
 
+// clusterChanged drops the events of a Cluster whose spec, labels and annotations are as they were:
+// nothing else of it is part of a plan. Cluster API writes its status several times for each
+// Machine of a rollout, and each plan reads two Secrets.
+var clusterChanged = predicate.Or[client.Object](
+	predicate.GenerationChangedPredicate{}, predicate.LabelChangedPredicate{}, predicate.AnnotationChangedPredicate{},
+)
+
 // watch adds the reconciler to a manager.
 func (c *clusterReconciler) watch(mgr manager.Manager) error {
 	itself := func(_ context.Context, cluster client.Object) []ctrl.Request {
 		return []ctrl.Request{{NamespacedName: client.ObjectKeyFromObject(cluster)}}
 	}
-	b := ctrl.NewControllerManagedBy(mgr).Named(controller.Name + "-clusters").
-		For(&clusterv1.Cluster{}).
+	b := ctrl.NewControllerManagedBy(mgr).Named(controller.Name+"-clusters").
+		For(&clusterv1.Cluster{}, builder.WithPredicates(clusterChanged)).
 		WatchesRawSource(c.connections.GetClusterSource(controller.Name, itself)). // once it is connected, and once it no longer is
 		WithOptions(runtimecontroller.Options{
 			MaxConcurrentReconciles: maxConcurrentPlans,

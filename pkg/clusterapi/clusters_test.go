@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/cluster-api/controllers/clustercache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
 )
@@ -276,5 +277,32 @@ func TestWhenAClusterWasMoved(t *testing.T) {
 		if got := (&engine{engineDeps: clusters.engineDeps, plan: *p}).machineSourceConfig().MovedAt; !got.Equal(want) {
 			t.Errorf("%s: moved at %s, want %s", uid, got, want)
 		}
+	}
+}
+
+// Cluster API writes a Cluster's status several times for each Machine of a rollout. Only what a plan is made of makes a new one.
+func TestChangesOfAClusterThatCount(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		change func(*clusterv1.Cluster)
+		counts bool
+	}{
+		"status": {func(c *clusterv1.Cluster) { c.Status.Phase = "Provisioned" }, false},
+		"resync": {func(*clusterv1.Cluster) {}, false},
+		"spec":   {func(c *clusterv1.Cluster) { c.Generation++ }, true}, // as the API server counts
+		"filter": {func(c *clusterv1.Cluster) { c.Labels[clusterv1.WatchLabel] = "a" }, true},
+		"nodes":  {func(c *clusterv1.Cluster) { c.Annotations[annotationUnattestedNodes] = "a" }, true},
+		"paused": {func(c *clusterv1.Cluster) { c.Annotations[clusterv1.PausedAnnotation] = "" }, true},
+	} {
+		before := workloadCluster(func(c *clusterv1.Cluster) { c.Generation = 1 })
+		after := before.DeepCopy()
+		after.ResourceVersion = "2"
+		c.change(after)
+		if clusterChanged.Update(event.UpdateEvent{ObjectOld: before, ObjectNew: after}) != c.counts {
+			t.Errorf("%s: counts: %t", name, !c.counts)
+		}
+	}
+	if c := workloadCluster(func(*clusterv1.Cluster) {}); !clusterChanged.Create(event.CreateEvent{Object: c}) || !clusterChanged.Delete(event.DeleteEvent{Object: c}) {
+		t.Error("a Cluster that comes or goes does not count")
 	}
 }
