@@ -23,6 +23,7 @@ import (
 	"sigs.k8s.io/cluster-api/util/secret"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/fleet"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
@@ -176,4 +177,9 @@ func readsNode(r *http.Request, _ []byte) bool {
 // approves matches our controller's approval of a proof, after there is a record.
 func approves(r *http.Request, _ []byte) bool {
 	return ofController(r) && r.Method != http.MethodGet && strings.HasPrefix(r.URL.Path, requestsPath+"/") && strings.HasSuffix(r.URL.Path, "/approval")
+}
+
+// closesHello matches the last that our controller writes for a new Machine.
+func closesHello(r *http.Request, body []byte) bool {
+	return approves(r, body) && bytes.Contains(body, []byte(attestation.ReasonCompleted))
 }
