@@ -180,6 +180,14 @@ type cluster struct {
 	workload *testbed.ControlPlane
 }
 
+// workloadAudit logs all: our controller acts as others there, and a policy selects by who asks for that.
+const workloadAudit = `apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules:
+- {level: Metadata}
+`
+
 // newCluster starts an API server as kubeadm leaves it, with the part of packaging/cluster-api/workload, and makes its Cluster.
 //
 // The kubeadm bootstrap provider pins the authority in the Secret <cluster>-ca for the machines, which meet the API server's own in
