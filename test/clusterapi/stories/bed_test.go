@@ -115,14 +115,6 @@ rules:
 - {level: None}
 `
 
-// workloadAudit logs all: our controller acts as others there, and a policy selects by who asks for that.
-const workloadAudit = `apiVersion: audit.k8s.io/v1
-kind: Policy
-omitStages: [RequestReceived]
-rules:
-- {level: Metadata}
-`
-
 // metalRights are those that a provider gives to Cluster API's managers. The kubeadm bootstrap provider's own are for one kind of control
 // plane only.
 const metalRights = `
