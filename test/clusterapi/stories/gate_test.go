@@ -113,14 +113,15 @@ func newGate(t *testing.T, c *cluster) *gate {
 	harness.Must(t, err)
 	target, err := url.Parse(c.workload.ServerURL())
 	harness.Must(t, err)
+	silent := log.New(io.Discard, "", 0) // of clients that are killed
 	server := httptest.NewUnstartedServer(&httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.SetURL(target)
 			r.Out.Header.Del("Authorization") // the transport has an administrator's certificate, as the Secret had
 		},
-		Transport: g.wrap(transport), FlushInterval: -1, ErrorLog: log.New(io.Discard, "", 0),
+		Transport: g.wrap(transport), FlushInterval: -1, ErrorLog: silent,
 	})
-	server.EnableHTTP2 = true
+	server.EnableHTTP2, server.Config.ErrorLog = true, silent
 	server.StartTLS()
 	t.Cleanup(func() {
 		server.CloseClientConnections()
