@@ -45,7 +45,7 @@ func (u *terminal) run(ctx context.Context, args ...string) (string, error) {
 	if args[0] == "attest" {
 		return attest(ctx, append(args[1:], "--kubeconfig="+u.at("config"))...)
 	}
-	cmd := exec.CommandContext(ctx, u.kubectl, args...) //nolint:gosec // G204: running kubectl is the purpose
+	cmd := exec.CommandContext(ctx, u.kubectl, args...)
 	cmd.Dir = u.dir
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+u.at("config"), "HOME="+u.dir)
 	out, err := cmd.CombinedOutput()
@@ -77,7 +77,7 @@ func (u *terminal) isDocumented(t *testing.T) {
 		t.Fatalf("%s has no place for the transcript", path)
 	}
 	if *update {
-		harness.Must(t, os.WriteFile(path, []byte(before+transcriptBegin+u.seen.String()+transcriptEnd+after), 0o644)) //nolint:gosec // G306: a document
+		harness.Must(t, os.WriteFile(path, []byte(before+transcriptBegin+u.seen.String()+transcriptEnd+after), 0o644))
 		return
 	}
 	if want, got := mask(documented), mask(u.seen.String()); !slices.Equal(want, got) {
