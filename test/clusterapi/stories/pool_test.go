@@ -56,7 +56,7 @@ func TestMachinePool(t *testing.T) {
 		"    nodeRegistration:\n", "    nodeRegistration:\n      criSocket: unix:///run/fakecri.sock\n      ignorePreflightErrors: [all]\n").Replace(string(example))
 	file := filepath.Join(t.TempDir(), "machinepool.yaml")
 	harness.WriteFile(t, file, []byte(manifest))
-	c.kubectl(t, c.ControlPlane.AdminKubeconfig(), "apply", "--namespace="+c.namespace, "--filename="+file)
+	c.kubectl(t, c.AdminKubeconfig(), "apply", "--namespace="+c.namespace, "--filename="+file)
 	p := c.machinePool(t, "one-pool")
 	p.awaitRunning(t, 1)
 	c.mustNotHaveTokens(t)
@@ -87,7 +87,7 @@ func (c *cluster) createCredential(t *testing.T) {
 	token := strings.TrimSpace(c.kubectl(t, admin, "--namespace=machines", "create", "token", "bootstrap", "--duration=8760h"))
 	file := filepath.Join(t.TempDir(), "bootstrap.kubeconfig")
 	harness.WriteFile(t, file, c.workload.BootstrapKubeconfig(token))
-	management := c.ControlPlane.AdminKubeconfig()
+	management := c.AdminKubeconfig()
 	c.kubectl(t, management, "--namespace="+c.namespace, "create", "secret", "generic", "one-machines-bootstrap", "--from-file="+file)
 	c.kubectl(t, management, "--namespace="+c.namespace, "label", "secret", "one-machines-bootstrap", "clusterctl.cluster.x-k8s.io/move=")
 }
