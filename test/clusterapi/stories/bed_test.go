@@ -52,19 +52,25 @@ func newBed(ctx context.Context) (_ *bed, err error) {
 	if b.hosts, err = newPlatform(image, b.KubernetesVersion()); err != nil {
 		return nil, err
 	}
-	if b.clusterAPI, err = testbed.StartClusterAPI(ctx, b.ControlPlane, testbed.ClusterAPIOptions{Components: &built.clusterAPI}); err != nil {
-		return nil, err
-	}
-	if b.client, err = client.New(b.AdminConfig(), client.Options{Scheme: scheme()}); err != nil {
-		return nil, err
-	}
-	if err := b.installMetal(ctx); err != nil {
-		return nil, err
-	}
-	if b.stopMetal, err = b.startMetal(ctx); err != nil {
+	if err := b.start(ctx); err != nil {
 		return nil, err
 	}
 	return b, install(ctx, b.ControlPlane, "management")
+}
+
+// start makes the control plane a management cluster without our part.
+func (b *bed) start(ctx context.Context) (err error) {
+	if b.clusterAPI, err = testbed.StartClusterAPI(ctx, b.ControlPlane, testbed.ClusterAPIOptions{Components: &built.clusterAPI}); err != nil {
+		return err
+	}
+	if b.client, err = client.New(b.AdminConfig(), client.Options{Scheme: scheme()}); err != nil {
+		return err
+	}
+	if err := b.installMetal(ctx); err != nil {
+		return err
+	}
+	b.stopMetal, err = b.startMetal(ctx)
+	return err
 }
 
 // stop ends the machines before the API servers that they use.

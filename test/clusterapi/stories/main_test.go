@@ -54,6 +54,7 @@ type programs struct {
 	controller string
 	node       nspawn.Programs
 	clusterAPI testbed.ClusterAPIComponents
+	clusterctl string
 }
 
 var built programs
@@ -67,6 +68,9 @@ func TestMain(m *testing.M) {
 	os.Exit(testbed.MainIsolated(withBed{m}, parallel, build, func(ctx context.Context, dir string) (err error) {
 		built.controller = controller(dir)
 		if built.clusterAPI, err = testbed.BuildClusterAPI(ctx, os.Stderr); err != nil {
+			return err
+		}
+		if built.clusterctl, err = testbed.BuildClusterctl(ctx, os.Stderr); err != nil {
 			return err
 		}
 		built.node, err = nspawn.Find(ctx, module, dir)

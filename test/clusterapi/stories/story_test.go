@@ -53,10 +53,16 @@ type story struct {
 // controllerprocess.Options.
 func newStory(t *testing.T, edit func(file map[string]any)) *story {
 	t.Helper()
-	t.TempDir() // before the cleanups, so that the folders go after them
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "story-"}}
 	harness.Must(t, shared.client.Create(t.Context(), namespace))
-	s := &story{bed: shared, namespace: namespace.Name}
+	return shared.newStory(t, namespace.Name, edit)
+}
+
+// newStory starts the controller for a namespace, which may come later.
+func (b *bed) newStory(t *testing.T, namespace string, edit func(file map[string]any)) *story {
+	t.Helper()
+	t.TempDir() // before the cleanups, so that the folders go after them
+	s := &story{bed: b, namespace: namespace}
 	var err error
 	s.controller, err = controllerprocess.New(controllerprocess.Options{
 		ControlPlane: s.ControlPlane, Dir: t.TempDir(), Binary: built.controller,

@@ -1,0 +1,547 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package stories
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+	bootstrapv1 "sigs.k8s.io/cluster-api/api/bootstrap/kubeadm/v1beta2"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	clusterctlv1 "sigs.k8s.io/cluster-api/cmd/clusterctl/api/v1alpha3"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/metal/infrav1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
+)
+
+// A user moves a Cluster to another management cluster in the middle of a rollout, and back, by the commands of the guide. clusterctl refuses
+// while a Machine has no Node. While the Cluster is paused, a renewal waits; the other management cluster grants it, by the record that came
+// along. The rollout ends there. Back at the first one a Machine is added. No machine joins or boots twice.
+func TestMove(t *testing.T) {
+	full(t)
+	t.Parallel()
+	target := newTarget(t)
+	here := newStory(t, nil)
+	c := here.newCluster(t, "one")
+	d := c.newMachineDeployment(t, "one-workers", nil)
+	d.scale(t, 2)
+	old := d.awaitRunning(t, 2)
+	o := newOperator(t, here, target)
+	o.must(t, target, o.install())
+	there := target.newStory(t, here.namespace, nil)
+
+	// A rollout begins, and its first Machine has no Node yet.
+	boot := d.hosts.hold(t, d.object.Name)
+	d.rollOut(t, func(template *bootstrapv1.KubeadmConfigTemplate) {
+		template.Spec.Template.Spec.PreKubeadmCommands = append(template.Spec.Template.Spec.PreKubeadmCommands, "touch /etc/rolled-out")
+	})
+	first := d.awaitMachine(t, old)
+	before := c.currentCluster(t)
+	out, err := o.run(t, here.bed, "clusterctl move --namespace=fleet --to-kubeconfig=target.kubeconfig")
+	if err == nil || !strings.Contains(out, here.namespace+"/"+first.Name+" is still provisioning the node") {
+		t.Fatalf("clusterctl moves a Machine without a Node, or refuses for another reason: %v\n%s", err, out)
+	}
+	t.Logf("clusterctl refuses:\n%s", out)
+	if after := c.currentCluster(t); ptr.Deref(after.Spec.Paused, false) || after.UID != before.UID || after.Generation != before.Generation {
+		t.Errorf("clusterctl has refused, and changed the Cluster: %+v", after)
+	}
+	if err := target.client.Get(t.Context(), client.ObjectKey{Name: here.namespace}, &corev1.Namespace{}); !apierrors.IsNotFound(err) {
+		t.Errorf("clusterctl has refused, and the target has the namespace: %v", err)
+	}
+
+	// The user pauses the MachineDeployment, and its new Machine joins. Now each has a Node.
+	move := o.block(t, "the move")
+	o.must(t, here.bed, move[0])
+	boot()
+	o.must(t, here.bed, move[1])
+	moved := d.awaitRunning(t, 3)
+	started := d.startedMachines(t, moved)
+
+	// Something of the provider's keeps clusterctl waiting when it has paused the Cluster. Nothing is decided in that time.
+	o.must(t, target, o.overlay(t))
+	records, identity := here.recordsByName(t), c.identity(t)
+	served := here.logSize(t)
+	infra := &infrav1.MetalCluster{ObjectMeta: c.meta(c.name)}
+	annotate(t, here.client, infra, clusterctlv1.BlockMoveAnnotation, ptr.To("true"))
+	began := time.Now()
+	ended := make(chan error, 1)
+	go func() {
+		out, err := o.run(t, here.bed, move[2])
+		if err != nil {
+			err = fmt.Errorf("%w\n%s", err, out)
+		}
+		ended <- err
+	}()
+	harness.Eventually(t, time.Minute, "clusterctl has paused the Cluster", func() bool { return ptr.Deref(c.currentCluster(t).Spec.Paused, false) })
+	harness.Eventually(t, 20*time.Second, "the controller no longer serves it", func() bool {
+		return strings.Contains(here.logFrom(t, served), "no longer served")
+	})
+	served = here.logSize(t)
+	d.makeRenewalDue(t, first)
+	harness.Eventually(t, joinLimit, "a machine asks for its renewal", func() bool { return c.waiting(t, first.Name) == 1 })
+	harness.Never(t, 3*time.Second, "the request is answered while the Cluster is paused", func() bool { return c.waiting(t, first.Name) != 1 })
+	annotate(t, here.client, infra, clusterctlv1.BlockMoveAnnotation, nil)
+	harness.Must(t, <-ended)
+	t.Logf("the move took %s, with a renewal that waited", time.Since(began).Round(100*time.Millisecond))
+	c.moveTo(t, there)
+	d.reload(t)
+	here.isEmpty(t)
+
+	// The records are there, with new owners, and the machine that waited has its renewal.
+	d.awaitRunning(t, 3)
+	d.awaitRenewal(t, first, records)
+	there.haveMoved(t, records, c.identity(t), identity)
+	o.checkAfterMove(t, target, 3, identity)
+	o.must(t, target, o.install())
+
+	// The rollout goes on: the other Machine follows, and the old ones go.
+	second := d.awaitMachine(t, moved)
+	moved = d.awaitReplaced(t, old)
+	for _, m := range moved {
+		if m.Name != first.Name && m.Name != second.Name {
+			t.Errorf("after the rollout there is another Machine, %s", m.Name)
+		}
+	}
+	here.hasDoneNothing(t, served)
+	here.isEmpty(t)
+	d.haveNotBooted(t, started, first)
+
+	// The way back, by the same commands.
+	started = d.startedMachines(t, moved)
+	records = there.recordsByName(t)
+	served = there.logSize(t)
+	o.must(t, here.bed, o.blockOf(t, "before the move"))
+	began = time.Now()
+	o.target(t, here.bed)
+	o.must(t, there.bed, move[1])
+	o.must(t, there.bed, move[2])
+	t.Logf("the way back took %s", time.Since(began).Round(100*time.Millisecond))
+	c.moveTo(t, here)
+	d.reload(t)
+	there.isEmpty(t)
+	o.must(t, here.bed, o.blockOf(t, "movers out"))
+	d.awaitRunning(t, 2)
+	here.haveMoved(t, records, c.identity(t), identity)
+	gone := there.logSize(t)
+
+	// There a Machine is added, and one renews that was moved twice.
+	d.scale(t, 3)
+	third := d.awaitMachine(t, moved)
+	d.awaitRunning(t, 3)
+	d.makeRenewalDue(t, first)
+	d.awaitRenewal(t, first, records)
+	d.haveNotBooted(t, started, moved...)
+	there.hasDoneNothing(t, gone)
+	if !strings.Contains(there.logFrom(t, served), "no longer served") {
+		t.Error("the second controller has not let go of the Cluster")
+	}
+	there.isEmpty(t)
+	for _, m := range append(slices.Clone(old), first, second, third) {
+		want := 1
+		if m.Name == first.Name {
+			want = 3 // it was made to renew twice
+		}
+		c.issued(t, m.Name, want)
+	}
+}
+
+// newTarget starts a second management cluster, with the first one's hosts. Our part is not there yet.
+func newTarget(t *testing.T) *bed {
+	t.Helper()
+	cp, err := testbed.Start(t.Context(), testbed.Options{Etcd: shared.ControlPlane})
+	harness.Must(t, err)
+	target := &bed{ControlPlane: cp, hosts: shared.hosts}
+	t.Cleanup(func() {
+		if t.Failed() && target.clusterAPI != nil {
+			t.Log(target.clusterAPI.Logs())
+		}
+		target.hosts = nil // they are all stories'
+		if err := target.stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	harness.Must(t, target.start(t.Context()))
+	return target
+}
+
+// moveTo says that the Cluster is another management cluster's from now on.
+func (c *cluster) moveTo(t *testing.T, to *story) {
+	t.Helper()
+	c.clusters = slices.DeleteFunc(c.clusters, func(other *cluster) bool { return other == c })
+	c.story, to.clusters = to, append(to.clusters, c)
+	c.object = c.currentCluster(t)
+	if ptr.Deref(c.object.Spec.Paused, false) {
+		t.Error("the Cluster is still paused after the move")
+	}
+}
+
+func (c *cluster) currentCluster(t *testing.T) *clusterv1.Cluster {
+	t.Helper()
+	object := &clusterv1.Cluster{}
+	harness.Must(t, c.client.Get(t.Context(), client.ObjectKey{Namespace: c.namespace, Name: c.name}, object))
+	return object
+}
+
+// reload reads the MachineDeployment again, after somebody else has changed it.
+func (d *machineDeployment) reload(t *testing.T) {
+	t.Helper()
+	harness.Must(t, d.client.Get(t.Context(), client.ObjectKeyFromObject(d.object), d.object))
+}
+
+// isEmpty checks that nothing is left of Clusters, and that our controller has made nothing anew.
+func (s *story) isEmpty(t *testing.T) {
+	t.Helper()
+	left, err := s.left(t.Context())
+	harness.Must(t, err)
+	secrets := &corev1.SecretList{}
+	harness.Must(t, s.client.List(t.Context(), secrets, client.InNamespace(s.namespace)))
+	for _, secret := range secrets.Items {
+		left = append(left, "Secret "+secret.Name)
+	}
+	if len(left) > 0 {
+		t.Errorf("the management cluster from which the Cluster was moved has %v", left)
+	}
+}
+
+// host returns what a Machine's host runs as, once it is on.
+func (d *machineDeployment) host(t *testing.T, m clusterv1.Machine) *testbed.Machine {
+	t.Helper()
+	var host *testbed.Machine
+	harness.Eventually(t, joinLimit, "the host of Machine "+m.Name+" is on", func() bool {
+		ids := d.hosts.IDs(m.Name)
+		if len(ids) != 1 {
+			return false
+		}
+		var err error
+		host, err = d.hosts.Machine(t.Context(), ids[0])
+		return err == nil
+	})
+	return host
+}
+
+func (d *machineDeployment) runOn(t *testing.T, m clusterv1.Machine, args ...string) string {
+	t.Helper()
+	out, err := d.host(t, m).Run(t.Context(), args...)
+	harness.Must(t, err)
+	return strings.TrimSpace(out)
+}
+
+// awaitMachine waits for a Machine that is none of those.
+func (d *machineDeployment) awaitMachine(t *testing.T, known []clusterv1.Machine) (found clusterv1.Machine) {
+	t.Helper()
+	harness.Eventually(t, joinLimit, "there is another Machine", func() bool {
+		for _, m := range d.machines(t) {
+			if !slices.ContainsFunc(known, func(k clusterv1.Machine) bool { return k.Name == m.Name }) {
+				found = m
+				return true
+			}
+		}
+		return false
+	})
+	return found
+}
+
+// startedMachine is what changes when a machine boots or joins again.
+type startedMachine struct {
+	host   *testbed.Machine
+	joined string // when
+	node   types.UID
+}
+
+func (d *machineDeployment) startedMachines(t *testing.T, of []clusterv1.Machine) map[string]startedMachine {
+	t.Helper()
+	all := map[string]startedMachine{}
+	for _, m := range of {
+		node, err := d.workload.Client().CoreV1().Nodes().Get(t.Context(), m.Name, metav1.GetOptions{})
+		harness.Must(t, err)
+		harness.Eventually(t, joinLimit, "cloud-init ends", func() bool { return cloudInitEnded(t, d.host(t, m)) })
+		all[m.Name] = startedMachine{d.host(t, m), d.runOn(t, m, "stat", "--format=%y", "/run/cluster-api/bootstrap-success.complete"), node.UID}
+	}
+	return all
+}
+
+// haveNotBooted checks that these Machines' machines have neither booted nor joined since.
+func (d *machineDeployment) haveNotBooted(t *testing.T, before map[string]startedMachine, machines ...clusterv1.Machine) {
+	t.Helper()
+	after := d.startedMachines(t, machines)
+	for name, now := range after {
+		if now != before[name] {
+			t.Errorf("the machine of %s has booted or joined again: it was %+v, and is %+v", name, before[name], now)
+		}
+	}
+}
+
+// makeRenewalDue has others be able to read a machine's key, for which the plugin replaces it. The kubelet asks the plugin when it starts.
+func (d *machineDeployment) makeRenewalDue(t *testing.T, m clusterv1.Machine) {
+	t.Helper()
+	d.runOn(t, m, "chmod", "0644", filepath.Join(cache.DefaultPath, cache.CurrentFile))
+	d.runOn(t, m, "systemctl", "restart", "kubelet")
+}
+
+// awaitRenewal waits until a machine has its new certificate, which its record has besides those that it had.
+func (d *machineDeployment) awaitRenewal(t *testing.T, m clusterv1.Machine, before map[string]v1alpha1.NodeAttestation) {
+	t.Helper()
+	began := time.Now()
+	harness.Eventually(t, joinLimit, "Machine "+m.Name+" renews", func() bool {
+		return d.runOn(t, m, "stat", "--format=%a", filepath.Join(cache.DefaultPath, cache.CurrentFile)) == "600" &&
+			len(d.record(t, m.Name).Status.Certificates) == len(before[m.Name].Status.Certificates)+1
+	})
+	t.Logf("Machine %s has renewed after %s", m.Name, time.Since(began).Round(100*time.Millisecond))
+}
+
+// recordsByName returns the story's records by their Nodes' names, which are those of the Machines.
+func (s *story) recordsByName(t *testing.T) map[string]v1alpha1.NodeAttestation {
+	t.Helper()
+	all := map[string]v1alpha1.NodeAttestation{}
+	for _, record := range s.records(t) {
+		all[record.Spec.NodeName] = record
+	}
+	return all
+}
+
+// haveMoved checks that the records say what they said, and belong to the Machines that there are now.
+func (s *story) haveMoved(t *testing.T, before map[string]v1alpha1.NodeAttestation, identity, identityBefore string) {
+	t.Helper()
+	if identity != identityBefore {
+		t.Errorf("the cluster's identity was %s, and is %s", identityBefore, identity)
+	}
+	after := s.recordsByName(t)
+	if len(after) != len(before) {
+		t.Errorf("there were %d records, and there are %d", len(before), len(after))
+	}
+	for name, was := range before {
+		is := after[name]
+		machine := &clusterv1.Machine{}
+		harness.Must(t, s.client.Get(t.Context(), client.ObjectKey{Namespace: s.namespace, Name: name}, machine))
+		if len(is.OwnerReferences) != 1 || is.OwnerReferences[0].UID != machine.UID {
+			t.Errorf("the record of %s is owned by %+v", name, is.OwnerReferences)
+		}
+		if is.Name != was.Name || is.Spec.Cluster != was.Spec.Cluster || is.Spec.ProviderID != was.Spec.ProviderID || is.Spec.AKName != was.Spec.AKName ||
+			*is.Spec.EK != *was.Spec.EK || is.Status.FirstRequestUID != was.Status.FirstRequestUID {
+			t.Errorf("the record of %s was\n%+v\nand is\n%+v", name, was, is)
+		}
+		for _, certificate := range was.Status.Certificates {
+			if !slices.ContainsFunc(is.Status.Certificates, func(c v1alpha1.IssuedCertificate) bool { return c.SHA256 == certificate.SHA256 }) {
+				t.Errorf("the record of %s has forgotten certificate %s", name, certificate.SHA256)
+			}
+		}
+	}
+}
+
+// identity is the UID by which records know the cluster.
+func (c *cluster) identity(t *testing.T) string {
+	t.Helper()
+	secret := &corev1.Secret{}
+	harness.Must(t, c.client.Get(t.Context(), client.ObjectKey{Namespace: c.namespace, Name: c.name + "-node-attestation"}, secret))
+	identity := secret.Annotations["attestation.cluster.x-k8s.io/cluster-uid"]
+	if identity == "" {
+		t.Fatalf("the Secret %s has no cluster UID: %v", secret.Name, secret.Annotations)
+	}
+	return identity
+}
+
+// waiting counts the requests of a node to which nobody has said anything.
+func (c *cluster) waiting(t *testing.T, node string) (count int) {
+	t.Helper()
+	hellos, others := harness.Requests(t, c.workload, node)
+	for _, r := range append(hellos, others...) {
+		if len(r.Status.Conditions) == 0 && len(r.Status.Certificate) == 0 && r.Annotations[attestation.AnnotationChallenge] == "" {
+			count++
+		}
+	}
+	return count
+}
+
+// issued checks how many certificates a node ever got, and that nothing was refused.
+func (c *cluster) issued(t *testing.T, node string, want int) {
+	t.Helper()
+	_, proofs := harness.Requests(t, c.workload, node)
+	count := 0
+	for _, r := range proofs {
+		if len(r.Status.Certificate) == 0 {
+			t.Errorf("request %s of node %s was not granted: %+v", r.Name, node, r.Status.Conditions)
+			continue
+		}
+		count++
+	}
+	if count != want {
+		t.Errorf("node %s got %d certificates, not %d", node, count, want)
+	}
+}
+
+func annotate(t *testing.T, c client.Client, object client.Object, key string, value *string) {
+	t.Helper()
+	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:null}}}`, key)
+	if value != nil {
+		patch = fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, key, *value)
+	}
+	harness.Must(t, c.Patch(t.Context(), object, client.RawPatch(types.MergePatchType, patch)))
+}
+
+// logSize is where the controller's log ends now.
+func (s *story) logSize(t *testing.T) int64 {
+	t.Helper()
+	info, err := os.Stat(s.controller.LogFile())
+	harness.Must(t, err)
+	return info.Size()
+}
+
+// logFrom is what the controller has said since.
+func (s *story) logFrom(t *testing.T, size int64) string {
+	t.Helper()
+	log, err := os.ReadFile(s.controller.LogFile())
+	harness.Must(t, err)
+	return string(log[size:])
+}
+
+// hasDoneNothing checks that the controller has done nothing for a Cluster since. That a connection was closed is another logger's word.
+func (s *story) hasDoneNothing(t *testing.T, since int64) {
+	t.Helper()
+	for line := range strings.Lines(s.logFrom(t, since)) {
+		if strings.Contains(line, `logger="clusters`) {
+			t.Errorf("the controller has done something for a Cluster that is paused or gone: %s", line)
+		}
+	}
+}
+
+// mover is the user whom the guide lets write records, since that is who kubectl says one is.
+const mover = "kubernetes-admin"
+
+// operator is a person with the guide, at a shell with kubectl and clusterctl.
+type operator struct {
+	dir       string
+	namespace string
+	env       []string
+	text      string // the guide's
+	examples  string // the folder of the guide's manifests
+}
+
+// newOperator writes the kubeconfigs of both management clusters, with the story's namespace.
+func newOperator(t *testing.T, here *story, target *bed) *operator {
+	t.Helper()
+	root, err := filepath.Abs(module)
+	harness.Must(t, err)
+	text, err := os.ReadFile(filepath.Join(root, "docs/integration/cluster-api.md"))
+	harness.Must(t, err)
+	o := &operator{dir: t.TempDir(), namespace: here.namespace, text: string(text), examples: filepath.Join(root, "docs/examples/cluster-api")}
+	o.env = []string{
+		"PATH=" + filepath.Dir(here.Kubectl()) + ":" + filepath.Dir(built.clusterctl) + ":" + os.Getenv("PATH"),
+		"HOME=" + o.dir, "XDG_CONFIG_HOME=" + o.dir, "CLUSTERCTL_DISABLE_VERSIONCHECK=true", // there is no network
+	}
+	settings := filepath.Join(o.dir, "cluster-api")
+	harness.Must(t, errors.Join(os.Mkdir(settings, 0o700), os.WriteFile(filepath.Join(settings, "clusterctl.yaml"), []byte("providers: []\n"), 0o600)))
+	for _, at := range []*bed{here.bed, target} {
+		admin, err := at.ClientCA().IssueClient(mover, []string{"system:masters"}, time.Now().Add(-time.Hour), time.Now().Add(24*time.Hour))
+		harness.Must(t, err)
+		harness.Must(t, at.WriteKubeconfig(o.kubeconfig(at), testbed.CertificateUser(admin)))
+		o.must(t, at, "kubectl config set-context --current --namespace="+o.namespace)
+		if out := o.must(t, at, "kubectl auth whoami"); !strings.Contains(out, mover) {
+			t.Fatalf("kubectl auth whoami: %s", out)
+		}
+	}
+	o.target(t, target)
+	return o
+}
+
+func (o *operator) kubeconfig(at *bed) string {
+	return filepath.Join(o.dir, filepath.Base(at.Dir())+".kubeconfig")
+}
+
+// target says where the next move goes.
+func (o *operator) target(t *testing.T, to *bed) {
+	t.Helper()
+	content, err := os.ReadFile(o.kubeconfig(to))
+	harness.Must(t, err)
+	harness.Must(t, os.WriteFile(filepath.Join(o.dir, "target.kubeconfig"), content, 0o600))
+}
+
+// run runs what the guide says in a management cluster, and returns all that is printed. The guide's namespace is the story's.
+func (o *operator) run(t *testing.T, at *bed, script string) (string, error) {
+	script = strings.ReplaceAll(script, "--namespace=fleet", "--namespace="+o.namespace)
+	cmd := exec.CommandContext(t.Context(), "sh", "-euc", script)
+	cmd.Dir, cmd.Env = o.dir, append(slices.Clone(o.env), "KUBECONFIG="+o.kubeconfig(at))
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Run(); err != nil {
+		return out.String(), fmt.Errorf("%s: %w", script, err)
+	}
+	return out.String(), nil
+}
+
+func (o *operator) must(t *testing.T, at *bed, script string) string {
+	t.Helper()
+	out, err := o.run(t, at, script)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return out
+}
+
+// blockOf returns the guide's code with that title.
+func (o *operator) blockOf(t *testing.T, title string) string {
+	t.Helper()
+	_, rest, _ := strings.Cut(o.text, "\n# "+title+"\n")
+	block, _, found := strings.Cut(rest, "```")
+	if !found {
+		t.Fatalf("the guide has no code with the title %q", title)
+	}
+	return block
+}
+
+// block returns the commands of the guide with that title, three of a line each.
+func (o *operator) block(t *testing.T, title string) []string {
+	t.Helper()
+	commands := strings.Split(strings.TrimSpace(o.blockOf(t, title)), "\n")
+	if len(commands) != 3 {
+		t.Fatalf("%s: other commands than the test knows: %q", title, commands)
+	}
+	return commands
+}
+
+// overlay writes the guide's overlay for the target, and returns the command that applies it.
+func (o *operator) overlay(t *testing.T) string {
+	t.Helper()
+	folder := filepath.Join(o.dir, "move")
+	relative, err := filepath.Rel(folder, filepath.Join(o.examples, "management"))
+	harness.Must(t, err)
+	content := strings.Replace(o.blockOf(t, "move"), "../management", relative, 1)
+	harness.Must(t, errors.Join(os.Mkdir(folder, 0o700), os.WriteFile(filepath.Join(folder, "kustomization.yaml"), []byte(content), 0o600)))
+	return "kubectl apply --server-side -k " + folder
+}
+
+// install returns the command that installs our part, over the overlay, too.
+func (o *operator) install() string {
+	return "kubectl apply --server-side -k " + o.examples + "/management"
+}
+
+// checkAfterMove has the guide's commands say what the guide says that they do, but for the last one, and runs that.
+func (o *operator) checkAfterMove(t *testing.T, at *bed, records int, identity string) {
+	t.Helper()
+	commands := o.block(t, "after the move")
+	table := strings.Split(strings.TrimSpace(o.must(t, at, commands[0])), "\n")[1:]
+	if len(table) != records || slices.ContainsFunc(table, func(row string) bool { return !strings.HasSuffix(strings.TrimSpace(row), " Machine") }) {
+		t.Errorf("%s: %q", commands[0], table)
+	}
+	if out := o.must(t, at, commands[1]); !strings.Contains(out, identity) {
+		t.Errorf("%s: %s, not %s", commands[1], out, identity)
+	}
+	o.must(t, at, commands[2])
+}
