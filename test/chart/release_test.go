@@ -180,6 +180,19 @@ func TestOtherInstallations(t *testing.T) {
 	_, err = i.run(t.Context(), "uninstall", release)
 	refused(t, err, "enforcement is on")
 	i.mustRun(t, "rollback", release, "1")
+
+	// The workload clusters' policies would stay, and nobody would approve for their nodes.
+	_, err = i.run(t.Context(), "upgrade", release, source, values, "--set=enforcement=Audit")
+	refused(t, err, "the workload clusters keep their policies")
+
+	// An upgrade to Leave that failed has left the policies there, of which the release knows no more.
+	_, err = i.run(t.Context(), "upgrade", release, source, values, "--set=enforcement=Leave", `--set-json=extraVolumeMounts=[{"name":"none","mountPath":"/none"}]`)
+	refused(t, err, "volumeMounts")
+	_, err = i.run(t.Context(), "uninstall", release)
+	refused(t, err, "enforcement is on")
+	i.mustKubectl(t, "get", "deployment/node-attestation-controller", "--namespace="+namespace)
+	i.mustRun(t, "rollback", release, "1")
+
 	_, err = i.run(t.Context(), "upgrade", release, source, values, "--set=enforcement=Leave")
 	harness.Must(t, err)
 	i.mustRun(t, "uninstall", release)
@@ -192,7 +205,15 @@ func TestOtherInstallations(t *testing.T) {
 	take := []string{"install", release, source, "--values=" + write(t, "values.yaml", standalone), "--set=enforcement=Enforce"}
 	_, err = i.run(t.Context(), take...)
 	refused(t, err, "invalid ownership metadata")
-	_, err = i.run(t.Context(), append(take, "--take-ownership", "--force-conflicts")...)
+	take = append(take, "--take-ownership", "--force-conflicts")
+	_, err = i.run(t.Context(), append(take, "--set=enforcement=Audit")...)
+	refused(t, err, "policies that this release has not installed")
+	_, err = i.run(t.Context(), append(take, "--rollback-on-failure", `--set-json=extraVolumeMounts=[{"name":"none","mountPath":"/none"}]`)...)
+	refused(t, err, "enforcement is on since before this release")
+	_, err = i.run(t.Context(), "rollback", release, "1", "--force-conflicts")
+	refused(t, err, "volumeMounts")
+	take[0] = "upgrade"
+	_, err = i.run(t.Context(), take...)
 	harness.Must(t, err)
 	after := i.mustKubectl(t, "get", "validatingadmissionpolicies", "--output=jsonpath={.items[*].metadata.uid}")
 	for _, uid := range strings.Fields(before) {

@@ -135,10 +135,9 @@ extraVolumes:
 			if len(got) > 0 {
 				t.Errorf("the chart alone has %q", slices.Sorted(maps.Keys(got)))
 			}
-			expected := []string{"ConfigMap/" + namespace + "/node-attestation-controller"}
+			expected := []string{"ConfigMap/" + namespace + "/node-attestation-controller", "ConfigMap/" + namespace + "/node-attestation-uninstall"}
 			if strings.Contains(c.values, "enforcement: Enforce") {
-				expected = append(expected, "ConfigMap/"+namespace+"/node-attestation-uninstall",
-					"ValidatingAdmissionPolicy//node-attestation-uninstall", "ValidatingAdmissionPolicyBinding//node-attestation-uninstall")
+				expected = append(expected, "ValidatingAdmissionPolicy//node-attestation-uninstall", "ValidatingAdmissionPolicyBinding//node-attestation-uninstall")
 			}
 			if names := slices.Sorted(maps.Keys(own)); !slices.Equal(names, expected) {
 				t.Errorf("of its own it has %q", names)
@@ -324,20 +323,29 @@ func TestEachManifestIsInTheChart(t *testing.T) {
 func TestRefusedValues(t *testing.T) {
 	good := standalone + "enforcement: Audit\n"
 	for name, c := range map[string]struct{ values, says string }{
-		"no values":                  {"{}\n", "enforcement"},
-		"no enforcement":             {standalone, "enforcement"},
-		"no image":                   {configuration + "enforcement: Audit\n", "repository"},
-		"another value":              {good + "replica: 3\n", "replica"},
-		"another field":              {standalone + "  waitDeadLine: 20m\nenforcement: Audit\n", "waitDeadLine"},
-		"no duration":                {standalone + "  waitDeadline: 20\nenforcement: Audit\n", "waitDeadline"},
-		"no such mode of a rule":     {standalone + "  credential: Sometimes\nenforcement: Audit\n", "credential"},
-		"audit by configuration":     {standalone + "  audit: true\nenforcement: Enforce\n", "audit"},
-		"another namespace":          {standalone + "  namespace: other\nenforcement: Enforce\n", "namespace"},
-		"no clusterUID":              {image + "configuration: {signing: {mode: Sign}}\nenforcement: Audit\n", "clusterUID"},
-		"clusterAPI in standalone":   {standalone + "  clusterAPI: {ekSources: [Annotation]}\nenforcement: Audit\n", "configuration"},
-		"no clusterAPI":              {good + "mode: management\n", "clusterAPI"},
-		"a quote in a signer's name": {good + "policies: {machineSigners: [\"a'b\"]}\n", "machineSigners"},
-		"no digest":                  {strings.Replace(good, "tag: devel", "digest: devel", 1), "digest"},
+		"no values":                {"{}\n", "enforcement"},
+		"no enforcement":           {standalone, "enforcement"},
+		"no image":                 {configuration + "enforcement: Audit\n", "repository"},
+		"another value":            {good + "replica: 3\n", "replica"},
+		"another field":            {standalone + "  waitDeadLine: 20m\nenforcement: Audit\n", "waitDeadLine"},
+		"no duration":              {standalone + "  waitDeadline: 20\nenforcement: Audit\n", "waitDeadline"},
+		"no such mode of a rule":   {standalone + "  credential: Sometimes\nenforcement: Audit\n", "credential"},
+		"audit by configuration":   {standalone + "  audit: true\nenforcement: Enforce\n", "audit"},
+		"another namespace":        {standalone + "  namespace: other\nenforcement: Enforce\n", "namespace"},
+		"no clusterUID":            {image + "configuration: {signing: {mode: Sign}}\nenforcement: Audit\n", "clusterUID"},
+		"clusterAPI in standalone": {standalone + "  clusterAPI: {ekSources: [Annotation]}\nenforcement: Audit\n", "configuration"},
+		"no clusterAPI":            {good + "mode: management\n", "clusterAPI"},
+		"a backslash in a user's name": {
+			standalone + "  bootstrappers: [{username: 'CORP\\new', group: machines}]\nenforcement: Enforce\n", "cannot be a name in a policy",
+		},
+		"CEL in a user's name": {
+			standalone + "  bootstrappers: [{username: \"a'] + ['b\", group: machines}]\nenforcement: Enforce\n", "cannot be a name in a policy",
+		},
+		"a line break in a user's name": {standalone + "enforcement: Enforce\npolicies: {movers: [\"a\\nb\"]}\n", "cannot be a name in a policy"},
+		"audit by an argument":          {good + "extraArgs: [--audit]\n", "extraArgs"},
+		"egress to no port":             {good + "networkPolicy: {apiServerPorts: []}\n", "apiServerPorts"},
+		"a quote in a signer's name":    {good + "policies: {machineSigners: [\"a'b\"]}\n", "machineSigners"},
+		"no digest":                     {strings.Replace(good, "tag: devel", "digest: devel", 1), "digest"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

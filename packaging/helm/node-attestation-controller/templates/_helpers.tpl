@@ -60,14 +60,20 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- toJson $names -}}
 {{- end -}}
 
-{{/* nac.extend (list POLICY VARIABLE NAMES): adds names to a list of literals in a policy. */}}
+{{/*
+nac.extend (list POLICY VARIABLE NAMES): adds names to a list of literals in a policy. 'CORP\new' would be another name there, with a line break, and a quote
+would end the literal.
+*/}}
 {{- define "nac.extend" -}}
 {{- $variable := index . 1 -}}
 {{- $names := index . 2 -}}
 {{- range (index . 0).spec.variables -}}
   {{- if and $names (eq .name $variable) -}}
     {{- $literals := regexFindAll "'[^']*'" .expression -1 -}}
-    {{- range $names -}}{{- $literals = append $literals (squote .) -}}{{- end -}}
+    {{- range $names -}}
+      {{- if not (regexMatch "^[^'\"\\\\[:cntrl:]]+$" .) -}}{{- fail (printf "%q cannot be a name in a policy: it has a quote, a backslash or a control character" .) -}}{{- end -}}
+      {{- $literals = append $literals (squote .) -}}
+    {{- end -}}
     {{- $_ := set . "expression" (printf "[%s]" (uniq $literals | join ", ")) -}}
   {{- end -}}
 {{- end -}}
