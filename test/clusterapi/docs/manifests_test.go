@@ -7,6 +7,7 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -212,6 +213,18 @@ func TestClusterClassPatches(t *testing.T) {
 		class := &clusterv1.ClusterClass{}
 		if err := yaml.UnmarshalStrict([]byte(m.text), class); err != nil {
 			t.Fatal(err)
+		}
+		// Whoever may make Clusters of the class must not get files of their own onto machines: a quote, or one of YAML's line breaks, would end the value.
+		pattern := regexp.MustCompile(class.Spec.Variables[0].Schema.OpenAPIV3Schema.Properties["providerID"].Pattern)
+		for _, allowed := range []string{"metal://{{ ds.meta_data.instance_id }}", "aws:///{{ ds.meta_data.placement.availability_zone }}/{{ ds.meta_data.instance_id }}"} {
+			if !pattern.MatchString(allowed) {
+				t.Errorf("%s: refuses %q", m, allowed)
+			}
+		}
+		for _, end := range []string{"'", "\n", "\r", "\u0085", "\u2028", "\u2029", "{% raw %}"} {
+			if pattern.MatchString("metal://x" + end + "- path: /etc/cron.d/x") {
+				t.Errorf("%s: allows %q in a provider ID", m, end)
+			}
 		}
 		for _, patch := range class.Spec.Patches {
 			if got := render(t, patch.EnabledIf, variables); got != "true" {
