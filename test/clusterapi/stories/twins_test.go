@@ -81,8 +81,8 @@ func TestClustersOfTheSameName(t *testing.T) {
 			t.Errorf("the token of one is good in the other: %v", err)
 		}
 		// What it filed, by somebody with a token that is good there.
-		to.refuses(t, hellos[from], verifier.ReasonNodeNameMismatch)
-		to.refuses(t, proofs[from], verifier.ReasonHelloNotFound) // it waits for one until it is denied
+		to.refusesCopy(t, hellos[from], verifier.ReasonNodeNameMismatch)
+		to.refusesCopy(t, proofs[from], verifier.ReasonHelloNotFound) // it waits for one until it is denied
 		// Its user data.
 		from.refusesHost(t, to)
 		if after := to.mustHaveRecord(t, twin); after.UID != before.UID || after.Spec.EK.Fingerprint != before.Spec.EK.Fingerprint ||
@@ -150,8 +150,8 @@ func (c *cluster) asToken(t *testing.T, token string) kubernetes.Interface {
 	return clients
 }
 
-// refuses files again, with the token of its own machine, what was filed in another cluster.
-func (c *cluster) refuses(t *testing.T, filed certificatesv1.CertificateSigningRequest, reason verifier.Reason) {
+// refusesCopy files again, with the token of its own machine, what was filed in another cluster.
+func (c *cluster) refusesCopy(t *testing.T, filed certificatesv1.CertificateSigningRequest, reason verifier.Reason) {
 	t.Helper()
 	again := &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: csr.NewName()}, Spec: certificatesv1.CertificateSigningRequestSpec{
 		Request: filed.Spec.Request, SignerName: filed.Spec.SignerName, Usages: filed.Spec.Usages, ExpirationSeconds: filed.Spec.ExpirationSeconds,
