@@ -91,7 +91,7 @@ func StartClusterAPI(ctx context.Context, cp *ControlPlane, opts ClusterAPIOptio
 	c.KubeadmBootstrap = &Manager{
 		cp: cp, path: components.KubeadmBootstrap, manifests: filepath.Join(components.Source, "bootstrap/kubeadm"), provider: "kubeadm", kind: "BootstrapProvider",
 		namespace: "capi-kubeadm-bootstrap-system", account: "capi-kubeadm-bootstrap-manager",
-		args: []string{gatesFlag(gates), "--bootstrap-token-ttl=" + cmp.Or(opts.BootstrapTokenTTL, 15*time.Minute).String()},
+		args: []string{gatesFlag(gates), tokenFlag(opts.BootstrapTokenTTL)},
 	}
 	if err := c.install(ctx, cp, ca, components); err != nil {
 		return nil, fmt.Errorf("install Cluster API: %w", err)
@@ -127,6 +127,17 @@ func (c *ClusterAPI) Logs() string {
 
 func (c *ClusterAPI) managers() []*Manager {
 	return slices.DeleteFunc([]*Manager{c.Core, c.KubeadmBootstrap}, func(m *Manager) bool { return m == nil })
+}
+
+// RestartKubeadmBootstrap restarts the kubeadm bootstrap provider with another life of bootstrap tokens: see BootstrapTokenTTL.
+func (c *ClusterAPI) RestartKubeadmBootstrap(ctx context.Context, tokenTTL time.Duration) error {
+	m := c.KubeadmBootstrap
+	m.args[len(m.args)-1] = tokenFlag(tokenTTL)
+	return m.Restart(ctx)
+}
+
+func tokenFlag(ttl time.Duration) string {
+	return "--bootstrap-token-ttl=" + cmp.Or(ttl, 15*time.Minute).String()
 }
 
 func gatesFlag(gates map[string]bool) string {
