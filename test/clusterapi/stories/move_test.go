@@ -32,9 +32,11 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// A user moves a Cluster to another management cluster in the middle of a rollout, and back, by the commands of the guide. clusterctl refuses
-// while a Machine has no Node. While the Cluster is paused, a renewal waits; the other management cluster grants it, by the record that came
-// along. The rollout ends there. Back at the first one a Machine is added. No machine joins or boots twice.
+// A user moves a Cluster to another management cluster in the middle of a rollout, and back, by
+// the commands of the guide. clusterctl refuses while a Machine has no Node. While the Cluster
+// is paused, a renewal waits; the other management cluster grants it, by the record that came
+// along. The rollout ends there. Back at the first one a Machine is added. No machine joins or
+// boots twice.
 func TestMove(t *testing.T) {
 	full(t)
 	t.Parallel()
@@ -75,7 +77,8 @@ func TestMove(t *testing.T) {
 	moved := d.awaitRunning(t, 3)
 	started := d.startedMachines(t, moved)
 
-	// Something of the provider's keeps clusterctl waiting when it has paused the Cluster. Nothing is decided in that time.
+	// Something of the provider's keeps clusterctl waiting when it has paused the Cluster. Nothing
+	// is decided in that time.
 	o.must(t, target, o.overlay(t))
 	records, identity := here.recordsByName(t), c.identity(t)
 	served := here.logSize(t)
@@ -163,7 +166,8 @@ func TestMove(t *testing.T) {
 	}
 }
 
-// newTarget starts a second management cluster, with the first one's hosts. Our part is not there yet.
+// newTarget starts a second management cluster, with the first one's hosts. Our part is not
+// there yet.
 func newTarget(t *testing.T) *bed {
 	t.Helper()
 	cp, err := testbed.Start(t.Context(), testbed.Options{Etcd: shared.ControlPlane})
@@ -289,14 +293,16 @@ func (d *machineDeployment) haveNotBooted(t *testing.T, before map[string]starte
 	}
 }
 
-// makeRenewalDue has others be able to read a machine's key, for which the plugin replaces it. The kubelet asks the plugin when it starts.
+// makeRenewalDue has others be able to read a machine's key, for which the plugin replaces it.
+// The kubelet asks the plugin when it starts.
 func (d *machineDeployment) makeRenewalDue(t *testing.T, m clusterv1.Machine) {
 	t.Helper()
 	d.runOn(t, m, "chmod", "0644", filepath.Join(cache.DefaultPath, cache.CurrentFile))
 	d.runOn(t, m, "systemctl", "restart", "kubelet")
 }
 
-// awaitRenewal waits until a machine has its new certificate, which its record has besides those that it had.
+// awaitRenewal waits until a machine has its new certificate, which its record has besides
+// those that it had.
 func (d *machineDeployment) awaitRenewal(t *testing.T, m clusterv1.Machine, before map[string]v1alpha1.NodeAttestation) {
 	t.Helper()
 	began := time.Now()
@@ -317,7 +323,8 @@ func (s *story) recordsByName(t *testing.T) map[string]v1alpha1.NodeAttestation 
 	return all
 }
 
-// haveMoved checks that the records say what they said, and belong to the Machines that there are now.
+// haveMoved checks that the records say what they said, and belong to the Machines that there
+// are now.
 func (s *story) haveMoved(t *testing.T, before map[string]v1alpha1.NodeAttestation, identity, identityBefore string) {
 	t.Helper()
 	if identity != identityBefore {
@@ -412,7 +419,8 @@ func (s *story) logFrom(t *testing.T, size int64) string {
 	return string(log[size:])
 }
 
-// hasDoneNothing checks that the controller has done nothing for a Cluster since. That a connection was closed is another logger's word.
+// hasDoneNothing checks that the controller has done nothing for a Cluster since. That a
+// connection was closed is another logger's word.
 func (s *story) hasDoneNothing(t *testing.T, since int64) {
 	t.Helper()
 	for line := range strings.Lines(s.logFrom(t, since)) {
@@ -473,7 +481,8 @@ func (o *operator) target(t *testing.T, to *bed) {
 	harness.Must(t, os.WriteFile(filepath.Join(o.dir, "target.kubeconfig"), content, 0o600))
 }
 
-// run runs what the guide says in a management cluster, and returns all that is printed. The guide's namespace is the story's.
+// run runs what the guide says in a management cluster, and returns all that is printed. The
+// guide's namespace is the story's.
 func (o *operator) run(t *testing.T, at *bed, script string) (string, error) {
 	script = strings.ReplaceAll(script, "--namespace=fleet", "--namespace="+o.namespace)
 	cmd := exec.CommandContext(t.Context(), "sh", "-euc", script)
@@ -532,7 +541,8 @@ func (o *operator) install() string {
 	return "kubectl apply --server-side -k " + o.examples + "/management"
 }
 
-// checkAfterMove has the guide's commands say what the guide says that they do, but for the last one, and runs that.
+// checkAfterMove has the guide's commands say what the guide says that they do, but for the
+// last one, and runs that.
 func (o *operator) checkAfterMove(t *testing.T, at *bed, records int, identity string) {
 	t.Helper()
 	commands := o.block(t, "after the move")
