@@ -17,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
@@ -81,6 +82,7 @@ const (
 
 // platform remembers what it was asked.
 type platform struct {
+	namespace string // of the world that it is for
 	mu        sync.Mutex
 	allocated map[types.UID]string
 	on        map[string]boot
@@ -113,7 +115,7 @@ func (p *platform) Allocate(_ context.Context, owner types.UID, _ string) (metal
 
 func (p *platform) PowerOn(ctx context.Context, id string, metadata metal.Metadata, userData []byte) error {
 	all := &infrav1.MetalMachineList{}
-	if err := shared.client.List(ctx, all); err != nil {
+	if err := shared.client.List(ctx, all, client.InNamespace(p.namespace)); err != nil {
 		return err
 	}
 	p.mu.Lock()
@@ -167,7 +169,7 @@ func newWorld(t *testing.T) *world {
 	t.Parallel()
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "metal-"}}
 	harness.Must(t, shared.client.Create(t.Context(), namespace))
-	w := &world{&platform{allocated: map[types.UID]string{}, on: map[string]boot{}}, t, namespace.Name, nil, func() {}}
+	w := &world{&platform{namespace: namespace.Name, allocated: map[types.UID]string{}, on: map[string]boot{}}, t, namespace.Name, nil, func() {}}
 	w.cluster = &clusterv1.Cluster{ObjectMeta: w.meta("c"), Spec: clusterv1.ClusterSpec{
 		InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: infrav1.GroupVersion.Group, Kind: "MetalCluster", Name: "c"},
 	}}
@@ -549,6 +551,30 @@ func TestCRDs(t *testing.T) {
 	for _, crd := range crds {
 		if _, ok := crd.Labels["clusterctl.cluster.x-k8s.io"]; !ok || crd.Labels["cluster.x-k8s.io/v1beta2"] != "v1beta1" {
 			t.Errorf("%s: %v", crd.Name, crd.Labels)
+		}
+	}
+}
+
+// Nobody chooses a host by a template, whose EKs would then be nobody's word, nor another host for a
+// MetalMachine, which would be wiped with it.
+func TestNobodyChoosesAHost(t *testing.T) {
+	w := newWorld(t)
+	template := &unstructured.Unstructured{Object: map[string]any{
+		"metadata": map[string]any{"namespace": w.name, "name": "choosy"},
+		"spec":     map[string]any{"template": map[string]any{"spec": map[string]any{"providerID": "metal://host-of-others"}}},
+	}}
+	template.SetGroupVersionKind(infrav1.GroupVersion.WithKind("MetalMachineTemplate"))
+	err := client.WithFieldValidation(shared.client, metav1.FieldValidationStrict).Create(t.Context(), template)
+	if !apierrors.IsBadRequest(err) {
+		t.Errorf("a template with a host: %v", err)
+	}
+
+	m := &infrav1.MetalMachine{ObjectMeta: w.meta("chosen")}
+	w.create(m)
+	w.patch(m, func() { m.Spec.ProviderID = "metal://host-1" })
+	for _, other := range []string{`{"spec":{"providerID":"metal://host-2"}}`, `{"spec":{"providerID":null}}`, `{"spec":null}`} {
+		if err := shared.client.Patch(t.Context(), m, client.RawPatch(types.MergePatchType, []byte(other))); !apierrors.IsInvalid(err) {
+			t.Errorf("%s: %v", other, err)
 		}
 	}
 }

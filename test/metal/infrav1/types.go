@@ -118,8 +118,10 @@ type MetalClusterTemplateList struct {
 	Items           []MetalClusterTemplate `json:"items"`
 }
 
-// MetalMachine is the host of a Machine.
+// MetalMachine is the host of a Machine. It keeps its provider ID: another one would be a host that
+// was never allocated for it, and that is wiped with it.
 //
+// +kubebuilder:validation:XValidation:rule=`oldSelf.?spec.?providerID.orValue("") in ["", self.?spec.?providerID.orValue("")]`,message="a MetalMachine keeps its host"
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
 // +kubebuilder:resource:path=metalmachines,categories=cluster-api
@@ -139,7 +141,7 @@ type MetalMachine struct {
 
 // MetalMachineSpec is what the provider must not forget. A user leaves it empty.
 type MetalMachineSpec struct {
-	// ProviderID is metal:// and the host's ID.
+	// ProviderID is metal:// and the host's ID. It never becomes that of another host.
 	// +optional
 	// +kubebuilder:validation:MaxLength=512
 	ProviderID string `json:"providerID,omitempty"`
@@ -191,8 +193,13 @@ type MetalMachineTemplateResource struct {
 	// +optional
 	ObjectMeta clusterv1.ObjectMeta `json:"metadata,omitempty,omitzero"`
 	// +optional
-	Spec MetalMachineSpec `json:"spec,omitempty"`
+	Spec MetalMachineTemplateMachineSpec `json:"spec,omitempty"`
 }
+
+// MetalMachineTemplateMachineSpec is what a user may say about a host: nothing. It must not have
+// the provider ID: that would be a host of the user's choice, without the platform's word on its
+// EKs.
+type MetalMachineTemplateMachineSpec struct{}
 
 // MetalMachineTemplateList has MetalMachineTemplates.
 //
