@@ -184,6 +184,8 @@ func TestOtherInstallations(t *testing.T) {
 	// The workload clusters' policies would stay, and nobody would approve for their nodes.
 	_, err = i.run(t.Context(), "upgrade", release, source, values, "--set=enforcement=Audit")
 	refused(t, err, "the workload clusters keep their policies")
+	_, err = i.run(t.Context(), "upgrade", release, source, "--values="+write(t, "values.yaml", standalone), "--set=enforcement=Audit")
+	refused(t, err, "mode standalone does not serve them")
 
 	// An upgrade to Leave that failed has left the policies there, of which the release knows no more.
 	_, err = i.run(t.Context(), "upgrade", release, source, values, "--set=enforcement=Leave", `--set-json=extraVolumeMounts=[{"name":"none","mountPath":"/none"}]`)
@@ -195,7 +197,11 @@ func TestOtherInstallations(t *testing.T) {
 
 	_, err = i.run(t.Context(), "upgrade", release, source, values, "--set=enforcement=Leave")
 	harness.Must(t, err)
-	i.mustRun(t, "uninstall", release)
+	// A policy that is deleted refuses for some seconds more. Then it is enough to ask again.
+	harness.Eventually(t, 20*time.Second, "an uninstallation after Leave", func() bool {
+		_, err := i.run(t.Context(), "uninstall", release)
+		return err == nil
+	})
 	if got := policies(); got != "" {
 		t.Errorf("uninstalled, and there are the policies %s", got)
 	}
@@ -206,8 +212,10 @@ func TestOtherInstallations(t *testing.T) {
 	_, err = i.run(t.Context(), take...)
 	refused(t, err, "invalid ownership metadata")
 	take = append(take, "--take-ownership", "--force-conflicts")
-	_, err = i.run(t.Context(), append(take, "--set=enforcement=Audit")...)
-	refused(t, err, "policies that this release has not installed")
+	for _, enforcement := range []string{"Audit", "Leave"} {
+		_, err = i.run(t.Context(), append(take, "--set=enforcement="+enforcement)...)
+		refused(t, err, "policies that this release has not installed")
+	}
 	_, err = i.run(t.Context(), append(take, "--rollback-on-failure", `--set-json=extraVolumeMounts=[{"name":"none","mountPath":"/none"}]`)...)
 	refused(t, err, "enforcement is on since before this release")
 	_, err = i.run(t.Context(), "rollback", release, "1", "--force-conflicts")
