@@ -46,12 +46,12 @@ packages: ## make deb, rpm, tarball and sysext image of the plugin, with SBOMs a
 	@scripts/need mksquashfs
 	@packaging/build "$$DIST"
 
-# After "packages" and "image", whose SHA256SUMS it adds to.
+# Run it after "packages" and "image": it adds to their SHA256SUMS.
 .PHONY: chart-package
 chart-package: ## make the Helm chart's archive in DIST (also: VERSION)
 	@packaging/helm/build "$$DIST"
 
-# On a base that is fetched by its digest: BASE_IMAGE, or that of .ko.yaml. After "packages", whose SHA256SUMS it adds to.
+# The base is fetched by its digest: BASE_IMAGE, or the one of .ko.yaml. Run it after "packages": it adds to SHA256SUMS.
 .PHONY: image
 image: ## make the controller's image in DIST, with SBOMs, on BASE_IMAGE (NAME@sha256:...), and push it to IMAGE_REPO if that is set (also: VERSION, ARCHES)
 	@packaging/image/build "$$DIST"
@@ -132,14 +132,15 @@ test: ## run everything, unit and end to end against a real control plane and so
 	@scripts/ran bin/e2e.json $(TPM_E2E) $(if $(ROOT),$(NODE_E2E))
 	$(if $(ROOT),,@echo "*** the tests of real kubelets, of kubeadm and of packages that are installed were skipped: they need root ***")
 
-# The oldest kubelet that Kubernetes supports beside this API server, three minors back, and one of the API server's own minor. Go's limit on the
-# test holds for the build, too: with its default of 10 minutes the kubelet was never built on a busy machine.
+# The oldest kubelet that Kubernetes supports with this API server, three minors older, and one of the same minor.
+# -timeout includes the build: on a busy machine the kubelet takes longer than the default of 10 minutes.
 .PHONY: test-skew
-test-skew: ## run the oldest kubelet that Kubernetes supports beside the control plane, 1.33, and one of its own minor (as root; builds for some 10 minutes the first time)
+test-skew: ## run kubelets of Kubernetes 1.33, the oldest that the API server supports, and of its own version (as root; the first time builds for 10 minutes)
 	@scripts/need swtpm mount ip mksquashfs
 	cd test && KUBELET_AUTHENTICATOR_TEST_KUBELETS=v1.33 go test -count=1 -timeout 60m -run TestNodeBecomesReady -v ./node
 
-# The earliest commit that upgrades are tested from; UPGRADE_FROM=v1.2.3 is another one. It is built from the repository's history, which a tarball does not have.
+# The earliest commit that upgrades are tested from. UPGRADE_FROM=v1.2.3 selects another one. The test builds it from
+# the repository's history, which a tarball does not have.
 UPGRADE_FROM ?= e670793
 .PHONY: test-upgrade
 test-upgrade: export KUBELET_AUTHENTICATOR_TEST_UPGRADE_FROM := $(UPGRADE_FROM)
@@ -152,7 +153,7 @@ test-cert-manager: ## run the real cert-manager, too, before the policies for it
 	@scripts/need swtpm
 	cd test && go test -count=1 -tags certmanager -run TestRealCertManager -v ./policies
 
-# A test binary's time limit counts what it builds: the managers, kubelet and kubeadm take minutes on two processors.
+# -timeout includes what the tests build: managers, kubelet and kubeadm take minutes on two processors.
 .PHONY: test-clusterapi
 test-clusterapi: ## run all stories with Cluster API's real managers, and machines that join with cloud-init and kubeadm (as root, for many minutes)
 	@scripts/need $(E2E_NEEDS)

@@ -31,13 +31,13 @@ const (
 )
 
 // setByChart are the fields of the configuration that the chart's manifests fix: namespace, ports,
-// names in roles. Nobody can set them by values. "audit" is the value "enforcement".
+// names in roles. The values cannot set them. "audit" follows from the value "enforcement".
 var setByChart = []string{"namespace", "audit", "challengeKeySecret", "leaderElection", "metricsBindAddress", "healthBindAddress"}
 
 // node is a part of a JSON schema, or of the values.
 type node = map[string]any
 
-// makeChart returns the files of the Helm chart that are made, by file name.
+// makeChart returns the generated files of the Helm chart, by file name.
 func makeChart(repository string) (map[string]string, error) {
 	files := os.DirFS(repository)
 	var root, values node
@@ -99,8 +99,8 @@ func properties(of node) node {
 	return found
 }
 
-// valueRows adds a row for each value. Without a description, or without a line in values.yaml,
-// there would be one that nobody can look up.
+// valueRows adds a row for each value. It fails if a value has no description, or is missing in
+// values.yaml or in the schema.
 func valueRows(rows *page, root node, prefix string, of, values node) error {
 	names := []string{}
 	for name := range properties(of) {
@@ -169,7 +169,7 @@ func (c configSchema) object(of reflect.Type) node {
 	return node{"type": "object", "additionalProperties": false, "properties": fields}
 }
 
-// durations are those of Go, all units.
+// durations matches what time.ParseDuration accepts, without signs.
 const durations = `^([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$`
 
 func (c configSchema) value(of reflect.Type) node {

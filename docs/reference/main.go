@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command reference writes the reference pages of the CRD and of both configuration files into a
-// folder, and the schema of the Helm chart's values and its README. `make generate` runs it.
+// Command reference writes into a folder: the reference pages of the CRD and of both configuration
+// files, the schema of the Helm chart's values, and the chart's README. `make generate` runs it.
 //
 // Fields and descriptions are those of the Go types and their comments, defaults those of the
 // programs. The limits of records are the CRD's, which is made from the same types.

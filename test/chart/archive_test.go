@@ -12,8 +12,8 @@ import (
 	"testing"
 )
 
-// The archive is the chart, for the image of its version. Made again, of files of other ages, it has
-// the same bytes, and other artifacts keep their lines in SHA256SUMS.
+// The archive is the chart, with the image of its version. Made a second time, it has the same
+// bytes. Other artifacts keep their lines in SHA256SUMS.
 func TestArchive(t *testing.T) {
 	t.Parallel()
 	const name = "node-attestation-controller-1.2.3-rc.1.tgz"

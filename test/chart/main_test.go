@@ -2,9 +2,9 @@
 
 //go:build helm
 
-// Package chart tests the Helm chart of node-attestation-controller with the real helm: what it
-// renders is what kustomize renders, and it installs, upgrades, rolls back and uninstalls on a real
-// API server.
+// Package chart tests the Helm chart of node-attestation-controller with the real helm. The chart
+// renders the same objects as kustomize. It is installed, upgraded, rolled back and uninstalled on
+// a real API server.
 package chart
 
 import (

@@ -36,8 +36,8 @@ type installed struct {
 	token      string
 }
 
-// The story of a cluster: audit, enforcement, another release, back again, and the end. Nothing ends
-// enforcement on the way, and no record is lost.
+// The story of a cluster: audit, enforcement, upgrade, rollback, uninstall, and a new installation.
+// Enforcement begins and ends only where the values say so, and no record is lost.
 func TestRelease(t *testing.T) {
 	i := prepare(t)
 	values := write(t, "values.yaml", standalone+"  unattestedNodes: [old]\n")
@@ -101,7 +101,7 @@ func TestRelease(t *testing.T) {
 	i.start()
 	i.attests(true)
 
-	// It does not end by surprise.
+	// Uninstalling, forgotten values and another mode do not end enforcement.
 	_, err = i.run(t.Context(), "uninstall", release)
 	refused(t, err, "enforcement is on, and without the controller no node renews")
 	i.enforces(true)
@@ -183,7 +183,7 @@ func TestOtherInstallations(t *testing.T) {
 
 	// The workload clusters' policies would stay, and nobody would approve for their nodes.
 	_, err = i.run(t.Context(), "upgrade", release, source, values, "--set=enforcement=Audit")
-	refused(t, err, "the workload clusters keep their policies")
+	refused(t, err, "the policies of workload clusters let nobody else approve")
 	_, err = i.run(t.Context(), "upgrade", release, source, "--values="+write(t, "values.yaml", standalone), "--set=enforcement=Audit")
 	refused(t, err, "mode standalone does not serve them")
 
@@ -217,7 +217,7 @@ func TestOtherInstallations(t *testing.T) {
 		refused(t, err, "policies that this release has not installed")
 	}
 	_, err = i.run(t.Context(), append(take, "--rollback-on-failure", `--set-json=extraVolumeMounts=[{"name":"none","mountPath":"/none"}]`)...)
-	refused(t, err, "enforcement is on since before this release")
+	refused(t, err, "enforcement was on before this release")
 	_, err = i.run(t.Context(), "rollback", release, "1", "--force-conflicts")
 	refused(t, err, "volumeMounts")
 	take[0] = "upgrade"
@@ -274,14 +274,14 @@ func prepare(t *testing.T) *installed {
 	return i
 }
 
-// start starts the controller anew, with the configuration, the arguments and the rights that the
-// release gives it, and waits until it is ready.
+// start starts the controller again, and waits until it is ready. Configuration, arguments and
+// rights are those of the release.
 func (i *installed) start() {
 	i.t.Helper()
 	if i.controller != nil {
 		harness.Must(i.t, i.controller.Stop())
 	}
-	// Those that are there, and without a controller that answers its probes.
+	// Waits for the policies that exist. No controller answers their probes yet.
 	harness.Must(i.t, controllerprocess.AwaitPolicies(i.t.Context(), i.ControlPlane))
 	configMap, err := i.Client().CoreV1().ConfigMaps(namespace).Get(i.t.Context(), "node-attestation-controller", metav1.GetOptions{})
 	harness.Must(i.t, err)

@@ -57,8 +57,8 @@ patches:
 // The chart installs what the kustomizations do, and the documented overlays over them.
 func TestChartIsTheKustomization(t *testing.T) {
 	for name, c := range map[string]struct {
-		// resources are those of the kustomization, rest is the rest of it. In resources, / is
-		// packaging, and = is an overlay in docs/cluster-setup.md by its title.
+		// resources and rest make up the kustomization. A resource that begins with / is below
+		// packaging. One that begins with = is the title of an overlay in docs/cluster-setup.md.
 		resources []string
 		rest      string
 		values    string
@@ -69,7 +69,7 @@ func TestChartIsTheKustomization(t *testing.T) {
 		"management":       {[]string{"/cluster-api/management"}, "", management + "enforcement: Enforce\n"},
 		"management-audit": {[]string{"/cluster-api/management"}, auditArgument, management + "enforcement: Audit\n"},
 		"management-leave": {[]string{"/cluster-api/management"}, "", management + "enforcement: Leave\n"},
-		// What the configuration asks for is not wanted where nothing is enforced.
+		// With Audit the chart adds none of the optional files.
 		"audit-optional": {[]string{"/kubernetes-audit"}, "", standalone + options + "enforcement: Audit\n"},
 		"optional": {
 			[]string{
@@ -207,8 +207,8 @@ func kustomize(t *testing.T, resources []string, rest string) map[string]string 
 	return all
 }
 
-// render has helm render the chart, and returns its objects without what each has from the chart,
-// and apart from them those that only the chart has.
+// render renders the chart with helm. all has its objects, without the labels and annotations that
+// the chart adds to each. own has the objects that no kustomization has.
 func render(t *testing.T, values string) (all map[string]string, own map[string]*unstructured.Unstructured) {
 	t.Helper()
 	all, own = map[string]string{}, map[string]*unstructured.Unstructured{}
@@ -257,8 +257,8 @@ func render(t *testing.T, values string) (all map[string]string, own map[string]
 
 var literals = regexp.MustCompile(`^\s*\[[^()]*\]\s*$`)
 
-// comparableText returns an object as text. Its lists of literals in CEL are sorted: their order means
-// nothing. The label that says what it is of is the chart's own where a manifest has none.
+// comparableText returns an object as text. Lists of literals in CEL are sorted, since their order
+// means nothing. The label app.kubernetes.io/name is removed, since not every manifest has it.
 func comparableText(t *testing.T, object *unstructured.Unstructured) string {
 	t.Helper()
 	if labels := object.GetLabels(); labels["app.kubernetes.io/name"] == "node-attestation-controller" {

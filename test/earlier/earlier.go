@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package earlier builds the product as an earlier commit of this repository has it, for tests that upgrade from there and go back. Only targets of
-// their own build it: the commit is not in every copy of the sources, and nothing of it is in a build cache.
+// Package earlier builds plugin and controller of an earlier commit of this repository, for tests
+// that upgrade and downgrade. `make test` does not use it: not every copy of the sources has the
+// commit, and the build cache has nothing of it.
 package earlier
 
 import (
@@ -29,7 +30,8 @@ type Release struct {
 	Plugin, Controller string
 }
 
-// Build writes a release's sources into a folder that it makes, and builds its programs there. module is the top folder of the repository.
+// Build creates a folder with a release's sources, and builds its programs there. module is the top
+// folder of the repository.
 func Build(ctx context.Context, module, commit, dir string) (Release, error) {
 	r := In(dir, commit)
 	if err := find(ctx, module, commit); err != nil {
@@ -68,7 +70,7 @@ func find(ctx context.Context, module, commit string) error {
 	if _, err := git("rev-parse", "--verify", "--quiet", "--end-of-options", commit+"^{commit}"); err == nil {
 		return nil
 	}
-	hint := "Fetch it, with its tags"
+	hint := "Run git fetch --tags"
 	if shallow, err := git("rev-parse", "--is-shallow-repository"); err == nil && shallow == "true" {
 		hint = "It is a shallow clone: run git fetch --unshallow --tags"
 	}

@@ -16,15 +16,15 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/metal/infrav1"
 )
 
-// clusterReconciler says that a Cluster's infrastructure is there, and who signs its nodes'
+// clusterReconciler sets a MetalCluster's status: provisioned, and the signers of the nodes'
 // certificates.
 type clusterReconciler struct {
 	client  client.Client
 	signers contract.Signers
 }
 
-// Reconcile is called for each change of a MetalCluster or its Cluster. There is nothing to be
-// undone at the end, so no finalizer.
+// Reconcile is called for each change of a MetalCluster or its Cluster. A deletion has nothing to
+// undo, so there is no finalizer.
 func (r *clusterReconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
 	m := &infrav1.MetalCluster{}
 	if err := r.client.Get(ctx, request.NamespacedName, m); err != nil {
@@ -44,13 +44,13 @@ func (r *clusterReconciler) Reconcile(ctx context.Context, request ctrl.Request)
 	return ctrl.Result{}, contract.SetSigners(ctx, r.client, m, r.signers)
 }
 
-// controlPlaneReconciler says that a control plane is there once its kubeconfig is.
+// controlPlaneReconciler sets a control plane to initialized once its kubeconfig's Secret is there.
 type controlPlaneReconciler struct {
 	client client.Client
 	live   client.Reader
 }
 
-// kubeconfigWait is how often it looks for the kubeconfig.
+// kubeconfigWait is the time between two reads of the kubeconfig's Secret.
 const kubeconfigWait = time.Second
 
 // Reconcile is called for each change of a HostedControlPlane or its Cluster.

@@ -17,23 +17,23 @@ import (
 type Hosts interface {
 	// Allocate returns the host of an owner, the same one each time.
 	Allocate(ctx context.Context, owner types.UID, name string) (Host, error)
-	// PowerOn boots a host with its user data. It returns at once, and does nothing if the host is
-	// on.
+	// PowerOn boots a host with its user data. It does not wait for the boot, and does nothing if
+	// the host is on.
 	PowerOn(ctx context.Context, id string, metadata Metadata, userData []byte) error
-	// Release powers a host off and wipes it. It returns when that is done; an unknown ID is no
-	// error.
+	// Release powers a host off and wipes it, and returns when that is done. An unknown ID is no
+	// error: Release is called again after a crash.
 	Release(ctx context.Context, id string) error
 }
 
-// Host is one machine of the platform. EKs are SHA-256 of each EK's SubjectPublicKeyInfo in
-// lower-case hex.
+// Host is one machine of the platform. EKs has the SHA-256 of each EK's SubjectPublicKeyInfo, in
+// lower-case hex, as the platform knows them. Never take them from the host itself.
 type Host struct {
 	ID        string
 	EKs       []string
 	Addresses []clusterv1.MachineAddress
 }
 
-// Metadata is what cloud-init's NoCloud meta-data has.
+// Metadata goes into cloud-init's meta-data file (datasource NoCloud).
 type Metadata struct {
 	InstanceID, LocalHostname string
 }

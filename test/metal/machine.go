@@ -21,16 +21,17 @@ import (
 
 const (
 	// Finalizer keeps a MetalMachine until its host is off. Cluster API waits for the MetalMachine
-	// before it deletes the Machine. A Machine that is gone has no record any more, so a host that
-	// ran on could no longer be refused by its record.
+	// before it deletes the Machine, and the record is deleted with the Machine. While the host is
+	// on, its record must stay.
 	Finalizer = "metalmachine.infrastructure.cluster.x-k8s.io"
-	// providerIDScheme is what the plugin's configuration has as providerIDScheme. The rest of a
-	// provider ID is the host's ID.
+	// providerIDScheme begins each provider ID. The rest is the host's ID, which is also
+	// cloud-init's instance ID: the plugin's providerID is metal://{{ ds.meta_data.instance_id }}.
 	providerIDScheme = "metal://"
 )
 
-// machineReconciler boots a host for each Machine: it says which host and which TPM, then switches
-// it on. Each step is stored before the next one, and can be taken again after a crash.
+// machineReconciler boots a host for each Machine. It first stores which host and which TPM that
+// is, then powers the host on. Each step is stored before the next one, and can be repeated after a
+// crash.
 type machineReconciler struct {
 	client client.Client
 	live   client.Reader
@@ -69,18 +70,18 @@ func (r *machineReconciler) Reconcile(ctx context.Context, request ctrl.Request)
 	if err := patch(ctx, r.client, m, func() { controllerutil.AddFinalizer(m, Finalizer) }); err != nil {
 		return ctrl.Result{}, err
 	}
-	// 3. Say which host it is, and which TPM that has, before the host can ask for a certificate.
+	// 3. Store which host and which TPM it is, before the host can ask for a certificate.
 	if err := r.identify(ctx, m); err != nil {
 		return ctrl.Result{}, err
 	}
-	// 4. Boot. The Node takes the Machine's name, and its provider ID from cloud-init's instance
-	// ID. After clusterctl move the status is lost, and the host is on: PowerOn does nothing then.
+	// 4. Boot. The Node gets the Machine's name. Its provider ID comes from cloud-init's instance
+	// ID. After clusterctl move the status is lost but the host is on: PowerOn does nothing then.
 	id := strings.TrimPrefix(m.Spec.ProviderID, providerIDScheme)
 	if err := r.hosts.PowerOn(ctx, id, Metadata{InstanceID: id, LocalHostname: machine.Name}, userData); err != nil {
 		return ctrl.Result{}, fmt.Errorf("power on %s: %w", id, err)
 	}
-	// 5. Now Cluster API copies provider ID and addresses to the Machine, whom the controller of
-	// node attestation asks.
+	// 5. Once this is stored, Cluster API copies provider ID and addresses to the Machine. There
+	// node-attestation-controller reads them.
 	before := m.DeepCopy()
 	m.Status = infrav1.MetalMachineStatus{
 		Initialization: infrav1.Initialization{Provisioned: ptr.To(true)},
@@ -90,11 +91,11 @@ func (r *machineReconciler) Reconcile(ctx context.Context, request ctrl.Request)
 	return ctrl.Result{}, client.IgnoreNotFound(r.client.Status().Patch(ctx, m, client.MergeFrom(before)))
 }
 
-// identify has the MetalMachine say which host it is. Nothing but the platform's own word may go
-// into the annotation: whose EK is there gets the Machine's certificate.
+// identify allocates a host, and stores its ID, addresses and EKs in the MetalMachine. The EKs must
+// come from the platform: the TPM with an EK in the annotation gets the Machine's certificate.
 //
-// A host is allocated once, for the UID. clusterctl move gives the MetalMachine another UID, but
-// keeps spec and annotations. So the provider ID in the spec decides, and not the UID.
+// A host is allocated once, by the UID. clusterctl move gives the MetalMachine another UID, but
+// keeps spec and annotations. So a provider ID in the spec means that there is a host already.
 func (r *machineReconciler) identify(ctx context.Context, m *infrav1.MetalMachine) error {
 	if m.Spec.ProviderID != "" {
 		return nil
@@ -120,8 +121,8 @@ func (r *machineReconciler) identify(ctx context.Context, m *infrav1.MetalMachin
 	})
 }
 
-// delete powers the host off and wipes it, with the keys that are on its disk. Then the
-// MetalMachine may go. One without a provider ID has no host that is on.
+// delete powers the host off and wipes its disk, which has keys. Then it removes the finalizer. A
+// MetalMachine without a provider ID has no host that is on.
 func (r *machineReconciler) delete(ctx context.Context, m *infrav1.MetalMachine) error {
 	if !controllerutil.ContainsFinalizer(m, Finalizer) {
 		return nil
@@ -134,9 +135,9 @@ func (r *machineReconciler) delete(ctx context.Context, m *infrav1.MetalMachine)
 	return client.IgnoreNotFound(patch(ctx, r.client, m, func() { controllerutil.RemoveFinalizer(m, Finalizer) }))
 }
 
-// userData returns what the bootstrap provider made for a Machine, nil if it is yet to do so.
-// Machines of a MachinePool share the pool's, which changes when its bootstrap token is rotated:
-// whoever boots later has the new one.
+// userData returns a Machine's bootstrap data, nil if the bootstrap provider has not made it yet.
+// Machines of a MachinePool share one Secret. Its bootstrap token is rotated: a host that boots
+// later gets the new token.
 func (r *machineReconciler) userData(ctx context.Context, machine *clusterv1.Machine) ([]byte, error) {
 	name := machine.Spec.Bootstrap.DataSecretName
 	if _, ok := machine.Labels[clusterv1.MachinePoolNameLabel]; ok {

@@ -30,7 +30,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/metal/infrav1"
 )
 
-// Options are the provider's.
+// Options configure the provider.
 type Options struct {
 	// Hosts is the platform.
 	Hosts Hosts
@@ -39,7 +39,7 @@ type Options struct {
 	Signers contract.Signers
 }
 
-// workers is how many objects of a kind are served at once. Hosts.Release may take long.
+// workers is how many objects of a kind are reconciled at once, since Hosts.Release may take long.
 const workers = 10
 
 // Add adds the provider's reconcilers to a manager, whose scheme has corev1, clusterv1 and
@@ -50,7 +50,7 @@ func Add(ctx context.Context, m ctrl.Manager, o Options) error {
 	}
 	c := m.GetClient()
 	machineKind, poolKind := infrav1.GroupVersion.WithKind("MetalMachine"), infrav1.GroupVersion.WithKind("MetalMachinePool")
-	// A Cluster that is no longer paused has all of its objects looked at.
+	// When a Cluster changes, for example is no longer paused, all of its objects are reconciled.
 	ofCluster := func(list client.ObjectList) handler.MapFunc {
 		mapper, err := util.ClusterToTypedObjectsMapper(c, list, m.GetScheme())
 		if err != nil {
@@ -80,12 +80,12 @@ func Add(ctx context.Context, m ctrl.Manager, o Options) error {
 	)
 }
 
-// clusterOf returns the Cluster of an object, nil if the object is to be left alone: its Cluster is
-// not known, or one of them is paused.
+// clusterOf returns the Cluster of an object. It returns nil if the provider must not touch the
+// object: the Cluster is not there, or the Cluster or the object is paused.
 //
-// clusterctl move depends on that. Objects that it has copied are deleted while their Cluster is
-// paused, and their hosts must stay on. It may have deleted the Cluster before we look, so that an
-// object without one is left alone, too. Cluster API itself never deletes a Cluster before its
+// clusterctl move depends on this. It deletes the objects that it has copied while their Cluster is
+// paused, and their hosts must stay on. The Cluster may be gone before we reconcile, so an object
+// without a Cluster is not touched, either. Cluster API itself never deletes a Cluster before its
 // Machines, nor a Machine before its host.
 func clusterOf(ctx context.Context, c client.Client, object client.Object) (*clusterv1.Cluster, error) {
 	if _, moved := object.GetAnnotations()[clusterctlv1.DeleteForMoveAnnotation]; moved {
@@ -93,7 +93,7 @@ func clusterOf(ctx context.Context, c client.Client, object client.Object) (*clu
 	}
 	name := object.GetLabels()[clusterv1.ClusterNameLabel]
 	if name == "" {
-		return nil, nil // Cluster API is yet to say whose it is
+		return nil, nil // Cluster API has not set the label yet
 	}
 	cluster, err := util.GetClusterByName(ctx, c, object.GetNamespace(), name)
 	if apierrors.IsNotFound(err) || (err == nil && annotations.IsPaused(cluster, object)) {
@@ -131,16 +131,16 @@ func CRDs() ([]*apiextensionsv1.CustomResourceDefinition, error) {
 	return all, nil
 }
 
-// secretValue reads a Secret's key "value" from the API server. A cached one may have a bootstrap
-// token that was rotated since. It returns nil if the Secret is not there yet.
+// secretValue reads a Secret's key "value" from the API server, since a cached Secret may have an
+// old bootstrap token. It returns nil if the Secret is not there yet.
 func secretValue(ctx context.Context, live client.Reader, namespace, name string) ([]byte, error) {
 	secret := &corev1.Secret{}
 	err := live.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, secret)
 	return secret.Data["value"], client.IgnoreNotFound(err)
 }
 
-// patch stores a change of metadata and spec. It fails if the object was written since we have read
-// it: to have been paused or deleted, say.
+// patch stores a change of metadata and spec. It fails if somebody wrote the object after we read
+// it, for example to pause or delete it.
 func patch[T client.Object](ctx context.Context, c client.Client, object T, change func()) error {
 	before := object.DeepCopyObject().(client.Object)
 	change()

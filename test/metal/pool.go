@@ -24,8 +24,8 @@ import (
 const PoolFinalizer = "metalmachinepool.infrastructure.cluster.x-k8s.io"
 
 // poolReconciler makes a MetalMachine for each replica of a MachinePool. Cluster API makes a
-// Machine for each of these, and machineReconciler boots them: an instance's EK and finalizer are
-// no other than a Machine's.
+// Machine for each MetalMachine, and machineReconciler boots it. So instances of pools have EKs and
+// finalizers as other Machines have.
 type poolReconciler struct{ client client.Client }
 
 // Reconcile is called for each change of a MetalMachinePool, its MachinePool, its MetalMachines, or
@@ -64,8 +64,8 @@ func (r *poolReconciler) Reconcile(ctx context.Context, request ctrl.Request) (c
 	return ctrl.Result{}, client.IgnoreNotFound(r.report(ctx, p, list.Items))
 }
 
-// scale makes MetalMachines that are missing and deletes those that are too many. Names are
-// numbered, so that a stale cache makes none twice.
+// scale creates missing MetalMachines and deletes surplus ones. Names are numbered, so that a stale
+// cache cannot make it create one twice.
 func (r *poolReconciler) scale(ctx context.Context, p *infrav1.MetalMachinePool, labels map[string]string, replicas int, all []infrav1.MetalMachine) error {
 	wanted := map[string]bool{}
 	for i := range replicas {
@@ -82,8 +82,8 @@ func (r *poolReconciler) scale(ctx context.Context, p *infrav1.MetalMachinePool,
 	for name := range wanted {
 		m := &infrav1.MetalMachine{ObjectMeta: metav1.ObjectMeta{
 			Name: name, Namespace: p.Namespace, Labels: labels,
-			// No controller's: Cluster API makes the Machine the controller. clusterctl move finds
-			// it by either.
+			// Not a controller reference: Cluster API makes the Machine the controller.
+			// clusterctl move follows both references.
 			OwnerReferences: []metav1.OwnerReference{{
 				APIVersion: infrav1.GroupVersion.String(), Kind: "MetalMachinePool", Name: p.Name, UID: p.UID,
 			}},
@@ -96,7 +96,7 @@ func (r *poolReconciler) scale(ctx context.Context, p *infrav1.MetalMachinePool,
 }
 
 // remove deletes the Machine of a MetalMachine, so that Cluster API drains the node before it
-// deletes the MetalMachine. One that has no Machine yet goes itself.
+// deletes the MetalMachine. Without a Machine it deletes the MetalMachine itself.
 func (r *poolReconciler) remove(ctx context.Context, m *infrav1.MetalMachine) error {
 	if !m.DeletionTimestamp.IsZero() {
 		return nil
@@ -112,8 +112,9 @@ func (r *poolReconciler) remove(ctx context.Context, m *infrav1.MetalMachine) er
 	return client.IgnoreNotFound(r.client.Delete(ctx, object))
 }
 
-// report says which hosts the pool has. It does so by what is in specs, which clusterctl move
-// keeps: Cluster API deletes the Nodes of hosts that have left the list.
+// report lists the pool's hosts in its spec. It takes them from the MetalMachines' specs, which
+// clusterctl move keeps, and not from a status: Cluster API deletes the Nodes of hosts that are no
+// longer in the list.
 func (r *poolReconciler) report(ctx context.Context, p *infrav1.MetalMachinePool, all []infrav1.MetalMachine) error {
 	ids := []string{}
 	for _, m := range all {
@@ -133,7 +134,7 @@ func (r *poolReconciler) report(ctx context.Context, p *infrav1.MetalMachinePool
 	return r.client.Status().Patch(ctx, p, client.MergeFrom(before))
 }
 
-// delete removes all hosts. Then the pool may go.
+// delete removes all hosts, then the pool's finalizer.
 func (r *poolReconciler) delete(ctx context.Context, p *infrav1.MetalMachinePool, all []infrav1.MetalMachine) error {
 	for i := range all {
 		if err := r.remove(ctx, &all[i]); err != nil {
@@ -141,7 +142,7 @@ func (r *poolReconciler) delete(ctx context.Context, p *infrav1.MetalMachinePool
 		}
 	}
 	if len(all) > 0 {
-		return nil // each that goes is an event
+		return nil // each deletion calls Reconcile again
 	}
 	return client.IgnoreNotFound(patch(ctx, r.client, p, func() { controllerutil.RemoveFinalizer(p, PoolFinalizer) }))
 }

@@ -14,11 +14,12 @@ import (
 	"time"
 )
 
-// cachedFor is how long a folder that nobody uses any more is kept.
+// cachedFor is how long an unused folder is kept.
 const cachedFor = 7 * 24 * time.Hour
 
-// Cached returns a folder of the components' cache, which make has filled when its key was not there yet. key is all that decides what is in it. Programs
-// that ask at the same time wait for each other. Nobody may write into the folder afterwards.
+// Cached returns a folder of the components' cache. If there is none for the key, fill fills a new
+// one. The key must have everything that decides the content. Programs that call this at the same
+// time wait for each other. Nobody may write into the folder afterwards.
 func Cached(ctx context.Context, kind string, key []byte, progress io.Writer, fill func(folder string) error) (string, error) {
 	base, err := cacheFolder()
 	if err != nil {
@@ -27,7 +28,7 @@ func Cached(ctx context.Context, kind string, key []byte, progress io.Writer, fi
 	if err := os.MkdirAll(base, 0o700); err != nil {
 		return "", fmt.Errorf("make the components' cache: %w", err)
 	}
-	// Not the components' lock, which a build holds for minutes.
+	// A lock of its own, since a build holds the components' lock for minutes.
 	unlock, err := lockFile(ctx, filepath.Join(base, kind+".lock"), progress)
 	if err != nil {
 		return "", fmt.Errorf("lock the cache of %s: %w", kind, err)
@@ -56,7 +57,8 @@ func Cached(ctx context.Context, kind string, key []byte, progress io.Writer, fi
 	return folder, os.Rename(partial, folder) //nolint:gosec // G703: the cache is where the user says
 }
 
-// removeUnused removes what nobody has asked for in a while: each change of what decides over the content leaves one behind.
+// removeUnused removes folders that nobody has used for cachedFor. Each change of a key leaves an
+// unused folder behind.
 func removeUnused(pattern string) error {
 	folders, err := filepath.Glob(pattern)
 	if err != nil {

@@ -14,9 +14,10 @@ import (
 
 // cloudInitScript makes the layer in the folder $1.
 //
-// apt says which packages the machine, which has this one's /usr, lacks. --reinstall has it fetch cloud-init itself in any case, for the files in /etc.
-// Nothing is installed here. preset-all makes the links that the package's postinst makes. The compiled files are never compared with their sources,
-// whose times an overlay file system may change.
+// The layer lies over this machine's /usr, so apt fetches only packages that are not installed
+// here. With --reinstall it fetches cloud-init itself in any case, for the files in /etc. Nothing
+// is installed here. preset-all makes the links that the package's postinst makes. Python must not
+// compare compiled files with their sources: an overlay file system may change the sources' times.
 const cloudInitScript = `
 debs=$(mktemp -d)
 trap 'rm -r "$debs"' EXIT
@@ -39,8 +40,9 @@ python3 -m compileall -q --invalidation-mode unchecked-hash -s "$1" -p / usr/lib
 test -x usr/bin/cloud-init
 `
 
-// CloudInit returns the layer (see MachineOptions) with the distribution's own cloud-init, and what it needs that is not installed here. The first time it
-// downloads the packages, which needs apt, and root if apt's lists are not there.
+// CloudInit returns a layer (see MachineOptions) with the distribution's own cloud-init, and those
+// of its dependencies that are not installed here. The first time it downloads the packages. This
+// needs apt, and root if apt's lists are not there.
 func CloudInit(ctx context.Context, progress io.Writer) (string, error) {
 	// What is installed decides what has to be downloaded.
 	installed, err := os.ReadFile("/var/lib/dpkg/status")
@@ -58,7 +60,8 @@ func CloudInit(ctx context.Context, progress io.Writer) (string, error) {
 	})
 }
 
-// cloudInitConfig is what an image for this platform has in /etc/cloud: where the seed is, and nothing about users, whom nobody logs in as.
+// cloudInitConfig is the configuration in /etc/cloud of an image for this platform: the datasource,
+// and no users, since nobody logs in.
 const cloudInitConfig = `datasource_list: [NoCloud, None]
 locale: C.UTF-8
 users: {}
@@ -66,8 +69,9 @@ ssh_deletekeys: false
 ssh_genkeytypes: [ed25519]
 `
 
-// CloudInitSeed returns the files by which cloud-init finds its metadata and user data, as with a disk that a platform attaches (NoCloud), and the
-// setting that it looks nowhere else. hostname is the name that cloud-init gives the machine.
+// CloudInitSeed returns files for cloud-init: metadata and user data in the folder of the
+// datasource NoCloud, and a configuration with no other datasource. hostname is the name that
+// cloud-init gives the machine.
 func CloudInitSeed(instanceID, hostname string, userData []byte) (map[string]string, error) {
 	metadata, err := json.Marshal(map[string]string{"instance-id": instanceID, "local-hostname": hostname}) // which is YAML, too
 	if err != nil {
@@ -82,7 +86,8 @@ func CloudInitSeed(instanceID, hostname string, userData []byte) (map[string]str
 	}, nil
 }
 
-// CloudInitLog returns what cloud-init and the commands of the user data have printed, and cloud-init's own warnings, for the message of a failed test.
+// CloudInitLog returns the output of cloud-init and of the user data's commands, and cloud-init's
+// own warnings, for the message of a failed test.
 func (m *Machine) CloudInitLog() string {
 	var all strings.Builder
 	for _, name := range []string{"cloud-init-output.log", "cloud-init.log"} {

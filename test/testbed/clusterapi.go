@@ -27,17 +27,17 @@ import (
 type ClusterAPIOptions struct {
 	// Components to use; nil means those that BuildClusterAPI returns.
 	Components *ClusterAPIComponents
-	// BootstrapTokenTTL is how long a token lives with which a machine joins; zero means 15 minutes, as
-	// Cluster API has it.
+	// BootstrapTokenTTL is the lifetime of bootstrap tokens. Zero means 15 minutes, Cluster API's
+	// default.
 	BootstrapTokenTTL time.Duration
 	// FeatureGates are added to clusterAPIGates, and win over them.
 	FeatureGates map[string]bool
-	// Controllers are those that the controller manager runs beside the two that are needed.
+	// Controllers are added to the two controllers that the controller manager has to run.
 	Controllers []string
 }
 
-// clusterAPIGates are the feature gates of both managers. Without the rate limit a manager reconciles
-// an object again at once, not a second later at the earliest: the tests take half of the time.
+// clusterAPIGates are the feature gates of both managers. The rate limit delays a second reconcile
+// of an object by at least a second. Without it the tests take half of the time.
 var clusterAPIGates = map[string]bool{"ClusterTopology": true, "ReconcilerRateLimiting": false}
 
 // ClusterAPI is a running core manager and kubeadm bootstrap provider.
@@ -50,13 +50,13 @@ type ClusterAPI struct {
 // The managers have their webhooks' certificate in this folder, below the control plane's.
 const webhookCertDir = "cluster-api-webhooks"
 
-// StartClusterAPI makes a control plane a management cluster, as `clusterctl init` does: the
-// manifests of Cluster API's core and of its kubeadm bootstrap provider are installed, with their
-// webhooks, conversions and rights. The managers run as processes, each on its service account's
+// StartClusterAPI makes a control plane a management cluster, as `clusterctl init` does. It
+// installs the manifests of Cluster API's core and of its kubeadm bootstrap provider, with their
+// webhooks, conversions and rights. The managers run as processes, each with its service account's
 // credential. It returns when both are ready.
 //
-// It starts the control plane's controller manager too, which has to aggregate the core manager's
-// rights, and to collect what has lost its owner.
+// It also starts the control plane's controller manager: this aggregates the core manager's rights,
+// and collects objects without an owner.
 func StartClusterAPI(ctx context.Context, cp *ControlPlane, opts ClusterAPIOptions) (_ *ClusterAPI, err error) {
 	components := opts.Components
 	if components == nil {
@@ -104,7 +104,7 @@ func StartClusterAPI(ctx context.Context, cp *ControlPlane, opts ClusterAPIOptio
 	return c, nil
 }
 
-// Stop kills the managers: nothing is kept, so nothing is gained by an orderly end.
+// Stop kills the managers. No state is kept, so they need no graceful shutdown.
 func (c *ClusterAPI) Stop() error {
 	var errs []error
 	for _, m := range c.managers() {
@@ -195,7 +195,8 @@ func (c *ClusterAPI) install(ctx context.Context, cp *ControlPlane, ca []byte, c
 	return c.awaitRights(ctx, cp)
 }
 
-// awaitRights waits for the role that is made of others. The managers' other rights come first.
+// awaitRights waits until the core manager's aggregated role has rules that are in effect. The
+// managers' other rights were created before it.
 func (c *ClusterAPI) awaitRights(ctx context.Context, cp *ControlPlane) error {
 	const aggregated = "capi-aggregated-manager-role"
 	role, err := cp.client.RbacV1().ClusterRoles().Get(ctx, aggregated, metav1.GetOptions{})
@@ -262,7 +263,7 @@ func (m *Manager) direct(webhook map[string]any, bundle string) {
 	webhook["clientConfig"] = map[string]any{"url": "https://" + m.webhook.Addr() + path, "caBundle": bundle}
 }
 
-// inventory is what clusterctl knows of the provider.
+// inventory returns the object by which clusterctl knows the provider.
 func (m *Manager) inventory(version string) *unstructured.Unstructured {
 	object := &unstructured.Unstructured{Object: map[string]any{"providerName": m.provider, "type": m.kind, "version": version}}
 	object.SetGroupVersionKind(schema.GroupVersionKind{Group: "clusterctl.cluster.x-k8s.io", Version: "v1alpha3", Kind: "Provider"})
@@ -271,10 +272,11 @@ func (m *Manager) inventory(version string) *unstructured.Unstructured {
 	return object
 }
 
-// ServiceAccount returns whom the manager acts as.
+// ServiceAccount returns the manager's service account.
 func (m *Manager) ServiceAccount() (namespace, name string) { return m.namespace, m.account }
 
-// Start starts the manager, again after it has ended, and returns when it is ready and its webhooks answer.
+// Start starts the manager, and returns when it is ready and its webhooks answer. It may be called
+// again after the manager has ended.
 func (m *Manager) Start(ctx context.Context) error {
 	if m.process != nil && !m.process.ended() {
 		return fmt.Errorf("start %s: it is running", m.account)
@@ -341,7 +343,7 @@ func (m *Manager) PID() int { return m.process.PID() }
 // MetricsURL is where the manager serves its metrics.
 func (m *Manager) MetricsURL() string { return "http://" + m.diagnostics.Addr() + "/metrics" }
 
-// LogFile is the path of what the manager prints, appended to from one start to the next.
+// LogFile is the path of the manager's log. Each start appends to it.
 func (m *Manager) LogFile() string { return m.cp.path(m.account + ".log") }
 
 // LogTail returns the end of the log.

@@ -112,8 +112,8 @@ stringData: {value: %[3]q}
 )
 
 // A MachineDeployment scales from 0 to 3 to 1, with a restart of the managers in between. There is
-// no infrastructure: what counts is that bootstrap data is made, and that it is gone with its Machine.
-// The Cluster is of an older version of the API, which only the conversion webhook knows.
+// no infrastructure: the test checks that bootstrap data is made, and deleted with its Machine. The
+// Cluster is written in an older API version, so that the conversion webhook is needed.
 func TestClusterAPI(t *testing.T) {
 	Full(t)
 	components := buildForTest(t)

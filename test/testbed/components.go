@@ -49,7 +49,7 @@ type KubeletComponents struct {
 	KubernetesVersion string
 }
 
-// ClusterAPIComponents are the paths of what StartClusterAPI runs.
+// ClusterAPIComponents are the paths of the programs that StartClusterAPI runs.
 type ClusterAPIComponents struct {
 	Core             string
 	KubeadmBootstrap string

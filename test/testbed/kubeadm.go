@@ -55,7 +55,8 @@ func (cp *ControlPlane) KubeadmMachine(name, kubeadm string, kubelet KubeletComp
 	return options
 }
 
-// KubeadmMachine returns the options of a machine on which kubeadm can be run, and which reaches nothing; files are added to its own.
+// KubeadmMachine returns the options of a machine on which kubeadm can run. It reaches no address.
+// files are added to its own.
 func KubeadmMachine(name, kubeadm string, kubelet KubeletComponents, files map[string]string) MachineOptions {
 	all := maps.Clone(kubeadmFiles)
 	maps.Copy(all, files)

@@ -54,7 +54,7 @@ const (
 	// MachineAddress is each machine's own, on its loopback device, and no loopback address: a node
 	// with one has none, as the kubelet sees it.
 	MachineAddress = "10.99.98.1"
-	// reachedSocket, and a number, leads from a machine to an address that it reaches.
+	// reachedSocket with a number appended is the socket for one address that a machine reaches.
 	reachedSocket = "/opt/testbed/reached/socket"
 )
 
@@ -72,18 +72,19 @@ type MachineOptions struct {
 	Enabled []string
 	// Binds are files or folders of ours that the machine sees, such as sockets: path there to path here.
 	Binds map[string]string
-	// ReadOnlyBinds are those that the machine must not change.
+	// ReadOnlyBinds are like Binds, mounted read-only.
 	ReadOnlyBinds map[string]string
 	// Reaches is a TCP address on our loopback device, such as an API server's: the machine reaches it at the same address, and nothing else.
 	Reaches string
-	// AlsoReaches are more of them.
+	// AlsoReaches are further addresses like Reaches.
 	AlsoReaches []string
-	// Layers are folders with a part of a disk each. Their /usr is shared and not written to, what else is in them is copied. A later one wins, and what
-	// the other fields say wins over all.
+	// Layers are folders with a part of a disk each. Machines share their /usr read-only, and copy
+	// the rest. A later layer overrides an earlier one. The other fields override all layers.
 	Layers []string
 	// Address is the machine's own, MachineAddress if it is empty.
 	Address string
-	// StartedWith is the unit whose start ends the waiting for a machine, such as basic.target. If it is empty all that is enabled has to have started.
+	// StartedWith is a unit, such as basic.target. StartMachine returns when it is active. If it is
+	// empty, StartMachine waits for all enabled units.
 	StartedWith string
 }
 
@@ -383,7 +384,8 @@ func (m *Machine) booted(ctx context.Context) error {
 	return fmt.Errorf("systemctl says %q: %w", state, err)
 }
 
-// children are the PIDs of systemd-nspawn's children: the machine's systemd, and before it starts what sets the machine up.
+// children returns the PIDs of systemd-nspawn's children: the machine's systemd, or before that
+// starts, the process that sets up the machine.
 func (m *Machine) children() ([]string, error) {
 	pid := fmt.Sprint(m.process.PID())
 	all, err := os.ReadFile(filepath.Join("/proc", pid, "task", pid, "children"))
@@ -438,7 +440,8 @@ func (m *Machine) removeCgroups() error {
 }
 
 // powerOff kills the machine's systemd, with which the kernel kills all of its processes. systemd-nspawn tidies up and ends by itself then. If it is
-// killed, its machine goes on. A machine that still starts may not have its systemd yet, so each child of systemd-nspawn is killed until it ends.
+// killed, its machine goes on. A starting machine may have no systemd yet: each child of
+// systemd-nspawn is killed until systemd-nspawn ends.
 func (m *Machine) powerOff() error {
 	if m.process.ended() {
 		return m.process.Err()

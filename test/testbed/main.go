@@ -12,14 +12,15 @@ import (
 	"testing"
 )
 
-// fullVariable asks for the tests of Full, with the value "full".
+// fullVariable is the environment variable that switches on the tests with Full, by the value
+// "full".
 const fullVariable = "KUBELET_AUTHENTICATOR_TEST_CLUSTERAPI"
 
 // IsFull reports whether make test-clusterapi runs the tests.
 func IsFull() bool { return os.Getenv(fullVariable) == "full" }
 
-// Full skips a test that only make test-clusterapi runs: with Cluster API's managers, or machines
-// that boot.
+// Full skips a test unless make test-clusterapi runs it. It is for tests with Cluster API's
+// managers, or with machines that boot.
 func Full(t testing.TB) {
 	t.Helper()
 	if !IsFull() {

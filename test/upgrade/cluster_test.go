@@ -79,7 +79,8 @@ func newCluster(t *testing.T, r earlier.Release) *cluster {
 // deniedEK is that of no machine.
 var deniedEK = strings.Repeat("f", 64)
 
-// asDocumented writes down the settings that have defaults, as the earlier release's page has them, so that each is read.
+// asDocumented sets each setting to the default that the earlier release's documentation names, so
+// that the later release has to read each of them.
 func asDocumented(file map[string]any) {
 	for field, value := range map[string]any{
 		"namespace": namespace, "signers": []any{map[string]any{"name": "cluster.x-k8s.io/kube-apiserver-client-kubelet-tpm", "shared": false}},
@@ -154,7 +155,7 @@ func (c *cluster) record(node string) *v1alpha1.NodeAttestation {
 	return nil
 }
 
-// replace puts a program in the place of another one, as a package manager does: what runs goes on.
+// replace replaces a program as a package manager does: running processes keep the old one.
 func replace(t *testing.T, from, to string) {
 	t.Helper()
 	const script = `cp -- "$1" "$2.new" && mv -- "$2.new" "$2"` // by another process: see copyProgram of the test bed

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package upgrade upgrades plugin and controller from an earlier commit, in each order, and goes back: on a real API server, with the manifests, records,
-// configuration and state files of that commit. `make test-upgrade` runs it. It is skipped in `make test`, since it builds that commit.
+// Package upgrade upgrades plugin and controller from an earlier commit, in each order, and
+// downgrades them again. It uses a real API server, with the manifests, records, configuration and
+// state files of that commit. `make test-upgrade` runs it. `make test` skips it, since it builds
+// that commit.
 package upgrade
 
 import (
@@ -31,7 +33,7 @@ func TestMain(m *testing.M) { os.Exit(run(m)) }
 func run(m *testing.M) int {
 	commit := os.Getenv(earlier.Variable)
 	if commit == "" {
-		fmt.Fprintln(os.Stderr, "upgrade: SKIPPED, NO UPGRADE WAS TESTED: make test-upgrade does that")
+		fmt.Fprintln(os.Stderr, "upgrade: SKIPPED, NO UPGRADE WAS TESTED: run make test-upgrade")
 		return 0
 	}
 	dir, err := os.MkdirTemp("", "upgrade-")

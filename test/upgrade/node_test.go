@@ -158,8 +158,9 @@ func (n *node) keeps() {
 	}
 }
 
-// becomesDue has the node enrol anew, with the plugin and the controller of now, until it has a certificate that is due: its lifetime has to be short. All files on
-// the node are of this plugin then. The renewal time is random, so several attempts may be needed.
+// becomesDue enrols the node again, with its present plugin and controller, until its certificate
+// is due for renewal. The configured lifetime has to be short. All files on the node are then of
+// this plugin. The renewal time is random, so several attempts may be needed.
 func (n *node) becomesDue() {
 	n.t.Helper()
 	for range 30 {
@@ -175,7 +176,8 @@ func (n *node) becomesDue() {
 	n.t.Fatalf("%s: no certificate is due", n.name)
 }
 
-// renews has a node whose certificate is due use it, and checks that it gets the next one by the record that there is.
+// renews uses a node's certificate that is due, and checks that the node gets the next one under
+// its existing record.
 func (n *node) renews() {
 	n.t.Helper()
 	due := n.pair()
@@ -194,7 +196,7 @@ func (n *node) renews() {
 	}
 }
 
-// sameMachine checks that a record says of the machine what it said, and that no certificate was forgotten.
+// sameMachine checks that a record still describes the same machine, and has lost no certificate.
 func (n *node) sameMachine(before, after *v1alpha1.NodeAttestation) {
 	n.t.Helper()
 	if before == nil || after == nil {

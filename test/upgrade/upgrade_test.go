@@ -19,7 +19,8 @@ import (
 // short is the lifetime of a certificate that is due at once, since the controller backdates it.
 const short = "expiration: 10m\n"
 
-// The halves are upgraded one by one, in each order, and downgraded in the same order. At last both are upgraded at once, with what the way back has left.
+// Controller and plugin are upgraded one by one, in each order, and downgraded in the same order.
+// At the end both are upgraded together, from the state that the downgrade left.
 func TestUpgrade(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -38,7 +39,7 @@ func TestUpgrade(t *testing.T) {
 	}
 }
 
-// half is what an upgrade replaces: one of the two, or the sum.
+// half is the part that an upgrade replaces: controller, plugin, or the sum of both.
 type half int
 
 const (
@@ -50,7 +51,7 @@ const (
 type world struct {
 	*cluster
 	t *testing.T
-	// controls and plugged are the releases of now.
+	// controls is the present release of the controller, plugged that of the plugin.
 	controls, plugged earlier.Release
 	// steady has a certificate for a week, and due one that is due before each change.
 	steady, due *node
@@ -68,7 +69,8 @@ func newWorld(t *testing.T, prefix string) *world {
 	return w
 }
 
-// changes replaces a half, while a proof waits that answers a challenge of the controller's before. With the plugin alone another machine's hello waits.
+// changes replaces a half while a proof waits that answers the previous controller's challenge. If
+// it replaces the plugin alone, another machine's hello waits, too.
 func (w *world) changes(what half, to earlier.Release) {
 	w.t.Helper()
 	w.changed++
@@ -113,8 +115,9 @@ func (w *world) changes(what half, to earlier.Release) {
 	w.t.Logf("controller of %s, plugin of %s: %s", w.controls.Name, w.plugged.Name, time.Since(began).Round(time.Second))
 }
 
-// overlaps runs the controller that is about to be replaced, as a pod that is still there once the manifests of the other release are applied. It may lack
-// a right then, which the other release has under another name: nothing may come of that but a wait.
+// overlaps runs the old controller after the other release's manifests were applied, like a pod
+// that is not replaced yet. It may lack a right that the other release has under another name. Then
+// requests may wait, and nothing else may happen.
 func (w *world) overlaps(proof *node) {
 	w.t.Helper()
 	from := len(w.log())
@@ -168,8 +171,9 @@ func TestUpgradeUnknownSetting(t *testing.T) {
 	}
 }
 
-// A source names other EKs for machines, and a release comes back that does not know what follows from that: the EKs count again, unless that release denies
-// them. docs/operations.md says so.
+// A source names other EKs for machines. After a downgrade the earlier release does not know that
+// the old EKs were replaced. It accepts them again, unless tpm.deniedEKs has them, as
+// docs/operations.md says.
 func TestUpgradeReplacedEK(t *testing.T) {
 	t.Parallel()
 	if strings.Contains(read(t, filepath.Join(before.Module, "packaging", "kubernetes", "crd.yaml")), "ekReplaced") {

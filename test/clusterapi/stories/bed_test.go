@@ -23,7 +23,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// bed is what all stories share: a management cluster with Cluster API, the provider Metal and the packaged part of ours.
+// bed is shared by all stories: a management cluster with Cluster API, the provider Metal, and
+// packaging/cluster-api/management.
 type bed struct {
 	*testbed.ControlPlane
 	clusterAPI *testbed.ClusterAPI
@@ -121,8 +122,8 @@ rules:
 - {level: None}
 `
 
-// metalRights are those that a provider gives to Cluster API's managers. The kubeadm bootstrap provider's own are for one kind of control
-// plane only.
+// metalRights are the rights that a provider gives to Cluster API's managers. The kubeadm bootstrap
+// provider's own rights are for the kind KubeadmControlPlane alone.
 const metalRights = `
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole

@@ -73,10 +73,10 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: metal}
 subjects: [{kind: ServiceAccount, name: capi-kubeadm-bootstrap-manager, namespace: capi-kubeadm-bootstrap-system}]
 `
 
-// A Cluster of the documented ClusterClass, by Cluster API's own managers: the ClusterResourceSet
-// brings the policies and rights to the new cluster, the class's patch brings the plugin's
-// configuration to the Machines, and they join. Its topology scales them down. At the end nothing
-// is left. The examples are applied as they are, but for the address of the API server.
+// A Cluster of the documented ClusterClass, with Cluster API's own managers. The ClusterResourceSet
+// installs the policies and rights in the new cluster. The class's patch adds the plugin's
+// configuration to the Machines, and they join. The topology scales them down. At the end nothing
+// is left. The examples are applied unchanged, except for the address of the API server.
 func TestClusterClass(t *testing.T) {
 	full(t)
 	s := newClassStory(t)
@@ -274,8 +274,8 @@ func (s *classStory) arrives(t *testing.T) {
 	harness.Must(t, controllerprocess.AwaitPolicies(t.Context(), s.workload))
 }
 
-// joined waits until there are so many Machines, all of them Running with a Node of their name, and
-// as many records, each with a Machine for its owner.
+// joined waits until there are count Machines, all Running with a Node of their name. There are as
+// many records, each owned by a Machine.
 func (s *classStory) joined(t *testing.T, count int) {
 	t.Helper()
 	var machines clusterv1.MachineList

@@ -24,12 +24,14 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// maxCallsPerMachine bounds what our controller asks of both API servers for each Machine that a rollout replaces. docs/performance.md has what was
-// measured. The rest is for retries on a busy machine.
+// maxCallsPerMachine bounds our controller's calls to both API servers for each Machine that a
+// rollout replaces. docs/performance.md has the measured number. The difference is for retries on a
+// busy machine.
 const maxCallsPerMachine = 22
 
-// A rollout of 20 simulated and 3 real Machines: how many calls our controller makes for each Machine, what memory and processor time it takes,
-// and how long that is from the new template until all are Ready.
+// A rollout of 20 simulated and 3 real Machines. The test measures our controller's calls for each
+// Machine, memory and processor time, and the time from the new template until all Machines are
+// Ready.
 func TestRolloutCosts(t *testing.T) {
 	full(t) // not beside others, who would share the processors
 	s := newStory(t, nil)

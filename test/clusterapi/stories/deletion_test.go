@@ -18,12 +18,13 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
-// heldOn keeps the host of a Machine that is being deleted on, as an operator's own clean-up does. Without it Cluster API would switch the host
-// off at once, and nothing would be left to refuse.
+// heldOn is a hook that delays the deletion of a Machine, as an operator's own clean-up does. So
+// the host stays on, and the controller still has its requests to refuse.
 const heldOn = clusterv1.PreTerminateDeleteHookAnnotationPrefix + "/story"
 
-// A Machine is deleted while it enrols: before it asks, when its hello is filed, and when its proof is. Its host stays on for a while, and goes on
-// trying. It is denied each time, gets no certificate and no record, and nothing of ours keeps the Machine. The replacement joins.
+// A Machine is deleted while it enrols: before its first request, after its hello, and after its
+// proof. Its host stays on for a while, and tries again. Each request is denied. The Machine gets
+// no certificate and no record, and nothing of ours blocks its deletion. The replacement joins.
 func TestDeletedWhileEnrolling(t *testing.T) {
 	full(t)
 	t.Parallel()

@@ -29,8 +29,9 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// gate stands before a workload cluster's API server, and holds requests back: of our controller, and of simulated hosts. So the cluster stays
-// in a phase for as long as a test needs. A request whose sender is killed meanwhile never arrives.
+// gate is a proxy before a workload cluster's API server. It delays requests of our controller and
+// of simulated hosts, so that the cluster stays in a phase for as long as a test needs. A request
+// whose sender is killed meanwhile never arrives.
 type gate struct {
 	mu    sync.Mutex
 	holds []*hold
@@ -55,7 +56,7 @@ func (g *gate) hold(match func(r *http.Request, body []byte) bool) *hold {
 	return h
 }
 
-// pass returns when a request may go on, or an error if nobody waits for its answer any more.
+// pass returns when a request may go on. It returns an error if the sender has gone away.
 func (g *gate) pass(r *http.Request) error {
 	var body []byte
 	if r.Body != nil {
@@ -103,8 +104,8 @@ func (g *gate) wrap(next http.RoundTripper) http.RoundTripper {
 	})
 }
 
-// newGate puts a gate before a Cluster's API server, for those who use the Cluster's kubeconfig Secret, and for simulated hosts that are yet to
-// be powered on.
+// newGate starts a gate before a Cluster's API server. Clients that use the Cluster's kubeconfig
+// Secret go through it, and simulated hosts that are powered on later.
 func newGate(t *testing.T, c *cluster) *gate {
 	t.Helper()
 	g := &gate{}

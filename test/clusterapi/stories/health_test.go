@@ -86,7 +86,7 @@ func TestMachineHealthCheck(t *testing.T) {
 	}
 }
 
-// watchNodes has the workload cluster say of a Node that it is Unknown when its kubelet has not been heard of for a while.
+// watchNodes starts the controller that sets a Node to Unknown when its kubelet stops reporting.
 func (c *cluster) watchNodes(t *testing.T) {
 	t.Helper()
 	harness.Must(t, c.workload.StopControllerManager())

@@ -30,14 +30,15 @@ type history struct {
 	mu       sync.Mutex
 	machines map[string]*pastMachine // by name
 	trouble  []string
-	// fewest and most are how many Machines had a Node, or were there, and were not being deleted: since counted.
+	// Both are since count was called, without Machines that are being deleted: the fewest Machines
+	// with a Node, and the most Machines.
 	fewest, most int
 }
 
 // pastMachine is all that was ever seen of one Machine.
 type pastMachine struct {
 	uid           types.UID
-	ek            string // of the platform's word
+	ek            string // as the platform says
 	node          bool   // it has a nodeRef
 	deleted, gone bool
 	records       map[types.UID]*pastRecord
@@ -151,9 +152,10 @@ func (h *history) counted() (fewest, most int) {
 	return h.fewest, h.most
 }
 
-// check checks all that there was. Each Machine, also one that is gone, had exactly one record, which never had another EK than the one that the
-// platform named for it. It got exactly one certificate, so none while it was being deleted. Records went with their Machines, and those
-// of the others are there. No request is left open. present are the Machines that there are.
+// check checks the whole history. Each Machine, also a deleted one, had exactly one record, and the
+// record never had an EK that the platform did not name for the Machine. Each Machine got exactly
+// one certificate, so none while it was being deleted. Records were deleted with their Machines,
+// and those of the present Machines exist. No request is left open.
 func (h *history) check(t *testing.T, present []clusterv1.Machine) {
 	t.Helper()
 	var left []string

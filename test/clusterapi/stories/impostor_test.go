@@ -34,9 +34,10 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// Somebody has all that a Machine's host is given, its token too, and a genuine TPM of the same
-// make. He boots a host with it before the Machine's own boots, at the same moment, and after it has
-// joined. The Machine's EK is known, so he never gets in, and the Machine always does.
+// An impostor has everything that a Machine's host is given, also its token, and a genuine TPM of
+// the same vendor. It boots before the Machine's host, at the same time, and after that host has
+// joined. A source names the Machine's EK: the impostor is always refused, and the host always
+// joins.
 func TestImpostor(t *testing.T) {
 	full(t)
 	t.Parallel()
@@ -123,8 +124,8 @@ func (c *cluster) asks(t *testing.T, m *testbed.Machine, name, providerID, folde
 	return out
 }
 
-// Nothing names a Machine's EK, so the token that was made for the Machine decides, once. Who has it
-// first gets what docs/threat-model.md says, and no more.
+// No source names a Machine's EK, so the Machine's bootstrap token decides, once. The first host
+// with the token gets what docs/threat-model.md says, and no more.
 func TestImpostorOnFirstUse(t *testing.T) {
 	full(t)
 	t.Parallel()
@@ -243,7 +244,7 @@ func isAbsent(ctx context.Context, m *testbed.Machine, path string) error {
 	return err
 }
 
-// refuses waits until whoever claims that name with that EK is denied for a reason.
+// refuses waits until a request for that name with that EK is denied for the reason.
 func (c *cluster) refuses(t *testing.T, name, ek string, want verifier.Reason) {
 	t.Helper()
 	var all []attestctl.NodeStatus

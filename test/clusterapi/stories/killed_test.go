@@ -38,9 +38,10 @@ type state struct {
 type phase struct {
 	name string
 	is   func(state) bool
-	// stop has the rollout stop in the phase. It is called before the phase. Nil: it does not stop.
+	// stop keeps the rollout in the phase. It is called before the phase. If nil, the rollout goes
+	// on.
 	stop func(t *testing.T, r *rollout) *stop
-	// stopSimulated takes the place of stop for simulated hosts: of those the requests can be held back.
+	// stopSimulated replaces stop for simulated hosts, whose requests the gate can delay.
 	stopSimulated func(t *testing.T, r *rollout) *stop
 	// onlySimulated is for a phase that a host that boots does not wait in for the next one.
 	onlySimulated bool
@@ -114,7 +115,7 @@ func frozenCore(t *testing.T, r *rollout) *stop {
 	})}
 }
 
-// oldHostStaysOn has the old Machine stay, being deleted.
+// oldHostStaysOn delays the release of the old host, so that its Machine stays in deletion.
 func oldHostStaysOn(_ *testing.T, r *rollout) *stop {
 	return &stop{end: r.hosts.keep(r.hosts.IDs(r.old.Name)[0])}
 }
@@ -129,9 +130,10 @@ type rollout struct {
 	frozen int  // so many phases want the core manager not to run
 }
 
-// The controller is killed in each phase of a rollout, and started again. Each time the rollout ends well: the Machine is Running with one record
-// and one certificate, of its own TPM, and no request is left open. The phase lasts until the controller is dead, as what would end it
-// is held back. The host is simulated.
+// The controller is killed in each phase of a rollout, and started again. Each time the rollout
+// completes: the Machine is Running with one record and one certificate of its own TPM. No request
+// is left open. The gate delays the request that would end the phase until the controller is dead.
+// The host is simulated.
 func TestKilledInEachPhase(t *testing.T) {
 	full(t)
 	s := newStory(t, nil)
@@ -188,7 +190,7 @@ func TestKilledInAllPhases(t *testing.T) {
 	h.check(t, d.awaitReplaced(t, before))
 }
 
-// starts has the rollout stop in a phase, if that can be done.
+// starts keeps the rollout in a phase, if there is a way to do that.
 func (p phase) starts(t *testing.T, r *rollout) *stop {
 	t.Helper()
 	if p.stop == nil {

@@ -21,10 +21,10 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// A MachineDeployment scales up from nothing, while an impostor boots with the user data of one of
-// its Machines. The Machines join, and he is refused. What a user types and sees is the transcript in
-// docs/integration/cluster-api.md. make test scales to 2; make test-clusterapi to 3, and down to 1.
-// The Machines that go take their hosts, their records and their Nodes along.
+// A MachineDeployment scales up from 0, while an impostor boots with the user data of one of its
+// Machines. The Machines join, and the impostor is refused. The commands and their output are the
+// transcript in docs/integration/cluster-api.md. make test scales to 2; make test-clusterapi scales
+// to 3, and down to 1. With the surplus Machines their hosts, records and Nodes are deleted.
 func TestMachineDeployment(t *testing.T) {
 	t.Parallel()
 	all := testbed.IsFull()
@@ -49,7 +49,7 @@ func TestMachineDeployment(t *testing.T) {
 	}
 	i.isRefused(t, verifier.ReasonNodeNameMismatch)
 	d.areThemselves(t)
-	// He tries again and again, which no list of requests should show half done.
+	// The impostor goes on to send requests. A list must not show one that is not decided yet.
 	harness.Must(t, s.hosts.Release(t.Context(), i.id))
 	c.awaitDecided(t)
 	u.types(t, "kubectl get machines")
@@ -106,8 +106,8 @@ func (c *cluster) whenReady(t *testing.T) func() map[string]time.Time {
 	}
 }
 
-// attestedWithin is our share of a join: how long the kubelet's unit took until the kubelet itself
-// ran. In that time prepare does everything from the start of the program to the certificate on disk.
+// attestedWithin returns the part of a join that attestation takes: from the start of the kubelet's
+// unit until the kubelet itself runs. In that time prepare gets the certificate.
 func (c *cluster) attestedWithin(t *testing.T, m *clusterv1.Machine) time.Duration {
 	t.Helper()
 	host, err := c.hosts.Machine(t.Context(), c.hosts.IDs(m.Name)[0])

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package stories tests node attestation under Cluster API as its users have it: Cluster API's own managers, machines that run the unaltered
-// bootstrap data with cloud-init and kubeadm, and node-attestation-controller in the management cluster. Only the infrastructure provider is a
-// test's: package metal, with hosts in systemd-nspawn. All of that runs in namespaces of its own, and needs root.
+// Package stories tests node attestation with Cluster API as users run it. Cluster API's own
+// managers and node-attestation-controller serve the management cluster. Machines run the unchanged
+// bootstrap data with cloud-init and kubeadm. Only the infrastructure provider is made for tests:
+// package metal, with hosts in systemd-nspawn. All of it runs in its own namespaces, and needs
+// root.
 //
-//	func TestScale(t *testing.T) {
+//	func TestExample(t *testing.T) {
 //		full(t)                                       // make test runs one story; this one is for make test-clusterapi
 //		t.Parallel()                                  // unless it stops what stories share
 //		s := newStory(t, nil)                         // a namespace, and a controller for it
@@ -16,9 +18,9 @@
 //		d.awaitRunning(t, 1)                          // the others are gone, with their records and hosts
 //	}
 //
-// A story does with the objects what a user does, by s.client for the management cluster and c.workload for the Nodes. s.controller can be
-// killed and started again, shared.clusterAPI has the managers, and shared.hosts the machines. A story's end deletes its Clusters, and fails
-// if anything stays behind.
+// A story changes objects as a user does: s.client is for the management cluster, c.workload for
+// the Nodes. It can kill s.controller and start it again. shared.clusterAPI has the managers, and
+// shared.hosts the machines. A story's end deletes its Clusters, and fails if anything is left.
 package stories
 
 import (
@@ -39,7 +41,7 @@ import (
 
 const (
 	module = "../../.."
-	// parallel stories: each machine that boots takes a processor for seconds.
+	// parallel is how many stories run at once: each booting machine uses a processor for seconds.
 	parallel = 2
 )
 

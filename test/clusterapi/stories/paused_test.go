@@ -28,9 +28,10 @@ import (
 // pausedFor is how long a request is left alone. The controller serves a Cluster within a second of the Cluster's change.
 const pausedFor = 10 * time.Second
 
-// A Cluster is paused while a machine of it boots. The machine asks, and nothing of ours is written in that Cluster: not even why the request
-// waits, which kubectl attest check says. Unpaused, the request says that it waits for its Machine, which is paused by itself. Then the machine
-// joins without help.
+// A Cluster is paused while one of its machines boots. The machine sends a request, and our
+// controller writes nothing in that Cluster, not even why the request waits. kubectl attest check
+// says why. After the Cluster is unpaused, its Machine is still paused, and the request says that
+// it waits for the Machine. Then the Machine is unpaused, and joins by itself.
 func TestPausedDuringJoin(t *testing.T) {
 	full(t)
 	t.Parallel()

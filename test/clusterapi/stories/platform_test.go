@@ -24,8 +24,8 @@ import (
 // simulatedPrefix begins the names of MachineDeployments, Machines and hosts that are goroutines. All others boot in systemd-nspawn.
 const simulatedPrefix = "simulated-"
 
-// platform has hosts of both kinds. As on a slow platform, a host may boot long after it was asked
-// for, or be released long after that: when the story lets it.
+// platform has hosts of both kinds. A story can delay the boot or the release of a host, as a slow
+// platform does.
 type platform struct {
 	*nspawn.Hosts
 
@@ -34,8 +34,8 @@ type platform struct {
 
 	mu       sync.Mutex
 	clusters map[string]fleet.Cluster           // by the API server's address
-	kept     map[string]chan struct{}           // by host's ID; closed when it may be released
-	held     map[string]map[string]func() error // MachineDeployment to hosts that are off, each with what boots it
+	kept     map[string]chan struct{}           // by host ID; closed when the host may be released
+	held     map[string]map[string]func() error // functions that boot, by MachineDeployment and host ID
 }
 
 func newPlatform(image *nspawn.Image, version string) (*platform, error) {
@@ -74,7 +74,7 @@ func (p *platform) cluster(address string) (fleet.Cluster, error) {
 	return fleet.Cluster{}, fmt.Errorf("no API server at %s", address)
 }
 
-// keep has a host stay on, and its Machine stay, until it is let go.
+// keep delays the release of a host, and so the deletion of its Machine, until letGo is called.
 func (p *platform) keep(id string) (letGo func()) {
 	gone := make(chan struct{})
 	p.mu.Lock()
@@ -116,7 +116,7 @@ func (p *platform) hold(t *testing.T, deployment string) (boot func()) {
 	return boot
 }
 
-// of returns the hosts that a host, or the owner of a host, with that name belongs to.
+// of returns the platform for a host ID, or for the name of a host's owner.
 func (p *platform) of(name string) metal.Hosts {
 	if strings.HasPrefix(name, simulatedPrefix) {
 		return p.simulated
@@ -166,12 +166,12 @@ func (p *platform) Release(ctx context.Context, id string) error {
 	return p.of(id).Release(ctx, id)
 }
 
-// IDs returns the hosts of the owners of a name, or all without one.
+// IDs returns the IDs of the hosts whose owner has that name, or of all hosts if name is empty.
 func (p *platform) IDs(name string) []string {
 	return append(p.Hosts.IDs(name), p.simulated.IDs(name)...)
 }
 
-// Logs returns what a host has to say, for the message of a failed test.
+// Logs returns a host's logs, for the message of a failed test.
 func (p *platform) Logs(ctx context.Context, id string) string {
 	if strings.HasPrefix(id, simulatedPrefix) {
 		return id + " is simulated"

@@ -38,8 +38,8 @@ func (p *machinePool) scale(t *testing.T, replicas int32) {
 	harness.Must(t, p.client.Patch(t.Context(), p.pool, client.MergeFrom(before)))
 }
 
-// The guide's MachinePool joins with a static credential, made by the guide's commands: there is no token in its user data. It scales up, and down
-// with its records.
+// The guide's MachinePool joins with a static credential, made by the guide's commands: its user
+// data has no token. It scales up and down, and its records are deleted with the instances.
 func TestMachinePool(t *testing.T) {
 	full(t)
 	t.Parallel()

@@ -13,8 +13,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// A host reboots. Its kubelet comes back with the certificate that it has: nothing joins anew, nobody
-// files a request, and the record stays as it is.
+// A host reboots. Its kubelet goes on with the same certificate. kubeadm does not join again,
+// nobody creates a request, and the record does not change.
 func TestReboot(t *testing.T) {
 	full(t)
 	t.Parallel()

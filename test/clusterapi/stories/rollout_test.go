@@ -19,8 +19,10 @@ import (
 // rolloutLimit bounds the replacement of a few Machines, one after the other.
 const rolloutLimit = 10 * time.Minute
 
-// A user changes the template of a MachineDeployment. Cluster API replaces its Machines one by one: each new one attests with a TPM of its
-// own, and is a Node before an old one goes. The old ones take their records, Nodes and hosts along, and get no other certificate before.
+// A user changes the template of a MachineDeployment. Cluster API replaces its Machines one by one.
+// Each new Machine attests with its own TPM, and is a Node before an old Machine is deleted. With
+// the old Machines their records, Nodes and hosts are deleted. They get no other certificate
+// before.
 func TestRollout(t *testing.T) {
 	full(t)
 	t.Parallel()
@@ -62,8 +64,8 @@ func (d *machineDeployment) rollOut(t *testing.T, change func(*bootstrapv1.Kubea
 	harness.Must(t, d.client.Patch(t.Context(), d.object, client.MergeFrom(before)))
 }
 
-// awaitReplaced waits until none of the Machines is there any more, and as many others are in order. Nothing of the old ones is left: no Node,
-// and no host.
+// awaitReplaced waits until the old Machines are gone and as many new ones are in order. It checks
+// that no Node and no host of the old ones is left.
 func (d *machineDeployment) awaitReplaced(t *testing.T, old []clusterv1.Machine) []clusterv1.Machine {
 	t.Helper()
 	names := map[string]bool{}

@@ -25,8 +25,8 @@ import (
 
 // With the template of docs/examples/cluster-api/cluster.yaml the kubelet asks for its serving
 // certificate. The controller approves the Machine's addresses, the cluster's own signer issues, and
-// the kubelet serves under that certificate. Then root on the host gives the kubelet an address that
-// is not the Machine's: that is denied, and the kubelet keeps the certificate that it has.
+// the kubelet serves under that certificate. Then root on the host adds an address that is not the
+// Machine's. The controller denies the request with it, and the kubelet keeps its certificate.
 func TestServing(t *testing.T) {
 	full(t)
 	t.Parallel()

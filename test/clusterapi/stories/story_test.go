@@ -111,7 +111,7 @@ func (s *story) end(ctx context.Context, t *testing.T) {
 	}
 }
 
-// deleteClusters deletes the Clusters, as a user does, and waits until all is gone that belongs to them.
+// deleteClusters deletes the Clusters as a user does, and waits until all their objects are gone.
 func (s *story) deleteClusters(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, goneLimit)
 	defer cancel()
@@ -127,13 +127,13 @@ func (s *story) deleteClusters(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("after the deletion of the Clusters these are left: %v: %w", left, errors.Join(ctx.Err(), err))
+			return fmt.Errorf("the Clusters were deleted, but these objects are left: %v: %w", left, errors.Join(ctx.Err(), err))
 		case <-time.After(100 * time.Millisecond):
 		}
 	}
 }
 
-// left is what there is of Clusters.
+// left returns what still exists of the story's Clusters: objects of Cluster API, and records.
 func (s *story) left(ctx context.Context) (left []string, err error) {
 	for _, list := range []client.ObjectList{
 		&clusterv1.ClusterList{}, &clusterv1.MachineList{}, &infrav1.MetalMachineList{}, &v1alpha1.NodeAttestationList{},
@@ -151,7 +151,7 @@ func (s *story) left(ctx context.Context) (left []string, err error) {
 	return left, nil
 }
 
-// explain logs what a failed story left.
+// explain logs Machines and logs of a failed story.
 func (s *story) explain(ctx context.Context, t *testing.T) {
 	t.Helper()
 	t.Log(s.controller.LogTail())
@@ -186,7 +186,8 @@ type cluster struct {
 	workload *testbed.ControlPlane
 }
 
-// workloadAudit logs all: our controller acts as others there, and a policy selects by who asks for that.
+// workloadAudit logs all requests: our controller impersonates users there, and an audit policy can
+// only select by the impersonating user.
 const workloadAudit = `apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived]
@@ -196,8 +197,9 @@ rules:
 
 // newCluster starts an API server as kubeadm leaves it, with the part of packaging/cluster-api/workload, and makes its Cluster.
 //
-// The kubeadm bootstrap provider pins the authority in the Secret <cluster>-ca for the machines, which meet the API server's own in
-// cluster-info. So both have to be one, as in each cluster that kubeadm makes: OneCA.
+// The kubeadm bootstrap provider pins the CA of the Secret <cluster>-ca in the user data. Machines
+// get the API server's CA from cluster-info. Both have to be the same one, as kubeadm makes it:
+// OneCA.
 func (s *story) newCluster(t *testing.T, name string) *cluster {
 	t.Helper()
 	cp, err := testbed.Start(t.Context(), testbed.Options{Etcd: s.ControlPlane, OneCA: true, AuditPolicy: []byte(workloadAudit)})
@@ -263,14 +265,16 @@ type machineDeployment struct {
 	template *bootstrapv1.KubeadmConfigTemplate
 }
 
-// pluginConfig is the one file that a template of ours has more than others. cloud-init puts the instance ID in, of which Metal makes the provider ID.
+// pluginConfig is the one file that node attestation adds to a template. cloud-init fills in the
+// instance ID, from which Metal makes the provider ID.
 const pluginConfig = `apiVersion: authenticator.cluster.x-k8s.io/v1alpha1
 kind: KubeletAuthenticatorConfiguration
 provider: tpm
 providerID: 'metal://{{ ds.meta_data.instance_id }}'
 `
 
-// newMachineDeployment makes one without replicas. change may alter what is about to be created.
+// newMachineDeployment creates a MachineDeployment without replicas, and its templates. change may
+// alter them before.
 func (c *cluster) newMachineDeployment(t *testing.T, name string, change func(*machineDeployment)) *machineDeployment {
 	t.Helper()
 	d := &machineDeployment{cluster: c}
@@ -315,7 +319,7 @@ func (d *machineDeployment) scale(t *testing.T, replicas int32) {
 	harness.Must(t, d.client.Patch(t.Context(), d.object, client.MergeFrom(before)))
 }
 
-// machines returns the Machines that there are, those about to go too.
+// machines returns all Machines, including those that are being deleted.
 func (d *machineDeployment) machines(t *testing.T) []clusterv1.Machine {
 	t.Helper()
 	list := &clusterv1.MachineList{}
@@ -340,8 +344,9 @@ func (d *machineDeployment) awaitRunning(t *testing.T, count int) []clusterv1.Ma
 	return nil
 }
 
-// problem says what is not as it should be. A Machine is in order when it is in phase Running, refers to the Node of its name, which is Ready and
-// has its provider ID, and has a record with that, too. No host and no record may be without a Machine.
+// problem says what is wrong, if anything. A Machine is in order if it is in phase Running, and its
+// nodeRef names the Node of its name. That Node is Ready. Node and record have the Machine's
+// provider ID. Each Machine has one host, and there are no other records.
 func (d *machineDeployment) problem(t *testing.T, machines []clusterv1.Machine, count int) string {
 	t.Helper()
 	if len(machines) != count {

@@ -57,8 +57,8 @@ type HostedControlPlaneSpec struct {
 type HostedControlPlaneStatus struct {
 	// +optional
 	Initialization ControlPlaneInitialization `json:"initialization,omitempty,omitzero"`
-	// ExternalManagedControlPlane says that it has no Machines and that no Nodes are expected of
-	// it.
+	// ExternalManagedControlPlane says that the control plane has no Machines, and that Cluster
+	// API must not wait for its Nodes.
 	// +optional
 	ExternalManagedControlPlane *bool `json:"externalManagedControlPlane,omitempty"`
 	// +optional

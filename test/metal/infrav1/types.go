@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package infrav1 is the API group infrastructure.cluster.x-k8s.io of the provider Metal, by
-// Cluster API's contract v1beta2. scripts/generate makes deep copies and CRDs from it. Of each kind
-// a field's name and type are the contract's, where there is no comment.
+// Cluster API's contract v1beta2. scripts/generate makes deep copies and CRDs from it. Fields
+// without a comment have the name, type and meaning that the contract gives them.
 //
 // +kubebuilder:object:generate=true
 // +groupName=infrastructure.cluster.x-k8s.io
@@ -36,7 +36,7 @@ type Initialization struct {
 	Provisioned *bool `json:"provisioned,omitempty"`
 }
 
-// MetalCluster is the infrastructure of a Cluster: there is none that its machines share.
+// MetalCluster is the infrastructure of a Cluster. Its machines share none, so it is ready at once.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -68,7 +68,7 @@ type MetalClusterStatus struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=571
 	KubeletClientCertificateSigner string `json:"kubeletClientCertificateSigner,omitempty"`
-	// KubeletServingCertificateSigner is the one of their serving certificates.
+	// KubeletServingCertificateSigner is the signer of the kubelets' serving certificates.
 	// +optional
 	// +kubebuilder:validation:MaxLength=571
 	KubeletServingCertificateSigner string `json:"kubeletServingCertificateSigner,omitempty"`
@@ -139,14 +139,14 @@ type MetalMachine struct {
 	Status MetalMachineStatus `json:"status,omitempty"`
 }
 
-// MetalMachineSpec is what the provider must not forget. A user leaves it empty.
+// MetalMachineSpec is written by the provider. It survives clusterctl move. A user leaves it empty.
 type MetalMachineSpec struct {
 	// ProviderID is metal:// and the host's ID. It never becomes that of another host.
 	// +optional
 	// +kubebuilder:validation:MaxLength=512
 	ProviderID string `json:"providerID,omitempty"`
-	// Addresses are the host's. They are here since clusterctl move loses the status, from which
-	// the contract wants them read.
+	// Addresses are the host's. The status has them for Cluster API. They are here, too, since
+	// clusterctl move loses the status.
 	// +optional
 	Addresses []clusterv1.MachineAddress `json:"addresses,omitempty"`
 }
@@ -170,7 +170,7 @@ type MetalMachineList struct {
 	Items           []MetalMachine `json:"items"`
 }
 
-// MetalMachineTemplate is for MachineDeployments, and for whoever else makes Machines.
+// MetalMachineTemplate is for MachineDeployments, and for all others that create Machines.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:path=metalmachinetemplates,categories=cluster-api

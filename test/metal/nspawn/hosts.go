@@ -24,13 +24,14 @@ import (
 )
 
 const (
-	// ekTemplate is the EK that the plugin uses by itself.
+	// ekTemplate is the EK that the plugin uses by default.
 	ekTemplate = "ecc-p256"
-	// tpmDevice is where the plugin looks by itself, and takes a socket, too. It is not /dev/tpmrm0: behind that name it expects the kernel's resource manager.
+	// tpmDevice is a path that the plugin tries by default, and where it accepts a socket. At
+	// /dev/tpmrm0 it would expect the kernel's resource manager.
 	tpmDevice = "/dev/tpm0"
 )
 
-// Hosts are the machines of the platform. Its methods may be called at once.
+// Hosts is the platform. Its methods are safe for concurrent use.
 type Hosts struct {
 	image *Image
 	ca    *swtpm.CA
@@ -52,7 +53,7 @@ type host struct {
 	address string
 	tpm     *swtpm.TPM
 	boot    *boot      // nil while it is off; of Hosts.mu
-	power   sync.Mutex // one at a time switches it on or off
+	power   sync.Mutex // held by Release and Reboot
 }
 
 // boot is a machine that is on, or about to be.
@@ -63,7 +64,7 @@ type boot struct {
 	err     error
 }
 
-// New returns a platform whose hosts have that image. They reach the API servers at these addresses.
+// New returns a platform whose hosts have that image, and reach the API servers at these addresses.
 func New(image *Image, reaches ...string) (*Hosts, error) {
 	ca, err := swtpm.NewCA()
 	if err != nil {
@@ -72,14 +73,14 @@ func New(image *Image, reaches ...string) (*Hosts, error) {
 	return &Hosts{image: image, ca: ca, hosts: map[string]*host{}, reaches: reaches}, nil
 }
 
-// Reach adds an address that hosts reach which are powered on for the first time from now on.
+// Reach adds an address for hosts that are powered on for the first time after the call.
 func (h *Hosts) Reach(address string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.reaches = append(h.reaches, address)
 }
 
-// TPMRoot is the root of the CA by which all hosts' EKs are certified.
+// TPMRoot is the root certificate of the CA that certifies all hosts' EKs.
 func (h *Hosts) TPMRoot() *x509.Certificate { return h.ca.Root }
 
 // Allocate returns the host of an owner, the same one each time.
@@ -110,7 +111,7 @@ func (h *Hosts) Allocate(_ context.Context, owner types.UID, name string) (metal
 	return made.Host, nil
 }
 
-// fingerprint is that of the EK, as the TPM makes it.
+// fingerprint returns the SHA-256 of the EK, which it reads from the TPM.
 func fingerprint(chip *swtpm.TPM) (string, error) {
 	area, err := chip.EK(ekTemplate)
 	if err != nil {
@@ -142,7 +143,8 @@ func (h *Hosts) host(id string) (*host, error) {
 	return nil, &unknownError{id}
 }
 
-// PowerOn boots a host with its user data. It returns at once, and does nothing if the host is on. If the host could not be started it says why.
+// PowerOn boots a host with its user data. It does not wait for the boot, and does nothing if the
+// host is on. If an earlier boot failed, it returns that error.
 func (h *Hosts) PowerOn(ctx context.Context, id string, metadata metal.Metadata, userData []byte) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -182,14 +184,14 @@ func (h *Hosts) options(host *host, metadata metal.Metadata, userData []byte) (t
 	if files["/etc/os-release"], err = release(); err != nil {
 		return testbed.MachineOptions{}, err
 	}
-	files["/etc/hostname"] = "localhost\n" // an image's: cloud-init gives the machine its name
-	// In the place of the platform's DNS, by which a kubelet finds its own address.
+	files["/etc/hostname"] = "localhost\n" // as in an image: cloud-init sets the name
+	// Instead of the platform's DNS: the kubelet looks up its own address by the host's name.
 	files["/etc/hosts"] = "127.0.0.1 localhost\n" + host.address + " " + metadata.LocalHostname + "\n"
 	return testbed.MachineOptions{
 		Name: host.ID, Files: files, Layers: h.image.layers, Enabled: []string{"kubelet.service", "fakecri.service"},
 		Binds: map[string]string{tpmDevice: host.tpm.Socket()}, ReadOnlyBinds: h.image.programs,
 		AlsoReaches: slices.Clone(h.reaches), Address: host.address,
-		// Before what the user data runs: a machine that does not join has started, too.
+		// This target is reached before user data runs, so a host that cannot join starts, too.
 		StartedWith: "basic.target",
 	}, nil
 }
@@ -205,7 +207,7 @@ func (h *Hosts) Release(_ context.Context, id string) error {
 	h.mu.Lock()
 	on := host.boot
 	_, there := h.hosts[id]
-	delete(h.hosts, id) // from here on nobody powers it on
+	delete(h.hosts, id) // PowerOn fails from now on
 	h.mu.Unlock()
 	if !there {
 		return nil
@@ -233,7 +235,7 @@ func (h *Hosts) Close() error {
 	return errors.Join(errs...)
 }
 
-// IDs returns the hosts of the owners of a name, or all without one.
+// IDs returns the IDs of the hosts whose owner has that name, or of all hosts if name is empty.
 func (h *Hosts) IDs(name string) (ids []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -269,7 +271,8 @@ func (h *Hosts) machine(ctx context.Context, host *host) (*testbed.Machine, erro
 	}
 }
 
-// Reboot shuts a host down in good order, and powers it on again, with the disk and the TPM that it had. Nothing may be run on it meanwhile.
+// Reboot shuts a host down cleanly, and powers it on again with the same disk and TPM. The caller
+// must run nothing on it meanwhile.
 func (h *Hosts) Reboot(ctx context.Context, id string) error {
 	host, err := h.host(id)
 	if err != nil {
@@ -290,7 +293,8 @@ func (h *Hosts) Reboot(ctx context.Context, id string) error {
 	return m.PowerOn(ctx)
 }
 
-// Logs returns what a host has to say, for the message of a failed test: cloud-init's output, and the kubelet's journal with the plugin's part.
+// Logs returns a host's logs for the message of a failed test: cloud-init's output, and the
+// kubelet's journal, which has the plugin's messages.
 func (h *Hosts) Logs(ctx context.Context, id string) string {
 	m, err := h.Machine(ctx, id)
 	if err != nil {

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nspawn is a platform for package metal: its hosts are machines in systemd-nspawn on which the distribution's cloud-init runs user data as it
-// is. A host has a software TPM with a certified EK, and what an image of image-builder has: kubeadm, the kubelet, and the plugin as the role bakes it in.
+// Package nspawn is a platform for package metal. Its hosts are machines in systemd-nspawn. The
+// distribution's cloud-init runs their user data unchanged. A host has a software TPM with a
+// certified EK, and the contents of an image of image-builder: kubeadm, the kubelet, and the plugin
+// as the Ansible role installs it.
 package nspawn
 
 import (
@@ -30,14 +32,16 @@ type Programs struct {
 	kubelet   testbed.KubeletComponents
 }
 
-// Build makes the plugin's tarball of the module in a folder. It is for the build step of testbed.MainIsolated. The time and the commit are always the
-// same, so that the same code makes the same tarball, and the image need not be made again.
+// Build makes the plugin's tarball in a folder, for the build step of testbed.MainIsolated. Time
+// and commit are always the same: the same code makes the same tarball, and the cached image is
+// used.
 func Build(ctx context.Context, module, dir string) error {
 	return testbed.MakePackages(ctx, module, filepath.Join(dir, "packages"), "FORMATS=tar", "ARCHES="+runtime.GOARCH, "VERSION=v0.0.0-test",
 		"COMMIT=unknown", "SOURCE_DATE_EPOCH=1750000000")
 }
 
-// Find returns what Build has made in a folder, and finds or builds everything else. It is for the find step of testbed.MainIsolated.
+// Find returns the tarball that Build made in a folder, and finds or builds all other programs. It
+// is for the find step of testbed.MainIsolated.
 func Find(ctx context.Context, module, dir string) (p Programs, err error) {
 	p = Programs{module: module, packages: filepath.Join(dir, "packages")}
 	if p.cloudInit, err = testbed.CloudInit(ctx, os.Stderr); err != nil {
@@ -53,16 +57,17 @@ func Find(ctx context.Context, module, dir string) (p Programs, err error) {
 // Kubeadm is the path of kubeadm.
 func (p Programs) Kubeadm() string { return p.kubeadm }
 
-// Image is what is on a host's disk before its first boot. Hosts share it, and write nothing into it.
+// Image is the content of a host's disk before its first boot. Hosts share it, read only.
 type Image struct {
 	layers   []string
 	programs map[string]string // Kubernetes', path there to path here
 }
 
-// bakeFolder has what Ansible needs while an image is made. It does not get into the image, whose only part is /usr.
+// bakeFolder has the files that Ansible needs while an image is made. The image is /usr alone, so
+// it does not have this folder.
 const bakeFolder = "/opt/bake"
 
-// bakeFiles are what image-builder's ansible.cfg and ansible/node.yml are to a role.
+// bakeFiles run the role as image-builder does with its own ansible.cfg and ansible/node.yml.
 var bakeFiles = map[string]string{
 	bakeFolder + "/ansible.cfg": `[defaults]
 inject_facts_as_vars = False
@@ -76,8 +81,9 @@ roles_path = ` + bakeFolder + `/roles
 `,
 }
 
-// Bake makes an image, as image-builder does: a machine with the units of kubeadm and of the kubelet starts, and Ansible runs the role of
-// image-builder/ansible on it. That takes seconds, so the image is kept in the components' cache, until the plugin, the role or the machine change.
+// Bake makes an image as image-builder does. It starts a machine with the units of kubeadm and the
+// kubelet, and runs the role of image-builder/ansible on it. That takes seconds, so the image stays
+// in the components' cache until the plugin, the role or the machine changes.
 func Bake(ctx context.Context, p Programs) (*Image, error) {
 	found, err := filepath.Glob(filepath.Join(p.packages, "*.tar.gz"))
 	if err != nil || len(found) != 1 {
@@ -128,7 +134,7 @@ func bake(ctx context.Context, options testbed.MachineOptions, checksum, folder 
 	if err := m.PowerOff(ctx); err != nil {
 		return err
 	}
-	// With attributes and special files: they say what is deleted below.
+	// With attributes and special files: overlayfs marks deleted files of lower layers with them.
 	if out, err := exec.CommandContext(ctx, "cp", "-a", m.Path("/usr/"), folder+"/").CombinedOutput(); err != nil { //nolint:gosec // G204: our own arguments
 		return fmt.Errorf("keep the image: %w: %s", err, out)
 	}
@@ -151,7 +157,8 @@ func addFolder(files map[string]string, path, folder string) error {
 	})
 }
 
-// release is this machine's os-release, by which Ansible and cloud-init know the distribution. The testbed's own says too little.
+// release is this machine's os-release. Ansible and cloud-init need it to know the distribution.
+// The testbed's own file has too few fields.
 func release() (string, error) {
 	content, err := os.ReadFile("/etc/os-release")
 	return string(content), err

@@ -40,12 +40,12 @@ type Options struct {
 	Dir string
 	// Maker makes the TPMs.
 	Maker *swtpm.CA
-	// Cluster returns, without the token, what kubeadm's discovery finds out about the API server,
-	// host and port, in a join configuration.
+	// Cluster returns what kubeadm's discovery learns about an API server, without the token. The
+	// argument is the host and port of a join configuration.
 	Cluster func(apiServerEndpoint string) (fleet.Cluster, error)
-	// Version is what the Nodes have as the kubelet's version.
+	// Version is the kubelet's version in the status of the Nodes.
 	Version string
-	// Log is told what a host does. Nil is nobody.
+	// Log gets a line about each failure of a host. Nil discards them.
 	Log func(format string, args ...any)
 }
 
@@ -61,14 +61,14 @@ type Hosts struct {
 
 var _ metal.Hosts = (*Hosts)(nil)
 
-// host is one machine. Its fields are set once, but for those of the mutex of Hosts.
+// host is one machine. The mutex of Hosts guards off, ended and times. The rest is set once.
 type host struct {
 	metal.Host
 
 	machine *fleet.Machine
 	owner   types.UID
 
-	// off ends what runs, and ended is closed after it. Nil: it is off.
+	// off stops the host's goroutine, which then closes ended. Both are nil while the host is off.
 	off   context.CancelFunc
 	ended chan struct{}
 	times fleet.Times
@@ -175,7 +175,7 @@ func (h *Hosts) Stop() error {
 	return nil
 }
 
-// IDs returns the hosts of the owners of a name, or all without one.
+// IDs returns the IDs of the hosts whose owner has that name, or of all hosts if name is empty.
 func (h *Hosts) IDs(name string) (ids []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -187,7 +187,7 @@ func (h *Hosts) IDs(name string) (ids []string) {
 	return ids
 }
 
-// Times are those of each host's enrolment that is over, by node name.
+// Times returns the times of each finished enrolment, by node name.
 func (h *Hosts) Times() map[string]fleet.Times {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -201,8 +201,8 @@ func (h *Hosts) Times() map[string]fleet.Times {
 }
 
 const (
-	// retryInterval is between two attempts, as between those of kubeadm's and the kubelet's.
-	// heartbeat is the kubelet's.
+	// retryInterval is the time between two attempts, as with kubeadm and the kubelet. heartbeat is
+	// the time between two renewals of the Node's Lease, as with the kubelet.
 	retryInterval = time.Second
 	heartbeat     = 10 * time.Second
 )
@@ -222,7 +222,7 @@ func (h *Hosts) run(ctx context.Context, one *host, cluster fleet.Cluster) {
 		return err
 	})
 	h.until(ctx, one, "register", func() error { return h.register(ctx, client, one) })
-	// Where kube-controller-manager hears nothing of a Node, it is not Ready any more after 40 s.
+	// Without a renewal kube-controller-manager sets the Node to not Ready after 40 s.
 	wait.UntilWithContext(ctx, func(ctx context.Context) {
 		if err := renewLease(ctx, client, one.machine.Name); err != nil && ctx.Err() == nil {
 			h.options.Log("%s: lease: %v", one.machine.Name, err)
@@ -230,7 +230,7 @@ func (h *Hosts) run(ctx context.Context, one *host, cluster fleet.Cluster) {
 	}, heartbeat)
 }
 
-// until tries until it succeeds, or the host is switched off.
+// until calls try until it succeeds or the host is powered off.
 func (h *Hosts) until(ctx context.Context, one *host, what string, try func() error) {
 	_ = wait.PollUntilContextCancel(ctx, retryInterval, true, func(context.Context) (bool, error) {
 		err := try()
@@ -241,8 +241,8 @@ func (h *Hosts) until(ctx context.Context, one *host, what string, try func() er
 	})
 }
 
-// register makes the Node, with the certificate. Cluster API finds it by its provider ID, and asks
-// for no taint: it takes its own away where kubeadm's configuration has set that.
+// register creates the Node under the host's certificate. Cluster API finds it by its provider ID.
+// The Node needs no taint: Cluster API removes its own taint, but does not require it.
 func (h *Hosts) register(ctx context.Context, client kubernetes.Interface, one *host) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -293,7 +293,7 @@ func renewLease(ctx context.Context, client kubernetes.Interface, name string) e
 // joinFile is where the kubeadm bootstrap provider has cloud-init put the join configuration.
 const joinFile = "/run/kubeadm/kubeadm-join-config.yaml"
 
-// joinConfiguration returns how a host joins by its cloud-config.
+// joinConfiguration returns token and API server of the join configuration in a cloud-config.
 func joinConfiguration(userData []byte) (*bootstrapv1.BootstrapTokenDiscovery, error) {
 	config := struct {
 		WriteFiles []struct{ Path, Content string } `json:"write_files"`
@@ -305,7 +305,7 @@ func joinConfiguration(userData []byte) (*bootstrapv1.BootstrapTokenDiscovery, e
 		if file.Path != joinFile {
 			continue
 		}
-		// Of kubeadm's own versions of the configuration, all have these fields.
+		// All versions of kubeadm's configuration have these fields.
 		join := struct {
 			Discovery struct {
 				BootstrapToken bootstrapv1.BootstrapTokenDiscovery `json:"bootstrapToken"`

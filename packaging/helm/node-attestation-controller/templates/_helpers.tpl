@@ -1,5 +1,5 @@
 {{/*
-The objects come from files/, a copy of packaging/ that `make generate` makes. The templates choose among them, and change what values are for.
+The objects come from files/: `make generate` copies them from packaging/. The templates select objects, and apply the values to them.
 */}}
 
 {{- define "nac.namespace" -}}node-attestation-system{{- end -}}
@@ -79,7 +79,7 @@ would end the literal.
 {{- end -}}
 {{- end -}}
 
-{{/* nac.policy (list ROOT POLICY): has a policy name the controllers, signers and users that the configuration names. */}}
+{{/* nac.policy (list ROOT POLICY): adds controllers, signers and users of the configuration to the policy's lists. */}}
 {{- define "nac.policy" -}}
 {{- $root := index . 0 -}}
 {{- $policy := index . 1 -}}
@@ -104,7 +104,7 @@ would end the literal.
 {{- end -}}
 {{- end -}}
 
-{{/* nac.role (list ROOT ROLE): has a Role name the Secret and the ConfigMaps that the configuration names. */}}
+{{/* nac.role (list ROOT ROLE): puts the configuration's Secret and ConfigMaps into the Role's resourceNames. */}}
 {{- define "nac.role" -}}
 {{- $configuration := (index . 0).Values.configuration -}}
 {{- $inventories := list -}}
