@@ -440,8 +440,8 @@ func (e *examination) checkEKSources(ctx context.Context) finding {
 	return ok("the inventory names endorsement keys of %d machines", named)
 }
 
-// checkMachines looks for Machines whose endorsement key nothing names. An annotation may also be on
-// the InfraMachine, and a platform is asked by the controller alone: then it is not known.
+// checkMachines looks for Machines whose endorsement key nothing names. An annotation may also be
+// on the InfraMachine, and a platform is asked by the controller alone: then it is not known.
 func (e *examination) checkMachines(ctx context.Context, settings *config.ClusterAPI) finding {
 	sources := make([]string, len(settings.EKSources))
 	for i, s := range settings.EKSources {

@@ -280,7 +280,8 @@ func TestWhenAClusterWasMoved(t *testing.T) {
 	}
 }
 
-// Cluster API writes a Cluster's status several times for each Machine of a rollout. Only what a plan is made of makes a new one.
+// Cluster API writes a Cluster's status several times for each Machine of a rollout. Only what a
+// plan is made of makes a new one.
 func TestChangesOfAClusterThatCount(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -116,8 +116,8 @@ func TestRelease(t *testing.T) {
 	i.enforces(true)
 	i.wants("registry.invalid/node-attestation-controller:devel 2", "v1alpha1")
 
-	// Leave: the policies go, and who attests still gets a certificate. Then the release goes, and the
-	// records stay.
+	// Leave: the policies go, and who attests still gets a certificate. Then the release goes, and
+	// the records stay.
 	harness.Must(t, helm("upgrade", release, source, "--set=enforcement=Leave"))
 	says("THE CLUSTER IS NOT PROTECTED")
 	i.enforces(false)
@@ -187,7 +187,8 @@ func TestOtherInstallations(t *testing.T) {
 	_, err = i.run(t.Context(), "upgrade", release, source, "--values="+write(t, "values.yaml", standalone), "--set=enforcement=Audit")
 	refused(t, err, "mode standalone does not serve them")
 
-	// An upgrade to Leave that failed has left the policies there, of which the release knows no more.
+	// An upgrade to Leave that failed has left the policies there, of which the release knows no
+	// more.
 	_, err = i.run(t.Context(), "upgrade", release, source, values, "--set=enforcement=Leave", `--set-json=extraVolumeMounts=[{"name":"none","mountPath":"/none"}]`)
 	refused(t, err, "volumeMounts")
 	_, err = i.run(t.Context(), "uninstall", release)

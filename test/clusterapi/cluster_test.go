@@ -141,7 +141,8 @@ func (p *pool) start(ctx context.Context) (_ *workload, err error) {
 // idleMost is how many are kept: one that does nothing still costs some time of the processor.
 const idleMost = 6
 
-// giveBack has the next test find one without Nodes, requests and tokens. One for which that fails is no longer used.
+// giveBack has the next test find one without Nodes, requests and tokens. One for which that fails
+// is no longer used.
 func (p *pool) giveBack(ctx context.Context, w *workload) {
 	err := errors.Join(
 		w.client.DeleteAllOf(ctx, &certificatesv1.CertificateSigningRequest{}),
@@ -158,15 +159,16 @@ func (p *pool) giveBack(ctx context.Context, w *workload) {
 	_ = w.Stop()
 }
 
-// cluster is a workload cluster with its Cluster. What is Cluster API's is in the management cluster, c.client; Nodes and requests are in the
-// workload cluster, c.workload.client.
+// cluster is a workload cluster with its Cluster. What is Cluster API's is in the management
+// cluster, c.client; Nodes and requests are in the workload cluster, c.workload.client.
 type cluster struct {
 	*world
 	workload *workload
 	name     string
 	object   *clusterv1.Cluster
 	infra    *unstructured.Unstructured
-	// ca and kubeconfig are the Secrets; a change for newCluster that makes one nil has it left out. It may keep the CA in lateCA.
+	// ca and kubeconfig are the Secrets; a change for newCluster that makes one nil has it left
+	// out. It may keep the CA in lateCA.
 	ca, lateCA, kubeconfig *corev1.Secret
 	// server is the address in the kubeconfig, the API server's unless it is changed.
 	server string
@@ -180,8 +182,8 @@ func infraObject(kind, namespace, name string) *unstructured.Unstructured {
 	return u
 }
 
-// newCluster makes a Cluster that Cluster API is done with: infrastructure and control plane are there, and so are its Secrets. change may alter
-// what is about to be created.
+// newCluster makes a Cluster that Cluster API is done with: infrastructure and control plane are
+// there, and so are its Secrets. change may alter what is about to be created.
 func (w *world) newCluster(t *testing.T, name string, change func(*cluster)) *cluster {
 	t.Helper()
 	workload, err := shared.workloads.take(t.Context())
@@ -261,7 +263,8 @@ func (c *cluster) secret(purpose secret.Purpose, data map[string][]byte) *corev1
 	return &corev1.Secret{ObjectMeta: c.meta(secret.Name(c.name, purpose)), Type: clusterv1.ClusterSecretType, Data: data}
 }
 
-// put creates what is drafted. The status comes last: only with it does anybody try to reach the workload cluster.
+// put creates what is drafted. The status comes last: only with it does anybody try to reach the
+// workload cluster.
 func (c *cluster) put(t *testing.T) {
 	t.Helper()
 	status := c.object.Status
@@ -310,7 +313,8 @@ func (w *world) create(t *testing.T, object client.Object) {
 	}
 }
 
-// behindProxy has the controller, and nobody else, reach the workload cluster through a proxy. It is for newCluster.
+// behindProxy has the controller, and nobody else, reach the workload cluster through a proxy. It
+// is for newCluster.
 func behindProxy(t *testing.T, proxy **testbed.Proxy) func(*cluster) {
 	t.Helper()
 	return func(c *cluster) {
@@ -357,7 +361,8 @@ func (c *cluster) requests(t *testing.T) []certificatesv1.CertificateSigningRequ
 	return list.Items
 }
 
-// isAnswered reports whether a request was challenged or decided on. What it waits for is no answer.
+// isAnswered reports whether a request was challenged or decided on. What it waits for is no
+// answer.
 func isAnswered(r *certificatesv1.CertificateSigningRequest) bool {
 	annotations := maps.Clone(r.Annotations)
 	delete(annotations, attestation.AnnotationWaiting)
@@ -376,7 +381,8 @@ func (c *cluster) untouched(t *testing.T) {
 
 func (c *cluster) String() string { return fmt.Sprintf("%s/%s", c.namespace, c.name) }
 
-// isLetGo does what has a controller no longer serve the cluster, and waits until it has said that it does not.
+// isLetGo does what has a controller no longer serve the cluster, and waits until it has said that
+// it does not.
 func (c *cluster) isLetGo(t *testing.T, controller *controllerprocess.Controller, do func()) {
 	t.Helper()
 	times := func() (n int) {

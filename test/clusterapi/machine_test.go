@@ -57,11 +57,12 @@ type machine struct {
 	*computer
 	*cluster
 	name, providerID string
-	// token is the bootstrap token that was made for it; with static it shows another credential than that.
+	// token is the bootstrap token that was made for it; with static it shows another credential
+	// than that.
 	token  string
 	static func(*rest.Config)
-	// object, infra and config are what Cluster API has of it; a change for newMachine that makes one nil has it left out. It may keep what it
-	// took away in late.
+	// object, infra and config are what Cluster API has of it; a change for newMachine that makes
+	// one nil has it left out. It may keep what it took away in late.
 	object *clusterv1.Machine
 	infra  *unstructured.Unstructured
 	config *bootstrapv1.KubeadmConfig
@@ -77,8 +78,8 @@ type machine struct {
 	certificate, key []byte
 }
 
-// newMachine makes a computer with a Machine that Cluster API is done with: provisioned, its bootstrap data made, its EK in its annotation. change may
-// alter what is about to be created.
+// newMachine makes a computer with a Machine that Cluster API is done with: provisioned, its
+// bootstrap data made, its EK in its annotation. change may alter what is about to be created.
 func (c *cluster) newMachine(t *testing.T, name string, change func(*machine)) *machine {
 	t.Helper()
 	return c.newMachineOf(t, newComputer(t), name, change)
@@ -186,7 +187,8 @@ func (m *machine) owner() metav1.OwnerReference {
 	return metav1.OwnerReference{APIVersion: clusterv1.GroupVersion.String(), Kind: "Machine", Name: m.object.Name, UID: m.object.UID}
 }
 
-// registered makes the Node that the kubelet would, and has the Machine refer to it, as Cluster API does by the provider ID.
+// registered makes the Node that the kubelet would, and has the Machine refer to it, as Cluster API
+// does by the provider ID.
 func (m *machine) registered(t *testing.T) {
 	t.Helper()
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: m.name}, Spec: corev1.NodeSpec{ProviderID: m.providerID}}

@@ -26,8 +26,9 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// management is a management cluster: Cluster API's CustomResourceDefinitions, and what packaging/cluster-api/management has. Of all controllers
-// that Cluster API relies on it has Kubernetes' garbage collector.
+// management is a management cluster: Cluster API's CustomResourceDefinitions, and what
+// packaging/cluster-api/management has. Of all controllers that Cluster API relies on it has
+// Kubernetes' garbage collector.
 type management struct {
 	*testbed.ControlPlane
 	client client.Client
@@ -35,7 +36,8 @@ type management struct {
 	admin string
 }
 
-// clusterAPICRDs are those of the module that the tests have objects of, and of what owns them in life.
+// clusterAPICRDs are those of the module that the tests have objects of, and of what owns them in
+// life.
 var clusterAPICRDs = []string{
 	"core/config/crd/bases/cluster.x-k8s.io_clusters.yaml",
 	"core/config/crd/bases/cluster.x-k8s.io_machine*s.yaml",
@@ -83,7 +85,8 @@ func readCRDs(ctx context.Context) ([]*apiextensionsv1.CustomResourceDefinition,
 		if crd.Labels == nil {
 			crd.Labels = map[string]string{}
 		}
-		// As the providers' kustomizations have it: clusterctl's own label, and which versions fulfil which contract.
+		// As the providers' kustomizations have it: clusterctl's own label, and which versions
+		// fulfil which contract.
 		crd.Labels["clusterctl.cluster.x-k8s.io"] = ""
 		contract := "v1beta2"
 		if crd.Spec.Names.Kind == "TestCluster" || crd.Spec.Names.Kind == "TestMachine" {
@@ -128,8 +131,8 @@ func (m *management) newNamespace(t *testing.T) string {
 // clusterAPI is the section of the configuration that has the controller serve workload clusters.
 func clusterAPI(file map[string]any) map[string]any { return file["clusterAPI"].(map[string]any) }
 
-// start starts a controller for the world's namespace, with the rights of packaging/cluster-api, and waits until it is ready. edit may change its
-// configuration: see controllerprocess.Options.
+// start starts a controller for the world's namespace, with the rights of packaging/cluster-api,
+// and waits until it is ready. edit may change its configuration: see controllerprocess.Options.
 func (w *world) start(t *testing.T, edit func(file map[string]any), args ...string) *controllerprocess.Controller {
 	t.Helper()
 	if err := shared.built(); err != nil {

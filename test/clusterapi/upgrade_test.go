@@ -22,7 +22,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// upgraded is a management cluster and a workload cluster whose manifests, controller and plugins are replaced.
+// upgraded is a management cluster and a workload cluster whose manifests, controller and plugins
+// are replaced.
 type upgraded struct {
 	*world
 	workload   *workload
@@ -94,8 +95,9 @@ func newUpgraded(t *testing.T, release earlier.Release) *upgraded {
 	return u
 }
 
-// The halves are upgraded one by one in a management cluster, and downgraded. Each time a node renews by the record that the releases before have written into
-// the namespace of its Cluster, and another one is new.
+// The halves are upgraded one by one in a management cluster, and downgraded. Each time a node
+// renews by the record that the releases before have written into the namespace of its Cluster, and
+// another one is new.
 func TestUpgradeClusterAPI(t *testing.T) {
 	commit := os.Getenv(earlier.Variable)
 	if commit == "" {
@@ -145,7 +147,8 @@ func (m *machine) becomesDue(t *testing.T) {
 	t.Fatalf("%s: no certificate is due", m.name)
 }
 
-// renews gets the next certificate by the record that there is, and checks that the record stays that of the machine.
+// renews gets the next certificate by the record that there is, and checks that the record stays
+// that of the machine.
 func (m *machine) renews(t *testing.T) {
 	t.Helper()
 	current := func() string {

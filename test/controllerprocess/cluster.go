@@ -42,13 +42,14 @@ const (
 	InventoryKey = "inventory.yaml"
 )
 
-// Manifests are those of packaging/kubernetes that do without containers, in the order in which they are applied.
+// Manifests are those of packaging/kubernetes that do without containers, in the order in which
+// they are applied.
 var Manifests = []string{"namespace.yaml", "crd.yaml", "policies.yaml", "rbac.yaml"}
 
 const crd = "crd/nodeattestations.attestation.cluster.x-k8s.io"
 
-// Install applies the manifests of the module in a folder, makes the Secret with the cluster's client CA and an inventory without machines, and
-// returns when the policies are in effect.
+// Install applies the manifests of the module in a folder, makes the Secret with the cluster's
+// client CA and an inventory without machines, and returns when the policies are in effect.
 func Install(ctx context.Context, cp *testbed.ControlPlane, module string) error {
 	if err := Apply(ctx, cp, module); err != nil {
 		return err
@@ -94,8 +95,8 @@ func Provide(ctx context.Context, cp *testbed.ControlPlane) error {
 	return SetInventory(ctx, cp, []byte("apiVersion: authenticator.cluster.x-k8s.io/v1alpha1\nkind: MachineInventory\nmachines: []\n"))
 }
 
-// SetInventory replaces the inventory, such as by what identify prints. The controller reads it again within seconds, and until then the
-// machines in it wait.
+// SetInventory replaces the inventory, such as by what identify prints. The controller reads it
+// again within seconds, and until then the machines in it wait.
 func SetInventory(ctx context.Context, cp *testbed.ControlPlane, content []byte) error {
 	maps := cp.Client().CoreV1().ConfigMaps(Namespace)
 	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: Inventory}, Data: map[string]string{InventoryKey: string(content)}}
@@ -120,8 +121,9 @@ func Kubeconfig(ctx context.Context, cp *testbed.ControlPlane) ([]byte, error) {
 
 const policyTimeout = 20 * time.Second
 
-// AwaitPolicies waits until each policy of ours that the cluster has, and that keeps others from doing the controller's work, refuses it: a policy
-// reaches the API server's admission through an informer, up to seconds after it was stored. The probes leave nothing behind.
+// AwaitPolicies waits until each policy of ours that the cluster has, and that keeps others from
+// doing the controller's work, refuses it: a policy reaches the API server's admission through an
+// informer, up to seconds after it was stored. The probes leave nothing behind.
 func AwaitPolicies(ctx context.Context, cp *testbed.ControlPlane) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, policyTimeout)
 	defer cancel()

@@ -17,7 +17,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// Variable names the environment variable with the commit, or the tag. Without it these tests are skipped.
+// Variable names the environment variable with the commit, or the tag. Without it these tests are
+// skipped.
 const Variable = "KUBELET_AUTHENTICATOR_TEST_UPGRADE_FROM"
 
 // Release is the product of one commit.

@@ -30,7 +30,8 @@ type Cluster struct {
 	Wrap func(http.RoundTripper) http.RoundTripper
 }
 
-// Credential returns a client's configuration with the machine's certificate, or the bootstrap token where it has none yet.
+// Credential returns a client's configuration with the machine's certificate, or the bootstrap
+// token where it has none yet.
 func (m *Machine) Credential(cluster Cluster) *rest.Config {
 	config := &rest.Config{Host: cluster.URL, TLSClientConfig: rest.TLSClientConfig{CAData: cluster.CA}, QPS: -1}
 	if m.Certificate == nil {
@@ -44,7 +45,8 @@ func (m *Machine) Credential(cluster Cluster) *rest.Config {
 	return config
 }
 
-// connect returns a client with connections of its own, as each process of the plugin's has them, and what ends them.
+// connect returns a client with connections of its own, as each process of the plugin's has them,
+// and what ends them.
 func (m *Machine) connect(cluster Cluster) (api *csr.Client, hangUp func(), err error) {
 	if cluster.Issuer == nil {
 		return nil, nil, errors.New("the cluster has no issuer to check certificates with")
@@ -52,7 +54,8 @@ func (m *Machine) connect(cluster Cluster) (api *csr.Client, hangUp func(), err 
 	config := m.Credential(cluster)
 	calls := &calls{}
 	config.Dial = calls.dial
-	// client-go shares transports between clients of the same credential, and keeps them, unless they choose proxies their own way.
+	// client-go shares transports between clients of the same credential, and keeps them, unless
+	// they choose proxies their own way.
 	config.Proxy = func(*http.Request) (*url.URL, error) { return nil, nil }
 	api, err = csr.NewClient(config)
 	return api, calls.hangUp, err

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package fleet makes machines, each with a TPM of its own, that enrol by hand: they file what the plugin's worker files and wait for what it waits
-// for, over a connection of their own, without a process for each.
+// Package fleet makes machines, each with a TPM of its own, that enrol by hand: they file what the
+// plugin's worker files and wait for what it waits for, over a connection of their own, without a
+// process for each.
 //
 //	m, err := fleet.NewSwtpm("node-a", dir, ca)
 //	defer m.Stop()
@@ -52,7 +53,8 @@ func New(name, dir string, chip Chip) (*Machine, error) {
 	return &Machine{Name: name, Dir: dir, Chip: chip, Provider: made.(provider.Challenger)}, nil
 }
 
-// NewSwtpm returns a machine with a process of swtpm whose EK, an ecc-p256, has a certificate of that maker's.
+// NewSwtpm returns a machine with a process of swtpm whose EK, an ecc-p256, has a certificate of
+// that maker's.
 func NewSwtpm(name, dir string, maker *swtpm.CA) (*Machine, error) {
 	chip, err := swtpm.New(swtpm.Options{Certified: []string{certified}, CA: maker})
 	if err != nil {
@@ -92,7 +94,8 @@ func (m *Machine) ProviderID() string {
 // Stop switches the TPM off.
 func (m *Machine) Stop() { m.Chip.Stop() }
 
-// Make calls a function for 0 to count-1, a few at a time, and returns what it made, in order. After an error nothing that was made is left.
+// Make calls a function for 0 to count-1, a few at a time, and returns what it made, in order.
+// After an error nothing that was made is left.
 func Make(count int, one func(i int) (*Machine, error)) ([]*Machine, error) {
 	all := make([]*Machine, count)
 	err := each(count, func(i int) (err error) {
@@ -118,7 +121,8 @@ func Stop(machines ...*Machine) {
 // atOnce is how many machines are made, or asked, at a time.
 const atOnce = 4
 
-// each calls f for 0 to count-1, some at a time, and returns its first error. After that it begins no more.
+// each calls f for 0 to count-1, some at a time, and returns its first error. After that it begins
+// no more.
 func each(count int, f func(i int) error) error {
 	var mu sync.Mutex
 	var failed error

@@ -85,7 +85,8 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// Other artifacts keep their lines in SHA256SUMS. Made again, in another folder, of files of other ages, with another umask and other settings, all is the same.
+// Other artifacts keep their lines in SHA256SUMS. Made again, in another folder, of files of other
+// ages, with another umask and other settings, all is the same.
 func TestReproducible(t *testing.T) {
 	t.Parallel()
 	elsewhere, again := filepath.Join(t.TempDir(), "a folder of another name"), t.TempDir()
@@ -95,7 +96,8 @@ func TestReproducible(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// The repository comes along, without locks, which come and go: the time of its last commit is that of the image.
+	// The repository comes along, without locks, which come and go: the time of its last commit is
+	// that of the image.
 	commandIn(t, module, "sh", "-ec", `
 		mkdir "$1"
 		git ls-files --cached --others --exclude-standard -z | xargs -0 cp --parents --target-directory="$1"
@@ -176,7 +178,8 @@ func TestBaseIsDocumented(t *testing.T) {
 	}
 }
 
-// The image that was pushed is signed by its digest with the release's key, and verifies with its public key and no other; the documented command does it.
+// The image that was pushed is signed by its digest with the release's key, and verifies with its
+// public key and no other; the documented command does it.
 func TestSignature(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

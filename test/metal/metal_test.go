@@ -555,8 +555,8 @@ func TestCRDs(t *testing.T) {
 	}
 }
 
-// Nobody chooses a host by a template, whose EKs would then be nobody's word, nor another host for a
-// MetalMachine, which would be wiped with it.
+// Nobody chooses a host by a template, whose EKs would then be nobody's word, nor another host for
+// a MetalMachine, which would be wiped with it.
 func TestNobodyChoosesAHost(t *testing.T) {
 	w := newWorld(t)
 	template := &unstructured.Unstructured{Object: map[string]any{

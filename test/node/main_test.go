@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package node tests the product on real nodes: a kubelet whose kubeconfig names the plugin, a software TPM, the controller as a process, and
-// a control plane with the packaged manifests. All of that runs in namespaces of its own.
+// Package node tests the product on real nodes: a kubelet whose kubeconfig names the plugin, a
+// software TPM, the controller as a process, and a control plane with the packaged manifests. All
+// of that runs in namespaces of its own.
 package node
 
 import (
@@ -18,7 +19,8 @@ import (
 
 const (
 	module = "../.."
-	// kubeletsVariable asks for kubelets of other versions, too: folders of test/components, such as "v1.33". A cold build takes minutes.
+	// kubeletsVariable asks for kubelets of other versions, too: folders of test/components, such
+	// as "v1.33". A cold build takes minutes.
 	kubeletsVariable = "KUBELET_AUTHENTICATOR_TEST_KUBELETS"
 )
 

@@ -129,7 +129,8 @@ func (c *ClusterAPI) managers() []*Manager {
 	return slices.DeleteFunc([]*Manager{c.Core, c.KubeadmBootstrap}, func(m *Manager) bool { return m == nil })
 }
 
-// RestartKubeadmBootstrap restarts the kubeadm bootstrap provider with another life of bootstrap tokens: see BootstrapTokenTTL.
+// RestartKubeadmBootstrap restarts the kubeadm bootstrap provider with another life of bootstrap
+// tokens: see BootstrapTokenTTL.
 func (c *ClusterAPI) RestartKubeadmBootstrap(ctx context.Context, tokenTTL time.Duration) error {
 	m := c.KubeadmBootstrap
 	m.args[len(m.args)-1] = tokenFlag(tokenTTL)

@@ -152,7 +152,8 @@ func BuildKubelet(ctx context.Context, progress io.Writer) (KubeletComponents, e
 	}, nil
 }
 
-// BuildOtherKubelet is BuildKubelet for a kubelet of another minor version, such as "v1.33", which test/components has a folder with a module for.
+// BuildOtherKubelet is BuildKubelet for a kubelet of another minor version, such as "v1.33", which
+// test/components has a folder with a module for.
 func BuildOtherKubelet(ctx context.Context, minor string, progress io.Writer) (KubeletComponents, error) {
 	built, err := BuildKubelet(ctx, progress)
 	if err != nil {
@@ -175,7 +176,8 @@ func BuildKubeadm(ctx context.Context, progress io.Writer) (string, error) {
 	return filepath.Join(folder, "kubeadm"), nil
 }
 
-// BuildClusterctl builds clusterctl, of the version of test/components/cluster-api. It returns its path.
+// BuildClusterctl builds clusterctl, of the version of test/components/cluster-api. It returns its
+// path.
 func BuildClusterctl(ctx context.Context, progress io.Writer) (string, error) {
 	_, folder, err := buildSet(ctx, clusterctlSet, progress)
 	if err != nil {

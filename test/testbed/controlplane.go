@@ -54,7 +54,8 @@ type Options struct {
 	EtcdArgs []string
 	// OneCA has one authority for servers and clients, as a cluster of kubeadm's has.
 	OneCA bool
-	// Etcd is another control plane, to be stopped later, whose etcd this one uses, under a prefix of its own. Nil starts one.
+	// Etcd is another control plane, to be stopped later, whose etcd this one uses, under a prefix
+	// of its own. Nil starts one.
 	Etcd *ControlPlane
 }
 

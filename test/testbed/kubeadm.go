@@ -15,8 +15,9 @@ import (
 	"time"
 )
 
-// What a machine has beside the programs in /usr/bin: the files of Kubernetes' own packages (kubernetes/release, cmd/krel/templates/latest/kubelet
-// and kubeadm), and a container runtime that runs nothing.
+// What a machine has beside the programs in /usr/bin: the files of Kubernetes' own packages
+// (kubernetes/release, cmd/krel/templates/latest/kubelet and kubeadm), and a container runtime that
+// runs nothing.
 var kubeadmFiles = map[string]string{
 	"/usr/lib/systemd/system/kubelet.service": `[Unit]
 Description=kubelet: The Kubernetes Node Agent
@@ -48,7 +49,8 @@ ExecStart=/usr/libexec/fakecri /run/fakecri.sock
 `,
 }
 
-// KubeadmMachine returns the options of a machine on which kubeadm can be run, and which reaches this control plane; files are added to its own.
+// KubeadmMachine returns the options of a machine on which kubeadm can be run, and which reaches
+// this control plane; files are added to its own.
 func (cp *ControlPlane) KubeadmMachine(name, kubeadm string, kubelet KubeletComponents, files map[string]string) MachineOptions {
 	options := KubeadmMachine(name, kubeadm, kubelet, files)
 	options.Reaches = cp.addr
@@ -90,8 +92,9 @@ failSwapOn: false
 makeIPTablesUtilChains: false
 `
 
-// KubeadmInit has the real kubeadm make of this control plane what machines can join: the phases of "kubeadm init" that write to the API server, with
-// the bindings that approve by themselves. It returns a bootstrap token. The controller manager has to run.
+// KubeadmInit has the real kubeadm make of this control plane what machines can join: the phases of
+// "kubeadm init" that write to the API server, with the bindings that approve by themselves. It
+// returns a bootstrap token. The controller manager has to run.
 func (cp *ControlPlane) KubeadmInit(ctx context.Context, kubeadm string) (token string, err error) {
 	text := strings.ToLower(rand.Text())
 	token = text[:6] + "." + text[6:22]
@@ -121,7 +124,8 @@ type KubeadmJoin struct {
 	Name string
 	// Token is a bootstrap token; without one the machine joins with Kubeconfig, a file on it.
 	Token, Kubeconfig string
-	// Timeout is how long kubeadm waits for the kubelet, and again for its certificate; 0 is a minute.
+	// Timeout is how long kubeadm waits for the kubelet, and again for its certificate; 0 is a
+	// minute.
 	Timeout time.Duration
 	// KubeletArgs are flags for the kubelet, name to value.
 	KubeletArgs map[string]string

@@ -24,7 +24,8 @@ import (
 // cgroupRoots are where systemd keeps its groups: on cgroup v1 in the first two, on v2 in the last.
 var cgroupRoots = []string{"/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified", "/sys/fs/cgroup"}
 
-// machineFiles are what every machine has. The links to /dev/null keep systemd from what a container has no use for.
+// machineFiles are what every machine has. The links to /dev/null keep systemd from what a
+// container has no use for.
 var machineFiles = map[string]string{
 	"/etc/os-release": "ID=debian\n",
 	"/etc/machine-id": "",
@@ -58,7 +59,8 @@ const (
 	reachedSocket = "/opt/testbed/reached/socket"
 )
 
-// machineCopies are this machine's, without which programs in /usr do not work. Some are not there on every distribution.
+// machineCopies are this machine's, without which programs in /usr do not work. Some are not there
+// on every distribution.
 var machineCopies = []string{"passwd", "group", "shadow", "nsswitch.conf", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "pam.d", "alternatives", "ssl"}
 
 // MachineOptions say what is on a machine's disk.
@@ -70,11 +72,13 @@ type MachineOptions struct {
 	Programs map[string]string
 	// Enabled are units of Files that systemd starts with the machine.
 	Enabled []string
-	// Binds are files or folders of ours that the machine sees, such as sockets: path there to path here.
+	// Binds are files or folders of ours that the machine sees, such as sockets: path there to path
+	// here.
 	Binds map[string]string
 	// ReadOnlyBinds are like Binds, mounted read-only.
 	ReadOnlyBinds map[string]string
-	// Reaches is a TCP address on our loopback device, such as an API server's: the machine reaches it at the same address, and nothing else.
+	// Reaches is a TCP address on our loopback device, such as an API server's: the machine reaches
+	// it at the same address, and nothing else.
 	Reaches string
 	// AlsoReaches are further addresses like Reaches.
 	AlsoReaches []string
@@ -88,8 +92,9 @@ type MachineOptions struct {
 	StartedWith string
 }
 
-// Machine is a machine with a systemd of its own, in systemd-nspawn. It has this machine's /usr, with what Files and Programs add, an /etc that is
-// nearly empty, and a network of its own. Its methods are for one goroutine at a time.
+// Machine is a machine with a systemd of its own, in systemd-nspawn. It has this machine's /usr,
+// with what Files and Programs add, an /etc that is nearly empty, and a network of its own. Its
+// methods are for one goroutine at a time.
 type Machine struct {
 	options MachineOptions
 	dir     string
@@ -99,7 +104,8 @@ type Machine struct {
 	reached []net.Listener
 }
 
-// StartMachine starts a machine, and returns when its systemd has started what is enabled. It works in a program that Isolate has started.
+// StartMachine starts a machine, and returns when its systemd has started what is enabled. It works
+// in a program that Isolate has started.
 func StartMachine(ctx context.Context, options MachineOptions) (_ *Machine, err error) {
 	if !Isolated() {
 		return nil, errors.New("start a machine: not in namespaces of its own, see Isolate")
@@ -122,7 +128,8 @@ func StartMachine(ctx context.Context, options MachineOptions) (_ *Machine, err 
 	return m, m.PowerOn(ctx)
 }
 
-// PowerOn starts the machine after PowerOff, and returns when its systemd has started what is enabled.
+// PowerOn starts the machine after PowerOff, and returns when its systemd has started what is
+// enabled.
 func (m *Machine) PowerOn(ctx context.Context) error {
 	if err := m.makeCgroups(); err != nil {
 		return fmt.Errorf("make the control groups of machine %s: %w", m.options.Name, err)
@@ -135,7 +142,8 @@ func (m *Machine) PowerOn(ctx context.Context) error {
 	return pollWhile(ctx, m.process, "machine "+m.options.Name, m.booted)
 }
 
-// PowerOff shuts the machine down in good order. Its disk is as it was, what was in memory, such as /run, is gone; PowerOn may follow.
+// PowerOff shuts the machine down in good order. Its disk is as it was, what was in memory, such as
+// /run, is gone; PowerOn may follow.
 func (m *Machine) PowerOff(ctx context.Context) error {
 	m.process.told.Store(true)
 	if _, err := m.Run(ctx, "systemctl", "poweroff", "--no-block"); err != nil {
@@ -248,7 +256,8 @@ func (o MachineOptions) reaches() []string {
 	return all
 }
 
-// Path is where a file of the machine is for us. What the machine itself has mounted, such as /run, is not there.
+// Path is where a file of the machine is for us. What the machine itself has mounted, such as /run,
+// is not there.
 func (m *Machine) Path(path string) string {
 	if rest, ok := strings.CutPrefix(path, "/usr/"); ok {
 		return filepath.Join(m.dir, "usr", rest)
@@ -260,7 +269,8 @@ func (m *Machine) makeParent(path string) error {
 	return os.MkdirAll(filepath.Dir(m.Path(path)), 0o755) //nolint:gosec // G301: as on any machine
 }
 
-// WriteFile writes a file of the machine, and makes its folder. One below /usr has to be written before the machine starts: see Options.
+// WriteFile writes a file of the machine, and makes its folder. One below /usr has to be written
+// before the machine starts: see Options.
 func (m *Machine) WriteFile(path string, content []byte, mode os.FileMode) error {
 	if err := m.makeParent(path); err != nil {
 		return err
@@ -439,9 +449,10 @@ func (m *Machine) removeCgroups() error {
 	return errors.Join(errs...)
 }
 
-// powerOff kills the machine's systemd, with which the kernel kills all of its processes. systemd-nspawn tidies up and ends by itself then. If it is
-// killed, its machine goes on. A starting machine may have no systemd yet: each child of
-// systemd-nspawn is killed until systemd-nspawn ends.
+// powerOff kills the machine's systemd, with which the kernel kills all of its processes.
+// systemd-nspawn tidies up and ends by itself then. If it is killed, its machine goes on. A
+// starting machine may have no systemd yet: each child of systemd-nspawn is killed until
+// systemd-nspawn ends.
 func (m *Machine) powerOff() error {
 	if m.process.ended() {
 		return m.process.Err()
@@ -468,7 +479,8 @@ func (m *Machine) powerOff() error {
 	}
 }
 
-// removeCgroup removes a control group and those below it. Processes that were just killed are in them for a moment.
+// removeCgroup removes a control group and those below it. Processes that were just killed are in
+// them for a moment.
 func removeCgroup(group string) error {
 	var all []string
 	err := filepath.WalkDir(group, func(path string, entry fs.DirEntry, err error) error {

@@ -28,8 +28,9 @@ func Full(t testing.TB) {
 	}
 }
 
-// Main is for the TestMain of a package whose tests share one control plane, which exits with the code that it returns. It starts the control plane,
-// has setUp use it, with a directory that goes when the tests have ended, runs the tests, and stops it.
+// Main is for the TestMain of a package whose tests share one control plane, which exits with the
+// code that it returns. It starts the control plane, has setUp use it, with a directory that goes
+// when the tests have ended, runs the tests, and stops it.
 func Main(tests interface{ Run() int }, setUp func(ctx context.Context, cp *ControlPlane, dir string) error) int {
 	code, err := runMain(tests, setUp)
 	if err != nil {
@@ -57,8 +58,8 @@ func runMain(tests interface{ Run() int }, setUp func(context.Context, *ControlP
 	return tests.Run(), nil
 }
 
-// Parallel has a package run so many of its parallel tests at once. It is for suites whose tests wait
-// more than they compute: Go's own default is the number of processors.
+// Parallel has a package run so many of its parallel tests at once. It is for suites whose tests
+// wait more than they compute: Go's own default is the number of processors.
 func Parallel(count int) {
 	flag.Parse()
 	if err := flag.Set("test.parallel", strconv.Itoa(count)); err != nil {
@@ -69,10 +70,12 @@ func Parallel(count int) {
 // programsVariable names the folder with what was built, for the tests in their namespaces.
 const programsVariable = "KUBELET_AUTHENTICATOR_TEST_PROGRAMS"
 
-// MainIsolated is for the TestMain of a package that starts real kubelets, which exits with the code that it returns. It runs the tests in
-// namespaces of their own, parallel of them at once, since they mostly wait. Nothing can be downloaded there, so all is built before: build puts the
-// product's programs into a folder, and find, which is called here and there, builds what a node has of Kubernetes, or finds it, and takes the
-// programs from the folder. Without root no test is run, and that is said.
+// MainIsolated is for the TestMain of a package that starts real kubelets, which exits with the
+// code that it returns. It runs the tests in namespaces of their own, parallel of them at once,
+// since they mostly wait. Nothing can be downloaded there, so all is built before: build puts the
+// product's programs into a folder, and find, which is called here and there, builds what a node
+// has of Kubernetes, or finds it, and takes the programs from the folder. Without root no test is
+// run, and that is said.
 func MainIsolated(tests interface{ Run() int }, parallel int, build, find func(ctx context.Context, dir string) error) int {
 	code, err := runMainIsolated(tests, parallel, build, find)
 	if err != nil {

@@ -43,8 +43,8 @@ func ReadObjects(stream []byte) ([]*unstructured.Unstructured, error) {
 	}
 }
 
-// CreateObjects creates objects, CustomResourceDefinitions first: see InstallCRDs. It costs less than
-// kubectl, which reads the API server's whole schema before it writes.
+// CreateObjects creates objects, CustomResourceDefinitions first: see InstallCRDs. It costs less
+// than kubectl, which reads the API server's whole schema before it writes.
 func (cp *ControlPlane) CreateObjects(ctx context.Context, objects []*unstructured.Unstructured) error {
 	var crds []*apiextensionsv1.CustomResourceDefinition
 	var others []*unstructured.Unstructured

@@ -62,7 +62,8 @@ func newCluster(t *testing.T, r earlier.Release) *cluster {
 	harness.Must(t, v1alpha1.AddToScheme(scheme))
 	c.records, err = client.New(cp.AdminConfig(), client.Options{Scheme: scheme})
 	harness.Must(t, err)
-	// The file is written once: the configuration of the earlier release has to do for this one, too.
+	// The file is written once: the configuration of the earlier release has to do for this one,
+	// too.
 	c.controller, err = controllerprocess.New(controllerprocess.Options{
 		ControlPlane: cp, Dir: t.TempDir(), Binary: c.binary,
 		Configure: func(c *config.Config) {

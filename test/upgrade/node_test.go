@@ -34,7 +34,8 @@ type node struct {
 	chip *swtpm.TPM
 }
 
-// newNode makes a machine with a release's plugin and with its configuration, which stays. It has no credential, and is not in the inventory.
+// newNode makes a machine with a release's plugin and with its configuration, which stays. It has
+// no credential, and is not in the inventory.
 func (c *cluster) newNode(t *testing.T, name string, r earlier.Release, settings string) *node {
 	t.Helper()
 	n := &node{
@@ -100,7 +101,8 @@ func (n *node) bootstraps() {
 	n.Write(n.t, kubelet.BootstrapFile, string(n.BootstrapKubeconfig(token)))
 }
 
-// joins gets the first certificate, as the kubelet's unit does. The bootstrap credential goes, as kubeadm has it.
+// joins gets the first certificate, as the kubelet's unit does. The bootstrap credential goes, as
+// kubeadm has it.
 func (n *node) joins() {
 	n.t.Helper()
 	n.must("kubelet-authenticator prepare")
@@ -123,7 +125,8 @@ func (n *node) pair() *cache.Pair {
 	return pair
 }
 
-// uses calls the API server as the kubelet does, through the plugin, and returns which certificate it was with.
+// uses calls the API server as the kubelet does, through the plugin, and returns which certificate
+// it was with.
 func (n *node) uses() (fingerprint string) {
 	n.t.Helper()
 	var review authenticationv1.SelfSubjectReview
@@ -221,7 +224,8 @@ func has(record *v1alpha1.NodeAttestation, fingerprint string) bool {
 	return slices.ContainsFunc(record.Status.Certificates, func(c v1alpha1.IssuedCertificate) bool { return c.SHA256 == fingerprint })
 }
 
-// filesHello files a hello for a machine that is not in the inventory, and loses power while it waits. Then the controller answers.
+// filesHello files a hello for a machine that is not in the inventory, and loses power while it
+// waits. Then the controller answers.
 func (n *node) filesHello() {
 	n.t.Helper()
 	n.bootstraps()

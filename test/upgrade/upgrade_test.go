@@ -130,8 +130,9 @@ func (w *world) overlaps(proof *node) {
 	w.stops()
 }
 
-// A setting of a later release is left in the configuration files after a downgrade. The controller does not start. The node's certificate is served, and
-// not renewed. Without the setting all goes on.
+// A setting of a later release is left in the configuration files after a downgrade. The controller
+// does not start. The node's certificate is served, and not renewed. Without the setting all goes
+// on.
 func TestUpgradeUnknownSetting(t *testing.T) {
 	t.Parallel()
 	const later, exitConfiguration = "settingOfALaterRelease: true\n", 10
@@ -206,7 +207,8 @@ func TestUpgradeReplacedEK(t *testing.T) {
 	denied.isDenied()
 }
 
-// isDenied has a node whose certificate is due use it, and waits until a request for the next one is denied.
+// isDenied has a node whose certificate is due use it, and waits until a request for the next one
+// is denied.
 func (n *node) isDenied() {
 	n.t.Helper()
 	due := n.pair().Fingerprint()

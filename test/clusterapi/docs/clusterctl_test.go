@@ -73,7 +73,8 @@ func checkoutWith(t *testing.T, changelog string) (dir string) {
 	return dir
 }
 
-// operator has clusterctl, and local repositories with releases of the provider and of Cluster API's own.
+// operator has clusterctl, and local repositories with releases of the provider and of Cluster
+// API's own.
 type operator struct {
 	clusterctl, dir string
 	// changelog has the releases so far.
@@ -308,8 +309,8 @@ images:
 	}
 }
 
-// clusterctl installs the provider beside Cluster API's own, upgrades and deletes it. In between the
-// controller runs with what was installed. No pods run: cert-manager's CRDs are there, which
+// clusterctl installs the provider beside Cluster API's own, upgrades and deletes it. In between
+// the controller runs with what was installed. No pods run: cert-manager's CRDs are there, which
 // clusterctl asks for, and none of its controllers.
 func TestClusterctlInstalls(t *testing.T) {
 	o := newOperator(t)
@@ -383,7 +384,8 @@ func (s *server) wantProvider(t *testing.T, release string) {
 	}
 }
 
-// runsAsInstalled has the controller become ready by the configuration that is installed, as the service account that is.
+// runsAsInstalled has the controller become ready by the configuration that is installed, as the
+// service account that is.
 func (s *server) runsAsInstalled(t *testing.T) {
 	t.Helper()
 	var installed map[string]any

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package docs holds docs/integration/cluster-api.md, docs/examples/cluster-api and packaging/cluster-api to what real API servers say of them: one with
-// Cluster API's own CustomResourceDefinitions for a management cluster, one for a workload cluster.
+// Package docs holds docs/integration/cluster-api.md, docs/examples/cluster-api and
+// packaging/cluster-api to what real API servers say of them: one with Cluster API's own
+// CustomResourceDefinitions for a management cluster, one for a workload cluster.
 package docs
 
 import (

@@ -22,7 +22,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
 )
 
-// elsewhere are kinds that have no schema in an API server, or need more than that; other tests read them.
+// elsewhere are kinds that have no schema in an API server, or need more than that; other tests
+// read them.
 var elsewhere = map[string]bool{
 	"KubeletAuthenticatorConfiguration":      true, // TestNodeFiles, and test/prepare
 	"NodeAttestationControllerConfiguration": true, // TestControllerConfigurations
@@ -33,8 +34,8 @@ var elsewhere = map[string]bool{
 	"KubeletConfiguration":                   true,
 }
 
-// Every manifest of Cluster API in the guides and the examples is what its own schema allows, as an API server sees it. So is the same with a
-// field more not: somebody looks.
+// Every manifest of Cluster API in the guides and the examples is what its own schema allows, as an
+// API server sees it. So is the same with a field more not: somebody looks.
 func TestManifests(t *testing.T) {
 	checked := map[string]int{}
 	for _, m := range manifests(t) {
@@ -167,7 +168,8 @@ func kubeletArgument(registration bootstrapv1.NodeRegistrationOptions, name stri
 	return ""
 }
 
-// checkNodeFile checks the plugin's configuration, and that the kubelet is given the same provider ID.
+// checkNodeFile checks the plugin's configuration, and that the kubelet is given the same provider
+// ID.
 func checkNodeFile(t *testing.T, m manifest, spec *bootstrapv1.KubeadmConfigSpec, f bootstrapv1.File) {
 	t.Helper()
 	var c, want authenticator.Config
@@ -193,7 +195,8 @@ func checkNodeFile(t *testing.T, m manifest, spec *bootstrapv1.KubeadmConfigSpec
 	}
 }
 
-// A ClusterClass's patch gives its templates what the templates of other Clusters have, and leaves them alone for Clusters that do not ask for it.
+// A ClusterClass's patch gives its templates what the templates of other Clusters have, and leaves
+// them alone for Clusters that do not ask for it.
 func TestClusterClassPatches(t *testing.T) {
 	templates, namespace := map[string]string{}, newNamespace(t) // by class and kind
 	for _, m := range manifests(t) {
@@ -214,7 +217,8 @@ func TestClusterClassPatches(t *testing.T) {
 		if err := yaml.UnmarshalStrict([]byte(m.text), class); err != nil {
 			t.Fatal(err)
 		}
-		// Whoever may make Clusters of the class must not get files of their own onto machines: a quote, or one of YAML's line breaks, would end the value.
+		// Whoever may make Clusters of the class must not get files of their own onto machines: a
+		// quote, or one of YAML's line breaks, would end the value.
 		pattern := regexp.MustCompile(class.Spec.Variables[0].Schema.OpenAPIV3Schema.Properties["providerID"].Pattern)
 		for _, allowed := range []string{"metal://{{ ds.meta_data.instance_id }}", "aws:///{{ ds.meta_data.placement.availability_zone }}/{{ ds.meta_data.instance_id }}"} {
 			if !pattern.MatchString(allowed) {

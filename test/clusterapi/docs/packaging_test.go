@@ -53,7 +53,8 @@ func listed(t *testing.T, folder string) []string {
 	return all
 }
 
-// What packaging/kubernetes has is in one of the two, or is named here: who adds something says where it goes.
+// What packaging/kubernetes has is in one of the two, or is named here: who adds something says
+// where it goes.
 func TestKustomizations(t *testing.T) {
 	alone := []string{"Role/node-attestation-controller", "RoleBinding/node-attestation-controller", "Secret/node-attestation-controller-key"}
 	both := []string{
@@ -90,7 +91,8 @@ func TestKustomizations(t *testing.T) {
 	}
 }
 
-// A management cluster takes its part, by the command in the guide, with an image and the configuration.
+// A management cluster takes its part, by the command in the guide, with an image and the
+// configuration.
 func TestManagement(t *testing.T) {
 	apply := command(t, "kubectl apply --server-side -k ")
 	t.Chdir(module)
@@ -124,13 +126,15 @@ func (s *server) as(t *testing.T, user string, groups ...string) kubernetes.Inte
 	return clients
 }
 
-// controller is the one of both clusters: in the management cluster by its token, in the other by impersonation.
+// controller is the one of both clusters: in the management cluster by its token, in the other by
+// impersonation.
 func (s *server) controller(t *testing.T) kubernetes.Interface {
 	t.Helper()
 	return s.as(t, controllerUser, (&config.ClusterAPI{User: controllerUser}).Groups()...)
 }
 
-// right is something to be allowed: verbs, a resource[/subresource] of a group, in a namespace, of a name.
+// right is something to be allowed: verbs, a resource[/subresource] of a group, in a namespace, of
+// a name.
 type right struct{ verbs, group, resource, namespace, name string }
 
 const (
@@ -361,7 +365,8 @@ func TestNamespaces(t *testing.T) {
 	}
 }
 
-// A workload cluster takes its part as the ClusterResourceSet brings it: from the ConfigMap that the guide's commands make.
+// A workload cluster takes its part as the ClusterResourceSet brings it: from the ConfigMap that
+// the guide's commands make.
 func TestWorkload(t *testing.T) {
 	s := startWorkload(t)
 	kustomize, create := command(t, "kubectl kustomize "), command(t, "kubectl create configmap ")
@@ -439,7 +444,8 @@ func (s *server) workloadRights(t *testing.T) {
 	}
 }
 
-// The policies name the user as whom the controller acts, not the administrator whose credential it has.
+// The policies name the user as whom the controller acts, not the administrator whose credential it
+// has.
 func (s *server) onlyTheUserApproves(t *testing.T) {
 	for _, signer := range []string{"cluster.x-k8s.io/kube-apiserver-client-kubelet-tpm", certificatesv1.KubeAPIServerClientKubeletSignerName, certificatesv1.KubeletServingSignerName} {
 		csr, err := s.Client().CertificatesV1().CertificateSigningRequests().Create(t.Context(), requestFor(t, signer), metav1.CreateOptions{})
@@ -486,7 +492,8 @@ func requestFor(t *testing.T, signer string) *certificatesv1.CertificateSigningR
 	}
 }
 
-// A provider whose CRD has the guide's fields names its signers, and one whose CRD has not hears of it.
+// A provider whose CRD has the guide's fields names its signers, and one whose CRD has not hears of
+// it.
 func TestContract(t *testing.T) {
 	var fields string
 	for _, block := range blocks(read(t, document), "yaml") {

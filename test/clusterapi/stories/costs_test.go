@@ -108,7 +108,8 @@ func newCalls(t *testing.T, management, workload *testbed.ControlPlane) *calls {
 	return c
 }
 
-// table returns the calls for each Machine, by API server, verb and resource, and their sum. A watch counts when it begins.
+// table returns the calls for each Machine, by API server, verb and resource, and their sum. A
+// watch counts when it begins.
 func (c *calls) table(t *testing.T, machines int) (table string, perMachine float64) {
 	t.Helper()
 	count := map[string]int{}
@@ -160,7 +161,8 @@ func usages(t *testing.T, processes map[string]int) map[string]usage {
 		harness.Must(t, err)
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		harness.Must(t, err)
-		// After the command, which may have spaces; proc(5) counts utime and stime as the fields 14 and 15, of 10 ms each.
+		// After the command, which may have spaces; proc(5) counts utime and stime as the fields 14
+		// and 15, of 10 ms each.
 		fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+2:]))
 		u := usage{rss: kibibytes(t, string(status), "VmRSS:") / 1024, peak: kibibytes(t, string(status), "VmHWM:") / 1024}
 		for _, field := range fields[11:13] {

@@ -56,7 +56,8 @@ func TestDeletedWhileEnrolling(t *testing.T) {
 	harness.Must(t, s.controller.Kill())
 	c.goes(t, name)
 
-	// Its proof is filed: all of it stands still from the hello until there is a challenge and no controller.
+	// Its proof is filed: all of it stands still from the hello until there is a challenge and no
+	// controller.
 	name = d.awaitOne(t, name)
 	c.awaitRequest(t, name, func(hellos, _ []certificatesv1.CertificateSigningRequest) bool { return len(hellos) > 0 })
 	host, err := c.hosts.Machine(t.Context(), c.hosts.IDs(name)[0])
@@ -82,7 +83,8 @@ func TestDeletedWhileEnrolling(t *testing.T) {
 	d.awaitRunning(t, 1)
 }
 
-// goes lets the host of a Machine go that is being deleted, and checks that nothing of it is in the cluster, then and afterwards.
+// goes lets the host of a Machine go that is being deleted, and checks that nothing of it is in the
+// cluster, then and afterwards.
 func (c *cluster) goes(t *testing.T, name string) {
 	t.Helper()
 	c.mustNotBeIn(t, name)

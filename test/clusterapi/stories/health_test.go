@@ -21,8 +21,8 @@ import (
 )
 
 const (
-	// startupLimit is the MachineHealthCheck's nodeStartupTimeoutSeconds. A machine boots for up to half of
-	// it, then its request waits for healthDeadline.
+	// startupLimit is the MachineHealthCheck's nodeStartupTimeoutSeconds. A machine boots for up to
+	// half of it, then its request waits for healthDeadline.
 	startupLimit = 150 * time.Second
 	// healthDeadline is the shortest waitDeadline.
 	healthDeadline = time.Minute
@@ -30,10 +30,11 @@ const (
 
 // A MachineHealthCheck replaces machines that are not admitted, and one whose kubelet dies.
 //
-// The first MetalMachine names another TPM than its host has, and the second names none. The one is denied at once. The other waits, and is
-// denied at the waitDeadline. Both say why while their Machines are still there, because the waitDeadline is shorter than the
-// MachineHealthCheck's nodeStartupTimeoutSeconds. The replacements join. Then a kubelet ends, so that its Node becomes Unknown, and the next
-// replacement joins. Each takes its record along.
+// The first MetalMachine names another TPM than its host has, and the second names none. The one is
+// denied at once. The other waits, and is denied at the waitDeadline. Both say why while their
+// Machines are still there, because the waitDeadline is shorter than the MachineHealthCheck's
+// nodeStartupTimeoutSeconds. The replacements join. Then a kubelet ends, so that its Node becomes
+// Unknown, and the next replacement joins. Each takes its record along.
 func TestMachineHealthCheck(t *testing.T) {
 	full(t)
 	t.Parallel()

@@ -23,7 +23,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/witness"
 )
 
-// history has each version of a story's Machines and records, and of the Cluster's certificate requests, whatever was killed meanwhile.
+// history has each version of a story's Machines and records, and of the Cluster's certificate
+// requests, whatever was killed meanwhile.
 type history struct {
 	requests *witness.Witness
 
@@ -145,7 +146,8 @@ func (h *history) count(machines int) {
 	h.fewest, h.most = machines, machines
 }
 
-// counted returns the fewest Machines with a Node, and the most Machines that there were at once, since count.
+// counted returns the fewest Machines with a Node, and the most Machines that there were at once,
+// since count.
 func (h *history) counted() (fewest, most int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -193,7 +195,8 @@ func (h *history) check(t *testing.T, present []clusterv1.Machine) {
 	}
 }
 
-// unsettled returns what is still to be seen: the end of a Machine that is not there, or of its record.
+// unsettled returns what is still to be seen: the end of a Machine that is not there, or of its
+// record.
 func (h *history) unsettled(present []clusterv1.Machine) (left []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -109,8 +109,8 @@ func (c *cluster) attestedNodeTries(t *testing.T, thief, victim *clusterv1.Machi
 	}
 }
 
-// asks runs the plugin on a host, for a name and a provider ID, with a folder and a credential of its
-// own. It returns what the plugin says, which has no certificate.
+// asks runs the plugin on a host, for a name and a provider ID, with a folder and a credential of
+// its own. It returns what the plugin says, which has no certificate.
 func (c *cluster) asks(t *testing.T, m *testbed.Machine, name, providerID, folder, credential string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -205,8 +205,8 @@ func (c *cluster) newImpostor(t *testing.T, victim *clusterv1.Machine) *impostor
 	return &impostor{c, victim, host.ID, host.EKs[0]}
 }
 
-// boots has his host boot with what the Machine's host was given: the bootstrap Secret, as it is, and
-// the instance's metadata.
+// boots has his host boot with what the Machine's host was given: the bootstrap Secret, as it is,
+// and the instance's metadata.
 func (i *impostor) boots(t *testing.T) {
 	t.Helper()
 	secret := &corev1.Secret{}
@@ -318,8 +318,8 @@ func (c *cluster) endorsementKey(t *testing.T, m *clusterv1.Machine) string {
 	return strings.TrimPrefix(infra.Annotations[attestation.AnnotationEK], "sha256:")
 }
 
-// areThemselves checks of each Machine that its own host alone ever got a certificate, just one, and
-// that the Node is that host.
+// areThemselves checks of each Machine that its own host alone ever got a certificate, just one,
+// and that the Node is that host.
 func (d *machineDeployment) areThemselves(t *testing.T) {
 	t.Helper()
 	for _, m := range d.machines(t) {

@@ -92,7 +92,8 @@ func pausedConfig(t *testing.T, r *rollout) *stop {
 	})}
 }
 
-// frozenCore freezes Cluster API's core manager before the certificate is issued, so that it does not see the Node.
+// frozenCore freezes Cluster API's core manager before the certificate is issued, so that it does
+// not see the Node.
 func frozenCore(t *testing.T, r *rollout) *stop {
 	signal := func(s syscall.Signal) error { return syscall.Kill(r.clusterAPI.Core.PID(), s) }
 	if r.frozen++; r.frozen == 1 {
@@ -163,7 +164,8 @@ func TestKilledInEachPhase(t *testing.T) {
 	}
 }
 
-// The same with a host that boots, in one rollout: the controller is killed nine times until one Machine has been replaced.
+// The same with a host that boots, in one rollout: the controller is killed nine times until one
+// Machine has been replaced.
 func TestKilledInAllPhases(t *testing.T) {
 	full(t)
 	s := newStory(t, nil)
@@ -213,7 +215,8 @@ func (r *rollout) begin(t *testing.T) {
 	})
 }
 
-// killedIn kills the controller in a phase. If the rollout stops there, the phase has to last until the controller is dead.
+// killedIn kills the controller in a phase. If the rollout stops there, the phase has to last until
+// the controller is dead.
 func (r *rollout) killedIn(t *testing.T, p phase, stopped *stop) {
 	t.Helper()
 	var at state

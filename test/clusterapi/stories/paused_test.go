@@ -25,7 +25,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// pausedFor is how long a request is left alone. The controller serves a Cluster within a second of the Cluster's change.
+// pausedFor is how long a request is left alone. The controller serves a Cluster within a second of
+// the Cluster's change.
 const pausedFor = 10 * time.Second
 
 // A Cluster is paused while one of its machines boots. The machine sends a request, and our
@@ -130,7 +131,8 @@ func (c *cluster) mustNotHaveWritten(t *testing.T, mark testbed.AuditMark) {
 	}
 }
 
-// attest runs kubectl attest as an administrator of the management cluster, and returns all that it prints.
+// attest runs kubectl attest as an administrator of the management cluster, and returns all that it
+// prints.
 func (c *cluster) attest(t *testing.T, args ...string) string {
 	t.Helper()
 	admin := filepath.Join(t.TempDir(), "kubeconfig")

@@ -21,7 +21,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/metal/simulated"
 )
 
-// simulatedPrefix begins the names of MachineDeployments, Machines and hosts that are goroutines. All others boot in systemd-nspawn.
+// simulatedPrefix begins the names of MachineDeployments, Machines and hosts that are goroutines.
+// All others boot in systemd-nspawn.
 const simulatedPrefix = "simulated-"
 
 // platform has hosts of both kinds. A story can delay the boot or the release of a host, as a slow
@@ -54,7 +55,8 @@ func newPlatform(image *nspawn.Image, version string) (*platform, error) {
 	return p, nil
 }
 
-// reach has hosts of both kinds reach an API server. It may be called again, for simulated hosts that are powered on from then on.
+// reach has hosts of both kinds reach an API server. It may be called again, for simulated hosts
+// that are powered on from then on.
 func (p *platform) reach(address string, cluster fleet.Cluster) {
 	p.mu.Lock()
 	_, known := p.clusters[address]

@@ -23,13 +23,14 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/metal/infrav1"
 )
 
-// poolTokenTTL is how long the pool's bootstrap token lives. The bootstrap provider makes a new one after half of it, which it looks at each
-// third of it.
+// poolTokenTTL is how long the pool's bootstrap token lives. The bootstrap provider makes a new one
+// after half of it, which it looks at each third of it.
 const poolTokenTTL = 90 * time.Second
 
-// A MachinePool's instances share a bootstrap token. It is no Machine's: with token Required its instances are denied. With token Off they join.
-// Cluster API's bootstrap provider extends the token's life while an instance has no Node, and replaces it once all have one. So an instance that is
-// admitted late joins, and one that boots after a replacement, too.
+// A MachinePool's instances share a bootstrap token. It is no Machine's: with token Required its
+// instances are denied. With token Off they join. Cluster API's bootstrap provider extends the
+// token's life while an instance has no Node, and replaces it once all have one. So an instance
+// that is admitted late joins, and one that boots after a replacement, too.
 //
 // No other story may run at once: it changes how long all bootstrap tokens live.
 func TestMachinePoolTokenRotated(t *testing.T) {
@@ -51,7 +52,8 @@ func TestMachinePoolTokenRotated(t *testing.T) {
 	harness.Must(t, errors.Join(s.controller.Start(t.Context()), s.controller.Ready(t.Context())))
 	p.awaitRunning(t, 1)
 
-	// All have joined, so the token is replaced. An instance boots with the new one, and nobody admits it for longer than that would live.
+	// All have joined, so the token is replaced. An instance boots with the new one, and nobody
+	// admits it for longer than that would live.
 	began := time.Now()
 	token := p.awaitRotation(t, p.token(t))
 	t.Logf("the token is replaced after %s", since(began))

@@ -21,13 +21,15 @@ import (
 
 func since(began time.Time) time.Duration { return time.Since(began).Round(100 * time.Millisecond) }
 
-// awaitOne waits for the only Machine that is not being deleted, if it is another than that one, and returns its name.
+// awaitOne waits for the only Machine that is not being deleted, if it is another than that one,
+// and returns its name.
 func (d *machineDeployment) awaitOne(t *testing.T, not string) string {
 	t.Helper()
 	return d.awaitOthers(t, 1, not)[0]
 }
 
-// awaitOthers waits for Machines that are not being deleted, and are none of those, and returns their names.
+// awaitOthers waits for Machines that are not being deleted, and are none of those, and returns
+// their names.
 func (d *machineDeployment) awaitOthers(t *testing.T, count int, not ...string) (names []string) {
 	t.Helper()
 	harness.Eventually(t, 2*joinLimit, fmt.Sprintf("%d Machines of %s other than %v", count, d.object.Name, not), func() bool {
@@ -67,7 +69,8 @@ func (c *cluster) awaitHost(t *testing.T, machine string) *infrav1.MetalMachine 
 	return m
 }
 
-// awaitWaiting waits until a request of a node says that it waits for that reason, and returns what it says.
+// awaitWaiting waits until a request of a node says that it waits for that reason, and returns what
+// it says.
 func (c *cluster) awaitWaiting(t *testing.T, node string, reason verifier.Reason) (text string) {
 	t.Helper()
 	var last string

@@ -52,7 +52,8 @@ func TestRollout(t *testing.T) {
 	}
 }
 
-// rollOut gives the MachineDeployment another KubeadmConfigTemplate, as the guides of Cluster API say: a template cannot be changed.
+// rollOut gives the MachineDeployment another KubeadmConfigTemplate, as the guides of Cluster API
+// say: a template cannot be changed.
 func (d *machineDeployment) rollOut(t *testing.T, change func(*bootstrapv1.KubeadmConfigTemplate)) {
 	t.Helper()
 	next := &bootstrapv1.KubeadmConfigTemplate{ObjectMeta: d.meta(""), Spec: *d.template.Spec.DeepCopy()}

@@ -24,9 +24,9 @@ import (
 )
 
 // With the template of docs/examples/cluster-api/cluster.yaml the kubelet asks for its serving
-// certificate. The controller approves the Machine's addresses, the cluster's own signer issues, and
-// the kubelet serves under that certificate. Then root on the host adds an address that is not the
-// Machine's. The controller denies the request with it, and the kubelet keeps its certificate.
+// certificate. The controller approves the Machine's addresses, the cluster's own signer issues,
+// and the kubelet serves under that certificate. Then root on the host adds an address that is not
+// the Machine's. The controller denies the request with it, and the kubelet keeps its certificate.
 func TestServing(t *testing.T) {
 	full(t)
 	t.Parallel()
@@ -36,8 +36,8 @@ func TestServing(t *testing.T) {
 	})
 	c := s.newCluster(t, "one")
 	c.allowServing(t)
-	// As in the example. Where a Cluster names no services, nodes may not serve in kubeadm's default
-	// range, and there the hosts of these tests have their addresses.
+	// As in the example. Where a Cluster names no services, nodes may not serve in kubeadm's
+	// default range, and there the hosts of these tests have their addresses.
 	before := c.object.DeepCopy()
 	c.object.Spec.ClusterNetwork.Services.CIDRBlocks = []string{"10.96.0.0/16"}
 	harness.Must(t, s.client.Patch(t.Context(), c.object, client.MergeFrom(before)))

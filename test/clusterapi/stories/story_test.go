@@ -49,8 +49,8 @@ type story struct {
 	clusters   []*cluster
 }
 
-// newStory makes a namespace, and starts the controller with the rights of packaging/cluster-api. edit may change its configuration: see
-// controllerprocess.Options.
+// newStory makes a namespace, and starts the controller with the rights of packaging/cluster-api.
+// edit may change its configuration: see controllerprocess.Options.
 func newStory(t *testing.T, edit func(file map[string]any)) *story {
 	t.Helper()
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "story-"}}
@@ -83,7 +83,8 @@ func (b *bed) newStory(t *testing.T, namespace string, edit func(file map[string
 	return s
 }
 
-// end deletes all Clusters, which nothing of ours may block, and checks that the controller lacked no right.
+// end deletes all Clusters, which nothing of ours may block, and checks that the controller lacked
+// no right.
 func (s *story) end(ctx context.Context, t *testing.T) {
 	t.Helper()
 	if t.Failed() {
@@ -195,7 +196,8 @@ rules:
 - {level: Metadata}
 `
 
-// newCluster starts an API server as kubeadm leaves it, with the part of packaging/cluster-api/workload, and makes its Cluster.
+// newCluster starts an API server as kubeadm leaves it, with the part of
+// packaging/cluster-api/workload, and makes its Cluster.
 //
 // The kubeadm bootstrap provider pins the CA of the Secret <cluster>-ca in the user data. Machines
 // get the API server's CA from cluster-info. Both have to be the same one, as kubeadm makes it:

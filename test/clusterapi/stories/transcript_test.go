@@ -27,8 +27,8 @@ type terminal struct {
 	seen         strings.Builder
 }
 
-// newTerminal is in a folder with the Cluster's kubeconfig, one.kubeconfig. The user's own is for the
-// management cluster, and the Cluster's namespace.
+// newTerminal is in a folder with the Cluster's kubeconfig, one.kubeconfig. The user's own is for
+// the management cluster, and the Cluster's namespace.
 func newTerminal(t *testing.T, c *cluster) *terminal {
 	t.Helper()
 	u := &terminal{kubectl: c.Kubectl(), dir: t.TempDir()}

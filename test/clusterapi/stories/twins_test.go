@@ -29,9 +29,10 @@ import (
 // twin is the name of a Machine in both Clusters.
 const twin = "twin-1"
 
-// Two namespaces have a Cluster of the same name, with MachineDeployments and a Machine of the same names. One controller serves both. Each
-// machine joins its own cluster, and what it has is worth nothing in the other: not its bootstrap token, nor what it filed, nor its user data in
-// the hands of the machine of its name, whose TPM the controller knows.
+// Two namespaces have a Cluster of the same name, with MachineDeployments and a Machine of the same
+// names. One controller serves both. Each machine joins its own cluster, and what it has is worth
+// nothing in the other: not its bootstrap token, nor what it filed, nor its user data in the hands
+// of the machine of its name, whose TPM the controller knows.
 func TestClustersOfTheSameName(t *testing.T) {
 	full(t)
 	t.Parallel()
@@ -110,10 +111,12 @@ func (d *machineDeployment) newMachine(t *testing.T, name string) {
 	}
 }
 
-// awaitTwin waits until the Machine of that name is Running, on the Node with its provider ID, and has a record.
+// awaitTwin waits until the Machine of that name is Running, on the Node with its provider ID, and
+// has a record.
 //
-// Cluster API v1.14 looks for the Machine of a new Node by the Node's name, in all namespaces: once one of the twins is Running, the other's Node
-// is taken for the first one's. So the other Machine is looked at when something else changes it, which is done here.
+// Cluster API v1.14 looks for the Machine of a new Node by the Node's name, in all namespaces: once
+// one of the twins is Running, the other's Node is taken for the first one's. So the other Machine
+// is looked at when something else changes it, which is done here.
 func (c *cluster) awaitTwin(t *testing.T) {
 	t.Helper()
 	m := &clusterv1.Machine{}
@@ -164,7 +167,8 @@ func (c *cluster) refusesCopy(t *testing.T, filed certificatesv1.CertificateSign
 	c.mustRefuse(t, again.Name, filed.Spec.SignerName+" of the other cluster", reason)
 }
 
-// mustRefuse waits until a request is denied or says why it waits, for that reason, and checks that it has got nothing.
+// mustRefuse waits until a request is denied or says why it waits, for that reason, and checks that
+// it has got nothing.
 func (c *cluster) mustRefuse(t *testing.T, name, what string, reason verifier.Reason) {
 	t.Helper()
 	var r *certificatesv1.CertificateSigningRequest
@@ -183,7 +187,8 @@ func (c *cluster) mustRefuse(t *testing.T, name, what string, reason verifier.Re
 	}
 }
 
-// refusesHost has the host of the other Cluster's Machine ask here, with the user data of this Cluster's Machine: token, name and provider ID.
+// refusesHost has the host of the other Cluster's Machine ask here, with the user data of this
+// Cluster's Machine: token, name and provider ID.
 func (c *cluster) refusesHost(t *testing.T, other *cluster) {
 	t.Helper()
 	before, _ := harness.Requests(t, c.workload, twin)

@@ -247,7 +247,8 @@ func (h *Hosts) IDs(name string) (ids []string) {
 	return ids
 }
 
-// Machine returns the machine of a host that was powered on, once it has started, to run commands on it.
+// Machine returns the machine of a host that was powered on, once it has started, to run commands
+// on it.
 func (h *Hosts) Machine(ctx context.Context, id string) (*testbed.Machine, error) {
 	host, err := h.host(id)
 	if err != nil {

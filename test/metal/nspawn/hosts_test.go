@@ -101,8 +101,8 @@ runcmd:
 - 'echo "said by the user data"'
 `
 
-// cloud-init runs the user data of two hosts at once, each with its own metadata, and the image is complete. A reboot runs nothing again, and keeps disk,
-// TPM and name.
+// cloud-init runs the user data of two hosts at once, each with its own metadata, and the image is
+// complete. A reboot runs nothing again, and keeps disk, TPM and name.
 func TestUserData(t *testing.T) {
 	testbed.Full(t)
 	h := newHosts(t)
@@ -231,7 +231,8 @@ func TestRelease(t *testing.T) {
 	}
 }
 
-// trace is what a host has of this machine: processes, mounts, control groups, folders. Other programs have machines, too, in other namespaces.
+// trace is what a host has of this machine: processes, mounts, control groups, folders. Other
+// programs have machines, too, in other namespaces.
 func trace(t *testing.T, id, tpm, machine string) (left []string) {
 	t.Helper()
 	for _, pattern := range []string{"/proc/[0-9]*/cmdline", "/proc/self/mountinfo"} {
@@ -262,7 +263,8 @@ func trace(t *testing.T, id, tpm, machine string) (left []string) {
 	return left
 }
 
-// orphans are the control groups of machines whose folder is gone, but for those that were before. Of a machine that does not get far its name is unknown.
+// orphans are the control groups of machines whose folder is gone, but for those that were before.
+// Of a machine that does not get far its name is unknown.
 func orphans(t *testing.T, before []string) (found []string) {
 	t.Helper()
 	for _, pattern := range []string{"/sys/fs/cgroup/testbed-machine-*", "/sys/fs/cgroup/*/testbed-machine-*"} {

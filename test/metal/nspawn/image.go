@@ -164,5 +164,6 @@ func release() (string, error) {
 	return string(content), err
 }
 
-// bootLimit is how long a host may take from power on to systemd's basic.target, with other machines starting beside it.
+// bootLimit is how long a host may take from power on to systemd's basic.target, with other
+// machines starting beside it.
 const bootLimit = 2 * time.Minute

@@ -30,7 +30,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// joining is user data as Cluster API's bootstrap provider makes it, of a template with one file, for a cluster with a token.
+// joining is user data as Cluster API's bootstrap provider makes it, of a template with one file,
+// for a cluster with a token.
 const joining = `## template: jinja
 #cloud-config
 
@@ -72,7 +73,8 @@ runcmd:
   - kubeadm join --config /run/kubeadm/kubeadm-join-config.yaml  && echo success > /run/cluster-api/bootstrap-success.complete
 `
 
-// newCluster starts a control plane that machines can join as kubeadm makes it, with our controller and policies, and returns the user data for it.
+// newCluster starts a control plane that machines can join as kubeadm makes it, with our controller
+// and policies, and returns the user data for it.
 func newCluster(t *testing.T) (cp *testbed.ControlPlane, address, userData string) {
 	t.Helper()
 	cp, err := testbed.Start(t.Context(), testbed.Options{Progress: os.Stderr})
@@ -115,8 +117,8 @@ func newCluster(t *testing.T) (cp *testbed.ControlPlane, address, userData strin
 	return cp, address, fmt.Sprintf(joining, address, hex.EncodeToString(pin[:]), token)
 }
 
-// A host joins by its user data alone, attests with its TPM, and is Ready. After a reboot it is Ready again, and joins nothing. One whose EK is not in the
-// inventory starts, and does not get in.
+// A host joins by its user data alone, attests with its TPM, and is Ready. After a reboot it is
+// Ready again, and joins nothing. One whose EK is not in the inventory starts, and does not get in.
 func TestJoin(t *testing.T) {
 	testbed.Full(t)
 	cp, address, userData := newCluster(t)
