@@ -70,7 +70,7 @@ func TestMachineHealthCheck(t *testing.T) {
 	}
 
 	dead := joined[0]
-	before := c.mustHaveRecord(t, dead)
+	before := c.record(t, dead)
 	died := time.Now()
 	host, err := c.hosts.Machine(t.Context(), c.hosts.IDs(dead)[0])
 	harness.Must(t, err)
@@ -79,7 +79,7 @@ func TestMachineHealthCheck(t *testing.T) {
 	next := d.awaitOthers(t, 1, append(strangers, joined...)...)[0]
 	t.Logf("%s after its kubelet has died Machine %s is replaced by %s", since(died), dead, next)
 	d.awaitRunning(t, 2)
-	if after := c.mustHaveRecord(t, next); after.UID == before.UID || after.Spec.EK.Fingerprint == before.Spec.EK.Fingerprint {
+	if after := c.record(t, next); after.UID == before.UID || after.Spec.EK.Fingerprint == before.Spec.EK.Fingerprint {
 		t.Errorf("the record of %s is that of %s: %+v", next, dead, after)
 	}
 	if _, err := c.workload.Client().CoreV1().Nodes().Get(t.Context(), dead, metav1.GetOptions{}); !apierrors.IsNotFound(err) {

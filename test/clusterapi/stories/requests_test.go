@@ -13,7 +13,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/metal/infrav1"
@@ -131,15 +130,4 @@ func (c *cluster) mustNotBeIn(t *testing.T, node string) {
 			t.Errorf("%s has a record: %+v", node, record)
 		}
 	}
-}
-
-func (c *cluster) mustHaveRecord(t *testing.T, node string) *v1alpha1.NodeAttestation {
-	t.Helper()
-	for _, record := range c.records(t) {
-		if record.Spec.NodeName == node {
-			return &record
-		}
-	}
-	t.Fatalf("%s has no record", node)
-	return nil
 }

@@ -60,7 +60,7 @@ func TestClustersOfTheSameName(t *testing.T) {
 		d.awaitRunning(t, 1)
 		c.awaitTwin(t)
 	}
-	if ofA, ofB := a.mustHaveRecord(t, twin), b.mustHaveRecord(t, twin); ofA.Spec.EK.Fingerprint == ofB.Spec.EK.Fingerprint || ofA.Spec.ProviderID == ofB.Spec.ProviderID {
+	if ofA, ofB := a.record(t, twin), b.record(t, twin); ofA.Spec.EK.Fingerprint == ofB.Spec.EK.Fingerprint || ofA.Spec.ProviderID == ofB.Spec.ProviderID {
 		t.Errorf("one machine is in both clusters: %+v and %+v", ofA.Spec, ofB.Spec)
 	}
 
@@ -75,7 +75,7 @@ func TestClustersOfTheSameName(t *testing.T) {
 	}
 	for _, from := range []*cluster{a, b} {
 		to := map[*cluster]*cluster{a: b, b: a}[from]
-		before := to.mustHaveRecord(t, twin)
+		before := to.record(t, twin)
 		// Its token.
 		_, err := to.asToken(t, from.token(t)).AuthenticationV1().SelfSubjectReviews().Create(t.Context(), &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
 		if !apierrors.IsUnauthorized(err) {
@@ -86,7 +86,7 @@ func TestClustersOfTheSameName(t *testing.T) {
 		to.refusesCopy(t, proofs[from], verifier.ReasonHelloNotFound) // it waits for one until it is denied
 		// Its user data.
 		from.refusesHost(t, to)
-		if after := to.mustHaveRecord(t, twin); after.UID != before.UID || after.Spec.EK.Fingerprint != before.Spec.EK.Fingerprint ||
+		if after := to.record(t, twin); after.UID != before.UID || after.Spec.EK.Fingerprint != before.Spec.EK.Fingerprint ||
 			len(after.Status.Certificates) != len(before.Status.Certificates) {
 			t.Errorf("the record was changed from %+v to %+v", before, after)
 		}
@@ -130,7 +130,7 @@ func (c *cluster) awaitTwin(t *testing.T) {
 		harness.Must(t, c.client.Get(t.Context(), client.ObjectKey{Namespace: c.namespace, Name: twin}, m))
 		return m.Status.Phase == string(clusterv1.MachinePhaseRunning) && m.Status.NodeRef.Name == twin
 	})
-	if r := c.mustHaveRecord(t, twin); r.Spec.ProviderID != m.Spec.ProviderID || len(r.OwnerReferences) != 1 || r.OwnerReferences[0].UID != m.UID {
+	if r := c.record(t, twin); r.Spec.ProviderID != m.Spec.ProviderID || len(r.OwnerReferences) != 1 || r.OwnerReferences[0].UID != m.UID {
 		t.Errorf("the record of Machine %s (%s, %s) is about %s, and owned by %v", twin, m.UID, m.Spec.ProviderID, r.Spec.ProviderID, r.OwnerReferences)
 	}
 }
@@ -198,7 +198,7 @@ func (c *cluster) refusesHost(t *testing.T, other *cluster) {
 	harness.Must(t, err)
 	folder := filepath.Join("/root", c.namespace)
 	harness.Must(t, host.WriteFile(folder+"/bootstrap.kubeconfig", c.workload.BootstrapKubeconfig(c.token(t)), 0o600))
-	record := c.mustHaveRecord(t, twin)
+	record := c.record(t, twin)
 	out, err := host.Run(t.Context(), "env", harness.ExecInfo(c.workload.ServerURL(), c.workload.ServerCA()), "timeout", "20", "kubelet-authenticator",
 		"--node-name="+twin, "--provider-id="+record.Spec.ProviderID, "--tpm-device=/dev/tpm0", "--cert-dir="+folder+"/certs", "--runtime-dir="+folder,
 		"--bootstrap-kubeconfig="+folder+"/bootstrap.kubeconfig")
