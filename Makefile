@@ -57,7 +57,7 @@ image: ## make the controller's image in DIST, with SBOMs, on BASE_IMAGE (NAME@s
 	@packaging/image/build "$$DIST"
 
 .PHONY: components
-components: ## make components.yaml and metadata.yaml for clusterctl in DIST, with the image of "make image" in IMAGE_REPO (also: VERSION)
+components: ## make components.yaml and metadata.yaml for clusterctl, and workload.yaml, in DIST, with the image of "make image" in IMAGE_REPO (also: VERSION)
 	@packaging/cluster-api/build "$$DIST"
 
 .PHONY: release

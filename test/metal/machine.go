@@ -122,7 +122,9 @@ func (r *machineReconciler) identify(ctx context.Context, m *infrav1.MetalMachin
 }
 
 // delete powers the host off and wipes its disk, which has keys. Then it removes the finalizer. A
-// MetalMachine without a provider ID has no host that is on.
+// MetalMachine without a provider ID has no host that is on. A crash between Allocate and the
+// patch after it can leave a host allocated for a MetalMachine that is deleted then: the platform
+// has to find hosts whose owner is gone.
 func (r *machineReconciler) delete(ctx context.Context, m *infrav1.MetalMachine) error {
 	if !controllerutil.ContainsFinalizer(m, Finalizer) {
 		return nil

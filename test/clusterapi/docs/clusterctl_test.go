@@ -436,7 +436,7 @@ func TestComponentsOfARelease(t *testing.T) {
 		}
 		made = append(made, read(t, sums))
 	}
-	if made[0] != made[1] || !strings.HasPrefix(made[0], others) || strings.Count(made[0], "\n") != 3 {
+	if made[0] != made[1] || !strings.HasPrefix(made[0], others) || strings.Count(made[0], "\n") != 4 {
 		t.Errorf("sums:\n%s\nand then\n%s", made[0], made[1])
 	}
 	check := exec.CommandContext(t.Context(), "sh", "-ec", "tail -n +2 SHA256SUMS | sha256sum --check --strict --quiet")
@@ -448,6 +448,11 @@ func TestComponentsOfARelease(t *testing.T) {
 		if object.GetLabels()["cluster.x-k8s.io/provider"] != provider {
 			t.Errorf("%s has the labels %v", name, object.GetLabels())
 		}
+	}
+
+	want := byName(t, management.mustKubectl(t, "kustomize", filepath.Join(module, "packaging", "cluster-api", "workload")))
+	if workload := byName(t, read(t, filepath.Join(dist, "workload.yaml"))); !reflect.DeepEqual(workload, want) {
+		t.Error("workload.yaml is not packaging/cluster-api/workload")
 	}
 
 	// Without a repository for the image, clusterctl's configuration has to name one.
