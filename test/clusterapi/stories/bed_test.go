@@ -23,8 +23,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// bed is shared by all stories: a management cluster with Cluster API, the provider Metal, and
-// packaging/cluster-api/management.
+// bed is the test bed that all stories share: a management cluster with Cluster API, the provider
+// Metal, and packaging/cluster-api/management.
 type bed struct {
 	*testbed.ControlPlane
 	clusterAPI *testbed.ClusterAPI
@@ -59,7 +59,7 @@ func newBed(ctx context.Context) (_ *bed, err error) {
 	return b, install(ctx, b.ControlPlane, "management")
 }
 
-// start makes the control plane a management cluster without our part.
+// start installs Cluster API and the provider Metal, but not node attestation.
 func (b *bed) start(ctx context.Context) (err error) {
 	if b.clusterAPI, err = testbed.StartClusterAPI(ctx, b.ControlPlane, testbed.ClusterAPIOptions{Components: &built.clusterAPI}); err != nil {
 		return err
@@ -98,13 +98,13 @@ func scheme() *runtime.Scheme {
 		clientgoscheme.AddToScheme, v1alpha1.AddToScheme, clusterv1.AddToScheme, bootstrapv1.AddToScheme, apiextensionsv1.AddToScheme, metal.AddToScheme,
 	} {
 		if err := add(all); err != nil {
-			panic(err) // two types for a kind
+			panic(err) // two Go types for one kind
 		}
 	}
 	return all
 }
 
-// install creates what a kustomization of packaging/cluster-api has.
+// install creates the objects of a kustomization in packaging/cluster-api.
 func install(ctx context.Context, cp *testbed.ControlPlane, kustomization string) error {
 	objects, err := cp.Kustomize(ctx, filepath.Join(module, "packaging", "cluster-api", kustomization))
 	if err != nil {
@@ -113,7 +113,7 @@ func install(ctx context.Context, cp *testbed.ControlPlane, kustomization string
 	return cp.CreateObjects(ctx, objects)
 }
 
-// managementAudit logs what our controller does.
+// managementAudit logs all requests of our controller.
 const managementAudit = `apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived]
@@ -123,7 +123,7 @@ rules:
 `
 
 // metalRights are the rights that a provider gives to Cluster API's managers. The kubeadm bootstrap
-// provider's own rights are for the kind KubeadmControlPlane alone.
+// provider's own ClusterRole covers the kind KubeadmControlPlane alone.
 const metalRights = `
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
@@ -160,7 +160,7 @@ func (b *bed) installMetal(ctx context.Context) error {
 	return errors.Join(b.InstallCRDs(ctx, crds...), b.CreateObjects(ctx, rights))
 }
 
-// startMetal runs the provider in this process, and returns what ends it.
+// startMetal runs the provider in this process. The function that it returns stops the provider.
 func (b *bed) startMetal(ctx context.Context) (stop func() error, err error) {
 	manager, err := ctrl.NewManager(b.AdminConfig(), ctrl.Options{Scheme: scheme(), Metrics: server.Options{BindAddress: "0"}})
 	if err != nil {

@@ -37,7 +37,7 @@ import (
 )
 
 // classStory is a management cluster with Cluster API's managers, the provider Metal and the
-// controller, and a workload cluster that has nothing of ours.
+// controller, and a workload cluster without node attestation.
 type classStory struct {
 	management, workload           *testbed.ControlPlane
 	managementAdmin, workloadAdmin string // kubeconfig files
@@ -46,17 +46,17 @@ type classStory struct {
 }
 
 const (
-	classRoot      = "../../.."
-	classExamples  = classRoot + "/docs/examples/cluster-api"
+	classExamples  = module + "/docs/examples/cluster-api"
 	classNamespace = "fleet"
 	// classCluster is the example's Cluster.
 	classCluster = "three"
 	classVersion = "v1.36.3"
-	// classPatience bounds each step.
-	classPatience = 90 * time.Second
+	// classLimit is the time limit of each step.
+	classLimit = 90 * time.Second
 )
 
-// The rights that the provider Metal gives to Cluster API's managers, as every provider does.
+// classProviderRights let Cluster API's managers use the provider Metal's objects. Each provider
+// ships such rights.
 const classProviderRights = `
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
@@ -73,10 +73,11 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: metal}
 subjects: [{kind: ServiceAccount, name: capi-kubeadm-bootstrap-manager, namespace: capi-kubeadm-bootstrap-system}]
 `
 
-// A Cluster of the documented ClusterClass, with Cluster API's own managers. The ClusterResourceSet
-// installs the policies and rights in the new cluster. The class's patch adds the plugin's
-// configuration to the Machines, and they join. The topology scales them down. At the end nothing
-// is left. The examples are applied unchanged, except for the address of the API server.
+// A user creates a Cluster of the documented ClusterClass. The ClusterResourceSet installs the
+// policies and rights in the new cluster. The class's patch adds the plugin's configuration to the
+// Machines, and they join. Then the user scales the topology down, and deletes the Cluster: no
+// Machine and no record is left. The examples are applied unchanged, except for the address of the
+// API server.
 func TestClusterClass(t *testing.T) {
 	full(t)
 	s := newClassStory(t)
@@ -84,17 +85,17 @@ func TestClusterClass(t *testing.T) {
 	s.apply(t, "clusterclass-hosted.yaml", s.endpointPatch(t))
 	began := time.Now()
 
-	s.arrives(t)
-	t.Logf("what the ClusterResourceSet brings is in force %s after the class was applied", time.Since(began).Round(100*time.Millisecond))
-	s.joined(t, 3)
+	s.awaitWorkloadObjects(t)
+	t.Logf("the objects of the ClusterResourceSet are in force %s after the class was applied", time.Since(began).Round(100*time.Millisecond))
+	s.awaitJoined(t, 3)
 	t.Logf("3 Machines are Running, with records, after %s", time.Since(began).Round(100*time.Millisecond))
-	s.areConfigured(t, 3)
+	s.checkUserData(t, 3)
 
 	s.kubectl(t, "patch", "cluster", classCluster, "--namespace="+classNamespace, "--type=json",
 		`--patch=[{"op":"replace","path":"/spec/topology/workers/machineDeployments/0/replicas","value":1}]`)
-	s.joined(t, 1)
-	s.kubectl(t, "delete", "cluster", classCluster, "--namespace="+classNamespace, "--timeout="+classPatience.String())
-	s.joined(t, 0)
+	s.awaitJoined(t, 1)
+	s.kubectl(t, "delete", "cluster", classCluster, "--namespace="+classNamespace, "--timeout="+classLimit.String())
+	s.awaitJoined(t, 0)
 }
 
 // kubectl runs kubectl in the management cluster, as an administrator.
@@ -108,13 +109,11 @@ func (s *classStory) kubectl(t *testing.T, args ...string) string {
 func newClassStory(t *testing.T) *classStory {
 	t.Helper()
 	s := &classStory{}
-	managers, err := testbed.BuildClusterAPI(t.Context(), os.Stderr)
-	harness.Must(t, err)
 	s.management, s.managementAdmin = s.start(t, testbed.Options{Progress: os.Stderr})
 	s.workload, s.workloadAdmin = s.start(t, testbed.Options{Etcd: s.management})
 	harness.Must(t, s.workload.BindKubeadmBootstrap(t.Context()))
 
-	capi, err := testbed.StartClusterAPI(t.Context(), s.management, testbed.ClusterAPIOptions{Components: &managers, BootstrapTokenTTL: time.Hour})
+	capi, err := testbed.StartClusterAPI(t.Context(), s.management, testbed.ClusterAPIOptions{Components: &built.clusterAPI, BootstrapTokenTTL: time.Hour})
 	harness.Must(t, err)
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -132,11 +131,11 @@ func newClassStory(t *testing.T) *classStory {
 	s.startMetal(t)
 	s.startController(t)
 	s.secrets(t)
-	// By the two commands of the guide.
+	// The two commands of the guide.
 	dir := t.TempDir()
-	harness.Must(t, os.WriteFile(filepath.Join(dir, "workload.yaml"), []byte(s.kubectl(t, "kustomize", classRoot+"/packaging/cluster-api/workload")), 0o600))
+	harness.Must(t, os.WriteFile(filepath.Join(dir, "workload.yaml"), []byte(s.kubectl(t, "kustomize", module+"/packaging/cluster-api/workload")), 0o600))
 	s.kubectl(t, "create", "configmap", "node-attestation", "--namespace="+classNamespace,
-		"--from-file="+dir+"/workload.yaml", "--from-file="+classRoot+"/packaging/kubernetes/optional/serving.yaml")
+		"--from-file="+dir+"/workload.yaml", "--from-file="+module+"/packaging/kubernetes/optional/serving.yaml")
 	return s
 }
 
@@ -187,11 +186,9 @@ func (s *classStory) startController(t *testing.T) {
 	harness.Must(t, err)
 	var example map[string]any
 	harness.Must(t, yaml.Unmarshal(content, &example))
-	binary := filepath.Join(t.TempDir(), "controller")
-	harness.Must(t, controllerprocess.Build(t.Context(), classRoot, binary))
 	c, err := controllerprocess.New(controllerprocess.Options{
-		ControlPlane: s.management, Dir: t.TempDir(), Binary: binary,
-		Edit: func(file map[string]any) { // all but the addresses, which are the test's
+		ControlPlane: s.management, Dir: t.TempDir(), Binary: built.controller,
+		Edit: func(file map[string]any) { // keep the test's addresses, take all else from the example
 			maps.DeleteFunc(file, func(field string, _ any) bool { return !strings.HasSuffix(field, "BindAddress") })
 			maps.Copy(file, example)
 		},
@@ -206,7 +203,7 @@ func (s *classStory) startController(t *testing.T) {
 	harness.Must(t, errors.Join(c.Start(t.Context()), c.Ready(t.Context())))
 }
 
-// secrets makes what the provider of a control plane makes.
+// secrets creates the Secrets that a control plane provider would create.
 func (s *classStory) secrets(t *testing.T) {
 	t.Helper()
 	key, err := s.workload.ClientCA().KeyPEM()
@@ -222,7 +219,7 @@ func (s *classStory) secrets(t *testing.T) {
 	}
 }
 
-// apply applies an example by kustomize, with a patch where one is given.
+// apply applies an example with kustomize, and with patches if there are any.
 func (s *classStory) apply(t *testing.T, example, patches string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -248,20 +245,20 @@ func (s *classStory) endpointPatch(t *testing.T) string {
 `
 }
 
-// arrives waits until the workload cluster has every object of packaging/cluster-api/workload, and
-// checks that its policies are in effect.
-func (s *classStory) arrives(t *testing.T) {
+// awaitWorkloadObjects waits until the workload cluster has every object of
+// packaging/cluster-api/workload, and until its policies are in effect.
+func (s *classStory) awaitWorkloadObjects(t *testing.T) {
 	t.Helper()
-	manifests := s.kubectl(t, "kustomize", classRoot+"/packaging/cluster-api/workload")
+	manifests := s.kubectl(t, "kustomize", module+"/packaging/cluster-api/workload")
 	objects, err := testbed.ReadObjects([]byte(manifests))
 	harness.Must(t, err)
 	c, err := client.New(s.workload.AdminConfig(), client.Options{})
 	harness.Must(t, err)
 	if len(objects) < 10 {
-		t.Fatalf("%d objects", len(objects))
+		t.Fatalf("packaging/cluster-api/workload has only %d objects", len(objects))
 	}
 	for _, want := range objects {
-		harness.Eventually(t, classPatience, want.GetKind()+" "+want.GetName()+" arrives", func() bool {
+		harness.Eventually(t, classLimit, want.GetKind()+" "+want.GetName()+" exists", func() bool {
 			got := &unstructured.Unstructured{}
 			got.SetGroupVersionKind(want.GroupVersionKind())
 			err := c.Get(t.Context(), client.ObjectKeyFromObject(want), got)
@@ -274,9 +271,9 @@ func (s *classStory) arrives(t *testing.T) {
 	harness.Must(t, controllerprocess.AwaitPolicies(t.Context(), s.workload))
 }
 
-// joined waits until there are count Machines, all Running with a Node of their name. There are as
-// many records, each owned by a Machine.
-func (s *classStory) joined(t *testing.T, count int) {
+// awaitJoined waits until there are count Machines, each Running with a Node of its own name, and
+// as many records. Each Machine must own a record.
+func (s *classStory) awaitJoined(t *testing.T, count int) {
 	t.Helper()
 	var machines clusterv1.MachineList
 	var records unstructured.UnstructuredList
@@ -293,23 +290,24 @@ func (s *classStory) joined(t *testing.T, count int) {
 			return m.Status.Phase != string(clusterv1.MachinePhaseRunning) || m.Status.NodeRef.Name != m.Name || !owners["Machine/"+m.Name]
 		})
 	}
-	deadline := time.Now().Add(classPatience)
+	deadline := time.Now().Add(classLimit)
 	for !ok() {
 		if time.Now().After(deadline) {
-			t.Fatalf("not %d Machines Running, with a record each:\n%s", count,
+			t.Fatalf("want %d Machines, each Running and with a record:\n%s", count,
 				s.kubectl(t, "get", "clusters,machinedeployments,machines,metalmachines,hostedcontrolplanes,nodeattestations", "--namespace="+classNamespace, "--output=wide"))
 		}
 		time.Sleep(200 * time.Millisecond)
 	}
 }
 
-// areConfigured checks what the class's patch has each Machine boot with.
-func (s *classStory) areConfigured(t *testing.T, count int) {
+// checkUserData checks that the class's patch is in the KubeadmConfig and user data of each
+// Machine.
+func (s *classStory) checkUserData(t *testing.T, count int) {
 	t.Helper()
 	var configs bootstrapv1.KubeadmConfigList
 	harness.Must(t, s.client.List(t.Context(), &configs, client.InNamespace(classNamespace)))
 	if len(configs.Items) != count {
-		t.Errorf("%d KubeadmConfigs", len(configs.Items))
+		t.Errorf("there are %d KubeadmConfigs, want %d", len(configs.Items), count)
 	}
 	const providerID = "metal://{{ ds.meta_data.instance_id }}"
 	for _, c := range configs.Items {
@@ -322,7 +320,7 @@ func (s *classStory) areConfigured(t *testing.T, count int) {
 		}
 		var secret corev1.Secret
 		harness.Must(t, s.client.Get(t.Context(), client.ObjectKey{Namespace: classNamespace, Name: c.Status.DataSecretName}, &secret))
-		// Without its first line cloud-init fills nothing in.
+		// Without the first line cloud-init does not replace {{ ds.meta_data.instance_id }}.
 		if data := string(secret.Data["value"]); !strings.HasPrefix(data, "## template: jinja\n#cloud-config\n") || !strings.Contains(data, "providerID: '"+providerID+"'") {
 			t.Errorf("%s has the user data\n%s", c.Name, data)
 		}

@@ -29,11 +29,11 @@ import (
 // busy machine.
 const maxCallsPerMachine = 22
 
-// A rollout of 20 simulated and 3 real Machines. The test measures our controller's calls for each
-// Machine, memory and processor time, and the time from the new template until all Machines are
-// Ready.
+// A rollout replaces 20 simulated and 3 booting Machines. The test bounds our controller's API
+// calls for each Machine. It logs memory, processor time, and the time from the new template until
+// all Machines are Running.
 func TestRolloutCosts(t *testing.T) {
-	full(t) // not beside others, who would share the processors
+	full(t) // not parallel: other stories would use the processors
 	s := newStory(t, nil)
 	c := s.newCluster(t, "one")
 	h := c.follow(t)
@@ -74,12 +74,12 @@ func TestRolloutCosts(t *testing.T) {
 	if perMachine > maxCallsPerMachine {
 		t.Errorf("%.1f calls for each Machine are more than %d", perMachine, maxCallsPerMachine)
 	}
-	if perMachine < 5 { // the record, the challenge, the approval, the certificate, the hello's end
-		t.Errorf("%.1f calls for each Machine: the audit logs do not have them all", perMachine)
+	if perMachine < 5 { // record, challenge, approval, certificate, denial of the hello
+		t.Errorf("%.1f calls for each Machine: the audit logs must lack some", perMachine)
 	}
 }
 
-// surge is how many Machines more there may be during a rollout.
+// surge sets maxSurge, the number of extra Machines during a rollout.
 func surge(count int) func(*machineDeployment) {
 	return func(d *machineDeployment) {
 		d.object.Spec.Rollout.Strategy = clusterv1.MachineDeploymentRolloutStrategy{
@@ -89,7 +89,7 @@ func surge(count int) func(*machineDeployment) {
 	}
 }
 
-// calls are those of our controller from a moment on, by the audit logs of both API servers.
+// calls counts our controller's API calls since newCalls, from the audit logs of both API servers.
 type calls struct {
 	clusters []*testbed.ControlPlane
 	since    []testbed.AuditMark
@@ -108,8 +108,8 @@ func newCalls(t *testing.T, management, workload *testbed.ControlPlane) *calls {
 	return c
 }
 
-// table returns the calls for each Machine, by API server, verb and resource, and their sum. A
-// watch counts when it begins.
+// table returns the calls for each Machine by API server, verb and resource, and their sum. A watch
+// counts if it began after newCalls.
 func (c *calls) table(t *testing.T, machines int) (table string, perMachine float64) {
 	t.Helper()
 	count := map[string]int{}
@@ -127,7 +127,7 @@ func (c *calls) table(t *testing.T, machines int) (table string, perMachine floa
 			}
 			resource := e.Resource
 			if e.Resource == "secrets" {
-				resource += " " + e.Name // which of them is read for what is known by the name
+				resource += " " + e.Name // the name shows why the Secret is read
 			}
 			if e.Subresource != "" {
 				resource += "/" + e.Subresource
@@ -147,7 +147,7 @@ func (c *calls) table(t *testing.T, machines int) (table string, perMachine floa
 	return aligned(t, rows.String()), perMachine
 }
 
-// usage is what a process takes.
+// usage is the memory and processor time of a process.
 type usage struct {
 	rss, peak float64 // MiB
 	processor time.Duration
@@ -161,8 +161,8 @@ func usages(t *testing.T, processes map[string]int) map[string]usage {
 		harness.Must(t, err)
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		harness.Must(t, err)
-		// After the command, which may have spaces; proc(5) counts utime and stime as the fields 14
-		// and 15, of 10 ms each.
+		// Skip the command name, which may contain spaces. proc(5): utime and stime are fields 14 and
+		// 15, in ticks of 10 ms.
 		fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+2:]))
 		u := usage{rss: kibibytes(t, string(status), "VmRSS:") / 1024, peak: kibibytes(t, string(status), "VmHWM:") / 1024}
 		for _, field := range fields[11:13] {
@@ -186,7 +186,7 @@ func kibibytes(t *testing.T, status, field string) float64 {
 	return number
 }
 
-// compare returns a table of what processes took before a rollout and after it.
+// compare returns a table of the processes' usage before and after a rollout.
 func compare(t *testing.T, before, after map[string]usage) string {
 	t.Helper()
 	var rows strings.Builder
@@ -198,7 +198,7 @@ func compare(t *testing.T, before, after map[string]usage) string {
 	return aligned(t, rows.String())
 }
 
-// aligned aligns columns that tabs separate.
+// aligned turns rows with tab-separated cells into aligned columns.
 func aligned(t *testing.T, rows string) string {
 	t.Helper()
 	var b strings.Builder

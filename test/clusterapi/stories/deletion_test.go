@@ -4,7 +4,6 @@ package stories
 
 import (
 	"context"
-	"errors"
 	"testing"
 	"time"
 
@@ -18,53 +17,55 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
-// heldOn is a hook that delays the deletion of a Machine, as an operator's own clean-up does. So
-// the host stays on, and the controller still has its requests to refuse.
-const heldOn = clusterv1.PreTerminateDeleteHookAnnotationPrefix + "/story"
+// preTerminateHook is a hook that delays the deletion of a Machine, as an operator's own clean-up
+// does. So the host stays on, and its requests still reach the controller.
+const preTerminateHook = clusterv1.PreTerminateDeleteHookAnnotationPrefix + "/story"
 
-// A Machine is deleted while it enrols: before its first request, after its hello, and after its
-// proof. Its host stays on for a while, and tries again. Each request is denied. The Machine gets
-// no certificate and no record, and nothing of ours blocks its deletion. The replacement joins.
+// Machines are deleted while they enrol: one before its first request, one after its hello, and one
+// after its proof. The host stays on for a while, and retries. The request is denied with
+// MachineDeleting. The Machine gets no certificate and no record, and its deletion completes. The
+// last replacement joins.
 func TestDeletedWhileEnrolling(t *testing.T) {
 	full(t)
 	t.Parallel()
 	s := newStory(t, nil)
 	c := s.newCluster(t, "one")
 	d := c.newMachineDeployment(t, "short", func(d *machineDeployment) {
-		d.object.Spec.Template.Annotations = map[string]string{heldOn: "story"}
+		d.object.Spec.Template.Annotations = map[string]string{preTerminateHook: "story"}
 	})
-	t.Cleanup(func() { d.letGo(context.WithoutCancel(t.Context()), t) })
+	t.Cleanup(func() { d.removeHooks(context.WithoutCancel(t.Context()), t) })
 	d.scale(t, 1)
 
-	// Before it asks: the host has just been switched on.
+	// Before the first request: the host has just been switched on.
 	name := d.awaitOne(t, "")
 	c.awaitHost(t, name)
 	c.deleteMachine(t, name)
 	if hellos, _ := harness.Requests(t, c.workload, name); len(hellos) > 0 {
-		t.Fatalf("%s had asked before", name)
+		t.Fatalf("%s sent a request before its Machine was deleted", name)
 	}
 	c.awaitDenied(t, name, verifier.ReasonMachineDeleting)
-	harness.Must(t, s.controller.Kill()) // the next one's hello is to wait
-	c.goes(t, name)
+	harness.Must(t, s.controller.Kill()) // so that the next Machine's hello stays unanswered
+	c.awaitDeleted(t, name)
 
-	// Its hello is filed.
+	// After the hello is filed.
 	name = d.awaitOne(t, name)
 	c.awaitRequest(t, name, func(hellos, _ []certificatesv1.CertificateSigningRequest) bool { return len(hellos) > 0 })
 	c.deleteMachine(t, name)
-	harness.Must(t, errors.Join(s.controller.Start(t.Context()), s.controller.Ready(t.Context())))
+	harness.Must(t, s.restart(t.Context()))
 	c.awaitDenied(t, name, verifier.ReasonMachineDeleting)
 	harness.Must(t, s.controller.Kill())
-	c.goes(t, name)
+	c.awaitDeleted(t, name)
 
-	// Its proof is filed: all of it stands still from the hello until there is a challenge and no
-	// controller.
+	// After the proof is filed. The plugin is stopped (SIGSTOP) after the hello. The controller runs
+	// until it has written the challenge. Then the controller is killed, and the plugin files the
+	// proof.
 	name = d.awaitOne(t, name)
 	c.awaitRequest(t, name, func(hellos, _ []certificatesv1.CertificateSigningRequest) bool { return len(hellos) > 0 })
 	host, err := c.hosts.Machine(t.Context(), c.hosts.IDs(name)[0])
 	harness.Must(t, err)
 	_, err = host.Run(t.Context(), "pkill", "-STOP", "-f", "kube")
 	harness.Must(t, err)
-	harness.Must(t, errors.Join(s.controller.Start(t.Context()), s.controller.Ready(t.Context())))
+	harness.Must(t, s.restart(t.Context()))
 	c.awaitRequest(t, name, func(hellos, proofs []certificatesv1.CertificateSigningRequest) bool {
 		return hellos[len(hellos)-1].Annotations[attestation.AnnotationChallenge] != "" && len(proofs) == 0
 	})
@@ -73,38 +74,38 @@ func TestDeletedWhileEnrolling(t *testing.T) {
 	harness.Must(t, err)
 	c.awaitRequest(t, name, func(_, proofs []certificatesv1.CertificateSigningRequest) bool { return len(proofs) > 0 })
 	c.deleteMachine(t, name)
-	harness.Must(t, errors.Join(s.controller.Start(t.Context()), s.controller.Ready(t.Context())))
+	harness.Must(t, s.restart(t.Context()))
 	c.awaitRequest(t, name, func(_, proofs []certificatesv1.CertificateSigningRequest) bool {
 		return isDenied(&proofs[0], verifier.ReasonMachineDeleting)
 	})
-	c.goes(t, name)
+	c.awaitDeleted(t, name)
 
-	d.letGo(t.Context(), t)
+	d.removeHooks(t.Context(), t)
 	d.awaitRunning(t, 1)
 }
 
-// goes lets the host of a Machine go that is being deleted, and checks that nothing of it is in the
-// cluster, then and afterwards.
-func (c *cluster) goes(t *testing.T, name string) {
+// awaitDeleted removes the hook of a Machine that is being deleted, and waits until the Machine is
+// gone. Before and after that, the Machine must have neither certificate nor record.
+func (c *cluster) awaitDeleted(t *testing.T, name string) {
 	t.Helper()
-	c.mustNotBeIn(t, name)
+	c.mustNotHaveJoined(t, name)
 	began := time.Now()
 	m := &clusterv1.Machine{}
 	key := client.ObjectKey{Namespace: c.namespace, Name: name}
 	harness.Must(t, c.client.Get(t.Context(), key, m))
 	before := m.DeepCopy()
-	delete(m.Annotations, heldOn)
+	delete(m.Annotations, preTerminateHook)
 	harness.Must(t, c.client.Patch(t.Context(), m, client.MergeFrom(before)))
 	harness.Eventually(t, goneLimit, "Machine "+name+" is gone", func() bool { return apierrors.IsNotFound(c.client.Get(t.Context(), key, m)) })
 	t.Logf("Machine %s is gone after %s", name, since(began))
 	if ids := c.hosts.IDs(name); len(ids) > 0 {
 		t.Errorf("the hosts %v of Machine %s are still on", ids, name)
 	}
-	c.mustNotBeIn(t, name)
+	c.mustNotHaveJoined(t, name)
 }
 
-// letGo lets all hosts go, also those of Machines that are yet to come.
-func (d *machineDeployment) letGo(ctx context.Context, t *testing.T) {
+// removeHooks removes the hook from all Machines, and from the template of later ones.
+func (d *machineDeployment) removeHooks(ctx context.Context, t *testing.T) {
 	t.Helper()
 	before := d.object.DeepCopy()
 	d.object.Spec.Template.Annotations = nil
@@ -114,7 +115,7 @@ func (d *machineDeployment) letGo(ctx context.Context, t *testing.T) {
 	for i := range list.Items {
 		m := &list.Items[i]
 		before := m.DeepCopy()
-		delete(m.Annotations, heldOn)
+		delete(m.Annotations, preTerminateHook)
 		harness.Must(t, client.IgnoreNotFound(d.client.Patch(ctx, m, client.MergeFrom(before))))
 	}
 }

@@ -21,20 +21,20 @@ import (
 )
 
 const (
-	// startupLimit is the MachineHealthCheck's nodeStartupTimeoutSeconds. A machine boots for up to
-	// half of it, then its request waits for healthDeadline.
+	// startupLimit is the MachineHealthCheck's nodeStartupTimeoutSeconds. It covers a slow boot, and
+	// then a request that waits for healthDeadline.
 	startupLimit = 150 * time.Second
-	// healthDeadline is the shortest waitDeadline.
+	// healthDeadline is the shortest waitDeadline that the configuration allows.
 	healthDeadline = time.Minute
 )
 
-// A MachineHealthCheck replaces machines that are not admitted, and one whose kubelet dies.
+// A MachineHealthCheck replaces two Machines whose hosts are denied, and one whose kubelet stops.
 //
-// The first MetalMachine names another TPM than its host has, and the second names none. The one is
-// denied at once. The other waits, and is denied at the waitDeadline. Both say why while their
-// Machines are still there, because the waitDeadline is shorter than the MachineHealthCheck's
-// nodeStartupTimeoutSeconds. The replacements join. Then a kubelet ends, so that its Node becomes
-// Unknown, and the next replacement joins. Each takes its record along.
+// The first MetalMachine names another TPM than its host has: the request is denied at once. The
+// second MetalMachine names none: the request waits, and is denied at the waitDeadline. The
+// waitDeadline is shorter than the MachineHealthCheck's nodeStartupTimeoutSeconds. So a user can
+// read both reasons before the Machines are replaced. The replacements join. Then a kubelet stops,
+// its Node becomes Unknown, and another replacement joins, with a record of its own.
 func TestMachineHealthCheck(t *testing.T) {
 	full(t)
 	t.Parallel()
@@ -53,9 +53,9 @@ func TestMachineHealthCheck(t *testing.T) {
 	c.awaitDenied(t, wrong, verifier.ReasonNodeNameMismatch)
 	t.Logf("after %s the machine with another TPM is denied", since(began))
 	reason := c.awaitWaiting(t, unnamed, verifier.ReasonMachineNotFound)
-	t.Logf("after %s the one with an unknown TPM waits: %s", since(began), reason)
+	t.Logf("after %s the request of the machine without a named TPM waits: %s", since(began), reason)
 	c.awaitDenied(t, unnamed, verifier.ReasonMachineNotFound)
-	t.Logf("after %s it is denied", since(began))
+	t.Logf("after %s that request is denied", since(began))
 	for _, m := range d.machines(t) {
 		if !m.DeletionTimestamp.IsZero() || !slices.Contains(strangers, m.Name) {
 			t.Fatalf("Machine %s was replaced before its request was denied", m.Name)
@@ -66,7 +66,7 @@ func TestMachineHealthCheck(t *testing.T) {
 	t.Logf("after %s the Machines %v are replaced by %v", since(began), strangers, joined)
 	d.awaitRunning(t, 2)
 	for _, stranger := range strangers {
-		c.mustNotBeIn(t, stranger)
+		c.mustNotHaveJoined(t, stranger)
 	}
 
 	dead := joined[0]
@@ -77,10 +77,10 @@ func TestMachineHealthCheck(t *testing.T) {
 	_, err = host.Run(t.Context(), "systemctl", "stop", "kubelet")
 	harness.Must(t, err)
 	next := d.awaitOthers(t, 1, append(strangers, joined...)...)[0]
-	t.Logf("%s after its kubelet has died Machine %s is replaced by %s", since(died), dead, next)
+	t.Logf("%s after its kubelet stopped, Machine %s is replaced by %s", since(died), dead, next)
 	d.awaitRunning(t, 2)
 	if after := c.record(t, next); after.UID == before.UID || after.Spec.EK.Fingerprint == before.Spec.EK.Fingerprint {
-		t.Errorf("the record of %s is that of %s: %+v", next, dead, after)
+		t.Errorf("the record of %s has the UID or the EK of the record of %s: %+v", next, dead, after)
 	}
 	if _, err := c.workload.Client().CoreV1().Nodes().Get(t.Context(), dead, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("Node %s is still there: %v", dead, err)
@@ -110,7 +110,8 @@ func (d *machineDeployment) newHealthCheck(t *testing.T) {
 	harness.Must(t, d.client.Create(t.Context(), check))
 }
 
-// nameEK has a MetalMachine name that EK, or none, before the host asks.
+// nameEK changes the EK that a MetalMachine names before its host sends a request. An empty ek
+// removes it.
 func (c *cluster) nameEK(t *testing.T, machine, ek string) {
 	t.Helper()
 	m := c.awaitHost(t, machine)
@@ -120,6 +121,6 @@ func (c *cluster) nameEK(t *testing.T, machine, ek string) {
 	}
 	harness.Must(t, c.client.Patch(t.Context(), m, client.MergeFrom(before)))
 	if hellos, _ := harness.Requests(t, c.workload, machine); len(hellos) > 0 {
-		t.Fatalf("the host of %s had asked before", machine)
+		t.Fatalf("the host of %s sent a request before its EK was changed", machine)
 	}
 }

@@ -23,24 +23,25 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/witness"
 )
 
-// history has each version of a story's Machines and records, and of the Cluster's certificate
-// requests, whatever was killed meanwhile.
+// history records each watch event of a story's Machines, MetalMachines and records, and of the
+// Cluster's certificate requests. The watches are the test's own: a killed controller does not
+// interrupt them.
 type history struct {
 	requests *witness.Witness
 
 	mu       sync.Mutex
 	machines map[string]*pastMachine // by name
-	trouble  []string
-	// Both are since count was called, without Machines that are being deleted: the fewest Machines
-	// with a Node, and the most Machines.
+	problems []string
+	// fewest is the lowest number of Machines with a Node since count was called. most is the highest
+	// number of Machines. Both ignore Machines that are being deleted.
 	fewest, most int
 }
 
-// pastMachine is all that was ever seen of one Machine.
+// pastMachine is the last state of one Machine, and all its records.
 type pastMachine struct {
 	uid           types.UID
-	ek            string // as the platform says
-	node          bool   // it has a nodeRef
+	ek            string // as its MetalMachine's annotation says
+	node          bool   // whether it has a nodeRef
 	deleted, gone bool
 	records       map[types.UID]*pastRecord
 }
@@ -50,7 +51,7 @@ type pastRecord struct {
 	gone bool
 }
 
-// follow begins before the Cluster has Machines.
+// follow starts the watches. Call it before the Cluster has Machines.
 func (c *cluster) follow(t *testing.T) *history {
 	t.Helper()
 	requests, err := witness.Observe(t.Context(), c.workload)
@@ -68,7 +69,7 @@ func (c *cluster) follow(t *testing.T) *history {
 				h.note(event)
 			}
 			if ctx.Err() == nil {
-				h.complain("the watch of the test itself has ended")
+				h.addProblem("a watch of this test ended early")
 			}
 		})
 	}
@@ -80,10 +81,10 @@ func (c *cluster) follow(t *testing.T) *history {
 	return h
 }
 
-func (h *history) complain(format string, args ...any) {
+func (h *history) addProblem(format string, args ...any) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.trouble = append(h.trouble, fmt.Sprintf(format, args...))
+	h.problems = append(h.problems, fmt.Sprintf(format, args...))
 }
 
 func (h *history) machine(name string) *pastMachine {
@@ -101,8 +102,8 @@ func (h *history) note(event watch.Event) {
 		m := h.machine(o.Name)
 		m.uid, m.node = o.UID, o.Status.NodeRef.Name != ""
 		m.deleted, m.gone = !o.DeletionTimestamp.IsZero(), event.Type == watch.Deleted
-		h.tally()
-	case *infrav1.MetalMachine: // it has its Machine's name
+		h.updateCounts()
+	case *infrav1.MetalMachine: // it has the name of its Machine
 		if ek := o.Annotations[attestation.AnnotationEK]; ek != "" {
 			h.machine(o.Name).ek = ek
 		}
@@ -117,15 +118,15 @@ func (h *history) note(event watch.Event) {
 			record.eks["sha256:"+o.Spec.EK.Fingerprint] = true
 		}
 		if o.Spec.NodeName != o.Spec.Machine.Name {
-			h.trouble = append(h.trouble, fmt.Sprintf("the record of Machine %s is for Node %s", o.Spec.Machine.Name, o.Spec.NodeName))
+			h.problems = append(h.problems, fmt.Sprintf("the record of Machine %s is for Node %s", o.Spec.Machine.Name, o.Spec.NodeName))
 		}
 	default:
-		h.trouble = append(h.trouble, fmt.Sprintf("the watch of the test itself: %s %T", event.Type, event.Object))
+		h.problems = append(h.problems, fmt.Sprintf("a watch of this test got an unexpected event: %s %T", event.Type, event.Object))
 	}
 }
 
-// tally is called with the lock held.
-func (h *history) tally() {
+// updateCounts updates fewest and most. The caller must hold h.mu.
+func (h *history) updateCounts() {
 	nodes, there := 0, 0
 	for _, m := range h.machines {
 		if m.uid == "" || m.deleted || m.gone {
@@ -139,29 +140,29 @@ func (h *history) tally() {
 	h.fewest, h.most = min(h.fewest, nodes), max(h.most, there)
 }
 
-// count begins to count Machines anew. So many have a Node now.
+// count resets fewest and most. machines is the present number of Machines, all with a Node.
 func (h *history) count(machines int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.fewest, h.most = machines, machines
 }
 
-// counted returns the fewest Machines with a Node, and the most Machines that there were at once,
-// since count.
+// counted returns the lowest number of Machines with a Node, and the highest number of Machines,
+// since count was called.
 func (h *history) counted() (fewest, most int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.fewest, h.most
 }
 
-// check checks the whole history. Each Machine, also a deleted one, had exactly one record, and the
-// record never had an EK that the platform did not name for the Machine. Each Machine got exactly
-// one certificate, so none while it was being deleted. Records were deleted with their Machines,
-// and those of the present Machines exist. No request is left open.
+// check checks the whole history. Each Machine, even a deleted one, must have had exactly one
+// record and exactly one certificate. The EK of the record must be one that the MetalMachine names.
+// Records must be deleted with their Machines. Records of present Machines must exist. No request
+// may be left open.
 func (h *history) check(t *testing.T, present []clusterv1.Machine) {
 	t.Helper()
 	var left []string
-	harness.Eventually(t, goneLimit, "the watch has seen the records go", func() bool {
+	harness.Eventually(t, goneLimit, "the watch has seen the deletion of old Machines and records", func() bool {
 		left = h.unsettled(present)
 		return len(left) == 0
 	})
@@ -174,7 +175,7 @@ func (h *history) check(t *testing.T, present []clusterv1.Machine) {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for _, problem := range h.trouble {
+	for _, problem := range h.problems {
 		t.Error(problem)
 	}
 	for _, name := range slices.Sorted(maps.Keys(h.machines)) {
@@ -184,7 +185,7 @@ func (h *history) check(t *testing.T, present []clusterv1.Machine) {
 		}
 		for _, record := range m.records {
 			if eks := slices.Collect(maps.Keys(record.eks)); len(eks) != 1 || m.ek == "" || !slices.Contains(strings.Split(m.ek, ","), eks[0]) {
-				t.Errorf("the record of Machine %s had the EKs %q, the platform says %q", name, eks, m.ek)
+				t.Errorf("the record of Machine %s had the EKs %q, the MetalMachine names %q", name, eks, m.ek)
 			}
 		}
 	}
@@ -195,8 +196,8 @@ func (h *history) check(t *testing.T, present []clusterv1.Machine) {
 	}
 }
 
-// unsettled returns what is still to be seen: the end of a Machine that is not there, or of its
-// record.
+// unsettled returns Machines and records whose deletion the watch has not seen yet, and those of
+// present Machines that were deleted.
 func (h *history) unsettled(present []clusterv1.Machine) (left []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -34,54 +34,54 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// An impostor has everything that a Machine's host is given, also its token, and a genuine TPM of
-// the same vendor. It boots before the Machine's host, at the same time, and after that host has
-// joined. A source names the Machine's EK: the impostor is always refused, and the host always
-// joins.
+// An impostor is a host with a Machine's user data, bootstrap token and metadata. It has a genuine
+// TPM of the same vendor. It boots before the Machine's host, at the same time, or after that host
+// has joined. A source names the Machine's EK, so the impostor is always denied, and the Machine's
+// host always joins.
 func TestImpostor(t *testing.T) {
 	full(t)
 	t.Parallel()
 	s := newStory(t, nil)
 	c := s.newCluster(t, "one")
 
-	boot := s.hosts.hold(t, "early")
+	boot := s.hosts.delayBoot(t, "early")
 	early := c.newMachineDeployment(t, "early", nil)
 	early.scale(t, 1)
-	first := early.awaitBooked(t, 1)[0]
+	first := early.awaitProvisioned(t, 1)[0]
 	t.Run("before", func(t *testing.T) {
 		i := c.newImpostor(t, &first)
-		i.boots(t)
-		i.isRefused(t, verifier.ReasonNodeNameMismatch)
+		i.boot(t)
+		i.awaitRefused(t, verifier.ReasonNodeNameMismatch)
 		boot()
 		early.awaitRunning(t, 1)
-		early.areThemselves(t)
-		i.hasNothing(t)
+		early.mustBeOwnHosts(t)
+		i.mustHaveNoCertificate(t)
 	})
-	boot = s.hosts.hold(t, "racing")
+	boot = s.hosts.delayBoot(t, "racing")
 	racing := c.newMachineDeployment(t, "racing", nil)
 	racing.scale(t, 1)
-	second := racing.awaitBooked(t, 1)[0]
+	second := racing.awaitProvisioned(t, 1)[0]
 	t.Run("during", func(t *testing.T) {
 		i := c.newImpostor(t, &second)
-		i.boots(t)
+		i.boot(t)
 		boot()
 		racing.awaitRunning(t, 1)
-		i.isRefused(t, verifier.ReasonNodeNameMismatch)
-		racing.areThemselves(t)
+		i.awaitRefused(t, verifier.ReasonNodeNameMismatch)
+		racing.mustBeOwnHosts(t)
 	})
 	t.Run("after", func(t *testing.T) {
 		i := c.newImpostor(t, &first)
-		i.boots(t)
-		i.isRefused(t, verifier.ReasonNodeNameMismatch)
-		early.areThemselves(t)
+		i.boot(t)
+		i.awaitRefused(t, verifier.ReasonNodeNameMismatch)
+		early.mustBeOwnHosts(t)
 	})
 	t.Run("an attested node", func(t *testing.T) { c.attestedNodeTries(t, &second, &first) })
-	early.areThemselves(t)
-	racing.areThemselves(t)
+	early.mustBeOwnHosts(t)
+	racing.mustBeOwnHosts(t)
 }
 
-// attestedNodeTries has root on a Node try to become another Machine, with the Node's own kubelet's
-// certificate and TPM.
+// attestedNodeTries plays root on an attested Node, who claims another Machine's name or provider
+// ID. The requests use that Node's own TPM and kubelet certificate.
 func (c *cluster) attestedNodeTries(t *testing.T, thief, victim *clusterv1.Machine) {
 	t.Helper()
 	const credential, scratch = "/root/own.kubeconfig", "/root/theft-"
@@ -103,14 +103,14 @@ func (c *cluster) attestedNodeTries(t *testing.T, thief, victim *clusterv1.Machi
 		t.Run(tries.what, func(t *testing.T) {
 			out := c.asks(t, m, tries.name, tries.providerID, scratch+tries.what, credential)
 			if !strings.Contains(out, string(tries.want)) {
-				t.Errorf("%s is not refused with %s: %s", ek, tries.want, out)
+				t.Errorf("the request with EK %s is not denied with %s: %s", ek, tries.want, out)
 			}
 		})
 	}
 }
 
-// asks runs the plugin on a host, for a name and a provider ID, with a folder and a credential of
-// its own. It returns what the plugin says, which has no certificate.
+// asks runs the plugin on a host, with a name, a provider ID, a folder and a credential. The plugin
+// must fail, and must not get a certificate. asks returns its output.
 func (c *cluster) asks(t *testing.T, m *testbed.Machine, name, providerID, folder, credential string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -118,14 +118,14 @@ func (c *cluster) asks(t *testing.T, m *testbed.Machine, name, providerID, folde
 	out, err := m.Run(ctx, "env", harness.ExecInfo(c.workload.ServerURL(), c.workload.ServerCA()), "kubelet-authenticator",
 		"--node-name="+name, "--provider-id="+providerID, "--cert-dir="+folder, "--bootstrap-kubeconfig="+credential)
 	if err == nil || strings.Contains(out, "BEGIN CERTIFICATE") {
-		t.Errorf("%s has a certificate: %s", name, out)
+		t.Errorf("the plugin got a certificate for %s, or exited with 0: %s", name, out)
 	}
 	harness.Must(t, isAbsent(t.Context(), m, filepath.Join(folder, cache.CurrentFile)))
 	return out
 }
 
-// No source names a Machine's EK, so the Machine's bootstrap token decides, once. The first host
-// with the token gets what docs/threat-model.md says, and no more.
+// No source names a Machine's EK, so the first host with the Machine's bootstrap token is trusted.
+// This host gets the access that docs/threat-model.md describes, and no more.
 func TestImpostorOnFirstUse(t *testing.T) {
 	full(t)
 	t.Parallel()
@@ -135,53 +135,53 @@ func TestImpostorOnFirstUse(t *testing.T) {
 		clusterAPI["trustOnFirstUse"], clusterAPI["trustAnyTPM"] = true, true
 	})
 	c := s.newCluster(t, "one")
-	boot := s.hosts.hold(t, "trusted")
+	boot := s.hosts.delayBoot(t, "trusted")
 	d := c.newMachineDeployment(t, "trusted", nil)
 	d.scale(t, 1)
-	taken := d.awaitBooked(t, 1)[0]
-	s.hosts.hold(t, "other")
+	taken := d.awaitProvisioned(t, 1)[0]
+	s.hosts.delayBoot(t, "other")
 	other := c.newMachineDeployment(t, "other", nil)
 	other.scale(t, 1)
-	untouched := other.awaitBooked(t, 1)[0]
+	untouched := other.awaitProvisioned(t, 1)[0]
 
-	// He is faster than the Machine's host: he has the Machine's place, and the host is refused.
+	// The impostor is faster: it joins as the Machine, and the Machine's own host is denied.
 	i := c.newImpostor(t, &taken)
-	i.boots(t)
+	i.boot(t)
 	d.awaitRunning(t, 1)
 	if record := d.record(t, taken.Name); record.Spec.EK.Fingerprint != i.ek {
-		t.Errorf("the record has EK %s, the impostor %s", record.Spec.EK.Fingerprint, i.ek)
+		t.Errorf("the record has EK %s, want that of the impostor, %s", record.Spec.EK.Fingerprint, i.ek)
 	}
 	boot()
-	c.refuses(t, taken.Name, c.endorsementKey(t, &taken), verifier.ReasonIdentityBound)
+	c.awaitRefusal(t, taken.Name, c.endorsementKey(t, &taken), verifier.ReasonIdentityBound)
 	m, err := s.hosts.Machine(t.Context(), s.hosts.IDs(taken.Name)[0])
 	harness.Must(t, err)
 	harness.Must(t, hasNoCertificate(t.Context(), m))
 
-	// What helps is to delete the Machine. Another one takes its place, and he does not follow.
+	// The remedy is to delete the Machine. Its replacement joins, and the impostor cannot.
 	harness.Must(t, s.client.Delete(t.Context(), &taken))
 	harness.Eventually(t, goneLimit, "the Machine is replaced", func() bool {
 		return !slices.ContainsFunc(d.machines(t), func(m clusterv1.Machine) bool { return m.Name == taken.Name }) && len(d.machines(t)) == 1
 	})
 	next := d.awaitRunning(t, 1)[0]
-	d.areThemselves(t)
+	d.mustBeOwnHosts(t)
 
-	// He is slower: the record decides.
+	// An impostor that is slower is denied, because a record exists.
 	late := c.newImpostor(t, &next)
-	late.boots(t)
-	late.isRefused(t, verifier.ReasonIdentityBound)
-	d.areThemselves(t)
+	late.boot(t)
+	late.awaitRefused(t, verifier.ReasonIdentityBound)
+	d.mustBeOwnHosts(t)
 
-	// With the token of one Machine he is not another one, even if that one has not joined.
+	// The token of one Machine does not work for another Machine, even one that has not joined.
 	token := filepath.Join(cache.DefaultPath, "bootstrap.kubeconfig")
 	if out := c.asks(t, late.machine(t), untouched.Name, untouched.Spec.ProviderID, "/root/other", token); !strings.Contains(out, string(verifier.ReasonTokenNotForMachine)) {
-		t.Errorf("another Machine's name: %s", out)
+		t.Errorf("the name of another Machine is not denied with %s: %s", verifier.ReasonTokenNotForMachine, out)
 	}
 	if records := s.records(t); len(records) != 1 {
-		t.Errorf("%d records", len(records))
+		t.Errorf("there are %d records, want 1", len(records))
 	}
 }
 
-// impostor has a host, and all that the host of a Machine was given, but not its TPM.
+// impostor is a host with a Machine's user data and metadata, and with another TPM.
 type impostor struct {
 	*cluster
 	victim *clusterv1.Machine
@@ -205,9 +205,8 @@ func (c *cluster) newImpostor(t *testing.T, victim *clusterv1.Machine) *impostor
 	return &impostor{c, victim, host.ID, host.EKs[0]}
 }
 
-// boots has his host boot with what the Machine's host was given: the bootstrap Secret, as it is,
-// and the instance's metadata.
-func (i *impostor) boots(t *testing.T) {
+// boot boots the impostor with the Machine's unchanged bootstrap Secret and its instance metadata.
+func (i *impostor) boot(t *testing.T) {
 	t.Helper()
 	secret := &corev1.Secret{}
 	harness.Must(t, i.client.Get(t.Context(), client.ObjectKey{Namespace: i.namespace, Name: *i.victim.Spec.Bootstrap.DataSecretName}, secret))
@@ -222,15 +221,15 @@ func (i *impostor) machine(t *testing.T) *testbed.Machine {
 	return m
 }
 
-// isRefused waits until his requests are denied for that reason, and checks that he has no
-// certificate.
-func (i *impostor) isRefused(t *testing.T, want verifier.Reason) {
+// awaitRefused waits until a request of the impostor is denied with the reason. The impostor must
+// have no certificate.
+func (i *impostor) awaitRefused(t *testing.T, want verifier.Reason) {
 	t.Helper()
-	i.refuses(t, i.victim.Name, i.ek, want)
-	i.hasNothing(t)
+	i.awaitRefusal(t, i.victim.Name, i.ek, want)
+	i.mustHaveNoCertificate(t)
 }
 
-func (i *impostor) hasNothing(t *testing.T) {
+func (i *impostor) mustHaveNoCertificate(t *testing.T) {
 	t.Helper()
 	harness.Must(t, hasNoCertificate(t.Context(), i.machine(t)))
 }
@@ -244,8 +243,8 @@ func isAbsent(ctx context.Context, m *testbed.Machine, path string) error {
 	return err
 }
 
-// refuses waits until a request for that name with that EK is denied for the reason.
-func (c *cluster) refuses(t *testing.T, name, ek string, want verifier.Reason) {
+// awaitRefusal waits until a request for the name and with the EK is denied with the reason.
+func (c *cluster) awaitRefusal(t *testing.T, name, ek string, want verifier.Reason) {
 	t.Helper()
 	var all []attestctl.NodeStatus
 	began := time.Now()
@@ -254,15 +253,15 @@ func (c *cluster) refuses(t *testing.T, name, ek string, want verifier.Reason) {
 		if slices.ContainsFunc(all, func(n attestctl.NodeStatus) bool {
 			return n.Claimed && n.Node == name && n.EK == ek && n.Reason == string(want) && n.WaitingSince == nil
 		}) {
-			t.Logf("%s is refused with %s after %s", ek[:12], want, time.Since(began).Round(100*time.Millisecond))
+			t.Logf("EK %s is denied with %s after %s", ek[:12], want, time.Since(began).Round(100*time.Millisecond))
 			return
 		}
 		time.Sleep(200 * time.Millisecond)
 	}
-	t.Fatalf("EK %s is not refused as %s with %s: %+v", ek, name, want, all)
+	t.Fatalf("EK %s for node %s is not denied with %s: %+v", ek, name, want, all)
 }
 
-// status is what kubectl attest status says of the Cluster.
+// status returns the output of kubectl attest status for the Cluster.
 func (c *cluster) status(t *testing.T) []attestctl.NodeStatus {
 	t.Helper()
 	admin := filepath.Join(t.TempDir(), "kubeconfig")
@@ -274,7 +273,7 @@ func (c *cluster) status(t *testing.T) []attestctl.NodeStatus {
 	return status.Nodes
 }
 
-// attest runs kubectl attest.
+// attest runs kubectl attest. It returns stdout, or an error with stderr.
 func attest(ctx context.Context, args ...string) (string, error) {
 	var stdout, stderr bytes.Buffer
 	code := attestctl.Program{Version: "v0.0.0-test"}.Run(ctx, attestctl.Process{
@@ -286,8 +285,8 @@ func attest(ctx context.Context, args ...string) (string, error) {
 	return stdout.String(), nil
 }
 
-// awaitBooked waits until there are so many Machines, each with a host and with user data.
-func (d *machineDeployment) awaitBooked(t *testing.T, count int) (all []clusterv1.Machine) {
+// awaitProvisioned waits until there are count Machines, each with a host and user data.
+func (d *machineDeployment) awaitProvisioned(t *testing.T, count int) (all []clusterv1.Machine) {
 	t.Helper()
 	harness.Eventually(t, goneLimit, fmt.Sprintf("%d Machines of %s have hosts and user data", count, d.object.Name), func() bool {
 		all = d.machines(t)
@@ -310,7 +309,7 @@ func (c *cluster) record(t *testing.T, node string) *v1alpha1.NodeAttestation {
 	return nil
 }
 
-// endorsementKey is the EK of a Machine's own host, as the platform says.
+// endorsementKey returns the EK fingerprint that a Machine's MetalMachine names.
 func (c *cluster) endorsementKey(t *testing.T, m *clusterv1.Machine) string {
 	t.Helper()
 	infra := &infrav1.MetalMachine{}
@@ -318,14 +317,14 @@ func (c *cluster) endorsementKey(t *testing.T, m *clusterv1.Machine) string {
 	return strings.TrimPrefix(infra.Annotations[attestation.AnnotationEK], "sha256:")
 }
 
-// areThemselves checks of each Machine that its own host alone ever got a certificate, just one,
-// and that the Node is that host.
-func (d *machineDeployment) areThemselves(t *testing.T) {
+// mustBeOwnHosts checks that each Machine's Node is the Machine's own host. Exactly one client
+// certificate may have been issued for the Node, to the EK of that host.
+func (d *machineDeployment) mustBeOwnHosts(t *testing.T) {
 	t.Helper()
 	for _, m := range d.machines(t) {
 		record := d.record(t, m.Name)
 		if ek := d.endorsementKey(t, &m); record.Spec.EK.Fingerprint != ek || len(record.Status.Certificates) != 1 {
-			t.Errorf("the host of %s has EK %s, and the record is %+v", m.Name, ek, record)
+			t.Errorf("the host of %s has EK %s and should have one certificate, but the record is %+v", m.Name, ek, record)
 		}
 		_, others := harness.Requests(t, d.workload, m.Name)
 		issued := 0
@@ -335,7 +334,7 @@ func (d *machineDeployment) areThemselves(t *testing.T) {
 			}
 		}
 		if issued != 1 {
-			t.Errorf("%d certificates were issued for %s: %v", issued, m.Name, others)
+			t.Errorf("%d client certificates were issued for %s, want 1: %v", issued, m.Name, others)
 		}
 		node, err := d.workload.Client().CoreV1().Nodes().Get(t.Context(), m.Name, metav1.GetOptions{})
 		harness.Must(t, err)

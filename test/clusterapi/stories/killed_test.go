@@ -25,59 +25,62 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
-// state is what the two API servers show of one Machine that replaces another.
+// state is the progress of one Machine that replaces another, as the two API servers show it.
 type state struct {
-	machine, data, provisioned bool // the Machine is there, its bootstrap Secret, its host is on
+	machine, data, provisioned bool // the Machine exists, its bootstrap Secret exists, its host is on
 	hello, challenged          bool
 	proof, record, issued      bool
 	node, nodeRef              bool
-	oldDeleted, oldRecord      bool // of the Machine that is replaced: it is being deleted, and its record is there
+	oldDeleted, oldRecord      bool // the old Machine is being deleted, its record still exists
 }
 
-// phase is a part of a rollout, by what the API servers show.
+// phase is a part of a rollout, defined by the state.
 type phase struct {
 	name string
 	is   func(state) bool
-	// stop keeps the rollout in the phase. It is called before the phase. If nil, the rollout goes
-	// on.
+	// stop keeps the rollout in the phase. It is called before the phase begins. If it is nil, the
+	// rollout does not stop in the phase.
 	stop func(t *testing.T, r *rollout) *stop
-	// stopSimulated replaces stop for simulated hosts, whose requests the gate can delay.
+	// stopSimulated replaces stop for simulated hosts, whose requests the proxy can delay.
 	stopSimulated func(t *testing.T, r *rollout) *stop
-	// onlySimulated is for a phase that a host that boots does not wait in for the next one.
+	// onlySimulated skips the phase for hosts that boot: they enter the next phase without waiting for
+	// the end of this one.
 	onlySimulated bool
 }
 
-// stop is a rollout that stops in a phase.
+// stop keeps a rollout in a phase until end.
 type stop struct {
-	reached <-chan struct{} // closed when a request waits that would end the phase; nil if that is not the point
+	reached <-chan struct{} // closed when the request that would end the phase is delayed; may be nil
 	end     func()
 }
 
 var phases = []phase{
 	{name: "before the bootstrap Secret", is: func(s state) bool { return s.machine && !s.data }, stop: pausedConfig},
-	{name: "booting", is: func(s state) bool { return s.provisioned && !s.hello }, stopSimulated: holding(files(attestation.HelloSignerName))},
-	{name: "hello filed", is: func(s state) bool { return s.hello && !s.challenged }, stop: holding(challenges)},
-	{name: "challenge given", is: func(s state) bool { return s.challenged && !s.record }, stop: beforeRecord, stopSimulated: holding(files(tpm.SignerName))},
-	{name: "proof filed", is: func(s state) bool { return s.proof && !s.record }, stop: holding(readsNode)},
-	{name: "record written", is: func(s state) bool { return s.record && !s.issued }, stop: holding(approves)},
-	{name: "hello not closed", is: func(s state) bool { return s.issued }, stop: holding(closesHello), onlySimulated: true},
-	{name: "certificate issued", is: func(s state) bool { return s.issued && !s.nodeRef }, stop: frozenCore, stopSimulated: holding(registers)},
-	{name: "Node without nodeRef", is: func(s state) bool { return s.node && !s.nodeRef }, stop: frozenCore},
+	{name: "booting", is: func(s state) bool { return s.provisioned && !s.hello }, stopSimulated: delaying(createsRequest(attestation.HelloSignerName))},
+	{name: "hello filed", is: func(s state) bool { return s.hello && !s.challenged }, stop: delaying(writesChallenge)},
+	{name: "challenge given", is: func(s state) bool { return s.challenged && !s.record }, stop: beforeRecord, stopSimulated: delaying(createsRequest(tpm.SignerName))},
+	{name: "proof filed", is: func(s state) bool { return s.proof && !s.record }, stop: delaying(readsNode)},
+	{name: "record written", is: func(s state) bool { return s.record && !s.issued }, stop: delaying(approves)},
+	{name: "hello not closed", is: func(s state) bool { return s.issued }, stop: delaying(closesHello), onlySimulated: true},
+	{name: "certificate issued", is: func(s state) bool { return s.issued && !s.nodeRef }, stop: frozenCoreManager, stopSimulated: delaying(createsNode)},
+	{name: "Node without nodeRef", is: func(s state) bool { return s.node && !s.nodeRef }, stop: frozenCoreManager},
 	{name: "old Machine being deleted", is: func(s state) bool { return s.nodeRef && s.oldDeleted && s.oldRecord }, stop: oldHostStaysOn},
 }
 
-// holding stops where a request would go out.
-func holding(match func(*http.Request, []byte) bool) func(*testing.T, *rollout) *stop {
+// delaying keeps a rollout in a phase by delaying the request that would end the phase.
+func delaying(match func(*http.Request, []byte) bool) func(*testing.T, *rollout) *stop {
 	return func(_ *testing.T, r *rollout) *stop {
-		h := r.gate.hold(match)
-		return &stop{h.reached, h.letGo}
+		h := r.proxy.delay(match)
+		return &stop{h.reached, h.release}
 	}
 }
 
-// beforeRecord stops before there is a record, wherever the plugin is by then.
-func beforeRecord(_ *testing.T, r *rollout) *stop { return &stop{end: r.gate.hold(readsNode).letGo} }
+// beforeRecord keeps a rollout without a record. The plugin may have filed its proof or not.
+func beforeRecord(_ *testing.T, r *rollout) *stop {
+	return &stop{end: r.proxy.delay(readsNode).release}
+}
 
-// pausedConfig pauses the bootstrap provider for the next Machine.
+// pausedConfig pauses the next Machine's KubeadmConfig, so that no bootstrap Secret is made.
 func pausedConfig(t *testing.T, r *rollout) *stop {
 	r.paused = true
 	return &stop{end: sync.OnceFunc(func() {
@@ -92,19 +95,19 @@ func pausedConfig(t *testing.T, r *rollout) *stop {
 	})}
 }
 
-// frozenCore freezes Cluster API's core manager before the certificate is issued, so that it does
-// not see the Node.
-func frozenCore(t *testing.T, r *rollout) *stop {
+// frozenCoreManager stops Cluster API's core manager (SIGSTOP) before the certificate is issued. So
+// the manager does not see the Node, and sets no nodeRef.
+func frozenCoreManager(t *testing.T, r *rollout) *stop {
 	signal := func(s syscall.Signal) error { return syscall.Kill(r.clusterAPI.Core.PID(), s) }
 	if r.frozen++; r.frozen == 1 {
-		h := r.gate.hold(approves)
+		h := r.proxy.delay(approves)
 		go func() {
 			select {
 			case <-h.reached:
 				if err := signal(syscall.SIGSTOP); err != nil {
 					t.Error(err)
 				}
-				h.letGo()
+				h.release()
 			case <-t.Context().Done():
 			}
 		}()
@@ -118,35 +121,35 @@ func frozenCore(t *testing.T, r *rollout) *stop {
 
 // oldHostStaysOn delays the release of the old host, so that its Machine stays in deletion.
 func oldHostStaysOn(_ *testing.T, r *rollout) *stop {
-	return &stop{end: r.hosts.keep(r.hosts.IDs(r.old.Name)[0])}
+	return &stop{end: r.hosts.delayRelease(r.hosts.IDs(r.old.Name)[0])}
 }
 
 // rollout replaces the one Machine of a MachineDeployment.
 type rollout struct {
 	*machineDeployment
 
-	gate   *gate
+	proxy  *requestProxy
 	old    clusterv1.Machine
-	paused bool // is the next Machine's bootstrap provider
-	frozen int  // so many phases want the core manager not to run
+	paused bool // whether the next Machine's KubeadmConfig is paused
+	frozen int  // number of phases that need the core manager stopped
 }
 
-// The controller is killed in each phase of a rollout, and started again. Each time the rollout
-// completes: the Machine is Running with one record and one certificate of its own TPM. No request
-// is left open. The gate delays the request that would end the phase until the controller is dead.
-// The host is simulated.
+// The controller is killed in each phase of a rollout, and started again. Each rollout completes:
+// the Machine is Running, with one record of its own TPM and one certificate. No request is left
+// open. A proxy delays the request that would end the phase until the controller is dead. The host
+// is simulated.
 func TestKilledInEachPhase(t *testing.T) {
 	full(t)
 	s := newStory(t, nil)
 	c := s.newCluster(t, "one")
-	g := newGate(t, c)
+	g := newRequestProxy(t, c)
 	h := c.follow(t)
 	d := c.newMachineDeployment(t, simulatedPrefix+"workers", nil)
 	d.scale(t, 1)
 	machines := d.awaitRunning(t, 1)
 	for _, p := range phases {
 		ok := t.Run(strings.ReplaceAll(p.name, " ", "-"), func(t *testing.T) {
-			r := &rollout{machineDeployment: d, gate: g, old: machines[0]}
+			r := &rollout{machineDeployment: d, proxy: g, old: machines[0]}
 			if p.stopSimulated != nil {
 				p.stop = p.stopSimulated
 			}
@@ -164,26 +167,26 @@ func TestKilledInEachPhase(t *testing.T) {
 	}
 }
 
-// The same with a host that boots, in one rollout: the controller is killed nine times until one
-// Machine has been replaced.
+// The same with a host that boots, in a single rollout: the controller is killed nine times before
+// the Machine has been replaced.
 func TestKilledInAllPhases(t *testing.T) {
 	full(t)
 	s := newStory(t, nil)
 	c := s.newCluster(t, "one")
-	g := newGate(t, c)
+	g := newRequestProxy(t, c)
 	h := c.follow(t)
 	d := c.newMachineDeployment(t, "workers", nil)
 	d.scale(t, 1)
 	before := d.awaitRunning(t, 1)
 	all := slices.DeleteFunc(slices.Clone(phases), func(p phase) bool { return p.onlySimulated })
-	r := &rollout{machineDeployment: d, gate: g, old: before[0]}
+	r := &rollout{machineDeployment: d, proxy: g, old: before[0]}
 	stopped := all[0].starts(t, r)
 	r.begin(t)
 	for i, p := range all {
 		r.killedIn(t, p, stopped)
 		next := &stop{end: func() {}}
 		if i+1 < len(all) {
-			next = all[i+1].starts(t, r) // before this one ends, so that none is missed
+			next = all[i+1].starts(t, r) // before this phase ends, so that the next phase is not missed
 		}
 		stopped.end()
 		stopped = next
@@ -192,7 +195,7 @@ func TestKilledInAllPhases(t *testing.T) {
 	h.check(t, d.awaitReplaced(t, before))
 }
 
-// starts keeps the rollout in a phase, if there is a way to do that.
+// starts calls the phase's stop, if the phase has one.
 func (p phase) starts(t *testing.T, r *rollout) *stop {
 	t.Helper()
 	if p.stop == nil {
@@ -203,11 +206,11 @@ func (p phase) starts(t *testing.T, r *rollout) *stop {
 	return stopped
 }
 
-// begin changes the template.
+// begin starts the rollout by a new template.
 func (r *rollout) begin(t *testing.T) {
 	t.Helper()
 	r.rollOut(t, func(template *bootstrapv1.KubeadmConfigTemplate) {
-		// One that differs from the one before.
+		// A different command for each rollout, so that each template differs from the one before.
 		template.Spec.Template.Spec.PreKubeadmCommands = append(template.Spec.Template.Spec.PreKubeadmCommands, "echo rollout of "+r.old.Name)
 		if r.paused {
 			template.Spec.Template.ObjectMeta.Annotations = map[string]string{clusterv1.PausedAnnotation: ""}
@@ -215,32 +218,32 @@ func (r *rollout) begin(t *testing.T) {
 	})
 }
 
-// killedIn kills the controller in a phase. If the rollout stops there, the phase has to last until
-// the controller is dead.
+// killedIn kills the controller in a phase. If the phase has a stop, the phase must last until the
+// controller is dead.
 func (r *rollout) killedIn(t *testing.T, p phase, stopped *stop) {
 	t.Helper()
 	var at state
 	harness.Eventually(t, joinLimit, p.name, func() bool {
-		at = r.look(t)
+		at = r.readState(t)
 		return p.is(at)
 	})
 	if stopped.reached != nil {
 		select {
 		case <-stopped.reached:
 		case <-time.After(joinLimit):
-			t.Fatalf("%s: nobody makes the request that was to be held back: %+v", p.name, at)
+			t.Fatalf("%s: the request that would end the phase was not sent: %+v", p.name, at)
 		}
 	}
 	harness.Must(t, r.controller.Kill())
-	dead := r.look(t)
+	dead := r.readState(t)
 	if !p.is(dead) && p.stop != nil {
-		t.Fatalf("%s: it was over before the controller was killed: %+v", p.name, dead)
+		t.Fatalf("%s: the phase ended before the controller was killed: %+v", p.name, dead)
 	}
-	t.Logf("the controller was killed: %s: %+v", p.name, dead)
+	t.Logf("the controller was killed in phase %q: %+v", p.name, dead)
 }
 
-// look asks the API servers.
-func (r *rollout) look(t *testing.T) (s state) {
+// readState reads the state from the API servers.
+func (r *rollout) readState(t *testing.T) (s state) {
 	t.Helper()
 	next := ""
 	for _, m := range r.machines(t) {

@@ -22,9 +22,9 @@ import (
 )
 
 // A MachineDeployment scales up from 0, while an impostor boots with the user data of one of its
-// Machines. The Machines join, and the impostor is refused. The commands and their output are the
-// transcript in docs/integration/cluster-api.md. make test scales to 2; make test-clusterapi scales
-// to 3, and down to 1. With the surplus Machines their hosts, records and Nodes are deleted.
+// Machines. The Machines join, and the impostor is denied. The commands and their output are the
+// transcript in docs/integration/cluster-api.md. make test scales to 2. make test-clusterapi scales
+// to 3, and down to 1: the hosts, records and Nodes of the deleted Machines are deleted, too.
 func TestMachineDeployment(t *testing.T) {
 	t.Parallel()
 	all := testbed.IsFull()
@@ -39,17 +39,17 @@ func TestMachineDeployment(t *testing.T) {
 
 	began, ready := time.Now(), c.whenReady(t)
 	u.types(t, "kubectl scale machinedeployment one-workers --replicas="+strconv.Itoa(replicas))
-	i := c.newImpostor(t, &d.awaitBooked(t, replicas)[0])
-	i.boots(t)
+	i := c.newImpostor(t, &d.awaitProvisioned(t, replicas)[0])
+	i.boot(t)
 	u.types(t, "kubectl wait machines --all --for=condition=Available --timeout=5m")
 	before := d.awaitRunning(t, replicas)
 	for _, m := range before {
-		t.Logf("%s: template applied to Node Ready %s, of which the kubelet waited %s for attestation",
+		t.Logf("%s: Node Ready %s after scaling up; of that, the kubelet waited %s for attestation",
 			m.Name, ready()[m.Name].Sub(began).Round(100*time.Millisecond), c.attestedWithin(t, &m).Round(10*time.Millisecond))
 	}
-	i.isRefused(t, verifier.ReasonNodeNameMismatch)
-	d.areThemselves(t)
-	// The impostor goes on to send requests. A list must not show one that is not decided yet.
+	i.awaitRefused(t, verifier.ReasonNodeNameMismatch)
+	d.mustBeOwnHosts(t)
+	// The impostor would send more requests, and the transcript must not show one that is undecided.
 	harness.Must(t, s.hosts.Release(t.Context(), i.id))
 	c.awaitDecided(t)
 	u.types(t, "kubectl get machines")
@@ -63,7 +63,7 @@ func TestMachineDeployment(t *testing.T) {
 	}
 	d.scale(t, 1)
 	after := d.awaitRunning(t, 1)
-	d.areThemselves(t)
+	d.mustBeOwnHosts(t)
 	for _, m := range before {
 		if m.Name == after[0].Name {
 			continue
@@ -79,7 +79,7 @@ func TestMachineDeployment(t *testing.T) {
 	}
 }
 
-// whenReady notes from now on when each Node has become Ready, as a poll every 100 ms sees it.
+// whenReady polls the Nodes every 100 ms from now on, and notes when each becomes Ready.
 func (c *cluster) whenReady(t *testing.T) func() map[string]time.Time {
 	t.Helper()
 	var mu sync.Mutex
@@ -127,7 +127,7 @@ func (c *cluster) attestedWithin(t *testing.T, m *clusterv1.Machine) time.Durati
 	return at[1] - at[0]
 }
 
-// awaitDecided waits until no request in the Cluster is open.
+// awaitDecided waits until each request in the Cluster is denied or has a certificate.
 func (c *cluster) awaitDecided(t *testing.T) {
 	t.Helper()
 	harness.Eventually(t, goneLimit, "all requests are decided", func() bool {

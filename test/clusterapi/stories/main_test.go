@@ -3,12 +3,12 @@
 // Package stories tests node attestation with Cluster API as users run it. Cluster API's own
 // managers and node-attestation-controller serve the management cluster. Machines run the unchanged
 // bootstrap data with cloud-init and kubeadm. Only the infrastructure provider is made for tests:
-// package metal, with hosts in systemd-nspawn. All of it runs in its own namespaces, and needs
-// root.
+// package metal, with hosts in systemd-nspawn. The tests run in Linux namespaces of their own, and
+// need root.
 //
 //	func TestExample(t *testing.T) {
-//		full(t)                                       // make test runs one story; this one is for make test-clusterapi
-//		t.Parallel()                                  // unless it stops what stories share
+//		full(t)                                       // only make test-clusterapi runs this story
+//		t.Parallel()                                  // unless it stops a process that stories share
 //		s := newStory(t, nil)                         // a namespace, and a controller for it
 //		c := s.newCluster(t, "one")                   // a Cluster with an API server of its own
 //		d := c.newMachineDeployment(t, "workers", nil)
@@ -20,7 +20,8 @@
 //
 // A story changes objects as a user does: s.client is for the management cluster, c.workload for
 // the Nodes. It can kill s.controller and start it again. shared.clusterAPI has the managers, and
-// shared.hosts the machines. A story's end deletes its Clusters, and fails if anything is left.
+// shared.hosts the machines. At its end a story deletes its Clusters. It fails if Clusters,
+// Machines, MetalMachines or records are left.
 package stories
 
 import (
@@ -51,7 +52,7 @@ func full(t *testing.T) {
 	testbed.Full(t)
 }
 
-// programs are what the tests start.
+// programs are the binaries that the tests start.
 type programs struct {
 	controller string
 	node       nspawn.Programs
@@ -62,7 +63,7 @@ type programs struct {
 var built programs
 
 func TestMain(m *testing.M) {
-	ctrl.SetLogger(logr.Discard()) // the provider's
+	ctrl.SetLogger(logr.Discard()) // discard the logs of the provider Metal
 	controller := func(dir string) string { return filepath.Join(dir, "node-attestation-controller") }
 	build := func(ctx context.Context, dir string) error {
 		return errors.Join(nspawn.Build(ctx, module, dir), controllerprocess.Build(ctx, module, controller(dir)))
@@ -80,7 +81,7 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// withBed starts the bed before the tests, and stops it after them.
+// withBed starts the test bed before the tests, and stops it after them.
 type withBed struct{ *testing.M }
 
 func (m withBed) Run() int {

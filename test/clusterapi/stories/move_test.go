@@ -32,11 +32,11 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// A user moves a Cluster to another management cluster in the middle of a rollout, and back, by
-// the commands of the guide. clusterctl refuses while a Machine has no Node. While the Cluster
-// is paused, a renewal waits; the other management cluster grants it, by the record that came
-// along. The rollout ends there. Back at the first one a Machine is added. No machine joins or
-// boots twice.
+// A user moves a Cluster to another management cluster in the middle of a rollout, and later back.
+// The user runs the commands of the guide. clusterctl refuses to move while a Machine has no Node.
+// While the Cluster is paused, a renewal waits. The target approves the renewal by the record that
+// clusterctl moved, and the rollout completes there. After the move back the user adds a Machine.
+// No machine joins or boots twice.
 func TestMove(t *testing.T) {
 	full(t)
 	t.Parallel()
@@ -51,7 +51,7 @@ func TestMove(t *testing.T) {
 	there := target.newStory(t, here.namespace, nil)
 
 	// A rollout begins, and its first Machine has no Node yet.
-	boot := d.hosts.hold(t, d.object.Name)
+	boot := d.hosts.delayBoot(t, d.object.Name)
 	d.rollOut(t, func(template *bootstrapv1.KubeadmConfigTemplate) {
 		template.Spec.Template.Spec.PreKubeadmCommands = append(template.Spec.Template.Spec.PreKubeadmCommands, "touch /etc/rolled-out")
 	})
@@ -59,14 +59,14 @@ func TestMove(t *testing.T) {
 	before := c.currentCluster(t)
 	out, err := o.run(t, here.bed, "clusterctl move --namespace=fleet --to-kubeconfig=target.kubeconfig")
 	if err == nil || !strings.Contains(out, here.namespace+"/"+first.Name+" is still provisioning the node") {
-		t.Fatalf("clusterctl moves a Machine without a Node, or refuses for another reason: %v\n%s", err, out)
+		t.Fatalf("clusterctl moved a Machine without a Node, or refused for another reason: %v\n%s", err, out)
 	}
 	t.Logf("clusterctl refuses:\n%s", out)
 	if after := c.currentCluster(t); ptr.Deref(after.Spec.Paused, false) || after.UID != before.UID || after.Generation != before.Generation {
-		t.Errorf("clusterctl has refused, and changed the Cluster: %+v", after)
+		t.Errorf("clusterctl refused, but it changed the Cluster: %+v", after)
 	}
 	if err := target.client.Get(t.Context(), client.ObjectKey{Name: here.namespace}, &corev1.Namespace{}); !apierrors.IsNotFound(err) {
-		t.Errorf("clusterctl has refused, and the target has the namespace: %v", err)
+		t.Errorf("clusterctl refused, but the namespace exists in the target, or cannot be read: %v", err)
 	}
 
 	// The user pauses the MachineDeployment, and its new Machine joins. Now each has a Node.
@@ -77,8 +77,8 @@ func TestMove(t *testing.T) {
 	moved := d.awaitRunning(t, 3)
 	started := d.startedMachines(t, moved)
 
-	// Something of the provider's keeps clusterctl waiting when it has paused the Cluster. Nothing
-	// is decided in that time.
+	// The annotation block-move on the MetalCluster makes clusterctl wait after it has paused the
+	// Cluster. No request is decided in that time.
 	o.must(t, target, o.overlay(t))
 	records, identity := here.recordsByName(t), c.identity(t)
 	served := here.logSize(t)
@@ -94,12 +94,12 @@ func TestMove(t *testing.T) {
 		ended <- err
 	}()
 	harness.Eventually(t, time.Minute, "clusterctl has paused the Cluster", func() bool { return ptr.Deref(c.currentCluster(t).Spec.Paused, false) })
-	harness.Eventually(t, 20*time.Second, "the controller no longer serves it", func() bool {
+	harness.Eventually(t, 20*time.Second, "the controller no longer serves the Cluster", func() bool {
 		return strings.Contains(here.logFrom(t, served), "no longer served")
 	})
 	served = here.logSize(t)
 	d.makeRenewalDue(t, first)
-	harness.Eventually(t, joinLimit, "a machine asks for its renewal", func() bool { return c.waiting(t, first.Name) == 1 })
+	harness.Eventually(t, joinLimit, "a machine requests its renewal", func() bool { return c.waiting(t, first.Name) == 1 })
 	harness.Never(t, 3*time.Second, "the request is answered while the Cluster is paused", func() bool { return c.waiting(t, first.Name) != 1 })
 	annotate(t, here.client, infra, clusterctlv1.BlockMoveAnnotation, nil)
 	harness.Must(t, <-ended)
@@ -108,26 +108,26 @@ func TestMove(t *testing.T) {
 	d.reload(t)
 	here.isEmpty(t)
 
-	// The records are there, with new owners, and the machine that waited has its renewal.
+	// The records have new owners, and the waiting machine gets its renewal.
 	d.awaitRunning(t, 3)
 	d.awaitRenewal(t, first, records)
 	there.haveMoved(t, records, c.identity(t), identity)
 	o.checkAfterMove(t, target, 3, identity)
 	o.must(t, target, o.install())
 
-	// The rollout goes on: the other Machine follows, and the old ones go.
+	// The rollout goes on: the second new Machine joins, and the old Machines are deleted.
 	second := d.awaitMachine(t, moved)
 	moved = d.awaitReplaced(t, old)
 	for _, m := range moved {
 		if m.Name != first.Name && m.Name != second.Name {
-			t.Errorf("after the rollout there is another Machine, %s", m.Name)
+			t.Errorf("after the rollout there is an unexpected Machine %s", m.Name)
 		}
 	}
 	here.hasDoneNothing(t, served)
 	here.isEmpty(t)
 	d.haveNotBooted(t, started, first)
 
-	// The way back, by the same commands.
+	// Move back with the same commands.
 	started = d.startedMachines(t, moved)
 	records = there.recordsByName(t)
 	served = there.logSize(t)
@@ -136,7 +136,7 @@ func TestMove(t *testing.T) {
 	o.target(t, here.bed)
 	o.must(t, there.bed, move[1])
 	o.must(t, there.bed, move[2])
-	t.Logf("the way back took %s", time.Since(began).Round(100*time.Millisecond))
+	t.Logf("the move back took %s", time.Since(began).Round(100*time.Millisecond))
 	c.moveTo(t, here)
 	d.reload(t)
 	there.isEmpty(t)
@@ -145,7 +145,7 @@ func TestMove(t *testing.T) {
 	here.haveMoved(t, records, c.identity(t), identity)
 	gone := there.logSize(t)
 
-	// There a Machine is added, and one renews that was moved twice.
+	// The user adds a Machine, and a Machine that was moved twice renews.
 	d.scale(t, 3)
 	third := d.awaitMachine(t, moved)
 	d.awaitRunning(t, 3)
@@ -154,20 +154,19 @@ func TestMove(t *testing.T) {
 	d.haveNotBooted(t, started, moved...)
 	there.hasDoneNothing(t, gone)
 	if !strings.Contains(there.logFrom(t, served), "no longer served") {
-		t.Error("the second controller has not let go of the Cluster")
+		t.Error("the second controller still serves the Cluster")
 	}
 	there.isEmpty(t)
 	for _, m := range append(slices.Clone(old), first, second, third) {
 		want := 1
 		if m.Name == first.Name {
-			want = 3 // it was made to renew twice
+			want = 3 // it renewed twice
 		}
 		c.issued(t, m.Name, want)
 	}
 }
 
-// newTarget starts a second management cluster, with the first one's hosts. Our part is not
-// there yet.
+// newTarget starts a second management cluster with the same hosts, but without node attestation.
 func newTarget(t *testing.T) *bed {
 	t.Helper()
 	cp, err := testbed.Start(t.Context(), testbed.Options{Etcd: shared.ControlPlane})
@@ -177,7 +176,7 @@ func newTarget(t *testing.T) *bed {
 		if t.Failed() && target.clusterAPI != nil {
 			t.Log(target.clusterAPI.Logs())
 		}
-		target.hosts = nil // they are all stories'
+		target.hosts = nil // all stories share the hosts: do not close them
 		if err := target.stop(); err != nil {
 			t.Error(err)
 		}
@@ -186,7 +185,7 @@ func newTarget(t *testing.T) *bed {
 	return target
 }
 
-// moveTo says that the Cluster is another management cluster's from now on.
+// moveTo records that another management cluster manages the Cluster from now on.
 func (c *cluster) moveTo(t *testing.T, to *story) {
 	t.Helper()
 	c.clusters = slices.DeleteFunc(c.clusters, func(other *cluster) bool { return other == c })
@@ -204,13 +203,14 @@ func (c *cluster) currentCluster(t *testing.T) *clusterv1.Cluster {
 	return object
 }
 
-// reload reads the MachineDeployment again, after somebody else has changed it.
+// reload reads the MachineDeployment again, after clusterctl or kubectl has changed it.
 func (d *machineDeployment) reload(t *testing.T) {
 	t.Helper()
 	harness.Must(t, d.client.Get(t.Context(), client.ObjectKeyFromObject(d.object), d.object))
 }
 
-// isEmpty checks that nothing is left of Clusters, and that our controller has made nothing anew.
+// isEmpty checks that left returns nothing, and that the namespace has no Secret: our controller
+// must not create its Secrets again after the move.
 func (s *story) isEmpty(t *testing.T) {
 	t.Helper()
 	left, err := s.left(t.Context())
@@ -221,11 +221,11 @@ func (s *story) isEmpty(t *testing.T) {
 		left = append(left, "Secret "+secret.Name)
 	}
 	if len(left) > 0 {
-		t.Errorf("the management cluster from which the Cluster was moved has %v", left)
+		t.Errorf("the management cluster that the Cluster left still has %v", left)
 	}
 }
 
-// host returns what a Machine's host runs as, once it is on.
+// host waits until a Machine's host is on, and returns it.
 func (d *machineDeployment) host(t *testing.T, m clusterv1.Machine) *testbed.Machine {
 	t.Helper()
 	var host *testbed.Machine
@@ -248,7 +248,7 @@ func (d *machineDeployment) runOn(t *testing.T, m clusterv1.Machine, args ...str
 	return strings.TrimSpace(out)
 }
 
-// awaitMachine waits for a Machine that is none of those.
+// awaitMachine waits for a Machine that is not in known, and returns it.
 func (d *machineDeployment) awaitMachine(t *testing.T, known []clusterv1.Machine) (found clusterv1.Machine) {
 	t.Helper()
 	harness.Eventually(t, joinLimit, "there is another Machine", func() bool {
@@ -263,10 +263,10 @@ func (d *machineDeployment) awaitMachine(t *testing.T, known []clusterv1.Machine
 	return found
 }
 
-// startedMachine is what changes when a machine boots or joins again.
+// startedMachine has the properties that change when a machine boots or joins again.
 type startedMachine struct {
 	host   *testbed.Machine
-	joined string // when
+	joined string // time of kubeadm join
 	node   types.UID
 }
 
@@ -282,7 +282,8 @@ func (d *machineDeployment) startedMachines(t *testing.T, of []clusterv1.Machine
 	return all
 }
 
-// haveNotBooted checks that these Machines' machines have neither booted nor joined since.
+// haveNotBooted checks that the hosts of these Machines have neither booted nor joined since before
+// was read.
 func (d *machineDeployment) haveNotBooted(t *testing.T, before map[string]startedMachine, machines ...clusterv1.Machine) {
 	t.Helper()
 	after := d.startedMachines(t, machines)
@@ -293,16 +294,16 @@ func (d *machineDeployment) haveNotBooted(t *testing.T, before map[string]starte
 	}
 }
 
-// makeRenewalDue has others be able to read a machine's key, for which the plugin replaces it.
-// The kubelet asks the plugin when it starts.
+// makeRenewalDue makes a machine's key readable for all users: then the plugin replaces the key.
+// The kubelet runs the plugin when it starts.
 func (d *machineDeployment) makeRenewalDue(t *testing.T, m clusterv1.Machine) {
 	t.Helper()
 	d.runOn(t, m, "chmod", "0644", filepath.Join(cache.DefaultPath, cache.CurrentFile))
 	d.runOn(t, m, "systemctl", "restart", "kubelet")
 }
 
-// awaitRenewal waits until a machine has its new certificate, which its record has besides
-// those that it had.
+// awaitRenewal waits until a machine has a new certificate. The record must have one certificate
+// more than before.
 func (d *machineDeployment) awaitRenewal(t *testing.T, m clusterv1.Machine, before map[string]v1alpha1.NodeAttestation) {
 	t.Helper()
 	began := time.Now()
@@ -313,7 +314,7 @@ func (d *machineDeployment) awaitRenewal(t *testing.T, m clusterv1.Machine, befo
 	t.Logf("Machine %s has renewed after %s", m.Name, time.Since(began).Round(100*time.Millisecond))
 }
 
-// recordsByName returns the story's records by their Nodes' names, which are those of the Machines.
+// recordsByName returns the story's records by Node name, which is the Machine's name, too.
 func (s *story) recordsByName(t *testing.T) map[string]v1alpha1.NodeAttestation {
 	t.Helper()
 	all := map[string]v1alpha1.NodeAttestation{}
@@ -323,8 +324,8 @@ func (s *story) recordsByName(t *testing.T) map[string]v1alpha1.NodeAttestation 
 	return all
 }
 
-// haveMoved checks that the records say what they said, and belong to the Machines that there
-// are now.
+// haveMoved checks that the records are unchanged, and that the present Machines own them. They may
+// have more certificates than before.
 func (s *story) haveMoved(t *testing.T, before map[string]v1alpha1.NodeAttestation, identity, identityBefore string) {
 	t.Helper()
 	if identity != identityBefore {
@@ -347,13 +348,13 @@ func (s *story) haveMoved(t *testing.T, before map[string]v1alpha1.NodeAttestati
 		}
 		for _, certificate := range was.Status.Certificates {
 			if !slices.ContainsFunc(is.Status.Certificates, func(c v1alpha1.IssuedCertificate) bool { return c.SHA256 == certificate.SHA256 }) {
-				t.Errorf("the record of %s has forgotten certificate %s", name, certificate.SHA256)
+				t.Errorf("the record of %s lacks certificate %s", name, certificate.SHA256)
 			}
 		}
 	}
 }
 
-// identity is the UID by which records know the cluster.
+// identity returns the cluster UID that the records have in spec.cluster.
 func (c *cluster) identity(t *testing.T) string {
 	t.Helper()
 	secret := &corev1.Secret{}
@@ -365,7 +366,7 @@ func (c *cluster) identity(t *testing.T) string {
 	return identity
 }
 
-// waiting counts the requests of a node to which nobody has said anything.
+// waiting counts the requests of a node without condition, certificate or challenge.
 func (c *cluster) waiting(t *testing.T, node string) (count int) {
 	t.Helper()
 	hellos, others := harness.Requests(t, c.workload, node)
@@ -377,20 +378,20 @@ func (c *cluster) waiting(t *testing.T, node string) (count int) {
 	return count
 }
 
-// issued checks how many certificates a node ever got, and that nothing was refused.
+// issued checks that a node got exactly want certificates, and that none of its proofs was denied.
 func (c *cluster) issued(t *testing.T, node string, want int) {
 	t.Helper()
 	_, proofs := harness.Requests(t, c.workload, node)
 	count := 0
 	for _, r := range proofs {
 		if len(r.Status.Certificate) == 0 {
-			t.Errorf("request %s of node %s was not granted: %+v", r.Name, node, r.Status.Conditions)
+			t.Errorf("request %s of node %s has no certificate: %+v", r.Name, node, r.Status.Conditions)
 			continue
 		}
 		count++
 	}
 	if count != want {
-		t.Errorf("node %s got %d certificates, not %d", node, count, want)
+		t.Errorf("node %s got %d certificates, want %d", node, count, want)
 	}
 }
 
@@ -403,7 +404,7 @@ func annotate(t *testing.T, c client.Client, object client.Object, key string, v
 	harness.Must(t, c.Patch(t.Context(), object, client.RawPatch(types.MergePatchType, patch)))
 }
 
-// logSize is where the controller's log ends now.
+// logSize returns the present size of the controller's log, for logFrom.
 func (s *story) logSize(t *testing.T) int64 {
 	t.Helper()
 	info, err := os.Stat(s.controller.LogFile())
@@ -411,7 +412,7 @@ func (s *story) logSize(t *testing.T) int64 {
 	return info.Size()
 }
 
-// logFrom is what the controller has said since.
+// logFrom returns the controller's log from an offset.
 func (s *story) logFrom(t *testing.T, size int64) string {
 	t.Helper()
 	log, err := os.ReadFile(s.controller.LogFile())
@@ -419,8 +420,8 @@ func (s *story) logFrom(t *testing.T, size int64) string {
 	return string(log[size:])
 }
 
-// hasDoneNothing checks that the controller has done nothing for a Cluster since. That a
-// connection was closed is another logger's word.
+// hasDoneNothing checks that the controller's log has no line about a Cluster since the offset. The
+// end of a connection has another logger name, and is allowed.
 func (s *story) hasDoneNothing(t *testing.T, since int64) {
 	t.Helper()
 	for line := range strings.Lines(s.logFrom(t, since)) {
@@ -430,15 +431,15 @@ func (s *story) hasDoneNothing(t *testing.T, since int64) {
 	}
 }
 
-// mover is the user whom the guide lets write records, since that is who kubectl says one is.
+// mover is the user in the guide's example of movers: the administrator of kubeadm's kubeconfig.
 const mover = "kubernetes-admin"
 
-// operator is a person with the guide, at a shell with kubectl and clusterctl.
+// operator runs the guide's commands in a shell with kubectl and clusterctl.
 type operator struct {
 	dir       string
 	namespace string
 	env       []string
-	text      string // the guide's
+	text      string // of the guide
 	examples  string // the folder of the guide's manifests
 }
 
@@ -473,7 +474,7 @@ func (o *operator) kubeconfig(at *bed) string {
 	return filepath.Join(o.dir, filepath.Base(at.Dir())+".kubeconfig")
 }
 
-// target says where the next move goes.
+// target makes a management cluster the target of the next move.
 func (o *operator) target(t *testing.T, to *bed) {
 	t.Helper()
 	content, err := os.ReadFile(o.kubeconfig(to))
@@ -481,8 +482,8 @@ func (o *operator) target(t *testing.T, to *bed) {
 	harness.Must(t, os.WriteFile(filepath.Join(o.dir, "target.kubeconfig"), content, 0o600))
 }
 
-// run runs what the guide says in a management cluster, and returns all that is printed. The
-// guide's namespace is the story's.
+// run runs commands of the guide in a management cluster, and returns stdout and stderr. It
+// replaces the guide's namespace with the story's.
 func (o *operator) run(t *testing.T, at *bed, script string) (string, error) {
 	script = strings.ReplaceAll(script, "--namespace=fleet", "--namespace="+o.namespace)
 	cmd := exec.CommandContext(t.Context(), "sh", "-euc", script)
@@ -515,12 +516,12 @@ func (o *operator) blockOf(t *testing.T, title string) string {
 	return block
 }
 
-// block returns the commands of the guide with that title, three of a line each.
+// block returns the three commands of the guide's code with that title, one a line.
 func (o *operator) block(t *testing.T, title string) []string {
 	t.Helper()
 	commands := strings.Split(strings.TrimSpace(o.blockOf(t, title)), "\n")
 	if len(commands) != 3 {
-		t.Fatalf("%s: other commands than the test knows: %q", title, commands)
+		t.Fatalf("the guide's code %q has %d lines, want 3: %q", title, len(commands), commands)
 	}
 	return commands
 }
@@ -536,13 +537,13 @@ func (o *operator) overlay(t *testing.T) string {
 	return "kubectl apply --server-side -k " + folder
 }
 
-// install returns the command that installs our part, over the overlay, too.
+// install returns the command that installs node attestation. It also undoes the overlay.
 func (o *operator) install() string {
 	return "kubectl apply --server-side -k " + o.examples + "/management"
 }
 
-// checkAfterMove has the guide's commands say what the guide says that they do, but for the
-// last one, and runs that.
+// checkAfterMove runs the guide's three commands after a move. The first two must print what the
+// guide says.
 func (o *operator) checkAfterMove(t *testing.T, at *bed, records int, identity string) {
 	t.Helper()
 	commands := o.block(t, "after the move")

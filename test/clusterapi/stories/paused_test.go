@@ -25,14 +25,14 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// pausedFor is how long a request is left alone. The controller serves a Cluster within a second of
-// the Cluster's change.
+// pausedFor is how long the test checks that a request stays unanswered. An unpaused Cluster is
+// served within a second.
 const pausedFor = 10 * time.Second
 
-// A Cluster is paused while one of its machines boots. The machine sends a request, and our
-// controller writes nothing in that Cluster, not even why the request waits. kubectl attest check
-// says why. After the Cluster is unpaused, its Machine is still paused, and the request says that
-// it waits for the Machine. Then the Machine is unpaused, and joins by itself.
+// A Cluster and its Machine are paused while the Machine's host boots. The host sends a request.
+// Our controller writes nothing in that Cluster, not even the reason why the request waits. kubectl
+// attest check shows the reason. Then the Cluster is unpaused: the request now says that its
+// Machine is paused. Then the Machine is unpaused, and joins without further action.
 func TestPausedDuringJoin(t *testing.T) {
 	full(t)
 	t.Parallel()
@@ -42,7 +42,7 @@ func TestPausedDuringJoin(t *testing.T) {
 	d.scale(t, 1)
 	name := d.awaitOne(t, "")
 	m := &clusterv1.Machine{}
-	harness.Eventually(t, joinLimit, "Cluster API has taken over what the provider says", func() bool {
+	harness.Eventually(t, joinLimit, "Cluster API has copied the provider ID, and the infrastructure is provisioned", func() bool {
 		harness.Must(t, c.client.Get(t.Context(), client.ObjectKey{Namespace: c.namespace, Name: name}, m))
 		return m.Spec.ProviderID != "" && ptr.Deref(m.Status.Initialization.InfrastructureProvisioned, false)
 	})
@@ -54,12 +54,12 @@ func TestPausedDuringJoin(t *testing.T) {
 	mark, err := c.workload.AuditMark()
 	harness.Must(t, err)
 	c.awaitRequest(t, name, func(hellos, _ []certificatesv1.CertificateSigningRequest) bool { return len(hellos) > 0 })
-	harness.Never(t, pausedFor, "the request is answered", func() bool {
+	harness.Never(t, pausedFor, "the request is answered, or there is another request", func() bool {
 		hellos, others := harness.Requests(t, c.workload, name)
 		return len(others) > 0 || len(hellos) != 1 || len(hellos[0].Status.Conditions) > 0 ||
 			hellos[0].Annotations[attestation.AnnotationChallenge]+hellos[0].Annotations[attestation.AnnotationWaiting] != ""
 	})
-	c.mustNotBeIn(t, name)
+	c.mustNotHaveJoined(t, name)
 	c.mustNotHaveWritten(t, mark)
 	if out := c.attest(t, "check"); !strings.Contains(out, "is paused") {
 		t.Errorf("kubectl attest check does not say that the Cluster is paused:\n%s", out)
@@ -71,24 +71,24 @@ func TestPausedDuringJoin(t *testing.T) {
 	c.pause(t, false)
 	reason := c.awaitWaiting(t, name, verifier.ReasonMachineNotReady)
 	if out := c.attest(t, "pending"); !strings.Contains(out, string(verifier.ReasonMachineNotReady)) {
-		t.Errorf("kubectl attest pending does not say why:\n%s", out)
+		t.Errorf("kubectl attest pending does not show %s:\n%s", verifier.ReasonMachineNotReady, out)
 	}
 	if !strings.Contains(reason, "is paused") {
-		t.Errorf("the request says %q", reason)
+		t.Errorf("the request does not say that the Machine is paused: %q", reason)
 	}
-	c.mustNotBeIn(t, name)
+	c.mustNotHaveJoined(t, name)
 
 	c.annotateMachine(t, name, func(m *clusterv1.Machine) { delete(m.Annotations, clusterv1.PausedAnnotation) })
 	if joined := d.awaitRunning(t, 1); joined[0].Name != name {
-		t.Errorf("Machine %s joined in the place of %s", joined[0].Name, name)
+		t.Errorf("Machine %s joined instead of %s", joined[0].Name, name)
 	}
-	// Otherwise the audit log shows nothing.
+	// This shows that written can see the controller's writes at all.
 	if c.written(t, mark) == 0 {
-		t.Error("the audit log has nothing of what the controller wrote to let the machine in")
+		t.Error("the audit log has none of the controller's writes for the join")
 	}
 }
 
-// pause pauses the Cluster, or lets it go on.
+// pause sets the Cluster's spec.paused.
 func (c *cluster) pause(t *testing.T, paused bool) {
 	t.Helper()
 	before := c.object.DeepCopy()
@@ -106,7 +106,7 @@ func (c *cluster) annotateMachine(t *testing.T, name string, change func(*cluste
 	harness.Must(t, c.client.Patch(t.Context(), m, client.MergeFrom(before)))
 }
 
-// written counts the controller's writes in the workload cluster after a mark.
+// written counts the controller's writes in the workload cluster since the mark.
 func (c *cluster) written(t *testing.T, mark testbed.AuditMark) (count int) {
 	t.Helper()
 	events, err := c.workload.AuditSince(mark)
@@ -131,8 +131,8 @@ func (c *cluster) mustNotHaveWritten(t *testing.T, mark testbed.AuditMark) {
 	}
 }
 
-// attest runs kubectl attest as an administrator of the management cluster, and returns all that it
-// prints.
+// attest runs kubectl attest as an administrator of the management cluster. It returns stdout and
+// stderr, whatever the exit code is.
 func (c *cluster) attest(t *testing.T, args ...string) string {
 	t.Helper()
 	admin := filepath.Join(t.TempDir(), "kubeconfig")

@@ -21,12 +21,12 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/metal/simulated"
 )
 
-// simulatedPrefix begins the names of MachineDeployments, Machines and hosts that are goroutines.
-// All others boot in systemd-nspawn.
+// simulatedPrefix begins the names of MachineDeployments, Machines and hosts that are simulated: a
+// simulated host is a goroutine. All others boot in systemd-nspawn.
 const simulatedPrefix = "simulated-"
 
-// platform has hosts of both kinds. A story can delay the boot or the release of a host, as a slow
-// platform does.
+// platform has simulated hosts, and hosts that boot. A story can delay the boot or the release of a
+// host, as a slow platform does.
 type platform struct {
 	*nspawn.Hosts
 
@@ -35,12 +35,12 @@ type platform struct {
 
 	mu       sync.Mutex
 	clusters map[string]fleet.Cluster           // by the API server's address
-	kept     map[string]chan struct{}           // by host ID; closed when the host may be released
-	held     map[string]map[string]func() error // functions that boot, by MachineDeployment and host ID
+	releases map[string]chan struct{}           // by host ID; closed when the host may be released
+	boots    map[string]map[string]func() error // delayed boots, by MachineDeployment and host ID
 }
 
 func newPlatform(image *nspawn.Image, version string) (*platform, error) {
-	p := &platform{clusters: map[string]fleet.Cluster{}, kept: map[string]chan struct{}{}, held: map[string]map[string]func() error{}}
+	p := &platform{clusters: map[string]fleet.Cluster{}, releases: map[string]chan struct{}{}, boots: map[string]map[string]func() error{}}
 	maker, err := swtpm.NewCA()
 	if err != nil {
 		return nil, err
@@ -55,8 +55,8 @@ func newPlatform(image *nspawn.Image, version string) (*platform, error) {
 	return p, nil
 }
 
-// reach has hosts of both kinds reach an API server. It may be called again, for simulated hosts
-// that are powered on from then on.
+// reach lets hosts connect to an API server. A later call for the same address changes it for
+// simulated hosts that are powered on afterwards.
 func (p *platform) reach(address string, cluster fleet.Cluster) {
 	p.mu.Lock()
 	_, known := p.clusters[address]
@@ -76,33 +76,34 @@ func (p *platform) cluster(address string) (fleet.Cluster, error) {
 	return fleet.Cluster{}, fmt.Errorf("no API server at %s", address)
 }
 
-// keep delays the release of a host, and so the deletion of its Machine, until letGo is called.
-func (p *platform) keep(id string) (letGo func()) {
+// delayRelease delays the release of a host, and so the deletion of its Machine, until release is
+// called.
+func (p *platform) delayRelease(id string) (release func()) {
 	gone := make(chan struct{})
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.kept[id] = gone
+	p.releases[id] = gone
 	return sync.OnceFunc(func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		delete(p.kept, id)
+		delete(p.releases, id)
 		close(gone)
 	})
 }
 
-// hold keeps the hosts of a MachineDeployment off, until boot is called.
-func (p *platform) hold(t *testing.T, deployment string) (boot func()) {
+// delayBoot keeps the hosts of a MachineDeployment powered off until boot is called.
+func (p *platform) delayBoot(t *testing.T, deployment string) (boot func()) {
 	t.Helper()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.held[deployment] != nil {
-		t.Fatalf("two stories hold %s", deployment)
+	if p.boots[deployment] != nil {
+		t.Fatalf("another story delays the boot of %s already", deployment)
 	}
-	p.held[deployment] = map[string]func() error{}
+	p.boots[deployment] = map[string]func() error{}
 	boot = func() {
 		p.mu.Lock()
-		boots := p.held[deployment]
-		delete(p.held, deployment)
+		boots := p.boots[deployment]
+		delete(p.boots, deployment)
 		p.mu.Unlock()
 		var errs []error
 		for _, boot := range boots {
@@ -110,15 +111,15 @@ func (p *platform) hold(t *testing.T, deployment string) (boot func()) {
 		}
 		harness.Must(t, errors.Join(errs...))
 	}
-	t.Cleanup(func() { // a story that ended before
+	t.Cleanup(func() { // in case the story ended without boot
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		delete(p.held, deployment)
+		delete(p.boots, deployment)
 	})
 	return boot
 }
 
-// of returns the platform for a host ID, or for the name of a host's owner.
+// of returns the hosts of the right kind for a host ID, or for the name of a host's owner.
 func (p *platform) of(name string) metal.Hosts {
 	if strings.HasPrefix(name, simulatedPrefix) {
 		return p.simulated
@@ -126,25 +127,26 @@ func (p *platform) of(name string) metal.Hosts {
 	return p.Hosts
 }
 
-// Allocate is metal.Hosts'.
+// Allocate implements metal.Hosts.
 func (p *platform) Allocate(ctx context.Context, owner types.UID, name string) (metal.Host, error) {
 	return p.of(name).Allocate(ctx, owner, name)
 }
 
-// PowerOn boots a host, unless its MachineDeployment is held.
+// PowerOn boots a host, unless delayBoot delays its MachineDeployment.
 func (p *platform) PowerOn(ctx context.Context, id string, metadata metal.Metadata, userData []byte) error {
 	boot := func(ctx context.Context) error { return p.of(id).PowerOn(ctx, id, metadata, userData) }
-	if p.holdsBack(id, metadata.LocalHostname, func() error { return boot(context.WithoutCancel(ctx)) }) {
+	if p.queueBoot(id, metadata.LocalHostname, func() error { return boot(context.WithoutCancel(ctx)) }) {
 		return nil
 	}
 	return boot(ctx)
 }
 
-// holdsBack keeps what boots a host, if its MachineDeployment is held.
-func (p *platform) holdsBack(id, hostname string, boot func() error) bool {
+// queueBoot stores boot for later if delayBoot delays the host's MachineDeployment. It reports
+// whether it did.
+func (p *platform) queueBoot(id, hostname string, boot func() error) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for deployment, boots := range p.held {
+	for deployment, boots := range p.boots {
 		if strings.HasPrefix(hostname, deployment+"-") {
 			boots[id] = boot
 			return true
@@ -153,14 +155,14 @@ func (p *platform) holdsBack(id, hostname string, boot func() error) bool {
 	return false
 }
 
-// Release is metal.Hosts'.
+// Release implements metal.Hosts. It waits while delayRelease delays the host's release.
 func (p *platform) Release(ctx context.Context, id string) error {
 	p.mu.Lock()
-	kept := p.kept[id]
+	released := p.releases[id]
 	p.mu.Unlock()
-	if kept != nil {
+	if released != nil {
 		select {
-		case <-kept:
+		case <-released:
 		case <-ctx.Done():
 			return ctx.Err()
 		}

@@ -18,7 +18,7 @@ import (
 
 // machinePool is a MachinePool whose provider makes Machines, named <pool>-<number>.
 type machinePool struct {
-	*machineDeployment // for what it says about Machines
+	*machineDeployment // for its methods about Machines
 	pool               *clusterv1.MachinePool
 }
 
@@ -38,8 +38,9 @@ func (p *machinePool) scale(t *testing.T, replicas int32) {
 	harness.Must(t, p.client.Patch(t.Context(), p.pool, client.MergeFrom(before)))
 }
 
-// The guide's MachinePool joins with a static credential, made by the guide's commands: its user
-// data has no token. It scales up and down, and its records are deleted with the instances.
+// The guide's MachinePool joins with a static credential, which the guide's commands create. No
+// bootstrap token is created for it. The pool scales up and down, and records are deleted with
+// their instances.
 func TestMachinePool(t *testing.T) {
 	full(t)
 	t.Parallel()
@@ -51,7 +52,7 @@ func TestMachinePool(t *testing.T) {
 
 	example, err := os.ReadFile(filepath.Join(module, "docs", "examples", "cluster-api", "machinepool.yaml"))
 	harness.Must(t, err)
-	// The bed's container runtime, which runs nothing, and as many hosts as are needed.
+	// One replica to begin with, and the container runtime of the tests, which runs no containers.
 	manifest := strings.NewReplacer("replicas: 3", "replicas: 1",
 		"    nodeRegistration:\n", "    nodeRegistration:\n      criSocket: unix:///run/fakecri.sock\n      ignorePreflightErrors: [all]\n").Replace(string(example))
 	file := filepath.Join(t.TempDir(), "machinepool.yaml")
@@ -93,12 +94,13 @@ func (c *cluster) createCredential(t *testing.T) {
 	c.kubectl(t, management, "--namespace="+c.namespace, "label", "secret", "one-machines-bootstrap", "clusterctl.cluster.x-k8s.io/move=")
 }
 
-// mustNotHaveTokens checks that the bootstrap provider has made no bootstrap token.
+// mustNotHaveTokens checks that the bootstrap provider has created no bootstrap token. It is known
+// by its description.
 func (c *cluster) mustNotHaveTokens(t *testing.T) {
 	t.Helper()
 	for _, secret := range c.bootstrapTokens(t) {
 		if strings.Contains(string(secret.Data["description"]), "cluster-api") {
-			t.Errorf("there is the bootstrap token %s", secret.Name)
+			t.Errorf("the bootstrap provider has created the token %s", secret.Name)
 		}
 	}
 }

@@ -18,16 +18,17 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/metal/infrav1"
 )
 
+// since returns the time since began, for log messages.
 func since(began time.Time) time.Duration { return time.Since(began).Round(100 * time.Millisecond) }
 
-// awaitOne waits for the only Machine that is not being deleted, if it is another than that one,
-// and returns its name.
+// awaitOne waits until exactly one Machine other than not is not being deleted, and returns its
+// name.
 func (d *machineDeployment) awaitOne(t *testing.T, not string) string {
 	t.Helper()
 	return d.awaitOthers(t, 1, not)[0]
 }
 
-// awaitOthers waits for Machines that are not being deleted, and are none of those, and returns
+// awaitOthers waits until exactly count Machines are neither in not nor being deleted, and returns
 // their names.
 func (d *machineDeployment) awaitOthers(t *testing.T, count int, not ...string) (names []string) {
 	t.Helper()
@@ -43,7 +44,7 @@ func (d *machineDeployment) awaitOthers(t *testing.T, count int, not ...string) 
 	return names
 }
 
-// deleteMachine deletes a Machine, which goes once its host may.
+// deleteMachine deletes a Machine. It does not wait for the end of the deletion.
 func (c *cluster) deleteMachine(t *testing.T, name string) {
 	t.Helper()
 	m := &clusterv1.Machine{}
@@ -51,13 +52,13 @@ func (c *cluster) deleteMachine(t *testing.T, name string) {
 	harness.Must(t, c.client.Delete(t.Context(), m))
 }
 
-// awaitRequest waits for a condition of a node's requests.
+// awaitRequest waits until the condition holds for a node's requests.
 func (c *cluster) awaitRequest(t *testing.T, node string, condition func(hellos, proofs []certificatesv1.CertificateSigningRequest) bool) {
 	t.Helper()
-	harness.Eventually(t, joinLimit, "requests of "+node+" are as they should be", func() bool { return condition(harness.Requests(t, c.workload, node)) })
+	harness.Eventually(t, joinLimit, "the requests of "+node+" meet the condition", func() bool { return condition(harness.Requests(t, c.workload, node)) })
 }
 
-// awaitHost waits until a host was allocated for a Machine.
+// awaitHost waits until a host is allocated for a Machine, and returns the MetalMachine.
 func (c *cluster) awaitHost(t *testing.T, machine string) *infrav1.MetalMachine {
 	t.Helper()
 	m := &infrav1.MetalMachine{}
@@ -68,8 +69,8 @@ func (c *cluster) awaitHost(t *testing.T, machine string) *infrav1.MetalMachine 
 	return m
 }
 
-// awaitWaiting waits until a request of a node says that it waits for that reason, and returns what
-// it says.
+// awaitWaiting waits until a request of a node has the annotation with that waiting reason, and
+// returns the annotation.
 func (c *cluster) awaitWaiting(t *testing.T, node string, reason verifier.Reason) (text string) {
 	t.Helper()
 	var last string
@@ -93,10 +94,10 @@ func (c *cluster) awaitWaiting(t *testing.T, node string, reason verifier.Reason
 	return text
 }
 
-// awaitDenied waits until a request of a node is denied for that reason.
+// awaitDenied waits until a request of a node is denied with that reason.
 func (c *cluster) awaitDenied(t *testing.T, node string, reason verifier.Reason) {
 	t.Helper()
-	harness.Eventually(t, joinLimit, fmt.Sprintf("a request of %s is denied for %s", node, reason), func() bool {
+	harness.Eventually(t, joinLimit, fmt.Sprintf("a request of %s is denied with %s", node, reason), func() bool {
 		hellos, others := harness.Requests(t, c.workload, node)
 		for _, r := range append(hellos, others...) {
 			if isDenied(&r, reason) {
@@ -108,16 +109,13 @@ func (c *cluster) awaitDenied(t *testing.T, node string, reason verifier.Reason)
 }
 
 func isDenied(r *certificatesv1.CertificateSigningRequest, reason verifier.Reason) bool {
-	for _, condition := range r.Status.Conditions {
-		if condition.Type == certificatesv1.CertificateDenied && condition.Reason == string(reason) {
-			return true
-		}
-	}
-	return false
+	denied := condition(r, certificatesv1.CertificateDenied)
+	return denied != nil && denied.Reason == string(reason)
 }
 
-// mustNotBeIn checks that a node of that name never got a certificate, and has no record.
-func (c *cluster) mustNotBeIn(t *testing.T, node string) {
+// mustNotHaveJoined checks that no request for a node has a certificate, and that the node has no
+// record.
+func (c *cluster) mustNotHaveJoined(t *testing.T, node string) {
 	t.Helper()
 	hellos, others := harness.Requests(t, c.workload, node)
 	for _, r := range append(hellos, others...) {

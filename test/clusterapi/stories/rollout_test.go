@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	bootstrapv1 "sigs.k8s.io/cluster-api/api/bootstrap/kubeadm/v1beta2"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -16,13 +17,13 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
-// rolloutLimit bounds the replacement of a few Machines, one after the other.
+// rolloutLimit is the time limit for replacing a few Machines, one after the other.
 const rolloutLimit = 10 * time.Minute
 
 // A user changes the template of a MachineDeployment. Cluster API replaces its Machines one by one.
-// Each new Machine attests with its own TPM, and is a Node before an old Machine is deleted. With
-// the old Machines their records, Nodes and hosts are deleted. They get no other certificate
-// before.
+// Each new Machine attests with its own TPM, and has a Node before an old Machine is deleted. The
+// records, Nodes and hosts of the old Machines are deleted, too. The old Machines get no second
+// certificate.
 func TestRollout(t *testing.T) {
 	full(t)
 	t.Parallel()
@@ -39,10 +40,10 @@ func TestRollout(t *testing.T) {
 		template.Spec.Template.Spec.PreKubeadmCommands = append(template.Spec.Template.Spec.PreKubeadmCommands, "touch /etc/rolled-out")
 	})
 	after := d.awaitReplaced(t, before)
+	h.check(t, after) // first: it waits until the watch has seen the whole rollout
 	if fewest, most := h.counted(); fewest < replicas || most > replicas+1 {
 		t.Errorf("there were as few as %d Machines with a Node, and as many as %d Machines", fewest, most)
 	}
-	h.check(t, after)
 
 	for _, m := range after {
 		host, err := s.hosts.Machine(t.Context(), s.hosts.IDs(m.Name)[0])
@@ -52,8 +53,8 @@ func TestRollout(t *testing.T) {
 	}
 }
 
-// rollOut gives the MachineDeployment another KubeadmConfigTemplate, as the guides of Cluster API
-// say: a template cannot be changed.
+// rollOut gives the MachineDeployment a new KubeadmConfigTemplate. Cluster API's guides say to
+// replace templates, not to edit them.
 func (d *machineDeployment) rollOut(t *testing.T, change func(*bootstrapv1.KubeadmConfigTemplate)) {
 	t.Helper()
 	next := &bootstrapv1.KubeadmConfigTemplate{ObjectMeta: d.meta(""), Spec: *d.template.Spec.DeepCopy()}
@@ -65,8 +66,8 @@ func (d *machineDeployment) rollOut(t *testing.T, change func(*bootstrapv1.Kubea
 	harness.Must(t, d.client.Patch(t.Context(), d.object, client.MergeFrom(before)))
 }
 
-// awaitReplaced waits until the old Machines are gone and as many new ones are in order. It checks
-// that no Node and no host of the old ones is left.
+// awaitReplaced waits until the old Machines are gone and as many new ones are Running. The old
+// Machines must have left no Node and no host.
 func (d *machineDeployment) awaitReplaced(t *testing.T, old []clusterv1.Machine) []clusterv1.Machine {
 	t.Helper()
 	names := map[string]bool{}
@@ -85,8 +86,8 @@ func (d *machineDeployment) awaitReplaced(t *testing.T, old []clusterv1.Machine)
 		if ids := d.hosts.IDs(name); len(ids) > 0 {
 			t.Errorf("the host of Machine %s is still on", name)
 		}
-		if _, err := d.workload.Client().CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{}); err == nil {
-			t.Errorf("Node %s is still there", name)
+		if _, err := d.workload.Client().CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+			t.Errorf("Node %s is still there: %v", name, err)
 		}
 	}
 	return after

@@ -23,10 +23,10 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// With the template of docs/examples/cluster-api/cluster.yaml the kubelet asks for its serving
-// certificate. The controller approves the Machine's addresses, the cluster's own signer issues,
-// and the kubelet serves under that certificate. Then root on the host adds an address that is not
-// the Machine's. The controller denies the request with it, and the kubelet keeps its certificate.
+// With the template of docs/examples/cluster-api/cluster.yaml the kubelet requests a serving
+// certificate. The controller approves the Machine's addresses. The cluster's own signer issues the
+// certificate, and the kubelet uses it. Then root on the host adds an address that is not the
+// Machine's. The controller denies a request for it, and the kubelet keeps its certificate.
 func TestServing(t *testing.T) {
 	full(t)
 	t.Parallel()
@@ -36,8 +36,8 @@ func TestServing(t *testing.T) {
 	})
 	c := s.newCluster(t, "one")
 	c.allowServing(t)
-	// As in the example. Where a Cluster names no services, nodes may not serve in kubeadm's
-	// default range, and there the hosts of these tests have their addresses.
+	// As in the example. Without a CIDR for Services the controller denies addresses in kubeadm's
+	// default CIDR, and the hosts of these tests have addresses in it.
 	before := c.object.DeepCopy()
 	c.object.Spec.ClusterNetwork.Services.CIDRBlocks = []string{"10.96.0.0/16"}
 	harness.Must(t, s.client.Patch(t.Context(), c.object, client.MergeFrom(before)))
@@ -51,7 +51,7 @@ func TestServing(t *testing.T) {
 		for _, r := range c.servingRequests(t, &m) {
 			if approved := condition(&r, certificatesv1.CertificateApproved); approved != nil && len(r.Status.Certificate) > 0 {
 				if approved.Reason != "AddressesVerified" {
-					t.Errorf("approved for the reason %s", approved.Reason)
+					t.Errorf("the request is approved with the reason %s", approved.Reason)
 				}
 				issued = parse(t, r.Status.Certificate)
 			}
@@ -72,7 +72,7 @@ func TestServing(t *testing.T) {
 		served, err := servedBy(t, host, address)
 		return err == nil && bytes.Equal(served.Raw, issued.Raw)
 	}
-	harness.Eventually(t, joinLimit, "the kubelet serves under it", serves)
+	harness.Eventually(t, joinLimit, "the kubelet uses the serving certificate", serves)
 
 	const foreign = "10.99.77.7"
 	_, err = host.Run(t.Context(), "ip", "address", "add", foreign+"/32", "dev", "lo")
@@ -80,7 +80,7 @@ func TestServing(t *testing.T) {
 	harness.Must(t, host.WriteFile("/etc/default/kubelet", []byte("KUBELET_EXTRA_ARGS=--node-ip="+foreign+"\n"), 0o644))
 	_, err = host.Run(t.Context(), "systemctl", "restart", "kubelet")
 	harness.Must(t, err)
-	harness.Eventually(t, joinLimit, "the foreign address is denied", func() bool {
+	harness.Eventually(t, joinLimit, "the request with the foreign address is denied", func() bool {
 		return slices.ContainsFunc(c.servingRequests(t, &m), func(r certificatesv1.CertificateSigningRequest) bool {
 			if !asksFor(t, &r, foreign) {
 				return false
@@ -88,15 +88,14 @@ func TestServing(t *testing.T) {
 			if condition(&r, certificatesv1.CertificateApproved) != nil {
 				t.Fatalf("%s was approved, for an address that is not the Machine's", r.Name)
 			}
-			denied := condition(&r, certificatesv1.CertificateDenied)
-			return denied != nil && denied.Reason == string(verifier.ReasonAddressMismatch)
+			return isDenied(&r, verifier.ReasonAddressMismatch)
 		})
 	})
-	harness.Eventually(t, joinLimit, "the kubelet serves under the first certificate", serves)
+	harness.Eventually(t, joinLimit, "the kubelet still uses the first certificate", serves)
 }
 
-// asDocumented takes the template of docs/examples/cluster-api/cluster.yaml. What is added is for a
-// host that runs in a container, without a container runtime.
+// asDocumented uses the template of docs/examples/cluster-api/cluster.yaml. Three settings are
+// added, because the host is a container itself and has no container runtime.
 func asDocumented(d *machineDeployment) {
 	example, err := os.ReadFile(filepath.Join(module, "docs", "examples", "cluster-api", "cluster.yaml"))
 	if err != nil {
@@ -116,7 +115,7 @@ func asDocumented(d *machineDeployment) {
 	documented.Name, documented.CRISocket, documented.IgnorePreflightErrors = own.Name, own.CRISocket, own.IgnorePreflightErrors
 }
 
-// allowServing installs what serving certificates need beside the workload cluster's part.
+// allowServing installs the manifests that serving certificates need in the workload cluster.
 func (c *cluster) allowServing(t *testing.T) {
 	t.Helper()
 	manifests, err := os.ReadFile(filepath.Join(module, "packaging", "kubernetes", "optional", "serving.yaml"))
@@ -126,7 +125,7 @@ func (c *cluster) allowServing(t *testing.T) {
 	harness.Must(t, c.workload.CreateObjects(t.Context(), objects))
 }
 
-// servingRequests are a Machine's requests for serving certificates.
+// servingRequests returns a Machine's requests for serving certificates.
 func (c *cluster) servingRequests(t *testing.T, m *clusterv1.Machine) []certificatesv1.CertificateSigningRequest {
 	t.Helper()
 	_, all := harness.Requests(t, c.workload, m.Name)
@@ -152,7 +151,7 @@ func asksFor(t *testing.T, r *certificatesv1.CertificateSigningRequest, address 
 	return slices.ContainsFunc(request.IPAddresses, net.ParseIP(address).Equal)
 }
 
-// servedBy is the certificate under which a host's kubelet serves at an address.
+// servedBy returns the serving certificate of a host's kubelet at an address.
 func servedBy(t *testing.T, m *testbed.Machine, address string) (*x509.Certificate, error) {
 	t.Helper()
 	out, err := m.Run(t.Context(), "python3", "-c", "import ssl, sys; print(ssl.get_server_certificate((sys.argv[1], 10250)))", address)

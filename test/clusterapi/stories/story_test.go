@@ -35,7 +35,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// Machines start one after the other on few processors.
+// The limits are long, because a machine with few processors boots Machines one after the other.
 const (
 	joinLimit = 4 * time.Minute
 	goneLimit = 2 * time.Minute
@@ -58,17 +58,17 @@ func newStory(t *testing.T, edit func(file map[string]any)) *story {
 	return shared.newStory(t, namespace.Name, edit)
 }
 
-// newStory starts the controller for a namespace, which may come later.
+// newStory starts the controller for a namespace, which may be created later.
 func (b *bed) newStory(t *testing.T, namespace string, edit func(file map[string]any)) *story {
 	t.Helper()
-	t.TempDir() // before the cleanups, so that the folders go after them
+	t.TempDir() // cleanups run in reverse order: this folder is removed after those below have run
 	s := &story{bed: b, namespace: namespace}
 	var err error
 	s.controller, err = controllerprocess.New(controllerprocess.Options{
 		ControlPlane: s.ControlPlane, Dir: t.TempDir(), Binary: built.controller,
 		Configure: func(c *config.Config) {
 			c.ClusterUID, c.Signing, c.Inventory = "", config.Signing{Mode: config.Sign}, config.Inventory{}
-			c.LeaderElection.Enabled = false // stories run at once, and there is one Lease
+			c.LeaderElection.Enabled = false // parallel stories would share one Lease
 		},
 		Edit: func(file map[string]any) {
 			file["clusterAPI"] = map[string]any{"namespaces": []any{s.namespace}, "ekSources": []any{"Annotation"}}
@@ -83,8 +83,8 @@ func (b *bed) newStory(t *testing.T, namespace string, edit func(file map[string
 	return s
 }
 
-// end deletes all Clusters, which nothing of ours may block, and checks that the controller lacked
-// no right.
+// end deletes all Clusters. It fails if anything blocks the deletion, or if the API server denied
+// the controller a request for want of RBAC rights.
 func (s *story) end(ctx context.Context, t *testing.T) {
 	t.Helper()
 	if t.Failed() {
@@ -94,7 +94,7 @@ func (s *story) end(ctx context.Context, t *testing.T) {
 		t.Error(err)
 	}
 	if err := s.controller.Kill(); err != nil {
-		t.Errorf("the controller ended by itself: %v", err)
+		t.Errorf("the controller exited before the end of the story: %v", err)
 	}
 	log, err := os.ReadFile(s.controller.LogFile())
 	if err != nil {
@@ -102,7 +102,7 @@ func (s *story) end(ctx context.Context, t *testing.T) {
 	}
 	for line := range bytes.Lines(log) {
 		if bytes.Contains(line, []byte("forbidden")) {
-			t.Errorf("the controller lacks a right: %s", line)
+			t.Errorf("the controller lacks an RBAC right: %s", line)
 		}
 	}
 	for _, c := range s.clusters {
@@ -112,7 +112,7 @@ func (s *story) end(ctx context.Context, t *testing.T) {
 	}
 }
 
-// deleteClusters deletes the Clusters as a user does, and waits until all their objects are gone.
+// deleteClusters deletes the Clusters as a user does, and waits until left returns nothing.
 func (s *story) deleteClusters(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, goneLimit)
 	defer cancel()
@@ -134,7 +134,7 @@ func (s *story) deleteClusters(ctx context.Context) error {
 	}
 }
 
-// left returns what still exists of the story's Clusters: objects of Cluster API, and records.
+// left returns the Clusters, Machines, MetalMachines and records that still exist in the namespace.
 func (s *story) left(ctx context.Context) (left []string, err error) {
 	for _, list := range []client.ObjectList{
 		&clusterv1.ClusterList{}, &clusterv1.MachineList{}, &infrav1.MetalMachineList{}, &v1alpha1.NodeAttestationList{},
@@ -152,7 +152,7 @@ func (s *story) left(ctx context.Context) (left []string, err error) {
 	return left, nil
 }
 
-// explain logs Machines and logs of a failed story.
+// explain logs the state of the Machines and all components' logs, for a failed story.
 func (s *story) explain(ctx context.Context, t *testing.T) {
 	t.Helper()
 	t.Log(s.controller.LogTail())
@@ -179,7 +179,7 @@ func (s *story) records(t *testing.T) []v1alpha1.NodeAttestation {
 	return list.Items
 }
 
-// cluster is a Cluster, and the workload cluster that it stands for.
+// cluster is a Cluster object, and its workload cluster.
 type cluster struct {
 	*story
 	name     string
@@ -196,12 +196,12 @@ rules:
 - {level: Metadata}
 `
 
-// newCluster starts an API server as kubeadm leaves it, with the part of
-// packaging/cluster-api/workload, and makes its Cluster.
+// newCluster starts an API server as kubeadm init sets one up, installs
+// packaging/cluster-api/workload there, and creates the Cluster.
 //
 // The kubeadm bootstrap provider pins the CA of the Secret <cluster>-ca in the user data. Machines
-// get the API server's CA from cluster-info. Both have to be the same one, as kubeadm makes it:
-// OneCA.
+// get the API server's CA from cluster-info. kubeadm uses one CA for both, so the option OneCA does
+// too.
 func (s *story) newCluster(t *testing.T, name string) *cluster {
 	t.Helper()
 	cp, err := testbed.Start(t.Context(), testbed.Options{Etcd: s.ControlPlane, OneCA: true, AuditPolicy: []byte(workloadAudit)})
@@ -237,7 +237,7 @@ func (s *story) newCluster(t *testing.T, name string) *cluster {
 	return c
 }
 
-// createSecrets makes the Secrets that the provider of an external control plane makes.
+// createSecrets creates the Secrets that the provider of an external control plane would create.
 func (c *cluster) createSecrets(t *testing.T) {
 	t.Helper()
 	key, err := c.workload.ClientCA().KeyPEM()
@@ -275,8 +275,8 @@ provider: tpm
 providerID: 'metal://{{ ds.meta_data.instance_id }}'
 `
 
-// newMachineDeployment creates a MachineDeployment without replicas, and its templates. change may
-// alter them before.
+// newMachineDeployment creates a MachineDeployment with 0 replicas, and its templates. change may
+// edit the objects before they are created.
 func (c *cluster) newMachineDeployment(t *testing.T, name string, change func(*machineDeployment)) *machineDeployment {
 	t.Helper()
 	d := &machineDeployment{cluster: c}
@@ -329,7 +329,7 @@ func (d *machineDeployment) machines(t *testing.T) []clusterv1.Machine {
 	return list.Items
 }
 
-// awaitRunning waits until there are exactly so many Machines, and each is in order: see problem.
+// awaitRunning waits until there are exactly count Machines, and problem finds nothing wrong.
 func (d *machineDeployment) awaitRunning(t *testing.T, count int) []clusterv1.Machine {
 	t.Helper()
 	began := time.Now()
@@ -337,7 +337,7 @@ func (d *machineDeployment) awaitRunning(t *testing.T, count int) []clusterv1.Ma
 	for time.Since(began) < joinLimit {
 		machines := d.machines(t)
 		if problem = d.problem(t, machines, count); problem == "" {
-			t.Logf("%d Machines of %s are in order after %s", count, d.object.Name, time.Since(began).Round(100*time.Millisecond))
+			t.Logf("%d Machines of %s are Running after %s", count, d.object.Name, time.Since(began).Round(100*time.Millisecond))
 			return machines
 		}
 		time.Sleep(100 * time.Millisecond)
@@ -346,22 +346,23 @@ func (d *machineDeployment) awaitRunning(t *testing.T, count int) []clusterv1.Ma
 	return nil
 }
 
-// problem says what is wrong, if anything. A Machine is in order if it is in phase Running, and its
-// nodeRef names the Node of its name. That Node is Ready. Node and record have the Machine's
-// provider ID. Each Machine has one host, and there are no other records.
+// problem returns the first thing that is wrong, or an empty string. Each Machine must be in phase
+// Running, and its nodeRef must name a Ready Node of the Machine's own name. The Node and the
+// record must have the Machine's provider ID. Each Machine must have one host. There may be no
+// other records.
 func (d *machineDeployment) problem(t *testing.T, machines []clusterv1.Machine, count int) string {
 	t.Helper()
 	if len(machines) != count {
-		return fmt.Sprintf("%d Machines, not %d", len(machines), count)
+		return fmt.Sprintf("there are %d Machines, want %d", len(machines), count)
 	}
 	records := map[string]string{}
 	for _, record := range d.records(t) {
-		if strings.HasPrefix(record.Spec.NodeName, d.object.Name+"-") { // as Machines of a MachineDeployment are named
+		if strings.HasPrefix(record.Spec.NodeName, d.object.Name+"-") { // the names of its Machines begin so
 			records[record.Spec.NodeName] = record.Spec.ProviderID
 		}
 	}
 	if len(records) != count {
-		return fmt.Sprintf("%d records, not %d", len(records), count)
+		return fmt.Sprintf("there are %d records, want %d", len(records), count)
 	}
 	for _, m := range machines {
 		if m.Status.Phase != string(clusterv1.MachinePhaseRunning) || m.Status.NodeRef.Name != m.Name {
@@ -369,10 +370,10 @@ func (d *machineDeployment) problem(t *testing.T, machines []clusterv1.Machine, 
 		}
 		node, err := d.workload.Client().CoreV1().Nodes().Get(t.Context(), m.Name, metav1.GetOptions{})
 		if err != nil || node.Spec.ProviderID != m.Spec.ProviderID || !isReady(node) {
-			return fmt.Sprintf("Node of Machine %s: %v, ready %t, provider ID %s, not %s", m.Name, err, isReady(node), node.Spec.ProviderID, m.Spec.ProviderID)
+			return fmt.Sprintf("Node of Machine %s: %v, ready %t, provider ID %s, want %s", m.Name, err, isReady(node), node.Spec.ProviderID, m.Spec.ProviderID)
 		}
 		if records[m.Name] != m.Spec.ProviderID {
-			return fmt.Sprintf("the record of Node %s has provider ID %q, not %s", m.Name, records[m.Name], m.Spec.ProviderID)
+			return fmt.Sprintf("the record of Node %s has provider ID %q, want %s", m.Name, records[m.Name], m.Spec.ProviderID)
 		}
 		if len(d.hosts.IDs(m.Name)) != 1 {
 			return fmt.Sprintf("Machine %s has %d hosts", m.Name, len(d.hosts.IDs(m.Name)))

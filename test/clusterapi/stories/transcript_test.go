@@ -18,17 +18,17 @@ import (
 
 var update = flag.Bool("update", false, "write the transcript into docs/integration/cluster-api.md")
 
-// The transcript stands between these.
+// The transcript in the document is between these lines.
 const transcriptBegin, transcriptEnd = "<!-- transcript -->\n```console\n", "```\n<!-- /transcript -->\n"
 
-// terminal runs a user's commands, and keeps what is seen.
+// terminal runs a user's commands, and records them and their output.
 type terminal struct {
 	kubectl, dir string
 	seen         strings.Builder
 }
 
-// newTerminal is in a folder with the Cluster's kubeconfig, one.kubeconfig. The user's own is for
-// the management cluster, and the Cluster's namespace.
+// newTerminal returns a terminal in a folder with the workload cluster's one.kubeconfig. The
+// default kubeconfig is for the management cluster, with the Cluster's namespace.
 func newTerminal(t *testing.T, c *cluster) *terminal {
 	t.Helper()
 	u := &terminal{kubectl: c.Kubectl(), dir: t.TempDir()}
@@ -52,7 +52,7 @@ func (u *terminal) run(ctx context.Context, args ...string) (string, error) {
 	return string(out), err
 }
 
-// types runs a command as it stands in the transcript. No word of it has a space.
+// types runs a command, and records it as in the transcript. No argument may contain a space.
 func (u *terminal) types(t *testing.T, command string) {
 	t.Helper()
 	out, err := u.run(t.Context(), strings.Fields(command)[1:]...)
@@ -65,7 +65,8 @@ func (u *terminal) types(t *testing.T, command string) {
 	}
 }
 
-// isDocumented compares what was seen with the transcript in the documents, or writes it there.
+// isDocumented compares the recorded output with the transcript in the document. With -update it
+// writes the output into the document instead.
 func (u *terminal) isDocumented(t *testing.T) {
 	t.Helper()
 	const path = module + "/docs/integration/cluster-api.md"
@@ -81,12 +82,12 @@ func (u *terminal) isDocumented(t *testing.T) {
 		return
 	}
 	if want, got := mask(documented), mask(u.seen.String()); !slices.Equal(want, got) {
-		t.Errorf("the transcript in %s is out of date; -update writes it anew. It says\n%s\nand this was seen:\n%s",
+		t.Errorf("the transcript in %s is out of date; update it with -update. The document has\n%s\nthis run printed\n%s",
 			path, strings.Join(want, "\n"), strings.Join(got, "\n"))
 	}
 }
 
-// masks hide what differs from run to run: names, keys, ages, times and numbers of Machines.
+// masks hide parts that differ between runs: names, keys, ages, times and the number of replicas.
 var masks = []struct {
 	what *regexp.Regexp
 	with string
@@ -102,8 +103,8 @@ var masks = []struct {
 	{regexp.MustCompile(`[ \t]+`), " "},
 }
 
-// mask returns the commands, each followed by the kinds of lines that it prints: equal lines count
-// once, and their order, which is that of random names, does not count.
+// mask returns each command and its masked output lines. The lines are sorted, because their order
+// depends on random names. Equal lines are kept once, so the number of lines is not compared.
 func mask(transcript string) (all []string) {
 	for _, command := range strings.Split(transcript, "$ ")[1:] {
 		for _, m := range masks {

@@ -29,35 +29,35 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// gate is a proxy before a workload cluster's API server. It delays requests of our controller and
-// of simulated hosts, so that the cluster stays in a phase for as long as a test needs. A request
-// whose sender is killed meanwhile never arrives.
-type gate struct {
-	mu    sync.Mutex
-	holds []*hold
+// requestProxy is a proxy in front of a workload cluster's API server. It delays requests of our
+// controller and of simulated hosts, so that a rollout stays in a phase for as long as a test
+// needs. A delayed request whose sender is killed never reaches the API server.
+type requestProxy struct {
+	mu     sync.Mutex
+	delays []*delay
 }
 
-// hold is a request, or several, that wait.
-type hold struct {
-	match   func(r *http.Request, body []byte) bool
-	reached chan struct{} // closed when the first one waits
-	open    chan struct{} // closed when all may go on
+// delay delays the requests that match, until release.
+type delay struct {
+	match    func(r *http.Request, body []byte) bool
+	reached  chan struct{} // closed when the first request is delayed
+	released chan struct{} // closed when all requests may continue
 
-	reach, letGo func()
+	markReached, release func()
 }
 
-// hold has requests wait from now on, until letGo.
-func (g *gate) hold(match func(r *http.Request, body []byte) bool) *hold {
-	h := &hold{match: match, reached: make(chan struct{}), open: make(chan struct{})}
-	h.reach, h.letGo = sync.OnceFunc(func() { close(h.reached) }), sync.OnceFunc(func() { close(h.open) })
+// delay delays matching requests from now on. Call release to let them continue.
+func (g *requestProxy) delay(match func(r *http.Request, body []byte) bool) *delay {
+	h := &delay{match: match, reached: make(chan struct{}), released: make(chan struct{})}
+	h.markReached, h.release = sync.OnceFunc(func() { close(h.reached) }), sync.OnceFunc(func() { close(h.released) })
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.holds = append(g.holds, h)
+	g.delays = append(g.delays, h)
 	return h
 }
 
-// pass returns when a request may go on. It returns an error if the sender has gone away.
-func (g *gate) pass(r *http.Request) error {
+// wait blocks while a request is delayed. It returns an error if the sender cancels the request.
+func (g *requestProxy) wait(r *http.Request) error {
 	var body []byte
 	if r.Body != nil {
 		var err error
@@ -67,20 +67,20 @@ func (g *gate) pass(r *http.Request) error {
 		r.Body = io.NopCloser(bytes.NewReader(body))
 	}
 	g.mu.Lock()
-	holds := g.holds
+	delays := g.delays
 	g.mu.Unlock()
-	for _, h := range holds {
+	for _, h := range delays {
 		select {
-		case <-h.open:
+		case <-h.released:
 			continue
 		default:
 		}
 		if !h.match(r, body) {
 			continue
 		}
-		h.reach()
+		h.markReached()
 		select {
-		case <-h.open:
+		case <-h.released:
 		case <-r.Context().Done():
 			return r.Context().Err()
 		}
@@ -92,33 +92,33 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-func (g *gate) wrap(next http.RoundTripper) http.RoundTripper {
+func (g *requestProxy) wrap(next http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(r *http.Request) (*http.Response, error) {
 		if r.Body != nil {
 			r = r.Clone(r.Context()) // a RoundTripper must not change its request
 		}
-		if err := g.pass(r); err != nil {
+		if err := g.wait(r); err != nil {
 			return nil, err
 		}
 		return next.RoundTrip(r)
 	})
 }
 
-// newGate starts a gate before a Cluster's API server. Clients that use the Cluster's kubeconfig
-// Secret go through it, and simulated hosts that are powered on later.
-func newGate(t *testing.T, c *cluster) *gate {
+// newRequestProxy starts a proxy in front of a Cluster's API server. Clients with the Cluster's
+// kubeconfig Secret go through the proxy, and so do simulated hosts that are powered on later.
+func newRequestProxy(t *testing.T, c *cluster) *requestProxy {
 	t.Helper()
-	g := &gate{}
+	g := &requestProxy{}
 	config := c.workload.AdminConfig()
 	transport, err := rest.TransportFor(config)
 	harness.Must(t, err)
 	target, err := url.Parse(c.workload.ServerURL())
 	harness.Must(t, err)
-	silent := log.New(io.Discard, "", 0) // of clients that are killed
+	silent := log.New(io.Discard, "", 0) // killed clients would fill the log with errors
 	server := httptest.NewUnstartedServer(&httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.SetURL(target)
-			r.Out.Header.Del("Authorization") // the transport has an administrator's certificate, as the Secret had
+			r.Out.Header.Del("Authorization") // the transport has the certificate of an administrator, as the Secret had before
 		},
 		Transport: g.wrap(transport), FlushInterval: -1, ErrorLog: silent,
 	})
@@ -141,47 +141,49 @@ func newGate(t *testing.T, c *cluster) *gate {
 	return g
 }
 
-// restart starts the controller again, which was killed.
+// restart starts the controller again after it was killed or stopped.
 func (s *story) restart(ctx context.Context) error {
 	return errors.Join(s.controller.Start(ctx), s.controller.Ready(ctx))
 }
 
-// ofController reports whether a request is our controller's, which acts as another user.
+// ofController reports whether our controller sent a request: only the controller impersonates.
 func ofController(r *http.Request) bool {
 	return r.Header.Get(authenticationv1.ImpersonateUserHeader) != ""
 }
 
 const requestsPath = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
 
-// files matches a host's request for a certificate by its signer.
-func files(signer string) func(*http.Request, []byte) bool {
+// createsRequest matches the creation of a CertificateSigningRequest for the signer.
+func createsRequest(signer string) func(*http.Request, []byte) bool {
 	return func(r *http.Request, body []byte) bool {
 		return r.Method == http.MethodPost && r.URL.Path == requestsPath && bytes.Contains(body, []byte(signer))
 	}
 }
 
-// registers matches a host's request for its Node.
-func registers(r *http.Request, _ []byte) bool {
+// createsNode matches the creation of a Node.
+func createsNode(r *http.Request, _ []byte) bool {
 	return r.Method == http.MethodPost && r.URL.Path == "/api/v1/nodes"
 }
 
-// challenges matches our controller's answer to a hello.
-func challenges(r *http.Request, _ []byte) bool {
+// writesChallenge matches the write of our controller that adds the challenge to a hello.
+func writesChallenge(r *http.Request, _ []byte) bool {
 	name, found := strings.CutPrefix(r.URL.Path, requestsPath+"/")
 	return ofController(r) && r.Method != http.MethodGet && found && !strings.Contains(name, "/")
 }
 
-// readsNode matches what our controller does with a proof before there is a record.
+// readsNode matches our controller's read of the Node, which precedes the record.
 func readsNode(r *http.Request, _ []byte) bool {
 	return ofController(r) && r.Method == http.MethodGet && strings.HasPrefix(r.URL.Path, "/api/v1/nodes/")
 }
 
-// approves matches our controller's approval of a proof, after there is a record.
+// approves matches our controller's writes to /approval: it approves a proof after it has written
+// the record.
 func approves(r *http.Request, _ []byte) bool {
 	return ofController(r) && r.Method != http.MethodGet && strings.HasPrefix(r.URL.Path, requestsPath+"/") && strings.HasSuffix(r.URL.Path, "/approval")
 }
 
-// closesHello matches the last that our controller writes for a new Machine.
+// closesHello matches the denial that closes a hello: our controller's last write for a new
+// Machine.
 func closesHello(r *http.Request, body []byte) bool {
 	return approves(r, body) && bytes.Contains(body, []byte(attestation.ReasonCompleted))
 }
