@@ -25,6 +25,8 @@ const (
 	ReasonCompleted = "AttestationCompleted"
 	// ReasonNodeRegistered is the reason of a denial that an operator can end by deleting the Node.
 	ReasonNodeRegistered = "NodeAlreadyRegistered"
+	// ReasonSuspended is the reason of each denial while an operator has suspended the machine.
+	ReasonSuspended = "MachineSuspended"
 	// ReasonUnknownCredential and ReasonRequesterNotAllowed are reasons of a denial that speak
 	// against the credential, not against the machine: another credential may get the certificate.
 	ReasonUnknownCredential   = "UnknownCredential"

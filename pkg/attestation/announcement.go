@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package attestation
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+)
+
+// Where the controller announces that nodes are to renew, in the cluster that they join. Every node
+// may read this ConfigMap, and nothing in it is secret.
+const (
+	AnnouncementNamespace = "kube-public"
+	AnnouncementName      = "node-attestation-renewal"
+	AnnouncementKey       = "renewals.json"
+)
+
+// AnnotationCertificate is on a Node: the SHA-256 of the certificate that its kubelet uses, in hex.
+// The node writes it. So it is a claim, and at most has an old certificate of this node revoked
+// earlier.
+const AnnotationCertificate = "attestation.cluster.x-k8s.io/certificate"
+
+// MaxAnnouncement limits an announcement, in bytes.
+const MaxAnnouncement = 256 << 10
+
+// announcementVersion is the version of the format.
+const announcementVersion = 1
+
+// Announcement is what the ConfigMap's entry holds, in JSON. A node ignores fields that it does not
+// know.
+type Announcement struct {
+	Version int `json:"version"`
+	// Renewals are those under way.
+	Renewals []Renewal `json:"renewals"`
+}
+
+// Renewal has nodes renew their certificates.
+type Renewal struct {
+	// Name identifies it.
+	Name string `json:"name"`
+	// IssuedBefore selects the certificates that were issued before it. A node compares the start of
+	// its certificate, which is backdated. So a node may renew once more than it has to.
+	IssuedBefore time.Time `json:"issuedBefore"`
+	// All selects all nodes, and Nodes those of these names.
+	All   bool     `json:"all,omitempty"`
+	Nodes []string `json:"nodes,omitempty"`
+	// Start is when the first nodes renew. Over the next SpreadSeconds the others follow.
+	Start         time.Time `json:"start"`
+	SpreadSeconds int       `json:"spreadSeconds,omitempty"`
+}
+
+// ParseAnnouncement parses the entry of the ConfigMap. The empty entry announces nothing.
+func ParseAnnouncement(data []byte) (Announcement, error) {
+	var a Announcement
+	if len(data) == 0 {
+		return a, nil
+	}
+	if len(data) > MaxAnnouncement {
+		return a, fmt.Errorf("announcement: is longer than %d bytes", MaxAnnouncement)
+	}
+	if err := json.Unmarshal(data, &a); err != nil {
+		return Announcement{}, fmt.Errorf("announcement: %w", err)
+	}
+	if a.Version != announcementVersion {
+		return Announcement{}, fmt.Errorf("announcement: version %d is unknown", a.Version)
+	}
+	for _, r := range a.Renewals {
+		if r.IssuedBefore.IsZero() || r.Start.IsZero() || r.SpreadSeconds < 0 {
+			return Announcement{}, errors.New("announcement: a renewal without issuedBefore or start, or with a negative spread")
+		}
+	}
+	return a, nil
+}
+
+// Marshal returns the entry of the ConfigMap.
+func (a Announcement) Marshal() ([]byte, error) {
+	a.Version = announcementVersion
+	data, err := json.Marshal(a)
+	if err == nil && len(data) > MaxAnnouncement {
+		return nil, fmt.Errorf("announcement: is longer than %d bytes", MaxAnnouncement)
+	}
+	return data, err
+}
+
+// Due returns the renewal by which a node is to renew a certificate that begins at notBefore, and
+// when. Of several it is the earliest. done are the names of the renewals that the node has already
+// renewed for. It reports whether there is one.
+func (a Announcement) Due(node string, notBefore time.Time, done []string) (name string, at time.Time, due bool) {
+	for _, r := range a.Renewals {
+		if !notBefore.Before(r.IssuedBefore) || !r.All && !slices.Contains(r.Nodes, node) || slices.Contains(done, r.Name) {
+			continue
+		}
+		if moment := r.moment(node); !due || moment.Before(at) {
+			name, at, due = r.Name, moment, true
+		}
+	}
+	return name, at, due
+}
+
+// moment returns the moment of a node within the spread. The node's name and the renewal's decide,
+// so that each look gets the same one.
+func (r Renewal) moment(node string) time.Time {
+	sum := sha256.Sum256([]byte(r.Name + "\x00" + node))
+	fraction := float64(binary.BigEndian.Uint64(sum[:])) / math.MaxUint64
+	return r.Start.Add(time.Duration(fraction * float64(r.SpreadSeconds) * float64(time.Second)))
+}
+
+// What the API server answers, with status 403, to a write with a certificate that is revoked, or
+// of a machine that is suspended. More text may follow.
+const (
+	MessageRevoked   = "this certificate was revoked: the node may only attest for a new one"
+	MessageSuspended = "this machine is suspended by an operator"
+)
