@@ -26,7 +26,11 @@ var notEmitted = map[string]string{
 
 // carriers are the expressions that carry the reason of a decision or of a verdict. What can be in
 // them is found where it is put in: constants, and the arguments of functions that take a reason.
-var carriers = []string{"d.Refusals.Reason", "decision.Refusals.Reason", "warning.Reason", "v.reason", "refusal.Reason"}
+var carriers = []string{
+	"d.Refusals.Reason", "decision.Refusals.Reason", "warning.Reason", "v.reason", "refusal.Reason",
+	// of an API error, and what an operator wrote
+	"metav1.StatusReasonForbidden", "m.by.Spec.Reason", "m.suspension.Spec.Reason", "before.Reason", "by.Reason", "a.Reason",
+}
 
 // emittedReasons finds reasons in the code without running it.
 type emittedReasons struct {
@@ -179,6 +183,11 @@ func (e *emittedReasons) addValue(value ast.Expr) {
 			return
 		}
 		if slices.Contains(carriers, pathOf(v.Fun)) {
+			return
+		}
+	case *ast.UnaryExpr:
+		if v.Op == token.AND {
+			e.addValue(v.X)
 			return
 		}
 	case *ast.Ident:

@@ -17,3 +17,15 @@ var Policies []byte
 //
 //go:embed cluster-api/management/policy.yaml
 var ManagementPolicies []byte
+
+// RevocationPolicies is kubernetes-revocation/component/policies.yaml: the policies that the
+// controller fills with revoked certificates, empty.
+//
+//go:embed kubernetes-revocation/component/policies.yaml
+var RevocationPolicies []byte
+
+// RevocationGuards is kubernetes-revocation/component/guards.yaml: the policies that let only the
+// controller write what revocation depends on.
+//
+//go:embed kubernetes-revocation/component/guards.yaml
+var RevocationGuards []byte

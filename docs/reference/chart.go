@@ -31,8 +31,8 @@ const (
 )
 
 // setByChart are the fields of the configuration that the chart's manifests fix: namespace, ports,
-// names in roles. The values cannot set them. "audit" follows from the value "enforcement".
-var setByChart = []string{"namespace", "audit", "challengeKeySecret", "leaderElection", "metricsBindAddress", "healthBindAddress"}
+// names in roles. The values cannot set them. "audit" and "revocation" follow from other values.
+var setByChart = []string{"namespace", "audit", "revocation", "challengeKeySecret", "leaderElection", "metricsBindAddress", "healthBindAddress"}
 
 // node is a part of a JSON schema, or of the values.
 type node = map[string]any

@@ -34,17 +34,38 @@ type schema struct {
 	} `json:"x-kubernetes-validations"`
 }
 
-// renderCRD returns the page of a CRD with one version.
-func renderCRD(path string) (string, error) {
+// renderCRDs adds the pages of a file's CRDs.
+func renderCRDs(path string, pages map[string]string) error {
 	data, err := os.ReadFile(path) //nolint:gosec // G703: the command line names the CRD
 	if err != nil {
-		return "", err
+		return err
 	}
+	for document := range strings.SplitSeq(string(data), "\n---\n") {
+		name, content, err := renderCRD([]byte(document))
+		if err != nil {
+			return err
+		}
+		pages[name] = content
+	}
+	return nil
+}
+
+// guides are the pages that say how to use a kind.
+var guides = map[string]string{
+	"NodeAttestation": "[records.md](../records.md) says how to use it.",
+	"NodeRevocation":  "[cluster-setup.md](../cluster-setup.md#revocation) says how to switch revocation on.",
+	"NodeSuspension":  "[cluster-setup.md](../cluster-setup.md#revocation) says how to switch revocation on.",
+	"RevocationList":  "[permissions.md](../permissions.md#revocation) says who may write what.",
+}
+
+// renderCRD returns the page of a CRD with one version, and the page's file name.
+func renderCRD(data []byte) (name, content string, err error) {
 	var crd struct {
 		Spec struct {
 			Group string `json:"group"`
 			Names struct {
-				Kind string `json:"kind"`
+				Kind     string `json:"kind"`
+				Singular string `json:"singular"`
 			} `json:"names"`
 			Versions []struct {
 				Name   string `json:"name"`
@@ -55,20 +76,23 @@ func renderCRD(path string) (string, error) {
 		} `json:"spec"`
 	}
 	if err := yaml.Unmarshal(data, &crd); err != nil {
-		return "", err
+		return "", "", err
 	}
-	if len(crd.Spec.Versions) != 1 {
-		return "", errors.New("this page is for one version")
+	guide := guides[crd.Spec.Names.Kind]
+	if len(crd.Spec.Versions) != 1 || guide == "" {
+		return "", "", errors.New("this page is for one version of a kind that has a guide")
 	}
 	version := crd.Spec.Versions[0]
 	root := version.Schema.Root
-	introduction := fmt.Sprintf("%s\n\nOf version `%s/%s`. [records.md](../records.md) says how to use it. A field in bold is required, in the object that has it.",
-		root.Description, crd.Spec.Group, version.Name)
+	introduction := fmt.Sprintf("%s\n\nOf version `%s/%s`. %s A field in bold is required, in the object that has it.",
+		root.Description, crd.Spec.Group, version.Name, guide)
 	p := newPage("pkg/controller/api/"+version.Name, "Fields of "+crd.Spec.Names.Kind, introduction, "Field", "Type", "Limits", "Description")
 	for _, name := range []string{"spec", "status"} {
-		p.schemaRows(name, root.Properties[name], slices.Contains(root.Required, name))
+		if part, there := root.Properties[name]; there {
+			p.schemaRows(name, part, slices.Contains(root.Required, name))
+		}
 	}
-	return p.String(), nil
+	return crd.Spec.Names.Singular + ".md", p.String(), nil
 }
 
 // schemaRows adds the rows of a property and of what is in it.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command reference writes into a folder: the reference pages of the CRD and of both configuration
-// files, the schema of the Helm chart's values, and the chart's README. `make generate` runs it.
+// Command reference writes into a folder: the reference pages of the CRDs and of both configuration
+// files, the schema of the Helm chart's values, the chart's README, and the admission policies that
+// the controller fills. `make generate` runs it.
 //
 // Fields and descriptions are those of the Go types and their comments, defaults those of the
 // programs. The limits of records are the CRD's, which is made from the same types.
@@ -19,19 +20,19 @@ import (
 )
 
 func main() {
-	if len(os.Args) != 4 {
-		fmt.Fprintln(os.Stderr, "usage: reference REPOSITORY CRD FOLDER")
+	if len(os.Args) < 4 {
+		fmt.Fprintln(os.Stderr, "usage: reference REPOSITORY FOLDER CRDS...")
 		os.Exit(2)
 	}
-	if err := write(os.Args[1], os.Args[2], os.Args[3]); err != nil {
+	if err := write(os.Args[1], os.Args[2], os.Args[3:]); err != nil {
 		fmt.Fprintln(os.Stderr, "reference:", err)
 		os.Exit(1)
 	}
 }
 
 // write writes the pages into a folder.
-func write(repository, crd, folder string) error {
-	pages, err := makePages(repository, crd)
+func write(repository, folder string, crds []string) error {
+	pages, err := makePages(repository, crds...)
 	if err != nil {
 		return err
 	}
@@ -40,6 +41,11 @@ func write(repository, crd, folder string) error {
 		return err
 	}
 	maps.Copy(pages, chart)
+	policies, err := makePolicies()
+	if err != nil {
+		return err
+	}
+	maps.Copy(pages, policies)
 	for name, content := range pages {
 		if err := os.WriteFile(filepath.Join(folder, name), []byte(content), 0o644); err != nil { //nolint:gosec // documents
 			return err
@@ -49,7 +55,7 @@ func write(repository, crd, folder string) error {
 }
 
 // makePages returns the pages by file name.
-func makePages(repository, crd string) (map[string]string, error) {
+func makePages(repository string, crds ...string) (map[string]string, error) {
 	pages := map[string]string{}
 	for name, page := range map[string]configPage{
 		"controller-configuration.md": {
@@ -67,10 +73,10 @@ func makePages(repository, crd string) (map[string]string, error) {
 		}
 		pages[name] = content
 	}
-	content, err := renderCRD(crd)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", crd, err)
+	for _, crd := range crds {
+		if err := renderCRDs(crd, pages); err != nil {
+			return nil, fmt.Errorf("%s: %w", crd, err)
+		}
 	}
-	pages["nodeattestation.md"] = content
 	return pages, nil
 }

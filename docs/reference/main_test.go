@@ -16,9 +16,12 @@ import (
 
 const root = "../.."
 
+// manifests are the CRDs.
+var manifests = []string{filepath.Join(root, "packaging/kubernetes/crd.yaml"), filepath.Join(root, "packaging/kubernetes-revocation/component/crd.yaml")}
+
 // The pages are those that `make generate` makes.
 func TestPagesAreCurrent(t *testing.T) {
-	pages, err := makePages(root, filepath.Join(root, "packaging/kubernetes/crd.yaml"))
+	pages, err := makePages(root, manifests...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -30,6 +33,20 @@ func TestPagesAreCurrent(t *testing.T) {
 		data, err := os.ReadFile(name)
 		if err != nil || string(data) != made {
 			t.Errorf("%s is not what is made, %v: run make generate", name, err)
+		}
+	}
+}
+
+// So are the policies that the controller fills.
+func TestPoliciesAreCurrent(t *testing.T) {
+	made, err := makePolicies()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, file := range map[string]string{"revoked-policies.yaml": "component/policies.yaml", "suspended-tokens.yaml": "optional/suspended-tokens.yaml"} {
+		data, err := os.ReadFile(filepath.Join(root, "packaging/kubernetes-revocation", file))
+		if err != nil || made[name] == "" || string(data) != made[name] {
+			t.Errorf("%s is not what is made, %v: run make generate", file, err)
 		}
 	}
 }
@@ -78,7 +95,7 @@ func TestEachValueHasADescription(t *testing.T) {
 
 // What a page has to say of some fields: name, type, default or limits, description.
 func TestRows(t *testing.T) {
-	pages, err := makePages(root, filepath.Join(root, "packaging/kubernetes/crd.yaml"))
+	pages, err := makePages(root, manifests...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,6 +107,9 @@ func TestRows(t *testing.T) {
 			"| **`status.conditions[].status`** | string | `True`, `False`, `Unknown` | status of",
 			"| `spec.akName` | string | 68 to 100 characters, `^(000b[0-9a-f]{64}\\|000c[0-9a-f]{96})$` | AKName is",
 		},
+		"noderevocation.md": {"| **`spec.mode`** | string | `Immediately`, `AfterRenewal` | Mode is"},
+		"nodesuspension.md": {"| **`spec.ek`** | string | 64 characters, `^[0-9a-f]{64}$` | EK is"},
+		"revocationlist.md": {"| **`spec.number`** | integer | 1 to 1000, a list keeps its number | Number is"},
 		"controller-configuration.md": {
 			"| `rates.perMachine.every` | duration | `10s` | Every is the time between two, 1h or less.",
 			"| `leaderElection.enabled` | bool | `true` | Enabled has",

@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	eventsclient "k8s.io/client-go/kubernetes/typed/events/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
@@ -29,6 +30,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/preflight"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/records"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/revocation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
@@ -189,6 +191,15 @@ func (e *engine) serve(ctx context.Context) error {
 	}
 	parts := e.controllerConfig(settings, challengeKeys, live, w.live)
 	parts.ClusterMetrics = clusterMetrics
+	version, err := revocation.ServerVersion(w.unbounded, nil)
+	if err != nil {
+		return err
+	}
+	if parts.Revocation = settings.Revocation(e.plan.cluster.Name+"-revoked", parts.Owned.Labels, version, e.log.WithName("revocation")); parts.Revocation != nil {
+		cluster := e.plan.cluster // its lists go with it
+		parts.Revocation.Owners = []metav1.OwnerReference{{APIVersion: clusterv1.GroupVersion.String(), Kind: "Cluster", Name: cluster.Name, UID: cluster.UID}}
+		check.Rendered = parts.Revocation.Rendered
+	}
 	policies := settings.PolicyWatch(check, clusterMetrics)
 	policies.Tell = e.event
 	watch, err := preflight.NewPolicyWatch(policies, w.watching, w.recorder, e.log.WithName("policies"))
@@ -198,7 +209,7 @@ func (e *engine) serve(ctx context.Context) error {
 	health := settings.Health(challengeKeys, parts.Machines, parts.CA, clusterMetrics)
 	health.API, health.Events, health.Tell, health.Interval, health.Log = w.live, w.recorder, e.event, keysInterval, e.log.WithName("sources")
 	parts.Challenged, parts.Requests = watch.Challenged, w.requests
-	c, err := controller.New(parts, controller.Clients{Client: w.client, Live: w.live, Events: w.recorder, RecordEvents: e.events, Records: live})
+	c, err := controller.New(parts, controller.Clients{Client: w.client, Live: w.live, Events: w.recorder, RecordEvents: e.events, Records: live, Joined: w.watching})
 	if err != nil {
 		return err
 	}

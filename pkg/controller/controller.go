@@ -16,7 +16,7 @@
 //   - act.go, waiting.go, writeerror.go: the writes
 //   - report.go, recordevents.go, subject.go: log, metrics and Events
 //   - recorder.go: the record of each final decision
-//   - issued.go, ekchanges.go: what else is watched
+//   - issued.go, ekchanges.go, revoke.go: what else is watched
 package controller
 
 import (
@@ -67,6 +67,9 @@ type Config struct {
 	// AcceptedEKChanges are the operator's acknowledgements of changed endorsement keys, such as a
 	// *KeyStore's. Optional: there are none.
 	AcceptedEKChanges Acknowledgements
+	// Revocation refuses revoked certificates in use, and denies suspended machines everything.
+	// Optional: nothing is revoked.
+	Revocation *Revocation
 	// Owned has records be owned by their machines. Optional: machines that are no objects own
 	// nothing.
 	Owned *records.Owned
@@ -132,6 +135,9 @@ type Clients struct {
 	RecordEvents events.EventRecorder
 	// Records reads records from the API server, watches and writes them.
 	Records client.WithWatch
+	// Joined reads from the API server that nodes join, watches and writes there. Required with
+	// Config.Revocation.
+	Joined client.WithWatch
 }
 
 // Add makes a Controller of config and adds it to a manager. The manager's scheme has
@@ -144,7 +150,7 @@ func Add(manager ctrl.Manager, config Config) error {
 	if err != nil {
 		return err
 	}
-	c, err := New(config, Clients{Client: manager.GetClient(), Live: manager.GetAPIReader(), Events: manager.GetEventRecorder(Name), Records: api})
+	c, err := New(config, Clients{Client: manager.GetClient(), Live: manager.GetAPIReader(), Events: manager.GetEventRecorder(Name), Records: api, Joined: api})
 	if err != nil {
 		return err
 	}
@@ -157,6 +163,7 @@ func Add(manager ctrl.Manager, config Config) error {
 		WatchesRawSource(watch).
 		WatchesRawSource(c.machineWatch(manager.GetLogger().WithName("machines")).source()).
 		WatchesRawSource(c.ekChanges(manager.GetLogger().WithName("ek-changes")).source()).
+		WatchesRawSource(c.revocation()).
 		WithOptions(c.options()).
 		Complete(c)
 }
@@ -187,7 +194,7 @@ func New(config Config, clients Clients) (*Controller, error) {
 	if c.Requests != nil {
 		c.Requests.providers = c.providers
 	}
-	return c, nil
+	return c, c.addEnforcer(clients)
 }
 
 // NewQueue returns a queue of the requests in a cache, on which the Controller decides. Start runs
@@ -209,7 +216,7 @@ func (c *Controller) NewQueue(requests cache.Cache, log logr.Logger) (controller
 	if err != nil {
 		return nil, err
 	}
-	for _, source := range []source.Source{watch, c.machineWatch(log.WithName("machines")).source(), c.ekChanges(log.WithName("ek-changes")).source()} {
+	for _, source := range []source.Source{watch, c.machineWatch(log.WithName("machines")).source(), c.ekChanges(log.WithName("ek-changes")).source(), c.revocation()} {
 		if err := queue.Watch(source); err != nil {
 			return nil, err
 		}

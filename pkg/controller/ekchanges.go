@@ -284,7 +284,7 @@ func (e *ekChanges) accept(ctx context.Context, change ekChange, acknowledged bo
 	e.log.Info("a source names other EKs for the machine: the one in its record is refused from now on", "node", record.NodeName,
 		"machine", record.Machine.Name, "source", record.EKSource, "ek", record.EK, "acknowledged", acknowledged)
 	message := fmt.Sprintf("%s names other endorsement keys for machine %s: the key sha256:%s is refused from now on", record.EKSource, record.Machine.Name, record.EK)
-	e.eventOnNamed(ctx, record.NodeName, ReasonEKChangeAccepted, message)
+	e.reporter.eventOnNamedNode(ctx, record.NodeName, corev1.EventTypeWarning, ReasonEKChangeAccepted, message)
 	e.reporter.eventOnRecord(change.object, corev1.EventTypeWarning, ReasonEKChangeAccepted, message)
 	return nil
 }
@@ -303,7 +303,7 @@ func (e *ekChanges) hold(ctx context.Context, source verifier.EKSource, name str
 	e.log.Error(nil, "a source names other EKs for too many machines: the change is held, and the records decide", "source", source,
 		"change", name, "why", why, "nodes", text.Names(nodes), "hint", cure, "audit", e.Audit)
 	for _, node := range nodes[:min(len(nodes), text.MaxNames)] {
-		e.eventOnNamed(ctx, node, ReasonEKChangeHeld, fmt.Sprintf(
+		e.reporter.eventOnNamedNode(ctx, node, corev1.EventTypeWarning, ReasonEKChangeHeld, fmt.Sprintf(
 			"%s names other endorsement keys for the machine. Its record decides, since %s; %s", source, why, cure))
 	}
 }
@@ -339,11 +339,4 @@ func (e *ekChanges) mark(ctx context.Context, object *v1alpha1.NodeAttestation, 
 	marked := object.DeepCopy()
 	marked.Status.EKReplaced = replacement
 	return e.actor.writeRecord(ctx, marked)
-}
-
-// eventOnNamed records a warning on a Node, if there is one of that name.
-func (e *ekChanges) eventOnNamed(ctx context.Context, name, reason, message string) {
-	if node, err := getNode(ctx, e.live, name); err == nil && node != nil {
-		e.reporter.events.Eventf(node, nil, corev1.EventTypeWarning, reason, "Compare", "%s", telemetry.Message(message))
-	}
 }

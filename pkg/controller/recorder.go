@@ -5,6 +5,7 @@ package controller
 import (
 	"crypto/x509"
 	"encoding/hex"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -18,6 +19,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/decisionlog"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/records"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/revocation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
@@ -149,6 +151,36 @@ func (r *recorder) newRecord(object, hello *certificatesv1.CertificateSigningReq
 		record.Evidence = &decisionlog.Evidence{Provider: text.Line(content.Provider, maxName), Version: string(version)}
 	}
 	return record
+}
+
+// recordApplied records what an operator did to a machine. Without a log of its own it returns the
+// document for the line in the process log.
+func (r *recorder) recordApplied(a revocation.Application) *decisionlog.Revocation {
+	spec := a.Record.Spec
+	document := &decisionlog.Revocation{
+		APIVersion: decisionlog.APIVersion, Kind: decisionlog.KindRevocation,
+		ID:   fmt.Sprintf("%s/%s/%s", a.Record.UID, a.Record.ResourceVersion, a.Action),
+		Time: decisionlog.Time{Time: r.Now()}, Action: decisionlog.Action(a.Action), Reason: a.Reason, Object: a.Object,
+		Controller: r.Decisions.Controller, Cluster: r.Decisions.Cluster,
+		Node:    decisionlog.Node{Name: spec.NodeName, ProviderID: text.Line(spec.ProviderID, maxRecordedProviderID)},
+		Machine: decisionlog.Machine{Source: spec.Machine.Source, Name: spec.Machine.Name, UID: string(spec.Machine.UID)},
+	}
+	if owner := ownerReference(a.Record); owner != nil {
+		document.Machine.UID = string(owner.UID)
+	}
+	if spec.EK != nil {
+		document.EK = spec.EK.Fingerprint
+	}
+	for _, c := range a.Certificates {
+		document.Certificates = append(document.Certificates, decisionlog.RevokedCertificate{
+			SHA256: decisionlog.Digest(c.SHA256), Serial: c.Serial, NotAfter: decisionlog.Time{Time: c.NotAfter.Time},
+		})
+	}
+	if r.Decisions.Log == nil {
+		return document
+	}
+	r.Decisions.Log.AddRevocation(document)
+	return nil
 }
 
 // keep adds the certificate, if there is one, and hands a record on, each ID once. It returns the

@@ -3,6 +3,7 @@
 package controller
 
 import (
+	"context"
 	"fmt"
 	"time"
 
@@ -79,6 +80,13 @@ func (r *reporter) eventOnRecord(record *v1alpha1.NodeAttestation, kind, reason,
 	r.recordEvents.Eventf(record, nil, kind, reason, "Decide", "%s", message)
 	if machine := ownerReference(record); machine != nil {
 		r.recordEvents.Eventf(machine, record, kind, reason, "Decide", "%s", message)
+	}
+}
+
+// eventOnNamedNode records an Event on a Node, if there is one of that name.
+func (r *reporter) eventOnNamedNode(ctx context.Context, name, kind, reason, message string) {
+	if node, err := getNode(ctx, r.live, name); err == nil && node != nil {
+		r.events.Eventf(node, nil, kind, reason, "Decide", "%s", telemetry.Message(message))
 	}
 }
 

@@ -34,6 +34,9 @@ type collector struct {
 	retries      *fairqueue.Retries[waitingEvidence]
 	intake       *intake
 	lastWrites   lastWrites
+	// suspended returns the endorsement keys of suspended machines. It is nil if nothing can be
+	// suspended.
+	suspended func() (map[string]bool, error)
 
 	// indexMu is held while an index is made, so that not each worker makes one.
 	indexMu sync.Mutex
@@ -105,6 +108,7 @@ func (c *collector) collect(ctx context.Context, object *certificatesv1.Certific
 	if p.evidence == assumed && c.addUnreadable(ctx, s, m) {
 		return s, nil
 	}
+	c.addSuspensions(s)
 	steps := []func(context.Context, *snapshot) error{c.addRecordsOfName}
 	if s.provider != nil || claim.Serving { // the rules refuse another request, or the node is unattested
 		steps = append(steps, c.addMachines, c.addSigner)
@@ -137,6 +141,17 @@ func (c *collector) addUnreadable(ctx context.Context, s *snapshot, m *memo) boo
 	}
 	s.input.Evidence = m.judge(ctx, s.provider, s.question())
 	return isVerdict(s.input.Evidence.Err) && !s.input.Evidence.EKUntrusted
+}
+
+// addSuspensions adds the endorsement keys of suspended machines. They are the informer's: after a
+// decision that was made without a new suspension, its certificate is revoked.
+func (c *collector) addSuspensions(s *snapshot) {
+	if c.suspended == nil {
+		return
+	}
+	var err error
+	s.input.SuspendedEKs, err = c.suspended()
+	s.input.SuspensionsUnknown = err != nil
 }
 
 // addMachines adds the machines.

@@ -31,7 +31,7 @@ type source struct {
 var (
 	funcDecl    = regexp.MustCompile(`^func (?:\(\w* ?\*?(\w+)(?:\[[^]]*\])?\) )?(\w+)`)
 	typeDecl    = regexp.MustCompile(`^type (\w+)`)
-	ruleID      = regexp.MustCompile(`(?:^|[^\w./*-])([SIM][1-9]|[RT]1|A\*)(?:[^\w*-]|$)`)
+	ruleID      = regexp.MustCompile(`(?:^|[^\w./*-])([SIM][1-9]|R1|T[12]|A\*)(?:[^\w*-]|$)`)
 	ruleHeading = regexp.MustCompile(`(?m)^### (\S+): `)
 	quotedCode  = regexp.MustCompile("`([a-z]\\w*(?:\\.\\w+)+|Test\\w+(?:/\\w+)?)`")
 )

@@ -289,7 +289,7 @@ func TestServingWithAReplacedEK(t *testing.T) {
 func TestRecordIsRecovered(t *testing.T) {
 	lost := func(w *world) { w.in.Records = w.in.Records[:1] }
 	restored := func(w *world) {
-		w.record().Certificates = []Certificate{{"older", "uid-older", testNow.Add(-time.Second)}}
+		w.record().Certificates = []Certificate{{SHA256: "older", ProofUID: "uid-older", NotAfter: testNow.Add(-time.Second)}}
 	}
 	for _, c := range []struct {
 		name string
@@ -350,7 +350,7 @@ func TestRecordIsRecovered(t *testing.T) {
 		}
 	}
 	serving := goodServing()
-	serving.policy.Credential, serving.record().Certificates = Recover, []Certificate{{"older", "uid-older", testNow.Add(-time.Second)}}
+	serving.policy.Credential, serving.record().Certificates = Recover, []Certificate{{SHA256: "older", ProofUID: "uid-older", NotAfter: testNow.Add(-time.Second)}}
 	if d := serving.judge(t); d.Outcome != Deny || d.Refusals.Reason() != ReasonUnknownCredential {
 		t.Errorf("a serving certificate: %s, %v", d.Outcome, d.Refusals)
 	}

@@ -32,6 +32,11 @@ type Input struct {
 	Token Token
 	// Node is whether a Node of the request's name exists.
 	Node Presence
+	// SuspendedEKs are the endorsement keys of the machines that an operator has suspended, in the
+	// form of Evidence.EK. Nobody changes the map. SuspensionsUnknown says that the keys could not be
+	// read.
+	SuspendedEKs       map[string]bool
+	SuspensionsUnknown bool
 	// RateLimited says that this requester, machine or cluster is over its rate.
 	RateLimited bool
 	// SignerUnavailable says that there is no CA to sign with at present, where this controller
@@ -73,6 +78,17 @@ func (r *Rules) ParseClaim(request *certificatesv1.CertificateSigningRequest) (C
 // Matches reports whether a request is one to decide on, and parses no more of it than that needs.
 func (r *Rules) Matches(request *certificatesv1.CertificateSigningRequest) bool {
 	return r.newEvaluation(Input{Request: request}) != nil
+}
+
+// AttestingSigners returns the signers whose requests come with evidence, and that of hellos.
+func (r *Rules) AttestingSigners() (names []string) {
+	for name := range r.signers {
+		if name != InsecureSignerName {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
 }
 
 // Deadline returns when a request has waited long enough.
@@ -311,6 +327,7 @@ func (e *evaluation) judge() {
 	e.judgeEvidence()
 	e.selectMachine()
 	e.findRecord()
+	e.judgeSuspension()
 	e.judgeToken()
 	e.judgeCredential()
 	e.judgeMachine()

@@ -100,8 +100,20 @@ func TestAccepted(t *testing.T) {
 				s.Username, s.Groups = "system:serviceaccount:infra:joiner", []string{"system:serviceaccounts:infra"}
 			})
 		}},
-		"I3: off": {nil, func(w *world) { w.in.Token = Token{}; w.policy.Token = Off }},
-		"I4: off": {renewal, func(w *world) { w.in.Request.Spec.Extra = nil; w.policy.Credential = Off }},
+		"I3: off":                                      {nil, func(w *world) { w.in.Token = Token{}; w.policy.Token = Off }},
+		"T2: another machine is suspended":             {nil, suspend(ek2)},
+		"T2: another one is suspended, again":          {again, suspend(ek2)},
+		"T2: a former key of the machine is suspended": {again, func(w *world) { suspend("e0")(w); w.record().FormerEKs = []string{"e0"} }},
+		"T2: a key that no source of the policy names": {nil, func(w *world) {
+			suspend("e9")(w)
+			w.machine().EKs = append(w.machine().EKs, NamedEK{EKAnnotation, "e9"})
+		}},
+		"T2: the empty key":                             {func() *world { return goodCloud(Again) }, suspend("")},
+		"T2: left alone, and not known":                 {goodUnattested, func(w *world) { w.in.SuspensionsUnknown = true }},
+		"I4: a revoked certificate, hello":              {helloOf(Renewal), func(w *world) { w.record().Certificates[0].Revoked = true }},
+		"I4: a revoked certificate, signing":            {signingOf(Renewal), func(w *world) { w.record().Certificates[0].Revoked = true }},
+		"I4: a revoked certificate may attest":          {renewal, func(w *world) { w.record().Certificates[0].Revoked = true }},
+		"I4: off":                                       {renewal, func(w *world) { w.in.Request.Spec.Extra = nil; w.policy.Credential = Off }},
 		"M1: from the record, with the machine's token": {again, func(w *world) { w.machine().EKs, w.in.Token = nil, good(First).in.Token }},
 		"M1: from the record, whatever the token":       {again, func(w *world) { w.machine().EKs, w.policy.Token = nil, Off }},
 		"M1: second EK of a machine": {nil, func(w *world) {
@@ -132,7 +144,7 @@ func TestAccepted(t *testing.T) {
 		"insecure: it could not be published": {func() *world {
 			w := goodInsecure()
 			w.approve()
-			w.in.Records[1].Certificates = []Certificate{{"c9", w.in.Records[1].ProofUID, testNow.Add(time.Hour)}}
+			w.in.Records[1].Certificates = []Certificate{{SHA256: "c9", ProofUID: w.in.Records[1].ProofUID, NotAfter: testNow.Add(time.Hour)}}
 			return w
 		}, func(*world) {}},
 		"M1: a cloud's, whatever EKs are named": {func() *world { return goodCloud(First) }, func(w *world) { w.machine().EKs = nil }},
@@ -584,6 +596,63 @@ func TestHostile(t *testing.T) {
 		{"I3: hello", helloOf(First), func(w *world) { w.in.Token.Machine = machine("worker-2").Ref }, Deny, reasons{ReasonTokenNotForMachine}},
 		{"I3: signing", signingOf(First), func(w *world) { w.in.Token.Machine = machine("worker-2").Ref }, Fail, reasons{ReasonTokenNotForMachine}},
 
+		{"T2: suspended, first", first, suspend(ek1), Deny, reasons{ReasonSuspended}},
+		{"T2: suspended, again", again, suspend(ek1), Deny, reasons{ReasonSuspended}},
+		{"T2: suspended, renewal", renewal, suspend(ek1), Deny, reasons{ReasonSuspended}},
+		{"T2: suspended, hello", helloOf(First), suspend(ek1), Deny, reasons{ReasonSuspended}},
+		{"T2: suspended, hello that nothing vouches for", helloOf(First), func(w *world) {
+			suspend(ek1)(w)
+			w.in.Evidence.Err, w.in.Evidence.EKUntrusted = Refusals{{Reason: ReasonRefused}}, true
+		}, Deny, reasons{ReasonSuspended}},
+		{"T2: suspended, and approved before", func() *world { return goodSigning(Again) }, suspend(ek1), Fail, reasons{ReasonSuspended}},
+		{"T2: suspended, and a source names another key", again, func(w *world) {
+			suspend(ek1)(w)
+			w.in.Evidence.EK, w.machine().EKs = "e9", []NamedEK{{EKInventory, "e9"}}
+			w.record().EKSource, w.record().EKReplacedBy = EKInventory, []string{"e9"}
+		}, Deny, reasons{ReasonSuspended}},
+		{"T2: evidence that is refused", helloOf(First), func(w *world) {
+			suspend(ek1)(w)
+			w.in.Evidence.Err = Refusals{{Reason: "AttestationX"}}
+		}, Deny, reasons{ReasonSuspended, "AttestationX"}},
+		{"T2: a proof whose hello is gone", first, func(w *world) { suspend(ek1)(w); w.in.Hello = nil }, Deny, reasons{ReasonSuspended}},
+		{"T2: another key of the machine, after the record was deleted", first, func(w *world) {
+			suspend("e9")(w)
+			w.machine().EKs = append(w.machine().EKs, NamedEK{EKInventory, "e9"})
+		}, Deny, reasons{ReasonSuspended}},
+		{"T2: a cloud's, by its record", func() *world { return goodCloud(Again) }, func(w *world) {
+			suspend("e9")(w)
+			w.record().EK = "e9"
+		}, Deny, reasons{ReasonSuspended}},
+		{"T2: a cloud's, by the key that a source names", func() *world { return goodCloud(First) }, suspend(ek1), Deny, reasons{ReasonSuspended}},
+		{"T2: its certificate, with a key that nobody knows", renewal, func(w *world) {
+			suspend(ek1)(w)
+			w.in.Evidence.EK, w.in.Evidence.Err, w.in.Evidence.EKUntrusted = "e9", Refusals{{Reason: ReasonRefused}}, true
+			w.machine().EKs = nil
+		}, Deny, reasons{ReasonSuspended, ReasonIdentityBound}},
+		{"T2: its certificate, with another machine's key", renewal, func(w *world) {
+			suspend(ek1)(w)
+			w.in.Evidence.EK = ek2
+		}, Deny, reasons{ReasonSuspended, ReasonUnknownCredential, ReasonProviderIDMismatch, ReasonAmbiguousName, ReasonNodeNameMismatch, ReasonIdentityBound}},
+		{"T2: another machine that wants the name of a suspended one", first, func(w *world) {
+			suspend("e9")(w)
+			w.in.Records[0].NodeName, w.in.Records[0].EK = nodeName, "e9"
+		}, Deny, reasons{ReasonAmbiguousName, ReasonIdentityBound}},
+		{"T2: left alone, with a record", goodUnattested, func(w *world) {
+			suspend(ek1)(w)
+			w.in.Records = append(w.in.Records, recordOf(nodeName, ek1))
+		}, Deny, reasons{ReasonSuspended, ReasonIdentityBound}},
+		{"T2: signing, and a source names another key since", signingOf(Again), func(w *world) {
+			suspend(ek1)(w)
+			w.machine().EKs = []NamedEK{{EKInventory, "e9"}}
+		}, Fail, reasons{ReasonSuspended}},
+		{"T2: signing, and the record is gone", signingOf(Again), func(w *world) {
+			suspend(ek1)(w)
+			w.in.Records = w.in.Records[:1]
+		}, Fail, reasons{ReasonSuspended, ReasonApprovedWithoutAttestation, ReasonNodeAlreadyRegistered}},
+		{"T2: not known", first, func(w *world) { w.in.SuspensionsUnknown = true }, Wait, reasons{ReasonSuspensionsUnknown}},
+		{"T2: not known, hello", helloOf(Again), func(w *world) { w.in.SuspensionsUnknown = true }, Wait, reasons{ReasonSuspensionsUnknown}},
+		{"T2: not known, signing", signingOf(Renewal), func(w *world) { w.in.SuspensionsUnknown = true }, Wait, reasons{ReasonSuspensionsUnknown}},
+		{"T2: not known for long", first, func(w *world) { w.in.SuspensionsUnknown = true; w.created(time.Hour) }, Deny, reasons{ReasonSuspensionsUnknown}},
 		{"I4: unknown", renewal, credential(x509Prefix + "00"), Deny, reasons{ReasonUnknownCredential}},
 		{"I4: empty", renewal, credential(x509Prefix), Deny, reasons{ReasonUnknownCredential}},
 		{"I4: of another kind", renewal, credential("JTI=" + certificate1), Deny, reasons{ReasonUnknownCredential}},
@@ -1145,7 +1214,7 @@ func TestRecordThatIsWritten(t *testing.T) {
 	w = goodAcme(Again)
 	w.named(nodeName, "")
 	w.machine().ProviderID = ""
-	ended := Certificate{"c0", "uid-old", testNow.Add(-time.Second)}
+	ended := Certificate{SHA256: "c0", ProofUID: "uid-old", NotAfter: testNow.Add(-time.Second)}
 	w.record().Certificates = append(w.record().Certificates, Certificate{SHA256: "c3"}, ended) // nobody knows when c3 ends
 	before := slices.Clone(w.record().Certificates)
 	d = w.judge(t)
@@ -1175,7 +1244,7 @@ func TestStepsCanBeRepeated(t *testing.T) {
 
 		w.signing = true // the certificate is noted, and was not published
 		w.condition(certificatesv1.CertificateApproved)
-		w.in.Records[len(w.in.Records)-1].Certificates = append(written.Certificates, Certificate{"c2", written.ProofUID, testNow.Add(time.Hour)})
+		w.in.Records[len(w.in.Records)-1].Certificates = append(written.Certificates, Certificate{SHA256: "c2", ProofUID: written.ProofUID, NotAfter: testNow.Add(time.Hour)})
 		later := class
 		if class == First { // the rules of a first request held when the certificate was made
 			later = Again
@@ -1339,6 +1408,44 @@ func TestState(t *testing.T) {
 		w.in.Request.Status = c.Status
 		if d := w.judge(t); (d.Outcome == Sign) != (c.State == state.Approved) || d.Outcome != Sign && d.Outcome != Ignore {
 			t.Errorf("signing: %s: %s, %v", c.Title, d.Outcome, d.Refusals)
+		}
+	}
+}
+
+func suspend(ek string) func(*world) {
+	return func(w *world) { w.in.SuspendedEKs = map[string]bool{ek: true} }
+}
+
+// Neither another record, nor another name, nor another machine in the inventory lets a suspended
+// machine in. It learns this reason before any other.
+func TestSuspendedMachine(t *testing.T) {
+	t.Parallel()
+	for name, bend := range map[string]func(*world){
+		"as it was":             func(*world) {},
+		"the record is deleted": func(w *world) { w.in.Records = w.in.Records[:1] },
+		"entered under another name": func(w *world) {
+			w.in.Records = w.in.Records[:1]
+			w.machine().Ref.Name, w.machine().Names = "other", []NodeName{{NameMachine, nodeName}}
+		},
+		"no machine has it":                  func(w *world) { w.machine().EKs = nil; w.in.Records = w.in.Records[:1] },
+		"the node name is another machine's": func(w *world) { w.in.Records[0].NodeName = nodeName },
+		"another token":                      func(w *world) { w.in.Token = Token{Known: true} },
+		"much else is wrong":                 func(w *world) { w.in.Evidence.AK = "a9"; w.in.Request.Spec.Usages = nil; w.in.Node = 0 },
+	} {
+		for class, world := range map[Class]func() *world{First: func() *world { return good(First) }, Again: func() *world { return good(Again) }, Renewal: func() *world { return good(Renewal) }} {
+			w := world()
+			suspend(ek1)(w)
+			bend(w)
+			d := w.judge(t)
+			if d.Outcome != Deny || d.Refusals.Reason() != ReasonSuspended {
+				t.Errorf("%s, %s: %v, %v", name, class, d.Outcome, d.Refusals)
+			}
+			hello := goodHello(class)
+			suspend(ek1)(hello)
+			hello.in.Records, hello.in.Machines = w.in.Records, w.in.Machines
+			if d := hello.judge(t); d.Outcome != Deny || d.Refusals.Reason() != ReasonSuspended {
+				t.Errorf("%s, hello of %s: %v, %v", name, class, d.Outcome, d.Refusals)
+			}
 		}
 	}
 }

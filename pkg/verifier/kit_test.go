@@ -218,7 +218,7 @@ func recordOf(name, ek string) Record {
 		Cluster: "c1", Machine: machine(name).Ref, Provider: "tpm", EK: ek, AK: "a1",
 		ProviderID: "acme://zone/" + name, NodeName: name, Boot: &Boot{7, 1, 1000, true},
 		HelloUID: "uid-older-hello", ProofUID: "uid-older", ProofSHA256: digest([]byte("older")), FirstProofUID: "uid-older",
-		Certificates: []Certificate{{sha256, "uid-older", testNow.Add(time.Hour)}},
+		Certificates: []Certificate{{SHA256: sha256, ProofUID: "uid-older", NotAfter: testNow.Add(time.Hour)}},
 	}
 }
 

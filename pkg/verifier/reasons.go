@@ -34,6 +34,9 @@ const (
 	ReasonNodeAlreadyRegistered Reason = attestation.ReasonNodeRegistered
 	ReasonTrustExpired          Reason = "TrustExpired"
 
+	ReasonCertificateRevoked   Reason = "CertificateRevoked"
+	ReasonSuspended            Reason = attestation.ReasonSuspended
+	ReasonSuspensionsUnknown   Reason = "SuspensionsUnknown"
 	ReasonIdentityBound        Reason = "IdentityBound"
 	ReasonBootCountersWentBack Reason = "BootCountersWentBack"
 	ReasonAKChanged            Reason = "AKChanged"
@@ -85,6 +88,9 @@ func Reasons() map[Reason]string {
 		ReasonNodeAlreadyRegistered: "a Node of that name exists, and no record says that it is this machine: if it is, delete the Node (kubectl delete node NAME), and the machine gets in; waits while that is not known",
 		ReasonTrustExpired:          "nothing vouches for the endorsement key, and the machine is too old to be trusted on first use",
 
+		ReasonCertificateRevoked:   "an operator has revoked the certificate: it may ask for another one with evidence, and for nothing else",
+		ReasonSuspended:            "an operator has suspended the machine, by its endorsement key",
+		ReasonSuspensionsUnknown:   "it is not known yet which machines are suspended; waits",
 		ReasonIdentityBound:        "the record contradicts: the endorsement key, the machine or the node name is bound otherwise, or the pinned provider was a stronger one",
 		ReasonBootCountersWentBack: "the TPM's boot counters or clock went back: it was cleared, or restored from a snapshot",
 		ReasonAKChanged:            "the TPM has another attestation key than last time; a warning only",

@@ -55,6 +55,8 @@ type Certificate struct {
 	// ProofUID is the UID of the request that it was issued for.
 	ProofUID string
 	NotAfter time.Time
+	// Revoked says that it is refused in use. It may still ask for a new certificate.
+	Revoked bool
 }
 
 // isFor reports whether the record was last written for this request.
@@ -86,6 +88,11 @@ func (r *Record) issued(fingerprint string) bool {
 	return slices.ContainsFunc(r.Certificates, func(c Certificate) bool { return c.SHA256 == fingerprint })
 }
 
+// revoked reports whether a certificate of the machine was revoked.
+func (r *Record) revoked(fingerprint string) bool {
+	return slices.ContainsFunc(r.Certificates, func(c Certificate) bool { return c.SHA256 == fingerprint && c.Revoked })
+}
+
 func digest(data []byte) string {
 	sum := sha256.Sum256(data)
 	return hex.EncodeToString(sum[:])
@@ -106,6 +113,36 @@ func (e *evaluation) findRecord() {
 	if e.class == First && e.record != nil && !e.record.isFirstProof(e.in.Request) {
 		e.class = Again
 	}
+}
+
+// judgeSuspension applies T2. It comes before other refusals, so that the node learns this reason.
+// It does not quote the operator, since the node reads the refusal.
+func (e *evaluation) judgeSuspension() {
+	switch {
+	case e.in.SuspensionsUnknown && !e.unattested: // a node without a record has no key to suspend
+		e.wait(ReasonSuspensionsUnknown, "it is not known yet which machines are suspended")
+	case e.isSuspended():
+		e.denied = append(Refusals{{Reason: ReasonSuspended, Message: "machine: an operator has suspended it"}}, e.denied...)
+	}
+}
+
+// isSuspended reports whether an endorsement key of the request's machine is suspended.
+func (e *evaluation) isSuspended() bool {
+	suspended := func(ek string) bool { return ek != "" && e.in.SuspendedEKs[ek] }
+	// A key counts before its evidence was verified: whoever claims another machine's key gains
+	// nothing by it.
+	if suspended(e.in.Evidence.EK) || e.record != nil && suspended(e.record.EK) {
+		return true
+	}
+	// A TPM has a key for each template, and sources may name several of them.
+	if e.machine != nil && slices.ContainsFunc(e.machine.EKs, func(n NamedEK) bool { return e.rules.trustsSource(n) && suspended(n.EK) }) {
+		return true
+	}
+	// Who asks with a node's certificate is the machine in the node's record, whatever its evidence.
+	node := e.class == Renewal || e.class == Serving
+	return node && slices.ContainsFunc(e.in.Records, func(r Record) bool {
+		return r.NodeName != "" && r.NodeName == e.requested.nodeName && suspended(r.EK)
+	})
 }
 
 // judgeRecords applies T1 to every record that has this machine, this endorsement key or this node

@@ -155,7 +155,11 @@ func (e *evaluation) judgeCredential() {
 		return
 	}
 	fingerprint := strings.TrimPrefix(ids[0], x509Prefix)
-	if e.record.issued(fingerprint) {
+	if e.class == Serving && e.record.revoked(fingerprint) {
+		e.deny(ReasonCertificateRevoked, "requester: the certificate that asks is revoked")
+		return
+	}
+	if e.record.issued(fingerprint) { // a renewal comes with evidence, so a revoked certificate may ask
 		return
 	}
 	if mayRecover && !slices.ContainsFunc(e.in.Records, func(r Record) bool { return r.Machine != e.machine.Ref && r.issued(fingerprint) }) {

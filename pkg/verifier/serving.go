@@ -112,6 +112,7 @@ func (e *evaluation) judgeServing() {
 		return
 	}
 	e.findServingMachine()
+	e.judgeSuspension()
 	e.judgeCredential()
 	e.judgeAddresses(e.addresses)
 }

@@ -82,7 +82,10 @@ func TestServing(t *testing.T) {
 		"an IP alone":            ips("192.0.2.11"),
 		"a machine of few words": func(w *world) { w.machine().Addresses = Addresses{}; names(nodeName)(w) },
 		"another proof is open":  func(w *world) { w.record().ProofPending = true },
-		"being deleted":          func(w *world) { w.machine().Deleted = testNow.Add(-time.Minute) },
+		"another certificate is revoked": func(w *world) {
+			w.record().Certificates = append(w.record().Certificates, Certificate{SHA256: "c9", NotAfter: testNow.Add(time.Hour), Revoked: true})
+		},
+		"being deleted": func(w *world) { w.machine().Deleted = testNow.Add(-time.Minute) },
 		"RSA": func(w *world) {
 			w.in.Request.Spec.Request = servingRequest(key("rsa2048"), nil)
 			w.in.Request.Spec.Usages = append(w.in.Request.Spec.Usages, certificatesv1.UsageKeyEncipherment)
@@ -227,6 +230,22 @@ func TestServingHostile(t *testing.T) {
 		{"not in the nodes' group", user(userNode+nodeName, "system:authenticated"), Deny, reasons{ReasonRequesterNotAllowed}},
 		{"a certificate in no record", credential(x509Prefix + "ff"), Deny, reasons{ReasonUnknownCredential}},
 		{"no credential", func(w *world) { w.in.Request.Spec.Extra = nil }, Deny, reasons{ReasonUnknownCredential}},
+		{"a revoked certificate", func(w *world) { w.record().Certificates[0].Revoked = true }, Deny, reasons{ReasonCertificateRevoked}},
+		{"a revoked certificate, whatever the policy", func(w *world) {
+			w.policy.Credential, w.record().Certificates[0].Revoked = Off, true
+		}, Deny, reasons{ReasonCertificateRevoked}},
+		{"T2: suspended", suspend(ek1), Deny, reasons{ReasonSuspended}},
+		{"T2: suspended, and its machine is gone", func(w *world) { suspend(ek1)(w); w.in.Machines = w.in.Machines[:1] }, Deny, reasons{ReasonSuspended}},
+		{"T2: suspended, and much else", func(w *world) {
+			suspend(ek1)(w)
+			w.record().Cluster, w.record().Certificates = "c2", nil
+			names("worker-2")(w)
+		}, Deny, reasons{ReasonSuspended, ReasonIdentityBound, ReasonAddressMismatch}},
+		{"T2: suspended, and two records", func(w *world) {
+			suspend(ek1)(w)
+			w.in.Records, w.machine().EKs = append(w.in.Records, recordOf(nodeName, "e9")), nil
+		}, Deny, reasons{ReasonSuspended, ReasonIdentityBound}},
+		{"T2: not known", func(w *world) { w.in.SuspensionsUnknown = true }, Wait, reasons{ReasonSuspensionsUnknown}},
 		{"the record is of another cluster", func(w *world) { w.record().Cluster = "c2" }, Deny, reasons{ReasonIdentityBound}},
 		{"it never showed evidence", func(w *world) { w.record().Provider = InsecureProvider }, Deny, reasons{ReasonProviderMismatch}},
 		{"two records", func(w *world) { w.in.Records = append(w.in.Records, recordOf(nodeName, "e9")) }, Deny, reasons{ReasonIdentityBound}},

@@ -43,9 +43,10 @@ func (e *evaluation) judgeUnattested() {
 	for _, r := range e.in.Records {
 		if e.requested.nodeName != "" && r.NodeName == e.requested.nodeName {
 			e.deny(ReasonIdentityBound, "record: the node is attested, and renews with evidence")
-			return
+			break
 		}
 	}
+	e.judgeSuspension()
 }
 
 // soleBlock applies S2 to a request without evidence: one PEM block, in its one encoding.

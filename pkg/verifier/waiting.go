@@ -26,6 +26,8 @@ var waitingTexts = map[Reason]string{ //nolint:gosec // G101: prose about tokens
 	ReasonNodeNameUnknown:       "nothing says yet which node name the machine has: wait for the Machine's addresses, or correct clusterAPI.nodeNames in the controller's configuration",
 	ReasonNodeAlreadyRegistered: "it is not known yet whether a Node of that name exists: the controller tries again by itself",
 
+	ReasonSuspensionsUnknown: "the controller cannot read yet which machines are suspended: it tries again by itself. If it stays, its log says which right or kind is missing",
+
 	ReasonIdentityBound:     "the record of a machine that is gone is still there: it goes by itself. If it stays, see: kubectl get natt -A",
 	ReasonEKChangePending:   "the machine is to have another endorsement key than its record has: that takes some seconds. If it stays, the Event EKChangeHeld on the Node names the annotation that accepts it",
 	ReasonRateLimited:       "there are too many requests at present: it goes on by itself. If it stays, see in \"kubectl get csr\" who files so many",

@@ -64,7 +64,7 @@ type invocation struct {
 	Program
 	Process
 	file, kubeconfig, watchFilter, leaderIdentity string
-	audit                                         bool
+	audit, revocation                             bool
 	logFormat                                     logFormat
 }
 
@@ -112,6 +112,7 @@ to end by SIGTERM or SIGINT.`,
 	root.Flags().StringVar(&i.watchFilter, "watch-filter", "", "clusterAPI.watchFilter of the configuration file, in its place")
 	root.Flags().StringVar(&i.leaderIdentity, "leader-identity", "", "who this replica is in the Lease, such as its pod's UID: one that is restarted leads on (default: a new one with each start)")
 	root.Flags().BoolVar(&i.audit, "audit", false, "audit: true, whatever the configuration file says: decide and report, and touch no request")
+	root.Flags().BoolVar(&i.revocation, "revocation", false, "revocation.enabled: true, whatever the configuration file says: refuse revoked certificates in use")
 	logs := flag.NewFlagSet("", flag.ContinueOnError)
 	klog.InitFlags(logs)
 	root.PersistentFlags().AddGoFlag(logs.Lookup("v"))
@@ -152,6 +153,7 @@ func (i *invocation) settings() (*config.Settings, error) {
 	}
 	// The flag never takes audit mode away: the stricter of the two decides.
 	c.Audit = c.Audit || i.audit
+	c.Revocation.Enabled = c.Revocation.Enabled || i.revocation
 	settings, err := config.New(c)
 	if err == nil && c.ClusterAPI != nil {
 		err = i.checkManagement(settings)

@@ -32,6 +32,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/decisionlog"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/preflight"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/revocation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/sources"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 )
@@ -175,7 +176,15 @@ func newManager(ctx context.Context, api *rest.Config, settings *config.Settings
 		return nil, err
 	}
 	parts.Metrics, parts.ClusterMetrics, parts.Requests = metrics.For(c.ClusterUID), gate.Metrics, requests
-	watch, err := preflight.AddPolicyWatch(m, settings.PolicyWatch(settings.PolicyCheck(live), gate.Metrics))
+	version, err := revocation.ServerVersion(m.GetConfig(), m.GetHTTPClient())
+	if err != nil {
+		return nil, err
+	}
+	check := settings.PolicyCheck(live)
+	if parts.Revocation = settings.Revocation("node-attestation-revoked", nil, version, logger.WithName("revocation")); parts.Revocation != nil {
+		check.Rendered = parts.Revocation.Rendered
+	}
+	watch, err := preflight.AddPolicyWatch(m, settings.PolicyWatch(check, gate.Metrics))
 	if err != nil {
 		return nil, err
 	}

@@ -41,7 +41,8 @@ func (i *invocation) verifyCommand() *cobra.Command {
 		Short: "Judge certificate requests by the policy in the configuration, offline",
 		Long: `verify judges CertificateSigningRequests by the policy in --config, without any API server: manifests in YAML or JSON, such as
 kubectl get csr -o yaml prints, the PEM of spec.request, or decision records with an archive. A proof needs its hello among the
-files, and the challenge keys. A decision record has its hello, and is judged at the time of its decision.
+files, and the challenge keys. A decision record has its hello, and is judged at the time of its decision. What operators revoked,
+suspended or resumed is printed, and does not count.
 
 What only the cluster knows is assumed: that there is no record and no Node of that name, and with PEM who asks and how. So a
 renewal passes here only where a lost record would be made anew (credential: Recover). What was decided on a request before does not
@@ -100,6 +101,8 @@ type requestFile struct {
 	// record is set if the request is from the archive of a decision record, and hello is its hello.
 	record *decisionlog.Record
 	hello  *certificatesv1.CertificateSigningRequest
+	// revocation is set if there is no request: the line is about what an operator did.
+	revocation *decisionlog.Revocation
 }
 
 func (i *invocation) newJudge(ctx context.Context, machines []string, keys string, now time.Time) (*offlineJudge, error) {
@@ -159,14 +162,19 @@ func (j *offlineJudge) verify(ctx context.Context, files []string) error {
 		}
 		j.requests = append(j.requests, found...)
 	}
-	refused := 0
+	judged, refused := 0, 0
 	for _, r := range j.requests {
+		if r.revocation != nil {
+			j.showRevocation(r)
+			continue
+		}
+		judged++
 		if !j.show(ctx, r) {
 			refused++
 		}
 	}
 	if refused > 0 {
-		return &failure{codeRefused, "", fmt.Errorf("%d of %d requests do not pass", refused, len(j.requests))}
+		return &failure{codeRefused, "", fmt.Errorf("%d of %d requests do not pass", refused, judged)}
 	}
 	return nil
 }
@@ -212,7 +220,7 @@ func (j *offlineJudge) read(path string) ([]requestFile, error) {
 }
 
 // requestsIn returns the requests in a document: itself, the items of a list, or the one of a
-// decision record.
+// decision record. A revocation record is returned, too, without a request.
 func (j *offlineJudge) requestsIn(document json.RawMessage) ([]requestFile, error) {
 	if len(bytes.TrimSpace(document)) == 0 || string(document) == "null" {
 		return nil, nil
@@ -235,9 +243,16 @@ func (j *offlineJudge) requestsIn(document json.RawMessage) ([]requestFile, erro
 		}
 		return all, nil
 	}
-	if head.Kind == decisionlog.Kind {
+	switch head.Kind {
+	case decisionlog.Kind:
 		r, err := j.recorded(document)
 		return []requestFile{r}, err
+	case decisionlog.KindRevocation:
+		revocation, err := decisionlog.ParseRevocation(document)
+		if err != nil {
+			return nil, fmt.Errorf("a revocation record: %w", err)
+		}
+		return []requestFile{{revocation: revocation}}, nil
 	}
 	if head.Kind != "CertificateSigningRequest" || head.APIVersion != certificatesv1.SchemeGroupVersion.String() {
 		return nil, fmt.Errorf("there is a %.64q of %.64q, and no CertificateSigningRequest of %s", head.Kind, head.APIVersion, certificatesv1.SchemeGroupVersion)
@@ -306,7 +321,7 @@ func (j *offlineJudge) decide(ctx context.Context, r requestFile, claim verifier
 
 func (j *offlineJudge) named(name string) *certificatesv1.CertificateSigningRequest {
 	for _, r := range j.requests {
-		if r.record == nil && r.object.Name == name {
+		if r.record == nil && r.object != nil && r.object.Name == name {
 			return r.object
 		}
 	}

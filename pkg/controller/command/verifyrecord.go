@@ -157,4 +157,11 @@ func (j *offlineJudge) showRecord(r requestFile, judge func() (verifier.Decision
 	return len(found) == 0
 }
 
+// showRevocation prints what an operator did. There is nothing to judge.
+func (j *offlineJudge) showRevocation(r requestFile) {
+	done := r.revocation
+	j.print("%s: node %.253q of machine %.253q: %s, %d certificates, at %s: %.256q", r.file, done.Node.Name, done.Machine.Name, done.Action,
+		len(done.Certificates), done.Time.UTC().Format(timeFormat), done.Reason)
+}
+
 const timeFormat = "2006-01-02T15:04:05.000Z"

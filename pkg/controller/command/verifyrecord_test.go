@@ -174,6 +174,47 @@ func TestVerifyRecord(t *testing.T) {
 	}
 }
 
+// A log has what operators did, too. It is printed, and counts for nothing.
+func TestVerifyRevocationRecord(t *testing.T) {
+	a := newAdmission(t)
+	line, err := json.Marshal(a.recordOf(t, time.Now()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	stolen, err := json.Marshal(&decisionlog.Revocation{
+		APIVersion: decisionlog.APIVersion, Kind: decisionlog.KindRevocation, ID: "u/1/Suspended", Time: decisionlog.Time{Time: time.Now()},
+		Action: decisionlog.Suspended, Reason: "machine \x1b[31mstolen", Node: decisionlog.Node{Name: "worker-1"}, Machine: decisionlog.Machine{Source: "inventory", Name: "m-1"},
+		Certificates: []decisionlog.RevokedCertificate{{SHA256: decisionlog.DigestOf(nil)}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	manifest, err := json.Marshal(a.proof)
+	if err != nil {
+		t.Fatal(err)
+	}
+	printed := `node "worker-1" of machine "m-1": Suspended, 1 certificates, at `
+	for name, c := range map[string]struct {
+		text string
+		code int
+		says string
+	}{
+		"alone":                 {string(stolen), 0, printed},
+		"before a decision":     {string(stolen) + "\n" + string(line), codeRefused, "1 of 1 requests do not pass"},
+		"after a decision":      {string(line) + "\n" + string(stolen), codeRefused, "1 of 1 requests do not pass"},
+		"before a manifest":     {string(stolen) + "\n" + string(manifest), codeRefused, "HelloNotFound"},
+		"with an unknown field": {strings.Replace(string(stolen), `{"apiVersion"`, `{"x":1,"apiVersion"`, 1), codeUsage, "a revocation record: "},
+	} {
+		var stdout, stderr bytes.Buffer
+		args := []string{"verify", "--config", write(t, a.config), "--inventory", inventoryOf(t, a.judge.EK(a.hello, nil)), write(t, c.text+"\n")}
+		code := Program{}.Run(t.Context(), Process{Args: args, Stdout: &stdout, Stderr: &stderr})
+		all := stdout.String() + stderr.String()
+		if code != c.code || !strings.Contains(all, c.says) || strings.Contains(all, printed) != (code != codeUsage) || strings.Contains(all, "\x1b") {
+			t.Errorf("%s: exit code %d: %s", name, code, all)
+		}
+	}
+}
+
 // A broken record is no record: verify names the file, and judges nothing.
 func TestVerifyBrokenRecord(t *testing.T) {
 	a := newAdmission(t)

@@ -81,6 +81,8 @@ type Config struct {
 	// UnattestedNodes are names of nodes without evidence. They need no record, and renew through
 	// kubernetes.io/kube-apiserver-client-kubelet.
 	UnattestedNodes []string `json:"unattestedNodes,omitempty"`
+	// Revocation is about certificates that are revoked before they end.
+	Revocation Revocation `json:"revocation,omitzero"`
 	// AutoApprovingBindings says what to do with ClusterRoleBindings that make
 	// kube-controller-manager approve without attestation: Report or Remove.
 	AutoApprovingBindings BindingsMode `json:"autoApprovingBindings"`
@@ -119,6 +121,13 @@ type Serving struct {
 	// ForbiddenAddresses are DNS names, IPs and CIDRs that no node serves under: the API server's,
 	// and the service range. Required with Signers.
 	ForbiddenAddresses []string `json:"forbiddenAddresses,omitempty"`
+}
+
+// Revocation says whether certificates can be revoked and machines suspended.
+type Revocation struct {
+	// Enabled has the controller refuse revoked certificates in use, by admission policies. It needs
+	// the manifests of packaging/kubernetes-revocation, and Kubernetes 1.32.
+	Enabled bool `json:"enabled,omitempty"`
 }
 
 // SigningMode says who issues approved certificates.

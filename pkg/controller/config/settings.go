@@ -4,6 +4,7 @@ package config
 
 import (
 	"bytes"
+	"context"
 	"crypto/rand"
 	"crypto/x509"
 	"encoding/hex"
@@ -20,6 +21,7 @@ import (
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/version"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
@@ -543,6 +545,17 @@ func (s *Settings) Assemble(keys *sources.KeyStore, machines machineSource, ca s
 		AcceptedEKChanges: keys,
 
 		TrustUnnamed: s.config.ClusterAPI != nil && s.config.ClusterAPI.TrustAnyTPM,
+	}
+}
+
+// Revocation returns the configuration of revocation, nil if it is off. The lists get this prefix and
+// these labels.
+func (s *Settings) Revocation(listPrefix string, labels map[string]string, version func(context.Context) (*version.Info, error), log logr.Logger) *controller.Revocation {
+	if !s.config.Revocation.Enabled {
+		return nil
+	}
+	return &controller.Revocation{
+		Cluster: s.config.ClusterUID, ListPrefix: listPrefix, Labels: labels, StatusNamespace: s.conditionNamespace(), Version: version, Log: log,
 	}
 }
 

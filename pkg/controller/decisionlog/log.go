@@ -81,8 +81,13 @@ func New(log logr.Logger, metrics *telemetry.RecordMetrics, sinks ...Sink) *Log 
 }
 
 // Add hands a record to all sinks. It never waits.
-func (l *Log) Add(record *Record) {
-	line, err := json.Marshal(record)
+func (l *Log) Add(record *Record) { l.add(record, record.Outcome == Denied) }
+
+// AddRevocation hands a revocation to all sinks. It never waits.
+func (l *Log) AddRevocation(revocation *Revocation) { l.add(revocation, false) }
+
+func (l *Log) add(document any, denied bool) {
+	line, err := json.Marshal(document)
 	if err != nil { // strings, numbers and requests that the API server sent always marshal
 		for _, q := range l.queues {
 			q.lose(1, err)
@@ -91,7 +96,7 @@ func (l *Log) Add(record *Record) {
 	}
 	line = append(line, '\n')
 	for _, q := range l.queues {
-		q.add(line, record.Outcome == Denied)
+		q.add(line, denied)
 	}
 }
 

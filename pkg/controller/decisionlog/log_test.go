@@ -155,7 +155,8 @@ func TestQueueIsBoundedInBytes(t *testing.T) {
 	})
 }
 
-// Denials, which any requester can cause, fill half of a queue. The rest is for admissions.
+// Denials, which any requester can cause, fill half of a queue. The rest is for admissions, and for
+// what operators do.
 func TestDenialsLeaveRoomForAdmissions(t *testing.T) {
 	for name, size := range map[string]int{"many": 0, "long": 300 << 10} {
 		t.Run(name, func(t *testing.T) {
@@ -169,14 +170,19 @@ func TestDenialsLeaveRoomForAdmissions(t *testing.T) {
 					l.Add(denied)
 				}
 				const admissions = 1000
+				done := fullRevocation()
 				for i := range admissions {
 					l.Add(record(i))
+					l.AddRevocation(done)
 				}
 				close(release)
 				l.Close()
 				all := strings.Join(s.took(), "")
 				if n := strings.Count(all, `"outcome":"Issued"`); n != admissions {
 					t.Errorf("%d of %d admissions are recorded", n, admissions)
+				}
+				if n := strings.Count(all, `"kind":"Revocation"`); n != admissions {
+					t.Errorf("%d of %d revocations are recorded", n, admissions)
 				}
 				if n := strings.Count(all, `"outcome":"Denied"`); n < 25 || n > maxQueued/2 {
 					t.Errorf("%d denials are recorded", n)

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package decisionlog keeps a record of each final decision on a CertificateSigningRequest.
-// Requests vanish after an hour. The record proves later which evidence admitted a node.
+// Requests vanish after an hour. The record proves later which evidence admitted a node. Among the
+// records is a Revocation for each machine that an operator had revoked, suspended or resumed.
 //
 // A Log hands records to its sinks, a file or an HTTP endpoint. It never delays a decision: what a
 // sink cannot take is dropped and counted.
 //
-// docs/decision-record.md describes each field of a Record, and docs/decision-record.schema.json is
-// its JSON Schema. Both are generated from record.go.
+// docs/decision-record.md describes each field of both. docs/decision-record.schema.json and
+// docs/revocation-record.schema.json are their JSON Schemas. All are generated from record.go and
+// revocation.go.
 package decisionlog
 
 import (
@@ -270,12 +272,23 @@ func (t Time) IsZero() bool { return t.Time.IsZero() }
 // Parse decodes one record strictly: an unknown, doubled or differently-cased field is an error.
 func Parse(line []byte) (*Record, error) {
 	record := &Record{}
-	problems, err := kjson.UnmarshalStrict(line, record)
-	if err = errors.Join(append(problems, err)...); err != nil {
+	if err := decode(line, record); err != nil {
 		return nil, err
 	}
-	if record.APIVersion != APIVersion || record.Kind != Kind {
-		return nil, fmt.Errorf("is %.64q of %.64q, not %s of %s", record.Kind, record.APIVersion, Kind, APIVersion)
+	if err := checkKind(record.APIVersion, record.Kind, Kind); err != nil {
+		return nil, err
 	}
 	return record, nil
+}
+
+func decode(line []byte, into any) error {
+	problems, err := kjson.UnmarshalStrict(line, into)
+	return errors.Join(append(problems, err)...)
+}
+
+func checkKind(version, kind, want string) error {
+	if version != APIVersion || kind != want {
+		return fmt.Errorf("is %.64q of %.64q, not %s of %s", kind, version, want, APIVersion)
+	}
+	return nil
 }

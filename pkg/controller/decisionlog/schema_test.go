@@ -29,22 +29,51 @@ import (
 var update = flag.Bool("update", false, "write the schema, the table of fields and the golden record anew")
 
 const (
-	docs       = "../../../docs/"
-	schemaFile = docs + "decision-record.schema.json"
-	page       = docs + "decision-record.md"
-	golden     = "testdata/issued.json"
-	tableBegin = "<!-- table -->\n| Field | Present | What it is |\n| --- | --- | --- |\n"
-	tableEnd   = "<!-- /table -->"
+	docs      = "../../../docs/"
+	page      = docs + "decision-record.md"
+	tableHead = "| Field | Present | What it is |\n| --- | --- | --- |\n"
 )
+
+// document is a kind of line.
+type document struct {
+	of                                 reflect.Type
+	kind, title, schema, table, golden string
+	full, least                        any
+	parse                              func([]byte) (any, error)
+}
+
+func documents() []document {
+	when := fullRecord().Time
+	return []document{
+		{
+			reflect.TypeFor[Record](), Kind, "Decision record of node-attestation-controller", docs + "decision-record.schema.json", "table", "testdata/issued.json",
+			fullRecord(), &Record{APIVersion: APIVersion, Kind: Kind, ID: "u/Denied", Time: when, Outcome: Denied},
+			func(line []byte) (any, error) { return Parse(line) },
+		},
+		{
+			reflect.TypeFor[Revocation](), KindRevocation, "Revocation record of node-attestation-controller", docs + "revocation-record.schema.json", "revocation-table", "testdata/suspended.json",
+			fullRevocation(), &Revocation{APIVersion: APIVersion, Kind: KindRevocation, ID: "u/1/Resumed", Time: when, Action: Resumed},
+			func(line []byte) (any, error) { return ParseRevocation(line) },
+		},
+	}
+}
 
 // comments returns the comments of the fields of this package's structs, by Type.Field, as one line.
 func comments(t *testing.T) map[string]string {
 	t.Helper()
-	file, err := parser.ParseFile(token.NewFileSet(), "record.go", nil, parser.ParseComments)
-	if err != nil {
-		t.Fatal(err)
-	}
 	found := map[string]string{}
+	for _, name := range []string{"record.go", "revocation.go"} {
+		file, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ParseComments)
+		if err != nil {
+			t.Fatal(err)
+		}
+		addComments(t, file, found)
+	}
+	return found
+}
+
+func addComments(t *testing.T, file *ast.File, found map[string]string) {
+	t.Helper()
 	ast.Inspect(file, func(n ast.Node) bool {
 		declared, ok := n.(*ast.TypeSpec)
 		if !ok {
@@ -64,7 +93,6 @@ func comments(t *testing.T) map[string]string {
 		}
 		return true
 	})
-	return found
 }
 
 // schemaOf returns the JSON Schema of a type, and appends a row for each field of its structs.
@@ -77,6 +105,8 @@ func schemaOf(t *testing.T, of reflect.Type, path string, comments map[string]st
 		return map[string]any{"type": "string", "pattern": "^[0-9a-f]{64}$"}
 	case reflect.TypeFor[Outcome]():
 		return map[string]any{"type": "string", "enum": []any{Issued, Approved, Denied, Failed}}
+	case reflect.TypeFor[Action]():
+		return map[string]any{"type": "string", "enum": []any{Revoked, Suspended, Resumed}}
 	case reflect.TypeFor[[]byte]():
 		return map[string]any{"type": "string", "contentEncoding": "base64"}
 	case reflect.TypeFor[*certificatesv1.CertificateSigningRequest]():
@@ -123,15 +153,15 @@ func schemaOf(t *testing.T, of reflect.Type, path string, comments map[string]st
 	return schema
 }
 
-// generate returns the JSON Schema, and the table of fields.
-func generate(t *testing.T) (schema []byte, table string) {
+// generate returns the JSON Schema of a kind, and the table of fields.
+func generate(t *testing.T, d document) (schema []byte, table string) {
 	t.Helper()
 	var rows []string
-	made := schemaOf(t, reflect.TypeFor[Record](), "", comments(t), &rows)
-	made["$schema"], made["title"] = "http://json-schema.org/draft-07/schema#", "Decision record of node-attestation-controller"
+	made := schemaOf(t, d.of, "", comments(t), &rows)
+	made["$schema"], made["title"] = "http://json-schema.org/draft-07/schema#", d.title
 	properties := made["properties"].(map[string]any)
 	properties["apiVersion"].(map[string]any)["enum"] = []any{APIVersion}
-	properties["kind"].(map[string]any)["enum"] = []any{Kind}
+	properties["kind"].(map[string]any)["enum"] = []any{d.kind}
 	schema, err := json.MarshalIndent(made, "", "  ")
 	if err != nil {
 		t.Fatal(err)
@@ -139,25 +169,28 @@ func generate(t *testing.T) (schema []byte, table string) {
 	return append(schema, '\n'), strings.Join(rows, "\n") + "\n"
 }
 
-// The JSON Schema and the page have each field, with the comment that it has in record.go. Write them
+// The JSON Schemas and the page have each field, with the comment that it has in the code. Write them
 // anew with -update.
 func TestEachFieldIsDocumented(t *testing.T) {
-	schema, table := generate(t)
-	before, after, ok := strings.Cut(read(t, page), tableBegin)
-	_, after, ends := strings.Cut(after, tableEnd)
-	if !ok || !ends {
-		t.Fatalf("%s has no table", page)
-	}
-	whole := before + tableBegin + table + tableEnd + after
-	if *update {
-		overwrite(t, schemaFile, string(schema))
-		overwrite(t, page, whole)
-	}
-	if read(t, schemaFile) != string(schema) {
-		t.Errorf("%s is not what -update writes", schemaFile)
-	}
-	if read(t, page) != whole {
-		t.Errorf("the table of %s is not what -update writes", page)
+	for _, d := range documents() {
+		schema, table := generate(t, d)
+		begin, end := "<!-- "+d.table+" -->\n"+tableHead, "<!-- /"+d.table+" -->"
+		before, after, ok := strings.Cut(read(t, page), begin)
+		_, after, ends := strings.Cut(after, end)
+		if !ok || !ends {
+			t.Fatalf("%s has no %s", page, d.table)
+		}
+		whole := before + begin + table + end + after
+		if *update {
+			overwrite(t, d.schema, string(schema))
+			overwrite(t, page, whole)
+		}
+		if read(t, d.schema) != string(schema) {
+			t.Errorf("%s is not what -update writes", d.schema)
+		}
+		if read(t, page) != whole {
+			t.Errorf("the %s of %s is not what -update writes", d.table, page)
+		}
 	}
 }
 
@@ -209,44 +242,56 @@ func fullRecord() *Record {
 	}
 }
 
-// validator validates by the shipped schema.
-func validator(t *testing.T) *validate.SchemaValidator {
+// fullRevocation has every field.
+func fullRevocation() *Revocation {
+	digest := DigestOf([]byte("certificate"))
+	return &Revocation{
+		APIVersion: APIVersion, Kind: KindRevocation, ID: "uid-1/42/Suspended", Time: at("2026-03-01T10:00:02.123456789Z"),
+		Action: Suspended, Reason: "machine stolen, ticket 17", Object: "ek-" + string(digest),
+		Controller: Controller{"v1.2.3", "abcdef", "pod_uid"}, Cluster: Cluster{"cluster-uid", "ns/name"},
+		Node: Node{"worker-1", "test://worker-1"}, Machine: Machine{"cluster-api", "machine-1", "uid-of-machine-1"}, EK: string(digest),
+		Certificates: []RevokedCertificate{{digest, "1f", at("2026-03-08T10:00:00Z")}},
+	}
+}
+
+// validator validates by the shipped schema of a kind.
+func validator(t *testing.T, d document) *validate.SchemaValidator {
 	t.Helper()
 	schema := &spec.Schema{}
-	if err := json.Unmarshal([]byte(read(t, schemaFile)), schema); err != nil {
+	if err := json.Unmarshal([]byte(read(t, d.schema)), schema); err != nil {
 		t.Fatal(err)
 	}
 	return validate.NewSchemaValidator(schema, nil, "", strfmt.Default)
 }
 
-// The golden record has every field: nothing in it may change within a version. It is valid by the
-// schema, and so is one with the required fields alone.
+// The golden documents have every field: nothing in them may change within a version. They are valid
+// by their schemas, and so are those with the required fields alone.
 func TestGoldenRecord(t *testing.T) {
-	full := fullRecord()
-	line, err := json.MarshalIndent(full, "", "  ")
-	if err != nil {
-		t.Fatal(err)
-	}
-	line = append(line, '\n')
-	if *update {
-		overwrite(t, golden, string(line))
-	}
-	if string(line) != read(t, golden) {
-		t.Errorf("the record changes:\n%s", line)
-	}
-	parsed, err := Parse(line)
-	if err != nil {
-		t.Fatal(err)
-	}
-	again, err := json.MarshalIndent(parsed, "", "  ")
-	if err != nil || !bytes.Equal(append(again, '\n'), line) {
-		t.Errorf("%v: parsed and written again:\n%s", err, again)
-	}
-	checkFull(t, reflect.ValueOf(*full), "Record")
-	least := &Record{APIVersion: APIVersion, Kind: Kind, ID: "u/Denied", Time: full.Time, Outcome: Denied}
-	for _, record := range []*Record{full, least} {
-		if err := valid(t, record, nil); err != nil {
-			t.Error(err)
+	for _, d := range documents() {
+		line, err := json.MarshalIndent(d.full, "", "  ")
+		if err != nil {
+			t.Fatal(err)
+		}
+		line = append(line, '\n')
+		if *update {
+			overwrite(t, d.golden, string(line))
+		}
+		if string(line) != read(t, d.golden) {
+			t.Errorf("%s changes:\n%s", d.golden, line)
+		}
+		parsed, err := d.parse(line)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := json.MarshalIndent(parsed, "", "  ")
+		if err != nil || !bytes.Equal(append(again, '\n'), line) {
+			t.Errorf("%v: parsed and written again:\n%s", err, again)
+		}
+		checkFull(t, reflect.ValueOf(d.full), d.kind)
+		for _, valued := range []any{d.full, d.least} {
+			if err := valid(t, d, valued, nil); err != nil {
+				t.Error(err)
+			}
 		}
 	}
 }
@@ -270,49 +315,72 @@ func checkFull(t *testing.T, value reflect.Value, path string) {
 	}
 }
 
-// valid validates a record, after a change of its JSON.
-func valid(t *testing.T, record *Record, change func(map[string]any)) error {
+// valid validates a document by the schema of a kind, after a change of its JSON.
+func valid(t *testing.T, d document, valued any, change func(map[string]any)) error {
 	t.Helper()
-	line, err := json.Marshal(record)
+	line, err := json.Marshal(valued)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var document map[string]any
-	if err := json.Unmarshal(line, &document); err != nil {
+	var fields map[string]any
+	if err := json.Unmarshal(line, &fields); err != nil {
 		t.Fatal(err)
 	}
 	if change != nil {
-		change(document)
+		change(fields)
 	}
-	return validator(t).Validate(document).AsError()
+	return validator(t, d).Validate(fields).AsError()
 }
 
-// The schema and Parse refuse what is no record.
+// The schemas and the parsers refuse what is no document of their kind.
 func TestSchemaRefuses(t *testing.T) {
-	for name, change := range map[string]func(map[string]any){
+	all := documents()
+	both := map[string]func(map[string]any){
 		"another kind":     func(d map[string]any) { d["kind"] = "Other" },
 		"another version":  func(d map[string]any) { d["apiVersion"] = "v2" },
-		"no outcome":       func(d map[string]any) { delete(d, "outcome") },
-		"another outcome":  func(d map[string]any) { d["outcome"] = "Maybe" },
 		"an unknown field": func(d map[string]any) { d["extra"] = 1 },
 		"a local time":     func(d map[string]any) { d["time"] = "2026-03-01T10:00:02+02:00" },
-		"a short digest":   func(d map[string]any) { d["request"].(map[string]any)["sha256"] = "ab" },
-		"a nested field":   func(d map[string]any) { d["evidence"].(map[string]any)["ek"].(map[string]any)["x"] = 1 },
-	} {
-		if err := valid(t, fullRecord(), change); err == nil {
-			t.Errorf("%s is valid", name)
+		"no ID":            func(d map[string]any) { delete(d, "id") },
+		"a nested field":   func(d map[string]any) { d["machine"].(map[string]any)["x"] = 1 },
+	}
+	decisions := map[string]func(map[string]any){
+		"no outcome":      func(d map[string]any) { delete(d, "outcome") },
+		"another outcome": func(d map[string]any) { d["outcome"] = "Maybe" },
+		"a short digest":  func(d map[string]any) { d["request"].(map[string]any)["sha256"] = "ab" },
+		"a nested field":  func(d map[string]any) { d["evidence"].(map[string]any)["ek"].(map[string]any)["x"] = 1 },
+	}
+	revocations := map[string]func(map[string]any){
+		"no action":      func(d map[string]any) { delete(d, "action") },
+		"another action": func(d map[string]any) { d["action"] = "Deleted" },
+		"a short digest": func(d map[string]any) { d["certificates"].([]any)[0].(map[string]any)["sha256"] = "ab" },
+	}
+	for i, more := range []map[string]func(map[string]any){decisions, revocations} {
+		for _, changes := range []map[string]func(map[string]any){both, more} {
+			for name, change := range changes {
+				if err := valid(t, all[i], all[i].full, change); err == nil {
+					t.Errorf("%s: %s is valid", all[i].kind, name)
+				}
+			}
+		}
+		if err := valid(t, all[i], all[1-i].full, nil); err == nil {
+			t.Errorf("a %s is a valid %s", all[1-i].kind, all[i].kind)
 		}
 	}
-	line, err := json.Marshal(fullRecord())
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, spoil := range map[string][2]string{
+	for i, spoiled := range []map[string][2]string{{
 		"another kind": {`"kind":"Decision"`, `"kind":"Other"`}, "an unknown field": {`{"apiVersion"`, `{"x":1,"apiVersion"`},
 		"a doubled field": {`"outcome":"Issued"`, `"outcome":"Issued","outcome":"Denied"`}, "another case": {`"outcome"`, `"Outcome"`},
-	} {
-		if _, err := Parse(bytes.Replace(line, []byte(spoil[0]), []byte(spoil[1]), 1)); err == nil {
-			t.Errorf("%s is parsed", name)
+	}, {
+		"another kind": {`"kind":"Revocation"`, `"kind":"Decision"`}, "another version": {`v1alpha1`, `v2`}, "an unknown field": {`{"apiVersion"`, `{"x":1,"apiVersion"`},
+		"a doubled field": {`"action":"Suspended"`, `"action":"Suspended","action":"Resumed"`}, "another case": {`"action"`, `"Action"`},
+	}} {
+		line, err := json.Marshal(all[i].full)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, spoil := range spoiled {
+			if _, err := all[i].parse(bytes.Replace(line, []byte(spoil[0]), []byte(spoil[1]), 1)); err == nil {
+				t.Errorf("%s: %s is parsed", all[i].kind, name)
+			}
 		}
 	}
 }

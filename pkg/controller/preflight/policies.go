@@ -37,8 +37,12 @@ const (
 	PoliciesManagement
 )
 
-// labelScope is on each manifest, with the flavours of Cluster API that have it.
-const labelScope = "attestation.cluster.x-k8s.io/cluster-api"
+const (
+	// labelScope is on each manifest, with the flavours of Cluster API that have it.
+	labelScope = "attestation.cluster.x-k8s.io/cluster-api"
+	// labelFilled is on the policies whose content the controller writes.
+	labelFilled = "attestation.cluster.x-k8s.io/filled-by"
+)
 
 // The problems that a policy can have.
 const (
@@ -86,6 +90,19 @@ var releases = map[PolicyScope]func() (*policySet, error){
 	PoliciesManagement: sync.OnceValues(func() (*policySet, error) {
 		return parsePolicies("management", packaging.Policies, packaging.ManagementPolicies)
 	}),
+}
+
+// revocationReleases are what packaging/kubernetes-revocation adds. They are parsed once.
+var revocationReleases = map[PolicyScope]func() (*policySet, error){
+	PoliciesAlone:      parseRevocation(""),
+	PoliciesWorkload:   parseRevocation("workload"),
+	PoliciesManagement: parseRevocation("management"),
+}
+
+func parseRevocation(scope string) func() (*policySet, error) {
+	return sync.OnceValues(func() (*policySet, error) {
+		return parsePolicies(scope, packaging.RevocationPolicies, packaging.RevocationGuards)
+	})
 }
 
 // parsePolicies reads manifests, and keeps those with this value of the label, or "both". An empty
@@ -312,12 +329,19 @@ type PolicyCheck struct {
 	User string
 	// Others are the other controllers that the policies name.
 	Others []string
+	// Rendered returns what the controller last rendered for a policy of revoked certificates. With
+	// nil the policy has to be there, and its content is not compared.
+	//
+	// Rendered is itself nil while revocation is off. Then its policies are ignored. A PolicyWatch
+	// reports them. Check does not: enforcement of attestation does not depend on them.
+	Rendered func(name string) *admissionv1.ValidatingAdmissionPolicySpec
 
 	mu   sync.Mutex
 	self string
 }
 
-// Check reads policies and bindings, and returns what keeps them from being in force.
+// Check reads policies and bindings, and returns what keeps them from being in force. It leaves
+// those of revocation out.
 func (c *PolicyCheck) Check(ctx context.Context) ([]PolicyProblem, error) {
 	var policies admissionv1.ValidatingAdmissionPolicyList
 	var bindings admissionv1.ValidatingAdmissionPolicyBindingList
@@ -339,6 +363,32 @@ func (c *PolicyCheck) compare(ctx context.Context, policies []admissionv1.Valida
 		return nil, err
 	}
 	return release.compare(policies, bindings, append([]string{user}, c.Others...)), nil
+}
+
+// compareRevocation returns what keeps the policies of revocation from being in force.
+func (c *PolicyCheck) compareRevocation(ctx context.Context, policies []admissionv1.ValidatingAdmissionPolicy, bindings []admissionv1.ValidatingAdmissionPolicyBinding) ([]PolicyProblem, error) {
+	release, err := c.revocation()
+	if release == nil || err != nil {
+		return nil, err
+	}
+	user, err := c.user(ctx)
+	if err != nil {
+		return nil, err
+	}
+	want := &policySet{bindings: release.bindings}
+	for _, p := range release.policies {
+		if p.Labels[labelFilled] != "" {
+			spec := c.Rendered(p.Name)
+			if at := slices.IndexFunc(policies, func(found admissionv1.ValidatingAdmissionPolicy) bool { return found.Name == p.Name }); spec == nil && at >= 0 {
+				spec = &policies[at].Spec
+			}
+			if spec != nil {
+				p.Spec = *spec
+			}
+		}
+		want.policies = append(want.policies, p)
+	}
+	return want.compare(policies, bindings, append([]string{user}, c.Others...)), nil
 }
 
 // user returns whom the policies have to name.
@@ -367,12 +417,28 @@ func (c *PolicyCheck) release() (*policySet, error) {
 	return parse()
 }
 
-// isOurs reports whether the release has a policy or a binding of that name.
+// revocation returns the policies that the cluster has to have for revocation, or nil while that is
+// off.
+func (c *PolicyCheck) revocation() (*policySet, error) {
+	parse := revocationReleases[c.Scope]
+	if c.Rendered == nil || parse == nil {
+		return nil, nil
+	}
+	return parse()
+}
+
+// isOurs reports whether a policy or a binding of that name is compared.
 func (c *PolicyCheck) isOurs(object client.Object) bool {
 	release, err := c.release()
 	if err != nil {
 		return false
 	}
-	return slices.ContainsFunc(release.policies, func(p admissionv1.ValidatingAdmissionPolicy) bool { return p.Name == object.GetName() }) ||
-		slices.ContainsFunc(release.bindings, func(b admissionv1.ValidatingAdmissionPolicyBinding) bool { return b.Name == object.GetName() })
+	revocation, err := c.revocation()
+	return release.has(object.GetName()) || err == nil && revocation.has(object.GetName())
+}
+
+// has reports whether there is a policy or a binding of that name.
+func (s *policySet) has(name string) bool {
+	return s != nil && (slices.ContainsFunc(s.policies, func(p admissionv1.ValidatingAdmissionPolicy) bool { return p.Name == name }) ||
+		slices.ContainsFunc(s.bindings, func(b admissionv1.ValidatingAdmissionPolicyBinding) bool { return b.Name == name }))
 }

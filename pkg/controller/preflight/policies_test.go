@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -146,6 +148,112 @@ func TestPoliciesAreCompared(t *testing.T) {
 	if problems := want.compare(want.policies, want.bindings, []string{shippedController, "another"}); len(problems) != len(want.policies) {
 		t.Errorf("one of two controllers is not named: %v", problems)
 	}
+}
+
+// The policies of revocation are compared while it is on. Their content is what the controller last
+// rendered, where it has rendered something.
+func TestRevocationPoliciesAreCompared(t *testing.T) {
+	const name, guard = "node-attestation-revoked-03", "node-attestation-revocation-lists"
+	type change func(*policySet)
+	find := func(s *policySet, name string) (*admissionv1.ValidatingAdmissionPolicySpec, *admissionv1.ValidatingAdmissionPolicyBindingSpec) {
+		return &s.policies[slices.IndexFunc(s.policies, func(p admissionv1.ValidatingAdmissionPolicy) bool { return p.Name == name })].Spec,
+			&s.bindings[slices.IndexFunc(s.bindings, func(b admissionv1.ValidatingAdmissionPolicyBinding) bool { return b.Name == name })].Spec
+	}
+	filled := func(s *policySet) {
+		policy, _ := find(s, name)
+		policy.MatchConditions[0].Expression = "true"
+	}
+	without := func(name string) change {
+		return func(s *policySet) {
+			s.policies = slices.DeleteFunc(s.policies, func(p admissionv1.ValidatingAdmissionPolicy) bool { return p.Name == name })
+		}
+	}
+	for title, c := range map[string]struct {
+		off, renders bool
+		change       change
+		policy       string
+		problem      string
+	}{
+		"as shipped, nothing rendered yet": {change: func(*policySet) {}},
+		"filled, nothing rendered yet":     {change: filled},
+		"filled as rendered":               {renders: true, change: filled},
+		"rendered, and empty":              {renders: true, change: func(*policySet) {}, policy: name, problem: PolicyAltered},
+		"rendered, and altered": {renders: true, change: func(s *policySet) {
+			filled(s)
+			policy, _ := find(s, name)
+			policy.Validations = policy.Validations[:1]
+		}, policy: name, problem: PolicyAltered},
+		"deleted":             {change: without(name), policy: name, problem: PolicyMissing},
+		"deleted, rendered":   {renders: true, change: without(name), policy: name, problem: PolicyMissing},
+		"deleted, and off":    {off: true, change: without(name)},
+		"no guard":            {change: without(guard), policy: guard, problem: PolicyMissing},
+		"another may write":   {change: func(s *policySet) { p, _ := find(s, guard); p.Variables[0].Expression = "['admin']" }, policy: guard, problem: PolicyAltered},
+		"movers of a move":    {change: func(s *policySet) { p, _ := find(s, guard); p.Variables[1].Expression = "['admin']" }},
+		"a binding audits":    {change: func(s *policySet) { _, b := find(s, name); b.ValidationActions = b.ValidationActions[1:] }, policy: name, problem: PolicyNotDenying},
+		"a binding elsewhere": {change: func(s *policySet) { _, b := find(s, name); b.PolicyName = guard }, policy: name, problem: PolicyAltered},
+	} {
+		set, err := revocationReleases[PoliciesAlone]()
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := set.clone()
+		c.change(found)
+		check := &PolicyCheck{Scope: PoliciesAlone, User: shippedController}
+		if !c.off {
+			check.Rendered = func(asked string) *admissionv1.ValidatingAdmissionPolicySpec {
+				if !c.renders || asked != name {
+					return nil
+				}
+				rendered := set.clone()
+				filled(rendered)
+				policy, _ := find(rendered, name)
+				return policy
+			}
+		}
+		problems, err := check.compareRevocation(t.Context(), found.policies, found.bindings)
+		switch {
+		case err != nil:
+			t.Errorf("%s: %v", title, err)
+		case c.problem == "":
+			if len(problems) > 0 {
+				t.Errorf("%s: %v", title, problems)
+			}
+		case len(problems) != 1 || problems[0].Policy != c.policy || problems[0].Problem != c.problem:
+			t.Errorf("%s: %v", title, problems)
+		}
+		if ours := check.isOurs(&set.policies[2]); ours == c.off {
+			t.Errorf("%s: its content is kept: %v", title, ours)
+		}
+	}
+	// Each flavour has those of its objects.
+	for scope, want := range map[PolicyScope][2]int{PoliciesAlone: {12, 12}, PoliciesWorkload: {11, 11}, PoliciesManagement: {1, 1}} {
+		if set, err := revocationReleases[scope](); err != nil || len(set.policies) != want[0] || len(set.bindings) != want[1] {
+			t.Errorf("scope %d: %v", scope, err)
+		}
+	}
+}
+
+// The controller repairs an altered policy at once, so only what lasts is reported. A missing one is
+// reported at once.
+func TestAlterationsThatLast(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &PolicyWatch{}
+		altered := PolicyProblem{"a", PolicyAltered, "validations"}
+		missing := PolicyProblem{"b", PolicyMissing, "the policy is not there"}
+		expect := func(given []PolicyProblem, pending bool, want ...PolicyProblem) {
+			t.Helper()
+			if got := w.lasting(given); !slices.Equal(got, want) || w.pending != pending {
+				t.Errorf("%v, pending %v", got, w.pending)
+			}
+		}
+		expect([]PolicyProblem{altered, missing}, true, missing)
+		time.Sleep(alteredPatience - time.Second)
+		expect([]PolicyProblem{altered}, true)
+		time.Sleep(time.Second)
+		expect([]PolicyProblem{altered}, false, altered)
+		expect(nil, false)
+		expect([]PolicyProblem{altered}, true) // altered again
+	})
 }
 
 func TestLiterals(t *testing.T) {

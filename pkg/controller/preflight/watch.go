@@ -12,15 +12,13 @@ import (
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/internal/listwatch"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 )
 
@@ -48,6 +46,9 @@ const (
 	// again that let a request pass: the API server evaluates a policy up to seconds after it has
 	// stored it.
 	proveInterval, proveAgain = time.Minute, 10 * time.Second
+	// alteredPatience is how long a policy of revocation may differ before that is reported. The
+	// controller changes and repairs these policies, and this watch sees its writes later.
+	alteredPatience = 3 * time.Second
 	// policiesPatience is how long the first answers of the API server are waited for.
 	policiesPatience = 15 * time.Second
 )
@@ -102,6 +103,10 @@ type PolicyWatch struct {
 	passed    int
 	again     string
 	condition *telemetry.Condition
+	// altered has since when policies of revocation differ. Pending says that one of these is not
+	// reported yet.
+	altered map[string]time.Time
+	pending bool
 	// unproven says that it was logged that a policy cannot be proven for want of a right.
 	unproven bool
 }
@@ -157,18 +162,7 @@ func (w *PolicyWatch) informer(index int, list client.ObjectList, object client.
 		}
 		return err
 	}
-	calls := &toolscache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-			into := list.DeepCopyObject().(client.ObjectList)
-			err := w.api.List(ctx, into, &client.ListOptions{Raw: &options, Limit: options.Limit, Continue: options.Continue})
-			return into, note(err)
-		},
-		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-			w, err := w.api.Watch(ctx, list.DeepCopyObject().(client.ObjectList), &client.ListOptions{Raw: &options})
-			return w, note(err)
-		},
-	}
-	informer := toolscache.NewSharedIndexInformer(toolscache.ToListWatcherWithWatchListSemantics(calls, w.api), object, 0, toolscache.Indexers{})
+	informer := toolscache.NewSharedIndexInformer(listwatch.New(w.api, list, note), object, 0, toolscache.Indexers{})
 	failures := &telemetry.WatchErrors{Log: w.log, Message: unwatchedPolicies, Remind: w.Remind}
 	if err := informer.SetWatchErrorHandlerWithContext(failures.Handle); err != nil {
 		return nil, err
@@ -246,11 +240,15 @@ func (w *PolicyWatch) Start(ctx context.Context) error {
 			continue
 		}
 		w.report(ctx, v)
-		switch again := w.prove(ctx, v); {
-		case again > 0:
+		again := w.prove(ctx, v)
+		if again == 0 && w.condition.Unwritten() {
+			again = telemetry.ConditionRetry
+		}
+		if w.pending && (again == 0 || again > policiesSettle) {
+			again = policiesSettle
+		}
+		if again > 0 {
 			first.Reset(again)
-		case w.condition.Unwritten():
-			first.Reset(telemetry.ConditionRetry)
 		}
 	}
 }
@@ -273,10 +271,16 @@ func (w *PolicyWatch) judge(ctx context.Context, began time.Time) verdict {
 	}
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	problems, err := w.Check.compare(ctx, stored[admissionv1.ValidatingAdmissionPolicy](w.policies), stored[admissionv1.ValidatingAdmissionPolicyBinding](w.bindings))
+	policies, bindings := stored[admissionv1.ValidatingAdmissionPolicy](w.policies), stored[admissionv1.ValidatingAdmissionPolicyBinding](w.bindings)
+	problems, err := w.Check.compare(ctx, policies, bindings)
 	if err != nil {
 		return unknown(text.Line(err.Error(), telemetry.MaxLogged))
 	}
+	revocation, err := w.Check.compareRevocation(ctx, policies, bindings)
+	if err != nil {
+		return unknown(text.Line(err.Error(), telemetry.MaxLogged))
+	}
+	revocation = w.lasting(revocation)
 	switch {
 	case len(problems) > 0:
 		w.since, w.passed = time.Time{}, 0
@@ -285,6 +289,11 @@ func (w *PolicyWatch) judge(ctx context.Context, began time.Time) verdict {
 	case w.passed > 1:
 		problems = []PolicyProblem{{provenPolicy, PolicyNotEffective, "policy and binding are there, and the API server lets a hello be approved: is its admission plugin ValidatingAdmissionPolicy on?"}}
 	}
+	consequence := "Requests can be approved without attestation: apply the release's policies with your overlay (docs/controller-configuration.md)"
+	if len(problems) == 0 {
+		consequence = "Revoked certificates may be accepted: apply packaging/kubernetes-revocation again with your overlay (docs/cluster-setup.md#revocation)"
+	}
+	problems = append(problems, revocation...)
 	switch {
 	case w.Audit:
 		message := "nothing depends on the policies in audit mode"
@@ -293,9 +302,32 @@ func (w *PolicyWatch) judge(ctx context.Context, began time.Time) verdict {
 		}
 		return verdict{corev1.ConditionUnknown, ReasonPoliciesAudit, message, problems}
 	case len(problems) > 0:
-		return verdict{corev1.ConditionFalse, ReasonPoliciesNotInForce, describe(problems) + ". Requests can be approved without attestation: apply the release's policies with your overlay (docs/controller-configuration.md)", problems}
+		return verdict{corev1.ConditionFalse, ReasonPoliciesNotInForce, describe(problems) + ". " + consequence, problems}
 	}
 	return verdict{status: corev1.ConditionTrue, reason: ReasonPoliciesInForce, message: "the policies and their bindings are the release's"}
+}
+
+// lasting returns the problems without alterations that are newer than alteredPatience.
+func (w *PolicyWatch) lasting(problems []PolicyProblem) (left []PolicyProblem) {
+	now, before := time.Now(), w.altered
+	w.altered, w.pending = map[string]time.Time{}, false
+	for _, p := range problems {
+		if p.Problem != PolicyAltered {
+			left = append(left, p)
+			continue
+		}
+		since, known := before[p.String()]
+		if !known {
+			since = now
+		}
+		w.altered[p.String()] = since
+		if now.Sub(since) >= alteredPatience {
+			left = append(left, p)
+		} else {
+			w.pending = true
+		}
+	}
+	return left
 }
 
 // stored returns what an informer has.

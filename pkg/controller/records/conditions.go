@@ -21,7 +21,13 @@ func summarize(object *v1alpha1.NodeAttestation, now time.Time) {
 	if newest != nil {
 		object.Status.Expires = newest.NotAfter.DeepCopy()
 	}
-	for _, condition := range []metav1.Condition{attested(object), certificateIssued(object, newest)} {
+	conditions := []metav1.Condition{attested(object), certificateIssued(object, newest)}
+	for _, optional := range []*metav1.Condition{revoked(object, newest), suspended(object)} {
+		if optional != nil {
+			conditions = append(conditions, *optional)
+		}
+	}
+	for _, condition := range conditions {
 		condition.LastTransitionTime = metav1.NewTime(now)
 		meta.SetStatusCondition(&object.Status.Conditions, condition)
 	}

@@ -72,7 +72,7 @@ func recordOf(object *v1alpha1.NodeAttestation) verifier.Record {
 		if c.FormerEK {
 			continue
 		}
-		record.Certificates = append(record.Certificates, verifier.Certificate{SHA256: c.SHA256, ProofUID: string(c.RequestUID), NotAfter: c.NotAfter.Time})
+		record.Certificates = append(record.Certificates, verifier.Certificate{SHA256: c.SHA256, ProofUID: string(c.RequestUID), NotAfter: c.NotAfter.Time, Revoked: c.Revoked})
 	}
 	return record
 }
@@ -143,9 +143,13 @@ func AddCertificate(record *v1alpha1.NodeAttestation, request *certificatesv1.Ce
 		return err
 	}
 	sum := sha256.Sum256(leaf.Raw)
+	var requested *metav1.Time
+	if !request.CreationTimestamp.IsZero() {
+		requested = request.CreationTimestamp.DeepCopy()
+	}
 	record.Status.Certificates = slices.DeleteFunc(record.Status.Certificates, func(c v1alpha1.IssuedCertificate) bool { return c.NotAfter.Time.Before(now) })
 	record.Status.Certificates = append(record.Status.Certificates, v1alpha1.IssuedCertificate{
-		SHA256: hex.EncodeToString(sum[:]), Serial: leaf.SerialNumber.Text(16), NotAfter: metav1.NewTime(leaf.NotAfter), RequestUID: request.UID, Noted: true,
+		SHA256: hex.EncodeToString(sum[:]), Serial: leaf.SerialNumber.Text(16), NotAfter: metav1.NewTime(leaf.NotAfter), Requested: requested, RequestUID: request.UID, Noted: true,
 	})
 	for len(record.Status.Certificates) > maxCertificates {
 		all := record.Status.Certificates

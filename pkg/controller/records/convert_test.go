@@ -49,12 +49,22 @@ func TestRecordKeepsTheNewestCertificates(t *testing.T) {
 	if len(got) != maxCertificates || got[0].RequestUID != "3" || !HasCertificateFor(record, "66") || HasCertificateFor(record, "2") || HasCertificateFor(record, "expired") {
 		t.Errorf("%d certificates, the first for %s", len(got), got[0].RequestUID)
 	}
+	// A revocation selects by when the API server stored the request.
+	if got[0].Requested != nil {
+		t.Errorf("requested %s", got[0].Requested)
+	}
+	dated := requestNamed("", "dated")
+	dated.CreationTimestamp = metav1.NewTime(now.Add(-time.Minute))
+	note(0, dated)
+	if c := record.Status.Certificates[len(record.Status.Certificates)-1]; c.Requested == nil || !c.Requested.Equal(&dated.CreationTimestamp) {
+		t.Errorf("%+v", c)
+	}
 	// A request whose certificate cannot be published does not push out the certificate in use.
 	stuck := requestNamed("", "stuck")
 	for i := range 3 * maxCertificates {
 		note(i, stuck)
 	}
-	if got = record.Status.Certificates; len(got) != maxCertificates || !HasCertificateFor(record, "66") || !HasCertificateFor(record, "4") || HasCertificateFor(record, "3") || got[len(got)-1].RequestUID != "stuck" {
+	if got = record.Status.Certificates; len(got) != maxCertificates || !HasCertificateFor(record, "66") || !HasCertificateFor(record, "5") || HasCertificateFor(record, "4") || got[len(got)-1].RequestUID != "stuck" {
 		t.Errorf("%d certificates, the first for %s", len(got), got[0].RequestUID)
 	}
 }

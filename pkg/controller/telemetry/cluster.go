@@ -28,6 +28,7 @@ type clusterGauges struct {
 	bindings, unattested, policies, policiesInForce *prometheus.GaugeVec
 	sourceUsable, sourceRead, machines              *prometheus.GaugeVec
 	caEnd, caTrusted                                *prometheus.GaugeVec
+	revoked, revocationCapacity                     *prometheus.GaugeVec
 	state                                           *stateCollector
 }
 
@@ -59,6 +60,10 @@ func NewClusterMetrics() (*ClusterMetrics, error) {
 			"End of the signing CA, or of a CA above it that ends earlier. Absent if there is none."),
 		caTrusted: gauge("node_attestation_ca_trusted",
 			"1 if the API server trusts the signing CA, 0 if it does not. Absent if that is not known."),
+		revoked: gauge("node_attestation_revoked_certificates",
+			"Certificates that are revoked and have not ended, by state: revoked, suspended, or not_in_force for lack of room. Absent while revocation is off.", "state"),
+		revocationCapacity: gauge("node_attestation_revocation_list_capacity",
+			"How many revoked certificates the admission policies have room for. Absent while revocation is off."),
 		state: &stateCollector{states: map[string]State{}},
 	}}
 	var failed []error
@@ -71,6 +76,7 @@ func NewClusterMetrics() (*ClusterMetrics, error) {
 func (g *clusterGauges) vectors() []*prometheus.GaugeVec {
 	return []*prometheus.GaugeVec{
 		g.bindings, g.unattested, g.policies, g.policiesInForce, g.sourceUsable, g.sourceRead, g.machines, g.caEnd, g.caTrusted,
+		g.revoked, g.revocationCapacity,
 	}
 }
 
@@ -189,6 +195,27 @@ func (m *ClusterMetrics) CA(end time.Time, trusted *bool) {
 	if trusted != nil {
 		m.caTrusted.WithLabelValues(m.cluster).Set(number(*trusted))
 	}
+}
+
+// RevokedCertificates are how many certificates are in the lists of revoked ones. Each is in one of
+// the numbers.
+type RevokedCertificates struct {
+	// Revoked are refused each write but a request for a new certificate. Suspended are refused that,
+	// too.
+	Revoked, Suspended int
+	// NotInForce are those for which there is no room, or no policy.
+	NotInForce int
+}
+
+// Revoked gauges how many certificates are revoked, and for how many there is room.
+func (m *ClusterMetrics) Revoked(count RevokedCertificates, capacity int) {
+	if m == nil {
+		return
+	}
+	m.revoked.WithLabelValues(m.cluster, "revoked").Set(float64(count.Revoked))
+	m.revoked.WithLabelValues(m.cluster, "suspended").Set(float64(count.Suspended))
+	m.revoked.WithLabelValues(m.cluster, "not_in_force").Set(float64(count.NotInForce))
+	m.revocationCapacity.WithLabelValues(m.cluster).Set(float64(capacity))
 }
 
 // Observe has each scrape ask a controller for the cluster's state.

@@ -23,6 +23,9 @@ const (
 	// ConditionSources says whether the CA, the machines and the challenge keys are usable, and
 	// whether the API server trusts the CA.
 	ConditionSources = "NodeAttestationSourcesUsable"
+	// ConditionRevocation says whether each revoked certificate is refused. It is missing while the
+	// feature is off.
+	ConditionRevocation = "NodeAttestationRevocationInForce"
 )
 
 const (

@@ -94,6 +94,7 @@ func useAll(cluster string) *ClusterMetrics {
 	m.Source("ca", true, time.Unix(1, 0))
 	m.Machines(2)
 	m.CA(time.Unix(3, 0), new(true))
+	m.Revoked(RevokedCertificates{Revoked: 7, Suspended: 8, NotInForce: 9}, 10)
 	m.Observe(State{
 		Waiting: func() map[string]int { return map[string]int{"MachineNotFound": 4} },
 		Records: func() ([]Record, bool) {
@@ -182,6 +183,8 @@ func TestStateIsAskedFor(t *testing.T) {
 		"node_attestation_ca_not_after_timestamp_seconds":                 {"": 3},
 		"node_attestation_ca_trusted":                                     {"": 1},
 		"node_attestation_policies_in_force":                              {"": 0},
+		"node_attestation_revoked_certificates":                           {"revoked": 7, "suspended": 8, "not_in_force": 9},
+		"node_attestation_revocation_list_capacity":                       {"": 10},
 	} {
 		if got := samples(t, name, "state"); !maps.Equal(got, want) {
 			t.Errorf("%s: %v, not %v", name, got, want)

@@ -99,7 +99,7 @@ would end the literal.
   {{- range $configuration.bootstrappers -}}{{- $users = append $users .username -}}{{- end -}}
   {{- include "nac.extend" (list $policy "bootstrappers" $users) -}}
 {{- end -}}
-{{- if eq $name "records" -}}
+{{- if has $name (list "records" "revocation-lists") -}}
   {{- include "nac.extend" (list $policy "movers" $root.Values.policies.movers) -}}
 {{- end -}}
 {{- end -}}

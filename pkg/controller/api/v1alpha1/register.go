@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package v1alpha1 is the API group attestation.cluster.x-k8s.io: the records of attested machines.
-// `make generate` makes the deep copies and packaging/kubernetes/crd.yaml from its types.
+// Package v1alpha1 is the API group attestation.cluster.x-k8s.io: the records of attested machines,
+// and the revocation of their certificates. `make generate` makes the deep copies,
+// packaging/kubernetes/crd.yaml and packaging/kubernetes-revocation/component/crd.yaml from its types.
 //
 // +kubebuilder:object:generate=true
 // +groupName=attestation.cluster.x-k8s.io
@@ -41,6 +42,14 @@ const (
 	// ConditionCertificateIssued is True if a certificate was issued to the EK in spec. It stays
 	// True when that certificate ends.
 	ConditionCertificateIssued = "CertificateIssued"
+	// ConditionRevoked is True while the newest certificate is revoked. It is missing if no
+	// certificate was ever revoked.
+	ConditionRevoked = "Revoked"
+	// ConditionSuspended is True while the machine is suspended. It is missing if it never was.
+	ConditionSuspended = "Suspended"
+	// ConditionComplete of a NodeRevocation is True once each certificate that it selects is revoked
+	// or has ended, and each of its nodes has a newer one.
+	ConditionComplete = "Complete"
 )
 
 // The reasons of conditions.
@@ -50,11 +59,23 @@ const (
 	ReasonIssued     = "Issued"
 	// ReasonNotIssued says that evidence was accepted, and that no certificate followed yet.
 	ReasonNotIssued = "NotIssued"
+	// ReasonRevoked and ReasonSuspended are also reasons of Events.
+	ReasonRevoked   = "CertificateRevoked"
+	ReasonSuspended = "MachineSuspended"
+	// ReasonRenewed says that a newer certificate was issued since the revocation, ReasonResumed that
+	// the suspension was lifted.
+	ReasonRenewed = "Renewed"
+	ReasonResumed = "MachineResumed"
+	// ReasonInProgress and ReasonComplete are about a NodeRevocation.
+	ReasonInProgress = "InProgress"
+	ReasonComplete   = "Complete"
 )
 
 // AddToScheme makes the types known to a scheme.
 func AddToScheme(scheme *runtime.Scheme) error {
-	scheme.AddKnownTypes(GroupVersion, &NodeAttestation{}, &NodeAttestationList{})
+	scheme.AddKnownTypes(GroupVersion,
+		&NodeAttestation{}, &NodeAttestationList{},
+		&NodeRevocation{}, &NodeRevocationList{}, &NodeSuspension{}, &NodeSuspensionList{}, &RevocationList{}, &RevocationListList{})
 	metav1.AddToGroupVersion(scheme, GroupVersion)
 	return nil
 }

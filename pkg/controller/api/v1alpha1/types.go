@@ -148,7 +148,8 @@ type EndorsementKey struct {
 
 // NodeAttestationStatus is what changes with each attestation.
 type NodeAttestationStatus struct {
-	// Conditions are Attested and CertificateIssued. Each write of the controller derives them from
+	// Conditions are Attested and CertificateIssued, and once they apply Revoked and Suspended. Each
+	// write of the controller derives them from
 	// the rest of the record, and their observedGeneration is the generation of that write. No
 	// condition changes when a certificate ends: expires says when that is.
 	//
@@ -197,6 +198,46 @@ type NodeAttestationStatus struct {
 	// +kubebuilder:validation:MaxItems=8
 	// +listType=atomic
 	EKHistory []FormerEK `json:"ekHistory,omitempty"`
+	// Revocation is the last revocation of certificates of this machine.
+	Revocation *AppliedRevocation `json:"revocation,omitempty"`
+	// Suspension says that the machine is suspended. It is missing once the machine is resumed.
+	Suspension *AppliedSuspension `json:"suspension,omitempty"`
+}
+
+// AppliedRevocation is a NodeRevocation that was applied to a machine.
+type AppliedRevocation struct {
+	// Name is the NodeRevocation's.
+	//
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^[-a-z0-9.]+$`
+	Name string `json:"name"`
+	// Reason is the operator's.
+	//
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=256
+	// +kubebuilder:validation:Pattern=`^[^\x00-\x1f\x7f]+$`
+	Reason string `json:"reason"`
+	// Time is when certificates of the machine were revoked last.
+	//
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=64
+	Time metav1.Time `json:"time"`
+}
+
+// AppliedSuspension is a NodeSuspension that holds for a machine.
+type AppliedSuspension struct {
+	// Reason is the operator's.
+	//
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=256
+	// +kubebuilder:validation:Pattern=`^[^\x00-\x1f\x7f]+$`
+	Reason string `json:"reason"`
+	// Time is since when the controller denies the machine everything.
+	//
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=64
+	Time metav1.Time `json:"time"`
 }
 
 // EKReplacement says since when an EK is refused.
@@ -333,6 +374,12 @@ type IssuedCertificate struct {
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=64
 	NotAfter metav1.Time `json:"notAfter"`
+	// Requested is when the API server stored the request. The key is older. It is missing in records
+	// of older releases.
+	//
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=64
+	Requested *metav1.Time `json:"requested,omitempty"`
 	// RequestUID is the UID of the request that the certificate was issued for.
 	//
 	// +kubebuilder:validation:Type=string
@@ -340,6 +387,8 @@ type IssuedCertificate struct {
 	// +kubebuilder:validation:MaxLength=64
 	// +kubebuilder:validation:Pattern=`^[-A-Za-z0-9]+$`
 	RequestUID types.UID `json:"requestUID"`
+	// Revoked says that the certificate is in a RevocationList.
+	Revoked bool `json:"revoked,omitempty"`
 	// FormerEK says that the certificate was issued to an EK that another one has replaced. Such a
 	// certificate vouches for no request. It only shows that the certificate was issued here.
 	FormerEK bool `json:"formerEK,omitempty"`

@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// The kinds below revoke certificates and suspend machines. Kubernetes has no revocation, so
+// admission policies of the controller refuse the writes of revoked certificates.
+//
+// Operators create and delete NodeRevocations and NodeSuspensions. Each kind is a right of its own.
+// Only the controller writes RevocationLists. It keeps a fingerprint there until the certificate
+// ends, whatever happens to the record of the machine.
+
+// RevocationMode says when certificates are revoked.
+type RevocationMode string
+
+// The modes of a NodeRevocation.
+const (
+	// RevokeImmediately revokes at once. A node is NotReady until it has looked for announcements
+	// and renewed.
+	RevokeImmediately RevocationMode = "Immediately"
+	// RevokeAfterRenewal announces the revocation, so that the nodes renew first.
+	RevokeAfterRenewal RevocationMode = "AfterRenewal"
+)
+
+// NodeRevocation revokes certificates that were issued to nodes before a point in time. The machines
+// stay trusted: they get new certificates by their evidence.
+//
+// Deleting the object stops what is not revoked yet. It takes no revocation back.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:storageversion
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:shortName=nrev,categories=cluster-api
+// +kubebuilder:metadata:labels={"attestation.cluster.x-k8s.io/cluster-api=management","clusterctl.cluster.x-k8s.io="}
+// +kubebuilder:printcolumn:name=Mode,type=string,JSONPath=`.spec.mode`
+// +kubebuilder:printcolumn:name=Nodes,type=integer,JSONPath=`.status.nodes`
+// +kubebuilder:printcolumn:name=Renewed,type=integer,JSONPath=`.status.renewed`
+// +kubebuilder:printcolumn:name=Revoked,type=integer,JSONPath=`.status.revoked`
+// +kubebuilder:printcolumn:name=Complete,type=string,JSONPath=`.status.conditions[?(@.type=="Complete")].status`
+// +kubebuilder:printcolumn:name=Age,type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:printcolumn:name=Reason,type=string,priority=1,JSONPath=`.spec.reason`
+type NodeRevocation struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec   NodeRevocationSpec   `json:"spec"`
+	Status NodeRevocationStatus `json:"status,omitzero"`
+}
+
+// NodeRevocationSpec is which certificates are revoked, and when. It is immutable.
+//
+// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="a revocation is not changed; create another one"
+// +kubebuilder:validation:XValidation:rule="has(self.nodes) != (has(self.all) && self.all)",message="set exactly one of nodes and all"
+type NodeRevocationSpec struct {
+	// Cluster is the cluster's UID, as in the records of its machines.
+	//
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^[A-Za-z0-9]([-A-Za-z0-9._/]*[A-Za-z0-9])?$`
+	Cluster string `json:"cluster"`
+	// Nodes are the names of the nodes whose certificates are revoked.
+	//
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=1000
+	// +kubebuilder:validation:items:MinLength=1
+	// +kubebuilder:validation:items:MaxLength=253
+	// +kubebuilder:validation:items:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`
+	// +listType=set
+	Nodes []string `json:"nodes,omitempty"`
+	// All revokes the certificates of all nodes of the cluster.
+	All bool `json:"all,omitempty"`
+	// IssuedBefore selects the certificates whose requests were filed before it. Default: when this
+	// object was created.
+	//
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=64
+	IssuedBefore *metav1.Time `json:"issuedBefore,omitempty"`
+	// Mode is Immediately or AfterRenewal.
+	//
+	// +kubebuilder:validation:Enum=Immediately;AfterRenewal
+	Mode RevocationMode `json:"mode"`
+	// SpreadSeconds is the time over which the nodes renew, in mode AfterRenewal. Each node picks a
+	// moment in it by its name. Default: 600.
+	//
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=604800
+	SpreadSeconds *int32 `json:"spreadSeconds,omitempty"`
+	// LimitSeconds is how long after the creation of this object a certificate is revoked whose node
+	// has not renewed, in mode AfterRenewal. Default: 7200.
+	//
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=2592000
+	LimitSeconds *int32 `json:"limitSeconds,omitempty"`
+	// Reason says why, for the record, Events and the decision log. It is not shown to nodes.
+	//
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=256
+	// +kubebuilder:validation:Pattern=`^[^\x00-\x1f\x7f]+$`
+	Reason string `json:"reason"`
+}
+
+// NodeRevocationStatus is how far a revocation has come.
+type NodeRevocationStatus struct {
+	// Conditions are Complete.
+	//
+	// +kubebuilder:validation:MaxItems=8
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+	// Nodes is how many nodes the revocation selects.
+	//
+	// +kubebuilder:validation:Minimum=0
+	Nodes int32 `json:"nodes,omitempty"`
+	// Renewed is how many of these nodes have a newer certificate.
+	//
+	// +kubebuilder:validation:Minimum=0
+	Renewed int32 `json:"renewed,omitempty"`
+	// Revoked is how many certificates are revoked.
+	//
+	// +kubebuilder:validation:Minimum=0
+	Revoked int32 `json:"revoked,omitempty"`
+	// Waiting are names of nodes that have no newer certificate, at most 16.
+	//
+	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:items:MaxLength=253
+	// +listType=atomic
+	Waiting []string `json:"waiting,omitempty"`
+}
+
+// NodeRevocationList is a list of revocations.
+//
+// +kubebuilder:object:root=true
+type NodeRevocationList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+
+	Items []NodeRevocation `json:"items"`
+}
+
+// NodeSuspension denies a machine everything until the object is deleted. It is about the machine's
+// endorsement key. So it outlives the record, and holds for each record and each node name that the
+// machine has or will have. It holds for each cluster whose records are in the same namespace.
+//
+// Its name is "ek-" and the fingerprint.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:storageversion
+// +kubebuilder:resource:shortName=nsus,categories=cluster-api
+// +kubebuilder:metadata:labels={"attestation.cluster.x-k8s.io/cluster-api=management","clusterctl.cluster.x-k8s.io=","clusterctl.cluster.x-k8s.io/move="}
+// +kubebuilder:validation:XValidation:rule="self.metadata.name == 'ek-' + self.spec.ek",message="the name is ek- and the fingerprint in spec.ek"
+// +kubebuilder:printcolumn:name=Node,type=string,JSONPath=`.spec.nodeName`
+// +kubebuilder:printcolumn:name=Reason,type=string,JSONPath=`.spec.reason`
+// +kubebuilder:printcolumn:name=Age,type=date,JSONPath=`.metadata.creationTimestamp`
+type NodeSuspension struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec NodeSuspensionSpec `json:"spec"`
+}
+
+// NodeSuspensionSpec is which machine is suspended. It is immutable.
+//
+// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="a suspension is not changed; resume, then suspend again"
+type NodeSuspensionSpec struct {
+	// EK is the fingerprint of the machine's endorsement key: the SHA-256 of its
+	// SubjectPublicKeyInfo, in hex.
+	//
+	// +kubebuilder:validation:MinLength=64
+	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:Pattern=`^[0-9a-f]{64}$`
+	EK string `json:"ek"`
+	// NodeName is the node that the machine was when it was suspended. With the optional policy
+	// node-attestation-suspended-tokens, tokens of pods on it are refused.
+	//
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`
+	NodeName string `json:"nodeName,omitempty"`
+	// Reason says why, for the record, Events and the decision log. It is not shown to nodes.
+	//
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=256
+	// +kubebuilder:validation:Pattern=`^[^\x00-\x1f\x7f]+$`
+	Reason string `json:"reason"`
+}
+
+// NodeSuspensionList is a list of suspensions.
+//
+// +kubebuilder:object:root=true
+type NodeSuspensionList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+
+	Items []NodeSuspension `json:"items"`
+}
+
+// RevocationList has certificates that are revoked and have not ended. One admission policy refuses
+// the writes of the certificates of one list. Only the controller writes it.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:storageversion
+// +kubebuilder:resource:shortName=rvl,categories=cluster-api
+// +kubebuilder:metadata:labels={"attestation.cluster.x-k8s.io/cluster-api=management","clusterctl.cluster.x-k8s.io=","clusterctl.cluster.x-k8s.io/move="}
+// +kubebuilder:selectablefield:JSONPath=`.spec.cluster`
+// +kubebuilder:printcolumn:name=Cluster,type=string,JSONPath=`.spec.cluster`
+// +kubebuilder:printcolumn:name=Number,type=integer,JSONPath=`.spec.number`
+// +kubebuilder:printcolumn:name=Age,type=date,JSONPath=`.metadata.creationTimestamp`
+type RevocationList struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec RevocationListSpec `json:"spec"`
+}
+
+// RevocationListSpec is the content of a list.
+type RevocationListSpec struct {
+	// Cluster is the cluster's UID, as in the records of its machines. Immutable.
+	//
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="a list never moves to another cluster"
+	Cluster string `json:"cluster"`
+	// Number is the list's, from 1. The policy of that number refuses its certificates. A list with a
+	// greater number than there are policies is not in force: it keeps what the others have no room
+	// for. Immutable.
+	//
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=1000
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="a list keeps its number"
+	Number int32 `json:"number"`
+	// Certificates are the revoked ones.
+	//
+	// +kubebuilder:validation:MaxItems=1000
+	// +listType=map
+	// +listMapKey=sha256
+	Certificates []RevokedCertificate `json:"certificates,omitempty"`
+}
+
+// RevokedCertificate is a certificate that is revoked.
+type RevokedCertificate struct {
+	// SHA256 is that of the certificate in DER, in hex.
+	//
+	// +kubebuilder:validation:MinLength=64
+	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:Pattern=`^[0-9a-f]{64}$`
+	SHA256 string `json:"sha256"`
+	// NotAfter is when the certificate ends. Then it leaves the list.
+	//
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=64
+	NotAfter metav1.Time `json:"notAfter"`
+	// NodeName is the node that the certificate is for.
+	//
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^[-a-z0-9.]+$`
+	NodeName string `json:"nodeName"`
+	// EK is the fingerprint of the endorsement key that the certificate was issued to. It is empty
+	// with a provider that knows none.
+	//
+	// +kubebuilder:validation:MaxLength=64
+	EK string `json:"ek,omitempty"`
+	// Revocation is the name of the NodeRevocation that revoked it, empty if a suspension did.
+	//
+	// +kubebuilder:validation:MaxLength=253
+	Revocation string `json:"revocation,omitempty"`
+	// Suspended says that the certificate may not even ask for a new one.
+	Suspended bool `json:"suspended,omitempty"`
+}
+
+// RevocationListList is a list of RevocationLists.
+//
+// +kubebuilder:object:root=true
+type RevocationListList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+
+	Items []RevocationList `json:"items"`
+}

@@ -1,0 +1,514 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package revocation
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-logr/logr"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/version"
+	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/internal/listwatch"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
+)
+
+const (
+	// idleInterval is how often a round is made without an event. activeInterval is how often while
+	// nodes renew, since no event says that a node uses its new certificate.
+	idleInterval, activeInterval = 30 * time.Second, 2 * time.Second
+	// roundTimeout bounds the calls of one round.
+	roundTimeout = 30 * time.Second
+	// retryInterval is how soon a round follows one that failed, or that has left records to mark.
+	retryInterval = time.Second
+	// startTimeout is how long the first answers of the API servers are waited for.
+	startTimeout = 15 * time.Second
+	// unseenPause is how soon a round follows one that found the informer behind our own writes, and
+	// unseenTimeout how long that is waited for.
+	unseenPause, unseenTimeout = 50 * time.Millisecond, 2 * time.Second
+	// settle is how long events are collected: an apply writes several objects.
+	settle = 20 * time.Millisecond
+	// versionInterval is how often an API server that is too old is asked again.
+	versionInterval = 10 * time.Minute
+)
+
+// Reasons of the condition NodeAttestationRevocationInForce, and of Events on the Namespace.
+const (
+	ReasonInForce         = "RevocationInForce"
+	ReasonNotInForce      = "RevocationNotInForce"
+	ReasonListsFull       = "RevocationListsFull"
+	ReasonAPIServerTooOld = "APIServerTooOld"
+)
+
+// Records are those of the cluster, a *records.Store.
+type Records interface {
+	// All returns them. The caller changes none.
+	All(ctx context.Context) ([]v1alpha1.NodeAttestation, error)
+	// Write updates the version that was read.
+	Write(ctx context.Context, record *v1alpha1.NodeAttestation, now time.Time) error
+	// InSync reports whether All costs no call.
+	InSync() bool
+}
+
+// Config is what an Enforcer is made from. Fields are required unless they are said to be optional.
+type Config struct {
+	// Cluster is the cluster's UID, as in records.
+	Cluster string
+	// Namespace is where the objects of this package are.
+	Namespace string
+	// ListPrefix is what the names of the lists begin with. Labels are their labels, and Owners their
+	// owners. Both are optional.
+	ListPrefix string
+	Labels     map[string]string
+	Owners     []metav1.OwnerReference
+	// Signers are those under which a revoked certificate may ask for a new one.
+	Signers []string
+	// Objects reaches NodeRevocations, NodeSuspensions and RevocationLists. Joined reaches the
+	// cluster that nodes join, with its policies, announcement and Nodes. Both read from the API
+	// server itself, and have no timeout of their own.
+	Objects, Joined client.WithWatch
+	// Version returns the version of the API server that nodes join.
+	Version func(context.Context) (*version.Info, error)
+	Records Records
+	// StatusNamespace is the Namespace in the joined cluster whose status has the condition.
+	StatusNamespace string
+	// Events are about that Namespace.
+	Events events.EventRecorder
+	// Applied reports that something was applied to a machine. It must not block.
+	Applied func(ctx context.Context, a Application)
+	// Metrics are optional.
+	Metrics *telemetry.ClusterMetrics
+	Log     logr.Logger
+	// Now is the clock. Default: the system's.
+	Now func() time.Time
+}
+
+// Enforcer refuses the certificates that are revoked. Run runs it, in one process at a time.
+type Enforcer struct {
+	Config
+	revocations, suspensions, lists, policies toolscache.SharedIndexInformer
+	changed                                   chan struct{}
+	rendered                                  atomic.Pointer[map[string]*admissionv1.ValidatingAdmissionPolicySpec]
+
+	// What follows belongs to Run's goroutine.
+	condition *telemetry.Condition
+	began     time.Time
+	// unseen has the versions of lists that we wrote and the informer has not shown yet, by name, and
+	// unseenSince when the last of them was written.
+	unseen      map[string]string
+	unseenSince time.Time
+	// announced is what the ConfigMap had when it was read last, and announcedAt when that was.
+	announced   *string
+	announcedAt time.Time
+	reported    string
+	failure     string
+}
+
+// New returns an Enforcer.
+func New(config Config) (*Enforcer, error) {
+	e := &Enforcer{Config: config, changed: make(chan struct{}, 1), unseen: map[string]string{}}
+	if e.Now == nil {
+		e.Now = time.Now
+	}
+	e.condition = &telemetry.Condition{API: e.Joined, Namespace: e.StatusNamespace, Type: telemetry.ConditionRevocation, Remind: telemetry.RemindInterval, Log: e.Log}
+	for _, w := range []struct {
+		into   *toolscache.SharedIndexInformer
+		api    client.WithWatch
+		list   client.ObjectList
+		object client.Object
+		in     []client.ListOption
+	}{
+		{&e.revocations, e.Objects, &v1alpha1.NodeRevocationList{}, &v1alpha1.NodeRevocation{}, []client.ListOption{client.InNamespace(e.Namespace)}},
+		{&e.suspensions, e.Objects, &v1alpha1.NodeSuspensionList{}, &v1alpha1.NodeSuspension{}, []client.ListOption{client.InNamespace(e.Namespace)}},
+		{&e.lists, e.Objects, &v1alpha1.RevocationListList{}, &v1alpha1.RevocationList{}, []client.ListOption{
+			client.InNamespace(e.Namespace), client.MatchingFields{v1alpha1.FieldCluster: e.Cluster},
+		}},
+		{&e.policies, e.Joined, &admissionv1.ValidatingAdmissionPolicyList{}, &admissionv1.ValidatingAdmissionPolicy{}, nil},
+	} {
+		informer := toolscache.NewSharedIndexInformer(listwatch.New(w.api, w.list, func(err error) error { return err }, w.in...), w.object, 0, toolscache.Indexers{})
+		failures := &telemetry.WatchErrors{Log: e.Log, Message: "cannot watch what revocation needs: is packaging/kubernetes-revocation applied?", Remind: telemetry.RemindInterval}
+		_, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+			AddFunc: func(any) { e.wake() }, UpdateFunc: func(any, any) { e.wake() }, DeleteFunc: func(any) { e.wake() },
+		})
+		if err := errors.Join(err, informer.SetTransform(trim), informer.SetWatchErrorHandlerWithContext(failures.Handle)); err != nil {
+			return nil, err
+		}
+		*w.into = informer
+	}
+	return e, nil
+}
+
+// trim drops what nobody reads. An update is made of what is read from the API server.
+func trim(object any) (any, error) {
+	if o, ok := object.(client.Object); ok {
+		o.SetManagedFields(nil)
+		if policy, ok := o.(*admissionv1.ValidatingAdmissionPolicy); ok && !isOurs(policy.Name) {
+			policy.Spec = admissionv1.ValidatingAdmissionPolicySpec{}
+		}
+	}
+	return object, nil
+}
+
+func isOurs(policy string) bool {
+	for number := int32(1); number <= Policies; number++ {
+		if policy == PolicyName(number) {
+			return true
+		}
+	}
+	return policy == TokenPolicyName
+}
+
+func (e *Enforcer) wake() {
+	select {
+	case e.changed <- struct{}{}:
+	default:
+	}
+}
+
+// ErrUnknown says that the suspensions could not be read yet.
+var ErrUnknown = errors.New("the suspensions are not known yet")
+
+// Suspended returns the endorsement keys of suspended machines. It reads no API.
+func (e *Enforcer) Suspended() (map[string]bool, error) {
+	if !e.suspensions.HasSynced() {
+		return nil, ErrUnknown
+	}
+	eks := map[string]bool{}
+	for _, item := range e.suspensions.GetStore().List() {
+		eks[item.(*v1alpha1.NodeSuspension).Spec.EK] = true
+	}
+	return eks, nil
+}
+
+// Rendered returns what the policy of that name is to have. It is nil if that is not known yet, or
+// the policy is not one of these.
+func (e *Enforcer) Rendered(policy string) *admissionv1.ValidatingAdmissionPolicySpec {
+	if all := e.rendered.Load(); all != nil {
+		return (*all)[policy]
+	}
+	return nil
+}
+
+// Run enforces until ctx ends. The suspensions count whatever the version of the API server is.
+func (e *Enforcer) Run(ctx context.Context) {
+	var running sync.WaitGroup
+	defer running.Wait()
+	running.Go(func() { e.suspensions.RunWithContext(ctx) })
+	if !e.awaitVersion(ctx) {
+		return
+	}
+	for _, informer := range []toolscache.SharedIndexInformer{e.revocations, e.lists, e.policies} {
+		running.Go(func() { informer.RunWithContext(ctx) })
+	}
+	e.began = time.Now()
+	for timer := time.NewTimer(0); ; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-e.changed:
+			timer.Reset(settle)
+			continue
+		case <-timer.C:
+		}
+		timer.Reset(e.round(ctx))
+	}
+}
+
+// awaitVersion waits until the API server says with which certificate a request came. It reports
+// whether it does.
+func (e *Enforcer) awaitVersion(ctx context.Context) bool {
+	for {
+		info, err := e.Version(ctx)
+		pause := retryInterval
+		switch {
+		case err != nil:
+			e.fail("cannot read the version of the API server", err)
+		case namesCredentials(info):
+			return true
+		default:
+			pause = versionInterval
+			e.say(ctx, corev1.ConditionFalse, ReasonAPIServerTooOld,
+				fmt.Sprintf("revocation is not started: the API server %.32s does not say with which certificate a request came; it needs 1.32", info.GitVersion))
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(pause):
+		}
+	}
+}
+
+// round makes a plan and carries it out. It returns when the next round follows without an event.
+// The lists come first: a certificate that a policy has is on a list, whatever happens in between.
+func (e *Enforcer) round(ctx context.Context) time.Duration {
+	for _, informer := range []toolscache.SharedIndexInformer{e.revocations, e.suspensions, e.lists, e.policies} {
+		if informer.HasSynced() {
+			continue
+		}
+		if time.Since(e.began) > startTimeout {
+			e.say(ctx, corev1.ConditionFalse, ReasonNotInForce, "what revocation needs cannot be read: apply packaging/kubernetes-revocation")
+		}
+		return retryInterval / 4
+	}
+	if e.isBehind() {
+		return unseenPause
+	}
+	ctx, cancel := context.WithTimeout(ctx, roundTimeout)
+	defer cancel()
+	in, err := e.input(ctx)
+	if err != nil {
+		return e.notInForce(ctx, "cannot read what is revoked", err)
+	}
+	p := newPlan(in)
+	if len(p.asksNodes) > 0 {
+		if in.inUse, err = e.reports(ctx, p.asksNodes); err != nil {
+			e.fail("cannot read which certificates nodes use", err) // their limit passes
+		}
+		p = newPlan(in)
+	}
+	if err := e.writeLists(ctx, in.existing, p.lists); err != nil {
+		return e.notInForce(ctx, "cannot write the lists of revoked certificates", err)
+	}
+	problems := e.writePolicies(ctx, p)
+	e.gauge(p, len(problems) == 0)
+	if err := e.announce(ctx, p.announcement); err != nil {
+		problems = append(problems, "the announcement to nodes: "+text.Line(err.Error(), 256))
+	}
+	e.conclude(ctx, p, problems)
+	left, err := e.markRecords(ctx, in, p.marks)
+	if err = errors.Join(err, e.writeStatuses(ctx, in.revocations, p.statuses)); err != nil {
+		return e.fail("cannot write what was revoked into records and revocations", err)
+	}
+	e.failure = ""
+	switch {
+	case left > 0 || len(problems) > 0:
+		return retryInterval
+	case p.active && e.Records.InSync():
+		return activeInterval
+	}
+	return idleInterval
+}
+
+// fail logs a failure, once, and returns when to try again.
+func (e *Enforcer) fail(what string, err error) time.Duration {
+	cause := text.Line(err.Error(), telemetry.MaxLogged)
+	if failure := what + cause; failure != e.failure && !apierrors.IsConflict(err) && !errors.Is(err, context.Canceled) {
+		e.failure = failure
+		e.Log.Error(nil, what, "cause", cause)
+	}
+	return retryInterval
+}
+
+// notInForce reports a failure that keeps what is new from being refused. A conflict is none: the
+// next round has the newer version.
+func (e *Enforcer) notInForce(ctx context.Context, what string, err error) time.Duration {
+	if !apierrors.IsConflict(err) && ctx.Err() == nil {
+		e.say(ctx, corev1.ConditionFalse, ReasonNotInForce, what+": "+text.Line(err.Error(), 256))
+	}
+	return e.fail(what, err)
+}
+
+// isBehind reports whether the informer does not show our own last writes yet. A plan that is made
+// from older lists could take a certificate from its policy for a moment.
+func (e *Enforcer) isBehind() bool {
+	if time.Since(e.unseenSince) > unseenTimeout {
+		clear(e.unseen) // somebody else has written since
+	}
+	for name, version := range e.unseen {
+		item, _, _ := e.lists.GetStore().GetByKey(e.Namespace + "/" + name)
+		if list, ok := item.(*v1alpha1.RevocationList); ok && list.ResourceVersion == version {
+			delete(e.unseen, name)
+		}
+	}
+	return len(e.unseen) > 0
+}
+
+// input reads what the plan is made from.
+func (e *Enforcer) input(ctx context.Context) (in input, err error) {
+	in = input{now: e.Now(), suspensions: stored[v1alpha1.NodeSuspension](e.suspensions), existing: stored[v1alpha1.RevocationList](e.lists)}
+	for _, r := range stored[v1alpha1.NodeRevocation](e.revocations) {
+		if r.Spec.Cluster == e.Cluster {
+			in.revocations = append(in.revocations, r)
+		}
+	}
+	slices.SortFunc(in.revocations, func(a, b v1alpha1.NodeRevocation) int { return cmp.Compare(a.Name, b.Name) })
+	in.records, err = e.Records.All(ctx)
+	return in, err
+}
+
+// stored returns copies of what an informer has. Their fields are shared with it.
+func stored[T any](informer toolscache.SharedIndexInformer) (all []T) {
+	for _, item := range informer.GetStore().List() {
+		if object, ok := any(item).(*T); ok {
+			all = append(all, *object)
+		}
+	}
+	return all
+}
+
+// writeLists writes the lists that have changed, the one with the lowest number first. So a
+// certificate that moves is on two lists for a moment, and never on none.
+func (e *Enforcer) writeLists(ctx context.Context, existing []v1alpha1.RevocationList, wanted map[int32][]v1alpha1.RevokedCertificate) error {
+	byNumber := map[int32]*v1alpha1.RevocationList{}
+	for i := range existing {
+		byNumber[existing[i].Spec.Number] = &existing[i]
+	}
+	for _, number := range slices.Sorted(maps.Keys(wanted)) {
+		list := byNumber[number]
+		if list == nil {
+			list = &v1alpha1.RevocationList{}
+			list.Namespace, list.Name, list.Labels, list.OwnerReferences = e.Namespace, fmt.Sprintf("%s-%02d", e.ListPrefix, number), e.Labels, e.Owners
+			list.Spec = v1alpha1.RevocationListSpec{Cluster: e.Cluster, Number: number, Certificates: wanted[number]}
+			if err := e.Objects.Create(ctx, list); err != nil {
+				return fmt.Errorf("list %d: %w", number, err)
+			}
+			e.unseen[list.Name], e.unseenSince = list.ResourceVersion, time.Now()
+			continue
+		}
+		if equality.Semantic.DeepEqual(list.Spec.Certificates, wanted[number]) {
+			continue
+		}
+		list = list.DeepCopy()
+		list.Spec.Certificates = wanted[number]
+		if err := e.Objects.Update(ctx, list); err != nil {
+			return fmt.Errorf("list %d: %w", number, err)
+		}
+		e.unseen[list.Name], e.unseenSince = list.ResourceVersion, time.Now()
+	}
+	return nil
+}
+
+// writePolicies writes the policies that are not as they are to be, and returns what keeps
+// certificates from being refused.
+func (e *Enforcer) writePolicies(ctx context.Context, p plan) (problems []string) {
+	rendered := map[string]*admissionv1.ValidatingAdmissionPolicySpec{}
+	for number := int32(1); number <= Policies; number++ {
+		spec, err := RenderPolicy(p.lists[number], e.Signers)
+		if err != nil {
+			problems = append(problems, fmt.Sprintf("policy %s: %v", PolicyName(number), err))
+			continue
+		}
+		rendered[PolicyName(number)] = &spec
+	}
+	if _, applied, _ := e.policies.GetStore().GetByKey(TokenPolicyName); applied { // it is optional
+		spec, omitted, err := RenderTokenPolicy(p.suspendedNodes)
+		if err == nil {
+			rendered[TokenPolicyName] = &spec
+		} else {
+			problems = append(problems, fmt.Sprintf("policy %s: %v", TokenPolicyName, err))
+		}
+		if len(omitted) > 0 {
+			problems = append(problems, fmt.Sprintf("policy %s: has no room for %d of %d nodes", TokenPolicyName, len(omitted), len(p.suspendedNodes)))
+		}
+	}
+	e.rendered.Store(&rendered)
+	for _, name := range slices.Sorted(maps.Keys(rendered)) {
+		if err := e.writePolicy(ctx, name, rendered[name]); err != nil {
+			problems = append(problems, fmt.Sprintf("policy %s: %s", name, text.Line(err.Error(), 256)))
+		}
+	}
+	return problems
+}
+
+// errMissing is about an object that only the operator can create: RBAC limits no create to a name.
+var errMissing = errors.New("it is missing: apply packaging/kubernetes-revocation")
+
+func (e *Enforcer) writePolicy(ctx context.Context, name string, spec *admissionv1.ValidatingAdmissionPolicySpec) error {
+	item, exists, err := e.policies.GetStore().GetByKey(name)
+	if err != nil {
+		return err
+	}
+	if !exists {
+		return errMissing
+	}
+	if cached := item.(*admissionv1.ValidatingAdmissionPolicy); equality.Semantic.DeepEqual(&cached.Spec, spec) {
+		return nil
+	}
+	policy := &admissionv1.ValidatingAdmissionPolicy{}
+	if err := e.Joined.Get(ctx, client.ObjectKey{Name: name}, policy); err != nil {
+		return err
+	}
+	if equality.Semantic.DeepEqual(&policy.Spec, spec) { // the informer is behind our own write
+		return nil
+	}
+	policy.Spec = *spec.DeepCopy()
+	if err := e.Joined.Update(ctx, policy); err != nil {
+		return err
+	}
+	e.Log.Info("wrote a policy", "policy", name)
+	return nil
+}
+
+// gauge counts the revoked certificates. Which of them are refused is known only if each policy is as
+// it is to be.
+func (e *Enforcer) gauge(p plan, inForce bool) {
+	var count telemetry.RevokedCertificates
+	for number, certificates := range p.lists {
+		for _, c := range certificates {
+			switch {
+			case number > Policies || !inForce:
+				count.NotInForce++
+			case c.Suspended:
+				count.Suspended++
+			default:
+				count.Revoked++
+			}
+		}
+	}
+	e.Metrics.Revoked(count, Policies*ListCapacity)
+}
+
+// conclude reports whether each revoked certificate is refused.
+func (e *Enforcer) conclude(ctx context.Context, p plan, problems []string) {
+	beyond := false
+	for number, certificates := range p.lists {
+		beyond = beyond || number > Policies && len(certificates) > 0
+	}
+	switch {
+	case len(problems) > 0:
+		e.say(ctx, corev1.ConditionFalse, ReasonNotInForce, strings.Join(problems, "; "))
+	case beyond:
+		e.say(ctx, corev1.ConditionFalse, ReasonListsFull,
+			fmt.Sprintf("the policies hold %d certificates, and more are revoked: the others are refused as room appears", Policies*ListCapacity))
+	default:
+		e.say(ctx, corev1.ConditionTrue, ReasonInForce, "the writes of each revoked certificate are refused")
+	}
+}
+
+// say writes the condition, and reports a change in the log and in an Event.
+func (e *Enforcer) say(ctx context.Context, status corev1.ConditionStatus, reason, message string) {
+	message = telemetry.Message(message)
+	e.condition.Set(ctx, status, reason, message)
+	if said := reason + message; said == e.reported {
+		return
+	} else if e.reported == "" && status == corev1.ConditionTrue {
+		e.reported = said // all is well at the start
+		return
+	} else {
+		e.reported = said
+	}
+	kind := corev1.EventTypeNormal
+	if status != corev1.ConditionTrue {
+		kind = corev1.EventTypeWarning
+	}
+	e.Log.Info("revocation", "status", status, "reason", reason, "message", message)
+	e.Events.Eventf(e.condition.Regarding(), nil, kind, reason, "Revoke", "%s", message)
+}

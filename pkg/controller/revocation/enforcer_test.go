@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package revocation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/version"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/events"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+)
+
+const namespace = "ns"
+
+// world is a cluster with one node, whose writes are noted in their order.
+type world struct {
+	client.WithWatch
+	mu      sync.Mutex
+	written []string
+	// refuse refuses writes of a kind.
+	refuse  string
+	record  v1alpha1.NodeAttestation
+	minor   string
+	applied []Application
+	events  *events.FakeRecorder
+}
+
+func newWorld(t *testing.T, objects ...client.Object) *world {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+		t.Fatal(err)
+	}
+	w := &world{minor: "36", events: events.NewFakeRecorder(100), record: record("a", issued("old", time.Hour))}
+	objects = append(objects, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}},
+		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: attestation.AnnouncementNamespace, Name: attestation.AnnouncementName}})
+	for number := int32(1); number <= Policies; number++ {
+		spec, err := RenderPolicy(nil, signers)
+		if err != nil {
+			t.Fatal(err)
+		}
+		objects = append(objects, &admissionv1.ValidatingAdmissionPolicy{ObjectMeta: metav1.ObjectMeta{Name: PolicyName(number)}, Spec: spec})
+	}
+	base := fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).WithStatusSubresource(&v1alpha1.NodeRevocation{}, &corev1.Namespace{}).
+		WithIndex(&v1alpha1.RevocationList{}, v1alpha1.FieldCluster, func(o client.Object) []string { return []string{o.(*v1alpha1.RevocationList).Spec.Cluster} }).Build()
+	note := func(object client.Object) error {
+		kind := strings.TrimPrefix(fmt.Sprintf("%T", object), "*")
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if w.refuse != "" && strings.Contains(kind, w.refuse) {
+			return errors.New("no " + kind)
+		}
+		w.written = append(w.written, kind)
+		return nil
+	}
+	w.WithWatch = interceptor.NewClient(base, interceptor.Funcs{
+		Create: func(ctx context.Context, c client.WithWatch, o client.Object, options ...client.CreateOption) error {
+			if err := note(o); err != nil {
+				return err
+			}
+			return c.Create(ctx, o, options...)
+		},
+		Update: func(ctx context.Context, c client.WithWatch, o client.Object, options ...client.UpdateOption) error {
+			if err := note(o); err != nil {
+				return err
+			}
+			return c.Update(ctx, o, options...)
+		},
+	})
+	return w
+}
+
+func (w *world) All(context.Context) ([]v1alpha1.NodeAttestation, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return []v1alpha1.NodeAttestation{*w.record.DeepCopy()}, nil
+}
+
+func (w *world) Write(_ context.Context, r *v1alpha1.NodeAttestation, _ time.Time) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.written, w.record = append(w.written, "record"), *r.DeepCopy()
+	return nil
+}
+
+func (w *world) InSync() bool { return true }
+
+// IsWatchListSemanticsUnSupported has informers list, and then watch: the fake client sends no
+// bookmarks.
+func (*world) IsWatchListSemanticsUnSupported() bool { return true }
+
+// starts runs an enforcer until the test ends.
+func (w *world) starts(t *testing.T) *Enforcer {
+	t.Helper()
+	e, err := New(Config{
+		Cluster: "c", Namespace: namespace, ListPrefix: "revoked", Signers: signers, Objects: w, Joined: w, Records: w, StatusNamespace: namespace,
+		Version: func(context.Context) (*version.Info, error) { return &version.Info{Major: "1", Minor: w.minor}, nil },
+		Events:  w.events, Log: logr.Discard(),
+		Applied: func(_ context.Context, a Application) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.applied = append(w.applied, a)
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { e.Run(ctx) })
+	t.Cleanup(func() { stop(); running.Wait() })
+	return e
+}
+
+func (w *world) eventually(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	for began := time.Now(); !holds(); time.Sleep(10 * time.Millisecond) {
+		if time.Since(began) > 20*time.Second {
+			t.Fatalf("not: %s; written: %q", what, w.written)
+		}
+	}
+}
+
+// reports waits for an Event with a reason.
+func (w *world) reports(t *testing.T, reason string) {
+	t.Helper()
+	timeout := time.After(20 * time.Second)
+	for {
+		select {
+		case event := <-w.events.Events:
+			if strings.Contains(event, reason) {
+				return
+			}
+		case <-timeout:
+			t.Fatalf("no Event %s", reason)
+		}
+	}
+}
+
+func (w *world) policy(t *testing.T) string {
+	t.Helper()
+	object := &admissionv1.ValidatingAdmissionPolicy{}
+	if err := w.Get(t.Context(), client.ObjectKey{Name: PolicyName(1)}, object); err != nil {
+		t.Fatal(err)
+	}
+	return object.Spec.MatchConditions[0].Expression
+}
+
+func revocationOf(mode v1alpha1.RevocationMode) *v1alpha1.NodeRevocation {
+	r := revocation(mode, "a")
+	r.Namespace, r.Spec.Cluster = namespace, "c"
+	return &r
+}
+
+// A certificate that a policy has is on a list, whatever happens in between. The record comes last.
+func TestOrderOfWrites(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, revocationOf(v1alpha1.RevokeImmediately))
+	w.starts(t)
+	w.eventually(t, "the record says so", func() bool {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return w.record.Status.Revocation != nil && len(w.applied) == 1
+	})
+	if !strings.Contains(w.policy(t), digits("old")) {
+		t.Error("the policy does not have it")
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	order := []int{}
+	for _, kind := range []string{"v1alpha1.RevocationList", "v1.ValidatingAdmissionPolicy", "v1.ConfigMap", "record"} {
+		order = append(order, slices.Index(w.written, kind))
+	}
+	if !slices.IsSorted(order) || order[0] < 0 {
+		t.Errorf("written: %q", w.written)
+	}
+	if a := w.applied[0]; a.Action != Revoked || a.Reason != "leaked" || len(a.Certificates) != 1 {
+		t.Errorf("%+v", a)
+	}
+}
+
+// Without its list nothing is revoked, and that is reported.
+func TestListsThatCannotBeWritten(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, revocationOf(v1alpha1.RevokeImmediately))
+	w.refuse = "RevocationList"
+	w.starts(t)
+	w.reports(t, ReasonNotInForce)
+	if strings.Contains(w.policy(t), digits("old")) {
+		t.Error("a policy has a certificate that is on no list")
+	}
+	w.mu.Lock()
+	w.refuse = ""
+	w.mu.Unlock()
+	w.reports(t, ReasonInForce)
+	if !strings.Contains(w.policy(t), digits("old")) {
+		t.Error("it is not made up for")
+	}
+}
+
+func TestTooOldAPIServer(t *testing.T) {
+	t.Parallel()
+	s := suspension(digits("ek"))
+	s.Namespace = namespace
+	w := newWorld(t, revocationOf(v1alpha1.RevokeImmediately), &s)
+	w.minor = "31"
+	e := w.starts(t)
+	w.reports(t, ReasonAPIServerTooOld)
+	w.eventually(t, "requests of suspended machines are denied all the same", func() bool {
+		eks, err := e.Suspended()
+		return err == nil && eks[digits("ek")]
+	})
+	if len(w.written) > 0 {
+		t.Errorf("written: %q", w.written)
+	}
+}
+
+func TestNamesCredentials(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]bool{"1.31": false, "1.32": true, "1.32+": true, "1.36": true, "2.0": true, "1.": false, ".": false, "0.99": false, "1.x": false} {
+		major, minor, _ := strings.Cut(text, ".")
+		if got := namesCredentials(&version.Info{Major: major, Minor: minor}); got != want {
+			t.Errorf("%s: %v", text, got)
+		}
+	}
+}
+
+// Of an announcement that is too long the first renewals remain.
+func TestLongAnnouncement(t *testing.T) {
+	t.Parallel()
+	var a attestation.Announcement
+	if text, err := marshalAnnouncement(a); text != "" || err != nil {
+		t.Errorf("%q, %v", text, err)
+	}
+	for i := range 3 {
+		r := attestation.Renewal{Name: fmt.Sprintf("r%d", i), IssuedBefore: noon, Start: noon}
+		for n := range 1000 {
+			r.Nodes = append(r.Nodes, fmt.Sprintf("%0120d", n))
+		}
+		a.Renewals = append(a.Renewals, r)
+	}
+	text, err := marshalAnnouncement(a)
+	if err == nil || !strings.Contains(err.Error(), "1 of 3") {
+		t.Errorf("%v", err)
+	}
+	got, parseErr := attestation.ParseAnnouncement([]byte(text))
+	if parseErr != nil || len(got.Renewals) != 2 || got.Renewals[0].Name != "r0" {
+		t.Errorf("%d renewals, %v", len(got.Renewals), parseErr)
+	}
+}

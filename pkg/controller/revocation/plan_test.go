@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package revocation
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+)
+
+var noon = time.Date(2026, 11, 24, 12, 0, 0, 0, time.UTC)
+
+// digits returns a fingerprint that begins with a name.
+func digits(name string) string {
+	hex := fmt.Sprintf("%x", name)
+	return hex + strings.Repeat("0", 64-len(hex))
+}
+
+// record returns the record of a machine that is node name, with certificates.
+func record(name string, certificates ...v1alpha1.IssuedCertificate) v1alpha1.NodeAttestation {
+	r := v1alpha1.NodeAttestation{ObjectMeta: metav1.ObjectMeta{Name: "machine-" + name, UID: types.UID("uid-" + name)}}
+	r.Spec.NodeName, r.Spec.EK = name, &v1alpha1.EndorsementKey{Fingerprint: digits("ek-" + name)}
+	r.Status.Certificates = certificates
+	return r
+}
+
+// issued returns a certificate of an hour that was requested some time before noon.
+func issued(name string, ago time.Duration) v1alpha1.IssuedCertificate {
+	requested := metav1.NewTime(noon.Add(-ago))
+	return v1alpha1.IssuedCertificate{SHA256: digits(name), Requested: &requested, NotAfter: metav1.NewTime(noon.Add(time.Hour))}
+}
+
+func suspension(ek string) v1alpha1.NodeSuspension {
+	return v1alpha1.NodeSuspension{ObjectMeta: metav1.ObjectMeta{Name: "ek-" + ek}, Spec: v1alpha1.NodeSuspensionSpec{EK: ek, Reason: "stolen"}}
+}
+
+// revocation returns a revocation that was created at noon.
+func revocation(mode v1alpha1.RevocationMode, nodes ...string) v1alpha1.NodeRevocation {
+	r := v1alpha1.NodeRevocation{ObjectMeta: metav1.ObjectMeta{Name: "r", CreationTimestamp: metav1.NewTime(noon)}}
+	r.Spec = v1alpha1.NodeRevocationSpec{Nodes: nodes, All: len(nodes) == 0, Mode: mode, Reason: "leaked"}
+	return r
+}
+
+// listed returns the lists of a plan, as the next round finds them.
+func (p plan) listed() (lists []v1alpha1.RevocationList) {
+	for number, certificates := range p.lists {
+		l := v1alpha1.RevocationList{}
+		l.Spec.Number, l.Spec.Certificates = number, certificates
+		lists = append(lists, l)
+	}
+	return lists
+}
+
+// revoked returns the names of the certificates on lists, those of suspended machines with a mark.
+func (p plan) revoked() (names []string) {
+	for _, certificates := range p.lists {
+		for _, c := range certificates {
+			name := strings.TrimRight(c.SHA256, "0")
+			var text []byte
+			if _, err := fmt.Sscanf(name+strings.Repeat("0", len(name)%2), "%x", &text); err != nil {
+				text = []byte(name)
+			}
+			if c.Suspended {
+				text = append(text, '!')
+			}
+			names = append(names, string(text))
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+func TestRevokeImmediately(t *testing.T) {
+	t.Parallel()
+	old, fresh, ended, unknown := issued("old", time.Hour), issued("new", -time.Second), issued("end", time.Hour), issued("unk", 0)
+	ended.NotAfter = metav1.NewTime(noon.Add(-pruneDelay - time.Second))
+	unknown.Requested = nil
+	in := input{
+		now:         noon.Add(time.Second),
+		records:     []v1alpha1.NodeAttestation{record("a", old, ended, fresh), record("b", unknown), record("c", issued("oth", time.Hour))},
+		revocations: []v1alpha1.NodeRevocation{revocation(v1alpha1.RevokeImmediately, "a", "b", "unknown")},
+	}
+	p := newPlan(in)
+	if got := p.revoked(); !slices.Equal(got, []string{"old", "unk"}) {
+		t.Errorf("revoked: %q", got)
+	}
+	s := p.statuses["r"]
+	if s.complete || s.nodes != 2 || s.renewed != 1 || s.revoked != 2 || !slices.Equal(s.waiting, []string{"b"}) || !p.active {
+		t.Errorf("%+v, active %v", s, p.active)
+	}
+	if r := p.announcement.Renewals; len(r) != 1 || !r[0].IssuedBefore.Equal(noon) || r[0].SpreadSeconds != 0 || r[0].All || len(r[0].Nodes) != 3 {
+		t.Errorf("announced: %+v", r)
+	}
+	if m, ok := p.marks["machine-a"]; !ok || !m.revoked[old.SHA256] || m.revoked[fresh.SHA256] || m.by == nil || m.suspension != nil {
+		t.Errorf("%+v", m)
+	}
+	if _, ok := p.marks["machine-c"]; ok {
+		t.Error("a record of another node is marked")
+	}
+
+	// The record is deleted, and so is the revocation. The list keeps the certificates until they end.
+	in.records, in.revocations, in.existing = nil, nil, p.listed()
+	for after, want := range map[time.Duration]int{0: 2, time.Hour + pruneDelay: 2, time.Hour + pruneDelay + time.Second: 0} {
+		in.now = noon.Add(after)
+		if got := newPlan(in); len(got.revoked()) != want {
+			t.Errorf("after %s: %q", after, got.revoked())
+		} else if _, ok := got.lists[1]; !ok {
+			t.Errorf("after %s the list is not written", after)
+		}
+	}
+}
+
+func TestRevocationEnds(t *testing.T) {
+	t.Parallel()
+	in := input{
+		now:         noon.Add(time.Minute),
+		records:     []v1alpha1.NodeAttestation{record("a", issued("old", time.Hour), issued("new", -time.Second))},
+		revocations: []v1alpha1.NodeRevocation{revocation(v1alpha1.RevokeImmediately)},
+	}
+	p := newPlan(in)
+	if s := p.statuses["r"]; !s.complete || len(p.announcement.Renewals) > 0 || p.active {
+		t.Errorf("%+v, announced %+v", s, p.announcement)
+	}
+	in.revocations[0].Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionComplete, Status: metav1.ConditionTrue}}
+	in.records = append(in.records, record("b", issued("b", time.Hour)))
+	if got := newPlan(in).revoked(); len(got) > 0 {
+		t.Errorf("a revocation that is complete revokes: %q", got)
+	}
+}
+
+func TestRevokeAfterRenewal(t *testing.T) {
+	t.Parallel()
+	old, fresh := issued("old", time.Hour), issued("new", -time.Minute)
+	limit := int32(600)
+	r := revocation(v1alpha1.RevokeAfterRenewal, "a")
+	r.Spec.LimitSeconds = &limit
+	for name, c := range map[string]struct {
+		after        time.Duration
+		certificates []v1alpha1.IssuedCertificate
+		inUse        string
+		revoked      bool
+		complete     bool
+		asks         bool
+	}{
+		"not renewed":                       {time.Minute, []v1alpha1.IssuedCertificate{old}, "", false, false, false},
+		"not renewed, and the old in use":   {time.Minute, []v1alpha1.IssuedCertificate{old}, old.SHA256, false, false, false},
+		"renewed, and nothing known of use": {2 * time.Minute, []v1alpha1.IssuedCertificate{old, fresh}, "", false, false, true},
+		"renewed, and the old in use":       {2 * time.Minute, []v1alpha1.IssuedCertificate{old, fresh}, old.SHA256, false, false, true},
+		"renewed, and nonsense in use":      {2 * time.Minute, []v1alpha1.IssuedCertificate{old, fresh}, "abc", false, false, true},
+		"the new one is in use":             {2 * time.Minute, []v1alpha1.IssuedCertificate{old, fresh}, fresh.SHA256, true, true, false},
+		"shortly before the limit":          {10*time.Minute - time.Second, []v1alpha1.IssuedCertificate{old}, "", false, false, false},
+		"at the limit":                      {10 * time.Minute, []v1alpha1.IssuedCertificate{old}, "", true, false, false},
+		"at the limit, renewed":             {10 * time.Minute, []v1alpha1.IssuedCertificate{old, fresh}, "", true, true, false},
+		"only new ones":                     {2 * time.Minute, []v1alpha1.IssuedCertificate{fresh}, "", false, true, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := newPlan(input{
+				now: noon.Add(c.after), records: []v1alpha1.NodeAttestation{record("a", c.certificates...)},
+				revocations: []v1alpha1.NodeRevocation{r}, inUse: map[string]string{"a": c.inUse},
+			})
+			if got := len(p.revoked()) == 1; got != c.revoked {
+				t.Errorf("revoked: %q", p.revoked())
+			}
+			if p.statuses["r"].complete != c.complete || (len(p.asksNodes) > 0) != c.asks || (len(p.announcement.Renewals) == 0) != c.complete {
+				t.Errorf("%+v, asks %q, announced %+v", p.statuses["r"], p.asksNodes, p.announcement)
+			}
+		})
+	}
+	if p := newPlan(input{now: noon, records: []v1alpha1.NodeAttestation{record("a", old)}, revocations: []v1alpha1.NodeRevocation{r}}); p.announcement.Renewals[0].SpreadSeconds != 600 {
+		t.Errorf("the spread is not the default: %+v", p.announcement)
+	}
+}
+
+// A certificate of the key that was replaced does not show that the node has renewed.
+func TestFormerKeysDoNotCount(t *testing.T) {
+	t.Parallel()
+	old, former := issued("old", time.Hour), issued("for", -time.Minute)
+	former.FormerEK = true
+	p := newPlan(input{
+		now: noon.Add(2 * time.Minute), records: []v1alpha1.NodeAttestation{record("a", old, former)},
+		revocations: []v1alpha1.NodeRevocation{revocation(v1alpha1.RevokeAfterRenewal)}, inUse: map[string]string{"a": former.SHA256},
+	})
+	if len(p.revoked()) > 0 || p.statuses["r"].renewed > 0 {
+		t.Errorf("%q, %+v", p.revoked(), p.statuses["r"])
+	}
+}
+
+func TestSuspension(t *testing.T) {
+	t.Parallel()
+	a := record("a", issued("one", time.Hour), issued("two", time.Minute))
+	in := input{now: noon, records: []v1alpha1.NodeAttestation{a, record("b", issued("oth", time.Hour))}, suspensions: []v1alpha1.NodeSuspension{suspension(a.Spec.EK.Fingerprint)}}
+	p := newPlan(in)
+	if got := p.revoked(); !slices.Equal(got, []string{"one!", "two!"}) || !p.active {
+		t.Fatalf("suspended: %q", got)
+	}
+	if m := p.marks["machine-a"]; m.suspension == nil || len(m.revoked) != 2 {
+		t.Errorf("%+v", m)
+	}
+	// The record is deleted, and the machine gets another one under another name.
+	in.existing, in.records = p.listed(), []v1alpha1.NodeAttestation{record("c", issued("new", 0))}
+	in.records[0].Spec.EK.Fingerprint = a.Spec.EK.Fingerprint
+	p = newPlan(in)
+	if got := p.revoked(); !slices.Equal(got, []string{"new!", "one!", "two!"}) {
+		t.Errorf("with another record: %q", got)
+	}
+	// Resumed: what was suspended stays revoked.
+	in.existing, in.suspensions = p.listed(), nil
+	in.records[0].Status.Suspension = &v1alpha1.AppliedSuspension{}
+	p = newPlan(in)
+	if got := p.revoked(); !slices.Equal(got, []string{"new", "one", "two"}) {
+		t.Errorf("resumed: %q", got)
+	}
+	if m, ok := p.marks["machine-c"]; !ok || m.suspension != nil {
+		t.Errorf("resumed: %+v", m)
+	}
+}
+
+// The board that was replaced is stolen. What was issued to it is refused, and the present one goes on.
+func TestSuspensionOfAFormerKey(t *testing.T) {
+	t.Parallel()
+	former := issued("for", time.Hour)
+	former.FormerEK = true
+	a := record("a", former, issued("now", time.Minute))
+	a.Status.EKHistory = []v1alpha1.FormerEK{{Fingerprint: digits("stolen")}}
+	in := input{now: noon, records: []v1alpha1.NodeAttestation{a}, suspensions: []v1alpha1.NodeSuspension{suspension(digits("stolen"))}}
+	p := newPlan(in)
+	if got := p.revoked(); !slices.Equal(got, []string{"for!"}) {
+		t.Errorf("%q", got)
+	}
+	in.existing, in.suspensions = p.listed(), nil
+	if got := newPlan(in).revoked(); !slices.Equal(got, []string{"for"}) {
+		t.Errorf("resumed: %q", got)
+	}
+}
+
+// Somebody deletes a list. The records say what was on it.
+func TestDeletedListIsRestored(t *testing.T) {
+	t.Parallel()
+	revoked := issued("rev", time.Hour)
+	revoked.Revoked = true
+	p := newPlan(input{now: noon, records: []v1alpha1.NodeAttestation{record("a", revoked, issued("oth", time.Minute))}})
+	if got := p.revoked(); !slices.Equal(got, []string{"rev"}) {
+		t.Errorf("%q", got)
+	}
+}
+
+func TestLists(t *testing.T) {
+	t.Parallel()
+	var records []v1alpha1.NodeAttestation
+	for i := range Policies*ListCapacity + 1 {
+		records = append(records, record(fmt.Sprintf("n%05d", i), issued(fmt.Sprintf("c%05d", i), time.Hour)))
+	}
+	in := input{now: noon.Add(time.Second), records: records, revocations: []v1alpha1.NodeRevocation{revocation(v1alpha1.RevokeImmediately)}}
+	p := newPlan(in)
+	for number := int32(1); number <= Policies; number++ {
+		if got := len(p.lists[number]); got != ListCapacity {
+			t.Errorf("list %d has %d", number, got)
+		}
+	}
+	if got := len(p.lists[Policies+1]); got != 1 {
+		t.Errorf("beyond the policies there are %d", got)
+	}
+	if got := len(p.statuses["r"].waiting); got != maxWaiting {
+		t.Errorf("%d names", got)
+	}
+	// Nothing moves without a cause, and the one without a policy moves as soon as one has ended.
+	in.existing = p.listed()
+	again := newPlan(in)
+	for number, certificates := range p.lists {
+		if !slices.Equal(certificates, again.lists[number]) {
+			t.Errorf("list %d has changed", number)
+		}
+	}
+	ended := p.lists[3][7]
+	for i := range in.existing {
+		for j := range in.existing[i].Spec.Certificates {
+			if c := &in.existing[i].Spec.Certificates[j]; c.SHA256 == ended.SHA256 {
+				c.NotAfter = metav1.NewTime(noon.Add(-time.Hour))
+			}
+		}
+	}
+	in.records, in.revocations = nil, nil
+	moved := newPlan(in)
+	if len(moved.lists[Policies+1]) != 0 || len(moved.lists[3]) != ListCapacity || len(moved.revoked()) != Policies*ListCapacity {
+		t.Errorf("%d are left beyond the policies", len(moved.lists[Policies+1]))
+	}
+	// A crash between two writes leaves a certificate on two lists.
+	in.existing = moved.listed()
+	for i := range in.existing {
+		if in.existing[i].Spec.Number == Policies+1 {
+			in.existing[i].Spec.Certificates = p.lists[Policies+1]
+		}
+	}
+	if got := newPlan(in); len(got.lists[Policies+1]) != 0 || len(got.revoked()) != Policies*ListCapacity {
+		t.Errorf("it is on two lists: %d", len(got.revoked()))
+	}
+}

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/go-logr/logr"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/version"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/revocation"
+)
+
+// Revocation is how revoked certificates are refused.
+type Revocation struct {
+	// Cluster is the cluster's UID, as in records.
+	Cluster string
+	// ListPrefix is what the names of RevocationLists begin with. Labels are their labels, and Owners
+	// their owners. Both are optional.
+	ListPrefix string
+	Labels     map[string]string
+	Owners     []metav1.OwnerReference
+	// StatusNamespace is the Namespace in the cluster that nodes join whose status says whether
+	// revocation is in force.
+	StatusNamespace string
+	// Version returns the version of the API server that nodes join.
+	Version func(context.Context) (*version.Info, error)
+	Log     logr.Logger
+
+	// enforcer is nil until New is called, and in audit mode.
+	enforcer *revocation.Enforcer
+}
+
+// Rendered returns what the admission policy of that name is to have, nil if that is not known yet.
+func (r *Revocation) Rendered(policy string) *admissionv1.ValidatingAdmissionPolicySpec {
+	if r.enforcer == nil {
+		return nil
+	}
+	return r.enforcer.Rendered(policy)
+}
+
+// addEnforcer makes the enforcer. In audit mode there is none, since it writes.
+func (c *Controller) addEnforcer(clients Clients) error {
+	r := c.Revocation
+	if r == nil || c.Audit {
+		return nil
+	}
+	if clients.Joined == nil || r.Version == nil {
+		return errors.New("controller: revocation needs Clients.Joined and Revocation.Version")
+	}
+	var err error
+	r.enforcer, err = revocation.New(revocation.Config{
+		Cluster: r.Cluster, Namespace: c.Namespace, ListPrefix: r.ListPrefix, Labels: r.Labels, Owners: r.Owners,
+		Signers: c.Rules.AttestingSigners(), Objects: clients.Records, Joined: clients.Joined, Version: r.Version,
+		Records: c.records, StatusNamespace: r.StatusNamespace, Events: c.reporter.events, Applied: c.reporter.reportApplied,
+		Metrics: c.ClusterMetrics, Log: r.Log, Now: c.Now,
+	})
+	if err != nil {
+		return err
+	}
+	c.collector.suspended = r.enforcer.Suspended
+	return nil
+}
+
+// revocation runs the enforcer as long as the Controller runs, on the leader.
+func (c *Controller) revocation() source.Source {
+	return source.Func(func(ctx context.Context, _ workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+		if r := c.Revocation; r != nil && r.enforcer != nil {
+			go r.enforcer.Run(ctx)
+		}
+		return nil
+	})
+}
+
+// reportApplied reports in the logs and in Events that certificates were revoked, or that a machine
+// was suspended or resumed. The Events are on the record, its machine, and the Node.
+func (r *reporter) reportApplied(ctx context.Context, a revocation.Application) {
+	kind, reason, message := corev1.EventTypeWarning, v1alpha1.ReasonRevoked, fmt.Sprintf("%d certificates are refused from now on", len(a.Certificates))
+	switch a.Action {
+	case revocation.Suspended:
+		reason, message = v1alpha1.ReasonSuspended, "the machine is denied everything"
+	case revocation.Resumed:
+		kind, reason, message = corev1.EventTypeNormal, v1alpha1.ReasonResumed, "the machine may attest again"
+	}
+	if a.Object != "" {
+		message += fmt.Sprintf(", by %s: %s", a.Object, a.Reason)
+	}
+	line := []any{"action", a.Action, "node", a.Record.Spec.NodeName, "machine", a.Record.Spec.Machine.Name, "reason", reason, "message", message}
+	if document := r.recorder.recordApplied(a); document != nil {
+		line = append(line, "record", document)
+	}
+	r.Revocation.Log.Info("applied", line...)
+	r.eventOnRecord(a.Record, kind, reason, message)
+	r.eventOnNamedNode(ctx, a.Record.Spec.NodeName, kind, reason, message)
+}
