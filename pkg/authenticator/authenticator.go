@@ -31,7 +31,8 @@ type Authenticator struct {
 	expirationSeconds   *int32 // nil leaves the lifetime to the signer
 	waitTimeout         time.Duration
 	renewalWait         time.Duration
-	metricsTextfile     string // as given, else empty
+	checkInterval       time.Duration // 0 for no checks
+	metricsTextfile     string        // as given, else empty
 	note                noteFile
 	exec                ExecInfo
 	parent              process.ID // the zero ID for a person
@@ -53,9 +54,9 @@ func New(o Options) (*Authenticator, error) {
 		nodeName: c.NodeName, providerID: c.ProviderID, dir: cache.At(c.CertDir),
 		bootstrapKubeconfig: c.BootstrapKubeconfig, kubeletBootstrap: c.KubeletBootstrapKubeconfig, keepBootstrap: c.KeepBootstrapCredential,
 		signerName: c.SignerName, waitTimeout: c.WaitTimeout.Duration, renewalWait: c.RenewalWait.Duration,
-		metricsTextfile: c.MetricsTextfile,
-		note:            newNoteFile(c.RuntimeDir, c.CertDir),
-		exec:            o.Exec, parent: o.Parent, userAgent: o.UserAgent,
+		checkInterval: c.CheckInterval.Duration, metricsTextfile: c.MetricsTextfile,
+		note: newNoteFile(c.RuntimeDir, c.CertDir),
+		exec: o.Exec, parent: o.Parent, userAgent: o.UserAgent,
 		startWorker: o.StartWorker, workerDeadline: o.WorkerDeadline, step: o.OnStep, built: o.Built, now: time.Now,
 	}
 	if d := c.Expiration.Duration; d != 0 {
@@ -142,6 +143,6 @@ type Step string
 func Steps() []Step {
 	return []Step{
 		stepLook, stepStartWorker, stepPrint,
-		StepLock, StepTidy, StepPrepare, StepSave, StepFile, StepNote, StepChallenge, StepProve, StepWait, StepCheck, StepInstall, stepRecord, stepForget,
+		StepLock, StepTidy, StepAnnouncement, StepReport, StepPrepare, StepSave, StepFile, StepNote, StepChallenge, StepProve, StepWait, StepCheck, StepInstall, stepRecord, stepForget,
 	}
 }

@@ -22,7 +22,7 @@ func (e *enrolment) conclude(decision csr.Decision) error {
 		return err
 	}
 	e.enter(StepInstall)
-	if err := e.saveRemembered(); err != nil {
+	if err := e.saveBeforeInstall(); err != nil {
 		e.spent = false
 		return err
 	}
@@ -35,11 +35,13 @@ func (e *enrolment) conclude(decision csr.Decision) error {
 	return nil
 }
 
-// saveRemembered records what the provider wants back next time, before the certificate is
-// installed: its issuer has pinned that, and a crash in between must not lose it.
-func (e *enrolment) saveRemembered() error {
+// saveBeforeInstall records what must not be lost in a crash after the certificate is installed: what
+// the provider wants back next time, since its issuer has pinned that, and the announced renewal
+// that is done.
+func (e *enrolment) saveBeforeInstall() error {
 	state, pending := readState(e.dir), e.pending
-	if state.Remembered[pending.Provider] == pending.Remember {
+	done := renewalDone(state, e.replaced, pending.Requests[0].Filed)
+	if state.Remembered[pending.Provider] == pending.Remember && !done {
 		return nil
 	}
 	if state.Remembered == nil {
@@ -61,6 +63,9 @@ func (e *enrolment) check(decision csr.Decision) (*cache.Pair, error) {
 	case csr.Denied:
 		if pending.Last().Hello && decision.Reason == attestation.ReasonVersion {
 			return nil, e.noCommonVersion(decision)
+		}
+		if decision.Reason == attestation.ReasonSuspended {
+			return nil, why(MachineSuspended, "denied", suspendedHint)
 		}
 		hint := "ask the operator of the approver; a new request follows after a pause"
 		if decision.Reason == attestation.ReasonNodeRegistered {

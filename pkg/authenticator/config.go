@@ -73,6 +73,10 @@ type Config struct {
 	// 2 s, is rejected by the API server, or is another cluster's. Otherwise a run prints the old
 	// one at once.
 	RenewalWait metav1.Duration `json:"renewalWait,omitzero"`
+	// CheckInterval is how often a worker checks whether the cluster has announced that nodes are to
+	// renew their certificates, 10 seconds to 24 hours. 0 switches these checks off. A check takes
+	// place up to a quarter of it earlier.
+	CheckInterval metav1.Duration `json:"checkInterval,omitzero"`
 	// TPMDevice is the path of the TPM device, or of a software TPM's socket. If it is empty,
 	// the provider looks for one.
 	TPMDevice string `json:"tpmDevice,omitempty"`
@@ -91,6 +95,8 @@ func DefaultConfig() Config {
 		RuntimeDir:  defaultRuntimeDir,
 		WaitTimeout: metav1.Duration{Duration: 30 * time.Second},
 		RenewalWait: metav1.Duration{Duration: time.Second},
+
+		CheckInterval: metav1.Duration{Duration: 15 * time.Minute},
 
 		KubeletKubeconfig:          kubelet.KubeconfigFile,
 		KubeletBootstrapKubeconfig: kubelet.BootstrapFile,

@@ -25,7 +25,7 @@ func TestParseConfigReadsEveryField(t *testing.T) {
 		KeepBootstrapCredential: true, KubeletKubeconfig: "/etc/k.conf", KubeletBootstrapKubeconfig: "/etc/b.conf", PrepareWait: metav1.Duration{Duration: time.Minute},
 		Expiration:  metav1.Duration{Duration: 36 * time.Hour},
 		WaitTimeout: metav1.Duration{Duration: 90 * time.Second},
-		RenewalWait: metav1.Duration{Duration: 1500 * time.Millisecond},
+		RenewalWait: metav1.Duration{Duration: 1500 * time.Millisecond}, CheckInterval: metav1.Duration{Duration: time.Hour},
 	}
 	data, err := yaml.Marshal(want)
 	if err != nil {

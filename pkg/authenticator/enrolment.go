@@ -247,7 +247,8 @@ func (e *enrolment) classifyRequestError(ctx context.Context, request *certifica
 		e.spent = true // the next request is another one, with the node's own certificate
 		return failure
 	}
-	if failure.Reason != apiRefused || e.pending.Last().UID != "" || !e.neverCreated(ctx) {
+	refused := failure.Reason == apiRefused || failure.Reason == CertificateRevoked || failure.Reason == MachineSuspended
+	if !refused || e.pending.Last().UID != "" || !e.neverCreated(ctx) {
 		return failure
 	}
 	if len(e.pending.Requests) == 1 {

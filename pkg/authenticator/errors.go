@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -18,6 +19,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/oserror"
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
@@ -90,6 +92,8 @@ func classifyProviderError(p provider.Provider, what string, err error) error {
 	return failure
 }
 
+const suspendedHint = "ask the operator why it is suspended; kubectl attest resume ends it, and a new request follows after a pause"
+
 // classifyAPIError returns the Failure for an error of a call to the API server. credential
 // describes the credential that was shown.
 func classifyAPIError(err error, credential string) *Failure {
@@ -108,6 +112,11 @@ func classifyAPIError(err error, credential string) *Failure {
 	switch {
 	case apierrors.IsUnauthorized(err):
 		return &Failure{bootstrapRefused, "make a new one (kubeadm token create), or check that the kubeconfig is for this cluster",
+			fmt.Errorf("%w (credential: %s)", err, credential)}
+	case apierrors.IsForbidden(err) && strings.Contains(err.Error(), attestation.MessageSuspended):
+		return &Failure{MachineSuspended, suspendedHint, fmt.Errorf("%w (credential: %s)", err, credential)}
+	case apierrors.IsForbidden(err) && strings.Contains(err.Error(), attestation.MessageRevoked):
+		return &Failure{CertificateRevoked, "check that signerName is one that node-attestation-controller signs for: only those requests are allowed",
 			fmt.Errorf("%w (credential: %s)", err, credential)}
 	case apierrors.IsForbidden(err):
 		return &Failure{apiRefused, "bind its group to the ClusterRole system:node-bootstrapper, or to one that may create, get, list and watch certificatesigningrequests",

@@ -51,6 +51,9 @@ func (w *worker) metrics(state *cache.State) []byte {
 	text.gauge("last_success_timestamp_seconds", "When a certificate was installed last, 0 if never.", timestamp(state.Issued))
 	text.gauge("consecutive_failures", "Workers in a row that failed for causes of one kind. Waiting for the signer does not count.", sample{"", float64(state.Failures)})
 	text.gauge("next_attempt_timestamp_seconds", "Earliest start of the next worker after a failure, 0 if it may start at once.", timestamp(state.NextAttempt))
+	if w.checks() {
+		announcementMetrics(&text, state.Announcement)
+	}
 	lastWorkerMetrics(&text, state.Last)
 	return []byte(text.file.String())
 }
@@ -75,6 +78,18 @@ func (w *worker) pendingMetrics(text *metricsText) {
 		named = pending.Last().Filed
 	}
 	text.gauge("pending_request_timestamp_seconds", "When the name of the pending CertificateSigningRequest was chosen, 0 if none was filed.", timestamp(named))
+}
+
+// announcementMetrics adds the metrics of the checks for announced renewals, nil if there was none.
+func announcementMetrics(text *metricsText, found *cache.Announcement) {
+	var answered, due time.Time
+	if found != nil {
+		if answered = found.Answered; found.Renewal != nil {
+			due = found.Renewal.DueAt
+		}
+	}
+	text.gauge("last_announcement_check_timestamp_seconds", "When a check for announced renewals was last answered, 0 if never.", timestamp(answered))
+	text.gauge("announced_renewal_timestamp_seconds", "When the announced renewal that selects the certificate is due, 0 if none does.", timestamp(due))
 }
 
 // lastWorkerMetrics adds the metrics of the worker that ended last, nil if none has.

@@ -357,6 +357,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 	}
 	a := testAuthenticator(t)
 	withTextfile(t, a)
+	a.checkInterval = time.Hour
 	installPair(t, a.dir, newPair(t, nil))
 	newWorker(t, a).writeMetrics(&cache.State{Last: &cache.Result{Started: noon, Finished: noon, Phases: []cache.Phase{{Name: "lock"}}}})
 	data, err := os.ReadFile(a.metricsTextfile)

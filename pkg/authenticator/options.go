@@ -60,6 +60,9 @@ func (o *Options) setDefaults() {
 // The API server takes no less than 10 minutes. This program promises to work with 10 years.
 const shortestLifetime, longestLifetime = 10 * time.Minute, 10 * 365 * 24 * time.Hour
 
+// Between two checks for announced renewals.
+const shortestInterval, longestInterval = 10 * time.Second, 24 * time.Hour
+
 // check refuses settings that cannot work. New checks the provider and its signer.
 func (o *Options) check() error {
 	c := o.Config
@@ -93,6 +96,9 @@ func (o *Options) check() error {
 	}
 	if wait, renewal, prepare := c.WaitTimeout.Duration, c.RenewalWait.Duration, c.PrepareWait.Duration; wait < 0 || renewal < 0 || prepare < 0 {
 		return fmt.Errorf("waitTimeout %s, renewalWait %s, prepareWait %s: must not be negative", wait, renewal, prepare)
+	}
+	if d := c.CheckInterval.Duration; d != 0 && (d < shortestInterval || d > longestInterval) {
+		return fmt.Errorf("checkInterval %s: must be from %s to %s, or 0 to switch the checks off", d, shortestInterval, longestInterval)
 	}
 	return nil
 }

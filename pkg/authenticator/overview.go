@@ -30,6 +30,7 @@ func (a *Authenticator) Overview() *Overview {
 	}
 	o.NodeName = status.nodeName
 	o.describeCertificate(a, status, now)
+	o.describeAnnouncement(a, status)
 	o.describeWorker(a, worker, state, now)
 	pending, err := a.dir.Pending()
 	if err == nil && pending != nil {
@@ -78,6 +79,30 @@ func (o *Overview) describeCertificate(a *Authenticator, status certificateStatu
 		c.Unusable = status.problem.Error()
 	}
 	o.Certificate = c
+}
+
+func (o *Overview) describeAnnouncement(a *Authenticator, status certificateStatus) {
+	if !a.checks() || status.pair == nil {
+		return
+	}
+	found := status.announcement
+	c := &AnnouncementOverview{
+		Exists: found.Exists, Problem: found.Problem,
+		Reported: found.Reported == status.pair.Fingerprint(), ReportProblem: found.ReportProblem,
+	}
+	if !found.Checked.IsZero() {
+		c.Checked = inSeconds(found.Checked)
+	}
+	if !found.Answered.IsZero() {
+		c.Answered = inSeconds(found.Answered)
+	}
+	if next := status.nextCheck(a); next.After(a.now()) {
+		c.NextCheck = inSeconds(next)
+	}
+	if renewal := status.announcedRenewal(); renewal != nil {
+		c.Renewal, c.DueAt = renewal.Name, inSeconds(renewal.DueAt)
+	}
+	o.Announcement = c
 }
 
 func (o *Overview) describeWorker(a *Authenticator, worker process.ID, state *cache.State, now time.Time) {

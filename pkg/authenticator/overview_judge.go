@@ -50,6 +50,9 @@ func (o *Overview) judge(a *Authenticator, status certificateStatus, now time.Ti
 		if o.Certificate.RenewAt.IsZero() {
 			o.Message = fmt.Sprintf("valid to %s; provider %s does not renew", until, o.Provider)
 		}
+		if renewal := status.announcedRenewal(); renewal != nil && renewal.DueAt.Before(o.Certificate.RenewAt) {
+			o.Message = fmt.Sprintf("valid to %s, due at %s by the announced renewal %q", until, inSeconds(renewal.DueAt).Format(time.RFC3339), renewal.Name)
+		}
 		return
 	}
 	if failed || status.rejected {
@@ -118,6 +121,9 @@ func (o *Overview) overdue(status certificateStatus, now time.Time) string {
 	}
 	if renewAt := RenewAt(status.pair.Leaf); !o.Certificate.RenewAt.IsZero() && now.After(renewAt.Add(overdueRenewal)) {
 		return "its renewal has been due since " + inSeconds(renewAt).Format(time.RFC3339)
+	}
+	if renewal := status.announcedRenewal(); renewal != nil && now.After(renewal.DueAt.Add(overdueRenewal)) {
+		return fmt.Sprintf("the announced renewal %q has been due since %s", renewal.Name, inSeconds(renewal.DueAt).Format(time.RFC3339))
 	}
 	return ""
 }

@@ -52,6 +52,9 @@ type Overview struct {
 	// Certificate is the one on disk, usable or not. It is nil if there is none that can be
 	// read.
 	Certificate *CertificateOverview `json:"certificate,omitempty"`
+	// Announcement is what the checks for announced renewals have found. It is nil if the checks are
+	// switched off, or no certificate is served.
+	Announcement *AnnouncementOverview `json:"announcement,omitempty"`
 	// EK is the endorsement key as far as files name it, nil for a provider without one.
 	EK *EKOverview `json:"ek,omitempty"`
 	// Worker is the process that requests certificates.
@@ -96,6 +99,27 @@ type CertificateOverview struct {
 	Unusable string `json:"unusable,omitempty"`
 	// Rejected is set if the API server answered it with 401.
 	Rejected bool `json:"rejected"`
+}
+
+// AnnouncementOverview describes the checks for announced renewals.
+type AnnouncementOverview struct {
+	// Checked is when the last check began, absent before the first. Answered is when one was last
+	// answered. Problem says why the last check was not.
+	Checked  time.Time `json:"checked,omitzero"`
+	Answered time.Time `json:"answered,omitzero"`
+	Problem  string    `json:"problem,omitempty"`
+	// NextCheck is when the next one is due, absent if that is now.
+	NextCheck time.Time `json:"nextCheck,omitzero"`
+	// Exists is set if the cluster announces renewals.
+	Exists bool `json:"exists"`
+	// Renewal is the name of the one that selects the certificate, and DueAt is when this node renews
+	// by it. Both are absent if none does.
+	Renewal string    `json:"renewal,omitempty"`
+	DueAt   time.Time `json:"dueAt,omitzero"`
+	// Reported is set if the Node names the certificate in its annotation. ReportProblem says why
+	// that failed.
+	Reported      bool   `json:"reported"`
+	ReportProblem string `json:"reportProblem,omitempty"`
 }
 
 // EKOverview is the TPM's endorsement key, as a file names it. The TPM is not asked.

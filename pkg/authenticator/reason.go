@@ -34,6 +34,8 @@ const (
 	KubeletNotPrepared   Reason = "KubeletNotPrepared"
 	NodeUnhealthy        Reason = "NodeUnhealthy"
 	apiOverloaded        Reason = "APIOverloaded"
+	CertificateRevoked   Reason = "CertificateRevoked"
+	MachineSuspended     Reason = "MachineSuspended"
 	CertificateDue       Reason = "CertificateDue"
 	RenewalFailing       Reason = "RenewalFailing"
 	CertificateExpired   Reason = "CertificateExpired"
@@ -79,7 +81,9 @@ func Reasons() []ReasonInfo {
 		{KubeletNotPrepared, 30, "The kubelet must not start, or not yet: its kubeconfig could not be read or written, or its environment file not written, for example because /run is full.", soon},
 		{NodeUnhealthy, 31, "A check of the command doctor failed.", soon},
 		{apiOverloaded, 32, "The API server sheds load (429 or 503). The next attempt waits for its Retry-After, 10 to 15 minutes at most.", busy},
-		// The command status alone has these codes. 33 to 39 are kept for failures of a run.
+		{CertificateRevoked, 33, "The API server refuses writes with the node's certificate (403): it was revoked, and the node may only attest for a new one.", later},
+		{MachineSuspended, 34, "An operator has suspended this machine: it gets no certificate, and the API server refuses its writes.", later},
+		// The command status alone has these codes. 35 to 39 are kept for failures of a run.
 		{CertificateDue, 40, "The command status: the certificate is served, and a new one is wanted.", soon},
 		{RenewalFailing, 41, "The command status: the certificate is served, but it cannot be replaced, the API server rejects it, or the configuration is wrong.", soon},
 		{CertificateExpired, 42, "The command status: the certificate has expired.", soon},

@@ -607,6 +607,8 @@ func TestRefusalsOfHelloAndProof(t *testing.T) {
 			n.api.hello = func(i int, o *csrObject) { challenge(i, o); set(certificatesv1.CertificateFailed, "Broken")(i, o) }
 		}, 1, 0, requestFailed, later, `"Broken"`},
 		"hello denied for a Node":                         {func(n *testNode) { n.api.hello = deny(attestation.ReasonNodeRegistered) }, 1, 0, RequestDenied, later, attestation.ReasonNodeRegistered},
+		"hello denied for a suspended machine":            {func(n *testNode) { n.api.hello = deny(attestation.ReasonSuspended) }, 1, 0, MachineSuspended, later, attestation.ReasonSuspended},
+		"proof denied for a suspended machine":            {func(n *testNode) { n.api.proof = deny(attestation.ReasonSuspended) }, 1, 1, MachineSuspended, later, attestation.ReasonSuspended},
 		"hello completed by another proof":                {func(n *testNode) { n.api.hello = first(deny(attestation.ReasonCompleted), challenge) }, 2, 1, "", none, ""},
 		"hellos completed by other proofs":                {func(n *testNode) { n.api.hello = deny(attestation.ReasonCompleted) }, 3, 0, RequestDenied, later, "another proof"},
 		"proof denied as a hello that is done":            {func(n *testNode) { n.api.proof = deny(attestation.ReasonCompleted) }, 1, 1, RequestDenied, later, attestation.ReasonCompleted},

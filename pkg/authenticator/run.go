@@ -39,8 +39,8 @@ func (a *Answer) caution(p provider.Provider) {
 }
 
 // Run is one call of the plugin by client-go. It returns the certificate on disk; the caller prints
-// it. If the certificate is due or missing, a worker requests one. Every request of the kubelet
-// waits for Run. So Run waits for the worker, a bounded time, only if the certificate on disk is of
+// it. If the certificate is due or missing, a worker requests one. From time to time a worker checks
+// for announced renewals. Every request of the kubelet waits for Run. So Run waits for the worker, a bounded time, only if the certificate on disk is of
 // no use. The error is a *Failure. It means that this node has no valid certificate. The Answer is
 // never nil.
 func (a *Authenticator) Run(ctx context.Context) (*Answer, error) {
@@ -71,6 +71,8 @@ func (a *Authenticator) Run(ctx context.Context) (*Answer, error) {
 		if failure == nil && status.due != "" {
 			failure = a.lastWorkerFailure()
 		}
+	case status.checkDue(a):
+		status.checkFailed = !a.supervisor().ensureCheck(status)
 	}
 	if status.pair == nil {
 		return answer, failure
@@ -113,9 +115,9 @@ func (a *Authenticator) print(status certificateStatus, answer *Answer) (*Answer
 		answer.Remarks = append(answer.Remarks, status.remark)
 	}
 	now := a.now()
-	expiration := steadyExpiration(status.pair.Leaf, a.renews() || a.provider == nil)
+	expiration := status.bound(a, now, steadyExpiration(status.pair.Leaf, a.renews() || a.provider == nil))
 	if status.due != "" || !expiration.After(now) {
-		expiration = nearExpiration(status.pair.Leaf, now)
+		expiration = a.near(status.pair, now)
 	}
 	data, err := a.exec.render(status.pair, expiration)
 	if err != nil {

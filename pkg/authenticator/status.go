@@ -37,10 +37,14 @@ type certificateStatus struct {
 	remark error
 	// note is what the last run answered.
 	note note
+	// announcement is what the checks for announced renewals have found. checkFailed is set if a
+	// check is due and no worker could be started for it.
+	announcement cache.Announcement
+	checkFailed  bool
 }
 
-// loadStatus reads the certificate directory. It opens the certificate and the note, takes no lock,
-// uses no network and changes nothing.
+// loadStatus reads the certificate directory. It opens the certificate, the note and the state file,
+// takes no lock, uses no network and changes nothing.
 func (a *Authenticator) loadStatus() certificateStatus {
 	status := certificateStatus{note: a.note.read()}
 	if err := a.dir.Check(); err != nil {
@@ -70,6 +74,11 @@ func (a *Authenticator) loadStatus() certificateStatus {
 	}
 	status.pair = pair
 	status.rejected = status.note.Rejected && status.note.Certificate == pair.Fingerprint()
+	if a.checks() {
+		if state := readState(a.dir); state.Announcement != nil {
+			status.announcement = *state.Announcement
+		}
+	}
 	status.due = status.whyDue(a)
 	return status
 }
@@ -122,6 +131,9 @@ func (s *certificateStatus) whyDue(a *Authenticator) string {
 		return "others could read its key"
 	case a.renews() && !a.now().Before(RenewAt(s.pair.Leaf)):
 		return "its lifetime is nearly over"
+	}
+	if renewal := s.announcedRenewal(); renewal != nil && !a.now().Before(renewal.DueAt) {
+		return "a renewal was announced"
 	}
 	return ""
 }

@@ -131,7 +131,8 @@ func (s supervisor) startUnlessRunning(before certificateStatus) (started bool, 
 		return false, err
 	}
 	defer lock.Unlock()
-	if s.workerRuns() || s.loadStatus().betterThan(before) {
+	status := s.loadStatus()
+	if s.workerRuns() || status.betterThan(before) && !status.checkDue(s.Authenticator) {
 		return false, nil
 	}
 	state := readState(s.dir)
@@ -190,9 +191,11 @@ func (s supervisor) recordDeath(lock *cache.Lock, state *cache.State) error {
 	return lock.SetState(state)
 }
 
-// leftNoResult reports whether a worker that has ended left no result. The zero ID is no worker.
+// leftNoResult reports whether a worker that has ended left no result. The zero ID is no worker. A
+// check for announced renewals leaves none.
 func leftNoResult(ended process.ID, state *cache.State) bool {
-	return ended.PID != 0 && (state.Last == nil || state.Last.Worker != ended)
+	return ended.PID != 0 && (state.Last == nil || state.Last.Worker != ended) &&
+		(state.Announcement == nil || state.Announcement.Worker != ended)
 }
 
 // awaitWorkerEnd lets a worker record its success: systemd kills what an ExecStartPre leaves

@@ -33,6 +33,10 @@ const (
 	StepInstall   Step = "install"
 	stepRecord    Step = "record"
 	stepForget    Step = "forget"
+
+	// These two precede StepPrepare, and are there only when a check for announced renewals is due.
+	StepAnnouncement Step = "announcement"
+	StepReport       Step = "report"
 )
 
 // lockWait is how long a worker waits for the lock. The run that started it holds it for an
@@ -49,10 +53,12 @@ type worker struct {
 	// servedUntil is the end of the certificate that is served meanwhile, zero if there is
 	// none.
 	servedUntil time.Time
-	// installed is the certificate that this worker got. spent is set once the pending request
-	// is decided.
-	installed *cache.Pair
-	spent     bool
+	// installed is the certificate that this worker got, and replaced the one before it, nil if
+	// there was none. spent is set once the pending request is decided.
+	installed, replaced *cache.Pair
+	spent               bool
+	// onlyChecked is set if this worker has checked for announced renewals, and did nothing else.
+	onlyChecked bool
 	// version is the version of the provider's documents to write, empty for the newest. tried
 	// are those that the controller does not serve.
 	version attestation.Version
@@ -74,6 +80,9 @@ func (a *Authenticator) Work(ctx context.Context) error {
 	}
 	defer w.lock.Unlock()
 	state, err := w.record(w.work(ctx))
+	if w.onlyChecked {
+		w.stopChecking()
+	}
 	w.writeMetrics(state)
 	return err
 }
@@ -122,8 +131,14 @@ func (w *worker) register() (err error) {
 // work gets the certificate. If the node's own certificate is refused as a credential, by the API
 // server or by an approver, it tries again with the bootstrap credential.
 func (w *worker) work(ctx context.Context) error {
-	status, wanted, err := w.tidy(ctx)
-	if err != nil || !wanted {
+	status, err := w.tidy(ctx)
+	if err != nil {
+		return err
+	}
+	if status.checkDue(w.Authenticator) {
+		status = w.checkAnnouncement(ctx, status)
+	}
+	if wanted, err := w.wanted(status); err != nil || !wanted {
 		return err
 	}
 	to, _, err := w.access(status)
@@ -184,39 +199,49 @@ func (w *worker) explainNoAccess(status certificateStatus, err error) error {
 	return &Failure{failure.Reason, "check this machine's clock; if it is right, " + failure.Hint, fmt.Errorf("%w; %w", status.problem, err)}
 }
 
-// tidy sets aside what cannot be used, and decides whether a certificate is wanted at all.
-func (w *worker) tidy(ctx context.Context) (status certificateStatus, wanted bool, err error) {
+// tidy sets aside what cannot be used.
+func (w *worker) tidy(ctx context.Context) (certificateStatus, error) {
 	w.enter(StepTidy)
 	w.lock.Clean()
-	status = w.loadStatus()
+	status := w.loadStatus()
 	if status.permanent {
-		return status, false, status.problem
+		return status, status.problem
 	}
 	if status.damaged {
 		if err := w.setAside(cache.CurrentFile, status.problem); err != nil {
-			return status, false, err
+			return status, err
 		}
 	}
 	if _, err := w.dir.State(); cache.IsUnusable(err) {
 		if err := w.setAside(cache.StateFile, err); err != nil {
-			return status, false, err
+			return status, err
 		}
 	}
 	if status.foreign && !status.pair.Exposed && w.adopt(ctx, status.pair) {
 		status = w.loadStatus()
 	}
-	if status.pair != nil {
+	return status, nil
+}
+
+// wanted decides whether a new certificate is wanted at all.
+func (w *worker) wanted(status certificateStatus) (bool, error) {
+	if w.replaced = status.pair; status.pair != nil {
 		w.servedUntil = status.pair.Leaf.NotAfter
 	}
-	if status.pair == nil || status.due != "" {
-		if status.nameErr != nil {
-			return status, false, &Failure{Configuration, "set --node-name", status.nameErr}
-		}
-		w.log.Info("a certificate is wanted", "node", status.nodeName, "due", status.due, "problem", status.problem)
-		return status, true, nil
+	if status.pair != nil && status.due == "" {
+		w.spent = true
+		return false, nil
 	}
-	w.spent = true
-	return status, false, nil
+	if w.onlyChecked {
+		w.onlyChecked = false
+		// From here on the death of this worker counts.
+		w.saveAnnouncement(func(a *cache.Announcement) { a.Worker = process.ID{} })
+	}
+	if status.nameErr != nil {
+		return false, &Failure{Configuration, "set --node-name", status.nameErr}
+	}
+	w.log.Info("a certificate is wanted", "node", status.nodeName, "due", status.due, "problem", status.problem)
+	return true, nil
 }
 
 func (w *worker) setAside(name string, why error) error {
@@ -268,8 +293,11 @@ func (w *worker) record(err error) (*cache.State, error) {
 		w.log.Info("failed", "reason", failure.Reason, "cause", w.result.Message, "nextAttempt", state.NextAttempt)
 		err = failure
 	case w.installed != nil:
+		if state.Announcement != nil {
+			state.Announcement.Renewal = nil // it is another certificate's
+		}
 		issued(state, &w.result, w.installed.Leaf.NotAfter, now)
-	default:
+	case !w.onlyChecked:
 		state.Last, state.Failures, state.Refusals = &w.result, 0, 0
 	}
 	if w.spent {

@@ -370,13 +370,17 @@ func TestRecordsAreReadBackAndDamagedOnesAreNot(t *testing.T) {
 		Cluster: Origin{Server: "https://a"}, Key: []byte("k"),
 		Requests: []PendingRequest{{Name: "node-csr-x", Request: []byte("r"), Filed: noon}},
 	}
-	if err := errors.Join(lock.SetPending(pending), lock.SetState(&State{Failures: 3, NextAttempt: noon, Last: &Result{Reason: "R"}})); err != nil {
+	announcement := &Announcement{
+		Checked: noon, Answered: noon, Exists: true, Certificate: "c", Renewal: &Renewal{Name: "r", IssuedBefore: noon, DueAt: noon},
+		Done: []Renewal{{Name: "q", IssuedBefore: noon, DueAt: noon}}, Reported: "c", NotReported: "d", ReportProblem: "p",
+	}
+	if err := errors.Join(lock.SetPending(pending), lock.SetState(&State{Failures: 3, NextAttempt: noon, Last: &Result{Reason: "R"}, Announcement: announcement})); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := d.Pending(); err != nil || got.Requests[0].Name != "node-csr-x" || *got.ExpirationSeconds != 3600 {
 		t.Errorf("pending: %+v, %v", got, err)
 	}
-	if got, err := d.State(); err != nil || got.Failures != 3 || !got.NextAttempt.Equal(noon) || got.Last.Reason != "R" {
+	if got, err := d.State(); err != nil || got.Failures != 3 || !got.NextAttempt.Equal(noon) || got.Last.Reason != "R" || !reflect.DeepEqual(got.Announcement, announcement) {
 		t.Errorf("state: %+v, %v", got, err)
 	}
 	for name, damage := range map[string]string{

@@ -84,8 +84,52 @@ type State struct {
 	SpentBootstrap string `json:"spentBootstrap,omitempty"`
 	// Waiting is what the pending request waits for. It is nil until the controller has said so.
 	Waiting *Waiting `json:"waiting,omitempty"`
+	// Announcement is what the checks for announced renewals have found. It is nil before the first
+	// check.
+	Announcement *Announcement `json:"announcement,omitempty"`
 	// NextAttempt is the earliest start of the next worker.
 	NextAttempt time.Time `json:"nextAttempt,omitzero"`
+}
+
+// Announcement is what the checks for announced renewals have found, and whether the node has
+// reported its certificate. Peers wrote the texts in it.
+type Announcement struct {
+	// Checked is when the last check began. UnderWay is set until it has ended.
+	Checked  time.Time `json:"checked"`
+	UnderWay bool      `json:"underWay,omitempty"`
+	// Worker is the process of the last check, while the check is all that it does. If it dies, no
+	// request was lost.
+	Worker process.ID `json:"worker,omitzero"`
+	// Answered is when a check was last answered. Problem says why the last check was not, empty if
+	// it was.
+	Answered time.Time `json:"answered,omitzero"`
+	Problem  string    `json:"problem,omitempty"`
+	// Exists is set if the cluster announces renewals, as of Answered.
+	Exists bool `json:"exists,omitempty"`
+	// Renewal is the one that selects the certificate with this SHA-256, nil if none does. It does
+	// not apply to another certificate.
+	Certificate string   `json:"certificate,omitempty"`
+	Renewal     *Renewal `json:"renewal,omitempty"`
+	// Done are the announced renewals after which this node got another certificate.
+	Done []Renewal `json:"done,omitempty"`
+	// Reported is the SHA-256 of the certificate that the annotation of the Node has. NotReported is
+	// the one for which that failed last, and ReportProblem says why.
+	Reported      string `json:"reported,omitempty"`
+	NotReported   string `json:"notReported,omitempty"`
+	ReportProblem string `json:"reportProblem,omitempty"`
+}
+
+// Renewal is an announced renewal. Name and IssuedBefore identify it: a name can be used again.
+type Renewal struct {
+	Name         string    `json:"name"`
+	IssuedBefore time.Time `json:"issuedBefore"`
+	// DueAt is when this node renews.
+	DueAt time.Time `json:"dueAt"`
+}
+
+// Same reports whether two are the same renewal.
+func (r Renewal) Same(other Renewal) bool {
+	return r.Name == other.Name && r.IssuedBefore.Equal(other.IssuedBefore)
 }
 
 // Waiting is what the controller has written last into a request that waits. It is in the state

@@ -231,6 +231,41 @@ func checkCertificateAccepted(_ context.Context, e *examination) finding {
 	return ok("it is accepted; the API server does not say for which user (%d)", r.Status)
 }
 
+// checkCertificateWrites has the API server judge a write with the node's certificate. Only a write
+// shows that a certificate is revoked: admission sees no reads.
+func checkCertificateWrites(ctx context.Context, e *examination) finding {
+	own, err := e.own()
+	if err != nil {
+		return skipped("%s", brief(err))
+	}
+	node := e.usable().NodeName()
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	err = own.TryWrite(ctx, node)
+	var refused *nodeaccess.StatusError
+	switch {
+	case err == nil:
+		return ok("a dry run of a change of Node %s is accepted", node)
+	case !errors.As(err, &refused):
+		return skipped("%s: see api-server", brief(err))
+	case refused.Status == http.StatusNotFound:
+		return skipped("there is no Node %s", node)
+	case refused.Status == http.StatusUnauthorized:
+		return skipped("the API server does not know the certificate: see certificate-accepted")
+	case refused.Status != http.StatusForbidden:
+		return skipped("the API server does not say: %v", refused)
+	case strings.Contains(refused.Message, attestation.MessageSuspended):
+		return failure("ask the operator why; kubectl attest resume ends it", "this machine is suspended: %v", refused)
+	case strings.Contains(refused.Message, attestation.MessageRevoked):
+		remedy := "the plugin gets another by attestation once it finds the renewal announced: see last-result"
+		if e.Config.CheckInterval.Duration == 0 {
+			remedy = "set checkInterval: without it the plugin does not learn that the certificate was revoked"
+		}
+		return failure(remedy, "the certificate was revoked: %v", refused)
+	}
+	return warning("check the Node authorizer, and the cluster's admission policies", "a change of Node %s is refused: %v", node, refused)
+}
+
 func checkBootstrapCredential(ctx context.Context, e *examination) finding {
 	why := e.need()
 	if err := e.unseen(); err != nil {

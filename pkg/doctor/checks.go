@@ -36,6 +36,8 @@ func Checks() []Check {
 			"check address, network, proxy and certificate-authority-data", checkAPIServer},
 		{"certificate-accepted", "whom the API server takes the node's certificate for (SelfSubjectReview)", "401: it does not trust the signer's CA; another user than the node",
 			"give kube-apiserver the signer's CA in --client-ca-file", checkCertificateAccepted},
+		{"certificate-writes", "whether the API server takes writes with the node's certificate: a change of the node's own Node that changes nothing, with dryRun=All", "403: the certificate was revoked, or the machine is suspended; 403 for another cause (warning). Skipped where there is no Node yet",
+			"revoked: see last-result, the node gets another certificate by attestation; suspended: ask the operator, `kubectl attest resume` ends it", checkCertificateWrites},
 		{"bootstrap-credential", "whom the API server takes the bootstrap credential for, where it is needed", "401: the token is unknown, deleted or expired; the client certificate has expired",
 			"make a new token: `kubeadm token create`", checkBootstrapCredential},
 		{"csr-create", "a well-formed request under each signer that is asked, with dryRun=All", "403: RBAC; 422 or another refusal: admission", "bind its group to node-attestation-requester or system:node-bootstrapper", checkCreate},

@@ -48,7 +48,7 @@ func TestChecksAreDocumented(t *testing.T) {
 func TestNamesAreStable(t *testing.T) {
 	published := []string{
 		"configuration", "tpm", "ek-certificate", "ek-template", "certificate-directory", "certificate", "bootstrap-kubeconfig", "clock", "api-server",
-		"certificate-accepted", "bootstrap-credential", "csr-create", "csr-watch", "signer", "last-result", "kubelet", "kubelet-bootstrap",
+		"certificate-accepted", "certificate-writes", "bootstrap-credential", "csr-create", "csr-watch", "signer", "last-result", "kubelet", "kubelet-bootstrap",
 		"kubelet-rotation", "kubelet-kubeconfig", "kubelet-exec", "auto-approve-bindings",
 	}
 	have := map[string]int{}

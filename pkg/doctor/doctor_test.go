@@ -28,13 +28,13 @@ import (
 // good is what a machine that is as it should be comes to.
 var good = map[string]Status{
 	"configuration": OK, "tpm": OK, "ek-certificate": OK, "ek-template": OK, "certificate-directory": OK, "certificate": OK, "bootstrap-kubeconfig": OK, "clock": OK,
-	"api-server": OK, "certificate-accepted": OK, "bootstrap-credential": Skipped, "csr-create": OK, "csr-watch": OK, "signer": OK, "last-result": OK,
+	"api-server": OK, "certificate-accepted": OK, "certificate-writes": OK, "bootstrap-credential": Skipped, "csr-create": OK, "csr-watch": OK, "signer": OK, "last-result": OK,
 	"kubelet": OK, "kubelet-bootstrap": OK, "kubelet-rotation": OK, "kubelet-kubeconfig": OK, "kubelet-exec": OK, "auto-approve-bindings": Skipped,
 }
 
 // fresh is what differs before the first certificate.
 var fresh = map[string]Status{
-	"certificate-directory": Warning, "certificate": Failure, "certificate-accepted": Skipped, "bootstrap-credential": OK, "signer": Warning, "last-result": Skipped,
+	"certificate-directory": Warning, "certificate": Failure, "certificate-accepted": Skipped, "certificate-writes": Skipped, "bootstrap-credential": OK, "signer": Warning, "last-result": Skipped,
 }
 
 // with returns expectations with some more.
@@ -371,7 +371,7 @@ func TestFiles(t *testing.T) {
 	current := func(m *machine) string { return m.certs.File(cache.CurrentFile) }
 	checkStates(t, map[string]scenario{
 		"directory writable by others": {func(m *machine) { m.chmod(m.certs.Path(), 0o777) },
-			map[string]Status{"certificate-directory": Failure, "certificate-accepted": Skipped, "bootstrap-kubeconfig": Failure, "csr-create": Skipped, "csr-watch": Skipped, "bootstrap-credential": Skipped},
+			map[string]Status{"certificate-directory": Failure, "certificate-accepted": Skipped, "certificate-writes": Skipped, "bootstrap-kubeconfig": Failure, "csr-create": Skipped, "csr-watch": Skipped, "bootstrap-credential": Skipped},
 			[]string{"certificate-directory: chmod 0700"}},
 		"directory open to look into": {func(m *machine) { m.chmod(m.certs.Path(), 0o755) }, map[string]Status{"certificate-directory": Warning}, nil},
 		"a folder above is writable":  {func(m *machine) { m.chmod(m.root, 0o777) }, map[string]Status{"certificate-directory": Failure, "kubelet-exec": Failure}, []string{"certificate-directory: another directory"}},
@@ -382,7 +382,7 @@ func TestFiles(t *testing.T) {
 			if err := errors.Join(os.Rename(current(m), current(m)+".real"), os.Symlink(current(m)+".real", current(m))); err != nil {
 				m.t.Fatal(err)
 			}
-		}, map[string]Status{"certificate-directory": Failure, "certificate": Failure, "certificate-accepted": Skipped, "bootstrap-kubeconfig": Failure, "csr-create": Skipped, "csr-watch": Skipped},
+		}, map[string]Status{"certificate-directory": Failure, "certificate": Failure, "certificate-accepted": Skipped, "certificate-writes": Skipped, "bootstrap-kubeconfig": Failure, "csr-create": Skipped, "csr-watch": Skipped},
 			[]string{"certificate: symbolic link"}},
 		"another user's file": {func(m *machine) {
 			if os.Geteuid() != 0 {
@@ -415,7 +415,7 @@ func TestFiles(t *testing.T) {
 }
 
 func TestTheCertificate(t *testing.T) {
-	lost := map[string]Status{"certificate": Failure, "certificate-accepted": Skipped, "bootstrap-kubeconfig": Failure, "csr-create": Skipped, "csr-watch": Skipped}
+	lost := map[string]Status{"certificate": Failure, "certificate-accepted": Skipped, "certificate-writes": Skipped, "bootstrap-kubeconfig": Failure, "csr-create": Skipped, "csr-watch": Skipped}
 	day := 24 * time.Hour
 	checkStates(t, map[string]scenario{
 		"none":                                 {func(m *machine) { m.remove(m.certs.File(cache.CurrentFile)) }, lost, []string{"certificate: there is none yet"}},
@@ -505,7 +505,7 @@ func TestTheBootstrapCredential(t *testing.T) {
 }
 
 func TestTheAPIServer(t *testing.T) {
-	untold := map[string]Status{"api-server": Failure, "clock": Skipped, "certificate-accepted": Skipped, "csr-create": Skipped, "csr-watch": Skipped}
+	untold := map[string]Status{"api-server": Failure, "clock": Skipped, "certificate-accepted": Skipped, "certificate-writes": Skipped, "csr-create": Skipped, "csr-watch": Skipped}
 	forbidden := reply{403, `{"message":"certificatesigningrequests is forbidden"}`}
 	csrs := func(m *machine, r ...string) { m.bare(); m.replies["GET "+csrPath] = reply{200, list(m.t, raws(r)...)} }
 	const decided = `{"metadata":{"name":"node-csr-z"},"status":{"conditions":[{"type":"Approved","lastUpdateTime":"2026-01-02T03:04:05Z"}]}}`
@@ -553,6 +553,33 @@ func TestTheAPIServer(t *testing.T) {
 	})
 }
 
+// Only a write shows that a certificate is revoked.
+func TestCertificateWrites(t *testing.T) {
+	node := "PATCH /api/v1/nodes/" + nodeName
+	denied := func(message string) string {
+		return `{"kind":"Status","message":"nodes \"worker-1\" is forbidden: ValidatingAdmissionPolicy 'node-attestation-revoked-01' with binding 'x' denied request: ` + message + `"}`
+	}
+	answers := func(status int, body string) func(*machine) {
+		return func(m *machine) { m.replies[node] = reply{status, body} }
+	}
+	checkStates(t, map[string]scenario{
+		"fine": {nil, nil, []string{"certificate-writes: a dry run"}},
+		"revoked": {answers(403, denied(attestation.MessageRevoked)), map[string]Status{"certificate-writes": Failure},
+			[]string{"certificate-writes: the certificate was revoked", "certificate-writes: see last-result"}},
+		"revoked, without checks": {func(m *machine) {
+			m.config.CheckInterval.Duration = 0
+			answers(403, denied(attestation.MessageRevoked))(m)
+		}, map[string]Status{"certificate-writes": Failure}, []string{"certificate-writes: set checkInterval"}},
+		"suspended": {answers(403, denied(attestation.MessageSuspended)), map[string]Status{"certificate-writes": Failure},
+			[]string{"certificate-writes: is suspended", "certificate-writes: kubectl attest resume"}},
+		"forbidden by another": {answers(403, denied("not on a Tuesday")), map[string]Status{"certificate-writes": Warning}, []string{"certificate-writes: not on a Tuesday"}},
+		"of a proxy":           {answers(403, "<html>no</html>"), map[string]Status{"certificate-writes": Warning}, nil},
+		"no Node yet":          {answers(404, `{}`), map[string]Status{"certificate-writes": Skipped}, []string{"certificate-writes: there is no Node worker-1"}},
+		"401":                  {answers(401, `{}`), map[string]Status{"certificate-writes": Skipped}, []string{"certificate-writes: see certificate-accepted"}},
+		"overloaded":           {answers(429, `{"message":"later"}`), map[string]Status{"certificate-writes": Skipped}, []string{"certificate-writes: 429: later"}},
+	})
+}
+
 type raw string
 
 func (r raw) MarshalJSON() ([]byte, error) { return []byte(r), nil }
@@ -569,7 +596,7 @@ func TestTheLastResult(t *testing.T) {
 	failed := func(reason authenticator.Reason) cache.State {
 		return cache.State{Issued: time.Now().Add(-time.Hour), Failures: 3, Last: &cache.Result{Reason: string(reason), Message: "it went wrong", Hint: "do this", Finished: time.Now()}}
 	}
-	lost := map[string]Status{"certificate": Failure, "certificate-accepted": Skipped, "bootstrap-credential": OK}
+	lost := map[string]Status{"certificate": Failure, "certificate-accepted": Skipped, "certificate-writes": Skipped, "bootstrap-credential": OK}
 	lose := func(m *machine) {
 		m.remove(m.certs.File(cache.CurrentFile))
 		m.writeBootstrap("{token: " + token + "}")

@@ -239,6 +239,7 @@ func bind(flags *pflag.FlagSet, c *authenticator.Config) {
 	flags.DurationVar(&c.Expiration.Duration, "expiration", c.Expiration.Duration, "lifetime to ask for, 10m to 87600h; 0 leaves it to the signer")
 	flags.DurationVar(&c.WaitTimeout.Duration, "wait-timeout", c.WaitTimeout.Duration, "longest wait where there is no certificate to print")
 	flags.DurationVar(&c.RenewalWait.Duration, "renewal-wait", c.RenewalWait.Duration, "longest wait for a new certificate if the old one ends within 2s, is rejected, or is another cluster's")
+	flags.DurationVar(&c.CheckInterval.Duration, "check-interval", c.CheckInterval.Duration, "longest time between two checks for announced renewals, 10s to 24h; 0 switches them off")
 	flags.StringVar(&c.MetricsTextfile, "metrics-textfile", c.MetricsTextfile, "file for the metrics of workers, for node-exporter's textfile collector (default: none)")
 	flags.StringVar(&c.TPMDevice, "tpm-device", c.TPMDevice, "TPM device, or Unix socket of a software TPM (default: as the provider finds it)")
 	flags.StringVar(&c.EKTemplate, "ek-template", c.EKTemplate, "template of the TPM's endorsement key to use, such as rsa-2048; auto leaves the choice to the provider")

@@ -113,6 +113,7 @@ func describeOverview(o *authenticator.Overview) []byte {
 	}
 	t.row("node", "%s, provider %s, signer %s", cmp.Or(o.NodeName, "unknown"), cmp.Or(o.Provider, "unknown"), cmp.Or(o.SignerName, "unknown"))
 	t.certificate()
+	t.announcement()
 	if o.EK != nil {
 		const unknown = "unknown (the command identify asks the TPM)"
 		t.row("EK", "template %s, fingerprint %s", cmp.Or(o.EK.Template, "unknown"), cmp.Or(o.EK.Fingerprint, unknown))
@@ -145,6 +146,40 @@ func (t overviewTable) certificate() {
 		t.row("  renewal", "none: the provider does not renew")
 	default:
 		t.row("  renewal", "due at %s (%s)", rfc3339(c.RenewAt), relative(c.RenewAt.Sub(t.Time)))
+	}
+}
+
+func (t overviewTable) announcement() {
+	a := t.Announcement
+	if a == nil {
+		return
+	}
+	announced := "not known yet"
+	switch {
+	case a.Renewal != "":
+		announced = fmt.Sprintf("%q, due at %s (%s)", a.Renewal, rfc3339(a.DueAt), relative(a.DueAt.Sub(t.Time)))
+	case a.Exists:
+		announced = "none for this certificate"
+	case !a.Answered.IsZero():
+		announced = "this cluster announces none"
+	}
+	t.row("announced renewal", "%s", announced)
+	if !a.Checked.IsZero() {
+		t.row("  last check", "%s (%s)", rfc3339(a.Checked), relative(a.Checked.Sub(t.Time)))
+	}
+	t.row("  problem", "%s", a.Problem)
+	next := "now"
+	if !a.NextCheck.IsZero() {
+		next = fmt.Sprintf("%s (%s)", rfc3339(a.NextCheck), relative(a.NextCheck.Sub(t.Time)))
+	}
+	t.row("  next check", "%s", next)
+	switch {
+	case a.ReportProblem != "" && !a.Reported:
+		t.row("  reported", "no: %s", a.ReportProblem)
+	case a.Exists && a.Reported:
+		t.row("  reported", "yes: the Node names this certificate")
+	case a.Exists:
+		t.row("  reported", "not yet")
 	}
 }
 
