@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -29,6 +30,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/inventory"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/preflight"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/revocation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
@@ -80,6 +82,7 @@ func (e *examination) checks() []check {
 		check{"nodes", e.checkNodes},
 		check{"policies-condition", func(ctx context.Context) finding { return e.checkCondition(ctx, telemetry.ConditionPolicies) }},
 		check{"sources-condition", func(ctx context.Context) finding { return e.checkCondition(ctx, telemetry.ConditionSources) }},
+		check{"revocation", e.checkRevocation},
 	)
 }
 
@@ -509,29 +512,126 @@ func (e *examination) checkNodes(ctx context.Context) finding {
 	return ok("each Node has a record or is listed")
 }
 
-// checkCondition says what the controller says.
-func (e *examination) checkCondition(ctx context.Context, kind string) finding {
+// readCondition returns a condition of the controller's Namespace, nil if there is none, and the
+// Namespace's name.
+func (e *examination) readCondition(ctx context.Context, kind string) (*corev1.NamespaceCondition, string, error) {
 	name := e.controllerNamespace
 	if e.cluster != "" {
 		name, _, _ = strings.Cut(strings.TrimPrefix(e.user(), "system:serviceaccount:"), ":")
 	}
 	namespace := &corev1.Namespace{}
 	if err := e.nodes.Get(ctx, client.ObjectKey{Name: name}, namespace); err != nil {
-		return unread(err, "apply packaging/kubernetes")
+		return nil, name, err
 	}
-	for _, c := range namespace.Status.Conditions {
-		if string(c.Type) != kind {
+	for i := range namespace.Status.Conditions {
+		if c := &namespace.Status.Conditions[i]; string(c.Type) == kind {
+			return c, name, nil
+		}
+	}
+	return nil, name, nil
+}
+
+// checkCondition says what the controller says.
+func (e *examination) checkCondition(ctx context.Context, kind string) finding {
+	c, name, err := e.readCondition(ctx, kind)
+	switch {
+	case err != nil:
+		return unread(err, "apply packaging/kubernetes")
+	case c == nil:
+		return unknown("start the controller: it writes the condition within seconds", "namespace %s has no condition %s", name, kind)
+	}
+	says := c.Reason + ": " + c.Message
+	switch {
+	case c.Status == corev1.ConditionTrue, c.Reason == preflight.ReasonPoliciesAudit:
+		return ok("%s", says)
+	case c.Status == corev1.ConditionFalse:
+		return failed("do what the message says; docs/reasons.md has the reason "+text.Line(c.Reason, maxName), "%s", says)
+	default:
+		return unknown("docs/reasons.md has the reason "+text.Line(c.Reason, maxName), "%s", says)
+	}
+}
+
+// listsWarning is how full the lists are when it is reported, in percent.
+const listsWarning = 80
+
+// checkRevocation looks whether revoked certificates are refused. The feature is off by default.
+func (e *examination) checkRevocation(ctx context.Context) finding {
+	records, err := e.readRecords(ctx)
+	if err != nil {
+		return unread(err, "apply packaging/kubernetes/crd.yaml")
+	}
+	if _, err := e.readSuspensions(ctx); lacksRevocation(err) {
+		return ok("it is switched off: " + overlay + " switches it on")
+	} else if err != nil {
+		return unread(err, "apply "+overlay)
+	}
+	lists := map[string]*Lists{}
+	for i := range records {
+		cluster := records[i].Spec.Cluster
+		if lists[cluster] != nil {
 			continue
 		}
-		says := c.Reason + ": " + c.Message
-		switch {
-		case c.Status == corev1.ConditionTrue, c.Reason == preflight.ReasonPoliciesAudit:
-			return ok("%s", says)
-		case c.Status == corev1.ConditionFalse:
-			return failed("do what the message says; docs/reasons.md has the reason "+text.Line(c.Reason, maxName), "%s", says)
-		default:
-			return unknown("docs/reasons.md has the reason "+text.Line(c.Reason, maxName), "%s", says)
+		if lists[cluster], err = e.readLists(ctx, cluster); err != nil {
+			return unread(err, "apply "+overlay)
 		}
 	}
-	return unknown("start the controller: it writes the condition within seconds", "namespace %s has no condition %s", name, kind)
+	if f := e.checkCondition(ctx, telemetry.ConditionRevocation); f.state != stateOK {
+		if f.state == stateUnknown {
+			f.remedy = "start the controller with --revocation: " + overlay + " does so"
+		}
+		return f
+	}
+	problems, err := e.revocationPolicies(ctx)
+	switch {
+	case err != nil:
+		return unread(err, "apply "+overlay)
+	case len(problems) > 0:
+		return failed("apply "+overlay+" again: the controller fills the policies within seconds", "%s", text.Names(problems))
+	}
+	total, used, beyond := 0, 0, 0
+	for _, l := range lists {
+		total, used, beyond = max(total, l.Capacity), max(used, l.Certificates), beyond+l.NotInForce
+	}
+	const remedy = "shorten lifetimes, so that certificates leave the lists earlier (docs/controller-configuration.md)"
+	switch {
+	case beyond > 0:
+		return failed(remedy, "the lists are full: %d revoked certificates are not refused", beyond)
+	case total > 0 && used*100 >= total*listsWarning:
+		return warning(remedy, "%d of %d places on the lists are taken", used, total)
+	}
+	return ok("it is in force: %d certificates are on the lists", used)
+}
+
+// revocationPolicies returns what is wrong with the admission policies for revoked certificates.
+func (e *examination) revocationPolicies(ctx context.Context) (problems []string, err error) {
+	bound := map[string]bool{}
+	err = readPages(ctx, e.nodes, func() *admissionv1.ValidatingAdmissionPolicyBindingList {
+		return &admissionv1.ValidatingAdmissionPolicyBindingList{}
+	}, func(page *admissionv1.ValidatingAdmissionPolicyBindingList) {
+		for _, b := range page.Items {
+			if slices.Contains(b.Spec.ValidationActions, admissionv1.Deny) && b.Spec.ParamRef == nil && b.Spec.MatchResources == nil {
+				bound[b.Spec.PolicyName] = true
+			}
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	there := map[string]bool{}
+	err = readPages(ctx, e.nodes, func() *admissionv1.ValidatingAdmissionPolicyList { return &admissionv1.ValidatingAdmissionPolicyList{} },
+		func(page *admissionv1.ValidatingAdmissionPolicyList) {
+			for _, p := range page.Items {
+				there[p.Name] = true
+			}
+		})
+	for number := int32(1); number <= revocation.Policies; number++ {
+		name := revocation.PolicyName(number)
+		switch {
+		case !there[name]:
+			problems = append(problems, name+" is missing")
+		case !bound[name]:
+			problems = append(problems, name+" has no binding that denies")
+		}
+	}
+	return problems, err
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package attestctl is the command line of kubectl-attest, for operators. It reads records,
-// requests and what surrounds the controller. It deletes only after a confirmation, and writes
-// nothing else. docs/kubectl-attest.md has the commands.
+// requests and what surrounds the controller. It revokes, suspends and deletes only after a
+// confirmation, and writes nothing else. docs/kubectl-attest.md has the commands.
 //
 // Requests say what their requesters want: they are shown as claims, bounded and made printable.
 package attestctl
@@ -48,6 +48,10 @@ const (
 	codeCheckUnknown = 33
 	codeNotFound     = 34
 	codeNotConfirmed = 35
+	// codeTimeout says that a wait ended early, codeNotInForce that a revocation or suspension is
+	// recorded and nothing refuses it.
+	codeTimeout    = 36
+	codeNotInForce = 37
 )
 
 // Program is a binary's own part of the command line.
@@ -118,9 +122,11 @@ func classifyError(err error) *failure {
 	case errors.As(err, &f):
 		return f
 	case apierrors.IsForbidden(err):
-		return &failure{codeAPIRefused, "the rights are in packaging/kubernetes/optional/operators.yaml: node-attestation-viewer reads, node-attestation-operator resets", err}
+		return &failure{codeAPIRefused, "the rights are in packaging/kubernetes/optional/operators.yaml: node-attestation-viewer reads, node-attestation-operator resets and revokes, node-attestation-suspender suspends, node-attestation-evictor evicts", err}
 	case apierrors.IsUnauthorized(err):
 		return &failure{codeAPIRefused, "log in again: the API server does not know the credential of the kubeconfig", err}
+	case lacksRevocation(err):
+		return &failure{codeNotFound, "apply " + overlay + ": it switches revocation on (docs/operations.md)", fmt.Errorf("revocation is switched off in this cluster: %w", err)}
 	case meta.IsNoMatchError(err):
 		return &failure{codeNotFound, "apply packaging/kubernetes, or name another cluster with --context", fmt.Errorf("the API server has no NodeAttestation: %w", err)}
 	case errors.As(err, &status):
@@ -142,8 +148,9 @@ func (i *invocation) rootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:         Name,
 		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: displayName},
-		Short:       "See which nodes have attested, which wait and why, and what is wrong with the cluster",
-		Long: `See which nodes have attested, which wait and why, and what keeps the cluster from attesting its nodes.
+		Short:       "See which nodes have attested, which wait and why, and what is wrong with the cluster; revoke certificates",
+		Long: `See which nodes have attested, which wait and why, and what keeps the cluster from attesting its nodes. Revoke certificates, and suspend
+machines.
 
 Where one controller serves the cluster that it runs in, no flag is needed. In a management cluster of Cluster API name the
 workload cluster: --workload-cluster=NAME --namespace=NAMESPACE. Its kubeconfig is read from the Secret NAME-kubeconfig,
@@ -168,7 +175,8 @@ unless --workload-kubeconfig names a file.`,
 	flags.StringVar(&i.controllerNamespace, "controller-namespace", "", "namespace of the controller (default: --namespace, or "+defaultNamespace+")")
 	flags.StringVar(&i.workloadCluster, "workload-cluster", "", "with Cluster API: name of the Cluster object")
 	flags.StringVar(&i.workloadKubeconfig, "workload-kubeconfig", "", "with Cluster API: kubeconfig file of the workload cluster (default: the Secret <cluster>-kubeconfig)")
-	root.AddCommand(i.statusCommand(), i.pendingCommand(), i.describeCommand(), i.resetCommand(), i.checkCommand(), i.versionCommand())
+	root.AddCommand(i.statusCommand(), i.pendingCommand(), i.describeCommand(), i.resetCommand(),
+		i.revokeCommand(), i.rotateCommand(), i.suspendCommand(), i.resumeCommand(), i.revocationsCommand(), i.checkCommand(), i.versionCommand())
 	for _, c := range append(root.Commands(), root) {
 		if args := c.Args; args != nil {
 			c.Args = func(c *cobra.Command, given []string) error {

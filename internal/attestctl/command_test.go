@@ -20,6 +20,7 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 	appsv1 "k8s.io/api/apps/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -29,6 +30,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
@@ -575,7 +577,7 @@ func TestDocument(t *testing.T) {
 		t.Fatal(err)
 	}
 	document := string(data)
-	for _, name := range []string{"status.txt", "pending.txt", "pending-inventory.txt", "describe.txt", "reset.txt"} {
+	for _, name := range []string{"status.txt", "pending.txt", "pending-inventory.txt", "describe.txt", "reset.txt", "revoke.txt", "rotate.txt", "suspend.txt", "resume.txt", "revocations.txt"} {
 		golden, err := os.ReadFile("testdata/" + name)
 		if err != nil {
 			t.Fatal(err)
@@ -594,7 +596,32 @@ func TestDocument(t *testing.T) {
 			t.Errorf("does not have the check %s", check.name)
 		}
 	}
-	for _, code := range []int{codeUnexpected, codeUsage, codeAPIUnreachable, codeAPIRefused, codeCheckFailed, codeCheckUnknown, codeNotFound, codeNotConfirmed} {
+	commands := (&invocation{flags: genericclioptions.NewConfigFlags(true)}).rootCommand()
+	for _, c := range commands.Commands() {
+		if !strings.Contains(document, "| `"+c.Name()) {
+			t.Errorf("does not have the command %s", c.Name())
+		}
+	}
+	for _, name := range []string{"revoke", "rotate"} {
+		c, _, err := commands.Find([]string{name})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) {
+			if !strings.Contains(document, "--"+f.Name) {
+				t.Errorf("does not have the flag --%s of %s", f.Name, name)
+			}
+			if value := strings.TrimSuffix(strings.TrimSuffix(f.DefValue, "0s"), "0m"); strings.HasSuffix(f.DefValue, "0s") && f.DefValue != "0s" && !strings.Contains(document, "`"+value) {
+				t.Errorf("does not have the default %s of --%s", value, f.Name)
+			}
+		})
+	}
+	for _, group := range []string{"viewers", "operators", "suspenders", "evictors"} {
+		if !strings.Contains(document, "| `node-attestation-"+group+"` |") {
+			t.Errorf("does not have the group %s", group)
+		}
+	}
+	for _, code := range []int{codeUnexpected, codeUsage, codeAPIUnreachable, codeAPIRefused, codeCheckFailed, codeCheckUnknown, codeNotFound, codeNotConfirmed, codeTimeout, codeNotInForce} {
 		if !strings.Contains(document, fmt.Sprintf("| %d | ", code)) {
 			t.Errorf("does not have exit code %d", code)
 		}

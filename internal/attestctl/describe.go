@@ -142,6 +142,12 @@ func (d *Description) addRecord(r *v1alpha1.NodeAttestation) {
 	if at := r.Status.LastAttested; at != nil {
 		add(*at, "evidence was accepted last")
 	}
+	if v := r.Status.Revocation; v != nil {
+		add(v.Time, "certificates were revoked by %s: %s", v.Name, v.Reason)
+	}
+	if s := r.Status.Suspension; s != nil {
+		add(s.Time, "the machine was suspended: %s", s.Reason)
+	}
 }
 
 func (d *Description) addRequest(r *Request) {
@@ -214,11 +220,20 @@ func (d *Description) printRecord(r *v1alpha1.NodeAttestation, line func(name, f
 	if at := r.Status.LastAttested; at != nil {
 		line("Attested", "%s (%s ago)", at.UTC().Format(time.RFC3339), age(at.Time, now))
 	}
+	if s := r.Status.Suspension; s != nil {
+		line("Suspended", "since %s: %s", stamp(s.Time.Time), s.Reason)
+	}
+	if v := r.Status.Revocation; v != nil {
+		line("Revoked", "last at %s by %s: %s", stamp(v.Time.Time), v.Name, v.Reason)
+	}
 	for _, c := range r.Status.Certificates {
-		former := ""
+		more := ""
 		if c.FormerEK {
-			former = ", of a former EK"
+			more = ", of a former EK"
 		}
-		line("Certificate", "%s until %s (%s)%s", short(c.SHA256), c.NotAfter.UTC().Format(time.RFC3339), until(c.NotAfter.Time, now), former)
+		if c.Revoked {
+			more += ", revoked"
+		}
+		line("Certificate", "%s until %s (%s)%s", short(c.SHA256), c.NotAfter.UTC().Format(time.RFC3339), until(c.NotAfter.Time, now), more)
 	}
 }

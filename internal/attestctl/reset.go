@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -47,7 +46,8 @@ With an inventory a replaced TPM needs no reset: put the new endorsement key in 
 While the Node exists, no machine without a record enrols under its name (NodeAlreadyRegistered). With --delete-node it is deleted, too:
 its pods go with it. That is also what a lost record needs if the machine has no certificate any more.
 
-Certificates are not revoked: they stay valid until they end.`,
+Certificates are not revoked: they stay valid until they end. To revoke them, do that first: kubectl attest revoke NODE. After the reset the
+record with their fingerprints is gone.`,
 		Example: `  kubectl attest reset worker-7
   kubectl attest reset worker-7 --delete-node --yes`,
 		Args:              cobra.ExactArgs(1),
@@ -67,7 +67,7 @@ Certificates are not revoked: they stay valid until they end.`,
 			if !plan.deletes() {
 				return &failure{codeNotFound, "see above for what the machine needs", fmt.Errorf("node %q: there is nothing to delete", args[0])}
 			}
-			if err := i.confirm(c.Context(), args[0], yes); err != nil {
+			if err := i.confirm(c.Context(), fmt.Sprintf("Reset node %s?", text.Line(args[0], maxName)), "nothing was deleted", yes); err != nil {
 				return err
 			}
 			return i.carryOut(c.Context(), a, plan)
@@ -86,27 +86,11 @@ func (a *access) planReset(ctx context.Context, name, record string, deleteNode 
 	if err != nil {
 		return nil, err
 	}
-	var names []string
-	for i := range records {
-		if record == "" || records[i].Name == record {
-			p.record = &records[i]
-			names = append(names, records[i].Name)
-		}
+	if p.record, err = oneRecord(records, name, record); err != nil {
+		return nil, err
 	}
-	switch {
-	case len(names) > 1:
-		return nil, usage(fmt.Errorf("several records have node name %q: name one of them with --record: %s", name, text.Names(names)))
-	case record != "" && len(names) == 0:
-		return nil, &failure{codeNotFound, "kubectl attest describe " + name, fmt.Errorf("node %q has no record %q", name, record)}
-	}
-	node := &metav1.PartialObjectMetadata{}
-	node.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Node"))
-	err = a.nodes.Get(ctx, client.ObjectKey{Name: name}, node)
-	switch {
-	case err == nil:
-		p.node = node
-	case !apierrors.IsNotFound(err):
-		return nil, reached(err)
+	if p.node, err = a.readNode(ctx, name); err != nil {
+		return nil, err
 	}
 	requests, err := a.readRequests(ctx, now)
 	if err != nil {
@@ -114,6 +98,24 @@ func (a *access) planReset(ctx context.Context, name, record string, deleteNode 
 	}
 	p.waiting = newest(requests, func(r *Request) bool { return r.Waits() && r.NodeName == name })
 	return p, nil
+}
+
+// oneRecord returns the record of a node, nil if there is none. record is its name, or empty.
+func oneRecord(records []v1alpha1.NodeAttestation, node, record string) (one *v1alpha1.NodeAttestation, err error) {
+	var names []string
+	for i := range records {
+		if record == "" || records[i].Name == record {
+			one = &records[i]
+			names = append(names, records[i].Name)
+		}
+	}
+	switch {
+	case len(names) > 1:
+		return nil, usage(fmt.Errorf("several records have node name %q: name one of them with --record: %s", node, text.Names(names)))
+	case record != "" && len(names) == 0:
+		return nil, &failure{codeNotFound, "kubectl attest describe " + node, fmt.Errorf("node %q has no record %q", node, record)}
+	}
+	return one, nil
 }
 
 func (p *resetPlan) deletes() bool { return p.record != nil || p.deleteNode && p.node != nil }
@@ -135,9 +137,16 @@ func (p *resetPlan) text() string {
 			item("its endorsement key %s is no longer tied to the node; a source that names it still admits it", ek.Fingerprint)
 		}
 		for _, c := range p.record.Status.Certificates {
-			if p.now.Before(c.NotAfter.Time) {
-				item("its certificate %s stays valid until %s: certificates are not revoked", short(c.SHA256), c.NotAfter.UTC().Format(time.RFC3339))
+			switch {
+			case !p.now.Before(c.NotAfter.Time):
+			case c.Revoked:
+				item("its certificate %s is revoked, and stays so", short(c.SHA256))
+			default:
+				item("its certificate %s stays valid until %s; to revoke it, do that before the reset: kubectl attest revoke %s", short(c.SHA256), c.NotAfter.UTC().Format(time.RFC3339), p.name)
 			}
+		}
+		if p.record.Status.Suspension != nil {
+			item("the machine stays suspended, under each node name: kubectl attest resume %s", p.name)
 		}
 	} else {
 		item("there is no record")
@@ -164,15 +173,15 @@ func (p *resetPlan) text() string {
 // maxAnswer limits the answer, in bytes.
 const maxAnswer = 64
 
-// confirm asks.
-func (i *invocation) confirm(ctx context.Context, node string, yes bool) error {
+// confirm asks. otherwise says what did not happen without a confirmation.
+func (i *invocation) confirm(ctx context.Context, question, otherwise string, yes bool) error {
 	if yes {
 		return nil
 	}
 	if !isTerminal(i.Stdin) {
-		return &failure{codeNotConfirmed, "--yes confirms it in a script", errors.New("nothing was deleted: standard input is not a terminal, so nobody can confirm it")}
+		return &failure{codeNotConfirmed, "--yes confirms it in a script", fmt.Errorf("%s: standard input is not a terminal, so nobody can confirm it", otherwise)}
 	}
-	if _, err := fmt.Fprintf(i.Stderr, "Reset node %s? Type yes: ", text.Line(node, maxName)); err != nil {
+	if _, err := fmt.Fprintf(i.Stderr, "%s Type yes: ", text.Line(question, maxMessage)); err != nil {
 		return err
 	}
 	answers := make(chan string, 1)
@@ -185,7 +194,7 @@ func (i *invocation) confirm(ctx context.Context, node string, yes bool) error {
 		return ctx.Err()
 	case answer := <-answers:
 		if strings.TrimSpace(answer) != "yes" {
-			return &failure{codeNotConfirmed, "", errors.New("nothing was deleted")}
+			return &failure{codeNotConfirmed, "", errors.New(otherwise)}
 		}
 	}
 	return nil

@@ -240,6 +240,12 @@ func (i *invocation) completeNode(c *cobra.Command, args []string, _ string) ([]
 	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
+// completeNodes completes names of nodes that are not named yet.
+func (i *invocation) completeNodes(c *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	names, directive := i.completeNode(c, nil, "")
+	return slices.DeleteFunc(names, func(name string) bool { return slices.Contains(args, name) }), directive
+}
+
 func (i *invocation) nodeNames(ctx context.Context) ([]string, error) {
 	a, err := i.open(ctx)
 	if err != nil {

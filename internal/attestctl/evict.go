@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package attestctl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+)
+
+// fieldPodNode selects the pods that are bound to a node.
+const fieldPodNode = "spec.nodeName"
+
+// looksWithoutPods is how often in a row no pod must be bound: more than two seconds by firstPoll.
+const looksWithoutPods = 4
+
+// eviction takes away what the Node authorizer lets a node read: the Secrets, ConfigMaps and volumes
+// of the pods that are bound to it.
+type eviction struct {
+	name string
+	// node is nil where there is none.
+	node *metav1.PartialObjectMetadata
+	pods []corev1.Pod
+}
+
+func newNode(name string) *metav1.PartialObjectMetadata {
+	node := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	node.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Node"))
+	return node
+}
+
+// readNode returns a Node's metadata, nil if there is no such Node.
+func (a *access) readNode(ctx context.Context, name string) (*metav1.PartialObjectMetadata, error) {
+	node := newNode(name)
+	if err := a.nodes.Get(ctx, client.ObjectKey{Name: name}, node); apierrors.IsNotFound(err) {
+		return nil, nil
+	} else if err != nil {
+		return nil, reached(err)
+	}
+	return node, nil
+}
+
+// boundPods returns the pods that are bound to a node.
+func (a *access) boundPods(ctx context.Context, node string) (all []corev1.Pod, err error) {
+	err = readPages(ctx, a.nodes, func() *corev1.PodList { return &corev1.PodList{} },
+		func(page *corev1.PodList) { all = append(all, page.Items...) }, client.MatchingFields{fieldPodNode: node})
+	return all, err
+}
+
+func (a *access) planEviction(ctx context.Context, name string) (e *eviction, err error) {
+	e = &eviction{name: name}
+	if e.node, err = a.readNode(ctx, name); err != nil {
+		return nil, err
+	}
+	e.pods, err = a.boundPods(ctx, name)
+	return e, err
+}
+
+func (e *eviction) describe(out *planText) {
+	namespaces := map[string]bool{}
+	for _, p := range e.pods {
+		namespaces[p.Namespace] = true
+	}
+	if len(e.pods) > 0 {
+		out.item("once that is in force, its %d pods are force-deleted (grace period 0), whatever a PodDisruptionBudget says; namespaces: %s",
+			len(e.pods), text.Names(slices.Sorted(maps.Keys(namespaces))))
+		out.item("their containers go on running on the machine: a pod of a StatefulSet may run twice")
+	} else {
+		out.item("no pod is bound to node %s", e.name)
+	}
+	if e.node != nil {
+		out.item("the Node %s is cordoned and then deleted; with Cluster API its Machine stays, and a MachineHealthCheck may replace it", e.name)
+	} else {
+		out.item("there is no Node %s", e.name)
+	}
+	out.item("then its certificates read no Secrets, ConfigMaps and volumes any more; what its pods could read, change")
+}
+
+// evict deletes the pods and the Node. The suspension must be in force: otherwise the machine could
+// register its Node again.
+func (i *invocation) evict(ctx context.Context, a *access, e *eviction, timeout time.Duration) error {
+	if e.node != nil {
+		// A scheduler must bind no more pods meanwhile.
+		patch := client.RawPatch(types.MergePatchType, []byte(`{"spec":{"unschedulable":true}}`))
+		if err := a.nodes.Patch(ctx, newNode(e.name), patch); client.IgnoreNotFound(err) != nil {
+			return reached(err)
+		}
+	}
+	deleted, empty := map[types.UID]bool{}, 0
+	var last []string
+	err := i.poll(ctx, timeout, lastPoll, func(ctx context.Context) (bool, string, error) {
+		pods, err := a.boundPods(ctx, e.name)
+		if err != nil {
+			return false, "", err
+		}
+		last = nil
+		for k := range pods {
+			last = append(last, pods[k].Namespace+"/"+pods[k].Name)
+			if err := a.deletePod(ctx, &pods[k]); err != nil {
+				return false, "", err
+			}
+			deleted[pods[k].UID] = true
+		}
+		gone, err := a.deleteNode(ctx, e)
+		if err != nil {
+			return false, "", err
+		}
+		// A scheduler that does not know yet may bind one more pod.
+		if empty++; len(pods) > 0 || !gone {
+			empty = 0
+		}
+		return empty >= looksWithoutPods, fmt.Sprintf("%d pods deleted", len(deleted)), nil
+	})
+	if errors.Is(err, errWaitEnded) {
+		return waitEnded(ctx, timeout, "a pod with finalizers stays until they are removed; run the command again",
+			"the machine is suspended; pods may still be bound to node %s: %s", e.name, text.Names(last))
+	}
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(i.Stdout, "node %s evicted: %d pods deleted, and no Node of that name\n", e.name, len(deleted))
+	return err
+}
+
+// deletePod deletes exactly this pod: another one of its name may run elsewhere by now.
+func (a *access) deletePod(ctx context.Context, pod *corev1.Pod) error {
+	uid := pod.UID
+	err := a.nodes.Delete(ctx, pod, client.GracePeriodSeconds(0), client.Preconditions{UID: &uid})
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		return nil
+	}
+	return reached(err)
+}
+
+// deleteNode deletes the Node that the plan has shown, and reports whether it is gone.
+func (a *access) deleteNode(ctx context.Context, e *eviction) (gone bool, err error) {
+	node, err := a.readNode(ctx, e.name)
+	switch {
+	case err != nil || node == nil:
+		return node == nil, err
+	case e.node == nil || node.UID != e.node.UID:
+		return false, stop{&failure{codeUnexpected, "look whose it is: kubectl attest describe " + e.name,
+			fmt.Errorf("meanwhile there is another Node %s: it is left alone", e.name)}}
+	}
+	uid := node.UID
+	return false, client.IgnoreNotFound(reached(a.nodes.Delete(ctx, node, client.Preconditions{UID: &uid})))
+}

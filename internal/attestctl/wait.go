@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package attestctl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+)
+
+const (
+	// firstPoll and lastPoll are the pauses between two looks: they grow.
+	firstPoll, lastPoll = 500 * time.Millisecond, 5 * time.Second
+	// lastPollMany is for more than manyNodes nodes, whose objects are all read.
+	lastPollMany = 10 * time.Second
+)
+
+// errWaitEnded says that the user or --timeout ended a wait.
+var errWaitEnded = errors.New("the wait has ended")
+
+// stop is an error that ends a wait. Other errors are shown, and the next look tries again.
+type stop struct{ error }
+
+// poll calls look until it returns true. look says what to show of the progress.
+func (i *invocation) poll(ctx context.Context, timeout, longest time.Duration, look func(context.Context) (done bool, progress string, err error)) error {
+	if timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, timeout)
+		defer cancel()
+	}
+	shown, pause := "", firstPoll
+	for {
+		done, progress, err := look(ctx)
+		var final stop
+		switch {
+		case err == nil:
+		case ctx.Err() != nil:
+			return errWaitEnded
+		case errors.As(err, &final):
+			return final.error
+		case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
+			return err
+		default:
+			progress = fmt.Sprintf("warning: it is tried again: %v", err)
+		}
+		if progress != "" && progress != shown {
+			i.say("%s", progress)
+			shown = progress
+		}
+		if err == nil && done {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return errWaitEnded
+		case <-time.After(pause):
+			pause = min(pause*3/2, longest)
+		}
+	}
+}
+
+// waitEnded returns the failure after errWaitEnded. ctx is the command's.
+func waitEnded(ctx context.Context, timeout time.Duration, hint, format string, arguments ...any) error {
+	why := "after " + plainDuration(timeout)
+	if ctx.Err() != nil {
+		why = "interrupted"
+	}
+	return &failure{codeTimeout, hint, fmt.Errorf("%s: %s", why, fmt.Sprintf(format, arguments...))}
+}
+
+// revocationProgress is how far a revocation has come.
+type revocationProgress struct {
+	revoked int
+	back    int
+	waiting []string
+}
+
+// awaitNodes waits until every node that the plan waits for is back.
+func (i *invocation) awaitNodes(ctx context.Context, a *access, p *revocationPlan, timeout time.Duration) error {
+	waited := p.waited()
+	longest := lastPoll
+	if len(p.nodes) > manyNodes {
+		longest = lastPollMany
+	}
+	begin := time.Now()
+	if p.object.CreationTimestamp.IsZero() {
+		p.object.CreationTimestamp.Time = i.now
+	}
+	i.say("waiting until the certificates are revoked and %d nodes are back; Ctrl-C ends the wait, not the revocation", len(waited))
+	var last revocationProgress
+	err := i.poll(ctx, timeout, longest, func(ctx context.Context) (bool, string, error) {
+		at, err := a.observe(ctx, p, i.clock())
+		if err != nil {
+			return false, "", err
+		}
+		last = at
+		progress := fmt.Sprintf("%d of %d certificates revoked, %d of %d nodes back", at.revoked, p.certificates, at.back, len(waited))
+		if len(at.waiting) > 0 {
+			progress += "; waiting for " + text.Names(at.waiting)
+		}
+		return len(at.waiting) == 0, progress, nil
+	})
+	if errors.Is(err, errWaitEnded) {
+		return waitEnded(ctx, timeout, "look again: kubectl attest revocations, and kubectl attest describe NODE",
+			"the revocation %s goes on; %d of %d nodes are back, waiting for %s", p.object.Name, last.back, len(waited), text.Names(last.waiting))
+	}
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(i.Stdout, "%d certificates revoked, %d nodes back after %s\n", last.revoked, last.back, time.Since(begin).Round(time.Second))
+	return err
+}
+
+// observe reads how far a revocation has come.
+func (a *access) observe(ctx context.Context, p *revocationPlan, now time.Time) (revocationProgress, error) {
+	object := &v1alpha1.NodeRevocation{}
+	if err := a.records.Get(ctx, client.ObjectKeyFromObject(p.object), object); apierrors.IsNotFound(err) {
+		return revocationProgress{}, stop{&failure{codeNotFound, "what is revoked stays revoked", fmt.Errorf("the NodeRevocation %s was deleted: the rest is not revoked", p.object.Name)}}
+	} else if err != nil {
+		return revocationProgress{}, reached(err)
+	}
+	names := p.names(func(plannedNode) bool { return true })
+	records, err := a.recordsOf(ctx, names)
+	if err != nil {
+		return revocationProgress{}, err
+	}
+	nodes, err := a.readNodes(ctx, names)
+	if err != nil {
+		return revocationProgress{}, err
+	}
+	before := p.object.CreationTimestamp.Time
+	if p.object.Spec.IssuedBefore != nil {
+		before = p.object.Spec.IssuedBefore.Time
+	}
+	var at revocationProgress
+	for _, n := range p.nodes {
+		left, renewed, recorded := 0, false, len(records[n.name]) > 0
+		for k := range records[n.name] {
+			for _, c := range records[n.name][k].Status.Certificates {
+				switch {
+				case c.Revoked || !now.Before(c.NotAfter.Time):
+				case slices.Contains(n.certificates, c.SHA256):
+					left++
+				case !c.FormerEK && c.Requested != nil && !c.Requested.Time.Before(before):
+					renewed = true
+				}
+			}
+		}
+		revoked := len(n.certificates) - left
+		at.revoked += revoked
+		waits := n.ready && n.absent == ""
+		switch all := left == 0; {
+		case !recorded: // reset meanwhile: nobody comes back under this record
+		case waits && all && renewed && nodes[n.name].ready:
+			at.back++
+		case waits, !all && p.atOnce():
+			at.waiting = append(at.waiting, n.name)
+		}
+	}
+	return at, nil
+}
+
+// recordsOf returns the records of these nodes, by the node's name.
+func (a *access) recordsOf(ctx context.Context, names []string) (map[string][]v1alpha1.NodeAttestation, error) {
+	all := map[string][]v1alpha1.NodeAttestation{}
+	if len(names) > manyNodes {
+		records, err := a.readRecords(ctx)
+		for _, r := range records {
+			all[r.Spec.NodeName] = append(all[r.Spec.NodeName], r)
+		}
+		return all, err
+	}
+	for _, name := range names {
+		records, err := a.readRecords(ctx, client.MatchingFields{v1alpha1.FieldNodeName: name})
+		if err != nil {
+			return nil, err
+		}
+		all[name] = records
+	}
+	return all, nil
+}
+
+// clock is the time now. The invocation's now is that of its start.
+func (i *invocation) clock() time.Time {
+	if i.Program.now != nil {
+		return i.Program.now()
+	}
+	return time.Now()
+}
