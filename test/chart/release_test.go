@@ -16,9 +16,13 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/revocation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/fleet"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
@@ -124,6 +128,10 @@ func TestRelease(t *testing.T) {
 	i.start()
 	i.attests(true)
 	harness.Must(t, i.controller.Stop())
+	harness.Eventually(t, 30*time.Second, "the policy against uninstalling is no longer in effect", func() bool {
+		_, err := i.RunKubectl(t.Context(), i.admin, "create", "configmap", "node-attestation-uninstall", "--namespace="+namespace, "--dry-run=server")
+		return err == nil
+	})
 	i.mustRun(t, "uninstall", release)
 	for _, kind := range []string{"deployments", "serviceaccounts", "roles", "poddisruptionbudgets", "networkpolicies"} {
 		if left := i.mustKubectl(t, "get", kind, "--namespace="+namespace, "--output=name"); left != "" {
@@ -398,4 +406,60 @@ func (i *installed) newer() string {
 	harness.Must(i.t, err)
 	harness.Must(i.t, os.WriteFile(path, content, 0o600))
 	return dir
+}
+
+// The controller writes revoked certificates into policies of the release. An upgrade keeps them, and
+// meets no conflict. A rollback has to force: it brings the lists of the old revision back, until
+// the controller has written its own again.
+func TestRevocationOutlivesUpgrades(t *testing.T) {
+	cp, err := testbed.Start(t.Context(), testbed.Options{Etcd: shared.ControlPlane})
+	harness.Must(t, err)
+	t.Cleanup(func() { harness.Must(t, cp.Stop()) })
+	i := &installed{bed: &bed{ControlPlane: cp, helm: shared.helm, home: t.TempDir(), admin: filepath.Join(t.TempDir(), "admin")}, t: t}
+	harness.Must(t, cp.WriteKubeconfig(i.admin, cp.AdminUser()))
+	controller := cp.AdminConfig()
+	controller.Impersonate = rest.ImpersonationConfig{UserName: "system:serviceaccount:" + namespace + ":node-attestation-controller", Groups: []string{"system:authenticated"}}
+	client, err := kubernetes.NewForConfig(controller)
+	harness.Must(t, err)
+	policies := client.AdmissionregistrationV1().ValidatingAdmissionPolicies()
+	name := revocation.PolicyName(3)
+	fill := func(character string) {
+		t.Helper()
+		policy, err := policies.Get(t.Context(), name, metav1.GetOptions{})
+		harness.Must(t, err)
+		policy.Spec, err = revocation.RenderPolicy([]v1alpha1.RevokedCertificate{{SHA256: strings.Repeat(character, 64)}}, []string{"example.com/signer"})
+		harness.Must(t, err)
+		_, err = policies.Update(t.Context(), policy, metav1.UpdateOptions{FieldManager: "node-attestation-controller"})
+		harness.Must(t, err)
+	}
+	has := func(what string) {
+		t.Helper()
+		policy, err := policies.Get(t.Context(), name, metav1.GetOptions{})
+		harness.Must(t, err)
+		if content := policy.Spec.MatchConditions[0].Expression; !strings.Contains(content, what) {
+			t.Errorf("the policy has no %s, but %s", what, content)
+		}
+	}
+	values := "--values=" + write(t, "values.yaml", standalone+"enforcement: Enforce\nrevocation: {enabled: true}\n")
+	_, err = i.run(t.Context(), "install", release, source, values, "--create-namespace")
+	harness.Must(t, err)
+	fill("a")
+	for range 2 {
+		_, err = i.run(t.Context(), "upgrade", release, source, values, "--set=replicas=3")
+		harness.Must(t, err)
+		has("X509SHA256=aaaa")
+	}
+	fill("b")
+	_, err = i.run(t.Context(), "rollback", release)
+	refused(t, err, "conflict")
+	has("X509SHA256=bbbb")
+	i.mustRun(t, "rollback", release, "2", "--force-conflicts")
+	fill("c")
+	_, err = i.run(t.Context(), "upgrade", release, source, values)
+	harness.Must(t, err)
+	has("X509SHA256=cccc")
+	// Without enforcement of attestation, revoked certificates stay refused.
+	_, err = i.run(t.Context(), "upgrade", release, source, values, "--set=enforcement=Leave")
+	harness.Must(t, err)
+	has("X509SHA256=cccc")
 }

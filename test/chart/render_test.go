@@ -54,6 +54,17 @@ patches:
 `
 )
 
+// withoutEnforcement keeps the policies of revocation.
+const withoutEnforcement = `
+patches:
+- target: {kind: ValidatingAdmissionPolicy|ValidatingAdmissionPolicyBinding, name: node-attestation-(approval|annotations|certificates|size|metadata|signers|records)}
+  patch: |-
+    $patch: delete
+    apiVersion: any
+    kind: Any
+    metadata: {name: any}
+`
+
 // The chart installs what the kustomizations do, and the documented overlays over them.
 func TestChartIsTheKustomization(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -63,12 +74,16 @@ func TestChartIsTheKustomization(t *testing.T) {
 		rest      string
 		values    string
 	}{
-		"enforce":          {[]string{"/kubernetes"}, "", standalone + "enforcement: Enforce\n"},
-		"audit":            {[]string{"/kubernetes-audit"}, "", standalone + "enforcement: Audit\n"},
-		"leave":            {[]string{"/kubernetes"}, withoutPolicies, standalone + "enforcement: Leave\n"},
-		"management":       {[]string{"/cluster-api/management"}, "", management + "enforcement: Enforce\n"},
-		"management-audit": {[]string{"/cluster-api/management"}, auditArgument, management + "enforcement: Audit\n"},
-		"management-leave": {[]string{"/cluster-api/management"}, "", management + "enforcement: Leave\n"},
+		"enforce":               {[]string{"/kubernetes"}, "", standalone + "enforcement: Enforce\n"},
+		"audit":                 {[]string{"/kubernetes-audit"}, "", standalone + "enforcement: Audit\n"},
+		"leave":                 {[]string{"/kubernetes"}, withoutPolicies, standalone + "enforcement: Leave\n"},
+		"management":            {[]string{"/cluster-api/management"}, "", management + "enforcement: Enforce\n"},
+		"management-audit":      {[]string{"/cluster-api/management"}, auditArgument, management + "enforcement: Audit\n"},
+		"management-leave":      {[]string{"/cluster-api/management"}, "", management + "enforcement: Leave\n"},
+		"revocation":            {[]string{"/kubernetes-revocation"}, "", standalone + "enforcement: Enforce\nrevocation: {enabled: true}\n"},
+		"revocation-management": {[]string{"/cluster-api/management-revocation"}, "", management + "enforcement: Enforce\nrevocation: {enabled: true}\n"},
+		// Revoked certificates stay refused when enforcement ends.
+		"revocation-leave": {[]string{"/kubernetes-revocation"}, withoutEnforcement, standalone + "enforcement: Leave\nrevocation: {enabled: true}\n"},
 		// With Audit the chart adds none of the optional files.
 		"audit-optional": {[]string{"/kubernetes-audit"}, "", standalone + options + "enforcement: Audit\n"},
 		"optional": {
@@ -302,14 +317,14 @@ func checkConfiguration(t *testing.T, configMap *unstructured.Unstructured) {
 
 // Each file of packaging that the chart has a copy of is there, and no manifest is forgotten.
 func TestEachManifestIsInTheChart(t *testing.T) {
-	for _, folder := range []string{"kubernetes", "kubernetes/optional", "cluster-api/management"} {
+	for _, folder := range []string{"kubernetes", "kubernetes/optional", "cluster-api/management", "kubernetes-revocation/component", "cluster-api/management-revocation"} {
 		files, err := filepath.Glob(filepath.Join(module, "packaging", folder, "*.yaml"))
 		if err != nil || len(files) == 0 {
 			t.Fatal(files, err)
 		}
 		for _, file := range files {
 			name := filepath.Join(folder, filepath.Base(file))
-			if name == "kubernetes/kustomization.yaml" || name == "kubernetes/namespace.yaml" {
+			if name == "kubernetes/namespace.yaml" || filepath.Base(name) == "kustomization.yaml" && name != "cluster-api/management/kustomization.yaml" {
 				continue
 			}
 			if copied := filepath.Join(source, "files", name); read(t, copied) != read(t, file) {
@@ -342,6 +357,8 @@ func TestRefusedValues(t *testing.T) {
 			standalone + "  bootstrappers: [{username: \"a'] + ['b\", group: machines}]\nenforcement: Enforce\n", "cannot be a name in a policy",
 		},
 		"a line break in a user's name": {standalone + "enforcement: Enforce\npolicies: {movers: [\"a\\nb\"]}\n", "cannot be a name in a policy"},
+		"revocation by an argument":     {good + "extraArgs: [--revocation]\n", "extraArgs"},
+		"revocation in audit mode":      {good + "revocation: {enabled: true}\n", "revocation.enabled"},
 		"audit by an argument":          {good + "extraArgs: [--audit]\n", "extraArgs"},
 		"egress to no port":             {good + "networkPolicy: {apiServerPorts: []}\n", "apiServerPorts"},
 		"a quote in a signer's name":    {good + "policies: {machineSigners: [\"a'b\"]}\n", "machineSigners"},

@@ -35,7 +35,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/preflight"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/revocation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
@@ -216,6 +218,75 @@ func sampled(t *testing.T, name string, labels map[string]string) (sum float64) 
 		}
 	}
 	return sum
+}
+
+// With revocation on, its policies are watched too: a deleted one is reported until it is applied
+// again, and an altered one if the controller does not repair it. The gate asks for none of them.
+// TestPoliciesAreWatched runs without them.
+func TestRevocationPoliciesAreWatched(t *testing.T) {
+	const revoked, component = "node-attestation-revoked-07", "../kubernetes-revocation/component/"
+	b := shared
+	b.policed(t)
+	b.apply(t, component+"policies.yaml", component+"guards.yaml")
+	t.Cleanup(func() {
+		if out, err := b.RunKubectl(context.WithoutCancel(t.Context()), b.adminConfig, "delete", "--ignore-not-found", "--filename="+manifests+component+"policies.yaml", "--filename="+manifests+component+"guards.yaml"); err != nil {
+			t.Errorf("%v: %s", err, out)
+		}
+	})
+	var rendered atomic.Pointer[admissionv1.ValidatingAdmissionPolicySpec]
+	_, said := b.watchPolicies(t, b.asShipped(), func(c *preflight.WatchConfig) {
+		c.Check.Rendered = func(name string) *admissionv1.ValidatingAdmissionPolicySpec {
+			if name != revoked {
+				return nil
+			}
+			return rendered.Load()
+		}
+	})
+	b.becomes(t, corev1.ConditionTrue, preflight.ReasonPoliciesInForce, "")
+	policies := b.Client().AdmissionregistrationV1().ValidatingAdmissionPolicies()
+	if err := policies.Delete(t.Context(), revoked, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	b.becomes(t, corev1.ConditionFalse, preflight.ReasonPoliciesNotInForce, revoked+": "+preflight.PolicyMissing+": the policy is not there. Revoked certificates may be accepted")
+	if sampled(t, "node_attestation_policy_problems", map[string]string{"cluster": "policed", "policy": revoked, "problem": preflight.PolicyMissing}) != 1 || !said.says("Revoked certificates may be accepted") {
+		t.Error("it is not in gauge and log")
+	}
+	api, err := client.New(b.asShipped(), client.Options{Scheme: newScheme()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	gate := &preflight.PolicyCheck{Scope: preflight.PoliciesAlone, Client: api, Rendered: func(string) *admissionv1.ValidatingAdmissionPolicySpec { return nil }}
+	if problems, err := gate.Check(t.Context()); err != nil || len(problems) > 0 {
+		t.Errorf("enforcement does not start: %v, %v", problems, err)
+	}
+	b.apply(t, component+"policies.yaml")
+	b.becomes(t, corev1.ConditionTrue, preflight.ReasonPoliciesInForce, "")
+
+	// The controller fills it, and somebody empties it.
+	spec, err := revocation.RenderPolicy([]v1alpha1.RevokedCertificate{{SHA256: strings.Repeat("0", 64)}}, []string{attestation.HelloSignerName})
+	if err != nil {
+		t.Fatal(err)
+	}
+	shipped, err := policies.Get(t.Context(), revoked, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	filled := shipped.DeepCopy()
+	filled.Spec = spec
+	rendered.Store(&spec)
+	if filled, err = policies.Update(t.Context(), filled, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	filled.Spec = shipped.Spec
+	if filled, err = policies.Update(t.Context(), filled, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	b.becomes(t, corev1.ConditionFalse, preflight.ReasonPoliciesNotInForce, revoked+": "+preflight.PolicyAltered)
+	filled.Spec = spec
+	if _, err = policies.Update(t.Context(), filled, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	b.becomes(t, corev1.ConditionTrue, preflight.ReasonPoliciesInForce, "")
 }
 
 // policyNames are those of the release.

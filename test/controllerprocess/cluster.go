@@ -22,6 +22,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -212,8 +213,25 @@ func AwaitPolicies(ctx context.Context, cp *testbed.ControlPlane) (err error) {
 		_, err := objects.Resource(v1alpha1.Resource).Namespace(Namespace).Create(ctx, record, metav1.CreateOptions{DryRun: dryRun.DryRun})
 		return err
 	}
+	// Those of packaging/kubernetes-revocation.
+	tries["node-attestation-revocation-lists"] = func() error {
+		list := &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": v1alpha1.GroupVersion.String(), "kind": "RevocationList", "metadata": map[string]any{"name": "probe"},
+			"spec": map[string]any{"cluster": "probe", "number": int64(1)},
+		}}
+		_, err := objects.Resource(v1alpha1.GroupVersion.WithResource("revocationlists")).Namespace(Namespace).Create(ctx, list, metav1.CreateOptions{DryRun: dryRun.DryRun})
+		return err
+	}
+	tries["node-attestation-announcement"] = func() error {
+		patch := []byte(`{"data": {"probe": "x"}}`)
+		_, err := cp.Client().CoreV1().ConfigMaps(attestation.AnnouncementNamespace).Patch(ctx, attestation.AnnouncementName, types.MergePatchType, patch, metav1.PatchOptions{DryRun: dryRun.DryRun})
+		return err
+	}
 	for _, binding := range bindings.Items {
 		policy := binding.Spec.PolicyName
+		if binding.Labels["attestation.cluster.x-k8s.io/filled-by"] != "" { // it refuses nothing until it is filled
+			continue
+		}
 		try, ok := tries[policy]
 		if !ok {
 			if strings.HasPrefix(policy, "node-attestation-") {

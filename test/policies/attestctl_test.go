@@ -18,19 +18,24 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// operatorUser is a person with the rights of optional/operators.yaml.
+// operatorUser and suspenderUser are persons with rights of optional/operators.yaml.
 const (
-	operatorUser   = "operator@example.com"
-	operatorsGroup = "node-attestation-operators"
-	viewersGroup   = "node-attestation-viewers"
+	operatorUser    = "operator@example.com"
+	suspenderUser   = "suspender@example.com"
+	operatorsGroup  = "node-attestation-operators"
+	viewersGroup    = "node-attestation-viewers"
+	suspendersGroup = "node-attestation-suspenders"
+	evictorsGroup   = "node-attestation-evictors"
 )
 
 // person is somebody who uses kubectl attest.
@@ -39,10 +44,10 @@ type person struct {
 	program, kubeconfig string
 }
 
-// newPerson returns one who is a member of a group.
-func (l *live) newPerson(t *testing.T, program, user, group string) *person {
+// newPerson returns one who is a member of groups.
+func (l *live) newPerson(t *testing.T, program, user string, groups ...string) *person {
 	t.Helper()
-	pair, err := l.ClientCA().IssueClient(user, []string{group}, time.Now().Add(-time.Minute), time.Now().Add(time.Hour))
+	pair, err := l.ClientCA().IssueClient(user, groups, time.Now().Add(-time.Minute), time.Now().Add(time.Hour))
 	harness.Must(t, err)
 	p := &person{live: l, program: program, kubeconfig: filepath.Join(t.TempDir(), "kubeconfig")}
 	harness.WriteFile(t, p.kubeconfig, l.Kubeconfig(testbed.CertificateUser(pair)))
@@ -166,19 +171,116 @@ func (l *live) operates(t *testing.T, honest *machine) {
 	t.Run("replace", func(t *testing.T) { l.replaces(t, operator, viewer) })
 	t.Run("check", func(t *testing.T) { l.findsProblems(t, operator) })
 
+	t.Run("revoke", func(t *testing.T) { l.revokes(t, operator, viewer) })
+
 	used, forbidden := l.askedBy(t, operatorUser, mark)
 	for _, e := range forbidden {
-		if e.Resource != "secrets" { // the CA's private key
+		if e.Resource != "secrets" && e.Resource != "nodesuspensions" { // the CA's private key, and a right of its own
 			t.Errorf("refused: %s %s", e.Verb, e.RequestURI)
 		}
 	}
-	for _, r := range l.rolesOf(t, operatorsGroup, "") {
-		for _, g := range r.atoms() {
-			forKubectl := g.resource == "nodeattestations" && (g.verb == "get" || g.verb == "watch")
-			if !forKubectl && !slices.ContainsFunc(slices.Collect(maps.Keys(used)), g.covers) {
-				t.Errorf("in operators.yaml, and not used: %s", g)
+	more, forbidden := l.askedBy(t, suspenderUser, mark)
+	for _, e := range forbidden {
+		t.Errorf("refused: %s %s", e.Verb, e.RequestURI)
+	}
+	maps.Copy(used, more)
+	for _, group := range []string{operatorsGroup, suspendersGroup, evictorsGroup} {
+		for _, r := range l.rolesOf(t, group, "") {
+			for _, g := range r.atoms() {
+				forKubectl := g.group == recordAPI && (g.verb == "get" || g.verb == "watch")
+				if !forKubectl && !slices.ContainsFunc(slices.Collect(maps.Keys(used)), g.covers) {
+					t.Errorf("in operators.yaml, and not used: %s", g)
+				}
 			}
 		}
+	}
+}
+
+// revokes revokes and suspends with the rights of optional/operators.yaml, where no controller does
+// its part: that it is not in force is said. Then the test plays the controller, for an eviction.
+func (l *live) revokes(t *testing.T, operator, viewer *person) {
+	const node, reason = "newcomer", "--reason=a test"
+	if _, stderr, code := operator.attest(t, "revoke", node, reason, "--yes"); code != 34 || !strings.Contains(stderr, "revocation is switched off") {
+		t.Errorf("exit code %d: %s", code, stderr)
+	}
+	l.kubectl(t, "apply", "--server-side", "--filename="+manifests+"/../kubernetes-revocation/component/crd.yaml")
+	l.kubectl(t, "wait", "--for=condition=Established", "--timeout=60s", "customresourcedefinition", "noderevocations."+recordAPI, "nodesuspensions."+recordAPI, "revocationlists."+recordAPI)
+	suspender := l.newPerson(t, operator.program, suspenderUser, suspendersGroup, evictorsGroup)
+	for what, c := range map[string]struct {
+		who  *person
+		args []string
+		code int
+		says string
+	}{
+		"a viewer does not revoke":     {viewer, []string{"revoke", node, reason, "--yes"}, 20, "hint: the rights are in"},
+		"an operator does not suspend": {operator, []string{"suspend", node, reason, "--yes"}, 20, "hint: the rights are in"},
+		"a suspender does not revoke":  {suspender, []string{"rotate", node, reason, "--dry-run"}, 0, "Renew, then revoke"},
+	} {
+		if stdout, stderr, code := c.who.attest(t, c.args...); code != c.code || !strings.Contains(stdout+stderr, c.says) {
+			t.Errorf("%s: exit code %d: %s%s", what, code, stdout, stderr)
+		}
+	}
+	stdout, stderr, code := operator.attest(t, "revoke", node, reason, "--issued-before=0s", "--yes", "--wait=false")
+	if code != 37 || !strings.Contains(stdout, "NodeRevocation revoke-") || !strings.Contains(stderr, "NOT in force") {
+		t.Errorf("exit code %d: %s%s", code, stdout, stderr)
+	}
+	stdout, stderr, code = operator.attest(t, "rotate", "--all", reason, "--yes", "--wait=false")
+	name, _, _ := strings.Cut(strings.TrimPrefix(stdout, "NodeRevocation "), " ")
+	if code != 37 || !strings.HasPrefix(name, "rotate-") {
+		t.Errorf("exit code %d: %s%s", code, stdout, stderr)
+	}
+	if out := operator.succeeds(t, "revocations"); !strings.Contains(out, name) || !strings.Contains(out, "AfterRenewal") || !strings.Contains(out, "Immediately") {
+		t.Errorf("%s", out)
+	}
+	if _, err := l.RunKubectl(t.Context(), operator.kubeconfig, "--namespace="+namespace, "delete", "noderevocation", name); err != nil {
+		t.Error(err)
+	}
+
+	if stdout, stderr, code = suspender.attest(t, "suspend", node, reason, "--yes", "--wait=false"); code != 37 || !strings.Contains(stdout, "NodeSuspension ek-") {
+		t.Errorf("exit code %d: %s%s", code, stdout, stderr)
+	}
+	if out := suspender.succeeds(t, "resume", node, "--yes"); !strings.Contains(out, " deleted\n") {
+		t.Errorf("%s", out)
+	}
+	l.evicts(t, suspender)
+}
+
+// evicts suspends a machine without a record, and takes its pods and its Node away.
+func (l *live) evicts(t *testing.T, suspender *person) {
+	const stolen, ek = "stolen", "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+	object, err := l.admin.CoreV1().Namespaces().Get(t.Context(), namespace, metav1.GetOptions{})
+	harness.Must(t, err)
+	object.Status.Conditions = append(object.Status.Conditions, corev1.NamespaceCondition{
+		Type: telemetry.ConditionRevocation, Status: corev1.ConditionTrue, Reason: "Test", LastTransitionTime: metav1.Now(),
+	})
+	_, err = l.admin.CoreV1().Namespaces().UpdateStatus(t.Context(), object, metav1.UpdateOptions{})
+	harness.Must(t, err)
+	_, err = l.admin.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: stolen}}, metav1.CreateOptions{})
+	harness.Must(t, err)
+	const shop = "shop"
+	_, err = l.admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: shop}}, metav1.CreateOptions{})
+	harness.Must(t, err)
+	_, err = l.admin.CoreV1().ServiceAccounts(shop).Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{})
+	harness.Must(t, err)
+	for name, node := range map[string]string{"web-0": stolen, "web-1": stolen, "db-0": "another"} {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		pod.Spec = corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "c", Image: "registry.example/c"}}, AutomountServiceAccountToken: new(false)}
+		_, err = l.admin.CoreV1().Pods(shop).Create(t.Context(), pod, metav1.CreateOptions{})
+		harness.Must(t, err)
+	}
+	if out := suspender.succeeds(t, "suspend", stolen, "--ek="+ek, "--reason=it was stolen", "--evict", "--yes"); !strings.Contains(out, "node stolen evicted: 2 pods deleted") {
+		t.Errorf("%s", out)
+	}
+	pods, err := l.admin.CoreV1().Pods(shop).List(t.Context(), metav1.ListOptions{})
+	harness.Must(t, err)
+	if len(pods.Items) != 1 || pods.Items[0].Name != "db-0" {
+		t.Errorf("%d pods are left", len(pods.Items))
+	}
+	if _, err := l.admin.CoreV1().Nodes().Get(t.Context(), stolen, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("the Node is left: %v", err)
+	}
+	if out := suspender.succeeds(t, "revocations"); !strings.Contains(out, "it was stolen") || !strings.Contains(out, "In force:  True") {
+		t.Errorf("%s", out)
 	}
 }
 

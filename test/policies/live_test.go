@@ -37,7 +37,7 @@ kind: Policy
 rules:
 - level: Metadata
   omitStages: [RequestReceived]
-  users: [` + controllerUser + `, ` + operatorUser + `]
+  users: [` + controllerUser + `, ` + operatorUser + `, ` + suspenderUser + `]
 - level: Metadata
   omitStages: [RequestReceived]
   resources:

@@ -188,7 +188,10 @@ func TestOptionalRights(t *testing.T) {
 			still:  rights("approve sign", certs, "signers", "", "cluster.x-k8s.io/*"),
 		},
 		"operators.yaml": { // for people
-			still: append(rights("delete", recordAPI, "nodeattestations", namespace, ""), rights("delete", "", "nodes", "", "")...),
+			still: slices.Concat(
+				rights("delete", recordAPI, "nodeattestations", namespace, ""), rights("create delete", recordAPI, "noderevocations", namespace, ""),
+				rights("create delete", recordAPI, "nodesuspensions", namespace, ""), rights("patch delete", "", "nodes", "", ""), rights("list delete", "", "pods", "", ""),
+			),
 		},
 		"insecure.yaml": {
 			gained: rights("approve sign", certs, "signers", "", insecureSigner),
@@ -296,17 +299,19 @@ func TestDocumentedTestsExist(t *testing.T) {
 }
 
 func TestManifestsAreAllListed(t *testing.T) {
-	entries, err := os.ReadDir(manifests)
-	if err != nil {
-		t.Fatal(err)
-	}
-	kustomization, err := os.ReadFile(filepath.Join(manifests, "kustomization.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, e := range entries {
-		if name := e.Name(); !e.IsDir() && name != "kustomization.yaml" && !strings.Contains(string(kustomization), "\n- "+name+"\n") {
-			t.Errorf("%s is not applied", name)
+	for _, folder := range []string{manifests, filepath.Join(revocationManifests, "component")} {
+		entries, err := os.ReadDir(folder)
+		if err != nil {
+			t.Fatal(err)
+		}
+		kustomization, err := os.ReadFile(filepath.Join(folder, "kustomization.yaml"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			if name := e.Name(); !e.IsDir() && name != "kustomization.yaml" && !strings.Contains(string(kustomization), "\n- "+name+"\n") {
+				t.Errorf("%s of %s is not applied", name, folder)
+			}
 		}
 	}
 }

@@ -26,7 +26,7 @@ func (cp *ControlPlane) Backup(ctx context.Context, path string) (err error) {
 	return copyData(ctx, cp.path(etcdData), path)
 }
 
-// Restore puts a backup in the place of etcd's data, as an operator does: the API server and etcd are
+// Restore puts a backup in the place of etcd's data, as an operator does: the API servers and etcd are
 // stopped, and started again where they were. It returns when requests work. Whatever was written
 // since the backup is gone, and resource versions go back.
 func (cp *ControlPlane) Restore(ctx context.Context, path string) error {
@@ -37,7 +37,12 @@ func (cp *ControlPlane) Restore(ctx context.Context, path string) error {
 	if cp.stopped || cp.etcd == nil {
 		return errors.New("restore etcd: it is not running, or another control plane's")
 	}
-	if err := errors.Join(cp.apiServer.Kill(), cp.etcd.Kill(), os.RemoveAll(cp.path(etcdData))); err != nil {
+	for _, s := range cp.apiServers {
+		if err := s.kill(); err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(cp.etcd.Kill(), os.RemoveAll(cp.path(etcdData))); err != nil {
 		return err
 	}
 	if err := copyData(ctx, path, cp.path(etcdData)); err != nil {
@@ -46,7 +51,12 @@ func (cp *ControlPlane) Restore(ctx context.Context, path string) error {
 	if err := cp.runEtcd(ctx); err != nil {
 		return err
 	}
-	return cp.runAPIServer(ctx)
+	for _, s := range cp.apiServers {
+		if err := s.run(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func copyData(ctx context.Context, from, to string) error {

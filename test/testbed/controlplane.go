@@ -16,7 +16,6 @@ import (
 	"sync"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/keyutil"
@@ -73,18 +72,17 @@ type ControlPlane struct {
 	clientCA *CA
 
 	ports  []*Port // freed by Stop
-	addr   string  // of the API server, host:port
 	admin  KeyPair
-	client *kubernetes.Clientset
+	own    *APIServer
+	client *kubernetes.Clientset // of its own API server
 
-	etcdURL string
+	etcdURL       string
+	etcdCommand   Command  // Restore starts it again
+	apiServerArgs []string // added to each API server's
 
-	// Those of the commands that Restore starts again.
-	etcdCommand, apiServerCommand Command
-
-	mu                sync.Mutex // guards what follows
-	etcd              *Process   // nil where it is another's
-	apiServer         *Process
+	mu                sync.Mutex   // guards what follows
+	etcd              *Process     // nil where it is another's
+	apiServers        []*APIServer // its own, and those of AddAPIServer
 	controllerManager *Process
 	stopped           bool
 }
@@ -127,16 +125,17 @@ func Start(ctx context.Context, opts Options) (_ *ControlPlane, err error) {
 	if err := cp.writeFiles(opts); err != nil {
 		return nil, err
 	}
-	args := opts.APIServerArgs
+	cp.apiServerArgs = opts.APIServerArgs
 	if opts.Etcd != nil {
 		cp.etcdURL = opts.Etcd.etcdURL
-		args = append([]string{"--etcd-prefix=/" + rand.Text()}, args...)
+		cp.apiServerArgs = append([]string{"--etcd-prefix=/" + rand.Text()}, cp.apiServerArgs...)
 	} else if err := cp.startEtcd(ctx, opts.EtcdArgs); err != nil {
 		return nil, err
 	}
-	if err := cp.startAPIServer(ctx, args); err != nil {
+	if cp.own, err = cp.AddAPIServer(ctx); err != nil {
 		return nil, err
 	}
+	cp.client = cp.own.client
 	return cp, nil
 }
 
@@ -152,10 +151,14 @@ func (cp *ControlPlane) Stop() error {
 	var errs []error
 	// Nothing is kept, so nothing is gained by an orderly shutdown, for which
 	// the API server would wait until all watches have ended.
-	for _, p := range []*Process{cp.controllerManager, cp.apiServer, cp.etcd} {
-		if p != nil {
-			errs = append(errs, p.Kill())
-		}
+	if cp.controllerManager != nil {
+		errs = append(errs, cp.controllerManager.Kill())
+	}
+	for _, s := range cp.apiServers {
+		errs = append(errs, s.kill())
+	}
+	if cp.etcd != nil {
+		errs = append(errs, cp.etcd.Kill())
 	}
 	for _, p := range cp.ports {
 		p.Free()
@@ -180,7 +183,7 @@ func (cp *ControlPlane) takePort() (addr, port string, err error) {
 }
 
 // ServerURL returns the API server's URL.
-func (cp *ControlPlane) ServerURL() string { return "https://" + cp.addr }
+func (cp *ControlPlane) ServerURL() string { return cp.own.URL() }
 
 // EtcdURL returns etcd's URL, for what no API server lets anybody write.
 func (cp *ControlPlane) EtcdURL() string { return cp.etcdURL }
@@ -206,17 +209,7 @@ func (cp *ControlPlane) Dir() string { return cp.dir }
 
 // AdminConfig returns a client configuration of a member of system:masters,
 // without a client-side rate limit. It is the caller's own copy.
-func (cp *ControlPlane) AdminConfig() *rest.Config {
-	return &rest.Config{
-		Host: cp.ServerURL(),
-		TLSClientConfig: rest.TLSClientConfig{
-			CAData:   cp.ServerCA(),
-			CertData: cp.admin.CertPEM,
-			KeyData:  cp.admin.KeyPEM,
-		},
-		QPS: -1,
-	}
-}
+func (cp *ControlPlane) AdminConfig() *rest.Config { return cp.own.AdminConfig() }
 
 // Logs returns the ends of the components' logs, for the message of a failed
 // test.
@@ -224,7 +217,11 @@ func (cp *ControlPlane) Logs() string {
 	cp.mu.Lock()
 	defer cp.mu.Unlock()
 	var b strings.Builder
-	for _, p := range []*Process{cp.etcd, cp.apiServer, cp.controllerManager} {
+	processes := []*Process{cp.etcd, cp.controllerManager}
+	for _, s := range cp.apiServers {
+		processes = append(processes, s.process)
+	}
+	for _, p := range processes {
 		if p != nil {
 			b.WriteString(p.LogTail())
 		}
@@ -321,60 +318,6 @@ func (cp *ControlPlane) runEtcd(ctx context.Context) (err error) {
 	}
 	return pollWhile(ctx, cp.etcd, "etcd", func(ctx context.Context) error {
 		return getOK(ctx, http.DefaultClient, cp.etcdURL+"/health")
-	})
-}
-
-func (cp *ControlPlane) startAPIServer(ctx context.Context, extra []string) error {
-	addr, port, err := cp.takePort()
-	if err != nil {
-		return err
-	}
-	cp.addr = addr
-	args := []string{
-		"--etcd-servers=" + cp.etcdURL,
-		"--bind-address=127.0.0.1",
-		"--advertise-address=127.0.0.1",
-		"--secure-port=" + port,
-		"--endpoint-reconciler-type=none",
-		"--tls-cert-file=" + cp.path("serving.crt"),
-		"--tls-private-key-file=" + cp.path("serving.key"),
-		"--client-ca-file=" + cp.path("client-ca.crt"),
-		"--authorization-mode=Node,RBAC",
-		"--enable-admission-plugins=NodeRestriction",
-		"--enable-bootstrap-token-auth=true",
-		"--service-account-issuer=" + serviceAccounts,
-		"--service-account-key-file=" + cp.path("tokens.key"),
-		"--service-account-signing-key-file=" + cp.path("tokens.key"),
-		"--service-cluster-ip-range=10.96.0.0/24",
-		"--audit-policy-file=" + cp.path("audit-policy.yaml"),
-		"--audit-log-path=" + cp.path(auditLog),
-		"--audit-log-format=json",
-		"--audit-log-mode=blocking",
-		"--audit-log-maxsize=10000", // MB; Audit reads one file, so do not rotate
-	}
-	cp.apiServerCommand = Command{
-		Path:    cp.components.APIServer,
-		Args:    append(args, extra...),
-		LogFile: cp.path("kube-apiserver.log"),
-	}
-	if cp.client, err = kubernetes.NewForConfig(cp.AdminConfig()); err != nil {
-		return fmt.Errorf("make the admin client: %w", err)
-	}
-	return cp.runAPIServer(ctx)
-}
-
-// runAPIServer starts the API server, and returns when it is ready.
-func (cp *ControlPlane) runAPIServer(ctx context.Context) (err error) {
-	if cp.apiServer, err = StartProcess(cp.apiServerCommand); err != nil {
-		return err
-	}
-	return pollWhile(ctx, cp.apiServer, "the API server", func(ctx context.Context) error {
-		if err := cp.client.RESTClient().Get().AbsPath("/readyz").Do(ctx).Error(); err != nil {
-			return err
-		}
-		// Made in the background, and no part of /readyz.
-		_, err := cp.client.CoreV1().Namespaces().Get(ctx, systemNamespace, metav1.GetOptions{})
-		return err
 	})
 }
 

@@ -53,7 +53,7 @@ ExecStart=/usr/libexec/fakecri /run/fakecri.sock
 // this control plane; files are added to its own.
 func (cp *ControlPlane) KubeadmMachine(name, kubeadm string, kubelet KubeletComponents, files map[string]string) MachineOptions {
 	options := KubeadmMachine(name, kubeadm, kubelet, files)
-	options.Reaches = cp.addr
+	options.Reaches = cp.own.addr
 	return options
 }
 
@@ -102,7 +102,7 @@ func (cp *ControlPlane) KubeadmInit(ctx context.Context, kubeadm string) (token 
 	if err != nil {
 		return "", err
 	}
-	config := fmt.Sprintf(kubeadmInit, token, cp.components.KubernetesVersion, cp.addr, address)
+	config := fmt.Sprintf(kubeadmInit, token, cp.components.KubernetesVersion, cp.own.addr, address)
 	if err := cp.write("kubeadm-init.yaml", []byte(config)); err != nil {
 		return "", err
 	}
@@ -147,7 +147,7 @@ func (cp *ControlPlane) KubeadmJoinConfig(join KubeadmJoin) string {
 	discovery := fmt.Sprintf("{file: {kubeConfigPath: %s}}", join.Kubeconfig)
 	if join.Token != "" {
 		pin := sha256.Sum256(cp.serverCA.Certificate().RawSubjectPublicKeyInfo)
-		discovery = fmt.Sprintf(`{bootstrapToken: {token: %s, apiServerEndpoint: "%s", caCertHashes: ["sha256:%s"]}}`, join.Token, cp.addr, hex.EncodeToString(pin[:]))
+		discovery = fmt.Sprintf(`{bootstrapToken: {token: %s, apiServerEndpoint: "%s", caCertHashes: ["sha256:%s"]}}`, join.Token, cp.own.addr, hex.EncodeToString(pin[:]))
 	}
 	args := fmt.Sprintf("[{name: node-ip, value: %s}", MachineAddress)
 	for name, value := range join.KubeletArgs {

@@ -17,7 +17,9 @@ import (
 	"testing"
 	"time"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -59,6 +61,7 @@ func TestControlPlane(t *testing.T) {
 	t.Run("through the proxy", func(t *testing.T) { testLostAnswer(t, cp, token) })
 	t.Run("controller manager", func(t *testing.T) { testControllerManager(t, cp, token) })
 	t.Run("another on its etcd", func(t *testing.T) { testSharedEtcd(t, cp) })
+	t.Run("second API server", func(t *testing.T) { testSecondAPIServer(t, cp) })
 }
 
 const exampleCRD = `apiVersion: apiextensions.k8s.io/v1
@@ -108,13 +111,65 @@ func testSharedEtcd(t *testing.T, cp *ControlPlane) {
 	}
 }
 
+// testSecondAPIServer has two API servers with the same objects, users and tokens. One of them stops
+// and starts again where it was. Both are left running, for Stop to stop.
+func testSecondAPIServer(t *testing.T, cp *ControlPlane) {
+	second, err := cp.AddAPIServer(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if second.URL() == cp.ServerURL() || second.PID() == cp.APIServer().PID() {
+		t.Fatal("it is the first one")
+	}
+	accounts := second.Client().CoreV1().ServiceAccounts(systemNamespace)
+	if _, err := accounts.Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "second"}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	// The first has the object, and takes the second's token.
+	token, err := accounts.CreateToken(t.Context(), "second", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	whoAmI := func(client kubernetes.Interface) error {
+		_, err := client.AuthenticationV1().SelfSubjectReviews().Create(t.Context(), &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+		return err
+	}
+	user := TokenUser(token.Status.Token)
+	if err := whoAmI(clientFrom(t, cp.Kubeconfig(user))); err != nil {
+		t.Errorf("the second's token at the first: %v", err)
+	}
+	url, pid := second.URL(), second.PID()
+	if err := second.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	if err := whoAmI(clientFrom(t, second.Kubeconfig(user))); err == nil || second.PID() != 0 || running(pid) {
+		t.Error("it runs on")
+	}
+	if err := whoAmI(clientFrom(t, cp.Kubeconfig(user))); err != nil {
+		t.Errorf("the first without the second: %v", err)
+	}
+	if err := second.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := whoAmI(clientFrom(t, second.Kubeconfig(user))); err != nil || second.URL() != url {
+		t.Errorf("started again at %s: %v", second.URL(), err)
+	}
+	if err := second.Start(t.Context()); err == nil {
+		t.Error("it is started twice")
+	}
+}
+
 func stopAndLookAround(t *testing.T, cp *ControlPlane) {
+	processes := []*Process{cp.etcd, cp.controllerManager}
+	for _, s := range cp.apiServers {
+		processes = append(processes, s.process)
+	}
 	begun := time.Now()
 	if err := cp.Stop(); err != nil {
 		t.Error(err)
 	}
 	t.Logf("stopped after %s", time.Since(begun).Round(time.Millisecond))
-	for _, p := range []*Process{cp.etcd, cp.apiServer, cp.controllerManager} {
+	for _, p := range processes {
 		if p != nil && running(p.PID()) {
 			t.Errorf("%s is still running", p.name)
 		}

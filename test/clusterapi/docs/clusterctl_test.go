@@ -199,7 +199,8 @@ func TestClusterctlRenders(t *testing.T) {
 	}
 	o.has(t, oneRelease)
 	got := byName(t, o.generate(t, oneRelease, o.settings(t, "")))
-	want := byName(t, strings.Replace(management.mustKubectl(t, "kustomize", o.checkout+"/packaging/cluster-api/management"),
+	want := byName(t, strings.Replace(strings.Replace(management.mustKubectl(t, "kustomize", o.checkout+"/packaging/cluster-api/management-revocation"),
+		"        - --revocation\n", "", 1), // it is in the configuration
 		"registry.invalid/"+program+":devel", repository+"/"+program+"@"+digestOf(oneRelease), 1))
 
 	const configMap = "ConfigMap/" + program
@@ -275,28 +276,29 @@ func configurationOf(t *testing.T, text string) *config.Config {
 	return &c
 }
 
-// What an operator can set: the two variables, and with clusterctl's own means the image.
+// What an operator can set: the three variables, and with clusterctl's own means the image.
 func TestClusterctlVariables(t *testing.T) {
 	o := newOperator(t)
 	o.has(t, oneRelease)
 	variables := o.mustRun(t, o.settings(t, ""), "generate", "provider", "--addon=node-attestation:"+oneRelease, "--describe")
-	for _, name := range []string{"NODE_ATTESTATION_AUDIT", "NODE_ATTESTATION_CONFIG_MAP"} {
+	for _, name := range []string{"NODE_ATTESTATION_AUDIT", "NODE_ATTESTATION_CONFIG_MAP", "NODE_ATTESTATION_REVOCATION"} {
 		if !strings.Contains(variables, "- "+name+"\n") || !strings.Contains(read(t, document), "`"+name+"`") {
 			t.Errorf("%s is no variable, or not documented:\n%s", name, variables)
 		}
 	}
-	if n := strings.Count(variables, "- NODE_ATTESTATION_"); n != 2 {
+	if n := strings.Count(variables, "- NODE_ATTESTATION_"); n != 3 {
 		t.Errorf("%d variables:\n%s", n, variables)
 	}
 
 	objects := byName(t, o.generate(t, oneRelease, o.settings(t, `NODE_ATTESTATION_AUDIT: "true"
+NODE_ATTESTATION_REVOCATION: "true"
 NODE_ATTESTATION_CONFIG_MAP: mine
 images:
   addon-node-attestation: {repository: mirror.example/other}
 `)))
 	shipped, _, _ := unstructured.NestedString(objects["ConfigMap/"+program].Object, "data", "config.yaml")
-	if !configurationOf(t, shipped).Audit {
-		t.Errorf("NODE_ATTESTATION_AUDIT is not set in\n%s", shipped)
+	if c := configurationOf(t, shipped); !c.Audit || !c.Revocation.Enabled {
+		t.Errorf("NODE_ATTESTATION_AUDIT or NODE_ATTESTATION_REVOCATION is not set in\n%s", shipped)
 	}
 	deployment, err := sigsyaml.Marshal(objects["Deployment/"+program])
 	if err != nil {
@@ -436,7 +438,7 @@ func TestComponentsOfARelease(t *testing.T) {
 		}
 		made = append(made, read(t, sums))
 	}
-	if made[0] != made[1] || !strings.HasPrefix(made[0], others) || strings.Count(made[0], "\n") != 4 {
+	if made[0] != made[1] || !strings.HasPrefix(made[0], others) || strings.Count(made[0], "\n") != 5 {
 		t.Errorf("sums:\n%s\nand then\n%s", made[0], made[1])
 	}
 	check := exec.CommandContext(t.Context(), "sh", "-ec", "tail -n +2 SHA256SUMS | sha256sum --check --strict --quiet")
@@ -450,9 +452,11 @@ func TestComponentsOfARelease(t *testing.T) {
 		}
 	}
 
-	want := byName(t, management.mustKubectl(t, "kustomize", filepath.Join(module, "packaging", "cluster-api", "workload")))
-	if workload := byName(t, read(t, filepath.Join(dist, "workload.yaml"))); !reflect.DeepEqual(workload, want) {
-		t.Error("workload.yaml is not packaging/cluster-api/workload")
+	for _, name := range []string{"workload", "workload-revocation"} {
+		want := byName(t, management.mustKubectl(t, "kustomize", filepath.Join(module, "packaging", "cluster-api", name)))
+		if workload := byName(t, read(t, filepath.Join(dist, name+".yaml"))); !reflect.DeepEqual(workload, want) {
+			t.Errorf("%s.yaml is not packaging/cluster-api/%s", name, name)
+		}
 	}
 
 	// Without a repository for the image, clusterctl's configuration has to name one.

@@ -54,20 +54,32 @@ func listed(t *testing.T, folder string) []string {
 }
 
 // What packaging/kubernetes has is in one of the two, or is named here: who adds something says
-// where it goes.
+// where it goes. So it is with what revocation adds.
 func TestKustomizations(t *testing.T) {
 	alone := []string{"Role/node-attestation-controller", "RoleBinding/node-attestation-controller", "Secret/node-attestation-controller-key"}
-	both := []string{
-		"ClusterRole/node-attestation-controller-policies", "ClusterRoleBinding/node-attestation-controller-policies", "Namespace/node-attestation-system",
-	}
 	own := []string{
 		"ClusterRole/node-attestation-controller-management", "ClusterRoleBinding/node-attestation-controller-management",
 		"ClusterRole/node-attestation-controller-workload", "ClusterRoleBinding/node-attestation-controller-workload",
 		"ValidatingAdmissionPolicy/node-attestation-secrets", "ValidatingAdmissionPolicyBinding/node-attestation-secrets",
 	}
+	t.Run("as shipped", func(t *testing.T) { partsAreComplete(t, "", alone, own) })
+	// The Role for one namespace becomes a ClusterRole of the management cluster.
+	t.Run("revocation", func(t *testing.T) {
+		partsAreComplete(t, "-revocation",
+			append(alone, "Role/node-attestation-controller-revocation", "RoleBinding/node-attestation-controller-revocation"),
+			append(own, "ClusterRole/node-attestation-controller-management-revocation", "ClusterRoleBinding/node-attestation-controller-management-revocation"))
+	})
+}
+
+// partsAreComplete compares both parts with the set for a cluster of its own.
+func partsAreComplete(t *testing.T, suffix string, alone, own []string) {
+	t.Helper()
+	both := []string{
+		"ClusterRole/node-attestation-controller-policies", "ClusterRoleBinding/node-attestation-controller-policies", "Namespace/node-attestation-system",
+	}
 	packaging := module + "/packaging/"
-	here, there := listed(t, packaging+"cluster-api/management"), listed(t, packaging+"cluster-api/workload")
-	want := slices.Concat(listed(t, packaging+"kubernetes"), both, own)
+	here, there := listed(t, packaging+"cluster-api/management"+suffix), listed(t, packaging+"cluster-api/workload"+suffix)
+	want := slices.Concat(listed(t, packaging+"kubernetes"+suffix), both, own)
 	got := slices.Concat(here, there, alone)
 	slices.Sort(want)
 	slices.Sort(got)
@@ -80,8 +92,10 @@ func TestKustomizations(t *testing.T) {
 			t.Errorf("%s is not in the management cluster, or in the other", kind)
 		}
 	}
-	if slices.ContainsFunc(here, func(s string) bool { return s == "ValidatingAdmissionPolicy/node-attestation-approval" }) {
-		t.Error("the policies about requests are in the management cluster")
+	for _, name := range []string{"node-attestation-approval", "node-attestation-revoked-01"} {
+		if slices.Contains(here, "ValidatingAdmissionPolicy/"+name) {
+			t.Errorf("%s, for clusters that are served, is in the management cluster", name)
+		}
 	}
 	// A cluster may be both.
 	for _, name := range here {

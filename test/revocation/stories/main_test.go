@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package stories tests what an operator does when a key was stolen, on the shipped controller and a real API server: it
+// revokes, rotates and suspends, and machines come back by their evidence, or do not.
+package stories
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/fleet"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
+)
+
+const module = "../../.."
+
+// bed is what all tests of the package share. They run one after the other.
+type bed struct {
+	*testbed.ControlPlane
+	// second is another API server of the same cluster.
+	second     *testbed.APIServer
+	controller string
+	scheme     *runtime.Scheme
+	client     client.Client
+	maker      *swtpm.CA
+	token      string
+}
+
+var shared *bed
+
+func TestMain(m *testing.M) {
+	os.Exit(testbed.Main(m, setUp))
+}
+
+func setUp(ctx context.Context, cp *testbed.ControlPlane, dir string) (err error) {
+	b := &bed{ControlPlane: cp, controller: filepath.Join(dir, "node-attestation-controller"), scheme: runtime.NewScheme()}
+	for _, step := range []func() error{
+		func() error { return controllerprocess.Build(ctx, module, b.controller) },
+		func() (err error) { b.second, err = b.AddAPIServer(ctx); return err },
+		func() error { return b.BindKubeadmBootstrap(ctx) },
+		func() error { return controllerprocess.Install(ctx, cp, module) },
+		func() error { return b.applyComponent(ctx) },
+		func() error { return errors.Join(clientgoscheme.AddToScheme(b.scheme), v1alpha1.AddToScheme(b.scheme)) },
+		func() (err error) { b.token, err = b.CreateBootstrapToken(ctx, time.Hour); return err },
+		func() (err error) { b.maker, err = swtpm.NewCA(); return err },
+		func() (err error) {
+			b.client, err = client.New(b.AdminConfig(), client.Options{Scheme: b.scheme})
+			return err
+		},
+	} {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	shared = b
+	return nil
+}
+
+// componentFiles are those of packaging/kubernetes-revocation/component.
+var componentFiles = []string{"crd.yaml", "policies.yaml", "guards.yaml", "rbac.yaml", "announcement.yaml"}
+
+// applyComponent applies what revocation adds to the manifests.
+func (b *bed) applyComponent(ctx context.Context) error {
+	admin := filepath.Join(b.Dir(), "component.kubeconfig")
+	if err := b.WriteKubeconfig(admin, b.AdminUser()); err != nil {
+		return err
+	}
+	args := []string{"apply", "--server-side", "--force-conflicts", "--validate=strict"}
+	for _, name := range componentFiles {
+		args = append(args, "--filename="+filepath.Join(module, "packaging/kubernetes-revocation/component", name))
+	}
+	_, err := b.RunKubectl(ctx, admin, args...)
+	return err
+}
+
+// newController prepares a controller with revocation, which ends with the test.
+func newController(t *testing.T, change func(*config.Config)) *controllerprocess.Controller {
+	t.Helper()
+	c, err := controllerprocess.New(controllerprocess.Options{
+		ControlPlane: shared.ControlPlane, Dir: t.TempDir(), Binary: shared.controller, Args: []string{"--revocation"},
+		Configure: func(c *config.Config) {
+			c.LeaderElection.Enabled = false // there is one at a time, and the next one need not wait for the Lease of a killed one
+			if change != nil {
+				change(c)
+			}
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() && c.Process() != nil {
+			t.Log(c.LogTail())
+		}
+		if err := c.Kill(); err != nil {
+			t.Errorf("the controller ended by itself: %v", err)
+		}
+		if log, err := os.ReadFile(c.LogFile()); err != nil || bytes.Contains(log, []byte("forbidden")) {
+			t.Errorf("the controller lacks a right, or has no log (%v): %s", err, c.LogTail())
+		}
+	})
+	return c
+}
+
+// started returns a controller that is ready.
+func started(t *testing.T, change func(*config.Config)) *controllerprocess.Controller {
+	t.Helper()
+	c := newController(t, change)
+	start(t, c)
+	return c
+}
+
+func start(t *testing.T, c *controllerprocess.Controller) {
+	t.Helper()
+	if err := errors.Join(c.Start(t.Context()), c.Ready(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// node is a machine that is a node. It has what its kubelet has: a certificate, a Node and a Lease.
+type node struct {
+	*fleet.Machine
+}
+
+// newNodes makes machines, and enters them into the inventory.
+func newNodes(t *testing.T, prefix string, count int) []*node {
+	t.Helper()
+	made, err := fleet.Make(count, func(i int) (*fleet.Machine, error) {
+		return fleet.NewModel(fmt.Sprintf("%s-%04d", prefix, i), t.TempDir(), shared.maker)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	nodes := make([]*node, count)
+	for i, m := range made {
+		nodes[i] = &node{m}
+		t.Cleanup(m.Stop)
+	}
+	setInventory(t, made...)
+	return nodes
+}
+
+func setInventory(t *testing.T, machines ...*fleet.Machine) {
+	t.Helper()
+	content, err := fleet.Inventory(t.Context(), machines...)
+	if err == nil {
+		err = controllerprocess.SetInventory(t.Context(), shared.ControlPlane, content)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func cluster() fleet.Cluster {
+	return fleet.Cluster{URL: shared.ServerURL(), CA: shared.ServerCA(), Token: shared.token, Issuer: shared.ClientCA().Certificate()}
+}
+
+// attest gets a certificate, with the one that the node has, or the bootstrap token.
+func (n *node) attest(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	_, err := n.Attest(ctx, cluster())
+	return err
+}
+
+// joins has the node get its first certificate, and make its Node and Lease.
+func (n *node) joins(t *testing.T) {
+	t.Helper()
+	if err := n.attest(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	api := n.credential().client(t)
+	if err := api.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name}}); err != nil {
+		t.Fatal(err)
+	}
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: corev1.NamespaceNodeLease, Name: n.Name}}
+	if err := api.Create(t.Context(), lease); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		for _, object := range []client.Object{lease, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name}}} {
+			if err := client.IgnoreNotFound(shared.client.Delete(context.WithoutCancel(t.Context()), object)); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
+// credential is a certificate of a node, as a thief may have copied it.
+type credential struct {
+	name   string
+	config *rest.Config
+}
+
+// credential returns the node's present certificate.
+func (n *node) credential() credential { return credential{n.Name, n.Credential(cluster())} }
+
+// onSecond returns the credential, used at the second API server.
+func (c credential) onSecond() credential {
+	config := rest.CopyConfig(c.config)
+	config.Host = shared.second.URL()
+	return credential{c.name, config}
+}
+
+func (c credential) client(t *testing.T) client.Client {
+	t.Helper()
+	api, err := client.New(c.config, client.Options{Scheme: shared.scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return api
+}
+
+// writes renews the node's Lease, as a kubelet does every 10 s.
+func (c credential) writes(ctx context.Context, api client.Client) error {
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: corev1.NamespaceNodeLease, Name: c.name}}
+	now := metav1.NowMicro()
+	patch := fmt.Sprintf(`{"spec":{"renewTime":%q}}`, now.UTC().Format(metav1.RFC3339Micro))
+	return api.Patch(ctx, lease, client.RawPatch("application/merge-patch+json", []byte(patch)))
+}
+
+// mustWrite fails the test if the certificate may not write.
+func (c credential) mustWrite(t *testing.T) {
+	t.Helper()
+	if err := c.writes(t.Context(), c.client(t)); err != nil {
+		t.Errorf("%s: %v", c.name, err)
+	}
+}
+
+// refusedWithin fails the test unless the writes of the certificate are refused within a time, and stay refused. It returns when
+// that was.
+func (c credential) refusedWithin(t *testing.T, limit time.Duration, message string) time.Duration {
+	t.Helper()
+	api, began := c.client(t), time.Now()
+	for {
+		err := c.writes(t.Context(), api)
+		if isRefused(err, message) {
+			break
+		}
+		if err != nil && !apierrors.IsForbidden(err) { // it may be refused for another reason before
+			t.Fatalf("%s: %v", c.name, err)
+		}
+		if time.Since(began) > limit {
+			t.Fatalf("%s: not refused after %s: %v", c.name, time.Since(began), err)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	took := time.Since(began)
+	for range 5 {
+		if err := c.writes(t.Context(), api); !isRefused(err, message) {
+			t.Fatalf("%s: writes again: %v", c.name, err)
+		}
+	}
+	return took
+}
+
+func isRefused(err error, message string) bool {
+	return apierrors.IsForbidden(err) && bytes.Contains([]byte(err.Error()), []byte(message))
+}
+
+// revoke creates a NodeRevocation, as kubectl attest does.
+func revoke(t *testing.T, mode v1alpha1.RevocationMode, change func(*v1alpha1.NodeRevocationSpec), nodes ...*node) *v1alpha1.NodeRevocation {
+	t.Helper()
+	r := &v1alpha1.NodeRevocation{ObjectMeta: metav1.ObjectMeta{GenerateName: "test-", Namespace: controllerprocess.Namespace}}
+	r.Spec = v1alpha1.NodeRevocationSpec{Cluster: clusterUID, Mode: mode, Reason: "the key was stolen", All: len(nodes) == 0}
+	for _, n := range nodes {
+		r.Spec.Nodes = append(r.Spec.Nodes, n.Name)
+	}
+	if change != nil {
+		change(&r.Spec)
+	}
+	// What was issued in the same second does not count as issued before.
+	time.Sleep(time.Until(time.Now().Truncate(time.Second).Add(time.Second + 10*time.Millisecond)))
+	if err := shared.client.Create(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := client.IgnoreNotFound(shared.client.Delete(context.WithoutCancel(t.Context()), r)); err != nil {
+			t.Error(err)
+		}
+	})
+	return r
+}
+
+// clusterUID is that of controllerprocess's configuration.
+const clusterUID = "7f0c64de-5d1a-4b6e-9c53-30a1c1b1e9f4"
+
+// record returns the record of a node.
+func (n *node) record(t *testing.T) *v1alpha1.NodeAttestation {
+	t.Helper()
+	records := &v1alpha1.NodeAttestationList{}
+	if err := shared.client.List(t.Context(), records, client.InNamespace(controllerprocess.Namespace), client.MatchingFields{v1alpha1.FieldNodeName: n.Name}); err != nil {
+		t.Fatal(err)
+	}
+	if len(records.Items) != 1 {
+		t.Fatalf("%s has %d records", n.Name, len(records.Items))
+	}
+	return &records.Items[0]
+}
+
+// eventually waits until a condition holds, up to half a minute.
+func eventually(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	harness.Eventually(t, 30*time.Second, what, holds)
+}
