@@ -103,7 +103,7 @@ func TestMove(t *testing.T) {
 	move, moved := mover(t, source.namespace, source.management, target.management), make(chan error, 1)
 	c.isLetGo(t, old, func() {
 		go func() { moved <- move() }()
-		harness.Eventually(t, 30*time.Second, "the Cluster is paused", func() bool {
+		harness.Eventually(t, 2*time.Minute, "the Cluster is paused", func() bool {
 			if err := source.client.Get(t.Context(), client.ObjectKeyFromObject(c.object), c.object); err != nil {
 				t.Fatal(err)
 			}

@@ -134,6 +134,7 @@ func TestRevocationRightsAreUsed(t *testing.T) {
 	l.args = []string{"--revocation"}
 	l.startReady(t, nil)
 	m.begin(t).succeeds(t)
+	time.Sleep(time.Second) // times of objects are whole seconds: a certificate of the same second is not revoked
 	record := func(path string) string {
 		return l.kubectl(t, "get", "nodeattestations", m.Name, "--namespace="+namespace, "--output=jsonpath={"+path+"}")
 	}
