@@ -115,8 +115,8 @@ type Lists struct {
 // room is how many more certificates find a place.
 func (l *Lists) room() int { return max(0, l.Capacity-l.Certificates) }
 
-// readLists reads the lists of a cluster, of all in the namespace if it is empty. The controller removes a certificate some minutes after
-// its end. Until then it takes a place.
+// readLists reads the lists of a cluster, or all in the namespace if no cluster is given. The
+// controller removes a certificate some minutes after its end. Until then it takes a place.
 func (a *access) readLists(ctx context.Context, cluster string) (*Lists, error) {
 	options := []client.ListOption{client.InNamespace(a.namespace)}
 	if cluster != "" {

@@ -40,9 +40,9 @@ func (a *Answer) caution(p provider.Provider) {
 
 // Run is one call of the plugin by client-go. It returns the certificate on disk; the caller prints
 // it. If the certificate is due or missing, a worker requests one. From time to time a worker checks
-// for announced renewals. Every request of the kubelet waits for Run. So Run waits for the worker, a bounded time, only if the certificate on disk is of
-// no use. The error is a *Failure. It means that this node has no valid certificate. The Answer is
-// never nil.
+// for announced renewals. Every request of the kubelet waits for Run. So Run waits for the worker, a
+// bounded time, only if the certificate on disk is of no use. The error is a *Failure. It means that
+// this node has no valid certificate. The Answer is never nil.
 func (a *Authenticator) Run(ctx context.Context) (*Answer, error) {
 	answer := &Answer{}
 	a.step(stepLook)

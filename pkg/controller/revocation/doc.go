@@ -9,7 +9,7 @@
 // fingerprints as literals. Reads are not refused: admission does not see them.
 //
 // Reading order:
-//   - plan.go decides, without I/O, what is revoked, which lists have it, and what nodes are told
+//   - plan.go decides, without I/O, what is revoked, which lists have it, and what is announced
 //   - policy.go renders the policy of a list
 //   - enforcer.go carries a plan out
 package revocation

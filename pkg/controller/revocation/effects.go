@@ -86,7 +86,7 @@ func (e *Enforcer) reports(ctx context.Context, names []string) (map[string]stri
 	}
 }
 
-// announce writes what nodes are told, if it has changed. An announcement that is too long loses its
+// announce writes the announcement, if it has changed. An announcement that is too long loses its
 // last renewals: their nodes are revoked when their limit has passed.
 func (e *Enforcer) announce(ctx context.Context, a attestation.Announcement) error {
 	wanted, err := marshalAnnouncement(a)

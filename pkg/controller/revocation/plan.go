@@ -45,7 +45,7 @@ type plan struct {
 	marks map[string]mark
 	// suspendedNodes are the names of suspended nodes.
 	suspendedNodes []string
-	// announcement is what nodes are told.
+	// announcement is what nodes read about renewals.
 	announcement attestation.Announcement
 	// statuses are those of the revocations, by name.
 	statuses map[string]revocationStatus

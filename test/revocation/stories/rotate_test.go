@@ -53,12 +53,12 @@ func TestRotation(t *testing.T) {
 	limit, spread := int32(12), int32(5)
 	r := revoke(t, v1alpha1.RevokeAfterRenewal, func(s *v1alpha1.NodeRevocationSpec) { s.LimitSeconds, s.SpreadSeconds = &limit, &spread }, renews, late)
 	began := time.Now()
-	eventually(t, "nodes are told", func() bool {
+	eventually(t, "the renewal is announced", func() bool {
 		_, at, due := renews.announced(t).Due(renews.Name, r.CreationTimestamp.Add(-time.Minute), nil)
 		return due && !at.After(r.CreationTimestamp.Add(time.Duration(spread)*time.Second))
 	})
 	if _, _, due := other.announced(t).Due(other.Name, time.Now().Add(-time.Hour), nil); due {
-		t.Error("another node is told, too")
+		t.Error("it is announced to another node, too")
 	}
 	old.mustWrite(t)
 	if err := renews.attest(t.Context()); err != nil {
