@@ -7,6 +7,7 @@ import (
 	"errors"
 	"net/http"
 	"os"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -49,9 +50,12 @@ func TestDiscardBootstrap(t *testing.T) {
 		}, false, 0, ""},
 		"state damaged": {answerCode(201, someone), copied, func(a *Authenticator) { _ = os.WriteFile(a.dir.File(cache.StateFile), []byte("{"), 0o600) }, false, 1, "JSON"},
 		"a worker is at it": {answerCode(201, someone), copied, func(a *Authenticator) {
-			if _, err := a.dir.TryLock(); err != nil { // until the process ends
+			lock, err := a.dir.TryLock()
+			if err != nil {
 				panic(err)
 			}
+			// Without a reference the garbage collector would close the file, and so unlock it.
+			t.Cleanup(func() { runtime.KeepAlive(lock) })
 		}, false, 0, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
