@@ -41,6 +41,8 @@ const (
 	CASecret     = "node-attestation-ca"
 	Inventory    = "node-attestation-inventory"
 	InventoryKey = "inventory.yaml"
+	// ClusterUID is that of the cluster in the configuration that New writes.
+	ClusterUID = "7f0c64de-5d1a-4b6e-9c53-30a1c1b1e9f4"
 )
 
 // Manifests are those of packaging/kubernetes that do without containers, in the order in which
@@ -77,6 +79,23 @@ func Apply(ctx context.Context, cp *testbed.ControlPlane, module string) error {
 		}
 	}
 	return nil
+}
+
+// revocationFiles are those of packaging/kubernetes-revocation/component.
+var revocationFiles = []string{"crd.yaml", "policies.yaml", "guards.yaml", "rbac.yaml", "announcement.yaml"}
+
+// InstallRevocation applies what revocation adds to what Install installed.
+func InstallRevocation(ctx context.Context, cp *testbed.ControlPlane, module string) error {
+	admin := filepath.Join(cp.Dir(), "revocation.kubeconfig")
+	if err := cp.WriteKubeconfig(admin, cp.AdminUser()); err != nil {
+		return err
+	}
+	args := []string{"apply", "--server-side", "--force-conflicts", "--validate=strict"}
+	for _, name := range revocationFiles {
+		args = append(args, "--filename="+filepath.Join(module, "packaging", "kubernetes-revocation", "component", name))
+	}
+	_, err := cp.RunKubectl(ctx, admin, args...)
+	return err
 }
 
 // Provide makes what an operator makes beside the manifests: the Secret with the cluster's client

@@ -87,7 +87,7 @@ func New(options Options) (*Controller, error) {
 	}
 	settings := config.Default()
 	settings.TypeMeta = metav1.TypeMeta{APIVersion: config.APIVersion, Kind: config.Kind}
-	settings.ClusterUID = "7f0c64de-5d1a-4b6e-9c53-30a1c1b1e9f4"
+	settings.ClusterUID = ClusterUID
 	settings.Signing = config.Signing{Mode: config.Sign, SecretName: CASecret}
 	settings.Inventory.ConfigMap = &config.InventoryConfigMap{Name: Inventory, Key: InventoryKey}
 	settings.TPM = &config.TPM{PCRs: config.PCRs{Bank: "sha256", Indexes: []int{0, 1, 2, 3, 4, 5, 6, 7}}}

@@ -89,7 +89,7 @@ func testAncestorBlocks(t *testing.T, c *cluster, ancestor string) {
 	if len(requests) != 1 || !pending(requests[0]) {
 		t.Errorf("%d requests, not one that is pending", len(requests))
 	}
-	gap, ready := p.longest(time.Now()), m.ready(t.Context())
+	gap, ready := p.Longest(time.Now()), m.ready(t.Context())
 	t.Logf("no renewal of the Lease for %s; the node's condition Ready is %s", gap.Round(10*time.Millisecond), ready)
 	if gap < abandoned || ready == "" {
 		t.Errorf("the Lease was not renewed for %s only, and the node is %q", gap, ready)
@@ -119,8 +119,8 @@ func testOursDoesNot(t *testing.T, c *cluster) {
 			t.Fatal(err)
 		}
 	})
-	p.stop()
-	p.steady(t, time.Now())
+	p.Stop()
+	p.Steady(t, maxGap, time.Now())
 	total, failed := m.calls(t)
 	t.Logf("%d calls of the plugin since the kubelet was restarted", total)
 	if total == 0 || failed > 0 {
@@ -135,7 +135,7 @@ func testOursDoesNot(t *testing.T, c *cluster) {
 // restartWhenDue starts the kubelet with a certificate that is not due. With the node ready, the kubelet is restarted, now with a
 // certificate that both plugins would renew: the ancestor after ten days, ours in the last fifth or tenth of its lifetime. It returns after
 // abandoned.
-func (m *machine) restartWhenDue(t *testing.T, kubeconfig []byte, install func(testbed.KeyPair)) (*pulse, testbed.KeyPair) {
+func (m *machine) restartWhenDue(t *testing.T, kubeconfig []byte, install func(testbed.KeyPair)) (*harness.Pulse, testbed.KeyPair) {
 	t.Helper()
 	if err := m.certs.Create(); err != nil {
 		t.Fatal(err)
@@ -144,7 +144,7 @@ func (m *machine) restartWhenDue(t *testing.T, kubeconfig []byte, install func(t
 	m.startKubeletWith(t, kubeconfig, "")
 	harness.Eventually(t, time.Minute, "the node is ready", func() bool { return m.ready(t.Context()) == "" })
 	p := m.watch(t)
-	harness.Eventually(t, 45*time.Second, "the Lease is renewed", func() bool { return p.count() > 1 })
+	harness.Eventually(t, 45*time.Second, "the Lease is renewed", func() bool { return p.Count() > 1 })
 	if hellos, others := m.requests(t); len(hellos)+len(others) > 0 {
 		t.Fatal("there are requests for a certificate that is not due")
 	}

@@ -259,8 +259,8 @@ func (c *computer) mustAskForNothing(t *testing.T, meanwhile func()) {
 	c.tpm.Reset()
 	meanwhile()
 	p := c.watch(t)
-	harness.Eventually(t, time.Minute, "the Lease is renewed", func() bool { return p.count() > 1 })
-	p.stop()
+	harness.Eventually(t, time.Minute, "the Lease is renewed", func() bool { return p.Count() > 1 })
+	p.Stop()
 	if hellos, proofs := c.requests(t); len(hellos) != len(hellosBefore) || len(proofs) != len(proofsBefore) {
 		t.Errorf("%d hellos and %d proofs more", len(hellos)-len(hellosBefore), len(proofs)-len(proofsBefore))
 	}

@@ -170,15 +170,15 @@ func testClientCAReplaced(t *testing.T, c *cluster) {
 	c.admit(t, m.identity(t))
 	m.becomeNode(t)
 	p := m.watch(t)
-	harness.Eventually(t, 45*time.Second, "the node has a Lease", func() bool { return p.count() > 0 })
+	harness.Eventually(t, 45*time.Second, "the node has a Lease", func() bool { return p.Count() > 0 })
 	hellosBefore, proofsBefore := m.requests(t)
 
 	began := time.Now()
 	ca := c.replaceClientCA(t)
 	harness.Eventually(t, limit, "the node has a certificate of the new CA", func() bool { return m.leaf(t).CheckSignatureFrom(ca.Certificate()) == nil })
 	t.Logf("a new certificate after %s", time.Since(began).Round(100*time.Millisecond))
-	seen := p.count()
-	harness.Eventually(t, time.Until(began.Add(limit)), "the Lease is renewed with it", func() bool { return p.count() > seen })
+	seen := p.Count()
+	harness.Eventually(t, time.Until(began.Add(limit)), "the Lease is renewed with it", func() bool { return p.Count() > seen })
 	t.Logf("the Lease is renewed after %s", time.Since(began).Round(100*time.Millisecond))
 	hellos, proofs := m.requests(t)
 	if len(hellos) != len(hellosBefore)+1 || len(proofs) != len(proofsBefore)+1 {
@@ -257,7 +257,7 @@ func TestCertificateExpiresWhileOff(t *testing.T) {
 	t.Run("kept", func(t *testing.T) {
 		began := time.Now()
 		p := kept.watch(t)
-		harness.Eventually(t, time.Minute, "the Lease is renewed", func() bool { return p.count() > 1 })
+		harness.Eventually(t, time.Minute, "the Lease is renewed", func() bool { return p.Count() > 1 })
 		t.Logf("back after %s", time.Since(began).Round(100*time.Millisecond))
 		added := kept.allRequests(t)[len(before[kept]):]
 		if len(added) < 2 || added[0].Spec.Username != staticUser || added[1].Spec.Username != staticUser {
@@ -280,7 +280,7 @@ func TestCertificateExpiresWhileOff(t *testing.T) {
 		// What the hint says.
 		forgotten.putBootstrap(t)
 		p := forgotten.watch(t)
-		harness.Eventually(t, time.Minute, "the Lease is renewed", func() bool { return p.count() > 1 })
+		harness.Eventually(t, time.Minute, "the Lease is renewed", func() bool { return p.Count() > 1 })
 	})
 }
 

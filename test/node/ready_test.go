@@ -75,7 +75,7 @@ func testNodeBecomesReady(t *testing.T, c *cluster, version testbed.KubeletCompo
 		t.Errorf("%d hellos and %d proofs", len(hellos), len(proofs))
 	}
 
-	harness.Eventually(t, 45*time.Second, "the Lease is renewed three times", func() bool { return p.count() > 3 })
+	harness.Eventually(t, 45*time.Second, "the Lease is renewed three times", func() bool { return p.Count() > 3 })
 	commands := m.tpm.Count()
 	if err := m.kubelet.Stop(); err != nil {
 		t.Fatal(err)
@@ -83,10 +83,10 @@ func testNodeBecomesReady(t *testing.T, c *cluster, version testbed.KubeletCompo
 	if err := m.kubelet.Start(); err != nil {
 		t.Fatal(err)
 	}
-	before := p.count()
-	harness.Eventually(t, 45*time.Second, "the Lease is renewed by the restarted kubelet", func() bool { return p.count() > before+1 })
-	p.stop()
-	p.steady(t, time.Now())
+	before := p.Count()
+	harness.Eventually(t, 45*time.Second, "the Lease is renewed by the restarted kubelet", func() bool { return p.Count() > before+1 })
+	p.Stop()
+	p.Steady(t, maxGap, time.Now())
 	if hellos, proofs := m.requests(t); len(hellos) != 1 || len(proofs) != 1 || m.tpm.Count() != commands || !m.leaf(t).Equal(leaf) {
 		t.Errorf("after a restart: %d hellos, %d proofs, %d TPM commands more", len(hellos), len(proofs), m.tpm.Count()-commands)
 	}

@@ -56,10 +56,10 @@ func TestRotations(t *testing.T) {
 		return len(leaves) > rotations
 	})
 	// The last one is used, too.
-	seen := p.count()
-	harness.Eventually(t, maxGap, "the Lease is renewed after the last rotation", func() bool { return p.count() > seen })
-	p.stop()
-	p.steady(t, time.Now())
+	seen := p.Count()
+	harness.Eventually(t, maxGap, "the Lease is renewed after the last rotation", func() bool { return p.Count() > seen })
+	p.Stop()
+	p.Steady(t, maxGap, time.Now())
 	late := 0
 	for i, leaf := range leaves[1:] {
 		if !leaf.NotBefore.Before(leaves[i].NotAfter) {
@@ -101,17 +101,17 @@ func TestSignerDownForTheWholeWindow(t *testing.T) {
 		t.Errorf("while the certificate was valid, %d of %d calls of the plugin failed", failed, total)
 	}
 	time.Sleep(time.Until(leaf.NotAfter))
-	p.steady(t, leaf.NotAfter)
+	p.Steady(t, maxGap, leaf.NotAfter)
 	if hellos, _ := m.requests(t); len(hellos) != 2 {
 		t.Errorf("%d hellos, not the first and one for the renewal", len(hellos))
 	}
 	time.Sleep(outage) // how often the kubelet asks meanwhile is counted
-	seen := p.count()
+	seen := p.Count()
 
 	back := time.Now()
 	s.away.Store(false)
 	m.startController(t)
-	harness.Eventually(t, time.Minute, "the Lease is renewed after the signer's return", func() bool { return p.count() > seen })
+	harness.Eventually(t, time.Minute, "the Lease is renewed after the signer's return", func() bool { return p.Count() > seen })
 	t.Logf("the Lease is renewed %s after the signer's return", time.Since(back).Round(100*time.Millisecond))
 	harness.Eventually(t, 10*time.Second, "the node is ready", func() bool { return m.ready(t.Context()) == "" })
 	if hellos, _ := m.requests(t); len(hellos) > 3 {

@@ -58,7 +58,7 @@ func (n *node) isReady(t *testing.T) {
 	t.Helper()
 	patch := `{"status":{"conditions":[{"type":"Ready","status":"True","reason":"Test","message":"","lastHeartbeatTime":null,"lastTransitionTime":null}]}}`
 	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name}}
-	if err := n.credential().client(t).Status().Patch(t.Context(), object, client.RawPatch("application/strategic-merge-patch+json", []byte(patch))); err != nil {
+	if err := n.client(t).Status().Patch(t.Context(), object, client.RawPatch("application/strategic-merge-patch+json", []byte(patch))); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -77,10 +77,10 @@ func TestCommands(t *testing.T) {
 	time.Sleep(time.Second) // what was issued in the same second does not count as issued before
 
 	o.runs(t, 0, "revoke", victim.Name, "--reason=key stolen", "--dry-run")
-	stolen.mustWrite(t)
+	stolen.MustWrite(t)
 
 	o.runs(t, 0, "revoke", victim.Name, "--reason=key stolen", "--yes", "--wait=false")
-	stolen.refusedWithin(t, refusedIn, attestation.MessageRevoked)
+	stolen.RefusedWithin(t, refusedIn, attestation.MessageRevoked)
 	if err := victim.attest(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -105,12 +105,12 @@ func TestCommands(t *testing.T) {
 		}
 	}()
 	o.runs(t, 0, "rotate", "--all", "--reason=rotation of the CA", "--spread=1s", "--yes", "--timeout=40s")
-	old.refusedWithin(t, refusedIn, attestation.MessageRevoked)
-	other.credential().mustWrite(t)
+	old.RefusedWithin(t, refusedIn, attestation.MessageRevoked)
+	other.credential().MustWrite(t)
 
 	present := victim.credential()
 	o.runs(t, 0, "suspend", victim.Name, "--reason=machine stolen", "--evict", "--yes", "--timeout=40s")
-	present.refusedWithin(t, refusedIn, attestation.MessageSuspended)
+	present.RefusedWithin(t, refusedIn, attestation.MessageSuspended)
 	if err := shared.client.Get(t.Context(), client.ObjectKey{Name: victim.Name}, &corev1.Node{}); !apierrors.IsNotFound(err) {
 		t.Errorf("the Node is still there: %v", err)
 	}
@@ -119,7 +119,7 @@ func TestCommands(t *testing.T) {
 		t.Error("describe does not say that it is suspended")
 	}
 	o.runs(t, 0, "resume", victim.Name, "--yes")
-	present.refusedWithin(t, refusedIn, attestation.MessageRevoked)
+	present.RefusedWithin(t, refusedIn, attestation.MessageRevoked)
 	if err := victim.attest(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -16,11 +16,9 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
@@ -59,7 +57,7 @@ func setUp(ctx context.Context, cp *testbed.ControlPlane, dir string) (err error
 		func() (err error) { b.second, err = b.AddAPIServer(ctx); return err },
 		func() error { return b.BindKubeadmBootstrap(ctx) },
 		func() error { return controllerprocess.Install(ctx, cp, module) },
-		func() error { return b.applyComponent(ctx) },
+		func() error { return controllerprocess.InstallRevocation(ctx, cp, module) },
 		func() error { return errors.Join(clientgoscheme.AddToScheme(b.scheme), v1alpha1.AddToScheme(b.scheme)) },
 		func() (err error) { b.token, err = b.CreateBootstrapToken(ctx, time.Hour); return err },
 		func() (err error) { b.maker, err = swtpm.NewCA(); return err },
@@ -74,23 +72,6 @@ func setUp(ctx context.Context, cp *testbed.ControlPlane, dir string) (err error
 	}
 	shared = b
 	return nil
-}
-
-// componentFiles are those of packaging/kubernetes-revocation/component.
-var componentFiles = []string{"crd.yaml", "policies.yaml", "guards.yaml", "rbac.yaml", "announcement.yaml"}
-
-// applyComponent applies what revocation adds to the manifests.
-func (b *bed) applyComponent(ctx context.Context) error {
-	admin := filepath.Join(b.Dir(), "component.kubeconfig")
-	if err := b.WriteKubeconfig(admin, b.AdminUser()); err != nil {
-		return err
-	}
-	args := []string{"apply", "--server-side", "--force-conflicts", "--validate=strict"}
-	for _, name := range componentFiles {
-		args = append(args, "--filename="+filepath.Join(module, "packaging/kubernetes-revocation/component", name))
-	}
-	_, err := b.RunKubectl(ctx, admin, args...)
-	return err
 }
 
 // newController prepares a controller with revocation, which ends with the test.
@@ -189,7 +170,7 @@ func (n *node) joins(t *testing.T) {
 	if err := n.attest(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	api := n.credential().client(t)
+	api := n.client(t)
 	if err := api.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name}}); err != nil {
 		t.Fatal(err)
 	}
@@ -206,83 +187,26 @@ func (n *node) joins(t *testing.T) {
 	})
 }
 
-// credential is a certificate of a node, as a thief may have copied it.
-type credential struct {
-	name   string
-	config *rest.Config
-}
-
 // credential returns the node's present certificate.
-func (n *node) credential() credential { return credential{n.Name, n.Credential(cluster())} }
-
-// onSecond returns the credential, used at the second API server.
-func (c credential) onSecond() credential {
-	config := rest.CopyConfig(c.config)
-	config.Host = shared.second.URL()
-	return credential{c.name, config}
+func (n *node) credential() harness.Credential {
+	return harness.Credential{Node: n.Name, Config: n.Credential(cluster())}
 }
 
-func (c credential) client(t *testing.T) client.Client {
+// client returns a client with the node's present certificate.
+func (n *node) client(t *testing.T) client.Client {
 	t.Helper()
-	api, err := client.New(c.config, client.Options{Scheme: shared.scheme})
+	api, err := client.New(n.credential().Config, client.Options{Scheme: shared.scheme})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return api
 }
 
-// writes renews the node's Lease, as a kubelet does every 10 s.
-func (c credential) writes(ctx context.Context, api client.Client) error {
-	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: corev1.NamespaceNodeLease, Name: c.name}}
-	now := metav1.NowMicro()
-	patch := fmt.Sprintf(`{"spec":{"renewTime":%q}}`, now.UTC().Format(metav1.RFC3339Micro))
-	return api.Patch(ctx, lease, client.RawPatch("application/merge-patch+json", []byte(patch)))
-}
-
-// mustWrite fails the test if the certificate may not write.
-func (c credential) mustWrite(t *testing.T) {
-	t.Helper()
-	if err := c.writes(t.Context(), c.client(t)); err != nil {
-		t.Errorf("%s: %v", c.name, err)
-	}
-}
-
-// refusedWithin fails the test unless the writes of the certificate are refused within a time, and stay refused. It returns when
-// that was.
-func (c credential) refusedWithin(t *testing.T, limit time.Duration, message string) time.Duration {
-	t.Helper()
-	api, began := c.client(t), time.Now()
-	for {
-		err := c.writes(t.Context(), api)
-		if isRefused(err, message) {
-			break
-		}
-		if err != nil && !apierrors.IsForbidden(err) { // it may be refused for another reason before
-			t.Fatalf("%s: %v", c.name, err)
-		}
-		if time.Since(began) > limit {
-			t.Fatalf("%s: not refused after %s: %v", c.name, time.Since(began), err)
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-	took := time.Since(began)
-	for range 5 {
-		if err := c.writes(t.Context(), api); !isRefused(err, message) {
-			t.Fatalf("%s: writes again: %v", c.name, err)
-		}
-	}
-	return took
-}
-
-func isRefused(err error, message string) bool {
-	return apierrors.IsForbidden(err) && bytes.Contains([]byte(err.Error()), []byte(message))
-}
-
 // revoke creates a NodeRevocation, as kubectl attest does.
 func revoke(t *testing.T, mode v1alpha1.RevocationMode, change func(*v1alpha1.NodeRevocationSpec), nodes ...*node) *v1alpha1.NodeRevocation {
 	t.Helper()
 	r := &v1alpha1.NodeRevocation{ObjectMeta: metav1.ObjectMeta{GenerateName: "test-", Namespace: controllerprocess.Namespace}}
-	r.Spec = v1alpha1.NodeRevocationSpec{Cluster: clusterUID, Mode: mode, Reason: "the key was stolen", All: len(nodes) == 0}
+	r.Spec = v1alpha1.NodeRevocationSpec{Cluster: controllerprocess.ClusterUID, Mode: mode, Reason: "the key was stolen", All: len(nodes) == 0}
 	for _, n := range nodes {
 		r.Spec.Nodes = append(r.Spec.Nodes, n.Name)
 	}
@@ -301,9 +225,6 @@ func revoke(t *testing.T, mode v1alpha1.RevocationMode, change func(*v1alpha1.No
 	})
 	return r
 }
-
-// clusterUID is that of controllerprocess's configuration.
-const clusterUID = "7f0c64de-5d1a-4b6e-9c53-30a1c1b1e9f4"
 
 // record returns the record of a node.
 func (n *node) record(t *testing.T) *v1alpha1.NodeAttestation {

@@ -47,7 +47,7 @@ func TestControllerIsKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	revoke(t, v1alpha1.RevokeImmediately, nil, nodes[0])
-	stolen.mustWrite(t) // nobody has seen it
+	stolen.MustWrite(t) // nobody has seen it
 	for range 3 {
 		if err := c.Start(t.Context()); err != nil {
 			t.Fatal(err)
@@ -58,11 +58,11 @@ func TestControllerIsKilled(t *testing.T) {
 		}
 	}
 	start(t, c)
-	stolen.refusedWithin(t, 30*time.Second, attestation.MessageRevoked) // it has to lead first
+	stolen.RefusedWithin(t, 30*time.Second, attestation.MessageRevoked) // it has to lead first
 	if err := c.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	stolen.refusedWithin(t, 0, attestation.MessageRevoked)
+	stolen.RefusedWithin(t, 0, attestation.MessageRevoked)
 }
 
 // A policy is altered: the controller repairs it. A policy is deleted: that is reported, and as soon as an operator has applied
@@ -73,7 +73,7 @@ func TestPoliciesAreRepaired(t *testing.T) {
 	nodes[0].joins(t)
 	stolen := nodes[0].credential()
 	revoke(t, v1alpha1.RevokeImmediately, nil, nodes[0])
-	stolen.refusedWithin(t, refusedIn, attestation.MessageRevoked)
+	stolen.RefusedWithin(t, refusedIn, attestation.MessageRevoked)
 	number := int32(0)
 	for n := int32(1); n <= revocation.Policies; n++ {
 		policy := &admissionv1.ValidatingAdmissionPolicy{}
@@ -112,7 +112,7 @@ func TestPoliciesAreRepaired(t *testing.T) {
 			return policy.Spec.MatchConditions[0].Expression == good.MatchConditions[0].Expression && *policy.Spec.FailurePolicy == admissionv1.Fail &&
 				policy.Spec.Validations[1].Expression == good.Validations[1].Expression && policy.Spec.MatchConstraints.ResourceRules[0].Resources[0] == "*/*"
 		})
-		stolen.refusedWithin(t, refusedIn, attestation.MessageRevoked)
+		stolen.RefusedWithin(t, refusedIn, attestation.MessageRevoked)
 	}
 
 	policy := &admissionv1.ValidatingAdmissionPolicy{ObjectMeta: metav1.ObjectMeta{Name: key.Name}}
@@ -122,17 +122,17 @@ func TestPoliciesAreRepaired(t *testing.T) {
 	eventually(t, "the policy that is missing is reported", func() bool {
 		return condition(t, "NodeAttestationRevocationInForce") == revocation.ReasonNotInForce && condition(t, "NodeAttestationPoliciesInForce") == "PoliciesNotInForce"
 	})
-	if err := shared.applyComponent(t.Context()); err != nil {
+	if err := controllerprocess.InstallRevocation(t.Context(), shared.ControlPlane, module); err != nil {
 		t.Fatal(err)
 	}
-	stolen.refusedWithin(t, 5*time.Second, attestation.MessageRevoked)
+	stolen.RefusedWithin(t, 5*time.Second, attestation.MessageRevoked)
 	eventually(t, "all is well again", func() bool {
 		return condition(t, "NodeAttestationRevocationInForce") == revocation.ReasonInForce && condition(t, "NodeAttestationPoliciesInForce") == "PoliciesInForce"
 	})
-	if err := shared.applyComponent(t.Context()); err != nil {
+	if err := controllerprocess.InstallRevocation(t.Context(), shared.ControlPlane, module); err != nil {
 		t.Fatal(err)
 	}
-	took := stolen.refusedWithin(t, 5*time.Second, attestation.MessageRevoked)
+	took := stolen.RefusedWithin(t, 5*time.Second, attestation.MessageRevoked)
 	t.Logf("refused %s after the shipped manifests were applied over the filled policy", took)
 }
 
@@ -171,7 +171,7 @@ func TestFiveThousandRevoked(t *testing.T) {
 		if err := client.IgnoreNotFound(shared.client.Delete(t.Context(), list.DeepCopy())); err != nil {
 			t.Fatal(err)
 		}
-		list.Spec = v1alpha1.RevocationListSpec{Cluster: clusterUID, Number: n + 2}
+		list.Spec = v1alpha1.RevocationListSpec{Cluster: controllerprocess.ClusterUID, Number: n + 2}
 		for i := range revocation.ListCapacity {
 			list.Spec.Certificates = append(list.Spec.Certificates, v1alpha1.RevokedCertificate{
 				SHA256: fmt.Sprintf("%064x", int(n)*revocation.ListCapacity+i), NotAfter: end, NodeName: fmt.Sprintf("gone-%d", i),
@@ -189,13 +189,13 @@ func TestFiveThousandRevoked(t *testing.T) {
 	start(t, c)
 	eventually(t, "five policies are full", func() bool {
 		metrics, err := c.Metrics(t.Context())
-		return err == nil && strings.Contains(metrics, `node_attestation_revoked_certificates{cluster="`+clusterUID+`",state="revoked"} 500`)
+		return err == nil && strings.Contains(metrics, `node_attestation_revoked_certificates{cluster="`+controllerprocess.ClusterUID+`",state="revoked"} 500`)
 	})
 	stolen := nodes[0].credential()
-	stolen.mustWrite(t)
+	stolen.MustWrite(t)
 	revoke(t, v1alpha1.RevokeImmediately, nil, nodes[0])
-	t.Logf("refused after %s", stolen.refusedWithin(t, refusedIn, attestation.MessageRevoked))
-	nodes[1].credential().mustWrite(t)
+	t.Logf("refused after %s", stolen.RefusedWithin(t, refusedIn, attestation.MessageRevoked))
+	nodes[1].credential().MustWrite(t)
 	if err := nodes[0].attest(t.Context()); err != nil {
 		t.Error(err)
 	}

@@ -21,7 +21,7 @@ func (n *node) announced(t *testing.T) attestation.Announcement {
 	t.Helper()
 	object := &corev1.ConfigMap{}
 	key := client.ObjectKey{Namespace: attestation.AnnouncementNamespace, Name: attestation.AnnouncementName}
-	if err := n.credential().client(t).Get(t.Context(), key, object); err != nil {
+	if err := n.client(t).Get(t.Context(), key, object); err != nil {
 		t.Fatal(err)
 	}
 	a, err := attestation.ParseAnnouncement([]byte(object.Data[attestation.AnnouncementKey]))
@@ -36,7 +36,7 @@ func (n *node) uses(t *testing.T, sha256 string) {
 	t.Helper()
 	patch := fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, attestation.AnnotationCertificate, sha256)
 	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name}}
-	if err := n.credential().client(t).Patch(t.Context(), object, client.RawPatch("application/merge-patch+json", []byte(patch))); err != nil {
+	if err := n.client(t).Patch(t.Context(), object, client.RawPatch("application/merge-patch+json", []byte(patch))); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -60,28 +60,28 @@ func TestRotation(t *testing.T) {
 	if _, _, due := other.announced(t).Due(other.Name, time.Now().Add(-time.Hour), nil); due {
 		t.Error("it is announced to another node, too")
 	}
-	old.mustWrite(t)
+	old.MustWrite(t)
 	if err := renews.attest(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	time.Sleep(3 * time.Second) // more than a round
-	old.mustWrite(t)            // the kubelet may still use it
+	old.MustWrite(t)            // the kubelet may still use it
 	certificates := renews.record(t).Status.Certificates
 	renews.uses(t, certificates[len(certificates)-1].SHA256)
-	t.Logf("refused %s after the node said that it uses the new one", old.refusedWithin(t, 2*time.Second+refusedIn, attestation.MessageRevoked))
-	renews.credential().mustWrite(t)
+	t.Logf("refused %s after the node said that it uses the new one", old.RefusedWithin(t, 2*time.Second+refusedIn, attestation.MessageRevoked))
+	renews.credential().MustWrite(t)
 
 	// The one that does not renew is revoked at the limit.
 	if left := time.Duration(limit)*time.Second - time.Since(began) - time.Second; left > 0 {
-		oldOfLate.mustWrite(t)
+		oldOfLate.MustWrite(t)
 		time.Sleep(left)
 	}
-	oldOfLate.refusedWithin(t, time.Second+2*time.Second+refusedIn, attestation.MessageRevoked)
+	oldOfLate.RefusedWithin(t, time.Second+2*time.Second+refusedIn, attestation.MessageRevoked)
 	if err := late.attest(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	late.credential().mustWrite(t)
-	other.credential().mustWrite(t)
+	late.credential().MustWrite(t)
+	other.credential().MustWrite(t)
 	eventually(t, "it is complete, and nothing is announced", func() bool {
 		if err := shared.client.Get(t.Context(), client.ObjectKeyFromObject(r), r); err != nil {
 			t.Fatal(err)

@@ -29,23 +29,23 @@ func TestStolenKey(t *testing.T) {
 	victim.joins(t)
 	other.joins(t)
 	stolen := victim.credential()
-	stolen.mustWrite(t)
-	stolen.onSecond().mustWrite(t)
+	stolen.MustWrite(t)
+	stolen.At(shared.second.URL()).MustWrite(t)
 
 	r := revoke(t, v1alpha1.RevokeImmediately, nil, victim)
 	began := time.Now()
-	t.Logf("refused %s after the revocation was created", stolen.refusedWithin(t, refusedIn, attestation.MessageRevoked))
-	stolen.onSecond().refusedWithin(t, refusedIn-time.Since(began), attestation.MessageRevoked)
+	t.Logf("refused %s after the revocation was created", stolen.RefusedWithin(t, refusedIn, attestation.MessageRevoked))
+	stolen.At(shared.second.URL()).RefusedWithin(t, refusedIn-time.Since(began), attestation.MessageRevoked)
 	t.Logf("by the second API server, too, after %s", time.Since(began))
-	other.credential().mustWrite(t)
-	other.credential().onSecond().mustWrite(t)
+	other.credential().MustWrite(t)
+	other.credential().At(shared.second.URL()).MustWrite(t)
 
 	// It asks with the stolen certificate: Attest uses the token only without one.
 	if err := victim.attest(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	victim.credential().mustWrite(t)
-	stolen.refusedWithin(t, 0, attestation.MessageRevoked)
+	victim.credential().MustWrite(t)
+	stolen.RefusedWithin(t, 0, attestation.MessageRevoked)
 
 	eventually(t, "the revocation is complete", func() bool {
 		if err := shared.client.Get(t.Context(), client.ObjectKeyFromObject(r), r); err != nil {
@@ -81,7 +81,7 @@ func TestStolenKey(t *testing.T) {
 		t.Fatal(err)
 	}
 	time.Sleep(3 * time.Second) // more than a round
-	stolen.refusedWithin(t, 0, attestation.MessageRevoked)
+	stolen.RefusedWithin(t, 0, attestation.MessageRevoked)
 	list := &v1alpha1.RevocationList{}
 	if err := shared.client.Get(t.Context(), client.ObjectKey{Namespace: controllerprocess.Namespace, Name: revocation.PolicyName(1)}, list); err != nil {
 		t.Fatal(err)

@@ -15,6 +15,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/fleet"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
 // suspend creates a NodeSuspension, as kubectl attest does.
@@ -55,9 +56,9 @@ func TestSuspendedMachine(t *testing.T) {
 	stolen, record := victim.credential(), victim.record(t)
 
 	s := suspend(t, record.Spec.EK.Fingerprint)
-	t.Logf("refused after %s", stolen.refusedWithin(t, refusedIn, attestation.MessageSuspended))
-	other.credential().mustWrite(t)
-	if err := victim.attest(t.Context()); !isRefused(err, attestation.MessageSuspended) {
+	t.Logf("refused after %s", stolen.RefusedWithin(t, refusedIn, attestation.MessageSuspended))
+	other.credential().MustWrite(t)
+	if err := victim.attest(t.Context()); !harness.IsRefused(err, attestation.MessageSuspended) {
 		t.Errorf("it may ask for a new certificate with its own: %v", err)
 	}
 	mustBeDenied(t, victim.Machine)
@@ -65,7 +66,7 @@ func TestSuspendedMachine(t *testing.T) {
 	// A revocation does not turn the suspension into less.
 	revoke(t, v1alpha1.RevokeImmediately, nil, victim)
 	time.Sleep(time.Second)
-	stolen.refusedWithin(t, 0, attestation.MessageSuspended)
+	stolen.RefusedWithin(t, 0, attestation.MessageSuspended)
 
 	if err := shared.client.Delete(t.Context(), record); err != nil {
 		t.Fatal(err)
@@ -76,13 +77,13 @@ func TestSuspendedMachine(t *testing.T) {
 	setInventory(t, other.Machine, &renamed)
 	time.Sleep(3 * time.Second) // the inventory is read again
 	mustBeDenied(t, &renamed)
-	stolen.refusedWithin(t, 0, attestation.MessageSuspended)
+	stolen.RefusedWithin(t, 0, attestation.MessageSuspended)
 
 	if err := shared.client.Delete(t.Context(), s); err != nil {
 		t.Fatal(err)
 	}
 	// What was suspended stays revoked. With evidence the machine is in again.
-	stolen.refusedWithin(t, refusedIn, attestation.MessageRevoked)
+	stolen.RefusedWithin(t, refusedIn, attestation.MessageRevoked)
 	renamed.Certificate, renamed.Key = nil, nil
 	back := &node{&renamed}
 	if err := back.attest(t.Context()); err != nil {

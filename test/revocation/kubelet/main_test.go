@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package kubelet tests revocation with real kubelets: a kubelet whose kubeconfig names the plugin, a software TPM, the shipped
+// controller, and two API servers of one cluster. The package stories has simulated nodes.
+package kubelet
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
+)
+
+const (
+	module = "../../.."
+	// checkInterval is the shortest that the plugin takes.
+	checkInterval = 10 * time.Second
+	// busy has the kubelet call the API server each second, as one with many pods does. It asks its plugin only before a call, and an
+	// idle one makes one each 10 s. The Lease is renewed every 10 s all the same.
+	busy = "nodeStatusUpdateFrequency: 1s\n"
+)
+
+// programs are the paths of what the tests start.
+type programs struct {
+	plugin, controller string
+	commands           string // the folder with kubectl-attest
+	kubelet            testbed.KubeletComponents
+}
+
+var built programs
+
+// bed is what all tests of the package share. They run at once.
+type bed struct {
+	*testbed.ControlPlane
+	// second is another API server of the same cluster.
+	second     *testbed.APIServer
+	controller *controllerprocess.Controller
+	client     client.Client
+
+	mu        sync.Mutex
+	inventory bytes.Buffer
+}
+
+var shared *bed
+
+func TestMain(m *testing.M) {
+	build := func(ctx context.Context, dir string) error {
+		made := programsIn(dir)
+		return errors.Join(
+			os.Mkdir(made.commands, 0o700),
+			testbed.GoBuild(ctx, module, made.plugin, "./cmd/kubelet-authenticator"),
+			testbed.GoBuild(ctx, module, filepath.Join(made.commands, "kubectl-attest"), "./cmd/kubectl-attest"),
+			controllerprocess.Build(ctx, module, made.controller))
+	}
+	os.Exit(testbed.MainIsolated(inCluster{m}, 4, build, func(ctx context.Context, dir string) (err error) {
+		built = programsIn(dir)
+		built.kubelet, err = testbed.BuildKubelet(ctx, os.Stderr)
+		return err
+	}))
+}
+
+func programsIn(dir string) programs {
+	return programs{plugin: filepath.Join(dir, "kubelet-authenticator"), controller: filepath.Join(dir, "node-attestation-controller"), commands: filepath.Join(dir, "commands")}
+}
+
+// inCluster runs the tests in a cluster with revocation.
+type inCluster struct{ *testing.M }
+
+func (m inCluster) Run() int { return testbed.Main(withController(m), setUp) }
+
+// withController runs the tests, and then ends the controller.
+type withController struct{ *testing.M }
+
+func (m withController) Run() int {
+	code := m.M.Run()
+	if code != 0 {
+		fmt.Fprintln(os.Stderr, shared.controller.LogTail())
+	}
+	if err := shared.controller.Stop(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return code
+}
+
+func setUp(ctx context.Context, cp *testbed.ControlPlane, dir string) (err error) {
+	b := &bed{ControlPlane: cp}
+	scheme := runtime.NewScheme()
+	for _, step := range []func() error{
+		func() (err error) { b.second, err = b.AddAPIServer(ctx); return err },
+		// The nodes' right to file requests, without the bindings that approve them.
+		func() error { return b.BindGroup(ctx, "bootstrap", "system:node-bootstrapper", testbed.BootstrapGroup) },
+		func() error { return controllerprocess.Install(ctx, cp, module) },
+		func() error { return controllerprocess.InstallRevocation(ctx, cp, module) },
+		// It finds out about nodes without a heartbeat. It has no CA: our controller signs.
+		func() error {
+			return b.StartControllerManager(ctx, "--controllers=node-lifecycle-controller", "--cluster-signing-cert-file=", "--cluster-signing-key-file=")
+		},
+		func() error { return errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)) },
+		func() (err error) {
+			b.client, err = client.New(b.AdminConfig(), client.Options{Scheme: scheme})
+			return err
+		},
+		func() (err error) {
+			b.controller, err = controllerprocess.New(controllerprocess.Options{
+				ControlPlane: cp, Dir: dir, Binary: built.controller, Args: []string{"--revocation"},
+				Configure: func(c *config.Config) { c.LeaderElection.Enabled = false },
+			})
+			return err
+		},
+		func() error { return b.controller.Start(ctx) },
+		func() error { return b.controller.Ready(ctx) },
+	} {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	shared = b
+	return nil
+}
+
+// admit adds machines to the inventory.
+func (b *bed) admit(t *testing.T, documents []byte) {
+	t.Helper()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.inventory.Write(documents)
+	harness.Must(t, controllerprocess.SetInventory(t.Context(), b.ControlPlane, b.inventory.Bytes()))
+}
+
+// node is a machine with a real kubelet.
+type node struct {
+	*harness.Machine
+}
+
+// newNode returns one that is ready, and has lost the token that it got its first certificate with.
+func newNode(t *testing.T, name string) *node {
+	t.Helper()
+	n := &node{harness.NewMachine(t, built.plugin, name, swtpm.Options{Certified: []string{"ecc-p256"}})}
+	file := filepath.Join(n.Dir, "config.yaml")
+	harness.WriteFile(t, file, fmt.Appendf(nil, "apiVersion: authenticator.cluster.x-k8s.io/v1alpha1\nkind: KubeletAuthenticatorConfiguration\nprovider: tpm\ncheckInterval: %s\n", checkInterval))
+	n.Args = []string{"--config=" + file}
+	shared.admit(t, harness.Inventory(t, n.Machine))
+	token, err := shared.CreateBootstrapToken(t.Context(), 10*time.Minute)
+	harness.Must(t, err)
+	harness.Must(t, shared.WriteKubeconfig(n.Bootstrap, testbed.TokenUser(token)))
+
+	kubelet, err := testbed.StartKubelet(t.Context(), testbed.KubeletOptions{
+		Components: built.kubelet, NodeName: name, Config: busy,
+		Kubeconfig: shared.ExecKubeconfig("client.authentication.k8s.io/v1", built.plugin, n.Flags(), nil, true),
+	})
+	harness.Must(t, err)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(kubelet.LogTail())
+			if log, err := os.ReadFile(n.Certs().File(cache.LogFile)); err == nil {
+				t.Logf("--- worker ---\n%s", log)
+			}
+		}
+		if err := kubelet.Remove(); err != nil {
+			t.Error(err)
+		}
+		harness.KillWorker(t, n.Certs())
+	})
+	harness.Eventually(t, time.Minute, name+" is ready, and has a Lease", func() bool {
+		why, err := harness.NotReady(t.Context(), shared.Client(), name)
+		if err != nil || why != "" {
+			return false
+		}
+		_, err = shared.Client().CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(t.Context(), name, metav1.GetOptions{})
+		return err == nil
+	})
+	harness.Must(t, os.Remove(n.Bootstrap))
+	return n
+}
+
+// pair is the certificate and the key that the plugin hands out.
+func (n *node) pair(t *testing.T) *cache.Pair {
+	t.Helper()
+	pair, err := n.Certs().Current()
+	harness.Must(t, err)
+	return pair
+}
+
+// credential copies the node's certificate and key, as a thief does.
+func (n *node) credential(t *testing.T) harness.Credential {
+	t.Helper()
+	pair := n.pair(t)
+	return harness.Credential{Node: n.Name, Config: &rest.Config{
+		Host: shared.ServerURL(), QPS: -1,
+		TLSClientConfig: rest.TLSClientConfig{CAData: shared.ServerCA(), CertData: pair.Chain, KeyData: pair.Key},
+	}}
+}
+
+// nextSecond waits for the next second: what was issued in the second of a revocation does not count as issued before it.
+func nextSecond() {
+	time.Sleep(time.Until(time.Now().Truncate(time.Second).Add(time.Second + 10*time.Millisecond)))
+}
