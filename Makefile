@@ -84,7 +84,7 @@ TPM_E2E := $(addprefix TestProtocolAgainstSwtpm/,ecc-p256 ecc-p384-high rsa-2048
 	$(addprefix TestTPMEnrolmentAndRenewal/,ecc-p256 ecc-p384-high rsa-2048 swtpm_setup) TestMove TestManyClustersAndABlackHole
 # Without a real kubelet and kubeadm, which need root, it is not shown that a node joins.
 ROOT := $(filter 0,$(shell id -u))
-NODE_E2E := TestNodeBecomesReady $(addprefix TestKubeadm/,package sysext baked-image drop-in drop-in/first-boot drop-in/restart not-in-inventory denied bootstrap-by-exec \
+NODE_E2E := TestNodeBecomesReady TestRotatedKubelet TestStolenKeyOfKubelet $(addprefix TestKubeadm/,package sysext baked-image drop-in drop-in/first-boot drop-in/restart not-in-inventory denied bootstrap-by-exec \
 	bootstrapped-around rotated-around) $(addprefix TestKubeadmWithoutController/,join reboot) \
 	TestMemoryLimit TestMachineDeployment TestReproducible TestRunsAlone TestRunsInACluster TestQuickstart TestAdopting TestInstallAndPurge $(addprefix TestKubeadmWithoutPolicy/,stock package drop-in-not-enabled bootstrapped-around rotated-around)
 

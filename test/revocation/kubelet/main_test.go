@@ -191,7 +191,22 @@ func newNode(t *testing.T, name string) *node {
 		return err == nil
 	})
 	harness.Must(t, os.Remove(n.Bootstrap))
+	n.ages(t)
 	return n
+}
+
+// ages has the plugin take the first certificate for one of an hour ago. After two within ten minutes it starts no worker for 30 s
+// and more, not even for a report.
+func (n *node) ages(t *testing.T) {
+	t.Helper()
+	harness.WorkerEnds(t, n.Certs())
+	lock, err := n.Certs().WaitLock(t.Context())
+	harness.Must(t, err)
+	defer lock.Unlock()
+	state, err := n.Certs().State()
+	harness.Must(t, err)
+	state.Issued = state.Issued.Add(-time.Hour)
+	harness.Must(t, lock.SetState(state))
 }
 
 // pair is the certificate and the key that the plugin hands out.
