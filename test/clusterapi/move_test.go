@@ -41,6 +41,8 @@ func newTarget(t *testing.T) *management {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// clusterctl refuses to move a kind that the target lacks, and TestRevocation adds some to the source.
+	applyKustomization(t, cp, "management-revocation")
 	for _, m := range []*management{shared.management, target} {
 		provider := &unstructured.Unstructured{Object: map[string]any{
 			"providerName": "cluster-api", "type": "CoreProvider", "version": "v1.14.2",
