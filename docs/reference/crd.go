@@ -55,7 +55,7 @@ var guides = map[string]string{
 	"NodeAttestation": "[records.md](../records.md) says how to use it.",
 	"NodeRevocation":  "[cluster-setup.md](../cluster-setup.md#revocation) says how to switch revocation on.",
 	"NodeSuspension":  "[cluster-setup.md](../cluster-setup.md#revocation) says how to switch revocation on.",
-	"RevocationList":  "[permissions.md](../permissions.md#revocation) says who may write what.",
+	"RevocationSlice": "[permissions.md](../permissions.md#revocation) says who may write what.",
 }
 
 // renderCRD returns the page of a CRD with one version, and the page's file name.

@@ -107,9 +107,9 @@ func TestRows(t *testing.T) {
 			"| **`status.conditions[].status`** | string | `True`, `False`, `Unknown` | status of",
 			"| `spec.akName` | string | 68 to 100 characters, `^(000b[0-9a-f]{64}\\|000c[0-9a-f]{96})$` | AKName is",
 		},
-		"noderevocation.md": {"| **`spec.mode`** | string | `Immediately`, `AfterRenewal` | Mode is"},
-		"nodesuspension.md": {"| **`spec.ek`** | string | 64 characters, `^[0-9a-f]{64}$` | EK is"},
-		"revocationlist.md": {"| **`spec.number`** | integer | 1 to 1000, a list keeps its number | Number is"},
+		"noderevocation.md":  {"| **`spec.mode`** | string | `Immediately`, `AfterRenewal` | Mode is"},
+		"nodesuspension.md":  {"| **`spec.ek`** | string | 64 characters, `^[0-9a-f]{64}$` | EK is"},
+		"revocationslice.md": {"| **`spec.number`** | integer | 1 to 1000, a slice keeps its number | Number is"},
 		"controller-configuration.md": {
 			"| `rates.perMachine.every` | duration | `10s` | Every is the time between two, 1h or less.",
 			"| `leaderElection.enabled` | bool | `true` | Enabled has",

@@ -18,7 +18,7 @@ const policiesHeader = "# SPDX-License-Identifier: Apache-2.0\n#\n# Made by `mak
 // makePolicies returns the policies that the controller fills, as they are shipped: empty.
 func makePolicies() (map[string]string, error) {
 	lists := []string{policiesHeader + `#
-# The controller writes the certificates of RevocationList N into policy N. As shipped, these match nothing and refuse nothing.
+# The controller writes the certificates of RevocationSlice N into policy N. As shipped, these match nothing and refuse nothing.
 `}
 	for number := range int32(revocation.Policies) {
 		spec, err := revocation.RenderPolicy(nil, []string{attestation.HelloSignerName, tpm.SignerName})

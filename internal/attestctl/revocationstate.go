@@ -26,7 +26,7 @@ import (
 )
 
 const (
-	// fieldListCluster selects RevocationLists.
+	// fieldListCluster selects RevocationSlices.
 	fieldListCluster = "spec.cluster"
 	// overlay switches the feature on.
 	overlay = "packaging/kubernetes-revocation"
@@ -37,7 +37,7 @@ const (
 )
 
 // revocationKinds are the kinds of the overlay.
-var revocationKinds = []string{"NodeRevocation", "NodeSuspension", "RevocationList"}
+var revocationKinds = []string{"NodeRevocation", "NodeSuspension", "RevocationSlice"}
 
 // lacksRevocation reports whether an error says that the cluster does not have these kinds.
 func lacksRevocation(err error) bool {
@@ -93,7 +93,7 @@ func (a *access) readInForce(ctx context.Context, now time.Time) InForce {
 	return InForce{c.Status, text.Line(c.Reason, maxName), text.Line(c.Message, maxMessage)}
 }
 
-// Lists is what the RevocationLists of a cluster hold.
+// Lists is what the RevocationSlices of a cluster hold.
 type Lists struct {
 	// Certificates is how many are on the lists, Suspended how many of them may not even ask for a new
 	// certificate.
@@ -123,10 +123,10 @@ func (a *access) readLists(ctx context.Context, cluster string) (*Lists, error) 
 		options = append(options, client.MatchingFields{fieldListCluster: cluster})
 	}
 	l := &Lists{
-		Capacity: revocation.Policies * revocation.ListCapacity, entries: map[string]v1alpha1.RevokedCertificate{}, refused: map[string]bool{},
+		Capacity: revocation.Policies * revocation.SliceCapacity, entries: map[string]v1alpha1.RevokedCertificate{}, refused: map[string]bool{},
 	}
-	err := readPages(ctx, a.records, func() *v1alpha1.RevocationListList { return &v1alpha1.RevocationListList{} },
-		func(page *v1alpha1.RevocationListList) {
+	err := readPages(ctx, a.records, func() *v1alpha1.RevocationSliceList { return &v1alpha1.RevocationSliceList{} },
+		func(page *v1alpha1.RevocationSliceList) {
 			for i := range page.Items {
 				for _, c := range page.Items[i].Spec.Certificates {
 					l.entries[c.SHA256] = c

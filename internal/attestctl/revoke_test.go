@@ -63,10 +63,10 @@ func forced(status corev1.ConditionStatus) *corev1.Namespace {
 	return n
 }
 
-func listOf(number int32, certificates ...v1alpha1.RevokedCertificate) *v1alpha1.RevocationList {
-	return &v1alpha1.RevocationList{
+func listOf(number int32, certificates ...v1alpha1.RevokedCertificate) *v1alpha1.RevocationSlice {
+	return &v1alpha1.RevocationSlice{
 		ObjectMeta: metav1.ObjectMeta{Namespace: defaultNamespace, Name: fmt.Sprintf("c-%d", number)},
-		Spec:       v1alpha1.RevocationListSpec{Cluster: "c", Number: number, Certificates: certificates},
+		Spec:       v1alpha1.RevocationSliceSpec{Cluster: "c", Number: number, Certificates: certificates},
 	}
 }
 
@@ -583,14 +583,14 @@ func TestPlanSaysListsAreFull(t *testing.T) {
 	next := 10000
 	for number := int32(1); number <= revocation.Policies; number++ {
 		l := listOf(number)
-		for range revocation.ListCapacity {
+		for range revocation.SliceCapacity {
 			l.Spec.Certificates = append(l.Spec.Certificates, v1alpha1.RevokedCertificate{SHA256: sumOf(next), NotAfter: before(-time.Hour), NodeName: "n"})
 			next++
 		}
 		objects = slices.DeleteFunc(objects, func(o client.Object) bool { return o.GetName() == l.Name })
 		objects = append(objects, l)
 	}
-	objects[len(objects)-1].(*v1alpha1.RevocationList).Spec.Certificates = objects[len(objects)-1].(*v1alpha1.RevocationList).Spec.Certificates[:revocation.ListCapacity-1]
+	objects[len(objects)-1].(*v1alpha1.RevocationSlice).Spec.Certificates = objects[len(objects)-1].(*v1alpha1.RevocationSlice).Spec.Certificates[:revocation.SliceCapacity-1]
 	a := newAccess(t, objects...)
 	run(t, a, "revoke", "worker-1", "--reason=r", "--dry-run").want(t, 0, "the lists have no room for 1 of them: they are recorded, and NOT refused until room appears (1 of 10000 places are free)")
 	run(t, a, "revoke", "worker-2", "--reason=r", "--dry-run").want(t, 0, "the lists have room: 1 of 10000 places are free")
@@ -603,7 +603,7 @@ func suspends(t *testing.T, a *access, node string, ek byte, n int) {
 	change(t, a.records, &v1alpha1.NodeAttestation{}, node, func(r *v1alpha1.NodeAttestation) {
 		meta.SetStatusCondition(&r.Status.Conditions, metav1.Condition{Type: v1alpha1.ConditionSuspended, Status: metav1.ConditionTrue})
 	})
-	change(t, a.records, &v1alpha1.RevocationList{}, "c-1", func(l *v1alpha1.RevocationList) {
+	change(t, a.records, &v1alpha1.RevocationSlice{}, "c-1", func(l *v1alpha1.RevocationSlice) {
 		l.Spec.Certificates = append(l.Spec.Certificates, v1alpha1.RevokedCertificate{SHA256: sumOf(n), NotAfter: before(-time.Hour), NodeName: node, EK: ekOf(ek), Suspended: true})
 	})
 }
@@ -638,10 +638,10 @@ func TestSuspendEvicts(t *testing.T) {
 			// Marked, and on the list of those that may ask again.
 			15 * time.Second: func(context.Context) {
 				suspends(t, a, "worker-2", 2, 3)
-				change(t, a.records, &v1alpha1.RevocationList{}, "c-1", func(l *v1alpha1.RevocationList) { l.Spec.Certificates[1].Suspended = false })
+				change(t, a.records, &v1alpha1.RevocationSlice{}, "c-1", func(l *v1alpha1.RevocationSlice) { l.Spec.Certificates[1].Suspended = false })
 			},
 			30 * time.Second: func(context.Context) {
-				change(t, a.records, &v1alpha1.RevocationList{}, "c-1", func(l *v1alpha1.RevocationList) { l.Spec.Certificates[1].Suspended = true })
+				change(t, a.records, &v1alpha1.RevocationSlice{}, "c-1", func(l *v1alpha1.RevocationSlice) { l.Spec.Certificates[1].Suspended = true })
 			},
 			// A scheduler that does not know yet that the Node is gone.
 			31 * time.Second: func(ctx context.Context) {
@@ -872,7 +872,7 @@ func TestCheckRevocation(t *testing.T) {
 	}
 	warns := append(slices.Clone(all), admissionv1Warn()...)
 	full := listOf(2)
-	for n := range revocation.ListCapacity {
+	for n := range revocation.SliceCapacity {
 		full.Spec.Certificates = append(full.Spec.Certificates, v1alpha1.RevokedCertificate{SHA256: sumOf(5000 + n), NotAfter: before(-time.Hour), NodeName: "n"})
 	}
 	var crowd []client.Object

@@ -219,9 +219,9 @@ func (s revokedState) establish(ctx context.Context, b *bench, cp *testbed.Contr
 // in order, so that all are in force when it is refused.
 func (s revokedState) fill(ctx context.Context, api kubernetes.Interface, canary string) error {
 	policies := api.AdmissionregistrationV1().ValidatingAdmissionPolicies()
-	for first := 0; first < s.certificates; first += revocation.ListCapacity {
+	for first := 0; first < s.certificates; first += revocation.SliceCapacity {
 		var list []v1alpha1.RevokedCertificate
-		for i := first; i < min(first+revocation.ListCapacity, s.certificates); i++ {
+		for i := first; i < min(first+revocation.SliceCapacity, s.certificates); i++ {
 			sum := sha256.Sum256(fmt.Appendf(nil, "certificate %d", i))
 			list = append(list, v1alpha1.RevokedCertificate{SHA256: hex.EncodeToString(sum[:])})
 		}
@@ -232,7 +232,7 @@ func (s revokedState) fill(ctx context.Context, api kubernetes.Interface, canary
 		if err != nil {
 			return err
 		}
-		policy, err := policies.Get(ctx, revocation.PolicyName(int32(first/revocation.ListCapacity+1)), metav1.GetOptions{}) // #nosec G115 -- at most Policies
+		policy, err := policies.Get(ctx, revocation.PolicyName(int32(first/revocation.SliceCapacity+1)), metav1.GetOptions{}) // #nosec G115 -- at most Policies
 		if err != nil {
 			return err
 		}

@@ -24,11 +24,11 @@ import (
 type Revocation struct {
 	// Cluster is the cluster's UID, as in records.
 	Cluster string
-	// ListPrefix is what the names of RevocationLists begin with. Labels are their labels, and Owners
+	// SlicePrefix is what the names of RevocationSlices begin with. Labels are their labels, and Owners
 	// their owners. Both are optional.
-	ListPrefix string
-	Labels     map[string]string
-	Owners     []metav1.OwnerReference
+	SlicePrefix string
+	Labels      map[string]string
+	Owners      []metav1.OwnerReference
 	// StatusNamespace is the Namespace in the cluster that nodes join whose status says whether
 	// revocation is in force.
 	StatusNamespace string
@@ -59,7 +59,7 @@ func (c *Controller) addEnforcer(clients Clients) error {
 	}
 	var err error
 	r.enforcer, err = revocation.New(revocation.Config{
-		Cluster: r.Cluster, Namespace: c.Namespace, ListPrefix: r.ListPrefix, Labels: r.Labels, Owners: r.Owners,
+		Cluster: r.Cluster, Namespace: c.Namespace, SlicePrefix: r.SlicePrefix, Labels: r.Labels, Owners: r.Owners,
 		Signers: c.Rules.AttestingSigners(), Objects: clients.Records, Joined: clients.Joined, Version: r.Version,
 		Records: c.records, StatusNamespace: r.StatusNamespace, Events: c.reporter.events, Applied: c.reporter.reportApplied,
 		Metrics: c.ClusterMetrics, Log: r.Log, Now: c.Now,

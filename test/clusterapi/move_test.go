@@ -7,12 +7,15 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -20,6 +23,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
@@ -41,9 +45,8 @@ func newTarget(t *testing.T) *management {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// clusterctl refuses to move a kind that the target lacks, and TestRevocation adds some to the source.
-	applyKustomization(t, cp, "management-revocation")
 	for _, m := range []*management{shared.management, target} {
+		applyKustomization(t, m.ControlPlane, "management-revocation")
 		provider := &unstructured.Unstructured{Object: map[string]any{
 			"providerName": "cluster-api", "type": "CoreProvider", "version": "v1.14.2",
 		}}
@@ -87,14 +90,26 @@ func TestMove(t *testing.T) {
 	t.Parallel()
 	elected := func(file map[string]any) { delete(file, "leaderElection") } // the only one on the first management cluster
 	source := newWorld(t, shared.management)
-	old := source.start(t, elected)
+	old := source.start(t, elected, "--revocation")
 	c := source.newCluster(t, "workload", nil)
+	applyKustomization(t, c.workload.ControlPlane, "workload-revocation")
 	m, other := c.newMachine(t, "m", nil), c.newMachine(t, "other", nil)
 	for _, m := range []*machine{m, other} {
 		m.attests(t)
 		m.registered(t)
 	}
+	time.Sleep(time.Second) // what is issued in the second of a revocation is not revoked
+	stolen := m.credential()
+	if stdout, stderr, code := c.attest(t, "revoke", "m", "--reason=key stolen", "--yes", "--wait=false"); code != 0 {
+		t.Fatalf("exit code %d:\n%s%s", code, stdout, stderr)
+	}
+	isRevoked := func() bool {
+		err := writesNode(t, stolen, "m")
+		return apierrors.IsForbidden(err) && strings.Contains(err.Error(), attestation.MessageRevoked)
+	}
+	harness.Eventually(t, 10*time.Second, "the stolen key is refused", isRevoked)
 	m.attests(t)
+	revoked := source.revoked(t, c)
 	before, identity := m.remembered(t), c.identity(t)
 	target := &world{management: newTarget(t), namespace: source.namespace}
 	target.ends(t)
@@ -106,6 +121,11 @@ func TestMove(t *testing.T) {
 	c.isLetGo(t, old, func() {
 		go func() { moved <- move() }()
 		harness.Eventually(t, 2*time.Minute, "the Cluster is paused", func() bool {
+			select {
+			case err := <-moved:
+				t.Fatalf("clusterctl waits for nothing: %v", err)
+			default:
+			}
 			if err := source.client.Get(t.Context(), client.ObjectKeyFromObject(c.object), c.object); err != nil {
 				t.Fatal(err)
 			}
@@ -123,7 +143,7 @@ func TestMove(t *testing.T) {
 	}
 	a.waits(t, 3*time.Second)
 
-	target.start(t, elected)
+	target.start(t, elected, "--revocation")
 	a.waits(t, 4*time.Second) // statuses are not there
 	c.arrive(t, target)
 	since := time.Now()
@@ -132,6 +152,9 @@ func TestMove(t *testing.T) {
 	other.arrive(t)
 	other.attests(t)
 	after := m.remembered(t)
+	if now := target.revoked(t, c); !isRevoked() || !reflect.DeepEqual(now, revoked) {
+		t.Errorf("revoked were %+v, and are %+v", revoked, now)
+	}
 	if c.identity(t) != identity || after.Spec.Cluster != identity || after.Status.FirstRequestUID != before.Status.FirstRequestUID ||
 		*after.Spec.EK != *before.Spec.EK || after.Spec.AKName != before.Spec.AKName {
 		t.Errorf("the cluster was %s, the record\n%+v\nand is\n%+v", identity, before, after)
@@ -152,9 +175,22 @@ func TestMove(t *testing.T) {
 	}
 }
 
-// admitMover lets an administrator, as whom clusterctl runs, write records, by the change that
-// docs/integration/cluster-api.md describes. Without it the policy keeps everybody but the
-// controller from that.
+// revoked returns the revoked certificates of a cluster, which it owns the list of.
+func (w *world) revoked(t *testing.T, c *cluster) []v1alpha1.RevokedCertificate {
+	t.Helper()
+	list := &v1alpha1.RevocationSliceList{}
+	harness.Must(t, w.client.List(t.Context(), list, client.InNamespace(w.namespace)))
+	harness.Must(t, w.client.Get(t.Context(), client.ObjectKeyFromObject(c.object), c.object))
+	if len(list.Items) != 1 || len(list.Items[0].OwnerReferences) != 1 || list.Items[0].OwnerReferences[0].UID != c.object.UID ||
+		list.Items[0].Name != c.name+"-revoked-01" {
+		t.Fatalf("not a list of Cluster %s: %+v", c.name, list.Items)
+	}
+	return list.Items[0].Spec.Certificates
+}
+
+// admitMover lets an administrator, as whom clusterctl runs, write records and lists of revoked
+// certificates, by the change that docs/integration/cluster-api.md describes. Without it the policies
+// keep everybody but the controller from that.
 func (w *world) admitMover(t *testing.T) {
 	t.Helper()
 	record := &v1alpha1.NodeAttestation{
@@ -165,14 +201,16 @@ func (w *world) admitMover(t *testing.T) {
 	}
 	may := func() error { return w.client.Create(t.Context(), record.DeepCopy(), client.DryRunAll) }
 	harness.Eventually(t, 20*time.Second, "nobody but the controller writes records", func() bool { return isPlanted(may()) })
-	policy := &admissionv1.ValidatingAdmissionPolicy{ObjectMeta: metav1.ObjectMeta{Name: recordsPolicy}}
-	update(t, w.client, policy, func(p *admissionv1.ValidatingAdmissionPolicy) {
-		if v := &p.Spec.Variables[1]; v.Name != "movers" {
-			t.Fatalf("variable 1 is %s", v.Name)
-		} else {
-			v.Expression = "['" + w.whoAmI(t) + "']"
-		}
-	})
+	for _, name := range []string{"node-attestation-revocation-slices", recordsPolicy} {
+		policy := &admissionv1.ValidatingAdmissionPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		update(t, w.client, policy, func(p *admissionv1.ValidatingAdmissionPolicy) {
+			if v := &p.Spec.Variables[1]; v.Name != "movers" {
+				t.Fatalf("variable 1 is %s", v.Name)
+			} else {
+				v.Expression = "['" + w.whoAmI(t) + "']"
+			}
+		})
+	}
 	harness.Eventually(t, 20*time.Second, "clusterctl may write records", func() bool { return may() == nil })
 }
 

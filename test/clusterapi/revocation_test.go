@@ -15,7 +15,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
@@ -74,10 +73,8 @@ func TestRevocation(t *testing.T) {
 	m.attests(t) // with its revoked certificate
 	harness.Must(t, writesNode(t, m.credential(), "m"))
 
-	lists := &v1alpha1.RevocationListList{}
-	harness.Must(t, c.client.List(t.Context(), lists, client.InNamespace(c.namespace)))
-	if len(lists.Items) != 1 || len(lists.Items[0].OwnerReferences) != 1 || lists.Items[0].OwnerReferences[0].UID != c.object.UID || lists.Items[0].Name != c.name+"-revoked-01" {
-		t.Errorf("lists: %+v", lists.Items)
+	if certificates := w.revoked(t, c); len(certificates) != 1 {
+		t.Errorf("revoked: %+v", certificates)
 	}
 
 	stolen = m.credential()

@@ -233,12 +233,12 @@ func AwaitPolicies(ctx context.Context, cp *testbed.ControlPlane) (err error) {
 		return err
 	}
 	// Those of packaging/kubernetes-revocation.
-	tries["node-attestation-revocation-lists"] = func() error {
+	tries["node-attestation-revocation-slices"] = func() error {
 		list := &unstructured.Unstructured{Object: map[string]any{
-			"apiVersion": v1alpha1.GroupVersion.String(), "kind": "RevocationList", "metadata": map[string]any{"name": "probe"},
+			"apiVersion": v1alpha1.GroupVersion.String(), "kind": "RevocationSlice", "metadata": map[string]any{"name": "probe"},
 			"spec": map[string]any{"cluster": "probe", "number": int64(1)},
 		}}
-		_, err := objects.Resource(v1alpha1.GroupVersion.WithResource("revocationlists")).Namespace(Namespace).Create(ctx, list, metav1.CreateOptions{DryRun: dryRun.DryRun})
+		_, err := objects.Resource(v1alpha1.GroupVersion.WithResource("revocationslices")).Namespace(Namespace).Create(ctx, list, metav1.CreateOptions{DryRun: dryRun.DryRun})
 		return err
 	}
 	tries["node-attestation-announcement"] = func() error {

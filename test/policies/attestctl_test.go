@@ -204,7 +204,7 @@ func (l *live) revokes(t *testing.T, operator, viewer *person) {
 		t.Errorf("exit code %d: %s", code, stderr)
 	}
 	l.kubectl(t, "apply", "--server-side", "--filename="+manifests+"/../kubernetes-revocation/component/crd.yaml")
-	l.kubectl(t, "wait", "--for=condition=Established", "--timeout=60s", "customresourcedefinition", "noderevocations."+recordAPI, "nodesuspensions."+recordAPI, "revocationlists."+recordAPI)
+	l.kubectl(t, "wait", "--for=condition=Established", "--timeout=60s", "customresourcedefinition", "noderevocations."+recordAPI, "nodesuspensions."+recordAPI, "revocationslices."+recordAPI)
 	suspender := l.newPerson(t, operator.program, suspenderUser, suspendersGroup, evictorsGroup)
 	for what, c := range map[string]struct {
 		who  *person

@@ -41,7 +41,7 @@ import (
 
 const (
 	revocationManifests = manifests + "-revocation"
-	listsPolicy         = "node-attestation-revocation-lists"
+	listsPolicy         = "node-attestation-revocation-slices"
 	announcementPolicy  = "node-attestation-announcement"
 	lifetimePolicy      = "node-attestation-token-lifetime"
 )
@@ -233,7 +233,7 @@ func TestRevocationOverlays(t *testing.T) {
 
 // The controller may fill the policies by name and write what it needs, and nothing else there.
 func (r *revoking) testRights(t *testing.T) {
-	const policies, bindings, lists, group = "validatingadmissionpolicies", "validatingadmissionpolicybindings", "revocationlists", "attestation.cluster.x-k8s.io"
+	const policies, bindings, lists, group = "validatingadmissionpolicies", "validatingadmissionpolicybindings", "revocationslices", "attestation.cluster.x-k8s.io"
 	var allowed, refused []right
 	for number := range int32(revocation.Policies) {
 		name := revocation.PolicyName(number + 1)
@@ -287,11 +287,11 @@ func (r *revoking) testLists(t *testing.T) {
 	api := func(user string) dynamic.ResourceInterface {
 		client, err := dynamic.NewForConfig(r.as(user, "system:masters"))
 		harness.Must(t, err)
-		return client.Resource(v1alpha1.GroupVersion.WithResource("revocationlists")).Namespace(other)
+		return client.Resource(v1alpha1.GroupVersion.WithResource("revocationslices")).Namespace(other)
 	}
 	list := func(name string) *unstructured.Unstructured {
 		return &unstructured.Unstructured{Object: map[string]any{
-			"apiVersion": v1alpha1.GroupVersion.String(), "kind": "RevocationList", "metadata": map[string]any{"name": name},
+			"apiVersion": v1alpha1.GroupVersion.String(), "kind": "RevocationSlice", "metadata": map[string]any{"name": name},
 			"spec": map[string]any{"cluster": "c", "number": int64(1), "certificates": []any{
 				map[string]any{"sha256": r.fingerprint, "notAfter": "2030-01-02T03:04:05Z", "nodeName": nodeName},
 			}},

@@ -20,7 +20,7 @@ import (
 func full(count int32) lists {
 	l := lists{}
 	for number := range count {
-		l[number+1] = others(revocation.ListCapacity)
+		l[number+1] = others(revocation.SliceCapacity)
 	}
 	return l
 }

@@ -196,10 +196,10 @@ func TestLimitOfAPolicy(t *testing.T) {
 		}
 	}
 	t.Logf("a policy takes %d certificates", most)
-	if most < revocation.ListCapacity {
-		t.Errorf("a list may have %d", revocation.ListCapacity)
+	if most < revocation.SliceCapacity {
+		t.Errorf("a list may have %d", revocation.SliceCapacity)
 	}
-	inForceFor(t, lists{number: append(all[:revocation.ListCapacity-1:revocation.ListCapacity-1], revoked(stolen))}, "limit", stolen)
+	inForceFor(t, lists{number: append(all[:revocation.SliceCapacity-1:revocation.SliceCapacity-1], revoked(stolen))}, "limit", stolen)
 	if err := fill(t.Context(), lists{number: all[:most+1]}); err == nil {
 		t.Fatal("it takes one more")
 	}

@@ -555,7 +555,7 @@ func (s *Settings) Revocation(listPrefix string, labels map[string]string, versi
 		return nil
 	}
 	return &controller.Revocation{
-		Cluster: s.config.ClusterUID, ListPrefix: listPrefix, Labels: labels, StatusNamespace: s.conditionNamespace(), Version: version, Log: log,
+		Cluster: s.config.ClusterUID, SlicePrefix: listPrefix, Labels: labels, StatusNamespace: s.conditionNamespace(), Version: version, Log: log,
 	}
 }
 

@@ -153,7 +153,7 @@ func TestPoliciesAreCompared(t *testing.T) {
 // The policies of revocation are compared while it is on. Their content is what the controller last
 // rendered, where it has rendered something.
 func TestRevocationPoliciesAreCompared(t *testing.T) {
-	const name, guard = "node-attestation-revoked-03", "node-attestation-revocation-lists"
+	const name, guard = "node-attestation-revoked-03", "node-attestation-revocation-slices"
 	type change func(*policySet)
 	find := func(s *policySet, name string) (*admissionv1.ValidatingAdmissionPolicySpec, *admissionv1.ValidatingAdmissionPolicyBindingSpec) {
 		return &s.policies[slices.IndexFunc(s.policies, func(p admissionv1.ValidatingAdmissionPolicy) bool { return p.Name == name })].Spec,

@@ -54,7 +54,7 @@ const (
 const (
 	ReasonInForce         = "RevocationInForce"
 	ReasonNotInForce      = "RevocationNotInForce"
-	ReasonListsFull       = "RevocationListsFull"
+	ReasonListsFull       = "RevocationSlicesFull"
 	ReasonAPIServerTooOld = "APIServerTooOld"
 )
 
@@ -74,14 +74,14 @@ type Config struct {
 	Cluster string
 	// Namespace is where the objects of this package are.
 	Namespace string
-	// ListPrefix is what the names of the lists begin with. Labels are their labels, and Owners their
+	// SlicePrefix is what the names of the lists begin with. Labels are their labels, and Owners their
 	// owners. Both are optional.
-	ListPrefix string
-	Labels     map[string]string
-	Owners     []metav1.OwnerReference
+	SlicePrefix string
+	Labels      map[string]string
+	Owners      []metav1.OwnerReference
 	// Signers are those under which a revoked certificate may ask for a new one.
 	Signers []string
-	// Objects reaches NodeRevocations, NodeSuspensions and RevocationLists. Joined reaches the
+	// Objects reaches NodeRevocations, NodeSuspensions and RevocationSlices. Joined reaches the
 	// cluster that nodes join, with its policies, announcement and Nodes. Both read from the API
 	// server itself, and have no timeout of their own.
 	Objects, Joined client.WithWatch
@@ -138,7 +138,7 @@ func New(config Config) (*Enforcer, error) {
 	}{
 		{&e.revocations, e.Objects, &v1alpha1.NodeRevocationList{}, &v1alpha1.NodeRevocation{}, []client.ListOption{client.InNamespace(e.Namespace)}},
 		{&e.suspensions, e.Objects, &v1alpha1.NodeSuspensionList{}, &v1alpha1.NodeSuspension{}, []client.ListOption{client.InNamespace(e.Namespace)}},
-		{&e.lists, e.Objects, &v1alpha1.RevocationListList{}, &v1alpha1.RevocationList{}, []client.ListOption{
+		{&e.lists, e.Objects, &v1alpha1.RevocationSliceList{}, &v1alpha1.RevocationSlice{}, []client.ListOption{
 			client.InNamespace(e.Namespace), client.MatchingFields{v1alpha1.FieldCluster: e.Cluster},
 		}},
 		{&e.policies, e.Joined, &admissionv1.ValidatingAdmissionPolicyList{}, &admissionv1.ValidatingAdmissionPolicy{}, nil},
@@ -334,7 +334,7 @@ func (e *Enforcer) isBehind() bool {
 	}
 	for name, version := range e.unseen {
 		item, _, _ := e.lists.GetStore().GetByKey(e.Namespace + "/" + name)
-		if list, ok := item.(*v1alpha1.RevocationList); ok && list.ResourceVersion == version {
+		if list, ok := item.(*v1alpha1.RevocationSlice); ok && list.ResourceVersion == version {
 			delete(e.unseen, name)
 		}
 	}
@@ -343,7 +343,7 @@ func (e *Enforcer) isBehind() bool {
 
 // input reads what the plan is made from.
 func (e *Enforcer) input(ctx context.Context) (in input, err error) {
-	in = input{now: e.Now(), suspensions: stored[v1alpha1.NodeSuspension](e.suspensions), existing: stored[v1alpha1.RevocationList](e.lists)}
+	in = input{now: e.Now(), suspensions: stored[v1alpha1.NodeSuspension](e.suspensions), existing: stored[v1alpha1.RevocationSlice](e.lists)}
 	for _, r := range stored[v1alpha1.NodeRevocation](e.revocations) {
 		if r.Spec.Cluster == e.Cluster {
 			in.revocations = append(in.revocations, r)
@@ -366,17 +366,17 @@ func stored[T any](informer toolscache.SharedIndexInformer) (all []T) {
 
 // writeLists writes the lists that have changed, the one with the lowest number first. So a
 // certificate that moves is on two lists for a moment, and never on none.
-func (e *Enforcer) writeLists(ctx context.Context, existing []v1alpha1.RevocationList, wanted map[int32][]v1alpha1.RevokedCertificate) error {
-	byNumber := map[int32]*v1alpha1.RevocationList{}
+func (e *Enforcer) writeLists(ctx context.Context, existing []v1alpha1.RevocationSlice, wanted map[int32][]v1alpha1.RevokedCertificate) error {
+	byNumber := map[int32]*v1alpha1.RevocationSlice{}
 	for i := range existing {
 		byNumber[existing[i].Spec.Number] = &existing[i]
 	}
 	for _, number := range slices.Sorted(maps.Keys(wanted)) {
 		list := byNumber[number]
 		if list == nil {
-			list = &v1alpha1.RevocationList{}
-			list.Namespace, list.Name, list.Labels, list.OwnerReferences = e.Namespace, fmt.Sprintf("%s-%02d", e.ListPrefix, number), e.Labels, e.Owners
-			list.Spec = v1alpha1.RevocationListSpec{Cluster: e.Cluster, Number: number, Certificates: wanted[number]}
+			list = &v1alpha1.RevocationSlice{}
+			list.Namespace, list.Name, list.Labels, list.OwnerReferences = e.Namespace, fmt.Sprintf("%s-%02d", e.SlicePrefix, number), e.Labels, e.Owners
+			list.Spec = v1alpha1.RevocationSliceSpec{Cluster: e.Cluster, Number: number, Certificates: wanted[number]}
 			if err := e.Objects.Create(ctx, list); err != nil {
 				return fmt.Errorf("list %d: %w", number, err)
 			}
@@ -473,7 +473,7 @@ func (e *Enforcer) gauge(p plan, inForce bool) {
 			}
 		}
 	}
-	e.Metrics.Revoked(count, Policies*ListCapacity)
+	e.Metrics.Revoked(count, Policies*SliceCapacity)
 }
 
 // conclude reports whether each revoked certificate is refused.
@@ -487,7 +487,7 @@ func (e *Enforcer) conclude(ctx context.Context, p plan, problems []string) {
 		e.say(ctx, corev1.ConditionFalse, ReasonNotInForce, strings.Join(problems, "; "))
 	case beyond:
 		e.say(ctx, corev1.ConditionFalse, ReasonListsFull,
-			fmt.Sprintf("the policies hold %d certificates, and more are revoked: the others are refused as room appears", Policies*ListCapacity))
+			fmt.Sprintf("the policies hold %d certificates, and more are revoked: the others are refused as room appears", Policies*SliceCapacity))
 	default:
 		e.say(ctx, corev1.ConditionTrue, ReasonInForce, "the writes of each revoked certificate are refused")
 	}

@@ -60,7 +60,7 @@ func newWorld(t *testing.T, objects ...client.Object) *world {
 		objects = append(objects, &admissionv1.ValidatingAdmissionPolicy{ObjectMeta: metav1.ObjectMeta{Name: PolicyName(number)}, Spec: spec})
 	}
 	base := fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).WithStatusSubresource(&v1alpha1.NodeRevocation{}, &corev1.Namespace{}).
-		WithIndex(&v1alpha1.RevocationList{}, v1alpha1.FieldCluster, func(o client.Object) []string { return []string{o.(*v1alpha1.RevocationList).Spec.Cluster} }).Build()
+		WithIndex(&v1alpha1.RevocationSlice{}, v1alpha1.FieldCluster, func(o client.Object) []string { return []string{o.(*v1alpha1.RevocationSlice).Spec.Cluster} }).Build()
 	note := func(object client.Object) error {
 		kind := strings.TrimPrefix(fmt.Sprintf("%T", object), "*")
 		w.mu.Lock()
@@ -111,7 +111,7 @@ func (*world) IsWatchListSemanticsUnSupported() bool { return true }
 func (w *world) starts(t *testing.T) *Enforcer {
 	t.Helper()
 	e, err := New(Config{
-		Cluster: "c", Namespace: namespace, ListPrefix: "revoked", Signers: signers, Objects: w, Joined: w, Records: w, StatusNamespace: namespace,
+		Cluster: "c", Namespace: namespace, SlicePrefix: "revoked", Signers: signers, Objects: w, Joined: w, Records: w, StatusNamespace: namespace,
 		Version: func(context.Context) (*version.Info, error) { return &version.Info{Major: "1", Minor: w.minor}, nil },
 		Events:  w.events, Log: logr.Discard(),
 		Applied: func(_ context.Context, a Application) {
@@ -186,7 +186,7 @@ func TestOrderOfWrites(t *testing.T) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	order := []int{}
-	for _, kind := range []string{"v1alpha1.RevocationList", "v1.ValidatingAdmissionPolicy", "v1.ConfigMap", "record"} {
+	for _, kind := range []string{"v1alpha1.RevocationSlice", "v1.ValidatingAdmissionPolicy", "v1.ConfigMap", "record"} {
 		order = append(order, slices.Index(w.written, kind))
 	}
 	if !slices.IsSorted(order) || order[0] < 0 {
@@ -201,7 +201,7 @@ func TestOrderOfWrites(t *testing.T) {
 func TestListsThatCannotBeWritten(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, revocationOf(v1alpha1.RevokeImmediately))
-	w.refuse = "RevocationList"
+	w.refuse = "RevocationSlice"
 	w.starts(t)
 	w.reports(t, ReasonNotInForce)
 	if strings.Contains(w.policy(t), digits("old")) {

@@ -32,7 +32,7 @@ type input struct {
 	// revocations are those of the cluster.
 	revocations []v1alpha1.NodeRevocation
 	// existing are the lists of the cluster.
-	existing []v1alpha1.RevocationList
+	existing []v1alpha1.RevocationSlice
 	// inUse has the certificate that each node says its kubelet uses. It is a claim of the node.
 	inUse map[string]string
 }
@@ -115,7 +115,7 @@ func newPlan(in input) plan {
 // keep takes over what is on the lists, until it has ended. A certificate that is on two lists, as
 // after a crash between two writes, stays on the first one.
 func (p *planner) keep() {
-	slices.SortFunc(p.existing, func(a, b v1alpha1.RevocationList) int { return cmp.Compare(a.Spec.Number, b.Spec.Number) })
+	slices.SortFunc(p.existing, func(a, b v1alpha1.RevocationSlice) int { return cmp.Compare(a.Spec.Number, b.Spec.Number) })
 	for _, list := range p.existing {
 		p.lists[list.Spec.Number] = nil
 		for _, c := range list.Spec.Certificates {
@@ -332,7 +332,7 @@ func (p *planner) fill() {
 	}
 	room := func() int32 {
 		number := int32(1)
-		for used[number] >= ListCapacity {
+		for used[number] >= SliceCapacity {
 			number++
 		}
 		return number

@@ -49,9 +49,9 @@ func revocation(mode v1alpha1.RevocationMode, nodes ...string) v1alpha1.NodeRevo
 }
 
 // listed returns the lists of a plan, as the next round finds them.
-func (p plan) listed() (lists []v1alpha1.RevocationList) {
+func (p plan) listed() (lists []v1alpha1.RevocationSlice) {
 	for number, certificates := range p.lists {
-		l := v1alpha1.RevocationList{}
+		l := v1alpha1.RevocationSlice{}
 		l.Spec.Number, l.Spec.Certificates = number, certificates
 		lists = append(lists, l)
 	}
@@ -255,13 +255,13 @@ func TestDeletedListIsRestored(t *testing.T) {
 func TestLists(t *testing.T) {
 	t.Parallel()
 	var records []v1alpha1.NodeAttestation
-	for i := range Policies*ListCapacity + 1 {
+	for i := range Policies*SliceCapacity + 1 {
 		records = append(records, record(fmt.Sprintf("n%05d", i), issued(fmt.Sprintf("c%05d", i), time.Hour)))
 	}
 	in := input{now: noon.Add(time.Second), records: records, revocations: []v1alpha1.NodeRevocation{revocation(v1alpha1.RevokeImmediately)}}
 	p := newPlan(in)
 	for number := int32(1); number <= Policies; number++ {
-		if got := len(p.lists[number]); got != ListCapacity {
+		if got := len(p.lists[number]); got != SliceCapacity {
 			t.Errorf("list %d has %d", number, got)
 		}
 	}
@@ -289,7 +289,7 @@ func TestLists(t *testing.T) {
 	}
 	in.records, in.revocations = nil, nil
 	moved := newPlan(in)
-	if len(moved.lists[Policies+1]) != 0 || len(moved.lists[3]) != ListCapacity || len(moved.revoked()) != Policies*ListCapacity {
+	if len(moved.lists[Policies+1]) != 0 || len(moved.lists[3]) != SliceCapacity || len(moved.revoked()) != Policies*SliceCapacity {
 		t.Errorf("%d are left beyond the policies", len(moved.lists[Policies+1]))
 	}
 	// A crash between two writes leaves a certificate on two lists.
@@ -299,7 +299,7 @@ func TestLists(t *testing.T) {
 			in.existing[i].Spec.Certificates = p.lists[Policies+1]
 		}
 	}
-	if got := newPlan(in); len(got.lists[Policies+1]) != 0 || len(got.revoked()) != Policies*ListCapacity {
+	if got := newPlan(in); len(got.lists[Policies+1]) != 0 || len(got.revoked()) != Policies*SliceCapacity {
 		t.Errorf("it is on two lists: %d", len(got.revoked()))
 	}
 }

@@ -18,9 +18,9 @@ import (
 const (
 	// Policies is how many admission policies a release has for revoked certificates.
 	Policies = 10
-	// ListCapacity is how many certificates one list and its policy hold. An expression has at most
+	// SliceCapacity is how many certificates one list and its policy hold. An expression has at most
 	// 100,000 code points (apiserver/pkg/cel), and a fingerprint takes 79.
-	ListCapacity = 1000
+	SliceCapacity = 1000
 )
 
 // PolicyName returns the name of the policy, and of its binding, for the list of that number.

@@ -19,7 +19,7 @@ var signers = []string{attestation.HelloSignerName, "cluster.x-k8s.io/kube-apise
 func TestFullListFits(t *testing.T) {
 	t.Parallel()
 	var all []v1alpha1.RevokedCertificate
-	for i := range ListCapacity {
+	for i := range SliceCapacity {
 		all = append(all, v1alpha1.RevokedCertificate{SHA256: fmt.Sprintf("%064x", i), Suspended: true})
 	}
 	spec, err := RenderPolicy(all, signers)
@@ -27,7 +27,7 @@ func TestFullListFits(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, expression := range []string{spec.MatchConditions[0].Expression, spec.Variables[0].Expression} {
-		if strings.Count(expression, "X509SHA256=") != ListCapacity || len(expression) > 90_000 {
+		if strings.Count(expression, "X509SHA256=") != SliceCapacity || len(expression) > 90_000 {
 			t.Errorf("%d fingerprints in %d bytes", strings.Count(expression, "X509SHA256="), len(expression))
 		}
 	}

@@ -166,15 +166,15 @@ func TestFiveThousandRevoked(t *testing.T) {
 	api := asController(t)
 	end := metav1.NewTime(time.Now().Add(time.Hour))
 	for n := range int32(5) {
-		list := &v1alpha1.RevocationList{}
+		list := &v1alpha1.RevocationSlice{}
 		list.Namespace, list.Name = controllerprocess.Namespace, revocation.PolicyName(n+2)
 		if err := client.IgnoreNotFound(shared.client.Delete(t.Context(), list.DeepCopy())); err != nil {
 			t.Fatal(err)
 		}
-		list.Spec = v1alpha1.RevocationListSpec{Cluster: controllerprocess.ClusterUID, Number: n + 2}
-		for i := range revocation.ListCapacity {
+		list.Spec = v1alpha1.RevocationSliceSpec{Cluster: controllerprocess.ClusterUID, Number: n + 2}
+		for i := range revocation.SliceCapacity {
 			list.Spec.Certificates = append(list.Spec.Certificates, v1alpha1.RevokedCertificate{
-				SHA256: fmt.Sprintf("%064x", int(n)*revocation.ListCapacity+i), NotAfter: end, NodeName: fmt.Sprintf("gone-%d", i),
+				SHA256: fmt.Sprintf("%064x", int(n)*revocation.SliceCapacity+i), NotAfter: end, NodeName: fmt.Sprintf("gone-%d", i),
 			})
 		}
 		if err := api.Create(t.Context(), list); err != nil {

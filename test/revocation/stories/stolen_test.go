@@ -82,7 +82,7 @@ func TestStolenKey(t *testing.T) {
 	}
 	time.Sleep(3 * time.Second) // more than a round
 	stolen.RefusedWithin(t, 0, attestation.MessageRevoked)
-	list := &v1alpha1.RevocationList{}
+	list := &v1alpha1.RevocationSlice{}
 	if err := shared.client.Get(t.Context(), client.ObjectKey{Namespace: controllerprocess.Namespace, Name: revocation.PolicyName(1)}, list); err != nil {
 		t.Fatal(err)
 	}

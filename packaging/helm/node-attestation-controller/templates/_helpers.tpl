@@ -99,7 +99,7 @@ would end the literal.
   {{- range $configuration.bootstrappers -}}{{- $users = append $users .username -}}{{- end -}}
   {{- include "nac.extend" (list $policy "bootstrappers" $users) -}}
 {{- end -}}
-{{- if has $name (list "records" "revocation-lists") -}}
+{{- if has $name (list "records" "revocation-slices") -}}
   {{- include "nac.extend" (list $policy "movers" $root.Values.policies.movers) -}}
 {{- end -}}
 {{- end -}}

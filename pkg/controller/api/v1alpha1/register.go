@@ -75,7 +75,7 @@ const (
 func AddToScheme(scheme *runtime.Scheme) error {
 	scheme.AddKnownTypes(GroupVersion,
 		&NodeAttestation{}, &NodeAttestationList{},
-		&NodeRevocation{}, &NodeRevocationList{}, &NodeSuspension{}, &NodeSuspensionList{}, &RevocationList{}, &RevocationListList{})
+		&NodeRevocation{}, &NodeRevocationList{}, &NodeSuspension{}, &NodeSuspensionList{}, &RevocationSlice{}, &RevocationSliceList{})
 	metav1.AddToGroupVersion(scheme, GroupVersion)
 	return nil
 }

@@ -10,7 +10,7 @@ import (
 // admission policies of the controller refuse the writes of revoked certificates.
 //
 // Operators create and delete NodeRevocations and NodeSuspensions. Each kind is a right of its own.
-// Only the controller writes RevocationLists. It keeps a fingerprint there until the certificate
+// Only the controller writes RevocationSlices. It keeps a fingerprint there until the certificate
 // ends, whatever happens to the record of the machine.
 
 // RevocationMode says when certificates are revoked.
@@ -197,39 +197,40 @@ type NodeSuspensionList struct {
 	Items []NodeSuspension `json:"items"`
 }
 
-// RevocationList has certificates that are revoked and have not ended. One admission policy refuses
-// the writes of the certificates of one list. Only the controller writes it.
+// RevocationSlice has up to 1,000 of a cluster's certificates that are revoked and have not ended.
+// One admission policy refuses the writes of the certificates of one slice. Only the controller
+// writes it.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:storageversion
-// +kubebuilder:resource:shortName=rvl,categories=cluster-api
+// +kubebuilder:resource:shortName=rvs,categories=cluster-api
 // +kubebuilder:metadata:labels={"attestation.cluster.x-k8s.io/cluster-api=management","clusterctl.cluster.x-k8s.io=","clusterctl.cluster.x-k8s.io/move="}
 // +kubebuilder:selectablefield:JSONPath=`.spec.cluster`
 // +kubebuilder:printcolumn:name=Cluster,type=string,JSONPath=`.spec.cluster`
 // +kubebuilder:printcolumn:name=Number,type=integer,JSONPath=`.spec.number`
 // +kubebuilder:printcolumn:name=Age,type=date,JSONPath=`.metadata.creationTimestamp`
-type RevocationList struct {
+type RevocationSlice struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	Spec RevocationListSpec `json:"spec"`
+	Spec RevocationSliceSpec `json:"spec"`
 }
 
-// RevocationListSpec is the content of a list.
-type RevocationListSpec struct {
+// RevocationSliceSpec is the content of a slice.
+type RevocationSliceSpec struct {
 	// Cluster is the cluster's UID, as in the records of its machines. Immutable.
 	//
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
-	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="a list never moves to another cluster"
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="a slice never moves to another cluster"
 	Cluster string `json:"cluster"`
-	// Number is the list's, from 1. The policy of that number refuses its certificates. A list with a
-	// greater number than there are policies is not in force: it keeps what the others have no room
+	// Number is the slice's, from 1. The policy of that number refuses its certificates. A slice with
+	// a greater number than there are policies is not in force: it keeps what the others have no room
 	// for. Immutable.
 	//
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1000
-	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="a list keeps its number"
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="a slice keeps its number"
 	Number int32 `json:"number"`
 	// Certificates are the revoked ones.
 	//
@@ -247,7 +248,7 @@ type RevokedCertificate struct {
 	// +kubebuilder:validation:MaxLength=64
 	// +kubebuilder:validation:Pattern=`^[0-9a-f]{64}$`
 	SHA256 string `json:"sha256"`
-	// NotAfter is when the certificate ends. Then it leaves the list.
+	// NotAfter is when the certificate ends. Then it leaves the slice.
 	//
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=64
@@ -271,12 +272,12 @@ type RevokedCertificate struct {
 	Suspended bool `json:"suspended,omitempty"`
 }
 
-// RevocationListList is a list of RevocationLists.
+// RevocationSliceList is a list of RevocationSlices.
 //
 // +kubebuilder:object:root=true
-type RevocationListList struct {
+type RevocationSliceList struct {
 	metav1.TypeMeta `json:",inline"`
 	metav1.ListMeta `json:"metadata,omitempty"`
 
-	Items []RevocationList `json:"items"`
+	Items []RevocationSlice `json:"items"`
 }

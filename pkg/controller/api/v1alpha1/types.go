@@ -387,7 +387,7 @@ type IssuedCertificate struct {
 	// +kubebuilder:validation:MaxLength=64
 	// +kubebuilder:validation:Pattern=`^[-A-Za-z0-9]+$`
 	RequestUID types.UID `json:"requestUID"`
-	// Revoked says that the certificate is in a RevocationList.
+	// Revoked says that the certificate is in a RevocationSlice.
 	Revoked bool `json:"revoked,omitempty"`
 	// FormerEK says that the certificate was issued to an EK that another one has replaced. Such a
 	// certificate vouches for no request. It only shows that the certificate was issued here.
