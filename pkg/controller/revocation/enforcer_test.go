@@ -113,7 +113,7 @@ func (w *world) starts(t *testing.T) *Enforcer {
 	e, err := New(Config{
 		Cluster: "c", Namespace: namespace, SlicePrefix: "revoked", Signers: signers, Objects: w, Joined: w, Records: w, StatusNamespace: namespace,
 		Version: func(context.Context) (*version.Info, error) { return &version.Info{Major: "1", Minor: w.minor}, nil },
-		Events:  w.events, Log: logr.Discard(),
+		Events:  w.events, Log: logr.Discard(), Now: func() time.Time { return noon },
 		Applied: func(_ context.Context, a Application) {
 			w.mu.Lock()
 			defer w.mu.Unlock()
