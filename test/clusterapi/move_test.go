@@ -90,9 +90,9 @@ func TestMove(t *testing.T) {
 	t.Parallel()
 	elected := func(file map[string]any) { delete(file, "leaderElection") } // the only one on the first management cluster
 	source := newWorld(t, shared.management)
-	old := source.start(t, elected, "--revocation")
 	c := source.newCluster(t, "workload", nil)
-	applyKustomization(t, c.workload.ControlPlane, "workload-revocation")
+	applyKustomization(t, c.workload.ControlPlane, "workload-revocation") // before the controller uses it
+	old := source.start(t, elected, "--revocation")
 	m, other := c.newMachine(t, "m", nil), c.newMachine(t, "other", nil)
 	for _, m := range []*machine{m, other} {
 		m.attests(t)
