@@ -14,6 +14,7 @@ const (
 	KindHello     = "hello"
 	KindChallenge = "challenge"
 	KindProof     = "proof"
+	KindOrigin    = "origin"
 )
 
 // Head returns the version that a provider's document starts with, and its kind where that follows, without judging the rest: empty
@@ -35,7 +36,7 @@ func Head(data []byte) (version Version, kind string) {
 
 // DocumentError says why bytes are not a document of ours. It never quotes them.
 type DocumentError struct {
-	// Kind is the document's: hello, challenge or proof.
+	// Kind is the document's: hello, challenge, proof or origin.
 	Kind string
 	// Field is the JSON field at fault, empty when the whole is.
 	Field  string

@@ -19,6 +19,9 @@ func fuzzDocument(f *testing.F, kind string) {
 			f.Add(c.data())
 		}
 	}
+	if origin, err := someOrigin().Marshal(); err == nil {
+		f.Add(origin)
+	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		d, err := parseKind(t, kind, data)
 		if err != nil {
@@ -42,6 +45,8 @@ func FuzzHello(f *testing.F) { fuzzDocument(f, KindHello) }
 func FuzzChallenge(f *testing.F) { fuzzDocument(f, KindChallenge) }
 
 func FuzzProof(f *testing.F) { fuzzDocument(f, KindProof) }
+
+func FuzzOrigin(f *testing.F) { fuzzDocument(f, KindOrigin) }
 
 // FuzzVersions: a list that is accepted has one form, and every version in it is its own newest common one.
 func FuzzVersions(f *testing.F) {

@@ -24,6 +24,10 @@ func someProof() Proof {
 	return Proof{Version: VersionTPM, HelloName: "a", HelloUID: "b", KeyID: "c", Expires: 1, PCRBank: "sha256", PCRs: []PCR{{0, make([]byte, 32)}}, Quote: []byte("quote"), Signature: []byte("signature")}
 }
 
+func someOrigin() Origin {
+	return Origin{Version: VersionTPM, AKPublic: []byte("AK"), Quote: []byte("quote"), Signature: []byte("signature")}
+}
+
 func upTo(n int) []int {
 	var indexes []int
 	for i := range n {
@@ -59,6 +63,9 @@ func TestLimitsOfDocuments(t *testing.T) {
 	proof := func(change func(p *Proof, n int)) func(int) document {
 		return func(n int) document { p := someProof(); change(&p, n); return p }
 	}
+	origin := func(change func(o *Origin, n int)) func(int) document {
+		return func(n int) document { o := someOrigin(); change(&o, n); return o }
+	}
 	a := func(n int) string { return strings.Repeat("a", n) }
 	for _, c := range []struct {
 		kind, field string
@@ -93,6 +100,9 @@ func TestLimitsOfDocuments(t *testing.T) {
 		{KindProof, "pcrs", 64, 64, proof(func(p *Proof, n int) { p.PCRBank, p.PCRs[0].Value = "sha512", make([]byte, n) })},
 		{KindProof, "quote", 1, 1 << 10, proof(func(p *Proof, n int) { p.Quote = make([]byte, n) })},
 		{KindProof, "signature", 1, 1 << 10, proof(func(p *Proof, n int) { p.Signature = make([]byte, n) })},
+		{KindOrigin, "akPublic", 1, MaxPublic, origin(func(o *Origin, n int) { o.AKPublic = make([]byte, n) })},
+		{KindOrigin, "quote", 1, 1 << 10, origin(func(o *Origin, n int) { o.Quote = make([]byte, n) })},
+		{KindOrigin, "signature", 1, 1 << 10, origin(func(o *Origin, n int) { o.Signature = make([]byte, n) })},
 		{KindProof, "eventLog", 0, MaxEventLog, proof(func(p *Proof, n int) { p.EventLog = make([]byte, n) })},
 	} {
 		t.Run(fmt.Sprintf("%s %s %d to %d", c.kind, c.field, c.least, c.most), func(t *testing.T) {
@@ -148,7 +158,10 @@ func TestTheLongestDocumentsFit(t *testing.T) {
 	challenge.KeyID, challenge.Expires, challenge.PCRs = strings.Repeat("a", 64), math.MaxInt64, PCRSelection{"sha512", upTo(24)}
 	challenge.CredentialBlob, challenge.EncryptedSecret = make([]byte, 256), make([]byte, 1<<10)
 
-	for _, d := range []document{hello, proof, challenge} {
+	origin := someOrigin()
+	origin.AKPublic, origin.Quote, origin.Signature = make([]byte, MaxPublic), make([]byte, 1<<10), make([]byte, 1<<10)
+
+	for _, d := range []document{hello, proof, challenge, origin} {
 		data, err := d.Marshal()
 		if err != nil {
 			t.Errorf("%T: %v", d, err)
@@ -164,7 +177,7 @@ func TestTheLongestDocumentsFit(t *testing.T) {
 }
 
 func TestLengthIsLookedAtFirst(t *testing.T) {
-	for kind, limit := range map[string]int{KindHello: MaxDocument, KindProof: MaxDocument, KindChallenge: MaxChallenge} {
+	for kind, limit := range map[string]int{KindHello: MaxDocument, KindProof: MaxDocument, KindChallenge: MaxChallenge, KindOrigin: MaxOrigin} {
 		for n, want := range map[int]string{limit: "not the JSON", limit + 1: "longer than"} {
 			_, err := parseKind(t, kind, bytes.Repeat([]byte{'['}, n))
 			if err == nil || !strings.Contains(err.Error(), want) {
@@ -244,7 +257,7 @@ func TestLimitsOfRequest(t *testing.T) {
 
 // A document that nobody has filled in says nothing.
 func TestZeroValuesAreRefused(t *testing.T) {
-	for _, d := range []document{Hello{}, Challenge{}, Proof{}, &Hello{}, &Challenge{}, &Proof{}} {
+	for _, d := range []document{Hello{}, Challenge{}, Proof{}, Origin{}, &Hello{}, &Challenge{}, &Proof{}, &Origin{}} {
 		_, err := d.Marshal()
 		var malformed *DocumentError
 		if !errors.As(err, &malformed) {
@@ -275,9 +288,9 @@ func TestZeroValuesAreRefused(t *testing.T) {
 
 // Marshal sets the kind, and the document it was called on keeps its own.
 func TestMarshalSetsTheKind(t *testing.T) {
-	h, c, p := someHello(), someChallenge(), someProof()
-	h.Kind, c.Kind, p.Kind = KindProof, KindHello, KindChallenge
-	for want, d := range map[string]document{KindHello: &h, KindChallenge: &c, KindProof: &p} {
+	h, c, p, o := someHello(), someChallenge(), someProof(), someOrigin()
+	h.Kind, c.Kind, p.Kind, o.Kind = KindProof, KindHello, KindChallenge, KindHello
+	for want, d := range map[string]document{KindHello: &h, KindChallenge: &c, KindProof: &p, KindOrigin: &o} {
 		data, err := d.Marshal()
 		if err != nil {
 			t.Fatal(err)
@@ -286,7 +299,7 @@ func TestMarshalSetsTheKind(t *testing.T) {
 			t.Errorf("%s instead of %s", kind, want)
 		}
 	}
-	if h.Kind != KindProof || c.Kind != KindHello || p.Kind != KindChallenge {
+	if h.Kind != KindProof || c.Kind != KindHello || p.Kind != KindChallenge || o.Kind != KindHello {
 		t.Error("Marshal changed its document")
 	}
 }

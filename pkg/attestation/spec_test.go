@@ -58,6 +58,7 @@ func TestSpecHasTheFields(t *testing.T) {
 	}
 	for heading, of := range map[string]reflect.Type{
 		"6. hello": reflect.TypeFor[Hello](), "7. challenge": reflect.TypeFor[Challenge](), "8. proof": reflect.TypeFor[Proof](),
+		"18. Origin": reflect.TypeFor[Origin](),
 	} {
 		var got []string
 		for _, match := range row.FindAllStringSubmatch(section(t, heading), -1) {
@@ -83,7 +84,8 @@ func TestSpecHasTheConstants(t *testing.T) {
 			fmt.Sprintf("| label | %d | `%s` |", len(labelSecret), labelSecret), fmt.Sprintf("| label | %d | `%s` |", len(labelTranscript), labelTranscript),
 			fmt.Sprintf("L = %d", SecretSize),
 		},
-		"15. Sizes": {strconv.Itoa(MaxRequestSize), strconv.Itoa(MaxDocument), strconv.Itoa(MaxChallenge), strconv.Itoa(MaxProviderName), strconv.Itoa(MaxPublic),
+		"18. Origin": {AnnotationOrigin, strconv.Itoa(MaxOrigin), fmt.Sprintf("| label | %d | `%s` |", len(labelOrigin), labelOrigin), fmt.Sprintf("1 to %d |", MaxPublic)},
+		"15. Sizes": {strconv.Itoa(MaxRequestSize), strconv.Itoa(MaxDocument), strconv.Itoa(MaxChallenge), strconv.Itoa(MaxOrigin), strconv.Itoa(MaxProviderName), strconv.Itoa(MaxPublic),
 			fmt.Sprintf("%d of %d each", MaxCertificates, MaxCertificate), strconv.Itoa(MaxEventLog)},
 	} {
 		text := section(t, heading)

@@ -175,6 +175,8 @@ func parseKind(t testing.TB, kind string, data []byte) (document, error) {
 		return ParseChallenge(data)
 	case KindProof:
 		return ParseProof(data)
+	case KindOrigin:
+		return ParseOrigin(data)
 	}
 	t.Fatalf("no such kind: %q", kind)
 	return nil, nil
@@ -330,7 +332,7 @@ func TestDocumentVectors(t *testing.T) {
 				t.Errorf("Head: %q, %q", version, kind)
 			}
 			// Nor is it a document of another kind.
-			for _, other := range []string{KindHello, KindChallenge, KindProof} {
+			for _, other := range []string{KindHello, KindChallenge, KindProof, KindOrigin} {
 				if _, err := parseKind(t, other, []byte(c.Document)); (err == nil) != (other == c.Kind) {
 					t.Errorf("as %s: %v", other, err)
 				}

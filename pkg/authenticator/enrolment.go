@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -174,7 +175,9 @@ func (e *enrolment) file(ctx context.Context) (*certificatesv1.CertificateSignin
 	}
 	var request *certificatesv1.CertificateSigningRequest
 	if last.UID == "" {
-		request, err = e.client.File(ctx, csr.Object(last.Name, signerOf(e.pending), last.Request, key.Public(), e.pending.ExpirationSeconds))
+		object := csr.Object(last.Name, signerOf(e.pending), last.Request, key.Public(), e.pending.ExpirationSeconds)
+		e.showOrigin(ctx, object)
+		request, err = e.client.File(ctx, object)
 	} else {
 		request, err = e.client.Get(ctx, last.Name, last.Request)
 	}
@@ -190,6 +193,27 @@ func (e *enrolment) file(ctx context.Context) (*certificatesv1.CertificateSignin
 	last.UID = string(request.UID)
 	e.log.Info("filed", "request", last.Name, "signer", signerOf(e.pending), "server", e.pending.Cluster.Server)
 	return request, e.lock.SetPending(e.pending)
+}
+
+// originTimeout bounds the time for an annotation that a request can do without.
+const originTimeout = 10 * time.Second
+
+// showOrigin has the device show that a request is this machine's. It matters if somebody else has
+// the node's certificate, and files requests with it. Before the first certificate nobody can know
+// the device.
+func (e *enrolment) showOrigin(ctx context.Context, object *certificatesv1.CertificateSigningRequest) {
+	p, ok := e.provider.(provider.Originator)
+	if !ok || !e.to.Own {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, originTimeout)
+	defer cancel()
+	origin, err := p.Origin(ctx, object.Name, object.Spec.Request)
+	if err != nil {
+		e.log.Info("the request is filed without the annotation that shows its origin", "request", object.Name, "cause", err.Error())
+		return
+	}
+	object.Annotations = map[string]string{attestation.AnnotationOrigin: origin}
 }
 
 // signerOf returns the signer that the request filed last is for.

@@ -63,6 +63,15 @@ type EKNamer interface {
 	EKTemplate(remember string) string
 }
 
+// Originator is a Challenger whose device can show that a request is this machine's, without a
+// challenge. The controller then serves the request in turn with those of everybody else who has
+// the node's credential.
+type Originator interface {
+	// Origin returns the annotation attestation.AnnotationOrigin for the object of this name with
+	// this spec.request.
+	Origin(ctx context.Context, name string, request []byte) (string, error)
+}
+
 // Inspector is a Provider that can show a person what it sees. Its results hold no secret.
 type Inspector interface {
 	Provider

@@ -30,11 +30,11 @@ type Challenge struct {
 	PCRs []int
 }
 
-// Quote is the TPM's answer.
+// Quote is what the TPM says of itself.
 type Quote struct {
 	// Attest is a TPMS_ATTEST. Signature is the AK's TPMT_SIGNATURE over it.
 	Attest, Signature []byte
-	// PCRs are the quoted values, in the order of Challenge.PCRs.
+	// PCRs are the quoted values, in the order of Challenge.PCRs. Origin quotes none.
 	PCRs [][]byte
 }
 
@@ -113,6 +113,21 @@ func (t *TPM) Prove(c Challenge, mac func(secret []byte) []byte) (Quote, error) 
 		return err
 	})
 	return quote, err
+}
+
+// Origin returns a quote over no PCRs with this extraData, and the TPMT_PUBLIC of the AK that made it.
+func (t *TPM) Origin(extraData []byte) (akPublic []byte, quote Quote, err error) {
+	err = t.withAK(func(ak object) error {
+		rsp, err := execute[tpm2.QuoteResponse](t, "TPM2_Quote", tpm2.Quote{
+			SignHandle:     ak.authorised(tpm2.PasswordAuth(nil)),
+			QualifyingData: tpm2.TPM2BData{Buffer: extraData}, // the scheme is the AK's
+		})
+		if err == nil {
+			akPublic, quote = ak.bytes(), Quote{Attest: rsp.Quoted.Bytes(), Signature: tpm2.Marshal(rsp.Signature)}
+		}
+		return err
+	})
+	return akPublic, quote, err
 }
 
 // sized reads a TPM2B that must fill data.

@@ -188,6 +188,36 @@ func TestProveWithEachEK(t *testing.T) {
 	}
 }
 
+// The quote of an Origin has the extraData, is over no PCRs, and is that of the AK of the hello.
+func TestOrigin(t *testing.T) {
+	t.Parallel()
+	tpm := swtpm.Start(t, swtpm.Options{Certified: []string{"ecc-p256"}})
+	k := with(t, tpm.Socket(), hello(""))
+	data := sha256.Sum256([]byte("name and request"))
+	type origin struct {
+		akPublic []byte
+		Quote
+	}
+	got := with(t, tpm.Socket(), func(t *TPM) (o origin, err error) {
+		o.akPublic, o.Quote, err = t.Origin(data[:])
+		return o, err
+	})
+	if !bytes.Equal(got.akPublic, k.ak) {
+		t.Error("by another AK")
+	}
+	if err := verifyQuote(k.ak, got.Quote, data[:]); err != nil {
+		t.Error(err)
+	}
+	attest, err := tpm2.Unmarshal[tpm2.TPMSAttest](got.Attest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info, err := attest.Attested.Quote(); err != nil || len(info.PCRSelect.PCRSelections) > 0 || got.PCRs != nil {
+		t.Errorf("%+v, %v", info, err)
+	}
+	nothingLoaded(t, tpm)
+}
+
 // An error of the TPM at any command ends the attempt, names the command and leaves nothing loaded.
 func TestEachCommandMayFail(t *testing.T) {
 	for _, o := range []swtpm.Options{

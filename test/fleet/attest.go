@@ -163,7 +163,15 @@ func (a *attempt) file(ctx context.Context, signer string, document []byte) (*ce
 	if err != nil {
 		return nil, err
 	}
-	return a.api.File(ctx, csr.Object(a.ask.Name, signer, content, a.key.Public(), nil))
+	object := csr.Object(a.ask.Name, signer, content, a.key.Public(), nil)
+	if p, ok := a.m.Provider.(provider.Originator); ok && len(a.m.Certificate) > 0 { // as the plugin
+		origin, err := p.Origin(ctx, object.Name, content)
+		if err != nil {
+			return nil, err
+		}
+		object.Annotations = map[string]string{attestation.AnnotationOrigin: origin}
+	}
+	return a.api.File(ctx, object)
 }
 
 // isOurs checks that a certificate is the machine's, for the key that it asked with, and the cluster's.

@@ -73,9 +73,10 @@ type Provider struct {
 }
 
 var (
-	_ provider.Chooser   = (*Provider)(nil)
-	_ provider.EKNamer   = (*Provider)(nil)
-	_ provider.Inspector = (*Provider)(nil)
+	_ provider.Chooser    = (*Provider)(nil)
+	_ provider.EKNamer    = (*Provider)(nil)
+	_ provider.Inspector  = (*Provider)(nil)
+	_ provider.Originator = (*Provider)(nil)
 )
 
 // Name returns "tpm".
@@ -181,6 +182,19 @@ func (p *Provider) Evidence(ctx context.Context, request provider.Request) ([]by
 		proof.PCRs = append(proof.PCRs, attestation.PCR{Index: index, Value: quote.PCRs[i]})
 	}
 	return proof.Marshal()
+}
+
+// Origin implements provider.Originator with a quote over the name and the request.
+func (p *Provider) Origin(ctx context.Context, name string, request []byte) (string, error) {
+	origin, err := tpm.Run(ctx, p.options, func(t *tpm.TPM) (attestation.Origin, error) {
+		akPublic, quote, err := t.Origin(attestation.OriginData(name, request))
+		return attestation.Origin{Version: attestation.VersionTPM, AKPublic: akPublic, Quote: quote.Attest, Signature: quote.Signature}, err
+	})
+	if err != nil {
+		return "", classifyError(err)
+	}
+	value, err := origin.Marshal()
+	return string(value), err
 }
 
 // eventLog returns the measured-boot log if a request can hold it.
