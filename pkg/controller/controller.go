@@ -289,7 +289,8 @@ func newController(config Config) (*Controller, error) {
 	if err := c.Rates.Check(); err != nil {
 		return nil, fmt.Errorf("controller: rates: %w", err)
 	}
-	c.queue = fairqueue.New(c.Rates, func(claim fairqueue.Claim) bool { return c.listed.Load().has(claim) })
+	c.queue = fairqueue.New(c.Rates, func(claim fairqueue.Claim) bool { return c.listed.Load().has(claim) },
+		func(ak string) bool { return c.records.HasAK(ak) })
 	c.retries = fairqueue.NewRetries[waitingEvidence]()
 	c.waitingLimits = fairqueue.NewLimiters(eventRate)
 	if c.Concurrency == 0 {

@@ -31,12 +31,14 @@ type intake struct {
 // the annotation is ignored.
 const cachedClaim = "attestation.cluster.x-k8s.io/cached-claim"
 
-// claim is what a request says about itself, without its content.
+// claim is what is known of a request without its content.
 type claim struct {
 	// EK is what a hello claims, and Hello is the name of the hello that a proof refers to.
 	EK    string `json:"ek,omitempty"`
 	Hello string `json:"hello,omitempty"`
 	Node  string `json:"node,omitempty"`
+	// AK is whose TPM the request comes from, which was verified.
+	AK string `json:"ak,omitempty"`
 	// Expires is the end of a hello's challenge, as a Unix time.
 	Expires int64 `json:"expires,omitempty"`
 	// Dropped says that the cache has not kept the content.
@@ -59,7 +61,7 @@ func (i *intake) claimIn(object *certificatesv1.CertificateSigningRequest) (foun
 const maxClaimSize = 32 << 10
 
 // parseClaim reads what a whole request claims: it parses the request and its document, and verifies
-// no evidence. A parser that panics must not end the watch; it panics again in a worker, which
+// no evidence but its origin, which takes a tenth of a millisecond. A parser that panics must not end the watch; it panics again in a worker, which
 // recovers.
 func parseClaim(rules *verifier.Rules, providers map[string]Provider, object *certificatesv1.CertificateSigningRequest) (found claim) {
 	defer func() {
@@ -70,6 +72,7 @@ func parseClaim(rules *verifier.Rules, providers map[string]Provider, object *ce
 	if challenge := challengeIn(object); challenge != nil {
 		found.Expires = challenge.Expires
 	}
+	found.AK = originAK(providers, object)
 	if object.Spec.SignerName == attestation.HelloSignerName && len(object.Spec.Request) > maxClaimSize {
 		return found
 	}
@@ -84,6 +87,21 @@ func parseClaim(rules *verifier.Rules, providers map[string]Provider, object *ce
 		found.Hello, _ = challenger.HelloOf(object) // Judge refuses such a proof
 	}
 	return found
+}
+
+// originAK returns the AK whose TPM a whole request comes from, "" if the request does not show one.
+func originAK(providers map[string]Provider, object *certificatesv1.CertificateSigningRequest) string {
+	if object.Annotations[attestation.AnnotationOrigin] == "" || len(object.Spec.Request) > attestation.MaxRequestSize {
+		return ""
+	}
+	for _, p := range providers {
+		if v, ok := p.(OriginVerifier); ok {
+			if ak := v.OriginAK(object); ak != "" {
+				return ak
+			}
+		}
+	}
+	return ""
 }
 
 // challengeIn returns the challenge of a whole hello, nil if there is none.
@@ -185,7 +203,7 @@ func (i *intake) limit(object *certificatesv1.CertificateSigningRequest) {
 func (i *intake) flowOf(object *certificatesv1.CertificateSigningRequest) fairqueue.Flow {
 	flow := fairqueue.Flow{Class: classOf(object.Spec.Username), Requester: object.Spec.Username}
 	if found, ok := i.claimIn(object); ok {
-		flow.Claim = fairqueue.Claim{EK: found.EK, Node: found.Node, Proof: object.Spec.SignerName != attestation.HelloSignerName}
+		flow.Claim = fairqueue.Claim{AK: found.AK, EK: found.EK, Node: found.Node, Proof: object.Spec.SignerName != attestation.HelloSignerName}
 		if found.Hello != "" {
 			flow.Claim.EK = i.cachedEK(found.Hello)
 		}

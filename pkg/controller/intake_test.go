@@ -196,15 +196,38 @@ func TestClassOf(t *testing.T) {
 	}
 }
 
+// withOrigin returns a request that shows its AK to a tpmStub.
+func withOrigin(object *certificatesv1.CertificateSigningRequest, ak string) *certificatesv1.CertificateSigningRequest {
+	object.Annotations = map[string]string{attestation.AnnotationOrigin: ak}
+	return object
+}
+
+// A request that is too long shows no AK, nor one that no provider can verify.
+func TestOriginsThatAreNotVerified(t *testing.T) {
+	stub := map[string]Provider{"tpm": &tpmStub{}}
+	short, long := requestNamed("short", "uid"), requestNamed("long", "uid")
+	short.Spec.Request, long.Spec.Request = make([]byte, attestation.MaxRequestSize), make([]byte, attestation.MaxRequestSize+1)
+	for _, r := range []*certificatesv1.CertificateSigningRequest{short, long} {
+		withOrigin(r, "ak")
+	}
+	if originAK(stub, short) != "ak" || originAK(stub, long) != "" || originAK(nil, short) != "" {
+		t.Error("another origin is verified")
+	}
+}
+
 // The flow of a proof has the EK that its hello claims, while the cache has the hello.
 func TestFlowOf(t *testing.T) {
 	inBubble(t, func(k *kit) {
 		in := k.start(unwatched)
 		k.pair("proof", "worker-1", "ek-1", asToken("worker-1"))
 		k.request("lonely", tpmSigner, "worker-1", asNode("worker-1"), document{Hello: "none"})
+		k.file(withOrigin(k.build("shown", attestation.HelloSignerName, "worker-1", document{EK: "ek-1"}), "ak-1"), asNode("worker-1"))
+		k.file(withOrigin(k.build("shown-late", tpmSigner, "worker-1", document{Hello: "shown"}), "ak-1"), asNode("worker-1"))
 		for name, want := range map[string]fairqueue.Flow{
 			"hello-proof": {Class: fairqueue.Tokens, Requester: asToken("worker-1"), Claim: fairqueue.Claim{EK: "ek-1", Node: "worker-1"}},
 			"proof":       {Class: fairqueue.Tokens, Requester: asToken("worker-1"), Claim: fairqueue.Claim{EK: "ek-1", Node: "worker-1", Proof: true}},
+			"shown":       {Class: fairqueue.Nodes, Requester: asNode("worker-1"), Claim: fairqueue.Claim{AK: "ak-1", EK: "ek-1", Node: "worker-1"}},
+			"shown-late":  {Class: fairqueue.Nodes, Requester: asNode("worker-1"), Claim: fairqueue.Claim{AK: "ak-1", EK: "ek-1", Node: "worker-1", Proof: true}},
 			"lonely":      {Class: fairqueue.Nodes, Requester: asNode("worker-1"), Claim: fairqueue.Claim{Node: "worker-1", Proof: true}},
 		} {
 			if got := in.intake.flowOf(in.cached(name)); got != want {

@@ -563,6 +563,11 @@ func (p *tpmStub) EKTemplate(request, hello *certificatesv1.CertificateSigningRe
 	return "template-of-" + p.EK(request, hello)
 }
 
+// OriginAK takes the annotation for the AK.
+func (*tpmStub) OriginAK(request *certificatesv1.CertificateSigningRequest) string {
+	return request.Annotations[attestation.AnnotationOrigin]
+}
+
 func (*tpmStub) HelloOf(proof *certificatesv1.CertificateSigningRequest) (string, error) {
 	d, err := documentOf(proof)
 	return d.Hello, err
@@ -988,12 +993,17 @@ func (in *instance) settle() {
 // request files a request of a requester, with a document of a provider.
 func (k *kit) request(name, signer, node, username string, d document) *certificatesv1.CertificateSigningRequest {
 	k.Helper()
+	return k.file(k.build(name, signer, node, d), username)
+}
+
+// build returns a request that is not filed yet.
+func (k *kit) build(name, signer, node string, d document) *certificatesv1.CertificateSigningRequest {
 	provider := "tpm"
 	if signer == acmeSigner {
 		provider = "acme"
 	}
 	content := attestation.Request{PKCS10: pkcs10For(csr.Identity{NodeName: node, ProviderID: k.providerIDs[node]}), Provider: provider, Data: must(json.Marshal(d))}
-	return k.file(csr.Object(name, signer, must(content.Marshal()), nodeKey().Public(), nil), username)
+	return csr.Object(name, signer, must(content.Marshal()), nodeKey().Public(), nil)
 }
 
 // file files a request.

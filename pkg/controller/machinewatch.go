@@ -16,6 +16,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/records"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
@@ -65,13 +66,16 @@ type machineWatch struct {
 	// listed are the claims that have a share of their own in the queue. It is nil until the machines
 	// are known.
 	listed *atomic.Pointer[listedMachines]
-	log    logr.Logger
+	// recordsKnown says that the queue could ask for the AKs in records when it was relisted last.
+	recordsKnown bool
+	records      *records.Store
+	log          logr.Logger
 	// last are the shared machines that were compared last.
 	last []verifier.Machine
 }
 
 func (c *Controller) machineWatch(log logr.Logger) *machineWatch {
-	return &machineWatch{Config: c.Config, queue: c.queue, retries: c.retries, listed: &c.listed, log: log}
+	return &machineWatch{Config: c.Config, queue: c.queue, retries: c.retries, listed: &c.listed, records: c.records, log: log}
 }
 
 // source runs the watch as long as the Controller runs, on the leader.
@@ -110,6 +114,10 @@ func wait(ctx context.Context, ticker *time.Ticker) {
 
 // compare relists what is queued, and wakes what waits, if the machines have changed.
 func (w *machineWatch) compare(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+	if !w.recordsKnown && w.records.InSync() {
+		w.recordsKnown = true
+		w.queue.Relist()
+	}
 	machines, err := machinesOf(ctx, w.Machines, w.Now())
 	if err != nil {
 		return err

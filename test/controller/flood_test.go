@@ -6,8 +6,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"net/http"
-	"net/url"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -19,7 +17,6 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/tpmprovider"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/oddrequest"
@@ -117,35 +114,8 @@ func (p lookedAtProvider) Judge(ctx context.Context, q controller.Question) veri
 	return p.Provider.Judge(ctx, q)
 }
 
-// floodConnections is how many connections file a flood.
-const floodConnections = 8
-
 // flood files requests with a token, as fast as the API server takes them, until ctx ends.
 func (f *fleet) flood(ctx context.Context, t *testing.T, token string, count int, request func(i int) (*certificatesv1.CertificateSigningRequest, error)) {
 	t.Helper()
-	var next atomic.Int64
-	var filing sync.WaitGroup
-	for range floodConnections {
-		config := f.asToken(token)
-		// Clients with one credential share a connection, unless each has a function of its own.
-		config.Proxy = func(*http.Request) (*url.URL, error) { return nil, nil }
-		api, err := csr.NewClient(config)
-		if err != nil {
-			t.Error(err)
-			break
-		}
-		filing.Go(func() {
-			for i := next.Add(1); i <= int64(count) && ctx.Err() == nil; i = next.Add(1) {
-				object, err := request(int(i))
-				if err == nil {
-					_, err = api.Create(context.WithoutCancel(ctx), object, false)
-				}
-				if err != nil && ctx.Err() == nil {
-					t.Error(err)
-					return
-				}
-			}
-		})
-	}
-	filing.Wait()
+	harness.Flood(ctx, t, f.asToken(token), count, request)
 }

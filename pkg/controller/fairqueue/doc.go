@@ -9,12 +9,13 @@
 //	      └─ limited ───────┤   a token of the cluster and of the requester for each
 //	                        └─ class: nodes, bootstrap tokens, others               in turn
 //	                             └─ requester                                       in turn
-//	                                  └─ share: listed claims, others               3 to 1
+//	                                  └─ share: attested claims, listed ones, others  4 to 3 to 1
 //	                                       └─ first looks, further looks            in turn
-//	                                            └─ claim: EK and node name          in turn
+//	                                            └─ claim: AK, or EK and node name   in turn
 //	                                                 └─ newest, oldest              in turn
 //
-// Of a listed claim only the part counts that is listed, its EK or its node name.
+// An attested claim is that of an AK which has signed the request, and which a record has. Of a listed
+// claim only the part counts that is listed, its EK or its node name.
 //
 // Reading order: flow.go says what a request is ordered by, order.go is the tree above and knows no
 // clock, queue.go adds locks and waiting. rates.go and bucket.go are the limits, and limiters.go

@@ -27,10 +27,13 @@ const (
 	classes
 )
 
-// Claim is what a request says about itself before anybody has verified it. Everybody who can read
-// requests can copy a claim. So a claim decides only which requests share turns. A request whose
-// claim cannot be read has the zero value, and shares turns with all others of that kind.
+// Claim is what a request says about itself before anybody has judged it. It decides only which
+// requests share turns. A request whose claim cannot be read has the zero value, and shares turns
+// with all others of that kind.
 type Claim struct {
+	// AK is the attestation key that has signed the request, empty if it has none. Only the TPM with
+	// that key can claim it. Everybody who can read requests can copy the other fields.
+	AK string
 	// EK is the fingerprint of the endorsement key, and Node the name of the node.
 	EK, Node string
 	// Proof distinguishes proofs from hellos: copies of a machine's hello do not delay its proof.

@@ -15,8 +15,9 @@ import (
 // which adds to it whatever is queued. The owner locks, calls pick before each Pop, and tells the
 // time.
 type order struct {
-	rates  Rates
-	listed func(Claim) bool
+	rates    Rates
+	listed   func(Claim) bool
+	attested func(ak string) bool
 
 	// entries are all requests that have a flow, and those that are queued.
 	entries map[reconcile.Request]*entry
@@ -73,10 +74,11 @@ type requester struct {
 	bucket *bucket
 	// denial is how many tokens each look takes in advance, since denials took that long.
 	denial int
-	// shares are of unlisted and of listed claims, and listedInRow counts the latter's turns since
-	// the former had one.
-	shares      [2]share
-	listedInRow int
+	// shares are by what is known of claims. attestedLast says that the last turn was the attested
+	// ones', and listedInRow counts the listed ones' since the unlisted ones had one.
+	shares       [3]share
+	attestedLast bool
+	listedInRow  int
 
 	place element[*requester]
 	// readyAt and index are of a parked requester. The index of another one is -1.
@@ -94,6 +96,9 @@ type advance struct {
 const (
 	unlistedShare = iota
 	listedShare
+	// attestedShare has every other turn where a requester has other requests, too. Nobody but the
+	// machine itself can add to its line there.
+	attestedShare
 )
 
 // listedWeight is how many turns listed claims have for each turn of the others, where a requester
@@ -118,7 +123,7 @@ const (
 // line has the queued requests of one claim, either first looks or further ones.
 type line struct {
 	lineKey
-	listed  bool
+	share   int
 	entries list[*entry]
 	// newest says that the newest is next. Of further looks it is always the oldest.
 	newest bool
@@ -131,9 +136,9 @@ type lineKey struct {
 	looks     int
 }
 
-func newOrder(rates Rates, listed func(Claim) bool) *order {
+func newOrder(rates Rates, listed func(Claim) bool, attested func(ak string) bool) *order {
 	o := &order{
-		rates: rates, listed: listed, entries: map[reconcile.Request]*entry{}, requesters: newBuckets(),
+		rates: rates, listed: listed, attested: attested, entries: map[reconcile.Request]*entry{}, requesters: newBuckets(),
 		advances: map[reconcile.Request]advance{},
 	}
 	for i := range o.lanes {
@@ -230,7 +235,7 @@ func (o *order) attach(e *entry) {
 		lane.requesters[r.name] = r
 		lane.rounds[r.class].pushBack(&r.place)
 	}
-	claim, listed := o.listedClaim(e.flow)
+	claim, share := o.shareOf(e.flow)
 	key := lineKey{r, claim, firstLooks}
 	if e.looked || e.flow.Unlimited {
 		// The queue cannot tell how often a request was looked at that takes no tokens.
@@ -238,12 +243,12 @@ func (o *order) attach(e *entry) {
 	}
 	l := lane.lines[key]
 	if l == nil {
-		l = &line{lineKey: key, newest: key.looks == firstLooks, listed: listed}
+		l = &line{lineKey: key, newest: key.looks == firstLooks, share: share}
 		l.place.value = l
 		lane.lines[key] = l
 		l.round().pushBack(&l.place)
 	} else {
-		l.setListed(listed)
+		l.setShare(share)
 	}
 	e.line = l
 	l.entries.pushBack(&e.place)
@@ -259,7 +264,7 @@ func (o *order) detach(e *entry) {
 	}
 	l.round().remove(&l.place)
 	delete(lane.lines, l.lineKey)
-	if !r.shares[unlistedShare].empty() || !r.shares[listedShare].empty() {
+	if r.has(unlistedShare) || r.has(listedShare) || r.has(attestedShare) {
 		return
 	}
 	delete(lane.requesters, r.name)
@@ -274,23 +279,28 @@ func (o *order) detach(e *entry) {
 	}
 }
 
-// listedClaim returns the claim whose line a request is queued in, and whether it is listed. Of a
-// listed claim only the part counts that is listed. Otherwise a flood with one machine's EK and many
-// node names would have as many lines beside that machine's.
-func (o *order) listedClaim(f Flow) (Claim, bool) {
-	if f.Unlimited || o.listed == nil {
-		return f.Claim, false
+// shareOf returns the claim whose line a request is queued in, and the share that has the line. Of an
+// attested claim only the AK counts, and of a listed one only the part that is listed. Otherwise a
+// flood with one machine's EK and many node names would have as many lines beside that machine's.
+func (o *order) shareOf(f Flow) (Claim, int) {
+	ak := f.Claim.AK
+	f.Claim.AK = "" // a flood can have an AK that nobody knows for each request
+	if f.Unlimited {
+		return f.Claim, unlistedShare
+	}
+	if ak != "" && o.attested(ak) {
+		return Claim{AK: ak}, attestedShare
 	}
 	for _, part := range []Claim{{EK: f.Claim.EK, Proof: f.Claim.Proof}, {Node: f.Claim.Node, Proof: f.Claim.Proof}} {
 		if o.listed(part) {
-			return part, true
+			return part, listedShare
 		}
 	}
-	return f.Claim, false
+	return f.Claim, unlistedShare
 }
 
-// relist moves the requests whose claims are listed now and were not before, and the other way
-// round. It costs two calls of the constructor's function for each queued request.
+// relist moves the requests whose claims are listed or attested now and were not before, and the
+// other way round. It costs up to three calls of the constructor's functions for each queued request.
 func (o *order) relist() {
 	for _, l := range slices.Collect(maps.Values(o.lanes[limited].lines)) {
 		var queued []*entry
@@ -304,20 +314,20 @@ func (o *order) relist() {
 }
 
 func (o *order) relistEntry(e *entry) {
-	claim, listed := o.listedClaim(e.flow)
+	claim, share := o.shareOf(e.flow)
 	if claim == e.line.claim {
-		e.line.setListed(listed)
+		e.line.setShare(share)
 		return
 	}
 	o.detach(e)
 	o.attach(e)
 }
 
-// setListed moves a line to the share that its claim belongs to.
-func (l *line) setListed(listed bool) {
-	if listed != l.listed {
+// setShare moves a line to the share that its claim belongs to.
+func (l *line) setShare(share int) {
+	if share != l.share {
 		l.round().remove(&l.place)
-		l.listed = listed
+		l.share = share
 		l.round().pushBack(&l.place)
 	}
 }
@@ -439,19 +449,21 @@ func (o *order) done(request reconcile.Request) {
 
 // turn returns the line whose turn it is, which goes to the end of its round.
 func (r *requester) turn() *line {
-	which := unlistedShare
-	switch {
-	case r.shares[listedShare].empty():
-	case r.shares[unlistedShare].empty() || r.listedInRow < listedWeight:
-		which = listedShare
+	others := r.has(unlistedShare) || r.has(listedShare)
+	if r.has(attestedShare) && (!r.attestedLast || !others) {
+		r.attestedLast = true
+		return r.shares[attestedShare].turn()
 	}
-	if which == listedShare {
+	r.attestedLast = false
+	if r.has(listedShare) && (r.listedInRow < listedWeight || !r.has(unlistedShare)) {
 		r.listedInRow = min(r.listedInRow+1, listedWeight)
-	} else {
-		r.listedInRow = 0
+		return r.shares[listedShare].turn()
 	}
-	return r.shares[which].turn()
+	r.listedInRow = 0
+	return r.shares[unlistedShare].turn()
 }
+
+func (r *requester) has(share int) bool { return !r.shares[share].empty() }
 
 func (s *share) empty() bool { return s.rounds[firstLooks].empty() && s.rounds[furtherLooks].empty() }
 
@@ -467,11 +479,7 @@ func (s *share) turn() *line {
 }
 
 func (l *line) round() *list[*line] {
-	which := unlistedShare
-	if l.listed {
-		which = listedShare
-	}
-	return &l.requester.shares[which].rounds[l.looks]
+	return &l.requester.shares[l.share].rounds[l.looks]
 }
 
 // turn returns the request whose turn it is: the newest, or in its turn the oldest. So a backlog of

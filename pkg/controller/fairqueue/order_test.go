@@ -23,11 +23,14 @@ type simulation struct {
 // free are rates that limit nobody.
 var free = Rates{Requester: Rate{1, maxBurst}, Cluster: Rate{1, maxBurst}, Machine: Rate{1, 1}}
 
-// newSimulation returns an empty order in which machines whose node begins with "listed" are
-// listed.
+// Machines whose node begins with "listed" are listed, and those whose AK is "known" are attested.
+func isListed(c Claim) bool     { return strings.HasPrefix(c.Node, "listed") }
+func isAttested(ak string) bool { return ak == "known" }
+
+// newSimulation returns an empty order.
 func newSimulation(t *testing.T, rates Rates) *simulation {
 	t.Helper()
-	o := newOrder(rates, func(c Claim) bool { return strings.HasPrefix(c.Node, "listed") })
+	o := newOrder(rates, isListed, isAttested)
 	return &simulation{order: o, t: t}
 }
 
@@ -105,6 +108,57 @@ func TestListedMachineIsNextBesideAFlood(t *testing.T) {
 	}
 	if took := s.now - began; took > 50*time.Millisecond {
 		t.Errorf("both took %v", took)
+	}
+}
+
+// A thief has a node's credential and copies its claim. The node's own requests have its AK, which
+// the thief cannot claim, and are next.
+func TestAttestedMachineIsNextBesideAFlood(t *testing.T) {
+	for name, junk := range map[string]func(i int) Flow{
+		"copies": func(int) Flow { return node("listed") },
+		"listed machines, and others": func(i int) Flow {
+			f := node("listed")
+			f.Claim.EK, f.Claim.Node = fmt.Sprint("ek-", i), []string{"listed-", "junk-"}[i%2]+fmt.Sprint(i)
+			return f
+		},
+		"AKs that no record has": func(i int) Flow {
+			f := node("listed")
+			f.Claim.AK = fmt.Sprint("unknown-", i)
+			return f
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSimulation(t, DefaultRates())
+			for i := range flood {
+				s.add(fmt.Sprint("junk-", i), junk(i))
+			}
+			for range 5000 {
+				s.next()
+			}
+			for _, step := range []string{"hello", "proof"} {
+				f := node("listed")
+				f.Claim.AK, f.Claim.Proof = "known", step == "proof"
+				s.add(step, f)
+				if got := s.position(step); got > 2 {
+					t.Errorf("the %s is served as number %d", step, got)
+				}
+			}
+			s.check()
+		})
+	}
+}
+
+// Requests of one AK share turns whatever else they claim, and leave every other turn to the rest.
+func TestAttestedRequestsShareTurns(t *testing.T) {
+	s := newSimulation(t, free)
+	for i := range 4 {
+		f := node("a")
+		f.Claim = Claim{AK: "known", EK: fmt.Sprint(i), Node: fmt.Sprint(i)}
+		s.add(fmt.Sprint("attested-", i), f)
+		s.add(fmt.Sprint("other-", i), node("a"))
+	}
+	if got, want := strings.Join(s.all(), " "), "attested-3 other-3 attested-0 other-0 attested-2 other-2 attested-1 other-1"; got != want {
+		t.Errorf("%s, want %s", got, want)
 	}
 }
 
@@ -512,7 +566,7 @@ func TestListedPartsShareTurns(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, listed later %t", name, later), func(t *testing.T) {
 				s := newSimulation(t, free)
 				if s.listed = c.listed; later {
-					s.listed = nil
+					s.listed = func(Claim) bool { return false }
 				}
 				flow := func(claim Claim) Flow { return Flow{Class: Tokens, Requester: "token", Claim: claim} }
 				for i := range 3000 {

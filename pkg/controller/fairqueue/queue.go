@@ -35,11 +35,11 @@ type Queue struct {
 	shutdown bool
 }
 
-// New returns a queue with these limits. Listed reports whether a source names the machine that
-// makes a claim. It is called often and under the queue's lock: it must be as fast as a look into a
-// map, and must not call the queue.
-func New(rates Rates, listed func(Claim) bool) *Queue {
-	q := &Queue{order: newOrder(rates, listed), now: time.Now}
+// New returns a queue with these limits. listed reports whether a source names the machine that
+// makes a claim, and attested whether a machine with this AK got a certificate. Both are called often
+// and under the queue's lock: they must be as fast as a look into a map, and must not call the queue.
+func New(rates Rates, listed func(Claim) bool, attested func(ak string) bool) *Queue {
+	q := &Queue{order: newOrder(rates, listed, attested), now: time.Now}
 	q.ready = sync.NewCond(&q.mu)
 	q.queue = workqueue.NewTypedWithConfig(workqueue.TypedQueueConfig[reconcile.Request]{Queue: q.order})
 	return q
@@ -69,8 +69,8 @@ func (q *Queue) Forget(name string) {
 	q.update(func() { q.order.forget(requestOf(name)) })
 }
 
-// Relist asks again which of the queued claims are listed. Call it when the machines have changed,
-// at most once a second: it takes some 20 ms for 100,000 claims.
+// Relist asks again which of the queued claims are listed or attested. Call it when the machines have
+// changed, at most once a second: it takes some 20 ms for 100,000 claims.
 func (q *Queue) Relist() { q.update(q.order.relist) }
 
 // Charge delays a requester's next requests by the time that it took to deny one of its requests.

@@ -27,7 +27,7 @@ var (
 var slow = Rates{Requester: Rate{time.Second, 1}, Cluster: Rate{100 * time.Millisecond, 10}}
 
 func newTestQueue(rates Rates) *Queue {
-	return New(rates, func(c Claim) bool { return strings.HasPrefix(c.Node, "listed") })
+	return New(rates, isListed, isAttested)
 }
 
 // add queues a request as an event handler does.

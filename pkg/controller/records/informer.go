@@ -57,6 +57,9 @@ var valueOf = map[string]func(*v1alpha1.NodeAttestation) string{
 	},
 }
 
+// indexAK is the index of AKs, by which the API server selects no records.
+const indexAK = "ak"
+
 // newInformer returns the cache of a cluster's records, which its source starts.
 func newInformer(s *Store, log logr.Logger) (*informer, error) {
 	i := &informer{}
@@ -85,6 +88,9 @@ func newInformer(s *Store, log logr.Logger) (*informer, error) {
 	indexers := toolscache.Indexers{}
 	for field, value := range valueOf {
 		indexers[field] = func(object any) ([]string, error) { return []string{value(object.(*v1alpha1.NodeAttestation))}, nil }
+	}
+	indexers[indexAK] = func(object any) ([]string, error) {
+		return []string{object.(*v1alpha1.NodeAttestation).Spec.AKName}, nil
 	}
 	i.SharedIndexInformer = toolscache.NewSharedIndexInformer(toolscache.ToListWatcherWithWatchListSemantics(calls, s.api), &v1alpha1.NodeAttestation{}, 0, indexers)
 	failures := &telemetry.WatchErrors{Log: log, Message: unwatched, Remind: unwatchedRemind}

@@ -83,6 +83,15 @@ func (s *Store) FindCached(field, value string) ([]v1alpha1.NodeAttestation, err
 	return s.informer.find(field, value)
 }
 
+// HasAK reports whether a record in the cache has this AK. It reads no API.
+func (s *Store) HasAK(name string) bool {
+	if name == "" || s.informer == nil {
+		return false
+	}
+	found, err := s.informer.GetIndexer().IndexKeys(indexAK, name)
+	return err == nil && len(found) > 0
+}
+
 // All returns the records of this cluster, from the cache if it is in sync. The caller changes none
 // of them.
 func (s *Store) All(ctx context.Context) ([]v1alpha1.NodeAttestation, error) {

@@ -273,6 +273,31 @@ func TestFind(t *testing.T) {
 	})
 }
 
+// An AK is found in the cache while a record has it.
+func TestHasAK(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newServer(t)
+		if NewStore(s, namespace, nil).HasAK("ak") {
+			t.Error("found without a watch")
+		}
+		store := s.start(t, nil, logr.Discard())
+		record := recordNamed("a", "node-1", "ek-1")
+		record.Spec.AKName = "ak"
+		s.write(t, record, recordNamed("b", "node-2", "ek-2"))
+		synctest.Wait()
+		if !store.HasAK("ak") || store.HasAK("another") || store.HasAK("") {
+			t.Error("not that of the record alone is found")
+		}
+		if err := s.Delete(t.Context(), record); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if store.HasAK("ak") {
+			t.Error("it outlives its record")
+		}
+	})
+}
+
 // Without a watch, and after errors of the watch, records are read from the server.
 func TestWithoutAWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -73,6 +73,15 @@ func (Provider) EKTemplate(request, hello *certificatesv1.CertificateSigningRequ
 	return tpm.ClaimedEKTemplate(requestOf(hello))
 }
 
+// OriginAK returns the Name of the AK in hex.
+func (Provider) OriginAK(request *certificatesv1.CertificateSigningRequest) string {
+	name, err := tpm.Origin(request.Annotations[attestation.AnnotationOrigin], request.Name, request.Spec.Request)
+	if err != nil {
+		return ""
+	}
+	return hex.EncodeToString(name)
+}
+
 // openHello parses the hello that a request is, or that it refers to.
 func openHello(v *tpm.Verifier, request, hello *certificatesv1.CertificateSigningRequest) *tpm.ParsedHello {
 	if hello == nil {

@@ -25,6 +25,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/tpmprovider"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/fleet"
@@ -243,6 +244,9 @@ func (n *node) mustHaveRenewedWith(t *testing.T, fingerprint string, since int) 
 		}
 		if len(r.Status.Certificate) > 0 {
 			issued++
+			if (tpmprovider.Provider{}).OriginAK(&r) == "" {
+				t.Errorf("%s does not show which TPM it comes from: %q", r.Name, r.Annotations)
+			}
 			if now, _ := pem.Decode(n.pair(t).Chain); now == nil || !bytes.Contains(r.Status.Certificate, pem.EncodeToMemory(now)) {
 				t.Errorf("%s: the certificate that was issued is not the node's", r.Name)
 			}
