@@ -164,6 +164,11 @@ test-memory: ## run the controller within the memory that its manifest gives it,
 	@scripts/need swtpm
 	cd test && KUBELET_AUTHENTICATOR_TEST_MEMORY=full go test -count=1 -timeout 60m -tags simulator -run TestMemoryLimit -v ./memory
 
+.PHONY: rotate-1000
+rotate-1000: ## rotate a thousand simulated nodes and a real kubelet while they renew their Leases (as root, for some minutes)
+	@scripts/need swtpm mount ip
+	cd test && KUBELET_AUTHENTICATOR_TEST_ROTATE=full go test -count=1 -timeout 20m -tags simulator -run TestThousand -v ./revocation/kubelet
+
 .PHONY: fuzz
 fuzz: ## fuzz each parser for FUZZTIME, or those of FUZZED
 	@scripts/fuzz $(FUZZTIME) $(FUZZED)

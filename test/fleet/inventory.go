@@ -17,7 +17,7 @@ import (
 // Inventory is what an operator makes of the machines' own words: a document for each, in order.
 func Inventory(ctx context.Context, machines ...*Machine) ([]byte, error) {
 	documents := make([][]byte, len(machines))
-	err := each(len(machines), func(i int) (err error) {
+	err := Each(len(machines), func(i int) (err error) {
 		if documents[i], err = machines[i].document(ctx); err != nil {
 			return fmt.Errorf("%s: %w", machines[i].Name, err)
 		}

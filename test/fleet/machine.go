@@ -98,7 +98,7 @@ func (m *Machine) Stop() { m.Chip.Stop() }
 // After an error nothing that was made is left.
 func Make(count int, one func(i int) (*Machine, error)) ([]*Machine, error) {
 	all := make([]*Machine, count)
-	err := each(count, func(i int) (err error) {
+	err := Each(count, func(i int) (err error) {
 		all[i], err = one(i)
 		return err
 	})
@@ -121,9 +121,9 @@ func Stop(machines ...*Machine) {
 // atOnce is how many machines are made, or asked, at a time.
 const atOnce = 4
 
-// each calls f for 0 to count-1, some at a time, and returns its first error. After that it begins
+// Each calls f for 0 to count-1, some at a time, and returns its first error. After that it begins
 // no more.
-func each(count int, f func(i int) error) error {
+func Each(count int, f func(i int) error) error {
 	var mu sync.Mutex
 	var failed error
 	next := 0
