@@ -36,7 +36,7 @@ func testPlugin(t *testing.T) {
 	for _, release := range []struct{ program, version string }{{shared.newer, "newer"}, {shared.plugin, ""}} {
 		const file = "kubelet-authenticator.deb"
 		r := newRecipe(t, "Plugin upgraded or downgraded", map[string]string{"NODE": n.name, "PACKAGE": file})
-		harness.Must(t, os.Symlink(release.program, filepath.Join(r.dir, file)))
+		harness.Must(t, os.Symlink(release.program, filepath.Join(r.Dir, file)))
 		if version := r.step("dpkg -i"); strings.Contains(version, "newer") != (release.version == "newer") {
 			t.Errorf("it is %s", version)
 		}
@@ -83,7 +83,7 @@ func testChallengeKey(t *testing.T) {
 	}
 
 	r = newRecipe(t, "Challenge key lost", nil)
-	r.shell("kubectl -n $NAMESPACE delete secret node-attestation-controller-key\n")
+	r.Shell("kubectl -n $NAMESPACE delete secret node-attestation-controller-key\n")
 	harness.Eventually(t, patience, "the controller says that the Secret is not there", func() bool {
 		return strings.Contains(read(t, shared.controller.LogFile()), "challenge keys: secret "+namespace+"/node-attestation-controller-key: secrets is forbidden")
 	})
@@ -100,10 +100,10 @@ func testCARotation(t *testing.T) {
 	late.joins()
 	b := newBystander(t, "in-time")
 	r := newRecipe(t, "CA rotation", map[string]string{"CLIENT_CA_FILE": shared.clientCAFile()})
-	harness.WriteFile(t, filepath.Join(r.dir, "other-cas.crt"), shared.ClientCA().CertPEM())
+	harness.WriteFile(t, filepath.Join(r.Dir, "other-cas.crt"), shared.ClientCA().CertPEM())
 	old := rest.CopyConfig(b.Credential(fleet.Cluster{URL: shared.ServerURL(), CA: shared.ServerCA()}))
 	r.step("openssl req")
-	block, _ := pem.Decode([]byte(read(t, filepath.Join(r.dir, "new-ca.crt"))))
+	block, _ := pem.Decode([]byte(read(t, filepath.Join(r.Dir, "new-ca.crt"))))
 	issuer, err := x509.ParseCertificate(block.Bytes)
 	harness.Must(t, err)
 	r.step("cat new-ca.crt >>")
@@ -112,8 +112,8 @@ func testCARotation(t *testing.T) {
 	r.step("create secret tls")
 	shared.issuer = issuer
 	listed := func() string {
-		step := *r
-		return step.step("awk")
+		again := *r.Recipe // the block stays the next one
+		return recipe{&again}.step("awk")
 	}
 	harness.Eventually(t, patience, "who has renewed is listed no more", func() bool {
 		b.renews()
@@ -152,7 +152,7 @@ func (n *node) fingerprint() string {
 // several releases.
 func testController(t *testing.T) {
 	b := newBystander(t, "beside-a-rollout")
-	follow := func(tag string, before func(*recipe)) {
+	follow := func(tag string, before func(recipe)) {
 		r := newRecipe(t, "Controller upgraded or downgraded", nil)
 		before(r)
 		harness.WriteFile(t, filepath.Join(shared.dir, "cluster", "kustomization.yaml"), []byte(overlay+"images: [{name: registry.invalid/node-attestation-controller, newTag: "+tag+"}]\n"))
@@ -165,15 +165,15 @@ func testController(t *testing.T) {
 		}
 	}
 	stop := b.keepsRenewing()
-	follow("v2", func(*recipe) {})
+	follow("v2", func(recipe) {})
 	stop()
 
 	// A setting of the later release is left in the configuration.
 	path := filepath.Join(shared.dir, "cluster", "config.yaml")
 	settings := read(t, path)
-	follow("v1", func(r *recipe) {
+	follow("v1", func(r recipe) {
 		harness.WriteFile(t, path, []byte(settings+"settingOfV2: true\n"))
-		r.shell("kubectl apply --server-side -k cluster\n" +
+		r.Shell("kubectl apply --server-side -k cluster\n" +
 			"kubectl -n $NAMESPACE rollout restart deployment/node-attestation-controller\n")
 		harness.Eventually(t, patience, "the controller does not start", func() bool {
 			return strings.Contains(read(t, shared.controller.LogFile()), "settingOfV2")
@@ -230,7 +230,7 @@ func testUninstall(t *testing.T) {
 	harness.Must(t, err)
 
 	r := newRecipe(t, "Uninstall", map[string]string{"NODE": n.name})
-	harness.WriteFile(t, filepath.Join(r.dir, "bootstrap.kubeconfig"), shared.BootstrapKubeconfig(token))
+	harness.WriteFile(t, filepath.Join(r.Dir, "bootstrap.kubeconfig"), shared.BootstrapKubeconfig(token))
 	r.step("kubeadm:node-autoapprove-bootstrap")
 	stock := newStockKubelet(t, n.name, &rest.Config{Host: shared.ServerURL(), BearerToken: token, TLSClientConfig: rest.TLSClientConfig{CAData: shared.ServerCA()}})
 	stock.asks()

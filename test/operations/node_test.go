@@ -173,7 +173,7 @@ func (n *node) configure(settings string) {
 // run runs a command on the node.
 func (n *node) run(script string) harness.Result {
 	n.t.Helper()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(n.t.Context()), shellLimit)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(n.t.Context()), harness.ShellLimit)
 	defer cancel()
 	return harness.Run(n.t, exec.CommandContext(ctx, filepath.Join(shared.hosts(), n.host), script))
 }

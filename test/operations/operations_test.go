@@ -46,7 +46,7 @@ func testRecordsLost(t *testing.T) {
 	n.joinsDue()
 	r := newRecipe(t, "Records lost", map[string]string{"NODE": n.name})
 	reset := func() {
-		r.shell("kubectl -n $NAMESPACE delete nodeattestation --field-selector spec.nodeName=$NODE\n")
+		r.Shell("kubectl -n $NAMESPACE delete nodeattestation --field-selector spec.nodeName=$NODE\n")
 	}
 	reset()
 	if !strings.Contains(r.step("comm -23"), n.name+"\n") {

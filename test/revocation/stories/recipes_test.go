@@ -3,9 +3,7 @@
 package stories
 
 import (
-	"bytes"
-	"context"
-	"os/exec"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -19,38 +17,18 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// operator runs kubectl attest as an administrator.
-type operator struct{ program, kubeconfig string }
-
-func newOperator(t *testing.T) operator {
+// operatorsShell is the environment of an administrator who has kubectl and kubectl-attest.
+func operatorsShell(t *testing.T) []string {
 	t.Helper()
-	o := operator{filepath.Join(t.TempDir(), "kubectl-attest"), filepath.Join(t.TempDir(), "kubeconfig")}
-	if err := testbed.GoBuild(t.Context(), module, o.program, "./cmd/kubectl-attest"); err != nil {
-		t.Fatal(err)
-	}
-	if err := shared.WriteKubeconfig(o.kubeconfig, shared.AdminUser()); err != nil {
-		t.Fatal(err)
-	}
-	return o
-}
-
-// runs executes a command line, and returns what it printed.
-func (o operator) runs(t *testing.T, code int, args ...string) string {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, o.program, append(args, "--kubeconfig="+o.kubeconfig)...)
-	var out bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &out
-	err := cmd.Run()
-	t.Logf("kubectl attest %s\n%s", strings.Join(args, " "), out.String())
-	if got := cmd.ProcessState.ExitCode(); got != code {
-		t.Fatalf("exit code %d, not %d: %v", got, code, err)
-	}
-	return out.String()
+	dir := t.TempDir()
+	admin := filepath.Join(dir, "kubeconfig")
+	harness.Must(t, testbed.GoBuild(t.Context(), module, filepath.Join(dir, "kubectl-attest"), "./cmd/kubectl-attest"))
+	harness.Must(t, shared.WriteKubeconfig(admin, shared.AdminUser()))
+	return []string{"PATH=" + dir + ":" + filepath.Dir(shared.Kubectl()) + ":" + os.Getenv("PATH"), "KUBECONFIG=" + admin, "HOME=" + dir}
 }
 
 // isReady has the kubelet of a node report that it is ready.
@@ -63,66 +41,97 @@ func (n *node) isReady(t *testing.T) {
 	}
 }
 
-// An operator handles a stolen key, a rotation and a stolen machine with the commands alone.
-func TestCommands(t *testing.T) {
+// An operator follows the recipes of docs/revocation.md, with two nodes whose plugins are played.
+func TestRecipes(t *testing.T) {
 	started(t, nil)
-	nodes := newNodes(t, "commanded", 2)
+	nodes := newNodes(t, "recipe", 2)
 	victim, other := nodes[0], nodes[1]
 	for _, n := range nodes {
 		n.joins(t)
 		n.isReady(t)
 	}
-	o := newOperator(t)
+	page, err := harness.ReadPage(filepath.Join(module, "docs", "revocation.md"))
+	harness.Must(t, err)
+	shell := operatorsShell(t)
+	of := map[string]string{"NODE": victim.Name, "NAMESPACE": controllerprocess.Namespace, "SPREAD": "1s"}
+	t.Run("key leaked", func(t *testing.T) { keyLeaked(t, page.Recipe(t, "Key leaked", of, shell...), victim) })
+	t.Run("rotation", func(t *testing.T) { rotation(t, page.Recipe(t, "Rotation", of, shell...), nodes) })
+	t.Run("machine stolen", func(t *testing.T) { machineStolen(t, page.Recipe(t, "Machine stolen", of, shell...), victim) })
+	other.credential().MustWrite(t)
+	if !t.Failed() {
+		page.AllAreTried(t)
+	}
+}
+
+func keyLeaked(t *testing.T, r *harness.Recipe, victim *node) {
 	stolen := victim.credential()
 	time.Sleep(time.Second) // what was issued in the same second does not count as issued before
-
-	o.runs(t, 0, "revoke", victim.Name, "--reason=key stolen", "--dry-run")
+	r.Step("--dry-run")
 	stolen.MustWrite(t)
-
-	o.runs(t, 0, "revoke", victim.Name, "--reason=key stolen", "--yes", "--wait=false")
-	stolen.RefusedWithin(t, refusedIn, attestation.MessageRevoked)
-	if err := victim.attest(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if out := o.runs(t, 0, "revocations"); !strings.Contains(out, "key stolen") {
+	back := make(chan error, 1)
+	go func() { // what the plugin does
+		for stolen.Write(t.Context(), stolen.Client(t)) == nil {
+			time.Sleep(50 * time.Millisecond)
+		}
+		back <- victim.attest(t.Context())
+	}()
+	r.Step("revoke")
+	harness.Must(t, <-back)
+	stolen.RefusedWithin(t, 0, attestation.MessageRevoked)
+	victim.credential().MustWrite(t)
+	if out := r.Step("describe"); !strings.Contains(out, "key leaked") {
 		t.Error("the reason is not shown")
 	}
+}
 
+func rotation(t *testing.T, r *harness.Recipe, nodes []*node) {
 	time.Sleep(time.Second)
-	old := victim.credential()
-	go func() { // what the plugins do
-		for due := false; !due; time.Sleep(50 * time.Millisecond) {
-			_, _, due = other.announced(t).Due(other.Name, time.Now().Add(-time.Minute), nil)
-		}
-		time.Sleep(time.Second) // a request in the same second counts as older
-		for _, n := range nodes {
-			if err := n.attest(t.Context()); err != nil {
-				t.Error(err)
-				return
-			}
-			certificates := n.record(t).Status.Certificates
-			n.uses(t, certificates[len(certificates)-1].SHA256)
-		}
-	}()
-	o.runs(t, 0, "rotate", "--all", "--reason=rotation of the CA", "--spread=1s", "--yes", "--timeout=40s")
+	r.Step("--dry-run")
+	old := nodes[0].credential()
+	renewed := make(chan error, 1)
+	go func() { renewed <- renewAsAnnounced(t, nodes) }()
+	r.Step("rotate")
+	harness.Must(t, <-renewed)
 	old.RefusedWithin(t, refusedIn, attestation.MessageRevoked)
-	other.credential().MustWrite(t)
+	if out := r.Step("revocations"); !strings.Contains(out, "CA rotation") {
+		t.Error("the rotation is not shown")
+	}
+}
 
+// renewAsAnnounced does what the plugins do.
+func renewAsAnnounced(t *testing.T, nodes []*node) error {
+	for due := false; !due; time.Sleep(50 * time.Millisecond) {
+		_, _, due = nodes[1].announced(t).Due(nodes[1].Name, time.Now().Add(-time.Minute), nil)
+	}
+	time.Sleep(time.Second) // a request in the same second counts as older
+	for _, n := range nodes {
+		if err := n.attest(t.Context()); err != nil {
+			return err
+		}
+		certificates := n.record(t).Status.Certificates
+		n.uses(t, certificates[len(certificates)-1].SHA256)
+	}
+	return nil
+}
+
+func machineStolen(t *testing.T, r *harness.Recipe, victim *node) {
+	if out := r.Step("get nodeattestation"); !strings.Contains(out, "notAfter") || !strings.Contains(out, "fingerprint") {
+		t.Error("it is not said which EK it has, and when its certificate ends")
+	}
 	present := victim.credential()
-	o.runs(t, 0, "suspend", victim.Name, "--reason=machine stolen", "--evict", "--yes", "--timeout=40s")
+	r.Step("suspend")
 	present.RefusedWithin(t, refusedIn, attestation.MessageSuspended)
 	if err := shared.client.Get(t.Context(), client.ObjectKey{Name: victim.Name}, &corev1.Node{}); !apierrors.IsNotFound(err) {
 		t.Errorf("the Node is still there: %v", err)
 	}
 	mustBeDenied(t, victim.Machine)
-	if out := o.runs(t, 0, "describe", victim.Name); !strings.Contains(out, "machine stolen") {
-		t.Error("describe does not say that it is suspended")
+	if out := r.Step("bootstrap.kubernetes.io/token"); !strings.Contains(out, "bootstrap-token-") {
+		t.Error("the token is not listed")
 	}
-	o.runs(t, 0, "resume", victim.Name, "--yes")
+	r.Step("resume")
 	present.RefusedWithin(t, refusedIn, attestation.MessageRevoked)
-	if err := victim.attest(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, victim.attest(t.Context()))
+	victim.credential().MustWrite(t)
 	left := &v1alpha1.NodeSuspensionList{}
 	if err := shared.client.List(t.Context(), left, client.InNamespace(controllerprocess.Namespace)); err != nil || len(left.Items) > 0 {
 		t.Errorf("%d suspensions are left, %v", len(left.Items), err)
