@@ -165,7 +165,7 @@ func TestParserPanic(t *testing.T) {
 func TestClaimOfALargeHello(t *testing.T) {
 	large := helloNamed("h")
 	large.Spec.Request = make([]byte, maxClaimSize+1)
-	if found := parseClaim(nil, nil, large); found != (claim{}) { // nothing is called
+	if found := parseClaim(nil, nil, large, ""); found != (claim{}) { // nothing is called
 		t.Errorf("%+v", found)
 	}
 }

@@ -61,9 +61,9 @@ func (i *intake) claimIn(object *certificatesv1.CertificateSigningRequest) (foun
 const maxClaimSize = 32 << 10
 
 // parseClaim reads what a whole request claims: it parses the request and its document, and verifies
-// no evidence but its origin, which takes a tenth of a millisecond. A parser that panics must not end the watch; it panics again in a worker, which
+// nothing but the request's origin, if it has the annotation. A parser that panics must not end the watch; it panics again in a worker, which
 // recovers.
-func parseClaim(rules *verifier.Rules, providers map[string]Provider, object *certificatesv1.CertificateSigningRequest) (found claim) {
+func parseClaim(rules *verifier.Rules, providers map[string]Provider, object *certificatesv1.CertificateSigningRequest, origin string) (found claim) {
 	defer func() {
 		if recover() != nil {
 			found = claim{}
@@ -72,7 +72,7 @@ func parseClaim(rules *verifier.Rules, providers map[string]Provider, object *ce
 	if challenge := challengeIn(object); challenge != nil {
 		found.Expires = challenge.Expires
 	}
-	found.AK = originAK(providers, object)
+	found.AK = originAK(providers, origin, object)
 	if object.Spec.SignerName == attestation.HelloSignerName && len(object.Spec.Request) > maxClaimSize {
 		return found
 	}
@@ -89,14 +89,14 @@ func parseClaim(rules *verifier.Rules, providers map[string]Provider, object *ce
 	return found
 }
 
-// originAK returns the AK whose TPM a whole request comes from, "" if the request does not show one.
-func originAK(providers map[string]Provider, object *certificatesv1.CertificateSigningRequest) string {
-	if object.Annotations[attestation.AnnotationOrigin] == "" || len(object.Spec.Request) > attestation.MaxRequestSize {
+// originAK returns the AK whose TPM a whole request comes from, "" if its annotation does not show one.
+func originAK(providers map[string]Provider, origin string, object *certificatesv1.CertificateSigningRequest) string {
+	if origin == "" || len(object.Spec.Request) > attestation.MaxRequestSize {
 		return ""
 	}
 	for _, p := range providers {
 		if v, ok := p.(OriginVerifier); ok {
-			if ak := v.OriginAK(object); ak != "" {
+			if ak := v.OriginAK(origin, object); ak != "" {
 				return ak
 			}
 		}

@@ -207,10 +207,7 @@ func TestOriginsThatAreNotVerified(t *testing.T) {
 	stub := map[string]Provider{"tpm": &tpmStub{}}
 	short, long := requestNamed("short", "uid"), requestNamed("long", "uid")
 	short.Spec.Request, long.Spec.Request = make([]byte, attestation.MaxRequestSize), make([]byte, attestation.MaxRequestSize+1)
-	for _, r := range []*certificatesv1.CertificateSigningRequest{short, long} {
-		withOrigin(r, "ak")
-	}
-	if originAK(stub, short) != "ak" || originAK(stub, long) != "" || originAK(nil, short) != "" {
+	if originAK(stub, "ak", short) != "ak" || originAK(stub, "ak", long) != "" || originAK(nil, "ak", short) != "" || originAK(stub, "", short) != "" {
 		t.Error("another origin is verified")
 	}
 }

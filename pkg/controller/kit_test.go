@@ -563,9 +563,9 @@ func (p *tpmStub) EKTemplate(request, hello *certificatesv1.CertificateSigningRe
 	return "template-of-" + p.EK(request, hello)
 }
 
-// OriginAK takes the annotation for the AK.
-func (*tpmStub) OriginAK(request *certificatesv1.CertificateSigningRequest) string {
-	return request.Annotations[attestation.AnnotationOrigin]
+// OriginAK takes the origin for the AK.
+func (*tpmStub) OriginAK(origin string, _ *certificatesv1.CertificateSigningRequest) string {
+	return origin
 }
 
 func (*tpmStub) HelloOf(proof *certificatesv1.CertificateSigningRequest) (string, error) {

@@ -9,6 +9,7 @@ import (
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/rsa"
+	"crypto/sha256"
 	"fmt"
 	"strings"
 	"testing"
@@ -63,33 +64,40 @@ func BenchmarkParseClaim(b *testing.B) {
 		content      []byte
 		// claimed says that the claim can be read.
 		claimed bool
+		// shown says that the request has an origin.
+		shown bool
 	}{
-		{"hello/2 kB", attestation.HelloSignerName, request(b, p256, hello(400)), true},
-		{"hello/12 kB", attestation.HelloSignerName, request(b, p256, hello(2900, 2900)), true},
-		{"hello/largest", attestation.HelloSignerName, request(b, p256, hello(8192, 8192, 8192, 8192, 8192, 8192)), true},
-		{"hello/P-384", attestation.HelloSignerName, request(b, pkcs10(b, newKey(b, elliptic.P384())), hello()), true},
-		{"hello/RSA-4096", attestation.HelloSignerName, request(b, pkcs10(b, rsa4096), hello()), true},
-		{"proof/largest", benchSigner, request(b, p256, largestProof(b)), true},
-		{"malformed/one string", attestation.HelloSignerName, request(b, p256, full(head("hello")+`"x":"`, "x", `"}`)), false},
-		{"malformed/versions", attestation.HelloSignerName, request(b, p256, full(head("hello")+`"versions":[`, `"",`, `""]}`)), false},
-		{"malformed/certificates", attestation.HelloSignerName, request(b, p256, full(head("hello")+`"ekCertificates":[`, `"",`, `""]}`)), false},
-		{"malformed/PCRs", benchSigner, request(b, p256, full(head("proof")+`"pcrs":[`, `{},`, `{}]}`)), false},
-		{"malformed/nested", attestation.HelloSignerName, request(b, p256, full(head("hello")+`"x":`, `[`, ``)), false},
-		{"malformed/unknown fields", attestation.HelloSignerName, request(b, p256, full(head("hello"), `"x":1,`, `"x":1}`)), false},
-		{"malformed/no PEM", attestation.HelloSignerName, bytes.Repeat([]byte("x"), whole), false},
-		{"malformed/PEM headers", attestation.HelloSignerName, []byte("-----BEGIN X-----\n" + headers.String() + "\n" + tail), false},
-		{"malformed/PEM ends", attestation.HelloSignerName, bytes.Repeat([]byte("-----BEGIN X-----\n"+tail), whole/len("-----BEGIN X-----\n"+tail)), false},
-		{"malformed/beyond the limit", attestation.HelloSignerName, bytes.Repeat([]byte("x"), whole+1), false},
+		{"hello/2 kB", attestation.HelloSignerName, request(b, p256, hello(400)), true, false},
+		{"hello/2 kB with an origin", attestation.HelloSignerName, request(b, p256, hello(400)), true, true},
+		{"hello/12 kB", attestation.HelloSignerName, request(b, p256, hello(2900, 2900)), true, false},
+		{"hello/largest", attestation.HelloSignerName, request(b, p256, hello(8192, 8192, 8192, 8192, 8192, 8192)), false, false},
+		{"hello/P-384", attestation.HelloSignerName, request(b, pkcs10(b, newKey(b, elliptic.P384())), hello()), true, false},
+		{"hello/RSA-4096", attestation.HelloSignerName, request(b, pkcs10(b, rsa4096), hello()), true, false},
+		{"proof/largest", benchSigner, request(b, p256, largestProof(b)), true, false},
+		{"malformed/one string", attestation.HelloSignerName, request(b, p256, full(head("hello")+`"x":"`, "x", `"}`)), false, false},
+		{"malformed/versions", attestation.HelloSignerName, request(b, p256, full(head("hello")+`"versions":[`, `"",`, `""]}`)), false, false},
+		{"malformed/certificates", attestation.HelloSignerName, request(b, p256, full(head("hello")+`"ekCertificates":[`, `"",`, `""]}`)), false, false},
+		{"malformed/PCRs", benchSigner, request(b, p256, full(head("proof")+`"pcrs":[`, `{},`, `{}]}`)), false, false},
+		{"malformed/nested", attestation.HelloSignerName, request(b, p256, full(head("hello")+`"x":`, `[`, ``)), false, false},
+		{"malformed/unknown fields", attestation.HelloSignerName, request(b, p256, full(head("hello"), `"x":1,`, `"x":1}`)), false, false},
+		{"malformed/no PEM", attestation.HelloSignerName, bytes.Repeat([]byte("x"), whole), false, false},
+		{"malformed/PEM headers", attestation.HelloSignerName, []byte("-----BEGIN X-----\n" + headers.String() + "\n" + tail), false, false},
+		{"malformed/PEM ends", attestation.HelloSignerName, bytes.Repeat([]byte("-----BEGIN X-----\n"+tail), whole/len("-----BEGIN X-----\n"+tail)), false, false},
+		{"malformed/beyond the limit", attestation.HelloSignerName, bytes.Repeat([]byte("x"), whole+1), false, false},
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			object := &certificatesv1.CertificateSigningRequest{Spec: certificatesv1.CertificateSigningRequestSpec{
 				SignerName: c.signer, Request: c.content, Usages: []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth},
 			}}
 			object.Name, object.UID = "r", "u"
+			origin := ""
+			if c.shown {
+				origin = originOf(b, object)
+			}
 			b.ReportAllocs()
 			for b.Loop() {
-				found := controller.ParseClaim(rules, providers, object)
-				if claimed := found.EK != "" && found.Node == benchNode; claimed != c.claimed {
+				found := controller.ParseClaim(rules, providers, object, origin)
+				if claimed := found.EK != "" && found.Node == benchNode; claimed != c.claimed || c.shown != (found.AK != "") {
 					b.Fatalf("%+v", found)
 				}
 			}
@@ -132,6 +140,30 @@ func marshalHello(b *testing.B, certificates ...int) []byte {
 	document, err := hello.Marshal()
 	must(b, err)
 	return document
+}
+
+// originOf returns what a TPM that does not exist says of a request.
+func originOf(b *testing.B, object *certificatesv1.CertificateSigningRequest) string {
+	b.Helper()
+	ak, akArea := newKey(b, elliptic.P256()), template.AK()
+	point, err := ak.PublicKey.Bytes()
+	must(b, err)
+	akArea.Unique = tpm2.NewTPMUPublicID(tpm2.TPMAlgECC, &tpm2.TPMSECCPoint{
+		X: tpm2.TPM2BECCParameter{Buffer: point[1:33]}, Y: tpm2.TPM2BECCParameter{Buffer: point[33:]},
+	})
+	quote := tpm2.Marshal(tpm2.TPMSAttest{
+		Magic: tpm2.TPMGeneratedValue, Type: tpm2.TPMSTAttestQuote, ExtraData: tpm2.TPM2BData{Buffer: attestation.OriginData(object.Name, object.Spec.Request)},
+		Attested: tpm2.NewTPMUAttest(tpm2.TPMSTAttestQuote, &tpm2.TPMSQuoteInfo{PCRDigest: tpm2.TPM2BDigest{Buffer: make([]byte, 32)}}),
+	})
+	digest := sha256.Sum256(quote)
+	r, s, err := ecdsa.Sign(rand.Reader, ak, digest[:])
+	must(b, err)
+	signature := tpm2.Marshal(tpm2.TPMTSignature{SigAlg: tpm2.TPMAlgECDSA, Signature: tpm2.NewTPMUSignature(tpm2.TPMAlgECDSA, &tpm2.TPMSSignatureECC{
+		Hash: tpm2.TPMAlgSHA256, SignatureR: tpm2.TPM2BECCParameter{Buffer: r.Bytes()}, SignatureS: tpm2.TPM2BECCParameter{Buffer: s.Bytes()},
+	})})
+	origin, err := attestation.Origin{Version: attestation.VersionTPM, AKPublic: tpm2.Marshal(akArea), Quote: quote, Signature: signature}.Marshal()
+	must(b, err)
+	return string(origin)
 }
 
 func largestProof(b *testing.B) []byte {

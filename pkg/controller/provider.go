@@ -50,10 +50,10 @@ type Challenger interface {
 
 // OriginVerifier is a Challenger of nodes that are a provider.Originator. It is optional.
 type OriginVerifier interface {
-	// OriginAK returns the AK, as records have it, whose TPM made the request's annotation
-	// attestation.AnnotationOrigin for this request. It returns "" if there is no such annotation, or
-	// it does not verify. The AK may be anybody's.
-	OriginAK(request *certificatesv1.CertificateSigningRequest) string
+	// OriginAK returns the AK, as records have it, whose TPM made an origin for this request, "" if the
+	// origin does not verify. The origin is the value of the annotation attestation.AnnotationOrigin.
+	// The AK may be anybody's.
+	OriginAK(origin string, request *certificatesv1.CertificateSigningRequest) string
 }
 
 // EKTemplater is a Challenger whose endorsement keys are made from templates. It is optional: the

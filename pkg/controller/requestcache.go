@@ -115,7 +115,7 @@ func (r *RequestCache) reduce(request *certificatesv1.CertificateSigningRequest)
 	if stateOf(kept) != pending { // only approvers make it so
 		return kept
 	}
-	found := parseClaim(r.rules, r.providers, request)
+	found := parseClaim(r.rules, r.providers, kept, request.Annotations[attestation.AnnotationOrigin])
 	if r.reserve(kept) {
 		setClaim(kept, found)
 		return kept

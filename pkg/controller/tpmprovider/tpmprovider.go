@@ -74,8 +74,8 @@ func (Provider) EKTemplate(request, hello *certificatesv1.CertificateSigningRequ
 }
 
 // OriginAK returns the Name of the AK in hex.
-func (Provider) OriginAK(request *certificatesv1.CertificateSigningRequest) string {
-	name, err := tpm.Origin(request.Annotations[attestation.AnnotationOrigin], request.Name, request.Spec.Request)
+func (Provider) OriginAK(origin string, request *certificatesv1.CertificateSigningRequest) string {
+	name, err := tpm.Origin(origin, request.Name, request.Spec.Request)
 	if err != nil {
 		return ""
 	}

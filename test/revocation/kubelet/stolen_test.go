@@ -244,7 +244,7 @@ func (n *node) mustHaveRenewedWith(t *testing.T, fingerprint string, since int) 
 		}
 		if len(r.Status.Certificate) > 0 {
 			issued++
-			if (tpmprovider.Provider{}).OriginAK(&r) == "" {
+			if (tpmprovider.Provider{}).OriginAK(r.Annotations[attestation.AnnotationOrigin], &r) == "" {
 				t.Errorf("%s does not show which TPM it comes from: %q", r.Name, r.Annotations)
 			}
 			if now, _ := pem.Decode(n.pair(t).Chain); now == nil || !bytes.Contains(r.Status.Certificate, pem.EncodeToMemory(now)) {
