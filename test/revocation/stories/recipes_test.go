@@ -3,6 +3,7 @@
 package stories
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"strings"
@@ -53,6 +54,9 @@ func TestRecipes(t *testing.T) {
 	page, err := harness.ReadPage(filepath.Join(module, "docs", "revocation.md"))
 	harness.Must(t, err)
 	shell := operatorsShell(t)
+	t.Cleanup(func() { // nodes of other tests never renew, so that the rotation would go on
+		harness.Must(t, shared.client.DeleteAllOf(context.WithoutCancel(t.Context()), &v1alpha1.NodeRevocation{}, client.InNamespace(controllerprocess.Namespace)))
+	})
 	of := map[string]string{"NODE": victim.Name, "NAMESPACE": controllerprocess.Namespace, "SPREAD": "1s"}
 	t.Run("key leaked", func(t *testing.T) { keyLeaked(t, page.Recipe(t, "Key leaked", of, shell...), victim) })
 	t.Run("rotation", func(t *testing.T) { rotation(t, page.Recipe(t, "Rotation", of, shell...), nodes) })
