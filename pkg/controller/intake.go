@@ -61,8 +61,8 @@ func (i *intake) claimIn(object *certificatesv1.CertificateSigningRequest) (foun
 const maxClaimSize = 32 << 10
 
 // parseClaim reads what a whole request claims: it parses the request and its document, and verifies
-// nothing but the request's origin, if it has the annotation. A parser that panics must not end the watch; it panics again in a worker, which
-// recovers.
+// nothing but the origin, if there is one. A parser that panics must not end the watch; it panics
+// again in a worker, which recovers.
 func parseClaim(rules *verifier.Rules, providers map[string]Provider, object *certificatesv1.CertificateSigningRequest, origin string) (found claim) {
 	defer func() {
 		if recover() != nil {

@@ -12,12 +12,14 @@ import (
 
 	"github.com/go-logr/logr"
 	certificatesv1 "k8s.io/api/certificates/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/fairqueue"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
@@ -290,6 +292,50 @@ func TestSharedMachinesWake(t *testing.T) {
 		k.machines.fail(errors.New("away"))
 		if err := w.compare(k.ctx, queue); err == nil || len(queue.taken()) > 0 {
 			k.Error("machines that are not known were compared")
+		}
+	})
+}
+
+// A leader that starts has requests in its queue before it has the records. They are ordered again
+// once it has them.
+func TestRecordsThatAreKnownLater(t *testing.T) {
+	inBubble(t, func(k *kit) {
+		in := k.start(unwatched)
+		record := &v1alpha1.NodeAttestation{ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace, Name: "worker-1"}}
+		record.Spec = v1alpha1.NodeAttestationSpec{Cluster: testCluster, NodeName: "worker-1", AKName: "ak-1"}
+		if err := k.server.Create(k.ctx, record); err != nil {
+			k.Fatal(err)
+		}
+		queue, w := in.queueOf(), in.machineWatch(logr.Discard())
+		for _, name := range []string{"copy-1", "shown", "copy-2"} { // the newest copy would be first
+			object := k.build(name, attestation.HelloSignerName, "worker-1", document{EK: "ek-1"})
+			if name == "shown" {
+				withOrigin(object, "ak-1")
+			}
+			k.file(object, asNode("worker-1"))
+			in.intake.observe(in.cached(name))
+			queue.Add(requestFor(name))
+		}
+		compare := func() {
+			if err := w.compare(k.ctx, queue); err != nil {
+				k.Fatal(err)
+			}
+		}
+		compare()
+		if w.recordsKnown {
+			k.Error("the records are known without a watch")
+		}
+		source := must(in.records.Watch(logr.Discard()))
+		ctx, stop := context.WithCancel(k.ctx)
+		defer synctest.Wait()
+		defer stop()
+		if err := source.Start(ctx, nil); err != nil {
+			k.Fatal(err)
+		}
+		synctest.Wait()
+		compare()
+		if first, _ := queue.Get(); first != requestFor("shown") {
+			k.Errorf("%s comes first", first.Name)
 		}
 	})
 }

@@ -9,7 +9,7 @@
 //	      └─ limited ───────┤   a token of the cluster and of the requester for each
 //	                        └─ class: nodes, bootstrap tokens, others               in turn
 //	                             └─ requester                                       in turn
-//	                                  └─ share: attested claims, listed ones, others  4 to 3 to 1
+//	                                  └─ share: attested, listed, other claims      4 to 3 to 1
 //	                                       └─ first looks, further looks            in turn
 //	                                            └─ claim: AK, or EK and node name   in turn
 //	                                                 └─ newest, oldest              in turn
