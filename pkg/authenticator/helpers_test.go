@@ -123,11 +123,12 @@ func testAuthenticator(t testing.TB) *Authenticator {
 		nodeName: "a", dir: cache.At(certs),
 		bootstrapKubeconfig: filepath.Join(t.TempDir(), "none"), kubeletBootstrap: kubelet.BootstrapFile,
 		waitTimeout: 10 * time.Second, renewalWait: 10 * time.Second,
-		note:           newNoteFile(filepath.Join(t.TempDir(), "run"), certs),
-		now:            func() time.Time { return noon },
-		step:           func(Step) {},
-		userAgent:      "test/1",
-		workerDeadline: 24 * time.Hour, // a run kills workers that outlive it, and here they are this very process
+		note:      newNoteFile(filepath.Join(t.TempDir(), "run"), certs),
+		now:       func() time.Time { return noon },
+		step:      func(Step) {},
+		userAgent: "test/1",
+		// a run kills workers that outlive it, and here they are this very process
+		workerDeadline: 24 * time.Hour,
 		startWorker: func() (process.ID, error) {
 			return process.ID{}, errors.New("no worker was to be started")
 		},
@@ -201,11 +202,13 @@ func tlsServer(t testing.TB, handler http.Handler, change func(*httptest.Server)
 	return server, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
 }
 
-// hang answers nothing until the client goes away, which the server only notices once it has read
-// the request.
+// hang never answers. It waits until the client goes away, which the server only notices once it
+// has read the request. A handler that returns answers 200, and net/http's client takes an answer
+// that arrives while it closes the connection.
 func hang(_ http.ResponseWriter, r *http.Request) {
 	_, _ = io.Copy(io.Discard, r.Body)
 	<-r.Context().Done()
+	panic(http.ErrAbortHandler)
 }
 
 // wantFailure returns the Failure in err if it has that reason and its text fits on one line of a
