@@ -1,4 +1,5 @@
-# kubelet-authenticator. `make help` lists the targets; each installs what it needs on Debian and Ubuntu when run as root.
+# kubelet-authenticator. `make help` lists the targets; each installs what it needs on Debian and
+# Ubuntu when run as root.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -16,7 +17,7 @@ FORMATS ?= deb rpm tar sysext
 SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null)
 
 export GOFLAGS := -buildvcs=false
-# Tools are pinned in a module of their own, apart from the product's dependencies.
+# Tools are pinned in a module of their own, separate from the product's dependencies.
 TOOL := go tool -modfile=$(CURDIR)/tools/go.mod
 GOTESTSUM := $(TOOL) gotestsum --format=pkgname --format-hide-empty-pkg
 
@@ -40,7 +41,8 @@ build: ## build the plugin, the controller and kubectl-attest into bin/
 	CGO_ENABLED=0 go build -trimpath -ldflags "$$LDFLAGS" -o bin/ ./cmd/kubelet-authenticator ./cmd/node-attestation-controller ./cmd/kubectl-attest
 	@install cmd/kubectl-attest/kubectl_complete-attest bin/
 
-# The plugin's: it is what machine images need. Reproducible: the same commit, VERSION and Go release make the same bytes.
+# The plugin's: it is what machine images need. Reproducible: the same commit, VERSION and Go
+# release make the same bytes.
 .PHONY: packages
 packages: ## make deb, rpm, tarball and sysext image of the plugin, with SBOMs and SHA256SUMS, in DIST (also: VERSION, ARCHES, FORMATS)
 	@scripts/need mksquashfs
@@ -51,7 +53,8 @@ packages: ## make deb, rpm, tarball and sysext image of the plugin, with SBOMs a
 chart-package: ## make the Helm chart's archive in DIST (also: VERSION)
 	@packaging/helm/build "$$DIST"
 
-# The base is fetched by its digest: BASE_IMAGE, or the one of .ko.yaml. Run it after "packages": it adds to SHA256SUMS.
+# The base is fetched by its digest: BASE_IMAGE, or the one of .ko.yaml. Run it after "packages": it
+# adds to SHA256SUMS.
 .PHONY: image
 image: ## make the controller's image in DIST, with SBOMs, on BASE_IMAGE (NAME@sha256:...), and push it to IMAGE_REPO if that is set (also: VERSION, ARCHES)
 	@packaging/image/build "$$DIST"
@@ -86,7 +89,7 @@ TPM_E2E := $(addprefix TestProtocolAgainstSwtpm/,ecc-p256 ecc-p384-high rsa-2048
 ROOT := $(filter 0,$(shell id -u))
 NODE_E2E := TestNodeBecomesReady TestRotatedKubelet TestStolenKeyOfKubelet $(addprefix TestKubeadm/,package sysext baked-image drop-in drop-in/first-boot drop-in/restart not-in-inventory denied bootstrap-by-exec \
 	bootstrapped-around rotated-around) $(addprefix TestKubeadmWithoutController/,join reboot) \
-	TestMemoryLimit TestMachineDeployment TestReproducible TestRunsAlone TestRunsInACluster TestQuickstart TestAdopting TestInstallAndPurge $(addprefix TestKubeadmWithoutPolicy/,stock package drop-in-not-enabled bootstrapped-around rotated-around)
+	$(addprefix TestIPv6/,ipv6 dual-stack) TestNoWayOut TestMemoryLimit TestMachineDeployment TestReproducible TestRunsAlone TestRunsInACluster TestQuickstart TestAdopting TestInstallAndPurge $(addprefix TestKubeadmWithoutPolicy/,stock package drop-in-not-enabled bootstrapped-around rotated-around)
 
 # How many suites are run at once: most of the time they wait.
 E2E_SUITES ?= $(shell echo $$(($$(nproc) * 3 / 2)))
@@ -95,7 +98,7 @@ E2E_LONGEST := ./controller ./node ./e2e ./clusterapi ./clusterapi/stories ./rep
 # Unit tests wait, too, for timeouts and for software TPMs. The race detector makes them wait less.
 UNIT_PACKAGES := $(shell echo $$(($$(nproc) * 2)))
 RACE_PACKAGES := $(shell echo $$(($$(nproc) * 3 / 2)))
-E2E_FLAGS := -race -vet=off -tags simulator -timeout 20m
+E2E_FLAGS := -race -vet=off -tags simulator -timeout 40m
 
 UNIT_NEEDS := gcc openssl python3 swtpm swtpm_setup tpm2_checkquote /usr/include/openssl/ssl.h
 E2E_NEEDS := $(UNIT_NEEDS) strace mount ip systemd-nspawn mksquashfs rpm rpm2archive lintian ansible-playbook
@@ -103,7 +106,8 @@ E2E_NEEDS := $(UNIT_NEEDS) strace mount ip systemd-nspawn mksquashfs rpm rpm2arc
 .PHONY: check
 check: lint unit ## run what each commit has to pass: lint and unit
 
-# Without the race detector, which doubles the time and is part of "make test". With -count=1, no result comes from the cache.
+# Without the race detector, which doubles the time and is part of "make test". With -count=1, no
+# result comes from the cache.
 .PHONY: unit
 unit: ## run the unit tests, without the race detector
 	@scripts/need $(UNIT_NEEDS)
@@ -132,15 +136,23 @@ test: ## run everything, unit and end to end against a real control plane and so
 	@scripts/ran bin/e2e.json $(TPM_E2E) $(if $(ROOT),$(NODE_E2E))
 	$(if $(ROOT),,@echo "*** the tests of real kubelets, of kubeadm and of packages that are installed were skipped: they need root ***")
 
-# The oldest kubelet that Kubernetes supports with this API server, three minors older, and one of the same minor.
-# -timeout includes the build: on a busy machine the kubelet takes longer than the default of 10 minutes.
+# The oldest kubelet that Kubernetes supports with this API server, three minors older, and one of
+# the same minor. -timeout includes the build: on a busy machine the kubelet takes longer than the
+# default of 10 minutes.
 .PHONY: test-skew
 test-skew: ## run kubelets of Kubernetes 1.33, the oldest that the API server supports, and of its own version (as root; the first time builds for 10 minutes)
 	@scripts/need swtpm mount ip mksquashfs
 	cd test && KUBELET_AUTHENTICATOR_TEST_KUBELETS=v1.33 go test -count=1 -timeout 60m -run TestNodeBecomesReady -v ./node
 
-# The earliest commit that upgrades are tested from. UPGRADE_FROM=v1.2.3 selects another one. The test builds it from
-# the repository's history, which a tarball does not have.
+# On another machine than arm64 they run in an emulator. The kernel starts it in a namespace of the
+# test alone (Linux 6.7 or later).
+.PHONY: test-arm64
+test-arm64: ## run plugin and controller for arm64 until a node is ready, elsewhere in an emulator (as root, on Linux 6.7 or later; the first time builds for minutes)
+	@scripts/need swtpm mount ip mksquashfs unshare qemu-aarch64-static
+	cd test && KUBELET_AUTHENTICATOR_TEST_ARM64=1 go test -count=1 -timeout 60m -run TestARM64 -v ./node
+
+# The earliest commit that upgrades are tested from. UPGRADE_FROM=v1.2.3 selects another one. The
+# test builds it from the repository's history, which a tarball does not have.
 UPGRADE_FROM ?= e670793
 .PHONY: test-upgrade
 test-upgrade: export KUBELET_AUTHENTICATOR_TEST_UPGRADE_FROM := $(UPGRADE_FROM)
@@ -153,7 +165,8 @@ test-cert-manager: ## run the real cert-manager, too, before the policies for it
 	@scripts/need swtpm
 	cd test && go test -count=1 -tags certmanager -run TestRealCertManager -v ./policies
 
-# -timeout includes what the tests build: managers, kubelet and kubeadm take minutes on two processors.
+# -timeout includes what the tests build: managers, kubelet and kubeadm take minutes on two
+# processors.
 .PHONY: test-clusterapi
 test-clusterapi: ## run all stories with Cluster API's real managers, and machines that join with cloud-init and kubeadm (as root, for many minutes)
 	@scripts/need $(E2E_NEEDS)
@@ -169,12 +182,20 @@ rotate-1000: ## rotate a thousand simulated nodes and a real kubelet while they 
 	@scripts/need swtpm mount ip
 	cd test && KUBELET_AUTHENTICATOR_TEST_ROTATE=full go test -count=1 -timeout 20m -tags simulator -run TestThousand -v ./revocation/kubelet
 
+# Each of them is bounded; all of them take some three hours. docs/reliability.md says what each
+# shows.
+.PHONY: soak
+soak: ## run the long tests of docs/reliability.md, or those of ONLY, such as rotations,signer-outage (as root)
+	@scripts/need $(E2E_NEEDS)
+	cd test && KUBELET_AUTHENTICATOR_TEST_SOAK='$(or $(ONLY),all)' go test -count=1 -p 1 -timeout 4h -tags simulator -v ./reliability/...
+	cd test && KUBELET_AUTHENTICATOR_TEST_SOAK='$(or $(ONLY),all)' go test -count=1 -timeout 4h -tags simulator -run '^TestHostileNeighbours$$' -v ./clusterapi
+
 .PHONY: fuzz
 fuzz: ## fuzz each parser for FUZZTIME, or those of FUZZED
 	@scripts/fuzz $(FUZZTIME) $(FUZZED)
 
 .PHONY: generate
-generate: ## make deep copies, CRD and docs/reference anew from the Go types, and the PrometheusRule from rules.yaml
+generate: ## make deep copies, CRDs and docs/reference from the Go types, and the PrometheusRule from rules.yaml
 	scripts/generate
 
 .PHONY: lint
@@ -182,6 +203,7 @@ lint: ## run golangci-lint over all modules, and what reads shell scripts, man p
 	@scripts/need shellcheck mandoc ansible-lint
 	shellcheck .ci/run cmd/kubectl-attest/kubectl_complete-attest packaging/build packaging/cluster-api/build packaging/daemon-reload packaging/helm/build packaging/image/build packaging/tree scripts/*
 	scripts/lint-man
+	scripts/lint-comments
 	scripts/generate --check
 	cd image-builder/ansible && ansible-lint --offline --profile production
 	$(TOOL) golangci-lint run --allow-parallel-runners ./...
@@ -189,7 +211,8 @@ lint: ## run golangci-lint over all modules, and what reads shell scripts, man p
 	cd perf && $(TOOL) golangci-lint run --allow-parallel-runners --config ../.golangci.yml ./...
 	cd tools && go tool golangci-lint run --allow-parallel-runners --config ../.golangci.yml ./...
 
-# promtool is in a module of its own, and without its clients of clouds: else it takes minutes more to build.
+# promtool is in a module of its own, and without its clients of clouds: else it takes minutes more
+# to build.
 PROMTOOL := GOFLAGS='-buildvcs=false -tags=remove_all_sd' go tool -modfile=$(CURDIR)/tools/promtool/go.mod promtool
 
 .PHONY: monitoring
@@ -213,9 +236,9 @@ vuln: ## look for known vulnerabilities, where the database can be reached
 .PHONY: bench
 bench: ## measure the plugin: valid path, TPM, first certificate, stalls with the signer dead, jitter, overload, each beside something else (ONLY: some of them)
 	@scripts/need swtpm
-	cd perf && go run ./bench -only '$(ONLY)'
+	cd perf && go run ./bench -plots ../docs/plots -only '$(ONLY)'
 
 .PHONY: bench-scale
 bench-scale: ## measure a thousand enrolments at once, what each costs beside kube-controller-manager's, and how that grows (ONLY: some of them)
 	@scripts/need swtpm
-	cd perf && go run ./scale -only '$(ONLY)'
+	cd perf && go run ./scale -plots ../docs/plots -only '$(ONLY)'

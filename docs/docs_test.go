@@ -62,7 +62,8 @@ func walkGo(t *testing.T, root string, visit func(path string)) {
 		switch {
 		case err != nil:
 			return err
-		case entry.IsDir() && (entry.Name() == "testdata" || entry.Name() == "components"): // modules of their own
+		case entry.IsDir() && (entry.Name() == "testdata" || entry.Name() == "components"):
+			// modules of their own
 			return filepath.SkipDir
 		case !entry.IsDir() && strings.HasSuffix(path, ".go") && !strings.HasSuffix(path, "_test.go"):
 			visit(path)

@@ -40,8 +40,8 @@ type emittedReasons struct {
 	found map[string]string
 	// constants has the names of constants that are reasons.
 	constants map[string]bool
-	// takes has the position of the reason among the arguments of functions and methods: of exported
-	// ones by their names, of others by package.name.
+	// takes has the position of the reason among the arguments of functions and methods: of
+	// exported ones by their names, of others by package.name.
 	takes map[string][]int
 	// unknown are the expressions in the place of a reason that the test does not understand.
 	unknown []string
@@ -73,7 +73,8 @@ func findReasons(t *testing.T) *emittedReasons {
 		}
 	}
 	for _, file := range e.files {
-		if file.Name.Name == "attestation" { // beside constants it has only FormatError.Reason, a text
+		// beside constants it has only FormatError.Reason, a text
+		if file.Name.Name == "attestation" {
 			continue
 		}
 		for _, declared := range file.Decls {
@@ -152,7 +153,8 @@ func (e *emittedReasons) inspect(inPackage string, f *ast.FuncDecl) {
 		case *ast.CallExpr:
 			name := lastName(n.Fun)
 			for _, at := range e.takes[functionKey(inPackage, name)] {
-				if at >= len(n.Args) || name == "Add" && !e.isReason(n.Args[at]) { // of a time or a WaitGroup
+				// of a time or a WaitGroup
+				if at >= len(n.Args) || name == "Add" && !e.isReason(n.Args[at]) {
 					continue
 				}
 				e.addValue(n.Args[at])
@@ -191,7 +193,8 @@ func (e *emittedReasons) addValue(value ast.Expr) {
 			return
 		}
 	case *ast.Ident:
-		if v.Name == "reason" || e.constants[v.Name] { // a parameter or a variable: found where it is set
+		// a parameter or a variable: found where it is set
+		if v.Name == "reason" || e.constants[v.Name] {
 			return
 		}
 	case *ast.SelectorExpr:
@@ -254,8 +257,8 @@ func documentedReasons(t *testing.T) map[string][]string {
 	return rows
 }
 
-// docs/reasons.md says of each reason that the controller gives what it means and what to do, and has
-// no reason that the controller does not give.
+// docs/reasons.md has each reason that the controller gives, and no other. It says what each reason
+// means and what to do.
 func TestEachReasonHasARemedy(t *testing.T) {
 	emitted, rows := findReasons(t), documentedReasons(t)
 	for _, unknown := range emitted.unknown {

@@ -12,7 +12,8 @@ import (
 	"testing"
 )
 
-// forbidden are the packages that would slow down or fatten the plugin, or do not belong on a node (DESIGN.md, "Layout").
+// forbidden are the packages that would slow down or fatten the plugin, or do not belong on a node
+// (DESIGN.md, "Layout").
 var forbidden = []string{
 	"k8s.io/client-go/kubernetes",
 	"k8s.io/client-go/informers",
@@ -52,7 +53,8 @@ func TestPluginStaysLean(t *testing.T) {
 	}
 }
 
-// arrows are the imports that a package may have of this module's others. What is not listed may have none.
+// arrows are the imports that a package may have of this module's others. What is not listed may
+// have none.
 var arrows = map[string][]string{
 	"cmd/kubelet-authenticator":           {"pkg/authenticator/command", "pkg/provider", "pkg/provider/insecure", "pkg/provider/tpm"},
 	"pkg/authenticator/command":           {"internal/buildinfo", "internal/machineentry", "internal/oserror", "internal/outputformat", "internal/process", "internal/text", "pkg/attestation", "pkg/authenticator", "pkg/cache", "pkg/doctor", "pkg/kubelet", "pkg/provider"},
@@ -145,7 +147,8 @@ func TestBinaryIsStaticAndSmall(t *testing.T) {
 	}
 }
 
-// The example is built and answers. Where there is no platform it says so, by the name of its service.
+// The example is built and answers. Where there is no platform it says so, by the name of its
+// service.
 func TestExampleProvider(t *testing.T) {
 	path := build(t, example)
 	out, err := exec.Command(path, "version", "--output", "json").Output()

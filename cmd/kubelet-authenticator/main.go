@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// A run ends within milliseconds and needs one thread: it does not have to find out how much of the CPUs its cgroup may have.
+// A run ends within milliseconds and needs one thread. So the Go runtime need not read the CPU
+// limit of the cgroup.
 //
 //go:debug containermaxprocs=0
 //go:debug updatemaxprocs=0
 
-// kubelet-authenticator is a client-go exec credential plugin for kubelets that attest which machine they run on.
+// kubelet-authenticator is a client-go exec credential plugin for kubelets that attest which
+// machine they run on.
 package main
 
 import (

@@ -77,7 +77,8 @@ func named(macro, text string) []string {
 	return found
 }
 
-// flagsIn returns the flags that are marked as this program's. Those of other programs are marked as literal text.
+// flagsIn returns the flags that are marked as this program's. Those of other programs are marked
+// as literal text.
 func flagsIn(text string) map[string]bool {
 	found := map[string]bool{}
 	for _, name := range named("Fl", text) {
@@ -101,7 +102,8 @@ func flagsOf(set *pflag.FlagSet) map[string]bool {
 	return found
 }
 
-// ownFlags returns those of a command that it does not have in common with all others, and those of the commands below it.
+// ownFlags returns those of a command that it does not have in common with all others, and those of
+// the commands below it.
 func ownFlags(c *cobra.Command) map[string]bool {
 	found := flagsOf(c.LocalNonPersistentFlags())
 	for _, below := range c.Commands() {
@@ -197,7 +199,8 @@ func TestManPageSynopsis(t *testing.T) {
 		maps.Copy(got[name], flagsIn(form))
 	}
 	for name, flags := range want {
-		maps.DeleteFunc(flags, func(flag string, _ bool) bool { return !strings.HasPrefix(flag, "--") }) // the long form will do
+		// the long form will do
+		maps.DeleteFunc(flags, func(flag string, _ bool) bool { return !strings.HasPrefix(flag, "--") })
 		if got[name] == nil {
 			t.Errorf("there is no %q", name)
 		}
@@ -208,7 +211,8 @@ func TestManPageSynopsis(t *testing.T) {
 	}
 }
 
-// No flag is named that does not exist, and what is shown as typed is a command line of this program.
+// No flag is named that does not exist, and what is shown as typed is a command line of this
+// program.
 func TestManPagesNameFlagsThatExist(t *testing.T) {
 	root := tree()
 	exist := flagsOf(root.PersistentFlags())
@@ -338,7 +342,8 @@ type source struct {
 	variables []ast.Expr        // that are read from the environment
 }
 
-// readSource parses the packages that are linked into the plugin: TestArrowsRunOneWay sees to it that arrows has them all.
+// readSource parses the packages that are linked into the plugin: TestArrowsRunOneWay sees to it
+// that arrows has them all.
 func readSource(t *testing.T) source {
 	found, done := source{constants: map[string]string{}}, map[string]bool{}
 	for todo := []string{"cmd/kubelet-authenticator"}; len(todo) > 0; todo = todo[1:] {
@@ -381,7 +386,8 @@ func (s *source) read(t *testing.T, path string) {
 	})
 }
 
-// Each file that the code names is there, each variable that it reads, and of what is kept in the certificate directory whether it is secret.
+// The man page has each file that the code names and each variable that it reads. It says which
+// files of the certificate directory are secret.
 func TestManPageHasEachFileAndVariable(t *testing.T) {
 	page, code := readFile(t, programPage), readSource(t)
 	files, environment := section(t, page, "FILES"), named("Ev", section(t, page, "ENVIRONMENT"))
@@ -435,7 +441,8 @@ func TestManPageShowsTheDropIn(t *testing.T) {
 	}
 }
 
-// The pages are the same bytes whenever and for whichever release they are packaged, and readable on any terminal.
+// The pages are the same bytes at each time of packaging and for each release, and readable on any
+// terminal.
 func TestManPagesAreReproducible(t *testing.T) {
 	for _, path := range []string{programPage, configPage} {
 		page := readFile(t, path)

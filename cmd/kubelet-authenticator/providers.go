@@ -8,7 +8,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
 )
 
-// providers are the ones that this binary carries.
+// providers returns the attestation providers in this binary.
 func providers() []provider.Factory {
 	return []provider.Factory{
 		tpm.Factory(),
@@ -16,7 +16,7 @@ func providers() []provider.Factory {
 	}
 }
 
-// flagValues are the values that a shell completes for a provider's own flag.
+// flagValues returns the values that shell completion offers for a provider's own flag.
 func flagValues(flag string) []string {
 	if flag == "ek-template" {
 		return tpm.EKTemplates()

@@ -4,6 +4,9 @@ package main
 
 import (
 	"bytes"
+	"errors"
+	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -27,6 +30,38 @@ func TestCompletionOfTheEKTemplate(t *testing.T) {
 	for _, value := range values {
 		if _, err := tpm.Factory().New(provider.Settings{EKTemplate: value}); err != nil {
 			t.Error(err)
+		}
+	}
+}
+
+// fipsChild has the test binary be the plugin that TestFIPS starts. It holds the arguments.
+const fipsChild = "PROVIDERS_TEST_FIPS_CHILD"
+
+// If FIPS 140-3 is enforced, the plugin says so, and its worker does not crash. In the mode that
+// enforces nothing, it continues until the missing TPM.
+func TestFIPS(t *testing.T) {
+	const absent, enforced = 14, 35
+	if args := os.Getenv(fipsChild); args != "" {
+		p := command.Program{Name: "kubelet-authenticator", Providers: providers(), DefaultProvider: tpm.Name}
+		os.Exit(p.Run(t.Context(), command.Process{Args: strings.Fields(args), Stdout: os.Stdout, Stderr: os.Stderr, Getenv: func(string) string { return "" }}))
+	}
+	flags := "--node-name=a --tpm-device=/nonexistent --cert-dir=" + t.TempDir() + " --runtime-dir=" + t.TempDir()
+	for _, c := range []struct {
+		mode, args string
+		want       int
+	}{
+		{"off", "identify " + flags, absent}, {"on", "identify " + flags, absent},
+		{"only", "identify " + flags, enforced}, {"only", flags, enforced},
+	} {
+		child := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestFIPS$")
+		child.Env = append(os.Environ(), fipsChild+"="+c.args, "GODEBUG=fips140="+c.mode)
+		out, err := child.CombinedOutput()
+		var exit *exec.ExitError
+		if !errors.As(err, &exit) || exit.ExitCode() != c.want {
+			t.Errorf("%s, %s: %v: %s", c.mode, c.args, err, out)
+		}
+		if named := strings.Contains(string(out), "AES-CFB") && strings.Contains(string(out), "hint: run it with GODEBUG=fips140=on"); named != (c.want == enforced) {
+			t.Errorf("%s, %s: %s", c.mode, c.args, out)
 		}
 	}
 }

@@ -39,7 +39,8 @@ func TestNoTestPackageIsShipped(t *testing.T) {
 		for _, dep := range deps {
 			ours, isOurs := strings.CutPrefix(dep, module)
 			switch {
-			case dep == "net/http/httptest" && slices.Contains(deps, "sigs.k8s.io/cluster-api/util/conditions"): // which brings matchers of gomega
+			case dep == "net/http/httptest" && slices.Contains(deps, "sigs.k8s.io/cluster-api/util/conditions"):
+				// which brings matchers of gomega
 			case dep == "testing", strings.HasPrefix(dep, "net/http/httptest"), strings.Contains(dep, "/simulator"),
 				isOurs && (strings.HasPrefix(ours, "test/") || ours == "internal/swtpm" || ours == "internal/statetest"),
 				isOurs && (strings.HasSuffix(ours, "/null") || strings.Contains(ours, "/null/")),
@@ -67,7 +68,8 @@ func TestBinaryIsStatic(t *testing.T) {
 	}
 }
 
-// The example is built, and does not start on less than it needs. test/controller runs it against an API server.
+// The example is built, and does not start on less than it needs. test/controller runs it against
+// an API server.
 func TestExampleController(t *testing.T) {
 	path := build(t, example)
 	key := filepath.Join(t.TempDir(), "key.pem")

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// node-attestation-controller decides on the certificate requests of nodes that attest which machine they run on.
+// node-attestation-controller decides on the certificate requests of nodes that attest which
+// machine they run on.
 package main
 
 import (

@@ -27,7 +27,7 @@ const (
 )
 
 var (
-	update = flag.Bool("update", false, "write "+golden+" anew")
+	update = flag.Bool("update", false, "write "+golden)
 	// documents name identifiers of the libraries, such as `controller.FromSigner`.
 	documents  = []string{"../providers.md", "../ektrust.md"}
 	identifier = regexp.MustCompile("`(?:\\[\\]|\\*|&)?([a-z]\\w*)\\.([A-Z]\\w*)(?:\\.([A-Z]\\w*))?")
@@ -169,8 +169,8 @@ func (p *promise) index(of *types.Package) {
 	}
 }
 
-// add adds an object. A provider may implement an interface, so each of its methods is promised, and
-// what they take and return.
+// add adds an object. A provider may implement an interface, so each of its methods is promised,
+// with its parameters and results.
 func (p *promise) add(object types.Object) {
 	name, typ := p.names[object], object.Type()
 	line := ""

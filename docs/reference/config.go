@@ -66,8 +66,8 @@ func (t configTable) fields(prefix string, value reflect.Value) error {
 	return nil
 }
 
-// structIn returns the struct that a field has or refers to, the name of the field's type, and what
-// stands behind its name in the names of that struct's fields.
+// structIn returns the struct that a field holds, and the name of the field's type. In the names of
+// the struct's fields, suffix follows the name of the field.
 func structIn(value reflect.Value) (inner reflect.Value, kind, suffix string) {
 	goType := value.Type()
 	switch {

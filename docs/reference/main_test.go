@@ -64,7 +64,7 @@ func TestChartIsCurrent(t *testing.T) {
 		}
 	}
 	for _, want := range []string{
-		`"pattern": "^([0-9]+(\\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$"`, `"description": "WaitDeadline is how long`, `"enum": [
+		`"pattern": "^([0-9]+(\\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$"`, `"description": "WaitDeadline is the age`, `"enum": [
             "Report",
             "Remove"
           ]`,
@@ -102,7 +102,7 @@ func TestRows(t *testing.T) {
 	for page, rows := range map[string][]string{
 		"nodeattestation.md": {
 			"| **`spec.machine.source`** | string | 1 to 63 characters, `^[a-z0-9]([-a-z0-9]*[a-z0-9])?$` | Source is the source of machines that knows it, such as inventory. |",
-			"| `status.expires` | time |  | Expires is when",
+			"| `status.expires` | time |  | Expires is the end",
 			"| **`status.ekReplaced.eks`** | list of string | 1 to 16 items, each 64 characters, `^[0-9a-f]{64}$` | EKs are",
 			"| **`status.conditions[].status`** | string | `True`, `False`, `Unknown` | status of",
 			"| `spec.akName` | string | 68 to 100 characters, `^(000b[0-9a-f]{64}\\|000c[0-9a-f]{96})$` | AKName is",
@@ -112,7 +112,7 @@ func TestRows(t *testing.T) {
 		"revocationslice.md": {"| **`spec.number`** | integer | 1 to 1000, a slice keeps its number | Number is"},
 		"controller-configuration.md": {
 			"| `rates.perMachine.every` | duration | `10s` | Every is the time between two, 1h or less.",
-			"| `leaderElection.enabled` | bool | `true` | Enabled has",
+			"| `leaderElection.enabled` | bool | `true` | Enabled lets",
 			"| `clusterAPI.ekSources` | list of string |  | EKSources name",
 			"| `signers[].name` | string |  | Name is the signer's",
 			"| `tpm.pcrs.values` | map of list of string |  | Values are",

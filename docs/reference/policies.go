@@ -18,7 +18,8 @@ const policiesHeader = "# SPDX-License-Identifier: Apache-2.0\n#\n# Made by `mak
 // makePolicies returns the policies that the controller fills, as they are shipped: empty.
 func makePolicies() (map[string]string, error) {
 	lists := []string{policiesHeader + `#
-# The controller writes the certificates of RevocationSlice N into policy N. As shipped, these match nothing and refuse nothing.
+# The controller writes the certificates of RevocationSlice N into policy N. As shipped, these
+# policies match nothing and refuse nothing.
 `}
 	for number := range int32(revocation.Policies) {
 		spec, err := revocation.RenderPolicy(nil, []string{attestation.HelloSignerName, tpm.SignerName})
@@ -40,8 +41,9 @@ func makePolicies() (map[string]string, error) {
 		return nil, err
 	}
 	tokens = append([]string{policiesHeader + `#
-# Refuses the writes of service account tokens that were issued for pods on suspended nodes, also on other machines. The controller
-# writes the nodes' names into it. As shipped, it matches nothing and refuses nothing. Apply it beside packaging/kubernetes-revocation.
+# Refuses writes with service account tokens that were issued for pods on suspended nodes, also from
+# other machines. The controller writes the nodes' names into it. As shipped, it matches nothing and
+# refuses nothing. Apply it beside packaging/kubernetes-revocation.
 `}, tokens...)
 	join := func(documents []string) string {
 		return documents[0] + strings.Join(documents[1:], "---\n")

@@ -25,7 +25,7 @@ import (
 )
 
 const (
-	// defaultNamespace is that of packaging/kubernetes.
+	// defaultNamespace is the namespace in packaging/kubernetes.
 	defaultNamespace = "node-attestation-system"
 	// callTimeout bounds a call of an API server, unless --request-timeout says otherwise.
 	callTimeout = 30 * time.Second
@@ -35,7 +35,7 @@ const (
 
 var errUnreachable = errors.New("the API server cannot be reached")
 
-// access is how the commands reach a cluster.
+// access has the clients and namespaces with which the commands reach a cluster.
 type access struct {
 	// records is the cluster with the records and the controller. nodes is the cluster that the
 	// nodes join, with their requests. Without Cluster API both are the same.
@@ -56,13 +56,13 @@ func newScheme() (*runtime.Scheme, error) {
 	return scheme, nil
 }
 
-// open reads the kubeconfigs. It calls no API server, but for the Secret with a kubeconfig.
+// open reads the kubeconfigs. The only call to an API server is for the Secret with a kubeconfig.
 func (i *invocation) open(ctx context.Context) (*access, error) {
 	if i.access != nil {
 		return i.access, nil
 	}
 	if i.workloadKubeconfig != "" && i.workloadCluster == "" {
-		return nil, usage(errors.New("--workload-kubeconfig needs --workload-cluster, which says whose records to read"))
+		return nil, usage(errors.New("--workload-kubeconfig needs --workload-cluster, which selects the records to read"))
 	}
 	config, err := i.flags.ToRESTConfig()
 	if err != nil {
@@ -73,8 +73,8 @@ func (i *invocation) open(ctx context.Context) (*access, error) {
 	if err != nil {
 		return nil, usage(err)
 	}
-	// As in clusterctl the namespace of the kubeconfig's context is that of Clusters. The controller
-	// is hardly ever in it.
+	// As in clusterctl the namespace of the kubeconfig's context is that of Clusters. The
+	// controller is hardly ever in it.
 	if explicit || a.cluster != "" {
 		a.namespace = namespace
 	}

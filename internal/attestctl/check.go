@@ -22,7 +22,7 @@ const (
 	stateOK      checkState = "ok"
 	stateWarning checkState = "warning"
 	stateFailure checkState = "failure"
-	// stateUnknown is a check that could not be made. Its message says what is missing, such as a
+	// stateUnknown is a check that could not be made. Its message names the missing part, such as a
 	// right.
 	stateUnknown checkState = "unknown"
 )
@@ -38,8 +38,8 @@ type Result struct {
 
 // Report is the output of the command check.
 type Report struct {
-	// Status is failure if a check failed, else unknown if one could not be made, else warning if one
-	// warned, else ok.
+	// Status is failure if a check failed, else unknown if one could not be made, else warning if
+	// one warned, else ok.
 	Status checkState `json:"status"`
 	Checks []Result   `json:"checks"`
 }

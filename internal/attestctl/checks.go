@@ -43,7 +43,7 @@ const (
 	accountName   = telemetry.Component
 )
 
-// caWarning is how long before its end a CA is reported.
+// caWarning is the time before a CA's end from which on the CA is reported.
 const caWarning = 30 * 24 * time.Hour
 
 // examination is one run of the checks.
@@ -170,7 +170,7 @@ func (e *examination) checkLease(ctx context.Context) finding {
 	if spec.HolderIdentity == nil || *spec.HolderIdentity == "" || spec.RenewTime == nil || spec.LeaseDurationSeconds == nil {
 		return failed(remedy, "nobody holds the Lease %s", election.LeaseName)
 	}
-	// The clocks of this machine and of the controller's differ.
+	// The clocks of this machine and of the controller's machine may differ by this.
 	const skew = 30 * time.Second
 	holder := text.Line(*spec.HolderIdentity, maxName)
 	if age := e.now.Sub(spec.RenewTime.Time); age > time.Duration(*spec.LeaseDurationSeconds)*time.Second+skew {
@@ -179,8 +179,8 @@ func (e *examination) checkLease(ctx context.Context) finding {
 	return ok("%s leads", holder)
 }
 
-// checkCluster looks whether the controller leaves the Cluster alone. It then writes nothing about
-// it, so that no request says why it waits.
+// checkCluster checks whether the controller ignores the Cluster. The controller then writes
+// nothing about the Cluster, so no request says why it waits.
 func (e *examination) checkCluster(ctx context.Context) finding {
 	cluster := &clusterv1.Cluster{}
 	if err := e.records.Get(ctx, client.ObjectKey{Namespace: e.namespace, Name: e.cluster}, cluster); err != nil {
@@ -193,7 +193,7 @@ func (e *examination) checkCluster(ctx context.Context) finding {
 	return ok("the Cluster is not paused")
 }
 
-// user is the controller's in the cluster of the nodes.
+// user returns the controller's user name in the cluster that nodes join.
 func (e *examination) user() string {
 	settings := e.config()
 	switch {
@@ -205,7 +205,7 @@ func (e *examination) user() string {
 	return e.account()
 }
 
-// account is the service account of the controller.
+// account returns the service account of the controller.
 func (e *examination) account() string {
 	return "system:serviceaccount:" + e.controllerNamespace + ":" + accountName
 }
@@ -224,7 +224,7 @@ func (e *examination) checkManagementPolicies(ctx context.Context) finding {
 	return e.comparePolicies(ctx, &preflight.PolicyCheck{Scope: preflight.PoliciesManagement, Client: e.records, User: e.account()})
 }
 
-// comparePolicies compares with the policies of this program's release.
+// comparePolicies compares the cluster's policies with those of this program's release.
 func (e *examination) comparePolicies(ctx context.Context, c *preflight.PolicyCheck) finding {
 	c.Others = e.config().Policies.Controllers
 	problems, err := c.Check(ctx)
@@ -237,7 +237,7 @@ func (e *examination) comparePolicies(ctx context.Context, c *preflight.PolicyCh
 	return e.unlessAudit("apply the release's policies with your overlay (docs/controller-configuration.md); until then requests can be approved without attestation", "%s", describePolicies(problems))
 }
 
-// describePolicies lists problems, and those that are missing by their names alone.
+// describePolicies lists problems. It lists a missing policy by its name alone.
 func describePolicies(problems []preflight.PolicyProblem) string {
 	var missing, all []string
 	for _, p := range problems {
@@ -283,7 +283,7 @@ func (e *examination) checkBindings(ctx context.Context) finding {
 	return ok("no ClusterRoleBinding approves without attestation")
 }
 
-// clientCA is where an API server says which CAs of clients it trusts.
+// clientCA is the ConfigMap in which an API server publishes the CAs that it trusts for clients.
 var clientCA = client.ObjectKey{Namespace: "kube-system", Name: "extension-apiserver-authentication"}
 
 func (e *examination) checkCA(ctx context.Context) finding {
@@ -328,7 +328,7 @@ func (e *examination) checkCA(ctx context.Context) finding {
 
 var errNotTrusted = errors.New("the API server does not trust this CA: nodes could not use certificates that it signs")
 
-// compareCA compares the CA with those that the API server trusts. It does without the CA's key.
+// compareCA compares the CA with those that the API server trusts. It does not need the CA's key.
 func (e *examination) compareCA(ctx context.Context, chain []byte) error {
 	object := &corev1.ConfigMap{}
 	if err := e.nodes.Get(ctx, clientCA, object); err != nil {
@@ -443,8 +443,8 @@ func (e *examination) checkEKSources(ctx context.Context) finding {
 	return ok("the inventory names endorsement keys of %d machines", named)
 }
 
-// checkMachines looks for Machines whose endorsement key nothing names. An annotation may also be
-// on the InfraMachine, and a platform is asked by the controller alone: then it is not known.
+// checkMachines finds Machines for which no source names an endorsement key. For some Machines this
+// is not known: an annotation may be on the InfraMachine, and only the controller asks a platform.
 func (e *examination) checkMachines(ctx context.Context, settings *config.ClusterAPI) finding {
 	sources := make([]string, len(settings.EKSources))
 	for i, s := range settings.EKSources {
@@ -531,7 +531,7 @@ func (e *examination) readCondition(ctx context.Context, kind string) (*corev1.N
 	return nil, name, nil
 }
 
-// checkCondition says what the controller says.
+// checkCondition returns the finding for a condition that the controller wrote.
 func (e *examination) checkCondition(ctx context.Context, kind string) finding {
 	c, name, err := e.readCondition(ctx, kind)
 	switch {
@@ -551,10 +551,10 @@ func (e *examination) checkCondition(ctx context.Context, kind string) finding {
 	}
 }
 
-// listsWarning is how full the lists are when it is reported, in percent.
+// listsWarning is the fill level of the lists, in percent, from which on the lists are reported.
 const listsWarning = 80
 
-// checkRevocation looks whether revoked certificates are refused. The feature is off by default.
+// checkRevocation checks whether revoked certificates are refused. The feature is off by default.
 func (e *examination) checkRevocation(ctx context.Context) finding {
 	records, err := e.readRecords(ctx)
 	if err != nil {
@@ -597,12 +597,12 @@ func (e *examination) checkRevocation(ctx context.Context) finding {
 	case beyond > 0:
 		return failed(remedy, "the lists are full: %d revoked certificates are not refused", beyond)
 	case total > 0 && used*100 >= total*listsWarning:
-		return warning(remedy, "%d of %d places on the lists are taken", used, total)
+		return warning(remedy, "%d of %d places on the lists are used", used, total)
 	}
 	return ok("it is in force: %d certificates are on the lists", used)
 }
 
-// revocationPolicies returns what is wrong with the admission policies for revoked certificates.
+// revocationPolicies returns the problems of the admission policies for revoked certificates.
 func (e *examination) revocationPolicies(ctx context.Context) (problems []string, err error) {
 	bound := map[string]bool{}
 	err = readPages(ctx, e.nodes, func() *admissionv1.ValidatingAdmissionPolicyBindingList {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package attestctl is the command line of kubectl-attest, for operators. It reads records,
-// requests and what surrounds the controller. It revokes, suspends and deletes only after a
-// confirmation, and writes nothing else. docs/kubectl-attest.md has the commands.
+// requests and the objects that the controller depends on. It revokes, suspends and deletes only
+// after a confirmation, and writes nothing else. docs/kubectl-attest.md has the commands.
 //
 // Requests say what their requesters want: they are shown as claims, bounded and made printable.
 package attestctl
@@ -30,20 +30,20 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
 )
 
-// Name is the program's.
+// Name is the program's name.
 const Name = "kubectl-attest"
 
 // displayName is how help shows the program.
 const displayName = "kubectl attest"
 
-// Exit codes. They equal the plugin's where they mean the same. 2 is the Go runtime's, for a crash.
+// Exit codes. A code that the plugin has, too, means the same. The Go runtime uses 2 for a crash.
 const (
 	codeUnexpected     = 1
 	codeUsage          = 3
 	codeAPIUnreachable = 19
 	codeAPIRefused     = 20
-	// codeCheckFailed says that a check failed, codeCheckUnknown that none failed, but not all could
-	// be made.
+	// codeCheckFailed says that a check failed, codeCheckUnknown that none failed, but not all
+	// could be made.
 	codeCheckFailed  = 31
 	codeCheckUnknown = 33
 	codeNotFound     = 34
@@ -59,7 +59,7 @@ type Program struct {
 	// Version and Commit say which build it is.
 	Version, Commit string
 
-	// access and now stand for the kubeconfig and the clock in tests.
+	// access and now replace the kubeconfig and the clock in tests.
 	access *access
 	now    func() time.Time
 }
@@ -195,7 +195,7 @@ func (i *invocation) versionCommand() *cobra.Command {
 	return buildinfo.Command(Name, info, i.Stdout, cobra.NoArgs, usage)
 }
 
-// output is the flag of that name.
+// output is the flag --output.
 type output struct {
 	format string
 	more   []string
@@ -206,7 +206,8 @@ func outputFlag(c *cobra.Command, more ...string) *output {
 	o := &output{more: more}
 	all := append(more, outputformat.JSON, outputformat.YAML)
 	c.Flags().StringVarP(&o.format, "output", "o", "", fmt.Sprintf("one of %v; default: text", all))
-	_ = c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(all, cobra.ShellCompDirectiveNoFileComp)) // fails if there is no such flag
+	// fails if there is no such flag
+	_ = c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(all, cobra.ShellCompDirectiveNoFileComp))
 	return o
 }
 
@@ -235,8 +236,8 @@ func (i *invocation) print(format string, value any) error {
 	return err
 }
 
-// escape escapes what a terminal may act on, and JSON allows in strings. YAML's encoder does so
-// itself.
+// escape escapes the characters that a terminal may act on and that JSON allows in strings. The
+// YAML encoder escapes them itself.
 func escape(document []byte) []byte {
 	var out bytes.Buffer
 	for _, r := range string(document) {

@@ -41,8 +41,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 )
 
-// fleet is a cluster with one of each: a node that is well, one that renews, one that waits for its
-// first certificate, one that was refused, and another TPM under the first one's name.
+// fleet is a cluster with one node of each kind: healthy, renewing, waiting for its first
+// certificate, and refused. Another TPM uses the first node's name.
 func fleet() []client.Object {
 	proof := request("node-csr-3", tpmSigner, "worker-1", "", []byte("{}"))
 	proof.Status.Certificate = []byte("certificate")
@@ -109,7 +109,8 @@ func TestHostileRequests(t *testing.T) {
 	unreadable.Spec.Request = []byte(hostile + strings.Repeat("A", 1<<20))
 	other := request("node-csr-5", tpmSigner, "victim-5", "", []byte(hostile))
 	record := newRecord("victim", 1)
-	record.Spec.Machine.Name, record.Spec.ProviderID = hostile[:100], hostile[:1000] // as long as the CRD allows
+	// as long as the CRD allows
+	record.Spec.Machine.Name, record.Spec.ProviderID = hostile[:100], hostile[:1000]
 	denied.Status.Conditions[0].Message += strings.Repeat("A", 1<<20)
 	event := newEventOn("Node", "victim", hostile, hostile, time.Minute)
 	event.Name = "event"
@@ -148,7 +149,7 @@ func TestEntriesParse(t *testing.T) {
 		"none":              {nil, nil, "machines: []"},
 		"one":               {[]client.Object{newHello("a", "node-a", "metal://a", 1, "Maker")}, []string{"node-a"}, "Maker"},
 		"as it waits":       {[]client.Object{waits(newHello("a", "node-a", "", 1, ""), "MachineNotFound", "x")}, []string{"node-a"}, ""},
-		"waits for a CA":    {[]client.Object{waits(newHello("a", "node-a", "", 1, ""), "SignerUnavailable", "x")}, nil, "there is no entry"},
+		"waits for a CA":    {[]client.Object{waits(newHello("a", "node-a", "", 1, ""), "SignerUnavailable", "x")}, nil, "no entry to print"},
 		"challenged":        {[]client.Object{challenged(newHello("a", "node-a", "", 1, ""))}, nil, "machines: []"},
 		"an older one, too": {[]client.Object{newHello("a", "node-a", "", 1, ""), newHello("b", "node-a", "", 1, "")}, []string{"node-a"}, ""},
 		"two of one name":   {[]client.Object{newHello("a", "node-a", "", 1, ""), newHello("b", "node-a", "", 2, "")}, nil, "claim this node name"},

@@ -32,7 +32,8 @@ type Description struct {
 // Happening is an entry of a node's history.
 type Happening struct {
 	Time metav1.Time `json:"time"`
-	// From is what says so: record, request or event. Name is the object's.
+	// From is the kind of object that the entry comes from: record, request or event. Name is the
+	// name of that object.
 	From string `json:"from"`
 	Name string `json:"name"`
 	What string `json:"what"`
@@ -47,7 +48,7 @@ func (i *invocation) describeCommand() *cobra.Command {
 		Use:   "describe NODE",
 		Short: "Show the record of a node, and what happened to it by record, requests and Events",
 		Long: `Show the record of a node, and what happened to it in the order of time. Requests and Events vanish after an hour. Requests that
-claim the node's name are shown, whoever filed them.`,
+claim the node's name are shown, of all requesters.`,
 		Example:           "  kubectl attest describe worker-7",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: i.completeNode,
@@ -230,6 +231,9 @@ func (d *Description) printRecord(r *v1alpha1.NodeAttestation, line func(name, f
 		more := ""
 		if c.FormerEK {
 			more = ", of a former EK"
+		}
+		if c.Recovered() {
+			more += ", or earlier: the record was recreated for it"
 		}
 		if c.Revoked {
 			more += ", revoked"

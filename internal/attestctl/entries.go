@@ -18,21 +18,22 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// trustWarning stands before entries.
+// trustWarning is printed before entries.
 var trustWarning = []string{
 	"WARNING: to list a machine is to trust it. Whoever has a bootstrap token can file a request",
 	"with any endorsement key and any node name. Before you list an entry, compare its fingerprint",
 	"with what `kubelet-authenticator identify` prints on the machine itself.",
 }
 
-// candidate is an entry made of a request. problem says why an operator must not use it, if so.
+// candidate is an entry made of a request. problem says why an operator must not use the entry. It
+// is empty if there is no problem.
 type candidate struct {
 	*Request
 	problem string
 }
 
-// printEntries prints the requests that are asked for as entries for the inventory. All that wait are
-// compared: one of another node may claim the same endorsement key.
+// printEntries prints the requests that asked selects, as entries for the inventory. It compares
+// all waiting requests, since a request of another node may claim the same endorsement key.
 func (i *invocation) printEntries(ctx context.Context, a *access, waiting []*Request, asked func(*Request) bool) error {
 	listed, err := a.readInventory(ctx)
 	if err != nil {
@@ -46,14 +47,14 @@ func (i *invocation) printEntries(ctx context.Context, a *access, waiting []*Req
 	}
 	i.warnIncomplete(nil, omitted)
 	if len(candidates) == 0 {
-		i.say("there is no entry: no request that is asked for waits to be listed; kubectl attest pending says what they wait for")
+		i.say("no entry to print: no selected request waits for its machine to be listed; kubectl attest pending says why requests wait")
 	}
 	_, err = io.WriteString(i.Stdout, out)
 	return err
 }
 
-// judgeEntries returns the requests of machines that no source of machines names. Where two claim the
-// same, only the operator can say which one is right.
+// judgeEntries returns the requests of machines that no source of machines names. Where two claim
+// the same, only the operator can say which one is right.
 func judgeEntries(waiting []*Request, listed *inventory.Inventory) (all []candidate) {
 	byName, byProviderID, byEK := map[string]int{}, map[string]int{}, map[string]int{}
 	for _, r := range waiting {

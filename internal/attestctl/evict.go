@@ -22,11 +22,12 @@ import (
 // fieldPodNode selects the pods that are bound to a node.
 const fieldPodNode = "spec.nodeName"
 
-// looksWithoutPods is how often in a row no pod must be bound: more than two seconds by firstPoll.
+// looksWithoutPods is the number of polls in a row that must find no bound pod. With the pauses
+// after firstPoll, they take more than two seconds.
 const looksWithoutPods = 4
 
-// eviction takes away what the Node authorizer lets a node read: the Secrets, ConfigMaps and volumes
-// of the pods that are bound to it.
+// eviction takes away what the Node authorizer lets a node read: the Secrets, ConfigMaps and
+// volumes of the pods that are bound to it.
 type eviction struct {
 	name string
 	// node is nil where there is none.
@@ -91,7 +92,7 @@ func (e *eviction) describe(out *planText) {
 // register its Node again.
 func (i *invocation) evict(ctx context.Context, a *access, e *eviction, timeout time.Duration) error {
 	if e.node != nil {
-		// A scheduler must bind no more pods meanwhile.
+		// Keep schedulers from binding more pods meanwhile.
 		patch := client.RawPatch(types.MergePatchType, []byte(`{"spec":{"unschedulable":true}}`))
 		if err := a.nodes.Patch(ctx, newNode(e.name), patch); client.IgnoreNotFound(err) != nil {
 			return reached(err)
@@ -116,7 +117,7 @@ func (i *invocation) evict(ctx context.Context, a *access, e *eviction, timeout 
 		if err != nil {
 			return false, "", err
 		}
-		// A scheduler that does not know yet may bind one more pod.
+		// A scheduler that has not seen the change yet may bind one more pod.
 		if empty++; len(pods) > 0 || !gone {
 			empty = 0
 		}
@@ -133,7 +134,7 @@ func (i *invocation) evict(ctx context.Context, a *access, e *eviction, timeout 
 	return err
 }
 
-// deletePod deletes exactly this pod: another one of its name may run elsewhere by now.
+// deletePod deletes exactly this pod, since a newer pod of the same name may run elsewhere.
 func (a *access) deletePod(ctx context.Context, pod *corev1.Pod) error {
 	uid := pod.UID
 	err := a.nodes.Delete(ctx, pod, client.GracePeriodSeconds(0), client.Preconditions{UID: &uid})
@@ -150,8 +151,8 @@ func (a *access) deleteNode(ctx context.Context, e *eviction) (gone bool, err er
 	case err != nil || node == nil:
 		return node == nil, err
 	case e.node == nil || node.UID != e.node.UID:
-		return false, stop{&failure{codeUnexpected, "look whose it is: kubectl attest describe " + e.name,
-			fmt.Errorf("meanwhile there is another Node %s: it is left alone", e.name)}}
+		return false, stop{&failure{codeUnexpected, "see which machine the Node belongs to: kubectl attest describe " + e.name,
+			fmt.Errorf("the Node %s was replaced meanwhile: the new Node is not deleted", e.name)}}
 	}
 	uid := node.UID
 	return false, client.IgnoreNotFound(reached(a.nodes.Delete(ctx, node, client.Preconditions{UID: &uid})))

@@ -27,7 +27,7 @@ func (i *invocation) pendingCommand() *cobra.Command {
 		Long: `List the requests that wait, the newest of each node name and endorsement key. Everything but REQUESTER is what the requester claims.
 
 With -o inventory it prints entries for the inventory, of the machines that no source of machines names. To list a machine is to
-trust it: whoever has a bootstrap token can file a request with any endorsement key and any node name. Compare each fingerprint with
+trust it: a client with a bootstrap token can file a request with any endorsement key and any node name. Compare each fingerprint with
 what "kubelet-authenticator identify" prints on the machine itself. What two requests claim differently is printed as a comment.`,
 		Example: `  kubectl attest pending
   kubectl attest pending worker-7 -o inventory >> inventory.yaml`,

@@ -24,7 +24,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
 )
 
-// Limits of what is shown of a request, in bytes.
+// Limits of the shown texts of a request, in bytes.
 const (
 	maxName    = 253
 	maxMessage = 1024
@@ -39,7 +39,7 @@ type Request struct {
 	// Requester is whom the API server authenticated.
 	Requester string      `json:"requester"`
 	Created   metav1.Time `json:"created"`
-	// State is that of pkg/csr/state.
+	// State is a state of pkg/csr/state.
 	State string `json:"state"`
 	// Reason and Message say why it waits, or how it ended. Since is when it ended.
 	Reason  string      `json:"reason,omitempty"`
@@ -53,7 +53,7 @@ type Request struct {
 	uid        string
 	hello      bool
 	challenged bool
-	// helloName is that of a proof's hello.
+	// helloName is the name of a proof's hello.
 	helloName string
 }
 
@@ -61,7 +61,7 @@ type Request struct {
 type ClaimedEK struct {
 	Fingerprint string `json:"fingerprint"`
 	Template    string `json:"template,omitempty"`
-	// Certificate is the EK's own, if one came with the request. Nobody has verified it here.
+	// Certificate is the EK's own, if one came with the request. It is not verified here.
 	Certificate *EKCertificate `json:"certificate,omitempty"`
 }
 
@@ -91,7 +91,7 @@ const (
 	builtinSigner = certificatesv1.KubeAPIServerClientKubeletSignerName
 )
 
-// signers are those whose requests are read.
+// signers are the signers whose requests are read.
 var signers = []string{attestation.HelloSignerName, tpmSigner, builtinSigner}
 
 // claims parses what requests claim, as the controller does. It decides nothing.
@@ -139,7 +139,7 @@ func (a *access) readRequests(ctx context.Context, now time.Time) ([]Request, er
 	return all, nil
 }
 
-// newRequest keeps of a request what is shown.
+// newRequest returns the shown parts of a request.
 func newRequest(object *certificatesv1.CertificateSigningRequest, claim verifier.Claim, now time.Time) Request {
 	r := Request{
 		Name: object.Name, Signer: object.Spec.SignerName, Requester: text.Line(object.Spec.Username, maxName), Created: object.CreationTimestamp,
@@ -152,7 +152,8 @@ func newRequest(object *certificatesv1.CertificateSigningRequest, claim verifier
 	case cause != nil:
 		r.Reason, r.Message, r.Since = text.Line(cause.Reason, maxName), text.Line(cause.Message, maxMessage), cause.LastUpdateTime
 	case current == state.Pending:
-		// Where the admission policies are not in force the requester may have written it.
+		// While the admission policies are not in force, the requester may have written the
+		// annotation.
 		if waiting, err := attestation.ParseWaiting(object.Annotations[attestation.AnnotationWaiting]); err == nil {
 			r.Reason, r.Message = waiting.Reason, waiting.Text
 		}

@@ -37,8 +37,8 @@ func (i *invocation) resetCommand() *cobra.Command {
 	var record string
 	c := &cobra.Command{
 		Use:   "reset NODE",
-		Short: "Delete the record of a node, so that a machine enrols anew under its name",
-		Long: `Delete the record of a node, so that its machine enrols anew: after its mainboard was replaced, or it was reinstalled. The machine that
+		Short: "Delete the record of a node, so that a machine can enrol again under its name",
+		Long: `Delete the record of a node, so that its machine can enrol again: after its mainboard was replaced, or it was reinstalled. The machine that
 enrols next under that node name, if a source of machines allows it, is the node. It says what it is going to do, and asks.
 
 With an inventory a replaced TPM needs no reset: put the new endorsement key in the place of the old one.
@@ -79,7 +79,7 @@ record with their fingerprints is gone.`,
 	return c
 }
 
-// planReset reads what is to be deleted.
+// planReset reads the objects to delete.
 func (a *access) planReset(ctx context.Context, name, record string, deleteNode bool, now time.Time) (*resetPlan, error) {
 	p := &resetPlan{name: name, deleteNode: deleteNode, now: now}
 	records, err := a.readRecords(ctx, client.MatchingFields{v1alpha1.FieldNodeName: name})
@@ -120,7 +120,7 @@ func oneRecord(records []v1alpha1.NodeAttestation, node, record string) (one *v1
 
 func (p *resetPlan) deletes() bool { return p.record != nil || p.deleteNode && p.node != nil }
 
-// text says what is going to happen, what stays, and what the machine needs.
+// text describes the planned changes, what does not change, and what the machine needs.
 func (p *resetPlan) text() string {
 	var out strings.Builder
 	line := func(format string, arguments ...any) {
@@ -158,7 +158,7 @@ func (p *resetPlan) text() string {
 		item("the Node is deleted, and its pods with it")
 	default:
 		item("the Node stays: a machine with a bootstrap credential is refused (NodeAlreadyRegistered) until the Node is deleted (--delete-node)")
-		item("the present machine renews by itself only with `credential: Recover`, a live certificate, and a source that names its endorsement key")
+		item("the present machine can only renew with `credential: Recover`, a valid certificate, and a source that names its endorsement key")
 	}
 	item("a machine with a new TPM needs its new endorsement key in a source, such as the inventory, and a bootstrap credential")
 	for _, r := range p.waiting[:min(len(p.waiting), text.MaxNames)] {
@@ -186,7 +186,8 @@ func (i *invocation) confirm(ctx context.Context, question, otherwise string, ye
 	}
 	answers := make(chan string, 1)
 	go func() {
-		answer, _ := bufio.NewReader(io.LimitReader(i.Stdin, maxAnswer)).ReadString('\n') // no answer is no
+		// no answer is no
+		answer, _ := bufio.NewReader(io.LimitReader(i.Stdin, maxAnswer)).ReadString('\n')
 		answers <- answer
 	}()
 	select {
@@ -200,7 +201,7 @@ func (i *invocation) confirm(ctx context.Context, question, otherwise string, ye
 	return nil
 }
 
-// carryOut deletes exactly what was shown.
+// carryOut deletes exactly the shown objects.
 func (i *invocation) carryOut(ctx context.Context, a *access, p *resetPlan) error {
 	remove := func(c client.Client, object client.Object, what string) error {
 		uid, version := object.GetUID(), object.GetResourceVersion()

@@ -150,7 +150,7 @@ func (i *invocation) printRevocations(r *Revocations, format string) error {
 	}
 	lines := []string{
 		"In force:  " + r.InForce.String(),
-		fmt.Sprintf("Lists:     %d of %d places taken, %d certificates suspended, %d not in force%s", l.Certificates, l.Capacity, l.Suspended, l.NotInForce, ends),
+		fmt.Sprintf("Lists:     %d of %d places used, %d certificates suspended, %d not in force%s", l.Certificates, l.Capacity, l.Suspended, l.NotInForce, ends),
 	}
 	for _, line := range lines {
 		if _, err := fmt.Fprintln(i.Stdout, line); err != nil {

@@ -79,7 +79,7 @@ func (f InForce) String() string {
 	return says
 }
 
-// readInForce reads the condition. What keeps it from being read is in the result.
+// readInForce reads the condition. Errors of reading are in the result.
 func (a *access) readInForce(ctx context.Context, now time.Time) InForce {
 	e := &examination{access: a, now: now}
 	e.checkConfiguration(ctx) // says which Namespace has it
@@ -95,24 +95,24 @@ func (a *access) readInForce(ctx context.Context, now time.Time) InForce {
 
 // Lists is what the RevocationSlices of a cluster hold.
 type Lists struct {
-	// Certificates is how many are on the lists, Suspended how many of them may not even ask for a new
-	// certificate.
+	// Certificates is how many are on the lists, Suspended how many of them may not even ask for a
+	// new certificate.
 	Certificates int `json:"certificates"`
 	Suspended    int `json:"suspended"`
 	// NotInForce is how many are on lists that have no policy.
 	NotInForce int `json:"notInForce"`
 	// Capacity is how many certificates the lists with a policy hold.
 	Capacity int `json:"capacity"`
-	// NextEnd and LastEnd are when the first and the last one end.
+	// NextEnd and LastEnd are the times when the first and the last certificate expire.
 	NextEnd *metav1.Time `json:"nextEnd,omitempty"`
 	LastEnd *metav1.Time `json:"lastEnd,omitempty"`
 
 	entries map[string]v1alpha1.RevokedCertificate
-	// refused are those on a list with a policy.
+	// refused has the fingerprints of the certificates on a list with a policy.
 	refused map[string]bool
 }
 
-// room is how many more certificates find a place.
+// room returns for how many more certificates there is room.
 func (l *Lists) room() int { return max(0, l.Capacity-l.Certificates) }
 
 // readLists reads the lists of a cluster, or all in the namespace if no cluster is given. The
@@ -157,7 +157,8 @@ func (a *access) readLists(ctx context.Context, cluster string) (*Lists, error) 
 	return l, nil
 }
 
-// readSuspensions returns the suspensions in the namespace, by the fingerprint of the endorsement key.
+// readSuspensions returns the suspensions in the namespace, by the fingerprint of the endorsement
+// key.
 func (a *access) readSuspensions(ctx context.Context) (map[string]*v1alpha1.NodeSuspension, error) {
 	all := map[string]*v1alpha1.NodeSuspension{}
 	err := readPages(ctx, a.records, func() *v1alpha1.NodeSuspensionList { return &v1alpha1.NodeSuspensionList{} },
@@ -203,7 +204,7 @@ func (a *access) clusterOf(records []v1alpha1.NodeAttestation) (string, error) {
 	return "", usage(fmt.Errorf("the records are of several clusters: %s", text.Line(text.Names(all), maxMessage)))
 }
 
-// objectMeta is that of an object that a command makes.
+// objectMeta returns the metadata of an object that a command creates.
 func (a *access) objectMeta() metav1.ObjectMeta {
 	m := metav1.ObjectMeta{Namespace: a.namespace}
 	if a.cluster != "" {
@@ -219,7 +220,7 @@ type nodeState struct {
 	reports bool
 }
 
-// manyNodes is from how many nodes on all are listed, and none is read by itself.
+// If there are more than manyNodes nodes, all Nodes are listed instead of read one by one.
 const manyNodes = 20
 
 // readNodes returns the Nodes of these names.
@@ -277,7 +278,7 @@ func (p *planText) addLists(l *Lists, more int) {
 	}
 }
 
-// addInForce warns if what is revoked is not refused.
+// addInForce warns if revoked certificates are not refused.
 func (p *planText) addInForce(f InForce) {
 	if !f.isTrue() {
 		p.item("WARNING: this is recorded, and is NOT in force: the condition %s is %s", telemetry.ConditionRevocation, f)
@@ -289,10 +290,10 @@ func (p *planText) addLimits() {
 	p.item("an admission policy refuses writes. It cannot refuse reads, watches that are open, and tokens that the node minted before for its pods")
 }
 
-// stamp is a time for people.
+// stamp formats a time for people.
 func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
-// plainDuration is a duration without parts that are zero, such as 2h.
+// plainDuration formats a duration without parts that are zero, such as 2h.
 func plainDuration(d time.Duration) string {
 	s := d.String()
 	if strings.HasSuffix(s, "m0s") {

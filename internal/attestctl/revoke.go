@@ -184,9 +184,10 @@ type plannedNode struct {
 	name string
 	// certificates are the fingerprints of those that are to be revoked.
 	certificates []string
-	// ready says that its Node is Ready now. Others are not waited for.
+	// ready says that its Node is Ready now. The command does not wait for other nodes.
 	ready bool
-	// absent says why it does not come back by itself, or is empty. refused says that it is denied, too.
+	// absent says why the node does not come back without help, "" if it does. refused says that
+	// the node's requests are denied, too.
 	absent  string
 	refused bool
 }
@@ -195,19 +196,20 @@ type plannedNode struct {
 type revocationPlan struct {
 	object *v1alpha1.NodeRevocation
 	nodes  []plannedNode
-	// idle have no certificate that is to be revoked. left are selected Nodes without a record.
+	// idle are the nodes that have no certificate to revoke. left are selected Nodes without a
+	// record.
 	idle, left []string
 	// certificates is how many are to be revoked, and more how many of them are on no list yet.
 	certificates, more int
 	// end is when the last of them ends.
 	end time.Time
-	// silent do not report their certificate.
+	// silent are the nodes that do not report their certificate.
 	silent  []string
 	lists   *Lists
 	inForce InForce
 }
 
-// planRevocation reads what is to be revoked.
+// planRevocation reads the certificates to revoke.
 func (i *invocation) planRevocation(ctx context.Context, a *access, nodes []string, f *revokeFlags) (*revocationPlan, error) {
 	before, err := f.issuedBefore(i.now)
 	if err != nil {
@@ -222,7 +224,7 @@ func (i *invocation) planRevocation(ctx context.Context, a *access, nodes []stri
 		p.object.GenerateName, p.object.Spec.Mode = "rotate-", v1alpha1.RevokeAfterRenewal
 		p.object.Spec.SpreadSeconds, p.object.Spec.LimitSeconds = new(wholeSeconds(f.spread)), new(wholeSeconds(f.limit))
 	}
-	suspensions, err := a.readSuspensions(ctx) // says first if the feature is off
+	suspensions, err := a.readSuspensions(ctx) // first, since its error says if the feature is off
 	if err != nil {
 		return nil, err
 	}
@@ -318,7 +320,7 @@ func (p *revocationPlan) selects(c *v1alpha1.IssuedCertificate, now time.Time) b
 	return before == nil || c.Requested == nil || c.Requested.Before(before)
 }
 
-// fillPlan says what happens to each node.
+// fillPlan writes into the plan what happens to each node.
 func (a *access) fillPlan(ctx context.Context, p *revocationPlan, records []v1alpha1.NodeAttestation, suspensions map[string]*v1alpha1.NodeSuspension, now time.Time) error {
 	planned := map[string]*plannedNode{}
 	for i := range records {
@@ -380,7 +382,8 @@ func (a *access) fillPlan(ctx context.Context, p *revocationPlan, records []v1al
 // atOnce reports whether the plan revokes without a renewal.
 func (p *revocationPlan) atOnce() bool { return p.object.Spec.Mode == v1alpha1.RevokeImmediately }
 
-// waited are the nodes that the command waits for: those that are there now.
+// waited returns the nodes that the command waits for: those that are Ready now and come back
+// without help.
 func (p *revocationPlan) waited() (all []plannedNode) {
 	for _, n := range p.nodes {
 		if n.ready && n.absent == "" {
@@ -399,7 +402,7 @@ func (p *revocationPlan) names(keep func(plannedNode) bool) (names []string) {
 	return names
 }
 
-// text says what is going to happen.
+// text describes the planned changes.
 func (p *revocationPlan) text() string {
 	out := &planText{}
 	spec := &p.object.Spec
@@ -423,18 +426,18 @@ func (p *revocationPlan) text() string {
 	out.item("%d certificates, requested before %s, are revoked; the last one ends at %s and stays on its list until then", p.certificates, before, stamp(p.end))
 	out.addLists(p.lists, p.more)
 	if p.atOnce() {
-		out.item("within 2 seconds the API servers refuse their writes; the nodes may still ask for new certificates, by their TPMs")
-		out.item("a node is NotReady until its plugin has looked (checkInterval, %s by default) and has enrolled, which takes seconds", plainDuration(checkInterval))
+		out.item("within 2 seconds the API servers refuse their writes; the nodes may still request new certificates with their TPMs")
+		out.item("a node is NotReady until its plugin has checked for announcements (checkInterval, %s by default) and has enrolled, which takes seconds", plainDuration(checkInterval))
 	} else {
 		spread, limit := time.Duration(*spec.SpreadSeconds)*time.Second, time.Duration(*spec.LimitSeconds)*time.Second
-		out.item("each node renews at a moment of its own within %s, or when its plugin looks after that (checkInterval, %s by default)", plainDuration(spread), plainDuration(checkInterval))
-		out.item("its old certificates are revoked once the new one is in use, and %s from now at the latest; then it is NotReady until it has renewed", plainDuration(limit))
+		out.item("each node renews at its own time within %s, or at its plugin's next check after that (checkInterval, %s by default)", plainDuration(spread), plainDuration(checkInterval))
+		out.item("its old certificates are revoked once the new one is in use, and %s from now at the latest; a node that has not renewed is then NotReady until it renews", plainDuration(limit))
 		if limit < spread+checkInterval {
 			out.item("WARNING: --limit is shorter than --spread and the default checkInterval together: some nodes may not have renewed by then")
 		}
 	}
 	if back := p.names(func(n plannedNode) bool { return n.absent == "" && !slices.Contains(p.silent, n.name) }); len(back) > 0 {
-		out.item("these come back by themselves, without a token: %s", text.Names(back))
+		out.item("these get a new certificate with their TPM, without a token: %s", text.Names(back))
 	}
 	var refused, away []string
 	for _, n := range p.nodes {
@@ -495,7 +498,7 @@ func (i *invocation) revoke(c *cobra.Command, nodes []string, f *revokeFlags) er
 	return i.mustBeInForce(ctx, a)
 }
 
-// showPlan shows a plan, and has it confirmed. With --dry-run the plan is the output.
+// showPlan shows a plan, and asks for a confirmation. With --dry-run the plan is the output.
 func (i *invocation) showPlan(ctx context.Context, plan, question, otherwise string, f *revokeFlags) error {
 	if f.dryRun {
 		_, err := io.WriteString(i.Stdout, plan+"Nothing was changed: --dry-run.\n")
@@ -507,7 +510,7 @@ func (i *invocation) showPlan(ctx context.Context, plan, question, otherwise str
 	return i.confirm(ctx, question, otherwise, f.yes)
 }
 
-// mustBeInForce returns an error if what is revoked is not refused.
+// mustBeInForce returns an error if revoked certificates are not refused.
 func (i *invocation) mustBeInForce(ctx context.Context, a *access) error {
 	if f := a.readInForce(ctx, i.now); !f.isTrue() {
 		return &failure{codeNotInForce, "kubectl attest check says what can be done", fmt.Errorf("it is recorded, and not in force: the condition %s is %s", telemetry.ConditionRevocation, f)}

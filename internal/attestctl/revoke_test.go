@@ -549,7 +549,7 @@ func TestPlanSaysWhoIsSilent(t *testing.T) {
 		}
 	}
 	run(t, newAccess(t, objects...), "revoke", "worker-1", "worker-2", "--reason=r", "--dry-run").
-		want(t, 0, "these come back by themselves, without a token: 1: worker-1", "these do not report their certificate: 1: worker-2")
+		want(t, 0, "these get a new certificate with their TPM, without a token: 1: worker-1", "these do not report their certificate: 1: worker-2")
 }
 
 // Many revocations are not printed whole, the newest come first, and those of another cluster are
@@ -595,7 +595,7 @@ func TestPlanSaysListsAreFull(t *testing.T) {
 	run(t, a, "revoke", "worker-1", "--reason=r", "--dry-run").want(t, 0, "the lists have no room for 1 of them: they are recorded, and NOT refused until room appears (1 of 10000 places are free)")
 	run(t, a, "revoke", "worker-2", "--reason=r", "--dry-run").want(t, 0, "the lists have room: 1 of 10000 places are free")
 	objects = append(objects, listOf(revocation.Policies+1, v1alpha1.RevokedCertificate{SHA256: sumOf(1), NotAfter: before(-time.Hour), NodeName: "n"}))
-	run(t, newAccess(t, objects...), "revocations").want(t, 0, "10000 of 10000 places taken, 0 certificates suspended, 1 not in force")
+	run(t, newAccess(t, objects...), "revocations").want(t, 0, "10000 of 10000 places used, 0 certificates suspended, 1 not in force")
 }
 
 // suspends plays the controller's part.
@@ -738,7 +738,7 @@ func TestEvictionThatFails(t *testing.T) {
 			}
 		}}
 	}, func(t *testing.T, a *access, r result, _ time.Duration) {
-		r.want(t, codeUnexpected, "meanwhile there is another Node worker-4: it is left alone")
+		r.want(t, codeUnexpected, "the Node worker-4 was replaced meanwhile: the new Node is not deleted")
 		if _, node := left(t, a, "worker-4"); !node {
 			t.Error("it deleted another Node")
 		}
@@ -896,7 +896,7 @@ func TestCheckRevocation(t *testing.T) {
 		"one only warns":   {append(revocable(), warns[2:]...), stateFailure, "1: node-attestation-revoked-01 has no binding that denies"},
 		"not in force":     {append(append(revocable()[1:], all...), forced(corev1.ConditionFalse)), stateFailure, "the writes of each"},
 		"no condition":     {append(append(revocable()[1:], all...), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: defaultNamespace}}), stateUnknown, "has no condition NodeAttestationRevocationInForce"},
-		"nearly full":      {append(append(revocable(), all...), crowd...), stateWarning, "8001 of 10000 places on the lists are taken"},
+		"nearly full":      {append(append(revocable(), all...), crowd...), stateWarning, "8001 of 10000 places on the lists are used"},
 		"beyond": {append(append(revocable(), all...), listOf(11, v1alpha1.RevokedCertificate{SHA256: sumOf(1), NotAfter: before(-time.Hour), NodeName: "n"})), stateFailure,
 			"the lists are full: 1 revoked certificates are not refused"},
 	} {

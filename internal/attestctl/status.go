@@ -85,7 +85,7 @@ func notFound(node string) error {
 	return &failure{codeNotFound, "kubectl attest pending lists all requests that wait; finished ones vanish after an hour", fmt.Errorf("node %q has no record and no request", node)}
 }
 
-// status collects what is known of a node, or of all.
+// status collects the status of one node, or of all.
 func (a *access) status(ctx context.Context, node string, now time.Time) (*Status, error) {
 	records, err := a.readRecords(ctx)
 	if err != nil {
@@ -112,7 +112,7 @@ func (s *Status) note(what string, err error) {
 }
 
 // fill joins records and requests. A request belongs to the record with its node name and EK, or to
-// the record that names it: the hello with a proof's EK may be gone.
+// the record that names it. The hello with a proof's EK may be deleted.
 func (s *Status) fill(records []v1alpha1.NodeAttestation, requests []Request, events []event) {
 	known, named := map[identity]int{}, map[string]int{}
 	for i := range records {
@@ -167,10 +167,11 @@ func recorded(r *v1alpha1.NodeAttestation) NodeStatus {
 	return n
 }
 
-// expiry is when the last certificate of the machine's present EK ends, nil if there is none.
+// expiry is when the last certificate of the machine's present EK ends, nil if there is none. The
+// end of a recovered certificate is not known.
 func expiry(r *v1alpha1.NodeAttestation) (last *metav1.Time) {
 	for i := range r.Status.Certificates {
-		if c := &r.Status.Certificates[i]; !c.FormerEK && (last == nil || last.Before(&c.NotAfter)) {
+		if c := &r.Status.Certificates[i]; !c.FormerEK && !c.Recovered() && (last == nil || last.Before(&c.NotAfter)) {
 			last = &c.NotAfter
 		}
 	}
@@ -218,7 +219,7 @@ func (i *invocation) printStatus(s *Status, format string) error {
 	return printTable(i.Stdout, []string{"NODE", "MACHINE", "EK", "EXPIRES", "REASON", "WAITING"}, rows)
 }
 
-// warnIncomplete says what is missing in the output.
+// warnIncomplete warns of missing parts of the output.
 func (i *invocation) warnIncomplete(incomplete []string, omitted int) {
 	for _, what := range incomplete {
 		i.say("warning: cannot be read: %s", what)

@@ -24,7 +24,7 @@ import (
 const (
 	// suspendTimeout is how long suspend and resume wait by default.
 	suspendTimeout = 5 * time.Minute
-	// settleTime is how long API servers may need until a policy that was changed is in force.
+	// settleTime is the time that API servers may need until a changed policy is in force.
 	settleTime = 2 * time.Second
 )
 
@@ -47,7 +47,7 @@ A suspension is about the machine's endorsement key (EK). It outlives the record
 will have. It says what it is going to do, and asks.
 
 What an admission policy cannot refuse: reads, watches that are open, and tokens that the node minted before for its pods. A node may read
-the Secrets, ConfigMaps and volumes of the pods that are bound to it. --evict takes them away, with your own rights: once the suspension is
+the Secrets, ConfigMaps and volumes of the pods that are bound to it. --evict ends that, with your own rights: once the suspension is
 in force, it cordons the Node, force-deletes its pods, deletes the Node, and repeats that until no pod is bound. It looks at no
 PodDisruptionBudget. Containers go on running on the machine itself. What they could read, change.
 
@@ -116,8 +116,8 @@ type suspensionPlan struct {
 	machine  string
 	// records are those of the endorsement key, in all clusters of the namespace.
 	records []v1alpha1.NodeAttestation
-	// certificates are those that have not ended, by fingerprint, and when they end. more are on no
-	// list yet. end is when the last one ends.
+	// certificates has, by fingerprint, the ends of the certificates that have not expired. more is
+	// how many of them are on no list yet. end is the end of the last one.
 	certificates map[string]time.Time
 	more         int
 	end          time.Time
@@ -140,7 +140,7 @@ func (a *access) recordOf(ctx context.Context, node, record string) (*v1alpha1.N
 	return oneRecord(records, node, record)
 }
 
-// planSuspension reads what is to be suspended.
+// planSuspension reads the machines to suspend.
 func (i *invocation) planSuspension(ctx context.Context, a *access, node string, f *suspendFlags) (*suspensionPlan, error) {
 	suspensions, err := a.readSuspensions(ctx)
 	if err != nil {
@@ -172,7 +172,8 @@ func (i *invocation) planSuspension(ctx context.Context, a *access, node string,
 	if err := i.fillSuspension(ctx, a, p); err != nil {
 		return nil, err
 	}
-	if node == "" && len(p.records) == 1 { // for people, and for the policy about tokens of its pods
+	// for people, and for the policy about tokens of its pods
+	if node == "" && len(p.records) == 1 {
 		p.object.Spec.NodeName = p.records[0].Spec.NodeName
 	}
 	if f.evict {
@@ -235,7 +236,7 @@ func (a *access) listsOf(ctx context.Context, records []v1alpha1.NodeAttestation
 	return a.readLists(ctx, cluster)
 }
 
-// text says what is going to happen.
+// text describes the planned changes.
 func (p *suspensionPlan) text() string {
 	out := &planText{}
 	machine := "with endorsement key " + p.ek()
@@ -260,10 +261,10 @@ func (p *suspensionPlan) text() string {
 	} else {
 		out.item("no certificate of it is known that has not ended")
 	}
-	out.item("its node becomes NotReady, and does not come back by itself")
+	out.item("its node becomes NotReady, and stays NotReady until you resume the machine")
 	out.addLimits()
 	if p.eviction == nil {
-		out.item("it may still read the Secrets, ConfigMaps and volumes of the pods that are bound to it: --evict takes them away")
+		out.item("it may still read the Secrets, ConfigMaps and volumes of the pods that are bound to it: --evict ends that")
 	} else {
 		p.eviction.describe(out)
 	}
@@ -290,7 +291,7 @@ func (i *invocation) suspend(ctx context.Context, node string, f *suspendFlags) 
 	if f.evict {
 		question = fmt.Sprintf("Suspend the machine, and evict node %s?", node)
 	}
-	f.yes = f.yes || p.existing != nil && !f.evict // then it only waits
+	f.yes = f.yes || p.existing != nil && !f.evict // then the command only waits
 	if err := i.showPlan(ctx, p.text(), question, "nothing was changed", &f.revokeFlags); err != nil || f.dryRun {
 		return err
 	}
@@ -420,7 +421,7 @@ func (i *invocation) planResumption(ctx context.Context, a *access, node string,
 	return p, i.fillSuspension(ctx, a, p)
 }
 
-// resumptionText says what is going to happen, and what the machine needs.
+// resumptionText describes the planned changes, and what the machine needs.
 func (p *suspensionPlan) resumptionText() string {
 	out := &planText{}
 	out.line("Resume the machine with endorsement key %s:", p.ek())
@@ -428,7 +429,7 @@ func (p *suspensionPlan) resumptionText() string {
 	out.item("the controller decides on its requests again, by evidence")
 	switch {
 	case len(p.certificates) > 0 && len(p.records) > 0:
-		out.item("its %d old certificates stay revoked; until %s the machine may ask for a new one with them, and comes back by itself", len(p.certificates), stamp(p.end))
+		out.item("its %d old certificates stay revoked; until %s the machine may request a new one with them, without a bootstrap credential", len(p.certificates), stamp(p.end))
 		out.item("if it has lost them, it needs a bootstrap credential")
 	case len(p.records) > 0:
 		out.item("its old certificates have ended: it needs a bootstrap credential")

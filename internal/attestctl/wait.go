@@ -17,19 +17,20 @@ import (
 )
 
 const (
-	// firstPoll and lastPoll are the pauses between two looks: they grow.
+	// firstPoll and lastPoll are the first and the longest pause between two polls. The pauses
+	// grow.
 	firstPoll, lastPoll = 500 * time.Millisecond, 5 * time.Second
-	// lastPollMany is for more than manyNodes nodes, whose objects are all read.
+	// lastPollMany is for more than manyNodes nodes, since each poll reads the objects of all.
 	lastPollMany = 10 * time.Second
 )
 
 // errWaitEnded says that the user or --timeout ended a wait.
 var errWaitEnded = errors.New("the wait has ended")
 
-// stop is an error that ends a wait. Other errors are shown, and the next look tries again.
+// stop is an error that ends a wait. Other errors are shown, and poll tries again.
 type stop struct{ error }
 
-// poll calls look until it returns true. look says what to show of the progress.
+// poll calls look until look reports that it is done. look also returns the progress to show.
 func (i *invocation) poll(ctx context.Context, timeout, longest time.Duration, look func(context.Context) (done bool, progress string, err error)) error {
 	if timeout > 0 {
 		var cancel context.CancelFunc
@@ -158,7 +159,7 @@ func (a *access) observe(ctx context.Context, p *revocationPlan, now time.Time) 
 		at.revoked += revoked
 		waits := n.ready && n.absent == ""
 		switch all := left == 0; {
-		case !recorded: // reset meanwhile: nobody comes back under this record
+		case !recorded: // reset meanwhile: no node comes back under this record
 		case waits && all && renewed && nodes[n.name].ready:
 			at.back++
 		case waits, !all && p.atOnce():

@@ -13,7 +13,7 @@ import (
 )
 
 // File is the last known good content of a file. While the file is invalid or missing, the last
-// good content stays in use. It may be used by several goroutines.
+// good content stays in use. It is safe for concurrent use.
 type File[T any] struct {
 	// Name prefixes errors about reading. Path is the file's, and MaxSize bounds it in bytes: Parse
 	// gets one byte more at most, and refuses it.
@@ -44,8 +44,7 @@ func (f *File[T]) Get(now time.Time) (T, error) {
 
 var errNone = errors.New("there is none yet")
 
-// Problem returns what kept the last call of Get from using what is in the file, nil if nothing
-// did.
+// Problem returns why the last call of Get did not use the file's content, nil if it did.
 func (f *File[T]) Problem() error { return f.value.Problem() }
 
 // LastRead returns when the file was last read and valid, zero if it never was.
@@ -58,7 +57,8 @@ func (f *File[T]) refresh() {
 		return
 	}
 	sum := sha256.Sum256(content)
-	_ = f.value.Offer(string(sum[:]), func() (T, error) { return f.Parse(content) }) // Problem returns it
+	// Problem returns it
+	_ = f.value.Offer(string(sum[:]), func() (T, error) { return f.Parse(content) })
 }
 
 func (f *File[T]) read() ([]byte, error) {

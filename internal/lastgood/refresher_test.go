@@ -9,13 +9,15 @@ import (
 	"time"
 )
 
-// While another caller reads, the last read is good for two seconds more. After that a caller waits.
+// While another caller reads, the last read is good for two seconds more. After that a caller
+// waits.
 func TestRefreshWhileAnotherReads(t *testing.T) {
 	t.Parallel()
 	const age = time.Minute
 	for name, c := range map[string]struct {
 		age time.Duration
-		// ago is how long before this decision the decision began that read last. 0: there was none.
+		// ago is how long before this decision the decision began that read last. 0: there was
+		// none.
 		ago   time.Duration
 		waits bool
 		reads int32 // by two

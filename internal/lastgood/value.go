@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package lastgood holds the last known good value of a source, such as a file or a Secret, that
-// may change, break or disappear at any time. The value stays in use until a better one is there,
-// and Problem says what is wrong meanwhile.
+// Package lastgood keeps the last known good value of a source, such as a file or a Secret. A
+// source may change, become invalid or disappear at any time. The value is used until a new valid
+// one is read. Meanwhile Problem returns the error.
 package lastgood
 
 import (
@@ -10,11 +10,11 @@ import (
 	"time"
 )
 
-// Value is the last known good value of a source. Its zero value has none yet. It may be used by
-// several goroutines.
+// Value is the last known good value of a source. Its zero value has none yet. It is safe for
+// concurrent use.
 type Value[T any] struct {
 	// Rejudge has invalid content parsed each time that it is offered. It is for content that
-	// becomes valid by itself, such as a CA whose time has not come.
+	// becomes valid later, such as a CA that is not valid yet.
 	Rejudge bool
 
 	offering sync.Mutex // held by Offer
@@ -22,8 +22,8 @@ type Value[T any] struct {
 	mu    sync.Mutex
 	good  T
 	isSet bool
-	// version is of the good value, invalid is of what was last found to be invalid, and verdict
-	// says why.
+	// version is the version of the good value. invalid is the version that was last found to be
+	// invalid, and verdict its error.
 	version, invalid string
 	verdict          error
 	problem          error
@@ -32,7 +32,7 @@ type Value[T any] struct {
 
 // Offer parses new content and takes it over, or returns why it is invalid: then the last good
 // value stays in use. The version identifies the content. Content that is in use, or that was just
-// found to be invalid, is not parsed again. Nobody who calls Get waits for parse.
+// found to be invalid, is not parsed again. Get never waits for parse.
 func (v *Value[T]) Offer(version string, parse func() (T, error)) error {
 	v.offering.Lock()
 	defer v.offering.Unlock()
@@ -81,7 +81,7 @@ func (v *Value[T]) Get() (T, bool) {
 }
 
 // LastRead returns when the value in use was last offered, zero if there has been none. Since then
-// the source was invalid or could not be read, or nobody has read it.
+// the source was invalid, could not be read, or was not read.
 func (v *Value[T]) LastRead() time.Time {
 	v.mu.Lock()
 	defer v.mu.Unlock()

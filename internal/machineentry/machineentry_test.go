@@ -33,7 +33,7 @@ func TestString(t *testing.T) {
 	}
 }
 
-// What is written is read as it was, whatever YAML could take it for.
+// What is written is read as it was, also if YAML could take it for something else.
 func TestDocument(t *testing.T) {
 	t.Parallel()
 	var machines []Machine

@@ -22,7 +22,8 @@ const maxConfigMap = 6*attestation.MaxAnnouncement + 64<<10
 
 // StatusError is an answer of the API server that is no success.
 type StatusError struct {
-	// Status is that of HTTP. Message is the API server's, shortened and made printable.
+	// Status is the HTTP status code. Message is the API server's message, shortened and made
+	// printable.
 	Status  int
 	Message string
 }
@@ -79,8 +80,8 @@ func (a Access) Annotate(ctx context.Context, node, key, value string) error {
 	return nil
 }
 
-// TryWrite has the API server judge a change of the Node that changes nothing, as a dry run. The
-// error is a *StatusError if the API server refuses it.
+// TryWrite sends the API server a patch of the Node without changes, as a dry run. It shows whether
+// the node may write its Node. The error is a *StatusError if the API server refuses it.
 func (a Access) TryWrite(ctx context.Context, node string) error {
 	return a.patchNode(ctx, node, []byte("{}"), url.Values{"dryRun": {"All"}})
 }
@@ -95,8 +96,8 @@ func (a Access) patchNode(ctx context.Context, node string, patch []byte, query 
 	return err
 }
 
-// maxRefusal bounds what is read of an answer to a write, in bytes. The start of a longer answer is
-// of no use: it is not parsed.
+// maxRefusal bounds the bytes that are read of an answer to a write. The start of a longer answer
+// is of no use: it is not parsed.
 const maxRefusal = 64 << 10
 
 // refusal returns the API server's message, if body is a metav1.Status.

@@ -30,7 +30,8 @@ func readBootstrap(path string) (Access, error) {
 	case errors.Is(err, fs.ErrPermission):
 		return wrong("run it as root", fs.ErrPermission)
 	case err != nil:
-		return wrong(shape, errors.New("cannot be read as a kubeconfig")) // the cause may quote a token
+		// the cause may quote a token
+		return wrong(shape, errors.New("cannot be read as a kubeconfig"))
 	}
 	if err := clientcmd.ResolveLocalPaths(kubeconfig); err != nil {
 		return wrong(shape, err)
@@ -52,7 +53,8 @@ func readBootstrap(path string) (Access, error) {
 	}
 	config, err := clientcmd.NewDefaultClientConfig(*kubeconfig, &clientcmd.ConfigOverrides{}).ClientConfig()
 	if err != nil {
-		return wrong(shape, errors.New(strings.Join(strings.Fields(err.Error()), " "))) // it has several lines
+		// it has several lines
+		return wrong(shape, errors.New(strings.Join(strings.Fields(err.Error()), " ")))
 	}
 	if err := rest.LoadTLSFiles(config); err != nil {
 		return wrong(shape, err)

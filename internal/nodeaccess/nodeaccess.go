@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nodeaccess finds a node's way to the API server: under which node name, to which cluster,
-// and with which credential. The plugin and doctor both use it, so that doctor examines what the
-// plugin would do.
+// Package nodeaccess decides how a node reaches the API server: under which node name, in which
+// cluster, and with which credential. The plugin and doctor both use it, so that doctor examines
+// what the plugin would do.
 package nodeaccess
 
 import (
@@ -21,7 +21,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 )
 
-// Node is what decides about the way of one node.
+// Node has the inputs that decide how one node reaches the API server.
 type Node struct {
 	// Dir is the certificate directory.
 	Dir cache.Dir
@@ -32,8 +32,8 @@ type Node struct {
 	// where it is named.
 	Asked   *cache.Origin
 	AskedBy string
-	// Insecure is set if the kubelet does not verify the API server of Asked. This program does
-	// not talk to such a one.
+	// Insecure is set if the kubelet does not verify the API server of Asked. This program does not
+	// use such a server.
 	Insecure bool
 	// Provider is the name of the attestation provider. Renews says whether the node's
 	// certificate may ask for the next one.
@@ -49,7 +49,7 @@ type Access struct {
 	Config *rest.Config
 	// Cluster is the one that the certificate will come from.
 	Cluster cache.Origin
-	// Source is the file, or whatever else, that names the cluster.
+	// Source is the file, or another place, that names the cluster.
 	Source string
 	// Credential describes the credential for people.
 	Credential string
@@ -80,7 +80,7 @@ const (
 	ForeignBootstrap
 )
 
-// Error says why there is no way to the API server. It quotes no secret.
+// Error says why the node cannot reach the API server. It quotes no secret.
 type Error struct {
 	Problem Problem
 	// Hint says what can be done.
@@ -100,8 +100,8 @@ func (n Node) Access(pair *cache.Pair, rejected bool) (Access, error) {
 	return n.BootstrapAccess()
 }
 
-// WhyBootstrap says why the next request needs the bootstrap credential. It is empty if the node's
-// certificate will do.
+// WhyBootstrap says why the next request needs the bootstrap credential. It is "" if the node's
+// certificate can be used.
 func (n Node) WhyBootstrap(pair *cache.Pair, rejected bool) string {
 	switch {
 	case pair == nil:
@@ -153,7 +153,7 @@ func (n Node) OwnAccess(pair *cache.Pair) (Access, error) {
 }
 
 // BootstrapAccess shows the credential of a bootstrap kubeconfig to the server of that same file,
-// verified with its CA. A file for another cluster than the kubelet's is passed over.
+// verified with its CA. A file for another cluster than the kubelet's is skipped.
 func (n Node) BootstrapAccess() (Access, error) {
 	paths := []string{n.Bootstrap}
 	if n.Bootstrap == "" {

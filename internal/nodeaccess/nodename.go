@@ -22,8 +22,8 @@ type NodeName struct {
 	Derived bool
 }
 
-// FindNodeName returns the name that the operator gave, else the one that kubeadm gave the kubelet,
-// else the one that the kubelet derives from the host's name.
+// FindNodeName returns the configured name, else the name that kubeadm gave the kubelet, else the
+// name that the kubelet derives from the host's name.
 func FindNodeName(given string) (NodeName, error) { return findNodeName(given, KubeadmFlagsFile) }
 
 func findNodeName(given, kubeadmFlags string) (NodeName, error) {

@@ -14,9 +14,9 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 )
 
-// Review is whom the API server takes a credential for.
+// Review is the API server's answer about a credential.
 type Review struct {
-	// Status is that of HTTP: 201 with a Username, 401 if the API server does not know the
+	// Status is the HTTP status code: 201 with a Username, 401 if the API server does not know the
 	// credential. Any other status means neither.
 	Status   int
 	Username string

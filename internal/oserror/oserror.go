@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package oserror says what an operator can do about an error number of the kernel. It is the one
-// table of them: for files and locks, for a TPM device, and for a process that cannot be started.
+// Package oserror says what an operator can do about an error number of the kernel. All such hints
+// are here: for files and locks, for a TPM device, and for a process that cannot be started.
 //
 // The response codes of a TPM have a table of their own in pkg/provider/tpm. They are a type of
 // go-tpm, and a plugin without that provider does not carry go-tpm.

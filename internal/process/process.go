@@ -48,8 +48,8 @@ func Of(pid int) (ID, error) {
 	return ID{PID: pid, Start: start}, nil
 }
 
-// BootID identifies this boot: process IDs of another boot mean nothing. It is empty if the kernel
-// does not say.
+// BootID identifies this boot: process IDs of another boot mean nothing. It is "" if the kernel
+// does not report it.
 func BootID() string {
 	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -58,12 +58,12 @@ func BootID() string {
 	return strings.TrimSpace(string(data))
 }
 
-// ticksPerSecond is USER_HZ, which is 100 wherever Go runs on Linux.
+// ticksPerSecond is USER_HZ, which is 100 on all of Go's Linux platforms.
 const ticksPerSecond = 100
 
-// Age returns how long ago the process started, by a clock that nobody can set. It is 0 if the
-// kernel does not say. CLOCK_BOOTTIME is the clock of Start, also in a time namespace. /proc/uptime
-// may differ: in a container, lxcfs shows the container's uptime there.
+// Age returns the time since the process started, by a clock that cannot be set. It is 0 if the
+// kernel does not report it. CLOCK_BOOTTIME is the clock of Start, also in a time namespace.
+// /proc/uptime may differ: in a container, lxcfs shows the container's uptime there.
 func (id ID) Age() time.Duration {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {

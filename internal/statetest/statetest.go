@@ -11,7 +11,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr/state"
 )
 
-// Case is a status and the state that it stands for.
+// Case is a status and its state.
 type Case struct {
 	Title  string
 	Status certificatesv1.CertificateSigningRequestStatus

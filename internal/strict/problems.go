@@ -52,14 +52,14 @@ const (
 // with returns the path that is one step longer.
 func (p path) with(s step) path { return append(slices.Clone(p), s) }
 
-// problem is what is wrong with one field.
+// problem is the error in one field.
 type problem struct {
 	line int // 0 if it is not known
 	text string
 }
 
-// describe returns one error for what a decoder refused: for each field its line, its name and what
-// is wrong with it. document is the whole as decoded JSON.
+// describe returns one error for all refused fields: for each its line, its name and its problem.
+// document is the whole as decoded JSON.
 func describe(data []byte, document any, into reflect.Type, cause error) error {
 	f := finder{into: into, lines: parseLines(data)}
 	f.search(nil, document)
@@ -77,14 +77,14 @@ func describe(data []byte, document any, into reflect.Type, cause error) error {
 	return errors.New(strings.Join(all, "; "))
 }
 
-// finder finds what a decoder refuses, by decoding each value by itself.
+// finder finds the fields that a decoder refuses, by decoding each value separately.
 type finder struct {
 	into     reflect.Type
 	lines    *node
 	problems []problem
 }
 
-// search examines a value and, if it is itself accepted, what is in it.
+// search examines a value and, if that is accepted, the values in it.
 func (f *finder) search(at path, value any) {
 	if len(f.problems) == maxProblems {
 		return
@@ -134,7 +134,7 @@ func (f *finder) decode(at path, value any) error {
 	return errors.Join(append(strict, err)...)
 }
 
-// explain names the field and says what is wrong with its value.
+// explain names the field and the problem of its value.
 func explain(at path, into reflect.Type, err error) string {
 	name := at.String()
 	if name != "" {

@@ -60,7 +60,8 @@ func TestDecodeNamesLineAndField(t *testing.T) {
 	}
 }
 
-// An operator mends the first problems first. A file of mistakes must not make an error of megabytes.
+// An operator mends the first problems first. A file of mistakes must not make an error of
+// megabytes.
 func TestProblemsAreBounded(t *testing.T) {
 	err := Decode([]byte(strings.Repeat("- 1\n", 10_000)), &settings{})
 	if err == nil || len(err.Error()) > 200 {

@@ -21,8 +21,8 @@ import (
 
 // Decode decodes one document over the present content of into, which points to a struct. Unknown,
 // doubled and differently-cased fields are errors, and so is a second document. An error is one
-// line of text. For each wrong field it has the line in the document, the field's name, and what is
-// wrong.
+// line of text. For each wrong field it has the line in the document, the field's name, and the
+// problem.
 func Decode(data []byte, into any) error {
 	if severalDocuments(data) {
 		return errors.New("holds more than one document")
@@ -68,7 +68,8 @@ func severalDocuments(data []byte) bool {
 		var next any
 		err := decoder.Decode(&next)
 		switch {
-		case errors.Is(err, io.EOF), first && err != nil: // what is wrong with the first, the strict parser says
+		case errors.Is(err, io.EOF), first && err != nil:
+			// the strict parser reports problems of the first document
 			return false
 		case err != nil, !first && next != nil:
 			return true

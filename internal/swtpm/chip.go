@@ -52,8 +52,8 @@ func (t *Chip) DisableEndorsement() error {
 		0x40, 0, 0, 0x0b, 0) // TPM_RH_ENDORSEMENT: no
 }
 
-// sendByPlatform sends a command that go-tpm lacks. Its handle is TPM_RH_PLATFORM, authorised with the
-// empty password. code is its TPM_CC.
+// sendByPlatform sends a command that go-tpm lacks. Its handle is TPM_RH_PLATFORM, authorised with
+// the empty password. code is its TPM_CC.
 func (t *Chip) sendByPlatform(name string, code uint32, parameters ...byte) error {
 	body := append([]byte{
 		0x40, 0, 0, 0x0c, // TPM_RH_PLATFORM
@@ -81,10 +81,11 @@ func (t *Chip) Capability(c tpm2.TPMCap, property, count uint32) (*tpm2.TPMUCapa
 	return &rsp.CapabilityData.Data, nil
 }
 
-// Handles returns the loaded transient objects and sessions. A program that has ended leaves none.
+// Handles returns the transient objects, and the loaded and saved sessions. A program that has
+// ended leaves none.
 func (t *Chip) Handles() ([]tpm2.TPMHandle, error) {
 	var all []tpm2.TPMHandle
-	for _, first := range []uint32{0x80000000, 0x02000000} {
+	for _, first := range []uint32{0x80000000, 0x02000000, 0x03000000} {
 		data, err := t.Capability(tpm2.TPMCapHandles, first, 64)
 		if err != nil {
 			return nil, err
@@ -109,6 +110,40 @@ func (t *Chip) LockoutCounter() (uint32, error) {
 		return 0, errors.Join(err, errors.New("no answer"))
 	}
 	return properties.TPMProperty[0].Value, nil
+}
+
+// LockOut has the TPM refuse all that dictionary attack protection covers, as after many wrong
+// passwords. It returns how many wrong passwords were needed.
+func (t *Chip) LockOut() (wrong int, err error) {
+	const index = tpm2.TPMHandle(0x01800100) // the owner's, and no certificate's
+	owner := tpm2.AuthHandle{Handle: tpm2.TPMRHOwner, Auth: tpm2.PasswordAuth(nil)}
+	if _, err := (tpm2.NVDefineSpace{
+		AuthHandle: owner, Auth: tpm2.TPM2BAuth{Buffer: []byte("right")},
+		PublicInfo: tpm2.New2B(tpm2.TPMSNVPublic{
+			NVIndex: index, NameAlg: tpm2.TPMAlgSHA256, DataSize: 1, Attributes: tpm2.TPMANV{AuthRead: true, AuthWrite: true},
+		}),
+	}).Execute(t.Transport()); err != nil {
+		return 0, err
+	}
+	public, err := tpm2.NVReadPublic{NVIndex: index}.Execute(t.Transport())
+	if err != nil {
+		return 0, err
+	}
+	named := tpm2.NamedHandle{Handle: index, Name: public.NVName}
+	for wrong = range 100 {
+		_, err = tpm2.NVWrite{
+			AuthHandle: tpm2.AuthHandle{Handle: index, Name: public.NVName, Auth: tpm2.PasswordAuth([]byte("wrong"))},
+			NVIndex:    named, Data: tpm2.TPM2BMaxNVBuffer{Buffer: []byte{0}},
+		}.Execute(t.Transport())
+		if !errors.Is(err, tpm2.TPMRCAuthFail) && !errors.Is(err, tpm2.TPMRCRetry) {
+			break
+		}
+	}
+	if !errors.Is(err, tpm2.TPMRCLockout) {
+		return wrong, fmt.Errorf("no lockout after %d wrong passwords: %w", wrong, err)
+	}
+	_, err = tpm2.NVUndefineSpace{AuthHandle: owner, NVIndex: named}.Execute(t.Transport())
+	return wrong, err
 }
 
 // Extend extends a PCR in all banks with the digests of data.

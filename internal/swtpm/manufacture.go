@@ -155,7 +155,8 @@ func (t *Chip) WriteNV(index uint32, data []byte) error {
 	}
 	const chunk = 1024 // TPM_PT_NV_BUFFER_MAX of swtpm
 	for offset := 0; offset < len(data); offset += chunk {
-		public, err := tpm2.NVReadPublic{NVIndex: tpm2.TPMHandle(index)}.Execute(t.Transport()) // the first write changes its name
+		// the first write changes its name
+		public, err := tpm2.NVReadPublic{NVIndex: tpm2.TPMHandle(index)}.Execute(t.Transport())
 		if err != nil {
 			return err
 		}

@@ -23,7 +23,7 @@ type Exchange struct {
 	Command, Response []byte
 }
 
-// Proxy stands between a program and a TPM. It records the exchanges, and can delay, drop or
+// Proxy relays between a program and a TPM. It records the exchanges, and can delay, drop or
 // replace responses. Its methods may be called at any time.
 type Proxy struct {
 	dir, backend string
@@ -37,6 +37,7 @@ type Proxy struct {
 
 // action is what a rule does with a command. The zero action passes it on.
 type action struct {
+	call     func()
 	delay    time.Duration
 	wait     <-chan struct{}
 	response tpm2.TPMRC
@@ -155,6 +156,46 @@ func (p *Proxy) AnswerAt(index int, response tpm2.TPMRC) {
 	})
 }
 
+// AnswerFrom answers the command number index, counted from the last Reset, with a response code.
+// It gives each later command of the same code the same answer, n commands in all.
+func (p *Proxy) AnswerFrom(index int, response tpm2.TPMRC, n int) {
+	var code tpm2.TPMCC
+	p.rule(func(i int, c tpm2.TPMCC) (a action) {
+		if i == index {
+			code = c
+		}
+		if i >= index && c == code && n > 0 {
+			n--
+			a.response = response
+		}
+		return a
+	})
+}
+
+// CallAt calls f when the command number index arrives, counted from the last Reset. The TPM
+// receives the command when f has returned. f may use the TPM, but not this proxy.
+func (p *Proxy) CallAt(index int, f func()) {
+	p.rule(func(i int, _ tpm2.TPMCC) (a action) {
+		if i == index {
+			a.call = f
+		}
+		return a
+	})
+}
+
+// HangAt holds back the command number index, counted from the last Reset, until release is called.
+// It calls arrived when it has received the command.
+func (p *Proxy) HangAt(index int, arrived func()) (release func()) {
+	released := make(chan struct{})
+	p.rule(func(i int, _ tpm2.TPMCC) (a action) {
+		if i == index {
+			a.call, a.wait = arrived, released
+		}
+		return a
+	})
+	return sync.OnceFunc(func() { close(released) })
+}
+
 // CutAt closes the connection in place of a response to the command number index, counted from the
 // last Reset.
 func (p *Proxy) CutAt(index int) {
@@ -211,6 +252,9 @@ func (p *Proxy) exchange(command []byte) ([]byte, error) {
 
 	var response []byte
 	for _, a := range actions {
+		if a.call != nil {
+			a.call()
+		}
 		switch {
 		case a.cut:
 			return nil, errors.New("cut")

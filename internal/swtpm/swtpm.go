@@ -23,8 +23,8 @@ import (
 type Options struct {
 	// Certified names the EK templates (package template) that have a certificate in NV.
 	Certified []string
-	// Persistent names the EK templates whose key is at its persistent handle, like the RSA EK
-	// of many chips (TCG TPM v2.0 Provisioning Guidance: from 0x81010001 on).
+	// Persistent names the EK templates whose key has a persistent handle, like the RSA EK of many
+	// chips. The handles start at 0x81010001 (TCG TPM v2.0 Provisioning Guidance).
 	Persistent []string
 	// Issue may change a certificate before it is signed. It is called once for each.
 	Issue CertificateOption
@@ -73,7 +73,8 @@ func Start(t TB, o Options) *TPM {
 
 // New returns a running TPM. The caller stops it.
 func New(o Options) (_ *TPM, err error) {
-	dir, err := os.MkdirTemp("/tmp", "swtpm-") // not TMPDIR: the path of a socket has at most 107 bytes
+	// not TMPDIR: the path of a socket has at most 107 bytes
+	dir, err := os.MkdirTemp("/tmp", "swtpm-")
 	if err != nil {
 		return nil, err
 	}
@@ -104,7 +105,8 @@ func New(o Options) (_ *TPM, err error) {
 	if err := t.Manufacture(o); err != nil {
 		return nil, err
 	}
-	return t, t.Reboot() // as a chip comes: with no trace of its making in lockout counter or memory
+	// as a chip comes: with no trace of its making in lockout counter or memory
+	return t, t.Reboot()
 }
 
 // Socket is the path of the Unix socket for TPM commands. It serves one connection after the other.
@@ -112,7 +114,7 @@ func (t *TPM) Socket() string { return filepath.Join(t.dir, "tpm") }
 
 func (t *TPM) state() string { return filepath.Join(t.dir, "state") }
 
-// PowerOnly switches a TPM off and on, and nobody sends TPM2_Startup.
+// PowerOnly switches a TPM off and on without TPM2_Startup.
 func (t *TPM) PowerOnly() error {
 	t.Crash()
 	if err := t.launch("not-need-init"); err != nil {
@@ -134,7 +136,8 @@ func (t *TPM) launch(flags string) error {
 	//nolint:gosec // the arguments are this package's own
 	cmd := exec.Command("swtpm", "socket", "--tpm2", "--server", "type=unixio,path="+t.Socket(), "--ctrl", "type=unixio,path="+t.Socket()+".ctrl",
 		"--flags", flags, "--tpmstate", "dir="+t.state(), "--log", "file="+t.log()+",level=1,truncate")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // a test that is killed leaves none behind
+	// a test that is killed leaves none behind
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
 		return err
 	}
@@ -154,6 +157,14 @@ func (t *TPM) await(code tpm2.TPMRC) error {
 	}
 	said, _ := os.ReadFile(t.log())
 	return fmt.Errorf("swtpm does not answer: %w; it says %q", err, said)
+}
+
+// PID is the process of the TPM, 0 if it is off.
+func (t *TPM) PID() int {
+	if t.cmd == nil {
+		return 0
+	}
+	return t.cmd.Process.Pid
 }
 
 // Stop ends the TPM and deletes its state.

@@ -161,3 +161,54 @@ func TestProxy(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestProxyAtACommand(t *testing.T) {
+	p := NewProxy(t, Start(t, Options{}))
+	through := dial(p.Socket())
+	read := func() error {
+		_, err := tpm2.ReadClock{}.Execute(through)
+		return err
+	}
+	p.AnswerFrom(1, tpm2.TPMRCLocality, 2)
+	for i, want := range []error{nil, tpm2.TPMRCLocality, tpm2.TPMRCLocality, nil} {
+		if err := read(); !errors.Is(err, want) {
+			t.Errorf("command %d: %v", i, err)
+		}
+	}
+	p.Reset()
+	called := false
+	p.CallAt(1, func() { called = true })
+	for i, want := range []bool{false, true} {
+		if err := read(); err != nil || called != want {
+			t.Errorf("command %d: %v, called: %v", i, err, called)
+		}
+	}
+	p.Reset()
+	arrived := make(chan struct{})
+	release := p.HangAt(0, func() { close(arrived) })
+	done := make(chan error)
+	go func() { done <- read() }()
+	<-arrived
+	release()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestLockOut(t *testing.T) {
+	tpm := Start(t, Options{})
+	wrong, err := tpm.LockOut()
+	if err != nil {
+		t.Fatal(err)
+	}
+	failed, err := tpm.LockoutCounter()
+	if err != nil || failed == 0 || int(failed) > wrong {
+		t.Errorf("counter %d after %d wrong passwords, %v", failed, wrong, err)
+	}
+	if tpm.PID() == 0 {
+		t.Error("no process")
+	}
+	if handles, err := tpm.Handles(); err != nil || len(handles) > 0 {
+		t.Errorf("left: %x, %v", handles, err)
+	}
+}

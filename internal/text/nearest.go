@@ -7,8 +7,8 @@ import "strings"
 // farthest is how many letters a mistyped word may be off.
 const farthest = 2
 
-// Nearest returns the candidate that a mistyped word most likely stands for, empty if none is near.
-// Case does not count. Of two candidates that are equally near, it returns the first.
+// Nearest returns the candidate that a mistyped word most likely means, "" if none is near. Case
+// does not count. Of two candidates that are equally near, it returns the first.
 func Nearest(word string, candidates []string) string {
 	nearest, least := "", min(farthest, len(word)/2)+1
 	for _, candidate := range candidates {

@@ -89,8 +89,8 @@ func TestMetricsExist(t *testing.T) {
 	}
 }
 
-// Each alert says what it is about, has a section of its own in the runbooks, and fires in promtool's
-// tests. No section is without an alert.
+// Each alert says what it is about, has a section of its own in the runbooks, and fires in
+// promtool's tests. No section is without an alert.
 func TestAlertsHaveRunbooks(t *testing.T) {
 	book, tests := read(t, filepath.Join(root, runbooks)), read(t, "rules_test.yaml")
 	var alerts []string
@@ -123,8 +123,8 @@ func TestAlertsHaveRunbooks(t *testing.T) {
 	}
 }
 
-// The dashboard is what Grafana imports: panels with a number of their own that do not overlap, and
-// queries of the data source and the clusters that are chosen.
+// Grafana can import the dashboard. Each panel has a number of its own, and panels do not overlap.
+// Queries use the chosen data source and the chosen clusters.
 func TestDashboard(t *testing.T) {
 	type target struct{ RefID, Expr string }
 	var dashboard struct {

@@ -28,7 +28,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// cluster is a control plane with node-attestation-controller and kube-controller-manager, and machines that the inventory lists.
+// cluster is a control plane with node-attestation-controller and kube-controller-manager, and
+// machines that the inventory lists.
 type cluster struct {
 	*testbed.ControlPlane
 	controller *controllerprocess.Controller
@@ -111,9 +112,10 @@ func (c *cluster) addMachine(dir string, maker *swtpm.CA) error {
 // approvalPolicy keeps everybody but node-attestation-controller from approving.
 const approvalPolicy = "node-attestation-approval"
 
-// letOthersApprove takes the built-in signer for kubelets out of the policy on approvals, and nothing else: kube-controller-manager's approver
-// is the other side of the comparison, on the same API server and behind the same policies. Until that has taken effect the approver tries again;
-// what is measured comes later.
+// letOthersApprove removes only the built-in signer for kubelets from the policy on approvals.
+// kube-controller-manager's approver is the other side of the comparison, on the same API server
+// and behind the same policies. Until that has taken effect the approver tries again; what is
+// measured comes later.
 func (c *cluster) letOthersApprove(ctx context.Context) error {
 	policies := c.Client().AdmissionregistrationV1().ValidatingAdmissionPolicies()
 	policy, err := policies.Get(ctx, approvalPolicy, metav1.GetOptions{})

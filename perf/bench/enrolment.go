@@ -25,9 +25,10 @@ import (
 // enrolmentLimit is for one first certificate; it takes less than a second.
 const enrolmentLimit = 2 * time.Minute
 
-// enrolment compares a machine's first certificate, from the start of the plugin until it has printed the credential, with what a kubelet
-// does without it: client-go's RequestCertificate and WaitForCertificate, within the kubelet's process, with kube-controller-manager
-// approving and signing. They alternate on one API server.
+// enrolment compares a machine's first certificate with and without the plugin. With it, the time
+// is from the start of the plugin until it has printed the credential. Without it, a kubelet calls
+// client-go's RequestCertificate and WaitForCertificate in its own process, and
+// kube-controller-manager approves and signs. They alternate on one API server.
 func (b *bench) enrolment(ctx context.Context) error {
 	return b.withCluster(ctx, "enrolment", b.enrolments+warmUps, func(c *cluster) error {
 		var ours, theirs []time.Duration
@@ -94,7 +95,8 @@ func partOf(step authenticator.Step, proven bool) string {
 	return partUnsettled // after the certificate is there
 }
 
-// enrol runs the plugin where there is no certificate, and returns how long that took and where the time went.
+// enrol runs the plugin where there is no certificate, and returns how long that took and where the
+// time went.
 func (m *machine) enrol(ctx context.Context, plugin string, c *cluster) (time.Duration, map[string]time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, enrolmentLimit)
 	defer cancel()
@@ -147,8 +149,8 @@ func (m *machine) result(ctx context.Context) (*cache.Result, error) {
 	}
 }
 
-// divide says where the time of a run went, by what its worker wrote down. What is left is before the worker's first step, or after its
-// certificate was there.
+// divide says where the time of a run went, by what its worker wrote down. What is left is before
+// the worker's first step, or after its certificate was there.
 func divide(result *cache.Result, began time.Time, took time.Duration) map[string]time.Duration {
 	parts := map[string]time.Duration{partStart: result.Started.Sub(began)}
 	left := took - parts[partStart]
@@ -165,7 +167,8 @@ func divide(result *cache.Result, began time.Time, took time.Duration) map[strin
 	return parts
 }
 
-// enrolAsKubelet does what a kubelet does for its first certificate, with a new connection as it has one.
+// enrolAsKubelet does what a kubelet does for its first certificate, with a new connection as it
+// has one.
 func (c *cluster) enrolAsKubelet(ctx context.Context, name string) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, enrolmentLimit)
 	defer cancel()

@@ -11,7 +11,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// install puts a certificate into a certificate directory, with the cluster that it came from, as a kubelet's node has it.
+// install puts a certificate into a certificate directory, with the cluster that it came from, as a
+// kubelet's node has it.
 func install(dir string, client testbed.KeyPair, origin cache.Origin) error {
 	pair, err := cache.ParsePair(append(append([]byte{}, client.CertPEM...), client.KeyPEM...))
 	if err != nil {

@@ -18,23 +18,25 @@ import (
 // rule says when a certificate is replaced that begins and ends at these times.
 type rule func(notBefore, notAfter time.Time) time.Time
 
-// ownRule is the product's: the very function that a run asks. It derives the moment from the certificate's bytes, which are random here
-// as they are in a certificate (its serial number, its key).
+// ownRule is the product's: the very function that a run asks. It derives the moment from the
+// certificate's bytes, which are random here as they are in a certificate (its serial number, its
+// key).
 func ownRule(notBefore, notAfter time.Time) time.Time {
 	raw := make([]byte, 64)
 	_, _ = rand.Read(raw) // never fails
 	return authenticator.RenewAt(&x509.Certificate{Raw: raw, NotBefore: notBefore, NotAfter: notAfter})
 }
 
-// managerRule is what client-go's certificate manager does, the kubelet's own rotation: jitteryDuration, which is not exported, in its words,
-// and with the function of apimachinery that it calls.
+// managerRule is the rule of client-go's certificate manager, which is the kubelet's own rotation.
+// It repeats jitteryDuration, which is not exported, and calls the same function of apimachinery.
 func managerRule(notBefore, notAfter time.Time) time.Time {
 	total := notAfter.Sub(notBefore)
 	return notBefore.Add(wait.Jitter(total, 0.2) - time.Duration(float64(total)*0.3))
 }
 
-// jitter compares how a fleet whose certificates were issued within one minute spreads out, when its renewals come, with runs of the plugin
-// an hour apart, each node's at a time of its own, and with the kubelet's own rotation, which wakes up at the moment itself.
+// jitter compares how the renewals of a fleet spread out. All first certificates are issued within
+// one minute. Our nodes run the plugin once an hour, each at a time of its own. The kubelet's own
+// rotation wakes up at the time of the renewal.
 func (b *bench) jitter(context.Context) error {
 	for _, c := range []struct {
 		name     string
@@ -64,14 +66,16 @@ func (b *bench) jitter(context.Context) error {
 	return nil
 }
 
-// renewals are the times of one renewal of each node, after the first issuance, and the mean time from one to the next.
+// renewals are the times of one renewal of each node, after the first issuance, and the mean time
+// from one to the next.
 type renewals struct {
 	at   []time.Duration
 	mean time.Duration
 }
 
-// simulate issues a certificate to each node within a minute and renews it as often as generation says: at the first run that finds it due, with
-// runs that far apart, or, with runs 0 apart, the moment it is due.
+// simulate issues a certificate to each node within a minute, and renews it as often as generation
+// says. A renewal is at the first run that finds the certificate due. If the time between runs is
+// 0, it is at the moment when the certificate is due.
 func simulate(fleet int, lifetime, apart time.Duration, generation int, due rule) renewals {
 	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	r := renewals{at: make([]time.Duration, fleet)}
@@ -96,7 +100,8 @@ func simulate(fleet int, lifetime, apart time.Duration, generation int, due rule
 	return r
 }
 
-// firstRun returns the first run at or after a moment, where runs are at start + offset + a multiple of apart.
+// firstRun returns the first run at or after a moment, where runs are at start + offset + a
+// multiple of apart.
 func firstRun(moment, start time.Time, apart, offset time.Duration) time.Time {
 	first := start.Add(offset)
 	late := moment.Sub(first)
@@ -107,7 +112,8 @@ func firstRun(moment, start time.Time, apart, offset time.Duration) time.Time {
 	return first.Add(n * apart)
 }
 
-// height is how many renewals come within the fullest unit of time, and how many times the average that is.
+// height is how many renewals come within the fullest unit of time, and how many times the average
+// that is.
 type height struct {
 	most int
 	over float64

@@ -9,11 +9,12 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/perf/plot"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// layers are what the plugin is made of, from below. Most of a run on the valid path is over before main: packages are initialised, whether it needs
-// them or not.
+// layers are what the plugin is made of, from below. Most of a run on the valid path is over before
+// main: packages are initialised, whether it needs them or not.
 var layers = []struct {
 	name     string
 	packages []string
@@ -28,7 +29,8 @@ var layers = []struct {
 
 const own = "github.com/kubelet-authenticator/kubelet-authenticator"
 
-// validLayers compares the floor with programs that do what it does and have been linked with more and more of the plugin.
+// validLayers compares the floor with programs that do what it does and have been linked with more
+// and more of the plugin.
 func (b *bench) validLayers(ctx context.Context) error {
 	file := filepath.Join(b.dir, "file.pem")
 	if err := os.WriteFile(file, []byte("-----BEGIN CERTIFICATE-----\n"), 0o600); err != nil {
@@ -74,6 +76,7 @@ func (b *bench) validLayers(ctx context.Context) error {
 	}
 	for i, l := range layers {
 		b.table.add(compared(l.name, programs[i+1].times, "floor", programs[0].times))
+		b.validBars = append(b.validBars, plot.Bar{Name: l.name, Value: median(rounds(programs[i+1].times, programs[0].times)), Group: 1})
 	}
 	return nil
 }

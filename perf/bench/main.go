@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// bench measures what the plugin costs, each figure against something else that was measured in turns with it in the same run: machines are noisy,
-// a ratio is not. It prints one table. It fails where something did not happen, such as a credential that is missing, and never for a
-// figure, but for the valid path's, which may not be above -limit.
+// bench measures what the plugin costs. Each figure is compared with another one, and the same run
+// measures both in turns: machines are noisy, and a ratio is not. It prints one table. It fails if
+// a step did not happen, for example if a credential is missing. Of the figures, only the valid
+// path's has a limit, which -limit sets.
 package main
 
 import (
@@ -21,6 +22,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/perf/plot"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
@@ -39,13 +41,15 @@ func main() {
 	flag.IntVar(&b.clients, "clients", 5000, "nodes that ask an overloaded API server")
 	flag.Float64Var(&b.capacity, "capacity", 100, "requests a second that it answers")
 	flag.IntVar(&b.shedStatus, "status", 0, "overload: only the fleet, with 429 or 503 (default: both, and single nodes)")
+	flag.StringVar(&b.plots, "plots", "", "folder for a picture of the valid path beside its layers; empty for none")
 	only := flag.String("only", "", "comma-separated measurements, of "+strings.Join(names(), ", ")+" (default: all)")
 	flag.Parse()
 	klog.LogToStderr(false)
 	klog.SetOutput(io.Discard) // what the libraries say of slow TPMs is in the table
 	quiet := flag.NewFlagSet("", flag.PanicOnError)
 	klog.InitFlags(quiet)
-	_ = quiet.Set("stderrthreshold", "FATAL") // nor are calls that a busy server did not answer in time errors here
+	// nor are calls that a busy server did not answer in time errors here
+	_ = quiet.Set("stderrthreshold", "FATAL")
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if err := b.run(ctx, *only); err != nil {
@@ -61,11 +65,14 @@ type bench struct {
 	clients, shedStatus                    int
 	traffic                                time.Duration
 	limit, capacity                        float64
+	plots                                  string
 
 	dir string
 	// Programs, as they are shipped.
 	plugin, controller string
 	table              table
+	// validBars are ratios of the valid path and of its layers to the floor.
+	validBars []plot.Bar
 }
 
 // measurements are those of the table, in its order.
@@ -123,7 +130,19 @@ func (b *bench) run(ctx context.Context, only string) (err error) {
 		}
 		fmt.Fprintf(os.Stderr, "measured: %s (%s)\n", m.name, time.Since(began).Round(time.Second))
 	}
-	return b.table.print(os.Stdout)
+	return errors.Join(b.table.print(os.Stdout), b.drawValidPath())
+}
+
+// drawValidPath draws the layers and the valid path, if both were measured.
+func (b *bench) drawValidPath() error {
+	if len(b.validBars) != len(layers)+validRuns {
+		return nil
+	}
+	bars := append([]plot.Bar{{Name: "floor: read the file, print it", Value: 1, Group: 1}}, b.validBars[validRuns:]...)
+	return plot.Write(b.plots, "valid-path.svg", plot.Bars{
+		Title: "A run of the plugin with a valid certificate", Source: plot.Source("make bench ONLY=valid,layers"),
+		Value: "wall time, floor = 1 (median of the rounds' ratios)", Bars: append(bars, b.validBars[:validRuns]...),
+	}.SVG())
 }
 
 // folder makes one below the bench's own.

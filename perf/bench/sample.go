@@ -17,8 +17,9 @@ func quantile[T cmp.Ordered](values []T, q float64) T {
 
 func median[T cmp.Ordered](values []T) T { return quantile(values, 0.5) }
 
-// compared is a row of two sides that were measured in turns. The ratio is the median of the rounds', not that of the medians: what else the
-// machine does comes and goes, and in a round both sides have the same of it.
+// compared is a row of two sides that were measured in turns. The ratio is the median of the ratios
+// of the rounds, and not the ratio of the medians. Other load on the machine comes and goes, and
+// within a round it affects both sides.
 func compared(what string, ours []time.Duration, against string, theirs []time.Duration) row {
 	ratios := rounds(ours, theirs)
 	return row{

@@ -52,9 +52,9 @@ func (s second) allShed() (n int) {
 	return n
 }
 
-// sheddingServer serves certificates.k8s.io/v1 as far as the plugin needs it, and sheds load: it
-// answers a bounded number of requests a second, and the others with Retry-After. It decides
-// nothing.
+// sheddingServer serves the part of certificates.k8s.io/v1 that the plugin needs, and sheds load.
+// It serves a bounded number of requests a second, and answers the others with Retry-After. It
+// decides nothing.
 type sheddingServer struct {
 	url      string
 	ca       []byte
@@ -107,7 +107,8 @@ func newSheddingServer(status int, capacity float64) (*sheddingServer, error) {
 		BaseContext: func(net.Listener) context.Context { return ctx },
 		TLSConfig: &tls.Config{
 			Certificates: []tls.Certificate{certificate}, ClientAuth: tls.RequestClientCert, MinVersion: tls.VersionTLS13, NextProtos: []string{"h2"},
-			CurvePreferences: []tls.CurveID{tls.X25519}, // the cheapest: both sides share this machine
+			// the cheapest: both sides share this machine
+			CurvePreferences: []tls.CurveID{tls.X25519},
 		},
 	}
 	go func() { _ = s.server.ServeTLS(listener, "", "") }() // until close

@@ -18,8 +18,8 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// stalledBeyond are two limits. A request is stalled if it took so much longer than the other node's
-// request of the same moment: what a busy machine does, it does to both.
+// stalledBeyond are two limits. A request is stalled if it took longer than the other node's
+// request of the same moment by more than the limit. A busy machine delays both.
 var stalledBeyond = []time.Duration{50 * time.Millisecond, 250 * time.Millisecond}
 
 const (
@@ -29,7 +29,8 @@ const (
 	requestLimit = time.Minute
 )
 
-// traffic is a node's requests through client-go, whose credential is the plugin's, as a kubelet sends them.
+// traffic is a node's requests through client-go, whose credential is the plugin's, as a kubelet
+// sends them.
 type traffic struct {
 	name   string
 	client kubernetes.Interface
@@ -39,13 +40,15 @@ type traffic struct {
 	errs []error
 }
 
-// stall kills the controller and sends requests as two nodes: one's certificate is due, the other's is not.
+// stall kills the controller and sends requests as two nodes: one's certificate is due, the other's
+// is not.
 func (b *bench) stall(ctx context.Context) error {
 	return b.withCluster(ctx, "stall", 2, func(c *cluster) error {
 		due, steady := c.machines[0], c.machines[1]
 		now := time.Now()
 		for m, begins := range map[*machine]time.Time{
-			due:    now.Add(-23*time.Hour - 30*time.Minute), // of 24: due for hours, and half an hour to go
+			// of 24: due for hours, and half an hour to go
+			due:    now.Add(-23*time.Hour - 30*time.Minute),
 			steady: now.Add(-time.Minute),
 		} {
 			pair, err := c.ClientCA().IssueClient("system:node:"+m.name, []string{"system:nodes"}, begins, begins.Add(24*time.Hour))
@@ -114,7 +117,8 @@ func newTraffic(c *cluster, m *machine, plugin string) (*traffic, error) {
 	return &traffic{name: m.name, client: client}, err
 }
 
-// send sends a request each trafficEvery, whether those before have been answered or not, and waits for all.
+// send sends a request each trafficEvery, whether those before have been answered or not, and waits
+// for all.
 func (t *traffic) send(ctx context.Context, during time.Duration) {
 	var wait sync.WaitGroup
 	began := time.Now()
@@ -160,8 +164,9 @@ func (t *traffic) request(ctx context.Context) error {
 	return nil
 }
 
-// stalls are the requests that took longer than the other node's of the same moment by more than a
-// limit: how many, in how many groups of neighbours, and by how much in all.
+// stalls counts the requests that took longer than the other node's request of the same moment by
+// more than a limit. It also returns the number of groups of consecutive stalled requests, and the
+// sum of the delays.
 func (t *traffic) stalls(other *traffic, beyond time.Duration) (requests, groups int, sum time.Duration) {
 	before := false
 	for i, took := range t.took {

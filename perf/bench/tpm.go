@@ -13,7 +13,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/protocol"
 )
 
-// attested is a software TPM with one kind of EK, the times of its attestations, and how many commands they take.
+// attested is a software TPM with one kind of EK, the times of its attestations, and how many
+// commands they take.
 type attested struct {
 	ek                                        string
 	chip                                      *swtpm.TPM
@@ -22,8 +23,8 @@ type attested struct {
 	helloCommands, proofCommands, allCommands int
 }
 
-// tpm compares the kinds of EK, in turns. A chip takes a hundred times as long as a software TPM; the commands are the same, and the
-// ratios say which part of the time is the EK's.
+// tpm compares the kinds of EK, in turns. A chip takes a hundred times as long as a software TPM.
+// The commands are the same, so the ratios show which part of the time the EK takes.
 func (b *bench) tpm(ctx context.Context) error {
 	var all []*attested
 	for _, ek := range []string{"ecc-p256", "ecc-p384-high", "rsa-2048"} {
@@ -92,7 +93,8 @@ func (b *bench) machineOf(chip *swtpm.TPM, socket, name string) (*protocol.Machi
 	})
 }
 
-// countCommands goes through an attestation behind a proxy that counts, apart from those whose time is taken.
+// countCommands goes through an attestation behind a proxy that counts. The attestations whose time
+// is measured do not use that proxy.
 func (b *bench) countCommands(ctx context.Context, a *attested) error {
 	proxy, err := swtpm.OpenProxy(a.chip)
 	if err != nil {

@@ -3,7 +3,6 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +12,7 @@ import (
 	"runtime"
 	"strings"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/perf/plot"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
@@ -24,7 +24,11 @@ const module = ".."
 type bench struct {
 	size float64 // what numbers are multiplied by
 
-	// profiles is the folder for profiles, empty for none, and profileAddress where the controller serves its own then.
+	// plots is the folder for pictures of the results, empty for none.
+	plots string
+
+	// profiles is the folder for profiles, empty for none, and profileAddress where the controller
+	// serves its own then.
 	profiles, profileAddress string
 
 	dir, binary string // made when first asked for
@@ -43,7 +47,8 @@ func (b *bench) close() {
 // sized is a number of machines or of requests, as told by -size, and one at least.
 func (b *bench) sized(n int) int { return max(1, int(math.Round(float64(n)*b.size))) }
 
-// expect notes what does not hold that should. The measurement goes on, and its table is printed all the same.
+// expect notes what does not hold that should. The measurement goes on, and its table is printed
+// all the same.
 func (b *bench) expect(holds bool, format string, args ...any) {
 	if holds {
 		return
@@ -106,7 +111,8 @@ func (b *bench) controllerBinary(ctx context.Context) (string, error) {
 	return b.binary, nil
 }
 
-// withControlPlane has a function use a control plane with the manifests that are shipped, without a controller, and stops it.
+// withControlPlane has a function use a control plane with the manifests that are shipped, without
+// a controller, and stops it.
 func (b *bench) withControlPlane(ctx context.Context, options testbed.Options, use func(cp *testbed.ControlPlane) error) (err error) {
 	if options.Progress == nil {
 		options.Progress = os.Stderr
@@ -122,25 +128,21 @@ func (b *bench) withControlPlane(ctx context.Context, options testbed.Options, u
 	return use(cp)
 }
 
-// describe says on what this is measured, and how busy that is already.
-func describe() {
-	load := "unknown"
-	if content, err := os.ReadFile("/proc/loadavg"); err == nil {
-		load, _, _ = strings.Cut(string(content), " ")
+// draw puts a picture of a result into the folder for pictures. With other numbers than those of
+// the documents it draws nothing.
+func (b *bench) draw(name string, svg []byte) error {
+	if b.size != 1 {
+		return nil
 	}
-	fmt.Printf("%d CPUs (%s), %s, load when started %s\n", runtime.NumCPU(), cpuModel(), runtime.Version(), load)
+	return plot.Write(b.plots, name, svg)
 }
 
-func cpuModel() string {
-	file, err := os.Open("/proc/cpuinfo")
-	if err != nil {
-		return "unknown"
-	}
-	defer func() { _ = file.Close() }() // only read
-	for lines := bufio.NewScanner(file); lines.Scan(); {
-		if key, value, ok := strings.Cut(lines.Text(), ":"); ok && strings.TrimSpace(key) == "model name" {
-			return strings.TrimSpace(value)
-		}
-	}
-	return "unknown"
+// source says below a picture where its figures are from.
+func (b *bench) source(measurement string) string {
+	return plot.Source("make bench-scale ONLY=" + measurement)
+}
+
+// describe says on what this is measured, and how busy that is already.
+func describe() {
+	fmt.Printf("%d CPUs (%s), %s, load when started %s\n", runtime.NumCPU(), plot.CPUModel(), runtime.Version(), plot.Load())
 }

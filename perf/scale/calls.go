@@ -14,13 +14,14 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// Whose calls are counted: the service accounts of the controller, and of kube-controller-manager's approver and signer.
+// Whose calls are counted: the service accounts of the controller, and of kube-controller-manager's
+// approver and signer.
 const (
 	ourUser     = "system:serviceaccount:" + controllerprocess.Namespace + ":" + controllerprocess.Account
 	managerUser = "system:serviceaccount:kube-system:certificate-controller"
 )
 
-// callPolicy has the audit log have what these two ask for, whatever it is.
+// callPolicy makes the audit log record every call of these two.
 const callPolicy = `apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived]
@@ -30,14 +31,16 @@ rules:
 - level: None
 `
 
-// call is a kind of request to the API server, such as "update certificatesigningrequests/approval".
+// call is a kind of request to the API server, such as "update
+// certificatesigningrequests/approval".
 type call string
 
 // calls count them.
 type calls map[call]int
 
-// countCalls counts what a user has asked for since a mark and has been answered. Watches go on, and a Lease is renewed whatever happens: neither
-// is any request's.
+// countCalls counts what a user has asked for since a mark and has been answered. It leaves out
+// watches, which go on, and renewals of a Lease, which happen at all times. Neither belongs to a
+// request.
 func countCalls(events []testbed.AuditEvent, user string) calls {
 	counted := calls{}
 	for _, e := range events {
@@ -87,13 +90,14 @@ func kinds(counts ...calls) []call {
 }
 
 const (
-	// calm is for how long nobody asks for anything when work is done, and calmTimeout when that must be so.
+	// calm is for how long nobody asks for anything when work is done, and calmTimeout when that
+	// must be so.
 	calm        = 1500 * time.Millisecond
 	calmTimeout = 30 * time.Second
 )
 
-// settled waits until a user's calls since a mark have come to their end: events are written later, and hellos are closed after the certificate.
-// What is asked for all the time is left out.
+// settled waits until a user's calls since a mark have come to their end: events are written later,
+// and hellos are closed after the certificate. What is asked for all the time is left out.
 func settled(ctx context.Context, cp *testbed.ControlPlane, mark testbed.AuditMark, user string, background ...call) (calls, error) {
 	ctx, cancel := context.WithTimeout(ctx, calmTimeout)
 	defer cancel()

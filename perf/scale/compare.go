@@ -12,17 +12,20 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/kubelet-authenticator/kubelet-authenticator/perf/plot"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
 const (
 	// compared is how many enrol at once, and rounds how often each side has its turn.
 	compared, rounds = 200, 2
-	// managerQPS is what kube-controller-manager lets each of its clients ask for in a second, after 30 at once, unless it is told otherwise.
+	// managerQPS is what kube-controller-manager lets each of its clients ask for in a second,
+	// after 30 at once, unless it is told otherwise.
 	managerQPS = 20
 )
 
-// compare has as many nodes enrol with kube-controller-manager as machines with the controller, on the same API server, in turns.
+// compare has as many nodes enrol with kube-controller-manager as machines with the controller, on
+// the same API server, in turns.
 func compare(ctx context.Context, b *bench) error {
 	return b.withControlPlane(ctx, testbed.Options{AuditPolicy: []byte(callPolicy)}, func(cp *testbed.ControlPlane) error {
 		if err := cp.BindKubeadmBootstrap(ctx); err != nil {
@@ -63,8 +66,7 @@ func compare(ctx context.Context, b *bench) error {
 				return err
 			}
 		}
-		b.reportComparison(theirs, ours)
-		return nil
+		return b.reportComparison(theirs, ours)
 	})
 }
 
@@ -88,7 +90,7 @@ func (c *costs) all() (sum time.Duration) {
 	return sum
 }
 
-func (b *bench) reportComparison(theirs, ours []*costs) {
+func (b *bench) reportComparison(theirs, ours []*costs) error {
 	report := newTable("no client is bound by a rate", "certificates", "in", "per second", "ratio", "approver and signer", "API server", "etcd", "clients", "calls")
 	sums := [2]*costs{sum("kube-controller-manager", theirs), sum("node-attestation-controller", ours)}
 	row := func(c *costs, ratio float64) {
@@ -104,7 +106,8 @@ func (b *bench) reportComparison(theirs, ours []*costs) {
 	b.say("processor time is per certificate; of all together it is %s with kube-controller-manager, %s with the controller",
 		figure(sums[0].per(sums[0].all())), figure(sums[1].per(sums[1].all())))
 
-	// Its approver and its signer have a client each; whichever has more to ask for per certificate is the slower.
+	// Its approver and its signer have a client each. The one that has more to ask for per
+	// certificate is the slower.
 	approver := float64(sums[0].calls["create subjectaccessreviews"]+sums[0].calls["update certificatesigningrequests/approval"]) / float64(sums[0].count)
 	signer := sums[0].callsPer() - approver
 	for _, kind := range slices.Sorted(maps.Keys(sums[1].calls)) {
@@ -117,6 +120,16 @@ func (b *bench) reportComparison(theirs, ours []*costs) {
 	bound.print()
 	b.expect(sums[0].count == rounds*b.sized(compared) && sums[1].count == sums[0].count, "%d and %d certificates", sums[0].count, sums[1].count)
 	b.expect(approver > 0 && signer > 0, "its approver asks for %.2f calls per certificate, its signer for %.2f", approver, signer)
+	var bars []plot.Bar
+	for round := range theirs {
+		name := fmt.Sprintf(", round %d", round+1)
+		bars = append(bars, plot.Bar{Name: "kube-controller-manager" + name, Value: theirs[round].rate(), Group: 1},
+			plot.Bar{Name: "node-attestation-controller" + name, Value: ours[round].rate()})
+	}
+	return b.draw("enrolments-per-second.svg", plot.Bars{
+		Title: fmt.Sprintf("First certificates per second, %d nodes at once", b.sized(compared)), Source: b.source("compare"),
+		Value: "certificates per second, everything on one machine", Bars: bars,
+	}.SVG())
 }
 
 // sum adds up rounds.

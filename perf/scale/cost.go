@@ -14,12 +14,14 @@ import (
 )
 
 const (
-	// costReal and costModels are how many machines have swtpm, and the model: the kernel counts processor time in hundredths of a second.
+	// costReal and costModels are how many machines have swtpm, and the model: the kernel counts
+	// processor time in hundredths of a second.
 	costReal, costModels = 24, 150
 	// restFor is how long the controller is looked at with nothing to do.
 	restFor = 5 * time.Second
-	// sameCalls is by how much the calls for machines with swtpm and for those with the model may differ. Those that are repeated after a conflict, and
-	// events that are put together, depend on what comes at once.
+	// sameCalls is by how much the calls for machines with swtpm and for those with the model may
+	// differ. Those that are repeated after a conflict, and events that are put together, depend on
+	// what comes at once.
 	sameCalls = 1.5
 )
 
@@ -34,7 +36,8 @@ type costs struct {
 	process string
 }
 
-// cost measures what the controller, the API server and etcd do for an enrolment and for a renewal, and beside that kube-controller-manager.
+// cost measures what the controller, the API server and etcd do for an enrolment and for a renewal,
+// and beside that kube-controller-manager.
 func cost(ctx context.Context, b *bench) error {
 	return b.withControlPlane(ctx, testbed.Options{AuditPolicy: []byte(callPolicy)}, func(cp *testbed.ControlPlane) error {
 		if err := cp.BindKubeadmBootstrap(ctx); err != nil {
@@ -94,7 +97,8 @@ type crowdSize struct {
 	count, real int
 }
 
-// withOurs has a function use crowds that one replica of the controller knows, which has nothing to do yet.
+// withOurs has a function use crowds that one replica of the controller knows, which has nothing to
+// do yet.
 func (b *bench) withOurs(ctx context.Context, cp *testbed.ControlPlane, sizes []crowdSize, use func([]*crowd) error) (err error) {
 	var crowds []*crowd
 	var machines []*fleet.Machine

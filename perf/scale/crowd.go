@@ -19,7 +19,8 @@ import (
 // realTPMs is how many machines of a crowd have a process of swtpm: the others' TPM is the model.
 const realTPMs = 8
 
-// enrolTimeLimit is more than any enrolment may take: what takes longer is given up, so that the table is printed.
+// enrolTimeLimit is more than any enrolment may take: what takes longer is given up, so that the
+// table is printed.
 const enrolTimeLimit = 3 * time.Minute
 
 // crowd is machines that attest at once.
@@ -59,7 +60,8 @@ func (b *bench) newCrowd(prefix string, count, real int, cluster fleet.Cluster) 
 // stop switches all TPMs off.
 func (c *crowd) stop() { fleet.Stop(c.machines...) }
 
-// attest has all machines attest at once, with certificates where they have some. The times are theirs, in their order, and there after an error, too.
+// attest has all machines attest at once, with certificates where they have some. The times are
+// theirs, in their order, and there after an error, too.
 func (c *crowd) attest(ctx context.Context) ([]fleet.Times, error) {
 	ctx, cancel := context.WithTimeout(ctx, enrolTimeLimit)
 	defer cancel()

@@ -27,13 +27,16 @@ const (
 	enrolled = 1000
 	// stuck is what no machine may take, from its first hello to its certificate.
 	stuck = time.Minute
-	// minKills is how often a replica is killed, at least, while requests are open, and maxKills at most: a start costs processor time, too.
+	// minKills is how often a replica is killed, at least, while requests are open, and maxKills at
+	// most: a start costs processor time, too.
 	minKills, maxKills = 3, 6
-	// calmFrom and calmTo are for how long nobody is killed after one that was killed is back, and somebody leads.
+	// calmFrom and calmTo are for how long nobody is killed after one that was killed is back, and
+	// somebody leads.
 	calmFrom, calmTo = 500 * time.Millisecond, 5 * time.Second
 )
 
-// enrol has a thousand machines enrol at once with two replicas of which one is killed, again and again.
+// enrol has a thousand machines enrol at once with two replicas of which one is killed, again and
+// again.
 func enrol(ctx context.Context, b *bench) error {
 	return b.withControlPlane(ctx, testbed.Options{}, func(cp *testbed.ControlPlane) (err error) {
 		if err := cp.BindKubeadmBootstrap(ctx); err != nil {
@@ -86,7 +89,8 @@ func (b *bench) joiningCrowd(ctx context.Context, cp *testbed.ControlPlane, pref
 	return b.newCrowd(prefix, count, real, fleet.Cluster{URL: cp.ServerURL(), CA: cp.ServerCA(), Token: token, Issuer: cp.ClientCA().Certificate()})
 }
 
-// inventory writes a file with the machines, and has a controller use it: a ConfigMap holds a megabyte.
+// inventory writes a file with the machines, and has a controller use it: a ConfigMap holds a
+// megabyte.
 func (b *bench) inventory(ctx context.Context, machines []*fleet.Machine) (func(*config.Config), error) {
 	content, err := fleet.Inventory(ctx, machines...)
 	if err != nil {
@@ -103,7 +107,8 @@ func (b *bench) inventory(ctx context.Context, machines []*fleet.Machine) (func(
 	return func(c *config.Config) { c.Inventory = config.Inventory{File: file} }, nil
 }
 
-// killer kills replicas at random, as long as there is something to do, and starts them again at once.
+// killer kills replicas at random, as long as there is something to do, and starts them again at
+// once.
 type killer struct {
 	bench   *bench
 	crowd   *crowd
@@ -118,7 +123,8 @@ type killer struct {
 type kill struct {
 	after time.Duration
 	led   bool
-	// open is how many requests the controller had something to do about, and atIt how many machines had no certificate yet.
+	// open is how many requests the controller had something to do about, and atIt how many
+	// machines had no certificate yet.
 	open int
 	atIt int64
 	// missing is for how long nobody led.
@@ -142,7 +148,7 @@ func (k *killer) run(ctx context.Context, done <-chan struct{}) error {
 		if open == 0 {
 			continue
 		}
-		// Whoever is killed first leads, so that it happens at all.
+		// The first victim is the leader, so that a leader is killed at least once.
 		victim := leads
 		if len(k.kills) > 0 {
 			victim = k.pair[k.dice.IntN(len(k.pair))]

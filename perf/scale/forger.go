@@ -29,8 +29,9 @@ type forger struct {
 	signer string
 	key    crypto.Signer
 	pkcs10 []byte
-	// broken is a request whose document ends in the middle, and costly a hello of the form it must have. Its EK is one that the inventory has, so that
-	// there is a machine to look for; its certificates are made up.
+	// broken is a request whose document ends in the middle, and costly a hello of the form it must
+	// have. Its EK is one that the inventory has, so that there is a machine to look for; its
+	// certificates are made up.
 	broken, costly []byte
 }
 
@@ -82,8 +83,9 @@ func (f *forger) proof() ([]byte, error) {
 	return f.request(document)
 }
 
-// madeUp returns a certificate of the hello's EK and as many CAs as a hello may have beside it, each signed by the next one, on the curve that takes longest
-// of those that are taken: whoever looks for a way to a root verifies them all (BenchmarkHostileHello of pkg/verifier/tpm has what costs less).
+// madeUp returns a certificate of the hello's EK and as many CAs as a hello may have. Each is
+// signed by the next one, on the slowest accepted curve. A verifier that searches for a root
+// verifies them all. BenchmarkHostileHello of pkg/verifier/tpm has the cheaper cases.
 func madeUp(hello *attestation.Hello) ([][]byte, error) {
 	ek, err := ekKey(hello)
 	if err != nil {
@@ -107,7 +109,8 @@ func madeUp(hello *attestation.Hello) ([][]byte, error) {
 	}
 	leaf := &x509.Certificate{
 		SerialNumber: big.NewInt(count + 1), NotBefore: cas[0].NotBefore, NotAfter: cas[0].NotAfter, KeyUsage: x509.KeyUsageKeyAgreement,
-		UnknownExtKeyUsage: []asn1.ObjectIdentifier{{2, 23, 133, 8, 1}}, ExtraExtensions: []pkix.Extension{name}, // tcg-kp-EKCertificate
+		// tcg-kp-EKCertificate
+		UnknownExtKeyUsage: []asn1.ObjectIdentifier{{2, 23, 133, 8, 1}}, ExtraExtensions: []pkix.Extension{name},
 	}
 	first, err := x509.CreateCertificate(rand.Reader, leaf, cas[0], ek, keys[0])
 	if err != nil {

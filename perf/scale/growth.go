@@ -7,9 +7,12 @@ import (
 	"fmt"
 	"math"
 	"time"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/perf/plot"
 )
 
-// curve is figures at several sizes. Its last row is with which power of the size each of them grows: 0 is not at all, 1 as the size does.
+// curve is figures at several sizes. Its last row is with which power of the size each of them
+// grows: 0 is not at all, 1 as the size does.
 type curve struct {
 	*table
 	sizes   []int
@@ -25,6 +28,17 @@ func (c *curve) add(size int, figures ...any) {
 	c.row(fmt.Sprint(size), figures...)
 }
 
+// series is a column over the sizes, for a picture.
+func (c *curve) series(name string, column int) plot.Series {
+	s := plot.Series{Name: name}
+	for i, size := range c.sizes {
+		if y, ok := number(c.figures[i][column]); ok {
+			s.X, s.Y = append(s.X, float64(size)), append(s.Y, y)
+		}
+	}
+	return s
+}
+
 func (c *curve) finish() {
 	exponents := make([]any, len(c.columns)-1)
 	for i := range exponents {
@@ -34,7 +48,8 @@ func (c *curve) finish() {
 	c.print()
 }
 
-// exponent is the slope of the line that fits best, both axes logarithmic. What is zero has no logarithm.
+// exponent is the slope of the line that fits best, both axes logarithmic. What is zero has no
+// logarithm.
 func (c *curve) exponent(column int) string {
 	var xs, ys []float64
 	for i, size := range c.sizes {
@@ -77,7 +92,8 @@ func mean(values []float64) (m float64) {
 type expense struct {
 	took                  []time.Duration
 	controller, apiServer time.Duration
-	// judging is how long it takes the controller to read what one decision depends on, and to judge.
+	// judging is how long it takes the controller to read what one decision depends on, and to
+	// judge.
 	judging time.Duration
 }
 
@@ -108,7 +124,8 @@ func (s *site) expenseOf(ctx context.Context, enrolments int) (*expense, error) 
 	return e, nil
 }
 
-// idle is how many processors controller and API server take while nobody asks for anything, each in thousandths.
+// idle is how many processors controller and API server take while nobody asks for anything, each
+// in thousandths.
 func (s *site) idle(ctx context.Context, d time.Duration) (controller, apiServer float64, err error) {
 	p, err := s.during(ctx, "", func() error { return sleep(ctx, d) })
 	if err != nil {

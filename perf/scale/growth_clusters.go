@@ -29,8 +29,8 @@ import (
 
 const (
 	clusterNamespace = "clusters"
-	// servingTimeout bounds how long it takes until clusters are served that have just been made, and afterServing is how long their connections and
-	// caches are given to settle.
+	// servingTimeout bounds the time until new clusters are served. afterServing is the time after
+	// which their connections and caches are assumed to be stable.
 	servingTimeout = time.Minute
 	afterServing   = 5 * time.Second
 )
@@ -41,8 +41,9 @@ var clusterAPICRDs = []string{
 	"bootstrap/kubeadm/config/crd/bases/*_kubeadmconfigs.yaml",
 }
 
-// growthClusters has one controller serve more and more clusters. One API server is all of them, and the management cluster: what it is to the controller
-// to serve one more does not depend on who answers. What twenty API servers would need for themselves is not its cost.
+// growthClusters has one controller serve more and more clusters. One API server is used for all
+// clusters, including the management cluster. The controller's cost of one more cluster does not
+// depend on the API server. What twenty API servers would need for themselves is not its cost.
 func growthClusters(ctx context.Context, b *bench) error {
 	c := newCurve("clusters", "RSS, MiB", "heap, MiB", "goroutines", "sockets", "idle CPU, 1/1000", "calls a minute, idle")
 	cp, err := testbed.Start(ctx, testbed.Options{Progress: os.Stderr})

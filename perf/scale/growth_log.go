@@ -17,8 +17,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// growthLog files proofs with event logs of several sizes, under a signer that is nobody's. How long the verifier takes for them is BenchmarkProofWithEventLog's
-// of pkg/verifier/tpm.
+// growthLog files proofs with event logs of several sizes, under a signer that belongs to nobody.
+// BenchmarkProofWithEventLog of pkg/verifier/tpm measures how long the verifier takes for them.
 func growthLog(ctx context.Context, b *bench) error {
 	const filed = 300
 	c := newTable("event log", "document", "spec.request", "in etcd", "filed in, median", "read in, median")

@@ -20,7 +20,8 @@ import (
 // idleFor is how long is looked at what an idle controller costs.
 const idleFor = 6 * time.Second
 
-// growthNodes has a controller with inventories of several sizes, in a file: a ConfigMap holds 1 MiB.
+// growthNodes has a controller with inventories of several sizes, in a file: a ConfigMap holds 1
+// MiB.
 func growthNodes(ctx context.Context, b *bench) error {
 	load := newCurve("machines in the inventory", "bytes each", "parsed in", "allocated, MiB", "ready after", "RSS, MiB", "heap, MiB", "idle CPU, 1/1000")
 	use := newCurve("machines in the inventory", "enrolment, median", "slowest", "controller CPU", "API server CPU", "one judgement")
@@ -111,7 +112,8 @@ func (s *site) inventoryOf(ctx context.Context, count int) ([]byte, error) {
 	return append(listed(max(count-len(s.machines), 1)), own...), nil
 }
 
-// listed is an inventory as short as it can be written of machines that do not exist: a name, a provider ID and a fingerprint of each.
+// listed is an inventory of machines that do not exist, in the shortest form: a name, a provider ID
+// and a fingerprint of each.
 func listed(count int) []byte {
 	var out bytes.Buffer
 	out.WriteString("apiVersion: authenticator.cluster.x-k8s.io/v1alpha1\nkind: MachineInventory\nmachines:\n")

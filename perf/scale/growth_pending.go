@@ -26,7 +26,8 @@ const (
 	waitingTimeout = 6 * time.Minute
 )
 
-// growthPending has machines enrol beside hellos that wait for their machine to appear in the inventory.
+// growthPending has machines enrol beside hellos that wait for their machine to appear in the
+// inventory.
 func growthPending(ctx context.Context, b *bench) error {
 	c := newCurve("requests that wait", "enrolment, median", "slowest", "controller CPU", "idle CPU, 1/1000", "API server's idle", "RSS, MiB")
 	err := b.withSite(ctx, siteOptions{machines: 2}, func(s *site) error {
@@ -108,7 +109,8 @@ func helloOf(ctx context.Context, m *fleet.Machine) (*certificatesv1.Certificate
 	return csr.Object("", attestation.HelloSignerName, request, key.Public(), nil), nil
 }
 
-// wait files copies of a request, from one number to another, and returns when the controller has looked at each.
+// wait files copies of a request, from one number to another, and returns when the controller has
+// looked at each.
 func (s *site) wait(ctx context.Context, request *certificatesv1.CertificateSigningRequest, from, to int) error {
 	before, err := readController(ctx, s.controller)
 	if err != nil {

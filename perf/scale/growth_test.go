@@ -3,6 +3,8 @@
 package main
 
 import (
+	"os"
+	"slices"
 	"testing"
 	"time"
 )
@@ -16,6 +18,28 @@ func TestExponent(t *testing.T) {
 		if got := c.exponent(column); got != want {
 			t.Errorf("%s: %s, want %s", c.columns[column+1], got, want)
 		}
+	}
+}
+
+// Pictures have the numbers of the documents, or are not drawn. A point needs a figure.
+func TestDraw(t *testing.T) {
+	for size, want := range map[float64]int{1: 1, 0.05: 0} {
+		b := &bench{size: size, plots: t.TempDir()}
+		if err := b.draw("a.svg", []byte("<svg/>")); err != nil {
+			t.Fatal(err)
+		}
+		if files, err := os.ReadDir(b.plots); err != nil || len(files) != want {
+			t.Errorf("size %v: %v, %v", size, files, err)
+		}
+	}
+	c := newCurve("size", "time", "word")
+	c.add(0, 2*time.Second, "none")
+	c.add(10, 4.5, 7)
+	if s := c.series("times", 0); s.Name != "times" || !slices.Equal(s.X, []float64{0, 10}) || !slices.Equal(s.Y, []float64{2, 4.5}) {
+		t.Errorf("%+v", s)
+	}
+	if s := c.series("words", 1); !slices.Equal(s.X, []float64{10}) || !slices.Equal(s.Y, []float64{7}) {
+		t.Errorf("%+v", s)
 	}
 }
 

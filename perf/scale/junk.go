@@ -27,12 +27,14 @@ const (
 	// others is how many machines with tokens of their own enrol meanwhile, and each how often.
 	others      = 4
 	otherPeriod = time.Second
-	// baseline is how long they enrol before, and quiet how long after, where nobody decides on the junk.
+	// baseline is how long they enrol before, and quiet how long after, where nobody decides on the
+	// junk.
 	baseline = 12 * time.Second
 	quiet    = 12 * time.Second
 	// maxDelay is by how much others may be delayed.
 	maxDelay = 2 * time.Second
-	// junkTimeout is how long is waited until all of it is denied: 100 s at the rate for one requester, and what waits for its hello is looked at meanwhile.
+	// junkTimeout bounds the time until all of it is denied. That takes 100 s at the rate for one
+	// requester, and retries of proofs that wait for their hello add to it.
 	junkTimeout = 5 * time.Minute
 	// nobodysSigner has no controller.
 	nobodysSigner = "example.com/nobody"
@@ -41,13 +43,15 @@ const (
 // flood is what became of one.
 type flood struct {
 	phases []phase
-	// peak is the controller's memory in MiB, decided how many requests it has denied since the flood began.
+	// peak is the controller's memory in MiB, decided how many requests it has denied since the
+	// flood began.
 	peak    float64
 	decided int
 }
 
-// junk has one token file ten thousand bad requests, while machines with other tokens enrol. The same requests under a signer that is nobody's
-// say how much of that is the API server's own load.
+// junk has one token file ten thousand bad requests, while machines with other tokens enrol. The
+// same requests under a signer that belongs to nobody show how much of that is the API server's own
+// load.
 func junk(ctx context.Context, b *bench) error {
 	count := b.sized(junkRequests)
 	var floods [2]*flood
@@ -88,7 +92,8 @@ func junk(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// printCosts says what each request cost that was denied: without what the others' enrolments did, as far as the time before the flood shows.
+// printCosts says what each request cost that was denied: without what the others' enrolments did,
+// as far as the time before the flood shows.
 func (f *flood) printCosts() {
 	perDenial := func(of func(phase) float64) float64 {
 		base := f.phases[0]
@@ -169,7 +174,8 @@ func (s *site) flood(ctx context.Context, count int, nobodys bool) (*flood, erro
 	return f, err
 }
 
-// awaitDenials waits until the controller has denied as many since an earlier reading, and not for ever: how many it has is counted afterwards.
+// awaitDenials waits until the controller has denied as many since an earlier reading, and not for
+// ever: how many it has is counted afterwards.
 func (s *site) awaitDenials(ctx context.Context, since readings, count int) error {
 	for deadline := time.Now().Add(junkTimeout); time.Now().Before(deadline); {
 		now, err := readController(ctx, s.controller)
@@ -220,7 +226,8 @@ func (s *site) file(ctx context.Context, as *rest.Config, requests iter.Seq[*cer
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	for range junkConnections {
-		// client-go shares connections between clients of one credential, unless they choose proxies their own way.
+		// client-go shares connections between clients of one credential, unless they choose
+		// proxies their own way.
 		config := rest.CopyConfig(as)
 		config.Proxy = func(*http.Request) (*url.URL, error) { return nil, nil }
 		api, err := csr.NewClient(config)
@@ -257,8 +264,8 @@ func (s *site) file(ctx context.Context, as *rest.Config, requests iter.Seq[*cer
 	return ctx.Err()
 }
 
-// junk makes requests in the name of the first machine: of each twenty, ten whose document does not parse, nine hellos that cost most, and a proof
-// without a hello.
+// junk makes requests in the name of the first machine. Of each twenty, ten have a document that
+// does not parse, nine are the most expensive hellos, and one is a proof without a hello.
 func (s *site) junk(ctx context.Context, count int, nobodys bool) ([]*certificatesv1.CertificateSigningRequest, error) {
 	forger, err := s.newForger(ctx)
 	if err != nil {

@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// scale measures what the controller does with many machines at once, what it costs, and how that grows: against a real etcd and kube-apiserver, with the
-// shipped binary and the rights and policies that are shipped. It prints a table per measurement, and fails where a bound that is promised does not hold.
+// scale measures the controller with many machines at once: its speed, its cost, and how that
+// grows. It uses a real etcd and kube-apiserver, the shipped binary, and the shipped rights and
+// policies. It prints a table per measurement, and fails where a bound that is promised does not
+// hold.
 //
 //	go run ./scale                  # all of them
 //	go run ./scale -only enrol,cost # some
 //	go run ./scale -only cost -profile /tmp/profiles
-//	go run ./scale -size 0.05       # all of them with a twentieth of the machines, to try the program; bounds on time hold all the same
+//	go run ./scale -size 0.05       # all of them with a twentieth of the machines
+//
+// -size is for trying the program. Bounds on time hold with fewer machines, too.
 package main
 
 import (
@@ -61,8 +65,9 @@ func run(ctx context.Context, args []string) error {
 	only := flags.String("only", "", "the names of the measurements to run, separated by commas; empty for all")
 	size := flags.Float64("size", 1, "what numbers of machines, nodes and requests are multiplied by")
 	profiles := flags.String("profile", "", "folder for CPU profiles of the controller and the API server, of cost and compare; empty for none")
+	plots := flags.String("plots", "", "folder for pictures of the results, of memory, revoked and compare; empty for none")
 	flags.Usage = func() {
-		fmt.Fprintln(os.Stderr, "usage: scale [-only name,...] [-size factor] [-profile folder]")
+		fmt.Fprintln(os.Stderr, "usage: scale [-only name,...] [-size factor] [-profile folder] [-plots folder]")
 		for _, m := range measurements {
 			fmt.Fprintf(os.Stderr, "  %-10s %s\n", m.name, m.about)
 		}
@@ -78,7 +83,7 @@ func run(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	b := &bench{size: *size, profiles: *profiles}
+	b := &bench{size: *size, profiles: *profiles, plots: *plots}
 	defer b.close()
 	describe()
 	var failed []error

@@ -29,8 +29,9 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// withManager has a function use kube-controller-manager's approver and signer, with clients that are not bound by a rate, as the controller's are not, and
-// without our policies: they leave the approval of kubelets' client certificates to the controller. Both are as before when it returns.
+// withManager runs a function with kube-controller-manager's approver and signer. Like the
+// controller's, their clients have no rate limit. Our policies are removed, since they allow only
+// the controller to approve kubelets' client certificates. Both are as before when it returns.
 func withManager(ctx context.Context, cp *testbed.ControlPlane, use func() error) (err error) {
 	if err := kubectlPolicies(ctx, cp, "delete", "--wait=true"); err != nil {
 		return err
@@ -63,7 +64,8 @@ func kubectlPolicies(ctx context.Context, cp *testbed.ControlPlane, args ...stri
 	return err
 }
 
-// awaitNoPolicies waits until the API server's admission knows that the policies are gone: somebody else than the controller may approve.
+// awaitNoPolicies waits until the API server's admission knows that the policies are gone: somebody
+// else than the controller may approve.
 func awaitNoPolicies(ctx context.Context, cp *testbed.ControlPlane) error {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
@@ -98,7 +100,8 @@ func awaitNoPolicies(ctx context.Context, cp *testbed.ControlPlane) error {
 	}
 }
 
-// node is one that gets certificates as a kubelet does: from client-go's RequestCertificate and WaitForCertificate.
+// node is one that gets certificates as a kubelet does: from client-go's RequestCertificate and
+// WaitForCertificate.
 type node struct {
 	name string
 	key  *ecdsa.PrivateKey
@@ -115,7 +118,8 @@ func (n *node) request() ([]byte, error) {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}), err
 }
 
-// enrol gets a certificate with the bootstrap token, or with the certificate that the node has, over a connection of its own.
+// enrol gets a certificate with the bootstrap token, or with the certificate that the node has,
+// over a connection of its own.
 func (n *node) enrol(ctx context.Context, cp *testbed.ControlPlane, token string) error {
 	config := &rest.Config{Host: cp.ServerURL(), TLSClientConfig: rest.TLSClientConfig{CAData: cp.ServerCA()}, QPS: -1}
 	if n.certificate == nil {
@@ -123,7 +127,8 @@ func (n *node) enrol(ctx context.Context, cp *testbed.ControlPlane, token string
 	} else {
 		config.CertData, config.KeyData = n.certificate, n.keyPEM
 	}
-	// client-go shares transports between clients of the same credential, unless they choose proxies and dial their own way.
+	// client-go shares transports between clients of the same credential, unless they choose
+	// proxies and dial their own way.
 	config.Proxy = func(*http.Request) (*url.URL, error) { return nil, nil }
 	config.Dial = (&net.Dialer{}).DialContext
 	transport, err := rest.HTTPClientFor(config)
@@ -158,7 +163,8 @@ func (n *node) enrol(ctx context.Context, cp *testbed.ControlPlane, token string
 	return nil
 }
 
-// enrolNodes has all nodes get a certificate at once, and returns how long that took from when the first set out.
+// enrolNodes has all nodes get a certificate at once, and returns how long that took from when the
+// first set out.
 func enrolNodes(ctx context.Context, cp *testbed.ControlPlane, token string, nodes []*node) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, enrolTimeLimit)
 	defer cancel()

@@ -29,8 +29,8 @@ type replica struct {
 	name string
 }
 
-// replicas starts processes of the controller as they are shipped, but for what configure changes, and returns when all could decide. stop ends them, and
-// reports a right that they lacked.
+// replicas starts processes of the controller as they are shipped, but for what configure changes,
+// and returns when all could decide. stop ends them, and reports a right that they lacked.
 func (b *bench) replicas(ctx context.Context, cp *testbed.ControlPlane, count int, configure func(*config.Config)) (all []*replica, stop func() error, err error) {
 	stop = func() error {
 		var wrong []error

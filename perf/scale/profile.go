@@ -24,7 +24,8 @@ const (
 	profiledFor = 8
 )
 
-// chooseProfileAddress has the controllers that are started from now on serve profiles. One can run at a time.
+// chooseProfileAddress has the controllers that are started from now on serve profiles. One can run
+// at a time.
 func (b *bench) chooseProfileAddress() error {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -34,7 +35,8 @@ func (b *bench) chooseProfileAddress() error {
 	return errors.Join(listener.Close(), os.Setenv(profileAddress, b.profileAddress), os.MkdirAll(b.profiles, 0o750))
 }
 
-// profile writes profiles of the controller and of the API server, from now on, where some are wanted. The function that it returns waits for them.
+// profile writes profiles of the controller and of the API server, from now on, where some are
+// wanted. The function that it returns waits for them.
 func (b *bench) profile(ctx context.Context, cp *testbed.ControlPlane, name string, ours bool) (wait func() error) {
 	if b.profiles == "" {
 		return func() error { return nil }

@@ -90,7 +90,8 @@ func readAPIServer(ctx context.Context, cp *testbed.ControlPlane) (readings, err
 	return parseReadings(string(text)), nil
 }
 
-// memory returns a field of /proc/PID/status in MiB: VmRSS is what a process has in memory, and VmHWM the most that it ever had.
+// memory returns a field of /proc/PID/status in MiB: VmRSS is what a process has in memory, and
+// VmHWM the most that it ever had.
 func memory(p *testbed.Process, field string) (float64, error) {
 	file, err := os.Open(fmt.Sprintf("/proc/%d/status", p.PID()))
 	if err != nil {

@@ -41,7 +41,8 @@ func (s *site) recordClient(ctx context.Context) (client.Client, error) {
 // fillers is how many records are made at a time.
 const fillers = 8
 
-// fillRecords makes records of machines that do not exist, numbered from one to another, each as the first machine's is, who has enrolled.
+// fillRecords makes records of machines that do not exist, numbered from one to another, each as
+// the first machine's is, who has enrolled.
 func (s *site) fillRecords(ctx context.Context, records client.Client, from, to int) error {
 	found := &v1alpha1.NodeAttestationList{}
 	if err := records.List(ctx, found, client.InNamespace(controllerprocess.Namespace), client.MatchingFields{v1alpha1.FieldNodeName: s.machines[0].Name}); err != nil {

@@ -25,13 +25,14 @@ const (
 	// strangers and copies are how many hellos are filed: of TPMs that no inventory has, and in the
 	// name of a machine that it has.
 	strangers, copies = 100_000, 20_000
-	// sharers is how many machines have the attacker's token, and sharedRounds how often each enrols in
-	// a row of the table.
+	// sharers is how many machines have the attacker's token, and sharedRounds how often each
+	// enrols in a row of the table.
 	sharers, sharedRounds = 4, 3
-	// slow and fast are how many copies a second are filed. Half of a requester's turns suffice for slow,
-	// and not for fast.
+	// slow and fast are how many copies a second are filed. Half of a requester's turns suffice for
+	// slow, and not for fast.
 	slow, fast = 20, 100
-	// listedBound is what is promised to a listed machine whose claim nobody copies faster than slow.
+	// listedBound is what is promised to a listed machine whose claim nobody copies faster than
+	// slow.
 	listedBound = 10 * time.Second
 	// sharedTimeout is how long an enrolment may take. Beside a flood of copies it may take longer.
 	sharedTimeout = 2 * time.Minute
@@ -42,8 +43,8 @@ const (
 	noAudit      = "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: None}]\n"
 )
 
-// shared has an attacker flood the bootstrap token that all machines of a cluster share, while listed
-// machines enrol with it.
+// shared has an attacker flood the bootstrap token that all machines of a cluster share, while
+// listed machines enrol with it.
 func shared(ctx context.Context, b *bench) error {
 	t := newTable("enrolments with the flooded token", "queued before", "number", "median", "slowest", "given up", "controller CPU", "API server CPU", "peak, MiB")
 	defer t.print() // after an error, too: it takes half an hour
@@ -91,7 +92,8 @@ func (b *bench) withSharedToken(ctx context.Context, use func(*sharedFlood) erro
 	return b.withSite(ctx, siteOptions{
 		machines: sharers, env: []string{"GOMEMLIMIT=" + shippedLimit},
 		controlPlane: testbed.Options{AuditPolicy: []byte(noAudit), EtcdArgs: []string{"--quota-backend-bytes=" + strconv.Itoa(sharedQuota)}},
-		configure:    func(c *config.Config) { c.WaitDeadline = metav1.Duration{Duration: time.Hour} }, // so that it is all there until the end
+		// so that it is all there until the end
+		configure: func(c *config.Config) { c.WaitDeadline = metav1.Duration{Duration: time.Hour} },
 	}, func(s *site) error {
 		for i := range s.tokens {
 			s.tokens[i] = s.tokens[0]
@@ -115,8 +117,8 @@ func (f *sharedFlood) everybody() (all []int) {
 	return all
 }
 
-// copies floods in the name of the first machine: with copies of its hello, or with proofs that refer
-// to one.
+// copies floods in the name of the first machine: with copies of its hello, or with proofs that
+// refer to one.
 func (f *sharedFlood) copies(ctx context.Context, t *table, proofs bool) error {
 	what := "copies of a machine's hello"
 	one, err := f.copier(ctx)
@@ -171,8 +173,8 @@ func (f *sharedFlood) copier(ctx context.Context) (func() (*certificatesv1.Certi
 	}, nil
 }
 
-// prover files a copy of the first machine's hello, and returns what makes proofs that refer to it and
-// prove nothing.
+// prover files a copy of the first machine's hello, and returns what makes proofs that refer to it
+// and prove nothing.
 func (f *sharedFlood) prover(ctx context.Context) (func() (*certificatesv1.CertificateSigningRequest, error), error) {
 	hello, err := f.copier(ctx)
 	if err != nil {
@@ -248,8 +250,8 @@ func (f *sharedFlood) backlog(ctx context.Context, count int, one func() (*certi
 	return err
 }
 
-// enrol has machines enrol, one after the other, while requests of a source are filed, and adds a row.
-// A bound of 0 is none.
+// enrol has machines enrol, one after the other, while requests of a source are filed, and adds a
+// row. A bound of 0 is none.
 func (f *sharedFlood) enrol(ctx context.Context, t *table, name string, machines []int, more *source, bound time.Duration) error {
 	f.note("%s", name)
 	before, err := readController(ctx, f.controller)

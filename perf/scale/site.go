@@ -21,7 +21,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// site is a cluster with one controller and some machines, each with a software TPM of one maker's and a bootstrap token of its own.
+// site is a cluster with one controller and some machines, each with a software TPM of one maker's
+// and a bootstrap token of its own.
 type site struct {
 	*bench
 	cp         *testbed.ControlPlane
@@ -41,7 +42,8 @@ type siteOptions struct {
 	// environment. Optional.
 	controlPlane testbed.Options
 	env          []string
-	// configure changes the controller's configuration, and inventory what it is given as inventory. Optional.
+	// configure changes the controller's configuration, and inventory what it is given as
+	// inventory. Optional.
 	configure func(*config.Config)
 	inventory func(of []byte) []byte
 }
@@ -107,7 +109,8 @@ func (s *site) makeMachines(ctx context.Context, o siteOptions) (err error) {
 	return controllerprocess.SetInventory(ctx, s.cp, inventory)
 }
 
-// startController starts one that trusts the maker's certificates. The few machines stand for many: each may have certificates as often as it likes.
+// startController starts one that trusts the maker's certificates. The few machines stand for many:
+// each may have certificates as often as it likes.
 func (s *site) startController(ctx context.Context, configure func(*config.Config)) error {
 	binary, err := s.controllerBinary(ctx)
 	if err != nil {
@@ -138,7 +141,7 @@ func (s *site) startController(ctx context.Context, configure func(*config.Confi
 	return s.controller.Ready(ctx)
 }
 
-// restart starts a controller anew, with another configuration.
+// restart starts a controller again, with another configuration.
 func (s *site) restart(ctx context.Context, configure func(*config.Config)) error {
 	if err := s.controller.Kill(); err != nil {
 		return err
@@ -155,7 +158,8 @@ func (s *site) cluster(i int) fleet.Cluster {
 	return fleet.Cluster{URL: s.cp.ServerURL(), CA: s.cp.ServerCA(), Token: s.tokens[i], Issuer: s.cp.ClientCA().Certificate()}
 }
 
-// enrol has the i-th machine get a first certificate, with its token, whatever it has had before.
+// enrol has the i-th machine get a first certificate, with its token, also if it has had one
+// before.
 func (s *site) enrol(ctx context.Context, i int) (fleet.Times, error) {
 	m := s.machines[i]
 	m.Certificate, m.Key = nil, nil
@@ -168,7 +172,8 @@ type enrolment struct {
 	took  time.Duration
 }
 
-// stream is machines that enrol all the time: each begins once in a period, or as soon as it has ended where that took longer.
+// stream is machines that enrol all the time: each begins once in a period, or as soon as it has
+// ended where that took longer.
 type stream struct {
 	cancel context.CancelFunc
 	wait   sync.WaitGroup
@@ -195,7 +200,7 @@ func (s *site) newStream(ctx context.Context, period time.Duration) *stream {
 				if now := time.Now(); next.Before(now) {
 					next = now
 				}
-				// What has begun is ended, so that whoever waits longest counts, too.
+				// What has begun is ended, so that the longest wait counts, too.
 				limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), enrolTimeout)
 				times, err := s.enrol(limited, i)
 				cancel()

@@ -10,7 +10,8 @@ import (
 	"unicode/utf8"
 )
 
-// table is printed in columns: the first one is for names, and flush left; the others are for figures, and flush right.
+// table is printed in columns: the first one is for names, and flush left; the others are for
+// figures, and flush right.
 type table struct {
 	columns []string
 	rows    [][]string
@@ -18,7 +19,8 @@ type table struct {
 
 func newTable(columns ...string) *table { return &table{columns: columns} }
 
-// row adds one: numbers that are not whole are printed with what counts of them, times in the unit that suits them. A row may be shorter than the others.
+// row adds one: numbers that are not whole are printed with what counts of them, times in the unit
+// that suits them. A row may be shorter than the others.
 func (t *table) row(name string, figures ...any) {
 	row := []string{name}
 	for _, f := range figures {
@@ -78,7 +80,8 @@ func (t *table) print() {
 	}
 }
 
-// quantile returns the value below which a share of the values are, by the nearest rank. The values need no order.
+// quantile returns the value below which a share of the values are, by the nearest rank. The values
+// need no order.
 func quantile(values []time.Duration, share float64) time.Duration {
 	if len(values) == 0 {
 		return 0

@@ -24,7 +24,8 @@ const (
 // usage is the processor time that processes have used, by name.
 type usage map[string]time.Duration
 
-// readUsage adds up this program's children that live, by name. Nobody may come or go between two readings that are compared.
+// readUsage adds up this program's children that live, by name. Nobody may come or go between two
+// readings that are compared.
 func readUsage() (usage, error) {
 	files, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil {

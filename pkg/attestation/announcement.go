@@ -22,8 +22,8 @@ const (
 )
 
 // AnnotationCertificate is on a Node: the SHA-256 of the certificate that its kubelet uses, in hex.
-// The node writes it. So it is a claim, and at most has an old certificate of this node revoked
-// earlier.
+// The node writes it. So it is only a claim. At most it makes an old certificate of this node be
+// revoked earlier.
 const AnnotationCertificate = "attestation.cluster.x-k8s.io/certificate"
 
 // MaxAnnouncement limits an announcement, in bytes.
@@ -40,12 +40,12 @@ type Announcement struct {
 	Renewals []Renewal `json:"renewals"`
 }
 
-// Renewal has nodes renew their certificates.
+// Renewal asks nodes to renew their certificates.
 type Renewal struct {
 	// Name identifies it.
 	Name string `json:"name"`
-	// IssuedBefore selects the certificates that were issued before it. A node compares the start of
-	// its certificate, which is backdated. So a node may renew once more than it has to.
+	// IssuedBefore selects the certificates that were issued before it. A node compares the start
+	// of its certificate, which is backdated. So a node may renew once more than necessary.
 	IssuedBefore time.Time `json:"issuedBefore"`
 	// All selects all nodes, and Nodes those of these names.
 	All   bool     `json:"all,omitempty"`
@@ -88,9 +88,9 @@ func (a Announcement) Marshal() ([]byte, error) {
 	return data, err
 }
 
-// Due returns the renewal by which a node is to renew a certificate that begins at notBefore, and
-// when. Of several it is the earliest. done are the names of the renewals that the node has already
-// renewed for. It reports whether there is one.
+// Due returns the name and the time of the renewal by which a node must renew a certificate that
+// begins at notBefore. If there are several, it returns the earliest. done are the names of the
+// renewals that the node has already carried out. due is false if there is no renewal.
 func (a Announcement) Due(node string, notBefore time.Time, done []string) (name string, at time.Time, due bool) {
 	for _, r := range a.Renewals {
 		if !notBefore.Before(r.IssuedBefore) || !r.All && !slices.Contains(r.Nodes, node) || slices.Contains(done, r.Name) {
@@ -103,16 +103,16 @@ func (a Announcement) Due(node string, notBefore time.Time, done []string) (name
 	return name, at, due
 }
 
-// moment returns the moment of a node within the spread. The node's name and the renewal's decide,
-// so that each look gets the same one.
+// moment returns the time within the spread at which a node renews. It depends on the names of node
+// and renewal alone, so that each check computes the same time.
 func (r Renewal) moment(node string) time.Time {
 	sum := sha256.Sum256([]byte(r.Name + "\x00" + node))
 	fraction := float64(binary.BigEndian.Uint64(sum[:])) / math.MaxUint64
 	return r.Start.Add(time.Duration(fraction * float64(r.SpreadSeconds) * float64(time.Second)))
 }
 
-// What the API server answers, with status 403, to a write with a certificate that is revoked, or
-// of a machine that is suspended. More text may follow.
+// The API server's answers, with status 403, to a write with a revoked certificate, or of a
+// suspended machine. More text may follow.
 const (
 	MessageRevoked   = "this certificate was revoked: the node may only attest for a new one"
 	MessageSuspended = "this machine is suspended by an operator"

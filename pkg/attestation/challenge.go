@@ -8,7 +8,8 @@ import "fmt"
 const (
 	// MaxChallenge bounds the annotation, in bytes.
 	MaxChallenge = 4 << 10
-	// maxCredential and maxSecret bound the two halves of the credential, in bytes: an RSA-4096 EK needs 514.
+	// maxCredential and maxSecret bound the two halves of the credential, in bytes: an RSA-4096 EK
+	// needs 514.
 	maxCredential = 256
 	maxSecret     = 1 << 10
 	// maxKeyID bounds the name of the controller's key, in characters.
@@ -17,18 +18,19 @@ const (
 	maxPCR = 23
 )
 
-// Challenge is the controller's answer to a hello. For the node it is a peer's text: it can make the node's TPM compute, and
-// nothing else.
+// Challenge is the controller's answer to a hello. The node does not trust it. A forged challenge
+// can make the node's TPM compute, and nothing else.
 type Challenge struct {
 	Version Version `json:"version"`
 	// Kind is "challenge"; Marshal sets it.
 	Kind string `json:"kind"`
 	// KeyID names the controller's key that the secret is derived from.
 	KeyID string `json:"kid"`
-	// Expires is when the challenge is void, in seconds since 1970.
+	// Expires is the end of the challenge's validity, in seconds since 1970.
 	Expires int64 `json:"expires"`
-	// CredentialBlob is a TPM2B_ID_OBJECT, and EncryptedSecret a TPM2B_ENCRYPTED_SECRET: what TPM2_MakeCredential returns for the
-	// hello's EK and the name of its AK (TPM 2.0 Part 3, 12.6).
+	// CredentialBlob is a TPM2B_ID_OBJECT, and EncryptedSecret a TPM2B_ENCRYPTED_SECRET.
+	// TPM2_MakeCredential returns them for the hello's EK and the Name of its AK (TPM 2.0 Part 3,
+	// 12.6).
 	CredentialBlob  []byte `json:"credentialBlob"`
 	EncryptedSecret []byte `json:"encryptedSecret"`
 	// PCRs are those to quote.
@@ -76,13 +78,15 @@ func (s PCRSelection) Check() error {
 	return nil
 }
 
-// Marshal returns the one encoding of c. It fails with a *DocumentError if c could not be parsed again.
+// Marshal returns the one encoding of c. It fails with a *DocumentError if c could not be parsed
+// again.
 func (c Challenge) Marshal() ([]byte, error) {
 	c.Kind = KindChallenge
 	return encode(KindChallenge, MaxChallenge, &c)
 }
 
-// ParseChallenge accepts exactly the bytes that Marshal writes; else it fails with a *DocumentError.
+// ParseChallenge accepts exactly the bytes that Marshal writes; else it fails with a
+// *DocumentError.
 func ParseChallenge(data []byte) (*Challenge, error) {
 	c := &Challenge{}
 	if err := decode(KindChallenge, MaxChallenge, data, c); err != nil {

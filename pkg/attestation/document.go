@@ -17,8 +17,9 @@ const (
 	KindOrigin    = "origin"
 )
 
-// Head returns the version that a provider's document starts with, and its kind where that follows, without judging the rest: empty
-// strings where they cannot be read. It is how a reader finds out that it does not know a version.
+// Head returns the version at the start of a provider's document, and the kind if that follows. It
+// returns "" for a part that cannot be read, and does not judge the rest. Readers use it to notice
+// an unknown version.
 func Head(data []byte) (version Version, kind string) {
 	text, found := strings.CutPrefix(string(data[:min(len(data), 160)]), `{"version":"`)
 	name, text, closed := strings.Cut(text, `"`)
@@ -38,7 +39,7 @@ func Head(data []byte) (version Version, kind string) {
 type DocumentError struct {
 	// Kind is the document's: hello, challenge, proof or origin.
 	Kind string
-	// Field is the JSON field at fault, empty when the whole is.
+	// Field is the JSON field at fault, empty if the whole document is.
 	Field  string
 	Reason string
 }
@@ -55,7 +56,8 @@ type checker interface {
 	check() *DocumentError
 }
 
-// encode returns the one encoding of a document: encoding/json's, fields in the order of the struct, no white space.
+// encode returns the one encoding of a document: encoding/json's, fields in the order of the
+// struct, no white space.
 func encode(kind string, limit int, document checker) ([]byte, error) {
 	if err := document.check(); err != nil {
 		return nil, err
@@ -70,8 +72,9 @@ func encode(kind string, limit int, document checker) ([]byte, error) {
 	return data, nil
 }
 
-// decode reads a document strictly: it accepts exactly the bytes that encode writes. encoding/json by itself takes doubled and
-// differently-cased keys, white space and several spellings of one value; none of them survives the comparison.
+// decode reads a document strictly: it accepts exactly the bytes that encode writes. encoding/json
+// accepts doubled and differently-cased keys, white space and several spellings of one value. The
+// comparison refuses all of them.
 func decode(kind string, limit int, data []byte, into checker) error {
 	if len(data) > limit {
 		return &DocumentError{kind, "", fmt.Sprintf("longer than %d bytes", limit)}

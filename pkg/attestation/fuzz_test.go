@@ -48,7 +48,8 @@ func FuzzProof(f *testing.F) { fuzzDocument(f, KindProof) }
 
 func FuzzOrigin(f *testing.F) { fuzzDocument(f, KindOrigin) }
 
-// FuzzVersions: a list that is accepted has one form, and every version in it is its own newest common one.
+// FuzzVersions: a list that is accepted has one form, and every version in it is its own newest
+// common one.
 func FuzzVersions(f *testing.F) {
 	v := loadVectors(f).Versions
 	for _, text := range append(append([]string{}, v.Accepted...), v.Refused...) {

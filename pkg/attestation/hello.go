@@ -4,24 +4,28 @@ package attestation
 
 import "fmt"
 
-// HelloSignerName is the signer of hellos. Nobody ever issues for it: an approval, whoever gives it, makes no certificate of a hello.
+// HelloSignerName is the signer of hellos. No signer issues for it: even an approved hello gets no
+// certificate.
 const HelloSignerName = "cluster.x-k8s.io/attestation-hello"
 
-// The annotations with which the controller answers a hello, and the reason of a denial that AnnotationVersions goes with.
+// The annotations with which the controller answers a hello, and the reason of a denial that
+// AnnotationVersions goes with.
 const (
 	// AnnotationChallenge holds a Challenge.
 	AnnotationChallenge = "attestation.cluster.x-k8s.io/challenge"
-	// AnnotationVersions holds the Versions that the controller serves, where it cannot serve the hello's.
+	// AnnotationVersions holds the Versions that the controller serves, if it does not serve the
+	// hello's version.
 	AnnotationVersions = "attestation.cluster.x-k8s.io/supported-versions"
-	// AnnotationEK says which EK the controller took, and from which source (Cluster API proposal "Kubelet Authentication"). A node's
-	// own value counts for nothing.
+	// AnnotationEK says which EK the controller took, and from which source (Cluster API proposal
+	// "Kubelet Authentication"). A value that a node wrote has no effect.
 	AnnotationEK = "cluster-x-k8s-io/tpm-endorsement-key"
 	// ReasonVersion is the reason of the denial.
 	ReasonVersion = "UnsupportedAttestationVersion"
-	// ReasonExpired is the reason for which a proof is denied whose challenge ran out: a new hello may follow at once.
+	// ReasonExpired is the reason of the denial of a proof whose challenge expired. A new hello may
+	// follow at once.
 	ReasonExpired = "AttestationChallengeExpired"
-	// ReasonCompleted is the reason for which a hello is denied after its proof got the certificate.
-	// It is the normal end of a hello, and no refusal of the node.
+	// ReasonCompleted is the reason for which a hello is denied after its proof got the
+	// certificate. It is the normal end of a hello, and does not refuse the node.
 	ReasonCompleted = "AttestationCompleted"
 	// ReasonNodeRegistered is the reason of a denial that an operator can end by deleting the Node.
 	ReasonNodeRegistered = "NodeAlreadyRegistered"
@@ -35,7 +39,8 @@ const (
 
 // Limits of a Hello.
 const (
-	// MaxDocument bounds the hello and the proof, in bytes: what fits into MaxRequestSize, twice base64.
+	// MaxDocument bounds the hello and the proof, in bytes. That much fits into MaxRequestSize
+	// after base64 is applied twice.
 	MaxDocument = 88 << 10
 	// MaxCertificates and MaxCertificate bound the EK's chain, and each certificate in bytes.
 	MaxCertificates = 6
@@ -47,8 +52,8 @@ const (
 // MaxSignerName bounds a signer's name in bytes (certificates.k8s.io/v1, spec.signerName).
 const MaxSignerName = 571
 
-// Hello is the first round's document: which TPM asks. A node says all this of itself; nothing of it is proven before the
-// challenge is answered.
+// Hello is the first round's document: which TPM asks. All of it is the node's own claim. Nothing
+// is proven before the challenge is answered.
 type Hello struct {
 	// Version is the one this hello and the proof are written in.
 	Version Version `json:"version"`
@@ -62,13 +67,15 @@ type Hello struct {
 	EKTemplate string `json:"ekTemplate"`
 	// EKPublic is the EK's TPMT_PUBLIC (TPM 2.0 Part 2, 12.2.4).
 	EKPublic []byte `json:"ekPublic"`
-	// EKCertificates are X.509 certificates in DER, the EK's first and its issuers after it. Empty where the TPM has none.
+	// EKCertificates are X.509 certificates in DER, the EK's first and its issuers after it. Empty
+	// where the TPM has none.
 	EKCertificates [][]byte `json:"ekCertificates,omitempty"`
 	// AKPublic is the AK's TPMT_PUBLIC.
 	AKPublic []byte `json:"akPublic"`
 }
 
-// Marshal returns the one encoding of h. It fails with a *DocumentError if h could not be parsed again.
+// Marshal returns the one encoding of h. It fails with a *DocumentError if h could not be parsed
+// again.
 func (h Hello) Marshal() ([]byte, error) {
 	h.Kind = KindHello
 	return encode(KindHello, MaxDocument, &h)

@@ -52,7 +52,8 @@ func manyVersions(n int) Versions {
 	return v
 }
 
-// Each limit: what is exactly at it is accepted, both ways; one beyond it is refused, and the field is named.
+// Each limit: what is exactly at it is accepted, both ways; one beyond it is refused, and the field
+// is named.
 func TestLimitsOfDocuments(t *testing.T) {
 	hello := func(change func(h *Hello, n int)) func(int) document {
 		return func(n int) document { h := someHello(); change(&h, n); return h }
@@ -137,7 +138,8 @@ func TestLimitsOfDocuments(t *testing.T) {
 	}
 }
 
-// The limits of the fields leave no valid document that is too long as a whole, nor one that does not fit into a request.
+// The limits of the fields leave no valid document that is too long as a whole, nor one that does
+// not fit into a request.
 func TestTheLongestDocumentsFit(t *testing.T) {
 	hello := someHello()
 	hello.SignerName, hello.EKTemplate = strings.Repeat("a", MaxSignerName), strings.Repeat("a", 32)
@@ -169,8 +171,8 @@ func TestTheLongestDocumentsFit(t *testing.T) {
 		}
 		t.Logf("%T: %d bytes", d, len(data))
 	}
-	// What is left beside a document of the greatest length is more than a certification request with the longest name, an
-	// RSA-4096 key and a provider ID of 1 KiB needs.
+	// Beside a document of maximum length there is room for the largest certification request. That
+	// has the longest name, an RSA-4096 key and a provider ID of 1 KiB.
 	if _, err := (Request{PKCS10: make([]byte, 4<<10), Provider: strings.Repeat("a", MaxProviderName), Data: make([]byte, MaxDocument)}).Marshal(); err != nil {
 		t.Error(err)
 	}
@@ -194,7 +196,8 @@ func pemSize(label string, n int) int {
 }
 
 func TestLimitsOfRequest(t *testing.T) {
-	// A request of exactly size bytes. Base64 and lines grow in steps, and not every length can be had.
+	// A request of exactly size bytes. Base64 and lines grow in steps, and not every length can be
+	// had.
 	exactly := func(size int) (Request, bool) {
 		for provider := 1; provider <= MaxProviderName; provider += 3 {
 			for pkcs10 := 1; pkcs10 < 60; pkcs10 += 3 {

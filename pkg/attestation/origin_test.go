@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// The value was computed apart from this code, from docs/spec.md: section 18 over the notation of section 2.
+// The value was computed without this code, from docs/spec.md: section 18 over the notation of
+// section 2.
 func TestOriginData(t *testing.T) {
 	const want = "0c31bca22e298ce711bcf502c8ed78a4ccdcacbe22a57c6621180d7f6d66e189"
 	got := OriginData("node-csr-a", []byte("request"))
@@ -23,7 +24,8 @@ func TestOriginData(t *testing.T) {
 	}
 }
 
-// The shipped policies refuse annotations with the controller's prefix from nodes, those of earlier releases, too.
+// The shipped policies refuse annotations with the controller's prefix from nodes, those of earlier
+// releases, too.
 func TestOriginIsNotAnAnnotationOfTheController(t *testing.T) {
 	prefix, _, _ := strings.Cut(AnnotationChallenge, "/")
 	if strings.HasPrefix(AnnotationOrigin, prefix+"/") || AnnotationOrigin == AnnotationEK {

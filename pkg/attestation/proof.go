@@ -12,8 +12,9 @@ const (
 	maxQuote = 1 << 10
 )
 
-// Proof is the second round's document: the quote that answers a challenge. The key id and the expiry are the challenge's, repeated so
-// that the controller need not keep it: the MAC in the quote was made with a secret that follows from both.
+// Proof is the second round's document: the quote that answers a challenge. KeyID and Expires
+// repeat those of the challenge, so that the controller need not keep the challenge. The secret of
+// the quote's MAC is derived from both.
 type Proof struct {
 	Version Version `json:"version"`
 	// Kind is "proof"; Marshal sets it.
@@ -24,17 +25,19 @@ type Proof struct {
 	// KeyID and Expires are the challenge's.
 	KeyID   string `json:"kid"`
 	Expires int64  `json:"expires"`
-	// PCRBank and PCRs are what was quoted, with values, in the order of the challenge.
+	// PCRBank and PCRs are the quoted PCRs with their values, in the order of the challenge.
 	PCRBank string `json:"pcrBank"`
 	PCRs    []PCR  `json:"pcrs"`
-	// Quote is the TPMS_ATTEST (TPM 2.0 Part 2, 10.12.12), and Signature the TPMT_SIGNATURE over it.
+	// Quote is the TPMS_ATTEST (TPM 2.0 Part 2, 10.12.12), and Signature the TPMT_SIGNATURE over
+	// it.
 	Quote     []byte `json:"quote"`
 	Signature []byte `json:"signature"`
-	// EventLog is the measured-boot log, as the firmware left it. Empty unless the challenge asked for it.
+	// EventLog is the measured-boot log, as the firmware left it. Empty unless the challenge asked
+	// for it.
 	EventLog []byte `json:"eventLog,omitempty"`
 }
 
-// PCR is the value of one PCR. It is worth what the quote over it is worth.
+// PCR is the value of one PCR. It can be trusted only as far as the quote over it.
 type PCR struct {
 	Index int    `json:"index"`
 	Value []byte `json:"value"`
@@ -49,7 +52,8 @@ func (p *Proof) Selection() PCRSelection {
 	return s
 }
 
-// Marshal returns the one encoding of p. It fails with a *DocumentError if p could not be parsed again.
+// Marshal returns the one encoding of p. It fails with a *DocumentError if p could not be parsed
+// again.
 func (p Proof) Marshal() ([]byte, error) {
 	p.Kind = KindProof
 	return encode(KindProof, MaxDocument, &p)

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package attestation is the wire format that the node and the controller share: the PEM blocks of a
-// CertificateSigningRequest's spec.request, the documents hello, challenge and proof, and what the proof's MAC is made over. It
-// knows bytes only: no I/O, no clock, no Kubernetes. docs/spec.md describes the same bytes in words.
+// Package attestation is the wire format that the node and the controller share. It has the PEM
+// blocks of a CertificateSigningRequest's spec.request, the documents hello, challenge and proof,
+// and the input of the proof's MAC. It handles bytes only: it does no I/O, reads no clock, and does
+// not depend on Kubernetes. docs/spec.md describes the same bytes in words.
 package attestation
 
 import (
@@ -12,8 +13,8 @@ import (
 	"fmt"
 )
 
-// The PEM block types of spec.request, in the order in which they must appear. The API server reads only the first one,
-// so the PKCS#10 request has to lead.
+// The PEM block types of spec.request, in the order in which they must appear. The API server reads
+// only the first one, so the PKCS#10 request has to lead.
 const (
 	BlockRequest  = "CERTIFICATE REQUEST" // RFC 7468, section 7
 	BlockProvider = "KUBELET AUTHENTICATOR ATTESTATION PROVIDER"
@@ -24,12 +25,13 @@ const (
 const (
 	// MaxRequestSize bounds spec.request in bytes. The API server itself takes ten times as much.
 	MaxRequestSize = 128 << 10
-	// MaxProviderName bounds a provider's name in bytes: a DNS label (RFC 1123), since it ends a signer's name.
+	// MaxProviderName bounds a provider's name in bytes: a DNS label (RFC 1123), since it ends a
+	// signer's name.
 	MaxProviderName = 63
 )
 
-// Request is the content of spec.request. Everything in it was written by the requester: nothing is to be trusted before
-// a verifier has judged it.
+// Request is the content of spec.request. Everything in it was written by the requester: nothing is
+// to be trusted before a verifier has judged it.
 type Request struct {
 	// PKCS10 is the certification request in DER (RFC 2986).
 	PKCS10 []byte
@@ -41,7 +43,7 @@ type Request struct {
 
 // FormatError says why bytes are not a spec.request of ours. It never quotes them.
 type FormatError struct {
-	// Block is the PEM block at fault, empty when the whole is.
+	// Block is the PEM block at fault, empty if the whole request is.
 	Block  string
 	Reason string
 }
@@ -53,8 +55,8 @@ func (e *FormatError) Error() string {
 	return fmt.Sprintf("malformed request: block %q: %s", e.Block, e.Reason)
 }
 
-// Marshal returns the one encoding of r: three PEM blocks without headers, 64 columns, line feeds. It fails with a
-// *FormatError if r could not be parsed again.
+// Marshal returns the one encoding of r: three PEM blocks without headers, 64 columns, line feeds.
+// It fails with a *FormatError if r could not be parsed again.
 func (r Request) Marshal() ([]byte, error) {
 	if err := r.check(); err != nil {
 		return nil, err
@@ -71,8 +73,9 @@ func (r Request) Marshal() ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// Parse decodes spec.request strictly: it accepts exactly the bytes that Marshal writes. Whatever differs, be it a
-// header, a fourth block, white space or another line length, is a *FormatError.
+// Parse decodes spec.request strictly: it accepts exactly the bytes that Marshal writes. Any
+// difference, such as a header, a fourth block, white space or another line length, is a
+// *FormatError.
 func Parse(data []byte) (Request, error) {
 	if len(data) > MaxRequestSize {
 		return Request{}, &FormatError{Reason: fmt.Sprintf("longer than %d bytes", MaxRequestSize)}
@@ -95,7 +98,8 @@ func Parse(data []byte) (Request, error) {
 	if err != nil {
 		return Request{}, err
 	}
-	// pem.Decode skips what it does not understand; comparing with the re-encoded form leaves nothing to skip.
+	// pem.Decode skips what it does not understand; comparing with the re-encoded form leaves
+	// nothing to skip.
 	if !bytes.Equal(canonical, data) {
 		return Request{}, &FormatError{Reason: "not in canonical form: exactly three blocks, no headers, nothing between or after"}
 	}
@@ -123,8 +127,8 @@ func (r Request) check() error {
 	return nil
 }
 
-// CheckProviderName returns an error unless name is a DNS label as RFC 1123 has it: 1 to MaxProviderName of [a-z0-9-], no
-// hyphen at either end.
+// CheckProviderName returns an error unless name is a DNS label as RFC 1123 has it: 1 to
+// MaxProviderName of [a-z0-9-], no hyphen at either end.
 func CheckProviderName(name string) error {
 	if name == "" || len(name) > MaxProviderName {
 		return fmt.Errorf("a provider's name has 1 to %d characters", MaxProviderName)

@@ -14,14 +14,15 @@ import (
 // SecretSize is the size in bytes of the secret in a challenge, and of the MAC made with it.
 const SecretSize = sha256.Size
 
-// The labels keep what is derived here apart from anything else that is ever derived from the same key.
+// The labels distinguish these values from all others that may be derived from the same key.
 const (
 	labelSecret     = "kubelet-authenticator attestation secret" //nolint:gosec // G101: a label
 	labelTranscript = "kubelet-authenticator attestation transcript"
 )
 
-// SecretInfo is what the secret of one challenge is derived for. The controller writes none of it down: it derives the secret again
-// from the proof, and if a single item differs, another secret comes out.
+// SecretInfo has the values that the secret of one challenge is derived from. The controller does
+// not store them. It derives the secret again from the proof. If one value differs, the secret
+// differs.
 type SecretInfo struct {
 	Version Version
 	// ClusterUID is the cluster's, from the controller's configuration or the Cluster object.
@@ -39,8 +40,9 @@ type SecretInfo struct {
 	PCRs    PCRSelection
 }
 
-// Secret derives the secret of one challenge: HKDF-SHA256 (RFC 5869) of the controller's key, salted with the hello's UID. The
-// key has 32 bytes or more, and the PCRs are a selection that Check passes.
+// Secret derives the secret of one challenge: HKDF-SHA256 (RFC 5869) of the controller's key,
+// salted with the hello's UID. The key has 32 bytes or more, and the PCRs are a selection that
+// Check passes.
 func Secret(key []byte, helloUID string, info SecretInfo) ([]byte, error) {
 	if len(key) < sha256.Size || helloUID == "" {
 		return nil, errors.New("secret: needs a key of 32 bytes and the hello's UID")
@@ -59,8 +61,8 @@ func Secret(key []byte, helloUID string, info SecretInfo) ([]byte, error) {
 	return hkdf.Key(sha256.New, key, []byte(helloUID), string(b), SecretSize)
 }
 
-// Transcript is what a proof is bound to. Each side fills it from what it knows by itself: the node from its own bytes, the controller
-// from the objects in the API server.
+// Transcript is what a proof is bound to. Each side fills it from its own data: the node from its
+// own bytes, the controller from the objects in the API server.
 type Transcript struct {
 	Version Version
 	// SignerName is the one that the proof asks.
@@ -115,7 +117,8 @@ func (t Transcript) digest() [sha256.Size]byte {
 	return sha256.Sum256(b)
 }
 
-// items is a list of byte strings, each after its length in four bytes, big endian: no two lists have the same encoding.
+// items is a list of byte strings, each after its length in four bytes, big endian: no two lists
+// have the same encoding.
 type items []byte
 
 func (b *items) bytes(item []byte) {

@@ -15,8 +15,8 @@ type leaf struct {
 	value reflect.Value
 }
 
-// leaves returns every field of what v points to, in order. A field of a kind that nothing is known about fails the test: whoever adds
-// one says here how it changes.
+// leaves returns every field of what v points to, in order. A field of an unknown kind fails the
+// test. If you add one, say here how it changes.
 func leaves(t *testing.T, prefix string, v reflect.Value) []leaf {
 	t.Helper()
 	if v.Kind() != reflect.Struct {
@@ -67,7 +67,8 @@ func others(t *testing.T, name string, v reflect.Value) []reflect.Value {
 	return list
 }
 
-// eachIsBound changes one field at a time, and moves a byte from each to its neighbour: compute must give something else each time.
+// eachIsBound changes one field at a time, and moves a byte from each to its neighbour: compute
+// must give something else each time.
 func eachIsBound(t *testing.T, structure reflect.Value, compute func() []byte) {
 	t.Helper()
 	seen := map[string]string{string(compute()): "the original"}

@@ -37,7 +37,8 @@ func (h *hexBytes) UnmarshalJSON(data []byte) error {
 	return err
 }
 
-// vectors is testdata/vectors.json, which vectors.py wrote from docs/spec.md: no line of this package had a part in it.
+// vectors is testdata/vectors.json, which vectors.py wrote from docs/spec.md: no line of this
+// package had a part in it.
 type vectors struct {
 	Comment   string              `json:"comment"`
 	Templates map[string]hexBytes `json:"templates"`
@@ -238,7 +239,8 @@ func TestTranscriptVectors(t *testing.T) {
 	}
 }
 
-// The fields of the documents as vectors.json has them: their names are those of the wire, bytes are hexadecimal.
+// The fields of the documents as vectors.json has them: their names are those of the wire, bytes
+// are hexadecimal.
 type (
 	helloFields struct {
 		Version        Version    `json:"version"`
@@ -457,7 +459,8 @@ func TestExchangeVector(t *testing.T) {
 	}
 }
 
-// The credential holds the secret, for whoever has the EK (TPM 2.0 Part 1, "Credential Protection").
+// The credential holds the secret, for the TPM that has the EK (TPM 2.0 Part 1, "Credential
+// Protection").
 func TestExchangeVectorCredential(t *testing.T) {
 	x := loadVectors(t).Exchange
 	challenge, err := ParseChallenge([]byte(x.Challenge))

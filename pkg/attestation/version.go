@@ -16,7 +16,8 @@ const VersionTPM = "tpm/v1"
 // maxVersions bounds a list of versions.
 const maxVersions = 8
 
-// Version is the version of a provider's documents: the provider's name, "/v", and a number from 1 to 9999.
+// Version is the version of a provider's documents: the provider's name, "/v", and a number from 1
+// to 9999.
 type Version string
 
 // split returns the provider and the number, "" and 0 if v is no version.
@@ -58,7 +59,8 @@ func (v Versions) String() string {
 	return strings.Join(parts, ",")
 }
 
-// ParseVersions reads the annotation AnnotationVersions. Whoever may annotate the hello wrote it.
+// ParseVersions reads the annotation AnnotationVersions. The value is not trusted: every user who
+// may annotate the hello can write it.
 func ParseVersions(annotation string) (Versions, error) {
 	if len(annotation) > maxVersions*(MaxProviderName+8) {
 		return nil, errors.New("a list of versions that is too long")

@@ -7,16 +7,16 @@ import (
 	"regexp"
 )
 
-// AnnotationWaiting says why a request waits. It holds a Waiting, and counts only while the request
-// has no challenge, no certificate and no condition Denied or Failed. Everybody who may list
-// requests can read it.
+// AnnotationWaiting says why a request waits. It holds a Waiting, and is valid only while the
+// request has no challenge, no certificate and no condition Denied or Failed. Everybody who may
+// list requests can read it.
 const AnnotationWaiting = "attestation.cluster.x-k8s.io/waiting"
 
 // MaxWaiting bounds the annotation, in bytes.
 const MaxWaiting = 512
 
-// Waiting is why a request waits: a reason of the controller, and one line about its cause and cure
-// that is the same for all requests with that reason. For a node it is a peer's text.
+// Waiting says why a request waits: the controller's reason, and one line about its cause and its
+// remedy. The line is the same for all requests with that reason. For a node it is a peer's text.
 type Waiting struct{ Reason, Text string }
 
 // String is the annotation.

@@ -21,32 +21,34 @@ import (
 const (
 	// announcementTimeout bounds each of the two calls of a check.
 	announcementTimeout = 5 * time.Second
-	// underWay is how long a check may be under way. After that its worker has died.
+	// underWay bounds the time of a check. A worker that takes longer has died.
 	underWay = time.Minute
-	// maxRenewalName is that of Kubernetes, in bytes.
+	// maxRenewalName is the maximum length of a name in Kubernetes, in bytes.
 	maxRenewalName = 253
 )
 
-// checks reports whether this node checks for announced renewals. A node whose certificate cannot
-// ask for the next one has nothing to renew with.
+// checks reports whether this node checks for announced renewals. A node that cannot request the
+// next certificate with its own cannot renew.
 func (a *Authenticator) checks() bool {
 	return a.checkInterval > 0 && a.invalid == nil && a.renews()
 }
 
-// jittered returns the interval, less up to a quarter of it. The certificate and the time of the
-// last check decide how much. So a fleet spreads out, and each run gets the same time.
+// jittered returns the interval, shortened by up to a quarter. The reduction depends on the
+// certificate and the time of the last check alone. So a fleet spreads out, and each run computes
+// the same time.
 func (a *Authenticator) jittered(fingerprint string, last time.Time) time.Duration {
 	sum := sha256.Sum256(binary.BigEndian.AppendUint64([]byte(fingerprint), uint64(last.Unix()))) //nolint:gosec // G115: any bits will do
 	fraction := float64(binary.BigEndian.Uint64(sum[:])) / math.MaxUint64
 	return a.checkInterval - time.Duration(fraction*float64(a.checkInterval)/4)
 }
 
-// nextCheck returns when the next check for announced renewals is due, in whole seconds. A
-// certificate counts as checked when it begins: nothing that was announced earlier selects it.
+// nextCheck returns the time of the next check for announced renewals, in whole seconds. The start
+// of a certificate counts as a check, since an announcement from before that time does not select
+// the certificate.
 func (s *certificateStatus) nextCheck(a *Authenticator) time.Time {
 	now, last := a.now(), time.Time{}
 	for _, at := range []time.Time{s.pair.Leaf.NotBefore, s.announcement.Checked} {
-		// A time that is ahead is from before the clock was set back, and means nothing.
+		// A time in the future was written before the clock was set back. Ignore it.
 		if at.After(last) && !at.After(now) {
 			last = at
 		}
@@ -57,17 +59,29 @@ func (s *certificateStatus) nextCheck(a *Authenticator) time.Time {
 	return last.Add(a.jittered(s.pair.Fingerprint(), last)).Truncate(time.Second)
 }
 
-// checkDue reports whether a worker is to check for announced renewals now: the last check is old,
-// or the certificate that the kubelet uses was not reported. A certificate that is to be replaced
-// anyway needs no check.
+// checkDue reports whether a worker must check for announced renewals now: the last check is too
+// old, or the kubelet's certificate was not reported. A certificate that is due anyway needs no
+// check, unless its renewal waits.
 func (s *certificateStatus) checkDue(a *Authenticator) bool {
-	if !a.checks() || s.pair == nil || s.due != "" {
+	if !a.checks() || s.pair == nil || s.due != "" && !s.waits() {
 		return false
 	}
 	return !a.now().Before(s.nextCheck(a)) || s.printed() && s.reportOwed() && s.announcement.NotReported != s.pair.Fingerprint()
 }
 
-// checkUnderWay reports whether a worker checks now.
+// waits reports whether the certificate is due, and its renewal waits.
+func (s *certificateStatus) waits() bool { return s.due != "" && s.canWait && s.postponed }
+
+// mayStart returns how long a worker must not start yet, 0 if it may start. A check that is due may
+// start while a renewal waits.
+func (s *certificateStatus) mayStart(a *Authenticator, state *cache.State) time.Duration {
+	if s.waits() && s.checkDue(a) {
+		return 0
+	}
+	return tooEarly(state, s.canWait, a.now())
+}
+
+// checkUnderWay reports whether a worker is checking now.
 func (s *certificateStatus) checkUnderWay(a *Authenticator) bool {
 	since := a.now().Sub(s.announcement.Checked)
 	return s.announcement.UnderWay && since >= 0 && since < underWay
@@ -78,7 +92,7 @@ func (s *certificateStatus) printed() bool {
 	return s.note.Parent.PID != 0 && s.note.Certificate == s.pair.Fingerprint()
 }
 
-// reportOwed reports whether the Node is to name the certificate, and does not yet.
+// reportOwed reports whether the Node must name the certificate, and does not yet.
 func (s *certificateStatus) reportOwed() bool {
 	return s.announcement.Exists && s.announcement.Reported != s.pair.Fingerprint()
 }
@@ -91,9 +105,9 @@ func (s *certificateStatus) announcedRenewal() *cache.Renewal {
 	return s.announcement.Renewal
 }
 
-// bound returns the expirationTimestamp that has client-go ask again in time for the next check and
-// for an announced renewal. It is until if that comes first, and not after now if client-go is to ask
-// again soon.
+// bound returns the expirationTimestamp with which client-go runs the plugin again in time for the
+// next check and for an announced renewal. It is at most until, and at most now if client-go must
+// run the plugin again soon.
 func (s *certificateStatus) bound(a *Authenticator, now, until time.Time) time.Time {
 	if !a.checks() {
 		return until
@@ -103,9 +117,9 @@ func (s *certificateStatus) bound(a *Authenticator, now, until time.Time) time.T
 	case s.checkFailed: // no worker could be started
 		next = now.Add(a.jittered(s.pair.Fingerprint(), now)).Truncate(time.Second)
 	case s.checkDue(a), s.checkUnderWay(a):
-		next = now // the next run finds the result
+		next = now // the next run reads the result
 	case s.reportOwed() && s.note.Certificate != "" && !s.printed():
-		next = now // the next run has this certificate reported
+		next = now // the next run starts the report of this certificate
 	}
 	if renewal := s.announcedRenewal(); renewal != nil && renewal.DueAt.Before(next) {
 		next = renewal.DueAt
@@ -116,8 +130,8 @@ func (s *certificateStatus) bound(a *Authenticator, now, until time.Time) time.T
 	return until
 }
 
-// near returns the expirationTimestamp while a better certificate is awaited, or the result of a
-// check.
+// near returns the expirationTimestamp while a worker is getting a better certificate or is
+// checking.
 func (a *Authenticator) near(pair *cache.Pair, now time.Time) time.Time {
 	near := nearExpiration(pair.Leaf, now)
 	if latest := now.Add(a.checkInterval).Truncate(time.Second); a.checks() && latest.Before(near) {
@@ -126,8 +140,8 @@ func (a *Authenticator) near(pair *cache.Pair, now time.Time) time.Time {
 	return near
 }
 
-// ensureCheck has a worker check for announced renewals, and waits for nothing. It reports whether a
-// worker runs.
+// ensureCheck starts a worker that checks for announced renewals, without waiting for it. It
+// reports whether a worker runs.
 func (s supervisor) ensureCheck(status certificateStatus) bool {
 	if s.workerRuns() {
 		return true
@@ -137,13 +151,13 @@ func (s supervisor) ensureCheck(status certificateStatus) bool {
 }
 
 // checkAnnouncement checks whether the cluster has announced renewals, and reports the certificate
-// that the kubelet uses. It returns the new status. Whatever fails is written down, and is no
-// failure of the worker.
+// that the kubelet uses. It returns the new status. It records errors in the state file: they are
+// no failure of the worker.
 func (w *worker) checkAnnouncement(ctx context.Context, status certificateStatus) certificateStatus {
 	w.enter(StepAnnouncement)
 	found := status.announcement
 	found.Checked, found.UnderWay, found.Worker = w.now().UTC(), true, w.result.Worker
-	// First, so that a worker that dies here is not followed by another one at once.
+	// Write the time first, so that no other worker starts at once if this one dies.
 	if !w.saveAnnouncement(func(a *cache.Announcement) { *a = found }) {
 		return status
 	}
@@ -163,7 +177,8 @@ func (w *worker) checkAnnouncement(ctx context.Context, status certificateStatus
 	return w.loadStatus()
 }
 
-// saveAnnouncement writes down what a check has found, and reports whether that worked.
+// saveAnnouncement writes the result of a check into the state file, and reports whether that
+// worked.
 func (w *worker) saveAnnouncement(change func(*cache.Announcement)) bool {
 	state := readState(w.dir)
 	if state.Announcement == nil {
@@ -171,13 +186,14 @@ func (w *worker) saveAnnouncement(change func(*cache.Announcement)) bool {
 	}
 	change(state.Announcement)
 	if err := w.lock.SetState(state); err != nil {
-		w.log.Info("the check for announced renewals was not written down", "cause", err.Error())
+		w.log.Info("cannot save the result of the check for announced renewals", "cause", err.Error())
 		return false
 	}
 	return true
 }
 
-// problem is the text of an error for the state file. A peer may have written a part of it.
+// problem returns the text of an error for the state file, in a bounded length. A peer may have
+// written a part of it.
 func problem(err error) string {
 	if err == nil {
 		return ""
@@ -185,8 +201,8 @@ func problem(err error) string {
 	return text.Line(bareURL(err).Error(), maxMessage)
 }
 
-// readAnnouncement asks the API server, and adds to found which renewal selects the certificate. On
-// an error found stays as it was.
+// readAnnouncement reads the announcement from the API server, and sets in found the renewal that
+// selects the certificate. On an error it does not change found.
 func (w *worker) readAnnouncement(ctx context.Context, to nodeaccess.Access, status certificateStatus, found *cache.Announcement) error {
 	ctx, cancel := context.WithTimeout(ctx, announcementTimeout)
 	defer cancel()
@@ -206,8 +222,8 @@ func (w *worker) readAnnouncement(ctx context.Context, to nodeaccess.Access, sta
 	return nil
 }
 
-// selectRenewal returns the announced renewal that selects a certificate, nil if none does, and
-// those of done that are still announced.
+// selectRenewal returns the announced renewal that selects a certificate, nil if none does. still
+// has those of done that are still announced.
 func selectRenewal(announced attestation.Announcement, pair *cache.Pair, done []cache.Renewal) (selected *cache.Renewal, still []cache.Renewal, err error) {
 	var names []string
 	byName := map[string]cache.Renewal{}
@@ -227,13 +243,15 @@ func selectRenewal(announced attestation.Announcement, pair *cache.Pair, done []
 	}
 	renewal := byName[name]
 	if renewal.DueAt = at.UTC(); at.Before(renewal.IssuedBefore) {
-		renewal.DueAt = renewal.IssuedBefore // a certificate that is issued earlier is selected, too
+		// do not renew earlier: the renewal would select the new certificate, too
+		renewal.DueAt = renewal.IssuedBefore
 	}
 	renewal.DueAt = renewal.DueAt.Truncate(time.Second)
 	return &renewal, still, nil
 }
 
-// report has the Node name the certificate that the kubelet uses.
+// report writes the fingerprint of the certificate that the kubelet uses into an annotation of the
+// Node.
 func (w *worker) report(ctx context.Context, to nodeaccess.Access, pair *cache.Pair, found *cache.Announcement) {
 	ctx, cancel := context.WithTimeout(ctx, announcementTimeout)
 	defer cancel()
@@ -248,8 +266,9 @@ func (w *worker) report(ctx context.Context, to nodeaccess.Access, pair *cache.P
 }
 
 // renewalDone adds the announced renewal of the replaced certificate to those that are done, and
-// reports whether it did. The new certificate may begin before it was issued, so that the renewal
-// would select it, too. filed is when it was requested: it was issued later.
+// reports whether it did. Otherwise the renewal could also select the new certificate, whose
+// NotBefore may be backdated. filed is the time of the new certificate's request, which is before
+// its issuance.
 func renewalDone(state *cache.State, replaced *cache.Pair, filed time.Time) bool {
 	found := state.Announcement
 	if found == nil || found.Renewal == nil || replaced == nil || found.Certificate != replaced.Fingerprint() ||
@@ -260,10 +279,10 @@ func renewalDone(state *cache.State, replaced *cache.Pair, filed time.Time) bool
 	return true
 }
 
-// stopChecking gives up the worker's place after a check. An earlier release would take a worker
-// without a result for one that died.
+// stopChecking removes the worker's process ID after a check. An earlier release would take a
+// worker without a result for a dead one.
 func (w *worker) stopChecking() {
 	if err := w.lock.NameWorker(process.ID{}); err != nil {
-		w.log.Info("the worker's place was not given up", "cause", err.Error())
+		w.log.Info("cannot remove the worker's process ID from the lock file", "cause", err.Error())
 	}
 }

@@ -97,8 +97,8 @@ func rotate(change func(*attestation.Renewal)) attestation.Renewal {
 	return r
 }
 
-// announced returns an Authenticator of a node that checks every 15 minutes. Its certificate is half
-// a day old, and its API server announces no renewal.
+// announced returns an Authenticator of a node that checks every 15 minutes. Its certificate is
+// half a day old, and its API server announces no renewal.
 func announced(t *testing.T) (*Authenticator, *announcer, *cache.Pair) {
 	t.Helper()
 	api := &announcer{get: configMap(t), patch: answerCode(200, "{}")}
@@ -315,7 +315,8 @@ func TestCheck(t *testing.T) {
 			answered(true, &cache.Renewal{Name: "rotate", IssuedBefore: noon, DueAt: noon.Add(time.Hour)})},
 		"for others":              {configMap(t, rotate(func(r *attestation.Renewal) { r.All, r.Nodes = false, []string{"b"} })), answered(true, nil)},
 		"of earlier certificates": {configMap(t, rotate(func(r *attestation.Renewal) { r.IssuedBefore = noon.Add(-12 * time.Hour) })), answered(true, nil)},
-		"of certificates to come": {configMap(t, rotate(func(r *attestation.Renewal) { r.IssuedBefore = noon.Add(time.Hour) })), // it may not renew too early
+		// it may not renew too early
+		"of certificates to come": {configMap(t, rotate(func(r *attestation.Renewal) { r.IssuedBefore = noon.Add(time.Hour) })),
 			answered(true, &cache.Renewal{Name: "rotate", IssuedBefore: noon.Add(time.Hour), DueAt: noon.Add(time.Hour)})},
 		"the earliest of two": {configMap(t, rotate(func(r *attestation.Renewal) { r.Start = noon.Add(time.Hour) }), rotate(func(r *attestation.Renewal) { r.Name, r.Start = "sooner", noon.Add(time.Minute) })),
 			answered(true, &cache.Renewal{Name: "sooner", IssuedBefore: noon, DueAt: noon.Add(time.Minute)})},
@@ -369,8 +370,8 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// A renewal that is due is made by the same worker. It does not select the new certificate, although
-// that begins before it was issued.
+// A renewal that is due is made by the same worker. It does not select the new certificate,
+// although that begins before it was issued.
 func TestAnnouncedRenewal(t *testing.T) {
 	a, api, old := announced(t)
 	api.get = configMap(t, rotate(nil))
@@ -489,7 +490,8 @@ func TestCertificateIsReported(t *testing.T) {
 	a.at(noon.Add(15 * time.Minute))
 	report("reported already, at the next check", "GET")
 
-	// The first run with another certificate has client-go ask again soon. The second has it reported.
+	// The first run with another certificate has client-go ask again soon. The second has it
+	// reported.
 	next := newPair(t, func(c *x509.Certificate) { c.NotBefore = noon.Add(15 * time.Minute) })
 	installPair(t, a.dir, next)
 	if in := expires(t, a); in > 31*time.Second {

@@ -4,6 +4,7 @@ package authenticator
 
 import (
 	"cmp"
+	"errors"
 	"os"
 	"time"
 
@@ -14,18 +15,18 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
 
-// Authenticator does what the program is asked for, under settings that were checked.
+// Authenticator implements the commands of the plugin, with checked settings.
 type Authenticator struct {
-	// invalid says what is wrong with the settings. Then Run prints a certificate that is still
-	// valid, and nothing else is done.
+	// invalid is the error in the settings, nil if they are valid. With an error, Run prints a
+	// certificate that is still valid, and does nothing else.
 	invalid error
 
-	provider            provider.Provider // nil if the settings are wrong
+	provider            provider.Provider // nil if the settings are invalid
 	nodeName            string            // as given, else empty
 	providerID          string            // as given, else empty
 	dir                 cache.Dir
 	bootstrapKubeconfig string // as given, else empty
-	kubeletBootstrap    string // kubeadm's
+	kubeletBootstrap    string // the file that kubeadm writes
 	keepBootstrap       bool
 	signerName          string
 	expirationSeconds   *int32 // nil leaves the lifetime to the signer
@@ -40,13 +41,13 @@ type Authenticator struct {
 	startWorker         func() (process.ID, error)
 	workerDeadline      time.Duration
 	step                func(Step)
-	built               time.Time // a clock that is before it is wrong; zero if unknown
+	built               time.Time // a clock that shows an earlier time is wrong; zero if unknown
 	now                 func() time.Time
 }
 
-// New checks the Options. On an error, a Failure with reason Configuration or the ConfigError, the
-// Authenticator is good for one thing: a Run that prints a certificate which is still valid, or
-// returns that error.
+// New checks the Options. Its error is a Failure with reason Configuration, or the ConfigError.
+// With an error, the Authenticator is only good for Run, which prints a certificate that is still
+// valid, or returns the error.
 func New(o Options) (*Authenticator, error) {
 	o.setDefaults()
 	c := o.Config
@@ -65,6 +66,10 @@ func New(o Options) (*Authenticator, error) {
 	}
 	if err := a.complete(o); err != nil {
 		a.invalid = &Failure{Configuration, "see --help and kubelet-authenticator-config(5), docs/configuration.md, for what each setting may be", err}
+		var known *provider.Error
+		if errors.As(err, &known) && known.Class == provider.FIPSEnforced {
+			a.invalid = &Failure{fipsEnforced, known.Hint, err}
+		}
 	}
 	if o.ConfigError != nil {
 		a.invalid = o.ConfigError
@@ -88,10 +93,10 @@ func (a *Authenticator) complete(o Options) error {
 	return csr.CheckSignerName("signerName", a.signerName)
 }
 
-// renews reports whether the node's own certificate may ask for the next one.
+// renews reports whether the node may request the next certificate with its own.
 func (a *Authenticator) renews() bool { return a.provider != nil && a.provider.Renews() }
 
-// node is what decides about this node's way to the API server.
+// node returns the inputs that select the credential and the API server.
 func (a *Authenticator) node() nodeaccess.Node {
 	n := nodeaccess.Node{
 		Dir: a.dir, Bootstrap: a.bootstrapKubeconfig, KubeletBootstrap: a.kubeletBootstrap,
@@ -106,9 +111,10 @@ func (a *Authenticator) node() nodeaccess.Node {
 	return n
 }
 
-// access returns the credential for the next request. why says why it is not the node's own, and is
-// empty if it is. If a hello was filed with the bootstrap credential, access returns that one, since
-// the proof needs the same. So it is after an approver has denied the node's own.
+// access returns the credential for the next request. why says why this is not the node's own
+// certificate. It is "" if it is the node's own. Hello and proof need the same credential. So
+// access returns the bootstrap credential if the pending hello was filed with it. That may also be
+// a hello that followed a denial of the node's own certificate.
 func (a *Authenticator) access(status certificateStatus) (to nodeaccess.Access, why string, err error) {
 	node := a.node()
 	why = node.WhyBootstrap(status.pair, status.rejected)
@@ -117,10 +123,11 @@ func (a *Authenticator) access(status certificateStatus) (to nodeaccess.Access, 
 	}
 	pending, err := a.dir.Pending()
 	if err != nil || pending == nil || pending.Requester == "" || pending.Requester == to.Requester() {
-		return to, why, nil //nolint:nilerr // resume says what is wrong with the file
+		return to, why, nil //nolint:nilerr // resume reports what is wrong with the file
 	}
 	if last := pending.Last(); !last.Hello && last.UID != "" {
-		return to, why, nil // all is filed: any credential of this node may read the certificate
+		// all requests are filed: any credential of this node may read the certificate
+		return to, why, nil
 	}
 	if bootstrap, err := node.BootstrapAccess(); err == nil && bootstrap.Requester() == pending.Requester {
 		return bootstrap, "the pending request was filed with it", nil
@@ -142,7 +149,7 @@ type Step string
 // Steps lists the steps of a run, and then those of a worker, in their order.
 func Steps() []Step {
 	return []Step{
-		stepLook, stepStartWorker, stepPrint,
+		stepStatus, stepStartWorker, stepPrint,
 		StepLock, StepTidy, StepAnnouncement, StepReport, StepPrepare, StepSave, StepFile, StepNote, StepChallenge, StepProve, StepWait, StepCheck, StepInstall, stepRecord, stepForget,
 	}
 }

@@ -10,11 +10,11 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
-// backOff says how soon a worker may start after the last one failed.
+// backOff is the kind of back-off after a worker failed.
 type backOff int
 
 const (
-	soon  backOff = iota // nothing was created: 1 to 15 s
+	soon  backOff = iota // no request was created: 1 to 15 s
 	busy                 // the API server sheds load: 2 s to 2 min
 	later                // a request failed: 30 s to 10 min
 	none                 // a request is pending: the next worker watches it
@@ -25,13 +25,18 @@ const (
 	soonFirst, soonMost   = time.Second, 15 * time.Second
 	busyFirst, busyMost   = 2 * time.Second, 2 * time.Minute
 	laterFirst, laterMost = 30 * time.Second, 10 * time.Minute
+	// spreadAfterOutage waits for the remaining lifetime divided by spreadPart, at most spreadMost.
+	spreadMost, spreadPart = 40 * time.Minute, 8
+	// spreadFrom is the number of failures in a row from which on spreadAfterOutage adds a delay.
+	// After a short outage the normal back-off is enough.
+	spreadFrom = 2
 	// backOffCeiling is more than any back-off can be.
-	backOffCeiling = 2 * laterMost
+	backOffCeiling = 2 * spreadMost
 )
 
-// delay returns how long to wait after the nth failure in a row, n from 1. It is retryAfter at
-// least, but no more than laterMost of it. random, in [0, 1), adds up to half: nodes that fail
-// together must not retry together.
+// delay returns the back-off after the nth failure in a row, n from 1. It is at least retryAfter,
+// but a retryAfter above laterMost counts as laterMost. random is in [0, 1) and adds up to half.
+// Without random, nodes that fail together would also retry together.
 func (b backOff) delay(n int, retryAfter time.Duration, random float64) time.Duration {
 	first, most := soonFirst, soonMost
 	switch b {
@@ -50,28 +55,38 @@ func (b backOff) delay(n int, retryAfter time.Duration, random float64) time.Dur
 	return d + time.Duration(random*float64(d)/2)
 }
 
-// tooEarly returns how long it is until another worker may be started, 0 if it may.
-func tooEarly(state *cache.State, now time.Time) time.Duration {
-	// A time from before the clock was set back means nothing.
-	if state.Last == nil || state.Last.Finished.After(now) || state.NextAttempt.Sub(now) > backOffCeiling {
-		return 0
+// nextAttempt returns the earliest start of the next worker. The delay after an outage applies only
+// to a certificate that can wait.
+func nextAttempt(state *cache.State, canWait bool) time.Time {
+	if !canWait && !state.UrgentAttempt.IsZero() {
+		return state.UrgentAttempt
 	}
-	return max(state.NextAttempt.Sub(now), 0)
+	return state.NextAttempt
 }
 
-// lastFailure is the recorded failure of the last worker, for a run that is too early for another.
+// tooEarly returns the time until another worker may be started, 0 if one may be started now.
+func tooEarly(state *cache.State, canWait bool, now time.Time) time.Duration {
+	at := nextAttempt(state, canWait)
+	// Ignore times that were written before the clock was set back.
+	if state.Last == nil || state.Last.Finished.After(now) || at.Sub(now) > backOffCeiling {
+		return 0
+	}
+	return max(at.Sub(now), 0)
+}
+
+// lastFailure returns the recorded failure of the last worker, for a run during the back-off.
 func lastFailure(last *cache.Result, wait time.Duration) error {
 	reason := Reason(last.Reason)
 	if reason == "" {
-		reason = certificateUnusable // it was issued, and is no good
+		reason = certificateUnusable // a certificate was issued, and cannot be used
 	}
 	return &Failure{reason, last.Hint, fmt.Errorf("%s (next attempt in %s)", last.Message, wait.Round(time.Second))}
 }
 
-// failed adds a failure to state, and how long to wait after it. retryAfter is what the API server
-// asked for, or 0. Failures of another kind are counted from one; refusals are counted on from the
-// last one. While a certificate is held, the wait is at most half of the time to notAfter, so that
-// there is another attempt.
+// failed adds a failure and its back-off to state. retryAfter is the API server's Retry-After, or
+// 0. Failures of another kind restart the count at one, but refusals continue from the last
+// refusal. While a certificate is held, the back-off is at most half of the time to notAfter, or
+// laterFirst if that is more. So another attempt follows before the end.
 func failed(state *cache.State, result *cache.Result, retryAfter time.Duration, notAfter, now time.Time) {
 	kind, before := backOffAfter(result), none
 	if state.Last != nil {
@@ -79,14 +94,15 @@ func failed(state *cache.State, result *cache.Result, retryAfter time.Duration, 
 	}
 	switch {
 	case kind == none && (before == soon || before == busy):
-		state.Failures, state.Refusals = 0, 0 // a request is pending: what failed before it was created works again
+		// a request is pending, so the earlier failures are over
+		state.Failures, state.Refusals = 0, 0
 	case kind == later:
-		state.Failures = state.Refusals // failures of the network in between do not count
+		state.Failures = state.Refusals // network failures in between do not count
 		state.Refusals++
 	case kind != none && kind != before && before != none:
 		state.Failures = 0
 	}
-	state.Last, state.NextAttempt = result, time.Time{}
+	state.Last, state.NextAttempt, state.UrgentAttempt = result, time.Time{}, time.Time{}
 	if kind == none {
 		return
 	}
@@ -98,8 +114,23 @@ func failed(state *cache.State, result *cache.Result, retryAfter time.Duration, 
 	state.NextAttempt = now.Add(pause)
 }
 
-// backOffAfter is the back-off of the reason. A request that was given up counts as one that
-// failed.
+// spreadAfterOutage delays the next attempt in state if the API server did not answer or sheds
+// load. Such a failure affects the whole fleet. Without the delay, all renewals that became due
+// during an outage would come in the first minute after it. The current certificate is valid until
+// notAfter. Call spreadAfterOutage only if the certificate is due for its age alone: every other
+// replacement is urgent. If it becomes urgent during the delay, UrgentAttempt applies.
+func spreadAfterOutage(state *cache.State, notAfter, now time.Time) {
+	if reason := Reason(state.Last.Reason); reason != APIUnreachable && reason != apiOverloaded || state.Failures < spreadFrom {
+		return
+	}
+	pause := min(notAfter.Sub(now)/spreadPart, spreadMost)
+	pause += time.Duration(rand.Float64() * float64(pause) / 2) //nolint:gosec // G404: jitter
+	if at := now.Add(pause); at.After(state.NextAttempt) {
+		state.NextAttempt, state.UrgentAttempt = at, state.NextAttempt
+	}
+}
+
+// backOffAfter returns the back-off of the reason. A request that was given up counts as failed.
 func backOffAfter(result *cache.Result) backOff {
 	kind := Reason(result.Reason).info().backOff
 	if result.Wasted && (kind == soon || kind == busy) {
@@ -108,30 +139,30 @@ func backOffAfter(result *cache.Result) backOff {
 	return kind
 }
 
-// hastyWithin is how soon after a certificate was issued the next one counts as hasty.
+// A certificate that is issued within hastyWithin of the one before counts as hasty.
 const hastyWithin = 10 * time.Minute
 
-// issued adds a certificate to state. If each new certificate is rejected too, or due from the
-// start, the node would file requests without end. So there is a pause from the second one in short
-// order on, at most half of what remains of it.
+// issued adds a certificate to state. A hasty certificate is followed by a pause of at most half of
+// the remaining lifetime. Otherwise the node would file requests without end if each new
+// certificate was rejected, or was due at once.
 func issued(state *cache.State, result *cache.Result, notAfter, now time.Time) {
 	if since := now.Sub(state.Issued); since >= 0 && since < hastyWithin {
 		state.Hasty++
 	} else {
 		state.Hasty = 0
 	}
-	state.Last, state.Failures, state.Refusals, state.NextAttempt, state.Issued = result, 0, 0, time.Time{}, now
+	state.Last, state.Failures, state.Refusals, state.NextAttempt, state.UrgentAttempt, state.Issued = result, 0, 0, time.Time{}, time.Time{}, now
 	if state.Hasty == 0 {
 		return
 	}
 	pause := min(later.delay(state.Hasty, 0, rand.Float64()), notAfter.Sub(now)/2) //nolint:gosec // G404: jitter
 	state.NextAttempt = now.Add(pause)
-	result.Message = fmt.Sprintf("CertificateSigningRequest %s: a certificate was issued, %d in short order, and another is wanted already",
+	result.Message = fmt.Sprintf("CertificateSigningRequest %s: %d certificates were issued in short order, and another is needed already",
 		result.Request, state.Hasty+1)
 	result.Hint = "check that the API server trusts the signer's CA, how long certificates live, and this machine's clock"
 }
 
-// readState returns the state, the zero State if it cannot be read: the worker sets such a file
+// readState returns the state, the zero State if it cannot be read. The worker sets such a file
 // aside.
 func readState(dir cache.Dir) *cache.State {
 	state, err := dir.State()

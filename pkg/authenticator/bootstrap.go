@@ -12,12 +12,13 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 )
 
-// DiscardBootstrap deletes the copy of the bootstrap kubeconfig that "prepare" made, unless it is
-// to be kept, once the API server accepts the node's certificate. A worker does so itself, but may
-// have been killed before. It reports whether the file was deleted.
+// DiscardBootstrap deletes the copy of the bootstrap kubeconfig that "prepare" made, once the API
+// server accepts the node's certificate. It does nothing if the settings keep the copy. A worker
+// does the same, but may have been killed before. DiscardBootstrap reports whether the file was
+// deleted.
 func (a *Authenticator) DiscardBootstrap(ctx context.Context) (bool, error) {
 	if a.invalid != nil {
-		return false, nil // the right settings may say to keep it
+		return false, nil // the settings may keep the copy
 	}
 	if copied, err := a.readCopy(); err != nil || copied == nil {
 		return false, err
@@ -28,7 +29,7 @@ func (a *Authenticator) DiscardBootstrap(ctx context.Context) (bool, error) {
 	}
 	lock, err := a.dir.TryLock()
 	if errors.Is(err, cache.ErrLocked) {
-		return false, nil // a worker does it
+		return false, nil // the worker deletes the copy
 	}
 	if err != nil {
 		return false, err
@@ -49,14 +50,14 @@ func (a *Authenticator) readCopy() ([]byte, error) {
 	case err != nil:
 		return nil, err
 	case !kubelet.IsCopy(data):
-		return nil, nil // the operator's
+		return nil, nil // the file belongs to the operator
 	}
 	return data, nil
 }
 
-// deleteBootstrap asks the API server first: if that rejects the certificate, the copy could still
-// get another one. It records that this very credential was used before it deletes the file, so
-// that "prepare" does not copy it again.
+// deleteBootstrap first checks that the API server accepts the certificate: otherwise the copy may
+// be needed to get another one. Before it deletes the file, it records that this credential was
+// used, so that "prepare" does not copy it again.
 func (a *Authenticator) deleteBootstrap(ctx context.Context, lock *cache.Lock, pair *cache.Pair) (bool, error) {
 	copied, err := a.readCopy()
 	if err != nil || copied == nil {
@@ -72,7 +73,7 @@ func (a *Authenticator) deleteBootstrap(ctx context.Context, lock *cache.Lock, p
 		return false, AsFailure(fmt.Errorf("%s is kept: %w", file, err))
 	}
 	if !to.Cluster.SameCluster(k.Cluster) {
-		return false, nil // the node is to join that cluster yet
+		return false, nil // the copy is for another cluster, which the node will join
 	}
 	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
 	defer cancel()

@@ -13,7 +13,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
 
-// conclude checks and installs the certificate. Any other decision is a failure. Either way the
+// conclude checks and installs the certificate. Any other decision is a failure. In both cases the
 // pending request is spent.
 func (e *enrolment) conclude(decision csr.Decision) error {
 	e.spent = true
@@ -35,9 +35,8 @@ func (e *enrolment) conclude(decision csr.Decision) error {
 	return nil
 }
 
-// saveBeforeInstall records what must not be lost in a crash after the certificate is installed: what
-// the provider wants back next time, since its issuer has pinned that, and the announced renewal
-// that is done.
+// saveBeforeInstall records the state that must survive a crash after the installation. This is the
+// provider's remembered value, which the issuer has pinned, and the finished announced renewal.
 func (e *enrolment) saveBeforeInstall() error {
 	state, pending := readState(e.dir), e.pending
 	done := renewalDone(state, e.replaced, pending.Requests[0].Filed)
@@ -51,7 +50,7 @@ func (e *enrolment) saveBeforeInstall() error {
 	return e.lock.SetState(state)
 }
 
-// check returns the certificate if it may be installed, else why not.
+// check returns the certificate if it may be installed, else an error.
 func (e *enrolment) check(decision csr.Decision) (*cache.Pair, error) {
 	e.enter(StepCheck)
 	pending := e.pending
@@ -87,7 +86,7 @@ func (e *enrolment) check(decision csr.Decision) (*cache.Pair, error) {
 
 const versionHint = "bring the plugin and the controller to releases that have a version in common"
 
-// noCommonVersion names the versions of both sides.
+// noCommonVersion returns a Failure with the versions of both sides.
 func (e *enrolment) noCommonVersion(decision csr.Decision) error {
 	pending := e.pending
 	accepted := attestation.Versions{attestation.Version(pending.AttestationVersion)}
@@ -100,8 +99,8 @@ func (e *enrolment) noCommonVersion(decision csr.Decision) error {
 }
 
 // takesEarly reports whether to install a certificate that is not yet valid by this machine's
-// clock: if that clock is evidently wrong, or if there is no certificate to replace. The API server
-// goes by its own clock.
+// clock. It returns true if that clock is evidently wrong, or if there is no certificate to
+// replace. The API server judges by its own clock.
 func (e *enrolment) takesEarly() bool {
 	held := e.status.pair
 	return held == nil || e.now().Before(e.built) || e.now().Before(held.Leaf.NotBefore)

@@ -21,7 +21,7 @@ import (
 // DefaultConfigFile is read where it exists.
 const DefaultConfigFile = "/etc/kubelet-authenticator/config.yaml"
 
-// defaultRuntimeDir has the note about the last answer. It need not outlive a boot.
+// defaultRuntimeDir has the note about the last answer, which need not survive a reboot.
 const defaultRuntimeDir = "/run/kubelet-authenticator"
 
 const (
@@ -29,9 +29,9 @@ const (
 	configKind       = "KubeletAuthenticatorConfiguration"
 )
 
-// Config is what the operator sets: the configuration file of kind
+// Config has the operator's settings: the configuration file of kind
 // KubeletAuthenticatorConfiguration, authenticator.cluster.x-k8s.io/v1alpha1. Each field is also a
-// flag, and the flag wins.
+// flag, and the flag takes precedence.
 type Config struct {
 	metav1.TypeMeta `json:",inline"`
 
@@ -69,13 +69,13 @@ type Config struct {
 	Expiration metav1.Duration `json:"expiration,omitzero"`
 	// WaitTimeout is the longest wait of a run that has no certificate to print.
 	WaitTimeout metav1.Duration `json:"waitTimeout,omitzero"`
-	// RenewalWait is the longest wait of a run for a new certificate if the old one ends within
-	// 2 s, is rejected by the API server, or is another cluster's. Otherwise a run prints the old
-	// one at once.
+	// RenewalWait is how long a run waits at most for a new certificate if the old one is unusable.
+	// It is unusable if it ends within 2 s, is rejected by the API server, or is another cluster's.
+	// Otherwise a run prints the old one at once.
 	RenewalWait metav1.Duration `json:"renewalWait,omitzero"`
-	// CheckInterval is how often a worker checks whether the cluster has announced that nodes are to
-	// renew their certificates, 10 seconds to 24 hours. 0 switches these checks off. A check takes
-	// place up to a quarter of it earlier.
+	// CheckInterval is how often a worker checks whether the cluster has announced that nodes are
+	// to renew their certificates, 10 seconds to 24 hours. 0 switches these checks off. A check
+	// takes place up to a quarter of it earlier.
 	CheckInterval metav1.Duration `json:"checkInterval,omitzero"`
 	// TPMDevice is the path of the TPM device, or of a software TPM's socket. If it is empty,
 	// the provider looks for one.
@@ -107,8 +107,9 @@ func DefaultConfig() Config {
 }
 
 // LoadConfig reads a configuration file over the defaults. A missing file is an error unless it is
-// optional. On an error the Config has the defaults. Only the certificate directory and the
-// kubelet's files are still taken from the file: a valid certificate there has to be printed.
+// optional. On an error the Config has the defaults, except for the certificate directory and the
+// kubelet's files. These are still read from the file, since a valid certificate there must be
+// printed.
 func LoadConfig(path string, optional bool) (Config, error) {
 	c := DefaultConfig()
 	data, err := os.ReadFile(path)
@@ -130,7 +131,7 @@ func LoadConfig(path string, optional bool) (Config, error) {
 // line.
 func findPaths(data []byte, c *Config) {
 	var lenient map[string]any
-	_ = yaml.Unmarshal(data, &lenient) // then there are the lines
+	_ = yaml.Unmarshal(data, &lenient) // findLine is used if this fails
 	for name, path := range map[string]*string{
 		"certDir": &c.CertDir, "kubeletKubeconfig": &c.KubeletKubeconfig, "kubeletBootstrapKubeconfig": &c.KubeletBootstrapKubeconfig,
 	} {

@@ -4,12 +4,12 @@
 // there is none or it is due.
 //
 // New makes an Authenticator from Options. Run answers one call of client-go: it prints the
-// certificate on disk at once, because client-go holds a lock meanwhile that every request of the
-// kubelet waits for. A detached process calls Work, which gets the certificate. A certificate's way
-// goes through these files:
+// certificate on disk at once. client-go holds a lock meanwhile, and every request of the kubelet
+// waits for that lock. A detached process calls Work, which gets the certificate. Read these files
+// in order:
 //
 //	run.go          Run: load the status, wait for a worker if needed, print
-//	status.go       loadStatus: what the certificate directory holds, and whether it will do
+//	status.go       loadStatus: what the certificate directory holds, and whether it can be used
 //	rejection.go    noticeRejection: ask the API server after a 401
 //	supervisor.go   start the worker, wait for it
 //	worker.go       Work: one worker, from the lock to its result
@@ -17,8 +17,8 @@
 //	request.go      the requests: key, PKCS#10, evidence
 //	conclude.go     check and install the certificate
 //
-// README.md, "What the plugin does", numbers the steps. reason.go has each reason for a failure.
+// docs/architecture.md, "The steps", numbers them. reason.go has each reason for a failure.
 //
-// The package writes to no standard descriptor and never exits. pkg/authenticator/command does, for
-// a main.
+// The package never writes to a standard descriptor and never exits the process.
+// pkg/authenticator/command does both, for a main function.
 package authenticator

@@ -19,18 +19,18 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
 
-// maxAttempts is how often one enrolment begins anew. More than one is needed only if requests are
+// maxAttempts bounds how often one enrolment starts over. That is needed only if requests are
 // deleted, or their challenges expire.
 const maxAttempts = 3
 
 var (
-	// errRejected says that the API server does not know the node's own certificate.
+	// errRejected says that the API server answered the node's own certificate with 401.
 	errRejected = errors.New("the API server rejects the node's certificate")
-	// errGone says that the API server had the request once and has it no more.
+	// errGone says that the request was deleted.
 	errGone = errors.New("the request is gone")
 )
 
-// credentialDeniedError is a denial that speaks against the credential, not against the machine.
+// credentialDeniedError is a denial of the credential, not of the machine.
 type credentialDeniedError struct{ error }
 
 func (e *credentialDeniedError) Unwrap() error { return e.error }
@@ -41,12 +41,11 @@ type enrolment struct {
 	status certificateStatus
 	to     nodeaccess.Access
 	client *csr.Client
-	// pending has the requests, as the pending file has them. It is nil until resume or
-	// prepare.
+	// pending has the requests of the pending file. It is nil until resume or prepare.
 	pending *cache.Pending
 }
 
-// enrol takes up the pending request, or prepares one, and follows it until it is decided.
+// enrol resumes the pending request, or prepares one, and follows it until it is decided.
 func (w *worker) enrol(ctx context.Context, status certificateStatus, to nodeaccess.Access) error {
 	client, err := csr.NewClient(to.Config)
 	if err != nil {
@@ -79,7 +78,8 @@ func (w *worker) enrol(ctx context.Context, status certificateStatus, to nodeacc
 	return again
 }
 
-// resume takes up the pending request if it still is what is wanted. Otherwise it forgets it.
+// resume continues the pending request if it still matches the settings. Otherwise it forgets the
+// request.
 func (e *enrolment) resume() error {
 	e.pending = nil
 	pending, err := e.dir.Pending()
@@ -92,19 +92,21 @@ func (e *enrolment) resume() error {
 	if !e.wants(pending) {
 		return e.lock.ForgetPending()
 	}
-	e.log.Info("taking up the pending request", "request", pending.Last().Name)
+	e.log.Info("resuming the pending request", "request", pending.Last().Name)
 	e.pending = pending
 	return nil
 }
 
-// wants reports whether a pending request is what the operator wants now, and can be continued.
+// wants reports whether a pending request matches the operator's settings now, and can be
+// continued.
 func (e *enrolment) wants(pending *cache.Pending) bool {
 	key, err := csr.ParseKey(pending.Key)
 	if err != nil {
 		return false
 	}
 	if e.status.pair != nil && cache.SameKey(e.status.pair.Leaf, key.Public()) {
-		return false // its certificate is installed: a crash came before the request was forgotten
+		// its certificate is already installed: a crash came before the request was forgotten
+		return false
 	}
 	return pending.Provider == e.provider.Name() && pending.NodeName == e.status.nodeName &&
 		(e.providerID == "" || pending.ProviderID == e.providerID) &&
@@ -113,11 +115,11 @@ func (e *enrolment) wants(pending *cache.Pending) bool {
 }
 
 // canFollow reports whether the next request can follow those that are filed: a proof needs the
-// hello's credential, and the hello's version.
+// credential and the version of its hello.
 func (e *enrolment) canFollow(pending *cache.Pending) bool {
 	last := pending.Last()
 	if !last.Hello && (len(pending.Requests) == 1 || last.UID != "") {
-		return true // all is filed, or there is one round
+		return true // all requests are filed, or the provider has one round
 	}
 	challenger, ok := e.provider.(provider.Challenger)
 	return ok && pending.Requester == e.to.Requester() && slices.Contains(challenger.Versions(), attestation.Version(pending.AttestationVersion))
@@ -125,7 +127,7 @@ func (e *enrolment) canFollow(pending *cache.Pending) bool {
 
 func equal(a, b *int32) bool { return a == b || a != nil && b != nil && *a == *b }
 
-// prepare makes a key and the first request, and writes both down before anything is filed.
+// prepare makes a key and the first request. It writes both to disk before it files anything.
 func (e *enrolment) prepare(ctx context.Context) error {
 	e.enter(StepPrepare)
 	pending, _, err := e.requestBuilder().first(ctx, e.status.nodeName, e.to.Cluster, e.version, readState(e.dir).Remembered[e.provider.Name()])
@@ -164,7 +166,7 @@ func (e *enrolment) pursue(ctx context.Context) (csr.Decision, error) {
 	}
 }
 
-// file posts the request, or finds it if it was posted before.
+// file creates the request, or finds it if it was created before.
 func (e *enrolment) file(ctx context.Context) (*certificatesv1.CertificateSigningRequest, error) {
 	e.enter(StepFile)
 	last := e.pending.Last()
@@ -195,12 +197,12 @@ func (e *enrolment) file(ctx context.Context) (*certificatesv1.CertificateSignin
 	return request, e.lock.SetPending(e.pending)
 }
 
-// originTimeout bounds the time for an annotation that a request can do without.
+// originTimeout bounds the time for the origin annotation, which is optional.
 const originTimeout = 10 * time.Second
 
-// showOrigin has the device show that a request is this machine's. It matters if somebody else has
-// the node's certificate, and files requests with it. Before the first certificate nobody can know
-// the device.
+// showOrigin adds an annotation by which the device proves that a request is from this machine. It
+// helps if somebody else files requests with the node's certificate. Before the first certificate
+// the controller does not know the device.
 func (e *enrolment) showOrigin(ctx context.Context, object *certificatesv1.CertificateSigningRequest) {
 	p, ok := e.provider.(provider.Originator)
 	if !ok || !e.to.Own {
@@ -242,8 +244,8 @@ func (e *enrolment) wait(ctx context.Context, request *certificatesv1.Certificat
 	})
 }
 
-// prove makes the proof that answers the challenge, and writes it down beside the hello. The secret
-// in the challenge does not outlive the provider's call.
+// prove makes the proof that answers the challenge, and writes it to disk with the hello. The
+// secret in the challenge does not outlive the provider's call.
 func (e *enrolment) prove(ctx context.Context, answer string, fresh bool) error {
 	e.enter(StepProve)
 	if err := e.requestBuilder().proof(ctx, e.pending, answer, fresh); err != nil {
@@ -268,7 +270,7 @@ func (e *enrolment) classifyRequestError(ctx context.Context, request *certifica
 	failure := e.blameClock(classifyAPIError(err, e.to.Credential))
 	if failure.Reason == bootstrapRefused && e.node().WhyBootstrap(e.status.pair, e.status.rejected) == "" {
 		e.result.Wasted = e.result.Wasted || e.pending.Last().UID != ""
-		e.spent = true // the next request is another one, with the node's own certificate
+		e.spent = true // the next request is a new one, with the node's own certificate
 		return failure
 	}
 	refused := failure.Reason == apiRefused || failure.Reason == CertificateRevoked || failure.Reason == MachineSuspended
@@ -279,7 +281,7 @@ func (e *enrolment) classifyRequestError(ctx context.Context, request *certifica
 		e.spent = true
 		return failure
 	}
-	// The hello is still good: another proof may follow it.
+	// The hello is still valid: another proof may follow it.
 	e.pending.Requests = e.pending.Requests[:1]
 	if err := e.lock.SetPending(e.pending); err != nil {
 		return err
@@ -287,16 +289,16 @@ func (e *enrolment) classifyRequestError(ctx context.Context, request *certifica
 	return failure
 }
 
-// neverCreated reports whether a request that was refused does not exist. Then it would be refused
-// again, and may be forgotten. It could exist, from a post whose answer was lost.
+// neverCreated reports whether a refused request does not exist. Such a request would be refused
+// again, so it may be forgotten. It may exist if the answer to an earlier create was lost.
 func (e *enrolment) neverCreated(ctx context.Context) bool {
 	last := e.pending.Last()
 	_, err := e.client.Get(ctx, last.Name, last.Request)
 	return apierrors.IsNotFound(err) || errors.Is(err, csr.ErrNotOurs)
 }
 
-// startOver says why another request, or another hello, is worth filing at once. It is nil if that
-// is not so. After the last attempt it is the Failure to end with.
+// startOver returns the reason to file another request or another hello at once, nil if there is
+// none. After the last attempt, enrol returns that reason as its Failure.
 func (e *enrolment) startOver(decision csr.Decision, err error) *Failure {
 	var stale *provider.Error
 	last := e.pending.Last()
@@ -304,15 +306,15 @@ func (e *enrolment) startOver(decision csr.Decision, err error) *Failure {
 	case errors.As(err, &stale) && stale.Class == provider.Stale:
 		return &Failure{challengeUnanswered, stale.Hint, fmt.Errorf("CertificateSigningRequest %s: %w", last.Name, err)}
 	case err != nil:
-		return nil //nolint:nilerr // another would fail likewise; the caller has the error
+		return nil //nolint:nilerr // another request would fail, too; the caller has the error
 	case decision.Outcome == csr.Deleted:
 		return &Failure{requestFailed, "find who deletes CertificateSigningRequests",
 			fmt.Errorf("CertificateSigningRequest %s: deleted, like those before it", last.Name)}
 	case decision.Outcome == csr.Denied && decision.Reason == attestation.ReasonExpired && !last.Hello && len(e.pending.Requests) > 1:
-		return &Failure{challengeUnanswered, "see which phase takes how long in the state file; the controller sets how long a challenge is good",
+		return &Failure{challengeUnanswered, "the state file shows how long each phase took; the controller sets how long a challenge is valid",
 			fmt.Errorf("CertificateSigningRequest %s: the challenge had expired, like those before it", last.Name)}
 	case decision.Outcome == csr.Denied && decision.Reason == attestation.ReasonCompleted && last.Hello:
-		// No denial of the node: a proof followed that this state directory lost or never had.
+		// The node was not denied: a proof followed that is not in this state directory.
 		return &Failure{RequestDenied, "see whether two machines use this state directory",
 			fmt.Errorf("CertificateSigningRequest %s: another proof has completed the hello: %q", last.Name, decision.Message)}
 	case decision.Outcome == csr.Denied && decision.Reason == attestation.ReasonVersion && last.Hello:
@@ -322,13 +324,14 @@ func (e *enrolment) startOver(decision csr.Decision, err error) *Failure {
 }
 
 // negotiate picks the version of the next hello: the newest that both sides have and that was not
-// tried before. The controller's list decides nothing by itself: a hello says what the node
-// accepts, and the controller refuses an older version than it could have had.
+// tried before. Nothing vouches for the controller's list, but a forged list cannot force an old
+// version. Each hello lists the versions that the node accepts. The controller refuses a hello in
+// an older version than necessary.
 func (e *enrolment) negotiate(decision csr.Decision) *Failure {
 	challenger, ok := e.provider.(provider.Challenger)
 	served, err := attestation.ParseVersions(decision.Versions)
 	if !ok || err != nil {
-		return nil //nolint:nilerr // check says that there is no common version
+		return nil //nolint:nilerr // check reports that there is no common version
 	}
 	e.tried = append(e.tried, attestation.Version(e.pending.AttestationVersion))
 	next := challenger.Versions().Common(served, e.tried...)
@@ -337,6 +340,6 @@ func (e *enrolment) negotiate(decision csr.Decision) *Failure {
 	}
 	e.version = next
 	return &Failure{RequestDenied, versionHint,
-		fmt.Errorf("CertificateSigningRequest %s: the evidence was to be %s: this plugin accepts %s, the controller serves %s",
+		fmt.Errorf("CertificateSigningRequest %s: the controller does not accept evidence of version %s: this plugin accepts %s, the controller serves %s",
 			e.pending.Last().Name, e.pending.AttestationVersion, challenger.Versions(), served)}
 }

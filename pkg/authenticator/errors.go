@@ -26,10 +26,10 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
 
-// Failure is an error with its class and what can be done about it.
+// Failure is an error with its class and a hint.
 type Failure struct {
 	Reason Reason
-	// Hint is one sentence, empty where there is nothing to say.
+	// Hint is one sentence that says what to do, "" if there is none.
 	Hint string
 	Err  error
 }
@@ -95,7 +95,7 @@ func classifyProviderError(p provider.Provider, what string, err error) error {
 const suspendedHint = "ask the operator why it is suspended; kubectl attest resume ends it, and a new request follows after a pause"
 
 // classifyAPIError returns the Failure for an error of a call to the API server. credential
-// describes the credential that was shown.
+// describes the credential of that call.
 func classifyAPIError(err error, credential string) *Failure {
 	err = peerError{bareURL(err)}
 	var unknownAuthority x509.UnknownAuthorityError
@@ -107,7 +107,7 @@ func classifyAPIError(err error, credential string) *Failure {
 		if retryAfter > 0 {
 			err = fmt.Errorf("%w (Retry-After: %s)", err, retryAfter)
 		}
-		return &Failure{apiOverloaded, "nothing to do on this node: it asks again by itself, ever more seldom; see the load of the API server", err}
+		return &Failure{apiOverloaded, "do nothing on this node: it tries again, with growing back-off; see the load of the API server", err}
 	}
 	switch {
 	case apierrors.IsUnauthorized(err):
@@ -134,8 +134,9 @@ func classifyAPIError(err error, credential string) *Failure {
 	return &Failure{APIUnreachable, "check the network, the proxy settings and the server's address", err}
 }
 
-// blameClock returns the Failure for a call that failed since the API server's certificate is not
-// valid now, if this machine's clock is evidently wrong. It returns any other Failure as it is.
+// blameClock handles a call that failed because the API server's certificate is not valid now. If
+// this machine's clock is evidently wrong, it returns a Failure about the clock. It returns any
+// other Failure unchanged.
 func (a *Authenticator) blameClock(failure *Failure) *Failure {
 	var invalid x509.CertificateInvalidError
 	if !a.now().Before(a.built) || !errors.As(failure, &invalid) || invalid.Reason != x509.Expired {
@@ -154,7 +155,8 @@ func (e peerError) Unwrap() error { return e.error }
 // maxMessage bounds the text of a failure that a peer may have written in part, in bytes.
 const maxMessage = 1024
 
-// bareURL shortens a transport error, whose URL repeats the message.
+// bareURL replaces the URL of a transport error by the server. The rest of the URL repeats the
+// message.
 func bareURL(err error) error {
 	var wrapped *url.Error
 	if !errors.As(err, &wrapped) {

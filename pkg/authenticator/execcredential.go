@@ -13,23 +13,23 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
-// ExecInfoVariable is the environment variable with client-go's question
+// ExecInfoVariable is the environment variable with client-go's request
 // (client.authentication.k8s.io).
 const ExecInfoVariable = "KUBERNETES_EXEC_INFO"
 
-// The versions of the exec API that are answered, in the version asked for. Their fields have the
-// same names.
+// The supported versions of the exec API. The answer has the version of the request. The fields of
+// both have the same names.
 const (
 	execGroup   = "client.authentication.k8s.io/"
 	execV1      = execGroup + "v1"
 	execV1beta1 = execGroup + "v1beta1"
 )
 
-// ExecAPIVersions returns the versions of the exec API that are answered.
+// ExecAPIVersions returns the supported versions of the exec API.
 func ExecAPIVersions() []string { return []string{execV1, execV1beta1} }
 
-// ExecInfo is client-go's question. The zero value stands for a call by a person, and is answered
-// in v1.
+// ExecInfo is client-go's request. The zero value means a call by a person, which is answered in
+// v1.
 type ExecInfo struct {
 	// APIVersion is the version to answer in.
 	APIVersion string
@@ -46,8 +46,8 @@ func ParseExecInfo(value string) (ExecInfo, error) {
 	if value == "" {
 		return ExecInfo{}, nil
 	}
-	// Without the status, which is for the answer: to find its fields would take as long as to
-	// read the question.
+	// The type has no status, which belongs to the answer: reflecting on its fields would take as
+	// long as reading the request.
 	var ask struct {
 		metav1.TypeMeta `json:",inline"`
 		Spec            clientauthentication.ExecCredentialSpec `json:"spec"`
@@ -63,7 +63,7 @@ func ParseExecInfo(value string) (ExecInfo, error) {
 	return ExecInfo{APIVersion: ask.APIVersion, Cluster: ask.Spec.Cluster}, nil
 }
 
-// origin returns the cluster asked for, nil if the question does not say.
+// origin returns the cluster in the request, nil if it has none.
 func (e ExecInfo) origin() *cache.Origin {
 	if e.Cluster == nil {
 		return nil
@@ -76,14 +76,14 @@ func (e ExecInfo) origin() *cache.Origin {
 	}
 }
 
-// render returns the ExecCredential with the certificate, in the version that was asked for.
+// render returns the ExecCredential with the certificate, in the version of the request.
 func (e ExecInfo) render(pair *cache.Pair, expiration time.Time) ([]byte, error) {
 	version := e.APIVersion
 	if version == "" {
 		version = execV1
 	}
-	// Without the spec, which is for the question: to find its fields would take longer than to
-	// write the answer.
+	// The type has no spec, which belongs to the request: reflecting on its fields would take
+	// longer than writing the answer.
 	credential := struct {
 		metav1.TypeMeta `json:",inline"`
 		Status          clientauthentication.ExecCredentialStatus `json:"status"`

@@ -9,16 +9,16 @@ import (
 
 // ExecFlags are the flags that a command has taken from the exec user in the kubelet's kubeconfig.
 type ExecFlags struct {
-	// Kubeconfig is the file.
+	// Kubeconfig is the path of the kubelet's kubeconfig.
 	Kubeconfig string `json:"kubeconfig"`
-	// Flags are those that were taken, each as "--name=value". A flag on the command line is
+	// Flags are the flags that were taken, each as "--name=value". A flag on the command line is
 	// not taken from the file.
 	Flags []string `json:"flags"`
 	// Problem says why no flags could be taken, empty if they could.
 	Problem string `json:"problem,omitempty"`
 }
 
-// String says for a person which flags were taken from where.
+// String describes for people which flags were taken from which file.
 func (f *ExecFlags) String() string {
 	switch {
 	case f.Problem != "":

@@ -11,10 +11,9 @@ import (
 // firstPause is the time between two attempts to start a worker during a back-off.
 const firstPause = 500 * time.Millisecond
 
-// AwaitFirst waits until the node has a certificate that can be used. Workers get it as in a Run,
-// one after the other. After wait it returns the reason why there is none yet: a *Failure. Until
-// then it calls remark with each new reason, with what the request waits for, and with what else
-// people should know.
+// AwaitFirst waits until the node has a usable certificate. It starts workers as Run does. After
+// wait it returns a *Failure that says why there is no certificate yet. Until then it calls remark
+// with each new reason, with the reason for which the request waits, and with the remarks of runs.
 func (a *Authenticator) AwaitFirst(ctx context.Context, wait time.Duration, remark func(error)) (*x509.Certificate, error) {
 	if a.invalid != nil {
 		return nil, AsFailure(a.invalid)
@@ -47,7 +46,7 @@ func (a *Authenticator) AwaitFirst(ctx context.Context, wait time.Duration, rema
 			return status.pair.Leaf, nil
 		}
 		after, failure := supervisor.awaitWorker(ctx, status, time.Until(deadline), answer)
-		for _, r := range answer.Remarks { // each worker that is started brings the provider's
+		for _, r := range answer.Remarks { // each start of a worker adds the provider's caution
 			once(r)
 		}
 		answer.Remarks = nil

@@ -15,8 +15,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
-// The copy goes once the API server has taken the node's certificate, and only then; only a copy,
-// and only if it is not to be kept.
+// The copy is deleted only once the API server has accepted the node's certificate. Other files are
+// not deleted, nor is a copy that the settings keep.
 func TestDiscardBootstrap(t *testing.T) {
 	t.Parallel()
 	const mark = "# Copied by kubelet-authenticator prepare.\n"

@@ -10,18 +10,17 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
 
-// Identity is what an inventory needs to know about this machine. The machine itself says all of
-// it.
+// Identity has the data about this machine for an inventory. All of it comes from the machine
+// itself, and nothing vouches for it.
 type Identity struct {
 	NodeName   string `json:"nodeName"`
 	ProviderID string `json:"providerID,omitempty"`
 	Provider   string `json:"provider"`
-	// Device is what the provider found.
+	// Device describes the provider's device.
 	Device any `json:"device"`
 }
 
-// Identify identifies this machine. It needs no API server, and writes nothing but the provider's
-// lock.
+// Identify identifies this machine. It needs no API server, and writes only the provider's lock.
 func (a *Authenticator) Identify(ctx context.Context) (*Identity, error) {
 	inspector, err := a.inspector()
 	if err != nil {

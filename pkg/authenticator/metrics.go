@@ -16,12 +16,12 @@ import (
 // resultSuccess is the label of a worker that did not fail. No Reason has this name.
 const resultSuccess = "Success"
 
-// writeMetrics writes the metrics file if the operator wants one. state is how this worker ended. A
-// failure is logged and nothing more: a certificate matters more than its metrics.
+// writeMetrics writes the metrics file if the operator configured one. state has the result of this
+// worker. An error is only logged: a certificate matters more than its metrics.
 //
-// It is the last that a worker does, and first gives up the worker's place. If the file system of
-// the metrics hangs, so does this process, and not even SIGKILL may end it. The next worker starts
-// all the same.
+// It is the last step of a worker. Before the write it releases the lock and the worker's process
+// ID. If the file system of the metrics hangs, this process hangs, too, and even SIGKILL may not
+// end it. Then the next worker can still start.
 func (w *worker) writeMetrics(state *cache.State) {
 	if w.metricsTextfile == "" {
 		return
@@ -39,8 +39,8 @@ func (w *worker) writeMetrics(state *cache.State) {
 	}
 }
 
-// metrics renders what is known of the certificate, the workers and the pending request. It holds
-// no secret and no text of a peer. Each label has a closed set of values.
+// metrics renders the metrics of the certificate, the workers and the pending request. They have no
+// secret and no text of a peer. Each label has a closed set of values.
 func (w *worker) metrics(state *cache.State) []byte {
 	var text metricsText
 	program, version, _ := strings.Cut(w.userAgent, "/")
@@ -100,7 +100,8 @@ func lastWorkerMetrics(text *metricsText, last *cache.Result) {
 		started, finished = timestamp(last.Started), timestamp(last.Finished)
 		reason := resultSuccess
 		if last.Reason != "" {
-			reason = string(Reason(last.Reason).info().Reason) // another release may have written another name
+			// another release may have written another name
+			reason = string(Reason(last.Reason).info().Reason)
 		}
 		result, took = []sample{{label("reason", reason), 1}}, phases(last)
 	}
@@ -110,14 +111,14 @@ func lastWorkerMetrics(text *metricsText, last *cache.Result) {
 	text.gauge("last_worker_phase_duration_seconds", "Time that the worker that ended last spent in each phase.", took...)
 }
 
-// phases returns how long the worker was in each phase, in the order of Steps. A phase may have
-// been entered more than once.
+// phases returns the time that the worker spent in each phase, in the order of Steps. A worker may
+// enter a phase more than once.
 func phases(result *cache.Result) []sample {
 	spent := map[Step]time.Duration{}
 	for _, phase := range result.Phases {
 		spent[Step(phase.Name)] += time.Duration(phase.Milliseconds * float64(time.Millisecond))
 	}
-	// They are not measured: they still last when this is written.
+	// These have no duration yet: they are still running.
 	delete(spent, stepRecord)
 	delete(spent, stepForget)
 	var samples []sample
@@ -139,7 +140,7 @@ type sample struct {
 	value  float64
 }
 
-// gauge adds a metric. Without a sample there is nothing to add.
+// gauge adds a metric. Without samples it adds nothing.
 func (m *metricsText) gauge(name, help string, samples ...sample) {
 	if len(samples) == 0 {
 		return

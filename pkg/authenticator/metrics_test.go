@@ -161,7 +161,8 @@ func TestMetricsOfAPendingRequest(t *testing.T) {
 	w := newWorker(t, a)
 	pending := newPending(t, a)
 	pending.Requests[0].Filed = noon.Add(-time.Minute)
-	for uid, want := range map[string]float64{"": 0, "uid": float64(noon.Add(-time.Minute).Unix())} { // without one it was never filed
+	// without one it was never filed
+	for uid, want := range map[string]float64{"": 0, "uid": float64(noon.Add(-time.Minute).Unix())} {
 		pending.Requests[0].UID = uid
 		if err := w.lock.SetPending(pending); err != nil {
 			t.Fatal(err)
@@ -204,7 +205,8 @@ func TestMetricsThatHangHoldNothing(t *testing.T) {
 	w := newWorker(t, a)
 	w.metricsTextfile = filepath.Join(t.TempDir(), "none", "x.prom")
 	tried := false
-	w.log = textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(writerFunc(func(p []byte) (int, error) { // while they are written
+	// while they are written
+	w.log = textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(writerFunc(func(p []byte) (int, error) {
 		tried = true
 		lock, err := a.dir.TryLock()
 		if err != nil {

@@ -12,21 +12,22 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
-// note is what the last run answered. If the same parent asks again before the time that it was
-// given, the API server probably answered 401. A plugin has no other way to learn why it is run.
+// note records the answer of the last run. If the same parent runs the plugin again before the
+// expirationTimestamp, the API server probably answered 401. A plugin has no other way to learn
+// that.
 //
-// The note is a best effort, on a file system that need not outlive a boot. Without it, a rejected
+// The note is best effort, on a file system that need not survive a reboot. Without it, a rejected
 // certificate is served until it is due.
 type note struct {
 	Parent process.ID `json:"parent"`
-	// Certificate is the SHA-256 of what was printed.
+	// Certificate is the SHA-256 of the printed certificate.
 	Certificate string `json:"certificate"`
 	// Until is the expirationTimestamp, in seconds since 1970.
 	Until int64 `json:"until"`
-	// Reviewed is when the API server was last asked about the certificate, in seconds since
-	// 1970.
+	// Reviewed is the time when the API server was last asked about the certificate, in seconds
+	// since 1970.
 	Reviewed int64 `json:"reviewed,omitempty"`
-	// Rejected is set once it answered 401.
+	// Rejected says that the API server answered the certificate with 401.
 	Rejected bool `json:"rejected,omitempty"`
 }
 
@@ -42,7 +43,8 @@ func newNoteFile(runtimeDir, certDir string) noteFile {
 	return noteFile{cache.At(runtimeDir), hex.EncodeToString(sum[:8]) + ".json"}
 }
 
-// usable is false if the configuration is wrong and names no absolute path.
+// usable reports whether the directory is an absolute path. It may not be if the configuration is
+// invalid.
 func (f noteFile) usable() bool { return filepath.IsAbs(f.dir.Path()) }
 
 // read returns the note, the zero note if there is none or it cannot be read.
@@ -58,7 +60,7 @@ func (f noteFile) read() note {
 	return n
 }
 
-// write replaces the note if it can.
+// write replaces the note. It ignores errors.
 func (f noteFile) write(n note) {
 	data, err := json.Marshal(n)
 	if err == nil && f.usable() && f.dir.Create() == nil {

@@ -20,29 +20,29 @@ import (
 // DefaultWorkerDeadline is the longest life of one worker. The next one continues its work.
 const DefaultWorkerDeadline = 2 * time.Minute
 
-// Options are what an Authenticator is made from.
+// Options configure an Authenticator.
 type Options struct {
-	// Config is what the operator set.
+	// Config has the operator's settings.
 	Config Config
 	// ConfigError says why the configuration file could not be read. New returns it.
 	ConfigError error
-	// Providers are those of this binary. Config names one of them.
+	// Providers are the providers in this binary. Config names one of them.
 	Providers []provider.Factory
-	// Exec is what client-go asks for.
+	// Exec is client-go's request.
 	Exec ExecInfo
-	// Parent is the process that asks. The zero ID stands for a person. Caller returns it.
+	// Parent is the process that runs the plugin, as Caller returns it. The zero ID means a person.
 	Parent process.ID
 	// UserAgent is sent with each request to the API server.
 	UserAgent string
-	// StartWorker starts a detached process that calls Work with the same Options.
-	// StartDetached does. Without it a run that needs a worker fails.
+	// StartWorker starts a detached process that calls Work with the same Options, such as by
+	// StartDetached. Without it, a run that needs a worker fails.
 	StartWorker func() (process.ID, error)
 	// WorkerDeadline is the longest life of one worker. Default: DefaultWorkerDeadline.
 	WorkerDeadline time.Duration
-	// Built is the time of the commit that the program was built from. A clock that is before it
-	// is wrong. Default: the zero time, which means unknown.
+	// Built is the time of the commit that the program was built from. A clock before that time is
+	// wrong. The zero time means unknown.
 	Built time.Time
-	// OnStep is called before each step of a run or a worker. Default: nothing is called.
+	// OnStep is called before each step of a run or a worker. Optional.
 	OnStep func(Step)
 }
 
@@ -57,10 +57,10 @@ func (o *Options) setDefaults() {
 	}
 }
 
-// The API server takes no less than 10 minutes. This program promises to work with 10 years.
+// The API server accepts lifetimes of 10 minutes or more. This program supports up to 10 years.
 const shortestLifetime, longestLifetime = 10 * time.Minute, 10 * 365 * 24 * time.Hour
 
-// Between two checks for announced renewals.
+// Bounds of CheckInterval.
 const shortestInterval, longestInterval = 10 * time.Second, 24 * time.Hour
 
 // check refuses settings that cannot work. New checks the provider and its signer.
@@ -72,12 +72,12 @@ func (o *Options) check() error {
 		}
 	}
 	for name, path := range map[string]string{"kubeletKubeconfig": c.KubeletKubeconfig, "kubeletBootstrapKubeconfig": c.KubeletBootstrapKubeconfig} {
-		// It goes into a file that systemd reads, and onto the kubelet's command line.
+		// The path goes into a file that systemd reads, and into the kubelet's command line.
 		if !kubelet.PlainPath(path) {
 			return fmt.Errorf("%s %q: must be an absolute path of letters, digits and . _ - only", name, path)
 		}
 	}
-	// Whether the directory exists is not checked: without it there are still certificates.
+	// The directory need not exist: certificates do not depend on it.
 	if path := c.MetricsTextfile; path != "" && (!filepath.IsAbs(path) || filepath.Ext(path) != ".prom") {
 		return fmt.Errorf("metricsTextfile %q: must be an absolute path that ends in .prom, or the textfile collector does not read it", path)
 	}
@@ -123,8 +123,8 @@ func (o *Options) NewProvider() (provider.Provider, error) {
 	return nil, fmt.Errorf("provider %.64q: not in this binary, which has %q", c.Provider, names)
 }
 
-// Caller returns the process that runs this one if that is client-go. A person's shell is not
-// returned.
+// Caller returns the parent process if that uses client-go. It returns the zero ID for a person's
+// shell.
 func Caller(exec ExecInfo) process.ID {
 	if exec.APIVersion == "" {
 		return process.ID{}

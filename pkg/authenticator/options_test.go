@@ -34,31 +34,32 @@ func TestNewRefusesWhatCannotWork(t *testing.T) {
 		change func(*Config)
 		says   string
 	}{
-		"no provider":                {func(c *Config) { c.Provider = "" }, "provider"},
-		"unknown provider":           {func(c *Config) { c.Provider = "Insecure" }, `"Insecure"`},
-		"provider that fails":        {func(c *Config) { c.Provider = "broken" }, "no such device"},
-		"certDir relative":           {func(c *Config) { c.CertDir = "certs" }, "certDir"},
-		"certDir empty":              {func(c *Config) { c.CertDir = "" }, "certDir"},
-		"certDir from home":          {func(c *Config) { c.CertDir = "~/certs" }, "certDir"},
-		"runtimeDir relative":        {func(c *Config) { c.RuntimeDir = "./run" }, "runtimeDir"},
-		"runtimeDir empty":           {func(c *Config) { c.RuntimeDir = "" }, "runtimeDir"},
-		"nodeName upper case":        {func(c *Config) { c.NodeName = "Node-1" }, "node name"},
-		"nodeName with user name":    {func(c *Config) { c.NodeName = "system:node:a" }, "node name"},
-		"nodeName with a space":      {func(c *Config) { c.NodeName = "a " }, "node name"},
-		"nodeName too long":          {func(c *Config) { c.NodeName = strings.Repeat("a", 254) }, "node name"},
-		"nodeName much too long":     {func(c *Config) { c.NodeName = strings.Repeat("a", 10_000) }, "node name"},
-		"providerID with newline":    {func(c *Config) { c.ProviderID = "aws:///i-1\n" }, "provider ID"},
-		"providerID too long":        {func(c *Config) { c.ProviderID = strings.Repeat("a", 1025) }, "provider ID"},
-		"expiration too short":       {func(c *Config) { c.Expiration.Duration = 10*time.Minute - 1 }, "expiration"},
-		"expiration too long":        {func(c *Config) { c.Expiration.Duration = 10*365*24*time.Hour + 1 }, "expiration"},
-		"expiration negative":        {func(c *Config) { c.Expiration.Duration = -time.Hour }, "expiration"},
-		"expiration beyond int32":    {func(c *Config) { c.Expiration.Duration = 1<<63 - 1 }, "expiration"},
-		"waitTimeout negative":       {func(c *Config) { c.WaitTimeout.Duration = -1 }, "waitTimeout"},
-		"renewalWait negative":       {func(c *Config) { c.RenewalWait.Duration = -time.Second }, "renewalWait"},
-		"checkInterval too short":    {func(c *Config) { c.CheckInterval.Duration = 10*time.Second - 1 }, "checkInterval"},
-		"checkInterval too long":     {func(c *Config) { c.CheckInterval.Duration = 24*time.Hour + 1 }, "checkInterval"},
-		"checkInterval negative":     {func(c *Config) { c.CheckInterval.Duration = -time.Hour }, "checkInterval"},
-		"signerName without dot":     {func(c *Config) { c.SignerName = "cluster-x-k8s-io/kubelet" }, "signerName"}, // the proposal's
+		"no provider":             {func(c *Config) { c.Provider = "" }, "provider"},
+		"unknown provider":        {func(c *Config) { c.Provider = "Insecure" }, `"Insecure"`},
+		"provider that fails":     {func(c *Config) { c.Provider = "broken" }, "no such device"},
+		"certDir relative":        {func(c *Config) { c.CertDir = "certs" }, "certDir"},
+		"certDir empty":           {func(c *Config) { c.CertDir = "" }, "certDir"},
+		"certDir from home":       {func(c *Config) { c.CertDir = "~/certs" }, "certDir"},
+		"runtimeDir relative":     {func(c *Config) { c.RuntimeDir = "./run" }, "runtimeDir"},
+		"runtimeDir empty":        {func(c *Config) { c.RuntimeDir = "" }, "runtimeDir"},
+		"nodeName upper case":     {func(c *Config) { c.NodeName = "Node-1" }, "node name"},
+		"nodeName with user name": {func(c *Config) { c.NodeName = "system:node:a" }, "node name"},
+		"nodeName with a space":   {func(c *Config) { c.NodeName = "a " }, "node name"},
+		"nodeName too long":       {func(c *Config) { c.NodeName = strings.Repeat("a", 254) }, "node name"},
+		"nodeName much too long":  {func(c *Config) { c.NodeName = strings.Repeat("a", 10_000) }, "node name"},
+		"providerID with newline": {func(c *Config) { c.ProviderID = "aws:///i-1\n" }, "provider ID"},
+		"providerID too long":     {func(c *Config) { c.ProviderID = strings.Repeat("a", 1025) }, "provider ID"},
+		"expiration too short":    {func(c *Config) { c.Expiration.Duration = 10*time.Minute - 1 }, "expiration"},
+		"expiration too long":     {func(c *Config) { c.Expiration.Duration = 10*365*24*time.Hour + 1 }, "expiration"},
+		"expiration negative":     {func(c *Config) { c.Expiration.Duration = -time.Hour }, "expiration"},
+		"expiration beyond int32": {func(c *Config) { c.Expiration.Duration = 1<<63 - 1 }, "expiration"},
+		"waitTimeout negative":    {func(c *Config) { c.WaitTimeout.Duration = -1 }, "waitTimeout"},
+		"renewalWait negative":    {func(c *Config) { c.RenewalWait.Duration = -time.Second }, "renewalWait"},
+		"checkInterval too short": {func(c *Config) { c.CheckInterval.Duration = 10*time.Second - 1 }, "checkInterval"},
+		"checkInterval too long":  {func(c *Config) { c.CheckInterval.Duration = 24*time.Hour + 1 }, "checkInterval"},
+		"checkInterval negative":  {func(c *Config) { c.CheckInterval.Duration = -time.Hour }, "checkInterval"},
+		// the proposal's
+		"signerName without dot":     {func(c *Config) { c.SignerName = "cluster-x-k8s-io/kubelet" }, "signerName"},
 		"signerName without path":    {func(c *Config) { c.SignerName = "example.com" }, "signerName"},
 		"metricsTextfile relative":   {func(c *Config) { c.MetricsTextfile = "x.prom" }, "metricsTextfile"},
 		"metricsTextfile, not .prom": {func(c *Config) { c.MetricsTextfile = "/var/lib/x.prom.txt" }, "metricsTextfile"},
@@ -83,7 +84,7 @@ func TestNewRefusesWhatCannotWork(t *testing.T) {
 			if !strings.Contains(failure.Error(), c.says) || failure.Hint == "" {
 				t.Errorf("it does not say %q, or gives no hint: %v", c.says, failure)
 			}
-			// Whoever goes on all the same is stopped where it matters.
+			// A caller that goes on all the same gets the same error where it matters.
 			if report := a.DryRun(t.Context()); report.Failure != failure || report.Request != nil || report.Verdict != "a run would fail: "+failure.Error() {
 				t.Errorf("a dry run: %+v", report)
 			}

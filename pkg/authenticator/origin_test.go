@@ -27,7 +27,8 @@ func (p originProvider) Origin(ctx context.Context, name string, request []byte)
 	return p.origin(ctx, name, request)
 }
 
-// A request with the node's own certificate shows its origin. Nothing that goes wrong with that keeps it from being filed.
+// A request with the node's own certificate shows its origin. Nothing that goes wrong with that
+// keeps it from being filed.
 func TestRequestsShowTheirOrigin(t *testing.T) {
 	good := func(_ context.Context, name string, request []byte) (string, error) {
 		return name + " " + string(request), nil

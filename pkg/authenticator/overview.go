@@ -12,15 +12,16 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
 
-// Overview reads the node's files. It takes no lock, writes nothing, and asks neither the network
+// Overview reads the node's files. It takes no lock, writes nothing, and uses neither the network
 // nor the provider's device.
 func (a *Authenticator) Overview() *Overview {
 	now := a.now()
 	o := &Overview{Time: inSeconds(now)}
-	if a.invalid == nil { // else they may be defaults in place of what the file says
+	if a.invalid == nil { // otherwise these may be defaults instead of the file's settings
 		o.Provider, o.SignerName = a.provider.Name(), a.signerName
 	}
-	// The worker is read before the state file: if it has ended by now, its result is there.
+	// Read the worker before the state file: then the result of an ended worker is in the state
+	// file.
 	worker := a.dir.Worker()
 	o.Worker.Running = worker.Alive()
 	status := a.loadStatus()
@@ -31,7 +32,7 @@ func (a *Authenticator) Overview() *Overview {
 	o.NodeName = status.nodeName
 	o.describeCertificate(a, status, now)
 	o.describeAnnouncement(a, status)
-	o.describeWorker(a, worker, state, now)
+	o.describeWorker(a, worker, state, status.canWait, now)
 	pending, err := a.dir.Pending()
 	if err == nil && pending != nil {
 		o.describePending(pending, state, now)
@@ -54,7 +55,7 @@ func (a *Authenticator) Overview() *Overview {
 	return o
 }
 
-// inSeconds returns a time as an Overview shows it.
+// inSeconds returns a time in the format of an Overview.
 func inSeconds(t time.Time) time.Time { return t.UTC().Truncate(time.Second) }
 
 func (o *Overview) describeCertificate(a *Authenticator, status certificateStatus, now time.Time) {
@@ -105,7 +106,7 @@ func (o *Overview) describeAnnouncement(a *Authenticator, status certificateStat
 	o.Announcement = c
 }
 
-func (o *Overview) describeWorker(a *Authenticator, worker process.ID, state *cache.State, now time.Time) {
+func (o *Overview) describeWorker(a *Authenticator, worker process.ID, state *cache.State, canWait bool, now time.Time) {
 	if o.Worker.Running {
 		o.Worker.PID, o.Worker.AgeSeconds = worker.PID, int64(worker.Age()/time.Second)
 	}
@@ -119,8 +120,8 @@ func (o *Overview) describeWorker(a *Authenticator, worker process.ID, state *ca
 		}
 	}
 	o.Failures = state.Failures
-	if tooEarly(state, now) > 0 {
-		o.NextAttempt = inSeconds(state.NextAttempt)
+	if tooEarly(state, canWait, now) > 0 {
+		o.NextAttempt = inSeconds(nextAttempt(state, canWait))
 	}
 }
 

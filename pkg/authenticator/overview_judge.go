@@ -12,14 +12,14 @@ import (
 )
 
 const (
-	// overdueRenewal is how late a renewal may be before it counts as failing.
+	// overdueRenewal is the delay after which a renewal counts as failing.
 	overdueRenewal = 15 * time.Minute
-	// overduePending is how old a pending request may be before it counts as failing. By
-	// default, our controller denies after this time what it cannot decide.
+	// overduePending is the age at which a pending request counts as failing. By default our
+	// controller denies a waiting request at this age.
 	overduePending = 20 * time.Minute
 )
 
-// judge sets the state from what the other fields say.
+// judge derives the state from the other fields.
 func (o *Overview) judge(a *Authenticator, status certificateStatus, now time.Time) {
 	attempt, hint, failed := o.attempt()
 	if status.permanent {
@@ -69,10 +69,11 @@ func (o *Overview) judge(a *Authenticator, status certificateStatus, now time.Ti
 // set sets a state other than StateOK.
 func (o *Overview) set(state State, reason Reason, message, hint string) {
 	o.State, o.Message, o.Hint = state, text.Line(message, maxMessage), hint
-	o.failure = &Failure{reason, "", fmt.Errorf("the node's certificate: %s", state)} // the Overview has the rest
+	// the Overview has the message and the hint
+	o.failure = &Failure{reason, "", fmt.Errorf("the node's certificate: %s", state)}
 }
 
-// attempt says how the request of a new certificate goes, and whether it has failed.
+// attempt describes the attempt to get a new certificate, and reports whether it has failed.
 func (o *Overview) attempt() (message, hint string, failed bool) {
 	const next = "the kubelet's next call starts a worker"
 	last := o.LastRun
@@ -103,7 +104,7 @@ func (o *Overview) attempt() (message, hint string, failed bool) {
 	return "no worker runs: " + next, "check that the kubelet runs, and that its kubeconfig names this program: see doctor", false
 }
 
-// describeWait says what a pending request waits for.
+// describeWait returns what a pending request waits for.
 func (p *PendingOverview) describeWait() string {
 	switch p.WaitsFor {
 	case waitsForFiling:
@@ -114,7 +115,7 @@ func (p *PendingOverview) describeWait() string {
 	return "its certificate from signer " + p.SignerName
 }
 
-// overdue says what takes too long, empty if nothing does.
+// overdue returns what takes too long, "" if nothing does.
 func (o *Overview) overdue(status certificateStatus, now time.Time) string {
 	if o.Pending != nil && o.Pending.AgeSeconds >= int64(overduePending/time.Second) {
 		return fmt.Sprintf("a request is pending since %s", o.Pending.Created.Format(time.RFC3339))

@@ -3,11 +3,10 @@
 package authenticator
 
 // Reason is a class of failures. Each has its own exit code, which the kubelet's metrics show as
-// rest_client_exec_plugin_call_total{code}. Names and codes are never changed or used again.
+// rest_client_exec_plugin_call_total{code}. Names and codes are never changed or reused.
 type Reason string
 
-// Every reason for which the plugin prints no credential. Those that other packages use are
-// exported.
+// The reasons why the plugin prints no credential. Reasons that other packages use are exported.
 const (
 	Unexpected           Reason = "Unexpected"
 	Usage                Reason = "Usage"
@@ -36,6 +35,7 @@ const (
 	apiOverloaded        Reason = "APIOverloaded"
 	CertificateRevoked   Reason = "CertificateRevoked"
 	MachineSuspended     Reason = "MachineSuspended"
+	fipsEnforced         Reason = "FIPSEnforced"
 	CertificateDue       Reason = "CertificateDue"
 	RenewalFailing       Reason = "RenewalFailing"
 	CertificateExpired   Reason = "CertificateExpired"
@@ -56,38 +56,39 @@ type ReasonInfo struct {
 // Reasons lists every Reason by exit code.
 func Reasons() []ReasonInfo {
 	return []ReasonInfo{
-		{Unexpected, 1, "Something this program has no name for.", soon},
+		{Unexpected, 1, "An error that has no reason of its own.", soon},
 		{Usage, 3, "The command line cannot be parsed.", soon},
 		{Configuration, 10, "The configuration file, a flag's value, or the bootstrap kubeconfig is wrong.", soon},
 		{execAPI, 11, "KUBERNETES_EXEC_INFO cannot be read, or asks for an API version other than client.authentication.k8s.io/v1 and v1beta1.", soon},
-		{directoryRefused, 12, "The certificate directory or the runtime directory cannot be trusted: it is another user's, others may write into it, or it cannot be read.", soon},
-		{WorkerUnavailable, 13, "The worker could not be started, died, or another process holds its lock.", soon},
+		{directoryRefused, 12, "The certificate directory or the runtime directory cannot be trusted: another user owns it, others may write into it, or it cannot be read.", soon},
+		{WorkerUnavailable, 13, "The worker could not be started, the worker died, or another process holds its lock.", soon},
 		{tpmAbsent, 14, "There is no TPM, or nothing listens at the socket of a software TPM.", soon},
 		{TPMError, 15, "The TPM refused a command, did not answer, or could not be opened: it is in use, rights are missing, or too many files are open.", soon},
-		{attestationFailed, 16, "The provider could not tell the machine's identity or make its evidence.", soon},
-		{NoBootstrap, 17, "There is no usable certificate and no bootstrap credential to get one with.", soon},
+		{attestationFailed, 16, "The provider could not identify the machine, or could not create its evidence.", soon},
+		{NoBootstrap, 17, "There is no usable certificate, and no bootstrap credential to request one with.", soon},
 		{bootstrapRefused, 18, "The API server does not know the credential (401): the bootstrap token has expired or was deleted.", soon},
 		{APIUnreachable, 19, "The API server does not answer.", soon},
 		{apiRefused, 20, "The API server refuses the request (403 or 422): RBAC or admission.", soon},
 		{RequestDenied, 21, "An approver denied the CertificateSigningRequest.", later},
-		{requestFailed, 22, "The signer marked the CertificateSigningRequest as failed, or it was deleted each time.", later},
-		{WaitingForSigner, 23, "The CertificateSigningRequest is pending: nobody has approved or signed it yet. The message has the controller's reason to wait, and the hint its cure.", none},
-		{certificateUnusable, 24, "The certificate that was issued is not one for this node and key.", later},
-		{clockWrong, 25, "The node's, the issued or the API server's certificate is valid at another time than this machine's clock shows.", later},
-		{apiUntrusted, 26, "The API server's certificate is not one that the CA in the kubeconfig vouches for, or not at this time.", soon},
+		{requestFailed, 22, "The signer marked the CertificateSigningRequest as failed, or each request was deleted before it was decided.", later},
+		{WaitingForSigner, 23, "The CertificateSigningRequest is pending: nobody has approved or signed it yet. The message says why the controller waits, and the hint says what to do.", none},
+		{certificateUnusable, 24, "The issued certificate is for another node or another key.", later},
+		{clockWrong, 25, "By this machine's clock, the node's, the issued or the API server's certificate is not valid yet, or has expired.", later},
+		{apiUntrusted, 26, "The CA in the kubeconfig did not issue the API server's certificate, or that certificate is not valid now.", soon},
 		{directoryNotWritable, 27, "The certificate directory or the runtime directory cannot be written or locked: it is full or read-only, its file system has no locks, or rights are missing.", soon},
-		{challengeUnanswered, 28, "The controller's challenge ran out each time, or was not for this machine's TPM.", later},
-		{kubeconfigForeign, 29, "A kubeconfig was to be written where there is one that is not this program's: it is left alone.", soon},
-		{KubeletNotPrepared, 30, "The kubelet must not start, or not yet: its kubeconfig could not be read or written, or its environment file not written, for example because /run is full.", soon},
+		{challengeUnanswered, 28, "Each challenge of the controller expired before the answer, or was for another TPM.", later},
+		{kubeconfigForeign, 29, "The kubeconfig to write already exists, and this program did not write it. The program does not change that file.", soon},
+		{KubeletNotPrepared, 30, "The kubelet must not start yet: its kubeconfig could not be read or written, or its environment file could not be written. For example, /run is full.", soon},
 		{NodeUnhealthy, 31, "A check of the command doctor failed.", soon},
 		{apiOverloaded, 32, "The API server sheds load (429 or 503). The next attempt waits for its Retry-After, 10 to 15 minutes at most.", busy},
-		{CertificateRevoked, 33, "The API server refuses writes with the node's certificate (403): it was revoked, and the node may only attest for a new one.", later},
+		{CertificateRevoked, 33, "The API server refuses writes with the node's certificate (403): it was revoked, and the node must attest to get a new one.", later},
 		{MachineSuspended, 34, "An operator has suspended this machine: it gets no certificate, and the API server refuses its writes.", later},
-		// The command status alone has these codes. 35 to 39 are kept for failures of a run.
-		{CertificateDue, 40, "The command status: the certificate is served, and a new one is wanted.", soon},
-		{RenewalFailing, 41, "The command status: the certificate is served, but it cannot be replaced, the API server rejects it, or the configuration is wrong.", soon},
+		{fipsEnforced, 35, "GODEBUG=fips140=only forbids an algorithm that the provider needs: the provider tpm needs AES-CFB, as TPM 2.0 prescribes it.", soon},
+		// Only the command status has these codes. 36 to 39 are reserved for failures of a run.
+		{CertificateDue, 40, "The command status: the certificate is valid and used, and its renewal is due.", soon},
+		{RenewalFailing, 41, "The command status: the certificate is valid and used, but its renewal fails, the API server rejects it, or the configuration is wrong.", soon},
 		{CertificateExpired, 42, "The command status: the certificate has expired.", soon},
-		{NoCertificate, 43, "The command status: there is no usable certificate, for another cause.", soon},
+		{NoCertificate, 43, "The command status: there is no usable certificate, for a cause other than expiry.", soon},
 	}
 }
 

@@ -42,7 +42,7 @@ func TestReasonsAreNumberedOnce(t *testing.T) {
 	codes, names, next := map[int]Reason{}, map[Reason]bool{}, 10
 	for _, info := range Reasons() {
 		if info.Reason == CertificateDue {
-			next = 40 // the codes of the command status begin anew
+			next = 40 // the codes of the command status start again
 		}
 		switch {
 		case info.Code == 0:
@@ -126,7 +126,7 @@ func TestEveryReasonIsInTheTable(t *testing.T) {
 
 const exitCodes = "../../docs/exit-codes.md"
 
-// docs/exit-codes.md is Reasons() for people. Write it anew with: go test ./pkg/authenticator -run
+// docs/exit-codes.md is Reasons() for people. To write it: go test ./pkg/authenticator -run
 // ExitCodes -update.
 func TestExitCodesAreDocumented(t *testing.T) {
 	const begin, end = "<!-- table -->\n", "<!-- /table -->\n"
@@ -222,7 +222,7 @@ func answerStatus(code int, reason metav1.StatusReason, message string) http.Han
 	}
 }
 
-// answerPage answers with HTML, as whatever stands between here and the API server does.
+// answerPage answers with HTML, as a proxy between a node and the API server does.
 func answerPage(code int) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/html")

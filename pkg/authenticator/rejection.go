@@ -12,15 +12,16 @@ import (
 )
 
 const (
-	// reviewTimeout bounds the one call to the network that a run makes itself.
+	// reviewTimeout bounds the only network call that a run makes itself.
 	reviewTimeout = time.Second
 	// reviewInterval is the shortest time between two such calls.
 	reviewInterval = time.Minute
 )
 
-// noticeRejection asks the API server about a certificate that may be rejected. It may be if the
-// same parent runs the plugin again before the last expirationTimestamp, or if it was rejected
-// before. It asks at most once a minute. Only a 401 marks the certificate: in doubt, it is printed.
+// noticeRejection asks the API server whether it rejects the certificate. It asks if the same
+// parent runs the plugin again before the last expirationTimestamp, or if the certificate was
+// rejected before. It asks at most once a minute. Only a 401 marks the certificate as rejected. In
+// doubt, the certificate is printed.
 func (a *Authenticator) noticeRejection(ctx context.Context, status *certificateStatus) {
 	if status.pair == nil || a.invalid != nil {
 		return
@@ -36,19 +37,19 @@ func (a *Authenticator) noticeRejection(ctx context.Context, status *certificate
 	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
 	defer cancel()
 	if review, err := a.review(ctx, status.pair); err == nil {
-		switch { // an overloaded API server says neither
+		switch { // an overloaded API server gives neither answer
 		case review.Status == http.StatusUnauthorized:
 			status.rejected = true
 		case accepts(review, status.pair):
 			status.rejected = false
 		}
-		status.due = status.whyDue(a)
+		status.judgeDue(a)
 	}
 	last.Reviewed, last.Rejected = now.Unix(), status.rejected
 	a.note.write(*last) // for the worker, and for other runs
 }
 
-// review asks the API server whom it takes a certificate for.
+// review asks the API server which user it authenticates by a certificate.
 func (a *Authenticator) review(ctx context.Context, pair *cache.Pair) (nodeaccess.Review, error) {
 	to, err := a.node().OwnAccess(pair)
 	if err != nil {
@@ -57,7 +58,7 @@ func (a *Authenticator) review(ctx context.Context, pair *cache.Pair) (nodeacces
 	return to.Review(ctx)
 }
 
-// accepts reports whether the API server took the certificate for the node that it names.
+// accepts reports whether the API server authenticated the certificate as the node that it names.
 func accepts(review nodeaccess.Review, pair *cache.Pair) bool {
 	return review.Status == http.StatusCreated && review.Username == pair.Leaf.Subject.CommonName
 }

@@ -27,8 +27,8 @@ func (a *Authenticator) requestBuilder() requestBuilder {
 	return requestBuilder{a.provider, a.providerID, a.signerName, a.expirationSeconds, a.now}
 }
 
-// first makes a key and the first request. version is empty for the newest. remembered is what the
-// provider wanted back with its last certificate.
+// first makes a key and the first request. An empty version means the newest. remembered is the
+// value that the provider stored with its last certificate.
 func (b requestBuilder) first(ctx context.Context, node string, cluster cache.Origin, version attestation.Version, remembered string) (*cache.Pending, crypto.PublicKey, error) {
 	id := csr.Identity{NodeName: node, ProviderID: b.providerID}
 	if id.ProviderID == "" {
@@ -70,14 +70,14 @@ func (b requestBuilder) first(ctx context.Context, node string, cluster cache.Or
 	return pending, key.Public(), b.add(pending, cache.PendingRequest{Name: request.Name, Hello: hello}, pkcs10, evidence)
 }
 
-// allows reports whether the settings allow what the provider wanted to be remembered.
+// allows reports whether the settings allow the value that the provider remembers.
 func allows(p provider.Provider, remember string) bool {
 	chooser, ok := p.(provider.Chooser)
 	return !ok || chooser.Allows(remember)
 }
 
-// proof adds the request that answers the hello's challenge. fresh is set if the challenge came
-// while the hello was watched.
+// proof adds the request that answers the hello's challenge. fresh says that the challenge came
+// while this worker watched the hello.
 func (b requestBuilder) proof(ctx context.Context, pending *cache.Pending, answer string, fresh bool) error {
 	key, err := csr.ParseKey(pending.Key)
 	if err != nil {
@@ -100,7 +100,7 @@ func (b requestBuilder) proof(ctx context.Context, pending *cache.Pending, answe
 	return b.add(pending, cache.PendingRequest{Name: request.Name}, content.PKCS10, evidence)
 }
 
-// evidenceFor returns what a provider needs for the next request of pending, under a new name.
+// evidenceFor returns the provider's input for the next request of pending, under a new name.
 func evidenceFor(pending *cache.Pending, pkcs10 []byte, key crypto.PublicKey) provider.Request {
 	request := provider.Request{
 		PKCS10: pkcs10, NodeName: pending.NodeName, ProviderID: pending.ProviderID,

@@ -15,17 +15,18 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 )
 
-// resetLockWait is how long a reset waits for the lock after it has ended the worker.
+// resetLockWait bounds how long a reset waits for the lock after it has ended the worker.
 const resetLockWait = 10 * time.Second
 
-// Reset removes what this program keeps on the machine: its files in the certificate directory, the
-// note, and the kubelet's environment file. It ends a worker first. It returns what it removed, and
-// why it left files alone that have such a name.
+// Reset removes this program's files from the machine: those in the certificate directory, the
+// note, and the kubelet's environment file. It ends a running worker first. removed has the removed
+// files. left has the reasons why it kept a file although the name is one of ours.
 func (a *Authenticator) Reset(ctx context.Context, envFile string) (removed []string, left []error, err error) {
 	if !filepath.IsAbs(a.dir.Path()) {
 		return nil, nil, AsFailure(a.invalid)
 	}
-	// Without this file the kubelet no longer starts with this program, whatever else is left.
+	// Remove this file first: without it the kubelet does not use this program, even if other files
+	// remain.
 	paths := []string{envFile}
 	if a.note.usable() {
 		paths = append(paths, a.note.dir.File(a.note.name))
@@ -54,7 +55,7 @@ func (a *Authenticator) Reset(ctx context.Context, envFile string) (removed []st
 	return append(removed, kept...), append(left, problems...), nil
 }
 
-// endWorker takes the lock from a worker, which can be killed at any point.
+// endWorker kills a running worker and takes the lock. A worker can be killed at any point.
 func (a *Authenticator) endWorker(ctx context.Context) (*cache.Lock, error) {
 	ctx, cancel := context.WithTimeout(ctx, resetLockWait)
 	defer cancel()

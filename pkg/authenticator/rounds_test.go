@@ -76,8 +76,8 @@ type csrObject = certificatesv1.CertificateSigningRequest
 // controller is an API server with a controller, which decides on a request once it is watched.
 type controller struct {
 	registry
-	// hello and proof decide on the nth hello and proof, n from 1. Whoever sets a deletion
-	// timestamp has deleted it.
+	// hello and proof decide on the nth hello and proof, n from 1. If one sets a deletion
+	// timestamp, the object is deleted.
 	hello, proof func(n int, o *csrObject)
 	// shed is set if the nth call is to be answered with 429, n from 1.
 	shed  func(n int) bool
@@ -291,7 +291,7 @@ func (n *testNode) pending() *cache.Pending {
 	return pending
 }
 
-// pendingFile is pending for whoever may not fail.
+// pendingFile is pending for goroutines that may not fail the test.
 func (n *testNode) pendingFile() *cache.Pending {
 	pending, err := n.dir.Pending()
 	if err != nil {
@@ -357,7 +357,7 @@ func (n *testNode) wantNothingInstalled() {
 
 // The proof is bound to all of the hello and all of itself: the provider has to be told exactly
 // what is filed.
-func TestProviderIsToldWhatIsFiled(t *testing.T) {
+func TestProviderGetsFiledRequest(t *testing.T) {
 	n := newNode(t)
 	if err := n.work(); err != nil {
 		t.Fatal(err)
@@ -410,8 +410,8 @@ func TestProviderIsToldWhatIsFiled(t *testing.T) {
 	}
 }
 
-// Killed at any step, and whatever the controller did until the next worker, a node files one hello
-// and one proof, under the names that it had written down.
+// A worker may be killed at any step, and the controller may act before the next worker. A node
+// still files one hello and one proof, under the recorded names.
 func TestWorkerMayBeKilledAtAnyStep(t *testing.T) {
 	all := newNode(t)
 	var steps []Step
@@ -463,7 +463,8 @@ func TestWorkerMayBeKilledAtAnyStep(t *testing.T) {
 					!bytes.Equal(last.Challenge.HelloRequest, hello.Spec.Request) || string(last.Challenge.Answer) != "challenge 1" {
 					t.Errorf("the proof is for %+v of %+v", last, last.Challenge)
 				}
-				before := map[bool]int{false: 7, true: 5}[meanwhile] // no answer was there before: it came while a worker waited
+				// no answer was there before: it came while a worker waited
+				before := map[bool]int{false: 7, true: 5}[meanwhile]
 				for i, asked := range n.tpm.proofs {
 					// The first proof of a worker that had waited is fresh; one
 					// made by the next worker is not.
@@ -532,7 +533,7 @@ func TestAnswerToAPostIsLost(t *testing.T) {
 	}
 }
 
-// Whoever approves a hello, or signs what is in it, has attested nothing.
+// To approve a hello, or to sign what is in it, attests nothing.
 func TestHelloIsNoWayToACertificate(t *testing.T) {
 	approve := set(certificatesv1.CertificateApproved, "AutoApproved")
 	for name, decide := range map[string]func(n *testNode, i int, o *csrObject){
@@ -576,8 +577,8 @@ func TestHelloIsNoWayToACertificate(t *testing.T) {
 	}
 }
 
-// A refusal is final for the node until its back-off is over, except where another hello may fare
-// better, and even then there are three hellos in one worker at most.
+// After a refusal the node files nothing until its back-off is over, except if another hello may
+// succeed. Even then, one worker files at most three hellos.
 func TestRefusalsOfHelloAndProof(t *testing.T) {
 	stale := func(ctx context.Context, _ provider.Request) ([]byte, error) {
 		return nil, fmt.Errorf("wrapped: %w", &provider.Error{Class: provider.Stale, Hint: "look at the clock", Err: errors.New("too old")})
@@ -1166,8 +1167,8 @@ func TestBothRoundsGoUnderOneCredential(t *testing.T) {
 	}
 }
 
-// A proof that is refused outright leaves the hello as good as it was: no object is filed anew each
-// time.
+// A proof that is refused outright leaves the hello as good as it was: no object is filed again
+// each time.
 func TestProofThatIsRefusedKeepsTheHello(t *testing.T) {
 	n := newNode(t)
 	n.api.refuse = func(n int) bool { return n > 1 }
@@ -1265,8 +1266,8 @@ func TestStateOfAnotherReleaseStillRemembers(t *testing.T) {
 	}
 }
 
-// A worker that gave a hello up and then fails has left an object behind: whatever it failed for,
-// the next waits longer each time.
+// A worker that gave a hello up and then fails has left an object behind. For any cause of the
+// failure, the next worker waits longer each time.
 func TestNoHellosWithoutEnd(t *testing.T) {
 	for name, then := range map[string]func(*testNode){
 		"the device fails": func(n *testNode) {
@@ -1339,8 +1340,8 @@ func (l *logged) context(t testing.TB) context.Context {
 	return klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(l), textlogger.Verbosity(5))))
 }
 
-// What whoever may annotate a request wrote reaches the provider as it is, and people only as one
-// short line.
+// Other clients may annotate a request. What they wrote reaches the provider as it is, and people
+// only as one short line.
 func TestAnswerOfAnySortIsHandedOnAndNeverShown(t *testing.T) {
 	for name, answer := range map[string]string{
 		"control characters": "\x1b]0;owned\a\x1b[2J\r\nlevel=error\u2028\u202e\x00",
@@ -1384,8 +1385,8 @@ func TestAnswerOfAnySortIsHandedOnAndNeverShown(t *testing.T) {
 	}
 }
 
-// Challenge, key, token and what the provider remembers are nobody's business who reads a log, a
-// state file or an error.
+// Challenge, key, token and what the provider remembers must not be in a log, a state file or an
+// error.
 func TestNothingSecretIsShown(t *testing.T) {
 	n := newNode(t)
 	const secret, token, remembered = "c2VjcmV0LWNoYWxsZW5nZQ", "abc.hunter2hunter2", "remembered-handle"
@@ -1530,8 +1531,8 @@ func TestDryRunShowsTheHello(t *testing.T) {
 	}
 }
 
-// Whichever call an overloaded API server refuses: the worker sends it once, and ends. The next one
-// begins no sooner than the server asked for, and goes on with the same hello.
+// An overloaded API server may refuse any call. The worker sends the call once, and ends. The next
+// worker begins no sooner than the server asked for, and goes on with the same hello.
 func TestOverloadEndsTheWorkerAndLosesNothing(t *testing.T) {
 	calls := 0
 	{

@@ -15,21 +15,21 @@ import (
 
 // The steps of a run.
 const (
-	stepLook        Step = "look"
+	stepStatus      Step = "status"
 	stepStartWorker Step = "start worker"
 	stepPrint       Step = "print"
 )
 
-// Answer is what a run prints.
+// Answer is the output of a run.
 type Answer struct {
-	// Credential is one ExecCredential in JSON, for standard output. It is empty if there is
-	// none.
+	// Credential is one ExecCredential in JSON, for standard output. It is empty if the run has no
+	// certificate.
 	Credential []byte
-	// Remarks are for people, on standard error.
+	// Remarks are messages for people, for standard error.
 	Remarks []error
 }
 
-// caution adds what people should know about the provider, once.
+// caution adds the provider's caution, once.
 func (a *Answer) caution(p provider.Provider) {
 	caution := p.Caution()
 	if caution == "" || slices.ContainsFunc(a.Remarks, func(r error) bool { return r.Error() == caution }) {
@@ -39,19 +39,19 @@ func (a *Answer) caution(p provider.Provider) {
 }
 
 // Run is one call of the plugin by client-go. It returns the certificate on disk; the caller prints
-// it. If the certificate is due or missing, a worker requests one. From time to time a worker checks
-// for announced renewals. Every request of the kubelet waits for Run. So Run waits for the worker, a
-// bounded time, only if the certificate on disk is of no use. The error is a *Failure. It means that
-// this node has no valid certificate. The Answer is never nil.
+// it. If the certificate is due or missing, a worker requests one. From time to time a worker
+// checks for announced renewals. Every request of the kubelet waits for Run. So Run waits for the
+// worker only if the certificate on disk cannot be used, and only for a bounded time. The error is
+// a *Failure, and means that this node has no valid certificate. The Answer is never nil.
 func (a *Authenticator) Run(ctx context.Context) (*Answer, error) {
 	answer := &Answer{}
-	a.step(stepLook)
+	a.step(stepStatus)
 	status := a.loadStatus()
 	if a.invalid != nil {
 		if status.pair == nil {
 			return answer, AsFailure(a.invalid)
 		}
-		status.due = "the configuration is wrong" // so that client-go asks again soon
+		status.due = "the configuration is wrong" // so that client-go runs the plugin again soon
 		answer.Remarks = append(answer.Remarks, a.invalid)
 		return a.print(status, answer)
 	}
@@ -75,7 +75,7 @@ func (a *Authenticator) Run(ctx context.Context) (*Answer, error) {
 		status.checkFailed = !a.supervisor().ensureCheck(status)
 	}
 	if status.pair == nil {
-		return answer, failure
+		return answer, status.explain(failure)
 	}
 	if failure != nil {
 		answer.Remarks = append(answer.Remarks, fmt.Errorf("certificate of node %q is still served, but %s: %w", status.pair.NodeName(), status.due, failure))
@@ -83,14 +83,15 @@ func (a *Authenticator) Run(ctx context.Context) (*Answer, error) {
 	return a.print(status, answer)
 }
 
-// lastMoments is the remaining time from which on a certificate is of no use. client-go asks again
-// after 1 to 2 s at the earliest, since an expirationTimestamp has whole seconds: see
-// nearExpiration. It would use a certificate that ends sooner beyond its end.
+// lastMoments is the remaining lifetime below which a certificate cannot be used. client-go runs
+// the plugin again after 1 to 2 s at the earliest, since an expirationTimestamp has whole seconds
+// (nearExpiration). With less time left, client-go would use the certificate beyond its end.
 const lastMoments = 2 * nearest
 
-// renewalBudget returns how long a run waits for the certificate that replaces the one on disk.
-// It is 0 if that can still be used: the next run, after 30 s at most, finds the new one. A run
-// waits if the certificate is about to end, the API server rejects it, or it is another cluster's.
+// renewalBudget returns how long a run waits for the certificate that replaces the one on disk. It
+// is 0 if the one on disk can still be used: the next run, after at most 30 s, finds the new one. A
+// run waits if the certificate is about to end, the API server rejects it, or it is another
+// cluster's.
 func (a *Authenticator) renewalBudget(status certificateStatus) time.Duration {
 	left := status.pair.Leaf.NotAfter.Sub(a.now())
 	if left > lastMoments && !status.rejected && !status.foreign {
@@ -108,17 +109,13 @@ func (a *Authenticator) lastWorkerFailure() error {
 	return &Failure{Reason(state.Last.Reason), state.Last.Hint, errors.New(state.Last.Message)}
 }
 
-// print returns the credential, and notes for the next run what was answered.
+// print returns the credential, and writes the note about it for the next run.
 func (a *Authenticator) print(status certificateStatus, answer *Answer) (*Answer, error) {
 	a.step(stepPrint)
 	if status.remark != nil {
 		answer.Remarks = append(answer.Remarks, status.remark)
 	}
-	now := a.now()
-	expiration := status.bound(a, now, steadyExpiration(status.pair.Leaf, a.renews() || a.provider == nil))
-	if status.due != "" || !expiration.After(now) {
-		expiration = a.near(status.pair, now)
-	}
+	expiration := a.expiration(status, a.now())
 	data, err := a.exec.render(status.pair, expiration)
 	if err != nil {
 		return answer, AsFailure(err)
@@ -130,8 +127,17 @@ func (a *Authenticator) print(status certificateStatus, answer *Answer) (*Answer
 	return answer, nil
 }
 
-// noteAnswer writes the note about this answer. It keeps when the API server was last asked,
-// whichever certificate that was about.
+// expiration returns the expirationTimestamp. client-go runs the plugin again then.
+func (a *Authenticator) expiration(status certificateStatus, now time.Time) time.Time {
+	expiration := status.bound(a, now, steadyExpiration(status.pair.Leaf, a.renews() || a.provider == nil))
+	if status.due != "" || !expiration.After(now) {
+		expiration = a.near(status.pair, now)
+	}
+	return expiration
+}
+
+// noteAnswer writes the note about this answer. It keeps the time of the last review, even if that
+// was about another certificate.
 func (a *Authenticator) noteAnswer(status certificateStatus, until time.Time) {
 	n := status.note
 	n.Parent, n.Certificate, n.Until = a.parent, status.pair.Fingerprint(), until.Unix()
@@ -139,7 +145,7 @@ func (a *Authenticator) noteAnswer(status certificateStatus, until time.Time) {
 	if n == status.note {
 		return
 	}
-	// A worker may have noted a rejection meanwhile.
+	// A worker may have recorded a rejection meanwhile.
 	if latest := a.note.read(); latest.Certificate == n.Certificate {
 		n.Rejected = latest.Rejected
 	}

@@ -63,7 +63,7 @@ func TestRunPrintsAValidCertificateAndDoesNothingElse(t *testing.T) {
 	if err != nil || len(first.Remarks) > 0 {
 		t.Fatalf("%v, %v", first.Remarks, err)
 	}
-	now := noon.Add(5*time.Hour + 3*time.Millisecond)
+	now := noon.Add(4*time.Hour + 3*time.Millisecond)
 	a.now = func() time.Time { return now }
 	second, err := a.Run(t.Context())
 	if err != nil || !bytes.Equal(first.Credential, second.Credential) {
@@ -236,7 +236,8 @@ func TestRunWaitsOnlyIfTheCertificateIsNoUse(t *testing.T) {
 			if until := status.ExpirationTimestamp.Sub(noon); !c.waits && until > 31*time.Second {
 				t.Errorf("client-go asks for the new one after %v", until)
 			}
-			for a.dir.Stamp(cache.CurrentFile) == (cache.Stamp{}) || a.loadStatus().pair == nil || a.loadStatus().due != "" { // the worker ends before its directory
+			// the worker ends before its directory
+			for a.dir.Stamp(cache.CurrentFile) == (cache.Stamp{}) || a.loadStatus().pair == nil || a.loadStatus().due != "" {
 				time.Sleep(leastPause)
 			}
 		})
@@ -280,6 +281,22 @@ func TestRunReturnsTheWorkersFailure(t *testing.T) {
 	}
 	if took := time.Since(began); took > 2*time.Second {
 		t.Errorf("it took %v", took)
+	}
+}
+
+// Two kubelets with one certificate directory replace each other's certificate. The one without a
+// certificate says whose is there.
+func TestRunNamesTheOtherNode(t *testing.T) {
+	a := testAuthenticator(t)
+	a.nodeName = "a"
+	installPair(t, a.dir, newPair(t, ofNode("b")))
+	a.startWorker = func() (process.ID, error) { return process.ID{}, errors.New("no worker") }
+	_, err := a.Run(t.Context())
+	failure := wantFailure(t, err, WorkerUnavailable)
+	for _, text := range []string{`it is for node "b", but this is node "a"`, "no worker", "--cert-dir"} {
+		if !strings.Contains(failure.Error()+failure.Hint, text) {
+			t.Errorf("it does not say %q: %q, hint %q", text, failure, failure.Hint)
+		}
 	}
 }
 
@@ -378,7 +395,7 @@ func TestManyRunsStartOneWorker(t *testing.T) {
 	}
 }
 
-// Between two runs that both see no worker, the lock decides: whoever gets it second finds the
+// Between two runs that both see no worker, the lock decides: the run that gets it second finds the
 // first one's worker.
 func TestRunLooksAgainUnderTheLock(t *testing.T) {
 	for name, since := range map[string]func(lock *cache.Lock) error{

@@ -11,40 +11,44 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
-// certificateStatus is what the certificate directory holds, judged for this machine, this cluster
-// and this moment. The zero value has nothing to print.
+// certificateStatus is the state of the certificate directory, judged for this machine, this
+// cluster and this time. The zero value has nothing to print.
 type certificateStatus struct {
-	// pair can be printed. It is nil if nothing can, and problem says why.
+	// pair is the pair to print. It is nil if there is none, and problem says why.
 	pair    *cache.Pair
 	problem error
-	// held is the pair on disk, also if it cannot be printed. It is nil if it does not parse.
+	// held is the pair on disk, even if it cannot be printed. It is nil if it does not parse.
 	held *cache.Pair
-	// permanent is set if no worker can solve the problem.
+	// permanent says that no worker can solve the problem.
 	permanent bool
-	// damaged is set if a worker is to set the file aside.
+	// damaged says that a worker must set the file aside.
 	damaged bool
-	// due says why a new certificate is wanted although pair can be printed. It is empty if
-	// none is.
+	// due says why a new certificate is needed although pair can be printed. It is "" if none is.
 	due string
-	// rejected is set if the API server answered pair with 401, foreign if pair came from
-	// another cluster than the one asked for. Such a pair is printed only until there is a
-	// better one.
+	// canWait says that the certificate is due for its age, and for no other reason.
+	canWait bool
+	// postponed says that a renewal which can wait is not tried yet. Meanwhile this node still
+	// checks for announced renewals.
+	postponed bool
+	// rejected says that the API server answered pair with 401. foreign says that pair came from
+	// another cluster than the requested one. Such a pair is printed only until there is a better
+	// one.
 	rejected, foreign bool
 	// nodeName is the name to request a certificate for. nameErr says why there is none.
 	nodeName string
 	nameErr  error
-	// remark is what a person should know although pair is printed.
+	// remark is a problem to report to people although pair is printed.
 	remark error
-	// note is what the last run answered.
+	// note is the note of the last run.
 	note note
-	// announcement is what the checks for announced renewals have found. checkFailed is set if a
-	// check is due and no worker could be started for it.
+	// announcement is the result of the checks for announced renewals. checkFailed says that a
+	// check is due and that no worker could be started for it.
 	announcement cache.Announcement
 	checkFailed  bool
 }
 
-// loadStatus reads the certificate directory. It opens the certificate, the note and the state file,
-// takes no lock, uses no network and changes nothing.
+// loadStatus reads the certificate directory. It opens the certificate, the note and the state
+// file, takes no lock, uses no network and changes nothing.
 func (a *Authenticator) loadStatus() certificateStatus {
 	status := certificateStatus{note: a.note.read()}
 	if err := a.dir.Check(); err != nil {
@@ -65,7 +69,7 @@ func (a *Authenticator) loadStatus() certificateStatus {
 			status.fail(a, fmt.Errorf("%s: %w", file, err))
 			return status
 		}
-		// The API server goes by its own clock: ours may be the wrong one.
+		// The API server uses its own clock, and ours may be wrong.
 		status.remark = &Failure{clockWrong, "check this machine's clock", fmt.Errorf("%s: %w", file, err)}
 	}
 	status.foreign = a.node().IsForeign(pair)
@@ -75,23 +79,26 @@ func (a *Authenticator) loadStatus() certificateStatus {
 	status.pair = pair
 	status.rejected = status.note.Rejected && status.note.Certificate == pair.Fingerprint()
 	if a.checks() {
-		if state := readState(a.dir); state.Announcement != nil {
+		state := readState(a.dir)
+		if state.Announcement != nil {
 			status.announcement = *state.Announcement
 		}
+		now := a.now()
+		status.postponed = tooEarly(state, true, now) > 0 && tooEarly(state, false, now) == 0
 	}
-	status.due = status.whyDue(a)
+	status.judgeDue(a)
 	return status
 }
 
-// setNodeName decides which node this is while it holds a certificate that has not expired. A name
-// that the operator gave decides. A derived name never makes a certificate useless: a host's name
-// can be wrong for a moment at boot, or change while the kubelet runs.
+// setNodeName decides which node this is while the machine has a certificate that has not expired.
+// A configured name decides. A derived name never makes a certificate unusable: a host's name can
+// be wrong for a moment at boot, or change while the kubelet runs.
 func (s *certificateStatus) setNodeName(a *Authenticator, pair *cache.Pair) {
 	held := pair.NodeName()
 	name, err := nodeaccess.FindNodeName(a.nodeName)
 	switch {
 	case s.foreign && (err != nil || name.Derived):
-		s.nodeName, s.nameErr = name.Name, err // the name in another cluster means nothing here
+		s.nodeName, s.nameErr = name.Name, err // the name in another cluster does not matter
 	case a.invalid != nil && (err != nil || a.nodeName == ""):
 		s.nodeName = held
 	case err != nil:
@@ -101,13 +108,31 @@ func (s *certificateStatus) setNodeName(a *Authenticator, pair *cache.Pair) {
 			fmt.Errorf("the certificate is for node %q, but this host is called %q", held, name.Name)}
 	case name.Name != held:
 		s.nodeName = name.Name
-		s.problem = fmt.Errorf("%s: it is for node %q, but this is node %q", a.dir.File(cache.CurrentFile), held, name.Name)
+		s.problem = &otherNodeError{a.dir.File(cache.CurrentFile), held, name.Name}
 	default:
 		s.nodeName = name.Name
 	}
 }
 
-// fail notes why nothing can be printed, and for which node a certificate is wanted.
+// otherNodeError says that the certificate on disk is another node's.
+type otherNodeError struct{ file, held, name string }
+
+func (e *otherNodeError) Error() string {
+	return fmt.Sprintf("%s: it is for node %q, but this is node %q", e.file, e.held, e.name)
+}
+
+// explain adds to a failure that the certificate on disk is another node's. Two kubelets with one
+// certificate directory replace each other's certificate.
+func (s *certificateStatus) explain(failure error) error {
+	var other *otherNodeError
+	if failure == nil || !errors.As(s.problem, &other) {
+		return failure
+	}
+	f := AsFailure(failure)
+	return &Failure{f.Reason, "if two kubelets run on this machine, give each its own certificate directory (--cert-dir); " + f.Hint, fmt.Errorf("%w; %w", other, failure)}
+}
+
+// fail sets the problem, and the node that needs a certificate.
 func (s *certificateStatus) fail(a *Authenticator, err error) {
 	s.problem = err
 	var foreign *cache.ForeignDirError
@@ -120,22 +145,23 @@ func (s *certificateStatus) fail(a *Authenticator, err error) {
 	s.nodeName, s.nameErr = name.Name, err
 }
 
-// whyDue returns why a certificate that can be printed is to be replaced, empty if it is not.
-func (s *certificateStatus) whyDue(a *Authenticator) string {
+// judgeDue sets why a printable certificate must be replaced, and whether that can wait.
+func (s *certificateStatus) judgeDue(a *Authenticator) {
+	s.due, s.canWait = "", false
+	renewal := s.announcedRenewal()
+	announced := renewal != nil && !a.now().Before(renewal.DueAt)
 	switch {
 	case s.rejected:
-		return "the API server rejects it"
+		s.due = "the API server rejects it"
 	case s.foreign:
-		return fmt.Sprintf("it came from the cluster at %.253s, and the kubelet asks for another, with another CA", s.pair.Origin.Server)
+		s.due = fmt.Sprintf("it came from the cluster at %.253s, and the kubelet uses another cluster, with another CA", s.pair.Origin.Server)
 	case s.pair.Exposed:
-		return "others could read its key"
+		s.due = "others could read its key"
 	case a.renews() && !a.now().Before(RenewAt(s.pair.Leaf)):
-		return "its lifetime is nearly over"
+		s.due, s.canWait = "its lifetime is nearly over", !announced
+	case announced:
+		s.due = "a renewal was announced"
 	}
-	if renewal := s.announcedRenewal(); renewal != nil && !a.now().Before(renewal.DueAt) {
-		return "a renewal was announced"
-	}
-	return ""
 }
 
 // betterThan reports whether there is a certificate now that a waiting run should print.

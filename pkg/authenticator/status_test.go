@@ -114,7 +114,7 @@ func TestLook(t *testing.T) {
 		"not due yet": {
 			func(t *testing.T, a *Authenticator) {
 				installPair(t, a.dir, newPair(t, func(c *x509.Certificate) {
-					c.NotBefore, c.NotAfter = noon.Add(-79*time.Minute), noon.Add(21*time.Minute)
+					c.NotBefore, c.NotAfter = noon.Add(-69*time.Minute), noon.Add(31*time.Minute)
 				}))
 			},
 			looked{prints: true, node: "a"},

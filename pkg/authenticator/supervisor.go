@@ -3,6 +3,7 @@
 package authenticator
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,18 +22,17 @@ const (
 	leastPause, mostPause, pausePart = 5 * time.Millisecond, 250 * time.Millisecond, 16
 	// statusInterval is how often a run that waits reads the certificate again in any case.
 	statusInterval = 2 * time.Second
-	// overdue is how long a worker may outlive its deadline. It ends by itself a little after
-	// it.
+	// A worker that still runs at the time overdue after its deadline is killed. Normally a worker
+	// ends by itself shortly after its deadline.
 	overdue = 30 * time.Second
-	// workerEnd is how long a worker that has installed its certificate may take to record
-	// that.
+	// workerEnd bounds the time for a worker to record its result after installing its certificate.
 	workerEnd = 10 * time.Second
 )
 
 // supervisor starts the worker and waits for it.
 type supervisor struct {
 	*Authenticator
-	// progress is called as often as there may be something new. Optional.
+	// progress is called whenever the state may have changed. Optional.
 	progress func()
 }
 
@@ -45,7 +45,7 @@ func (s supervisor) awaitWorker(ctx context.Context, before certificateStatus, b
 	defer cancel()
 	began := time.Now()
 	for {
-		seen := s.stamps() // before the files are read: a change in between is seen below
+		seen := s.stamps() // before reading the files, so that a change in between is noticed below
 		if status := s.loadStatus(); status.betterThan(before) {
 			return status, nil
 		}
@@ -59,9 +59,10 @@ func (s supervisor) awaitWorker(ctx context.Context, before certificateStatus, b
 	}
 }
 
-// ensureWorker starts the worker unless one runs. It waits for nothing. During the back-off it
-// returns the last worker's error. It returns cache.ErrLocked if another process has the lock: a
-// run that starts a worker, a worker that has not yet written its process down, or a stranger.
+// ensureWorker starts the worker unless one runs. It does not wait for the worker. During the
+// back-off it returns the last worker's error. It returns cache.ErrLocked if another process has
+// the lock. That may be a run that starts a worker, a worker before it recorded its process ID, or
+// another program.
 func (s supervisor) ensureWorker(before certificateStatus, answer *Answer) error {
 	if s.workerRuns() {
 		return nil
@@ -76,8 +77,8 @@ func (s supervisor) ensureWorker(before certificateStatus, answer *Answer) error
 	return nil
 }
 
-// isStarting reports whether the lock is held by a run that starts a worker. That takes some
-// milliseconds, for which it waits.
+// isStarting reports whether the lock is held by a run that starts a worker. That run needs some
+// milliseconds, and isStarting waits for it.
 func (s supervisor) isStarting() bool {
 	for range 4 {
 		if s.workerRuns() {
@@ -88,14 +89,14 @@ func (s supervisor) isStarting() bool {
 	return false
 }
 
-// stamps are those of the files that the worker writes for a run that waits.
+// stamps returns the stamps of the files that the worker writes for waiting runs.
 func (s supervisor) stamps() [2]cache.Stamp {
 	return [...]cache.Stamp{s.dir.Stamp(cache.CurrentFile), s.dir.Stamp(cache.StateFile)}
 }
 
-// awaitChange returns when there may be something new: one of the worker's files has changed, no
-// worker runs, or statusInterval has passed. It reports false if ctx has ended. began is when the
-// run began to wait.
+// awaitChange returns when the state may have changed: one of the worker's files has changed, no
+// worker runs, or statusInterval has passed. It returns false if ctx has ended. began is the time
+// when the run began to wait.
 func (s supervisor) awaitChange(ctx context.Context, seen [2]cache.Stamp, began time.Time) bool {
 	for again := time.Now().Add(statusInterval); ; {
 		pause := min(max(time.Since(began)/pausePart, leastPause), mostPause)
@@ -110,8 +111,8 @@ func (s supervisor) awaitChange(ctx context.Context, seen [2]cache.Stamp, began 
 	}
 }
 
-// workerRuns reports whether a worker is alive. It kills one that is long past its deadline: that
-// one is stopped or stuck.
+// workerRuns reports whether a worker is alive. It kills a worker that is long past its deadline,
+// since that one is stopped or stuck.
 func (s supervisor) workerRuns() bool {
 	id := s.dir.Worker()
 	if !id.Alive() {
@@ -124,7 +125,8 @@ func (s supervisor) workerRuns() bool {
 }
 
 // startUnlessRunning starts a worker, unless one runs. During the back-off it starts none, and
-// returns the last worker's error. It holds the lock: of many runs, only one starts a worker.
+// returns the last worker's error. It holds the lock, so only one of many concurrent runs starts a
+// worker.
 func (s supervisor) startUnlessRunning(before certificateStatus) (started bool, err error) {
 	lock, err := s.dir.TryLock()
 	if err != nil {
@@ -139,10 +141,10 @@ func (s supervisor) startUnlessRunning(before certificateStatus) (started bool, 
 	if err := s.recordDeath(lock, state); err != nil {
 		return false, err
 	}
-	if wait := tooEarly(state, s.now()); wait > 0 {
+	if wait := status.mayStart(s.Authenticator, state); wait > 0 {
 		return false, lastFailure(state.Last, wait)
 	}
-	// A full disk is noticed before a process is started.
+	// This notices a full disk before a process is started.
 	if err := lock.NameWorker(process.ID{}); err != nil {
 		return false, err
 	}
@@ -154,9 +156,9 @@ func (s supervisor) startUnlessRunning(before certificateStatus) (started bool, 
 	return true, lock.NameWorker(id)
 }
 
-// whyNotYet says what a run was waiting for that has waited long enough.
+// whyNotYet returns the Failure of a run that has waited for its whole budget.
 func (s supervisor) whyNotYet(waited time.Duration) error {
-	const hint = "the worker goes on, and the next run carries on with the same request"
+	const hint = "the worker continues, and the next run continues with the same request"
 	if pending, err := s.dir.Pending(); err == nil && pending != nil {
 		if pending.Last().UID != "" {
 			failure := stillWaiting(pending, readState(s.dir))
@@ -168,7 +170,15 @@ func (s supervisor) whyNotYet(waited time.Duration) error {
 		return &Failure{WorkerUnavailable, "find who holds it with: fuser -v " + s.dir.File(cache.LockFile),
 			fmt.Errorf("%s: held by another process for %s", s.dir.File(cache.LockFile), waited)}
 	}
-	return &Failure{WorkerUnavailable, hint, fmt.Errorf("the worker has not filed a request within %s", waited)}
+	// A device may be slow, hang, or be in use. The worker says so when it ends.
+	failure := &Failure{WorkerUnavailable, hint,
+		fmt.Errorf("the worker has not filed a request within %s: provider %s has not made its evidence yet", waited, s.provider.Name())}
+	if last := s.lastWorkerFailure(); last != nil {
+		before := AsFailure(last)
+		failure.Err = fmt.Errorf("%w; the worker before failed: %w", failure.Err, before)
+		failure.Hint = cmp.Or(before.Hint, hint)
+	}
+	return failure
 }
 
 // recordDeath records that the worker named last died without a result. After the first death the
@@ -192,14 +202,14 @@ func (s supervisor) recordDeath(lock *cache.Lock, state *cache.State) error {
 }
 
 // leftNoResult reports whether a worker that has ended left no result. The zero ID is no worker. A
-// check for announced renewals leaves none.
+// check for announced renewals leaves no result and did not die.
 func leftNoResult(ended process.ID, state *cache.State) bool {
 	return ended.PID != 0 && (state.Last == nil || state.Last.Worker != ended) &&
 		(state.Announcement == nil || state.Announcement.Worker != ended)
 }
 
-// awaitWorkerEnd lets a worker record its success: systemd kills what an ExecStartPre leaves
-// running.
+// awaitWorkerEnd waits until a worker has recorded its success. Otherwise systemd could kill the
+// worker before that: it kills the processes that an ExecStartPre leaves running.
 func (s supervisor) awaitWorkerEnd() {
 	for end := time.Now().Add(workerEnd); s.dir.Worker().Alive() && time.Now().Before(end); {
 		time.Sleep(leastPause)

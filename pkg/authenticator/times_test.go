@@ -12,8 +12,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
-// leafOf returns a certificate as far as times go: its bytes, which stand for whatever else is in
-// it, and its validity.
+// leafOf returns a certificate as far as times go. It has its bytes, which stand for all its other
+// content, and its validity.
 func leafOf(content uint64, notBefore time.Time, lifetime time.Duration) *x509.Certificate {
 	return &x509.Certificate{Raw: binary.BigEndian.AppendUint64(nil, content), NotBefore: notBefore, NotAfter: notBefore.Add(lifetime)}
 }
@@ -32,11 +32,11 @@ func lifetimes() []time.Duration {
 	return all
 }
 
-func TestRenewalIsBetweenFourFifthsAndNineTenths(t *testing.T) {
+func TestRenewalIsBetweenSevenAndNineTenths(t *testing.T) {
 	for i, lifetime := range lifetimes() {
 		leaf := leafOf(uint64(i), noon, lifetime)
 		at := RenewAt(leaf)
-		if at.Before(noon.Add(lifetime*8/10)) || at.After(noon.Add(lifetime*9/10)) {
+		if at.Before(noon.Add(lifetime/10*7)) || at.After(noon.Add(lifetime/10*9)) {
 			t.Fatalf("of %v, at %v", lifetime, at.Sub(noon))
 		}
 		if again := RenewAt(leafOf(uint64(i), noon, lifetime)); !again.Equal(at) {
@@ -50,8 +50,8 @@ func TestRenewalsSpreadOut(t *testing.T) {
 	const fleet, buckets, lifetime = 1000, 10, 168 * time.Hour
 	var count [buckets]int
 	for i := range uint64(fleet) {
-		part := RenewAt(leafOf(i, noon, lifetime)).Sub(noon.Add(lifetime * 8 / 10))
-		count[min(int(part*buckets/(lifetime/10)), buckets-1)]++
+		part := RenewAt(leafOf(i, noon, lifetime)).Sub(noon.Add(lifetime / 10 * 7))
+		count[min(int(part*buckets/(lifetime/5)), buckets-1)]++
 	}
 	for _, n := range count {
 		if n < 60 || n > 140 { // 100 expected, with a standard deviation of 9.5
@@ -79,7 +79,8 @@ func TestSteadyExpiration(t *testing.T) {
 			}
 		}
 	}
-	for lifetime, want := range map[time.Duration]time.Duration{ // from the end, where the provider does not renew
+	// from the end, where the provider does not renew
+	for lifetime, want := range map[time.Duration]time.Duration{
 		10 * time.Minute: 30 * time.Second,
 		20 * time.Minute: time.Minute,
 		24 * time.Hour:   time.Minute,
@@ -149,8 +150,8 @@ func TestBackOff(t *testing.T) {
 	}
 }
 
-// Nodes that fail together must not come back together, whichever back-off it is, and whatever the
-// API server asked for.
+// Nodes that fail together must not come back together. That holds for each back-off, and for each
+// time that the API server asked for.
 func TestBackOffHasJitter(t *testing.T) {
 	for n := 1; n < 12; n++ {
 		for _, cause := range []backOff{soon, busy, later, none} {
@@ -194,8 +195,7 @@ func TestBackOffRespectsRetryAfter(t *testing.T) {
 	}
 }
 
-// An API server that sheds load now and then must not make a denied node ask as often as if it was
-// denied for the first time.
+// If an API server sheds load in between, the back-off of a denied node must not restart.
 func TestOverloadDoesNotShortenTheBackOffAfterDenials(t *testing.T) {
 	state := &cache.State{}
 	fail := func(reason Reason, wasted bool) time.Duration {
@@ -220,8 +220,8 @@ func TestOverloadDoesNotShortenTheBackOffAfterDenials(t *testing.T) {
 	}
 }
 
-// Failures of another kind start their count anew: a network that was long away does not make the
-// first denial cost 10 minutes.
+// Failures of another kind start a new count: a network that was long away does not make the first
+// denial cost 10 minutes.
 func TestFailuresAreCountedByKind(t *testing.T) {
 	state := &cache.State{}
 	fail := func(reason Reason) time.Duration {
@@ -300,6 +300,66 @@ func TestHastyCertificatesArePausedFor(t *testing.T) {
 	now = now.Add(hastyWithin)
 	if got := issue(time.Hour); got != 0 {
 		t.Errorf("after a while: %s", got)
+	}
+}
+
+// unreachable is n failures in a row to reach the API server, the last of them now.
+func unreachable(n int, reason Reason, notAfter time.Time) *cache.State {
+	state := &cache.State{}
+	for range n {
+		failed(state, &cache.Result{Reason: string(reason)}, 0, notAfter, noon)
+		spreadAfterOutage(state, notAfter, noon)
+	}
+	return state
+}
+
+// If renewals became due during an outage of the API server, the fleet must not renew within one
+// minute after it. A failure of one node alone keeps the short back-off. So does a certificate that
+// is about to end.
+func TestSpreadAfterOutage(t *testing.T) {
+	const minute, day = time.Minute, 24 * time.Hour
+	for _, c := range []struct {
+		reason      Reason
+		failures    int
+		left        time.Duration
+		least, most time.Duration
+	}{
+		{APIUnreachable, 1, day, time.Second, 1500 * time.Millisecond},
+		{APIUnreachable, 2, day, 40 * minute, 60 * minute},
+		{APIUnreachable, 100, day, 40 * minute, 60 * minute},
+		{apiOverloaded, 2, day, 40 * minute, 60 * minute},
+		{APIUnreachable, 2, 160 * minute, 20 * minute, 30 * minute},
+		{APIUnreachable, 100, 3 * minute, 22500 * time.Millisecond, 33750 * time.Millisecond},
+		{APIUnreachable, 100, 40 * time.Second, 15 * time.Second, 22500 * time.Millisecond}, // the back-off is longer
+		{TPMError, 100, day, 15 * time.Second, 22500 * time.Millisecond},
+		{RequestDenied, 100, day, 10 * minute, 15 * minute},
+		{WaitingForSigner, 100, day, -1 << 63, 0},
+	} {
+		for range 100 {
+			state := unreachable(c.failures, c.reason, noon.Add(c.left))
+			if got := state.NextAttempt.Sub(noon); got < c.least || got > c.most {
+				t.Errorf("%s, %d times, %v left: after %v, want %v to %v", c.reason, c.failures, c.left, got, c.least, c.most)
+			}
+			if wait := tooEarly(state, true, noon); wait != max(state.NextAttempt.Sub(noon), 0) && state.Last.Finished.Before(noon) {
+				t.Errorf("%s: a run waits for %v", c.reason, wait)
+			}
+		}
+	}
+}
+
+// However long the outage is, the delay leaves a node several attempts.
+func TestSpreadLeavesAttempts(t *testing.T) {
+	for _, lifetime := range []time.Duration{10 * time.Minute, time.Hour, 24 * time.Hour, 168 * time.Hour} {
+		state, now, attempts := &cache.State{}, noon, 0
+		notAfter := noon.Add(lifetime / 10) // the latest renewal point
+		for ; now.Before(notAfter.Add(-laterFirst)); attempts++ {
+			failed(state, &cache.Result{Reason: string(APIUnreachable)}, 0, notAfter, now)
+			spreadAfterOutage(state, notAfter, now)
+			now = state.NextAttempt
+		}
+		if attempts < 4 {
+			t.Errorf("%v: %d attempts", lifetime, attempts)
+		}
 	}
 }
 

@@ -12,11 +12,11 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
 )
 
-// unanswered is how long a request may be without an answer before that is remarkable.
+// unanswered is the time without an answer after which a remark is shown.
 const unanswered = 5 * time.Second
 
-// noteWaiting writes down what the controller says a request waits for, for runs and for the
-// commands that read files alone. Without that write they know less, and nothing else differs.
+// noteWaiting stores the controller's reason for which a request waits, for runs and for commands
+// that only read files. If that write fails, only the messages lack the reason.
 func (e *enrolment) noteWaiting(object *certificatesv1.CertificateSigningRequest) {
 	annotation := object.Annotations[attestation.AnnotationWaiting]
 	waiting, err := attestation.ParseWaiting(annotation)
@@ -27,12 +27,12 @@ func (e *enrolment) noteWaiting(object *certificatesv1.CertificateSigningRequest
 	e.log.Info("the request waits", "request", object.Name, "reason", waiting.Reason, "says", waiting.Text)
 	state.Waiting = &seen
 	if err := e.lock.SetState(state); err != nil {
-		e.log.Info("what it waits for was not written down", "cause", err.Error())
+		e.log.Info("cannot save the controller's reason to wait", "cause", err.Error())
 	}
 }
 
-// WaitsFor returns what the controller has said last that the pending request waits for. It returns
-// false if the controller has said nothing.
+// WaitsFor returns the controller's last reason for which the pending request waits. It returns
+// false if there is none.
 func WaitsFor(pending *cache.Pending, state *cache.State) (attestation.Waiting, bool) {
 	if state.Waiting == nil || state.Waiting.Request != pending.Last().Name {
 		return attestation.Waiting{}, false
@@ -41,7 +41,7 @@ func WaitsFor(pending *cache.Pending, state *cache.State) (attestation.Waiting, 
 	return waiting, err == nil
 }
 
-// stillWaiting says what a pending request waits for, and what can be done about it.
+// stillWaiting returns a Failure with the reason for which a pending request waits, and its remedy.
 func stillWaiting(pending *cache.Pending, state *cache.State) *Failure {
 	last, answer := pending.Last(), "issued a certificate"
 	if last.Hello {
@@ -55,12 +55,12 @@ func stillWaiting(pending *cache.Pending, state *cache.State) *Failure {
 	return failure
 }
 
-// progress says what the pending request waits for. It is nil before that is known, or for a while
-// after the request was filed.
+// progress returns what the pending request waits for. It is nil while that is not known, and until
+// the time unanswered has passed since the request was filed.
 func (a *Authenticator) progress() *Failure {
 	pending, err := a.dir.Pending()
 	if err != nil || pending == nil || pending.Last().UID == "" {
-		return nil //nolint:nilerr // the worker says what is wrong with the file
+		return nil //nolint:nilerr // the worker reports what is wrong with the file
 	}
 	state := readState(a.dir)
 	if _, known := WaitsFor(pending, state); !known && a.now().Sub(pending.Last().Filed) < unanswered {

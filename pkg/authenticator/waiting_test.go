@@ -17,8 +17,8 @@ func says(annotation string) func(int, *csrObject) {
 	return func(_ int, o *csrObject) { annotate(o, attestation.AnnotationWaiting, annotation) }
 }
 
-// What the controller says that a request waits for is in the worker's failure, in the state file
-// and in status, until the request is decided. What has another form is ignored.
+// The controller's reason to wait is in the worker's failure, in the state file and in status,
+// until the request is decided. What has another form is ignored.
 func TestWhatTheControllerSaysOfAWaitingRequest(t *testing.T) {
 	const annotation, reason, cure = "MachineNotFound: run this", "MachineNotFound", "run this"
 	for name, c := range map[string]struct {

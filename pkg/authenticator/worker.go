@@ -34,40 +34,41 @@ const (
 	stepRecord    Step = "record"
 	stepForget    Step = "forget"
 
-	// These two precede StepPrepare, and are there only when a check for announced renewals is due.
+	// These two precede StepPrepare. They run only when a check for announced renewals is due.
 	StepAnnouncement Step = "announcement"
 	StepReport       Step = "report"
 )
 
-// lockWait is how long a worker waits for the lock. The run that started it holds it for an
-// instant.
+// lockWait bounds how long a worker waits for the lock. The run that started the worker holds the
+// lock for a moment.
 const lockWait = 5 * time.Second
 
-// worker is one Work. It holds the lock.
+// worker is the state of one call of Work. It holds the lock.
 type worker struct {
 	*Authenticator
 	lock      *cache.Lock
 	log       klog.Logger
 	result    cache.Result
 	stepBegan time.Time
-	// servedUntil is the end of the certificate that is served meanwhile, zero if there is
-	// none.
+	// servedUntil is the end of the certificate that runs print meanwhile, zero if there is none.
 	servedUntil time.Time
-	// installed is the certificate that this worker got, and replaced the one before it, nil if
-	// there was none. spent is set once the pending request is decided.
+	// canWait says that this certificate is due for its age, and for no other reason.
+	canWait bool
+	// installed is the certificate that this worker got. replaced is the previous one, nil if there
+	// was none. spent says that the pending request is decided.
 	installed, replaced *cache.Pair
 	spent               bool
-	// onlyChecked is set if this worker has checked for announced renewals, and did nothing else.
+	// onlyChecked says that this worker only checked for announced renewals.
 	onlyChecked bool
-	// version is the version of the provider's documents to write, empty for the newest. tried
-	// are those that the controller does not serve.
+	// version is the version of the provider's documents to write, "" for the newest. tried are the
+	// versions that the controller does not serve.
 	version attestation.Version
 	tried   []attestation.Version
 }
 
-// Work gets a new certificate if one is wanted. It continues where the last worker stopped, and
-// records how it ended. It ends within the WorkerDeadline unless the provider hangs. There is one
-// worker at a time: another gets a Failure with reason WorkerUnavailable.
+// Work gets a new certificate if one is needed. It continues where the last worker stopped, and
+// records its result. It ends within the WorkerDeadline unless the provider hangs. Only one worker
+// runs at a time: another gets a Failure with reason WorkerUnavailable.
 func (a *Authenticator) Work(ctx context.Context) error {
 	if a.invalid != nil {
 		return a.invalid
@@ -87,7 +88,7 @@ func (a *Authenticator) Work(ctx context.Context) error {
 	return err
 }
 
-// enter begins a step and ends the one before.
+// enter begins a step and ends the previous one.
 func (w *worker) enter(step Step) {
 	now := time.Now()
 	if n := len(w.result.Phases); n > 0 {
@@ -115,11 +116,10 @@ func (w *worker) takeLock(ctx context.Context) error {
 	return err
 }
 
-// register makes this process the worker. It refuses if the worker that held the lock before has
-// left a back-off.
+// register makes this process the worker. It fails if the last worker left a back-off.
 func (w *worker) register() (err error) {
-	state := readState(w.dir)
-	if wait := tooEarly(state, w.now()); wait > 0 {
+	state, status := readState(w.dir), w.loadStatus()
+	if wait := status.mayStart(w.Authenticator, state); wait > 0 {
 		return lastFailure(state.Last, wait)
 	}
 	if w.result.Worker, err = process.Of(os.Getpid()); err != nil {
@@ -158,8 +158,7 @@ func (w *worker) work(ctx context.Context) error {
 		err = w.enrolByBootstrap(ctx, status, AsFailure(err))
 	}
 	if w.installed != nil {
-		// If this fails, or the worker is killed before it, the next worker or "prepare"
-		// does it.
+		// If this fails, or the worker is killed before, the next worker or "prepare" does it.
 		if deleted, err := w.deleteBootstrap(ctx, w.lock, w.installed); err != nil || deleted {
 			w.log.Info("bootstrap credential", "deleted", deleted, "problem", err)
 		}
@@ -173,11 +172,11 @@ func (w *worker) enrolByBootstrap(ctx context.Context, status certificateStatus,
 	w.result.Wasted = true
 	to, err := w.node().BootstrapAccess()
 	if err != nil {
-		return &Failure{denied.Reason, "put a bootstrap kubeconfig there before the certificate ends, or have the controller's operator look at the machine's record",
+		return &Failure{denied.Reason, "put a bootstrap kubeconfig there before the certificate ends, or ask the controller's operator to check the machine's record",
 			fmt.Errorf("%w; there is no other credential (%w), so this node goes down at %s, when its certificate ends", denied, err, status.pair.Leaf.NotAfter.UTC().Format(time.RFC3339))}
 	}
 	w.log.Info("an approver denies the node's own certificate as a credential, trying the bootstrap credential", "cause", denied.Error())
-	if err := w.lock.ForgetPending(); err != nil { // the one that was denied
+	if err := w.lock.ForgetPending(); err != nil { // forget the denied request
 		return err
 	}
 	w.spent = false
@@ -188,8 +187,8 @@ func (w *worker) enrolByBootstrap(ctx context.Context, status certificateStatus,
 	return nil
 }
 
-// explainNoAccess adds to the error of a missing credential that the certificate has ended, by this
-// machine's clock, if it has.
+// explainNoAccess adds to the error of a missing credential that the certificate has expired, if it
+// has by this machine's clock.
 func (w *worker) explainNoAccess(status certificateStatus, err error) error {
 	var unusable *cache.UnusableError
 	if !errors.As(status.problem, &unusable) || !unusable.Clock {
@@ -199,7 +198,7 @@ func (w *worker) explainNoAccess(status certificateStatus, err error) error {
 	return &Failure{failure.Reason, "check this machine's clock; if it is right, " + failure.Hint, fmt.Errorf("%w; %w", status.problem, err)}
 }
 
-// tidy sets aside what cannot be used.
+// tidy sets aside files that cannot be used.
 func (w *worker) tidy(ctx context.Context) (certificateStatus, error) {
 	w.enter(StepTidy)
 	w.lock.Clean()
@@ -223,18 +222,22 @@ func (w *worker) tidy(ctx context.Context) (certificateStatus, error) {
 	return status, nil
 }
 
-// wanted decides whether a new certificate is wanted at all.
+// wanted reports whether a new certificate is needed.
 func (w *worker) wanted(status certificateStatus) (bool, error) {
 	if w.replaced = status.pair; status.pair != nil {
-		w.servedUntil = status.pair.Leaf.NotAfter
+		w.servedUntil, w.canWait = status.pair.Leaf.NotAfter, status.canWait
 	}
 	if status.pair != nil && status.due == "" {
 		w.spent = true
 		return false, nil
 	}
+	if status.waits() { // the pending request stays
+		w.onlyChecked = true
+		return false, nil
+	}
 	if w.onlyChecked {
 		w.onlyChecked = false
-		// From here on the death of this worker counts.
+		// From now on the death of this worker counts as a failure.
 		w.saveAnnouncement(func(a *cache.Announcement) { a.Worker = process.ID{} })
 	}
 	if status.nameErr != nil {
@@ -252,9 +255,9 @@ func (w *worker) setAside(name string, why error) error {
 	return err
 }
 
-// adopt keeps a certificate that seems to come from another cluster if the cluster asked for
-// accepts it for this node. Then the cluster's CA was replaced, and this node never saw the bundle
-// with both.
+// adopt keeps a certificate that seems to come from another cluster, if the requested cluster
+// accepts it for this node. Then the cluster's CA was replaced, and this node never read the bundle
+// with both CAs.
 func (w *worker) adopt(ctx context.Context, pair *cache.Pair) bool {
 	ctx, cancel := context.WithTimeout(ctx, 5*reviewTimeout)
 	defer cancel()
@@ -264,21 +267,21 @@ func (w *worker) adopt(ctx context.Context, pair *cache.Pair) bool {
 	}
 	adopted := *pair
 	adopted.Origin = w.exec.origin()
-	w.log.Info("the cluster has a new CA and takes the certificate", "server", adopted.Origin.Server)
+	w.log.Info("the cluster has a new CA and accepts the certificate", "server", adopted.Origin.Server)
 	return w.lock.Install(&adopted) == nil
 }
 
-// noteRejection notes for the runs, and for the next worker, that the certificate is rejected.
+// noteRejection records for the runs, and for the next worker, that the certificate is rejected.
 func (w *worker) noteRejection(status certificateStatus) {
 	n := status.note
 	n.Certificate, n.Rejected, n.Reviewed = status.pair.Fingerprint(), true, w.now().Unix()
 	w.note.write(n)
 }
 
-// record records how the worker ended, and when the next one may begin. Then it forgets the pending
-// request if that is decided. In this order a crash in between loses no result. After
-// success the next worker forgets the request. After a denial it gets the same decision again, and
-// the back-off grows.
+// record records the result of the worker, and when the next one may begin. Then it forgets the
+// pending request if that is decided. In this order a crash in between loses no result. After
+// success, the next worker forgets the request. After a denial, the next worker gets the same
+// decision again, and the back-off grows.
 func (w *worker) record(err error) (*cache.State, error) {
 	w.enter(stepRecord)
 	now := w.now().UTC()
@@ -290,11 +293,14 @@ func (w *worker) record(err error) (*cache.State, error) {
 		w.result.Reason, w.result.Message, w.result.Hint = string(failure.Reason), text.Line(failure.Error(), maxMessage), failure.Hint
 		retryAfter, _ := csr.IsOverloaded(err)
 		failed(state, &w.result, retryAfter, w.servedUntil, now)
+		if w.canWait {
+			spreadAfterOutage(state, w.servedUntil, now)
+		}
 		w.log.Info("failed", "reason", failure.Reason, "cause", w.result.Message, "nextAttempt", state.NextAttempt)
 		err = failure
 	case w.installed != nil:
 		if state.Announcement != nil {
-			state.Announcement.Renewal = nil // it is another certificate's
+			state.Announcement.Renewal = nil // the renewal selected another certificate
 		}
 		issued(state, &w.result, w.installed.Leaf.NotAfter, now)
 	case !w.onlyChecked:

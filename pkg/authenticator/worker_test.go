@@ -481,7 +481,8 @@ func TestWorkBacksOffAfterARefusal(t *testing.T) {
 					t.Fatal(err)
 				}
 				pauses = append(pauses, state.NextAttempt.Sub(now))
-				put(t, a.dir, cache.LockFile, nil, 0o600) // a worker is a process that has ended by now
+				// a worker is a process that has ended by now
+				put(t, a.dir, cache.LockFile, nil, 0o600)
 				_, err = a.Run(t.Context())
 				mustFail(t, err, c.want)
 				if pending, err := a.dir.Pending(); pending != nil || err != nil {
@@ -508,8 +509,10 @@ func TestThereIsOneWorker(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer lock.Unlock()
-	a.provider = nil                                                      // would panic if it came to anything
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond) // it would wait for lockWait
+	// would panic if it came to anything
+	a.provider = nil
+	// it would wait for lockWait
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	mustFail(t, a.Work(ctx), WorkerUnavailable)
 	if left, err := filepath.Glob(a.dir.File("*")); err != nil || len(left) != 1 {
@@ -588,8 +591,8 @@ func (r *registry) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 	}
 }
 
-// A worker may be killed, and a network may break, at any point: the next one must neither ask
-// twice nor wait for what will never come.
+// A worker may be killed, and the network may fail, at any point. The next worker must neither file
+// a request twice nor wait for one that does not exist.
 func TestWorkCarriesOnWithAPendingRequest(t *testing.T) {
 	filed := func(r *registry, p *cache.Pending, change func(*certificatesv1.CertificateSigningRequest), issues bool) {
 		object := csr.Object(p.Last().Name, p.SignerName, p.Last().Request, nil, nil)
@@ -625,7 +628,8 @@ func TestWorkCarriesOnWithAPendingRequest(t *testing.T) {
 			func(r *registry, p *cache.Pending) { filed(r, p, nil, false); p.Last().UID = "uid" },
 			nil, WaitingForSigner, own,
 		},
-		"never filed, and then pending": { // its UID is noted: should it be deleted, nobody posts the same again
+		// its UID is noted: should it be deleted, nobody posts the same again
+		"never filed, and then pending": {
 			func(r *registry, _ *cache.Pending) { r.slow = true },
 			[]string{own}, WaitingForSigner, own,
 		},
@@ -691,7 +695,7 @@ func TestWorkCarriesOnWithAPendingRequest(t *testing.T) {
 			}
 			put(t, a.dir, "."+cache.CurrentFile+".tmp-1", []byte("left by a crash"), 0o600)
 			enough := 10 * time.Second
-			if c.failure == WaitingForSigner { // in vain
+			if c.failure == WaitingForSigner { // nothing answers
 				enough = 3 * time.Second
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), enough)
@@ -798,4 +802,56 @@ func TestWorkerThatQueuedWaitsLikeTheOthers(t *testing.T) {
 	if state, err := a.dir.State(); err != nil || state.Failures != 1 {
 		t.Errorf("it counts as a failure: %+v, %v", state, err)
 	}
+}
+
+// During an outage of the API server, a renewal is delayed only if the certificate is due for its
+// age alone.
+func TestOnlyARenewalForAgeWaits(t *testing.T) {
+	const left = 130 * time.Minute
+	for name, c := range map[string]struct {
+		change func(a *Authenticator, pair *cache.Pair)
+		waits  bool
+	}{
+		"its age": {func(*Authenticator, *cache.Pair) {}, true},
+		"was read": {func(a *Authenticator, _ *cache.Pair) {
+			if err := os.Chmod(a.dir.File(cache.CurrentFile), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}, false},
+		"rejected":   {func(a *Authenticator, pair *cache.Pair) { a.note = rejectedNote(a, pair) }, false},
+		"no renewal": {func(a *Authenticator, pair *cache.Pair) { announce(t, a, pair, noon.Add(time.Hour)) }, true},
+		"a renewal":  {func(a *Authenticator, pair *cache.Pair) { announce(t, a, pair, noon.Add(-time.Hour)) }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			server, ca := tlsServer(t, &registry{t: t, refusePost: 500}, nil)
+			a := testAuthenticator(t)
+			a.bootstrapKubeconfig = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer(server.URL, ca), "token: abc"))
+			a.exec = ExecInfo{APIVersion: execV1, Cluster: &clientauthentication.Cluster{Server: server.URL, CertificateAuthorityData: ca}}
+			pair := newPair(t, func(c *x509.Certificate) { c.NotBefore, c.NotAfter = noon.Add(left-24*time.Hour), noon.Add(left) })
+			installPair(t, a.dir, pair)
+			c.change(a, pair)
+			for range spreadFrom {
+				mustFail(t, a.Work(t.Context()), APIUnreachable)
+				put(t, a.dir, cache.LockFile, nil, 0o600) // a worker is a process that has ended by now
+				state, err := a.dir.State()
+				if err != nil {
+					t.Fatal(err)
+				}
+				if waits := state.NextAttempt.Sub(noon) >= left/spreadPart; waits != (c.waits && state.Failures == spreadFrom) {
+					t.Errorf("after %d failures, the next attempt is after %s", state.Failures, state.NextAttempt.Sub(noon))
+				}
+				a.now = func() time.Time { return noon.Add(time.Minute) }
+			}
+		})
+	}
+}
+
+// announce has the last check have found a renewal.
+func announce(t *testing.T, a *Authenticator, pair *cache.Pair, dueAt time.Time) {
+	t.Helper()
+	a.checkInterval = 15 * time.Minute
+	writeState(t, a, &cache.State{Announcement: &cache.Announcement{
+		Checked: noon, Answered: noon, Exists: true, Certificate: pair.Fingerprint(), Reported: pair.Fingerprint(),
+		Renewal: &cache.Renewal{Name: "r", IssuedBefore: noon, DueAt: dueAt},
+	}})
 }

@@ -405,8 +405,8 @@ func TestRecordsAreReadBackAndDamagedOnesAreNot(t *testing.T) {
 	}
 }
 
-// What the two rounds add to the records is read back, and what they do not need is not written: an
-// older release could not read it.
+// The fields of two rounds are read back. Fields that are not needed are not written, since an
+// older release could not read them.
 func TestRecordsOfTwoRounds(t *testing.T) {
 	d, lock := lockedDir(t)
 	hello := PendingRequest{Name: "node-csr-a", Hello: true, UID: "uid", Request: []byte("hello"), Filed: noon}

@@ -13,7 +13,8 @@ import (
 	"time"
 )
 
-// The names of a node in the API server's eyes (Kubernetes documentation, "Node authorization").
+// The prefix of a node's user name, and a node's group (Kubernetes documentation, "Node
+// authorization").
 const (
 	nodePrefix = "system:node:"
 	nodesGroup = "system:nodes"
@@ -37,7 +38,7 @@ func (e *UnusableError) Error() string { return "certificate: " + e.Problem }
 // CheckNodeCertificate returns an *UnusableError unless leaf is a client certificate for that node
 // alone, at the time now. Its whole subject is O=system:nodes, CN=system:node:<name>. It is for
 // client authentication (RFC 5280, section 4.2.1.12) and not a CA. NotBefore is at most
-// maxClockLead ahead, and NotAfter is not reached. An empty name stands for any node.
+// maxClockLead ahead, and NotAfter is not reached. An empty name accepts any node.
 func CheckNodeCertificate(leaf *x509.Certificate, name string, now time.Time) error {
 	if err := checkSubject(leaf, name); err != nil {
 		return err

@@ -47,7 +47,7 @@ const (
 // Dir is a certificate directory.
 type Dir struct{ path string }
 
-// At returns the certificate directory at path. It touches nothing.
+// At returns the certificate directory at path. It does no I/O.
 func At(path string) Dir { return Dir{path: filepath.Clean(path)} }
 
 // Path returns where the directory is.
@@ -108,13 +108,34 @@ func (d Dir) Check() error {
 	return nil
 }
 
-// Create makes the directory, 0700, if there is none. It does not change an existing one, which may
-// be /run by mistake.
+// Create makes the directory, 0700, durably, if there is none. It does not change an existing one,
+// which may be /run by mistake.
 func (d Dir) Create() error {
-	if err := os.MkdirAll(d.path, 0o700); err != nil && !errors.Is(err, syscall.ENOTDIR) {
+	if err := makeDir(d.path); err != nil && !errors.Is(err, syscall.ENOTDIR) {
 		return &WriteError{d.path, err}
 	}
 	return d.Check()
+}
+
+// makeDir is a durable os.MkdirAll. An fsync of a directory does not cover its own entry in the
+// parent directory.
+func makeDir(path string) error {
+	var changed []string
+	for at := path; ; at = filepath.Dir(at) {
+		if _, err := os.Stat(at); !errors.Is(err, fs.ErrNotExist) || at == filepath.Dir(at) {
+			break
+		}
+		changed = append(changed, filepath.Dir(at))
+	}
+	if err := os.MkdirAll(path, 0o700); err != nil {
+		return err
+	}
+	for _, parent := range changed {
+		if err := At(parent).sync(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // untrustedFileError says that this program did not write a file, or that others may have changed
@@ -128,8 +149,8 @@ type damagedFileError struct{ Path, Problem string }
 
 func (e *damagedFileError) Error() string { return fmt.Sprintf("%s: %s", e.Path, e.Problem) }
 
-// Read returns a file's content and whether others may read it. The error is fs.ErrNotExist, one
-// that IsUnusable, or one of the file system.
+// Read returns a file's content and whether others may read it. The error is fs.ErrNotExist, an
+// error for which IsUnusable returns true, or another error of the file system.
 func (d Dir) Read(name string) (data []byte, exposed bool, err error) {
 	path := d.File(name)
 	// O_NONBLOCK: opening a fifo must not wait for a writer.
@@ -185,9 +206,9 @@ func (d Dir) Stamp(name string) Stamp {
 	return stamp
 }
 
-// Write replaces a file as a whole. After a crash at any point there is either the old or the new
-// content, durably once Write has returned nil. Only the owner may read the file. Errors are
-// *WriteError.
+// Write replaces a file as a whole. After a crash at any point, the file has either the old or the
+// new content. Once Write has returned nil, the new content is durable. Only the owner may read the
+// file. Errors are *WriteError.
 func (d Dir) Write(name string, data []byte) error { return d.write(name, data, 0o600) }
 
 // WritePublic is Write for a file that every user may read. It must hold no secret.
@@ -244,7 +265,7 @@ func (d Dir) clean(name string, age time.Duration) {
 	}
 	for _, path := range leftovers {
 		if info, err := os.Lstat(path); err == nil && time.Since(info.ModTime()).Abs() >= age {
-			_ = os.Remove(path) // worth no failure: the next one tries again
+			_ = os.Remove(path) // not an error: the next clean tries again
 		}
 	}
 }
@@ -284,7 +305,7 @@ func (d Dir) SetAside(name string, now time.Time) (string, error) {
 	}
 	old, err := filepath.Glob(path + asideMark + "*")
 	if err == nil {
-		sort.Strings(old) // the time in the name sorts
+		sort.Strings(old) // the names sort by time
 		for len(old) > keptAside {
 			_ = os.RemoveAll(old[0])
 			old = old[1:]

@@ -56,7 +56,7 @@ func (d Dir) newLock() (*Lock, error) {
 	if err := d.Create(); err != nil {
 		return nil, err
 	}
-	// A link or a directory in the lock's place would be followed, or fail for ever.
+	// A link in the lock's place would be followed. A directory would fail for ever.
 	if info, err := os.Lstat(d.File(LockFile)); err == nil && !info.Mode().IsRegular() {
 		if _, err := d.SetAside(LockFile, time.Now()); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return nil, err
@@ -77,14 +77,15 @@ func (l *Lock) taken(ok bool, err error) (*Lock, error) {
 	return l, nil
 }
 
-// Unlock gives the lock back.
+// Unlock releases the lock.
 func (l *Lock) Unlock() { _ = l.flock.Close() }
 
 // Clean removes what a crash in the middle of a write left behind.
 func (l *Lock) Clean() { l.dir.clean("*", 0) }
 
-// NameWorker records which process is the worker. The zero ID stands for none yet. Readers take no
-// lock: the file is emptied for the zero ID only, so they never miss a worker that is named again.
+// NameWorker records which process is the worker. The zero ID means that there is no worker yet.
+// Readers take no lock. The file is emptied only for the zero ID. So a reader never finds it empty
+// while the same worker is named again.
 func (l *Lock) NameWorker(id process.ID) error {
 	path, flags := l.dir.File(LockFile), os.O_WRONLY|syscall.O_NOFOLLOW
 	if id == (process.ID{}) {

@@ -27,7 +27,7 @@ type Pair struct {
 	Key []byte
 	// Leaf is the parsed first certificate of Chain; its public key is Key's.
 	Leaf *x509.Certificate
-	// Origin is the cluster that issued it. It is nil if the file does not say; then it may be
+	// Origin is the cluster that issued it. It is nil if the file does not name it. Then it may be
 	// any cluster.
 	Origin *Origin
 	// Exposed is set when others than the owner could read the file.
@@ -49,9 +49,10 @@ type Origin struct {
 	ProxyURL string `json:"proxyURL,omitempty"`
 }
 
-// SameCluster reports whether two descriptions can be of one cluster. If both name CAs, they have
-// to share a certificate: a CA bundle grows and shrinks during a rotation, and an API server may
-// get another address. Otherwise the server decides.
+// SameCluster reports whether two descriptions can be of one cluster. If both name CAs, they must
+// share a CA certificate. The other CAs and the server's address may differ: a CA bundle changes
+// during a rotation, and an API server may get another address. If one of them names no CA, the
+// servers must be equal.
 func (o Origin) SameCluster(other Origin) bool {
 	ours, theirs := caSet(o.CertificateAuthorityData), caSet(other.CertificateAuthorityData)
 	if len(ours) == 0 || len(theirs) == 0 {
@@ -94,7 +95,7 @@ func (p *Pair) Fingerprint() string {
 }
 
 // ParsePair reads what Marshal writes, and any PEM file with a certificate chain and its key, in
-// any order. It ignores blocks of other types. The error says what is missing and quotes nothing.
+// any order. It ignores blocks of other types. The error names the missing part and quotes nothing.
 func ParsePair(data []byte) (*Pair, error) {
 	p := &Pair{}
 	var chain, key bytes.Buffer
@@ -132,7 +133,7 @@ func ParsePair(data []byte) (*Pair, error) {
 		// The cause may quote what it could not parse.
 		return nil, errors.New("its certificate and key do not parse, or do not belong together")
 	}
-	if p.Leaf = parsed.Leaf; p.Leaf == nil { // GODEBUG has a switch for it
+	if p.Leaf = parsed.Leaf; p.Leaf == nil { // with GODEBUG=x509keypairleaf=0
 		if p.Leaf, err = x509.ParseCertificate(parsed.Certificate[0]); err != nil {
 			return nil, errors.New("its certificate does not parse")
 		}
@@ -159,7 +160,7 @@ func (p *Pair) Marshal() ([]byte, error) {
 }
 
 // Current returns the certificate in the directory. It opens one file and takes no lock. The error
-// is fs.ErrNotExist if there is none. It IsUnusable if the file must be set aside.
+// is fs.ErrNotExist if there is none. IsUnusable returns true for it if the file must be set aside.
 func (d Dir) Current() (*Pair, error) {
 	data, exposed, err := d.Read(CurrentFile)
 	if err != nil {

@@ -16,12 +16,12 @@ import (
 // recordVersion is the version of the two JSON files. A file of another version is set aside.
 const recordVersion = 1
 
-// Pending is the request under way. It is written before the network call that it describes. So a
-// worker that follows a crash continues with the same key and the same names, and does not ask
-// twice.
+// Pending is the request under way. It is written before the network call that it describes. So
+// after a crash the next worker continues with the same key and the same names, and does not file
+// the request twice.
 type Pending struct {
 	Version int `json:"version"`
-	// What was requested, to notice that the operator wants something else now.
+	// The settings of the request, to notice that the operator has changed them.
 	Provider          string `json:"provider"`
 	NodeName          string `json:"nodeName"`
 	ProviderID        string `json:"providerID,omitempty"`
@@ -53,8 +53,8 @@ type PendingRequest struct {
 	Name string `json:"name"`
 	// Hello is set if this is a hello: the worker waits for its answer, not for a certificate.
 	Hello bool `json:"hello,omitempty"`
-	// UID is the object's UID once the API server has returned it. It is empty as long as the
-	// object is not known to exist.
+	// UID is the object's UID once the API server has returned it. It is empty until the object is
+	// known to exist.
 	UID string `json:"uid,omitempty"`
 	// Request is spec.request. An object of that name is ours only if it holds these very
 	// bytes.
@@ -73,8 +73,8 @@ type State struct {
 	// Refusals counts the workers since the last success whose request was denied, failed or
 	// given up.
 	Refusals int `json:"refusals,omitempty"`
-	// Issued is when a certificate was issued last. Hasty is how often in a row another was
-	// wanted soon after.
+	// Issued is when a certificate was issued last. Hasty counts the certificates in a row that
+	// were issued soon after the one before.
 	Issued time.Time `json:"issued,omitzero"`
 	Hasty  int       `json:"hasty,omitempty"`
 	// Remembered is what each provider wanted back with its last certificate.
@@ -82,13 +82,17 @@ type State struct {
 	// SpentBootstrap is the SHA-256 of the bootstrap kubeconfig that was deleted last. It is
 	// not copied again.
 	SpentBootstrap string `json:"spentBootstrap,omitempty"`
-	// Waiting is what the pending request waits for. It is nil until the controller has said so.
+	// Waiting is what the pending request waits for. It is nil until the controller has written a
+	// reason.
 	Waiting *Waiting `json:"waiting,omitempty"`
 	// Announcement is what the checks for announced renewals have found. It is nil before the first
 	// check.
 	Announcement *Announcement `json:"announcement,omitempty"`
 	// NextAttempt is the earliest start of the next worker.
 	NextAttempt time.Time `json:"nextAttempt,omitzero"`
+	// UrgentAttempt is the same for a certificate that cannot wait. It is zero if NextAttempt
+	// applies to both.
+	UrgentAttempt time.Time `json:"urgentAttempt,omitzero"`
 }
 
 // Announcement is what the checks for announced renewals have found, and whether the node has
@@ -97,23 +101,24 @@ type Announcement struct {
 	// Checked is when the last check began. UnderWay is set until it has ended.
 	Checked  time.Time `json:"checked"`
 	UnderWay bool      `json:"underWay,omitempty"`
-	// Worker is the process of the last check, while the check is all that it does. If it dies, no
-	// request was lost.
+	// Worker is the process of the last check. It is zero once the process also requests a
+	// certificate. If the process dies before that, no request was lost.
 	Worker process.ID `json:"worker,omitzero"`
-	// Answered is when a check was last answered. Problem says why the last check was not, empty if
-	// it was.
+	// Answered is the time of the last successful check. Problem says why the last check failed. It
+	// is empty after a success.
 	Answered time.Time `json:"answered,omitzero"`
 	Problem  string    `json:"problem,omitempty"`
 	// Exists is set if the cluster announces renewals, as of Answered.
 	Exists bool `json:"exists,omitempty"`
-	// Renewal is the one that selects the certificate with this SHA-256, nil if none does. It does
-	// not apply to another certificate.
+	// Renewal is the announced renewal that selects the certificate with the SHA-256 in
+	// Certificate, nil if none does. It does not apply to another certificate.
 	Certificate string   `json:"certificate,omitempty"`
 	Renewal     *Renewal `json:"renewal,omitempty"`
 	// Done are the announced renewals after which this node got another certificate.
 	Done []Renewal `json:"done,omitempty"`
-	// Reported is the SHA-256 of the certificate that the annotation of the Node has. NotReported is
-	// the one for which that failed last, and ReportProblem says why.
+	// Reported is the SHA-256 of the certificate that the annotation of the Node has. NotReported
+	// is the SHA-256 of the certificate for which the last write of the annotation failed.
+	// ReportProblem says why.
 	Reported      string `json:"reported,omitempty"`
 	NotReported   string `json:"notReported,omitempty"`
 	ReportProblem string `json:"reportProblem,omitempty"`
@@ -133,7 +138,7 @@ func (r Renewal) Same(other Renewal) bool {
 }
 
 // Waiting is what the controller has written last into a request that waits. It is in the state
-// file, since an earlier release takes a pending file with an unknown field for damaged.
+// file, since an earlier release treats a pending file with an unknown field as damaged.
 type Waiting struct {
 	// Request is the name of the CertificateSigningRequest. Another one has another cause.
 	Request string `json:"request"`
@@ -213,13 +218,13 @@ func decodeRecord(data []byte, into any, strict bool) error {
 	return nil
 }
 
-// Pending returns the request under way, nil if there is none. An error that IsUnusable calls for
-// SetAside.
+// Pending returns the request under way, nil if there is none. If IsUnusable returns true for the
+// error, call SetAside.
 func (d Dir) Pending() (*Pending, error) {
 	return readRecord(d, PendingFile, parsePending)
 }
 
-// State returns how the last worker ended; the zero State where none did.
+// State returns how the last worker ended. It is the zero State if none has ended.
 func (d Dir) State() (*State, error) {
 	s, err := readRecord(d, StateFile, parseState)
 	if s == nil && err == nil {
@@ -236,7 +241,7 @@ func readRecord[T any](d Dir, name string, parse func([]byte) (*T, error)) (*T, 
 	case err != nil:
 		return nil, err
 	case exposed && name == PendingFile:
-		// Unlike the current certificate, nothing is lost by making a new key.
+		// Unlike the current certificate, a pending key can be replaced without loss.
 		return nil, &untrustedFileError{d.File(name), "others may read the key in it"}
 	}
 	record, err := parse(data)

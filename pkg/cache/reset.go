@@ -7,13 +7,14 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
 )
 
-// Remove deletes a file if this program could have written it: a regular file of this user. It
-// follows no link. A file that does not exist is no error, and removes nothing.
+// Remove deletes a file durably if this program could have written it: a regular file of this user.
+// It follows no link. A file that does not exist is no error, and removes nothing.
 func Remove(path string) (removed bool, err error) {
 	info, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -32,6 +33,9 @@ func Remove(path string) (removed bool, err error) {
 	}
 	if err := os.Remove(path); err != nil {
 		return false, &WriteError{path, err}
+	}
+	if err := At(filepath.Dir(path)).sync(); err != nil {
+		return true, &WriteError{path, err}
 	}
 	return true, nil
 }
@@ -73,8 +77,12 @@ func (l *Lock) Reset(bootstrap func(data []byte) bool) (removed []string, left [
 			removed = append(removed, l.dir.File(name))
 		}
 	}
-	if syscall.Rmdir(l.dir.path) == nil { // unless something is in it, or it is a link that somebody made
+	// This fails if the directory is not empty, or is a link that somebody made.
+	if syscall.Rmdir(l.dir.path) == nil {
 		removed = append(removed, l.dir.path)
+		if err := At(filepath.Dir(l.dir.path)).sync(); err != nil {
+			left = append(left, &WriteError{l.dir.path, err})
+		}
 	}
 	return removed, left
 }

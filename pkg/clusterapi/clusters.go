@@ -63,9 +63,9 @@ type clusterReconciler struct {
 	engineContext context.Context //nolint:containedctx // engines outlive the call that starts them
 }
 
-// clusterChanged drops the events of a Cluster whose spec, labels and annotations are as they were:
-// nothing else of it is part of a plan. Cluster API writes its status several times for each
-// Machine of a rollout, and each plan reads two Secrets.
+// clusterChanged drops the events of a Cluster whose spec, labels and annotations have not changed:
+// no plan depends on its other fields. Cluster API writes its status several times for each Machine
+// of a rollout, and each plan reads two Secrets.
 var clusterChanged = predicate.Or[client.Object](
 	predicate.GenerationChangedPredicate{}, predicate.LabelChangedPredicate{}, predicate.AnnotationChangedPredicate{},
 )
@@ -77,7 +77,8 @@ func (c *clusterReconciler) watch(mgr manager.Manager) error {
 	}
 	b := ctrl.NewControllerManagedBy(mgr).Named(controller.Name+"-clusters").
 		For(&clusterv1.Cluster{}, builder.WithPredicates(clusterChanged)).
-		WatchesRawSource(c.connections.GetClusterSource(controller.Name, itself)). // once it is connected, and once it no longer is
+		// once it is connected, and once it no longer is
+		WatchesRawSource(c.connections.GetClusterSource(controller.Name, itself)).
 		WithOptions(runtimecontroller.Options{
 			MaxConcurrentReconciles: maxConcurrentPlans,
 			UsePriorityQueue:        new(false), // as in pkg/controller/bindings.go
@@ -117,7 +118,7 @@ func (c *clusterReconciler) Start(ctx context.Context) error {
 }
 
 var (
-	errNotStarted = errors.New("engines are not to run yet, or no longer")
+	errNotStarted = errors.New("engines have not been started, or are shutting down")
 	errNotEnded   = errors.New("the engine that served the cluster has not ended yet")
 )
 
@@ -134,10 +135,11 @@ func (c *clusterReconciler) Reconcile(ctx context.Context, request ctrl.Request)
 	}
 	p, err := c.planFor(ctx, cluster)
 	if errors.Is(err, clustercache.ErrClusterNotConnected) {
-		return ctrl.Result{}, c.ensureEngine(request.NamespacedName, nil) // told once it is
+		// reconciled again once the cluster is connected
+		return ctrl.Result{}, c.ensureEngine(request.NamespacedName, nil)
 	}
 	if err != nil {
-		return ctrl.Result{}, err // an engine that runs goes on as it was planned
+		return ctrl.Result{}, err // a running engine keeps its plan
 	}
 	return ctrl.Result{RequeueAfter: planInterval}, c.ensureEngine(request.NamespacedName, p)
 }

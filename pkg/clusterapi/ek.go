@@ -24,8 +24,8 @@ import (
 
 // annotationEK names the endorsement keys of a Machine, on it or on its InfraMachine. It has one or
 // more, separated by commas or white space. Each is the SHA-256 of its SubjectPublicKeyInfo in
-// lower-case hex, with or without "sha256:" before it. Whoever may annotate these objects decides
-// who gets in.
+// lower-case hex, with or without "sha256:" before it. Users who may annotate these objects decide
+// which machines are admitted.
 const annotationEK = attestation.AnnotationEK
 
 const (
@@ -107,7 +107,7 @@ func (s *machineSource) addAnnotated(ctx context.Context, entries []machineEntry
 			}
 			switch {
 			case errors.Is(listed.err, errInfraKinds):
-				problems.set("InfraMachines", listed.err) // once, whatever the kinds
+				problems.set("InfraMachines", listed.err) // once for all kinds
 			case listed.err != nil:
 				problems.set("infrastructure "+kind.String(), listed.err)
 			}
@@ -176,7 +176,7 @@ type kindEKs struct {
 
 // infraList is the list that was read last.
 type infraList struct {
-	// lock is taken by whoever reads or lists.
+	// lock is held by a goroutine that reads or lists.
 	lock chan struct{}
 	at   time.Time
 	kindEKs
@@ -206,7 +206,8 @@ func (i *infraAnnotations) read(ctx context.Context, kind infraKind, now time.Ti
 	if list.err != nil {
 		keep = infraRetry
 	}
-	if !list.at.IsZero() && now.Sub(list.at).Abs() < keep { // who waited for it began before it
+	// now may be before list.at: this call may have waited for the lock during another call's read.
+	if !list.at.IsZero() && now.Sub(list.at).Abs() < keep {
 		return list.kindEKs
 	}
 	began := time.Now()
@@ -214,17 +215,18 @@ func (i *infraAnnotations) read(ctx context.Context, kind infraKind, now time.Ti
 	defer cancel()
 	names, err := i.list(limited, kind)
 	if ctx.Err() != nil {
-		return kindEKs{err: ctx.Err()} // it was this caller's end, and says nothing of the kind
+		return kindEKs{err: ctx.Err()} // the caller's context ended: this is no error of the kind
 	}
 	list.at, list.kindEKs = now, kindEKs{names, err}
 	if err != nil {
-		list.at = now.Add(time.Since(began)) // one that took long is left alone afterwards, too
+		// The back-off begins at the end of the failed list, which may have taken long.
+		list.at = now.Add(time.Since(began))
 	}
 	return list.kindEKs
 }
 
-// listOf returns the entry of a kind, and drops unused ones. Whoever may write a Machine can name
-// any kind in it, so only the first few kinds of a namespace count.
+// listOf returns the entry of a kind, and drops unused ones. Users who may write a Machine can name
+// any kind in it, so only the first few kinds of a namespace are read.
 func (i *infraAnnotations) listOf(kind infraKind, now time.Time) (*infraList, error) {
 	if kind.Group != infraGroup {
 		return nil, fmt.Errorf("is no kind of InfraMachines: those are of the group %s", infraGroup)
@@ -276,8 +278,9 @@ func (i *infraAnnotations) list(ctx context.Context, kind infraKind) (map[string
 	return nil, fmt.Errorf("there are more than %d", infraPage*infraPages)
 }
 
-// addInventoried adds the EKs that the inventory has by provider ID, and to instances of MachinePools
-// their node name and addresses. Entries without a provider ID do not count, nor do their tokens.
+// addInventoried adds the EKs that the inventory has by provider ID, and to instances of
+// MachinePools their node name and addresses. Entries without a provider ID do not count, nor do
+// their tokens.
 func (s *machineSource) addInventoried(ctx context.Context, entries []machineEntry, now time.Time) {
 	known, err := s.Inventory.Latest(ctx, now)
 	for i := range entries {

@@ -184,7 +184,7 @@ func TestAnnotations(t *testing.T) {
 			if ekList(got) != test.want {
 				t.Errorf("got %s, want %s", ekList(got), test.want)
 			}
-			// Whoever is trusted on first use must be known to have no EK.
+			// A machine that is trusted on first use must be known to have no EK.
 			if got.Created.IsZero() != test.unsettled {
 				t.Errorf("created %v", got.Created)
 			}
@@ -309,7 +309,8 @@ func TestInfraKindsThatAreNone(t *testing.T) {
 	}
 }
 
-// Whoever may make Machines can write any kind into them. Only so many of a namespace are looked up, and those that came first.
+// A user who may make Machines can write any kind into them. The controller looks up a limited
+// number of kinds of a namespace: those that came first.
 func TestManyInfraKinds(t *testing.T) {
 	reader, counting := &infraReader{items: map[string]string{"infra-honest": ek("a")}}, &countingMapper{RESTMapper: mapper()}
 	cache := newStore(t, machine("honest"))
@@ -479,7 +480,7 @@ func TestInventoryChanges(t *testing.T) {
 	if got := read(t, s, start.Add(3*time.Second))["m"]; ekList(got) != "" || got.Created.IsZero() {
 		t.Errorf("got %+v", got)
 	}
-	// An entry without a provider ID is nobody's, not that of a machine without one.
+	// An entry without a provider ID belongs to no machine, also not to one without a provider ID.
 	writeInventory(t, path, "machines: [{nodeName: n, eks: [{fingerprint: "+ek("a")+"}]}]")
 	s.Reader = newStore(t, machine("m", func(m *clusterv1.Machine) { m.UID, m.Spec.ProviderID = "another", "" }))
 	if got := read(t, s, start.Add(4*time.Second))["m"]; ekList(got) != "" || got.ProviderID != "" {

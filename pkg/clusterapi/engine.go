@@ -48,7 +48,7 @@ const (
 	// that a flood in one cluster does not delay others.
 	liveQPS, liveBurst = 200, 400
 	// keysInterval is how stale the Secret of challenge keys may be. Only a rotation of keys
-	// changes it. The health of the sources is looked at as often.
+	// changes it. The health of the sources is checked at the same interval.
 	keysInterval = 30 * time.Second
 )
 
@@ -61,7 +61,8 @@ type enginePlan struct {
 	connection *rest.Config
 	// approveOnly says that there is no CA key to sign with.
 	approveOnly bool
-	// unattestedNodes nodes are left alone; forbidden are addresses that no node serves under.
+	// unattestedNodes may renew without evidence. forbiddenAddresses are addresses that no
+	// serving certificate may have.
 	unattestedNodes, forbiddenAddresses []string
 }
 
@@ -73,8 +74,8 @@ type engine struct {
 	log  logr.Logger
 
 	cancel context.CancelFunc
-	// stopping says that stop was called.
-	stopping bool // clusterReconciler.mu is held
+	// stopping says that stop was called. Hold clusterReconciler.mu to read or write it.
+	stopping bool
 	// done is closed once the engine decides nothing any more.
 	done chan struct{}
 }
@@ -180,11 +181,11 @@ func (e *engine) serve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer w.broadcaster.Shutdown() // it began when it was made
+	defer w.broadcaster.Shutdown() // NewBroadcaster has started its goroutine
 	challengeKeys, clusterMetrics := settings.Keys(live, live), e.clusterMetrics.For(e.name())
 	challengeKeys.Interval, challengeKeys.Existing = keysInterval, true
 	check := settings.PolicyCheck(w.live)
-	gate := settings.Gate(challengeKeys, live, clusterMetrics, e.log.WithName("gate"), check, e.policies)
+	gate := settings.Preflight(challengeKeys, live, clusterMetrics, e.log.WithName("preflight"), check, e.policies)
 	gate.Nodes, gate.Hints = w.live, hints
 	if err := gate.Open(ctx); err != nil {
 		return err
@@ -196,7 +197,7 @@ func (e *engine) serve(ctx context.Context) error {
 		return err
 	}
 	if parts.Revocation = settings.Revocation(e.plan.cluster.Name+"-revoked", parts.Owned.Labels, version, e.log.WithName("revocation")); parts.Revocation != nil {
-		cluster := e.plan.cluster // its lists go with it
+		cluster := e.plan.cluster // owns its lists, so they are deleted or moved with it
 		parts.Revocation.Owners = []metav1.OwnerReference{{APIVersion: clusterv1.GroupVersion.String(), Kind: "Cluster", Name: cluster.Name, UID: cluster.UID}}
 		check.Rendered = parts.Revocation.Rendered
 	}
@@ -235,7 +236,7 @@ func (e *engine) serve(ctx context.Context) error {
 	)
 }
 
-// event reports in an Event on the Cluster what concerns the workload cluster. Whoever removes
+// event reports in an Event on the Cluster what concerns the workload cluster. Users who remove
 // policies there may remove Events there, too.
 func (e *engine) event(kind, reason, message string) {
 	e.events.Eventf(e.plan.cluster, nil, kind, reason, "Compare", "%s", truncateNote(message))
@@ -298,7 +299,7 @@ func (e *engine) machineSourceConfig() machineSourceConfig {
 func (e *engine) newRecordGC(live client.Client) *recordGC {
 	return &recordGC{
 		cached: e.cached, live: live, cluster: client.ObjectKeyFromObject(e.plan.cluster), uid: e.plan.uid, events: e.events,
-		log: e.log.WithName("upkeep"), now: time.Now,
+		log: e.log.WithName("record-gc"), now: time.Now,
 	}
 }
 

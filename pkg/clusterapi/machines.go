@@ -26,21 +26,21 @@ import (
 )
 
 const (
-	// maxAddresses limits what is read of one machine's addresses: as many as Cluster API allows.
+	// maxAddresses limits the addresses that are read of one machine, to the limit of Cluster API.
 	maxAddresses = 256
 	// maxProblems limits how many machines Problem names, and maxProblem the text about each.
 	maxProblems, maxProblem = 5, 300
 	// readInterval is how long the Machines that were read last serve other decisions, too.
 	readInterval = 100 * time.Millisecond
-	// moveTolerance is how long before or after its Cluster a move, or a restored backup, may make
-	// a Machine anew.
+	// moveTolerance bounds the time between the creation of a Cluster and of its Machine by a move
+	// or a restored backup.
 	moveTolerance = time.Hour
 )
 
 // machineSourceConfig configures newMachineSource.
 type machineSourceConfig struct {
 	// Reader reads the Machines, MachinePools and KubeadmConfigs of the Cluster's namespace from a
-	// cache of the management cluster. Nobody changes what it returns, so nothing is copied.
+	// cache of the management cluster. The caller must not change the result, so nothing is copied.
 	Reader client.Reader
 	// Cluster is the workload Cluster.
 	Cluster types.NamespacedName
@@ -78,7 +78,7 @@ type machineSource struct {
 	tokens tokenCache
 
 	mu sync.Mutex
-	// problem is what is wrong with EK annotations, and annotated is when nothing was.
+	// problem is the error in EK annotations. annotated is the last time without an error.
 	problem   error
 	annotated time.Time
 }
@@ -116,12 +116,13 @@ func newMachineSource(config machineSourceConfig) *machineSource {
 
 // Machines returns all machines, at most a tenth of a second old. The caller must not change them.
 //
-// A machine has no time of creation, and so is not trusted on first use, in two cases: one of the
-// sources cannot say now which EKs it has, or a move made its object anew.
+// A machine has no time of creation, so it is not trusted on first use, in two cases. Either one of
+// the sources cannot name its EKs now, or a move created its object again.
 func (s *machineSource) Machines(ctx context.Context, now time.Time) ([]verifier.Machine, error) {
 	s.readMu.Lock()
 	defer s.readMu.Unlock()
-	if s.shared != nil && now.Sub(s.readAt).Abs() < readInterval { // who waited for it began before it
+	// now may be before readAt: this call may have waited for the lock during another call's read.
+	if s.shared != nil && now.Sub(s.readAt).Abs() < readInterval {
 		return slices.Clone(s.shared), nil
 	}
 	entries, err := s.read(ctx)
@@ -254,8 +255,8 @@ func (s *machineSource) listMachines(ctx context.Context) ([]clusterv1.Machine, 
 }
 
 // entryOf returns what a Machine's object says, without its serving addresses. A node can write
-// nodeRef, nodeInfo and the conditions that follow from the Node. Only the fact that there is a
-// nodeRef is used, since it can only be held against the machine.
+// nodeRef, nodeInfo and the conditions that follow from the Node. Only the existence of a nodeRef
+// is used, since a nodeRef is only a reason to refuse.
 func entryOf(m *clusterv1.Machine) machineEntry {
 	machine := verifier.Machine{
 		Ref:        verifier.MachineRef{Name: m.Name, UID: string(m.UID)},
@@ -347,7 +348,7 @@ func isName(name string) bool {
 		name != "localhost" && name != "localhost.localdomain" && !strings.HasSuffix(name, ".localhost")
 }
 
-// problemSet has what is wrong with machines, by name.
+// problemSet has the problems of machines, by name.
 type problemSet map[string]error
 
 func (p *problemSet) set(what string, err error) {

@@ -66,7 +66,8 @@ func TestMachine(t *testing.T) {
 			func(m *verifier.Machine) { m.Ready = false },
 		},
 		"paused": {
-			func(m *clusterv1.Machine) { m.Annotations = map[string]string{clusterv1.PausedAnnotation: "false"} }, // there is enough
+			// there is enough
+			func(m *clusterv1.Machine) { m.Annotations = map[string]string{clusterv1.PausedAnnotation: "false"} },
 			func(m *verifier.Machine) { m.Ready = false },
 		},
 		"being deleted": {
@@ -135,7 +136,8 @@ func TestMachine(t *testing.T) {
 	}
 }
 
-// What a guest reports is no authority: of the addresses only those of the types named are served under. Names are another matter.
+// What a guest reports is no authority: of the addresses only those of the types named are served
+// under. Names are another matter.
 func TestServingAddresses(t *testing.T) {
 	type types = []clusterv1.MachineAddressType
 	all := []string{
@@ -244,7 +246,8 @@ func TestCallersShareNoList(t *testing.T) {
 	}
 }
 
-// A move, or a restore, makes old Machines anew, without their nodeRefs: such a one is no new machine.
+// A move, or a restore, makes old Machines again, without their nodeRefs. Those are no new
+// machines.
 func TestMovedMachines(t *testing.T) {
 	aged := func(name string, age time.Duration) client.Object {
 		return machine(name, func(m *clusterv1.Machine) { m.CreationTimestamp = metav1.NewTime(start.Add(age)) })

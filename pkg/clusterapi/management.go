@@ -39,8 +39,8 @@ const (
 	// maxConcurrentConnections limits how many connection attempts to workload clusters run at a
 	// time. One to a cluster that does not answer takes long.
 	maxConcurrentConnections = 100
-	// inventoryAge is how stale the inventory may be. It may be two seconds more while it is read
-	// again.
+	// inventoryAge is how stale the inventory may be. While it is read again, it may be two seconds
+	// older.
 	inventoryAge = 500 * time.Millisecond
 	// managementName is the management cluster's name in metrics. Names of workload clusters have a
 	// slash.
@@ -130,7 +130,8 @@ func (m Management) Add(ctx context.Context, mgr manager.Manager, settings *conf
 		SecretClient:     impersonatingReader{live, c.ClusterAPI.User, c.ClusterAPI.Groups()},
 		WatchFilterValue: c.ClusterAPI.WatchFilter,
 		ClusterFilter:    initialized,
-		Client:           clustercache.ClientOptions{UserAgent: userAgent, QPS: -1, Burst: 1}, // the API server has a queue of its own, and knows better
+		// no rate limit of the client: the API server has priority and fairness
+		Client: clustercache.ClientOptions{UserAgent: userAgent, QPS: -1, Burst: 1},
 	}, runtimecontroller.Options{MaxConcurrentReconciles: maxConcurrentConnections, UsePriorityQueue: new(false)})
 	if err != nil {
 		return fmt.Errorf("connections to workload clusters: %w", err)
@@ -144,8 +145,8 @@ func (m Management) Add(ctx context.Context, mgr manager.Manager, settings *conf
 	return clusters.watch(mgr)
 }
 
-// addPolicies watches the management cluster's own admission policies. Without them, no cluster is
-// enforced for.
+// addPolicies watches the management cluster's own admission policies. Without them, enforcement
+// starts for no cluster.
 func (c *clusterReconciler) addPolicies(mgr manager.Manager) error {
 	c.policies = c.settings.ManagementPolicyCheck(c.live)
 	_, err := preflight.AddPolicyWatch(mgr, c.settings.PolicyWatch(c.policies, c.clusterMetrics.For(managementName)))
@@ -163,7 +164,8 @@ func initialized(cluster *clusterv1.Cluster) bool {
 func fillCache(ctx context.Context, informers cache.Cache) error {
 	for _, object := range []client.Object{&clusterv1.Cluster{}, &clusterv1.Machine{}, &clusterv1.MachinePool{}, &bootstrapv1.KubeadmConfig{}} {
 		_, err := informers.GetInformer(ctx, object, cache.BlockUntilSynced(false))
-		if meta.IsNoMatchError(err) { // another bootstrap provider's management cluster has no KubeadmConfigs
+		// another bootstrap provider's management cluster has no KubeadmConfigs
+		if meta.IsNoMatchError(err) {
 			err = nil
 		}
 		if err != nil {

@@ -83,7 +83,7 @@ const (
 	// defaultPlatformInterval is how often a platform is asked about all machines.
 	defaultPlatformInterval = 30 * time.Second
 	minPlatformInterval     = 5 * time.Second
-	// platformMinPause is the minimum time between the begins of two calls for the same Cluster.
+	// platformMinPause is the minimum time between the starts of two calls for the same Cluster.
 	platformMinPause = time.Second
 	// platformTimeout is how long a call may take. platformGrace after that, Problem reports that
 	// the call does not end.
@@ -92,8 +92,8 @@ const (
 	platformExpiry = 10 * time.Minute
 )
 
-// platformPoller asks an EKTrust. It asks about new machines at once, but at most once a second for
-// a Cluster, and about all machines at an interval. A Cluster's machines are those of the last call
+// platformPoller asks an EKTrust. It queries new machines at once, but at most once a second for a
+// Cluster. It queries all machines at an interval. A Cluster's machines are those of the last call
 // to statesOf. Decisions do not wait: they use the last answers.
 //
 // A manager runs its Start. All Clusters share it.
@@ -120,9 +120,9 @@ type platformCluster struct {
 	answered time.Time
 }
 
-// platformState is what is known of a machine.
+// platformState is the platform's answer about a machine.
 type platformState struct {
-	// asked says that the platform was asked about the machine, answered that it has answered.
+	// asked says that the platform was queried about the machine, answered that it has answered.
 	asked, answered bool
 	eks             []string
 	names           []verifier.NodeName
@@ -160,7 +160,7 @@ func (p *platformPoller) Start(ctx context.Context) error {
 	}
 }
 
-// Problem returns what was wrong with the last call for a Cluster, nil if nothing was.
+// Problem returns the error of the last call for a Cluster, nil if there was none.
 func (p *platformPoller) Problem(cluster types.NamespacedName) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -185,7 +185,7 @@ func (p *platformPoller) state(cluster types.NamespacedName) sources.State {
 	return s
 }
 
-// statesOf returns what is known of a Cluster's machines. From then on the platform is asked about
+// statesOf returns the states of a Cluster's machines. From then on the platform is asked about
 // these machines, and no others of the Cluster.
 func (p *platformPoller) statesOf(cluster types.NamespacedName, machines []PlatformMachine) map[PlatformMachine]platformState {
 	p.mu.Lock()

@@ -129,7 +129,8 @@ func TestPlatform(t *testing.T) {
 		cache.put(machine("m"))
 		cache.put(machine("early", func(m *clusterv1.Machine) { m.Spec.ProviderID = "" }))
 		if first := read(t, s, time.Now())["m"]; ekList(first) != "" || !first.Created.IsZero() {
-			t.Errorf("got %+v", first) // nobody waits, and nobody is trusted before there is an answer
+			// nobody waits, and nobody is trusted before there is an answer
+			t.Errorf("got %+v", first)
 		}
 		if got := look(t, s, "m"); got != "Platform a, Platform b" {
 			t.Errorf("got %s", got)
@@ -148,7 +149,8 @@ func TestPlatform(t *testing.T) {
 			t.Errorf("asked about %+v", trust.last)
 		}
 
-		// One that is new is asked about at once, and alone; one that the platform does not know is asked about again when all are.
+		// One that is new is asked about at once, and alone; one that the platform does not know is
+		// asked about again when all are.
 		cache.put(machine("x"))
 		if got := look(t, s, "x"); got != "" {
 			t.Errorf("got %s", got)
@@ -348,7 +350,8 @@ func TestPlatformPace(t *testing.T) {
 	})
 }
 
-// Only machines that there were last are asked about, and those of a Cluster that nobody asks for any more are not at all.
+// Only machines that there were last are asked about, and those of a Cluster that nobody asks for
+// any more are not at all.
 func TestPlatformForgets(t *testing.T) {
 	withPlatform(t, func(t *testing.T, trust *platform, cache *store, s *machineSource) {
 		trust.set(func() { trust.answers["metal://m"] = answer("a") })

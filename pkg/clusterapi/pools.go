@@ -36,9 +36,9 @@ func (s *machineSource) listPools(ctx context.Context) ([]clusterv1.MachinePool,
 // Machine.
 //
 // Only its provider ID identifies an instance. So only an inventory or the platform can name its
-// EKs and its node name: the inventory's entry under verifier.NameInventory, the platform's
-// addresses under their types. Without a node name it waits. It has no time of creation, so there
-// is no trust on first use: a pool's token was made for none of its instances.
+// EKs and its node name. The inventory's name has the source verifier.NameInventory, and the
+// platform's addresses have their types. Without a node name it waits. It has no time of creation,
+// so there is no trust on first use: a pool's token was made for none of its instances.
 func instancesOf(p *clusterv1.MachinePool) []machineEntry {
 	machine := verifier.Machine{
 		Ready: isTrue(p.Status.Initialization.BootstrapDataSecretCreated) && isTrue(p.Status.Initialization.InfrastructureProvisioned) &&

@@ -15,7 +15,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// instance is the name of the pool's instance metal://1: the SHA-256 is that of `printf metal://1 | sha256sum`.
+// instance is the name of the pool's instance metal://1: the SHA-256 is that of `printf metal://1 |
+// sha256sum`.
 const instance = "p/e574b79dd623a73c"
 
 func TestInstances(t *testing.T) {

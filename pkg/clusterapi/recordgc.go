@@ -31,8 +31,8 @@ const (
 const reasonNodeRef = "NodeRefMismatch"
 
 // recordGC checks the records of one cluster. It reports a Machine whose nodeRef is another Node
-// than the one in its record: Cluster API goes by what Nodes say of themselves. That decides
-// nothing.
+// than the one in its record. Cluster API sets a nodeRef by the unverified provider IDs of Nodes.
+// No decision depends on that.
 //
 // It deletes the records of instances that have left their MachinePool. The garbage collector
 // deletes those of Machines.

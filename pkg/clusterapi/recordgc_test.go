@@ -27,7 +27,7 @@ func ownedRecord(name, kind string, owner types.UID, machine, node, cluster stri
 	}
 }
 
-func newUpkeep(t *testing.T, clock *time.Time, objects ...client.Object) (*recordGC, *events.FakeRecorder) {
+func newRecordGC(t *testing.T, clock *time.Time, objects ...client.Object) (*recordGC, *events.FakeRecorder) {
 	t.Helper()
 	scheme, err := Management{}.Scheme()
 	if err != nil {
@@ -42,7 +42,8 @@ func newUpkeep(t *testing.T, clock *time.Time, objects ...client.Object) (*recor
 	}, said
 }
 
-// A Machine that Cluster API ties to another Node than the one that attested is spoken of, once for each Node.
+// A Machine that Cluster API ties to another Node than the one that attested is spoken of, once for
+// each Node.
 func TestNodeRefsAreCompared(t *testing.T) {
 	t.Parallel()
 	machine := func(name, ref string) *clusterv1.Machine {
@@ -52,7 +53,7 @@ func TestNodeRefsAreCompared(t *testing.T) {
 		}
 	}
 	clock := time.Now()
-	u, said := newUpkeep(t, &clock,
+	u, said := newRecordGC(t, &clock,
 		machine("good", "node-good"), ownedRecord("good", "Machine", "good", "good", "node-good", "u"),
 		machine("bad", "node-good"), ownedRecord("bad", "Machine", "bad", "bad", "node-bad", "u"),
 		machine("none", ""), ownedRecord("none", "Machine", "none", "none", "node-none", "u"),
@@ -72,7 +73,8 @@ func TestNodeRefsAreCompared(t *testing.T) {
 	}
 }
 
-// The record of an instance goes an hour after the instance has left its pool, and never since a list was empty.
+// The record of an instance goes an hour after the instance has left its pool, and never since a
+// list was empty.
 func TestRecordsOfInstancesGo(t *testing.T) {
 	t.Parallel()
 	pool := func(name string, ids ...string) *clusterv1.MachinePool {
@@ -86,7 +88,7 @@ func TestRecordsOfInstancesGo(t *testing.T) {
 	}
 	clock := time.Now()
 	emptied := pool("emptied")
-	u, _ := newUpkeep(t, &clock,
+	u, _ := newRecordGC(t, &clock,
 		pool("p", "a"), emptied,
 		of("stays", "p", "a", "u"), of("goes", "p", "b", "u"), of("emptied", "emptied", "a", "u"), of("another", "p", "b", "another cluster"), of("no-pool", "q", "a", "u"),
 		ownedRecord("machine", "Machine", "m", "m", "node-m", "u"),

@@ -29,7 +29,7 @@ const annotationClusterUID = "attestation.cluster.x-k8s.io/cluster-uid"
 const challengeKeysPurpose = secret.Purpose("node-attestation")
 
 // impersonatingReader reads the Secrets of kubeconfigs, and makes their users impersonate another
-// one. That one has fewer rights than the administrator, whose credential Cluster API keeps.
+// one. That user has fewer rights than the administrator, whose credential Cluster API keeps.
 // Policies in workload clusters name it.
 type impersonatingReader struct {
 	client.Reader
@@ -98,7 +98,7 @@ func loadClusterUID(ctx context.Context, live client.Client, cluster *clusterv1.
 		err = live.Create(ctx, object)
 	}
 	if apierrors.IsAlreadyExists(err) || apierrors.IsConflict(err) {
-		return "", fmt.Errorf("secret %s: somebody was faster: %w", key, err)
+		return "", fmt.Errorf("secret %s: another writer changed it first: %w", key, err)
 	}
 	if err != nil {
 		return "", fmt.Errorf("secret %s: %w", key, err)
@@ -106,9 +106,9 @@ func loadClusterUID(ctx context.Context, live client.Client, cluster *clusterv1.
 	return uid, nil
 }
 
-// uidFromRecords returns the cluster UID in the cluster's records, if there are any. Otherwise a
-// deleted Secret would turn each of its nodes into another cluster's. Without records it is the
-// object's UID.
+// uidFromRecords returns the cluster UID in the cluster's records, if there are any. Otherwise,
+// after the Secret was deleted, each of its nodes would count as another cluster's. Without records
+// it is the object's UID.
 func uidFromRecords(ctx context.Context, live client.Reader, cluster *clusterv1.Cluster) (string, error) {
 	records := &v1alpha1.NodeAttestationList{}
 	if err := live.List(ctx, records, client.InNamespace(cluster.Namespace), client.MatchingLabels{clusterv1.ClusterNameLabel: cluster.Name}); err != nil {

@@ -32,8 +32,8 @@ users: [{name: u, user: {` + user + `}}]
 
 const goodCredential = `client-certificate-data: Zm9v, client-key-data: YmFy`
 
-// In a workload cluster the controller is never the administrator whose kubeconfig it is given, and nothing in there reaches for a file or a
-// program of the controller's.
+// In a workload cluster the controller never acts as the administrator of the kubeconfig. The
+// kubeconfig cannot make it read a file or start a program of its own machine.
 func TestKubeconfigImpersonates(t *testing.T) {
 	t.Parallel()
 	section := config.ClusterAPI{User: config.DefaultUser}
@@ -102,7 +102,8 @@ func TestOnlySecretsAreKubeconfigs(t *testing.T) {
 	}
 }
 
-// A cluster is, for good, what it was first served as: also after a move, which gives it another UID, and if somebody deletes the Secret.
+// A cluster keeps the identity with which it was first served. That holds after a move, which gives
+// it another UID, and if somebody deletes the Secret.
 func TestIdentify(t *testing.T) {
 	t.Parallel()
 	scheme, err := Management{}.Scheme()

@@ -139,8 +139,7 @@ func (h *tokenHolders) add(other tokenHolders) {
 	}
 }
 
-// tokenID returns the ID of a token, whether or not its secret follows. It returns "" for anything
-// else.
+// tokenID returns the ID of a token, whether or not its secret follows. Otherwise it returns "".
 func tokenID(token string) string {
 	id, secret, ok := strings.Cut(token, ".")
 	if !ok || !isTokenPart(id, tokenIDSize) || secret != "" && !isTokenPart(secret, tokenSecretSize) {

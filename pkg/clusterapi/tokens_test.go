@@ -80,7 +80,8 @@ func TestToken(t *testing.T) {
 		"in the configs of two Machines": {
 			[]client.Object{machine("m"), machine("x"), kubeadmConfig("m", id+"."+tokenSecret), kubeadmConfig("x", id+"."+tokenSecret)}, nobody,
 		},
-		"in a config that nobody refers to, too": { // a template's, or of a machine that may still run
+		// a template's, or of a machine that may still run
+		"in a config that nobody refers to, too": {
 			[]client.Object{machine("m"), kubeadmConfig("m", id+"."+tokenSecret), kubeadmConfig("x", id+"."+tokenSecret)}, nobody,
 		},
 		"of a pool":                     {[]client.Object{pool("p", "metal://1"), kubeadmConfig("p", id+"."+tokenSecret)}, nobody},
@@ -148,7 +149,8 @@ func (l *lacking) List(ctx context.Context, list client.ObjectList, opts ...clie
 	return l.Reader.List(ctx, list, opts...)
 }
 
-// With another bootstrap provider no tokens are known; that is no error, and nobody asks again and again.
+// With another bootstrap provider no tokens are known; that is no error, and nobody asks again and
+// again.
 func TestNoKubeadmConfigs(t *testing.T) {
 	cache := &lacking{Reader: newStore(t, machine("m"), kubeadmConfig("m", "abcdef.")), lacks: true}
 	s := newMachineSource(machineSourceConfig{Reader: cache, Cluster: blue})

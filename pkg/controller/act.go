@@ -25,8 +25,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// Reasons that the rules do not have. ReasonChallenged is in logs and metrics only, the others are
-// in conditions too.
+// Reasons that pkg/verifier does not define. ReasonChallenged is used in logs and metrics only. The
+// others are also written into conditions.
 const (
 	ReasonApproved   verifier.Reason = "Attested"
 	ReasonChallenged verifier.Reason = "Challenged"
@@ -35,7 +35,7 @@ const (
 	ReasonCompleted  verifier.Reason = attestation.ReasonCompleted
 )
 
-// actor writes what decisions come to.
+// actor writes the outcomes of decisions to the API server.
 type actor struct {
 	*Config
 	providers map[string]Provider
@@ -47,8 +47,8 @@ type actor struct {
 	lastWrites    lastWrites
 }
 
-// act carries out a decision of the rules. Only an expired hello and a foreign record's request are
-// denied elsewhere (proceed, retryConflicts).
+// act carries out a decision of the rules. Only two denials are elsewhere: of an expired hello
+// (proceed), and of a request whose record belongs to another cluster (retryConflicts).
 func (a *actor) act(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision) (ctrl.Result, error) {
 	switch d.Outcome {
 	case verifier.Ignore:
@@ -75,10 +75,10 @@ func (a *actor) act(ctx context.Context, object *certificatesv1.CertificateSigni
 	return ctrl.Result{}, fmt.Errorf("no such outcome: %v", d.Outcome)
 }
 
-// challenge answers a good hello.
+// challenge answers a hello whose evidence was accepted.
 func (a *actor) challenge(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot) (ctrl.Result, error) {
 	if s.challenger == nil {
-		return ctrl.Result{}, fmt.Errorf("provider %s challenges nobody", s.provider.Name())
+		return ctrl.Result{}, fmt.Errorf("provider %s has one round, and no challenge", s.provider.Name())
 	}
 	value, expires, err := s.challenger.Challenge(object, s.ekNamed, s.input.Now)
 	if err != nil {
@@ -95,8 +95,8 @@ func (a *actor) challenge(ctx context.Context, object *certificatesv1.Certificat
 	return ctrl.Result{RequeueAfter: expires.Sub(s.input.Now) + closeDelay}, nil
 }
 
-// annotate sets annotations on the version of the object that was judged, and returns what the API
-// server has then. It removes those whose value is nil.
+// annotate sets annotations on the version of the object that was judged, and returns the object as
+// the API server stored it. An annotation whose value is nil is removed.
 func (a *actor) annotate(ctx context.Context, object *certificatesv1.CertificateSigningRequest, values map[string]any) (*certificatesv1.CertificateSigningRequest, error) {
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": values, "resourceVersion": object.ResourceVersion}})
 	if err != nil {
@@ -108,8 +108,9 @@ func (a *actor) annotate(ctx context.Context, object *certificatesv1.Certificate
 }
 
 // writeStatus writes fields of the status through a subresource, on the version of the object that
-// was judged, and returns what the API server has then. It is a patch, since the cached copy lacks
-// labels, finalizers and whatever else no decision reads: an update would remove them.
+// was judged. It returns the object as the API server stored it. It must patch: the cached copy
+// lacks labels, finalizers and other fields that no decision reads, and an update would remove
+// them.
 func (a *actor) writeStatus(ctx context.Context, object *certificatesv1.CertificateSigningRequest, subresource string, fields map[string]any) (*certificatesv1.CertificateSigningRequest, error) {
 	patch, err := statuspatch.New(object, fields)
 	if err != nil {
@@ -120,13 +121,14 @@ func (a *actor) writeStatus(ctx context.Context, object *certificatesv1.Certific
 	return result, written(a.client.SubResource(subresource).Patch(ctx, result, patch))
 }
 
-// addCondition adds a condition. A merge patch replaces the list: of a request that has conditions,
-// the object is what the API server returned, and not the cached copy.
+// addCondition adds a condition. A merge patch replaces the whole list. So if the request has
+// conditions, object must be the API server's answer, not the cached copy.
 func (a *actor) addCondition(ctx context.Context, object *certificatesv1.CertificateSigningRequest, added certificatesv1.CertificateSigningRequestCondition) (*certificatesv1.CertificateSigningRequest, error) {
 	return a.writeStatus(ctx, object, "approval", map[string]any{"conditions": append(slices.Clone(object.Status.Conditions), added)})
 }
 
-// refuse denies. If the hello's version is not served, it first annotates which versions are.
+// refuse denies. If the hello's version is not supported, refuse first annotates the supported
+// versions.
 func (a *actor) refuse(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision) error {
 	if s.challenger != nil && string(d.Refusals.Reason()) == attestation.ReasonVersion {
 		annotated, err := a.annotate(ctx, object, map[string]any{attestation.AnnotationVersions: s.challenger.Versions().String()})
@@ -143,16 +145,16 @@ func (a *actor) deny(ctx context.Context, object *certificatesv1.CertificateSign
 	return err
 }
 
-// fail marks a request that somebody approved and that must not be signed. It writes through
-// /approval, since /status would need the right to sign.
+// fail marks an approved request that must not be signed as failed. It writes through /approval,
+// since /status would need the right to sign.
 func (a *actor) fail(ctx context.Context, object *certificatesv1.CertificateSigningRequest, d verifier.Decision) error {
 	_, err := a.addCondition(ctx, object, statuspatch.Condition(certificatesv1.CertificateFailed, string(d.Refusals.Reason()), d.Refusals.Error()))
 	return err
 }
 
-// approve writes the record, which is the lock: of two requests that might both pass, it names one.
-// Then approve approves, unless another record was written meanwhile that contradicts this one. The
-// snapshot then has what the API server has.
+// approve writes the record, then approves. The record is the lock: it names one of two requests
+// that might both pass. If another record was written meanwhile that contradicts this one, approve
+// returns a conflict. Afterwards the snapshot has the versions that the API server stored.
 func (a *actor) approve(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision) error {
 	record := s.recordFor(d.Grant.Record.Machine)
 	if record == nil {
@@ -173,7 +175,8 @@ func (a *actor) approve(ctx context.Context, object *certificatesv1.CertificateS
 	if err != nil {
 		return err
 	}
-	a.machineLimits.Take(d.Grant.Record.Machine.Name, a.Now()) // only an approval that was written counts
+	// only a written approval counts towards the limit
+	a.machineLimits.Take(d.Grant.Record.Machine.Name, a.Now())
 	s.input.Request = withApproval
 	return nil
 }
@@ -195,17 +198,17 @@ func (a *actor) checkSole(ctx context.Context, s *snapshot, record *v1alpha1.Nod
 	return nil
 }
 
-// addApproval approves: the one place that does. It returns what the API server has then.
+// addApproval approves. No other function does. It returns the request as the API server stored it.
 func (a *actor) addApproval(ctx context.Context, object *certificatesv1.CertificateSigningRequest, reason verifier.Reason, message string) (*certificatesv1.CertificateSigningRequest, error) {
 	return a.addCondition(ctx, object, statuspatch.Condition(certificatesv1.CertificateApproved, string(reason), message))
 }
 
-// sign issues the certificate. It writes it into the record first, so that no certificate is
-// published that no record has.
+// sign issues the certificate. It writes the certificate into the record first, so that each
+// published certificate is in a record.
 func (a *actor) sign(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision) (ctrl.Result, error) {
 	ca, err := a.CA.CA(ctx, a.Now())
 	if err != nil {
-		return ctrl.Result{}, err // there was one when the snapshot was made
+		return ctrl.Result{}, err // the CA was available when the snapshot was made
 	}
 	chain, err := signing.Issue(ca, grantOf(object, d), a.limits(d), s.input.Now, rand.Reader)
 	if err != nil {
@@ -229,11 +232,12 @@ func (a *actor) sign(ctx context.Context, object *certificatesv1.CertificateSign
 	return ctrl.Result{}, a.closeHello(ctx, s.input.Hello, object.Name)
 }
 
-// signServing issues a serving certificate. No record has it: it authenticates no request.
+// signServing issues a serving certificate. It is in no record, since it authenticates no request
+// to the API server.
 func (a *actor) signServing(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision) error {
 	ca, err := a.CA.CA(ctx, a.Now())
 	if err != nil {
-		return err // there was one when the snapshot was made
+		return err // the CA was available when the snapshot was made
 	}
 	addresses := d.Grant.Addresses
 	chain, err := signing.IssueServing(ca, signing.ServingGrant{
@@ -250,7 +254,7 @@ func grantOf(object *certificatesv1.CertificateSigningRequest, d verifier.Decisi
 	return signing.Grant{NodeName: d.Grant.NodeName, PublicKey: d.Grant.PublicKey, ExpirationSeconds: object.Spec.ExpirationSeconds}
 }
 
-// limits returns the operator's limits, or a shorter one of the rules.
+// limits returns the operator's limits, shortened to the lifetime that the grant allows.
 func (a *actor) limits(d verifier.Decision) signing.Limits {
 	limits := a.Limits
 	if most := d.Grant.MaxLifetime; most > 0 {
@@ -264,10 +268,10 @@ func (a *actor) publish(ctx context.Context, object *certificatesv1.CertificateS
 	return err
 }
 
-// finish completes what a crash, or another signer, left undone of a finished request: the
-// certificate is put into the record, and the hello is closed. What was left undone has no decision
-// record yet either. A request that no record names was issued without us, and may refer to a hello
-// that is not its own.
+// finish completes the steps of a finished request that are missing after a crash, or because
+// another signer issued. It writes the certificate into the record, closes the hello, and makes the
+// decision record. A request that no record names was issued by somebody else. It may refer to a
+// hello that is not its own, so finish leaves it alone.
 func (a *actor) finish(ctx context.Context, object *certificatesv1.CertificateSigningRequest) error {
 	if a.Audit || len(object.Status.Certificate) == 0 {
 		return nil
@@ -280,7 +284,8 @@ func (a *actor) finish(ctx context.Context, object *certificatesv1.CertificateSi
 	var hello *certificatesv1.CertificateSigningRequest
 	if challenger, ok := provider.(Challenger); ok {
 		var err error
-		if hello, err = FindHello(ctx, a.client, challenger, object); err != nil { // cached: a stale one causes a conflict
+		// the cache suffices: a stale hello causes a conflict
+		if hello, err = FindHello(ctx, a.client, challenger, object); err != nil {
 			return err
 		}
 	}
@@ -309,7 +314,7 @@ func (a *actor) finish(ctx context.Context, object *certificatesv1.CertificateSi
 	return a.closeHello(ctx, hello, object.Name)
 }
 
-// recordNaming returns the record that was last written for a request, nil if there is none.
+// recordNaming returns the record whose status.request is this request, nil if there is none.
 func (a *actor) recordNaming(ctx context.Context, object *certificatesv1.CertificateSigningRequest) (*v1alpha1.NodeAttestation, error) {
 	items, err := a.records.Find(ctx, v1alpha1.FieldRequestUID, string(object.UID))
 	if err != nil || len(items) == 0 {
@@ -318,9 +323,9 @@ func (a *actor) recordNaming(ctx context.Context, object *certificatesv1.Certifi
 	return &items[0], nil
 }
 
-// closeHello denies a hello whose proof got its certificate. A hello cannot end otherwise: nobody
-// issues for its signer. This is no decision of the rules, so neither a counter nor an Event reports
-// it. After a crash the hello may be gone or closed.
+// closeHello denies a hello whose proof got its certificate. Denial is the only way to end a hello,
+// since no signer serves its signer name. The denial is no decision of the rules, so neither a
+// counter nor an Event reports it. After a crash the hello may already be gone or closed.
 func (a *actor) closeHello(ctx context.Context, hello *certificatesv1.CertificateSigningRequest, proof string) error {
 	if hello == nil || stateOf(hello) != pending {
 		return nil
@@ -333,7 +338,7 @@ func (a *actor) closeHello(ctx context.Context, hello *certificatesv1.Certificat
 	return err
 }
 
-// completedMessage is for people who find the hello denied.
+// completedMessage explains the denial of the hello to people who read it.
 func completedMessage(proof string) string {
 	return "this is the normal end of a hello: its proof, the CertificateSigningRequest " + proof + ", got the certificate"
 }

@@ -191,7 +191,8 @@ func (p askedTPM) Judge(_ context.Context, q Question) verifier.Evidence {
 	return verifier.Evidence{Provider: "tpm", EK: "e1"}
 }
 
-// An inventory names the EK of the machine. That counts whichever node name the request asks for.
+// An inventory names the EK of the machine. That counts for each node name that the request may ask
+// for.
 func TestNamedEKOfAnIndexedMachine(t *testing.T) {
 	machines := sharedMachines{{
 		Ref: verifier.MachineRef{Name: "m"}, EKs: []verifier.NamedEK{{Source: verifier.EKInventory, EK: "e1"}},

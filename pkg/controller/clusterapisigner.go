@@ -15,24 +15,24 @@ import (
 
 // ClusterAPISigner is what an infrastructure provider implements for its own evidence of one round.
 // It is the interface of the Cluster API proposal "Kubelet Authentication", with a context and on
-// certificates.k8s.io/v1. FromSigner makes a Provider of it. For every provider alike, the rules
-// judge who may ask, for which node name, and what the record allows.
+// certificates.k8s.io/v1. FromSigner makes a Provider of it. The rules judge who may request, for
+// which node name, and what the record allows. They are the same for every provider.
 //
 // An error that is a verifier.Refusals says that the evidence is false, and the request is denied.
-// The node reads that error, so it has no secrets and nothing of the policy in it. Any other error
-// says that the evidence could not be judged. The request waits, and the error is logged.
+// The node reads that error, so it must contain no secrets and nothing of the policy. Any other
+// error says that the evidence could not be judged. The request waits, and the error is logged.
 type ClusterAPISigner interface {
-	// VerifyClientAttestationData returns nil if the evidence in a request for a client certificate is
-	// genuine, and about the key in this request.
+	// VerifyClientAttestationData returns nil if the evidence in a request for a client certificate
+	// is genuine, and about the key in this request.
 	VerifyClientAttestationData(ctx context.Context, request *certificatesv1.CertificateSigningRequest) error
 	// VerifyServingAttestationData does the same for a serving certificate.
 	VerifyServingAttestationData(ctx context.Context, request *certificatesv1.CertificateSigningRequest) error
-	// MachineName returns which machine the evidence is of, as the MachineSource names it. It decides
-	// by verified data alone. It returns "" if the machine is not known yet.
+	// MachineName returns the machine that the evidence belongs to, by its name in the
+	// MachineSource. It uses verified data only. It returns "" if the machine is not known yet.
 	MachineName(ctx context.Context, request *certificatesv1.CertificateSigningRequest) (string, error)
 }
 
-// FromSigner returns the Provider of that name whose evidence the signer judges.
+// FromSigner returns a Provider of this name. The signer judges its evidence.
 func FromSigner(name string, signer ClusterAPISigner) Provider { return fromSigner{name, signer} }
 
 type fromSigner struct {
@@ -42,7 +42,7 @@ type fromSigner struct {
 
 func (p fromSigner) Name() string { return p.name }
 
-var errNoMachine = errors.New("it is not known yet which machine the evidence is of")
+var errNoMachine = errors.New("the machine that the evidence belongs to is not known yet")
 
 // Judge asks the signer.
 func (p fromSigner) Judge(ctx context.Context, q Question) verifier.Evidence {
@@ -59,13 +59,14 @@ func (p fromSigner) Judge(ctx context.Context, q Question) verifier.Evidence {
 	return evidence
 }
 
-// InsecureSigner is the signer of the provider insecure, which has no evidence: the requester counts
-// as the machine that its bootstrap token was made for. Only Rules with an InsecureSigner ask it.
+// InsecureSigner is the signer of the provider insecure, which has no evidence: the requester
+// counts as the machine that its bootstrap token was made for. It is used only if the Rules have an
+// InsecureSigner.
 type InsecureSigner struct{ Tokens TokenSource }
 
 var _ ClusterAPISigner = InsecureSigner{}
 
-// insecureDocument is the whole evidence, byte for byte.
+// insecureDocument is the whole evidence. It is compared byte for byte.
 const insecureDocument = `{"version":"insecure/v1"}`
 
 // VerifyClientAttestationData checks the document.
@@ -82,8 +83,8 @@ func (InsecureSigner) VerifyServingAttestationData(context.Context, *certificate
 	return ErrNoServingEvidence
 }
 
-// ErrNoServingEvidence refuses a request for a serving certificate, of which a provider has no
-// evidence.
+// ErrNoServingEvidence refuses a request for a serving certificate, if the provider defines no
+// evidence for serving certificates.
 var ErrNoServingEvidence = verifier.Refusals{{Reason: verifier.ReasonProviderMismatch, Message: "this provider has no evidence for serving certificates"}}
 
 // MachineName returns the machine that the token was made for.

@@ -21,18 +21,18 @@ const (
 	Live
 )
 
-// assessment is where a decision's evidence comes from.
+// assessment says how much a decision may trust its evidence.
 type assessment int
 
 const (
-	// judged evidence was judged by its provider for this decision. That costs most of a decision's
-	// CPU time, above all the signatures of certificates.
+	// judged evidence was verified by its provider for this decision. The verification takes most
+	// of a decision's CPU time, above all for the signatures of certificates.
 	judged assessment = iota + 1
-	// remembered evidence was judged within the last minute, while the request waited. If there is
-	// none, the evidence is judged now.
+	// remembered evidence was verified within the last minute, while the request waited. If none is
+	// remembered, the evidence is verified now.
 	remembered
 	// assumed evidence is not verified. The claimed EK is used, and no authority vouches for it, so
-	// the outcome grants nothing. Only a document that names no EK is judged (addUnreadable).
+	// no outcome may grant anything. Only a document that names no EK is verified (addUnreadable).
 	assumed
 )
 
@@ -47,12 +47,12 @@ type pass struct {
 	sufficientFor func(situation, verifier.Outcome) bool
 }
 
-// situation is what selects the passes of a request.
+// situation has the facts that select the passes of a request.
 type situation struct {
 	// cacheInSync and cacheKeepsUp are InSync and KeepsUp of the records' Store.
 	cacheInSync, cacheKeepsUp bool
-	// pending, waiting and overdue are about the request: nobody has decided, the last decision was
-	// to wait, the deadline has passed.
+	// pending says that the request is undecided, waiting that the last decision was to wait, and
+	// overdue that the deadline has passed.
 	pending, waiting, overdue bool
 	// hello says that the request is a hello, attests that it has evidence of a known provider, and
 	// challenges that this provider has two rounds.
@@ -60,21 +60,22 @@ type situation struct {
 	audit                      bool
 }
 
-// passes is the table of which decision needs which consistency. The passes are tried in this
-// order. Each accepts only the outcomes that its inputs surely allow: one more pass costs time, a
-// wrong decision costs a node.
+// passes defines the consistency that each decision needs. They are tried in this order. Each
+// accepts only the outcomes for which its inputs suffice: one more pass costs time, a wrong
+// decision costs a node its certificate.
 var passes = []pass{
 	{
-		// A request that waits goes on waiting, without a look at its Node. If the cache is stale,
-		// it waits until the next look.
+		// A waiting request may go on waiting without reading its Node. If the cache is stale, the
+		// request waits until its next retry.
 		consistency: Cached, evidence: remembered,
 		applies:       func(s situation) bool { return s.cacheInSync && s.pending && s.waiting },
 		sufficientFor: func(_ situation, o verifier.Outcome) bool { return o == verifier.Wait },
 	},
 	{
-		// A hello is denied that contradicts what is known, however good its evidence may be. A flood
-		// of such hellos costs no signatures. If the cache is stale, the node asks again after half a
-		// minute. Once overdue, a hello is denied for what it waits for: that needs its evidence.
+		// A hello that contradicts the records is denied, also if its evidence is valid. So a flood
+		// of such hellos costs no verification of signatures. If the cache is stale, the node tries
+		// again after half a minute. An overdue hello is denied for the reason that it waits for,
+		// which needs its evidence.
 		consistency: Cached, evidence: assumed,
 		applies: func(s situation) bool {
 			return s.cacheInSync && s.pending && s.hello && s.challenges && !s.waiting && !s.overdue
@@ -82,10 +83,11 @@ var passes = []pass{
 		sufficientFor: func(_ situation, o verifier.Outcome) bool { return o == verifier.Deny },
 	},
 	{
-		// All outcomes of a hello: a challenge grants nothing, and the next hello repairs a wrong
-		// denial. Of a proof only the approval, since its writes detect a stale cache. The record is
-		// updated under the cached version, or created under a name derived from the machine. Then
-		// checkSole looks for rivals. Audit mode writes nothing, so it detects no stale cache.
+		// Sufficient for all outcomes of a hello: a challenge grants nothing, and the next hello
+		// repairs a wrong denial. Sufficient for the approval of a proof, since its writes detect a
+		// stale cache. The record is updated under the cached version, or created under a name
+		// derived from the machine. Then checkSole looks for rivals. Audit mode writes nothing, so
+		// it cannot detect a stale cache.
 		consistency: Cached, evidence: judged,
 		applies: func(s situation) bool {
 			return s.cacheInSync && s.pending && s.attests && !s.audit && (s.hello || s.cacheKeepsUp)
@@ -94,7 +96,8 @@ var passes = []pass{
 	},
 	{
 		// Everything else. Signing needs the record that was written before the approval
-		// (verifier.Rules.JudgeSigning). After its own approval decide signs without this pass.
+		// (verifier.Rules.JudgeSigning). After its own approval, decide already has that record and
+		// signs without this pass.
 		consistency: Live, evidence: judged,
 		applies:       func(situation) bool { return true },
 		sufficientFor: func(situation, verifier.Outcome) bool { return true },

@@ -60,8 +60,8 @@ func TestPasses(t *testing.T) {
 	}
 }
 
-// The API calls of a machine's certificates, with a cache that is in sync: of the hello, and of the
-// proof until it is issued and the hello is closed.
+// The API calls for a machine's certificate, with a cache in sync. They are counted for the hello,
+// and for the proof until the hello is closed.
 func TestCallsOfACertificate(t *testing.T) {
 	want := map[string][]string{
 		"first, hello": {"patch certificatesigningrequests"},
@@ -280,7 +280,8 @@ func TestStaleCache(t *testing.T) {
 	})
 }
 
-// After an own write that the cache did not show in time, proofs are decided on live for ten seconds.
+// After an own write that the cache did not show in time, proofs are decided on live for ten
+// seconds.
 func TestCacheThatDoesNotKeepUp(t *testing.T) {
 	inBubble(t, func(k *kit) {
 		in := k.start(stale)
@@ -313,7 +314,7 @@ func TestCacheThatDoesNotKeepUp(t *testing.T) {
 	})
 }
 
-// In audit mode nothing is written, whatever the outcome, and each decision is reported.
+// In audit mode nothing is written, for any outcome, and each decision is reported.
 func TestAuditWritesNothing(t *testing.T) {
 	for name, s := range scenarios {
 		t.Run(name, func(t *testing.T) {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package controller decides on the CertificateSigningRequests of one cluster's nodes. It challenges
-// hellos, judges proofs by the rules of pkg/verifier, keeps a record of each machine, approves, and
-// signs. An infrastructure provider embeds it in a manager of its own.
+// Package controller decides on the CertificateSigningRequests of one cluster's nodes. It
+// challenges hellos, judges proofs by the rules of pkg/verifier, keeps a record of each machine,
+// approves, and signs. An infrastructure provider embeds it in a manager of its own.
 //
-// A decision is written in four steps: the record, the approval, the certificate into the record,
-// and the certificate into the request. Each step may be repeated. After a crash between two steps,
-// the next decision continues from there.
+// The controller writes a decision in four steps: the record, the approval, the certificate into
+// the record, and the certificate into the request. Each step is idempotent. After a crash between
+// two steps, the next decision continues from there.
 //
 // Reading order, as in the chart of docs/architecture.md:
 //   - requestcache.go, intake.go and machinewatch.go: what is queued, and in which order
@@ -47,43 +47,43 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// Config is what a Controller is made of. Fields are required unless they are said to be optional.
+// Config configures a Controller. A field is required unless its comment says Optional or Default.
 type Config struct {
 	// Rules are the policy.
 	Rules *verifier.Rules
 	// Providers judge evidence.
 	Providers []Provider
-	// Machines are those of the cluster.
+	// Machines knows the machines of the cluster.
 	Machines MachineSource
-	// TrustUnnamed says that nothing else must vouch for an EK that the rules trust on first use,
-	// such as its manufacturer's CAs. Any software can then pass for a TPM. Default: something must.
+	// TrustUnnamed trusts an EK on first use although no authority vouches for it, such as its
+	// manufacturer's CA. Any software can then pass for a TPM. Default: false.
 	TrustUnnamed bool
-	// CA signs. If it is nil, another signer issues what is approved here.
+	// CA signs. If it is nil, another signer issues the certificates that this Controller approves.
 	CA signing.Source
-	// Limits bound lifetimes. They are required with a CA.
+	// Limits bound the lifetimes of certificates. They are required with a CA.
 	Limits signing.Limits
 	// Namespace is where records are kept.
 	Namespace string
-	// AcceptedEKChanges are the operator's acknowledgements of changed endorsement keys, such as a
-	// *KeyStore's. Optional: there are none.
+	// AcceptedEKChanges are the operator's acknowledgements of changed endorsement keys, such as
+	// those of a *sources.KeyStore. Default: none.
 	AcceptedEKChanges Acknowledgements
 	// Revocation refuses revoked certificates in use, and denies suspended machines everything.
 	// Optional: nothing is revoked.
 	Revocation *Revocation
-	// Owned has records be owned by their machines. Optional: machines that are no objects own
-	// nothing.
+	// Owned sets the machines as owners of their records. Optional: needed only if machines are
+	// objects of an API.
 	Owned *records.Owned
 	// Requests bounds the memory of the cache that Clients.Client reads. Optional: without it, the
-	// cache holds whole requests, and the queue does not know what they claim.
+	// cache holds whole requests, and the queue does not know their claims.
 	Requests *RequestCache
-	// Rates are rule R1. Default: fairqueue.DefaultRates.
+	// Rates limit how often requests are decided on (rule R1). Default: fairqueue.DefaultRates.
 	Rates fairqueue.Rates
 	// Audit decides and reports, and writes nothing. Optional.
 	Audit bool
-	// Concurrency is how many requests are decided on at a time. A decision mostly waits for the API
-	// server. Default: 16.
+	// Concurrency is the number of requests that are decided on at the same time. A decision mostly
+	// waits for the API server. Default: 16.
 	Concurrency int
-	// Decisions is how final decisions are recorded. Optional: their records are in the process log.
+	// Decisions says where final decisions are recorded. Default: the process log.
 	Decisions decisionlog.Config
 	// Metrics count decisions. Optional.
 	Metrics *telemetry.Metrics
@@ -108,7 +108,7 @@ type Controller struct {
 	retries *fairqueue.Retries[waitingEvidence]
 	listed  atomic.Pointer[listedMachines]
 
-	// waitingLimits bound the writes of publishWaiting for each requester.
+	// waitingLimits bounds the writes of publishWaiting for each requester.
 	waitingLimits *fairqueue.Limiters
 
 	intake      *intake
@@ -118,31 +118,32 @@ type Controller struct {
 	issuedWatch *issuedWatch
 }
 
-// Name is the controller's, in events and metrics.
+// Name is the controller's name in events and metrics.
 const Name = telemetry.Component
 
-// Clients are how a Controller reaches the cluster that nodes join, and the one with the records.
+// Clients are a Controller's clients of two clusters: the one that nodes join, and the one with the
+// records. Most often both are the same cluster.
 type Clients struct {
 	// Client reads requests from the cache that NewQueue watches, and writes to the API server.
 	Client client.Client
 	// Live reads from the API server.
 	Live client.Reader
-	// Events are about requests and Nodes. telemetry.NewDedupRecorder is applied to it.
+	// Events records Events on requests and Nodes. The Controller wraps it in
+	// telemetry.NewDedupRecorder.
 	Events events.EventRecorder
-	// RecordEvents are about records and the machines that own them, and so in the cluster with the
-	// records. telemetry.NewDedupRecorder is applied to it. Default: Events, since most often that is
-	// one cluster.
+	// RecordEvents records Events on records and on the machines that own them, in the cluster with
+	// the records. The Controller wraps it in telemetry.NewDedupRecorder. Default: Events.
 	RecordEvents events.EventRecorder
-	// Records reads records from the API server, watches and writes them.
+	// Records reads, watches and writes records, without a cache.
 	Records client.WithWatch
-	// Joined reads from the API server that nodes join, watches and writes there. Required with
-	// Config.Revocation.
+	// Joined reads, watches and writes in the cluster that nodes join, without a cache. Required
+	// with Config.Revocation.
 	Joined client.WithWatch
 }
 
-// Add makes a Controller of config and adds it to a manager. The manager's scheme has
-// certificates.k8s.io/v1, core/v1 and attestation.cluster.x-k8s.io/v1alpha1. Records are in the same
-// cluster as the requests.
+// Add makes a Controller of config and adds it to a manager. The manager's scheme must have
+// certificates.k8s.io/v1, core/v1 and attestation.cluster.x-k8s.io/v1alpha1. Records are in the
+// same cluster as the requests.
 func Add(manager ctrl.Manager, config Config) error {
 	api, err := client.NewWithWatch(manager.GetConfig(), client.Options{
 		HTTPClient: manager.GetHTTPClient(), Scheme: manager.GetScheme(), Mapper: manager.GetRESTMapper(),
@@ -168,8 +169,8 @@ func Add(manager ctrl.Manager, config Config) error {
 		Complete(c)
 }
 
-// New makes a Controller of config without a manager in the cluster that nodes join. NewQueue feeds
-// it.
+// New makes a Controller for a cluster that has no manager of its own. NewQueue returns the queue
+// that calls it.
 func New(config Config, clients Clients) (*Controller, error) {
 	c, err := newController(config)
 	if err != nil {
@@ -197,11 +198,12 @@ func New(config Config, clients Clients) (*Controller, error) {
 	return c, c.addEnforcer(clients)
 }
 
-// NewQueue returns a queue of the requests in a cache, on which the Controller decides. Start runs
-// it, without a manager. Call NewQueue once.
+// NewQueue returns the queue of the requests in a cache. Its Start runs the Controller without a
+// manager. Call NewQueue once.
 func (c *Controller) NewQueue(requests cache.Cache, log logr.Logger) (controller.Controller, error) {
 	options := c.options()
-	options.Reconciler, options.SkipNameValidation = c, new(true) // there is one for each cluster
+	// each cluster has a Controller of this name
+	options.Reconciler, options.SkipNameValidation = c, new(true)
 	options.LogConstructor = func(request *reconcile.Request) logr.Logger {
 		if request == nil {
 			return log
@@ -224,7 +226,7 @@ func (c *Controller) NewQueue(requests cache.Cache, log logr.Logger) (controller
 	return queue, queue.Watch(source.Kind[client.Object](requests, &certificatesv1.CertificateSigningRequest{}, &handler.EnqueueRequestForObject{}, c.intake.observed()))
 }
 
-// watchRecords returns the source that fills the cache of records, which metrics read, too.
+// watchRecords returns the source that fills the cache of records. Metrics read that cache, too.
 func (c *Controller) watchRecords(log logr.Logger) (source.Source, error) {
 	watch, err := c.records.Watch(log)
 	if err == nil {
@@ -237,14 +239,13 @@ func (c *Controller) options() controller.Options {
 	return controller.Options{
 		MaxConcurrentReconciles: c.Concurrency,
 		NewQueue:                c.queue.NewQueue,
-		// controller-runtime's own back-off grows to a quarter of an hour. An inventory or a CRD that
-		// appears must have an effect sooner.
+		// controller-runtime's own back-off grows to a quarter of an hour. That is too long if an
+		// inventory or a CRD is created meanwhile.
 		RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](retryDelay/100, retryDelay),
 	}
 }
 
-// newController checks a configuration. If something is missing, that is an error, never a rule that
-// does not hold.
+// newController checks a configuration. A missing field is an error: it must never disable a rule.
 func newController(config Config) (*Controller, error) {
 	c := &Controller{Config: &config, providers: map[string]Provider{}}
 	switch {
@@ -266,7 +267,7 @@ func newController(config Config) (*Controller, error) {
 	}
 	for _, p := range c.Providers {
 		if c.providers[p.Name()] != nil {
-			return nil, fmt.Errorf("controller: provider %q stands twice", p.Name())
+			return nil, fmt.Errorf("controller: provider %q is listed twice", p.Name())
 		}
 		c.providers[p.Name()] = p
 	}

@@ -42,7 +42,8 @@ func policy() verifier.Policy {
 	}
 }
 
-// What is missing is an error at the start, not a rule that never holds or a request that waits in vain.
+// What is missing is an error at the start, not a rule that never holds or a request that waits in
+// vain.
 func TestConfigIsComplete(t *testing.T) {
 	for name, c := range map[string]struct {
 		bend func(*Config, *verifier.Policy)

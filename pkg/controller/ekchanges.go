@@ -29,37 +29,38 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// Reasons of Events on Nodes whose machines have other EKs by a source than by their records.
+// Reasons of Events on Nodes for whose machines a source names other EKs than their records have.
 const (
 	ReasonEKChangeAccepted = "EKChangeAccepted"
 	ReasonEKChangeHeld     = "EKChangeHeld"
 )
 
 const (
-	// ekChangesInterval is how often records and sources are compared, where the machines are at
-	// hand. ekChangesSlow is how often where reading them may cost API calls, and
-	// ekChangesUnwatched while records are not watched: each time lists them all then.
+	// ekChangesInterval is the interval between comparisons of records and sources if the machines
+	// are in memory. ekChangesSlow applies if reading the machines may cost API calls.
+	// ekChangesUnwatched applies while records are not watched, since each comparison then lists
+	// all records.
 	ekChangesInterval, ekChangesSlow, ekChangesUnwatched = 2 * time.Second, 30 * time.Second, time.Minute
 	// freeEKChanges and freeEKPercent bound the changes of a source that are accepted without an
-	// operator: the larger of the two, of the machines that the source vouched for. An operator
-	// replaces a few boards at a time; a mistake in a source changes many.
+	// operator. The percentage is of the machines that the source vouched for, and the larger bound
+	// applies. An operator replaces a few boards at a time; a mistake in a source changes many.
 	freeEKChanges, freeEKPercent = 3, 5
-	// ekChangesRemind is how often changes that are held are reported again.
+	// ekChangesRemind is the interval after which held changes are reported again.
 	ekChangesRemind = 15 * time.Minute
 )
 
 // Acknowledgements are the names of changes that an operator has acknowledged.
 type Acknowledgements interface {
-	// List returns them as they were read last.
+	// List returns the names that were read last. They may be stale.
 	List() []string
-	// Remove takes one away, once the change has taken effect.
+	// Remove deletes a name, once the change has taken effect.
 	Remove(ctx context.Context, name string) error
 }
 
-// ekChanges decides whether it takes effect that a source names other EKs for machines than those
-// which it vouched for (verifier.Rules.ContradictsEK). What is accepted is written into the
-// machine's record, and the rules go by that. So it stays accepted, and is counted, whatever the
-// source says later, until it names the EK again or the new TPM has enrolled.
+// A source may now name other EKs for a machine than the one in the machine's record
+// (verifier.Rules.ContradictsEK). ekChanges decides whether such a change takes effect. An accepted
+// change is written into the machine's record, which the rules read. So the change stays accepted,
+// and is counted, until the source names the old EK again or the new TPM has enrolled.
 type ekChanges struct {
 	*Config
 	records *records.Store
@@ -68,10 +69,10 @@ type ekChanges struct {
 	// reporter records the Events.
 	reporter *reporter
 	log      logr.Logger
-	// acknowledged are the changes that an operator acknowledged and that are being written, by
-	// source.
+	// acknowledged has, by source, the changes that an operator acknowledged and that are not all
+	// written yet.
 	acknowledged map[verifier.EKSource]acknowledgedChanges
-	// reported are the changes of each source that were last reported without being accepted.
+	// reported has, by source, the held changes that were last reported.
 	reported map[verifier.EKSource]reportedChanges
 }
 
@@ -90,17 +91,17 @@ type reportedChanges struct {
 type ekChange struct {
 	object *v1alpha1.NodeAttestation
 	record verifier.Record
-	// named are the EKs that the source names now, sorted; none where it contradicts nothing now.
+	// named are the EKs that the source names now, sorted. It is empty if the source no longer
+	// contradicts the record.
 	named []string
 }
 
-// key tells the change from all others: which machine, which EK, and which EKs are to take its
-// place.
+// key identifies the change: the machine, its EK, and the EKs that replace it.
 func (c ekChange) key() string {
 	return fmt.Sprintf("%q %q %q %q", c.record.Machine.Name, c.record.Machine.UID, c.record.EK, c.named)
 }
 
-// isNew reports whether the change is not accepted as it is now.
+// isNew reports whether the change, with these EKs, is not accepted yet.
 func (c ekChange) isNew() bool {
 	return len(c.named) > 0 && !slices.Equal(c.named, c.record.EKReplacedBy)
 }
@@ -154,7 +155,7 @@ func (e *ekChanges) compare(ctx context.Context, now time.Time) error {
 		return o.Spec.EK == nil || !e.Rules.RefusesUnnamed(verifier.EKSource(o.Spec.EK.Source))
 	})
 	if len(objects) == 0 {
-		return nil // reading the machines costs some sources a call
+		return nil // reading the machines costs an API call with some sources
 	}
 	known, err := machinesOf(ctx, e.Machines, now)
 	if err != nil {
@@ -220,7 +221,7 @@ func (e *ekChanges) settle(ctx context.Context, source verifier.EKSource, vouche
 	}
 	acknowledged := e.acknowledged[source]
 	var accept, held []ekChange
-	counted := 0 // what is refused, or would be, without an acknowledgement
+	counted := 0 // the changes without an acknowledgement, accepted or new
 	for _, change := range changes {
 		before := change.object.Status.EKReplaced
 		switch {
@@ -256,8 +257,8 @@ func (e *ekChanges) settle(ctx context.Context, source verifier.EKSource, vouche
 	if err := errors.Join(failed...); err != nil || acknowledged.name == "" {
 		return err
 	}
-	// All of it is written: it is taken from the Secret, so that the same mistake is held next
-	// time.
+	// All acknowledged changes are written. The acknowledgement is removed from the Secret, so that
+	// the same changes are held if they come again.
 	if err := e.AcceptedEKChanges.Remove(ctx, acknowledged.name); err != nil {
 		return err
 	}
@@ -265,7 +266,7 @@ func (e *ekChanges) settle(ctx context.Context, source verifier.EKSource, vouche
 	return nil
 }
 
-// accept writes into a record that its EK is refused from now on, and which may take its place.
+// accept writes into a record that its EK is refused from now on, and which EKs may replace it.
 func (e *ekChanges) accept(ctx context.Context, change ekChange, acknowledged bool, now time.Time) error {
 	record := change.record
 	replacement := &v1alpha1.EKReplacement{Since: metav1.NewTime(now), EKs: change.named, Acknowledged: acknowledged}
@@ -308,7 +309,8 @@ func (e *ekChanges) hold(ctx context.Context, source verifier.EKSource, name str
 	}
 }
 
-// isNews reports whether these changes of a source were not reported a moment ago.
+// isNews reports whether to report these changes of a source: they differ from the last reported
+// ones, or those were reported ekChangesRemind ago. It remembers them as reported.
 func (e *ekChanges) isNews(source verifier.EKSource, name string, now time.Time) bool {
 	if last := e.reported[source]; last.name == name && now.Sub(last.at).Abs() < ekChangesRemind {
 		return false

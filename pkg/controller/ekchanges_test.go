@@ -150,8 +150,8 @@ func TestFewEKChangesAreAccepted(t *testing.T) {
 	})
 }
 
-// What contradicts no record's source is no change: a machine that is gone, no EK named, another
-// source, a source that is not available, and a source that only warns.
+// These are no changes, since they do not contradict a record's source. The cases are a deleted
+// machine, no named EK, another source, an unavailable source, and a source that only warns.
 func TestWhatIsNoEKChange(t *testing.T) {
 	for name, change := range map[string]func(m *verifier.Machine, r *v1alpha1.NodeAttestation){
 		"another machine of its name": func(m *verifier.Machine, _ *v1alpha1.NodeAttestation) { m.Ref.UID = "another" },

@@ -19,29 +19,29 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// intake tells the queue what arrives.
+// intake passes the requests in the cache to the queue, with their flows.
 type intake struct {
 	*Config
 	queue  *fairqueue.Queue
 	cached client.Reader
 }
 
-// cachedClaim is an annotation that exists only in the cache: the claim, as JSON, of each pending
-// request of ours. A RequestCache drops the same annotation of a requester. Without a RequestCache
-// the annotation is ignored.
+// cachedClaim is an annotation that exists only in the cache: the claim of a pending request of
+// ours, as JSON. A requester may set the same annotation: a RequestCache drops that one, and
+// without a RequestCache the annotation is ignored.
 const cachedClaim = "attestation.cluster.x-k8s.io/cached-claim"
 
-// claim is what is known of a request without its content.
+// claim has the part of a request's content that the queue needs. Nothing in it is verified but AK.
 type claim struct {
-	// EK is what a hello claims, and Hello is the name of the hello that a proof refers to.
+	// EK is the EK that a hello claims. Hello is the name of the hello that a proof refers to.
 	EK    string `json:"ek,omitempty"`
 	Hello string `json:"hello,omitempty"`
 	Node  string `json:"node,omitempty"`
-	// AK is whose TPM the request comes from, which was verified.
+	// AK is the verified AK of the TPM that the request comes from.
 	AK string `json:"ak,omitempty"`
 	// Expires is the end of a hello's challenge, as a Unix time.
 	Expires int64 `json:"expires,omitempty"`
-	// Dropped says that the cache has not kept the content.
+	// Dropped says that the cache did not keep the content.
 	Dropped bool `json:"dropped,omitempty"`
 }
 
@@ -55,14 +55,14 @@ func (i *intake) claimIn(object *certificatesv1.CertificateSigningRequest) (foun
 	return found, true
 }
 
-// maxClaimSize bounds the hellos whose claim is read, in bytes of spec.request: all requests are read
-// one after the other, before their turn. A hello has some certificates of its EK, and is usually
-// smaller than 16 KiB. One that is larger shares turns with the others of that kind.
+// maxClaimSize bounds the hellos whose claim is parsed, in bytes of spec.request. Claims are parsed
+// one after the other, before any rate limit. A hello has some certificates of its EK, and is
+// usually smaller than 16 KiB. Larger hellos have no claim, so the queue orders them together.
 const maxClaimSize = 32 << 10
 
-// parseClaim reads what a whole request claims: it parses the request and its document, and verifies
-// nothing but the origin, if there is one. A parser that panics must not end the watch; it panics
-// again in a worker, which recovers.
+// parseClaim returns the claim of a whole request. It parses the request and its document, and
+// verifies only the origin, if there is one. A parser that panics must not end the watch, so
+// parseClaim recovers. The parser panics again in a worker, which recovers and reports it.
 func parseClaim(rules *verifier.Rules, providers map[string]Provider, object *certificatesv1.CertificateSigningRequest, origin string) (found claim) {
 	defer func() {
 		if recover() != nil {
@@ -89,7 +89,8 @@ func parseClaim(rules *verifier.Rules, providers map[string]Provider, object *ce
 	return found
 }
 
-// originAK returns the AK whose TPM a whole request comes from, "" if its annotation does not show one.
+// originAK returns the AK of the TPM that a whole request comes from, "" if its annotation does not
+// verify.
 func originAK(providers map[string]Provider, origin string, object *certificatesv1.CertificateSigningRequest) string {
 	if origin == "" || len(object.Spec.Request) > attestation.MaxRequestSize {
 		return ""
@@ -117,8 +118,8 @@ func challengeIn(object *certificatesv1.CertificateSigningRequest) *attestation.
 	return challenge
 }
 
-// challengeExpiry returns when the challenge of a pending hello ends, and whether it may be ours.
-// With a forged one a requester fools only itself.
+// challengeExpiry returns the end of a pending hello's challenge, and whether the challenge may be
+// ours. The challenge may be forged, which harms only the requester itself.
 func (i *intake) challengeExpiry(object *certificatesv1.CertificateSigningRequest, now time.Time) (time.Time, bool) {
 	seconds := int64(0)
 	if found, ok := i.claimIn(object); ok {
@@ -130,10 +131,10 @@ func (i *intake) challengeExpiry(object *certificatesv1.CertificateSigningReques
 	return expires, seconds != 0 && expires.Before(now.Add(maxChallenge))
 }
 
-// maxChallenge is longer than any challenge of ours lasts.
+// maxChallenge is longer than the lifetime of any challenge of ours.
 const maxChallenge = time.Hour
 
-// isDropped reports whether the cache has not kept the content of a request.
+// isDropped reports whether the cache did not keep the content of a request.
 func (i *intake) isDropped(object *certificatesv1.CertificateSigningRequest) bool {
 	found, _ := i.claimIn(object)
 	return found.Dropped
@@ -144,9 +145,9 @@ func (i *intake) isOurs(object *certificatesv1.CertificateSigningRequest) bool {
 	return i.isDropped(object) || i.Rules.Matches(object)
 }
 
-// observed tells the queue the flow of each request as it comes and goes in the cache, before the
-// request is queued. It drops the events of publishWaiting: a look that finds nothing new would take
-// a token of the requester.
+// observed passes the flow of each request to the queue when the cache adds, updates or deletes it,
+// before the request is queued. It drops the events of publishWaiting: a reconciliation that finds
+// nothing new would take a token of the requester.
 func (i *intake) observed() predicate.Predicate {
 	return predicate.Funcs{
 		CreateFunc: func(e event.CreateEvent) bool { i.observe(e.Object); return true },
@@ -166,19 +167,20 @@ func (i *intake) observe(object client.Object) {
 	}
 	flow, now := i.flowOf(request), i.Now()
 	expires, challenged := i.challengeExpiry(request, now)
-	// An approved request is signed. A hello with an open challenge is only requeued, see limit: it is
-	// closed a minute after its challenge has ended (closeDelay), and the queue delays no look as long.
+	// An approved request is signed, so it takes no token. Nor does a hello with an open challenge,
+	// which is only requeued (see limit).
 	flow.Unlimited = stateOf(request) == approved || challenged && now.Before(expires)
 	i.queue.Observe(request.Name, flow)
 }
 
-// onlyAnnotated reports whether two versions of an undecided request of ours differ in nothing that
-// decisions read. The spec of a request does not change. Which content the cache keeps may differ.
+// onlyAnnotated reports whether two versions of an undecided request of ours differ only in fields
+// that no decision reads. The spec of a request is immutable. The cache may keep the content of one
+// version and not of the other.
 func (i *intake) onlyAnnotated(older, newer client.Object) bool {
 	o, ok := older.(*certificatesv1.CertificateSigningRequest)
 	n, ok2 := newer.(*certificatesv1.CertificateSigningRequest)
 	if !ok || !ok2 || o.UID != n.UID || o.ResourceVersion == n.ResourceVersion || stateOf(n) == finished || !i.isOurs(o) || !i.isOurs(n) {
-		return false // another request, a resync, or one whose end is to be noticed
+		return false // another request, a resync, or a finished one, which Reconcile must see
 	}
 	now := i.Now()
 	was, _ := i.challengeExpiry(o, now)
@@ -186,20 +188,21 @@ func (i *intake) onlyAnnotated(older, newer client.Object) bool {
 	return was.Equal(is) && equality.Semantic.DeepEqual(o.Status, n.Status)
 }
 
-// closeDelay is how long after the end of its challenge a hello is closed: a proof that came in time
-// may still be on its way.
+// closeDelay is the time between the end of a challenge and the closing of its hello. A proof that
+// came in time may still be queued.
 const closeDelay = time.Minute
 
-// isOpen reports whether a proof may follow a hello whose challenge ends at a time.
+// isOpen reports whether a proof may still follow a hello whose challenge ends at expires.
 func isOpen(expires, now time.Time) bool { return now.Before(expires.Add(closeDelay)) }
 
-// limit makes the next look at a hello take a token. The look that found its challenge open took
-// none. The next look denies the hello, and a forged challenge must not make that denial free.
+// limit makes the next reconciliation of a hello take a token. The reconciliation that found an
+// open challenge took none. The next one denies the hello, and a forged challenge must not make
+// that denial free.
 func (i *intake) limit(object *certificatesv1.CertificateSigningRequest) {
 	i.queue.Observe(object.Name, i.flowOf(object))
 }
 
-// flowOf returns what the queue orders a request by.
+// flowOf returns the flow by which the queue orders a request.
 func (i *intake) flowOf(object *certificatesv1.CertificateSigningRequest) fairqueue.Flow {
 	flow := fairqueue.Flow{Class: classOf(object.Spec.Username), Requester: object.Spec.Username}
 	if found, ok := i.claimIn(object); ok {
@@ -211,7 +214,7 @@ func (i *intake) flowOf(object *certificatesv1.CertificateSigningRequest) fairqu
 	return flow
 }
 
-// cachedEK returns the EK that a hello in the cache claims, empty if none is known.
+// cachedEK returns the EK that a cached hello claims, "" if none is known.
 func (i *intake) cachedEK(hello string) string {
 	object := &certificatesv1.CertificateSigningRequest{}
 	if err := i.cached.Get(context.Background(), client.ObjectKey{Name: hello}, object); err != nil {

@@ -134,7 +134,8 @@ func TestEndOfAChallenge(t *testing.T) {
 				if len(in.made()) > 0 || k.tpm.count() > 0 {
 					k.Errorf("an open challenge costs %v", in.made())
 				}
-				// The first look took no token, so there is one for the second, and none for a third.
+				// The first look took no token, so there is one for the second, and none for a
+				// third.
 				for i, wait := range []time.Duration{0, 15 * time.Minute} {
 					queue.Add(requestFor("hello"))
 					began := time.Now()
@@ -259,7 +260,8 @@ func waiting(k *kit, in *instance) {
 	in.once("unlisted")
 }
 
-// A source that shares its machines: the same slice changes nothing, another one wakes what is listed.
+// A source that shares its machines: the same slice changes nothing, another one wakes what is
+// listed.
 func TestSharedMachinesWake(t *testing.T) {
 	inBubble(t, func(k *kit) {
 		k.config.Machines = sharedList{k.machines}
@@ -307,7 +309,8 @@ func TestRecordsThatAreKnownLater(t *testing.T) {
 			k.Fatal(err)
 		}
 		queue, w := in.queueOf(), in.machineWatch(logr.Discard())
-		for _, name := range []string{"copy-1", "shown", "copy-2"} { // the newest copy would be first
+		// the newest copy would be first
+		for _, name := range []string{"copy-1", "shown", "copy-2"} {
 			object := k.build(name, attestation.HelloSignerName, "worker-1", document{EK: "ek-1"})
 			if name == "shown" {
 				withOrigin(object, "ak-1")

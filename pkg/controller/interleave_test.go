@@ -45,14 +45,14 @@ type proofActor struct {
 	*instance
 	request string
 	begun   bool
-	// steps has a value for each step that may be made, made one for each that was made. The last is
-	// false.
+	// steps has a value for each step that may be made, made one for each that was made. The last
+	// is false.
 	steps chan struct{}
 	made  chan bool
 }
 
-// newProofActor returns one whose steps end before its writes, or after them. So what it reads is as
-// old as possible, or as new.
+// newProofActor returns one whose steps end before its writes, or after them. So what it reads is
+// as old as possible, or as new.
 func newProofActor(in *instance, request string, before bool) *proofActor {
 	a := &proofActor{instance: in, request: request, steps: make(chan struct{}), made: make(chan bool)}
 	pause := func() {
@@ -134,9 +134,9 @@ func eachWay(t *testing.T, test func(t *testing.T, w watching, before bool)) {
 	}
 }
 
-// Two controllers decide on two proofs of one machine, in each order of their writes. Never are both
-// approved at a time, nor one by a record that names the other: the kit's server checks that. In the
-// end each has its certificate.
+// Two controllers decide on two proofs of one machine, in each order of their writes. Never are
+// both approved at a time, nor one by a record that names the other: the kit's server checks that.
+// In the end each has its certificate.
 func TestTwoProofsOfOneMachine(t *testing.T) {
 	for name, enrolled := range map[string]bool{"first": false, "again": true} {
 		t.Run(name, func(t *testing.T) {

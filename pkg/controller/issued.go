@@ -26,21 +26,21 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 )
 
-// AnnotationIssuedAround is on a request that was reported as issued without attestation. It has the
-// fingerprint of the certificate. No replica reports the request again.
+// AnnotationIssuedAround marks a request that was reported as issued without attestation. Its value
+// is the fingerprint of the certificate. It keeps other replicas from reporting the request again.
 const AnnotationIssuedAround = "attestation.cluster.x-k8s.io/issued-without-attestation"
 
-// ReasonIssuedAround is that of the Event on such a request, and on the Node of the name in the
-// certificate.
+// ReasonIssuedAround is the reason of the Event on such a request and on the Node that the
+// certificate names.
 const ReasonIssuedAround = "IssuedWithoutAttestation"
 
-// cachedIssued is an annotation that exists only in the cache, on a trimmed request. It says that the
-// request was issued to a node or a bootstrap identity.
+// cachedIssued is an annotation that exists only in the cache, on a trimmed request. It says that a
+// node or a bootstrap identity got a certificate for the request.
 const cachedIssued = "attestation.cluster.x-k8s.io/cached-issued"
 
-// How certificates that no record names are counted.
+// Values of the metrics label for certificates that no record names.
 const (
-	// namedAttested says that the name in the certificate has a record, namedOther that it has
+	// namedAttested says that the node in the certificate has a record, namedOther that it has
 	// none.
 	namedAttested, namedOther = "attested", "other"
 	// namedUnattested says that an unattested node asked for its own name.
@@ -50,19 +50,20 @@ const (
 	namedForgotten = "forgotten"
 )
 
-// groupsOfNodes are the groups whose members ask for certificates of nodes.
+// groupsOfNodes are the groups whose members request certificates of nodes.
 var groupsOfNodes = []string{"system:bootstrappers", "system:nodes"}
 
-// issuedToNode reports whether a request of a node or a bootstrap identity was issued. Serving
-// certificates of the built-in signer do not count: they authenticate no request to the API server.
+// issuedToNode reports whether a node or a bootstrap identity got a certificate for its request.
+// Serving certificates of the built-in signer do not count: they authenticate no request to the API
+// server.
 func issuedToNode(request *certificatesv1.CertificateSigningRequest) bool {
 	return len(request.Status.Certificate) > 0 && request.Spec.SignerName != certificatesv1.KubeletServingSignerName &&
 		!isMarked(request) &&
 		slices.ContainsFunc(request.Spec.Groups, func(group string) bool { return slices.Contains(groupsOfNodes, group) })
 }
 
-// isMarked reports whether the request has the annotation for its certificate. The requester may
-// have set another value.
+// isMarked reports whether the annotation has the fingerprint of the request's certificate. The
+// requester may have set any other value.
 func isMarked(request *certificatesv1.CertificateSigningRequest) bool {
 	value := request.Annotations[AnnotationIssuedAround]
 	if value == "" {
@@ -72,8 +73,8 @@ func isMarked(request *certificatesv1.CertificateSigningRequest) bool {
 	return err == nil && value == "sha256:"+fingerprint
 }
 
-// keepIssued marks a trimmed request that was issued. Certificate and requester are read again if
-// the request turns out to be of interest.
+// keepIssued marks a trimmed request that has a certificate. noticeIssued reads the certificate and
+// the requester live.
 func keepIssued(kept, request *certificatesv1.CertificateSigningRequest) {
 	if issuedToNode(request) {
 		kept.Annotations = map[string]string{cachedIssued: ""}
@@ -89,9 +90,9 @@ type issuedWatch struct {
 	reporter *reporter
 }
 
-// noticeIssued reports once that a request was issued without attestation: no record names it. It
-// reads request and records live before that, since the cached records may be stale. Live records
-// suffice: a record names its request before the certificate is issued.
+// noticeIssued reports once that a certificate was issued without attestation: no record names the
+// request. It reads the request and the records live before that, since the cached records may be
+// stale. Live records suffice, since a record names its request before the certificate is issued.
 func (w *issuedWatch) noticeIssued(ctx context.Context, object *certificatesv1.CertificateSigningRequest) (ctrl.Result, error) {
 	if !w.needsLiveCheck(object) {
 		return ctrl.Result{}, nil
@@ -104,11 +105,12 @@ func (w *issuedWatch) noticeIssued(ctx context.Context, object *certificatesv1.C
 		return ctrl.Result{}, nil
 	}
 	leaf, err := signing.Leaf(request.Status.Certificate)
-	if err != nil { // the API server takes none that does not parse; trying again would not help
+	// the API server accepts only certificates that parse, so a retry would not help
+	if err != nil {
 		log.FromContext(ctx).Error(err, "a certificate was issued that does not parse", "request", request.Name)
 		return ctrl.Result{}, nil
 	}
-	if w.Now().After(leaf.NotAfter) { // it has left its record
+	if w.Now().After(leaf.NotAfter) { // records drop expired certificates
 		return ctrl.Result{}, nil
 	}
 	node := nodeOf(leaf)
@@ -124,8 +126,8 @@ func (w *issuedWatch) noticeIssued(ctx context.Context, object *certificatesv1.C
 	return w.reportIssued(ctx, request, leaf, node, found)
 }
 
-// needsLiveCheck reports whether a request may have been issued without attestation, judging by the
-// caches. It also counts the requests of unattested nodes.
+// needsLiveCheck reports whether the certificate may have been issued without attestation, judging
+// by the caches. It also counts the requests of unattested nodes.
 func (w *issuedWatch) needsLiveCheck(object *certificatesv1.CertificateSigningRequest) bool {
 	if _, only := object.Annotations[cachedIssued]; only && len(object.Status.Certificate) == 0 {
 		return true
@@ -149,7 +151,8 @@ func (w *issuedWatch) needsLiveCheck(object *certificatesv1.CertificateSigningRe
 	return !slices.ContainsFunc(found, func(r v1alpha1.NodeAttestation) bool { return names(&r, object.UID) })
 }
 
-// nodeOf returns the name of the node that a certificate authenticates, empty if there is none.
+// nodeOf returns the name of the node that a certificate authenticates, "" if it authenticates no
+// node.
 func nodeOf(leaf *x509.Certificate) string {
 	node, ok := strings.CutPrefix(leaf.Subject.CommonName, "system:node:")
 	if !ok {
@@ -163,13 +166,14 @@ func names(record *v1alpha1.NodeAttestation, request types.UID) bool {
 	return record.Status.Request != nil && record.Status.Request.UID == request || records.HasCertificateFor(record, request)
 }
 
-// isUnattested reports whether a node that the policy lists as unattested asked for its own name.
+// isUnattested reports whether a node that the policy lists as unattested requested a certificate
+// for its own name.
 func (w *issuedWatch) isUnattested(request *certificatesv1.CertificateSigningRequest, node string) bool {
 	return node != "" && request.Spec.Username == "system:node:"+node && w.Rules.IsUnattestedNode(node)
 }
 
-// reportIssued reports in the request's annotation first, which other replicas read, and then in the
-// log, in Events and in the metrics.
+// reportIssued writes the request's annotation first, since other replicas read it. Then it reports
+// in the log, in Events and in the metrics.
 func (w *issuedWatch) reportIssued(ctx context.Context, request *certificatesv1.CertificateSigningRequest, leaf *x509.Certificate, node string, found []v1alpha1.NodeAttestation) (ctrl.Result, error) {
 	sum := sha256.Sum256(leaf.Raw)
 	line := []any{
@@ -197,7 +201,8 @@ func (w *issuedWatch) reportIssued(ctx context.Context, request *certificatesv1.
 	switch {
 	case apierrors.IsConflict(err):
 		return ctrl.Result{RequeueAfter: conflictDelay}, nil
-	case err != nil && !apierrors.IsForbidden(err): // without the right to annotate it is reported by each leader
+	case err != nil && !apierrors.IsForbidden(err):
+		// without the right to annotate, each leader reports the request
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	if !w.countIssued(request, name) {
@@ -214,7 +219,8 @@ func (w *issuedWatch) reportIssued(ctx context.Context, request *certificatesv1.
 }
 
 // forgotten reports whether the controller approved a request and its record was deleted since. A
-// record that is younger than the approval was created anew. Only an approver could forge this.
+// record that is younger than the approval is not the one of that time. Only an approver could
+// forge this.
 func forgotten(request *certificatesv1.CertificateSigningRequest, found []v1alpha1.NodeAttestation) bool {
 	return slices.ContainsFunc(request.Status.Conditions, func(condition certificatesv1.CertificateSigningRequestCondition) bool {
 		return condition.Type == certificatesv1.CertificateApproved && condition.Reason == string(ReasonApproved) &&

@@ -31,8 +31,8 @@ func (k *kit) names(record *v1alpha1.NodeAttestation, request *certificatesv1.Ce
 	}
 }
 
-// Certificates that were issued without attestation are marked and reported once, by any controller.
-// Those that a record names, of unattested nodes, and for others than nodes are not.
+// Certificates that were issued without attestation are marked and reported once, by any
+// controller. Those that a record names, of unattested nodes, and for others than nodes are not.
 func TestIssuedWithoutAttestation(t *testing.T) {
 	for name, c := range map[string]struct {
 		file func(k *kit)
@@ -141,8 +141,8 @@ func mark(request *certificatesv1.CertificateSigningRequest) string {
 	return "sha256:" + must(signing.Fingerprint(request.Status.Certificate))
 }
 
-// What the controller itself approved, and whose record was deleted since, is not reported as issued
-// without attestation. The same holds of a record that was made anew.
+// A certificate that the controller itself approved is not reported as issued without attestation
+// if its record was deleted since. The same holds if the record was made again.
 func TestForgottenRecords(t *testing.T) {
 	for name, anew := range map[string]bool{"deleted": false, "made anew": true} {
 		t.Run(name, func(t *testing.T) {

@@ -49,8 +49,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// The tests of decisions run a Controller against a server in memory, inside a synctest bubble: its
-// clock is that of the rules, of the informers and of all waits.
+// The tests of decisions run a Controller against a server in memory, inside a synctest bubble. The
+// rules, the informers and all waits use the clock of the bubble.
 
 const (
 	tpmSigner     = "example.com/tpm"
@@ -103,10 +103,10 @@ var testScheme = sync.OnceValue(func() *runtime.Scheme {
 	return scheme
 })
 
-// server is controller-runtime's fake client, with what it lacks of an API server: UIDs, times, the
-// subresource approval, certificates and fields of records that do not change, and a watch that can
-// hang. It checks each write for what must hold at any time. Requests are read and written without
-// the fake client's JSON, which would take half of the tests' time.
+// server is controller-runtime's fake client, and adds what an API server has beside it. It adds
+// UIDs, times, the subresource approval, immutable certificates and record fields, and a watch that
+// can hang. It checks each write for what must hold at any time. Requests are read and written
+// without the fake client's JSON, which would take half of the tests' time.
 type server struct {
 	client.WithWatch
 	tracker clienttesting.ObjectTracker
@@ -253,8 +253,8 @@ func (s *server) patchStatus(ctx context.Context, _ client.Client, subresource s
 	return nil
 }
 
-// check notes a write that must not happen: an approval without a record that names the request, or
-// beside another one of the same node, and a certificate that is not in the record.
+// check records forbidden writes. These are an approval when no record names the request, a second
+// approval for a node, and a certificate that is not in the record.
 func (s *server) check(ctx context.Context, before, after *certificatesv1.CertificateSigningRequest) {
 	approves := stateOf(before) == pending && stateOf(after) == approved && after.Status.Conditions[0].Reason == string(ReasonApproved)
 	issues := len(before.Status.Certificate) == 0 && len(after.Status.Certificate) > 0 && !slices.Contains(after.Spec.Usages, certificatesv1.UsageServerAuth)
@@ -379,8 +379,8 @@ type connection struct {
 	client.WithWatch
 	mu    sync.Mutex
 	calls []call
-	// intercept is what happens in place of a call: run is the call, and i counts calls from 0. Nil:
-	// the call happens.
+	// intercept is what happens in place of a call: run is the call, and i counts calls from 0.
+	// Nil: the call happens.
 	intercept func(i int, c call, run func() error) error
 }
 
@@ -484,8 +484,8 @@ type document struct {
 	Hello string `json:"hello,omitempty"`
 	// Machine is the machine that evidence of one round names.
 	Machine string `json:"machine,omitempty"`
-	// Refused is the reason for which the evidence is refused, and Unavailable says that it cannot be
-	// judged now.
+	// Refused is the reason for which the evidence is refused, and Unavailable says that it cannot
+	// be judged now.
 	Refused     verifier.Reason `json:"refused,omitempty"`
 	Unavailable bool            `json:"unavailable,omitempty"`
 	// Boot is how often the TPM was reset.
@@ -958,8 +958,8 @@ func (in *instance) once(name string) ctrl.Result {
 	return result
 }
 
-// settle is the queue: it decides on all requests, and again on those that have changed, have failed,
-// or come back. It ends when only requests are left that go on waiting.
+// settle is the queue: it decides on all requests, and again on those that have changed, have
+// failed, or come back. It ends when only requests are left that go on waiting.
 func (in *instance) settle() {
 	in.k.Helper()
 	due, seen := map[string]time.Time{}, map[string]string{}

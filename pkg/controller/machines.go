@@ -9,10 +9,10 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// MachineSource knows the machines of the cluster. It reads nothing that a node can write.
+// MachineSource knows the machines of the cluster. It must read nothing that a node can write.
 type MachineSource interface {
-	// Machines returns all of them, in a slice of the caller's own. An error means that the machines
-	// are not known now, so nothing is decided.
+	// Machines returns all machines, in a slice that the caller may change. An error means that the
+	// machines are not known now, so nothing is decided.
 	Machines(ctx context.Context, now time.Time) ([]verifier.Machine, error)
 }
 
@@ -20,8 +20,8 @@ type MachineSource interface {
 // copy all of them.
 type SharedSource interface {
 	MachineSource
-	// Shared returns what Machines does. It stays the same slice until the machines change, and
-	// nobody may change them.
+	// Shared returns the same machines as Machines. It returns the same slice until the machines
+	// change. The caller must not change it.
 	Shared(ctx context.Context, now time.Time) ([]verifier.Machine, error)
 }
 
@@ -33,15 +33,15 @@ func machinesOf(ctx context.Context, source MachineSource, now time.Time) ([]ver
 	return source.Machines(ctx, now)
 }
 
-// indexedMachines is the index of the machines that a SharedSource returned last.
+// indexedMachines has the slice that a SharedSource returned last, and its index.
 type indexedMachines struct {
 	machines []verifier.Machine
 	index    *verifier.MachineIndex
 }
 
-// indexOf returns an index of machines that a SharedSource returned, made once for each slice. It
-// returns nil for other sources: theirs would be made for each decision, and costs more than going
-// through all machines.
+// indexOf returns the index of a slice that a SharedSource returned. It makes the index once for
+// each slice. It returns nil for other sources: an index for a single decision costs more than
+// going through all machines.
 func (c *collector) indexOf(machines []verifier.Machine) *verifier.MachineIndex {
 	if _, shared := c.Machines.(SharedSource); !shared {
 		return nil
@@ -54,16 +54,17 @@ func (c *collector) indexOf(machines []verifier.Machine) *verifier.MachineIndex 
 	return c.indexed.index
 }
 
-// isSameSlice reports whether two slices are the same memory: a SharedSource returns another one
+// isSameSlice reports whether two slices share their memory. A SharedSource returns a new slice
 // once its machines have changed.
 func isSameSlice(a, b []verifier.Machine) bool {
 	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
 }
 
-// TokenSource knows which machine a bootstrap token was made for. A MachineSource may be one.
-// Without it no token is known, and where the policy requires a token, first requests wait in vain.
+// TokenSource knows which machine a bootstrap token was made for. A MachineSource may implement it.
+// Otherwise no token is known, and if the policy requires a token, no first request is ever
+// approved.
 type TokenSource interface {
-	// Token returns what is known of the token with this ID, which is its public part. The zero value
-	// means that nothing is known yet.
+	// Token returns the token with this ID, which is its public part. The zero value means that the
+	// token is not known yet.
 	Token(ctx context.Context, id string, now time.Time) (verifier.Token, error)
 }

@@ -21,8 +21,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// listedMachines are the claims of machines that a source names: their EKs, and the node names of
-// machines of which no source names an EK.
+// listedMachines are the claims of listed machines: their EKs, and the node names of those without
+// an EK in any source.
 type listedMachines struct{ eks, nodes map[string]bool }
 
 func listMachines(machines []verifier.Machine) *listedMachines {
@@ -51,8 +51,8 @@ func (l *listedMachines) equal(other *listedMachines) bool {
 	return other != nil && maps.Equal(l.eks, other.eks) && maps.Equal(l.nodes, other.nodes)
 }
 
-// How often the machines are compared. machinesSlow is for a source that builds all machines anew
-// at each call.
+// Intervals between two comparisons of the machines. machinesSlow is for a source that builds all
+// machines in each call.
 const (
 	machinesInterval = time.Second
 	machinesSlow     = 5 * time.Second
@@ -63,14 +63,15 @@ type machineWatch struct {
 	*Config
 	queue   *fairqueue.Queue
 	retries *fairqueue.Retries[waitingEvidence]
-	// listed are the claims that have a share of their own in the queue. It is nil until the machines
-	// are known.
+	// listed has the claims of machines in a source. They have a share of their own in the queue.
+	// It is nil until the machines are known.
 	listed *atomic.Pointer[listedMachines]
-	// recordsKnown says that the queue could ask for the AKs in records when it was relisted last.
+	// recordsKnown says that the records were in sync when the queue was last relisted, so that it
+	// knew their AKs.
 	recordsKnown bool
 	records      *records.Store
 	log          logr.Logger
-	// last are the shared machines that were compared last.
+	// last has the shared machines of the last comparison.
 	last []verifier.Machine
 }
 
@@ -96,11 +97,13 @@ func (w *machineWatch) run(ctx context.Context, queue workqueue.TypedRateLimitin
 	defer ticker.Stop()
 	for ; ctx.Err() == nil; wait(ctx, ticker) {
 		idle := w.listed.Load() != nil && w.queue.Len() == 0 && w.retries.Len() == 0
-		if !shared && idle { // building all machines would order nothing
+		// nothing is queued and nothing waits, so building all machines would be wasted
+		if !shared && idle {
 			continue
 		}
 		if err := w.compare(ctx, queue); err != nil && ctx.Err() == nil {
-			w.log.V(1).Info("the machines are not known", "cause", text.Line(err.Error(), telemetry.MaxLogged)) // each decision fails by that, and says so
+			// each decision fails with this error and reports it
+			w.log.V(1).Info("the machines are not known", "cause", text.Line(err.Error(), telemetry.MaxLogged))
 		}
 	}
 }
@@ -128,7 +131,7 @@ func (w *machineWatch) compare(ctx context.Context, queue workqueue.TypedRateLim
 		return nil
 	}
 	listed := listMachines(machines)
-	if !shared && listed.equal(before) { // a waiting request comes back by itself
+	if !shared && listed.equal(before) { // waiting requests are retried anyway
 		return nil
 	}
 	w.last = machines

@@ -12,47 +12,49 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// Provider is the verifier's half of an attestation provider.
+// Provider verifies the evidence of an attestation provider.
 type Provider interface {
-	// Name is that in the PROVIDER block.
+	// Name is the provider's name in the PROVIDER block.
 	Name() string
-	// Judge judges the evidence of a request. A Challenger refuses a proof without its hello
-	// only for what is wrong with the proof itself, since the hello may only not be known yet.
-	// For the missing hello it returns another error, or none.
+	// Judge verifies the evidence of a request. A Challenger may be asked about a proof without its
+	// hello, since the hello may not be known yet. Then it returns verifier.Refusals only for
+	// faults of the proof itself. For the missing hello it returns another error, or none.
 	Judge(ctx context.Context, q Question) verifier.Evidence
 }
 
-// Question is what a Provider is asked to judge.
+// Question has the evidence that a Provider is asked to verify.
 type Question struct {
 	Request *certificatesv1.CertificateSigningRequest
-	// Hello is the one that a proof refers to. It is nil for a hello, and if there is none.
+	// Hello is the hello that a proof refers to. It is nil if Request is a hello, or if the hello
+	// is not found.
 	Hello *certificatesv1.CertificateSigningRequest
-	// Named says that an authority names the EK which Challenger.EK returned.
+	// Named says that an authority names the EK that Challenger.EK returned.
 	Named bool
 	Now   time.Time
 }
 
-// Challenger is a Provider of two rounds. It is pure except for the random numbers of a challenge.
+// Challenger is a Provider with two rounds, hello and proof. It does no I/O, and its only side
+// effect is drawing random numbers for a challenge.
 type Challenger interface {
 	Provider
 	// EK returns the endorsement key that a hello or proof claims, "" if it is malformed. Nothing
 	// vouches for it.
 	EK(request, hello *certificatesv1.CertificateSigningRequest) string
-	// HelloOf returns the name of the hello that a proof refers to. If it fails, Judge says what is
-	// wrong with the proof.
+	// HelloOf returns the name of the hello that a proof refers to. If HelloOf fails, Judge must
+	// refuse the proof and say why.
 	HelloOf(proof *certificatesv1.CertificateSigningRequest) (string, error)
-	// Challenge answers a hello that Judge has just accepted. It returns the annotation's value and
-	// when it expires.
+	// Challenge answers a hello that Judge has just accepted. It returns the value of the
+	// annotation and the end of the challenge.
 	Challenge(hello *certificatesv1.CertificateSigningRequest, named bool, now time.Time) (string, time.Time, error)
-	// Versions are those of the documents that Judge accepts.
+	// Versions are the versions of the documents that Judge accepts.
 	Versions() attestation.Versions
 }
 
-// OriginVerifier is a Challenger of nodes that are a provider.Originator. It is optional.
+// OriginVerifier is a Challenger whose plugins implement provider.Originator. It is optional.
 type OriginVerifier interface {
-	// OriginAK returns the AK, as records have it, whose TPM made an origin for this request, "" if the
-	// origin does not verify. The origin is the value of the annotation attestation.AnnotationOrigin.
-	// The AK may be anybody's.
+	// OriginAK returns the AK whose TPM made the origin of this request, in the format of records,
+	// "" if the origin does not verify. The origin is the value of the annotation
+	// attestation.AnnotationOrigin. The AK may belong to any TPM: nothing vouches for it.
 	OriginAK(origin string, request *certificatesv1.CertificateSigningRequest) string
 }
 

@@ -18,12 +18,12 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// retryDelay is how soon a request is decided on again if no watch event will show that the
+// retryDelay is the time until the next decision on a request if no watch event will show that the
 // obstacle is gone. It also bounds the back-off after failures.
 const retryDelay = time.Second
 
-// Reconcile decides on one request, as far as there is something to decide, and reports a write
-// that the API server refused. The queue has applied the rates (R1).
+// Reconcile decides on one request, if there is something to decide, and reports a write that the
+// API server refused. The queue has already applied the rate limits (R1).
 func (c *Controller) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
 	object := &certificatesv1.CertificateSigningRequest{}
 	if err := c.client.Get(ctx, request.NamespacedName, object); err != nil {
@@ -41,7 +41,7 @@ func (c *Controller) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	return result, err
 }
 
-// proceed takes a request of ours on from its state.
+// proceed takes the next step for a request of ours, by its state.
 func (c *Controller) proceed(ctx context.Context, object *certificatesv1.CertificateSigningRequest) (ctrl.Result, error) {
 	now, began, restored := c.Now(), time.Now(), false
 	switch stateOf(object) {
@@ -51,7 +51,7 @@ func (c *Controller) proceed(ctx context.Context, object *certificatesv1.Certifi
 			return ctrl.Result{}, err
 		}
 		return c.issuedWatch.noticeIssued(ctx, object)
-	case approved: // it may have been issued since
+	case approved: // another signer may have issued the certificate since
 		if err := c.live.Get(ctx, client.ObjectKeyFromObject(object), object); err != nil {
 			return ctrl.Result{}, client.IgnoreNotFound(err)
 		}
@@ -59,7 +59,7 @@ func (c *Controller) proceed(ctx context.Context, object *certificatesv1.Certifi
 		expires, challenged := c.intake.challengeExpiry(object, now)
 		if challenged && (isOpen(expires, now) || c.Audit) {
 			c.intake.limit(object)
-			// In audit mode the challenge may have ended.
+			// In audit mode the challenge may have ended already: then wait for closeDelay.
 			return ctrl.Result{RequeueAfter: max(expires.Add(closeDelay).Sub(now), closeDelay)}, nil
 		}
 		if restored = c.intake.isDropped(object); restored {
@@ -82,9 +82,9 @@ func (c *Controller) proceed(ctx context.Context, object *certificatesv1.Certifi
 	return result, err
 }
 
-// restore reads a request of which the cache dropped the content. It reports false if that request
-// is gone, or has changed. The event of that change may be one that onlyAnnotated drops, so the
-// request is looked at again all the same.
+// restore reads a request live whose content the cache dropped. It reports false if that request is
+// gone, or has changed. onlyAnnotated may drop the event of that change, so the request is requeued
+// anyway.
 func (c *Controller) restore(ctx context.Context, object *certificatesv1.CertificateSigningRequest) (bool, error) {
 	whole, err := getRequest(ctx, c.live, object.Name)
 	if whole == nil || err != nil {
@@ -97,17 +97,17 @@ func (c *Controller) restore(ctx context.Context, object *certificatesv1.Certifi
 	return true, nil
 }
 
-// forget drops what is remembered of a request that is decided or gone.
+// forget drops the state that is kept for a request that is decided or gone.
 func (c *Controller) forget(name string) {
 	c.queue.Forget(name)
 	c.retries.Forget(name)
 }
 
-// decide tries the passes in order until one is sufficient, carries the decision out, and reports
-// it. It returns that outcome. After an approval it also signs, and still returns Approve.
+// decide tries the passes in order until one is sufficient. It carries the decision out, reports
+// it, and returns the outcome. After an approval it also signs, and still returns Approve.
 func (c *Controller) decide(ctx context.Context, object *certificatesv1.CertificateSigningRequest, now time.Time) (verifier.Outcome, ctrl.Result, error) {
 	claim, ours := c.Rules.ParseClaim(object)
-	if !ours { // another request took the name
+	if !ours { // another request of the same name replaced it
 		return verifier.Ignore, ctrl.Result{}, nil
 	}
 	began, situation, m := time.Now(), c.situationOf(object, claim, now), &memo{evidence: map[evidenceKey]verifier.Evidence{}}
@@ -128,15 +128,16 @@ func (c *Controller) decide(ctx context.Context, object *certificatesv1.Certific
 			continue
 		}
 		if err := s.input.Evidence.Err; err != nil && !isVerdict(err) && p.evidence == judged {
-			log.FromContext(ctx).Info("the evidence could not be judged", "request", object.Name, "cause", err.Error()) // the node does not learn why
+			// the node gets no reason
+			log.FromContext(ctx).Info("the evidence could not be judged", "request", object.Name, "cause", err.Error())
 		}
 		result, err := c.carryOut(ctx, object, s, decision, time.Since(began))
 		if isStale(err) && p.consistency == Cached {
 			continue
 		}
 		if current := s.input.Request; err == nil && c.CA != nil && stateOf(object) == pending && stateOf(current) == approved {
-			// This call wrote the record and the approval, so it can sign by these versions. If that
-			// fails, the watch event of the approval queues the request again.
+			// This call wrote the record and the approval, so it can sign without reading them
+			// again. If that fails, the watch event of the approval queues the request again.
 			began := time.Now()
 			s.approvalWarnings = decision.Warnings
 			result, err = c.carryOut(ctx, current, s, c.judge(current, s), time.Since(began))
@@ -144,10 +145,11 @@ func (c *Controller) decide(ctx context.Context, object *certificatesv1.Certific
 		result, err = c.retryConflicts(ctx, object, now, result, err)
 		return decision.Outcome, result, err
 	}
-	return 0, ctrl.Result{}, fmt.Errorf("request %s: no consistency level produced a decision", object.Name) // Live always does
+	// not reached: the last pass is sufficient for every outcome
+	return 0, ctrl.Result{}, fmt.Errorf("request %s: no consistency level produced a decision", object.Name)
 }
 
-// judge has the rules decide by the request's state.
+// judge asks the rules for a decision that fits the request's state.
 func (c *Controller) judge(object *certificatesv1.CertificateSigningRequest, s *snapshot) verifier.Decision {
 	switch {
 	case stateOf(object) != approved:
@@ -158,24 +160,26 @@ func (c *Controller) judge(object *certificatesv1.CertificateSigningRequest, s *
 	return c.Rules.JudgeSigning(s.input)
 }
 
-// carryOut acts on a decision, and reports it. In audit mode it only reports.
+// carryOut carries a decision out, and reports it. In audit mode it only reports.
 func (c *Controller) carryOut(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, decision verifier.Decision, took time.Duration) (result ctrl.Result, err error) {
 	switch {
 	case decision.Outcome == verifier.Wait:
 		result = c.wait(object, s, decision.Refusals.Reason())
 		c.publishWaiting(ctx, object, decision)
-	case decision.Outcome == verifier.Ignore && c.CA == nil && s.isRecorded(object): // another signer issues it; JudgeUnsigned fails it at the deadline
+	case decision.Outcome == verifier.Ignore && c.CA == nil && s.isRecorded(object):
+		// another signer issues it; JudgeUnsigned fails it at the deadline
 		result.RequeueAfter = max(c.Rules.Deadline(object).Sub(s.input.Now), time.Second)
 	case !c.Audit:
 		result, err = c.actor.act(ctx, object, s, decision)
 	}
-	if err == nil || s.issued != nil { // a published certificate is final, whatever happens to the hello
+	// a published certificate is final, even if closing the hello failed
+	if err == nil || s.issued != nil {
 		c.reporter.report(ctx, object, s, decision, took)
 	}
 	return result, err
 }
 
-// denyUnjudged denies a request for a reason that is not of the rules.
+// denyUnjudged denies a request for a reason that did not come from the rules.
 func (c *Controller) denyUnjudged(ctx context.Context, object *certificatesv1.CertificateSigningRequest, reason verifier.Reason, message string, now time.Time) error {
 	if err := c.actor.deny(ctx, object, string(reason), message); err != nil {
 		return err
@@ -187,13 +191,14 @@ func (c *Controller) denyUnjudged(ctx context.Context, object *certificatesv1.Ce
 	return nil
 }
 
-// waitingEvidence is the evidence of a request that waits.
+// waitingEvidence is the remembered evidence of a waiting request. It is valid only for the same
+// key.
 type waitingEvidence struct {
 	by       evidenceKey
 	evidence verifier.Evidence
 }
 
-// wait has a request come back later, and remembers its evidence unless that could not be judged.
+// wait requeues a request for later. It remembers the evidence, unless that could not be judged.
 func (c *Controller) wait(object *certificatesv1.CertificateSigningRequest, s *snapshot, cause verifier.Reason) ctrl.Result {
 	now, q := s.input.Now, s.question()
 	after := c.retries.Wait(fairqueue.Waiting{
@@ -208,20 +213,21 @@ func (c *Controller) wait(object *certificatesv1.CertificateSigningRequest, s *s
 	return ctrl.Result{RequeueAfter: after}
 }
 
-// isStale reports whether a write failed since something was written meanwhile.
+// isStale reports whether a write failed because of another write since the read.
 func isStale(err error) bool {
 	return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err)
 }
 
-// retryConflicts requeues a request whose write lost to another writer. The next decision reads the
-// other write first. Other errors go to the queue's back-off.
+// retryConflicts requeues a request whose write lost to another writer. The next decision reads
+// that write first. Other errors are retried with the queue's back-off.
 func (c *Controller) retryConflicts(ctx context.Context, object *certificatesv1.CertificateSigningRequest, now time.Time, result ctrl.Result, err error) (ctrl.Result, error) {
 	switch {
 	case apierrors.IsAlreadyExists(err):
-		// Another replica created the record, and the next decision reads it. Or the record is
-		// another cluster's. That one stays, so the request is denied at the deadline.
+		// Either another replica created the record: then the next decision reads it. Or the record
+		// belongs to another cluster: it will not go away, so the request is denied at the
+		// deadline.
 		if !now.Before(c.Rules.Deadline(object)) {
-			return ctrl.Result{}, c.denyUnjudged(ctx, object, verifier.ReasonIdentityBound, "record: there is one of that name, which is not this cluster's", now)
+			return ctrl.Result{}, c.denyUnjudged(ctx, object, verifier.ReasonIdentityBound, "record: there is one of that name, and it belongs to another cluster", now)
 		}
 		log.FromContext(ctx).Info("there is a record of that name already", "request", object.Name, "cause", err.Error())
 		return ctrl.Result{RequeueAfter: retryDelay}, nil
@@ -234,7 +240,7 @@ func (c *Controller) retryConflicts(ctx context.Context, object *certificatesv1.
 
 const conflictDelay = retryDelay / 10
 
-// state is how far a request has come, as far as decisions distinguish that.
+// state is a request's progress, as far as decisions depend on it.
 type state int
 
 const (

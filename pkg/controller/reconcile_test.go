@@ -165,7 +165,8 @@ var scenarios = map[string]scenario{
 
 var servingAddresses = verifier.Addresses{DNSNames: []string{"worker-1"}, IPs: []netip.Addr{netip.MustParseAddr("10.1.2.3")}}
 
-// run starts a controller and has it settle the scenario. It returns the controller and the request.
+// run starts a controller and has it settle the scenario. It returns the controller and the
+// request.
 func (s scenario) run(k *kit, w watching, intercept func(i int, c call, run func() error) error) (in *instance, name string) {
 	k.Helper()
 	if s.configure != nil {
@@ -205,7 +206,7 @@ func (s scenario) check(k *kit, name string) {
 
 var consistencies = []watching{inSync, stale, unwatched}
 
-// Each outcome is carried out, whatever the cache of records knows, and reported once.
+// Each outcome is carried out, for any content of the cache of records, and reported once.
 func TestOutcomes(t *testing.T) {
 	for name, s := range scenarios {
 		for _, w := range consistencies {
@@ -239,8 +240,8 @@ var answers = map[string]func(c call) error{
 	"timeout":        func(c call) error { return apierrors.NewTimeoutError("injected", 1) },
 }
 
-// answersTo are those that are tried, by the consistency of the cache: as many as take no longer than
-// a second or two.
+// answersTo are those that are tried, by the consistency of the cache: as many as take no longer
+// than a second or two.
 var answersTo = map[watching][]string{
 	inSync:    {"conflict", "not found", "already exists", "forbidden", "timeout"},
 	stale:     {"conflict", "not found", "already exists", "timeout"},
@@ -295,8 +296,8 @@ func callsOf(t *testing.T, s scenario, w watching) (calls []call) {
 
 var errCrashed = errors.New("the controller crashed")
 
-// A controller crashes after each write in turn: the server has done it, and the controller makes no
-// other call. Another one goes on, with the same end.
+// A controller crashes after each write in turn: the server has done it, and the controller makes
+// no other call. Another one goes on, with the same end.
 func TestCrashAfterEachWrite(t *testing.T) {
 	for name, s := range scenarios {
 		for _, w := range consistencies {

@@ -25,15 +25,14 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// A requester decides how many of its requests are denied. These rates bound the records of them,
-// and those with whole requests: otherwise a flood would fill the disk, and later admissions would
-// have no record.
+// These rates bound, for each requester, the records of denials, and those that contain the whole
+// request. Without them a flood would fill the disk, and later approvals would have no record.
 var (
 	deniedRecordRate  = fairqueue.Rate{Every: time.Second, Burst: 500}
 	deniedArchiveRate = fairqueue.Rate{Every: time.Minute, Burst: 50}
 )
 
-// The bounds of what a record has of the requester and of refusals.
+// Bounds of a record's fields about the requester and the refusals.
 const (
 	maxGroups, maxFindings = 16, 32
 	maxCredentialID        = 256
@@ -45,12 +44,12 @@ type recorder struct {
 	*Config
 	deniedRecords *fairqueue.Limiters
 	deniedArchive *fairqueue.Limiters
-	// recorded has the IDs of the last records, so that none is made twice. In audit mode a request
-	// is decided on repeatedly, and finish sees requests that this replica has just issued.
+	// recorded has the IDs of the last records, so that none is made twice. Audit mode decides on a
+	// request repeatedly, and finish sees requests that this replica has just issued.
 	recorded *lru.Cache
 
 	mu sync.Mutex
-	// unrecorded counts, by requester, the denials since its last record that have none.
+	// unrecorded counts, by requester, the denials without a record since its last record.
 	unrecorded *lru.Cache
 }
 
@@ -62,7 +61,7 @@ func newRecorder(config *Config) *recorder {
 	}
 }
 
-// outcomeOf returns what a decision came to, "" if another one follows it.
+// outcomeOf returns the outcome of a final decision, "" if another decision follows.
 func (r *recorder) outcomeOf(object *certificatesv1.CertificateSigningRequest, d verifier.Decision) decisionlog.Outcome {
 	switch d.Outcome {
 	case verifier.Deny:
@@ -85,8 +84,8 @@ func (r *recorder) outcomeOf(object *certificatesv1.CertificateSigningRequest, d
 	return ""
 }
 
-// record records a decision, if it is final. Without a log of its own it returns the record for the
-// line in the process log.
+// record records a decision, if it is final. If Config.Decisions has no log, it returns the record
+// for the process log.
 func (r *recorder) record(object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision, reason string) *decisionlog.Record {
 	outcome := r.outcomeOf(object, d)
 	if outcome == "" {
@@ -119,7 +118,8 @@ func (r *recorder) record(object *certificatesv1.CertificateSigningRequest, s *s
 }
 
 // recordIssued records a published certificate for which this process made no record: another
-// signer issued it, or the controller ended too early. The NodeAttestation has the facts.
+// signer issued it, or the controller was killed too early. It takes the facts from the
+// NodeAttestation.
 func (r *recorder) recordIssued(object, hello *certificatesv1.CertificateSigningRequest, attested verifier.Record) {
 	record := r.newRecord(object, hello, decisionlog.Issued, r.Now())
 	record.Recovered, record.Reason = true, string(ReasonApproved)
@@ -133,7 +133,7 @@ func (r *recorder) recordIssued(object, hello *certificatesv1.CertificateSigning
 	r.keep(object, hello, object.Status.Certificate, record)
 }
 
-// newRecord returns what a record has of the requests alone.
+// newRecord returns a record with the fields that depend on the requests alone.
 func (r *recorder) newRecord(object, hello *certificatesv1.CertificateSigningRequest, outcome decisionlog.Outcome, now time.Time) *decisionlog.Record {
 	record := &decisionlog.Record{
 		APIVersion: decisionlog.APIVersion, Kind: decisionlog.Kind,
@@ -153,8 +153,8 @@ func (r *recorder) newRecord(object, hello *certificatesv1.CertificateSigningReq
 	return record
 }
 
-// recordApplied records what an operator did to a machine. Without a log of its own it returns the
-// document for the line in the process log.
+// recordApplied records a revocation, suspension or resumption by an operator. If Config.Decisions
+// has no log, it returns the document for the process log.
 func (r *recorder) recordApplied(a revocation.Application) *decisionlog.Revocation {
 	spec := a.Record.Spec
 	document := &decisionlog.Revocation{
@@ -183,8 +183,8 @@ func (r *recorder) recordApplied(a revocation.Application) *decisionlog.Revocati
 	return nil
 }
 
-// keep adds the certificate, if there is one, and hands a record on, each ID once. It returns the
-// record if there is no log for it.
+// keep adds the certificate, if there is one, and logs a record, each ID once. If Config.Decisions
+// has no log, it returns the record.
 func (r *recorder) keep(object, hello *certificatesv1.CertificateSigningRequest, chain []byte, record *decisionlog.Record) *decisionlog.Record {
 	if _, known := r.recorded.Get(record.ID); known {
 		return nil
@@ -223,7 +223,7 @@ func (r *recorder) countUnrecorded(requester string) {
 	r.unrecorded.Add(requester, n+1)
 }
 
-// takeUnrecorded returns how many denials of a requester have no record, and forgets them.
+// takeUnrecorded returns the number of a requester's denials without a record, and resets it.
 func (r *recorder) takeUnrecorded(requester string) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -235,9 +235,9 @@ func (r *recorder) takeUnrecorded(requester string) int {
 	return counted.(int)
 }
 
-// machineRef returns the machine in the grant. Without a grant, it is the only machine that the
-// evidence names, or that a source lists with the EK. A serving certificate is for the machine in
-// the node's record.
+// machineRef returns the machine in the grant. Without a grant it returns the machine that the
+// evidence names or a source lists with the EK, if there is exactly one. For a serving certificate
+// it returns the machine in the node's record.
 func (s *snapshot) machineRef(granted verifier.Record) verifier.MachineRef {
 	refs := map[verifier.MachineRef]bool{}
 	switch {
@@ -294,12 +294,12 @@ func requestOfRecord(object *certificatesv1.CertificateSigningRequest) decisionl
 	return of
 }
 
-// isWhole reports whether the cache kept spec.request as it is: neither dropped nor cut.
+// isWhole reports whether the cache kept the whole spec.request.
 func isWhole(object *certificatesv1.CertificateSigningRequest) bool {
 	return len(object.Spec.Request) > 0 && len(object.Spec.Request) <= attestation.MaxRequestSize
 }
 
-// RequesterOf returns the user in a spec as a record has it.
+// RequesterOf returns the requester in a spec in the format of records.
 func RequesterOf(spec certificatesv1.CertificateSigningRequestSpec) decisionlog.Requester {
 	requester := decisionlog.Requester{Username: text.Line(spec.Username, maxName)}
 	for _, group := range spec.Groups[:min(len(spec.Groups), maxGroups)] {
@@ -311,7 +311,7 @@ func RequesterOf(spec certificatesv1.CertificateSigningRequestSpec) decisionlog.
 	return requester
 }
 
-// archived returns what verify needs of a request: identity, age and spec.
+// archived returns the fields of a request that `verify` needs: identity, age and spec.
 func archived(object *certificatesv1.CertificateSigningRequest) *certificatesv1.CertificateSigningRequest {
 	kept := &certificatesv1.CertificateSigningRequest{
 		TypeMeta:   metav1.TypeMeta{APIVersion: certificatesv1.SchemeGroupVersion.String(), Kind: "CertificateSigningRequest"},
@@ -328,7 +328,7 @@ func findings(refusals verifier.Refusals) (all []decisionlog.Finding) {
 	return all
 }
 
-// merged returns each warning once.
+// merged returns the warnings of both, each once.
 func merged(before, after verifier.Refusals) verifier.Refusals {
 	all := slices.Clone(before)
 	for _, warning := range after {
@@ -339,7 +339,7 @@ func merged(before, after verifier.Refusals) verifier.Refusals {
 	return all
 }
 
-// PCRsOf returns the proven PCRs as a record has them, nil if there are none.
+// PCRsOf returns the proven PCRs in the format of records, nil if there are none.
 func PCRsOf(e verifier.Evidence) *decisionlog.PCRs {
 	if len(e.PCRs) == 0 {
 		return nil

@@ -338,8 +338,8 @@ func TestExpiredHelloIsRecorded(t *testing.T) {
 	})
 }
 
-// A warning at the approval is in the record of the certificate, though it is none any more when the
-// certificate is signed.
+// A warning at the approval is in the record of the certificate, though it is none any more when
+// the certificate is signed.
 func TestRecordHasTheWarningsOfTheApproval(t *testing.T) {
 	inBubble(t, func(k *kit) {
 		k.policy.Credential = verifier.Recover
@@ -355,8 +355,8 @@ func TestRecordHasTheWarningsOfTheApproval(t *testing.T) {
 	})
 }
 
-// A flood of denials fills no disk: of one requester it leaves a bounded number of records, and fewer
-// with whole requests. The next record says how many are missing. Others are not affected.
+// A flood of denials fills no disk: of one requester it leaves a bounded number of records, and
+// fewer with whole requests. The next record says how many are missing. Others are not affected.
 func TestRecordsOfDenialsAreBounded(t *testing.T) {
 	inBubble(t, func(k *kit) {
 		list := k.recordDecisions()

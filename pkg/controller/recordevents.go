@@ -16,7 +16,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// describe says what was decided, for the log and Events.
+// describe returns a text about the decision, for the log and Events.
 func (r *reporter) describe(object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision) string {
 	switch {
 	case len(d.Refusals) > 0:
@@ -52,9 +52,9 @@ func (r *reporter) changedRecord(s *snapshot, d verifier.Decision) *v1alpha1.Nod
 	return s.recordFor(d.Grant.Record.Machine)
 }
 
-// warnOwner records an Event on the record and machine of a node whose own request was denied or
-// failed, once a minute for each reason: the node lost its access, or is about to. Requests of
-// others that claim its name cause none.
+// warnOwner records an Event on the record and the machine of a node whose own request was denied
+// or failed. It does so once a minute for each reason. Such a node lost its access, or is about to.
+// Requests of others that claim its name cause no such Event.
 func (r *reporter) warnOwner(object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision, reason, message string) {
 	if r.Audit || d.Outcome != verifier.Deny && d.Outcome != verifier.Fail {
 		return
@@ -74,7 +74,7 @@ func (r *reporter) warnOwner(object *certificatesv1.CertificateSigningRequest, s
 }
 
 // eventOnRecord records an Event on a record, and on the machine that owns it, if machines are
-// objects. Each costs the API server as much as a write.
+// objects. Each Event costs the API server a write.
 func (r *reporter) eventOnRecord(record *v1alpha1.NodeAttestation, kind, reason, message string) {
 	message = telemetry.Message(message)
 	r.recordEvents.Eventf(record, nil, kind, reason, "Decide", "%s", message)

@@ -25,13 +25,13 @@ type reporter struct {
 	*Config
 	live   client.Reader
 	events events.EventRecorder
-	// recordEvents are about records and the machines that own them.
+	// recordEvents records Events on records and on the machines that own them.
 	recordEvents events.EventRecorder
 	retries      *fairqueue.Retries[waitingEvidence]
 	recorder     *recorder
-	// eventLimits bound the Events about denied and waiting requests of each requester.
+	// eventLimits bounds the Events about denied and waiting requests of each requester.
 	eventLimits *fairqueue.Limiters
-	// last is when something was last reported of a Node or a request.
+	// last has the time of the last report about a Node or a request.
 	last *lru.Cache
 }
 
@@ -43,16 +43,16 @@ func newReporter(config *Config, clients Clients, retries *fairqueue.Retries[wai
 	}
 }
 
-// maxReported bounds how many reports are remembered. One that was forgotten is repeated.
+// maxReported bounds the number of remembered reports. A forgotten report is repeated.
 const maxReported = 20_000
 
-// eventRate bounds the Events about denied and waiting requests of one requester: an Event costs the
-// API server as much as a denial.
+// eventRate bounds the Events about denied and waiting requests of one requester: an Event costs
+// the API server as much as a denial.
 var eventRate = fairqueue.Rate{Every: time.Second, Burst: 50}
 
 // report reports a decision: in the log, in metrics, and in Events on the request and on its Node,
-// if there is one. What a request waits for is reported once: an Event costs more than the
-// decision, and hundreds of requests may wait.
+// if there is one. The reason for which a request waits is reported once: an Event costs more than
+// the decision, and hundreds of requests may wait.
 func (r *reporter) report(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision, took time.Duration) {
 	switch d.Outcome {
 	case verifier.Ignore:
@@ -90,7 +90,8 @@ func (r *reporter) report(ctx context.Context, object *certificatesv1.Certificat
 	switch {
 	case d.Outcome == verifier.Challenge, d.Outcome == verifier.Approve && r.CA != nil:
 		// An intermediate step. An Event would cost as much as the step.
-	case r.changedRecord(s, d) != nil: // in place of one on the request, which has conditions that say so
+	case r.changedRecord(s, d) != nil:
+		// The record gets the Event instead of the request, whose conditions already say so.
 		r.eventOnRecord(r.changedRecord(s, d), corev1.EventTypeNormal, reason, object.Name+": "+note)
 		r.eventOnNode(ctx, object, node, corev1.EventTypeNormal, reason, note)
 	case d.Outcome == verifier.Wait && !r.eventLimits.Take(object.Spec.Username, r.Now()):
@@ -103,7 +104,7 @@ func (r *reporter) report(ctx context.Context, object *certificatesv1.Certificat
 	}
 }
 
-// log writes the line about a decision, and records a final one.
+// log writes the log line about a decision, and records a final decision.
 func (r *reporter) log(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision, reason, message string) {
 	line := append([]any{
 		"request", object.Name, "signer", object.Spec.SignerName, "requester", object.Spec.Username,
@@ -118,15 +119,15 @@ func (r *reporter) log(ctx context.Context, object *certificatesv1.CertificateSi
 	log.FromContext(ctx).Info("decided", line...)
 }
 
-// event records an Event on a request and on the Node of the name that it asks for, if there is one.
-// The Node's owner wants to know, also if another requester files the request.
+// event records an Event on a request, and on the Node whose name it requests, if that Node exists.
+// The Node's owner needs to know, also if another requester filed the request.
 func (r *reporter) event(ctx context.Context, object *certificatesv1.CertificateSigningRequest, node, kind, reason, message string) {
 	r.events.Eventf(object, nil, kind, reason, "Decide", "%s", telemetry.Message(message))
 	r.eventOnNode(ctx, object, node, kind, reason, message)
 }
 
-// eventOnNode records an Event on the Node alone, once a minute for each reason. If the Node cannot
-// be read, there is none.
+// eventOnNode records an Event on the Node alone, once a minute for each reason. It does nothing if
+// the Node cannot be read.
 func (r *reporter) eventOnNode(ctx context.Context, object *certificatesv1.CertificateSigningRequest, node, kind, reason, message string) {
 	if node == "" {
 		return
@@ -146,9 +147,9 @@ func (r *reporter) eventOnNode(ctx context.Context, object *certificatesv1.Certi
 	r.events.Eventf(regarding, object, kind, reason, "Decide", "%s: %s", object.Name, telemetry.Message(message))
 }
 
-// nodeReference returns a reference to the Node that files a request for itself, nil for another
-// requester. As in the kubelet's own Events, the UID is the node's name, which saves reading the
-// Node. kubectl describe shows Events with either UID.
+// nodeReference returns a reference to the Node that filed a request for itself, nil for another
+// requester. Its UID is the node's name, as in the kubelet's own Events. That saves reading the
+// Node, and kubectl describe shows Events with either UID.
 func nodeReference(object *certificatesv1.CertificateSigningRequest, node string) *metav1.PartialObjectMetadata {
 	if object.Spec.Username != "system:node:"+node {
 		return nil

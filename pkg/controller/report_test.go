@@ -84,8 +84,8 @@ func TestWaitingIsReportedOnce(t *testing.T) {
 }
 
 // The kinds of Events: warnings on what is refused and on unattested nodes, none on intermediate
-// steps. They are on the Node, too, which learns each reason once a minute. A certificate is reported
-// on its record, in place of its request.
+// steps. They are on the Node, too, which learns each reason once a minute. A certificate is
+// reported on its record, in place of its request.
 func TestEvents(t *testing.T) {
 	for name, want := range map[string][]string{
 		"Challenge": nil,
@@ -125,7 +125,7 @@ func TestEvents(t *testing.T) {
 	}
 }
 
-// A record and the machine that owns it have an Event for each certificate, and for denials of the
+// A record and its owner have an Event for each certificate. They also have one for denials of the
 // node's own requests, once a minute for each reason. Requests of others cause none.
 func TestEventsOnRecords(t *testing.T) {
 	inBubble(t, func(k *kit) {
@@ -169,8 +169,8 @@ func TestEventsOnRecords(t *testing.T) {
 	})
 }
 
-// Of one requester the Events about denials are bounded. The Node's owner learns of it nevertheless,
-// once a minute. Decisions are counted, each of them.
+// Of one requester the Events about denials are bounded. The Node's owner learns of it
+// nevertheless, once a minute. Decisions are counted, each of them.
 func TestEventsAboutDenialsAreBounded(t *testing.T) {
 	const flood = 60
 	inBubble(t, func(k *kit) {

@@ -23,27 +23,28 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// RequestCache bounds the memory that a cache of CertificateSigningRequests needs. Requesters decide
-// how many requests there are, and how large. Of a request the cache keeps only what decisions read.
-// Of a pending request beyond the budget it keeps the identity and the claim. The Controller reads
-// such a request from the API server when it is the request's turn. The UID shows that it is the
-// same one, whose spec nobody can change.
+// RequestCache bounds the memory of a cache of CertificateSigningRequests. Requesters control the
+// number and the size of requests. The cache keeps only the fields that decisions read. Of a
+// pending request beyond the budget it keeps only the identity and the claim. The Controller reads
+// such a request live before it decides. The same UID means the same spec, since the spec is
+// immutable.
 //
-// What writes a request from such a cache must be a patch: an update would remove what is missing.
+// Code that writes a request from such a cache must patch: an update would remove the missing
+// fields.
 type RequestCache struct {
 	rules  *verifier.Rules
 	budget *fairqueue.Budget
-	// providers are the Controller's, once there is one.
+	// providers are the Controller's providers. It is nil until newController sets it.
 	providers map[string]Provider
 }
 
-// NewRequestCache returns the bounds of one cache. Configure sets them, and Config.Requests binds
-// them to a Controller, which must be made before the cache starts.
+// NewRequestCache returns a RequestCache for one cache. Pass it to that cache by Configure, and to
+// a Controller by Config.Requests. Make the Controller before the cache starts.
 func NewRequestCache(rules *verifier.Rules) *RequestCache {
 	return &RequestCache{rules: rules, budget: fairqueue.NewBudget()}
 }
 
-// Configure sets the options of a cache.
+// Configure applies the bounds to the options of a cache.
 func (r *RequestCache) Configure(options *cache.Options) {
 	options.NewInformer = func(lw toolscache.ListerWatcher, object apiruntime.Object, resync time.Duration, indexers toolscache.Indexers) toolscache.SharedIndexInformer {
 		if _, ok := object.(*certificatesv1.CertificateSigningRequest); ok {
@@ -53,12 +54,13 @@ func (r *RequestCache) Configure(options *cache.Options) {
 	}
 }
 
-// listPage is how many requests one answer has. Each may have 1.5 MB, and twice that decoded.
+// listPage is the number of requests in one page. A request may have 1.5 MB, and twice that
+// decoded.
 const listPage = 5
 
-// reducing reduces each request once, as it arrives. It lists in small pages, since one list would
-// hold all requests in memory at once. client-go lists if the API server cannot stream the first
-// state (before Kubernetes 1.34), and after errors.
+// reducing reduces each request when it arrives. It lists in small pages, since one list would hold
+// all requests in memory at once. client-go lists after errors, and if the API server cannot stream
+// the initial state (before Kubernetes 1.34).
 func (r *RequestCache) reducing(lw toolscache.ListerWatcher) toolscache.ListerWatcher {
 	whole := toolscache.ToListerWatcherWithContext(lw)
 	return &toolscache.ListWatch{
@@ -99,7 +101,7 @@ func (r *RequestCache) reducing(lw toolscache.ListerWatcher) toolscache.ListerWa
 	}
 }
 
-// reduce returns what the cache keeps of a request.
+// reduce returns the part of a request that the cache keeps.
 func (r *RequestCache) reduce(request *certificatesv1.CertificateSigningRequest) *certificatesv1.CertificateSigningRequest {
 	refused := stateOf(request) == finished && len(request.Status.Certificate) == 0
 	if refused || !r.rules.Matches(request) {
@@ -109,10 +111,12 @@ func (r *RequestCache) reduce(request *certificatesv1.CertificateSigningRequest)
 	if challenge := request.Annotations[attestation.AnnotationChallenge]; challenge != "" && len(challenge) <= attestation.MaxChallenge {
 		kept.Annotations = map[string]string{attestation.AnnotationChallenge: challenge}
 	}
-	if len(kept.Spec.Request) > attestation.MaxRequestSize { // as much as shows that it is too long
+	// keep one byte more than allowed, so that the rules refuse the request as too long
+	if len(kept.Spec.Request) > attestation.MaxRequestSize {
 		kept.Spec.Request = append([]byte(nil), kept.Spec.Request[:attestation.MaxRequestSize+1]...)
 	}
-	if stateOf(kept) != pending { // only approvers make it so
+	// only approvers can change the state, so the budget need not count it
+	if stateOf(kept) != pending {
 		return kept
 	}
 	found := parseClaim(r.rules, r.providers, kept, request.Annotations[attestation.AnnotationOrigin])
@@ -129,8 +133,9 @@ func (r *RequestCache) reduce(request *certificatesv1.CertificateSigningRequest)
 	return dropped
 }
 
-// reserve reports whether the budget has room for a request. The reservation ends when the garbage
-// collector frees the object. So the budget counts what is in memory, whatever keeps it there.
+// reserve reports whether the budget has room for a request, and reserves it. The reservation ends
+// when the garbage collector frees the object. So the budget counts all objects in memory,
+// also those that only a worker still refers to.
 func (r *RequestCache) reserve(kept *certificatesv1.CertificateSigningRequest) bool {
 	requester, size := kept.Spec.Username, kept.Size()
 	if !r.budget.Reserve(requester, size) {
@@ -143,7 +148,7 @@ func (r *RequestCache) reserve(kept *certificatesv1.CertificateSigningRequest) b
 // setClaim puts the claim into the cached copy of a request.
 func setClaim(kept *certificatesv1.CertificateSigningRequest, found claim) {
 	value, err := json.Marshal(found)
-	if err != nil { // strings and numbers always marshal
+	if err != nil { // not reached: strings and numbers always marshal
 		return
 	}
 	if kept.Annotations == nil {
@@ -159,8 +164,8 @@ func identity(request *certificatesv1.CertificateSigningRequest) metav1.ObjectMe
 	}
 }
 
-// trimmed keeps of a request its identity, its signer, and the types of its conditions. Dropping
-// the username means that no unattested-node rule can match it.
+// trimmed returns a request's identity, its signer, and the types of its conditions. Dropping the
+// username means that no unattested-node rule can match it.
 func trimmed(request *certificatesv1.CertificateSigningRequest) *certificatesv1.CertificateSigningRequest {
 	kept := &certificatesv1.CertificateSigningRequest{
 		TypeMeta: request.TypeMeta, ObjectMeta: identity(request), Spec: certificatesv1.CertificateSigningRequestSpec{SignerName: request.Spec.SignerName},

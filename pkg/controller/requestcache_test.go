@@ -148,7 +148,8 @@ func TestRequestsBeyondTheBudget(t *testing.T) {
 	runtime.KeepAlive(kept["flood"])
 	kept["flood"] = nil
 	deadline := time.Now().Add(time.Minute)
-	for ; len(kept["flood"]) == 0; file("later", "flood") { // the collector calls back in a goroutine of its own
+	// the collector calls back in a goroutine of its own
+	for ; len(kept["flood"]) == 0; file("later", "flood") {
 		if time.Now().After(deadline) {
 			t.Fatal("nothing of the flood is in memory, and the budget is not free")
 		}
@@ -156,8 +157,8 @@ func TestRequestsBeyondTheBudget(t *testing.T) {
 	}
 }
 
-// Where requests are listed, whatever version is asked for, no answer has more than a page of them,
-// and those of the pages before are trimmed by then.
+// If requests are listed, from any version, no answer has more than a page of them. The requests of
+// earlier pages are trimmed by then.
 func TestListsAreTrimmed(t *testing.T) {
 	const count = 2*listPage + 1
 	rules, err := verifier.New(policy())

@@ -20,16 +20,16 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/revocation"
 )
 
-// Revocation is how revoked certificates are refused.
+// Revocation configures how revoked certificates are refused.
 type Revocation struct {
 	// Cluster is the cluster's UID, as in records.
 	Cluster string
-	// SlicePrefix is what the names of RevocationSlices begin with. Labels are their labels, and Owners
-	// their owners. Both are optional.
+	// SlicePrefix begins the names of RevocationSlices. Labels are their labels, and Owners their
+	// owners. Both are optional.
 	SlicePrefix string
 	Labels      map[string]string
 	Owners      []metav1.OwnerReference
-	// StatusNamespace is the Namespace in the cluster that nodes join whose status says whether
+	// StatusNamespace is a Namespace in the cluster that nodes join. Its status says whether
 	// revocation is in force.
 	StatusNamespace string
 	// Version returns the version of the API server that nodes join.
@@ -40,7 +40,7 @@ type Revocation struct {
 	enforcer *revocation.Enforcer
 }
 
-// Rendered returns what the admission policy of that name is to have, nil if that is not known yet.
+// Rendered returns the desired spec of an admission policy, nil if it is not known yet.
 func (r *Revocation) Rendered(policy string) *admissionv1.ValidatingAdmissionPolicySpec {
 	if r.enforcer == nil {
 		return nil
@@ -48,7 +48,7 @@ func (r *Revocation) Rendered(policy string) *admissionv1.ValidatingAdmissionPol
 	return r.enforcer.Rendered(policy)
 }
 
-// addEnforcer makes the enforcer. In audit mode there is none, since it writes.
+// addEnforcer makes the enforcer. In audit mode it makes none, since an enforcer writes.
 func (c *Controller) addEnforcer(clients Clients) error {
 	r := c.Revocation
 	if r == nil || c.Audit {

@@ -24,59 +24,60 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// collector reads what decisions are made from.
+// collector reads the inputs of decisions.
 type collector struct {
 	*Config
 	providers map[string]Provider
-	// cached reads requests from the cache, live reads from the API server.
+	// cached reads requests from the cache, which may be stale. live reads from the API server.
 	cached, live client.Reader
 	records      *records.Store
 	retries      *fairqueue.Retries[waitingEvidence]
 	intake       *intake
 	lastWrites   lastWrites
-	// suspended returns the endorsement keys of suspended machines. It is nil if nothing can be
-	// suspended.
+	// suspended returns the endorsement keys of suspended machines, from an informer. It is nil if
+	// revocation is off.
 	suspended func() (map[string]bool, error)
 
-	// indexMu is held while an index is made, so that not each worker makes one.
+	// indexMu is held while an index is made, so that concurrent workers do not make the same
+	// index.
 	indexMu sync.Mutex
 	indexed indexedMachines
 }
 
-// snapshot is what a decision is made from: the Input of the rules, and what acting on the decision
-// needs beside it.
+// snapshot has the inputs of a decision: the Input of the rules, and the objects that acting on the
+// decision needs.
 type snapshot struct {
 	input    verifier.Input
 	claim    verifier.Claim
 	provider Provider
-	// challenger is the provider, if it is one of two rounds.
+	// challenger is the provider, if it has two rounds, else nil.
 	challenger Challenger
-	// ek is the EK claimed, and ekNamed says that an authority names it.
+	// ek is the claimed EK. ekNamed says that an authority names it.
 	ek      string
 	ekNamed bool
 	// consistency is that of records.
 	consistency Consistency
-	// described is what subject returns. It is nil until the first call.
+	// described caches the result of subject. It is nil until the first call.
 	described *Subject
 	// index has all machines. It is nil if input.Machines has all of them.
 	index *verifier.MachineIndex
 	// records are the objects behind input.Records.
 	records []v1alpha1.NodeAttestation
-	// approvalWarnings are those of the approval that this decision goes on from, and issued is the
-	// certificate that acting on the decision published. Both are for its record.
+	// approvalWarnings are the warnings of the approval that preceded this decision in the same
+	// call. issued is the certificate that was published. Both go into the decision record.
 	approvalWarnings verifier.Refusals
 	issued           []byte
 }
 
-// memo keeps what the later passes of one decision can reuse: the Node and judged evidence.
+// memo caches inputs that the later passes of one decision can reuse: the Node and judged evidence.
 type memo struct {
-	// node is zero until the Node was read.
+	// node is zero until the Node is read.
 	node     verifier.Presence
 	evidence map[evidenceKey]verifier.Evidence
 }
 
-// evidenceKey is what the judgement of a request's evidence depends on, beside the request. Evidence
-// is reused only while it is the same.
+// evidenceKey has the inputs, beside the request, on which the judgement of its evidence depends.
+// Judged evidence is reused only for the same key.
 type evidenceKey struct {
 	named bool
 	hello types.UID
@@ -110,7 +111,9 @@ func (c *collector) collect(ctx context.Context, object *certificatesv1.Certific
 	}
 	c.addSuspensions(s)
 	steps := []func(context.Context, *snapshot) error{c.addRecordsOfName}
-	if s.provider != nil || claim.Serving { // the rules refuse another request, or the node is unattested
+	// any other request is refused by the rules, or comes from an unattested node, and needs no
+	// machines
+	if s.provider != nil || claim.Serving {
 		steps = append(steps, c.addMachines, c.addSigner)
 	}
 	if s.provider != nil { // a serving certificate is requested without evidence
@@ -134,7 +137,7 @@ func (c *collector) collect(ctx context.Context, object *certificatesv1.Certific
 }
 
 // addUnreadable judges a hello whose document names no EK, and reports whether the document is
-// malformed: nothing else is needed to deny it.
+// malformed. A malformed hello is denied without further inputs.
 func (c *collector) addUnreadable(ctx context.Context, s *snapshot, m *memo) bool {
 	if s.challenger.EK(s.input.Request, nil) != "" {
 		return false
@@ -143,8 +146,9 @@ func (c *collector) addUnreadable(ctx context.Context, s *snapshot, m *memo) boo
 	return isVerdict(s.input.Evidence.Err) && !s.input.Evidence.EKUntrusted
 }
 
-// addSuspensions adds the endorsement keys of suspended machines. They are the informer's: after a
-// decision that was made without a new suspension, its certificate is revoked.
+// addSuspensions adds the endorsement keys of suspended machines. They come from an informer and
+// may be stale. If a decision missed a new suspension, the enforcer revokes the certificate
+// afterwards.
 func (c *collector) addSuspensions(s *snapshot) {
 	if c.suspended == nil {
 		return
@@ -164,14 +168,15 @@ func (c *collector) addMachines(ctx context.Context, s *snapshot) error {
 	return nil
 }
 
-// selectMachines keeps only the machines that the decision depends on, by what is known so far.
+// selectMachines keeps only the machines that the decision can depend on, by the inputs collected
+// so far.
 func (s *snapshot) selectMachines() {
 	if s.index != nil {
 		s.input.Machines = s.index.Relevant(s.claim, s.ek, s.input)
 	}
 }
 
-// addSigner adds whether there is a CA to sign with. Its source reports why there is none.
+// addSigner adds whether a CA is available to sign. If none is, the CA's source reports why.
 func (c *collector) addSigner(ctx context.Context, s *snapshot) error {
 	if c.CA != nil {
 		_, err := c.CA.CA(ctx, s.input.Now)
@@ -180,8 +185,8 @@ func (c *collector) addSigner(ctx context.Context, s *snapshot) error {
 	return nil
 }
 
-// addRecordsOfNodeRefs adds the record of the Node to which the machine with the claimed provider
-// ID refers: it may be another machine's.
+// addRecordsOfNodeRefs adds the records of the Node in the nodeRef of the machine with the claimed
+// provider ID. Such a record may be another machine's.
 func (c *collector) addRecordsOfNodeRefs(ctx context.Context, s *snapshot) error {
 	for i := range s.input.Machines {
 		m := &s.input.Machines[i]
@@ -195,7 +200,7 @@ func (c *collector) addRecordsOfNodeRefs(ctx context.Context, s *snapshot) error
 	return nil
 }
 
-// addToken adds what is known of the requester's bootstrap token.
+// addToken adds the requester's bootstrap token, if the source knows it.
 func (c *collector) addToken(ctx context.Context, s *snapshot) error {
 	tokens, ok := c.Machines.(TokenSource)
 	if !ok {
@@ -213,8 +218,8 @@ func (c *collector) addToken(ctx context.Context, s *snapshot) error {
 	return nil
 }
 
-// addEK adds the EK that a request of two rounds claims, a proof's hello, the EK's records, and
-// whether an authority names the EK.
+// addEK adds the claimed EK of a request with two rounds, whether an authority names it, its
+// records, and the hello of a proof.
 func (c *collector) addEK(ctx context.Context, s *snapshot) error {
 	if s.challenger == nil {
 		return nil
@@ -231,21 +236,21 @@ func (c *collector) addEK(ctx context.Context, s *snapshot) error {
 		return err
 	}
 	if cached != nil && s.attestedSince(cached) {
-		if err := c.addLiveHello(ctx, s); err != nil { // the same UID, so the same EK
+		if err := c.addLiveHello(ctx, s); err != nil { // same UID, so the same spec and EK
 			return err
 		}
 	}
 	if s.ek == "" {
 		return nil
 	}
-	s.selectMachines() // those of the EK, too
+	s.selectMachines() // now also by the EK
 	s.ekNamed = slices.ContainsFunc(in.Machines, func(m verifier.Machine) bool { return m.HasEK(s.ek) }) ||
 		slices.ContainsFunc(in.Records, func(r verifier.Record) bool { return r.EK == s.ek })
 	return c.trustOnFirstUse(ctx, s)
 }
 
-// trustOnFirstUse has an EK count as named that the rules trust on first use, unless something else
-// must vouch for it.
+// trustOnFirstUse sets ekNamed for an EK that the rules trust on first use, if Config.TrustUnnamed
+// allows that.
 func (c *collector) trustOnFirstUse(ctx context.Context, s *snapshot) error {
 	if s.ekNamed || !c.TrustUnnamed || !s.input.Token.Known {
 		return nil
@@ -257,7 +262,7 @@ func (c *collector) trustOnFirstUse(ctx context.Context, s *snapshot) error {
 	return nil
 }
 
-// addEvidence adds the evidence as the pass wants it.
+// addEvidence adds the evidence with the assessment that the pass requires.
 func (c *collector) addEvidence(ctx context.Context, s *snapshot, from assessment, m *memo) {
 	q := s.question()
 	switch from {
@@ -273,24 +278,25 @@ func (c *collector) addEvidence(ctx context.Context, s *snapshot, from assessmen
 	s.input.Evidence = m.judge(ctx, s.provider, q)
 }
 
-// question is what the provider is asked. It is complete after addEK.
+// question returns the Question for the provider. It is complete after addEK.
 func (s *snapshot) question() Question {
 	return Question{Request: s.input.Request, Hello: s.input.Hello, Named: s.ekNamed, Now: s.input.Now}
 }
 
-// isVerdict reports whether an error of a Provider is about the evidence. Another error may pass.
+// isVerdict reports whether a Provider's error is a verdict about the evidence. Any other error may
+// be temporary.
 func isVerdict(err error) bool {
 	var refusals verifier.Refusals
 	return err != nil && errors.As(err, &refusals)
 }
 
-// addRecordsOfName adds the records of the node name that is claimed.
+// addRecordsOfName adds the records with the claimed node name.
 func (c *collector) addRecordsOfName(ctx context.Context, s *snapshot) error {
 	return c.addRecords(ctx, s, v1alpha1.FieldNodeName, s.claim.NodeName)
 }
 
-// addRecordsOfMachines adds the records of each machine that the request may turn out to be of, and
-// those of an EK that only the provider knew.
+// addRecordsOfMachines adds the records of each machine that may have filed the request, and those
+// of an EK that only the provider knew.
 func (c *collector) addRecordsOfMachines(ctx context.Context, s *snapshot) error {
 	if ek := s.input.Evidence.EK; ek != s.ek {
 		if err := c.addRecords(ctx, s, v1alpha1.FieldEK, ek); err != nil {
@@ -309,7 +315,7 @@ func (c *collector) addRecordsOfMachines(ctx context.Context, s *snapshot) error
 	return nil
 }
 
-// addRecords adds the records that have a value in a field, each once.
+// addRecords adds the records whose field has this value, each once.
 func (c *collector) addRecords(ctx context.Context, s *snapshot, field, value string) error {
 	if value == "" {
 		return nil
@@ -332,8 +338,8 @@ func (c *collector) addRecords(ctx context.Context, s *snapshot, field, value st
 	return nil
 }
 
-// cachedHello returns the cached hello of a proof that has just arrived, if it is the version with our
-// challenge. It returns nil if the hello must be read from the API server.
+// cachedHello returns the cached hello of a proof that has just arrived, if the cached version has
+// our challenge. It returns nil if the hello must be read live.
 //
 // Accepting a proof sets LastAttested in the machine's record, before the hello is closed. If no
 // record in the snapshot was attested since the hello was filed, the snapshot shows no accepted
@@ -354,7 +360,7 @@ func (c *collector) cachedHello(ctx context.Context, s *snapshot) *certificatesv
 // clockSkew is how far a replica's clock may be behind the API server's.
 const clockSkew = 10 * time.Second
 
-// attestedSince reports whether a record in the snapshot may have accepted a proof since a hello was
+// attestedSince reports whether a record in the snapshot may have been attested since a hello was
 // filed. Other writes of the record, such as its certificate, do not count.
 func (s *snapshot) attestedSince(hello *certificatesv1.CertificateSigningRequest) bool {
 	return slices.ContainsFunc(s.records, func(r v1alpha1.NodeAttestation) bool {
@@ -362,7 +368,7 @@ func (s *snapshot) attestedSince(hello *certificatesv1.CertificateSigningRequest
 	})
 }
 
-// addLiveHello adds a proof's hello as the API server has it.
+// addLiveHello adds a proof's hello, read live.
 func (c *collector) addLiveHello(ctx context.Context, s *snapshot) (err error) {
 	if s.claim.Hello {
 		return nil
@@ -371,11 +377,12 @@ func (c *collector) addLiveHello(ctx context.Context, s *snapshot) (err error) {
 	return err
 }
 
-// lastWrites has, by UID, the version of each hello in which this replica wrote the challenge. An
-// entry is removed when the hello is closed after its proof; a denial of an expired hello keeps it.
+// lastWrites has, by the UID of a hello, the resource version of this replica's challenge. An entry
+// is removed when the hello is closed after its proof. The denial of an expired hello keeps the
+// entry.
 type lastWrites struct{ versions *lru.Cache }
 
-// maxLastWrites bounds how many are remembered. The proof of a hello that was forgotten costs a call.
+// maxLastWrites bounds the number of entries. Without an entry, a proof costs one more API call.
 const maxLastWrites = 20_000
 
 func (l lastWrites) set(hello *certificatesv1.CertificateSigningRequest) {
@@ -391,17 +398,17 @@ func (l lastWrites) forget(hello *certificatesv1.CertificateSigningRequest) {
 	l.versions.Remove(hello.UID)
 }
 
-// FindHello reads the hello that a proof refers to, by its name. The rules check that it is the right
-// one. It returns nil if there is none.
+// FindHello reads the hello that a proof refers to, by its name. The proof is not trusted: the
+// rules check that this is its hello. FindHello returns nil if there is none.
 func FindHello(ctx context.Context, reader client.Reader, provider Challenger, proof *certificatesv1.CertificateSigningRequest) (*certificatesv1.CertificateSigningRequest, error) {
 	name, err := provider.HelloOf(proof)
 	if err != nil || name == "" {
-		return nil, nil //nolint:nilerr // Judge refuses such a proof without its hello
+		return nil, nil //nolint:nilerr // Judge refuses such a proof
 	}
 	return getRequest(ctx, reader, name)
 }
 
-// getRequest returns nil where there is no such request.
+// getRequest returns nil if there is no such request.
 func getRequest(ctx context.Context, reader client.Reader, name string) (*certificatesv1.CertificateSigningRequest, error) {
 	object := &certificatesv1.CertificateSigningRequest{}
 	err := reader.Get(ctx, types.NamespacedName{Name: name}, object)
@@ -414,8 +421,9 @@ func getRequest(ctx context.Context, reader client.Reader, name string) (*certif
 	return object, nil
 }
 
-// addNode adds whether a Node of the name exists, for M5. That rule is about first proofs, so a hello
-// and a node's own request save the call. A request that waits goes on waiting in either case.
+// addNode adds whether a Node of the claimed name exists, for rule M5. That rule is about first
+// proofs, so a hello and a node's own request need no API call. Nor does a waiting request with
+// remembered evidence, which can only go on waiting.
 func (c *collector) addNode(ctx context.Context, s *snapshot, from assessment, m *memo) error {
 	if s.claim.Hello || s.claim.Serving || classOf(s.input.Request.Spec.Username) == fairqueue.Nodes {
 		return nil
@@ -437,7 +445,7 @@ func (c *collector) addNode(ctx context.Context, s *snapshot, from assessment, m
 	return nil
 }
 
-// getNode returns a Node's metadata, nil where there is none of that name.
+// getNode returns a Node's metadata, nil if there is no such Node.
 func getNode(ctx context.Context, live client.Reader, name string) (*metav1.PartialObjectMetadata, error) {
 	node := &metav1.PartialObjectMetadata{}
 	node.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Node"))
@@ -451,8 +459,9 @@ func getNode(ctx context.Context, live client.Reader, name string) (*metav1.Part
 	return node, nil
 }
 
-// addPendingProofs finds out, of each record that may be this machine's, whether the proof that the
-// record names is pending. A proof whose certificate is in the record is, until it is published.
+// addPendingProofs adds, for each record that may be this machine's, whether the proof that it
+// names is pending. A proof whose certificate is in the record stays pending until that certificate
+// is published.
 func (c *collector) addPendingProofs(ctx context.Context, s *snapshot) error {
 	if s.claim.Hello || s.claim.Serving {
 		return nil
@@ -477,13 +486,14 @@ func (c *collector) addPendingProofs(ctx context.Context, s *snapshot) error {
 	return nil
 }
 
-// publishTimeout is how long it may take until a certificate in the record is published, with all
+// publishTimeout bounds the time until a certificate in the record is published, including all
 // retries and a change of the leader.
 const publishTimeout = 5 * time.Minute
 
-// mayLackCertificate reports whether the proof that a record names may still be without the
-// certificate in the record. If another proof took the record over now, the first one would fail,
-// whose only fault is that a write did not get through. What the cache has as finished is finished.
+// mayLackCertificate reports whether the certificate in a record may not be published yet in the
+// proof that the record names. If another proof took over the record now, the first proof would
+// fail only because a write was lost. If the cache shows the proof as finished, that is never
+// stale: a finished proof stays finished.
 func (c *collector) mayLackCertificate(ctx context.Context, record *v1alpha1.NodeAttestation, now time.Time) bool {
 	if attested := record.Status.LastAttested; attested == nil || now.Sub(attested.Time) > publishTimeout {
 		return false
@@ -492,7 +502,7 @@ func (c *collector) mayLackCertificate(ctx context.Context, record *v1alpha1.Nod
 	return err != nil || proof == nil || proof.UID != record.Status.Request.UID || stateOf(proof) != finished
 }
 
-// markOrphans marks the records of machines that are gone.
+// markOrphans marks the records whose machine no longer exists.
 func (s *snapshot) markOrphans() {
 	exists := map[verifier.MachineRef]bool{}
 	for i := range s.input.Machines {
@@ -508,7 +518,7 @@ func (s *snapshot) queueClaim() fairqueue.Claim {
 	return fairqueue.Claim{EK: s.ek, Node: s.claim.NodeName, Proof: !s.claim.Hello}
 }
 
-// isRecorded reports whether a record was last written for this request.
+// isRecorded reports whether status.request of a record is this request.
 func (s *snapshot) isRecorded(object *certificatesv1.CertificateSigningRequest) bool {
 	return slices.ContainsFunc(s.records, func(r v1alpha1.NodeAttestation) bool {
 		return r.Status.Request != nil && r.Status.Request.UID == object.UID

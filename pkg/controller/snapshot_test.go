@@ -359,7 +359,8 @@ func TestTrustOnFirstUseVouches(t *testing.T) {
 	}
 }
 
-// Records of machines that are gone keep the next machine waiting, where machines own their records.
+// Records of machines that are gone keep the next machine waiting, where machines own their
+// records.
 func TestRecordsOfMachinesThatAreGone(t *testing.T) {
 	inBubble(t, func(k *kit) {
 		k.config.Owned = &records.Owned{

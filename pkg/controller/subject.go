@@ -11,25 +11,26 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// Subject says which machine a decision is about, for log lines, Events and verify. A field is empty
-// if the request does not have it, or does not parse so far. Only an outcome that lets a request
-// pass shows that the fields are true: before that they are the requester's own claims. Each is one
-// line of printable characters of bounded length.
+// Subject identifies the machine of a decision, for log lines, Events and `verify`. A field is
+// empty if the request does not have it, or does not parse that far. The fields are the requester's
+// own claims, unless the outcome lets the request pass. Each field is one line of printable
+// characters of bounded length.
 type Subject struct {
-	// Node and ProviderID are those that the request asks for.
+	// Node and ProviderID are the claimed node name and provider ID.
 	Node, ProviderID string
-	// EK is the fingerprint of the endorsement key, as inventories list it: a hello's own, and that
-	// of a proof's hello. EKTemplate is the name of its template.
+	// EK is the fingerprint of the endorsement key, as inventories list it. For a proof it is the
+	// EK in its hello. EKTemplate is the name of its template.
 	EK, EKTemplate string
 	// AK is the Name of the attestation key in hex, if the evidence was accepted.
 	AK string
-	// Class is the kind of the request, as the rules found it.
+	// Class is the class that the rules gave the request.
 	Class verifier.Class
 }
 
-// The bounds of a Subject's fields, in bytes, without what text.Line adds. The name of an object has
-// 253 at most, a SHA-256 in hex 64, and the Name of an AK 132. A request may have a provider ID of
-// 1024 bytes, but all fields and some of the message have to fit into an Event's note.
+// Bounds of a Subject's fields in bytes, without the mark that text.Line adds to a cut text. The
+// name of an object has at most 253 bytes, a SHA-256 in hex 64, and the Name of an AK 132. A
+// provider ID may have 1024 bytes, but all fields and part of the message must fit into an Event's
+// note.
 const (
 	maxName       = 253
 	maxProviderID = 128
@@ -37,8 +38,8 @@ const (
 	maxTemplate   = 32
 )
 
-// Describe returns the Subject of a request. Hello is the one that a proof refers to, nil if it is
-// not there. The provider is nil for a request without evidence.
+// Describe returns the Subject of a request. hello is the hello that a proof refers to, nil if it
+// is not found. provider is nil for a request without evidence.
 func Describe(provider Provider, request, hello *certificatesv1.CertificateSigningRequest, claim verifier.Claim, evidence verifier.Evidence, class verifier.Class) Subject {
 	ek, template := evidence.EK, ""
 	if challenger, ok := provider.(Challenger); ok && !claim.Serving {
@@ -73,14 +74,14 @@ func (s Subject) fields() []any {
 	return []any{"node", s.Node, "providerID", s.ProviderID, "ek", s.EK, "ekTemplate", s.EKTemplate, "ak", s.AK, "class", s.Class.String()}
 }
 
-// note returns an Event's note: a message and the Subject. If they are too long, the message is cut.
-// An Event on a Node has room for the request's name before it.
+// note returns an Event's note: a message and the Subject. If the note is too long, the message is
+// cut. The note leaves room for the request's name, which an Event on a Node has before it.
 func (s Subject) note(message string) string {
 	suffix := " (" + s.String() + ")"
 	return text.Line(message, maxNote-len(suffix)-maxName-len(": ")) + suffix
 }
 
-// String is the Subject for people: what is known of it, without the AK.
+// String returns the fields that are not empty, without the AK, for people.
 func (s Subject) String() string {
 	var parts []string
 	for _, part := range [][2]string{{"node", s.Node}, {"provider ID", s.ProviderID}, {"EK", s.EK}, {"template", s.EKTemplate}, {"class", s.Class.String()}} {

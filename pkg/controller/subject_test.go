@@ -57,8 +57,8 @@ func TestSubjectWithoutJudgedEvidence(t *testing.T) {
 	}
 }
 
-// What a requester or a provider supplies is bounded, one line and printable, and all of it fits into
-// an Event on a Node, behind the request's name.
+// Texts of requesters and providers are bounded, printable and on one line. All of them fit into an
+// Event on a Node, after the request's name.
 func TestSubjectIsBounded(t *testing.T) {
 	long := strings.Repeat("x\x1b\n", 1000)
 	about := Describe(nil, &certificatesv1.CertificateSigningRequest{}, nil,

@@ -16,10 +16,10 @@ import (
 // publishTime bounds the write of publishWaiting, which blocks a worker.
 const publishTime = 2 * time.Second
 
-// publishWaiting writes into a request what it waits for, if the reason differs from the last one
-// written. For each requester, writes have the same rate limit as Events. Like a denial, a write
-// counts against the requester's fair share. A write that is over the limit, or that failed, is
-// tried again when the request is next requeued: nothing depends on the annotation.
+// publishWaiting writes the reason for which a request waits into its annotation, if the reason has
+// changed. Each requester has a rate limit for these writes, the same as for Events. Like a denial,
+// a write counts against the requester's fair share. A write that failed or is over the limit is
+// retried when the request is next requeued: no decision reads the annotation.
 func (c *Controller) publishWaiting(ctx context.Context, object *certificatesv1.CertificateSigningRequest, d verifier.Decision) {
 	reason := d.Refusals.Reason()
 	text := verifier.WaitingText(reason)

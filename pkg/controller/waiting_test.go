@@ -143,7 +143,8 @@ func TestPublishingTakesTurns(t *testing.T) {
 			return took
 		}
 		look(k.unlisted("first", asToken("late")))
-		if took := look(k.unlisted("second", asToken("late"))); took == 0 { // the write took all of the burst
+		// the write took all of the burst
+		if took := look(k.unlisted("second", asToken("late"))); took == 0 {
 			k.Error("the next request had its turn at once")
 		}
 		if took := look(k.unlisted("other", asToken("worker-x"))); took > 0 {
@@ -152,8 +153,8 @@ func TestPublishingTakesTurns(t *testing.T) {
 	})
 }
 
-// A write that fails, for whatever reason, changes nothing about the decision. It is repeated at the
-// next look.
+// A write that fails, for any reason, does not change the decision. It is repeated at the next
+// evaluation.
 func TestPublishingFails(t *testing.T) {
 	for name, answer := range answers {
 		t.Run(name, func(t *testing.T) {

@@ -17,16 +17,16 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// ReasonWriteRefused is a reason of Events only: a decision could not be written.
+// ReasonWriteRefused is used in Events only: the API server refused to store a decision.
 const ReasonWriteRefused verifier.Reason = "WriteRefused"
 
-// writeError is what the API server answered to a write.
+// writeError is the API server's answer to a failed write.
 type writeError struct{ err error }
 
 func (e *writeError) Error() string { return e.err.Error() }
 func (e *writeError) Unwrap() error { return e.err }
 
-// written marks the error of a write, nil if there is none.
+// written marks err as the error of a write. It returns nil for nil.
 func written(err error) error {
 	if err == nil {
 		return nil
@@ -34,16 +34,17 @@ func written(err error) error {
 	return &writeError{err}
 }
 
-// isWriteRefused reports whether the API server refused a write for good: RBAC, an admission plugin
-// or validation. A conflict or a timeout is none of these: a retry may succeed.
+// isWriteRefused reports whether RBAC, an admission plugin or validation refused a write. After a
+// conflict or a timeout a retry may succeed, so these do not count.
 func isWriteRefused(err error) bool {
 	var write *writeError
 	return errors.As(err, &write) &&
 		(apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsRequestEntityTooLargeError(err))
 }
 
-// reportWriteRefused records an Event on a request whose decision the API server refused. The write
-// is retried after a back-off of a second at most. The Event is not repeated for 14 minutes.
+// reportWriteRefused records an Event on a request whose decision the API server refused to store.
+// The write is retried after a back-off of at most a second. The Event is not repeated for 14
+// minutes.
 func (r *reporter) reportWriteRefused(ctx context.Context, object *certificatesv1.CertificateSigningRequest, err error) {
 	key, now := string(object.UID)+"/"+string(ReasonWriteRefused), r.Now()
 	if last, ok := r.last.Get(key); ok && now.Sub(last.(time.Time)) < telemetry.DedupInterval {
@@ -56,7 +57,8 @@ func (r *reporter) reportWriteRefused(ctx context.Context, object *certificatesv
 	r.event(ctx, object, "", corev1.EventTypeWarning, string(ReasonWriteRefused), text.Line("the API server refuses a write, which is retried: "+err.Error(), maxNote))
 }
 
-// maxNote bounds an Event's note, in bytes, with what text.Line adds. The API server takes 1 KiB.
+// maxNote bounds an Event's note in bytes, including the mark of text.Line. The API server accepts
+// 1 KiB.
 const maxNote = telemetry.MaxMessage - 4
 
 // writeRecord writes a record under the version that was read.

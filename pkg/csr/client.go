@@ -34,9 +34,10 @@ const (
 // ErrNotOurs says that another request has the name of ours.
 var ErrNotOurs = errors.New("an object of that name exists and holds another request")
 
-// Client is a client for certificates.k8s.io/v1 alone. It has no clientset: each request of the
-// kubelet waits for the plugin's start. Client sends each call once. By default, client-go repeats
-// a call up to 10 times if the answer is 429 or 5xx with a Retry-After, and hides that answer.
+// Client is a client for certificates.k8s.io/v1 alone. It has no clientset, which would make the
+// plugin start later: each request of the kubelet waits for the plugin. Client sends each call
+// once. By default, client-go repeats a call up to 10 times if the answer is 429 or 5xx with a
+// Retry-After, and hides that answer.
 type Client struct {
 	rest rest.Interface
 }
@@ -83,7 +84,7 @@ const maxAnswer = 8 << 20
 // since client-go's transport would send the credential there. It bounds the size of an answer.
 func HTTPClient(config *rest.Config) (*http.Client, error) {
 	c := rest.CopyConfig(config)
-	c.DisableCompression = true // a few bytes could become many
+	c.DisableCompression = true // a short compressed answer could become very long
 	c.Wrap(func(next http.RoundTripper) http.RoundTripper { return limited{next} })
 	client, err := rest.HTTPClientFor(c)
 	if err != nil {
@@ -147,10 +148,10 @@ func (c *Client) File(ctx context.Context, object *certificatesv1.CertificateSig
 	return created, err
 }
 
-// Wait returns when the object is decided, as classify (Classify or ClassifyHello) sees it, or when
-// ctx ends, with ctx's error. It watches this one object, from the given version on, until then. It
-// lists the object if watching is refused or breaks off. If the API server sheds load
-// (IsOverloaded), Wait returns that error.
+// Wait returns once classify (Classify or ClassifyHello) returns a decision on the object. If ctx
+// ends first, Wait returns ctx's error. It watches this one object, from the given version on. If a
+// watch is refused or ends early, it lists the object. If the API server sheds load (IsOverloaded),
+// Wait returns that error.
 func (c *Client) Wait(ctx context.Context, object *certificatesv1.CertificateSigningRequest, classify func(*certificatesv1.CertificateSigningRequest) Decision) (Decision, error) {
 	log, pause := klog.FromContext(ctx), firstPause
 	for {
@@ -192,14 +193,14 @@ func (c *Client) Wait(ctx context.Context, object *certificatesv1.CertificateSig
 	}
 }
 
-// isFinal reports whether Wait ends with an error of a watch or a list.
+// isFinal reports whether Wait must return this error of a watch or a list.
 func isFinal(err error) bool {
 	_, overloaded := IsOverloaded(err)
 	return overloaded || apierrors.IsUnauthorized(err)
 }
 
-// watch watches the object until it is decided or the watch ends. HTTP/2's health check, which
-// client-go sets, ends a watch whose connection broke silently.
+// watch watches the object until it is decided or the watch ends. If the connection is lost without
+// a TCP reset, client-go's HTTP/2 health check ends the watch.
 func (c *Client) watch(ctx context.Context, object *certificatesv1.CertificateSigningRequest, classify func(*certificatesv1.CertificateSigningRequest) Decision) (Decision, error) {
 	options := &metav1.ListOptions{
 		FieldSelector:   fields.OneTermEqualSelector("metadata.name", object.Name).String(),
@@ -234,7 +235,7 @@ func (c *Client) watch(ctx context.Context, object *certificatesv1.CertificateSi
 }
 
 // list returns the object's current state. It is nil if the object is gone or another has its name.
-// A credential that may not list may still get.
+// A credential that may not list may still be allowed to get.
 func (c *Client) list(ctx context.Context, object *certificatesv1.CertificateSigningRequest) (*certificatesv1.CertificateSigningRequest, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()

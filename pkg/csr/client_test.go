@@ -537,7 +537,8 @@ func TestWaitPausesLongerEachTime(t *testing.T) {
 	}
 	server := &api{watch: answers{broken}, list: answers{list}}
 	client := server.start(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 11*firstPause) // pauses of 2 to 3 s, 4 to 6 s, 8 to 12 s
+	// pauses of 2 to 3 s, 4 to 6 s, 8 to 12 s
+	ctx, cancel := context.WithTimeout(t.Context(), 11*firstPause)
 	defer cancel()
 	if _, err := client.Wait(ctx, object("ours", "10", nil), Classify); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("got %v", err)

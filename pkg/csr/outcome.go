@@ -24,9 +24,9 @@ type Outcome int
 
 // The outcomes. The zero value is none of them.
 const (
-	// Pending: nobody has decided, or there is no certificate yet.
+	// Pending: no decision was made, or no certificate was issued yet.
 	Pending Outcome = iota + 1
-	// Issued: status.certificate is set. Nobody has checked it.
+	// Issued: status.certificate is set. It was not checked.
 	Issued
 	// Denied and Failed are final (KEP-1513).
 	Denied
@@ -45,8 +45,8 @@ type Decision struct {
 	Reason, Message string
 	// Certificate is status.certificate, unchecked.
 	Certificate []byte
-	// Challenge is the annotation that answers a hello. Versions is the annotation of a denial
-	// for the version. Both are unchecked.
+	// Challenge is the annotation that answers a hello. Versions is the annotation of a hello that
+	// is denied for its version. Both are unchecked.
 	Challenge, Versions string
 }
 
@@ -54,7 +54,7 @@ type Decision struct {
 const reasonUnknownCondition = "UnknownCondition"
 
 // Classify returns the decision on a request, from its state. For the node, a Closed request has
-// failed: nobody ever signs it, so waiting would have no end.
+// failed: no signer ever signs it, so waiting would never end.
 func Classify(object *certificatesv1.CertificateSigningRequest) Decision {
 	reached, cause := state.Explain(object)
 	switch reached {
@@ -74,8 +74,8 @@ func Classify(object *certificatesv1.CertificateSigningRequest) Decision {
 	return Decision{Outcome: Failed, Reason: reasonUnknownCondition, Message: message}
 }
 
-// ClassifyHello returns the decision on a hello. An annotation answers it. A certificate means
-// nothing, since nobody requested one.
+// ClassifyHello returns the decision on a hello. An annotation answers it. A certificate is
+// ignored, since a hello requests none.
 func ClassifyHello(object *certificatesv1.CertificateSigningRequest) Decision {
 	decision := Classify(object)
 	switch challenge := object.Annotations[attestation.AnnotationChallenge]; {

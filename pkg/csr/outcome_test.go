@@ -83,8 +83,7 @@ func TestClassifyAgrees(t *testing.T) {
 	}
 }
 
-// A hello ends with its challenge or with a refusal. Whoever approves or signs one has not answered
-// it.
+// A hello ends with its challenge or with a refusal. To approve or sign one does not answer it.
 func TestClassifyHello(t *testing.T) {
 	const yes, no = corev1.ConditionTrue, corev1.ConditionFalse
 	approved := condition(certificatesv1.CertificateApproved, yes, "A", "approved")

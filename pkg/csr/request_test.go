@@ -111,7 +111,8 @@ func TestProviderIDIsTheOnlyExtension(t *testing.T) {
 			if err != nil || len(rest) > 0 {
 				t.Fatalf("value: %v, %d bytes follow", err, len(rest))
 			}
-			if extension.Value[0] != 0x0c || string(value.Bytes) != providerID { // UTF8String, also where a PrintableString would do
+			// UTF8String, also where a PrintableString would do
+			if extension.Value[0] != 0x0c || string(value.Bytes) != providerID {
 				t.Errorf("value has tag %#02x and holds %q", extension.Value[0], value.Bytes)
 			}
 		})
@@ -243,7 +244,8 @@ func TestParseKeyRefusesAndQuotesNothing(t *testing.T) {
 }
 
 func TestNewNameIsRandomAndValid(t *testing.T) {
-	form := regexp.MustCompile(`^node-csr-[a-z2-7]{26}$`) // also a DNS-1123 subdomain, as object names must be
+	// also a DNS-1123 subdomain, as object names must be
+	form := regexp.MustCompile(`^node-csr-[a-z2-7]{26}$`)
 	seen := map[string]bool{}
 	last := map[byte]bool{} // of 128 bits in base32, the last character carries three
 	for range 1000 {

@@ -163,7 +163,7 @@ func checkClock(_ context.Context, e *examination) finding {
 		}
 		return ok("within %s of the clock of %s", max(s.ahead.Abs().Round(time.Second), time.Second), s.server)
 	}
-	return skipped("no API server has sent its time")
+	return skipped("no API server answered with its time")
 }
 
 func checkAPIServer(_ context.Context, e *examination) finding {
@@ -190,7 +190,7 @@ func judgeServer(s served) finding {
 	case errors.As(s.err, &hostname):
 		return failure("correct server or tls-server-name in "+s.source, "%s: %s", s.server, brief(s.err))
 	case errors.As(s.err, &authority), errors.As(s.err, &verification):
-		return failure("correct certificate-authority-data in "+s.source, "%s: its certificate is not one that the CA in %s vouches for: %s", s.server, s.source, brief(s.err))
+		return failure("correct certificate-authority-data in "+s.source, "%s: the CA in %s did not issue its certificate: %s", s.server, s.source, brief(s.err))
 	}
 	return failure("check the address in "+s.source+", the network and the proxy", "%s: %s", s.server, brief(s.err))
 }
@@ -220,14 +220,14 @@ func checkCertificateAccepted(_ context.Context, e *examination) finding {
 	case err != nil:
 		return skipped("%s: see api-server", brief(err))
 	case r.Status == http.StatusUnauthorized:
-		return failure("give kube-apiserver the signer's CA in --client-ca-file; the plugin asks for another certificate meanwhile", "the API server rejects it (401)")
+		return failure("add the signer's CA to kube-apiserver's --client-ca-file; the plugin requests another certificate meanwhile", "the API server rejects it (401)")
 	case r.Status == http.StatusCreated && r.Username != pair.Leaf.Subject.CommonName:
-		return failure("check what is between this node and the API server, such as a proxy", "the API server takes it for %.253q", r.Username)
+		return failure("check what is between this node and the API server, such as a proxy", "the API server sees the user %.253q", r.Username)
 	case r.Status == http.StatusCreated:
 		return ok("the API server takes it for %s", r.Username)
 	}
-	// A credential that may not ask, or whose API server cannot answer, was accepted all the
-	// same.
+	// A credential that has no right to ask, or whose API server cannot answer, was accepted
+	// nevertheless.
 	return ok("it is accepted; the API server does not say for which user (%d)", r.Status)
 }
 
@@ -269,7 +269,7 @@ func checkCertificateWrites(ctx context.Context, e *examination) finding {
 func checkBootstrapCredential(ctx context.Context, e *examination) finding {
 	why := e.need()
 	if err := e.unseen(); err != nil {
-		return skipped("whether it is needed is not known: %v", err)
+		return skipped("cannot tell whether it is needed: %v", err)
 	}
 	if why == "" {
 		return skipped("not needed: the node renews with its own certificate")
@@ -288,9 +288,9 @@ func checkBootstrapCredential(ctx context.Context, e *examination) finding {
 	case r.Status == http.StatusUnauthorized:
 		return e.whileServed(failure("make a new one: kubeadm token create --print-join-command", "%s: the API server does not know the credential (401): it has expired, was deleted, or is another cluster's", a.Source))
 	case r.Status == http.StatusCreated:
-		return ok("the API server takes it for %s; needed since %s", r.Username, why)
+		return ok("the API server sees the user %s; needed because %s", r.Username, why)
 	}
-	return ok("it is accepted; the API server does not say for which user (%d); needed since %s", r.Status, why)
+	return ok("it is accepted; the API server does not say for which user (%d); needed because %s", r.Status, why)
 }
 
 // expires is the end of a credential that carries one: a client certificate, or the token of a
@@ -361,7 +361,7 @@ func (e *examination) sample(signer string) (*certificatesv1.CertificateSigningR
 func (e *examination) asRequester() (*access, *finding) {
 	a, err := e.requester()
 	if err != nil {
-		f := skipped("no credential to ask with: %s", brief(err))
+		f := skipped("no credential for this check: %s", brief(err))
 		return nil, &f
 	}
 	return a, nil
@@ -416,7 +416,7 @@ func checkWatch(ctx context.Context, e *examination) finding {
 	if f != nil {
 		return *f
 	}
-	name := csr.NewName() // nobody has that one
+	name := csr.NewName() // no node has that name
 	watch, err := a.call(ctx, http.MethodGet, csrPath, url.Values{"watch": {"true"}, "timeoutSeconds": {"1"}, "fieldSelector": {"metadata.name=" + name}}, nil)
 	if f := unanswered(watch, err); f != nil {
 		return *f
@@ -430,14 +430,14 @@ func checkWatch(ctx context.Context, e *examination) finding {
 	case watches && gets:
 		return ok("with %s: both are allowed", a.credential)
 	case watches:
-		return warning(grantRemedy, "with %s: get is refused (%d): a request whose answer was lost cannot be found again: %s", a.credential, get.status, get.says())
+		return warning(grantRemedy, "with %s: get is refused (%d): the plugin cannot find a request again whose answer was lost: %s", a.credential, get.status, get.says())
 	case gets:
-		return warning(grantRemedy, "with %s: watch is refused (%d): the plugin asks every few seconds instead: %s", a.credential, watch.status, watch.says())
+		return warning(grantRemedy, "with %s: watch is refused (%d): the plugin polls every few seconds instead: %s", a.credential, watch.status, watch.says())
 	}
 	return failure(grantRemedy, "with %s: neither watch (%d) nor get (%d) is allowed: %s", a.credential, watch.status, get.status, watch.says())
 }
 
-// roles are those with which kube-controller-manager approves requests by itself, without
+// roles are the ClusterRoles with which kube-controller-manager approves requests without
 // attestation.
 var roles = map[string]bool{
 	"system:certificates.k8s.io:certificatesigningrequests:nodeclient":     true,

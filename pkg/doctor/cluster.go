@@ -134,7 +134,7 @@ func checkBootstrapFile(_ context.Context, e *examination) finding {
 	case problem == nodeaccess.Misconfigured:
 		return e.whileServed(failure(remedy, "%v", err))
 	case e.unseen() != nil:
-		return skipped("%v; whether it is needed is not known: %v", err, e.unseen())
+		return skipped("%v; cannot tell whether it is needed: %v", err, e.unseen())
 	case why == "":
 		return ok("not needed: the node renews with its own certificate")
 	}

@@ -100,7 +100,7 @@ func checkEKTemplate(_ context.Context, e *examination) finding {
 	case remembered == "":
 		return ok("%s, and the node has not enrolled yet", setting)
 	case !chooser.Allows(remembered):
-		return warning("have the source of endorsement keys name the new key and not the old one, as identify prints it, or set ekTemplate back",
+		return warning("replace the old key with the new one, as identify prints it, in the source of endorsement keys, or restore ekTemplate",
 			"the node enrolled with %s, and ekTemplate is %s: the next request shows another key than the machine's record has", remembered, setting)
 	}
 	return ok("%s, enrolled with %s", setting, remembered)
@@ -112,7 +112,7 @@ func checkEKCertificate(_ context.Context, e *examination) finding {
 	case err != nil:
 		return skipped("see tpm")
 	case len(d.EKs) == 0:
-		return skipped("provider %s knows no endorsement keys", e.Config.Provider)
+		return skipped("provider %s has no endorsement keys", e.Config.Provider)
 	}
 	const remedy = "name the key in the inventory, by the fingerprint that identify prints"
 	var good []string
@@ -133,7 +133,7 @@ func checkEKCertificate(_ context.Context, e *examination) finding {
 		return worst(findings...)
 	}
 	if d.EKs[0].Slow {
-		return warning("have the maker's tools make it persistent", "%s; the key is made anew each time, which takes seconds", strings.Join(good, "; "))
+		return warning("make the key persistent with the TPM maker's tools", "%s; the TPM creates the key again each time, which takes seconds", strings.Join(good, "; "))
 	}
 	return ok("%s", strings.Join(good, "; ")) // one good certificate will do
 }

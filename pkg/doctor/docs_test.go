@@ -15,8 +15,7 @@ var update = flag.Bool("update", false, "write what is generated from this packa
 
 const page = "../../docs/doctor.md"
 
-// docs/doctor.md is Checks() for people. Write it anew with: go test ./pkg/doctor -run Documented
-// -update.
+// docs/doctor.md is Checks() for people. To write it: go test ./pkg/doctor -run Documented -update.
 func TestChecksAreDocumented(t *testing.T) {
 	const begin, end = "<!-- table -->\n", "<!-- /table -->\n"
 	var table strings.Builder

@@ -2,7 +2,7 @@
 
 // Package doctor examines a node for problems with getting, or using, an attested certificate. It
 // files no request and shows no secret. It changes nothing on disk, except that the provider may
-// create the TPM's lock file and the directory for it: without the lock it would disturb a worker.
+// create the TPM's lock file and its directory. Without the lock, doctor would disturb a worker.
 // docs/doctor.md has the checks.
 package doctor
 
@@ -86,7 +86,7 @@ func failure(remedy, format string, args ...any) finding {
 }
 
 // worst merges several findings of one check: the status is the worst of them, and each problem is
-// listed. Without a problem, the first finding of that status stands for all.
+// listed. Without a problem, the first finding of that status represents all.
 func worst(findings ...finding) finding {
 	result := findings[0]
 	for _, f := range findings {
@@ -143,7 +143,7 @@ func run(ctx context.Context, timeout time.Duration, checks []Check, e *examinat
 	}
 	findings := make([]finding, len(checks))
 	for i := range findings {
-		findings[i] = failure("give it longer with --timeout, and see what hangs: the TPM, a file system, or the network", "not finished within %s", timeout)
+		findings[i] = failure("set a longer --timeout, or find out what hangs: the TPM, a file system, or the network", "not finished within %s", timeout)
 	}
 	late := time.NewTimer(timeout + grace)
 	defer late.Stop()
@@ -159,7 +159,7 @@ collect:
 	return report(checks, findings)
 }
 
-// guarded turns a panic into a failure of this check alone.
+// guarded converts a panic into a failure of this check only.
 func guarded(ctx context.Context, check Check, e *examination) (f finding) {
 	defer func() {
 		if p := recover(); p != nil {

@@ -143,7 +143,7 @@ func TestWaysAroundAttestation(t *testing.T) {
 		}, map[string]Status{"kubelet-rotation": Failure}, []string{"kubelet-rotation: 10.conf"}},
 		"c: bootstrap-kubeconfig still given": {func(m *machine) {
 			m.run(append(stock(m), "--rotate-certificates=false")...)
-		}, map[string]Status{"kubelet-bootstrap": Failure}, []string{"kubelet-bootstrap: writes over " /* kubelet.conf */}},
+		}, map[string]Status{"kubelet-bootstrap": Failure}, []string{"kubelet-bootstrap: overwrites " /* kubelet.conf */}},
 		"c: bootstrap-kubeconfig in two words": {func(m *machine) {
 			m.run("--kubeconfig="+m.conf, "--bootstrap-kubeconfig", m.bootstrap, "--rotate-certificates=false", "--hostname-override="+nodeName)
 		}, map[string]Status{"kubelet-bootstrap": Failure}, nil},
@@ -203,7 +203,7 @@ func TestTheKubeletAndItsKubeconfig(t *testing.T) {
 			m.started(time.Now().Add(-time.Hour))
 			m.age(m.conf, 59*time.Minute)
 			m.age(m.kubeletConfig, 61*time.Minute)
-		}, map[string]Status{"kubelet": Warning}, []string{"kubelet: kubelet.conf was written", "kubelet: the running kubelet does not know it yet: restart it"}},
+		}, map[string]Status{"kubelet": Warning}, []string{"kubelet: kubelet.conf was written", "kubelet: the running kubelet has not read the change"}},
 		"its configuration file is newer than it": {func(m *machine) {
 			m.started(time.Now().Add(-time.Hour))
 			m.age(m.conf, 61*time.Minute)
@@ -243,7 +243,7 @@ func TestTheKubeletAndItsKubeconfig(t *testing.T) {
 				m.t.Fatal(err)
 			}
 			m.run("--kubeconfig="+m.conf, "--config-dir="+filepath.Join(m.root, "kubelet.d"), "--hostname-override="+nodeName)
-		}, map[string]Status{"kubelet-rotation": Failure}, []string{"kubelet-rotation: make the file one that the kubelet can read"}},
+		}, map[string]Status{"kubelet-rotation": Failure}, []string{"kubelet-rotation: correct the file, so that the kubelet can read it"}},
 		"its configuration file is no YAML": {func(m *machine) {
 			m.write(m.kubeletConfig, "{", 0o644)
 			m.run("--kubeconfig="+m.conf, "--config="+m.kubeletConfig, "--hostname-override="+nodeName)
@@ -323,7 +323,7 @@ func TestTheChoiceOfTheEndorsementKey(t *testing.T) {
 		"none yet":      {nil, map[string]Status{}, []string{"ek-template: auto, and the node has not enrolled yet"}},
 		"auto":          {remembered("auto", ""), map[string]Status{}, []string{"ek-template: auto, enrolled with ecc-p256"}},
 		"the same":      {remembered("ecc-p256", "ecc-p256"), map[string]Status{}, []string{"ek-template: ecc-p256, enrolled with ecc-p256"}},
-		"another":       {remembered("rsa-2048", "rsa-2048"), map[string]Status{"ek-template": Warning}, []string{"ek-template: enrolled with ecc-p256, and ekTemplate is rsa-2048", "ek-template: set ekTemplate back"}},
+		"another":       {remembered("rsa-2048", "rsa-2048"), map[string]Status{"ek-template": Warning}, []string{"ek-template: enrolled with ecc-p256, and ekTemplate is rsa-2048", "ek-template: or restore ekTemplate"}},
 		"it is damaged": {func(m *machine) { m.write(m.certs.File(cache.StateFile), "{", 0o600) }, map[string]Status{"ek-template": Skipped, "last-result": Warning, "signer": Warning}, []string{"ek-template: see last-result"}},
 	})
 }
@@ -487,12 +487,13 @@ func TestTheBootstrapCredential(t *testing.T) {
 			m.config.BootstrapKubeconfig = m.bootstrap
 			m.config.KubeletBootstrapKubeconfig = "/nowhere"
 		}, fresh, nil},
+		// The plugin does not talk to the other cluster.
 		"another cluster's": {func(m *machine) {
 			m.bare()
 			ca, _ := newCA(m.t)
 			m.cluster.CertificateAuthorityData = pemOf("CERTIFICATE", ca.Raw)
 			m.writeBootstrap("{token: " + token + "}")
-		}, refused, []string{"bootstrap-kubeconfig: another CA", "api-server: kubelet.conf"}}, // the plugin does not talk to the other
+		}, refused, []string{"bootstrap-kubeconfig: another CA", "api-server: kubelet.conf"}},
 		"an expired client certificate": {func(m *machine) {
 			m.bare()
 			certificate, key := m.issue(&x509.Certificate{Subject: pkix.Name{CommonName: "joiner"}, NotBefore: time.Now().Add(-2 * time.Hour), NotAfter: time.Now().Add(-time.Hour)})
@@ -505,23 +506,23 @@ func TestTheBootstrapCredential(t *testing.T) {
 }
 
 func TestTheAPIServer(t *testing.T) {
-	untold := map[string]Status{"api-server": Failure, "clock": Skipped, "certificate-accepted": Skipped, "certificate-writes": Skipped, "csr-create": Skipped, "csr-watch": Skipped}
+	unreachable := map[string]Status{"api-server": Failure, "clock": Skipped, "certificate-accepted": Skipped, "certificate-writes": Skipped, "csr-create": Skipped, "csr-watch": Skipped}
 	forbidden := reply{403, `{"message":"certificatesigningrequests is forbidden"}`}
 	csrs := func(m *machine, r ...string) { m.bare(); m.replies["GET "+csrPath] = reply{200, list(m.t, raws(r)...)} }
 	const decided = `{"metadata":{"name":"node-csr-z"},"status":{"conditions":[{"type":"Approved","lastUpdateTime":"2026-01-02T03:04:05Z"}]}}`
 	const undecided = `{"metadata":{"name":"node-csr-y"}}`
 	checkStates(t, map[string]scenario{
-		"down": {func(m *machine) { m.server.Close() }, untold, []string{"api-server: connection refused", "csr-create: see api-server"}},
+		"down": {func(m *machine) { m.server.Close() }, unreachable, []string{"api-server: connection refused", "csr-create: see api-server"}},
 		"wrong CA": {func(m *machine) {
 			ca, _ := newCA(m.t)
 			m.cluster.CertificateAuthorityData = pemOf("CERTIFICATE", ca.Raw)
 			m.writeConf()
 			m.install(nodeName, time.Now().Add(-time.Hour), time.Now().Add(time.Hour*23))
-		}, untold, []string{"api-server: vouches for", "api-server: certificate-authority-data"}},
-		"wrong name": {func(m *machine) { m.cluster.TLSServerName = "other.example.com"; m.writeConf() }, untold, []string{"api-server: tls-server-name"}},
+		}, unreachable, []string{"api-server: did not issue its certificate", "api-server: certificate-authority-data"}},
+		"wrong name": {func(m *machine) { m.cluster.TLSServerName = "other.example.com"; m.writeConf() }, unreachable, []string{"api-server: tls-server-name"}},
 		"right name": {func(m *machine) { m.cluster.TLSServerName = "api.example.com"; m.writeConf() }, nil, nil},
 		"expired": {func(m *machine) { m.serve(time.Now().Add(-2*time.Hour), time.Now().Add(-time.Hour)); m.writeConf() },
-			with(untold, "clock", Failure), []string{"clock: is not valid", "api-server: expired", "api-server: see clock"}},
+			with(unreachable, "clock", Failure), []string{"clock: is not valid", "api-server: expired", "api-server: see clock"}},
 		// Seconds are not said: the server's clock is known to one only, and may go on
 		// meanwhile.
 		"clock 6 min ahead":  {func(m *machine) { m.now = func() time.Time { return time.Now().Add(6*time.Minute + 30*time.Second) } }, map[string]Status{"clock": Failure}, []string{"clock: 6m", "clock: s ahead of"}},
@@ -538,7 +539,7 @@ func TestTheAPIServer(t *testing.T) {
 		"list forbidden":                    {func(m *machine) { m.bare(); m.replies["GET "+csrPath] = forbidden }, with(fresh, "signer", Skipped), nil},
 		"signer decides":                    {func(m *machine) { csrs(m, undecided, decided) }, with(fresh, "signer", OK), []string{"signer: node-csr-z (Approved) at 2026-01-02T03:04:05Z"}},
 		"signer sleeps":                     {func(m *machine) { csrs(m, undecided, undecided) }, fresh, []string{"signer: none of 2"}},
-		"signer never seen":                 {func(m *machine) { csrs(m) }, fresh, []string{"signer: no request of signer " + signerName}},
+		"signer never seen":                 {func(m *machine) { csrs(m) }, fresh, []string{"signer: no request for signer " + signerName}},
 		"a message with an escape sequence": {func(m *machine) { m.replies["POST "+csrPath] = reply{422, `{"message":"\u001b[31mred"}`} }, map[string]Status{"csr-create": Failure}, []string{"csr-create: [31mred"}},
 		"bindings gone":                     {func(m *machine) { m.replies["GET "+bindingsURL] = reply{200, list(m.t)} }, map[string]Status{"auto-approve-bindings": OK}, nil},
 		"bindings there": {func(m *machine) {
@@ -628,8 +629,8 @@ func TestTheLastResult(t *testing.T) {
 	})
 }
 
-// What the controller has written into the pending request is the cause, and its cure the remedy: as
-// the API server has it now, or else as the last worker saw it.
+// The cause and the remedy are the controller's annotation of the pending request. It is read from
+// the API server, else from the last worker's state.
 func TestWhatTheRequestWaitsFor(t *testing.T) {
 	const now, before = "MachineNotFound: run this", "MachineNotReady: wait"
 	asked := func(spec, annotation, status string) reply {

@@ -22,8 +22,8 @@ const DefaultTimeout = 30 * time.Second
 
 // Options say what to examine.
 type Options struct {
-	// Config is the plugin's configuration. ConfigFile is the file that it was read from if
-	// that exists. ConfigErr says what is wrong with it.
+	// Config is the plugin's configuration. ConfigFile is the file that it was read from if that
+	// exists. ConfigErr is the error in it.
 	Config     authenticator.Config
 	ConfigFile string
 	ConfigErr  error

@@ -23,7 +23,7 @@ type sensitivity int
 
 const (
 	plain  sensitivity = iota // others may read it
-	secret                    // nobody else may read it
+	secret                    // no other user may read it
 	quiet                     // others have no business with it
 )
 
@@ -155,7 +155,7 @@ func judgeEntries(dir string, entries []os.DirEntry) []finding {
 		}
 		info, err := os.Lstat(path)
 		if !known || isAside || err != nil {
-			continue // nobody reads it
+			continue // no program reads it
 		}
 		findings = append(findings, judgeFile(path, info, holds))
 	}

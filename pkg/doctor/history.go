@@ -74,7 +74,7 @@ func judgeSigner(name string, requests []certificatesv1.CertificateSigningReques
 	case len(requests) > 0:
 		return warning(remedy, "%s has decided none of %d requests", name, len(requests))
 	}
-	return warning(remedy, "no request of signer %s can be seen: whether it is served is not known", name)
+	return warning(remedy, "this node sees no request for signer %s, so it cannot tell whether the signer works", name)
 }
 
 func checkLastResult(ctx context.Context, e *examination) finding {
@@ -99,7 +99,8 @@ func checkLastResult(ctx context.Context, e *examination) finding {
 	case last == nil:
 		return skipped("no worker has ended yet, and no request is pending")
 	case last.Reason == "" && last.Message != "":
-		return warning(last.Hint, "%s: %s", since(last.Finished), last.Message) // hasty: issued again and again
+		// hasty: issued again and again
+		return warning(last.Hint, "%s: %s", since(last.Finished), last.Message)
 	case last.Reason == "":
 		return ok("%s: a certificate was issued, CertificateSigningRequest %s%s", since(last.Finished), last.Request, challengeTook(last.Phases))
 	}
@@ -118,8 +119,8 @@ func challengeTook(phases []cache.Phase) string {
 	return ""
 }
 
-// waitsFor returns what the controller says that the pending request waits for: as the API server
-// has it now, or else as the last worker saw it.
+// waitsFor returns the controller's reason for which the pending request waits: from the API
+// server, else from the last worker.
 func (e *examination) waitsFor(ctx context.Context, pending *cache.Pending, state *cache.State) (attestation.Waiting, bool) {
 	last := pending.Last()
 	a, f := e.asRequester()

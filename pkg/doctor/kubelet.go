@@ -70,7 +70,7 @@ func checkKubelet(_ context.Context, e *examination) finding {
 	all, err := e.running()
 	switch {
 	case errors.Is(err, errNoKubelet):
-		return warning("systemctl status kubelet", "none runs: what follows is about files alone")
+		return warning("systemctl status kubelet", "no kubelet runs: the checks below read only its files")
 	case err != nil:
 		return skipped("%v", err)
 	}
@@ -82,7 +82,7 @@ func checkKubelet(_ context.Context, e *examination) finding {
 	for _, k := range all {
 		pids = append(pids, k.pid)
 	}
-	return worst(warning("stop all but one", "several run, processes %v: each is judged", pids), f)
+	return worst(warning("stop all but one", "several kubelets run, processes %v: the checks below examine each", pids), f)
 }
 
 // judgeStart looks for changes since a kubelet was started.
@@ -96,7 +96,7 @@ func (e *examination) judgeStart(k *kubeletProcess) finding {
 		files = append([]string{conf}, files...)
 	}
 	if newer := k.unread(files...); len(newer) > 0 {
-		return warning("systemctl restart kubelet", "process %d was started at %s, before %s was written: the running kubelet does not know it yet: restart it",
+		return warning("systemctl restart kubelet", "process %d was started at %s, before %s was written: the running kubelet has not read the change",
 			k.pid, since(k.started), strings.Join(newer, ", "))
 	}
 	return ok("process %d", k.pid)
@@ -108,7 +108,7 @@ func checkKubeletBootstrap(_ context.Context, e *examination) finding {
 		if path == "" {
 			return ok("no --bootstrap-kubeconfig")
 		}
-		return failure(enableRemedy, "--bootstrap-kubeconfig=%s: the kubelet takes a kubeconfig with an exec user for none, gets itself a certificate without attestation, and writes over %s", path, e.confPath(k))
+		return failure(enableRemedy, "--bootstrap-kubeconfig=%s: the kubelet ignores a kubeconfig with an exec user, gets a certificate without attestation, and overwrites %s", path, e.confPath(k))
 	})
 }
 
@@ -119,9 +119,9 @@ func checkKubeletRotation(_ context.Context, e *examination) finding {
 		case errors.Is(err, fs.ErrPermission):
 			return skipped("%v: run this as root", err)
 		case err != nil:
-			return failure("make the file one that the kubelet can read", "%v", err)
+			return failure("correct the file, so that the kubelet can read it", "%v", err)
 		case on:
-			return failure(enableRemedy, "%s: the kubelet uses the plugin's certificate only to ask for one without attestation", source)
+			return failure(enableRemedy, "%s: the kubelet uses the plugin's certificate only to request another one without attestation", source)
 		}
 		return ok("off, %s", source)
 	})
@@ -154,9 +154,9 @@ func (e *examination) judgeConf(k kubelet.Kubeconfig) finding {
 	case kubelet.Ours:
 		return e.judgeOurs(k)
 	case kubelet.Missing:
-		return failure("the command prepare writes it where a bootstrap kubeconfig says which cluster to join", "%s: there is none", k.Path)
+		return failure("the command `prepare` writes it if a bootstrap kubeconfig names the cluster", "%s: there is none", k.Path)
 	case kubelet.Bootstrapped:
-		return failure(rewrite, "%s: the kubelet has written it after a bootstrap of its own; it uses %s, a certificate without attestation", k.Path, kubelet.RotatedFile)
+		return failure(rewrite, "%s: the kubelet wrote it after its own bootstrap; it uses %s, a certificate without attestation", k.Path, kubelet.RotatedFile)
 	case kubelet.ClientCertificate:
 		f := failure(rewrite, "%s: its user is a client certificate, not the plugin", k.Path)
 		if _, err := os.Stat(filepath.Join(e.Manifests, kubelet.ServerManifest)); err == nil {
@@ -169,7 +169,7 @@ func (e *examination) judgeConf(k kubelet.Kubeconfig) finding {
 		if errors.Is(k.Problem, fs.ErrPermission) {
 			return skipped("%s: %v", k.Path, errNeedsRoot)
 		}
-		return failure("correct it: root's, mode 0600, a current-context with a cluster and a user", "%v", k.Problem)
+		return failure("correct it: owner root, mode 0600, a current-context with a cluster and a user", "%v", k.Problem)
 	}
 	// With any other user, or a kind that is not known here, the kubelet bypasses the plugin.
 	return failure("move it away, and: "+rewrite, "%s: %s", k.Path, k.Kind)
@@ -179,7 +179,7 @@ func (e *examination) judgeConf(k kubelet.Kubeconfig) finding {
 func (e *examination) judgeOurs(k kubelet.Kubeconfig) finding {
 	findings := []finding{ok("%s: its user is the plugin, its cluster %s", k.Path, k.Cluster.Server)}
 	if k.ClusterProblem != nil {
-		findings = append(findings, failure("correct its cluster, or write it anew with the command kubeconfig", "%v", k.ClusterProblem))
+		findings = append(findings, failure("correct its cluster, or write the file again with the command `kubeconfig`", "%v", k.ClusterProblem))
 	}
 	if info, err := os.Stat(k.Path); err == nil {
 		findings = append(findings, judgeFile(k.Path, info, quiet))
@@ -197,25 +197,26 @@ func judgeExec(k kubelet.Kubeconfig) finding {
 	if err != nil {
 		return skipped("see kubelet-kubeconfig")
 	}
-	user := config.AuthInfos[config.Contexts[config.CurrentContext].AuthInfo].Exec // it is there: that is what Ours means
+	// it is there: that is what Ours means
+	user := config.AuthInfos[config.Contexts[config.CurrentContext].AuthInfo].Exec
 	findings := append([]finding{ok("%s, %s", user.Command, user.APIVersion)}, judgeCommand(user.Command)...)
-	const anew = "write it anew with the command kubeconfig"
+	const writeAgain = "write the file again with the command `kubeconfig`"
 	switch user.APIVersion {
 	case clientauthentication.SchemeGroupVersion.String():
 	case v1beta1.SchemeGroupVersion.String():
-		findings = append(findings, warning(anew, "apiVersion is %s, and could be v1", user.APIVersion))
+		findings = append(findings, warning(writeAgain, "apiVersion is %s, and could be v1", user.APIVersion))
 	default:
-		findings = append(findings, failure(anew, "apiVersion is %.64q: the plugin answers %s", user.APIVersion, clientauthentication.SchemeGroupVersion))
+		findings = append(findings, failure(writeAgain, "apiVersion is %.64q: the plugin answers %s", user.APIVersion, clientauthentication.SchemeGroupVersion))
 	}
 	switch user.InteractiveMode {
 	case clientcmdapi.NeverExecInteractiveMode:
 	case clientcmdapi.IfAvailableExecInteractiveMode:
-		findings = append(findings, warning(anew, "interactiveMode is IfAvailable, and should be Never"))
+		findings = append(findings, warning(writeAgain, "interactiveMode is IfAvailable, and should be Never"))
 	default:
-		findings = append(findings, failure(anew, "interactiveMode is %.64q, and the kubelet has no terminal: it has to be Never", string(user.InteractiveMode)))
+		findings = append(findings, failure(writeAgain, "interactiveMode is %.64q, and the kubelet has no terminal: it has to be Never", string(user.InteractiveMode)))
 	}
 	if !user.ProvideClusterInfo {
-		findings = append(findings, warning(anew, "provideClusterInfo is not set: the plugin cannot notice that it is asked for another cluster"))
+		findings = append(findings, warning(writeAgain, "provideClusterInfo is not set: the plugin cannot notice that the kubelet uses another cluster"))
 	}
 	return worst(findings...)
 }

@@ -460,7 +460,7 @@ func tree(t *testing.T, root string) string {
 	return out.String()
 }
 
-// examine runs all checks, and whatever they find, nothing may be changed and no secret shown.
+// examine runs all checks. With any result, nothing may be changed and no secret shown.
 func (m *machine) examine() map[string]Result {
 	m.t.Helper()
 	before := tree(m.t, m.root)

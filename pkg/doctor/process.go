@@ -82,12 +82,15 @@ func bootTime(proc string) time.Time {
 	return time.Time{}
 }
 
-// userHZ is the unit of times in /proc/<pid>/stat (USER_HZ): 100 per second wherever Go runs.
+// userHZ is the unit of times in /proc/<pid>/stat (USER_HZ): 100 per second on all of Go's
+// platforms.
 const userHZ = 100
 
 // startTime returns when a process was started.
 func startTime(dir string, boot time.Time) time.Time {
-	const starttime = 22 - 3 // counted from the third field: the second one, comm, stands in parentheses and may hold anything
+	// counted from the third field: the second one, comm, is in parentheses and may have any
+	// content
+	const starttime = 22 - 3
 	data, err := os.ReadFile(filepath.Join(dir, "stat"))
 	if err != nil || boot.IsZero() {
 		return time.Time{}
@@ -175,8 +178,8 @@ func (k *kubeletProcess) path(name string) string {
 	return filepath.Join(k.cwd, name)
 }
 
-// rotates reports whether the kubelet rotates its certificate by itself, and which setting decides.
-// A flag overrides --config-dir, which overrides --config. The default is false
+// rotates reports whether the kubelet rotates its certificate itself, and which setting decides. A
+// flag overrides --config-dir, which overrides --config. The default is false
 // (kubelet.config.k8s.io/v1beta1).
 func (k *kubeletProcess) rotates() (rotates bool, source string, err error) {
 	if on := k.flags.RotateCertificates; on != nil {

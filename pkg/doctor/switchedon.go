@@ -23,8 +23,8 @@ var unitDirs = []string{
 // switchOnRemedy says how this program is switched on.
 const switchOnRemedy = "to switch it on, install the drop-in for kubelet.service and write the configuration file; to examine other places, name them with flags"
 
-// whyNotSwitchedOn says what is missing on a machine without any configuration of this program. It
-// is empty if any part is there, or this user may not see it: then the checks find out more.
+// whyNotSwitchedOn returns what is missing on a machine without any configuration of this program.
+// It is empty if any part is there, or this user may not see it: then the checks find out more.
 func (e *examination) whyNotSwitchedOn() string {
 	if e.Explicit || e.ConfigErr != nil || exists(e.ConfigFile) {
 		return ""

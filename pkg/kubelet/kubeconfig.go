@@ -29,8 +29,8 @@ const (
 	Missing Kind = iota + 1
 	// Ours: its user is an exec plugin, and that is this program.
 	Ours
-	// Bootstrapped: the kubelet wrote it, with a certificate that it had requested by itself.
-	// If this program is configured, the kubelet has overwritten its file.
+	// Bootstrapped: the kubelet wrote it, with a certificate that it requested itself. If this
+	// program is configured, the kubelet has overwritten its file.
 	Bootstrapped
 	// ClientCertificate: its user is a client certificate, as "kubeadm init" has it.
 	ClientCertificate
@@ -75,8 +75,8 @@ type Kubeconfig struct {
 	// Command and Args are those of an exec user.
 	Command string
 	Args    []string
-	// Cluster is the cluster, with the CA from the file that it names. ClusterProblem says what
-	// is wrong with it.
+	// Cluster is the cluster, with the CA from the file that it names. ClusterProblem is the error
+	// in it.
 	Cluster        cache.Origin
 	ClusterProblem error
 	// Alone is set if the file has nothing but one cluster, one user and one context.
@@ -94,8 +94,8 @@ type Kubeconfig struct {
 // programName-<provider>.
 const programName = "kubelet-authenticator"
 
-// isOurs reports whether an exec user's command is this program: it has the program's name, or it
-// is ours, the path that this program would write.
+// isOurs reports whether an exec user's command is this program: it has the program's name, or
+// equals ours, the path that this program would write.
 func isOurs(command, ours string) bool {
 	base := filepath.Base(command)
 	return base == programName || strings.HasPrefix(base, programName+"-") || ours != "" && command == ours
@@ -116,7 +116,8 @@ func ReadKubeconfig(path, ours string) Kubeconfig {
 	}
 	config, err := clientcmd.Load(data)
 	if err != nil {
-		k.Kind, k.Problem = Unreadable, fmt.Errorf("%s: cannot be read as a kubeconfig", path) // the cause may quote a token
+		// the cause may quote a token
+		k.Kind, k.Problem = Unreadable, fmt.Errorf("%s: cannot be read as a kubeconfig", path)
 		return k
 	}
 	k.content = data
@@ -124,7 +125,8 @@ func ReadKubeconfig(path, ours string) Kubeconfig {
 	return k
 }
 
-// NamesThisProgram reports whether the user is this program, whatever else the user has.
+// NamesThisProgram reports whether the user runs this program. Other fields of the user do not
+// matter.
 func (k Kubeconfig) NamesThisProgram() bool { return k.Kind == Ours || k.Kind == bypassed }
 
 func (k *Kubeconfig) read(config *clientcmdapi.Config, ours string) {
@@ -158,7 +160,7 @@ func (k *Kubeconfig) read(config *clientcmdapi.Config, ours string) {
 	case user.ClientCertificate == "" && len(user.ClientCertificateData) == 0:
 		k.Kind = OtherUser
 	case current.AuthInfo == "default-auth" && current.Cluster == "default-cluster":
-		// What the kubelet writes (pkg/kubelet/certificate/bootstrap,
+		// The names that the kubelet writes (pkg/kubelet/certificate/bootstrap,
 		// writeKubeconfigFromBootstrapping).
 		k.Kind = Bootstrapped
 	default:
@@ -233,7 +235,7 @@ type Exec struct {
 }
 
 // installHint is what client-go prints if the command of our kubeconfig does not exist.
-const installHint = "kubelet-authenticator gets this node's client certificate. It is not where this kubeconfig says: install its package again, or write the kubeconfig anew."
+const installHint = "kubelet-authenticator gets this node's client certificate. It is not where this kubeconfig says: install its package again, or write the kubeconfig again."
 
 // RenderKubeconfig returns a kubeconfig for the kubelet that names this program. The same arguments
 // give the same bytes.
@@ -257,7 +259,8 @@ func (k *Kubeconfig) withCommand(command string) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: cannot be read as a kubeconfig", k.Path)
 	}
-	config.AuthInfos[config.Contexts[config.CurrentContext].AuthInfo].Exec.Command = command // it is there: that is what Ours means
+	// it is there: that is what Ours means
+	config.AuthInfos[config.Contexts[config.CurrentContext].AuthInfo].Exec.Command = command
 	return clientcmd.Write(*config)
 }
 

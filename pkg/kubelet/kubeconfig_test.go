@@ -122,7 +122,8 @@ func TestWriteKubeconfig(t *testing.T) {
 			if err != nil || info.Mode() != 0o600 || m.read(m.Kubeconfig) != string(content) {
 				t.Errorf("%v %v", info, err)
 			}
-			if entries, err := os.ReadDir(filepath.Dir(m.Kubeconfig)); err != nil || len(entries) != 2 { // and the manifests
+			// and the manifests
+			if entries, err := os.ReadDir(filepath.Dir(m.Kubeconfig)); err != nil || len(entries) != 2 {
 				t.Errorf("left behind: %v %v", entries, err)
 			}
 		})

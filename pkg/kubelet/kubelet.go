@@ -19,7 +19,7 @@ const (
 	// ConfigFile is the kubelet's configuration file, which kubeadm writes before it starts the
 	// kubelet.
 	ConfigFile = "/var/lib/kubelet/config.yaml"
-	// RotatedFile is the certificate that the kubelet requests and rotates by itself.
+	// RotatedFile is the certificate that the kubelet requests and rotates itself.
 	RotatedFile = "/var/lib/kubelet/pki/kubelet-client-current.pem"
 )
 
@@ -31,7 +31,7 @@ const EnvFile = "/run/kubelet-authenticator/kubelet.env"
 const envVariable = "KUBELET_KUBECONFIG_ARGS"
 
 // Environment returns the content of the EnvFile: the kubelet uses its kubeconfig as it is, and
-// neither bootstraps nor rotates a certificate by itself.
+// does not bootstrap or rotate a certificate itself.
 func Environment(kubeconfig string) []byte {
 	return []byte(envVariable + "=--kubeconfig=" + kubeconfig + " --rotate-certificates=false\n")
 }

@@ -18,8 +18,7 @@ import (
 
 // Setup has the paths of one machine.
 type Setup struct {
-	// Config is this program's configuration file. Without one, Prepare leaves the machine
-	// alone.
+	// Config is this program's configuration file. Without one, Prepare changes nothing.
 	Config string
 	// Kubeconfig and Bootstrap are the kubelet's two files, KubeconfigFile and BootstrapFile.
 	Kubeconfig, Bootstrap string
@@ -77,8 +76,8 @@ type Preparation struct {
 	// Enabled is set if the kubelet is to start with this program as its credential. Foreign is
 	// set if it is not, because its kubeconfig belongs to another.
 	Enabled, Foreign bool
-	// First is set if the kubelet should not start before there is a certificate: the node
-	// never had one of this cluster, and is not a control plane.
+	// First says that the kubelet should not start before there is a certificate. The node never
+	// had one of this cluster, and is not a control plane.
 	First bool
 	// Cluster is the one that the kubelet's kubeconfig names.
 	Cluster cache.Origin
@@ -98,8 +97,8 @@ type preparation struct {
 }
 
 // Prepare adapts the kubelet's files to this program, or leaves them alone. It reports each
-// decision in a line. It does not touch what is right already. It can be killed at any point: the
-// next one makes the same decisions. The error is an *UnpreparedError.
+// decision in a line. It does not touch files that are right already. It can be killed at any
+// point: the next one makes the same decisions. The error is an *UnpreparedError.
 func Prepare(s Setup, say func(string)) (Preparation, error) {
 	p := &preparation{Setup: s, say: say}
 	why, err := p.whyNot()
@@ -128,7 +127,7 @@ func Prepare(s Setup, say func(string)) (Preparation, error) {
 }
 
 // UnpreparedError says that the kubelet must not start: without its environment file it would
-// request a certificate by itself, and overwrite its kubeconfig.
+// request a certificate itself, and overwrite its kubeconfig.
 type UnpreparedError struct{ Err error }
 
 func (e *UnpreparedError) Error() string { return "the kubelet must not start: " + e.Err.Error() }
@@ -216,7 +215,7 @@ func (p *preparation) keepCopy() {
 	p.fresh = p.bootstrap.usable()
 	copied, err := copyOf(p.bootstrap)
 	if p.bootstrap.Kind == Ours || p.bootstrap.Kind == bypassed || p.bootstrap.Kind == otherExec {
-		p.say(err.Error()) // kubeadm is told to join through an exec plugin
+		p.say(err.Error()) // kubeadm must be configured to join through an exec plugin
 		return
 	}
 	if err != nil {

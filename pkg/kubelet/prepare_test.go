@@ -397,8 +397,8 @@ func TestKubeletMustNotStart(t *testing.T) {
 	}
 }
 
-// What cannot be read may be ours: without the environment file a kubelet that has a bootstrap
-// kubeconfig would join without attestation, and one that has joined would not start at all.
+// A file that cannot be read may be ours. Without the environment file, a kubelet with a bootstrap
+// kubeconfig would join without attestation. A kubelet that has joined would not start.
 func TestUnreadableKubeletConf(t *testing.T) {
 	cluster := newCluster(t, "https://10.0.0.1:6443")
 	ours := kubeconfig(t, cluster, execUser(program))

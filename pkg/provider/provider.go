@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package provider is the interface of an attestation provider on the node: it identifies the
-// machine and makes the evidence. Each provider has a folder of its own below. A binary lists the
-// providers that it carries.
+// machine and makes the evidence. Each provider is a package below this one. A binary lists the
+// providers that it includes.
 package provider
 
 import (
@@ -25,7 +25,7 @@ type Provider interface {
 	// Renews reports whether the node's own certificate may ask for the next one. If not, a
 	// certificate is served to its end. Then the bootstrap credential asks for the next one.
 	Renews() bool
-	// Caution is one sentence on what this provider does not protect from, or empty. The
+	// Caution is one sentence on what this provider does not protect against, or empty. The
 	// operator sees it with each request.
 	Caution() string
 	// ProviderID returns the machine's spec.providerID, empty if the machine does not know it.
@@ -36,15 +36,14 @@ type Provider interface {
 	Evidence(ctx context.Context, request Request) ([]byte, error)
 }
 
-// Challenger is a Provider whose evidence answers a challenge. A hello is filed first, as a request
-// of its own. Evidence is called once the hello is answered (docs/spec.md).
+// Challenger is a Provider with evidence that answers a challenge. A hello is filed first, as a
+// request of its own. Evidence is called once the hello is answered (docs/spec.md).
 type Challenger interface {
 	Provider
 	// Versions are the versions of the documents that it accepts, the newest first.
 	Versions() attestation.Versions
-	// Hello returns the document of the hello's DATA block, in request.Version. It also returns
-	// what to remember if a certificate is issued: the next hello gets that as
-	// request.Remembered.
+	// Hello returns the document of the hello's DATA block, in request.Version. It also returns a
+	// value to remember if a certificate is issued: the next hello gets it as request.Remembered.
 	Hello(ctx context.Context, request Request) (document []byte, remember string, err error)
 }
 
@@ -64,8 +63,8 @@ type EKNamer interface {
 }
 
 // Originator is a Challenger whose device can show that a request is this machine's, without a
-// challenge. The controller then serves the request in turn with those of everybody else who has
-// the node's credential.
+// challenge. Then requests of others with the node's credential do not delay this one in the
+// controller's queue.
 type Originator interface {
 	// Origin returns the annotation attestation.AnnotationOrigin for the object of this name with
 	// this spec.request.
@@ -143,8 +142,8 @@ type Challenge struct {
 	HelloRequest        []byte
 	// Answer is the annotation, unchecked: a peer wrote it.
 	Answer []byte
-	// Fresh is set if the answer came while this process waited for it. Such an answer is not
-	// old, whatever the clock says.
+	// Fresh is set if the answer came while this process waited for it. Such an answer is fresh,
+	// even if the clock is wrong.
 	Fresh bool
 }
 
@@ -174,9 +173,11 @@ const (
 	DirectoryRefused
 	// DirectoryNotWritable means that a lock in Settings.RuntimeDir cannot be made or taken.
 	DirectoryNotWritable
+	// FIPSEnforced means that GODEBUG=fips140=only forbids an algorithm that the provider needs.
+	FIPSEnforced
 )
 
-// Settings are what the operator set. Each provider uses what concerns it.
+// Settings are the operator's settings. Each provider uses those that apply to it.
 type Settings struct {
 	// TPMDevice is the path of the TPM: a character device, or the Unix socket of a software
 	// TPM. If it is empty, the provider looks for one.
@@ -187,8 +188,7 @@ type Settings struct {
 	// ProviderIDScheme is the scheme of a provider ID made of the machine's system UUID. If it
 	// is empty, none is made.
 	ProviderIDScheme string
-	// RuntimeDir is a directory that only root can write, for locks. It need not outlive a
-	// boot.
+	// RuntimeDir is a directory that only root can write, for locks. It need not survive a reboot.
 	RuntimeDir string
 }
 

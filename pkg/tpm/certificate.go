@@ -22,7 +22,7 @@ const (
 
 // trimCertificate returns the certificate in the content of an NV index. Chips put the header of
 // the TCG PC Client specification before it, and padding behind it. Some compress it. The result is
-// a DER SEQUENCE of its full length. Nothing else is checked.
+// a DER SEQUENCE of its full length. It checks nothing else.
 func trimCertificate(nv []byte) ([]byte, error) {
 	der, _, err := nextCertificate(nv)
 	return der, err
@@ -72,7 +72,7 @@ func isCompressed(data []byte) bool {
 	return len(data) > 2 && data[0] == 0x78 && binary.BigEndian.Uint16(data)%31 == 0 && data[1]&0x20 == 0
 }
 
-// maxInflated bounds what is inflated at a time, in bytes: a whole chain.
+// maxInflated bounds the inflated size of a whole chain, in bytes.
 const maxInflated = maxChain * maxCertificate
 
 // inflate returns the content of the zlib stream that data begins with, and the bytes behind it. A

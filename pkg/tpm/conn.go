@@ -69,6 +69,9 @@ type conn struct {
 	freed bool
 	// held are the handles of objects and sessions that this process loaded.
 	held []uint32
+	// reset is set once the TPM returned a new handle that equals one in held. Then the TPM was
+	// reset, and has lost the objects and sessions.
+	reset bool
 }
 
 // open opens the first device that it can.
@@ -94,8 +97,8 @@ func openDevice(ctx context.Context, path string) (io.ReadWriteCloser, error) {
 	case info.Mode()&fs.ModeCharDevice == 0:
 		return nil, &fs.PathError{Op: "open", Path: path, Err: errors.New("neither a character device nor a socket")}
 	}
-	// Not os.OpenFile: it would make the device non-blocking. Then the kernel answers a read
-	// before the response with no bytes at all.
+	// os.OpenFile would make the device non-blocking. Then the kernel answers a read before the
+	// response with no bytes at all.
 	fd, err := syscall.Open(path, syscall.O_RDWR|syscall.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
@@ -193,7 +196,9 @@ func (c *conn) Send(command []byte) ([]byte, error) {
 			if err := c.free(); err != nil {
 				return nil, fmt.Errorf("%w, and to make room: %w", rc, err)
 			}
-		case isBusy(rc) && retry < maxRetries:
+		case (isBusy(rc) || code == tpm2.TPMCCFlushContext && rc.IsWarning()) && retry < maxRetries:
+			// TPM2_FlushContext is repeated after every warning. A handle that stays loaded takes
+			// room from other processes, and free runs only when the TPM is full.
 			select {
 			case <-ctx.Done():
 			case <-time.After(firstPause << retry):
@@ -244,7 +249,9 @@ func (c *conn) track(code tpm2.TPMCC, command, response []byte) {
 	switch code {
 	case tpm2.TPMCCCreatePrimary, tpm2.TPMCCStartAuthSession:
 		if len(response) >= headerSize+4 {
-			c.held = append(c.held, binary.BigEndian.Uint32(response[headerSize:]))
+			handle := binary.BigEndian.Uint32(response[headerSize:])
+			c.reset = c.reset || slices.Contains(c.held, handle)
+			c.held = append(c.held, handle)
 		}
 	case tpm2.TPMCCFlushContext:
 		flushed := binary.BigEndian.Uint32(command[headerSize:])

@@ -14,7 +14,7 @@ import (
 	"github.com/google/go-tpm/tpm2"
 )
 
-// Info is what a TPM says about itself. Nothing certifies it.
+// Info is what a TPM says about itself. Nothing vouches for it.
 type Info struct {
 	// Manufacturer is the four letters of the TCG's vendor ID registry: "INTC". Trailing blanks
 	// are cut off.
@@ -84,7 +84,7 @@ func (t *TPM) fixedProperties() (map[uint32]uint32, error) {
 // handles returns the handles in use from first to last.
 func (t *TPM) handles(first, last tpm2.TPMHandle) ([]uint32, error) {
 	found := []uint32{}
-	for range 16 { // a TPM that always says that there is more must not keep us
+	for range 16 { // bounded, since a faulty TPM may always report more
 		rsp, err := execute[tpm2.GetCapabilityResponse](t, "TPM2_GetCapability", tpm2.GetCapability{
 			Capability: tpm2.TPMCapHandles, Property: uint32(first), PropertyCount: maxHandles,
 		})

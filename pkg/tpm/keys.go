@@ -26,8 +26,8 @@ type EK struct {
 	Template string
 	// Public is its marshalled TPMT_PUBLIC.
 	Public []byte
-	// Certificates are in DER: the EK's, then those of CAs in the TPM, in its order. They are
-	// empty if the TPM has none for this very key. Nobody has verified them.
+	// Certificates are in DER: the EK's, then those of CAs in the TPM, in its order. They are empty
+	// if the TPM has none for this very key. They are not verified.
 	Certificates [][]byte
 	// Problem says why a certificate for this template in the TPM is ignored. It is empty if
 	// there is no problem.
@@ -39,8 +39,9 @@ type EK struct {
 	stored bool
 }
 
-// storedMark follows the template's name in what is remembered of an EK that is made from NV.
-// Without it, a nonce that a release did not know yet would change the EK of an enrolled node.
+// storedMark follows the template's name in the remembered value of an EK that is made from NV.
+// Without the mark, an upgrade to a release that reads the nonce would change the EK of an enrolled
+// node.
 const storedMark = "+nv"
 
 // Remember returns what ChooseEK needs to choose this EK again.
@@ -57,8 +58,8 @@ func RememberedTemplate(remembered string) string { return strings.TrimSuffix(re
 // TemplateError says that the TPM makes no EK of the template that was asked for.
 type TemplateError struct {
 	Template string
-	// Makes names the templates of which the TPM makes EKs, and Certified those that have a
-	// certificate.
+	// Makes has the names of the templates from which the TPM can make EKs. Certified has those
+	// whose EK has a certificate.
 	Makes, Certified []string
 	Err              error
 }
@@ -111,8 +112,8 @@ func (t *TPM) EKs(set string) ([]EK, error) {
 
 // ChooseEK returns the EK of the template that the operator set, and no other. If none is set, it
 // returns the remembered EK if the TPM still makes it: a node keeps the EK that it enrolled with.
-// Otherwise it returns the first with a certificate, ECC before RSA. Without any certificate it is
-// the first that the TPM makes.
+// Otherwise it returns the first with a certificate, ECC before RSA. If no EK has a certificate, it
+// is the first that the TPM can make.
 func (t *TPM) ChooseEK(set, remembered string) (EK, error) {
 	if set != "" {
 		return t.setEK(set, remembered)
@@ -124,7 +125,7 @@ func (t *TPM) ChooseEK(set, remembered string) (EK, error) {
 	type candidate struct {
 		template.EK
 		input ekInput
-		bare  bool // will do without a certificate
+		bare  bool // accepted without a certificate
 	}
 	var candidates []candidate
 	if e, ok := template.EKByName(RememberedTemplate(remembered)); ok {
@@ -238,15 +239,16 @@ func (o object) authorised(by tpm2.Session) tpm2.AuthHandle {
 
 func (t *TPM) withAK(f func(object) error) error { return t.withPrimary(template.AK(), f) }
 
-// ekInput says from what an EK of a template may be made.
+// ekInput says which inputs an EK of a template may be made from.
 type ekInput int
 
 const (
-	// anyInput is with or without NV: the key that has a certificate. A new node takes it.
+	// anyInput allows an EK that is made with or without the nonce and the template in NV, and
+	// prefers the one that has a certificate. A new node uses anyInput.
 	anyInput ekInput = iota
-	// plainInput is without the nonce and the template in NV.
+	// plainInput allows only the EK that is made without the nonce and the template in NV.
 	plainInput
-	// storedInput is with the nonce and the template in NV only.
+	// storedInput allows only the EK that is made with the nonce and the template in NV.
 	storedInput
 )
 
@@ -323,7 +325,7 @@ func (t *TPM) storedTemplate(e template.EK) (*template.EK, error) {
 		}
 		data, err := t.readNV(part.index)
 		if errors.Is(err, tpm2.TPMRCNVUninitialized) {
-			continue // defined, and never written
+			continue // the index is defined, but was never written
 		}
 		if err != nil {
 			return nil, err
@@ -370,6 +372,10 @@ func (t *TPM) withEK(e template.EK, public []byte, f func(object) error) error {
 	return fmt.Errorf("EK: %w", ErrOtherKeys)
 }
 
+// ErrReset says that the TPM was reset while it was in use. Its keys are the same afterwards, so
+// another attempt can succeed.
+var ErrReset = errors.New("the TPM was reset meanwhile: it gave out a handle that is in use")
+
 // withPrimary makes a primary key of the endorsement hierarchy and calls f with it. It assumes that
 // the hierarchy's authorisation value is empty.
 func (t *TPM) withPrimary(area tpm2.TPMTPublic, f func(object) error) error {
@@ -381,6 +387,11 @@ func (t *TPM) withPrimary(area tpm2.TPMTPublic, f func(object) error) error {
 		return err
 	}
 	defer t.flush(rsp.ObjectHandle)
+	if t.conn.reset {
+		// The AK's handle may be the EK's now. TPM2_ActivateCredential would then use the EK
+		// by password, which counts towards lockout if the power fails.
+		return &commandError{"TPM2_CreatePrimary", ErrReset}
+	}
 	public, err := rsp.OutPublic.Contents()
 	if err != nil {
 		return &commandError{"TPM2_CreatePrimary", err}
@@ -388,8 +399,8 @@ func (t *TPM) withPrimary(area tpm2.TPMTPublic, f func(object) error) error {
 	return f(object{rsp.ObjectHandle, rsp.Name, *public})
 }
 
-// flush unloads an object or session, also after the context has ended. Run repeats what fails
-// here.
+// flush unloads an object or session, also after the context has ended. If it fails, Run tries
+// again before it closes the TPM.
 func (t *TPM) flush(handle tpm2.TPMHandle) {
 	_, _ = execute[tpm2.FlushContextResponse](t, "TPM2_FlushContext", tpm2.FlushContext{FlushHandle: handle})
 }
@@ -451,7 +462,7 @@ func (t *TPM) ek(e template.EK, input ekInput) (EK, error) {
 		return EK{}, err
 	}
 	if cert == nil && input == storedInput {
-		// Without a certificate, what is remembered decides.
+		// Without a certificate, the remembered value decides.
 		sources = slices.DeleteFunc(sources, func(s *source) bool { return !s.stored })
 	}
 	var uncertified *EK
@@ -516,7 +527,7 @@ type nvProblem struct {
 func (p *nvProblem) Error() string { return fmt.Sprintf("NV index %#08x: %v", p.index, p.err) }
 func (p *nvProblem) Unwrap() error { return p.err }
 
-// certificate is an EK certificate in NV. Nobody has verified it.
+// certificate is an EK certificate in NV. It is not verified.
 type certificate struct {
 	der []byte
 	key crypto.PublicKey
@@ -566,7 +577,8 @@ func (t *TPM) readCertificate(index uint32) (*certificate, error) {
 }
 
 // withChain returns an EK certificate and the certificates of CAs in the TPM. The verifier may have
-// those itself, so one that cannot be read is ignored.
+// those itself, so one that the TPM does not allow to read is ignored. A busy TPM is an error:
+// without the chain the verifier may deny the request.
 func (t *TPM) withChain(cert *certificate) ([][]byte, error) {
 	indices, err := t.ekIndices()
 	if err != nil {
@@ -577,8 +589,7 @@ func (t *TPM) withChain(cert *certificate) ([][]byte, error) {
 	for _, index := range indices[:min(len(indices), maxChain)] {
 		data, err := t.readNV(index)
 		var problem *nvProblem
-		var refused tpm2.TPMRC
-		if errors.As(err, &problem) || errors.As(err, &refused) {
+		if errors.As(err, &problem) {
 			continue
 		}
 		if err != nil {
@@ -607,7 +618,7 @@ func (t *TPM) readNV(index uint32) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The size for a TPM that does not say how much it reads at a time, or says nonsense.
+	// This is the size for a TPM that reports no limit for one read, or an invalid one.
 	chunk := uint16(64)
 	if n := properties[uint32(tpm2.TPMPTNVBufferMax)]; n > uint32(chunk) && n <= maxCertificate {
 		chunk = uint16(n)
@@ -638,7 +649,7 @@ func (t *TPM) tryReadNV(index uint32, chunk uint16) ([]byte, error) {
 	}
 	named := tpm2.NamedHandle{Handle: handle, Name: rsp.NVName}
 	reader := tpm2.AuthHandle{Handle: handle, Name: rsp.NVName, Auth: tpm2.PasswordAuth(nil)}
-	// Never with an authorisation value that may not be empty: a wrong one counts towards
+	// Do not read an index whose authorisation value may not be empty: a wrong value counts towards
 	// lockout.
 	if !public.Attributes.AuthRead || !public.Attributes.NoDA {
 		reader = tpm2.AuthHandle{Handle: tpm2.TPMRHOwner, Auth: tpm2.PasswordAuth(nil)}

@@ -88,7 +88,8 @@ func TestRefusedTemplatesArePassedOver(t *testing.T) {
 		t.Errorf("makes no key: %v", err)
 	}
 	p.Reset()
-	p.Answer(tpm2.TPMCCCreatePrimary, tpm2.TPMRCHierarchy|0x100, 100) // the endorsement hierarchy is switched off
+	// the endorsement hierarchy is switched off
+	p.Answer(tpm2.TPMCCCreatePrimary, tpm2.TPMRCHierarchy|0x100, 100)
 	if _, err := Run(t.Context(), Options{Device: p.Socket(), LockDir: t.TempDir()}, hello("")); !errors.Is(err, tpm2.TPMRCHierarchy) ||
 		p.Count(tpm2.TPMCCCreatePrimary) != 1 {
 		t.Errorf("%d tries: %v", p.Count(tpm2.TPMCCCreatePrimary), err)
@@ -421,12 +422,40 @@ func TestCompressedCertificates(t *testing.T) {
 	}
 }
 
-// An NV index among those of issuers' certificates may be anybody's, with a password: trying to
-// read it must not count towards lockout, and must not keep the node from saying hello.
+// A TPM that is busy while the chain is read fails the hello. A hello without the chain would be
+// denied.
+func TestChainOfABusyTPM(t *testing.T) {
+	t.Parallel()
+	chip := swtpm.Start(t, swtpm.Options{Certified: []string{"ecc-p256"}, Chain: true})
+	proxy := swtpm.NewProxy(t, chip)
+	with(t, proxy.Socket(), hello(""))
+	last := 0
+	for i, e := range proxy.Exchanges() {
+		if e.Code == tpm2.TPMCCNVReadPublic || e.Code == tpm2.TPMCCNVRead {
+			last = i
+		}
+	}
+	for _, index := range []int{last - 1, last} {
+		for code, fails := range map[tpm2.TPMRC]bool{
+			tpm2.TPMRCContextGap: true, tpm2.TPMRCMemory: true, tpm2.TPMRCFailure: true, tpm2.TPMRCNVLocked: false, tpm2.TPMRCNVUninitialized: false,
+		} {
+			proxy.Reset()
+			proxy.AnswerFrom(index, code, 2) // the second one after room was made
+			k, err := Run(t.Context(), Options{Device: proxy.Socket(), LockDir: t.TempDir()}, hello(""))
+			if fails != errors.Is(err, code) || !fails && len(k.ek.Certificates) != 1 {
+				t.Errorf("command %d, %v: %d certificates, %v", index, code, len(k.ek.Certificates), err)
+			}
+		}
+	}
+}
+
+// An NV index in the range of issuers' certificates may belong to other software, and have a
+// password. Trying to read it must not count towards lockout, and must not prevent a hello.
 func TestForeignNVIndexDoesNotLockOut(t *testing.T) {
 	chip := swtpm.Start(t, swtpm.Options{Certified: []string{"ecc-p256"}, Chain: true})
 	for i, attributes := range []tpm2.TPMANV{
-		{OwnerWrite: true, OwnerRead: true, AuthWrite: true, AuthRead: true}, // as tpm2_nvdefine makes it
+		// as tpm2_nvdefine makes it
+		{OwnerWrite: true, OwnerRead: true, AuthWrite: true, AuthRead: true},
 		{OwnerWrite: true, AuthWrite: true, AuthRead: true},
 		{OwnerWrite: true, AuthWrite: true, AuthRead: true, NoDA: true},
 	} {
@@ -638,8 +667,8 @@ func withNonce(nonce string) func(*swtpm.TPM, template.EK) (template.EK, error) 
 	}
 }
 
-// withTemplate stores a template whose Unique field is another than the profile's, in the form that
-// tpm2_createek writes: a nonce of its own at the start.
+// withTemplate stores a template with another Unique field than the profile's. As with
+// tpm2_createek, that field begins with a nonce.
 func withTemplate(chip *swtpm.TPM, e template.EK) (template.EK, error) {
 	made := e
 	if e.IsRSA() {
@@ -883,8 +912,8 @@ func TestCertificateBehindTheOwnersPassword(t *testing.T) {
 	}
 }
 
-// A chip has a plain EK that is persistent and certified, and a stray nonce. What is remembered then
-// says "from NV". Once the key is evicted, the certificate decides, not what is remembered.
+// A chip has a plain EK that is persistent and certified, and a stray nonce. What is remembered
+// then says "from NV". Once the key is evicted, the certificate decides, not what is remembered.
 func TestCertificateBeatsWhatIsRemembered(t *testing.T) {
 	chip := swtpm.Start(t, swtpm.Options{Certified: []string{"rsa-2048"}})
 	e, _ := template.EKByName("rsa-2048")

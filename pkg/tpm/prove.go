@@ -15,8 +15,8 @@ import (
 )
 
 // Challenge is what the controller wants proven, with what this node said in its hello. The
-// controller's part is not trusted: the TPM only reveals a secret that was made for these two keys,
-// whoever made it.
+// controller is not trusted: the TPM reveals any secret that was made for these two keys, by
+// anybody.
 type Challenge struct {
 	// EKTemplate, EKPublic and AKPublic are those of the hello.
 	EKTemplate         string
@@ -42,7 +42,7 @@ type Quote struct {
 // other keys. The node must file another hello.
 var ErrOtherKeys = errors.New("the challenge is not for the keys of this TPM")
 
-// challengeError says what is wrong with a challenge.
+// challengeError is the error of a malformed challenge.
 type challengeError struct{ Problem string }
 
 func (e *challengeError) Error() string { return "challenge: " + e.Problem }
@@ -115,12 +115,13 @@ func (t *TPM) Prove(c Challenge, mac func(secret []byte) []byte) (Quote, error) 
 	return quote, err
 }
 
-// Origin returns a quote over no PCRs with this extraData, and the TPMT_PUBLIC of the AK that made it.
+// Origin returns a quote over no PCRs with this extraData, and the TPMT_PUBLIC of the AK that made
+// it.
 func (t *TPM) Origin(extraData []byte) (akPublic []byte, quote Quote, err error) {
 	err = t.withAK(func(ak object) error {
 		rsp, err := execute[tpm2.QuoteResponse](t, "TPM2_Quote", tpm2.Quote{
 			SignHandle:     ak.authorised(tpm2.PasswordAuth(nil)),
-			QualifyingData: tpm2.TPM2BData{Buffer: extraData}, // the scheme is the AK's
+			QualifyingData: tpm2.TPM2BData{Buffer: extraData}, // no scheme: the AK has a fixed one
 		})
 		if err == nil {
 			akPublic, quote = ak.bytes(), Quote{Attest: rsp.Quoted.Bytes(), Signature: tpm2.Marshal(rsp.Signature)}
@@ -163,10 +164,10 @@ func checkPCRs(bank tpm2.TPMAlgID, pcrs []int) error {
 }
 
 // activate is TPM2_ActivateCredential. The session that authorises the EK is also salted with it,
-// and encrypts the response. The controller knows the hello's EK, so nobody between here and the
-// TPM can replace it.
+// and encrypts the response. The controller knows the hello's EK, so an attacker between this
+// process and the TPM cannot replace it.
 func (t *TPM) activate(e template.EK, ek, ak object, blob tpm2.TPM2BIDObject, encrypted tpm2.TPM2BEncryptedSecret) ([]byte, error) {
-	const nonceSize = 16 // the least that the TPM takes; the salt makes the key
+	const nonceSize = 16 // the minimum; the session key depends on the salt, too
 	start := t.begin("TPM2_StartAuthSession")
 	session, _, err := tpm2.PolicySession(t.conn, e.Public.NameAlg, nonceSize,
 		tpm2.Salted(ek.handle, ek.public), tpm2.AESEncryption(128, tpm2.EncryptOut))
@@ -174,9 +175,9 @@ func (t *TPM) activate(e template.EK, ek, ak object, blob tpm2.TPM2BIDObject, en
 		return nil, err
 	}
 	defer t.flush(session.Handle())
-	// By policy, not by the empty password, which the high range would also accept. An
-	// interrupted use by password counts towards lockout if dictionary attack protection covers
-	// the key.
+	// Authorise by policy. EKs of the high range would also accept the empty password. But an
+	// interrupted use by password counts towards lockout if dictionary attack protection covers the
+	// key.
 	if _, err := execute[tpm2.PolicySecretResponse](t, "TPM2_PolicySecret", tpm2.PolicySecret{
 		AuthHandle:    tpm2.AuthHandle{Handle: tpm2.TPMRHEndorsement, Auth: tpm2.PasswordAuth(nil)},
 		PolicySession: session.Handle(),
@@ -198,9 +199,9 @@ func (t *TPM) activate(e template.EK, ek, ak object, blob tpm2.TPM2BIDObject, en
 		CredentialBlob: blob,
 		Secret:         encrypted,
 	})
-	// The errors for a blob of another AK or EK, or for nonsense: its MAC is wrong, its form is
-	// wrong, or RSA does not decrypt it. libtpms calls the last TPM_RC_FAILURE. A TPM that has
-	// really failed refuses the next hello too.
+	// These are the TPM's errors for a blob that is malformed, or made for another AK or EK. The
+	// MAC is wrong, the structure is wrong, or RSA decryption fails. If RSA decryption fails,
+	// libtpms returns TPM_RC_FAILURE. A TPM that has really failed also fails at the next hello.
 	if isForOthers(err) || e.IsRSA() && errors.Is(err, tpm2.TPMRCFailure) {
 		return nil, fmt.Errorf("%w: %w", ErrOtherKeys, err)
 	}
@@ -222,7 +223,7 @@ func (t *TPM) quote(ak object, extraData []byte, bank tpm2.TPMAlgID, pcrs []int)
 		rsp, err := execute[tpm2.QuoteResponse](t, "TPM2_Quote", tpm2.Quote{
 			SignHandle:     ak.authorised(tpm2.PasswordAuth(nil)),
 			QualifyingData: tpm2.TPM2BData{Buffer: extraData},
-			PCRSelect:      selection(bank, pcrs), // the scheme is the AK's
+			PCRSelect:      selection(bank, pcrs), // no scheme: the AK has a fixed one
 		})
 		if err != nil {
 			return Quote{}, err

@@ -90,7 +90,7 @@ func (t *TPM) selfTest(ek EK, akPublic []byte) error {
 	return verifyQuote(akPublic, quote, make([]byte, sha256.Size))
 }
 
-// makeCredential is TPM2_MakeCredential in software: nobody needs a TPM to challenge another one.
+// makeCredential is TPM2_MakeCredential in software, since challenging a TPM needs no other TPM.
 func makeCredential(ekPublic, akPublic, secret []byte) (blob, encrypted []byte, err error) {
 	area, err := template.Parse(ekPublic)
 	if err != nil {
@@ -111,7 +111,7 @@ func makeCredential(ekPublic, akPublic, secret []byte) (blob, encrypted []byte, 
 	return tpm2.Marshal(tpm2.TPM2BIDObject{Buffer: blob}), tpm2.Marshal(tpm2.TPM2BEncryptedSecret{Buffer: encrypted}), nil
 }
 
-// verifyQuote checks that the AK signed the quote over extraData. It is for the self-test alone: a
+// verifyQuote checks that the AK signed the quote over extraData. Use it only for the self-test: a
 // verifier checks more.
 func verifyQuote(akPublic []byte, q Quote, extraData []byte) error {
 	key, err := template.CheckAK(akPublic)

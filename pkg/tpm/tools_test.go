@@ -83,7 +83,8 @@ func TestToolsCredentialIsActivated(t *testing.T) {
 			x.write("secret", secret)
 			x.write("ek.pub", tpm2.Marshal(tpm2.TPM2BData{Buffer: k.ek.Public}))
 			x.run("tpm2_makecredential", "-u", "ek.pub", "-s", "secret", "-n", hex.EncodeToString(akName), "-o", "blob")
-			blob, ok := bytes.CutPrefix(x.read("blob"), []byte{0xba, 0xdc, 0xc0, 0xde, 0, 0, 0, 1}) // its file header: magic, version
+			// its file header: magic, version
+			blob, ok := bytes.CutPrefix(x.read("blob"), []byte{0xba, 0xdc, 0xc0, 0xde, 0, 0, 0, 1})
 			if !ok {
 				t.Fatalf("%x", blob)
 			}

@@ -3,7 +3,7 @@
 // Package tpm uses the node's TPM 2.0: its endorsement keys, its attestation key, and the proof
 // that answers a challenge. It does not know Kubernetes.
 //
-// It never writes to the TPM: no NV index, no persistent key. It flushes whatever it loads.
+// It never writes to the TPM: no NV index, no persistent key. It flushes everything that it loads.
 package tpm
 
 import (
@@ -30,11 +30,11 @@ const lockWait = 30 * time.Second
 
 // Options say which TPM is used.
 type Options struct {
-	// Device is a character device, or the Unix socket of a software TPM. Empty stands for
-	// /dev/tpmrm0, then /dev/tpm0.
+	// Device is a character device, or the Unix socket of a software TPM. Default: /dev/tpmrm0,
+	// then /dev/tpm0.
 	Device string
-	// LockDir is a directory that only this user can write, so that nobody else can hold the
-	// lock or put a link in its place. It is created if it does not exist.
+	// LockDir is a directory that only this user can write, so that no other user can hold the lock
+	// or replace it by a link. It is created if it does not exist.
 	LockDir string
 }
 
@@ -45,7 +45,8 @@ type TPM struct {
 	underWay *atomic.Pointer[string]
 	// observe is called for each command, if set.
 	observe func(command string, took time.Duration, err error)
-	// properties, indices and persistent cache answers of the TPM. They are nil before.
+	// properties, indices and persistent cache answers of the TPM. They are nil before the first
+	// answer.
 	properties map[uint32]uint32
 	indices    []uint32
 	persistent []uint32
@@ -126,7 +127,8 @@ func Run[T any](ctx context.Context, o Options, f func(*TPM) (T, error)) (T, err
 func use[T any](ctx context.Context, device string, underWay *atomic.Pointer[string], f func(*TPM) (T, error)) (T, error) {
 	devices := []string{device}
 	if device == "" {
-		devices = []string{"/dev/tpmrm0", "/dev/tpm0"} // the first has the kernel's resource manager before it
+		// the first one goes through the kernel's resource manager
+		devices = []string{"/dev/tpmrm0", "/dev/tpm0"}
 	}
 	c, err := open(ctx, devices)
 	if err != nil {

@@ -271,7 +271,8 @@ func TestHangingTPM(t *testing.T) {
 			c := challenge(t, with(t, p.Socket(), hello("")))
 			release := p.Hang(code)
 			o := Options{Device: p.Socket(), LockDir: t.TempDir()}
-			ctx, cancel := context.WithTimeout(t.Context(), time.Second) // the command is sent by then
+			// the command is sent by then
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
 			start := time.Now()
 			if _, err := Run(ctx, o, prove(c)); !errors.Is(err, context.DeadlineExceeded) || time.Since(start) > 5*time.Second {
@@ -334,6 +335,58 @@ func TestBusyTPMIsAskedAgain(t *testing.T) {
 		t.Errorf("after %d times: %v", p.Count(tpm2.TPMCCQuote), err)
 	}
 	nothingLoaded(t, tpm)
+}
+
+// A handle that is left takes room from others. So a flush is repeated after any warning.
+func TestFlushIsRepeatedAfterAnyWarning(t *testing.T) {
+	t.Parallel()
+	tpm := swtpm.Start(t, swtpm.Options{})
+	p := swtpm.NewProxy(t, tpm)
+	k := with(t, p.Socket(), hello(""))
+	c := challenge(t, k)
+	for _, rc := range []tpm2.TPMRC{tpm2.TPMRCCanceled, tpm2.TPMRCContextGap, tpm2.TPMRCMemory} {
+		p.Reset()
+		p.Answer(tpm2.TPMCCFlushContext, rc, 7) // more than there are handles
+		checkQuote(t, k, c, with(t, p.Socket(), prove(c)))
+		nothingLoaded(t, tpm)
+	}
+}
+
+// A TPM that is reset between AK and EK gives the EK the handle of the AK. The EK must not be used
+// in the place of the AK: by password, that counts towards lockout.
+func TestResetBetweenTheKeys(t *testing.T) {
+	t.Parallel()
+	tpm := swtpm.Start(t, swtpm.Options{})
+	p := swtpm.NewProxy(t, tpm)
+	k := with(t, p.Socket(), hello(""))
+	c := challenge(t, k)
+	p.Reset()
+	with(t, p.Socket(), prove(c))
+	made := 0
+	for i, e := range p.Exchanges() {
+		if e.Code == tpm2.TPMCCCreatePrimary {
+			made = i
+		}
+	}
+	p.Reset()
+	p.CallAt(made, func() {
+		if err := tpm.Reboot(); err != nil {
+			t.Error(err)
+		}
+	})
+	_, err := Run(t.Context(), Options{Device: p.Socket(), LockDir: t.TempDir()}, prove(c))
+	if !errors.Is(err, ErrReset) || !strings.HasPrefix(err.Error(), "TPM2_CreatePrimary: ") || p.Count(tpm2.TPMCCActivateCredential) > 0 {
+		t.Errorf("%v", err)
+	}
+	nothingLoaded(t, tpm)
+	tpm.Crash()
+	if err := tpm.Boot(); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := tpm.LockoutCounter(); err != nil || n != 0 {
+		t.Errorf("lockout counter %d, %v", n, err)
+	}
+	checkQuote(t, k, c, with(t, p.Socket(), prove(c)))
 }
 
 func TestLockoutIsNamedAndNotProlonged(t *testing.T) {

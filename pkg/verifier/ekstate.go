@@ -12,18 +12,18 @@ const (
 	// ekStateConfirmed: a source names the record's key, no source names any, or the machine is
 	// disputed.
 	ekStateConfirmed ekState = iota + 1
-	// ekStateNotNamed: sources name other keys, which only warns. The record decides.
+	// ekStateNotNamed: sources name other keys, and the policy only warns. The record decides.
 	ekStateNotNamed
 	// ekStateChangePending: the source that vouched for the record's key names other keys, and the
 	// controller has not accepted that. The record decides.
 	ekStateChangePending
-	// ekStateReplaced: as ekStateChangePending, and accepted. The source decides, and the record's
-	// key no longer counts.
+	// ekStateReplaced: as ekStateChangePending, but accepted. The source decides, and the record's
+	// key is refused.
 	ekStateReplaced
 )
 
 // ekStateOf returns the state of the key in a machine's record. An accepted replacement stays
-// accepted until a source names the record's key again, whatever the sources say meanwhile.
+// accepted until a source names the record's key again, even if the sources change otherwise.
 func (e *evaluation) ekStateOf(r *Record, m *Machine) ekState {
 	switch {
 	case r.EK == "" || !m.Disputed && e.rules.NamesEK(m, r.EK):
@@ -59,17 +59,17 @@ func (r *Rules) ContradictsEK(record *Record, m *Machine) bool {
 	return slices.ContainsFunc(m.EKs, func(n NamedEK) bool { return n.Source == record.EKSource && r.trustsSource(n) })
 }
 
-// RefusesUnnamed reports whether the policy refuses a machine when this source, which vouched for
-// its key, names other keys. A source that is not in the policy refuses nothing.
+// RefusesUnnamed reports whether the policy refuses a machine whose key this source vouched for, if
+// the source now names other keys. It is false for a source that is not in the policy.
 func (r *Rules) RefusesUnnamed(source EKSource) bool {
 	return slices.Contains(r.policy.EKSources, source) && r.ekNotNamed(source) == Required
 }
 
-// ekNotNamed returns how much it counts that a source names other keys than the one it vouched for.
-// If no source vouched for a key, as in trust on first use, that only warns.
+// ekNotNamed returns the mode of the rule that a source must still name the key that it vouched
+// for. The mode is Warn if no source vouched for the key, as in trust on first use.
 //
 // The default depends on who writes the source. An inventory and an annotation are deliberate
-// statements about one machine. A platform computes its answer, and some platforms list only a part
+// statements about one machine. A platform computes its answer, and some platforms list only some
 // of a machine's keys.
 func (r *Rules) ekNotNamed(source EKSource) Mode {
 	switch {
@@ -83,7 +83,7 @@ func (r *Rules) ekNotNamed(source EKSource) Mode {
 	return Required
 }
 
-// trustsSource reports whether a key is named by a source of the policy.
+// trustsSource reports whether a source of the policy names the key.
 func (r *Rules) trustsSource(n NamedEK) bool {
 	return n.EK != "" && slices.Contains(r.policy.EKSources, n.Source)
 }
@@ -93,8 +93,8 @@ func (r *Rules) NamesEK(m *Machine, ek string) bool {
 	return slices.ContainsFunc(m.EKs, func(n NamedEK) bool { return n.EK == ek && r.trustsSource(n) })
 }
 
-// sourceOf returns the source of the policy that names this key for the machine. If preferred does,
-// it returns that.
+// sourceOf returns the source of the policy that names this key for the machine. If several do, it
+// prefers preferred.
 func (r *Rules) sourceOf(m *Machine, ek string, preferred EKSource) EKSource {
 	chosen := EKSource("")
 	for _, source := range r.policy.EKSources {
@@ -105,8 +105,8 @@ func (r *Rules) sourceOf(m *Machine, ek string, preferred EKSource) EKSource {
 	return chosen
 }
 
-// namedByAuthority reports whether an authority says now that the evidence is the selected
-// machine's: a source names the key, or the evidence itself names the machine.
+// namedByAuthority reports whether an authority currently assigns the evidence to the selected
+// machine: a source names the key, or the evidence itself names the machine.
 func (e *evaluation) namedByAuthority() bool {
 	if e.machine == nil {
 		return false
@@ -141,9 +141,9 @@ func (e *evaluation) pinsEK(r *Record) bool {
 	return false
 }
 
-// judgeContestedEK judges a key on which the record and the sources of a machine disagree. A key
-// that was replaced is denied. A key that is to replace it waits. It reports whether there is such
-// a machine.
+// judgeContestedEK judges a key on which the record and the sources of a machine disagree. A
+// replaced key is denied. Its replacement waits. judgeContestedEK reports whether there is such a
+// machine.
 func (e *evaluation) judgeContestedEK() bool {
 	if e.ek == "" {
 		return false
@@ -173,8 +173,8 @@ func (e *evaluation) judgeContestedEK() bool {
 	return false
 }
 
-// warnIfNotNamed warns of an endorsement key that is in the record and that no source names. It
-// looks the same if an impostor came first under trust on first use.
+// warnIfNotNamed warns of an endorsement key that is in the record and that no source names. An
+// impostor who was first under trust on first use looks the same.
 func (e *evaluation) warnIfNotNamed(record *Record) {
 	if e.machine == nil || record == nil {
 		return

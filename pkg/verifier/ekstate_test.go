@@ -27,8 +27,8 @@ func (w *world) shows(ek string) {
 	}
 }
 
-// Who gets in when the source that vouched for a machine's key names another one: the TPM of the
-// record (A), or the one named (B).
+// The source that vouched for a machine's key now names another. The test says which TPM is
+// accepted: the TPM of the record (A), or the named one (B).
 func TestReplacedEK(t *testing.T) {
 	type reasons = []Reason
 	accepted := func(w *world) { w.record().EKReplacedBy = []string{"b"} }
@@ -199,8 +199,8 @@ func TestReplacedEKStaysRefused(t *testing.T) {
 	}
 }
 
-// A board moves from worker-2 to the honest machine, and worker-2's new key never comes. Whatever
-// becomes of worker-2, its old record is in nobody's way.
+// A board moves from worker-2 to the honest machine, and worker-2's new key never comes. worker-2's
+// old record does not block any machine, whether worker-2 comes back or not.
 func TestMovedBoard(t *testing.T) {
 	for name, bend := range map[string]func(*world){
 		"another key is named for it": func(w *world) { w.in.Machines[0].EKs = []NamedEK{{EKInventory, "c"}} },
@@ -284,7 +284,7 @@ func TestServingWithAReplacedEK(t *testing.T) {
 	}
 }
 
-// A record that was lost, or restored from a backup, is made anew in a renewal, where a source
+// A record that was lost, or restored from a backup, is made again in a renewal, where a source
 // names the key.
 func TestRecordIsRecovered(t *testing.T) {
 	lost := func(w *world) { w.in.Records = w.in.Records[:1] }
@@ -302,6 +302,12 @@ func TestRecordIsRecovered(t *testing.T) {
 		{"restored while a certificate was awaited", func(w *world) { restored(w); w.record().ProofUID = "newer" }, Approve, ReasonRecordRecovered},
 		{"restored without any certificate", func(w *world) { w.record().Certificates = nil }, Approve, ReasonRecordRecovered},
 		{"neither", func(*world) {}, Approve, ""},
+		{"recovered, and the new certificate never arrived", func(w *world) {
+			w.record().Certificates = []Certificate{{SHA256: certificate1, ProofUID: "recovered", NotAfter: testNow.Add(recoveredLifetime), Recovered: true}, {SHA256: "c9", ProofUID: "uid-older", NotAfter: testNow.Add(time.Hour)}}
+		}, Approve, ""},
+		{"recovered, and then restored", func(w *world) {
+			w.record().Certificates = []Certificate{{SHA256: "c8", ProofUID: "recovered", NotAfter: testNow.Add(recoveredLifetime), Recovered: true}, {SHA256: "c9", ProofUID: "uid-older", NotAfter: testNow.Add(-time.Second)}}
+		}, Approve, ReasonRecordRecovered},
 
 		// Beside a live certificate in the record, another one was not issued by evidence.
 		{"a live certificate is in the record", credential(x509Prefix + "00"), Deny, ReasonUnknownCredential},
@@ -343,6 +349,10 @@ func TestRecordIsRecovered(t *testing.T) {
 			t.Errorf("%s: %s, %v, warnings %v", c.name, d.Outcome, d.Refusals, d.Warnings)
 		}
 		if d.Outcome == Approve {
+			want := Certificate{SHA256: certificate1, NotAfter: testNow.Add(recoveredLifetime), Recovered: true}
+			if got := slices.Contains(d.Grant.Record.Certificates, want); got != (c.why == ReasonRecordRecovered) {
+				t.Errorf("%s: the next record has %+v", c.name, d.Grant.Record.Certificates)
+			}
 			w.approve()
 			if d := w.judge(t); d.Outcome != Sign {
 				t.Errorf("%s: %s, %v", c.name, d.Outcome, d.Refusals)

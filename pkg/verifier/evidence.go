@@ -8,45 +8,45 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 )
 
-// Evidence is the result of the provider's verifier for the request, and for its hello. The zero
-// value proves nothing.
+// Evidence is the result of the provider's verifier for the request and its hello. The zero value
+// proves nothing.
 type Evidence struct {
-	// Provider is the provider whose evidence it is.
+	// Provider is the provider that verified the evidence.
 	Provider string
-	// EK is the fingerprint of the endorsement key, or whatever else identifies machines for a
-	// provider. A proof has proven it, a hello only claims it. Machines and records have it in the
-	// same form.
+	// EK is the fingerprint of the endorsement key, or another identifier of machines that the
+	// provider defines. A proof proves it, a hello only claims it. Machines and records have it in
+	// the same form.
 	EK string
 	// Machine is the machine's MachineRef.Name, if the evidence itself names the machine, as a
 	// cloud's signed identity does. There is no EK then.
 	Machine string
 	// AK is the Name of the attestation key, in hex, for the record.
 	AK string
-	// SignerName is, with a hello, the signer that the hello says it will ask.
+	// SignerName is set for a hello: the signer to which the node says it will send the proof.
 	SignerName string
-	// Boot has the TPM's counters, with a proof. It is nil if the provider has none.
+	// Boot has the TPM's counters in a proof. It is nil if the provider has none.
 	Boot *Boot
-	// PCRBank and PCRs are the values that a proof has proven, in the order of their indexes. They
-	// are empty if the provider has none. No rule reads them.
+	// PCRBank and PCRs are the PCRs that a proof proves, in the order of their indexes. They are
+	// empty if the provider has none. No rule reads them.
 	PCRBank string
 	PCRs    []attestation.PCR
-	// Err is why the evidence is refused, if it is a Refusals. Any other error says that the
-	// evidence could not be judged now.
+	// Err is a Refusals if the evidence is refused. Any other error means that the evidence could
+	// not be judged now.
 	Err error
-	// EKUntrusted says that Err would be nil if an authority named EK. An authority may still do
-	// so.
+	// EKUntrusted says that Err is only due to EK, which no authority names yet. An authority may
+	// still name it.
 	EKUntrusted bool
 }
 
-// Boot says how often a TPM was started and how long it has run, as in a quote (TPM 2.0 Part 2,
-// TPMS_CLOCK_INFO). A restored snapshot of a virtual TPM, or TPM2_Clear, sets it back.
+// Boot has the counters of TPMS_CLOCK_INFO in a quote (TPM 2.0 Part 2). Restoring a snapshot of a
+// virtual TPM, or TPM2_Clear, sets them back.
 type Boot struct {
-	// Resets counts TPM Resets, Restarts TPM Restarts and Resumes since the last of them.
+	// Resets counts TPM Resets. Restarts counts TPM Restarts and Resumes since the last reset.
 	Resets, Restarts uint32
 	// Clock is in milliseconds.
 	Clock uint64
-	// Safe is false after an unorderly shutdown, until Clock is certainly ahead of every value
-	// given before.
+	// Safe is false after an unorderly shutdown, until Clock is ahead of all values that the TPM
+	// reported before.
 	Safe bool
 }
 
@@ -62,16 +62,15 @@ func (b Boot) Before(other Boot) bool {
 	return b.Clock < other.Clock
 }
 
-// judgeEvidence applies A*: it takes over the result of the provider's verifier. An EK that no
-// authority names yet is looked up nevertheless, since a contradiction does not wait.
+// judgeEvidence applies A*, the result of the provider's verifier. An EK that no authority names
+// yet is used, too, since a contradiction is denied without waiting.
 func (e *evaluation) judgeEvidence() {
 	evidence := e.in.Evidence
 	var refusals Refusals
 	refused := errors.As(evidence.Err, &refusals)
 	switch {
 	case e.lacksHello() && (!refused || evidence.EKUntrusted):
-		// judgePair waits for the hello. Without it, only what is wrong with the proof itself is
-		// refused.
+		// judgePair waits for the hello. Without it, only faults of the proof itself are refused.
 	case evidence.EKUntrusted:
 		e.ek = evidence.EK
 		e.wait(ReasonMachineNotFound, "nothing vouches for the endorsement key yet: %v", evidence.Err)
@@ -82,7 +81,7 @@ func (e *evaluation) judgeEvidence() {
 	case evidence.Err != nil:
 		e.wait(ReasonAttestationUnavailable, "the evidence could not be judged yet")
 	case e.insecure:
-		e.evidenceAccepted = true // there is none, and that is known
+		e.evidenceAccepted = true // this provider has no evidence
 	case (evidence.EK == "") == (evidence.Machine == ""):
 		e.deny(ReasonRefused, "the evidence shows nothing, or two things")
 	case evidence.Provider != e.content.Provider:

@@ -9,18 +9,19 @@ import (
 
 // Limits of trust on first use.
 const (
-	// maxFirstUseAge is how old a machine may be at most.
+	// maxFirstUseAge is the maximum age of a machine.
 	maxFirstUseAge = 2 * time.Hour
-	// maxClockSkew is how far in the future a machine may have been made. Another clock stamped its
-	// object.
+	// maxClockSkew bounds how far in the future the creation of a machine may be, since another
+	// clock set its time.
 	maxClockSkew = 5 * time.Minute
 )
 
-// TrustsOnFirstUse reports whether a request is trusted on first use, and returns the machine. The
-// endorsement key that the request claims then counts as named by a source.
+// TrustsOnFirstUse reports whether a request is trusted on first use, and returns the machine. If
+// it is, treat the claimed endorsement key as named by a source.
 //
-// Of in, it takes Now, Request, Machines, Token and Records. Records must have those of the key and
-// of the token's machine. The evidence is judged later, and Judge applies the same rule again.
+// It reads the fields Now, Request, Machines, Token and Records of in. Records must have the
+// records of the key and of the token's machine. It does not judge the evidence. Judge applies the
+// same rule again.
 func (r *Rules) TrustsOnFirstUse(in Input, ek string) (MachineRef, bool) {
 	if r == nil || !r.policy.TrustOnFirstUse {
 		return MachineRef{}, false
@@ -29,7 +30,7 @@ func (r *Rules) TrustsOnFirstUse(in Input, ek string) (MachineRef, bool) {
 	if e == nil {
 		return MachineRef{}, false
 	}
-	e.judgeRequest() // one for a serving certificate, or of a node that is left alone, is none here
+	e.judgeRequest() // serving certificates and unattested nodes are never a first use
 	e.judgeRequester()
 	e.ek = ek
 	e.selectMachine()
@@ -39,10 +40,10 @@ func (r *Rules) TrustsOnFirstUse(in Input, ek string) (MachineRef, bool) {
 	return e.machine.Ref, true
 }
 
-// selectOnFirstUse selects a machine by the provider ID in the request, for an endorsement key that
-// selects none, if the policy allows it. Only the secrecy of the machine's bootstrap token vouches
-// for the machine then. It reports whether there is such a machine, and adds what speaks against
-// it. It never selects a machine for which a source names a key: that key decides.
+// selectOnFirstUse selects a machine by the provider ID in the request, if the policy allows it and
+// the endorsement key selects none. Then only the secrecy of the machine's bootstrap token protects
+// the machine. It reports whether there is such a machine, and adds the rules that the machine
+// fails. It never selects a machine for which a source names a key: that key decides.
 func (e *evaluation) selectOnFirstUse() bool {
 	if !e.rules.policy.TrustOnFirstUse || e.class != First || e.insecure || e.ek == "" || e.requested.providerID == "" || e.in.Evidence.Machine != "" {
 		return false
@@ -66,7 +67,7 @@ func (e *evaluation) selectOnFirstUse() bool {
 	return true
 }
 
-// judgeFirstUse refuses a machine, or an endorsement key, that is not used for the first time.
+// judgeFirstUse refuses a machine or an endorsement key that was used before.
 func (e *evaluation) judgeFirstUse() {
 	// The record of an earlier machine of this name will be deleted. It counts until then.
 	if slices.ContainsFunc(e.in.Records, func(r Record) bool { return r.Machine.Name == e.machine.Ref.Name }) {
@@ -83,7 +84,7 @@ func (e *evaluation) judgeFirstUse() {
 
 // isRecordedForAnother reports whether another machine's record has this node name. If an attested
 // node registers with this machine's provider ID, the Machine refers to that Node. That must not
-// keep this machine out.
+// lock this machine out.
 func (e *evaluation) isRecordedForAnother(node string) bool {
 	return slices.ContainsFunc(e.in.Records, func(r Record) bool { return r.NodeName == node && r.Machine != e.machine.Ref })
 }

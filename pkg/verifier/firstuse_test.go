@@ -31,7 +31,8 @@ func (w *world) another() *Machine {
 	return &w.in.Machines[2]
 }
 
-// Each condition of trust on first use, for proof and hello alike. TrustsOnFirstUse is asked before there is any evidence.
+// Each condition of trust on first use, for proof and hello alike. TrustsOnFirstUse is asked before
+// there is any evidence.
 func TestTrustOnFirstUse(t *testing.T) {
 	type reasons = []Reason
 	made := func(ago time.Duration) func(*world) {
@@ -61,8 +62,8 @@ func TestTrustOnFirstUse(t *testing.T) {
 			made(24 * time.Hour)(w)
 			w.machine().EKs, w.machine().NodeRef = []NamedEK{{EKInventory, ek1}}, "a-node"
 		}, Approve, nil, false},
-		// What it does not stop, as documented: whoever has the token and the provider ID, and is first, is the machine. See
-		// TestFirstUseIsWorthTheTokensSecrecy for what follows.
+		// What it does not stop, as documented: a client that has the token and the provider ID,
+		// and is first, is the machine. See TestFirstUseIsWorthTheTokensSecrecy for what follows.
 		{"LIMIT: an attacker with his own key, and the machine's token and provider ID", func(w *world) { w.in.Evidence.EK = "e9" }, Approve, nil, true},
 
 		{"off", func(w *world) { w.policy.TrustOnFirstUse = false }, Wait, reasons{ReasonMachineNotFound}, false},
@@ -180,7 +181,8 @@ func TestTrustOnFirstUse(t *testing.T) {
 						t.Errorf("twice: %s", refusal)
 					}
 				}
-				// Until TrustsOnFirstUse has said yes, the evidence is that of a key which nobody names.
+				// Until TrustsOnFirstUse has said yes, the evidence is that of a key which nobody
+				// names.
 				w.in.Evidence.EKUntrusted, w.in.Evidence.Err = true, Refusals{{"AttestationEKUntrusted", "x"}}
 				if d := w.judge(t); d.Outcome != Wait && d.Outcome != Deny || d.Refusals == nil || !proposes && want == Deny && d.Outcome != Deny {
 					t.Errorf("unvouched: %s, %v", d.Outcome, d.Refusals)
@@ -227,7 +229,8 @@ func TestTrustsNothingElse(t *testing.T) {
 	}
 }
 
-// Evidence that says itself which machine it is of, and the insecure signer, are no matter of trust on first use.
+// Evidence that says itself which machine it is of, and the insecure signer, are no matter of trust
+// on first use.
 func TestNothingElseIsTrustedOnFirstUse(t *testing.T) {
 	for name, c := range map[string]struct {
 		world *world
@@ -259,8 +262,10 @@ func TestNothingElseIsTrustedOnFirstUse(t *testing.T) {
 	}
 }
 
-// What trust on first use does not stop, as documented: the first boot is worth the token's secrecy. Whoever has the machine's token and
-// provider ID, and comes first, gets the certificate with a TPM of his own. It is seen by then: the real machine is refused, for good.
+// What trust on first use does not stop, as documented: the first boot is worth the token's
+// secrecy. A client that has the machine's token and provider ID, and comes first, gets the
+// certificate with a TPM of its own. The attack is seen then: the real machine is refused, for
+// good.
 func TestFirstUseIsWorthTheTokensSecrecy(t *testing.T) {
 	attacker := trusting(goodHello(First))
 	attacker.in.Evidence.EK = "e9"
@@ -294,7 +299,8 @@ func TestFirstUseIsWorthTheTokensSecrecy(t *testing.T) {
 	}
 }
 
-// Once there is a record, it selects the machine: neither age nor nodeRef, nor the policy, matter any more.
+// Once there is a record, it selects the machine: neither age nor nodeRef, nor the policy, matter
+// any more.
 func TestSigningAfterTrust(t *testing.T) {
 	for name, c := range map[string]struct {
 		bend func(*world)
@@ -330,7 +336,8 @@ func TestSigningAfterTrust(t *testing.T) {
 	}
 }
 
-// Of two that come at once, with the same token and provider ID, the one that is in the record gets the certificate.
+// Of two that come at once, with the same token and provider ID, the one that is in the record gets
+// the certificate.
 func TestFirstUseRace(t *testing.T) {
 	one := goodTrust()
 	other := goodTrust()

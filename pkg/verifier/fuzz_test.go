@@ -13,8 +13,9 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 )
 
-// FuzzCertification: what passes is, written anew, the same, and crypto/x509 reads nothing else in it. Signing the fuzzed parts lets the
-// fuzzer get past the signature.
+// FuzzCertification: a certification request that passes has the same bytes when it is marshalled
+// again, and crypto/x509 reads nothing else in it. Signing the fuzzed parts lets the fuzzer get
+// past the signature.
 func FuzzCertification(f *testing.F) {
 	good := must(splitPKCS10(goodPKCS10(key("p256"))))
 	f.Add(good.subject, good.attributes, []byte(nil))
@@ -60,7 +61,8 @@ func FuzzCertification(f *testing.F) {
 	})
 }
 
-// FuzzJudge: no request passes but one that says what the good one says, whatever stands in spec.request.
+// FuzzJudge: for any bytes in spec.request, no request passes but one that says what the good one
+// says.
 func FuzzJudge(f *testing.F) {
 	w := good(First)
 	request := w.in.Request.Spec.Request
@@ -89,7 +91,8 @@ func FuzzJudge(f *testing.F) {
 	})
 }
 
-// FuzzServing: whatever alternative names are asked for, what is granted is what crypto/x509 reads, and the machine's.
+// FuzzServing: a request may ask for any alternative names. What is granted is what crypto/x509
+// reads, and belongs to the machine.
 func FuzzServing(f *testing.F) {
 	dns := func(name string) []byte { return element(tagDNSName, []byte(name)) }
 	sans := func(names ...[]byte) []byte {
@@ -136,7 +139,8 @@ func FuzzServing(f *testing.F) {
 	})
 }
 
-// FuzzTrust: whatever is claimed, and whatever the machines are, nothing is trusted on first use but a new machine, by its own token.
+// FuzzTrust: for any claim and any machines, nothing is trusted on first use but a new machine, by
+// its own token.
 func FuzzTrust(f *testing.F) {
 	f.Add(providerID, providerID, "acme://x", ek1, "", nodeName, nodeName, int64(600), false)
 	f.Add(providerID, providerID, providerID, "e9", "e9", "worker-2", nodeName, int64(7200), true)

@@ -14,51 +14,50 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr/state"
 )
 
-// Input is all that one decision depends on. The caller collects it, and the rules decide what of
-// it counts.
+// Input has all inputs of one decision. The caller collects them.
 type Input struct {
 	Now time.Time
-	// Request is the one to decide on, as the API server holds it.
+	// Request is the request to decide on, as the API server stores it.
 	Request *certificatesv1.CertificateSigningRequest
-	// Hello is the request that the proof refers to, nil if it is not there.
+	// Hello is the request that the proof refers to, nil if it is not found.
 	Hello    *certificatesv1.CertificateSigningRequest
 	Evidence Evidence
-	// Records are those of the cluster. At least each that has the request's node name or the
-	// evidence's endorsement key, or that belongs to one of Machines, must be here.
+	// Records are records of the cluster. Each record with the request's node name or the
+	// evidence's endorsement key, and each record of one of Machines, must be here.
 	Records []Record
-	// Machines are those of the cluster, each once, or at least MachineIndex.Relevant.
+	// Machines are the machines of the cluster, each once, or at least those of
+	// MachineIndex.Relevant.
 	Machines []Machine
-	// Token is about the bootstrap token that the request was filed with.
+	// Token is the bootstrap token that the request was filed with.
 	Token Token
-	// Node is whether a Node of the request's name exists.
+	// Node says whether a Node of the claimed name exists.
 	Node Presence
 	// SuspendedEKs are the endorsement keys of the machines that an operator has suspended, in the
-	// form of Evidence.EK. Nobody changes the map. SuspensionsUnknown says that the keys could not be
-	// read.
+	// form of Evidence.EK. Nobody may change the map. SuspensionsUnknown says that the keys could
+	// not be read.
 	SuspendedEKs       map[string]bool
 	SuspensionsUnknown bool
 	// RateLimited says that this requester, machine or cluster is over its rate.
 	RateLimited bool
-	// SignerUnavailable says that there is no CA to sign with at present, where this controller
-	// signs: client certificates, and serving certificates under a signer for which SignsServing is
-	// true.
+	// SignerUnavailable says that no CA is available for the certificates that this controller
+	// signs. These are client certificates, and serving certificates of signers for which
+	// SignsServing is true.
 	SignerUnavailable bool
 }
 
-// Claim is what a request says about itself. The caller looks up what Input needs by it. Nothing
-// vouches for a claim.
+// Claim has the unverified claims of a request. The caller collects Input by them.
 type Claim struct {
 	Provider string
-	// Hello says that the request is filed as a hello, Serving that it is for a serving
+	// Hello says that the request is filed as a hello. Serving says that it is for a serving
 	// certificate.
 	Hello, Serving bool
-	// NodeName and ProviderID are empty if the request has none that is well-formed.
+	// NodeName and ProviderID are "" if the request has none, or a malformed one.
 	NodeName, ProviderID string
 }
 
-// ParseClaim returns what a request claims, and reports whether the request is one to decide on.
-// That follows from its signer and, on a shared signer, from its PROVIDER block. Conditions of the
-// request do not matter.
+// ParseClaim returns the claim of a request, and reports whether the rules decide on the request.
+// That depends on its signer and, if the signer is shared, on its PROVIDER block. It does not
+// depend on the request's conditions.
 func (r *Rules) ParseClaim(request *certificatesv1.CertificateSigningRequest) (Claim, bool) {
 	e := r.newEvaluation(Input{Request: request})
 	if e == nil {
@@ -75,12 +74,12 @@ func (r *Rules) ParseClaim(request *certificatesv1.CertificateSigningRequest) (C
 	return Claim{e.content.Provider, e.hello, e.serving, e.requested.nodeName, e.requested.providerID}, true
 }
 
-// Matches reports whether a request is one to decide on, and parses no more of it than that needs.
+// Matches reports whether the rules decide on a request. It is cheaper than ParseClaim.
 func (r *Rules) Matches(request *certificatesv1.CertificateSigningRequest) bool {
 	return r.newEvaluation(Input{Request: request}) != nil
 }
 
-// AttestingSigners returns the signers whose requests come with evidence, and that of hellos.
+// AttestingSigners returns the signers whose requests have evidence, and the signer of hellos.
 func (r *Rules) AttestingSigners() (names []string) {
 	for name := range r.signers {
 		if name != InsecureSignerName {
@@ -91,14 +90,14 @@ func (r *Rules) AttestingSigners() (names []string) {
 	return names
 }
 
-// Deadline returns when a request has waited long enough.
+// Deadline returns the time at which a request that still waits is denied.
 func (r *Rules) Deadline(request *certificatesv1.CertificateSigningRequest) time.Time {
 	return request.CreationTimestamp.Add(r.policy.WaitDeadline)
 }
 
 // JudgeUnsigned decides on a request that was approved for another signer, and for which a record
-// was written: Ignore until the deadline, then Fail. Otherwise it would keep its machine's next
-// request waiting for ever.
+// was written: Ignore until the deadline, then Fail. Without Fail, the machine's next request would
+// wait for ever.
 func (r *Rules) JudgeUnsigned(in Input) Decision {
 	e := r.newEvaluation(in)
 	if e == nil || state.Of(in.Request) != state.Approved || in.Request.CreationTimestamp.IsZero() || in.Now.Before(r.Deadline(in.Request)) {
@@ -107,9 +106,9 @@ func (r *Rules) JudgeUnsigned(in Input) Decision {
 	return Decision{Outcome: Fail, Refusals: Refusals{{Reason: ReasonSignerUnavailable, Message: "nobody issued it in time"}}}
 }
 
-// Judge decides on a request that has no condition yet: Ignore, Wait, Deny, Challenge for a good
-// hello, Approve for a good proof, ApproveServing for a serving certificate, or ApproveUnattested
-// for an unattested node that the policy lists.
+// Judge decides on a request that has no condition yet. The outcome is Ignore, Wait, Deny,
+// Challenge for a hello, Approve for a proof, or ApproveServing for a serving certificate. It is
+// ApproveUnattested for an unattested node that the policy lists.
 func (r *Rules) Judge(in Input) Decision {
 	e := r.newEvaluation(in)
 	if e == nil || state.Of(in.Request) != state.Pending || e.leftToOtherApprovers() {
@@ -132,16 +131,16 @@ func (r *Rules) Judge(in Input) Decision {
 }
 
 // JudgeSigning decides whether to sign an approved request: Ignore, Wait, Fail, Sign, or
-// SignServing for a serving certificate under a signer of ours. Every rule is judged again. An
-// approval counts only together with the record that was written before it. So that record must be
-// live, or the caller's own last write.
+// SignServing for a serving certificate under a signer of ours. It judges every rule again. An
+// approval is valid only together with the record that was written before it. So the record in the
+// Input must be read live, or be the caller's own last write.
 func (r *Rules) JudgeSigning(in Input) Decision {
 	e := r.newEvaluation(in)
 	if e == nil || !e.signedHere() || state.Of(in.Request) != state.Approved || e.leftToOtherApprovers() {
 		return Decision{Outcome: Ignore}
 	}
 	if e.serving {
-		// Who approved it does not matter: the rules go by request, record and machine alone.
+		// The approver does not matter: the rules depend only on request, record and machine.
 		e.judge()
 		if d, hold := e.conclude(Fail); !hold {
 			return d
@@ -156,7 +155,8 @@ func (r *Rules) JudgeSigning(in Input) Decision {
 	if d, hold := e.conclude(Fail); !hold {
 		return d
 	}
-	if e.hello || e.record == nil || !e.record.isFor(in.Request) { // the one that names it is this machine's
+	// the record that names the request must be this machine's
+	if e.hello || e.record == nil || !e.record.isFor(in.Request) {
 		e.deny(ReasonApprovedWithoutAttestation, "approved, but not for this machine")
 		d, _ := e.conclude(Fail)
 		return d
@@ -164,45 +164,47 @@ func (r *Rules) JudgeSigning(in Input) Decision {
 	return e.grant(Sign, *e.record)
 }
 
-// evaluation is one decision in the making. What a rule finds is zero before the rule was judged,
+// evaluation is the state of one decision. The result of a rule is zero before the rule was judged,
 // and if it failed.
 type evaluation struct {
 	rules *Rules
 	in    Input
-	// hello and insecure say which signer is asked. serving says that it is one for serving
-	// certificates, and unattested that the policy lists the node as unattested.
+	// hello, insecure and serving say which kind of signer the request is for. unattested says that
+	// the policy lists the node as unattested.
 	hello, insecure, serving, unattested bool
-	// orphans are records of machines that are gone. They are not in in.Records any more.
+	// orphans are the records of machines that no longer exist. They were removed from in.Records.
 	orphans []Record
-	// content is what spec.request holds, and requested what its PKCS#10 request asks for.
+	// content is the parsed spec.request. requested has the content of its PKCS#10 request.
 	content   attestation.Request
 	requested requestedCertificate
-	// providerMatches says that the evidence is of a provider that the signer is for.
+	// providerMatches says that the signer accepts the provider of the evidence.
 	providerMatches bool
 	class           Class
-	// ek is the endorsement key, proven by a proof and claimed by a hello. evidenceAccepted says
-	// that the provider's verifier accepts the evidence.
+	// ek is the endorsement key. A proof proves it, a hello only claims it. evidenceAccepted says
+	// that the provider's verifier accepted the evidence.
 	ek               string
 	evidenceAccepted bool
 	machine          *Machine
 	// claimedTwice says that the evidence belongs to more than one machine. If a record has the
-	// key, machine is the record's all the same.
+	// key, machine is the record's machine nevertheless.
 	claimedTwice bool
-	// trustedOnFirstUse says that machine was selected on first use. It counts if nothing is
+	// trustedOnFirstUse says that machine was selected on first use. It is valid only if nothing is
 	// refused.
 	trustedOnFirstUse bool
 	// tokenJudged says that I3 was applied.
 	tokenJudged bool
 	record      *Record
-	// ekChangePending says that ek is to replace the key in record, once the controller accepts
-	// that.
+	// recovered is the fingerprint of the requester's certificate, if the record is recreated for
+	// it. The next record lists it, so that it can be revoked, and can request again.
+	recovered string
+	// ekChangePending says that ek will replace the key in record once the controller accepts that.
 	ekChangePending bool
-	// addresses are those that a serving certificate is asked for with.
+	// addresses are the requested addresses of a serving certificate.
 	addresses   Addresses
 	maxLifetime time.Duration
 
-	// denied has what contradicts, missing what is waited for until the deadline, limited what is
-	// waited for without a deadline, and warned what does not count.
+	// denied has contradictions. missing has reasons to wait until the deadline, and limited
+	// reasons to wait without a deadline. warned has failed rules for which the policy only warns.
 	denied, missing, limited, warned Refusals
 }
 
@@ -218,7 +220,7 @@ func (e *evaluation) warn(reason Reason, format string, arguments ...any) {
 	e.warned.Add(reason, format, arguments...)
 }
 
-// fail adds a failed rule, which counts as mode says.
+// fail adds a failed rule as a refusal or a warning, by mode.
 func (e *evaluation) fail(mode Mode, reason Reason, format string, arguments ...any) {
 	switch mode {
 	case Off:
@@ -229,8 +231,8 @@ func (e *evaluation) fail(mode Mode, reason Reason, format string, arguments ...
 	}
 }
 
-// newEvaluation returns nil if the request is not ours: another signer, or on a shared signer no
-// evidence of ours. It comes before any validation.
+// newEvaluation returns nil if the request is not ours: it is for another signer, or for a shared
+// signer without our evidence. This is decided before any validation.
 func (r *Rules) newEvaluation(in Input) *evaluation {
 	if r == nil || in.Request == nil {
 		return nil
@@ -259,7 +261,7 @@ func (e *evaluation) signedHere() bool {
 	return !e.unattested && (!e.serving || e.rules.SignsServing(e.in.Request.Spec.SignerName))
 }
 
-// withoutOrphans returns the records that count, and those of machines that are gone.
+// withoutOrphans splits the records into those of machines that exist, and orphans.
 func withoutOrphans(records []Record) (counting, orphans []Record) {
 	if !slices.ContainsFunc(records, func(r Record) bool { return r.Orphaned }) {
 		return records, nil
@@ -321,7 +323,7 @@ func (e *evaluation) judge() {
 	e.judgeRequest()
 	e.judgeRequester()
 	if !e.providerMatches {
-		return // there is no evidence to go by
+		return // there is no evidence to judge
 	}
 	e.judgePair()
 	e.judgeEvidence()
@@ -357,8 +359,8 @@ func (e *evaluation) judgeRequest() {
 	judgeUsages(&e.denied, spec.Usages, e.requested.key, certificatesv1.UsageClientAuth)
 }
 
-// conclude returns whether every rule holds, and else the decision. refuse is Deny or Fail. What
-// contradicts beats what is missing.
+// conclude reports whether every rule holds, and returns the decision if not. refuse is Deny or
+// Fail. A contradiction takes precedence over a missing input.
 func (e *evaluation) conclude(refuse Outcome) (d Decision, hold bool) {
 	d = Decision{Class: e.class, Warnings: e.warned}
 	overdue := !e.in.Request.CreationTimestamp.IsZero() && !e.in.Now.Before(e.rules.Deadline(e.in.Request))
@@ -370,7 +372,8 @@ func (e *evaluation) conclude(refuse Outcome) (d Decision, hold bool) {
 	case len(e.missing) > 0 || len(e.limited) > 0:
 		d.Outcome, d.Refusals = Wait, slices.Concat(e.missing, e.limited)
 	case e.class == 0 || e.requested.key == nil || e.requested.nodeName == "" || !e.unattested && e.machine == nil ||
-		!e.unattested && !e.serving && !e.evidenceAccepted || e.serving && e.addresses.count() == 0: // cannot be: each comes with a refusal
+		// not reached: each of these also adds a refusal
+		!e.unattested && !e.serving && !e.evidenceAccepted || e.serving && e.addresses.count() == 0:
 		d.Outcome, d.Refusals = refuse, Refusals{{Reason: ReasonRefused}}
 	default:
 		hold = true
@@ -378,8 +381,8 @@ func (e *evaluation) conclude(refuse Outcome) (d Decision, hold bool) {
 	return d, hold
 }
 
-// expiredLast moves the refusal of an expired challenge behind all others. The node may start over
-// at once for that reason, so it is the whole's only if nothing else failed.
+// expiredLast moves the refusal of an expired challenge behind all others. For that reason the node
+// may start over at once, so it must be the first reason only if nothing else failed.
 func expiredLast(refusals Refusals) Refusals {
 	var others, expired Refusals
 	for _, refusal := range refusals {
@@ -392,7 +395,7 @@ func expiredLast(refusals Refusals) Refusals {
 	return append(others, expired...)
 }
 
-// grant is the only place from which a request passes.
+// grant makes each Decision that lets a request pass. No other function does.
 func (e *evaluation) grant(outcome Outcome, record Record) Decision {
 	return Decision{Outcome: outcome, Class: e.class, Warnings: e.warned, Grant: &Grant{
 		NodeName: e.requested.nodeName, PublicKey: e.requested.key, MaxLifetime: e.maxLifetime, Addresses: e.addresses, Record: record,

@@ -1210,12 +1210,14 @@ func TestRecordThatIsWritten(t *testing.T) {
 		t.Error("the record changes with the input")
 	}
 
-	// A provider without counters, a machine whose provider ID is gone for a moment, a certificate that has ended.
+	// A provider without counters, a machine whose provider ID is gone for a moment, a certificate
+	// that has ended.
 	w = goodAcme(Again)
 	w.named(nodeName, "")
 	w.machine().ProviderID = ""
 	ended := Certificate{SHA256: "c0", ProofUID: "uid-old", NotAfter: testNow.Add(-time.Second)}
-	w.record().Certificates = append(w.record().Certificates, Certificate{SHA256: "c3"}, ended) // nobody knows when c3 ends
+	// nobody knows when c3 ends
+	w.record().Certificates = append(w.record().Certificates, Certificate{SHA256: "c3"}, ended)
 	before := slices.Clone(w.record().Certificates)
 	d = w.judge(t)
 	want = Record{
@@ -1231,13 +1233,15 @@ func TestRecordThatIsWritten(t *testing.T) {
 	}
 }
 
-// The controller may be killed between any two of its steps: what it was about to do is still right.
+// The controller may be killed between any two of its steps: what it was about to do is still
+// right.
 func TestStepsCanBeRepeated(t *testing.T) {
 	for _, class := range []Class{First, Again, Renewal} {
 		w := goodSigning(class)
 		written := w.in.Records[len(w.in.Records)-1]
 
-		w.signing, w.in.Request.Status.Conditions = false, nil // the record is written, nobody has approved
+		// the record is written, nobody has approved
+		w.signing, w.in.Request.Status.Conditions = false, nil
 		if d := w.judge(t); d.Outcome != Approve || d.Class != class || !reflect.DeepEqual(d.Grant.Record, written) {
 			t.Errorf("%s, after the record: %s, %v, %+v", class, d.Outcome, d.Refusals, d.Grant)
 		}
@@ -1255,7 +1259,8 @@ func TestStepsCanBeRepeated(t *testing.T) {
 	}
 }
 
-// A node comes again after all its certificates have ended: its Node and its record are there, no certificate is.
+// A node comes again after all its certificates have ended: its Node and its record are there, no
+// certificate is.
 func TestAgainAfterEverythingEnded(t *testing.T) {
 	w := good(Again)
 	w.record().Certificates = nil
@@ -1289,7 +1294,8 @@ func TestParseClaim(t *testing.T) {
 	}
 }
 
-// What was approved for another signer is in nobody's way once the deadline has passed.
+// A request that was approved for another signer does not block others once the deadline has
+// passed.
 func TestJudgeUnsigned(t *testing.T) {
 	w := goodSigning(First)
 	rules := must(New(w.policy))

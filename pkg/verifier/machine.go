@@ -7,43 +7,44 @@ import (
 	"time"
 )
 
-// MachineRef identifies a machine. The zero value is no machine.
+// MachineRef identifies a machine. The zero value means no machine.
 type MachineRef struct {
-	// Name is the machine's, with whatever makes it unique.
+	// Name is the machine's unique name. It includes a namespace, if machines have one.
 	Name string
-	// UID is the object's, empty if machines are not objects. The UID of a record's owner stays
-	// right when objects are moved to another management cluster.
+	// UID is the UID of the machine's object, "" if machines are not objects. The UID of a record's
+	// owner is updated when objects move to another management cluster.
 	UID string
 }
 
-// Machine is what authorities say about a machine. Nothing in it may come from a node, except
-// NodeRef.
+// Machine has the statements of authorities about a machine. Nothing in it may come from a node,
+// except NodeRef.
 type Machine struct {
 	Ref MachineRef
-	// EKs are the endorsement keys that sources name for it. Those count whose source is in the
-	// policy.
+	// EKs are the endorsement keys that sources name for it. The rules ignore sources that are not
+	// in the policy.
 	EKs []NamedEK
 	// UnavailableSources could not be read: they may name keys that are not in EKs.
 	UnavailableSources []EKSource
 	// Disputed says that a source contradicts itself about the machine, such as an inventory whose
 	// parts differ. Then nobody is admitted as this machine, and no key is replaced. The holder of
-	// the key in its record goes on.
+	// the key in its record can still renew.
 	Disputed bool
 	// ProviderID is its spec.providerID, empty if there is none yet.
 	ProviderID string
-	// Names are the node names that it may have. The policy says which source decides.
+	// Names are its possible node names, by source. The policy says which source decides.
 	Names []NodeName
-	// Addresses are those that it may serve under, beside its node name.
+	// Addresses are the addresses that it may have in a serving certificate, beside its node name.
 	Addresses Addresses
-	// Ready says that its bootstrap data was made and its infrastructure is provisioned.
+	// Ready says that its bootstrap data exists and its infrastructure is provisioned.
 	Ready bool
-	// Deleted is when its deletion began, zero if it is not being deleted.
+	// Deleted is the time when its deletion began, zero if it is not being deleted.
 	Deleted time.Time
-	// Created is when its object was made, zero if that is not known. Only trust on first use needs
-	// it.
+	// Created is the creation time of its object, zero if it is not known. Only trust on first use
+	// needs it.
 	Created time.Time
 	// NodeRef is the name of the Node that its object refers to, empty if there is none. Any node
-	// can make a Machine refer to its Node. So NodeRef is only ever a reason to refuse.
+	// can make a Machine refer to its Node. So NodeRef must only be a reason to refuse, never a
+	// reason to accept.
 	NodeRef string
 }
 
@@ -70,8 +71,8 @@ const (
 )
 
 // selectMachine applies M1. The endorsement key selects the machine, or evidence that names a
-// machine. Under the insecure signer the token selects. On first use the provider ID may. If a
-// record has the key, no source gives the key to another machine.
+// machine. With the insecure signer the token selects it. On first use the provider ID may. If a
+// record has the key, no source can assign the key to another machine.
 func (e *evaluation) selectMachine() {
 	var selected, recorded []*Machine
 	for i := range e.in.Machines {
@@ -126,7 +127,7 @@ func (e *evaluation) selects(m *Machine) bool {
 	switch e.ekStateOf(r, m) {
 	case ekStateConfirmed:
 		return true
-	case ekStateReplaced: // the key may still be another machine's
+	case ekStateReplaced: // the key may still belong to another machine
 		return e.isAcceptedReplacement(r, m) && !slices.ContainsFunc(e.in.Records, func(other Record) bool { return other.Machine != m.Ref && e.pinsEK(&other) })
 	}
 	return false // the record decides
@@ -156,8 +157,8 @@ func (e *evaluation) judgeMachine() {
 	e.judgeDeletion()
 }
 
-// judgeDispute applies M1 to a machine whose key another machine claims, too, or which is disputed.
-// Only an attested machine with the key in its record goes on.
+// judgeDispute applies M1 to a disputed machine, and to a machine whose key is also claimed by
+// another machine. Only an attested machine with the key in its record passes.
 func (e *evaluation) judgeDispute() {
 	attested := e.class != First && e.record != nil && e.record.EK == e.ek
 	switch {
@@ -169,7 +170,7 @@ func (e *evaluation) judgeDispute() {
 	}
 }
 
-// judgeDeletion applies M3. A node with a certificate may renew for a while.
+// judgeDeletion applies M3. A node with a certificate may renew for deletingRenewal.
 func (e *evaluation) judgeDeletion() {
 	switch deleted := e.machine.Deleted; {
 	case deleted.IsZero():
@@ -216,8 +217,8 @@ func (e *evaluation) judgeName() {
 	}
 }
 
-// judgeNameOwner refuses evidence that belongs to no known machine, if the node name is that of a
-// machine with other endorsement keys. Waiting would not help.
+// judgeNameOwner refuses evidence of no known machine, if a machine with other endorsement keys has
+// the node name. Waiting would not help.
 func (e *evaluation) judgeNameOwner(name string) {
 	if e.ek == "" {
 		return
@@ -238,8 +239,8 @@ func (e *evaluation) judgeNameOwner(name string) {
 // nodeNames returns the node names that the machine has by the policy.
 func (e *evaluation) nodeNames(m *Machine) []string { return m.NodeNames(e.rules.policy.NameSources) }
 
-// hasNodeName reports whether a name is one of those. Machines may be very many, so a cheap check
-// comes first.
+// hasNodeName reports whether the machine has this node name. There may be very many machines, so a
+// cheap check comes first.
 func (e *evaluation) hasNodeName(m *Machine, name string) bool {
 	return slices.ContainsFunc(m.Names, func(n NodeName) bool { return n.Value == name }) && slices.Contains(e.nodeNames(m), name)
 }
@@ -260,8 +261,8 @@ func (m Machine) NodeNames(sources []NameSource) []string {
 	return nil
 }
 
-// judgeNodeObject applies M5, to proofs: a challenge gives nothing that a Node could lose. The rules
-// only use that a Node exists: a node writes the rest of it.
+// judgeNodeObject applies M5 to proofs. Hellos need no check, since a challenge grants nothing. The
+// rules only use that a Node exists: a node writes the rest of it.
 func (e *evaluation) judgeNodeObject() {
 	if e.class != First || e.hello {
 		return

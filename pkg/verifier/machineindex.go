@@ -4,14 +4,14 @@ package verifier
 
 import "slices"
 
-// MachineIndex finds the machines that a decision depends on, without going through all of them. It
-// is made once for each set of machines.
+// MachineIndex finds the machines that a decision depends on, without going through all of them.
+// Make one for each set of machines.
 type MachineIndex struct {
 	machines                           []Machine
 	byName, byEK, byNode, byProviderID map[string][]int
 }
 
-// NewMachineIndex returns an index of machines, which nobody may change from then on.
+// NewMachineIndex returns an index of machines. Nobody may change the slice afterwards.
 func NewMachineIndex(machines []Machine) *MachineIndex {
 	x := &MachineIndex{
 		machines: machines,
@@ -34,10 +34,10 @@ func NewMachineIndex(machines []Machine) *MachineIndex {
 }
 
 // Relevant returns the machines that Input.Machines must have for a request with this claim. It
-// selects them by ek, which the request claims and which may be empty, and by the fields of in that
-// are already set. It keeps the order of the whole set.
+// selects them by ek, the claimed endorsement key or "", and by the fields of in that are already
+// set. It keeps the order of the whole set.
 func (x *MachineIndex) Relevant(claim Claim, ek string, in Input) []Machine {
-	if claim.Serving { // another machine may have its addresses
+	if claim.Serving { // all machines: another one may have the same addresses
 		return x.machines
 	}
 	var found []int

@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// The hardware of a machine that is gone serves the next one once the record is gone, too. Until then it waits: a denial would be for good.
+// The hardware of a machine that is gone serves the next one once the record is gone, too. Until
+// then it waits: a denial would be for good.
 func TestOrphanedRecords(t *testing.T) {
 	orphan := func(change func(*Record)) Record {
 		r := recordOf("gone", "e-gone")

@@ -8,32 +8,33 @@ import (
 	"time"
 )
 
-// Outcome is what to do with a request. The zero value is no outcome, and allows nothing.
+// Outcome says what to do with a request. The zero value is invalid, and allows nothing.
 type Outcome int
 
 // The outcomes.
 const (
-	// Ignore: others decide on the request.
+	// Ignore: the request is for other controllers.
 	Ignore Outcome = iota + 1
-	// Wait: something is missing. Look again later; no condition is set.
+	// Wait: an input is missing. Decide again later, and set no condition.
 	Wait
-	// Deny: something contradicts, or was missing for too long. Terminal.
+	// Deny: an input contradicts, or was missing until the deadline. Terminal.
 	Deny
-	// Challenge: a good hello. It gets a challenge, and is never approved.
+	// Challenge: every rule holds for a hello. It gets a challenge, and is never approved.
 	Challenge
-	// Approve: every rule holds. Write the Record first, and approve only if that succeeded.
+	// Approve: every rule holds. Write the Record first, and approve only if that write succeeded.
 	Approve
 	// Fail: somebody approved the request, and it must not be signed. Terminal.
 	Fail
-	// Sign: every rule holds for an approved request that the record was written for.
+	// Sign: every rule holds for an approved request, and the record was written for it.
 	Sign
 	// ApproveUnattested: an unattested node of the policy renews without evidence, and another
 	// signer issues. No record is written.
 	ApproveUnattested
-	// ApproveServing: a serving certificate of a node that has attested. The record stays as it is.
+	// ApproveServing: a serving certificate of a node that has attested. The record does not
+	// change.
 	ApproveServing
 	// SignServing: every rule holds for an approved serving certificate, under a signer of ours.
-	// The record stays as it is.
+	// The record does not change.
 	SignServing
 )
 
@@ -63,18 +64,18 @@ func (o Outcome) String() string {
 	return fmt.Sprintf("Outcome(%d)", int(o))
 }
 
-// Class is the kind of a request. The zero value is that of a requester who may ask for nothing.
+// Class is the kind of a request. The zero value is for a requester that may request nothing.
 type Class int
 
 // The classes.
 const (
-	// First: a bootstrap identity asks for a machine that has no record.
+	// First: a bootstrap identity requests for a machine that has no record.
 	First Class = iota + 1
-	// Again: a bootstrap identity asks for a machine that has a record.
+	// Again: a bootstrap identity requests for a machine that has a record.
 	Again
-	// Renewal: a node asks with its own certificate.
+	// Renewal: a node requests with its own certificate.
 	Renewal
-	// Serving: a node asks, with its own certificate, for a serving certificate.
+	// Serving: a node requests a serving certificate with its own client certificate.
 	Serving
 )
 
@@ -96,28 +97,27 @@ func (c Class) String() string {
 type Decision struct {
 	Outcome Outcome
 	Class   Class
-	// Refusals are all the rules that led to Deny or Fail, or what Wait waits for. They contain
-	// nothing of the policy, since the node reads them.
+	// Refusals are the failed rules that led to Deny or Fail, or the reasons to Wait. They must
+	// contain nothing of the policy, since the node reads them.
 	Refusals Refusals
-	// Warnings are rules that failed and do not count, by the policy.
+	// Warnings are failed rules for which the policy only warns.
 	Warnings Refusals
 	// Grant is set with each outcome that lets a request pass.
 	Grant *Grant
 }
 
-// Grant is what the rules found: claimed for Challenge, proven for Approve and Sign. Nothing in it
-// comes from the request alone.
+// Grant has the results of the rules. With Challenge they are only claimed, with Approve and Sign
+// they are proven. Nothing in it comes from the request alone.
 type Grant struct {
-	// NodeName is the machine's node name, which the certificate gets.
+	// NodeName is the machine's node name, for the certificate.
 	NodeName string
-	// PublicKey is the request's key, which signed the request.
+	// PublicKey is the request's key. The request is signed with it.
 	PublicKey crypto.PublicKey
 	// MaxLifetime bounds the certificate's lifetime. Zero: the rules set no bound.
 	MaxLifetime time.Duration
-	// Addresses are the names and IPs that a serving certificate is for: the machine's, and no
-	// other's. A client certificate has none.
+	// Addresses are the names and IPs for a serving certificate. They belong to the machine, and to
+	// no other. A client certificate has none.
 	Addresses Addresses
-	// Record is the machine's record as it must be from now on. If none is to be written: the zero
-	// value.
+	// Record is the machine's new record. It is the zero value if no record must be written.
 	Record Record
 }

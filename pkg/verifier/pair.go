@@ -12,8 +12,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr/state"
 )
 
-// judgePair applies S7. The challenge was given to the requester of the hello, for what the hello
-// asks.
+// judgePair applies S7: the challenge is valid only for the requester of the hello, and only for
+// the request that the hello announced.
 func (e *evaluation) judgePair() {
 	if e.lacksHello() {
 		e.wait(ReasonHelloNotFound, "the hello that the proof refers to is not there")
@@ -58,8 +58,8 @@ func (e *evaluation) needsHello() bool { return !e.hello && e.rules.challenges(e
 
 func (e *evaluation) lacksHello() bool { return e.needsHello() && e.in.Hello == nil }
 
-// judgeHelloReuse applies the rest of S7: one proof follows a hello. A second one by the same
-// machine would be as genuine, and would get a second certificate for one challenge.
+// judgeHelloReuse applies the rest of S7: only one proof may follow a hello. A second proof by the
+// same machine would verify, too, and would get a second certificate for one challenge.
 func (e *evaluation) judgeHelloReuse() {
 	if !e.needsHello() || e.in.Hello == nil {
 		return
@@ -78,15 +78,15 @@ func (e *evaluation) judgeHelloReuse() {
 	}
 }
 
-// closedByExpiry reports whether a hello was closed because its challenge had run out, and for no
-// other reason: a proof that came in time may still wait.
+// closedByExpiry reports whether a hello was closed only because its challenge had expired. A proof
+// that came in time may still wait.
 func closedByExpiry(hello *certificatesv1.CertificateSigningRequest) bool {
 	reached, cause := state.Explain(hello)
 	alone := len(hello.Status.Conditions) == 1 && len(hello.Status.Certificate) == 0
 	return reached == state.Denied && alone && cause.Reason == string(ReasonHelloExpired)
 }
 
-// judgeOtherProofs lets a proof wait while another one of its machine is pending. The record is
+// judgeOtherProofs makes a proof wait while another proof of its machine is pending. The record is
 // written for one request, and only that one is signed.
 func (e *evaluation) judgeOtherProofs() {
 	if !e.hello && !e.serving && e.record != nil && e.record.ProofPending && !e.record.isFor(e.in.Request) {

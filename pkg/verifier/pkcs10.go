@@ -24,7 +24,7 @@ import (
 
 // Limits of a certification request.
 const (
-	// maxPKCS10 is several times what an honest one has, in bytes.
+	// maxPKCS10 limits a request, in bytes. It is several times the size of a normal request.
 	maxPKCS10     = 8 << 10
 	maxProviderID = 1024
 	minRSABits    = 2048
@@ -54,17 +54,17 @@ const (
 	oidProviderID       = "\x2b\x06\x01\x04\x01\xd6\x79\x02\x01\x15" // 1.3.6.1.4.1.11129.2.1.21
 )
 
-// requestedCertificate is what a PKCS#10 request asks for. A field is zero if its rule failed.
+// requestedCertificate has the content of a PKCS#10 request. A field is zero if its rule failed.
 type requestedCertificate struct {
 	key      crypto.PublicKey
 	nodeName string
-	// providerID is also empty where the request has none.
+	// providerID is "" if its rule failed, and if the request has none.
 	providerID string
 }
 
-// judgePKCS10 applies S3, S4 and S5 to a PKCS#10 request in DER. It judges bytes: it encodes what
-// it parsed again, and compares. So nothing remains that crypto/x509 overlooks: a second common
-// name, a kind of alternative name, bytes between the elements.
+// judgePKCS10 applies S3, S4 and S5 to a PKCS#10 request in DER. It judges bytes: it encodes the
+// parsed values again, and compares. So it refuses everything that crypto/x509 ignores: a second
+// common name, an unknown kind of alternative name, bytes between the elements.
 func judgePKCS10(refusals *Refusals, der []byte) requestedCertificate {
 	parts, err := splitPKCS10(der)
 	if err != nil {
@@ -87,7 +87,7 @@ func judgePKCS10(refusals *Refusals, der []byte) requestedCertificate {
 // pkcs10Parts are the elements of a PKCS#10 request, each with its tag and length.
 type pkcs10Parts struct {
 	info, subject, publicKey, attributes, algorithm []byte
-	// signature has neither.
+	// signature has no tag and length.
 	signature []byte
 }
 
@@ -110,7 +110,7 @@ func splitPKCS10(der []byte) (pkcs10Parts, error) {
 		return pkcs10Parts{}, err
 	}
 	signature := all[2].Bytes
-	if len(signature) < 2 || signature[0] != 0 { // the number of bits that are not used
+	if len(signature) < 2 || signature[0] != 0 { // the number of unused bits
 		return pkcs10Parts{}, errStructure
 	}
 	return pkcs10Parts{
@@ -161,8 +161,8 @@ func checkKeyKind(key crypto.PublicKey) error {
 	return errors.New("its key is not ECDSA P-256 or P-384, or RSA of 2048 to 4096 bits with exponent 65537")
 }
 
-// signatureAlgorithm returns the algorithm whose one encoding p has. RSASSA-PSS and SHA-1 are not
-// among them.
+// signatureAlgorithm returns the signature algorithm, if it is supported and in its only encoding.
+// RSASSA-PSS and SHA-1 are not supported.
 func (p pkcs10Parts) signatureAlgorithm() x509.SignatureAlgorithm {
 	ecdsaWith := func(last byte) []byte { // RFC 5758, 3.2: no parameters
 		return element(tagSequence, element(tagOID, []byte("\x2a\x86\x48\xce\x3d\x04\x03"), []byte{last}))
@@ -224,7 +224,7 @@ func nodeNameOf(subject []byte) (string, error) {
 	return name, nil
 }
 
-// subjectOf writes a Name of an O and a CN.
+// subjectOf encodes a Name of an O and a CN.
 func subjectOf(tags [2]byte, values [2]string) []byte {
 	name := func(oid string, tag byte, value string) []byte {
 		return element(tagSet, element(tagSequence, element(tagOID, []byte(oid)), element(tag, []byte(value))))
@@ -292,12 +292,12 @@ func providerIDOf(attributes []byte) (string, error) {
 	return id, nil
 }
 
-// attributesOf writes the attributes of a request with this provider ID.
+// attributesOf encodes the attributes of a request with this provider ID.
 func attributesOf(providerID string) []byte {
 	return requestOfExtension(oidProviderID, element(tagUTF8, []byte(providerID)))
 }
 
-// requestOfExtension writes the attributes of a request with one extension, which is not critical.
+// requestOfExtension encodes the attributes of a request with one non-critical extension.
 func requestOfExtension(oid string, value []byte) []byte {
 	extension := element(tagSequence, element(tagOID, []byte(oid)), element(tagOctetString, value))
 	return element(tagAttributes, element(tagSequence, element(tagOID, []byte(oidExtensionRequest)), element(tagSet, element(tagSequence, extension))))
@@ -308,7 +308,7 @@ func extensionIs(extension asn1.RawValue, oid string) bool {
 	return err == nil && len(fields) > 0 && string(fields[0].FullBytes) == string(element(tagOID, []byte(oid)))
 }
 
-// isProviderID has the same rules as the node, pkg/csr.CheckProviderID.
+// isProviderID has the same rules as pkg/csr.CheckProviderID, which the plugin uses.
 func isProviderID(id string) bool {
 	return id != "" && len(id) <= maxProviderID && utf8.ValidString(id) &&
 		!strings.ContainsFunc(id, func(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) })
@@ -338,7 +338,7 @@ func elements(der []byte, tags ...byte) ([]asn1.RawValue, error) {
 	return all, nil
 }
 
-// element writes an element of DER.
+// element encodes an element of DER.
 func element(tag byte, content ...[]byte) []byte {
 	joined := bytes.Join(content, nil)
 	if len(joined) < 0x80 {
@@ -350,7 +350,7 @@ func element(tag byte, content ...[]byte) []byte {
 }
 
 // judgeUsages applies S6 to a client (client auth) or a server (server auth). If the key is not
-// known, either set passes, since there is a refusal already.
+// known, either set of usages passes, since its rule has already added a refusal.
 func judgeUsages(refusals *Refusals, usages []certificatesv1.KeyUsage, key crypto.PublicKey, auth certificatesv1.KeyUsage) {
 	plain := []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, auth}
 	withRSA := append(slices.Clone(plain), certificatesv1.UsageKeyEncipherment)

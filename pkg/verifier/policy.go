@@ -15,7 +15,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 )
 
-// Mode is how much a rule counts. The zero value is an error in a Policy.
+// Mode says whether a failed rule refuses a request. The zero value is an error in a Policy.
 type Mode int
 
 // The modes.
@@ -26,11 +26,11 @@ const (
 	Warn
 	// Off: the rule is not judged.
 	Off
-	// Recover is for Policy.Credential alone: as Required, but a lost record is made anew.
+	// Recover is only for Policy.Credential. It is like Required, but recreates a lost record.
 	Recover
 )
 
-// The always-allow signer, for places without a secure mechanism, and its provider.
+// The always-allow signer, for platforms without a secure mechanism, and its provider.
 const (
 	InsecureSignerName = "cluster.x-k8s.io/kube-apiserver-client-kubelet-insecure"
 	InsecureProvider   = "insecure"
@@ -38,18 +38,18 @@ const (
 
 // Limits of the rules.
 const (
-	// DefaultWaitDeadline is how long a request may wait before it is denied.
+	// DefaultWaitDeadline is the default age at which a waiting request is denied.
 	DefaultWaitDeadline = 20 * time.Minute
 	minWaitDeadline     = time.Minute
 	// maxWaitDeadline: kube-controller-manager deletes pending requests after 24 h.
 	maxWaitDeadline = 23 * time.Hour
-	// deletingRenewal is how long after the begin of its deletion a machine may renew, and how long
-	// such a certificate may live.
+	// deletingRenewal is the time after the begin of its deletion in which a machine may renew. It
+	// also bounds the lifetime of such a certificate.
 	deletingRenewal = time.Hour
 )
 
-// EKSource is an authority on which endorsement key (EK) a machine has. No node can write one. The
-// record is always a source, too.
+// EKSource is an authority that names the endorsement keys (EKs) of machines. No node may be able
+// to write it. The record is always a source, too.
 type EKSource string
 
 // The sources of EKs.
@@ -59,8 +59,8 @@ const (
 	EKAnnotation EKSource = "Annotation"
 )
 
-// NameSource is where a machine's node name comes from. Addresses are what the platform says, and
-// some platforms report what the guest says.
+// NameSource is a source of a machine's node name. Beware of addresses: some platforms report
+// addresses that the guest claims.
 type NameSource string
 
 // The sources of node names.
@@ -74,7 +74,7 @@ const (
 
 // Provider is a kind of evidence.
 type Provider struct {
-	// Name is that in the PROVIDER block.
+	// Name is the provider's name in the PROVIDER block.
 	Name string
 	// Challenges says that each proof follows a hello.
 	Challenges bool
@@ -83,10 +83,11 @@ type Provider struct {
 // Signer is a signer of the policy.
 type Signer struct {
 	Name string
-	// Providers are those whose evidence counts: one, unless the signer is shared.
+	// Providers are the providers whose evidence the signer accepts: one, unless the signer is
+	// shared.
 	Providers []string
-	// Shared says that others use the signer, too: requests without evidence of Providers are left
-	// to them.
+	// Shared says that others use the signer, too. The rules ignore requests without evidence of
+	// Providers.
 	Shared bool
 }
 
@@ -98,19 +99,19 @@ type Bootstrapper struct {
 	Group string
 }
 
-// Policy is what the operator decides. Nothing in it comes from a node. A field without a
+// Policy has the operator's decisions. Nothing in it comes from a node. A field without a
 // documented default must be set.
 type Policy struct {
 	// Cluster is the name of the cluster in records.
 	Cluster string
-	// Providers are those of the signers, the strongest first. A machine that has shown evidence of
-	// one must show evidence of that or a stronger one from then on.
+	// Providers are the providers of the signers, the strongest first. A machine that was attested
+	// by one must later be attested by the same or a stronger one.
 	Providers []Provider
-	// Signers are those that the rules decide for. The signer of hellos is not listed, since it
-	// belongs to them anyway.
+	// Signers are the signers for whose requests the rules decide. The signer of hellos must not be
+	// listed: it is always included.
 	Signers []Signer
-	// SharedHello says that other controllers answer hellos, too: hellos of other providers are
-	// left to them. Default: they are denied.
+	// SharedHello says that other controllers answer hellos, too. The rules then ignore hellos of
+	// other providers. Default: these are denied.
 	SharedHello bool
 	// InsecureSigner switches the always-allow signer on, by its name, InsecureSignerName. Default:
 	// off.
@@ -120,49 +121,51 @@ type Policy struct {
 	// TokenGroup is the group that the user of a bootstrap token must have. Default:
 	// system:bootstrappers, which every token has.
 	TokenGroup string
-	// Token is how much it counts that a bootstrap token was made for the machine. With the
-	// insecure signer it is always Required. Bootstrappers have no token, and the rule does not
-	// apply to them.
+	// Token is the mode of the rule that a bootstrap token must have been made for the machine.
+	// With the insecure signer it is always Required. The rule does not apply to Bootstrappers,
+	// which have no token.
 	Token Mode
-	// Credential is how much it counts that a renewal is asked for with a certificate in the
+	// Credential is the mode of the rule that a renewal must be requested with a certificate in the
 	// record. Recover also accepts another certificate of the node if a source names the
-	// endorsement key and the record was lost: it is missing, or all its certificates have ended.
+	// endorsement key and the record was lost. A record is lost if it is missing, or if all its
+	// certificates have expired.
 	Credential Mode
-	// BootCounters is how much it counts that a TPM's boot counters went back.
+	// BootCounters is the mode of the rule that a TPM's boot counters must not go back.
 	BootCounters Mode
-	// EKSources are the authorities on EKs that count beside the record. At least one is needed if
-	// there are Providers and no TrustOnFirstUse.
+	// EKSources are the accepted sources of EKs, beside the record. At least one is needed if there
+	// are Providers and no TrustOnFirstUse.
 	EKSources []EKSource
-	// EKNotNamed is how much it counts that the source which vouched for a machine's endorsement
-	// key names other keys: Required or Warn. It counts once the controller has accepted the change
-	// (Record.EKReplacedBy). Default: Warn for EKPlatform, Required for other sources.
+	// EKNotNamed is the mode of the rule that the source which vouched for a machine's endorsement
+	// key must still name it: Required or Warn. The rule applies once the controller has accepted
+	// the change (Record.EKReplacedBy). Default: Warn for EKPlatform, Required for other sources.
 	EKNotNamed Mode
 	// TrustOnFirstUse lets the provider ID in a request select a machine for an EK that no
-	// authority names. The machine is at most 2 h old and never had a record or a nodeRef. Whoever
-	// has its bootstrap token first gets it. Token must be Required. Default: off.
+	// authority names. The machine must be at most 2 h old, and must never have had a record or a
+	// nodeRef. The first requester with its bootstrap token becomes the machine. Token must be
+	// Required. Default: off.
 	TrustOnFirstUse bool
-	// NameSources are where node names come from. The first source with a name for a machine
+	// NameSources are the sources of node names. The first source with a name for a machine
 	// decides.
 	NameSources []NameSource
-	// ServingSigners are signers of serving certificates that the controller approves for. Default:
-	// none.
+	// ServingSigners are the signers whose requests for serving certificates the controller
+	// approves. Default: none.
 	ServingSigners []string
-	// SignedServingSigners are those of ServingSigners that the controller also signs for. No other
-	// signer does. Default: none, others sign for all.
+	// SignedServingSigners are the ServingSigners for which the controller also signs. Nobody else
+	// may sign for them. Default: none, others sign for all.
 	SignedServingSigners []string
-	// ForbiddenAddresses are DNS names, IPs and CIDRs that no node serves under: the API server's,
-	// and the service range. Required with ServingSigners.
+	// ForbiddenAddresses are DNS names, IPs and CIDRs that no serving certificate may have: the API
+	// server's, and the service range. Required with ServingSigners.
 	ForbiddenAddresses []string
 	// UnattestedNodes are names of nodes without evidence. Such a node renews through
 	// kubernetes.io/kube-apiserver-client-kubelet, with its own certificate and for its own name,
 	// until it has a record. Default: none.
 	UnattestedNodes []string
-	// WaitDeadline is how long a request may wait. Default: DefaultWaitDeadline.
+	// WaitDeadline is the age at which a waiting request is denied. Default: DefaultWaitDeadline.
 	WaitDeadline time.Duration
 }
 
-// Rules judge by one policy. They do not change after New, and may be used concurrently. The zero
-// value has no signer, and so ignores every request.
+// Rules judge requests by one policy. They are immutable after New, and safe for concurrent use.
+// The zero value has no signer, so it ignores every request.
 type Rules struct {
 	policy    Policy
 	signers   map[string]Signer
@@ -195,13 +198,13 @@ func (r *Rules) checkProviders() error {
 	if r.policy.Cluster == "" {
 		return errors.New("cluster: must be set")
 	}
-	seen := map[string]bool{InsecureProvider: true} // it has a switch of its own
+	seen := map[string]bool{InsecureProvider: true} // InsecureSigner switches it on
 	for _, p := range r.policy.Providers {
 		if err := attestation.CheckProviderName(p.Name); err != nil {
 			return fmt.Errorf("providers: %w", err)
 		}
 		if seen[p.Name] {
-			return fmt.Errorf("providers: %q stands twice, or is not evidence", p.Name)
+			return fmt.Errorf("providers: %q is listed twice, or is not evidence", p.Name)
 		}
 		seen[p.Name] = true
 	}
@@ -224,7 +227,7 @@ func (r *Rules) checkSigners() error {
 		case !strings.Contains(domain, ".") || path == "" || len(s.Name) > attestation.MaxSignerName:
 			return fmt.Errorf("signers: %.128q is not a signer's name", s.Name)
 		case twice || s.Name == attestation.HelloSignerName || s.Name == InsecureSignerName:
-			return fmt.Errorf("signers: %q stands twice, or is not to be listed", s.Name)
+			return fmt.Errorf("signers: %q is listed twice, or is not to be listed", s.Name)
 		case domain == "kubernetes.io" && !s.Shared:
 			return fmt.Errorf("signers: %q is shared with others", s.Name)
 		case len(s.Providers) == 0 || len(s.Providers) > 1 && !s.Shared:
@@ -271,7 +274,7 @@ func (r *Rules) checkRequesters() error {
 func (r *Rules) checkUnattested() error {
 	for i, name := range r.policy.UnattestedNodes {
 		if len(validation.IsDNS1123Subdomain(name)) > 0 || slices.Contains(r.policy.UnattestedNodes[:i], name) {
-			return fmt.Errorf("unattestedNodes: %.64q is not a node's name, or stands twice", name)
+			return fmt.Errorf("unattestedNodes: %.64q is not a node's name, or is listed twice", name)
 		}
 	}
 	return nil
@@ -285,7 +288,7 @@ func (r *Rules) checkServing() error {
 		case !strings.Contains(domain, ".") || path == "" || len(name) > attestation.MaxSignerName:
 			return fmt.Errorf("servingSigners: %.128q is not a signer's name", name)
 		case other || slices.Contains(r.policy.ServingSigners[:i], name) || name == attestation.HelloSignerName || name == InsecureSignerName:
-			return fmt.Errorf("servingSigners: %q stands twice, or is for client certificates", name)
+			return fmt.Errorf("servingSigners: %q is listed twice, or is for client certificates", name)
 		case domain == "kubernetes.io" && name != certificatesv1.KubeletServingSignerName:
 			return fmt.Errorf("servingSigners: %q is not for serving certificates", name)
 		}
@@ -293,7 +296,7 @@ func (r *Rules) checkServing() error {
 	for i, name := range r.policy.SignedServingSigners {
 		switch {
 		case !slices.Contains(r.policy.ServingSigners, name) || slices.Contains(r.policy.SignedServingSigners[:i], name):
-			return fmt.Errorf("signedServingSigners: %.128q is not one of servingSigners, or stands twice", name)
+			return fmt.Errorf("signedServingSigners: %.128q is not one of servingSigners, or is listed twice", name)
 		case strings.HasPrefix(name, "kubernetes.io/"):
 			return fmt.Errorf("signedServingSigners: kube-controller-manager signs for %q", name)
 		}
@@ -319,13 +322,13 @@ func (r *Rules) checkSources() error {
 		return errors.New("ekSources: none is given, so no machine could be found")
 	}
 	if bad, ok := firstInvalid(r.policy.EKSources, EKInventory, EKPlatform, EKAnnotation); !ok {
-		return fmt.Errorf("ekSources: %.64q is unknown, or stands twice", bad)
+		return fmt.Errorf("ekSources: %.64q is unknown, or is listed twice", bad)
 	}
 	if len(r.policy.NameSources) == 0 {
 		return errors.New("nameSources: none is given")
 	}
 	if bad, ok := firstInvalid(r.policy.NameSources, NameInventory, NameMachine, NameHostname, NameInternalDNS, NameExternalDNS); !ok {
-		return fmt.Errorf("nameSources: %.64q is unknown, or stands twice", bad)
+		return fmt.Errorf("nameSources: %.64q is unknown, or is listed twice", bad)
 	}
 	return nil
 }
@@ -362,9 +365,8 @@ func (r *Rules) checkModes() error {
 	return nil
 }
 
-// Needs returns the providers whose evidence the rules may get. It reports whether the caller has
-// to know which machine a bootstrap token was made for: otherwise first requests would wait in
-// vain.
+// Needs returns the providers that the caller must have. tokens says that the caller must also know
+// the machines of bootstrap tokens: otherwise no first request would ever be approved.
 func (r *Rules) Needs() (providers []Provider, tokens bool) {
 	providers = slices.Clone(r.policy.Providers)
 	if r.policy.InsecureSigner != "" {
@@ -373,8 +375,8 @@ func (r *Rules) Needs() (providers []Provider, tokens bool) {
 	return providers, r.policy.Token == Required || r.policy.InsecureSigner != ""
 }
 
-// rank returns how weak a provider is: 0 is the strongest, the insecure one comes after all others,
-// and -1 is unknown.
+// rank returns the rank of a provider: 0 is the strongest, the insecure one is after all others,
+// and -1 means unknown.
 func (r *Rules) rank(provider string) int {
 	if provider == InsecureProvider {
 		return len(r.policy.Providers)

@@ -11,67 +11,76 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 )
 
-// Record is what is remembered of a machine: its evidence, its node name, and what was issued to
-// it. A record alone ties a node name to a machine.
+// Record is the record of a machine: its evidence, its node name and its certificates. Only a
+// record ties a node name to a machine.
 type Record struct {
 	// Cluster is Policy.Cluster.
 	Cluster string
 	Machine MachineRef
 	// Provider, EK and AK are as in Evidence. Under the insecure provider there is no EK.
 	Provider, EK, AK string
-	// EKSource is the source that named EK when it was last attested. It is empty if none did, and
-	// in records of older releases.
+	// EKSource is the source that named EK when it was last attested. It is "" if none did, and in
+	// records of older releases.
 	EKSource EKSource
 	// EKReplacedBy are the keys that the controller accepted in place of EK, since EK's source
-	// named them (Rules.ContradictsEK). EK is refused until a source names it again. Nil: nothing
-	// was accepted.
+	// named them (Rules.ContradictsEK). EK is refused until a source names it again. It is nil if
+	// no change was accepted.
 	EKReplacedBy []string
-	// ProviderID is the machine's, NodeName the node's.
+	// ProviderID is the machine's provider ID. NodeName is its node name.
 	ProviderID, NodeName string
-	// Boot is the last one seen, nil if there was none.
+	// Boot has the last attested counters, nil if there were none.
 	Boot *Boot
 	// HelloUID and ProofUID are the UIDs of the requests that the record was last written for.
 	// ProofSHA256 is the SHA-256 of the proof's spec.request, in lower-case hex. Only that proof
 	// may be signed.
 	HelloUID, ProofUID, ProofSHA256 string
-	// ProofPending says that this proof exists, and is neither issued nor refused yet.
+	// ProofPending says that this proof exists, and has neither a certificate nor a refusal yet.
 	ProofPending bool
-	// Orphaned says that the machine's object is gone, and the record will be deleted, too. Such a
-	// record decides nothing. Until it is deleted, its endorsement key and node name are free for
-	// nobody.
+	// Orphaned says that the machine's object no longer exists, and the record will be deleted,
+	// too. No decision uses such a record. Until it is deleted, nobody can get its endorsement key
+	// and node name.
 	Orphaned bool
-	// FormerEKs are those that EK has replaced.
+	// FormerEKs are the keys that EK has replaced.
 	FormerEKs []string
-	// FirstProofUID is the ProofUID that the record was made with.
+	// FirstProofUID is the ProofUID that the record was created with.
 	FirstProofUID string
-	// Certificates are those that were issued and have not ended.
+	// Certificates are the machine's certificates that have not expired.
 	Certificates []Certificate
 }
 
 // Certificate is a certificate that was issued.
 type Certificate struct {
-	// SHA256 is that of its DER, in lower-case hexadecimal digits.
+	// SHA256 is the SHA-256 of its DER, in lower-case hex.
 	SHA256 string
 	// ProofUID is the UID of the request that it was issued for.
 	ProofUID string
 	NotAfter time.Time
-	// Revoked says that it is refused in use. It may still ask for a new certificate.
+	// Revoked says that the certificate is revoked. It may still be used to request a new one.
 	Revoked bool
+	// Recovered says that the machine requested with this certificate when its record was
+	// recreated. The API server names only the fingerprint, so NotAfter is the latest time at which
+	// the certificate may end.
+	Recovered bool
 }
+
+// recoveredLifetime bounds the lifetime of a recovered certificate. It is the default lifetime of
+// kube-controller-manager's certificates, and longer than that of any signer of ours.
+const recoveredLifetime = 8760 * time.Hour
 
 // isFor reports whether the record was last written for this request.
 func (r *Record) isFor(request *certificatesv1.CertificateSigningRequest) bool {
 	return r.ProofUID != "" && r.ProofUID == string(request.UID) && r.ProofSHA256 == digest(request.Spec.Request)
 }
 
-// isFirstProof reports whether the record was made for this request, and nothing was issued for it
-// yet. The rules of a first request hold until the request is signed.
+// isFirstProof reports whether the record was created for this request and has no certificate yet.
+// The rules of a first request apply until the request is signed.
 func (r *Record) isFirstProof(request *certificatesv1.CertificateSigningRequest) bool {
 	return r.isFor(request) && r.FirstProofUID == r.ProofUID && len(r.Certificates) == 0
 }
 
-// isOnlyProof reports whether the record was made for this request, and every certificate in it was
-// issued for this request. A certificate that could not be published is issued again.
+// isOnlyProof reports whether the record was created for this request, and all its certificates
+// were issued for this request. There may be several, since a certificate that could not be
+// published is issued again.
 func (r *Record) isOnlyProof(request *certificatesv1.CertificateSigningRequest) bool {
 	return r.isFor(request) && r.FirstProofUID == r.ProofUID &&
 		!slices.ContainsFunc(r.Certificates, func(c Certificate) bool { return c.ProofUID != r.ProofUID })
@@ -83,7 +92,7 @@ func (r *Record) AwaitsCertificate() bool {
 	return r.ProofUID != "" && !slices.ContainsFunc(r.Certificates, func(c Certificate) bool { return c.ProofUID == r.ProofUID })
 }
 
-// issued reports whether a certificate was issued to the machine and has not ended.
+// issued reports whether a certificate is in the record.
 func (r *Record) issued(fingerprint string) bool {
 	return slices.ContainsFunc(r.Certificates, func(c Certificate) bool { return c.SHA256 == fingerprint })
 }
@@ -93,13 +102,18 @@ func (r *Record) revoked(fingerprint string) bool {
 	return slices.ContainsFunc(r.Certificates, func(c Certificate) bool { return c.SHA256 == fingerprint && c.Revoked })
 }
 
+// recovered reports whether the record was recreated for a request with this certificate.
+func (r *Record) recovered(fingerprint string) bool {
+	return slices.ContainsFunc(r.Certificates, func(c Certificate) bool { return c.SHA256 == fingerprint && c.Recovered })
+}
+
 func digest(data []byte) string {
 	sum := sha256.Sum256(data)
 	return hex.EncodeToString(sum[:])
 }
 
-// findRecord finds the machine's record. So it is known whether a bootstrap identity asks for the
-// first time or again.
+// findRecord finds the machine's record. A bootstrap identity's request gets the class Again if
+// there is one, else First.
 func (e *evaluation) findRecord() {
 	for i := range e.in.Records {
 		r := &e.in.Records[i]
@@ -107,7 +121,9 @@ func (e *evaluation) findRecord() {
 			e.record = r
 		}
 		if !e.evidenceAccepted && e.ek == "" && e.requested.nodeName != "" && r.NodeName == e.requested.nodeName {
-			e.record = r // who asks is not known; that the rules of a first request failed, too, would be no news
+			// the class of the requester is not known; failures of the rules for first requests
+			// would add nothing
+			e.record = r
 		}
 	}
 	if e.class == First && e.record != nil && !e.record.isFirstProof(e.in.Request) {
@@ -119,7 +135,7 @@ func (e *evaluation) findRecord() {
 // It does not quote the operator, since the node reads the refusal.
 func (e *evaluation) judgeSuspension() {
 	switch {
-	case e.in.SuspensionsUnknown && !e.unattested: // a node without a record has no key to suspend
+	case e.in.SuspensionsUnknown && !e.unattested: // an unattested node has no key to suspend
 		e.wait(ReasonSuspensionsUnknown, "it is not known yet which machines are suspended")
 	case e.isSuspended():
 		e.denied = append(Refusals{{Reason: ReasonSuspended, Message: "machine: an operator has suspended it"}}, e.denied...)
@@ -129,8 +145,8 @@ func (e *evaluation) judgeSuspension() {
 // isSuspended reports whether an endorsement key of the request's machine is suspended.
 func (e *evaluation) isSuspended() bool {
 	suspended := func(ek string) bool { return ek != "" && e.in.SuspendedEKs[ek] }
-	// A key counts before its evidence was verified: whoever claims another machine's key gains
-	// nothing by it.
+	// Unverified evidence suffices here: claiming another machine's suspended key only leads to a
+	// denial.
 	if suspended(e.in.Evidence.EK) || e.record != nil && suspended(e.record.EK) {
 		return true
 	}
@@ -138,7 +154,8 @@ func (e *evaluation) isSuspended() bool {
 	if e.machine != nil && slices.ContainsFunc(e.machine.EKs, func(n NamedEK) bool { return e.rules.trustsSource(n) && suspended(n.EK) }) {
 		return true
 	}
-	// Who asks with a node's certificate is the machine in the node's record, whatever its evidence.
+	// A requester with a node's certificate is the machine in the node's record, also if its
+	// evidence shows another machine.
 	node := e.class == Renewal || e.class == Serving
 	return node && slices.ContainsFunc(e.in.Records, func(r Record) bool {
 		return r.NodeName != "" && r.NodeName == e.requested.nodeName && suspended(r.EK)
@@ -191,13 +208,14 @@ func (e *evaluation) judgeRecords() {
 	}
 }
 
-// judgeReplacement judges another key than the one in the machine's record. It passes only if the
-// source that vouched for the record's key now names this one, and the controller has accepted
-// that.
+// judgeReplacement judges a key that differs from the one in the machine's record. The key passes
+// only if the source that vouched for the record's key now names this one, and the controller has
+// accepted that.
 func (e *evaluation) judgeReplacement(r *Record) {
-	recorded := r.isFor(e.in.Request) // it was approved with the key in the record
+	recorded := r.isFor(e.in.Request) // the request was approved when the record had its key
 	switch {
-	case !recorded && (e.ekChangePending || e.machine.Disputed): // it waits for that
+	// the request already waits for that
+	case !recorded && (e.ekChangePending || e.machine.Disputed):
 	case !recorded && e.isAcceptedReplacement(r, e.machine):
 		e.warn(ReasonEKReplaced, "record: the endorsement key is now %.16s..., named by the source %s, and was %.16s...",
 			e.ek, e.rules.sourceOf(e.machine, e.ek, r.EKSource), r.EK)
@@ -225,8 +243,8 @@ func (e *evaluation) judgeBoot(r *Record) {
 	}
 }
 
-// judgeOrphans waits until the records of machines that are gone are deleted. Their hardware, or
-// their node name, may serve the next machine.
+// judgeOrphans waits until the records of deleted machines are deleted, too. Their hardware or
+// their node name may be used by the next machine.
 func (e *evaluation) judgeOrphans() {
 	for _, r := range e.orphans {
 		if e.ek != "" && r.EK == e.ek || e.requested.nodeName != "" && r.NodeName == e.requested.nodeName || e.machine != nil && r.Machine.Name == e.machine.Ref.Name {
@@ -235,7 +253,7 @@ func (e *evaluation) judgeOrphans() {
 	}
 }
 
-// nextRecord returns the machine's record as it will be once this proof is approved.
+// nextRecord returns the new record of the machine, to be written before this proof is approved.
 func (e *evaluation) nextRecord() Record {
 	next := Record{
 		Cluster: e.rules.policy.Cluster, Machine: e.machine.Ref,
@@ -268,6 +286,9 @@ func (e *evaluation) nextRecord() Record {
 		if next.EK == e.record.EK && next.EKSource == "" {
 			next.EKSource = e.record.EKSource
 		}
+	}
+	if e.recovered != "" {
+		next.Certificates = append(next.Certificates, Certificate{SHA256: e.recovered, NotAfter: e.in.Now.Add(recoveredLifetime), Recovered: true})
 	}
 	return next
 }

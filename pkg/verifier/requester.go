@@ -28,15 +28,16 @@ const ExtraCredentialID = "authentication.kubernetes.io/credential-id"
 // forbiddenGroup reports whether no bootstrap identity may be in that group.
 func forbiddenGroup(group string) bool { return group == groupNodes || group == groupMasters }
 
-// Token says which machine a bootstrap token was made for. The zero value: not known yet.
+// Token says which machine a bootstrap token was made for. The zero value means that this is not
+// known yet.
 type Token struct {
 	Known bool
 	// Machine is that machine, or the zero value if the token was made for none.
 	Machine MachineRef
 }
 
-// judgeRequester applies I1 and I2. It sets the class as far as that follows from the requester:
-// First or Renewal.
+// judgeRequester applies I1 and I2. It sets the class that follows from the requester: First or
+// Renewal.
 func (e *evaluation) judgeRequester() {
 	spec := e.in.Request.Spec
 	if strings.HasPrefix(spec.Username, userNode) {
@@ -85,7 +86,7 @@ func (r *Rules) bootstrapGroup(username string) (string, bool) {
 }
 
 // TokenID returns the ID of the bootstrap token that a user authenticated with: six of [a-z0-9]
-// after system:bootstrap:. It reports whether the user is a token's.
+// after system:bootstrap:. It returns false for other users.
 func TokenID(username string) (string, bool) {
 	id, ok := strings.CutPrefix(username, userBootstrap)
 	return id, ok && len(id) == 6 && strings.Trim(id, "abcdefghijklmnopqrstuvwxyz0123456789") == ""
@@ -100,9 +101,9 @@ func isToken(username string) bool {
 func (e *evaluation) judgeToken() {
 	mode := e.rules.policy.Token
 	if e.insecure {
-		mode = Required // it is all there is
+		mode = Required // the token is the only evidence
 	}
-	// A machine with a record may come again with any token only if an authority names its evidence
+	// A machine with a record may request with any token only if an authority names its evidence
 	// now.
 	again := e.class == Again && !e.insecure && e.machine != nil && !e.namedByAuthority()
 	if e.class != First && !again || e.tokenJudged {
@@ -111,7 +112,8 @@ func (e *evaluation) judgeToken() {
 	e.tokenJudged = true
 	token := e.in.Token
 	switch {
-	case !isToken(e.in.Request.Spec.Username) && !e.insecure && !e.trustedOnFirstUse: // an identity that the operator names, for all machines
+	case !isToken(e.in.Request.Spec.Username) && !e.insecure && !e.trustedOnFirstUse:
+		// a Bootstrapper, which the operator trusts for all machines
 	case !isToken(e.in.Request.Spec.Username):
 		e.deny(ReasonTokenNotForMachine, "requester: did not come with a bootstrap token")
 	case !token.Known && mode == Required:
@@ -125,7 +127,7 @@ func (e *evaluation) judgeToken() {
 	}
 }
 
-// judgeCredential applies I4, once it is known which machine's record counts.
+// judgeCredential applies I4, after findRecord.
 func (e *evaluation) judgeCredential() {
 	mode := e.rules.policy.Credential
 	if e.class != Renewal && e.class != Serving || e.machine == nil {
@@ -140,8 +142,10 @@ func (e *evaluation) judgeCredential() {
 		e.fail(mode, ReasonUnknownCredential, "requester: the API server names no certificate, or more than one")
 		return
 	}
+	fingerprint := strings.TrimPrefix(ids[0], x509Prefix)
 	if e.record == nil && mayRecover {
 		e.warn(ReasonRecordRecovered, "record: the machine had none, and gets a new one")
+		e.recovered = fingerprint
 		return
 	}
 	if e.record == nil {
@@ -149,21 +153,23 @@ func (e *evaluation) judgeCredential() {
 		return
 	}
 	if e.record.isFor(e.in.Request) && len(e.record.FormerEKs) > 0 {
-		// A new board with the old disk asks with the former key's certificate. That certificate
-		// was judged before the record was written for this very request, and counts no longer
-		// since then.
+		// A new board with the old disk requests with a certificate of the former key. That
+		// certificate was judged before the record was written for this request. Since that write
+		// it vouches for no request.
 		return
 	}
-	fingerprint := strings.TrimPrefix(ids[0], x509Prefix)
 	if e.class == Serving && e.record.revoked(fingerprint) {
 		e.deny(ReasonCertificateRevoked, "requester: the certificate that asks is revoked")
 		return
 	}
-	if e.record.issued(fingerprint) { // a renewal comes with evidence, so a revoked certificate may ask
+	// A renewal also has evidence. So a revoked certificate suffices. So does a recovered one,
+	// which may have been issued without attestation.
+	if e.record.issued(fingerprint) && (e.class != Serving || !e.record.recovered(fingerprint)) {
 		return
 	}
 	if mayRecover && !slices.ContainsFunc(e.in.Records, func(r Record) bool { return r.Machine != e.machine.Ref && r.issued(fingerprint) }) {
 		e.warn(ReasonRecordRecovered, "record: it does not have the certificate that asks, as when it was restored from a backup")
+		e.recovered = fingerprint
 		return
 	}
 	if e.record.AwaitsCertificate() && mode == Required {
@@ -173,10 +179,14 @@ func (e *evaluation) judgeCredential() {
 	e.fail(mode, ReasonUnknownCredential, "requester: the certificate is not in the record")
 }
 
-// recordIsStale reports whether the record is missing, or older than the valid certificate that
-// asks. It is older if all its certificates have ended. A record from a backup gets there before
-// its node asks again, since a node renews when a fifth of the lifetime is left. If a certificate
-// in the record is valid, an unknown one was issued around us.
+// recordIsStale reports whether the record is missing, or older than the requester's valid
+// certificate. It is older if all its certificates have expired. That also covers a record from a
+// backup. A node renews when more than half of the lifetime is over. So the certificates in the
+// backup expire before the node's current one. If a certificate in the record is valid, an unknown
+// certificate was issued without attestation. A recovered certificate does not count, because its
+// end is not known.
 func (e *evaluation) recordIsStale() bool {
-	return e.record == nil || !slices.ContainsFunc(e.record.Certificates, func(c Certificate) bool { return e.in.Now.Before(c.NotAfter) || c.NotAfter.IsZero() })
+	return e.record == nil || !slices.ContainsFunc(e.record.Certificates, func(c Certificate) bool {
+		return !c.Recovered && (e.in.Now.Before(c.NotAfter) || c.NotAfter.IsZero())
+	})
 }

@@ -31,8 +31,8 @@ type Addresses struct {
 
 func (a Addresses) count() int { return len(a.DNSNames) + len(a.IPs) }
 
-// forbiddenAddresses are the configured names and ranges that no node serves under. Some others are
-// always forbidden.
+// forbiddenAddresses are the configured names and ranges that no serving certificate may have. Some
+// others are always forbidden.
 type forbiddenAddresses struct {
 	names  []string
 	ranges []netip.Prefix
@@ -58,7 +58,7 @@ func parseForbiddenAddresses(list []string) (forbiddenAddresses, error) {
 
 func (f forbiddenAddresses) hasName(name string) bool {
 	last := name[strings.LastIndexByte(name, '.')+1:]
-	// Names that the cluster's own DNS resolves, and those that mean the machine itself.
+	// Names that the cluster's own DNS resolves, and names of the local machine.
 	return slices.Contains(f.names, name) || last == "localhost" || last == "svc" || name == "kubernetes" || strings.HasPrefix(name, "kubernetes.default") ||
 		strings.HasSuffix(name, ".localhost.localdomain") || name == "localhost.localdomain" || strings.Contains(name, ".svc.")
 }
@@ -78,8 +78,8 @@ func (r *Rules) IsServingRequest(request *certificatesv1.CertificateSigningReque
 	return r != nil && r.isForServing(request.Spec)
 }
 
-// leftToOtherApprovers reports whether an unattested node of the policy asks for a serving
-// certificate, and has no record.
+// leftToOtherApprovers reports whether an unattested node without a record requests a serving
+// certificate.
 func (e *evaluation) leftToOtherApprovers() bool {
 	name, node := strings.CutPrefix(e.in.Request.Spec.Username, userNode)
 	return e.serving && node && slices.Contains(e.rules.policy.UnattestedNodes, name) &&
@@ -91,9 +91,9 @@ func (r *Rules) SignsServing(signer string) bool {
 	return r != nil && slices.Contains(r.policy.SignedServingSigners, signer)
 }
 
-// judgeServing judges a kubelet's request for a serving certificate. It has no evidence. The node
-// shows its client certificate, which was issued on evidence. Its machine has the addresses, by an
-// authority that the node cannot write.
+// judgeServing judges a kubelet's request for a serving certificate. Such a request has no
+// evidence. The node authenticates with its client certificate, which was issued on evidence. An
+// authority that the node cannot write must assign the addresses to its machine.
 func (e *evaluation) judgeServing() {
 	e.class = Serving
 	spec := e.in.Request.Spec
@@ -137,7 +137,7 @@ func (e *evaluation) judgeServingPKCS10(der []byte) Addresses {
 	return addresses
 }
 
-// findServingMachine finds the record of the node name, and by it the machine.
+// findServingMachine finds the record of the node name, and the machine in that record.
 func (e *evaluation) findServingMachine() {
 	for i := range e.in.Records {
 		if r := &e.in.Records[i]; r.NodeName == e.requested.nodeName {
@@ -229,8 +229,8 @@ func (e *evaluation) otherMachineHas(has func(*Machine) bool) bool {
 	return false
 }
 
-// addressesOf reads the attributes of a PKCS#10 request. Their only extension is the alternative
-// names, which are DNS names and IPs only.
+// addressesOf reads the attributes of a PKCS#10 request. They must have exactly one extension, of
+// alternative names that are DNS names and IPs.
 func addressesOf(attributes []byte) (Addresses, error) {
 	errOther := errors.New("there is not one extension, of subject alternative names")
 	extensions, err := extensionsOf(attributes)
@@ -270,7 +270,7 @@ func (a *Addresses) add(name asn1.RawValue) error {
 	case tagDNSName:
 		dns := string(name.Bytes)
 		if len(validation.IsDNS1123Subdomain(dns)) > 0 || slices.Contains(a.DNSNames, dns) {
-			return errors.New("a DNS name is a wildcard, is not in lower case, or stands twice")
+			return errors.New("a DNS name is a wildcard, is not in lower case, or is listed twice")
 		}
 		last := dns[strings.LastIndexByte(dns, '.')+1:]
 		if strings.Trim(last, "0123456789") == "" {
@@ -280,7 +280,7 @@ func (a *Addresses) add(name asn1.RawValue) error {
 	case tagIPAddress:
 		ip, ok := netip.AddrFromSlice(name.Bytes)
 		if !ok || ip.Is4In6() || slices.Contains(a.IPs, ip) {
-			return errors.New("an IP has not 4 or 16 bytes, is an IPv4 one in 16, or stands twice")
+			return errors.New("an IP has not 4 or 16 bytes, is an IPv4 one in 16, or is listed twice")
 		}
 		a.IPs = append(a.IPs, ip)
 	default:

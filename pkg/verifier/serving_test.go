@@ -229,6 +229,7 @@ func TestServingHostile(t *testing.T) {
 		{"another node", user(userNode+"worker-2", groupNodes), Deny, reasons{ReasonRequesterNotAllowed}},
 		{"not in the nodes' group", user(userNode+nodeName, "system:authenticated"), Deny, reasons{ReasonRequesterNotAllowed}},
 		{"a certificate in no record", credential(x509Prefix + "ff"), Deny, reasons{ReasonUnknownCredential}},
+		{"a recovered certificate", func(w *world) { w.record().Certificates[0].Recovered = true }, Deny, reasons{ReasonUnknownCredential}},
 		{"no credential", func(w *world) { w.in.Request.Spec.Extra = nil }, Deny, reasons{ReasonUnknownCredential}},
 		{"a revoked certificate", func(w *world) { w.record().Certificates[0].Revoked = true }, Deny, reasons{ReasonCertificateRevoked}},
 		{"a revoked certificate, whatever the policy", func(w *world) {
@@ -283,7 +284,8 @@ func TestServingHostile(t *testing.T) {
 	}
 }
 
-// A node whose record has another EK than is named for its machine goes on, and is spoken of: in serving, too.
+// A node whose record has another EK than is named for its machine goes on, and is spoken of: in
+// serving, too.
 func TestServingWithAnotherEK(t *testing.T) {
 	for who, start := range servings() {
 		w := start()

@@ -14,7 +14,7 @@ import (
 )
 
 // isUnattestedRenewal reports whether a request is from an unattested node of the policy, for
-// Kubernetes' own signer and without evidence of ours.
+// Kubernetes' own signer, and without our evidence.
 func (r *Rules) isUnattestedRenewal(spec certificatesv1.CertificateSigningRequestSpec) bool {
 	name, node := strings.CutPrefix(spec.Username, userNode)
 	return node && spec.SignerName == certificatesv1.KubeAPIServerClientKubeletSignerName && slices.Contains(r.policy.UnattestedNodes, name) &&
@@ -26,8 +26,8 @@ func (r *Rules) IsUnattestedNode(node string) bool {
 	return r != nil && slices.Contains(r.policy.UnattestedNodes, node)
 }
 
-// judgeUnattested judges the renewal of a kubelet without the plugin: by S3 to S6 and I2, for no
-// other name than its own, and without a provider ID.
+// judgeUnattested judges the renewal of a kubelet without the plugin. It applies S3 to S6 and I2.
+// The node may only request its own name, and no provider ID.
 func (e *evaluation) judgeUnattested() {
 	spec := e.in.Request.Spec
 	der, ok := e.soleBlock()
@@ -49,7 +49,7 @@ func (e *evaluation) judgeUnattested() {
 	e.judgeSuspension()
 }
 
-// soleBlock applies S2 to a request without evidence: one PEM block, in its one encoding.
+// soleBlock applies S2 to a request without evidence: exactly one PEM block, in its only encoding.
 func (e *evaluation) soleBlock() (der []byte, ok bool) {
 	request := e.in.Request.Spec.Request
 	block, _ := pem.Decode(request)

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package verifier is the rules engine: it decides on a CertificateSigningRequest. A request, its
-// evidence, records, machines, a policy and a time go in, and a Decision comes out (Rules.Judge,
-// Rules.JudgeSigning). It does no I/O and reads no clock. docs/rules.md defines each rule.
+// Package verifier is the rules engine. Rules.Judge and Rules.JudgeSigning decide on a
+// CertificateSigningRequest, from the request, its evidence, records, machines, a policy and a
+// time. The package does no I/O and reads no clock. docs/rules.md defines each rule.
 //
-// Refusals are what verifiers of providers and the rules have in common: why a request is refused.
+// Verifiers of providers and the rules both return Refusals, the reasons why a request is refused.
 package verifier
 
 import (
@@ -12,11 +12,11 @@ import (
 	"strings"
 )
 
-// Reason is why a request is refused: CamelCase and stable. Conditions and labels of counters have
-// it.
+// Reason is a stable CamelCase name of why a request is refused. It is used in conditions and
+// metrics labels.
 type Reason string
 
-// ReasonRefused stands in for a reason that nobody gave. The zero values refuse, too.
+// ReasonRefused replaces a missing reason. Zero values refuse, too.
 const ReasonRefused Reason = "Refused"
 
 // maxMessage bounds the message of one refusal, in bytes.
@@ -25,7 +25,8 @@ const maxMessage = 256
 // Refusal is one rule that a request failed.
 type Refusal struct {
 	Reason Reason
-	// Message is for people. It holds no secret, and at most a few quoted words of a peer's text.
+	// Message is for people. It must have no secret, and at most a few quoted words of a peer's
+	// text.
 	Message string
 }
 
@@ -40,7 +41,7 @@ func (r Refusal) String() string {
 }
 
 // Refusals are all the rules that a request failed, in the order in which they were judged. As an
-// error, even an empty list refuses. Err makes a nil error of an empty list.
+// error, even an empty list refuses. Err returns nil for an empty list.
 type Refusals []Refusal
 
 // Add adds a failed rule. Each character that is not printable ASCII becomes a question mark.
@@ -78,7 +79,7 @@ func (r Refusals) Error() string {
 	return strings.Join(parts, "; ")
 }
 
-// Reason returns the first refusal's reason, which is that of the whole.
+// Reason returns the reason of the first refusal.
 func (r Refusals) Reason() Reason {
 	if len(r) == 0 || r[0].Reason == "" {
 		return ReasonRefused
@@ -86,7 +87,7 @@ func (r Refusals) Reason() Reason {
 	return r[0].Reason
 }
 
-// Reasons returns each reason, in order, once.
+// Reasons returns each reason once, in order.
 func (r Refusals) Reasons() []Reason {
 	var reasons []Reason
 	seen := map[Reason]bool{}

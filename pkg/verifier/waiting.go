@@ -2,8 +2,8 @@
 
 package verifier
 
-// WaitingText returns what a request with a reason to wait says to people: cause and cure. It is the
-// same for every request with that reason, since each node may read it. It returns "" for a reason
+// WaitingText returns the text for people on a request that waits for this reason: cause and
+// remedy. It depends on the reason alone, since every node may read it. It returns "" for a reason
 // for which no request waits.
 func WaitingText(reason Reason) string { return waitingTexts[reason] }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package attestor stands in for node-attestation-controller in tests: it challenges hellos and issues what is proven, with the
-// verifier that the controller uses and without its rules about who may be which machine.
+// Package attestor replaces node-attestation-controller in tests. It challenges hellos and issues
+// certificates for proofs, with the controller's verifier of evidence and without its rules.
 package attestor
 
 import (
@@ -36,11 +36,12 @@ type Attestor struct {
 	Verifier *verifiertpm.Verifier
 	// NodeName is the one node whose requests are answered.
 	NodeName string
-	// AnyEK has the EK of each hello named by an authoritative source, whatever it is.
+	// AnyEK makes an authoritative source name the EK of each hello, for every EK.
 	AnyEK bool
 	// Lifetime is that of the certificates.
 	Lifetime time.Duration
-	// BeforeChallenge and BeforeIssue, if set, are called with the name of the request and may change the world.
+	// BeforeChallenge and BeforeIssue, if set, are called with the name of the request and may
+	// change the world.
 	BeforeChallenge, BeforeIssue func(name string)
 
 	mu       sync.Mutex
@@ -49,9 +50,15 @@ type Attestor struct {
 	answered map[string]bool
 }
 
-// Start answers the requests of a node with that chip until the test ends. Its certificates are valid
-// for an hour.
+// Start answers the requests of a node with that chip until the test ends. Its certificates are
+// valid for an hour.
 func Start(t testing.TB, cluster *testbed.ControlPlane, nodeName string, chip *swtpm.TPM) {
+	t.Helper()
+	New(t, cluster, nodeName, chip).RunUntilEnd(t)
+}
+
+// New returns an attestor for a node with that chip. Its certificates are valid for an hour.
+func New(t testing.TB, cluster *testbed.ControlPlane, nodeName string, chip *swtpm.TPM) *Attestor {
 	t.Helper()
 	key := make([]byte, 32)
 	_, _ = rand.Read(key) // never fails
@@ -63,7 +70,7 @@ func Start(t testing.TB, cluster *testbed.ControlPlane, nodeName string, chip *s
 	if err != nil {
 		t.Fatal(err)
 	}
-	(&Attestor{Cluster: cluster, Verifier: v, NodeName: nodeName, Lifetime: time.Hour}).RunUntilEnd(t)
+	return &Attestor{Cluster: cluster, Verifier: v, NodeName: nodeName, Lifetime: time.Hour}
 }
 
 // RunUntilEnd answers requests until the test ends.

@@ -181,7 +181,7 @@ func TestOtherInstallations(t *testing.T) {
 		t.Errorf("a management cluster has the policies %s", got)
 	}
 	// A policy takes effect up to seconds after it was stored.
-	harness.Eventually(t, 20*time.Second, "the policy against uninstalling", func() bool {
+	harness.Eventually(t, harness.Soon, "the policy against uninstalling", func() bool {
 		_, err := i.RunKubectl(t.Context(), i.admin, "create", "configmap", "node-attestation-uninstall", "--namespace="+namespace, "--dry-run=server")
 		return err != nil
 	})
@@ -207,7 +207,7 @@ func TestOtherInstallations(t *testing.T) {
 	_, err = i.run(t.Context(), "upgrade", release, source, values, "--set=enforcement=Leave")
 	harness.Must(t, err)
 	// A policy that is deleted refuses for some seconds more. Then it is enough to ask again.
-	harness.Eventually(t, 20*time.Second, "an uninstallation after Leave", func() bool {
+	harness.Eventually(t, harness.Soon, "an uninstallation after Leave", func() bool {
 		_, err := i.run(t.Context(), "uninstall", release)
 		return err == nil
 	})
@@ -408,9 +408,9 @@ func (i *installed) newer() string {
 	return dir
 }
 
-// The controller writes revoked certificates into policies of the release. An upgrade keeps them, and
-// meets no conflict. A rollback has to force: it brings the lists of the old revision back, until
-// the controller has written its own again.
+// The controller writes revoked certificates into policies of the release. An upgrade keeps them,
+// and meets no conflict. A rollback has to force: it brings the lists of the old revision back,
+// until the controller has written its own again.
 func TestRevocationOutlivesUpgrades(t *testing.T) {
 	cp, err := testbed.Start(t.Context(), testbed.Options{Etcd: shared.ControlPlane})
 	harness.Must(t, err)

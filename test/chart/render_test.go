@@ -138,7 +138,8 @@ extraVolumes:
 			}
 			want := kustomize(t, c.resources, c.rest)
 			got, own := render(t, c.values)
-			delete(want, "Namespace//"+namespace) // the release's, which the chart cannot have: see TestRelease for its labels
+			// the release's, which the chart cannot have: see TestRelease for its labels
+			delete(want, "Namespace//"+namespace)
 			for _, key := range slices.Sorted(maps.Keys(want)) {
 				if got[key] == "" {
 					t.Errorf("the chart lacks %s", key)

@@ -112,7 +112,7 @@ func (a *arena) noOthers(t *testing.T) {
 func (c *cluster) refused(t *testing.T, object *certificatesv1.CertificateSigningRequest, reason string) {
 	t.Helper()
 	var got *certificatesv1.CertificateSigningRequest
-	harness.Eventually(t, 10*time.Second, "refused: "+object.Name, func() bool {
+	harness.Eventually(t, harness.Soon, "refused: "+object.Name, func() bool {
 		got = c.get(t, object.Name)
 		return reasonOf(got) != "" || len(got.Status.Certificate) > 0
 	})
@@ -129,11 +129,12 @@ func (c *cluster) refuses(t *testing.T, p *peer, want verifier.Reason) {
 	}
 }
 
-// waits checks that nothing is decided on requests for a while, and that it is said what is waited for.
+// waits checks that nothing is decided on requests for a while, and that it is said what is waited
+// for.
 func (c *cluster) waits(t *testing.T, why verifier.Reason, requests ...*certificatesv1.CertificateSigningRequest) {
 	t.Helper()
 	for _, r := range requests {
-		harness.Eventually(t, 10*time.Second, "it is said that it waits: "+r.Name, func() bool { return c.said(t, r.Name, why) })
+		harness.Eventually(t, harness.Soon, "it is said that it waits: "+r.Name, func() bool { return c.said(t, r.Name, why) })
 	}
 	time.Sleep(2 * time.Second) // it is looked at again meanwhile
 	for _, r := range requests {
@@ -222,7 +223,7 @@ func under(name string, object *certificatesv1.CertificateSigningRequest) *certi
 func (c *cluster) issued(t *testing.T, object *certificatesv1.CertificateSigningRequest) []byte {
 	t.Helper()
 	var got *certificatesv1.CertificateSigningRequest
-	harness.Eventually(t, 20*time.Second, "issued: "+object.Name, func() bool {
+	harness.Eventually(t, harness.Soon, "issued: "+object.Name, func() bool {
 		got = c.get(t, object.Name)
 		if reason := reasonOf(got); reason != "" {
 			t.Fatalf("%s: %s", reason, got.Status.Conditions[len(got.Status.Conditions)-1].Message)
@@ -244,7 +245,8 @@ func (m *machine) version(t *testing.T) string {
 // sharedSigner is one that others use, too.
 const sharedSigner = "example.test/shared"
 
-// attackable has EK certificates count beside the annotations, so that a thief's TPM is as genuine as any, and a signer that is shared.
+// attackable has EK certificates count beside the annotations, so that a thief's TPM is as genuine
+// as any, and a signer that is shared.
 func attackable(t *testing.T) func(map[string]any) {
 	t.Helper()
 	roots, intermediates := makerFiles(t, shared.maker)
@@ -268,8 +270,9 @@ func makerFiles(t *testing.T, maker *swtpm.CA) (roots, intermediates string) {
 	return write("roots.pem", maker.Root), write("intermediates.pem", maker.Intermediate)
 }
 
-// What test/controller tries on the controller with an inventory, and what there is to try since machines are objects: whatever is tried in one
-// cluster at once, only machines that have shown their TPM have a certificate in the end.
+// The attacks of test/controller on a controller with an inventory, and the attacks that Machine
+// objects make possible. All of them run in one cluster at once. In the end, only machines that
+// have proven their TPM have a certificate.
 func TestAttacks(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, shared.management)
@@ -315,7 +318,8 @@ func TestAttacks(t *testing.T) {
 	})
 	a.noOthers(t)
 	flooded.noOthers(t)
-	flooded.actedAsUser(t, mark) // its kubeconfig has an identity of its own to act as, which nobody becomes
+	// its kubeconfig has an identity of its own to act as, which nobody becomes
+	flooded.actedAsUser(t, mark)
 }
 
 // Another genuine TPM of the same maker: it makes no difference who comes first.
@@ -345,7 +349,8 @@ func anothersEK(t *testing.T, a *arena) {
 		document.AKPublic = helloOf(t, a.newPeer(t, ak.computer, a.asToken(victim.token), victim.name, victim.providerID)).AKPublic
 		attacker := a.newPeer(t, thief.computer, a.asToken(victim.token), victim.name, victim.providerID)
 		hello := attacker.challenged(t, attacker.file(t, attacker.request(t, attestation.HelloSignerName, document)))
-		// The thief's TPM cannot open the challenge. It answers one of its own, and says that it was this.
+		// The thief's TPM cannot open the challenge. It answers one of its own, and says that it
+		// was this.
 		own := thief.peer(t)
 		content, err := attestation.Parse(own.proof(t, own.challenged(t, own.hello(t))).Spec.Request)
 		if err != nil {
@@ -357,7 +362,7 @@ func anothersEK(t *testing.T, a *arena) {
 		}
 		answer.HelloName, answer.HelloUID = hello.Name, string(hello.UID)
 		proof := attacker.file(t, attacker.request(t, tpm.SignerName, answer))
-		harness.Eventually(t, 10*time.Second, "the proof is denied", func() bool { return reasonOf(a.get(t, proof.Name)) != "" })
+		harness.Eventually(t, harness.Soon, "the proof is denied", func() bool { return reasonOf(a.get(t, proof.Name)) != "" })
 		if got := a.get(t, proof.Name); !strings.HasPrefix(reasonOf(got), "Attestation") {
 			t.Errorf("%s: %+v", name, got.Status.Conditions)
 		}
@@ -369,7 +374,8 @@ func anothersEK(t *testing.T, a *arena) {
 	a.attests(t, victim)
 }
 
-// Whoever has a bootstrap token may watch requests. He copies each as soon as he sees it, with the victim's token, and with that of a machine of his.
+// A client with a bootstrap token may watch requests. The attacker copies each as soon as he sees
+// it, with the victim's token, and with that of a machine of his own.
 func everyRequestIsCopied(t *testing.T, a *arena) {
 	victim, other := a.newMachine(t, "copied", nil), a.newMachine(t, "copies", nil)
 	id, _, _ := strings.Cut(victim.token, ".")
@@ -445,8 +451,10 @@ func proofsAreReplayed(t *testing.T, a *arena) {
 	a.attests(t, m)
 }
 
-// The policies of the workload cluster keep administrators from approving, and everybody from approving a hello. Without them, which is what the
-// controller's user is here, whoever approves what the controller has not makes no certificate.
+// The policies of the workload cluster keep administrators from approving, and everybody from
+// approving a hello. The first rule does not apply to the controller's user, which stands here for
+// an administrator without the policies. Even so, an approval that the controller has not made
+// gives no certificate.
 func approvedByAnAdministrator(t *testing.T, a *arena) {
 	m := a.newMachine(t, "approved", func(m *machine) { m.object.Annotations = nil })
 	p := m.peer(t)
@@ -528,7 +536,7 @@ func requestsOfOthers(t *testing.T, a *arena) {
 	}
 	for _, target := range untouched {
 		lonely := p.file(t, p.lonely(t, tpm.SignerName, target.Name))
-		harness.Eventually(t, 10*time.Second, "it is denied", func() bool { return reasonOf(a.get(t, lonely.Name)) != "" })
+		harness.Eventually(t, harness.Soon, "it is denied", func() bool { return reasonOf(a.get(t, lonely.Name)) != "" })
 	}
 	a.attests(t, m)
 	time.Sleep(time.Second) // nothing may happen to the others
@@ -557,7 +565,7 @@ func twoProofsForOneHello(t *testing.T, a *arena) {
 		wait.Wait()
 		issued := 0
 		for _, proof := range proofs {
-			harness.Eventually(t, 20*time.Second, "each is done", func() bool {
+			harness.Eventually(t, harness.Soon, "each is done", func() bool {
 				proof = a.get(t, proof.Name)
 				return reasonOf(proof) != "" || len(proof.Status.Certificate) > 0
 			})
@@ -566,7 +574,7 @@ func twoProofsForOneHello(t *testing.T, a *arena) {
 			}
 			issued++
 			a.trusts(t, proof.Status.Certificate)
-			harness.Eventually(t, 5*time.Second, "the certificate is noted", func() bool { return m.notes(t, proof.Status.Certificate) })
+			harness.Eventually(t, harness.Soon, "the certificate is noted", func() bool { return m.notes(t, proof.Status.Certificate) })
 		}
 		if issued == 0 {
 			t.Error("none was issued")
@@ -575,7 +583,8 @@ func twoProofsForOneHello(t *testing.T, a *arena) {
 	}
 }
 
-// What kube-controller-manager's own signer issues is denied under ours, though the TPM and the name are right.
+// What kube-controller-manager's own signer issues is denied under ours, though the TPM and the
+// name are right.
 func oddRequests(t *testing.T, a *arena) {
 	m := a.newMachine(t, "odd", nil)
 	p := m.peer(t)
@@ -613,13 +622,14 @@ func tokenOfAnotherMachine(t *testing.T, a *arena) {
 	a.catchesUp(t, nil)
 	a.refuses(t, a.newPeer(t, copied.computer, a.asToken(other.token), copied.name, copied.providerID), verifier.ReasonTokenNotForMachine)
 	a.refuses(t, other.peer(t), verifier.ReasonTokenNotForMachine)
-	// Nobody's.
+	// The token belongs to no Machine.
 	free := a.newToken(t)
 	a.waits(t, verifier.ReasonTokenNotForMachine, a.newPeer(t, m.computer, a.asToken(free), m.name, m.providerID).hello(t))
 	a.attests(t, m)
 }
 
-// A token in a MachinePool's boot data is on all its instances, and so for none; and for no Machine beside the pool.
+// A token in a MachinePool's boot data is on all its instances, and so for none; and for no Machine
+// beside the pool.
 func tokenOfAPool(t *testing.T, a *arena) {
 	m := a.newMachine(t, "with-a-pools-token", nil)
 	token := a.newToken(t)
@@ -635,17 +645,18 @@ func oneEKForTwoMachines(t *testing.T, a *arena) {
 	a.catchesUp(t, nil) // else the first may be the only one
 	a.waits(t, verifier.ReasonAmbiguousMachine, first.peer(t).hello(t), second.peer(t).hello(t))
 	update(t, a.client, second.object, func(o *clusterv1.Machine) { delete(o.Annotations, attestation.AnnotationEK) })
-	harness.Eventually(t, 10*time.Second, "the first is known again", func() bool {
+	harness.Eventually(t, harness.Soon, "the first is known again", func() bool {
 		_, err := first.attest(t.Context())
 		return err == nil
 	})
 	a.trusts(t, first.certificate)
-	// Now the record says whose it is, and an annotation for another changes nothing but that neither is served.
+	// Now the record says whose it is, and an annotation for another changes nothing but that
+	// neither is served.
 	a.refuses(t, second.peer(t), verifier.ReasonProviderIDMismatch)
 }
 
-// A user who may write a Machine names the victim's EK on it, and cannot prove that EK. The victim's
-// record decides.
+// A user who may write a Machine names the victim's EK on it, and cannot prove that EK. The
+// victim's record decides.
 func victimsEK(t *testing.T, a *arena) {
 	victim, thief := a.newMachine(t, "whose-ek-is-named", nil), a.newMachine(t, "names-anothers-ek", nil)
 	a.attests(t, victim)
@@ -676,7 +687,8 @@ func victimsEK(t *testing.T, a *arena) {
 	victim.remembered(t)
 }
 
-// A node writes its Node's addresses; and where a platform asks the guest for its name, it writes its Machine's, too.
+// A node writes its Node's addresses; and where a platform asks the guest for its name, it writes
+// its Machine's, too.
 func whatANodeWrites(t *testing.T, a *arena) {
 	victim, thief := a.newMachine(t, "written-about", nil), a.newMachine(t, "writes", nil)
 	a.attests(t, thief)
@@ -703,8 +715,8 @@ func whatANodeWrites(t *testing.T, a *arena) {
 	victim.remembered(t)
 }
 
-// A hundred hellos in the victim's name, with its token: half of them by another TPM, half with the victim's own hello. And a hundred by a TPM that
-// no machine is known of, and so wait.
+// A hundred hellos in the victim's name, with its token: half of them by another TPM, half with the
+// victim's own hello. And a hundred by a TPM that no machine is known of, and so wait.
 func floods(t *testing.T, a *arena) {
 	victim, honest := a.newMachine(t, "flooded", nil), a.newMachine(t, "beside-a-flood", nil)
 	thief, stranger := victim.impostor(t), a.newInstance(t, "stranger")
@@ -739,7 +751,8 @@ func floods(t *testing.T, a *arena) {
 		gets()
 		took := time.Since(began)
 		t.Logf("%s has its certificate within %s", what, took.Round(time.Millisecond))
-		if took > time.Minute { // 9 s alone; each denial takes a busy API server several times as long
+		// 9 s alone; each denial takes a busy API server several times as long
+		if took > time.Minute {
 			t.Error("that is too long")
 		}
 	}
@@ -776,7 +789,8 @@ func (c *cluster) administratorOf(t *testing.T) *clientcmdapi.AuthInfo {
 	return testbed.CertificateUser(pair)
 }
 
-// A tenant who writes his cluster's kubeconfig has the controller run nothing and send nothing that is not in it, and other clusters go on.
+// A tenant who writes his cluster's kubeconfig has the controller run nothing and send nothing that
+// is not in it, and other clusters go on.
 func hostileKubeconfigs(t *testing.T, a *arena, c *controllerprocess.Controller) {
 	var mu sync.Mutex
 	seen := map[string]string{} // who is acted as, by credential
@@ -817,7 +831,7 @@ func hostileKubeconfigs(t *testing.T, a *arena, c *controllerprocess.Controller)
 		tenant(name, user)
 	}
 	for name := range users {
-		harness.Eventually(t, 20*time.Second, "the log has why it is not used: "+name, func() bool {
+		harness.Eventually(t, harness.Soon, "the log has why it is not used: "+name, func() bool {
 			return slices.ContainsFunc(logLines(t, c), func(line string) bool {
 				return strings.Contains(line, "tenant-"+strings.ToLower(name)) && strings.Contains(line, "the kubeconfig ") && strings.Contains(line, name+"\"")
 			})
@@ -825,7 +839,7 @@ func hostileKubeconfigs(t *testing.T, a *arena, c *controllerprocess.Controller)
 	}
 	// One with all in itself is used, and as whom is not the tenant's to say.
 	tenant("good", &clientcmdapi.AuthInfo{Token: "all-in-itself", Impersonate: "system:admin", ImpersonateGroups: []string{"system:masters"}})
-	harness.Eventually(t, 20*time.Second, "the server is asked", func() bool {
+	harness.Eventually(t, harness.Soon, "the server is asked", func() bool {
 		mu.Lock()
 		defer mu.Unlock()
 		return len(seen) > 0
@@ -850,14 +864,15 @@ func logLines(t *testing.T, c *controllerprocess.Controller) []string {
 	return strings.Split(string(log), "\n")
 }
 
-// Clusters that one controller serves, in one namespace and in two, with machines of the same names, tokens and TPMs: what is one's is not
-// another's.
+// One controller serves several clusters, in one namespace and in two. Their machines have the same
+// names, tokens and TPMs. What belongs to one cluster is not valid in another.
 func TestAttacksBetweenClusters(t *testing.T) {
 	t.Parallel()
 	theirs := newWorld(t, shared.management)
 	ours := newWorld(t, shared.management) // it ends first, and with it the controller
 	a, b := newArena(t, ours, "ours", nil), newArena(t, theirs, "ours", nil)
-	// Beside ours, in its namespace; its CA is that of the other one, which an operator may have given to both.
+	// Beside ours, in its namespace; its CA is that of the other one, which an operator may have
+	// given to both.
 	d := newArena(t, ours, "neighbour", func(c *cluster) { c.ca.Data = b.ca.Data })
 	d.workload.trusts(t, d.workload.ClientCA(), b.workload.ClientCA())
 	ours.start(t, func(file map[string]any) {
@@ -878,7 +893,8 @@ func TestAttacksBetweenClusters(t *testing.T) {
 	}
 }
 
-// Hello and proof of a machine of one cluster are shown in another that has a machine of the same names and the same TPM, under the same names.
+// The hello and the proof of a machine are filed in another cluster, under the same names. That
+// cluster has a machine of the same names with the same TPM.
 func replayedElsewhere(t *testing.T, a, b, _ *arena) {
 	m := a.newMachine(t, "replayed", nil)
 	n := b.newMachineOf(t, m.computer, "replayed", nil)
@@ -895,8 +911,8 @@ func replayedElsewhere(t *testing.T, a, b, _ *arena) {
 	n.remembered(t)
 }
 
-// An EK belongs to one machine of a cluster, and clusters do not ask each other. A certificate is of one cluster, too, even where two have the
-// same CA.
+// An EK belongs to one machine of a cluster, and clusters do not ask each other. A certificate is
+// of one cluster, too, even where two have the same CA.
 func oneTPMInThree(t *testing.T, a, b, d *arena) {
 	m := a.newMachine(t, "one-tpm", nil)
 	n, o := b.newMachineOf(t, m.computer, "one-tpm", nil), d.newMachineOf(t, m.computer, "one-tpm-too", nil)
@@ -930,19 +946,19 @@ func tokensOfOneID(t *testing.T, a, b, d *arena) {
 	other := a.newMachine(t, "with-a-neighbours-token", nil)
 	p := a.newPeer(t, other.computer, a.asToken(free), other.name, other.providerID)
 	a.waits(t, verifier.ReasonTokenNotForMachine, p.hello(t))
-	// With both it is nobody's.
+	// A token of two machines belongs to neither.
 	update(t, a.client, other.config, func(o *bootstrapv1.KubeadmConfig) { o.Spec.JoinConfiguration.Discovery.BootstrapToken.Token = free })
-	harness.Eventually(t, 10*time.Second, "it is seen", func() bool { return a.refusesTry(t, p) == string(verifier.ReasonTokenNotForMachine) })
+	harness.Eventually(t, harness.Soon, "it is seen", func() bool { return a.refusesTry(t, p) == string(verifier.ReasonTokenNotForMachine) })
 	update(t, d.client, neighbour.config, func(o *bootstrapv1.KubeadmConfig) { o.Spec.JoinConfiguration.Discovery.BootstrapToken.Token = "" })
 	other.token = free
-	harness.Eventually(t, 10*time.Second, "it is one machine's", func() bool {
+	harness.Eventually(t, harness.Soon, "it is one machine's", func() bool {
 		_, err := other.attest(t.Context())
 		return err == nil
 	})
 	a.trusts(t, other.certificate)
 }
 
-// A record in the same namespace that is of another cluster says nothing here, whatever is in it.
+// A record of another cluster in the same namespace does not count here, with any content.
 func anothersRecord(t *testing.T, a, _, d *arena) {
 	victim := d.newMachine(t, "has-a-foreign-record", nil)
 	thief := victim.impostor(t)
@@ -958,7 +974,8 @@ func anothersRecord(t *testing.T, a, _, d *arena) {
 	if err := d.client.Create(t.Context(), planted.DeepCopy()); !isPlanted(err) {
 		t.Errorf("an administrator writes a record: %v", err)
 	}
-	if err := d.asController(t).Create(t.Context(), planted); err != nil { // as if the policy had been missing
+	// as if the policy had been missing
+	if err := d.asController(t).Create(t.Context(), planted); err != nil {
 		t.Fatal(err)
 	}
 	d.refuses(t, thief.peer(t), verifier.ReasonNodeNameMismatch)
@@ -969,8 +986,8 @@ func anothersRecord(t *testing.T, a, _, d *arena) {
 	}
 }
 
-// An operator who takes node names from what a platform reports takes them from guests, where the platform asks those. Two that have one name
-// have none.
+// An operator who takes node names from what a platform reports takes them from guests, where the
+// platform asks those. Two that have one name have none.
 func guestReportsHostname(t *testing.T, a, _, _ *arena) {
 	reports := func(name string) func(*machine) {
 		return func(m *machine) {
@@ -989,7 +1006,7 @@ func guestReportsHostname(t *testing.T, a, _, _ *arena) {
 	}
 	reported("thief.example.test")
 	var certificate []byte
-	harness.Eventually(t, 10*time.Second, "the name is one machine's", func() bool {
+	harness.Eventually(t, harness.Soon, "the name is one machine's", func() bool {
 		var err error
 		certificate, err = as(victim).try(t.Context())
 		return err == nil
@@ -1004,5 +1021,5 @@ func guestReportsHostname(t *testing.T, a, _, _ *arena) {
 	}
 	reported("without-a-machine")
 	p := a.newPeer(t, thief.computer, a.asToken(thief.token), "without-a-machine", thief.providerID)
-	harness.Eventually(t, 10*time.Second, "the Node is in the way", func() bool { return a.refusesTry(t, p) == string(verifier.ReasonNodeAlreadyRegistered) })
+	harness.Eventually(t, harness.Soon, "the Node is in the way", func() bool { return a.refusesTry(t, p) == string(verifier.ReasonNodeAlreadyRegistered) })
 }

@@ -21,8 +21,10 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
 )
 
-// Whoever may file requests files as much as the API server takes, under a signer of nobody's: more than fits into one answer of a reasonable
-// size. It keeps nobody from being served, neither by a controller that was there before nor by one that starts afterwards.
+// A client that may file requests files as many bytes as the API server accepts. The requests name
+// a signer that belongs to nobody, and do not fit into one answer of a reasonable size. Other
+// machines are served all the same, by a controller that ran before and by one that starts
+// afterwards.
 func TestBulkyRequestsOfOthers(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, shared.management)
@@ -40,7 +42,8 @@ func TestBulkyRequestsOfOthers(t *testing.T) {
 		t.Fatal(err)
 	}
 	bulk := append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}), bytes.Repeat([]byte("x"), 1<<20)...)
-	api, err := csr.NewClient(c.workload.AdminConfig()) // a machine's credential may not ask that signer
+	// a machine's credential may not ask that signer
+	api, err := csr.NewClient(c.workload.AdminConfig())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -32,9 +32,10 @@ import (
 // caInterval is how soon another CA is used.
 const caInterval = 15 * time.Second
 
-// While a CA is rotated, <cluster>-ca has the certificates of both. Whose key is there is who signs, wherever its certificate stands, and a key that
-// belongs to none of them signs nothing. Nor does one that the cluster's API server does not trust:
-// that is said in the cluster, and on the Cluster.
+// While a CA is rotated, <cluster>-ca has the certificates of both. Whose key is there is who
+// signs, wherever its certificate stands, and a key that belongs to none of them signs nothing. Nor
+// does one that the cluster's API server does not trust: that is said in the cluster, and on the
+// Cluster.
 func TestCARotation(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, shared.management)
@@ -74,11 +75,11 @@ func TestCARotation(t *testing.T) {
 	time.Sleep(time.Second)                // the CA is half a second old at most
 	other := c.newMachine(t, "other", nil) // each machine has a rate
 	waiting := other.begins(t)
-	harness.Eventually(t, 10*time.Second, "the condition says that the CA is not trusted", func() bool {
+	harness.Eventually(t, harness.Soon, "the condition says that the CA is not trusted", func() bool {
 		condition := conditionOf(t, c.workload.client, sources.ConditionUsable)
 		return condition.Status == corev1.ConditionFalse && condition.Reason == sources.ReasonCANotTrusted
 	})
-	harness.Eventually(t, 10*time.Second, "an Event on the Cluster says so", func() bool {
+	harness.Eventually(t, harness.Soon, "an Event on the Cluster says so", func() bool {
 		list := &eventsv1.EventList{}
 		if err := w.client.List(t.Context(), list, client.InNamespace(w.namespace)); err != nil {
 			t.Fatal(err)
@@ -91,7 +92,7 @@ func TestCARotation(t *testing.T) {
 	set(before, before)
 	waiting.ends(t)
 	other.signedBy(t, before)
-	harness.Eventually(t, 10*time.Second, "the condition says that it is", func() bool {
+	harness.Eventually(t, harness.Soon, "the condition says that it is", func() bool {
 		return conditionOf(t, c.workload.client, sources.ConditionUsable).Status == corev1.ConditionTrue
 	})
 	c.workload.trusts(t, before, after)
@@ -172,8 +173,9 @@ func (m *machine) signedBy(t *testing.T, ca *testbed.CA) {
 	}
 }
 
-// A cluster whose CA's key is kept elsewhere has its requests approved, and somebody else issues: who that is the operator has added to the policy,
-// for which the controller's own user stands here. The record knows what was issued.
+// The key of a cluster's CA is kept elsewhere. The controller approves the requests, and another
+// signer issues. The operator has added that signer to the policy. Here the controller's own user
+// plays the signer. The record knows what was issued.
 func TestExternalCA(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, shared.management)
@@ -182,7 +184,7 @@ func TestExternalCA(t *testing.T) {
 	other := w.newCluster(t, "internal", nil)
 	m := c.newMachine(t, "m", nil)
 	_, proof := m.peer(t).attests(t)
-	harness.Eventually(t, 10*time.Second, "it is approved", func() bool { return approved(c.get(t, proof.Name)) })
+	harness.Eventually(t, harness.Soon, "it is approved", func() bool { return approved(c.get(t, proof.Name)) })
 	other.newMachine(t, "other", nil).attests(t)
 	time.Sleep(2 * time.Second) // nothing may be issued without a key
 	if got := c.get(t, proof.Name); len(got.Status.Certificate) > 0 || reasonOf(got) != "" {
@@ -211,7 +213,7 @@ func TestExternalCA(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	harness.Eventually(t, 10*time.Second, "the certificate is noted", func() bool {
+	harness.Eventually(t, harness.Soon, "the certificate is noted", func() bool {
 		for _, noted := range m.record(t, m.name).Status.Certificates {
 			if noted.SHA256 == fingerprint && noted.Noted {
 				return true

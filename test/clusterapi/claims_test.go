@@ -5,7 +5,6 @@ package clusterapi
 import (
 	"fmt"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -17,7 +16,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
-// claimsNode registers a Node as the machine, with a provider ID of its choice: under NodeRestriction a node may say of itself what it wants.
+// claimsNode registers a Node as the machine, with a provider ID of its choice: under
+// NodeRestriction a node may say of itself what it wants.
 func (m *machine) claimsNode(t *testing.T, providerID string) {
 	t.Helper()
 	client, err := kubernetes.NewForConfig(m.credential())
@@ -30,7 +30,8 @@ func (m *machine) claimsNode(t *testing.T, providerID string) {
 	}
 }
 
-// A node tells the API server that it has another machine's provider ID, upon which Cluster API has that Machine refer to it. It gains nothing.
+// A node tells the API server that it has another machine's provider ID, upon which Cluster API has
+// that Machine refer to it. It gains nothing.
 func TestNodeClaimsAnotherProviderID(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, shared.management)
@@ -79,7 +80,7 @@ func (c *cluster) refusesTry(t *testing.T, p *peer) string {
 	hello := p.hello(t)
 	name := hello.Name
 	reason := ""
-	harness.Eventually(t, 20*time.Second, fmt.Sprintf("%s is refused as %s", p.ask.ProviderID, p.ask.NodeName), func() bool {
+	harness.Eventually(t, harness.Soon, fmt.Sprintf("%s is refused as %s", p.ask.ProviderID, p.ask.NodeName), func() bool {
 		got := c.get(t, name)
 		if len(got.Status.Certificate) > 0 {
 			t.Fatalf("%s as %s: it has a certificate", p.ask.ProviderID, p.ask.NodeName)

@@ -238,7 +238,8 @@ func (c *cluster) draft(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.ca = c.secret(secret.ClusterCA, map[string][]byte{secret.TLSCrtDataName: c.workload.ClientCA().CertPEM(), secret.TLSKeyDataName: key})
-	c.kubeconfig = c.secret(secret.Kubeconfig, nil) // its content, when it is known where the server is
+	// its content, when it is known where the server is
+	c.kubeconfig = c.secret(secret.Kubeconfig, nil)
 }
 
 func endpoint(t *testing.T, server string) clusterv1.APIEndpoint {
@@ -395,7 +396,7 @@ func (c *cluster) isLetGo(t *testing.T, controller *controllerprocess.Controller
 	}
 	before := times()
 	do()
-	harness.Eventually(t, 10*time.Second, "it is let go of", func() bool { return times() > before })
+	harness.Eventually(t, harness.Soon, "it is let go of", func() bool { return times() > before })
 }
 
 // isOf reports whether a request is among some.

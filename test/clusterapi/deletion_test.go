@@ -13,8 +13,9 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
-// A Machine that is being deleted drains for a while, and its node renews for an hour at most. When it is gone, so is its record, which takes
-// Kubernetes' garbage collector alone, and the hardware serves the next Machine.
+// A Machine that is being deleted drains for a while, and its node renews for an hour at most. When
+// it is gone, so is its record, which takes Kubernetes' garbage collector alone, and the hardware
+// serves the next Machine.
 func TestMachineDeleted(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, shared.management)
@@ -32,7 +33,8 @@ func TestMachineDeleted(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	harness.Eventually(t, 10*time.Second, "a renewal is for an hour at most", func() bool { // it is seen that it is being deleted
+	// it is seen that it is being deleted
+	harness.Eventually(t, harness.Soon, "a renewal is for an hour at most", func() bool {
 		m.attests(t)
 		return m.left(t) <= time.Hour
 	})

@@ -24,8 +24,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// shortLived has certificates live for ten minutes, and begin an hour in the past: of 70 minutes they have a seventh left, at which more than half of
-// them are due at once.
+// shortLived makes certificates valid for ten minutes from now, and backdates them by an hour. A
+// seventh of the 70 minutes is left, so more than half of the certificates are due at once.
 func shortLived(file map[string]any) {
 	file["lifetimes"] = map[string]any{"default": "10m", "min": "10m", "max": "10m", "backdate": "1h"}
 	file["rates"] = map[string]any{"perMachine": map[string]any{"every": "100ms", "burst": 100}}
@@ -37,8 +37,9 @@ func onInfra(m *machine) {
 	m.infra.SetAnnotations(map[string]string{attestation.AnnotationEK: "sha256:" + m.ek})
 }
 
-// The plugin gets its first certificate, and renews it with itself. All that the controller does in the workload cluster it does as the user
-// that the policies there name, and nothing as the administrator, whose credential it was given.
+// The plugin gets its first certificate, and uses it to renew. In the workload cluster, the
+// controller does everything as the user that the policies there name. It does nothing as the
+// administrator, although it was given the administrator's credential.
 func TestEnrolmentAndRenewal(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, shared.management)
@@ -63,7 +64,7 @@ func TestEnrolmentAndRenewal(t *testing.T) {
 				r = m.enrols(t)
 			}
 			first := r.Leaf
-			harness.Eventually(t, 15*time.Second, "the renewed certificate is printed", func() bool {
+			harness.Eventually(t, harness.Soon, "the renewed certificate is printed", func() bool {
 				return !bytes.Equal(first.Raw, m.enrols(t).Leaf.Raw)
 			})
 			if n := len(c.renewals(t, name)); n != 1 {
@@ -115,7 +116,7 @@ func (m *machine) remembered(t *testing.T) *v1alpha1.NodeAttestation {
 func (m *machine) reported(t *testing.T, record *v1alpha1.NodeAttestation) {
 	t.Helper()
 	issued := "issued a certificate for node " + m.name + " to machine " + m.name + ", "
-	harness.Eventually(t, 15*time.Second, "Events on record and Machine", func() bool {
+	harness.Eventually(t, harness.Soon, "Events on record and Machine", func() bool {
 		list := &eventsv1.EventList{}
 		if err := m.client.List(t.Context(), list, client.InNamespace(m.namespace)); err != nil {
 			t.Fatal(err)

@@ -80,7 +80,8 @@ var lates = []late{
 		m.config = m.late.config
 		m.putConfig(t, m.config, m.owner())
 	}},
-	// As Cluster API does it: the config is there, and a token is put into it when the control plane is.
+	// As Cluster API does it: the config is there, and a token is put into it when the control
+	// plane is.
 	{"token", func(m *machine) {
 		m.config.Spec.JoinConfiguration.Discovery.BootstrapToken.Token = ""
 	}, func(t *testing.T, m *machine) {
@@ -90,7 +91,8 @@ var lates = []late{
 	}},
 }
 
-// Whatever comes late is awaited, and what depends on it decided soon after: a slow platform denies no machine.
+// Whatever comes late is awaited, and what depends on it decided soon after: a slow platform denies
+// no machine.
 func TestLate(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, shared.management)

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package clusterapi tests node-attestation-controller as it is shipped in Cluster API management clusters: real API servers with Cluster API's own
-// CustomResourceDefinitions, whose controllers do not run, since each test plays them; workload clusters, each with an API server of its own;
-// the real plugin with software TPMs.
+// Package clusterapi tests the shipped node-attestation-controller in Cluster API management
+// clusters. It uses real API servers with Cluster API's own CustomResourceDefinitions. Cluster
+// API's controllers do not run: each test plays them. Each workload cluster has an API server of
+// its own. The plugin is the real one, with software TPMs.
 //
 //	w := newWorld(t, shared.management)     // a namespace
-//	c := w.newCluster(t, "c", nil)          // a Cluster with an API server, and the Secrets that Cluster API makes
+//	c := w.newCluster(t, "c", nil)          // a Cluster, its API server and its Secrets
 //	w.start(t, nil)                         // the controller, for that namespace
 //	m := c.newMachine(t, "m", nil)          // a computer with a TPM, and its Machine
 //	m.enrols(t)                             // by the plugin
@@ -62,7 +63,7 @@ func TestMain(m *testing.M) {
 				testbed.GoBuild(ctx, module, b.plugin, "./cmd/kubelet-authenticator"), controllerprocess.Build(ctx, module, b.controller),
 			)
 		})
-		go func() { _ = b.built() }() // whoever needs it asks again
+		go func() { _ = b.built() }() // a test that needs it asks again
 		return b.setUp(ctx, cp)
 	}))
 }
@@ -75,7 +76,8 @@ func (b *bed) setUp(ctx context.Context, cp *testbed.ControlPlane) (err error) {
 	return err
 }
 
-// world is one test's part of a management cluster: a namespace, its clusters, and the controllers that serve it.
+// world is one test's part of a management cluster: a namespace, its clusters, and the controllers
+// that serve it.
 type world struct {
 	*management
 	namespace string
@@ -85,7 +87,8 @@ type world struct {
 	workloads   []*workload
 }
 
-// newWorld makes a namespace. When the test has ended, first all controllers end, and then others may have the workload clusters.
+// newWorld makes a namespace. When the test has ended, first all controllers end, and then others
+// may have the workload clusters.
 func newWorld(t *testing.T, m *management) *world {
 	t.Helper()
 	w := &world{management: m, namespace: m.newNamespace(t)}

@@ -19,7 +19,8 @@ import (
 // clusters is how many one controller serves.
 const clusters = 20
 
-// attestAll has machines attest, four at a time, and returns how long each took, the shortest first.
+// attestAll has machines attest, four at a time, and returns how long each took, the shortest
+// first.
 func attestAll(t *testing.T, what string, machines []*machine) []time.Duration {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -59,8 +60,9 @@ func attestAll(t *testing.T, what string, machines []*machine) []time.Duration {
 	return took
 }
 
-// One controller serves twenty clusters. When it can no longer reach one, and packets to it are swallowed, which is worse than a refusal, the others
-// wait for nothing: not while it runs, and not when it is started then. Alone, since it measures.
+// One controller serves twenty clusters. Then packets to one of them are dropped, which is worse
+// than a refusal. The other clusters are not delayed, neither while the controller runs nor when it
+// is started then. The test runs alone, since it measures.
 func TestManyClustersAndABlackHole(t *testing.T) {
 	begun := time.Now()
 	if err := shared.workloads.fill(t.Context(), clusters); err != nil {
@@ -111,8 +113,9 @@ func TestManyClustersAndABlackHole(t *testing.T) {
 	})
 }
 
-// notDelayed compares how long certificates take while all clusters are there, and while one is away. The machine may be busy with something else
-// just then: what really delays does so each time.
+// notDelayed compares how long certificates take while all clusters are there, and while one is
+// away. The machine may be busy with something else just then: what really delays does so each
+// time.
 func notDelayed(t *testing.T, measure func(away bool) []time.Duration) {
 	t.Helper()
 	for n := 1; ; n++ {
@@ -129,7 +132,8 @@ func notDelayed(t *testing.T, measure func(away bool) []time.Duration) {
 	}
 }
 
-// returns is how soon a cluster is served again that could not be reached for long: it is tried each half a minute, for ten seconds.
+// returns is how soon the controller serves a cluster again that was unreachable for long. It tries
+// such a cluster every half minute, for ten seconds.
 const returns = 45 * time.Second
 
 // A cluster that is lost when the controller starts is found when it returns.

@@ -84,14 +84,17 @@ func mover(t *testing.T, namespace string, from, to *management) func() error {
 	}
 }
 
-// What clusterctl moves lacks its status, which has to be found out anew by the controllers at the target. Until the test has played them, machines
-// wait; then they renew with the certificates that they had, and nothing is attested for the first time.
+// The objects that clusterctl moves lack their status. The controllers at the target have to find
+// it out again. Until the test has played those controllers, machines wait. Then they renew with
+// the certificates that they had, and nothing is attested for the first time.
 func TestMove(t *testing.T) {
 	t.Parallel()
-	elected := func(file map[string]any) { delete(file, "leaderElection") } // the only one on the first management cluster
+	// the only one on the first management cluster
+	elected := func(file map[string]any) { delete(file, "leaderElection") }
 	source := newWorld(t, shared.management)
 	c := source.newCluster(t, "workload", nil)
-	applyKustomization(t, c.workload.ControlPlane, "workload-revocation") // before the controller uses it
+	// before the controller uses it
+	applyKustomization(t, c.workload.ControlPlane, "workload-revocation")
 	old := source.start(t, elected, "--revocation")
 	m, other := c.newMachine(t, "m", nil), c.newMachine(t, "other", nil)
 	for _, m := range []*machine{m, other} {
@@ -107,7 +110,7 @@ func TestMove(t *testing.T) {
 		err := writesNode(t, stolen, "m")
 		return apierrors.IsForbidden(err) && strings.Contains(err.Error(), attestation.MessageRevoked)
 	}
-	harness.Eventually(t, 10*time.Second, "the stolen key is refused", isRevoked)
+	harness.Eventually(t, harness.Soon, "the stolen key is refused", isRevoked)
 	m.attests(t)
 	revoked := source.revoked(t, c)
 	before, identity := m.remembered(t), c.identity(t)
@@ -115,7 +118,8 @@ func TestMove(t *testing.T) {
 	target.ends(t)
 	target.admitMover(t)
 
-	// While clusterctl waits for an object that is not to be moved yet, the Cluster is paused already: the old controller does nothing more.
+	// While clusterctl waits for an object that is not to be moved yet, the Cluster is paused
+	// already: the old controller does nothing more.
 	update(t, source.client, m.infra, func(o *unstructured.Unstructured) { o.SetAnnotations(map[string]string{blockMove: "true"}) })
 	move, moved := mover(t, source.namespace, source.management, target.management), make(chan error, 1)
 	c.isLetGo(t, old, func() {
@@ -189,8 +193,8 @@ func (w *world) revoked(t *testing.T, c *cluster) []v1alpha1.RevokedCertificate 
 }
 
 // admitMover lets an administrator, as whom clusterctl runs, write records and lists of revoked
-// certificates, by the change that docs/integration/cluster-api.md describes. Without it the policies
-// keep everybody but the controller from that.
+// certificates, by the change that docs/integration/cluster-api.md describes. Without it the
+// policies keep everybody but the controller from that.
 func (w *world) admitMover(t *testing.T) {
 	t.Helper()
 	record := &v1alpha1.NodeAttestation{
@@ -200,7 +204,7 @@ func (w *world) admitMover(t *testing.T) {
 		},
 	}
 	may := func() error { return w.client.Create(t.Context(), record.DeepCopy(), client.DryRunAll) }
-	harness.Eventually(t, 20*time.Second, "nobody but the controller writes records", func() bool { return isPlanted(may()) })
+	harness.Eventually(t, harness.Soon, "nobody but the controller writes records", func() bool { return isPlanted(may()) })
 	for _, name := range []string{"node-attestation-revocation-slices", recordsPolicy} {
 		policy := &admissionv1.ValidatingAdmissionPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}}
 		update(t, w.client, policy, func(p *admissionv1.ValidatingAdmissionPolicy) {
@@ -211,7 +215,7 @@ func (w *world) admitMover(t *testing.T) {
 			}
 		})
 	}
-	harness.Eventually(t, 20*time.Second, "clusterctl may write records", func() bool { return may() == nil })
+	harness.Eventually(t, harness.Soon, "clusterctl may write records", func() bool { return may() == nil })
 }
 
 // whoAmI is who an administrator's requests come from.
@@ -226,7 +230,8 @@ func (w *world) whoAmI(t *testing.T) string {
 
 const blockMove = "clusterctl.cluster.x-k8s.io/block-move"
 
-// arrive has a cluster be at another management cluster, with the status that Cluster API finds out.
+// arrive has a cluster be at another management cluster, with the status that Cluster API finds
+// out.
 func (c *cluster) arrive(t *testing.T, at *world) {
 	t.Helper()
 	status := c.object.Status

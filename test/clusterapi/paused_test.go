@@ -19,7 +19,8 @@ func paused(o metav1.Object) {
 	o.SetAnnotations(annotations)
 }
 
-// While somebody has said that they work on it by hand, nothing is decided, and afterwards all that has waited.
+// While somebody has said that they work on it by hand, nothing is decided, and afterwards all that
+// has waited.
 func TestPaused(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, shared.management)
@@ -41,7 +42,8 @@ func TestPaused(t *testing.T) {
 			update(t, c.client, c.object, how.unpause)
 			a.follows(t, "unpaused", since)
 
-			// One that is served is let go of. What is filed then waits, renewals and first requests alike.
+			// One that is served is let go of. What is filed then waits, renewals and first
+			// requests alike.
 			c.isLetGo(t, controller, func() { update(t, c.client, c.object, how.pause) })
 			filed := c.requests(t)
 			renewal, second := first.begins(t), c.newMachine(t, "second-"+how.name, nil).begins(t)
@@ -75,7 +77,8 @@ func TestPausedMachine(t *testing.T) {
 	a.follows(t, "the Machine is unpaused", since)
 }
 
-// Clusters that are another controller's are left to it: by the label that Cluster API's controllers are divided by, or by namespaces.
+// Clusters that are another controller's are left to it: by the label that Cluster API's
+// controllers are divided by, or by namespaces.
 func TestOthersClusters(t *testing.T) {
 	t.Parallel()
 	for name, filter := range map[string]struct {

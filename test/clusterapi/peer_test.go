@@ -21,7 +21,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
-// peer does by hand what the plugin does: whoever attacks does it out of turn.
+// peer does by hand what the plugin does. An attacker does it in another order.
 type peer struct {
 	*cluster
 	hardware *computer
@@ -147,7 +147,7 @@ func (p *peer) hello(t *testing.T) *certificatesv1.CertificateSigningRequest {
 // challenged waits until a hello is answered.
 func (p *peer) challenged(t *testing.T, hello *certificatesv1.CertificateSigningRequest) *certificatesv1.CertificateSigningRequest {
 	t.Helper()
-	harness.Eventually(t, 20*time.Second, "the hello is answered", func() bool {
+	harness.Eventually(t, harness.Soon, "the hello is answered", func() bool {
 		hello = p.get(t, hello.Name)
 		if reason := reasonOf(hello); reason != "" {
 			t.Fatalf("the hello was refused: %s: %s", reason, hello.Status.Conditions[0].Message)
@@ -157,8 +157,9 @@ func (p *peer) challenged(t *testing.T, hello *certificatesv1.CertificateSigning
 	return hello
 }
 
-// catchesUp waits until the controller has seen what was done to Machines and KubeadmConfigs: one watch tells of all of a kind, in their order, and of
-// a new Machine, whose hello is answered, last. change is for that one.
+// catchesUp waits until the controller has seen all changes of Machines and KubeadmConfigs. One
+// watch delivers the events of one kind in their order. So it makes a new Machine last, and waits
+// until the controller answers that machine's hello. change applies to the new Machine.
 func (c *cluster) catchesUp(t *testing.T, change func(*machine)) {
 	t.Helper()
 	p := c.newMachine(t, unique("last"), change).peer(t)
@@ -234,8 +235,8 @@ func (p *peer) try(ctx context.Context) ([]byte, error) {
 	return decision.Certificate, nil
 }
 
-// attest gets a certificate as the plugin's worker does, and returns how long that took; it is a renewal from the second time on. It may run in a
-// goroutine of its own.
+// attest gets a certificate as the plugin's worker does, and returns how long that took; it is a
+// renewal from the second time on. It may run in a goroutine of its own.
 func (m *machine) attest(ctx context.Context) (time.Duration, error) {
 	p, err := m.peerOf(m.computer, m.credential(), m.name, m.providerID)
 	if err != nil {

@@ -99,12 +99,12 @@ func TestPoliciesOfAWorkloadCluster(t *testing.T) {
 	if err := api.Delete(t.Context(), &admissionv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: policy}}); err != nil {
 		t.Fatal(err)
 	}
-	harness.Eventually(t, 10*time.Second, "the condition says that one is missing", func() bool {
+	harness.Eventually(t, harness.Soon, "the condition says that one is missing", func() bool {
 		condition := inForce(t, api)
 		return condition.Status == corev1.ConditionFalse && strings.Contains(condition.Message, policy+": "+preflight.PolicyMissing)
 	})
-	harness.Eventually(t, 10*time.Second, "an Event on the Cluster says so", func() bool { return said(preflight.ReasonPoliciesNotInForce) })
+	harness.Eventually(t, harness.Soon, "an Event on the Cluster says so", func() bool { return said(preflight.ReasonPoliciesNotInForce) })
 	restore()
-	harness.Eventually(t, 10*time.Second, "the policies are in force again", func() bool { return inForce(t, api).Status == corev1.ConditionTrue })
-	harness.Eventually(t, 10*time.Second, "the management cluster's are, too", func() bool { return inForce(t, w.client).Status == corev1.ConditionTrue })
+	harness.Eventually(t, harness.Soon, "the policies are in force again", func() bool { return inForce(t, api).Status == corev1.ConditionTrue })
+	harness.Eventually(t, harness.Soon, "the management cluster's are, too", func() bool { return inForce(t, w.client).Status == corev1.ConditionTrue })
 }

@@ -80,8 +80,9 @@ func (m *machine) entry(t *testing.T) []byte {
 	return append([]byte("---\n"), out...)
 }
 
-// The machines of a pool come and go without anybody making them a token: they have a static credential that lets them file requests and nothing
-// else, which ends the race between the token in their boot data and its rotation. Which EK belongs to which provider ID is in an inventory.
+// The machines of a pool come and go, and nobody makes a token for them. They have a static
+// credential that lets them file requests and nothing else. So there is no race between a token in
+// their boot data and its rotation. An inventory maps provider IDs to EKs.
 func TestMachinePool(t *testing.T) {
 	t.Parallel()
 	const user, group = "pool-bootstrapper", "example.test:pool-bootstrappers"
@@ -167,7 +168,8 @@ func inventoried(path string) func(map[string]any) {
 	}
 }
 
-// A token in a pool's boot data was made for no one machine: where tokens count, its instances cannot show one.
+// A token in a pool's boot data was made for no one machine: where tokens count, its instances
+// cannot show one.
 func TestMachinePoolToken(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, shared.management)
@@ -184,7 +186,8 @@ func TestMachinePoolToken(t *testing.T) {
 	}
 }
 
-// bindGroup lets a group file requests and watch its own, with the role that the manifests have for that.
+// bindGroup lets a group file requests and watch its own, with the role that the manifests have for
+// that.
 func (c *cluster) bindGroup(t *testing.T, group string) {
 	t.Helper()
 	t.Cleanup(func() {

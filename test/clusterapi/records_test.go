@@ -73,7 +73,7 @@ func TestTenantPlantsARecord(t *testing.T) {
 		},
 	}
 	planted.OwnerReferences = []metav1.OwnerReference{victim.owner()}
-	harness.Eventually(t, 10*time.Second, "the tenant has his rights", func() bool {
+	harness.Eventually(t, harness.Soon, "the tenant has his rights", func() bool {
 		return tenant.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: meta}) == nil
 	})
 	if err := tenant.Create(t.Context(), planted.DeepCopy()); !isPlanted(err) {

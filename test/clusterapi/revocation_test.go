@@ -38,8 +38,9 @@ func writesNode(t *testing.T, config *rest.Config, name string) error {
 	return api.Patch(t.Context(), object, client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"annotations":{"a":"`+time.Now().String()+`"}}}`)))
 }
 
-// Two Clusters in one namespace. A key of one is revoked, and a machine suspended: the policies of that workload cluster refuse it,
-// and nothing changes in the other. The lists are owned by the Cluster.
+// Two Clusters in one namespace. A key of one is revoked, and a machine suspended: the policies of
+// that workload cluster refuse it, and nothing changes in the other. The lists are owned by the
+// Cluster.
 func TestRevocation(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, shared.management)
@@ -59,7 +60,7 @@ func TestRevocation(t *testing.T) {
 	refused := func(message string) {
 		t.Helper()
 		began := time.Now()
-		harness.Eventually(t, 10*time.Second, message, func() bool {
+		harness.Eventually(t, harness.Soon, message, func() bool {
 			err := writesNode(t, stolen, "m")
 			return apierrors.IsForbidden(err) && strings.Contains(err.Error(), message)
 		})

@@ -36,7 +36,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/oddrequest"
 )
 
-// The signers of serving certificates: for one the controller approves, for the other it issues, too.
+// The signers of serving certificates: for one the controller approves, for the other it issues,
+// too.
 const (
 	stockServing = certificatesv1.KubeletServingSignerName
 	ownServing   = "cluster.x-k8s.io/kubelet-serving-tpm"
@@ -66,7 +67,8 @@ func readOptional(t *testing.T) (objects []*unstructured.Unstructured) {
 	return objects
 }
 
-// allowServing installs the optional manifests. The function that it returns takes them away again, once there is no controller that would miss them.
+// allowServing installs the optional manifests. The function that it returns takes them away again,
+// once there is no controller that would miss them.
 func (c *cluster) allowServing(t *testing.T) (undo func()) {
 	t.Helper()
 	objects := readOptional(t)
@@ -76,7 +78,7 @@ func (c *cluster) allowServing(t *testing.T) (undo func()) {
 		}
 	}
 	for _, signer := range []string{stockServing, ownServing} {
-		harness.Eventually(t, 10*time.Second, "the controller may approve under "+signer, func() bool {
+		harness.Eventually(t, harness.Soon, "the controller may approve under "+signer, func() bool {
 			approve := &authorizationv1.ResourceAttributes{Verb: "approve", Group: certificatesv1.GroupName, Resource: "signers", Name: signer}
 			review := &authorizationv1.SubjectAccessReview{
 				Spec: authorizationv1.SubjectAccessReviewSpec{User: controllerUser, ResourceAttributes: approve},
@@ -178,8 +180,10 @@ func at(addresses ...clusterv1.MachineAddress) func(*machine) {
 // endpointHost is where the workload cluster's API server is.
 const endpointHost = "api.workload.example.test"
 
-// A node that attested gets serving certificates for the addresses of its Machine, as soon as those are known; for no others, and nobody else does.
-// Under Kubernetes' own signer they are approved, and somebody else issues; under ours they are issued with the cluster's CA.
+// An attested node gets serving certificates for the addresses of its Machine, as soon as those are
+// known. It gets none for other addresses, and no other client gets one. Under Kubernetes' own
+// signer they are approved, and another signer issues. Under ours they are issued with the
+// cluster's CA.
 func TestServingCertificates(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, shared.management)
@@ -219,7 +223,7 @@ func TestServingCertificates(t *testing.T) {
 			{Type: clusterv1.MachineInternalIP, Address: "169.254.7.7"}, {Type: clusterv1.MachineInternalIP, Address: "fe80::7"},
 		}
 	})
-	harness.Eventually(t, 10*time.Second, "both are approved", func() bool { return approved(c.get(t, stock.Name)) && len(c.get(t, own.Name).Status.Certificate) > 0 })
+	harness.Eventually(t, harness.Soon, "both are approved", func() bool { return approved(c.get(t, stock.Name)) && len(c.get(t, own.Name).Status.Certificate) > 0 })
 	follows(t, "addresses", since)
 	for _, r := range []*certificatesv1.CertificateSigningRequest{stock, own} {
 		if got := c.get(t, r.Name).Status.Conditions; len(got) != 1 || got[0].Reason != string(controller.ReasonServing) {
@@ -315,7 +319,8 @@ func (c *cluster) refusesToServe(t *testing.T, signer string, m, other *machine)
 	}
 	if signer == ownServing {
 		asks = append(asks, ask{what: "filed by another node", s: names(m.name), as: other.credential(), want: verifier.ReasonRequesterNotAllowed})
-	} else if _, _, err := c.fileServing(t, other.credential(), signer, m.name, names(m.name)); !apierrors.IsForbidden(err) { // NodeRestriction knows that one
+	} else if _, _, err := c.fileServing(t, other.credential(), signer, m.name, names(m.name)); !apierrors.IsForbidden(err) {
+		// NodeRestriction knows that one
 		t.Errorf("filed by another node: %v", err)
 	}
 	filed := make([]*certificatesv1.CertificateSigningRequest, len(asks))
@@ -338,7 +343,8 @@ func (c *cluster) refusesToServe(t *testing.T, signer string, m, other *machine)
 	c.waits(t, verifier.ReasonMachineNotFound, waiting)
 }
 
-// A machine whose platform reports what the guest says may report another's address. Then nobody serves under it.
+// A machine whose platform reports what the guest says may report another's address. Then nobody
+// serves under it.
 func (c *cluster) refusesSharedAddresses(t *testing.T, m, other *machine) {
 	t.Helper()
 	updateStatus(t, c.client, other.object, func(o *clusterv1.Machine) {
@@ -354,5 +360,5 @@ func (c *cluster) refusesSharedAddresses(t *testing.T, m, other *machine) {
 		c.refused(t, filed, string(verifier.ReasonAddressMismatch))
 	}
 	filed, _ := c.asksToServe(t, other.credential(), ownServing, other.name, serves{names: []string{other.name}, ips: []string{"192.0.2.20"}})
-	harness.Eventually(t, 10*time.Second, "its own is its own", func() bool { return len(c.get(t, filed.Name).Status.Certificate) > 0 })
+	harness.Eventually(t, harness.Soon, "its own is its own", func() bool { return len(c.get(t, filed.Name).Status.Certificate) > 0 })
 }

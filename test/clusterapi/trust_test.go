@@ -24,7 +24,8 @@ import (
 // unnamed has nothing say which EK the machine has.
 func unnamed(m *machine) { m.object.Annotations = nil }
 
-// Where no source of EKs is configured, a new Machine's token speaks for the TPM that comes with it.
+// Where no source of EKs is configured, a new Machine's token speaks for the TPM that comes with
+// it.
 func TestTrustOnFirstUse(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, shared.management)
@@ -145,8 +146,9 @@ func TestTrustOnFirstUse(t *testing.T) {
 	t.Run("with roots", func(t *testing.T) { trustWithRoots(t, c) })
 }
 
-// Whoever has a Machine's token and knows its provider ID, and is first, becomes its node with a TPM of his own: the token's secrecy is all there is.
-// The machine itself is then refused, and that is when the operator sees it.
+// A client that has a Machine's token, knows its provider ID, and is first, becomes its node with a
+// TPM of its own. Only the token's secrecy protects against that. The machine itself is then
+// refused, and that is when the operator sees it.
 func whoeverIsFirst(t *testing.T, c *cluster) {
 	victim := c.newMachine(t, "robbed", unnamed)
 	thief := victim.impostor(t)
@@ -164,14 +166,14 @@ func whoeverIsFirst(t *testing.T, c *cluster) {
 	if len(refused) != 1 {
 		t.Fatalf("%d requests of the machine were refused for what its record says", len(refused))
 	}
-	harness.Eventually(t, 10*time.Second, "there is an Event", func() bool { return c.said(t, refused[0].Name, verifier.ReasonIdentityBound) })
+	harness.Eventually(t, harness.Soon, "there is an Event", func() bool { return c.said(t, refused[0].Name, verifier.ReasonIdentityBound) })
 	if after := victim.version(t); after != record.ResourceVersion {
 		t.Error("the record was written")
 	}
 }
 
-// With the makers' roots configured an EK needs a certificate of theirs on first use, too; and a machine whose EK is named is not for whoever comes
-// with another.
+// With the makers' roots configured, an EK needs a certificate of theirs on first use, too. If a
+// machine's EK is named, no other EK can become that machine.
 func trustWithRoots(t *testing.T, c *cluster) {
 	genuine := c.newMachine(t, "of-a-known-maker", unnamed)
 	genuine.attests(t)
@@ -261,6 +263,6 @@ func (c *cluster) filedWith(t *testing.T, token string) (filed []certificatesv1.
 // filed waits for the machine's first request.
 func (m *machine) filed(t *testing.T) *certificatesv1.CertificateSigningRequest {
 	t.Helper()
-	harness.Eventually(t, 10*time.Second, "its hello is there", func() bool { return len(m.filedWith(t, m.token)) > 0 })
+	harness.Eventually(t, harness.Soon, "its hello is there", func() bool { return len(m.filedWith(t, m.token)) > 0 })
 	return &m.filedWith(t, m.token)[0]
 }

@@ -28,7 +28,7 @@ type upgraded struct {
 	*world
 	workload   *workload
 	controller *controllerprocess.Controller
-	// binary is the path of the controller's program, whichever release that is.
+	// binary is the path of the controller's program, of any release.
 	binary string
 }
 

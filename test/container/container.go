@@ -20,12 +20,11 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// enter does what a container runtime does, as far as the program can see: it starts it from the
-// image alone, read-only, as the image's user, without privileges or a way to get any, and with the
-// image's environment. $1 is the root, $2 the user, the rest the program and its arguments. There
-// is less than in a container: no /proc, no /dev, no /sys, no /etc/resolv.conf. The shell is the
-// first process of its namespace: if the tests die, so do both, though the change of user has taken
-// the program's own tie to its parent.
+// enter starts the program like a container runtime: from the read-only image alone, as the image's
+// user, and with the image's environment. The program has no privileges and cannot get any. $1 is
+// the root, $2 the user, the rest the program and its arguments. There is less than in a container:
+// no /proc, no /dev, no /sys, no /etc/resolv.conf. The shell is the first process of its namespace.
+// So both die with the tests, although the change of user cleared the program's Pdeathsig.
 const enter = `
 mount --bind "$1" "$1"
 mount -o remount,bind,ro,nosuid,nodev "$1"

@@ -110,7 +110,8 @@ func evidenceIn(t *testing.T, object *certificatesv1.CertificateSigningRequest) 
 	return content.Data
 }
 
-// acmeInventory writes an inventory with one machine of each instance, under the provider IDs given.
+// acmeInventory writes an inventory with one machine of each instance, under the provider IDs
+// given.
 func (f *fleet) acmeInventory(t *testing.T, machines map[string]*instance) {
 	t.Helper()
 	var list strings.Builder
@@ -143,8 +144,8 @@ func newAcmeFleet(t *testing.T, platformKey ed25519.PrivateKey) *fleet {
 	})
 }
 
-// The example's two halves: the honest node gets its certificate, and whoever copies its evidence, be it another node with a certificate of its
-// own, gets none.
+// The example's two halves together. The honest node gets its certificate. A client that copies its
+// evidence gets none, even if it is another node with a certificate of its own.
 func TestAcmePair(t *testing.T) {
 	platformKey := newPlatform(t)
 	f := newAcmeFleet(t, platformKey)
@@ -165,7 +166,8 @@ func TestAcmePair(t *testing.T) {
 
 	// The thief has a copy of the first request, with the victim's own token even.
 	stolen := evidenceIn(t, f.get(t, first.Name))
-	f.refused(t, honest.files(t, csr.NewName(), stolen), string(acme.ReasonRequest)) // the victim's key under another name
+	// the victim's key under another name
+	f.refused(t, honest.files(t, csr.NewName(), stolen), string(acme.ReasonRequest))
 	posing := &instance{fleet: f, node: honest.node, nodeName: "acme-1", token: honest.token}
 	if posing.key, _, err = csr.NewKey(); err != nil {
 		t.Fatal(err)
@@ -173,7 +175,8 @@ func TestAcmePair(t *testing.T) {
 	if posing.pkcs10, err = csr.PKCS10(csr.Identity{NodeName: "acme-1", ProviderID: "acme://i-1"}, posing.key); err != nil {
 		t.Fatal(err)
 	}
-	f.refused(t, posing.files(t, csr.NewName(), stolen), string(acme.ReasonRequest)) // a key of its own
+	// a key of its own
+	f.refused(t, posing.files(t, csr.NewName(), stolen), string(acme.ReasonRequest))
 	// Under the very name that the victim used, once that is gone.
 	if err := f.client.Delete(t.Context(), f.get(t, first.Name)); err != nil {
 		t.Fatal(err)
@@ -186,7 +189,7 @@ func TestAcmePair(t *testing.T) {
 	f.refused(t, posing.files(t, again, posing.evidence(t, again)), string(verifier.ReasonTokenNotForMachine))
 	posing.token, again = thief.token, csr.NewName()
 	f.refused(t, posing.files(t, again, posing.evidence(t, again)), string(verifier.ReasonProviderIDMismatch))
-	// Its own platform says whatever it wants.
+	// The forger's own platform signs any statement.
 	forger := f.newInstance(t, newPlatform(t), "i-1", "acme-1")
 	forged := csr.NewName()
 	f.refused(t, forger.filesAs(t, f.clientOf(t, honest.token), forged, forger.evidence(t, forged)), string(acme.ReasonSignature))
@@ -214,7 +217,8 @@ func TestAcmePair(t *testing.T) {
 	}
 }
 
-// An instance that was replaced is no machine any more, and the one in its place is another, though it has its node name.
+// An instance that was replaced is no machine any more, and the one in its place is another, though
+// it has its node name.
 func TestAcmeInstanceIsReplaced(t *testing.T) {
 	platformKey := newPlatform(t)
 	f := newAcmeFleet(t, platformKey)
@@ -229,7 +233,7 @@ func TestAcmeInstanceIsReplaced(t *testing.T) {
 	f.refused(t, replacement.files(t, name, replacement.evidence(t, name)), string(verifier.ReasonIdentityBound))
 	name = csr.NewName()
 	waits := old.files(t, name, old.evidence(t, name))
-	harness.Eventually(t, 10*time.Second, "it is said what the old one waits for", func() bool {
+	harness.Eventually(t, harness.Soon, "it is said what the old one waits for", func() bool {
 		return f.said(t, waits, string(verifier.ReasonAttestationUnavailable))
 	})
 	if got := f.get(t, waits.Name); len(got.Status.Conditions) > 0 {
@@ -263,7 +267,8 @@ const (
 	acmeAccount   = "node-attestation-controller-acme"
 )
 
-// The example's own program, as an infrastructure provider runs it, on the rights of its service account.
+// The example's own program, as an infrastructure provider runs it, on the rights of its service
+// account.
 func TestAcmeProgram(t *testing.T) {
 	platformKey := newPlatform(t)
 	f := newFleet(t, nil) // its own controller takes no notice of this signer
@@ -312,7 +317,8 @@ func TestAcmeProgram(t *testing.T) {
 	}
 }
 
-// acmeIdentity gives the example's program its rights, and returns the kubeconfig of its service account.
+// acmeIdentity gives the example's program its rights, and returns the kubeconfig of its service
+// account.
 func (f *fleet) acmeIdentity(t *testing.T) string {
 	t.Helper()
 	manifest := filepath.Join(acmeManifests, "controller.yaml")
@@ -335,8 +341,8 @@ func (f *fleet) acmeIdentity(t *testing.T) string {
 	return path
 }
 
-// The example's overlay fits the policies as they are: the API server takes them, each with both controllers, and with the example's signer
-// wherever there is a list of signers.
+// The example's overlay fits the policies as they are. The API server accepts them. Each names both
+// controllers, and each list of signers has the example's signer.
 func TestAcmePolicies(t *testing.T) {
 	admin := shared.admin(t)
 	rendered, err := shared.RunKubectl(t.Context(), admin, "kustomize", acmeManifests)

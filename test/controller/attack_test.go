@@ -90,7 +90,8 @@ func TestClaimsOfAnotherMachine(t *testing.T) {
 		f.refused(t, f.newPeer(t, a.chip, credential, b.name, b.name).hello(t), string(verifier.ReasonRequesterNotAllowed))
 		f.refused(t, f.newPeer(t, b.chip, credential, b.name, b.name).hello(t), string(verifier.ReasonRequesterNotAllowed))
 	})
-	t.Run("EK", func(t *testing.T) { // the hello says what any node can read in a hello: B's EK, and B's AK or A's
+	// the hello says what any node can read in a hello: B's EK, and B's AK or A's
+	t.Run("EK", func(t *testing.T) {
 		for name, ak := range map[string]*machine{"and AK": b, "with own AK": a} {
 			theirs, own := f.newPeer(t, b.chip, token, b.name, b.name), f.newPeer(t, ak.chip, token, b.name, b.name)
 			document := hello(t, theirs)
@@ -101,7 +102,8 @@ func TestClaimsOfAnotherMachine(t *testing.T) {
 			}
 			attacker := f.newPeer(t, a.chip, token, b.name, b.name)
 			challenged := attacker.challenged(t, attacker.file(t, attacker.object(t, attestation.HelloSignerName, data)))
-			// A's TPM cannot open the challenge. It answers one of its own, and says that it was this.
+			// A's TPM cannot open the challenge. It answers one of its own, and says that it was
+			// this.
 			answer, err := attestation.ParseProof(documentOf(t, proofOf(t, f.newPeer(t, a.chip, f.asToken(a.token), a.name, a.name))))
 			if err != nil {
 				t.Fatal(err)
@@ -111,7 +113,7 @@ func TestClaimsOfAnotherMachine(t *testing.T) {
 				t.Fatal(err)
 			}
 			proof := attacker.file(t, attacker.object(t, tpm.SignerName, data))
-			harness.Eventually(t, 10*time.Second, "the proof is denied", func() bool { return reasonOf(f.get(t, proof.Name)) != "" })
+			harness.Eventually(t, harness.Soon, "the proof is denied", func() bool { return reasonOf(f.get(t, proof.Name)) != "" })
 			if got := f.get(t, proof.Name); !strings.HasPrefix(reasonOf(got), "Attestation") {
 				t.Errorf("%s: %+v", name, got.Status.Conditions)
 			}
@@ -153,7 +155,8 @@ func documentOf(t *testing.T, object *certificatesv1.CertificateSigningRequest) 
 	return content.Data
 }
 
-// A bootstrapper copies every request as soon as it sees it, with the victim's own token, under other names.
+// A bootstrapper copies every request as soon as it sees it, with the victim's own token, under
+// other names.
 func TestEveryRequestIsCopied(t *testing.T) {
 	f := newFleet(t, nil)
 	var machines []*machine
@@ -194,7 +197,7 @@ func TestEveryRequestIsCopied(t *testing.T) {
 		leaves = append(leaves, m.enrols(t).Leaf)
 	}
 	var proofs int
-	harness.Eventually(t, 20*time.Second, "all are copied", func() bool { return len(f.all(t)) == 4*len(machines) })
+	harness.Eventually(t, harness.Soon, "all are copied", func() bool { return len(f.all(t)) == 4*len(machines) })
 	cancel()
 	watch.Stop()
 	<-ended
@@ -219,7 +222,8 @@ func TestEveryRequestIsCopied(t *testing.T) {
 // floodLimit is how long an enrolment may take beside a flood.
 const floodLimit = time.Minute
 
-// Two hundred hellos in the victim's name, with the victim's token: half of them by another TPM, half with the victim's own hello.
+// Two hundred hellos in the victim's name, with the victim's token: half of them by another TPM,
+// half with the victim's own hello.
 func TestFloodOfHellos(t *testing.T) {
 	f := newFleet(t, nil)
 	victim, thief := f.newMachine(t, "flooded"), f.newMachine(t, "flooded")
@@ -283,7 +287,8 @@ func TestFloodOfWaitingHellos(t *testing.T) {
 	f.onlyFor(t, first.Leaf)
 }
 
-// A proof is good for one request: not under another name, not for another hello, and not in another cluster that knows the same TPM.
+// A proof is good for one request: not under another name, not for another hello, and not in
+// another cluster that knows the same TPM.
 func TestProofIsReplayed(t *testing.T) {
 	f := newFleet(t, nil)
 	m := f.newMachine(t, "replayed")
@@ -319,8 +324,9 @@ func TestProofIsReplayed(t *testing.T) {
 	f.stop()
 	f.forget(t)
 
-	// The other cluster: same maker, same machine in its inventory, another UID and key. The attacker has both clusters' tokens and can give
-	// its requests the names of the first cluster's.
+	// The other cluster: same maker, same machine in its inventory, another UID and key. The
+	// attacker has both clusters' tokens and can give its requests the names of the first
+	// cluster's.
 	second := newFleet(t, func(g *fleet, _ *verifier.Policy) { g.maker, g.cluster = f.maker, "another-cluster-uid" })
 	n := *m
 	n.fleet = second
@@ -330,7 +336,7 @@ func TestProofIsReplayed(t *testing.T) {
 	p.challenged(t, p.file(t, copied))
 	replay := &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: proof.Name}, Spec: proof.Spec}
 	p.file(t, replay)
-	harness.Eventually(t, 10*time.Second, "the proof is denied", func() bool { return reasonOf(f.get(t, replay.Name)) != "" })
+	harness.Eventually(t, harness.Soon, "the proof is denied", func() bool { return reasonOf(f.get(t, replay.Name)) != "" })
 	if got := f.get(t, replay.Name); !strings.HasPrefix(reasonOf(got), "Attestation") || len(got.Status.Certificate) > 0 {
 		t.Errorf("%+v", got.Status)
 	}
@@ -350,7 +356,7 @@ func leaf(t *testing.T, certificate []byte) *x509.Certificate {
 	return parsed
 }
 
-// Whoever approves what the controller has not makes no certificate.
+// An approval that the controller has not made gives no certificate.
 func TestApprovedByAnAdministrator(t *testing.T) {
 	f := newFleet(t, nil)
 	harness.WriteFile(t, f.inventory, []byte("apiVersion: authenticator.cluster.x-k8s.io/v1alpha1\nkind: MachineInventory\nmachines: []\n"))
@@ -374,7 +380,7 @@ func TestApprovedByAnAdministrator(t *testing.T) {
 	started := make(chan harness.Result, 1)
 	go func() { started <- m.run(t) }()
 	var hellos []certificatesv1.CertificateSigningRequest
-	harness.Eventually(t, 20*time.Second, "the node's hello", func() bool {
+	harness.Eventually(t, harness.Soon, "the node's hello", func() bool {
 		hellos, _ = f.requests(t, m.name)
 		return len(hellos) == 2
 	})
@@ -394,7 +400,8 @@ func TestApprovedByAnAdministrator(t *testing.T) {
 		t.Errorf("%d records", n)
 	}
 	f.inventoried(t, m)
-	if err := os.Remove(filepath.Join(m.dir, "certs", "kubelet-authenticator-state.json")); err != nil { // it pauses
+	// it pauses
+	if err := os.Remove(filepath.Join(m.dir, "certs", "kubelet-authenticator-state.json")); err != nil {
 		t.Fatal(err)
 	}
 	f.onlyFor(t, m.enrols(t).Leaf)
@@ -410,7 +417,8 @@ func (f *fleet) lonelyProof(t *testing.T, helloName string) []byte {
 	return data
 }
 
-// What is not ours is not touched, and cannot be made so by naming it as a hello: not even in a request of ours that somebody else issued.
+// The controller does not touch requests of other signers. Naming one as a hello does not change
+// that, not even in a request under our signer that somebody else issued.
 func TestRequestsOfOthersAreLeftAlone(t *testing.T) {
 	f := newFleet(t, func(f *fleet, p *verifier.Policy) {
 		p.Signers = append(p.Signers, verifier.Signer{Name: sharedSigner, Providers: []string{tpm.Name}, Shared: true})
@@ -482,7 +490,7 @@ func TestTwoProofsForOneHello(t *testing.T) {
 		issued := 0
 		for _, proof := range proofs {
 			var got *certificatesv1.CertificateSigningRequest
-			harness.Eventually(t, 20*time.Second, "each is done", func() bool {
+			harness.Eventually(t, harness.Soon, "each is done", func() bool {
 				got = f.get(t, proof.Name)
 				return reasonOf(got) != "" || len(got.Status.Certificate) > 0
 			})

@@ -129,7 +129,7 @@ func (b *bed) bound(t *testing.T, name string) bool {
 	return err == nil
 }
 
-// kubeadms makes kubeadm's bindings anew, and again when the test ends.
+// kubeadms restores kubeadm's bindings now, and when the test ends.
 func (b *bed) kubeadms(t *testing.T) {
 	t.Helper()
 	restore := func() {
@@ -212,7 +212,8 @@ func (b *bed) binding(t *testing.T, name string) *rbacv1.ClusterRoleBinding {
 	return binding
 }
 
-// What was there before and what comes later is reported, by its role and not by its name, and nothing is touched.
+// What was there before and what comes later is reported, by its role and not by its name, and
+// nothing is touched.
 func TestBindingsAreReported(t *testing.T) {
 	shared.kubeadms(t)
 	said := shared.watchBindings(t, shared.AdminConfig(), bindings.Config{})
@@ -276,7 +277,7 @@ func TestBindingsAreReportedAgain(t *testing.T) {
 		return n
 	}
 	before, began := lines(), time.Now()
-	harness.Eventually(t, 10*time.Second, "said twice more", func() bool { return lines() >= before+2 })
+	harness.Eventually(t, harness.Soon, "said twice more", func() bool { return lines() >= before+2 })
 	if took := time.Since(began); took < time.Second {
 		t.Errorf("said twice more within %s", took)
 	}
@@ -290,7 +291,7 @@ func TestBindingsAreRemoved(t *testing.T) {
 	shared.kubeadms(t)
 	first := shared.binding(t, kubeadmFirst)
 	shared.watchBindings(t, shared.AdminConfig(), bindings.Config{Remove: true})
-	harness.Eventually(t, 10*time.Second, "kubeadm's are removed", func() bool { return !shared.bound(t, kubeadmFirst) && !shared.bound(t, kubeadmSecond) })
+	harness.Eventually(t, harness.Soon, "kubeadm's are removed", func() bool { return !shared.bound(t, kubeadmFirst) && !shared.bound(t, kubeadmSecond) })
 	harness.Eventually(t, soon, "which is said", func() bool { return shared.eventOn(t, first, bindings.ReasonRemoved) != "" })
 	harmless := shared.bind(t, kubeadmSecond, "view")
 	for range 3 { // kubeadm upgrade, again and again
@@ -316,7 +317,8 @@ func TestBindingsStayInAuditMode(t *testing.T) {
 	}
 }
 
-// may gives a user rights, until the test ends, and returns a credential of that user's when the authorizer knows them.
+// may gives a user rights, until the test ends, and returns a credential of that user's when the
+// authorizer knows them.
 func (b *bed) may(t *testing.T, user, binding string, rules ...rbacv1.PolicyRule) *rest.Config {
 	t.Helper()
 	ctx := context.WithoutCancel(t.Context())
@@ -332,7 +334,7 @@ func (b *bed) may(t *testing.T, user, binding string, rules ...rbacv1.PolicyRule
 		t.Cleanup(func() { _ = b.client.Delete(ctx, object) })
 	}
 	for _, rule := range rules {
-		harness.Eventually(t, 10*time.Second, "the rights of "+binding, func() bool {
+		harness.Eventually(t, harness.Soon, "the rights of "+binding, func() bool {
 			review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
 				User:               user,
 				ResourceAttributes: &authorizationv1.ResourceAttributes{Group: rule.APIGroups[0], Resource: rule.Resources[0], Verb: rule.Verbs[0]},
@@ -353,7 +355,8 @@ func rule(groups, resources, verbs string) rbacv1.PolicyRule {
 	return rbacv1.PolicyRule{APIGroups: split(groups), Resources: split(resources), Verbs: split(verbs)}
 }
 
-// With the rights that packaging/kubernetes/optional gives, kubeadm's are removed, and others are reported with what to do.
+// With the rights that packaging/kubernetes/optional gives, kubeadm's are removed, and others are
+// reported with what to do.
 func TestBindingsThatMayNotBeRemoved(t *testing.T) {
 	shared.kubeadms(t)
 	const account = "system:serviceaccount:node-attestation-system:node-attestation-controller"
@@ -375,14 +378,14 @@ func TestBindingsThatMayNotBeRemoved(t *testing.T) {
 	if out, err := shared.RunKubectl(t.Context(), admin, "apply", "-f", optional); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	harness.Eventually(t, 10*time.Second, "kubeadm's are removed", func() bool { return !shared.bound(t, kubeadmFirst) && !shared.bound(t, kubeadmSecond) })
+	harness.Eventually(t, harness.Soon, "kubeadm's are removed", func() bool { return !shared.bound(t, kubeadmFirst) && !shared.bound(t, kubeadmSecond) })
 	if !shared.bound(t, other.Name) {
 		t.Error("the other was removed")
 	}
 }
 
-// Who may not watch bindings decides on requests all the same, longer than a manager waits for its caches, and begins to see bindings once that is
-// allowed.
+// A controller that may not watch bindings decides on requests all the same. That lasts longer than
+// a manager waits for its caches. It begins to see bindings once that is allowed.
 func TestBindingsThatMayNotBeSeen(t *testing.T) {
 	f := newFleet(t, nil)
 	f.stop()
@@ -392,7 +395,8 @@ func TestBindingsThatMayNotBeSeen(t *testing.T) {
 	said := runManager(t, as, func(m ctrl.Manager) error {
 		return errors.Join(controller.Add(m, f.config), bindings.Add(m, config))
 	})
-	time.Sleep(7 * time.Second) // the manager gives up after 5 s; that it does not shows in nothing else
+	// the manager gives up after 5 s; that it does not shows in nothing else
+	time.Sleep(7 * time.Second)
 	m := f.newMachine(t, "beside-it")
 	f.inventoried(t, m)
 	m.enrols(t)

@@ -86,8 +86,8 @@ func (f *fleet) adds(t *testing.T, name string, kinds ...certificatesv1.RequestC
 }
 
 // The API server accepts conditions such as "approved". Each type but "Approved" ends a request,
-// also beside a true "Approved": a hello is not answered, a genuine proof is neither approved nor
-// signed, not even one that the controller itself approved, and no request is looked at again and
+// also beside a true "Approved". A hello is not answered. A genuine proof is neither approved nor
+// signed, not even one that the controller itself approved. No request is evaluated again and
 // again.
 func TestOddConditions(t *testing.T) {
 	f := newFleet(t, nil)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package controller tests the controller against a real API server, with real plugins and software TPMs.
+// Package controller tests the controller against a real API server, with real plugins and software
+// TPMs.
 package controller
 
 import (

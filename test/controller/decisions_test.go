@@ -116,7 +116,8 @@ func (d *decisions) agrees(t *testing.T, record *decisionlog.Record, m *machine,
 	}
 }
 
-// verify runs verify on the log in its present state, with the fleet's inventory and challenge keys.
+// verify runs verify on the log in its present state, with the fleet's inventory and challenge
+// keys.
 func (d *decisions) verify(t *testing.T) (code int, output string) {
 	t.Helper()
 	dir := t.TempDir()

@@ -71,7 +71,7 @@ func (f *fleet) eventsOf(t *testing.T, name, reason string) (notes []string) {
 // says waits until there is an Event of a reason about an object, and returns what it says.
 func (f *fleet) says(t *testing.T, name, reason string) (note string) {
 	t.Helper()
-	harness.Eventually(t, 20*time.Second, "an Event "+reason+" on "+name, func() bool {
+	harness.Eventually(t, harness.Soon, "an Event "+reason+" on "+name, func() bool {
 		for _, note = range f.eventsOf(t, name, reason) {
 			return true
 		}
@@ -80,8 +80,8 @@ func (f *fleet) says(t *testing.T, name, reason string) (note string) {
 	return note
 }
 
-// TPM A enrolled. Then the inventory names TPM B for that machine: A is refused, whatever it comes
-// with, and B is admitted.
+// TPM A enrolled. Then the inventory names TPM B for that machine. A is refused with any
+// credential, and B is admitted.
 func TestInventoryReplacesAnEK(t *testing.T) {
 	f := newFleet(t, func(_ *fleet, p *verifier.Policy) { p.Credential = verifier.Recover })
 	a, b := f.newMachine(t, "replaced"), f.newMachine(t, "replaced")
@@ -94,9 +94,10 @@ func TestInventoryReplacesAnEK(t *testing.T) {
 	}
 
 	f.inventoried(t, b)
-	hello := f.newPeer(t, b.chip, f.asToken(b.token), b.name, b.name) // at once: it waits until the change is accepted
+	// at once: it waits until the change is accepted
+	hello := f.newPeer(t, b.chip, f.asToken(b.token), b.name, b.name)
 	filed := hello.hello(t)
-	harness.Eventually(t, 15*time.Second, "the change is accepted", func() bool { return f.record(t, a.name).Status.EKReplaced != nil })
+	harness.Eventually(t, harness.Soon, "the change is accepted", func() bool { return f.record(t, a.name).Status.EKReplaced != nil })
 	for what, p := range map[string]*peer{
 		"a renewal":                 node,
 		"its token":                 f.newPeer(t, a.chip, f.asToken(a.token), a.name, a.name),
@@ -218,7 +219,7 @@ func TestManyEKChangesAreHeld(t *testing.T) {
 	// One by one: the first is refused, and stays so.
 	eks["held-0"] = strange("0")
 	f.names(t, eks)
-	harness.Eventually(t, 15*time.Second, "one change is accepted", func() bool { return refused(machines[0]) })
+	harness.Eventually(t, harness.Soon, "one change is accepted", func() bool { return refused(machines[0]) })
 	f.refused(t, renew["held-0"].hello(t), string(verifier.ReasonEKReplaced))
 
 	// With the others it is too much, and none of those is refused.
@@ -248,7 +249,7 @@ func TestManyEKChangesAreHeld(t *testing.T) {
 	}
 	f.annotate(t, secret, "Inventory-0000000000000000,"+name[1])
 	for _, m := range machines[1:] {
-		harness.Eventually(t, 15*time.Second, "the acknowledged change is accepted", func() bool { return refused(m) })
+		harness.Eventually(t, harness.Soon, "the acknowledged change is accepted", func() bool { return refused(m) })
 		f.refused(t, renew[m.name].hello(t), string(verifier.ReasonEKReplaced))
 	}
 
@@ -259,7 +260,7 @@ func TestManyEKChangesAreHeld(t *testing.T) {
 	}
 	f.names(t, eks)
 	for _, m := range machines {
-		harness.Eventually(t, 15*time.Second, "the EK counts again", func() bool { return !refused(m) })
+		harness.Eventually(t, harness.Soon, "the EK counts again", func() bool { return !refused(m) })
 	}
 	_, proof := renew["held-0"].attests(t)
 	f.issued(t, proof, "held-0")

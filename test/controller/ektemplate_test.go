@@ -56,13 +56,13 @@ func (m *machine) hurries(t *testing.T) {
 }
 
 // An EK template that is set on an enrolled node counts from its next renewal on. The record pins
-// the old EK: the renewal is denied until the inventory names the new EK and not the old one, or
+// the old EK. The renewal is denied until the inventory names the new EK and not the old one, or
 // the record is deleted. Meanwhile the old certificate is served.
 func TestEKTemplateThatIsSetOnAnEnrolledNode(t *testing.T) {
 	for name, admit := range map[string]func(*testing.T, *machine, string){
 		"the inventory names the new EK": func(t *testing.T, m *machine, ek string) {
 			m.names(t, map[string]string{m.name: ek})
-			harness.Eventually(t, 20*time.Second, "the change is accepted", func() bool { return m.record(t, m.name).Status.EKReplaced != nil })
+			harness.Eventually(t, harness.Soon, "the change is accepted", func() bool { return m.record(t, m.name).Status.EKReplaced != nil })
 		},
 		"the record is deleted": func(t *testing.T, m *machine, _ string) { remove(t, m.fleet, m.record(t, m.name)) },
 	} {
@@ -87,7 +87,7 @@ func TestEKTemplateThatIsSetOnAnEnrolledNode(t *testing.T) {
 			if served := m.enrols(t); !bytes.Equal(served.Leaf.Raw, first.Leaf.Raw) {
 				t.Error("another certificate, although the record has another EK")
 			}
-			harness.Eventually(t, 20*time.Second, "the renewal with the other EK is denied", func() bool {
+			harness.Eventually(t, harness.Soon, "the renewal with the other EK is denied", func() bool {
 				return f.renewalRefused(t, m.name, verifier.ReasonIdentityBound)
 			})
 			m.hurries(t)

@@ -156,7 +156,8 @@ func TestEnforcementStartsOnce(t *testing.T) {
 	}
 }
 
-// Replicas that start at once write one Secret: no keys are lost, whether the Secret was there, empty, or not.
+// Replicas that start at once write one Secret: no keys are lost, whether the Secret was there,
+// empty, or not.
 func TestEnforcementStartsInManyReplicas(t *testing.T) {
 	for _, empty := range []bool{false, true} {
 		g := newGated(t)
@@ -266,7 +267,8 @@ func TestEnforcementNeedsToSee(t *testing.T) {
 				t.Fatal(err)
 			}
 			var refused *preflight.Error
-			harness.Eventually(t, 5*time.Second, "refused for "+c.says, func() bool { // the authorizer takes its time
+			// the authorizer takes its time
+			harness.Eventually(t, harness.Soon, "refused for "+c.says, func() bool {
 				err = g.open(t, api, false, "worker-1")
 				if name == "no-records" {
 					err = g.open(t, api, false)
@@ -298,7 +300,7 @@ func TestEnforcementWithoutCRD(t *testing.T) {
 	t.Cleanup(func() {
 		kubectl("apply", "-f", "../../packaging/kubernetes/crd.yaml")
 		kubectl("wait", "--for=condition=Established", "crd/"+crd)
-		harness.Eventually(t, 10*time.Second, "records can be listed again", func() bool {
+		harness.Eventually(t, harness.Soon, "records can be listed again", func() bool {
 			return g.client.List(context.WithoutCancel(t.Context()), &v1alpha1.NodeAttestationList{}) == nil
 		})
 	})
@@ -334,7 +336,8 @@ func (b *bed) admin(t *testing.T) string {
 	return path
 }
 
-// The program refuses with the exit code of its configuration and names the Nodes, and with them listed goes through all that it is made of.
+// The program refuses to start with the exit code of an invalid configuration, and names the Nodes.
+// With the Nodes listed, it starts all its parts.
 func TestProgramStartsToEnforce(t *testing.T) {
 	g := newGated(t)
 	g.nodes(t, "cp-1", "worker-1")
@@ -343,7 +346,7 @@ func TestProgramStartsToEnforce(t *testing.T) {
 	if err := testbed.GoBuild(t.Context(), "../..", program, "./cmd/node-attestation-controller"); err != nil {
 		t.Fatal(err)
 	}
-	start := func(kubeconfig, extra string) (*exec.Cmd, *bytes.Buffer) {
+	start := func(kubeconfig, extra string) (cmd *exec.Cmd, stderr func() string) {
 		t.Helper()
 		content := "apiVersion: controller.attestation.cluster.x-k8s.io/v1alpha1\nkind: NodeAttestationControllerConfiguration\nclusterUID: " + gateCluster +
 			"\nnamespace: " + g.secret.Namespace + "\nchallengeKeySecret: " + g.secret.Name + "\nsigning: {mode: ApproveOnly}\nsigners: [{name: example.com/signer}]\n" +
@@ -351,26 +354,37 @@ func TestProgramStartsToEnforce(t *testing.T) {
 		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		cmd, stderr := exec.CommandContext(t.Context(), program, "--config="+file, "--kubeconfig="+kubeconfig), &bytes.Buffer{}
-		cmd.Stderr = stderr
+		log, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { harness.Must(t, log.Close()) }()
+		cmd = exec.CommandContext(t.Context(), program, "--config="+file, "--kubeconfig="+kubeconfig)
+		cmd.Stderr = log
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		return cmd, stderr
+		return cmd, func() string {
+			content, err := os.ReadFile(log.Name())
+			if err != nil {
+				t.Error(err)
+			}
+			return string(content)
+		}
 	}
 	cmd, stderr := start(g.admin(t), "unattestedNodes: [cp-1]\n")
 	_ = cmd.Wait() // its exit code follows
-	if code := cmd.ProcessState.ExitCode(); code != 10 || !strings.Contains(stderr.String(), "1: worker-1\nhint: attest them") {
-		t.Errorf("exit code %d: %s", code, stderr)
+	if code := cmd.ProcessState.ExitCode(); code != 10 || !strings.Contains(stderr(), "1: worker-1\nhint: attest them") {
+		t.Errorf("exit code %d: %s", code, stderr())
 	}
 	if since, _ := g.since(t); since != "" {
 		t.Errorf("refused, and since %s", since)
 	}
 	cmd, stderr = start(g.admin(t), "unattestedNodes: [cp-1, worker-1]\n")
 	_ = cmd.Wait() // its exit code follows
-	if code := cmd.ProcessState.ExitCode(); code != 10 || !strings.Contains(stderr.String(), approvalPolicy+": "+preflight.PolicyMissing) ||
-		!strings.Contains(stderr.String(), "\nhint: apply packaging/kubernetes/policies.yaml") {
-		t.Errorf("without policies: exit code %d: %s", code, stderr)
+	if code := cmd.ProcessState.ExitCode(); code != 10 || !strings.Contains(stderr(), approvalPolicy+": "+preflight.PolicyMissing) ||
+		!strings.Contains(stderr(), "\nhint: apply packaging/kubernetes/policies.yaml") {
+		t.Errorf("without policies: exit code %d: %s", code, stderr())
 	}
 	g.kubeadms(t)
 	cmd, stderr = start(g.admin(t), "policies: {mode: Warn}\nunattestedNodes: [cp-1, worker-1]\nautoApprovingBindings: Remove\n")
@@ -379,10 +393,10 @@ func TestProgramStartsToEnforce(t *testing.T) {
 		return cmd.Wait()
 	})
 	t.Cleanup(func() { _ = ended() })
-	harness.Eventually(t, 10*time.Second, "enforcement has started", func() bool { since, _ := g.since(t); return since != "" })
-	harness.Eventually(t, 20*time.Second, "the leader removes bindings", func() bool { return !g.bound(t, kubeadmFirst) && !g.bound(t, kubeadmSecond) })
+	harness.Eventually(t, harness.Soon, "enforcement has started", func() bool { since, _ := g.since(t); return since != "" })
+	harness.Eventually(t, harness.Soon, "the leader removes bindings", func() bool { return !g.bound(t, kubeadmFirst) && !g.bound(t, kubeadmSecond) })
 	if err := ended(); err != nil {
-		t.Errorf("%v: %s", err, stderr)
+		t.Errorf("%v: %s", err, stderr())
 	}
 	// An API server that is not there yet is waited for, until the program is told to end.
 	admin := g.admin(t)
@@ -394,15 +408,17 @@ func TestProgramStartsToEnforce(t *testing.T) {
 		t.Fatal(err)
 	}
 	cmd, stderr = start(admin, "")
+	const refused = "connection refused"
+	harness.Eventually(t, harness.Soon, "it has tried", func() bool { return strings.Contains(stderr(), refused) })
 	over := make(chan error, 1)
 	go func() { over <- cmd.Wait() }()
 	select {
 	case err := <-over:
-		t.Fatalf("it does not wait: %v: %s", err, stderr)
+		t.Fatalf("it does not wait: %v: %s", err, stderr())
 	case <-time.After(2500 * time.Millisecond):
 	}
 	_ = cmd.Process.Signal(syscall.SIGTERM)
-	if err := <-over; err != nil || !strings.Contains(stderr.String(), "connection refused") {
-		t.Errorf("%v: %s", err, stderr)
+	if err := <-over; err != nil {
+		t.Errorf("%v: %s", err, stderr())
 	}
 }

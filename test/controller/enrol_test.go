@@ -5,6 +5,8 @@ package controller
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"os/exec"
 	"strings"
 	"testing"
@@ -21,13 +23,14 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
-// First, renewal and again: one record, one machine, one node name. The controller's clock is behind at first, so that its certificate is
-// due when it comes.
+// First, renewal and again: one record, one machine, one node name. The controller's clock is
+// behind at first, so that its certificate is due when it comes.
 func TestFirstRenewalAgain(t *testing.T) {
 	f := newFleet(t, func(f *fleet, _ *verifier.Policy) { f.config.Limits.Default = time.Hour })
 	m := f.newMachine(t, "first-node")
 	f.inventoried(t, m)
-	f.ahead.Store(int64(-56 * time.Minute)) // of 65 minutes, backdated five, it has the last tenth left
+	// of 65 minutes, backdated five, it has the last tenth left
+	f.ahead.Store(int64(-56 * time.Minute))
 	first := m.enrols(t)
 	f.ahead.Store(0)
 	record := f.record(t, m.name)
@@ -42,7 +45,7 @@ func TestFirstRenewalAgain(t *testing.T) {
 
 	// It is due: the plugin prints it, and renews it with itself.
 	renewed := m.enrols(t)
-	harness.Eventually(t, 15*time.Second, "the renewed certificate is printed", func() bool {
+	harness.Eventually(t, harness.Soon, "the renewed certificate is printed", func() bool {
 		renewed = m.enrols(t)
 		return !bytes.Equal(first.Leaf.Raw, renewed.Leaf.Raw)
 	})
@@ -71,10 +74,10 @@ func TestFirstRenewalAgain(t *testing.T) {
 	}
 }
 
-// A certificate of the cluster's CA that is in no record, as somebody with the CA's key or the
-// wrong approver makes it, renews nothing while the record has a live one, though the TPM is the
-// right one. The machine is the right one, too: with a bootstrap credential at hand it gets
-// another.
+// A certificate of the cluster's CA that is in no record comes from somebody with the CA's key, or
+// from the wrong approver. It renews nothing while the record has a valid one, although the TPM is
+// the right one. The machine is the right one, too: with a bootstrap credential at hand it gets
+// another certificate.
 func TestRenewalWithACertificateInNoRecord(t *testing.T) {
 	for name, mode := range map[string]verifier.Mode{"required": verifier.Required, "recover": verifier.Recover} {
 		t.Run(name, func(t *testing.T) {
@@ -87,7 +90,7 @@ func TestRenewalWithACertificateInNoRecord(t *testing.T) {
 			bootstrap := m.bootstrap
 			m.bootstrap += ".gone"
 			around := m.enrols(t) // prints what is there, and starts a worker
-			harness.Eventually(t, 10*time.Second, "the renewal is refused", func() bool { return f.renewalRefused(t, m.name, verifier.ReasonUnknownCredential) })
+			harness.Eventually(t, harness.Soon, "the renewal is refused", func() bool { return f.renewalRefused(t, m.name, verifier.ReasonUnknownCredential) })
 			if n := len(f.record(t, m.name).Status.Certificates); n != 1 {
 				t.Errorf("%d certificates are noted", n)
 			}
@@ -100,7 +103,7 @@ func TestRenewalWithACertificateInNoRecord(t *testing.T) {
 			m.loses(t)
 			m.getsAround(t)
 			around = m.enrols(t)
-			harness.Eventually(t, 10*time.Second, "another certificate is printed", func() bool {
+			harness.Eventually(t, harness.Soon, "another certificate is printed", func() bool {
 				return !bytes.Equal(m.enrols(t).Leaf.Raw, around.Leaf.Raw)
 			})
 			if n := len(f.record(t, m.name).Status.Certificates); n != 2 {
@@ -110,8 +113,8 @@ func TestRenewalWithACertificateInNoRecord(t *testing.T) {
 	}
 }
 
-// A record that was deleted, as an operator's reset did, or that came back from a backup without
-// what was issued since, is made anew when the node renews: a source names its EK.
+// A record was deleted, as in an operator's reset, or came back from a backup without the latest
+// certificates. It is made again when the node renews, since a source names its EK.
 func TestRecordIsRecovered(t *testing.T) {
 	f := newFleet(t, func(_ *fleet, p *verifier.Policy) { p.Credential = verifier.Recover })
 	m := f.newMachine(t, "recovered")
@@ -126,7 +129,9 @@ func TestRecordIsRecovered(t *testing.T) {
 		{"restored from a backup", func() {
 			old := f.record(t, m.name)
 			old.Spec, old.Status = backup.Spec, backup.Status
-			old.Status.Certificates[0].NotAfter = metav1.NewTime(time.Now().Add(-time.Second)) // as in a backup of last month
+			// as in a backup of last month
+			last := &old.Status.Certificates[0]
+			last.SHA256, last.NotAfter = strings.Repeat("0", 64), metav1.NewTime(time.Now().Add(-time.Second))
 			if err := f.client.Update(t.Context(), old); err != nil {
 				t.Fatal(err)
 			}
@@ -145,6 +150,16 @@ func TestRecordIsRecovered(t *testing.T) {
 		}
 		if bytes.Equal(leaf(t, certificate).Raw, first.Leaf.Raw) {
 			t.Errorf("%s: the same certificate", lost.what)
+		}
+		all, old := record.Status.Certificates, sha256.Sum256(first.Leaf.Raw)
+		if len(all) != 2 || all[0].SHA256 != hex.EncodeToString(old[:]) || !all[0].Recovered() || all[1].Recovered() || !record.Status.Expires.Equal(&all[1].NotAfter) {
+			t.Errorf("%s: the record has the certificates %+v", lost.what, all)
+		}
+		// The machine may never get that certificate.
+		_, proof = p.attests(t)
+		f.issued(t, proof, m.name)
+		if all := f.record(t, m.name).Status.Certificates; len(all) != 3 {
+			t.Errorf("%s: then the record has the certificates %+v", lost.what, all)
 		}
 	}
 }
@@ -247,7 +262,7 @@ func TestApproveOnly(t *testing.T) {
 	m.args = []string{"--signer-name=" + sharedSigner}
 	f.inventoried(t, m)
 	first := m.enrols(t)
-	harness.Eventually(t, 5*time.Second, "the certificate is noted", func() bool { return len(f.record(t, m.name).Status.Certificates) == 1 })
+	harness.Eventually(t, harness.Soon, "the certificate is noted", func() bool { return len(f.record(t, m.name).Status.Certificates) == 1 })
 	hellos, _ := f.requests(t, m.name)
 	f.closed(t, &hellos[0])
 
@@ -264,7 +279,7 @@ func TestApproveOnly(t *testing.T) {
 	if again := m.enrols(t); bytes.Equal(first.Leaf.Raw, again.Leaf.Raw) {
 		t.Error("the same certificate")
 	}
-	harness.Eventually(t, 5*time.Second, "three certificates are noted", func() bool { return len(f.record(t, m.name).Status.Certificates) == 3 })
+	harness.Eventually(t, harness.Soon, "three certificates are noted", func() bool { return len(f.record(t, m.name).Status.Certificates) == 3 })
 	if records := f.records(t); records != 1 {
 		t.Errorf("%d records", records)
 	}

@@ -73,8 +73,9 @@ func (f failing) RoundTrip(request *http.Request) (*http.Response, error) {
 	return nil, errors.New("the connection broke")
 }
 
-// Each write of the controller fails in turn, or is done and reported as failed: challenge, record, approval, certificate into the record, certificate,
-// the hello's end. The machine gets exactly one certificate each time, first, again and as a renewal.
+// Each write of the controller fails in turn, or is done and reported as failed. The writes are
+// challenge, record, approval, certificate into the record, certificate, and the hello's end. The
+// machine gets exactly one certificate each time: at first, once more, and as a renewal.
 func TestKilledBetweenAnyTwoSteps(t *testing.T) {
 	f := newFleet(t, nil)
 	f.stop()
@@ -137,8 +138,8 @@ func TestKilledBetweenAnyTwoSteps(t *testing.T) {
 	}
 }
 
-// Two controllers with no leader between them, and twenty machines at once: one record for each, one certificate for each request, and none
-// waits for long.
+// Two controllers without leader election serve twenty machines at once. There is one record for
+// each machine and one certificate for each request, and no machine waits for long.
 func TestTwoControllersAtOnce(t *testing.T) {
 	f := newFleet(t, nil)
 	f.startWith(t, f.AdminConfig())

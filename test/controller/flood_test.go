@@ -40,7 +40,8 @@ func TestListedMachineUnderAFloodedToken(t *testing.T) {
 				return stranger.Hello(fmt.Sprintf("stranger-%04d", i))
 			}
 		}},
-		// Copies that are filed faster than they are looked at delay the machine: they share its turns.
+		// Copies that are filed faster than they are looked at delay the machine: they share its
+		// turns.
 		"the machine's own EK and node name": {2000, false, func(t *testing.T, f *fleet, victim *machine) func(int) (*certificatesv1.CertificateSigningRequest, error) {
 			p := f.newPeer(t, victim.chip, f.asToken(victim.token), victim.name, victim.name)
 			document, err := hello(t, p).Marshal()
@@ -79,7 +80,8 @@ func TestListedMachineUnderAFloodedToken(t *testing.T) {
 			cancel()
 			filing.Wait()
 			t.Logf("enrolled within %s, %d of %d requests of the flood had not been looked at by then", took, left, c.count)
-			// 50 at once and then one each second say what they wait for, whoever files how many.
+			// 50 requests at once and then one each second say what they wait for, for any number
+			// of requests and requesters.
 			if waiting, most := f.waitingRequests(t), 50+int(time.Since(started)/time.Second)+1; waiting > most || waiting == 0 && c.goesOn {
 				t.Errorf("%d requests say what they wait for, %d may", waiting, most)
 			}

@@ -58,7 +58,7 @@ func (f *fleet) approvedByHand(t *testing.T, request *certificatesv1.Certificate
 // comesThrough waits until another signer has issued.
 func (f *fleet) comesThrough(t *testing.T, request *certificatesv1.CertificateSigningRequest) {
 	t.Helper()
-	harness.Eventually(t, 20*time.Second, "kube-controller-manager issues for "+request.Name, func() bool {
+	harness.Eventually(t, harness.Soon, "kube-controller-manager issues for "+request.Name, func() bool {
 		return len(f.get(t, request.Name).Status.Certificate) > 0
 	})
 }
@@ -66,7 +66,7 @@ func (f *fleet) comesThrough(t *testing.T, request *certificatesv1.CertificateSi
 // isReported waits until a request is, by annotation and Event, and returns what the Event says.
 func (f *fleet) isReported(t *testing.T, request *certificatesv1.CertificateSigningRequest) (note string) {
 	t.Helper()
-	harness.Eventually(t, 10*time.Second, "it is reported: "+request.Name, func() bool {
+	harness.Eventually(t, harness.Soon, "it is reported: "+request.Name, func() bool {
 		notes := f.eventsAbout(t, request.Name, controller.ReasonIssuedAround)
 		if len(notes) == 0 || f.get(t, request.Name).Annotations[controller.AnnotationIssuedAround] == "" {
 			return false
@@ -125,8 +125,8 @@ func TestIssuedAround(t *testing.T) {
 	f.approvedByHand(t, another)
 	f.comesThrough(t, another)
 	f.isReported(t, another)
-	// What is left out: a serving certificate, and whoever is neither a node nor a bootstrap
-	// identity.
+	// What is left out: a serving certificate, and one for a user who is neither a node nor a
+	// bootstrap identity.
 	serving := f.files(t, f.asNode(certificate, renews.keyPEM), certificatesv1.KubeletServingSignerName, m.name)
 	f.approvedByHand(t, serving)
 	f.comesThrough(t, serving)
@@ -140,7 +140,7 @@ func TestIssuedAround(t *testing.T) {
 	}
 	alone := f.files(t, f.asNode(pair.CertPEM, pair.KeyPEM), kubeletSigner, "left-alone")
 	f.comesThrough(t, alone)
-	harness.Eventually(t, 10*time.Second, "a node that is left alone is counted", func() bool { return f.around(t, "unattested") == 1 })
+	harness.Eventually(t, harness.Soon, "a node that is left alone is counted", func() bool { return f.around(t, "unattested") == 1 })
 
 	// Another leader, and two at once, begin with all that is there. What they do last is seen
 	// after all that.
@@ -214,7 +214,7 @@ func TestIssuedAroundInAuditMode(t *testing.T) {
 		}
 	})
 	f.comesThrough(t, request)
-	harness.Eventually(t, 10*time.Second, "it is counted", func() bool { return f.around(t, "other") == 1 })
+	harness.Eventually(t, harness.Soon, "it is counted", func() bool { return f.around(t, "other") == 1 })
 	if f.get(t, request.Name).Annotations[controller.AnnotationIssuedAround] != "" || len(f.eventsAbout(t, request.Name, controller.ReasonIssuedAround)) > 0 {
 		t.Error("in audit mode it is reported")
 	}

@@ -15,7 +15,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/oddrequest"
 )
 
-// What kube-controller-manager's own signer issues is denied under ours, though the TPM and the name are right.
+// What kube-controller-manager's own signer issues is denied under ours, though the TPM and the
+// name are right.
 func TestOddRequests(t *testing.T) {
 	f := newFleet(t, nil)
 	m := f.newMachine(t, "odd")
@@ -43,8 +44,8 @@ func TestOddRequests(t *testing.T) {
 	f.onlyFor(t, m.enrols(t).Leaf)
 }
 
-// A proof that does not parse is denied at once, for what is wrong with it: although its hello is
-// there, or is not. One that parses, and whose hello is not there, waits beside them.
+// A proof that does not parse is denied at once, with its error as the cause. It does not matter
+// whether its hello is there. A proof that parses, and whose hello is not there, waits beside them.
 func TestMalformedProofs(t *testing.T) {
 	f := newFleet(t, nil)
 	m := f.newMachine(t, "malformed")

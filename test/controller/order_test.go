@@ -23,8 +23,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
-// A proof that came in time is not too late when the CA comes long after its challenge has run out: not while it waits to be approved, nor
-// between approval and signature.
+// A proof that came in time is not too late if the CA comes long after its challenge has expired.
+// That holds while the proof waits for its approval, and between approval and signature.
 func TestCAComesAfterTheChallengeHasRunOut(t *testing.T) {
 	f := newFleet(t, nil)
 	m := f.newMachine(t, "late-ca")
@@ -35,7 +35,8 @@ func TestCAComesAfterTheChallengeHasRunOut(t *testing.T) {
 	time.Sleep(time.Second) // the controller notices
 	proof := p.file(t, p.proof(t, hello))
 	f.ahead.Store(int64(15 * time.Minute))
-	f.stop() // what was to be looked at in a quarter of an hour is looked at now: the hello's time is over
+	// what was to be looked at in a quarter of an hour is looked at now: the hello's time is over
+	f.stop()
 	f.start(t)
 	f.refused(t, hello, string(verifier.ReasonHelloExpired))
 	time.Sleep(time.Second) // nothing may be decided without a CA
@@ -46,14 +47,15 @@ func TestCAComesAfterTheChallengeHasRunOut(t *testing.T) {
 	f.issued(t, proof, m.name)
 	f.ahead.Store(0)
 
-	// The same with a request that was approved before the CA went, as by a controller that was killed there.
+	// The same with a request that was approved before the CA went, as by a controller that was
+	// killed there.
 	q := f.newPeer(t, m.chip, f.asToken(m.token), m.name, m.name)
 	hello = q.challenged(t, q.hello(t))
 	f.stop()
 	f.config.CA = nil // approves, and does not sign
 	f.start(t)
 	proof = q.file(t, q.proof(t, hello))
-	harness.Eventually(t, 10*time.Second, "it is approved", func() bool { return len(f.get(t, proof.Name).Status.Conditions) > 0 })
+	harness.Eventually(t, harness.Soon, "it is approved", func() bool { return len(f.get(t, proof.Name).Status.Conditions) > 0 })
 	f.stop()
 	f.ahead.Store(int64(15 * time.Minute))
 	f.config.CA = signing.NewFiles(f.caCertificate, f.caKey)
@@ -76,7 +78,8 @@ func (f *fleet) takeCA(t *testing.T) []byte {
 	return key
 }
 
-// With another signer that never issues: after the deadline the proof fails, and the machine's next one is not in its way.
+// With another signer that never issues: after the deadline the proof fails, and the machine's next
+// one is not in its way.
 func TestApprovedRequestThatNobodyIssuesFails(t *testing.T) {
 	f := newFleet(t, approveOnly)
 	m := f.newMachine(t, "never-issued")
@@ -86,13 +89,13 @@ func TestApprovedRequestThatNobodyIssuesFails(t *testing.T) {
 	_, proof := p.attests(t)
 	approved := func(object *certificatesv1.CertificateSigningRequest) {
 		t.Helper()
-		harness.Eventually(t, 10*time.Second, "it is approved", func() bool { return len(f.get(t, object.Name).Status.Conditions) > 0 })
+		harness.Eventually(t, harness.Soon, "it is approved", func() bool { return len(f.get(t, object.Name).Status.Conditions) > 0 })
 	}
 	approved(proof)
 	q := f.newPeer(t, m.chip, f.asToken(m.token), m.name, m.name)
 	q.signer = sharedSigner
 	_, next := q.attests(t)
-	harness.Eventually(t, 5*time.Second, "it is said that it waits", func() bool { return f.said(t, next, string(verifier.ReasonRequestPending)) })
+	harness.Eventually(t, harness.Soon, "it is said that it waits", func() bool { return f.said(t, next, string(verifier.ReasonRequestPending)) })
 	f.stop()
 	f.ahead.Store(int64(verifier.DefaultWaitDeadline - time.Second))
 	f.start(t)
@@ -112,7 +115,7 @@ func TestApprovedRequestThatNobodyCanSignFails(t *testing.T) {
 	f.config.CA = nil
 	f.start(t)
 	proof := p.file(t, p.proof(t, hello))
-	harness.Eventually(t, 10*time.Second, "it is approved", func() bool { return len(f.get(t, proof.Name).Status.Conditions) > 0 })
+	harness.Eventually(t, harness.Soon, "it is approved", func() bool { return len(f.get(t, proof.Name).Status.Conditions) > 0 })
 	f.stop()
 	harness.WriteFile(t, f.caKey, nil)
 	f.ahead.Store(int64(verifier.DefaultWaitDeadline + time.Minute))
@@ -122,7 +125,8 @@ func TestApprovedRequestThatNobodyCanSignFails(t *testing.T) {
 	f.ahead.Store(0)
 }
 
-// Several proofs of one machine at once, each with a hello of its own: one after the other is issued, none fails.
+// Several proofs of one machine at once, each with a hello of its own: one after the other is
+// issued, none fails.
 func TestProofsOfOneMachineAtOnce(t *testing.T) {
 	f := newFleet(t, nil)
 	f.startWith(t, f.AdminConfig()) // and two controllers
@@ -143,7 +147,8 @@ func TestProofsOfOneMachineAtOnce(t *testing.T) {
 	for _, proof := range proofs {
 		f.issued(t, proof, m.name)
 	}
-	// One too many is noted where both controllers were about to issue: the other one's is never published.
+	// One too many is noted where both controllers were about to issue: the other one's is never
+	// published.
 	if n := len(f.record(t, m.name).Status.Certificates); n < len(proofs) || n > 2*len(proofs) {
 		t.Errorf("%d certificates are noted", n)
 	}
@@ -163,7 +168,7 @@ func TestRates(t *testing.T) {
 	_, first := f.newPeer(t, m.chip, f.asToken(m.token), m.name, m.name).attests(t)
 	f.issued(t, first, m.name)
 	_, second := f.newPeer(t, m.chip, f.asToken(m.token), m.name, m.name).attests(t)
-	harness.Eventually(t, 10*time.Second, "it is said that it waits", func() bool { return f.said(t, second, string(verifier.ReasonRateLimited)) })
+	harness.Eventually(t, harness.Soon, "it is said that it waits", func() bool { return f.said(t, second, string(verifier.ReasonRateLimited)) })
 	time.Sleep(2 * time.Second) // it is looked at again meanwhile
 	if got := f.get(t, second.Name); len(got.Status.Conditions) > 0 {
 		t.Errorf("over the rate: %+v", got.Status)
@@ -208,7 +213,8 @@ func (f *fleet) saidOf(t *testing.T, name, reason string) bool {
 	return len(f.eventsOf(t, name, reason)) > 0
 }
 
-// A node that is left alone renews by the cluster's own signer, with an Event on it each time; nothing else of it passes, and nobody else.
+// A node that is exempt from attestation renews by the cluster's own signer, with an Event on it
+// each time. None of its other requests pass, and no other client's.
 func TestUnattestedNodes(t *testing.T) {
 	f := newFleet(t, func(_ *fleet, p *verifier.Policy) { p.UnattestedNodes = []string{"control-plane-0"} })
 	if err := f.client.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "control-plane-0"}}); err != nil {
@@ -230,13 +236,14 @@ func TestUnattestedNodes(t *testing.T) {
 		return f.stock(t, api, name)
 	}
 	good := stock("control-plane-0", "control-plane-0")
-	harness.Eventually(t, 10*time.Second, "it is approved", func() bool {
+	harness.Eventually(t, harness.Soon, "it is approved", func() bool {
 		got := f.get(t, good.Name)
 		return len(got.Status.Conditions) == 1 && got.Status.Conditions[0].Type == certificatesv1.CertificateApproved &&
 			got.Status.Conditions[0].Reason == string(controller.ReasonUnattested)
 	})
-	harness.Eventually(t, 5*time.Second, "it is said of the node", func() bool { return f.saidOf(t, "control-plane-0", string(controller.ReasonUnattested)) })
-	// That a node asks for another the API server refuses by itself, under this signer; the rules do, too.
+	harness.Eventually(t, harness.Soon, "it is said of the node", func() bool { return f.saidOf(t, "control-plane-0", string(controller.ReasonUnattested)) })
+	// That a node asks for another the API server refuses by itself, under this signer; the rules
+	// do, too.
 	open := []*certificatesv1.CertificateSigningRequest{
 		stock("control-plane-1", "control-plane-1"), f.stock(t, f.clientOf(t, f.newToken(t)), "control-plane-0"),
 	}

@@ -27,7 +27,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
-// peer does by hand what the plugin does: whoever attacks does it out of turn.
+// peer does by hand what the plugin does. An attacker does it in another order.
 type peer struct {
 	*fleet
 	// api is the credential that it shows.
@@ -188,7 +188,7 @@ func (f *fleet) issued(t *testing.T, object *certificatesv1.CertificateSigningRe
 		}
 		return len(got.Status.Certificate) > 0
 	})
-	harness.Eventually(t, 5*time.Second, "the certificate is noted", func() bool { return f.notes(t, machine, got.Status.Certificate) })
+	harness.Eventually(t, harness.Soon, "the certificate is noted", func() bool { return f.notes(t, machine, got.Status.Certificate) })
 	return got.Status.Certificate
 }
 

@@ -79,7 +79,7 @@ func (b *bed) policed(t *testing.T) {
 			t.Errorf("%v: %s", err, out)
 		}
 		request := b.bareHello(t)
-		harness.Eventually(t, 20*time.Second, "the policies are gone", func() bool { return b.approvesDry(ctx, request) == nil })
+		harness.Eventually(t, harness.Soon, "the policies are gone", func() bool { return b.approvesDry(ctx, request) == nil })
 		if err := b.client.Delete(ctx, request); err != nil {
 			t.Error(err)
 		}
@@ -170,7 +170,7 @@ func (b *bed) inForce(t *testing.T) corev1.NamespaceCondition {
 func (b *bed) becomes(t *testing.T, status corev1.ConditionStatus, reason, says string) corev1.NamespaceCondition {
 	t.Helper()
 	var c corev1.NamespaceCondition
-	harness.Eventually(t, 20*time.Second, fmt.Sprintf("the condition is %s, %s, %q", status, reason, says), func() bool {
+	harness.Eventually(t, harness.Soon, fmt.Sprintf("the condition is %s, %s, %q", status, reason, says), func() bool {
 		c = b.inForce(t)
 		return c.Status == status && c.Reason == reason && strings.Contains(c.Message, says)
 	})
@@ -220,9 +220,9 @@ func sampled(t *testing.T, name string, labels map[string]string) (sum float64) 
 	return sum
 }
 
-// With revocation on, its policies are watched too: a deleted one is reported until it is applied
-// again, and an altered one if the controller does not repair it. The gate asks for none of them.
-// TestPoliciesAreWatched runs without them.
+// With revocation on, its policies are watched too. A deleted policy is reported until it is
+// applied again. An altered one is reported if the controller does not repair it. The gate asks for
+// none of them. TestPoliciesAreWatched runs without them.
 func TestRevocationPoliciesAreWatched(t *testing.T) {
 	const revoked, component = "node-attestation-revoked-07", "../kubernetes-revocation/component/"
 	b := shared
@@ -304,8 +304,8 @@ func (b *bed) policyNames(t *testing.T) (names []string) {
 	return names
 }
 
-// Whatever keeps a policy from being in force is noticed, said in the condition, an Event, the log
-// and a gauge, and over once the release is applied again.
+// The controller notices when a policy is not in force, for each possible cause. It reports that in
+// the condition, an Event, the log and a gauge. The report ends once the release is applied again.
 func TestPoliciesAreWatched(t *testing.T) {
 	b := shared
 	b.policed(t)
@@ -378,7 +378,7 @@ func TestPoliciesAreWatched(t *testing.T) {
 			if !strings.Contains(condition.Message, c.problem) || condition.LastTransitionTime.IsZero() {
 				t.Errorf("the condition is %+v", condition)
 			}
-			harness.Eventually(t, 5*time.Second, "an Event says so", func() bool {
+			harness.Eventually(t, harness.Soon, "an Event says so", func() bool {
 				for _, note := range b.eventsAbout(t, shippedNamespace, preflight.ReasonPoliciesNotInForce) {
 					if strings.Contains(note, c.says) {
 						return true
@@ -392,7 +392,8 @@ func TestPoliciesAreWatched(t *testing.T) {
 			if sampled(t, "node_attestation_policy_problems", map[string]string{"cluster": "policed", "policy": approvalPolicy, "problem": c.problem}) != 1 {
 				t.Error("it is not in the gauge")
 			}
-			if c.says == "matchResources" { // what the manifests do not have, an apply leaves to whoever added it
+			// an apply leaves a field that is not in the manifests to the client that added it
+			if c.says == "matchResources" {
 				if out, err := b.RunKubectl(t.Context(), b.adminConfig, "replace", "--filename="+manifests+"policies.yaml"); err != nil {
 					t.Fatalf("%v: %s", err, out)
 				}
@@ -499,7 +500,7 @@ func TestPolicyIsProven(t *testing.T) {
 	b.becomes(t, corev1.ConditionTrue, preflight.ReasonPoliciesInForce, "")
 	time.Sleep(1100 * time.Millisecond) // the policies have been right for that long
 	hello, began := b.bareHello(t), time.Now()
-	harness.Eventually(t, 20*time.Second, "a policy is proven, and again", func() bool {
+	harness.Eventually(t, harness.Soon, "a policy is proven, and again", func() bool {
 		p.Challenged(hello.Name)
 		return tried.refused.Load() > 1
 	})
@@ -536,7 +537,7 @@ func TestPolicyIsNotEffective(t *testing.T) {
 	p, _ := b.watchPolicies(t, b.asShipped(), func(c *preflight.WatchConfig) { c.Prove = time.Second })
 	b.becomes(t, corev1.ConditionTrue, preflight.ReasonPoliciesInForce, "")
 	hello := b.bareHello(t)
-	harness.Eventually(t, 20*time.Second, "it is found out", func() bool {
+	harness.Eventually(t, harness.Soon, "it is found out", func() bool {
 		p.Challenged(hello.Name)
 		c := b.inForce(t)
 		return c.Status == corev1.ConditionFalse && strings.Contains(c.Message, approvalPolicy+": "+preflight.PolicyNotEffective)

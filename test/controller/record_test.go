@@ -26,8 +26,8 @@ func (f *fleet) kubectl(t *testing.T, args ...string) string {
 	return out
 }
 
-// A record serves people and tools: columns, category, label, conditions that kubectl waits for, and
-// Events. Conditions cost no write: a first certificate takes two, as before.
+// A record serves people and tools: columns, category, label, conditions that kubectl waits for,
+// and Events. Conditions cost no write: a first certificate takes two, as before.
 func TestRecordForPeopleAndTools(t *testing.T) {
 	f := newFleet(t, nil)
 	m := f.newMachine(t, "shown")
@@ -78,7 +78,7 @@ func TestRecordForPeopleAndTools(t *testing.T) {
 		t.Errorf("there is no EK in\n%s", wide)
 	}
 	want := fmt.Sprintf("%s: issued a certificate for node shown to machine shown, with serial %s, until %s", proof.Name, record.Status.Certificates[0].Serial, expires)
-	harness.Eventually(t, 20*time.Second, "an Event on the record", func() bool {
+	harness.Eventually(t, harness.Soon, "an Event on the record", func() bool {
 		list := &eventsv1.EventList{}
 		if err := f.client.List(t.Context(), list, client.InNamespace(f.namespace)); err != nil {
 			t.Fatal(err)

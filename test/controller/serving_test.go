@@ -51,8 +51,8 @@ func (f *fleet) asksToServe(t *testing.T, credential *rest.Config, node string, 
 	return filed
 }
 
-// A node that attested gets a serving certificate for the addresses of its machine, by kube-controller-manager's hand; for no others, and nobody
-// else does.
+// A node that attested gets a serving certificate for the addresses of its machine, by
+// kube-controller-manager's hand; for no others, and nobody else does.
 func TestServingCertificates(t *testing.T) {
 	f := newFleet(t, func(_ *fleet, p *verifier.Policy) {
 		p.ServingSigners = []string{certificatesv1.KubeletServingSignerName}
@@ -74,10 +74,10 @@ func TestServingCertificates(t *testing.T) {
 	}
 	m.enrols(t)
 	early := f.asksToServe(t, m.credential(t), m.name, []string{m.name}, "192.0.2.11")
-	harness.Eventually(t, 5*time.Second, "it is said that it waits", func() bool { return f.said(t, early, string(verifier.ReasonAddressUnknown)) })
+	harness.Eventually(t, harness.Soon, "it is said that it waits", func() bool { return f.said(t, early, string(verifier.ReasonAddressUnknown)) })
 	harness.WriteFile(t, f.inventory, append(bytes.TrimSpace(listed), "\naddresses: [serving-1.example.com, 192.0.2.11]\n"...))
 	began := time.Now()
-	harness.Eventually(t, 10*time.Second, "it is issued", func() bool { return len(f.get(t, early.Name).Status.Certificate) > 0 })
+	harness.Eventually(t, harness.Soon, "it is issued", func() bool { return len(f.get(t, early.Name).Status.Certificate) > 0 })
 	if got := f.get(t, early.Name).Status.Conditions[0]; got.Reason != string(controller.ReasonServing) {
 		t.Errorf("%+v", got)
 	}

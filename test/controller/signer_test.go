@@ -97,7 +97,8 @@ func TestInsecureSigner(t *testing.T) {
 	waits := ask(nobodys, insecure.SignerName, document, "insecure-3", "insecure-3")
 
 	f.issued(t, ask(mine, insecure.SignerName, document, "insecure-1", "insecure-1"), "insecure-1")
-	f.refused(t, ask(mine, insecure.SignerName, document, "insecure-1", "insecure-1"), string(verifier.ReasonIdentityBound)) // once
+	// once
+	f.refused(t, ask(mine, insecure.SignerName, document, "insecure-1", "insecure-1"), string(verifier.ReasonIdentityBound))
 	if got := f.get(t, waits.Name); reasonOf(got) != "" || len(got.Status.Conditions) > 0 {
 		t.Errorf("a token that nobody has listed yet: %+v", got.Status)
 	}
@@ -108,7 +109,8 @@ func TestInsecureSigner(t *testing.T) {
 	}
 }
 
-// A provider out of the tree says what evidence is worth, and no more: machine, name, requester and record are judged as for every other.
+// A provider out of the tree says what evidence is worth, and no more: machine, name, requester and
+// record are judged as for every other.
 func TestProviderOutOfTheTree(t *testing.T) {
 	f := newFleet(t, func(f *fleet, p *verifier.Policy) {
 		p.Providers = append(p.Providers, verifier.Provider{Name: null.Name})

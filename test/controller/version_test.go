@@ -17,7 +17,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// serving is a controller's provider that serves these versions. Those that do not exist yet it would serve to nobody here.
+// serving is a controller's provider that serves these versions. Those that do not exist yet it
+// would serve to nobody here.
 type serving struct {
 	tpmprovider.Provider
 	versions attestation.Versions
@@ -38,7 +39,8 @@ func (s serving) Judge(ctx context.Context, q controller.Question) verifier.Evid
 	return s.Provider.Judge(ctx, q)
 }
 
-// Node and controller of several releases: either they agree on what both have, or the node says within 30 s what each accepts.
+// Node and controller of several releases: either they agree on what both have, or the node says
+// within 30 s what each accepts.
 func TestVersionMatrix(t *testing.T) {
 	later := filepath.Join(t.TempDir(), "kubelet-authenticator")
 	if err := testbed.GoBuild(t.Context(), "..", later, "./newerplugin"); err != nil {

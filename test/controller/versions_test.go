@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"sigs.k8s.io/yaml"
 
@@ -49,7 +48,7 @@ func (f *fleet) serve(ctx context.Context, t *testing.T, versions ...version) {
 		t.Fatal(err)
 	}
 	for _, v := range versions {
-		harness.Eventually(t, 20*time.Second, v.name+" is served", func() bool {
+		harness.Eventually(t, harness.Soon, v.name+" is served", func() bool {
 			_, err := f.RunKubectl(ctx, f.adminConfig, "get", "--raw", "/apis/attestation.cluster.x-k8s.io/"+v.name+"/nodeattestations")
 			return err == nil
 		})
@@ -70,8 +69,9 @@ func (f *fleet) migrate(ctx context.Context, t *testing.T, to string) {
 	}
 }
 
-// The way from v1alpha1 to v1beta1 in docs/api-versions.md. The controller of v1alpha1 goes on while
-// both are served, whichever is stored. Once the commands were run, v1alpha1 can go.
+// The way from v1alpha1 to v1beta1 in docs/api-versions.md. The controller of v1alpha1 goes on
+// while both are served, with either as the stored version. Once the commands were run, v1alpha1
+// can go.
 func TestStoredVersionChanges(t *testing.T) {
 	f := newFleet(t, nil)
 	m, idle := f.newMachine(t, "versioned"), f.newMachine(t, "not-renewed")

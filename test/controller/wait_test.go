@@ -21,9 +21,11 @@ import (
 )
 
 const (
-	// lateWait is for how long something is missing: the pauses of an ordinary queue, which double, would be 10 s long by then.
+	// lateWait is for how long something is missing: the pauses of an ordinary queue, which double,
+	// would be 10 s long by then.
 	lateWait = 12 * time.Second
-	// followed is how soon what has waited goes on: it is looked at each second, and a busy machine may add to that.
+	// followed is how soon what has waited goes on: it is looked at each second, and a busy machine
+	// may add to that.
 	followed = 6500 * time.Millisecond
 )
 
@@ -113,7 +115,7 @@ func TestCAIsLate(t *testing.T) {
 	key := f.takeCA(t)
 	p := f.newPeer(t, m.chip, f.asToken(m.token), m.name, m.name)
 	hello := p.hello(t)
-	harness.Eventually(t, 5*time.Second, "it is said that it waits", func() bool { return f.said(t, hello, string(verifier.ReasonSignerUnavailable)) })
+	harness.Eventually(t, harness.Soon, "it is said that it waits", func() bool { return f.said(t, hello, string(verifier.ReasonSignerUnavailable)) })
 	if got := f.get(t, hello.Name); len(got.Status.Conditions) > 0 || len(got.Annotations) != 1 || waitsFor(got) != verifier.ReasonSignerUnavailable {
 		t.Errorf("%+v %v", got.Status, got.Annotations)
 	}
@@ -126,7 +128,8 @@ func TestCAIsLate(t *testing.T) {
 	f.issued(t, p.file(t, p.proof(t, hello)), m.name)
 }
 
-// The record's CRD comes after the controller and the request: nothing is decided without it, and all soon after.
+// The record's CRD comes after the controller and the request: nothing is decided without it, and
+// all soon after.
 func TestCRDIsLate(t *testing.T) {
 	crd := func(verb string) {
 		t.Helper()
@@ -161,8 +164,8 @@ func TestCRDIsLate(t *testing.T) {
 	f.issued(t, p.file(t, p.proof(t, hello)), m.name)
 }
 
-// While eight machines enrol again and again, the CA is replaced, the key after the certificate: each certificate is of the pair that was
-// there, and soon of the new one.
+// Eight machines enrol again and again while the CA is replaced, first the certificate and then the
+// key. Each certificate is of a CA pair that existed, and soon all are of the new one.
 func TestCAIsRotatedUnderLoad(t *testing.T) {
 	f := newFleet(t, nil)
 	next, err := testbed.NewCA("next")

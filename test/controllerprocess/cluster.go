@@ -51,8 +51,8 @@ var Manifests = []string{"namespace.yaml", "crd.yaml", "policies.yaml", "rbac.ya
 
 const crd = "crd/nodeattestations.attestation.cluster.x-k8s.io"
 
-// Install applies the manifests of the module in a folder, makes the Secret with the cluster's
-// client CA and an inventory without machines, and returns when the policies are in effect.
+// Install applies the manifests of the module in a folder. It makes the Secret with the cluster's
+// client CA, and an inventory without machines. It returns when the policies are in effect.
 func Install(ctx context.Context, cp *testbed.ControlPlane, module string) error {
 	if err := Apply(ctx, cp, module); err != nil {
 		return err
@@ -141,9 +141,9 @@ func Kubeconfig(ctx context.Context, cp *testbed.ControlPlane) ([]byte, error) {
 
 const policyTimeout = 20 * time.Second
 
-// AwaitPolicies waits until each policy of ours that the cluster has, and that keeps others from
-// doing the controller's work, refuses it: a policy reaches the API server's admission through an
-// informer, up to seconds after it was stored. The probes leave nothing behind.
+// AwaitPolicies waits until our policies in the cluster refuse the controller's work to others. A
+// policy reaches the API server's admission through an informer, up to seconds after it was stored.
+// The probes leave nothing behind.
 func AwaitPolicies(ctx context.Context, cp *testbed.ControlPlane) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, policyTimeout)
 	defer cancel()
@@ -202,7 +202,8 @@ func AwaitPolicies(ctx context.Context, cp *testbed.ControlPlane) (err error) {
 		_, err := cp.Client().CoreV1().ConfigMaps(Namespace).Create(ctx, object, metav1.CreateOptions{DryRun: dryRun.DryRun})
 		return err
 	}
-	masked := cp.AdminConfig() // may all that an administrator may, and belongs to the groups of machines besides
+	// may all that an administrator may, and belongs to the groups of machines besides
+	masked := cp.AdminConfig()
 	masked.Impersonate = rest.ImpersonationConfig{UserName: "system:bootstrap:probe1", Groups: []string{"system:masters", "system:bootstrappers", "system:authenticated"}}
 	machine, err := kubernetes.NewForConfig(masked)
 	if err != nil {
@@ -248,7 +249,8 @@ func AwaitPolicies(ctx context.Context, cp *testbed.ControlPlane) (err error) {
 	}
 	for _, binding := range bindings.Items {
 		policy := binding.Spec.PolicyName
-		if binding.Labels["attestation.cluster.x-k8s.io/filled-by"] != "" { // it refuses nothing until it is filled
+		// it refuses nothing until it is filled
+		if binding.Labels["attestation.cluster.x-k8s.io/filled-by"] != "" {
 			continue
 		}
 		try, ok := tries[policy]

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package controllerprocess runs node-attestation-controller as it is shipped: the binary, on its service account's credential, with a
-// configuration file, in a cluster with the manifests of packaging/kubernetes. Tests that want to look into it, or to have its
-// writes fail, run the library instead.
+// Package controllerprocess runs the shipped binary of node-attestation-controller. It uses its
+// service account's credential and a configuration file, in a cluster with the manifests of
+// packaging/kubernetes. Tests that want to look into it, or to have its writes fail, run the
+// library instead.
 //
 //	controllerprocess.Build(ctx, module, binary)
 //	controllerprocess.Install(ctx, cp, module)
-//	c, err := controllerprocess.New(controllerprocess.Options{ControlPlane: cp, Dir: dir, Binary: binary})
+//	o := controllerprocess.Options{ControlPlane: cp, Dir: dir, Binary: binary}
+//	c, err := controllerprocess.New(o)
 //	c.Start(ctx)
 //	c.Ready(ctx)
 //	controllerprocess.SetInventory(ctx, cp, machines)
@@ -49,15 +51,19 @@ func Build(ctx context.Context, module, output string) error {
 type Options struct {
 	// ControlPlane has been given to Install.
 	ControlPlane *testbed.ControlPlane
-	// Dir takes the process's files: configuration, kubeconfig, log. It exists, and is no other process's.
+	// Dir takes the process's files: configuration, kubeconfig, log. It exists, and is no other
+	// process's.
 	Dir string
 	// Binary is what Build built.
 	Binary string
-	// Kubeconfig is whom the process acts as; nil is a new token of its service account with each Start.
+	// Kubeconfig is whom the process acts as; nil is a new token of its service account with each
+	// Start.
 	Kubeconfig []byte
-	// Configure changes the configuration before it is written: see New for what it is without that.
+	// Configure changes the configuration before it is written: see New for what it is without
+	// that.
 	Configure func(*config.Config)
-	// Edit changes what is about to be written, by the names of fields: after Configure, and without what is the default.
+	// Edit changes what is about to be written, by the names of fields: after Configure, and
+	// without what is the default.
 	Edit func(map[string]any)
 	// Args are added to the command line, such as -v=2.
 	Args []string
@@ -67,15 +73,17 @@ type Options struct {
 	Memory *testbed.MemoryGroup
 }
 
-// Controller is a controller that can be started, ended, and started again. Its methods are for one goroutine at a time.
+// Controller is a controller that can be started, ended, and started again. Its methods are for one
+// goroutine at a time.
 type Controller struct {
 	options         Options
 	health, metrics *testbed.Port // also while no process runs
 	process         *testbed.Process
 }
 
-// New writes the configuration file: mode Sign with the Secret and the ConfigMap that Install makes, PCRs 0 to 7 in SHA-256, leader election, and
-// addresses on loopback that stay the same when it is started again, and are nobody else's in between.
+// New writes the configuration file. It has mode Sign with the Secret and the ConfigMap of Install,
+// PCRs 0 to 7 in SHA-256, and leader election. The addresses are on loopback, and stay reserved
+// while the process is stopped.
 func New(options Options) (*Controller, error) {
 	c := &Controller{options: options}
 	var err error
@@ -202,8 +210,8 @@ func (c *Controller) running() bool {
 	}
 }
 
-// Ready waits until /readyz is good: the replica could decide, whether it leads or stands by. Its error has what is missing, or how the
-// process has ended, and the end of the log.
+// Ready waits until /readyz is good: the replica could decide, whether it leads or stands by. Its
+// error has what is missing, or how the process has ended, and the end of the log.
 func (c *Controller) Ready(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
@@ -226,7 +234,8 @@ func (c *Controller) Ready(ctx context.Context) error {
 // Metrics returns the metrics in the text format.
 func (c *Controller) Metrics(ctx context.Context) (string, error) { return get(ctx, c.MetricsURL()) }
 
-// Kill ends the process as a crash does, with SIGKILL, and waits. Where it does not run, the error is how it ended.
+// Kill ends the process as a crash does, with SIGKILL, and waits. Where it does not run, the error
+// is how it ended.
 func (c *Controller) Kill() error {
 	if c.process == nil {
 		return nil
@@ -234,8 +243,9 @@ func (c *Controller) Kill() error {
 	return c.process.Kill()
 }
 
-// Stop ends the process as a pod is ended, with SIGTERM, and waits. The error says that it did not exit with 0, or not in time, or that it
-// had ended before; nil if it was never started, or has been ended by Stop or Kill.
+// Stop ends the process as a pod is ended, with SIGTERM, and waits. The error says that it did not
+// exit with 0, or not in time, or that it had ended before. It is nil if the process was never
+// started, or was ended by Stop or Kill.
 func (c *Controller) Stop() error {
 	if !c.running() {
 		return c.failure()

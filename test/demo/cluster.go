@@ -93,7 +93,8 @@ func (d *demo) stopController(context.Context) error {
 	return nil
 }
 
-// impostorWithoutTPM asks as kubelets do that do not attest. kube-controller-manager would approve that at once, by kubeadm's binding.
+// impostorWithoutTPM asks as kubelets do that do not attest. kube-controller-manager would approve
+// that at once, by kubeadm's binding.
 func (d *demo) impostorWithoutTPM(ctx context.Context) error {
 	title("an impostor without a TPM asks kube-controller-manager for a certificate as %s, with the bootstrap token", node)
 	name, err := d.askUnattested(ctx)

@@ -76,7 +76,8 @@ func (d *demo) impostorComesAgain(ctx context.Context) error {
 	return d.refused(ctx, "impostor with another TPM, after the node", verifier.ReasonIdentityBound)
 }
 
-// refused runs the impostor's plugin, which has to end with the code for a denial, and to have got no certificate.
+// refused runs the impostor's plugin, which has to end with the code for a denial, and to have got
+// no certificate.
 func (d *demo) refused(ctx context.Context, who string, reason verifier.Reason) error {
 	before, err := d.requests(ctx)
 	if err != nil {

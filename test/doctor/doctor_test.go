@@ -21,7 +21,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// A node that is as it should be: exit code 0, and no check but those that mean nothing here is left out.
+// A node that is as it should be: exit code 0, and no check but those that mean nothing here is
+// left out.
 func TestAllGood(t *testing.T) {
 	n := newNode(t)
 	n.enrol()
@@ -39,7 +40,8 @@ func TestAllGood(t *testing.T) {
 	}
 }
 
-// Before the first certificate the bootstrap credential is tried, and all that fails is that there is no certificate.
+// Before the first certificate the bootstrap credential is tried, and all that fails is that there
+// is no certificate.
 func TestBeforeTheFirstCertificate(t *testing.T) {
 	n := newNode(t)
 	e := n.examine()
@@ -183,7 +185,8 @@ func TestWithoutRoot(t *testing.T) {
 	n.wantFailed(e)
 }
 
-// Where the node may look, the bindings that approve without attestation are named; else the command to look with.
+// Where the node may look, the bindings that approve without attestation are named; else the
+// command to look with.
 func TestAutoApproveBindings(t *testing.T) {
 	n := newNode(t)
 	n.enrol()

@@ -26,7 +26,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// node is a machine with a software TPM, a bootstrap kubeconfig, a kubelet.conf and a kubelet, of which there is only what /proc shows.
+// node is a machine with a software TPM, a bootstrap kubeconfig, a kubelet.conf and a kubelet, of
+// which there is only what /proc shows.
 type node struct {
 	*bed
 	t                                 *testing.T
@@ -120,7 +121,8 @@ type examination struct {
 	output string
 }
 
-// examine runs doctor. Whatever is wrong, all checks are reported, nothing is changed or filed, and no secret is shown.
+// examine runs doctor. Whatever is wrong, all checks are reported, nothing is changed or filed, and
+// no secret is shown.
 func (n *node) examine(args ...string) examination {
 	n.t.Helper()
 	before, filed := n.tree(), n.requests()
@@ -191,7 +193,8 @@ func (n *node) requests() []string {
 	return names
 }
 
-// tree describes all the node's files but the TPM's lock. The directory that this is in may appear, and nothing else in it.
+// tree describes all the node's files but the TPM's lock. The directory that this is in may appear,
+// and nothing else in it.
 func (n *node) tree() string {
 	n.t.Helper()
 	var out strings.Builder

@@ -50,7 +50,8 @@ func (n *node) status() (authenticator.Overview, int) {
 			continue
 		}
 		if strings.Contains(line, " resumed>") {
-			continue // the end of a call whose beginning, with all it was called with, has a line of its own
+			// the end of a call whose beginning, with all it was called with, has a line of its own
+			continue
 		}
 		n.t.Errorf("status does more than read files: %s", line)
 	}

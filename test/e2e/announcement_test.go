@@ -56,7 +56,7 @@ func announce(t *testing.T, cluster *testbed.ControlPlane, entry string) {
 	user := testbed.CertificateUser(issueNode(t, cluster, "reader"))
 	kubeconfig := t.TempDir() + "/kubeconfig"
 	harness.Must(t, cluster.WriteKubeconfig(kubeconfig, user))
-	harness.Eventually(t, 10*time.Second, "nodes may read it", func() bool {
+	harness.Eventually(t, harness.Soon, "nodes may read it", func() bool {
 		_, err := cluster.RunKubectl(ctx, kubeconfig, "get", "configmap", name, "--namespace="+namespace)
 		return err == nil
 	})
@@ -106,7 +106,7 @@ func (n *node) reports(t *testing.T) string {
 // checked returns what the last check has found, once it has ended.
 func (n *node) checked(t *testing.T) cache.Announcement {
 	t.Helper()
-	harness.Eventually(t, 20*time.Second, "a check has ended", func() bool {
+	harness.Eventually(t, harness.Soon, "a check has ended", func() bool {
 		state, err := n.dir.State()
 		return err == nil && state.Announcement != nil && !state.Announcement.UnderWay
 	})
@@ -121,8 +121,9 @@ func expiresIn(r harness.Result) time.Duration {
 	return time.Until(r.Credential.Status.ExpirationTimestamp.Time)
 }
 
-// A renewal that is announced reaches a node whose certificate is good for hours: its next run finds
-// it, the one after that prints the new certificate, and then the Node names the new one.
+// An announced renewal reaches a node whose certificate is valid for hours. The node's next run
+// finds the announcement, and the run after that prints the new certificate. Then the Node names
+// the new certificate.
 func TestAnnouncedRenewal(t *testing.T) {
 	for name, renewal := range map[string]attestation.Renewal{
 		"for all":       {All: true},
@@ -141,7 +142,7 @@ func TestAnnouncedRenewal(t *testing.T) {
 			if r.Code != 0 || !r.Leaf.Equal(old.Leaf) || r.Took > time.Second+slack || expiresIn(r) > 31*time.Second {
 				t.Fatalf("exit code %d after %s, client-go asks again in %s: %s", r.Code, r.Took, expiresIn(r), r.Stderr)
 			}
-			harness.Eventually(t, 15*time.Second, "the new certificate is printed", func() bool {
+			harness.Eventually(t, harness.Soon, "the new certificate is printed", func() bool {
 				r = n.run(t)
 				return !r.Leaf.Equal(old.Leaf)
 			})
@@ -151,7 +152,7 @@ func TestAnnouncedRenewal(t *testing.T) {
 			renewed, err := n.dir.Current()
 			harness.Must(t, err)
 			harness.WorkerEnds(t, n.dir)
-			harness.Eventually(t, 15*time.Second, "the Node names the new certificate", func() bool {
+			harness.Eventually(t, harness.Soon, "the Node names the new certificate", func() bool {
 				n.run(t)
 				return n.reports(t) == renewed.Fingerprint()
 			})
@@ -196,7 +197,7 @@ func TestAnnouncedRenewalIsSpread(t *testing.T) {
 		t.Error("it renewed too early")
 	}
 	time.Sleep(time.Until(due))
-	harness.Eventually(t, 15*time.Second, "the new certificate is printed", func() bool { return !n.run(t).Leaf.Equal(old.Leaf) })
+	harness.Eventually(t, harness.Soon, "the new certificate is printed", func() bool { return !n.run(t).Leaf.Equal(old.Leaf) })
 }
 
 // Whatever becomes of the check, no run waits for it, and none fails.
@@ -262,7 +263,7 @@ func TestWorkerIsKilledInACheck(t *testing.T) {
 	proxy := n.behindProxy(t)
 	harness.Must(t, proxy.SetMode(testbed.BlackHole))
 	n.run(t)
-	harness.Eventually(t, 10*time.Second, "the check is under way", func() bool {
+	harness.Eventually(t, harness.Soon, "the check is under way", func() bool {
 		state, err := n.dir.State()
 		return err == nil && state.Announcement != nil && state.Announcement.UnderWay
 	})
@@ -272,7 +273,7 @@ func TestWorkerIsKilledInACheck(t *testing.T) {
 		t.Errorf("exit code %d, client-go asks again in %s: %s", r.Code, expiresIn(r), r.Stderr)
 	}
 	due := n.installDue(t)
-	harness.Eventually(t, 15*time.Second, "the new certificate is printed", func() bool {
+	harness.Eventually(t, harness.Soon, "the new certificate is printed", func() bool {
 		r := n.run(t)
 		return !r.Leaf.Equal(due.Leaf)
 	})
@@ -293,7 +294,8 @@ func TestKilledInAnAnnouncedRenewal(t *testing.T) {
 			trap := filepath.Join(t.TempDir(), "kill")
 			harness.WriteFile(t, trap, []byte(step))
 			n.env = append(n.env, "TEST_KILL_FILE="+trap)
-			n.args = append(n.args, "--check-interval=10s") // a check that died is made again after that
+			// a check that died is made again after that
+			n.args = append(n.args, "--check-interval=10s")
 			harness.Eventually(t, time.Minute, "the Node names the new certificate", func() bool {
 				if r := n.run(t); r.Code != 0 {
 					t.Fatalf("exit code %d: %s", r.Code, r.Stderr)
@@ -361,8 +363,8 @@ func (n *node) writes(t *testing.T) doctor.Result {
 	return doctor.Result{}
 }
 
-// The API server tells a node that its certificate is revoked, or its machine suspended: by a dry run
-// to doctor, and by its request to the worker. Nothing is changed by the dry run.
+// The API server tells a node that its certificate is revoked, or its machine suspended. doctor
+// learns that by a dry run, and the worker by its request. The dry run changes nothing.
 func TestRevokedAndSuspended(t *testing.T) {
 	for message, want := range map[string]struct {
 		reason authenticator.Reason
@@ -385,7 +387,7 @@ func TestRevokedAndSuspended(t *testing.T) {
 			}
 			n.refuseWrites(t, pair, message)
 			var got doctor.Result
-			harness.Eventually(t, 10*time.Second, "writes are refused", func() bool {
+			harness.Eventually(t, harness.Soon, "writes are refused", func() bool {
 				got = n.writes(t)
 				return got.Status == doctor.Failure
 			})

@@ -143,7 +143,8 @@ func (n *node) fullDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.mount(t, "-t", "tmpfs", "-o", "size=64k,mode=0700", "tmpfs")
-	_ = os.WriteFile(filepath.Join(n.dir.Path(), "ballast"), make([]byte, 1<<20), 0o600) // until it is full
+	// until it is full
+	_ = os.WriteFile(filepath.Join(n.dir.Path(), "ballast"), make([]byte, 1<<20), 0o600)
 }
 
 // A full disk costs nothing: what was valid stays, and when there is room the renewal comes.
@@ -164,7 +165,7 @@ func TestFullDiskLosesNothing(t *testing.T) {
 	if err := os.Remove(ballast); err != nil {
 		t.Fatal(err)
 	}
-	harness.Eventually(t, 20*time.Second, "the new certificate is printed", func() bool {
+	harness.Eventually(t, harness.Soon, "the new certificate is printed", func() bool {
 		r := n.run(t)
 		return r.Code == 0 && time.Until(r.Leaf.NotAfter) > 30*time.Minute
 	})
@@ -194,7 +195,7 @@ func TestUnusableCertificates(t *testing.T) {
 			n.signer = "example.com/by-hand"
 			old := n.installDue(t)
 			n.run(t)
-			harness.Eventually(t, 10*time.Second, "a request is filed", func() bool { return n.live(t) == 1 })
+			harness.Eventually(t, harness.Soon, "a request is filed", func() bool { return n.live(t) == 1 })
 			request := n.request(t)
 			life := c.life
 			if life == 0 {
@@ -233,7 +234,8 @@ func TestAnswerThatIsNotACertificateIsRefusedByTheNode(t *testing.T) {
 	}
 }
 
-// Files that cannot be used are set aside by the worker, with the reason in its log, and a new certificate is fetched.
+// Files that cannot be used are set aside by the worker, with the reason in its log, and a new
+// certificate is fetched.
 func TestUnusableFilesAreSetAside(t *testing.T) {
 	n := newNode(t)
 	for _, file := range []string{cache.CurrentFile, cache.PendingFile, cache.StateFile} {

@@ -14,7 +14,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
-// Killed before any step, run or worker: the next runs end with a valid credential, from the one request that was filed.
+// Killed before any step, run or worker: the next runs end with a valid credential, from the one
+// request that was filed.
 func TestKilledBeforeEachStep(t *testing.T) {
 	for _, kind := range []string{"enrolment", "renewal"} {
 		for _, step := range authenticator.Steps() {
@@ -38,7 +39,7 @@ func TestKilledBeforeEachStep(t *testing.T) {
 				if filed, live := len(n.requests(t)), n.live(t); filed != 1 || live != 0 {
 					t.Errorf("%d requests were filed, %d are live", filed, live)
 				}
-				// What the dead left behind is cleaned up by whoever comes next.
+				// The next process cleans up what the killed one left behind.
 				n.run(t)
 				harness.WorkerEnds(t, n.dir)
 				if left, err := filepath.Glob(n.dir.File(".*")); err != nil || len(left) > 0 {
@@ -49,14 +50,15 @@ func TestKilledBeforeEachStep(t *testing.T) {
 	}
 }
 
-// survives runs the plugin into the trap that kills a process of it, and then until it prints a credential that is not the old one,
-// and that the API server takes. While the old certificate is valid no run fails.
+// survives runs the plugin into the trap that kills one of its processes. Then it runs the plugin
+// until it prints a credential that is not the old one, and that the API server accepts. While the
+// old certificate is valid no run fails.
 func (n *node) survives(t *testing.T, trap string, old *cache.Pair) {
 	t.Helper()
 	if killed := n.run(t); old != nil && killed.Code > 0 {
 		t.Errorf("exit code %d while the old certificate is valid: %s", killed.Code, killed.Stderr)
 	}
-	harness.Eventually(t, 15*time.Second, "the process is killed", func() bool { return !exists(trap) })
+	harness.Eventually(t, harness.Soon, "the process is killed", func() bool { return !exists(trap) })
 	var r harness.Result
 	harness.Eventually(t, 30*time.Second, "a valid credential is printed", func() bool {
 		r = n.run(t)
@@ -70,7 +72,8 @@ func (n *node) survives(t *testing.T, trap string, old *cache.Pair) {
 	}
 }
 
-// An answer that is lost on the way back is found again: the request was filed, and it stays the only one.
+// An answer that is lost on the way back is found again: the request was filed, and it stays the
+// only one.
 func TestLostAnswerToThePost(t *testing.T) {
 	n := newNode(t)
 	proxy := n.behindProxy(t)
@@ -89,7 +92,8 @@ func TestLostAnswerToThePost(t *testing.T) {
 	}
 }
 
-// A provider that hangs, whatever its context says, does not make a worker outlive its deadline, nor a run its wait.
+// A provider that hangs, and ignores its context, does not make a worker outlive its deadline, nor
+// a run its wait.
 func TestWorkerNeverOutlivesItsDeadline(t *testing.T) {
 	n := renewingNode(t)
 	n.provider = "hanging"
@@ -106,7 +110,7 @@ func TestWorkerNeverOutlivesItsDeadline(t *testing.T) {
 		t.Fatal("no worker runs")
 	}
 	// Its deadline, and 5 s to end by itself.
-	harness.Eventually(t, 15*time.Second, "the worker ends", func() bool { return !worker.Alive() })
+	harness.Eventually(t, harness.Soon, "the worker ends", func() bool { return !worker.Alive() })
 }
 
 // The worker that waits for the signer ends at its deadline, and the next one takes up its request.

@@ -24,7 +24,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// The whole way: nothing on disk, one POST and one WATCH, a certificate that the API server takes for the node; then the cache.
+// The whole way: nothing on disk, one POST and one WATCH, a certificate that the API server takes
+// for the node; then the cache.
 func TestFirstCertificate(t *testing.T) {
 	n := newNode(t)
 	mark, err := n.AuditMark()
@@ -77,7 +78,8 @@ func TestFirstCertificate(t *testing.T) {
 	t.Logf("cached run after %s", second.Took.Round(100*time.Microsecond))
 }
 
-// ofPlugin returns the requests for CertificateSigningRequests of the plugin with that verb, each once.
+// ofPlugin returns the requests for CertificateSigningRequests of the plugin with that verb, each
+// once.
 func ofPlugin(events []testbed.AuditEvent, verb string) []testbed.AuditEvent {
 	seen := map[string]bool{}
 	var found []testbed.AuditEvent
@@ -91,7 +93,8 @@ func ofPlugin(events []testbed.AuditEvent, verb string) []testbed.AuditEvent {
 	return found
 }
 
-// snapshot describes the directory's files, with content and time of change, but for the worker's log.
+// snapshot describes the directory's files, with content and time of change, but for the worker's
+// log.
 func (n *node) snapshot(t *testing.T) string {
 	t.Helper()
 	var out strings.Builder
@@ -229,8 +232,8 @@ func (n *node) workers(t *testing.T) map[string]bool {
 	return pids
 }
 
-// A run that starts the worker and gives up waiting ends at once, though the worker goes on: it holds none of the caller's
-// descriptors.
+// A run that starts the worker and gives up waiting ends at once, though the worker goes on: it
+// holds none of the caller's descriptors.
 func TestWorkerHoldsNoDescriptorOfTheCaller(t *testing.T) {
 	n := newNode(t)
 	n.signer = "example.com/nobody"

@@ -15,9 +15,10 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
-// System calls of the worker fail, or it is killed at them, one after the other: what was valid stays, and the next runs get the
-// certificate. strace counts calls by thread and Go moves between threads, so this is a dense sample; each step for certain is in
-// TestKilledBeforeEachStep.
+// System calls of the worker fail, or the worker is killed at them, one after the other. What was
+// valid stays, and the next runs get the certificate. strace counts calls by thread and Go moves
+// between threads, so this is a dense sample. TestKilledBeforeEachStep covers each step for
+// certain.
 func TestSystemCallsFail(t *testing.T) {
 	if _, err := exec.LookPath("strace"); err != nil {
 		t.Fatal("strace is needed: apt-get install strace")

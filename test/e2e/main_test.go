@@ -21,7 +21,8 @@ const builtinSigner = "kubernetes.io/kube-apiserver-client-kubelet"
 // kube-controller-manager.
 type bed struct {
 	*testbed.ControlPlane
-	// plugin is the product, testPlugin is built from the library with a provider that renews, and client is a client-go program.
+	// plugin is the product, testPlugin is built from the library with a provider that renews, and
+	// client is a client-go program.
 	plugin, testPlugin, client string
 }
 

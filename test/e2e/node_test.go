@@ -146,7 +146,7 @@ func (n *node) installDue(t *testing.T) *cache.Pair {
 // request returns the first of its requests, which a worker may be about to file.
 func (n *node) request(t *testing.T) (first certificatesv1.CertificateSigningRequest) {
 	t.Helper()
-	harness.Eventually(t, 20*time.Second, "a request is filed", func() bool {
+	harness.Eventually(t, harness.Soon, "a request is filed", func() bool {
 		all := n.requests(t)
 		if len(all) > 0 {
 			first = all[0]

@@ -28,7 +28,8 @@ func (n *node) installForeign(t *testing.T) *cache.Pair {
 	return n.installPair(t, issued)
 }
 
-// reviews returns the SelfSubjectReviews of the plugin since a mark, by whether they were answered with 401.
+// reviews returns the SelfSubjectReviews of the plugin since a mark, by whether they were answered
+// with 401.
 func (n *node) reviews(t *testing.T, mark testbed.AuditMark) (all, rejected int) {
 	t.Helper()
 	events, err := n.AuditSince(mark)
@@ -50,12 +51,13 @@ func (n *node) reviews(t *testing.T, mark testbed.AuditMark) (all, rejected int)
 	return all, rejected
 }
 
-// A 401 makes client-go ask again early; then the API server is asked, once, and the node enrols anew with its bootstrap credential.
+// A 401 makes client-go ask again early. Then the API server is asked, once, and the node enrols
+// again with its bootstrap credential.
 func TestRejectedCertificateIsReplaced(t *testing.T) {
 	n := newNode(t)
 	n.installForeign(t)
 	kubeconfig := n.execKubeconfig(t, "client.authentication.k8s.io/v1")
-	out, err := runClient(t, n, kubeconfig, "200ms", "5s")
+	out, err := runClient(t, n, kubeconfig, "200ms", "15s")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +69,8 @@ func TestRejectedCertificateIsReplaced(t *testing.T) {
 	}
 }
 
-// While it cannot enrol anew, even the rejected certificate is printed, and the API server is asked at most once a minute.
+// While it cannot enrol again, even the rejected certificate is printed, and the API server is
+// asked at most once a minute.
 func TestRejectedCertificateIsServedWhileEnrolmentFails(t *testing.T) {
 	n := newNode(t)
 	old := n.installForeign(t)
@@ -113,7 +116,8 @@ func TestEarlyQuestionAboutAGoodCertificate(t *testing.T) {
 	}
 }
 
-// The renewing node whose certificate is rejected when it files its request falls back on the bootstrap credential by itself.
+// The renewing node whose certificate is rejected when it files its request falls back on the
+// bootstrap credential by itself.
 func TestRejectionIsNoticedByTheWorker(t *testing.T) {
 	n := renewingNode(t)
 	other, err := testbed.NewCA("other")
@@ -126,7 +130,7 @@ func TestRejectionIsNoticedByTheWorker(t *testing.T) {
 	}
 	old := n.installPair(t, issued)
 	var r harness.Result
-	harness.Eventually(t, 15*time.Second, "the new certificate is printed", func() bool {
+	harness.Eventually(t, harness.Soon, "the new certificate is printed", func() bool {
 		r = n.run(t)
 		return !bytes.Equal(r.Leaf.Raw, old.Leaf.Raw)
 	})
@@ -154,9 +158,10 @@ func TestCertificateOfAnotherNodeOrCluster(t *testing.T) {
 		}
 		pair := n.installForeign(t)
 		n.reinstallFrom(t, pair, other.CertPEM())
-		// A run waits for the new certificate, but not for long: on a busy machine a later one prints it.
+		// A run waits for the new certificate, but not for long: on a busy machine a later one
+		// prints it.
 		var r harness.Result
-		harness.Eventually(t, 15*time.Second, "the new certificate is printed", func() bool {
+		harness.Eventually(t, harness.Soon, "the new certificate is printed", func() bool {
 			r = n.run(t)
 			return r.Code != 0 || !r.Leaf.Equal(pair.Leaf)
 		})
@@ -167,7 +172,8 @@ func TestCertificateOfAnotherNodeOrCluster(t *testing.T) {
 			t.Errorf("%d requests", got)
 		}
 	})
-	// The CA was replaced at once: the certificate seems foreign, but the cluster takes it, so the node keeps it.
+	// The CA was replaced at once: the certificate seems foreign, but the cluster takes it, so the
+	// node keeps it.
 	t.Run("new CA", func(t *testing.T) {
 		n := newNode(t)
 		other, err := testbed.NewCA("old")
@@ -208,7 +214,7 @@ func TestExposedKeyIsReplaced(t *testing.T) {
 	if err := os.Chmod(n.dir.File(cache.CurrentFile), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	harness.Eventually(t, 15*time.Second, "a new key is printed", func() bool {
+	harness.Eventually(t, harness.Soon, "a new key is printed", func() bool {
 		r := n.run(t)
 		return r.Code == 0 && !r.Leaf.Equal(pair.Leaf)
 	})

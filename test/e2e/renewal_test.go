@@ -17,7 +17,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
-// A certificate that is due is renewed by the node itself: with its own certificate, so that its bootstrap token may be long gone.
+// A certificate that is due is renewed by the node itself: with its own certificate, so that its
+// bootstrap token may be long gone.
 func TestRenewalWithTheNodesOwnCertificate(t *testing.T) {
 	n := renewingNode(t)
 	old := n.installDue(t)
@@ -32,7 +33,7 @@ func TestRenewalWithTheNodesOwnCertificate(t *testing.T) {
 	if r.Code != 0 {
 		t.Fatalf("exit code %d: %s", r.Code, r.Stderr)
 	}
-	harness.Eventually(t, 15*time.Second, "the new certificate is printed", func() bool {
+	harness.Eventually(t, harness.Soon, "the new certificate is printed", func() bool {
 		r = n.run(t)
 		return !bytes.Equal(r.Leaf.Raw, old.Leaf.Raw)
 	})
@@ -52,7 +53,8 @@ func TestRenewalWithTheNodesOwnCertificate(t *testing.T) {
 	}
 }
 
-// The provider insecure serves its certificate to the end, and then asks again with the bootstrap credential.
+// The provider insecure serves its certificate to the end, and then asks again with the bootstrap
+// credential.
 func TestInsecureDoesNotRenew(t *testing.T) {
 	n := newNode(t)
 	old := n.installDue(t)
@@ -103,7 +105,8 @@ func TestNewCertificateIsSoonInUse(t *testing.T) {
 		if fields[0] != "ok" || len(fields) != 4 {
 			t.Fatalf("request %d: %s", requests, lines.Text())
 		}
-		if issued.IsZero() { // later on, a list for each line would make the test fall behind the client
+		// later on, a list for each line would make the test fall behind the client
+		if issued.IsZero() {
 			if all := n.requests(t); len(all) == 1 {
 				n.issue(t, all[0].Name, n.signBy(t, n.ClientCA(), all[0], -time.Minute, time.Hour))
 				issued = time.Now()
@@ -124,8 +127,8 @@ func TestNewCertificateIsSoonInUse(t *testing.T) {
 	t.Errorf("the new certificate was not in use after %d requests", requests)
 }
 
-// A signer that is away costs the node nothing: each run prints the old certificate within 2 s, no request through the exec
-// transport is lost, and the same CSR is served once the signer is back.
+// A signer that is away costs the node nothing. Each run prints the old certificate within 2 s, and
+// no request through the exec transport is lost. The same CSR is served once the signer is back.
 func TestSignerIsAway(t *testing.T) {
 	t.Parallel()
 	const away = 60 * time.Second
@@ -205,7 +208,7 @@ func TestDeniedAndFailedRenewalsKeepTheOldCertificate(t *testing.T) {
 			n.signer = "example.com/by-hand"
 			old := n.installDue(t)
 			n.run(t)
-			harness.Eventually(t, 10*time.Second, "a request is filed", func() bool { return n.live(t) == 1 })
+			harness.Eventually(t, harness.Soon, "a request is filed", func() bool { return n.live(t) == 1 })
 			name := n.request(t).Name
 			var err error
 			if outcome == "denied" {
@@ -245,16 +248,16 @@ func TestDeletedRequestIsFiledAgain(t *testing.T) {
 	n.run(t, "--wait-timeout=500ms")
 	first := n.request(t)
 	n.remove(t, first.Name)
-	harness.Eventually(t, 10*time.Second, "another is filed", func() bool { return len(n.requests(t)) == 1 && n.requests(t)[0].Name != first.Name })
+	harness.Eventually(t, harness.Soon, "another is filed", func() bool { return len(n.requests(t)) == 1 && n.requests(t)[0].Name != first.Name })
 	if !bytes.Contains(n.read(t, cache.PendingFile), []byte(n.request(t).Name)) {
 		t.Error("the new name was not written down")
 	}
-	// Likewise if it goes while no worker looks.
+	// The same holds if the request goes while no worker looks.
 	harness.KillWorker(t, n.dir)
 	second := n.request(t)
 	n.remove(t, second.Name)
 	n.run(t, "--wait-timeout=500ms")
-	harness.Eventually(t, 10*time.Second, "a third is filed", func() bool { return n.live(t) == 1 })
+	harness.Eventually(t, harness.Soon, "a third is filed", func() bool { return n.live(t) == 1 })
 }
 
 // Certificates with intermediates are printed whole, leaf first.

@@ -22,7 +22,8 @@ import (
 // A certificate that does not help does not make the node file requests without end.
 func TestUselessCertificatesMakeNoStorm(t *testing.T) {
 	for name, lifetime := range map[string]struct{ since, until time.Duration }{
-		"rejected":        {-time.Minute, time.Hour},         // signed by a CA that the API server does not know
+		// signed by a CA that the API server does not know
+		"rejected":        {-time.Minute, time.Hour},
 		"due when issued": {-2 * time.Hour, 5 * time.Minute}, // backdated by far
 	} {
 		t.Run(strings.ReplaceAll(name, " ", "-"), func(t *testing.T) {
@@ -44,7 +45,8 @@ func TestUselessCertificatesMakeNoStorm(t *testing.T) {
 				for _, request := range n.requests(t) {
 					if len(request.Status.Conditions) == 0 {
 						n.issue(t, request.Name, n.signBy(t, ca, request, lifetime.since, lifetime.until))
-						// A run between the two would spend the minute's one review on the certificate that is good.
+						// A run between the two would spend the minute's one review on the
+						// certificate that is good.
 						harness.WorkerEnds(t, n.dir)
 					}
 				}
@@ -52,7 +54,7 @@ func TestUselessCertificatesMakeNoStorm(t *testing.T) {
 					t.Fatalf("exit code %d: %s", r.Code, r.Stderr)
 				}
 				// The same for a run before the worker's request is there.
-				harness.Eventually(t, 10*time.Second, "the worker has filed a request, or has ended", func() bool {
+				harness.Eventually(t, harness.Soon, "the worker has filed a request, or has ended", func() bool {
 					return n.live(t) > 0 || !n.dir.Worker().Alive()
 				})
 			}
@@ -69,7 +71,8 @@ func TestUselessCertificatesMakeNoStorm(t *testing.T) {
 	}
 }
 
-// A request that the API server refuses as it is, and that does not exist, is not held on to: the next is another.
+// A request that the API server refuses as it is, and that does not exist, is not held on to: the
+// next is another.
 func TestRefusedRequestIsForgotten(t *testing.T) {
 	n := newNode(t)
 	n.signer = "example.com/refused"
@@ -98,7 +101,7 @@ func TestRefusedRequestIsForgotten(t *testing.T) {
 		return policies.ValidatingAdmissionPolicyBindings().Delete(context.WithoutCancel(t.Context()), "refuse", metav1.DeleteOptions{})
 	})
 	t.Cleanup(func() { _ = lift() })
-	harness.Eventually(t, 20*time.Second, "the policy holds", func() bool {
+	harness.Eventually(t, harness.Soon, "the policy holds", func() bool {
 		_, _, code := n.dry(t)
 		return code == 20
 	})
@@ -119,7 +122,8 @@ func TestRefusedRequestIsForgotten(t *testing.T) {
 	}
 }
 
-// One that the API server would not even show may exist: it is kept, and filed when that is allowed.
+// One that the API server would not even show may exist: it is kept, and filed when that is
+// allowed.
 func TestRefusedRequestThatMayExistIsKept(t *testing.T) {
 	n := newNode(t)
 	nobody, err := n.ClientCA().IssueClient("nobody", nil, time.Now().Add(-time.Minute), time.Now().Add(time.Hour))
@@ -152,7 +156,7 @@ func TestRunsThatWaitCostNothing(t *testing.T) {
 	n := newNode(t)
 	n.signer = "example.com/by-hand"
 	n.run(t, "--wait-timeout=100ms")
-	harness.Eventually(t, 20*time.Second, "a request is pending", func() bool { return len(n.requests(t)) == 1 })
+	harness.Eventually(t, harness.Soon, "a request is pending", func() bool { return len(n.requests(t)) == 1 })
 	var waiting sync.WaitGroup
 	var used [runs]time.Duration
 	for i := range runs {

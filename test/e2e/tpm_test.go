@@ -36,7 +36,8 @@ import (
 
 const clusterUID = "0e4a9a4c-3a4e-4b1f-9f0b-6c2b1f6d2a11"
 
-// tpmNode is a machine with a software TPM behind a proxy, and an attestor that answers its requests.
+// tpmNode is a machine with a software TPM behind a proxy, and an attestor that answers its
+// requests.
 type tpmNode struct {
 	*node
 	tpm      *swtpm.TPM
@@ -45,7 +46,8 @@ type tpmNode struct {
 	key      []byte
 }
 
-// newTPMNode returns a machine whose TPM was made with these options. change may alter the attestor before it begins.
+// newTPMNode returns a machine whose TPM was made with these options. change may alter the attestor
+// before it begins.
 func newTPMNode(t *testing.T, o swtpm.Options, change func(*tpmNode, *verifier.Config)) *tpmNode {
 	t.Helper()
 	chip := swtpm.Start(t, o)
@@ -99,7 +101,8 @@ func (n *tpmNode) nothingLoaded(t *testing.T) {
 	}
 }
 
-// A node enrols and renews with each kind of EK: the real plugin, a software TPM, a real API server.
+// A node enrols and renews with each kind of EK: the real plugin, a software TPM, a real API
+// server.
 func TestTPMEnrolmentAndRenewal(t *testing.T) {
 	t.Parallel()
 	for name, o := range map[string]swtpm.Options{
@@ -131,7 +134,7 @@ func TestTPMEnrolmentAndRenewal(t *testing.T) {
 
 			old := n.installDue(t)
 			var r harness.Result
-			harness.Eventually(t, 20*time.Second, "a new certificate is printed", func() bool {
+			harness.Eventually(t, harness.Soon, "a new certificate is printed", func() bool {
 				r = n.run(t)
 				return r.Code == 0 && !bytes.Equal(r.Leaf.Raw, old.Leaf.Raw)
 			})
@@ -144,12 +147,14 @@ func TestTPMEnrolmentAndRenewal(t *testing.T) {
 	}
 }
 
-// Killed before any step, in the first round or the second: one hello, one proof, a valid credential.
+// Killed before any step, in the first round or the second: one hello, one proof, a valid
+// credential.
 func TestTPMKilledBeforeEachStep(t *testing.T) {
 	t.Parallel()
 	chip := swtpm.Options{Certified: []string{"ecc-p256"}}
 	steps := slices.DeleteFunc(authenticator.Steps(), func(step authenticator.Step) bool {
-		return step == authenticator.StepAnnouncement || step == authenticator.StepReport // TestKilledInAnAnnouncedRenewal
+		// TestKilledInAnAnnouncedRenewal
+		return step == authenticator.StepAnnouncement || step == authenticator.StepReport
 	})
 	// The second round takes these steps again.
 	for _, twice := range []authenticator.Step{authenticator.StepSave, authenticator.StepFile, authenticator.StepNote} {
@@ -175,7 +180,8 @@ func TestTPMKilledBeforeEachStep(t *testing.T) {
 	}
 }
 
-// Killed in the middle of each TPM command, which leaves what was loaded behind: the next worker makes room for itself.
+// Killed in the middle of each TPM command, which leaves what was loaded behind: the next worker
+// makes room for itself.
 func TestTPMKilledInTheMiddleOfACommand(t *testing.T) {
 	t.Parallel()
 	for name, code := range map[string]tpm2.TPMCC{
@@ -187,7 +193,7 @@ func TestTPMKilledInTheMiddleOfACommand(t *testing.T) {
 			n := newTPMNode(t, swtpm.Options{Certified: []string{"ecc-p256"}}, nil)
 			for range 3 { // more often than there are slots
 				release := n.proxy.Hang(code)
-				harness.Eventually(t, 15*time.Second, "the command is sent", func() bool {
+				harness.Eventually(t, harness.Soon, "the command is sent", func() bool {
 					n.run(t, "--wait-timeout=100ms") // which waits after a worker's second death
 					return n.proxy.Count(code) > 0
 				})
@@ -212,11 +218,12 @@ func (n *node) killWorker(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = p.Kill()
-	harness.Eventually(t, 5*time.Second, "the worker ends", func() bool { return !id.Alive() })
+	harness.Eventually(t, harness.Soon, "the worker ends", func() bool { return !id.Alive() })
 }
 
-// The private key of the certificate is in the current file (and in the pending one before), and the secret of the challenge is
-// nowhere: not in what the TPM was told, not in any object, log or file.
+// The private key of the certificate is in the current file, and before that in the pending one.
+// The secret of the challenge is nowhere: not in what was sent to the TPM, not in any object, log
+// or file.
 func TestTPMSecretsStayWhereTheyBelong(t *testing.T) {
 	var pending []byte
 	n := newTPMNode(t, swtpm.Options{Certified: []string{"ecc-p256"}}, func(n *tpmNode, _ *verifier.Config) {
@@ -314,8 +321,8 @@ func (n *tpmNode) secret(t *testing.T) []byte {
 	return nil
 }
 
-// holds searches data for a secret, as it is and as hex and base64 write it, also within PEM and JSON in which base64 is used once
-// more.
+// holds searches data for a secret, in raw form and in hex and base64. It also looks into PEM and
+// JSON in which base64 is used once more.
 func holds(data, secret []byte) bool {
 	seen := [][]byte{data}
 	for _, p := range pemBlocks(data) {
@@ -347,7 +354,8 @@ func pemBlocks(data []byte) (blocks []*pem.Block) {
 	}
 }
 
-// base64Runs decodes every run of characters that may be base64, from each of the four places where a quantum can begin.
+// base64Runs decodes every run of characters that may be base64, from each of the four places where
+// a quantum can begin.
 func base64Runs(data []byte) (decoded [][]byte) {
 	runs := bytes.FieldsFunc(data, func(r rune) bool {
 		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune("+/-_", r)
@@ -384,7 +392,8 @@ func walk(t *testing.T, root string, visit func(path string, data []byte)) {
 	}
 }
 
-// A chip that takes its time: enrolment and renewal complete, and no run waits longer than its budget.
+// A chip that takes its time: enrolment and renewal complete, and no run waits longer than its
+// budget.
 func TestTPMIsSlow(t *testing.T) {
 	t.Parallel()
 	for name, slow := range map[string]func(*swtpm.Proxy){
@@ -418,8 +427,8 @@ func TestTPMIsSlow(t *testing.T) {
 	}
 }
 
-// What may happen to a TPM between hello and proof. Where its keys become others the hello is void: there is a new one, twice at
-// most, then an end.
+// What may happen to a TPM between hello and proof. Where its keys become others the hello is void:
+// there is a new one, twice at most, then an end.
 func TestTPMChangesBetweenHelloAndProof(t *testing.T) {
 	t.Parallel()
 	must := func(t *testing.T, err error) {

@@ -51,7 +51,8 @@ func fingerprint(t *testing.T, chip *swtpm.TPM, name string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// identify prints all that an inventory needs, of all EKs, in both formats, and needs no API server.
+// identify prints all that an inventory needs, of all EKs, in both formats, and needs no API
+// server.
 func TestTPMIdentify(t *testing.T) {
 	n := newTPMNode(t, swtpm.Options{Certified: []string{"ecc-p256", "rsa-2048"}}, nil)
 	n.server = "https://127.0.0.1:1"
@@ -119,7 +120,8 @@ func TestTPMSelfTest(t *testing.T) {
 	}
 }
 
-// A dry run says in words what the hello holds, has the API server check it, and leaves nothing behind anywhere.
+// A dry run says in words what the hello holds, has the API server check it, and leaves nothing
+// behind anywhere.
 func TestTPMDryRun(t *testing.T) {
 	n := newTPMNode(t, swtpm.Options{Certified: []string{"ecc-p256"}, Chain: true}, nil)
 	out, stderr, code := n.byHand(t, "--dry-run")

@@ -21,7 +21,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// Whatever is broken around it, a valid certificate is printed, at once where nothing is due and after the renewal wait where it is.
+// Whatever is broken around it, a valid certificate is printed, at once where nothing is due and
+// after the renewal wait where it is.
 func TestValidCertificateIsPrintedWhateverIsBroken(t *testing.T) {
 	for name, wreck := range map[string]func(t *testing.T, n *node){
 		"lock held for ever": func(t *testing.T, n *node) {
@@ -156,7 +157,8 @@ func needRoot(t *testing.T) {
 	}
 }
 
-// The valid path, as the kernel sees it: the certificate and the state file are opened, no lock is taken, no socket opened, no process started.
+// The valid path, as the kernel sees it. The plugin opens the certificate and the state file. It
+// takes no lock, opens no socket, and starts no process.
 func TestValidPathTouchesNoLockAndNoNetwork(t *testing.T) {
 	n := renewingNode(t)
 	n.install(t, time.Now().Add(-time.Minute), time.Now().Add(time.Hour))

@@ -22,8 +22,9 @@ import (
 type Times struct {
 	// Began is when it set out, with nothing but a connection to make.
 	Began time.Time
-	// HelloFiled and ProofFiled are when the API server had taken the request, ChallengeSeen and CertificateSeen when the machine had seen the
-	// answer. They are counted from Began, and are those of the last hello.
+	// HelloFiled and ProofFiled are when the API server had taken the request, ChallengeSeen and
+	// CertificateSeen when the machine had seen the answer. They are counted from Began, and are
+	// those of the last hello.
 	HelloFiled, ChallengeSeen, ProofFiled, CertificateSeen time.Duration
 	// Hellos is how many it filed: one, unless its challenge ran out.
 	Hellos int
@@ -36,8 +37,9 @@ const maxHellos = 3
 
 var errExpired = errors.New("the challenge had expired")
 
-// Attest gets a certificate, which the machine then has: with the bootstrap token, or with the certificate that it has already. It keeps watching
-// what it has filed, whoever decides on it, until ctx ends. The times are there after an error, too.
+// Attest gets a certificate, which the machine then has: with the bootstrap token, or with the
+// certificate that it has already. It keeps watching what it has filed until ctx ends, also if
+// another party decides on it. The times are there after an error, too.
 func (m *Machine) Attest(ctx context.Context, cluster Cluster) (times Times, err error) {
 	api, hangUp, err := m.connect(cluster)
 	if err != nil {
@@ -164,7 +166,8 @@ func (a *attempt) file(ctx context.Context, signer string, document []byte) (*ce
 		return nil, err
 	}
 	object := csr.Object(a.ask.Name, signer, content, a.key.Public(), nil)
-	if p, ok := a.m.Provider.(provider.Originator); ok && len(a.m.Certificate) > 0 { // as the plugin
+	// as the plugin
+	if p, ok := a.m.Provider.(provider.Originator); ok && len(a.m.Certificate) > 0 {
 		origin, err := p.Origin(ctx, object.Name, content)
 		if err != nil {
 			return nil, err
@@ -174,7 +177,8 @@ func (a *attempt) file(ctx context.Context, signer string, document []byte) (*ce
 	return a.api.File(ctx, object)
 }
 
-// isOurs checks that a certificate is the machine's, for the key that it asked with, and the cluster's.
+// isOurs checks that a certificate is the machine's, for the key that it asked with, and the
+// cluster's.
 func (a *attempt) isOurs(certificate []byte) error {
 	_, leaf, err := csr.ParseCertificates(certificate)
 	if err != nil {

@@ -33,7 +33,8 @@ func modelIn(t *testing.T) func(i int) (*Machine, error) {
 	}
 }
 
-// maxMachine bounds what a machine with a model has in memory, in bytes, with all that it keeps of its keys.
+// maxMachine bounds what a machine with a model has in memory, in bytes, with all that it keeps of
+// its keys.
 const maxMachine = 64 << 10
 
 // A fleet of models is cheap, its inventory is one, and each machine is another.

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package fleet makes machines, each with a TPM of its own, that enrol by hand: they file what the
-// plugin's worker files and wait for what it waits for, over a connection of their own, without a
-// process for each.
+// Package fleet makes machines that enrol without a plugin process. Each has a TPM and a connection
+// of its own. It files the same requests as the plugin's worker, and waits for the same answers.
 //
 //	m, err := fleet.NewSwtpm("node-a", dir, ca)
 //	defer m.Stop()

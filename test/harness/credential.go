@@ -54,8 +54,8 @@ func (c Credential) MustWrite(t testing.TB) {
 	}
 }
 
-// RefusedWithin fails the test unless the writes of the certificate are refused within a time, and stay refused. It returns when
-// that was.
+// RefusedWithin fails the test unless the writes of the certificate are refused within a time, and
+// stay refused. It returns the time of that.
 func (c Credential) RefusedWithin(t testing.TB, limit time.Duration, message string) time.Duration {
 	t.Helper()
 	api, began := c.Client(t), time.Now()
@@ -64,7 +64,8 @@ func (c Credential) RefusedWithin(t testing.TB, limit time.Duration, message str
 		if IsRefused(err, message) {
 			break
 		}
-		if err != nil && !apierrors.IsForbidden(err) { // it may be refused for another reason before
+		// it may be refused for another reason before
+		if err != nil && !apierrors.IsForbidden(err) {
 			t.Fatalf("%s: %v", c.Node, err)
 		}
 		if time.Since(began) > limit {

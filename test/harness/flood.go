@@ -20,7 +20,7 @@ import (
 const floodConnections = 8
 
 // Flood files requests with a credential, as fast as the API server takes them, until all of count
-// are filed, or ctx ends. It returns how many were filed.
+// are filed, or ctx ends. It returns the number of filed requests.
 func Flood(ctx context.Context, t *testing.T, credential *rest.Config, count int, request func(i int) (*certificatesv1.CertificateSigningRequest, error)) int {
 	t.Helper()
 	var next, filed atomic.Int64

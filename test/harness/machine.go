@@ -46,7 +46,8 @@ type Machine struct {
 	Args []string
 }
 
-// NewMachine returns a machine with a TPM of its own, which ends with the test, and without a credential.
+// NewMachine returns a machine with a TPM of its own, which ends with the test, and without a
+// credential.
 func NewMachine(t testing.TB, plugin, name string, chip swtpm.Options) *Machine {
 	t.Helper()
 	return MachineOf(t.TempDir(), swtpm.Start(t, chip), plugin, name)
@@ -83,7 +84,8 @@ func (m *Machine) Run(t testing.TB, cluster *testbed.ControlPlane, extra ...stri
 	return RunPlugin(t, cmd)
 }
 
-// Enrols has the plugin get a certificate of the cluster's for the machine, or print the one that it has.
+// Enrols has the plugin get a certificate of the cluster's for the machine, or print the one that
+// it has.
 func (m *Machine) Enrols(t testing.TB, cluster *testbed.ControlPlane) Result {
 	t.Helper()
 	r := m.Run(t, cluster)
@@ -98,6 +100,29 @@ func (m *Machine) Loses(t testing.TB) {
 	t.Helper()
 	WorkerEnds(t, m.Certs())
 	Must(t, os.RemoveAll(m.Certs().Path()))
+}
+
+// Install puts a certificate of the cluster's for a node into a certificate directory, in place of
+// any other. The plugin takes its last one for one of an hour ago, so that the next one counts as
+// no hasty one.
+func Install(t testing.TB, cluster *testbed.ControlPlane, certs cache.Dir, node string, notBefore, notAfter time.Time) *cache.Pair {
+	t.Helper()
+	issued, err := cluster.ClientCA().IssueClient("system:node:"+node, []string{"system:nodes"}, notBefore, notAfter)
+	Must(t, err)
+	pair, err := cache.ParsePair(append(bytes.Clone(issued.CertPEM), issued.KeyPEM...))
+	Must(t, err)
+	pair.Origin = &cache.Origin{Server: cluster.ServerURL(), CertificateAuthorityData: cluster.ServerCA()}
+	lock, err := certs.WaitLock(t.Context())
+	Must(t, err)
+	defer lock.Unlock()
+	Must(t, lock.Install(pair))
+	state, err := certs.State()
+	Must(t, err)
+	if !state.Issued.IsZero() {
+		state.Issued = state.Issued.Add(-time.Hour)
+		Must(t, lock.SetState(state))
+	}
+	return pair
 }
 
 // Inventory is what identify prints on machines: a document for each.

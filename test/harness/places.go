@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// Places is a machine whose files are where they are on any: its folders are mounted over this
-// one's, for its commands alone. That takes root.
+// Places is a machine with the standard paths of files: its folders are mounted over this
+// machine's, only for its commands. That needs root.
 type Places struct {
 	// Root has the machine's own folders.
 	Root string

@@ -49,7 +49,8 @@ type Result struct {
 	Leaf       *x509.Certificate
 }
 
-// holdLimit is how long a child of a program, such as the plugin's worker, may hold on to its output.
+// holdLimit is how long a child of a program, such as the plugin's worker, may hold on to its
+// output.
 const holdLimit = 5 * time.Second
 
 // Run runs a program to its end.
@@ -70,8 +71,8 @@ func Run(t testing.TB, cmd *exec.Cmd) Result {
 	return r
 }
 
-// RunPlugin runs the plugin as client-go does. It checks standard output: one credential, or nothing
-// if the plugin fails.
+// RunPlugin runs the plugin as client-go does. It checks standard output: one credential, or
+// nothing if the plugin fails.
 func RunPlugin(t testing.TB, cmd *exec.Cmd) Result {
 	t.Helper()
 	r := Run(t, cmd)
@@ -83,7 +84,7 @@ func RunPlugin(t testing.TB, cmd *exec.Cmd) Result {
 	return r
 }
 
-// Want checks the exit code and what was said.
+// Want checks the exit code and the output.
 func (r Result) Want(t testing.TB, code int, says ...string) {
 	t.Helper()
 	if r.Code != code {
@@ -100,12 +101,18 @@ func (r Result) Want(t testing.TB, code int, says ...string) {
 // and nothing else.
 func ParseCredential(t testing.TB, stdout string) (*clientauthentication.ExecCredential, *x509.Certificate) {
 	t.Helper()
+	return ParseCredentialAt(t, stdout, time.Now())
+}
+
+// ParseCredentialAt is ParseCredential on a machine with another clock.
+func ParseCredentialAt(t testing.TB, stdout string, now time.Time) (*clientauthentication.ExecCredential, *x509.Certificate) {
+	t.Helper()
 	decoder := json.NewDecoder(strings.NewReader(stdout))
 	credential := &clientauthentication.ExecCredential{}
 	if err := decoder.Decode(credential); err != nil || decoder.More() {
 		t.Fatalf("standard output is not one JSON document: %v\n%s", err, stdout)
 	}
-	if credential.Status == nil || credential.Status.ExpirationTimestamp == nil || !credential.Status.ExpirationTimestamp.After(time.Now()) {
+	if credential.Status == nil || credential.Status.ExpirationTimestamp == nil || !credential.Status.ExpirationTimestamp.After(now) {
 		t.Fatalf("no status, or no timestamp in the future: %s", stdout)
 	}
 	block, _ := pem.Decode([]byte(credential.Status.ClientCertificateData))
@@ -119,8 +126,8 @@ func ParseCredential(t testing.TB, stdout string) (*clientauthentication.ExecCre
 
 const workerTimeout = 10 * time.Second
 
-// WorkerEnds waits until the plugin's worker has ended. After the worker has installed a certificate,
-// it still tidies up and records how it ended.
+// WorkerEnds waits until the plugin's worker has ended. After the worker has installed a
+// certificate, it still tidies up and records how it ended.
 func WorkerEnds(t testing.TB, certs cache.Dir) {
 	t.Helper()
 	Eventually(t, workerTimeout, "the worker ends", func() bool { return !certs.Worker().Alive() })

@@ -121,8 +121,8 @@ func (p *Pulse) Longest(until time.Time) time.Duration {
 	return longest
 }
 
-// Steady checks that no two renewals of the Lease until then are further apart than maxGap, and that the node was ready at each
-// look.
+// Steady checks that no two renewals of the Lease until then are further apart than maxGap, and
+// that the node was ready at each look.
 func (p *Pulse) Steady(t testing.TB, maxGap time.Duration, until time.Time) {
 	t.Helper()
 	longest := p.Longest(until)

@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-// Page is a page of recipes: sections whose shell blocks an operator pastes one by one.
+// Page is a page of recipes: sections with shell blocks that an operator pastes one by one.
 type Page struct {
 	file    string
 	recipes map[string][]string // the blocks, by title
@@ -41,7 +41,7 @@ func ReadPage(file string) (*Page, error) {
 	return p, nil
 }
 
-// AllAreTried checks that a test has followed each recipe, whatever is added to the page.
+// AllAreTried checks that a test has followed each recipe of the page.
 func (p *Page) AllAreTried(t *testing.T) {
 	t.Helper()
 	for title := range p.recipes {
@@ -58,8 +58,8 @@ type Recipe struct {
 	t      *testing.T
 	title  string
 	blocks []string
-	// settings are the shell's variables, as the first block of the recipe has them, with the test's
-	// values. environment has what else the shell finds.
+	// settings are the shell's variables, as the first block of the recipe has them, with the
+	// test's values. environment has what else the shell finds.
 	settings    map[string]string
 	environment []string
 	next        int
@@ -120,7 +120,7 @@ func (r *Recipe) Step(contains string) (output string) {
 	return r.Shell(block)
 }
 
-// ShellLimit bounds what an operator types. What waits in it is over within seconds.
+// ShellLimit bounds what an operator types. Its waits are over within seconds.
 const ShellLimit = time.Minute
 
 // assigned finds the variables that a block sets for those after it.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package harness has what the suites of test/ share beside the test bed: waits for a condition,
-// calls of the plugin as client-go makes them, machines with a software TPM, and the requests that
-// they file. A suite adds what only it needs.
+// Package harness has helpers that the suites of test/ share beside the test bed. They wait for
+// conditions, call the plugin as client-go does, make machines with a software TPM, and file their
+// requests. A suite adds what only it needs.
 package harness
 
 import (
@@ -16,6 +16,10 @@ import (
 // pollInterval is how often a condition is looked at.
 const pollInterval = 20 * time.Millisecond
 
+// Soon is a limit for Eventually. It is for what an idle machine does within a second or two. A
+// busy machine runs three suites on two processors.
+const Soon = time.Minute
+
 // Eventually waits until a condition holds. limit has slack for a busy machine: a test that passes
 // does not wait for it.
 func Eventually(t testing.TB, limit time.Duration, what string, condition func() bool) {
@@ -27,8 +31,8 @@ func Eventually(t testing.TB, limit time.Duration, what string, condition func()
 	}
 }
 
-// EventuallyOf is Eventually for a condition that needs a running process. The test fails at once if
-// the process has ended.
+// EventuallyOf is Eventually for a condition that needs a running process. The test fails at once
+// if the process has ended.
 func EventuallyOf(t testing.TB, process *testbed.Process, limit time.Duration, what string, condition func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(limit); !condition(); {
@@ -43,8 +47,8 @@ func EventuallyOf(t testing.TB, process *testbed.Process, limit time.Duration, w
 	}
 }
 
-// Never checks for a while that a condition does not hold. It always takes the whole duration. Use it
-// only where no event shows that the decision has been made.
+// Never checks for a while that a condition does not hold. It always takes the whole duration. Use
+// it only where no event shows that the decision has been made.
 func Never(t testing.TB, duration time.Duration, what string, condition func() bool) {
 	t.Helper()
 	for end := time.Now().Add(duration); ; time.Sleep(pollInterval) {

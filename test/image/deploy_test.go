@@ -12,7 +12,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// With the documented overlay the deployment has the image that "make image" pushes, by digest, and nothing of the placeholder is left.
+// With the documented overlay the deployment has the image that "make image" pushes, by digest, and
+// nothing of the placeholder is left.
 func TestOverlayNamesTheImage(t *testing.T) {
 	t.Parallel()
 	components, err := testbed.Build(t.Context(), os.Stderr)

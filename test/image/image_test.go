@@ -39,7 +39,8 @@ func who(t *testing.T) (uid, gid int64) {
 	return *pod.RunAsUser, *pod.RunAsGroup
 }
 
-// The image is what it was pushed as, runs the binary without an argument, as the user that the deployment names by number, and says what it is made of.
+// The image is what was pushed. It runs the binary without an argument, as the user that the
+// deployment names by number. Its labels and annotations say what it is made of.
 func TestConfig(t *testing.T) {
 	t.Parallel()
 	img := pull(t, "project")
@@ -100,7 +101,8 @@ func TestContents(t *testing.T) {
 	}
 }
 
-// The binary is built as "make build" does it: static, stripped, without paths and what git says, with version and commit.
+// The binary is built as "make build" does it: static, stripped, without paths and what git says,
+// with version and commit.
 func TestBinary(t *testing.T) {
 	t.Parallel()
 	root, _ := unpack(t)
@@ -151,7 +153,8 @@ var unpacked struct {
 	found map[string]fs.FileMode
 }
 
-// unpack returns a folder with what the layers have, and a list of that. It is unpacked once, as that takes seconds under the race detector.
+// unpack returns a folder with what the layers have, and a list of that. It is unpacked once, as
+// that takes seconds under the race detector.
 func unpack(t *testing.T) (root string, found map[string]fs.FileMode) {
 	t.Helper()
 	unpacked.once.Do(func() { unpacked.found = extract(t, pull(t, "project"), shared.root) })
@@ -161,7 +164,8 @@ func unpack(t *testing.T) (root string, found map[string]fs.FileMode) {
 	return shared.root, unpacked.found
 }
 
-// extract unpacks the layers into a folder, and returns what they have. What would take away or lead elsewhere fails the test.
+// extract unpacks the layers into a folder, and returns what they have. What would take away or
+// lead elsewhere fails the test.
 func extract(t *testing.T, img v1.Image, root string) map[string]fs.FileMode {
 	t.Helper()
 	layers, err := img.Layers()

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package image tests the controller's image as "make image" makes it: on an empty base from a
-// registry of its own, pushed there, pulled, looked at, and run.
+// Package image tests the controller's image from "make image". It builds the image on an empty
+// base from a registry of its own, pushes it there, pulls it, inspects it, and runs it.
 package image
 
 import (
@@ -94,8 +94,8 @@ func run(m *testing.M) (code int, err error) {
 	return m.Run(), nil
 }
 
-// makeImage runs "make image" in a folder with the module, for this machine's architecture: for
-// another all that the controller imports would have to be compiled once more.
+// makeImage runs "make image" in a folder with the module, for this machine's architecture. For
+// another one, all that the controller imports would have to be compiled once more.
 func makeImage(ctx context.Context, folder, dist, project string, variables ...string) error {
 	args := append([]string{
 		"--no-print-directory", "-C", folder, "image", "DIST=" + dist, "VERSION=" + version, "COMMIT=" + shared.commit, "ARCHES=" + runtime.GOARCH,

@@ -178,8 +178,8 @@ func TestBaseIsDocumented(t *testing.T) {
 	}
 }
 
-// The image that was pushed is signed by its digest with the release's key, and verifies with its
-// public key and no other; the documented command does it.
+// The pushed image is signed by its digest with the release's key. It verifies with the public key
+// of that key and with no other. The documented command does that.
 func TestSignature(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -36,7 +36,8 @@ func newContainer(t *testing.T) *container.Container {
 	root := t.TempDir()
 	pristine, _ := unpack(t)
 	commandIn(t, ".", "cp", "--recursive", "--link", pristine+"/.", root)
-	// TempDir's parents are root's, and closed; within the root there is nothing secret but what a pod would have.
+	// TempDir's parents are root's, and closed; within the root there is nothing secret but what a
+	// pod would have.
 	for _, dir := range []string{root, filepath.Dir(root)} {
 		if err := os.Chmod(dir, 0o755); err != nil {
 			t.Fatal(err)
@@ -49,7 +50,8 @@ func newContainer(t *testing.T) *container.Container {
 	return c
 }
 
-// Without a configuration, a cluster, or anything else, the program says which release it is, and what is missing.
+// Without a configuration, a cluster, or anything else, the program says which release it is, and
+// what is missing.
 func TestRunsAlone(t *testing.T) {
 	t.Parallel()
 	c := newContainer(t)
@@ -66,8 +68,8 @@ func TestRunsAlone(t *testing.T) {
 	}
 }
 
-// With the arguments of the deployment, a configuration and a service account's token where a pod has them, it becomes ready on a real API server, leads,
-// and ends when it is told to.
+// The image gets the arguments of the deployment, a configuration, and a service account's token
+// where a pod has it. It becomes ready on a real API server, leads, and ends on a signal.
 func TestRunsInACluster(t *testing.T) {
 	t.Parallel()
 	c := newContainer(t)

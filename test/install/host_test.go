@@ -35,9 +35,9 @@ const (
 	grace = 20 * time.Second
 )
 
-// host is scheduler and kubelet of the control plane's node, for the pods of Deployments: it pulls
-// their image, gives them the files, the environment and the arguments that their spec says, and
-// reports them as ready when their readiness probe is good. Only their network is the host's: each
+// host is scheduler and kubelet of the control plane's node, for the pods of Deployments. It pulls
+// their image, and gives them the files, the environment and the arguments of their spec. It
+// reports them as ready when their readiness probe succeeds. Only their network is the host's: each
 // is given ports of its own.
 type host struct {
 	*testbed.ControlPlane

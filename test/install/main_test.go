@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package install types what docs/quickstart.md and docs/adopting.md have an operator type: on a
-// control plane with the real kubeadm, a machine with the real kubelet, and the controller's image
-// as a container. All of that runs in namespaces of its own.
+// Package install runs the commands of docs/quickstart.md and docs/adopting.md. It uses a control
+// plane with the real kubeadm, a machine with the real kubelet, and the controller's image as a
+// container. All of that runs in namespaces of its own.
 package install
 
 import (
@@ -30,6 +30,9 @@ const (
 	module = "../.."
 	// patience is how long a command may take.
 	patience = 2 * time.Minute
+	// patienceToBuild is how long the command may take that builds image and package, on a new
+	// machine.
+	patienceToBuild = 15 * time.Minute
 )
 
 // built is what the tests start.
@@ -40,15 +43,31 @@ var built struct {
 }
 
 func TestMain(m *testing.M) {
-	nothing := func(context.Context, string) error { return nil } // the documents say how the product is built
+	// the documents say how the product is built
+	nothing := func(context.Context, string) error { return nil }
 	os.Exit(testbed.MainIsolated(m, 4, nothing, func(ctx context.Context, dir string) (err error) {
 		built.dir = dir
 		if built.kubelet, err = testbed.BuildKubelet(ctx, os.Stderr); err != nil {
 			return err
 		}
-		built.kubeadm, err = testbed.BuildKubeadm(ctx, os.Stderr)
-		return err
+		if built.kubeadm, err = testbed.BuildKubeadm(ctx, os.Stderr); err != nil {
+			return err
+		}
+		return fetchTools(ctx)
 	}))
+}
+
+// fetchTools builds the tools of "make packages image" here, since the tests have no way to the
+// module proxy.
+func fetchTools(ctx context.Context) error {
+	for _, tool := range []string{"ko", "nfpm"} {
+		cmd := exec.CommandContext(ctx, "go", "tool", "-modfile=tools/"+tool+"/go.mod", "-n", tool)
+		cmd.Dir = module
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("build %s: %w\n%s", tool, err, out)
+		}
+	}
+	return nil
 }
 
 // document is a guide: its text, and the commands in it.
@@ -84,6 +103,7 @@ func startRegistry(t *testing.T) (host, base string) {
 type operator struct {
 	dir, lower string
 	env        []string
+	patience   time.Duration // how long a command of this operator may take
 }
 
 // once is what all operators share: a checkout in which command 1 of the quickstart was typed, and
@@ -100,7 +120,9 @@ func build(t *testing.T) {
 	once.Do(func() {
 		registry, base := startRegistry(t)
 		once.env = []string{"REGISTRY=" + registry + "/project", "BASE_IMAGE=" + base}
-		o := &operator{dir: built.dir, env: append(os.Environ(), append(once.env, "MAKEFLAGS=", "MAKELEVEL=")...)} // a make above this one would pass its variables on
+		// a make above this one would pass its variables on
+		env := append(os.Environ(), append(once.env, "MAKEFLAGS=", "MAKELEVEL=")...)
+		o := &operator{dir: built.dir, env: env, patience: patienceToBuild}
 		o.types(t, read(t, "quickstart.md").commands[0])
 		once.checkout = o.upper(checkoutOf(t))
 	})
@@ -120,7 +142,7 @@ func checkoutOf(t *testing.T) string {
 func newOperator(t *testing.T, c *cluster, machine *testbed.Machine) *operator {
 	t.Helper()
 	build(t)
-	o := &operator{dir: t.TempDir(), lower: once.checkout + ":"}
+	o := &operator{dir: t.TempDir(), lower: once.checkout + ":", patience: patience}
 	key, err := c.ClientCA().KeyPEM()
 	harness.Must(t, err)
 	for path, content := range map[string][]byte{
@@ -180,7 +202,7 @@ func (o *operator) types(t *testing.T, command string) string {
 
 func (o *operator) try(t *testing.T, command string) (string, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), o.patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "unshare", "--kill-child", "--fork", "--mount", "--propagation=private", "bash", "-e", "-u", "-o", "pipefail", "-c", o.mounts(t)+command)
 	cmd.Env, cmd.WaitDelay = o.env, time.Second

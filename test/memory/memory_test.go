@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package memory tests that node-attestation-controller lives with the memory that its manifest
-// gives it, whatever others file.
+// Package memory tests that node-attestation-controller needs no more memory than its manifest's
+// limit, even if others file many large requests.
 package memory
 
 import (
@@ -22,14 +22,12 @@ import (
 	"testing"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"sigs.k8s.io/yaml"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
@@ -39,6 +37,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/fleet"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/oddrequest"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -63,9 +62,9 @@ const (
 )
 
 // The controller runs under the limit of its manifest, in a control group. There are many requests
-// when it starts: as large as the API server takes them under our signers, of 600 kB under a signer
-// of nobody's, and of 600 kB under our signers from before the policies. A machine enrols while
-// they are read and denied, and another one after the controller was killed.
+// when it starts. Some are under our signers, as large as the API server accepts. Others have 600
+// kB, under a signer that belongs to nobody, or under our signers from before the policies. A
+// machine enrols while they are read and denied, and another one after the controller was killed.
 func TestMemoryLimit(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("a limit on memory needs root")
@@ -136,30 +135,13 @@ func TestMemoryLimit(t *testing.T) {
 // kubelet makes it. Unless the whole is asked for, the limit is scaled down.
 func container(t *testing.T, whole bool) (limit int64, env []string) {
 	t.Helper()
-	content, err := os.ReadFile(filepath.Join(module, "packaging", "kubernetes", "deployment.yaml"))
+	c, err := controllerprocess.ReadContainer(module)
 	harness.Must(t, err)
-	first, _, _ := strings.Cut(string(content), "\n---\n")
-	deployment := &appsv1.Deployment{}
-	harness.Must(t, yaml.UnmarshalStrict([]byte(first), deployment))
-	c := deployment.Spec.Template.Spec.Containers[0]
-	limit = c.Resources.Limits.Memory().Value()
+	limit = c.Memory
 	if !whole {
 		limit = base + (limit-base)*part/full
 	}
-	for _, v := range c.Env {
-		switch from := v.ValueFrom; {
-		case from == nil:
-			for _, before := range env {
-				name, value, _ := strings.Cut(before, "=")
-				v.Value = strings.ReplaceAll(v.Value, "$("+name+")", value)
-			}
-			env = append(env, v.Name+"="+v.Value)
-		case from.ResourceFieldRef != nil && from.ResourceFieldRef.Resource == "limits.memory":
-			divisor := max(from.ResourceFieldRef.Divisor.Value(), 1)
-			env = append(env, fmt.Sprintf("%s=%d", v.Name, (limit+divisor-1)/divisor))
-		}
-	}
-	return limit, env
+	return limit, c.Env(limit)
 }
 
 // flood files requests.
@@ -207,8 +189,8 @@ func (f *flood) request(length int) ([]byte, error) {
 	return attestation.Request{PKCS10: f.der, Provider: tpm.Name, Data: document}.Marshal()
 }
 
-// heavy returns requests with 600 kB of metadata: one in ten in labels, which cost the API server
-// most, the others in finalizers and an annotation.
+// heavy returns requests with 600 kB of metadata. One in ten has it in labels, which cost the API
+// server most. The others have it in finalizers and an annotation.
 func (f *flood) heavy(signer string) func() *certificatesv1.CertificateSigningRequest {
 	prefix, final := strings.Repeat("x.", 126)+"x/", make([]string, finalizers)
 	for i := range final {
@@ -234,40 +216,12 @@ func (f *flood) heavy(signer string) func() *certificatesv1.CertificateSigningRe
 func (f *flood) largest(t *testing.T) func() *certificatesv1.CertificateSigningRequest {
 	t.Helper()
 	api := f.client(t, f.bootstrapper)
-	made := func(length, annotation int) (*certificatesv1.CertificateSigningRequest, error) {
-		content, err := f.request(length)
-		if err != nil {
-			return nil, err
-		}
-		r := csr.Object(csr.NewName(), attestation.HelloSignerName, content, f.key, nil)
-		if annotation > 0 {
-			r.Annotations = map[string]string{"a": strings.Repeat("x", annotation)}
-		}
-		return r, nil
-	}
-	most := func(attempt func(int) (*certificatesv1.CertificateSigningRequest, error)) (taken int) {
-		for step := 1 << 17; step > 0; step /= 2 {
-			r, err := attempt(taken + step)
-			if err != nil {
-				continue // it is too long for the protocol
-			}
-			_, err = api.CertificatesV1().CertificateSigningRequests().Create(t.Context(), r, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
-			switch {
-			case err == nil:
-				taken += step
-			case !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err) && !apierrors.IsRequestEntityTooLargeError(err):
-				t.Fatal(err)
-			}
-		}
-		return taken
-	}
-	length := most(func(length int) (*certificatesv1.CertificateSigningRequest, error) { return made(length, 0) })
-	annotated := most(func(annotation int) (*certificatesv1.CertificateSigningRequest, error) {
-		return made(length, annotation)
+	largest, err := oddrequest.Largest("victim", func(r *certificatesv1.CertificateSigningRequest) error {
+		_, err := api.CertificatesV1().CertificateSigningRequests().Create(t.Context(), r, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		return err
 	})
-	largest, err := made(length, annotated)
 	harness.Must(t, err)
-	t.Logf("the largest have %d bytes of spec.request and %d of annotations", len(largest.Spec.Request), annotated)
+	t.Logf("the largest have %d bytes of spec.request and %d of annotations", len(largest.Spec.Request), len(largest.Annotations["a"]))
 	if len(largest.Spec.Request) < attestation.MaxRequestSize-100 {
 		t.Errorf("the API server takes no more than %d bytes of spec.request", len(largest.Spec.Request))
 	}
@@ -300,10 +254,12 @@ func (f *flood) file(t *testing.T, count int, next func() *certificatesv1.Certif
 		filing.Go(func() {
 			for r := range work {
 				_, err := api.CertificatesV1().CertificateSigningRequests().Create(ctx, r, metav1.CreateOptions{})
-				for apierrors.IsTimeout(err) || apierrors.IsServerTimeout(err) || apierrors.IsTooManyRequests(err) { // it is busy with the others
+				// it is busy with the others
+				for apierrors.IsTimeout(err) || apierrors.IsServerTimeout(err) || apierrors.IsTooManyRequests(err) {
 					_, err = api.CertificatesV1().CertificateSigningRequests().Create(ctx, r, metav1.CreateOptions{})
 				}
-				if err != nil && !apierrors.IsAlreadyExists(err) { // a create that has timed out may have been done
+				// a create that has timed out may have been done
+				if err != nil && !apierrors.IsAlreadyExists(err) {
 					errs <- err
 					cancel()
 					return

@@ -11,9 +11,9 @@ import (
 
 // Hosts is the platform: it boots and powers off machines.
 //
-// An ID comes from the spec of a MetalMachine. Whoever may create one, rather than Machines and
-// templates alone, chooses it. A platform with several tenants has to know whose each host is, and
-// to refuse the IDs of others'.
+// An ID comes from the spec of a MetalMachine. A user who may create MetalMachines, rather than
+// Machines and templates alone, chooses the ID. A platform with several tenants has to know the
+// tenant of each host, and to refuse the IDs of others' hosts.
 type Hosts interface {
 	// Allocate returns the host of an owner, the same one each time.
 	Allocate(ctx context.Context, owner types.UID, name string) (Host, error)

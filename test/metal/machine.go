@@ -52,7 +52,8 @@ func (r *machineReconciler) Reconcile(ctx context.Context, request ctrl.Request)
 		return ctrl.Result{}, r.delete(ctx, m)
 	}
 	if ptr.Deref(m.Status.Initialization.Provisioned, false) {
-		return ctrl.Result{}, nil // A Machine never changes. What goes wrong from now on is for a MachineHealthCheck.
+		// A Machine never changes. What goes wrong from now on is for a MachineHealthCheck.
+		return ctrl.Result{}, nil
 	}
 	// 1. Wait for what a host needs to boot.
 	machine, err := util.GetOwnerMachine(ctx, r.client, m.ObjectMeta)
@@ -122,9 +123,9 @@ func (r *machineReconciler) identify(ctx context.Context, m *infrav1.MetalMachin
 }
 
 // delete powers the host off and wipes its disk, which has keys. Then it removes the finalizer. A
-// MetalMachine without a provider ID has no host that is on. A crash between Allocate and the
-// patch after it can leave a host allocated for a MetalMachine that is deleted then: the platform
-// has to find hosts whose owner is gone.
+// MetalMachine without a provider ID has no host that is on. A crash between Allocate and the patch
+// can leave a host allocated for a MetalMachine that is deleted later. The platform has to find
+// hosts whose owner no longer exists.
 func (r *machineReconciler) delete(ctx context.Context, m *infrav1.MetalMachine) error {
 	if !controllerutil.ContainsFinalizer(m, Finalizer) {
 		return nil

@@ -75,7 +75,8 @@ func Add(ctx context.Context, m ctrl.Manager, o Options) error {
 			Complete(&machineReconciler{c, m.GetAPIReader(), o.Hosts}),
 		build("metalmachinepool", &infrav1.MetalMachinePool{}, &infrav1.MetalMachinePoolList{}).
 			Watches(&clusterv1.MachinePool{}, handler.EnqueueRequestsFromMapFunc(util.MachinePoolToInfrastructureMapFunc(ctx, poolKind))).
-			Owns(&infrav1.MetalMachine{}, builder.MatchEveryOwner). // their controller is the Machine
+			// their controller is the Machine
+			Owns(&infrav1.MetalMachine{}, builder.MatchEveryOwner).
 			Complete(&poolReconciler{c}),
 	)
 }

@@ -463,7 +463,8 @@ func TestPool(t *testing.T) {
 	w.patch(pool, func() { pool.Spec.Replicas = ptr.To[int32](1) })
 	machine := &clusterv1.Machine{ObjectMeta: w.meta("p-1")}
 	w.eventually("the Machine goes", func() bool { return w.gone(machine) })
-	harness.Must(t, shared.client.Delete(t.Context(), &infrav1.MetalMachine{ObjectMeta: w.meta("p-1")})) // as Cluster API does next
+	// as Cluster API does next
+	harness.Must(t, shared.client.Delete(t.Context(), &infrav1.MetalMachine{ObjectMeta: w.meta("p-1")}))
 	w.reports(p, "metal://host-1")
 	w.stays(2)
 
@@ -555,8 +556,8 @@ func TestCRDs(t *testing.T) {
 	}
 }
 
-// Nobody chooses a host by a template, whose EKs would then be nobody's word, nor another host for
-// a MetalMachine, which would be wiped with it.
+// A template cannot choose a host: nobody would then have vouched for the host's EKs. A
+// MetalMachine cannot change to another host either, because that host would be wiped with it.
 func TestNobodyChoosesAHost(t *testing.T) {
 	w := newWorld(t)
 	template := &unstructured.Unstructured{Object: map[string]any{

@@ -113,8 +113,8 @@ func (r *poolReconciler) remove(ctx context.Context, m *infrav1.MetalMachine) er
 }
 
 // report lists the pool's hosts in its spec. It takes them from the MetalMachines' specs, which
-// clusterctl move keeps, and not from a status: Cluster API deletes the Nodes of hosts that are no
-// longer in the list.
+// clusterctl move keeps, and not from a status. Cluster API deletes the Nodes of hosts that are
+// missing in the list.
 func (r *poolReconciler) report(ctx context.Context, p *infrav1.MetalMachinePool, all []infrav1.MetalMachine) error {
 	ids := []string{}
 	for _, m := range all {

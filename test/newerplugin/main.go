@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// newerplugin is the plugin of a later release, as far as that matters to a controller of today: it accepts the versions of the document that
-// TPM_VERSIONS lists, and writes those that do not exist yet as tpm/v1 with another name.
+// newerplugin imitates the plugin of a later release. It accepts the versions of the document that
+// TPM_VERSIONS lists. It writes versions that do not exist yet as tpm/v1 with another name.
 package main
 
 import (

@@ -25,18 +25,21 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// ancestorVariable has the path of a gke-exec-auth-plugin, last in kubernetes/cloud-provider-gcp before a2b8833f0.
+// ancestorVariable has the path of a gke-exec-auth-plugin, last in kubernetes/cloud-provider-gcp
+// before a2b8833f0.
 const ancestorVariable = "GKE_EXEC_AUTH_PLUGIN"
 
 const (
 	day = 24 * time.Hour
-	// abandoned is how long nobody signs: enough for kube-controller-manager to give up a node without a heartbeat (50 s, looked at each 5 s).
+	// abandoned is how long nobody signs: enough for kube-controller-manager to give up a node
+	// without a heartbeat (50 s, looked at each 5 s).
 	abandoned = 75 * time.Second
 )
 
-// The signer is down while the certificate is due and valid for another day, and the kubelet calls its plugin. The ancestor waits for the
-// new certificate, and its node is lost; ours hands out the old one. The kubelet is restarted to have it call: by itself it calls the
-// ancestor each hour, for that is how long its answers hold.
+// The signer is down while the certificate is due and valid for another day, and the kubelet calls
+// its plugin. The ancestor waits for the new certificate, and its node is lost; ours hands out the
+// old one. The kubelet is restarted to have it call: by itself it calls the ancestor each hour, for
+// that is how long its answers hold.
 func TestAncestorBlocks(t *testing.T) {
 	t.Parallel()
 	ancestor := os.Getenv(ancestorVariable)
@@ -132,9 +135,9 @@ func testOursDoesNot(t *testing.T, c *cluster) {
 	}
 }
 
-// restartWhenDue starts the kubelet with a certificate that is not due. With the node ready, the kubelet is restarted, now with a
-// certificate that both plugins would renew: the ancestor after ten days, ours in the last fifth or tenth of its lifetime. It returns after
-// abandoned.
+// restartWhenDue starts the kubelet with a certificate that is not due. When the node is ready, it
+// restarts the kubelet with a certificate that both plugins would renew. The ancestor renews after
+// ten days, ours in the last tenth to three tenths of the lifetime. It returns after abandoned.
 func (m *machine) restartWhenDue(t *testing.T, kubeconfig []byte, install func(testbed.KeyPair)) (*harness.Pulse, testbed.KeyPair) {
 	t.Helper()
 	if err := m.certs.Create(); err != nil {
@@ -178,7 +181,8 @@ func pending(r certificatesv1.CertificateSigningRequest) bool {
 // metadata stands in for Google's metadata server.
 type metadata struct {
 	address string
-	asked   chan time.Time // has when the plugin first looked for the credential with which it asks for a certificate
+	// has when the plugin first looked for the credential with which it asks for a certificate
+	asked chan time.Time
 }
 
 // newMetadata serves what the ancestor asks for, until the test ends.
@@ -221,7 +225,8 @@ func (m *machine) newMetadata(t *testing.T) metadata {
 	return metadata{address: server.Listener.Addr().String(), asked: asked}
 }
 
-// newGoogleTPM starts a TPM as Google's machines have it: NV has the template of an attestation key, an RSA key.
+// newGoogleTPM starts a TPM as Google's machines have it: NV has the template of an attestation
+// key, an RSA key.
 func newGoogleTPM(t *testing.T) *swtpm.TPM {
 	t.Helper()
 	tpm := swtpm.Start(t, swtpm.Options{})
@@ -238,7 +243,8 @@ func newGoogleTPM(t *testing.T) *swtpm.TPM {
 	if err := tpm.WriteNV(0x01c10001, tpm2.Marshal(key)); err != nil {
 		t.Fatal(err)
 	}
-	// The first use of a key without noDA since boot may be answered with TPM_RC_RETRY, at which the ancestor gives up. So this is it.
+	// The first use of a key without noDA since boot may be answered with TPM_RC_RETRY, at which
+	// the ancestor gives up. So this is it.
 	key.ObjectAttributes.NoDA = false
 	made, err := tpm2.CreatePrimary{PrimaryHandle: tpm2.TPMRHEndorsement, InPublic: tpm2.New2B(key)}.Execute(tpm.Transport())
 	if err != nil {

@@ -33,15 +33,23 @@ type cluster struct {
 	inventory [][]byte // what identify printed
 }
 
-// starting lets one cluster start after the other: on few processors all at once would take longer than each may.
+// starting lets one cluster start after the other: on few processors all at once would take longer
+// than each may.
 var starting sync.Mutex
 
 // newCluster starts one with the controller, whose configuration configure may change.
 func newCluster(t *testing.T, configure func(*config.Config)) *cluster {
 	t.Helper()
+	return newClusterWith(t, testbed.Options{}, built.controller, configure)
+}
+
+// newClusterWith starts one with this program as the controller.
+func newClusterWith(t *testing.T, options testbed.Options, controller string, configure func(*config.Config)) *cluster {
+	t.Helper()
 	starting.Lock()
 	defer starting.Unlock()
-	cp, err := testbed.Start(t.Context(), testbed.Options{Progress: os.Stderr})
+	options.Progress = os.Stderr
+	cp, err := testbed.Start(t.Context(), options)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,7 +70,7 @@ func newCluster(t *testing.T, configure func(*config.Config)) *cluster {
 	}
 	c := &cluster{ControlPlane: cp}
 	c.controller, err = controllerprocess.New(controllerprocess.Options{
-		ControlPlane: cp, Dir: t.TempDir(), Binary: built.controller, Configure: configure,
+		ControlPlane: cp, Dir: t.TempDir(), Binary: controller, Configure: configure,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -94,6 +102,7 @@ type machine struct {
 	*cluster
 	name    string
 	dir     string   // for its files
+	program string   // the plugin
 	args    []string // of the plugin
 	certs   cache.Dir
 	tpm     *swtpm.Proxy
@@ -105,7 +114,7 @@ type machine struct {
 func (c *cluster) newMachine(t *testing.T, name string) *machine {
 	t.Helper()
 	dir := t.TempDir()
-	m := &machine{cluster: c, name: name, dir: dir, certs: cache.At(filepath.Join(dir, "certs")), version: built.kubelet}
+	m := &machine{cluster: c, name: name, dir: dir, program: built.plugin, certs: cache.At(filepath.Join(dir, "certs")), version: built.kubelet}
 	m.tpm = swtpm.NewProxy(t, swtpm.Start(t, swtpm.Options{Certified: []string{"ecc-p256"}}))
 	m.args = []string{
 		"--provider=tpm", "--tpm-device=" + m.tpm.Socket(), "--node-name=" + name, "--provider-id=test://" + name,
@@ -134,7 +143,7 @@ func (c *cluster) newTokenMachine(t *testing.T, name string, args ...string) *ma
 func (m *machine) identity(t *testing.T, args ...string) []byte {
 	t.Helper()
 	var stderr bytes.Buffer
-	cmd := exec.CommandContext(t.Context(), built.plugin, append(append([]string{"identify"}, m.args...), args...)...)
+	cmd := exec.CommandContext(t.Context(), m.program, append(append([]string{"identify"}, m.args...), args...)...)
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
 	if err != nil {
@@ -172,15 +181,25 @@ func (c *cluster) writeInventory(t *testing.T) {
 // startKubelet starts the machine's kubelet, whose configuration may get more fields.
 func (m *machine) startKubelet(t *testing.T, config string) {
 	t.Helper()
-	m.startKubeletWith(t, m.ExecKubeconfig("client.authentication.k8s.io/v1", built.plugin, m.args, nil, true), config)
+	m.startKubeletWith(t, m.execKubeconfig(), config)
+}
+
+// execKubeconfig is the kubelet's, which names the plugin.
+func (m *machine) execKubeconfig() []byte {
+	return m.ExecKubeconfig("client.authentication.k8s.io/v1", m.program, m.args, nil, true)
 }
 
 func (m *machine) startKubeletWith(t *testing.T, kubeconfig []byte, config string) {
 	t.Helper()
+	m.startKubeletOf(t, testbed.KubeletOptions{Kubeconfig: kubeconfig, Config: config})
+}
+
+// startKubeletOf starts a kubelet of the machine's version and name.
+func (m *machine) startKubeletOf(t *testing.T, options testbed.KubeletOptions) {
+	t.Helper()
+	options.Components, options.NodeName = m.version, m.name
 	var err error
-	m.kubelet, err = testbed.StartKubelet(t.Context(), testbed.KubeletOptions{
-		Components: m.version, NodeName: m.name, Kubeconfig: kubeconfig, Config: config,
-	})
+	m.kubelet, err = testbed.StartKubelet(t.Context(), options)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -217,7 +236,8 @@ func (m *machine) leaf(t *testing.T) *x509.Certificate {
 	return leaf
 }
 
-// requests returns the requests for client certificates that claim the machine's name: hellos, and others.
+// requests returns the requests for client certificates that claim the machine's name: hellos, and
+// others.
 func (m *machine) requests(t *testing.T) (hellos, proofs []certificatesv1.CertificateSigningRequest) {
 	t.Helper()
 	hellos, proofs = harness.Requests(t, m.ControlPlane, m.name)

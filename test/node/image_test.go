@@ -31,8 +31,9 @@ const (
 	runningFile = "/etc/systemd/system/kubelet.service.d/99-running.conf"
 )
 
-// imageFiles are on a machine of which an image is made, and on which Ansible runs, too: what image-builder's ansible.cfg and ansible/node.yml are to a role,
-// but for the play's environment; a playbook that catches the role's errors; and a proxy.
+// imageFiles are on the machine on which Ansible runs, and of which an image is made. ansible.cfg
+// and node.yml do for a role what image-builder's ansible.cfg and ansible/node.yml do, without the
+// play's environment. The others are a playbook that catches the role's errors, and a proxy.
 var imageFiles = map[string]string{
 	"/root/ansible.cfg": `[defaults]
 remote_tmp = /tmp/.ansible
@@ -128,7 +129,8 @@ func newBuilder(t *testing.T, c *computer) *builder {
 	}
 	b.write(t, tarballFile, string(tarball))
 	b.write(t, proxied, string(tarball))
-	b.mustRun(t, append([]string{"rm", "-rf"}, debian.installed...)...) // where tests run it may be installed, and /usr is theirs
+	// where tests run it may be installed, and /usr is theirs
+	b.mustRun(t, append([]string{"rm", "-rf"}, debian.installed...)...)
 	root, _, _ := strings.Cut(b.example.Roles, "/ansible/")
 	if err := os.CopyFS(c.os.Path(root), os.DirFS(imageBuilder)); err != nil {
 		t.Fatal(err)
@@ -147,8 +149,8 @@ func (b *builder) write(t *testing.T, path, content string) {
 
 var recapLine = regexp.MustCompile(`localhost +: ok=\d+ +changed=(\d+) +unreachable=0 +failed=0 `)
 
-// ansible runs a playbook with variables as Packer passes them on, and returns what it prints, and how many tasks have changed something. It leaves nothing
-// behind where temporary files are.
+// ansible runs a playbook with variables as Packer passes them on, and returns what it prints, and
+// how many tasks have changed something. It leaves nothing behind where temporary files are.
 func (b *builder) ansible(t *testing.T, playbook string, vars string, args ...string) (out string, changed int) {
 	t.Helper()
 	began := time.Now()
@@ -168,7 +170,8 @@ func (b *builder) ansible(t *testing.T, playbook string, vars string, args ...st
 	return out, changed
 }
 
-// places is where the role puts things, from variables that image-builder has for each operating system.
+// places is where the role puts things, from variables that image-builder has for each operating
+// system.
 type places struct {
 	system, vars string
 	installed    []string
@@ -191,7 +194,8 @@ func (b *builder) mustHaveInstalled(t *testing.T, p places, want bool) {
 	}
 }
 
-// gossFiles are on the machine in the place of image-builder's own checks, which ours are laid beside: what it includes shows that they are not forgotten.
+// gossFiles stand in for image-builder's own checks, beside which ours are placed. The included
+// check shows that ours do not replace them.
 var gossFiles = map[string]string{"/root/packer/goss/goss.yaml": "file: {/root/packer/goss/goss.yaml: {exists: true}}\n"}
 
 // failures runs the image's checks as image-builder does, and returns those that fail.
@@ -227,7 +231,8 @@ func (b *builder) failures(t *testing.T, p places) (failed []string) {
 	return failed
 }
 
-// A tarball, baked into an image with the role, as image-builder would do it. The machine that starts from the image joins.
+// A tarball, baked into an image with the role, as image-builder would do it. The machine that
+// starts from the image joins.
 func testBakedImage(t *testing.T, k *kubeadmCluster) {
 	c := k.newComputer(t, "baked", image{bare: true, join: testbed.KubeadmJoin{Token: k.token}})
 	k.admit(t, c.identity(t))
@@ -277,7 +282,8 @@ func (b *builder) mustRefuse(t *testing.T) {
 	b.mustHaveInstalled(t, debian, false)
 }
 
-// mustInstall checks that the role installs from an address and from a file, for both kinds of systems, and leaves a kubelet alone that runs.
+// mustInstall checks that the role installs from an address and from a file, for both kinds of
+// systems, and leaves a kubelet alone that runs.
 func (b *builder) mustInstall(t *testing.T) {
 	t.Helper()
 	fromFile := "kubelet_authenticator_file=" + tarballFile + " kubelet_authenticator_checksum=" + b.checksum + " "
@@ -352,10 +358,12 @@ func (b *builder) mustConfigure(t *testing.T, vars string) {
 	b.mustRun(t, "rm", "-r", filepath.Dir(configFile))
 }
 
-// mustFindIdentity checks that a node's identity, and a drop-in that hides ours, do not go into an image unnoticed.
+// mustFindIdentity checks that a node's identity, and a drop-in that hides ours, do not go into an
+// image unnoticed.
 func (b *builder) mustFindIdentity(t *testing.T) {
 	t.Helper()
-	hidden := filepath.Join("/etc/systemd/system/kubelet.service.d", filepath.Base(dropInFile)) // the packaged one would be
+	// the packaged one would be
+	hidden := filepath.Join("/etc/systemd/system/kubelet.service.d", filepath.Base(dropInFile))
 	for _, path := range []string{
 		filepath.Join(cache.DefaultPath, cache.CurrentFile), "/var/lib/kubelet/pki/kubelet.key", kubelet.KubeconfigFile, kubelet.BootstrapFile, hidden,
 	} {

@@ -39,8 +39,8 @@ const (
 	joinedWords = "This node has joined the cluster"
 )
 
-// kubeadmCluster is a cluster as "kubeadm init" makes it, with kube-controller-manager and the bindings by which that approves without attestation,
-// and with our controller and policies.
+// kubeadmCluster is a cluster as "kubeadm init" makes it. It has kube-controller-manager, and the
+// bindings that let it approve without attestation. Our controller and policies are added.
 type kubeadmCluster struct {
 	*cluster
 	token string
@@ -168,7 +168,8 @@ var (
 	rotatesAround    = []string{"kubelet-rotation"}
 )
 
-// mustDiagnose checks which of the doctor's checks of the kubelet fail. If none should, no other may.
+// mustDiagnose checks which of the doctor's checks of the kubelet fail. If none should, no other
+// may.
 func (c *computer) mustDiagnose(t *testing.T, failing []string) {
 	t.Helper()
 	out, err := c.os.Command(t.Context(), pluginFile, "doctor", "--output=json").Output()
@@ -224,7 +225,8 @@ func (c *computer) managersRequests(t *testing.T) (found []certificatesv1.Certif
 	return found
 }
 
-// mustBeAttested checks that the node has attested as often as it should have, and has got a certificate in no other way.
+// mustBeAttested checks that the node has attested as often as it should have, and has got a
+// certificate in no other way.
 func (c *computer) mustBeAttested(t *testing.T, times int) {
 	t.Helper()
 	leaf := c.leaf(t)
@@ -251,7 +253,8 @@ func (c *computer) mustBeAttested(t *testing.T, times int) {
 	})
 }
 
-// mustAskForNothing checks that what happens meanwhile leaves the node with the certificate that it has, and renews its Lease.
+// mustAskForNothing checks that what happens meanwhile leaves the node with the certificate that it
+// has, and renews its Lease.
 func (c *computer) mustAskForNothing(t *testing.T, meanwhile func()) {
 	t.Helper()
 	leaf := c.leaf(t)
@@ -318,7 +321,7 @@ func testDropIn(t *testing.T, k *kubeadmCluster) {
 // mustHavePrepared checks that the unit's prepare has exited with 0.
 func (c *computer) mustHavePrepared(t *testing.T) {
 	t.Helper()
-	harness.Eventually(t, 20*time.Second, "prepare exits with 0", func() bool {
+	harness.Eventually(t, harness.Soon, "prepare exits with 0", func() bool {
 		out, err := c.os.Run(t.Context(), "systemctl", "show", "kubelet", "--property=ExecStartPre")
 		if err != nil {
 			t.Fatal(err)
@@ -326,7 +329,8 @@ func (c *computer) mustHavePrepared(t *testing.T) {
 		if !strings.Contains(out, pluginFile+" prepare") {
 			t.Fatalf("the unit runs no prepare: %s", out)
 		}
-		return strings.Contains(out, "code=exited ; status=0 }") // of one that runs, they are (null) and 0/0
+		// of one that runs, they are (null) and 0/0
+		return strings.Contains(out, "code=exited ; status=0 }")
 	})
 }
 
@@ -335,7 +339,8 @@ func (k *kubeadmCluster) impatient() image {
 	return image{dropIn: true, enabled: true, config: "prepareWait: 5s\n", join: testbed.KubeadmJoin{Token: k.token, Timeout: 5 * time.Second}}
 }
 
-// mustFailToJoin checks that the join of a machine that is not admitted fails, for which its unit's prepare has the reason.
+// mustFailToJoin checks that the join of a machine that is not admitted fails, for which its unit's
+// prepare has the reason.
 func (c *computer) mustFailToJoin(t *testing.T, reason string) {
 	t.Helper()
 	if c.join(t) {
@@ -403,8 +408,9 @@ func (k *kubeadmCluster) execKubeconfig() []byte {
 	return k.ExecKubeconfig("client.authentication.k8s.io/v1", pluginFile, nil, nil, true)
 }
 
-// aroundByBootstrap starts a machine whose kubelet.conf names the plugin, with kubeadm's flags for the kubelet: its kubelet takes that file for one that is not
-// valid, bootstraps without attestation, and writes over it.
+// aroundByBootstrap starts a machine whose kubelet.conf names the plugin, with kubeadm's flags for
+// the kubelet. The kubelet takes that file for invalid, bootstraps without attestation, and
+// overwrites it.
 func (k *kubeadmCluster) aroundByBootstrap(t *testing.T, name string, timeout time.Duration) *computer {
 	t.Helper()
 	return k.newComputer(t, name, image{
@@ -412,8 +418,9 @@ func (k *kubeadmCluster) aroundByBootstrap(t *testing.T, name string, timeout ti
 	})
 }
 
-// aroundByRotation starts a machine whose kubelet.conf names the plugin, with a kubelet that does not bootstrap, but rotates: it uses what the plugin gives it to
-// ask for another certificate, and nothing else.
+// aroundByRotation starts a machine whose kubelet.conf names the plugin, with a kubelet that does
+// not bootstrap, but rotates. The kubelet uses the plugin's certificate to ask for another one, and
+// for nothing else.
 func (k *kubeadmCluster) aroundByRotation(t *testing.T, name string, timeout time.Duration) *computer {
 	t.Helper()
 	return k.newComputer(t, name, image{
@@ -423,7 +430,8 @@ func (k *kubeadmCluster) aroundByRotation(t *testing.T, name string, timeout tim
 	})
 }
 
-// A row whose end is not what we want: kubeadm and kubelet get past the plugin. The policy leaves that node without a certificate.
+// A row whose end is not what we want: kubeadm and kubelet get past the plugin. The policy leaves
+// that node without a certificate.
 func testBootstrappedAround(t *testing.T, k *kubeadmCluster) {
 	c := k.aroundByBootstrap(t, "bootstrapped", 10*time.Second)
 	k.admit(t, c.identity(t))
@@ -444,7 +452,8 @@ func testBootstrappedAroundNoPolicy(t *testing.T, k *kubeadmCluster) {
 	c.mustDiagnose(t, bootstrapsAround)
 }
 
-// mustBeBootstrapped checks that the kubelet went past the plugin altogether, with or without success.
+// mustBeBootstrapped checks that the kubelet went past the plugin altogether, with or without
+// success.
 func (c *computer) mustBeBootstrapped(t *testing.T, successfully bool) {
 	t.Helper()
 	if k := c.kubeconfig(); k.Kind != kubelet.Bootstrapped {
@@ -460,7 +469,8 @@ func (c *computer) mustBeBootstrapped(t *testing.T, successfully bool) {
 	c.mustHave(t, map[string]bool{kubelet.RotatedFile: successfully, cache.DefaultPath: false})
 }
 
-// As before, but this kubelet attests, and then asks for another certificate with the one that it got. "kubeadm join" notices nothing, either way.
+// As before, but this kubelet attests, and then asks for another certificate with the one that it
+// got. "kubeadm join" notices nothing, either way.
 func testRotatedAround(t *testing.T, k *kubeadmCluster) {
 	c := k.aroundByRotation(t, "rotated", time.Minute)
 	k.admit(t, c.identity(t))
@@ -483,7 +493,8 @@ func testRotatedAroundNoPolicy(t *testing.T, k *kubeadmCluster) {
 	c.mustDiagnose(t, rotatesAround)
 }
 
-// mustBeRotated checks that the node has attested, and that the kubelet asked kube-controller-manager all the same.
+// mustBeRotated checks that the node has attested, and that the kubelet asked
+// kube-controller-manager all the same.
 func (c *computer) mustBeRotated(t *testing.T, successfully bool) {
 	t.Helper()
 	if k := c.kubeconfig(); k.Kind != kubelet.Ours {
@@ -499,7 +510,8 @@ func (c *computer) mustBeRotated(t *testing.T, successfully bool) {
 	c.mustHave(t, map[string]bool{kubelet.RotatedFile: successfully, cache.DefaultPath: true})
 }
 
-// mustBeRefused waits until kube-controller-manager has tried to approve the machine's request, of this user, and was refused.
+// mustBeRefused waits until kube-controller-manager has tried to approve the machine's request, of
+// this user, and was refused.
 func (c *computer) mustBeRefused(t *testing.T, user string) {
 	t.Helper()
 	var requests []certificatesv1.CertificateSigningRequest
@@ -526,7 +538,7 @@ func (c *computer) mustBeRefused(t *testing.T, user string) {
 	}
 }
 
-// The controller is away while a machine joins, and again while the machine is started anew.
+// The controller is away while a machine joins, and again while the machine is restarted.
 func TestKubeadmWithoutController(t *testing.T) {
 	t.Parallel()
 	k := newKubeadmCluster(t)
@@ -594,7 +606,8 @@ func testNotEnabled(t *testing.T, k *kubeadmCluster) {
 	c.mustDiagnose(t, bootstrapsAround)
 }
 
-// mustBeStock checks that kubelet and kube-controller-manager have settled it among themselves, and that nothing is there of us.
+// mustBeStock checks that kubelet and kube-controller-manager have settled it among themselves, and
+// that nothing is there of us.
 func (c *computer) mustBeStock(t *testing.T, k *kubeadmCluster) {
 	t.Helper()
 	all, _ := c.requests(t)

@@ -28,7 +28,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// newPreparedMachine returns one that is set up by "prepare" and a configuration file, to which extra is added. Its first credential is the static one.
+// newPreparedMachine returns one that is set up by "prepare" and a configuration file, to which
+// extra is added. Its first credential is the static one.
 func (c *cluster) newPreparedMachine(t *testing.T, name, extra string) *machine {
 	t.Helper()
 	m := c.newMachine(t, name)
@@ -91,7 +92,8 @@ func (m *machine) plugin(t *testing.T, args ...string) (code int, stdout, stderr
 	return cmd.ProcessState.ExitCode(), out.String(), errs.String()
 }
 
-// becomeNode prepares the machine and starts its kubelet, and, as kubeadm does, takes the bootstrap kubeconfig away when it is ready.
+// becomeNode prepares the machine and starts its kubelet, and, as kubeadm does, takes the bootstrap
+// kubeconfig away when it is ready.
 func (m *machine) becomeNode(t *testing.T) {
 	t.Helper()
 	m.prepare(t)
@@ -108,7 +110,8 @@ func (m *machine) becomeNode(t *testing.T) {
 
 const keepCredential = "keepBootstrapCredential: true\n"
 
-// Certificates that have not expired and are of no use any more. The way back is the static credential.
+// Certificates that have not expired and are of no use any more. The way back is the static
+// credential.
 func TestCertificateIsOfNoUse(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, allowStatic)
@@ -191,7 +194,8 @@ func testClientCAReplaced(t *testing.T, c *cluster) {
 	}
 }
 
-// replaceClientCA has controller and API server use another CA. The administrator's certificate, of the old one, is trusted by itself.
+// replaceClientCA has controller and API server use another CA. The administrator's certificate, of
+// the old one, is trusted by itself.
 func (c *cluster) replaceClientCA(t *testing.T) *testbed.CA {
 	t.Helper()
 	ca, err := testbed.NewCA("replaced-client-ca")
@@ -221,7 +225,8 @@ func (c *cluster) replaceClientCA(t *testing.T) *testbed.CA {
 	return ca
 }
 
-// Two nodes are off until their certificates have expired. One kept a credential with which it comes back by itself, the other says what it lacks.
+// Two nodes are off until their certificates have expired. One kept a credential with which it
+// comes back by itself, the other says what it lacks.
 func TestCertificateExpiresWhileOff(t *testing.T) {
 	t.Parallel()
 	const lifetime = 30 * time.Second
@@ -245,7 +250,8 @@ func TestCertificateExpiresWhileOff(t *testing.T) {
 		}
 	}
 	for m := range before {
-		time.Sleep(time.Until(m.leaf(t).NotAfter.Add(time.Second))) // only time lets a certificate expire
+		// only time lets a certificate expire
+		time.Sleep(time.Until(m.leaf(t).NotAfter.Add(time.Second)))
 	}
 
 	for m := range before {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package node tests the product on real nodes: a kubelet whose kubeconfig names the plugin, a
-// software TPM, the controller as a process, and a control plane with the packaged manifests. All
-// of that runs in namespaces of its own.
+// Package node tests the product on real nodes. A kubelet's kubeconfig names the plugin, the TPM is
+// a software TPM, the controller is a process, and the control plane has the packaged manifests.
+// All of that runs in namespaces of its own.
 package node
 
 import (
@@ -22,6 +22,8 @@ const (
 	// kubeletsVariable asks for kubelets of other versions, too: folders of test/components, such
 	// as "v1.33". A cold build takes minutes.
 	kubeletsVariable = "KUBELET_AUTHENTICATOR_TEST_KUBELETS"
+	// arm64Variable asks for TestARM64.
+	arm64Variable = "KUBELET_AUTHENTICATOR_TEST_ARM64"
 )
 
 // programs are the paths of what the tests start.
@@ -29,6 +31,7 @@ type programs struct {
 	plugin, controller string
 	packages           string // the folder with the artifacts of the plugin
 	goss               string
+	arm64              string // the folder with plugin and controller for arm64, if they are asked for
 	kubelet            testbed.KubeletComponents
 	others             []testbed.KubeletComponents
 	kubeadm            string
@@ -48,6 +51,11 @@ func TestMain(m *testing.M) {
 		if err := testbed.GoBuild(ctx, module+"/tools/goss", made.goss, "github.com/goss-org/goss/cmd/goss"); err != nil {
 			return err
 		}
+		if os.Getenv(arm64Variable) != "" {
+			if err := buildARM64(ctx, dir); err != nil {
+				return err
+			}
+		}
 		return controllerprocess.Build(ctx, module, made.controller)
 	}
 	// As many tests at once as there are.
@@ -60,7 +68,7 @@ func TestMain(m *testing.M) {
 func programsIn(dir string) programs {
 	return programs{
 		plugin: filepath.Join(dir, "kubelet-authenticator"), controller: filepath.Join(dir, "node-attestation-controller"),
-		packages: filepath.Join(dir, "packages"), goss: filepath.Join(dir, "goss"),
+		packages: filepath.Join(dir, "packages"), goss: filepath.Join(dir, "goss"), arm64: filepath.Join(dir, "arm64"),
 	}
 }
 

@@ -71,7 +71,8 @@ func testPackage(t *testing.T, k *kubeadmCluster) {
 	c.mustDiagnose(t, nil)
 }
 
-// The image for systemd-sysext, unpacked, since nothing here can mount it: systemd merges it into /usr.
+// The image for systemd-sysext, unpacked, since nothing here can mount it: systemd merges it into
+// /usr.
 func testSysext(t *testing.T, k *kubeadmCluster) {
 	const imageFile, merged = "/root/kubelet-authenticator.raw", "/var/lib/extensions/kubelet-authenticator"
 	c := k.newComputer(t, "extended", image{bare: true, join: testbed.KubeadmJoin{Token: k.token}})
@@ -93,7 +94,8 @@ func testSysext(t *testing.T, k *kubeadmCluster) {
 	c.mustBeAttested(t, 1)
 }
 
-// mustVerify checks that systemd finds no fault with the drop-in. What it finds it prints, whatever its exit code.
+// mustVerify checks that systemd finds no fault with the drop-in. It prints what systemd finds, for
+// any exit code.
 func (c *computer) mustVerify(t *testing.T) {
 	t.Helper()
 	verify := func() string {
@@ -116,11 +118,13 @@ func (c *computer) mustVerify(t *testing.T) {
 	}
 }
 
-// The package is installed, and taken away, under a kubelet that runs and has nothing to do with us. It goes on.
+// The package is installed, and taken away, under a kubelet that runs and has nothing to do with
+// us. It goes on.
 func testPackageUnderARunningKubelet(t *testing.T, k *kubeadmCluster) {
 	c := k.newComputer(t, "running", image{bare: true, join: testbed.KubeadmJoin{Token: k.token}})
 	c.mustJoin(t)
-	// mustGoOn checks that what happens meanwhile does not restart the kubelet, and that systemd has read its unit.
+	// mustGoOn checks that what happens meanwhile does not restart the kubelet, and that systemd
+	// has read its unit.
 	mustGoOn := func(meanwhile func()) {
 		t.Helper()
 		started := c.mustRun(t, "systemctl", "show", "kubelet", "--property=MainPID,NRestarts,ExecMainStartTimestampMonotonic")

@@ -10,8 +10,9 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
-// maxGap is the longest time between two renewals of a node's Lease that counts as none missed: the kubelet renews it every 10 s, and
-// one missed makes 20 s. A busy machine may be late.
+// maxGap is the longest time between two renewals of a node's Lease that does not count as a missed
+// one. The kubelet renews the Lease every 10 s, and one missed renewal makes 20 s. A busy machine
+// may be late.
 const maxGap = 19 * time.Second
 
 // watch watches a node that is ready, until the test ends or Stop is called.

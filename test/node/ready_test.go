@@ -27,7 +27,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// A machine becomes a node with a certificate that it attested for, its heartbeat goes on, and a restarted kubelet asks for nothing.
+// A machine becomes a node with a certificate that it attested for, its heartbeat goes on, and a
+// restarted kubelet asks for nothing.
 func TestNodeBecomesReady(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, func(c *config.Config) {
@@ -92,7 +93,8 @@ func testNodeBecomesReady(t *testing.T, c *cluster, version testbed.KubeletCompo
 	}
 }
 
-// approvesServing lets the controller approve serving certificates, which kube-controller-manager issues.
+// approvesServing lets the controller approve serving certificates, which kube-controller-manager
+// issues.
 func (c *cluster) approvesServing(t *testing.T) {
 	t.Helper()
 	admin := filepath.Join(t.TempDir(), "admin.kubeconfig")
@@ -107,7 +109,8 @@ func (c *cluster) approvesServing(t *testing.T) {
 	}
 }
 
-// serves waits until the kubelet serves with a certificate of the cluster's, for the address that the inventory says the machine has.
+// serves waits until the kubelet serves with a certificate of the cluster's, for the address that
+// the inventory says the machine has.
 func (m *machine) serves(t *testing.T) {
 	t.Helper()
 	roots := x509.NewCertPool()

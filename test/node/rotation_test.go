@@ -10,11 +10,12 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
-// busy lets the kubelet ask for its node each second, so that it also asks its plugin in the few seconds in which a short-lived
-// certificate is due. The Lease is renewed every 10 s all the same.
+// busy makes the kubelet ask for its node each second. So it also asks its plugin in the few
+// seconds in which a short-lived certificate is due. The Lease is still renewed every 10 s.
 const busy = "nodeStatusUpdateFrequency: 1s\n"
 
-// watchNodes has kube-controller-manager find out about nodes without a heartbeat. It has no CA: the signer is ours.
+// watchNodes has kube-controller-manager find out about nodes without a heartbeat. It has no CA:
+// the signer is ours.
 func (c *cluster) watchNodes(t *testing.T) {
 	t.Helper()
 	err := c.StartControllerManager(t.Context(), "--controllers=node-lifecycle-controller", "--cluster-signing-cert-file=", "--cluster-signing-key-file=")
@@ -39,7 +40,8 @@ func startShortLived(t *testing.T, name string, lifetime time.Duration) (*machin
 	return m, s
 }
 
-// One certificate after the other, each attested anew, and the node's heartbeat never misses a beat.
+// One certificate follows the other, each with a new attestation, and the node never misses a
+// heartbeat.
 func TestRotations(t *testing.T) {
 	t.Parallel()
 	const lifetime, rotations = 35 * time.Second, 6
@@ -75,18 +77,19 @@ func TestRotations(t *testing.T) {
 	}
 }
 
-// Neither controller nor signer is there while the certificate is due. The old one serves to its end, and as soon as they
-// are back the node gets a new one.
+// Neither controller nor signer is there while the certificate is due. The old one serves to its
+// end, and as soon as they are back the node gets a new one.
 func TestSignerDownForTheWholeWindow(t *testing.T) {
 	t.Parallel()
-	// Due for 20 s at least, so that a kubelet whose plugin fails meanwhile misses a renewal of the Lease.
+	// Due for 20 s at least, so that a kubelet whose plugin fails meanwhile misses a renewal of the
+	// Lease.
 	const lifetime, outage = 200 * time.Second, 12 * time.Second
 	m, s := startShortLived(t, "forsaken", lifetime)
 	p := m.watch(t)
 	leaf := m.leaf(t)
-	// The window begins when a fifth of the lifetime is left.
+	// The window begins when three tenths of the lifetime are left.
 	// Until then nothing may happen, and nothing says so.
-	time.Sleep(time.Until(leaf.NotAfter.Add(-lifetime * 3 / 10)))
+	time.Sleep(time.Until(leaf.NotAfter.Add(-lifetime * 4 / 10)))
 	s.away.Store(true)
 	if err := m.controller.Kill(); err != nil {
 		t.Fatal(err)
@@ -113,7 +116,7 @@ func TestSignerDownForTheWholeWindow(t *testing.T) {
 	m.startController(t)
 	harness.Eventually(t, time.Minute, "the Lease is renewed after the signer's return", func() bool { return p.Count() > seen })
 	t.Logf("the Lease is renewed %s after the signer's return", time.Since(back).Round(100*time.Millisecond))
-	harness.Eventually(t, 10*time.Second, "the node is ready", func() bool { return m.ready(t.Context()) == "" })
+	harness.Eventually(t, harness.Soon, "the node is ready", func() bool { return m.ready(t.Context()) == "" })
 	if hellos, _ := m.requests(t); len(hellos) > 3 {
 		t.Errorf("%d hellos", len(hellos))
 	}

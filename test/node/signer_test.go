@@ -19,13 +19,15 @@ import (
 
 const builtinSigner = "kubernetes.io/kube-apiserver-client-kubelet"
 
-// approveOnly has the controller leave the signing to another: it issues nothing that lives for less than ten minutes itself.
+// approveOnly has the controller leave the signing to another: it issues nothing that lives for
+// less than ten minutes itself.
 func approveOnly(c *config.Config) {
 	c.Signing = config.Signing{Mode: config.ApproveOnly}
 	c.Signers = []config.Signer{{Name: builtinSigner, Shared: true}}
 }
 
-// signer stands in for kube-controller-manager's: it issues whatever is approved, but for a time as short as tests need.
+// signer stands in for kube-controller-manager's. It issues every approved request, for a time as
+// short as tests need.
 type signer struct {
 	*cluster
 	lifetime time.Duration

@@ -17,7 +17,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// The static credential is a service account that may create, get and watch requests, and nothing else.
+// The static credential is a service account that may create, get and watch requests, and nothing
+// else.
 const (
 	staticAccount = "machines"
 	staticGroup   = "system:serviceaccounts:" + controllerprocess.Namespace

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package null is the attestor that takes everything for evidence, and the shape of a provider out of the tree. It is for tests: in this module
-// no shipped binary can have it.
+// Package null is the attestor that takes everything for evidence, and the shape of a provider out
+// of the tree. It is for tests: in this module no shipped binary can have it.
 package null
 
 import (
@@ -37,7 +37,8 @@ func (Signer) VerifyServingAttestationData(context.Context, *certificatesv1.Cert
 	return nil
 }
 
-// MachineName returns the node name that is asked for: for tests, machines are called like their nodes.
+// MachineName returns the node name that is asked for: for tests, machines are called like their
+// nodes.
 func (Signer) MachineName(_ context.Context, request *certificatesv1.CertificateSigningRequest) (string, error) {
 	content, err := attestation.Parse(request.Spec.Request)
 	if err != nil {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package oddrequest has requests that no honest node files, for tests of the controller with each of its sources of machines: the names in them
-// are a machine's, and the form is what they are refused for.
+// Package oddrequest has requests that no honest node files, for tests of the controller with each
+// of its sources of machines. They have the names of a real machine, and are refused for their
+// form.
 package oddrequest
 
 import (
@@ -157,7 +158,8 @@ func (r Request) Object(signer string, document []byte) (*certificatesv1.Certifi
 	return object, nil
 }
 
-// Proof returns a proof's document that is well-formed and proves nothing, for a hello of that name.
+// Proof returns a proof's document that is well-formed and proves nothing, for a hello of that
+// name.
 func Proof(helloName string) ([]byte, error) {
 	return attestation.Proof{
 		Version: attestation.VersionTPM, HelloName: helloName, HelloUID: "uid", KeyID: "k1", Expires: time.Now().Add(time.Minute).Unix(),

@@ -132,9 +132,11 @@ func testCARotation(t *testing.T) {
 		return apierrors.IsUnauthorized(err)
 	})
 	b.renews()
-	harness.Must(t, os.RemoveAll(late.At("/run/kubelet-authenticator"))) // once a minute the plugin asks whether it was rejected
+	// once a minute the plugin asks whether it was rejected
+	harness.Must(t, os.RemoveAll(late.At("/run/kubelet-authenticator")))
 	harness.Eventually(t, patience, "the node comes back with its bootstrap credential", func() bool {
-		_ = late.run("kubectl --kubeconfig=" + kubelet.KubeconfigFile + " auth whoami") // as the kubelet, again and again
+		// as the kubelet, again and again
+		_ = late.run("kubectl --kubeconfig=" + kubelet.KubeconfigFile + " auth whoami")
 		return late.fingerprint() != before
 	})
 	late.user()
@@ -197,7 +199,8 @@ func testEtcdRestored(t *testing.T) {
 	if len(records(t, since.Name)) > 0 {
 		t.Fatal("the cluster is not that of the backup")
 	}
-	// The controller sees no request of now: its watches go on from versions that are still to come.
+	// The controller sees no request of now: its watches go on from versions that are still to
+	// come.
 	r := newRecipe(t, "etcd restored", nil)
 	r.step("--replicas=0")
 	r.step("\"data\":null")

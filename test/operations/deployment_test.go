@@ -83,5 +83,6 @@ func (b *bed) writeStatus(ctx context.Context, d *appsv1.Deployment, ready bool)
 	if ready {
 		d.Status.ReadyReplicas, d.Status.AvailableReplicas = *d.Spec.Replicas, *d.Spec.Replicas
 	}
-	_, _ = b.Client().AppsV1().Deployments(namespace).UpdateStatus(ctx, d, metav1.UpdateOptions{}) // a conflict is written the next time
+	// a conflict is written the next time
+	_, _ = b.Client().AppsV1().Deployments(namespace).UpdateStatus(ctx, d, metav1.UpdateOptions{})
 }

@@ -26,6 +26,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/config"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -33,7 +34,7 @@ const (
 	module    = "../.."
 	namespace = controllerprocess.Namespace
 	// patience is how long a test waits for what has to happen.
-	patience = 30 * time.Second
+	patience = harness.Soon
 	// overlay is the operator's kustomization, as docs/quickstart.md writes it.
 	overlay = `apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
@@ -162,9 +163,11 @@ func (b *bed) deploy(ctx context.Context, dir, binary string) (err error) {
 	b.controller, err = controllerprocess.New(controllerprocess.Options{
 		ControlPlane: b.ControlPlane, Dir: own, Binary: binary,
 		Configure: func(c *config.Config) {
-			c.LeaderElection.Enabled = false                     // the process that it starts again would wait for the Lease
+			// the process that it starts again would wait for the Lease
+			c.LeaderElection.Enabled = false
 			c.Rates.PerMachine.Every.Duration = time.Millisecond // a node renews all the time
-			c.Lifetimes.Backdate.Duration = time.Hour            // a certificate of 10 minutes is due at once
+			// a certificate of 10 minutes is due at once
+			c.Lifetimes.Backdate.Duration = time.Hour
 		},
 	})
 	if err != nil {
@@ -187,7 +190,8 @@ func (b *bed) deploy(ctx context.Context, dir, binary string) (err error) {
 		return err
 	}
 	for _, args := range [][]string{
-		// The apply below creates it again. Nobody else is its manager then, so a recipe has no conflict.
+		// The apply below creates it again. Nobody else is its manager then, so a recipe has no
+		// conflict.
 		{"delete", "configmap", "node-attestation-inventory", "--namespace=" + namespace},
 		{"apply", "--server-side", "--force-conflicts", "--kustomize=" + filepath.Join(b.dir, "cluster")},
 	} {

@@ -19,8 +19,8 @@ var page = sync.OnceValues(func() (*harness.Page, error) { return harness.ReadPa
 // recipe is a recipe of the page.
 type recipe struct{ *harness.Recipe }
 
-// newRecipe opens a recipe. The test gives the value of each variable, except the namespace. What the
-// operator keeps is linked in his folder.
+// newRecipe opens a recipe. The test gives the value of each variable, except the namespace. What
+// the operator keeps is linked in his folder.
 func newRecipe(t *testing.T, title string, values map[string]string) recipe {
 	t.Helper()
 	p, err := page()
@@ -58,7 +58,7 @@ func read(t *testing.T, path string) string {
 	return string(data)
 }
 
-// All recipes are followed by a test, whatever is added to the page.
+// All recipes are followed by a test, also those that are added to the page.
 func allAreTried(t *testing.T) {
 	p, err := page()
 	harness.Must(t, err)

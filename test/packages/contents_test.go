@@ -45,7 +45,8 @@ var own = map[string][]string{
 	"sysext": {"usr/share/zsh/site-functions/_kubelet-authenticator", releaseFile},
 }
 
-// Each artifact has the same files, and no others: nothing in /etc, so that installing it switches nothing on.
+// Each artifact has the same files, and no others: nothing in /etc, so that installing it switches
+// nothing on.
 func TestContents(t *testing.T) {
 	t.Parallel()
 	each(t, []string{"deb", "rpm", "tar", "sysext"}, func(t *testing.T, a artifact) {
@@ -147,7 +148,8 @@ func TestOwners(t *testing.T) {
 	}
 }
 
-// The maintainer scripts have systemd read its units anew, and do nothing else. The deb has no configuration files, so that purging leaves none.
+// The maintainer scripts make systemd reload its units, and do nothing else. The deb has no
+// configuration files, so that purging leaves none.
 func TestMaintainerScripts(t *testing.T) {
 	t.Parallel()
 	script := read(t, module+"/packaging/daemon-reload")
@@ -187,7 +189,8 @@ func TestMaintainerScripts(t *testing.T) {
 
 var scriptHeader = regexp.MustCompile(`(?m)^(\w+) (?:scriptlet|program)`)
 
-// What is for tests is in no artifact: neither the attestor that takes everything for evidence, nor a simulated TPM, nor a key.
+// What is for tests is in no artifact: neither the attestor that takes everything for evidence, nor
+// a simulated TPM, nor a key.
 func TestNothingForTests(t *testing.T) {
 	t.Parallel()
 	// The plugin of the tests has the null attestor: were it packed, this would find it.
@@ -206,7 +209,8 @@ func TestNothingForTests(t *testing.T) {
 	})
 }
 
-// testOnly are texts of what is for tests: import paths, which a stripped binary keeps in its names of functions, and keys.
+// testOnly are texts of what is for tests: import paths, which a stripped binary keeps in its names
+// of functions, and keys.
 var testOnly = []string{
 	"kubelet-authenticator/test/", "kubelet-authenticator/internal/swtpm", "go-tpm/tpm2/transport/simulator", "go-tpm-tools", "ms-tpm-20-ref", "tpmsim",
 	"-----BEGIN PRIVATE KEY-----\n", "-----BEGIN EC PRIVATE KEY-----\n", "-----BEGIN RSA PRIVATE KEY-----\n",

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package packages tests what a release is made of: the artifacts of "make packages", by the tools that install them.
+// Package packages tests what a release is made of: the artifacts of "make packages", by the tools
+// that install them.
 package packages
 
 import (

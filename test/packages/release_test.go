@@ -55,7 +55,8 @@ func TestSumsAndSBOMs(t *testing.T) {
 	}
 }
 
-// What is signed with a local key verifies with its public key, and nothing else does: no other content, no other key.
+// What is signed with a local key verifies with its public key, and nothing else does: no other
+// content, no other key.
 func TestSignature(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

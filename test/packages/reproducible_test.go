@@ -8,8 +8,9 @@ import (
 	"testing"
 )
 
-// Built again in another folder, of files of other ages and modes, on a machine with another name, time zone, umask and other settings of the tools, at another
-// time, the artifacts are the same.
+// A second build gives the same artifacts. It is made in another folder, from files of other ages
+// and modes, at another time. Its machine has another name, time zone and umask, and other settings
+// of the tools.
 func TestReproducible(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
@@ -17,7 +18,8 @@ func TestReproducible(t *testing.T) {
 	}
 	elsewhere := filepath.Join(t.TempDir(), "a folder of another name")
 	again := t.TempDir()
-	// The repository comes along, without locks, which come and go: the time of its last commit is that of the artifacts.
+	// The repository comes along, without locks, which come and go: the time of its last commit is
+	// that of the artifacts.
 	commandIn(t, module, "sh", "-ec", `
 		mkdir "$1"
 		git ls-files --cached --others --exclude-standard -z | xargs -0 cp --parents --target-directory="$1"

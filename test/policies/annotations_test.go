@@ -50,7 +50,8 @@ func TestAnnotationsOnCreate(t *testing.T) {
 	})
 }
 
-// The API server lets metadata be changed through each of the three paths, which the last row shows.
+// The API server lets metadata be changed through each of the three paths, which the last row
+// shows.
 func TestAnnotationsOnUpdate(t *testing.T) {
 	paths := map[string][]string{"main": nil, "status": {"status"}, "approval": {"approval"}}
 	for path, subresources := range paths {
@@ -65,7 +66,8 @@ func TestAnnotationsOnUpdate(t *testing.T) {
 					"metadata": map[string]any{"annotations": map[string]any{key: value}},
 				}, subresources...)
 			}
-			controller := as(t, controllerUser, "system:masters") // its own rights are tested elsewhere
+			// its own rights are tested elsewhere
+			controller := as(t, controllerUser, "system:masters")
 			for _, key := range reserved {
 				wantRefusedBy(t, set(shared.admin, key, "forged"), annotationPolicy)
 				wantRefusedBy(t, apply(key, "forged"), annotationPolicy)
@@ -108,7 +110,8 @@ func TestControllerAnnotatesWithItsOwnRights(t *testing.T) {
 	wantNoRight(t, err)
 }
 
-// A forged annotation that was there before the policies stays, until the controller writes its own.
+// A forged annotation that was there before the policies stays, until the controller writes its
+// own.
 func TestAnnotationFromBeforeThePolicies(t *testing.T) {
 	name := shared.earlyAnnotated
 	set := func(client kubernetes.Interface, annotations map[string]any) error {
@@ -118,12 +121,14 @@ func TestAnnotationFromBeforeThePolicies(t *testing.T) {
 		t.Fatalf("it is %q", got)
 	}
 	wantRefusedBy(t, set(shared.admin, map[string]any{attestation.AnnotationChallenge: "forged anew"}), annotationPolicy)
-	want(t, set(shared.admin, map[string]any{"example.com/note": "free"})) // it does no harm to other changes
+	// it does no harm to other changes
+	want(t, set(shared.admin, map[string]any{"example.com/note": "free"}))
 	want(t, set(shared.controller, map[string]any{attestation.AnnotationChallenge: "{}"}))
 }
 
-// A request can hold 50000 annotations, with which CEL would keep the API server busy for seconds: they are refused for their number. One
-// that was filed before the policies can still be annotated by the controller, and denied by anybody.
+// A request can hold 50000 annotations, with which CEL would keep the API server busy for seconds:
+// they are refused for their number. One that was filed before the policies can still be annotated
+// by the controller, and denied by anybody.
 func TestManyAnnotations(t *testing.T) {
 	try := func(count int) error { // for our own signers node-attestation-metadata allows fewer
 		_, err := file(t.Context(), shared.admin, "example.com/x", func(csr *certificatesv1.CertificateSigningRequest) { csr.Annotations = annotations(count) })

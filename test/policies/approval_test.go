@@ -72,7 +72,8 @@ func TestOnlyTheControllerApproves(t *testing.T) {
 	}
 }
 
-// Through anything but /approval the API server lets no approval pass; should it ever, the policy has these paths, too.
+// Through anything but /approval the API server lets no approval pass; should it ever, the policy
+// has these paths, too.
 func TestApprovalByOtherPaths(t *testing.T) {
 	name := filed(t, tpmSigner)
 	approved := map[string]any{"status": map[string]any{"conditions": []any{condition(certificatesv1.CertificateApproved)}}}
@@ -92,7 +93,8 @@ func TestApprovalByOtherPaths(t *testing.T) {
 	}
 }
 
-// A request of another signer is nobody's business, and one of ours cannot become one later, nor the reverse.
+// The policies do not apply to a request of another signer. It cannot become one of ours later, nor
+// the reverse.
 func TestSignerCannotBeChanged(t *testing.T) {
 	for _, from := range []string{tpmSigner, "example.com/x"} {
 		name, err := file(t.Context(), shared.admin, from)
@@ -160,12 +162,14 @@ func TestApprovalStaysAsTheControllerWroteIt(t *testing.T) {
 
 func TestOtherSignersAreUntouched(t *testing.T) {
 	for _, signer := range []string{"example.com/x", "kubernetes.io/kube-apiserver-client", "kubernetes.io/kubelet-serving", "cluster.x-k8s.io/other"} {
-		name, err := file(t.Context(), shared.admin, signer) // what machines may ask for is in signers_test.go
+		// what machines may ask for is in signers_test.go
+		name, err := file(t.Context(), shared.admin, signer)
 		if err != nil {
 			t.Fatal(err)
 		}
 		want(t, approve(t, shared.admin, name))
-		if signer != "kubernetes.io/kube-apiserver-client" && signer != "kubernetes.io/kubelet-serving" { // those are somebody's
+		// those are somebody's
+		if signer != "kubernetes.io/kube-apiserver-client" && signer != "kubernetes.io/kubelet-serving" {
 			want(t, issue(t, shared.admin, name))
 		}
 	}
@@ -175,12 +179,12 @@ func TestOtherSignersAreUntouched(t *testing.T) {
 	want(t, err)
 }
 
-// inVain reports whether an approval was refused, or never came before the policies: a stale one is answered with 409, and a busy API server
-// answers 504 at times.
+// inVain reports whether an approval was refused, or never reached the policies. A stale approval
+// is answered with 409, and a busy API server answers 504 at times.
 func inVain(code int) bool { return code == 403 || code == 409 || code >= 500 }
 
-// kube-controller-manager runs with both kubeadm bindings present, as after `kubeadm upgrade`. It approves neither what was filed
-// before the policies, nor what comes now, first or renewal.
+// kube-controller-manager runs with both kubeadm bindings present, as after `kubeadm upgrade`. It
+// approves neither what was filed before the policies, nor what comes now, first or renewal.
 func TestControllerManagerApprovesNothing(t *testing.T) {
 	mark, err := shared.AuditMark()
 	if err != nil {
@@ -208,7 +212,8 @@ func TestControllerManagerApprovesNothing(t *testing.T) {
 		}
 		return tried[requests["first"]] && tried[renewal]
 	})
-	time.Sleep(3 * time.Second) // a request filed beforehand was approved after 3 s without the policies
+	// a request filed beforehand was approved after 3 s without the policies
+	time.Sleep(3 * time.Second)
 	for what, name := range requests {
 		if csr := get(t, name); len(csr.Status.Conditions) > 0 || len(csr.Status.Certificate) > 0 {
 			t.Errorf("%s: %+v", what, csr.Status)
@@ -220,7 +225,8 @@ func TestControllerManagerApprovesNothing(t *testing.T) {
 	harness.Eventually(t, patience, "kube-controller-manager signs", func() bool { return len(get(t, renewal).Status.Certificate) > 0 })
 }
 
-// kube-controller-manager's type checker knows the schema of requests: what it warns of would fail when it is evaluated.
+// kube-controller-manager's type checker knows the schema of requests: what it warns of would fail
+// when it is evaluated.
 func TestPoliciesTypeCheck(t *testing.T) {
 	for _, name := range []string{approvalPolicy, annotationPolicy, certificatesPolicy, sizePolicy, metadataPolicy, signersPolicy, recordsPolicy} {
 		harness.Eventually(t, patience, name+" is type-checked", func() bool {
@@ -239,7 +245,8 @@ func TestPoliciesTypeCheck(t *testing.T) {
 	}
 }
 
-// With the optional policy serving certificates are the controller's to approve, too; without it they are as they were.
+// With the optional policy serving certificates are the controller's to approve, too; without it
+// they are as they were.
 func TestOnlyTheControllerApprovesServing(t *testing.T) {
 	const signer = kubeletServing
 	want(t, approve(t, shared.admin, filed(t, signer)))

@@ -31,7 +31,8 @@ const (
 	approverRoles     = "system:certificates.k8s.io:certificatesigningrequests:"
 )
 
-// autoApproving are kubeadm's bindings, by which kube-controller-manager approves without evidence: name, role, group.
+// autoApproving are kubeadm's bindings, by which kube-controller-manager approves without evidence:
+// name, role, group.
 var autoApproving = [][3]string{
 	{"kubeadm:node-autoapprove-bootstrap", approverRoles + "nodeclient", testbed.BootstrapGroup},
 	{"kubeadm:node-autoapprove-certificate-rotation", approverRoles + "selfnodeclient", "system:nodes"},
@@ -55,8 +56,9 @@ func (l *live) copied(t *testing.T, original certificatesv1.CertificateSigningRe
 	})
 }
 
-// A bootstrap token and a node's credential are in the wrong hands. Requests lie in wait from before the policies; then `kubeadm upgrade` brings
-// both auto-approving bindings back, and starts kube-controller-manager again. It tries to approve each, as its audit log shows, and nothing
+// A bootstrap token and a node's credential are in the wrong hands. Requests lie in wait from
+// before the policies; then `kubeadm upgrade` brings both auto-approving bindings back, and starts
+// kube-controller-manager again. It tries to approve each, as its audit log shows, and nothing
 // comes of it, while an honest machine gets its certificate from the controller.
 func TestBindingsComeBackInVain(t *testing.T) {
 	t.Parallel()
@@ -163,7 +165,8 @@ func (l *live) onlyFor(t *testing.T, leaf *x509.Certificate) {
 	}
 }
 
-// certManager is an identity with the rights that cert-manager's chart gives to what issues for requests (v1.21, deploy/charts/cert-manager/templates/rbac.yaml).
+// certManager is an identity with the rights that cert-manager's chart gives to what issues for
+// requests (v1.21, deploy/charts/cert-manager/templates/rbac.yaml).
 func (l *live) certManager(t *testing.T) kubernetes.Interface {
 	t.Helper()
 	const name = "cert-manager"
@@ -192,7 +195,8 @@ func (l *live) certManager(t *testing.T) kubernetes.Interface {
 	return client
 }
 
-// cert-manager issues what the controller approves. It is played by the test, with the rights and by the steps of the real one.
+// cert-manager issues what the controller approves. It is played by the test, with the rights and
+// by the steps of the real one.
 func TestCertManagerIssues(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -204,7 +208,8 @@ func TestCertManagerIssues(t *testing.T) {
 	l.kubectl(t, append(apply, "-k", documentedOverlay(t, "cert-manager"))...)
 	l.kubectl(t, append(apply, "-f", manifests+"/optional/cert-manager.yaml")...)
 
-	// Before the controller runs, and decides. The API server has the overlay's lists a moment later.
+	// Before the controller runs, and decides. The API server has the overlay's lists a moment
+	// later.
 	harness.Eventually(t, patience, "machines may ask the issuer", func() bool {
 		_, err := file(ctx, l.bootstrapper, certManagerSigner)
 		return err == nil

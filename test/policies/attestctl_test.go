@@ -115,7 +115,8 @@ func (p *person) becomes(t *testing.T, code int, want map[string]string) {
 	deadline := time.Now().Add(patience)
 	for {
 		got, last = p.checks(t)
-		// What the controller says of its sources changes with what is broken here: TestConditionsAreShown.
+		// What the controller says of its sources changes with what is broken here:
+		// TestConditionsAreShown.
 		maps.DeleteFunc(got, func(name, state string) bool { return state == "ok" || name == "sources-condition" })
 		if maps.Equal(got, want) && last == code {
 			return
@@ -148,9 +149,9 @@ func (l *live) deployed(t *testing.T) {
 	harness.Must(t, err)
 }
 
-// operates is an operator's day in a cluster with kubeadm's bindings and a node that has attested:
-// who waits, admit it, replace a machine, and find out what is wrong. The rights are those of
-// optional/operators.yaml, and none of them is unused.
+// operates is an operator's day in a cluster with kubeadm's bindings and an attested node. The
+// operator lists who waits, admits a machine, replaces one, and finds out what is wrong. The rights
+// are those of optional/operators.yaml, and none of them is unused.
 func (l *live) operates(t *testing.T, honest *machine) {
 	bin := t.TempDir()
 	program := filepath.Join(bin, "kubectl-attest")
@@ -175,7 +176,8 @@ func (l *live) operates(t *testing.T, honest *machine) {
 
 	used, forbidden := l.askedBy(t, operatorUser, mark)
 	for _, e := range forbidden {
-		if e.Resource != "secrets" && e.Resource != "nodesuspensions" { // the CA's private key, and a right of its own
+		// the CA's private key, and a right of its own
+		if e.Resource != "secrets" && e.Resource != "nodesuspensions" {
 			t.Errorf("refused: %s %s", e.Verb, e.RequestURI)
 		}
 	}

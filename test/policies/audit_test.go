@@ -36,9 +36,9 @@ func rendered(t *testing.T, folder string) map[string]*unstructured.Unstructured
 	return objects
 }
 
-// The set for audit mode is the complete set, and takes away from it: all that refuses, and the
-// rights that audit mode has no use for. The complete set has it all: a GitOps tool that prunes
-// would delete what is missing there.
+// The set for audit mode is the complete set, with two changes. It refuses nothing, and lacks the
+// rights that audit mode does not use. It has every object of the complete set: a GitOps tool that
+// prunes would delete what is missing.
 func TestAuditSetIsACompleteSetLessEnforcement(t *testing.T) {
 	complete, audit := rendered(t, manifests), rendered(t, auditManifests)
 	var removed, changed []string
@@ -73,10 +73,10 @@ func TestAuditSetIsACompleteSetLessEnforcement(t *testing.T) {
 	}
 }
 
-// Applied as it is, the set for audit mode leaves a cluster as it was: the controller, whose
-// configuration file says nothing of audit mode, decides and reports, and touches no request.
-// Kubelets get certificates as before. It is refused nothing, and has no right that it does not
-// use.
+// Applied as it is, the set for audit mode leaves a cluster unchanged. The controller's
+// configuration file does not mention audit mode. The controller decides and reports, and touches
+// no request. Kubelets get certificates as before. The controller is refused nothing, and has no
+// right that it does not use.
 func TestAuditTouchesNothing(t *testing.T) {
 	t.Parallel()
 	l := newLive(t)
@@ -90,7 +90,7 @@ func TestAuditTouchesNothing(t *testing.T) {
 	l.args = auditArgs(t, deployment)
 
 	l.startReady(t, nil)
-	m.begin(t) // and waits in vain
+	m.begin(t) // and gets no answer
 	hopelessly := []string{l.file(t, tpmSigner, hopeless), l.file(t, tpmSigner, hopelessProof)}
 	kubelets := l.file(t, builtinSigner)
 	harness.Eventually(t, patience, "its hello is filed", func() bool { return len(l.ofNode(t, helloSigner, m.Name)) > 0 })

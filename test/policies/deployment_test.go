@@ -11,7 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// The deployment's pods are made as the ReplicaSet controller would make them, in a namespace that takes restricted ones only.
+// The deployment's pods are made as the ReplicaSet controller would make them, in a namespace that
+// takes restricted ones only.
 func TestPodsAreRestricted(t *testing.T) {
 	deployment, err := shared.admin.AppsV1().Deployments(namespace).Get(t.Context(), account, metav1.GetOptions{})
 	if err != nil {

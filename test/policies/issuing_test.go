@@ -29,8 +29,10 @@ func TestOnlyTheControllerIssues(t *testing.T) {
 				wantRefusedBy(t, issue(t, shared.admin, name), certificatesPolicy)
 				wantRefusedBy(t, patch(t, shared.admin, types.MergePatchType, name, content, "status"), certificatesPolicy)
 				wantRefusedBy(t, patch(t, shared.admin, types.ApplyPatchType, name, whole, "status"), certificatesPolicy)
-				want(t, patch(t, shared.admin, types.MergePatchType, name, content))             // accepted, and dropped
-				want(t, patch(t, shared.admin, types.MergePatchType, name, content, "approval")) // the same
+				// accepted, and dropped
+				want(t, patch(t, shared.admin, types.MergePatchType, name, content))
+				// the same
+				want(t, patch(t, shared.admin, types.MergePatchType, name, content, "approval"))
 				if csr := get(t, name); len(csr.Status.Certificate) > 0 {
 					t.Fatal("there is a certificate")
 				}
@@ -56,8 +58,8 @@ func TestNoCertificateAfterADenialOrFailure(t *testing.T) {
 	wantRefusedBy(t, issue(t, shared.controller, failed), certificatesPolicy)
 }
 
-// A condition of any type but Approved, to the letter, ends a request: also beside a true Approved,
-// and whichever was first.
+// A condition of any type but Approved, to the letter, ends a request. That also holds beside a
+// true Approved, and in both orders.
 func TestNoCertificateBesideAnotherCondition(t *testing.T) {
 	for _, kind := range []certificatesv1.RequestConditionType{"approved", "APPROVED", "Approved ", " Approved", "SeenByAuditor"} {
 		alone, beside, before := filed(t, tpmSigner), filed(t, tpmSigner), filed(t, tpmSigner)

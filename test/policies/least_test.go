@@ -31,17 +31,19 @@ const (
 	recordAPI = "attestation.cluster.x-k8s.io"
 	admission = "admissionregistration.k8s.io"
 
-	// noWatchList has client-go list before it watches, as it does with API servers before Kubernetes 1.32.
+	// noWatchList has client-go list before it watches, as it does with API servers before
+	// Kubernetes 1.32.
 	noWatchList = "KUBE_FEATURE_WatchListClient"
 )
 
-// role is one that the controller's service account is bound to. namespace is empty for a ClusterRole.
+// role is one that the controller's service account is bound to. namespace is empty for a
+// ClusterRole.
 type role struct {
 	namespace, name string
 	rules           []rbacv1.PolicyRule
 }
 
-// roles are all that the account is bound to, by whatever name.
+// roles are all that the account is bound to, under any name.
 func (l *live) roles(t *testing.T) []role {
 	t.Helper()
 	return l.rolesOf(t, account, namespace)
@@ -88,7 +90,8 @@ func (l *live) write(t *testing.T, r role) {
 	harness.Must(t, err)
 }
 
-// atoms are the least that can be taken away from a role: one verb on one resource, of one name where there are names.
+// atoms are the least that can be taken away from a role: one verb on one resource, of one name
+// where there are names.
 func (r role) atoms() (all []right) {
 	for _, rule := range r.rules {
 		for _, verb := range rule.Verbs {
@@ -186,8 +189,9 @@ func approveOnly(c *config.Config) {
 	c.Signing = config.Signing{Mode: config.ApproveOnly}
 }
 
-// The controller does everything that it can do, as it is shipped and with the rights that it is shipped with: it is refused nothing, and leaves no
-// right unused. Then each right is taken away in turn, the controller does what needs it, and is refused exactly that.
+// The shipped controller does everything that it can do, with the shipped rights. The API server
+// refuses nothing, and no right is unused. Then each right is taken away in turn, the controller
+// does what needs it, and is refused exactly that.
 func TestRBACIsLeast(t *testing.T) {
 	t.Parallel()
 	l := newLive(t)
@@ -222,7 +226,8 @@ func (l *live) usesEverything(t *testing.T, m *machine, early string) {
 			return len(list.Items) > 0
 		})
 	}
-	harness.Must(t, nodes.Delete(t.Context(), nodeName, metav1.DeleteOptions{})) // with one that has no record no controller starts
+	// with one that has no record no controller starts
+	harness.Must(t, nodes.Delete(t.Context(), nodeName, metav1.DeleteOptions{}))
 	// The machine has lost its certificate.
 	m.begin(t).succeeds(t)
 	for _, hello := range l.ofNode(t, helloSigner, m.Name) {
@@ -238,7 +243,8 @@ func (l *live) usesEverything(t *testing.T, m *machine, early string) {
 		return strings.Count(l.kubectl(t, "get", "nodeattestations", m.Name, "--namespace="+namespace, "--output=jsonpath={.status.certificates[*].sha256}"), " ") == 2
 	})
 	harness.Must(t, l.StopControllerManager())
-	// Nothing is touched. In passing, the API server is one that does not send what there is at the start of a watch.
+	// Nothing is touched. In passing, the API server is one that does not send what there is at the
+	// start of a watch.
 	l.setEnv(t, noWatchList+"=false")
 	l.startReady(t, func(c *config.Config) { c.Audit = true })
 	untouched := l.file(t, tpmSigner, hopeless)
@@ -301,15 +307,15 @@ func (r right) request() right {
 	return right{verb: "patch", group: certs, resource: requests + map[string]string{"approve": "/approval", "sign": "/status"}[r.verb]}
 }
 
-// provocation has the controller do what needs a right that it does not have. What it returns is called when it has the right again, and
-// sees that it goes on from there.
+// provocation has the controller do what needs a right that it does not have. What it returns is
+// called when it has the right again, and sees that it goes on from there.
 type provocation func(t *testing.T) (goesOn func(t *testing.T))
 
 // missesEach takes each right away from the controller while it runs.
 func (l *live) missesEach(t *testing.T, m *machine) {
 	nothing := func(*testing.T) {}
 	enrol := func(t *testing.T) func(*testing.T) {
-		// Deleted by hand, a record is made anew.
+		// A record that was deleted by hand is made again.
 		l.kubectl(t, "delete", "nodeattestations", "--all", "--namespace="+namespace)
 		e := m.begin(t)
 		return func(t *testing.T) { e.succeeds(t) }
@@ -377,7 +383,8 @@ func (l *live) missesEach(t *testing.T, m *machine) {
 		}},
 		{right{"create", eventsAPI, "events", namespace, ""}, enrol},
 		{right{"get", "", "configmaps", namespace, inventory}, unread(refuse(tpmSigner))},
-		{right{"get", "", "configmaps", "kube-system", "extension-apiserver-authentication"}, waitFor}, // it is compared every few seconds
+		// it is compared every few seconds
+		{right{"get", "", "configmaps", "kube-system", "extension-apiserver-authentication"}, waitFor},
 		{right{"list", recordAPI, "nodeattestations", namespace, ""}, refuse(tpmSigner)},
 		{right{"get", "", "nodes", "", ""}, refuse(tpmSigner)},
 		{right{"patch", certs, requests, "", ""}, enrol},
@@ -446,8 +453,8 @@ func (l *live) missesEach(t *testing.T, m *machine) {
 	}
 }
 
-// misses takes a right away, and sees in the API server's audit log that the controller was refused it and nothing else, and in the controller's
-// log that it says so.
+// misses takes a right away. The API server's audit log must show that the controller was refused
+// that call and nothing else. The controller's log must report it.
 func (l *live) misses(t *testing.T, from role, missing right, provoke provocation) {
 	mark, err := l.AuditMark()
 	harness.Must(t, err)

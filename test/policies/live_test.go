@@ -31,7 +31,8 @@ import (
 
 const module = "../.."
 
-// liveAudit has all that the controller and an operator do, and all that anybody does with requests.
+// liveAudit has all that the controller and an operator do, and all that anybody does with
+// requests.
 const liveAudit = `apiVersion: audit.k8s.io/v1
 kind: Policy
 rules:
@@ -46,7 +47,8 @@ rules:
 - level: None
 `
 
-// live is a cluster of its own, in which the controller runs as it is shipped, under its service account, and machines with TPMs run the plugin.
+// live is a cluster of its own. The controller runs in it as it is shipped, under its service
+// account. Machines with TPMs run the plugin.
 type live struct {
 	*testbed.ControlPlane
 	admin, bootstrapper kubernetes.Interface
@@ -103,7 +105,8 @@ func (l *live) install(t *testing.T) {
 	harness.Must(t, controllerprocess.Install(t.Context(), l.ControlPlane, module))
 }
 
-// start starts a controller, in the place of the one that runs. With no CA it is not ready; see controllerprocess.Controller.Ready.
+// start starts a controller, in the place of the one that runs. With no CA it is not ready; see
+// controllerprocess.Controller.Ready.
 func (l *live) start(t *testing.T, configure func(*config.Config)) {
 	t.Helper()
 	l.stop(t)
@@ -169,8 +172,8 @@ func (l *live) file(t *testing.T, signer string, options ...func(*certificatesv1
 	return name
 }
 
-// hopeless makes a request of ours that is denied at once: its evidence is none, and it asks for too
-// much.
+// hopeless makes a request of ours that is denied at once: its evidence is none, and it asks for
+// too much.
 func hopeless(csr *certificatesv1.CertificateSigningRequest) { ask(csr, []byte("{}")) }
 
 // hopelessProof makes one whose evidence is a proof that refers to no hello.

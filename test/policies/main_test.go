@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package policies tests the manifests in packaging/kubernetes on a real API server: hostile attempts beside their honest counterparts.
+// Package policies tests the manifests in packaging/kubernetes on a real API server: hostile
+// attempts beside their honest counterparts.
 package policies
 
 import (
@@ -32,6 +33,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
@@ -60,22 +62,24 @@ const (
 	nodeName = "node-1"
 )
 
-// guarded are the signers whose requests only the controller approves, signed those for which only it writes the certificate. The manifests give it
-// the rights for those granted: for the others the right is optional, or does not exist yet.
+// guarded are the signers whose requests only the controller approves, signed those for which only
+// it writes the certificate. The manifests give it the rights for those granted: for the others the
+// right is optional, or does not exist yet.
 var (
 	guarded = []string{tpmSigner, insecureSigner, servingSigner, builtinSigner}
 	signed  = []string{tpmSigner, insecureSigner, servingSigner}
 	granted = []string{tpmSigner, builtinSigner}
 )
 
-// bed is what all tests of the package share. Those that use it run one after the other. Those with a
-// cluster of their own (newLive) run after them, in parallel: they mostly wait.
+// bed is what all tests of the package share. Those that use it run one after the other. Those with
+// a cluster of their own (newLive) run after them, in parallel: they mostly wait.
 type bed struct {
 	*testbed.ControlPlane
 	adminKubeconfig string
 	// token is a kubeadm bootstrap token.
 	token string
-	// admin is a member of system:masters; controller has a token of its service account; bootstrapper and node have what machines have.
+	// admin is a member of system:masters; controller has a token of its service account;
+	// bootstrapper and node have what machines have.
 	admin, controller, bootstrapper, node kubernetes.Interface
 	controllerConfig                      *rest.Config
 	// early and earlyAnnotated were filed before the policies were there.
@@ -95,7 +99,8 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// prepare makes a cluster as kubeadm leaves it, with both auto-approving bindings, and then applies the manifests.
+// prepare makes a cluster as kubeadm leaves it, with both auto-approving bindings, and then applies
+// the manifests.
 func (b *bed) prepare(ctx context.Context) (err error) {
 	b.admin = b.Client()
 	if err := b.WriteKubeconfig(b.adminKubeconfig, b.AdminUser()); err != nil {
@@ -182,7 +187,7 @@ func (b *bed) accountConfig(ctx context.Context) (*rest.Config, error) {
 
 var dryRun = []string{metav1.DryRunAll}
 
-const patience = 20 * time.Second
+const patience = harness.Soon
 
 // refusedBy reports whether this policy, and not RBAC or validation, has refused.
 func refusedBy(err error, policy string) bool {

@@ -96,8 +96,8 @@ func metadataRows() (accepted, refused, heavy map[string]edit) {
 }
 
 // One bootstrap token filed requests with 600 kB of labels until the controller had no memory left.
-// What a request for one of its signers may carry beside its specification is bounded, for whoever
-// files it.
+// So the policy limits what a request for one of its signers may carry beside its specification,
+// for every requester.
 func TestMetadataOnCreate(t *testing.T) {
 	accepted, refused, heavy := metadataRows()
 	create := func(client kubernetes.Interface, signer string, change edit, dryRun []string) error {
@@ -132,9 +132,10 @@ func TestMetadataOnCreate(t *testing.T) {
 		}
 	}
 	want(t, create(shared.bootstrapper, helloSigner, all, nil))
-	want(t, create(shared.admin, "example.com/x", heavy["labels, 600 kB"], nil)) // another signer's affair
+	// another signer's affair
+	want(t, create(shared.admin, "example.com/x", heavy["labels, 600 kB"], nil))
 
-	// The controller keeps the names of all requests, whatever their signer.
+	// The controller keeps the names of all requests, of every signer.
 	for _, signer := range []string{helloSigner, "example.com/x"} {
 		name := func(size int) edit {
 			return func(csr *certificatesv1.CertificateSigningRequest) {
@@ -148,8 +149,8 @@ func TestMetadataOnCreate(t *testing.T) {
 	}
 }
 
-// The same limits hold for whoever may change a request, through each path that lets metadata pass.
-// The controller is exempt.
+// The same limits hold for everybody who may change a request, through each path that lets metadata
+// pass. The controller is exempt.
 func TestMetadataOnUpdate(t *testing.T) {
 	accepted, refused, _ := metadataRows()
 	controller := as(t, controllerUser, "system:masters") // its own rights are tested elsewhere

@@ -40,7 +40,8 @@ var (
 	}
 )
 
-// The lists stand in several policies: they have to say the same, and at the place where overlays patch them.
+// The lists stand in several policies: they have to say the same, and at the place where overlays
+// patch them.
 func TestListsAgree(t *testing.T) {
 	all := policies(t)
 	if len(all) != 7 {
@@ -71,7 +72,8 @@ func TestListsAgree(t *testing.T) {
 	}
 }
 
-// documentedOverlay writes the overlay with a title in docs/cluster-setup.md into a folder, with replacements in pairs, each of which has to be there once.
+// documentedOverlay writes the overlay with a title in docs/cluster-setup.md into a folder, with
+// replacements in pairs, each of which has to be there once.
 func documentedOverlay(t *testing.T, title string, replacements ...string) (dir string) {
 	t.Helper()
 	document, err := os.ReadFile("../../docs/cluster-setup.md")
@@ -105,7 +107,8 @@ func documentedOverlay(t *testing.T, title string, replacements ...string) (dir 
 	return dir
 }
 
-// overlay applies the overlay in docs/cluster-setup.md, with another replacement of the controllers, and undoes it afterwards.
+// overlay applies the overlay in docs/cluster-setup.md, with another replacement of the
+// controllers, and undoes it afterwards.
 func overlay(t *testing.T, controllers string) error {
 	t.Helper()
 	const documented = "['system:serviceaccount:node-attestation-system:node-attestation-controller', 'system:serviceaccount:capi-acme-system:manager']"
@@ -115,7 +118,8 @@ func overlay(t *testing.T, controllers string) error {
 		if err := shared.apply(ctx, "-k", manifests); err != nil {
 			t.Fatal(err)
 		}
-		// The other tests need the base again, in effect in each policy. The one on sizes has no use for controllers.
+		// The other tests need the base again, in effect in each policy. The one on sizes has no
+		// use for controllers.
 		name, err := file(ctx, shared.bootstrapper, tpmSigner)
 		if err != nil {
 			t.Fatal(err)
@@ -149,7 +153,8 @@ func overlay(t *testing.T, controllers string) error {
 			return client.CertificatesV1().RESTClient().Post().AbsPath(recordsPath(namespace)).Param("dryRun", metav1.DryRunAll).Body(record).Do(ctx).Error()
 		})
 		inEffect(approvalPolicy, func(client kubernetes.Interface) error { return decide(ctx, client, name, "Approved", dryRun) })
-		if err := decide(ctx, shared.controller, name, "Approved", nil); err != nil { // for only then it may be issued
+		// for only then it may be issued
+		if err := decide(ctx, shared.controller, name, "Approved", nil); err != nil {
 			t.Fatal(err)
 		}
 		inEffect(certificatesPolicy, func(client kubernetes.Interface) error { return certify(ctx, client, name, certificate, dryRun) })
@@ -200,7 +205,8 @@ func TestBrokenParametersFailClosed(t *testing.T) {
 	}
 }
 
-// Why the lists are no ConfigMap: while one is missing, requests of every signer are refused, whatever the matchConditions say.
+// The reason why the lists are no ConfigMap: while one is missing, requests of every signer are
+// refused, for any matchConditions.
 func TestMissingConfigMapWouldStopEverySigner(t *testing.T) {
 	ctx := t.Context()
 	api := shared.admin.AdmissionregistrationV1()
@@ -247,7 +253,8 @@ func TestMissingConfigMapWouldStopEverySigner(t *testing.T) {
 	harness.Eventually(t, patience, "and is not, without that binding", func() bool { return decide(ctx, shared.admin, foreign, "Approved", dryRun) == nil })
 }
 
-// What no policy of this kind can stop: it sees whom a request is in the name of, and none sees changes to policies.
+// What no policy of this kind can stop: it sees whom a request is in the name of, and none sees
+// changes to policies.
 func TestWhatPoliciesCannotStop(t *testing.T) {
 	impersonated := as(t, controllerUser, "system:masters")
 	if err := approve(t, impersonated, filed(t, tpmSigner)); err != nil {

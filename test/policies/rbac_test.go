@@ -132,7 +132,8 @@ func TestControllerMayNothingDangerous(t *testing.T) {
 	}
 }
 
-// The Secret of the challenge keys is part of the manifests, and what the controller has put there stays when they are applied again.
+// The Secret of the challenge keys is part of the manifests, and what the controller has put there
+// stays when they are applied again.
 func TestKeyOutlivesTheManifests(t *testing.T) {
 	ctx, secrets := t.Context(), shared.controller.CoreV1().Secrets(namespace)
 	key, err := secrets.Get(ctx, keySecret, metav1.GetOptions{})
@@ -224,7 +225,8 @@ func TestOptionalRights(t *testing.T) {
 	}
 }
 
-// The credential that machines file their first request with can do that, and see what becomes of it.
+// The credential that machines file their first request with can do that, and see what becomes of
+// it.
 func TestRequestersRights(t *testing.T) {
 	const group = "example:machines"
 	if err := shared.BindGroup(t.Context(), "machines", "node-attestation-requester", group); err != nil {

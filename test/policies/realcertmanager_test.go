@@ -118,7 +118,7 @@ func (c *realCertManager) issuer(t *testing.T, resource schema.GroupVersionResou
 	harness.Must(t, err)
 }
 
-// restart starts it anew, with the controllers that --controllers names.
+// restart starts it again, with the controllers that --controllers names.
 func (c *realCertManager) restart(t *testing.T, controllers string) {
 	t.Helper()
 	if c.process != nil {
@@ -267,7 +267,7 @@ func TestRealCertManager(t *testing.T) {
 	wantRefusedBy(t, create(certificates, masters("late")), issuersPolicy)
 	wantRefusedBy(t, create(certificateRequests, newCertManagerObject(certificateRequests, "late", nodes)), issuersPolicy)
 	c.restart(t, "*")
-	// It asks anew for a Certificate from before, once the Secret is gone.
+	// It asks again for a Certificate from before, once the Secret is gone.
 	harness.Must(t, l.admin.CoreV1().Secrets(tenantNamespace).Delete(ctx, "early", metav1.DeleteOptions{}))
 	for _, name := range []string{"waiting", `early-\d+`} {
 		refused := regexp.MustCompile(name + `\W+ is forbidden: ValidatingAdmissionPolicy '` + issuersPolicy + "'")

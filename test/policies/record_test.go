@@ -91,7 +91,8 @@ func create(t *testing.T, record *v1alpha1.NodeAttestation, dryRun []string) (*u
 	return records(t).Create(t.Context(), toUnstructured(t, record), metav1.CreateOptions{FieldValidation: strict, DryRun: dryRun})
 }
 
-// The controller, with its own rights, writes a record with every field, reads back the same, and writes spec and status at once.
+// The controller, with its own rights, writes a record with every field, reads back the same, and
+// writes spec and status at once.
 func TestRecordRoundTrip(t *testing.T) {
 	record := fullRecord("full")
 	stored, err := create(t, record, nil)
@@ -113,7 +114,7 @@ func TestRecordRoundTrip(t *testing.T) {
 	if got := fromUnstructured(t, updated); !apiequality.Semantic.DeepEqual(got.Spec, read.Spec) || !apiequality.Semantic.DeepEqual(got.Status, read.Status) {
 		t.Errorf("written:\n%+v\nread:\n%+v", read, got)
 	}
-	// The exactly-once lock: whoever read before loses.
+	// The exactly-once lock: an update from an earlier read fails.
 	if _, err := records(t).Update(t.Context(), toUnstructured(t, read), metav1.UpdateOptions{}); !apierrors.IsConflict(err) {
 		t.Errorf("a stale update: %v", err)
 	}
@@ -249,7 +250,8 @@ func TestRecordIsOfOneMachineForLife(t *testing.T) {
 	want(t, admin.Delete(t.Context(), stored.GetName(), metav1.DeleteOptions{}))
 }
 
-// rewrite has the controller, which may not patch a record, write it with a merge patch (RFC 7396) applied.
+// rewrite has the controller, which may not patch a record, write it with a merge patch (RFC 7396)
+// applied.
 func rewrite(t *testing.T, stored *unstructured.Unstructured, content string) (*unstructured.Unstructured, error) {
 	t.Helper()
 	var patch map[string]any

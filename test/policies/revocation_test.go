@@ -134,7 +134,8 @@ func TestRevocationRightsAreUsed(t *testing.T) {
 	l.args = []string{"--revocation"}
 	l.startReady(t, nil)
 	m.begin(t).succeeds(t)
-	time.Sleep(time.Second) // times of objects are whole seconds: a certificate of the same second is not revoked
+	// times of objects are whole seconds: a certificate of the same second is not revoked
+	time.Sleep(time.Second)
 	record := func(path string) string {
 		return l.kubectl(t, "get", "nodeattestations", m.Name, "--namespace="+namespace, "--output=jsonpath={"+path+"}")
 	}
@@ -198,7 +199,8 @@ func TestRevocationSetAdds(t *testing.T) {
 	if want := []string{"Deployment " + namespace + "/" + account}; !slices.Equal(changed, want) {
 		t.Errorf("changed: %q", changed)
 	}
-	if len(set) != 3+2*revocation.Policies+4+8+1 { // CRDs; policies, guards with bindings; roles with bindings; the ConfigMap
+	// CRDs; policies, guards with bindings; roles with bindings; the ConfigMap
+	if len(set) != 3+2*revocation.Policies+4+8+1 {
 		t.Errorf("%d objects more: %q", len(set), slices.Sorted(maps.Keys(set)))
 	}
 	deployment := rendered(t, revocationManifests)["Deployment "+namespace+"/"+account]

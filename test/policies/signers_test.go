@@ -25,11 +25,11 @@ func asks(t *testing.T, client kubernetes.Interface, signer string) error {
 	return err
 }
 
-// The way round attestation: a bootstrap token and a node's credential ask
-// kube-controller-manager's signer for API clients for the names of another node and of the
-// controller, which may read the CA's key. An administrator approves all that there is, and
-// kube-controller-manager signs. Neither what comes now nor what was filed before the policies gets
-// a certificate, and an administrator's own request does.
+// The way round attestation is kube-controller-manager's signer for API clients. A bootstrap token
+// and a node's credential ask it for the names of another node and of the controller. The
+// controller may read the CA's key. An administrator approves all requests, and
+// kube-controller-manager signs. Neither new requests nor those filed before the policies get a
+// certificate, and an administrator's own request does.
 func TestAnotherSignerIsNoWayRound(t *testing.T) {
 	victims := map[string]edit{"a node": named("system:node:victim", "system:nodes"), "the controller": named(controllerUser, "system:serviceaccounts")}
 	for who, client := range map[string]kubernetes.Interface{"bootstrap token": shared.bootstrapper, "node": shared.node} {
@@ -57,7 +57,8 @@ func TestAnotherSignerIsNoWayRound(t *testing.T) {
 		}
 		// The policy matches /approval alone: what is below shows that no other path approves.
 		approved := map[string]any{"status": map[string]any{"conditions": []any{condition(certificatesv1.CertificateApproved)}}}
-		want(t, patch(t, shared.admin, types.MergePatchType, name, approved)) // accepted, and dropped
+		// accepted, and dropped
+		want(t, patch(t, shared.admin, types.MergePatchType, name, approved))
 		if err := patch(t, shared.admin, types.MergePatchType, name, approved, "status"); err == nil {
 			t.Error("an approval passed through /status")
 		}
@@ -71,7 +72,7 @@ func TestAnotherSignerIsNoWayRound(t *testing.T) {
 	}
 }
 
-// Machines may ask the six signers, and no others. Whoever else asks may ask all.
+// Machines may ask the six signers, and no others. All other users may ask all signers.
 func TestSignersForMachines(t *testing.T) {
 	const token = "system:bootstrap:abcdef"
 	machines := map[string]kubernetes.Interface{

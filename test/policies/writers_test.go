@@ -60,13 +60,14 @@ func tenant(t *testing.T, namespace string) (user string) {
 	return "tenant-of-" + namespace
 }
 
-// A record that a tenant planted gave a node's certificate to another TPM. Whoever may do
-// everything in a namespace writes no record there, in no way, an administrator neither. Both may
-// delete one, and change what the controller does not go by.
+// A record that a tenant planted gave a node's certificate to another TPM. A user who may do
+// everything in a namespace cannot write a record there in any way, and neither can an
+// administrator. Both may delete one, and change the fields that the controller does not use.
 func TestOnlyTheControllerWritesRecords(t *testing.T) {
 	const place = "tenants"
 	user := tenant(t, place)
-	controller := writer(t, place, controllerUser, "system:masters") // its own rights are tested elsewhere
+	// its own rights are tested elsewhere
+	controller := writer(t, place, controllerUser, "system:masters")
 	record := func(name string) *unstructured.Unstructured {
 		r := fullRecord(name)
 		r.Namespace = place
@@ -89,7 +90,8 @@ func TestOnlyTheControllerWritesRecords(t *testing.T) {
 		"owner away":       `{"metadata":{"ownerReferences":null}}`,
 		"label and AK":     `{"metadata":{"labels":{"a":"b"}},"spec":{"akName":null}}`,
 	}
-	harmless := []struct{ what, content string }{ // in this order: a finalizer that stays would keep the record
+	// in this order: a finalizer that stays would keep the record
+	harmless := []struct{ what, content string }{
 		{"nothing", `{}`},
 		{"label", `{"metadata":{"labels":{"a":"b"}}}`},
 		{"annotation", `{"metadata":{"annotations":{"a":"b"}}}`},

@@ -22,7 +22,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
-// What docs/integration/kubeadm.md has a person type is typed, on a machine with every file in its usual place, a TPM, and the documented configuration.
+// What docs/integration/kubeadm.md has a person type is typed, on a machine with every file in its
+// usual place, a TPM, and the documented configuration.
 func TestKubeadmDocument(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("a mount namespace needs root")
@@ -132,7 +133,8 @@ func (d usualPlaces) write(path, content string) {
 	d.Write(d.t, path, content)
 }
 
-// run runs a program on the machine, which the shell finds, with variables before it if there are any.
+// run runs a program on the machine, which the shell finds, with variables before it if there are
+// any.
 func (d usualPlaces) run(command string) harness.Result {
 	d.t.Helper()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.t.Context()), time.Minute)

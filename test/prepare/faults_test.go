@@ -18,8 +18,9 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
-// System calls of prepare fail, or it is killed at them, one after the other. The kubelet is never let start without its environment file, no file is
-// ever half written, and the next prepare sets all right. strace counts calls by thread and Go moves between threads: this is a dense sample.
+// System calls of prepare fail, or it is killed at them, one after the other. The kubelet is never
+// let start without its environment file, no file is ever half written, and the next prepare sets
+// all right. strace counts calls by thread and Go moves between threads: this is a dense sample.
 func TestPrepareWhileSystemCallsFail(t *testing.T) {
 	if _, err := exec.LookPath("strace"); err != nil {
 		t.Fatal("strace is needed: apt-get install strace")
@@ -87,7 +88,8 @@ func (m *machine) noHalfFiles() {
 	}
 }
 
-// ageHalfFiles makes what was left behind as old as it has to be for the next prepare not to take it for another's at work.
+// ageHalfFiles makes what was left behind as old as it has to be for the next prepare not to take
+// it for another's at work.
 func (m *machine) ageHalfFiles() {
 	m.t.Helper()
 	left, err := filepath.Glob(m.root + "/*/.*")

@@ -33,7 +33,8 @@ func read(t *testing.T, path string) string {
 	return string(data)
 }
 
-// newUnjoined returns a machine on which there is nothing of kubeadm's, with a configuration that names the static credential, and its name.
+// newUnjoined returns a machine on which there is nothing of kubeadm's, with a configuration that
+// names the static credential, and its name.
 func newUnjoined(t *testing.T, config, name string) usualPlaces {
 	t.Helper()
 	chip := swtpm.Start(t, swtpm.Options{Certified: []string{"ecc-p256"}})
@@ -53,7 +54,8 @@ func (d usualPlaces) has(path string) bool {
 	return err == nil
 }
 
-// What docs/integration/without-kubeadm.md has a person type is typed. test/prepare/join starts a kubelet with its configuration.
+// What docs/integration/without-kubeadm.md has a person type is typed. test/prepare/join starts a
+// kubelet with its configuration.
 func TestWithoutKubeadmDocument(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("a mount namespace needs root")

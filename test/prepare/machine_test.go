@@ -25,7 +25,7 @@ import (
 )
 
 // patience is how long a test waits for what has to happen.
-const patience = 20 * time.Second
+const patience = harness.Soon
 
 // machine is one that kubeadm is joining to the cluster: all of its files are below root.
 type machine struct {
@@ -39,7 +39,8 @@ type machine struct {
 	config, kubeconfig, bootstrap, envFile, manifests string
 }
 
-// newMachine returns a machine with a configuration file, to which settings are added, and a bootstrap kubeconfig of kubeadm's.
+// newMachine returns a machine with a configuration file, to which settings are added, and a
+// bootstrap kubeconfig of kubeadm's.
 func newMachine(t *testing.T, settings ...string) *machine {
 	t.Helper()
 	root := t.TempDir()

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package prepare tests what the plugin does around the kubelet's start, on a real control plane: prepare, kubeconfig and reset.
+// Package prepare tests what the plugin does around the kubelet's start, on a real control plane:
+// prepare, kubeconfig and reset.
 package prepare
 
 import (
@@ -53,7 +54,8 @@ func runAll(m *testing.M) (code int, err error) {
 	return m.Run(), nil
 }
 
-// startCluster starts an API server whose bootstrap tokens may file requests. Nobody answers them but the tests.
+// startCluster starts an API server whose bootstrap tokens may file requests. Nobody answers them
+// but the tests.
 func startCluster(ctx context.Context) (*testbed.ControlPlane, error) {
 	cp, err := testbed.Start(ctx, testbed.Options{Progress: os.Stderr})
 	if err != nil {

@@ -17,7 +17,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// The whole way of a join: the kubelet is held back until the signer has signed, then starts as an attested node; the bootstrap credential is gone.
+// The whole way of a join. The kubelet is held back until the signer has signed. Then it starts as
+// an attested node, and the bootstrap credential is gone.
 func TestSignerIsLate(t *testing.T) {
 	m := newMachine(t, "prepareWait: 30s")
 	const late = 2 * time.Second
@@ -67,7 +68,8 @@ func TestSignerIsLate(t *testing.T) {
 	}
 }
 
-// Without a signer the unit fails, with the reason; the same request heals it, whoever takes it up.
+// Without a signer the unit fails, with the reason. Once the same request is signed, the unit
+// succeeds.
 func TestHonestFailure(t *testing.T) {
 	m := newMachine(t, "prepareWait: 5s")
 	for range 2 { // systemd starts it again
@@ -154,7 +156,8 @@ func (m *machine) install(ca *testbed.CA, lifetime time.Duration) {
 	m.must(lock.Install(pair))
 }
 
-// The machine was off for too long. Without a credential that says so; with the one that was kept it comes back. The unit fails in neither case.
+// The machine was off for too long. Without a credential that says so; with the one that was kept
+// it comes back. The unit fails in neither case.
 func TestCertificateHasRunOut(t *testing.T) {
 	t.Run("the copy was deleted", func(t *testing.T) {
 		m := enrolled(t)
@@ -182,7 +185,8 @@ func TestCertificateHasRunOut(t *testing.T) {
 	})
 }
 
-// A worker that was killed after it had installed the certificate leaves the copy to the next prepare; so does a change of mind.
+// A worker that was killed after it had installed the certificate leaves the copy to the next
+// prepare; so does a change of mind.
 func TestCopyIsDeletedLater(t *testing.T) {
 	m := enrolled(t, "keepBootstrapCredential: true")
 	m.configure()
@@ -249,7 +253,8 @@ func TestConfigurationIsBroken(t *testing.T) {
 	m.prepare().Want(t, 0, "nonsense")
 }
 
-// kubeadm reset and a join to another cluster: the node is held back until that one has admitted it.
+// kubeadm reset and a join to another cluster: the node is held back until that one has admitted
+// it.
 func TestJoinsAnotherCluster(t *testing.T) {
 	m := enrolled(t)
 	other, err := startCluster(t.Context())
@@ -321,7 +326,8 @@ func TestReset(t *testing.T) {
 	}
 }
 
-// A kubeconfig that is written by hand works with client-go, whether its cluster comes from a bootstrap kubeconfig or from flags.
+// A kubeconfig that is written by hand works with client-go, whether its cluster comes from a
+// bootstrap kubeconfig or from flags.
 func TestKubeconfigByHand(t *testing.T) {
 	m := enrolled(t)
 	m.join(m.cluster)

@@ -22,13 +22,14 @@ import (
 )
 
 const (
-	// hiddenServer is the API server under a name that nobody can look up (RFC 6761): only the proxy knows where it is.
+	// hiddenServer is the API server under a name that nobody can look up (RFC 6761): only the
+	// proxy knows where it is.
 	hiddenServer = "kubernetes.invalid:6443"
 	// documentedProxy is what docs/integration/confinement.md calls the proxy.
 	documentedProxy = "http://proxy.example.com:3128"
 )
 
-// httpProxy is a proxy that forwards whatever is asked for to one server, and writes down what was asked.
+// httpProxy is a proxy that forwards every request to one server, and writes down what was asked.
 type httpProxy struct {
 	url, to string
 
@@ -73,7 +74,8 @@ func (p *httpProxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.Copy(from, to)
 }
 
-// forget returns how often the API server was asked for since it was called last. Nothing else may have been.
+// forget returns how often the API server was asked for since it was called last. Nothing else may
+// have been.
 func (p *httpProxy) forget(t *testing.T) int {
 	t.Helper()
 	p.mu.Lock()
@@ -86,7 +88,8 @@ func (p *httpProxy) forget(t *testing.T) int {
 	return n
 }
 
-// newHidden returns a machine whose bootstrap kubeconfig names the API server as only a proxy finds it.
+// newHidden returns a machine whose bootstrap kubeconfig names the API server as only a proxy finds
+// it.
 func newHidden(t *testing.T, name, proxyURL string) usualPlaces {
 	t.Helper()
 	chip := swtpm.Start(t, swtpm.Options{Certified: []string{"ecc-p256"}})
@@ -106,7 +109,8 @@ func newHidden(t *testing.T, name, proxyURL string) usualPlaces {
 	return d
 }
 
-// unitEnvironment returns the variables of the documented drop-in, with our proxy in the place of the documented one.
+// unitEnvironment returns the variables of the documented drop-in, with our proxy in the place of
+// the documented one.
 func unitEnvironment(t *testing.T, proxy *httpProxy) []string {
 	t.Helper()
 	var env []string
@@ -154,7 +158,8 @@ func TestNoProxy(t *testing.T) {
 	}
 }
 
-// proxy-url comes from the bootstrap kubeconfig, is written into the kubelet's, and beats the environment.
+// proxy-url comes from the bootstrap kubeconfig, is written into the kubelet's, and beats the
+// environment.
 func TestProxyOfTheKubeconfig(t *testing.T) {
 	proxy := newHTTPProxy(t)
 	snippet := blocks(read(t, guides+"confinement.md"), "yaml")

@@ -17,14 +17,16 @@ import (
 	verifier "github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
 )
 
-// Whoever may annotate hellos has the victim's TPM open what was made for a hello of his own, in the victim's name and for his own key. The
-// TPM does, and still neither the victim's request nor his own is proven.
+// An attacker may annotate hellos. He makes the victim's TPM open the challenge for a hello of his
+// own, in the victim's name and for his own key. The TPM does, and still neither the victim's
+// request nor his own is proven.
 func TestChallengeOfAnotherHello(t *testing.T) { forEachChip(t, testAnnotator) }
 
 func testAnnotator(t *testing.T, start starter) {
 	chip := start(t, swtpm.Options{Certified: []string{"ecc-p256"}})
 	victim := newMachine(t, chip.Socket(), trust(chip))
-	attacker := newMachine(t, chip.Socket(), trust(chip)) // another key; he knows the victim's EK and AK, as everybody does
+	// another key; he knows the victim's EK and AK, as everybody does
+	attacker := newMachine(t, chip.Socket(), trust(chip))
 	attacker.Verifier = victim.Verifier
 	document, _, err := victim.Provider.Hello(t.Context(), victim.Ask("hello"))
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/tpmmodel"
 )
 
-// chip is a TPM that the tests can look into, whatever it is.
+// chip is a TPM of any kind that the tests can look into.
 type chip interface {
 	Socket() string
 	Transport() transport.TPM
@@ -51,7 +51,8 @@ func startModel(t testing.TB, o swtpm.Options) chip {
 // starters are all of them.
 var starters = map[string]starter{"swtpm": startSwtpm, "model": startModel}
 
-// forEachChip runs a test against swtpm and against the model: what holds of the one has to hold of the other.
+// forEachChip runs a test against swtpm and against the model: what holds of the one has to hold of
+// the other.
 func forEachChip(t *testing.T, test func(*testing.T, starter)) {
 	for name, start := range starters {
 		t.Run(name, func(t *testing.T) { test(t, start) })

@@ -45,7 +45,8 @@ func newPair(t *testing.T) *pair {
 	return p
 }
 
-// both has each of them go through the same story, compares code by code, what the stories return, and what is loaded afterwards, and flushes that.
+// both runs the same story on each of the two. It compares the codes one by one, the results of the
+// stories, and what is loaded afterwards. Then it flushes what is loaded.
 func (p *pair) both(t *testing.T, story func(*testing.T, *recorder, chip) []byte) []string {
 	t.Helper()
 	var codes [2][]string
@@ -136,7 +137,8 @@ func capabilityRaw(c tpm2.TPMCap, property, count uint32) []byte {
 	return raw(tpm2.TPMCCGetCapability, nil, nil, u32(uint32(c)), u32(property), u32(count))
 }
 
-// What is right and what is wrong in commands, without anything secret in them: the same bytes go to both.
+// What is right and what is wrong in commands, without anything secret in them: the same bytes go
+// to both.
 func TestModelAnswersAsSwtpm(t *testing.T) {
 	p := newPair(t)
 	ak, ek := createRaw(template.AK(), ""), createRaw(ekTemplate("ecc-p256").Public, "")

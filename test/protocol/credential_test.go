@@ -26,7 +26,8 @@ type credential struct {
 	bits tpm2.TPMKeyBits
 	// satisfy has the session satisfy the EK's policy.
 	satisfy func(tpm2.Session) error
-	// activate and key are the handles of the command; again is how often more than once it is sent.
+	// activate and key are the handles of the command; again is how often more than once it is
+	// sent.
 	activate, key tpm2.AuthHandle
 	again         int
 	// salted is set if the session is salted with the EK.
@@ -126,7 +127,8 @@ func (c *credential) run() ([]byte, error) {
 	return out, nil
 }
 
-// What becomes of a credential, for this AK and this EK and for others, whole and spoilt, with the policy satisfied or not.
+// What becomes of a credential, for this AK and this EK and for others, whole and spoilt, with the
+// policy satisfied or not.
 func TestModelActivatesAsSwtpm(t *testing.T) {
 	p := newPair(t)
 	other, err := create(startModel(t, swtpm.Options{}).Transport(), tpm2.TPMRHEndorsement, ekTemplate("ecc-p256").Public)
@@ -197,7 +199,8 @@ func TestModelActivatesAsSwtpm(t *testing.T) {
 			}
 		})
 	}
-	// Secrets that are encrypted to no RSA key are not compared: libtpms answers TPM_RC_FAILURE where the specification has TPM_RC_VALUE.
+	// Secrets that are encrypted to no RSA key are not compared: libtpms answers TPM_RC_FAILURE
+	// where the specification has TPM_RC_VALUE.
 	for name, change := range map[string]func(*credential){
 		"the point is cut off":       func(c *credential) { c.secret = c.secret[:len(c.secret)-1] },
 		"a byte more than the point": func(c *credential) { c.secret = append(c.secret, 0) },

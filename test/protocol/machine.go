@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package protocol has the provider and the verifier talk to each other over a TPM, without an API server between them.
+// Package protocol has the provider and the verifier talk to each other over a TPM, without an API
+// server between them.
 package protocol
 
 import (
@@ -28,8 +29,9 @@ type Machine struct {
 	usages []string
 }
 
-// New returns a machine with the TPM behind a socket. lockDir is for the TPM's lock. The configuration lacks what is the same for
-// everybody: the cluster and a key; PCRs 0 to 7 are quoted unless it says otherwise.
+// New returns a machine with the TPM behind a socket. lockDir is for the TPM's lock. The
+// configuration lacks what is the same for everybody: the cluster and a key; PCRs 0 to 7 are quoted
+// unless it says otherwise.
 func New(socket, lockDir string, config verifier.Config) (*Machine, error) {
 	p, err := tpm.Factory().New(provider.Settings{TPMDevice: socket, RuntimeDir: lockDir})
 	if err != nil {

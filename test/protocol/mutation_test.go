@@ -13,8 +13,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/tpm/template"
 )
 
-// Commands that are right, each cut off at every byte, with a byte more, and with bits of every byte changed: both answer the same, as long, and
-// have the same loaded.
+// Each correct command is cut off at every byte, extended by a byte, and has bits of every byte
+// changed. Both TPMs give the same answer of the same length, and have the same objects loaded.
 func TestModelRefusesAsSwtpm(t *testing.T) {
 	p := newPair(t)
 	high := ekTemplate("ecc-p256-high").PolicyOR()
@@ -28,27 +28,33 @@ func TestModelRefusesAsSwtpm(t *testing.T) {
 		// notModelled are mutations that make something else of the command that is right.
 		notModelled []string
 	}{
-		"CreatePrimary AK":       {command: createRaw(template.AK(), ""), notModelled: []string{"byte 52 ^ 0x1"}},                                        // P-224
-		"CreatePrimary EK":       {command: createRaw(ekTemplate("ecc-p256").Public, ""), notModelled: []string{"byte 82 ^ 0x1", "byte 86 ^ 0x1"}},       // CBC, P-224
-		"CreatePrimary EK high":  {command: createRaw(ekTemplate("ecc-p384-high").Public, ""), notModelled: []string{"byte 98 ^ 0x1", "byte 102 ^ 0x1"}}, // CBC, P-521
-		"ReadPublic":             {before: [][]byte{createRaw(template.AK(), "")}, command: raw(tpm2.TPMCCReadPublic, on(firstObject), nil)},
-		"Quote":                  {before: [][]byte{createRaw(template.AK(), "")}, command: quoteRaw("")},
-		"StartAuthSession":       {command: startRaw(tpm2.TPMSEPolicy, 16, tpm2.TPMAlgSHA256)},
-		"PolicySecret":           {before: [][]byte{startRaw(tpm2.TPMSETrial, 16, tpm2.TPMAlgSHA256)}, command: secretRaw("", nil), notModelled: expirations},
-		"PolicyOR":               {before: [][]byte{startRaw(tpm2.TPMSETrial, 16, tpm2.TPMAlgSHA256)}, command: raw(tpm2.TPMCCPolicyOR, on(firstPolicy), nil, u32(2), sized(high[0].Buffer), sized(high[1].Buffer))},
-		"PolicyGetDigest":        {before: [][]byte{startRaw(tpm2.TPMSETrial, 16, tpm2.TPMAlgSHA256)}, command: raw(tpm2.TPMCCPolicyGetDigest, on(firstPolicy), nil)},
-		"PolicyRestart":          {before: [][]byte{startRaw(tpm2.TPMSETrial, 16, tpm2.TPMAlgSHA256)}, command: raw(tpm2.TPMCCPolicyRestart, on(firstPolicy), nil)},
-		"FlushContext":           {before: [][]byte{createRaw(template.AK(), "")}, command: raw(tpm2.TPMCCFlushContext, nil, nil, u32(uint32(firstObject)))},
-		"PCR_Read":               {command: raw(tpm2.TPMCCPCRRead, nil, nil, pcrsRaw(tpm2.TPMAlgSHA256, tpm2.TPMAlgSHA1))},
-		"PCR_Extend":             {command: raw(tpm2.TPMCCPCRExtend, on(4), by(password("")), u32(1), u16(int(tpm2.TPMAlgSHA256)), make([]byte, 32))},
-		"PCR_Event":              {command: raw(tpm2.TPMCCPCREvent, on(5), by(password("")), sized([]byte("event")))},
-		"NV_Read":                {command: readNVRaw(by(password("")), 100, 0)},
-		"NV_Read by owner":       {command: raw(tpm2.TPMCCNVRead, on(tpm2.TPMRHOwner, testIndex), by(password("")), u16(3), u16(1))},
-		"NV_ReadPublic":          {command: raw(tpm2.TPMCCNVReadPublic, on(testIndex), nil)},
-		"NV_Write":               {command: raw(tpm2.TPMCCNVWrite, on(tpm2.TPMRHPlatform, testIndex), by(password("")), sized([]byte("0123456789")), u16(0))},
-		"GetCapability handles":  {command: capabilityRaw(tpm2.TPMCapHandles, 0x40000000, 16), notModelled: []string{"byte 13 ^ 0x1"}},                          // TPM_CAP_ALGS
-		"GetCapability PCRs":     {command: capabilityRaw(tpm2.TPMCapPCRs, 0, 16), notModelled: []string{"byte 13 ^ 0x1"}},                                      // TPM_CAP_AUDIT_COMMANDS
-		"GetCapability property": {command: capabilityRaw(tpm2.TPMCapTPMProperties, uint32(tpm2.TPMPTManufacturer), 1), notModelled: []string{"byte 13 ^ 0x1"}}, // TPM_CAP_PCR_PROPERTIES
+		// P-224
+		"CreatePrimary AK": {command: createRaw(template.AK(), ""), notModelled: []string{"byte 52 ^ 0x1"}},
+		// CBC, P-224
+		"CreatePrimary EK": {command: createRaw(ekTemplate("ecc-p256").Public, ""), notModelled: []string{"byte 82 ^ 0x1", "byte 86 ^ 0x1"}},
+		// CBC, P-521
+		"CreatePrimary EK high": {command: createRaw(ekTemplate("ecc-p384-high").Public, ""), notModelled: []string{"byte 98 ^ 0x1", "byte 102 ^ 0x1"}},
+		"ReadPublic":            {before: [][]byte{createRaw(template.AK(), "")}, command: raw(tpm2.TPMCCReadPublic, on(firstObject), nil)},
+		"Quote":                 {before: [][]byte{createRaw(template.AK(), "")}, command: quoteRaw("")},
+		"StartAuthSession":      {command: startRaw(tpm2.TPMSEPolicy, 16, tpm2.TPMAlgSHA256)},
+		"PolicySecret":          {before: [][]byte{startRaw(tpm2.TPMSETrial, 16, tpm2.TPMAlgSHA256)}, command: secretRaw("", nil), notModelled: expirations},
+		"PolicyOR":              {before: [][]byte{startRaw(tpm2.TPMSETrial, 16, tpm2.TPMAlgSHA256)}, command: raw(tpm2.TPMCCPolicyOR, on(firstPolicy), nil, u32(2), sized(high[0].Buffer), sized(high[1].Buffer))},
+		"PolicyGetDigest":       {before: [][]byte{startRaw(tpm2.TPMSETrial, 16, tpm2.TPMAlgSHA256)}, command: raw(tpm2.TPMCCPolicyGetDigest, on(firstPolicy), nil)},
+		"PolicyRestart":         {before: [][]byte{startRaw(tpm2.TPMSETrial, 16, tpm2.TPMAlgSHA256)}, command: raw(tpm2.TPMCCPolicyRestart, on(firstPolicy), nil)},
+		"FlushContext":          {before: [][]byte{createRaw(template.AK(), "")}, command: raw(tpm2.TPMCCFlushContext, nil, nil, u32(uint32(firstObject)))},
+		"PCR_Read":              {command: raw(tpm2.TPMCCPCRRead, nil, nil, pcrsRaw(tpm2.TPMAlgSHA256, tpm2.TPMAlgSHA1))},
+		"PCR_Extend":            {command: raw(tpm2.TPMCCPCRExtend, on(4), by(password("")), u32(1), u16(int(tpm2.TPMAlgSHA256)), make([]byte, 32))},
+		"PCR_Event":             {command: raw(tpm2.TPMCCPCREvent, on(5), by(password("")), sized([]byte("event")))},
+		"NV_Read":               {command: readNVRaw(by(password("")), 100, 0)},
+		"NV_Read by owner":      {command: raw(tpm2.TPMCCNVRead, on(tpm2.TPMRHOwner, testIndex), by(password("")), u16(3), u16(1))},
+		"NV_ReadPublic":         {command: raw(tpm2.TPMCCNVReadPublic, on(testIndex), nil)},
+		"NV_Write":              {command: raw(tpm2.TPMCCNVWrite, on(tpm2.TPMRHPlatform, testIndex), by(password("")), sized([]byte("0123456789")), u16(0))},
+		// TPM_CAP_ALGS
+		"GetCapability handles": {command: capabilityRaw(tpm2.TPMCapHandles, 0x40000000, 16), notModelled: []string{"byte 13 ^ 0x1"}},
+		// TPM_CAP_AUDIT_COMMANDS
+		"GetCapability PCRs": {command: capabilityRaw(tpm2.TPMCapPCRs, 0, 16), notModelled: []string{"byte 13 ^ 0x1"}},
+		// TPM_CAP_PCR_PROPERTIES
+		"GetCapability property": {command: capabilityRaw(tpm2.TPMCapTPMProperties, uint32(tpm2.TPMPTManufacturer), 1), notModelled: []string{"byte 13 ^ 0x1"}},
 		"GetRandom":              {command: raw(tpm2.TPMCCGetRandom, nil, nil, u16(16))},
 	} {
 		t.Run(name, func(t *testing.T) {

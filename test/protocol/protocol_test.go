@@ -76,7 +76,8 @@ func testStays(t *testing.T, start starter) {
 	}
 }
 
-// A thousand attestations leave no transient object and no session behind. Twenty do in the model: it is full after three that do.
+// A thousand attestations leave no transient object and no session behind. Twenty do in the model:
+// it is full after three that do.
 func TestThousandRunsLeaveNothingInTheTPM(t *testing.T) {
 	t.Run("swtpm", func(t *testing.T) { testManyRuns(t, startSwtpm, 1000) })
 	t.Run("model", func(t *testing.T) { testManyRuns(t, startModel, 20) })

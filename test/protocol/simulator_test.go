@@ -15,8 +15,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/tpmmodel"
 )
 
-// The same against Microsoft's reference implementation, in this process: another TPM than swtpm, behind the same kind of socket. It
-// has no EK certificate, so an inventory names its EK.
+// The same against Microsoft's reference implementation, in this process: another TPM than swtpm,
+// behind the same kind of socket. It has no EK certificate, so an inventory names its EK.
 func TestProtocolAgainstTheSimulator(t *testing.T) {
 	chip, err := simulator.OpenSimulator()
 	if err != nil {
@@ -47,7 +47,8 @@ func TestProtocolAgainstTheSimulator(t *testing.T) {
 	}
 }
 
-// serve puts the simulator behind a Unix socket. It takes one command after the other, as the provider sends them.
+// serve puts the simulator behind a Unix socket. It takes one command after the other, as the
+// provider sends them.
 func serve(t *testing.T, chip transport.TPM) string {
 	t.Helper()
 	socket, err := tpmmodel.Serve(chip)

@@ -19,7 +19,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
-// newDice returns what the times of a test are drawn with. SEED repeats them, as far as the machine does.
+// newDice returns what the times of a test are drawn with. SEED repeats them, as far as the machine
+// does.
 func newDice(t *testing.T) (seed uint64) {
 	t.Helper()
 	seed = rand.Uint64()
@@ -37,11 +38,12 @@ func between(dice *rand.Rand, shortest, longest time.Duration) time.Duration {
 	return shortest + time.Duration(dice.Int64N(int64(longest-shortest)))
 }
 
-// stuck is what no request may take, from the filing of the hello to the certificate, on a machine that does other things as well: two takeovers
-// and the work.
+// stuck is longer than any request may take, from the filing of the hello to the certificate. It
+// covers two takeovers and the work, on a machine that does other things as well.
 const stuck = 90 * time.Second
 
-// crowd is machines that attest, each in a goroutine of its own, until they are told that it is enough.
+// crowd is machines that attest, each in a goroutine of its own, until they are told that it is
+// enough.
 type crowd struct {
 	machines []*machine
 	ctx      context.Context
@@ -96,7 +98,7 @@ func (c *crowd) oldest() (longest time.Duration) {
 	return longest
 }
 
-// all waits until all have a certificate, says how long it took them, and begins to count anew.
+// all waits until all have a certificate, says how long it took them, and starts a new count.
 func (c *crowd) all(t *testing.T, what string) {
 	t.Helper()
 	c.wait.Wait()
@@ -128,15 +130,18 @@ const (
 	renewed = 30
 	// atWork is how many requests must be open, at least, when it is killed.
 	atWork = 3
-	// young is for how long a machine may have been at it when the leader is killed. That costs the 15 s that the Lease has to run, and what
-	// the other one needs to see its last renewal, and to look again: up to 4.4 s each, so 24 s at most. A machine is hit twice, and not thrice.
+	// young is how long ago a machine's attempt may have begun when the leader is killed. The kill
+	// costs the 15 s until the Lease expires. The other replica needs up to 4.4 s to see the last
+	// renewal, and up to 4.4 s to look again. That is 24 s at most. A machine is hit twice, and not
+	// thrice.
 	young = 25 * time.Second
 	// deposed bounds those 24 s, on a busy machine.
 	deposed = 80 * time.Second
 )
 
-// While a hundred machines enrol, and renew, whoever leads is killed at a random time, again and again. Each machine gets its certificates,
-// each request one, and there is one record of each machine.
+// While a hundred machines enrol and renew, the current leader is killed at a random time, again
+// and again. Each machine gets its certificates, each request one, and there is one record of each
+// machine.
 func TestLeaderKilledAtRandom(t *testing.T) {
 	forgetAfterwards(t)
 	seed := newDice(t)
@@ -220,7 +225,8 @@ func (c *crowd) killAtWork(t *testing.T, o *observer, r *replica) {
 	r.start(t)
 }
 
-// The only replica there is, with no Lease to wait for, does not live longer than a second and a half.
+// The only replica there is, with no Lease to wait for, does not live longer than a second and a
+// half.
 func TestKilledWithoutMercy(t *testing.T) {
 	const lasts = 20 * time.Second
 	forgetAfterwards(t)
@@ -237,14 +243,17 @@ func TestKilledWithoutMercy(t *testing.T) {
 		dice := rand.New(rand.NewPCG(seed, uint64(i+1)))
 		c.wait.Go(func() {
 			for c.attest(t, m, m.attest) && time.Now().Before(end) {
-				time.Sleep(between(dice, 200*time.Millisecond, time.Second)) // so that not all come at once
+				// so that not all come at once
+				time.Sleep(between(dice, 200*time.Millisecond, time.Second))
 			}
 		})
 	}
 	kills, hits := 0, 0
 	for time.Now().Before(end) {
-		time.Sleep(between(dice, 700*time.Millisecond, 1500*time.Millisecond)) // so long it may work
-		// Every other time at once when there is work: on a fast machine there is none half of the time.
+		// so long it may work
+		time.Sleep(between(dice, 700*time.Millisecond, 1500*time.Millisecond))
+		// Every other time at once when there is work: on a fast machine there is none half of the
+		// time.
 		for kills%2 == 0 && o.Open() == 0 && time.Now().Before(end) {
 			time.Sleep(time.Millisecond)
 		}

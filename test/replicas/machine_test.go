@@ -71,7 +71,8 @@ func (m *machine) attest(ctx context.Context) (time.Duration, error) {
 	return times.CertificateSeen, err
 }
 
-// plug has the real plugin get the first certificate, as a kubelet does: it runs it again while there is none.
+// plug has the real plugin get the first certificate, as a kubelet does: it runs it again while
+// there is none.
 func (m *machine) plug(ctx context.Context) (time.Duration, error) {
 	bootstrap := filepath.Join(m.Dir, "bootstrap.kubeconfig")
 	if err := os.WriteFile(bootstrap, shared.BootstrapKubeconfig(m.token), 0o600); err != nil {

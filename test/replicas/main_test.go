@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package replicas tests node-attestation-controller as it is shipped, one process or several, on the rights and behind the policies of
-// packaging/kubernetes: how it comes and goes, and that nothing is lost, or done twice, when it is killed.
+// Package replicas tests one or several processes of the shipped node-attestation-controller, with
+// the rights and the policies of packaging/kubernetes. It tests starts and stops, and that a killed
+// controller loses nothing and does nothing twice.
 package replicas
 
 import (
@@ -112,7 +113,7 @@ func (r *replica) ready(t *testing.T) {
 	}
 }
 
-// kill ends it as a crash does. If it has ended by itself, that is told.
+// kill ends it as a crash does. If it ended unexpectedly, the test fails.
 func (r *replica) kill(t *testing.T) {
 	t.Helper()
 	if err := r.Kill(); err != nil {
@@ -126,7 +127,7 @@ func (r *replica) leads(ctx context.Context) bool {
 	return err == nil && strings.Contains(metrics, `leader_election_master_status{name="`+leaseName+`"} 1`)
 }
 
-// holder returns who holds the Lease, empty if nobody does.
+// holder returns the holder of the Lease, "" if there is none.
 func holder(t *testing.T) string {
 	t.Helper()
 	lease, err := shared.Client().CoordinationV1().Leases(controllerprocess.Namespace).Get(t.Context(), leaseName, metav1.GetOptions{})
@@ -142,8 +143,9 @@ func holder(t *testing.T) string {
 	return *lease.Spec.HolderIdentity
 }
 
-// forgetAfterwards has a test leave nothing to the next one: no request, no record, and no Lease that would have to run out. It is called
-// before replicas are made, and so done when they have ended.
+// forgetAfterwards has a test leave nothing to the next one: no request, no record, and no Lease
+// that would have to run out. It is called before replicas are made, and so done when they have
+// ended.
 func forgetAfterwards(t *testing.T) {
 	t.Helper()
 	t.Cleanup(func() {
@@ -165,8 +167,8 @@ func inventoried(t *testing.T, machines ...*machine) {
 	}
 }
 
-// eachHasOneRecord checks what witness.OneRecordEach says. issued are the certificates by node name. It returns how many certificates are noted that nobody
-// was given.
+// eachHasOneRecord checks what witness.OneRecordEach says. issued are the certificates by node
+// name. It returns the number of recorded certificates that were never published.
 func eachHasOneRecord(t *testing.T, machines []*machine, issued map[string][][]byte) (unpublished int) {
 	t.Helper()
 	list := &v1alpha1.NodeAttestationList{}

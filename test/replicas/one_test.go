@@ -23,20 +23,20 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
-// A replica comes up without anything, says what it lacks, is ready when all is there, decides,
-// records its decision, and ends as told, with the Lease given back.
+// A replica starts without anything, and says what it lacks. When all is there it is ready,
+// decides, and records its decision. It ends on a signal, and gives the Lease back.
 func TestOneReplica(t *testing.T) {
 	forgetAfterwards(t)
 	ca := without(t)
 	decisions := filepath.Join(t.TempDir(), "decisions.jsonl")
 	r := newReplica(t, "first", func(c *config.Config) { c.DecisionLog = config.DecisionLog{File: decisions, Archive: true} })
 	r.start(t)
-	harness.Eventually(t, 10*time.Second, "it is healthy", func() bool { code, _ := r.probe(t, "/healthz"); return code == http.StatusOK })
+	harness.Eventually(t, harness.Soon, "it is healthy", func() bool { code, _ := r.probe(t, "/healthz"); return code == http.StatusOK })
 	lacks := func(missing ...string) {
 		t.Helper()
 		var code int
 		var body string
-		harness.Eventually(t, 10*time.Second, "not ready, for want of "+strings.Join(missing, ", "), func() bool {
+		harness.Eventually(t, harness.Soon, "not ready, for want of "+strings.Join(missing, ", "), func() bool {
 			code, body = r.probe(t, "/readyz?verbose")
 			if (code == http.StatusOK) != (len(missing) == 0) || strings.Count(body, "[-]") != len(missing) {
 				return false
@@ -100,7 +100,7 @@ func TestOneReplica(t *testing.T) {
 
 	// One that stands by takes over at its next look.
 	r.ready(t)
-	harness.Eventually(t, 10*time.Second, "it leads", func() bool { return r.leads(t.Context()) })
+	harness.Eventually(t, harness.Soon, "it leads", func() bool { return r.leads(t.Context()) })
 	second := newReplica(t, "second", nil)
 	second.ready(t)
 	harness.Never(t, time.Second, "both lead", func() bool { return second.leads(t.Context()) })
@@ -117,12 +117,14 @@ func TestOneReplica(t *testing.T) {
 	second.stops(t)
 }
 
-// takeover is how long it takes until a replica that stands by leads after the Lease was given back: it looks every 2 to 4.4 s (client-go's leader
-// election: RetryPeriod, and JitterFactor 1.2 beside it). The rest is slack for a busy machine: a Lease that was not given back costs 15 s from when it
-// was last renewed, and up to the next look.
+// takeover is how long it takes until a replica on standby leads after the Lease was given back.
+// The replica looks every 2 to 4.4 s (client-go's leader election: RetryPeriod, and JitterFactor
+// 1.2 beside it). The rest is slack for a busy machine. A Lease that was not given back costs 15 s
+// from its last renewal, and up to the next look.
 const takeover = 14 * time.Second
 
-// without takes away the CA and the inventory, spoils the challenge keys, and puts all back when the test has ended. It returns the CA.
+// without takes away the CA and the inventory, spoils the challenge keys, and puts all back when
+// the test has ended. It returns the CA.
 func without(t *testing.T) *corev1.Secret {
 	t.Helper()
 	core := shared.Client().CoreV1()
@@ -151,7 +153,8 @@ func without(t *testing.T) *corev1.Secret {
 	return ca
 }
 
-// setKeys replaces the content of the Secret with the challenge keys. Of nil the controller makes a key.
+// setKeys replaces the content of the Secret with the challenge keys. Of nil the controller makes a
+// key.
 func setKeys(ctx context.Context, t *testing.T, data map[string][]byte) {
 	t.Helper()
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: keySecret}, Data: data}

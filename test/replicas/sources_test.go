@@ -10,7 +10,6 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -40,9 +39,9 @@ func setCA(ctx context.Context, t *testing.T, ca *testbed.CA) {
 	}
 }
 
-// A CA that the API server does not trust signs nothing, and is reported wherever an operator looks.
-// A replica that is ready stays so. The right CA puts an end to it, and the machine that waited gets
-// its certificate.
+// A CA that the API server does not trust signs nothing, and is reported wherever an operator
+// looks. A replica that is ready stays so. The right CA puts an end to it, and the machine that
+// waited gets its certificate.
 func TestWrongCA(t *testing.T) {
 	forgetAfterwards(t)
 	wrong, err := testbed.NewCA("wrong")
@@ -57,7 +56,7 @@ func TestWrongCA(t *testing.T) {
 	r.ready(t)
 	condition := func(status corev1.ConditionStatus, reason string) {
 		t.Helper()
-		harness.Eventually(t, 15*time.Second, "the condition is "+string(status)+", "+reason, func() bool {
+		harness.Eventually(t, harness.Soon, "the condition is "+string(status)+", "+reason, func() bool {
 			namespace, err := shared.Client().CoreV1().Namespaces().Get(t.Context(), controllerprocess.Namespace, metav1.GetOptions{})
 			if err != nil {
 				t.Fatal(err)
@@ -72,7 +71,7 @@ func TestWrongCA(t *testing.T) {
 	}
 	gauges := func(want ...string) {
 		t.Helper()
-		harness.Eventually(t, 10*time.Second, "there are "+strings.Join(want, ", "), func() bool {
+		harness.Eventually(t, harness.Soon, "there are "+strings.Join(want, ", "), func() bool {
 			metrics, err := r.Metrics(t.Context())
 			if err != nil {
 				t.Fatal(err)
@@ -92,7 +91,7 @@ func TestWrongCA(t *testing.T) {
 		plugged <- err
 	}()
 	gauges(`node_attestation_ca_trusted{} 0`, `node_attestation_source_usable{,source="ca"} 1`, `node_attestation_waiting_requests{,reason="SignerUnavailable"} 1`)
-	harness.Eventually(t, 10*time.Second, "there is an Event", func() bool {
+	harness.Eventually(t, harness.Soon, "there is an Event", func() bool {
 		list, err := shared.Client().EventsV1().Events(corev1.NamespaceDefault).List(t.Context(), metav1.ListOptions{
 			FieldSelector: "regarding.name=" + controllerprocess.Namespace + ",reason=" + sources.ReasonCANotTrusted,
 		})

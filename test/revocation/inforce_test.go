@@ -25,7 +25,8 @@ func full(count int32) lists {
 	return l
 }
 
-// Beside 4,999 others, one more certificate is refused by each API server within two seconds, whichever policy it is in.
+// Beside 4,999 others, one more certificate is refused by each API server within two seconds, in
+// each of the policies.
 func TestInForceWithinTwoSeconds(t *testing.T) {
 	const policies, rounds = 5, 10
 	_, fine := newNode(t, "soon")
@@ -60,8 +61,9 @@ func TestInForceWithinTwoSeconds(t *testing.T) {
 	}
 }
 
-// An API server that starts accepts nothing before it has the policies, and refuses nobody else: not the certificates that were
-// revoked before, and not the one that was revoked while it was down.
+// An API server that starts accepts no request before it has the policies. Afterwards it refuses
+// the certificates that were revoked before, and the one that was revoked while it was down. It
+// refuses nobody else.
 func TestAPIServerRestarts(t *testing.T) {
 	const policies = 5
 	ctx := t.Context()

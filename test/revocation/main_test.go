@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package revocation tests the admission policies for revoked certificates alone, without the controller: on two real API
-// servers of one cluster, with client certificates of nodes. The package stories has the controller, too.
+// Package revocation tests the admission policies for revoked certificates without the controller,
+// on two real API servers of one cluster, with client certificates of nodes. The package stories
+// has the controller, too.
 package revocation
 
 import (
@@ -39,8 +40,8 @@ const (
 	// apps is the namespace of the pods.
 	apps = "apps"
 
-	// inForce is the time that an update of a policy has to take effect in each API server: it looks for changes once a second.
-	// limit is that with slack for a busy machine.
+	// inForce is the time that an update of a policy has to take effect in each API server: it
+	// looks for changes once a second. limit is that with slack for a busy machine.
 	inForce = 2 * time.Second
 	limit   = 10 * time.Second
 )
@@ -48,7 +49,8 @@ const (
 // signers are those that a revoked certificate may still ask.
 var signers = []string{attestation.HelloSignerName, tpmSigner}
 
-// bed is what all tests share. They run one after the other. Each has nodes of its own, and leaves the policies empty.
+// bed is what all tests share. They run one after the other. Each has nodes of its own, and leaves
+// the policies empty.
 type bed struct {
 	*testbed.ControlPlane
 	servers [2]*testbed.APIServer
@@ -195,7 +197,8 @@ func others(count int) []v1alpha1.RevokedCertificate {
 	return list
 }
 
-// fill writes lists into policies, as the controller does. It does not wait until they are in force.
+// fill writes lists into policies, as the controller does. It does not wait until they are in
+// force.
 func fill(ctx context.Context, what lists) error {
 	for number, list := range what {
 		spec, err := revocation.RenderPolicy(list, signers)
@@ -220,8 +223,8 @@ func writePolicy(ctx context.Context, number int32, spec admissionv1.ValidatingA
 	return err
 }
 
-// inForceFor fills policies, and waits until each API server refuses these certificates of a node. It returns how long each API
-// server took. The test empties the policies at its end.
+// inForceFor fills policies, and waits until each API server refuses these certificates of a node.
+// It returns how long each API server took. The test empties the policies at its end.
 func inForceFor(t *testing.T, what lists, node string, certificates ...*credential) [2]time.Duration {
 	t.Helper()
 	t.Cleanup(func() {
@@ -237,7 +240,8 @@ func inForceFor(t *testing.T, what lists, node string, certificates ...*credenti
 	return awaitRefused(t, node, certificates...)
 }
 
-// awaitRefused waits until each API server refuses each of the certificates. It returns how long each took.
+// awaitRefused waits until each API server refuses each of the certificates. It returns how long
+// each took.
 func awaitRefused(t *testing.T, node string, certificates ...*credential) (took [2]time.Duration) {
 	t.Helper()
 	began := time.Now()

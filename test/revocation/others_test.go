@@ -27,7 +27,8 @@ func annotateNode(node string) call {
 	return call{verb: "PATCH", path: "/api/v1/nodes/" + node, contentType: merge, body: `{"metadata":{"annotations":{"example.test/other":"!"}}}`}
 }
 
-// everybody are users of each kind that write to a cluster, each with such a write. Some have no extra fields at all.
+// everybody are users of each kind that write to a cluster, each with such a write. Some have no
+// extra fields at all.
 func everybody(t *testing.T, node *madeNode, neighbour *credential) map[string]func(server int) answer {
 	t.Helper()
 	ctx := t.Context()
@@ -77,8 +78,9 @@ func grantEverybody(t *testing.T) {
 	harness.Must(t, err)
 }
 
-// Everybody writes as before, beside ten empty policies as they are shipped, and beside ten that have certificates of others. The
-// API servers themselves write, too: they have no credential ID. Empty policies are not even evaluated.
+// Everybody writes as before, beside ten empty policies as they are shipped, and beside ten that
+// have certificates of others. The API servers themselves write, too: they have no credential ID.
+// Empty policies are not even evaluated.
 func TestOthersAreUntouched(t *testing.T) {
 	grantEverybody(t)
 	node := makeNode(t, "untouched")
@@ -166,7 +168,8 @@ func evaluations(t *testing.T) (sum float64) {
 	return sum
 }
 
-// The most certificates that one policy takes, and what happens above that: the update is refused, and the old list stays in force.
+// The most certificates that one policy takes, and what happens above that: the update is refused,
+// and the old list stays in force.
 func TestLimitOfAPolicy(t *testing.T) {
 	const number = 6
 	stolen, other := newNode(t, "limit")

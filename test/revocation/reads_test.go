@@ -34,7 +34,8 @@ const (
 type read struct {
 	what string
 	call
-	// before and after say whether the API server answers it: after, the node's pods and the Node were deleted by force.
+	// before and after say whether the API server answers it: after, the node's pods and the Node
+	// were deleted by force.
 	before, after bool
 }
 
@@ -54,7 +55,8 @@ var reads = []read{
 	{"own Node", get(core + "nodes/reader"), true, false},
 	{"another Node", get(core + "nodes/reader-2"), false, false},
 	{"all Nodes", get(core + "nodes"), false, false},
-	{"pods of the own node", get(core + "pods?fieldSelector=spec.nodeName%3Dreader"), true, true}, // an empty list, in the end
+	// an empty list, in the end
+	{"pods of the own node", get(core + "pods?fieldSelector=spec.nodeName%3Dreader"), true, true},
 	{"a pod of the own node", get(inApp + "pods/bound-reader"), true, false},
 	{"a pod of another node", get(inApp + "pods/bound-reader-2"), false, false},
 	{"all pods", get(core + "pods"), false, false},
@@ -118,8 +120,9 @@ func readersPod(name, node string) *corev1.Pod {
 	return pod
 }
 
-// Reads are no matter of admission: revoked and suspended certificates read what the node may. What takes that away is deleting the
-// node's pods and the Node. Watches that are open go on even then, and a pod's token is valid until its pod is deleted.
+// Reads are no matter of admission: revoked and suspended certificates read what the node may. What
+// takes that away is deleting the node's pods and the Node. Watches that are open go on even then,
+// and a pod's token is valid until its pod is deleted.
 func TestReads(t *testing.T) {
 	ctx := t.Context()
 	kubeconfig := filepath.Join(t.TempDir(), "admin.kubeconfig")
@@ -285,8 +288,8 @@ func awaitEvent(w watch.Interface, wanted func(watch.Event) bool) error {
 	}
 }
 
-// How long a watch lasts is what its client asks for. --min-request-timeout, 30 minutes by default, is only for clients that ask for
-// nothing: theirs lasts up to twice as long.
+// How long a watch lasts is what its client asks for. --min-request-timeout, 30 minutes by default,
+// is only for clients that ask for nothing: theirs lasts up to twice as long.
 func TestWatchesLastAsTheClientAsks(t *testing.T) {
 	const minimum = 2 * time.Second
 	ctx := t.Context()
@@ -309,7 +312,8 @@ func TestWatchesLastAsTheClientAsks(t *testing.T) {
 		t.Fatalf("a watch without a limit of its own: %v", err)
 	}
 	t.Logf("a watch without a limit of its own ended after %s", time.Since(began).Round(100*time.Millisecond))
-	time.Sleep(time.Until(began.Add(3 * minimum))) // longer than any watch without a limit of its own
+	// longer than any watch without a limit of its own
+	time.Sleep(time.Until(began.Add(3 * minimum)))
 	_, err = shared.admin.CoreV1().Services(apps).Create(ctx, &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: "watched"}, Spec: corev1.ServiceSpec{ClusterIP: corev1.ClusterIPNone, Ports: []corev1.ServicePort{{Port: 1}}},
 	}, metav1.CreateOptions{})

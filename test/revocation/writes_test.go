@@ -116,7 +116,8 @@ func (w write) of(n *madeNode) call {
 	return c
 }
 
-// madeNode is a node with a pod, and with certificates: one is revoked, one is suspended, and one is fine.
+// madeNode is a node with a pod, and with certificates: one is revoked, one is suspended, and one
+// is fine.
 type madeNode struct {
 	name                 string
 	stolen, halted, fine *credential
@@ -159,8 +160,9 @@ func newPod(name, node string) *corev1.Pod {
 	}
 }
 
-// Each write with a revoked or suspended certificate is refused by each API server, and with the same node's other certificate it
-// is not. What a node needs for a new certificate passes with a revoked one, and not with a suspended one.
+// Each write with a revoked or suspended certificate is refused by each API server, and with the
+// same node's other certificate it is not. What a node needs for a new certificate passes with a
+// revoked one, and not with a suspended one.
 func TestWritesAreRefused(t *testing.T) {
 	ctx := t.Context()
 	file := filepath.Join(t.TempDir(), "things.yaml")
@@ -223,7 +225,8 @@ func TestWritesAreRefused(t *testing.T) {
 	t.Run("not covered", func(t *testing.T) { testNotCovered(t, trusted) })
 }
 
-// passes checks that a call succeeds. The API servers' authorizers learn of pods and rights with a delay.
+// passes checks that a call succeeds. The API servers' authorizers learn of pods and rights with a
+// delay.
 func passes(t *testing.T, c *credential, server int, what call, connects bool) {
 	t.Helper()
 	var a answer
@@ -239,8 +242,9 @@ func passes(t *testing.T, c *credential, server int, what call, connects bool) {
 	})
 }
 
-// No policy is asked about policies and reviews, nor about reads, such as logs. A node that may impersonate writes as somebody else.
-// No node has rights for the first and last of these, unless an operator gave them.
+// No policy is asked about policies and reviews, nor about reads, such as logs. A node that may
+// impersonate writes as somebody else. No node has rights for the first and last of these, unless
+// an operator gave them.
 func testNotCovered(t *testing.T, n *madeNode) {
 	policy := call{verb: "PATCH", path: "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/node-attestation-revoked-09?dryRun=All", contentType: merge, body: `{"metadata":{"annotations":{"example.test/x":"!"}}}`}
 	binding := call{verb: "DELETE", path: "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings/node-attestation-revoked-09", body: deletion}

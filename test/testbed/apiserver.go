@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -27,9 +28,9 @@ type APIServer struct {
 // APIServer returns the control plane's own API server, the one at ServerURL.
 func (cp *ControlPlane) APIServer() *APIServer { return cp.own }
 
-// AddAPIServer starts one more API server for the same objects, as a second control plane node has
-// it: with the same etcd, authorities, keys of service accounts and flags. extraArgs are added; of a
-// flag given twice the last one counts. It returns when requests work. Stop of the control plane
+// AddAPIServer starts one more API server for the same objects, like that of a second control plane
+// node. It has the same etcd, authorities, service account keys and flags. extraArgs are added; of
+// a flag given twice the last one counts. It returns when requests work. Stop of the control plane
 // stops it, too. Its audit log is beside the first one's; Audit does not read it.
 func (cp *ControlPlane) AddAPIServer(ctx context.Context, extraArgs ...string) (*APIServer, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
@@ -53,14 +54,19 @@ func (cp *ControlPlane) newAPIServer(extraArgs []string) (*APIServer, error) {
 	if err != nil {
 		return nil, err
 	}
+	host, services := "127.0.0.1", "10.96.0.0/24"
+	if cp.ipv6 {
+		host, services = "::1", "fd00:10:96::/112"
+		addr = net.JoinHostPort(host, port)
+	}
 	audit, log := auditLog, "kube-apiserver.log"
 	if n := len(cp.apiServers); n > 0 {
 		audit, log = fmt.Sprintf("audit-%d.log", n+1), fmt.Sprintf("kube-apiserver-%d.log", n+1)
 	}
 	args := []string{
 		"--etcd-servers=" + cp.etcdURL,
-		"--bind-address=127.0.0.1",
-		"--advertise-address=127.0.0.1",
+		"--bind-address=" + host,
+		"--advertise-address=" + host,
 		"--secure-port=" + port,
 		"--endpoint-reconciler-type=none",
 		"--tls-cert-file=" + cp.path("serving.crt"),
@@ -72,7 +78,7 @@ func (cp *ControlPlane) newAPIServer(extraArgs []string) (*APIServer, error) {
 		"--service-account-issuer=" + serviceAccounts,
 		"--service-account-key-file=" + cp.path("tokens.key"),
 		"--service-account-signing-key-file=" + cp.path("tokens.key"),
-		"--service-cluster-ip-range=10.96.0.0/24",
+		"--service-cluster-ip-range=" + services,
 		"--audit-policy-file=" + cp.path("audit-policy.yaml"),
 		"--audit-log-path=" + cp.path(audit),
 		"--audit-log-format=json",
@@ -126,7 +132,8 @@ func (s *APIServer) PID() int {
 	return s.process.PID()
 }
 
-// Stop ends the API server as a crash does. Nobody else gets its port. A second call does nothing.
+// Stop ends the API server as a crash does. No other process gets its port. A second call does
+// nothing.
 func (s *APIServer) Stop() error {
 	s.cp.mu.Lock()
 	defer s.cp.mu.Unlock()

@@ -15,7 +15,7 @@ import (
 
 const auditLog = "audit.log"
 
-// What the product asks of the API server, and nothing else.
+// The audit policy logs only the product's requests.
 const defaultAuditPolicy = `apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived]

@@ -11,8 +11,9 @@ import (
 	"syscall"
 )
 
-// Backup copies etcd's data directory to a path where there is nothing, for Restore. etcd is stopped
-// by a signal meanwhile: the copy is what its disk has after a crash, from which it recovers.
+// Backup copies etcd's data directory to a path where there is nothing, for Restore. etcd is
+// stopped by a signal meanwhile: the copy is what its disk has after a crash, from which it
+// recovers.
 func (cp *ControlPlane) Backup(ctx context.Context, path string) (err error) {
 	cp.mu.Lock()
 	defer cp.mu.Unlock()
@@ -26,9 +27,9 @@ func (cp *ControlPlane) Backup(ctx context.Context, path string) (err error) {
 	return copyData(ctx, cp.path(etcdData), path)
 }
 
-// Restore puts a backup in the place of etcd's data, as an operator does: the API servers and etcd are
-// stopped, and started again where they were. It returns when requests work. Whatever was written
-// since the backup is gone, and resource versions go back.
+// Restore replaces etcd's data by a backup, as an operator does. It stops the API servers and etcd,
+// and starts them again with the same addresses. It returns when requests work. All writes since
+// the backup are lost, and resource versions go back.
 func (cp *ControlPlane) Restore(ctx context.Context, path string) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()

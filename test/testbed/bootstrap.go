@@ -74,10 +74,9 @@ func (cp *ControlPlane) awaitToken(ctx context.Context, id, token string) error 
 	})
 }
 
-// BindKubeadmBootstrap makes the bindings `kubeadm init` makes for joining
-// nodes: they may file requests, and the controller manager's approver may
-// approve first and renewed kubelet certificates. It returns when they are in
-// effect.
+// BindKubeadmBootstrap makes the bindings of `kubeadm init` for joining nodes. They may file
+// requests, and the controller manager's approver approves first and renewed kubelet certificates.
+// It returns when they are in effect.
 func (cp *ControlPlane) BindKubeadmBootstrap(ctx context.Context) error {
 	const getNodes = "kubeadm:get-nodes"
 	role := &rbacv1.ClusterRole{
@@ -125,8 +124,7 @@ func (cp *ControlPlane) BindGroup(ctx context.Context, name, clusterRole, group 
 	return nil
 }
 
-// awaitRule asks the authorizer until the user, who is in the group, may do the first thing that
-// the rule allows.
+// awaitRule waits until the authorizer lets the user in that group use the first right of the rule.
 func (cp *ControlPlane) awaitRule(ctx context.Context, binding, user, group string, rule rbacv1.PolicyRule) error {
 	if len(rule.Resources) == 0 || len(rule.APIGroups) == 0 || len(rule.Verbs) == 0 {
 		return nil // a rule about paths: none of the roles for nodes has one

@@ -19,7 +19,7 @@ const cachedFor = 7 * 24 * time.Hour
 
 // Cached returns a folder of the components' cache. If there is none for the key, fill fills a new
 // one. The key must have everything that decides the content. Programs that call this at the same
-// time wait for each other. Nobody may write into the folder afterwards.
+// time wait for each other. The folder must not be changed afterwards.
 func Cached(ctx context.Context, kind string, key []byte, progress io.Writer, fill func(folder string) error) (string, error) {
 	base, err := cacheFolder()
 	if err != nil {
@@ -57,7 +57,7 @@ func Cached(ctx context.Context, kind string, key []byte, progress io.Writer, fi
 	return folder, os.Rename(partial, folder) //nolint:gosec // G703: the cache is where the user says
 }
 
-// removeUnused removes folders that nobody has used for cachedFor. Each change of a key leaves an
+// removeUnused removes folders that were not used for cachedFor. Each change of a key leaves an
 // unused folder behind.
 func removeUnused(pattern string) error {
 	folders, err := filepath.Glob(pattern)

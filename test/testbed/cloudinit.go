@@ -44,7 +44,7 @@ test -x usr/bin/cloud-init
 // of its dependencies that are not installed here. The first time it downloads the packages. This
 // needs apt, and root if apt's lists are not there.
 func CloudInit(ctx context.Context, progress io.Writer) (string, error) {
-	// What is installed decides what has to be downloaded.
+	// apt downloads only packages that are not installed.
 	installed, err := os.ReadFile("/var/lib/dpkg/status")
 	if err != nil {
 		return "", fmt.Errorf("cloud-init is taken from the packages of Debian or Ubuntu: %w", err)
@@ -61,7 +61,7 @@ func CloudInit(ctx context.Context, progress io.Writer) (string, error) {
 }
 
 // cloudInitConfig is the configuration in /etc/cloud of an image for this platform: the datasource,
-// and no users, since nobody logs in.
+// and no users.
 const cloudInitConfig = `datasource_list: [NoCloud, None]
 locale: C.UTF-8
 users: {}
@@ -73,7 +73,8 @@ ssh_genkeytypes: [ed25519]
 // datasource NoCloud, and a configuration with no other datasource. hostname is the name that
 // cloud-init gives the machine.
 func CloudInitSeed(instanceID, hostname string, userData []byte) (map[string]string, error) {
-	metadata, err := json.Marshal(map[string]string{"instance-id": instanceID, "local-hostname": hostname}) // which is YAML, too
+	// which is YAML, too
+	metadata, err := json.Marshal(map[string]string{"instance-id": instanceID, "local-hostname": hostname})
 	if err != nil {
 		return nil, err
 	}

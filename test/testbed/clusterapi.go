@@ -243,11 +243,13 @@ func (m *Manager) objects(ctx context.Context, ca []byte) ([]*unstructured.Unstr
 			return true
 		case "CustomResourceDefinition":
 			labels := object.GetLabels()
-			labels["clusterctl.cluster.x-k8s.io"] = "" // as clusterctl init has it: clusterctl move looks for it
+			// as clusterctl init has it: clusterctl move looks for it
+			labels["clusterctl.cluster.x-k8s.io"] = ""
 			object.SetLabels(labels)
 			if conversion, found, _ := unstructured.NestedMap(object.Object, "spec", "conversion", "webhook"); found {
 				m.direct(conversion, bundle)
-				_ = unstructured.SetNestedMap(object.Object, conversion, "spec", "conversion", "webhook") // it was just read there
+				// it was just read there
+				_ = unstructured.SetNestedMap(object.Object, conversion, "spec", "conversion", "webhook")
 			}
 		case "ValidatingWebhookConfiguration", "MutatingWebhookConfiguration":
 			for _, webhook := range object.Object["webhooks"].([]any) {

@@ -66,7 +66,8 @@ type component struct {
 	version string // the module whose version the progress shows
 }
 
-// componentSet is built together, and apart from the others: nobody waits for what he does not use.
+// componentSet is a set of components that are built together. A test waits only for the sets that
+// it uses.
 type componentSet struct {
 	name       string // of its folder, after the key
 	module     string // folder below test/components, empty for the module there
@@ -460,7 +461,7 @@ func (r *recipe) buildOne(ctx context.Context, item component, into string, prog
 	}
 }
 
-// say writes a line of progress. That nobody reads it must not fail a build.
+// say writes a line of progress. A failed write of the progress must not fail a build.
 func say(w io.Writer, format string, args ...any) {
 	if w == nil {
 		return

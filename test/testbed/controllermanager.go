@@ -12,11 +12,10 @@ import (
 	"time"
 )
 
-// StartControllerManager starts the controllers that have to do with CSRs and
-// bootstrap tokens, each with its own service account as kubeadm has it, and
-// returns when /healthz answers: the controllers' caches are then a moment away,
-// and requests filed before are served all the same. extraArgs are added to its
-// arguments; of a flag given twice the last one counts.
+// StartControllerManager starts the controllers for CSRs and bootstrap tokens, each with its own
+// service account as in kubeadm. It returns when /healthz answers. The controllers' caches are
+// filled a moment later. Requests that were filed before are served, too. extraArgs are added to
+// its arguments; of a flag given twice the last one counts.
 func (cp *ControlPlane) StartControllerManager(ctx context.Context, extraArgs ...string) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()

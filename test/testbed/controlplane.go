@@ -53,6 +53,12 @@ type Options struct {
 	EtcdArgs []string
 	// OneCA has one authority for servers and clients, as a cluster of kubeadm's has.
 	OneCA bool
+	// IPv6 has the API servers listen on ::1 alone, in a cluster whose services have IPv6
+	// addresses.
+	IPv6 bool
+	// AnyTime makes machines trust the API server with any time on their clock: its certificate and
+	// its CA are valid from 1960 to 2100.
+	AnyTime bool
 	// Etcd is another control plane, to be stopped later, whose etcd this one uses, under a prefix
 	// of its own. Nil starts one.
 	Etcd *ControlPlane
@@ -79,6 +85,7 @@ type ControlPlane struct {
 	etcdURL       string
 	etcdCommand   Command  // Restore starts it again
 	apiServerArgs []string // added to each API server's
+	ipv6          bool     // what Options say
 
 	mu                sync.Mutex   // guards what follows
 	etcd              *Process     // nil where it is another's
@@ -87,8 +94,8 @@ type ControlPlane struct {
 	stopped           bool
 }
 
-// Start starts etcd and the API server and returns when requests and RBAC's
-// default roles work. Whatever it started is stopped if it fails.
+// Start starts etcd and the API server and returns when requests and RBAC's default roles work. If
+// it fails, it stops everything that it started.
 func Start(ctx context.Context, opts Options) (_ *ControlPlane, err error) {
 	components := opts.Components
 	if components == nil {
@@ -125,7 +132,7 @@ func Start(ctx context.Context, opts Options) (_ *ControlPlane, err error) {
 	if err := cp.writeFiles(opts); err != nil {
 		return nil, err
 	}
-	cp.apiServerArgs = opts.APIServerArgs
+	cp.apiServerArgs, cp.ipv6 = opts.APIServerArgs, opts.IPv6
 	if opts.Etcd != nil {
 		cp.etcdURL = opts.Etcd.etcdURL
 		cp.apiServerArgs = append([]string{"--etcd-prefix=/" + rand.Text()}, cp.apiServerArgs...)
@@ -139,8 +146,8 @@ func Start(ctx context.Context, opts Options) (_ *ControlPlane, err error) {
 	return cp, nil
 }
 
-// Stop ends all processes and removes the temporary folder. It returns an error
-// if a component had ended by itself before. A second call does nothing.
+// Stop ends all processes and removes the temporary folder. It returns an error if a component had
+// already ended unexpectedly. A second call does nothing.
 func (cp *ControlPlane) Stop() error {
 	cp.mu.Lock()
 	defer cp.mu.Unlock()
@@ -149,8 +156,8 @@ func (cp *ControlPlane) Stop() error {
 	}
 	cp.stopped = true
 	var errs []error
-	// Nothing is kept, so nothing is gained by an orderly shutdown, for which
-	// the API server would wait until all watches have ended.
+	// No data is kept, so an orderly shutdown has no benefit. The API server would wait until all
+	// watches have ended.
 	if cp.controllerManager != nil {
 		errs = append(errs, cp.controllerManager.Kill())
 	}
@@ -169,7 +176,7 @@ func (cp *ControlPlane) Stop() error {
 	return errors.Join(errs...)
 }
 
-// takePort returns a port for a component, which nobody else gets before Stop.
+// takePort returns a port for a component. No other process gets that port before Stop.
 func (cp *ControlPlane) takePort() (addr, port string, err error) {
 	p, err := TakePort()
 	if err != nil {
@@ -241,7 +248,11 @@ func (cp *ControlPlane) write(name string, data []byte) error {
 // writeFiles makes both authorities and every file the components read.
 func (cp *ControlPlane) writeFiles(opts Options) error {
 	var err error
-	if cp.serverCA, err = NewCA("testbed-server-ca"); err != nil {
+	newServerCA := NewCA
+	if opts.AnyTime {
+		newServerCA = newCAForAnyTime
+	}
+	if cp.serverCA, err = newServerCA("testbed-server-ca"); err != nil {
 		return err
 	}
 	if cp.clientCA, err = NewCA("testbed-client-ca"); err != nil {
@@ -250,13 +261,17 @@ func (cp *ControlPlane) writeFiles(opts Options) error {
 	if opts.OneCA {
 		cp.clientCA = cp.serverCA
 	}
-	serving, err := cp.serverCA.IssueServer(
+	now := time.Now()
+	notBefore, notAfter := now.Add(-time.Hour), now.Add(serverValidity)
+	if opts.AnyTime {
+		notBefore, notAfter = anyTime[0], anyTime[1]
+	}
+	serving, err := cp.serverCA.issueServer(
 		[]string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"},
-		[]net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback})
+		[]net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback}, notBefore, notAfter)
 	if err != nil {
 		return err
 	}
-	now := time.Now()
 	if cp.admin, err = cp.clientCA.IssueClient("testbed-admin", []string{"system:masters"}, now.Add(-time.Hour), now.Add(adminValidity)); err != nil {
 		return err
 	}
@@ -302,7 +317,7 @@ func (cp *ControlPlane) startEtcd(ctx context.Context, extra []string) error {
 			"--listen-peer-urls=http://127.0.0.1:0", // it has no peers
 			"--unsafe-no-fsync",
 			"--log-level=warn",
-			// It elects itself after this, and nobody else is there to compete.
+			// It elects itself after this time, since it has no competitor.
 			"--heartbeat-interval=10",
 			"--election-timeout=100",
 		}, extra...),

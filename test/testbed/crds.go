@@ -20,8 +20,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// ModuleDir returns the folder with the source of a module that the module in a folder requires,
-// and downloads that source first if it is not in the module cache.
+// ModuleDir returns the source folder of a module that the module in a folder requires. It
+// downloads the source first if that is not in the module cache.
 func ModuleDir(ctx context.Context, from, module string) (string, error) {
 	cmd := exec.CommandContext(ctx, "go", "mod", "download", "-json", module) //nolint:gosec // G204: running go is the purpose
 	cmd.Dir = from
@@ -38,7 +38,8 @@ func ModuleDir(ctx context.Context, from, module string) (string, error) {
 	return downloaded.Dir, nil
 }
 
-// ReadCRDs returns the CustomResourceDefinitions in files, each of which has one. A path may have wildcards.
+// ReadCRDs returns the CustomResourceDefinitions in files. Each file must have exactly one. A path
+// may have wildcards.
 func ReadCRDs(paths ...string) ([]*apiextensionsv1.CustomResourceDefinition, error) {
 	var all []*apiextensionsv1.CustomResourceDefinition
 	for _, path := range paths {
@@ -61,7 +62,8 @@ func ReadCRDs(paths ...string) ([]*apiextensionsv1.CustomResourceDefinition, err
 	return all, nil
 }
 
-// InstallCRDs creates CustomResourceDefinitions, and returns when each is established, its objects are served, and clients that look for its kind find it.
+// InstallCRDs creates CustomResourceDefinitions, and returns when each is established, its objects
+// are served, and clients that look for its kind find it.
 func (cp *ControlPlane) InstallCRDs(ctx context.Context, crds ...*apiextensionsv1.CustomResourceDefinition) error {
 	client, err := apiextensions.NewForConfig(cp.AdminConfig())
 	if err != nil {
@@ -84,7 +86,8 @@ func (cp *ControlPlane) InstallCRDs(ctx context.Context, crds ...*apiextensionsv
 	return nil
 }
 
-// established is nil when the API server says so, serves the version that is stored, and lists each version that is served.
+// established is nil when the API server says so, serves the version that is stored, and lists each
+// version that is served.
 func (cp *ControlPlane) established(ctx context.Context, client apiextensions.ApiextensionsV1Interface, crd *apiextensionsv1.CustomResourceDefinition) error {
 	now, err := client.CustomResourceDefinitions().Get(ctx, crd.Name, metav1.GetOptions{})
 	if err != nil {

@@ -13,15 +13,17 @@ import (
 	"strings"
 )
 
-// GoBuild builds a package of the module in a folder as the product is shipped: static, stripped, without paths.
+// GoBuild builds a package of the module in a folder as the product is shipped: static, stripped,
+// without paths. flags are added to those of go build.
 //
-// The suites of one run build the same programs. go build does not link again what is up to date, so
-// the program is built in the cache folder, and copied from there.
-func GoBuild(ctx context.Context, module, output, pkg string) error {
-	if !strings.HasPrefix(pkg, "./") { // of a temporary folder: nobody builds it again
-		return goBuild(ctx, module, output, pkg)
+// The suites of one run build the same programs. go build does not link a program again that is up
+// to date. So the program is built in the cache folder, and copied from there.
+func GoBuild(ctx context.Context, module, output, pkg string, flags ...string) error {
+	// the module is in a temporary folder, so the program is never built again
+	if !strings.HasPrefix(pkg, "./") {
+		return goBuild(ctx, module, output, pkg, flags)
 	}
-	kept, err := keptProgram(module, pkg)
+	kept, err := keptProgram(module, pkg, flags)
 	if err != nil {
 		return fmt.Errorf("build %s: %w", pkg, err)
 	}
@@ -30,24 +32,31 @@ func GoBuild(ctx context.Context, module, output, pkg string) error {
 		return fmt.Errorf("build %s: %w", pkg, err)
 	}
 	defer unlock()
-	if err := goBuild(ctx, module, kept, pkg); err != nil {
+	if err := goBuild(ctx, module, kept, pkg, flags); err != nil {
 		return err
 	}
 	return copyProgram(ctx, kept, output)
 }
 
-func goBuild(ctx context.Context, module, output, pkg string) error {
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", output, pkg) //nolint:gosec // G204: running go is the purpose
+// GoBuildFor builds a package as GoBuild does, for another architecture, such as arm64.
+func GoBuildFor(ctx context.Context, architecture, module, output, pkg string) error {
+	return goBuild(ctx, module, output, pkg, nil, "GOARCH="+architecture)
+}
+
+func goBuild(ctx context.Context, module, output, pkg string, flags []string, env ...string) error {
+	args := append(append([]string{"build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", output}, flags...), pkg)
+	cmd := exec.CommandContext(ctx, "go", args...) //nolint:gosec // G204: running go is the purpose
 	cmd.Dir = module
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	cmd.Env = append(append(os.Environ(), "CGO_ENABLED=0"), env...)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("build %s: %w\n%s", pkg, err, out)
 	}
 	return nil
 }
 
-// keptProgram is where the cache folder has the program of a package. Each checkout has its own.
-func keptProgram(module, pkg string) (string, error) {
+// keptProgram is where the cache folder has the program of a package, built with these flags. Each
+// checkout has its own.
+func keptProgram(module, pkg string, flags []string) (string, error) {
 	path, err := filepath.Abs(filepath.Join(module, pkg))
 	if err != nil {
 		return "", err
@@ -60,11 +69,12 @@ func keptProgram(module, pkg string) (string, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", err
 	}
-	return filepath.Join(dir, fmt.Sprintf("%s-%x", filepath.Base(path), sha256.Sum256([]byte(path)))), nil
+	sum := sha256.Sum256([]byte(strings.Join(append([]string{path}, flags...), "\x00")))
+	return filepath.Join(dir, fmt.Sprintf("%s-%x", filepath.Base(path), sum)), nil
 }
 
-// copyProgram has another process write: what this one starts meanwhile would inherit the open file,
-// and a program that is open for writing cannot be started.
+// copyProgram lets another process write. A child that this process starts meanwhile would inherit
+// the open file, and a program that is open for writing cannot be started.
 func copyProgram(ctx context.Context, from, to string) error {
 	if out, err := exec.CommandContext(ctx, "cp", "--", from, to).CombinedOutput(); err != nil { //nolint:gosec // G204: paths of ours
 		return fmt.Errorf("copy %s: %w\n%s", from, err, out)

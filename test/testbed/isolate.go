@@ -20,14 +20,15 @@ const isolatedVariable = "KUBELET_AUTHENTICATOR_TEST_ISOLATED"
 // Isolated reports whether this program was started by Isolate.
 func Isolated() bool { return os.Getenv(isolatedVariable) != "" }
 
-// Isolate runs this program once more, with the same arguments, in network, mount and PID namespaces of its own, and returns its exit code.
-// It needs root. Whatever is started or mounted in there ends with it, however it ends: the program is the first process of its PID
-// namespace, and is killed when this one dies. What needs the network has to be done before.
+// Isolate runs this program once more, with the same arguments, in network, mount and PID
+// namespaces of its own, and returns its exit code. It needs root. All processes and mounts in
+// there end with the program. It is the first process of its PID namespace, and is killed when this
+// one dies. Use the network before calling Isolate.
 //
 // In there, call EnterIsolation first.
 func Isolate() (code int, err error) {
 	raiseInotify()
-	// The parent whose death is watched is a thread.
+	// Pdeathsig watches the thread that forked, not the process.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...) //nolint:gosec // G204: this very program
@@ -51,13 +52,14 @@ func Isolate() (code int, err error) {
 
 const (
 	inotifyFile = "/proc/sys/fs/inotify/max_user_instances"
-	// inotifyInstances is what a dozen machines with systemd and kubelets need; the kernel's default is 128 for all of root's together, and a kubelet that
-	// gets none ends.
+	// inotifyInstances suffices for a dozen machines with systemd and kubelets. The kernel's
+	// default for all of root's processes is 128, and a kubelet without an instance ends.
 	inotifyInstances = 1024
 )
 
-// raiseInotify lets more files be watched at once, until the next boot: no namespace has this for itself. It is the one thing that is changed outside, and
-// not put back, since others may run.
+// raiseInotify lets more files be watched at once, until the next boot: no namespace has this for
+// itself. This is the only change outside of the namespaces. It is not undone, since other tests
+// may be running.
 func raiseInotify() {
 	content, err := os.ReadFile(inotifyFile)
 	if err != nil {
@@ -73,7 +75,8 @@ func raiseInotify() {
 	fmt.Fprintf(os.Stderr, "testbed: raised fs.inotify.max_user_instances to %d until the next boot\n", inotifyInstances)
 }
 
-// EnterIsolation makes the namespaces usable: loopback, /proc, and what a kubelet would change of the whole machine.
+// EnterIsolation makes the namespaces usable: loopback, /proc, and what a kubelet would change of
+// the whole machine.
 func EnterIsolation() error {
 	// Without this, mounts would reach the machine's own mount namespace.
 	if err := syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""); err != nil {
@@ -82,7 +85,8 @@ func EnterIsolation() error {
 	if err := syscall.Mount("proc", "/proc", "proc", 0, ""); err != nil {
 		return fmt.Errorf("mount /proc: %w", err)
 	}
-	for _, dir := range []string{"/var/log", "/run"} { // kubelet and systemd-nspawn make folders there
+	// kubelet and systemd-nspawn make folders there
+	for _, dir := range []string{"/var/log", "/run"} {
 		if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "mode=0755"); err != nil {
 			return fmt.Errorf("mount %s: %w", dir, err)
 		}
@@ -102,7 +106,8 @@ var kubeletSysctls = map[string]string{
 	"kernel/keys/root_maxkeys": "1000000", "kernel/keys/root_maxbytes": "25000000",
 }
 
-// shieldSysctls lets the kubelet find what it wants, in files of our own, so that it sets nothing: these are the whole machine's.
+// shieldSysctls lets the kubelet find what it wants, in files of our own, so that it sets nothing:
+// these are the whole machine's.
 func shieldSysctls() error {
 	dir, err := os.MkdirTemp("", "sysctl-")
 	if err != nil {

@@ -15,9 +15,9 @@ import (
 	"time"
 )
 
-// What a machine has beside the programs in /usr/bin: the files of Kubernetes' own packages
-// (kubernetes/release, cmd/krel/templates/latest/kubelet and kubeadm), and a container runtime that
-// runs nothing.
+// The files of a machine beside the programs in /usr/bin. They are those of Kubernetes' own
+// packages (kubernetes/release, cmd/krel/templates/latest/kubelet and kubeadm). A container runtime
+// that runs no containers is added.
 var kubeadmFiles = map[string]string{
 	"/usr/lib/systemd/system/kubelet.service": `[Unit]
 Description=kubelet: The Kubernetes Node Agent
@@ -92,17 +92,18 @@ failSwapOn: false
 makeIPTablesUtilChains: false
 `
 
-// KubeadmInit has the real kubeadm make of this control plane what machines can join: the phases of
-// "kubeadm init" that write to the API server, with the bindings that approve by themselves. It
+// KubeadmInit prepares this control plane for joining machines with the real kubeadm. It runs the
+// phases of "kubeadm init" that write to the API server, including the auto-approving bindings. It
 // returns a bootstrap token. The controller manager has to run.
 func (cp *ControlPlane) KubeadmInit(ctx context.Context, kubeadm string) (token string, err error) {
 	text := strings.ToLower(rand.Text())
 	token = text[:6] + "." + text[6:22]
-	address, err := newKubeletAddress() // nobody uses it, but kubeadm wants one that is no loopback address
+	// the address is not used, but kubeadm refuses a loopback address
+	addresses, err := newKubeletAddresses(KubeletOptions{})
 	if err != nil {
 		return "", err
 	}
-	config := fmt.Sprintf(kubeadmInit, token, cp.components.KubernetesVersion, cp.own.addr, address)
+	config := fmt.Sprintf(kubeadmInit, token, cp.components.KubernetesVersion, cp.own.addr, addresses[0])
 	if err := cp.write("kubeadm-init.yaml", []byte(config)); err != nil {
 		return "", err
 	}

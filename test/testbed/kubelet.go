@@ -8,9 +8,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -19,7 +23,8 @@ import (
 // kubeletAddresses counts the addresses that were given to kubelets.
 var kubeletAddresses atomic.Int32
 
-// Nothing in it reaches beyond the kubelet's own folder and address. Serving is open to all, for Metrics: nobody else is in its network.
+// The configuration uses only the kubelet's own folder and address. Serving needs no
+// authentication, for Metrics: the network has no other users.
 const kubeletConfig = `apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 address: %[1]s
@@ -44,29 +49,34 @@ type KubeletOptions struct {
 	Components KubeletComponents
 	NodeName   string
 	Kubeconfig []byte
-	// Config is added to the kubelet's configuration file: fields in YAML that StartKubelet does not set.
+	// Config is added to the kubelet's configuration file: fields in YAML that StartKubelet does
+	// not set.
 	Config string
 	// Args are added to the kubelet's; of a flag given twice the last one counts.
 	Args []string
+	// IPv6 gives the node an IPv6 address. IPv4 goes with it unless IPv6Only is set.
+	IPv6, IPv6Only bool
 }
 
-// Kubelet is a real kubelet with a container runtime that runs nothing. Its methods are for one goroutine at a time.
+// Kubelet is a real kubelet with a container runtime that runs nothing. Its methods are for one
+// goroutine at a time.
 type Kubelet struct {
 	options KubeletOptions
 	dir     string
-	address string
-	runtime *Process
-	kubelet *Process
+	// addresses are the node's IPs; on the last one the kubelet serves.
+	addresses []string
+	runtime   *Process
+	kubelet   *Process
 }
 
-// StartKubelet starts a kubelet, and does not wait until its node is registered. It works in a program that Isolate has started, and nowhere
-// else: a kubelet changes the machine that it runs on.
+// StartKubelet starts a kubelet, and does not wait until its node is registered. It works only in a
+// program that Isolate has started, since a kubelet changes the machine that it runs on.
 func StartKubelet(ctx context.Context, options KubeletOptions) (_ *Kubelet, err error) {
 	if !Isolated() {
 		return nil, errors.New("start a kubelet: not in namespaces of its own, see Isolate")
 	}
 	k := &Kubelet{options: options}
-	// Not the test's folder: the path of a socket has at most 107 bytes.
+	// The test's folder would be too long: the path of a socket has at most 107 bytes.
 	if k.dir, err = os.MkdirTemp("/tmp", "kubelet-"); err != nil {
 		return nil, fmt.Errorf("make the kubelet's folder: %w", err)
 	}
@@ -75,11 +85,11 @@ func StartKubelet(ctx context.Context, options KubeletOptions) (_ *Kubelet, err 
 			err = errors.Join(err, k.Remove())
 		}
 	}()
-	if k.address, err = newKubeletAddress(); err != nil {
+	if k.addresses, err = newKubeletAddresses(options); err != nil {
 		return nil, err
 	}
 	for name, content := range map[string]string{
-		"config.yaml": fmt.Sprintf(kubeletConfig, k.address, k.dir) + options.Config,
+		"config.yaml": fmt.Sprintf(kubeletConfig, strconv.Quote(k.Address()), k.dir) + options.Config,
 		"kubeconfig":  string(options.Kubeconfig),
 	} {
 		if err := os.WriteFile(k.path(name), []byte(content), 0o600); err != nil {
@@ -92,11 +102,26 @@ func StartKubelet(ctx context.Context, options KubeletOptions) (_ *Kubelet, err 
 	return k, k.Start()
 }
 
-// newKubeletAddress returns an address for one kubelet. It is on the loopback device, and no loopback address: a node with one has none, as
-// the kubelet sees it.
-func newKubeletAddress() (string, error) {
-	address := fmt.Sprintf("10.99.99.%d", kubeletAddresses.Add(1))
-	return address, ip("address", "add", address+"/32", "dev", "lo")
+// newKubeletAddresses returns the addresses of one kubelet. They are on the loopback device, but
+// they are not loopback addresses: the kubelet ignores those.
+func newKubeletAddresses(options KubeletOptions) (addresses []string, err error) {
+	n := kubeletAddresses.Add(1)
+	if !options.IPv6Only {
+		addresses = append(addresses, fmt.Sprintf("10.99.99.%d", n))
+	}
+	if options.IPv6 || options.IPv6Only {
+		addresses = append(addresses, fmt.Sprintf("fd00:99:99::%x", n))
+	}
+	for _, address := range addresses {
+		bits := "/32"
+		if strings.Contains(address, ":") {
+			bits = "/128"
+		}
+		if err := ip("address", "add", address+bits, "dev", "lo"); err != nil {
+			return nil, err
+		}
+	}
+	return addresses, nil
 }
 
 func (k *Kubelet) path(name string) string { return filepath.Join(k.dir, name) }
@@ -125,7 +150,7 @@ func (k *Kubelet) Start() (err error) {
 			"--config=" + k.path("config.yaml"),
 			"--kubeconfig=" + k.path("kubeconfig"),
 			"--hostname-override=" + k.options.NodeName,
-			"--node-ip=" + k.address,
+			"--node-ip=" + strings.Join(k.addresses, ","),
 			"--root-dir=" + k.path("root"),
 			"--cert-dir=" + k.path("pki"),
 			"--v=2",
@@ -135,7 +160,8 @@ func (k *Kubelet) Start() (err error) {
 	return err
 }
 
-// Stop ends the kubelet with SIGTERM, and waits. It is an error if it had ended by itself, or does not end in time.
+// Stop ends the kubelet with SIGTERM, and waits. It is an error if the kubelet had already ended,
+// or does not end in time.
 func (k *Kubelet) Stop() error {
 	if k.kubelet.ended() {
 		return k.kubelet.Err()
@@ -146,7 +172,8 @@ func (k *Kubelet) Stop() error {
 // Kill ends the kubelet with SIGKILL, and waits.
 func (k *Kubelet) Kill() error { return k.kubelet.Kill() }
 
-// Remove ends everything and removes every trace. It is an error if kubelet or runtime had ended by themselves.
+// Remove ends everything and removes every trace. It is an error if kubelet or runtime had already
+// ended.
 func (k *Kubelet) Remove() error {
 	var errs []error
 	for _, p := range []*Process{k.kubelet, k.runtime} {
@@ -154,7 +181,8 @@ func (k *Kubelet) Remove() error {
 			errs = append(errs, p.Kill())
 		}
 	}
-	// The kubelet mounts its root folder onto itself, each time that it starts: EINVAL says that no mount is left.
+	// The kubelet mounts its root folder onto itself, each time that it starts: EINVAL says that no
+	// mount is left.
 	for {
 		if err := syscall.Unmount(k.path("root"), syscall.MNT_DETACH); err != nil {
 			if !errors.Is(err, syscall.EINVAL) && !errors.Is(err, syscall.ENOENT) {
@@ -166,8 +194,11 @@ func (k *Kubelet) Remove() error {
 	return errors.Join(append(errs, os.RemoveAll(k.dir))...)
 }
 
-// Address is the node's IP, on which the kubelet serves.
-func (k *Kubelet) Address() string { return k.address }
+// Address is the node's IP on which the kubelet serves: the IPv6 one if it has two.
+func (k *Kubelet) Address() string { return k.addresses[len(k.addresses)-1] }
+
+// Addresses are all IPs of the node.
+func (k *Kubelet) Addresses() []string { return k.addresses }
 
 // LogFile is the path of the kubelet's log, which goes on after Start.
 func (k *Kubelet) LogFile() string { return k.path("kubelet.log") }
@@ -184,7 +215,7 @@ func (k *Kubelet) LogTail() string {
 func (k *Kubelet) Metrics(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+k.address+":10250/metrics", nil)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+net.JoinHostPort(k.Address(), "10250")+"/metrics", nil)
 	if err != nil {
 		return "", err
 	}
@@ -202,4 +233,26 @@ func (k *Kubelet) Metrics(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("read the kubelet's metrics: %s: %s", answer.Status, body)
 	}
 	return string(body), nil
+}
+
+var callMetric = regexp.MustCompile(`(?m)^rest_client_exec_plugin_call_total\{call_status="([^"]*)",code="[^"]*"\} (\d+)$`)
+
+// PluginCalls returns how often the kubelet has called its plugin since it was started, and how
+// many calls failed.
+func (k *Kubelet) PluginCalls(ctx context.Context) (total, failed int, err error) {
+	metrics, err := k.Metrics(ctx)
+	if err != nil {
+		return 0, 0, err
+	}
+	for _, match := range callMetric.FindAllStringSubmatch(metrics, -1) {
+		n, err := strconv.Atoi(match[2])
+		if err != nil {
+			return 0, 0, fmt.Errorf("read the kubelet's metrics: %w", err)
+		}
+		total += n
+		if match[1] != "no_error" {
+			failed += n
+		}
+	}
+	return total, failed, nil
 }

@@ -17,7 +17,7 @@ const lockRetry = 200 * time.Millisecond
 // lockFile takes an exclusive flock and gives it back through the returned
 // function. The kernel also gives it back if this process is killed.
 func lockFile(ctx context.Context, path string, progress io.Writer) (func(), error) {
-	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600) //nolint:gosec // G703: the test bed names it
 	if err != nil {
 		return nil, err
 	}

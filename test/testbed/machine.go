@@ -63,7 +63,7 @@ const (
 // on every distribution.
 var machineCopies = []string{"passwd", "group", "shadow", "nsswitch.conf", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "pam.d", "alternatives", "ssl"}
 
-// MachineOptions say what is on a machine's disk.
+// MachineOptions configure the content of a machine's disk.
 type MachineOptions struct {
 	Name string
 	// Files are written, those below /usr too: path to content.
@@ -104,8 +104,8 @@ type Machine struct {
 	reached []net.Listener
 }
 
-// StartMachine starts a machine, and returns when its systemd has started what is enabled. It works
-// in a program that Isolate has started.
+// StartMachine starts a machine, and returns when its systemd has started all enabled units. It
+// works in a program that Isolate has started.
 func StartMachine(ctx context.Context, options MachineOptions) (_ *Machine, err error) {
 	if !Isolated() {
 		return nil, errors.New("start a machine: not in namespaces of its own, see Isolate")
@@ -128,8 +128,8 @@ func StartMachine(ctx context.Context, options MachineOptions) (_ *Machine, err 
 	return m, m.PowerOn(ctx)
 }
 
-// PowerOn starts the machine after PowerOff, and returns when its systemd has started what is
-// enabled.
+// PowerOn starts the machine after PowerOff, and returns when its systemd has started all enabled
+// units.
 func (m *Machine) PowerOn(ctx context.Context) error {
 	if err := m.makeCgroups(); err != nil {
 		return fmt.Errorf("make the control groups of machine %s: %w", m.options.Name, err)
@@ -142,8 +142,8 @@ func (m *Machine) PowerOn(ctx context.Context) error {
 	return pollWhile(ctx, m.process, "machine "+m.options.Name, m.booted)
 }
 
-// PowerOff shuts the machine down in good order. Its disk is as it was, what was in memory, such as
-// /run, is gone; PowerOn may follow.
+// PowerOff shuts the machine down in good order. Its disk does not change. Files in memory, such as
+// those in /run, are lost. PowerOn may follow.
 func (m *Machine) PowerOff(ctx context.Context) error {
 	m.process.told.Store(true)
 	if _, err := m.Run(ctx, "systemctl", "poweroff", "--no-block"); err != nil {
@@ -256,8 +256,8 @@ func (o MachineOptions) reaches() []string {
 	return all
 }
 
-// Path is where a file of the machine is for us. What the machine itself has mounted, such as /run,
-// is not there.
+// Path is where a file of the machine is for us. File systems that the machine itself has mounted,
+// such as /run, are not visible.
 func (m *Machine) Path(path string) string {
 	if rest, ok := strings.CutPrefix(path, "/usr/"); ok {
 		return filepath.Join(m.dir, "usr", rest)
@@ -304,7 +304,7 @@ func forward(from net.Conn, address string) {
 	defer func() { _ = from.Close() }()
 	to, err := net.Dial("tcp", address)
 	if err != nil {
-		return // as if nobody listened
+		return // as if no process listened
 	}
 	defer func() { _ = to.Close() }()
 	var both sync.WaitGroup
@@ -388,7 +388,8 @@ func (m *Machine) booted(ctx context.Context) error {
 	}
 	state, err := m.Command(ctx, "systemctl", "is-system-running").Output()
 	switch strings.TrimSpace(string(state)) {
-	case "running", "degraded": // degraded: a unit has failed, such as the kubelet, which has no configuration yet
+	case "running", "degraded":
+		// degraded: a unit has failed, such as the kubelet, which has no configuration yet
 		return nil
 	}
 	return fmt.Errorf("systemctl says %q: %w", state, err)
@@ -450,9 +451,8 @@ func (m *Machine) removeCgroups() error {
 }
 
 // powerOff kills the machine's systemd, with which the kernel kills all of its processes.
-// systemd-nspawn tidies up and ends by itself then. If it is killed, its machine goes on. A
-// starting machine may have no systemd yet: each child of systemd-nspawn is killed until
-// systemd-nspawn ends.
+// systemd-nspawn then cleans up and ends. If it is killed, its machine goes on. A starting machine
+// may have no systemd yet: each child of systemd-nspawn is killed until systemd-nspawn ends.
 func (m *Machine) powerOff() error {
 	if m.process.ended() {
 		return m.process.Err()

@@ -28,9 +28,9 @@ func Full(t testing.TB) {
 	}
 }
 
-// Main is for the TestMain of a package whose tests share one control plane, which exits with the
-// code that it returns. It starts the control plane, has setUp use it, with a directory that goes
-// when the tests have ended, runs the tests, and stops it.
+// Main is for the TestMain of a package whose tests share one control plane. TestMain must exit
+// with the returned code. It starts the control plane, calls setUp with a temporary directory, runs
+// the tests, and stops the control plane.
 func Main(tests interface{ Run() int }, setUp func(ctx context.Context, cp *ControlPlane, dir string) error) int {
 	code, err := runMain(tests, setUp)
 	if err != nil {
@@ -67,15 +67,15 @@ func Parallel(count int) {
 	}
 }
 
-// programsVariable names the folder with what was built, for the tests in their namespaces.
+// programsVariable has the folder with the built programs, for the tests in their namespaces.
 const programsVariable = "KUBELET_AUTHENTICATOR_TEST_PROGRAMS"
 
 // MainIsolated is for the TestMain of a package that starts real kubelets, which exits with the
 // code that it returns. It runs the tests in namespaces of their own, parallel of them at once,
-// since they mostly wait. Nothing can be downloaded there, so all is built before: build puts the
-// product's programs into a folder, and find, which is called here and there, builds what a node
-// has of Kubernetes, or finds it, and takes the programs from the folder. Without root no test is
-// run, and that is said.
+// since they mostly wait. The namespaces have no network, so everything is built before. build puts
+// the product's programs into a folder. find is called before and inside. It builds or finds the
+// Kubernetes programs of a node, and takes the product's programs from the folder. Without root it
+// runs no test, and reports that.
 func MainIsolated(tests interface{ Run() int }, parallel int, build, find func(ctx context.Context, dir string) error) int {
 	code, err := runMainIsolated(tests, parallel, build, find)
 	if err != nil {

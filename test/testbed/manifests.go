@@ -63,7 +63,8 @@ func (cp *ControlPlane) CreateObjects(ctx context.Context, objects []*unstructur
 		return err
 	}
 	config := cp.AdminConfig()
-	config.WarningHandlerWithContext = rest.NoWarnings{} // such as that a version of a kind is deprecated
+	// such as that a version of a kind is deprecated
+	config.WarningHandlerWithContext = rest.NoWarnings{}
 	c, err := client.New(config, client.Options{})
 	if err != nil {
 		return fmt.Errorf("make a client to create objects: %w", err)

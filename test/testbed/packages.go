@@ -9,7 +9,8 @@ import (
 	"os/exec"
 )
 
-// MakePackages runs "make packages" in the module's folder, with variables such as "FORMATS=deb"; the artifacts are in the folder dist then.
+// MakePackages runs "make packages" in the module's folder, with variables such as "FORMATS=deb";
+// the artifacts are in the folder dist then.
 func MakePackages(ctx context.Context, module, dist string, variables ...string) error {
 	args := append([]string{"--no-print-directory", "-C", module, "packages", "DIST=" + dist}, variables...)
 	cmd := exec.CommandContext(ctx, "make", args...) //nolint:gosec // G204: running make is the purpose

@@ -20,6 +20,9 @@ import (
 
 const serverValidity = 24 * time.Hour
 
+// anyTime is the lifetime of certificates that are valid by any clock.
+var anyTime = [2]time.Time{time.Date(1960, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC)}
+
 // CA is a certificate authority with a P-256 key in memory. Two of the same
 // name are two different authorities, as tests of mismatches need them.
 type CA struct {
@@ -47,6 +50,27 @@ func NewCA(name string) (*CA, error) {
 	return &CA{cert: self, key: key}, nil
 }
 
+// newCAForAnyTime makes a self-signed authority that machines trust with any time on their clock.
+func newCAForAnyTime(name string) (*CA, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, fmt.Errorf("generate the key of CA %q: %w", name, err)
+	}
+	template := &x509.Certificate{
+		Subject: pkix.Name{CommonName: name}, NotBefore: anyTime[0], NotAfter: anyTime[1], SerialNumber: big.NewInt(1),
+		KeyUsage: x509.KeyUsageCertSign, BasicConstraintsValid: true, IsCA: true,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		return nil, fmt.Errorf("self-sign CA %q: %w", name, err)
+	}
+	self, err := x509.ParseCertificate(der)
+	if err != nil {
+		return nil, fmt.Errorf("parse CA %q: %w", name, err)
+	}
+	return &CA{cert: self, key: key}, nil
+}
+
 // Certificate returns the authority's own certificate. Do not change it.
 func (ca *CA) Certificate() *x509.Certificate { return ca.cert }
 
@@ -61,12 +85,16 @@ func (ca *CA) KeyPEM() ([]byte, error) {
 // IssueServer issues a serving certificate, valid for a day.
 func (ca *CA) IssueServer(names []string, ips []net.IP) (KeyPair, error) {
 	now := time.Now()
+	return ca.issueServer(names, ips, now.Add(-time.Hour), now.Add(serverValidity))
+}
+
+func (ca *CA) issueServer(names []string, ips []net.IP, notBefore, notAfter time.Time) (KeyPair, error) {
 	return ca.issue(&x509.Certificate{
 		Subject:     pkix.Name{CommonName: "server"},
 		DNSNames:    names,
 		IPAddresses: ips,
-		NotBefore:   now.Add(-time.Hour),
-		NotAfter:    now.Add(serverValidity),
+		NotBefore:   notBefore,
+		NotAfter:    notAfter,
 		KeyUsage:    x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	})

@@ -11,22 +11,22 @@ import (
 	"strconv"
 )
 
-// Below the range from which Linux takes ports for outgoing connections and for
-// port 0, so that a port found free is not given away before it is used.
+// The ports are below the range that Linux uses for outgoing connections and for port 0. So Linux
+// does not assign a free port before it is used.
 const (
 	firstPort = 20000
 	portCount = 12000
 )
 
-// Port is a port on 127.0.0.1 that TakePort gives to nobody else, in no other
-// process either, until it is freed, or nobody has the Port any more: who it is
-// for may take its time to listen, or stop and start again.
+// Port is a reserved port on 127.0.0.1. TakePort returns it to no other caller, in no process,
+// until it is freed or garbage collected. So the user of the port may listen late, or stop and
+// start again.
 type Port struct {
 	addr  string
 	claim net.Listener
 }
 
-// TakePort returns a port that is nobody's and that nobody listens on.
+// TakePort reserves a port on which no process listens.
 func TakePort() (*Port, error) {
 	var failure error
 	for range 50 {

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// A port is its owner's while nobody listens on it, and one that somebody
-// listens on without having taken it is nobody's.
+// A port belongs to its owner while nobody listens on it. A port on which a process listens without
+// having taken it belongs to nobody.
 func TestPortsAreTakenOnce(t *testing.T) {
 	p, err := TakePort()
 	if err != nil {

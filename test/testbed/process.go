@@ -69,9 +69,8 @@ func StartProcess(c Command) (*Process, error) {
 	return p, nil
 }
 
-// run starts the child and waits for it on one and the same thread: the
-// "parent" whose death Pdeathsig watches is the thread that forked, and the Go
-// runtime may otherwise end that thread at any time.
+// run starts the child and waits for it on the same thread. Pdeathsig watches the thread that
+// forked, and the Go runtime could otherwise end that thread at any time.
 func (p *Process) run(log *os.File, started chan<- error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -91,8 +90,8 @@ func (p *Process) PID() int { return p.cmd.Process.Pid }
 // Done is closed when the process has ended and been reaped.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// Err returns nil while the process runs, when it exited with 0, and when Stop
-// or Kill ended it; otherwise how it ended, with the end of its log.
+// Err returns nil while the process runs, after it exited with 0, and after Stop or Kill. Otherwise
+// it returns how the process ended, with the end of its log.
 func (p *Process) Err() error {
 	select {
 	case <-p.done:
@@ -113,8 +112,8 @@ func (p *Process) Signal(sig os.Signal) error {
 	return nil
 }
 
-// Stop sends SIGTERM to the group, after the grace period SIGKILL, and waits.
-// If the process had already failed by itself it returns that error.
+// Stop sends SIGTERM to the group, after the grace period SIGKILL, and waits. If the process had
+// already failed, it returns that error.
 func (p *Process) Stop(grace time.Duration) error {
 	if p.ended() {
 		return p.Err()
@@ -131,8 +130,8 @@ func (p *Process) Stop(grace time.Duration) error {
 	}
 }
 
-// Kill sends SIGKILL to the group and waits. If the process had already failed
-// by itself it returns that error.
+// Kill sends SIGKILL to the group and waits. If the process had already failed, it returns that
+// error.
 func (p *Process) Kill() error {
 	if p.ended() {
 		return p.Err()
@@ -155,7 +154,7 @@ func (p *Process) ended() bool {
 }
 
 func (p *Process) signalGroup(sig syscall.Signal) error {
-	// ESRCH: it ended in this moment, which is what was wanted.
+	// ESRCH: the process has just ended, as intended.
 	if err := syscall.Kill(-p.PID(), sig); err != nil && !errors.Is(err, syscall.ESRCH) {
 		return fmt.Errorf("send %s to %s: %w", sig, p.name, err)
 	}

@@ -187,8 +187,8 @@ func ends(pid int) bool {
 	return true
 }
 
-// running reports whether a process exists that is more than a zombie, which
-// an orphan stays for as long as its new parent does not care.
+// running reports whether a process exists and is not a zombie. An orphan stays a zombie until its
+// new parent waits for it.
 func running(pid int) bool {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

@@ -121,20 +121,18 @@ func (p *Proxy) SetMode(mode Mode) error {
 	return nil
 }
 
-// CutAfterRequest makes the proxy lose one answer: on the first connection
-// whose client sends more than n bytes from now on, nothing the server sends
-// from there on reaches the client. What the client sends still passes, and
-// only when both are silent is the client's side closed; the server's stays
-// open for another second, so the request is carried out. Other connections are
-// left alone, and afterwards everything passes again. The channel is closed
-// when the connection has been cut.
+// CutAfterRequest makes the proxy lose one answer. It waits for the first connection whose client
+// sends more than n bytes from now on. From there on, it drops all bytes from the server. Bytes
+// from the client still pass. When both sides are silent, the proxy closes the client's side. The
+// server's side stays open for another second, so that the server carries out the request. Other
+// connections are left alone, and afterwards everything passes again. The channel is closed when
+// the connection has been cut.
 //
-// With 0 the next request loses its answer, on a new connection or an existing
-// one. A larger n spares smaller requests before it; measure with Stats, as
-// client certificates, tokens and headers all count. What a client sends before
-// the server has spoken (the TLS ClientHello) does not count. Of a request of
-// more than 60 KiB the last 60 KiB at most may come after n: the server's
-// permission to send more (HTTP/2 flow control) would be lost with the answer.
+// With 0 the next request loses its answer, on a new connection or an existing one. A larger n
+// spares smaller requests before it; measure with Stats, as client certificates, tokens and headers
+// all count. Bytes that a client sends before the server's first byte (the TLS ClientHello) do not
+// count. If a request has more than 60 KiB, at most its last 60 KiB may come after n. Otherwise the
+// server's permission to send more (HTTP/2 flow control) would be lost with the answer.
 func (p *Proxy) CutAfterRequest(n int64) <-chan struct{} {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -55,8 +55,8 @@ func TestProxyBreaksAndHeals(t *testing.T) {
 	}
 }
 
-// On bare TCP, because of a connection's two halves only the first to notice is
-// told of the reset, which in HTTP may be the one nobody hears of.
+// The test uses bare TCP. A connection has two halves, and only the first to notice gets the reset.
+// In HTTP that may be the half whose error nobody sees.
 func TestProxyResetsExisting(t *testing.T) {
 	for name, reset := range map[string]func(*Proxy) error{
 		"refuse": func(p *Proxy) error { return p.SetMode(Refuse) },

@@ -10,12 +10,11 @@ import (
 
 const (
 	quietTick = 20 * time.Millisecond
-	// An API server on this machine, and a client in the middle of its request,
-	// go on within this however busy the machine is, or are silent because the
-	// request was answered.
+	// The longest pause of an API server or of a client during a request, even on a busy machine.
+	// After a longer silence the request was answered.
 	quietBeforeCut = time.Second
-	// So long the server may carry out a request whose answer is lost: if its
-	// side were closed with the client's, it would give up the request.
+	// The time for the server to carry out a request whose answer is lost. If its side was closed
+	// with the client's, the server would cancel the request.
 	quietAfterCut = time.Second
 	dialTimeout   = 5 * time.Second
 )

@@ -62,6 +62,57 @@ func TestControlPlane(t *testing.T) {
 	t.Run("controller manager", func(t *testing.T) { testControllerManager(t, cp, token) })
 	t.Run("another on its etcd", func(t *testing.T) { testSharedEtcd(t, cp) })
 	t.Run("second API server", func(t *testing.T) { testSecondAPIServer(t, cp) })
+	t.Run("etcd", func(t *testing.T) { testEtcd(t, cp) })
+}
+
+// testEtcd has etcd away for a while, and compacted. What was stored is there afterwards, and its
+// former versions are not.
+func testEtcd(t *testing.T, cp *ControlPlane) {
+	spaces := cp.Client().CoreV1().Namespaces()
+	create := func(name string) error {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		defer cancel()
+		_, err := spaces.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+		return err
+	}
+	read := func(revision string) error { // the API server keeps former versions in memory
+		return cp.askEtcd(t.Context(), "/v3/kv/range", `{"key":"Lw==","revision":"`+revision+`"}`, nil)
+	}
+	before, err := spaces.List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cp.StartEtcd(t.Context()); err == nil {
+		t.Error("it was started twice")
+	}
+	for range 2 {
+		if err := cp.StopEtcd(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := create("without-etcd"); err == nil {
+		t.Error("a namespace was created without etcd")
+	}
+	if err := cp.StartEtcd(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
+	defer cancel()
+	if err := poll(ctx, "a write", func(context.Context) error { return create("with-etcd") }); err != nil {
+		t.Fatal(err)
+	}
+	if err := read(before.ResourceVersion); err != nil {
+		t.Errorf("before the compaction: %v", err)
+	}
+	if revision, err := cp.CompactEtcd(t.Context()); err != nil || revision == before.ResourceVersion {
+		t.Errorf("revision %q, %v", revision, err)
+	}
+	if err := read(before.ResourceVersion); err == nil || !strings.Contains(err.Error(), "compacted") {
+		t.Errorf("after the compaction: %v", err)
+	}
+	if _, err := spaces.Get(t.Context(), "with-etcd", metav1.GetOptions{}); err != nil {
+		t.Error(err)
+	}
 }
 
 const exampleCRD = `apiVersion: apiextensions.k8s.io/v1
@@ -75,7 +126,8 @@ spec:
   - {name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object}}}
 `
 
-// testSharedEtcd has a second API server that knows nothing of the first one's objects, and ends alone.
+// testSharedEtcd has a second API server that knows nothing of the first one's objects, and ends
+// alone.
 func testSharedEtcd(t *testing.T, cp *ControlPlane) {
 	other, err := Start(t.Context(), Options{Components: &cp.components, Etcd: cp})
 	if err != nil {
@@ -111,8 +163,8 @@ func testSharedEtcd(t *testing.T, cp *ControlPlane) {
 	}
 }
 
-// testSecondAPIServer has two API servers with the same objects, users and tokens. One of them stops
-// and starts again where it was. Both are left running, for Stop to stop.
+// testSecondAPIServer has two API servers with the same objects, users and tokens. One of them
+// stops and starts again where it was. Both are left running, for Stop to stop.
 func testSecondAPIServer(t *testing.T, cp *ControlPlane) {
 	second, err := cp.AddAPIServer(t.Context())
 	if err != nil {
@@ -297,8 +349,8 @@ func testDecisions(t *testing.T, cp *ControlPlane, token string) {
 	})
 }
 
-// A client that trusted the CA of its own certificate for the server would be
-// found out, and a certificate of the server's CA opens nothing.
+// A client that trusted the CA of its own certificate for the server would fail. A certificate of
+// the server's CA does not authenticate a client.
 func testTwoAuthorities(t *testing.T, cp *ControlPlane) {
 	_, err := clientFrom(t, cp.Kubeconfig(cp.AdminUser(), WithServerCA(cp.ClientCA().CertPEM()))).Discovery().ServerVersion()
 	if unknown := new(x509.UnknownAuthorityError); !errors.As(err, unknown) {

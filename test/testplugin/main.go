@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// testplugin is a plugin built from the library, as an infrastructure provider builds its own: with a provider that may renew, one
-// that hangs, and a hook that kills the process before a given step.
+// testplugin is a plugin built from the library, as an infrastructure provider builds its own. It
+// has a provider that may renew, one that hangs, and hooks that kill or hold the process before a
+// given step.
 package main
 
 import (
@@ -30,7 +31,7 @@ func main() {
 			tpm.Factory(),
 		},
 		WorkerDeadline: deadline,
-		OnStep:         kill(os.Getenv("TEST_KILL_FILE")),
+		OnStep:         atStep(map[string]func(file string){os.Getenv("TEST_KILL_FILE"): kill, os.Getenv("TEST_HOLD_FILE"): hold}),
 	}.Main())
 }
 
@@ -47,7 +48,7 @@ func (renewing) Name() string    { return "renewing" }
 func (renewing) Renews() bool    { return true }
 func (renewing) Caution() string { return "" }
 
-// hanging never answers, whatever its context says: a TPM driver that is stuck.
+// hanging never answers and ignores its context, like a TPM driver that is stuck.
 type hanging struct{ insecure.Provider }
 
 func (hanging) Name() string { return "hanging" }
@@ -66,9 +67,9 @@ func (noisy) Renews() bool {
 	return true
 }
 
-// kill returns a hook that ends the process before the step named in a file, once. "save#2" is the second time that a process takes
-// that step.
-func kill(file string) func(authenticator.Step) {
+// atStep returns a hook that calls a function before the step that its file names, once. "save#2"
+// is the second time that a process takes that step.
+func atStep(hooks map[string]func(file string)) func(authenticator.Step) {
 	taken := map[authenticator.Step]int{}
 	return func(step authenticator.Step) {
 		taken[step]++
@@ -76,12 +77,31 @@ func kill(file string) func(authenticator.Step) {
 		if taken[step] > 1 {
 			name += "#" + strconv.Itoa(taken[step])
 		}
-		wanted, err := os.ReadFile(file) //nolint:gosec // G703: the test's own
-		if err != nil || string(wanted) != name {
+		for file, hook := range hooks {
+			wanted, err := os.ReadFile(file)
+			if err == nil && string(wanted) == name {
+				hook(file)
+			}
+		}
+	}
+}
+
+// kill ends the process.
+func kill(file string) {
+	_ = os.Remove(file)
+	_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+	select {}
+}
+
+// hold writes the process ID to a file, and waits until somebody removes that.
+func hold(file string) {
+	held := file + ".held"
+	_ = os.WriteFile(file, []byte(strconv.Itoa(os.Getpid())), 0o600)
+	_ = os.Rename(file, held)
+	for {
+		if _, err := os.Stat(held); err != nil {
 			return
 		}
-		_ = os.Remove(file) //nolint:gosec // G703: the test's own
-		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
-		select {}
+		time.Sleep(time.Millisecond)
 	}
 }

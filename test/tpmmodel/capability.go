@@ -33,7 +33,8 @@ func (t *TPM) getCapability(c *call) ([]byte, tpm2.TPMRC) {
 		if !ok {
 			return nil, about(tpm2.TPMRCHandle, ofParameter, 2)
 		}
-		slices.SortFunc(all, func(a, b tpm2.TPMHandle) int { return cmp.Compare(number(a), number(b)) }) // all of one kind, or sessions
+		// all of one kind, or sessions
+		slices.SortFunc(all, func(a, b tpm2.TPMHandle) int { return cmp.Compare(number(a), number(b)) })
 		out, more = list(all, min(count, maxHandles), func(h tpm2.TPMHandle) []byte { return be32(uint32(h)) })
 	case tpm2.TPMCapTPMProperties:
 		out, more = list(t.properties(tpm2.TPMPT(property)), min(count, maxProperties), func(p tpm2.TPMSTaggedProperty) []byte { return tpm2.Marshal(p) })
@@ -96,7 +97,8 @@ func (t *TPM) handlesOf(first tpm2.TPMHandle) (all []tpm2.TPMHandle, ok bool) {
 		for h := range t.nv {
 			add(h)
 		}
-	case tpm2.TPMHTHMACSession: // of both kinds: TPM_HT_LOADED_SESSION. They are counted by what is the same in both.
+	case tpm2.TPMHTHMACSession:
+		// of both kinds: TPM_HT_LOADED_SESSION. They are counted by what is the same in both.
 		for h := range t.sessions {
 			if h >= number(first) {
 				all = append(all, t.sessions[h].handle)

@@ -6,7 +6,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/swtpm"
 )
 
-// Chip is a model behind a socket, with EK certificates, as swtpm.TPM is one in a process of its own.
+// Chip is a model behind a socket, with EK certificates, as swtpm.TPM is one in a process of its
+// own.
 type Chip struct {
 	swtpm.Chip
 

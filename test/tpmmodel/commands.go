@@ -10,7 +10,7 @@ import (
 
 const headerSize = 10
 
-// role is what a command wants of whoever names a handle (part 1, "Authorization Roles").
+// role is the authorization that a command needs for a handle (part 1, "Authorization Roles").
 type role int
 
 const (
@@ -91,7 +91,7 @@ func orNull(f func(tpm2.TPMHandle) bool) func(tpm2.TPMHandle) bool {
 
 // The commands that need no file of their own.
 
-// startup finds the TPM started, whatever it is asked for.
+// startup finds the TPM started, for any parameter.
 func (t *TPM) startup(*call) ([]byte, tpm2.TPMRC) { return nil, tpm2.TPMRCInitialize }
 
 // shutdown has nothing to save.

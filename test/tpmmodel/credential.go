@@ -14,7 +14,8 @@ import (
 	"github.com/google/go-tpm/tpm2"
 )
 
-// maxSecret is the size of the largest TPM2B_ENCRYPTED_SECRET, which RSA has, and maxBlob that of a TPM2B_ID_OBJECT: two digests with their sizes.
+// maxSecret is the size of the largest TPM2B_ENCRYPTED_SECRET, which RSA has, and maxBlob that of a
+// TPM2B_ID_OBJECT: two digests with their sizes.
 const (
 	maxSecret = maxRSA
 	maxBlob   = 2 * (2 + maxDigest)
@@ -42,7 +43,8 @@ func (t *TPM) activateCredential(c *call) ([]byte, tpm2.TPMRC) {
 	return sized(credential), 0
 }
 
-// open returns the secret that somebody encrypted to the object's key (part 1, annexes B.10 and C.6).
+// open returns the secret that somebody encrypted to the object's key (part 1, annexes B.10 and
+// C.6).
 func (o *object) open(encrypted []byte, label string) ([]byte, tpm2.TPMRC) {
 	h, _ := hashOf(o.public.NameAlg)
 	if o.rsa != nil {
@@ -91,7 +93,8 @@ func fill(field, number []byte) {
 	copy(field[len(field)-len(number):], number)
 }
 
-// unwrap checks a TPMS_ID_OBJECT and returns the credential in it (part 1, "Credential Protection").
+// unwrap checks a TPMS_ID_OBJECT and returns the credential in it (part 1, "Credential
+// Protection").
 func (o *object) unwrap(blob, seed, name []byte) ([]byte, tpm2.TPMRC) {
 	h, _ := hashOf(o.public.NameAlg)
 	in := &reader{data: blob}

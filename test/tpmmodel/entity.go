@@ -8,7 +8,8 @@ import "github.com/google/go-tpm/tpm2"
 type entity struct {
 	handle tpm2.TPMHandle
 	name   []byte
-	// auth is the authorisation value, without trailing zeros; policy the digest, with the algorithm that it is by. Without a policy that is nil.
+	// auth is the authorisation value, without trailing zeros; policy the digest, with the
+	// algorithm that it is by. Without a policy that is nil.
 	auth, policy []byte
 	policyAlg    tpm2.TPMAlgID
 	// byPassword says for what the authorisation value is good, byPolicy the same for the policy.

@@ -98,7 +98,8 @@ func (s stream) next(n int) []byte {
 	return b
 }
 
-// makeECC is FIPS 186-5, A.2.1: 64 bits more than the order has, taken modulo the order less 1, plus 1.
+// makeECC is FIPS 186-5, A.2.1: 64 bits more than the order has, taken modulo the order less 1,
+// plus 1.
 func (k *key) makeECC(s stream, curve elliptic.Curve) (err error) {
 	size := (curve.Params().BitSize + 7) / 8
 	d := new(big.Int).SetBytes(s.next(size + 8))
@@ -135,7 +136,8 @@ func (k *key) makeRSA(s stream) error {
 	return nil
 }
 
-// prime returns the first prime of that many bytes, with the two highest bits set and no factor in common with the exponent.
+// prime returns the first prime of that many bytes, with the two highest bits set and no factor in
+// common with the exponent.
 func (s stream) prime(size int) *big.Int {
 	rest := new(big.Int)
 	for {

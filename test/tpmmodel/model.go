@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package tpmmodel is a TPM 2.0 in Go, as far as this project uses one: it takes the bytes of commands and answers with those of responses, with real
-// keys, policies, credentials, quotes, and the response codes of the specification. A thousand of them fit into one process. It is a test double,
-// held to what swtpm does by the tests in test/protocol, and keeps no secret from anybody.
+// Package tpmmodel is a TPM 2.0 in Go, for the commands that this project uses. It takes the bytes
+// of commands and returns the bytes of responses. It has real keys, policies, credentials, quotes,
+// and the response codes of the specification. A thousand of them fit into one process. It is a
+// test double, held to what swtpm does by the tests in test/protocol, and keeps no secret from
+// anybody.
 //
-// A command that is not modelled is answered with TPM_RC_COMMAND_CODE: see commands.go for those that are. Not modelled either: authorisation by
-// audit sessions, policies that expire (TPM2_PolicySecret with expiration), keys for more than credentials and ECDSA, locality, NV indices
-// that are no ordinary ones, and state that survives the process.
+// A command that is not modelled is answered with TPM_RC_COMMAND_CODE: see commands.go for those
+// that are. The model has no authorisation by audit sessions, and no policies that expire
+// (TPM2_PolicySecret with expiration). It has keys for credentials and ECDSA only, ordinary NV
+// indices only, no locality, and no state that survives the process.
 package tpmmodel
 
 import (
@@ -20,7 +23,8 @@ import (
 	"github.com/google/go-tpm/tpm2/transport"
 )
 
-// What the model has room for: that of the least chip that the TCG's PC Client profile allows for objects, and of swtpm.
+// What the model has room for: that of the least chip that the TCG's PC Client profile allows for
+// objects, and of swtpm.
 const (
 	maxObjects    = 3
 	maxSessions   = 3
@@ -50,7 +54,8 @@ type TPM struct {
 
 var _ transport.TPM = (*TPM)(nil)
 
-// New returns a chip that has been started, with seeds derived from seed: the same seed makes the same keys.
+// New returns a chip that has been started, with seeds derived from seed: the same seed makes the
+// same keys.
 func New(seed []byte) *TPM {
 	t := &TPM{
 		seeds: map[tpm2.TPMHandle][]byte{}, proofs: map[tpm2.TPMHandle][]byte{},

@@ -23,7 +23,8 @@ const (
 	lastPersistent  tpm2.TPMHandle = 0x81ffffff
 )
 
-// maxData is the size of the largest TPM2B_DATA, a TPMT_HA; maxSensitive that of the largest data in a sensitive area.
+// maxData is the size of the largest TPM2B_DATA, a TPMT_HA; maxSensitive that of the largest data
+// in a sensitive area.
 const (
 	maxData      = 2 + maxDigest
 	maxSensitive = 128
@@ -79,7 +80,8 @@ func (t *TPM) creation(o *object, h crypto.Hash, outside []byte, selected []bank
 	hash := digest(h, data)
 	out := append(sized(o.area), sized(data)...)
 	out = append(out, sized(hash)...)
-	// part 3, "TPM2_CreatePrimary": HMAC(proof, TPM_ST_CREATION | Name | creationHash). That of the null hierarchy is empty.
+	// part 3, "TPM2_CreatePrimary": HMAC(proof, TPM_ST_CREATION | Name | creationHash). That of the
+	// null hierarchy is empty.
 	proof := mac(crypto.SHA512, t.proofs[o.hierarchy], be16(int(tpm2.TPMSTCreation)), o.name, hash)
 	out = append(out, ticket(tpm2.TPMSTCreation, o.hierarchy, proof)...)
 	return append(out, sized(o.name)...)

@@ -50,7 +50,8 @@ func (r *reader) template() *template {
 	start := r.data
 	t := &template{scheme: tpm2.TPMAlgNull}
 	alg := r.alg()
-	r.check(alg == tpm2.TPMAlgECC || alg == tpm2.TPMAlgRSA, tpm2.TPMRCType) // KEYEDHASH and SYMCIPHER are not modelled
+	// KEYEDHASH and SYMCIPHER are not modelled
+	r.check(alg == tpm2.TPMAlgECC || alg == tpm2.TPMAlgRSA, tpm2.TPMRCType)
 	t.nameAlg = r.alg()
 	_, ok := hashOf(t.nameAlg)
 	r.check(ok, tpm2.TPMRCHash)
@@ -59,7 +60,8 @@ func (r *reader) template() *template {
 	t.symmetric = r.symmetric()
 	t.scheme = r.alg()
 	if alg == tpm2.TPMAlgRSA {
-		r.check(t.scheme == tpm2.TPMAlgNull, tpm2.TPMRCValue) // schemes for RSA keys are not modelled
+		// schemes for RSA keys are not modelled
+		r.check(t.scheme == tpm2.TPMAlgNull, tpm2.TPMRCValue)
 		bits := r.u16()
 		r.check(bits == maxRSA*8, tpm2.TPMRCValue)
 		r.u32() // exponent
@@ -87,13 +89,15 @@ func (r *reader) template() *template {
 
 func consumed(before, after []byte) []byte { return before[:len(before)-len(after)] }
 
-// maxCoordinate is the size of the largest coordinate of a point (that of P-521, rounded up, in libtpms).
+// maxCoordinate is the size of the largest coordinate of a point (that of P-521, rounded up, in
+// libtpms).
 const maxCoordinate = 66
 
 // point reads a TPMS_ECC_POINT.
 func (r *reader) point() (x, y []byte) { return r.sized(maxCoordinate), r.sized(maxCoordinate) }
 
-// check returns what makes a template none that a key can be made from (part 2, 8.3, and part 3, "TPM2_Create").
+// check returns what makes a template none that a key can be made from (part 2, 8.3, and part 3,
+// "TPM2_Create").
 func (t *template) check(public tpm2.TPMTPublic) tpm2.TPMRC {
 	a := public.ObjectAttributes
 	h, _ := hashOf(t.nameAlg)

@@ -53,8 +53,8 @@ func (t *TPM) quote(c *call) ([]byte, tpm2.TPMRC) {
 	return append(sized(attest), signature...), 0
 }
 
-// attest completes a TPMS_ATTEST. Outside the endorsement and the platform hierarchy it does not tell what would make the TPM known by it (part 1,
-// "Restricted Signing Key Attestations").
+// attest completes a TPMS_ATTEST. Outside the endorsement and the platform hierarchy it does not
+// tell what would make the TPM known by it (part 1, "Restricted Signing Key Attestations").
 func (t *TPM) attest(o *object, a tpm2.TPMSAttest) tpm2.TPMSAttest {
 	a.QualifiedSigner = tpm2.TPM2BName{Buffer: o.qualifiedName}
 	a.ClockInfo = tpm2.TPMSClockInfo{Clock: uint64(time.Since(t.started).Milliseconds()), ResetCount: 1, Safe: true} //nolint:gosec // not negative

@@ -26,7 +26,8 @@ type Socket struct {
 
 // Serve puts a TPM behind a Unix socket. The TPM has to take commands from several connections.
 func Serve(tpm transport.TPM) (*Socket, error) {
-	dir, err := os.MkdirTemp("/tmp", "tpm-") // not TMPDIR: the path of a socket has at most 107 bytes
+	// not TMPDIR: the path of a socket has at most 107 bytes
+	dir, err := os.MkdirTemp("/tmp", "tpm-")
 	if err != nil {
 		return nil, err
 	}

@@ -24,7 +24,8 @@ type session struct {
 	nonceCaller []byte
 	// aesBits is 0 where the session encrypts nothing.
 	aesBits int
-	// bound is the Name and the authorisation value of the entity that it is bound to, nil if it is to none.
+	// bound is the Name and the authorisation value of the entity that it is bound to, nil if it is
+	// to none.
 	bound []byte
 
 	// policy is the digest so far, cpHash what it restricts it to; nil for nothing.
@@ -130,8 +131,8 @@ type authorization struct {
 	entity *entity
 }
 
-// takeSessions reads the authorisation area, and checks that it authorises what the command does. Then it decrypts the first parameter, if it came
-// encrypted.
+// takeSessions reads the authorisation area, and checks that it authorises what the command does.
+// Then it decrypts the first parameter, if it came encrypted.
 func (t *TPM) takeSessions(c *call, known command, tag uint16) tpm2.TPMRC {
 	if tag == withSessions {
 		if rc := t.readAuths(c); rc != 0 {
@@ -168,7 +169,8 @@ func (t *TPM) readAuths(c *call) tpm2.TPMRC {
 	}
 	size := int(c.in.u32())
 	if size < leastAuth || size > len(c.in.data) {
-		return tpm2.TPMRCSize // as the reference implementation; the specification has TPM_RC_AUTHSIZE, too
+		// as the reference implementation; the specification has TPM_RC_AUTHSIZE, too
+		return tpm2.TPMRCSize
 	}
 	area := &reader{data: c.in.data[:size:size]}
 	c.in.data = c.in.data[size:]
@@ -214,7 +216,8 @@ func (t *TPM) readAuths(c *call) tpm2.TPMRC {
 	return 0
 }
 
-// maxFailures is how many wrong authorisation values it takes until those that count are refused unseen.
+// maxFailures is how many wrong authorisation values it takes until those that count are refused
+// unseen.
 const maxFailures = 3
 
 // checkAuth checks one of the authorisations.
@@ -295,7 +298,8 @@ func (c *call) cpHash(h crypto.Hash) []byte {
 	return digest(h, append(parts, c.raw)...)
 }
 
-// hmacKey is the key of a session in a command: with the authorisation value of what it authorises, unless it is bound to that, or by policy.
+// hmacKey is the key of a session in a command. It has the authorisation value of the authorised
+// object, unless the session is bound to that or is a policy session.
 func (a *authorization) hmacKey() []byte {
 	key := bytes.Clone(a.session.key)
 	if a.entity != nil && a.session.kind == tpm2.TPMSEHMAC && !bytes.Equal(a.session.bound, bindingOf(a.entity)) {
@@ -325,7 +329,8 @@ func (c *call) checkHMAC(index int, a *authorization) tpm2.TPMRC {
 	return tpm2.TPMRCAuthFail
 }
 
-// otherNonces are those of the sessions that decrypt and encrypt, if they are not the first: it vouches for them.
+// otherNonces are those of the sessions that decrypt and encrypt, if they are not the first: it
+// vouches for them.
 func (c *call) otherNonces() (nonces [][]byte) {
 	decrypts, encrypts := c.with(attrDecrypt), c.with(attrEncrypt)
 	if decrypts > 0 {
@@ -347,7 +352,8 @@ func (c *call) with(attribute byte) int {
 	return -1
 }
 
-// crypt returns the stream that a session's parameters are encrypted with (part 1, "CFB Mode Parameter Encryption").
+// crypt returns the stream that a session's parameters are encrypted with (part 1, "CFB Mode
+// Parameter Encryption").
 func (a *authorization) crypt(newer, older []byte, stream func(cipher.Block, []byte) cipher.Stream) cipher.Stream {
 	s := a.session
 	key := bytes.Clone(s.key)
@@ -370,7 +376,8 @@ func encrypted(parameters []byte) ([]byte, bool) {
 	return content, r.rc == 0
 }
 
-// firstIsSized are the commands whose first parameter may come encrypted, and the responses whose first may leave so.
+// firstIsSized are the commands whose first parameter may come encrypted, and the responses whose
+// first may leave so.
 var firstIsSized = map[tpm2.TPMCC]struct{ command, response bool }{
 	tpm2.TPMCCCreatePrimary:      {true, true},
 	tpm2.TPMCCReadPublic:         {false, true},
@@ -387,7 +394,8 @@ var firstIsSized = map[tpm2.TPMCC]struct{ command, response bool }{
 	tpm2.TPMCCNVReadPublic:       {false, true},
 }
 
-// decrypt decrypts the first parameter where a session says that it is encrypted, after all of them were checked.
+// decrypt decrypts the first parameter where a session says that it is encrypted, after all of them
+// were checked.
 func (c *call) decrypt() tpm2.TPMRC {
 	if i := c.with(attrEncrypt); i >= 0 && !firstIsSized[c.code].response {
 		return about(tpm2.TPMRCAttributes, ofSession, i+1)
@@ -409,8 +417,8 @@ func (c *call) decrypt() tpm2.TPMRC {
 	return 0
 }
 
-// authorizeResponse encrypts the first parameter if a session says so, and returns the parameters with what the sessions say of them. Sessions that
-// were not to continue are over.
+// authorizeResponse encrypts the first parameter if a session says so, and returns the parameters
+// with what the sessions say of them. Sessions that were not to continue are over.
 func (t *TPM) authorizeResponse(c *call, out []byte) (parameters, auths []byte) {
 	for _, a := range c.auths {
 		if a.session != nil {

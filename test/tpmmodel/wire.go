@@ -8,7 +8,8 @@ import (
 	"github.com/google/go-tpm/tpm2"
 )
 
-// What a response code is about (TPM 2.0 Library, part 2, "TPM_RC"): a parameter, a session, or a handle, by number. Codes of format 1 alone say it.
+// What a response code is about (TPM 2.0 Library, part 2, "TPM_RC"): a parameter, a session, or a
+// handle, by number. Codes of format 1 alone say it.
 const (
 	ofParameter = tpm2.TPMRC(0x040)
 	ofSession   = tpm2.TPMRC(0x800)
@@ -20,7 +21,8 @@ const (
 
 // about adds to a code what it is about. number counts from 1.
 func about(rc, kind tpm2.TPMRC, number int) tpm2.TPMRC {
-	if rc&format1 == 0 || rc>>8 != 0 || number == 0 { // of another format, or it says so already, or it is about nothing yet
+	// of another format, or it says so already, or it is about nothing yet
+	if rc&format1 == 0 || rc>>8 != 0 || number == 0 {
 		return rc
 	}
 	return rc | kind | tpm2.TPMRC(number<<8) //nolint:gosec // at most 15
@@ -106,7 +108,7 @@ func (r *reader) inner(f func(*reader)) {
 	}
 }
 
-// end returns what was wrong, be it that something is left over.
+// end returns the first error. Bytes that are left over are an error, too.
 func (r *reader) end() tpm2.TPMRC {
 	if r.rc == 0 && len(r.data) > 0 {
 		r.rc = tpm2.TPMRCSize

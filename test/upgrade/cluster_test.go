@@ -25,7 +25,7 @@ import (
 const (
 	namespace = controllerprocess.Namespace
 	// patience is how long a test waits for what has to happen.
-	patience = 30 * time.Second
+	patience = harness.Soon
 )
 
 // cluster is one with an inventory, and with a controller that is replaced.
@@ -34,7 +34,7 @@ type cluster struct {
 	t          *testing.T
 	records    client.Client
 	controller *controllerprocess.Controller
-	// binary is the path of the controller's program, whichever release that is.
+	// binary is the path of the controller's program, of any release.
 	binary    string
 	inventory strings.Builder
 }
@@ -67,8 +67,10 @@ func newCluster(t *testing.T, r earlier.Release) *cluster {
 	c.controller, err = controllerprocess.New(controllerprocess.Options{
 		ControlPlane: cp, Dir: t.TempDir(), Binary: c.binary,
 		Configure: func(c *config.Config) {
-			c.Rates.PerMachine.Every.Duration = time.Millisecond // a node renews more often than in a life
-			c.Lifetimes.Backdate.Duration = time.Hour            // a certificate of 10 minutes is due at once
+			// a node renews more often than in a life
+			c.Rates.PerMachine.Every.Duration = time.Millisecond
+			// a certificate of 10 minutes is due at once
+			c.Lifetimes.Backdate.Duration = time.Hour
 		},
 		Edit: asDocumented,
 	})
@@ -159,7 +161,8 @@ func (c *cluster) record(node string) *v1alpha1.NodeAttestation {
 // replace replaces a program as a package manager does: running processes keep the old one.
 func replace(t *testing.T, from, to string) {
 	t.Helper()
-	const script = `cp -- "$1" "$2.new" && mv -- "$2.new" "$2"` // by another process: see copyProgram of the test bed
+	// by another process: see copyProgram of the test bed
+	const script = `cp -- "$1" "$2.new" && mv -- "$2.new" "$2"`
 	if out, err := exec.CommandContext(context.WithoutCancel(t.Context()), "sh", "-c", script, "sh", from, to).CombinedOutput(); err != nil {
 		t.Fatalf("replace %s: %v\n%s", to, err, out)
 	}

@@ -24,8 +24,9 @@ const (
 	pollInterval = 20 * time.Millisecond
 )
 
-// SignedOnce checks that every proof got one certificate, which never changed, that no other request got one, and that no request of
-// an honest machine was refused. It returns the certificates by node name, and takes the watch's word and the audit log's.
+// SignedOnce checks that every proof got one certificate, which never changed, and that no other
+// request got one. No request of an honest machine may have been refused. It returns the
+// certificates by node name, and takes the watch's word and the audit log's.
 func (w *Witness) SignedOnce(ctx context.Context) (issued map[string][][]byte, err error) {
 	// A watch comes behind: the last write that anybody knows of has to be in it.
 	if err := await(ctx, "nothing is open", func() (bool, error) { return w.Open() == 0, nil }); err != nil {
@@ -55,8 +56,9 @@ func (w *Witness) SignedOnce(ctx context.Context) (issued map[string][][]byte, e
 	return issued, errors.Join(wrong...)
 }
 
-// statusWrites returns how often the API server let a certificate be written, by name of the request. A write whose caller was killed before it had the
-// answer may be missing: the audit log has it as failed.
+// statusWrites returns how often the API server let a certificate be written, by name of the
+// request. A write whose caller was killed before it had the answer may be missing: the audit log
+// has it as failed.
 func (w *Witness) statusWrites() (map[string]int, error) {
 	events, err := w.cp.AuditSince(w.mark)
 	if err != nil {
@@ -72,9 +74,10 @@ func (w *Witness) statusWrites() (map[string]int, error) {
 	return writes, nil
 }
 
-// HellosAreSettled checks that no hello is left open but with a challenge that may still be answered, and that each machine's last one, which led
-// to its certificate, is closed. One before that may be open, where the controller was killed before it had closed it, and the machine came with
-// another proof before it was back: its record does not know the first one any more.
+// HellosAreSettled checks that each open hello has a challenge that may still be answered. Each
+// machine's last hello, which led to its certificate, must be closed. An earlier hello may be open
+// if the controller was killed before closing it, and the machine filed another proof meanwhile.
+// Then the record no longer names the earlier hello.
 func (w *Witness) HellosAreSettled(ctx context.Context) (closed, waiting int, err error) {
 	err = await(ctx, "what led to a certificate is closed", func() (bool, error) {
 		hellos, err := w.lastHellos()
@@ -133,8 +136,9 @@ func (w *Witness) lastHellos() (refusals []string, err error) {
 // Machine is what a record says of a machine.
 type Machine struct{ Name, ProviderID string }
 
-// OneRecordEach checks that there is one record for each machine, and that every certificate that was published is in it. issued are those,
-// by node name. It returns how many certificates are noted that nobody was given: a process was killed between noting and publishing.
+// OneRecordEach checks that there is one record for each machine, and that every certificate that
+// was published is in it. issued are those, by node name. It returns how many certificates are
+// noted that nobody was given: a process was killed between noting and publishing.
 func OneRecordEach(records []v1alpha1.NodeAttestation, machines []Machine, issued map[string][][]byte) (unpublished int, err error) {
 	byNode := map[string][]v1alpha1.NodeAttestation{}
 	for _, record := range records {

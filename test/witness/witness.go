@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package witness follows all CertificateSigningRequests of a control plane, and tells afterwards whether each proof got one certificate, and each machine
-// one record: whatever was killed meanwhile.
+// Package witness follows all CertificateSigningRequests of a control plane. Afterwards it checks
+// that each proof got one certificate, and each machine one record, even if processes were killed
+// meanwhile.
 //
 //	w, err := witness.Observe(ctx, cp)
 //	defer w.Close()
@@ -36,7 +37,8 @@ type sighting struct {
 	number int
 	hello  bool
 	latest *certificatesv1.CertificateSigningRequest
-	// certificates are all that status.certificate ever held, each once for each time that it changed.
+	// certificates are all that status.certificate ever held, each once for each time that it
+	// changed.
 	certificates [][]byte
 }
 
@@ -55,7 +57,8 @@ func (s *sighting) refusal() string {
 	return ""
 }
 
-// Witness follows all requests from when it was made: a watch shows each version of an object, so nothing that was written for a moment is missed.
+// Witness follows all requests from its creation on. A watch shows each version of an object, so it
+// misses no write.
 type Witness struct {
 	cp    *testbed.ControlPlane
 	mark  testbed.AuditMark
@@ -102,7 +105,7 @@ func Observe(ctx context.Context, cp *testbed.ControlPlane) (*Witness, error) {
 // Close ends the watch.
 func (w *Witness) Close() { w.close() }
 
-// watcher is what a RetryWatcher begins anew with.
+// watcher is what a RetryWatcher starts again with.
 type watcher func(context.Context, metav1.ListOptions) (watch.Interface, error)
 
 func (w watcher) WatchWithContext(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {

@@ -28,7 +28,8 @@ var (
 	isNotice  = regexp.MustCompile(`(?i)^(notice|patents)`)
 )
 
-// licencesOf finds each package's licences and notices, ordered by module, the main module first, and name.
+// licencesOf finds each package's licences and notices, ordered by module, the main module first,
+// and name.
 func licencesOf(packages []linkedPackage) ([]licenceFile, error) {
 	folders := map[string][]licenceFile{}
 	for _, p := range packages {
@@ -55,7 +56,8 @@ func licencesOf(packages []linkedPackage) ([]licenceFile, error) {
 	return found, nil
 }
 
-// readLicences reads a folder of a module. A text that is empty is none, and those that differ in how their lines end are the same.
+// readLicences reads a folder of a module. A text that is empty is none, and those that differ in
+// how their lines end are the same.
 func readLicences(m module, folder string) ([]licenceFile, error) {
 	entries, err := os.ReadDir(folder)
 	if err != nil {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// notices prints the licences and notices of all that a Go binary is linked from, the program's own first: the copyright file of a package.
-// They are taken from the folders of linked packages, and from those above, up to the module's: parts of a module may have another author,
-// and another licence. A package without a licence is an error, and nothing is printed.
+// notices prints the licences and notices of all that a Go binary is linked from, the program's own
+// first: the copyright file of a package. They are taken from the folders of linked packages, and
+// from the folders above, up to the module's. Parts of a module may have another author, and
+// another licence. A package without a licence is an error, and nothing is printed.
 package main
 
 import (

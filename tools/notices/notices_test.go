@@ -31,7 +31,8 @@ func read(t *testing.T, name string) string {
 	return strings.Trim(string(data), "\n")
 }
 
-// TestNoticesOfThePlugin: each module that is linked in is named, Go too; texts are there once; and those of parts of a module are not forgotten.
+// TestNoticesOfThePlugin: each module that is linked in is named, Go too; texts are there once; and
+// those of parts of a module are not forgotten.
 func TestNoticesOfThePlugin(t *testing.T) {
 	binary := plugin.Build(t, root)
 	goVersion, modules := plugin.Modules(t, binary)

@@ -45,8 +45,9 @@ type linkedPackage struct {
 	folder string
 }
 
-// packagesOf asks the go command, in the folder source, for the packages of the binary, which knows only the modules that they are from. Those
-// have to be the same: other versions may have other licences.
+// packagesOf asks the go command, in the folder source, for the packages of the binary, which knows
+// only the modules that they are from. Those have to be the same: other versions may have other
+// licences.
 func packagesOf(info *debug.BuildInfo, source string) ([]linkedPackage, error) {
 	args := []string{"list", "-mod=readonly", "-deps", "-json=Dir,Standard,Module"}
 	env := os.Environ()
@@ -129,7 +130,8 @@ type listedPackage struct {
 func (p listedPackage) module() module {
 	m := module{path: p.Module.Path, version: p.Module.Version, folder: p.Module.Dir, main: p.Module.Main}
 	if r := p.Module.Replace; r != nil {
-		m.replacement = r.Path + " " + cmp.Or(r.Version, "(devel)") // as it is in binaries, of a folder
+		// as it is in binaries, of a folder
+		m.replacement = r.Path + " " + cmp.Or(r.Version, "(devel)")
 	}
 	return m
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// sbom writes the bill of materials of one release artifact, as CycloneDX: the Go binary in it, and the modules that the binary says
-// it is linked from. The same input gives the same bytes.
+// sbom writes the bill of materials of one release artifact, as CycloneDX. It lists the Go binary,
+// and the modules in the binary's build information. The same input gives the same bytes.
 package main
 
 import (
@@ -68,7 +68,8 @@ func run(args []string, getenv func(string) string) error {
 		return err
 	}
 	var document bytes.Buffer
-	// 1.6, though the library knows a later one: what reads bills of materials today knows 1.6, and nothing newer is used.
+	// 1.6, though the library knows a later one: what reads bills of materials today knows 1.6, and
+	// nothing newer is used.
 	encoder := cdx.NewBOMEncoder(&document, cdx.BOMFileFormatJSON).SetPretty(true).SetEscapeHTML(false)
 	if err := encoder.EncodeVersion(bill, cdx.SpecVersion1_6); err != nil {
 		return err
@@ -76,8 +77,9 @@ func run(args []string, getenv func(string) string) error {
 	return os.WriteFile(output, document.Bytes(), 0o644) //nolint:gosec // G306: it is published
 }
 
-// bill is the artifact, which has the binary, which has its libraries. Buildinfo says what is linked in, and not which module needs which:
-// the libraries' own dependencies are left out of the graph, which means that they are not known.
+// bill is the artifact, which has the binary, which has its libraries. Buildinfo says what is
+// linked in, and not which module needs which. So the graph leaves out the libraries' own
+// dependencies, which means that they are not known.
 func (r release) bill() (*cdx.BOM, error) {
 	artifactSum, err := sumOf(r.artifact)
 	if err != nil {
@@ -147,7 +149,8 @@ func hashes(sum [sha256.Size]byte) *[]cdx.Hash {
 	return &[]cdx.Hash{{Algorithm: cdx.HashAlgoSHA256, Value: fmt.Sprintf("%x", sum)}}
 }
 
-// serial is a UUID of version 8, whose bits are its maker's choice: those of the artifact's digest, since a random one would differ each time.
+// serial is a UUID of version 8, whose bits are free. They come from the artifact's digest, since a
+// random UUID would differ each time.
 func serial(sum [sha256.Size]byte) string {
 	id := sum[:16]
 	id[6] = id[6]&0x0f | 0x80 // the version

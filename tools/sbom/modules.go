@@ -13,7 +13,8 @@ import (
 	cdx "github.com/CycloneDX/cyclonedx-go"
 )
 
-// standardLibrary is Go's, by the name under which its vulnerabilities are published (pkg:golang/stdlib).
+// standardLibrary is Go's, by the name under which its vulnerabilities are published
+// (pkg:golang/stdlib).
 const standardLibrary = "stdlib"
 
 // librariesOf are the standard library, and the modules that the binary is linked from.
@@ -35,7 +36,8 @@ func librariesOf(info *debug.BuildInfo) ([]cdx.Component, error) {
 			return nil, fmt.Errorf("%s comes from a folder, %s: a release has versions only", required.Path, linked.Path)
 		}
 		component := library(linked.Path, linked.Version)
-		// The sum of go.sum is one over the list of the module's files. `hashes` are those of one file, so it is not one of them.
+		// The sum of go.sum is one over the list of the module's files. `hashes` are those of one
+		// file, so it is not one of them.
 		properties := []cdx.Property{{Name: "go:sum", Value: linked.Sum}}
 		if required.Replace != nil {
 			properties = append(properties, cdx.Property{Name: "go:replaces", Value: required.Path + "@" + required.Version})
@@ -51,7 +53,8 @@ func library(path, version string) cdx.Component {
 	return cdx.Component{BOMRef: purl, Type: cdx.ComponentTypeLibrary, Name: path, Version: version, PackageURL: purl}
 }
 
-// purlOfProgram is the main package's, in its module, of which a binary that was built where the module lies does not know the version: it is the product's.
+// purlOfProgram is the purl of the main package, in its module. A binary that was built in the
+// module's own folder does not know the module's version. Then the version is the product's.
 func purlOfProgram(info *debug.BuildInfo, version string) string {
 	if info.Main.Version != "(devel)" {
 		version = info.Main.Version
@@ -63,8 +66,9 @@ func purlOfProgram(info *debug.BuildInfo, version string) string {
 	return purl
 }
 
-// purlOf keeps capital letters. The purl type "golang" is older than modules and has them lowered; but then it names another module, and what
-// looks for vulnerabilities by purl has them as they are.
+// purlOf keeps capital letters. The purl type "golang" is older than modules and lowers them. But a
+// lowered path names another module, and tools that look for vulnerabilities by purl do not lower
+// it.
 func purlOf(path, version string) string {
 	purl := "pkg:golang/" + escape(path)
 	if version != "" {
@@ -73,7 +77,8 @@ func purlOf(path, version string) string {
 	return purl
 }
 
-// escape escapes all but slashes: a purl's rules are those for a query, not those for a path. There + is to be escaped.
+// escape escapes all but slashes: a purl's rules are those for a query, not those for a path. There
+// + is to be escaped.
 func escape(path string) string {
 	segments := strings.Split(path, "/")
 	for i := range segments {
@@ -82,8 +87,9 @@ func escape(path string) string {
 	return strings.Join(segments, "/")
 }
 
-// buildProperties are the settings that say what kind of binary it is, under the names that CycloneDX has registered, where it has. Flags of
-// compilers and linkers are left out: they may name folders of the machine that built it.
+// buildProperties are the settings that say what kind of binary it is, under the names that
+// CycloneDX has registered, where it has. Flags of compilers and linkers are left out: they may
+// name folders of the machine that built it.
 func buildProperties(info *debug.BuildInfo) *[]cdx.Property {
 	properties := []cdx.Property{{Name: "cdx:gomod:build:env:GOVERSION", Value: info.GoVersion}}
 	for _, setting := range info.Settings {

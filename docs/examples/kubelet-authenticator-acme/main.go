@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// kubelet-authenticator-acme is the plugin of an imaginary infrastructure provider: its own provider, everything else from the library.
+// kubelet-authenticator-acme is the plugin of an imaginary infrastructure provider: its own
+// provider, everything else from the library.
 package main
 
 import (

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// node-attestation-controller-acme-tpm is node-attestation-controller for Cluster API on the imaginary platform Acme, which says what TPMs its
-// instances have. Flags and configuration are the shipped program's, with Platform among clusterAPI.ekSources (docs/ektrust.md).
+// node-attestation-controller-acme-tpm is node-attestation-controller for Cluster API on the
+// imaginary platform Acme, which says what TPMs its instances have. Flags and configuration are the
+// shipped program's, with Platform among clusterAPI.ekSources (docs/ektrust.md).
 package main
 
 import (

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// node-attestation-controller-acme is the controller of an imaginary infrastructure provider: its own evidence and its own policy, everything
-// else from the library. It has an identity of its own in the cluster (docs/providers.md).
+// node-attestation-controller-acme is the controller of an imaginary infrastructure provider: its
+// own evidence and its own policy, everything else from the library. It has an identity of its own
+// in the cluster (docs/providers.md).
 package main
 
 import (
@@ -118,7 +119,8 @@ func (o options) controller() (controller.Config, error) {
 		Cluster:   o.cluster,
 		Providers: []verifier.Provider{{Name: identity.Provider}},
 		Signers:   []verifier.Signer{{Name: identity.SignerName, Providers: []string{identity.Provider}}},
-		// A first request comes with the token that was made for this machine, a renewal with a certificate that is in its record.
+		// A first request comes with the token that was made for this machine, a renewal with a
+		// certificate that is in its record.
 		Token: verifier.Required, Credential: verifier.Required,
 		BootCounters: verifier.Off,                              // there is no TPM
 		EKSources:    []verifier.EKSource{verifier.EKInventory}, // nor an EK

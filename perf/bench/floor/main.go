@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// floor is what the plugin's valid path is measured against: a Go program that reads a file and prints it.
+// floor is what the plugin's valid path is measured against: a Go program that reads a file and
+// prints it.
 package main
 
 import "os"

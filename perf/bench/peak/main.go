@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// peak runs a command and prints its peak memory in KiB. It is small, as the kernel counts in a child what its parent used before
-// the child's exec.
+// peak runs a command and prints its peak memory in KiB. It is small, as the kernel counts in a
+// child what its parent used before the child's exec.
 package main
 
 import (

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// profiled is node-attestation-controller, but for Cluster API, with net/http/pprof beside it, which the one that is shipped does not serve.
+// profiled is node-attestation-controller, but for Cluster API, with net/http/pprof beside it,
+// which the one that is shipped does not serve.
 package main
 
 import (

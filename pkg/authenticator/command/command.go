@@ -26,17 +26,18 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
 
-// Program is what differs between binaries.
+// Program has what differs between the binaries that use this package.
 type Program struct {
 	// Name is the binary's name, kubelet-authenticator-<provider>.
 	Name string
-	// Providers are those that the binary carries.
+	// Providers are the attestation providers in the binary.
 	Providers []provider.Factory
 	// Version and Commit are those of the build. The User-Agent and the version command show
 	// them.
 	Version, Commit string
 	// CommitTime is the time of that commit, in seconds since 1970, as in SOURCE_DATE_EPOCH. A
-	// clock that is before it is wrong. It is empty if the time is not known.
+	// machine's clock that shows an earlier time is wrong. CommitTime is empty if the time is not
+	// known.
 	CommitTime string
 	// DefaultProvider is used if the operator names none. If it is empty, the operator has to
 	// name one.
@@ -51,7 +52,7 @@ type Program struct {
 	FlagValues func(flag string) []string
 }
 
-// Process is what a main passes on of its process.
+// Process has the parts of the process that main passes on.
 type Process struct {
 	Args []string
 	// Stdout receives one JSON document, or what a person asked for.
@@ -64,10 +65,10 @@ type invocation struct {
 	Program
 	Process
 	root   *cobra.Command
-	config authenticator.Config // as the flags have it
+	config authenticator.Config // from the flags alone
 	file   string
 	// askedBy is the file that the cluster was read from. It is empty if client-go named the
-	// cluster, or nobody did.
+	// cluster, or if no cluster is named.
 	askedBy string
 
 	// The flags of the root command.
@@ -87,7 +88,7 @@ func (p Program) Run(ctx context.Context, with Process) int {
 	return 0
 }
 
-// invocation builds what a command line needs.
+// invocation builds only the commands that the command line needs.
 func (p Program) invocation(with Process) *invocation {
 	i := &invocation{Program: p, Process: with}
 	i.root = i.rootCommand()
@@ -119,7 +120,7 @@ func settingsOnly(args []string) bool {
 // maxLine bounds a line on standard error, in bytes: a peer may have written a part of it.
 const maxLine = 2048
 
-// say prints an error for a person: one line, and one for what can be done.
+// say prints an error in one line, and its hint in another line.
 func (i *invocation) say(err error) {
 	_, _ = fmt.Fprintf(i.Stderr, "%s: %s\n", i.Name, text.Line(err.Error(), maxLine))
 	var failure *authenticator.Failure
@@ -131,7 +132,7 @@ func (i *invocation) say(err error) {
 func (i *invocation) rootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:   i.Name,
-		Short: "Print the node's client certificate as an ExecCredential, getting one with attestation where there is none",
+		Short: "Print the node's client certificate as an ExecCredential, and get one by attestation if there is none",
 		Long: i.Name + ` is a client-go exec credential plugin: the kubelet's kubeconfig names it. It prints the node's client
 certificate as an ExecCredential. Where there is none, or it is due, a detached worker requests one through the
 Kubernetes CSR API, with evidence of which machine this is.
@@ -162,7 +163,7 @@ On a terminal it does not print the key. Run status, doctor or --dry-run instead
 	return root
 }
 
-// addCommands adds to the root command what the kubelet does not call.
+// addCommands adds the subcommands. The kubelet calls only the root command.
 func (i *invocation) addCommands() {
 	i.root.Example = example(i.Name, `
 # what a run would send, and whether the API server accepts it
@@ -237,7 +238,7 @@ func bind(flags *pflag.FlagSet, c *authenticator.Config) {
 	flags.DurationVar(&c.PrepareWait.Duration, "prepare-wait", c.PrepareWait.Duration, "longest wait of \"prepare\" for the node's first certificate")
 	flags.StringVar(&c.SignerName, "signer-name", c.SignerName, "signer to ask (default: the provider's)")
 	flags.DurationVar(&c.Expiration.Duration, "expiration", c.Expiration.Duration, "lifetime to ask for, 10m to 87600h; 0 leaves it to the signer")
-	flags.DurationVar(&c.WaitTimeout.Duration, "wait-timeout", c.WaitTimeout.Duration, "longest wait where there is no certificate to print")
+	flags.DurationVar(&c.WaitTimeout.Duration, "wait-timeout", c.WaitTimeout.Duration, "longest wait if there is no certificate to print")
 	flags.DurationVar(&c.RenewalWait.Duration, "renewal-wait", c.RenewalWait.Duration, "longest wait for a new certificate if the old one ends within 2s, is rejected, or is another cluster's")
 	flags.DurationVar(&c.CheckInterval.Duration, "check-interval", c.CheckInterval.Duration, "longest time between two checks for announced renewals, 10s to 24h; 0 switches them off")
 	flags.StringVar(&c.MetricsTextfile, "metrics-textfile", c.MetricsTextfile, "file for the metrics of workers, for node-exporter's textfile collector (default: none)")
@@ -245,8 +246,9 @@ func bind(flags *pflag.FlagSet, c *authenticator.Config) {
 	flags.StringVar(&c.EKTemplate, "ek-template", c.EKTemplate, "template of the TPM's endorsement key to use, such as rsa-2048; auto leaves the choice to the provider")
 }
 
-// settings merges the flags over the file over the defaults. The error is about the file. Then the
-// flags and the defaults are returned.
+// settings returns the settings. A flag overrides the file, and the file overrides the defaults.
+// The error is about the file. With an error, the flags override the Config that LoadConfig
+// returned.
 func (i *invocation) settings() (authenticator.Config, error) {
 	given := i.root.PersistentFlags()
 	config, loadErr := authenticator.LoadConfig(i.file, !given.Changed("config"))
@@ -257,22 +259,22 @@ func (i *invocation) settings() (authenticator.Config, error) {
 	bind(merged, &config)
 	given.VisitAll(func(f *pflag.Flag) {
 		if f.Changed && merged.Lookup(f.Name) != nil {
-			_ = merged.Set(f.Name, f.Value.String()) // it was parsed once already
+			_ = merged.Set(f.Name, f.Value.String()) // cannot fail: the value was parsed before
 		}
 	})
 	return config, loadErr
 }
 
-// load returns an Authenticator for the settings and for what client-go asks. On an error there may
-// be one all the same: its Run prints a valid certificate.
+// load returns an Authenticator for the settings and client-go's request. With an error, the
+// Authenticator may still be set. Then its Run can print a valid certificate.
 func (i *invocation) load() (*authenticator.Authenticator, error) {
 	config, err := i.settings()
 	return i.newAuthenticator(config, err, i.Getenv(authenticator.ExecInfoVariable))
 }
 
 // newAuthenticator makes an Authenticator from settings that were read with loadErr. execInfo is
-// what client-go asks for. A worker is started with env added to its environment. If execInfo
-// cannot be read, there is no Authenticator.
+// client-go's request. A worker is started with env added to its environment. If execInfo cannot be
+// read, there is no Authenticator.
 func (i *invocation) newAuthenticator(config authenticator.Config, loadErr error, execInfo string, env ...string) (*authenticator.Authenticator, error) {
 	exec, err := authenticator.ParseExecInfo(execInfo)
 	if err != nil {
@@ -297,7 +299,7 @@ func (p Program) built() time.Time {
 
 func (i *invocation) userAgent() string { return i.Name + "/" + i.Version }
 
-// deadline is the longest life of a worker, and of what a person waits for.
+// deadline is the longest life of a worker, and of a command that a person waits for.
 func (i *invocation) deadline() time.Duration {
 	return cmp.Or(i.WorkerDeadline, authenticator.DefaultWorkerDeadline)
 }

@@ -230,8 +230,8 @@ func TestCommandLineThatCannotBeParsed(t *testing.T) {
 	}
 }
 
-// A mistake on the command line is refused although a certificate is there: it is made while a node
-// is set up, and would go unseen.
+// An invalid command line is refused even if there is a certificate. Such mistakes happen while a
+// node is set up, and would not be noticed later.
 func TestUsageIsCheckedBeforeAnythingIsPrinted(t *testing.T) {
 	n := newNode(t)
 	enrolled(t, n.certs)
@@ -269,7 +269,8 @@ func TestAnswerIsInTheVersionAskedFor(t *testing.T) {
 	}
 }
 
-// There is no answer that such a caller would understand, so it gets none, whatever is on disk.
+// There is no answer that such a caller would understand, so it gets none, also if there is a
+// certificate on disk.
 func TestQuestionThatCannotBeRead(t *testing.T) {
 	n := newNode(t)
 	enrolled(t, n.certs)
@@ -420,7 +421,8 @@ func TestEveryFieldHasItsFlag(t *testing.T) {
 			set[i] = f.Name
 		}
 	})
-	if want := reflect.TypeFor[authenticator.Config]().NumField() - 1; len(set) != want { // without kind and version
+	// without kind and version
+	if want := reflect.TypeFor[authenticator.Config]().NumField() - 1; len(set) != want {
 		t.Errorf("%d fields have flags, %d have none", len(set), want-len(set))
 	}
 }
@@ -696,7 +698,7 @@ func TestWorkersFailureReachesTheCaller(t *testing.T) {
 	}
 }
 
-// What goes wrong is said once, in two lines, whatever it holds.
+// An error is printed once, in two lines, for any text.
 func TestSay(t *testing.T) {
 	for name, c := range map[string]struct {
 		err  error

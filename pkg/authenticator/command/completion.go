@@ -8,8 +8,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/outputformat"
 )
 
-// completeValues has the shell complete values of flags. No command takes an argument that is a
-// file.
+// completeValues registers shell completion for the values of flags. It switches off the completion
+// of file names, since no command takes a file as an argument.
 func (i *invocation) completeValues() {
 	for _, name := range []string{"provider", "ek-template"} {
 		if values := i.flagValues(name); len(values) > 0 {
@@ -40,7 +40,7 @@ func (i *invocation) flagValues(flag string) []string {
 	return i.FlagValues(flag)
 }
 
-// completeFlag has the shell complete the values of a command's flag.
+// completeFlag registers shell completion for the values of a command's flag.
 func completeFlag(c *cobra.Command, flag string, values []string) {
 	// It fails only for a flag that does not exist, or was registered before.
 	_ = c.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))

@@ -116,7 +116,8 @@ func TestTheKubeletsCallBuildsNoCommands(t *testing.T) {
 		"--cert-dir=/x --help":              false,
 		"--cert-dir=/x --help=true":         false,
 		"--cert-dir=/x -h":                  false,
-		"--cert-dir=/x --keep-bootstrap-credential": false, // a flag without a value: correct, only slower
+		// a flag without a value: correct, only slower
+		"--cert-dir=/x --keep-bootstrap-credential": false,
 		"__complete --provider=":                    false,
 	} {
 		if got := settingsOnly(strings.Fields(line)); got != want {

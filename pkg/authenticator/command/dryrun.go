@@ -85,7 +85,7 @@ func describeRequest(report *authenticator.Report, row func(name, value string))
 	if spec.ExpirationSeconds != nil {
 		expiration = (time.Duration(*spec.ExpirationSeconds) * time.Second).String()
 	}
-	row("request", report.Request.Name+" (the name and the key are made anew each time)")
+	row("request", report.Request.Name+" (each run uses a new name and a new key)")
 	row("  subject", pkcs10.Subject.String())
 	row("  key", pkcs10.PublicKeyAlgorithm.String())
 	row("  provider ID", orNone(report.ProviderID))

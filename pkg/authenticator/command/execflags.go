@@ -17,11 +17,11 @@ import (
 
 // takeExecFlags gives a command that a person runs the settings that the kubelet uses. It reads the
 // kubelet's kubeconfig. If the exec user there is this program, its flags become those of this
-// command. A flag on the command line wins. With --config on the command line it takes none: that
-// is another configuration. The ExecFlags are nil if the kubeconfig has none to take.
+// command. A flag on the command line wins. With --config on the command line, no flags are taken,
+// since that file is another configuration. The ExecFlags are nil if none are to be taken.
 func (i *invocation) takeExecFlags() (kubelet.Kubeconfig, *authenticator.ExecFlags) {
 	given := i.root.PersistentFlags()
-	config, _ := i.settings() // the defaults will do
+	config, _ := i.settings() // on an error, the defaults suffice
 	k := kubelet.ReadKubeconfig(config.KubeletKubeconfig, "")
 	taken := &authenticator.ExecFlags{Kubeconfig: k.Path, Flags: []string{}}
 	switch {
@@ -39,10 +39,11 @@ func (i *invocation) takeExecFlags() (kubelet.Kubeconfig, *authenticator.ExecFla
 		return k, taken
 	}
 	flags.VisitAll(func(f *pflag.Flag) {
-		if !f.Changed || given.Changed(f.Name) || f.Name == "v" { // the kubelet's log is not this person's
+		// the log verbosity in the kubeconfig is not meant for this command
+		if !f.Changed || given.Changed(f.Name) || f.Name == "v" {
 			return
 		}
-		_ = given.Set(f.Name, f.Value.String()) // it was parsed once already
+		_ = given.Set(f.Name, f.Value.String()) // cannot fail: the value was parsed before
 		taken.Flags = append(taken.Flags, "--"+f.Name+"="+f.Value.String())
 	})
 	return k, taken
@@ -65,8 +66,8 @@ func (i *invocation) parseExecArgs(args []string) (*pflag.FlagSet, error) {
 	return flags, nil
 }
 
-// isThisProgram reports whether a kubeconfig's command is the program that runs. A machine may have
-// another one of the same family, with other providers.
+// isThisProgram reports whether a kubeconfig's command is the program that runs. A machine may also
+// have another binary of this package, with other providers.
 func (i *invocation) isThisProgram(command string) bool {
 	if filepath.Base(command) == i.Name {
 		return true

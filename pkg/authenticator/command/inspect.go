@@ -77,7 +77,7 @@ func encodeIdentity(format string, identity *authenticator.Identity) ([]byte, er
 func (i *invocation) deviceCommand(name string) *cobra.Command {
 	c := &cobra.Command{
 		Use:   name,
-		Short: "Look into the device of provider " + name,
+		Short: "Show the device of provider " + name,
 		Args:  noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return usage(fmt.Errorf("%s needs a command", c.CommandPath()))
@@ -107,7 +107,7 @@ func (i *invocation) selfTestCommand(name string) *cobra.Command {
 	var format *output
 	c := &cobra.Command{
 		Use:     "selftest",
-		Short:   "Try each thing that the provider needs of its device, and say what is refused and how long each takes",
+		Short:   "Try each operation that the provider needs from its device, and report failures and times",
 		Example: example(i.Name, "{} "+name+" selftest"),
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -121,7 +121,8 @@ func (i *invocation) selfTestCommand(name string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			ctx, cancel := context.WithTimeout(cmd.Context(), i.deadline()) // it holds the TPM's lock
+			// a self-test holds the TPM's lock, so its time is bounded
+			ctx, cancel := context.WithTimeout(cmd.Context(), i.deadline())
 			defer cancel()
 			if format.format == formatText {
 				return a.SelfTest(ctx, i.printCheck)

@@ -15,7 +15,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/kubelet"
 )
 
-// clusterFlags name a cluster without a bootstrap kubeconfig.
+// clusterFlags describe the cluster if there is no bootstrap kubeconfig.
 type clusterFlags struct{ server, ca, serverName, proxyURL string }
 
 func (i *invocation) kubeconfigCommand() *cobra.Command {
@@ -129,7 +129,7 @@ func (i *invocation) exec(command string) (kubelet.Exec, error) {
 	if !filepath.IsAbs(exec.Command) {
 		return exec, usage(fmt.Errorf("--command %q: must be an absolute path", command))
 	}
-	// The kubelet runs it in another directory.
+	// Refuse relative paths: the kubelet runs this program in another directory.
 	for _, name := range []string{"config", "bootstrap-kubeconfig", "tpm-device"} {
 		f := i.root.PersistentFlags().Lookup(name)
 		if path := f.Value.String(); f.Changed && path != "" && !filepath.IsAbs(path) {

@@ -13,7 +13,7 @@ import (
 // formatText is the format for people. Those for programs are in package outputformat.
 const formatText = "text"
 
-// output is the flag of that name.
+// output is the flag --output.
 type output struct {
 	format  string
 	formats []string
@@ -27,7 +27,7 @@ func outputFlag(c *cobra.Command, formats ...string) *output {
 	return o
 }
 
-// check refuses a format that the command has not.
+// check returns an error for a format that the command does not support.
 func (o *output) check() error {
 	if !slices.Contains(o.formats, o.format) {
 		return usage(fmt.Errorf("--output %q: must be one of %s", o.format, strings.Join(o.formats, ", ")))

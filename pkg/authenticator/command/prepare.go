@@ -57,7 +57,8 @@ it waits for that, says what the request waits for, and fails if the certificate
 }
 
 // prepare fails only if the kubelet must not start, or if a worker node has not got its first
-// certificate. Later it only reports problems, and the kubelet uses the certificate that it has.
+// certificate. After the first certificate it only reports problems, and the kubelet uses the
+// certificate that it has.
 func (i *invocation) prepare(ctx context.Context, config authenticator.Config, loadErr error, setup kubelet.Setup) error {
 	if err := setup.Check(); err != nil {
 		return &authenticator.Failure{Reason: authenticator.Configuration, Hint: "see --help and kubelet-authenticator-config(5), docs/configuration.md, for what each setting may be", Err: err}
@@ -70,13 +71,13 @@ func (i *invocation) prepare(ctx context.Context, config authenticator.Config, l
 		return notWritten(err)
 	}
 	if errors.Is(loadErr, fs.ErrNotExist) {
-		loadErr = nil // that is what Prepare went by
+		loadErr = nil // no file means the defaults, which Prepare has used
 	}
 	if !p.Enabled {
 		if p.Foreign {
 			return nil
 		}
-		return loadErr // it may name other files
+		return loadErr // a valid file might name other paths
 	}
 	info, err := execInfo(p.Cluster)
 	if err != nil {
@@ -88,7 +89,7 @@ func (i *invocation) prepare(ctx context.Context, config authenticator.Config, l
 	}
 	if p.First {
 		if err != nil {
-			return err // it would wait in vain
+			return err // waiting would not help
 		}
 		return i.awaitFirst(ctx, a, config.PrepareWait.Duration)
 	}
@@ -120,8 +121,8 @@ func (i *invocation) discardBootstrap(ctx context.Context, a *authenticator.Auth
 	}
 }
 
-// execInfo is what client-go would ask for the kubelet's kubeconfig, so that a worker uses the same
-// cluster.
+// execInfo returns the request that client-go would send for the kubelet's kubeconfig. With it, a
+// worker uses the same cluster as the kubelet.
 func execInfo(cluster cache.Origin) (string, error) {
 	ask := clientauthentication.ExecCredential{Spec: clientauthentication.ExecCredentialSpec{Cluster: &clientauthentication.Cluster{
 		Server: cluster.Server, TLSServerName: cluster.TLSServerName, ProxyURL: cluster.ProxyURL, CertificateAuthorityData: cluster.CertificateAuthorityData,

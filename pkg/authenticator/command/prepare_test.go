@@ -84,8 +84,8 @@ func TestPrepareWithoutAConfigurationFile(t *testing.T) {
 	}
 }
 
-// A broken file may name other paths than those looked at; but what is seen to be somebody else's
-// is left alone whatever it says.
+// A broken file may name other paths than those looked at. But a file that evidently belongs to
+// somebody else is left alone, with any content.
 func TestPrepareWithABrokenConfigurationFile(t *testing.T) {
 	n, prepare := joining(t)
 	n.write(t, "config.yaml", "{")
@@ -133,7 +133,8 @@ func TestPrepareFails(t *testing.T) {
 	// Nothing listens there.
 	got := call(t, "", append(prepare, "--prepare-wait=3s")...)
 	got.said(t, 19, "waiting up to 3s")
-	if strings.Count(got.stderr, "connection refused") != 2 || strings.Count(got.stderr, "no evidence") != 1 { // when it comes up, and at the end
+	// when it comes up, and at the end
+	if strings.Count(got.stderr, "connection refused") != 2 || strings.Count(got.stderr, "no evidence") != 1 {
 		t.Errorf("the reason is said again and again: %s", got.stderr)
 	}
 }

@@ -42,7 +42,7 @@ func protect() (*os.File, error) {
 	return os.NewFile(uintptr(stdout), "stdout"), nil
 }
 
-// logInto redirects standard error into a file, a crash's stack included.
+// logInto redirects standard error into a file. So the file also gets the stack trace of a crash.
 func logInto(file *os.File) error {
 	return unix.Dup3(int(file.Fd()), 2, 0)
 }

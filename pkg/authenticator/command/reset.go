@@ -24,9 +24,9 @@ systemctl stop kubelet
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			config, err := i.settings()
 			if err != nil {
-				return err // the directory may be another than it seems
+				return err // a valid file might name another directory
 			}
-			a, _ := i.newAuthenticator(config, nil, "") // what else is wrong does not matter here
+			a, _ := i.newAuthenticator(config, nil, "") // a reset needs no other valid settings
 			removed, left, err := a.Reset(cmd.Context(), envFile)
 			if kubeconfig && err == nil {
 				gone, problem := removeKubeconfig(config.KubeletKubeconfig)

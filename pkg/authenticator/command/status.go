@@ -29,9 +29,9 @@ TPM, so monitoring can run it every minute. It takes the flags that the kubelet'
 and names them. A flag on the command line wins.
 
 Exit codes:
-  0   the certificate is served, and no new one is wanted
-  40  the certificate is served, and a new one is wanted
-  41  the certificate is served, but it cannot be replaced, it is rejected, or the configuration is wrong
+  0   the certificate is valid and used, and no renewal is due
+  40  the certificate is valid and used, and its renewal is due
+  41  the certificate is valid and used, but its renewal fails, it is rejected, or the configuration is wrong
   42  the certificate has expired
   43  there is no usable certificate
   12  the certificate directory cannot be read or trusted`,
@@ -115,13 +115,13 @@ func describeOverview(o *authenticator.Overview) []byte {
 	t.certificate()
 	t.announcement()
 	if o.EK != nil {
-		const unknown = "unknown (the command identify asks the TPM)"
+		const unknown = "unknown (the command identify reads it from the TPM)"
 		t.row("EK", "template %s, fingerprint %s", cmp.Or(o.EK.Template, "unknown"), cmp.Or(o.EK.Fingerprint, unknown))
 	}
 	t.worker()
 	t.pending()
 	t.credential()
-	_ = t.out.Flush() // it writes into memory
+	_ = t.out.Flush() // cannot fail: the buffer is in memory
 	return out.Bytes()
 }
 

@@ -19,7 +19,7 @@ const (
 	detachedFlag = "detached"
 )
 
-// graceAfterDeadline is how long a worker past its deadline may take to record that.
+// graceAfterDeadline is the time in which a worker can record that its deadline has passed.
 const graceAfterDeadline = 5 * time.Second
 
 // startWorker starts this program again as a worker, with its present flags, and env added to its
@@ -61,7 +61,7 @@ func (i *invocation) workerCommand() *cobra.Command {
 	return c
 }
 
-// work ends soon after the worker's deadline, whatever hangs.
+// work ends soon after the worker's deadline, even if something hangs.
 func (i *invocation) work(ctx context.Context, a *authenticator.Authenticator) error {
 	done := make(chan error, 1)
 	go func() { done <- a.Work(ctx) }()

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package contract is what an infrastructure provider tells a bootstrap provider about a Cluster's nodes: the signers that issue their
-// certificates. They stand in the status of the InfraCluster, which the provider's own controller writes:
+// Package contract is what an infrastructure provider tells a bootstrap provider about a Cluster's
+// nodes: the signers that issue their certificates. They are in the status of the InfraCluster,
+// which the provider's own controller writes:
 //
 //	status:
 //	  kubeletClientCertificateSigner: cluster.x-k8s.io/kube-apiserver-client-kubelet-tpm
 //	  kubeletServingCertificateSigner: cluster.x-k8s.io/kubelet-serving-tpm
 //
-// Both fields are optional strings. One that is empty, or not there, says that Kubernetes' own signer issues. The InfraCluster's CRD has
-// to have them in its schema, and the subresource status.
+// Both fields are optional strings. One that is empty, or not there, says that Kubernetes' own
+// signer issues. The InfraCluster's CRD has to have them in its schema, and the subresource status.
 package contract
 
 import (
@@ -33,7 +34,8 @@ const (
 	ServingField = "kubeletServingCertificateSigner"
 )
 
-// Signers are names of signers (certificates.k8s.io/v1, spec.signerName). An empty one stands for Kubernetes' own.
+// Signers are names of signers (certificates.k8s.io/v1, spec.signerName). An empty one means
+// Kubernetes' own signer.
 type Signers struct {
 	// Client issues the certificates with which kubelets talk to the API server.
 	Client string
@@ -52,8 +54,8 @@ func (s Signers) OrBuiltin() Signers {
 	return s
 }
 
-// check is about names that the API server takes in a request, and that can be meant. Each of Kubernetes' own signers issues for one
-// purpose.
+// check is about names that the API server takes in a request, and that can be meant. Each of
+// Kubernetes' own signers issues for one purpose.
 func (s Signers) check() error {
 	for _, f := range []struct{ field, name, builtin string }{
 		{ClientField, s.Client, certificatesv1.KubeAPIServerClientKubeletSignerName},
@@ -72,7 +74,8 @@ func (s Signers) check() error {
 	return nil
 }
 
-// SignersOf returns what an InfraCluster says. It says nothing where the provider knows nothing of this contract.
+// SignersOf returns what an InfraCluster says. It returns nothing if the provider does not
+// implement this contract.
 func SignersOf(infraCluster *unstructured.Unstructured) (Signers, error) {
 	signers, err := signersIn(infraCluster.Object)
 	if err == nil {
@@ -92,9 +95,10 @@ func signersIn(object map[string]any) (s Signers, err error) {
 	return s, err
 }
 
-// SetSigners writes the signers into the status of an InfraCluster, as the provider's controller has read it: a Conflict says that it was written
-// since. Nothing is written where they stand there already, and nothing but these two fields ever. The object that is given is not changed, so
-// that what a controller has yet to write of it is not lost.
+// SetSigners writes the signers into the status of an InfraCluster, as the provider's controller
+// has read it: a Conflict says that it was written since. It writes only these two fields, and only
+// if they differ. The object that is given is not changed, so that what a controller has yet to
+// write of it is not lost.
 func SetSigners(ctx context.Context, c client.Client, infraCluster client.Object, signers Signers) error {
 	gvk, err := apiutil.GVKForObject(infraCluster, c.Scheme())
 	if err != nil {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package bindings finds ClusterRoleBindings that have kube-controller-manager approve requests of
+// Package bindings finds ClusterRoleBindings that make kube-controller-manager approve requests of
 // kubelets without attestation. It reports them and, if configured, removes them.
 package bindings
 
@@ -29,8 +29,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 )
 
-// kube-controller-manager approves the requests of a holder of these ClusterRoles. With the first
-// anybody joins as any node, with the second a node renews, both without evidence.
+// kube-controller-manager approves the requests of users with one of these ClusterRoles, without
+// evidence. With the first, a user joins as any node. With the second, a node renews.
 const (
 	roleNodeClient     = "system:certificates.k8s.io:certificatesigningrequests:nodeclient"
 	roleSelfNodeClient = "system:certificates.k8s.io:certificatesigningrequests:selfnodeclient"
@@ -43,11 +43,11 @@ const (
 )
 
 const (
-	// remindInterval is how often a binding is reported that stays.
+	// remindInterval is the time until a binding that still exists is reported again.
 	remindInterval = telemetry.DedupInterval + time.Minute
-	// forbiddenRetry is how soon the removal of a binding is tried again that was forbidden.
+	// forbiddenRetry is the time until a forbidden removal is retried.
 	forbiddenRetry = time.Minute
-	// conflictRetry is how soon a binding is read again that changed before it was removed.
+	// conflictRetry is the time until a binding is read again that changed before its removal.
 	conflictRetry = 100 * time.Millisecond
 )
 
@@ -57,10 +57,10 @@ type Config struct {
 	Remove bool
 	// Audit never deletes.
 	Audit bool
-	// Remind is how often a binding is reported that stays. Default: 15 minutes, which is longer than
-	// telemetry.DedupInterval.
+	// Remind is the time until a binding that still exists is reported again. Default: 15 minutes,
+	// which is longer than telemetry.DedupInterval.
 	Remind time.Duration
-	// Metrics gauge what is found. Optional.
+	// Metrics gauge the bindings. Optional.
 	Metrics *telemetry.ClusterMetrics
 }
 
@@ -72,7 +72,7 @@ type finder struct {
 	writer client.Writer
 	events events.EventRecorder
 	log    logr.Logger
-	// lastReported is when each binding was last reported. Only the one worker uses it.
+	// lastReported has the time of each binding's last report. Only the one worker uses it.
 	lastReported map[string]reported
 }
 
@@ -81,12 +81,12 @@ type reported struct {
 	at  time.Time
 }
 
-// Add adds a controller to a manager that finds the bindings by their role, not by their name:
-// `kubeadm upgrade` makes them anew. Only the leader runs it. The manager's scheme must have
-// rbac.authorization.k8s.io/v1.
+// Add adds a controller to a manager. It finds the bindings by their role, since names may differ.
+// It keeps watching, since `kubeadm upgrade` creates them again. Only the leader runs it. The
+// manager's scheme must have rbac.authorization.k8s.io/v1.
 //
-// It needs list and watch on clusterrolebindings. While these are forbidden it logs that from time
-// to time. So it has a cache of its own: a manager ends when its own cache cannot sync.
+// It needs list and watch on clusterrolebindings. While these are forbidden, it logs that from time
+// to time. For that it has a cache of its own, since a manager ends if its cache cannot sync.
 func Add(m ctrl.Manager, config Config) error {
 	f, err := newFinder(config, Clients{
 		Config: m.GetConfig(), Cache: cache.Options{HTTPClient: m.GetHTTPClient(), Scheme: m.GetScheme(), Mapper: m.GetRESTMapper()},
@@ -95,7 +95,7 @@ func Add(m ctrl.Manager, config Config) error {
 	if err != nil {
 		return err
 	}
-	// A RunnableFunc runs on the leader alone. The cache itself would run on each replica.
+	// A RunnableFunc runs only on the leader. The cache itself would run on each replica.
 	if err := m.Add(manager.RunnableFunc(f.cache.Start)); err != nil {
 		return err
 	}
@@ -109,21 +109,22 @@ const unwatched = "bindings that approve without attestation go unnoticed: list 
 // Clients reach the cluster of the bindings.
 type Clients struct {
 	Config *rest.Config
-	// Cache has at least the scheme.
+	// Cache must have the scheme.
 	Cache  cache.Options
 	Writer client.Writer
 	Events events.EventRecorder
 	Log    logr.Logger
 }
 
-// Run does without a manager what Add does, until ctx ends.
+// Run is Add without a manager. It runs until ctx ends.
 func Run(ctx context.Context, config Config, clients Clients) error {
 	f, err := newFinder(config, clients)
 	if err != nil {
 		return err
 	}
 	options := f.options()
-	options.Reconciler, options.SkipNameValidation = f, new(true) // one runs for each cluster
+	// each cluster has a controller of this name
+	options.Reconciler, options.SkipNameValidation = f, new(true)
 	options.LogConstructor = func(*reconcile.Request) logr.Logger { return clients.Log }
 	c, err := controller.NewUnmanaged(telemetry.Component+suffix, options)
 	if err != nil {
@@ -137,7 +138,7 @@ func Run(ctx context.Context, config Config, clients Clients) error {
 	done := make(chan error, 1)
 	go func() { done <- f.cache.Start(ctx) }()
 	err = c.Start(ctx)
-	cancel() // without the controller the cache is of no use
+	cancel() // the cache must not outlive the controller
 	return errors.Join(err, <-done)
 }
 
@@ -157,14 +158,16 @@ func newFinder(config Config, clients Clients) (*finder, error) {
 	return f, nil
 }
 
-// source returns the cache's events as a Func, which has no WaitForSync: that would end the manager.
+// source returns the cache's events as a Func. A Func has no WaitForSync, whose failure would end
+// the manager.
 func (f *finder) source() source.Source {
 	kind := source.Kind(f.cache, &rbacv1.ClusterRoleBinding{}, &handler.TypedEnqueueRequestForObject[*rbacv1.ClusterRoleBinding]{})
 	return source.Func(kind.Start)
 }
 
 func (f *finder) options() controller.Options {
-	// The priority queue of v0.24.1 can hang when it is stopped while requests are in it (kubernetes-sigs/controller-runtime#3538).
+	// The priority queue of v0.24.1 can hang when it is stopped while requests are in it
+	// (kubernetes-sigs/controller-runtime#3538).
 	return controller.Options{MaxConcurrentReconciles: 1, UsePriorityQueue: new(false)}
 }
 
@@ -185,9 +188,9 @@ func (f *finder) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Resu
 	}
 	switch err := f.remove(ctx, binding); {
 	case err == nil || apierrors.IsNotFound(err):
-		return ctrl.Result{}, nil // the delete event brings it here again
+		return ctrl.Result{}, nil // the delete event reconciles the binding again
 	case apierrors.IsConflict(err):
-		return ctrl.Result{RequeueAfter: conflictRetry}, nil // it has changed
+		return ctrl.Result{RequeueAfter: conflictRetry}, nil // the binding has changed
 	case apierrors.IsForbidden(err):
 		return f.report(binding, err), nil
 	default:
@@ -214,8 +217,8 @@ func (f *finder) remove(ctx context.Context, binding *rbacv1.ClusterRoleBinding)
 	return nil
 }
 
-// report reports a binding, at most once in Remind. forbidden is why it could not be removed, or
-// nil.
+// report reports a binding, at most once per Remind. forbidden is the error of its removal, nil if
+// there was none.
 func (f *finder) report(binding *rbacv1.ClusterRoleBinding, forbidden error) ctrl.Result {
 	again := f.Remind
 	now := time.Now()
@@ -255,8 +258,8 @@ func (f *finder) record(binding *rbacv1.ClusterRoleBinding, reason, action, mess
 	f.events.Eventf(binding, nil, corev1.EventTypeWarning, reason, action, "%s", telemetry.Message(message))
 }
 
-// trimBinding is a transform for a cache of ClusterRoleBindings. It matters only whether a role is
-// bound to anybody.
+// trimBinding is a transform for a cache of ClusterRoleBindings. It keeps one subject, since only
+// the existence of subjects matters.
 func trimBinding(object any) (any, error) {
 	binding, ok := object.(*rbacv1.ClusterRoleBinding)
 	if !ok {

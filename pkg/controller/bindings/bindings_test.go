@@ -105,7 +105,8 @@ func fakeBindings(api *bindingAPI, config Config) (*finder, *eventList, *[]strin
 	return &finder{Config: config, reader: api, writer: api, events: h, log: log, lastReported: map[string]reported{}}, h, lines
 }
 
-// A binding is reported once, again after a while, and at once when it is another or has somebody again.
+// A binding is reported once, again after a while, and at once when it is another or has somebody
+// again.
 func TestBindingIsReportedAndReminded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := &bindingAPI{binding: newBinding("b", roleNodeClient)}

@@ -26,24 +26,26 @@ import (
 // defaultConfigFile is read unless --config names another.
 const defaultConfigFile = "/etc/node-attestation-controller/config.yaml"
 
-// Exit codes. They equal the plugin's where they mean the same. 2 is the Go runtime's, for a crash.
+// Exit codes. A code that the plugin has, too, means the same. The Go runtime uses 2 for a crash.
 const (
 	codeUnexpected    = 1
 	codeUsage         = 3
 	CodeConfiguration = 10
 	// codeRefused says that verify judged a request that the policy refuses.
 	codeRefused = 21
+	// codeFIPS says that GODEBUG=fips140=only forbids an algorithm that is needed.
+	codeFIPS = 35
 )
 
-// Program is a binary's own part of the command line.
+// Program has the parts of the command line that differ between binaries.
 type Program struct {
-	// Version and Commit say which build it is.
+	// Version and Commit identify the build.
 	Version, Commit string
 	// Management serves configurations with clusterAPI. Optional: without it they are refused.
 	Management Management
 }
 
-// Process is the part of the process that main passes on.
+// Process has the parts of the process that main passes on.
 type Process struct {
 	Args           []string
 	Stdout, Stderr io.Writer
@@ -95,8 +97,8 @@ func (i *invocation) rootCommand() *cobra.Command {
 		Use:   controller.Name,
 		Short: "Challenge, verify, approve and sign the certificate requests of nodes that attest which machine they are",
 		Long: controller.Name + ` decides on the CertificateSigningRequests of kubelet-authenticator: it challenges the machine's TPM, verifies
-what it proves, finds the machine in the inventory, and approves and signs, or denies, or waits. It runs until it is told
-to end by SIGTERM or SIGINT.`,
+what it proves, finds the machine in the inventory, and approves and signs, or denies, or waits. It runs until SIGTERM
+or SIGINT.`,
 		Args:          noArgs,
 		SilenceErrors: true,
 		SilenceUsage:  true,
@@ -144,14 +146,15 @@ func (i *invocation) settings() (*config.Settings, error) {
 		return nil, misconfigured(err)
 	}
 	switch {
-	case strings.Contains(i.leaderIdentity, "$("): // all replicas would have it, and all would lead
+	// all replicas would have this identity, and all would lead
+	case strings.Contains(i.leaderIdentity, "$("):
 		return nil, usage(fmt.Errorf("--leader-identity: %q refers to a variable that the pod's env does not have", i.leaderIdentity))
 	case i.watchFilter != "" && c.ClusterAPI == nil:
 		return nil, usage(errors.New("--watch-filter is for a configuration with clusterAPI"))
 	case i.watchFilter != "":
 		c.ClusterAPI.WatchFilter = i.watchFilter
 	}
-	// The flag never takes audit mode away: the stricter of the two decides.
+	// The flag cannot switch audit mode off: the stricter of the two decides.
 	c.Audit = c.Audit || i.audit
 	c.Revocation.Enabled = c.Revocation.Enabled || i.revocation
 	settings, err := config.New(c)

@@ -5,7 +5,9 @@ package command
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strconv"
@@ -74,6 +76,29 @@ func TestExitCodes(t *testing.T) {
 	}
 }
 
+// fipsChild has the test binary be the controller that TestFIPS starts.
+const fipsChild = "COMMAND_TEST_FIPS_CHILD"
+
+// Where FIPS 140-3 is enforced, the controller says at its start that it cannot work. In the mode
+// that enforces nothing it starts: it comes as far as the missing file.
+func TestFIPS(t *testing.T) {
+	if os.Getenv(fipsChild) != "" {
+		os.Exit(Program{}.Run(t.Context(), Process{Args: []string{"--config=/nonexistent"}, Stdout: os.Stdout, Stderr: os.Stderr}))
+	}
+	for mode, want := range map[string]int{"off": CodeConfiguration, "on": CodeConfiguration, "only": codeFIPS} {
+		child := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestFIPS$")
+		child.Env = append(os.Environ(), fipsChild+"=1", "GODEBUG=fips140="+mode)
+		out, err := child.CombinedOutput()
+		var exit *exec.ExitError
+		if !errors.As(err, &exit) || exit.ExitCode() != want {
+			t.Errorf("%s: %v: %s", mode, err, out)
+		}
+		if named := strings.Contains(string(out), "AES-CFB") && strings.Contains(string(out), "hint: run it with GODEBUG=fips140=on"); named != (mode == "only") {
+			t.Errorf("%s: %s", mode, out)
+		}
+	}
+}
+
 func TestVersionInJSON(t *testing.T) {
 	var stdout bytes.Buffer
 	if code := (Program{Version: "1.2.3", Commit: "abc"}).Run(t.Context(), Process{Args: []string{"version", "-o", "json"}, Stdout: &stdout}); code != 0 {
@@ -97,7 +122,7 @@ func TestExitCodesAreDocumented(t *testing.T) {
 		code, _ := strconv.Atoi(row[1])
 		got = append(got, code)
 	}
-	for _, code := range []int{0, codeUnexpected, codeUsage, CodeConfiguration, codeRefused} {
+	for _, code := range []int{0, codeUnexpected, codeUsage, CodeConfiguration, codeRefused, codeFIPS} {
 		found := false
 		for _, documented := range got {
 			found = found || documented == code

@@ -18,33 +18,35 @@ import (
 )
 
 const (
-	// checkTimeout bounds a check; probes wait a second.
+	// checkTimeout bounds a check. Probes wait a second.
 	checkTimeout = 800 * time.Millisecond
 	// maxReason bounds the text about a failed check, in bytes.
 	maxReason = 400
-	// clientTimeout bounds how long a client may take to ask, to read the answer, and to ask again.
+	// clientTimeout bounds the time of a client to send a request, to read the answer, and to send
+	// the next request.
 	clientTimeout = 10 * time.Second
 )
 
-// check is one of those of /readyz.
+// check is a check of /readyz.
 type check struct {
 	name string
 	run  func(context.Context) error
 	kind checkKind
-	// passed says that it has passed once.
+	// passed says that the check has passed once.
 	passed *atomic.Bool
 }
 
-// checkKind is what a failed check means for readiness.
+// checkKind says how a failed check affects readiness.
 type checkKind int
 
 const (
 	// always: the replica is not ready.
 	always checkKind = iota + 1
-	// once: it is not ready until the check has passed once. So a rollout stops at a replica that
-	// never had what it needs, and one that decides by the last good content is not taken away.
+	// once: the replica is not ready until the check has passed once. So a rollout stops at a
+	// replica that never had its inputs, and a replica that decides by last known good inputs stays
+	// ready.
 	once
-	// never: the failure is only shown.
+	// never: the failure is only reported.
 	never
 )
 
@@ -53,7 +55,8 @@ func newCheck(name string, kind checkKind, run func(context.Context) error) chec
 	return check{name, run, kind, &atomic.Bool{}}
 }
 
-// result returns a line about the check, whether it passed, and whether the replica may be ready.
+// result returns a line about the check, whether the check passed, and whether the replica may be
+// ready.
 func (c check) result(ctx context.Context) (line string, passed, ready bool) {
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
@@ -69,10 +72,10 @@ func (c check) result(ctx context.Context) (line string, passed, ready bool) {
 	return "[-]" + c.name + " failed: " + why, false, false
 }
 
-// readyz answers /readyz as Kubernetes' components do, and with the reason of each failed check:
-// "ok" if all passed, unless the query has verbose. A check can be left out by exclude.
+// readyz answers /readyz as Kubernetes' components do: "ok" if all checks passed and the query has
+// no "verbose". It adds the reason of each failed check. The query "exclude" leaves a check out.
 //
-// Everybody who reaches the port can read it. Errors of sources quote no secret.
+// Everybody who reaches the port can read the answer. Errors of sources quote no secret.
 type readyz []check
 
 func (checks readyz) ServeHTTP(answer http.ResponseWriter, request *http.Request) {
@@ -99,11 +102,11 @@ func (checks readyz) ServeHTTP(answer http.ResponseWriter, request *http.Request
 	default:
 		lines = append(lines, "readyz check passed\n")
 	}
-	_, _ = fmt.Fprint(answer, strings.Join(lines, "\n")) // the client has gone
+	_, _ = fmt.Fprint(answer, strings.Join(lines, "\n")) // fails only if the client has gone
 }
 
 // addHealthServer adds the server of /healthz and /readyz to a manager. controller-runtime's own
-// withholds the reasons.
+// server does not show the reasons.
 func addHealthServer(m manager.Manager, address string, checks ...check) error {
 	if address == "0" {
 		return nil

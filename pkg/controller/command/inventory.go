@@ -33,25 +33,26 @@ func (i *invocation) inventoryCommand() *cobra.Command {
 	return c
 }
 
-// What a ConfigMap holds, and what `kubectl apply` without --server-side writes into an annotation.
+// The sizes of a ConfigMap, and of the annotation that `kubectl apply` without --server-side
+// writes, in bytes.
 const (
 	maxConfigMap   = 1 << 20
 	maxAnnotations = 256 << 10
 )
 
-// partReport is what check says of a part.
+// partReport is the result of `inventory check` for a part.
 type partReport struct {
 	Name     string `json:"name"`
 	Machines int    `json:"machines"`
 	Bytes    int    `json:"bytes"`
-	// FitsConfigMap says that a ConfigMap can hold it, and FitsClientSideApply that `kubectl apply`
-	// needs no --server-side for it.
+	// FitsConfigMap says that the part fits into a ConfigMap. FitsClientSideApply says that
+	// `kubectl apply` needs no --server-side for it.
 	FitsConfigMap       bool      `json:"fitsConfigMap"`
 	FitsClientSideApply bool      `json:"fitsClientSideApply"`
 	Problems            []problem `json:"problems,omitempty"`
 
 	part *inventory.Part
-	// file stands before the number of a line.
+	// file is the prefix of line numbers.
 	file string
 }
 
@@ -60,11 +61,11 @@ type problem struct {
 	Text string `json:"text"`
 }
 
-// inventoryReport is what check says.
+// inventoryReport is the result of `inventory check`.
 type inventoryReport struct {
 	Parts []partReport `json:"parts"`
-	// Machines is how many there are in all good parts, and Duplicates how many entries say what
-	// another one says.
+	// Machines is the number of machines in all valid parts. Duplicates is the number of entries
+	// that equal another one.
 	Machines   int                  `json:"machines"`
 	Duplicates int                  `json:"duplicates"`
 	Conflicts  []inventory.Conflict `json:"conflicts,omitempty"`
@@ -120,7 +121,7 @@ certificates. It writes nothing, and ends with exit code 10, if check finds anyt
 	}
 }
 
-// inventoryDiff is what diff says. Machines are sorted by name.
+// inventoryDiff is the result of `inventory diff`. Machines are sorted by name.
 type inventoryDiff struct {
 	Added   []string      `json:"added,omitempty"`
 	Removed []string      `json:"removed,omitempty"`
@@ -130,7 +131,7 @@ type inventoryDiff struct {
 type changeEntry struct {
 	Machine string                 `json:"machine"`
 	Fields  []inventory.Difference `json:"fields"`
-	// OtherHardware says that the new entry has an EK that the old one has not.
+	// OtherHardware says that the new entry has an EK that the old one does not have.
 	OtherHardware bool `json:"otherHardware"`
 }
 
@@ -193,8 +194,8 @@ func (i *invocation) output(format string, value any, write func(io.Writer)) err
 	return err
 }
 
-// goodInventory returns the inventory of these files if nothing is wrong with it. Otherwise it
-// reports everything on standard error.
+// goodInventory returns the inventory of these files if it is valid. Otherwise it reports all
+// problems on standard error.
 func (i *invocation) goodInventory(files []string) (*inventory.Inventory, error) {
 	report, err := readInventory(files)
 	if err != nil {
@@ -248,10 +249,10 @@ func readBounded(path string) ([]byte, error) {
 
 // inventoryPart is the text of a part.
 type inventoryPart struct {
-	// name is that of the part, and file what stands before a line's number.
+	// name is the name of the part. file is the prefix of line numbers.
 	name, file string
 	text       string
-	// before is how many lines are before the text in the file.
+	// before is the number of lines before the text in the file.
 	before int
 }
 
@@ -262,7 +263,7 @@ func partsOf(file string, content []byte) []inventoryPart {
 		var document yaml.Node
 		if err := decoder.Decode(&document); err != nil {
 			if !errors.Is(err, io.EOF) {
-				parts = nil // the parser says what is wrong with the file
+				parts = nil // the parser reports what is wrong with the file
 			}
 			break
 		}
@@ -291,7 +292,8 @@ func configMapParts(file string, n *yaml.Node) (parts []inventoryPart) {
 	for i := 0; i+1 < len(data); i += 2 {
 		part := inventoryPart{name: fmt.Sprintf("%s (%s %s)", file, name, data[i].Value), text: data[i+1].Value}
 		part.file = part.name
-		if data[i+1].Style == yaml.LiteralStyle { // its lines are the file's
+		// a literal block, whose line breaks are those of the file
+		if data[i+1].Style == yaml.LiteralStyle {
 			part.file, part.before = file, data[i+1].Line
 		}
 		parts = append(parts, part)
@@ -321,7 +323,7 @@ func listOf(n *yaml.Node) []*yaml.Node {
 func (p inventoryPart) report() partReport {
 	r := partReport{Name: p.name, file: p.file, Bytes: len(p.text), FitsConfigMap: len(p.text) <= maxConfigMap}
 	if asJSON, err := json.Marshal(p.text); err == nil {
-		const manifest = 1 << 10 // what is around it
+		const manifest = 1 << 10 // the size of the ConfigMap around it
 		r.FitsClientSideApply = len(asJSON)+manifest <= maxAnnotations
 	}
 	text := []byte(strings.Repeat("\n", p.before) + p.text)

@@ -18,13 +18,13 @@ const (
 	logJSON logFormat = "json"
 )
 
-// String, Set and Type are those of a pflag.Value.
+// String implements pflag.Value, as do Type and Set.
 func (f *logFormat) String() string { return string(*f) }
 
 // Type is the kind of the flag's value in --help.
 func (*logFormat) Type() string { return "format" }
 
-// Set takes a value over.
+// Set sets the value of the flag.
 func (f *logFormat) Set(value string) error {
 	switch *f = logFormat(value); *f {
 	case logText, logJSON:
@@ -33,8 +33,8 @@ func (f *logFormat) Set(value string) error {
 	return errors.New("must be text or json")
 }
 
-// apply has klog, and with it client-go and controller-runtime, log in this format. verbosity is the
-// flag -v, which text knows already.
+// apply makes klog log in this format, and with it client-go and controller-runtime. verbosity is
+// the flag -v, which klog's own text format reads itself.
 func (f *logFormat) apply(output io.Writer, verbosity int) {
 	if *f == logJSON {
 		options := &slog.HandlerOptions{Level: slog.Level(-verbosity), ReplaceAttr: replaceAttr}

@@ -17,7 +17,7 @@ import (
 // Main runs the command line of the process and returns its exit code. A main function calls
 // nothing else.
 func (p Program) Main() int {
-	// The process holds the CA's key and those of challenges.
+	// The process has the CA's key and the challenge keys in memory.
 	syscall.Umask(0o077)
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		_, _ = fmt.Fprintf(os.Stderr, "%s: prctl PR_SET_DUMPABLE: %v\n", controller.Name, err)
@@ -25,7 +25,7 @@ func (p Program) Main() int {
 	}
 	ctx, cancel := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	defer cancel()
-	// A second signal ends it at once.
+	// A second signal ends the process at once.
 	context.AfterFunc(ctx, cancel)
 	return p.Run(ctx, Process{Args: os.Args[1:], Stdout: os.Stdout, Stderr: os.Stderr})
 }

@@ -4,6 +4,7 @@ package command
 
 import (
 	"context"
+	"crypto/fips140"
 	"errors"
 	"fmt"
 	"os"
@@ -37,11 +38,16 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 )
 
-// shutdownTimeout is how long pending work may take to end. It is less than a pod's grace period.
+// shutdownTimeout bounds the time for pending work to end. It is less than a pod's grace period.
 const shutdownTimeout = 20 * time.Second
 
 // run runs the controller.
 func (i *invocation) run(cmd *cobra.Command, _ []string) error {
+	if fips140.Enforced() {
+		// crypto/cipher would panic at the first hello, and again after each restart.
+		return &failure{codeFIPS, "run it with GODEBUG=fips140=on: that uses Go's FIPS 140-3 module, and forbids nothing",
+			errors.New("GODEBUG=fips140=only forbids AES-CFB, which TPM 2.0 prescribes for TPM2_MakeCredential")}
+	}
 	settings, err := i.settings()
 	if err != nil {
 		return err
@@ -56,11 +62,11 @@ func (i *invocation) run(cmd *cobra.Command, _ []string) error {
 	if err != nil {
 		return err
 	}
-	defer decisions.Close() // the manager has stopped, so nothing is decided any more
+	defer decisions.Close() // the manager has stopped by then, so no decision follows
 	if settings.Config().ClusterAPI != nil {
 		return i.manage(cmd.Context(), api, settings, logger)
 	}
-	gate, err := newGate(api, settings, logger)
+	gate, err := newPreflight(api, settings, logger)
 	if err != nil {
 		return err
 	}
@@ -79,7 +85,7 @@ func (i *invocation) run(cmd *cobra.Command, _ []string) error {
 	return m.Start(cmd.Context())
 }
 
-// openDecisionLog has final decisions be recorded as the configuration says.
+// openDecisionLog opens the decision log of the configuration.
 func (i *invocation) openDecisionLog(settings *config.Settings, logger klog.Logger) (*decisionlog.Log, error) {
 	metrics, err := telemetry.NewRecordMetrics()
 	if err != nil {
@@ -95,9 +101,9 @@ func (i *invocation) openDecisionLog(settings *config.Settings, logger klog.Logg
 	return settings.OpenDecisionLog(process, logger.WithName("decisions"), metrics), nil
 }
 
-// newGate makes the gate with a client of its own. A manager's client fails at once while the API
-// server does not answer.
-func newGate(api *rest.Config, settings *config.Settings, logger klog.Logger) (*preflight.Preflight, error) {
+// newPreflight makes the Preflight with a client of its own. A manager's client fails at once while
+// the API server does not answer.
+func newPreflight(api *rest.Config, settings *config.Settings, logger klog.Logger) (*preflight.Preflight, error) {
 	scheme, err := newScheme()
 	if err != nil {
 		return nil, err
@@ -110,10 +116,10 @@ func newGate(api *rest.Config, settings *config.Settings, logger klog.Logger) (*
 	if err != nil {
 		return nil, err
 	}
-	return settings.Gate(settings.Keys(live, live), live, metrics.For(settings.Config().ClusterUID), logger.WithName("gate"), settings.PolicyCheck(live)), nil
+	return settings.Preflight(settings.Keys(live, live), live, metrics.For(settings.Config().ClusterUID), logger.WithName("preflight"), settings.PolicyCheck(live)), nil
 }
 
-// open lets the gate judge whether enforcement may start. The end of ctx is not an error.
+// open checks whether enforcement may start. The end of ctx is not an error.
 func open(ctx context.Context, gate *preflight.Preflight) error {
 	err := gate.Open(ctx)
 	if refused, ok := errors.AsType[*preflight.Error](err); ok {
@@ -125,7 +131,7 @@ func open(ctx context.Context, gate *preflight.Preflight) error {
 	return nil
 }
 
-// apiConfig returns how to connect to the API server.
+// apiConfig returns the configuration of clients of the API server.
 func (i *invocation) apiConfig() (*rest.Config, error) {
 	load := rest.InClusterConfig
 	if i.kubeconfig != "" {
@@ -135,7 +141,7 @@ func (i *invocation) apiConfig() (*rest.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	api.QPS = -1 // the API server has a queue of its own, and knows better
+	api.QPS = -1 // no client-side limit: the API server has priority and fairness
 	api.UserAgent = controller.Name + "/" + i.Version
 	return api, nil
 }
@@ -152,7 +158,7 @@ func newScheme() (*runtime.Scheme, error) {
 	return scheme, nil
 }
 
-// newManager assembles the controller and what goes with it.
+// newManager assembles the controller, its sources and its watches.
 func newManager(ctx context.Context, api *rest.Config, settings *config.Settings, gate *preflight.Preflight, lock resourcelock.Interface, logger klog.Logger) (manager.Manager, error) {
 	c := settings.Config()
 	scheme, err := newScheme()
@@ -207,7 +213,7 @@ func newManager(ctx context.Context, api *rest.Config, settings *config.Settings
 	if err := m.Add(watched); err != nil {
 		return nil, err
 	}
-	// The informers of a replica that does not lead fill its cache, too.
+	// This makes a standby replica fill its cache, too.
 	if _, err := m.GetCache().GetInformer(ctx, &certificatesv1.CertificateSigningRequest{}, cache.BlockUntilSynced(false)); err != nil {
 		return nil, err
 	}
@@ -233,7 +239,7 @@ func newManager(ctx context.Context, api *rest.Config, settings *config.Settings
 	)
 }
 
-// cacheCheck returns the check that every manager has.
+// cacheCheck returns the check of a manager's cache.
 func cacheCheck(m manager.Manager) check {
 	return newCheck("cache", always, func(ctx context.Context) error {
 		if !m.GetCache().WaitForCacheSync(ctx) {
@@ -243,15 +249,15 @@ func cacheCheck(m manager.Manager) check {
 	})
 }
 
-// renewDeadline is controller-runtime's.
+// renewDeadline is the default of controller-runtime.
 const renewDeadline = 10 * time.Second
 
-// lock returns the Lease for a replica with an identity of its own. It is nil if controller-runtime
-// makes one.
+// lock returns the Lease for a replica with --leader-identity. It returns nil if controller-runtime
+// should make one.
 //
-// A killed leader finds its own identity in the Lease when it restarts, and leads on at once.
-// Otherwise all would wait until the Lease has expired. A pod has one process at a time. If there
-// were two for a moment, the records' resourceVersions would keep them apart.
+// When a killed leader restarts, it finds its own identity in the Lease and leads at once.
+// Otherwise all replicas would wait until the Lease has expired. A pod has one process at a time.
+// If there were two for a moment, the resourceVersions of records would prevent conflicting writes.
 func (i *invocation) lock(api *rest.Config, c config.Config) (resourcelock.Interface, error) {
 	if i.leaderIdentity == "" || !c.LeaderElection.Enabled {
 		return nil, nil
@@ -279,18 +285,18 @@ func managerOptions(c config.Config, scheme *runtime.Scheme, lock resourcelock.I
 }
 
 // Management serves the workload clusters of a management cluster. Package clusterapi implements
-// it. This package does not depend on Cluster API.
+// it, so that this package does not depend on Cluster API.
 type Management interface {
-	// Check returns an error that names the field if the settings are not for this program.
+	// Check returns an error that names the field if this program does not support the settings.
 	Check(settings *config.Settings) error
-	// Scheme and CacheOptions are those of the manager.
+	// Scheme and CacheOptions return the scheme and the cache options of the manager.
 	Scheme() (*runtime.Scheme, error)
 	CacheOptions(settings *config.Settings) cache.Options
 	// Add adds everything that serves workload clusters to the manager.
 	Add(ctx context.Context, m manager.Manager, settings *config.Settings, userAgent string) error
 }
 
-// manage is the controller in a management cluster.
+// manage runs the controller in a management cluster.
 func (i *invocation) manage(ctx context.Context, api *rest.Config, settings *config.Settings, logger klog.Logger) error {
 	scheme, err := i.Management.Scheme()
 	if err != nil {

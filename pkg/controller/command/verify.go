@@ -45,7 +45,7 @@ files, and the challenge keys. A decision record has its hello, and is judged at
 suspended or resumed is printed, and does not count.
 
 What only the cluster knows is assumed: that there is no record and no Node of that name, and with PEM who asks and how. So a
-renewal passes here only where a lost record would be made anew (credential: Recover). What was decided on a request before does not
+renewal passes here only where a lost record would be made again (credential: Recover). What was decided on a request before does not
 count, except that a decision record has to agree with what its archive shows.
 
 The exit code is 0 if all pass, and 21 if one does not. A record of a denial passes if it agrees with its archive.`,
@@ -90,18 +90,19 @@ type offlineJudge struct {
 	requests  []requestFile
 }
 
-// requestFile is one to be judged.
+// requestFile is a request to be judged.
 type requestFile struct {
 	file   string
 	object *certificatesv1.CertificateSigningRequest
 	// at is the time to judge at.
 	at time.Time
-	// assumed says that all but spec.request was.
+	// assumed says that all fields except spec.request were assumed.
 	assumed bool
-	// record is set if the request is from the archive of a decision record, and hello is its hello.
+	// record is set if the request is from the archive of a decision record, and hello is its
+	// hello.
 	record *decisionlog.Record
 	hello  *certificatesv1.CertificateSigningRequest
-	// revocation is set if there is no request: the line is about what an operator did.
+	// revocation is set if there is no request: the line is about an operator's action.
 	revocation *decisionlog.Revocation
 }
 
@@ -122,7 +123,7 @@ func (i *invocation) newJudge(ctx context.Context, machines []string, keys strin
 	}
 	source := sources.NewFileInventory(machines, 0)
 	if j.machines, err = source.Machines(ctx, now); err == nil {
-		err = source.Problem() // of one of several files
+		err = source.Problem() // one of several files may be invalid
 	}
 	if err != nil {
 		return nil, misconfigured(err)
@@ -145,7 +146,8 @@ func readKeys(path string) (tpm.Keys, error) {
 	}
 	secret := &corev1.Secret{}
 	if err := utilyaml.NewYAMLOrJSONDecoder(bytes.NewReader(data), len(data)+1).Decode(secret); err != nil || secret.Kind != "Secret" {
-		return tpm.Keys{}, errors.New("it holds no Secret") // and an error might quote what it does hold
+		// an error of the parser might quote the content
+		return tpm.Keys{}, errors.New("it holds no Secret")
 	}
 	return sources.ParseKeys(secret.Data)
 }
@@ -261,12 +263,13 @@ func (j *offlineJudge) requestsIn(document json.RawMessage) ([]requestFile, erro
 	if err := json.Unmarshal(document, object); err != nil {
 		return nil, err
 	}
-	// As it was before a decision, and without its age: the report says what it would wait for.
+	// Judge the request as it was before a decision, and without its age: then the report says what
+	// it would wait for.
 	object.Status, object.CreationTimestamp = certificatesv1.CertificateSigningRequestStatus{}, metav1.Time{}
 	return []requestFile{{object: object, at: j.now}}, nil
 }
 
-// assume makes the object that a node with a bootstrap token would file with these bytes.
+// assume returns the object that a node with a bootstrap token would file with these bytes.
 func (j *offlineJudge) assume(path string, data []byte) *certificatesv1.CertificateSigningRequest {
 	c := j.settings.Config()
 	object := &certificatesv1.CertificateSigningRequest{}
@@ -284,7 +287,7 @@ func (j *offlineJudge) assume(path string, data []byte) *certificatesv1.Certific
 	}
 	content, err := attestation.Parse(data)
 	if err != nil {
-		return object // the rules say what is wrong
+		return object // the rules report what is wrong
 	}
 	if _, kind := attestation.Head(content.Data); kind == attestation.KindHello {
 		object.Spec.SignerName = attestation.HelloSignerName
@@ -297,7 +300,7 @@ func (j *offlineJudge) assume(path string, data []byte) *certificatesv1.Certific
 	return object
 }
 
-// decide has the rules decide on a request as the controller would.
+// decide applies the rules to a request as the controller would.
 func (j *offlineJudge) decide(ctx context.Context, r requestFile, claim verifier.Claim) (verifier.Decision, verifier.Evidence, controller.Subject) {
 	object := r.object
 	in := verifier.Input{Now: r.at, Request: object, Machines: j.machines, Node: verifier.Absent}
@@ -351,7 +354,7 @@ var checks = []struct {
 	{"record", []verifier.Reason{verifier.ReasonIdentityBound, verifier.ReasonBootCountersWentBack, verifier.ReasonAKChanged, verifier.ReasonEKNotNamed}},
 }
 
-// checkOf returns the name of the check that a reason is of.
+// checkOf returns the name of the check that a reason belongs to.
 func checkOf(reason verifier.Reason) string {
 	for _, check := range checks {
 		if slices.Contains(check.reasons, reason) {
@@ -361,7 +364,7 @@ func checkOf(reason verifier.Reason) string {
 	return "evidence"
 }
 
-// show prints what becomes of a request, and reports whether it passes.
+// show prints the decision on a request, and reports whether the request passes.
 func (j *offlineJudge) show(ctx context.Context, r requestFile) bool {
 	if r.record != nil {
 		return j.showRecord(r, func() (verifier.Decision, verifier.Evidence, controller.Subject) {
@@ -391,7 +394,7 @@ func passes(d verifier.Decision) bool {
 	return d.Outcome == verifier.Challenge || d.Outcome == verifier.Approve
 }
 
-// showJudged judges a request, and prints what each check found.
+// showJudged judges a request, and prints the result of each check.
 func (j *offlineJudge) showJudged(ctx context.Context, r requestFile, claim verifier.Claim) (verifier.Decision, verifier.Evidence, controller.Subject) {
 	d, evidence, about := j.decide(ctx, r, claim)
 	j.print("  %s", about)
@@ -415,7 +418,7 @@ func (j *offlineJudge) showJudged(ctx context.Context, r requestFile, claim veri
 		switch {
 		case len(refusals) > 0:
 			failed = true
-		case failed: // later rules may need what an earlier one did not find
+		case failed: // a later rule may need the result of one that failed
 			j.print("  -     %-9s  nothing found, as far as it could be judged", check.name)
 		default:
 			j.print("  pass  %s", check.name)
@@ -428,7 +431,7 @@ func (j *offlineJudge) showJudged(ctx context.Context, r requestFile, claim veri
 	return d, evidence, about
 }
 
-// print prints a line. What a peer wrote is quoted.
+// print prints a line. The caller quotes all text from peers.
 func (j *offlineJudge) print(format string, arguments ...any) {
 	_, _ = fmt.Fprintf(j.out, format+"\n", arguments...)
 }

@@ -33,8 +33,8 @@ func manifest(t *testing.T, object any) string {
 	return string(out)
 }
 
-// admission is what a real TPM attested for worker-1, with the configuration and the challenge keys to
-// judge it by.
+// admission is what a real TPM attested for worker-1, with the configuration and the challenge keys
+// to judge it by.
 type admission struct {
 	hello, proof *certificatesv1.CertificateSigningRequest
 	judge        tpmprovider.Provider

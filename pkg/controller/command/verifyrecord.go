@@ -35,7 +35,7 @@ func (r requestFile) admitted() bool {
 	return r.record.Outcome == decisionlog.Issued || r.record.Outcome == decisionlog.Approved
 }
 
-// contradictions returns in what a record differs from the requests in its archive.
+// contradictions returns the fields in which a record differs from the requests in its archive.
 func (r requestFile) contradictions() (found []string) {
 	record, archive := r.record, r.record.Archive
 	differ := func(field string, is bool) {
@@ -63,8 +63,8 @@ func (r requestFile) contradictions() (found []string) {
 	return found
 }
 
-// contradictionsTo returns in what a record of a request that passed differs from what the evidence
-// shows.
+// contradictionsTo returns the fields in which the record of a request that passed differs from the
+// verified evidence.
 func (r requestFile) contradictionsTo(d verifier.Decision, e verifier.Evidence, about controller.Subject) (found []string) {
 	differ := func(field string, is bool) {
 		if is {
@@ -87,7 +87,7 @@ func (r requestFile) contradictionsTo(d verifier.Decision, e verifier.Evidence, 
 	differ("evidence.provider", evidence.Provider != e.Provider)
 	differ("evidence.ek.fingerprint", fingerprint != e.EK)
 	differ("evidence.akName", evidence.AKName != e.AK)
-	if !record.Recovered { // it has none then
+	if !record.Recovered { // a recovered record has none
 		differ("evidence.pcrs", !evidence.PCRs.Equal(controller.PCRsOf(e)))
 	}
 	differ("node.name", node.Name != about.Node)
@@ -97,8 +97,8 @@ func (r requestFile) contradictionsTo(d verifier.Decision, e verifier.Evidence, 
 	return append(found, r.certificateContradictions(d)...)
 }
 
-// certificateContradictions returns in what the certificate differs from the record, and from what
-// was granted. A record of a request that another signer issues for has none.
+// certificateContradictions returns how the certificate differs from the record and from the grant.
+// If another signer issues, the record has no certificate.
 func (r requestFile) certificateContradictions(d verifier.Decision) (found []string) {
 	record := r.record
 	if record.Outcome != decisionlog.Issued || record.Audit {
@@ -123,7 +123,7 @@ func (r requestFile) certificateContradictions(d verifier.Decision) (found []str
 	return found
 }
 
-// showRecord prints what becomes of a decision record, and reports whether it passes.
+// showRecord judges a decision record, prints the result, and reports whether the record passes.
 func (j *offlineJudge) showRecord(r requestFile, judge func() (verifier.Decision, verifier.Evidence, controller.Subject)) bool {
 	record := r.record
 	j.print("%s: record of request %.253q: %s, %s, at %s", r.file, record.Request.Name, record.Outcome, record.Reason, record.Time.UTC().Format(timeFormat))
@@ -157,7 +157,7 @@ func (j *offlineJudge) showRecord(r requestFile, judge func() (verifier.Decision
 	return len(found) == 0
 }
 
-// showRevocation prints what an operator did. There is nothing to judge.
+// showRevocation prints an operator's action. There is nothing to judge.
 func (j *offlineJudge) showRevocation(r requestFile) {
 	done := r.revocation
 	j.print("%s: node %.253q of machine %.253q: %s, %d certificates, at %s: %.256q", r.file, done.Node.Name, done.Machine.Name, done.Action,

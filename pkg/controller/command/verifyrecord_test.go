@@ -106,13 +106,14 @@ func TestVerifyRecord(t *testing.T) {
 			r.Outcome, r.ID, r.Certificate, r.Archive.Certificate = decisionlog.Approved, r.Request.UID+"/Approved", nil, nil
 		}, 0, []string{"the record agrees"}},
 		"made from the NodeAttestation": {good, func(r *decisionlog.Record) { r.Recovered, r.Evidence.PCRs = true, nil }, 0, []string{"the record agrees"}},
-		"a day later":                   {append([]string{"--time", decided.Add(24 * time.Hour).Format(time.RFC3339)}, good...), nil, 0, []string{"the record agrees"}}, // the proof came in time
-		"a day before":                  {append([]string{"--time", decided.Add(-24 * time.Hour).Format(time.RFC3339)}, good...), nil, codeRefused, []string{"FAIL  evidence", "does not show"}},
-		"without keys":                  {good[:2], nil, codeRefused, []string{"AttestationChallengeKeyUnknown", "without --challenge-keys"}},
-		"another inventory":             {append([]string{"--inventory", other}, good[2:]...), nil, codeRefused, []string{"NodeNameMismatch"}},
-		"without an archive":            {good, func(r *decisionlog.Record) { r.Archive = nil }, codeRefused, []string{"not judged: the record has no archive"}},
-		"a denial without an archive":   {good, func(r *decisionlog.Record) { r.Outcome, r.Archive = decisionlog.Denied, nil }, 0, []string{"not judged"}},
-		"a denial":                      {good, func(r *decisionlog.Record) { r.Outcome, r.ID = decisionlog.Denied, r.Request.UID+"/Denied" }, 0, []string{"the record agrees"}},
+		// the proof came in time
+		"a day later":                 {append([]string{"--time", decided.Add(24 * time.Hour).Format(time.RFC3339)}, good...), nil, 0, []string{"the record agrees"}},
+		"a day before":                {append([]string{"--time", decided.Add(-24 * time.Hour).Format(time.RFC3339)}, good...), nil, codeRefused, []string{"FAIL  evidence", "does not show"}},
+		"without keys":                {good[:2], nil, codeRefused, []string{"AttestationChallengeKeyUnknown", "without --challenge-keys"}},
+		"another inventory":           {append([]string{"--inventory", other}, good[2:]...), nil, codeRefused, []string{"NodeNameMismatch"}},
+		"without an archive":          {good, func(r *decisionlog.Record) { r.Archive = nil }, codeRefused, []string{"not judged: the record has no archive"}},
+		"a denial without an archive": {good, func(r *decisionlog.Record) { r.Outcome, r.Archive = decisionlog.Denied, nil }, 0, []string{"not judged"}},
+		"a denial":                    {good, func(r *decisionlog.Record) { r.Outcome, r.ID = decisionlog.Denied, r.Request.UID+"/Denied" }, 0, []string{"the record agrees"}},
 		"another signer's": {good, func(r *decisionlog.Record) {
 			r.Archive.Request.Spec.SignerName, r.Request.SignerName = "example.com/x", "example.com/x"
 		}, codeRefused, []string{"not judged: signer"}},

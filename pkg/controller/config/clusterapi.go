@@ -19,7 +19,7 @@ const DefaultUser = userServiceAccount + "node-attestation-system:node-attestati
 
 const userServiceAccount = "system:serviceaccount:"
 
-// checkClusterAPI also sets defaults.
+// checkClusterAPI checks the fields of clusterAPI. It also sets defaults.
 func (s *Settings) checkClusterAPI() error {
 	if s.config.Token == "" {
 		s.config.Token = modeOff
@@ -30,7 +30,7 @@ func (s *Settings) checkClusterAPI() error {
 	if s.config.ClusterAPI == nil {
 		return nil
 	}
-	m := *s.config.ClusterAPI // the caller's stays as it is
+	m := *s.config.ClusterAPI // a copy, so that the caller's value does not change
 	s.config.ClusterAPI = &m
 	if m.User == "" {
 		m.User = DefaultUser
@@ -39,7 +39,8 @@ func (s *Settings) checkClusterAPI() error {
 		m.NodeNames = []verifier.NameSource{verifier.NameMachine}
 	}
 	if slices.Contains(m.EKSources, verifier.EKInventory) && !slices.Contains(m.NodeNames, verifier.NameInventory) {
-		m.NodeNames = append(slices.Clone(m.NodeNames), verifier.NameInventory) // instances of MachinePools have no other
+		// instances of MachinePools have no other source of names
+		m.NodeNames = append(slices.Clone(m.NodeNames), verifier.NameInventory)
 	}
 	namespace, name, _ := strings.Cut(strings.TrimPrefix(m.User, userServiceAccount), ":")
 	switch {
@@ -58,7 +59,7 @@ func (s *Settings) checkClusterAPI() error {
 	}
 	for i, namespace := range m.Namespaces {
 		if len(validation.IsDNS1123Label(namespace)) > 0 || slices.Contains(m.Namespaces[:i], namespace) {
-			return fmt.Errorf("clusterAPI.namespaces: %.64q is not the name of one, or stands twice", namespace)
+			return fmt.Errorf("clusterAPI.namespaces: %.64q is not the name of one, or is listed twice", namespace)
 		}
 	}
 	if err := s.checkFirstUse(); err != nil {
@@ -68,8 +69,8 @@ func (s *Settings) checkClusterAPI() error {
 }
 
 // checkFirstUse requires something that distinguishes a TPM from software. Trust on first use pins
-// the endorsement key that comes first, and software can make any number of such keys. If TPM is
-// missing, it is nil here, and makeTPM refuses that.
+// the first endorsement key, and software can make any number of such keys. TPM may be nil here:
+// makeTPM refuses that.
 func (s *Settings) checkFirstUse() error {
 	m, t := s.config.ClusterAPI, s.config.TPM
 	if t == nil {
@@ -101,13 +102,13 @@ func (s *Settings) checkServingAddresses() error {
 	}
 	for i, t := range types {
 		if !slices.Contains([]string{"Hostname", "InternalIP", "ExternalIP", "InternalDNS", "ExternalDNS"}, t) || slices.Contains(types[:i], t) {
-			return fmt.Errorf("clusterAPI.servingAddresses: %.64q is not Hostname, InternalIP, ExternalIP, InternalDNS or ExternalDNS, or stands twice", t)
+			return fmt.Errorf("clusterAPI.servingAddresses: %.64q is not Hostname, InternalIP, ExternalIP, InternalDNS or ExternalDNS, or is listed twice", t)
 		}
 	}
 	return nil
 }
 
-// Groups returns the groups of ClusterAPI.User, as the API server would give them to the service account.
+// Groups returns the groups that the API server gives to the service account ClusterAPI.User.
 func (m *ClusterAPI) Groups() []string {
 	return []string{"system:serviceaccounts", "system:serviceaccounts:" + m.userNamespace(), "system:authenticated"}
 }
@@ -122,9 +123,9 @@ func (m *ClusterAPI) userNamespace() string {
 type Workload struct {
 	// UID identifies the cluster.
 	UID string
-	// Namespace is where its records are. KeySecret is the Secret there with its challenge keys.
+	// Namespace has its records. KeySecret is the Secret in Namespace with its challenge keys.
 	Namespace, KeySecret string
-	// ApproveOnly says that there is no CA key, whatever the configuration's mode is.
+	// ApproveOnly says that the CA key is not available. It does not depend on signing.mode.
 	ApproveOnly bool
 	// ForbiddenAddresses are forbidden in addition to those of the configuration.
 	ForbiddenAddresses []string
@@ -150,5 +151,5 @@ func (s *Settings) ForWorkload(w Workload) (*Settings, error) {
 	return &copied, nil
 }
 
-// placeholderWorkload stands for a workload cluster while a configuration for several is checked.
+// placeholderWorkload replaces the workload clusters when a configuration is checked.
 var placeholderWorkload = Workload{UID: "any", ForbiddenAddresses: []string{"127.0.0.1"}}

@@ -32,14 +32,14 @@ const (
 type Config struct {
 	metav1.TypeMeta `json:",inline"`
 
-	// ClusterUID identifies the cluster. A proof for one cluster is worthless in another. It has 1 to
-	// 128 printable ASCII characters, and no space. Required without ClusterAPI.
+	// ClusterUID identifies the cluster. A proof for one cluster is worthless in another. It has 1
+	// to 128 printable ASCII characters, and no space. Required without ClusterAPI.
 	ClusterUID string `json:"clusterUID,omitempty"`
 	// ClusterAPI makes the controller serve the workload clusters of a management cluster, each by
 	// the rest of this configuration. ClusterUID must be empty then.
 	ClusterAPI *ClusterAPI `json:"clusterAPI,omitempty"`
-	// Namespace is where the Lease, records, challenge keys and all named objects are. With
-	// ClusterAPI, records and keys are beside their Clusters.
+	// Namespace has the Lease, the records, the challenge keys and all named objects. With
+	// ClusterAPI, records and keys are in the namespaces of their Clusters.
 	Namespace string `json:"namespace"`
 	// Signers are the signers of client certificates that the controller decides for. Default:
 	// cluster.x-k8s.io/kube-apiserver-client-kubelet-tpm. Required with ApproveOnly.
@@ -48,13 +48,13 @@ type Config struct {
 	SharedHello bool `json:"sharedHello,omitempty"`
 	// InsecureSigner switches the always-allow signer on, by its full name.
 	InsecureSigner string `json:"insecureSigner,omitempty"`
-	// Serving is about kubelets' serving certificates.
+	// Serving configures kubelets' serving certificates.
 	Serving Serving `json:"serving,omitzero"`
-	// Signing is who issues.
+	// Signing configures who issues certificates.
 	Signing Signing `json:"signing"`
 	// Lifetimes bound certificates.
 	Lifetimes Lifetimes `json:"lifetimes"`
-	// Inventory has the machines, and with them the endorsement keys that select them.
+	// Inventory is the source of the machines and their endorsement keys.
 	Inventory Inventory `json:"inventory"`
 	// TPM is the policy for the evidence of the provider tpm.
 	TPM *TPM `json:"tpm,omitempty"`
@@ -62,35 +62,35 @@ type Config struct {
 	Bootstrappers []Bootstrapper `json:"bootstrappers,omitempty"`
 	// TokenGroup is a group that bootstrap tokens must have. Default: system:bootstrappers.
 	TokenGroup string `json:"tokenGroup,omitempty"`
-	// Token is how much it counts that a bootstrap token was made for the machine. Default:
-	// Required with ClusterAPI. Otherwise Off, since most inventories list no tokens.
+	// Token says whether a bootstrap token must have been made for the machine: Required, Warn or
+	// Off. Default: Required with ClusterAPI. Otherwise Off, since most inventories list no tokens.
 	Token Mode `json:"token,omitempty"`
-	// EKNotNamed is how much it counts that the source which vouched for a machine's endorsement
-	// key names other keys: Required or Warn. Default: Warn for the source Platform, Required for
-	// others.
+	// EKNotNamed says whether a machine is refused if the source that vouched for its endorsement
+	// key now names other keys: Required or Warn. Default: Warn for the source Platform, Required
+	// for others.
 	EKNotNamed Mode `json:"ekNotNamed,omitempty"`
-	// Credential is how much it counts that a renewal is asked for with a certificate in the
-	// record: Recover, Required, Warn or Off. Recover is Required, but recreates a lost record for a
+	// Credential says whether a renewal must be requested with a certificate in the record:
+	// Recover, Required, Warn or Off. Recover is like Required, but recreates a lost record for a
 	// machine whose endorsement key a source names.
 	Credential Mode `json:"credential"`
-	// BootCounters is how much it counts that a TPM's boot counters went back: Required, Warn or
-	// Off.
+	// BootCounters says whether a TPM's boot counters must not go back: Required, Warn or Off.
 	BootCounters Mode `json:"bootCounters"`
-	// WaitDeadline is how long a request may wait before it is denied, 1m to 23h.
+	// WaitDeadline is the age at which a waiting request is denied, 1m to 23h.
 	WaitDeadline metav1.Duration `json:"waitDeadline"`
 	// UnattestedNodes are names of nodes without evidence. They need no record, and renew through
 	// kubernetes.io/kube-apiserver-client-kubelet.
 	UnattestedNodes []string `json:"unattestedNodes,omitempty"`
-	// Revocation is about certificates that are revoked before they end.
+	// Revocation configures the revocation of certificates and the suspension of machines.
 	Revocation Revocation `json:"revocation,omitzero"`
 	// AutoApprovingBindings says what to do with ClusterRoleBindings that make
 	// kube-controller-manager approve without attestation: Report or Remove.
 	AutoApprovingBindings BindingsMode `json:"autoApprovingBindings"`
-	// Policies is about the admission policies that keep others from approving and signing.
+	// Policies configures the check of the admission policies that keep others from approving and
+	// signing.
 	Policies Policies `json:"policies"`
-	// Rates limit how much is decided.
+	// Rates limit how often requests are decided on.
 	Rates Rates `json:"rates"`
-	// DecisionLog is where the records of final decisions go.
+	// DecisionLog configures where the records of final decisions go.
 	DecisionLog DecisionLog `json:"decisionLog,omitzero"`
 	// Audit makes the controller decide and report, and change no request.
 	Audit bool `json:"audit,omitempty"`
@@ -99,34 +99,35 @@ type Config struct {
 	ChallengeKeySecret string `json:"challengeKeySecret"`
 	// LeaderElection lets one of several replicas decide.
 	LeaderElection LeaderElection `json:"leaderElection"`
-	// MetricsBindAddress and HealthBindAddress are where to listen. "0" is nowhere.
+	// MetricsBindAddress and HealthBindAddress are the addresses to listen on, host:port. "0"
+	// switches the listener off.
 	MetricsBindAddress string `json:"metricsBindAddress"`
 	HealthBindAddress  string `json:"healthBindAddress"`
 }
 
 // Signer is a signer of CertificateSigningRequests.
 type Signer struct {
-	// Name is the signer's, domain/path. Required.
+	// Name is the signer's name, domain/path. Required.
 	Name string `json:"name"`
-	// Shared says that others use the signer, too. Requests without evidence of ours are left to
-	// them.
+	// Shared says that others use the signer, too. The controller ignores requests without its
+	// evidence.
 	Shared bool `json:"shared,omitempty"`
 }
 
 // Serving says which serving certificates are approved. kube-controller-manager issues those of
 // kubernetes.io signers. In mode Sign, the controller issues the others.
 type Serving struct {
-	// Signers are those of serving certificates.
+	// Signers are the signers of serving certificates.
 	Signers []string `json:"signers,omitempty"`
-	// ForbiddenAddresses are DNS names, IPs and CIDRs that no node serves under: the API server's,
-	// and the service range. Required with Signers.
+	// ForbiddenAddresses are DNS names, IPs and CIDRs that no serving certificate may have: the API
+	// server's, and the service range. Required with Signers.
 	ForbiddenAddresses []string `json:"forbiddenAddresses,omitempty"`
 }
 
 // Revocation says whether certificates can be revoked and machines suspended.
 type Revocation struct {
-	// Enabled has the controller refuse revoked certificates in use, by admission policies. It needs
-	// the manifests of packaging/kubernetes-revocation, and Kubernetes 1.32.
+	// Enabled makes the controller refuse revoked certificates in use, by admission policies. It
+	// needs the manifests of packaging/kubernetes-revocation, and Kubernetes 1.32 or later.
 	Enabled bool `json:"enabled,omitempty"`
 }
 
@@ -139,20 +140,20 @@ const (
 	ApproveOnly SigningMode = "ApproveOnly"
 )
 
-// Signing is who issues, and with which CA.
+// Signing configures who issues certificates, and with which CA.
 type Signing struct {
 	// Mode is Sign or ApproveOnly. Required.
 	Mode SigningMode `json:"mode"`
-	// CAFile and KeyFile, or SecretName, are the CA in mode Sign: absolute paths of files in PEM, or a
-	// Secret with tls.crt and tls.key. With ClusterAPI none is set.
+	// CAFile and KeyFile, or SecretName, are the CA in mode Sign: absolute paths of files in PEM,
+	// or a Secret with tls.crt and tls.key. With ClusterAPI all must be empty.
 	CAFile     string `json:"caFile,omitempty"`
 	KeyFile    string `json:"keyFile,omitempty"`
 	SecretName string `json:"secretName,omitempty"`
 }
 
-// Lifetimes are signing.Limits.
+// Lifetimes is the file's form of signing.Limits.
 type Lifetimes struct {
-	// Default is the lifetime if a request asks for none.
+	// Default is the lifetime if a request wishes none.
 	Default metav1.Duration `json:"default"`
 	// Min is the shortest lifetime, 10m or more.
 	Min metav1.Duration `json:"min"`
@@ -164,7 +165,7 @@ type Lifetimes struct {
 
 // ClusterAPI configures a management cluster.
 type ClusterAPI struct {
-	// Namespaces are those whose Clusters are served. Default: all.
+	// Namespaces are the namespaces whose Clusters are served. Default: all.
 	Namespaces []string `json:"namespaces,omitempty"`
 	// WatchFilter is the value of the label cluster.x-k8s.io/watch-filter on Clusters to serve.
 	// Default: all Clusters, with or without the label.
@@ -175,13 +176,13 @@ type ClusterAPI struct {
 	// EKSources name endorsement keys: Annotation, Inventory (by provider ID), and in an
 	// infrastructure provider's own binary Platform.
 	EKSources []verifier.EKSource `json:"ekSources,omitempty"`
-	// NodeNames are where node names come from. The first source with a name for a Machine decides.
+	// NodeNames are the sources of node names. The first source with a name for a Machine decides.
 	// Default: MachineName.
 	NodeNames []verifier.NameSource `json:"nodeNames,omitempty"`
-	// TrustOnFirstUse lets a new Machine's bootstrap token vouch for the endorsement key that comes
-	// with it. It needs TPM.RootsFile, TPM.AllowedEKs, or TrustAnyTPM.
+	// TrustOnFirstUse lets a new Machine's bootstrap token vouch for the endorsement key in its
+	// first request. It needs TPM.RootsFile, TPM.AllowedEKs, or TrustAnyTPM.
 	TrustOnFirstUse bool `json:"trustOnFirstUse,omitempty"`
-	// TrustAnyTPM lets TrustOnFirstUse accept every endorsement key, also that of a software TPM.
+	// TrustAnyTPM lets TrustOnFirstUse accept every endorsement key, even that of a software TPM.
 	TrustAnyTPM bool `json:"trustAnyTPM,omitempty"`
 	// ServingAddresses are the types of Machines' addresses for which nodes get serving
 	// certificates: those that the platform itself vouches for, and no guest reports. It must be
@@ -191,7 +192,7 @@ type ClusterAPI struct {
 	UnattestedControlPlanes bool `json:"unattestedControlPlanes,omitempty"`
 }
 
-// Inventory is where the inventory of machines is: exactly one of these.
+// Inventory says where the inventory of machines is. Exactly one field must be set.
 type Inventory struct {
 	// File is the absolute path of a file with the inventory.
 	File string `json:"file,omitempty"`
@@ -221,13 +222,13 @@ func (i Inventory) Entries() []InventoryConfigMap {
 
 // InventoryConfigMap is an entry of a ConfigMap.
 type InventoryConfigMap struct {
-	// Name is the ConfigMap's, in Namespace. Required.
+	// Name is the name of the ConfigMap, in Namespace. Required.
 	Name string `json:"name"`
-	// Key is the entry's. Required.
+	// Key is the key of the entry. Required.
 	Key string `json:"key"`
 }
 
-// Bootstrapper is an identity.
+// Bootstrapper is a user that may request first certificates.
 type Bootstrapper struct {
 	// Username is the user's name. Required.
 	Username string `json:"username"`
@@ -235,7 +236,7 @@ type Bootstrapper struct {
 	Group string `json:"group"`
 }
 
-// Mode is how much a rule counts.
+// Mode says whether a failed rule refuses a request.
 type Mode string
 
 // The modes of a rule.
@@ -243,7 +244,7 @@ const (
 	modeRequired Mode = "Required"
 	modeWarn     Mode = "Warn"
 	modeOff      Mode = "Off"
-	// modeRecover is for credential alone.
+	// modeRecover is only for the field credential.
 	modeRecover Mode = "Recover"
 )
 
@@ -257,46 +258,47 @@ const (
 	bindingsRemove BindingsMode = "Remove"
 )
 
-// Policies is what the controller expects of the admission policies.
+// Policies says what the controller expects of the admission policies.
 type Policies struct {
-	// Mode is whether enforcement starts only if they are in force: Required or Warn. Enforcement
-	// never stops because of them.
+	// Mode is Required or Warn. With Required, enforcement starts only if the policies are in
+	// force. It never stops because of them.
 	Mode Mode `json:"mode"`
-	// Controllers are the users that the policies name beside this controller.
+	// Controllers are other users that the policies name as controllers.
 	Controllers []string `json:"controllers,omitempty"`
 }
 
-// Rates are fairqueue.Rates.
+// Rates is the file's form of fairqueue.Rates.
 type Rates struct {
-	// PerRequester is how often evidence of one user is judged.
+	// PerRequester limits how often evidence of one user is judged.
 	PerRequester Rate `json:"perRequester"`
-	// PerCluster is how often evidence of all users together is judged.
+	// PerCluster limits how often evidence of all users together is judged.
 	PerCluster Rate `json:"perCluster"`
-	// PerMachine is how often a machine that has attested gets a certificate.
+	// PerMachine limits how often an attested machine gets a certificate.
 	PerMachine Rate `json:"perMachine"`
 }
 
-// Rate is a fairqueue.Rate.
+// Rate is the file's form of fairqueue.Rate.
 type Rate struct {
-	// Every is the time between two, 1h or less. What is over the rate waits.
+	// Every is the time between two, 1h or less. Requests over the rate wait.
 	Every metav1.Duration `json:"every"`
-	// Burst is how many pass at once before that, 1 to 1000000.
+	// Burst is the number that may pass at once, 1 to 1000000.
 	Burst int `json:"burst"`
 }
 
-// DecisionLog is where the records of final decisions go: to a file, to an endpoint, or to both.
-// Default: each record is in the process log, in the line about its decision.
+// DecisionLog sends the records of final decisions to a file, to an endpoint, or to both. Default:
+// each record is in the process log, in the line about its decision.
 type DecisionLog struct {
-	// File is the path of a file that is appended to, and opened again after it was renamed.
+	// File is the absolute path of a file to append to. The controller opens it again after
+	// somebody renamed it.
 	File string `json:"file,omitempty"`
-	// Endpoint is a server that gets them by POST.
+	// Endpoint is a server that gets the records by POST.
 	Endpoint *DecisionEndpoint `json:"endpoint,omitempty"`
 	// Archive adds the CertificateSigningRequests to their records, so that verify can judge them
 	// later.
 	Archive bool `json:"archive,omitempty"`
 }
 
-// DecisionEndpoint is a decisionlog.EndpointConfig.
+// DecisionEndpoint is the file's form of decisionlog.EndpointConfig.
 type DecisionEndpoint struct {
 	// URL is an https URL. Required.
 	URL string `json:"url"`
@@ -307,34 +309,35 @@ type DecisionEndpoint struct {
 	TokenFile string `json:"tokenFile,omitempty"`
 	// CertificateFile is the absolute path of a client certificate in PEM.
 	CertificateFile string `json:"certificateFile,omitempty"`
-	// KeyFile is the absolute path of its key. Required with CertificateFile.
+	// KeyFile is the absolute path of the private key of CertificateFile. Required with
+	// CertificateFile.
 	KeyFile string `json:"keyFile,omitempty"`
 }
 
-// TPM is the policy for TPMs: verifier/tpm.Config in the form of a file.
+// TPM is the policy for TPMs, the file's form of verifier/tpm.Config.
 type TPM struct {
 	// RootsFile and IntermediatesFile hold CA certificates in PEM: the roots that EK certificates
 	// must chain to, and CAs on the way. Without roots, only the inventory vouches for EKs.
 	RootsFile         string `json:"rootsFile,omitempty"`
 	IntermediatesFile string `json:"intermediatesFile,omitempty"`
-	// AllowedEKs are trusted without a certificate. DeniedEKs are never trusted, and may be keys of
-	// CAs.
+	// AllowedEKs are trusted without a certificate. DeniedEKs are never trusted. They may also be
+	// keys of CAs.
 	AllowedEKs []string `json:"allowedEKs,omitempty"`
 	DeniedEKs  []string `json:"deniedEKs,omitempty"`
-	// PCRs are those to be quoted.
+	// PCRs selects the PCRs to be quoted, and their allowed values.
 	PCRs PCRs `json:"pcrs"`
-	// EventLog asks for the firmware's event log, too.
+	// EventLog requires the firmware's event log, too.
 	EventLog bool `json:"eventLog,omitempty"`
 	// MinimumFirmware is the minimum firmware version by TPM manufacturer: 16 hex digits, as
 	// TPM2_GetCapability reports its halves.
 	MinimumFirmware map[string]string `json:"minimumFirmware,omitempty"`
-	// ChainTime is when EK certificates must be valid. Not set: now.
+	// ChainTime is the time at which EK certificates must be valid. Default: now.
 	ChainTime *metav1.Time `json:"chainTime,omitempty"`
-	// ChallengeLifetime is how long a challenge may be answered, 30s to 1h. Default: 10m.
+	// ChallengeLifetime is the time in which a challenge must be answered, 30s to 1h. Default: 10m.
 	ChallengeLifetime metav1.Duration `json:"challengeLifetime,omitzero"`
 }
 
-// PCRs are a selection, and the values that are allowed.
+// PCRs are a selection of PCRs, and their allowed values.
 type PCRs struct {
 	// Bank is sha256, sha384 or sha512. Required.
 	Bank string `json:"bank"`
@@ -344,11 +347,11 @@ type PCRs struct {
 	Values map[string][]string `json:"values,omitempty"`
 }
 
-// LeaderElection is about replicas.
+// LeaderElection configures several replicas.
 type LeaderElection struct {
-	// Enabled has one replica decide, and the others wait.
+	// Enabled lets only one replica decide. The others stand by.
 	Enabled bool `json:"enabled"`
-	// LeaseName is the Lease's, in Namespace.
+	// LeaseName is the name of the Lease, in Namespace.
 	LeaseName string `json:"leaseName"`
 }
 
@@ -375,12 +378,12 @@ func Default() Config {
 	}
 }
 
-// defaultSigners are the signers if none is set.
+// defaultSigners returns the signers if none is set.
 func defaultSigners() []Signer {
 	return []Signer{{Name: tpmSigner}}
 }
 
-// tpmSigner is the signer that the plugin's provider tpm asks.
+// tpmSigner is the signer that the plugin's provider tpm uses.
 const tpmSigner = "cluster.x-k8s.io/kube-apiserver-client-kubelet-" + tpm.Provider
 
 // Load reads a file.

@@ -38,7 +38,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
 )
 
-// Settings is a checked configuration. New makes it. The zero value has no rules, and no controller
+// Settings is a checked configuration, made by New. The zero value has no rules, so no controller
 // starts with it.
 type Settings struct {
 	config Config
@@ -47,7 +47,7 @@ type Settings struct {
 	rates  fairqueue.Rates
 	// tpm lacks the challenge keys.
 	tpm tpm.Config
-	// endpoint is nil if records go to none. decisions lacks the cluster.
+	// endpoint is nil if records are sent to no endpoint. decisions lacks the cluster.
 	endpoint  *decisionlog.Endpoint
 	decisions decisionlog.Config
 }
@@ -138,7 +138,7 @@ func (s *Settings) checkSigning() error {
 	return nil
 }
 
-// maxInventoryParts bounds the parts of an inventory: each is read every half second.
+// maxInventoryParts bounds the parts of an inventory, since each is read every half second.
 const maxInventoryParts = 64
 
 func (s *Settings) checkInventory() error {
@@ -205,7 +205,7 @@ func (s *Settings) checkPolicies() error {
 	}
 	for i, name := range p.Controllers {
 		if name == "" || strings.ContainsAny(name, `'"\\`) || slices.Contains(p.Controllers[:i], name) {
-			return fmt.Errorf("policies.controllers: %.128q is not a user's name, or stands twice", name)
+			return fmt.Errorf("policies.controllers: %.128q is not a user's name, or is listed twice", name)
 		}
 	}
 	return nil
@@ -221,7 +221,8 @@ func (s *Settings) checkRates() error {
 	return nil
 }
 
-// checkDecisionLog checks no file: a sink that fails must not keep the controller from starting.
+// checkDecisionLog does not open files: a sink that fails must not keep the controller from
+// starting.
 func (s *Settings) checkDecisionLog() error {
 	c := s.config.DecisionLog
 	paths := map[string]string{"file": c.File}
@@ -245,8 +246,8 @@ func (s *Settings) checkDecisionLog() error {
 	return nil
 }
 
-// makeClusterRules makes the rules of the one cluster. With ClusterAPI it only checks that rules
-// can be made.
+// makeClusterRules makes the rules of the only cluster. With ClusterAPI it only checks that the
+// rules of a workload cluster can be made.
 func (s *Settings) makeClusterRules() error {
 	if s.config.ClusterAPI != nil {
 		_, err := s.ForWorkload(placeholderWorkload)
@@ -271,7 +272,7 @@ func (s *Settings) makeRules() error {
 		NameSources:  []verifier.NameSource{verifier.NameInventory},
 		WaitDeadline: c.WaitDeadline.Duration,
 
-		UnattestedNodes: c.UnattestedNodes, // checked there
+		UnattestedNodes: c.UnattestedNodes, // checked by verifier.New
 	}
 	if c.Signing.Mode == Sign {
 		policy.SignedServingSigners = c.Serving.ownSigners()
@@ -314,14 +315,14 @@ func (s *Settings) makeRules() error {
 	return err
 }
 
-// ownSigners returns the signers that this controller signs for. kube-controller-manager signs for
-// Kubernetes' own.
+// ownSigners returns the signers for which this controller signs. kube-controller-manager signs for
+// Kubernetes' own signers.
 func (s Serving) ownSigners() []string {
 	return slices.DeleteFunc(slices.Clone(s.Signers), func(name string) bool { return strings.HasPrefix(name, "kubernetes.io/") })
 }
 
-// maxCAs limits a file of CA certificates, in bytes. Those of all manufacturers together are
-// smaller.
+// maxCAs limits a file of CA certificates, in bytes. The CAs of all TPM manufacturers together need
+// less.
 const maxCAs = 4 << 20
 
 func (s *Settings) makeTPM() error {
@@ -375,7 +376,7 @@ func (s *Settings) makeTPM() error {
 		}
 		s.tpm.MinimumFirmware[maker] = least
 	}
-	// Everything but the keys is checked now. These keys are thrown away.
+	// This checks everything but the keys. The random keys are thrown away.
 	key := make([]byte, 32)
 	_, _ = rand.Read(key) // never fails
 	tried := *s
@@ -406,7 +407,7 @@ func (s *Settings) makeValues() error {
 	return nil
 }
 
-// readCAs reads certificates in PEM, at least one. Text between the blocks is skipped, since people
+// readCAs reads at least one certificate in PEM. It skips text between the blocks, since people
 // write comments there. A broken block is an error.
 func readCAs(path string) ([]*x509.Certificate, error) {
 	data, err := os.ReadFile(path)
@@ -450,8 +451,8 @@ func (s *Settings) Verifier(keys tpm.Keys) (*tpm.Verifier, error) {
 	return tpm.New(c)
 }
 
-// ca returns the CA to sign with, nil if another signer issues. It signs while the API server trusts
-// it, or while that is not known.
+// ca returns the source of the CA, nil if another signer issues. The CA may sign if the API server
+// trusts it, and if that is not known.
 func (s *Settings) ca(reader client.Reader) signing.Source {
 	g := s.config.Signing
 	if g.Mode != Sign {
@@ -464,17 +465,17 @@ func (s *Settings) ca(reader client.Reader) signing.Source {
 	return sources.NewComparedCA(ca, reader)
 }
 
-// inventoryAge is how stale the inventory file may be. It may be two seconds more while it is read
-// again. Many concurrent requests share one read.
+// inventoryAge bounds how stale the inventory file may be. While it is read again, the last value
+// may be two seconds older. Many concurrent requests share one read.
 const inventoryAge = 500 * time.Millisecond
 
-// machineSource has the machines of a cluster, and their bootstrap tokens.
+// machineSource knows the machines of a cluster, and their bootstrap tokens.
 type machineSource interface {
 	controller.MachineSource
 	controller.TokenSource
 }
 
-// Machines returns the source of machines, the inventory.
+// Machines returns the inventory as the source of machines.
 func (s *Settings) Machines(reader client.Reader) machineSource {
 	i := s.config.Inventory
 	if paths := i.Paths(); len(paths) > 0 {
@@ -496,9 +497,9 @@ func (s *Settings) namespaced(name string) types.NamespacedName {
 	return types.NamespacedName{Namespace: s.config.Namespace, Name: name}
 }
 
-// OpenDecisionLog has the controllers of this configuration record as it says, and as this process.
-// The caller closes the Log after them. It is nil if the records are in the process log. Call it
-// before Controller and Assemble.
+// OpenDecisionLog opens the decision log of this configuration, for the controllers of this
+// process. The result is nil if the records go to the process log. The caller closes the Log after
+// the controllers have stopped. Call it before Controller and Assemble.
 func (s *Settings) OpenDecisionLog(process decisionlog.Controller, log logr.Logger, metrics *telemetry.RecordMetrics) *decisionlog.Log {
 	c := s.config.DecisionLog
 	var sinks []decisionlog.Sink
@@ -515,8 +516,8 @@ func (s *Settings) OpenDecisionLog(process decisionlog.Controller, log logr.Logg
 	return s.decisions.Log
 }
 
-// Controller returns the configuration of a controller that reads past any cache. The caller runs
-// the KeyStore, a manager's Runnable.
+// Controller returns the configuration of a controller whose sources read without a cache. The
+// caller must run the KeyStore, a manager's Runnable.
 func (s *Settings) Controller(reader client.Reader, writer client.Client) (controller.Config, *sources.KeyStore) {
 	keys := s.Keys(reader, writer)
 	return s.Assemble(keys, s.Machines(reader), s.ca(reader)), keys
@@ -548,8 +549,8 @@ func (s *Settings) Assemble(keys *sources.KeyStore, machines machineSource, ca s
 	}
 }
 
-// Revocation returns the configuration of revocation, nil if it is off. The lists get this prefix and
-// these labels.
+// Revocation returns the configuration of revocation, nil if it is off. The RevocationSlices get
+// this prefix and these labels.
 func (s *Settings) Revocation(listPrefix string, labels map[string]string, version func(context.Context) (*version.Info, error), log logr.Logger) *controller.Revocation {
 	if !s.config.Revocation.Enabled {
 		return nil
@@ -601,10 +602,10 @@ func (s *Settings) Health(keys *sources.KeyStore, machines controller.MachineSou
 	return sources.HealthConfig{CA: ca, Machines: machines, Keys: keys, Namespace: s.conditionNamespace(), Metrics: metrics}
 }
 
-// Gate returns the check before enforcement. The caller calls Open before the manager starts, and
-// then runs it as a manager's Runnable. The policies must be in force, unless the configuration
-// says otherwise.
-func (s *Settings) Gate(keys *sources.KeyStore, records client.Reader, metrics *telemetry.ClusterMetrics, log logr.Logger, policies ...*preflight.PolicyCheck) *preflight.Preflight {
+// Preflight returns the check before enforcement. The caller calls Open before the manager starts,
+// and then runs it as a manager's Runnable. If policies.mode is Required, the policies must be in
+// force.
+func (s *Settings) Preflight(keys *sources.KeyStore, records client.Reader, metrics *telemetry.ClusterMetrics, log logr.Logger, policies ...*preflight.PolicyCheck) *preflight.Preflight {
 	if s.config.Policies.Mode != modeRequired {
 		policies = nil
 	}

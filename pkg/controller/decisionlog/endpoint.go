@@ -26,22 +26,22 @@ const (
 	maxAnswer = 64 << 10
 )
 
-// EndpointConfig says where an Endpoint is, and how to authenticate. Each batch reads the files
-// again, so that they can be rotated.
+// EndpointConfig says where an Endpoint is, and how to authenticate. The files are read again for
+// each batch, so that they can be rotated.
 type EndpointConfig struct {
 	// URL is an https URL.
 	URL string
-	// CAFile has the CAs in PEM that the server's certificate must chain to. Empty: the system's.
+	// CAFile has the CAs in PEM that the server's certificate must chain to. Default: the system's.
 	CAFile string
-	// TokenFile has a bearer token. Empty: none is sent.
+	// TokenFile has a bearer token. Optional.
 	TokenFile string
-	// CertificateFile and KeyFile are the client's certificate and key in PEM. Empty: none is shown.
+	// CertificateFile and KeyFile are the client's certificate and key in PEM. Optional.
 	CertificateFile, KeyFile string
 }
 
-// Endpoint is a sink that posts each batch as lines of JSON (application/x-ndjson). It verifies the
-// server's certificate always, and follows no redirect, since a redirect could take the token to
-// another server.
+// Endpoint is a sink that posts each batch as lines of JSON (application/x-ndjson). It always
+// verifies the server's certificate. It follows no redirect, since a redirect could send the token
+// to another server.
 type Endpoint struct{ config EndpointConfig }
 
 // NewEndpoint returns a sink. Its error names the field at fault.
@@ -61,7 +61,7 @@ func NewEndpoint(config EndpointConfig) (*Endpoint, error) {
 // Name returns "endpoint".
 func (*Endpoint) Name() string { return "endpoint" }
 
-// Write posts lines. The endpoint takes all of them or none.
+// Write posts lines. The endpoint accepts all of them or none.
 func (e *Endpoint) Write(ctx context.Context, lines [][]byte) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, postTimeout)
 	defer cancel()
@@ -81,12 +81,14 @@ func (e *Endpoint) Write(ctx context.Context, lines [][]byte) (int, error) {
 	client := &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	answer, err := client.Do(request)
 	if err != nil {
-		if failed, ok := errors.AsType[*url.Error](err); ok { // its text has the URL, which may have a secret
+		// the text of the outer error has the URL, which may have a secret
+		if failed, ok := errors.AsType[*url.Error](err); ok {
 			err = failed.Err
 		}
 		return 0, fmt.Errorf("post: %w", err)
 	}
-	_, _ = io.Copy(io.Discard, io.LimitReader(answer.Body, maxAnswer)) // its status counts
+	// only the status of the answer counts
+	_, _ = io.Copy(io.Discard, io.LimitReader(answer.Body, maxAnswer))
 	_ = answer.Body.Close()
 	switch status := answer.StatusCode; {
 	case status >= 200 && status < 300:
@@ -109,7 +111,8 @@ func (e *Endpoint) authenticate(request *http.Request) error {
 	}
 	token := strings.TrimSpace(string(data))
 	if token == "" || strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }) {
-		return errors.New("tokenFile: holds no token") // an error of net/http might quote it
+		// an error of net/http might quote the content
+		return errors.New("tokenFile: holds no token")
 	}
 	request.Header.Set("Authorization", "Bearer "+token)
 	return nil

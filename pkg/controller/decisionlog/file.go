@@ -12,7 +12,7 @@ import (
 	"syscall"
 )
 
-// fileMode lets the group read, such as a sidecar that ships the file.
+// fileMode lets the group read the file, such as a sidecar that ships it.
 const fileMode = 0o640
 
 // File is a sink that appends to a file. It opens the path again if somebody renamed or removed the
@@ -20,7 +20,7 @@ const fileMode = 0o640
 type File struct {
 	path string
 	file *os.File
-	// torn says that the file ends within a line, without a line feed.
+	// torn says that the file does not end with a line feed.
 	torn bool
 }
 
@@ -49,7 +49,7 @@ func (f *File) Write(_ context.Context, lines [][]byte) (int, error) {
 		written++
 	}
 	if err == nil {
-		// Lines that could not be synced are in the file: writing them again would not help.
+		// If the sync fails, the lines are in the file already: writing them again would not help.
 		if err = f.file.Sync(); errors.Is(err, syscall.EINVAL) { // not a regular file
 			err = nil
 		}
@@ -57,7 +57,7 @@ func (f *File) Write(_ context.Context, lines [][]byte) (int, error) {
 	return written, err
 }
 
-// open opens the path, unless it is the file that is open.
+// open opens the path, unless the open file is still at the path.
 func (f *File) open() error {
 	if f.file != nil {
 		current, err := os.Stat(f.path)
@@ -79,8 +79,8 @@ func (f *File) open() error {
 	return nil
 }
 
-// endsTorn reports whether a file ends within a line: an earlier process may have been killed in the
-// middle of a write.
+// endsTorn reports whether a file ends within a line: an earlier process may have been killed
+// during a write.
 func endsTorn(file *os.File) (bool, error) {
 	info, err := file.Stat()
 	if err != nil || !info.Mode().IsRegular() || info.Size() == 0 {

@@ -51,8 +51,8 @@ func appendLines(t *testing.T, f *File, from, to int) {
 	}
 }
 
-// The file is opened anew after it was renamed or removed, as logrotate does, appended to, and of
-// use to no other user.
+// The file is opened again after it was renamed or removed, as by logrotate. It is appended to, and
+// no other user can read or write it.
 func TestFileIsRotated(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "decisions.jsonl")
 	f := NewFile(path)
@@ -104,7 +104,8 @@ func TestFileEndsWithinALine(t *testing.T) {
 	}
 }
 
-// A full device takes nothing, and a file without a directory is no file. Both are errors each time.
+// A full device takes nothing, and a file without a directory is no file. Both are errors each
+// time.
 func TestFileCannotBeWritten(t *testing.T) {
 	for _, path := range []string{"/dev/full", filepath.Join(t.TempDir(), "missing", "decisions.jsonl")} {
 		f := NewFile(path)
@@ -122,8 +123,8 @@ func TestFileCannotBeWritten(t *testing.T) {
 // childOfTest tells this test's own child, which runs under a limit, that it is that child.
 const childOfTest = "DECISIONLOG_CHILD"
 
-// A disk that is full within a line: the lines before it count, and the torn one is written again as
-// a line of its own once there is room. The limit of a process' files is that disk.
+// The disk is full within a line. The lines before are complete, and the torn one is written again
+// as a separate line once there is room. The limit of a process' files is that disk.
 func TestDiskIsFullWithinALine(t *testing.T) {
 	const name = "decisions.jsonl"
 	if os.Getenv(childOfTest) != "" {

@@ -17,39 +17,41 @@ import (
 )
 
 const (
-	// maxQueued and maxQueuedBytes bound what waits for one sink.
+	// maxQueued and maxQueuedBytes bound the queue of one sink, in lines and bytes.
 	maxQueued, maxQueuedBytes = 10_000, 16 << 20
-	// deniedShare is the divisor of the part of a queue that denials may fill. Requesters cause them,
-	// and must not take the room of admissions while a sink is away.
+	// Denials may fill one part in deniedShare of a queue. Requesters can cause any number of
+	// denials. These must not take the room of approvals while a sink is unavailable.
 	deniedShare = 2
-	// maxBatch and maxBatchBytes bound what a sink gets at once. A single line may be longer.
+	// maxBatch and maxBatchBytes bound one batch, in lines and bytes. A single line may be longer.
 	maxBatch, maxBatchBytes = 256, 1 << 20
 	// minRetry and maxRetry bound the back-off of a sink that fails.
 	minRetry, maxRetry = time.Second, 30 * time.Second
-	// flushTimeout is how long Close lets the sinks write, and abortTimeout how long it then waits
-	// for them to give up. Together with the manager's shutdown they fit into a pod's grace period.
+	// flushTimeout bounds how long Close lets the sinks write. abortTimeout bounds how long it then
+	// waits for them to give up. Together with the manager's shutdown they fit into a pod's grace
+	// period.
 	flushTimeout, abortTimeout = 5 * time.Second, time.Second
 )
 
-// Sink takes lines. One goroutine uses it.
+// Sink writes lines. Only one goroutine uses a Sink.
 type Sink interface {
-	// Name is the sink's in metrics and logs.
+	// Name returns the sink's name in metrics and logs.
 	Name() string
-	// Write writes lines in order, each of which ends with a line feed. It returns how many were
-	// written. The others are written again later, unless the error is a *RefusedError.
+	// Write writes lines in order. Each line ends with a line feed. It returns the number of
+	// written lines. The caller retries the others later, unless the error is a *RefusedError.
 	Write(ctx context.Context, lines [][]byte) (int, error)
 	Close() error
 }
 
-// RefusedError says that a sink will never take what it was given.
+// RefusedError says that a sink will never accept these lines.
 type RefusedError struct{ Err error }
 
 func (e *RefusedError) Error() string { return e.Err.Error() }
 func (e *RefusedError) Unwrap() error { return e.Err }
 
-// Config is how a controller records its decisions.
+// Config configures how a controller records its decisions.
 type Config struct {
-	// Log takes the records. Nil: each is in the process log, in the line about its decision.
+	// Log gets the records. If it is nil, each record is in the process log, in the line about its
+	// decision.
 	Log *Log
 	// Archive adds the requests to each record.
 	Archive bool
@@ -58,8 +60,8 @@ type Config struct {
 	Cluster    Cluster
 }
 
-// Log hands records to sinks. Each sink has a queue and a goroutine of its own, so a slow one delays
-// neither decisions nor the other sinks.
+// Log passes records to sinks. Each sink has a queue and a goroutine of its own, so a slow sink
+// delays neither decisions nor other sinks.
 type Log struct {
 	queues  []*queue
 	running sync.WaitGroup
@@ -80,15 +82,15 @@ func New(log logr.Logger, metrics *telemetry.RecordMetrics, sinks ...Sink) *Log 
 	return l
 }
 
-// Add hands a record to all sinks. It never waits.
+// Add queues a record for all sinks. It never blocks.
 func (l *Log) Add(record *Record) { l.add(record, record.Outcome == Denied) }
 
-// AddRevocation hands a revocation to all sinks. It never waits.
+// AddRevocation queues a revocation for all sinks. It never blocks.
 func (l *Log) AddRevocation(revocation *Revocation) { l.add(revocation, false) }
 
 func (l *Log) add(document any, denied bool) {
 	line, err := json.Marshal(document)
-	if err != nil { // strings, numbers and requests that the API server sent always marshal
+	if err != nil { // not reached: strings, numbers and requests of the API server always marshal
 		for _, q := range l.queues {
 			q.lose(1, err)
 		}
@@ -100,8 +102,8 @@ func (l *Log) add(document any, denied bool) {
 	}
 }
 
-// Close writes what is queued, as far as the sinks take it in time. Call it once, after the last
-// Add. A nil *Log needs no Close.
+// Close writes the queued lines, as far as the sinks accept them in time. Call it once, after the
+// last Add. A nil *Log may be closed, too.
 func (l *Log) Close() {
 	if l == nil {
 		return
@@ -127,12 +129,12 @@ func (l *Log) Close() {
 	}
 }
 
-// queue has what waits for one sink.
+// queue has the lines that wait for one sink.
 type queue struct {
 	sink    Sink
 	log     logr.Logger
 	metrics *telemetry.RecordMetrics
-	// wake has a token if something was added. closing is closed when nothing is added any more.
+	// wake has a token if a line was added. closing is closed after the last line was added.
 	wake, closing chan struct{}
 
 	mu    sync.Mutex
@@ -142,7 +144,7 @@ type queue struct {
 	lost int
 }
 
-// add queues a line, or drops it if the queue is full. For a denial it is full sooner.
+// add queues a line, or drops it if the queue is full. Denials may fill only a part of it.
 func (q *queue) add(line []byte, denied bool) {
 	lines, size := maxQueued, maxQueuedBytes
 	if denied {
@@ -217,7 +219,7 @@ func (q *queue) run(ctx context.Context) {
 			select {
 			case <-q.wake:
 				continue
-			case <-q.closing: // a line may have come since
+			case <-q.closing: // a line may have been added since
 				if lines = q.batch(limit); len(lines) == 0 {
 					return
 				}
@@ -235,7 +237,7 @@ func (q *queue) run(ctx context.Context) {
 			q.log.Error(nil, "decision records cannot be written", "cause", problem)
 		}
 		if _, refused := errors.AsType[*RefusedError](err); refused {
-			if limit = 1; len(lines) == 1 { // only the line that is to blame is lost
+			if limit = 1; len(lines) == 1 { // lose only the refused line
 				q.drop(1)
 				q.lose(1, err)
 			}
@@ -246,8 +248,8 @@ func (q *queue) run(ctx context.Context) {
 	}
 }
 
-// recovered reports that a sink works again, once the queue is empty. Until then it returns the
-// problem, so that a sink which is too slow is reported once.
+// recovered logs that a sink works again, once the queue is empty. Until then it returns the
+// problem, so that a slow sink is reported only once.
 func (q *queue) recovered(problem string) string {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -158,15 +158,16 @@ func TestQueueIsBoundedInBytes(t *testing.T) {
 // Denials, which any requester can cause, fill half of a queue. The rest is for admissions, and for
 // what operators do.
 func TestDenialsLeaveRoomForAdmissions(t *testing.T) {
-	for name, size := range map[string]int{"many": 0, "long": 300 << 10} {
+	// Without the rule, each kind fills a queue.
+	for name, kind := range map[string]struct{ denials, size int }{"many": {maxQueued, 0}, "long": {100, 300 << 10}} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				release := make(chan struct{})
 				s := &sink{name: "file", write: func(_ context.Context, lines [][]byte) (int, error) { <-release; return len(lines), nil }}
 				l := New(logr.Discard(), nil, s)
 				denied := record(0)
-				denied.Outcome, denied.Message = Denied, strings.Repeat("x", size)
-				for range maxQueued {
+				denied.Outcome, denied.Message = Denied, strings.Repeat("x", kind.size)
+				for range kind.denials {
 					l.Add(denied)
 				}
 				const admissions = 1000
@@ -281,8 +282,8 @@ func TestBatchIsWrittenInPart(t *testing.T) {
 	})
 }
 
-// Close writes what is queued, and gives up in time: at a sink that fails, one that waits for the
-// end of its context, and one that hangs.
+// Close writes the queued lines, and gives up in time. The sinks are one that fails, one that waits
+// for the end of its context, and one that hangs.
 func TestCloseIsBounded(t *testing.T) {
 	for name, c := range map[string]struct {
 		write    func(hang <-chan struct{}) func(context.Context, [][]byte) (int, error)

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package decisionlog keeps a record of each final decision on a CertificateSigningRequest.
-// Requests vanish after an hour. The record proves later which evidence admitted a node. Among the
-// records is a Revocation for each machine that an operator had revoked, suspended or resumed.
+// Kubernetes deletes requests after an hour. The record proves later which evidence admitted a
+// node. The log also has a Revocation for each machine that an operator revoked, suspended or
+// resumed.
 //
-// A Log hands records to its sinks, a file or an HTTP endpoint. It never delays a decision: what a
-// sink cannot take is dropped and counted.
+// A Log passes records to its sinks, a file or an HTTP endpoint. It never delays a decision:
+// records that a sink cannot accept are dropped and counted.
 //
 // docs/decision-record.md describes each field of both. docs/decision-record.schema.json and
 // docs/revocation-record.schema.json are their JSON Schemas. All are generated from record.go and
@@ -71,7 +72,7 @@ type Record struct {
 	// Recovered says that the record was made after the decision, from the NodeAttestation: another
 	// signer issued, or the controller ended between publishing and recording.
 	Recovered bool `json:"recovered,omitempty"`
-	// Outcome is what the request came to.
+	// Outcome is the decision on the request.
 	Outcome Outcome `json:"outcome"`
 	// Reason is that of the request's condition (docs/reasons.md).
 	Reason string `json:"reason"`
@@ -246,7 +247,8 @@ type Finding struct {
 	Message string `json:"message,omitempty"`
 }
 
-// Archive has requests whole: identity, age and spec, and nothing else. It has the certificate, too.
+// Archive has requests whole: identity, age and spec, and nothing else. It has the certificate,
+// too.
 type Archive struct {
 	// Request is the CertificateSigningRequest that was decided on.
 	Request *certificatesv1.CertificateSigningRequest `json:"request"`

@@ -26,7 +26,7 @@ import (
 	"k8s.io/kube-openapi/pkg/validation/validate"
 )
 
-var update = flag.Bool("update", false, "write the schema, the table of fields and the golden record anew")
+var update = flag.Bool("update", false, "write the schema, the table of fields and the golden record")
 
 const (
 	docs      = "../../../docs/"
@@ -58,7 +58,8 @@ func documents() []document {
 	}
 }
 
-// comments returns the comments of the fields of this package's structs, by Type.Field, as one line.
+// comments returns the comments of the fields of this package's structs, by Type.Field, as one
+// line.
 func comments(t *testing.T) map[string]string {
 	t.Helper()
 	found := map[string]string{}
@@ -169,8 +170,8 @@ func generate(t *testing.T, d document) (schema []byte, table string) {
 	return append(schema, '\n'), strings.Join(rows, "\n") + "\n"
 }
 
-// The JSON Schemas and the page have each field, with the comment that it has in the code. Write them
-// anew with -update.
+// The JSON Schemas and the page have each field, with the comment that it has in the code. Write
+// them with -update.
 func TestEachFieldIsDocumented(t *testing.T) {
 	for _, d := range documents() {
 		schema, table := generate(t, d)
@@ -264,8 +265,8 @@ func validator(t *testing.T, d document) *validate.SchemaValidator {
 	return validate.NewSchemaValidator(schema, nil, "", strfmt.Default)
 }
 
-// The golden documents have every field: nothing in them may change within a version. They are valid
-// by their schemas, and so are those with the required fields alone.
+// The golden documents have every field: nothing in them may change within a version. They are
+// valid by their schemas, and so are those with the required fields alone.
 func TestGoldenRecord(t *testing.T) {
 	for _, d := range documents() {
 		line, err := json.MarshalIndent(d.full, "", "  ")

@@ -8,19 +8,19 @@ import (
 	"k8s.io/utils/lru"
 )
 
-// clock counts the time that has passed, and never goes back. Buckets need that: with a time that
-// goes back they would refill twice, or not until the old time comes again.
+// clock counts the time that has passed, and never goes back. Buckets need that: if the time went
+// back, a bucket would refill twice, or not until the old time came again.
 type clock struct {
 	latest  time.Time
 	elapsed time.Duration
 }
 
-// maxBack is how late a caller may report a time that it read. An older time comes from a clock
-// that was put back.
+// maxBack bounds how late a caller may report a time that it read. An older time means that the
+// clock was set back.
 const maxBack = time.Minute
 
-// at returns how much time has passed at now, since the first call. Callers on several goroutines
-// may report their times out of order.
+// at returns the time from the first call until now. Callers on several goroutines may report their
+// times out of order.
 func (c *clock) at(now time.Time) time.Duration {
 	switch passed := now.Sub(c.latest); {
 	case c.latest.IsZero() || passed < -maxBack:
@@ -32,11 +32,11 @@ func (c *clock) at(now time.Time) time.Duration {
 	return c.elapsed
 }
 
-// maxStep is how much a clock that is put ahead counts at most, so that the sum does not overflow.
+// maxStep bounds the effect of a clock that is set ahead, so that the sum does not overflow.
 const maxStep = 365 * 24 * time.Hour
 
-// bucket is a token bucket. It is full once the clock is at this time, and the zero value is full
-// from the beginning. So it needs neither floats nor the time of its last use.
+// bucket is a token bucket. Its value is the time at which it is full, so the zero value is full
+// from the beginning. This needs neither floats nor the time of the last use.
 type bucket time.Duration
 
 // readyAt returns when the bucket has a token, which may be in the past.
@@ -44,21 +44,21 @@ func (b bucket) readyAt(r Rate) time.Duration {
 	return time.Duration(b) - time.Duration(r.Burst-1)*r.Every
 }
 
-// take takes tokens, also those that are not there yet.
+// take takes tokens, even if the bucket does not have them yet.
 func (b *bucket) take(count int, r Rate, now time.Duration) {
 	*b = max(*b, bucket(now)) + bucket(time.Duration(count)*r.Every)
 }
 
-// maxBuckets bounds how many requesters or machines have a bucket while nothing of theirs is
-// queued. One that is forgotten starts with a full burst.
+// maxBuckets bounds the number of requesters or machines that keep a bucket while nothing of theirs
+// is queued. A forgotten one starts with a full burst.
 const maxBuckets = 20_000
 
-// buckets are the most recently used ones, by key. The owner locks.
+// buckets has the most recently used buckets, by key. The owner locks.
 type buckets struct{ recent *lru.Cache }
 
 func newBuckets() buckets { return buckets{lru.New(maxBuckets)} }
 
-// of returns the bucket of a key, a full one if there is none.
+// of returns the bucket of a key, a full one if the key has none.
 func (b buckets) of(key string) *bucket {
 	if known, ok := b.recent.Get(key); ok {
 		return known.(*bucket)
@@ -68,5 +68,5 @@ func (b buckets) of(key string) *bucket {
 	return fresh
 }
 
-// keep has a bucket be the most recently used one.
+// keep makes a bucket the most recently used one.
 func (b buckets) keep(key string, used *bucket) { b.recent.Add(key, used) }

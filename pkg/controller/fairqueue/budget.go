@@ -4,21 +4,21 @@ package fairqueue
 
 import "sync"
 
-// The container's limit in packaging/kubernetes is 512 MiB, of which GOMEMLIMIT leaves Go 488. The
-// controller needs 80 MiB with 5,000 records. 100,000 waiting requests need some 200 MiB for their
-// metadata in the cache, queue and retries. The objects may use 64 MiB, and twice that until
-// garbage is collected.
+// The container's limit in packaging/kubernetes is 512 MiB. GOMEMLIMIT leaves 488 MiB of that to
+// Go. The controller needs 80 MiB with 5,000 records. 100,000 waiting requests need some 200 MiB
+// for their metadata in the cache, the queue and the retries. The objects may use 64 MiB, and twice
+// that until garbage is collected.
 //
-// A requester's 16 MiB hold 1,300 requests of 12 KiB, as machines without an event log file them,
-// or 128 of the largest. So a flood of one token leaves three quarters of the budget to the others.
+// A requester's 16 MiB hold 1,300 requests of 12 KiB, the size without an event log, or 128 of the
+// largest requests. So a flood of one token leaves three quarters of the budget to the others.
 const (
 	maxBytes             = 64 << 20
 	maxBytesPerRequester = 16 << 20
 )
 
 // Budget bounds the memory for the whole objects of waiting requests, in all and per requester. Of
-// a request that has no reservation the controller keeps identity and claim, and reads the rest
-// when it is the request's turn.
+// a request without a reservation the controller keeps identity and claim. It reads the rest before
+// it decides.
 type Budget struct {
 	total, perRequester int
 

@@ -44,7 +44,7 @@ func TestBudget(t *testing.T) {
 	}
 }
 
-// Whatever happens in whatever order, the sums are those of the reservations, and within bounds.
+// For any calls in any order, the sums are those of the reservations, and within bounds.
 func TestBudgetHolds(t *testing.T) {
 	type reservation struct {
 		requester string

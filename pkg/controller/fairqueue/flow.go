@@ -2,24 +2,24 @@
 
 package fairqueue
 
-// Flow is what the queue orders and limits a request by.
+// Flow has the properties by which the queue orders and limits a request.
 type Flow struct {
-	// Unlimited says that the request takes no token: it is approved, finished, not ours, or a hello
-	// whose challenge is open.
+	// Unlimited says that the request takes no token: it is approved, finished, not ours, or a
+	// hello whose challenge is open.
 	Unlimited bool
-	// Class is that of the requester, whose requests all have the same one.
+	// Class is the class of the requester. All its requests have the same class.
 	Class Class
 	// Requester is the user who filed the request, as the API server authenticated it.
 	Requester string
-	// Claim is what the request claims to be of.
+	// Claim is the request's claim about its machine.
 	Claim Claim
 }
 
 // Class is a kind of requester. Without classes, machines that boot under one token would wait for
-// each node that renews.
+// all renewing nodes.
 type Class uint8
 
-// The classes. The queue serves them in turn, so that their order means nothing.
+// The classes are served round robin, so their order has no meaning.
 const (
 	Others Class = iota
 	Nodes
@@ -27,12 +27,13 @@ const (
 	classes
 )
 
-// Claim is what a request says about itself before anybody has judged it. It decides only which
-// requests share turns. A request whose claim cannot be read has the zero value, and shares turns
-// with all others of that kind.
+// Claim has the unverified claims of a request, except AK. It only decides which requests share a
+// fifo. A request whose claim cannot be read has the zero value, and shares a fifo with all others
+// of that kind.
 type Claim struct {
-	// AK is the attestation key that has signed the request, empty if it has none. Only the TPM with
-	// that key can claim it. Everybody who can read requests can copy the other fields.
+	// AK is the attestation key that signed the request, "" if there is none. It is verified: only
+	// the TPM with that key can claim it. Everybody who can read requests can copy the other
+	// fields.
 	AK string
 	// EK is the fingerprint of the endorsement key, and Node the name of the node.
 	EK, Node string

@@ -8,7 +8,7 @@ import (
 )
 
 // Limiters apply one Rate to each of many keys, such as machines. They remember the 20,000 keys
-// that were used last; one that was forgotten starts with a full burst.
+// that were used last. A forgotten key starts with a full burst.
 type Limiters struct {
 	rate Rate
 

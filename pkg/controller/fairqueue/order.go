@@ -11,15 +11,14 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
-// order is the tree of the package comment. It is the storage of a workqueue (workqueue.Queue),
-// which adds to it whatever is queued. The owner locks, calls pick before each Pop, and tells the
-// time.
+// order is the tree of the package comment. It is the storage of a workqueue (workqueue.Queue). The
+// owner locks, calls pick before each Pop, and passes the time.
 type order struct {
 	rates    Rates
 	listed   func(Claim) bool
 	attested func(ak string) bool
 
-	// entries are all requests that have a flow, and those that are queued.
+	// entries has all requests that have a flow or are queued.
 	entries map[reconcile.Request]*entry
 	queued  int
 
@@ -28,65 +27,69 @@ type order struct {
 
 	cluster    bucket
 	requesters buckets
-	// advances are of looks that are in process.
+	// advances has the advances of the requests in process.
 	advances map[reconcile.Request]advance
 
-	// chosen is the requester whose request Pop returns, and chosenAt is when it was picked.
+	// chosen is the requester whose request Pop returns, picked at chosenAt.
 	chosen   *requester
 	chosenAt time.Duration
 }
 
-// The lanes. A flood in one does not delay the other, since they are served in turn.
+// The lanes are served alternately, so a flood in one does not delay the other.
 const (
 	unlimited = iota
 	limited
 )
 
-// entry is what is known of a request.
+// entry is the state of a request.
 type entry struct {
 	request reconcile.Request
 	flow    Flow
-	// observed says that flow is known. Otherwise the entry ends with its time in the queue.
+	// observed says that flow is known. Otherwise the entry is removed once the request leaves the
+	// queue.
 	observed bool
-	// looked says that the request took tokens before: it is no newcomer.
-	looked bool
-	// line is where the request is queued; nil if it is not.
-	line  *line
+	// retried says that the request was reconciled before with tokens: it is no newcomer.
+	retried bool
+	// fifo is the fifo in which the request is queued, nil if it is not queued.
+	fifo  *fifo
 	place element[*entry]
 }
 
 // lane has the requesters of queued requests, with or without limits.
 type lane struct {
 	requesters map[string]*requester
-	lines      map[lineKey]*line
-	// rounds are the requesters that may have a token, by class, and lastClass was served last.
+	fifos      map[fifoKey]*fifo
+	// rounds has the requesters that may have a token, by class. lastClass is the class that was
+	// served last.
 	rounds    [classes]list[*requester]
 	lastClass int
-	// parked are those without a token, by the time of their next one.
+	// parked has the requesters without a token, by the time of their next token.
 	parked parked
 }
 
-// requester is one with queued requests.
+// requester is a requester with queued requests.
 type requester struct {
 	name  string
 	class Class
 	// bucket is nil in the unlimited lane.
 	bucket *bucket
-	// denial is how many tokens each look takes in advance, since denials took that long.
+	// denial is the number of tokens that each request takes in advance, since denials took that
+	// long.
 	denial int
-	// shares are by what is known of claims. attestedLast says that the last turn was the attested
-	// ones', and listedInRow counts the listed ones' since the unlisted ones had one.
+	// shares divides the requests by their claims. attestedLast says that the attested share was
+	// served last. listedInRow counts how often the listed share was served since the unlisted one.
 	shares       [3]share
 	attestedLast bool
 	listedInRow  int
 
 	place element[*requester]
-	// readyAt and index are of a parked requester. The index of another one is -1.
+	// readyAt and index are for a parked requester. If the requester is not parked, index is -1.
 	readyAt time.Duration
 	index   int
 }
 
-// advance is what a look took beside its own token. It is returned when the look is done.
+// advance has the tokens that a request took beside its own. They are returned when the request is
+// done.
 type advance struct {
 	requester string
 	bucket    *bucket
@@ -96,44 +99,45 @@ type advance struct {
 const (
 	unlistedShare = iota
 	listedShare
-	// attestedShare has every other turn where a requester has other requests, too. Nobody but the
-	// machine itself can add to its line there.
+	// attestedShare is served every other time if the requester has other requests, too. Only the
+	// machine itself can add requests to its fifo there.
 	attestedShare
 )
 
-// listedWeight is how many turns listed claims have for each turn of the others, where a requester
-// has both. With DefaultRates and one token for all machines that leaves 25 looks a second to
-// machines that are not listed: trust on first use and waiting for an inventory go on beside any
-// number of listed claims, which can be copied. A listed machine waits for one other look.
+// listedWeight is the number of listed requests that are served for each unlisted one, if a
+// requester has both. Unlisted machines need a part, since anybody can copy any number of listed
+// claims. With DefaultRates and one token for all machines, 25 reconciliations a second are left to
+// them. That keeps trust on first use and waiting for an inventory alive. A listed machine waits
+// for one other request.
 const listedWeight = 3
 
-// share has the lines of some claims of a requester: those of first looks and of further ones. They
-// have turns of their own, so that a standing backlog of waiting requests does not delay a
-// newcomer.
+// share has the fifos of some claims of a requester: one round of first attempts, and one of later
+// attempts. The rounds are served alternately, so that a backlog of waiting requests does not delay
+// a newcomer.
 type share struct {
-	rounds [2]list[*line]
+	rounds [2]list[*fifo]
 	last   int
 }
 
 const (
-	firstLooks = iota
-	furtherLooks
+	firstAttempts = iota
+	laterAttempts
 )
 
-// line has the queued requests of one claim, either first looks or further ones.
-type line struct {
-	lineKey
+// fifo has the queued requests of one claim, either first attempts or later ones.
+type fifo struct {
+	fifoKey
 	share   int
 	entries list[*entry]
-	// newest says that the newest is next. Of further looks it is always the oldest.
+	// newest says that the newest request is next. Of later attempts the oldest is always next.
 	newest bool
-	place  element[*line]
+	place  element[*fifo]
 }
 
-type lineKey struct {
+type fifoKey struct {
 	requester *requester
 	claim     Claim
-	looks     int
+	attempts  int
 }
 
 func newOrder(rates Rates, listed func(Claim) bool, attested func(ak string) bool) *order {
@@ -142,7 +146,7 @@ func newOrder(rates Rates, listed func(Claim) bool, attested func(ak string) boo
 		advances: map[reconcile.Request]advance{},
 	}
 	for i := range o.lanes {
-		o.lanes[i] = lane{requesters: map[string]*requester{}, lines: map[lineKey]*line{}}
+		o.lanes[i] = lane{requesters: map[string]*requester{}, fifos: map[fifoKey]*fifo{}}
 	}
 	return o
 }
@@ -157,7 +161,8 @@ func (o *order) observe(request reconcile.Request, flow Flow) {
 	e.observed = true
 }
 
-// forget is Queue.Forget. A queued request stays in the queue, for a glance.
+// forget is Queue.Forget. A queued request stays in the queue: the reconciliation finds that
+// nothing is left to do.
 func (o *order) forget(request reconcile.Request) {
 	e := o.entries[request]
 	if e == nil {
@@ -168,7 +173,7 @@ func (o *order) forget(request reconcile.Request) {
 	o.release(e)
 }
 
-// unknown is the flow of a request of which nothing was observed.
+// unknown is the flow of a request before Observe.
 var unknown = Flow{Unlimited: true}
 
 func (o *order) entry(request reconcile.Request) *entry {
@@ -183,13 +188,13 @@ func (o *order) entry(request reconcile.Request) *entry {
 
 // release forgets a request that is neither queued nor observed.
 func (o *order) release(e *entry) {
-	if e.line == nil && !e.observed {
+	if e.fifo == nil && !e.observed {
 		delete(o.entries, e.request)
 	}
 }
 
 func (o *order) change(e *entry, flow Flow) {
-	queued := e.line != nil
+	queued := e.fifo != nil
 	if queued {
 		o.detach(e)
 	}
@@ -207,12 +212,12 @@ func (o *order) Push(request reconcile.Request) {
 
 // Touch is called when a queued request is added again. The machines may have changed since.
 func (o *order) Touch(request reconcile.Request) {
-	if e := o.entries[request]; e != nil && e.line != nil {
+	if e := o.entries[request]; e != nil && e.fifo != nil {
 		o.relistEntry(e)
 	}
 }
 
-// Len returns how many requests are queued, whether the limits allow one now or not.
+// Len returns the number of queued requests, including those that the limits delay.
 func (o *order) Len() int { return o.queued }
 
 func (o *order) lane(f Flow) *lane {
@@ -222,7 +227,7 @@ func (o *order) lane(f Flow) *lane {
 	return &o.lanes[limited]
 }
 
-// attach puts a request at the end of its line.
+// attach puts a request at the end of its fifo.
 func (o *order) attach(e *entry) {
 	lane := o.lane(e.flow)
 	r := lane.requesters[e.flow.Requester]
@@ -236,34 +241,34 @@ func (o *order) attach(e *entry) {
 		lane.rounds[r.class].pushBack(&r.place)
 	}
 	claim, share := o.shareOf(e.flow)
-	key := lineKey{r, claim, firstLooks}
-	if e.looked || e.flow.Unlimited {
-		// The queue cannot tell how often a request was looked at that takes no tokens.
-		key.looks = furtherLooks
+	key := fifoKey{r, claim, firstAttempts}
+	if e.retried || e.flow.Unlimited {
+		// A request that takes no tokens is not counted, so it has no first attempt.
+		key.attempts = laterAttempts
 	}
-	l := lane.lines[key]
+	l := lane.fifos[key]
 	if l == nil {
-		l = &line{lineKey: key, newest: key.looks == firstLooks, share: share}
+		l = &fifo{fifoKey: key, newest: key.attempts == firstAttempts, share: share}
 		l.place.value = l
-		lane.lines[key] = l
+		lane.fifos[key] = l
 		l.round().pushBack(&l.place)
 	} else {
 		l.setShare(share)
 	}
-	e.line = l
+	e.fifo = l
 	l.entries.pushBack(&e.place)
 }
 
-// detach takes a request out of its line, and removes what is empty then.
+// detach takes a request out of its fifo, and removes the fifo and the requester if they are empty.
 func (o *order) detach(e *entry) {
-	l, lane := e.line, o.lane(e.flow)
+	l, lane := e.fifo, o.lane(e.flow)
 	r := l.requester
-	e.line = nil
+	e.fifo = nil
 	if l.entries.remove(&e.place); !l.entries.empty() {
 		return
 	}
 	l.round().remove(&l.place)
-	delete(lane.lines, l.lineKey)
+	delete(lane.fifos, l.fifoKey)
 	if r.has(unlistedShare) || r.has(listedShare) || r.has(attestedShare) {
 		return
 	}
@@ -274,17 +279,17 @@ func (o *order) detach(e *entry) {
 		lane.rounds[r.class].remove(&r.place)
 	}
 	if r.bucket != nil {
-		// Others may have taken its place while requests were queued.
+		// The cache may have dropped the bucket while requests were queued.
 		o.requesters.keep(r.name, r.bucket)
 	}
 }
 
-// shareOf returns the claim whose line a request is queued in, and the share that has the line. Of an
-// attested claim only the AK counts, and of a listed one only the part that is listed. Otherwise a
-// flood with one machine's EK and many node names would have as many lines beside that machine's.
+// shareOf returns the claim whose fifo a request is queued in, and the share of that fifo. Of an
+// attested claim only the AK counts, and of a listed one only the listed part. Otherwise a flood
+// with one machine's EK and many node names would have many fifos beside that machine's.
 func (o *order) shareOf(f Flow) (Claim, int) {
 	ak := f.Claim.AK
-	f.Claim.AK = "" // a flood can have an AK that nobody knows for each request
+	f.Claim.AK = "" // a flood can have another unknown AK in each request
 	if f.Unlimited {
 		return f.Claim, unlistedShare
 	}
@@ -299,10 +304,10 @@ func (o *order) shareOf(f Flow) (Claim, int) {
 	return f.Claim, unlistedShare
 }
 
-// relist moves the requests whose claims are listed or attested now and were not before, and the
-// other way round. It costs up to three calls of the constructor's functions for each queued request.
+// relist moves the requests whose claims have become listed or attested, or no longer are. It makes
+// up to three calls of listed and attested for each queued request.
 func (o *order) relist() {
-	for _, l := range slices.Collect(maps.Values(o.lanes[limited].lines)) {
+	for _, l := range slices.Collect(maps.Values(o.lanes[limited].fifos)) {
 		var queued []*entry
 		for place := l.entries.first; place != nil; place = place.next {
 			queued = append(queued, place.value)
@@ -315,16 +320,16 @@ func (o *order) relist() {
 
 func (o *order) relistEntry(e *entry) {
 	claim, share := o.shareOf(e.flow)
-	if claim == e.line.claim {
-		e.line.setShare(share)
+	if claim == e.fifo.claim {
+		e.fifo.setShare(share)
 		return
 	}
 	o.detach(e)
 	o.attach(e)
 }
 
-// setShare moves a line to the share that its claim belongs to.
-func (l *line) setShare(share int) {
+// setShare moves a fifo to the share of its claim.
+func (l *fifo) setShare(share int) {
 	if share != l.share {
 		l.round().remove(&l.place)
 		l.share = share
@@ -332,7 +337,8 @@ func (l *line) setShare(share int) {
 	}
 }
 
-// pick chooses the request that Pop returns, and reports whether the limits allow one at this time.
+// pick chooses the request that Pop returns. It reports false if the limits allow none at this
+// time.
 func (o *order) pick(now time.Duration) bool {
 	for i := range o.lanes {
 		at := (o.lastLane + 1 + i) % len(o.lanes)
@@ -347,7 +353,7 @@ func (o *order) pick(now time.Duration) bool {
 	return false
 }
 
-// next returns the requester whose turn it is, nil if none has a token.
+// next returns the requester that is served next, nil if none has a token.
 func (l *lane) next(rate Rate, now time.Duration) *requester {
 	for len(l.parked) > 0 && l.parked[0].readyAt <= now {
 		r := heap.Pop(&l.parked).(*requester)
@@ -368,8 +374,8 @@ func (l *lane) next(rate Rate, now time.Duration) *requester {
 	return nil
 }
 
-// nextAt returns when pick may succeed, where it did not, unless something is queued before. It is
-// false if nothing is queued that waits for limits.
+// nextAt returns the time when pick may succeed after it failed, if nothing else is queued until
+// then. It returns false if no queued request waits for limits.
 func (o *order) nextAt() (time.Duration, bool) {
 	lane := &o.lanes[limited]
 	if len(lane.requesters) == 0 {
@@ -382,18 +388,18 @@ func (o *order) nextAt() (time.Duration, bool) {
 	return at, true
 }
 
-// Pop returns the request that pick chose, which takes its tokens.
+// Pop returns the request that pick chose, and takes its tokens.
 func (o *order) Pop() reconcile.Request {
 	r := o.chosen
-	l := r.turn()
-	e := l.turn()
+	l := r.next()
+	e := l.next()
 	lane := o.lane(e.flow)
 	lane.lastClass = int(r.class)
 	lane.rounds[r.class].moveToBack(&r.place)
 	o.lastLane = unlimited
 	if r.bucket != nil {
 		o.lastLane = limited
-		e.looked = true
+		e.retried = true
 		r.bucket.take(1+r.denial, o.rates.Requester, o.chosenAt)
 		if r.denial > 0 {
 			o.advances[e.request] = advance{r.name, r.bucket, r.denial}
@@ -407,17 +413,18 @@ func (o *order) Pop() reconcile.Request {
 	return e.request
 }
 
-// advanceShare is which part of the advance each look makes it smaller by: the next denial restores
-// it, and other looks end it.
+// Each request reduces the advance by one part in advanceShare. The next denial restores it, and
+// other requests reduce it to nothing.
 const advanceShare = 8
 
-// charge takes further tokens of a requester, as many as fit into a time.
+// charge takes further tokens of a requester: as many as it would get in the time that a denial
+// took.
 //
-// Denials that are in process at the same time must not add up: the requester would have no turn
-// until all of that time has passed, and its listed machines would wait for it. So after a denial
-// each look of the requester takes as much in advance, and gets it back when it is done. Before the
-// first denial was charged nothing was taken in advance. So a charge also delays the next turn by no
-// more than its own time and an advance.
+// Concurrent denials must not add up. Otherwise the requester would not be served until all of that
+// time has passed, and its listed machines would wait. So after a denial each request takes the
+// same number of tokens in advance, and returns them when it is done. Nothing was taken in advance
+// before the first denial. So a charge delays the next request by no more than its own time and one
+// advance.
 func (o *order) charge(name string, took, now time.Duration) {
 	rate := o.rates.Requester
 	tokens := int(min(took/rate.Every, time.Duration(rate.Burst)))
@@ -432,7 +439,7 @@ func (o *order) charge(name string, took, now time.Duration) {
 	*b = max(before, min(*b, bucket(latest)+bucket(rate.Burst-1)*bucket(rate.Every)))
 }
 
-// done returns what a look took in advance.
+// done returns the tokens that a request took in advance.
 func (o *order) done(request reconcile.Request) {
 	a, ok := o.advances[request]
 	if !ok {
@@ -447,27 +454,29 @@ func (o *order) done(request reconcile.Request) {
 	}
 }
 
-// turn returns the line whose turn it is, which goes to the end of its round.
-func (r *requester) turn() *line {
+// next returns the fifo that is served next, and moves it to the end of its round.
+func (r *requester) next() *fifo {
 	others := r.has(unlistedShare) || r.has(listedShare)
 	if r.has(attestedShare) && (!r.attestedLast || !others) {
 		r.attestedLast = true
-		return r.shares[attestedShare].turn()
+		return r.shares[attestedShare].next()
 	}
 	r.attestedLast = false
 	if r.has(listedShare) && (r.listedInRow < listedWeight || !r.has(unlistedShare)) {
 		r.listedInRow = min(r.listedInRow+1, listedWeight)
-		return r.shares[listedShare].turn()
+		return r.shares[listedShare].next()
 	}
 	r.listedInRow = 0
-	return r.shares[unlistedShare].turn()
+	return r.shares[unlistedShare].next()
 }
 
 func (r *requester) has(share int) bool { return !r.shares[share].empty() }
 
-func (s *share) empty() bool { return s.rounds[firstLooks].empty() && s.rounds[furtherLooks].empty() }
+func (s *share) empty() bool {
+	return s.rounds[firstAttempts].empty() && s.rounds[laterAttempts].empty()
+}
 
-func (s *share) turn() *line {
+func (s *share) next() *fifo {
 	s.last = 1 - s.last
 	if s.rounds[s.last].empty() {
 		s.last = 1 - s.last
@@ -478,19 +487,19 @@ func (s *share) turn() *line {
 	return first.value
 }
 
-func (l *line) round() *list[*line] {
-	return &l.requester.shares[l.share].rounds[l.looks]
+func (l *fifo) round() *list[*fifo] {
+	return &l.requester.shares[l.share].rounds[l.attempts]
 }
 
-// turn returns the request whose turn it is: the newest, or in its turn the oldest. So a backlog of
-// copies of a claim does not delay a newcomer by its length, and the oldest goes on whatever comes.
-// To delay a newcomer, an attacker has to file copies faster than the newest of the line are
-// served, and to go on with it. Then the newcomer waits for twice the backlog that it found.
+// next returns the request that is served next: alternately the newest and the oldest. So a long
+// backlog of copies of a claim does not delay a newcomer, and the oldest request makes progress,
+// too. To delay a newcomer, an attacker must keep filing copies faster than the newest ones are
+// served. Then the newcomer waits for twice the backlog that it found.
 //
-// A request that was looked at before does not count as new. Otherwise copies that wait would be
-// the newest again at each retry, and would overtake each newcomer without another write.
-func (l *line) turn() *entry {
-	if l.looks == furtherLooks {
+// A retried request does not count as new. Otherwise waiting copies would be the newest again at
+// each retry, and would overtake each newcomer without another write.
+func (l *fifo) next() *entry {
+	if l.attempts == laterAttempts {
 		return l.entries.first.value
 	}
 	newest := l.newest
@@ -511,14 +520,14 @@ func (p parked) Swap(i, j int) {
 	p[i].index, p[j].index = i, j
 }
 
-// Push is heap.Push's.
+// Push implements heap.Interface.
 func (p *parked) Push(x any) {
 	r := x.(*requester)
 	r.index = len(*p)
 	*p = append(*p, r)
 }
 
-// Pop is heap.Pop's.
+// Pop implements heap.Interface.
 func (p *parked) Pop() any {
 	last := len(*p) - 1
 	r := (*p)[last]

@@ -85,8 +85,8 @@ func node(name string) Flow {
 
 const flood = 100_000
 
-// The aim of the package: a listed machine does not wait for a flood under its own token, neither
-// at once nor when the flood has used up the token's burst.
+// The aim of the package: a flood under its own token does not delay a listed machine. That holds
+// at once, and after the token's burst is used up.
 func TestListedMachineIsNextBesideAFlood(t *testing.T) {
 	s := newSimulation(t, DefaultRates())
 	for i := range flood {
@@ -148,7 +148,8 @@ func TestAttestedMachineIsNextBesideAFlood(t *testing.T) {
 	}
 }
 
-// Requests of one AK share turns whatever else they claim, and leave every other turn to the rest.
+// Requests of one AK share turns, also if they claim different things, and leave every other turn
+// to the rest.
 func TestAttestedRequestsShareTurns(t *testing.T) {
 	s := newSimulation(t, free)
 	for i := range 4 {
@@ -179,7 +180,7 @@ func TestNewcomerIsNextBesideCopiesOfItsClaim(t *testing.T) {
 			}
 			// The oldest go on meanwhile: half of the turns were theirs.
 			for i := range 2500 {
-				if s.entries[requestOf(fmt.Sprint("copy-", i))].line != nil {
+				if s.entries[requestOf(fmt.Sprint("copy-", i))].fifo != nil {
 					t.Errorf("copy %d is still queued", i)
 				}
 			}
@@ -548,8 +549,8 @@ func TestClaimsAreListedLater(t *testing.T) {
 	}
 }
 
-// A flood with one machine's EK, or its node name, and something else each time shares the turns of
-// that machine, and takes none from another one.
+// A flood with one machine's EK or node name, and different other claims, shares the turns of that
+// machine. It takes none from another machine.
 func TestListedPartsShareTurns(t *testing.T) {
 	for name, c := range map[string]struct {
 		listed func(Claim) bool
@@ -777,22 +778,22 @@ func (s *simulation) check() {
 	s.t.Helper()
 	queued := 0
 	for _, e := range s.entries {
-		if e.line != nil {
+		if e.fifo != nil {
 			queued++
 		} else if !e.observed {
 			s.t.Errorf("%s is remembered in vain", e.request.Name)
 		}
 	}
-	inLines, lines, requesters := 0, 0, 0
+	inFifos, fifos, requesters := 0, 0, 0
 	for i := range s.lanes {
 		lane := &s.lanes[i]
-		for _, l := range lane.lines {
+		for _, l := range lane.fifos {
 			if l.entries.empty() {
-				s.t.Error("there is an empty line")
+				s.t.Error("there is an empty fifo")
 			}
 			for e := l.entries.first; e != nil; e = e.next {
-				if inLines++; e.value.line != l || e.next == nil && l.entries.last != e {
-					s.t.Errorf("%s is in another line", e.value.request.Name)
+				if inFifos++; e.value.fifo != l || e.next == nil && l.entries.last != e {
+					s.t.Errorf("%s is in another fifo", e.value.request.Name)
 				}
 			}
 		}
@@ -800,7 +801,7 @@ func (s *simulation) check() {
 			for _, share := range r.shares {
 				for _, round := range share.rounds {
 					for l := round.first; l != nil; l = l.next {
-						lines++
+						fifos++
 					}
 				}
 			}
@@ -808,7 +809,7 @@ func (s *simulation) check() {
 				s.t.Errorf("%s is not where it is said to be", name)
 			}
 		}
-		lines -= len(lane.lines)
+		fifos -= len(lane.fifos)
 		for _, round := range lane.rounds {
 			for r := round.first; r != nil; r = r.next {
 				requesters++
@@ -816,8 +817,8 @@ func (s *simulation) check() {
 		}
 		requesters += len(lane.parked) - len(lane.requesters)
 	}
-	if queued != s.Len() || inLines != s.Len() || lines != 0 || requesters != 0 {
-		s.t.Errorf("%d are queued, %d in lines, %d said to be; %d lines and %d requesters too many", queued, inLines, s.Len(), lines, requesters)
+	if queued != s.Len() || inFifos != s.Len() || fifos != 0 || requesters != 0 {
+		s.t.Errorf("%d are queued, %d in fifos, %d said to be; %d fifos and %d requesters too many", queued, inFifos, s.Len(), fifos, requesters)
 	}
 }
 
@@ -834,8 +835,8 @@ func (m *model) at(now time.Duration) time.Duration {
 	return m.credit
 }
 
-// Whatever happens in whatever order: limits are never exceeded, nothing waits while it is
-// eligible, and everything is served once.
+// For any calls in any order, limits are never exceeded, nothing waits while it is eligible, and
+// everything is served once.
 func TestLimitsHoldAndNothingIsIdle(t *testing.T) {
 	for seed := range uint64(200) {
 		random := rand.New(rand.NewPCG(2, seed))

@@ -11,13 +11,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
-// Queue is a workqueue.TypedInterface whose Get waits until the limits allow another request to be
-// looked at. What a workqueue promises, and its metrics, are client-go's own: Queue wraps its queue
-// and decides only which request is next, and when.
+// Queue is a workqueue.TypedInterface whose Get waits until the limits allow another
+// reconciliation. Queue wraps client-go's queue, which keeps the guarantees and the metrics of a
+// workqueue. Queue only decides which request is next, and when.
 //
-// An attacker can make it hold some 0.7 kB for each queued or observed request, 0.9 kB if each has
-// a requester of its own, and 20,000 buckets of requesters. Each operation takes constant time, or
-// logarithmic in the number of requesters without a token.
+// Each queued or observed request needs some 0.7 kB, or 0.9 kB if each has a requester of its own.
+// Beside that, an attacker can make the queue hold 20,000 buckets of requesters. Each operation
+// takes constant time, or time logarithmic in the number of requesters without a token.
 type Queue struct {
 	mu    sync.Mutex
 	queue *workqueue.Typed[reconcile.Request]
@@ -29,15 +29,15 @@ type Queue struct {
 	timerAt time.Duration
 	timed   bool
 	clock   clock
-	// now is the system's clock, whose readings are monotonic. A configurable one would not agree
-	// with timers.
+	// now is the system's monotonic clock. A configurable clock would not agree with timers.
 	now      func() time.Time
 	shutdown bool
 }
 
 // New returns a queue with these limits. listed reports whether a source names the machine that
-// makes a claim, and attested whether a machine with this AK got a certificate. Both are called often
-// and under the queue's lock: they must be as fast as a look into a map, and must not call the queue.
+// makes a claim, and attested whether a machine with this AK got a certificate. Both are called
+// often and under the queue's lock: they must be as fast as a map lookup, and must not call the
+// queue.
 func New(rates Rates, listed func(Claim) bool, attested func(ak string) bool) *Queue {
 	q := &Queue{order: newOrder(rates, listed, attested), now: time.Now}
 	q.ready = sync.NewCond(&q.mu)
@@ -45,12 +45,12 @@ func New(rates Rates, listed func(Claim) bool, attested func(ak string) bool) *Q
 	return q
 }
 
-// NewQueue is the NewQueue of a controller's options: it adds delays and limits what failed. Call
-// it once, before anything is added.
+// NewQueue is for the field NewQueue of a controller's options: it adds delays, and the back-off
+// after failures. Call it once, before anything is added.
 func (q *Queue) NewQueue(name string, limiter workqueue.TypedRateLimiter[reconcile.Request]) workqueue.TypedRateLimitingInterface[reconcile.Request] {
 	type request = reconcile.Request
 	q.mu.Lock()
-	// The name registers metrics, and so starts a goroutine, which ends with ShutDown.
+	// The name registers metrics. That starts a goroutine, which ends with ShutDown.
 	q.queue = workqueue.NewTypedWithConfig(workqueue.TypedQueueConfig[request]{Name: name, Queue: q.order})
 	q.mu.Unlock()
 	delaying := workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[request]{Name: name, Queue: q})
@@ -58,8 +58,8 @@ func (q *Queue) NewQueue(name string, limiter workqueue.TypedRateLimiter[reconci
 }
 
 // Observe sets the flow of a request. The flow stays until Forget. Call it from an event handler,
-// before the request is added. Without it, a look at the request is Unlimited. A queued request
-// moves to where it would be if it was queued now.
+// before the request is added. Without a flow, the request is Unlimited. A queued request moves to
+// the place that it would get if it was queued now.
 func (q *Queue) Observe(name string, flow Flow) {
 	q.update(func() { q.order.observe(requestOf(name), flow) })
 }
@@ -69,18 +69,18 @@ func (q *Queue) Forget(name string) {
 	q.update(func() { q.order.forget(requestOf(name)) })
 }
 
-// Relist asks again which of the queued claims are listed or attested. Call it when the machines have
-// changed, at most once a second: it takes some 20 ms for 100,000 claims.
+// Relist checks again which of the queued claims are listed or attested. Call it when the machines
+// have changed, at most once a second: it takes some 20 ms for 100,000 claims.
 func (q *Queue) Relist() { q.update(q.order.relist) }
 
-// Charge delays a requester's next requests by the time that it took to deny one of its requests.
-// So on average, one request of a requester is denied at a time: the slower the API server, the
-// fewer in a second. Call it before Done.
+// Charge delays a requester's next requests by the time that the denial of one of its requests
+// took. So on average, one request of a requester is denied at a time: a slow API server gets fewer
+// denials per second. Call Charge before Done.
 func (q *Queue) Charge(requester string, took time.Duration) {
 	q.update(func() { q.order.charge(requester, took, q.elapsed()) })
 }
 
-// Add queues a request, unless it is queued. One that is in process is queued when it is done.
+// Add queues a request, unless it is queued. A request in process is queued when it is done.
 func (q *Queue) Add(request reconcile.Request) {
 	q.update(func() {
 		if !q.shutdown {
@@ -97,7 +97,7 @@ func (q *Queue) Done(request reconcile.Request) {
 	})
 }
 
-// Len returns how many requests are queued, whether the limits allow one now or not.
+// Len returns the number of queued requests, including those that the limits delay.
 func (q *Queue) Len() int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -105,7 +105,7 @@ func (q *Queue) Len() int {
 }
 
 // Get returns the next request as soon as the limits allow one. After ShutDown it returns none. A
-// workqueue would first return all that is queued. Here that could take as long as a flood: while
+// workqueue would first return all queued requests. During a flood that could take very long: while
 // workers are slower than the limits, the limits always allow one more.
 func (q *Queue) Get() (request reconcile.Request, shutdown bool) {
 	q.mu.Lock()
@@ -116,18 +116,18 @@ func (q *Queue) Get() (request reconcile.Request, shutdown bool) {
 	if q.shutdown {
 		return reconcile.Request{}, true
 	}
-	request, shutdown = q.queue.Get() // calls Pop, and does not block: pick found one
+	request, shutdown = q.queue.Get() // calls Pop, and does not block, since pick found a request
 	q.prompt()
 	return request, shutdown
 }
 
-// ShutDown ends all Gets. What is queued is dropped: the next start lists the requests again.
+// ShutDown ends all Gets. It drops the queued requests: the next start lists the requests again.
 func (q *Queue) ShutDown() {
 	q.end().ShutDown()
 }
 
-// ShutDownWithDrain is ShutDown, and waits until what is in process is done, or for ShutDown.
-// Unlike a workqueue's, it does not wait for what is queued.
+// ShutDownWithDrain is ShutDown, and waits until the requests in process are done, or until
+// ShutDown. Unlike a workqueue's, it does not wait for queued requests.
 func (q *Queue) ShutDownWithDrain() {
 	q.end().ShutDownWithDrain()
 }
@@ -139,7 +139,8 @@ func (q *Queue) ShuttingDown() bool {
 	return q.shutdown
 }
 
-// end returns the queue that is to be shut down, which may block, when nobody waits any more.
+// end marks the queue as shut down, wakes all Gets, and returns the wrapped queue. The caller shuts
+// that down without the lock, since it may block.
 func (q *Queue) end() *workqueue.Typed[reconcile.Request] {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -165,8 +166,8 @@ func (q *Queue) update(change func()) {
 	q.prompt()
 }
 
-// prompt wakes a Get if there is a request for it, or else has the timer do so when there is one.
-// It must follow each change of the order. One Get is enough: it prompts the next.
+// prompt wakes a Get if the limits allow a request now, else it sets the timer for that time. It
+// must follow each change of the order. Waking one Get is enough, since it prompts the next.
 func (q *Queue) prompt() {
 	now := q.elapsed()
 	if q.order.pick(now) {

@@ -177,7 +177,7 @@ func TestGetWaitsForTokens(t *testing.T) {
 	})
 }
 
-// A Get that waits for one requester's token is woken for whatever becomes eligible before.
+// A Get that waits for one requester's token is woken when another request becomes eligible before.
 func TestGetIsWokenBeforeItsTimer(t *testing.T) {
 	for name, wake := range map[string]func(q *Queue){
 		"another requester":   func(q *Queue) { q.add("x", node("x")) },
@@ -285,7 +285,8 @@ func TestShutDown(t *testing.T) {
 	})
 }
 
-// While workers are slow, the limits always allow one more. A shutdown must not wait for all of them.
+// While workers are slow, the limits always allow one more. A shutdown must not wait for all of
+// them.
 func TestShutDownDropsWhatIsQueued(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := newTestQueue(slow)

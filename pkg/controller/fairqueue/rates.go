@@ -7,24 +7,24 @@ import (
 	"time"
 )
 
-// Rate lets Burst pass at once, and then one each Every.
+// Rate allows Burst at once, and then one per Every.
 type Rate struct {
 	Every time.Duration
 	Burst int
 }
 
-// Rates are rule R1. A request that is over a rate waits, and is never denied for it.
+// Rates are rule R1. A request over a rate waits. It is never denied for that.
 type Rates struct {
-	// Requester and Cluster bound how often evidence is judged, for whoever filed the request and
-	// for all: before evidence has been judged nobody knows which machine it is of. A request that
-	// waits for something counts each time it is looked at again.
+	// Requester and Cluster bound how often evidence is judged, for each requester and for all
+	// together. They cannot be per machine, since the machine is not known before evidence is
+	// judged. A waiting request counts at each retry.
 	Requester, Cluster Rate
-	// Machine bounds the certificates of a machine that has proven which one it is.
+	// Machine bounds the certificates of a machine, once it is attested.
 	Machine Rate
 }
 
-// DefaultRates are far above what a fleet needs that boots all at once under one token, and keep
-// one token's flood below half a core.
+// DefaultRates are far above the need of a fleet that boots all at once under one token. They keep
+// the flood of one token below half a core.
 func DefaultRates() Rates {
 	return Rates{
 		Requester: Rate{Every: 10 * time.Millisecond, Burst: 500},

@@ -11,19 +11,19 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Retries remembers the requests that wait, such as for an inventory, until they are decided or
-// gone. M is what the controller keeps of a request's evidence.
+// Retries remembers the waiting requests, such as those that wait for an inventory, until they are
+// decided or gone. M is the controller's type for remembered evidence.
 //
-// When a decision is to wait, the controller calls Wait and requeues the request after the time
-// that it returns. It calls News to learn whether to report the decision, and Published to learn
-// whether to write the reason into the request. It calls Keep if it judged the evidence again. When
-// machines have changed it adds the names of Wake to the queue, and calls Queue.Relist. When a
-// request is decided or gone it calls Forget. A waiting request costs nothing until it is requeued.
+// If a request must wait, the controller calls Wait and requeues the request after the returned
+// time. News says whether to report the decision, and Published whether to write the reason into
+// the request. After judging the evidence again, the controller calls Keep. When the machines have
+// changed, it adds the names of Wake to the queue, and calls Queue.Relist. When a request is
+// decided or gone, it calls Forget. A waiting request costs nothing until it is requeued.
 //
 // A request that was woken is also requeued at its former time, since client-go's delaying queue
 // cannot cancel that.
 //
-// A waiting request takes some 300 bytes with its name, UID and claim, and the size of M.
+// A waiting request takes some 300 bytes with its name, UID and claim, plus the size of M.
 type Retries[M any] struct {
 	seed maphash.Seed
 
@@ -33,52 +33,52 @@ type Retries[M any] struct {
 	causes map[string]int
 }
 
-// retry is what is remembered of one request.
+// retry is the state of one waiting request.
 type retry[M any] struct {
 	uid   types.UID
 	claim Claim
 	cause string
-	// reported is the hash of the message that was last reported, if hasReported: the text of
-	// 100,000 messages would be the largest part.
+	// reported is the hash of the message that was last reported, if hasReported. The texts of
+	// 100,000 messages would need too much memory.
 	reported    uint64
 	hasReported bool
-	// published is the reason that the request itself was last seen to have. Reasons are constants.
+	// published is the reason that was last written into the request. Reasons are constants.
 	published string
-	// memo was made at the time judged, which is zero if there is none.
+	// memo was made at the time judged. judged is zero if there is no memo.
 	memo   M
 	judged time.Time
 }
 
-// NewRetries returns an empty memory of waiting requests.
+// NewRetries returns a Retries without requests.
 func NewRetries[M any]() *Retries[M] {
 	return &Retries[M]{seed: maphash.MakeSeed(), waiting: map[string]*retry[M]{}, causes: map[string]int{}}
 }
 
-// Waiting is a request that waits.
+// Waiting is a waiting request.
 type Waiting struct {
 	Name string
-	// UID distinguishes the request from others that have the same name in the course of time.
+	// UID distinguishes the request from an earlier or later one of the same name.
 	UID types.UID
-	// Claim is what it claims, for Wake.
+	// Claim is the request's claim, for Wake.
 	Claim Claim
-	// Cause is why it waits, for Causes: one of a few texts.
+	// Cause is the reason for waiting, for Causes. There must be few different ones.
 	Cause string
-	// Created is when it was filed.
+	// Created is the time when the API server stored the request.
 	Created time.Time
-	// Deadline is when the decision will be another at the latest; zero if there is none.
+	// Deadline is the time at which the request is denied if it still waits, zero if there is none.
 	Deadline time.Time
 }
 
-// A waiting request is looked at again after a 60th of its age, within these bounds: machines
-// appear without an event, such as in a platform's API.
+// A waiting request is retried after a 60th of its age, within these bounds. It needs retries since
+// machines may appear without an event, such as in a platform's API.
 const (
-	soonestLook = time.Second
-	latestLook  = 15 * time.Second
-	lookShare   = 60
+	minRetry   = time.Second
+	maxRetry   = 15 * time.Second
+	retryShare = 60
 )
 
-// Wait remembers that a request waits, and returns after which time to look at it again: the longer
-// it has been waiting, the later, and at its deadline at the latest.
+// Wait remembers a waiting request, and returns the time until its next retry. The time grows with
+// the age of the request, and ends at its deadline.
 func (r *Retries[M]) Wait(w Waiting, now time.Time) time.Duration {
 	r.mu.Lock()
 	known := r.of(w.Name, w.UID)
@@ -88,7 +88,7 @@ func (r *Retries[M]) Wait(w Waiting, now time.Time) time.Duration {
 		r.causes[w.Cause]++
 	}
 	r.mu.Unlock()
-	after := min(max(now.Sub(w.Created)/lookShare, soonestLook), latestLook)
+	after := min(max(now.Sub(w.Created)/retryShare, minRetry), maxRetry)
 	if left := w.Deadline.Sub(now); left > 0 {
 		after = min(after, left)
 	}
@@ -114,7 +114,7 @@ func (r *Retries[M]) News(name string, uid types.UID, message string) bool {
 	return news
 }
 
-// Published returns the reason that SetPublished was given last, "" if there is none.
+// Published returns the last reason given to SetPublished, "" if there is none.
 func (r *Retries[M]) Published(name string, uid types.UID) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -124,7 +124,7 @@ func (r *Retries[M]) Published(name string, uid types.UID) string {
 	return ""
 }
 
-// SetPublished remembers which reason was written into the request, if the request waits.
+// SetPublished remembers the reason that was written into the request, if the request waits.
 func (r *Retries[M]) SetPublished(name string, uid types.UID, reason string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -133,11 +133,10 @@ func (r *Retries[M]) SetPublished(name string, uid types.UID, reason string) {
 	}
 }
 
-// maxJudged is how long a memo may be used: to judge evidence is what costs most, and many may
-// wait.
+// maxJudged bounds the age of a memo. Judging evidence costs most, and many requests may wait.
 const maxJudged = time.Minute
 
-// Memo returns what Keep was given within the last minute.
+// Memo returns the memo that Keep got, if its evidence was judged less than maxJudged ago.
 func (r *Retries[M]) Memo(name string, uid types.UID, now time.Time) (memo M, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -151,8 +150,8 @@ func (r *Retries[M]) Memo(name string, uid types.UID, now time.Time) (memo M, ok
 	return known.memo, true
 }
 
-// Keep keeps a memo of evidence that was judged at a time, if the request waits. What Memo returned
-// must not be kept with a later time.
+// Keep keeps a memo of evidence that was judged at the time judged, if the request waits. Never
+// pass a memo that Memo returned with a later time.
 func (r *Retries[M]) Keep(name string, uid types.UID, memo M, judged time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -161,14 +160,14 @@ func (r *Retries[M]) Keep(name string, uid types.UID, memo M, judged time.Time) 
 	}
 }
 
-// Len returns how many requests wait.
+// Len returns the number of waiting requests.
 func (r *Retries[M]) Len() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return len(r.waiting)
 }
 
-// Causes returns how many requests wait, by cause.
+// Causes returns the number of waiting requests, by cause.
 func (r *Retries[M]) Causes() map[string]int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -185,7 +184,7 @@ func (r *Retries[M]) uncount(known *retry[M]) {
 	}
 }
 
-// Forget drops what is remembered of a request that is decided or gone.
+// Forget drops the state of a request that is decided or gone.
 func (r *Retries[M]) Forget(name string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -193,8 +192,8 @@ func (r *Retries[M]) Forget(name string) {
 	delete(r.waiting, name)
 }
 
-// Wake returns the names of the waiting requests whose claims are listed. Others wait for their
-// next look: a change of the machines must not cost a look at each of 100,000 requests.
+// Wake returns the names of the waiting requests whose claims are listed. The others wait for their
+// next retry: a change of the machines must not requeue all of 100,000 requests.
 func (r *Retries[M]) Wake(listed func(Claim) bool) (names []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -206,7 +205,7 @@ func (r *Retries[M]) Wake(listed func(Claim) bool) (names []string) {
 	return names
 }
 
-// known returns what is remembered of a request, nil if nothing is. The caller locks.
+// known returns the state of a request, nil if there is none. The caller locks.
 func (r *Retries[M]) known(name string, uid types.UID) *retry[M] {
 	if known := r.waiting[name]; known != nil && known.uid == uid {
 		return known
@@ -214,7 +213,8 @@ func (r *Retries[M]) known(name string, uid types.UID) *retry[M] {
 	return nil
 }
 
-// of remembers a request, in place of another one of the same name. The caller locks.
+// of returns the state of a request. It makes one if there is none, in place of another request of
+// the same name. The caller locks.
 func (r *Retries[M]) of(name string, uid types.UID) *retry[M] {
 	known := r.known(name, uid)
 	if known == nil {

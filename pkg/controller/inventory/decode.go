@@ -13,7 +13,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/text"
 )
 
-// machineEntry is a machine as it is written: by hand with its keys in eks, or by
+// machineEntry is an entry as it is written: by hand with its keys in eks, or by
 // `kubelet-authenticator identify` with its keys in device.
 type machineEntry struct {
 	// line is its first line.
@@ -46,15 +46,15 @@ type list struct {
 	given            bool
 }
 
-// decodeAll returns all entries of a stream of documents. It goes on after an entry that cannot be
-// decoded, and ends at a syntax error.
+// decodeAll returns all entries of a stream of documents. It continues after an entry that cannot
+// be decoded, and stops at a syntax error.
 func decodeAll(data []byte, problems *problemList) (entries []machineEntry, documents int) {
 	for _, part := range split(data) {
 		decoder := yaml.NewDecoder(bytes.NewReader(part.content))
 		for {
 			var document yaml.Node
 			err := decoder.Decode(&document)
-			if err == io.EOF { //nolint:errorlint // Decode returns it as it is
+			if err == io.EOF { //nolint:errorlint // Decode returns io.EOF unwrapped
 				break
 			}
 			if err != nil {
@@ -67,7 +67,7 @@ func decodeAll(data []byte, problems *problemList) (entries []machineEntry, docu
 			}
 			root := document.Content[0]
 			if root.Kind == yaml.ScalarNode && root.ShortTag() == "!!null" && root.Value == "" {
-				continue // nothing between two separators
+				continue // an empty document between two separators
 			}
 			entries = append(entries, d.document(root)...)
 			documents++
@@ -91,7 +91,7 @@ func (p chunk) syntaxError(err error) error {
 	decoder := yaml.NewDecoder(bytes.NewReader(padded))
 	for {
 		var document yaml.Node
-		if again := decoder.Decode(&document); again == io.EOF { //nolint:errorlint // Decode returns it as it is
+		if again := decoder.Decode(&document); again == io.EOF { //nolint:errorlint // Decode returns io.EOF unwrapped
 			break
 		} else if again != nil {
 			err = again
@@ -105,9 +105,9 @@ func (p chunk) syntaxError(err error) error {
 	return e
 }
 
-// split cuts the file where one output of identify, or one list, follows another without a
-// separator, as cat leaves them. It cuts before a line that begins with "{", "device:" or
-// "apiVersion:", if there was one since the last separator. Neither can occur twice in one
+// split cuts a file into documents. Files that were joined by cat have no separator between two
+// outputs of identify or two lists. So split cuts before a line that begins with "{", "device:" or
+// "apiVersion:", if the document already had such a line. None of these can occur twice in one
 // document. It also cuts after "...", since the YAML library would expect "---" next.
 func split(data []byte) []chunk {
 	var parts []chunk
@@ -167,7 +167,7 @@ func (d decoderAt) document(n *yaml.Node) []machineEntry {
 	}
 	isList := n.Kind == yaml.MappingNode && has(n, "apiVersion", "kind", "machines")
 	if !isList {
-		_ = add(n) // noted
+		_ = add(n) // always nil: add collects the problem
 		return l.machines
 	}
 	err := d.mapping(n, "a list of machines", map[string]field{
@@ -308,7 +308,7 @@ func (d decoderAt) sequence(n *yaml.Node, element field) error {
 	return nil
 }
 
-// text takes a value as it is written, since a fingerprint may look like a number, and a node name
+// text reads a value as it is written, since a fingerprint may look like a number, and a node name
 // like a boolean.
 func (d decoderAt) text(into *string) field {
 	return func(n *yaml.Node) error {

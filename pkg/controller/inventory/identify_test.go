@@ -36,8 +36,8 @@ func identify(t *testing.T, chip *swtpm.TPM, arguments ...string) string {
 	return stdout.String()
 }
 
-// What the command prints is an inventory as it is; so is what cat makes of several, in either format, with or without a list before or
-// behind.
+// The output of the command is an inventory. So are several outputs joined by cat, in either
+// format, with or without a list before or after them.
 func TestIdentifyIsAnEntry(t *testing.T) {
 	t.Parallel()
 	one := swtpm.Start(t, swtpm.Options{Certified: []string{"ecc-p256", "rsa-2048"}})
@@ -159,8 +159,8 @@ func reorder(t *testing.T, printed string) string {
 
 func indent(s string) string { return strings.TrimSuffix(strings.ReplaceAll(s, "\n", "\n  "), "  ") }
 
-// Each field that identify can print is known here. A new one makes this fail: then the decoder has to learn it, and controllers have to
-// be updated before the plugins.
+// Each field that identify can print is known here. A new one makes this fail: then the decoder has
+// to learn it, and controllers have to be updated before the plugins.
 func TestEveryFieldOfIdentifyIsKnown(t *testing.T) {
 	t.Parallel()
 	device := &tpm.Identity{EKs: []tpm.EKIdentity{{Certificate: &tpm.CertificateIdentity{}}}}

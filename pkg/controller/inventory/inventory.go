@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package inventory parses the inventory of a fleet without Cluster API (docs/inventory.md): which
-// endorsement keys a machine has, and its node name. The operator writes it. It is a root of trust:
-// whoever writes it decides who gets in.
+// endorsement keys a machine has, and its node name. The operator writes the inventory. It is a
+// root of trust: its writers decide which machines get certificates.
 package inventory
 
 import (
@@ -11,28 +11,29 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/machineentry"
 )
 
-// Machine is one entry. The operator wrote it by hand, or copied what `kubelet-authenticator
-// identify` printed on the machine. A copy is as trustworthy as the way it took.
+// Machine is one entry. The operator wrote it by hand, or copied the output of
+// `kubelet-authenticator identify` from the machine. A copy is only as trustworthy as its
+// transport.
 type Machine struct {
-	// Name is unique. Default: the node name.
+	// Name is unique. Default: NodeName.
 	Name string
 	// NodeName is the name of the machine's Node: unique, and a DNS-1123 subdomain.
 	NodeName string
 	// ProviderID is the machine's spec.providerID: unique, or empty if it is not known.
 	ProviderID string
 	// DNSNames and IPs are the machine's addresses, for serving certificates. No other machine has
-	// them, or has one of the DNS names as its node name.
+	// one of them, or has one of the DNS names as its node name.
 	DNSNames []string
 	IPs      []netip.Addr
 	// EKs are its endorsement keys. No other machine has them. A machine without EKs has a TokenID.
 	EKs []EK
-	// TokenID is the ID of the bootstrap token that was made for it, empty if the operator did not
-	// say. No other machine has it.
+	// TokenID is the ID of the bootstrap token that was made for the machine, "" if the operator
+	// did not specify one. No other machine has it.
 	TokenID string
-	// Disputed says that the entries of an inventory contradict each other about this machine: it
-	// is listed twice and differently, or another machine claims something of it. Of a machine that
-	// is listed differently, only those values are set in which all entries agree, and the EKs of
-	// all of them.
+	// Disputed says that entries of the inventory contradict each other about this machine. Either
+	// it is listed twice with different values, or another machine claims one of its values. If it
+	// is listed with different values, only values that all entries agree on are set, and EKs has
+	// the EKs of all entries.
 	Disputed bool
 }
 
@@ -40,11 +41,11 @@ type Machine struct {
 type EK struct {
 	// Fingerprint is the SHA-256 of its SubjectPublicKeyInfo, in lower-case hex.
 	Fingerprint string
-	// Template is the name of the template that the TPM makes it from, empty if the operator did
-	// not say.
+	// Template is the name of the template that the TPM makes it from, "" if the operator did not
+	// specify it.
 	Template string
-	// CertificateFingerprint is the SHA-256 of its certificate, in lower-case hex, empty if the
-	// operator did not say.
+	// CertificateFingerprint is the SHA-256 of its certificate, in lower-case hex, "" if the
+	// operator did not specify it.
 	CertificateFingerprint string
 }
 

@@ -9,12 +9,12 @@ import (
 	"strings"
 )
 
-// Inventory is the machines of all parts together. It does not change, and returns copies. The zero
-// value, and nil, have no machines.
+// Inventory has the machines of all parts. It is immutable, and its methods return copies. The zero
+// value and nil have no machines.
 type Inventory struct {
 	machines []Machine
-	// owners has an index into machines for each claim. contested has all of them where several
-	// machines claim the same.
+	// owners has an index into machines for each claim. contested has the indexes of all claimants
+	// of a claim, if there are several.
 	owners    map[claim]int
 	contested map[claim][]int
 
@@ -26,8 +26,8 @@ type Inventory struct {
 // claim is a value that only one machine may have.
 type claim struct{ field, value string }
 
-// The fields of claims. A node's name is a DNS name that it may want in its serving certificate, so
-// no other machine may have it as an address.
+// The fields of claims. A node's name may be a DNS name in its serving certificate, so no other
+// machine may have it as an address.
 const (
 	fieldName       = "name"
 	fieldNode       = "DNS name or nodeName"
@@ -62,11 +62,11 @@ func (m *Machine) claims(add func(claim)) {
 
 // Conflict is a contradiction between entries. Each machine in it is Disputed.
 type Conflict struct {
-	// Field and Value are what several machines claim. If one machine is listed several times and
-	// differently, they are "name" and its name.
+	// Field and Value are the claim that several machines make. If one machine is listed several
+	// times with different values, they are "name" and its name.
 	Field string `json:"field"`
 	Value string `json:"value"`
-	// Entries are those that claim it, two or more.
+	// Entries are the entries that make the claim, two or more.
 	Entries []Place `json:"entries"`
 }
 
@@ -84,7 +84,7 @@ func (p Place) String() string {
 	return fmt.Sprintf("%s:%d", p.Part, p.Line)
 }
 
-// maxEntries bounds how many entries the text of a conflict names.
+// maxEntries bounds the entries in the text of a conflict.
 const maxEntries = 4
 
 func (c Conflict) String() string {
@@ -116,8 +116,7 @@ func Parse(data []byte) (*Inventory, error) {
 }
 
 // Merge returns the machines of all parts, in their order. A part that is not known yet is nil.
-// Entries that say the same count once. A contradiction concerns only the machines in it: they are
-// Disputed.
+// Equal entries count once. A contradiction affects only the machines in it: they become Disputed.
 func Merge(parts ...*Part) *Inventory {
 	size := 0
 	for _, part := range parts {
@@ -138,8 +137,8 @@ func Merge(parts ...*Part) *Inventory {
 			m.add(located{&part.entries[i], part.name})
 		}
 	}
-	m.settleNames()
-	m.settleClaims()
+	m.mergeNames()
+	m.mergeClaims()
 	return m.inventory
 }
 
@@ -177,8 +176,8 @@ func (m *merger) add(e located) {
 // of returns the entries of a machine that differ.
 func (m *merger) of(n int) []located { return append([]located{m.entries[n]}, m.others[n]...) }
 
-// settleNames settles machines that are listed differently.
-func (m *merger) settleNames() {
+// mergeNames merges the entries of machines that are listed with different values.
+func (m *merger) mergeNames() {
 	for n, e := range m.entries {
 		if len(m.others[n]) == 0 {
 			continue
@@ -195,7 +194,8 @@ func (m *merger) settleNames() {
 	}
 }
 
-// agreeWith keeps the values in which another entry of the machine agrees, and the EKs of both.
+// agreeWith keeps only the values that equal those of another entry of the machine, and keeps the
+// EKs of both.
 func (m *Machine) agreeWith(other Machine) {
 	for _, field := range []struct {
 		own   *string
@@ -214,8 +214,8 @@ func (m *Machine) agreeWith(other Machine) {
 	}
 }
 
-// settleClaims settles values that several machines claim.
-func (m *merger) settleClaims() {
+// mergeClaims marks the machines that share a claim as disputed.
+func (m *merger) mergeClaims() {
 	i := m.inventory
 	var order []claim
 	for n := range m.entries {
@@ -224,7 +224,8 @@ func (m *merger) settleClaims() {
 			switch all := i.contested[c]; {
 			case !taken:
 				i.owners[c] = n
-			case owner == n || len(all) > 0 && all[len(all)-1] == n: // another entry of the same machine
+			case owner == n || len(all) > 0 && all[len(all)-1] == n:
+				// another entry of the same machine
 			case len(all) == 0:
 				order = append(order, c)
 				i.contested[c] = []int{owner, n}
@@ -247,9 +248,9 @@ func (m *merger) settleClaims() {
 	}
 }
 
-// dispute marks a machine that has a contested claim. A contested address is no machine's: nobody gets
-// a serving certificate for it. One of the claimants may have lost it already, because it is listed
-// differently, so it does not suffice that each of them has it.
+// dispute marks a machine that has a contested claim. It removes a contested address, so that no
+// machine gets a serving certificate for it. Comparing the machines later would not suffice:
+// agreeWith may have removed the address from one of them.
 func (m *Machine) dispute(c claim) {
 	m.Disputed = true
 	switch c.field {
@@ -270,15 +271,15 @@ func (m *merger) claimant(n int, c claim) Place {
 	return all[at].place()
 }
 
-// Difference is a field in which two entries differ. Old and New are what they have in it, sorted.
+// Difference is a field in which two entries differ. Old and New are its values, sorted.
 type Difference struct {
 	Field string   `json:"field"`
 	Old   []string `json:"old,omitempty"`
 	New   []string `json:"new,omitempty"`
 }
 
-// Compare returns what differs between two entries of a machine, of all that decisions depend on:
-// the order of lists, templates and certificates do not matter.
+// Compare returns the differences between two entries of a machine that decisions depend on. It
+// ignores the order of lists, templates and certificates.
 func Compare(from, to Machine) []Difference {
 	if from.NodeName == to.NodeName && from.ProviderID == to.ProviderID && from.TokenID == to.TokenID &&
 		slices.Equal(from.DNSNames, to.DNSNames) && slices.Equal(from.IPs, to.IPs) && slices.Equal(from.EKs, to.EKs) {
@@ -328,8 +329,8 @@ func addresses(m Machine) []string {
 	return all
 }
 
-// ByEK returns the machines with the endorsement key of that fingerprint. If they are several, they
-// are Disputed.
+// ByEK returns the machines with the endorsement key of that fingerprint. If there are several,
+// they are Disputed.
 func (i *Inventory) ByEK(fingerprint string) []Machine { return i.by(claim{fieldEK, fingerprint}) }
 
 // ByName returns the machine of that name.
@@ -371,7 +372,7 @@ func (i *Inventory) All() []Machine {
 	return all
 }
 
-// Len returns how many machines there are.
+// Len returns the number of machines.
 func (i *Inventory) Len() int {
 	if i == nil {
 		return 0
@@ -387,7 +388,7 @@ func (i *Inventory) Conflicts() []Conflict {
 	return slices.Clone(i.conflicts)
 }
 
-// Duplicates returns how many entries say what an earlier one says, and so do not count.
+// Duplicates returns the number of entries that equal an earlier one. They do not count.
 func (i *Inventory) Duplicates() int {
 	if i == nil {
 		return 0

@@ -79,7 +79,8 @@ func TestConflicts(t *testing.T) {
 	}
 }
 
-// Of a machine that is listed differently, only what all entries agree on is left, and the EKs of all.
+// Of a machine that is listed differently, only what all entries agree on is left, and the EKs of
+// all.
 func TestListedDifferently(t *testing.T) {
 	t.Parallel()
 	entry := func(nodeName, providerID, token, addresses string, ek rune) string {
@@ -146,9 +147,9 @@ func TestProblems(t *testing.T) {
 	}
 }
 
-// A contested address is nobody's, also if a claimant has lost it because another part lists that
-// machine differently. Otherwise who writes one part could have serving certificates for addresses
-// that another part gives to another machine.
+// A contested address belongs to no machine, also if a claimant has lost it because another part
+// lists that machine differently. Otherwise the writer of one part could get serving certificates
+// for addresses that another part gives to another machine.
 func TestContestedAddressIsNobodys(t *testing.T) {
 	t.Parallel()
 	const addresses = "  addresses: [web.example.com, 192.0.2.1]\n"

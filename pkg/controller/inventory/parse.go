@@ -25,7 +25,7 @@ const (
 
 // Limits.
 const (
-	// MaxSize limits a part, in bytes: ten thousand machines as identify prints them.
+	// MaxSize limits a part, in bytes. That suffices for ten thousand outputs of identify.
 	MaxSize = 16 << 20
 	// maxKeys and maxAddresses limit what one machine has.
 	maxKeys, maxAddresses = 16, 64
@@ -33,7 +33,7 @@ const (
 	maxText = 4096
 	// tpmProvider is the provider whose devices have endorsement keys.
 	tpmProvider = "tpm"
-	// fingerprintSize is that of a SHA-256 in hex.
+	// fingerprintSize is the length of a SHA-256 in hex.
 	fingerprintSize = 64
 )
 
@@ -43,7 +43,7 @@ type Error struct {
 	Part string
 	// Line is the line, 0 if the whole part is wrong.
 	Line int
-	// Machine is the name of the entry, empty where it has none.
+	// Machine is the name of the entry, "" if it has none.
 	Machine string
 	Problem string
 }
@@ -67,7 +67,7 @@ func (e *Error) Text() string {
 	return fmt.Sprintf("machine %q: %s", e.Machine, e.Problem)
 }
 
-// withMachine adds to an error which machine it is about, if that is known.
+// withMachine adds the name of the machine to an error, if the name is known.
 func withMachine(err error, m Machine) error {
 	var e *Error
 	if errors.As(err, &e) && e.Machine == "" {
@@ -79,10 +79,10 @@ func withMachine(err error, m Machine) error {
 	return err
 }
 
-// maxProblems bounds how many problems of a part are collected.
+// maxProblems bounds the problems that are collected for one part.
 const maxProblems = 100
 
-// problemList collects what is wrong with a part.
+// problemList collects the problems of a part.
 type problemList struct {
 	part string
 	all  []*Error
@@ -98,7 +98,7 @@ func (l *problemList) add(err error) {
 
 func (l *problemList) full() bool { return len(l.all) >= maxProblems }
 
-// Part is a parsed file or ConfigMap entry. It does not change.
+// Part is a parsed file or ConfigMap entry. It is immutable.
 type Part struct {
 	name    string
 	entries []entry
@@ -113,15 +113,15 @@ type entry struct {
 // Name returns the part's name.
 func (p *Part) Name() string { return p.name }
 
-// Len returns how many entries the part has.
+// Len returns the number of entries in the part.
 func (p *Part) Len() int { return len(p.entries) }
 
 // ParsePart decodes a part of an inventory strictly (docs/inventory.md): a stream of documents in
 // YAML or JSON. Each is a list of kind MachineInventory, or one machine as `kubelet-authenticator
 // identify` prints it. Unknown and doubled fields and malformed values are an *Error.
 //
-// A list without machines is valid. A stream without documents is an error, since a file is empty
-// while it is being written.
+// A list without machines is valid. A stream without documents is an error, since a file may be
+// empty while it is being written.
 func ParsePart(name string, data []byte) (*Part, error) {
 	part, problems := parse(name, data)
 	if len(problems) > 0 {
@@ -234,7 +234,7 @@ func (k *ekEntry) problem() string {
 	case k.certificate && !isFingerprint(k.CertificateFingerprint):
 		return fmt.Sprintf("the certificate's fingerprint %.80q is not a SHA-256 in lower-case hex", k.CertificateFingerprint)
 	case k.Template != "" && len(validation.IsDNS1123Label(k.Template)) > 0:
-		// Which templates there are is not judged: a newer plugin may know more of them.
+		// Unknown templates are accepted, since a newer plugin may know more of them.
 		return fmt.Sprintf("the template %.64q is not a name like ecc-p256", k.Template)
 	}
 	return ""
@@ -245,7 +245,7 @@ func isFingerprint(s string) bool {
 	return err == nil && len(s) == fingerprintSize && s == strings.ToLower(s)
 }
 
-// addAddress refuses addresses that no machine has for itself alone. The rules for serving
+// addAddress refuses addresses that cannot belong to one machine only. The rules for serving
 // certificates check more.
 func (m *Machine) addAddress(address string) string {
 	if ip, err := netip.ParseAddr(address); err == nil {
@@ -262,7 +262,8 @@ func (m *Machine) addAddress(address string) string {
 		return fmt.Sprintf("the address %.64q is neither an IP nor a DNS name in lower case", address)
 	}
 	last := address[strings.LastIndexByte(address, '.')+1:]
-	if strings.Trim(last, "0123456789") == "" { // a mistyped IP, or one in an old notation; no top-level domain is a number
+	// a mistyped IP, or one in an old notation; no top-level domain is a number
+	if strings.Trim(last, "0123456789") == "" {
 		return fmt.Sprintf("the address %.64q is neither an IP nor a DNS name", address)
 	}
 	if last == "localhost" || strings.HasSuffix(address, ".localhost.localdomain") || address == "localhost.localdomain" {

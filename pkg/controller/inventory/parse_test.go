@@ -268,7 +268,8 @@ func TestParseRefuses(t *testing.T) {
 		"a DNS name twice":              {entry("addresses: [b, b]"), "twice"},
 		"one EK twice":                  {ek("fingerprint: " + print('1') + "\n  - fingerprint: " + print('1')), `it has the EK "` + print('1') + `" twice`},
 		"the second list is wrong":      {one + one[:len(head)] + "- nodeName: B\n", `line 10: machine "B"`},
-		"the second list is no YAML":    {one + one[:len(head)] + "- nodeName: [\n", "line 1"}, // 10 or 11
+		// 10 or 11
+		"the second list is no YAML": {one + one[:len(head)] + "- nodeName: [\n", "line 1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inventory, err := Parse([]byte(c.data))
@@ -290,7 +291,8 @@ func TestSyntaxErrorsHaveTheRightLine(t *testing.T) {
 		return fmt.Sprintf("device:\n  eks:\n  - fingerprint: %q\nnodeName: n%c\nprovider: tpm\n", print(digit), digit)
 	}
 	_, err := Parse([]byte(good('1') + good('2') + "device:\n  eks: ]\n"))
-	if err == nil || !strings.Contains(err.Error(), "line 11:") { // the YAML library's own count; it is 12
+	// the YAML library's own count; it is 12
+	if err == nil || !strings.Contains(err.Error(), "line 11:") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -399,8 +401,8 @@ func write(t testing.TB, machines []Machine) []byte {
 	return data
 }
 
-// FuzzParse: what is accepted holds each key, node name, provider ID and address once, is found by them, and can be written and read again;
-// what is not says why on one line.
+// FuzzParse: an accepted inventory has each key, node name, provider ID and address once. It finds
+// machines by them, and can be written and read again. An error has one line.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(head + machine('1', "  addresses: [a, 192.0.2.1]\n  providerID: x://y\n") + machine('2', "")))
 	f.Add([]byte("device:\n  eks:\n  - fingerprint: \"" + print('1') + "\"\n    certificate: {fingerprint: " + print('a') + "}\nnodeName: a\nprovider: tpm\ndevice: {eks: [{fingerprint: " + print('b') + "}]}\nnodeName: b\nprovider: tpm\n"))

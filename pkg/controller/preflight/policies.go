@@ -24,43 +24,46 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/packaging"
 )
 
-// PolicyScope is which of the release's admission policies a cluster has.
+// PolicyScope selects the admission policies of the release that a cluster must have.
 type PolicyScope int
 
 // The kinds of clusters.
 const (
-	// PoliciesAlone are those of a cluster whose controller runs in it, packaging/kubernetes.
+	// PoliciesAlone are the policies of a cluster whose controller runs in it,
+	// packaging/kubernetes.
 	PoliciesAlone PolicyScope = iota + 1
-	// PoliciesWorkload are those of a workload cluster, packaging/cluster-api/workload.
+	// PoliciesWorkload are the policies of a workload cluster, packaging/cluster-api/workload.
 	PoliciesWorkload
-	// PoliciesManagement are those of a management cluster, packaging/cluster-api/management.
+	// PoliciesManagement are the policies of a management cluster,
+	// packaging/cluster-api/management.
 	PoliciesManagement
 )
 
 const (
-	// labelScope is on each manifest, with the flavours of Cluster API that have it.
+	// labelScope is a label of each manifest. Its value says which kinds of Cluster API clusters
+	// have the manifest.
 	labelScope = "attestation.cluster.x-k8s.io/cluster-api"
-	// labelFilled is on the policies whose content the controller writes.
+	// labelFilled is a label of the policies whose content the controller writes.
 	labelFilled = "attestation.cluster.x-k8s.io/filled-by"
 )
 
 // The problems that a policy can have.
 const (
-	// PolicyMissing says that the policy or its binding is not there.
+	// PolicyMissing says that the policy or its binding does not exist.
 	PolicyMissing = "Missing"
-	// PolicyAltered says that one of the two is not the release's.
+	// PolicyAltered says that the policy or its binding differs from the release.
 	PolicyAltered = "Altered"
 	// PolicyNotDenying says that the binding only warns or audits.
 	PolicyNotDenying = "NotDenying"
-	// PolicyNotEffective says that the API server let pass what the policy refuses, although the
-	// objects are right.
+	// PolicyNotEffective says that the API server accepted a write that the policy refuses,
+	// although the objects are right.
 	PolicyNotEffective = "NotEffective"
 )
 
-// PolicyProblem is what keeps a policy from being in force.
+// PolicyProblem says why a policy is not in force.
 type PolicyProblem struct {
 	Policy string
-	// Problem is one of the constants above, Detail what differs.
+	// Problem is one of the constants above. Detail says what differs.
 	Problem, Detail string
 }
 
@@ -92,7 +95,8 @@ var releases = map[PolicyScope]func() (*policySet, error){
 	}),
 }
 
-// revocationReleases are what packaging/kubernetes-revocation adds. They are parsed once.
+// revocationReleases has the policies of packaging/kubernetes-revocation, by scope. They are parsed
+// once.
 var revocationReleases = map[PolicyScope]func() (*policySet, error){
 	PoliciesAlone:      parseRevocation(""),
 	PoliciesWorkload:   parseRevocation("workload"),
@@ -159,8 +163,8 @@ func (s *policySet) add(scope string, document []byte) error {
 	return nil
 }
 
-// compare returns what keeps the release's policies from being in force, where those found are
-// there. The caller changes none of them meanwhile.
+// compare compares the release's policies with those of a cluster, and returns the problems. The
+// caller must not change the arguments meanwhile.
 func (s *policySet) compare(policies []admissionv1.ValidatingAdmissionPolicy, bindings []admissionv1.ValidatingAdmissionPolicyBinding, controllers []string) (problems []PolicyProblem) {
 	for i := range s.policies {
 		want := &s.policies[i]
@@ -183,9 +187,9 @@ func (s *policySet) compare(policies []admissionv1.ValidatingAdmissionPolicy, bi
 	return problems
 }
 
-// specDifference says what of a policy is not the release's, as the API server stores it. Lists of
-// names in variables are the overlay's to change: the controllers are exactly those given, and an
-// extensible list has what the release's has, and perhaps more.
+// specDifference returns how a policy differs from the release's, "" if it does not. Overlays may
+// change some lists of names in variables. The controllers must be exactly those given. An
+// extensible list must have at least the release's entries.
 func specDifference(want, got *admissionv1.ValidatingAdmissionPolicySpec, controllers []string) string {
 	want, got = defaulted(want), defaulted(got)
 	if len(want.Variables) == len(got.Variables) {
@@ -220,7 +224,7 @@ func specDifference(want, got *admissionv1.ValidatingAdmissionPolicySpec, contro
 	return ""
 }
 
-// listDifference says what is wrong with a list that stands where the release has one of literals.
+// listDifference returns what is wrong with an expression where the release has a list of literals.
 func listDifference(name string, shipped []string, expression string, controllers []string) string {
 	found, ok := literals(expression)
 	if !ok {
@@ -245,7 +249,7 @@ func listDifference(name string, shipped []string, expression string, controller
 	return ""
 }
 
-// extensible are the lists that an overlay may extend. More entries in any other list might exempt
+// extensible has the lists that an overlay may extend. More entries in any other list might exempt
 // somebody.
 var extensible = []string{"signers", "bootstrappers", "movers"}
 
@@ -301,7 +305,7 @@ func defaultedMatch(match *admissionv1.MatchResources) *admissionv1.MatchResourc
 	return match
 }
 
-// bindingProblem says in what a binding has its policy refuse less than the release's does. More
+// bindingProblem returns why a policy refuses less with this binding than with the release's. More
 // actions than Deny do no harm.
 func bindingProblem(want, got *admissionv1.ValidatingAdmissionPolicyBindingSpec) (problem, detail string) {
 	everything := defaultedMatch(nil)
@@ -322,26 +326,25 @@ func bindingProblem(want, got *admissionv1.ValidatingAdmissionPolicyBindingSpec)
 type PolicyCheck struct {
 	// Scope says which policies the cluster has to have.
 	Scope PolicyScope
-	// Client reads from the API server itself.
+	// Client must not read from a cache.
 	Client client.Client
-	// User is whom the policies name as the controller. Empty: whoever the API server says that
-	// Client is, which it tells every authenticated user by default.
+	// User is the user that the policies name as the controller. Default: the user of Client, by a
+	// SelfSubjectReview, which every authenticated user may create by default.
 	User string
 	// Others are the other controllers that the policies name.
 	Others []string
-	// Rendered returns what the controller last rendered for a policy of revoked certificates. With
-	// nil the policy has to be there, and its content is not compared.
+	// Rendered returns the spec that the controller last rendered for a policy of revoked
+	// certificates. If it returns nil, the policy must exist, and its content is not compared.
 	//
-	// Rendered is itself nil while revocation is off. Then its policies are ignored. A PolicyWatch
-	// reports them. Check does not: enforcement of attestation does not depend on them.
+	// Rendered is nil while revocation is off. Then its policies are ignored. A PolicyWatch reports
+	// their problems. Check does not, since enforcement of attestation does not depend on them.
 	Rendered func(name string) *admissionv1.ValidatingAdmissionPolicySpec
 
 	mu   sync.Mutex
 	self string
 }
 
-// Check reads policies and bindings, and returns what keeps them from being in force. It leaves
-// those of revocation out.
+// Check reads policies and bindings, and returns their problems. It ignores those of revocation.
 func (c *PolicyCheck) Check(ctx context.Context) ([]PolicyProblem, error) {
 	var policies admissionv1.ValidatingAdmissionPolicyList
 	var bindings admissionv1.ValidatingAdmissionPolicyBindingList
@@ -365,7 +368,7 @@ func (c *PolicyCheck) compare(ctx context.Context, policies []admissionv1.Valida
 	return release.compare(policies, bindings, append([]string{user}, c.Others...)), nil
 }
 
-// compareRevocation returns what keeps the policies of revocation from being in force.
+// compareRevocation returns the problems of the policies of revocation.
 func (c *PolicyCheck) compareRevocation(ctx context.Context, policies []admissionv1.ValidatingAdmissionPolicy, bindings []admissionv1.ValidatingAdmissionPolicyBinding) ([]PolicyProblem, error) {
 	release, err := c.revocation()
 	if release == nil || err != nil {
@@ -391,7 +394,7 @@ func (c *PolicyCheck) compareRevocation(ctx context.Context, policies []admissio
 	return want.compare(policies, bindings, append([]string{user}, c.Others...)), nil
 }
 
-// user returns whom the policies have to name.
+// user returns the user that the policies must name.
 func (c *PolicyCheck) user(ctx context.Context) (string, error) {
 	if c.User != "" {
 		return c.User, nil
@@ -408,7 +411,7 @@ func (c *PolicyCheck) user(ctx context.Context) (string, error) {
 	return c.self, nil
 }
 
-// release returns the policies that the cluster has to have.
+// release returns the policies that the cluster must have.
 func (c *PolicyCheck) release() (*policySet, error) {
 	parse := releases[c.Scope]
 	if parse == nil {
@@ -417,8 +420,7 @@ func (c *PolicyCheck) release() (*policySet, error) {
 	return parse()
 }
 
-// revocation returns the policies that the cluster has to have for revocation, or nil while that is
-// off.
+// revocation returns the policies that the cluster must have for revocation, nil while that is off.
 func (c *PolicyCheck) revocation() (*policySet, error) {
 	parse := revocationReleases[c.Scope]
 	if c.Rendered == nil || parse == nil {
@@ -437,7 +439,7 @@ func (c *PolicyCheck) isOurs(object client.Object) bool {
 	return release.has(object.GetName()) || err == nil && revocation.has(object.GetName())
 }
 
-// has reports whether there is a policy or a binding of that name.
+// has reports whether the set has a policy or a binding of that name.
 func (s *policySet) has(name string) bool {
 	return s != nil && (slices.ContainsFunc(s.policies, func(p admissionv1.ValidatingAdmissionPolicy) bool { return p.Name == name }) ||
 		slices.ContainsFunc(s.bindings, func(b admissionv1.ValidatingAdmissionPolicyBinding) bool { return b.Name == name }))

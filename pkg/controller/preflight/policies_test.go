@@ -233,8 +233,8 @@ func TestRevocationPoliciesAreCompared(t *testing.T) {
 	}
 }
 
-// The controller repairs an altered policy at once, so only what lasts is reported. A missing one is
-// reported at once.
+// The controller repairs an altered policy at once, so only what lasts is reported. A missing one
+// is reported at once.
 func TestAlterationsThatLast(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &PolicyWatch{}
@@ -247,7 +247,7 @@ func TestAlterationsThatLast(t *testing.T) {
 			}
 		}
 		expect([]PolicyProblem{altered, missing}, true, missing)
-		time.Sleep(alteredPatience - time.Second)
+		time.Sleep(alteredGrace - time.Second)
 		expect([]PolicyProblem{altered}, true)
 		time.Sleep(time.Second)
 		expect([]PolicyProblem{altered}, false, altered)

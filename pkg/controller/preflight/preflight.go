@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package preflight checks a cluster before enforcement starts in it, and watches its admission
-// policies from then on. It decides nothing about requests.
+// Package preflight checks a cluster before enforcement starts, and watches its admission policies
+// afterwards. It decides nothing about requests.
 package preflight
 
 import (
@@ -24,59 +24,61 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 )
 
-// AnnotationEnforcingSince is on the challenge keys' Secret once enforcement has started, with the time in RFC 3339.
+// AnnotationEnforcingSince is set on the Secret of the challenge keys once enforcement has started.
+// Its value is the time in RFC 3339.
 const AnnotationEnforcingSince = "attestation.cluster.x-k8s.io/enforcing-since"
 
 const (
-	// openTimeout is how long Open tries to reach the API server, and openRetry is the time between
+	// openTimeout bounds how long Open tries to reach the API server. openRetry is the time between
 	// two tries.
 	openTimeout = 30 * time.Second
 	openRetry   = time.Second
 	// readTimeout bounds one call of the API server.
 	readTimeout = 10 * time.Second
-	// nodesInterval is how often Nodes without a record are looked for afterwards.
+	// nodesInterval is the time between two checks for Nodes without a record, after the start.
 	nodesInterval = 10 * time.Minute
 )
 
-// Preflight keeps enforcement from starting in a cluster whose Nodes it would lock out: Nodes that
-// have no record and are not listed. It also requires the admission policies.
+// Preflight keeps enforcement from starting in a cluster with Nodes that it would lock out: those
+// without a record that are not listed. It also requires the admission policies.
 //
-// It decides once, when enforcement starts, and not at each start of the controller. A stray Node
-// that appears later, or a record that was deleted, must not end the renewals of all others when the
-// controller's pod moves. So an annotation on the Secret of the challenge keys remembers the start,
-// until the controller runs in audit mode.
+// It checks once, when enforcement starts, and not at each start of the controller. A stray Node or
+// a deleted record must not end the renewals of all other nodes when the controller's pod moves. So
+// an annotation on the Secret of the challenge keys remembers the start, until the controller runs
+// in audit mode.
 type Preflight struct {
 	// Keys is the store whose Secret remembers that enforcement started.
 	Keys *sources.KeyStore
-	// Records reads records, and Nodes reads Nodes, by default as Records does. They must not be
-	// caches.
+	// Records reads records, and Nodes reads Nodes. They must not be caches. Default of Nodes:
+	// Records.
 	Records, Nodes client.Reader
-	// Cluster is the UID in records, Namespace is where they are.
+	// Cluster is the cluster's UID in records. Namespace has the records.
 	Cluster, Namespace string
 	// Unattested are the names of Nodes that need no record.
 	Unattested []string
-	// Policies are the admission policies that have to be in force when enforcement starts. None:
-	// it starts without them.
+	// Policies are the admission policies that must be in force when enforcement starts. If it is
+	// empty, none must be.
 	Policies []*PolicyCheck
-	// Audit refuses nothing, and forgets that enforcement has started.
+	// Audit only logs problems, and removes the mark that enforcement has started.
 	Audit bool
-	// Metrics gauge the Nodes. Optional.
+	// Metrics gauge the Nodes without a record. Optional.
 	Metrics *telemetry.ClusterMetrics
-	// Log gets what is found.
+	// Log logs the findings.
 	Log logr.Logger
-	// Hints say what can be done. Default: those for a controller of one cluster.
+	// Hints are the hints of errors. Default: those for a controller of one cluster.
 	Hints Hints
 
-	// lastReported are the Nodes that were last warned about. reported is false before the first look.
+	// lastReported has the Nodes of the last warning. reported is false before the first check.
 	lastReported string
 	reported     bool
 }
 
-// Error is why enforcement does not start. A retry does not help.
+// Error says why enforcement does not start. A retry does not help.
 type Error struct {
-	// Nodes are those without a record that are not listed, sorted by name, if that is the cause.
+	// Nodes are the Nodes without a record that are not listed, sorted by name, if they are the
+	// cause.
 	Nodes []string
-	// Policies are the problems of the admission policies, if that is the cause.
+	// Policies are the problems of the admission policies, if they are the cause.
 	Policies []PolicyProblem
 	// Hint says what can be done.
 	Hint  string
@@ -97,8 +99,8 @@ func (e *Error) Unwrap() error { return e.cause }
 
 // Hints say what an operator can do when enforcement does not start.
 type Hints struct {
-	// Nodes is for Nodes without a record, Record for a missing CRD, Policies for admission policies
-	// that are not in force, and Rights for missing RBAC rules.
+	// Nodes is for Nodes without a record, and Record for a missing CRD. Policies is for admission
+	// policies that are not in force, and Rights for missing RBAC rules.
 	Nodes, Record, Policies, Rights string
 }
 
@@ -119,9 +121,9 @@ func (p *Preflight) hints() Hints {
 	return p.Hints
 }
 
-// Open returns nil once enforcement may start, and at once in audit mode. An *Error says why it may
-// not. Any other error is that of an API server that did not answer in time. Call Open before the
-// manager starts.
+// Open returns nil once enforcement may start, and at once in audit mode. An *Error says why
+// enforcement may not start. Any other error means that the API server did not answer in time. Call
+// Open before the manager starts.
 func (p *Preflight) Open(ctx context.Context) error {
 	if p.Keys == nil || p.Records == nil {
 		return &Error{cause: errors.New("Preflight.Keys and Preflight.Records must be set")}
@@ -138,7 +140,7 @@ func (p *Preflight) Open(ctx context.Context) error {
 		case <-ctx.Done():
 			return p.unlessAudit(err)
 		case <-time.After(openRetry):
-			p.Log.Info("cannot look at the cluster yet", "cause", text.Line(err.Error(), telemetry.MaxLogged))
+			p.Log.Info("cannot check the cluster yet", "cause", text.Line(err.Error(), telemetry.MaxLogged))
 		}
 	}
 }
@@ -160,15 +162,15 @@ func (p *Preflight) try(ctx context.Context) error {
 		if err := p.forget(ctx); err != nil {
 			return err
 		}
-		return p.look(ctx)
+		return p.check(ctx)
 	}
 	secret, err := p.secret(ctx)
 	if err != nil {
 		return err
 	}
 	if enforcing(secret) {
-		if err := p.look(ctx); err != nil {
-			p.Log.Error(nil, "cannot look at the Nodes", "cause", text.Line(err.Error(), telemetry.MaxLogged))
+		if err := p.check(ctx); err != nil {
+			p.Log.Error(nil, "cannot read the Nodes", "cause", text.Line(err.Error(), telemetry.MaxLogged))
 		}
 		return nil
 	}
@@ -185,8 +187,7 @@ func (p *Preflight) try(ctx context.Context) error {
 	return p.remember(ctx)
 }
 
-// policiesInForce returns a *Error where admission policies are missing, altered or deny
-// nothing.
+// policiesInForce returns an *Error if admission policies are missing, altered or not denying.
 func (p *Preflight) policiesInForce(ctx context.Context) error {
 	for _, check := range p.Policies {
 		problems, err := check.Check(ctx)
@@ -203,14 +204,14 @@ func (p *Preflight) policiesInForce(ctx context.Context) error {
 	return nil
 }
 
-// Start looks for Nodes without a record until ctx ends, for the log and the gauge. A manager runs it
-// on the leader.
+// Start checks for Nodes without a record until ctx ends, for the log and the gauge. A manager runs
+// it on the leader.
 func (p *Preflight) Start(ctx context.Context) error {
 	ticker := time.NewTicker(nodesInterval)
 	defer ticker.Stop()
 	for {
-		if err := p.look(ctx); err != nil && ctx.Err() == nil {
-			p.Log.Error(nil, "cannot look at the Nodes", "cause", text.Line(err.Error(), telemetry.MaxLogged))
+		if err := p.check(ctx); err != nil && ctx.Err() == nil {
+			p.Log.Error(nil, "cannot read the Nodes", "cause", text.Line(err.Error(), telemetry.MaxLogged))
 		}
 		select {
 		case <-ctx.Done():
@@ -220,9 +221,9 @@ func (p *Preflight) Start(ctx context.Context) error {
 	}
 }
 
-// look logs which Nodes have no record and are not listed: at first, and when they changed. An
-// operator waits for the line that there are none.
-func (p *Preflight) look(ctx context.Context) error {
+// check logs the Nodes that have no record and are not listed, at first and when they have changed.
+// Operators wait for the line that says that there are none.
+func (p *Preflight) check(ctx context.Context) error {
 	without, err := p.without(ctx)
 	if err != nil {
 		return err
@@ -296,7 +297,7 @@ func (p *Preflight) attested(ctx context.Context) (map[string]bool, error) {
 	return names, nil
 }
 
-// failed returns an *Error for a missing right, which a retry does not cure.
+// failed returns an *Error for a missing right, since a retry does not help.
 func (p *Preflight) failed(what string, err error) error {
 	err = fmt.Errorf("%s: %w", what, err)
 	if apierrors.IsForbidden(err) {
@@ -317,7 +318,8 @@ func (p *Preflight) secret(ctx context.Context) (*corev1.Secret, error) {
 	return secret, nil
 }
 
-// enforcing reports whether enforcement has started. A value that is no time was not written here.
+// enforcing reports whether enforcement has started. A value that is not a time was written by
+// somebody else, and does not count.
 func enforcing(secret *corev1.Secret) bool {
 	if secret == nil {
 		return false
@@ -326,9 +328,9 @@ func enforcing(secret *corev1.Secret) bool {
 	return err == nil
 }
 
-// remember notes that enforcement has started. The store makes the Secret and its keys, so that only
-// annotations are written here. Of two replicas that write at once, the later one gets a conflict
-// and checks everything again.
+// remember records in the Secret that enforcement has started. The store makes the Secret and its
+// keys first, so that this writes only the annotation. Of two replicas that write at once, the
+// later one gets a conflict and checks everything again.
 func (p *Preflight) remember(ctx context.Context) error {
 	made := p.Keys.Refresh(ctx)
 	secret, err := p.secret(ctx)
@@ -340,7 +342,7 @@ func (p *Preflight) remember(ctx context.Context) error {
 	case secret == nil:
 		return p.failed("no place to remember it", made)
 	case enforcing(secret):
-		return nil // another replica has passed
+		return nil // another replica has started enforcement
 	}
 	metav1.SetMetaDataAnnotation(&secret.ObjectMeta, AnnotationEnforcingSince, time.Now().UTC().Format(time.RFC3339))
 	return p.write(ctx, secret)

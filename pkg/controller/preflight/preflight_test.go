@@ -34,7 +34,8 @@ type clusterAPI struct {
 	client.Client
 	nodes   []string
 	records []v1alpha1.NodeAttestation
-	// failNodes, failRecords and failSecret are returned as long as fails is not 0; it counts down, and stays below 0.
+	// failNodes, failRecords and failSecret are returned as long as fails is not 0; it counts down,
+	// and stays below 0.
 	failNodes, failRecords, failSecret error
 	fails, writes                      int
 	secret                             *corev1.Secret
@@ -181,12 +182,13 @@ func TestPreflightGivesUp(t *testing.T) {
 	})
 }
 
-// Once passed, whatever appears or cannot be read is a warning, until a start in audit mode.
+// Once passed, everything that appears or cannot be read is a warning, until a start in audit mode.
 func TestPreflightRemembers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const other = "example.com/other"
 		api := &clusterAPI{nodes: []string{"a"}, records: []v1alpha1.NodeAttestation{recordFor("c", "a")}, secret: &corev1.Secret{}}
-		api.secret.Annotations = map[string]string{AnnotationEnforcingSince: "yes", other: "x"} // not a time: somebody else's
+		// not a time: somebody else's
+		api.secret.Annotations = map[string]string{AnnotationEnforcingSince: "yes", other: "x"}
 		open := func(audit bool) error {
 			t.Helper()
 			preflight := newPreflight(api)
@@ -280,7 +282,7 @@ func TestNodesAreLogged(t *testing.T) {
 	p.Log = funcr.New(func(_, args string) { lines = append(lines, args) }, funcr.Options{})
 	for _, nodes := range [][]string{{"a"}, {"a"}, {"a", "b"}, {"a", "b"}, {"a"}} {
 		api.nodes = nodes
-		if err := p.look(t.Context()); err != nil {
+		if err := p.check(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}

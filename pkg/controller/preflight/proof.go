@@ -18,9 +18,9 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr/state"
 )
 
-// prove tries whether the API server evaluates the policies: nobody may approve a hello, the
-// controller neither. It is a dry run. The result is how soon to try again, 0 for when there is the
-// next hello.
+// prove checks that the API server evaluates the policies. It tries to approve a hello in a dry
+// run, which nobody may, not even the controller. It returns the time until the next try, 0 to wait
+// for the next hello.
 func (w *PolicyWatch) prove(ctx context.Context, v verdict) (again time.Duration) {
 	name := w.again
 	if name == "" {
@@ -33,7 +33,7 @@ func (w *PolicyWatch) prove(ctx context.Context, v verdict) (again time.Duration
 	if w.again != "" {
 		pause = min(proveAgain, w.Prove)
 	}
-	if name == "" || w.since.IsZero() || now.Sub(w.since) < min(policiesPatience, w.Prove) || now.Sub(w.tried) < pause {
+	if name == "" || w.since.IsZero() || now.Sub(w.since) < min(firstListsTimeout, w.Prove) || now.Sub(w.tried) < pause {
 		return 0
 	}
 	w.tried, w.again = now, ""
@@ -48,7 +48,7 @@ func (w *PolicyWatch) prove(ctx context.Context, v verdict) (again time.Duration
 	case refused:
 		if w.passed > 0 {
 			w.passed = 0
-			return policiesSettle // it is in force again
+			return policiesSettle // the policy is in force again
 		}
 	default:
 		if w.passed++; w.passed == 1 {
@@ -73,7 +73,7 @@ func (w *PolicyWatch) refuses(ctx context.Context, name string) (bool, error) {
 	if state.Of(hello) != state.Pending {
 		return false, fmt.Errorf("request %s: is decided", name)
 	}
-	// As the controller approves: by a patch, for which alone it has the right.
+	// A patch, as the controller approves: it has no right to update.
 	patch, err := statuspatch.New(hello, map[string]any{"conditions": []certificatesv1.CertificateSigningRequestCondition{
 		statuspatch.Condition(certificatesv1.CertificateApproved, "DryRun", "whether a policy refuses it"),
 	}})

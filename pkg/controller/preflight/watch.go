@@ -30,54 +30,55 @@ const ConditionPolicies = telemetry.ConditionPolicies
 const (
 	ReasonPoliciesInForce    = "PoliciesInForce"
 	ReasonPoliciesNotInForce = "PoliciesNotInForce"
-	// ReasonPoliciesUnwatched says that it is not known, ReasonPoliciesAudit that in audit mode
-	// nothing depends on it.
+	// ReasonPoliciesUnwatched says that it is not known whether the policies are in force.
+	// ReasonPoliciesAudit says that nothing depends on them in audit mode.
 	ReasonPoliciesUnwatched = "NotWatched"
 	ReasonPoliciesAudit     = "AuditMode"
 )
 
 const (
-	// policiesInterval is how often the controller compares without an event, and tries again what
-	// failed.
+	// policiesInterval is the time between two comparisons without an event, and until a failure is
+	// retried.
 	policiesInterval = 30 * time.Second
-	// policiesSettle is how long events are collected: one apply writes several objects.
+	// policiesSettle is the time during which events are collected: one apply writes several
+	// objects.
 	policiesSettle = 500 * time.Millisecond
-	// proveInterval is how often a policy is proven at most. proveAgain is how soon one is tried
-	// again that let a request pass: the API server evaluates a policy up to seconds after it has
-	// stored it.
+	// proveInterval is the shortest time between two proofs of a policy. proveAgain is the time
+	// until the next try after a policy let a request pass. The API server evaluates a policy only
+	// some seconds after storing it.
 	proveInterval, proveAgain = time.Minute, 10 * time.Second
-	// alteredPatience is how long a policy of revocation may differ before that is reported. The
-	// controller changes and repairs these policies, and this watch sees its writes later.
-	alteredPatience = 3 * time.Second
-	// policiesPatience is how long the first answers of the API server are waited for.
-	policiesPatience = 15 * time.Second
+	// alteredGrace is the time after which a differing policy of revocation is reported. The
+	// controller itself changes and repairs these policies, and this watch sees its writes late.
+	alteredGrace = 3 * time.Second
+	// firstListsTimeout bounds the wait for the first lists from the API server.
+	firstListsTimeout = 15 * time.Second
 )
 
-// provenPolicy is the one that refuses everybody the approval of a hello.
+// provenPolicy is the policy that refuses the approval of a hello to everybody.
 const provenPolicy = "node-attestation-approval"
 
 const unwatchedPolicies = "cannot watch the admission policies: list and watch on validatingadmissionpolicies and validatingadmissionpolicybindings are needed"
 
-// WatchConfig is what NewPolicyWatch makes a watch of.
+// WatchConfig configures a PolicyWatch.
 type WatchConfig struct {
-	// Check has the client by which policies are read, and says which there have to be.
+	// Check says which policies the cluster must have. It also has the client that reads them.
 	Check *PolicyCheck
-	// Namespace is the one whose status has the condition.
+	// Namespace is the Namespace whose status gets the condition.
 	Namespace string
-	// Audit reports no error: nothing depends on the policies.
+	// Audit makes the watch report no errors, since nothing depends on the policies in audit mode.
 	Audit bool
-	// Remind is how soon a problem that is still there is reported again. Default: 15 minutes.
+	// Remind is the time until a lasting problem is reported again. Default: 15 minutes.
 	Remind time.Duration
-	// Prove is how often a policy is proven at most. Default: a minute.
+	// Prove is the shortest time between two proofs of a policy. Default: a minute.
 	Prove time.Duration
 	// Metrics gauge the problems. Optional.
 	Metrics *telemetry.ClusterMetrics
-	// Tell is given what an Event on the Namespace says, to say it elsewhere. Optional.
+	// Tell gets the content of each Event on the Namespace, to report it elsewhere, too. Optional.
 	Tell func(kind, reason, message string)
 }
 
-// PolicyWatch watches the admission policies of one cluster, and says when they are not in force. It
-// decides nothing: renewals go on.
+// PolicyWatch watches the admission policies of one cluster, and reports when they are not in
+// force. It decides nothing: renewals go on.
 type PolicyWatch struct {
 	WatchConfig
 	api    client.WithWatch
@@ -85,41 +86,41 @@ type PolicyWatch struct {
 	log    logr.Logger
 
 	policies, bindings toolscache.SharedIndexInformer
-	// forbidden says of each of the two that it was refused when it was last listed or watched.
+	// forbidden says, for each of the two informers, that its last list or watch was forbidden.
 	forbidden [2]atomic.Bool
 	changed   chan struct{}
 	// hello is the name of a request that was just challenged.
 	hello atomic.Pointer[string]
 	hints chan struct{}
 
-	// What follows belongs to Start's goroutine.
+	// The fields below belong to Start's goroutine.
 	last     verdict
 	reported time.Time
-	// since is when the objects were last found to be right, the zero value while they are not.
+	// since is the time since when the objects are right, zero while they are not.
 	since time.Time
-	// tried is when a policy was last proven, passed how often in a row the request passed, and
-	// again the request for the next try.
+	// tried is the time of the last proof. passed counts how often in a row the request passed.
+	// again is the request for the next try.
 	tried     time.Time
 	passed    int
 	again     string
 	condition *telemetry.Condition
-	// altered has since when policies of revocation differ. Pending says that one of these is not
-	// reported yet.
+	// altered has, by policy of revocation, the time since when it differs. pending says that one
+	// of these is not reported yet.
 	altered map[string]time.Time
 	pending bool
-	// unproven says that it was logged that a policy cannot be proven for want of a right.
+	// unproven says that the missing right to prove a policy was logged.
 	unproven bool
 }
 
-// verdict is what is known of the policies.
+// verdict is the current state of the policies.
 type verdict struct {
 	status          corev1.ConditionStatus
 	reason, message string
 	problems        []PolicyProblem
 }
 
-// NewPolicyWatch returns a watch, which Start runs. The client reads and writes at the API server
-// itself. Config.Check reads with it.
+// NewPolicyWatch returns a watch, which Start runs. api must not read from a cache. config.Check
+// reads with it.
 func NewPolicyWatch(config WatchConfig, api client.WithWatch, recorder events.EventRecorder, log logr.Logger) (*PolicyWatch, error) {
 	w := &PolicyWatch{
 		WatchConfig: config, api: api, events: telemetry.NewDedupRecorder(recorder), log: log,
@@ -153,8 +154,8 @@ func AddPolicyWatch(m ctrl.Manager, config WatchConfig) (*PolicyWatch, error) {
 	return w, m.Add(w)
 }
 
-// informer returns the watch of one of the two kinds. Of objects that are not the release's it
-// keeps the names.
+// informer returns the watch of one of the two kinds. It keeps only the names of objects that are
+// not the release's.
 func (w *PolicyWatch) informer(index int, list client.ObjectList, object client.Object) (toolscache.SharedIndexInformer, error) {
 	note := func(err error) error {
 		if before := w.forbidden[index].Swap(apierrors.IsForbidden(err)); before != apierrors.IsForbidden(err) {
@@ -176,7 +177,7 @@ func (w *PolicyWatch) informer(index int, list client.ObjectList, object client.
 	return informer, err
 }
 
-// trim drops what nobody compares.
+// trim drops fields that are not compared.
 func (w *PolicyWatch) trim(object any) (any, error) {
 	switch o := object.(type) {
 	case *admissionv1.ValidatingAdmissionPolicy:
@@ -200,8 +201,8 @@ func (w *PolicyWatch) wake() {
 	}
 }
 
-// Challenged says that a hello is open, on which a policy can be proven. It costs its caller
-// nothing; a nil *PolicyWatch proves nothing.
+// Challenged passes the name of an open hello, with which a policy can be proven. It never blocks.
+// A nil *PolicyWatch does nothing.
 func (w *PolicyWatch) Challenged(name string) {
 	if w == nil || w.Audit {
 		return
@@ -253,8 +254,7 @@ func (w *PolicyWatch) Start(ctx context.Context) error {
 	}
 }
 
-// judge returns what is known of the policies, or no reason while the API server's first answers
-// are on their way.
+// judge returns the state of the policies. Its reason is "" until the first lists have arrived.
 func (w *PolicyWatch) judge(ctx context.Context, began time.Time) verdict {
 	unknown := func(message string) verdict {
 		w.since = time.Time{}
@@ -264,7 +264,7 @@ func (w *PolicyWatch) judge(ctx context.Context, began time.Time) verdict {
 	case w.forbidden[0].Load() || w.forbidden[1].Load():
 		return unknown(unwatchedPolicies)
 	case w.policies.HasSynced() && w.bindings.HasSynced():
-	case time.Since(began) < policiesPatience:
+	case time.Since(began) < firstListsTimeout:
 		return verdict{}
 	default:
 		return unknown("the API server has not answered the list of admission policies yet")
@@ -307,7 +307,7 @@ func (w *PolicyWatch) judge(ctx context.Context, began time.Time) verdict {
 	return verdict{status: corev1.ConditionTrue, reason: ReasonPoliciesInForce, message: "the policies and their bindings are the release's"}
 }
 
-// lasting returns the problems without alterations that are newer than alteredPatience.
+// lasting returns the problems, except alterations that are newer than alteredGrace.
 func (w *PolicyWatch) lasting(problems []PolicyProblem) (left []PolicyProblem) {
 	now, before := time.Now(), w.altered
 	w.altered, w.pending = map[string]time.Time{}, false
@@ -321,7 +321,7 @@ func (w *PolicyWatch) lasting(problems []PolicyProblem) (left []PolicyProblem) {
 			since = now
 		}
 		w.altered[p.String()] = since
-		if now.Sub(since) >= alteredPatience {
+		if now.Sub(since) >= alteredGrace {
 			left = append(left, p)
 		} else {
 			w.pending = true
@@ -330,7 +330,7 @@ func (w *PolicyWatch) lasting(problems []PolicyProblem) (left []PolicyProblem) {
 	return left
 }
 
-// stored returns what an informer has.
+// stored returns an informer's objects.
 func stored[T any](informer toolscache.SharedIndexInformer) []T {
 	var all []T
 	for _, item := range informer.GetStore().List() {
@@ -341,7 +341,7 @@ func stored[T any](informer toolscache.SharedIndexInformer) []T {
 	return all
 }
 
-// report says what is known, if it is not what was said last, and a problem from time to time.
+// report reports a change of the state, and a lasting problem again after each Remind.
 func (w *PolicyWatch) report(ctx context.Context, v verdict) {
 	now := time.Now()
 	v.message = telemetry.Message(v.message)
@@ -376,7 +376,7 @@ func (w *PolicyWatch) event(kind string, v verdict) {
 	}
 }
 
-// gauged returns the problems for the gauge, with NotWatched where they are not known.
+// gauged returns the problems for the gauge, with NotWatched if they are not known.
 func gauged(v verdict) (problems []telemetry.PolicyProblem) {
 	if v.reason == ReasonPoliciesUnwatched {
 		problems = append(problems, telemetry.PolicyProblem{Problem: v.reason})

@@ -13,8 +13,8 @@ import (
 )
 
 // summarize sets the conditions and the expiry of a record that is about to be written. They are
-// derived from the rest of the record, for people and tools; no decision reads them. So a replica
-// of an older release, whose update drops them, does no harm: the next write sets them again.
+// for people and tools: no decision reads them. So a replica of an older release may drop them in
+// an update. The next write derives them again.
 func summarize(object *v1alpha1.NodeAttestation, now time.Time) {
 	newest := newestCertificate(object)
 	object.Status.Expires = nil
@@ -31,18 +31,18 @@ func summarize(object *v1alpha1.NodeAttestation, now time.Time) {
 		condition.LastTransitionTime = metav1.NewTime(now)
 		meta.SetStatusCondition(&object.Status.Conditions, condition)
 	}
-	// This write changes spec or status, so it gets the next generation: the version under which it
-	// is written leaves no room for another. "kubectl wait" skips conditions of earlier ones.
+	// This write changes spec or status, so it gets the next generation. The resource version
+	// excludes a write in between. "kubectl wait" ignores conditions of earlier generations.
 	for i := range object.Status.Conditions {
 		object.Status.Conditions[i].ObservedGeneration = object.Generation + 1
 	}
 }
 
 // newestCertificate returns the certificate that was last issued to the EK in spec, nil if there is
-// none. It may be one that is about to be published.
+// none. It may not be published yet. A recovered certificate does not count.
 func newestCertificate(object *v1alpha1.NodeAttestation) *v1alpha1.IssuedCertificate {
 	for i := len(object.Status.Certificates) - 1; i >= 0; i-- {
-		if c := &object.Status.Certificates[i]; !c.FormerEK {
+		if c := &object.Status.Certificates[i]; !c.FormerEK && !c.Recovered() {
 			return c
 		}
 	}

@@ -18,8 +18,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// nameOf returns the object's name. It is always the same for a machine, so that of two replicas
-// that make its record, one gets AlreadyExists.
+// nameOf returns the object's name. It depends on the machine alone, so that if two replicas create
+// the record, one gets AlreadyExists.
 func nameOf(record verifier.Record) string {
 	if name := record.Machine.Name; len(validation.IsDNS1123Subdomain(name)) == 0 {
 		return name
@@ -35,13 +35,14 @@ func clusterLabel(cluster string) string {
 	return "sha256-" + digestOf(cluster)
 }
 
-// digestOf returns half a SHA-256, in hex, which is part of a name where the whole text cannot be.
+// digestOf returns the first half of a SHA-256, in hex. It replaces a text that cannot be part of a
+// name.
 func digestOf(value string) string {
 	sum := sha256.Sum256([]byte(value))
 	return hex.EncodeToString(sum[:16])
 }
 
-// recordOf returns a record as the rules need it.
+// recordOf converts a record for the rules, without its owner.
 func recordOf(object *v1alpha1.NodeAttestation) verifier.Record {
 	record := verifier.Record{
 		Cluster:  object.Spec.Cluster,
@@ -72,12 +73,12 @@ func recordOf(object *v1alpha1.NodeAttestation) verifier.Record {
 		if c.FormerEK {
 			continue
 		}
-		record.Certificates = append(record.Certificates, verifier.Certificate{SHA256: c.SHA256, ProofUID: string(c.RequestUID), NotAfter: c.NotAfter.Time, Revoked: c.Revoked})
+		record.Certificates = append(record.Certificates, verifier.Certificate{SHA256: c.SHA256, ProofUID: string(c.RequestUID), NotAfter: c.NotAfter.Time, Revoked: c.Revoked, Recovered: c.Recovered()})
 	}
 	return record
 }
 
-// SetGrant writes what the rules granted into the object, and which request may be signed.
+// SetGrant sets the grant of the rules in the object, and the one request that may be signed.
 func SetGrant(object *v1alpha1.NodeAttestation, record verifier.Record, proof, hello *certificatesv1.CertificateSigningRequest, now time.Time) {
 	noteReplacement(object, record, proof, now)
 	object.Spec = v1alpha1.NodeAttestationSpec{
@@ -103,6 +104,22 @@ func SetGrant(object *v1alpha1.NodeAttestation, record verifier.Record, proof, h
 		return !slices.ContainsFunc(record.Certificates, func(kept verifier.Certificate) bool { return kept.SHA256 == c.SHA256 }) &&
 			(!c.FormerEK || !now.Before(c.NotAfter.Time))
 	})
+	for _, c := range record.Certificates {
+		if c.Recovered {
+			addRecovered(status, c)
+		}
+	}
+}
+
+// addRecovered adds a recovered certificate, unless it is in the record already.
+func addRecovered(status *v1alpha1.NodeAttestationStatus, c verifier.Certificate) {
+	if slices.ContainsFunc(status.Certificates, func(known v1alpha1.IssuedCertificate) bool { return known.SHA256 == c.SHA256 }) {
+		return
+	}
+	status.Certificates = status.Certificates[max(0, len(status.Certificates)-maxCertificates+1):]
+	status.Certificates = append(status.Certificates, v1alpha1.IssuedCertificate{
+		SHA256: c.SHA256, NotAfter: metav1.NewTime(c.NotAfter), RequestUID: v1alpha1.RequestRecovered, Noted: true,
+	})
 }
 
 // maxEKHistory bounds the former EKs of a record, as the CRD does.
@@ -119,8 +136,8 @@ func noteReplacement(object *v1alpha1.NodeAttestation, record verifier.Record, p
 	})
 	object.Status.EKHistory = history[max(0, len(history)-maxEKHistory):]
 	object.Status.EKReplaced = nil
-	// A certificate of the former EK no longer vouches for anything. It stays in the record since it
-	// was issued.
+	// A certificate of the former EK no longer vouches for anything. It stays in the record because
+	// it is still valid.
 	for i := range object.Status.Certificates {
 		object.Status.Certificates[i].FormerEK = true
 	}
@@ -131,9 +148,10 @@ func HasCertificateFor(record *v1alpha1.NodeAttestation, request types.UID) bool
 	return slices.ContainsFunc(record.Status.Certificates, func(c v1alpha1.IssuedCertificate) bool { return c.RequestUID == request })
 }
 
-// maxCertificates bounds a record's certificates, as the CRD does. A machine that asks too often
-// loses the oldest ones, and is not locked out. Earlier certificates for the same request go first:
-// they were never published, and the one in use may be older.
+// maxCertificates bounds a record's certificates, as the CRD does. A machine that requests too
+// often loses its oldest certificates in the record, and is not locked out. Earlier certificates
+// for the same request are dropped first: they were never published, and the certificate in use may
+// be older.
 const maxCertificates = 64
 
 // AddCertificate adds the certificate of a request to its record, before it is published.

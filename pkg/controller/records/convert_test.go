@@ -8,6 +8,7 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"encoding/pem"
+	"fmt"
 	"math/big"
 	"reflect"
 	"strconv"
@@ -103,6 +104,32 @@ func TestGrantIsReadBack(t *testing.T) {
 		if object.Status.Request.Name != "p" || !object.Status.LastAttested.Time.Equal(now) {
 			t.Errorf("%s: %+v", name, object.Status)
 		}
+	}
+}
+
+// A recovered certificate is in the record once, and is not the newest certificate.
+func TestGrantAddsRecoveredCertificate(t *testing.T) {
+	now := time.Now()
+	object := &v1alpha1.NodeAttestation{}
+	for range maxCertificates { // of a former EK, so that the grant drops none
+		object.Status.Certificates = append(object.Status.Certificates, v1alpha1.IssuedCertificate{
+			SHA256: fmt.Sprint(len(object.Status.Certificates)), FormerEK: true, NotAfter: metav1.NewTime(now.Add(time.Hour)),
+		})
+	}
+	end := now.Add(24 * time.Hour)
+	grant := verifier.Record{EK: "ek", ProofUID: "p", Certificates: []verifier.Certificate{{SHA256: "recovered", NotAfter: end, Recovered: true}}}
+	for range 2 {
+		SetGrant(object, grant, requestNamed("p", "p"), nil, now)
+		all := object.Status.Certificates
+		if last := all[len(all)-1]; len(all) != maxCertificates || all[0].SHA256 != "1" || last.SHA256 != "recovered" || !last.Recovered() || !last.Noted || !last.NotAfter.Time.Equal(end) {
+			t.Fatalf("%+v", all)
+		}
+		if newest := newestCertificate(object); newest != nil {
+			t.Errorf("the newest certificate is %+v", newest)
+		}
+	}
+	if got := recordOf(object).Certificates; len(got) != 1 || !got[0].Recovered || got[0].SHA256 != "recovered" || HasCertificateFor(object, "p") {
+		t.Errorf("%+v", got)
 	}
 }
 

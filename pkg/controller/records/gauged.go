@@ -7,8 +7,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 )
 
-// Gauged returns the records for metrics, and false until the cache was filled. The cache may be
-// minutes old.
+// Gauged returns the cached records for metrics, and false until the cache is filled. The cache may
+// be minutes old.
 func (s *Store) Gauged() ([]telemetry.Record, bool) {
 	if s.informer == nil || !s.informer.HasSynced() {
 		return nil, false
@@ -21,8 +21,8 @@ func (s *Store) Gauged() ([]telemetry.Record, bool) {
 	return gauged, true
 }
 
-// gaugedOf returns a record for metrics. Its end is that of status.expires, which an older release
-// does not write.
+// gaugedOf returns a record for metrics. NotAfter comes from status.expires, which older releases
+// do not write.
 func gaugedOf(record *v1alpha1.NodeAttestation) telemetry.Record {
 	gauged := telemetry.Record{NodeName: record.Spec.NodeName}
 	if attested := record.Status.LastAttested; attested != nil {

@@ -23,8 +23,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/telemetry"
 )
 
-// informer caches the records of one cluster, with an index of each field by which records are
-// found. The API server has no such index, and goes through all records for each list.
+// informer caches the records of one cluster, with an index of each field in valueOf. The API
+// server has no such index, and goes through all records for each list.
 type informer struct {
 	toolscache.SharedIndexInformer
 	// lastEvent is when the watch was last alive, zero after an error. lastMissed is when our own
@@ -33,19 +33,19 @@ type informer struct {
 }
 
 const (
-	// maxSilence is how long a watch may be without an event: the API server sends a bookmark each
-	// minute.
-	maxSilence = 3 * time.Minute
-	// awaitTimeout is how long an own write is waited for, and missedPause how long KeepsUp is
-	// false after that was in vain.
+	// maxEventGap is the longest time without an event after which a watch counts as live. The API
+	// server sends a bookmark each minute.
+	maxEventGap = 3 * time.Minute
+	// awaitTimeout bounds the wait until the informer shows our own write. If it does not, KeepsUp
+	// is false for missedPause.
 	awaitTimeout, missedPause = 2 * time.Second, 10 * time.Second
-	// unwatchedRemind is how often a missing right to watch is logged.
+	// unwatchedRemind is the time between two log lines about a missing right to watch.
 	unwatchedRemind = 10 * time.Minute
 )
 
 const unwatched = "records are read from the API server for each decision, which is slow: list and watch on nodeattestations are needed"
 
-// valueOf has the fields by which records are found.
+// valueOf has the indexed fields.
 var valueOf = map[string]func(*v1alpha1.NodeAttestation) string{
 	v1alpha1.FieldNodeName: func(r *v1alpha1.NodeAttestation) string { return r.Spec.NodeName },
 	v1alpha1.FieldMachine:  func(r *v1alpha1.NodeAttestation) string { return r.Spec.Machine.Name },
@@ -57,16 +57,17 @@ var valueOf = map[string]func(*v1alpha1.NodeAttestation) string{
 	},
 }
 
-// indexAK is the index of AKs, by which the API server selects no records.
+// indexAK is the index of AKs. The API server has no such field selector.
 const indexAK = "ak"
 
-// newInformer returns the cache of a cluster's records, which its source starts.
+// newInformer returns the cache of a cluster's records. Its source starts it.
 func newInformer(s *Store, log logr.Logger) (*informer, error) {
 	i := &informer{}
 	calls := &toolscache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 			if options.ResourceVersion == "0" {
-				// The API server's watch cache may lack what another leader has just written.
+				// Without a version the API server answers from etcd. Its watch cache may lack
+				// another leader's last writes.
 				options.ResourceVersion = ""
 			}
 			list := &v1alpha1.NodeAttestationList{}
@@ -97,7 +98,7 @@ func newInformer(s *Store, log logr.Logger) (*informer, error) {
 	return i, errors.Join(i.SetTransform(trim), i.SetWatchErrorHandlerWithContext(failures.Handle))
 }
 
-// trim drops the managed fields, which nobody reads. An update without them leaves them as they are.
+// trim drops the managed fields, which nobody reads. An update without them does not change them.
 func trim(object any) (any, error) {
 	if record, ok := object.(*v1alpha1.NodeAttestation); ok {
 		record.ManagedFields = nil
@@ -105,7 +106,7 @@ func trim(object any) (any, error) {
 	return object, nil
 }
 
-// note remembers whether the watch is alive.
+// note records that the watch got an event, or that it failed.
 func (i *informer) note(err error) error {
 	if err != nil {
 		i.lastEvent.Store(time.Time{})
@@ -115,8 +116,8 @@ func (i *informer) note(err error) error {
 	return err
 }
 
-// source starts and ends the watch with a controller. The controller does not wait for it: until
-// the cache is in sync, records are read from the API server.
+// source starts and ends the watch with a controller. The controller does not wait for the first
+// sync: until then, records are read live.
 func (i *informer) source() source.Source {
 	return source.Func(func(ctx context.Context, _ workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 		go i.RunWithContext(ctx)
@@ -125,11 +126,12 @@ func (i *informer) source() source.Source {
 }
 
 func (i *informer) inSync() bool {
-	if i == nil || !i.HasSynced() || i.GetStore().LastStoreSyncResourceVersion() == "" { // empty without AtomicFIFO
+	// the version is empty without AtomicFIFO
+	if i == nil || !i.HasSynced() || i.GetStore().LastStoreSyncResourceVersion() == "" {
 		return false
 	}
 	lastEvent, _ := i.lastEvent.Load().(time.Time)
-	return time.Since(lastEvent) < maxSilence
+	return time.Since(lastEvent) < maxEventGap
 }
 
 func (i *informer) keepsUp() bool {
@@ -147,11 +149,11 @@ func (i *informer) find(field, value string) ([]v1alpha1.NodeAttestation, error)
 
 func (i *informer) all() []v1alpha1.NodeAttestation { return recordsIn(i.GetStore().List()) }
 
-// awaits waits until the cache shows a record as it was written, and reports whether it does.
+// awaits waits until the cache shows our own write, and reports whether it did in time.
 //
 // Then the cache has all earlier writes, too: events arrive in order, and client-go keeps the order
-// (InOrderInformers, AtomicFIFO). Versions are compared for equality, since they restart after an
-// etcd restore.
+// (InOrderInformers, AtomicFIFO). awaits compares versions for equality, since they restart after
+// an etcd restore.
 func (i *informer) awaits(ctx context.Context, written *v1alpha1.NodeAttestation) bool {
 	err := utilwait.PollUntilContextTimeout(ctx, 2*time.Millisecond, awaitTimeout, true, func(context.Context) (bool, error) {
 		item, _, err := i.GetStore().Get(written)

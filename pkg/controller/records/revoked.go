@@ -12,8 +12,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 )
 
-// MarkRevoked marks the certificates of a record that have these fingerprints, and returns those
-// that were not marked before.
+// MarkRevoked marks the certificates of a record with these fingerprints as revoked. It returns
+// those that were not marked before.
 func MarkRevoked(object *v1alpha1.NodeAttestation, fingerprints map[string]bool) (newly []v1alpha1.IssuedCertificate) {
 	for i := range object.Status.Certificates {
 		if c := &object.Status.Certificates[i]; fingerprints[c.SHA256] && !c.Revoked {
@@ -24,8 +24,8 @@ func MarkRevoked(object *v1alpha1.NodeAttestation, fingerprints map[string]bool)
 	return newly
 }
 
-// revoked says whether the newest certificate is revoked. There is no condition if none ever was.
-// While there is no newest certificate, the condition stays as it was.
+// revoked returns the condition Revoked, which is about the newest certificate. It returns nil if
+// no certificate was ever revoked. Without a newest certificate, the condition does not change.
 func revoked(object *v1alpha1.NodeAttestation, newest *v1alpha1.IssuedCertificate) *metav1.Condition {
 	condition := &metav1.Condition{Type: v1alpha1.ConditionRevoked, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonRevoked}
 	before := meta.FindStatusCondition(object.Status.Conditions, v1alpha1.ConditionRevoked)
@@ -45,13 +45,13 @@ func revoked(object *v1alpha1.NodeAttestation, newest *v1alpha1.IssuedCertificat
 	return condition
 }
 
-// mayHaveRevoked reports whether a certificate was there when a revocation was applied. A later one
-// is revoked because the machine was suspended.
+// mayHaveRevoked reports whether a certificate was requested before a revocation was applied. A
+// later one is revoked because the machine was suspended.
 func mayHaveRevoked(by *v1alpha1.AppliedRevocation, c *v1alpha1.IssuedCertificate) bool {
 	return by != nil && (c.Requested == nil || !c.Requested.After(by.Time.Time))
 }
 
-// suspended says whether the machine is suspended. There is no condition if it never was.
+// suspended returns the condition Suspended, nil if the machine was never suspended.
 func suspended(object *v1alpha1.NodeAttestation) *metav1.Condition {
 	condition := &metav1.Condition{Type: v1alpha1.ConditionSuspended, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonSuspended}
 	switch by := object.Status.Suspension; {

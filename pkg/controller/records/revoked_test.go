@@ -57,7 +57,8 @@ func TestConditionsOfRevocation(t *testing.T) {
 		t.Errorf("an earlier revocation did not revoke it: %+v", c)
 	}
 	object.Status.Certificates = nil
-	check(v1alpha1.ConditionRevoked, metav1.ConditionTrue, v1alpha1.ReasonRevoked, "serial 4") // as it was
+	// as it was
+	check(v1alpha1.ConditionRevoked, metav1.ConditionTrue, v1alpha1.ReasonRevoked, "serial 4")
 
 	object.Status.Suspension = &v1alpha1.AppliedSuspension{Reason: "machine stolen", Time: metav1.NewTime(now)}
 	check(v1alpha1.ConditionSuspended, metav1.ConditionTrue, v1alpha1.ReasonSuspended, "machine stolen")
@@ -77,7 +78,8 @@ func TestRevokedSurvivesGrants(t *testing.T) {
 		object.Status.Certificates = append(object.Status.Certificates, v1alpha1.IssuedCertificate{SHA256: sha256, NotAfter: metav1.NewTime(now.Add(time.Hour))})
 	}
 	MarkRevoked(object, map[string]bool{"a": true})
-	for _, ek := range []string{"ek", "ek", "next"} { // with another key, the certificates become those of a former one
+	// with another key, the certificates become those of a former one
+	for _, ek := range []string{"ek", "ek", "next"} {
 		granted := recordOf(object)
 		if ek == "ek" && (len(granted.Certificates) != 2 || !granted.Certificates[0].Revoked || granted.Certificates[1].Revoked) {
 			t.Errorf("%s: the rules get %+v", ek, granted.Certificates)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package records keeps what was attested of each machine, in NodeAttestation objects. A record is
-// the lock between requests of one machine: it names the one request that may be signed. Writers
-// use the version that they read, so of two that write, one gets a conflict.
+// Package records keeps the record of each attested machine in a NodeAttestation object. A record
+// is the lock between requests of one machine: it names the one request that may be signed. Each
+// write has the version that was read, so of two concurrent writes one gets a conflict.
 package records
 
 import (
@@ -21,22 +21,22 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// SourceInventory is the source of machines in records that nothing owns.
+// SourceInventory is the source of machines in records without an owner.
 const SourceInventory = "inventory"
 
-// Owned says that machines are objects, and own their records: the garbage collector deletes a
-// record after its machine. A record is of the machine that has the record's machine name and its
-// owner's UID. So it stays right where somebody moves the objects to another API server and sets the
-// new owners. A record without an owner is of no machine.
+// Owned is for machines that are objects and own their records: the garbage collector deletes a
+// record after its machine. A record belongs to the machine with the record's machine name and its
+// owner's UID. So it stays right if somebody moves the objects to another API server and sets the
+// new owners. A record without an owner belongs to no machine.
 type Owned struct {
 	// Source names the source of machines in records.
 	Source string
-	// Cluster is Policy.Cluster. The same namespace may have records of other clusters, which are
-	// not read.
+	// Cluster is verifier.Policy.Cluster. Records of other clusters in the same namespace are not
+	// read.
 	Cluster string
-	// Labels are those of records, in place of v1alpha1.LabelCluster. Optional.
+	// Labels are the labels of records, in place of v1alpha1.LabelCluster. Optional.
 	Labels map[string]string
-	// Owner returns the object that a machine is.
+	// Owner returns a reference to the machine's object.
 	Owner func(verifier.MachineRef) (metav1.OwnerReference, error)
 }
 
@@ -45,12 +45,13 @@ type Store struct {
 	api       client.WithWatch
 	namespace string
 	owned     *Owned
-	// informer caches the records. It is nil until Watch is called, and then records are read from
-	// the API server.
+	// informer caches the records. It is nil until Watch is called. Until then, records are read
+	// live.
 	informer *informer
 }
 
-// NewStore returns the records in a namespace. owned is nil where machines are no objects.
+// NewStore returns the Store of the records in a namespace. owned is nil if machines are not
+// objects.
 func NewStore(api client.WithWatch, namespace string, owned *Owned) *Store {
 	return &Store{api: api, namespace: namespace, owned: owned}
 }
@@ -65,25 +66,25 @@ func (s *Store) Watch(log logr.Logger) (source.Source, error) {
 	return informer.source(), nil
 }
 
-// InSync reports whether the cache has all records, and its watch is alive. The cache may still be
-// some milliseconds old, and minutes if the watch hangs.
+// InSync reports whether the cache was filled and its watch is live. The cache may still be some
+// milliseconds stale, or up to maxEventGap if the watch hangs.
 func (s *Store) InSync() bool { return s.informer.inSync() }
 
-// KeepsUp reports whether the cache is in sync, and showed each of our own latest writes in time.
+// KeepsUp reports whether the cache is in sync, and showed our own writes of the last missedPause
+// in time.
 func (s *Store) KeepsUp() bool { return s.informer.keepsUp() }
 
-// Find reads from the API server the records that have a value in a field, which is one of the
-// field selectors in v1alpha1.
+// Find reads records live by a field. The field is one of the field selectors in v1alpha1.
 func (s *Store) Find(ctx context.Context, field, value string) ([]v1alpha1.NodeAttestation, error) {
 	return s.list(ctx, client.MatchingFields{field: value})
 }
 
-// FindCached returns what Find does, from the cache. The caller changes none of the records.
+// FindCached is Find from the cache. The caller must not change the records.
 func (s *Store) FindCached(field, value string) ([]v1alpha1.NodeAttestation, error) {
 	return s.informer.find(field, value)
 }
 
-// HasAK reports whether a record in the cache has this AK. It reads no API.
+// HasAK reports whether a cached record has this AK. It makes no API call.
 func (s *Store) HasAK(name string) bool {
 	if name == "" || s.informer == nil {
 		return false
@@ -92,8 +93,8 @@ func (s *Store) HasAK(name string) bool {
 	return err == nil && len(found) > 0
 }
 
-// All returns the records of this cluster, from the cache if it is in sync. The caller changes none
-// of them.
+// All returns the records of this cluster, from the cache if it is in sync, else live. The caller
+// must not change them.
 func (s *Store) All(ctx context.Context) ([]v1alpha1.NodeAttestation, error) {
 	if s.InSync() {
 		return s.informer.all(), nil
@@ -109,7 +110,7 @@ func (s *Store) list(ctx context.Context, fields client.MatchingFields) ([]v1alp
 	return list.Items, nil
 }
 
-// scope selects the records of this cluster that have these values in fields.
+// scope returns the options that select the records of this cluster with these values of fields.
 func (s *Store) scope(fields client.MatchingFields) []client.ListOption {
 	selected := client.MatchingFields{}
 	if s.owned != nil {
@@ -123,7 +124,7 @@ func (s *Store) scope(fields client.MatchingFields) []client.ListOption {
 	return options
 }
 
-// Record returns a record as the rules need it.
+// Record converts a record for the rules.
 func (s *Store) Record(object *v1alpha1.NodeAttestation) verifier.Record {
 	record := recordOf(object)
 	if s.owned != nil {
@@ -132,8 +133,8 @@ func (s *Store) Record(object *v1alpha1.NodeAttestation) verifier.Record {
 	return record
 }
 
-// ownerOf returns the UID of the one owner. Without exactly one it returns a text that is no
-// machine's UID.
+// ownerOf returns the UID of the only owner. If there is not exactly one, it returns a text that is
+// no UID.
 func ownerOf(object *v1alpha1.NodeAttestation) string {
 	if len(object.OwnerReferences) != 1 {
 		return "without an owner"
@@ -160,8 +161,8 @@ func (s *Store) New(record verifier.Record) (*v1alpha1.NodeAttestation, error) {
 	return object, nil
 }
 
-// Write creates a record, or updates the version that was read, with labels, conditions and expiry
-// as the rest of the record says. The object gets the version that was written.
+// Write creates a record, or updates it under the version that was read. It derives labels,
+// conditions and expiry from the rest of the record. The object gets the new version.
 func (s *Store) Write(ctx context.Context, object *v1alpha1.NodeAttestation, now time.Time) error {
 	s.label(object)
 	summarize(object, now)
@@ -183,9 +184,9 @@ func (s *Store) label(object *v1alpha1.NodeAttestation) {
 	maps.Copy(object.Labels, labels)
 }
 
-// FindRivals returns the records that have the node name or the EK of a record that was written, as
-// they were then or later. The cache answers once it shows the write: what was written before is in
-// it then, too.
+// FindRivals returns the records with the node name or the EK of a record that we have just
+// written. They are at least as new as that write. The cache is used once it shows the write, since
+// it then shows all earlier writes, too.
 func (s *Store) FindRivals(ctx context.Context, written *v1alpha1.NodeAttestation) (rivals []v1alpha1.NodeAttestation, err error) {
 	find := func(field, value string) ([]v1alpha1.NodeAttestation, error) { return s.Find(ctx, field, value) }
 	if s.KeepsUp() && s.informer.awaits(ctx, written) {

@@ -374,8 +374,8 @@ func TestOwnedRecords(t *testing.T) {
 	})
 }
 
-// Of two writers of one version the second gets a conflict, and of two that create, the second learns
-// that it is there.
+// Of two writers of one version the second gets a conflict, and of two that create, the second
+// learns that it is there.
 func TestWrite(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newServer(t)
@@ -460,8 +460,8 @@ func TestFindRivals(t *testing.T) {
 	})
 }
 
-// A watch without an event for three minutes is not trusted, nor one after an error. A bookmark shows
-// that it is alive. Lists are not those of the API server's watch cache.
+// A watch without an event for three minutes is not trusted, nor one after an error. A bookmark
+// shows that it is alive. Lists are not those of the API server's watch cache.
 func TestInSync(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newServer(t)
@@ -474,7 +474,7 @@ func TestInSync(t *testing.T) {
 		if !store.InSync() || !store.KeepsUp() {
 			t.Fatal("it is not in sync at the start")
 		}
-		time.Sleep(maxSilence - time.Second)
+		time.Sleep(maxEventGap - time.Second)
 		if !store.InSync() {
 			t.Error("it was silent for less than three minutes")
 		}

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package revocation refuses certificates in use: those that an operator revoked, and those of
-// machines that are suspended. Kubernetes has no revocation. The API server says with which
-// certificate a request came, and admission policies refuse the writes of those on a list.
+// suspended machines. Kubernetes has no revocation. But the API server passes the fingerprint of a
+// requester's certificate to admission, and admission policies refuse writes with a certificate on
+// a list.
 //
-// The lists are RevocationSlice objects. (A kind that ends in "List" is taken for a collection, and
-// clusterctl does not find it.) They outlive the records that the certificates were taken from, and
-// lose a certificate only after it has ended. Each list has one policy, which has the fingerprints
-// as literals. Reads are not refused: admission does not see them.
+// The lists are RevocationSlice objects. Their kind does not end in "List", since clusterctl treats
+// such a kind as a collection, and does not find it. They outlive the records that the certificates
+// came from. A certificate is removed only after it has expired. Each list has one policy, which
+// has the fingerprints as literals. Reads are not refused, since admission does not see them.
 //
 // Reading order:
 //   - plan.go decides, without I/O, what is revoked, which lists have it, and what is announced

@@ -24,17 +24,17 @@ import (
 )
 
 const (
-	// marksPerRound bounds the records that one round writes, so that the next revocation waits for
-	// no more than these. markWorkers write at a time.
+	// marksPerRound bounds the records that one round writes, so that the next revocation does not
+	// wait longer. markWorkers is the number of concurrent writes.
 	marksPerRound, markWorkers = 200, 8
-	// fewNodes is up to how many Nodes are read one by one. nodesPerPage is how many a list reads at
-	// once otherwise.
+	// fewNodes is the largest number of Nodes that are read one by one. More are read in lists with
+	// pages of nodesPerPage.
 	fewNodes, nodesPerPage = 20, 500
-	// announcementInterval is how often the announcement is read although nothing has changed.
+	// announcementInterval is the time between two reads of an unchanged announcement.
 	announcementInterval = idleInterval
 )
 
-// Action is what was applied to a machine.
+// Action names the change that was applied to a machine.
 type Action string
 
 // The actions.
@@ -44,19 +44,19 @@ const (
 	Resumed   Action = "Resumed"
 )
 
-// Application says what was applied to a machine.
+// Application describes a change that was applied to a machine.
 type Application struct {
 	Action Action
-	// Record is the machine's, as it was written.
+	// Record is the machine's record as it was written.
 	Record *v1alpha1.NodeAttestation
-	// Object is the name of the NodeRevocation or NodeSuspension, and Reason the operator's. Both are
-	// empty if the object is deleted.
+	// Object is the name of the NodeRevocation or NodeSuspension. Reason is the reason that the
+	// operator gave. Both are empty if the object is deleted.
 	Object, Reason string
-	// Certificates are those of the record that are revoked by this.
+	// Certificates are the certificates of the record that this change revokes.
 	Certificates []v1alpha1.IssuedCertificate
 }
 
-// reports returns the certificates that Nodes say they use, by node.
+// reports returns the certificates that Nodes claim to use, by node.
 func (e *Enforcer) reports(ctx context.Context, names []string) (map[string]string, error) {
 	inUse := map[string]string{}
 	kind := corev1.SchemeGroupVersion.WithKind("Node")
@@ -87,7 +87,7 @@ func (e *Enforcer) reports(ctx context.Context, names []string) (map[string]stri
 }
 
 // announce writes the announcement, if it has changed. An announcement that is too long loses its
-// last renewals: their nodes are revoked when their limit has passed.
+// last renewals: the old certificates of their nodes are revoked once the limit has passed.
 func (e *Enforcer) announce(ctx context.Context, a attestation.Announcement) error {
 	wanted, err := marshalAnnouncement(a)
 	if e.announced != nil && *e.announced == wanted && e.Now().Sub(e.announcedAt).Abs() < announcementInterval {
@@ -113,8 +113,8 @@ func (e *Enforcer) announce(ctx context.Context, a attestation.Announcement) err
 	return err
 }
 
-// marshalAnnouncement returns the entry of the ConfigMap, and an error that says how many renewals
-// it has no room for.
+// marshalAnnouncement returns the entry of the ConfigMap. If some renewals do not fit, it also
+// returns an error with their number.
 func marshalAnnouncement(a attestation.Announcement) (string, error) {
 	all := a.Renewals
 	var tooLong error
@@ -133,8 +133,8 @@ func marshalAnnouncement(a attestation.Announcement) (string, error) {
 	return "", tooLong
 }
 
-// markRecords writes into records what applies to their machines, and returns how many are left for
-// the next round.
+// markRecords writes marks into records, and returns the number of records that are left for the
+// next round.
 func (e *Enforcer) markRecords(ctx context.Context, in input, marks map[string]mark) (left int, err error) {
 	names := slices.Sorted(maps.Keys(marks))
 	left = max(0, len(names)-marksPerRound)
@@ -170,7 +170,7 @@ func (e *Enforcer) markRecords(ctx context.Context, in input, marks map[string]m
 	return left, errors.Join(all...)
 }
 
-// markRecord writes into one record what applies to its machine, and reports it.
+// markRecord writes a mark into one record, and reports the change.
 func (e *Enforcer) markRecord(ctx context.Context, record *v1alpha1.NodeAttestation, m mark) error {
 	now := e.Now()
 	var applied []Application
@@ -196,7 +196,7 @@ func (e *Enforcer) markRecord(ctx context.Context, record *v1alpha1.NodeAttestat
 	return nil
 }
 
-// writeStatuses writes how far the revocations have come.
+// writeStatuses writes the progress of the revocations into their statuses.
 func (e *Enforcer) writeStatuses(ctx context.Context, revocations []v1alpha1.NodeRevocation, statuses map[string]revocationStatus) error {
 	var failed []error
 	for i := range revocations {

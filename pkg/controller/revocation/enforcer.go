@@ -32,21 +32,23 @@ import (
 )
 
 const (
-	// idleInterval is how often a round is made without an event. activeInterval is how often while
+	// idleInterval is the time between two rounds without an event. activeInterval applies while
 	// nodes renew, since no event says that a node uses its new certificate.
 	idleInterval, activeInterval = 30 * time.Second, 2 * time.Second
 	// roundTimeout bounds the calls of one round.
 	roundTimeout = 30 * time.Second
-	// retryInterval is how soon a round follows one that failed, or that has left records to mark.
+	// retryInterval is the time until the next round if a round failed or left records to mark.
 	retryInterval = time.Second
-	// startTimeout is how long the first answers of the API servers are waited for.
+	// startTimeout bounds the wait for the first lists of the informers.
 	startTimeout = 15 * time.Second
-	// unseenPause is how soon a round follows one that found the informer behind our own writes, and
-	// unseenTimeout how long that is waited for.
+	// unseenPause is the time until the next round if the informer does not show our own writes
+	// yet. unseenTimeout bounds that wait.
 	unseenPause, unseenTimeout = 50 * time.Millisecond, 2 * time.Second
-	// settle is how long events are collected: an apply writes several objects.
+	// settle is the time during which events are collected before a round: an apply writes several
+	// objects.
 	settle = 20 * time.Millisecond
-	// versionInterval is how often an API server that is too old is asked again.
+	// versionInterval is the time between two requests for the version of an API server that is too
+	// old.
 	versionInterval = 10 * time.Minute
 )
 
@@ -58,41 +60,44 @@ const (
 	ReasonAPIServerTooOld = "APIServerTooOld"
 )
 
-// Records are those of the cluster, a *records.Store.
+// Records are the records of the cluster, such as a *records.Store.
 type Records interface {
-	// All returns them. The caller changes none.
+	// All returns all records. The caller must not change them.
 	All(ctx context.Context) ([]v1alpha1.NodeAttestation, error)
-	// Write updates the version that was read.
+	// Write updates a record under the version that was read, else it returns a conflict.
 	Write(ctx context.Context, record *v1alpha1.NodeAttestation, now time.Time) error
-	// InSync reports whether All costs no call.
+	// InSync reports whether All reads from a live cache, and so costs no API call.
 	InSync() bool
 }
 
-// Config is what an Enforcer is made from. Fields are required unless they are said to be optional.
+// Config configures an Enforcer. A field is required unless its comment says optional or Default.
 type Config struct {
 	// Cluster is the cluster's UID, as in records.
 	Cluster string
-	// Namespace is where the objects of this package are.
+	// Namespace has the NodeRevocations, NodeSuspensions and RevocationSlices.
 	Namespace string
-	// SlicePrefix is what the names of the lists begin with. Labels are their labels, and Owners their
-	// owners. Both are optional.
+	// SlicePrefix begins the names of the lists. Labels are their labels, and Owners their owners.
+	// Both are optional.
 	SlicePrefix string
 	Labels      map[string]string
 	Owners      []metav1.OwnerReference
-	// Signers are those under which a revoked certificate may ask for a new one.
+	// Signers are the signers from which a machine may request a new certificate with a revoked
+	// one.
 	Signers []string
-	// Objects reaches NodeRevocations, NodeSuspensions and RevocationSlices. Joined reaches the
-	// cluster that nodes join, with its policies, announcement and Nodes. Both read from the API
-	// server itself, and have no timeout of their own.
+	// Objects reads and writes NodeRevocations, NodeSuspensions and RevocationSlices. Joined reads
+	// and writes policies, the announcement and Nodes in the cluster that nodes join. Both must
+	// read without a cache, and must have no timeout of their own, since they watch.
 	Objects, Joined client.WithWatch
 	// Version returns the version of the API server that nodes join.
 	Version func(context.Context) (*version.Info, error)
 	Records Records
-	// StatusNamespace is the Namespace in the joined cluster whose status has the condition.
+	// StatusNamespace is the Namespace in the cluster that nodes join whose status gets the
+	// condition.
 	StatusNamespace string
-	// Events are about that Namespace.
+	// Events records Events on StatusNamespace.
 	Events events.EventRecorder
-	// Applied reports that something was applied to a machine. It must not block.
+	// Applied is called after a revocation or suspension was applied to a machine. It must not
+	// block.
 	Applied func(ctx context.Context, a Application)
 	// Metrics are optional.
 	Metrics *telemetry.ClusterMetrics
@@ -101,21 +106,21 @@ type Config struct {
 	Now func() time.Time
 }
 
-// Enforcer refuses the certificates that are revoked. Run runs it, in one process at a time.
+// Enforcer makes the API server refuse revoked certificates. Run it in one process at a time.
 type Enforcer struct {
 	Config
 	revocations, suspensions, lists, policies toolscache.SharedIndexInformer
 	changed                                   chan struct{}
 	rendered                                  atomic.Pointer[map[string]*admissionv1.ValidatingAdmissionPolicySpec]
 
-	// What follows belongs to Run's goroutine.
+	// The fields below belong to Run's goroutine.
 	condition *telemetry.Condition
 	began     time.Time
-	// unseen has the versions of lists that we wrote and the informer has not shown yet, by name, and
-	// unseenSince when the last of them was written.
+	// unseen has, by name, the versions of our own writes of lists that the informer does not show
+	// yet. unseenSince is the time of the last such write.
 	unseen      map[string]string
 	unseenSince time.Time
-	// announced is what the ConfigMap had when it was read last, and announcedAt when that was.
+	// announced is the content of the ConfigMap when it was last read, at the time announcedAt.
 	announced   *string
 	announcedAt time.Time
 	reported    string
@@ -156,7 +161,7 @@ func New(config Config) (*Enforcer, error) {
 	return e, nil
 }
 
-// trim drops what nobody reads. An update is made of what is read from the API server.
+// trim drops fields that nobody reads. Updates are safe, since they start from a live read.
 func trim(object any) (any, error) {
 	if o, ok := object.(client.Object); ok {
 		o.SetManagedFields(nil)
@@ -186,7 +191,8 @@ func (e *Enforcer) wake() {
 // ErrUnknown says that the suspensions could not be read yet.
 var ErrUnknown = errors.New("the suspensions are not known yet")
 
-// Suspended returns the endorsement keys of suspended machines. It reads no API.
+// Suspended returns the endorsement keys of suspended machines. It reads the informer, so it may be
+// stale.
 func (e *Enforcer) Suspended() (map[string]bool, error) {
 	if !e.suspensions.HasSynced() {
 		return nil, ErrUnknown
@@ -198,8 +204,8 @@ func (e *Enforcer) Suspended() (map[string]bool, error) {
 	return eks, nil
 }
 
-// Rendered returns what the policy of that name is to have. It is nil if that is not known yet, or
-// the policy is not one of these.
+// Rendered returns the desired spec of a policy. It is nil if the spec is not known yet, or if the
+// Enforcer does not write that policy.
 func (e *Enforcer) Rendered(policy string) *admissionv1.ValidatingAdmissionPolicySpec {
 	if all := e.rendered.Load(); all != nil {
 		return (*all)[policy]
@@ -207,7 +213,7 @@ func (e *Enforcer) Rendered(policy string) *admissionv1.ValidatingAdmissionPolic
 	return nil
 }
 
-// Run enforces until ctx ends. The suspensions count whatever the version of the API server is.
+// Run enforces until ctx ends. Suspended works with every version of the API server.
 func (e *Enforcer) Run(ctx context.Context) {
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -232,8 +238,8 @@ func (e *Enforcer) Run(ctx context.Context) {
 	}
 }
 
-// awaitVersion waits until the API server says with which certificate a request came. It reports
-// whether it does.
+// awaitVersion waits until the API server is new enough to report the certificate of each request.
+// It returns false if ctx ended before.
 func (e *Enforcer) awaitVersion(ctx context.Context) bool {
 	for {
 		info, err := e.Version(ctx)
@@ -256,8 +262,9 @@ func (e *Enforcer) awaitVersion(ctx context.Context) bool {
 	}
 }
 
-// round makes a plan and carries it out. It returns when the next round follows without an event.
-// The lists come first: a certificate that a policy has is on a list, whatever happens in between.
+// round makes a plan and carries it out. It returns the time until the next round if no event
+// comes. It writes the lists before the policies: after a crash, each certificate in a policy is
+// also on a list.
 func (e *Enforcer) round(ctx context.Context) time.Duration {
 	for _, informer := range []toolscache.SharedIndexInformer{e.revocations, e.suspensions, e.lists, e.policies} {
 		if informer.HasSynced() {
@@ -280,7 +287,8 @@ func (e *Enforcer) round(ctx context.Context) time.Duration {
 	p := newPlan(in)
 	if len(p.asksNodes) > 0 {
 		if in.inUse, err = e.reports(ctx, p.asksNodes); err != nil {
-			e.fail("cannot read which certificates nodes use", err) // their limit passes
+			// without the reports, certificates are revoked at the limit
+			e.fail("cannot read which certificates nodes use", err)
 		}
 		p = newPlan(in)
 	}
@@ -307,7 +315,7 @@ func (e *Enforcer) round(ctx context.Context) time.Duration {
 	return idleInterval
 }
 
-// fail logs a failure, once, and returns when to try again.
+// fail logs a failure once, and returns the time until the next try.
 func (e *Enforcer) fail(what string, err error) time.Duration {
 	cause := text.Line(err.Error(), telemetry.MaxLogged)
 	if failure := what + cause; failure != e.failure && !apierrors.IsConflict(err) && !errors.Is(err, context.Canceled) {
@@ -317,8 +325,8 @@ func (e *Enforcer) fail(what string, err error) time.Duration {
 	return retryInterval
 }
 
-// notInForce reports a failure that keeps what is new from being refused. A conflict is none: the
-// next round has the newer version.
+// notInForce reports a failure that keeps newly revoked certificates from being refused. It ignores
+// a conflict, since the next round has the newer version.
 func (e *Enforcer) notInForce(ctx context.Context, what string, err error) time.Duration {
 	if !apierrors.IsConflict(err) && ctx.Err() == nil {
 		e.say(ctx, corev1.ConditionFalse, ReasonNotInForce, what+": "+text.Line(err.Error(), 256))
@@ -326,11 +334,11 @@ func (e *Enforcer) notInForce(ctx context.Context, what string, err error) time.
 	return e.fail(what, err)
 }
 
-// isBehind reports whether the informer does not show our own last writes yet. A plan that is made
-// from older lists could take a certificate from its policy for a moment.
+// isBehind reports whether the informer does not show our own last writes yet. A plan from such
+// stale lists could remove a certificate from its policy for a moment.
 func (e *Enforcer) isBehind() bool {
 	if time.Since(e.unseenSince) > unseenTimeout {
-		clear(e.unseen) // somebody else has written since
+		clear(e.unseen) // another writer has replaced our version
 	}
 	for name, version := range e.unseen {
 		item, _, _ := e.lists.GetStore().GetByKey(e.Namespace + "/" + name)
@@ -341,7 +349,7 @@ func (e *Enforcer) isBehind() bool {
 	return len(e.unseen) > 0
 }
 
-// input reads what the plan is made from.
+// input reads the input of the plan.
 func (e *Enforcer) input(ctx context.Context) (in input, err error) {
 	in = input{now: e.Now(), suspensions: stored[v1alpha1.NodeSuspension](e.suspensions), existing: stored[v1alpha1.RevocationSlice](e.lists)}
 	for _, r := range stored[v1alpha1.NodeRevocation](e.revocations) {
@@ -354,7 +362,8 @@ func (e *Enforcer) input(ctx context.Context) (in input, err error) {
 	return in, err
 }
 
-// stored returns copies of what an informer has. Their fields are shared with it.
+// stored returns shallow copies of an informer's objects. Their fields are shared with the
+// informer, so the caller must not change these.
 func stored[T any](informer toolscache.SharedIndexInformer) (all []T) {
 	for _, item := range informer.GetStore().List() {
 		if object, ok := any(item).(*T); ok {
@@ -364,8 +373,8 @@ func stored[T any](informer toolscache.SharedIndexInformer) (all []T) {
 	return all
 }
 
-// writeLists writes the lists that have changed, the one with the lowest number first. So a
-// certificate that moves is on two lists for a moment, and never on none.
+// writeLists writes the changed lists, the one with the lowest number first. Certificates move to
+// lower numbers only, so a certificate that moves is on two lists for a moment, and never on none.
 func (e *Enforcer) writeLists(ctx context.Context, existing []v1alpha1.RevocationSlice, wanted map[int32][]v1alpha1.RevokedCertificate) error {
 	byNumber := map[int32]*v1alpha1.RevocationSlice{}
 	for i := range existing {
@@ -396,7 +405,7 @@ func (e *Enforcer) writeLists(ctx context.Context, existing []v1alpha1.Revocatio
 	return nil
 }
 
-// writePolicies writes the policies that are not as they are to be, and returns what keeps
+// writePolicies writes the policies that differ from the plan. It returns the problems that keep
 // certificates from being refused.
 func (e *Enforcer) writePolicies(ctx context.Context, p plan) (problems []string) {
 	rendered := map[string]*admissionv1.ValidatingAdmissionPolicySpec{}
@@ -428,7 +437,8 @@ func (e *Enforcer) writePolicies(ctx context.Context, p plan) (problems []string
 	return problems
 }
 
-// errMissing is about an object that only the operator can create: RBAC limits no create to a name.
+// errMissing is for an object that only the operator can create, since RBAC cannot limit create to
+// a name.
 var errMissing = errors.New("it is missing: apply packaging/kubernetes-revocation")
 
 func (e *Enforcer) writePolicy(ctx context.Context, name string, spec *admissionv1.ValidatingAdmissionPolicySpec) error {
@@ -446,7 +456,8 @@ func (e *Enforcer) writePolicy(ctx context.Context, name string, spec *admission
 	if err := e.Joined.Get(ctx, client.ObjectKey{Name: name}, policy); err != nil {
 		return err
 	}
-	if equality.Semantic.DeepEqual(&policy.Spec, spec) { // the informer is behind our own write
+	// the informer does not show our own write yet
+	if equality.Semantic.DeepEqual(&policy.Spec, spec) {
 		return nil
 	}
 	policy.Spec = *spec.DeepCopy()
@@ -457,8 +468,8 @@ func (e *Enforcer) writePolicy(ctx context.Context, name string, spec *admission
 	return nil
 }
 
-// gauge counts the revoked certificates. Which of them are refused is known only if each policy is as
-// it is to be.
+// gauge sets the metrics of revoked certificates. They count as refused only if each policy matches
+// the plan.
 func (e *Enforcer) gauge(p plan, inForce bool) {
 	var count telemetry.RevokedCertificates
 	for number, certificates := range p.lists {
@@ -476,7 +487,7 @@ func (e *Enforcer) gauge(p plan, inForce bool) {
 	e.Metrics.Revoked(count, Policies*SliceCapacity)
 }
 
-// conclude reports whether each revoked certificate is refused.
+// conclude sets the condition: whether each revoked certificate is refused.
 func (e *Enforcer) conclude(ctx context.Context, p plan, problems []string) {
 	beyond := false
 	for number, certificates := range p.lists {
@@ -497,13 +508,13 @@ func (e *Enforcer) conclude(ctx context.Context, p plan, problems []string) {
 func (e *Enforcer) say(ctx context.Context, status corev1.ConditionStatus, reason, message string) {
 	message = telemetry.Message(message)
 	e.condition.Set(ctx, status, reason, message)
-	if said := reason + message; said == e.reported {
+	if current := reason + message; current == e.reported {
 		return
 	} else if e.reported == "" && status == corev1.ConditionTrue {
-		e.reported = said // all is well at the start
+		e.reported = current // the first report is not an Event if all is well
 		return
 	} else {
-		e.reported = said
+		e.reported = current
 	}
 	kind := corev1.EventTypeNormal
 	if status != corev1.ConditionTrue {

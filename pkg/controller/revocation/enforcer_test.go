@@ -170,7 +170,7 @@ func revocationOf(mode v1alpha1.RevocationMode) *v1alpha1.NodeRevocation {
 	return &r
 }
 
-// A certificate that a policy has is on a list, whatever happens in between. The record comes last.
+// A certificate that a policy has is on a list at all times. The record comes last.
 func TestOrderOfWrites(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, revocationOf(v1alpha1.RevokeImmediately))

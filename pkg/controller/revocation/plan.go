@@ -15,58 +15,60 @@ import (
 )
 
 const (
-	// pruneDelay is how long after its end a certificate stays on its list: the clock of an API
-	// server may be behind.
+	// pruneDelay is the time that an expired certificate stays on its list, since the clock of an
+	// API server may be behind.
 	pruneDelay = 10 * time.Minute
 	// defaultSpread and defaultLimit are for a NodeRevocation that sets none.
 	defaultSpread, defaultLimit = 10 * time.Minute, 2 * time.Hour
-	// maxWaiting is how many names of nodes a status has.
+	// maxWaiting bounds the names of nodes in a status.
 	maxWaiting = 16
 )
 
-// input is what one round decides from.
+// input has the inputs of one round.
 type input struct {
 	now         time.Time
 	records     []v1alpha1.NodeAttestation
 	suspensions []v1alpha1.NodeSuspension
-	// revocations are those of the cluster.
+	// revocations are the NodeRevocations of the cluster.
 	revocations []v1alpha1.NodeRevocation
-	// existing are the lists of the cluster.
+	// existing are the RevocationSlices of the cluster. They may be stale.
 	existing []v1alpha1.RevocationSlice
-	// inUse has the certificate that each node says its kubelet uses. It is a claim of the node.
+	// inUse has, by node, the certificate that the kubelet uses. It is the node's own claim, so it
+	// must not keep a certificate from being revoked.
 	inUse map[string]string
 }
 
-// plan is what one round decides.
+// plan is the decision of one round.
 type plan struct {
-	// lists is the content of each list, by number. A list that is empty from now on is there.
+	// lists has the desired content of each list, by number. A list that becomes empty has an
+	// entry, too.
 	lists map[int32][]v1alpha1.RevokedCertificate
-	// marks are the records to change, by name.
+	// marks are the changes of records, by name.
 	marks map[string]mark
 	// suspendedNodes are the names of suspended nodes.
 	suspendedNodes []string
-	// announcement is what nodes read about renewals.
+	// announcement names the nodes that must renew.
 	announcement attestation.Announcement
-	// statuses are those of the revocations, by name.
+	// statuses are the statuses of the revocations, by name.
 	statuses map[string]revocationStatus
-	// asksNodes are the nodes whose report the next round needs.
+	// asksNodes are the nodes whose reported certificate the next round needs.
 	asksNodes []string
 	// active says that the next round must come soon, without an event.
 	active bool
 }
 
-// mark is what a record is to say.
+// mark has the desired marks of a record.
 type mark struct {
-	// revoked are the certificates on a list.
+	// revoked has the fingerprints of the certificates on a list.
 	revoked map[string]bool
-	// by is the revocation that revoked certificates of this record, nil if only a suspension did, or
-	// the revocation is deleted.
+	// by is the revocation that revoked certificates of this record. It is nil if only a suspension
+	// did, or if the revocation is deleted.
 	by *v1alpha1.NodeRevocation
-	// suspension holds for the machine, nil if none does.
+	// suspension is the suspension of the machine, nil if there is none.
 	suspension *v1alpha1.NodeSuspension
 }
 
-// revocationStatus is how far a revocation has come.
+// revocationStatus is the progress of a revocation.
 type revocationStatus struct {
 	nodes, renewed, revoked int32
 	waiting                 []string
@@ -77,15 +79,15 @@ type revocationStatus struct {
 type planner struct {
 	input
 	plan
-	// entries are the certificates that are on a list from now on. numbers has the list of those that
-	// were on one before.
+	// entries has the certificates that must be on a list. numbers has the list of each certificate
+	// that is on one already.
 	entries map[string]v1alpha1.RevokedCertificate
 	numbers map[string]int32
-	// suspended has the suspension of an endorsement key.
+	// suspended has the suspensions, by endorsement key.
 	suspended map[string]*v1alpha1.NodeSuspension
 }
 
-// newPlan decides. It is pure.
+// newPlan makes the plan. It does no I/O.
 func newPlan(in input) plan {
 	p := &planner{
 		input:   in,
@@ -112,8 +114,8 @@ func newPlan(in input) plan {
 	return p.plan
 }
 
-// keep takes over what is on the lists, until it has ended. A certificate that is on two lists, as
-// after a crash between two writes, stays on the first one.
+// keep keeps the certificates on the lists until they have expired. After a crash between two
+// writes a certificate may be on two lists. It stays on the first one.
 func (p *planner) keep() {
 	slices.SortFunc(p.existing, func(a, b v1alpha1.RevocationSlice) int { return cmp.Compare(a.Spec.Number, b.Spec.Number) })
 	for _, list := range p.existing {
@@ -122,7 +124,8 @@ func (p *planner) keep() {
 			if _, ok := p.entries[c.SHA256]; ok || p.now.After(c.NotAfter.Add(pruneDelay)) {
 				continue
 			}
-			// After a suspension ends, its certificates stay revoked. They may ask for new ones again.
+			// After a suspension ends, its certificates stay revoked. But their machines may
+			// request new ones again.
 			c.Suspended = p.suspended[c.EK] != nil
 			p.entries[c.SHA256], p.numbers[c.SHA256] = c, list.Spec.Number
 		}
@@ -141,8 +144,8 @@ func (p *planner) add(record *v1alpha1.NodeAttestation, c *v1alpha1.IssuedCertif
 	p.entries[c.SHA256] = entry
 }
 
-// restore adds certificates that are marked as revoked in their record, and are on no list:
-// somebody deleted the list.
+// restore adds certificates that their record marks as revoked and that are on no list: somebody
+// deleted the list.
 func (p *planner) restore(record *v1alpha1.NodeAttestation) {
 	for _, c := range p.live(record) {
 		if _, ok := p.entries[c.SHA256]; !ok && c.Revoked {
@@ -151,7 +154,7 @@ func (p *planner) restore(record *v1alpha1.NodeAttestation) {
 	}
 }
 
-// ekOfCertificate returns the endorsement key that a certificate was issued to, empty if that is not
+// ekOfCertificate returns the endorsement key that a certificate was issued to, "" if it is not
 // known.
 func ekOfCertificate(record *v1alpha1.NodeAttestation, c *v1alpha1.IssuedCertificate) string {
 	if c.FormerEK {
@@ -160,7 +163,8 @@ func ekOfCertificate(record *v1alpha1.NodeAttestation, c *v1alpha1.IssuedCertifi
 	return ekOf(record)
 }
 
-// live are the certificates of a record that have not ended.
+// live returns the certificates of a record that have not expired, or expired less than pruneDelay
+// ago.
 func (p *planner) live(record *v1alpha1.NodeAttestation) (live []*v1alpha1.IssuedCertificate) {
 	for i := range record.Status.Certificates {
 		if c := &record.Status.Certificates[i]; p.now.Before(c.NotAfter.Add(pruneDelay)) {
@@ -170,7 +174,7 @@ func (p *planner) live(record *v1alpha1.NodeAttestation) (live []*v1alpha1.Issue
 	return live
 }
 
-// ekOf returns the endorsement key in a record, empty if there is none.
+// ekOf returns the endorsement key in a record, "" if there is none.
 func ekOf(record *v1alpha1.NodeAttestation) string {
 	if record.Spec.EK == nil {
 		return ""
@@ -178,9 +182,9 @@ func ekOf(record *v1alpha1.NodeAttestation) string {
 	return record.Spec.EK.Fingerprint
 }
 
-// suspend puts the certificates of a suspended machine on a list. A record does not say which of
-// several former keys a certificate was issued to. So each former certificate counts if one of the
-// former keys is suspended.
+// suspend puts the certificates of a suspended machine on a list. A record does not say to which of
+// several former keys a certificate was issued. So all certificates of former keys are listed if
+// one of these keys is suspended.
 func (p *planner) suspend(record *v1alpha1.NodeAttestation) {
 	former := ""
 	for _, ek := range record.Status.EKHistory {
@@ -274,7 +278,7 @@ func (p *planner) revokeRecord(r *v1alpha1.NodeRevocation, record *v1alpha1.Node
 	}
 }
 
-// seconds returns a duration that an object has in seconds.
+// seconds converts an optional field in seconds to a duration.
 func seconds(value *int32, otherwise time.Duration) time.Duration {
 	if value == nil {
 		return otherwise
@@ -282,7 +286,7 @@ func seconds(value *int32, otherwise time.Duration) time.Duration {
 	return time.Duration(*value) * time.Second
 }
 
-// mark says what a record is to say, if it does not say that yet.
+// mark adds the desired marks of a record to the plan, if the record differs from them.
 func (p *planner) mark(record *v1alpha1.NodeAttestation) {
 	m := mark{revoked: map[string]bool{}, suspension: p.suspended[ekOf(record)]}
 	changed := (m.suspension != nil) != (record.Status.Suspension != nil)
@@ -302,8 +306,8 @@ func (p *planner) mark(record *v1alpha1.NodeAttestation) {
 	}
 }
 
-// nameSuspended collects the names of suspended nodes: those that have records or certificates, and
-// those that suspensions name.
+// nameSuspended collects the names of suspended nodes, from records, from certificates and from the
+// suspensions.
 func (p *planner) nameSuspended() {
 	names := map[string]bool{}
 	for _, s := range p.suspensions {
@@ -323,8 +327,8 @@ func (p *planner) nameSuspended() {
 	p.suspendedNodes = slices.Sorted(maps.Keys(names))
 }
 
-// fill distributes the certificates over the lists. One that is on a list stays there. If that list
-// has no policy, the certificate moves to a list with a policy as soon as there is room.
+// fill distributes the certificates over the lists. A certificate that is on a list stays there. If
+// that list has no policy, the certificate moves to a list with a policy once there is room.
 func (p *planner) fill() {
 	used := map[int32]int{}
 	for _, number := range p.numbers {

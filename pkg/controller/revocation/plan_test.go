@@ -105,7 +105,8 @@ func TestRevokeImmediately(t *testing.T) {
 		t.Error("a record of another node is marked")
 	}
 
-	// The record is deleted, and so is the revocation. The list keeps the certificates until they end.
+	// The record is deleted, and so is the revocation. The list keeps the certificates until they
+	// end.
 	in.records, in.revocations, in.existing = nil, nil, p.listed()
 	for after, want := range map[time.Duration]int{0: 2, time.Hour + pruneDelay: 2, time.Hour + pruneDelay + time.Second: 0} {
 		in.now = noon.Add(after)
@@ -223,7 +224,8 @@ func TestSuspension(t *testing.T) {
 	}
 }
 
-// The board that was replaced is stolen. What was issued to it is refused, and the present one goes on.
+// The board that was replaced is stolen. What was issued to it is refused, and the present one goes
+// on.
 func TestSuspensionOfAFormerKey(t *testing.T) {
 	t.Parallel()
 	former := issued("for", time.Hour)

@@ -16,18 +16,19 @@ import (
 )
 
 const (
-	// Policies is how many admission policies a release has for revoked certificates.
+	// Policies is the number of admission policies for revoked certificates in a release.
 	Policies = 10
-	// SliceCapacity is how many certificates one list and its policy hold. An expression has at most
-	// 100,000 code points (apiserver/pkg/cel), and a fingerprint takes 79.
+	// SliceCapacity is the maximum number of certificates on one list and in its policy. An
+	// expression has at most 100,000 code points (apiserver/pkg/cel), and a fingerprint takes 79.
 	SliceCapacity = 1000
 )
 
-// PolicyName returns the name of the policy, and of its binding, for the list of that number.
+// PolicyName returns the name of the policy for the list of that number, and of the policy's
+// binding.
 func PolicyName(number int32) string { return fmt.Sprintf("node-attestation-revoked-%02d", number) }
 
-// credentialIDs is where the API server puts the fingerprint of a client certificate, since
-// Kubernetes 1.32.
+// credentialIDs is the key in a requester's extra that has the fingerprint of its client
+// certificate, since Kubernetes 1.32.
 const credentialIDs = "authentication.kubernetes.io/credential-id"
 
 var (
@@ -35,12 +36,12 @@ var (
 	signerPattern      = regexp.MustCompile(`^[-a-z0-9.]+/[-A-Za-z0-9._:]+$`)
 )
 
-// RenderPolicy returns the policy that refuses the writes of these certificates. Those that are not
-// suspended may still create CertificateSigningRequests of these signers, so that the machine gets
-// a new certificate by its evidence.
+// RenderPolicy returns the policy that refuses writes with these certificates. A certificate that
+// is not suspended may still create CertificateSigningRequests for these signers, so that the
+// machine can get a new certificate by its evidence.
 //
-// The fingerprints are literals. A policy with a parameter object refuses every write of the cluster
-// while that object is missing, or fails open.
+// The fingerprints are literals. A policy with a parameter object refuses every write of the
+// cluster while that object is missing, or fails open.
 //
 // Without certificates, the policy matches no resource, and the API server does not evaluate it.
 func RenderPolicy(certificates []v1alpha1.RevokedCertificate, signers []string) (admissionv1.ValidatingAdmissionPolicySpec, error) {
@@ -66,8 +67,8 @@ func RenderPolicy(certificates []v1alpha1.RevokedCertificate, signers []string) 
 		MatchConstraints: constraints, MatchConditions: conditions,
 		Variables: []admissionv1.Variable{
 			{Name: "suspended", Expression: extraIn(credentialIDs, suspended)},
-			// Whatever certificate asks, the controller decides by evidence, and issues for the machine's
-			// own node name alone.
+			// This exception is safe: the controller decides by evidence, and issues certificates
+			// only for the machine's own node name.
 			{Name: "attesting", Expression: "request.operation == 'CREATE' && (!has(request.subResource) || request.subResource == '')\n" +
 				"  && request.resource.group == 'certificates.k8s.io' && request.resource.resource == 'certificatesigningrequests'\n" +
 				"  && object.spec.signerName in " + listOf(signers)},
@@ -79,13 +80,14 @@ func RenderPolicy(certificates []v1alpha1.RevokedCertificate, signers []string) 
 	}, nil
 }
 
-// match returns what a policy matches: each write of a requester that has one of the values under a
-// key of its extra. Without values it matches no resource. Defaults are set, so that the result
-// equals what the API server stores.
+// match returns the constraints of a policy that matches each write by a requester with one of the
+// values under a key of its extra. Without values it matches no resource. Defaults are set, so that
+// the result equals what the API server stores.
 func match(name, key string, values []string) (*admissionv1.MatchResources, []admissionv1.MatchCondition) {
 	rule := admissionv1.Rule{APIGroups: []string{"*"}, APIVersions: []string{"*"}, Resources: []string{"*/*"}, Scope: new(admissionv1.AllScopes)}
 	operations := []admissionv1.OperationType{admissionv1.Create, admissionv1.Update, admissionv1.Delete, admissionv1.Connect}
-	// An expression that fails refuses the write. Users of bootstrap tokens have no extra.
+	// An expression that fails refuses the write, so the key is checked first. Users of bootstrap
+	// tokens have no extra.
 	condition := fmt.Sprintf("has(request.userInfo.extra) && '%s' in request.userInfo.extra\n  && %s", key, extraIn(key, values))
 	if len(values) == 0 {
 		rule.APIGroups, rule.Resources = []string{v1alpha1.GroupVersion.Group}, []string{"nothing-is-" + name}
@@ -105,7 +107,7 @@ func extraIn(key string, values []string) string {
 	return fmt.Sprintf("request.userInfo.extra['%s'].exists(value, value in %s)", key, listOf(values))
 }
 
-// listOf returns a list of literals. Its elements have no quotes.
+// listOf returns a list of literals in CEL. The elements must have no quotes.
 func listOf(elements []string) string {
 	elements = slices.Sorted(slices.Values(elements))
 	if len(elements) == 0 {

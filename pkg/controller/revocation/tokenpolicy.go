@@ -15,24 +15,24 @@ import (
 // suspended nodes, and of its binding.
 const TokenPolicyName = "node-attestation-suspended-tokens"
 
-// messageSuspendedToken is what a write with such a token is answered. It is not one of those that
-// tell a node about its own certificate.
+// messageSuspendedToken is the API server's answer to a write with such a token. It must differ
+// from the messages from which a node learns about its own certificate.
 const messageSuspendedToken = "the node that this token was issued for is suspended by an operator" //nolint:gosec // G101: prose about tokens
 
-// tokenNodeNames is where the API server puts the node of a token. Users cannot set it: a token has
-// it in its signed content.
+// tokenNodeNames is the key in a requester's extra that has the node of its token. A requester
+// cannot set it: the API server takes it from the signed token.
 const tokenNodeNames = "authentication.kubernetes.io/node-name"
 
-// tokenNamesLimit is how many code points the list of node names may have. An expression may have
-// 100,000.
+// tokenNamesLimit is the maximum length of the list of node names, in code points. An expression
+// may have 100,000.
 const tokenNamesLimit = 99_000
 
 var nodeNamePattern = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$`)
 
-// RenderTokenPolicy returns the policy that refuses the writes of tokens that were issued for pods
-// on these nodes, or for these nodes. The names are literals, as in RenderPolicy.
+// RenderTokenPolicy returns the policy that refuses writes with tokens that were issued for these
+// nodes, or for pods on them. The names are literals, as in RenderPolicy.
 //
-// Omitted are the names for which there is no room. At least 380 names fit, and some 4,500 of 19
+// omitted has the names for which there is no room. At least 380 names fit, and some 4,500 of 19
 // characters.
 func RenderTokenPolicy(nodes []string) (spec admissionv1.ValidatingAdmissionPolicySpec, omitted []string, err error) {
 	nodes = slices.Compact(slices.Sorted(slices.Values(nodes)))

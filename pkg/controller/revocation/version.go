@@ -15,8 +15,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// ServerVersion returns a function for Config.Version. Every authenticated user may ask for it. The
-// HTTP client is optional: by default one is made of the config.
+// ServerVersion returns a function for Config.Version. Every authenticated user may read the
+// version. The HTTP client is optional: the default is made from the config.
 func ServerVersion(config *rest.Config, with *http.Client) (func(context.Context) (*version.Info, error), error) {
 	var err error
 	if with == nil {
@@ -43,11 +43,11 @@ func ServerVersion(config *rest.Config, with *http.Client) (func(context.Context
 
 var leadingDigits = regexp.MustCompile(`^[0-9]+`)
 
-// namesCredentials reports whether an API server says with which certificate a request came: since
-// Kubernetes 1.32.
+// namesCredentials reports whether an API server passes the fingerprint of a requester's
+// certificate to admission, as it does since Kubernetes 1.32.
 func namesCredentials(info *version.Info) bool {
 	number := func(text string) int {
-		n, err := strconv.Atoi(leadingDigits.FindString(text)) // some vendors have a "+" behind it
+		n, err := strconv.Atoi(leadingDigits.FindString(text)) // some vendors append a "+"
 		if err != nil {
 			return 0
 		}

@@ -11,10 +11,10 @@ import (
 	"time"
 )
 
-// parseBundle parses a CA as parseCA does, with certificates in any order. While a CA is rotated,
-// some are only to be trusted, such as the old and the new root in Cluster API's <cluster>-ca. The
-// key tells which certificate signs. If several have that key, it is the valid one that expires
-// last.
+// parseBundle parses a CA as parseCA does, with certificates in any order. During a rotation some
+// of them are only trusted and do not sign, such as the old root in Cluster API's <cluster>-ca. The
+// certificate with the private key's public key signs. If several have that key, the valid one that
+// expires last signs.
 func parseBundle(certificates, key []byte, now time.Time) (*CA, error) {
 	bundle, err := parseChain(certificates)
 	if err != nil {
@@ -47,7 +47,7 @@ func parseBundle(certificates, key []byte, now time.Time) (*CA, error) {
 	return nil, err
 }
 
-// chainOf returns a certificate and those of the bundle above it.
+// chainOf returns a certificate, then its issuers in the bundle.
 func chainOf(c *x509.Certificate, bundle []*x509.Certificate) []*x509.Certificate {
 	chain := []*x509.Certificate{c}
 	for len(chain) <= len(bundle) && !selfSigned(c) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package signing builds and signs a node's certificates. It takes verified values only, and never
-// sees a request's subject or extensions. It uses no Kubernetes API and reads no clock. Files reads
-// two files.
+// Package signing builds and signs a node's certificates. Its inputs are verified values only. It
+// never reads a request's subject or extensions. It uses no Kubernetes API and reads no clock. Its
+// only I/O is in the type Files, which reads two files.
 package signing
 
 import (
@@ -20,41 +20,42 @@ import (
 	"time"
 )
 
-// Limits that hold before anything is decoded.
+// Limits that are checked before anything is decoded.
 const (
-	// maxPEM limits the certificates and the key, in bytes each. What a node gets must stay below
-	// what it reads.
+	// maxPEM limits the certificates and the key, in bytes each. The chain that a node gets must
+	// stay below the limit of the plugin.
 	maxPEM = 64 << 10
 	// maxChain limits the certificates of a CA, its own included.
 	maxChain = 8
 )
 
-// Limits of a modulus, in bits. Go's TLS, and so the API server, refuses certificates with a larger
-// one.
+// Limits of a modulus, in bits. Go's TLS, which the API server uses, refuses certificates with a
+// larger modulus.
 const (
 	minRSA   = 2048
 	maxCARSA = 8192
 )
 
-// CAError says why there is no CA to sign with. The operator has to fix it, and requests may wait
-// for that.
+// CAError says why no CA is available to sign. The operator has to fix that. Requests may wait
+// until then.
 type CAError struct {
 	Problem string
 }
 
 func (e *CAError) Error() string { return "signing CA: " + e.Problem }
 
-// CA is a key pair that may sign, and the chain above it. Only parseCA and parseBundle make one.
-// The zero value signs nothing. It does not change.
+// CA is a key pair that may sign, and the chain above it. Only parseCA and parseBundle make one. A
+// CA is immutable. The zero value signs nothing.
 type CA struct {
-	// chain has the CA's own certificate, then each one's issuer as far as it was given.
+	// chain has the CA's own certificate, then the issuers that the input had, each after the
+	// certificate that it issued.
 	chain []*x509.Certificate
 	key   crypto.Signer
 }
 
-// parseCA parses a CA in PEM: its certificate, then those above it, each the issuer of the one
-// before, and its private key (PKCS #1, PKCS #8 or SEC 1, not encrypted). If the CA cannot sign at
-// the time now, the error is a *CAError. It quotes nothing of the key.
+// parseCA parses a CA in PEM. certificates has its certificate, then the chain above it, each the
+// issuer of the one before. key is its private key in PKCS #1, PKCS #8 or SEC 1, not encrypted. If
+// the CA cannot sign at the time now, the error is a *CAError. The error quotes nothing of the key.
 func parseCA(certificates, key []byte, now time.Time) (*CA, error) {
 	chain, err := parseChain(certificates)
 	if err != nil {
@@ -74,8 +75,8 @@ func parseCA(certificates, key []byte, now time.Time) (*CA, error) {
 	return ca, nil
 }
 
-// NotAfter returns when the first certificate of the chain expires. No node's certificate outlives
-// it.
+// NotAfter returns the time when the first certificate of the chain expires. No node's certificate
+// outlives it.
 func (ca *CA) NotAfter() time.Time {
 	if ca == nil || len(ca.chain) == 0 {
 		return time.Time{}
@@ -89,7 +90,7 @@ func (ca *CA) NotAfter() time.Time {
 	return end
 }
 
-// Fingerprint returns the SHA-256 of the CA's certificate, in hex; empty for the zero value.
+// Fingerprint returns the SHA-256 of the CA's certificate, in hex, "" for the zero value.
 func (ca *CA) Fingerprint() string {
 	if ca == nil || len(ca.chain) == 0 {
 		return ""
@@ -103,7 +104,7 @@ func (ca CA) String() string { return "signing CA " + ca.Fingerprint() }
 // GoString is String.
 func (ca CA) GoString() string { return ca.String() }
 
-// check judges everything that does not change with time.
+// check checks everything that does not depend on the time.
 func (ca *CA) check() error {
 	for i, c := range ca.chain {
 		if problem := checkAuthority(c, i); problem != "" {
@@ -112,7 +113,7 @@ func (ca *CA) check() error {
 		if i == 0 {
 			continue
 		}
-		// A file with the old and the new root is a trust bundle, and does not say which one signs.
+		// A file with the old and the new root is a trust bundle. It does not say which root signs.
 		if selfSigned(ca.chain[i-1]) {
 			return &CAError{fmt.Sprintf("certificate %d follows a self-signed one, which has nothing above it", i+1)}
 		}
@@ -127,8 +128,8 @@ func (ca *CA) check() error {
 	return nil
 }
 
-// checkAuthority says what is wrong with a CA's certificate. below is how many other CAs are
-// between it and a node.
+// checkAuthority returns what is wrong with a CA's certificate, "" if nothing is. below is the
+// number of other CAs between it and a node's certificate.
 func checkAuthority(c *x509.Certificate, below int) string {
 	switch {
 	case !c.BasicConstraintsValid || !c.IsCA: // RFC 5280, section 4.2.1.9
@@ -169,13 +170,13 @@ func checkKey(key crypto.PublicKey, maxRSA int) error {
 		if bits := key.N.BitLen(); bits < minRSA || bits > maxRSA {
 			return fmt.Errorf("RSA with %d bits, not %d to %d", bits, minRSA, maxRSA)
 		}
-		// NIST SP 800-56B, section 6.2: an exponent below has cost others their signatures.
+		// NIST SP 800-56B, section 6.2. Signatures with smaller exponents were forged in the past.
 		if key.E < 65537 || key.E%2 == 0 || key.N.Bit(0) == 0 {
 			return errors.New("RSA with an even modulus, or an exponent that is even or less than 65537")
 		}
 		return nil
 	case *ecdsa.PublicKey:
-		if key == nil || key.X == nil || key.Y == nil { //nolint:staticcheck // ECDH would go down with a point that is not there
+		if key == nil || key.X == nil || key.Y == nil { //nolint:staticcheck // ECDH panics without a point
 			return errors.New("it is empty")
 		}
 		switch key.Curve {
@@ -196,7 +197,8 @@ func checkKey(key crypto.PublicKey, maxRSA int) error {
 	return errors.New("neither RSA, ECDSA nor Ed25519")
 }
 
-// checkTime refuses the zero value, and a chain with a certificate that is not valid at that time.
+// checkTime refuses the zero value, and a chain with a certificate that is not valid at the time
+// now.
 func (ca *CA) checkTime(now time.Time) error {
 	if ca == nil || len(ca.chain) == 0 || ca.key == nil {
 		return &CAError{"there is none"}
@@ -212,7 +214,7 @@ func (ca *CA) checkTime(now time.Time) error {
 	return nil
 }
 
-// issuersForNode returns the certificates that go with a node's certificate: all but a root, which
+// issuersForNode returns the certificates that follow a node's certificate: all but a root, which
 // the verifier must have (RFC 8446, section 4.4.2).
 func (ca *CA) issuersForNode() []*x509.Certificate {
 	return slices.DeleteFunc(slices.Clone(ca.chain), selfSigned)
@@ -244,13 +246,14 @@ func parseChain(data []byte) ([]*x509.Certificate, error) {
 	return chain, nil
 }
 
-// parseKey quotes nothing of the key, nor a library's error.
+// parseKey parses a private key. Its errors quote neither the key nor a library's error.
 func parseKey(data []byte) (crypto.Signer, error) {
 	found, err := blocks(data)
 	if err != nil {
 		return nil, &CAError{"key: " + err.Error()}
 	}
-	// The output of openssl ecparam -genkey begins with the curve's name, which the key repeats.
+	// The output of openssl ecparam -genkey begins with a block for the curve's name. The key has
+	// the name, too.
 	if len(found) == 2 && found[0].Type == "EC PARAMETERS" && found[1].Type == "EC PRIVATE KEY" {
 		found = found[1:]
 	}

@@ -35,9 +35,9 @@ const (
 
 const (
 	// minLifetime is the API server's minimum for spec.expirationSeconds (certificates.k8s.io/v1).
-	// No certificate is made with less left.
+	// No certificate is issued with a shorter lifetime.
 	minLifetime = 10 * time.Minute
-	// maxLifetime is the most that an operator may allow: 90 days.
+	// maxLifetime is the longest lifetime that an operator may allow: 90 days.
 	maxLifetime = 2160 * time.Hour
 	// maxBackdate limits Limits.Backdate.
 	maxBackdate = time.Hour
@@ -45,29 +45,30 @@ const (
 	maxNodeRSA = 4096
 )
 
-// grantError says why no CA can sign a grant.
+// grantError says why no CA may sign a grant.
 type grantError struct {
 	problem string
 }
 
 func (e *grantError) Error() string { return "node certificate: " + e.problem }
 
-// Grant is what a client certificate is made from. Each value must be verified.
+// Grant has the values that a client certificate is made from. The caller must have verified each
+// of them, except the wish ExpirationSeconds.
 type Grant struct {
-	// NodeName is the record's, not the request's.
+	// NodeName is the name in the record, not the one in the request.
 	NodeName string
-	// PublicKey is the request's: P-256, P-384, or RSA with 2048 to 4096 bits. The request's
-	// signature shows that the node has the key.
+	// PublicKey is the key of the request: P-256, P-384, or RSA with 2048 to 4096 bits. The
+	// request's signature shows that the requester has the private key.
 	PublicKey crypto.PublicKey
 	// ExpirationSeconds is spec.expirationSeconds, a wish.
 	ExpirationSeconds *int32
 }
 
-// ServingGrant is what a serving certificate is made from.
+// ServingGrant has the values that a serving certificate is made from.
 type ServingGrant struct {
 	Grant
-	// DNSNames, in lower case, and IPs are the machine's, and no other's. There is at least one.
-	// The node's name is not added.
+	// DNSNames, in lower case, and IPs belong to the machine, and to no other. There must be at
+	// least one. Issuing does not add the node's name.
 	DNSNames []string
 	IPs      []netip.Addr
 }
@@ -75,18 +76,18 @@ type ServingGrant struct {
 // maxAddresses limits the names and IPs in one certificate.
 const maxAddresses = 100
 
-// purpose is what a certificate is for.
+// purpose has the parts of a certificate that differ between client and serving certificates.
 type purpose struct {
 	usage    x509.ExtKeyUsage
 	dnsNames []string
 	ips      []net.IP
 }
 
-// Limits are the operator's. The zero value allows nothing.
+// Limits are the operator's limits of certificates. The zero value allows nothing.
 type Limits struct {
-	// Default is the lifetime if none is asked for.
+	// Default is the lifetime if the request wishes none.
 	Default time.Duration
-	// Min and Max limit the lifetime. A wish beyond them is shortened or lengthened, as
+	// Min and Max limit the lifetime. A wish outside these limits is shortened or lengthened, as
 	// kube-controller-manager does.
 	Min, Max time.Duration
 	// Backdate is how far in the past a certificate begins, for nodes whose clock is behind. It is
@@ -94,7 +95,7 @@ type Limits struct {
 	Backdate time.Duration
 }
 
-// DefaultLimits returns the limits if the operator sets none.
+// DefaultLimits returns the limits that apply if the operator sets none.
 func DefaultLimits() Limits {
 	return Limits{Default: 168 * time.Hour, Min: minLifetime, Max: maxLifetime, Backdate: 5 * time.Minute}
 }
@@ -115,14 +116,14 @@ func (l Limits) Check() error {
 }
 
 // Issue returns a client certificate for the node in PEM, followed by the CAs that are not roots.
-// It begins Backdate ago, but not before the CA, and ends when Limits and the CA's end allow. An
-// error is a *CAError if another CA could sign.
+// The certificate begins Backdate before now, but not before the CA. Its end is bounded by Limits
+// and by the CA's end. The error is a *CAError if another CA could sign.
 func Issue(ca *CA, grant Grant, limits Limits, now time.Time, random io.Reader) ([]byte, error) {
 	return sign(ca, grant, purpose{usage: x509.ExtKeyUsageClientAuth}, limits, now, random)
 }
 
 // IssueServing returns a serving certificate for the node, with the names and IPs of the grant and
-// no others. All else is as with Issue.
+// no others. Otherwise it works like Issue.
 func IssueServing(ca *CA, grant ServingGrant, limits Limits, now time.Time, random io.Reader) ([]byte, error) {
 	for _, name := range grant.DNSNames {
 		last := name[strings.LastIndexByte(name, '.')+1:]
@@ -139,7 +140,7 @@ func IssueServing(ca *CA, grant ServingGrant, limits Limits, now time.Time, rand
 	}
 	count := len(grant.DNSNames) + len(grant.IPs)
 	if count == 0 || count > maxAddresses || repeats(grant.DNSNames) || repeats(grant.IPs) {
-		return nil, &grantError{fmt.Sprintf("there are %d names and IPs, not 1 to %d, or one stands twice", count, maxAddresses)}
+		return nil, &grantError{fmt.Sprintf("there are %d names and IPs, not 1 to %d, or one is listed twice", count, maxAddresses)}
 	}
 	return sign(ca, grant.Grant, serving, limits, now, random)
 }
@@ -192,7 +193,7 @@ func sign(ca *CA, grant Grant, use purpose, limits Limits, now time.Time, random
 	return out.Bytes(), nil
 }
 
-// plan returns the certificate that is to be, without its serial number.
+// plan returns the template of the certificate, without its serial number.
 func plan(ca *CA, grant Grant, use purpose, limits Limits, now time.Time) (*x509.Certificate, error) {
 	if len(validation.IsDNS1123Subdomain(grant.NodeName)) > 0 {
 		return nil, &grantError{fmt.Sprintf("the node name %.253q is not a DNS-1123 subdomain", grant.NodeName)}
@@ -209,12 +210,14 @@ func plan(ca *CA, grant Grant, use purpose, limits Limits, now time.Time) (*x509
 		return nil, &grantError{"the key does not encode"}
 	}
 	issuerID := ca.chain[0].SubjectKeyId
-	if len(issuerID) == 0 { // an old CA; RFC 5280, section 4.2.1.1 wants one in the node's certificate all the same
+	// an old CA has no key identifier, but RFC 5280, section 4.2.1.1 requires one in the node's
+	// certificate
+	if len(issuerID) == 0 {
 		if issuerID, err = keyID(ca.chain[0].RawSubjectPublicKeyInfo); err != nil {
 			return nil, &CAError{"its key does not encode"}
 		}
 	}
-	for i, c := range ca.chain { // for client certificates, parseCA has looked
+	for i, c := range ca.chain { // parseCA already checked this for client certificates
 		if !allows(c, use.usage) {
 			return nil, &CAError{fmt.Sprintf("certificate %d has extended key usages without server authentication", i+1)}
 		}
@@ -223,7 +226,7 @@ func plan(ca *CA, grant Grant, use purpose, limits Limits, now time.Time) (*x509
 	if err != nil {
 		return nil, err
 	}
-	begin := now.UTC().Truncate(time.Second) // a certificate knows seconds
+	begin := now.UTC().Truncate(time.Second) // certificates have whole seconds
 	notBefore, notAfter := begin.Add(-limits.Backdate), begin.Add(lifetime)
 	for _, c := range ca.chain {
 		if c.NotBefore.After(notBefore) {
@@ -238,10 +241,10 @@ func plan(ca *CA, grant Grant, use purpose, limits Limits, now time.Time) (*x509
 	}
 	usage := x509.KeyUsageDigitalSignature
 	if _, ok := grant.PublicKey.(*rsa.PublicKey); ok {
-		usage |= x509.KeyUsageKeyEncipherment // as the request has to ask for (rule S6)
+		usage |= x509.KeyUsageKeyEncipherment // the request must have this usage (rule S6)
 	}
 	return &x509.Certificate{
-		RawSubjectPublicKeyInfo: spki, // for verify; CreateCertificate passes over it
+		RawSubjectPublicKeyInfo: spki, // for verify; CreateCertificate ignores it
 		Subject:                 pkix.Name{Organization: []string{nodesGroup}, CommonName: nodePrefix + grant.NodeName},
 		NotBefore:               notBefore,
 		NotAfter:                notAfter,
@@ -282,8 +285,8 @@ func checkNodeKey(key crypto.PublicKey) error {
 	return checkKey(key, maxNodeRSA)
 }
 
-// newSerial returns 128 random bits: positive, and at most 17 octets (RFC 5280, section 4.1.2.2,
-// allows 20).
+// newSerial returns a positive serial number of 128 random bits. It has at most 17 octets; RFC
+// 5280, section 4.1.2.2 allows 20.
 func newSerial(random io.Reader) (*big.Int, error) {
 	if random == nil {
 		return nil, errors.New("serial number: there is no source of randomness")
@@ -315,9 +318,8 @@ func keyID(spki []byte) ([]byte, error) {
 // extensionSAN is the subject alternative name.
 const extensionSAN = "2.5.29.17"
 
-// extensions returns the extensions of a node's certificate, with whether each is critical (RFC
-// 5280, section 4.2.1). There are no others. Only a serving certificate has a subject alternative
-// name.
+// extensions returns the OID of each allowed extension of a node's certificate, and whether it is
+// critical (RFC 5280, section 4.2.1). Only a serving certificate has a subject alternative name.
 func extensions(wanted *x509.Certificate) []string {
 	all := []string{"2.5.29.14 false", "2.5.29.15 true", "2.5.29.19 true", "2.5.29.35 false", "2.5.29.37 false"}
 	if len(wanted.DNSNames)+len(wanted.IPAddresses) > 0 {
@@ -326,8 +328,8 @@ func extensions(wanted *x509.Certificate) []string {
 	return all
 }
 
-// alternativeNames returns the names and IPs in DER (RFC 5280, section 4.2.1.6). crypto/x509 skips
-// kinds of names that it does not know.
+// alternativeNames returns the names and IPs in DER (RFC 5280, section 4.2.1.6). verify compares
+// these bytes, since crypto/x509 skips kinds of names that it does not know.
 func alternativeNames(names []string, ips []net.IP) ([]byte, error) {
 	var all []asn1.RawValue
 	for _, name := range names {
@@ -339,7 +341,7 @@ func alternativeNames(names []string, ips []net.IP) ([]byte, error) {
 	return asn1.Marshal(all)
 }
 
-// verify checks the new certificate as its verifiers will, and trusts no byte of it.
+// verify checks the new certificate as its verifiers will. It trusts no byte of it.
 func verify(leaf, wanted *x509.Certificate, ca *CA, now time.Time) error {
 	subject, err := asn1.Marshal(wanted.Subject.ToRDNSequence())
 	if err != nil {
@@ -393,8 +395,8 @@ func verify(leaf, wanted *x509.Certificate, ca *CA, now time.Time) error {
 	return err
 }
 
-// Fingerprint returns the SHA-256 of the first certificate in status.certificate, in hex, as the
-// record has it. Other signers may write text around the PEM blocks (certificates.k8s.io/v1,
+// Fingerprint returns the SHA-256 of the first certificate in status.certificate, in hex, the
+// format of records. Other signers may write text around the PEM blocks (certificates.k8s.io/v1,
 // CertificateSigningRequestStatus).
 func Fingerprint(chain []byte) (string, error) {
 	block, _ := pem.Decode(chain)

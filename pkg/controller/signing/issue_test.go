@@ -37,7 +37,8 @@ func issue(t testing.TB, ca *CA, g Grant) (*x509.Certificate, []byte) {
 	return leafOf(t, chain), chain
 }
 
-// Each kind of CA with each kind of node key: what the node, and whoever reads RFC 5280, will look at.
+// Each kind of CA with each kind of node key. The test checks what the node looks at, and what RFC
+// 5280 requires.
 func TestIssue(t *testing.T) {
 	t.Parallel()
 	for authorityKey, algorithm := range map[string]x509.SignatureAlgorithm{
@@ -121,7 +122,8 @@ func TestSerialNumbers(t *testing.T) {
 	if union.BitLen() != 128 {
 		t.Errorf("%d bits of randomness, not 128", union.BitLen())
 	}
-	all := bytes.NewReader(bytes.Repeat([]byte{0xff}, 4096)) // the largest: its first bit would make it negative
+	// the largest: its first bit would make it negative
+	all := bytes.NewReader(bytes.Repeat([]byte{0xff}, 4096))
 	chain, err := Issue(ca, grant(), DefaultLimits(), now(), all)
 	if err != nil {
 		t.Fatal(err)
@@ -171,7 +173,8 @@ func TestLifetime(t *testing.T) {
 		"backdated by the operator":                        {limits: Limits{Default: day, Min: minLifetime, Max: maxLifetime, Backdate: time.Hour}, wantFrom: -time.Hour, want: day},
 		"not backdated":                                    {limits: Limits{Default: day, Min: minLifetime, Max: maxLifetime}, want: day},
 		"a CA of three minutes ago":                        {caFrom: -3 * time.Minute, wantFrom: -3 * time.Minute, want: 7 * day},
-		"a CA of this second":                              {caFrom: time.Nanosecond, wantFrom: time.Nanosecond, want: 7 * day}, // as good as 0, which is none
+		// as good as 0, which is none
+		"a CA of this second": {caFrom: time.Nanosecond, wantFrom: time.Nanosecond, want: 7 * day},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ca := newAuthority(t, "root", "p256", nil, func(x *x509.Certificate) {

@@ -43,7 +43,8 @@ func issueServing(t testing.TB, ca *CA, g ServingGrant) (*x509.Certificate, []by
 	return leafOf(t, chain), chain
 }
 
-// What a kubelet, the API server as its client, and whoever reads RFC 5280 will look at.
+// The test checks what a kubelet and the API server as its client look at, and what RFC 5280
+// requires.
 func TestIssueServing(t *testing.T) {
 	t.Parallel()
 	for _, authorityKey := range []string{"rsa2048", "p256", "p384", "ed25519"} {
@@ -174,7 +175,8 @@ func TestIssueServingRefusesGrants(t *testing.T) {
 	}
 }
 
-// What keeps a CA from serving certificates is the CA's fault, and keeps it from no client certificate.
+// What keeps a CA from serving certificates is the CA's fault, and keeps it from no client
+// certificate.
 func TestIssueServingUnderACAThatMayNot(t *testing.T) {
 	t.Parallel()
 	clientsOnly := func(x *x509.Certificate) { x.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} }
@@ -220,7 +222,8 @@ func TestIssueServingUnderACAThatMayNot(t *testing.T) {
 	}
 }
 
-// Each thing in which a serving certificate is another than a client's is missed when it is otherwise.
+// Each thing in which a serving certificate is another than a client's is missed when it is
+// otherwise.
 func TestVerifyServing(t *testing.T) {
 	t.Parallel()
 	root := newAuthority(t, "root", "p256", nil, nil)
@@ -270,8 +273,8 @@ func TestVerifyServing(t *testing.T) {
 	}
 }
 
-// An API server that has but the root in its --kubelet-certificate-authority trusts the kubelet under each of its names and IPs, and under no
-// other; a client's certificate is not taken.
+// An API server with only the root in its --kubelet-certificate-authority trusts the kubelet under
+// each of its names and IPs, and under no others. It refuses a client certificate.
 func TestClientAcceptsTheChain(t *testing.T) {
 	t.Parallel()
 	root := newAuthority(t, "root", "rsa2048", nil, nil)
@@ -294,7 +297,8 @@ func TestClientAcceptsTheChain(t *testing.T) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			_ = tls.Server(inside, &tls.Config{Certificates: []tls.Certificate{pair}}).Handshake() // the other side says what is wrong
+			// the other side says what is wrong
+			_ = tls.Server(inside, &tls.Config{Certificates: []tls.Certificate{pair}}).Handshake()
 		}()
 		err := tls.Client(outside, &tls.Config{ServerName: c.name, RootCAs: pool, Time: now}).Handshake()
 		if (err == nil) != c.ok {

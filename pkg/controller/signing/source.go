@@ -20,8 +20,8 @@ const (
 	secretKey         = "tls.key"
 )
 
-// Source returns the CA to sign with. It is asked again for each certificate, so a rotated CA is
-// used at once. It may be called concurrently.
+// Source returns the CA to sign with. The caller asks it again for each certificate, so a rotated
+// CA is used at once. It is safe for concurrent use.
 type Source interface {
 	// CA returns a CA that may sign at the time now. An error means that nothing can be signed yet.
 	CA(ctx context.Context, now time.Time) (*CA, error)
@@ -37,12 +37,12 @@ func FromSecret(data map[string][]byte, now time.Time) (*CA, error) {
 	return parseBundle(data[secretCertificate], data[secretKey], now)
 }
 
-// Files is a Source that reads two files. It reads them at each use, which costs less than a
-// signature, and so misses no change.
+// Files is a Source that reads two files. It reads them at each use, so it misses no change.
+// Reading costs less than a signature.
 //
-// A rotation writes one file after the other. While the two files are no valid pair, or are missing,
-// the last good pair stays in use until it expires, and Problem says why. To stop a CA from signing,
-// replace it in the files, or end the process.
+// A rotation writes one file after the other. While the two files are missing or are no valid pair,
+// the last known good pair is used until it expires. Problem returns the reason. To stop a CA from
+// signing, replace it in the files, or end the process.
 type Files struct {
 	certificate, key string
 	pair             lastgood.Value[*CA]
@@ -51,11 +51,11 @@ type Files struct {
 // NewFiles returns a Source for the files with the CA's certificate and with its key, as parseCA
 // reads them. It reads nothing yet.
 func NewFiles(certificate, key string) *Files {
-	// An invalid pair may be a CA whose time has not come.
+	// A pair that is invalid now may be a CA that is not valid yet.
 	return &Files{certificate: certificate, key: key, pair: lastgood.Value[*CA]{Rejudge: true}}
 }
 
-// CA returns the CA in the files, or the last good one.
+// CA returns the CA in the files, or the last known good one.
 func (f *Files) CA(_ context.Context, now time.Time) (*CA, error) {
 	problem := f.refresh(now)
 	ca, ok := f.pair.Get()
@@ -67,19 +67,20 @@ func (f *Files) CA(_ context.Context, now time.Time) (*CA, error) {
 	case err == nil:
 		return ca, nil
 	case problem != nil:
-		return nil, fmt.Errorf("%w; and those in the files cannot take over: %w", err, problem)
+		return nil, fmt.Errorf("%w; the pair in the files cannot be used either: %w", err, problem)
 	}
 	f.pair.Fail(err)
 	return nil, err
 }
 
-// Problem returns what kept the last call of CA from using what is in the files, nil if nothing did.
+// Problem returns the reason why the last call of CA did not use the pair in the files, nil if it
+// did.
 func (f *Files) Problem() error { return f.pair.Problem() }
 
-// LastRead returns when the files were last read and a valid pair, zero if they never were.
+// LastRead returns the last time when the files were read as a valid pair, zero if there was none.
 func (f *Files) LastRead() time.Time { return f.pair.LastRead() }
 
-// refresh takes over the pair in the files if it is valid.
+// refresh reads the pair in the files, and uses it if it is valid.
 func (f *Files) refresh(now time.Time) error {
 	certificate, err := read(f.certificate)
 	if err != nil {

@@ -100,7 +100,8 @@ func TestFilesTakeANewCertificateForTheSameKey(t *testing.T) {
 	serves(t, files, after, "")
 }
 
-// A change within the same second, of the same length and with the time of the file put back, is seen all the same.
+// A change within the same second, of the same length and with the time of the file put back, is
+// seen all the same.
 func TestFilesMissNoChange(t *testing.T) {
 	t.Parallel()
 	before := newAuthority(t, "one", "p256", nil, nil)
@@ -210,7 +211,8 @@ func TestFilesThatAppearLate(t *testing.T) {
 	serves(t, files, good, "")
 }
 
-// A CA that was put there too early is used when its time has come, without a further change of the files.
+// A CA that was put there too early is used when its time has come, without a further change of the
+// files.
 func TestFilesTakeOverInTime(t *testing.T) {
 	t.Parallel()
 	before := newAuthority(t, "before", "p256", nil, func(c *x509.Certificate) { c.NotAfter = now().Add(2 * time.Hour) })
@@ -253,8 +255,8 @@ func TestZeroFilesRefuse(t *testing.T) {
 	}
 }
 
-// Under load, and with files that are written without any care, each certificate comes from one CA or the other, and once the rotation is
-// over from the new one.
+// Under load, and with files that are not written atomically, each certificate comes from either
+// CA. After the rotation it comes from the new one.
 func TestFilesRotateUnderLoad(t *testing.T) {
 	t.Parallel()
 	pool := []*authority{newAuthority(t, "one", "p256", nil, nil), newAuthority(t, "two", "p384", nil, nil)}
@@ -312,8 +314,9 @@ func TestFromSecret(t *testing.T) {
 		change func(map[string][]byte)
 		says   string
 	}{
-		"empty":         {func(m map[string][]byte) { clear(m) }, "no tls.crt"},
-		"no key":        {func(m map[string][]byte) { delete(m, "tls.key") }, "no tls.key"}, // a CA from outside, to Cluster API
+		"empty": {func(m map[string][]byte) { clear(m) }, "no tls.crt"},
+		// a CA from outside, to Cluster API
+		"no key":        {func(m map[string][]byte) { delete(m, "tls.key") }, "no tls.key"},
 		"an empty key":  {func(m map[string][]byte) { m["tls.key"] = nil }, "no tls.key"},
 		"another's key": {func(m map[string][]byte) { m["tls.key"] = keyPEM(makeKeys()["p256"]) }, "of none of 1 certificates"},
 	} {

@@ -15,11 +15,11 @@ import (
 const probeLifetime = time.Minute
 
 // CheckTrusted returns nil if an API server with these certificates in its --client-ca-file accepts
-// the certificates that the CA signs. The CA itself need not be among them: an issuer of it will do,
-// as far as the chain leads there.
+// the certificates that the CA signs. Any certificate of the CA's chain suffices.
 //
-// To judge as the API server does, with path lengths, name constraints and key usages, it signs a
-// certificate that names nobody, throws the key away, and verifies what a node would present.
+// It judges as the API server does, with path lengths, name constraints and key usages. For that it
+// signs a certificate with an empty subject, throws the key away, and verifies the chain that a
+// node would present.
 func (ca *CA) CheckTrusted(trusted []*x509.Certificate, now time.Time) error {
 	if err := ca.checkTime(now); err != nil {
 		return err

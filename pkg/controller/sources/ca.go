@@ -16,7 +16,7 @@ import (
 )
 
 // SecretCA is a signing.Source that reads a Secret of type kubernetes.io/tls, such as Cluster API's
-// <cluster>-ca. While the Secret is invalid or cannot be read, the last good pair stays in use
+// <cluster>-ca. While the Secret is invalid or cannot be read, the last known good pair is used
 // until it expires. To stop a CA from signing, replace it in the Secret, or end the process.
 type SecretCA struct {
 	reader client.Reader
@@ -26,13 +26,13 @@ type SecretCA struct {
 	pair      lastgood.Value[*signing.CA]
 }
 
-// NewSecretCA returns a SecretCA. The reader must not be a cache: that would see a rotation late.
+// NewSecretCA returns a SecretCA. reader must not be a cache, which would see a rotation late.
 func NewSecretCA(reader client.Reader, secret types.NamespacedName) *SecretCA {
-	// An invalid pair may be a CA whose time has not come.
+	// A pair that is invalid now may be a CA that is not valid yet.
 	return &SecretCA{reader: reader, secret: secret, pair: lastgood.Value[*signing.CA]{Rejudge: true}}
 }
 
-// CA returns the pair in the Secret, or the last good one.
+// CA returns the pair in the Secret, or the last known good one.
 func (s *SecretCA) CA(ctx context.Context, now time.Time) (*signing.CA, error) {
 	s.refresher.Refresh(now, maxAge, func() { s.refresh(ctx, now) })
 	ca, ok := s.pair.Get()
@@ -52,11 +52,10 @@ func (s *SecretCA) CA(ctx context.Context, now time.Time) (*signing.CA, error) {
 	return ca, nil
 }
 
-// Problem returns what kept the last call of CA from using what is in the Secret, nil if nothing
-// did.
+// Problem returns why the last call of CA did not use the pair in the Secret, nil if it did.
 func (s *SecretCA) Problem() error { return s.pair.Problem() }
 
-// LastRead returns when the Secret was last read and valid, zero if it never was.
+// LastRead returns the time when a valid pair was last read, zero if never.
 func (s *SecretCA) LastRead() time.Time { return s.pair.LastRead() }
 
 func (s *SecretCA) refresh(ctx context.Context, now time.Time) {
@@ -67,7 +66,8 @@ func (s *SecretCA) refresh(ctx context.Context, now time.Time) {
 		s.pair.Fail(fmt.Errorf("signing CA: secret %s: %w", s.secret, err))
 		return
 	}
-	_ = s.pair.Offer(string(object.UID)+"/"+object.ResourceVersion, func() (*signing.CA, error) { // Problem returns it
+	// Problem returns the error
+	_ = s.pair.Offer(string(object.UID)+"/"+object.ResourceVersion, func() (*signing.CA, error) {
 		ca, err := signing.FromSecret(object.Data, now)
 		if err != nil {
 			return nil, fmt.Errorf("secret %s: %w", s.secret, err)

@@ -32,8 +32,8 @@ const (
 	ReasonSourcesUsable  = "SourcesUsable"
 	ReasonSourceUnusable = "SourceUnusable"
 	ReasonCANotTrusted   = "CANotTrusted"
-	// ReasonCANotCompared says that all is usable, and it is not known whether the API server trusts
-	// the CA.
+	// ReasonCANotCompared says that all sources are usable, but that it is not known whether the
+	// API server trusts the CA.
 	ReasonCANotCompared = "CANotCompared"
 )
 
@@ -45,11 +45,12 @@ const (
 	NameChallengeKeys = "challenge-keys"
 	NameAnnotations   = "annotations"
 	NamePlatform      = "platform"
-	// nameMachines is there while the machines are not known although each source of them is usable.
+	// nameMachines has a problem while the machines are not known although each source of them is
+	// usable.
 	nameMachines = "machines"
 )
 
-// remedies say what an operator can do for a source, by name.
+// remedies has the hints for operators, by the name of the source.
 var remedies = map[string]string{
 	NameCA:            "correct the Secret or the files of the field signing",
 	NameInventory:     "correct the inventory",
@@ -62,20 +63,20 @@ var remedies = map[string]string{
 const remedyTrust = "put the CA into kube-apiserver's --client-ca-file, or use a CA that is there. Requests wait until then"
 
 const (
-	// healthInterval is how often the sources are read and checked.
+	// healthInterval is the time between two checks of the sources.
 	healthInterval = 5 * time.Second
-	// healthDelay is the delay of the first check: each source has begun to read by then.
+	// healthDelay is the delay of the first check, so that each source has begun to read.
 	healthDelay = time.Second
 )
 
 // State is the state of a source, or of a part of one.
 type State struct {
-	// Name is a label of metrics, so there are few of them.
+	// Name is the value of a metrics label, so there must be few different names.
 	Name string
-	// Problem keeps the latest content from being used. The last good content stays in use, if there
+	// Problem is why the latest content is not used. The last known good content is used, if there
 	// is one.
 	Problem error
-	// LastRead is when the source was last read and valid; zero if it never was.
+	// LastRead is the time when valid content was last read, zero if never.
 	LastRead time.Time
 }
 
@@ -89,9 +90,10 @@ type sharedMachines interface {
 	Shared(ctx context.Context, now time.Time) ([]verifier.Machine, error)
 }
 
-// HealthConfig is what NewHealth makes a Health of.
+// HealthConfig configures a Health.
 type HealthConfig struct {
-	// CA is nil if another signer issues. A *ComparedCA is compared.
+	// CA is nil if another signer issues. If it is a *ComparedCA, Health reports the result of the
+	// comparison.
 	CA       signing.Source
 	Machines MachineSource
 	Keys     *KeyStore
@@ -99,11 +101,12 @@ type HealthConfig struct {
 	API       client.Client
 	Namespace string
 	Events    events.EventRecorder
-	// Leads is closed when this replica is to write condition and Events. Nil: at once.
+	// Leads is closed when this replica becomes the leader, which writes the condition and Events.
+	// If it is nil, this replica writes at once.
 	Leads <-chan struct{}
-	// Interval is how often the sources are read. Default: 5 s.
+	// Interval is the time between two checks. Default: 5 s.
 	Interval time.Duration
-	// Remind is how soon a problem is reported again that is still there. Default: 15 minutes.
+	// Remind is the time until a lasting problem is reported again. Default: 15 minutes.
 	Remind time.Duration
 	// Metrics gauge the sources. Optional.
 	Metrics *telemetry.ClusterMetrics
@@ -112,25 +115,25 @@ type HealthConfig struct {
 	Log  logr.Logger
 }
 
-// Health watches the sources of one cluster: the CA, the machines and the challenge keys. It reports
-// what is unusable, and whether the API server trusts the CA, in the log, metrics, a condition and
-// Events. It decides nothing.
+// Health watches the sources of one cluster: the CA, the machines and the challenge keys. It
+// reports unusable sources, and whether the API server trusts the CA, in the log, metrics, a
+// condition and Events. It decides nothing.
 type Health struct {
 	HealthConfig
 	condition *telemetry.Condition
 	latest    atomic.Pointer[verdict]
 
-	// What follows belongs to Start's goroutine.
+	// The fields below belong to Start's goroutine.
 	leads bool
-	// logged are the problems as they were last logged, by source.
+	// logged has the problems that were last logged, by source.
 	logged map[string]string
-	// trust is what the last comparison returned.
+	// trust is the result of the last comparison.
 	trust    error
 	last     verdict
 	reported time.Time
 }
 
-// verdict is what is known of all sources.
+// verdict is the current state of all sources.
 type verdict struct {
 	status          corev1.ConditionStatus
 	reason, message string
@@ -145,10 +148,10 @@ func NewHealth(config HealthConfig) *Health {
 	return h
 }
 
-// NeedLeaderElection has replicas that stand by read the sources, too.
+// NeedLeaderElection returns false, so that standby replicas check the sources, too.
 func (*Health) NeedLeaderElection() bool { return false }
 
-// Problem returns what the condition says if it is False.
+// Problem returns the message of the condition if it is False, else nil.
 func (h *Health) Problem() error {
 	if v := h.latest.Load(); v != nil && v.status == corev1.ConditionFalse {
 		return errors.New(v.reason + ": " + v.message)
@@ -156,7 +159,7 @@ func (h *Health) Problem() error {
 	return nil
 }
 
-// Start looks at the sources until ctx ends. A manager runs it.
+// Start checks the sources until ctx ends. A manager runs it.
 func (h *Health) Start(ctx context.Context) error {
 	leads := h.Leads
 	if leads == nil {
@@ -175,15 +178,15 @@ func (h *Health) Start(ctx context.Context) error {
 		case <-compared:
 		case <-next.C:
 		}
-		if v := h.look(ctx); ctx.Err() == nil {
+		if v := h.check(ctx); ctx.Err() == nil {
 			h.report(ctx, v)
 		}
 		next.Reset(min(h.Interval, h.Remind))
 	}
 }
 
-// look reads all sources, gauges them, logs changes, and returns the verdict on all of them.
-func (h *Health) look(ctx context.Context) verdict {
+// check reads all sources, gauges them, logs changes, and returns the verdict on all of them.
+func (h *Health) check(ctx context.Context) verdict {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	now := time.Now()
@@ -232,7 +235,7 @@ func (h *Health) judge(problems map[string]string, trust error) verdict {
 	return verdict{corev1.ConditionTrue, ReasonSourcesUsable, "CA, machines and challenge keys are usable; the API server trusts the CA"}
 }
 
-// machines returns how many machines there are.
+// machines returns the number of machines.
 func (h *Health) machines(ctx context.Context, now time.Time) (int, error) {
 	list := h.Machines.Machines
 	if s, ok := h.Machines.(sharedMachines); ok {
@@ -242,8 +245,8 @@ func (h *Health) machines(ctx context.Context, now time.Time) (int, error) {
 	return len(machines), err
 }
 
-// compare gauges the CA, and returns ErrCANotTrusted if the API server does not trust it, or why that
-// is not known. Without a CA there is nothing to compare.
+// compare gauges the CA. It returns ErrCANotTrusted if the API server does not trust the CA, and
+// another error if that is not known. Without a CA it returns nil.
 func (h *Health) compare(ctx context.Context, now time.Time) error {
 	ca := h.ca(ctx, now)
 	if ca == nil {
@@ -262,7 +265,8 @@ func (h *Health) compare(ctx context.Context, now time.Time) error {
 	return err
 }
 
-// ca returns the CA, nil if another signer issues, or if there is none. Then its Problem says why.
+// ca returns the CA. It returns nil if another signer issues, or if no CA is available: then its
+// Problem says why.
 func (h *Health) ca(ctx context.Context, now time.Time) *signing.CA {
 	if h.CA == nil {
 		return nil
@@ -274,7 +278,7 @@ func (h *Health) ca(ctx context.Context, now time.Time) *signing.CA {
 	return ca
 }
 
-// states returns the states of all sources. A source that has parts is its parts.
+// states returns the states of all sources. A source with parts has one state for each part.
 func (h *Health) states() (all []State) {
 	add := func(name string, source any) {
 		if parts, ok := source.(interface{ States() []State }); ok {
@@ -298,8 +302,8 @@ func (h *Health) states() (all []State) {
 	return all
 }
 
-// log logs what has changed: the problems of sources, and whether the API server trusts the CA. A
-// source that is gone has no gauges either.
+// log logs changes: the problems of sources, and whether the API server trusts the CA. It also
+// removes the gauges of sources that no longer exist.
 func (h *Health) log(problems map[string]string, trust error) {
 	for name := range h.logged {
 		if _, there := problems[name]; !there {

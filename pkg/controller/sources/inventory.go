@@ -22,7 +22,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// machineList is an inventory, and the machines in it as the rules need them.
+// machineList is an inventory, and its machines converted for the rules.
 type machineList struct {
 	inventory *inventory.Inventory
 	machines  []verifier.Machine
@@ -38,7 +38,8 @@ func newMachineList(merged *inventory.Inventory) *machineList {
 		if m.NodeName != "" {
 			machine.Names = []verifier.NodeName{{Source: verifier.NameInventory, Value: m.NodeName}}
 		}
-		if !merged.Complete() { // the missing part may contradict this one, so no EK is replaced
+		// the missing part may contradict this one, so no EK must be replaced
+		if !merged.Complete() {
 			machine.UnavailableSources = []verifier.EKSource{verifier.EKInventory}
 		}
 		for _, ek := range m.EKs {
@@ -49,7 +50,7 @@ func newMachineList(merged *inventory.Inventory) *machineList {
 	return list
 }
 
-// owned returns a copy of the machines that the caller may change.
+// owned returns a deep copy of the machines, which the caller may change.
 func (l *machineList) owned() []verifier.Machine {
 	own := slices.Clone(l.machines)
 	for i := range own {
@@ -60,8 +61,9 @@ func (l *machineList) owned() []verifier.Machine {
 	return own
 }
 
-// token returns which machine a bootstrap token is for. A token that no machine has may yet be
-// added, and that of a disputed machine may be another's.
+// token returns the machine that a bootstrap token was made for. It returns the zero value for an
+// unlisted token, which may be added later. It also returns the zero value for a disputed machine's
+// token, since the token may belong to another machine.
 func (l *machineList) token(id string) verifier.Token {
 	machine, ok := l.inventory.ByToken(id)
 	if !ok || machine.Disputed {
@@ -70,28 +72,28 @@ func (l *machineList) token(id string) verifier.Token {
 	return verifier.Token{Known: true, Machine: verifier.MachineRef{Name: machine.Name}}
 }
 
-// partBudget is how long decisions wait for the parts of an inventory. It is less than the time for
-// which others use the value that was read before (lastgood.Refresher). A slower part is read on in
-// the background, and its last good value is used meanwhile. The first time there is none, and
-// decisions wait for readTimeout.
+// partBudget bounds how long decisions wait for the parts of an inventory. It is less than the time
+// for which others use the previous value (lastgood.Refresher). The read of a slower part continues
+// in the background. Its last known good value is used meanwhile. At the first read there is none,
+// so decisions wait for up to readTimeout.
 const partBudget = 1500 * time.Millisecond
 
-// Inventory is an inventory of one or more parts: files, or entries of ConfigMaps. Each part has its
-// own last good value, so a broken one takes no other part's machines away.
+// Inventory is an inventory of one or more parts: files, or entries of ConfigMaps. Each part has
+// its own last known good value, so a broken part does not remove the machines of others.
 type Inventory struct {
 	maxAge    time.Duration
 	parts     []*inventoryPart
 	refresher lastgood.Refresher
 	list      atomic.Pointer[machineList]
 
-	// The refresher guards what follows. merged are the values that list was made of, and started
+	// The refresher guards the fields below. merged are the parts that list was made from. started
 	// says that the parts were read before.
 	merged  []*inventory.Part
 	started bool
 }
 
-// NewInventory returns the inventory in the file at path, which is read again once the last read is
-// older than maxAge. It reads nothing yet.
+// NewInventory returns the inventory in the file at path. A call reads the file again if the last
+// read is older than maxAge. NewInventory itself reads nothing.
 func NewInventory(path string, maxAge time.Duration) *Inventory {
 	return NewFileInventory([]string{path}, maxAge)
 }
@@ -123,7 +125,7 @@ func NewConfigMapInventory(reader client.Reader, entries ...ConfigMapEntry) *Inv
 	return i
 }
 
-// partName returns the name of a part. The only part of an inventory has none.
+// partName returns the name of a part, "" for the only part of an inventory.
 func partName(name string, parts int) string {
 	if parts == 1 {
 		return ""
@@ -131,7 +133,7 @@ func partName(name string, parts int) string {
 	return name
 }
 
-// Latest returns the machines of all parts that are known. It fails if no part is.
+// Latest returns the machines of all known parts. It fails if no part is known.
 func (i *Inventory) Latest(ctx context.Context, now time.Time) (*inventory.Inventory, error) {
 	list, err := i.latest(ctx, now)
 	if err != nil {
@@ -140,7 +142,7 @@ func (i *Inventory) Latest(ctx context.Context, now time.Time) (*inventory.Inven
 	return list.inventory, nil
 }
 
-// Machines returns all machines, in a slice of the caller's own.
+// Machines returns all machines, in a slice that the caller may change.
 func (i *Inventory) Machines(ctx context.Context, now time.Time) ([]verifier.Machine, error) {
 	list, err := i.latest(ctx, now)
 	if err != nil {
@@ -149,8 +151,8 @@ func (i *Inventory) Machines(ctx context.Context, now time.Time) ([]verifier.Mac
 	return list.owned(), nil
 }
 
-// Shared returns all machines. They stay the same slice until the inventory changes, and nobody may
-// change them.
+// Shared returns all machines. It returns the same slice until the inventory changes. The caller
+// must not change it.
 func (i *Inventory) Shared(ctx context.Context, now time.Time) ([]verifier.Machine, error) {
 	list, err := i.latest(ctx, now)
 	if err != nil {
@@ -168,7 +170,8 @@ func (i *Inventory) Token(ctx context.Context, id string, now time.Time) (verifi
 	return list.token(id), nil
 }
 
-// Problem returns what keeps the latest content of a part from being used, nil if all is in use.
+// Problem returns why the latest content of a part is not used, nil if the latest content of all
+// parts is.
 func (i *Inventory) Problem() error {
 	var problems []error
 	for _, p := range i.parts {
@@ -228,7 +231,7 @@ func (i *Inventory) latest(ctx context.Context, now time.Time) (*machineList, er
 // refresh reads all parts at once, and merges them if one has changed.
 func (i *Inventory) refresh(ctx context.Context) {
 	if len(i.parts) == 1 {
-		i.parts[0].read(ctx) // it delays no other part
+		i.parts[0].read(ctx) // the only part cannot delay another one
 	} else {
 		i.readAll(ctx)
 	}
@@ -253,12 +256,13 @@ func (i *Inventory) readAll(ctx context.Context) {
 	defer end()
 	var began []<-chan struct{}
 	for _, p := range i.parts {
-		if p.reading.CompareAndSwap(false, true) { // else an earlier read is still running, and nobody waits for it
+		// otherwise an earlier read is still running, and no decision waits for it
+		if p.reading.CompareAndSwap(false, true) {
 			done := make(chan struct{})
 			began = append(began, done)
 			go func() {
 				defer close(done)
-				p.read(context.WithoutCancel(ctx)) // others use what this decision reads
+				p.read(context.WithoutCancel(ctx)) // other decisions use the result, too
 				p.reading.Store(false)
 			}()
 		}
@@ -279,15 +283,15 @@ type inventoryPart struct {
 	// name is empty if there is one part only.
 	name   string
 	source partSource
-	// latest is the last good value, nil while there is none.
+	// latest is the last known good value, nil while there is none.
 	latest atomic.Pointer[inventory.Part]
-	// reading says that a read is under way, and slow that it takes longer than the budget.
+	// reading says that a read is running. slow says that it takes longer than the budget.
 	reading, slow atomic.Bool
 }
 
 // partSource reads a part.
 type partSource interface {
-	// read reads the part, and returns its last good value, nil if there is none.
+	// read reads the part, and returns its last known good value, nil if there is none.
 	read(ctx context.Context) *inventory.Part
 	Problem() error
 	LastRead() time.Time
@@ -299,7 +303,7 @@ func (p *inventoryPart) read(ctx context.Context) {
 	}
 }
 
-// Problem returns what keeps the part's latest content from being used.
+// Problem returns why the part's latest content is not used, nil if it is.
 func (p *inventoryPart) Problem() error {
 	if p.slow.Load() {
 		return fmt.Errorf("inventory: %s: reading it takes long", p.name)
@@ -318,7 +322,8 @@ func newPartFile(name, path string) *partFile {
 }
 
 func (f *partFile) read(context.Context) *inventory.Part {
-	part, _ := f.Get(time.Time{}) // Problem returns the error; without a maximum age the time does not matter
+	// Problem returns the error; without a maximum age the time does not matter
+	part, _ := f.Get(time.Time{})
 	return part
 }
 
@@ -328,20 +333,20 @@ type partConfigMap struct {
 	name   string
 	reader client.Reader
 	value  lastgood.Value[*inventory.Part]
-	// seen is the ConfigMap's version that was read last, and sum the digest of the entry in it.
-	// fullRead is when that was.
+	// seen is the version of the ConfigMap that was last read, at the time fullRead. sum is the
+	// digest of its entry.
 	seen, sum string
 	fullRead  time.Time
 }
 
-// fullReadInterval is how often a ConfigMap is read whole although its version is the same. After a
-// restore of etcd, the version of another content may be the same by chance.
+// fullReadInterval is the time after which a ConfigMap is read whole although its version is the
+// same. After an etcd restore, other content may have the same version by chance.
 const fullReadInterval = time.Minute
 
-// Problem returns why the latest content is not in use.
+// Problem returns why the latest content is not used, nil if it is.
 func (c *partConfigMap) Problem() error { return c.value.Problem() }
 
-// LastRead returns when the ConfigMap was last read and valid, zero if it never was.
+// LastRead returns the time when valid content was last read, zero if never.
 func (c *partConfigMap) LastRead() time.Time { return c.value.LastRead() }
 
 func (c *partConfigMap) read(ctx context.Context) *inventory.Part {
@@ -364,7 +369,7 @@ func (c *partConfigMap) refresh(ctx context.Context) error {
 			return err
 		}
 		if identityOf(metadata) == c.seen {
-			_ = c.offer(c.sum, nil) // the verdict on it is known
+			_ = c.offer(c.sum, nil) // the same content, whose verdict is known
 			return nil
 		}
 	}
@@ -378,7 +383,7 @@ func (c *partConfigMap) refresh(ctx context.Context) error {
 		return fmt.Errorf("it has no entry %q", c.Key)
 	}
 	sum := sha256.Sum256([]byte(content))
-	_ = c.offer(string(sum[:]), []byte(content)) // Problem returns it
+	_ = c.offer(string(sum[:]), []byte(content)) // Problem returns the error
 	c.seen, c.sum, c.fullRead = identityOf(object), string(sum[:]), time.Now()
 	return nil
 }
@@ -387,7 +392,7 @@ func (c *partConfigMap) offer(sum string, content []byte) error {
 	return c.value.Offer(sum, func() (*inventory.Part, error) { return inventory.ParsePart(c.name, content) })
 }
 
-// identityOf identifies the content of an object, also if it was deleted and made anew.
+// identityOf identifies the content of an object, also after it was deleted and created again.
 func identityOf(object client.Object) string {
 	return string(object.GetUID()) + "/" + object.GetResourceVersion()
 }

@@ -376,8 +376,8 @@ func fleetOf(machines, parts int) []string {
 	return content
 }
 
-// BenchmarkInventory measures one look at four ConfigMaps: without a change, after a change of one of
-// them, and from the beginning.
+// BenchmarkInventory measures one look at four ConfigMaps: without a change, after a change of one
+// of them, and from the beginning.
 func BenchmarkInventory(b *testing.B) {
 	const parts = 4
 	names := []string{"a", "b", "c", "d"}

@@ -26,21 +26,21 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
 )
 
-// currentKey is the entry of the Secret with the id of the key for new challenges. Each other entry
-// is a key, under its id.
+// currentKey is the entry of the Secret that has the ID of the key for new challenges. Each other
+// entry is a key, and its name is the ID of the key.
 const currentKey = "current"
 
-// The sizes of challenge keys, in bytes. An entry of more than maxKey is no key.
+// The sizes of challenge keys, in bytes. An entry of more than maxKey is invalid.
 const (
 	minKey = 32
 	maxKey = 1024
-	// maxKeys is how many there may be: the current one, and the one before it or the next.
+	// maxKeys is the maximum number of keys: the current one, and the previous or the next one.
 	maxKeys = 2
 )
 
 // ParseKeys reads challenge keys from the data of a Secret. There is one key, or two during a
-// rotation, each of 32 bytes to 1 KiB under its id. The entry current has the id of one of them. An
-// error quotes no key.
+// rotation. Each has 32 bytes to 1 KiB and is stored under its ID. The entry current has the ID of
+// one of them. Errors quote no key.
 func ParseKeys(data map[string][]byte) (tpm.Keys, error) {
 	keys := tpm.Keys{Current: string(data[currentKey]), ByID: map[string][]byte{}}
 	if len(data) > maxKeys+1 {
@@ -66,7 +66,7 @@ func ParseKeys(data map[string][]byte) (tpm.Keys, error) {
 	return keys, nil
 }
 
-// newKey returns the data of a Secret with one new key, under an id that no other key has.
+// newKey returns the data of a Secret with one new key, under a new ID.
 func newKey() map[string][]byte {
 	key, id := make([]byte, minKey), make([]byte, 8)
 	_, _ = rand.Read(key) // never fails
@@ -77,16 +77,17 @@ func newKey() map[string][]byte {
 
 // KeyStore keeps the challenge keys in a Secret that all replicas share, and a TPM verifier with
 // these keys. It makes a key if the Secret is missing or empty. If two replicas make one, the API
-// server takes the first, and both use it. It never changes a Secret that has keys. A changed Secret
-// is read without a restart. While it is invalid, the last good keys stay in use.
+// server stores the first, and both use that. KeyStore never changes the keys of a Secret that has
+// some. It reads a changed Secret without a restart. While the Secret is invalid, the last known
+// good keys are used.
 //
 // Rotate a key in three steps. Add the next key. Some seconds later make it the current one. Remove
 // the old key after a challenge's lifetime plus the rules' WaitDeadline: a proof may wait that
 // long.
 type KeyStore struct {
-	// Interval is how often the Secret is read. Default: 2 s.
+	// Interval is the time between two reads of the Secret. Default: 2 s.
 	Interval time.Duration
-	// Existing has the store fill an empty Secret, and make none.
+	// Existing makes the store fill an empty Secret, and never create one.
 	Existing bool
 
 	reader client.Reader
@@ -94,12 +95,12 @@ type KeyStore struct {
 	secret types.NamespacedName
 	build  func(tpm.Keys) (*tpm.Verifier, error)
 
-	// refreshing lets one Refresh at a time go to the API server.
+	// refreshing lets only one Refresh at a time call the API server.
 	refreshing sync.Mutex
 	latest     lastgood.Value[keyedVerifier]
 
 	mu sync.Mutex
-	// accepted is the Secret's annotation AnnotationAcceptEKChanges.
+	// accepted is the last read value of the Secret's annotation AnnotationAcceptEKChanges.
 	accepted string
 }
 
@@ -109,12 +110,13 @@ type keyedVerifier struct {
 	verifier *tpm.Verifier
 }
 
-// AnnotationAcceptEKChanges is on the challenge keys' Secret. With it an operator acknowledges
-// changes of endorsement keys that are held. Its value has the changes' names from the log or the
-// Events, separated by commas.
+// AnnotationAcceptEKChanges is an annotation of the challenge keys' Secret, in which an operator
+// acknowledges held changes of endorsement keys. Its value has the names of the changes, separated
+// by commas. The log and Events have these names.
 const AnnotationAcceptEKChanges = "attestation.cluster.x-k8s.io/accept-ek-changes"
 
-// List returns what the operator acknowledged, as the Secret had it when it was last read.
+// List returns the changes that the operator acknowledged. They are from the last read of the
+// Secret, so they may be stale.
 func (s *KeyStore) List() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -125,7 +127,7 @@ func splitNames(names string) []string {
 	return strings.FieldsFunc(names, func(r rune) bool { return r == ',' || r == ' ' })
 }
 
-// Remove takes an acknowledgement out of the Secret's annotation.
+// Remove removes an acknowledgement from the Secret's annotation.
 func (s *KeyStore) Remove(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
@@ -139,7 +141,8 @@ func (s *KeyStore) Remove(ctx context.Context, name string) error {
 	} else {
 		delete(secret.Annotations, AnnotationAcceptEKChanges)
 	}
-	if err := s.writer.Update(ctx, secret); err != nil { // of the version that was read
+	// fails with a conflict if the Secret has changed since
+	if err := s.writer.Update(ctx, secret); err != nil {
 		return fmt.Errorf("secret %s: annotation %s: %w", s.secret, AnnotationAcceptEKChanges, err)
 	}
 	s.note(secret)
@@ -156,16 +159,16 @@ func NewKeyStore(reader client.Reader, writer client.Client, secret types.Namesp
 	return s
 }
 
-// Verifier returns the verifier with the latest keys, nil while there are none.
+// Verifier returns the verifier with the last known good keys, nil while there are none.
 func (s *KeyStore) Verifier() *tpm.Verifier {
 	current, _ := s.latest.Get()
 	return current.verifier
 }
 
-// Problem returns what keeps the Secret from being used, nil if it is in use.
+// Problem returns why the Secret's content is not used, nil if it is.
 func (s *KeyStore) Problem() error { return s.latest.Problem() }
 
-// LastRead returns when the Secret was last read and valid, zero if it never was.
+// LastRead returns the time when valid content was last read, zero if never.
 func (s *KeyStore) LastRead() time.Time { return s.latest.LastRead() }
 
 // SecretName is the name of the Secret.
@@ -182,12 +185,12 @@ func (s *KeyStore) Update(ctx context.Context, secret *corev1.Secret) error {
 	return s.writer.Update(ctx, secret)
 }
 
-// Start reads the Secret again and again until ctx ends. A manager runs it.
+// Start reads the Secret at each Interval until ctx ends. A manager runs it.
 func (s *KeyStore) Start(ctx context.Context) error {
 	ticker := time.NewTicker(s.Interval)
 	defer ticker.Stop()
 	for {
-		_ = s.Refresh(ctx) // Problem returns it
+		_ = s.Refresh(ctx) // Problem returns the error
 		select {
 		case <-ctx.Done():
 			return nil
@@ -196,7 +199,7 @@ func (s *KeyStore) Start(ctx context.Context) error {
 	}
 }
 
-// NeedLeaderElection has replicas that stand by read the keys, too.
+// NeedLeaderElection returns false, so that standby replicas read the keys, too.
 func (*KeyStore) NeedLeaderElection() bool { return false }
 
 // Refresh reads the Secret, and writes a first key into it if there is none.
@@ -229,7 +232,7 @@ func (s *KeyStore) errorf(err error) error {
 	return fmt.Errorf("challenge keys: secret %s: %w", s.secret, err)
 }
 
-// versionOf returns a digest of the keys, which the Secret's other fields do not change.
+// versionOf returns a digest of the keys. Other fields of the Secret do not affect it.
 func versionOf(data map[string][]byte) string {
 	digest := sha256.New()
 	for _, id := range slices.Sorted(maps.Keys(data)) {
@@ -238,7 +241,7 @@ func versionOf(data map[string][]byte) string {
 	return string(digest.Sum(nil))
 }
 
-// read returns the Secret's data, after it wrote a key there if there was none.
+// read returns the Secret's data. If there is no key, it writes one first.
 func (s *KeyStore) read(ctx context.Context) (map[string][]byte, error) {
 	secret, err := s.Secret(ctx)
 	switch {
@@ -247,7 +250,7 @@ func (s *KeyStore) read(ctx context.Context) (map[string][]byte, error) {
 		err = s.writer.Create(ctx, secret)
 	case err == nil && len(secret.Data) == 0:
 		secret.Data = newKey()
-		err = s.writer.Update(ctx, secret) // of the version that was read
+		err = s.writer.Update(ctx, secret) // fails with a conflict if the Secret has changed since
 	case err == nil:
 		s.note(secret)
 		return secret.Data, nil
@@ -257,7 +260,7 @@ func (s *KeyStore) read(ctx context.Context) (map[string][]byte, error) {
 	if err != nil && !apierrors.IsAlreadyExists(err) && !apierrors.IsConflict(err) {
 		return nil, err
 	}
-	// Another replica may have been first: its key counts.
+	// Another replica may have written first: use its key.
 	if secret, err = s.Secret(ctx); err != nil {
 		return nil, err
 	}
@@ -265,7 +268,7 @@ func (s *KeyStore) read(ctx context.Context) (map[string][]byte, error) {
 	return secret.Data, nil
 }
 
-// note remembers the operator's acknowledgements.
+// note stores the operator's acknowledgements.
 func (s *KeyStore) note(secret *corev1.Secret) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -205,7 +205,8 @@ func TestKeyStoreRereads(t *testing.T) {
 	if refresh(false) != second {
 		t.Error("the last good keys are not used")
 	}
-	api.set(map[string][]byte{"current": []byte("b"), "b": bytes.Repeat([]byte{1}, 32)}) // well-formed, and not random
+	// well-formed, and not random
+	api.set(map[string][]byte{"current": []byte("b"), "b": bytes.Repeat([]byte{1}, 32)})
 	if refresh(false) != second {
 		t.Error("the last good keys are not used")
 	}

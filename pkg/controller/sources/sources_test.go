@@ -49,7 +49,8 @@ func newTestCA(t *testing.T, end time.Time) map[string][]byte {
 	}
 }
 
-// A rotated CA is used at the next look, and until then, or while there is none that will do, the last good one.
+// A rotated CA is used at the next look, and until then, or while there is none that will do, the
+// last good one.
 func TestSecretCA(t *testing.T) {
 	now := time.Now()
 	api := &secretAPI{}
@@ -168,9 +169,10 @@ func TestConfigMapInventory(t *testing.T) {
 	look(1, "not found")
 }
 
-// While one decision reads an object anew, the others go by what was read before.
+// While one decision reads an object again, the others use what was read before.
 func TestObjectsAreReadByOne(t *testing.T) {
-	// In a bubble whoever waits for a mutex waits for ever: its time stands still then.
+	// In a synctest bubble a goroutine that waits for a mutex waits for ever, because its time
+	// stands still then.
 	hangs := time.AfterFunc(time.Minute, func() { panic("TestObjectsAreReadByOne: somebody waits until another has read") })
 	defer hangs.Stop()
 	name := types.NamespacedName{Namespace: "n", Name: "o"}

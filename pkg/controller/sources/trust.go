@@ -20,8 +20,9 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 )
 
-// The API servers of a cluster publish here which CAs they trust for clients: the union of all
-// their --client-ca-file. A CA that they no longer trust stays in it until it expires.
+// clientCAConfigMap is where the API servers of a cluster publish the CAs that they trust for
+// clients: the union of all their --client-ca-file. A CA that they no longer trust stays there
+// until it expires.
 var clientCAConfigMap = types.NamespacedName{Namespace: "kube-system", Name: "extension-apiserver-authentication"}
 
 const clientCAKey = "client-ca-file"
@@ -29,45 +30,48 @@ const clientCAKey = "client-ca-file"
 const (
 	// compareAge is how stale client-ca-file may be.
 	compareAge = 2 * time.Second
-	// verdictAge is how long a comparison counts while neither side changes: certificates expire.
+	// verdictAge is the time after which a comparison is repeated although neither side changed,
+	// since certificates expire.
 	verdictAge = time.Minute
 )
 
 // ErrCANotTrusted says that the API server trusts no certificate that the CA signs.
 var ErrCANotTrusted = errors.New("the API server does not trust the signing CA")
 
-// ComparedCA is a signing.Source for which the API server vouches. While the API server does not
-// trust the CA, it signs nothing: a node would replace its certificate by one that locks it out.
+// ComparedCA is a signing.Source that compares its CA with the CAs that the API server trusts.
+// While the API server does not trust the CA, ComparedCA returns an error. Otherwise a node would
+// replace its certificate by one that locks it out.
 //
-// The API server says which CAs it trusts in a ConfigMap. While that cannot be read, the last known
-// good one counts. If it is missing, forbidden or says nothing, the CA is not compared, and signs.
+// The API server publishes the CAs that it trusts in a ConfigMap. While that cannot be read, the
+// last known good content is used. If it is missing, forbidden or empty, the CA is not compared,
+// and may sign.
 type ComparedCA struct {
 	source signing.Source
 	reader client.Reader
 
 	refresher lastgood.Refresher
-	// changed has an entry after the verdict has changed.
+	// changed gets an entry when the verdict changes.
 	changed chan struct{}
 
 	mu sync.Mutex
-	// bundle is the content of client-ca-file, trusted its certificates. Without any, unknown says
-	// why.
+	// bundle is the content of client-ca-file, and trusted its certificates. If there are none,
+	// unknown says why.
 	bundle  string
 	trusted []*x509.Certificate
 	unknown error
-	// compared and judged are the CA and the time of the verdict.
+	// verdict is about the CA compared, at the time judged.
 	compared *signing.CA
 	judged   time.Time
 	verdict  error
 }
 
-// NewComparedCA returns a ComparedCA. The reader is of the cluster that nodes join, and must not be
-// a cache.
+// NewComparedCA returns a ComparedCA. reader reads in the cluster that nodes join. It must not be a
+// cache.
 func NewComparedCA(source signing.Source, reader client.Reader) *ComparedCA {
 	return &ComparedCA{source: source, reader: reader, changed: make(chan struct{}, 1), unknown: fmt.Errorf("configmap %s was not read yet", clientCAConfigMap)}
 }
 
-// CA returns the CA unless it is known that the API server does not trust it.
+// CA returns the CA, unless it is known that the API server does not trust it.
 func (c *ComparedCA) CA(ctx context.Context, now time.Time) (*signing.CA, error) {
 	ca, err := c.source.CA(ctx, now)
 	if err != nil {
@@ -87,8 +91,8 @@ func Uncompared(source signing.Source) signing.Source {
 	return source
 }
 
-// Compare returns nil if the API server trusts the CA, ErrCANotTrusted if it does not, and any
-// other error if that is not known.
+// Compare returns nil if the API server trusts the CA, and ErrCANotTrusted if it does not. Any
+// other error means that this is not known.
 func (c *ComparedCA) Compare(ctx context.Context, ca *signing.CA, now time.Time) error {
 	c.refresher.Refresh(now, compareAge, func() { c.refresh(ctx) })
 	c.mu.Lock()
@@ -109,7 +113,8 @@ func (c *ComparedCA) Compare(ctx context.Context, ca *signing.CA, now time.Time)
 	return c.verdict
 }
 
-// notify makes Health check at once: a decision may see the change before Health's next interval.
+// notify makes Health check at once, since a decision may notice the change before Health's next
+// interval.
 func (c *ComparedCA) notify() {
 	select {
 	case c.changed <- struct{}{}:
@@ -117,7 +122,7 @@ func (c *ComparedCA) notify() {
 	}
 }
 
-// refresh reads which CAs the API server trusts.
+// refresh reads the CAs that the API server trusts.
 func (c *ComparedCA) refresh(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
@@ -131,7 +136,7 @@ func (c *ComparedCA) refresh(ctx context.Context) {
 	switch bundle := object.Data[clientCAKey]; {
 	case apierrors.IsForbidden(err) || apierrors.IsNotFound(err) || len(c.trusted) == 0 && err != nil:
 		c.forget(err)
-	case err != nil: // for now, what was read last counts
+	case err != nil: // keep the last known good content
 	case bundle == "":
 		c.forget(fmt.Errorf("configmap %s: has no %s", clientCAConfigMap, clientCAKey))
 	case bundle != c.bundle:
@@ -144,7 +149,7 @@ func (c *ComparedCA) refresh(ctx context.Context) {
 	}
 }
 
-// forget notes why the CA cannot be compared. The caller locks.
+// forget drops the content, and records why the CA cannot be compared. The caller locks.
 func (c *ComparedCA) forget(why error) {
 	c.bundle, c.trusted, c.compared, c.unknown = "", nil, nil, why
 }

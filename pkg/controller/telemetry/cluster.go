@@ -13,17 +13,17 @@ import (
 )
 
 // ClusterMetrics are gauges of a cluster's state: ways around attestation, sources, requests and
-// records. Register them once in a process. A nil *ClusterMetrics gauges nothing.
+// records. Make them once in a process. A nil *ClusterMetrics gauges nothing.
 type ClusterMetrics struct {
 	*clusterGauges
 	cluster string
 
 	mu sync.Mutex
-	// bindingNames are those that have a series.
+	// bindingNames are the bindings that have a series.
 	bindingNames map[string]bool
 }
 
-// clusterGauges are those of all clusters.
+// clusterGauges are the gauges that all clusters share.
 type clusterGauges struct {
 	bindings, unattested, policies, policiesInForce *prometheus.GaugeVec
 	sourceUsable, sourceRead, machines              *prometheus.GaugeVec
@@ -36,18 +36,19 @@ type clusterGauges struct {
 // administrators can make.
 const maxBindings, maxBindingName = 100, 253
 
-// NewClusterMetrics registers the gauges with controller-runtime's registry. For says which cluster's they are.
+// NewClusterMetrics registers the gauges with controller-runtime's registry. Use For before
+// gauging: it sets the label cluster.
 func NewClusterMetrics() (*ClusterMetrics, error) {
 	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
 		return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, append([]string{"cluster"}, labels...))
 	}
 	m := &ClusterMetrics{clusterGauges: &clusterGauges{
 		bindings: gauge("node_attestation_auto_approving_bindings",
-			"1 for each ClusterRoleBinding that has kube-controller-manager approve without attestation.", "binding", "cluster_role"),
+			"1 for each ClusterRoleBinding that makes kube-controller-manager approve without attestation.", "binding", "cluster_role"),
 		unattested: gauge("node_attestation_unattested_nodes",
 			"Nodes that have no record and are not listed in unattestedNodes."),
 		policies: gauge("node_attestation_policy_problems",
-			"1 for each problem of an admission policy that keeps it from being in force, and with the problem NotWatched where that is not known.", "policy", "problem"),
+			"1 for each problem that keeps an admission policy from being in force. The problem is NotWatched if the state is not known.", "policy", "problem"),
 		policiesInForce: gauge("node_attestation_policies_in_force",
 			"1 if the admission policies are in force, 0 if they are not or that is not known."),
 		sourceUsable: gauge("node_attestation_source_usable",
@@ -88,7 +89,7 @@ func (m *ClusterMetrics) For(cluster string) *ClusterMetrics {
 	return &ClusterMetrics{clusterGauges: m.clusterGauges, cluster: cluster}
 }
 
-// Forget drops what is gauged of the cluster.
+// Forget drops the gauges of the cluster.
 func (m *ClusterMetrics) Forget() {
 	if m == nil {
 		return
@@ -99,7 +100,8 @@ func (m *ClusterMetrics) Forget() {
 	m.state.forget(m.cluster)
 }
 
-// BindingFound gauges a ClusterRoleBinding that has kube-controller-manager approve.
+// BindingFound gauges a ClusterRoleBinding that makes kube-controller-manager approve without
+// attestation.
 func (m *ClusterMetrics) BindingFound(binding, clusterRole string) {
 	if m == nil {
 		return
@@ -129,23 +131,24 @@ func (m *ClusterMetrics) BindingGone(binding string) {
 	}
 }
 
-// label returns a name that is a valid value of a label.
+// label makes a name a valid value of a label.
 func label(name string) string {
 	return strings.ToValidUTF8(name[:min(len(name), maxBindingName)], "?")
 }
 
-// NodesWithoutRecord gauges how many Nodes have no record and are not listed as unattested.
+// NodesWithoutRecord gauges the number of Nodes without a record that are not listed as unattested.
 func (m *ClusterMetrics) NodesWithoutRecord(n int) {
 	if m != nil {
 		m.unattested.WithLabelValues(m.cluster).Set(float64(n))
 	}
 }
 
-// PolicyProblem is a problem of an admission policy; Policy is empty if it is about all of them.
+// PolicyProblem is a problem of an admission policy. Policy is empty if the problem is about all
+// policies.
 type PolicyProblem struct{ Policy, Problem string }
 
-// PolicyProblems gauges the problems of the admission policies, and drops those of the call before.
-// They are in force if there are none.
+// PolicyProblems gauges the problems of the admission policies, in place of the problems in the
+// previous call. Without problems the policies are in force.
 func (m *ClusterMetrics) PolicyProblems(problems []PolicyProblem) {
 	if m == nil {
 		return
@@ -157,7 +160,7 @@ func (m *ClusterMetrics) PolicyProblems(problems []PolicyProblem) {
 	m.policiesInForce.WithLabelValues(m.cluster).Set(number(len(problems) == 0))
 }
 
-// Source gauges whether a source is usable, and when it was last read; zero if it never was.
+// Source gauges whether a source is usable, and the time when it was last read, zero if never.
 func (m *ClusterMetrics) Source(name string, usable bool, lastRead time.Time) {
 	if m == nil {
 		return
@@ -174,15 +177,15 @@ func (m *ClusterMetrics) SourceGone(name string) {
 	}
 }
 
-// Machines gauges how many machines there are.
+// Machines gauges the number of machines.
 func (m *ClusterMetrics) Machines(n int) {
 	if m != nil {
 		m.machines.WithLabelValues(m.cluster).Set(float64(n))
 	}
 }
 
-// CA gauges when the signing CA ends, and whether the API server trusts it. The zero time says that
-// there is no CA, and nil that it is not known.
+// CA gauges the end of the signing CA, and whether the API server trusts it. A zero end means that
+// no CA is available. A nil trusted means that it is not known.
 func (m *ClusterMetrics) CA(end time.Time, trusted *bool) {
 	if m == nil {
 		return
@@ -197,17 +200,18 @@ func (m *ClusterMetrics) CA(end time.Time, trusted *bool) {
 	}
 }
 
-// RevokedCertificates are how many certificates are in the lists of revoked ones. Each is in one of
-// the numbers.
+// RevokedCertificates has the numbers of certificates on the lists. Each certificate is counted
+// once.
 type RevokedCertificates struct {
-	// Revoked are refused each write but a request for a new certificate. Suspended are refused that,
-	// too.
+	// Revoked certificates are refused for each write except a request for a new certificate.
+	// Suspended certificates are refused for that, too.
 	Revoked, Suspended int
-	// NotInForce are those for which there is no room, or no policy.
+	// NotInForce counts the certificates for which there is no room or no policy. They are not
+	// refused.
 	NotInForce int
 }
 
-// Revoked gauges how many certificates are revoked, and for how many there is room.
+// Revoked gauges the number of revoked certificates, and the capacity of the policies.
 func (m *ClusterMetrics) Revoked(count RevokedCertificates, capacity int) {
 	if m == nil {
 		return
@@ -218,7 +222,7 @@ func (m *ClusterMetrics) Revoked(count RevokedCertificates, capacity int) {
 	m.revocationCapacity.WithLabelValues(m.cluster).Set(float64(capacity))
 }
 
-// Observe has each scrape ask a controller for the cluster's state.
+// Observe makes each scrape read the cluster's state.
 func (m *ClusterMetrics) Observe(state State) {
 	if m != nil {
 		m.state.observe(m.cluster, state)

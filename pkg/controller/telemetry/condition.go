@@ -29,26 +29,27 @@ const (
 )
 
 const (
-	// RemindInterval is how often a problem that stays is reported. It is longer than
+	// RemindInterval is the time between two reports of a lasting problem. It is longer than
 	// DedupInterval.
 	RemindInterval = DedupInterval + time.Minute
-	// ConditionRetry is how soon a condition is written again that the API server refused.
+	// ConditionRetry is the time until a failed write of a condition is retried.
 	ConditionRetry = 5 * time.Second
 	// conditionTimeout bounds one write.
 	conditionTimeout = 10 * time.Second
 )
 
-// Condition keeps one condition of a Namespace's status. It is for one goroutine.
+// Condition keeps one condition of a Namespace's status. It is not safe for concurrent use.
 type Condition struct {
-	// API reads and writes at the API server. Its right is for this Namespace alone.
+	// API reads and writes without a cache. Its RBAC right covers this Namespace only.
 	API client.Client
-	// Namespace is the one whose status has the condition, Type is the condition's.
+	// Namespace is the name of the Namespace. Type is the type of the condition.
 	Namespace, Type string
-	// Remind is how soon the condition is read again after a write: others may change it.
+	// Remind is the time until the condition is read again after a write, since others may change
+	// it.
 	Remind time.Duration
 	Log    logr.Logger
 
-	// written is the condition as it was last seen or written, and when.
+	// written is the condition as it was last read or written, at the time writtenAt.
 	written   corev1.NamespaceCondition
 	writtenAt time.Time
 	namespace *corev1.Namespace
@@ -77,7 +78,8 @@ func (c *Condition) Set(ctx context.Context, status corev1.ConditionStatus, reas
 // Unwritten reports whether the last write failed.
 func (c *Condition) Unwritten() bool { return c.unwritten != "" }
 
-// Regarding returns the Namespace for Events. If it could not be read, it has the name alone.
+// Regarding returns the Namespace for Events. If the Namespace could not be read, the result has
+// the name only.
 func (c *Condition) Regarding() *corev1.Namespace {
 	if c.namespace == nil {
 		return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: c.Namespace}}
@@ -106,7 +108,7 @@ func (c *Condition) put(ctx context.Context, want corev1.NamespaceCondition) err
 			want.LastTransitionTime = found.LastTransitionTime
 		}
 	}
-	// Conditions of other types stay: they are merged by their types.
+	// The API server merges conditions by type, so those of other types stay.
 	patch, err := json.Marshal(map[string]any{"status": map[string]any{"conditions": []corev1.NamespaceCondition{want}}})
 	if err != nil {
 		return err

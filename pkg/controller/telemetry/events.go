@@ -12,24 +12,24 @@ import (
 )
 
 const (
-	// DedupInterval is how soon the same Event may be recorded again. client-go remembers an Event
-	// for twelve minutes at most.
+	// DedupInterval is the time until the same Event may be recorded again. client-go remembers an
+	// Event for at most twelve minutes.
 	DedupInterval = 14 * time.Minute
-	// maxRemembered bounds how many Events are remembered.
+	// maxRemembered bounds the number of remembered Events.
 	maxRemembered = 1024
 )
 
-// dedupRecorder is what NewDedupRecorder returns.
+// dedupRecorder drops repeated Events. NewDedupRecorder says which.
 type dedupRecorder struct {
 	recorder     events.EventRecorder
 	lastRecorded *lru.Cache
 }
 
-// NewDedupRecorder returns a recorder that drops an Event if it recorded the same within
-// DedupInterval: with the same type, reason and action, and about the same version of an object and
-// of a related one. client-go would make a series of two such Events. It needs the right to change
-// Events for that, and keeps the first message. So a waiting request has the first cause of its
-// reason in its Event, and the latest in the log.
+// NewDedupRecorder returns a recorder that drops an Event if it recorded the same one within
+// DedupInterval. Two Events are the same if type, reason, action, and the versions of both objects
+// are the same. The messages may differ: a waiting request has its first message in the Event and
+// the latest in the log. client-go would make a series of two such Events, which needs the right to
+// change Events.
 func NewDedupRecorder(recorder events.EventRecorder) events.EventRecorder {
 	return &dedupRecorder{recorder, lru.New(maxRemembered)}
 }
@@ -47,7 +47,7 @@ func (r *dedupRecorder) Eventf(regarding, related runtime.Object, kind, reason, 
 	r.recorder.Eventf(regarding, related, kind, reason, action, note, args...)
 }
 
-// versionOf identifies a version of an object. It returns false for what is no API object.
+// versionOf identifies a version of an object. It returns false if object is not an API object.
 func versionOf(object runtime.Object) (string, bool) {
 	o, err := meta.Accessor(object)
 	if err != nil {

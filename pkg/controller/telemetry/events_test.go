@@ -19,7 +19,8 @@ import (
 	"k8s.io/client-go/tools/events"
 )
 
-// patches is a sink of Events that counts those that are changed, which the controller has no right to.
+// patches is a sink of Events that counts those that are changed, which the controller has no right
+// to.
 type patches struct {
 	mu      sync.Mutex
 	created map[string]int // by reason
@@ -44,8 +45,8 @@ func (p *patches) Patch(_ context.Context, event *eventsv1.Event, _ []byte) (*ev
 	return event, nil
 }
 
-// An Event that is repeated for an hour never becomes a series, and another version of an object has
-// its own Event at once.
+// An Event that is repeated for an hour never becomes a series, and another version of an object
+// has its own Event at once.
 func TestEventsAreNotPatched(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sink := &patches{created: map[string]int{}}

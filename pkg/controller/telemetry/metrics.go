@@ -14,7 +14,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// Metrics are the controller's counters. Register them once in a process. A nil *Metrics counts
+// Metrics are the controller's counters. Make them once in a process. A nil *Metrics counts
 // nothing.
 type Metrics struct {
 	decisions *prometheus.CounterVec
@@ -37,7 +37,8 @@ func (m *Metrics) Forget() {
 	m.issued.DeletePartialMatch(prometheus.Labels{"cluster": m.cluster})
 }
 
-// NewMetrics registers the metrics with controller-runtime's registry. For says which cluster's they are.
+// NewMetrics registers the metrics with controller-runtime's registry. Use For before counting: it
+// sets the label cluster.
 func NewMetrics() (*Metrics, error) {
 	m := &Metrics{
 		decisions: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -46,12 +47,12 @@ func NewMetrics() (*Metrics, error) {
 		}, []string{"cluster", "signer", "class", "outcome", "reason"}),
 		age: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "node_attestation_request_age_seconds",
-			Help:    "How old a CertificateSigningRequest is when it is decided on, by signer, class and outcome. The API server counts in whole seconds.",
+			Help:    "Age of a CertificateSigningRequest when it is decided on, by signer, class and outcome. The API server counts in whole seconds.",
 			Buckets: []float64{1, 2, 5, 10, 30, 60, 300, 600, 1200},
 		}, []string{"signer", "class", "outcome"}),
 		judging: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "node_attestation_judging_seconds",
-			Help:    "How long it takes to read what a decision depends on and to judge it, by signer.",
+			Help:    "Seconds to read the inputs of a decision and to evaluate it, by signer.",
 			Buckets: prometheus.ExponentialBuckets(0.001, 2, 14),
 		}, []string{"signer"}),
 		ekChanges: prometheus.NewGaugeVec(prometheus.GaugeOpts{
@@ -71,8 +72,8 @@ func NewMetrics() (*Metrics, error) {
 	return m, nil
 }
 
-// Decided counts a decision with its reason, how long it took to make, and, unless the request
-// goes on waiting, how old the request was.
+// Decided counts a decision with its reason and observes its duration. Unless the request goes on
+// waiting, it also observes the age of the request.
 func (m *Metrics) Decided(object *certificatesv1.CertificateSigningRequest, d verifier.Decision, reason string, took time.Duration, now time.Time) {
 	if m == nil {
 		return
@@ -85,7 +86,7 @@ func (m *Metrics) Decided(object *certificatesv1.CertificateSigningRequest, d ve
 	}
 }
 
-// EKChanges gauges how many changes of endorsement keys by a source are accepted, and held.
+// EKChanges gauges the accepted and the held changes of endorsement keys by a source.
 func (m *Metrics) EKChanges(source verifier.EKSource, accepted, held int) {
 	if m == nil {
 		return
@@ -94,9 +95,9 @@ func (m *Metrics) EKChanges(source verifier.EKSource, accepted, held int) {
 	m.ekChanges.WithLabelValues(m.cluster, string(source), "held").Set(float64(held))
 }
 
-// IssuedWithoutAttestation counts a certificate that no record names; name is what is known of the
-// node name in it. Signers that are neither Kubernetes' own nor this project's share the label
-// "other", since anybody can invent them.
+// IssuedWithoutAttestation counts a certificate that no record names. name is the category of its
+// node name. Signers that are neither Kubernetes' own nor this project's share the label "other",
+// since anybody can invent signer names.
 func (m *Metrics) IssuedWithoutAttestation(signer, name string) {
 	if m == nil {
 		return

@@ -28,20 +28,20 @@ func NewRecordMetrics() (*RecordMetrics, error) {
 	return m, errors.Join(metrics.Registry.Register(m.written), metrics.Registry.Register(m.lost))
 }
 
-// Start makes the counters of a sink, so that they are there before the first record.
+// Start makes the counters of a sink, so that they exist before the first record.
 func (m *RecordMetrics) Start(sink string) {
 	m.Written(sink, 0)
 	m.Lost(sink, 0)
 }
 
-// Written counts records that a sink took.
+// Written counts records that a sink accepted.
 func (m *RecordMetrics) Written(sink string, n int) {
 	if m != nil {
 		m.written.WithLabelValues(sink).Add(float64(n))
 	}
 }
 
-// Lost counts records that a sink did not take.
+// Lost counts records that a sink did not accept.
 func (m *RecordMetrics) Lost(sink string, n int) {
 	if m != nil {
 		m.lost.WithLabelValues(sink).Add(float64(n))

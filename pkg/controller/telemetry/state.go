@@ -14,40 +14,39 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 )
 
-// State is what a scrape asks a cluster's controller for. Each function may be called at any time.
+// State provides the values for a scrape. Each function must be safe for concurrent use.
 type State struct {
-	// Waiting returns how many requests wait, by reason.
+	// Waiting returns the number of waiting requests, by reason.
 	Waiting func() map[string]int
-	// Records returns the records, and false while they are not known, as on a replica that stands
-	// by.
+	// Records returns the records, and false while they are not known, as on a standby replica.
 	Records func() ([]Record, bool)
 }
 
-// Record is a record as it is gauged.
+// Record has the fields of a record that are gauged.
 type Record struct {
 	NodeName string
-	// NotAfter is when the newest certificate ends, zero if there is none. LastAttested is when the
-	// machine was last attested.
+	// NotAfter is the end of the newest certificate, zero if there is none. LastAttested is the
+	// time of the machine's last attestation.
 	NotAfter, LastAttested time.Time
 }
 
 // maxRecordSeries bounds the series of single records in a scrape, over all clusters. If there are
-// more records, those whose certificates end first have a series.
+// more records, only those whose certificates end first have a series.
 const maxRecordSeries = 20_000
 
 var (
 	waitingDesc = prometheus.NewDesc("node_attestation_waiting_requests",
 		"Requests that wait, by the reason of the last decision.", []string{"cluster", "reason"}, nil)
 	recordsDesc = prometheus.NewDesc("node_attestation_records",
-		"Records of machines. Absent on a replica that stands by.", []string{"cluster"}, nil)
+		"Records of machines. Absent on a standby replica.", []string{"cluster"}, nil)
 	recordEndDesc = prometheus.NewDesc("node_attestation_record_certificate_not_after_timestamp_seconds",
 		"End of the newest certificate in a node's record.", []string{"cluster", "node"}, nil)
 	recordAttestedDesc = prometheus.NewDesc("node_attestation_record_last_attested_timestamp_seconds",
 		"When the node's machine was last attested.", []string{"cluster", "node"}, nil)
 )
 
-// stateCollector asks controllers at each scrape. So nothing has to be counted where records come
-// and go, and the series of a deleted record ends by itself.
+// stateCollector reads the state of all clusters at each scrape. So nothing has to count records
+// when they are created and deleted, and the series of a deleted record ends.
 type stateCollector struct {
 	mu     sync.Mutex
 	states map[string]State
@@ -65,7 +64,7 @@ func (c *stateCollector) forget(cluster string) {
 	delete(c.states, cluster)
 }
 
-// Describe is a prometheus.Collector's.
+// Describe implements prometheus.Collector.
 func (*stateCollector) Describe(descriptions chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{waitingDesc, recordsDesc, recordEndDesc, recordAttestedDesc} {
 		descriptions <- d
@@ -78,7 +77,7 @@ type clusterRecord struct {
 	Record
 }
 
-// Collect is a prometheus.Collector's.
+// Collect implements prometheus.Collector.
 func (c *stateCollector) Collect(samples chan<- prometheus.Metric) {
 	c.mu.Lock()
 	states := maps.Clone(c.states)
@@ -86,7 +85,7 @@ func (c *stateCollector) Collect(samples chan<- prometheus.Metric) {
 	gauge := func(description *prometheus.Desc, value float64, labels ...string) {
 		samples <- prometheus.MustNewConstMetric(description, prometheus.GaugeValue, value, labels...)
 	}
-	// Two records may be of the same node: the record that has the later certificate counts.
+	// Two records may have the same node name: the one with the later certificate counts.
 	latest := map[[2]string]Record{}
 	for cluster, state := range states {
 		for reason, n := range state.Waiting() {
@@ -125,7 +124,7 @@ func soonest(records map[[2]string]Record, limit int) []clusterRecord {
 	return all
 }
 
-// RegisterBuildInfo gauges which program this is. Call it once in a process.
+// RegisterBuildInfo registers a gauge with the program's version. Call it once in a process.
 func RegisterBuildInfo(version, commit string) error {
 	return metrics.Registry.Register(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "node_attestation_controller_build_info", Help: "The controller that serves these metrics. The value is always 1.",

@@ -15,9 +15,9 @@ import (
 // leaves other errors to client-go.
 type WatchErrors struct {
 	Log logr.Logger
-	// Message says what does not work without the right, and which right that is.
+	// Message names the right, and what does not work without it.
 	Message string
-	// Remind is how often the missing right is logged.
+	// Remind is the time between two log lines about the missing right.
 	Remind time.Duration
 
 	lastLogged time.Time

@@ -15,12 +15,11 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// Signer is a controller.ClusterAPISigner for TPMs. It serves an infrastructure provider whose own
-// approver needs to know which machine a proof is of. It verifies as a Controller does, and
-// challenges nobody.
+// Signer is a controller.ClusterAPISigner for TPMs. It is for an infrastructure provider whose own
+// approver needs the machine of a proof. It verifies like a Controller, and makes no challenges.
 type Signer struct {
 	Provider
-	// Requests reads hellos from the API server itself.
+	// Requests reads hellos. It must not be a cache.
 	Requests client.Reader
 	Machines controller.MachineSource
 }
@@ -33,14 +32,14 @@ func (s Signer) VerifyClientAttestationData(ctx context.Context, request *certif
 	return err
 }
 
-// VerifyServingAttestationData refuses: a kubelet files its own requests for serving certificates,
-// and adds no evidence to them.
+// VerifyServingAttestationData refuses. A kubelet files its own requests for serving certificates,
+// which have no evidence.
 func (Signer) VerifyServingAttestationData(context.Context, *certificatesv1.CertificateSigningRequest) error {
 	return controller.ErrNoServingEvidence
 }
 
-// MachineName returns the one machine for which the source names the EK in the proof. It is empty
-// if the source names the EK for no machine.
+// MachineName returns the one machine for which the source names the EK in the proof, "" if there
+// is none.
 func (s Signer) MachineName(ctx context.Context, request *certificatesv1.CertificateSigningRequest) (string, error) {
 	return s.machine(ctx, request)
 }

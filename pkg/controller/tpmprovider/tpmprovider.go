@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package tpmprovider is the verifier's half of the provider tpm. It translates between
+// Package tpmprovider implements controller.Challenger for the provider tpm. It translates between
 // CertificateSigningRequests and pkg/verifier/tpm.
 package tpmprovider
 
@@ -19,7 +19,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier/tpm"
 )
 
-// Provider is a controller.Challenger for evidence of a Provider.
+// Provider is a controller.Challenger for the evidence of a TPM.
 type Provider struct {
 	// Verifier judges, unless Latest is set.
 	Verifier *tpm.Verifier
@@ -35,16 +35,16 @@ func (p Provider) verifier() *tpm.Verifier {
 	return p.Verifier
 }
 
-// With these errors a request waits: they are no verdict on the evidence.
+// These errors are no verdict on the evidence, so the request waits.
 var (
 	errNoVerifier = errors.New("there are no challenge keys yet")
-	errNoHello    = errors.New("its hello is not there")
+	errNoHello    = errors.New("its hello is not found")
 )
 
 // Name returns "tpm".
 func (Provider) Name() string { return "tpm" }
 
-// Versions returns those that the verifier judges.
+// Versions returns the versions that the verifier accepts.
 func (p Provider) Versions() attestation.Versions {
 	v := p.verifier()
 	if v == nil {
@@ -82,7 +82,7 @@ func (Provider) OriginAK(origin string, request *certificatesv1.CertificateSigni
 	return hex.EncodeToString(name)
 }
 
-// openHello parses the hello that a request is, or that it refers to.
+// openHello parses hello, or request if hello is nil.
 func openHello(v *tpm.Verifier, request, hello *certificatesv1.CertificateSigningRequest) *tpm.ParsedHello {
 	if hello == nil {
 		hello = request
@@ -90,12 +90,12 @@ func openHello(v *tpm.Verifier, request, hello *certificatesv1.CertificateSignin
 	return v.ParseHello(requestOf(hello))
 }
 
-// HelloOf returns the name in the proof.
+// HelloOf returns the name of the hello in the proof.
 func (Provider) HelloOf(proof *certificatesv1.CertificateSigningRequest) (string, error) {
 	return tpm.HelloName(requestOf(proof))
 }
 
-// Judge has the verifier judge.
+// Judge asks the verifier.
 func (p Provider) Judge(_ context.Context, q controller.Question) verifier.Evidence {
 	v := p.verifier()
 	if v == nil {
@@ -124,8 +124,8 @@ func (p Provider) Judge(_ context.Context, q controller.Question) verifier.Evide
 		return evidence
 	}
 	if q.Hello == nil {
-		// A proof that does not parse is wrong whatever its hello says. A proof that parses
-		// waits for its hello.
+		// A proof that does not parse is refused without its hello. A proof that parses waits for
+		// its hello.
 		if _, _, err := v.HelloReference(requestOf(q.Request)); err != nil {
 			return refused(err)
 		}
@@ -150,7 +150,7 @@ func namedEK(hello *tpm.ParsedHello, named bool) []tpm.Fingerprint {
 	return []tpm.Fingerprint{ek}
 }
 
-// Challenge has the verifier make one.
+// Challenge asks the verifier for a challenge.
 func (p Provider) Challenge(hello *certificatesv1.CertificateSigningRequest, named bool, now time.Time) (string, time.Time, error) {
 	v := p.verifier()
 	if v == nil {
@@ -169,7 +169,7 @@ func (p Provider) Challenge(hello *certificatesv1.CertificateSigningRequest, nam
 	return string(value), time.Unix(challenge.Expires, 0), err
 }
 
-// requestOf returns an object as pkg/verifier/tpm needs it.
+// requestOf converts an object for pkg/verifier/tpm.
 func requestOf(object *certificatesv1.CertificateSigningRequest) tpm.Request {
 	usages := make([]string, 0, len(object.Spec.Usages))
 	for _, usage := range object.Spec.Usages {

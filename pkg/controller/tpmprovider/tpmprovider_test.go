@@ -89,8 +89,8 @@ func TestAProofWithoutItsHello(t *testing.T) {
 	}
 }
 
-// A hello is judged by what it is itself, even if another is given as the one that it refers to; a
-// proof, by that one.
+// A hello is judged by its own content, even if another hello is passed with it. A proof is judged
+// with the hello that it refers to.
 func TestAHelloIsJudgedByItself(t *testing.T) {
 	provider := Provider{Verifier: newTestVerifier(t)}
 	judge := func(request, hello *certificatesv1.CertificateSigningRequest) string {

@@ -14,20 +14,20 @@ type State int
 
 // The states. The zero value is none of them, and counts as finished.
 const (
-	// Pending: the request has no condition and no certificate. Nobody has decided.
+	// Pending: the request has no condition and no certificate, so no decision was made.
 	Pending State = iota + 1
 	// Approved: each condition has the type Approved and the status True. There is no
 	// certificate yet. A signer may sign in this state only.
 	Approved
-	// Issued: status.certificate is set, and nobody denied or failed the request. The state
+	// Issued: status.certificate is set, and the request is neither Denied nor Failed. The state
 	// says nothing about what the certificate holds, or who put it there.
 	Issued
 	// Denied: a condition has the type Denied.
 	Denied
 	// Failed: a condition has the type Failed.
 	Failed
-	// Closed: a condition is none of those above. Nobody signs such a request, and nobody
-	// finishes it: kube-controller-manager does not clean it up.
+	// Closed: a condition is none of those above. No signer signs such a request, and
+	// kube-controller-manager does not clean it up.
 	Closed
 )
 
@@ -35,23 +35,22 @@ const (
 //
 // A condition that is not exactly type Approved, status True, ends a request (docs/spec.md, "How a
 // request ends"). The API server accepts any type, such as "approved" or "Approved " with a blank,
-// also beside a true Approved. Nobody can say what its writer meant, and a signature cannot be
-// taken back.
+// also beside a true Approved. Its meaning is unknown, and a signature cannot be taken back.
 //
 // The API server allows only the status True for Approved, Denied and Failed
 // (certificates.k8s.io/v1, CertificateSigningRequestCondition). Another status did not come from
-// it, so each type is read in the way that signs nothing: Denied and Failed count whatever their
-// status is, Approved counts with True alone.
+// it, so each type is read in the safe way. Denied and Failed count with any status, and Approved
+// only with True.
 func Of(request *certificatesv1.CertificateSigningRequest) State {
 	s, _ := Explain(request)
 	return s
 }
 
 // Explain returns the state of a request, and the condition that made it Denied, Failed or Closed.
-// In other states the condition is nil. Whoever may approve wrote the condition's text.
+// In other states the condition is nil. The text is not trusted: any approver may have written it.
 //
-// The first condition of type Denied or Failed wins, also over a certificate: whoever set both
-// contradicts himself. A certificate wins over a condition of any other type.
+// The first condition of type Denied or Failed wins, even over a certificate: both together are a
+// contradiction. A certificate wins over a condition of any other type.
 func Explain(request *certificatesv1.CertificateSigningRequest) (State, *certificatesv1.CertificateSigningRequestCondition) {
 	var odd *certificatesv1.CertificateSigningRequestCondition
 	for i := range request.Status.Conditions {

@@ -14,8 +14,8 @@ import (
 // Name is the provider's name in requests and configuration.
 const Name = "insecure"
 
-// SignerName is the always-allow signer of node-attestation-controller, off there unless switched
-// on.
+// SignerName is the always-allow signer of node-attestation-controller. It is switched off by
+// default.
 const SignerName = "cluster.x-k8s.io/kube-apiserver-client-kubelet-insecure"
 
 // version is the version of the document. document is the whole evidence, byte for byte.
@@ -45,7 +45,7 @@ func (Provider) SignerName() string { return SignerName }
 // Renews is false: with no evidence, a stolen certificate could renew itself for ever.
 func (Provider) Renews() bool { return false }
 
-// Caution says what this provider does not protect from.
+// Caution says what this provider does not protect against.
 func (Provider) Caution() string {
 	return "provider insecure sends no evidence: whoever holds the bootstrap credential can become any node"
 }

@@ -56,8 +56,8 @@ func TestRequestWithItsEvidenceIsOneOfOurs(t *testing.T) {
 	}
 }
 
-// Whoever steals a certificate that nothing attests must not be able to renew it for ever, and the
-// operator must be told.
+// A thief of a certificate that nothing attests must not be able to renew it for ever. The operator
+// must be warned.
 func TestItDoesNotRenewAndSaysWhatItIs(t *testing.T) {
 	p := made(t)
 	if p.Renews() {

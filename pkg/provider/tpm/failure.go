@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"io"
 	"slices"
 
 	"github.com/google/go-tpm/tpm2"
@@ -46,8 +47,16 @@ func refusals() []refusal {
 		{[]tpm2.TPMRC{tpm2.TPMRCObjectMemory, tpm2.TPMRCObjectHandles, tpm2.TPMRCSessionMemory, tpm2.TPMRCSessionHandles, tpm2.TPMRCMemory,
 			tpm2.TPMRCContextGap, tpm2.TPMRCTooManyContexts},
 			"other programs fill the TPM's memory: use /dev/tpmrm0, end them, or flush what they left: tpm2_flushcontext -t, -l and -s"},
-		{[]tpm2.TPMRC{tpm2.TPMRCRetry, tpm2.TPMRCYielded, tpm2.TPMRCTesting, tpm2.TPMRCCanceled, tpm2.TPMRCNVRate, tpm2.TPMRCNVUnavailable},
+		{[]tpm2.TPMRC{tpm2.TPMRCRetry, tpm2.TPMRCYielded, tpm2.TPMRCTesting, tpm2.TPMRCNVRate, tpm2.TPMRCNVUnavailable},
 			"the TPM has been busy for several seconds: try again, and see who else uses it with: fuser -v /dev/tpm0 /dev/tpmrm0"},
+		{[]tpm2.TPMRC{tpm2.TPMRCCanceled},
+			"the TPM's driver or another program cancelled the command: see the kernel's log, and who else uses the TPM with: fuser -v /dev/tpm0 /dev/tpmrm0"},
+		{[]tpm2.TPMRC{
+			tpm2.TPMRCReferenceH0, tpm2.TPMRCReferenceH1, tpm2.TPMRCReferenceH2, tpm2.TPMRCReferenceH3, tpm2.TPMRCReferenceH4, tpm2.TPMRCReferenceH5,
+			tpm2.TPMRCReferenceH6, tpm2.TPMRCReferenceS0, tpm2.TPMRCReferenceS1, tpm2.TPMRCReferenceS2, tpm2.TPMRCReferenceS3, tpm2.TPMRCReferenceS4,
+			tpm2.TPMRCReferenceS5, tpm2.TPMRCReferenceS6,
+		},
+			"a key or session was gone before its command: the TPM was reset, or another program flushed it; use /dev/tpmrm0, or see who else uses the TPM"},
 		{[]tpm2.TPMRC{tpm2.TPMRCNVAuthorization, tpm2.TPMRCNVLocked, tpm2.TPMRCNVRange, tpm2.TPMRCNVSize, tpm2.TPMRCNVSpace,
 			tpm2.TPMRCNVUninitialized, tpm2.TPMRCNVDefined},
 			"the TPM refuses its NV memory: see the indices with tpm2_nvreadpublic, and which command fails with: kubelet-authenticator tpm selftest"},
@@ -71,11 +80,11 @@ func hintOf(err error) string {
 
 const trySelfTest = "see what the TPM refuses with: kubelet-authenticator tpm selftest"
 
-// classifyError adds class and hint to an error of the TPM, or of the way to it. It returns nil for
-// no error.
+// classifyError adds class and hint to an error of the TPM, or of the connection to it. It returns
+// nil for no error.
 func classifyError(err error) error { return classify(err, trySelfTest) }
 
-// classify is classifyError with the hint for an error that has none of its own.
+// classify is classifyError with another hint for errors that have no hint of their own.
 func classify(err error, otherwise string) error {
 	var untrusted *tpm.UntrustedLockError
 	var lock *tpm.LockError
@@ -103,17 +112,22 @@ func classify(err error, otherwise string) error {
 		return failed("set --ek-template to auto, or to a template that the TPM makes")
 	case errors.As(err, &bank):
 		return failed("have the controller's policy name another bank, or switch that one on in the firmware's settings")
-	case errors.Is(err, tpm.ErrOtherKeys): // before the response code that it may wrap
+	case errors.Is(err, tpm.ErrOtherKeys): // it may wrap a response code, so it comes before these
 		return as(provider.Stale, "the TPM's endorsement seed changed, or the challenge was made for another machine")
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
-		return failed("the TPM was too slow, or hangs: see how long each command takes with: kubelet-authenticator tpm selftest")
+		return failed("the TPM was too slow, or hangs, or another program keeps the one connection of a software TPM (ss -xp): " +
+			"see how long each command takes with: kubelet-authenticator tpm selftest")
+	case errors.Is(err, tpm.ErrReset):
+		return failed("the TPM lost its keys during a command: see what resets it in the kernel's log, or whether the software TPM was started again")
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return failed("the TPM was reset, or the software TPM ended, during a command: see the kernel's log, or start the software TPM again")
 	}
 	device, _ := oserror.Device(err)
 	return failed(cmp.Or(hintOf(err), device, otherwise))
 }
 
-// classifyOpen decides whether there is no TPM, or one that could not be opened. Without a hint the
-// path leads to something else than a TPM: that error has no number.
+// classifyOpen decides whether there is no TPM, or a TPM that could not be opened. An error without
+// an errno has no hint. Then the path leads to something that is not a TPM.
 func classifyOpen(err *tpm.OpenError, as func(provider.Class, string) error) error {
 	hint, absent := oserror.Device(err)
 	if absent || hint == "" {

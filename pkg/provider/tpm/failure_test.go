@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"os"
@@ -63,6 +64,9 @@ func TestErrorsOfOpening(t *testing.T) {
 		"the driver waits for answer": {tried(syscall.ETIME), provider.DeviceFailed, "does not answer its driver"},
 		"a read gets no answer":       {fmt.Errorf("TPM2_Quote: %w", &fs.PathError{Op: "read", Path: "/dev/tpm0", Err: syscall.ETIME}), provider.DeviceFailed, "does not answer its driver"},
 		"the software TPM ends":       {fmt.Errorf("TPM2_Quote: %w", &net.OpError{Op: "write", Err: syscall.EPIPE}), provider.DeviceFailed, "ended during a command"},
+		"the software TPM ended":      {fmt.Errorf("TPM2_Quote: %w", io.EOF), provider.DeviceFailed, "start the software TPM again"},
+		"half a response":             {fmt.Errorf("TPM2_Quote: %w", io.ErrUnexpectedEOF), provider.DeviceFailed, "start the software TPM again"},
+		"reset":                       {fmt.Errorf("TPM2_CreatePrimary: %w", tpm.ErrReset), provider.DeviceFailed, "lost its keys"},
 		"hangs":                       {fmt.Errorf("TPM2_Quote: %w", context.DeadlineExceeded), provider.DeviceFailed, "too slow, or hangs"},
 		"another error":               {errors.New("x"), provider.DeviceFailed, "tpm selftest"},
 	} {
@@ -73,8 +77,8 @@ func TestErrorsOfOpening(t *testing.T) {
 	}
 }
 
-// Each response code that has a meaning of its own has a hint of its own, with or without the
-// number of a handle, session or parameter.
+// Each response code with a specific meaning has a specific hint, with or without the number of a
+// handle, session or parameter.
 func TestResponseCodes(t *testing.T) {
 	want := map[tpm2.TPMRC]string{
 		tpm2.TPMRCLockout: "tpm2_dictionarylockout",
@@ -82,7 +86,7 @@ func TestResponseCodes(t *testing.T) {
 		tpm2.TPMRCHierarchy: "endorsement hierarchy is off", tpm2.TPMRCDisabled: "firmware's settings",
 		tpm2.TPMRCInitialize: "TPM2_Startup", tpm2.TPMRCReboot: "restart of the machine", tpm2.TPMRCUpgrade: "update",
 		tpm2.TPMRCFailure: "switch the machine off and on", tpm2.TPMRCNeedsTest: "switch the machine off and on",
-		tpm2.TPMRCRetry: "busy", tpm2.TPMRCYielded: "busy", tpm2.TPMRCTesting: "busy", tpm2.TPMRCCanceled: "busy",
+		tpm2.TPMRCRetry: "busy", tpm2.TPMRCYielded: "busy", tpm2.TPMRCTesting: "busy", tpm2.TPMRCCanceled: "cancelled",
 		tpm2.TPMRCNVRate: "busy", tpm2.TPMRCNVUnavailable: "busy",
 		tpm2.TPMRCCommandCode: "lacks a command", tpm2.TPMRCLocality: "lacks a command",
 	}
@@ -97,6 +101,11 @@ func TestResponseCodes(t *testing.T) {
 	for _, code := range []tpm2.TPMRC{tpm2.TPMRCAsymmetric, tpm2.TPMRCSymmetric, tpm2.TPMRCHash, tpm2.TPMRCKeySize, tpm2.TPMRCMode, tpm2.TPMRCType,
 		tpm2.TPMRCKDF, tpm2.TPMRCScheme, tpm2.TPMRCCurve, tpm2.TPMRCValue, tpm2.TPMRCSize, tpm2.TPMRCAttributes} {
 		want[code] = "does not support"
+	}
+	for code := tpm2.TPMRCReferenceH0; code <= tpm2.TPMRCReferenceS6; code++ {
+		if code != tpm2.TPMRCReferenceH6+1 { // unassigned
+			want[code] = "another program flushed it"
+		}
 	}
 	for code, says := range want {
 		wantHint(t, code.Error(), classifyError(fmt.Errorf("TPM2_X: %w", code)), provider.DeviceFailed, says)

@@ -22,8 +22,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/tpm/template"
 )
 
-// Identity is what an inventory needs to know about a TPM. The TPM itself says it: trust it as far
-// as the way to the inventory is trusted.
+// Identity is what an inventory needs to know about a TPM. The TPM reports all of it about itself.
+// Trust it only as far as the path from this machine to the inventory.
 type Identity struct {
 	// Manufacturer is the TCG vendor ID ("IFX"). Vendor is the maker's own text.
 	Manufacturer string `json:"manufacturer"`
@@ -60,7 +60,7 @@ type EKIdentity struct {
 	Slow bool `json:"slow,omitempty"`
 }
 
-// CertificateIdentity is the content of a certificate. Nobody has verified it.
+// CertificateIdentity is the content of a certificate. It is not verified.
 type CertificateIdentity struct {
 	// Fingerprint is the SHA-256 of the certificate, in hex.
 	Fingerprint string `json:"fingerprint"`
@@ -189,7 +189,7 @@ func tpmAttribute(oid asn1.ObjectIdentifier) string {
 	return oid.String()
 }
 
-// Explain says what is in a hello or a proof.
+// Explain describes the content of a hello or a proof.
 func (p *Provider) Explain(document []byte) []provider.Fact {
 	if hello, err := attestation.ParseHello(document); err == nil {
 		return explainHello(hello)
@@ -240,7 +240,7 @@ func (p *Provider) SelfTest(ctx context.Context, report func(provider.Check)) er
 		})
 	})
 	if errors.Is(err, tpm.ErrOtherKeys) {
-		// The challenge was valid, whatever the TPM answered.
+		// The challenge was valid, even if the TPM refused it.
 		return &provider.Error{Class: provider.DeviceFailed, Hint: updateFirmware, Err: err}
 	}
 	return classify(err, updateFirmware)

@@ -6,6 +6,7 @@ package tpm
 
 import (
 	"context"
+	"crypto/fips140"
 	"errors"
 	"fmt"
 	"slices"
@@ -38,6 +39,11 @@ func Factory() provider.Factory {
 		Versions: []string{string(attestation.VersionTPM)},
 		Inspects: true,
 		New: func(s provider.Settings) (provider.Provider, error) {
+			if fips140.Enforced() {
+				// crypto/cipher would panic in the middle of a proof.
+				return nil, &provider.Error{Class: provider.FIPSEnforced, Hint: "run it with GODEBUG=fips140=on: that uses Go's FIPS 140-3 module, and forbids nothing",
+					Err: errors.New("GODEBUG=fips140=only forbids AES-CFB, which TPM 2.0 prescribes for a session that encrypts")}
+			}
 			if s.ProviderIDScheme != "" && !isScheme(s.ProviderIDScheme) {
 				return nil, fmt.Errorf("providerIDScheme %.64q: must be a URI's scheme (RFC 3986, section 3.1) in lower case", s.ProviderIDScheme)
 			}
@@ -85,7 +91,7 @@ func (*Provider) Name() string { return Name }
 // SignerName returns the default signer.
 func (*Provider) SignerName() string { return SignerName }
 
-// Renews is true: each renewal is attested anew.
+// Renews returns true: each renewal has new evidence.
 func (*Provider) Renews() bool { return true }
 
 // Caution says nothing.
@@ -107,7 +113,7 @@ func (p *Provider) Allows(remember string) bool {
 	return p.ekTemplate == "" || remember == "" || tpm.RememberedTemplate(remember) == p.ekTemplate
 }
 
-// Hello names this TPM by an EK: the one of the template that the operator set, else the remembered
+// Hello names this TPM by an EK: that of the template that the operator set, else the remembered
 // one if the TPM still makes it. A machine's record pins its EK. So a certificate that a firmware
 // update adds must not change the choice.
 func (p *Provider) Hello(ctx context.Context, request provider.Request) (document []byte, remember string, err error) {

@@ -142,7 +142,8 @@ func TestChallengesThatCannotBeAnswered(t *testing.T) {
 		t.Errorf("%d TPM commands for a malformed challenge", proxy.Count())
 	}
 
-	_, err = p.Evidence(t.Context(), answered(t, p, nil)) // well-formed, but for what the TPM is to open
+	// well-formed, but for what the TPM is to open
+	_, err = p.Evidence(t.Context(), answered(t, p, nil))
 	wantClass(t, err, provider.Stale)
 
 	if _, err := p.Evidence(t.Context(), provider.Request{}); err == nil {
@@ -187,7 +188,8 @@ func TestEventLogThatIsTooLong(t *testing.T) {
 	}
 }
 
-// What a person is shown of a hello and a proof is in words, and bounded, whatever the TPM says.
+// What a person is shown of a hello and a proof is in words, and bounded, for any answer of the
+// TPM.
 func TestExplainIsInWords(t *testing.T) {
 	chip := swtpm.Start(t, swtpm.Options{Setup: true})
 	p := newProvider(t, provider.Settings{TPMDevice: chip.Socket(), RuntimeDir: t.TempDir()})

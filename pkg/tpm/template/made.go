@@ -13,10 +13,10 @@ import (
 	"github.com/google/go-tpm/tpm2"
 )
 
-// A public area is compared with a template in bytes: a marshalled area is its parameters, which
-// equal the template's to the last bit, and then its key. So no parser sees more than the key.
-// go-tpm marshals each template only once, since by reflection that takes longer than the
-// signatures of a whole hello.
+// A public area is compared with a template as bytes. A marshalled area has its parameters first,
+// which must equal the template's, and then its key. So only the key is parsed. go-tpm marshals
+// each template only once, since by reflection that takes longer than the signatures of a whole
+// hello.
 var (
 	akHead  = sync.OnceValue(func() []byte { return head(AK()) })
 	ekHeads = sync.OnceValue(func() map[string][]byte {
@@ -33,20 +33,20 @@ func head(template tpm2.TPMTPublic) []byte {
 	if template.Type == tpm2.TPMAlgRSA {
 		template.Unique = tpm2.NewTPMUPublicID(tpm2.TPMAlgRSA, &tpm2.TPM2BPublicKeyRSA{})
 		all := tpm2.Marshal(template)
-		return all[:len(all)-2] // an empty buffer's size
+		return all[:len(all)-2] // without the size of the empty buffer
 	}
 	template.Unique = tpm2.NewTPMUPublicID(tpm2.TPMAlgECC, eccPoint(nil, nil))
 	all := tpm2.Marshal(template)
-	return all[:len(all)-4] // two of them
+	return all[:len(all)-4] // without the sizes of the two empty buffers
 }
 
-// KeyError says that a public area matches a template, but its key is invalid: a point that is not
-// on the curve, or a number that is no modulus.
+// KeyError says that a public area matches a template, but has an invalid key. The key is a point
+// that is not on the curve, or an invalid modulus.
 type KeyError struct{ Err error }
 
 func (e *KeyError) Error() string { return e.Err.Error() }
 
-// Unwrap returns what is wrong with the key.
+// Unwrap returns the error of the key.
 func (e *KeyError) Unwrap() error { return e.Err }
 
 // CheckAK returns the key in an AK's marshalled public area. It returns an error unless the area is
@@ -59,7 +59,7 @@ func CheckAK(public []byte) (*ecdsa.PublicKey, error) {
 		return nil, err
 	}
 	ak, ok := key.(*ecdsa.PublicKey)
-	if !ok { // cannot be: the template is an ECC key's
+	if !ok { // not reached: the template is for an ECC key
 		return nil, errNotMade
 	}
 	return ak, nil
@@ -90,8 +90,8 @@ func (e EK) Parse(public []byte) (tpm2.TPMTPublic, crypto.PublicKey, error) {
 
 var errNotMade = errors.New("public area: not made from a template that is known here")
 
-// made reads a public area that starts with a template's head. The rest has one encoding, of which
-// each byte is checked.
+// made reads a public area that starts with a template's head. The rest has only one encoding, and
+// each of its bytes is checked.
 func made(template tpm2.TPMTPublic, head, public []byte) (tpm2.TPMTPublic, crypto.PublicKey, error) {
 	if len(public) > maxPublic || len(head) == 0 || !bytes.HasPrefix(public, head) {
 		return tpm2.TPMTPublic{}, nil, errNotMade

@@ -84,7 +84,8 @@ func sameVerdicts(t *testing.T, public []byte) {
 func areas(t testing.TB) [][]byte {
 	t.Helper()
 	all := [][]byte{anAK(t, nil), tpm2.Marshal(tpm2.RSASRKTemplate), tpm2.Marshal(tpm2.ECCSRKTemplate)}
-	modulus := &rsa.PublicKey{N: new(big.Int).SetBytes(bytes.Repeat([]byte{0xa5}, rsaBits/8)), E: exponent} // nobody factors it here
+	// nobody factors it here
+	modulus := &rsa.PublicKey{N: new(big.Int).SetBytes(bytes.Repeat([]byte{0xa5}, rsaBits/8)), E: exponent}
 	keys := map[string]crypto.PublicKey{
 		"ecc-p256": newECC(t, elliptic.P256()), "ecc-p256-high": newECC(t, elliptic.P256()), "ecc-p384-high": newECC(t, elliptic.P384()),
 		"rsa-2048": modulus, "rsa-2048-high": modulus,
@@ -192,7 +193,7 @@ func TestTemplatesAreTheCallersOwn(t *testing.T) {
 	}
 }
 
-// A template that is not of the list made nothing, whatever it has in it.
+// A template that is not of the list made nothing, with any content.
 func TestOnlyTheListMakesEKs(t *testing.T) {
 	key := newECC(t, elliptic.P256())
 	for _, e := range EKs() {

@@ -55,13 +55,16 @@ func highSHA384() policies {
 // attributes of an EK.
 func (p policies) attributes() tpm2.TPMAObject {
 	return tpm2.TPMAObject{
-		FixedTPM:            true,   // never leaves this TPM
-		FixedParent:         true,   // follows from FixedTPM
-		SensitiveDataOrigin: true,   // made by the TPM
-		UserWithAuth:        p.high, // the high range may be used with its empty authorisation value as well as by policy
-		AdminWithPolicy:     true,   // for what changes or certifies the key, by policy only
-		Restricted:          true,   // decrypts nothing but what has the form of a credential, a salt or a child key
-		Decrypt:             true,   // decrypts; SignEncrypt must be clear in a restricted decryption key
+		FixedTPM:            true, // never leaves this TPM
+		FixedParent:         true, // follows from FixedTPM
+		SensitiveDataOrigin: true, // made by the TPM
+		// the high range may be used with its empty authorisation value as well as by policy
+		UserWithAuth:    p.high,
+		AdminWithPolicy: true, // for what changes or certifies the key, by policy only
+		// decrypts only credentials, salts and child keys
+		Restricted: true,
+		// decrypts; SignEncrypt must be clear in a restricted decryption key
+		Decrypt: true,
 		// NoDA is clear: the profile lets a wrong use of the EK count towards lockout.
 	}
 }
@@ -70,7 +73,9 @@ func rsaEK(of func() policies) tpm2.TPMTPublic {
 	p := of()
 	unique := make([]byte, rsaBits/8)
 	if p.high {
-		unique = nil // the profile: zeros in the low range, nothing in the high one; the TPM makes another key from each
+		// the profile: zeros in the low range, nothing in the high one; the TPM makes another key
+		// from each
+		unique = nil
 	}
 	return tpm2.TPMTPublic{
 		Type:             tpm2.TPMAlgRSA,
@@ -80,7 +85,7 @@ func rsaEK(of func() policies) tpm2.TPMTPublic {
 		Parameters: tpm2.NewTPMUPublicParms(tpm2.TPMAlgRSA, &tpm2.TPMSRSAParms{
 			Symmetric: p.symmetric(),
 			KeyBits:   rsaBits,
-			Exponent:  0, // stands for 65537
+			Exponent:  0, // means 65537
 		}),
 		Unique: tpm2.NewTPMUPublicID(tpm2.TPMAlgRSA, &tpm2.TPM2BPublicKeyRSA{Buffer: unique}),
 	}
@@ -88,7 +93,8 @@ func rsaEK(of func() policies) tpm2.TPMTPublic {
 
 func eccEK(of func() policies, on tpm2.TPMECCCurve) tpm2.TPMTPublic {
 	p := of()
-	unique := eccPoint(make([]byte, 32), make([]byte, 32)) // P-256 is the only curve of the low range
+	// P-256 is the only curve of the low range
+	unique := eccPoint(make([]byte, 32), make([]byte, 32))
 	if p.high {
 		unique = eccPoint(nil, nil)
 	}

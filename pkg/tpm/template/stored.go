@@ -14,7 +14,7 @@ import (
 // A chip may store inputs of its EK in NV: a nonce, a template, or both. Both may change only the
 // Unique field of a template of this package. A verifier compares everything else byte for byte:
 // attributes, policy and parameters protect the EK. Unique is an input of the key's derivation. So
-// another Unique gives another key of the same TPM, which is as strong.
+// another Unique gives another key of the same TPM, of the same strength.
 
 // WithNonce returns the template with the content of the chip's NV index for a nonce. It fills the
 // start of Unique: the modulus of an RSA key, or x of a point. The rest are zeros, as in the

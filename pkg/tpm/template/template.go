@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package template has the keys of a TPM on which node and verifier must agree: the endorsement
-// keys (EK) of the TCG EK Credential Profile for TPM Family 2.0, and the one attestation key (AK).
-// It does no I/O.
+// Package template has the templates of the keys on which node and verifier must agree. These are
+// the endorsement keys (EK) of the TCG EK Credential Profile for TPM Family 2.0, and the
+// attestation key (AK). It does no I/O.
 package template
 
 import (
@@ -32,9 +32,9 @@ type EK struct {
 	// Certificate is the NV index at which the maker of the TPM keeps the EK's certificate
 	// (profile, 2.2.1.4 and 2.2.1.5).
 	Certificate uint32
-	// Nonce and Template are the NV indices at which the maker keeps what this chip's EK is made
-	// from, if that is not the profile's default (profile, 2.2.1.4 and 2.2.1.5). Nonce is 0 in
-	// the high range, which has none.
+	// Nonce and Template are the NV indices of the manufacturer's input for this chip's EK. They
+	// are set if the input is not the profile's default (profile, 2.2.1.4 and 2.2.1.5). Nonce is 0
+	// in the high range, which has none.
 	Nonce, Template uint32
 	// Public is the template for TPM2_CreatePrimary. Its Unique is the profile's, not a key.
 	Public tpm2.TPMTPublic
@@ -74,7 +74,8 @@ func Names() []string {
 }
 
 // EKs returns every template, in the order of preference of a node. A chip makes an ECC key in a
-// quarter of a second, an RSA key in several. Chips have shipped with the low range for longer.
+// quarter of a second, and an RSA key in several seconds. Chips have shipped with the low range for
+// longer.
 func EKs() []EK {
 	var all []EK
 	for _, k := range kinds() {
@@ -158,16 +159,19 @@ func (e *otherKeyError) Error() string {
 // always makes the same AK, so nothing is stored.
 func AK() tpm2.TPMTPublic {
 	return tpm2.TPMTPublic{
-		Type:    tpm2.TPMAlgECC, // made in a quarter of a second where RSA takes several
+		Type:    tpm2.TPMAlgECC, // made in a quarter of a second; an RSA key takes several seconds
 		NameAlg: tpm2.TPMAlgSHA256,
 		ObjectAttributes: tpm2.TPMAObject{
 			FixedTPM:            true, // never leaves this TPM
 			FixedParent:         true, // follows from FixedTPM
-			SensitiveDataOrigin: true, // made by the TPM: nobody knows the private half
-			UserWithAuth:        true, // used with its authorisation value, which is empty: whoever may speak to the TPM may quote
-			NoDA:                true, // so an interrupted command does not count towards lockout; there is no secret to guess
-			Restricted:          true, // signs nothing but what the TPM itself has made, so a quote cannot be forged
-			SignEncrypt:         true, // signs; Decrypt must be clear in a restricted signing key
+			SensitiveDataOrigin: true, // made by the TPM, so only the TPM knows the private key
+			// used with its authorisation value, which is empty: every user of the TPM may quote
+			UserWithAuth: true,
+			// so an interrupted command does not count towards lockout; there is no secret to guess
+			NoDA: true,
+			// signs nothing but what the TPM itself has made, so a quote cannot be forged
+			Restricted:  true,
+			SignEncrypt: true, // signs; Decrypt must be clear in a restricted signing key
 		},
 		Parameters: tpm2.NewTPMUPublicParms(tpm2.TPMAlgECC, &tpm2.TPMSECCParms{
 			// A restricted key has one fixed scheme.
@@ -182,13 +186,13 @@ func AK() tpm2.TPMTPublic {
 }
 
 // akLabel distinguishes the AK from that of any other program on the machine with an AK of the same
-// form. What such a program signs for its own server must not answer our challenges.
+// form. The quotes of such a program for its own server must not answer our challenges.
 const akLabel = "kubelet-authenticator tpm/v1"
 
 // maxPublic bounds a marshalled public area, in bytes. Our largest, RSA-2048, has 314.
 const maxPublic = 1024
 
-// Parse reads a marshalled TPMT_PUBLIC. It refuses whatever would not marshal to the same bytes.
+// Parse reads a marshalled TPMT_PUBLIC. It refuses input that would not marshal to the same bytes.
 func Parse(public []byte) (tpm2.TPMTPublic, error) {
 	if len(public) > maxPublic {
 		return tpm2.TPMTPublic{}, fmt.Errorf("public area: more than %d bytes", maxPublic)
@@ -203,8 +207,8 @@ func Parse(public []byte) (tpm2.TPMTPublic, error) {
 	return *area, nil
 }
 
-// PublicKey returns the key in a public area: RSA of 2048 bits with exponent 65537, or a point that
-// has been checked to be on P-256 or P-384.
+// PublicKey returns the key in a public area: RSA of 2048 bits with exponent 65537, or a point on
+// P-256 or P-384. It checks that the point is on the curve.
 func PublicKey(area tpm2.TPMTPublic) (crypto.PublicKey, error) {
 	switch area.Type {
 	case tpm2.TPMAlgRSA:
@@ -216,7 +220,7 @@ func PublicKey(area tpm2.TPMTPublic) (crypto.PublicKey, error) {
 		if err != nil {
 			return nil, fmt.Errorf("public area: %w", err)
 		}
-		if parameters.Exponent != 0 { // 0 stands for 65537
+		if parameters.Exponent != 0 { // 0 means 65537
 			return nil, errors.New("public area: the exponent of its RSA key is not the default")
 		}
 		key := &rsa.PublicKey{N: new(big.Int).SetBytes(modulus.Buffer), E: exponent}
@@ -277,8 +281,8 @@ func CertifiedKey(cert *x509.Certificate) (crypto.PublicKey, error) {
 	return key, nil
 }
 
-// Name returns the Name of the object with this marshalled public area: its nameAlg, then the hash
-// of the area (TPM 2.0 Library, part 1, "Names"). It supports SHA-256 and SHA-384. It does not
+// Name returns the Name of an object from its marshalled public area. It is the nameAlg, then the
+// hash of the area (TPM 2.0 Library, part 1, "Names"). It supports SHA-256 and SHA-384. It does not
 // check the area: CheckAK, CheckEK and Parse do.
 func Name(public []byte) ([]byte, error) {
 	if len(public) < 4 || len(public) > maxPublic {

@@ -39,7 +39,8 @@ func be32(v uint32) []byte { return binary.BigEndian.AppendUint32(nil, v) }
 func policyIndex(alg crypto.Hash, nameAlg tpm2.TPMAlgID, index uint32, policyA []byte) []byte {
 	public := be32(index)
 	public = binary.BigEndian.AppendUint16(public, uint16(nameAlg))
-	public = append(public, be32(0x220F1008)...) // read by policy and by owner, written by policy, no DA, written
+	// read by policy and by owner, written by policy, no DA, written
+	public = append(public, be32(0x220F1008)...)
 	public = binary.BigEndian.AppendUint16(public, uint16(len(policyA)))
 	public = append(public, policyA...)
 	public = binary.BigEndian.AppendUint16(public, uint16(2+alg.Size()))

@@ -28,7 +28,8 @@ const (
 	maxCurve = 384
 )
 
-// ekCertificate is what a verified EK certificate says of the TPM. Its maker vouches for it.
+// ekCertificate has the data about the TPM in a verified EK certificate. The TPM's manufacturer
+// vouches for it.
 type ekCertificate struct {
 	// manufacturer is the id of the TPM's manufacturer (TCG TPM Vendor ID Registry): "IFX", or
 	// eight hex digits if it is not ASCII. It is empty, like model and version, if the certificate
@@ -48,7 +49,7 @@ func oidModel() asn1.ObjectIdentifier          { return asn1.ObjectIdentifier{2,
 func oidVersion() asn1.ObjectIdentifier        { return asn1.ObjectIdentifier{2, 23, 133, 2, 3} }
 
 // judgeCertificates judges the certificates of a hello: the EK's and its issuers'. It returns
-// either what the verified EK certificate says, or problems.
+// either the verified EK certificate, or problems.
 func (v *Verifier) judgeCertificates(ek *candidateEK, list [][]byte, at time.Time) (*ekCertificate, verifier.Refusals) {
 	var problems verifier.Refusals
 	if len(list) == 0 {
@@ -76,12 +77,12 @@ func (v *Verifier) judgeCertificates(ek *candidateEK, list [][]byte, at time.Tim
 	if err != nil {
 		problems.Add(reasonEKSubjectAltName, "EK: %v", err)
 	}
-	// crypto/x509 leaves a critical subject alternative name to its caller if it holds no DNS name,
-	// address or URI. subjectAltName has handled it.
+	// crypto/x509 reports a critical subject alternative name without DNS name, address or URI as
+	// unhandled. subjectAltName has handled it.
 	leaf.UnhandledCriticalExtensions = slices.DeleteFunc(slices.Clone(leaf.UnhandledCriticalExtensions), oidSubjectAltName().Equal)
 	if unknown := leaf.UnhandledCriticalExtensions; len(unknown) > 0 {
 		problems.Add(reasonEKCriticalExtension, "EK: the certificate has critical extension %.64s", unknown[0])
-		leaf.UnhandledCriticalExtensions = nil // said once
+		leaf.UnhandledCriticalExtensions = nil // reported once
 	}
 	if problem := v.verifyChain(&leaf, issuers, at); problem != nil {
 		problems = append(problems, *problem)
@@ -96,10 +97,10 @@ func (v *Verifier) judgeCertificates(ek *candidateEK, list [][]byte, at time.Tim
 	}, nil
 }
 
-// usableIssuers returns the usable certificates beside an EK's. Manufacturers put odd things there.
-// What is not X.509 leads to no root, and does no harm.
+// usableIssuers returns the usable issuer certificates in a hello. It skips data that is not X.509:
+// some manufacturers add such data, and it cannot lead to a root.
 //
-// Each name is used once, and each key. Otherwise a node could send several CAs of one name, which
+// It uses each name and each key once. Otherwise a node could send several CAs of one name, which
 // crypto/x509 would try in every order.
 func usableIssuers(list [][]byte) []*x509.Certificate {
 	var issuers []*x509.Certificate
@@ -147,9 +148,9 @@ func sameKey(a, b crypto.PublicKey) bool {
 // checkUsage returns what is wrong with the usages of an EK certificate, "" if nothing is.
 //
 // The EK Credential Profile (section 3.2, "Extended Key Usage") has tcg-kp-EKCertificate for EKs.
-// Some issuers leave it out, but it is required here. Without it any certificate of the same CA,
-// such as a web server's with its key in software, would pass for an EK's. An authoritative source
-// can name an EK whose certificate lacks it. anyExtendedKeyUsage is no substitute.
+// Some issuers leave it out, but it is required here. Without it, any certificate of the same CA
+// would pass for an EK's, such as a web server's with a software key. An authoritative source can
+// name an EK whose certificate lacks it. anyExtendedKeyUsage is no substitute.
 //
 // Key usage (section 3.2, "Key Usage") is keyEncipherment with RSA and keyAgreement with ECC.
 // Manufacturers confuse them: Intel's ECC EKs have the former, Microsoft's RSA EKs the latter. So
@@ -164,8 +165,8 @@ func checkUsage(leaf *x509.Certificate) string {
 	return ""
 }
 
-// verifyChain returns why leaf does not lead to a root at that time, nil if it does. CAs that a
-// node sends are only intermediates.
+// verifyChain returns why leaf does not lead to a root at the time at, nil if it does. CAs that a
+// node sends are only used as intermediates.
 func (v *Verifier) verifyChain(leaf *x509.Certificate, fromNode []*x509.Certificate, at time.Time) *verifier.Refusal {
 	var problem verifier.Refusals
 	if !v.hasRoots {
@@ -218,13 +219,13 @@ func (v *Verifier) verifyChain(leaf *x509.Certificate, fromNode []*x509.Certific
 // root, nil if there is no such path. crypto/x509 refuses SHA-1, since forgeries are affordable,
 // and so does this package.
 //
-// The result only explains a refusal: nothing accepts a chain because of it. So a forger gains
-// another reason for the refusal. Each signature is verified nevertheless, since the reason
-// suggests to operators that they name the EK. Dates do not count: the EK would be refused at any
-// time.
+// The result only explains a refusal: nothing accepts a chain because of it. So a forged signature
+// can only change the reason of the refusal. Each signature is verified nevertheless, since the
+// reason suggests to operators that they name the EK. Dates do not count: the EK would be refused
+// at any time.
 func (v *Verifier) signedWithSHA1(leaf *x509.Certificate, fromNode []*x509.Certificate) *x509.Certificate {
 	cas := slices.Concat(v.rootList, v.intermediateList, fromNode)
-	seen := map[*x509.Certificate]bool{} // so that each signature is verified once
+	seen := map[*x509.Certificate]bool{} // verifies each signature once
 	var walk func(c, weak *x509.Certificate) *x509.Certificate
 	walk = func(c, weak *x509.Certificate) *x509.Certificate {
 		seen[c] = true
@@ -240,7 +241,7 @@ func (v *Verifier) signedWithSHA1(leaf *x509.Certificate, fromNode []*x509.Certi
 			if first == nil && sha1 {
 				first = c
 			}
-			if i >= len(v.rootList) { // of a root, nobody's signature counts
+			if i >= len(v.rootList) { // the signature of a root does not matter
 				first = walk(ca, first)
 			}
 			if first != nil {
@@ -263,8 +264,8 @@ func signedBy(c, ca *x509.Certificate) (sha1, ok bool) {
 	return true, ca.CheckSignature(c.SignatureAlgorithm, c.RawTBSCertificate, c.Signature) == nil
 }
 
-// notForEKs reports whether a CA's extended key usages, if it has any, leave out EKs. They bind all
-// certificates below the CA, as crypto/x509 has it for usages that it knows. Otherwise a
+// notForEKs reports whether a CA has extended key usages without the one for EKs. They bind all
+// certificates below the CA, as crypto/x509 enforces for usages that it knows. Otherwise a
 // manufacturer's CA for web servers could make software pass for a TPM.
 func notForEKs(ca *x509.Certificate) bool {
 	return len(ca.ExtKeyUsage)+len(ca.UnknownExtKeyUsage) > 0 &&
@@ -281,7 +282,8 @@ func (v *Verifier) hasNoDeniedCA(chain []*x509.Certificate) bool {
 func withoutDates(c *x509.Certificate) *x509.Certificate {
 	always := *c
 	always.NotBefore = time.Time{}
-	always.NotAfter = time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC) // RFC 5280, section 4.1.2.5: no end
+	// RFC 5280, section 4.1.2.5: no end
+	always.NotAfter = time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)
 	return &always
 }
 
@@ -293,7 +295,7 @@ type tpmName struct{ manufacturer, model, version string }
 // it returns an empty name, since certificates of virtual TPMs have none.
 func subjectAltName(leaf *x509.Certificate) (tpmName, error) {
 	var value []byte
-	for _, extension := range leaf.Extensions { // crypto/x509 refuses a doubled one
+	for _, extension := range leaf.Extensions { // crypto/x509 refuses duplicate extensions
 		if extension.Id.Equal(oidSubjectAltName()) {
 			value = extension.Value
 		}
@@ -379,7 +381,7 @@ func isManufacturerID(s string) bool {
 	return err == nil && name == s && (len(s) > 4 || s == strings.ToUpper(s))
 }
 
-// trimManufacturer drops what fills an id up to four bytes: blanks or zeros.
+// trimManufacturer drops the padding of an ID to four bytes: blanks or zeros.
 func trimManufacturer(s string) string { return strings.TrimRight(s, " \x00") }
 
 // isPlain reports whether s is 1 to 64 characters of printable ASCII.

@@ -10,8 +10,9 @@ import (
 	"testing"
 )
 
-// Five CAs of one key or one name, made up by whoever files a hello, are one: among five with one name crypto/x509 would look in every order. One whose
-// signatures take long to verify is none.
+// An attacker may send five CAs with one key or one name in a hello. Only one of them is used,
+// since crypto/x509 would try them in every order. One whose signatures take long to verify is
+// none.
 func TestAnIssuerIsTakenOnce(t *testing.T) {
 	k := theKit()
 	own := newCA("Made up", nil, nil)

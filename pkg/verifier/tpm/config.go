@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package tpm verifies the evidence of the TPM provider, version tpm/v1. A hello says which TPM
-// asks. A proof shows that this TPM holds the attestation key (AK) that made a fresh quote. The
-// package does no I/O and reads no clock.
+// Package tpm verifies the evidence of the TPM provider, version tpm/v1. A hello names the TPM of
+// the requester. A proof shows that this TPM holds the attestation key (AK) that made a fresh
+// quote. The package does no I/O and reads no clock.
 //
 // The controller calls it in this order:
 //
@@ -10,13 +10,13 @@
 //     it up.
 //  2. VerifyHello verifies the hello, and Challenge answers it.
 //  3. HelloReference returns the hello that a proof refers to. VerifyProof verifies the proof, and
-//     the whole hello again: nothing is remembered in between.
+//     the whole hello again, since the package keeps no state.
 //
-// ParseHello parses a hello once for one decision. Its result has ClaimedEK, Verify and
+// ParseHello parses a hello once for one decision. Its result has the methods ClaimedEK, Verify and
 // VerifyProof.
 //
-// The rules (pkg/verifier) judge the rest: which machine the EK belongs to, who may ask, what the
-// PKCS#10 request asks for, and whether boot counters went back.
+// The rules (pkg/verifier) judge the rest: the machine of the EK, the requester, the PKCS#10
+// request, and the boot counters.
 package tpm
 
 import (
@@ -37,13 +37,13 @@ const Provider = "tpm"
 
 // Limits of a Config.
 const (
-	// defaultChallengeLifetime is how long a challenge may be answered.
+	// defaultChallengeLifetime is the default of Config.ChallengeLifetime.
 	defaultChallengeLifetime = 10 * time.Minute
 	minChallengeLifetime     = 30 * time.Second
 	maxChallengeLifetime     = time.Hour
-	// maxSkew is how much the clocks of two replicas may differ.
+	// maxSkew is the largest accepted difference between the clocks of two replicas.
 	maxSkew = time.Minute
-	// minKey is the minimum size of a controller's key in bytes: that of what is derived from it.
+	// minKey is the minimum size of a controller's key in bytes, the size of the derived secrets.
 	minKey = 32
 )
 
@@ -70,65 +70,67 @@ func ParseFingerprint(s string) (Fingerprint, error) {
 // Keys are the controller's secrets, from which each challenge's secret is derived. All replicas
 // share them.
 type Keys struct {
-	// Current is the key id that new challenges are made with.
+	// Current is the ID of the key for new challenges.
 	Current string
-	// ByID holds each key, of at least 32 random bytes, by its id. A replaced key stays for a
-	// challenge's lifetime.
+	// ByID has each key, of at least 32 random bytes, by its ID. Keep a replaced key for the
+	// lifetime of a challenge.
 	ByID map[string][]byte
 }
 
 // Config is a policy. Nothing in it comes from a node.
 type Config struct {
-	// Roots are the CAs that EK certificates must chain to. Intermediates are CAs on the way,
-	// beside those that the node sends. Whoever holds the key of one of them, or of a CA below, can
-	// make any software pass for a TPM.
+	// Roots are the CAs that EK certificates must chain to. Intermediates are further CAs for the
+	// chain, beside those that the node sends. The holder of the key of one of these CAs, or of a
+	// CA below, can make any software pass for a TPM.
 	Roots, Intermediates []*x509.Certificate
 	// AllowedEKs are trusted without a certificate.
 	AllowedEKs []Fingerprint
 	// NamedEKs says that the caller names EKs in each call, from an authoritative source of its
-	// own. Without it, EKs that a call names do not count. One of Roots, AllowedEKs and NamedEKs
+	// own. Without it, the EKs that a call names are ignored. One of Roots, AllowedEKs and NamedEKs
 	// must be set.
 	NamedEKs bool
-	// DeniedEKs are never trusted, whatever vouches for them. If the fingerprint is a CA's, no
-	// chain through that CA counts.
+	// DeniedEKs are never trusted, even if another field allows them. If the fingerprint is a CA's,
+	// no chain through that CA is accepted.
 	DeniedEKs []Fingerprint
-	// ChainTime is when EK certificates and their CAs must be valid. Zero: at the time of each
-	// call. Some manufacturers' CAs expire while their TPMs are in use, so the operator decides.
+	// ChainTime is the time at which EK certificates and their CAs must be valid. Default: the time
+	// of each call. Some manufacturers' CAs expire while their TPMs are in use, so the operator can
+	// choose an earlier time.
 	ChainTime time.Time
 
-	// PCRs are those to be quoted. The machines' firmware must measure into their bank: root can
-	// fill a bank that firmware leaves empty.
+	// PCRs are the PCRs to be quoted. The machines' firmware must measure into their bank: root can
+	// fill a bank that the firmware leaves empty.
 	PCRs attestation.PCRSelection
 	// PCRValues are the allowed values of PCRs. A PCR that is not listed may have any value.
 	PCRValues map[int][][]byte
-	// EventLog asks for the firmware's event log. It must lead to the quoted values of PCRs 0 to 7.
-	// The operating system extends other PCRs, too, and does not write to that log.
+	// EventLog requires the firmware's event log, which must lead to the quoted values of PCRs 0 to
+	// 7. The operating system extends other PCRs, too, and does not write to that log.
 	EventLog bool
-	// MinimumFirmware is the minimum firmwareVersion by manufacturer: "IFX" and so on (TCG TPM
-	// Vendor ID Registry), or eight hex digits if the id is not ASCII. If it is set, a TPM is
-	// refused whose manufacturer no verified certificate names. A manufacturer that is not listed
-	// has no minimum.
+	// MinimumFirmware is the minimum firmwareVersion by manufacturer. A manufacturer is an ID such
+	// as "IFX" (TCG TPM Vendor ID Registry), or eight hex digits if the ID is not ASCII. If it is
+	// set, a TPM is refused unless a verified certificate names its manufacturer. A manufacturer
+	// that is not listed has no minimum.
 	MinimumFirmware map[string]uint64
 
-	// Versions are all that the controller serves, the newest first. tpm/v1, which this package
-	// verifies, must be among them. Default: tpm/v1 alone.
+	// Versions are all versions that the controller serves, the newest first. tpm/v1, which this
+	// package verifies, must be among them. Default: tpm/v1 alone.
 	Versions attestation.Versions
 	// ClusterUID identifies the cluster. It must not come from the cluster's own API.
 	ClusterUID string
 	Keys       Keys
-	// ChallengeLifetime is how long a challenge may be answered. Default: DefaultChallengeLifetime.
+	// ChallengeLifetime is the time in which a challenge must be answered. Default:
+	// defaultChallengeLifetime.
 	ChallengeLifetime time.Duration
 }
 
-// Verifier verifies by one policy. It does not change after New, and may be used concurrently. The
-// zero value refuses everything.
+// Verifier verifies by one policy. It is immutable after New, and safe for concurrent use. The zero
+// value refuses everything.
 type Verifier struct {
 	roots, intermediates *x509.CertPool
-	// The same CAs without their dates distinguish an expired chain from an unknown one. They never
-	// make a chain count.
+	// The same CAs without their dates distinguish an expired chain from an unknown one. No chain
+	// is accepted because of them.
 	timelessRoots, timelessIntermediates *x509.CertPool
-	// The same CAs as lists, since a pool cannot be read: they explain why a chain does not
-	// count, and never make one count.
+	// The same CAs as lists, since a pool cannot be read. They only explain why a chain is refused.
+	// No chain is accepted because of them.
 	rootList, intermediateList []*x509.Certificate
 	hasRoots, namedEKs         bool
 	allowed, denied            map[Fingerprint]bool
@@ -144,7 +146,7 @@ type Verifier struct {
 	lifetime                   time.Duration
 }
 
-// New returns the verifier of a policy, which it copies, or an error that names the field at fault.
+// New returns the verifier of a policy. It copies the policy. An error names the field at fault.
 func New(c Config) (*Verifier, error) {
 	v := &Verifier{
 		roots: x509.NewCertPool(), intermediates: x509.NewCertPool(),
@@ -165,7 +167,7 @@ func New(c Config) (*Verifier, error) {
 	return v, nil
 }
 
-// Versions returns those that the controller serves. After ReasonVersion, the annotation
+// Versions returns the versions that the controller serves. After ReasonVersion, the annotation
 // attestation.AnnotationVersions lists them.
 func (v *Verifier) Versions() attestation.Versions { return slices.Clone(v.versions) }
 
@@ -177,13 +179,13 @@ func set(list []Fingerprint) map[Fingerprint]bool {
 	return m
 }
 
-// setTrust sets what vouches for an EK.
+// setTrust sets the sources of trust in an EK.
 func (v *Verifier) setTrust(c Config) error {
 	if len(c.Roots) == 0 && len(c.AllowedEKs) == 0 && !c.NamedEKs {
 		return errors.New("no trust in any EK: one of Roots, AllowedEKs, NamedEKs is required")
 	}
 	if len(c.Roots) == 0 && len(c.Intermediates) > 0 {
-		return errors.New("without Roots, Intermediates lead nowhere")
+		return errors.New("no Roots: Intermediates have no effect")
 	}
 	if v.allowed[Fingerprint{}] || v.denied[Fingerprint{}] {
 		return errors.New("AllowedEKs, DeniedEKs: an empty fingerprint")
@@ -204,7 +206,7 @@ func (v *Verifier) setTrust(c Config) error {
 	return add("Intermediates", c.Intermediates, v.intermediates, v.timelessIntermediates)
 }
 
-// setMeasurements sets what the TPM must report about its platform.
+// setMeasurements sets the measurements that the TPM must report.
 func (v *Verifier) setMeasurements(c Config) error {
 	if err := v.pcrs.Check(); err != nil {
 		return fmt.Errorf("PCRs: %w", err)
@@ -235,7 +237,7 @@ func (v *Verifier) setMeasurements(c Config) error {
 	return nil
 }
 
-// setProtocol sets what challenges are made from.
+// setProtocol sets the inputs of challenges.
 func (v *Verifier) setProtocol(c Config) error {
 	if len(v.versions) == 0 {
 		v.versions = attestation.Versions{attestation.VersionTPM}

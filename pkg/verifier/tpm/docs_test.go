@@ -16,11 +16,11 @@ import (
 
 const reasonsPage = "../../../docs/reasons.md"
 
-var update = flag.Bool("update", false, "write docs/reasons.md anew")
+var update = flag.Bool("update", false, "write docs/reasons.md")
 
-// Two tables of docs/reasons.md are the reasons of both packages for people. Write them anew with:
-// go test ./pkg/verifier/tpm -run ReasonsAreDocumented -update. The last column, what to do, is
-// written by hand and kept. In the row of a new reason it is empty: docs/reasons_test.go refuses that.
+// Two tables of docs/reasons.md are the reasons of both packages for people. To write them: go test
+// ./pkg/verifier/tpm -run ReasonsAreDocumented -update. The last column, what to do, is written by
+// hand and kept. In the row of a new reason it is empty: docs/reasons_test.go refuses that.
 func TestReasonsAreDocumented(t *testing.T) {
 	data, err := os.ReadFile(reasonsPage)
 	if err != nil {
@@ -67,7 +67,7 @@ func tableOf(reasons map[verifier.Reason]string, remedies map[string]string) str
 	return table.String()
 }
 
-// A reason has one meaning, whichever package gives it.
+// A reason has one meaning, for every package that gives it.
 func TestReasonsAreApart(t *testing.T) {
 	for reason := range reasonMeanings() {
 		if _, twice := verifier.Reasons()[reason]; twice {

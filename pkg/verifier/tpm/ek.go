@@ -18,30 +18,30 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// trustSource is what vouches for an EK.
+// trustSource is a source of trust in an EK.
 type trustSource string
 
 // The sources of trust in an EK, in the order in which Endorsement.sources has them.
 const (
 	// trustAllowed is Config.AllowedEKs.
 	trustAllowed trustSource = "allowed"
-	// trustNamed is the caller, for one call.
+	// trustNamed means that the caller named the EK for one call.
 	trustNamed trustSource = "named"
 	// trustChain is a certificate that chains to Config.Roots.
 	trustChain trustSource = "chain"
 )
 
-// Endorsement is an EK and what vouches for it.
+// Endorsement is an EK with the sources that vouch for it.
 type Endorsement struct {
-	// Fingerprint is that of PublicKey, the SubjectPublicKeyInfo in DER.
+	// Fingerprint is the fingerprint of publicKey, a SubjectPublicKeyInfo in DER.
 	Fingerprint Fingerprint
 	publicKey   []byte
 	// template is the name of the EK template, from the hello. Two templates may make the same kind
 	// of key, and nothing shows which one made this key.
 	template string
-	// sources are all that vouch for the EK: one or more.
+	// sources are all sources that vouch for the EK, one or more.
 	sources []trustSource
-	// certificate is what the EK's certificate says; nil unless it was verified.
+	// certificate is the EK's certificate, nil unless it was verified.
 	certificate *ekCertificate
 }
 
@@ -57,7 +57,7 @@ type candidateEK struct {
 
 // publicEK returns the EK of a hello. It is nil unless the public area is that of the named
 // template, byte for byte except the key (EK Credential Profile, annex B). So the EK is a
-// restricted decryption key, which opens credentials for nobody but the TPM itself.
+// restricted decryption key, which opens credentials only for the TPM itself.
 func publicEK(refusals *verifier.Refusals, document *attestation.Hello) *candidateEK {
 	ekTemplate, ok := template.EKByName(document.EKTemplate)
 	if !ok {
@@ -89,9 +89,9 @@ func publicEK(refusals *verifier.Refusals, document *attestation.Hello) *candida
 	}
 }
 
-// judgeEK decides whether the EK counts: a source names it, or its certificate chains to a root. If
-// a source names it, problems of its certificate do not matter, except one: a certificate of
-// another key contradicts.
+// judgeEK decides whether the EK is trusted: a source names it, or its certificate chains to a
+// root. If a source names it, problems of its certificate do not matter, except one: a certificate
+// of another key is a contradiction.
 func (v *Verifier) judgeEK(refusals *verifier.Refusals, ek *candidateEK, certificates [][]byte, namedEKs []Fingerprint, now time.Time) {
 	if v.denied[ek.Fingerprint] {
 		refusals.Add(ReasonEKDenied, "EK: %s is denied", ek.Fingerprint)
@@ -120,7 +120,8 @@ func (v *Verifier) judgeEK(refusals *verifier.Refusals, ek *candidateEK, certifi
 			*refusals = append(*refusals, problem)
 		}
 	}
-	if !trusted && len(problems) == 0 { // judgeCertificates always has a problem then; should it ever have none, this refuses
+	// not reached, since judgeCertificates always returns a problem then; refuse nevertheless
+	if !trusted && len(problems) == 0 {
 		refusals.Add(reasonEKUntrusted, "EK: nothing vouches for it")
 	}
 }
@@ -128,7 +129,7 @@ func (v *Verifier) judgeEK(refusals *verifier.Refusals, ek *candidateEK, certifi
 // isROCA reports whether an RSA modulus has the form of keys made by Infineon's RSALib, whose
 // factors can be found. Modulo each of these primes it is a power of 65537 (Nemec et al., "The
 // Return of Coppersmith's Attack", section 2.2). The primes are those of the authors' detection
-// tool. One good modulus in 2^27 has that form, too.
+// tool. One in 2^27 secure moduli has that form, too.
 func isROCA(modulus *big.Int) bool {
 	for _, prime := range []uint64{11, 13, 17, 19, 37, 53, 61, 71, 73, 79, 97, 103, 107, 109, 127, 151, 157} {
 		rest := new(big.Int).Mod(modulus, new(big.Int).SetUint64(prime)).Uint64()

@@ -14,8 +14,8 @@ import (
 	"github.com/google/go-tpm/tpm2"
 )
 
-// firmwarePCRs is how many PCRs only the firmware extends: 0 to 7 (TCG PC Client Platform Firmware
-// Profile, section 3.3.4).
+// firmwarePCRs is the number of PCRs that only the firmware extends: 0 to 7 (TCG PC Client Platform
+// Firmware Profile, section 3.3.4).
 const firmwarePCRs = 8
 
 func isFirmwarePCR(index int) bool { return 0 <= index && index < firmwarePCRs }
@@ -32,17 +32,18 @@ const (
 
 var errEventLog = errors.New("ends within an event")
 
-// logReader reads what firmware writes: always little endian.
+// logReader returns a reader of data from the firmware: always little endian.
 func logReader(data []byte) *reader { return &reader{order: binary.LittleEndian, rest: data} }
 
-// replay reads a crypto-agile event log to its last byte and returns the values of the PCRs 0 to 7 that it leads to in one bank. The log
-// is a node's text. Where it leads to quoted values, the firmware measured these digests in this order; what an event says
-// beside its digest is not checked here, and must not be relied on.
+// replay reads a crypto-agile event log to its last byte. It returns the values of the PCRs 0 to 7
+// that the log leads to in one bank. The log comes from the node. If it leads to the quoted values,
+// the firmware measured these digests in this order. The other data of an event is not checked, and
+// must not be trusted.
 //
-// PCR 0 starts at one of three values, in its last byte. A log that claims another start than the
-// TPM had does not lead to the quoted value, so a wrong decision here refuses a machine and never
-// admits one.
-//   - 4, if the TPM was given an H-CRTM event sequence before TPM2_Startup: "The value 0...4
+// PCR 0 starts at one of three values, in its last byte. A log with another start than the TPM's
+// does not lead to the quoted value. So a wrong decision here refuses a machine and never admits
+// one.
+//   - 4, if the TPM was given an H-CRTM event sequence before TPM2_Startup. "The value 0...4
 //     represents evidence that the initial measurement was from an H-CRTM" (TPM 2.0 Part 1,
 //     revision 1.59, clause 34.3). EV_EFI_HCRTM_EVENT is that measurement (PC Client Platform
 //     Firmware Profile, version 1.05 revision 23, clause 10.4.1). TPM2_Startup leaves PCR 0
@@ -66,8 +67,8 @@ func replay(data []byte, bank string) (map[int][]byte, error) {
 	for i := range firmwarePCRs {
 		values[i] = make([]byte, newHash().Size())
 	}
-	// Of PCR 0: whether its first event is of an H-CRTM, it has another event, and its locality is
-	// known.
+	// About PCR 0: whether its first event is from an H-CRTM, whether it has another event, and
+	// whether its locality is known.
 	hcrtm, extended, localitySeen := false, false, false
 	for len(r.rest) > 0 {
 		// TCG_PCR_EVENT2: pcrIndex, eventType, digests, eventSize, event.
@@ -83,7 +84,7 @@ func replay(data []byte, bank string) (map[int][]byte, error) {
 		case kind == eventNoAction:
 			locality, ok := bytes.CutPrefix(event, []byte(startupLocality))
 			if !ok || index != 0 {
-				continue // extends nothing
+				continue // such an event extends no PCR
 			}
 			if extended || localitySeen || len(locality) != 1 || locality[0] != 0 && locality[0] != 3 && locality[0] != 4 {
 				return nil, errors.New("has a startup locality in the wrong place, or an impossible one")

@@ -11,7 +11,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 )
 
-// logOf returns an event log of nearly so many bytes, with events as long as most of a firmware's are, and the values that it leads to.
+// logOf returns an event log of about that size, with events of typical length, and the values that
+// it leads to.
 func logOf(size int) ([]byte, []attestation.PCR) {
 	values := map[uint32][]byte{0: append(make([]byte, 31), 3), 4: make([]byte, 32), 7: make([]byte, 32)}
 	log := eventLog(locality(3))
@@ -33,7 +34,8 @@ func logOf(size int) ([]byte, []attestation.PCR) {
 	return log, pcrs
 }
 
-// What a firmware's event log adds to a proof: none, one of a virtual machine, and the largest that is taken.
+// What a firmware's event log adds to a proof: none, one of a virtual machine, and the largest that
+// is taken.
 func BenchmarkProofWithEventLog(b *testing.B) {
 	for _, size := range []int{0, 16 << 10, attestation.MaxEventLog} {
 		bent := bend{ek: "ecc-p256"}

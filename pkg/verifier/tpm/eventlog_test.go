@@ -185,7 +185,8 @@ func TestEventLogLeadsToTheQuote(t *testing.T) {
 	}
 }
 
-// TestEventLogLeavesOtherPCRsAlone: PCR 9 is the operating system's too, and so the log need not lead to its value.
+// TestEventLogLeavesOtherPCRsAlone: PCR 9 is the operating system's too, and so the log need not
+// lead to its value.
 func TestEventLogLeavesOtherPCRsAlone(t *testing.T) {
 	pcrs := append(loggedPCRs(), attestation.PCR{Index: 9, Value: make([]byte, 32)})
 	p := theKit().play(t, bend{
@@ -201,8 +202,8 @@ func TestEventLogLeavesOtherPCRsAlone(t *testing.T) {
 	}
 }
 
-// PCR 0 starts at 4 after an H-CRTM, whatever the locality of TPM2_Startup was, and at that
-// locality without one.
+// PCR 0 starts at 4 after an H-CRTM, for any locality of TPM2_Startup, and at that locality without
+// one.
 func TestStartOfPCR0(t *testing.T) {
 	version, other := logEvent{0, 8, []byte("version")}, logEvent{7, 1, []byte("SecureBoot")}
 	for name, c := range map[string]struct {
@@ -267,7 +268,8 @@ func TestReplayInOtherBanks(t *testing.T) {
 	}
 }
 
-// FuzzReplay: no bytes make the parser panic, and what it reads does not depend on a second reading.
+// FuzzReplay: no bytes make the parser panic, and what it reads does not depend on a second
+// reading.
 func FuzzReplay(f *testing.F) {
 	f.Add(eventLog(testEvents()...))
 	f.Add(eventLog(locality(4)))

@@ -15,7 +15,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// FuzzPublic: what passes as an EK or an AK is a template's area but for the key, and comes back from its key.
+// FuzzPublic: what passes as an EK or an AK is a template's area but for the key, and comes back
+// from its key.
 func FuzzPublic(f *testing.F) {
 	k := theKit()
 	for name, key := range k.ekKeys {
@@ -49,7 +50,8 @@ func FuzzPublic(f *testing.F) {
 	})
 }
 
-// FuzzQuote: what passes as a quote is one to go-tpm too, with the same fields and that one encoding.
+// FuzzQuote: what passes as a quote is one to go-tpm too, with the same fields and that one
+// encoding.
 func FuzzQuote(f *testing.F) {
 	p := theKit().play(f, bend{})
 	document := must(attestation.ParseProof(must(attestation.Parse(p.proof.Request)).Data))
@@ -158,7 +160,8 @@ func wrap(t *testing.T, good Request, data []byte, raw bool) (Request, bool) {
 	return r, err == nil
 }
 
-// FuzzHello: a hello that passes names the one EK that is trusted, and none but the good one goes with the good proof.
+// FuzzHello: a hello that passes names the one EK that is trusted, and none but the good one goes
+// with the good proof.
 func FuzzHello(f *testing.F) {
 	p := theKit().play(f, bend{})
 	f.Add(must(attestation.Parse(p.hello.Request)).Data, false)
@@ -181,8 +184,8 @@ func FuzzHello(f *testing.F) {
 	})
 }
 
-// FuzzProof: a proof that passes says what the good one says. The signature may be spelt otherwise, and an event log that nobody asked for
-// is not read.
+// FuzzProof: a proof that passes says what the good one says. The signature may be spelt otherwise,
+// and an event log that nobody asked for is not read.
 func FuzzProof(f *testing.F) {
 	p := theKit().play(f, bend{})
 	good := must(attestation.ParseProof(must(attestation.Parse(p.proof.Request)).Data))

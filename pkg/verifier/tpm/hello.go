@@ -17,8 +17,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// Request is one CertificateSigningRequest as the API server holds it. The API server sets Name,
-// UID and SignerName. The rest comes from the node.
+// Request is one CertificateSigningRequest as the API server stores it. The API server vouches for
+// Name, UID, SignerName and Created. The rest comes from the node.
 type Request struct {
 	Name, UID, SignerName string
 	// Request is spec.request.
@@ -27,15 +27,15 @@ type Request struct {
 	// if unset.
 	Usages            []string
 	ExpirationSeconds *int32
-	// Created is when the API server stored the request, by its clock. A proof that came in time
-	// stays in time, however long it waits for its machine or a CA. Zero: now.
+	// Created is the time when the API server stored the request, by its clock. A proof that came
+	// in time stays in time, even if it waits long for its machine or a CA. Default: now.
 	Created time.Time
 }
 
 // VerifiedHello is a hello that passed, so its EK is trusted. Only a proof shows that the TPM with
-// this EK has this AK, or that the node has either. The zero value is useless.
+// this EK has this AK, or that the node has either. The zero value gets no challenge.
 type VerifiedHello struct {
-	// SignerName is the signer that the proof is going to ask, as the hello has it.
+	// SignerName is the signer for the proof, as the hello names it.
 	SignerName string
 	EK         Endorsement
 	// AKName is the AK's Name (TPM 2.0 Part 1, "Names"), computed here.
@@ -45,8 +45,7 @@ type VerifiedHello struct {
 	verifier *Verifier
 }
 
-// helloEvaluation is what is known of a hello while it is judged. A field is nil if the rule before
-// it failed.
+// helloEvaluation is the state of a hello while it is judged. A field is nil if its rule failed.
 type helloEvaluation struct {
 	request  Request
 	content  attestation.Request
@@ -58,20 +57,20 @@ type helloEvaluation struct {
 	trusted bool
 }
 
-// errNoTime is a caller's mistake.
+// errNoTime reports a mistake of the caller.
 var errNoTime = errors.New("no time was given")
 
 // ParsedHello is a hello that was parsed and not verified, for one decision: parsing takes longer
-// than all rules but the signatures. It does not change, and may be verified more than once. The
-// zero value refuses everything.
+// than all rules but the signatures. It is immutable, and may be verified more than once. The zero
+// value refuses everything.
 type ParsedHello struct {
 	hello    helloEvaluation
 	refusals verifier.Refusals
 	verifier *Verifier
 }
 
-// ParseHello parses a hello as far as that needs neither time nor trust. The methods of the result
-// report what is wrong with it.
+// ParseHello parses a hello. That needs neither time nor trust. The methods of the result return
+// the errors.
 func (v *Verifier) ParseHello(request Request) *ParsedHello {
 	o := &ParsedHello{verifier: v}
 	o.hello = v.parseHello(&o.refusals, request)
@@ -84,14 +83,14 @@ func (parsed *ParsedHello) ClaimedEK() (Fingerprint, error) {
 	if err := parsed.refusals.Err(); err != nil {
 		return Fingerprint{}, err
 	}
-	if parsed.hello.ek == nil { // cannot be: it comes with a refusal
+	if parsed.hello.ek == nil { // not reached: each failed rule adds a refusal
 		return Fingerprint{}, verifier.Refusals{}
 	}
 	return parsed.hello.ek.Fingerprint, nil
 }
 
-// ClaimedEKTemplate returns the name of the template of the EK that the hello claims, "" if ClaimedEK
-// fails. Nothing vouches for it.
+// ClaimedEKTemplate returns the name of the template of the EK that the hello claims, "" if
+// ClaimedEK fails. Nothing vouches for it.
 func (parsed *ParsedHello) ClaimedEKTemplate() string {
 	if _, err := parsed.ClaimedEK(); err != nil {
 		return ""
@@ -109,13 +108,13 @@ func (parsed *ParsedHello) Verify(namedEKs []Fingerprint, now time.Time) (*Verif
 	if err := refusals.Err(); err != nil {
 		return nil, err
 	}
-	if !h.trusted { // cannot be: it comes with a refusal
+	if !h.trusted { // not reached: each failed rule adds a refusal
 		return nil, verifier.Refusals{}
 	}
 	return &VerifiedHello{SignerName: h.document.SignerName, EK: h.ek.Endorsement, AKName: bytes.Clone(h.akName), hello: h, verifier: parsed.verifier}, nil
 }
 
-// parser parses requests. It has no keys and no roots, and is never asked to verify.
+// parser only parses requests. It has no keys and no roots, so it cannot verify.
 var parser = &Verifier{versions: attestation.Versions{attestation.VersionTPM}}
 
 // ClaimedEK is ParsedHello.ClaimedEK, of a hello in any version that this package knows.
@@ -130,14 +129,14 @@ func ClaimedEKTemplate(request Request) string {
 }
 
 // HelloName returns the name of the hello that a proof refers to, in any version that this package
-// knows. Nothing vouches for it: VerifyProof checks that it is that hello's.
+// knows. Nothing vouches for the name: VerifyProof checks it.
 func HelloName(request Request) (string, error) {
 	name, _, err := parser.HelloReference(request)
 	return name, err
 }
 
 // HelloReference returns the name and the UID of the hello that a proof refers to, so that the
-// caller can fetch it. Nothing vouches for them: VerifyProof checks that they are that hello's.
+// caller can fetch it. Nothing vouches for them: VerifyProof checks them.
 func (v *Verifier) HelloReference(request Request) (name, uid string, err error) {
 	var refusals verifier.Refusals
 	p := v.parseProof(&refusals, request)
@@ -149,18 +148,18 @@ func (v *Verifier) HelloReference(request Request) (name, uid string, err error)
 
 // VerifyHello verifies a hello. Its error is verifier.Refusals.
 //
-// namedEKs are those that an authoritative source outside of the policy names for this call: a
-// record, an inventory, the platform's API, or an annotation that no node can write. They count
-// only with Config.NamedEKs, and need no certificate then. They add to Config.Roots and restrict
-// nothing: the caller finds out which machine has the EK.
+// namedEKs are the EKs that an authoritative source outside of the policy names for this call. Such
+// a source is a record, an inventory, the platform's API, or an annotation that no node can write.
+// They are used only with Config.NamedEKs, and need no certificate then. They add to Config.Roots
+// and do not restrict it: the caller must find out which machine has the EK.
 func (v *Verifier) VerifyHello(request Request, namedEKs []Fingerprint, now time.Time) (*VerifiedHello, error) {
 	return v.ParseHello(request).Verify(namedEKs, now)
 }
 
-// Challenge answers a hello that this verifier passed. The node can read its secret only with the
-// TPM that has the EK, and only while that TPM holds a key with the AK's Name (TPM 2.0 Part 1,
-// "Credential Protection"). random must be cryptographically secure. Parts of Go's library read the
-// system's source instead.
+// Challenge answers a hello that this verifier accepted. The node can read the secret only with the
+// TPM that has the EK. That TPM must also hold a key with the AK's Name (TPM 2.0 Part 1,
+// "Credential Protection"). random must be cryptographically secure. Parts of Go's library ignore
+// it, and use the system's random numbers.
 func (v *Verifier) Challenge(random io.Reader, claim *VerifiedHello, now time.Time) (*attestation.Challenge, error) {
 	if claim == nil || claim.hello == nil || claim.verifier != v {
 		return nil, errors.New("challenge: not for a hello that this verifier has passed")
@@ -182,8 +181,8 @@ func (v *Verifier) Challenge(random io.Reader, claim *VerifiedHello, now time.Ti
 	if err != nil {
 		return nil, err
 	}
-	// go-tpm returns the TPMS_ID_OBJECT and the encrypted secret. On the wire each follows its
-	// size, as the TPM takes it.
+	// go-tpm returns the TPMS_ID_OBJECT and the encrypted secret. In the document each has its size
+	// in front, as the TPM expects it.
 	return &attestation.Challenge{
 		Version:         attestation.VersionTPM,
 		Kind:            attestation.KindChallenge,
@@ -196,7 +195,7 @@ func (v *Verifier) Challenge(random io.Reader, claim *VerifiedHello, now time.Ti
 	}, nil
 }
 
-// fullReader reads all that is asked for. go-tpm calls Read only once.
+// fullReader fills the whole buffer, since go-tpm calls Read only once.
 type fullReader struct{ io.Reader }
 
 func (f fullReader) Read(p []byte) (int, error) { return io.ReadFull(f.Reader, p) }
@@ -247,7 +246,7 @@ func (v *Verifier) parseRequest(refusals *verifier.Refusals, request Request, ki
 	return content, true
 }
 
-// parseHello judges a hello as far as that needs neither time nor trust.
+// parseHello applies the rules of a hello that need neither time nor trust.
 func (v *Verifier) parseHello(refusals *verifier.Refusals, request Request) helloEvaluation {
 	h := helloEvaluation{request: request}
 	if request.SignerName != attestation.HelloSignerName {
@@ -274,8 +273,8 @@ func (v *Verifier) parseHello(refusals *verifier.Refusals, request Request) hell
 	return h
 }
 
-// verify applies every rule to a hello: it adds the refusals of parsing, and judges the rest on a
-// copy.
+// verify applies every rule to a hello. It adds the refusals of parsing, and applies the other
+// rules to a copy.
 func (parsed *ParsedHello) verify(refusals *verifier.Refusals, namedEKs []Fingerprint, now time.Time) *helloEvaluation {
 	before := len(*refusals)
 	*refusals = append(*refusals, parsed.refusals...)

@@ -16,8 +16,9 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 )
 
-// ring returns the certificate of an EK, followed by those of as many CAs of one name as a hello may have beside it, each signed by the next one, the last
-// by the first: crypto/x509 tries them all at each step, and comes to no root.
+// ring returns the certificate of an EK, and as many CAs of one name as a hello may have. Each is
+// signed by the next one, and the last by the first. crypto/x509 tries them all at each step, and
+// finds no root.
 func ring(ek *ecdsa.PublicKey, curve elliptic.Curve) [][]byte {
 	return made(ek, curve, func(int) string { return "Ring" })
 }
@@ -49,7 +50,8 @@ func made(ek *ecdsa.PublicKey, curve elliptic.Curve, name func(i int) string) []
 	return list
 }
 
-// What a hello costs at worst, beside an honest one: its certificates are its own to choose, and are judged before it is known who asks.
+// The cost of the most expensive hello, compared with an honest one. A requester chooses its
+// certificates, and they are judged before the machine is known.
 func BenchmarkHostileHello(b *testing.B) {
 	ek := &theKit().ecEKs["ecc-p256"].PublicKey
 	run := func(name string, p played, passes bool) {

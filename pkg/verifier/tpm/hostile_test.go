@@ -28,12 +28,13 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// row is a hostile input and the reasons for which it must be refused: exactly these. Without the one rule that a row is about, it
-// would be accepted: all else of it is consistent.
+// row is a hostile input and the reasons for which it must be refused: exactly these. Without the
+// one rule that a row is about, it would be accepted: all else of it is consistent.
 type row struct {
 	name string
 	bend bend
-	// hello says that the hello alone is refused already, for the same reasons. Otherwise it must pass.
+	// hello says that the hello alone is refused already, for the same reasons. Otherwise it must
+	// pass.
 	hello bool
 	want  []verifier.Reason
 }
@@ -63,7 +64,8 @@ func appended(tail ...byte) func([]byte) []byte {
 	return func(data []byte) []byte { return append(data, tail...) }
 }
 
-// secondBase64 gives the field another spelling that decodes to the same bytes: the bits of padding are not zero.
+// secondBase64 gives the field another spelling that decodes to the same bytes: the bits of padding
+// are not zero.
 func secondBase64(field string) func([]byte) []byte {
 	return func(data []byte) []byte {
 		start := bytes.Index(data, []byte(`"`+field+`":"`)) + len(field) + 4
@@ -349,7 +351,8 @@ func helloRows() []row {
 			c.UnknownExtKeyUsage, c.IsCA = nil, true
 		}))}, true, reasons(reasonEKIsCA, reasonEKUsage, reasonEKChainUnknown)},
 	}
-	// Each attribute of the AK, and each of the EK, set where it must be clear and clear where it must be set.
+	// Each attribute of the AK, and each of the EK, set where it must be clear and clear where it
+	// must be set.
 	for bit := range 32 {
 		flip := func(data []byte) []byte {
 			binary.BigEndian.PutUint32(data[4:], binary.BigEndian.Uint32(data[4:])^1<<bit)
@@ -669,7 +672,8 @@ func proofRows() []row {
 		{"expired and another MAC", bend{now: testNow.AddDate(0, 1, 0), attest: func(a *attest) { a.extra[0] ^= 1 }}, false, reasons(reasonChallengeExpired, ReasonQuoteMAC)},
 	}
 	for i := range rows {
-		if rows[i].name == "quote: altered after it was signed" { // the firmware version, which no other rule looks at
+		// the firmware version, which no other rule looks at
+		if rows[i].name == "quote: altered after it was signed" {
 			rows[i].bend.proof = func(p *attestation.Proof) {
 				at := 4 + 2 + 2 + 34 + 2 + 32 + 17
 				p.Quote[at] ^= 1
@@ -696,7 +700,8 @@ type attestBody struct {
 	bytes []byte
 }
 
-// otherAttests are what else an AK signs, by its type (TPM 2.0 Part 2, 6.9): the body is a good one of its kind.
+// otherAttests are what else an AK signs, by its type (TPM 2.0 Part 2, 6.9): the body is a good one
+// of its kind.
 func otherAttests() map[string]attestBody {
 	name := tpm2.TPM2BName{Buffer: make([]byte, 34)}
 	digest := tpm2.TPM2BDigest{Buffer: make([]byte, 32)}
@@ -774,7 +779,7 @@ func TestGoodCasesAreAccepted(t *testing.T) {
 func TestHostile(t *testing.T) {
 	k := theKit()
 	names := map[string]bool{}
-	told := map[verifier.Reason]bool{}
+	reported := map[verifier.Reason]bool{}
 	for _, r := range slices.Concat(helloRows(), proofRows(), eventLogRows()) {
 		if names[r.name] {
 			t.Errorf("two rows are called %q", r.name)
@@ -792,7 +797,7 @@ func TestHostile(t *testing.T) {
 				t.Errorf("proof: refused for %v, want %v: %v", got, want, err)
 			}
 			for _, reason := range want {
-				told[reason] = true
+				reported[reason] = true
 			}
 			var refusals verifier.Refusals
 			if errors.As(err, &refusals) && len(want) > 1 && refusals.Reason() == reasonChallengeExpired {
@@ -813,7 +818,7 @@ func TestHostile(t *testing.T) {
 		})
 	}
 	for reason := range reasonMeanings() {
-		if !told[reason] {
+		if !reported[reason] {
 			t.Errorf("no row is refused for %s", reason)
 		}
 	}

@@ -51,7 +51,8 @@ var (
 	rocaKey = sync.OnceValue(newROCA)
 )
 
-// newROCA makes a modulus as Infineon's RSALib did: each prime is k*M + (65537^a mod M), M the product of the first 39 primes.
+// newROCA makes a modulus as Infineon's RSALib did: each prime is k*M + (65537^a mod M), M the
+// product of the first 39 primes.
 func newROCA() *rsa.PublicKey {
 	m := big.NewInt(1)
 	for n, found := int64(2), 0; found < 39; n++ {
@@ -61,7 +62,8 @@ func newROCA() *rsa.PublicKey {
 		}
 	}
 	prime := func() *big.Int {
-		low := new(big.Int).Lsh(big.NewInt(3), 1022) // the two highest bits set, so that the product has 2048
+		// the two highest bits set, so that the product has 2048
+		low := new(big.Int).Lsh(big.NewInt(3), 1022)
 		least := new(big.Int).Div(low, m)
 		least.Add(least, big.NewInt(1))
 		span := new(big.Int).Div(new(big.Int).Lsh(big.NewInt(1), 1022), m)
@@ -151,8 +153,8 @@ func (c *testCA) issue(key crypto.PublicKey, change func(*x509.Certificate)) []b
 	return must(x509.CreateCertificate(rand.Reader, leaf, c.certificate, key, c.key))
 }
 
-// kit is everything that takes part in the good case, with software keys: a forger's TPM, that the test may bend at each step. The
-// controller's key is known to the test, as it is to nobody else.
+// kit is everything that takes part in the good case, with software keys: a forger's TPM, that the
+// test may bend at each step. The controller's key is known to the test, as it is to nobody else.
 type kit struct {
 	root, intermediate *testCA
 	ekKeys             map[string]crypto.PublicKey
@@ -267,8 +269,8 @@ func signatureOf(scheme, hash uint16, r, s []byte) []byte {
 	return append(append(b, sized(r)...), sized(s)...)
 }
 
-// bend is what a test changes of the good case. Each function is called at its step, nil for none; the steps after it go on honestly
-// with what it left.
+// bend is what a test changes of the good case. Each function is called at its step, nil for none;
+// the steps after it go on honestly with what it left.
 type bend struct {
 	ek     string // template, "ecc-p256" if empty
 	policy func(*Config)
@@ -422,7 +424,8 @@ func (k *kit) play(t testing.TB, b bend) played {
 	return played{v, hello, proof, now, b.named}
 }
 
-// nameOf and qualified compute a Name and a Qualified Name from the specification, apart from the product.
+// nameOf and qualified compute a Name and a Qualified Name from the specification, without the
+// product's code.
 func nameOf(public []byte) []byte {
 	digest := sha256.Sum256(public)
 	return append([]byte{0, 0x0b}, digest[:]...)

@@ -13,8 +13,9 @@ import (
 var errOrigin = errors.New("origin: the AK has not quoted this name and request")
 
 // Origin returns the Name of the AK (TPM 2.0 Part 1, "Names") whose TPM made the annotation
-// attestation.AnnotationOrigin for the object of this name with this spec.request. Whether the AK is
-// that of a genuine TPM is not known: compare the Name with one that was proven.
+// attestation.AnnotationOrigin. It verifies that the annotation is for the object of this name with
+// this spec.request. Nothing shows that the AK belongs to a genuine TPM: compare the Name with a
+// proven one.
 func Origin(annotation, name string, request []byte) ([]byte, error) {
 	origin, err := attestation.ParseOrigin([]byte(annotation))
 	if err != nil {
@@ -25,7 +26,7 @@ func Origin(annotation, name string, request []byte) ([]byte, error) {
 		return nil, err
 	}
 	quote, err := parseQuote(origin.Quote)
-	if err != nil && !errors.Is(err, errSelection) { // it is over no PCRs
+	if err != nil && !errors.Is(err, errSelection) { // an origin is a quote over no PCRs
 		return nil, err
 	}
 	signature, err := parseSignature(origin.Signature)

@@ -11,7 +11,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 )
 
-// A hello that was opened once is judged like one that is read anew, each time by what it is judged with: no verdict leaves anything behind.
+// A hello that was parsed once is judged like one that is parsed again. Each verdict depends only
+// on its own inputs.
 func TestParsedHelloIsJudgedAnew(t *testing.T) {
 	for _, name := range []string{"ecc-p256", "rsa-2048"} {
 		ek := FingerprintOf(spkiOf(theKit().ekKeys[name]))

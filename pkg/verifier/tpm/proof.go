@@ -13,44 +13,46 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// VerifiedProof is what a proof has shown: the TPM with this EK made a quote with this AK, after
-// the challenge and for this very request. The zero value shows nothing.
+// VerifiedProof is the result of an accepted proof. The TPM with this EK made a quote with this AK,
+// after the challenge and for this request. The zero value proves nothing.
 type VerifiedProof struct {
-	// EK is the key that was proven, and what vouches for it.
+	// EK is the proven key, with the sources that vouch for it.
 	EK Endorsement
 	// AKName is the Name of the AK, a key of the TPM with that EK.
 	AKName []byte
-	// keyID and Expires are those of the challenge that was answered.
+	// keyID and expires are from the answered challenge.
 	keyID   string
 	expires time.Time
-	// Boot and FirmwareVersion are as the TPM has them. The version's form is the maker's own.
+	// Boot and firmware are as the TPM reported them. The manufacturer defines the format of
+	// firmware.
 	Boot     verifier.Boot
 	firmware uint64
-	// PCRBank and PCRs are the values quoted.
+	// PCRBank and PCRs are the quoted values.
 	PCRBank string
 	PCRs    []attestation.PCR
-	// eventLogPCRs are those whose values the event log led to; nil without Config.EventLog.
+	// eventLogPCRs are the PCRs whose values the event log led to. It is nil without
+	// Config.EventLog.
 	eventLogPCRs []int
 }
 
-// proofEvaluation is what is known of a proof while it is judged.
+// proofEvaluation is the state of a proof while it is judged.
 type proofEvaluation struct {
 	request  Request
 	content  attestation.Request
 	document *attestation.Proof
 	quote    *parsedQuote
 	// signed says that the AK, in the endorsement hierarchy, made the quote. bound says that the
-	// quote is over the challenge and the request. measured says that the PCRs are the wanted ones,
-	// and their values the quoted ones.
+	// quote is over the challenge and the request. measured says that the PCRs are the required
+	// ones, and that the values match the quote.
 	signed, bound, measured bool
 }
 
-// genuine reports whether the TPM reported the values in the proof.
+// genuine reports whether the TPM quoted the values in the proof.
 func (p *proofEvaluation) genuine() bool { return p.signed && p.bound && p.measured }
 
-// VerifyProof verifies a proof, and the whole hello that it refers to once more. namedEKs is as in
+// VerifyProof verifies a proof, and again the whole hello that it refers to. namedEKs is as in
 // VerifyHello. Its error is verifier.Refusals. ReasonChallengeExpired comes last, so it is the
-// reason of the whole only if nothing else failed.
+// first reason only if nothing else failed.
 func (v *Verifier) VerifyProof(request, helloRequest Request, namedEKs []Fingerprint, now time.Time) (*VerifiedProof, error) {
 	return v.ParseHello(helloRequest).VerifyProof(request, namedEKs, now)
 }
@@ -94,9 +96,9 @@ func (parsed *ParsedHello) VerifyProof(request Request, namedEKs []Fingerprint, 
 	return verifiedProof(h, p, pcrs)
 }
 
-// verifiedProof is the one place that accepts a proof.
+// verifiedProof makes each VerifiedProof. No other function accepts a proof.
 func verifiedProof(h *helloEvaluation, p *proofEvaluation, eventLogPCRs []int) (*VerifiedProof, error) {
-	if !h.trusted || !p.genuine() { // cannot be: each of them comes with a refusal
+	if !h.trusted || !p.genuine() { // not reached: each failed rule adds a refusal
 		return nil, verifier.Refusals{}
 	}
 	return &VerifiedProof{
@@ -131,8 +133,8 @@ func (v *Verifier) parseProof(refusals *verifier.Refusals, request Request) *pro
 	return p
 }
 
-// matchHello reports whether the proof refers to this hello. It also judges what the two must have
-// in common: a hello asks for nothing by itself, but its challenge was given for what it says.
+// matchHello reports whether the proof refers to this hello. It also judges the fields that must be
+// equal in both, since the challenge is valid only for the request that the hello announced.
 func matchHello(refusals *verifier.Refusals, p *proofEvaluation, h *helloEvaluation) bool {
 	same := true
 	fail := func(what string) {
@@ -166,9 +168,9 @@ func matchHello(refusals *verifier.Refusals, p *proofEvaluation, h *helloEvaluat
 	return same
 }
 
-// matchChallenge returns the controller's key that the proof names. It is nil if there is none, or
-// if this controller would not have set the challenge's expiry. An expired challenge is returned
-// separately.
+// matchChallenge returns the controller's key that the proof names. It is nil if there is no such
+// key, or if no controller would have set the challenge's expiry. The refusal of an expired
+// challenge is returned separately.
 func (v *Verifier) matchChallenge(refusals *verifier.Refusals, p *proofEvaluation, now time.Time) (key []byte, expired verifier.Refusals) {
 	document, came := p.document, now
 	if created := p.request.Created; !created.IsZero() && created.Before(now) {
@@ -203,8 +205,8 @@ func parseProofQuote(refusals *verifier.Refusals, document *attestation.Proof) *
 	return q
 }
 
-// judgeSelection reports whether the quoted PCRs are the wanted ones, and the given values the
-// quoted ones.
+// judgeSelection reports whether the quoted PCRs are the required ones, and the given values match
+// the quote.
 func (v *Verifier) judgeSelection(refusals *verifier.Refusals, p *proofEvaluation) bool {
 	given := p.document.Selection()
 	if !sameSelection(given, v.pcrs) {
@@ -251,8 +253,7 @@ func judgeSignature(refusals *verifier.Refusals, p *proofEvaluation, h *helloEva
 }
 
 // judgeMAC reports whether the quote is over this challenge and this request. Only the TPM with the
-// EK could learn the secret. The secret is derived again from what the API server and the proof
-// say.
+// EK could learn the secret. judgeMAC derives the secret again from the objects and the proof.
 func (v *Verifier) judgeMAC(refusals *verifier.Refusals, p *proofEvaluation, h *helloEvaluation, key []byte) bool {
 	secret, err := v.secret(key, h, p.request.SignerName, p.document.Expires, p.document.Selection())
 	if err != nil {
@@ -293,8 +294,8 @@ func (v *Verifier) judgePCRs(refusals *verifier.Refusals, document *attestation.
 	}
 }
 
-// judgeFirmware judges the version that a genuine quote reports. Only a verified certificate says
-// who made the TPM, and so which minimum applies.
+// judgeFirmware judges the version that a genuine quote reports. Only a verified certificate shows
+// the TPM's manufacturer, and so which minimum applies.
 func (v *Verifier) judgeFirmware(refusals *verifier.Refusals, ek *candidateEK, version uint64) {
 	if len(v.firmware) == 0 {
 		return
@@ -308,8 +309,8 @@ func (v *Verifier) judgeFirmware(refusals *verifier.Refusals, ek *candidateEK, v
 	}
 }
 
-// judgeEventLog judges the event log if the policy asks for one, and otherwise does not read it. It
-// returns the PCRs whose values the log led to.
+// judgeEventLog judges the event log if the policy requires one. Otherwise it does not read the
+// log. It returns the PCRs whose values the log led to.
 func (v *Verifier) judgeEventLog(refusals *verifier.Refusals, p *proofEvaluation) []int {
 	document := p.document
 	if !v.eventLog {
@@ -328,7 +329,7 @@ func (v *Verifier) judgeEventLog(refusals *verifier.Refusals, p *proofEvaluation
 		return nil
 	}
 	if !p.genuine() {
-		return nil // has been refused: there is nothing to compare with
+		return nil // already refused: there are no values to compare with
 	}
 	var good, bad []int
 	for _, pcr := range document.PCRs {

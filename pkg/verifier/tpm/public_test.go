@@ -29,7 +29,8 @@ func head(area tpm2.TPMTPublic) []byte {
 	return all[:len(all)-empty]
 }
 
-// otherwiseJudged judges a public area by what go-tpm makes of it: the reason to refuse it, "" for none, and its key.
+// otherwiseJudged judges a public area by what go-tpm makes of it: the reason to refuse it, "" for
+// none, and its key.
 func otherwiseJudged(from tpm2.TPMTPublic, public []byte, mismatch, weak verifier.Reason) (verifier.Reason, crypto.PublicKey) {
 	if !bytes.HasPrefix(public, head(from)) { // keeps hostile tags away from go-tpm's unions
 		return mismatch, nil
@@ -45,8 +46,9 @@ func otherwiseJudged(from tpm2.TPMTPublic, public []byte, mismatch, weak verifie
 	return "", key
 }
 
-// FuzzPublicOtherwise: EK and AK are refused for the reasons that go-tpm's parser and marshaller would give, and have the same key and Name. The data
-// stands for the whole area, and for what follows the template's head.
+// FuzzPublicOtherwise: EK and AK are refused for the reasons that go-tpm's parser and marshaller
+// would give, and have the same key and Name. The data stands for the whole area, and for what
+// follows the template's head.
 func FuzzPublicOtherwise(f *testing.F) {
 	k := theKit()
 	for name, key := range k.ekKeys {

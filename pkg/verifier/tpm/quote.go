@@ -15,8 +15,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// parsedQuote is a TPMS_ATTEST of type TPM_ST_ATTEST_QUOTE (TPM 2.0 Part 2, 10.12.12). Before its
-// signature is verified, a node may have written it.
+// parsedQuote is a TPMS_ATTEST of type TPM_ST_ATTEST_QUOTE (TPM 2.0 Part 2, 10.12.12). Do not trust
+// it before its signature is verified: a node may have written it.
 type parsedQuote struct {
 	qualifiedSigner []byte
 	extraData       []byte
@@ -26,7 +26,7 @@ type parsedQuote struct {
 	pcrDigest       []byte
 }
 
-// What is wrong with a quote before any field of it counts.
+// Errors of parsing a quote.
 var (
 	errMagic     = errors.New("the signed structure does not begin with TPM_GENERATED_VALUE")
 	errType      = errors.New("the signed structure is not of type TPM_ST_ATTEST_QUOTE")
@@ -76,7 +76,7 @@ func (r *reader) sized(limit int) []byte {
 	return r.bytes(n)
 }
 
-// tpmReader reads what a TPM writes.
+// tpmReader returns a reader of data from a TPM: always big endian.
 func tpmReader(data []byte) *reader { return &reader{order: binary.BigEndian, rest: data} }
 
 // parseQuote parses a TPMS_ATTEST by hand, and checks each tag before it reads a union. Each
@@ -135,7 +135,7 @@ func parseQuote(data []byte) (*parsedQuote, error) {
 	return q, selectionErr
 }
 
-// bankOf returns the name of a PCR bank, "" if it is none that can be asked for.
+// bankOf returns the name of a PCR bank, "" if the bank is not supported.
 func bankOf(algorithm tpm2.TPMAlgID) string {
 	switch algorithm {
 	case tpm2.TPMAlgSHA256:
@@ -151,8 +151,9 @@ func bankOf(algorithm tpm2.TPMAlgID) string {
 // ecdsaSignature is a TPMS_SIGNATURE_ECDSA.
 type ecdsaSignature struct{ r, s *big.Int }
 
-// parseSignature parses a TPMT_SIGNATURE (TPM 2.0 Part 2, 11.3.4) of the AK's one scheme. A TPM may
-// leave out leading zeros of r and s: nothing depends on one encoding of a signature.
+// parseSignature parses a TPMT_SIGNATURE (TPM 2.0 Part 2, 11.3.4) of the AK's only scheme. A TPM
+// may omit leading zeros of r and s, so a signature may have several encodings. Nothing depends on
+// its encoding.
 func parseSignature(data []byte) (*ecdsaSignature, error) {
 	r := tpmReader(data)
 	scheme, hash := tpm2.TPMAlgID(r.uint16()), tpm2.TPMAlgID(r.uint16())
@@ -169,14 +170,14 @@ func parseSignature(data []byte) (*ecdsaSignature, error) {
 	return &ecdsaSignature{new(big.Int).SetBytes(a), new(big.Int).SetBytes(b)}, nil
 }
 
-// verify reports whether the signature is key's over data.
+// verify reports whether the signature over data was made by key.
 func (s *ecdsaSignature) verify(key *ecdsa.PublicKey, data []byte) bool {
 	digest := sha256.Sum256(data)
 	return ecdsa.Verify(key, digest[:], s.r, s.s)
 }
 
 // qualifiedName returns the Qualified Name of a primary key of the endorsement hierarchy (TPM 2.0
-// Part 1, "Qualified Name"): the hash of the hierarchy's handle and the key's Name. Other
+// Part 1, "Qualified Name"). It is the hash of the hierarchy's handle and the key's Name. Other
 // hierarchies have other keys, and quotes there obfuscate firmware version and boot counters.
 func qualifiedName(name []byte) []byte {
 	input := binary.BigEndian.AppendUint32(nil, uint32(tpm2.TPMRHEndorsement))

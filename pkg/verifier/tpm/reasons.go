@@ -9,8 +9,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// The reasons for which this package refuses. reasonMeanings explains each. Other packages need
-// only those that are exported.
+// The reasons for which this package refuses. reasonMeanings explains each. Reasons that other
+// packages need are exported.
 const (
 	ReasonMalformed        verifier.Reason = "AttestationMalformed"
 	reasonProvider         verifier.Reason = "AttestationProviderMismatch"
@@ -59,68 +59,68 @@ const (
 	reasonEventLogMismatch    verifier.Reason = "AttestationEventLogMismatch"
 )
 
-// reasonMeanings returns every reason and what it means, for documentation and for counters that
+// reasonMeanings returns every reason with its meaning, for documentation and for counters that
 // start at zero.
 func reasonMeanings() map[verifier.Reason]string {
 	return map[verifier.Reason]string{
-		ReasonMalformed:        "spec.request, or the document in it, is not in its one encoding",
+		ReasonMalformed:        "spec.request, or its document, is not in canonical encoding",
 		reasonProvider:         "the request is another provider's",
-		ReasonVersion:          "the documents are in a version that this controller does not serve",
+		ReasonVersion:          "this controller does not serve the documents' version",
 		reasonVersionDowngrade: "both sides know a newer version than the one used",
-		ReasonKind:             "a hello stands where a proof belongs, or the reverse",
-		reasonSigner:           "the hello is not under the signer of hellos, or the proof is",
+		ReasonKind:             "there is a hello instead of a proof, or the reverse",
+		reasonSigner:           "the hello has another signer than that of hellos, or the proof has that signer",
 
-		reasonEKTemplateUnknown:   "no EK template has the name given",
-		reasonEKPublicMismatch:    "the EK's public area is not that template's",
-		reasonEKPoint:             "the EK's public key is no point of its curve",
-		reasonEKWeak:              "the EK is an RSA key of the wrong size, or one whose private half can be computed (CVE-2017-15361)",
-		ReasonEKDenied:            "the EK is on the list of those denied",
-		reasonEKUntrusted:         "nothing vouches for the EK: no certificate that could be verified, and no authoritative source",
+		reasonEKTemplateUnknown:   "no EK template has this name",
+		reasonEKPublicMismatch:    "the EK's public area differs from the template",
+		reasonEKPoint:             "the EK's public key is not a point of its curve",
+		reasonEKWeak:              "the EK is an RSA key of the wrong size, or its private key can be computed (CVE-2017-15361)",
+		ReasonEKDenied:            "the EK is on the deny list",
+		reasonEKUntrusted:         "nothing vouches for the EK: no verified certificate, and no authoritative source",
 		reasonEKCertMalformed:     "the certificate does not parse, or has bytes after it",
-		reasonEKCertMismatch:      "the certificate is another key's",
+		reasonEKCertMismatch:      "the certificate is for another key",
 		reasonEKIsCA:              "the certificate is a CA's",
 		reasonEKUsage:             "the certificate is not for an EK",
 		reasonEKSubjectAltName:    "the certificate's subject alternative name is not a TPM's",
-		reasonEKCriticalExtension: "the certificate has a critical extension that is not known here",
-		reasonEKChainExpired:      "the certificate leads to a root, but not at the time that counts",
-		reasonEKChainUnknown:      "the certificate leads to no root that is configured",
-		reasonEKChainDenied:       "the certificate leads to a root only through a CA on the list of those denied",
-		reasonEKChainSHA1:         "the certificate leads to a root, but it or a CA's above it is signed with SHA-1, which is never accepted; an inventory can name the EK",
+		reasonEKCriticalExtension: "the certificate has an unknown critical extension",
+		reasonEKChainExpired:      "the certificate chains to a root, but is not valid at the required time",
+		reasonEKChainUnknown:      "the certificate chains to no configured root",
+		reasonEKChainDenied:       "the certificate chains to a root only through a CA on the deny list",
+		reasonEKChainSHA1:         "the certificate chains to a root, but the chain has a SHA-1 signature, which is never accepted; an inventory can name the EK",
 
-		reasonAKTemplateMismatch: "the AK's public area is not the template",
-		reasonAKPoint:            "the AK's public key is no point of its curve",
+		reasonAKTemplateMismatch: "the AK's public area differs from the template",
+		reasonAKPoint:            "the AK's public key is not a point of its curve",
 
 		ReasonHelloMismatch:   "the proof does not belong to this hello",
 		reasonRequestMismatch: "hello and proof differ in the certification request, the usages or expirationSeconds",
 
-		reasonChallengeKeyUnknown: "no key of this controller has the key id given",
-		reasonChallengeExpired:    "the challenge ran out; a new hello may follow at once",
-		reasonChallengeAhead:      "the challenge's expiry is further ahead than this controller ever sets it",
+		reasonChallengeKeyUnknown: "no key of this controller has this key id",
+		reasonChallengeExpired:    "the challenge expired; a new hello may follow at once",
+		reasonChallengeAhead:      "the challenge's expiry is further ahead than this controller sets it",
 
-		reasonQuoteMalformed: "the quote, or its signature, is not in its one encoding",
-		reasonQuoteMagic:     "the signed structure was not made by a TPM",
+		reasonQuoteMalformed: "the quote, or its signature, is not in canonical encoding",
+		reasonQuoteMagic:     "no TPM created the signed structure",
 		reasonQuoteType:      "the signed structure is not a quote",
-		reasonQuoteSigner:    "the quote was not made by this AK as a primary key of the endorsement hierarchy",
+		reasonQuoteSigner:    "the quote is not from this AK as a primary key of the endorsement hierarchy",
 		ReasonQuoteMAC:       "the quote is not over this challenge and this request",
 		reasonQuoteScheme:    "the signature is not ECDSA with SHA-256",
 		reasonQuoteSignature: "the signature is not the AK's over this quote",
 
-		reasonPCRSelection: "the PCRs are not exactly those wanted, each once, in one bank",
-		reasonPCRDigest:    "the values given are not those quoted",
+		reasonPCRSelection: "the PCRs are not exactly the wanted ones, each once, in one bank",
+		reasonPCRDigest:    "the PCR values differ from the quoted digest",
 		ReasonPCRPolicy:    "a PCR has a value that is not allowed",
 
-		reasonFirmwareTooOld:  "the TPM's firmware is older than the least that is allowed",
-		reasonFirmwareUnknown: "there is a least firmware version, but nobody vouches for who made the TPM",
+		reasonFirmwareTooOld:  "the TPM's firmware is older than the minimum",
+		reasonFirmwareUnknown: "a minimum firmware version is set, but no certificate proves the TPM's manufacturer",
 
 		reasonEventLogMissing:   "the event log is missing",
 		reasonEventLogMalformed: "the event log does not parse",
-		reasonEventLogMismatch:  "the event log does not lead to the values quoted",
+		reasonEventLogMismatch:  "the event log does not lead to the quoted values",
 	}
 }
 
 // OnlyEKUntrusted reports whether VerifyHello would have passed if an authoritative source had
-// named the EK: nothing contradicts, and only trust in the EK is missing. A caller that expects
-// such a source may wait. Others deny, above all without Config.NamedEKs.
+// named the EK: only trust in the EK is missing. A caller that expects such a source later may
+// wait. Others should deny, above all without Config.NamedEKs.
 func OnlyEKUntrusted(err error) bool {
 	var refusals verifier.Refusals
 	if !errors.As(err, &refusals) || len(refusals) == 0 {

@@ -17,8 +17,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// TestAnotherGenuineTPM: a TPM of the same make that proves what it is. Where EKs are listed or named it is refused; where a root alone
-// decides it passes, as itself and as no other.
+// TestAnotherGenuineTPM: a TPM of the same make that proves what it is. Where EKs are listed or
+// named it is refused; where a root alone decides it passes, as itself and as no other.
 func TestAnotherGenuineTPM(t *testing.T) {
 	k := theKit()
 	victim := FingerprintOf(spkiOf(k.ekKeys["ecc-p256"]))
@@ -61,8 +61,8 @@ func TestAnotherGenuineTPM(t *testing.T) {
 	}
 }
 
-// TestSoftwareKeyIsNoAK: a real TPM opens a credential for a key that somebody made in software, so opening one proves nothing. But it
-// loads no such key with the attributes that the AK must have.
+// TestSoftwareKeyIsNoAK: a real TPM opens a credential for a key that somebody made in software, so
+// opening one proves nothing. But it loads no such key with the attributes that the AK must have.
 func TestSoftwareKeyIsNoAK(t *testing.T) {
 	m := boot(t, swtpm.Options{Certified: []string{"ecc-p256"}})
 	_, h := m.hello("ecc-p256")
@@ -95,7 +95,8 @@ func TestSoftwareKeyIsNoAK(t *testing.T) {
 		if err == nil {
 			_, _ = tpm2.FlushContext{FlushHandle: rsp.ObjectHandle}.Execute(m.tpm.Transport())
 		}
-		if (err == nil) != (name == "sensitiveDataOrigin") { // which says where a key came from, and binds nothing by itself
+		// which says where a key came from, and binds nothing by itself
+		if (err == nil) != (name == "sensitiveDataOrigin") {
 			t.Errorf("loaded with %s: %v", name, err)
 		}
 	}

@@ -39,7 +39,7 @@ func judged(t *testing.T, b bend) (hello, proof []verifier.Reason) {
 	return reasons(helloErr), reasons(proofErr)
 }
 
-// A maker's CA that is for something else vouches for no EK, whatever the certificates below it say.
+// A maker's CA that is for something else vouches for no EK, with any certificates below it.
 func TestCAForOtherUsesVouchesForNoEK(t *testing.T) {
 	k := theKit()
 	for name, c := range map[string]struct {
@@ -88,7 +88,7 @@ func TestSHA1ChainOnlyLacksTrust(t *testing.T) {
 			t.Errorf("%s, named: %+v, %v", name, evidence, err)
 		}
 	}
-	// Nobody's signature counts on a root. One that is signed with SHA-1 is as good as ever.
+	// The signature on a root does not count. A root that is signed with SHA-1 is as good as any.
 	root := newCA("SHA-1 Root", nil, withSHA1)
 	hello, proof := judged(t, bend{hello: certificates(root.issue(k.ekKeys["ecc-p256"], nil)), policy: func(c *Config) { c.Roots = append(c.Roots, root.certificate) }})
 	if len(hello)+len(proof) > 0 {
@@ -124,7 +124,8 @@ func TestKeyIDsThatNoChallengeCanHold(t *testing.T) {
 	}
 }
 
-// Older certificates encode an RSA key with the identifier id-RSAES-OAEP, which crypto/x509 does not read. They certify it all the same.
+// Older certificates encode an RSA key with the identifier id-RSAES-OAEP, which crypto/x509 does
+// not read. They certify it all the same.
 func TestCertificateWithOAEPKey(t *testing.T) {
 	k := theKit()
 	var c struct {
@@ -135,7 +136,8 @@ func TestCertificateWithOAEPKey(t *testing.T) {
 	if _, err := asn1.Unmarshal(k.intermediate.issue(k.ekKeys["rsa-2048"], nil), &c); err != nil {
 		t.Fatal(err)
 	}
-	rsaEncryption := []byte{0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x01, 0x01} // 1.2.840.113549.1.1.1
+	// 1.2.840.113549.1.1.1
+	rsaEncryption := []byte{0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x01, 0x01}
 	oaep := append(bytes.Clone(rsaEncryption[:8]), 7)
 	if n := bytes.Count(c.TBS.FullBytes, rsaEncryption); n != 1 {
 		t.Fatalf("%d keys", n)
@@ -156,8 +158,8 @@ func TestCertificateWithOAEPKey(t *testing.T) {
 	}
 }
 
-// A TPM loads the public part alone of a software key that looks like an AK. It opens no credential for it: there is nothing to
-// authorise.
+// A TPM loads the public part alone of a software key that looks like an AK. It opens no credential
+// for it: there is nothing to authorise.
 func TestPublicPartOfASoftwareKeyOpensNothing(t *testing.T) {
 	m := boot(t, swtpm.Options{Certified: []string{"ecc-p256"}})
 	_, h := m.hello("ecc-p256")

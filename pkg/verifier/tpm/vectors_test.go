@@ -12,8 +12,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 )
 
-// TestExchangeOfTheSpecification accepts the exchange of docs/spec.md's test vectors, which another program wrote from the text alone, and
-// refuses it with any item of it changed.
+// TestExchangeOfTheSpecification accepts the exchange of docs/spec.md's test vectors, which another
+// program wrote from the text alone, and refuses it with any item of it changed.
 func TestExchangeOfTheSpecification(t *testing.T) {
 	data, err := os.ReadFile("../../attestation/testdata/vectors.json")
 	if err != nil {

@@ -83,7 +83,8 @@ func TestVerifiedHelloAndProof(t *testing.T) {
 	}
 }
 
-// TestUnverifiedCertificateSaysNothing: what an EK is named for does not come from a certificate that nobody vouches for.
+// TestUnverifiedCertificateSaysNothing: what an EK is named for does not come from a certificate
+// that nobody vouches for.
 func TestUnverifiedCertificateSaysNothing(t *testing.T) {
 	k := theKit()
 	fingerprint := FingerprintOf(spkiOf(k.ekKeys["ecc-p256"]))
@@ -353,8 +354,9 @@ func whole(t *testing.T, b []byte) []byte {
 	return first
 }
 
-// TestChallengeOpens opens a challenge as the specification says a TPM does (TPM 2.0 Part 1, "Credential Protection"), with code that shares
-// nothing with the product, for each EK template; what comes out must make a proof that is accepted.
+// TestChallengeOpens opens a challenge as a TPM does (TPM 2.0 Part 1, "Credential Protection"), for
+// each EK template. Its code shares nothing with the product. A proof with the resulting secret
+// must be accepted.
 func TestChallengeOpens(t *testing.T) {
 	k := theKit()
 	for _, e := range template.EKs() {

@@ -53,7 +53,8 @@ func makeComponents(t *testing.T, checkout, dist, release string, variables ...s
 func runMake(t *testing.T, checkout string, args ...string) (string, error) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "make", append([]string{"--no-print-directory", "-C", checkout}, args...)...)
-	cmd.Env = append(os.Environ(), "MAKEFLAGS=", "MAKELEVEL=") // a make above this one would pass its variables on
+	// a make above this one would pass its variables on
+	cmd.Env = append(os.Environ(), "MAKEFLAGS=", "MAKELEVEL=")
 	out, err := cmd.CombinedOutput()
 	return string(out), err
 }
@@ -232,8 +233,8 @@ func TestClusterctlRenders(t *testing.T) {
 	}
 }
 
-// comparable is an object without what clusterctl adds, and without the empty fields that come
-// and go as it converts objects to Go types and back.
+// comparable is an object without what clusterctl adds. It also lacks the empty fields that come
+// and go as clusterctl converts objects to Go types and back.
 func comparable(object *unstructured.Unstructured) map[string]any {
 	o := object.DeepCopy()
 	labels := o.GetLabels()
@@ -241,7 +242,8 @@ func comparable(object *unstructured.Unstructured) map[string]any {
 	delete(labels, "cluster.x-k8s.io/provider")
 	o.SetLabels(labels)
 	if strings.HasPrefix(o.GetKind(), "ValidatingAdmissionPolicy") {
-		o.SetNamespace("") // clusterctl does not know that the kind has no namespace; the API server does
+		// clusterctl does not know that the kind has no namespace; the API server does
+		o.SetNamespace("")
 	}
 	delete(o.Object, "status")
 	return withoutEmpty(o.Object).(map[string]any)
@@ -338,7 +340,7 @@ func TestClusterctlInstalls(t *testing.T) {
 	// The rendered file is one that kubectl takes, too.
 	s.mustKubectl(t, "apply", "--server-side", "--force-conflicts", "--validate=strict", "--filename="+write(t, o.generate(t, oneRelease, settings)))
 
-	// A configuration of the operator's own outlives what clusterctl makes anew.
+	// A configuration of the operator's own outlives what clusterctl makes again.
 	s.mustKubectl(t, "create", "configmap", "mine", "--namespace="+namespace, "--from-file="+examples+"/management/config.yaml")
 	records := s.mustKubectl(t, "get", "crd/nodeattestations."+recordGroup, "--output=jsonpath={.metadata.uid}")
 	o.has(t, another)
@@ -446,7 +448,8 @@ func TestComponentsOfARelease(t *testing.T) {
 	if out, err := check.CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
-	for name, object := range byName(t, read(t, filepath.Join(dist, "components.yaml"))) { // as clusterctl's contract has it
+	// as clusterctl's contract has it
+	for name, object := range byName(t, read(t, filepath.Join(dist, "components.yaml"))) {
 		if object.GetLabels()["cluster.x-k8s.io/provider"] != provider {
 			t.Errorf("%s has the labels %v", name, object.GetLabels())
 		}

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package docs holds docs/integration/cluster-api.md, docs/examples/cluster-api and
-// packaging/cluster-api to what real API servers say of them: one with Cluster API's own
-// CustomResourceDefinitions for a management cluster, one for a workload cluster.
+// Package docs tests docs/integration/cluster-api.md, docs/examples/cluster-api and
+// packaging/cluster-api with real API servers. One is a management cluster's with Cluster API's own
+// CustomResourceDefinitions, one is a workload cluster's.
 package docs
 
 import (

@@ -27,11 +27,12 @@ import (
 var elsewhere = map[string]bool{
 	"KubeletAuthenticatorConfiguration":      true, // TestNodeFiles, and test/prepare
 	"NodeAttestationControllerConfiguration": true, // TestControllerConfigurations
-	"Kustomization":                          true, // TestManagement, TestNamespaces, TestMoveOverlay
-	"RoleBinding":                            true, // TestNamespaces
-	"Config":                                 true, // those of the other guides, in test/prepare
-	"JoinConfiguration":                      true,
-	"KubeletConfiguration":                   true,
+	// TestManagement, TestNamespaces, TestMoveOverlay
+	"Kustomization":        true,
+	"RoleBinding":          true, // TestNamespaces
+	"Config":               true, // those of the other guides, in test/prepare
+	"JoinConfiguration":    true,
+	"KubeletConfiguration": true,
 }
 
 // Every manifest of Cluster API in the guides and the examples is what its own schema allows, as an
@@ -174,7 +175,8 @@ func checkNodeFile(t *testing.T, m manifest, spec *bootstrapv1.KubeadmConfigSpec
 	t.Helper()
 	var c, want authenticator.Config
 	want.ProviderID = hostID
-	if m.where == "kubeadm.md" || m.where == "bootstrap-by-exec.md" { // their platform goes by the system UUID
+	// their platform goes by the system UUID
+	if m.where == "kubeadm.md" || m.where == "bootstrap-by-exec.md" {
 		want.ProviderID, want.ProviderIDScheme = "", "metal"
 	}
 	registrations := []bootstrapv1.NodeRegistrationOptions{spec.JoinConfiguration.NodeRegistration}
@@ -217,8 +219,8 @@ func TestClusterClassPatches(t *testing.T) {
 		if err := yaml.UnmarshalStrict([]byte(m.text), class); err != nil {
 			t.Fatal(err)
 		}
-		// Whoever may make Clusters of the class must not get files of their own onto machines: a
-		// quote, or one of YAML's line breaks, would end the value.
+		// A user who may make Clusters of the class must not be able to put files of their own onto
+		// machines. A quote, or one of YAML's line breaks, would end the value.
 		pattern := regexp.MustCompile(class.Spec.Variables[0].Schema.OpenAPIV3Schema.Properties["providerID"].Pattern)
 		for _, allowed := range []string{"metal://{{ ds.meta_data.instance_id }}", "aws:///{{ ds.meta_data.placement.availability_zone }}/{{ ds.meta_data.instance_id }}"} {
 			if !pattern.MatchString(allowed) {

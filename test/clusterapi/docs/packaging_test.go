@@ -17,7 +17,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -239,7 +238,7 @@ func onlyItsOwnSecrets(t *testing.T) {
 		}
 	}
 	// The policy is in effect some time after it is stored.
-	harness.Eventually(t, 20*time.Second, "the policy is in effect", func() bool {
+	harness.Eventually(t, harness.Soon, "the policy is in effect", func() bool {
 		_, err := controller.Create(ctx, secret("probe", ours), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 		return isRefused(err)
 	})
@@ -289,7 +288,7 @@ spec: {cluster: c, machine: {source: cluster-api, name: m}, provider: tpm, nodeN
 	}
 	becomes := func(user string, want bool) {
 		t.Helper()
-		harness.Eventually(t, 20*time.Second, fmt.Sprintf("%s is refused: %t", user, want), func() bool { return refused(user) == want })
+		harness.Eventually(t, harness.Soon, fmt.Sprintf("%s is refused: %t", user, want), func() bool { return refused(user) == want })
 	}
 	const mover = "kubernetes-admin"
 	becomes(mover, true)
@@ -377,6 +376,43 @@ func TestNamespaces(t *testing.T) {
 			right{"list watch", clusterGroup, "clusters", elsewhere, ""},
 		)
 	}
+}
+
+// The overlay of a second controller has objects of its own, and shares the identity that the
+// policies name.
+func TestTenant(t *testing.T) {
+	dir := overlayOf(t, "tenant")
+	if err := os.WriteFile(filepath.Join(dir, "config.yaml"), []byte("clusterAPI: {namespaces: [south]}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	objects, err := management.Kustomize(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var made []string
+	for _, o := range objects {
+		made = append(made, o.GetKind()+" "+o.GetName())
+		if o.GetKind() != "Deployment" {
+			continue
+		}
+		if account, _, _ := unstructured.NestedString(o.Object, "spec", "template", "spec", "serviceAccountName"); account != "node-attestation-controller" {
+			t.Errorf("it runs as %q, which the policies do not know", account)
+		}
+		if labels, _, _ := unstructured.NestedStringMap(o.Object, "spec", "selector", "matchLabels"); labels["app.kubernetes.io/name"] != o.GetName() {
+			t.Errorf("it selects the first controller's pods: %v", labels)
+		}
+	}
+	slices.Sort(made)
+	if want := []string{
+		"ConfigMap node-attestation-controller-south", "Deployment node-attestation-controller-south", "NetworkPolicy node-attestation-controller-south",
+		"PodDisruptionBudget node-attestation-controller-south", "Role node-attestation-controller-replicas-south", "RoleBinding node-attestation-controller-replicas-south",
+	}; !slices.Equal(made, want) {
+		t.Errorf("it makes %q, not %q", made, want)
+	}
+	s := startWorkload(t)
+	s.mustKubectl(t, "apply", "--server-side", "--validate=strict", "-k", examples+"/management")
+	s.mustKubectl(t, "apply", "--server-side", "--validate=strict", "-k", dir)
+	s.wantRights(t, true, right{"get update", leaseGroup, "leases", namespace, "node-attestation-controller-south"})
 }
 
 // A workload cluster takes its part as the ClusterResourceSet brings it: from the ConfigMap that

@@ -188,7 +188,8 @@ func (s *classStory) startController(t *testing.T) {
 	harness.Must(t, yaml.Unmarshal(content, &example))
 	c, err := controllerprocess.New(controllerprocess.Options{
 		ControlPlane: s.management, Dir: t.TempDir(), Binary: built.controller,
-		Edit: func(file map[string]any) { // keep the test's addresses, take all else from the example
+		// keep the test's addresses, take all else from the example
+		Edit: func(file map[string]any) {
 			maps.DeleteFunc(file, func(field string, _ any) bool { return !strings.HasSuffix(field, "BindAddress") })
 			maps.Copy(file, example)
 		},

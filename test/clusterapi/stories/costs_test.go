@@ -161,8 +161,8 @@ func usages(t *testing.T, processes map[string]int) map[string]usage {
 		harness.Must(t, err)
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		harness.Must(t, err)
-		// Skip the command name, which may contain spaces. proc(5): utime and stime are fields 14 and
-		// 15, in ticks of 10 ms.
+		// Skip the command name, which may contain spaces. proc(5): utime and stime are fields 14
+		// and 15, in ticks of 10 ms.
 		fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+2:]))
 		u := usage{rss: kibibytes(t, string(status), "VmRSS:") / 1024, peak: kibibytes(t, string(status), "VmHWM:") / 1024}
 		for _, field := range fields[11:13] {

@@ -56,9 +56,9 @@ func TestDeletedWhileEnrolling(t *testing.T) {
 	harness.Must(t, s.controller.Kill())
 	c.awaitDeleted(t, name)
 
-	// After the proof is filed. The plugin is stopped (SIGSTOP) after the hello. The controller runs
-	// until it has written the challenge. Then the controller is killed, and the plugin files the
-	// proof.
+	// After the proof is filed. The plugin is stopped (SIGSTOP) after the hello. The controller
+	// runs until it has written the challenge. Then the controller is killed, and the plugin files
+	// the proof.
 	name = d.awaitOne(t, name)
 	c.awaitRequest(t, name, func(hellos, _ []certificatesv1.CertificateSigningRequest) bool { return len(hellos) > 0 })
 	host, err := c.hosts.Machine(t.Context(), c.hosts.IDs(name)[0])

@@ -21,8 +21,8 @@ import (
 )
 
 const (
-	// startupLimit is the MachineHealthCheck's nodeStartupTimeoutSeconds. It covers a slow boot, and
-	// then a request that waits for healthDeadline.
+	// startupLimit is the MachineHealthCheck's nodeStartupTimeoutSeconds. It covers a slow boot,
+	// and then a request that waits for healthDeadline.
 	startupLimit = 150 * time.Second
 	// healthDeadline is the shortest waitDeadline that the configuration allows.
 	healthDeadline = time.Minute

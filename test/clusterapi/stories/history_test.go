@@ -32,8 +32,8 @@ type history struct {
 	mu       sync.Mutex
 	machines map[string]*pastMachine // by name
 	problems []string
-	// fewest is the lowest number of Machines with a Node since count was called. most is the highest
-	// number of Machines. Both ignore Machines that are being deleted.
+	// fewest is the lowest number of Machines with a Node since count was called. most is the
+	// highest number of Machines. Both ignore Machines that are being deleted.
 	fewest, most int
 }
 

@@ -27,7 +27,8 @@ import (
 
 // state is the progress of one Machine that replaces another, as the two API servers show it.
 type state struct {
-	machine, data, provisioned bool // the Machine exists, its bootstrap Secret exists, its host is on
+	// the Machine exists, its bootstrap Secret exists, its host is on
+	machine, data, provisioned bool
 	hello, challenged          bool
 	proof, record, issued      bool
 	node, nodeRef              bool
@@ -43,14 +44,15 @@ type phase struct {
 	stop func(t *testing.T, r *rollout) *stop
 	// stopSimulated replaces stop for simulated hosts, whose requests the proxy can delay.
 	stopSimulated func(t *testing.T, r *rollout) *stop
-	// onlySimulated skips the phase for hosts that boot: they enter the next phase without waiting for
-	// the end of this one.
+	// onlySimulated skips the phase for hosts that boot: they enter the next phase without waiting
+	// for the end of this one.
 	onlySimulated bool
 }
 
 // stop keeps a rollout in a phase until end.
 type stop struct {
-	reached <-chan struct{} // closed when the request that would end the phase is delayed; may be nil
+	// closed when the request that would end the phase is delayed; may be nil
+	reached <-chan struct{}
 	end     func()
 }
 
@@ -186,7 +188,8 @@ func TestKilledInAllPhases(t *testing.T) {
 		r.killedIn(t, p, stopped)
 		next := &stop{end: func() {}}
 		if i+1 < len(all) {
-			next = all[i+1].starts(t, r) // before this phase ends, so that the next phase is not missed
+			// before this phase ends, so that the next phase is not missed
+			next = all[i+1].starts(t, r)
 		}
 		stopped.end()
 		stopped = next

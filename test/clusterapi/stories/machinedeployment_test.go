@@ -49,7 +49,8 @@ func TestMachineDeployment(t *testing.T) {
 	}
 	i.awaitRefused(t, verifier.ReasonNodeNameMismatch)
 	d.mustBeOwnHosts(t)
-	// The impostor would send more requests, and the transcript must not show one that is undecided.
+	// The impostor would send more requests, and the transcript must not show one that is
+	// undecided.
 	harness.Must(t, s.hosts.Release(t.Context(), i.id))
 	c.awaitDecided(t)
 	u.types(t, "kubectl get machines")

@@ -7,15 +7,15 @@
 // need root.
 //
 //	func TestExample(t *testing.T) {
-//		full(t)                                       // only make test-clusterapi runs this story
-//		t.Parallel()                                  // unless it stops a process that stories share
-//		s := newStory(t, nil)                         // a namespace, and a controller for it
-//		c := s.newCluster(t, "one")                   // a Cluster with an API server of its own
+//		full(t)                        // only make test-clusterapi runs this story
+//		t.Parallel()                   // unless it stops a process that stories share
+//		s := newStory(t, nil)          // a namespace, and a controller for it
+//		c := s.newCluster(t, "one")    // a Cluster with an API server of its own
 //		d := c.newMachineDeployment(t, "workers", nil)
 //		d.scale(t, 3)
-//		d.awaitRunning(t, 3)                          // phase Running, Nodes Ready, and a record each
+//		d.awaitRunning(t, 3)           // phase Running, Nodes Ready, and a record each
 //		d.scale(t, 1)
-//		d.awaitRunning(t, 1)                          // the others are gone, with their records and hosts
+//		d.awaitRunning(t, 1)           // the others are gone, with their records and hosts
 //	}
 //
 // A story changes objects as a user does: s.client is for the management cluster, c.workload for

@@ -94,7 +94,7 @@ func TestMove(t *testing.T) {
 		ended <- err
 	}()
 	harness.Eventually(t, time.Minute, "clusterctl has paused the Cluster", func() bool { return ptr.Deref(c.currentCluster(t).Spec.Paused, false) })
-	harness.Eventually(t, 20*time.Second, "the controller no longer serves the Cluster", func() bool {
+	harness.Eventually(t, harness.Soon, "the controller no longer serves the Cluster", func() bool {
 		return strings.Contains(here.logFrom(t, served), "no longer served")
 	})
 	served = here.logSize(t)
@@ -453,7 +453,8 @@ func newOperator(t *testing.T, here *story, target *bed) *operator {
 	o := &operator{dir: t.TempDir(), namespace: here.namespace, text: string(text), examples: filepath.Join(root, "docs/examples/cluster-api")}
 	o.env = []string{
 		"PATH=" + filepath.Dir(here.Kubectl()) + ":" + filepath.Dir(built.clusterctl) + ":" + os.Getenv("PATH"),
-		"HOME=" + o.dir, "XDG_CONFIG_HOME=" + o.dir, "CLUSTERCTL_DISABLE_VERSIONCHECK=true", // there is no network
+		// there is no network
+		"HOME=" + o.dir, "XDG_CONFIG_HOME=" + o.dir, "CLUSTERCTL_DISABLE_VERSIONCHECK=true",
 	}
 	settings := filepath.Join(o.dir, "cluster-api")
 	harness.Must(t, errors.Join(os.Mkdir(settings, 0o700), os.WriteFile(filepath.Join(settings, "clusterctl.yaml"), []byte("providers: []\n"), 0o600)))

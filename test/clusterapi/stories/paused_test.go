@@ -132,7 +132,7 @@ func (c *cluster) mustNotHaveWritten(t *testing.T, mark testbed.AuditMark) {
 }
 
 // attest runs kubectl attest as an administrator of the management cluster. It returns stdout and
-// stderr, whatever the exit code is.
+// stderr, for any exit code.
 func (c *cluster) attest(t *testing.T, args ...string) string {
 	t.Helper()
 	admin := filepath.Join(t.TempDir(), "kubeconfig")

@@ -52,8 +52,8 @@ func TestMachinePoolTokenRotated(t *testing.T) {
 	harness.Must(t, s.restart(t.Context()))
 	p.awaitRunning(t, 1)
 
-	// All instances have joined, so the token is replaced. Another instance boots with the new token.
-	// The controller does not run for longer than that token's first lifetime.
+	// All instances have joined, so the token is replaced. Another instance boots with the new
+	// token. The controller does not run for longer than that token's first lifetime.
 	began := time.Now()
 	token := p.awaitRotation(t, p.awaitRotation(t, "")) // the inner call returns the present token
 	t.Logf("the token is replaced after %s", since(began))
@@ -78,7 +78,8 @@ func TestMachinePoolTokenRotated(t *testing.T) {
 // newMachinePool makes a MachinePool of one instance that joins with a bootstrap token.
 func (c *cluster) newMachinePool(t *testing.T, name string) *machinePool {
 	t.Helper()
-	template := c.newMachineDeployment(t, name+"-template", nil) // for its user data; it has no Machines
+	// for its user data; it has no Machines
+	template := c.newMachineDeployment(t, name+"-template", nil)
 	pool := &clusterv1.MachinePool{ObjectMeta: c.meta(name), Spec: clusterv1.MachinePoolSpec{ClusterName: c.name, Replicas: ptr.To[int32](1)}}
 	pool.Spec.Template.Spec = *template.object.Spec.Template.Spec.DeepCopy()
 	pool.Spec.Template.Spec.Bootstrap.ConfigRef = reference(bootstrapv1.GroupVersion.Group, "KubeadmConfig", name)

@@ -118,7 +118,8 @@ func newRequestProxy(t *testing.T, c *cluster) *requestProxy {
 	server := httptest.NewUnstartedServer(&httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.SetURL(target)
-			r.Out.Header.Del("Authorization") // the transport has the certificate of an administrator, as the Secret had before
+			// the transport has the certificate of an administrator, as the Secret had before
+			r.Out.Header.Del("Authorization")
 		},
 		Transport: g.wrap(transport), FlushInterval: -1, ErrorLog: silent,
 	})

@@ -83,7 +83,8 @@ func TestClustersOfTheSameName(t *testing.T) {
 		}
 		// Its requests, filed by a client with a valid token of the other cluster.
 		to.mustRefuseCopy(t, hellos[from], verifier.ReasonNodeNameMismatch)
-		to.mustRefuseCopy(t, proofs[from], verifier.ReasonHelloNotFound) // the proof waits for a hello until it is denied
+		// the proof waits for a hello until it is denied
+		to.mustRefuseCopy(t, proofs[from], verifier.ReasonHelloNotFound)
 		// Its user data.
 		from.mustRefuseHost(t, to)
 		if after := to.record(t, sharedMachine); after.UID != before.UID || after.Spec.EK.Fingerprint != before.Spec.EK.Fingerprint ||

@@ -357,7 +357,8 @@ func (d *machineDeployment) problem(t *testing.T, machines []clusterv1.Machine, 
 	}
 	records := map[string]string{}
 	for _, record := range d.records(t) {
-		if strings.HasPrefix(record.Spec.NodeName, d.object.Name+"-") { // the names of its Machines begin so
+		// the names of its Machines begin so
+		if strings.HasPrefix(record.Spec.NodeName, d.object.Name+"-") {
 			records[record.Spec.NodeName] = record.Spec.ProviderID
 		}
 	}

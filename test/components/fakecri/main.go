@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// fakecri is a container runtime that runs no containers: enough for a kubelet to be ready. Its argument is the socket to serve.
+// fakecri is a container runtime that runs no containers: enough for a kubelet to be ready. Its
+// argument is the socket to serve.
 package main
 
 import (
@@ -19,5 +20,5 @@ func main() {
 		fmt.Fprintln(os.Stderr, "fakecri:", err)
 		os.Exit(1)
 	}
-	select {} // until it is killed, with whoever started it
+	select {} // until it is killed, with its parent
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kubeadm tests that "kubelet-authenticator doctor" recognises what the real kubeadm and the real kubelet leave behind: attested nodes, and
-// those that got around it. All of that runs in namespaces of its own.
+// Package kubeadm tests that "kubelet-authenticator doctor" recognises what the real kubeadm and
+// the real kubelet leave behind: attested nodes, and those that got around it. All of that runs in
+// namespaces of its own.
 package kubeadm
 
 import (

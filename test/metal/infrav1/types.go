@@ -196,9 +196,9 @@ type MetalMachineTemplateResource struct {
 	Spec MetalMachineTemplateMachineSpec `json:"spec,omitempty"`
 }
 
-// MetalMachineTemplateMachineSpec is what a user may say about a host: nothing. It must not have
-// the provider ID: that would be a host of the user's choice, without the platform's word on its
-// EKs.
+// MetalMachineTemplateMachineSpec is empty: a user cannot say anything about a host. It must not
+// have the provider ID: the user would then choose a host, and the platform would not have vouched
+// for its EKs.
 type MetalMachineTemplateMachineSpec struct{}
 
 // MetalMachineTemplateList has MetalMachineTemplates.

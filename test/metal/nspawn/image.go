@@ -2,8 +2,8 @@
 
 // Package nspawn is a platform for package metal. Its hosts are machines in systemd-nspawn. The
 // distribution's cloud-init runs their user data unchanged. A host has a software TPM with a
-// certified EK, and the contents of an image of image-builder: kubeadm, the kubelet, and the plugin
-// as the Ansible role installs it.
+// certified EK, and the content of an image of image-builder. That has kubeadm, the kubelet, and
+// the plugin as the Ansible role installs it.
 package nspawn
 
 import (

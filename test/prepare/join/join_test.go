@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package join has the real kubeadm, kubelet and systemd do what the guides in docs/integration say. All of that runs in namespaces of its own.
+// Package join has the real kubeadm, kubelet and systemd do what the guides in docs/integration
+// say. All of that runs in namespaces of its own.
 package join
 
 import (
@@ -102,7 +103,8 @@ func readByExec(t *testing.T) byExec {
 	return byExec{commands[0], commands[1], texts[0], texts[1], texts[2], texts[3], onNode[0], onNode[1], onNode[2]}
 }
 
-// cluster is one as "kubeadm init" makes it, with the bindings that approve without attestation, and with our ClusterRoles.
+// cluster is like one that "kubeadm init" makes. It has the bindings that approve without
+// attestation, and our ClusterRoles.
 type cluster struct {
 	*testbed.ControlPlane
 	admin string // kubeconfig
@@ -134,7 +136,8 @@ func (c *cluster) kubectl(t *testing.T, kubeconfig string, args ...string) strin
 	return out
 }
 
-// credential has an administrator make one with the documented commands, where the cluster's CA is, and returns the kubeconfig.
+// credential returns a kubeconfig that an administrator makes with the documented commands, on the
+// machine that has the cluster's CA.
 func (c *cluster) credential(t *testing.T, commands string) []byte {
 	t.Helper()
 	dir, etc := t.TempDir(), t.TempDir()
@@ -161,15 +164,18 @@ func (c *cluster) credential(t *testing.T, commands string) []byte {
 	made, err := clientcmd.LoadFromFile(filepath.Join(dir, "bootstrap.kubeconfig"))
 	harness.Must(t, err)
 	for _, cluster := range made.Clusters {
-		cluster.CertificateAuthorityData = c.ServerCA() // here clients and API server have two CAs, kubeadm has one for both
-		cluster.Server = c.ServerURL()                  // kubeadm has it from the cluster, as a host without a scheme
+		// here clients and API server have two CAs, kubeadm has one for both
+		cluster.CertificateAuthorityData = c.ServerCA()
+		// kubeadm has it from the cluster, as a host without a scheme
+		cluster.Server = c.ServerURL()
 	}
 	data, err := clientcmd.Write(*made)
 	harness.Must(t, err)
 	return data
 }
 
-// mustBeLet checks that a credential is one of those that the controller is told of, and that it may do what the role says and no more.
+// mustBeLet checks that the controller's configuration lists the credential's user, and that the
+// user has the rights of the ClusterRole and no others.
 func (c *cluster) mustBeLet(t *testing.T, credential []byte, among []config.Bootstrapper) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "kubeconfig")
@@ -224,7 +230,8 @@ func (c *cluster) newMachine(t *testing.T, name, config string, files map[string
 	return m
 }
 
-// byUser returns how many requests for client certificates of a node there are to kube-controller-manager, and to others, by who filed them.
+// byUser counts a node's requests for client certificates by requester: those for
+// kube-controller-manager's signer, and those for other signers.
 func (c *cluster) byUser(t *testing.T, name string) (managers, others map[string]int) {
 	t.Helper()
 	list, err := c.Client().CertificatesV1().CertificateSigningRequests().List(t.Context(), metav1.ListOptions{})
@@ -255,7 +262,8 @@ func (c *cluster) mustBecomeReady(t *testing.T, name string) {
 	})
 }
 
-// The guide is followed to the letter: with each of its credentials, with the drop-in and without it.
+// The test follows the guide to the letter: with each of its credentials, with the drop-in and
+// without it.
 func TestBootstrapByExecDocument(t *testing.T) {
 	documented := readByExec(t)
 	bootstrappers, err := config.Parse([]byte("apiVersion: controller.attestation.cluster.x-k8s.io/v1alpha1\nkind: NodeAttestationControllerConfiguration\n" + documented.bootstrappers))

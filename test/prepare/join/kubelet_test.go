@@ -87,11 +87,12 @@ func TestWithoutKubeadmDocument(t *testing.T) {
 	}
 }
 
-// prepare and the plugin work in the documented sandbox, in which they could not without its exceptions.
+// prepare and the plugin work in the documented sandbox, in which they could not without its
+// exceptions.
 func TestSandbox(t *testing.T) {
 	snippets := guide(t, "confinement.md")["ini"]
 	config := guide(t, "without-kubeadm.md")["yaml"]
-	if len(snippets) != 2 || len(config) != 2 {
+	if len(snippets) != 3 || len(config) != 2 {
 		t.Fatalf("%q %q", snippets, config)
 	}
 	sandbox := snippets[1]

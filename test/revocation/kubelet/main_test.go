@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kubelet tests revocation with real kubelets: a kubelet whose kubeconfig names the plugin, a software TPM, the shipped
-// controller, and two API servers of one cluster. The package stories has simulated nodes.
+// Package kubelet tests revocation with real kubelets. A kubelet's kubeconfig names the plugin. The
+// suite has a software TPM, the shipped controller, and two API servers of one cluster. The package
+// stories has simulated nodes.
 package kubelet
 
 import (
@@ -35,8 +36,9 @@ const (
 	module = "../../.."
 	// checkInterval is the shortest that the plugin takes.
 	checkInterval = 10 * time.Second
-	// busy has the kubelet call the API server each second, as one with many pods does. It asks its plugin only before a call, and an
-	// idle one makes one each 10 s. The Lease is renewed every 10 s all the same.
+	// busy has the kubelet call the API server each second, as one with many pods does. It asks its
+	// plugin only before a call, and an idle one makes one each 10 s. The Lease is renewed every 10
+	// s all the same.
 	busy = "nodeStatusUpdateFrequency: 1s\n"
 )
 
@@ -195,8 +197,8 @@ func newNode(t *testing.T, name string) *node {
 	return n
 }
 
-// ages has the plugin take the first certificate for one of an hour ago. After two within ten minutes it starts no worker for 30 s
-// and more, not even for a report.
+// ages has the plugin take the first certificate for one of an hour ago. After two within ten
+// minutes it starts no worker for 30 s and more, not even for a report.
 func (n *node) ages(t *testing.T) {
 	t.Helper()
 	harness.WorkerEnds(t, n.Certs())
@@ -227,7 +229,8 @@ func (n *node) credential(t *testing.T) harness.Credential {
 	}}
 }
 
-// nextSecond waits for the next second: what was issued in the second of a revocation does not count as issued before it.
+// nextSecond waits for the next second: what was issued in the second of a revocation does not
+// count as issued before it.
 func nextSecond() {
 	time.Sleep(time.Until(time.Now().Truncate(time.Second).Add(time.Second + 10*time.Millisecond)))
 }

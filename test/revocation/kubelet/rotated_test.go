@@ -15,7 +15,8 @@ import (
 )
 
 const (
-	// rotationGap is the longest time between two renewals of a Lease during a rotation. A kubelet renews it every 10 s.
+	// rotationGap is the longest time between two renewals of a Lease during a rotation. A kubelet
+	// renews it every 10 s.
 	rotationGap = 15 * time.Second
 	// refusedIn is how long a revoked certificate may go on writing.
 	refusedIn = 2 * time.Second
@@ -44,7 +45,8 @@ func rotate(t *testing.T, spread int32, change func(*v1alpha1.NodeRevocationSpec
 	return r
 }
 
-// A kubelet is rotated. The node stays Ready, and the old certificate works until the kubelet uses the new one.
+// A kubelet is rotated. The node stays Ready, and the old certificate works until the kubelet uses
+// the new one.
 func TestRotatedKubelet(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, "rotated")
@@ -61,7 +63,8 @@ func TestRotatedKubelet(t *testing.T) {
 		if now != before && renewed == 0 {
 			renewed = time.Since(began)
 		}
-		// The try comes first: a node may report between the two. It changes nothing, so that the Lease's renewals are the kubelet's.
+		// The try comes first: a node may report between the two. It changes nothing, so that the
+		// Lease's renewals are the kubelet's.
 		err := tryWrite(t.Context(), api, n.Name)
 		said := n.reported(t)
 		if err != nil && (said == "" || said == before) {
@@ -70,10 +73,11 @@ func TestRotatedKubelet(t *testing.T) {
 		reported = time.Since(began)
 		return now != before && said == now
 	})
-	if limit := checkInterval + 3*time.Second + 15*time.Second; renewed > limit { // the check, the spread, and the kubelet's next calls
+	// the check, the spread, and the kubelet's next calls
+	if limit := checkInterval + 3*time.Second + 15*time.Second; renewed > limit {
 		t.Errorf("renewed only after %s", renewed)
 	}
-	harness.Eventually(t, 10*time.Second, "the old certificate is refused", func() bool {
+	harness.Eventually(t, harness.Soon, "the old certificate is refused", func() bool {
 		return harness.IsRefused(tryWrite(t.Context(), api, n.Name), attestation.MessageRevoked)
 	})
 	t.Logf("renewed after %s, reported after %s, the old certificate refused after %s", round(renewed), round(reported), round(time.Since(began)))

@@ -32,8 +32,9 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
-// stolenGap is the longest time between two renewals of the Lease of a node whose certificate is revoked: the next check, the
-// enrolment, and the calls of the kubelet around them. Below 40 s nobody takes the node for lost.
+// stolenGap is the longest time between two renewals of the Lease of a node whose certificate is
+// revoked. It covers the next check, the enrolment, and the calls of the kubelet around them. Below
+// 40 s nobody takes the node for lost.
 const stolenGap = 40 * time.Second
 
 var dryRun = []string{metav1.DryRunAll}
@@ -129,7 +130,8 @@ func (s *stamped) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// kubectlAttest runs kubectl, which finds the command in its path. It returns when it printed a text.
+// kubectlAttest runs kubectl, which finds the command in its path. It returns when it printed a
+// text.
 func kubectlAttest(t *testing.T, text string, args ...string) time.Time {
 	t.Helper()
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
@@ -148,8 +150,9 @@ func kubectlAttest(t *testing.T, text string, args ...string) time.Time {
 	return out.at
 }
 
-// The key of a real kubelet is stolen, and revoked by the command. The thief loses every write at each API server. The node is
-// back with a new certificate by its evidence, without a token. The thief is not.
+// The key of a real kubelet is stolen, and revoked by the command. The thief loses every write at
+// each API server. The node is back with a new certificate by its evidence, without a token. The
+// thief is not.
 func TestStolenKeyOfKubelet(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, "stolen")
@@ -228,8 +231,8 @@ func TestStolenKeyOfKubelet(t *testing.T) {
 	p.Steady(t, stolenGap, time.Now())
 }
 
-// mustHaveRenewedWith checks that the node filed its requests since, one hello and one proof, with the revoked certificate, and so
-// without a token.
+// mustHaveRenewedWith checks that the node filed its requests since, one hello and one proof, with
+// the revoked certificate, and so without a token.
 func (n *node) mustHaveRenewedWith(t *testing.T, fingerprint string, since int) {
 	t.Helper()
 	hellos, proofs := harness.Requests(t, shared.ControlPlane, n.Name)
@@ -257,8 +260,8 @@ func (n *node) mustHaveRenewedWith(t *testing.T, fingerprint string, since int) 
 	}
 }
 
-// isAskedForBy has a thief ask for a certificate with the stolen key: without a TPM, and with one of his own. It returns the names of
-// his requests.
+// isAskedForBy has a thief ask for a certificate with the stolen key: without a TPM, and with one
+// of his own. It returns the names of his requests.
 func (n *node) isAskedForBy(t *testing.T, stolen harness.Credential, keyPEM []byte) []string {
 	t.Helper()
 	key, err := csr.ParseKey(keyPEM)
@@ -282,7 +285,8 @@ func (n *node) isAskedForBy(t *testing.T, stolen harness.Credential, keyPEM []by
 	}
 	filed := []string{
 		file(attestation.HelloSignerName, withoutEvidence), file(tpm.SignerName, withoutEvidence),
-		file(attestation.HelloSignerName, hellos[0].Spec.Request), // the node's own, which every node may read
+		// the node's own, which every node may read
+		file(attestation.HelloSignerName, hellos[0].Spec.Request),
 	}
 	if name := file(certificatesv1.KubeAPIServerClientKubeletSignerName, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: bare})); name != "" {
 		t.Errorf("%s: a revoked certificate may ask another signer", name)

@@ -43,13 +43,16 @@ const (
 	// simulatedCheck is the checkInterval of the simulated nodes.
 	simulatedCheck = 30 * time.Second
 	thousandSpread = 2 * time.Minute
-	// thousandLimit is when the rotation revokes certificates of nodes that have not renewed. It also bounds the test.
+	// thousandLimit is when the rotation revokes certificates of nodes that have not renewed. It
+	// also bounds the test.
 	thousandLimit = 10 * time.Minute
 
-	// A kubelet renews its Lease at this interval. After a failure it tries again after firstRetry, and then up to lastRetry.
+	// A kubelet renews its Lease at this interval. After a failure it tries again after firstRetry,
+	// and then up to lastRetry.
 	leaseInterval         = 10 * time.Second
 	firstRetry, lastRetry = 200 * time.Millisecond, 7 * time.Second
-	// leaseDuration is that of a kubelet's Lease. The controllers may take a node for lost that renews later.
+	// leaseDuration is that of a kubelet's Lease. The controllers may take a node for lost that
+	// renews later.
 	leaseDuration = 40 * time.Second
 )
 
@@ -86,7 +89,8 @@ func (r *requestRate) peak(since time.Time) int {
 	return most
 }
 
-// simulated is a node without a kubelet. It renews its Lease and its certificate, as a kubelet and the plugin do.
+// simulated is a node without a kubelet. It renews its Lease and its certificate, as a kubelet and
+// the plugin do.
 type simulated struct {
 	*fleet.Machine
 	cluster fleet.Cluster
@@ -172,8 +176,8 @@ func (s *simulated) renewLease(ctx context.Context) {
 	}
 }
 
-// followAnnouncements checks for announced renewals until ctx ends, and renews the certificate for each. As the plugin does, it
-// takes up to a quarter from the interval.
+// followAnnouncements checks for announced renewals until ctx ends, and renews the certificate for
+// each. As the plugin does, it takes up to a quarter from the interval.
 func (s *simulated) followAnnouncements(ctx context.Context) {
 	var done []string // names of renewals
 	for wait := upTo(simulatedCheck); pause(ctx, wait); wait = simulatedCheck - upTo(simulatedCheck/4) {
@@ -187,8 +191,9 @@ func (s *simulated) followAnnouncements(ctx context.Context) {
 	}
 }
 
-// renewIfAnnounced returns the name of the renewal for which the node has a new certificate now. Unlike the plugin it reports the
-// new certificate at once, so that the old one is revoked while the node is busiest.
+// renewIfAnnounced returns the name of the renewal for which the node has a new certificate now.
+// Unlike the plugin it reports the new certificate at once, so that the old one is revoked while
+// the node is busiest.
 func (s *simulated) renewIfAnnounced(ctx context.Context, done []string) (name string, err error) {
 	api := s.current.Load()
 	object, err := api.CoreV1().ConfigMaps(attestation.AnnouncementNamespace).Get(ctx, attestation.AnnouncementName, metav1.GetOptions{})
@@ -259,7 +264,8 @@ func apiServers() []string { return []string{shared.ServerURL(), shared.second.U
 // rotated are the certificates of one node before a rotation and after it.
 type rotated struct{ before, after harness.Credential }
 
-// check returns an error unless the node is Ready, and each API server refuses the old certificate and takes the new one.
+// check returns an error unless the node is Ready, and each API server refuses the old certificate
+// and takes the new one.
 func (r rotated) check(ctx context.Context) error {
 	switch notReady, err := harness.NotReady(ctx, shared.Client(), r.after.Node); {
 	case err != nil:
@@ -298,8 +304,9 @@ func completed(ctx context.Context, t *testing.T, r *v1alpha1.NodeRevocation) v1
 	return r.Status
 }
 
-// A thousand simulated nodes and a real kubelet are rotated by one NodeRevocation, while each renews its Lease. None is taken for
-// lost. In the end each old certificate is refused, and each new one works.
+// A thousand simulated nodes and a real kubelet are rotated by one NodeRevocation, while each
+// renews its Lease. None is taken for lost. In the end each old certificate is refused, and each
+// new one works.
 func TestThousand(t *testing.T) {
 	if os.Getenv(thousandVariable) != "full" {
 		t.Skipf("make rotate-1000 runs it (%s=full)", thousandVariable)

@@ -26,12 +26,14 @@ import (
 const (
 	// headStart is how long a flood lasts before the node asks for a certificate.
 	headStart = 3 * time.Second
-	// backIn is how long the node may then take. Without its annotation it waits for the backlog, which grows.
+	// backIn is how long the node may then take. Without its annotation it waits for the backlog,
+	// which grows.
 	backIn = 20 * time.Second
 )
 
-// A revoked key may still file hellos and proofs. A thief files them as fast as the API server takes them, in the node's name and with
-// all that can be copied of its requests. The node comes back all the same.
+// A revoked key may still file hellos and proofs. A thief files them as fast as the API server
+// accepts them, in the node's name. He copies all that can be copied of the node's requests. The
+// node comes back all the same.
 func TestNodeComesBackThroughAFlood(t *testing.T) {
 	started(t, nil)
 	nodes := newNodes(t, "flooded", 2)

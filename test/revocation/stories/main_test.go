@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package stories tests what an operator does when a key was stolen, on the shipped controller and a real API server: it
-// revokes, rotates and suspends, and machines come back by their evidence, or do not.
+// Package stories tests the operator's steps after the theft of a key, with the shipped controller
+// and a real API server. It revokes, rotates and suspends, and checks which machines get new
+// certificates by their evidence.
 package stories
 
 import (
@@ -80,7 +81,8 @@ func newController(t *testing.T, change func(*config.Config)) *controllerprocess
 	c, err := controllerprocess.New(controllerprocess.Options{
 		ControlPlane: shared.ControlPlane, Dir: t.TempDir(), Binary: shared.controller, Args: []string{"--revocation"},
 		Configure: func(c *config.Config) {
-			c.LeaderElection.Enabled = false // there is one at a time, and the next one need not wait for the Lease of a killed one
+			// there is one at a time, and the next one need not wait for the Lease of a killed one
+			c.LeaderElection.Enabled = false
 			if change != nil {
 				change(c)
 			}

@@ -36,8 +36,8 @@ func condition(t *testing.T, kind string) string {
 	return ""
 }
 
-// A key is revoked while the controller is down, and the controller is killed again and again. The revocation holds as soon as it
-// was written, whoever is down.
+// A key is revoked while the controller is down, and the controller is killed again and again. The
+// revocation holds as soon as it was written, also while the controller is down.
 func TestControllerIsKilled(t *testing.T) {
 	c := started(t, nil)
 	nodes := newNodes(t, "killed", 1)
@@ -52,7 +52,8 @@ func TestControllerIsKilled(t *testing.T) {
 		if err := c.Start(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(700 * time.Millisecond) // somewhere between its start and the end of its first round
+		// somewhere between its start and the end of its first round
+		time.Sleep(700 * time.Millisecond)
 		if err := c.Kill(); err != nil {
 			t.Fatal(err)
 		}
@@ -65,8 +66,9 @@ func TestControllerIsKilled(t *testing.T) {
 	stolen.RefusedWithin(t, 0, attestation.MessageRevoked)
 }
 
-// A policy is altered: the controller repairs it. A policy is deleted: that is reported, and as soon as an operator has applied
-// the manifests again, the policy is filled. The shipped manifests are applied over a filled policy: it is filled again.
+// A policy is altered: the controller repairs it. A policy is deleted: that is reported, and as
+// soon as an operator has applied the manifests again, the policy is filled. The shipped manifests
+// are applied over a filled policy: it is filled again.
 func TestPoliciesAreRepaired(t *testing.T) {
 	started(t, nil)
 	nodes := newNodes(t, "repaired", 1)

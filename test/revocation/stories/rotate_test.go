@@ -41,7 +41,8 @@ func (n *node) uses(t *testing.T, sha256 string) {
 	}
 }
 
-// A rotation is announced. The old certificate works until the node uses the new one, or the limit has passed.
+// A rotation is announced. The old certificate works until the node uses the new one, or the limit
+// has passed.
 func TestRotation(t *testing.T) {
 	started(t, nil)
 	nodes := newNodes(t, "rotated", 3)

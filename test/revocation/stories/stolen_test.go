@@ -20,8 +20,8 @@ import (
 // refusedIn is how long a revoked certificate may go on writing.
 const refusedIn = 2 * time.Second
 
-// A key is stolen, and revoked. The thief loses every write. The machine comes back by its evidence with that very certificate,
-// without a token. The thief, who has no TPM, does not.
+// A key is stolen, and revoked. The thief loses every write. The machine comes back by its evidence
+// with that very certificate, without a token. The thief, who has no TPM, does not.
 func TestStolenKey(t *testing.T) {
 	started(t, nil)
 	nodes := newNodes(t, "stolen", 2)

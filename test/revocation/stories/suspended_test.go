@@ -34,7 +34,8 @@ func suspend(t *testing.T, ek string) *v1alpha1.NodeSuspension {
 	return s
 }
 
-// mustBeDenied fails the test unless a request of the machine with the bootstrap token is denied, since it is suspended.
+// mustBeDenied fails the test unless a request of the machine with the bootstrap token is denied,
+// since it is suspended.
 func mustBeDenied(t *testing.T, m *fleet.Machine) {
 	t.Helper()
 	fresh := *m
@@ -45,8 +46,9 @@ func mustBeDenied(t *testing.T, m *fleet.Machine) {
 	}
 }
 
-// A machine is stolen, with its TPM, and suspended. Neither its certificate nor a bootstrap token gets it in. Its record is
-// deleted, and it is entered into the inventory again, under another name: still out. It is resumed, and attests.
+// A machine is stolen, with its TPM, and suspended. Neither its certificate nor a bootstrap token
+// gets it in. Its record is deleted, and it is entered into the inventory again, under another
+// name: still out. It is resumed, and attests.
 func TestSuspendedMachine(t *testing.T) {
 	started(t, nil)
 	nodes := newNodes(t, "suspended", 2)

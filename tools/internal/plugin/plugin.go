@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package plugin has the plugin's binary for tests of the tools, and what the go command says of it.
+// Package plugin has the plugin's binary for tests of the tools, and what the go command says of
+// it.
 package plugin
 
 import (
@@ -30,10 +31,12 @@ func BuildPackage(t *testing.T, source, main string) string {
 	return binary
 }
 
-// Module is a module that a binary is linked from: what was required or, where that was replaced, by what.
+// Module is a module that a binary is linked from: what was required or, where that was replaced,
+// by what.
 type Module struct{ Path, Version, Sum string }
 
-// Modules returns what `go version -m` prints: the version of Go, and the modules that are linked in, without the main module.
+// Modules returns what `go version -m` prints: the version of Go, and the modules that are linked
+// in, without the main module.
 func Modules(t *testing.T, binary string) (goVersion string, modules []Module) {
 	t.Helper()
 	output, err := exec.Command("go", "version", "-m", binary).Output() //nolint:gosec // G204: a test built it

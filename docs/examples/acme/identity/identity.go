@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package identity is what the imaginary platform Acme, its machines and its controller agree on: a document in which the platform says
-// which instance it gave it to, and what for. Bytes only: no I/O, no clock.
+// Package identity is the document format of the imaginary platform Acme, its machines and its
+// controller. In a document the platform names the instance that got it, and its purpose. Bytes
+// only: no I/O, no clock.
 package identity
 
 import (
@@ -23,15 +24,15 @@ const (
 	SignerName = "cluster.x-k8s.io/kube-apiserver-client-kubelet-acme"
 	// Version is that of the document.
 	Version = "acme/v1"
-	// Audience is whom the document is for. The nonce is whatever the caller gives, so a document that another verifier had an instance
-	// ask for must not count here.
+	// Audience is whom the document is for. The caller chooses the nonce, so a document that
+	// another verifier had an instance ask for must not count here.
 	Audience = "kubelet-authenticator"
 )
 
 // MaxSize bounds a document, in bytes.
 const MaxSize = 4 << 10
 
-// The labels keep what is hashed and signed here apart from anything else that ever is.
+// The labels make sure that no other data has the same hash or signature as the data here.
 const (
 	labelNonce     = "acme node request"
 	labelSignature = "acme identity document " + Version
@@ -49,7 +50,8 @@ type Document struct {
 // Statement is what the platform says.
 type Statement struct {
 	Audience string `json:"audience"`
-	// Instance is the one that asked: the platform knows it by the way on which it was asked, not by what was said.
+	// Instance is the one that asked: the platform knows it by the way on which it was asked, not
+	// by what was said.
 	Instance string `json:"instance"`
 	// Nonce is as the instance gave it.
 	Nonce []byte `json:"nonce"`
@@ -57,8 +59,9 @@ type Statement struct {
 	IssuedAt int64 `json:"issuedAt"`
 }
 
-// Nonce binds a document to one request. Every node can read every request: what is not in here can be replaced by whoever copies the
-// document. The object's name is, since it is used once; so is the certification request, since the certificate is for its key.
+// Nonce binds a document to one request. Every node can read every request, so an attacker who
+// copies the document can replace everything that is not in the nonce. The object's name is in it,
+// since it is used once. The certification request is in it, since the certificate is for its key.
 // Each item comes after its length, so that no two requests have the same bytes.
 func Nonce(signerName, objectName string, pkcs10 []byte) []byte {
 	var b []byte
@@ -100,13 +103,15 @@ func Parse(data []byte) (Document, Statement, error) {
 	return document, says, nil
 }
 
-// SignedBy reports whether the document has the signature of a key. It is false for a key of the wrong size, nil above all.
+// SignedBy reports whether the document has the signature of a key. It is false for a key of the
+// wrong size, nil above all.
 func (d Document) SignedBy(key ed25519.PublicKey) bool {
 	return len(key) == ed25519.PublicKeySize && ed25519.Verify(key, signed(d.Statement), d.Signature)
 }
 
-// decode accepts exactly the bytes that json.Marshal writes for what it reads: encoding/json by itself takes doubled, unknown and
-// differently-cased keys, white space, and more than one spelling of a value. None of them survives the comparison.
+// decode accepts exactly the bytes that json.Marshal writes for the decoded value. encoding/json
+// alone accepts doubled, unknown and differently-cased keys, white space, and more than one
+// spelling of a value. None of them survives the comparison.
 func decode(data []byte, into any) error {
 	if len(data) > MaxSize {
 		return fmt.Errorf("it is longer than %d bytes", MaxSize)
@@ -120,12 +125,14 @@ func decode(data []byte, into any) error {
 	return nil
 }
 
-// isInstance reports whether s may be an instance's ID: 1 to 63 of [a-z0-9-], so that it has one spelling in a provider ID.
+// isInstance reports whether s may be an instance's ID: 1 to 63 of [a-z0-9-], so that it has one
+// spelling in a provider ID.
 func isInstance(s string) bool {
 	return s != "" && len(s) <= 63 && strings.Trim(s, "abcdefghijklmnopqrstuvwxyz0123456789-") == ""
 }
 
-// ProviderID returns the spec.providerID of an instance, as the cloud controller manager of Acme writes it.
+// ProviderID returns the spec.providerID of an instance, as the cloud controller manager of Acme
+// writes it.
 func ProviderID(instance string) string { return "acme://" + instance }
 
 // Instance returns the instance that has a provider ID.

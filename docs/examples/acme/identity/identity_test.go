@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// The platform's own programs are written in other languages: the bytes are pinned. The value was computed with Python's hashlib and struct.
+// The platform's own programs are written in other languages: the bytes are pinned. The value was
+// computed with Python's hashlib and struct.
 func TestNonce(t *testing.T) {
 	nonce := Nonce(SignerName, "node-csr-a", []byte{0x30, 0})
 	if got, want := hex.EncodeToString(nonce), "699d129cf8bac5699d4dc57a068803414f4893c78010e67af408e198ab84b720"; got != want {

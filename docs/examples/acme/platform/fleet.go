@@ -11,7 +11,7 @@ import (
 	"sync"
 )
 
-// Fleet is the API about all instances, for whoever has the token.
+// Fleet is the API about all instances, for clients that have the token.
 type Fleet struct {
 	Token string
 

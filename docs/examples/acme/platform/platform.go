@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package platform imitates what the platform Acme offers, for the tests of the example: a service within each of its instances, and an API
-// about all of them.
+// Package platform imitates the services of the platform Acme, for the tests of the example. There
+// is a service in each of its instances, and an API about all of them.
 package platform
 
 import (
@@ -20,7 +20,8 @@ import (
 // Service is that of one instance.
 type Service struct {
 	Instance string
-	// Key is the platform's. It never gets into an instance: behind a real socket is the hypervisor.
+	// Key is the platform's. It never gets into an instance: behind a real socket is the
+	// hypervisor.
 	Key ed25519.PrivateKey
 	// Now is the platform's clock.
 	Now func() time.Time

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package acme shows what an infrastructure provider implements on the node. Here the evidence is an identity document that the platform
-// signs for this very request: a service of the platform's, on a Unix socket in each instance, does that for any nonce.
+// Package acme shows what an infrastructure provider implements on the node. Here the evidence is
+// an identity document that the platform signs for this request. A service of the platform, on a
+// Unix socket in each instance, signs one for any nonce.
 package acme
 
 import (
@@ -19,7 +20,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider"
 )
 
-// DefaultSocket is where the platform's service listens. Only root may connect: whoever may is this machine.
+// DefaultSocket is where the platform's service listens. Only root may connect: a process that may
+// connect is this machine.
 const DefaultSocket = "/run/acme/identity.sock"
 
 // timeout bounds one call of the service; it is local, and a worker has two minutes for everything.
@@ -63,7 +65,8 @@ func (p Provider) ProviderID(ctx context.Context) (string, error) {
 	return identity.ProviderID(string(instance)), nil
 }
 
-// Evidence has the service sign a document for this request, and no other: every node can read it in the request.
+// Evidence has the service sign a document for this request, and no other: every node can read it
+// in the request.
 func (p Provider) Evidence(ctx context.Context, request provider.Request) ([]byte, error) {
 	nonce := identity.Nonce(request.SignerName, request.Name, request.PKCS10)
 	ask, err := json.Marshal(map[string]any{"audience": identity.Audience, "nonce": nonce})
@@ -74,7 +77,8 @@ func (p Provider) Evidence(ctx context.Context, request provider.Request) ([]byt
 	if err != nil {
 		return nil, err
 	}
-	// A document that would be denied is not sent: here its fault can be told to the one who can mend it.
+	// A document that would be denied is not sent: here its fault can be told to the one who can
+	// mend it.
 	_, says, err := identity.Parse(document)
 	if err == nil && (says.Audience != identity.Audience || !bytes.Equal(says.Nonce, nonce)) {
 		err = errors.New("identity document: it is for another request")
@@ -117,7 +121,7 @@ func (p Provider) call(ctx context.Context, method, path string, body []byte) ([
 	return answer, nil
 }
 
-// transport connects to the socket whatever the address says, and asks no proxy.
+// transport connects to the socket for every address, and asks no proxy.
 func (p Provider) transport() *http.Transport {
 	return &http.Transport{
 		DisableKeepAlives: true,

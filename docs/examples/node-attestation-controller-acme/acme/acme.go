@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package acme shows what an infrastructure provider implements for its controller: what evidence is worth, and which machine it is of.
-// Who may ask, for which node name, and what the record says, the rules judge.
+// Package acme shows what an infrastructure provider implements for its controller: what evidence
+// is worth, and which machine it is of. Who may ask, for which node name, and what the record says,
+// the rules judge.
 package acme
 
 import (
@@ -21,9 +22,11 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// The reasons of this provider. They need not be registered anywhere: they begin with Attestation and the provider's name, and never change.
+// The reasons of this provider. They need not be registered anywhere: they begin with Attestation
+// and the provider's name, and never change.
 const (
-	// ReasonMalformed: the request or the document is not in its one encoding, or is of another provider or version.
+	// ReasonMalformed: the request or the document is not in its one encoding, or is of another
+	// provider or version.
 	ReasonMalformed verifier.Reason = "AttestationAcmeMalformed"
 	// ReasonSignature: the platform has not signed the document.
 	ReasonSignature verifier.Reason = "AttestationAcmeSignature"
@@ -33,8 +36,9 @@ const (
 	ReasonAge verifier.Reason = "AttestationAcmeAge"
 )
 
-// A document is signed just before the request is filed, unless the API server is away for a while. What counts is when the request was
-// filed, by the API server's clock, so that evidence does not age while the request waits for its machine.
+// A document is signed just before the request is filed, unless the API server is away for a while.
+// Evidence is judged at the time when the request was filed, by the API server's clock. So it does
+// not expire while the request waits for its machine.
 const (
 	maxAge = 10 * time.Minute
 	// maxAhead is how far the platform's clock may be ahead.
@@ -51,18 +55,21 @@ type Signer struct {
 
 var _ controller.ClusterAPISigner = Signer{}
 
-// VerifyClientAttestationData checks that the platform signed the document for this request, not long before it was filed.
+// VerifyClientAttestationData checks that the platform signed the document for this request, not
+// long before it was filed.
 func (s Signer) VerifyClientAttestationData(_ context.Context, request *certificatesv1.CertificateSigningRequest) error {
 	_, err := s.verify(request)
 	return err
 }
 
-// VerifyServingAttestationData refuses: a kubelet files its own requests for serving certificates, and adds no evidence to them.
+// VerifyServingAttestationData refuses: a kubelet files its own requests for serving certificates,
+// and adds no evidence to them.
 func (Signer) VerifyServingAttestationData(context.Context, *certificatesv1.CertificateSigningRequest) error {
 	return refuse(verifier.ReasonProviderMismatch, "this provider has no evidence for serving certificates")
 }
 
-// MachineName returns the machine that has the instance's provider ID. No machine may have it yet: then the request waits.
+// MachineName returns the machine that has the instance's provider ID. No machine may have it yet:
+// then the request waits.
 func (s Signer) MachineName(ctx context.Context, request *certificatesv1.CertificateSigningRequest) (string, error) {
 	says, err := s.verify(request)
 	if err != nil {

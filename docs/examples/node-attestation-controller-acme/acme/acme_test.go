@@ -111,7 +111,8 @@ func TestPair(t *testing.T) {
 			provider.Request{Name: name, SignerName: identity.SignerName, PKCS10: pkcs10})
 	}
 	document := at(now, "i-1", platformKey)
-	// resigned is a document that the platform signs for whoever asks otherwise than the node's half does.
+	// resigned is a document that the platform signs for a client that asks otherwise than the
+	// node's half does.
 	resigned := func(change func(*identity.Statement)) []byte {
 		_, says, err := identity.Parse(document)
 		if err != nil {
@@ -190,7 +191,8 @@ func mixed(t *testing.T, statement, signature []byte) []byte {
 	return append(bytes.Clone(own[:cut]), signature[bytes.Index(signature, []byte(`,"signature"`)):]...)
 }
 
-// doubled has a key twice in the statement; whether it is signed does not matter, since it is not read so far.
+// doubled has a key twice in the statement; whether it is signed does not matter, since it is not
+// read so far.
 func doubled(t *testing.T, document []byte) []byte {
 	t.Helper()
 	var d identity.Document

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ektrust shows how an infrastructure provider for Cluster API tells the controller which TPM each of its machines has: it asks the API
-// of the platform, Acme, which made the virtual TPMs. The machines attest with the provider "tpm", and need no software of Acme's.
+// Package ektrust shows how an infrastructure provider for Cluster API names the TPM of each
+// machine to the controller. It queries the API of the platform, Acme, which made the virtual TPMs.
+// The machines attest with the provider "tpm", and need no software of Acme's.
 package ektrust
 
 import (
@@ -42,8 +43,9 @@ type Fleet struct {
 
 var _ clusterapi.EKTrust = (*Fleet)(nil)
 
-// New returns the API at a URL. The transport has the controller's credential, and the CA that the platform's certificate is from. Whoever can
-// answer in the platform's place decides which machine gets in: so it is HTTPS, and no redirect is followed.
+// New returns the API at a URL. The transport has the controller's credential, and the CA that the
+// platform's certificate is from. A server that can answer in the platform's place decides which
+// machine gets in. So the URL must be HTTPS, and no redirect is followed.
 func New(address string, transport http.RoundTripper) (*Fleet, error) {
 	u, err := url.Parse(address)
 	if err != nil || u.Scheme != "https" || u.Host == "" || transport == nil {
@@ -58,16 +60,18 @@ func New(address string, transport http.RoundTripper) (*Fleet, error) {
 // instance is what the platform says of one.
 type instance struct {
 	ID string `json:"id"`
-	// EndorsementKeys are of the virtual TPM that the platform gave it: SubjectPublicKeyInfo in PEM, one for each kind of key.
+	// EndorsementKeys are of the virtual TPM that the platform gave it: SubjectPublicKeyInfo in
+	// PEM, one for each kind of key.
 	EndorsementKeys []string `json:"endorsementKeys"`
 	// Hostname is what the platform's DNS calls it.
 	Hostname string `json:"hostname"`
-	// UserData is the guest's to write. There is more of that sort in a platform's answer, and nothing of it is evidence.
+	// UserData is the guest's to write. There is more of that sort in a platform's answer, and
+	// nothing of it is evidence.
 	UserData string `json:"userData"`
 }
 
-// EndorsementKeys asks for the instances that the machines are. One that the platform does not name is left out: it may not be there yet.
-// What is wrong with one keeps no other from its answer.
+// EndorsementKeys asks for the instances that the machines are. One that the platform does not name
+// is left out: it may not be there yet. What is wrong with one keeps no other from its answer.
 func (f *Fleet) EndorsementKeys(ctx context.Context, machines []clusterapi.PlatformMachine) (map[clusterapi.PlatformMachine]clusterapi.PlatformAnswer, error) {
 	byID := map[string][]clusterapi.PlatformMachine{}
 	var errs []error
@@ -99,7 +103,8 @@ func (f *Fleet) EndorsementKeys(ctx context.Context, machines []clusterapi.Platf
 	return answers, errors.Join(errs...)
 }
 
-// answer has every key of the instance, or none: a key that cannot be read may be the one that its node shows.
+// answer has every key of the instance, or none: a key that cannot be read may be the one that its
+// node shows.
 func (i instance) answer() (clusterapi.PlatformAnswer, error) {
 	eks := []tpm.Fingerprint{}
 	for _, text := range i.EndorsementKeys {
@@ -151,7 +156,7 @@ func (f *Fleet) describe(ctx context.Context, ids []string) ([]instance, error) 
 	seen := map[string]bool{}
 	for _, i := range list.Instances {
 		if seen[i.ID] || !slices.Contains(ids, i.ID) {
-			return nil, fmt.Errorf("the platform's API: instance %.64q stands twice in the answer, or was not asked for", i.ID)
+			return nil, fmt.Errorf("the platform's API: instance %.64q is listed twice in the answer, or was not asked for", i.ID)
 		}
 		seen[i.ID] = true
 	}

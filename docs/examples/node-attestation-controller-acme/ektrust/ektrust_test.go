@@ -113,7 +113,8 @@ func TestEndorsementKeys(t *testing.T) {
 	}
 }
 
-// A provider ID that is not Acme's keeps the others from nothing, and is never asked for as if it were.
+// A provider ID that is not Acme's keeps the others from nothing, and is never asked for as if it
+// were.
 func TestForeignProviderIDs(t *testing.T) {
 	cloud := &platform.Fleet{Token: token}
 	if err := cloud.Launch("i-1", "", newKey(t)); err != nil {

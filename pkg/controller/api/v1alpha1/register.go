@@ -2,7 +2,8 @@
 
 // Package v1alpha1 is the API group attestation.cluster.x-k8s.io: the records of attested machines,
 // and the revocation of their certificates. `make generate` makes the deep copies,
-// packaging/kubernetes/crd.yaml and packaging/kubernetes-revocation/component/crd.yaml from its types.
+// packaging/kubernetes/crd.yaml and packaging/kubernetes-revocation/component/crd.yaml from its
+// types.
 //
 // +kubebuilder:object:generate=true
 // +groupName=attestation.cluster.x-k8s.io
@@ -17,7 +18,7 @@ import (
 // GroupVersion is the group and version of these types.
 var GroupVersion = schema.GroupVersion{Group: "attestation.cluster.x-k8s.io", Version: "v1alpha1"}
 
-// Resource is what records are called in the API's paths.
+// Resource is the resource of records in the API's paths.
 var Resource = GroupVersion.WithResource("nodeattestations")
 
 // The fields that records can be selected by, in field selectors (the CRD's selectableFields).
@@ -29,15 +30,15 @@ const (
 	FieldRequestUID = "status.request.uid"
 )
 
-// LabelCluster is the label of records with their cluster's UID, where a record's machine is no
-// object. A UID that is no label value is replaced by "sha256-" and the first 32 hex digits of its
-// digest. With Cluster API, records have the label cluster.x-k8s.io/cluster-name instead.
+// LabelCluster is the label of records with their cluster's UID, if machines are not objects. A UID
+// that is not a valid label value is replaced by "sha256-" and the first 32 hex digits of its
+// SHA-256. With Cluster API, records have the label cluster.x-k8s.io/cluster-name instead.
 const LabelCluster = "attestation.cluster.x-k8s.io/cluster"
 
 // The types of conditions.
 const (
-	// ConditionAttested is True while the evidence that was accepted last counts. It is False, with
-	// the reason EKReplaced, once a source named other EKs for the machine.
+	// ConditionAttested is True while the last accepted evidence is valid. It is False, with the
+	// reason EKReplaced, once a source names other EKs for the machine.
 	ConditionAttested = "Attested"
 	// ConditionCertificateIssued is True if a certificate was issued to the EK in spec. It stays
 	// True when that certificate ends.
@@ -47,8 +48,8 @@ const (
 	ConditionRevoked = "Revoked"
 	// ConditionSuspended is True while the machine is suspended. It is missing if it never was.
 	ConditionSuspended = "Suspended"
-	// ConditionComplete of a NodeRevocation is True once each certificate that it selects is revoked
-	// or has ended, and each of its nodes has a newer one.
+	// ConditionComplete of a NodeRevocation is True once each selected certificate is revoked or
+	// has expired, and each of its nodes has a newer one.
 	ConditionComplete = "Complete"
 )
 
@@ -57,13 +58,13 @@ const (
 	ReasonAttested   = "Attested"
 	ReasonEKReplaced = "EKReplaced"
 	ReasonIssued     = "Issued"
-	// ReasonNotIssued says that evidence was accepted, and that no certificate followed yet.
+	// ReasonNotIssued says that evidence was accepted, and that no certificate was issued yet.
 	ReasonNotIssued = "NotIssued"
 	// ReasonRevoked and ReasonSuspended are also reasons of Events.
 	ReasonRevoked   = "CertificateRevoked"
 	ReasonSuspended = "MachineSuspended"
-	// ReasonRenewed says that a newer certificate was issued since the revocation, ReasonResumed that
-	// the suspension was lifted.
+	// ReasonRenewed says that a newer certificate was issued since the revocation, ReasonResumed
+	// that the suspension was lifted.
 	ReasonRenewed = "Renewed"
 	ReasonResumed = "MachineResumed"
 	// ReasonInProgress and ReasonComplete are about a NodeRevocation.

@@ -9,26 +9,26 @@ import (
 // The kinds below revoke certificates and suspend machines. Kubernetes has no revocation, so
 // admission policies of the controller refuse the writes of revoked certificates.
 //
-// Operators create and delete NodeRevocations and NodeSuspensions. Each kind is a right of its own.
-// Only the controller writes RevocationSlices. It keeps a fingerprint there until the certificate
-// ends, whatever happens to the record of the machine.
+// Operators create and delete NodeRevocations and NodeSuspensions. RBAC grants each kind
+// separately. Only the controller writes RevocationSlices. It keeps a fingerprint there until the
+// certificate expires, even if the record of the machine is deleted.
 
 // RevocationMode says when certificates are revoked.
 type RevocationMode string
 
 // The modes of a NodeRevocation.
 const (
-	// RevokeImmediately revokes at once. A node is NotReady until it has looked for announcements
-	// and renewed.
+	// RevokeImmediately revokes at once. A node is NotReady until it has read the announcement and
+	// renewed.
 	RevokeImmediately RevocationMode = "Immediately"
 	// RevokeAfterRenewal announces the revocation, so that the nodes renew first.
 	RevokeAfterRenewal RevocationMode = "AfterRenewal"
 )
 
-// NodeRevocation revokes certificates that were issued to nodes before a point in time. The machines
-// stay trusted: they get new certificates by their evidence.
+// NodeRevocation revokes certificates that were issued to nodes before a point in time. The
+// machines stay trusted: they get new certificates by their evidence.
 //
-// Deleting the object stops what is not revoked yet. It takes no revocation back.
+// Deleting the object keeps further certificates from being revoked. It does not undo revocations.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:storageversion
@@ -50,7 +50,7 @@ type NodeRevocation struct {
 	Status NodeRevocationStatus `json:"status,omitzero"`
 }
 
-// NodeRevocationSpec is which certificates are revoked, and when. It is immutable.
+// NodeRevocationSpec says which certificates are revoked, and when. It is immutable.
 //
 // +kubebuilder:validation:XValidation:rule="self == oldSelf",message="a revocation is not changed; create another one"
 // +kubebuilder:validation:XValidation:rule="has(self.nodes) != (has(self.all) && self.all)",message="set exactly one of nodes and all"
@@ -72,8 +72,8 @@ type NodeRevocationSpec struct {
 	Nodes []string `json:"nodes,omitempty"`
 	// All revokes the certificates of all nodes of the cluster.
 	All bool `json:"all,omitempty"`
-	// IssuedBefore selects the certificates whose requests were filed before it. Default: when this
-	// object was created.
+	// IssuedBefore selects the certificates whose requests were filed before this time. Default:
+	// the creation of this object.
 	//
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=64
@@ -88,13 +88,14 @@ type NodeRevocationSpec struct {
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=604800
 	SpreadSeconds *int32 `json:"spreadSeconds,omitempty"`
-	// LimitSeconds is how long after the creation of this object a certificate is revoked whose node
-	// has not renewed, in mode AfterRenewal. Default: 7200.
+	// LimitSeconds is the time from the creation of this object until the certificates of nodes
+	// that have not renewed are revoked, in mode AfterRenewal. Default: 7200.
 	//
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=2592000
 	LimitSeconds *int32 `json:"limitSeconds,omitempty"`
-	// Reason says why, for the record, Events and the decision log. It is not shown to nodes.
+	// Reason is the operator's reason, for the record, Events and the decision log. Nodes cannot
+	// read it.
 	//
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=256
@@ -102,7 +103,7 @@ type NodeRevocationSpec struct {
 	Reason string `json:"reason"`
 }
 
-// NodeRevocationStatus is how far a revocation has come.
+// NodeRevocationStatus is the progress of a revocation.
 type NodeRevocationStatus struct {
 	// Conditions are Complete.
 	//
@@ -110,19 +111,19 @@ type NodeRevocationStatus struct {
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
-	// Nodes is how many nodes the revocation selects.
+	// Nodes is the number of nodes that the revocation selects.
 	//
 	// +kubebuilder:validation:Minimum=0
 	Nodes int32 `json:"nodes,omitempty"`
-	// Renewed is how many of these nodes have a newer certificate.
+	// Renewed is the number of these nodes that have a newer certificate.
 	//
 	// +kubebuilder:validation:Minimum=0
 	Renewed int32 `json:"renewed,omitempty"`
-	// Revoked is how many certificates are revoked.
+	// Revoked is the number of revoked certificates.
 	//
 	// +kubebuilder:validation:Minimum=0
 	Revoked int32 `json:"revoked,omitempty"`
-	// Waiting are names of nodes that have no newer certificate, at most 16.
+	// Waiting has the names of nodes without a newer certificate, at most 16.
 	//
 	// +kubebuilder:validation:MaxItems=16
 	// +kubebuilder:validation:items:MaxLength=253
@@ -140,9 +141,10 @@ type NodeRevocationList struct {
 	Items []NodeRevocation `json:"items"`
 }
 
-// NodeSuspension denies a machine everything until the object is deleted. It is about the machine's
-// endorsement key. So it outlives the record, and holds for each record and each node name that the
-// machine has or will have. It holds for each cluster whose records are in the same namespace.
+// NodeSuspension denies all requests of a machine until the object is deleted. It names the
+// machine's endorsement key. So it outlives the record, and applies to each record and each node
+// name that the machine has or will have. It applies to each cluster whose records are in the same
+// namespace.
 //
 // Its name is "ek-" and the fingerprint.
 //
@@ -161,7 +163,7 @@ type NodeSuspension struct {
 	Spec NodeSuspensionSpec `json:"spec"`
 }
 
-// NodeSuspensionSpec is which machine is suspended. It is immutable.
+// NodeSuspensionSpec says which machine is suspended. It is immutable.
 //
 // +kubebuilder:validation:XValidation:rule="self == oldSelf",message="a suspension is not changed; resume, then suspend again"
 type NodeSuspensionSpec struct {
@@ -172,14 +174,15 @@ type NodeSuspensionSpec struct {
 	// +kubebuilder:validation:MaxLength=64
 	// +kubebuilder:validation:Pattern=`^[0-9a-f]{64}$`
 	EK string `json:"ek"`
-	// NodeName is the node that the machine was when it was suspended. With the optional policy
+	// NodeName is the node name of the machine when it was suspended. With the optional policy
 	// node-attestation-suspended-tokens, tokens of pods on it are refused.
 	//
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`
 	NodeName string `json:"nodeName,omitempty"`
-	// Reason says why, for the record, Events and the decision log. It is not shown to nodes.
+	// Reason is the operator's reason, for the record, Events and the decision log. Nodes cannot
+	// read it.
 	//
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=256
@@ -197,9 +200,9 @@ type NodeSuspensionList struct {
 	Items []NodeSuspension `json:"items"`
 }
 
-// RevocationSlice has up to 1,000 of a cluster's certificates that are revoked and have not ended.
-// One admission policy refuses the writes of the certificates of one slice. Only the controller
-// writes it.
+// RevocationSlice has up to 1,000 revoked certificates of a cluster that have not expired. One
+// admission policy refuses writes with the certificates of one slice. Only the controller writes
+// it.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:storageversion
@@ -224,15 +227,15 @@ type RevocationSliceSpec struct {
 	// +kubebuilder:validation:MaxLength=253
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="a slice never moves to another cluster"
 	Cluster string `json:"cluster"`
-	// Number is the slice's, from 1. The policy of that number refuses its certificates. A slice with
-	// a greater number than there are policies is not in force: it keeps what the others have no room
-	// for. Immutable.
+	// Number is the number of the slice, from 1. The policy of that number refuses its
+	// certificates. A slice with a number greater than the number of policies is not in force. It
+	// keeps the certificates for which the others have no room. Immutable.
 	//
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1000
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="a slice keeps its number"
 	Number int32 `json:"number"`
-	// Certificates are the revoked ones.
+	// Certificates are the revoked certificates.
 	//
 	// +kubebuilder:validation:MaxItems=1000
 	// +listType=map
@@ -240,15 +243,15 @@ type RevocationSliceSpec struct {
 	Certificates []RevokedCertificate `json:"certificates,omitempty"`
 }
 
-// RevokedCertificate is a certificate that is revoked.
+// RevokedCertificate is a revoked certificate.
 type RevokedCertificate struct {
-	// SHA256 is that of the certificate in DER, in hex.
+	// SHA256 is the SHA-256 of the certificate in DER, in hex.
 	//
 	// +kubebuilder:validation:MinLength=64
 	// +kubebuilder:validation:MaxLength=64
 	// +kubebuilder:validation:Pattern=`^[0-9a-f]{64}$`
 	SHA256 string `json:"sha256"`
-	// NotAfter is when the certificate ends. Then it leaves the slice.
+	// NotAfter is the end of the certificate. The controller removes it from the slice after that.
 	//
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=64
@@ -260,7 +263,7 @@ type RevokedCertificate struct {
 	// +kubebuilder:validation:Pattern=`^[-a-z0-9.]+$`
 	NodeName string `json:"nodeName"`
 	// EK is the fingerprint of the endorsement key that the certificate was issued to. It is empty
-	// with a provider that knows none.
+	// if the provider has no endorsement keys.
 	//
 	// +kubebuilder:validation:MaxLength=64
 	EK string `json:"ek,omitempty"`
@@ -268,7 +271,7 @@ type RevokedCertificate struct {
 	//
 	// +kubebuilder:validation:MaxLength=253
 	Revocation string `json:"revocation,omitempty"`
-	// Suspended says that the certificate may not even ask for a new one.
+	// Suspended says that the certificate may not even be used to request a new one.
 	Suspended bool `json:"suspended,omitempty"`
 }
 

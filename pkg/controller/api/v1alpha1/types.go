@@ -17,11 +17,11 @@ import (
 //
 // The column Expires is a string, since the API server prints a date in the future as <invalid>.
 
-// NodeAttestation is what the controller remembers of one machine: which hardware it is, which
-// node, and which certificates it got. Only the controller writes it, and it alone ties a node to a
-// machine. A Node and a Machine's nodeRef do not, since a node can write them.
+// NodeAttestation is the controller's record of one machine: its hardware, its node and its
+// certificates. Only the controller writes it. It alone ties a node to a machine: a Node and a
+// Machine's nodeRef do not, since a node can write them.
 //
-// Deleting the object is the administrator's reset.
+// To reset a machine, an administrator deletes the object.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:storageversion
@@ -48,11 +48,11 @@ type NodeAttestation struct {
 	Status NodeAttestationStatus `json:"status,omitzero"`
 }
 
-// NodeAttestationSpec is what is known of the machine since its first attestation.
+// NodeAttestationSpec has the identity of the machine since its first attestation.
 //
 // cluster, machine and nodeName are immutable, for the controller too. Together they say that this
 // machine of this cluster is this node. A mistake of the controller, or a stolen right to write
-// records, must not make one machine's history vouch for another node. The rest may be corrected.
+// records, must not make one machine's history vouch for another node. The other fields can change.
 type NodeAttestationSpec struct {
 	// Cluster is the cluster's UID, from the controller's configuration or the Cluster object, and
 	// never from the cluster's own API. Immutable.
@@ -87,8 +87,8 @@ type NodeAttestationSpec struct {
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="a machine has one node name for life; deleting the record is the reset"
 	NodeName string `json:"nodeName"`
-	// EK is the endorsement key that the machine is pinned to. It is missing with a provider that
-	// knows none.
+	// EK is the endorsement key that the machine is pinned to. It is missing if the provider has no
+	// endorsement keys.
 	EK *EndorsementKey `json:"ek,omitempty"`
 	// AKName is the TPM name of the attestation key, in hex, with its hash algorithm (SHA-256 or
 	// SHA-384) in front.
@@ -131,7 +131,7 @@ type EndorsementKey struct {
 	// +kubebuilder:validation:MaxLength=64
 	// +kubebuilder:validation:Pattern=`^[0-9a-f]{64}$`
 	Fingerprint string `json:"fingerprint"`
-	// Template is the name of the template that the TPM makes the EK from, if that is known.
+	// Template is the name of the template that the TPM makes the EK from, if it is known.
 	//
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=32
@@ -146,24 +146,24 @@ type EndorsementKey struct {
 	Source string `json:"source,omitempty"`
 }
 
-// NodeAttestationStatus is what changes with each attestation.
+// NodeAttestationStatus has the fields that change with each attestation.
 type NodeAttestationStatus struct {
-	// Conditions are Attested and CertificateIssued, and once they apply Revoked and Suspended. Each
-	// write of the controller derives them from
-	// the rest of the record, and their observedGeneration is the generation of that write. No
-	// condition changes when a certificate ends: expires says when that is.
+	// Conditions are Attested and CertificateIssued, and once they apply Revoked and Suspended.
+	// Each write of the controller derives them from the rest of the record, and their
+	// observedGeneration is the generation of that write. No condition changes when a certificate
+	// expires: see expires.
 	//
 	// +kubebuilder:validation:MaxItems=8
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
-	// Expires is when the newest certificate ends that was issued to the EK in spec. It is missing
-	// while there is none, and in records that an older release wrote last.
+	// Expires is the end of the newest certificate that was issued to the EK in spec. It is missing
+	// if there is none, and in records that an older release wrote last.
 	//
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=64
 	Expires *metav1.Time `json:"expires,omitempty"`
-	// LastAttested is when evidence was last accepted.
+	// LastAttested is the time when evidence was last accepted.
 	//
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=64
@@ -172,28 +172,28 @@ type NodeAttestationStatus struct {
 	Boot *BootCounters `json:"boot,omitempty"`
 	// Hello is the hello that the last accepted proof refers to.
 	Hello *HelloReference `json:"hello,omitempty"`
-	// Request is the one request that may be approved and signed. The first writer wins, and other
-	// requests of the machine wait until that one has ended.
+	// Request is the one request that may be approved and signed. The first writer wins. Other
+	// requests of the machine wait until this one is finished.
 	Request *RequestReference `json:"request,omitempty"`
-	// FirstRequestUID is the UID of the request that the record was made for. The rules of a first
-	// request hold until that request is signed.
+	// FirstRequestUID is the UID of the request that the record was created for. The rules of a
+	// first request apply until that request is signed.
 	//
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=64
 	// +kubebuilder:validation:Pattern=`^[-A-Za-z0-9]+$`
 	FirstRequestUID types.UID `json:"firstRequestUID,omitempty"`
-	// Certificates were issued to the machine and have not ended, the newest last. A renewal has to
-	// be asked for with one of them.
+	// Certificates are the machine's certificates that have not expired, the newest last. A renewal
+	// must be requested with one of them.
 	//
 	// +kubebuilder:validation:MaxItems=64
 	// +listType=map
 	// +listMapKey=sha256
 	Certificates []IssuedCertificate `json:"certificates,omitempty"`
-	// EKReplaced is set once the source in spec.ek named other EKs for the machine, and the
+	// EKReplaced is set once the source in spec.ek names other EKs for the machine and the
 	// controller accepted that. The EK in spec is refused until a source names it again.
 	EKReplaced *EKReplacement `json:"ekReplaced,omitempty"`
-	// EKHistory has the EKs that the machine had before, the newest last.
+	// EKHistory has the former EKs of the machine, the newest last.
 	//
 	// +kubebuilder:validation:MaxItems=8
 	// +listType=atomic
@@ -206,19 +206,19 @@ type NodeAttestationStatus struct {
 
 // AppliedRevocation is a NodeRevocation that was applied to a machine.
 type AppliedRevocation struct {
-	// Name is the NodeRevocation's.
+	// Name is the name of the NodeRevocation.
 	//
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	// +kubebuilder:validation:Pattern=`^[-a-z0-9.]+$`
 	Name string `json:"name"`
-	// Reason is the operator's.
+	// Reason is the reason that the operator gave.
 	//
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=256
 	// +kubebuilder:validation:Pattern=`^[^\x00-\x1f\x7f]+$`
 	Reason string `json:"reason"`
-	// Time is when certificates of the machine were revoked last.
+	// Time is the time when certificates of the machine were last revoked.
 	//
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=64
@@ -227,28 +227,28 @@ type AppliedRevocation struct {
 
 // AppliedSuspension is a NodeSuspension that holds for a machine.
 type AppliedSuspension struct {
-	// Reason is the operator's.
+	// Reason is the reason that the operator gave.
 	//
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=256
 	// +kubebuilder:validation:Pattern=`^[^\x00-\x1f\x7f]+$`
 	Reason string `json:"reason"`
-	// Time is since when the controller denies the machine everything.
+	// Time is the time since when the controller denies all requests of the machine.
 	//
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=64
 	Time metav1.Time `json:"time"`
 }
 
-// EKReplacement says since when an EK is refused.
+// EKReplacement says that an EK is refused, and since when.
 type EKReplacement struct {
-	// Since is when the change was accepted.
+	// Since is the time when the change was accepted.
 	//
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=64
 	Since metav1.Time `json:"since"`
 	// Acknowledged says that an operator acknowledged the change. Other changes count towards the
-	// limit of changes that are accepted without an operator.
+	// limit of changes that the controller accepts without an operator.
 	Acknowledged bool `json:"acknowledged"`
 	// EKs are the fingerprints that the source named when the change was accepted. Only these may
 	// replace the EK.
@@ -276,7 +276,7 @@ type FormerEK struct {
 	// +kubebuilder:validation:MaxLength=32
 	// +kubebuilder:validation:Pattern=`^[A-Za-z]+$`
 	Source string `json:"source,omitempty"`
-	// Replaced is when another EK was first attested in its place.
+	// Replaced is the time when another EK was first attested in its place.
 	//
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=64
@@ -290,8 +290,8 @@ type FormerEK struct {
 	RequestUID types.UID `json:"requestUID"`
 }
 
-// BootCounters are those of TPMS_CLOCK_INFO. The TPM signed them, and they never go back while the
-// TPM is neither cleared nor restored from a snapshot.
+// BootCounters are the counters in TPMS_CLOCK_INFO, which the TPM signed. They never go back,
+// unless the TPM is cleared or restored from a snapshot.
 type BootCounters struct {
 	// Resets counts TPM Resets.
 	//
@@ -305,8 +305,7 @@ type BootCounters struct {
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=4294967295
 	Restarts uint32 `json:"restarts"`
-	// Clock is the TPM's clock in milliseconds. The API takes it up to 2^63-1, which no chip
-	// reaches.
+	// Clock is the TPM's clock in milliseconds. The API accepts up to 2^63-1, which no TPM reaches.
 	//
 	// +kubebuilder:validation:Format=int64
 	// +kubebuilder:validation:Minimum=0
@@ -345,7 +344,7 @@ type RequestReference struct {
 	// +kubebuilder:validation:MaxLength=64
 	// +kubebuilder:validation:Pattern=`^[-A-Za-z0-9]+$`
 	UID types.UID `json:"uid"`
-	// SHA256 is that of spec.request, in hex.
+	// SHA256 is the SHA-256 of spec.request, in hex.
 	//
 	// +kubebuilder:validation:MinLength=64
 	// +kubebuilder:validation:MaxLength=64
@@ -355,9 +354,9 @@ type RequestReference struct {
 
 // IssuedCertificate is a client certificate of the node.
 type IssuedCertificate struct {
-	// SHA256 is that of the certificate in DER, in hex. The API server names a requester's
-	// certificate by it, in spec.extra[authentication.kubernetes.io/credential-id] after
-	// "X509SHA256=".
+	// SHA256 is the SHA-256 of the certificate in DER, in hex. The API server puts it after
+	// "X509SHA256=" into spec.extra[authentication.kubernetes.io/credential-id] of requests with
+	// this certificate.
 	//
 	// +kubebuilder:validation:MinLength=64
 	// +kubebuilder:validation:MaxLength=64
@@ -369,18 +368,21 @@ type IssuedCertificate struct {
 	// +kubebuilder:validation:MaxLength=40
 	// +kubebuilder:validation:Pattern=`^[0-9a-f]+$`
 	Serial string `json:"serial,omitempty"`
-	// NotAfter is when the certificate ends.
+	// NotAfter is the end of the certificate. A recovered certificate may end earlier.
 	//
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=64
 	NotAfter metav1.Time `json:"notAfter"`
-	// Requested is when the API server stored the request. The key is older. It is missing in records
-	// of older releases.
+	// Requested is the time when the API server stored the request. The key is older. The field is
+	// missing in records of older releases, and for a recovered certificate.
 	//
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=64
 	Requested *metav1.Time `json:"requested,omitempty"`
-	// RequestUID is the UID of the request that the certificate was issued for.
+	// RequestUID is the UID of the request that the certificate was issued for. It is "recovered"
+	// for the certificate that the node requested with when its record was recreated. The API
+	// server named only the fingerprint of that certificate. So notAfter is a year later, the
+	// default lifetime of kube-controller-manager's certificates.
 	//
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MinLength=1
@@ -390,11 +392,17 @@ type IssuedCertificate struct {
 	// Revoked says that the certificate is in a RevocationSlice.
 	Revoked bool `json:"revoked,omitempty"`
 	// FormerEK says that the certificate was issued to an EK that another one has replaced. Such a
-	// certificate vouches for no request. It only shows that the certificate was issued here.
+	// certificate vouches for no request.
 	FormerEK bool `json:"formerEK,omitempty"`
-	// Noted is true once the certificate is known to have been published.
+	// Noted says that the certificate was published.
 	Noted bool `json:"noted"`
 }
+
+// RequestRecovered is the RequestUID of recovered certificates. A UID of the API server is longer.
+const RequestRecovered types.UID = "recovered"
+
+// Recovered reports whether the node requested with this certificate when its record was recreated.
+func (c *IssuedCertificate) Recovered() bool { return c.RequestUID == RequestRecovered }
 
 // NodeAttestationList is a list of records.
 //

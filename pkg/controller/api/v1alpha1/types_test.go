@@ -67,7 +67,8 @@ func readSchema(t *testing.T) properties {
 	return crd.Spec.Versions[0].Schema.Root
 }
 
-// What the API server keeps is what Go writes: a field that only one of the two knows would be lost without a word, or never set.
+// The API server keeps exactly the fields that Go writes. A field that only one of them has would
+// be lost without an error, or never set.
 func TestSchemaAndTypesAgree(t *testing.T) {
 	root := readSchema(t)
 	agree(t, "spec", reflect.TypeFor[NodeAttestationSpec](), root.Properties["spec"])
@@ -87,7 +88,8 @@ func agree(t *testing.T, path string, goType reflect.Type, s properties) {
 		if s.Type != "string" || s.Format != "date-time" {
 			t.Errorf("%s: a time is a %s %s", path, s.Type, s.Format)
 		}
-	case goType == reflect.TypeFor[metav1.Condition](): // Kubernetes' own schema, without a pattern for the message
+	case goType == reflect.TypeFor[metav1.Condition]():
+		// Kubernetes' own schema, without a pattern for the message
 		if message := s.Properties["message"]; message.MaxLength == nil || len(s.Properties) != goType.NumField() {
 			t.Errorf("%s: not a condition of bounded length: %+v", path, s)
 		}

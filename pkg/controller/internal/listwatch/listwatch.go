@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package listwatch has informers list and watch through a controller-runtime client, which may
-// impersonate, and have limits.
+// Package listwatch lets informers list and watch through a controller-runtime client, which may
+// impersonate a user and limit its rate.
 package listwatch
 
 import (
@@ -17,7 +17,8 @@ import (
 // New returns a ListerWatcher for the objects of a list that match the options. note is called with
 // the error of each call, nil after a success, and returns it.
 //
-// Lists come from etcd: the API server's watch cache may lack what another replica has just written.
+// Lists come from etcd: the API server's watch cache may lack what another replica has just
+// written.
 func New(api client.WithWatch, list client.ObjectList, note func(error) error, options ...client.ListOption) toolscache.ListerWatcher {
 	calls := &toolscache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, raw metav1.ListOptions) (runtime.Object, error) {

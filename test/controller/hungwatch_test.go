@@ -125,11 +125,11 @@ func (m *machine) attested(t *testing.T) *peer {
 func TestRecordsAreNotListed(t *testing.T) {
 	f, dog := newWatchedFleet(t)
 	machines := []*machine{f.newMachine(t, "warms-up")}
-	for i := range 3 { // on a busy machine an own write may be told too late
+	for i := range 3 { // on a busy machine the informer may show our own write too late
 		machines = append(machines, f.newMachine(t, fmt.Sprintf("watched-%d", i)))
 	}
 	f.inventoried(t, machines...)
-	harness.Eventually(t, 20*time.Second, "it goes by the watch", func() bool {
+	harness.Eventually(t, harness.Soon, "it goes by the watch", func() bool {
 		machines[0].attested(t)
 		return dog.counted() == 0
 	})
@@ -182,7 +182,7 @@ func TestHungWatch(t *testing.T) {
 		t.Helper()
 		p := f.newPeer(t, machines[name].chip, f.asToken(machines[name].token), name, name)
 		hello := p.hello(t)
-		harness.Eventually(t, 20*time.Second, "the hello is answered", func() bool {
+		harness.Eventually(t, harness.Soon, "the hello is answered", func() bool {
 			hello = f.get(t, hello.Name)
 			return hello.Annotations[attestation.AnnotationChallenge] != "" || reasonOf(hello) != ""
 		})
@@ -211,7 +211,7 @@ func TestHungWatch(t *testing.T) {
 	freed, gone := other("freed"), other("proven")
 	refused("freed")
 	refused("proven")
-	harness.Eventually(t, 20*time.Second, "it goes by the watch", func() bool {
+	harness.Eventually(t, harness.Soon, "it goes by the watch", func() bool {
 		dog.counted()
 		_, proof := renewed.attests(t)
 		f.issued(t, proof, "known")
@@ -219,12 +219,13 @@ func TestHungWatch(t *testing.T) {
 	})
 
 	dog.hang()
-	told := func() { time.Sleep(11 * time.Second) } // what is told counts again, until something is waited for in vain
+	// after this pause the cache is used again, until it misses a write of our own
+	keepsUpAgain := func() { time.Sleep(11 * time.Second) }
 	t.Run("another's record was deleted since the hello", func(t *testing.T) {
 		remove(t, f, gone)
 		f.issued(t, proven.file(t, proof), "proven")
 	})
-	told()
+	keepsUpAgain()
 	t.Run("another's record was made", func(t *testing.T) {
 		taken := other("taken")
 		refused("taken")
@@ -232,7 +233,7 @@ func TestHungWatch(t *testing.T) {
 		remove(t, f, taken)
 		persists("taken")
 	})
-	told()
+	keepsUpAgain()
 	t.Run("its record was deleted", func(t *testing.T) {
 		record := f.record(t, "deleted")
 		remove(t, f, record)

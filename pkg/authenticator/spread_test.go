@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package authenticator
+
+import (
+	"crypto/x509"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/internal/process"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/cache"
+)
+
+// postponed returns an Authenticator of a node whose renewal waits after an outage that is over.
+func postponed(t *testing.T) (*Authenticator, *announcer, *cache.Pair) {
+	t.Helper()
+	a, api, _ := announced(t)
+	pair := newPair(t, func(c *x509.Certificate) { c.NotBefore, c.NotAfter = noon.Add(-22*time.Hour), noon.Add(2*time.Hour) })
+	installPair(t, a.dir, pair)
+	before, state := noon.Add(-time.Minute), &cache.State{}
+	for range spreadFrom {
+		failed(state, &cache.Result{Reason: string(APIUnreachable), Message: "away", Finished: before}, 0, pair.Leaf.NotAfter, before)
+		spreadAfterOutage(state, pair.Leaf.NotAfter, before)
+	}
+	writeState(t, a, state)
+	if state.NextAttempt.Before(noon.Add(10 * time.Minute)) {
+		t.Fatalf("it is not patient: %v", state.NextAttempt)
+	}
+	return a, api, pair
+}
+
+// What happens during the pause after an outage may make the certificate worthless.
+func TestOnlyAgeWaitsToTheEndOfThePause(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(a *Authenticator, pair *cache.Pair)
+		renews bool
+	}{
+		"its age": {func(*Authenticator, *cache.Pair) {}, false},
+		"was read": {func(a *Authenticator, _ *cache.Pair) {
+			if err := os.Chmod(a.dir.File(cache.CurrentFile), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}, true},
+		"rejected": {func(a *Authenticator, pair *cache.Pair) {
+			a.note = rejectedNote(a, pair)
+			a.bootstrapKubeconfig = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer(a.exec.Cluster.Server, a.exec.Cluster.CertificateAuthorityData), "token: abc"))
+		}, true},
+		"a renewal": {func(a *Authenticator, pair *cache.Pair) { announce(t, a, pair, noon.Add(-time.Hour)) }, true},
+		"lost": {func(a *Authenticator, _ *cache.Pair) {
+			a.bootstrapKubeconfig = writeFile(t, t.TempDir(), "b.conf", kubeconfig(onServer(a.exec.Cluster.Server, a.exec.Cluster.CertificateAuthorityData), "token: abc"))
+			if err := os.Remove(a.dir.File(cache.CurrentFile)); err != nil {
+				t.Fatal(err)
+			}
+		}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, api, pair := postponed(t)
+			c.change(a, pair)
+			err := a.Work(t.Context())
+			if renewed := err == nil && len(api.filed) > 0; renewed != c.renews {
+				t.Errorf("renewed: %v, %v", api.filed, err)
+			}
+		})
+	}
+}
+
+// A node that waits after an outage still checks, so a rotation or a revocation reaches it in time.
+func TestChecksGoOnInThePause(t *testing.T) {
+	for name, c := range map[string]struct {
+		renewals []attestation.Renewal
+		renews   bool
+	}{
+		"none":   {nil, false},
+		"rotate": {[]attestation.Renewal{rotate(nil)}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, api, pair := postponed(t)
+			api.get = configMap(t, c.renewals...)
+			starts := 0
+			start := a.startWorker
+			a.startWorker = func() (id process.ID, err error) { starts++; return start() }
+			if _, err := a.Run(t.Context()); err != nil || starts != 1 {
+				t.Errorf("a run starts %d workers, %v", starts, err)
+			}
+			put(t, a.dir, cache.LockFile, nil, 0o600)
+			before, _ := a.dir.State()
+			if err := a.Work(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			now, err := a.dir.Current()
+			if err != nil || (now.Fingerprint() != pair.Fingerprint()) != c.renews {
+				t.Errorf("renewed: %v, %v", api.filed, err)
+			}
+			state, err := a.dir.State()
+			if err != nil || !c.renews && (state.Failures != spreadFrom || !state.NextAttempt.Equal(before.NextAttempt) || state.Last.Reason != string(APIUnreachable)) {
+				t.Errorf("the check changes the pause: %+v, %v", state, err)
+			}
+			if !c.renews {
+				a.at(noon.Add(time.Minute))
+				mustFail(t, a.Work(t.Context()), APIUnreachable) // no other check yet
+			}
+		})
+	}
+}

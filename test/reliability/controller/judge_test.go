@@ -1,0 +1,450 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	certificatesclient "k8s.io/client-go/kubernetes/typed/certificates/v1"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/csr"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
+)
+
+const (
+	noAudit = "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: None}]\n"
+	// pageSize is how many requests are listed at a time.
+	pageSize = 500
+	// keptProofs is how many proofs impostors have to choose from.
+	keptProofs = 16
+	// cleaners is how many requests are deleted at a time.
+	cleaners = 2
+)
+
+// author is who files a request.
+type author int
+
+const (
+	honest author = iota + 1
+	impostor
+	flooder
+)
+
+// filing is who filed a request, and which node name that machine may have.
+type filing struct {
+	by   author
+	name string
+}
+
+// verdict is what is known of one request.
+type verdict struct {
+	filing
+	// certificate is the SHA-256 of the one that was issued.
+	certificate [sha256.Size]byte
+	refused     string
+	ended       bool
+}
+
+// judge sees each version of each request, and knows who filed it. So it sees each decision.
+type judge struct {
+	c   *campaign
+	api certificatesclient.CertificateSigningRequestInterface
+	// report is told of each wrong decision.
+	report func(format string, args ...any)
+	mu     sync.Mutex
+	all    map[string]*verdict
+	next   chan struct{} // closed to have all requests listed again
+	// restored says that a request may be issued twice: etcd was restored in between.
+	restored bool
+	issued   int
+	wrong    int
+	reasons  map[author]map[string]int
+	proofs   []*certificatesv1.CertificateSigningRequest
+	ended    []ended
+}
+
+// ended is a request that is deleted at a time.
+type ended struct {
+	name string
+	at   time.Time
+}
+
+func newJudge(c *campaign) *judge {
+	config := c.AdminConfig()
+	config.ContentType, config.AcceptContentTypes = "application/vnd.kubernetes.protobuf", "application/vnd.kubernetes.protobuf"
+	api, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return &judge{
+		c: c, report: c.t.Errorf, api: api.CertificatesV1().CertificateSigningRequests(), all: map[string]*verdict{}, next: make(chan struct{}),
+		reasons: map[author]map[string]int{honest: {}, impostor: {}, flooder: {}},
+	}
+}
+
+// filed says who files a request, before it is filed.
+func (j *judge) filed(name string, by filing) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.all[name] = &verdict{filing: by}
+}
+
+// wrap notes whose requests a client files.
+func (j *judge) wrap(by filing) func(http.RoundTripper) http.RoundTripper {
+	return func(next http.RoundTripper) http.RoundTripper {
+		return roundTrip(func(request *http.Request) (*http.Response, error) {
+			if request.Method != http.MethodPost || request.Body == nil {
+				return next.RoundTrip(request)
+			}
+			content, err := io.ReadAll(request.Body)
+			if err != nil {
+				return nil, err
+			}
+			_ = request.Body.Close()
+			object := struct {
+				Metadata struct {
+					Name string `json:"name"`
+				} `json:"metadata"`
+			}{}
+			if err := json.Unmarshal(content, &object); err != nil {
+				return nil, err
+			}
+			j.filed(object.Metadata.Name, by)
+			request.Body = io.NopCloser(bytes.NewReader(content))
+			return next.RoundTrip(request)
+		})
+	}
+}
+
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(request *http.Request) (*http.Response, error) { return f(request) }
+
+// expectRestore tells the judge that etcd is about to be restored. From now on a request may be
+// issued a second time, and a request may be denied because its record is older than it.
+func (j *judge) expectRestore() {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.restored = true
+}
+
+// restart has the judge list all requests again: after a restore its watch waits for versions that
+// are still to come.
+func (j *judge) restart() {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	close(j.next)
+	j.next = make(chan struct{})
+}
+
+// follow lists and watches all requests until ctx ends.
+func (j *judge) follow(ctx context.Context) {
+	for ctx.Err() == nil {
+		j.mu.Lock()
+		next := j.next
+		j.mu.Unlock()
+		within, cancel := context.WithCancel(ctx)
+		go func() {
+			select {
+			case <-next:
+			case <-within.Done():
+			}
+			cancel()
+		}()
+		_ = j.look(within) // what was missed is in the next list
+		cancel()
+		select {
+		case <-ctx.Done():
+		case <-time.After(200 * time.Millisecond): // the API server may be away
+		}
+	}
+}
+
+// look lists, and watches until that breaks off.
+func (j *judge) look(ctx context.Context) error {
+	version, err := j.list(ctx)
+	if err != nil {
+		return err
+	}
+	for {
+		w, err := j.api.Watch(ctx, metav1.ListOptions{ResourceVersion: version, AllowWatchBookmarks: true})
+		if err != nil {
+			return err
+		}
+		events := 0
+		for event := range w.ResultChan() {
+			object, ok := event.Object.(*certificatesv1.CertificateSigningRequest)
+			if !ok {
+				w.Stop()
+				return fmt.Errorf("event %s", event.Type)
+			}
+			events++
+			version = object.ResourceVersion
+			if event.Type == watch.Added || event.Type == watch.Modified {
+				j.see(object)
+			}
+		}
+		if events == 0 {
+			return ctx.Err()
+		}
+	}
+}
+
+func (j *judge) list(ctx context.Context) (version string, err error) {
+	options := metav1.ListOptions{Limit: pageSize}
+	for {
+		page, err := j.api.List(ctx, options)
+		if err != nil {
+			return "", err
+		}
+		for i := range page.Items {
+			j.see(&page.Items[i])
+		}
+		if options.Continue = page.Continue; options.Continue == "" {
+			return page.ResourceVersion, nil
+		}
+	}
+}
+
+// see judges one version of a request.
+func (j *judge) see(object *certificatesv1.CertificateSigningRequest) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	v := j.all[object.Name]
+	if v == nil { // such as one that tries the policies
+		v = &verdict{}
+		j.all[object.Name] = v
+	}
+	if len(object.Status.Certificate) > 0 {
+		j.seeCertificate(v, object)
+	}
+	refusal := ""
+	for _, condition := range object.Status.Conditions {
+		if condition.Type != certificatesv1.CertificateApproved {
+			refusal = condition.Reason
+		}
+	}
+	if refusal != "" && v.refused != refusal {
+		v.refused = refusal
+		if v.by != 0 {
+			j.reasons[v.by][refusal]++
+		}
+		if v.by == honest && !j.allowed(refusal) {
+			j.fault("%s of %s was refused: %+v", object.Name, v.name, object.Status.Conditions)
+		}
+	}
+	if (refusal != "" || len(object.Status.Certificate) > 0) && !v.ended {
+		v.ended = true
+		j.ended = append(j.ended, ended{object.Name, time.Now().Add(j.c.size.kept)})
+	}
+}
+
+// allowed reports whether an honest machine's request may be refused for a reason. A hello ends so,
+// with its proof or its time. After a restore, docs/operations.md says which others there are.
+func (j *judge) allowed(reason string) bool {
+	switch verifier.Reason(reason) {
+	case attestation.ReasonCompleted, attestation.ReasonExpired, verifier.ReasonHelloExpired:
+		return true
+	case verifier.ReasonUnknownCredential, "AttestationChallengeKeyUnknown",
+		// the record was deleted while the machine asked with its bootstrap credential
+		verifier.ReasonNodeAlreadyRegistered,
+		// the record was deleted after the approval, which is valid only together with it
+		verifier.ReasonApprovedWithoutAttestation:
+		return j.restored
+	}
+	return false
+}
+
+// seeCertificate checks that a certificate is for the machine that asked, and its key.
+func (j *judge) seeCertificate(v *verdict, object *certificatesv1.CertificateSigningRequest) {
+	sum := sha256.Sum256(object.Status.Certificate)
+	if v.certificate == sum {
+		return
+	}
+	if v.certificate != ([sha256.Size]byte{}) && !j.restored {
+		j.fault("%s of %s has a second certificate", object.Name, v.name)
+	}
+	v.certificate = sum
+	j.issued++
+	_, leaf, err := csr.ParseCertificates(object.Status.Certificate)
+	if err != nil {
+		j.fault("%s: %v", object.Name, err)
+		return
+	}
+	if v.by != honest || leaf.Subject.CommonName != "system:node:"+v.name || !slices.Equal(leaf.Subject.Organization, []string{"system:nodes"}) || !isFor(leaf, object) {
+		j.fault("%s, which author %d with the name %q filed, has a certificate for %s", object.Name, v.by, v.name, leaf.Subject)
+	}
+	if j.proofs = append(j.proofs, object); len(j.proofs) > keptProofs {
+		j.proofs = j.proofs[1:]
+	}
+}
+
+func isFor(leaf *x509.Certificate, object *certificatesv1.CertificateSigningRequest) bool {
+	block, _ := pem.Decode(object.Spec.Request)
+	if block == nil {
+		return false
+	}
+	request, err := x509.ParseCertificateRequest(block.Bytes)
+	if err != nil {
+		return false
+	}
+	key, ok := request.PublicKey.(*ecdsa.PublicKey)
+	return ok && key.Equal(leaf.PublicKey)
+}
+
+// fault is a wrong decision.
+func (j *judge) fault(format string, args ...any) {
+	j.wrong++
+	if j.wrong <= 20 {
+		j.report("WRONG DECISION: "+format, args...)
+	}
+}
+
+// clean deletes what has ended, as kube-controller-manager does.
+func (j *judge) clean(ctx context.Context) {
+	work := make(chan string)
+	var wait sync.WaitGroup
+	for range cleaners {
+		wait.Go(func() {
+			for name := range work {
+				if err := j.api.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && ctx.Err() == nil && !strings.Contains(err.Error(), "not found") {
+					j.later(name)
+				}
+			}
+		})
+	}
+	defer wait.Wait()
+	defer close(work)
+	for {
+		name := j.due()
+		if name == "" {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(100 * time.Millisecond): // nothing is due
+			}
+			continue
+		}
+		select {
+		case work <- name:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (j *judge) due() string {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if len(j.ended) == 0 || time.Now().Before(j.ended[0].at) {
+		return ""
+	}
+	name := j.ended[0].name
+	j.ended = j.ended[1:]
+	if v := j.all[name]; v != nil {
+		v.ended = false // where it comes back from a backup
+	}
+	return name
+}
+
+// deleteFlood deletes what is left of a flood, as an operator does. The controller would deny it at
+// its deadline.
+func (j *judge) deleteFlood() {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for name, v := range j.all {
+		if v.by == flooder && !v.ended {
+			v.ended = true
+			j.ended = append(j.ended, ended{name, time.Now()})
+		}
+	}
+	slices.SortFunc(j.ended, func(a, b ended) int { return a.at.Compare(b.at) })
+}
+
+// later tries again to delete a request.
+func (j *judge) later(name string) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.ended = append(j.ended, ended{name, time.Now().Add(time.Second)})
+}
+
+// proof returns one of the latest that got a certificate, and nil if there is none yet.
+func (j *judge) proof(n int) *certificatesv1.CertificateSigningRequest {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if len(j.proofs) == 0 {
+		return nil
+	}
+	return j.proofs[n%len(j.proofs)]
+}
+
+// settle waits until the judge has seen all that there is.
+func (j *judge) settle() {
+	if _, err := j.list(j.c.ctx); err != nil {
+		j.c.t.Error(err)
+	}
+}
+
+func (j *judge) failed() bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.wrong > 0
+}
+
+func (j *judge) issuedCount() int {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.issued
+}
+
+// refusedForgeries returns how many requests of impostors were refused.
+func (j *judge) refusedForgeries() (count int) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for _, n := range j.reasons[impostor] {
+		count += n
+	}
+	return count
+}
+
+// summary says how requests of an author ended that got no certificate.
+func (j *judge) summary(by author) string {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	var parts []string
+	for _, reason := range slices.Sorted(maps.Keys(j.reasons[by])) {
+		parts = append(parts, fmt.Sprintf("%s %d", reason, j.reasons[by][reason]))
+	}
+	filed := 0
+	for _, v := range j.all {
+		if v.by == by {
+			filed++
+		}
+	}
+	return fmt.Sprintf("%d requests; %s", filed, strings.Join(parts, ", "))
+}
+
+func (j *judge) wrongCount() int {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.wrong
+}
