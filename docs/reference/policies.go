@@ -9,6 +9,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/revocation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/provider/tpm"
 )
@@ -22,7 +23,7 @@ func makePolicies() (map[string]string, error) {
 # policies match nothing and refuse nothing.
 `}
 	for number := range int32(revocation.Policies) {
-		spec, err := revocation.RenderPolicy(nil, []string{attestation.HelloSignerName, tpm.SignerName})
+		spec, err := revocation.RenderPolicy(v1alpha1.RevocationSliceSpec{}, []string{attestation.HelloSignerName, tpm.SignerName})
 		if err != nil {
 			return nil, err
 		}

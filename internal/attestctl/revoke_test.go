@@ -485,6 +485,33 @@ func TestRevokeStopsWaiting(t *testing.T) {
 	})
 }
 
+// A certificate whose record is deleted is revoked if a list has it. Otherwise the command says that
+// it is not.
+func TestRevokeWithoutRecord(t *testing.T) {
+	removed := func(t *testing.T, a *access, listed bool) script {
+		return script{10 * time.Second: func(ctx context.Context) {
+			r := &v1alpha1.NodeAttestation{}
+			if err := a.records.Get(ctx, client.ObjectKey{Namespace: a.namespace, Name: "worker-2"}, r); err != nil {
+				t.Fatal(err)
+			}
+			if c := r.Status.Certificates[0]; listed {
+				change(t, a.records, &v1alpha1.RevocationSlice{}, listOf(1).Name, func(l *v1alpha1.RevocationSlice) {
+					l.Spec.Certificates = append(l.Spec.Certificates, v1alpha1.RevokedCertificate{SHA256: c.SHA256, NotAfter: c.NotAfter, NodeName: "worker-2"})
+				})
+			}
+			if err := a.records.Delete(ctx, r); err != nil {
+				t.Fatal(err)
+			}
+		}}
+	}
+	bubble(t, revocable(), func(t *testing.T, a *access) script { return removed(t, a, false) }, func(t *testing.T, _ *access, r result, _ time.Duration) {
+		r.want(t, codeNotInForce, "0 certificates revoked, 0 nodes back", "1 certificates are NOT revoked: the records that had them were deleted meanwhile, of 1: worker-2", "hint: once these nodes have records again")
+	}, "revoke", "worker-2", "--reason=r", "--yes")
+	bubble(t, revocable(), func(t *testing.T, a *access) script { return removed(t, a, true) }, func(t *testing.T, _ *access, r result, _ time.Duration) {
+		r.want(t, 0, "1 certificates revoked, 0 nodes back")
+	}, "revoke", "worker-2", "--reason=r", "--yes")
+}
+
 // An API server that is away for a while does not end the wait. A right that is missing does.
 func TestWaitSurvivesErrors(t *testing.T) {
 	for name, c := range map[string]struct {

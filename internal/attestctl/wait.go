@@ -82,6 +82,9 @@ type revocationProgress struct {
 	revoked int
 	back    int
 	waiting []string
+	// lost are nodes with certificates that are neither in a record nor on a list: the controller
+	// cannot revoke them.
+	lost []string
 }
 
 // awaitNodes waits until every node that the plan waits for is back.
@@ -116,8 +119,11 @@ func (i *invocation) awaitNodes(ctx context.Context, a *access, p *revocationPla
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(i.Stdout, "%d certificates revoked, %d nodes back after %s\n", last.revoked, last.back, time.Since(begin).Round(time.Second))
-	return err
+	if _, err = fmt.Fprintf(i.Stdout, "%d certificates revoked, %d nodes back after %s\n", last.revoked, last.back, time.Since(begin).Round(time.Second)); err != nil || len(last.lost) == 0 {
+		return err
+	}
+	return &failure{codeNotInForce, "once these nodes have records again, run the command again",
+		fmt.Errorf("%d certificates are NOT revoked: the records that had them were deleted meanwhile, of %s", p.certificates-last.revoked, text.Names(last.lost))}
 }
 
 // observe reads how far a revocation has come.
@@ -141,25 +147,38 @@ func (a *access) observe(ctx context.Context, p *revocationPlan, now time.Time) 
 	if p.object.Spec.IssuedBefore != nil {
 		before = p.object.Spec.IssuedBefore.Time
 	}
+	lists, err := a.readLists(ctx, p.object.Spec.Cluster)
+	if err != nil {
+		return revocationProgress{}, err
+	}
 	var at revocationProgress
 	for _, n := range p.nodes {
-		left, renewed, recorded := 0, false, len(records[n.name]) > 0
+		left, lost, renewed := 0, 0, false
+		recorded := map[string]*v1alpha1.IssuedCertificate{}
 		for k := range records[n.name] {
-			for _, c := range records[n.name][k].Status.Certificates {
-				switch {
-				case c.Revoked || !now.Before(c.NotAfter.Time):
-				case slices.Contains(n.certificates, c.SHA256):
-					left++
-				case !c.FormerEK && c.Requested != nil && !c.Requested.Time.Before(before):
-					renewed = true
-				}
+			for c := range slices.Values(records[n.name][k].Status.Certificates) {
+				recorded[c.SHA256] = &c
+				renewed = renewed || isNewer(&c, n, before, now)
 			}
 		}
-		revoked := len(n.certificates) - left
-		at.revoked += revoked
+		for _, sum := range n.certificates {
+			c, isRecorded := recorded[sum]
+			_, isListed := lists.entries[sum]
+			switch {
+			case isListed, isRecorded && (c.Revoked || !now.Before(c.NotAfter.Time)):
+				at.revoked++
+			case isRecorded:
+				left++
+			default:
+				lost++
+			}
+		}
+		if lost > 0 {
+			at.lost = append(at.lost, n.name)
+		}
 		waits := n.ready && n.absent == ""
 		switch all := left == 0; {
-		case !recorded: // reset meanwhile: no node comes back under this record
+		case len(records[n.name]) == 0: // no node comes back under this record
 		case waits && all && renewed && nodes[n.name].ready:
 			at.back++
 		case waits, !all && p.atOnce():
@@ -167,6 +186,12 @@ func (a *access) observe(ctx context.Context, p *revocationPlan, now time.Time) 
 		}
 	}
 	return at, nil
+}
+
+// isNewer reports whether a node got a certificate since the revocation that is valid.
+func isNewer(c *v1alpha1.IssuedCertificate, n plannedNode, before, now time.Time) bool {
+	return !c.Revoked && now.Before(c.NotAfter.Time) && !slices.Contains(n.certificates, c.SHA256) &&
+		!c.FormerEK && c.Requested != nil && !c.Requested.Time.Before(before)
 }
 
 // recordsOf returns the records of these nodes, by the node's name.

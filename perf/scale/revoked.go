@@ -36,6 +36,9 @@ const (
 	// policySettles is longer than the API server needs to notice a changed policy: a second.
 	policySettles = 3 * time.Second
 
+	// renewedNode has a new certificate since its old one was revoked.
+	renewedNode = "renewed"
+
 	revocationPolicies = module + "/packaging/kubernetes-revocation/component/policies.yaml"
 )
 
@@ -46,7 +49,7 @@ type leaseholder struct {
 	lease *coordinationv1.Lease
 }
 
-// revokedState is how many certificates of others are revoked while updates are measured.
+// revokedState is how many certificates are revoked while updates are measured.
 type revokedState struct {
 	name string
 	// policies says that the policies of packaging/kubernetes-revocation are there.
@@ -65,14 +68,14 @@ type revokedCost struct {
 func revoked(ctx context.Context, b *bench) error {
 	states := []revokedState{{"no policies", false, 0}, {"policies as shipped", true, 0}, {"1,000 revoked", true, 1000}, {"5,000 revoked", true, 5000}}
 	return b.withControlPlane(ctx, testbed.Options{AuditPolicy: []byte(noAudit)}, func(cp *testbed.ControlPlane) error {
-		holders, err := leaseholders(ctx, cp)
+		holders, renewed, err := leaseholders(ctx, cp)
 		if err != nil {
 			return err
 		}
 		costs := map[string]*revokedCost{}
 		for round := range revokedRounds {
 			for _, s := range states {
-				if err := s.establish(ctx, b, cp); err != nil {
+				if err := s.establish(ctx, b, cp, renewed); err != nil {
 					return fmt.Errorf("%s: %w", s.name, err)
 				}
 				for _, h := range holders {
@@ -134,33 +137,34 @@ func (h *leaseholder) renew(ctx context.Context) (err error) {
 	return err
 }
 
-// leaseholders returns a node with a client certificate, and a service account.
-func leaseholders(ctx context.Context, cp *testbed.ControlPlane) ([]*leaseholder, error) {
-	pair, err := cp.ClientCA().IssueClient("system:node:measured", []string{"system:nodes"}, time.Now().Add(-time.Minute), time.Now().Add(time.Hour))
-	if err != nil {
-		return nil, err
+// leaseholders returns a node with a client certificate, a node that has got a new certificate since
+// its old one was revoked, and a service account. renewed is the fingerprint of the new certificate.
+func leaseholders(ctx context.Context, cp *testbed.ControlPlane) (holders []*leaseholder, renewed string, err error) {
+	for _, name := range []string{"measured", renewedNode} {
+		h := &leaseholder{name: "node"}
+		if h.api, renewed, err = newNode(cp, name); err != nil {
+			return nil, "", err
+		}
+		holders = append(holders, h)
 	}
-	node, err := clientcmd.RESTConfigFromKubeConfig(cp.Kubeconfig(testbed.CertificateUser(pair)))
-	if err != nil {
-		return nil, err
-	}
+	holders[1].name = "node that has renewed"
 	account, err := accountConfig(ctx, cp)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
-	holders := []*leaseholder{{name: "node"}, {name: "service account"}}
-	for i, config := range []*rest.Config{node, account} {
-		config.QPS = -1
-		h := holders[i]
-		if h.api, err = kubernetes.NewForConfig(config); err != nil {
-			return nil, err
-		}
-		lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: []string{"measured", "account"}[i]}}
+	account.QPS = -1
+	h := &leaseholder{name: "service account"}
+	if h.api, err = kubernetes.NewForConfig(account); err != nil {
+		return nil, "", err
+	}
+	holders = append(holders, h)
+	for i, name := range []string{"measured", renewedNode, "account"} {
+		h, lease := holders[i], &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: name}}
 		if h.lease, err = h.api.CoordinationV1().Leases(corev1.NamespaceNodeLease).Create(ctx, lease, metav1.CreateOptions{}); err != nil {
-			return nil, err
+			return nil, "", err
 		}
 	}
-	return holders, nil
+	return holders, renewed, nil
 }
 
 // accountConfig returns the credential of a service account that may do anything.
@@ -187,7 +191,7 @@ func accountConfig(ctx context.Context, cp *testbed.ControlPlane) (*rest.Config,
 }
 
 // establish makes the policies those of a state, and waits until they are in force.
-func (s revokedState) establish(ctx context.Context, b *bench, cp *testbed.ControlPlane) error {
+func (s revokedState) establish(ctx context.Context, b *bench, cp *testbed.ControlPlane, renewed string) error {
 	dir, err := b.folder("revoked")
 	if err != nil {
 		return err
@@ -203,11 +207,11 @@ func (s revokedState) establish(ctx context.Context, b *bench, cp *testbed.Contr
 	if _, err := cp.RunKubectl(ctx, admin, append(args, "--filename="+revocationPolicies)...); err != nil {
 		return err
 	}
-	canary, sum, err := newCanary(cp)
+	canary, sum, err := newNode(cp, "canary")
 	if err != nil {
 		return err
 	}
-	if err := s.fill(ctx, cp.Client(), sum); err != nil {
+	if err := s.fill(ctx, cp.Client(), sum, renewed); err != nil {
 		return err
 	}
 	if s.certificates > 0 {
@@ -222,18 +226,26 @@ func (s revokedState) establish(ctx context.Context, b *bench, cp *testbed.Contr
 	return ctx.Err()
 }
 
-// fill revokes certificates that no node has, and the canary's last. The policies are changed in
-// order, so all are in force once the canary is refused.
-func (s revokedState) fill(ctx context.Context, api kubernetes.Interface, canary string) error {
+// fill revokes a certificate of each of many nodes, which all have a new one. One of these nodes is
+// measured. The canary's certificate is revoked last, and it has no new one. The policies are
+// changed in order, so all are in force once the canary is refused.
+func (s revokedState) fill(ctx context.Context, api kubernetes.Interface, canary, renewed string) error {
 	policies := api.AdmissionregistrationV1().ValidatingAdmissionPolicies()
 	for first := 0; first < s.certificates; first += revocation.SliceCapacity {
-		var list []v1alpha1.RevokedCertificate
+		var list v1alpha1.RevocationSliceSpec
 		for i := first; i < min(first+revocation.SliceCapacity, s.certificates); i++ {
 			sum := sha256.Sum256(fmt.Appendf(nil, "certificate %d", i))
-			list = append(list, v1alpha1.RevokedCertificate{SHA256: hex.EncodeToString(sum[:])})
+			list.Certificates = append(list.Certificates, v1alpha1.RevokedCertificate{SHA256: hex.EncodeToString(sum[:]), NodeName: fmt.Sprintf("ip-10-0-0-%d.compute.internal", i)})
+			sum = sha256.Sum256(sum[:])
+			list.Current = append(list.Current, v1alpha1.CurrentCertificate{SHA256: hex.EncodeToString(sum[:])})
 		}
-		if first+len(list) == s.certificates {
-			list[len(list)-1].SHA256 = canary
+		last := len(list.Certificates) - 1
+		if first == 0 {
+			list.Certificates[last].NodeName, list.Current[last].SHA256 = renewedNode, renewed
+		}
+		if first+last+1 == s.certificates {
+			list.Certificates[0].SHA256, list.Certificates[0].NodeName = canary, "canary"
+			list.Current = list.Current[1:]
 		}
 		spec, err := revocation.RenderPolicy(list, []string{attestation.HelloSignerName})
 		if err != nil {
@@ -251,9 +263,9 @@ func (s revokedState) fill(ctx context.Context, api kubernetes.Interface, canary
 	return nil
 }
 
-// newCanary returns a client with a certificate of its own, and the certificate's fingerprint.
-func newCanary(cp *testbed.ControlPlane) (kubernetes.Interface, string, error) {
-	pair, err := cp.ClientCA().IssueClient("system:node:canary", []string{"system:nodes"}, time.Now().Add(-time.Minute), time.Now().Add(time.Hour))
+// newNode returns a client with a certificate of a node, and the certificate's fingerprint.
+func newNode(cp *testbed.ControlPlane, name string) (kubernetes.Interface, string, error) {
+	pair, err := cp.ClientCA().IssueClient("system:node:"+name, []string{"system:nodes"}, time.Now().Add(-time.Minute), time.Now().Add(time.Hour))
 	if err != nil {
 		return nil, "", err
 	}
@@ -261,6 +273,7 @@ func newCanary(cp *testbed.ControlPlane) (kubernetes.Interface, string, error) {
 	if err != nil {
 		return nil, "", err
 	}
+	config.QPS = -1
 	block, _ := pem.Decode(pair.CertPEM)
 	sum := sha256.Sum256(block.Bytes)
 	api, err := kubernetes.NewForConfig(config)

@@ -6,9 +6,12 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
+	"net/http"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/internal/nodeaccess"
@@ -19,8 +22,16 @@ import (
 )
 
 const (
-	// announcementTimeout bounds each of the two calls of a check.
+	// announcementTimeout bounds each of the two steps of a check.
 	announcementTimeout = 5 * time.Second
+	// reportPause is the time between two tries to report a new certificate that policies refuse.
+	reportPause = 500 * time.Millisecond
+	// refusedGrace is the time after a worker's end in which no refusal counts: policies may not
+	// know the new certificate yet.
+	refusedGrace = time.Minute
+	// refusedRenewal is the name of the renewal of a certificate that the API server refuses. No
+	// announced renewal has it, since it is not the name of an object.
+	refusedRenewal = "(certificate refused)"
 	// underWay bounds the time of a check. A worker that takes longer has died.
 	underWay = time.Minute
 	// maxRenewalName is the maximum length of a name in Kubernetes, in bytes.
@@ -217,9 +228,31 @@ func (w *worker) readAnnouncement(ctx context.Context, to nodeaccess.Access, sta
 			return err
 		}
 	}
+	if announced != nil && renewal == nil && w.writesAreRefused(ctx, to, status.pair) {
+		now := w.now().UTC().Truncate(time.Second)
+		renewal = &cache.Renewal{Name: refusedRenewal, IssuedBefore: now, DueAt: now}
+	}
 	found.Answered, found.Exists = w.now().UTC(), announced != nil
 	found.Certificate, found.Renewal, found.Done = status.pair.Fingerprint(), renewal, done
 	return nil
+}
+
+// writesAreRefused reports whether the API server refuses writes with the certificate because it is
+// revoked, although no announced renewal selects it. That happens if the cluster was restored from a
+// backup, or if the certificate was issued long after its request. A certificate that was just
+// issued may be refused until each API server knows it.
+func (w *worker) writesAreRefused(ctx context.Context, to nodeaccess.Access, pair *cache.Pair) bool {
+	last := readState(w.dir).Last
+	if last != nil && w.now().Sub(last.Finished).Abs() < refusedGrace {
+		return false
+	}
+	return isRevoked(to.TryWrite(ctx, pair.NodeName()))
+}
+
+// isRevoked reports whether an API server's answer says that the certificate is revoked.
+func isRevoked(err error) bool {
+	var refused *nodeaccess.StatusError
+	return errors.As(err, &refused) && refused.Status == http.StatusForbidden && strings.Contains(refused.Message, attestation.MessageRevoked)
 }
 
 // selectRenewal returns the announced renewal that selects a certificate, nil if none does. still
@@ -257,12 +290,26 @@ func (w *worker) report(ctx context.Context, to nodeaccess.Access, pair *cache.P
 	defer cancel()
 	fingerprint := pair.Fingerprint()
 	err := to.Annotate(ctx, pair.NodeName(), attestation.AnnotationCertificate, fingerprint)
+	// the policies may not know the new certificate yet
+	for isRevoked(err) && waited(ctx, reportPause) {
+		err = to.Annotate(ctx, pair.NodeName(), attestation.AnnotationCertificate, fingerprint)
+	}
 	found.ReportProblem = problem(err)
 	if err != nil {
 		found.NotReported = fingerprint
 		return
 	}
 	found.Reported, found.NotReported = fingerprint, ""
+}
+
+// waited waits, and reports whether ctx is still valid.
+func waited(ctx context.Context, pause time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(pause):
+		return true
+	}
 }
 
 // renewalDone adds the announced renewal of the replaced certificate to those that are done, and

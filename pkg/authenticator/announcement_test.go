@@ -29,6 +29,8 @@ type announcer struct {
 	apiServer
 
 	get, patch http.HandlerFunc
+	// tryWrite answers the dry run of a write. It answers 200 if it is nil.
+	tryWrite http.HandlerFunc
 
 	mu      sync.Mutex
 	calls   []string // method and path
@@ -43,6 +45,12 @@ func (s *announcer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}[r.Method+" "+r.URL.Path]
 	if next == nil {
 		s.apiServer.ServeHTTP(w, r)
+		return
+	}
+	if r.URL.Query().Get("dryRun") == "All" {
+		if s.tryWrite != nil {
+			s.tryWrite(w, r)
+		}
 		return
 	}
 	s.mu.Lock()
@@ -411,6 +419,51 @@ func TestAnnouncedRenewal(t *testing.T) {
 	}
 }
 
+// A certificate that the API server refuses as revoked is replaced at the next check, though no
+// announced renewal selects it.
+func TestRefusedCertificateIsReplaced(t *testing.T) {
+	t.Parallel()
+	refused := answerCode(403, `{"message":"leases is forbidden: `+attestation.MessageRevoked+`"}`)
+	for name, c := range map[string]struct {
+		write, get http.HandlerFunc
+		last       time.Duration // ago
+		renews     bool
+	}{
+		"refused":                   {refused, configMap(t), time.Hour, true},
+		"not refused":               {answerCode(200, "{}"), configMap(t), time.Hour, false},
+		"refused, just issued":      {refused, configMap(t), refusedGrace - time.Second, false},
+		"refused, no announcements": {refused, answerCode(404, `{"kind":"Status"}`), time.Hour, false},
+		"suspended":                 {answerCode(403, `{"message":"`+attestation.MessageSuspended+`"}`), configMap(t), time.Hour, false},
+		"by another policy":         {answerCode(403, `{"message":"not on Fridays"}`), configMap(t), time.Hour, false},
+		"overloaded":                {answerCode(429, `{"message":"`+attestation.MessageRevoked+`"}`), configMap(t), time.Hour, false},
+		"no Node":                   {answerCode(404, `{"message":"`+attestation.MessageRevoked+`"}`), configMap(t), time.Hour, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			a, api, old := announced(t)
+			api.get, api.tryWrite = c.get, c.write
+			writeState(t, a, &cache.State{Last: &cache.Result{Request: "r", Finished: noon.Add(-c.last)}})
+			if err := a.Work(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			pair, err := a.dir.Current()
+			if err != nil || (pair.Fingerprint() != old.Fingerprint()) != c.renews || (len(api.filed) > 0) != c.renews {
+				t.Fatalf("filed %q, %v", api.filed, err)
+			}
+			got := found(t, a)
+			if got.Renewal != nil || got.Problem != "" {
+				t.Errorf("found %+v", got)
+			}
+			// the name is not kept when the next announcement is read
+			api.tryWrite = nil
+			a.at(noon.Add(20 * time.Minute))
+			if err := a.Work(t.Context()); err != nil || len(found(t, a).Done) > 0 {
+				t.Errorf("found %+v, %v", found(t, a), err)
+			}
+		})
+	}
+}
+
 // A renewal at an announced moment: client-go asks again by then, and the run then takes the
 // certificate for due.
 func TestAnnouncedMoment(t *testing.T) {
@@ -503,9 +556,9 @@ func TestCertificateIsReported(t *testing.T) {
 	if in := expires(t, a); in > 31*time.Second { // what the check finds besides is not missed
 		t.Errorf("with the report client-go asks again in %s", in)
 	}
-	api.patch = answerCode(403, `{"message":"`+attestation.MessageRevoked+`"}`)
+	api.patch = answerCode(403, `{"message":"nodes is forbidden"}`)
 	report("refused", "GET PATCH")
-	if got := found(t, a); got.Reported != old.Fingerprint() || got.NotReported != next.Fingerprint() || !strings.Contains(got.ReportProblem, "403: "+attestation.MessageRevoked) {
+	if got := found(t, a); got.Reported != old.Fingerprint() || got.NotReported != next.Fingerprint() || !strings.Contains(got.ReportProblem, "403: nodes is forbidden") {
 		t.Errorf("found %+v", got)
 	}
 	if o := a.Overview(); o.Announcement.Reported || !strings.Contains(o.Announcement.ReportProblem, "403") {
@@ -516,8 +569,13 @@ func TestCertificateIsReported(t *testing.T) {
 		t.Errorf("after a refusal client-go asks again in %s", in)
 	}
 	a.at(noon.Add(30 * time.Minute))
-	api.patch = answerCode(200, `{}`)
-	report("the next check", "GET PATCH")
+	left := 2
+	api.patch = func(w http.ResponseWriter, r *http.Request) {
+		if left--; left >= 0 {
+			answerCode(403, `{"message":"`+attestation.MessageRevoked+`"}`)(w, r)
+		}
+	}
+	report("the next check, before the policies know the certificate", "GET PATCH PATCH PATCH")
 
 	api.get = answerCode(404, `{}`)
 	a.at(noon.Add(45 * time.Minute))

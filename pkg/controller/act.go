@@ -45,6 +45,7 @@ type actor struct {
 	recorder      *recorder
 	machineLimits *fairqueue.Limiters
 	lastWrites    lastWrites
+	unpublished   unpublished
 }
 
 // act carries out a decision of the rules. Only two denials are elsewhere: of an expired hello
@@ -204,32 +205,55 @@ func (a *actor) addApproval(ctx context.Context, object *certificatesv1.Certific
 }
 
 // sign issues the certificate. It writes the certificate into the record first, so that each
-// published certificate is in a record.
+// published certificate is in a record. If the node has a revoked certificate, sign publishes the
+// new one once API servers accept its writes.
 func (a *actor) sign(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision) (ctrl.Result, error) {
-	ca, err := a.CA.CA(ctx, a.Now())
-	if err != nil {
-		return ctrl.Result{}, err // the CA was available when the snapshot was made
-	}
-	chain, err := signing.Issue(ca, grantOf(object, d), a.limits(d), s.input.Now, rand.Reader)
-	if err != nil {
-		return ctrl.Result{}, err
-	}
 	record := s.recordFor(d.Grant.Record.Machine)
 	if record == nil {
 		return ctrl.Result{}, errors.New("no record to write the certificate into")
 	}
-	if err := records.AddCertificate(record, object, chain, s.input.Now); err != nil {
+	c := a.unpublished.get(object)
+	if c == nil || !records.HasCertificate(record, c.fingerprint) {
+		var err error
+		if c, err = a.issue(ctx, object, s, d, record); err != nil {
+			return ctrl.Result{}, err
+		}
+	}
+	if wait := a.Revocation.untilAccepted(d.Grant.NodeName, c.fingerprint); wait > 0 {
+		a.unpublished.keep(object, c)
+		s.unpublished = true
+		return ctrl.Result{RequeueAfter: wait}, nil
+	}
+	if err := a.publish(ctx, object, c.chain); err != nil {
 		return ctrl.Result{}, err
+	}
+	a.unpublished.forget(object.Name)
+	s.issued = c.chain
+	return ctrl.Result{}, a.closeHello(ctx, s.input.Hello, object.Name)
+}
+
+// issue issues a certificate and writes it into the record.
+func (a *actor) issue(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision, record *v1alpha1.NodeAttestation) (*issuedCertificate, error) {
+	ca, err := a.CA.CA(ctx, a.Now())
+	if err != nil {
+		return nil, err // the CA was available when the snapshot was made
+	}
+	chain, err := signing.Issue(ca, grantOf(object, d), a.limits(d), s.input.Now, rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	fingerprint, err := signing.Fingerprint(chain)
+	if err != nil {
+		return nil, err
+	}
+	if err := records.AddCertificate(record, object, chain, s.input.Now); err != nil {
+		return nil, err
 	}
 	if err := a.writeRecord(ctx, record); err != nil {
-		return ctrl.Result{}, err
+		return nil, err
 	}
 	s.set(record, a.records.Record(record))
-	if err := a.publish(ctx, object, chain); err != nil {
-		return ctrl.Result{}, err
-	}
-	s.issued = chain
-	return ctrl.Result{}, a.closeHello(ctx, s.input.Hello, object.Name)
+	return &issuedCertificate{object.UID, fingerprint, chain}, nil
 }
 
 // signServing issues a serving certificate. It is in no record, since it authenticates no request
@@ -302,6 +326,9 @@ func (a *actor) finish(ctx context.Context, object *certificatesv1.CertificateSi
 		}
 		if err := a.writeRecord(ctx, record); err != nil {
 			return err
+		}
+		if fingerprint, err := signing.Fingerprint(object.Status.Certificate); err == nil {
+			a.Revocation.untilAccepted(record.Spec.NodeName, fingerprint) // the node has it already
 		}
 		a.recorder.recordIssued(object, hello, a.records.Record(record))
 	}

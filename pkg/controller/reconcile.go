@@ -101,6 +101,7 @@ func (c *Controller) restore(ctx context.Context, object *certificatesv1.Certifi
 func (c *Controller) forget(name string) {
 	c.queue.Forget(name)
 	c.retries.Forget(name)
+	c.actor.unpublished.forget(name)
 }
 
 // decide tries the passes in order until one is sufficient. It carries the decision out, reports
@@ -173,7 +174,7 @@ func (c *Controller) carryOut(ctx context.Context, object *certificatesv1.Certif
 		result, err = c.actor.act(ctx, object, s, decision)
 	}
 	// a published certificate is final, even if closing the hello failed
-	if err == nil || s.issued != nil {
+	if err == nil && !s.unpublished || s.issued != nil {
 		c.reporter.report(ctx, object, s, decision, took)
 	}
 	return result, err

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/go-logr/logr"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
@@ -46,6 +47,15 @@ func (r *Revocation) Rendered(policy string) *admissionv1.ValidatingAdmissionPol
 		return nil
 	}
 	return r.enforcer.Rendered(policy)
+}
+
+// untilAccepted returns how long to wait until API servers accept writes with a new certificate, 0
+// if they do.
+func (r *Revocation) untilAccepted(node, fingerprint string) time.Duration {
+	if r == nil || r.enforcer == nil {
+		return 0
+	}
+	return r.enforcer.UntilAccepted(node, fingerprint)
 }
 
 // addEnforcer makes the enforcer. In audit mode it makes none, since an enforcer writes.

@@ -263,7 +263,7 @@ func TestRevocationPoliciesAreWatched(t *testing.T) {
 	b.becomes(t, corev1.ConditionTrue, preflight.ReasonPoliciesInForce, "")
 
 	// The controller fills it, and somebody empties it.
-	spec, err := revocation.RenderPolicy([]v1alpha1.RevokedCertificate{{SHA256: strings.Repeat("0", 64)}}, []string{attestation.HelloSignerName})
+	spec, err := revocation.RenderPolicy(v1alpha1.RevocationSliceSpec{Certificates: []v1alpha1.RevokedCertificate{{SHA256: strings.Repeat("0", 64), NodeName: "revoked"}}}, []string{attestation.HelloSignerName})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -491,7 +491,7 @@ func (r *revoking) testRevoked(t *testing.T) {
 	}
 	harness.Eventually(t, patience, "the node may write", func() bool { return write() == nil })
 	policy := revocation.PolicyName(4)
-	spec, err := revocation.RenderPolicy([]v1alpha1.RevokedCertificate{{SHA256: r.fingerprint}}, signers)
+	spec, err := revocation.RenderPolicy(v1alpha1.RevocationSliceSpec{Certificates: []v1alpha1.RevokedCertificate{{SHA256: r.fingerprint, NodeName: nodeName}}}, signers)
 	harness.Must(t, err)
 	r.fill(t, policy, spec)
 	harness.Eventually(t, patience, "the certificate is refused", func() bool { return refusedBy(write(), policy) })

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
-	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/revocation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
@@ -37,16 +36,17 @@ func TestInForceWithinTwoSeconds(t *testing.T) {
 	t.Logf("five policies of 1,000 at once: %s after the last of five updates, which took %s", took, time.Since(began)-max(took[0], took[1]))
 	var times []time.Duration
 	for round := range rounds {
-		number, c := int32(round%policies+1), nodeCertificate(t, "soon")
+		number, name := int32(round%policies+1), fmt.Sprintf("soon-%d", round)
+		c, _ := newNode(t, name)
 		for server := range shared.servers {
-			if a := c.do(t.Context(), server, renewal("soon")); a.code != 200 {
+			if a := c.do(t.Context(), server, renewal(name)); a.code != 200 {
 				t.Fatalf("before: %s", a)
 			}
 		}
 		filled[number] = slices.Clone(filled[number])
 		filled[number][1+round] = revoked(c)
 		harness.Must(t, fill(t.Context(), lists{number: filled[number]}))
-		took := awaitRefused(t, "soon", c)
+		took := awaitRefused(t, name, c)
 		times = append(times, took[:]...)
 	}
 	slices.Sort(times)
@@ -76,7 +76,7 @@ func TestAPIServerRestarts(t *testing.T) {
 	harness.Must(t, server.Stop())
 	meanwhile := nodeCertificate(t, "restart")
 	filled[2] = slices.Clone(filled[2])
-	filled[2][0] = v1alpha1.RevokedCertificate{SHA256: meanwhile.sha256}
+	filled[2][0] = revoked(meanwhile)
 	harness.Must(t, fill(ctx, lists{2: filled[2]}))
 
 	probing, stop := context.WithCancel(ctx)

@@ -10,7 +10,6 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"os"
@@ -55,6 +54,8 @@ type bed struct {
 	*testbed.ControlPlane
 	servers [2]*testbed.APIServer
 	admin   kubernetes.Interface
+	// issued are the certificates of nodes. One that was never revoked is current.
+	issued []*credential
 }
 
 var shared *bed
@@ -89,8 +90,11 @@ func (b *bed) prepare(ctx context.Context, kubeconfig string) error {
 
 // credential is what a request is authenticated with, and a client of each API server.
 type credential struct {
-	sha256  string // of the certificate; empty for tokens
-	clients [2]kubernetes.Interface
+	// node and sha256 are those of a node's certificate.
+	node, sha256 string
+	clients      [2]kubernetes.Interface
+	// revoked says that the certificate was on a list.
+	revoked bool
 }
 
 // certificateOf issues a client certificate for a user with groups.
@@ -98,14 +102,15 @@ func certificateOf(t *testing.T, user string, groups ...string) *credential {
 	t.Helper()
 	pair, err := shared.ClientCA().IssueClient(user, groups, time.Now().Add(-time.Minute), time.Now().Add(time.Hour))
 	harness.Must(t, err)
-	block, _ := pem.Decode(pair.CertPEM)
-	sum := sha256.Sum256(block.Bytes)
-	return credentialOf(t, hex.EncodeToString(sum[:]), func(s *testbed.APIServer) []byte { return s.Kubeconfig(testbed.CertificateUser(pair)) })
+	return pairCredential(t, pair)
 }
 
 func nodeCertificate(t *testing.T, node string) *credential {
 	t.Helper()
-	return certificateOf(t, "system:node:"+node, "system:nodes")
+	c := certificateOf(t, "system:node:"+node, "system:nodes")
+	c.node = node
+	shared.issued = append(shared.issued, c)
+	return c
 }
 
 func tokenCredential(t *testing.T, token string) *credential {
@@ -180,28 +185,48 @@ type lists map[int32][]v1alpha1.RevokedCertificate
 
 // revoked is an entry for a certificate.
 func revoked(c *credential) v1alpha1.RevokedCertificate {
-	return v1alpha1.RevokedCertificate{SHA256: c.sha256}
+	c.revoked = true
+	return v1alpha1.RevokedCertificate{SHA256: c.sha256, NodeName: c.node}
 }
 
 func suspended(c *credential) v1alpha1.RevokedCertificate {
-	return v1alpha1.RevokedCertificate{SHA256: c.sha256, Suspended: true}
+	entry := revoked(c)
+	entry.Suspended = true
+	return entry
 }
 
-// others are so many certificates of no node here.
+// others are so many certificates of other nodes, each of another one.
 func others(count int) []v1alpha1.RevokedCertificate {
 	list := make([]v1alpha1.RevokedCertificate, count)
 	for i := range list {
 		sum := sha256.Sum256([]byte(rand.Text()))
 		list[i].SHA256 = hex.EncodeToString(sum[:])
+		list[i].NodeName = "ip-10-0-" + list[i].SHA256[:8] + ".compute.internal"
 	}
 	return list
+}
+
+// withCurrent returns the content of a list: revoked certificates, and the current ones of their
+// nodes.
+func withCurrent(list []v1alpha1.RevokedCertificate) v1alpha1.RevocationSliceSpec {
+	content := v1alpha1.RevocationSliceSpec{Certificates: list}
+	nodes := map[string]bool{}
+	for _, c := range list {
+		nodes[c.NodeName] = true
+	}
+	for _, c := range shared.issued {
+		if nodes[c.node] && !c.revoked {
+			content.Current = append(content.Current, v1alpha1.CurrentCertificate{SHA256: c.sha256, NodeName: c.node})
+		}
+	}
+	return content
 }
 
 // fill writes lists into policies, as the controller does. It does not wait until they are in
 // force.
 func fill(ctx context.Context, what lists) error {
 	for number, list := range what {
-		spec, err := revocation.RenderPolicy(list, signers)
+		spec, err := revocation.RenderPolicy(withCurrent(list), signers)
 		if err != nil {
 			return err
 		}

@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/revocation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
@@ -178,7 +179,7 @@ func TestLimitOfAPolicy(t *testing.T) {
 		all[i].Suspended = true // in two expressions
 	}
 	accepted := func(count int) bool {
-		spec, err := revocation.RenderPolicy(all[:count], signers)
+		spec, err := revocation.RenderPolicy(v1alpha1.RevocationSliceSpec{Certificates: all[:count]}, signers)
 		harness.Must(t, err)
 		policy, err := shared.admin.AdmissionregistrationV1().ValidatingAdmissionPolicies().Get(t.Context(), revocation.PolicyName(number), metav1.GetOptions{})
 		harness.Must(t, err)

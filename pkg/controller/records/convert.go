@@ -116,10 +116,9 @@ func addRecovered(status *v1alpha1.NodeAttestationStatus, c verifier.Certificate
 	if slices.ContainsFunc(status.Certificates, func(known v1alpha1.IssuedCertificate) bool { return known.SHA256 == c.SHA256 }) {
 		return
 	}
-	status.Certificates = status.Certificates[max(0, len(status.Certificates)-maxCertificates+1):]
-	status.Certificates = append(status.Certificates, v1alpha1.IssuedCertificate{
+	status.Certificates = bounded(append(status.Certificates, v1alpha1.IssuedCertificate{
 		SHA256: c.SHA256, NotAfter: metav1.NewTime(c.NotAfter), RequestUID: v1alpha1.RequestRecovered, Noted: true,
-	})
+	}))
 }
 
 // maxEKHistory bounds the former EKs of a record, as the CRD does.
@@ -148,11 +147,39 @@ func HasCertificateFor(record *v1alpha1.NodeAttestation, request types.UID) bool
 	return slices.ContainsFunc(record.Status.Certificates, func(c v1alpha1.IssuedCertificate) bool { return c.RequestUID == request })
 }
 
+// HasCertificate reports whether the record has the certificate with that fingerprint.
+func HasCertificate(record *v1alpha1.NodeAttestation, fingerprint string) bool {
+	return slices.ContainsFunc(record.Status.Certificates, func(c v1alpha1.IssuedCertificate) bool { return c.SHA256 == fingerprint })
+}
+
 // maxCertificates bounds a record's certificates, as the CRD does. A machine that requests too
-// often loses its oldest certificates in the record, and is not locked out. Earlier certificates
-// for the same request are dropped first: they were never published, and the certificate in use may
-// be older.
+// often loses certificates in the record, and is not locked out.
 const maxCertificates = 64
+
+// bounded drops certificates until there are at most maxCertificates. The last one is new. Earlier
+// certificates for the same request are dropped first: they were never published. Then those are
+// dropped that are revoked, which are on a list, and those that end first. So while a certificate
+// that was dropped is valid, the record has one that ends later. Revoking that one refuses the
+// dropped certificate, too.
+func bounded(all []v1alpha1.IssuedCertificate) []v1alpha1.IssuedCertificate {
+	for len(all) > maxCertificates {
+		last := len(all) - 1
+		dropped := slices.IndexFunc(all[:last], func(c v1alpha1.IssuedCertificate) bool { return c.RequestUID == all[last].RequestUID })
+		if dropped < 0 {
+			dropped = slices.IndexFunc(all[:last], func(c v1alpha1.IssuedCertificate) bool { return c.Revoked })
+		}
+		if dropped < 0 {
+			dropped = 0
+			for i, c := range all[:last] {
+				if c.NotAfter.Before(&all[dropped].NotAfter) {
+					dropped = i
+				}
+			}
+		}
+		all = slices.Delete(all, dropped, dropped+1)
+	}
+	return all
+}
 
 // AddCertificate adds the certificate of a request to its record, before it is published.
 func AddCertificate(record *v1alpha1.NodeAttestation, request *certificatesv1.CertificateSigningRequest, chain []byte, now time.Time) error {
@@ -166,13 +193,8 @@ func AddCertificate(record *v1alpha1.NodeAttestation, request *certificatesv1.Ce
 		requested = request.CreationTimestamp.DeepCopy()
 	}
 	record.Status.Certificates = slices.DeleteFunc(record.Status.Certificates, func(c v1alpha1.IssuedCertificate) bool { return c.NotAfter.Time.Before(now) })
-	record.Status.Certificates = append(record.Status.Certificates, v1alpha1.IssuedCertificate{
+	record.Status.Certificates = bounded(append(record.Status.Certificates, v1alpha1.IssuedCertificate{
 		SHA256: hex.EncodeToString(sum[:]), Serial: leaf.SerialNumber.Text(16), NotAfter: metav1.NewTime(leaf.NotAfter), Requested: requested, RequestUID: request.UID, Noted: true,
-	})
-	for len(record.Status.Certificates) > maxCertificates {
-		all := record.Status.Certificates
-		oldest := max(0, slices.IndexFunc(all[:len(all)-1], func(c v1alpha1.IssuedCertificate) bool { return c.RequestUID == request.UID }))
-		record.Status.Certificates = slices.Delete(all, oldest, oldest+1)
-	}
+	}))
 	return nil
 }

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"math/big"
 	"reflect"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -187,5 +188,27 @@ func TestAddNoCertificate(t *testing.T) {
 	record := &v1alpha1.NodeAttestation{}
 	if err := AddCertificate(record, requestNamed("r", "r"), []byte("-----"), time.Now()); err == nil || len(record.Status.Certificates) > 0 {
 		t.Errorf("%v, %+v", err, record.Status)
+	}
+}
+
+// A full record drops what is refused already, then what ends first. So a machine that renews again
+// and again does not remove a stolen certificate from what can be revoked.
+func TestFullRecordDropsWhatEndsFirst(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 11, 25, 12, 0, 0, 0, time.UTC)
+	certificate := func(name string, ends time.Duration) v1alpha1.IssuedCertificate {
+		return v1alpha1.IssuedCertificate{SHA256: name, RequestUID: types.UID(name), NotAfter: metav1.NewTime(now.Add(ends))}
+	}
+	revoked := certificate("revoked", 5*time.Hour)
+	revoked.Revoked = true
+	all := []v1alpha1.IssuedCertificate{certificate("stolen", 4*time.Hour), certificate("short", time.Hour), revoked}
+	for i := range 3 * maxCertificates {
+		all = bounded(append(all, certificate(strconv.Itoa(i), 2*time.Hour)))
+		has := func(name string) bool {
+			return slices.ContainsFunc(all, func(c v1alpha1.IssuedCertificate) bool { return c.SHA256 == name })
+		}
+		if !has("stolen") || !has(strconv.Itoa(i)) || has("revoked") != (i < maxCertificates-3) || has("short") != (i < maxCertificates-2) {
+			t.Fatalf("after %d certificates: stolen %v, revoked %v, short %v", i+1, has("stolen"), has("revoked"), has("short"))
+		}
 	}
 }

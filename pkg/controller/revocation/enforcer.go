@@ -112,6 +112,7 @@ type Enforcer struct {
 	revocations, suspensions, lists, policies toolscache.SharedIndexInformer
 	changed                                   chan struct{}
 	rendered                                  atomic.Pointer[map[string]*admissionv1.ValidatingAdmissionPolicySpec]
+	accepted                                  atomic.Pointer[accepted]
 
 	// The fields below belong to Run's goroutine.
 	condition *telemetry.Condition
@@ -375,7 +376,7 @@ func stored[T any](informer toolscache.SharedIndexInformer) (all []T) {
 
 // writeLists writes the changed lists, the one with the lowest number first. Certificates move to
 // lower numbers only, so a certificate that moves is on two lists for a moment, and never on none.
-func (e *Enforcer) writeLists(ctx context.Context, existing []v1alpha1.RevocationSlice, wanted map[int32][]v1alpha1.RevokedCertificate) error {
+func (e *Enforcer) writeLists(ctx context.Context, existing []v1alpha1.RevocationSlice, wanted map[int32]v1alpha1.RevocationSliceSpec) error {
 	byNumber := map[int32]*v1alpha1.RevocationSlice{}
 	for i := range existing {
 		byNumber[existing[i].Spec.Number] = &existing[i]
@@ -385,18 +386,20 @@ func (e *Enforcer) writeLists(ctx context.Context, existing []v1alpha1.Revocatio
 		if list == nil {
 			list = &v1alpha1.RevocationSlice{}
 			list.Namespace, list.Name, list.Labels, list.OwnerReferences = e.Namespace, fmt.Sprintf("%s-%02d", e.SlicePrefix, number), e.Labels, e.Owners
-			list.Spec = v1alpha1.RevocationSliceSpec{Cluster: e.Cluster, Number: number, Certificates: wanted[number]}
+			list.Spec = wanted[number]
+			list.Spec.Cluster, list.Spec.Number = e.Cluster, number
 			if err := e.Objects.Create(ctx, list); err != nil {
 				return fmt.Errorf("list %d: %w", number, err)
 			}
 			e.unseen[list.Name], e.unseenSince = list.ResourceVersion, time.Now()
 			continue
 		}
-		if equality.Semantic.DeepEqual(list.Spec.Certificates, wanted[number]) {
+		certificates, current := wanted[number].Certificates, wanted[number].Current
+		if equality.Semantic.DeepEqual(list.Spec.Certificates, certificates) && equality.Semantic.DeepEqual(list.Spec.Current, current) {
 			continue
 		}
 		list = list.DeepCopy()
-		list.Spec.Certificates = wanted[number]
+		list.Spec.Certificates, list.Spec.Current = certificates, current
 		if err := e.Objects.Update(ctx, list); err != nil {
 			return fmt.Errorf("list %d: %w", number, err)
 		}
@@ -429,11 +432,14 @@ func (e *Enforcer) writePolicies(ctx context.Context, p plan) (problems []string
 		}
 	}
 	e.rendered.Store(&rendered)
+	failed := map[string]error{}
 	for _, name := range slices.Sorted(maps.Keys(rendered)) {
 		if err := e.writePolicy(ctx, name, rendered[name]); err != nil {
 			problems = append(problems, fmt.Sprintf("policy %s: %s", name, text.Line(err.Error(), 256)))
+			failed[name] = err
 		}
 	}
+	e.accepted.Store(e.accepted.Load().next(p.lists, failed, time.Now()))
 	return problems
 }
 
@@ -472,8 +478,8 @@ func (e *Enforcer) writePolicy(ctx context.Context, name string, spec *admission
 // the plan.
 func (e *Enforcer) gauge(p plan, inForce bool) {
 	var count telemetry.RevokedCertificates
-	for number, certificates := range p.lists {
-		for _, c := range certificates {
+	for number, list := range p.lists {
+		for _, c := range list.Certificates {
 			switch {
 			case number > Policies || !inForce:
 				count.NotInForce++
@@ -490,8 +496,8 @@ func (e *Enforcer) gauge(p plan, inForce bool) {
 // conclude sets the condition: whether each revoked certificate is refused.
 func (e *Enforcer) conclude(ctx context.Context, p plan, problems []string) {
 	beyond := false
-	for number, certificates := range p.lists {
-		beyond = beyond || number > Policies && len(certificates) > 0
+	for number, list := range p.lists {
+		beyond = beyond || number > Policies && len(list.Certificates) > 0
 	}
 	switch {
 	case len(problems) > 0:

@@ -42,7 +42,7 @@ type input struct {
 type plan struct {
 	// lists has the desired content of each list, by number. A list that becomes empty has an
 	// entry, too.
-	lists map[int32][]v1alpha1.RevokedCertificate
+	lists map[int32]v1alpha1.RevocationSliceSpec
 	// marks are the changes of records, by name.
 	marks map[string]mark
 	// suspendedNodes are the names of suspended nodes.
@@ -85,20 +85,24 @@ type planner struct {
 	numbers map[string]int32
 	// suspended has the suspensions, by endorsement key.
 	suspended map[string]*v1alpha1.NodeSuspension
+	// unrecorded has, by node, the current certificates on the lists that no record has: somebody
+	// deleted the record.
+	unrecorded map[string][]v1alpha1.IssuedCertificate
 }
 
 // newPlan makes the plan. It does no I/O.
 func newPlan(in input) plan {
 	p := &planner{
 		input:   in,
-		plan:    plan{lists: map[int32][]v1alpha1.RevokedCertificate{}, marks: map[string]mark{}, statuses: map[string]revocationStatus{}},
+		plan:    plan{lists: map[int32]v1alpha1.RevocationSliceSpec{}, marks: map[string]mark{}, statuses: map[string]revocationStatus{}},
 		entries: map[string]v1alpha1.RevokedCertificate{}, numbers: map[string]int32{},
-		suspended: map[string]*v1alpha1.NodeSuspension{},
+		suspended: map[string]*v1alpha1.NodeSuspension{}, unrecorded: map[string][]v1alpha1.IssuedCertificate{},
 	}
 	for i := range p.suspensions {
 		p.suspended[p.suspensions[i].Spec.EK] = &p.suspensions[i]
 	}
 	p.keep()
+	p.findUnrecorded()
 	for i := range p.records {
 		p.restore(&p.records[i])
 		p.suspend(&p.records[i])
@@ -109,8 +113,8 @@ func newPlan(in input) plan {
 	for i := range p.records {
 		p.mark(&p.records[i])
 	}
-	p.fill()
 	p.nameSuspended()
+	p.fill()
 	return p.plan
 }
 
@@ -119,7 +123,7 @@ func newPlan(in input) plan {
 func (p *planner) keep() {
 	slices.SortFunc(p.existing, func(a, b v1alpha1.RevocationSlice) int { return cmp.Compare(a.Spec.Number, b.Spec.Number) })
 	for _, list := range p.existing {
-		p.lists[list.Spec.Number] = nil
+		p.lists[list.Spec.Number] = v1alpha1.RevocationSliceSpec{}
 		for _, c := range list.Spec.Certificates {
 			if _, ok := p.entries[c.SHA256]; ok || p.now.After(c.NotAfter.Add(pruneDelay)) {
 				continue
@@ -128,6 +132,24 @@ func (p *planner) keep() {
 			// request new ones again.
 			c.Suspended = p.suspended[c.EK] != nil
 			p.entries[c.SHA256], p.numbers[c.SHA256] = c, list.Spec.Number
+		}
+	}
+}
+
+// findUnrecorded finds the current certificates that no record has.
+func (p *planner) findUnrecorded() {
+	known := map[string]bool{}
+	for i := range p.records {
+		for _, c := range p.records[i].Status.Certificates {
+			known[c.SHA256] = true
+		}
+	}
+	for _, list := range p.existing {
+		for _, c := range list.Spec.Current {
+			if _, revoked := p.entries[c.SHA256]; !revoked && !known[c.SHA256] {
+				known[c.SHA256] = true
+				p.unrecorded[c.NodeName] = append(p.unrecorded[c.NodeName], v1alpha1.IssuedCertificate{SHA256: c.SHA256, NotAfter: c.NotAfter, Requested: c.Requested})
+			}
 		}
 	}
 }
@@ -163,12 +185,14 @@ func ekOfCertificate(record *v1alpha1.NodeAttestation, c *v1alpha1.IssuedCertifi
 	return ekOf(record)
 }
 
-// live returns the certificates of a record that have not expired, or expired less than pruneDelay
-// ago.
+// live returns the certificates of a node that have not expired, or expired less than pruneDelay
+// ago: those in its record, and unrecorded ones.
 func (p *planner) live(record *v1alpha1.NodeAttestation) (live []*v1alpha1.IssuedCertificate) {
-	for i := range record.Status.Certificates {
-		if c := &record.Status.Certificates[i]; p.now.Before(c.NotAfter.Add(pruneDelay)) {
-			live = append(live, c)
+	for _, all := range [][]v1alpha1.IssuedCertificate{p.unrecorded[record.Spec.NodeName], record.Status.Certificates} {
+		for i := range all {
+			if p.now.Before(all[i].NotAfter.Add(pruneDelay)) {
+				live = append(live, &all[i])
+			}
 		}
 	}
 	return live
@@ -217,8 +241,7 @@ func (p *planner) revoke(r *v1alpha1.NodeRevocation) {
 		selected[name] = true
 	}
 	status := revocationStatus{complete: true}
-	for i := range p.records {
-		record := &p.records[i]
+	for _, record := range p.nodes() {
 		if r.Spec.All || selected[record.Spec.NodeName] {
 			p.revokeRecord(r, record, before, &status)
 		}
@@ -235,6 +258,21 @@ func (p *planner) revoke(r *v1alpha1.NodeRevocation) {
 		renewal.SpreadSeconds = int(seconds(r.Spec.SpreadSeconds, defaultSpread) / time.Second)
 	}
 	p.announcement.Renewals = append(p.announcement.Renewals, renewal)
+}
+
+// nodes returns the records. A node that has only unrecorded certificates has an empty record.
+func (p *planner) nodes() (all []*v1alpha1.NodeAttestation) {
+	recorded := map[string]bool{}
+	for i := range p.records {
+		all = append(all, &p.records[i])
+		recorded[p.records[i].Spec.NodeName] = true
+	}
+	for _, name := range slices.Sorted(maps.Keys(p.unrecorded)) {
+		if !recorded[name] {
+			all = append(all, &v1alpha1.NodeAttestation{Spec: v1alpha1.NodeAttestationSpec{NodeName: name}})
+		}
+	}
+	return all
 }
 
 // revokeRecord applies a revocation to the certificates of one machine.
@@ -307,15 +345,18 @@ func (p *planner) mark(record *v1alpha1.NodeAttestation) {
 }
 
 // nameSuspended collects the names of suspended nodes, from records, from certificates and from the
-// suspensions.
+// suspensions. A name is not suspended if the record of another machine has it: a machine can be
+// replaced under its node name, and another cluster can have a node of the same name.
 func (p *planner) nameSuspended() {
-	names := map[string]bool{}
+	names, taken := map[string]bool{}, map[string]bool{}
 	for _, s := range p.suspensions {
 		names[s.Spec.NodeName] = true
 	}
 	for i := range p.records {
 		if p.suspended[ekOf(&p.records[i])] != nil {
 			names[p.records[i].Spec.NodeName] = true
+		} else {
+			taken[p.records[i].Spec.NodeName] = true
 		}
 	}
 	for _, c := range p.entries {
@@ -324,32 +365,102 @@ func (p *planner) nameSuspended() {
 		}
 	}
 	delete(names, "")
+	for name := range taken {
+		delete(names, name)
+	}
 	p.suspendedNodes = slices.Sorted(maps.Keys(names))
+	for sum, c := range p.entries {
+		c.NodeSuspended = c.Suspended && names[c.NodeName]
+		p.entries[sum] = c
+	}
 }
 
 // fill distributes the certificates over the lists. A certificate that is on a list stays there. If
 // that list has no policy, the certificate moves to a list with a policy once there is room.
 func (p *planner) fill() {
-	used := map[int32]int{}
-	for _, number := range p.numbers {
-		used[number]++
+	type content struct{ certificates, names int }
+	used := map[int32]content{}
+	take := func(number int32, c v1alpha1.RevokedCertificate, sign int) {
+		u := used[number]
+		used[number] = content{u.certificates + sign, u.names + sign*len(listOf([]string{userPrefix + c.NodeName}))}
 	}
-	room := func() int32 {
+	for sum, number := range p.numbers {
+		take(number, p.entries[sum], 1)
+	}
+	room := func(c v1alpha1.RevokedCertificate) int32 {
 		number := int32(1)
-		for used[number] >= SliceCapacity {
+		for used[number].certificates >= SliceCapacity || used[number].names+len(c.NodeName)+len(userPrefix)+4 > maxNames {
 			number++
 		}
 		return number
 	}
 	for _, sum := range slices.Sorted(maps.Keys(p.entries)) {
-		number := p.numbers[sum]
-		if to := room(); number == 0 || number > Policies && to <= Policies {
-			used[to]++
+		c, number := p.entries[sum], p.numbers[sum]
+		if to := room(c); number == 0 || number > Policies && to <= Policies {
 			if number > 0 {
-				used[number]--
+				take(number, c, -1)
 			}
+			take(to, c, 1)
 			number = to
 		}
-		p.lists[number] = append(p.lists[number], p.entries[sum])
+		list := p.lists[number]
+		list.Certificates = append(list.Certificates, c)
+		p.lists[number] = list
+	}
+	current := p.currentByNode()
+	for number, list := range p.lists {
+		list.Current = currentOf(list.Certificates, current)
+		p.lists[number] = list
+	}
+}
+
+// currentByNode returns the certificates that are not revoked, the newest first, of each node with
+// a revoked one.
+func (p *planner) currentByNode() map[string][]v1alpha1.CurrentCertificate {
+	current := map[string][]v1alpha1.CurrentCertificate{}
+	for _, c := range p.entries {
+		current[c.NodeName] = nil
+	}
+	for _, record := range p.nodes() {
+		name := record.Spec.NodeName
+		if _, affected := current[name]; !affected {
+			continue
+		}
+		for _, c := range p.live(record) {
+			if _, revoked := p.entries[c.SHA256]; !revoked {
+				current[name] = append(current[name], v1alpha1.CurrentCertificate{SHA256: c.SHA256, NotAfter: c.NotAfter, NodeName: name, Requested: c.Requested})
+			}
+		}
+	}
+	for _, certificates := range current {
+		slices.SortFunc(certificates, func(a, b v1alpha1.CurrentCertificate) int {
+			return cmp.Or(requestTime(b).Compare(requestTime(a)), cmp.Compare(a.SHA256, b.SHA256))
+		})
+	}
+	return current
+}
+
+func requestTime(c v1alpha1.CurrentCertificate) time.Time {
+	if c.Requested == nil {
+		return time.Time{}
+	}
+	return c.Requested.Time
+}
+
+// currentOf returns the current certificates of the nodes on a list. If there are more than
+// maxCurrent, it returns the newest of each node, and at least four.
+func currentOf(revoked []v1alpha1.RevokedCertificate, current map[string][]v1alpha1.CurrentCertificate) (all []v1alpha1.CurrentCertificate) {
+	names := map[string]bool{}
+	for _, c := range revoked {
+		names[c.NodeName] = true
+	}
+	for most := 64; ; most /= 2 { // a record has at most 64
+		all = nil
+		for _, name := range slices.Sorted(maps.Keys(names)) {
+			all = append(all, current[name][:min(most, len(current[name]))]...)
+		}
+		if len(all) <= maxCurrent {
+			return all
+		}
 	}
 }

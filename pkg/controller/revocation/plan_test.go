@@ -50,18 +50,31 @@ func revocation(mode v1alpha1.RevocationMode, nodes ...string) v1alpha1.NodeRevo
 
 // listed returns the lists of a plan, as the next round finds them.
 func (p plan) listed() (lists []v1alpha1.RevocationSlice) {
-	for number, certificates := range p.lists {
-		l := v1alpha1.RevocationSlice{}
-		l.Spec.Number, l.Spec.Certificates = number, certificates
+	for number, list := range p.lists {
+		l := v1alpha1.RevocationSlice{Spec: list}
+		l.Spec.Number = number
 		lists = append(lists, l)
 	}
 	return lists
 }
 
+// current returns the names of the current certificates on lists.
+func (p plan) current() (names []string) {
+	for _, list := range p.lists {
+		for _, c := range list.Current {
+			var text []byte
+			_, _ = fmt.Sscanf(c.SHA256[:6], "%x", &text)
+			names = append(names, string(text))
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
 // revoked returns the names of the certificates on lists, those of suspended machines with a mark.
 func (p plan) revoked() (names []string) {
-	for _, certificates := range p.lists {
-		for _, c := range certificates {
+	for _, list := range p.lists {
+		for _, c := range list.Certificates {
 			name := strings.TrimRight(c.SHA256, "0")
 			var text []byte
 			if _, err := fmt.Sscanf(name+strings.Repeat("0", len(name)%2), "%x", &text); err != nil {
@@ -263,11 +276,11 @@ func TestLists(t *testing.T) {
 	in := input{now: noon.Add(time.Second), records: records, revocations: []v1alpha1.NodeRevocation{revocation(v1alpha1.RevokeImmediately)}}
 	p := newPlan(in)
 	for number := int32(1); number <= Policies; number++ {
-		if got := len(p.lists[number]); got != SliceCapacity {
+		if got := len(p.lists[number].Certificates); got != SliceCapacity {
 			t.Errorf("list %d has %d", number, got)
 		}
 	}
-	if got := len(p.lists[Policies+1]); got != 1 {
+	if got := len(p.lists[Policies+1].Certificates); got != 1 {
 		t.Errorf("beyond the policies there are %d", got)
 	}
 	if got := len(p.statuses["r"].waiting); got != maxWaiting {
@@ -276,12 +289,12 @@ func TestLists(t *testing.T) {
 	// Nothing moves without a cause, and the one without a policy moves as soon as one has ended.
 	in.existing = p.listed()
 	again := newPlan(in)
-	for number, certificates := range p.lists {
-		if !slices.Equal(certificates, again.lists[number]) {
+	for number, list := range p.lists {
+		if !slices.Equal(list.Certificates, again.lists[number].Certificates) {
 			t.Errorf("list %d has changed", number)
 		}
 	}
-	ended := p.lists[3][7]
+	ended := p.lists[3].Certificates[7]
 	for i := range in.existing {
 		for j := range in.existing[i].Spec.Certificates {
 			if c := &in.existing[i].Spec.Certificates[j]; c.SHA256 == ended.SHA256 {
@@ -291,17 +304,132 @@ func TestLists(t *testing.T) {
 	}
 	in.records, in.revocations = nil, nil
 	moved := newPlan(in)
-	if len(moved.lists[Policies+1]) != 0 || len(moved.lists[3]) != SliceCapacity || len(moved.revoked()) != Policies*SliceCapacity {
-		t.Errorf("%d are left beyond the policies", len(moved.lists[Policies+1]))
+	if len(moved.lists[Policies+1].Certificates) != 0 || len(moved.lists[3].Certificates) != SliceCapacity || len(moved.revoked()) != Policies*SliceCapacity {
+		t.Errorf("%d are left beyond the policies", len(moved.lists[Policies+1].Certificates))
 	}
 	// A crash between two writes leaves a certificate on two lists.
 	in.existing = moved.listed()
 	for i := range in.existing {
 		if in.existing[i].Spec.Number == Policies+1 {
-			in.existing[i].Spec.Certificates = p.lists[Policies+1]
+			in.existing[i].Spec.Certificates = p.lists[Policies+1].Certificates
 		}
 	}
-	if got := newPlan(in); len(got.lists[Policies+1]) != 0 || len(got.revoked()) != Policies*SliceCapacity {
+	if got := newPlan(in); len(got.lists[Policies+1].Certificates) != 0 || len(got.revoked()) != Policies*SliceCapacity {
 		t.Errorf("it is on two lists: %d", len(got.revoked()))
+	}
+}
+
+// The policy of a list allows the certificates of its nodes that are not revoked, and no others.
+// They stay on the list if the record is lost, and can be revoked then, too.
+func TestCurrentCertificates(t *testing.T) {
+	t.Parallel()
+	in := input{
+		now: noon.Add(time.Second),
+		records: []v1alpha1.NodeAttestation{
+			record("a", issued("old", time.Hour), issued("new", -time.Second)), record("b", issued("oth", time.Hour)),
+		},
+		revocations: []v1alpha1.NodeRevocation{revocation(v1alpha1.RevokeImmediately, "a")},
+	}
+	p := newPlan(in)
+	if got := p.current(); !slices.Equal(got, []string{"new"}) {
+		t.Fatalf("current: %q", got)
+	}
+	in.existing, in.revocations = p.listed(), nil
+	in.records[0].Status.Certificates = append(in.records[0].Status.Certificates, issued("two", -2*time.Second))
+	if got := newPlan(in).current(); !slices.Equal(got, []string{"new", "two"}) {
+		t.Errorf("renewed: %q", got)
+	}
+	// the record is lost, and then recreated
+	in.records = in.records[1:]
+	if got := newPlan(in).current(); !slices.Equal(got, []string{"new"}) {
+		t.Errorf("without the record: %q", got)
+	}
+	in.records = append(in.records, record("a", issued("tri", -3*time.Second)))
+	if got := newPlan(in).current(); !slices.Equal(got, []string{"new", "tri"}) {
+		t.Errorf("with another record: %q", got)
+	}
+	// the node is revoked again, without a record
+	in.records = in.records[:1]
+	again := revocation(v1alpha1.RevokeImmediately, "a")
+	again.CreationTimestamp = metav1.NewTime(noon.Add(time.Minute))
+	in.now, in.revocations = noon.Add(time.Minute), []v1alpha1.NodeRevocation{again}
+	p = newPlan(in)
+	if got := p.revoked(); !slices.Equal(got, []string{"new", "old"}) || len(p.current()) > 0 {
+		t.Errorf("revoked again: %q, current: %q", got, p.current())
+	}
+	if s := p.statuses["r"]; s.complete || s.nodes != 1 || s.revoked != 1 || len(p.marks) > 0 {
+		t.Errorf("revoked again: %+v, marks %+v", s, p.marks)
+	}
+	// after the end of the revoked certificate nothing of the node is refused
+	in.revocations, in.now = nil, noon.Add(time.Hour+pruneDelay+time.Second)
+	if p := newPlan(in); len(p.revoked())+len(p.current()) > 0 {
+		t.Errorf("ended: %q, %q", p.revoked(), p.current())
+	}
+}
+
+// A list with too many current certificates keeps the newest of each node.
+func TestTooManyCurrentCertificates(t *testing.T) {
+	t.Parallel()
+	in := input{now: noon.Add(time.Hour / 2), revocations: []v1alpha1.NodeRevocation{revocation(v1alpha1.RevokeImmediately)}}
+	for i := range SliceCapacity {
+		r := record(fmt.Sprintf("n%03d", i), issued(fmt.Sprintf("o%03d", i), time.Hour))
+		for k := range 8 {
+			r.Status.Certificates = append(r.Status.Certificates, issued(fmt.Sprintf("c%03d-%d", i, k), -time.Duration(k)*time.Second))
+		}
+		in.records = append(in.records, r)
+	}
+	list := newPlan(in).lists[1]
+	if len(list.Current) != maxCurrent {
+		t.Fatalf("%d", len(list.Current))
+	}
+	for i, c := range list.Current {
+		if want := digits(fmt.Sprintf("c%03d-%d", i/4, 7-i%4)); c.SHA256 != want {
+			t.Fatalf("%d is %s, want %s", i, c.SHA256, want)
+		}
+	}
+}
+
+// A list takes fewer certificates if the names of their nodes are long.
+func TestLongNames(t *testing.T) {
+	t.Parallel()
+	in := input{now: noon.Add(time.Second), revocations: []v1alpha1.NodeRevocation{revocation(v1alpha1.RevokeImmediately)}}
+	for i := range SliceCapacity {
+		in.records = append(in.records, record(fmt.Sprintf("n%03d", i), issued(fmt.Sprintf("c%03d", i), time.Hour)))
+		in.records[i].Spec.NodeName = strings.Repeat("x", 249) + fmt.Sprintf("-%03d", i)
+	}
+	p := newPlan(in)
+	if len(p.lists) != 3 {
+		t.Errorf("%d lists", len(p.lists))
+	}
+	for number, list := range p.lists {
+		if spec, err := RenderPolicy(list, signers); err != nil || len(spec.MatchConditions[0].Expression) > 100_000 {
+			t.Errorf("list %d: %v, %d", number, err, len(spec.MatchConditions[0].Expression))
+		}
+	}
+	in.existing = p.listed()
+	if again := newPlan(in); len(again.lists) != 3 || len(again.lists[1].Certificates) != len(p.lists[1].Certificates) {
+		t.Error("they move without a cause")
+	}
+}
+
+// Tokens are refused by the name of their node. Another machine that has that name now keeps its
+// tokens.
+func TestNamesOfSuspendedNodes(t *testing.T) {
+	t.Parallel()
+	a, b := record("a", issued("one", time.Hour)), record("b")
+	in := input{now: noon, records: []v1alpha1.NodeAttestation{a, b}, suspensions: []v1alpha1.NodeSuspension{
+		suspension(digits("ek-a")), suspension(digits("lost")), suspension(digits("replaced")),
+	}}
+	in.suspensions[1].Spec.NodeName, in.suspensions[2].Spec.NodeName = "lost", "b"
+	p := newPlan(in)
+	if !slices.Equal(p.suspendedNodes, []string{"a", "lost"}) || !p.lists[1].Certificates[0].NodeSuspended {
+		t.Errorf("%q, %+v", p.suspendedNodes, p.lists)
+	}
+	// machine b replaces machine a: the certificate of a stays suspended, and the node is not
+	in.existing, in.records = p.listed(), in.records[1:]
+	in.records[0].Spec.NodeName = "a"
+	p = newPlan(in)
+	if c := p.lists[1].Certificates[0]; !slices.Equal(p.suspendedNodes, []string{"b", "lost"}) || c.NodeSuspended || !c.Suspended {
+		t.Errorf("%q, %+v", p.suspendedNodes, p.lists)
 	}
 }

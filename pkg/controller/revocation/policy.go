@@ -18,9 +18,15 @@ import (
 const (
 	// Policies is the number of admission policies for revoked certificates in a release.
 	Policies = 10
-	// SliceCapacity is the maximum number of certificates on one list and in its policy. An
-	// expression has at most 100,000 code points (apiserver/pkg/cel), and a fingerprint takes 79.
+	// SliceCapacity is the maximum number of revoked certificates on one list. An expression has at
+	// most 100,000 code points (apiserver/pkg/cel), and a fingerprint takes 79.
 	SliceCapacity = 1000
+	// maxCurrent is the maximum number of current certificates on one list.
+	maxCurrent = 4 * SliceCapacity
+	// maxNames is the maximum length of the user names in a policy, in code points.
+	maxNames = 99_000
+	// userPrefix begins the user name of a node, and x509Prefix the credential ID of a certificate.
+	userPrefix, x509Prefix = "system:node:", "X509SHA256="
 )
 
 // PolicyName returns the name of the policy for the list of that number, and of the policy's
@@ -36,60 +42,108 @@ var (
 	signerPattern      = regexp.MustCompile(`^[-a-z0-9.]+/[-A-Za-z0-9._:]+$`)
 )
 
-// RenderPolicy returns the policy that refuses writes with these certificates. A certificate that
-// is not suspended may still create CertificateSigningRequests for these signers, so that the
-// machine can get a new certificate by its evidence.
+// RenderPolicy returns the policy of a list. It refuses the writes of each node with a revoked
+// certificate on the list, except with the list's current certificates. An API server names a
+// certificate by the SHA-256 of its bytes, which include the CA's signature, and a signature has
+// several encodings. So a list of revoked fingerprints would not stop a thief.
 //
-// The fingerprints are literals. A policy with a parameter object refuses every write of the
+// A node that is not suspended may still create CertificateSigningRequests for these signers, so
+// that the machine can get a new certificate by its evidence.
+//
+// Names and fingerprints are literals. A policy with a parameter object refuses every write of the
 // cluster while that object is missing, or fails open.
 //
-// Without certificates, the policy matches no resource, and the API server does not evaluate it.
-func RenderPolicy(certificates []v1alpha1.RevokedCertificate, signers []string) (admissionv1.ValidatingAdmissionPolicySpec, error) {
-	var all, suspended []string
-	for _, c := range certificates {
-		if !fingerprintPattern.MatchString(c.SHA256) {
-			return admissionv1.ValidatingAdmissionPolicySpec{}, fmt.Errorf("%.80q is no fingerprint", c.SHA256)
-		}
-		all = append(all, "X509SHA256="+c.SHA256)
-		if c.Suspended {
-			suspended = append(suspended, "X509SHA256="+c.SHA256)
-		}
+// Without revoked certificates, the policy matches no resource, and the API server does not
+// evaluate it.
+func RenderPolicy(list v1alpha1.RevocationSliceSpec, signers []string) (admissionv1.ValidatingAdmissionPolicySpec, error) {
+	r, err := requestersOf(list)
+	if err != nil {
+		return admissionv1.ValidatingAdmissionPolicySpec{}, err
 	}
 	for _, signer := range signers {
 		if !signerPattern.MatchString(signer) {
 			return admissionv1.ValidatingAdmissionPolicySpec{}, fmt.Errorf("%.80q is no signer", signer)
 		}
 	}
-	constraints, conditions := match("revoked", credentialIDs, all)
+	condition := ""
+	if len(r.nodes) > 0 {
+		condition = "has(request.userInfo.username) && request.userInfo.username in " + listOf(r.nodes)
+	}
+	constraints, conditions := match("revoked", condition)
+	variables := []admissionv1.Variable{
+		// Users that are impersonated have no credential.
+		{Name: "credentials", Expression: fmt.Sprintf("has(request.userInfo.extra) && '%[1]s' in request.userInfo.extra\n  ? request.userInfo.extra['%[1]s'] : []", credentialIDs)},
+		{Name: "suspended", Expression: "request.userInfo.username in " + listOf(r.suspendedNodes) + "\n  || " + hasCredentialIn(r.suspended)},
+		// This exception is safe: the controller decides by evidence, and issues certificates
+		// only for the machine's own node name.
+		{Name: "attesting", Expression: "request.operation == 'CREATE' && (!has(request.subResource) || request.subResource == '')\n" +
+			"  && request.resource.group == 'certificates.k8s.io' && request.resource.resource == 'certificatesigningrequests'\n" +
+			"  && object.spec.signerName in " + listOf(signers)},
+	}
+	// One expression has room for SliceCapacity fingerprints.
+	isCurrent := "false"
+	for i, part := range slices.Collect(slices.Chunk(slices.Sorted(slices.Values(r.current)), SliceCapacity)) {
+		name := fmt.Sprintf("current%d", i+1)
+		variables = append(variables, admissionv1.Variable{Name: name, Expression: hasCredentialIn(part)})
+		isCurrent += " || variables." + name
+	}
+	isCurrent = strings.TrimPrefix(isCurrent, "false || ")
 	reason := metav1.StatusReasonForbidden
 	return admissionv1.ValidatingAdmissionPolicySpec{
 		FailurePolicy:    new(admissionv1.Fail),
 		MatchConstraints: constraints, MatchConditions: conditions,
-		Variables: []admissionv1.Variable{
-			{Name: "suspended", Expression: extraIn(credentialIDs, suspended)},
-			// This exception is safe: the controller decides by evidence, and issues certificates
-			// only for the machine's own node name.
-			{Name: "attesting", Expression: "request.operation == 'CREATE' && (!has(request.subResource) || request.subResource == '')\n" +
-				"  && request.resource.group == 'certificates.k8s.io' && request.resource.resource == 'certificatesigningrequests'\n" +
-				"  && object.spec.signerName in " + listOf(signers)},
-		},
+		Variables: variables,
 		Validations: []admissionv1.Validation{
-			{Expression: "!variables.suspended", Message: attestation.MessageSuspended, Reason: &reason},
-			{Expression: "variables.suspended || variables.attesting", Message: attestation.MessageRevoked, Reason: &reason},
+			{Expression: "!variables.suspended || " + isCurrent, Message: attestation.MessageSuspended, Reason: &reason},
+			{Expression: "variables.suspended || variables.attesting || " + isCurrent, Message: attestation.MessageRevoked, Reason: &reason},
 		},
 	}, nil
 }
 
-// match returns the constraints of a policy that matches each write by a requester with one of the
-// values under a key of its extra. Without values it matches no resource. Defaults are set, so that
-// the result equals what the API server stores.
-func match(name, key string, values []string) (*admissionv1.MatchResources, []admissionv1.MatchCondition) {
+// requesters are the requesters that a list is about, as the API server names them.
+type requesters struct {
+	// nodes are the users with a revoked certificate. suspendedNodes are those of them that are
+	// suspended whatever their certificate is.
+	nodes, suspendedNodes []string
+	// suspended are the suspended certificates of other nodes, and current those that are not
+	// revoked.
+	suspended, current []string
+}
+
+func requestersOf(list v1alpha1.RevocationSliceSpec) (r requesters, err error) {
+	for _, c := range list.Certificates {
+		if !nodeNamePattern.MatchString(c.NodeName) || !fingerprintPattern.MatchString(c.SHA256) {
+			return r, fmt.Errorf("certificate %.80q of %.80q: no fingerprint, or no name of a node", c.SHA256, c.NodeName)
+		}
+		r.nodes = append(r.nodes, userPrefix+c.NodeName)
+		switch {
+		case c.NodeSuspended:
+			r.suspendedNodes = append(r.suspendedNodes, userPrefix+c.NodeName)
+		case c.Suspended:
+			r.suspended = append(r.suspended, x509Prefix+c.SHA256)
+		}
+	}
+	for _, c := range list.Current {
+		if !fingerprintPattern.MatchString(c.SHA256) {
+			return r, fmt.Errorf("%.80q is no fingerprint", c.SHA256)
+		}
+		r.current = append(r.current, x509Prefix+c.SHA256)
+	}
+	return r, nil
+}
+
+// hasCredentialIn returns an expression that is true if the requester has one of the credentials.
+func hasCredentialIn(credentials []string) string {
+	return "variables.credentials.exists(id, id in " + listOf(credentials) + ")"
+}
+
+// match returns the constraints of a policy that matches each write for which the condition is
+// true. Without a condition it matches no resource. Defaults are set, so that the result equals what
+// the API server stores.
+func match(name, condition string) (*admissionv1.MatchResources, []admissionv1.MatchCondition) {
 	rule := admissionv1.Rule{APIGroups: []string{"*"}, APIVersions: []string{"*"}, Resources: []string{"*/*"}, Scope: new(admissionv1.AllScopes)}
 	operations := []admissionv1.OperationType{admissionv1.Create, admissionv1.Update, admissionv1.Delete, admissionv1.Connect}
-	// An expression that fails refuses the write, so the key is checked first. Users of bootstrap
-	// tokens have no extra.
-	condition := fmt.Sprintf("has(request.userInfo.extra) && '%s' in request.userInfo.extra\n  && %s", key, extraIn(key, values))
-	if len(values) == 0 {
+	if condition == "" {
 		rule.APIGroups, rule.Resources = []string{v1alpha1.GroupVersion.Group}, []string{"nothing-is-" + name}
 		operations, condition = operations[:1], "false"
 	}
@@ -101,15 +155,9 @@ func match(name, key string, values []string) (*admissionv1.MatchResources, []ad
 	}, []admissionv1.MatchCondition{{Name: name, Expression: condition}}
 }
 
-// extraIn returns an expression that is true if the requester has one of the values under a key of
-// its extra.
-func extraIn(key string, values []string) string {
-	return fmt.Sprintf("request.userInfo.extra['%s'].exists(value, value in %s)", key, listOf(values))
-}
-
-// listOf returns a list of literals in CEL. The elements must have no quotes.
+// listOf returns a list of literals in CEL, without duplicates. The elements must have no quotes.
 func listOf(elements []string) string {
-	elements = slices.Sorted(slices.Values(elements))
+	elements = slices.Compact(slices.Sorted(slices.Values(elements)))
 	if len(elements) == 0 {
 		return "[]"
 	}

@@ -46,7 +46,14 @@ func RenderTokenPolicy(nodes []string) (spec admissionv1.ValidatingAdmissionPoli
 		}
 	}
 	nodes, omitted = nodes[:fit], nodes[fit:]
-	constraints, conditions := match("suspended", tokenNodeNames, nodes)
+	condition := ""
+	if len(nodes) > 0 {
+		// An expression that fails refuses the write, so the key is checked first. Users of
+		// bootstrap tokens have no extra.
+		condition = fmt.Sprintf("has(request.userInfo.extra) && '%[1]s' in request.userInfo.extra\n"+
+			"  && request.userInfo.extra['%[1]s'].exists(value, value in %[2]s)", tokenNodeNames, listOf(nodes))
+	}
+	constraints, conditions := match("suspended", condition)
 	reason := metav1.StatusReasonForbidden
 	return admissionv1.ValidatingAdmissionPolicySpec{
 		FailurePolicy:    new(admissionv1.Fail),

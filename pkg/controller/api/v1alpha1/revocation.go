@@ -201,8 +201,8 @@ type NodeSuspensionList struct {
 }
 
 // RevocationSlice has up to 1,000 revoked certificates of a cluster that have not expired. One
-// admission policy refuses writes with the certificates of one slice. Only the controller writes
-// it.
+// admission policy refuses the writes of their nodes, except with the slice's current certificates.
+// Only the controller writes it.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:storageversion
@@ -241,6 +241,42 @@ type RevocationSliceSpec struct {
 	// +listType=map
 	// +listMapKey=sha256
 	Certificates []RevokedCertificate `json:"certificates,omitempty"`
+	// Current are certificates of the same nodes that are not revoked. The policy refuses all
+	// others of these nodes: a revoked certificate can be encoded in another way, and then has
+	// another fingerprint.
+	//
+	// +kubebuilder:validation:MaxItems=4000
+	// +listType=map
+	// +listMapKey=sha256
+	Current []CurrentCertificate `json:"current,omitempty"`
+}
+
+// CurrentCertificate is a certificate that is not revoked, of a node with a revoked one. It stays
+// in the slice if the node's record is deleted.
+type CurrentCertificate struct {
+	// SHA256 is the SHA-256 of the certificate in DER, in hex.
+	//
+	// +kubebuilder:validation:MinLength=64
+	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:Pattern=`^[0-9a-f]{64}$`
+	SHA256 string `json:"sha256"`
+	// NotAfter is the end of the certificate.
+	//
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=64
+	NotAfter metav1.Time `json:"notAfter"`
+	// NodeName is the node that the certificate is for.
+	//
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^[-a-z0-9.]+$`
+	NodeName string `json:"nodeName"`
+	// Requested is the time when the API server stored the request. It is missing if the record did
+	// not have it.
+	//
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=64
+	Requested *metav1.Time `json:"requested,omitempty"`
 }
 
 // RevokedCertificate is a revoked certificate.
@@ -273,6 +309,9 @@ type RevokedCertificate struct {
 	Revocation string `json:"revocation,omitempty"`
 	// Suspended says that the certificate may not even be used to request a new one.
 	Suspended bool `json:"suspended,omitempty"`
+	// NodeSuspended says the same of each certificate of the node that is not current. It is false
+	// if another machine has the node's name now.
+	NodeSuspended bool `json:"nodeSuspended,omitempty"`
 }
 
 // RevocationSliceList is a list of RevocationSlices.
