@@ -9,6 +9,8 @@ import (
 	"encoding/pem"
 	"errors"
 	"math/big"
+
+	"k8s.io/client-go/rest"
 )
 
 // Reencode returns other encodings, in PEM, of a certificate that this CA issued. Each has the same
@@ -70,4 +72,16 @@ func (ca *CA) Reencode(certificate []byte) (map[string][]byte, error) {
 		others[name] = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 	}
 	return others, nil
+}
+
+// ReencodeConfig returns the credential of a client certificate that this CA issued, with the
+// certificate in each of the encodings of Reencode.
+func (ca *CA) ReencodeConfig(config *rest.Config) (map[string]*rest.Config, error) {
+	encodings, err := ca.Reencode(config.CertData)
+	configs := map[string]*rest.Config{}
+	for name, certificate := range encodings {
+		configs[name] = rest.CopyConfig(config)
+		configs[name].CertData = certificate
+	}
+	return configs, err
 }

@@ -161,6 +161,12 @@ func TestStolenKeyOfKubelet(t *testing.T) {
 		{name: "first API server", api: stolen.Client(t), refused: map[string]time.Time{}},
 		{name: "second API server", api: stolen.At(shared.second.URL()).Client(t), refused: map[string]time.Time{}},
 	}
+	encodings, err := shared.ClientCA().ReencodeConfig(stolen.Config)
+	harness.Must(t, err)
+	for name, config := range encodings {
+		other := harness.Credential{Node: n.Name, Config: config}
+		thieves = append(thieves, &thief{name: "second API server, encoded with " + name, api: other.At(shared.second.URL()).Client(t), refused: map[string]time.Time{}})
+	}
 	for _, s := range thieves {
 		for what, write := range writes {
 			if err := write(t.Context(), s.api, n.Name); err != nil {

@@ -43,11 +43,7 @@ func TestNodeComesBackThroughAFlood(t *testing.T) {
 	revoke(t, v1alpha1.RevokeImmediately, nil, victim)
 	stolen.RefusedWithin(t, refusedIn, attestation.MessageRevoked)
 
-	key, _, err := csr.NewKey() // the thief's
-	harness.Must(t, err)
-	pkcs10, err := csr.PKCS10(csr.Identity{NodeName: victim.Name, ProviderID: victim.ProviderID()}, key)
-	harness.Must(t, err)
-	thief := forger{key, pkcs10}
+	thief := newForger(t, victim)
 	own, others := hello(t, victim.Machine), hello(t, other.Machine)
 	otherAK := own
 	otherAK.AKPublic = others.AKPublic
@@ -101,6 +97,15 @@ func hello(t *testing.T, m *fleet.Machine) attestation.Hello {
 type forger struct {
 	key    crypto.Signer
 	pkcs10 []byte
+}
+
+func newForger(t *testing.T, victim *node) forger {
+	t.Helper()
+	key, _, err := csr.NewKey()
+	harness.Must(t, err)
+	pkcs10, err := csr.PKCS10(csr.Identity{NodeName: victim.Name, ProviderID: victim.ProviderID()}, key)
+	harness.Must(t, err)
+	return forger{key, pkcs10}
 }
 
 func (f forger) object(signer string, document []byte) (*certificatesv1.CertificateSigningRequest, error) {

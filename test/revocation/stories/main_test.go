@@ -194,6 +194,29 @@ func (n *node) credential() harness.Credential {
 	return harness.Credential{Node: n.Name, Config: n.Credential(cluster())}
 }
 
+// encodings returns a credential with its certificate encoded in other ways, as a thief can do. Each
+// may write.
+func encodings(t *testing.T, stolen harness.Credential) (others []harness.Credential) {
+	t.Helper()
+	configs, err := shared.ClientCA().ReencodeConfig(stolen.Config)
+	harness.Must(t, err)
+	for _, config := range configs {
+		other := harness.Credential{Node: stolen.Node, Config: config}
+		other.MustWrite(t)
+		others = append(others, other)
+	}
+	return others
+}
+
+// mustBeRefused fails the test unless each of the credentials is refused by both API servers.
+func mustBeRefused(t *testing.T, message string, credentials ...harness.Credential) {
+	t.Helper()
+	for _, c := range credentials {
+		c.RefusedWithin(t, 0, message)
+		c.At(shared.second.URL()).RefusedWithin(t, 0, message)
+	}
+}
+
 // client returns a client with the node's present certificate.
 func (n *node) client(t *testing.T) client.Client {
 	t.Helper()

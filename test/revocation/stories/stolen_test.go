@@ -15,6 +15,7 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/revocation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/controllerprocess"
+	"github.com/kubelet-authenticator/kubelet-authenticator/test/harness"
 )
 
 // refusedIn is how long a revoked certificate may go on writing.
@@ -31,12 +32,14 @@ func TestStolenKey(t *testing.T) {
 	stolen := victim.credential()
 	stolen.MustWrite(t)
 	stolen.At(shared.second.URL()).MustWrite(t)
+	thief := append(encodings(t, stolen), stolen)
 
 	r := revoke(t, v1alpha1.RevokeImmediately, nil, victim)
 	began := time.Now()
 	t.Logf("refused %s after the revocation was created", stolen.RefusedWithin(t, refusedIn, attestation.MessageRevoked))
 	stolen.At(shared.second.URL()).RefusedWithin(t, refusedIn-time.Since(began), attestation.MessageRevoked)
 	t.Logf("by the second API server, too, after %s", time.Since(began))
+	mustBeRefused(t, attestation.MessageRevoked, thief...)
 	other.credential().MustWrite(t)
 	other.credential().At(shared.second.URL()).MustWrite(t)
 
@@ -45,7 +48,8 @@ func TestStolenKey(t *testing.T) {
 		t.Fatal(err)
 	}
 	victim.credential().MustWrite(t)
-	stolen.RefusedWithin(t, 0, attestation.MessageRevoked)
+	victim.credential().At(shared.second.URL()).MustWrite(t)
+	mustBeRefused(t, attestation.MessageRevoked, thief...)
 
 	eventually(t, "the revocation is complete", func() bool {
 		if err := shared.client.Get(t.Context(), client.ObjectKeyFromObject(r), r); err != nil {
@@ -73,7 +77,19 @@ func TestStolenKey(t *testing.T) {
 		return on["Node"] && on["NodeAttestation"]
 	})
 
+	// It renews again. The new certificate is in force at each API server when the node gets it, and
+	// the one before stays in force.
+	before := victim.credential()
+	if err := victim.attest(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []harness.Credential{victim.credential(), before} {
+		c.MustWrite(t)
+		c.At(shared.second.URL()).MustWrite(t)
+	}
+
 	// The record is deleted, and the revocation. The certificate has not ended, and stays refused.
+	// The node goes on.
 	if err := shared.client.Delete(t.Context(), victim.record(t)); err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +97,9 @@ func TestStolenKey(t *testing.T) {
 		t.Fatal(err)
 	}
 	time.Sleep(3 * time.Second) // more than a round
-	stolen.RefusedWithin(t, 0, attestation.MessageRevoked)
+	mustBeRefused(t, attestation.MessageRevoked, thief...)
+	victim.credential().MustWrite(t)
+	victim.credential().At(shared.second.URL()).MustWrite(t)
 	list := &v1alpha1.RevocationSlice{}
 	if err := shared.client.Get(t.Context(), client.ObjectKey{Namespace: controllerprocess.Namespace, Name: revocation.PolicyName(1)}, list); err != nil {
 		t.Fatal(err)

@@ -56,10 +56,21 @@ func TestSuspendedMachine(t *testing.T) {
 	victim.joins(t)
 	other.joins(t)
 	stolen, record := victim.credential(), victim.record(t)
+	thief := append(encodings(t, stolen), stolen)
 
 	s := suspend(t, record.Spec.EK.Fingerprint)
 	t.Logf("refused after %s", stolen.RefusedWithin(t, refusedIn, attestation.MessageSuspended))
+	time.Sleep(refusedIn) // the second API server
+	mustBeRefused(t, attestation.MessageSuspended, thief...)
 	other.credential().MustWrite(t)
+	hello, err := newForger(t, victim).object(attestation.HelloSignerName, []byte("{}"))
+	harness.Must(t, err)
+	for _, c := range thief {
+		_, err := c.Client(t).CertificatesV1().CertificateSigningRequests().Create(t.Context(), hello, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		if !harness.IsRefused(err, attestation.MessageSuspended) {
+			t.Errorf("it may file a hello: %v", err)
+		}
+	}
 	if err := victim.attest(t.Context()); !harness.IsRefused(err, attestation.MessageSuspended) {
 		t.Errorf("it may ask for a new certificate with its own: %v", err)
 	}
@@ -68,7 +79,7 @@ func TestSuspendedMachine(t *testing.T) {
 	// A revocation does not turn the suspension into less.
 	revoke(t, v1alpha1.RevokeImmediately, nil, victim)
 	time.Sleep(time.Second)
-	stolen.RefusedWithin(t, 0, attestation.MessageSuspended)
+	mustBeRefused(t, attestation.MessageSuspended, thief...)
 
 	if err := shared.client.Delete(t.Context(), record); err != nil {
 		t.Fatal(err)
@@ -79,13 +90,15 @@ func TestSuspendedMachine(t *testing.T) {
 	setInventory(t, other.Machine, &renamed)
 	time.Sleep(3 * time.Second) // the inventory is read again
 	mustBeDenied(t, &renamed)
-	stolen.RefusedWithin(t, 0, attestation.MessageSuspended)
+	mustBeRefused(t, attestation.MessageSuspended, thief...)
 
 	if err := shared.client.Delete(t.Context(), s); err != nil {
 		t.Fatal(err)
 	}
 	// What was suspended stays revoked. With evidence the machine is in again.
 	stolen.RefusedWithin(t, refusedIn, attestation.MessageRevoked)
+	time.Sleep(refusedIn) // the second API server
+	mustBeRefused(t, attestation.MessageRevoked, thief...)
 	renamed.Certificate, renamed.Key = nil, nil
 	back := &node{&renamed}
 	if err := back.attest(t.Context()); err != nil {
