@@ -108,8 +108,9 @@ type Lists struct {
 	LastEnd *metav1.Time `json:"lastEnd,omitempty"`
 
 	entries map[string]v1alpha1.RevokedCertificate
-	// refused has the fingerprints of the certificates on a list with a policy.
-	refused map[string]bool
+	// refused has the fingerprints of the certificates on a list with a policy. current has those
+	// of the current certificates on lists.
+	refused, current map[string]bool
 }
 
 // room returns for how many more certificates there is room.
@@ -123,11 +124,14 @@ func (a *access) readLists(ctx context.Context, cluster string) (*Lists, error) 
 		options = append(options, client.MatchingFields{fieldListCluster: cluster})
 	}
 	l := &Lists{
-		Capacity: revocation.Policies * revocation.SliceCapacity, entries: map[string]v1alpha1.RevokedCertificate{}, refused: map[string]bool{},
+		Capacity: revocation.Policies * revocation.SliceCapacity, entries: map[string]v1alpha1.RevokedCertificate{}, refused: map[string]bool{}, current: map[string]bool{},
 	}
 	err := readPages(ctx, a.records, func() *v1alpha1.RevocationSliceList { return &v1alpha1.RevocationSliceList{} },
 		func(page *v1alpha1.RevocationSliceList) {
 			for i := range page.Items {
+				for _, c := range page.Items[i].Spec.Current {
+					l.current[c.SHA256] = true
+				}
 				for _, c := range page.Items[i].Spec.Certificates {
 					l.entries[c.SHA256] = c
 					if page.Items[i].Spec.Number <= revocation.Policies {

@@ -182,8 +182,9 @@ func (f *revokeFlags) issuedBefore(now time.Time) (*metav1.Time, error) {
 // plannedNode is a node that a revocation selects.
 type plannedNode struct {
 	name string
-	// certificates are the fingerprints of those that are to be revoked.
+	// certificates are the fingerprints of those that are to be revoked. ends has the end of each.
 	certificates []string
+	ends         map[string]time.Time
 	// ready says that its Node is Ready now. The command does not wait for other nodes.
 	ready bool
 	// absent says why the node does not come back without help, "" if it does. refused says that
@@ -327,7 +328,7 @@ func (a *access) fillPlan(ctx context.Context, p *revocationPlan, records []v1al
 		r := &records[i]
 		n := planned[r.Spec.NodeName]
 		if n == nil {
-			n = &plannedNode{name: r.Spec.NodeName}
+			n = &plannedNode{name: r.Spec.NodeName, ends: map[string]time.Time{}}
 			planned[n.name] = n
 		}
 		for k := range r.Status.Certificates {
@@ -337,6 +338,7 @@ func (a *access) fillPlan(ctx context.Context, p *revocationPlan, records []v1al
 				continue
 			}
 			n.certificates = append(n.certificates, c.SHA256)
+			n.ends[c.SHA256] = c.NotAfter.Time
 			if !listed {
 				p.more++
 			}

@@ -485,8 +485,8 @@ func TestRevokeStopsWaiting(t *testing.T) {
 	})
 }
 
-// A certificate whose record is deleted is revoked if a list has it. Otherwise the command says that
-// it is not.
+// A certificate whose record is deleted is revoked if a list has it. Otherwise the command says
+// that it is not.
 func TestRevokeWithoutRecord(t *testing.T) {
 	removed := func(t *testing.T, a *access, listed bool) script {
 		return script{10 * time.Second: func(ctx context.Context) {
@@ -505,7 +505,7 @@ func TestRevokeWithoutRecord(t *testing.T) {
 		}}
 	}
 	bubble(t, revocable(), func(t *testing.T, a *access) script { return removed(t, a, false) }, func(t *testing.T, _ *access, r result, _ time.Duration) {
-		r.want(t, codeNotInForce, "0 certificates revoked, 0 nodes back", "1 certificates are NOT revoked: the records that had them were deleted meanwhile, of 1: worker-2", "hint: once these nodes have records again")
+		r.want(t, codeNotInForce, "0 certificates revoked, 0 nodes back", "1 certificates are NOT revoked: their records were deleted meanwhile; nodes: 1: worker-2", "hint: once these nodes have records again")
 	}, "revoke", "worker-2", "--reason=r", "--yes")
 	bubble(t, revocable(), func(t *testing.T, a *access) script { return removed(t, a, true) }, func(t *testing.T, _ *access, r result, _ time.Duration) {
 		r.want(t, 0, "1 certificates revoked, 0 nodes back")
@@ -519,7 +519,7 @@ func TestWaitSurvivesErrors(t *testing.T) {
 		code int
 		says string
 	}{
-		"away":      {errors.New("connection refused\x1b[2J"), 0, "warning: it is tried again: connection refused [2J"},
+		"away":      {errors.New("connection refused\x1b[2J"), 0, "warning: trying again: connection refused [2J"},
 		"forbidden": {apierrors.NewForbidden(v1alpha1.Resource.GroupResource(), "x", errors.New("no")), codeAPIRefused, "hint: the rights are in"},
 	} {
 		t.Run(name, func(t *testing.T) {

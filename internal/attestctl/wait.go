@@ -50,7 +50,7 @@ func (i *invocation) poll(ctx context.Context, timeout, longest time.Duration, l
 		case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
 			return err
 		default:
-			progress = fmt.Sprintf("warning: it is tried again: %v", err)
+			progress = fmt.Sprintf("warning: trying again: %v", err)
 		}
 		if progress != "" && progress != shown {
 			i.say("%s", progress)
@@ -82,9 +82,10 @@ type revocationProgress struct {
 	revoked int
 	back    int
 	waiting []string
-	// lost are nodes with certificates that are neither in a record nor on a list: the controller
-	// cannot revoke them.
-	lost []string
+	// lost are nodes with certificates that are neither in a record nor in a RevocationSlice, and
+	// lostCertificates is the number of these certificates.
+	lost             []string
+	lostCertificates int
 }
 
 // awaitNodes waits until every node that the plan waits for is back.
@@ -123,7 +124,7 @@ func (i *invocation) awaitNodes(ctx context.Context, a *access, p *revocationPla
 		return err
 	}
 	return &failure{codeNotInForce, "once these nodes have records again, run the command again",
-		fmt.Errorf("%d certificates are NOT revoked: the records that had them were deleted meanwhile, of %s", p.certificates-last.revoked, text.Names(last.lost))}
+		fmt.Errorf("%d certificates are NOT revoked: their records were deleted meanwhile; nodes: %s", last.lostCertificates, text.Names(last.lost))}
 }
 
 // observe reads how far a revocation has come.
@@ -165,23 +166,23 @@ func (a *access) observe(ctx context.Context, p *revocationPlan, now time.Time) 
 			c, isRecorded := recorded[sum]
 			_, isListed := lists.entries[sum]
 			switch {
-			case isListed, isRecorded && (c.Revoked || !now.Before(c.NotAfter.Time)):
+			case isListed, isRecorded && c.Revoked, !now.Before(n.ends[sum]):
 				at.revoked++
-			case isRecorded:
+			case isRecorded, lists.current[sum]:
 				left++
 			default:
 				lost++
 			}
 		}
 		if lost > 0 {
-			at.lost = append(at.lost, n.name)
+			at.lost, at.lostCertificates = append(at.lost, n.name), at.lostCertificates+lost
 		}
-		waits := n.ready && n.absent == ""
-		switch all := left == 0; {
-		case len(records[n.name]) == 0: // no node comes back under this record
-		case waits && all && renewed && nodes[n.name].ready:
+		waits, allRevoked := n.ready && n.absent == "", left == 0
+		switch {
+		case len(records[n.name]) == 0 && allRevoked: // no node comes back under this record
+		case waits && allRevoked && renewed && nodes[n.name].ready:
 			at.back++
-		case waits, !all && p.atOnce():
+		case waits, !allRevoked && p.atOnce():
 			at.waiting = append(at.waiting, n.name)
 		}
 	}

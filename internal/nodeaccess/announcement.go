@@ -5,6 +5,7 @@ package nodeaccess
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -80,10 +81,25 @@ func (a Access) Annotate(ctx context.Context, node, key, value string) error {
 	return nil
 }
 
-// TryWrite sends the API server a patch of the Node without changes, as a dry run. It shows whether
-// the node may write its Node. The error is a *StatusError if the API server refuses it.
+// TryWrite shows whether the node may write its Node. It sends the API server a patch without
+// changes, as a dry run. If there is no Node, it sends a dry run that creates the Node: API servers
+// answer 404 to a patch before policies see it. The error is a *StatusError if the API server
+// refuses the write.
 func (a Access) TryWrite(ctx context.Context, node string) error {
-	return a.patchNode(ctx, node, []byte("{}"), url.Values{"dryRun": {"All"}})
+	dryRun := url.Values{"dryRun": {"All"}}
+	err := a.patchNode(ctx, node, []byte("{}"), dryRun)
+	if answer := (*StatusError)(nil); !errors.As(err, &answer) || answer.Status != http.StatusNotFound {
+		return err
+	}
+	object, err := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "Node", "metadata": map[string]any{"name": node}})
+	if err != nil {
+		return err
+	}
+	status, body, err := a.call(ctx, http.MethodPost, "/api/v1/nodes", dryRun, string(object), maxRefusal)
+	if err == nil && status != http.StatusCreated {
+		err = refusal(status, body)
+	}
+	return err
 }
 
 // patchNode applies a merge patch (RFC 7386) to the Node.
@@ -126,8 +142,11 @@ func (a Access) call(ctx context.Context, method, path string, query url.Values,
 	if err != nil {
 		return 0, nil, err
 	}
-	if method == http.MethodPatch {
+	switch method {
+	case http.MethodPatch:
 		request.Header.Set("Content-Type", "application/merge-patch+json")
+	case http.MethodPost:
+		request.Header.Set("Content-Type", "application/json")
 	}
 	request.Header.Set("Accept", "application/json")
 	response, err := client.Do(request)

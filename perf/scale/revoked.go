@@ -137,8 +137,9 @@ func (h *leaseholder) renew(ctx context.Context) (err error) {
 	return err
 }
 
-// leaseholders returns a node with a client certificate, a node that has got a new certificate since
-// its old one was revoked, and a service account. renewed is the fingerprint of the new certificate.
+// leaseholders returns a node with a client certificate, a node that has got a new certificate
+// since its old one was revoked, and a service account. renewed is the fingerprint of the new
+// certificate.
 func leaseholders(ctx context.Context, cp *testbed.ControlPlane) (holders []*leaseholder, renewed string, err error) {
 	for _, name := range []string{"measured", renewedNode} {
 		h := &leaseholder{name: "node"}

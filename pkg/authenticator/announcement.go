@@ -26,8 +26,8 @@ const (
 	announcementTimeout = 5 * time.Second
 	// reportPause is the time between two tries to report a new certificate that policies refuse.
 	reportPause = 500 * time.Millisecond
-	// refusedGrace is the time after a worker's end in which no refusal counts: policies may not
-	// know the new certificate yet.
+	// refusedGrace is the time after a request for a certificate in which no refusal counts:
+	// policies may not have the new certificate yet.
 	refusedGrace = time.Minute
 	// refusedRenewal is the name of the renewal of a certificate that the API server refuses. No
 	// announced renewal has it, since it is not the name of an object.
@@ -228,8 +228,8 @@ func (w *worker) readAnnouncement(ctx context.Context, to nodeaccess.Access, sta
 			return err
 		}
 	}
-	if announced != nil && renewal == nil && w.writesAreRefused(ctx, to, status.pair) {
-		now := w.now().UTC().Truncate(time.Second)
+	now := w.now().UTC().Truncate(time.Second)
+	if announced != nil && (renewal == nil || now.Before(renewal.DueAt)) && w.writesAreRefused(ctx, to, status.pair) {
 		renewal = &cache.Renewal{Name: refusedRenewal, IssuedBefore: now, DueAt: now}
 	}
 	found.Answered, found.Exists = w.now().UTC(), announced != nil
@@ -238,9 +238,9 @@ func (w *worker) readAnnouncement(ctx context.Context, to nodeaccess.Access, sta
 }
 
 // writesAreRefused reports whether the API server refuses writes with the certificate because it is
-// revoked, although no announced renewal selects it. That happens if the cluster was restored from a
-// backup, or if the certificate was issued long after its request. A certificate that was just
-// issued may be refused until each API server knows it.
+// revoked. That can happen without an announced renewal: after an etcd restore, after a suspension
+// has ended, or if the certificate was issued long after its request. A certificate that was just
+// issued may be refused until policies have it.
 func (w *worker) writesAreRefused(ctx context.Context, to nodeaccess.Access, pair *cache.Pair) bool {
 	last := readState(w.dir).Last
 	if last != nil && w.now().Sub(last.Finished).Abs() < refusedGrace {

@@ -43,7 +43,7 @@ func (s *announcer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		"GET /api/v1/namespaces/kube-public/configmaps/node-attestation-renewal": s.get,
 		"PATCH /api/v1/nodes/a": s.patch,
 	}[r.Method+" "+r.URL.Path]
-	if next == nil {
+	if next == nil && r.URL.Query().Get("dryRun") == "" {
 		s.apiServer.ServeHTTP(w, r)
 		return
 	}
@@ -434,9 +434,17 @@ func TestRefusedCertificateIsReplaced(t *testing.T) {
 		"refused, just issued":      {refused, configMap(t), refusedGrace - time.Second, false},
 		"refused, no announcements": {refused, answerCode(404, `{"kind":"Status"}`), time.Hour, false},
 		"suspended":                 {answerCode(403, `{"message":"`+attestation.MessageSuspended+`"}`), configMap(t), time.Hour, false},
+		"refused, renewal later":    {refused, configMap(t, rotate(func(r *attestation.Renewal) { r.Start = noon.Add(time.Hour) })), time.Hour, true},
 		"by another policy":         {answerCode(403, `{"message":"not on Fridays"}`), configMap(t), time.Hour, false},
 		"overloaded":                {answerCode(429, `{"message":"`+attestation.MessageRevoked+`"}`), configMap(t), time.Hour, false},
-		"no Node":                   {answerCode(404, `{"message":"`+attestation.MessageRevoked+`"}`), configMap(t), time.Hour, false},
+		"no Node, and refused": {func(w http.ResponseWriter, r *http.Request) {
+			if r.Method == http.MethodPatch {
+				answerCode(404, `{}`)(w, r)
+				return
+			}
+			refused(w, r)
+		}, configMap(t), time.Hour, true},
+		"not found": {answerCode(404, `{"message":"`+attestation.MessageRevoked+`"}`), configMap(t), time.Hour, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -9,12 +9,14 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
@@ -48,8 +50,9 @@ type actor struct {
 	unpublished   unpublished
 }
 
-// act carries out a decision of the rules. Only two denials are elsewhere: of an expired hello
-// (proceed), and of a request whose record belongs to another cluster (retryConflicts).
+// act carries out a decision of the rules. Three denials are elsewhere: of an expired hello
+// (proceed), of a request whose record belongs to another cluster (retryConflicts), and of a hello
+// whose proof has its certificate (closeHello).
 func (a *actor) act(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision) (ctrl.Result, error) {
 	switch d.Outcome {
 	case verifier.Ignore:
@@ -205,30 +208,31 @@ func (a *actor) addApproval(ctx context.Context, object *certificatesv1.Certific
 }
 
 // sign issues the certificate. It writes the certificate into the record first, so that each
-// published certificate is in a record. If the node has a revoked certificate, sign publishes the
-// new one once API servers accept its writes.
+// published certificate is in a record. If the node has a revoked certificate, a later call
+// publishes the new one: API servers refuse it until the policies have it.
 func (a *actor) sign(ctx context.Context, object *certificatesv1.CertificateSigningRequest, s *snapshot, d verifier.Decision) (ctrl.Result, error) {
 	record := s.recordFor(d.Grant.Record.Machine)
 	if record == nil {
 		return ctrl.Result{}, errors.New("no record to write the certificate into")
 	}
 	c := a.unpublished.get(object)
-	if c == nil || !records.HasCertificate(record, c.fingerprint) {
+	if c == nil || !records.HasCertificate(record, c.fingerprint) { // somebody replaced the record
 		var err error
 		if c, err = a.issue(ctx, object, s, d, record); err != nil {
 			return ctrl.Result{}, err
 		}
 	}
-	if wait := a.Revocation.untilAccepted(d.Grant.NodeName, c.fingerprint); wait > 0 {
+	if wait := a.untilAccepted(c); wait > 0 {
 		a.unpublished.keep(object, c)
-		s.unpublished = true
+		s.publishLater = true
+		log.FromContext(ctx).Info("the certificate is published once policies have it, since another one of the node is revoked", "node", c.node, "sha256", c.fingerprint)
 		return ctrl.Result{RequeueAfter: wait}, nil
 	}
 	if err := a.publish(ctx, object, c.chain); err != nil {
 		return ctrl.Result{}, err
 	}
 	a.unpublished.forget(object.Name)
-	s.issued = c.chain
+	s.issued, s.approvalWarnings = c.chain, c.warnings
 	return ctrl.Result{}, a.closeHello(ctx, s.input.Hello, object.Name)
 }
 
@@ -242,18 +246,20 @@ func (a *actor) issue(ctx context.Context, object *certificatesv1.CertificateSig
 	if err != nil {
 		return nil, err
 	}
-	fingerprint, err := signing.Fingerprint(chain)
+	fingerprint, err := records.AddCertificate(record, object, chain, s.input.Now)
 	if err != nil {
-		return nil, err
-	}
-	if err := records.AddCertificate(record, object, chain, s.input.Now); err != nil {
 		return nil, err
 	}
 	if err := a.writeRecord(ctx, record); err != nil {
 		return nil, err
 	}
 	s.set(record, a.records.Record(record))
-	return &issuedCertificate{object.UID, fingerprint, chain}, nil
+	return &issuedCertificate{object.UID, d.Grant.NodeName, fingerprint, chain, s.approvalWarnings}, nil
+}
+
+// untilAccepted returns how long to wait until API servers accept writes with the certificate.
+func (a *actor) untilAccepted(c *issuedCertificate) time.Duration {
+	return a.Revocation.untilAccepted(c.node, c.fingerprint)
 }
 
 // signServing issues a serving certificate. It is in no record, since it authenticates no request
@@ -321,15 +327,15 @@ func (a *actor) finish(ctx context.Context, object *certificatesv1.CertificateSi
 		return err
 	}
 	if a.CA == nil && !records.HasCertificateFor(record, object.UID) {
-		if err := records.AddCertificate(record, object, object.Status.Certificate, a.Now()); err != nil {
+		fingerprint, err := records.AddCertificate(record, object, object.Status.Certificate, a.Now())
+		if err != nil {
 			return err
 		}
 		if err := a.writeRecord(ctx, record); err != nil {
 			return err
 		}
-		if fingerprint, err := signing.Fingerprint(object.Status.Certificate); err == nil {
-			a.Revocation.untilAccepted(record.Spec.NodeName, fingerprint) // the node has it already
-		}
+		// this puts the certificate into the policies; the node has it already
+		a.Revocation.untilAccepted(record.Spec.NodeName, fingerprint)
 		a.recorder.recordIssued(object, hello, a.records.Record(record))
 	}
 	if hello == nil || record.Status.Hello == nil || record.Status.Hello.UID != hello.UID {

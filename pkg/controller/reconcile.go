@@ -51,7 +51,13 @@ func (c *Controller) proceed(ctx context.Context, object *certificatesv1.Certifi
 			return ctrl.Result{}, err
 		}
 		return c.issuedWatch.noticeIssued(ctx, object)
-	case approved: // another signer may have issued the certificate since
+	case approved:
+		if issued := c.actor.unpublished.get(object); issued != nil {
+			if wait := c.actor.untilAccepted(issued); wait > 0 {
+				return ctrl.Result{RequeueAfter: wait}, nil
+			}
+		}
+		// another signer may have issued the certificate since
 		if err := c.live.Get(ctx, client.ObjectKeyFromObject(object), object); err != nil {
 			return ctrl.Result{}, client.IgnoreNotFound(err)
 		}
@@ -174,7 +180,7 @@ func (c *Controller) carryOut(ctx context.Context, object *certificatesv1.Certif
 		result, err = c.actor.act(ctx, object, s, decision)
 	}
 	// a published certificate is final, even if closing the hello failed
-	if err == nil && !s.unpublished || s.issued != nil {
+	if err == nil && !s.publishLater || s.issued != nil {
 		c.reporter.report(ctx, object, s, decision, took)
 	}
 	return result, err

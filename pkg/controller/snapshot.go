@@ -67,8 +67,8 @@ type snapshot struct {
 	// call. issued is the certificate that was published. Both go into the decision record.
 	approvalWarnings verifier.Refusals
 	issued           []byte
-	// unpublished says that a certificate was issued, and a later call publishes it.
-	unpublished bool
+	// publishLater says that a certificate was issued, and that a later call publishes it.
+	publishLater bool
 }
 
 // memo caches inputs that the later passes of one decision can reuse: the Node and judged evidence.

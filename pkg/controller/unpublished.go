@@ -7,18 +7,22 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
 // issuedCertificate is a certificate that is in a record and not published yet.
 type issuedCertificate struct {
-	request     types.UID
-	fingerprint string
-	chain       []byte
+	request           types.UID
+	node, fingerprint string
+	chain             []byte
+	// warnings are those of the approval, for the decision record.
+	warnings verifier.Refusals
 }
 
 // unpublished has issued certificates by the name of their request, until API servers accept them.
-// The zero value is empty. After a restart of the controller it is empty, too: then the request gets
-// another certificate.
+// The zero value is empty. A restart of the controller loses the certificates: their requests then
+// get others.
 type unpublished struct {
 	mu     sync.Mutex
 	byName map[string]*issuedCertificate

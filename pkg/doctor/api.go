@@ -245,11 +245,9 @@ func checkCertificateWrites(ctx context.Context, e *examination) finding {
 	var refused *nodeaccess.StatusError
 	switch {
 	case err == nil:
-		return ok("a dry run of a change of Node %s is accepted", node)
+		return ok("a dry run of a write of Node %s is accepted", node)
 	case !errors.As(err, &refused):
 		return skipped("%s: see api-server", brief(err))
-	case refused.Status == http.StatusNotFound:
-		return skipped("there is no Node %s", node)
 	case refused.Status == http.StatusUnauthorized:
 		return skipped("the API server does not know the certificate: see certificate-accepted")
 	case refused.Status != http.StatusForbidden:

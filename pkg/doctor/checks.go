@@ -36,7 +36,7 @@ func Checks() []Check {
 			"check address, network, proxy and certificate-authority-data", checkAPIServer},
 		{"certificate-accepted", "which user the API server sees in the node's certificate (SelfSubjectReview)", "401: the API server does not trust the signer's CA; the user is not this node",
 			"add the signer's CA to kube-apiserver's --client-ca-file", checkCertificateAccepted},
-		{"certificate-writes", "whether the API server accepts a write with the node's certificate: an empty change of its own Node, with dryRun=All", "403: the certificate was revoked, or the machine is suspended; 403 for another cause (warning). Skipped if there is no Node yet",
+		{"certificate-writes", "whether the API server accepts a write with the node's certificate: an empty change of its own Node, or its creation, with dryRun=All", "403: the certificate was revoked, or the machine is suspended; 403 for another cause (warning).",
 			"revoked: see last-result, the node attests to get a new certificate; suspended: ask the operator to run `kubectl attest resume`", checkCertificateWrites},
 		{"bootstrap-credential", "which user the API server sees in the bootstrap credential, if the node needs one", "401: the token is unknown, deleted or expired; the client certificate has expired",
 			"create a new token: `kubeadm token create`", checkBootstrapCredential},

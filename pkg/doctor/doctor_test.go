@@ -556,7 +556,7 @@ func TestTheAPIServer(t *testing.T) {
 
 // Only a write shows that a certificate is revoked.
 func TestCertificateWrites(t *testing.T) {
-	node := "PATCH /api/v1/nodes/" + nodeName
+	node, create := "PATCH /api/v1/nodes/"+nodeName, "POST /api/v1/nodes"
 	denied := func(message string) string {
 		return `{"kind":"Status","message":"nodes \"worker-1\" is forbidden: ValidatingAdmissionPolicy 'node-attestation-revoked-01' with binding 'x' denied request: ` + message + `"}`
 	}
@@ -575,9 +575,20 @@ func TestCertificateWrites(t *testing.T) {
 			[]string{"certificate-writes: is suspended", "certificate-writes: kubectl attest resume"}},
 		"forbidden by another": {answers(403, denied("not on a Tuesday")), map[string]Status{"certificate-writes": Warning}, []string{"certificate-writes: not on a Tuesday"}},
 		"of a proxy":           {answers(403, "<html>no</html>"), map[string]Status{"certificate-writes": Warning}, nil},
-		"no Node yet":          {answers(404, `{}`), map[string]Status{"certificate-writes": Skipped}, []string{"certificate-writes: there is no Node worker-1"}},
-		"401":                  {answers(401, `{}`), map[string]Status{"certificate-writes": Skipped}, []string{"certificate-writes: see certificate-accepted"}},
-		"overloaded":           {answers(429, `{"message":"later"}`), map[string]Status{"certificate-writes": Skipped}, []string{"certificate-writes: 429: later"}},
+		"no Node yet": {func(m *machine) {
+			answers(404, `{}`)(m)
+			m.replies[create] = reply{201, `{}`}
+		}, nil, []string{"certificate-writes: a dry run"}},
+		"no Node, and revoked": {func(m *machine) {
+			answers(404, `{}`)(m)
+			m.replies[create] = reply{403, denied(attestation.MessageRevoked)}
+		}, map[string]Status{"certificate-writes": Failure}, []string{"certificate-writes: the certificate was revoked"}},
+		"no such API": {func(m *machine) {
+			answers(404, `{}`)(m)
+			m.replies[create] = reply{404, `{}`}
+		}, map[string]Status{"certificate-writes": Skipped}, []string{"certificate-writes: the API server does not say"}},
+		"401":        {answers(401, `{}`), map[string]Status{"certificate-writes": Skipped}, []string{"certificate-writes: see certificate-accepted"}},
+		"overloaded": {answers(429, `{"message":"later"}`), map[string]Status{"certificate-writes": Skipped}, []string{"certificate-writes: 429: later"}},
 	})
 }
 

@@ -15,8 +15,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/testbed"
 )
 
-// A thief who encodes a revoked certificate in another way has another fingerprint. API servers
-// accept that certificate, and its writes are refused, too. The node's new certificate works.
+// A thief can encode a revoked certificate in another way. API servers authenticate the copy, which
+// has another fingerprint, and refuse its writes. The node's current certificate still works.
 func TestReencodedCertificate(t *testing.T) {
 	for name, c := range map[string]struct {
 		entry     func(*credential) v1alpha1.RevokedCertificate

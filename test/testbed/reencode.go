@@ -43,8 +43,8 @@ func (ca *CA) Reencode(certificate []byte) (map[string][]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A signature begins with 0x30, and so with two zero bits. Without them the BIT STRING has one
-	// or two unused bits at its end, which crypto/x509 shifts away.
+	// A signature begins with 0x30, and so with two zero bits. Shift these bits out, and declare
+	// one or two unused bits at the end: crypto/x509 shifts the value back.
 	shifted := func(signature []byte, by int) asn1.BitString {
 		number := new(big.Int).SetBytes(signature)
 		number.Lsh(number, uint(by))
@@ -67,7 +67,7 @@ func (ca *CA) Reencode(certificate []byte) (map[string][]byte, error) {
 			return nil, err
 		}
 		if err := again.CheckSignatureFrom(ca.cert); err != nil || bytes.Equal(der, leaf.Raw) || !bytes.Equal(again.RawTBSCertificate, leaf.RawTBSCertificate) {
-			return nil, errors.Join(errors.New("the encoding "+name+" is not what a thief needs"), err)
+			return nil, errors.Join(errors.New("encoding "+name+": must be valid, differ, and have the same content"), err)
 		}
 		others[name] = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 	}

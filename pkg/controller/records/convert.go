@@ -78,7 +78,9 @@ func recordOf(object *v1alpha1.NodeAttestation) verifier.Record {
 	return record
 }
 
-// SetGrant sets the grant of the rules in the object, and the one request that may be signed.
+// SetGrant sets the grant of the rules in the object, and the one request that may be signed. It
+// drops the certificates that the rules drop. A certificate of a former EK stays until it ends, so
+// that it can be revoked.
 func SetGrant(object *v1alpha1.NodeAttestation, record verifier.Record, proof, hello *certificatesv1.CertificateSigningRequest, now time.Time) {
 	noteReplacement(object, record, proof, now)
 	object.Spec = v1alpha1.NodeAttestationSpec{
@@ -111,7 +113,8 @@ func SetGrant(object *v1alpha1.NodeAttestation, record verifier.Record, proof, h
 	}
 }
 
-// addRecovered adds a recovered certificate, unless it is in the record already.
+// addRecovered adds the certificate of the request that recreated the record, unless the record has
+// it.
 func addRecovered(status *v1alpha1.NodeAttestationStatus, c verifier.Certificate) {
 	if slices.ContainsFunc(status.Certificates, func(known v1alpha1.IssuedCertificate) bool { return known.SHA256 == c.SHA256 }) {
 		return
@@ -152,25 +155,25 @@ func HasCertificate(record *v1alpha1.NodeAttestation, fingerprint string) bool {
 	return slices.ContainsFunc(record.Status.Certificates, func(c v1alpha1.IssuedCertificate) bool { return c.SHA256 == fingerprint })
 }
 
-// maxCertificates bounds a record's certificates, as the CRD does. A machine that requests too
+// MaxCertificates bounds a record's certificates, as the CRD does. A machine that requests too
 // often loses certificates in the record, and is not locked out.
-const maxCertificates = 64
+const MaxCertificates = 64
 
-// bounded drops certificates until there are at most maxCertificates. The last one is new. Earlier
-// certificates for the same request are dropped first: they were never published. Then those are
-// dropped that are revoked, which are on a list, and those that end first. So while a certificate
-// that was dropped is valid, the record has one that ends later. Revoking that one refuses the
-// dropped certificate, too.
+// bounded drops certificates until there are at most MaxCertificates. The last one is new, and the
+// one before may be in use. Earlier certificates for the same request go first: they were never
+// published. Then revoked ones go, which are in a RevocationSlice, and then those that end first.
+// So the record keeps one that ends after each dropped one. Revoking that one stops the dropped
+// one, too.
 func bounded(all []v1alpha1.IssuedCertificate) []v1alpha1.IssuedCertificate {
-	for len(all) > maxCertificates {
+	for len(all) > MaxCertificates {
 		last := len(all) - 1
-		dropped := slices.IndexFunc(all[:last], func(c v1alpha1.IssuedCertificate) bool { return c.RequestUID == all[last].RequestUID })
+		dropped := slices.IndexFunc(all[:last], func(c v1alpha1.IssuedCertificate) bool { return c.RequestUID == all[last].RequestUID && !c.Recovered() })
 		if dropped < 0 {
 			dropped = slices.IndexFunc(all[:last], func(c v1alpha1.IssuedCertificate) bool { return c.Revoked })
 		}
 		if dropped < 0 {
 			dropped = 0
-			for i, c := range all[:last] {
+			for i, c := range all[:last-1] {
 				if c.NotAfter.Before(&all[dropped].NotAfter) {
 					dropped = i
 				}
@@ -181,20 +184,22 @@ func bounded(all []v1alpha1.IssuedCertificate) []v1alpha1.IssuedCertificate {
 	return all
 }
 
-// AddCertificate adds the certificate of a request to its record, before it is published.
-func AddCertificate(record *v1alpha1.NodeAttestation, request *certificatesv1.CertificateSigningRequest, chain []byte, now time.Time) error {
+// AddCertificate adds the certificate of a request to its record, before it is published. It
+// returns the certificate's fingerprint.
+func AddCertificate(record *v1alpha1.NodeAttestation, request *certificatesv1.CertificateSigningRequest, chain []byte, now time.Time) (fingerprint string, err error) {
 	leaf, err := signing.Leaf(chain)
 	if err != nil {
-		return err
+		return "", err
 	}
 	sum := sha256.Sum256(leaf.Raw)
+	fingerprint = hex.EncodeToString(sum[:])
 	var requested *metav1.Time
 	if !request.CreationTimestamp.IsZero() {
 		requested = request.CreationTimestamp.DeepCopy()
 	}
 	record.Status.Certificates = slices.DeleteFunc(record.Status.Certificates, func(c v1alpha1.IssuedCertificate) bool { return c.NotAfter.Time.Before(now) })
 	record.Status.Certificates = bounded(append(record.Status.Certificates, v1alpha1.IssuedCertificate{
-		SHA256: hex.EncodeToString(sum[:]), Serial: leaf.SerialNumber.Text(16), NotAfter: metav1.NewTime(leaf.NotAfter), Requested: requested, RequestUID: request.UID, Noted: true,
+		SHA256: fingerprint, Serial: leaf.SerialNumber.Text(16), NotAfter: metav1.NewTime(leaf.NotAfter), Requested: requested, RequestUID: request.UID, Noted: true,
 	}))
-	return nil
+	return fingerprint, nil
 }

@@ -40,15 +40,15 @@ func TestRecordKeepsTheNewestCertificates(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := AddCertificate(record, request, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), now); err != nil {
+		if _, err := AddCertificate(record, request, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), now); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for i := range maxCertificates + 3 {
+	for i := range MaxCertificates + 3 {
 		note(i, requestNamed("", big.NewInt(int64(i)).String()))
 	}
 	got := record.Status.Certificates
-	if len(got) != maxCertificates || got[0].RequestUID != "3" || !HasCertificateFor(record, "66") || HasCertificateFor(record, "2") || HasCertificateFor(record, "expired") {
+	if len(got) != MaxCertificates || got[0].RequestUID != "3" || !HasCertificateFor(record, "66") || HasCertificateFor(record, "2") || HasCertificateFor(record, "expired") {
 		t.Errorf("%d certificates, the first for %s", len(got), got[0].RequestUID)
 	}
 	// A revocation selects by when the API server stored the request.
@@ -63,10 +63,10 @@ func TestRecordKeepsTheNewestCertificates(t *testing.T) {
 	}
 	// A request whose certificate cannot be published does not push out the certificate in use.
 	stuck := requestNamed("", "stuck")
-	for i := range 3 * maxCertificates {
+	for i := range 3 * MaxCertificates {
 		note(i, stuck)
 	}
-	if got = record.Status.Certificates; len(got) != maxCertificates || !HasCertificateFor(record, "66") || !HasCertificateFor(record, "5") || HasCertificateFor(record, "4") || got[len(got)-1].RequestUID != "stuck" {
+	if got = record.Status.Certificates; len(got) != MaxCertificates || !HasCertificateFor(record, "66") || !HasCertificateFor(record, "5") || HasCertificateFor(record, "4") || got[len(got)-1].RequestUID != "stuck" {
 		t.Errorf("%d certificates, the first for %s", len(got), got[0].RequestUID)
 	}
 }
@@ -112,7 +112,7 @@ func TestGrantIsReadBack(t *testing.T) {
 func TestGrantAddsRecoveredCertificate(t *testing.T) {
 	now := time.Now()
 	object := &v1alpha1.NodeAttestation{}
-	for range maxCertificates { // of a former EK, so that the grant drops none
+	for range MaxCertificates { // of a former EK, so that the grant drops none
 		object.Status.Certificates = append(object.Status.Certificates, v1alpha1.IssuedCertificate{
 			SHA256: fmt.Sprint(len(object.Status.Certificates)), FormerEK: true, NotAfter: metav1.NewTime(now.Add(time.Hour)),
 		})
@@ -122,7 +122,7 @@ func TestGrantAddsRecoveredCertificate(t *testing.T) {
 	for range 2 {
 		SetGrant(object, grant, requestNamed("p", "p"), nil, now)
 		all := object.Status.Certificates
-		if last := all[len(all)-1]; len(all) != maxCertificates || all[0].SHA256 != "1" || last.SHA256 != "recovered" || !last.Recovered() || !last.Noted || !last.NotAfter.Time.Equal(end) {
+		if last := all[len(all)-1]; len(all) != MaxCertificates || all[0].SHA256 != "1" || last.SHA256 != "recovered" || !last.Recovered() || !last.Noted || !last.NotAfter.Time.Equal(end) {
 			t.Fatalf("%+v", all)
 		}
 		if newest := newestCertificate(object); newest != nil {
@@ -186,7 +186,7 @@ func TestGrantKeepsCertificates(t *testing.T) {
 // What is no certificate is not recorded.
 func TestAddNoCertificate(t *testing.T) {
 	record := &v1alpha1.NodeAttestation{}
-	if err := AddCertificate(record, requestNamed("r", "r"), []byte("-----"), time.Now()); err == nil || len(record.Status.Certificates) > 0 {
+	if _, err := AddCertificate(record, requestNamed("r", "r"), []byte("-----"), time.Now()); err == nil || len(record.Status.Certificates) > 0 {
 		t.Errorf("%v, %+v", err, record.Status)
 	}
 }
@@ -202,12 +202,12 @@ func TestFullRecordDropsWhatEndsFirst(t *testing.T) {
 	revoked := certificate("revoked", 5*time.Hour)
 	revoked.Revoked = true
 	all := []v1alpha1.IssuedCertificate{certificate("stolen", 4*time.Hour), certificate("short", time.Hour), revoked}
-	for i := range 3 * maxCertificates {
+	for i := range 3 * MaxCertificates {
 		all = bounded(append(all, certificate(strconv.Itoa(i), 2*time.Hour)))
 		has := func(name string) bool {
 			return slices.ContainsFunc(all, func(c v1alpha1.IssuedCertificate) bool { return c.SHA256 == name })
 		}
-		if !has("stolen") || !has(strconv.Itoa(i)) || has("revoked") != (i < maxCertificates-3) || has("short") != (i < maxCertificates-2) {
+		if !has("stolen") || !has(strconv.Itoa(i)) || has("revoked") != (i < MaxCertificates-3) || has("short") != (i < MaxCertificates-2) {
 			t.Fatalf("after %d certificates: stolen %v, revoked %v, short %v", i+1, has("stolen"), has("revoked"), has("short"))
 		}
 	}

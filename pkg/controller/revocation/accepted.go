@@ -18,19 +18,19 @@ const (
 	unwrittenDelay = acceptDelay + 250*time.Millisecond
 )
 
-// accepted says whose writes the policies accept, as of the last round.
-type accepted struct {
-	// restricted are the nodes with a revoked certificate. Policies refuse their writes, except with
-	// the certificates in since.
+// policyState is what the policies contained after the last round.
+type policyState struct {
+	// restricted are the nodes with a revoked certificate. Policies refuse their writes, except
+	// with current certificates.
 	restricted map[string]bool
-	// since has, by fingerprint, the time when the policies got the certificate.
-	since map[string]time.Time
+	// writtenAt has, by fingerprint, the time when the policies got a current certificate.
+	writtenAt map[string]time.Time
 }
 
 // next returns the state after a round. failed has the errors of policies that could not be
 // written. A policy that is missing refuses nothing.
-func (a *accepted) next(lists map[int32]v1alpha1.RevocationSliceSpec, failed map[string]error, now time.Time) *accepted {
-	next := &accepted{restricted: map[string]bool{}, since: map[string]time.Time{}}
+func (s *policyState) next(lists map[int32]v1alpha1.RevocationSliceSpec, failed map[string]error, now time.Time) *policyState {
+	after := &policyState{restricted: map[string]bool{}, writtenAt: map[string]time.Time{}}
 	behind := map[string]bool{} // nodes with a policy that could not be written
 	for number, list := range lists {
 		err := failed[PolicyName(number)]
@@ -38,7 +38,7 @@ func (a *accepted) next(lists map[int32]v1alpha1.RevocationSliceSpec, failed map
 			continue
 		}
 		for _, c := range list.Certificates {
-			next.restricted[c.NodeName] = true
+			after.restricted[c.NodeName] = true
 			behind[c.NodeName] = behind[c.NodeName] || err != nil
 		}
 	}
@@ -47,28 +47,37 @@ func (a *accepted) next(lists map[int32]v1alpha1.RevocationSliceSpec, failed map
 			if behind[c.NodeName] {
 				continue
 			}
-			next.since[c.SHA256] = now
-			if a != nil && !a.since[c.SHA256].IsZero() {
-				next.since[c.SHA256] = a.since[c.SHA256]
+			after.writtenAt[c.SHA256] = now
+			if s != nil && !s.writtenAt[c.SHA256].IsZero() {
+				after.writtenAt[c.SHA256] = s.writtenAt[c.SHA256]
 			}
 		}
 	}
-	return next
+	return after
 }
 
-// UntilAccepted returns how long to wait until API servers accept writes with a certificate that
-// was just written into a node's record: 0 if they do, or if revocation is not running. If no policy
-// has the certificate, the next round begins now. A node that uses a certificate before that gets
-// some refusals, and an alert reports a revoked certificate in use.
+// UntilAccepted returns how long to wait until API servers accept writes with a new certificate of
+// a node, which must be in the node's record. It returns 0 if the node has no revoked certificate.
+// If no policy has the certificate, UntilAccepted starts a round. The wait has no end while a
+// policy cannot be written: a node that used the certificate before would be refused.
+//
+// Before the first round it waits for startTimeout at most, since revocation may not be set up.
 func (e *Enforcer) UntilAccepted(node, fingerprint string) time.Duration {
-	a := e.accepted.Load()
-	if a == nil || !a.restricted[node] {
+	s := e.state.Load()
+	if s == nil {
+		began := e.runs.Load()
+		if began == nil || time.Since(*began) > startTimeout {
+			return 0
+		}
+		return unwrittenDelay
+	}
+	if !s.restricted[node] {
 		return 0
 	}
-	since, written := a.since[fingerprint]
+	at, written := s.writtenAt[fingerprint]
 	if !written {
 		e.wake()
 		return unwrittenDelay
 	}
-	return max(0, acceptDelay-time.Since(since))
+	return max(0, acceptDelay-time.Since(at))
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
 )
 
-// A certificate of a node with a revoked one is published once the policies have it for acceptDelay.
-// A policy that cannot be written delays it, and one that is missing does not.
+// A certificate of a node with a revoked one is published once the policies have it for
+// acceptDelay. A policy that cannot be written delays it, and one that is missing does not.
 func TestUntilAccepted(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
@@ -30,9 +30,13 @@ func TestUntilAccepted(t *testing.T) {
 		}
 	}
 	round := func(at time.Time, failed map[string]error, lists map[int32]v1alpha1.RevocationSliceSpec) {
-		e.accepted.Store(e.accepted.Load().next(lists, failed, at))
+		e.state.Store(e.state.Load().next(lists, failed, at))
 	}
-	expect("before the first round", "a", 0, 0)
+	expect("not running", "a", 0, 0)
+	e.runs.Store(&now)
+	expect("before the first round", "a", unwrittenDelay, unwrittenDelay)
+	e.runs.Store(new(now.Add(-startTimeout)))
+	expect("without a first round", "a", 0, 0)
 	lists := map[int32]v1alpha1.RevocationSliceSpec{1: list("a")}
 	round(now, nil, lists)
 	expect("another node", "b", 0, 0)

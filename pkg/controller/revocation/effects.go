@@ -87,7 +87,7 @@ func (e *Enforcer) reports(ctx context.Context, names []string) (map[string]stri
 }
 
 // announce writes the announcement, if it has changed. An announcement that is too long loses its
-// last renewals: the old certificates of their nodes are revoked once the limit has passed.
+// last renewals. Their nodes then renew late: when the API server refuses their writes.
 func (e *Enforcer) announce(ctx context.Context, a attestation.Announcement) error {
 	wanted, err := marshalAnnouncement(a)
 	if e.announced != nil && *e.announced == wanted && e.Now().Sub(e.announcedAt).Abs() < announcementInterval {

@@ -112,11 +112,12 @@ type Enforcer struct {
 	revocations, suspensions, lists, policies toolscache.SharedIndexInformer
 	changed                                   chan struct{}
 	rendered                                  atomic.Pointer[map[string]*admissionv1.ValidatingAdmissionPolicySpec]
-	accepted                                  atomic.Pointer[accepted]
+	state                                     atomic.Pointer[policyState]
+	// runs is the time when Run began, nil before that.
+	runs atomic.Pointer[time.Time]
 
 	// The fields below belong to Run's goroutine.
 	condition *telemetry.Condition
-	began     time.Time
 	// unseen has, by name, the versions of our own writes of lists that the informer does not show
 	// yet. unseenSince is the time of the last such write.
 	unseen      map[string]string
@@ -219,22 +220,28 @@ func (e *Enforcer) Run(ctx context.Context) {
 	var running sync.WaitGroup
 	defer running.Wait()
 	running.Go(func() { e.suspensions.RunWithContext(ctx) })
+	e.runs.Store(new(time.Now()))
 	if !e.awaitVersion(ctx) {
 		return
 	}
 	for _, informer := range []toolscache.SharedIndexInformer{e.revocations, e.lists, e.policies} {
 		running.Go(func() { informer.RunWithContext(ctx) })
 	}
-	e.began = time.Now()
-	for timer := time.NewTimer(0); ; {
+	for timer, settling := time.NewTimer(0), false; ; {
 		select {
 		case <-ctx.Done():
 			return
 		case <-e.changed:
-			timer.Reset(settle)
+			// only the first event: otherwise a steady stream of events would delay the round for
+			// ever
+			if !settling {
+				settling = true
+				timer.Reset(settle)
+			}
 			continue
 		case <-timer.C:
 		}
+		settling = false
 		timer.Reset(e.round(ctx))
 	}
 }
@@ -252,8 +259,9 @@ func (e *Enforcer) awaitVersion(ctx context.Context) bool {
 			return true
 		default:
 			pause = versionInterval
+			e.state.Store(&policyState{}) // no policy refuses anything
 			e.say(ctx, corev1.ConditionFalse, ReasonAPIServerTooOld,
-				fmt.Sprintf("revocation is not started: the API server %.32s does not say with which certificate a request came; it needs 1.32", info.GitVersion))
+				fmt.Sprintf("revocation is not started: the API server %.32s is older than 1.32, and does not say with which certificate a request came", info.GitVersion))
 		}
 		select {
 		case <-ctx.Done():
@@ -271,8 +279,8 @@ func (e *Enforcer) round(ctx context.Context) time.Duration {
 		if informer.HasSynced() {
 			continue
 		}
-		if time.Since(e.began) > startTimeout {
-			e.say(ctx, corev1.ConditionFalse, ReasonNotInForce, "what revocation needs cannot be read: apply packaging/kubernetes-revocation")
+		if time.Since(*e.runs.Load()) > startTimeout {
+			e.say(ctx, corev1.ConditionFalse, ReasonNotInForce, "the objects of revocation cannot be read: apply packaging/kubernetes-revocation")
 		}
 		return retryInterval / 4
 	}
@@ -286,22 +294,28 @@ func (e *Enforcer) round(ctx context.Context) time.Duration {
 		return e.notInForce(ctx, "cannot read what is revoked", err)
 	}
 	p := newPlan(in)
-	if len(p.asksNodes) > 0 {
-		if in.inUse, err = e.reports(ctx, p.asksNodes); err != nil {
+	if len(p.reportsNeeded) > 0 {
+		if in.inUse, err = e.reports(ctx, p.reportsNeeded); err != nil {
 			// without the reports, certificates are revoked at the limit
 			e.fail("cannot read which certificates nodes use", err)
 		}
 		p = newPlan(in)
 	}
-	if err := e.writeLists(ctx, in.existing, p.lists); err != nil {
-		return e.notInForce(ctx, "cannot write the lists of revoked certificates", err)
+	unlisted := e.writeLists(ctx, in.existing, p.lists)
+	for _, err := range unlisted {
+		if apierrors.IsConflict(err) { // the next round has the newer version
+			return retryInterval
+		}
 	}
-	problems := e.writePolicies(ctx, p)
+	problems := e.writePolicies(ctx, p, unlisted)
 	e.gauge(p, len(problems) == 0)
 	if err := e.announce(ctx, p.announcement); err != nil {
 		problems = append(problems, "the announcement to nodes: "+text.Line(err.Error(), 256))
 	}
 	e.conclude(ctx, p, problems)
+	if len(unlisted) > 0 {
+		return retryInterval // records say only what the lists say
+	}
 	left, err := e.markRecords(ctx, in, p.marks)
 	if err = errors.Join(err, e.writeStatuses(ctx, in.revocations, p.statuses)); err != nil {
 		return e.fail("cannot write what was revoked into records and revocations", err)
@@ -374,48 +388,57 @@ func stored[T any](informer toolscache.SharedIndexInformer) (all []T) {
 	return all
 }
 
-// writeLists writes the changed lists, the one with the lowest number first. Certificates move to
-// lower numbers only, so a certificate that moves is on two lists for a moment, and never on none.
-func (e *Enforcer) writeLists(ctx context.Context, existing []v1alpha1.RevocationSlice, wanted map[int32]v1alpha1.RevocationSliceSpec) error {
+// writeLists writes the changed lists, the one with the lowest number first. It returns the errors
+// by the number of the list. Certificates move from lists without a policy to lists with one. So
+// that such a certificate is never on no list, a failed list with a policy keeps the lists without
+// one from being written.
+func (e *Enforcer) writeLists(ctx context.Context, existing []v1alpha1.RevocationSlice, wanted map[int32]v1alpha1.RevocationSliceSpec) map[int32]error {
 	byNumber := map[int32]*v1alpha1.RevocationSlice{}
 	for i := range existing {
 		byNumber[existing[i].Spec.Number] = &existing[i]
 	}
+	failed := map[int32]error{}
 	for _, number := range slices.Sorted(maps.Keys(wanted)) {
-		list := byNumber[number]
-		if list == nil {
-			list = &v1alpha1.RevocationSlice{}
-			list.Namespace, list.Name, list.Labels, list.OwnerReferences = e.Namespace, fmt.Sprintf("%s-%02d", e.SlicePrefix, number), e.Labels, e.Owners
-			list.Spec = wanted[number]
-			list.Spec.Cluster, list.Spec.Number = e.Cluster, number
-			if err := e.Objects.Create(ctx, list); err != nil {
-				return fmt.Errorf("list %d: %w", number, err)
-			}
-			e.unseen[list.Name], e.unseenSince = list.ResourceVersion, time.Now()
-			continue
+		if number > Policies && len(failed) > 0 {
+			break
 		}
-		certificates, current := wanted[number].Certificates, wanted[number].Current
-		if equality.Semantic.DeepEqual(list.Spec.Certificates, certificates) && equality.Semantic.DeepEqual(list.Spec.Current, current) {
-			continue
+		if err := e.writeList(ctx, byNumber[number], number, wanted[number]); err != nil {
+			failed[number] = fmt.Errorf("slice %d: %w", number, err)
 		}
-		list = list.DeepCopy()
-		list.Spec.Certificates, list.Spec.Current = certificates, current
-		if err := e.Objects.Update(ctx, list); err != nil {
-			return fmt.Errorf("list %d: %w", number, err)
-		}
-		e.unseen[list.Name], e.unseenSince = list.ResourceVersion, time.Now()
 	}
+	return failed
+}
+
+// writeList writes one list, if it has changed. list is nil if there is none yet.
+func (e *Enforcer) writeList(ctx context.Context, list *v1alpha1.RevocationSlice, number int32, wanted v1alpha1.RevocationSliceSpec) error {
+	write := func(ctx context.Context) error { return e.Objects.Update(ctx, list) }
+	switch {
+	case list == nil:
+		list = &v1alpha1.RevocationSlice{Spec: v1alpha1.RevocationSliceSpec{Cluster: e.Cluster, Number: number}}
+		list.Namespace, list.Name, list.Labels, list.OwnerReferences = e.Namespace, fmt.Sprintf("%s-%02d", e.SlicePrefix, number), e.Labels, e.Owners
+		write = func(ctx context.Context) error { return e.Objects.Create(ctx, list) }
+	case equality.Semantic.DeepEqual(list.Spec.Certificates, wanted.Certificates) && equality.Semantic.DeepEqual(list.Spec.Current, wanted.Current):
+		return nil
+	default:
+		list = list.DeepCopy()
+	}
+	list.Spec.Certificates, list.Spec.Current = wanted.Certificates, wanted.Current
+	if err := write(ctx); err != nil {
+		return err
+	}
+	e.unseen[list.Name], e.unseenSince = list.ResourceVersion, time.Now()
 	return nil
 }
 
 // writePolicies writes the policies that differ from the plan. It returns the problems that keep
-// certificates from being refused.
-func (e *Enforcer) writePolicies(ctx context.Context, p plan) (problems []string) {
-	rendered := map[string]*admissionv1.ValidatingAdmissionPolicySpec{}
+// certificates from being refused. unlisted has the errors of lists that could not be written:
+// their policies stay as they are.
+func (e *Enforcer) writePolicies(ctx context.Context, p plan, unlisted map[int32]error) (problems []string) {
+	rendered, failed := map[string]*admissionv1.ValidatingAdmissionPolicySpec{}, map[string]error{}
 	for number := int32(1); number <= Policies; number++ {
 		spec, err := RenderPolicy(p.lists[number], e.Signers)
-		if err != nil {
-			problems = append(problems, fmt.Sprintf("policy %s: %v", PolicyName(number), err))
+		if err = cmp.Or(unlisted[number], err); err != nil {
+			failed[PolicyName(number)] = err
 			continue
 		}
 		rendered[PolicyName(number)] = &spec
@@ -425,21 +448,22 @@ func (e *Enforcer) writePolicies(ctx context.Context, p plan) (problems []string
 		if err == nil {
 			rendered[TokenPolicyName] = &spec
 		} else {
-			problems = append(problems, fmt.Sprintf("policy %s: %v", TokenPolicyName, err))
+			failed[TokenPolicyName] = err
 		}
 		if len(omitted) > 0 {
 			problems = append(problems, fmt.Sprintf("policy %s: has no room for %d of %d nodes", TokenPolicyName, len(omitted), len(p.suspendedNodes)))
 		}
 	}
 	e.rendered.Store(&rendered)
-	failed := map[string]error{}
 	for _, name := range slices.Sorted(maps.Keys(rendered)) {
 		if err := e.writePolicy(ctx, name, rendered[name]); err != nil {
-			problems = append(problems, fmt.Sprintf("policy %s: %s", name, text.Line(err.Error(), 256)))
 			failed[name] = err
 		}
 	}
-	e.accepted.Store(e.accepted.Load().next(p.lists, failed, time.Now()))
+	for _, name := range slices.Sorted(maps.Keys(failed)) {
+		problems = append(problems, fmt.Sprintf("policy %s: %s", name, text.Line(failed[name].Error(), 256)))
+	}
+	e.state.Store(e.state.Load().next(p.lists, failed, time.Now()))
 	return problems
 }
 
@@ -504,7 +528,7 @@ func (e *Enforcer) conclude(ctx context.Context, p plan, problems []string) {
 		e.say(ctx, corev1.ConditionFalse, ReasonNotInForce, strings.Join(problems, "; "))
 	case beyond:
 		e.say(ctx, corev1.ConditionFalse, ReasonListsFull,
-			fmt.Sprintf("the policies hold %d certificates, and more are revoked: the others are refused as room appears", Policies*SliceCapacity))
+			"the policies are full, and more certificates are revoked: they are refused when there is room")
 	default:
 		e.say(ctx, corev1.ConditionTrue, ReasonInForce, "the writes of each revoked certificate are refused")
 	}

@@ -202,8 +202,16 @@ func TestListsThatCannotBeWritten(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, revocationOf(v1alpha1.RevokeImmediately))
 	w.refuse = "RevocationSlice"
-	w.starts(t)
+	e := w.starts(t)
 	w.reports(t, ReasonNotInForce)
+	if got := e.UntilAccepted("a", digits("new")); got != unwrittenDelay {
+		t.Errorf("a new certificate is published after %s", got)
+	}
+	w.mu.Lock()
+	if w.record.Status.Revocation != nil || w.record.Status.Certificates[0].Revoked {
+		t.Error("the record says that it is revoked")
+	}
+	w.mu.Unlock()
 	if strings.Contains(w.policy(t), "system:node:a") {
 		t.Error("a policy has a certificate that is on no list")
 	}
@@ -214,6 +222,23 @@ func TestListsThatCannotBeWritten(t *testing.T) {
 	if !strings.Contains(w.policy(t), "system:node:a") {
 		t.Error("it is not made up for")
 	}
+}
+
+// A steady stream of events does not keep rounds from running.
+func TestRoundsAmongManyEvents(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, revocationOf(v1alpha1.RevokeImmediately))
+	e := w.starts(t)
+	ctx, stop := context.WithCancel(t.Context())
+	var waking sync.WaitGroup
+	defer func() { stop(); waking.Wait() }()
+	waking.Go(func() {
+		for ctx.Err() == nil {
+			e.wake()
+			time.Sleep(settle / 10)
+		}
+	})
+	w.eventually(t, "the policy has the node", func() bool { return strings.Contains(w.policy(t), "'system:node:a'") })
 }
 
 func TestTooOldAPIServer(t *testing.T) {
@@ -230,6 +255,9 @@ func TestTooOldAPIServer(t *testing.T) {
 	})
 	if len(w.written) > 0 {
 		t.Errorf("written: %q", w.written)
+	}
+	if got := e.UntilAccepted("a", digits("new")); got != 0 {
+		t.Errorf("certificates are published after %s", got)
 	}
 }
 

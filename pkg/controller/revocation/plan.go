@@ -12,6 +12,7 @@ import (
 
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/attestation"
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/api/v1alpha1"
+	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/records"
 )
 
 const (
@@ -51,8 +52,9 @@ type plan struct {
 	announcement attestation.Announcement
 	// statuses are the statuses of the revocations, by name.
 	statuses map[string]revocationStatus
-	// asksNodes are the nodes whose reported certificate the next round needs.
-	asksNodes []string
+	// reportsNeeded are the nodes whose report can decide now. The caller reads the reports, and
+	// plans again.
+	reportsNeeded []string
 	// active says that the next round must come soon, without an event.
 	active bool
 }
@@ -86,8 +88,9 @@ type planner struct {
 	// suspended has the suspensions, by endorsement key.
 	suspended map[string]*v1alpha1.NodeSuspension
 	// unrecorded has, by node, the current certificates on the lists that no record has: somebody
-	// deleted the record.
+	// deleted the record. eks has their endorsement keys, by fingerprint.
 	unrecorded map[string][]v1alpha1.IssuedCertificate
+	eks        map[string]string
 }
 
 // newPlan makes the plan. It does no I/O.
@@ -97,6 +100,7 @@ func newPlan(in input) plan {
 		plan:    plan{lists: map[int32]v1alpha1.RevocationSliceSpec{}, marks: map[string]mark{}, statuses: map[string]revocationStatus{}},
 		entries: map[string]v1alpha1.RevokedCertificate{}, numbers: map[string]int32{},
 		suspended: map[string]*v1alpha1.NodeSuspension{}, unrecorded: map[string][]v1alpha1.IssuedCertificate{},
+		eks: map[string]string{},
 	}
 	for i := range p.suspensions {
 		p.suspended[p.suspensions[i].Spec.EK] = &p.suspensions[i]
@@ -107,6 +111,7 @@ func newPlan(in input) plan {
 		p.restore(&p.records[i])
 		p.suspend(&p.records[i])
 	}
+	p.suspendUnrecorded()
 	for i := range p.revocations {
 		p.revoke(&p.revocations[i])
 	}
@@ -121,6 +126,7 @@ func newPlan(in input) plan {
 // keep keeps the certificates on the lists until they have expired. After a crash between two
 // writes a certificate may be on two lists. It stays on the first one.
 func (p *planner) keep() {
+	p.existing = slices.Clone(p.existing)
 	slices.SortFunc(p.existing, func(a, b v1alpha1.RevocationSlice) int { return cmp.Compare(a.Spec.Number, b.Spec.Number) })
 	for _, list := range p.existing {
 		p.lists[list.Spec.Number] = v1alpha1.RevocationSliceSpec{}
@@ -149,6 +155,7 @@ func (p *planner) findUnrecorded() {
 			if _, revoked := p.entries[c.SHA256]; !revoked && !known[c.SHA256] {
 				known[c.SHA256] = true
 				p.unrecorded[c.NodeName] = append(p.unrecorded[c.NodeName], v1alpha1.IssuedCertificate{SHA256: c.SHA256, NotAfter: c.NotAfter, Requested: c.Requested})
+				p.eks[c.SHA256] = c.EK
 			}
 		}
 	}
@@ -169,33 +176,36 @@ func (p *planner) add(record *v1alpha1.NodeAttestation, c *v1alpha1.IssuedCertif
 // restore adds certificates that their record marks as revoked and that are on no list: somebody
 // deleted the list.
 func (p *planner) restore(record *v1alpha1.NodeAttestation) {
-	for _, c := range p.live(record) {
+	for _, c := range p.notPruned(record) {
 		if _, ok := p.entries[c.SHA256]; !ok && c.Revoked {
-			p.add(record, c, ekOfCertificate(record, c), "")
+			p.add(record, c, p.ekOfCertificate(record, c), "")
 		}
 	}
 }
 
 // ekOfCertificate returns the endorsement key that a certificate was issued to, "" if it is not
 // known.
-func ekOfCertificate(record *v1alpha1.NodeAttestation, c *v1alpha1.IssuedCertificate) string {
+func (p *planner) ekOfCertificate(record *v1alpha1.NodeAttestation, c *v1alpha1.IssuedCertificate) string {
+	if ek, unrecorded := p.eks[c.SHA256]; unrecorded {
+		return ek
+	}
 	if c.FormerEK {
 		return ""
 	}
 	return ekOf(record)
 }
 
-// live returns the certificates of a node that have not expired, or expired less than pruneDelay
-// ago: those in its record, and unrecorded ones.
-func (p *planner) live(record *v1alpha1.NodeAttestation) (live []*v1alpha1.IssuedCertificate) {
+// notPruned returns the certificates of a node, in its record or unrecorded, that have not expired
+// or expired less than pruneDelay ago.
+func (p *planner) notPruned(record *v1alpha1.NodeAttestation) (kept []*v1alpha1.IssuedCertificate) {
 	for _, all := range [][]v1alpha1.IssuedCertificate{p.unrecorded[record.Spec.NodeName], record.Status.Certificates} {
 		for i := range all {
 			if p.now.Before(all[i].NotAfter.Add(pruneDelay)) {
-				live = append(live, &all[i])
+				kept = append(kept, &all[i])
 			}
 		}
 	}
-	return live
+	return kept
 }
 
 // ekOf returns the endorsement key in a record, "" if there is none.
@@ -216,13 +226,37 @@ func (p *planner) suspend(record *v1alpha1.NodeAttestation) {
 			former = ek.Fingerprint
 		}
 	}
-	for _, c := range p.live(record) {
+	for i := range record.Status.Certificates {
+		c := &record.Status.Certificates[i]
 		switch {
+		case !p.now.Before(c.NotAfter.Add(pruneDelay)):
 		case p.suspended[ekOf(record)] != nil:
 			p.add(record, c, ekOf(record), "")
 			p.active = true
 		case c.FormerEK && former != "":
 			p.add(record, c, former, "")
+		}
+	}
+}
+
+// suspendUnrecorded puts the unrecorded certificates of suspended machines on a list. A certificate
+// whose endorsement key is not known belongs to the suspended node of its name.
+func (p *planner) suspendUnrecorded() {
+	named := map[string]string{}
+	for _, s := range p.suspensions {
+		named[s.Spec.NodeName] = s.Spec.EK
+	}
+	for _, record := range p.nodes() {
+		name := record.Spec.NodeName
+		for i := range p.unrecorded[name] {
+			c := &p.unrecorded[name][i]
+			ek := p.eks[c.SHA256]
+			if ek == "" {
+				ek = named[name]
+			}
+			if p.suspended[ek] != nil {
+				p.add(record, c, ek, "")
+			}
 		}
 	}
 }
@@ -278,7 +312,7 @@ func (p *planner) nodes() (all []*v1alpha1.NodeAttestation) {
 // revokeRecord applies a revocation to the certificates of one machine.
 func (p *planner) revokeRecord(r *v1alpha1.NodeRevocation, record *v1alpha1.NodeAttestation, before time.Time, status *revocationStatus) {
 	var old, newer []*v1alpha1.IssuedCertificate
-	for _, c := range p.live(record) {
+	for _, c := range p.notPruned(record) {
 		switch {
 		case c.Requested == nil || c.Requested.Time.Before(before):
 			old = append(old, c)
@@ -299,7 +333,7 @@ func (p *planner) revokeRecord(r *v1alpha1.NodeRevocation, record *v1alpha1.Node
 	if !now && len(newer) > 0 && len(old) > 0 {
 		now = slices.ContainsFunc(newer, func(c *v1alpha1.IssuedCertificate) bool { return c.SHA256 == p.inUse[record.Spec.NodeName] })
 		if !now {
-			p.asksNodes = append(p.asksNodes, record.Spec.NodeName)
+			p.reportsNeeded = append(p.reportsNeeded, record.Spec.NodeName)
 		}
 	}
 	for _, c := range old {
@@ -311,7 +345,7 @@ func (p *planner) revokeRecord(r *v1alpha1.NodeRevocation, record *v1alpha1.Node
 			status.complete = false
 			continue
 		}
-		p.add(record, c, ekOfCertificate(record, c), r.Name)
+		p.add(record, c, p.ekOfCertificate(record, c), r.Name)
 		status.revoked++
 	}
 }
@@ -380,27 +414,29 @@ func (p *planner) nameSuspended() {
 func (p *planner) fill() {
 	type content struct{ certificates, names int }
 	used := map[int32]content{}
-	take := func(number int32, c v1alpha1.RevokedCertificate, sign int) {
+	// A node with several certificates counts several times, although the policy names it once.
+	nameLength := func(c v1alpha1.RevokedCertificate) int { return len("'',") + len(userPrefix) + len(c.NodeName) }
+	adjust := func(number int32, c v1alpha1.RevokedCertificate, by int) {
 		u := used[number]
-		used[number] = content{u.certificates + sign, u.names + sign*len(listOf([]string{userPrefix + c.NodeName}))}
+		used[number] = content{u.certificates + by, u.names + by*nameLength(c)}
 	}
 	for sum, number := range p.numbers {
-		take(number, p.entries[sum], 1)
+		adjust(number, p.entries[sum], 1)
 	}
-	room := func(c v1alpha1.RevokedCertificate) int32 {
+	firstWithRoom := func(c v1alpha1.RevokedCertificate) int32 {
 		number := int32(1)
-		for used[number].certificates >= SliceCapacity || used[number].names+len(c.NodeName)+len(userPrefix)+4 > maxNames {
+		for used[number].certificates >= SliceCapacity || used[number].names+nameLength(c) > maxNames {
 			number++
 		}
 		return number
 	}
 	for _, sum := range slices.Sorted(maps.Keys(p.entries)) {
 		c, number := p.entries[sum], p.numbers[sum]
-		if to := room(c); number == 0 || number > Policies && to <= Policies {
+		if to := firstWithRoom(c); number == 0 || number > Policies && to <= Policies {
 			if number > 0 {
-				take(number, c, -1)
+				adjust(number, c, -1)
 			}
-			take(to, c, 1)
+			adjust(to, c, 1)
 			number = to
 		}
 		list := p.lists[number]
@@ -426,16 +462,20 @@ func (p *planner) currentByNode() map[string][]v1alpha1.CurrentCertificate {
 		if _, affected := current[name]; !affected {
 			continue
 		}
-		for _, c := range p.live(record) {
+		for _, c := range p.notPruned(record) {
 			if _, revoked := p.entries[c.SHA256]; !revoked {
-				current[name] = append(current[name], v1alpha1.CurrentCertificate{SHA256: c.SHA256, NotAfter: c.NotAfter, NodeName: name, Requested: c.Requested})
+				current[name] = append(current[name], v1alpha1.CurrentCertificate{
+					SHA256: c.SHA256, NotAfter: c.NotAfter, NodeName: name, Requested: c.Requested, EK: p.ekOfCertificate(record, c),
+				})
 			}
 		}
 	}
-	for _, certificates := range current {
+	for name, certificates := range current {
 		slices.SortFunc(certificates, func(a, b v1alpha1.CurrentCertificate) int {
 			return cmp.Or(requestTime(b).Compare(requestTime(a)), cmp.Compare(a.SHA256, b.SHA256))
 		})
+		// two records can have one node name
+		current[name] = slices.CompactFunc(certificates, func(a, b v1alpha1.CurrentCertificate) bool { return a.SHA256 == b.SHA256 })
 	}
 	return current
 }
@@ -448,13 +488,13 @@ func requestTime(c v1alpha1.CurrentCertificate) time.Time {
 }
 
 // currentOf returns the current certificates of the nodes on a list. If there are more than
-// maxCurrent, it returns the newest of each node, and at least four.
+// maxCurrent, it returns the newest of each node, and at least three.
 func currentOf(revoked []v1alpha1.RevokedCertificate, current map[string][]v1alpha1.CurrentCertificate) (all []v1alpha1.CurrentCertificate) {
 	names := map[string]bool{}
 	for _, c := range revoked {
 		names[c.NodeName] = true
 	}
-	for most := 64; ; most /= 2 { // a record has at most 64
+	for most := records.MaxCertificates; ; most-- {
 		all = nil
 		for _, name := range slices.Sorted(maps.Keys(names)) {
 			all = append(all, current[name][:min(most, len(current[name]))]...)

@@ -183,8 +183,8 @@ func TestRevokeAfterRenewal(t *testing.T) {
 			if got := len(p.revoked()) == 1; got != c.revoked {
 				t.Errorf("revoked: %q", p.revoked())
 			}
-			if p.statuses["r"].complete != c.complete || (len(p.asksNodes) > 0) != c.asks || (len(p.announcement.Renewals) == 0) != c.complete {
-				t.Errorf("%+v, asks %q, announced %+v", p.statuses["r"], p.asksNodes, p.announcement)
+			if p.statuses["r"].complete != c.complete || (len(p.reportsNeeded) > 0) != c.asks || (len(p.announcement.Renewals) == 0) != c.complete {
+				t.Errorf("%+v, asks %q, announced %+v", p.statuses["r"], p.reportsNeeded, p.announcement)
 			}
 		})
 	}
@@ -383,7 +383,7 @@ func TestTooManyCurrentCertificates(t *testing.T) {
 		t.Fatalf("%d", len(list.Current))
 	}
 	for i, c := range list.Current {
-		if want := digits(fmt.Sprintf("c%03d-%d", i/4, 7-i%4)); c.SHA256 != want {
+		if want := digits(fmt.Sprintf("c%03d-%d", i/3, 7-i%3)); c.SHA256 != want {
 			t.Fatalf("%d is %s, want %s", i, c.SHA256, want)
 		}
 	}
@@ -431,5 +431,53 @@ func TestNamesOfSuspendedNodes(t *testing.T) {
 	p = newPlan(in)
 	if c := p.lists[1].Certificates[0]; !slices.Equal(p.suspendedNodes, []string{"b", "lost"}) || c.NodeSuspended || !c.Suspended {
 		t.Errorf("%q, %+v", p.suspendedNodes, p.lists)
+	}
+}
+
+// A machine is suspended after its record was deleted, and after another machine got its name. Its
+// current certificates are refused, and those of the other machine are not.
+func TestSuspensionWithoutRecord(t *testing.T) {
+	t.Parallel()
+	a := record("a", issued("old", time.Hour), issued("new", -time.Second))
+	in := input{now: noon.Add(time.Minute), records: []v1alpha1.NodeAttestation{a}, revocations: []v1alpha1.NodeRevocation{revocation(v1alpha1.RevokeImmediately)}}
+	in.existing = newPlan(in).listed()
+	in.revocations, in.suspensions = nil, []v1alpha1.NodeSuspension{suspension(a.Spec.EK.Fingerprint)}
+	other := record("b", issued("oth", -time.Second))
+	other.Spec.NodeName = "a"
+	for name, records := range map[string][]v1alpha1.NodeAttestation{"no record": nil, "another machine": {other}} {
+		in.records = records
+		p := newPlan(in)
+		if got := p.revoked(); !slices.Equal(got, []string{"new!", "old!"}) {
+			t.Errorf("%s: %q", name, got)
+		}
+		if got := len(p.current()); got != len(records) {
+			t.Errorf("%s: current: %q", name, p.current())
+		}
+	}
+	// a list of an earlier release does not say which key a certificate was issued to
+	in.records = nil
+	in.existing[0].Spec.Current[0].EK = ""
+	if got := newPlan(in).revoked(); !slices.Equal(got, []string{"old!"}) {
+		t.Errorf("without a key: %q", got)
+	}
+	in.suspensions[0].Spec.NodeName = "a"
+	if got := newPlan(in).revoked(); !slices.Equal(got, []string{"new!", "old!"}) {
+		t.Errorf("by the name of the node: %q", got)
+	}
+}
+
+// Two records with one node name do not put a certificate on a list twice.
+func TestCurrentCertificateOfTwoRecords(t *testing.T) {
+	t.Parallel()
+	in := input{
+		now:         noon.Add(time.Minute),
+		records:     []v1alpha1.NodeAttestation{record("a", issued("old", time.Hour), issued("new", -time.Second))},
+		revocations: []v1alpha1.NodeRevocation{revocation(v1alpha1.RevokeImmediately)},
+	}
+	in.existing, in.revocations = newPlan(in).listed(), nil
+	in.records = []v1alpha1.NodeAttestation{record("a"), record("b")}
+	in.records[1].Spec.NodeName = "a"
+	if got := newPlan(in).current(); !slices.Equal(got, []string{"new"}) {
+		t.Errorf("%q", got)
 	}
 }

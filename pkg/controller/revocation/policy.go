@@ -18,12 +18,14 @@ import (
 const (
 	// Policies is the number of admission policies for revoked certificates in a release.
 	Policies = 10
-	// SliceCapacity is the maximum number of revoked certificates on one list. An expression has at
-	// most 100,000 code points (apiserver/pkg/cel), and a fingerprint takes 79.
+	// SliceCapacity is the maximum number of revoked certificates in a slice, and of fingerprints
+	// in one expression. An expression has at most 100,000 code points (apiserver/pkg/cel), and a
+	// fingerprint takes 78.
 	SliceCapacity = 1000
-	// maxCurrent is the maximum number of current certificates on one list.
-	maxCurrent = 4 * SliceCapacity
-	// maxNames is the maximum length of the user names in a policy, in code points.
+	// maxCurrent is the maximum number of current certificates in a slice. A larger slice does not
+	// fit into etcd, which takes 1.5 MiB.
+	maxCurrent = 3 * SliceCapacity
+	// maxNames is the maximum length of a list of names in an expression, in code points.
 	maxNames = 99_000
 	// userPrefix begins the user name of a node, and x509Prefix the credential ID of a certificate.
 	userPrefix, x509Prefix = "system:node:", "X509SHA256="
@@ -62,7 +64,7 @@ func RenderPolicy(list v1alpha1.RevocationSliceSpec, signers []string) (admissio
 	}
 	for _, signer := range signers {
 		if !signerPattern.MatchString(signer) {
-			return admissionv1.ValidatingAdmissionPolicySpec{}, fmt.Errorf("%.80q is no signer", signer)
+			return admissionv1.ValidatingAdmissionPolicySpec{}, fmt.Errorf("%.80q is not the name of a signer", signer)
 		}
 	}
 	condition := ""
@@ -73,7 +75,8 @@ func RenderPolicy(list v1alpha1.RevocationSliceSpec, signers []string) (admissio
 	variables := []admissionv1.Variable{
 		// Users that are impersonated have no credential.
 		{Name: "credentials", Expression: fmt.Sprintf("has(request.userInfo.extra) && '%[1]s' in request.userInfo.extra\n  ? request.userInfo.extra['%[1]s'] : []", credentialIDs)},
-		{Name: "suspended", Expression: "request.userInfo.username in " + listOf(r.suspendedNodes) + "\n  || " + hasCredentialIn(r.suspended)},
+		{Name: "suspendedNode", Expression: "request.userInfo.username in " + listOf(r.suspendedNodes)},
+		{Name: "suspended", Expression: "variables.suspendedNode || " + hasCredentialIn(r.suspended)},
 		// This exception is safe: the controller decides by evidence, and issues certificates
 		// only for the machine's own node name.
 		{Name: "attesting", Expression: "request.operation == 'CREATE' && (!has(request.subResource) || request.subResource == '')\n" +
@@ -100,20 +103,20 @@ func RenderPolicy(list v1alpha1.RevocationSliceSpec, signers []string) (admissio
 	}, nil
 }
 
-// requesters are the requesters that a list is about, as the API server names them.
+// requesters are the user names and credential IDs in a policy.
 type requesters struct {
-	// nodes are the users with a revoked certificate. suspendedNodes are those of them that are
-	// suspended whatever their certificate is.
+	// nodes are the nodes with a revoked certificate. suspendedNodes are those of them that are
+	// suspended with every certificate that is not current.
 	nodes, suspendedNodes []string
-	// suspended are the suspended certificates of other nodes, and current those that are not
-	// revoked.
+	// suspended are suspended certificates of the other nodes. current are the certificates that
+	// may write.
 	suspended, current []string
 }
 
 func requestersOf(list v1alpha1.RevocationSliceSpec) (r requesters, err error) {
 	for _, c := range list.Certificates {
 		if !nodeNamePattern.MatchString(c.NodeName) || !fingerprintPattern.MatchString(c.SHA256) {
-			return r, fmt.Errorf("certificate %.80q of %.80q: no fingerprint, or no name of a node", c.SHA256, c.NodeName)
+			return r, fmt.Errorf("invalid fingerprint %.80q or node name %.80q", c.SHA256, c.NodeName)
 		}
 		r.nodes = append(r.nodes, userPrefix+c.NodeName)
 		switch {
@@ -125,7 +128,7 @@ func requestersOf(list v1alpha1.RevocationSliceSpec) (r requesters, err error) {
 	}
 	for _, c := range list.Current {
 		if !fingerprintPattern.MatchString(c.SHA256) {
-			return r, fmt.Errorf("%.80q is no fingerprint", c.SHA256)
+			return r, fmt.Errorf("invalid fingerprint %.80q", c.SHA256)
 		}
 		r.current = append(r.current, x509Prefix+c.SHA256)
 	}
@@ -138,8 +141,8 @@ func hasCredentialIn(credentials []string) string {
 }
 
 // match returns the constraints of a policy that matches each write for which the condition is
-// true. Without a condition it matches no resource. Defaults are set, so that the result equals what
-// the API server stores.
+// true. Without a condition it matches no resource. Defaults are set, so that the result equals
+// what the API server stores.
 func match(name, condition string) (*admissionv1.MatchResources, []admissionv1.MatchCondition) {
 	rule := admissionv1.Rule{APIGroups: []string{"*"}, APIVersions: []string{"*"}, Resources: []string{"*/*"}, Scope: new(admissionv1.AllScopes)}
 	operations := []admissionv1.OperationType{admissionv1.Create, admissionv1.Update, admissionv1.Delete, admissionv1.Connect}

@@ -23,10 +23,6 @@ const messageSuspendedToken = "the node that this token was issued for is suspen
 // cannot set it: the API server takes it from the signed token.
 const tokenNodeNames = "authentication.kubernetes.io/node-name"
 
-// tokenNamesLimit is the maximum length of the list of node names, in code points. An expression
-// may have 100,000.
-const tokenNamesLimit = 99_000
-
 var nodeNamePattern = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$`)
 
 // RenderTokenPolicy returns the policy that refuses writes with tokens that were issued for these
@@ -41,7 +37,7 @@ func RenderTokenPolicy(nodes []string) (spec admissionv1.ValidatingAdmissionPoli
 		if !nodeNamePattern.MatchString(name) {
 			return spec, nil, fmt.Errorf("%.80q is no name of a node", name)
 		}
-		if length += len(name) + len("'',"); length <= tokenNamesLimit {
+		if length += len(name) + len("'',"); length <= maxNames {
 			fit = i + 1
 		}
 	}

@@ -194,8 +194,8 @@ func (n *node) credential() harness.Credential {
 	return harness.Credential{Node: n.Name, Config: n.Credential(cluster())}
 }
 
-// encodings returns a credential with its certificate encoded in other ways, as a thief can do. Each
-// may write.
+// encodings returns a credential with its certificate encoded in other ways, as a thief can do.
+// Each may write.
 func encodings(t *testing.T, stolen harness.Credential) (others []harness.Credential) {
 	t.Helper()
 	configs, err := shared.ClientCA().ReencodeConfig(stolen.Config)

@@ -77,8 +77,8 @@ func TestStolenKey(t *testing.T) {
 		return on["Node"] && on["NodeAttestation"]
 	})
 
-	// It renews again. The new certificate is in force at each API server when the node gets it, and
-	// the one before stays in force.
+	// It renews again. The new certificate is in force at each API server when the node gets it,
+	// and the one before stays in force.
 	before := victim.credential()
 	if err := victim.attest(t.Context()); err != nil {
 		t.Fatal(err)

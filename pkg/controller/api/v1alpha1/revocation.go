@@ -10,8 +10,8 @@ import (
 // admission policies of the controller refuse the writes of revoked certificates.
 //
 // Operators create and delete NodeRevocations and NodeSuspensions. RBAC grants each kind
-// separately. Only the controller writes RevocationSlices. It keeps a fingerprint there until the
-// certificate expires, even if the record of the machine is deleted.
+// separately. Only the controller writes RevocationSlices. It keeps a fingerprint there until ten
+// minutes after the certificate ends, even if the record of the machine is deleted.
 
 // RevocationMode says when certificates are revoked.
 type RevocationMode string
@@ -25,7 +25,7 @@ const (
 	RevokeAfterRenewal RevocationMode = "AfterRenewal"
 )
 
-// NodeRevocation revokes certificates that were issued to nodes before a point in time. The
+// NodeRevocation revokes certificates that were requested by nodes before a point in time. The
 // machines stay trusted: they get new certificates by their evidence.
 //
 // Deleting the object keeps further certificates from being revoked. It does not undo revocations.
@@ -72,8 +72,8 @@ type NodeRevocationSpec struct {
 	Nodes []string `json:"nodes,omitempty"`
 	// All revokes the certificates of all nodes of the cluster.
 	All bool `json:"all,omitempty"`
-	// IssuedBefore selects the certificates whose requests were filed before this time. Default:
-	// the creation of this object.
+	// IssuedBefore selects the certificates that were requested before this time, and those whose
+	// time of request is not known. Default: the creation of this object.
 	//
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=64
@@ -227,9 +227,9 @@ type RevocationSliceSpec struct {
 	// +kubebuilder:validation:MaxLength=253
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="a slice never moves to another cluster"
 	Cluster string `json:"cluster"`
-	// Number is the number of the slice, from 1. The policy of that number refuses its
-	// certificates. A slice with a number greater than the number of policies is not in force. It
-	// keeps the certificates for which the others have no room. Immutable.
+	// Number is the number of the slice, from 1. The policy of that number enforces it. A slice
+	// with a number greater than the number of policies is not in force. It keeps the certificates
+	// for which the others have no room. Immutable.
 	//
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1000
@@ -238,16 +238,14 @@ type RevocationSliceSpec struct {
 	// Certificates are the revoked certificates.
 	//
 	// +kubebuilder:validation:MaxItems=1000
-	// +listType=map
-	// +listMapKey=sha256
+	// +listType=atomic
 	Certificates []RevokedCertificate `json:"certificates,omitempty"`
 	// Current are certificates of the same nodes that are not revoked. The policy refuses all
 	// others of these nodes: a revoked certificate can be encoded in another way, and then has
 	// another fingerprint.
 	//
 	// +kubebuilder:validation:MaxItems=4000
-	// +listType=map
-	// +listMapKey=sha256
+	// +listType=atomic
 	Current []CurrentCertificate `json:"current,omitempty"`
 }
 
@@ -277,6 +275,11 @@ type CurrentCertificate struct {
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=64
 	Requested *metav1.Time `json:"requested,omitempty"`
+	// EK is the fingerprint of the endorsement key that the certificate was issued to. It is empty
+	// if the key is not known.
+	//
+	// +kubebuilder:validation:MaxLength=64
+	EK string `json:"ek,omitempty"`
 }
 
 // RevokedCertificate is a revoked certificate.
@@ -299,18 +302,19 @@ type RevokedCertificate struct {
 	// +kubebuilder:validation:Pattern=`^[-a-z0-9.]+$`
 	NodeName string `json:"nodeName"`
 	// EK is the fingerprint of the endorsement key that the certificate was issued to. It is empty
-	// if the provider has no endorsement keys.
+	// if the key is not known.
 	//
 	// +kubebuilder:validation:MaxLength=64
 	EK string `json:"ek,omitempty"`
-	// Revocation is the name of the NodeRevocation that revoked it, empty if a suspension did.
+	// Revocation is the name of the NodeRevocation that revoked the certificate. It is empty if a
+	// suspension did, or if the slice was rebuilt from records.
 	//
 	// +kubebuilder:validation:MaxLength=253
 	Revocation string `json:"revocation,omitempty"`
-	// Suspended says that the certificate may not even be used to request a new one.
+	// Suspended says that the certificate may not be used to request a new one.
 	Suspended bool `json:"suspended,omitempty"`
-	// NodeSuspended says the same of each certificate of the node that is not current. It is false
-	// if another machine has the node's name now.
+	// NodeSuspended says that no certificate of the node may be used to request a new one, except
+	// the current ones. It is false if another machine has the node's name now.
 	NodeSuspended bool `json:"nodeSuspended,omitempty"`
 }
 
