@@ -85,7 +85,7 @@ func (e *eviction) describe(out *planText) {
 	} else {
 		out.item("there is no Node %s", e.name)
 	}
-	out.item("then its certificates read no Secrets, ConfigMaps and volumes any more; what its pods could read, change")
+	out.item("then its certificates can no longer read Secrets, ConfigMaps and volumes; change everything that its pods could read")
 }
 
 // evict deletes the pods and the Node. The suspension must be in force: otherwise the machine could

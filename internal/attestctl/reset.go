@@ -142,7 +142,11 @@ func (p *resetPlan) text() string {
 			case c.Revoked:
 				item("its certificate %s is revoked, and stays so", short(c.SHA256))
 			default:
-				item("its certificate %s stays valid until %s; to revoke it, do that before the reset: kubectl attest revoke %s", short(c.SHA256), c.NotAfter.UTC().Format(time.RFC3339), p.name)
+				until := c.NotAfter.UTC().Format(time.RFC3339)
+				if c.Recovered() {
+					until += " at the latest"
+				}
+				item("its certificate %s stays valid until %s; to revoke it, do that before the reset: kubectl attest revoke %s", short(c.SHA256), until, p.name)
 			}
 		}
 		if p.record.Status.Suspension != nil {

@@ -88,8 +88,8 @@ func (i *invocation) rotateCommand() *cobra.Command {
 	f := &revokeFlags{}
 	c := &cobra.Command{
 		Use:   "rotate {NODE... | -l SELECTOR | --all} --reason TEXT",
-		Short: "Have nodes renew their certificates, then revoke the old ones: no node goes down",
-		Long: `Have nodes renew their certificates, and revoke each old one once the new one is in use: no node goes down. A node sees the announcement
+		Short: "Have nodes renew their certificates, then revoke the old ones: no node becomes NotReady",
+		Long: `Have nodes renew their certificates, and revoke each old one once the new one is in use: no node becomes NotReady. A node sees the announcement
 at its plugin's next look (checkInterval, 15 minutes by default), and renews at a moment of its own within --spread. What is not renewed
 after --limit is revoked all the same. It says what it is going to do, and asks. Then it shows the progress until every node is back.
 

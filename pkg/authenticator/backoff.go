@@ -157,7 +157,7 @@ func issued(state *cache.State, result *cache.Result, notAfter, now time.Time) {
 	}
 	pause := min(later.delay(state.Hasty, 0, rand.Float64()), notAfter.Sub(now)/2) //nolint:gosec // G404: jitter
 	state.NextAttempt = now.Add(pause)
-	result.Message = fmt.Sprintf("CertificateSigningRequest %s: %d certificates were issued in short order, and another is needed already",
+	result.Message = fmt.Sprintf("CertificateSigningRequest %s: %d certificates were issued within a short time, and the plugin needs another one",
 		result.Request, state.Hasty+1)
 	result.Hint = "check that the API server trusts the signer's CA, how long certificates live, and this machine's clock"
 }

@@ -57,7 +57,7 @@ func AsFailure(err error) *Failure {
 	case errors.As(err, &kubeconfig):
 		return &Failure{kubeconfigForeign, "move it away if it is not needed any more, or name another file", err}
 	case errors.As(err, &foreign):
-		return &Failure{directoryRefused, "make it root's, with mode 0700, or name another with --cert-dir", err}
+		return &Failure{directoryRefused, "give the directory to root, with mode 0700, or set another one with --cert-dir", err}
 	case errors.As(err, &write):
 		return &Failure{directoryNotWritable, cmp.Or(oserror.Directory(err, "--cert-dir"),
 			"free space on the disk, mount it read-write, or name another directory with --cert-dir"), err}
@@ -92,7 +92,7 @@ func classifyProviderError(p provider.Provider, what string, err error) error {
 	return failure
 }
 
-const suspendedHint = "ask the operator why it is suspended; kubectl attest resume ends it, and a new request follows after a pause"
+const suspendedHint = "ask the operator why the machine is suspended; after kubectl attest resume, the plugin requests a certificate again"
 
 // classifyAPIError returns the Failure for an error of a call to the API server. credential
 // describes the credential of that call.
@@ -111,7 +111,7 @@ func classifyAPIError(err error, credential string) *Failure {
 	}
 	switch {
 	case apierrors.IsUnauthorized(err):
-		return &Failure{bootstrapRefused, "make a new one (kubeadm token create), or check that the kubeconfig is for this cluster",
+		return &Failure{bootstrapRefused, "create a new bootstrap token (kubeadm token create), or check that the kubeconfig is for this cluster",
 			fmt.Errorf("%w (credential: %s)", err, credential)}
 	case apierrors.IsForbidden(err) && strings.Contains(err.Error(), attestation.MessageSuspended):
 		return &Failure{MachineSuspended, suspendedHint, fmt.Errorf("%w (credential: %s)", err, credential)}
@@ -119,10 +119,10 @@ func classifyAPIError(err error, credential string) *Failure {
 		return &Failure{CertificateRevoked, "check that signerName is one that node-attestation-controller signs for: only those requests are allowed",
 			fmt.Errorf("%w (credential: %s)", err, credential)}
 	case apierrors.IsForbidden(err):
-		return &Failure{apiRefused, "bind its group to the ClusterRole system:node-bootstrapper, or to one that may create, get, list and watch certificatesigningrequests",
+		return &Failure{apiRefused, "bind the credential's group to the ClusterRole system:node-bootstrapper, or to another one that may create, get, list and watch certificatesigningrequests",
 			fmt.Errorf("%w (credential: %s)", err, credential)}
 	case apierrors.IsInvalid(err), apierrors.IsBadRequest(err), apierrors.IsNotFound(err), apierrors.IsMethodNotSupported(err), apierrors.IsRequestEntityTooLargeError(err):
-		return &Failure{apiRefused, "see what the API server makes of the request with --dry-run", err}
+		return &Failure{apiRefused, "run with --dry-run to see the API server's answer to the request", err}
 	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
 		return &Failure{apiUntrusted, "check this machine's clock, and how long the API server's certificate lives", err}
 	case errors.As(err, &unknownAuthority), errors.As(err, &hostname), errors.As(err, &invalid), errors.As(err, &verification):

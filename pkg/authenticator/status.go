@@ -104,7 +104,7 @@ func (s *certificateStatus) setNodeName(a *Authenticator, pair *cache.Pair) {
 	case err != nil:
 		s.nodeName, s.remark = held, &Failure{Configuration, "set --node-name", err}
 	case name.Name != held && name.Derived:
-		s.nodeName, s.remark = held, &Failure{Configuration, "set --node-name to settle it",
+		s.nodeName, s.remark = held, &Failure{Configuration, "set --node-name",
 			fmt.Errorf("the certificate is for node %q, but this host is called %q", held, name.Name)}
 	case name.Name != held:
 		s.nodeName = name.Name

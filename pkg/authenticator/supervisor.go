@@ -175,7 +175,7 @@ func (s supervisor) whyNotYet(waited time.Duration) error {
 		fmt.Errorf("the worker has not filed a request within %s: provider %s has not made its evidence yet", waited, s.provider.Name())}
 	if last := s.lastWorkerFailure(); last != nil {
 		before := AsFailure(last)
-		failure.Err = fmt.Errorf("%w; the worker before failed: %w", failure.Err, before)
+		failure.Err = fmt.Errorf("%w; the previous worker failed: %w", failure.Err, before)
 		failure.Hint = cmp.Or(before.Hint, hint)
 	}
 	return failure

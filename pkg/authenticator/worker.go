@@ -167,13 +167,13 @@ func (w *worker) work(ctx context.Context) error {
 }
 
 // enrolByBootstrap enrols with the bootstrap credential after an approver has denied the node's
-// own. If there is no bootstrap credential, the Failure says when the node goes down.
+// own. If there is no bootstrap credential, the Failure says when the node becomes NotReady.
 func (w *worker) enrolByBootstrap(ctx context.Context, status certificateStatus, denied *Failure) error {
 	w.result.Wasted = true
 	to, err := w.node().BootstrapAccess()
 	if err != nil {
 		return &Failure{denied.Reason, "put a bootstrap kubeconfig there before the certificate ends, or ask the controller's operator to check the machine's record",
-			fmt.Errorf("%w; there is no other credential (%w), so this node goes down at %s, when its certificate ends", denied, err, status.pair.Leaf.NotAfter.UTC().Format(time.RFC3339))}
+			fmt.Errorf("%w; there is no other credential (%w), so this node becomes NotReady at %s, when its certificate ends", denied, err, status.pair.Leaf.NotAfter.UTC().Format(time.RFC3339))}
 	}
 	w.log.Info("an approver denies the node's own certificate as a credential, trying the bootstrap credential", "cause", denied.Error())
 	if err := w.lock.ForgetPending(); err != nil { // forget the denied request

@@ -396,7 +396,7 @@ func TestWorkAfterTheOwnCertificateIsDenied(t *testing.T) {
 		"as one that may not":     {reason: attestation.ReasonRequesterNotAllowed, filed: []string{"certificate", "token"}},
 		"for what the machine is": {reason: "EKReplaced", filed: []string{"certificate"}, failure: RequestDenied, says: []string{"EKReplaced"}},
 		"and there is no other credential": {reason: attestation.ReasonUnknownCredential, without: true, filed: []string{"certificate"}, failure: RequestDenied,
-			says: []string{"UnknownCredential", "no such file", "goes down at 2026-11-20T12:05:00Z"}},
+			says: []string{"UnknownCredential", "no such file", "becomes NotReady at 2026-11-20T12:05:00Z"}},
 		"and so is the bootstrap credential": {reason: attestation.ReasonUnknownCredential, bootstrap: "NodeAlreadyRegistered", filed: []string{"certificate", "token"}, failure: RequestDenied,
 			says: []string{"NodeAlreadyRegistered", "UnknownCredential"}},
 		"and the token has run out": {reason: attestation.ReasonUnknownCredential, refuses: []string{"token"}, filed: []string{"certificate", "token"}, failure: bootstrapRefused,

@@ -233,7 +233,7 @@ func (p *preparation) keepCopy() {
 	before, exposed, err := p.Certs.Read(cache.BootstrapFile)
 	switch {
 	case err == nil && !IsCopy(before):
-		p.say(path + ": is not a copy of this program's, and left alone")
+		p.say(path + ": is not a copy that this program made, and is not changed")
 		return
 	case err == nil && !exposed && bytes.Equal(before, copied):
 		return

@@ -193,7 +193,7 @@ func enablings(t *testing.T) map[string]enabling {
 			m.must(m.Certs.Create())
 			m.put(m.Certs.File(cache.BootstrapFile), kubeconfig(t, here, token("static")))
 			bootstrap(m, here, "one")
-		}, true, here, "static", 0, []string{"left alone", "wrote", "wrote"}},
+		}, true, here, "static", 0, []string{"is not changed", "wrote", "wrote"}},
 		"a static credential by name": {func(m *machine) {
 			m.Static = filepath.Join(m.root, "static.conf")
 			m.put(m.Static, kubeconfig(t, here, token("static")))

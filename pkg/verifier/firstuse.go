@@ -96,7 +96,7 @@ func (e *evaluation) judgeMachineAge() {
 	case e.machine.Created.IsZero():
 		e.wait(ReasonMachineNotFound, "first use: nothing says when the machine was made")
 	case age < -maxClockSkew:
-		e.wait(ReasonMachineNotFound, "first use: the machine is yet to be made: a clock is wrong")
+		e.wait(ReasonMachineNotFound, "first use: the machine was created in the future: a clock is wrong")
 	case age >= maxFirstUseAge:
 		e.deny(ReasonTrustExpired, "first use: the machine was made %s ago or earlier", maxFirstUseAge)
 	}

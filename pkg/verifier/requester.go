@@ -159,7 +159,7 @@ func (e *evaluation) judgeCredential() {
 		return
 	}
 	if e.class == Serving && e.record.revoked(fingerprint) {
-		e.deny(ReasonCertificateRevoked, "requester: the certificate that asks is revoked")
+		e.deny(ReasonCertificateRevoked, "requester: its certificate is revoked")
 		return
 	}
 	// A renewal also has evidence. So a revoked certificate suffices. So does a recovered one,
@@ -168,12 +168,12 @@ func (e *evaluation) judgeCredential() {
 		return
 	}
 	if mayRecover && !slices.ContainsFunc(e.in.Records, func(r Record) bool { return r.Machine != e.machine.Ref && r.issued(fingerprint) }) {
-		e.warn(ReasonRecordRecovered, "record: it does not have the certificate that asks, as when it was restored from a backup")
+		e.warn(ReasonRecordRecovered, "record: it does not have the requester's certificate, as after a restore from a backup")
 		e.recovered = fingerprint
 		return
 	}
 	if e.record.AwaitsCertificate() && mode == Required {
-		e.wait(ReasonUnknownCredential, "requester: the certificate is not in the record, where one is yet to be noted")
+		e.wait(ReasonUnknownCredential, "requester: the certificate is not in the record yet")
 		return
 	}
 	e.fail(mode, ReasonUnknownCredential, "requester: the certificate is not in the record")

@@ -28,8 +28,8 @@ var waitingTexts = map[Reason]string{ //nolint:gosec // G101: prose about tokens
 
 	ReasonSuspensionsUnknown: "the controller cannot read yet which machines are suspended: it tries again by itself. If it stays, its log says which right or kind is missing",
 
-	ReasonIdentityBound:     "the record of a machine that is gone is still there: it goes by itself. If it stays, see: kubectl get natt -A",
-	ReasonEKChangePending:   "the machine is to have another endorsement key than its record has: that takes some seconds. If it stays, the Event EKChangeHeld on the Node names the annotation that accepts it",
+	ReasonIdentityBound:     "the record of a removed machine is still there: the controller deletes it. If it stays, see: kubectl get natt -A",
+	ReasonEKChangePending:   "a source names another endorsement key than the machine's record: the change takes some seconds. If it stays, the Event EKChangeHeld on the Node names the annotation that accepts it",
 	ReasonRateLimited:       "there are too many requests at present: it goes on by itself. If it stays, see in \"kubectl get csr\" who files so many",
 	ReasonRequestPending:    "another request of this machine has no certificate yet: it follows that one by itself. If it stays, see in \"kubectl get csr\" what the other one waits for",
 	ReasonSignerUnavailable: "the controller has no CA that it can sign with at present: /readyz?verbose of the controller says why. The request goes on by itself once there is one",

@@ -95,7 +95,7 @@ func TestRenewalWithACertificateInNoRecord(t *testing.T) {
 				t.Errorf("%d certificates are noted", n)
 			}
 			harness.WorkerEnds(t, m.certs())
-			if r := m.enrols(t); !strings.Contains(r.Stderr, string(verifier.ReasonUnknownCredential)) || !strings.Contains(r.Stderr, "goes down at "+around.Leaf.NotAfter.UTC().Format(time.RFC3339)) {
+			if r := m.enrols(t); !strings.Contains(r.Stderr, string(verifier.ReasonUnknownCredential)) || !strings.Contains(r.Stderr, "becomes NotReady at "+around.Leaf.NotAfter.UTC().Format(time.RFC3339)) {
 				t.Errorf("it does not say what that means for the node: %s", r.Stderr)
 			}
 

@@ -300,7 +300,7 @@ func TestReset(t *testing.T) {
 
 	r := reset()
 	r.Want(t, 0, "removed "+m.envFile, "removed "+m.certs.File(cache.PendingFile), "removed "+m.certs.File(cache.BootstrapFile), "removed "+m.certs.File(cache.LockFile),
-		"left alone: "+m.certs.File(cache.CurrentFile)+": is a symbolic link")
+		"kept: "+m.certs.File(cache.CurrentFile)+": is a symbolic link")
 	if worker.Alive() {
 		t.Error("the worker lives")
 	}
@@ -320,7 +320,7 @@ func TestReset(t *testing.T) {
 		t.Errorf("the second one changed\n%s\nto\n%s", before, after)
 	}
 	m.write(m.kubeconfig, m.cluster.AdminKubeconfig())
-	reset("--kubeconfig").Want(t, 0, "left alone", "client certificate")
+	reset("--kubeconfig").Want(t, 0, "kept", "client certificate")
 	if _, err := os.Stat(m.kubeconfig); err != nil {
 		t.Error(err)
 	}

@@ -151,14 +151,14 @@ On a terminal it does not print the key. Run status, doctor or --dry-run instead
 	i.config.Provider = i.DefaultProvider
 	flags := root.PersistentFlags()
 	bind(flags, &i.config)
-	flags.StringVar(&i.file, "config", authenticator.DefaultConfigFile, "configuration file; read where it exists, and has to exist when named")
+	flags.StringVar(&i.file, "config", authenticator.DefaultConfigFile, "configuration file; only the default one may be missing")
 	// Setting it sets klog's level. klog.InitFlags would add twenty flags for this one.
 	flags.AddGoFlag(&flag.Flag{
 		Name: "v", Value: new(klog.Level), DefValue: "0", Usage: "log verbosity, to stderr; a worker logs to a file in the certificate directory",
 	})
 	flags.Lookup("v").Shorthand = "v"
-	root.Flags().BoolVar(&i.dryRun, "dry-run", false, "for a person: show what would be sent and what the API server makes of it; write and create nothing")
-	root.Flags().BoolVar(&i.version, "version", false, "for a person: print the version, as the command of that name does")
+	root.Flags().BoolVar(&i.dryRun, "dry-run", false, "for debugging: show the request and the API server's answer to it; change nothing")
+	root.Flags().BoolVar(&i.version, "version", false, "print the version, like the command version")
 	root.Flags().StringVarP(&i.output, "output", "o", "", "json or yaml: with --dry-run, the CertificateSigningRequest; with --version, the protocol versions, too")
 	return root
 }
@@ -226,10 +226,10 @@ func usage(err error) error {
 func bind(flags *pflag.FlagSet, c *authenticator.Config) {
 	flags.StringVar(&c.Provider, "provider", c.Provider, "attestation provider")
 	flags.StringVar(&c.NodeName, "node-name", c.NodeName, "name of this machine's Node (default: as the kubelet computes it)")
-	flags.StringVar(&c.ProviderID, "provider-id", c.ProviderID, "the machine's provider ID (default: as the provider finds it)")
-	flags.StringVar(&c.ProviderIDScheme, "provider-id-scheme", c.ProviderIDScheme, "make the provider ID of the system UUID: <scheme>://<uuid>")
+	flags.StringVar(&c.ProviderID, "provider-id", c.ProviderID, "the machine's provider ID (default: the provider's)")
+	flags.StringVar(&c.ProviderIDScheme, "provider-id-scheme", c.ProviderIDScheme, "make the provider ID from the system UUID: <scheme>://<uuid>")
 	flags.StringVar(&c.CertDir, "cert-dir", c.CertDir, "certificate directory")
-	flags.StringVar(&c.RuntimeDir, "runtime-dir", c.RuntimeDir, "directory for a note on the last answer; need not outlive a boot")
+	flags.StringVar(&c.RuntimeDir, "runtime-dir", c.RuntimeDir, "directory for notes about the last answer; may be lost at a reboot")
 	flags.StringVar(&c.BootstrapKubeconfig, "bootstrap-kubeconfig", c.BootstrapKubeconfig,
 		"kubeconfig with the credential for the first certificate (default: bootstrap.kubeconfig in the certificate directory, then kubeadm's)")
 	flags.BoolVar(&c.KeepBootstrapCredential, "keep-bootstrap-credential", c.KeepBootstrapCredential, "keep the copy of the bootstrap kubeconfig that \"prepare\" makes")

@@ -101,7 +101,7 @@ func TestPrepareWithABrokenConfigurationFile(t *testing.T) {
 	}
 	call(t, "", prepare...).said(t, 10, "config.yaml")
 	n.write(t, "etc/kubelet.conf", bootstrapConf)
-	call(t, "", prepare...).said(t, 0, "is left alone")
+	call(t, "", prepare...).said(t, 0, "is not changed")
 }
 
 // What goes into the kubelet's environment file and onto its command line is looked at before
@@ -189,7 +189,7 @@ func TestKubeconfigCommand(t *testing.T) {
 	call(t, "", args("--bootstrap-kubeconfig="+n.root+"/config.yaml")...).failed(t, 10, "config.yaml")
 	call(t, "", args("--provider=none")...).failed(t, 10, "provider")
 	n.write(t, "etc/kubelet.conf", bootstrapConf)
-	call(t, "", args("--write="+n.root+"/etc/kubelet.conf")...).failed(t, 29, "left alone")
+	call(t, "", args("--write="+n.root+"/etc/kubelet.conf")...).failed(t, 29, "is not changed")
 	call(t, "", args("--write="+n.root+"/none/kubelet.conf")...).failed(t, 30, "none/kubelet.conf")
 }
 

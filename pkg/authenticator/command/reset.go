@@ -15,8 +15,8 @@ func (i *invocation) resetCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "reset",
 		Short: "Remove what this program keeps: certificate, key, state, copy of the bootstrap kubeconfig, environment file",
-		Long: `Remove what this program keeps on the machine, and say each thing removed. Stop the kubelet first: it would start this program again. What
-is not this program's is left alone, links too. The configuration file stays.`,
+		Long: `Remove what this program keeps on the machine, and list what was removed. Stop the kubelet first: it would start this program again. Links,
+other programs' files and the configuration file stay.`,
 		Example: example(i.Name, `
 systemctl stop kubelet
 {} reset --kubeconfig`),
@@ -41,7 +41,7 @@ systemctl stop kubelet
 				i.tell("removed %s", path)
 			}
 			for _, problem := range left {
-				i.tell("left alone: %s", problem)
+				i.tell("kept: %s", problem)
 			}
 			if err == nil && len(removed)+len(left) == 0 {
 				i.tell("there is nothing to remove")
