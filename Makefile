@@ -85,11 +85,12 @@ TPM_UNIT := $(addprefix TestProveWithEachEK/,ecc-p256 ecc-p384-high rsa-2048) Te
 TPM_E2E := $(addprefix TestProtocolAgainstSwtpm/,ecc-p256 ecc-p384-high rsa-2048) TestProtocolAgainstTheSimulator \
 	$(addprefix TestProtocolAgainstModel/,ecc-p256 ecc-p384-high rsa-2048) TestModelAnswersAsSwtpm TestModelActivatesAsSwtpm TestModelRefusesAsSwtpm \
 	$(addprefix TestTPMEnrolmentAndRenewal/,ecc-p256 ecc-p384-high rsa-2048 swtpm_setup) TestMove TestManyClustersAndABlackHole
-# Without a real kubelet and kubeadm, which need root, it is not shown that a node joins.
+# Without a real kubelet and kubeadm, which need root, it is not shown that a node joins. The same
+# holds for limits on memory and for power cuts.
 ROOT := $(filter 0,$(shell id -u))
 NODE_E2E := TestNodeBecomesReady TestRotatedKubelet TestStolenKeyOfKubelet $(addprefix TestKubeadm/,package sysext baked-image drop-in drop-in/first-boot drop-in/restart not-in-inventory denied bootstrap-by-exec \
 	bootstrapped-around rotated-around) $(addprefix TestKubeadmWithoutController/,join reboot) \
-	$(addprefix TestIPv6/,ipv6 dual-stack) TestNoWayOut TestMemoryLimit TestMachineDeployment TestReproducible TestRunsAlone TestRunsInACluster TestQuickstart TestAdopting TestInstallAndPurge $(addprefix TestKubeadmWithoutPolicy/,stock package drop-in-not-enabled bootstrapped-around rotated-around)
+	$(addprefix TestIPv6/,ipv6 dual-stack) TestNoWayOut TestMemoryLimit TestHostileNeighbours TestPowerIsCutBeforeEachCall TestPowerIsCutInPrepare TestPowerIsCutInReset TestMachineDeployment TestReproducible TestRunsAlone TestRunsInACluster TestQuickstart TestAdopting TestInstallAndPurge $(addprefix TestKubeadmWithoutPolicy/,stock package drop-in-not-enabled bootstrapped-around rotated-around)
 
 # How many suites are run at once: most of the time they wait.
 E2E_SUITES ?= $(shell echo $$(($$(nproc) * 3 / 2)))

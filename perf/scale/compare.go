@@ -19,8 +19,8 @@ import (
 const (
 	// compared is how many enrol at once, and rounds how often each side has its turn.
 	compared, rounds = 200, 2
-	// managerQPS is what kube-controller-manager lets each of its clients ask for in a second,
-	// after 30 at once, unless it is told otherwise.
+	// managerQPS is the default rate limit of each client of kube-controller-manager, in requests a
+	// second. The burst is 30.
 	managerQPS = 20
 )
 

@@ -42,8 +42,8 @@ func between(dice *rand.Rand, shortest, longest time.Duration) time.Duration {
 // covers two takeovers and the work, on a machine that does other things as well.
 const stuck = 90 * time.Second
 
-// crowd is machines that attest, each in a goroutine of its own, until they are told that it is
-// enough.
+// crowd is a set of machines that attest again and again, each in a goroutine of its own, until the
+// crowd is stopped.
 type crowd struct {
 	machines []*machine
 	ctx      context.Context

@@ -68,7 +68,7 @@ type verdict struct {
 type judge struct {
 	c   *campaign
 	api certificatesclient.CertificateSigningRequestInterface
-	// report is told of each wrong decision.
+	// report is called for each wrong decision.
 	report func(format string, args ...any)
 	mu     sync.Mutex
 	all    map[string]*verdict
