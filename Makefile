@@ -124,16 +124,21 @@ e2e: ## run one suite of test/, or one test of it (SUITE=controller, RUN=TestSto
 	@mkdir -p bin
 	cd test && $(TOOL) gotestsum --format=testname --jsonfile "../bin/e2e-$${SUITE//\//-}.json" -- $(E2E_FLAGS) -count=1 $${RUN:+-run "$$RUN"} "./$$SUITE"
 
+# RERUN=1, as in CI, runs failed tests once more, unless more than three failed or a data race was
+# found: they share few processors with real components. The output still lists each failure.
+RERUN ?= 0
+RERUN_FLAGS := $(if $(filter-out 0,$(RERUN)),--rerun-fails=$(RERUN) --rerun-fails-max-failures=3 --rerun-fails-abort-on-data-race --rerun-fails-run-root-test)
+
 # Not vetted here: lint does that, and from a cold cache it takes minutes.
 .PHONY: test
 test: ## run everything, unit and end to end against a real control plane and software TPMs
 	@scripts/need $(E2E_NEEDS)
 	@mkdir -p bin
-	$(GOTESTSUM) --jsonfile bin/unit.json -- -race -vet=off -p $(RACE_PACKAGES) ./...
+	$(GOTESTSUM) $(RERUN_FLAGS) --packages ./... --jsonfile bin/unit.json -- -race -vet=off -p $(RACE_PACKAGES)
 	go -C tools test -race -vet=off ./...
 	go -C perf test -race -vet=off ./...
 	@scripts/ran bin/unit.json $(TPM_UNIT)
-	cd test && $(GOTESTSUM) --jsonfile ../bin/e2e.json -- $(E2E_FLAGS) -count=1 -p $(E2E_SUITES) $(E2E_LONGEST) ./...
+	cd test && $(GOTESTSUM) $(RERUN_FLAGS) --packages '$(E2E_LONGEST) ./...' --jsonfile ../bin/e2e.json -- $(E2E_FLAGS) -count=1 -p $(E2E_SUITES)
 	@scripts/ran bin/e2e.json $(TPM_E2E) $(if $(ROOT),$(NODE_E2E))
 	$(if $(ROOT),,@echo "*** the tests of real kubelets, of kubeadm and of packages that are installed were skipped: they need root ***")
 

@@ -257,8 +257,9 @@ func TestRefusedLine(t *testing.T) {
 // Part of a batch was written: the rest follows.
 func TestBatchIsWrittenInPart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		failed := false
+		failed, added := false, make(chan struct{})
 		s := &sink{name: "file", write: func(_ context.Context, lines [][]byte) (int, error) {
+			<-added // so that one of the first two batches has three lines or more
 			if len(lines) > 2 && !failed {
 				failed = true
 				return 2, errors.New("no space left on device")
@@ -269,6 +270,7 @@ func TestBatchIsWrittenInPart(t *testing.T) {
 		for i := range 9 {
 			l.Add(record(i))
 		}
+		close(added)
 		l.Close()
 		lines := s.took()
 		for i := range 9 {
