@@ -131,7 +131,7 @@ RERUN_FLAGS := $(if $(filter-out 0,$(RERUN)),--rerun-fails=$(RERUN) --rerun-fail
 
 # Not vetted here: lint does that, and from a cold cache it takes minutes.
 .PHONY: test
-test: ## run everything, unit and end to end against a real control plane and software TPMs
+test: ## run the unit tests, and the short end-to-end tests against a real control plane and software TPMs
 	@scripts/need $(E2E_NEEDS)
 	@mkdir -p bin
 	$(GOTESTSUM) $(RERUN_FLAGS) --packages ./... --jsonfile bin/unit.json -- -race -vet=off -p $(RACE_PACKAGES)

@@ -152,7 +152,7 @@ func (i *invocation) printReport(r *Report, format string) error {
 	} else if _, err := i.Stdout.Write([]byte(out)); err != nil {
 		return err
 	}
-	const hint = "the remedies are with the checks; docs/kubectl-attest.md has each of them"
+	const hint = "each check above names its remedy; docs/kubectl-attest.md has all of them"
 	if names := r.named(stateFailure); len(names) > 0 {
 		return &failure{codeCheckFailed, hint, fmt.Errorf("%d checks failed: %s", len(names), strings.Join(names, ", "))}
 	}

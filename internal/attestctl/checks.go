@@ -188,7 +188,7 @@ func (e *examination) checkCluster(ctx context.Context) finding {
 	}
 	if annotations.IsPaused(cluster, cluster) {
 		return failed("when the work on it is done, set its spec.paused to false and remove its annotation "+clusterv1.PausedAnnotation,
-			"the Cluster is paused: nothing is decided for it, renewals neither")
+			"the Cluster is paused: nothing is decided for it, not even renewals")
 	}
 	return ok("the Cluster is not paused")
 }

@@ -36,7 +36,8 @@ const Name = "kubectl-attest"
 // displayName is how help shows the program.
 const displayName = "kubectl attest"
 
-// Exit codes. A code that the plugin has, too, means the same. The Go runtime uses 2 for a crash.
+// Exit codes. Codes up to 31 mean the same as in the plugin, those above do not. The Go runtime
+// uses 2 for a crash.
 const (
 	codeUnexpected     = 1
 	codeUsage          = 3

@@ -20,7 +20,7 @@ import (
 
 // trustWarning is printed before entries.
 var trustWarning = []string{
-	"WARNING: to list a machine is to trust it. Whoever has a bootstrap token can file a request",
+	"WARNING: to list a machine is to trust it. Anyone with a bootstrap token can create a request",
 	"with any endorsement key and any node name. Before you list an entry, compare its fingerprint",
 	"with what `kubelet-authenticator identify` prints on the machine itself.",
 }
@@ -74,9 +74,9 @@ func judgeEntries(waiting []*Request, listed *inventory.Inventory) (all []candid
 		case r.fingerprint() == "":
 			problem = "it names no endorsement key"
 		case len(validation.IsDNS1123Subdomain(r.NodeName)) > 0:
-			problem = "its node name is not one"
+			problem = "its node name is not valid"
 		case r.ProviderID != "" && csr.CheckProviderID(r.ProviderID) != nil:
-			problem = "its provider ID is not one"
+			problem = "its provider ID is not valid"
 		case nodeListed:
 			problem = "the inventory has this node name with another endorsement key: replace that one only if the TPM was replaced"
 		case nameListed || listed.HasAddress(r.NodeName):

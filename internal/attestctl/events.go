@@ -16,7 +16,8 @@ import (
 // clusterEvents is the namespace of Events on objects without a namespace.
 const clusterEvents = "default"
 
-// event is an Event of the controller. Its text is safe to show.
+// event is an Event that names the controller as its reporter, which nothing proves. Its text is
+// safe to show.
 type event struct {
 	kind, name, reason, note string
 	at                       time.Time

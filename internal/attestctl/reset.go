@@ -44,7 +44,7 @@ enrols next under that node name, if a source of machines allows it, is the node
 With an inventory a replaced TPM needs no reset: put the new endorsement key in the place of the old one.
 
 While the Node exists, no machine without a record enrols under its name (NodeAlreadyRegistered). With --delete-node it is deleted, too:
-its pods go with it. That is also what a lost record needs if the machine has no certificate any more.
+its pods go with it. Use it, too, if the record was lost and the machine has no certificate any more.
 
 Certificates are not revoked: they stay valid until they end. To revoke them, do that first: kubectl attest revoke NODE. After the reset the
 record with their fingerprints is gone.`,

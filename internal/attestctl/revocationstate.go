@@ -291,7 +291,7 @@ func (p *planText) addInForce(f InForce) {
 
 // addLimits says what no admission policy can refuse.
 func (p *planText) addLimits() {
-	p.item("an admission policy refuses writes. It cannot refuse reads, watches that are open, and tokens that the node minted before for its pods")
+	p.item("an admission policy refuses writes. It cannot refuse reads, watches that are open, and tokens that the node requested before for its pods")
 }
 
 // stamp formats a time for people.

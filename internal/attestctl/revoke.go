@@ -62,7 +62,7 @@ func (i *invocation) revokeCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "revoke {NODE... | --all} --reason TEXT",
 		Short: "Revoke certificates of nodes at once: the API servers refuse their writes",
-		Long: `Revoke the certificates of nodes at once: within two seconds the API servers refuse all writes of who has such a certificate and its key.
+		Long: `Revoke the certificates of nodes at once: within two seconds the API servers refuse all writes that use such a certificate.
 The machines stay trusted: each gets a new certificate by its TPM, without a token. A thief who only has the key does not. It says what it
 is going to do, and asks. Then it shows the progress until every node is back.
 
@@ -71,7 +71,7 @@ If all keys may have leaked: revoke --all. To replace certificates without an ou
 A node is NotReady until its plugin has looked for announcements (checkInterval, 15 minutes by default) and has enrolled, which takes
 seconds. Deleting the NodeRevocation takes nothing back. Use suspend for a machine that is stolen: it gets no new certificate.
 
-What an admission policy cannot refuse: reads, watches that are open, and tokens that the node minted before for its pods.`,
+What an admission policy cannot refuse: reads, watches that are open, and tokens that the node requested before for its pods.`,
 		Example: `  kubectl attest revoke worker-7 --reason="disk was lost" --dry-run
   kubectl attest revoke worker-7 worker-8 --reason="disks were lost"
   kubectl attest revoke --all --reason="a backup with all keys leaked"
@@ -90,7 +90,7 @@ func (i *invocation) rotateCommand() *cobra.Command {
 		Use:   "rotate {NODE... | -l SELECTOR | --all} --reason TEXT",
 		Short: "Have nodes renew their certificates, then revoke the old ones: no node becomes NotReady",
 		Long: `Have nodes renew their certificates, and revoke each old one once the new one is in use: no node becomes NotReady. A node sees the announcement
-at its plugin's next look (checkInterval, 15 minutes by default), and renews at a moment of its own within --spread. What is not renewed
+at its plugin's next check (checkInterval, 15 minutes by default), and renews at a moment of its own within --spread. What is not renewed
 after --limit is revoked all the same. It says what it is going to do, and asks. Then it shows the progress until every node is back.
 
 For a CA rotation: rotate --all, once the controller signs with the new CA. If all keys may have leaked, do not wait: revoke --all.
@@ -454,10 +454,10 @@ func (p *revocationPlan) text() string {
 		out.item("these get no new certificate: %s", text.Names(refused))
 	}
 	if len(away) > 0 {
-		out.item("these are away now, and are not waited for: %s", text.Names(away))
+		out.item("these are not Ready now, and the command does not wait for them: %s", text.Names(away))
 	}
 	if len(p.silent) > 0 {
-		out.item("these do not report their certificate: %s. Their plugins look for no announcements, or have not yet: then they come back when their certificates are due", text.Names(p.silent))
+		out.item("these do not report their certificate: %s. Their plugins do not check for announcements, or have not done so yet. They come back when their certificates are due", text.Names(p.silent))
 	}
 	out.addLimits()
 	return out.String()

@@ -41,12 +41,12 @@ func (i *invocation) suspendCommand() *cobra.Command {
 	f := &suspendFlags{}
 	c := &cobra.Command{
 		Use:   "suspend {NODE | --ek FINGERPRINT [NODE]} --reason TEXT",
-		Short: "Deny a machine everything until it is resumed; with --evict take its pods and Node away",
-		Long: `Deny a machine everything until it is resumed: API servers refuse all writes with its certificates, and the controller denies its requests.
+		Short: "Deny a machine's requests and refuse its writes until it is resumed; with --evict take its pods and Node away",
+		Long: `Suspend a machine until it is resumed: API servers refuse all writes with its certificates, and the controller denies its requests.
 A suspension is about the machine's endorsement key (EK). It outlives the record, and holds for each node name that the machine has or
 will have. It says what it is going to do, and asks.
 
-What an admission policy cannot refuse: reads, watches that are open, and tokens that the node minted before for its pods. A node may read
+What an admission policy cannot refuse: reads, watches that are open, and tokens that the node requested before for its pods. A node may read
 the Secrets, ConfigMaps and volumes of the pods that are bound to it. --evict ends that, with your own rights: once the suspension is
 in force, it cordons the Node, force-deletes its pods, deletes the Node, and repeats that until no pod is bound. It looks at no
 PodDisruptionBudget. Containers go on running on the machine itself. What they could read, change.

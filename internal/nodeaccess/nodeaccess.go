@@ -122,8 +122,8 @@ func (n Node) IsForeign(pair *cache.Pair) bool {
 	return n.Asked != nil && pair.Origin != nil && !n.Asked.SameCluster(*pair.Origin)
 }
 
-// OwnAccess shows the node's certificate to the kubelet's cluster. If that is not known, it goes to
-// the cluster that issued it, or else to the one of the bootstrap kubeconfig.
+// OwnAccess returns the access with the node's certificate to the kubelet's cluster. If that is not
+// known, it is the cluster that issued the certificate, or else that of the bootstrap kubeconfig.
 func (n Node) OwnAccess(pair *cache.Pair) (Access, error) {
 	a := Access{Credential: "the node's own certificate", Own: true} //nolint:gosec // G101: words, not a secret
 	const hint = "check the cluster in the kubelet's kubeconfig"
@@ -152,15 +152,15 @@ func (n Node) OwnAccess(pair *cache.Pair) (Access, error) {
 	return a, nil
 }
 
-// BootstrapAccess shows the credential of a bootstrap kubeconfig to the server of that same file,
-// verified with its CA. A file for another cluster than the kubelet's is skipped.
+// BootstrapAccess returns the access with the credential of a bootstrap kubeconfig to the server of
+// that same file, verified with its CA. A file for another cluster than the kubelet's is skipped.
 func (n Node) BootstrapAccess() (Access, error) {
 	paths := []string{n.Bootstrap}
 	if n.Bootstrap == "" {
 		paths = []string{n.Dir.File(cache.BootstrapFile), n.KubeletBootstrap}
 	}
 	missing := &Error{NoBootstrap,
-		"put a bootstrap kubeconfig there, or name one with --bootstrap-kubeconfig (kubeadm token create --print-join-command)",
+		"write a bootstrap kubeconfig to one of these paths, or name one with --bootstrap-kubeconfig (kubeadm token create --print-join-command)",
 		fmt.Errorf("no bootstrap kubeconfig: %q: no such file", paths)}
 	for _, path := range paths {
 		a, err := readBootstrap(path)

@@ -63,7 +63,7 @@ func BankSize(bank string) int {
 // Check returns an error unless s is a set that can be asked for.
 func (s PCRSelection) Check() error {
 	if BankSize(s.Bank) == 0 {
-		return fmt.Errorf("PCR bank: is sha256, sha384 or sha512")
+		return fmt.Errorf("PCR bank: must be sha256, sha384 or sha512")
 	}
 	last := -1
 	for _, index := range s.Indexes {
@@ -107,9 +107,9 @@ func (c *Challenge) check() *DocumentError {
 	case c.Expires <= 0:
 		return fail("expires", "not a time")
 	case !between(c.CredentialBlob, maxCredential):
-		return fail("credentialBlob", fmt.Sprintf("has 1 to %d bytes", maxCredential))
+		return fail("credentialBlob", fmt.Sprintf("must have 1 to %d bytes", maxCredential))
 	case !between(c.EncryptedSecret, maxSecret):
-		return fail("encryptedSecret", fmt.Sprintf("has 1 to %d bytes", maxSecret))
+		return fail("encryptedSecret", fmt.Sprintf("must have 1 to %d bytes", maxSecret))
 	case c.PCRs.Check() != nil:
 		return fail("pcrs", c.PCRs.Check().Error())
 	}

@@ -8,8 +8,8 @@ import "fmt"
 // certificate.
 const HelloSignerName = "cluster.x-k8s.io/attestation-hello"
 
-// The annotations with which the controller answers a hello, and the reason of a denial that
-// AnnotationVersions goes with.
+// The annotations with which the controller answers a hello, and the reasons of denials to which
+// the plugin reacts.
 const (
 	// AnnotationChallenge holds a Challenge.
 	AnnotationChallenge = "attestation.cluster.x-k8s.io/challenge"
@@ -17,9 +17,10 @@ const (
 	// hello's version.
 	AnnotationVersions = "attestation.cluster.x-k8s.io/supported-versions"
 	// AnnotationEK says which EK the controller took, and from which source (Cluster API proposal
-	// "Kubelet Authentication"). A value that a node wrote has no effect.
+	// "Kubelet Authentication", which spells the prefix so). A value that a node wrote has no
+	// effect.
 	AnnotationEK = "cluster-x-k8s-io/tpm-endorsement-key"
-	// ReasonVersion is the reason of the denial.
+	// ReasonVersion is the reason of the denial that AnnotationVersions goes with.
 	ReasonVersion = "UnsupportedAttestationVersion"
 	// ReasonExpired is the reason of the denial of a proof whose challenge expired. A new hello may
 	// follow at once.
@@ -104,9 +105,9 @@ func (h *Hello) check() *DocumentError {
 	case !bounded(h.EKTemplate, 32, "-"):
 		return fail("ekTemplate", "not a template's name")
 	case !between(h.EKPublic, MaxPublic):
-		return fail("ekPublic", fmt.Sprintf("has 1 to %d bytes", MaxPublic))
+		return fail("ekPublic", fmt.Sprintf("must have 1 to %d bytes", MaxPublic))
 	case !between(h.AKPublic, MaxPublic):
-		return fail("akPublic", fmt.Sprintf("has 1 to %d bytes", MaxPublic))
+		return fail("akPublic", fmt.Sprintf("must have 1 to %d bytes", MaxPublic))
 	case len(h.EKCertificates) > MaxCertificates:
 		return fail("ekCertificates", fmt.Sprintf("more than %d", MaxCertificates))
 	}

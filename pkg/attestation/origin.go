@@ -66,14 +66,14 @@ func ParseOrigin(data []byte) (*Origin, error) {
 
 func (o *Origin) check() *DocumentError {
 	fail := func(field, reason string) *DocumentError { return &DocumentError{KindOrigin, field, reason} }
-	size := fmt.Sprintf("has 1 to %d bytes", maxQuote)
+	size := fmt.Sprintf("must have 1 to %d bytes", maxQuote)
 	switch {
 	case o.Kind != KindOrigin:
 		return fail("kind", "not "+KindOrigin)
 	case o.Version != VersionTPM:
 		return fail("version", "not "+string(VersionTPM))
 	case !between(o.AKPublic, MaxPublic):
-		return fail("akPublic", fmt.Sprintf("has 1 to %d bytes", MaxPublic))
+		return fail("akPublic", fmt.Sprintf("must have 1 to %d bytes", MaxPublic))
 	case !between(o.Quote, maxQuote):
 		return fail("quote", size)
 	case !between(o.Signature, maxQuote):

@@ -86,9 +86,9 @@ func (p *Proof) check() *DocumentError {
 	case p.Selection().Check() != nil:
 		return fail("pcrs", p.Selection().Check().Error())
 	case !between(p.Quote, maxQuote):
-		return fail("quote", fmt.Sprintf("has 1 to %d bytes", maxQuote))
+		return fail("quote", fmt.Sprintf("must have 1 to %d bytes", maxQuote))
 	case !between(p.Signature, maxQuote):
-		return fail("signature", fmt.Sprintf("has 1 to %d bytes", maxQuote))
+		return fail("signature", fmt.Sprintf("must have 1 to %d bytes", maxQuote))
 	case len(p.EventLog) > MaxEventLog:
 		return fail("eventLog", fmt.Sprintf("longer than %d bytes", MaxEventLog))
 	}

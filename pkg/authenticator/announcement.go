@@ -29,8 +29,8 @@ const (
 	// refusedGrace is the time after a request for a certificate in which no refusal counts:
 	// policies may not have the new certificate yet.
 	refusedGrace = time.Minute
-	// refusedRenewal is the name of the renewal of a certificate that the API server refuses. No
-	// announced renewal has it, since it is not the name of an object.
+	// refusedRenewal names the renewal that a node makes because the API server refuses its
+	// certificate. No announced renewal has it, since it is not the name of an object.
 	refusedRenewal = "(certificate refused)"
 	// underWay bounds the time of a check. A worker that takes longer has died.
 	underWay = time.Minute
@@ -83,8 +83,8 @@ func (s *certificateStatus) checkDue(a *Authenticator) bool {
 // waits reports whether the certificate is due, and its renewal waits.
 func (s *certificateStatus) waits() bool { return s.due != "" && s.canWait && s.postponed }
 
-// mayStart returns how long a worker must not start yet, 0 if it may start. A check that is due may
-// start while a renewal waits.
+// mayStart returns the time until a worker may start, 0 if it may start now. A check that is due
+// may start while a renewal waits.
 func (s *certificateStatus) mayStart(a *Authenticator, state *cache.State) time.Duration {
 	if s.waits() && s.checkDue(a) {
 		return 0
@@ -116,9 +116,8 @@ func (s *certificateStatus) announcedRenewal() *cache.Renewal {
 	return s.announcement.Renewal
 }
 
-// bound returns the expirationTimestamp with which client-go runs the plugin again in time for the
-// next check and for an announced renewal. It is at most until, and at most now if client-go must
-// run the plugin again soon.
+// bound returns the expirationTimestamp: the earliest of until, the next check, and the announced
+// renewal. It is at most now if client-go must run the plugin again soon.
 func (s *certificateStatus) bound(a *Authenticator, now, until time.Time) time.Time {
 	if !a.checks() {
 		return until

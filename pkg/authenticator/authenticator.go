@@ -45,9 +45,9 @@ type Authenticator struct {
 	now                 func() time.Time
 }
 
-// New checks the Options. Its error is a Failure with reason Configuration, or the ConfigError.
-// With an error, the Authenticator is only good for Run, which prints a certificate that is still
-// valid, or returns the error.
+// New checks the Options. Its error is the ConfigError, or a Failure with reason Configuration or
+// FIPSEnforced. With an error, only Run, Overview, DryRun and Reset work. Run prints a certificate
+// that is still valid, or returns the error.
 func New(o Options) (*Authenticator, error) {
 	o.setDefaults()
 	c := o.Config

@@ -86,7 +86,7 @@ func lastFailure(last *cache.Result, wait time.Duration) error {
 // failed adds a failure and its back-off to state. retryAfter is the API server's Retry-After, or
 // 0. Failures of another kind restart the count at one, but refusals continue from the last
 // refusal. While a certificate is held, the back-off is at most half of the time to notAfter, or
-// laterFirst if that is more. So another attempt follows before the end.
+// laterFirst if that is more. So another attempt follows before the end, if laterFirst is left.
 func failed(state *cache.State, result *cache.Result, retryAfter time.Duration, notAfter, now time.Time) {
 	kind, before := backOffAfter(result), none
 	if state.Last != nil {

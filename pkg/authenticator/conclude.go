@@ -106,8 +106,8 @@ func (e *enrolment) takesEarly() bool {
 	return held == nil || e.now().Before(e.built) || e.now().Before(held.Leaf.NotBefore)
 }
 
-// checkIssued accepts a certificate only if its key is ours and it is for this node, for client
-// authentication, and valid now.
+// checkIssued accepts a certificate only if its key is ours, it is for this node and for client
+// authentication, and it has not expired. takesEarly decides if it is not valid yet.
 func (e *enrolment) checkIssued(certificate []byte) (*cache.Pair, error) {
 	pending := e.pending
 	key, err := csr.ParseKey(pending.Key)

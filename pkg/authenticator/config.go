@@ -46,8 +46,8 @@ type Config struct {
 	ProviderIDScheme string `json:"providerIDScheme,omitempty"`
 	// CertDir is the certificate directory.
 	CertDir string `json:"certDir,omitempty"`
-	// RuntimeDir has a note about the last answer, from which a run notices a rejected
-	// certificate.
+	// RuntimeDir has the TPM's lock, and a note about the certificate that a run printed last, from
+	// which the next run notices a rejected certificate. All runs must use the same directory.
 	RuntimeDir string `json:"runtimeDir,omitempty"`
 	// BootstrapKubeconfig is a kubeconfig file with the credential for the first certificate,
 	// used in place. If it is empty, bootstrap.kubeconfig in CertDir is used, then

@@ -116,7 +116,7 @@ func classifyAPIError(err error, credential string) *Failure {
 	case apierrors.IsForbidden(err) && strings.Contains(err.Error(), attestation.MessageSuspended):
 		return &Failure{MachineSuspended, suspendedHint, fmt.Errorf("%w (credential: %s)", err, credential)}
 	case apierrors.IsForbidden(err) && strings.Contains(err.Error(), attestation.MessageRevoked):
-		return &Failure{CertificateRevoked, "check that signerName is one that node-attestation-controller signs for: only those requests are allowed",
+		return &Failure{CertificateRevoked, "check that signerName is one that node-attestation-controller signs for: a revoked certificate may only request from those",
 			fmt.Errorf("%w (credential: %s)", err, credential)}
 	case apierrors.IsForbidden(err):
 		return &Failure{apiRefused, "bind the credential's group to the ClusterRole system:node-bootstrapper, or to another one that may create, get, list and watch certificatesigningrequests",

@@ -53,7 +53,7 @@ func ParseExecInfo(value string) (ExecInfo, error) {
 		Spec            clientauthentication.ExecCredentialSpec `json:"spec"`
 	}
 	if err := json.Unmarshal([]byte(value), &ask); err != nil {
-		return ExecInfo{}, &Failure{execAPI, "the plugin is meant to be run by client-go; by hand, leave it unset",
+		return ExecInfo{}, &Failure{execAPI, "client-go sets it for the plugin; to run the plugin by hand, unset it",
 			fmt.Errorf("%s: not an ExecCredential in JSON", ExecInfoVariable)}
 	}
 	if ask.Kind != "ExecCredential" || ask.APIVersion != execV1 && ask.APIVersion != execV1beta1 {

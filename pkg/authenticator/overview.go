@@ -168,7 +168,7 @@ func (o *Overview) describeEK(a *Authenticator, pending *cache.Pending, state *c
 
 func (o *Overview) describeCredential(a *Authenticator, status certificateStatus) {
 	if a.invalid != nil || status.permanent {
-		o.Credential.Problem = "no request is filed before that is solved: " + cmp.Or(a.invalid, status.problem).Error()
+		o.Credential.Problem = "no request is filed until this is solved: " + cmp.Or(a.invalid, status.problem).Error()
 		return
 	}
 	to, why, err := a.access(status)

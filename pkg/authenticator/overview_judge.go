@@ -118,7 +118,7 @@ func (p *PendingOverview) describeWait() string {
 // overdue returns what takes too long, "" if nothing does.
 func (o *Overview) overdue(status certificateStatus, now time.Time) string {
 	if o.Pending != nil && o.Pending.AgeSeconds >= int64(overduePending/time.Second) {
-		return fmt.Sprintf("a request is pending since %s", o.Pending.Created.Format(time.RFC3339))
+		return fmt.Sprintf("a request has been pending since %s", o.Pending.Created.Format(time.RFC3339))
 	}
 	if renewAt := RenewAt(status.pair.Leaf); !o.Certificate.RenewAt.IsZero() && now.After(renewAt.Add(overdueRenewal)) {
 		return "its renewal has been due since " + inSeconds(renewAt).Format(time.RFC3339)

@@ -120,7 +120,7 @@ func TestOverviewStates(t *testing.T) {
 		"due, and requested long ago": {func(t *testing.T, a *Authenticator) {
 			installPair(t, a.dir, justDue(t, a))
 			putRecord(t, a, pendingSince(a.now().Add(-overduePending), "uid"))
-		}, StateFailing, 41, "a request is pending since"},
+		}, StateFailing, 41, "a request has been pending since"},
 		"due, and failing": {func(t *testing.T, a *Authenticator) {
 			installPair(t, a.dir, justDue(t, a))
 			putRecord(t, a, failedWith(APIUnreachable, a.now()))

@@ -80,7 +80,7 @@ func Reasons() []ReasonInfo {
 		{kubeconfigForeign, 29, "The kubeconfig to write already exists, and this program did not write it. The program does not change that file.", soon},
 		{KubeletNotPrepared, 30, "The kubelet must not start yet: its kubeconfig could not be read or written, or its environment file could not be written. For example, /run is full.", soon},
 		{NodeUnhealthy, 31, "A check of the command doctor failed.", soon},
-		{apiOverloaded, 32, "The API server sheds load (429 or 503). The next attempt waits for its Retry-After, 10 to 15 minutes at most.", busy},
+		{apiOverloaded, 32, "The API server sheds load (429 or 503). The next attempt waits for its Retry-After, at most 10 minutes, plus up to half of that.", busy},
 		{CertificateRevoked, 33, "The API server refuses writes with the node's certificate (403): it was revoked, and the node must attest to get a new one.", later},
 		{MachineSuspended, 34, "An operator has suspended this machine: it gets no certificate, and the API server refuses its writes.", later},
 		{fipsEnforced, 35, "GODEBUG=fips140=only forbids an algorithm that the provider needs: the provider tpm needs AES-CFB, as TPM 2.0 prescribes it.", soon},

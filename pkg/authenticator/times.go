@@ -37,8 +37,9 @@ func steadyExpiration(leaf *x509.Certificate, renews bool) time.Time {
 	return end.Truncate(time.Second)
 }
 
-// nearExpiration returns the expirationTimestamp while a worker gets a better certificate. It is at
-// most 30 s or a quarter of the remaining time ahead, and always in the future.
+// nearExpiration returns the expirationTimestamp while a worker gets a better certificate. It is
+// 30 s ahead, or a quarter of the remaining time if that is less. It is rounded up to a whole
+// second, so it is always in the future.
 func nearExpiration(leaf *x509.Certificate, now time.Time) time.Time {
 	d := max(min(30*time.Second, leaf.NotAfter.Sub(now)/4), nearest)
 	return now.Add(d + time.Second - time.Nanosecond).Truncate(time.Second)

@@ -55,7 +55,7 @@ type worker struct {
 	// canWait says that this certificate is due for its age, and for no other reason.
 	canWait bool
 	// installed is the certificate that this worker got. replaced is the previous one, nil if there
-	// was none. spent says that the pending request is decided.
+	// was none. spent says that the pending request is of no use any more, as after its decision.
 	installed, replaced *cache.Pair
 	spent               bool
 	// onlyChecked says that this worker only checked for announced renewals.
@@ -172,7 +172,7 @@ func (w *worker) enrolByBootstrap(ctx context.Context, status certificateStatus,
 	w.result.Wasted = true
 	to, err := w.node().BootstrapAccess()
 	if err != nil {
-		return &Failure{denied.Reason, "put a bootstrap kubeconfig there before the certificate ends, or ask the controller's operator to check the machine's record",
+		return &Failure{denied.Reason, "write a bootstrap kubeconfig there before the certificate ends, or ask the controller's operator to check the machine's record",
 			fmt.Errorf("%w; there is no other credential (%w), so this node becomes NotReady at %s, when its certificate ends", denied, err, status.pair.Leaf.NotAfter.UTC().Format(time.RFC3339))}
 	}
 	w.log.Info("an approver denies the node's own certificate as a credential, trying the bootstrap credential", "cause", denied.Error())
@@ -222,7 +222,8 @@ func (w *worker) tidy(ctx context.Context) (certificateStatus, error) {
 	return status, nil
 }
 
-// wanted reports whether a new certificate is needed.
+// wanted reports whether to request a certificate now. It also notes what record needs of the
+// present one.
 func (w *worker) wanted(status certificateStatus) (bool, error) {
 	if w.replaced = status.pair; status.pair != nil {
 		w.servedUntil, w.canWait = status.pair.Leaf.NotAfter, status.canWait
@@ -279,7 +280,7 @@ func (w *worker) noteRejection(status certificateStatus) {
 }
 
 // record records the result of the worker, and when the next one may begin. Then it forgets the
-// pending request if that is decided. In this order a crash in between loses no result. After
+// pending request if that is spent. In this order a crash in between loses no result. After
 // success, the next worker forgets the request. After a denial, the next worker gets the same
 // decision again, and the back-off grows.
 func (w *worker) record(err error) (*cache.State, error) {

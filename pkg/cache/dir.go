@@ -4,7 +4,8 @@
 // pending request, the result of the last worker, and the worker's lock. The package knows bytes
 // and X.509, not Kubernetes.
 //
-// Readers take no lock: each file is replaced as a whole. Only the holder of the lock writes.
+// Readers take no lock: each file is replaced as a whole. In the certificate directory only the
+// holder of the lock writes. Other directories of the program use Dir without a lock.
 package cache
 
 import (
@@ -296,7 +297,8 @@ func (d Dir) sync() error {
 }
 
 // SetAside renames a file that cannot be used, so that an administrator can look at it, and keeps
-// the last few of them. It returns the new name. The caller holds the lock.
+// the last few of them. It returns the new name. The caller holds the lock, unless it sets the lock
+// file aside.
 func (d Dir) SetAside(name string, now time.Time) (string, error) {
 	path := d.File(name)
 	aside := path + asideMark + now.UTC().Format("20060102T150405.000000000Z")

@@ -56,7 +56,7 @@ func (d Dir) newLock() (*Lock, error) {
 	if err := d.Create(); err != nil {
 		return nil, err
 	}
-	// A link in the lock's place would be followed. A directory would fail for ever.
+	// With a link or a directory in the lock's place each attempt would fail.
 	if info, err := os.Lstat(d.File(LockFile)); err == nil && !info.Mode().IsRegular() {
 		if _, err := d.SetAside(LockFile, time.Now()); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return nil, err

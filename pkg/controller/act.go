@@ -334,7 +334,7 @@ func (a *actor) finish(ctx context.Context, object *certificatesv1.CertificateSi
 		if err := a.writeRecord(ctx, record); err != nil {
 			return err
 		}
-		// this puts the certificate into the policies; the node has it already
+		// this wakes a round that puts the certificate into the policies; the node has it already
 		a.Revocation.untilAccepted(record.Spec.NodeName, fingerprint)
 		a.recorder.recordIssued(object, hello, a.records.Record(record))
 	}

@@ -55,8 +55,8 @@ type Config struct {
 	Providers []Provider
 	// Machines knows the machines of the cluster.
 	Machines MachineSource
-	// TrustUnnamed trusts an EK on first use although no authority vouches for it, such as its
-	// manufacturer's CA. Any software can then pass for a TPM. Default: false.
+	// TrustUnnamed trusts an EK on first use, although no source names it and no manufacturer's CA
+	// has certified it. Any software can then pass for a TPM. Default: false.
 	TrustUnnamed bool
 	// CA signs. If it is nil, another signer issues the certificates that this Controller approves.
 	CA signing.Source
@@ -67,8 +67,8 @@ type Config struct {
 	// AcceptedEKChanges are the operator's acknowledgements of changed endorsement keys, such as
 	// those of a *sources.KeyStore. Default: none.
 	AcceptedEKChanges Acknowledgements
-	// Revocation refuses revoked certificates in use, and denies suspended machines everything.
-	// Optional: nothing is revoked.
+	// Revocation has API servers refuse writes with revoked certificates, and denies all requests
+	// of suspended machines. Optional: nothing is revoked.
 	Revocation *Revocation
 	// Owned sets the machines as owners of their records. Optional: needed only if machines are
 	// objects of an API.

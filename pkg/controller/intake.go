@@ -37,7 +37,7 @@ type claim struct {
 	EK    string `json:"ek,omitempty"`
 	Hello string `json:"hello,omitempty"`
 	Node  string `json:"node,omitempty"`
-	// AK is the verified AK of the TPM that the request comes from.
+	// AK is the key that signed the request, which was verified. Nothing shows that a TPM has it.
 	AK string `json:"ak,omitempty"`
 	// Expires is the end of a hello's challenge, as a Unix time.
 	Expires int64 `json:"expires,omitempty"`
@@ -131,7 +131,7 @@ func (i *intake) challengeExpiry(object *certificatesv1.CertificateSigningReques
 	return expires, seconds != 0 && expires.Before(now.Add(maxChallenge))
 }
 
-// maxChallenge is longer than the lifetime of any challenge of ours.
+// maxChallenge is the longest lifetime that a challenge may have.
 const maxChallenge = time.Hour
 
 // isDropped reports whether the cache did not keep the content of a request.

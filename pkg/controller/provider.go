@@ -28,7 +28,8 @@ type Question struct {
 	// Hello is the hello that a proof refers to. It is nil if Request is a hello, or if the hello
 	// is not found.
 	Hello *certificatesv1.CertificateSigningRequest
-	// Named says that an authority names the EK that Challenger.EK returned.
+	// Named says that a source or a record names the EK that Challenger.EK returned, or that it is
+	// trusted on first use.
 	Named bool
 	Now   time.Time
 }

@@ -34,7 +34,7 @@ import (
 type RequestCache struct {
 	rules  *verifier.Rules
 	budget *fairqueue.Budget
-	// providers are the Controller's providers. It is nil until newController sets it.
+	// providers are the Controller's providers. It is nil until New sets it.
 	providers map[string]Provider
 }
 

@@ -94,10 +94,10 @@ func (c *Controller) revocation() source.Source {
 // reportApplied reports in the logs and in Events that certificates were revoked, or that a machine
 // was suspended or resumed. The Events are on the record, its machine, and the Node.
 func (r *reporter) reportApplied(ctx context.Context, a revocation.Application) {
-	kind, reason, message := corev1.EventTypeWarning, v1alpha1.ReasonRevoked, fmt.Sprintf("%d certificates are refused from now on", len(a.Certificates))
+	kind, reason, message := corev1.EventTypeWarning, v1alpha1.ReasonRevoked, fmt.Sprintf("from now on API servers refuse writes with %d certificates", len(a.Certificates))
 	switch a.Action {
 	case revocation.Suspended:
-		reason, message = v1alpha1.ReasonSuspended, "the machine is denied everything"
+		reason, message = v1alpha1.ReasonSuspended, "the machine gets no certificate, and API servers refuse its writes"
 	case revocation.Resumed:
 		kind, reason, message = corev1.EventTypeNormal, v1alpha1.ReasonResumed, "the machine may attest again"
 	}

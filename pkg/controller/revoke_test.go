@@ -49,12 +49,12 @@ func TestAppliedIsReported(t *testing.T) {
 	}{
 		"revoked": {
 			revocation.Application{Action: revocation.Revoked, Object: "r-1", Reason: "key leaked", Certificates: certificates},
-			"Warning CertificateRevoked on %s: 1 certificates are refused from now on, by r-1: key leaked",
+			"Warning CertificateRevoked on %s: from now on API servers refuse writes with 1 certificates, by r-1: key leaked",
 			decisionlog.Revocation{Action: decisionlog.Revoked, Object: "r-1", Reason: "key leaked"},
 		},
 		"suspended": {
 			revocation.Application{Action: revocation.Suspended, Object: "ek-1", Reason: "machine stolen", Certificates: certificates},
-			"Warning MachineSuspended on %s: the machine is denied everything, by ek-1: machine stolen",
+			"Warning MachineSuspended on %s: the machine gets no certificate, and API servers refuse its writes, by ek-1: machine stolen",
 			decisionlog.Revocation{Action: decisionlog.Suspended, Object: "ek-1", Reason: "machine stolen"},
 		},
 		"resumed": {

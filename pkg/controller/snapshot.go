@@ -52,7 +52,8 @@ type snapshot struct {
 	provider Provider
 	// challenger is the provider, if it has two rounds, else nil.
 	challenger Challenger
-	// ek is the claimed EK. ekNamed says that an authority names it.
+	// ek is the claimed EK. ekNamed says that a source or a record names it, or that it is trusted
+	// on first use.
 	ek      string
 	ekNamed bool
 	// consistency is that of records.

@@ -31,7 +31,7 @@ const (
 	// Denied and Failed are final (KEP-1513).
 	Denied
 	Failed
-	// Deleted: the object is gone. The garbage collector deletes old ones.
+	// Deleted: the object is gone. kube-controller-manager deletes old ones.
 	Deleted
 	// Answered: a hello has its challenge.
 	Answered

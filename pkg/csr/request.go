@@ -99,7 +99,7 @@ func PKCS10(id Identity, key crypto.Signer) ([]byte, error) {
 // without white space.
 func CheckProviderID(id string) error {
 	if id == "" || len(id) > maxProviderID {
-		return fmt.Errorf("provider ID: has 1 to %d bytes", maxProviderID)
+		return fmt.Errorf("provider ID: must have 1 to %d bytes", maxProviderID)
 	}
 	if !utf8.ValidString(id) || strings.ContainsFunc(id, func(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) }) {
 		return errors.New("provider ID: must be printable UTF-8 without white space")

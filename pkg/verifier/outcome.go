@@ -106,8 +106,8 @@ type Decision struct {
 	Grant *Grant
 }
 
-// Grant has the results of the rules. With Challenge they are only claimed, with Approve and Sign
-// they are proven. Nothing in it comes from the request alone.
+// Grant has the results of the rules. With Challenge they are only claims. With Approve and Sign
+// they are proven, and nothing but PublicKey comes from the request alone.
 type Grant struct {
 	// NodeName is the machine's node name, for the certificate.
 	NodeName string

@@ -272,7 +272,7 @@ func providerIDOf(attributes []byte) (string, error) {
 		return "", errors.New("there is a subject alternative name")
 	}
 	if len(extensions) != 1 || !extensionIs(extensions[0], oidProviderID) {
-		return "", errors.New("there is another extension than the provider ID, once")
+		return "", errors.New("the provider ID must be the only extension")
 	}
 	extension, err := elements(extensions[0].Bytes, tagOID, tagOctetString)
 	if err != nil {

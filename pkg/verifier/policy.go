@@ -140,8 +140,8 @@ type Policy struct {
 	// the change (Record.EKReplacedBy). Default: Warn for EKPlatform, Required for other sources.
 	EKNotNamed Mode
 	// TrustOnFirstUse lets the provider ID in a request select a machine for an EK that no
-	// authority names. The machine must be at most 2 h old, and must never have had a record or a
-	// nodeRef. The first requester with its bootstrap token becomes the machine. Token must be
+	// authority names. The machine must be at most 2 h old, and must have no record and no nodeRef
+	// of its own. The first requester with its bootstrap token becomes the machine. Token must be
 	// Required. Default: off.
 	TrustOnFirstUse bool
 	// NameSources are the sources of node names. The first source with a name for a machine
@@ -204,7 +204,7 @@ func (r *Rules) checkProviders() error {
 			return fmt.Errorf("providers: %w", err)
 		}
 		if seen[p.Name] {
-			return fmt.Errorf("providers: %q is listed twice, or is not evidence", p.Name)
+			return fmt.Errorf("providers: %q must be listed once, and must be evidence", p.Name)
 		}
 		seen[p.Name] = true
 	}
@@ -227,11 +227,11 @@ func (r *Rules) checkSigners() error {
 		case !strings.Contains(domain, ".") || path == "" || len(s.Name) > attestation.MaxSignerName:
 			return fmt.Errorf("signers: %.128q is not a signer's name", s.Name)
 		case twice || s.Name == attestation.HelloSignerName || s.Name == InsecureSignerName:
-			return fmt.Errorf("signers: %q is listed twice, or is not to be listed", s.Name)
+			return fmt.Errorf("signers: %q is listed twice, or is always there and must not be listed", s.Name)
 		case domain == "kubernetes.io" && !s.Shared:
-			return fmt.Errorf("signers: %q is shared with others", s.Name)
+			return fmt.Errorf("signers: %q is not only for node-attestation-controller: set shared to true", s.Name)
 		case len(s.Providers) == 0 || len(s.Providers) > 1 && !s.Shared:
-			return fmt.Errorf("signers: %q is for one provider", s.Name)
+			return fmt.Errorf("signers: %q must have one provider, or shared set to true", s.Name)
 		}
 		for _, name := range s.Providers {
 			if r.rank(name) < 0 || name == InsecureProvider {
@@ -353,14 +353,14 @@ func (r *Rules) checkModes() error {
 			continue
 		}
 		if m.mode < Required || m.mode > Off {
-			return fmt.Errorf("%s: is Required, Warn or Off", m.name)
+			return fmt.Errorf("%s: must be Required, Warn or Off", m.name)
 		}
 	}
 	if mode := r.policy.EKNotNamed; mode != 0 && mode != Required && mode != Warn {
-		return errors.New("ekNotNamed: is Required or Warn")
+		return errors.New("ekNotNamed: must be Required or Warn")
 	}
 	if r.policy.WaitDeadline < minWaitDeadline || r.policy.WaitDeadline > maxWaitDeadline {
-		return fmt.Errorf("waitDeadline: is %s to %s", minWaitDeadline, maxWaitDeadline)
+		return fmt.Errorf("waitDeadline: must be %s to %s", minWaitDeadline, maxWaitDeadline)
 	}
 	return nil
 }

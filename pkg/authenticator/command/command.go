@@ -28,7 +28,8 @@ import (
 
 // Program has what differs between the binaries that use this package.
 type Program struct {
-	// Name is the binary's name, kubelet-authenticator-<provider>.
+	// Name is the binary's name: kubelet-authenticator, or kubelet-authenticator-<provider> for
+	// that of an infrastructure provider.
 	Name string
 	// Providers are the attestation providers in the binary.
 	Providers []provider.Factory
@@ -229,7 +230,7 @@ func bind(flags *pflag.FlagSet, c *authenticator.Config) {
 	flags.StringVar(&c.ProviderID, "provider-id", c.ProviderID, "the machine's provider ID (default: the provider's)")
 	flags.StringVar(&c.ProviderIDScheme, "provider-id-scheme", c.ProviderIDScheme, "make the provider ID from the system UUID: <scheme>://<uuid>")
 	flags.StringVar(&c.CertDir, "cert-dir", c.CertDir, "certificate directory")
-	flags.StringVar(&c.RuntimeDir, "runtime-dir", c.RuntimeDir, "directory for notes about the last answer; may be lost at a reboot")
+	flags.StringVar(&c.RuntimeDir, "runtime-dir", c.RuntimeDir, "directory for the TPM's lock and the note of which certificate a run printed last; may be lost at a reboot")
 	flags.StringVar(&c.BootstrapKubeconfig, "bootstrap-kubeconfig", c.BootstrapKubeconfig,
 		"kubeconfig with the credential for the first certificate (default: bootstrap.kubeconfig in the certificate directory, then kubeadm's)")
 	flags.BoolVar(&c.KeepBootstrapCredential, "keep-bootstrap-credential", c.KeepBootstrapCredential, "keep the copy of the bootstrap kubeconfig that \"prepare\" makes")

@@ -20,8 +20,8 @@ func (i *invocation) doctorCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "doctor",
 		Short: "Examine the node: TPM, files, clock, API server, signer, and the running kubelet",
-		Long: `Examine the node for whatever keeps it from getting, or from using, an attested certificate. No request is filed. Nothing on disk
-is changed, but that the TPM's lock file, and the runtime directory for it, are created where they are missing.
+		Long: `Examine the node for anything that keeps it from getting, or from using, an attested certificate. No request is filed. Nothing on
+disk is changed, except that the TPM's lock file, and the runtime directory for it, are created if they are missing.
 It works without root, and says what it could not see. It takes the flags that the kubelet's kubeconfig gives the plugin, unless
 --config is given, and names them. A flag on the command line wins.
 
@@ -79,7 +79,7 @@ func (i *invocation) printDoctor(report doctor.Report, format string) error {
 	}
 	if failed := report.Failed(); len(failed) > 0 {
 		return &authenticator.Failure{
-			Reason: authenticator.NodeUnhealthy, Hint: "the remedies are with the checks; kubelet-authenticator(8), docs/doctor.md, has each of them",
+			Reason: authenticator.NodeUnhealthy, Hint: "each check above names its remedy; kubelet-authenticator(8), docs/doctor.md, has all of them",
 			Err: fmt.Errorf("%d checks failed: %s", len(failed), strings.Join(failed, ", ")),
 		}
 	}

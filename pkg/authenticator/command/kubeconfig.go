@@ -65,7 +65,7 @@ A kubeconfig whose user is not this program is never written over.`,
 	c.Flags().StringVar(&given.server, "server", "", "URL of the API server")
 	c.Flags().StringVar(&given.ca, "certificate-authority", "", "with --server: file with the API server's CA, which is copied")
 	c.Flags().StringVar(&given.serverName, "tls-server-name", "", "with --server: name to check the API server's certificate for")
-	c.Flags().StringVar(&given.proxyURL, "proxy-url", "", "with --server: proxy on the way")
+	c.Flags().StringVar(&given.proxyURL, "proxy-url", "", "with --server: URL of the proxy to the API server")
 	return c
 }
 
@@ -111,7 +111,7 @@ func findCluster(config authenticator.Config, ours string) (cache.Origin, error)
 	}
 	return cache.Origin{}, &authenticator.Failure{
 		Reason: authenticator.NoBootstrap, Hint: "name one with --bootstrap-kubeconfig, or the cluster with --server and --certificate-authority",
-		Err: fmt.Errorf("no bootstrap kubeconfig that says which cluster: %q: no such file", paths),
+		Err: fmt.Errorf("no bootstrap kubeconfig names the cluster: %q: no such file", paths),
 	}
 }
 
@@ -123,7 +123,7 @@ func (i *invocation) exec(command string) (kubelet.Exec, error) {
 		if err != nil {
 			return exec, fmt.Errorf("where this program is: %w", err)
 		}
-		// An upgrade has replaced the file since this process began.
+		// If an upgrade has replaced the file, the link ends in (deleted).
 		exec.Command = strings.TrimSuffix(self, " (deleted)")
 	}
 	if !filepath.IsAbs(exec.Command) {

@@ -25,9 +25,9 @@ func (i *invocation) prepareCommand() *cobra.Command {
 	var envFile, manifests, kubeletConfig, command string
 	c := &cobra.Command{
 		Use:   "prepare",
-		Short: "Before the kubelet starts: have it start with this program, and wait for the node's first certificate",
-		Long: `Run by the kubelet's unit before the kubelet (ExecStartPre). Without a configuration file, without anything to join with, or where the
-kubelet's kubeconfig is somebody else's, it leaves the machine alone. Otherwise it keeps a copy of the bootstrap kubeconfig, writes the
+		Short: "Before the kubelet starts: set it up to use this program, and wait for the node's first certificate",
+		Long: `Run by the kubelet's unit before the kubelet (ExecStartPre). It changes nothing if there is no configuration file, if the
+machine has no credential to join with, or if another program wrote the kubelet's kubeconfig. Otherwise it keeps a copy of the bootstrap kubeconfig, writes the
 kubelet's kubeconfig if there is none, and the environment file with the kubelet's flags. Before a worker node's first certificate
 it waits for that, says what the request waits for, and fails if the certificate does not come.`,
 		Example: example(i.Name, `
@@ -51,7 +51,7 @@ it waits for that, says what the request waits for, and fails if the certificate
 	}
 	c.Flags().StringVar(&envFile, "env-file", kubelet.EnvFile, "environment file of the kubelet's unit")
 	c.Flags().StringVar(&manifests, "manifests", kubelet.ManifestsDir, "directory of static pods; with "+kubelet.ServerManifest+" in it, this is a control plane")
-	c.Flags().StringVar(&kubeletConfig, "kubelet-config", kubelet.ConfigFile, "the kubelet's configuration file: until it is there, bootstrapKubeconfig alone does not count")
+	c.Flags().StringVar(&kubeletConfig, "kubelet-config", kubelet.ConfigFile, "the kubelet's configuration file: while it is missing, bootstrapKubeconfig does not count as a credential")
 	c.Flags().StringVar(&command, "command", "", "absolute path of this program, for the kubeconfig (default: where it is)")
 	return c
 }

@@ -186,7 +186,7 @@ func (t overviewTable) announcement() {
 func (t overviewTable) worker() {
 	switch w := t.Worker; {
 	case w.Running:
-		t.row("worker", "process %d runs since %s", w.PID, seconds(w.AgeSeconds))
+		t.row("worker", "process %d, running for %s", w.PID, seconds(w.AgeSeconds))
 	case w.Died:
 		t.row("worker", "died without a result")
 	default:

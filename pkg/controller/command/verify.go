@@ -44,7 +44,7 @@ kubectl get csr -o yaml prints, the PEM of spec.request, or decision records wit
 files, and the challenge keys. A decision record has its hello, and is judged at the time of its decision. What operators revoked,
 suspended or resumed is printed, and does not count.
 
-What only the cluster knows is assumed: that there is no record and no Node of that name, and with PEM who asks and how. So a
+verify assumes that there is no record and no Node of that name. With PEM it also assumes requester, signer and usages. So a
 renewal passes here only where a lost record would be made again (credential: Recover). What was decided on a request before does not
 count, except that a decision record has to agree with what its archive shows.
 
@@ -332,7 +332,7 @@ func (j *offlineJudge) named(name string) *certificatesv1.CertificateSigningRequ
 }
 
 // checks group the rules by subject, in the order in which they are judged. Reasons that are in no
-// group are about evidence.
+// group are shown under evidence.
 var checks = []struct {
 	name    string
 	reasons []verifier.Reason

@@ -126,7 +126,7 @@ type Serving struct {
 
 // Revocation says whether certificates can be revoked and machines suspended.
 type Revocation struct {
-	// Enabled makes the controller refuse revoked certificates in use, by admission policies. It
+	// Enabled makes API servers refuse writes with revoked certificates, by admission policies. It
 	// needs the manifests of packaging/kubernetes-revocation, and Kubernetes 1.32 or later.
 	Enabled bool `json:"enabled,omitempty"`
 }
@@ -317,7 +317,8 @@ type DecisionEndpoint struct {
 // TPM is the policy for TPMs, the file's form of verifier/tpm.Config.
 type TPM struct {
 	// RootsFile and IntermediatesFile hold CA certificates in PEM: the roots that EK certificates
-	// must chain to, and CAs on the way. Without roots, only the inventory vouches for EKs.
+	// must chain to, and CAs on the way. Without roots, an EK needs another authority: AllowedEKs,
+	// a source that names it, or trust on first use.
 	RootsFile         string `json:"rootsFile,omitempty"`
 	IntermediatesFile string `json:"intermediatesFile,omitempty"`
 	// AllowedEKs are trusted without a certificate. DeniedEKs are never trusted. They may also be

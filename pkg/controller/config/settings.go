@@ -70,9 +70,9 @@ func (s *Settings) checkNames() error {
 	c := s.config
 	switch {
 	case c.ClusterUID == "" && c.ClusterAPI == nil:
-		return errors.New("clusterUID: must be set, to something that no other cluster has, and not from the cluster's own API")
+		return errors.New("clusterUID: must be set, to a text that no other cluster has and that does not come from the cluster's own API")
 	case len(c.ClusterUID) > 128 || strings.ContainsFunc(c.ClusterUID, func(r rune) bool { return r <= ' ' || r > '~' }):
-		return errors.New("clusterUID: has 1 to 128 printable ASCII characters, and no space")
+		return errors.New("clusterUID: must have 1 to 128 printable ASCII characters, and no space")
 	case len(validation.IsDNS1123Label(c.Namespace)) > 0:
 		return fmt.Errorf("namespace: %.64q is not the name of one", c.Namespace)
 	}
@@ -104,7 +104,7 @@ func (s *Settings) checkSigning() error {
 		case files && (g.CAFile == "" || g.KeyFile == ""):
 			return errors.New("signing: caFile and keyFile go together")
 		case files && (!filepath.IsAbs(g.CAFile) || !filepath.IsAbs(g.KeyFile)):
-			return errors.New("signing: caFile and keyFile are absolute paths")
+			return errors.New("signing: caFile and keyFile must be absolute paths")
 		case secret && len(validation.IsDNS1123Subdomain(g.SecretName)) > 0:
 			return fmt.Errorf("signing.secretName: %.64q is not an object's name", g.SecretName)
 		case secret && g.SecretName == s.config.ChallengeKeySecret:

@@ -74,9 +74,9 @@ type Record struct {
 	Recovered bool `json:"recovered,omitempty"`
 	// Outcome is the decision on the request.
 	Outcome Outcome `json:"outcome"`
-	// Reason is that of the request's condition (docs/reasons.md).
+	// Reason is the reason of the request's condition (docs/reasons.md).
 	Reason string `json:"reason"`
-	// Message is that of the condition of a request that is denied or failed.
+	// Message is the message of the condition, if the request is denied or failed.
 	Message string `json:"message,omitempty"`
 	// Class is the kind of request: first, again, renewal, serving or unknown.
 	Class string `json:"class,omitempty"`
@@ -92,7 +92,8 @@ type Record struct {
 	Hello *Request `json:"hello,omitempty"`
 	// Node is the node that the request is for. With Denied and Failed it is only claimed.
 	Node *Node `json:"node,omitempty"`
-	// Machine is the machine that the evidence belongs to.
+	// Machine is the machine that the evidence belongs to. With Denied and Failed it is only
+	// claimed.
 	Machine *Machine `json:"machine,omitempty"`
 	// Evidence is what the machine's provider found.
 	Evidence *Evidence `json:"evidence,omitempty"`
@@ -100,7 +101,7 @@ type Record struct {
 	Certificate *Certificate `json:"certificate,omitempty"`
 	// Refusals are all rules that failed.
 	Refusals []Finding `json:"refusals,omitempty"`
-	// Warnings are rules that failed and do not count, by the policy.
+	// Warnings are failed rules that do not refuse the request, because the policy only warns.
 	Warnings []Finding `json:"warnings,omitempty"`
 	// Unrecorded is how many denials of this requester have no record, since they were too many.
 	// They were made between this record and the requester's last one.
@@ -111,9 +112,9 @@ type Record struct {
 
 // Controller is a controller process.
 type Controller struct {
-	// Version is the program's.
+	// Version is the program's version.
 	Version string `json:"version,omitempty"`
-	// Commit is the one that the program was built from.
+	// Commit is the commit that the program was built from.
 	Commit string `json:"commit,omitempty"`
 	// Identity is --leader-identity, or the host's name.
 	Identity string `json:"identity,omitempty"`
@@ -129,9 +130,9 @@ type Cluster struct {
 
 // Request is a CertificateSigningRequest.
 type Request struct {
-	// Name is the object's.
+	// Name is the object's name.
 	Name string `json:"name"`
-	// UID is the object's.
+	// UID is the object's UID.
 	UID string `json:"uid"`
 	// SignerName is spec.signerName.
 	SignerName string `json:"signerName"`
@@ -169,9 +170,9 @@ type Node struct {
 type Machine struct {
 	// Source is the source of machines: inventory, or cluster-api.
 	Source string `json:"source"`
-	// Name is the machine's.
+	// Name is the machine's name.
 	Name string `json:"name"`
-	// UID is the Machine object's, if machines are objects.
+	// UID is the Machine object's UID, if machines are objects.
 	UID string `json:"uid,omitempty"`
 }
 
@@ -252,7 +253,7 @@ type Finding struct {
 type Archive struct {
 	// Request is the CertificateSigningRequest that was decided on.
 	Request *certificatesv1.CertificateSigningRequest `json:"request"`
-	// Hello is the one that the proof refers to.
+	// Hello is the hello that the proof refers to.
 	Hello *certificatesv1.CertificateSigningRequest `json:"hello,omitempty"`
 	// Certificate is the certificate that was issued, in DER and base64.
 	Certificate []byte `json:"certificate,omitempty"`

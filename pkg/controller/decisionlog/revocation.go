@@ -10,9 +10,10 @@ type Action string
 
 // The actions.
 const (
-	// Revoked: certificates of the machine are refused in use. It may attest for another one.
+	// Revoked: API servers refuse writes with certificates of the machine. It may attest for
+	// another one.
 	Revoked Action = "Revoked"
-	// Suspended: the machine is denied everything.
+	// Suspended: the machine gets no certificate, and API servers refuse its writes.
 	Suspended Action = "Suspended"
 	// Resumed: the machine may attest again.
 	Resumed Action = "Resumed"
@@ -28,11 +29,12 @@ type Revocation struct {
 	// ID is the UID of the NodeAttestation, the version in which it says so, and the action, with
 	// slashes between them. Two lines with the same ID are about the same action.
 	ID string `json:"id"`
-	// Time is when the controller wrote it into the NodeAttestation, by the controller's clock.
+	// Time is when the controller wrote the action into the NodeAttestation, by the controller's
+	// clock.
 	Time Time `json:"time"`
 	// Action is what was done.
 	Action Action `json:"action"`
-	// Reason is the operator's. With Resumed, it is that of the suspension.
+	// Reason is the operator's reason. With Resumed, it is the reason of the suspension.
 	Reason string `json:"reason,omitempty"`
 	// Object is the name of the NodeRevocation or NodeSuspension. It is missing with Resumed: the
 	// object is deleted.
@@ -47,7 +49,7 @@ type Revocation struct {
 	Machine Machine `json:"machine"`
 	// EK is the fingerprint of the machine's endorsement key, as in inventories.
 	EK string `json:"ek,omitempty"`
-	// Certificates are those that are refused since then, and were not before.
+	// Certificates are the certificates that API servers refuse since this action, and not before.
 	Certificates []RevokedCertificate `json:"certificates,omitempty"`
 }
 

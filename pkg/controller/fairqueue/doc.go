@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package fairqueue orders and limits the work of the controller. A flood of requests delays only
-// its own requester, and among that requester's machines least of all those that a source names.
+// its own requester. Of that requester's requests it delays those least that a known TPM has
+// signed, and then those of listed machines.
 //
 // Queue is a workqueue whose Get waits until the limits allow another reconciliation:
 //

@@ -73,8 +73,8 @@ type requester struct {
 	class Class
 	// bucket is nil in the unlimited lane.
 	bucket *bucket
-	// denial is the number of tokens that each request takes in advance, since denials took that
-	// long.
+	// denial is the number of tokens that each request takes in advance, and returns when it is
+	// done. It comes from the time that the last denial took.
 	denial int
 	// shares divides the requests by their claims. attestedLast says that the attested share was
 	// served last. listedInRow counts how often the listed share was served since the unlisted one.

@@ -47,9 +47,9 @@ func (r Rates) Check() error {
 	}{{"perRequester", r.Requester}, {"perCluster", r.Cluster}, {"perMachine", r.Machine}} {
 		switch {
 		case c.rate.Every <= 0 || c.rate.Every > maxEvery:
-			return fmt.Errorf("%s.every: is more than 0, and %s at most", c.name, maxEvery)
+			return fmt.Errorf("%s.every: must be more than 0, and at most %s", c.name, maxEvery)
 		case c.rate.Burst < 1 || c.rate.Burst > maxBurst:
-			return fmt.Errorf("%s.burst: is 1 to %d", c.name, maxBurst)
+			return fmt.Errorf("%s.burst: must be 1 to %d", c.name, maxBurst)
 		}
 	}
 	return nil

@@ -16,10 +16,10 @@ func TestRatesCheck(t *testing.T) {
 		want string
 		bend func(*Rates)
 	}{
-		{"perRequester.every: is more than 0, and 1h0m0s at most", func(r *Rates) { r.Requester.Every = 0 }},
+		{"perRequester.every: must be more than 0, and at most 1h0m0s", func(r *Rates) { r.Requester.Every = 0 }},
 		{"perRequester.every: ", func(r *Rates) { r.Requester.Every = -1 }},
 		{"perCluster.every: ", func(r *Rates) { r.Cluster.Every = 2 * time.Hour }},
-		{"perMachine.burst: is 1 to 1000000", func(r *Rates) { r.Machine.Burst = 0 }},
+		{"perMachine.burst: must be 1 to 1000000", func(r *Rates) { r.Machine.Burst = 0 }},
 		{"perCluster.burst: ", func(r *Rates) { r.Cluster.Burst = maxBurst + 1 }},
 	} {
 		r := DefaultRates()

@@ -15,7 +15,8 @@ import (
 // `kubelet-authenticator identify` from the machine. A copy is only as trustworthy as its
 // transport.
 type Machine struct {
-	// Name is unique. Default: NodeName.
+	// Name is unique. Default: NodeName. What is said to be unique here need not be so for a
+	// Disputed machine.
 	Name string
 	// NodeName is the name of the machine's Node: unique, and a DNS-1123 subdomain.
 	NodeName string

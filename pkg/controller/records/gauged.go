@@ -21,8 +21,8 @@ func (s *Store) Gauged() ([]telemetry.Record, bool) {
 	return gauged, true
 }
 
-// gaugedOf returns a record for metrics. NotAfter comes from status.expires, which older releases
-// do not write.
+// gaugedOf returns a record for metrics. NotAfter is that of the newest certificate: older releases
+// do not write status.expires.
 func gaugedOf(record *v1alpha1.NodeAttestation) telemetry.Record {
 	gauged := telemetry.Record{NodeName: record.Spec.NodeName}
 	if attested := record.Status.LastAttested; attested != nil {

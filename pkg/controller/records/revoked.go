@@ -56,7 +56,7 @@ func suspended(object *v1alpha1.NodeAttestation) *metav1.Condition {
 	condition := &metav1.Condition{Type: v1alpha1.ConditionSuspended, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonSuspended}
 	switch by := object.Status.Suspension; {
 	case by != nil:
-		condition.Message = fmt.Sprintf("since %s the machine is denied everything: %s", by.Time.UTC().Format(time.RFC3339), by.Reason)
+		condition.Message = fmt.Sprintf("since %s the machine gets no certificate, and API servers refuse its writes: %s", by.Time.UTC().Format(time.RFC3339), by.Reason)
 	case meta.FindStatusCondition(object.Status.Conditions, v1alpha1.ConditionSuspended) != nil:
 		condition.Status, condition.Reason = metav1.ConditionFalse, v1alpha1.ReasonResumed
 		condition.Message = "an operator has resumed the machine"

@@ -49,8 +49,8 @@ type Application struct {
 	Action Action
 	// Record is the machine's record as it was written.
 	Record *v1alpha1.NodeAttestation
-	// Object is the name of the NodeRevocation or NodeSuspension. Reason is the reason that the
-	// operator gave. Both are empty if the object is deleted.
+	// Object is the name of the NodeRevocation or NodeSuspension, empty if it is deleted. Reason is
+	// the reason that the operator gave. After Resumed it is that of the suspension.
 	Object, Reason string
 	// Certificates are the certificates of the record that this change revokes.
 	Certificates []v1alpha1.IssuedCertificate

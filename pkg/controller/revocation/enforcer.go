@@ -106,7 +106,8 @@ type Config struct {
 	Now func() time.Time
 }
 
-// Enforcer makes the API server refuse revoked certificates. Run it in one process at a time.
+// Enforcer makes API servers refuse writes with revoked certificates. Run it in one process at a
+// time.
 type Enforcer struct {
 	Config
 	revocations, suspensions, lists, policies toolscache.SharedIndexInformer

@@ -105,8 +105,8 @@ func RenderPolicy(list v1alpha1.RevocationSliceSpec, signers []string) (admissio
 
 // requesters are the user names and credential IDs in a policy.
 type requesters struct {
-	// nodes are the nodes with a revoked certificate. suspendedNodes are those of them that are
-	// suspended with every certificate that is not current.
+	// nodes are the nodes with a revoked certificate. suspendedNodes are those of them whose
+	// machine is suspended: each certificate of theirs that is not current counts as suspended.
 	nodes, suspendedNodes []string
 	// suspended are suspended certificates of the other nodes. current are the certificates that
 	// may write.

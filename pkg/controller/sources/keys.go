@@ -180,7 +180,8 @@ func (s *KeyStore) Secret(ctx context.Context) (*corev1.Secret, error) {
 	return secret, s.reader.Get(ctx, s.secret, secret)
 }
 
-// Update writes the annotations of the Secret, under the version that Secret returned.
+// Update writes the Secret, under the version that Secret returned. Callers change only its
+// annotations.
 func (s *KeyStore) Update(ctx context.Context, secret *corev1.Secret) error {
 	return s.writer.Update(ctx, secret)
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// Request is one CertificateSigningRequest as the API server stores it. The API server vouches for
-// Name, UID, SignerName and Created. The rest comes from the node.
+// Request is one CertificateSigningRequest as the API server stores it. The API server sets UID and
+// Created. The requester chose the rest.
 type Request struct {
 	Name, UID, SignerName string
 	// Request is spec.request.

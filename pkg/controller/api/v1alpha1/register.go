@@ -37,8 +37,8 @@ const LabelCluster = "attestation.cluster.x-k8s.io/cluster"
 
 // The types of conditions.
 const (
-	// ConditionAttested is True while the last accepted evidence is valid. It is False, with the
-	// reason EKReplaced, once a source names other EKs for the machine.
+	// ConditionAttested is True once evidence of the machine was accepted. It is False, with the
+	// reason EKReplaced, once the controller has accepted that a source names other EKs.
 	ConditionAttested = "Attested"
 	// ConditionCertificateIssued is True if a certificate was issued to the EK in spec. It stays
 	// True when that certificate ends.

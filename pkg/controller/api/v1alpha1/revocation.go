@@ -72,8 +72,9 @@ type NodeRevocationSpec struct {
 	Nodes []string `json:"nodes,omitempty"`
 	// All revokes the certificates of all nodes of the cluster.
 	All bool `json:"all,omitempty"`
-	// IssuedBefore selects the certificates that were requested before this time, and those whose
-	// time of request is not known. Default: the creation of this object.
+	// IssuedBefore selects the certificates that were requested before this time, whenever they
+	// were issued, and those whose time of request is not known. Default: the creation of this
+	// object.
 	//
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=64

@@ -12,8 +12,8 @@ import (
 // There is no subresource "status". The record is the exactly-once lock: spec and status are
 // written in one update under the resourceVersion.
 //
-// A decision selects records by selectable fields, from the API server itself. A copy of all
-// records would be too large.
+// A decision finds records by these fields in the informer's cache. If the cache may be outdated,
+// it selects them by field from the API server.
 //
 // The column Expires is a string, since the API server prints a date in the future as <invalid>.
 
@@ -394,7 +394,7 @@ type IssuedCertificate struct {
 	// FormerEK says that the certificate was issued to an EK that another one has replaced. Such a
 	// certificate vouches for no request.
 	FormerEK bool `json:"formerEK,omitempty"`
-	// Noted says that the certificate was published.
+	// Noted is always true. It does not say that the certificate was published.
 	Noted bool `json:"noted"`
 }
 
