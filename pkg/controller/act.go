@@ -319,7 +319,7 @@ func (a *actor) finish(ctx context.Context, object *certificatesv1.CertificateSi
 			return err
 		}
 	}
-	if a.CA != nil && (hello == nil || stateOf(hello) != pending) {
+	if a.CA != nil && (hello == nil || stateOf(hello) != pending) || hello != nil && a.lastWrites.closed(hello) {
 		return nil
 	}
 	record, err := a.recordNaming(ctx, object)
@@ -365,7 +365,10 @@ func (a *actor) closeHello(ctx context.Context, hello *certificatesv1.Certificat
 	}
 	a.lastWrites.forget(hello)
 	err := a.deny(ctx, hello, string(ReasonCompleted), completedMessage(proof))
-	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+	switch {
+	case err == nil:
+		a.lastWrites.setClosed(hello)
+	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
 		return nil
 	}
 	return err

@@ -47,6 +47,7 @@ func (c *Controller) proceed(ctx context.Context, object *certificatesv1.Certifi
 	switch stateOf(object) {
 	case finished:
 		c.forget(object.Name)
+		c.actor.lastWrites.forget(object)
 		if err := c.actor.finish(ctx, object); err != nil {
 			return ctrl.Result{}, err
 		}

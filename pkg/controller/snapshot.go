@@ -380,13 +380,18 @@ func (c *collector) addLiveHello(ctx context.Context, s *snapshot) (err error) {
 	return err
 }
 
-// lastWrites has, by the UID of a hello, the resource version of this replica's challenge. An entry
-// is removed when the hello is closed after its proof. The denial of an expired hello keeps the
-// entry.
+// lastWrites has, by the UID of a hello, this replica's last write: the resource version of the
+// challenge, or closedVersion. The cache may not show that write yet. An entry is removed once the
+// cache shows that the hello is closed.
 type lastWrites struct{ versions *lru.Cache }
 
-// maxLastWrites bounds the number of entries. Without an entry, a proof costs one more API call.
-const maxLastWrites = 20_000
+const (
+	// maxLastWrites bounds the number of entries. Without its entry, a hello costs a few more API
+	// calls.
+	maxLastWrites = 20_000
+	// closedVersion is no resource version.
+	closedVersion = "closed"
+)
 
 func (l lastWrites) set(hello *certificatesv1.CertificateSigningRequest) {
 	l.versions.Add(hello.UID, hello.ResourceVersion)
@@ -395,6 +400,16 @@ func (l lastWrites) set(hello *certificatesv1.CertificateSigningRequest) {
 func (l lastWrites) is(hello *certificatesv1.CertificateSigningRequest) bool {
 	version, ok := l.versions.Get(hello.UID)
 	return ok && version == hello.ResourceVersion
+}
+
+// setClosed says that this replica has closed a hello.
+func (l lastWrites) setClosed(hello *certificatesv1.CertificateSigningRequest) {
+	l.versions.Add(hello.UID, closedVersion)
+}
+
+func (l lastWrites) closed(hello *certificatesv1.CertificateSigningRequest) bool {
+	version, ok := l.versions.Get(hello.UID)
+	return ok && version == closedVersion
 }
 
 func (l lastWrites) forget(hello *certificatesv1.CertificateSigningRequest) {
