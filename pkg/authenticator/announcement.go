@@ -83,13 +83,13 @@ func (s *certificateStatus) checkDue(a *Authenticator) bool {
 // waits reports whether the certificate is due, and its renewal waits.
 func (s *certificateStatus) waits() bool { return s.due != "" && s.canWait && s.postponed }
 
-// mayStart returns the time until a worker may start, 0 if it may start now. A check that is due
+// untilStart returns the time until a worker may start, 0 if it may start now. A check that is due
 // may start while a renewal waits.
-func (s *certificateStatus) mayStart(a *Authenticator, state *cache.State) time.Duration {
+func (s *certificateStatus) untilStart(a *Authenticator, state *cache.State) time.Duration {
 	if s.waits() && s.checkDue(a) {
 		return 0
 	}
-	return tooEarly(state, s.canWait, a.now())
+	return untilNextAttempt(state, s.canWait, a.now())
 }
 
 // checkUnderWay reports whether a worker is checking now.
@@ -311,11 +311,11 @@ func waited(ctx context.Context, pause time.Duration) bool {
 	}
 }
 
-// renewalDone adds the announced renewal of the replaced certificate to those that are done, and
-// reports whether it did. Otherwise the renewal could also select the new certificate, whose
+// markRenewalDone adds the announced renewal of the replaced certificate to those that are done,
+// and reports whether it did. Otherwise the renewal could also select the new certificate, whose
 // NotBefore may be backdated. filed is the time of the new certificate's request, which is before
 // its issuance.
-func renewalDone(state *cache.State, replaced *cache.Pair, filed time.Time) bool {
+func markRenewalDone(state *cache.State, replaced *cache.Pair, filed time.Time) bool {
 	found := state.Announcement
 	if found == nil || found.Renewal == nil || replaced == nil || found.Certificate != replaced.Fingerprint() ||
 		filed.Before(found.Renewal.IssuedBefore) || slices.ContainsFunc(found.Done, found.Renewal.Same) {

@@ -611,7 +611,7 @@ func TestRenewalByAnEarlierRequest(t *testing.T) {
 		"no check":            {nil, old, noon, false},
 	} {
 		state := &cache.State{Announcement: c.found}
-		if got := renewalDone(state, c.replaced, c.filed); got != c.want {
+		if got := markRenewalDone(state, c.replaced, c.filed); got != c.want {
 			t.Errorf("%s: done: %v", name, got)
 		}
 	}

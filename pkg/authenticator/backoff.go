@@ -64,8 +64,9 @@ func nextAttempt(state *cache.State, canWait bool) time.Time {
 	return state.NextAttempt
 }
 
-// tooEarly returns the time until another worker may be started, 0 if one may be started now.
-func tooEarly(state *cache.State, canWait bool, now time.Time) time.Duration {
+// untilNextAttempt returns the time until another worker may be started, 0 if one may be started
+// now.
+func untilNextAttempt(state *cache.State, canWait bool, now time.Time) time.Duration {
 	at := nextAttempt(state, canWait)
 	// Ignore times that were written before the clock was set back.
 	if state.Last == nil || state.Last.Finished.After(now) || at.Sub(now) > backOffCeiling {
@@ -83,11 +84,11 @@ func lastFailure(last *cache.Result, wait time.Duration) error {
 	return &Failure{reason, last.Hint, fmt.Errorf("%s (next attempt in %s)", last.Message, wait.Round(time.Second))}
 }
 
-// failed adds a failure and its back-off to state. retryAfter is the API server's Retry-After, or
-// 0. Failures of another kind restart the count at one, but refusals continue from the last
+// addFailure adds a failure and its back-off to state. retryAfter is the API server's Retry-After,
+// or 0. Failures of another kind restart the count at one, but refusals continue from the last
 // refusal. While a certificate is held, the back-off is at most half of the time to notAfter, or
 // laterFirst if that is more. So another attempt follows before the end, if laterFirst is left.
-func failed(state *cache.State, result *cache.Result, retryAfter time.Duration, notAfter, now time.Time) {
+func addFailure(state *cache.State, result *cache.Result, retryAfter time.Duration, notAfter, now time.Time) {
 	kind, before := backOffAfter(result), none
 	if state.Last != nil {
 		before = backOffAfter(state.Last)
@@ -142,10 +143,10 @@ func backOffAfter(result *cache.Result) backOff {
 // A certificate that is issued within hastyWithin of the one before counts as hasty.
 const hastyWithin = 10 * time.Minute
 
-// issued adds a certificate to state. A hasty certificate is followed by a pause of at most half of
-// the remaining lifetime. Otherwise the node would file requests without end if each new
+// addCertificate adds a certificate to state. A hasty certificate is followed by a pause of at most
+// half of the remaining lifetime. Otherwise the node would file requests without end if each new
 // certificate was rejected, or was due at once.
-func issued(state *cache.State, result *cache.Result, notAfter, now time.Time) {
+func addCertificate(state *cache.State, result *cache.Result, notAfter, now time.Time) {
 	if since := now.Sub(state.Issued); since >= 0 && since < hastyWithin {
 		state.Hasty++
 	} else {

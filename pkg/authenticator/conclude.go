@@ -39,7 +39,7 @@ func (e *enrolment) conclude(decision csr.Decision) error {
 // provider's remembered value, which the issuer has pinned, and the finished announced renewal.
 func (e *enrolment) saveBeforeInstall() error {
 	state, pending := readState(e.dir), e.pending
-	done := renewalDone(state, e.replaced, pending.Requests[0].Filed)
+	done := markRenewalDone(state, e.replaced, pending.Requests[0].FiledAt)
 	if state.Remembered[pending.Provider] == pending.Remember && !done {
 		return nil
 	}

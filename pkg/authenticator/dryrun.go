@@ -93,7 +93,7 @@ func (r *Report) conclude(a *Authenticator, status certificateStatus, failure *F
 		r.Verdict, r.Failure = fails+failure.Error(), failure
 	case status.pair == nil:
 		r.Verdict = succeeds + "the API server accepts the request, which signer " + a.signerName + " then decides"
-		if wait := tooEarly(readState(a.dir), false, a.now()); wait > 0 {
+		if wait := untilNextAttempt(readState(a.dir), false, a.now()); wait > 0 {
 			r.Verdict += fmt.Sprintf("; the back-off after the last failure ends in %s", wait.Round(time.Second))
 		}
 	default:
@@ -138,7 +138,7 @@ func (r *Report) describe(a *Authenticator, status certificateStatus) {
 	r.Pending = "none"
 	if pending, err := a.dir.Pending(); err == nil && pending != nil {
 		last := pending.Last()
-		r.Pending = fmt.Sprintf("%s of %s, signer %s", last.Name, last.Filed.Format(time.RFC3339), signerOf(pending))
+		r.Pending = fmt.Sprintf("%s of %s, signer %s", last.Name, last.FiledAt.Format(time.RFC3339), signerOf(pending))
 	}
 }
 

@@ -83,7 +83,7 @@ func (w *worker) enrol(ctx context.Context, status certificateStatus, to nodeacc
 func (e *enrolment) resume() error {
 	e.pending = nil
 	pending, err := e.dir.Pending()
-	if cache.IsUnusable(err) {
+	if cache.MustBeSetAside(err) {
 		return e.setAside(cache.PendingFile, err)
 	}
 	if err != nil || pending == nil {

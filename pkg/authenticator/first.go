@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// firstPause is the time between two attempts to start a worker during a back-off.
-const firstPause = 500 * time.Millisecond
+// startRetryPause is the time between two attempts to start a worker during a back-off.
+const startRetryPause = 500 * time.Millisecond
 
 // AwaitFirst waits until the node has a usable certificate. It starts workers as Run does. After
 // wait it returns a *Failure that says why there is no certificate yet. Until then it calls remark
@@ -63,7 +63,7 @@ func (a *Authenticator) AwaitFirst(ctx context.Context, wait time.Duration, rema
 		select {
 		case <-ctx.Done():
 			return nil, failure
-		case <-time.After(firstPause):
+		case <-time.After(startRetryPause):
 		}
 	}
 }

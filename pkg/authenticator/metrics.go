@@ -75,7 +75,7 @@ func (w *worker) certificateMetrics(text *metricsText) {
 func (w *worker) pendingMetrics(text *metricsText) {
 	var named time.Time
 	if pending, err := w.dir.Pending(); err == nil && pending != nil && pending.Last().UID != "" {
-		named = pending.Last().Filed
+		named = pending.Last().FiledAt
 	}
 	text.gauge("pending_request_timestamp_seconds", "When the name of the pending CertificateSigningRequest was chosen, 0 if none was filed.", timestamp(named))
 }

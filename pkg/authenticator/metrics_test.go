@@ -160,7 +160,7 @@ func TestMetricsOfAPendingRequest(t *testing.T) {
 	withTextfile(t, a)
 	w := newWorker(t, a)
 	pending := newPending(t, a)
-	pending.Requests[0].Filed = noon.Add(-time.Minute)
+	pending.Requests[0].FiledAt = noon.Add(-time.Minute)
 	// without one it was never filed
 	for uid, want := range map[string]float64{"": 0, "uid": float64(noon.Add(-time.Minute).Unix())} {
 		pending.Requests[0].UID = uid

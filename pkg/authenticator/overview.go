@@ -44,9 +44,9 @@ func (a *Authenticator) Overview() *Overview {
 		o.Problem = a.invalid.Error()
 	case status.remark != nil:
 		o.Problem = status.remark.Error()
-	case cache.IsUnusable(err):
+	case cache.MustBeSetAside(err):
 		o.Problem = err.Error()
-	case cache.IsUnusable(stateErr):
+	case cache.MustBeSetAside(stateErr):
 		o.Problem = stateErr.Error()
 	case status.nameErr != nil:
 		o.Problem = status.nameErr.Error()
@@ -120,7 +120,7 @@ func (o *Overview) describeWorker(a *Authenticator, worker process.ID, state *ca
 		}
 	}
 	o.Failures = state.Failures
-	if tooEarly(state, canWait, now) > 0 {
+	if untilNextAttempt(state, canWait, now) > 0 {
 		o.NextAttempt = inSeconds(nextAttempt(state, canWait))
 	}
 }
@@ -129,7 +129,7 @@ func (o *Overview) describePending(pending *cache.Pending, state *cache.State, n
 	last := pending.Last()
 	o.Pending = &PendingOverview{
 		Name: last.Name, SignerName: signerOf(pending), NodeName: pending.NodeName, Server: pending.Cluster.Server,
-		Created: inSeconds(last.Filed), AgeSeconds: int64(max(now.Sub(last.Filed), 0) / time.Second), WaitsFor: waitsForCertificate,
+		Created: inSeconds(last.FiledAt), AgeSeconds: int64(max(now.Sub(last.FiledAt), 0) / time.Second), WaitsFor: waitsForCertificate,
 	}
 	if waiting, ok := WaitsFor(pending, state); ok {
 		o.Pending.Reason, o.Pending.Cure = waiting.Reason, waiting.Text

@@ -59,7 +59,7 @@ func putRecord(t testing.TB, a *Authenticator, record any) {
 func pendingSince(at time.Time, uid string) *cache.Pending {
 	return &cache.Pending{
 		Provider: "fake", NodeName: "a", SignerName: "example.com/signer", Cluster: cache.Origin{Server: "https://cluster.example.com", ProxyURL: "http://hunter2@proxy"},
-		Key: []byte("hunter2"), Requests: []cache.PendingRequest{{Name: "node-csr-x", UID: uid, Request: []byte("hunter2"), Filed: at}},
+		Key: []byte("hunter2"), Requests: []cache.PendingRequest{{Name: "node-csr-x", UID: uid, Request: []byte("hunter2"), FiledAt: at}},
 	}
 }
 

@@ -115,7 +115,7 @@ func evidenceFor(pending *cache.Pending, pkcs10 []byte, key crypto.PublicKey) pr
 
 // add appends the request with its evidence to those of pending.
 func (b requestBuilder) add(pending *cache.Pending, next cache.PendingRequest, pkcs10, evidence []byte) (err error) {
-	next.Filed = b.now().UTC()
+	next.FiledAt = b.now().UTC()
 	next.Request, err = attestation.Request{PKCS10: pkcs10, Provider: b.provider.Name(), Data: evidence}.Marshal()
 	if err != nil {
 		return classifyProviderError(b.provider, "request", err)

@@ -1459,7 +1459,7 @@ func TestPendingFileOfTheEarlierFormat(t *testing.T) {
 				Name    string    `json:"name"`
 				UID     string    `json:"uid,omitempty"`
 				Request []byte    `json:"request"`
-				Filed   time.Time `json:"filed"`
+				FiledAt time.Time `json:"filed"`
 			}
 			data, err := json.Marshal(struct {
 				Version           int          `json:"version"`
@@ -1472,7 +1472,7 @@ func TestPendingFileOfTheEarlierFormat(t *testing.T) {
 				Key               []byte       `json:"key"`
 				Requests          []requestV1  `json:"requests"`
 			}{1, old.Provider, old.NodeName, old.ProviderID, old.SignerName, old.ExpirationSeconds, old.Cluster, old.Key,
-				[]requestV1{{old.Last().Name, uid, old.Last().Request, old.Last().Filed}}})
+				[]requestV1{{old.Last().Name, uid, old.Last().Request, old.Last().FiledAt}}})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -33,7 +33,7 @@ func NewNodeSchedule(checkInterval time.Duration, now func() time.Time) *NodeSch
 // Install records a new certificate, as a worker does.
 func (s *NodeSchedule) Install(leaf *x509.Certificate) {
 	s.status.pair = &cache.Pair{Leaf: leaf}
-	issued(&s.state, &cache.Result{}, leaf.NotAfter, s.a.now())
+	addCertificate(&s.state, &cache.Result{}, leaf.NotAfter, s.a.now())
 }
 
 // Fail records the failure of a worker. retryAfter is the API server's Retry-After, or 0.
@@ -42,7 +42,7 @@ func (s *NodeSchedule) Fail(reason Reason, retryAfter time.Duration) {
 	if s.status.pair != nil {
 		notAfter = s.status.pair.Leaf.NotAfter
 	}
-	failed(&s.state, &cache.Result{Reason: string(reason)}, retryAfter, notAfter, s.a.now())
+	addFailure(&s.state, &cache.Result{Reason: string(reason)}, retryAfter, notAfter, s.a.now())
 	if s.status.canWait {
 		spreadAfterOutage(&s.state, notAfter, s.a.now())
 	}
@@ -65,7 +65,7 @@ func (s *NodeSchedule) CheckDue() bool { return !s.Due() && s.status.checkDue(&s
 
 // TooEarly returns the time until a run may start another worker, 0 if it may start one now.
 func (s *NodeSchedule) TooEarly() time.Duration {
-	return tooEarly(&s.state, s.status.canWait, s.a.now())
+	return untilNextAttempt(&s.state, s.status.canWait, s.a.now())
 }
 
 // Expiration returns the expirationTimestamp that a run prints: client-go runs the plugin again

@@ -21,7 +21,7 @@ func postponed(t *testing.T) (*Authenticator, *announcer, *cache.Pair) {
 	installPair(t, a.dir, pair)
 	before, state := noon.Add(-time.Minute), &cache.State{}
 	for range spreadFrom {
-		failed(state, &cache.Result{Reason: string(APIUnreachable), Message: "away", Finished: before}, 0, pair.Leaf.NotAfter, before)
+		addFailure(state, &cache.Result{Reason: string(APIUnreachable), Message: "away", Finished: before}, 0, pair.Leaf.NotAfter, before)
 		spreadAfterOutage(state, pair.Leaf.NotAfter, before)
 	}
 	writeState(t, a, state)

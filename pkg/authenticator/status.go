@@ -57,7 +57,7 @@ func (a *Authenticator) loadStatus() certificateStatus {
 	}
 	pair, err := a.dir.Current()
 	if err != nil {
-		status.damaged = cache.IsUnusable(err)
+		status.damaged = cache.MustBeSetAside(err)
 		status.fail(a, err)
 		return status
 	}
@@ -84,7 +84,7 @@ func (a *Authenticator) loadStatus() certificateStatus {
 			status.announcement = *state.Announcement
 		}
 		now := a.now()
-		status.postponed = tooEarly(state, true, now) > 0 && tooEarly(state, false, now) == 0
+		status.postponed = untilNextAttempt(state, true, now) > 0 && untilNextAttempt(state, false, now) == 0
 	}
 	status.judgeDue(a)
 	return status

@@ -141,7 +141,7 @@ func (s supervisor) startUnlessRunning(before certificateStatus) (started bool, 
 	if err := s.recordDeath(lock, state); err != nil {
 		return false, err
 	}
-	if wait := status.mayStart(s.Authenticator, state); wait > 0 {
+	if wait := status.untilStart(s.Authenticator, state); wait > 0 {
 		return false, lastFailure(state.Last, wait)
 	}
 	// This notices a full disk before a process is started.
@@ -194,7 +194,7 @@ func (s supervisor) recordDeath(lock *cache.Lock, state *cache.State) error {
 		Worker: dead, Reason: string(WorkerUnavailable), Started: now, Finished: now,
 		Message: "the worker died without a result", Hint: "see " + s.dir.File(cache.LogFile),
 	}
-	failed(state, result, 0, time.Time{}, now)
+	addFailure(state, result, 0, time.Time{}, now)
 	if state.Failures == 1 {
 		state.NextAttempt = time.Time{}
 	}

@@ -189,7 +189,7 @@ func TestBackOffRespectsRetryAfter(t *testing.T) {
 		}
 	}
 	state := &cache.State{}
-	failed(state, &cache.Result{Reason: string(apiOverloaded)}, 40*time.Second, time.Time{}, noon)
+	addFailure(state, &cache.Result{Reason: string(apiOverloaded)}, 40*time.Second, time.Time{}, noon)
 	if got := state.NextAttempt.Sub(noon); got < 40*time.Second || got > time.Minute {
 		t.Errorf("the next attempt is after %v", got)
 	}
@@ -199,7 +199,7 @@ func TestBackOffRespectsRetryAfter(t *testing.T) {
 func TestOverloadDoesNotShortenTheBackOffAfterDenials(t *testing.T) {
 	state := &cache.State{}
 	fail := func(reason Reason, wasted bool) time.Duration {
-		failed(state, &cache.Result{Reason: string(reason), Wasted: wasted}, 0, time.Time{}, noon)
+		addFailure(state, &cache.Result{Reason: string(reason), Wasted: wasted}, 0, time.Time{}, noon)
 		return state.NextAttempt.Sub(noon)
 	}
 	for range 8 {
@@ -214,7 +214,7 @@ func TestOverloadDoesNotShortenTheBackOffAfterDenials(t *testing.T) {
 	if got := fail(apiOverloaded, true); got < laterMost {
 		t.Errorf("overloaded, after requests that came to nothing: %s", got)
 	}
-	issued(state, &cache.Result{}, noon.Add(time.Hour), noon)
+	addCertificate(state, &cache.Result{}, noon.Add(time.Hour), noon)
 	if got := fail(RequestDenied, false); got > laterFirst*3/2 {
 		t.Errorf("the first denial after a certificate: %s", got)
 	}
@@ -225,7 +225,7 @@ func TestOverloadDoesNotShortenTheBackOffAfterDenials(t *testing.T) {
 func TestFailuresAreCountedByKind(t *testing.T) {
 	state := &cache.State{}
 	fail := func(reason Reason) time.Duration {
-		failed(state, &cache.Result{Reason: string(reason)}, 0, time.Time{}, noon)
+		addFailure(state, &cache.Result{Reason: string(reason)}, 0, time.Time{}, noon)
 		return max(state.NextAttempt.Sub(noon), 0)
 	}
 	for range 7 {
@@ -259,7 +259,7 @@ func TestShortCertificatesAreNotPausedFor(t *testing.T) {
 		now := noon
 		for i := range uint64(100) {
 			leaf := leafOf(i, now.Add(-backdated), 10*time.Minute+backdated)
-			issued(state, &cache.Result{}, leaf.NotAfter, now)
+			addCertificate(state, &cache.Result{}, leaf.NotAfter, now)
 			due := RenewAt(leaf)
 			if state.NextAttempt.After(due) {
 				t.Fatalf("certificate %d, backdated by %v: due after %v, but not asked for before %v", i, backdated, due.Sub(now), state.NextAttempt.Sub(now))
@@ -275,7 +275,7 @@ func TestHastyCertificatesArePausedFor(t *testing.T) {
 	state := &cache.State{}
 	now := noon
 	issue := func(lifetime time.Duration) time.Duration {
-		issued(state, &cache.Result{}, now.Add(lifetime), now)
+		addCertificate(state, &cache.Result{}, now.Add(lifetime), now)
 		return max(state.NextAttempt.Sub(now), 0)
 	}
 	if got := issue(time.Hour); got != 0 {
@@ -307,7 +307,7 @@ func TestHastyCertificatesArePausedFor(t *testing.T) {
 func unreachable(n int, reason Reason, notAfter time.Time) *cache.State {
 	state := &cache.State{}
 	for range n {
-		failed(state, &cache.Result{Reason: string(reason)}, 0, notAfter, noon)
+		addFailure(state, &cache.Result{Reason: string(reason)}, 0, notAfter, noon)
 		spreadAfterOutage(state, notAfter, noon)
 	}
 	return state
@@ -340,7 +340,7 @@ func TestSpreadAfterOutage(t *testing.T) {
 			if got := state.NextAttempt.Sub(noon); got < c.least || got > c.most {
 				t.Errorf("%s, %d times, %v left: after %v, want %v to %v", c.reason, c.failures, c.left, got, c.least, c.most)
 			}
-			if wait := tooEarly(state, true, noon); wait != max(state.NextAttempt.Sub(noon), 0) && state.Last.Finished.Before(noon) {
+			if wait := untilNextAttempt(state, true, noon); wait != max(state.NextAttempt.Sub(noon), 0) && state.Last.Finished.Before(noon) {
 				t.Errorf("%s: a run waits for %v", c.reason, wait)
 			}
 		}
@@ -353,7 +353,7 @@ func TestSpreadLeavesAttempts(t *testing.T) {
 		state, now, attempts := &cache.State{}, noon, 0
 		notAfter := noon.Add(lifetime / 10) // the latest renewal point
 		for ; now.Before(notAfter.Add(-laterFirst)); attempts++ {
-			failed(state, &cache.Result{Reason: string(APIUnreachable)}, 0, notAfter, now)
+			addFailure(state, &cache.Result{Reason: string(APIUnreachable)}, 0, notAfter, now)
 			spreadAfterOutage(state, notAfter, now)
 			now = state.NextAttempt
 		}
@@ -367,12 +367,12 @@ func TestSpreadLeavesAttempts(t *testing.T) {
 func TestBackOffEndsBeforeTheCertificate(t *testing.T) {
 	state := &cache.State{}
 	for range 10 {
-		failed(state, &cache.Result{Reason: string(RequestDenied)}, 0, noon.Add(4*time.Minute), noon)
+		addFailure(state, &cache.Result{Reason: string(RequestDenied)}, 0, noon.Add(4*time.Minute), noon)
 	}
 	if got := state.NextAttempt.Sub(noon); got != 2*time.Minute {
 		t.Errorf("4 minutes before the end: %s", got)
 	}
-	failed(state, &cache.Result{Reason: string(RequestDenied)}, 0, noon.Add(10*time.Second), noon)
+	addFailure(state, &cache.Result{Reason: string(RequestDenied)}, 0, noon.Add(10*time.Second), noon)
 	if got := state.NextAttempt.Sub(noon); got != 30*time.Second {
 		t.Errorf("10 s before the end: %s", got)
 	}

@@ -63,7 +63,7 @@ func (a *Authenticator) progress() *Failure {
 		return nil //nolint:nilerr // the worker reports what is wrong with the file
 	}
 	state := readState(a.dir)
-	if _, known := WaitsFor(pending, state); !known && a.now().Sub(pending.Last().Filed) < unanswered {
+	if _, known := WaitsFor(pending, state); !known && a.now().Sub(pending.Last().FiledAt) < unanswered {
 		return nil
 	}
 	return stillWaiting(pending, state)

@@ -119,7 +119,7 @@ func (w *worker) takeLock(ctx context.Context) error {
 // register makes this process the worker. It fails if the last worker left a back-off.
 func (w *worker) register() (err error) {
 	state, status := readState(w.dir), w.loadStatus()
-	if wait := status.mayStart(w.Authenticator, state); wait > 0 {
+	if wait := status.untilStart(w.Authenticator, state); wait > 0 {
 		return lastFailure(state.Last, wait)
 	}
 	if w.result.Worker, err = process.Of(os.Getpid()); err != nil {
@@ -211,7 +211,7 @@ func (w *worker) tidy(ctx context.Context) (certificateStatus, error) {
 			return status, err
 		}
 	}
-	if _, err := w.dir.State(); cache.IsUnusable(err) {
+	if _, err := w.dir.State(); cache.MustBeSetAside(err) {
 		if err := w.setAside(cache.StateFile, err); err != nil {
 			return status, err
 		}
@@ -293,7 +293,7 @@ func (w *worker) record(err error) (*cache.State, error) {
 		failure := AsFailure(err)
 		w.result.Reason, w.result.Message, w.result.Hint = string(failure.Reason), text.Line(failure.Error(), maxMessage), failure.Hint
 		retryAfter, _ := csr.IsOverloaded(err)
-		failed(state, &w.result, retryAfter, w.servedUntil, now)
+		addFailure(state, &w.result, retryAfter, w.servedUntil, now)
 		if w.canWait {
 			spreadAfterOutage(state, w.servedUntil, now)
 		}
@@ -303,7 +303,7 @@ func (w *worker) record(err error) (*cache.State, error) {
 		if state.Announcement != nil {
 			state.Announcement.Renewal = nil // the renewal selected another certificate
 		}
-		issued(state, &w.result, w.installed.Leaf.NotAfter, now)
+		addCertificate(state, &w.result, w.installed.Leaf.NotAfter, now)
 	case !w.onlyChecked:
 		state.Last, state.Failures, state.Refusals = &w.result, 0, 0
 	}

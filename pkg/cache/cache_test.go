@@ -177,7 +177,7 @@ func TestFilesThatCannotBeTrustedAreNotRead(t *testing.T) {
 			d, _ := lockedDir(t)
 			prepare(t, d)
 			_, err := d.Current()
-			if !IsUnusable(err) {
+			if !MustBeSetAside(err) {
 				t.Fatalf("got %v, want an error that calls for setting it aside", err)
 			}
 			if strings.Contains(err.Error(), "BEGIN") || strings.Contains(err.Error(), "\n") {
@@ -368,7 +368,7 @@ func TestRecordsAreReadBackAndDamagedOnesAreNot(t *testing.T) {
 	pending := &Pending{
 		Provider: "insecure", NodeName: "a", SignerName: "x.y/z", ExpirationSeconds: &seconds,
 		Cluster: Origin{Server: "https://a"}, Key: []byte("k"),
-		Requests: []PendingRequest{{Name: "node-csr-x", Request: []byte("r"), Filed: noon}},
+		Requests: []PendingRequest{{Name: "node-csr-x", Request: []byte("r"), FiledAt: noon}},
 	}
 	announcement := &Announcement{
 		Checked: noon, Answered: noon, Exists: true, Certificate: "c", Renewal: &Renewal{Name: "r", IssuedBefore: noon, DueAt: noon},
@@ -390,14 +390,14 @@ func TestRecordsAreReadBackAndDamagedOnesAreNot(t *testing.T) {
 		if err := os.WriteFile(d.File(PendingFile), []byte(damage), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := d.Pending(); !IsUnusable(err) {
+		if _, err := d.Pending(); !MustBeSetAside(err) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	if err := errors.Join(lock.SetPending(pending), os.Chmod(d.File(PendingFile), 0o640)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := d.Pending(); !IsUnusable(err) {
+	if _, err := d.Pending(); !MustBeSetAside(err) {
 		t.Errorf("a key that the group can read: %v", err)
 	}
 	if err := errors.Join(lock.ForgetPending(), lock.ForgetPending()); err != nil {
@@ -409,8 +409,8 @@ func TestRecordsAreReadBackAndDamagedOnesAreNot(t *testing.T) {
 // older release could not read them.
 func TestRecordsOfTwoRounds(t *testing.T) {
 	d, lock := lockedDir(t)
-	hello := PendingRequest{Name: "node-csr-a", Hello: true, UID: "uid", Request: []byte("hello"), Filed: noon}
-	proof := PendingRequest{Name: "node-csr-b", Request: []byte("proof"), Filed: noon.Add(time.Second)}
+	hello := PendingRequest{Name: "node-csr-a", Hello: true, UID: "uid", Request: []byte("hello"), FiledAt: noon}
+	proof := PendingRequest{Name: "node-csr-b", Request: []byte("proof"), FiledAt: noon.Add(time.Second)}
 	one := func(requests ...PendingRequest) *Pending {
 		return &Pending{
 			Version: recordVersion, Provider: "tpm", NodeName: "a", SignerName: "x.y/z", Cluster: Origin{Server: "https://a"}, Key: []byte("k"),

@@ -151,7 +151,7 @@ type damagedFileError struct{ Path, Problem string }
 func (e *damagedFileError) Error() string { return fmt.Sprintf("%s: %s", e.Path, e.Problem) }
 
 // Read returns a file's content and whether others may read it. The error is fs.ErrNotExist, an
-// error for which IsUnusable returns true, or another error of the file system.
+// error for which MustBeSetAside returns true, or another error of the file system.
 func (d Dir) Read(name string) (data []byte, exposed bool, err error) {
 	path := d.File(name)
 	// O_NONBLOCK: opening a fifo must not wait for a writer.
@@ -328,9 +328,9 @@ func (d Dir) EverInstalled() bool {
 	return err == nil && !state.Issued.IsZero()
 }
 
-// IsUnusable reports whether err means that a file exists and must be set aside: it is damaged or
-// not to be trusted.
-func IsUnusable(err error) bool {
+// MustBeSetAside reports whether err means that a file exists and must be set aside: it is damaged
+// or not to be trusted.
+func MustBeSetAside(err error) bool {
 	var untrusted *untrustedFileError
 	var damaged *damagedFileError
 	return errors.As(err, &untrusted) || errors.As(err, &damaged)

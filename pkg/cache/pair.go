@@ -160,7 +160,8 @@ func (p *Pair) Marshal() ([]byte, error) {
 }
 
 // Current returns the certificate in the directory. It opens one file and takes no lock. The error
-// is fs.ErrNotExist if there is none. IsUnusable returns true for it if the file must be set aside.
+// is fs.ErrNotExist if there is none. MustBeSetAside returns true for it if the file must be set
+// aside.
 func (d Dir) Current() (*Pair, error) {
 	data, exposed, err := d.Read(CurrentFile)
 	if err != nil {

@@ -59,8 +59,8 @@ type PendingRequest struct {
 	// Request is spec.request. An object of that name is ours only if it holds these very
 	// bytes.
 	Request []byte `json:"request"`
-	// Filed is when the name was chosen, shortly before the first attempt to file the object.
-	Filed time.Time `json:"filed"`
+	// FiledAt is when the name was chosen, shortly before the first attempt to file the object.
+	FiledAt time.Time `json:"filed"`
 }
 
 // State is how the last worker ended, and when the next may begin.
@@ -218,8 +218,8 @@ func decodeRecord(data []byte, into any, strict bool) error {
 	return nil
 }
 
-// Pending returns the request under way, nil if there is none. If IsUnusable returns true for the
-// error, call SetAside.
+// Pending returns the request under way, nil if there is none. If MustBeSetAside returns true for
+// the error, call SetAside.
 func (d Dir) Pending() (*Pending, error) {
 	return readRecord(d, PendingFile, parsePending)
 }

@@ -187,7 +187,7 @@ func (e *engine) serve(ctx context.Context) error {
 	check := settings.PolicyCheck(w.live)
 	gate := settings.Preflight(challengeKeys, live, clusterMetrics, e.log.WithName("preflight"), check, e.policies)
 	gate.Nodes, gate.Hints = w.live, hints
-	if err := gate.Open(ctx); err != nil {
+	if err := gate.Await(ctx); err != nil {
 		return err
 	}
 	parts := e.controllerConfig(settings, challengeKeys, live, w.live)
@@ -202,19 +202,19 @@ func (e *engine) serve(ctx context.Context) error {
 		check.Rendered = parts.Revocation.Rendered
 	}
 	policies := settings.PolicyWatch(check, clusterMetrics)
-	policies.Tell = e.event
+	policies.Mirror = e.event
 	watch, err := preflight.NewPolicyWatch(policies, w.watching, w.recorder, e.log.WithName("policies"))
 	if err != nil {
 		return err
 	}
 	health := settings.Health(challengeKeys, parts.Machines, parts.CA, clusterMetrics)
-	health.API, health.Events, health.Tell, health.Interval, health.Log = w.live, w.recorder, e.event, keysInterval, e.log.WithName("sources")
+	health.API, health.Events, health.Mirror, health.Interval, health.Log = w.live, w.recorder, e.event, keysInterval, e.log.WithName("sources")
 	parts.Challenged, parts.Requests = watch.Challenged, w.requests
 	c, err := controller.New(parts, controller.Clients{Client: w.client, Live: w.live, Events: w.recorder, RecordEvents: e.events, Records: live, Joined: w.watching})
 	if err != nil {
 		return err
 	}
-	queue, err := c.NewQueue(w.cache, e.log)
+	queue, err := c.NewUnmanaged(w.cache, e.log)
 	if err != nil {
 		return err
 	}

@@ -124,7 +124,7 @@ const Name = telemetry.Component
 // Clients are a Controller's clients of two clusters: the one that nodes join, and the one with the
 // records. Most often both are the same cluster.
 type Clients struct {
-	// Client reads requests from the cache that NewQueue watches, and writes to the API server.
+	// Client reads requests from the cache that NewUnmanaged watches, and writes to the API server.
 	Client client.Client
 	// Live reads from the API server.
 	Live client.Reader
@@ -169,8 +169,8 @@ func Add(manager ctrl.Manager, config Config) error {
 		Complete(c)
 }
 
-// New makes a Controller for a cluster that has no manager of its own. NewQueue returns the queue
-// that calls it.
+// New makes a Controller for a cluster that has no manager of its own. NewUnmanaged returns the
+// queue that calls it.
 func New(config Config, clients Clients) (*Controller, error) {
 	c, err := newController(config)
 	if err != nil {
@@ -198,9 +198,9 @@ func New(config Config, clients Clients) (*Controller, error) {
 	return c, c.addEnforcer(clients)
 }
 
-// NewQueue returns the queue of the requests in a cache. Its Start runs the Controller without a
-// manager. Call NewQueue once.
-func (c *Controller) NewQueue(requests cache.Cache, log logr.Logger) (controller.Controller, error) {
+// NewUnmanaged returns the queue of the requests in a cache. Its Start runs the Controller without
+// a manager. Call NewUnmanaged once.
+func (c *Controller) NewUnmanaged(requests cache.Cache, log logr.Logger) (controller.Controller, error) {
 	options := c.options()
 	// each cluster has a Controller of this name
 	options.Reconciler, options.SkipNameValidation = c, new(true)

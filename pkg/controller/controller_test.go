@@ -105,7 +105,7 @@ func TestQueue(t *testing.T) {
 		k.config.Machines = sharedList{k.machines}
 		in := k.start(unwatched)
 		caches := &informertest.FakeInformers{Scheme: testScheme()}
-		queue, err := in.NewQueue(caches, logr.Discard())
+		queue, err := in.NewUnmanaged(caches, logr.Discard())
 		if err != nil {
 			k.Fatal(err)
 		}

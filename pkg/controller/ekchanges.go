@@ -51,10 +51,10 @@ const (
 
 // Acknowledgements are the names of changes that an operator has acknowledged.
 type Acknowledgements interface {
-	// List returns the names that were read last. They may be stale.
-	List() []string
-	// Remove deletes a name, once the change has taken effect.
-	Remove(ctx context.Context, name string) error
+	// AcknowledgedEKChanges returns the names that were read last. They may be stale.
+	AcknowledgedEKChanges() []string
+	// RemoveAcknowledgedEKChange deletes a name, once the change has taken effect.
+	RemoveAcknowledgedEKChange(ctx context.Context, name string) error
 }
 
 // A source may now name other EKs for a machine than the one in the machine's record
@@ -212,7 +212,7 @@ func namedBy(source verifier.EKSource, machine *verifier.Machine) []string {
 // settle accepts the changes of one source, or holds them.
 func (e *ekChanges) settle(ctx context.Context, source verifier.EKSource, vouched int, changes []ekChange, now time.Time) error {
 	name := nameOfChanges(source, changes)
-	if e.AcceptedEKChanges != nil && slices.Contains(e.AcceptedEKChanges.List(), name) {
+	if e.AcceptedEKChanges != nil && slices.Contains(e.AcceptedEKChanges.AcknowledgedEKChanges(), name) {
 		keys := map[string]bool{}
 		for _, change := range changes {
 			keys[change.key()] = true
@@ -259,7 +259,7 @@ func (e *ekChanges) settle(ctx context.Context, source verifier.EKSource, vouche
 	}
 	// All acknowledged changes are written. The acknowledgement is removed from the Secret, so that
 	// the same changes are held if they come again.
-	if err := e.AcceptedEKChanges.Remove(ctx, acknowledged.name); err != nil {
+	if err := e.AcceptedEKChanges.RemoveAcknowledgedEKChange(ctx, acknowledged.name); err != nil {
 		return err
 	}
 	delete(e.acknowledged, source)

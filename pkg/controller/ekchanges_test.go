@@ -26,9 +26,9 @@ type acknowledged struct {
 	err   error
 }
 
-func (a *acknowledged) List() []string { return slices.Clone(a.names) }
+func (a *acknowledged) AcknowledgedEKChanges() []string { return slices.Clone(a.names) }
 
-func (a *acknowledged) Remove(_ context.Context, name string) error {
+func (a *acknowledged) RemoveAcknowledgedEKChange(_ context.Context, name string) error {
 	if a.err == nil {
 		a.names = slices.DeleteFunc(a.names, func(n string) bool { return n == name })
 	}

@@ -26,13 +26,14 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/controller/signing"
 )
 
-// AnnotationIssuedAround marks a request that was reported as issued without attestation. Its value
-// is the fingerprint of the certificate. It keeps other replicas from reporting the request again.
-const AnnotationIssuedAround = "attestation.cluster.x-k8s.io/issued-without-attestation"
+// AnnotationIssuedWithoutAttestation marks a request that was reported as issued without
+// attestation. Its value is the fingerprint of the certificate. It keeps other replicas from
+// reporting the request again.
+const AnnotationIssuedWithoutAttestation = "attestation.cluster.x-k8s.io/issued-without-attestation"
 
-// ReasonIssuedAround is the reason of the Event on such a request and on the Node that the
-// certificate names.
-const ReasonIssuedAround = "IssuedWithoutAttestation"
+// ReasonIssuedWithoutAttestation is the reason of the Event on such a request and on the Node that
+// the certificate names.
+const ReasonIssuedWithoutAttestation = "IssuedWithoutAttestation"
 
 // cachedIssued is an annotation that exists only in the cache, on a trimmed request. It says that a
 // node or a bootstrap identity got a certificate for the request.
@@ -65,7 +66,7 @@ func issuedToNode(request *certificatesv1.CertificateSigningRequest) bool {
 // isMarked reports whether the annotation has the fingerprint of the request's certificate. The
 // requester may have set any other value.
 func isMarked(request *certificatesv1.CertificateSigningRequest) bool {
-	value := request.Annotations[AnnotationIssuedAround]
+	value := request.Annotations[AnnotationIssuedWithoutAttestation]
 	if value == "" {
 		return false
 	}
@@ -197,7 +198,7 @@ func (w *issuedWatch) reportIssued(ctx context.Context, request *certificatesv1.
 		}
 		return ctrl.Result{}, nil
 	}
-	_, err := w.actor.annotate(ctx, request, map[string]any{AnnotationIssuedAround: "sha256:" + hex.EncodeToString(sum[:])})
+	_, err := w.actor.annotate(ctx, request, map[string]any{AnnotationIssuedWithoutAttestation: "sha256:" + hex.EncodeToString(sum[:])})
 	switch {
 	case apierrors.IsConflict(err):
 		return ctrl.Result{RequeueAfter: conflictDelay}, nil
@@ -214,7 +215,7 @@ func (w *issuedWatch) reportIssued(ctx context.Context, request *certificatesv1.
 		message = fmt.Sprintf("the node name %s has a record, of machine %s, and somebody has got another certificate for it: %s", node, found[0].Spec.Machine.Name, message)
 	}
 	log.FromContext(ctx).Error(nil, message, line...)
-	w.reporter.event(ctx, request, node, corev1.EventTypeWarning, ReasonIssuedAround, message)
+	w.reporter.event(ctx, request, node, corev1.EventTypeWarning, ReasonIssuedWithoutAttestation, message)
 	return ctrl.Result{}, nil
 }
 

@@ -56,11 +56,11 @@ func TestIssuedWithoutAttestation(t *testing.T) {
 		}, "for somebody", true},
 		"a marked one": {func(k *kit) {
 			request := k.issuedAround("r", kubeletSigner, "bare", asToken("worker-1"))
-			k.annotate("r", AnnotationIssuedAround, mark(request))
+			k.annotate("r", AnnotationIssuedWithoutAttestation, mark(request))
 		}, "", false},
 		"a mark of the requester's own": {func(k *kit) {
 			k.issuedAround("r", kubeletSigner, "bare", asToken("worker-1"))
-			k.annotate("r", AnnotationIssuedAround, "sha256:0")
+			k.annotate("r", AnnotationIssuedWithoutAttestation, "sha256:0")
 		}, "signer " + kubeletSigner, true},
 		"a request that a record names": {func(k *kit) {
 			record := k.attested("worker-1", "ek-1")
@@ -110,12 +110,12 @@ func TestIssuedWithoutAttestation(t *testing.T) {
 					k.node("worker-1")
 					in := k.start(w)
 					c.file(k)
-					before := k.get("r").Annotations[AnnotationIssuedAround]
+					before := k.get("r").Annotations[AnnotationIssuedWithoutAttestation]
 					in.settle()
 					if read := len(in.counted()) > 0; w == inSync && read != c.live {
 						k.Errorf("the API server was asked: %t", read)
 					}
-					events, marked := k.journal.eventsOf(ReasonIssuedAround), k.get("r").Annotations[AnnotationIssuedAround]
+					events, marked := k.journal.eventsOf(ReasonIssuedWithoutAttestation), k.get("r").Annotations[AnnotationIssuedWithoutAttestation]
 					if c.says == "" {
 						if len(events) > 0 || marked != before {
 							k.Errorf("%q, mark %q", events, marked)
@@ -127,7 +127,7 @@ func TestIssuedWithoutAttestation(t *testing.T) {
 					}
 					in.settle()
 					k.start(w).settle()
-					if again := k.journal.eventsOf(ReasonIssuedAround); len(again) != len(events) {
+					if again := k.journal.eventsOf(ReasonIssuedWithoutAttestation); len(again) != len(events) {
 						k.Errorf("reported again: %q", again)
 					}
 				})
@@ -158,7 +158,7 @@ func TestForgottenRecords(t *testing.T) {
 					k.attested("worker-1", "ek-1")
 				}
 				in.once(proof)
-				if events := k.journal.eventsOf(ReasonIssuedAround); len(events) > 0 {
+				if events := k.journal.eventsOf(ReasonIssuedWithoutAttestation); len(events) > 0 {
 					k.Errorf("%q", events)
 				}
 				if lines := k.journal.linesWith("no record names"); len(lines) != 1 {
@@ -203,12 +203,12 @@ func TestMarkThatCannotBeWritten(t *testing.T) {
 					return run()
 				}
 				result, err := in.reconcile("r")
-				if (err != nil) != c.fails || (result.RequeueAfter > 0) != c.comesBack || len(k.journal.eventsOf(ReasonIssuedAround)) != c.reported {
+				if (err != nil) != c.fails || (result.RequeueAfter > 0) != c.comesBack || len(k.journal.eventsOf(ReasonIssuedWithoutAttestation)) != c.reported {
 					k.Errorf("%+v, %v, %q", result, err, k.journal.events)
 				}
 				in.intercept = nil
 				in.once("r")
-				if events := k.journal.eventsOf(ReasonIssuedAround); len(events) != 1 {
+				if events := k.journal.eventsOf(ReasonIssuedWithoutAttestation); len(events) != 1 {
 					k.Errorf("%q", events)
 				}
 			})

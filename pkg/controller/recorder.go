@@ -98,12 +98,12 @@ func (r *recorder) record(object *certificatesv1.CertificateSigningRequest, s *s
 	}
 	record.Refusals, record.Warnings = findings(d.Refusals), findings(merged(s.approvalWarnings, d.Warnings))
 	about := s.subject(d)
-	record.Node = nodeOfRecord(about.Node, s.claim.ProviderID)
+	record.Node = recordedNode(about.Node, s.claim.ProviderID)
 	granted := verifier.Record{}
 	if d.Grant != nil {
 		granted = d.Grant.Record
 	}
-	record.Machine = r.machineOfRecord(s.machineRef(granted))
+	record.Machine = r.recordedMachine(s.machineRef(granted))
 	if record.Evidence != nil {
 		e := s.input.Evidence
 		record.Evidence.Proven = !s.claim.Hello && e.Err == nil && e.Provider != "" && e.Provider != verifier.InsecureProvider
@@ -123,7 +123,7 @@ func (r *recorder) record(object *certificatesv1.CertificateSigningRequest, s *s
 func (r *recorder) recordIssued(object, hello *certificatesv1.CertificateSigningRequest, attested verifier.Record) {
 	record := r.newRecord(object, hello, decisionlog.Issued, r.Now())
 	record.Recovered, record.Reason = true, string(ReasonApproved)
-	record.Node, record.Machine = nodeOfRecord(attested.NodeName, attested.ProviderID), r.machineOfRecord(attested.Machine)
+	record.Node, record.Machine = recordedNode(attested.NodeName, attested.ProviderID), r.recordedMachine(attested.Machine)
 	if record.Evidence != nil {
 		record.Evidence.Proven, record.Evidence.AKName = attested.Provider != verifier.InsecureProvider, attested.AK
 		if attested.EK != "" {
@@ -140,10 +140,10 @@ func (r *recorder) newRecord(object, hello *certificatesv1.CertificateSigningReq
 		ID:   string(object.UID) + "/" + string(outcome),
 		Time: decisionlog.Time{Time: now}, Outcome: outcome,
 		Controller: r.Decisions.Controller, Cluster: r.Decisions.Cluster,
-		Request: requestOfRecord(object), Requester: RequesterOf(object.Spec),
+		Request: recordedRequest(object), Requester: RequesterOf(object.Spec),
 	}
 	if hello != nil {
-		of := requestOfRecord(hello)
+		of := recordedRequest(hello)
 		record.Hello = &of
 	}
 	if content, err := attestation.Parse(object.Spec.Request); err == nil {
@@ -266,7 +266,7 @@ func (s *snapshot) machineRef(granted verifier.Record) verifier.MachineRef {
 	return verifier.MachineRef{}
 }
 
-func (r *recorder) machineOfRecord(ref verifier.MachineRef) *decisionlog.Machine {
+func (r *recorder) recordedMachine(ref verifier.MachineRef) *decisionlog.Machine {
 	if ref.Name == "" {
 		return nil
 	}
@@ -277,14 +277,14 @@ func (r *recorder) machineOfRecord(ref verifier.MachineRef) *decisionlog.Machine
 	return &decisionlog.Machine{Source: source, Name: text.Line(ref.Name, maxName), UID: text.Line(ref.UID, maxName)}
 }
 
-func nodeOfRecord(name, providerID string) *decisionlog.Node {
+func recordedNode(name, providerID string) *decisionlog.Node {
 	if name == "" && providerID == "" {
 		return nil
 	}
 	return &decisionlog.Node{Name: name, ProviderID: text.Line(providerID, maxRecordedProviderID)}
 }
 
-func requestOfRecord(object *certificatesv1.CertificateSigningRequest) decisionlog.Request {
+func recordedRequest(object *certificatesv1.CertificateSigningRequest) decisionlog.Request {
 	of := decisionlog.Request{
 		Name: object.Name, UID: string(object.UID), SignerName: object.Spec.SignerName, Created: decisionlog.Time{Time: object.CreationTimestamp.Time},
 	}

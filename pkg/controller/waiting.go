@@ -13,8 +13,8 @@ import (
 	"github.com/kubelet-authenticator/kubelet-authenticator/pkg/verifier"
 )
 
-// publishTime bounds the write of publishWaiting, which blocks a worker.
-const publishTime = 2 * time.Second
+// annotateTimeout bounds the write of publishWaiting, which blocks a worker.
+const annotateTimeout = 2 * time.Second
 
 // publishWaiting writes the reason for which a request waits into its annotation, if the reason has
 // changed. Each requester has a rate limit for these writes, the same as for Events. Like a denial,
@@ -27,7 +27,7 @@ func (c *Controller) publishWaiting(ctx context.Context, object *certificatesv1.
 		return
 	}
 	began := time.Now()
-	bounded, cancel := context.WithTimeout(ctx, publishTime)
+	bounded, cancel := context.WithTimeout(ctx, annotateTimeout)
 	defer cancel()
 	_, err := c.actor.annotate(bounded, object, map[string]any{
 		attestation.AnnotationWaiting: attestation.Waiting{Reason: string(reason), Text: text}.String(),

@@ -91,7 +91,7 @@ func checkLastResult(ctx context.Context, e *examination) finding {
 	}
 	last := state.Last
 	// A failure of the worker with this request counts more than the age of the request.
-	stuck := last != nil && last.Reason != "" && last.Reason != string(authenticator.WaitingForSigner) && pending != nil && last.Finished.After(pending.Last().Filed)
+	stuck := last != nil && last.Reason != "" && last.Reason != string(authenticator.WaitingForSigner) && pending != nil && last.Finished.After(pending.Last().FiledAt)
 	if pending != nil && !stuck {
 		return e.judgePending(ctx, pending, state)
 	}
@@ -147,10 +147,10 @@ func (e *examination) judgePending(ctx context.Context, pending *cache.Pending, 
 	if request.Hello {
 		waits, signer = "its challenge", attestation.HelloSignerName
 	}
-	age := max(e.Now().Sub(request.Filed), 0).Round(time.Second)
-	message := fmt.Sprintf("CertificateSigningRequest %s, signer %s, waits for %s since %s (%s)", request.Name, signer, waits, since(request.Filed), age)
+	age := max(e.Now().Sub(request.FiledAt), 0).Round(time.Second)
+	message := fmt.Sprintf("CertificateSigningRequest %s, signer %s, waits for %s since %s (%s)", request.Name, signer, waits, since(request.FiledAt), age)
 	if request.UID == "" {
-		message = fmt.Sprintf("CertificateSigningRequest %s of %s (%s ago) has not been filed yet", request.Name, since(request.Filed), age)
+		message = fmt.Sprintf("CertificateSigningRequest %s of %s (%s ago) has not been filed yet", request.Name, since(request.FiledAt), age)
 	}
 	remedy := fmt.Sprintf("kubectl describe csr %s; check that node-attestation-controller runs", request.Name)
 	waiting, explained := e.waitsFor(ctx, pending, state)

@@ -402,7 +402,7 @@ func (m *machine) setPending(age time.Duration, hello bool, uid string) {
 	m.t.Helper()
 	pending := cache.Pending{
 		Provider: "fake", NodeName: nodeName, SignerName: signerName, Cluster: m.cluster, Key: []byte("SECRETKEY"),
-		Requests: []cache.PendingRequest{{Name: "node-csr-b", Hello: hello, UID: uid, Request: []byte("r"), Filed: time.Now().Add(-age)}},
+		Requests: []cache.PendingRequest{{Name: "node-csr-b", Hello: hello, UID: uid, Request: []byte("r"), FiledAt: time.Now().Add(-age)}},
 	}
 	m.withLock(func(l *cache.Lock) error { return l.SetPending(&pending) })
 }

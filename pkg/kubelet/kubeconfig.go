@@ -111,7 +111,7 @@ func ReadKubeconfig(path, ours string) Kubeconfig {
 		return k
 	}
 	if err != nil {
-		k.Kind, k.Problem, k.unknown = Unreadable, err, !cache.IsUnusable(err)
+		k.Kind, k.Problem, k.unknown = Unreadable, err, !cache.MustBeSetAside(err)
 		return k
 	}
 	config, err := clientcmd.Load(data)

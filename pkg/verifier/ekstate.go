@@ -9,9 +9,9 @@ import "slices"
 type ekState int
 
 const (
-	// ekStateConfirmed: a source names the record's key, no source names any, or the machine is
-	// disputed.
-	ekStateConfirmed ekState = iota + 1
+	// ekStateNotContradicted: a source names the record's key, no source names any, or the machine
+	// is disputed.
+	ekStateNotContradicted ekState = iota + 1
 	// ekStateNotNamed: sources name other keys, and the policy only warns. The record decides.
 	ekStateNotNamed
 	// ekStateChangePending: the source that vouched for the record's key names other keys, and the
@@ -27,11 +27,11 @@ const (
 func (e *evaluation) ekStateOf(r *Record, m *Machine) ekState {
 	switch {
 	case r.EK == "" || !m.Disputed && e.rules.NamesEK(m, r.EK):
-		return ekStateConfirmed
+		return ekStateNotContradicted
 	case e.replacementAccepted(r):
 		return ekStateReplaced
 	case m.Disputed || !slices.ContainsFunc(m.EKs, e.rules.trustsSource):
-		return ekStateConfirmed
+		return ekStateNotContradicted
 	case e.rules.ContradictsEK(r, m):
 		return ekStateChangePending
 	}

@@ -125,7 +125,7 @@ func (e *evaluation) selects(m *Machine) bool {
 		return true
 	}
 	switch e.ekStateOf(r, m) {
-	case ekStateConfirmed:
+	case ekStateNotContradicted:
 		return true
 	case ekStateReplaced: // the key may still belong to another machine
 		return e.isAcceptedReplacement(r, m) && !slices.ContainsFunc(e.in.Records, func(other Record) bool { return other.Machine != m.Ref && e.pinsEK(&other) })

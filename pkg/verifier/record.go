@@ -92,8 +92,8 @@ func (r *Record) AwaitsCertificate() bool {
 	return r.ProofUID != "" && !slices.ContainsFunc(r.Certificates, func(c Certificate) bool { return c.ProofUID == r.ProofUID })
 }
 
-// issued reports whether a certificate is in the record.
-func (r *Record) issued(fingerprint string) bool {
+// lists reports whether a certificate is in the record.
+func (r *Record) lists(fingerprint string) bool {
 	return slices.ContainsFunc(r.Certificates, func(c Certificate) bool { return c.SHA256 == fingerprint })
 }
 

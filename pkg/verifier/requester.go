@@ -164,10 +164,10 @@ func (e *evaluation) judgeCredential() {
 	}
 	// A renewal also has evidence. So a revoked certificate suffices. So does a recovered one,
 	// which may have been issued without attestation.
-	if e.record.issued(fingerprint) && (e.class != Serving || !e.record.recovered(fingerprint)) {
+	if e.record.lists(fingerprint) && (e.class != Serving || !e.record.recovered(fingerprint)) {
 		return
 	}
-	if mayRecover && !slices.ContainsFunc(e.in.Records, func(r Record) bool { return r.Machine != e.machine.Ref && r.issued(fingerprint) }) {
+	if mayRecover && !slices.ContainsFunc(e.in.Records, func(r Record) bool { return r.Machine != e.machine.Ref && r.lists(fingerprint) }) {
 		e.warn(ReasonRecordRecovered, "record: it does not have the requester's certificate, as after a restore from a backup")
 		e.recovered = fingerprint
 		return

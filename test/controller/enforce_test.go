@@ -84,7 +84,7 @@ func (g *gated) open(t *testing.T, api client.Client, audit bool, listed ...stri
 	gate := &preflight.Preflight{
 		Keys: g.store(api), Records: api, Cluster: gateCluster, Namespace: g.secret.Namespace, Unattested: listed, Audit: audit, Log: logr.Discard(),
 	}
-	return gate.Open(t.Context())
+	return gate.Await(t.Context())
 }
 
 // since returns when enforcement began, empty if it has not, and the keys.

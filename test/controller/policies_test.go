@@ -552,7 +552,7 @@ func TestEnforcementNeedsPolicies(t *testing.T) {
 	check := &preflight.PolicyCheck{Scope: preflight.PoliciesAlone, Client: g.client, User: shippedAccount}
 	open := func(policies ...*preflight.PolicyCheck) error {
 		gate := &preflight.Preflight{Keys: g.store(g.client), Records: g.client, Cluster: gateCluster, Namespace: g.secret.Namespace, Policies: policies, Log: logr.Discard()}
-		return gate.Open(t.Context())
+		return gate.Await(t.Context())
 	}
 	unbind := func() {
 		if err := b.client.Delete(t.Context(), &admissionv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: approvalPolicy}}); err != nil {
@@ -584,7 +584,7 @@ func TestEnforcementNeedsPolicies(t *testing.T) {
 	}
 	other := newGated(t)
 	gate := &preflight.Preflight{Keys: other.store(g.client), Records: g.client, Cluster: gateCluster, Namespace: other.secret.Namespace, Log: logr.Discard()}
-	if err := gate.Open(t.Context()); err != nil {
+	if err := gate.Await(t.Context()); err != nil {
 		t.Errorf("the configuration does not ask for them: %v", err)
 	}
 }

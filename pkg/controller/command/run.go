@@ -121,7 +121,7 @@ func newPreflight(api *rest.Config, settings *config.Settings, logger klog.Logge
 
 // open checks whether enforcement may start. The end of ctx is not an error.
 func open(ctx context.Context, gate *preflight.Preflight) error {
-	err := gate.Open(ctx)
+	err := gate.Await(ctx)
 	if refused, ok := errors.AsType[*preflight.Error](err); ok {
 		return &failure{CodeConfiguration, refused.Hint, err}
 	}

@@ -602,7 +602,7 @@ func (s *Settings) Health(keys *sources.KeyStore, machines controller.MachineSou
 	return sources.HealthConfig{CA: ca, Machines: machines, Keys: keys, Namespace: s.conditionNamespace(), Metrics: metrics}
 }
 
-// Preflight returns the check before enforcement. The caller calls Open before the manager starts,
+// Preflight returns the check before enforcement. The caller calls Await before the manager starts,
 // and then runs it as a manager's Runnable. If policies.mode is Required, the policies must be in
 // force.
 func (s *Settings) Preflight(keys *sources.KeyStore, records client.Reader, metrics *telemetry.ClusterMetrics, log logr.Logger, policies ...*preflight.PolicyCheck) *preflight.Preflight {

@@ -29,10 +29,10 @@ import (
 const AnnotationEnforcingSince = "attestation.cluster.x-k8s.io/enforcing-since"
 
 const (
-	// openTimeout bounds how long Open tries to reach the API server. openRetry is the time between
-	// two tries.
-	openTimeout = 30 * time.Second
-	openRetry   = time.Second
+	// awaitTimeout bounds how long Await tries to reach the API server. awaitRetry is the time
+	// between two tries.
+	awaitTimeout = 30 * time.Second
+	awaitRetry   = time.Second
 	// readTimeout bounds one call of the API server.
 	readTimeout = 10 * time.Second
 	// nodesInterval is the time between two checks for Nodes without a record, after the start.
@@ -121,14 +121,14 @@ func (p *Preflight) hints() Hints {
 	return p.Hints
 }
 
-// Open returns nil once enforcement may start, and at once in audit mode. An *Error says why
+// Await returns nil once enforcement may start, and at once in audit mode. An *Error says why
 // enforcement may not start. Any other error means that the API server did not answer in time. Call
-// Open before the manager starts.
-func (p *Preflight) Open(ctx context.Context) error {
+// Await before the manager starts.
+func (p *Preflight) Await(ctx context.Context) error {
 	if p.Keys == nil || p.Records == nil {
 		return &Error{cause: errors.New("Preflight.Keys and Preflight.Records must be set")}
 	}
-	ctx, cancel := context.WithTimeout(ctx, openTimeout)
+	ctx, cancel := context.WithTimeout(ctx, awaitTimeout)
 	defer cancel()
 	for {
 		err := p.try(ctx)
@@ -139,7 +139,7 @@ func (p *Preflight) Open(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return p.unlessAudit(err)
-		case <-time.After(openRetry):
+		case <-time.After(awaitRetry):
 			p.Log.Info("cannot check the cluster yet", "cause", text.Line(err.Error(), telemetry.MaxLogged))
 		}
 	}
@@ -363,7 +363,7 @@ func (p *Preflight) forget(ctx context.Context) error {
 
 // write updates the version of the Secret that was read.
 func (p *Preflight) write(ctx context.Context, secret *corev1.Secret) error {
-	if err := p.Keys.Update(ctx, secret); err != nil {
+	if err := p.Keys.UpdateSecret(ctx, secret); err != nil {
 		return p.failed(fmt.Sprintf("secret %s: annotation %s", p.Keys.SecretName(), AnnotationEnforcingSince), err)
 	}
 	return nil

@@ -137,7 +137,7 @@ func TestPreflight(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				err := newPreflight(&c.api, c.listed...).Open(t.Context())
+				err := newPreflight(&c.api, c.listed...).Await(t.Context())
 				var refused *Error
 				switch {
 				case len(c.says) == 0:
@@ -157,7 +157,7 @@ func TestPreflight(t *testing.T) {
 				var warned strings.Builder
 				preflight := newPreflight(&c.api, c.listed...)
 				preflight.Audit, preflight.Log = true, funcr.New(func(_, args string) { warned.WriteString(args) }, funcr.Options{})
-				if err := preflight.Open(t.Context()); err != nil || warned.Len() == 0 {
+				if err := preflight.Await(t.Context()); err != nil || warned.Len() == 0 {
 					t.Errorf("%v, %q", err, warned.String())
 				}
 			})
@@ -170,13 +170,13 @@ func TestPreflightGivesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := &clusterAPI{failSecret: errors.New("connection refused"), fails: -1}
 		preflight, began := newPreflight(api), time.Now()
-		err := preflight.Open(t.Context())
+		err := preflight.Await(t.Context())
 		var refused *Error
-		if err == nil || errors.As(err, &refused) || !errors.Is(err, api.failSecret) || time.Since(began) != openTimeout {
+		if err == nil || errors.As(err, &refused) || !errors.Is(err, api.failSecret) || time.Since(began) != awaitTimeout {
 			t.Errorf("%v after %s", err, time.Since(began))
 		}
 		preflight.Audit = true
-		if err := preflight.Open(t.Context()); err != nil {
+		if err := preflight.Await(t.Context()); err != nil {
 			t.Errorf("in audit mode: %v", err)
 		}
 	})
@@ -193,7 +193,7 @@ func TestPreflightRemembers(t *testing.T) {
 			t.Helper()
 			preflight := newPreflight(api)
 			preflight.Audit = audit
-			return preflight.Open(t.Context())
+			return preflight.Await(t.Context())
 		}
 		if err := open(false); err != nil {
 			t.Fatal(err)

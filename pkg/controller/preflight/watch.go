@@ -73,8 +73,9 @@ type WatchConfig struct {
 	Prove time.Duration
 	// Metrics gauge the problems. Optional.
 	Metrics *telemetry.ClusterMetrics
-	// Tell gets the content of each Event on the Namespace, to report it elsewhere, too. Optional.
-	Tell func(kind, reason, message string)
+	// Mirror gets the content of each Event on the Namespace, to report it elsewhere, too.
+	// Optional.
+	Mirror func(kind, reason, message string)
 }
 
 // PolicyWatch watches the admission policies of one cluster, and reports when they are not in
@@ -371,8 +372,8 @@ func (w *PolicyWatch) report(ctx context.Context, v verdict) {
 
 func (w *PolicyWatch) event(kind string, v verdict) {
 	w.events.Eventf(w.condition.Regarding(), nil, kind, v.reason, "Compare", "%s", v.message)
-	if w.Tell != nil {
-		w.Tell(kind, v.reason, v.message)
+	if w.Mirror != nil {
+		w.Mirror(kind, v.reason, v.message)
 	}
 }
 

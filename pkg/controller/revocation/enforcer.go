@@ -191,14 +191,14 @@ func (e *Enforcer) wake() {
 	}
 }
 
-// ErrUnknown says that the suspensions could not be read yet.
-var ErrUnknown = errors.New("the suspensions are not known yet")
+// ErrSuspensionsUnread says that the suspensions could not be read yet.
+var ErrSuspensionsUnread = errors.New("the suspensions are not known yet")
 
 // Suspended returns the endorsement keys of suspended machines. It reads the informer, so it may be
 // stale.
 func (e *Enforcer) Suspended() (map[string]bool, error) {
 	if !e.suspensions.HasSynced() {
-		return nil, ErrUnknown
+		return nil, ErrSuspensionsUnread
 	}
 	eks := map[string]bool{}
 	for _, item := range e.suspensions.GetStore().List() {

@@ -110,9 +110,9 @@ type HealthConfig struct {
 	Remind time.Duration
 	// Metrics gauge the sources. Optional.
 	Metrics *telemetry.ClusterMetrics
-	// Tell gets the content of each Event on the Namespace, to report it elsewhere too. Optional.
-	Tell func(kind, reason, message string)
-	Log  logr.Logger
+	// Mirror gets the content of each Event on the Namespace, to report it elsewhere too. Optional.
+	Mirror func(kind, reason, message string)
+	Log    logr.Logger
 }
 
 // Health watches the sources of one cluster: the CA, the machines and the challenge keys. It
@@ -359,7 +359,7 @@ func (h *Health) report(ctx context.Context, v verdict) {
 
 func (h *Health) event(kind string, v verdict) {
 	h.Events.Eventf(h.condition.Regarding(), nil, kind, v.reason, "Read", "%s", v.message)
-	if h.Tell != nil {
-		h.Tell(kind, v.reason, v.message)
+	if h.Mirror != nil {
+		h.Mirror(kind, v.reason, v.message)
 	}
 }

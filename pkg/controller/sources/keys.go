@@ -115,9 +115,9 @@ type keyedVerifier struct {
 // by commas. The log and Events have these names.
 const AnnotationAcceptEKChanges = "attestation.cluster.x-k8s.io/accept-ek-changes"
 
-// List returns the changes that the operator acknowledged. They are from the last read of the
-// Secret, so they may be stale.
-func (s *KeyStore) List() []string {
+// AcknowledgedEKChanges returns the changes that the operator acknowledged. They are from the last
+// read of the Secret, so they may be stale.
+func (s *KeyStore) AcknowledgedEKChanges() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return splitNames(s.accepted)
@@ -127,8 +127,8 @@ func splitNames(names string) []string {
 	return strings.FieldsFunc(names, func(r rune) bool { return r == ',' || r == ' ' })
 }
 
-// Remove removes an acknowledgement from the Secret's annotation.
-func (s *KeyStore) Remove(ctx context.Context, name string) error {
+// RemoveAcknowledgedEKChange removes an acknowledgement from the Secret's annotation.
+func (s *KeyStore) RemoveAcknowledgedEKChange(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	secret, err := s.Secret(ctx)
@@ -180,9 +180,9 @@ func (s *KeyStore) Secret(ctx context.Context) (*corev1.Secret, error) {
 	return secret, s.reader.Get(ctx, s.secret, secret)
 }
 
-// Update writes the Secret, under the version that Secret returned. Callers change only its
+// UpdateSecret writes the Secret, under the version that Secret returned. Callers change only its
 // annotations.
-func (s *KeyStore) Update(ctx context.Context, secret *corev1.Secret) error {
+func (s *KeyStore) UpdateSecret(ctx context.Context, secret *corev1.Secret) error {
 	return s.writer.Update(ctx, secret)
 }
 
