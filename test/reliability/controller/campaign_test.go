@@ -42,7 +42,8 @@ type size struct {
 	// flood is how long the flood lasts, and floodMost how many requests it files at most.
 	flood     time.Duration
 	floodMost int
-	// after comes after the flood, until memory is steady again. It is measured then.
+	// after is the time from the flood's end until memory is steady again. It is measured then, but
+	// not before the flood's requests are deleted.
 	after time.Duration
 	// least is how long machines renew, at least.
 	least time.Duration
@@ -136,7 +137,7 @@ func TestCampaign(t *testing.T) {
 	}
 	c.log.say("resident memory before the flood: %d MiB", c.log.median()>>20)
 	c.flood()
-	c.sleep(c.size.after)
+	c.sleep(max(c.size.calm, time.Until(c.log.flooded.repaired.Add(c.size.after))))
 	last := c.log.outages[len(c.log.outages)-1].recovered
 	if i := c.log.outage(crdRemoved); i != nil {
 		last = i.recovered

@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/procfs"
+
 	"github.com/kubelet-authenticator/kubelet-authenticator/test/fleet"
 )
 
@@ -33,6 +35,9 @@ type journal struct {
 	began   time.Time
 	outages []*outage
 	flooded outage
+	// floodDeleted is when the flood's requests were deleted. They were kept until
+	// flooded.recovered.
+	floodDeleted time.Time
 	// warm, end and most are resident memory of a replica, in bytes.
 	warm, end int64
 	most      atomic.Int64
@@ -54,6 +59,25 @@ func newJournal(c *campaign) *journal {
 // say prints a line with time and load.
 func (l *journal) say(format string, args ...any) {
 	l.c.t.Logf("%s load %.1f  %s", time.Now().Format(time.TimeOnly), load(), fmt.Sprintf(format, args...))
+}
+
+// busy is which part of the time between two readings of /proc/stat the processors were not idle,
+// in percent.
+func busy(before, now procfs.CPUStat) float64 {
+	idle := now.Idle + now.Iowait - before.Idle - before.Iowait
+	worked := now.User + now.Nice + now.System + now.IRQ + now.SoftIRQ + now.Steal -
+		(before.User + before.Nice + before.System + before.IRQ + before.SoftIRQ + before.Steal)
+	return 100 * worked / max(worked+idle, 1)
+}
+
+// processors reads /proc/stat, and returns nothing where that is not there.
+func processors() procfs.CPUStat {
+	fs, err := procfs.NewDefaultFS()
+	if err != nil {
+		return procfs.CPUStat{}
+	}
+	stat, _ := fs.Stat()
+	return stat.CPUTotal
 }
 
 // load is the machine's load average of the last minute.
@@ -131,23 +155,26 @@ func (l *journal) median() int64 {
 func (l *journal) follow(ctx context.Context) {
 	tick := time.NewTicker(l.c.size.look)
 	defer tick.Stop()
-	last := time.Now()
+	last, before := time.Now(), processors()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
-		now := l.memory()
-		l.most.Store(max(l.most.Load(), now))
+		memory := l.memory()
+		l.most.Store(max(l.most.Load(), memory))
 		l.mu.Lock()
-		l.memories = append(l.memories, now)
+		l.memories = append(l.memories, memory)
 		l.loads = append(l.loads, load())
 		l.mu.Unlock()
 		if time.Since(last) > time.Minute {
 			recent := l.took(func(e enrolment) bool { return e.began.Add(e.took).After(last) })
 			last = time.Now()
-			l.say("%d certificates in this minute, p50 %s, p99 %s; %d at it; %d MiB", len(recent), round(quantile(recent, .5)), round(quantile(recent, .99)), l.c.atIt(last), l.memory()>>20)
+			now := processors()
+			l.say("%d certificates in this minute, p50 %s, p99 %s; %d at it; %d MiB; processors %.0f %% busy",
+				len(recent), round(quantile(recent, .5)), round(quantile(recent, .99)), l.c.atIt(last), memory>>20, busy(before, now))
+			before = now
 		}
 	}
 }
@@ -218,6 +245,17 @@ func (l *journal) gap(o *outage) (longest time.Duration) {
 	return longest
 }
 
+// afterFlood reports whether the flood's requests were being deleted at a time.
+func (l *journal) afterFlood(when time.Time) bool {
+	return !when.Before(l.flooded.recovered) && when.Before(l.floodDeleted)
+}
+
+// isCalm reports whether nothing was missing at a time, no machine was held up, and there was no
+// request of the flood.
+func (l *journal) isCalm(when time.Time) bool {
+	return !l.within(when) && !l.flooded.has(when) && !l.afterFlood(when)
+}
+
 // report prints all that was measured, and checks the bound.
 func (l *journal) report() {
 	c := l.c
@@ -242,17 +280,18 @@ func (l *journal) report() {
 		name string
 		some func(enrolment) bool
 	}{
-		{"began outside of an outage, without a flood", func(e enrolment) bool { return !l.within(e.began) && !l.flooded.has(e.began) }},
-		{"began outside of the time until a fault was repaired, without a flood", func(e enrolment) bool { return !l.broken(e.began) && !l.flooded.has(e.began) }},
-		{"first enrolments that began outside of an outage, without a flood", func(e enrolment) bool { return !l.within(e.began) && !l.flooded.has(e.began) && e.joined }},
+		{"began outside of an outage, without a flood", func(e enrolment) bool { return l.isCalm(e.began) }},
+		{"began outside of the time until a fault was repaired, without a flood", func(e enrolment) bool { return !l.broken(e.began) && !l.flooded.has(e.began) && !l.afterFlood(e.began) }},
+		{"first enrolments that began outside of an outage, without a flood", func(e enrolment) bool { return l.isCalm(e.began) && e.joined }},
 		{"began during the flood", func(e enrolment) bool { return l.flooded.has(e.began) && e.began.Before(l.flooded.repaired) }},
 		{"- of these, first enrolments with the flooded token", func(e enrolment) bool { return l.flooded.has(e.began) && e.joined }},
+		{"began while the requests of the flood were deleted", func(e enrolment) bool { return l.afterFlood(e.began) }},
 		{"began in an outage", func(e enrolment) bool { return l.within(e.began) }},
 	} {
 		times := l.took(row.some)
 		l.say("%s: %d, p50 %s, p99 %s, slowest %s", row.name, len(times), round(quantile(times, .5)), round(quantile(times, .99)), round(quantile(times, 1)))
 	}
-	calm := l.took(func(e enrolment) bool { return !l.within(e.began) && !l.flooded.has(e.began) })
+	calm := l.took(func(e enrolment) bool { return l.isCalm(e.began) })
 	if p99 := quantile(calm, .99); c.size.bounds && p99 > bound || len(calm) == 0 {
 		c.t.Errorf("outside of an outage the 99th percentile is %s, of %d", p99, len(calm))
 	}

@@ -80,6 +80,8 @@ type judge struct {
 	reasons  map[author]map[string]int
 	proofs   []*certificatesv1.CertificateSigningRequest
 	ended    []ended
+	// leftOfFlood are requests that are not deleted yet: see deleteFlood.
+	leftOfFlood map[string]bool
 }
 
 // ended is a request that is deleted at a time.
@@ -328,7 +330,9 @@ func (j *judge) clean(ctx context.Context) {
 			for name := range work {
 				if err := j.api.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && ctx.Err() == nil && !strings.Contains(err.Error(), "not found") {
 					j.later(name)
+					continue
 				}
+				j.deleted(name)
 			}
 		})
 	}
@@ -366,18 +370,34 @@ func (j *judge) due() string {
 	return name
 }
 
-// deleteFlood deletes what is left of a flood, as an operator does. The controller would deny it at
-// its deadline.
-func (j *judge) deleteFlood() {
+// deleteFlood has the cleaners delete what is left of a flood, as an operator does, and returns how
+// many requests that are. The controller would deny them at their deadlines.
+func (j *judge) deleteFlood() int {
 	j.mu.Lock()
 	defer j.mu.Unlock()
+	j.leftOfFlood = map[string]bool{}
 	for name, v := range j.all {
 		if v.by == flooder && !v.ended {
 			v.ended = true
 			j.ended = append(j.ended, ended{name, time.Now()})
+			j.leftOfFlood[name] = true
 		}
 	}
 	slices.SortFunc(j.ended, func(a, b ended) int { return a.at.Compare(b.at) })
+	return len(j.leftOfFlood)
+}
+
+// floodIsDeleted reports whether the API server has deleted what deleteFlood found.
+func (j *judge) floodIsDeleted() bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return len(j.leftOfFlood) == 0
+}
+
+func (j *judge) deleted(name string) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	delete(j.leftOfFlood, name)
 }
 
 // later tries again to delete a request.
