@@ -319,7 +319,7 @@ func (a *actor) finish(ctx context.Context, object *certificatesv1.CertificateSi
 			return err
 		}
 	}
-	if a.CA != nil && (hello == nil || stateOf(hello) != pending) || hello != nil && a.lastWrites.closed(hello) {
+	if a.CA != nil && (hello == nil || stateOf(hello) != pending || a.lastWrites.closed(hello)) {
 		return nil
 	}
 	record, err := a.recordNaming(ctx, object)
@@ -363,12 +363,13 @@ func (a *actor) closeHello(ctx context.Context, hello *certificatesv1.Certificat
 	if hello == nil || stateOf(hello) != pending {
 		return nil
 	}
-	a.lastWrites.forget(hello)
+	a.lastWrites.setClosed(hello) // before the cache can show the denial
 	err := a.deny(ctx, hello, string(ReasonCompleted), completedMessage(proof))
-	switch {
-	case err == nil:
-		a.lastWrites.setClosed(hello)
-	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
+	if err == nil {
+		return nil
+	}
+	a.lastWrites.forget(hello)
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
 		return nil
 	}
 	return err

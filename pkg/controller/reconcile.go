@@ -30,6 +30,9 @@ func (c *Controller) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 		c.forget(request.Name)
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
+	if stateOf(object) == finished { // the cache shows that a hello is closed
+		c.actor.lastWrites.forget(object)
+	}
 	if !c.intake.isOurs(object) {
 		c.forget(request.Name)
 		return c.issuedWatch.noticeIssued(ctx, object)
@@ -47,7 +50,6 @@ func (c *Controller) proceed(ctx context.Context, object *certificatesv1.Certifi
 	switch stateOf(object) {
 	case finished:
 		c.forget(object.Name)
-		c.actor.lastWrites.forget(object)
 		if err := c.actor.finish(ctx, object); err != nil {
 			return ctrl.Result{}, err
 		}

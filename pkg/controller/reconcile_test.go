@@ -345,35 +345,59 @@ func TestCrashAfterEachWrite(t *testing.T) {
 // The event of the certificate often arrives before that of the hello's denial. This replica knows
 // that it has closed the hello. Another one looks, and leaves all as it is.
 func TestClosedHelloIsNotClosedAgain(t *testing.T) {
+	for _, shared := range []bool{false, true} { // the cache drops a denied hello that others may share
+		inBubble(t, func(k *kit) {
+			k.policy.SharedHello = shared
+			in, other := k.start(inSync), k.start(inSync)
+			proof := k.pair("a", "worker-1", "ek-1", asToken("worker-1"))
+			in.pin("hello-a")
+			other.pin("hello-a")
+			in.once(proof)
+			if issued := k.is(proof, "Approved/Attested"); len(issued.Status.Certificate) == 0 {
+				k.Fatal("no certificate")
+			}
+			k.is("hello-a", "Denied/AttestationCompleted")
+			in.counted()
+			in.once(proof)
+			if calls := in.counted(); len(calls) > 0 {
+				k.Errorf("calls for a hello that this replica has closed: %v", calls)
+			}
+			other.counted()
+			other.once(proof)
+			if calls := other.counted(); calls["list nodeattestations"] == 0 {
+				k.Errorf("another replica did not look: %v", calls)
+			}
+			k.is("hello-a", "Denied/AttestationCompleted")
+			delete(in.cache.stale, "hello-a")
+			in.once("hello-a")
+			if in.actor.lastWrites.closed(k.get("hello-a")) {
+				k.Error("the closed hello is remembered, though the cache shows that it is closed")
+			}
+			in.once(proof)
+			if calls := in.counted(); len(calls) > 0 {
+				k.Errorf("calls for a hello of which the cache shows that it is closed: %v", calls)
+			}
+		})
+	}
+}
+
+// A hello whose denial failed is closed by the next event of its proof.
+func TestHelloThatCouldNotBeClosed(t *testing.T) {
 	inBubble(t, func(k *kit) {
-		in, other := k.start(inSync), k.start(inSync)
+		in := k.start(inSync)
 		proof := k.pair("a", "worker-1", "ek-1", asToken("worker-1"))
-		in.pin("hello-a")
-		other.pin("hello-a")
-		in.once(proof)
-		if issued := k.is(proof, "Approved/Attested"); len(issued.Status.Certificate) == 0 {
-			k.Fatal("no certificate")
+		in.intercept = func(_ int, c call, run func() error) error {
+			if c.String() == "patch certificatesigningrequests/approval" && len(k.get(proof).Status.Certificate) > 0 {
+				return errors.New("the API server is away")
+			}
+			return run()
 		}
+		if _, err := in.reconcile(proof); err == nil {
+			k.Fatal("no error")
+		}
+		k.is("hello-a", "")
+		in.intercept = nil
+		in.once(proof)
 		k.is("hello-a", "Denied/AttestationCompleted")
-		in.counted()
-		in.once(proof)
-		if calls := in.counted(); len(calls) > 0 {
-			k.Errorf("calls for a hello that this replica has closed: %v", calls)
-		}
-		other.counted()
-		other.once(proof)
-		if calls := other.counted(); calls["list nodeattestations"] == 0 {
-			k.Errorf("another replica did not look: %v", calls)
-		}
-		k.is("hello-a", "Denied/AttestationCompleted")
-		delete(in.cache.stale, "hello-a")
-		in.once("hello-a")
-		if in.actor.lastWrites.closed(k.get("hello-a")) {
-			k.Error("the closed hello is remembered, though the cache shows that it is closed")
-		}
-		in.once(proof)
-		if calls := in.counted(); len(calls) > 0 {
-			k.Errorf("calls for a hello of which the cache shows that it is closed: %v", calls)
-		}
 	})
 }

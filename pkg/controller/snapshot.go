@@ -381,8 +381,8 @@ func (c *collector) addLiveHello(ctx context.Context, s *snapshot) (err error) {
 }
 
 // lastWrites has, by the UID of a hello, this replica's last write: the resource version of the
-// challenge, or closedVersion. The cache may not show that write yet. An entry is removed once the
-// cache shows that the hello is closed.
+// challenge, or closedVersion. The cache may not show that write yet. An entry is removed when the
+// cache shows that the hello is closed, or when there are too many.
 type lastWrites struct{ versions *lru.Cache }
 
 const (
