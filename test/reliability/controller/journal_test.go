@@ -247,7 +247,8 @@ func (l *journal) gap(o *outage) (longest time.Duration) {
 
 // afterFlood reports whether the flood's requests were being deleted at a time.
 func (l *journal) afterFlood(when time.Time) bool {
-	return !when.Before(l.flooded.recovered) && when.Before(l.floodDeleted)
+	began := l.flooded.recovered
+	return !began.IsZero() && !when.Before(began) && (l.floodDeleted.IsZero() || when.Before(l.floodDeleted))
 }
 
 // isCalm reports whether nothing was missing at a time, no machine was held up, and there was no

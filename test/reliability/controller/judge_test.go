@@ -36,8 +36,9 @@ const (
 	pageSize = 500
 	// keptProofs is how many proofs impostors have to choose from.
 	keptProofs = 16
-	// cleaners is how many requests are deleted at a time.
-	cleaners = 2
+	// cleaners is how many requests are deleted at a time, and caughtUp how long a request may be
+	// due for that if they have caught up.
+	cleaners, caughtUp = 2, 5*time.Second
 )
 
 // author is who files a request.
@@ -62,6 +63,8 @@ type verdict struct {
 	certificate [sha256.Size]byte
 	refused     string
 	ended       bool
+	// exists says that the API server had it, and that it was not deleted since.
+	exists bool
 }
 
 // judge sees each version of each request, and knows who filed it. So it sees each decision.
@@ -80,8 +83,8 @@ type judge struct {
 	reasons  map[author]map[string]int
 	proofs   []*certificatesv1.CertificateSigningRequest
 	ended    []ended
-	// leftOfFlood are requests that are not deleted yet: see deleteFlood.
-	leftOfFlood map[string]bool
+	// leftOfFlood is how many requests of the flood still exist: see deleteFlood.
+	leftOfFlood int
 }
 
 // ended is a request that is deleted at a time.
@@ -236,6 +239,7 @@ func (j *judge) see(object *certificatesv1.CertificateSigningRequest) {
 		v = &verdict{}
 		j.all[object.Name] = v
 	}
+	v.exists = true
 	if len(object.Status.Certificate) > 0 {
 		j.seeCertificate(v, object)
 	}
@@ -370,41 +374,59 @@ func (j *judge) due() string {
 	return name
 }
 
-// deleteFlood has the cleaners delete what is left of a flood, as an operator does, and returns how
-// many requests that are. The controller would deny them at their deadlines.
-func (j *judge) deleteFlood() int {
+// deleteFlood has the cleaners delete the requests of a flood, as an operator does, and returns how
+// many there are. The controller would deny them at their deadlines.
+func (j *judge) deleteFlood() (count int) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.leftOfFlood = map[string]bool{}
-	for name, v := range j.all {
-		if v.by == flooder && !v.ended {
-			v.ended = true
-			j.ended = append(j.ended, ended{name, time.Now()})
-			j.leftOfFlood[name] = true
+	now := time.Now()
+	for i := range j.ended {
+		if j.all[j.ended[i].name].by == flooder {
+			j.ended[i].at = now
 		}
 	}
-	slices.SortFunc(j.ended, func(a, b ended) int { return a.at.Compare(b.at) })
-	return len(j.leftOfFlood)
+	for name, v := range j.all {
+		if v.by != flooder || !v.exists {
+			continue
+		}
+		if count++; !v.ended {
+			v.ended = true
+			j.ended = append(j.ended, ended{name, now})
+		}
+	}
+	slices.SortStableFunc(j.ended, func(a, b ended) int { return a.at.Compare(b.at) })
+	j.leftOfFlood = count
+	return count
 }
 
-// floodIsDeleted reports whether the API server has deleted what deleteFlood found.
+// floodIsDeleted reports whether no request of the flood exists, and the cleaners have caught up.
 func (j *judge) floodIsDeleted() bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return len(j.leftOfFlood) == 0
+	return j.leftOfFlood <= 0 && (len(j.ended) == 0 || time.Since(j.ended[0].at) < caughtUp)
 }
 
+// deleted notes that a request is gone.
 func (j *judge) deleted(name string) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	delete(j.leftOfFlood, name)
+	v := j.all[name]
+	if v == nil || !v.exists {
+		return
+	}
+	v.exists = false
+	if v.by == flooder {
+		j.leftOfFlood--
+	}
 }
 
 // later tries again to delete a request.
 func (j *judge) later(name string) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.ended = append(j.ended, ended{name, time.Now().Add(time.Second)})
+	again := ended{name, time.Now().Add(time.Second)}
+	at, _ := slices.BinarySearchFunc(j.ended, again, func(a, b ended) int { return a.at.Compare(b.at) })
+	j.ended = slices.Insert(j.ended, at, again)
 }
 
 // proof returns one of the latest that got a certificate, and nil if there is none yet.
